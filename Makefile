@@ -1,0 +1,69 @@
+# muster: `make demo` trains a model with four processes, `make test` proves the whole tree. Both prepare the machine first.
+#
+#   make demo        build what the demo needs and train the digits with 4 processes
+#   make test        every suite on a seeded sample of its matrix; the torch-free half under ASan+UBSan and TSan too
+#   make test-long   the same with full matrices, soaks and fuzzers (up to an hour)
+#   make bench       how long the engine's collectives take on this machine
+#   make build       everything, optimised, in build/release
+#   make format      clang-format over all C++ files
+#   make clean       remove the build folders (not .venv)
+#
+# Variables: JOBS (default: number of cores), MUSTER_TEST_SEED (default: from the clock; printed), MUSTER_PYTHON or
+# MUSTER_LIBTORCH (an installed torch to use instead of a .venv; see tools/setup).
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := build
+.PHONY: setup build demo test test-long bench format clean tests-built
+MAKEFLAGS += --no-print-directory
+
+JOBS ?= $(shell nproc)
+# The same seed goes to every test of a run, through the environment.
+ifndef MUSTER_TEST_SEED
+MUSTER_TEST_SEED := $(shell date +%s)
+endif
+export MUSTER_TEST_SEED
+
+CONFIGURE = cmake -DMUSTER_LIBTORCH="$(MUSTER_LIBTORCH)" -DPython_EXECUTABLE="$(MUSTER_PYTHON)" --log-level=WARNING --preset
+BUILD = cmake --build -j $(JOBS) --preset
+CTEST = ctest --test-dir build --output-on-failure --no-tests=error -j $(JOBS)
+
+setup:
+	@tools/setup
+
+build: setup
+	@$(CONFIGURE) release
+	@$(BUILD) release
+
+demo: setup
+	@$(CONFIGURE) release
+	@$(BUILD) release --target bin/muster bin/digits
+	build/release/bin/muster run --standalone --nproc-per-node 4 build/release/bin/digits
+
+# The three builds are tested by one ctest, so that its last lines tell of all of them.
+tests-built: setup
+	@echo "MUSTER_TEST_SEED=$(MUSTER_TEST_SEED)"
+	@$(CONFIGURE) release
+	@echo "== building build/release"
+	@$(BUILD) release
+	@for preset in asan tsan; do \
+	  echo "== building build/$$preset (the torch-free half)"; $(CONFIGURE) $$preset; $(BUILD) $$preset; \
+	done
+	@printf 'subdirs("%s")\n' release asan tsan > build/CTestTestfile.cmake
+
+test: tests-built
+	@$(CTEST) --timeout 300
+
+test-long: tests-built
+	@MUSTER_TEST_LONG=1 $(CTEST) --timeout 3600
+
+bench: setup
+	@$(CONFIGURE) release
+	@$(BUILD) release --target bin/muster
+	build/release/bin/muster bench
+
+format:
+	@command -v clang-format >/dev/null || { echo "make format needs clang-format: apt-get install clang-format" >&2; exit 1; }
+	@git ls-files -z --cached --others --exclude-standard -- '*.cc' '*.h' | xargs -0 clang-format -i
+
+clean:
+	rm -rf build

@@ -1,0 +1,59 @@
+# `cmake --install`: headers, static libraries, the `muster` command, and a CMake package with two components:
+#   muster::core    the torch-free layers
+#   muster::muster  everything, with LibTorch found by the same FindLibtorch.cmake
+include_guard(GLOBAL)
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+
+set(MUSTER_LAYER_EXPORT core)  # muster_torch_layer() sets it to `muster`
+set(CMAKE_INSTALL_RPATH_USE_LINK_PATH ON)  # the installed programs find the LibTorch that they were linked with
+set(MUSTER_PACKAGE_FOLDER ${CMAKE_INSTALL_LIBDIR}/cmake/muster)
+
+# muster_install_layer(NAME core|muster)
+function(muster_install_layer name component)
+  if(name MATCHES "^(testing|command)$")
+    return()  # for muster's own tests, and inside the `muster` command
+  endif()
+  set_target_properties(muster_${name} PROPERTIES EXPORT_NAME ${name})
+  install(TARGETS muster_${name} EXPORT muster-${component} ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  set_property(GLOBAL APPEND PROPERTY muster_layers_of_${component} muster_${name})
+endfunction()
+
+# Called once, when all layers are known.
+function(muster_install_package)
+  add_library(muster_core INTERFACE)
+  set_target_properties(muster_core PROPERTIES EXPORT_NAME core)
+  set_target_properties(muster_flags PROPERTIES EXPORT_NAME flags)
+  get_property(layers GLOBAL PROPERTY muster_layers_of_core)
+  target_link_libraries(muster_core INTERFACE ${layers})
+  install(TARGETS muster_core muster_flags EXPORT muster-core)
+  install(EXPORT muster-core NAMESPACE muster:: FILE muster-core.cmake DESTINATION ${MUSTER_PACKAGE_FOLDER})
+
+  if(MUSTER_TORCH)
+    add_library(muster_everything INTERFACE)
+    set_target_properties(muster_everything PROPERTIES EXPORT_NAME muster)
+    get_property(layers GLOBAL PROPERTY muster_layers_of_muster)
+    target_link_libraries(muster_everything INTERFACE ${layers} muster_core)
+    install(TARGETS muster_everything EXPORT muster-muster)
+    install(EXPORT muster-muster NAMESPACE muster:: FILE muster-muster.cmake DESTINATION ${MUSTER_PACKAGE_FOLDER})
+    install(FILES ${PROJECT_SOURCE_DIR}/cmake/FindLibtorch.cmake DESTINATION ${MUSTER_PACKAGE_FOLDER})
+  endif()
+  if(TARGET muster_cli)
+    install(TARGETS muster_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+  endif()
+
+  # Without torch its layers' headers stay out too.
+  set(excluded PATTERN testing EXCLUDE PATTERN cli EXCLUDE REGEX "[/_]test(_[a-z_]+)?\\.h$" EXCLUDE)
+  if(NOT MUSTER_TORCH)
+    list(APPEND excluded PATTERN group EXCLUDE PATTERN mesh EXCLUDE PATTERN parallel EXCLUDE PATTERN rpc EXCLUDE PATTERN compat EXCLUDE
+         PATTERN distributed.h EXCLUDE)
+  endif()
+  install(DIRECTORY ${PROJECT_SOURCE_DIR}/src/muster DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h" ${excluded})
+  install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+
+  configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/musterConfig.cmake.in ${PROJECT_BINARY_DIR}/cmake/musterConfig.cmake
+                                INSTALL_DESTINATION ${MUSTER_PACKAGE_FOLDER})
+  write_basic_package_version_file(${PROJECT_BINARY_DIR}/cmake/musterConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+  install(FILES ${PROJECT_BINARY_DIR}/cmake/musterConfig.cmake ${PROJECT_BINARY_DIR}/cmake/musterConfigVersion.cmake
+          DESTINATION ${MUSTER_PACKAGE_FOLDER})
+endfunction()

@@ -1,0 +1,48 @@
+# MUSTER_SANITIZE for all targets: the compiler's options, and how the instrumented tests are run.
+#
+# Sets MUSTER_TEST_ENVIRONMENT (the options of the sanitizer runtimes) and MUSTER_TEST_LAUNCHER (a command put in front of
+# instrumented programs, or nothing).
+include_guard(GLOBAL)
+
+set(MUSTER_TEST_ENVIRONMENT "")
+set(MUSTER_TEST_LAUNCHER "")
+if(NOT MUSTER_SANITIZE)
+  return()
+endif()
+
+target_compile_options(muster_flags INTERFACE -fsanitize=${MUSTER_SANITIZE} -fno-omit-frame-pointer -g1)
+target_link_options(muster_flags INTERFACE -fsanitize=${MUSTER_SANITIZE})
+if(MUSTER_SANITIZE MATCHES "undefined")
+  # Undefined behaviour ends the test instead of printing a line that nobody reads. The check of vtable pointers makes a pipe to see
+  # whether memory can be read: it cries wolf where a test uses up the descriptors or closes all of them in a forked child.
+  target_compile_options(muster_flags INTERFACE -fno-sanitize-recover=undefined -fno-sanitize=vptr)
+endif()
+
+if(MUSTER_SANITIZE MATCHES "thread")
+  # g++ warns of every fence, since this sanitizer does not see them; Asio has some. Ours stand behind __SANITIZE_THREAD__.
+  target_compile_options(muster_flags INTERFACE $<$<CXX_COMPILER_ID:GNU>:-Wno-tsan>)
+endif()
+
+set(suppressions ${CMAKE_CURRENT_LIST_DIR}/suppressions)
+if(MUSTER_SANITIZE MATCHES "address")
+  list(APPEND MUSTER_TEST_ENVIRONMENT "ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1")
+  list(APPEND MUSTER_TEST_ENVIRONMENT "LSAN_OPTIONS=suppressions=${suppressions}/lsan.txt:print_suppressions=0")
+endif()
+if(MUSTER_SANITIZE MATCHES "undefined")
+  list(APPEND MUSTER_TEST_ENVIRONMENT "UBSAN_OPTIONS=print_stacktrace=1")
+endif()
+if(MUSTER_SANITIZE MATCHES "thread")
+  list(APPEND MUSTER_TEST_ENVIRONMENT "TSAN_OPTIONS=suppressions=${suppressions}/tsan.txt:halt_on_error=1:second_deadlock_stack=1")
+  # g++ 12's runtime gives up ("unexpected memory mapping") on kernels that spread mappings over more than 28 bits; without
+  # address randomisation it runs on all of them.
+  set(probe ${CMAKE_BINARY_DIR}/CMakeFiles/tsan_probe)
+  file(WRITE ${probe}.cc "int main() { return 0; }\n")
+  try_compile(tsan_links ${probe} ${probe}.cc COMPILE_DEFINITIONS -fsanitize=thread LINK_OPTIONS -fsanitize=thread COPY_FILE ${probe}.out)
+  find_program(MUSTER_SETARCH setarch)
+  if(tsan_links AND MUSTER_SETARCH)
+    execute_process(COMMAND ${MUSTER_SETARCH} -R ${probe}.out RESULT_VARIABLE setarch_result OUTPUT_QUIET ERROR_QUIET)
+    if(setarch_result EQUAL 0)
+      set(MUSTER_TEST_LAUNCHER ${MUSTER_SETARCH} -R)
+    endif()
+  endif()
+endif()

@@ -1,0 +1,76 @@
+# One target per folder of src/muster, its tests beside its code.
+include_guard(GLOBAL)
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
+endif()
+
+# ccache where there is one. It takes precompiled headers only when told that their defines and times do not matter.
+find_program(MUSTER_CCACHE ccache)
+if(MUSTER_CCACHE AND (NOT CMAKE_CXX_COMPILER_LAUNCHER OR CMAKE_CXX_COMPILER_LAUNCHER STREQUAL "ccache"))
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros CCACHE_BASEDIR=${PROJECT_SOURCE_DIR}
+      CCACHE_NOHASHDIR=1 ${MUSTER_CCACHE})
+endif()
+
+include(MusterInstall)
+
+find_package(Threads REQUIRED)
+find_package(OpenSSL REQUIRED)
+find_package(spdlog REQUIRED)
+
+add_library(muster_flags INTERFACE)
+target_include_directories(muster_flags INTERFACE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src> $<INSTALL_INTERFACE:include>)
+target_compile_features(muster_flags INTERFACE cxx_std_20)
+target_compile_options(muster_flags INTERFACE $<BUILD_INTERFACE:-Wall;-Wextra;-Werror>)
+# g++ 12 takes `"text" + std::string` for an overlapping copy (GCC bug 105651).
+target_compile_options(muster_flags INTERFACE $<BUILD_INTERFACE:$<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>>)
+include(MusterSanitizers)
+
+if(MUSTER_TESTS)
+  enable_testing()
+  include(GoogleTest)
+  find_package(GTest REQUIRED)
+endif()
+
+# muster_layer(NAME [DEPENDS layer...] [LIBRARIES target...])
+# Builds every *.cc of the folder (recursively) into muster_NAME, and every *_test.cc into muster_NAME_test.
+function(muster_layer name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "DEPENDS;LIBRARIES;TEST_LIBRARIES")
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS *.cc)
+  set(tests ${sources})
+  list(FILTER sources EXCLUDE REGEX "_test\\.cc$|_main\\.cc$")
+  list(FILTER tests INCLUDE REGEX "_test\\.cc$")
+  if(sources)
+    add_library(muster_${name} STATIC ${sources})
+    set(scope PUBLIC)
+  else()
+    add_library(muster_${name} INTERFACE)
+    set(scope INTERFACE)
+  endif()
+  add_library(muster::${name} ALIAS muster_${name})
+  list(TRANSFORM arg_DEPENDS PREPEND muster_)
+  target_link_libraries(muster_${name} ${scope} muster_flags ${arg_DEPENDS} ${arg_LIBRARIES} Threads::Threads)
+  muster_install_layer(${name} ${MUSTER_LAYER_EXPORT})
+  if(MUSTER_TESTS AND tests)
+    muster_test_executable(muster_${name}_test SOURCES ${tests} LIBRARIES muster_${name} ${arg_TEST_LIBRARIES})
+  endif()
+endfunction()
+
+# One GoogleTest executable; each of its tests is a ctest test named "<layer>.<Suite>.<Test>" (behind MUSTER_TEST_PREFIX).
+# The tests are listed when ctest starts, not when the program is linked: a build never runs what it builds.
+function(muster_test_executable target)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;LIBRARIES")
+  add_executable(${target} ${arg_SOURCES})
+  target_link_libraries(${target} PRIVATE ${arg_LIBRARIES} GTest::gtest GTest::gtest_main)
+  if(MUSTER_TEST_LAUNCHER)
+    set_target_properties(${target} PROPERTIES CROSSCOMPILING_EMULATOR "${MUSTER_TEST_LAUNCHER}")
+  endif()
+  string(REGEX REPLACE "^muster_(.*)_test$" "\\1" layer ${target})
+  gtest_discover_tests(${target} TEST_PREFIX "${MUSTER_TEST_PREFIX}${layer}." DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
+                       PROPERTIES ENVIRONMENT "${MUSTER_TEST_ENVIRONMENT}")
+endfunction()

@@ -1,0 +1,51 @@
+# muster_torch_layer() and muster_torch_executable(): folders and programs that use LibTorch tensors.
+#
+# A file that includes torch/torch.h compiles for 13 s, one with torch/types.h (tensors and their operations) for 6 s. One
+# precompiled torch/types.h, made once and shared by the torch layers, their tests and the examples, brings that to
+# 2 s. Precompiling all of torch/torch.h would cost every file 5 s again: include the few torch/nn and torch/optim headers
+# that a program uses.
+include_guard(GLOBAL)
+
+find_package(Libtorch REQUIRED)
+message(STATUS "LibTorch ${Libtorch_VERSION} in ${Libtorch_ROOT}")
+
+file(WRITE ${PROJECT_BINARY_DIR}/cmake/torch_headers.cc "// The precompiled headers need a target to belong to.\n")
+add_library(muster_torch_headers OBJECT ${PROJECT_BINARY_DIR}/cmake/torch_headers.cc)
+target_link_libraries(muster_torch_headers PRIVATE muster_flags Libtorch::Libtorch)
+target_precompile_headers(muster_torch_headers PRIVATE <torch/types.h>)
+set_target_properties(muster_torch_headers PROPERTIES POSITION_INDEPENDENT_CODE OFF COMPILE_OPTIONS -fPIC)
+
+# A precompiled header is only taken by a compilation with the same options. CMake gives libraries -fPIC and programs
+# -fPIE; one spelling for all of them keeps the header usable.
+function(muster_use_torch_headers target)
+  if(NOT TARGET ${target})
+    return()
+  endif()
+  get_target_property(kind ${target} TYPE)
+  if(kind STREQUAL "INTERFACE_LIBRARY")
+    return()
+  endif()
+  set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+  target_compile_options(${target} PRIVATE -fPIC)
+  target_precompile_headers(${target} REUSE_FROM muster_torch_headers)
+endfunction()
+
+# muster_torch_layer(NAME [DEPENDS layer...] [LIBRARIES target...] [TEST_LIBRARIES target...])
+# muster_layer() with LibTorch and the precompiled header.
+function(muster_torch_layer name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "DEPENDS;LIBRARIES;TEST_LIBRARIES")
+  set(MUSTER_LAYER_EXPORT muster)
+  muster_layer(${name} DEPENDS ${arg_DEPENDS} LIBRARIES ${arg_LIBRARIES} Libtorch::Libtorch TEST_LIBRARIES ${arg_TEST_LIBRARIES})
+  muster_use_torch_headers(muster_${name})
+  muster_use_torch_headers(muster_${name}_test)
+endfunction()
+
+# muster_torch_executable(NAME SOURCES file... [LIBRARIES target...])
+# A program (an example, a test helper) on tensors; lands in bin/ of the build folder.
+function(muster_torch_executable target)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;LIBRARIES")
+  add_executable(${target} ${arg_SOURCES})
+  target_link_libraries(${target} PRIVATE ${arg_LIBRARIES} Libtorch::Libtorch)
+  set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
+  muster_use_torch_headers(${target})
+endfunction()

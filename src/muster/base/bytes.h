@@ -1,0 +1,83 @@
+/// Byte spans and the one little-endian encoding of everything that crosses a wire.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+namespace muster {
+
+static_assert(std::endian::native == std::endian::little, "the wire format is little-endian and copied as it is");
+
+using ConstBytes = std::span<const std::byte>;
+using MutableBytes = std::span<std::byte>;
+
+inline ConstBytes as_bytes(std::string_view text) { return std::as_bytes(std::span(text.data(), text.size())); }
+inline std::string_view as_text(ConstBytes bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
+
+/// Appends fixed-width values and length-prefixed text to a string.
+class ByteWriter {
+ public:
+  template <class T>
+  requires std::is_trivially_copyable_v<T> ByteWriter& put(const T& value) {
+    out_.append(reinterpret_cast<const char*>(&value), sizeof value);
+    return *this;
+  }
+  /// A 32-bit length, then the bytes.
+  ByteWriter& put_text(std::string_view text) {
+    put(static_cast<std::uint32_t>(text.size()));
+    out_.append(text);
+    return *this;
+  }
+  /// Bytes as they are; their length is for the caller to have said.
+  ByteWriter& put_bytes(std::string_view bytes) {
+    out_.append(bytes);
+    return *this;
+  }
+  std::string take() { return std::move(out_); }
+  const std::string& view() const { return out_; }
+
+ private:
+  std::string out_;
+};
+
+/// Reads what ByteWriter wrote. Every read checks what is left; once one fails all later ones do, so that a
+/// parser may read a whole record and ask `ok()` once. Nothing is allocated on the word of the sender.
+class ByteReader {
+ public:
+  explicit ByteReader(std::string_view in) : in_(in) {}
+
+  template <class T>
+  requires std::is_trivially_copyable_v<T> T get() {
+    T value{};
+    if (!take(sizeof value)) return value;
+    std::memcpy(&value, in_.data() + at_ - sizeof value, sizeof value);
+    return value;
+  }
+  /// A view into the input, empty when the record is broken.
+  std::string_view get_text() {
+    const auto length = get<std::uint32_t>();
+    if (!ok_ || !take(length)) return {};
+    return in_.substr(at_ - length, length);
+  }
+  bool ok() const { return ok_; }
+  bool at_end() const { return ok_ && at_ == in_.size(); }
+  std::size_t left() const { return in_.size() - at_; }
+
+ private:
+  bool take(std::size_t n) {
+    if (!ok_ || n > in_.size() - at_) return ok_ = false;
+    at_ += n;
+    return true;
+  }
+  std::string_view in_;
+  std::size_t at_ = 0;
+  bool ok_ = true;
+};
+
+}  // namespace muster

@@ -1,0 +1,42 @@
+#include "muster/base/clock.h"
+
+#include <cstdio>
+
+namespace muster {
+namespace {
+
+class SteadyClock final : public Clock {
+ public:
+  TimePoint now() const override { return std::chrono::steady_clock::now(); }
+};
+
+}  // namespace
+
+const Clock& steady_clock() {
+  // Never destroyed: threads of the engine may still look at it while the process exits.
+  static const SteadyClock& clock = *new SteadyClock;
+  return clock;
+}
+
+TimePoint deadline_after(const Clock& clock, Duration timeout) {
+  const TimePoint now = clock.now();
+  if (timeout < Duration::zero() || timeout > TimePoint::max() - now) return TimePoint::max();
+  return now + timeout;
+}
+
+std::string describe(Duration duration) {
+  const double seconds = std::chrono::duration<double>(duration).count();
+  char text[32];
+  if (seconds >= 120) {
+    std::snprintf(text, sizeof text, "%.4g min", seconds / 60);
+  } else if (seconds >= 1) {
+    std::snprintf(text, sizeof text, "%.4g s", seconds);
+  } else if (seconds >= 1e-3) {
+    std::snprintf(text, sizeof text, "%.4g ms", seconds * 1e3);
+  } else {
+    std::snprintf(text, sizeof text, "%.4g us", seconds * 1e6);
+  }
+  return text;
+}
+
+}  // namespace muster

@@ -1,0 +1,103 @@
+#include "muster/base/log.h"
+
+#include <spdlog/pattern_formatter.h>
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cctype>
+#include <cstdio>
+#include <memory>
+#include <string>
+
+#include "muster/base/env.h"
+
+namespace muster {
+namespace {
+
+thread_local int log_rank = -1;
+
+std::string lower_case(std::string text) {
+  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return text;
+}
+
+/// torch: DETAIL is all there is, INFO is info; TORCH_CPP_LOG_LEVEL as its names say (FATAL shows errors too: there is nothing above).
+LogLevel level_from_environment() {
+  struct Name {
+    const char* text;
+    LogLevel level;
+  };
+  static constexpr Name kNames[] = {{"error", LogLevel::error}, {"warning", LogLevel::warning}, {"info", LogLevel::info},
+                                    {"debug", LogLevel::debug}, {"trace", LogLevel::trace},     {"fatal", LogLevel::error}};
+  if (const auto text = env_text("MUSTER_LOG_LEVEL")) {
+    for (const Name& name : kNames) {
+      if (lower_case(*text) == name.text) return name.level;
+    }
+    std::fprintf(stderr, "muster: MUSTER_LOG_LEVEL is \"%s\"; expected error, warning, info, debug or trace\n", text->c_str());
+  }
+  if (const auto text = env_text("TORCH_DISTRIBUTED_DEBUG")) {
+    if (lower_case(*text) == "detail") return LogLevel::debug;
+    if (lower_case(*text) == "info") return LogLevel::info;
+  }
+  if (const auto text = env_text("TORCH_CPP_LOG_LEVEL")) {
+    for (const Name& name : kNames) {
+      if (lower_case(*text) == name.text) return name.level;
+    }
+  }
+  return LogLevel::warning;
+}
+
+std::atomic<LogLevel>& level() {
+  static std::atomic<LogLevel> current = level_from_environment();
+  return current;
+}
+
+class RankFlag final : public spdlog::custom_flag_formatter {
+ public:
+  void format(const spdlog::details::log_msg&, const std::tm&, spdlog::memory_buf_t& out) override {
+    if (log_rank < 0) return;
+    const std::string text = " rank " + std::to_string(log_rank);
+    out.append(text.data(), text.data() + text.size());
+  }
+  std::unique_ptr<spdlog::custom_flag_formatter> clone() const override { return std::make_unique<RankFlag>(); }
+};
+
+/// Never destroyed: threads may log while the process ends.
+spdlog::logger& logger() {
+  static auto* const made = [] {
+    auto* fresh = new spdlog::logger("muster", std::make_shared<spdlog::sinks::stderr_sink_mt>());
+    auto formatter = std::make_unique<spdlog::pattern_formatter>();
+    formatter->add_flag<RankFlag>('*').set_pattern("[%H:%M:%S.%e %l%*] %v");
+    fresh->set_formatter(std::move(formatter));
+    fresh->set_level(spdlog::level::trace);
+    fresh->flush_on(spdlog::level::trace);
+    return fresh;
+  }();
+  return *made;
+}
+
+spdlog::level::level_enum spdlog_level(LogLevel level) {
+  switch (level) {
+    case LogLevel::error: return spdlog::level::err;
+    case LogLevel::warning: return spdlog::level::warn;
+    case LogLevel::info: return spdlog::level::info;
+    case LogLevel::debug: return spdlog::level::debug;
+    case LogLevel::trace: return spdlog::level::trace;
+  }
+  return spdlog::level::trace;
+}
+
+}  // namespace
+
+LogLevel log_level() { return level().load(std::memory_order_relaxed); }
+void set_log_level(LogLevel wanted) { level().store(wanted, std::memory_order_relaxed); }
+void set_log_rank(int rank) { log_rank = rank; }
+
+void log(LogLevel wanted, std::string_view message) {
+  if (!logs(wanted)) return;
+  logger().log(spdlog_level(wanted), spdlog::string_view_t(message.data(), message.size()));
+}
+
+}  // namespace muster

@@ -1,0 +1,19 @@
+/// The log. Nothing but `log.cc` sees the library behind it (torch bundles another version's headers).
+/// Level from `MUSTER_LOG_LEVEL` (error, warning, info, debug, trace), else from `TORCH_DISTRIBUTED_DEBUG` and
+/// `TORCH_CPP_LOG_LEVEL` as torch documents them, else warning. Lines go to standard error with time, level and rank.
+#pragma once
+
+#include <string_view>
+
+namespace muster {
+
+enum class LogLevel { error, warning, info, debug, trace };
+
+LogLevel log_level();
+void set_log_level(LogLevel level);
+/// Shown in every line of this thread from now on; -1 shows none. Threads of one rank share it by saying it.
+void set_log_rank(int rank);
+void log(LogLevel level, std::string_view message);
+inline bool logs(LogLevel level) { return level <= log_level(); }
+
+}  // namespace muster

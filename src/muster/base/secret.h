@@ -1,0 +1,48 @@
+/// The job's secret and the proofs made with it.
+///
+/// Every connection of a job, store or link, proves the same secret both ways (`handshake.h`). Where it comes from, first match:
+///  1. `MUSTER_SECRET` (any text of at least 16 characters) or the contents of the file `MUSTER_SECRET_FILE`: kind `given`;
+///  2. `MUSTER_INSECURE=1`: kind `open`, a constant that everybody knows, to be said aloud;
+///  3. neither: kind `host`, 32 random bytes in a directory that only this user can read on this host
+///     (`$XDG_RUNTIME_DIR/muster` or `/tmp/muster-UID`, mode 0700, owner checked), so that ranks of one user on one host
+///     find each other and nobody else does.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "muster/base/bytes.h"
+#include "muster/base/status.h"
+
+namespace muster {
+
+class Secret {
+ public:
+  enum class Kind : std::uint8_t { given = 1, open = 2, host = 3 };
+  using Proof = std::array<std::byte, 32>;
+
+  /// As described above; an unreadable file or a too short secret is an error that names the variable.
+  static Result<Secret> from_environment();
+  static Secret given(std::string text);
+  /// 256 random bits as 64 hexadecimal digits: what a launcher makes for its job.
+  static std::string random_text();
+
+  Kind kind() const { return kind_; }
+  /// HMAC-SHA256 of `message` keyed with the secret.
+  Proof prove(ConstBytes message) const;
+
+ private:
+  Secret(Kind kind, std::string key) : kind_(kind), key_(std::move(key)) {}
+  Kind kind_;
+  std::string key_;
+};
+
+/// Takes the same time whatever the contents.
+bool equal_in_constant_time(ConstBytes a, ConstBytes b);
+/// Cryptographically strong.
+void fill_random(MutableBytes out);
+/// SHA-256, cut to 16 bytes: names of jobs on the wire.
+std::array<std::byte, 16> short_hash(std::string_view text);
+
+}  // namespace muster

@@ -1,0 +1,57 @@
+/// Host names, numeric addresses and sockets' names, v4 and v6 alike.
+#pragma once
+
+#include <sys/socket.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "muster/base/descriptor.h"
+#include "muster/base/status.h"
+
+namespace muster {
+
+class SocketAddress {
+ public:
+  SocketAddress() = default;
+  SocketAddress(const sockaddr* address, socklen_t length);
+  /// "10.0.0.1", "::1" or "[::1]" with a port; numeric only, never asks a resolver.
+  static Result<SocketAddress> numeric(const std::string& host, std::uint16_t port);
+  /// The socket's own or its peer's name.
+  static Result<SocketAddress> local_of(int socket);
+  static Result<SocketAddress> peer_of(int socket);
+
+  const sockaddr* raw() const { return reinterpret_cast<const sockaddr*>(&storage_); }
+  socklen_t length() const { return length_; }
+  int family() const { return storage_.ss_family; }
+  std::uint16_t port() const;
+  bool is_loopback() const;
+  bool is_multicast() const;
+  /// Numeric host without port.
+  std::string host() const;
+  /// "10.0.0.1:29500", "[::1]:29500".
+  std::string text() const;
+
+ private:
+  sockaddr_storage storage_{};
+  socklen_t length_ = 0;
+};
+
+/// All addresses of a name, in the resolver's order. A host name of digits only ("12345") is a name, not an address
+/// (the resolver would read it as 0.0.48.57). Blocks as long as the resolver does; errors name the host.
+Result<std::vector<SocketAddress>> resolve(const std::string& host, std::uint16_t port);
+
+/// Non-blocking, close-on-exec listening socket; port 0 picks a free one. IPv6 sockets are v6-only unless `dual_stack`.
+Result<Descriptor> listen_on(const SocketAddress& address, int backlog, bool dual_stack = false);
+/// Non-blocking connect; completion is for the caller's poll to see.
+Result<Descriptor> start_connect(const SocketAddress& address);
+/// Text of an errno value, thread-safe: "connection refused (ECONNREFUSED)".
+std::string errno_text(int error);
+
+/// Addresses of the interface called `name` (IPv4 first). Unknown: an error that lists the interfaces there are.
+Result<std::vector<SocketAddress>> interface_addresses(const std::string& name);
+/// The local address that a packet to `host` would leave from (UDP connect; nothing is sent).
+Result<SocketAddress> address_towards(const SocketAddress& peer);
+
+}  // namespace muster

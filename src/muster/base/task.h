@@ -1,0 +1,143 @@
+/// Resumable work: coroutines that are advanced by whoever waits.
+///
+/// A `Task` is lazily started and single-owner. Inside one, `co_await until(predicate)` gives the thread back until the
+/// predicate holds, and `co_await child_task()` runs another task to its end. Nothing inside blocks and
+/// nothing inside is called back: the owner calls `step()` as often as it likes, which asks only the innermost
+/// predicate and goes on from there. A task may be stepped by different threads, one at a time (the owner's lock
+/// sees to that). Frames come from a small per-thread pool, so a steady state allocates nothing.
+///
+/// Destroying an unfinished task destroys its whole chain of frames; references that its predicates hold must outlive it.
+#pragma once
+
+#include <coroutine>
+#include <cstddef>
+#include <exception>
+#include <optional>
+#include <utility>
+
+#include "muster/base/status.h"
+
+namespace muster {
+
+namespace task_detail {
+
+void* allocate_frame(std::size_t bytes);
+void free_frame(void* frame, std::size_t bytes) noexcept;
+
+/// What the root of a chain knows: which frame to go on with and what it waits for.
+struct Context {
+  std::coroutine_handle<> leaf;
+  bool (*ready)(void*) = nullptr;
+  void* argument = nullptr;
+};
+
+struct PromiseBase {
+  Context* context = nullptr;
+  std::coroutine_handle<> parent;
+
+  static void* operator new(std::size_t bytes) { return allocate_frame(bytes); }
+  static void operator delete(void* frame, std::size_t bytes) noexcept { free_frame(frame, bytes); }
+
+  std::suspend_always initial_suspend() noexcept { return {}; }
+  struct Final {
+    bool await_ready() noexcept { return false; }
+    template <class Promise>
+    std::coroutine_handle<> await_suspend(std::coroutine_handle<Promise> self) noexcept {
+      PromiseBase& promise = self.promise();
+      if (!promise.parent) return std::noop_coroutine();
+      promise.context->leaf = promise.parent;
+      return promise.parent;
+    }
+    void await_resume() noexcept {}
+  };
+  Final final_suspend() noexcept { return {}; }
+  void unhandled_exception() noexcept { std::terminate(); }
+};
+
+}  // namespace task_detail
+
+template <class T = Status>
+class [[nodiscard]] Task {
+ public:
+  struct promise_type : task_detail::PromiseBase {
+    std::optional<T> value;
+    Task get_return_object() { return Task(std::coroutine_handle<promise_type>::from_promise(*this)); }
+    void return_value(T result) { value.emplace(std::move(result)); }
+  };
+
+  Task() = default;
+  Task(Task&& other) noexcept : frame_(std::exchange(other.frame_, {})), context_(std::exchange(other.context_, nullptr)) {}
+  Task& operator=(Task&& other) noexcept {
+    if (this != &other) {
+      destroy();
+      frame_ = std::exchange(other.frame_, {});
+      context_ = std::exchange(other.context_, nullptr);
+    }
+    return *this;
+  }
+  ~Task() { destroy(); }
+
+  bool valid() const { return static_cast<bool>(frame_); }
+  bool done() const { return frame_.done(); }
+  /// Goes on as far as it can without waiting; true once the task has its result.
+  bool step() {
+    if (frame_.done()) return true;
+    if (context_ == nullptr) {
+      context_ = new task_detail::Context;
+      frame_.promise().context = context_;
+      context_->leaf = frame_;
+    } else if (context_->ready != nullptr && !context_->ready(context_->argument)) {
+      return false;
+    }
+    context_->ready = nullptr;
+    context_->leaf.resume();
+    return frame_.done();
+  }
+  /// Once, after `step()` returned true.
+  T result() { return std::move(*frame_.promise().value); }
+
+  // Awaiting a child from within a task.
+  bool await_ready() const noexcept { return false; }
+  template <class Promise>
+  std::coroutine_handle<> await_suspend(std::coroutine_handle<Promise> parent) noexcept {
+    auto& promise = frame_.promise();
+    promise.context = parent.promise().context;
+    promise.parent = parent;
+    promise.context->leaf = frame_;
+    return frame_;
+  }
+  T await_resume() { return std::move(*frame_.promise().value); }
+
+ private:
+  explicit Task(std::coroutine_handle<promise_type> frame) : frame_(frame) {}
+  void destroy() {
+    if (frame_) frame_.destroy();
+    delete context_;
+    frame_ = {};
+    context_ = nullptr;
+  }
+  std::coroutine_handle<promise_type> frame_;
+  task_detail::Context* context_ = nullptr;  // set at the root only, by the first step
+};
+
+/// `co_await until([&] { return condition; })`. The predicate is asked at least once, must not block, and is
+/// asked by whichever thread steps the task.
+template <class Predicate>
+class until {
+ public:
+  explicit until(Predicate predicate) : predicate_(std::move(predicate)) {}
+  bool await_ready() { return predicate_(); }
+  template <class Promise>
+  void await_suspend(std::coroutine_handle<Promise> self) {
+    auto* context = self.promise().context;
+    context->leaf = self;
+    context->ready = [](void* me) { return static_cast<until*>(me)->predicate_(); };
+    context->argument = this;
+  }
+  void await_resume() const noexcept {}
+
+ private:
+  Predicate predicate_;
+};
+
+}  // namespace muster

@@ -1,0 +1,52 @@
+/// The `muster` command: one subcommand a file.
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "muster/cli/bench.h"
+#include "muster/cli/doctor.h"
+#include "muster/cli/run_arguments.h"
+#include "muster/launch/agent.h"
+
+namespace {
+
+constexpr const char* kHelp =
+    "muster: distributed training on LibTorch tensors\n"
+    "\n"
+    "  muster run [options] program [arguments]      start the ranks of a job on this node (torchrun)\n"
+    "  muster launch [options] program [arguments]   the same with torch.distributed.launch's options\n"
+    "  muster bench [options]                        how long collectives take between processes of this machine\n"
+    "  muster doctor                                 what this machine offers and what is wrong with it\n"
+    "  muster --version\n"
+    "\n"
+    "muster run --standalone --nproc-per-node 4 ./train      four ranks on this machine\n"
+    "muster run --help                                       all options\n";
+
+int run(muster::cli::RunFlavour flavour, const std::vector<std::string>& arguments) {
+  const auto parsed = muster::cli::parse_run(flavour, arguments);
+  if (!parsed.finished) return muster::launch::run_job(parsed.options);
+  (parsed.exit_code == 0 ? std::cout : std::cerr) << parsed.text;
+  return parsed.exit_code;
+}
+
+}  // namespace
+
+int main(int count, char** words) {
+  const std::vector<std::string> arguments(words + 1, words + count);
+  const std::string command = arguments.empty() ? "--help" : arguments.front();
+  const std::vector<std::string> rest(arguments.begin() + (arguments.empty() ? 0 : 1), arguments.end());
+  if (command == "run") return run(muster::cli::RunFlavour::run, rest);
+  if (command == "launch") return run(muster::cli::RunFlavour::launch, rest);
+  if (command == "bench") return muster::cli::run_bench(rest);
+  if (command == "doctor") return muster::cli::run_doctor();
+  if (command == "--version") {
+    std::cout << "muster " << MUSTER_VERSION << "\n";
+    return 0;
+  }
+  if (command == "--help" || command == "-h" || command == "help") {
+    std::cout << kHelp;
+    return arguments.empty() ? 2 : 0;
+  }
+  std::cerr << "muster: there is no command \"" << command << "\"\n\n" << kHelp;
+  return 2;
+}

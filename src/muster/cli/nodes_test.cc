@@ -1,0 +1,182 @@
+// Several nodes: agents of one job on this machine.
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "muster/cli/launched.h"
+
+namespace muster::cli::testing {
+namespace {
+
+const std::string kWorker = MUSTER_TEST_WORKER;
+using Lines = std::vector<std::string>;
+const Launched::Variables kSecret = {{"MUSTER_SECRET", "a secret for the tests"}};
+const Launched::Variables kTalkative = {{"MUSTER_SECRET", "a secret for the tests"}, {"MUSTER_LOG_LEVEL", "info"}};
+
+// A port of loopback that was free a moment ago.
+std::string free_port() {
+  const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = ::htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof address;
+  EXPECT_EQ(::bind(socket, reinterpret_cast<sockaddr*>(&address), length), 0);
+  EXPECT_EQ(::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &length), 0);
+  ::close(socket);
+  return std::to_string(::ntohs(address.sin_port));
+}
+
+std::vector<std::string> node_words(const std::string& port, int node, int workers, std::vector<std::string> rest, int nodes = 2) {
+  std::vector<std::string> words = {
+      "run",           "--nnodes", std::to_string(nodes), "--node-rank",          std::to_string(node), "--master-addr", "127.0.0.1",
+      "--master-port", port,       "--nproc-per-node",    std::to_string(workers)};
+  words.insert(words.end(), rest.begin(), rest.end());
+  return words;
+}
+
+std::vector<std::string> assigned_words(const std::string& port, int workers, std::vector<std::string> rest) {
+  std::vector<std::string> words = {"run",
+                                    "--nnodes",
+                                    "2:2",
+                                    "--rdzv-backend",
+                                    "c10d",
+                                    "--rdzv-id",
+                                    "assigned",
+                                    "--rdzv-endpoint",
+                                    "127.0.0.1:" + port,
+                                    "--nproc-per-node",
+                                    std::to_string(workers)};
+  words.insert(words.end(), rest.begin(), rest.end());
+  return words;
+}
+
+bool contains(const std::string& text, const std::string& what) { return text.find(what) != std::string::npos; }
+
+// spec: J3 --nnodes with --rdzv-backend static; J5 ranks over two nodes of different sizes
+TEST(Nodes, StaticNumbers) {
+  const std::string port = free_port();
+  const std::vector<std::string> program = {
+      "sh", "-c",
+      "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $GROUP_RANK $ROLE_RANK $MASTER_ADDR $MASTER_PORT; exec " + kWorker + " meet"};
+  Launched second(node_words(port, 1, 1, program), kSecret);
+  Launched first(node_words(port, 0, 2, program), kSecret);
+  const Outcome one = first.finish(), two = second.finish();
+  EXPECT_EQ(one.code, 0) << one.err;
+  EXPECT_EQ(two.code, 0) << two.err;
+  EXPECT_EQ(sorted_lines(one.out),
+            (Lines{"[0] 0 3 0 2 0 0 127.0.0.1 " + port, "[0] met 012", "[1] 1 3 1 2 0 1 127.0.0.1 " + port, "[1] met 012"}));
+  EXPECT_EQ(sorted_lines(two.out), (Lines{"[2] 2 3 0 1 1 2 127.0.0.1 " + port, "[2] met 012"}));
+}
+
+// spec: J3 --rdzv-backend c10d: who serves the endpoint is node 0, the others are numbered as they come; J8 TORCHELASTIC_RUN_ID is
+// --rdzv-id
+TEST(Nodes, AssignedNumbers) {
+  const std::string port = free_port();
+  const std::vector<std::string> program = {"sh", "-c", "echo $GROUP_RANK $TORCHELASTIC_RUN_ID; exec " + kWorker + " meet"};
+  Launched one(assigned_words(port, 1, program), kSecret), two(assigned_words(port, 1, program), kSecret);
+  const Outcome a = one.finish(), b = two.finish();
+  EXPECT_EQ(a.code, 0) << a.err;
+  EXPECT_EQ(b.code, 0) << b.err;
+  EXPECT_EQ(sorted_lines(a.out + b.out), (Lines{"[0] 0 assigned", "[0] met 01", "[1] 1 assigned", "[1] met 01"}));
+}
+
+// spec: J3 the first failure ends the workers of all nodes; every launcher says where it was, and its exit code tells
+TEST(Nodes, AFailureEndsTheOtherNodes) {
+  for (int failing : {0, 1}) {
+    const std::string port = free_port();
+    const std::string script = kWorker + " meet; test $GROUP_RANK = " + std::to_string(failing) + " && exit 6; exec sleep infinity";
+    Launched first(node_words(port, 0, 1, {"sh", "-c", script}), kSecret), second(node_words(port, 1, 1, {"sh", "-c", script}), kSecret);
+    const Outcome outcomes[2] = {first.finish(), second.finish()};
+    for (int node : {0, 1}) EXPECT_EQ(outcomes[node].code, 6) << outcomes[node].err;
+    const std::string rank = "rank " + std::to_string(failing);
+    EXPECT_TRUE(contains(outcomes[failing].err, "FAILED: " + rank)) << outcomes[failing].err;
+    EXPECT_TRUE(contains(outcomes[1 - failing].err, "FAILED on another node: node " + std::to_string(failing)))
+        << outcomes[1 - failing].err;
+    EXPECT_TRUE(contains(outcomes[1 - failing].err, rank + " (local rank 0")) << outcomes[1 - failing].err;
+  }
+}
+
+// spec: J3 the launcher that serves the store is killed: the other node's workers end and its launcher says why
+TEST(Nodes, TheServingLauncherDies) {
+  const std::string port = free_port();
+  Launched first(node_words(port, 0, 1, {kWorker, "wait", "0"}), kSecret), second(node_words(port, 1, 1, {kWorker, "wait", "0"}), kSecret);
+  ASSERT_TRUE(first.wait_for_output("ready"));
+  ASSERT_TRUE(second.wait_for_output("ready"));
+  first.signal(SIGKILL);
+  const Outcome outcome = second.finish();
+  EXPECT_NE(outcome.code, 0);
+  EXPECT_TRUE(contains(outcome.out, "got SIGTERM")) << outcome.out;
+  EXPECT_TRUE(contains(outcome.err, "store at 127.0.0.1:" + port)) << outcome.err;
+}
+
+// spec: J3 a signal to one node's launcher ends the job on all
+TEST(Nodes, ASignalEndsAllNodes) {
+  const std::string port = free_port();
+  Launched first(node_words(port, 0, 1, {kWorker, "wait", "0"}), kSecret), second(node_words(port, 1, 1, {kWorker, "wait", "0"}), kSecret);
+  ASSERT_TRUE(first.wait_for_output("ready"));
+  ASSERT_TRUE(second.wait_for_output("ready"));
+  second.signal(SIGINT);
+  const Outcome one = first.finish(), two = second.finish();
+  EXPECT_EQ(two.code, 128 + SIGINT);
+  EXPECT_EQ(one.code, 128 + SIGINT) << one.err;
+  EXPECT_TRUE(contains(one.err, "its launcher was stopped by SIGINT")) << one.err;
+}
+
+// spec: J3 a launcher that waits for other nodes can be stopped
+TEST(Nodes, ASignalEndsTheWait) {
+  Launched first(node_words(free_port(), 0, 1, {"true"}), kTalkative);
+  ASSERT_TRUE(first.wait_for_error("waiting for 1 other node"));
+  first.signal(SIGTERM);
+  EXPECT_EQ(first.finish().code, 128 + SIGTERM);
+}
+
+// spec: J3 a node that does not come is named when the time is up
+TEST(Nodes, AMissingNodeIsNamed) {
+  const Outcome outcome = run(node_words(free_port(), 0, 1, {"--join-timeout", "0.3", "true"}), kSecret);
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_TRUE(contains(outcome.err, "waiting for all nodes")) << outcome.err;
+  EXPECT_TRUE(contains(outcome.err, "1")) << outcome.err;
+}
+
+// spec: J3 two nodes with one number are told
+TEST(Nodes, TheSameNumberTwice) {
+  const std::string port = free_port();
+  Launched first(node_words(port, 0, 1, {"true"}, 3), kSecret);
+  Launched second(node_words(port, 1, 1, {"true"}, 3), kTalkative);
+  ASSERT_TRUE(second.wait_for_error("node 1 of 3"));
+  const Outcome again = run(node_words(port, 1, 1, {"true"}, 3), kSecret);
+  EXPECT_EQ(again.code, 1);
+  EXPECT_TRUE(contains(again.err, "node rank 1 is taken already")) << again.err;
+  // The others are not disturbed.
+  Launched third(node_words(port, 2, 1, {"true"}, 3), kSecret);
+  EXPECT_EQ(first.finish().code, 0);
+  EXPECT_EQ(second.finish().code, 0);
+  EXPECT_EQ(third.finish().code, 0);
+}
+
+// spec: J3 a job over several machines needs a secret, and the message says which variable
+TEST(Nodes, AskForASecret) {
+  const Outcome outcome =
+      run({"run", "--nnodes", "2", "--node-rank", "1", "--master-addr", "192.0.2.99", "--master-port", "29500", "true"});
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_TRUE(contains(outcome.err, "MUSTER_SECRET")) << outcome.err;
+  EXPECT_TRUE(contains(outcome.err, "MUSTER_SECRET_FILE")) << outcome.err;
+}
+
+// spec: J3 a node with another secret is refused
+TEST(Nodes, RefuseAnotherSecret) {
+  const std::string port = free_port();
+  Launched first(node_words(port, 0, 1, {"true"}), kTalkative);
+  ASSERT_TRUE(first.wait_for_error("waiting for 1 other node"));
+  const Outcome stranger = run(node_words(port, 1, 1, {"true"}), {{"MUSTER_SECRET", "quite another secret"}});
+  EXPECT_EQ(stranger.code, 1);
+  EXPECT_TRUE(contains(stranger.err, "MUSTER_SECRET")) << stranger.err;
+  EXPECT_EQ(run(node_words(port, 1, 1, {"true"}), kSecret).code, 0);
+  EXPECT_EQ(first.finish().code, 0);
+}
+
+}  // namespace
+}  // namespace muster::cli::testing

@@ -1,0 +1,74 @@
+/// A worker for the launcher's tests; the first argument says what it does.
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <iostream>
+#include <string>
+
+#include "muster/launch/process.h"
+#include "muster/store/rendezvous.h"
+
+namespace {
+
+// Says that it is ready, waits for a stop signal, says which came, and exits with `code`.
+int wait_for_signal(int code) {
+  sigset_t set;
+  sigemptyset(&set);
+  for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1}) sigaddset(&set, signal);
+  ::sigprocmask(SIG_BLOCK, &set, nullptr);
+  std::printf("ready\n");
+  std::fflush(stdout);
+  int got = 0;
+  ::sigwait(&set, &got);
+  std::printf("got %s\n", muster::launch::signal_name(got).c_str());
+  std::fflush(stdout);
+  return code;
+}
+
+int ignore_signals() {
+  for (int signal : {SIGINT, SIGTERM, SIGHUP}) ::signal(signal, SIG_IGN);
+  std::printf("ready\n");
+  std::fflush(stdout);
+  for (;;) ::pause();
+}
+
+// `lines` numbered lines of 100 bytes.
+int flood(long lines) {
+  for (long i = 0; i < lines; ++i) std::printf("%09ld %089d\n", i, 0);
+  return 0;
+}
+
+// All ranks meet at the store that their environment names, as programs do.
+int meet() {
+  muster::store::RendezvousOptions options;
+  options.timeout = std::chrono::seconds(60);
+  auto met = muster::store::rendezvous(options);
+  if (!met) {
+    std::cerr << met.status().message() << "\n";
+    return 1;
+  }
+  auto all = met->store->all_gather("meeting", met->rank, met->world_size, std::to_string(met->rank));
+  if (!all) {
+    std::cerr << all.status().message() << "\n";
+    return 1;
+  }
+  std::string text;
+  for (const std::string& value : *all) text += value;
+  std::cout << "met " << text << "\n";
+  return 0;
+}
+
+}  // namespace
+
+int main(int count, char** words) {
+  const std::string what = count > 1 ? words[1] : "";
+  const long number = count > 2 ? std::atol(words[2]) : 0;
+  if (what == "wait") return wait_for_signal(static_cast<int>(number));
+  if (what == "ignore") return ignore_signals();
+  if (what == "flood") return flood(number);
+  if (what == "meet") return meet();
+  std::cerr << "unknown: " << what << "\n";
+  return 64;
+}

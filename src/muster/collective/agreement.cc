@@ -1,0 +1,196 @@
+#include "muster/collective/agreement.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "muster/base/secret.h"
+#include "muster/collective/call.h"
+#include "muster/collective/control.h"
+#include "muster/collective/op.h"
+
+namespace muster::collective {
+namespace {
+
+/// After the deadline the others give the first member so long to tell who is missing.
+constexpr auto kVerdictGrace = std::chrono::milliseconds(50);
+constexpr auto kCancelLimit = std::chrono::seconds(1);
+
+enum class Kind : std::uint32_t { proposal = 1, offer, taken, refused, settled, failed };
+
+struct Note {
+  Kind kind = Kind::proposal;
+  std::uint32_t id = 0;
+  std::uint64_t word = 0;
+  std::uint32_t missing = 0;  // how many of `ranks` hold a missing rank
+  std::int32_t ranks[13] = {};
+};
+static_assert(sizeof(Note) == 72);
+
+// Messages of one group's making meet under this tag and no others.
+std::uint64_t tag_of(std::vector<int> members, const std::string& name, std::uint64_t use) {
+  std::sort(members.begin(), members.end());
+  ByteWriter key;
+  for (int member : members) key.put(static_cast<std::int32_t>(member));
+  key.put(use).put_text(name);
+  const auto hash = short_hash(key.view());
+  std::uint64_t number;
+  std::memcpy(&number, hash.data(), sizeof number);
+  return number | kFirstReservedTag;
+}
+
+std::uint32_t spread(std::uint64_t tag, int attempt) {
+  // Two groups that took each other's id would do so again if both offered the next one.
+  return static_cast<std::uint32_t>((tag >> (3 * (attempt % 16))) % (std::uint64_t{4} << std::min(attempt, 10)));
+}
+
+class Talk {
+ public:
+  Talk(transport::Fabric& fabric, const std::vector<int>& members, const std::string& name, std::uint64_t tag, TimePoint deadline)
+      : fabric_(fabric),
+        channel_(fabric.bootstrap()),
+        members_(members),
+        name_(name),
+        tag_(tag),
+        deadline_(deadline),
+        notes_(members.size()) {
+    header_.op = static_cast<std::uint8_t>(Op::send);
+  }
+
+  Result<Agreement> lead(const std::function<std::uint64_t()>& word) {
+    if (Status heard = collect(Kind::proposal); !heard) return heard;
+    std::uint32_t id = fabric_.next_channel_id();
+    for (std::size_t i = 1; i < members_.size(); ++i) id = std::max(id, notes_[i].id);
+    for (int attempt = 0;; ++attempt) {
+      auto channel = fabric_.open(id, members_);
+      if (Status sent = tell_all({Kind::offer, id}); !sent) return sent;
+      if (Status heard = collect(Kind::taken); !heard) return heard;
+      bool taken = channel.ok();
+      std::uint32_t next = fabric_.next_channel_id();
+      for (std::size_t i = 1; i < members_.size(); ++i) {
+        taken = taken && notes_[i].kind == Kind::taken;
+        next = std::max(next, notes_[i].id);
+      }
+      if (taken) {
+        Note settled{Kind::settled, id};
+        settled.word = word();
+        if (Status sent = tell_all(settled); !sent) return sent;
+        return Agreement{std::move(*channel), settled.word};
+      }
+      id = next + spread(tag_, attempt);
+    }
+  }
+
+  Result<Agreement> follow() {
+    std::shared_ptr<transport::Channel> channel;
+    Note mine{Kind::proposal, fabric_.next_channel_id()};
+    while (true) {
+      if (Status sent = tell(members_[0], mine); !sent) return sent;
+      if (Status heard = collect(Kind::offer); !heard) return heard;
+      const Note& note = notes_[0];
+      if (note.kind == Kind::settled) {
+        if (channel == nullptr) return Status(Code::internal, "the making of group '" + name_ + "' was settled before an id was offered");
+        return Agreement{std::move(channel), note.word};
+      }
+      auto opened = fabric_.open(note.id, members_);
+      mine = {opened.ok() ? Kind::taken : Kind::refused, fabric_.next_channel_id()};
+      channel = opened.ok() ? std::move(*opened) : nullptr;
+    }
+  }
+
+ private:
+  bool leads() const { return fabric_.rank() == members_[0]; }
+
+  // One note from everybody (the first member) or from the first member (all others); what came stands in `notes_`.
+  Status collect(Kind expected) {
+    std::vector<transport::TransferRef> receives(members_.size());
+    for (std::size_t i = 0; i < members_.size(); ++i) {
+      if ((i == 0) == leads()) continue;
+      receives[i] = channel_.receive(members_[i], tag_, std::as_writable_bytes(std::span(&notes_[i], 1)), header_);
+    }
+    const auto over = [&] {
+      return std::all_of(receives.begin(), receives.end(), [](const auto& r) { return r == nullptr || r->done(); });
+    };
+    TimePoint limit = deadline_;
+    if (!leads() && limit < TimePoint::max() - kVerdictGrace) limit += kVerdictGrace;
+    const bool all = fabric_.wait(over, limit);
+    Status status;
+    std::vector<int> missing;
+    for (std::size_t i = 0; i < members_.size(); ++i) {
+      if (receives[i] == nullptr) continue;
+      if (!receives[i]->done()) {
+        missing.push_back(members_[i]);
+        channel_.cancel(receives[i]);
+      } else if (status.ok() && !receives[i]->status().ok()) {
+        status = receives[i]->status();
+      }
+    }
+    if (!all) {
+      fabric_.wait(over, fabric_.clock().now() + kCancelLimit);
+      return late(expected, std::move(missing));
+    }
+    if (status.ok() && !leads() && notes_[0].kind == Kind::failed) return verdict(notes_[0]);
+    return status;
+  }
+
+  Status late(Kind expected, std::vector<int> missing) {
+    std::sort(missing.begin(), missing.end());
+    if (leads()) {
+      Note failed{Kind::failed};
+      for (int rank : missing) {
+        if (failed.missing < std::size(failed.ranks)) failed.ranks[failed.missing++] = rank;
+      }
+      for (std::size_t i = 1; i < members_.size(); ++i) {
+        if (!std::binary_search(missing.begin(), missing.end(), members_[i])) static_cast<void>(tell(members_[i], failed));
+      }
+    }
+    const char* what = expected == Kind::proposal ? " did not call it" : " did not answer";
+    return Status(Code::timed_out,
+                  describe_ranks(missing) + what +
+                      " within the timeout; every member must make the group, in the same order and with the same ranks and name",
+                  missing);
+  }
+
+  Status verdict(const Note& note) {
+    std::vector<int> missing(note.ranks, note.ranks + std::min<std::size_t>(note.missing, std::size(note.ranks)));
+    return Status(Code::timed_out,
+                  describe_ranks(missing) + " did not call it within the timeout, says rank " + std::to_string(members_[0]) +
+                      "; every member must make the group, in the same order and with the same ranks and name",
+                  missing);
+  }
+
+  Status tell_all(const Note& note) {
+    for (std::size_t i = 1; i < members_.size(); ++i) {
+      if (Status sent = tell(members_[i], note); !sent) return sent;
+    }
+    return {};
+  }
+
+  Status tell(int rank, const Note& note) {
+    auto copy = std::make_unique<Note>(note);
+    const auto transfer = channel_.send(rank, tag_, std::as_bytes(std::span(copy.get(), 1)), header_);
+    const auto over = [&] { return transfer->done(); };
+    if (fabric_.wait(over, deadline_)) return transfer->status();
+    channel_.cancel(transfer);
+    if (!fabric_.wait(over, fabric_.clock().now() + kCancelLimit)) static_cast<void>(copy.release());
+    return late(Kind::offer, {rank});
+  }
+
+  transport::Fabric& fabric_;
+  transport::Channel& channel_;
+  const std::vector<int>& members_;
+  const std::string& name_;
+  const std::uint64_t tag_;
+  const TimePoint deadline_;
+  transport::Fingerprint header_;
+  std::vector<Note> notes_;
+};
+
+}  // namespace
+
+Result<Agreement> agree(transport::Fabric& fabric, const std::vector<int>& members, const std::string& name, std::uint64_t use,
+                        TimePoint deadline, const std::function<std::uint64_t()>& word) {
+  Talk talk(fabric, members, name, tag_of(members, name, use), deadline);
+  return fabric.rank() == members[0] ? talk.lead(word) : talk.follow();
+}
+
+}  // namespace muster::collective

@@ -1,0 +1,29 @@
+/// How the members of a new group agree on the id of its channel, over the channel that all ranks of the job share.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "muster/base/clock.h"
+#include "muster/base/status.h"
+#include "muster/transport/channel.h"
+#include "muster/transport/fabric.h"
+
+namespace muster::collective {
+
+struct Agreement {
+  std::shared_ptr<transport::Channel> channel;
+  std::uint64_t word = 0;  ///< what the first member hands to all
+};
+
+/// Every member calls it with the same members, name and `use` (how many groups of these members and this name it has made before). Blocks.
+/// The first member collects the others' next free ids and offers the highest; where that is taken meanwhile on a member (another
+/// thread makes another group), it offers a higher one. `word` is called on the first member once all have taken the id. At the deadline
+/// the missing members are named, and the first member tells those that came. Nobody else is disturbed.
+Result<Agreement> agree(transport::Fabric& fabric, const std::vector<int>& members, const std::string& name, std::uint64_t use,
+                        TimePoint deadline, const std::function<std::uint64_t()>& word);
+
+}  // namespace muster::collective

@@ -1,0 +1,207 @@
+#include "muster/collective/collective_queue.h"
+
+#include <algorithm>
+
+#include "muster/collective/call.h"
+#include "muster/collective/op.h"
+
+namespace muster::collective {
+namespace {
+
+/// A call that has waited so long tells those it waits for what it is; then again, a few times, later.
+constexpr auto kReminder = std::chrono::milliseconds(100);
+constexpr int kReminders = 5;
+
+}  // namespace
+
+CollectiveQueue::CollectiveQueue(const GroupContext& group, std::unique_ptr<RegionGroup> region)
+    : group_(group), control_(group), links_(*group.channel), region_(std::move(region)) {
+  if (group.size() > 1) control_.listen();
+}
+
+CollectiveQueue::Operation::~Operation() {
+  if (queued_ && !published()) queue_.remove(*this);  // its thread is being unwound
+}
+
+std::shared_ptr<Driver> CollectiveQueue::Operation::driver() const {
+  const std::lock_guard guard(const_cast<Operation*>(this)->lock_);
+  return driver_;
+}
+
+bool CollectiveQueue::Operation::done() const {
+  if (published()) return true;
+  if (const auto driver = this->driver()) {
+    driver->fabric()->poll();
+    driver->advance();
+  }
+  return published();
+}
+
+Status CollectiveQueue::Operation::wait(TimePoint deadline) {
+  if (published()) return status();
+  const auto driver = this->driver();
+  if (driver != nullptr && !driver->attend([this] { return published(); }, deadline)) {
+    return Status(Code::timed_out, "the wait for " + fingerprint_rules().describe(call_) + " of " + queue_.group_.here() +
+                                       " has reached its own limit; the call goes on");
+  }
+  return status();
+}
+
+void CollectiveQueue::enqueue(Operation& operation, const Args& args) {
+  operation.args_ = &args;
+  operation.made_ = group_.now();
+  const std::lock_guard guard(lock_);
+  operation.call_ = fingerprint_of(args, sequence_.load(std::memory_order_relaxed) + 1);
+  operation.queued_ = true;
+  queue_.push_back(&operation);
+  sequence_.fetch_add(1);
+  waiting_.fetch_add(1);
+}
+
+void CollectiveQueue::remove(Operation& operation) {
+  const std::lock_guard guard(lock_);
+  const auto place = std::find(queue_.begin(), queue_.end(), &operation);
+  if (place == queue_.end()) return;
+  queue_.erase(place);
+  waiting_.fetch_sub(1);
+}
+
+Status CollectiveQueue::run(Driver& driver, const Args& args, TimePoint deadline) {
+  Operation operation(*this, nullptr, deadline);
+  enqueue(operation, args);
+  driver.attend([&operation] { return operation.published(); }, TimePoint::max());
+  return operation.status();
+}
+
+std::shared_ptr<CollectiveQueue::Operation> CollectiveQueue::start(std::shared_ptr<Driver> driver, Args args, TimePoint deadline) {
+  auto operation = std::make_shared<Operation>(*this, std::move(driver), deadline);
+  operation->owned_ = std::move(args);
+  operation->self_ = operation;
+  enqueue(*operation, operation->owned_);
+  additions_.fetch_add(1);
+  return operation;
+}
+
+CollectiveQueue::Operation* CollectiveQueue::front() {
+  const std::lock_guard guard(lock_);
+  return queue_.empty() ? nullptr : queue_.front();
+}
+
+void CollectiveQueue::begin(Operation& operation) {
+  operation.begun_ = true;
+  if (group_.channel->failed()) return;
+  group_.channel->begin(operation.call_);
+  control_.begin(operation.call_);
+  operation.task_ = region_ ? region_->run(*operation.args_, operation.call_) : links_.run(*operation.args_, operation.call_);
+}
+
+Status CollectiveQueue::outcome(Operation& operation) {
+  Status status = operation.task_.valid() ? operation.task_.result() : group_.channel->failure();
+  operation.task_ = Task<Status>();
+  if (status.ok()) return status;
+  // The channel's failure is the first cause; what this task saw may only be what followed from it.
+  if (group_.channel->failed()) status = group_.channel->failure();
+  return status.with_context(fingerprint_rules().describe(operation.call_) + ", call " + std::to_string(operation.call_.sequence) + " of " +
+                             group_.here());
+}
+
+void CollectiveQueue::advance(const std::atomic<int>& attending, int self) {
+  std::vector<std::pair<std::shared_ptr<Operation>, Completion::Callbacks>> over;
+  std::vector<std::shared_ptr<Driver>> let_go;
+  bool finished = false;
+  {
+    const std::unique_lock drive(drive_, std::try_to_lock);
+    if (!drive.owns_lock()) return;
+    if (control_.news()) control_.poll();
+    while (Operation* operation = front()) {
+      if (!operation->begun_) begin(*operation);
+      if (operation->task_.valid() && !operation->task_.step()) break;
+      Status status = outcome(*operation);
+      remove(*operation);
+      finished = true;
+      if (operation->self_ == nullptr) {
+        operation->publish_unshared(std::move(status));
+        continue;
+      }
+      auto shared = std::move(operation->self_);
+      auto callbacks = shared->publish(std::move(status));
+      {
+        const std::lock_guard guard(shared->lock_);
+        let_go.push_back(std::move(shared->driver_));
+      }
+      over.emplace_back(std::move(shared), std::move(callbacks));
+    }
+  }
+  if (finished && attending.load() > self) group_.fabric->wake();
+  for (auto& [operation, callbacks] : over) {
+    for (auto& callback : callbacks) callback(operation->status());
+  }
+}
+
+TimePoint CollectiveQueue::next_deadline() {
+  if (group_.channel->failed()) return TimePoint::max();
+  const std::lock_guard guard(lock_);
+  TimePoint earliest = TimePoint::max();
+  for (const Operation* operation : queue_) earliest = std::min(earliest, operation->deadline_);
+  return earliest;
+}
+
+std::vector<int> CollectiveQueue::awaited() const { return region_ ? region_->awaited() : links_.flight().awaited(); }
+
+std::string CollectiveQueue::late_text(const Operation& late, TimePoint now, const std::vector<int>& missing) {
+  const Operation* running = front();
+  std::string text = "rank " + std::to_string(group_.job_rank()) + " waited " + describe(now - late.made_) + " in " +
+                     fingerprint_rules().describe(late.call_) + ", call " + std::to_string(late.call_.sequence) + " of " + group_.text();
+  if (running != &late && running != nullptr) {
+    text += ", queued behind " + fingerprint_rules().describe(running->call_) + ", call " + std::to_string(running->call_.sequence) + ",";
+  }
+  text += missing.empty() ? ", for nobody in particular" : " for " + describe_ranks(missing);
+  for (int member = 0; member < group_.size(); ++member) {
+    const int rank = group_.job_rank_of(member);
+    if (missing.size() > 8 || std::find(missing.begin(), missing.end(), rank) == missing.end()) continue;
+    const transport::Fingerprint heard = region_ ? region_->heard(member) : links_.flight().heard(member);
+    if (heard.sequence == 0) continue;
+    text += "; the last heard of rank " + std::to_string(rank) + " is its call " + std::to_string(heard.sequence) + ", " +
+            fingerprint_rules().describe(heard);
+  }
+  return text +
+         ". See whether the ranks named here have reached this call; if they are only slow, give the call or the group a longer timeout";
+}
+
+void CollectiveQueue::check_deadlines(TimePoint now) {
+  const std::unique_lock drive(drive_, std::try_to_lock);
+  if (!drive.owns_lock() || group_.channel->failed()) return;
+  const Operation* late = nullptr;
+  {
+    const std::lock_guard guard(lock_);
+    for (const Operation* operation : queue_) {
+      if (operation->deadline_ <= now && (late == nullptr || operation->deadline_ < late->deadline_)) late = operation;
+    }
+  }
+  if (late == nullptr) return;
+  const std::vector<int> missing = awaited();
+  group_.channel->fail(Status(Code::timed_out, late_text(*late, now, missing), missing));
+}
+
+void CollectiveQueue::remind(TimePoint now) {
+  if (region_ != nullptr || group_.size() == 1) return;  // in a region everybody sees everybody's control line
+  const std::unique_lock drive(drive_, std::try_to_lock);
+  if (!drive.owns_lock() || group_.channel->failed()) return;
+  control_.all_sent();
+  Operation* running = front();
+  if (running == nullptr || !running->begun_ || running->reminders_ >= kReminders) return;
+  if (now - running->made_ < kReminder * (std::int64_t{1} << (2 * running->reminders_))) return;
+  ++running->reminders_;
+  for (int rank : awaited()) {
+    const auto members = group_.channel->members();
+    control_.tell_waiting(static_cast<int>(std::find(members.begin(), members.end(), rank) - members.begin()), running->call_);
+  }
+}
+
+void CollectiveQueue::drop_region() {
+  const std::lock_guard drive(drive_);
+  region_.reset();
+  control_.cancel();
+}
+
+}  // namespace muster::collective

@@ -1,0 +1,110 @@
+/// The collectives of one communicator: numbered when they are called, run one after another by whoever waits.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "muster/base/task.h"
+#include "muster/collective/communicator.h"
+#include "muster/collective/completion.h"
+#include "muster/collective/control.h"
+#include "muster/collective/driver.h"
+#include "muster/collective/link_group.h"
+#include "muster/collective/region_group.h"
+
+namespace muster::collective {
+
+class CollectiveQueue {
+ public:
+  /// `region` is null where the group runs over links.
+  CollectiveQueue(const GroupContext& group, std::unique_ptr<RegionGroup> region);
+
+  class Operation;
+
+  /// Runs a valid call on this thread, after those before it.
+  Status run(Driver& driver, const Args& args, TimePoint deadline);
+  /// Queues a valid call.
+  std::shared_ptr<Operation> start(std::shared_ptr<Driver> driver, Args args, TimePoint deadline);
+
+  /// Goes on as far as it can, unless another thread is doing that just now. `others_wait`: more threads than this one wait for the group.
+  void advance(const std::atomic<int>& attending, int self);
+  bool empty() const { return waiting_.load() == 0; }
+  std::uint64_t sequence() const { return sequence_.load(); }
+  /// Grows when a call is added that the waiting threads' limits do not know of.
+  std::uint64_t additions() const { return additions_.load(std::memory_order_relaxed); }
+
+  /// The earliest of the queued calls; max where none can be missed any more.
+  TimePoint next_deadline();
+  /// Fails the channel where a call is past its deadline, naming the ranks that the running one waits for.
+  void check_deadlines(TimePoint now);
+  /// Tells the members that the running call has waited for long what it is.
+  void remind(TimePoint now);
+
+  /// Calls `work(control)` under the drive lock; false, without calling it, where another thread holds that now.
+  template <class Work>
+  bool with_control(Work work) {
+    const std::unique_lock drive(drive_, std::try_to_lock);
+    if (!drive.owns_lock()) return false;
+    control_.poll();
+    work(control_);
+    return true;
+  }
+
+  /// Orderly end: lets go of the region.
+  void drop_region();
+
+ private:
+  void enqueue(Operation& operation, const Args& args);
+  void remove(Operation& operation);
+  Operation* front();
+  void begin(Operation& operation);
+  Status outcome(Operation& operation);
+  std::vector<int> awaited() const;
+  std::string late_text(const Operation& late, TimePoint now, const std::vector<int>& missing);
+
+  const GroupContext& group_;
+  std::mutex drive_;  // held for one pass over the running task, never while waiting
+  Control control_;
+  LinkGroup links_;
+  std::unique_ptr<RegionGroup> region_;
+
+  std::mutex lock_;  // guards the queue
+  std::deque<Operation*> queue_;
+  std::atomic<std::uint64_t> sequence_{0};
+  std::atomic<std::uint64_t> additions_{0};
+  std::atomic<std::size_t> waiting_{0};
+};
+
+/// One call; shared where it was started, on the stack of its thread where it blocks.
+class CollectiveQueue::Operation final : public Completion {
+ public:
+  Operation(CollectiveQueue& queue, std::shared_ptr<Driver> driver, TimePoint deadline)
+      : queue_(queue), driver_(std::move(driver)), deadline_(deadline) {}
+  ~Operation() override;
+
+  bool done() const override;
+  Status wait(TimePoint deadline) override;
+
+ private:
+  friend class CollectiveQueue;
+  std::shared_ptr<Driver> driver() const;
+
+  CollectiveQueue& queue_;
+  std::shared_ptr<Driver> driver_;  // of a started call, until it is over
+  std::shared_ptr<Operation> self_;
+  Args owned_;
+  const Args* args_ = nullptr;
+  transport::Fingerprint call_;
+  const TimePoint deadline_;
+  TimePoint made_;
+  int reminders_ = 0;
+  bool queued_ = false;
+  bool begun_ = false;
+  Task<Status> task_;
+};
+
+}  // namespace muster::collective

@@ -1,0 +1,341 @@
+#include "muster/collective/communicator.h"
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <mutex>
+
+#include "muster/collective/agreement.h"
+#include "muster/collective/call.h"
+#include "muster/collective/collective_queue.h"
+#include "muster/collective/driver.h"
+#include "muster/collective/point_to_point.h"
+#include "muster/collective/progress.h"
+
+namespace muster::collective {
+namespace {
+
+constexpr std::uint64_t kNoSegment = ~std::uint64_t{0};
+/// How often a thread that waits looks after reminders, in the first second and later.
+constexpr auto kEarlyLook = std::chrono::milliseconds(100);
+constexpr auto kLateLook = std::chrono::seconds(1);
+constexpr auto kVerdictGrace = std::chrono::milliseconds(50);
+
+/// What the communicators of one fabric share.
+struct Shared final : transport::Fabric::Companion {
+  Progress progress;
+  std::mutex lock;
+  std::map<std::pair<std::vector<int>, std::string>, std::uint64_t> uses;
+
+  std::uint64_t next_use(std::vector<int> members, const std::string& name) {
+    std::sort(members.begin(), members.end());
+    const std::lock_guard guard(lock);
+    return uses[{std::move(members), name}]++;
+  }
+};
+
+class GroupCommunicator final : public Communicator, public Driver, public std::enable_shared_from_this<GroupCommunicator> {
+ public:
+  GroupCommunicator(GroupContext group, std::shared_ptr<Shared> shared, std::unique_ptr<RegionGroup> region, std::uint64_t segment)
+      : group_(std::move(group)), shared_(std::move(shared)), segment_(segment), messages_(group_), queue_(group_, std::move(region)) {}
+
+  int rank() const override { return group_.rank(); }
+  int size() const override { return group_.size(); }
+  std::span<const int> members() const override { return group_.channel->members(); }
+  const std::string& name() const override { return group_.name; }
+  transport::Channel& channel() override { return *group_.channel; }
+  std::uint64_t sequence() const override { return queue_.sequence(); }
+  Status failure() const override { return group_.channel->failure(); }
+
+  Status run(const Args& args, TimePoint deadline) override;
+  PendingRef start(Args args, TimePoint deadline) override;
+  PendingRef send(int member, std::uint64_t tag, ConstBytes data, DType dtype, TimePoint deadline) override;
+  PendingRef receive(int member, std::uint64_t tag, MutableBytes data, DType dtype, TimePoint deadline) override;
+  void abort(const std::string& reason) override;
+  Status close(TimePoint deadline) override;
+
+  std::shared_ptr<transport::Fabric> fabric() override { return group_.fabric; }
+  void advance() override { advance_as(0); }
+  void check_deadlines(TimePoint now) override {
+    queue_.check_deadlines(now);
+    messages_.check_deadlines(now);
+  }
+  bool busy() override { return !queue_.empty() || !messages_.empty(); }
+  bool attended() override { return attending_.load() > 0; }
+  TimePoint next_deadline() override { return std::min(queue_.next_deadline(), messages_.next_deadline()); }
+  bool attend(const std::function<bool()>& done, TimePoint limit) override;
+
+ private:
+  class Presence;
+
+  void advance_as(int self) {
+    queue_.advance(attending_, self);
+    messages_.sweep();
+  }
+  void watch(bool soon) {
+    if (group_.fabric->threads()) shared_->progress.watch(shared_from_this(), soon);
+  }
+  // What this thread has finished must not look like work that it leaves to others.
+  bool leave(bool reached) {
+    messages_.sweep();
+    return reached;
+  }
+  Status check(const Args& args) const;
+  Status check_message(const char* what, int member, std::uint64_t tag, std::size_t bytes, DType dtype, bool any) const;
+  PendingRef track(std::shared_ptr<PointToPoint::Message> message) {
+    if (!message->published()) watch(false);
+    return message;
+  }
+  Status drain(TimePoint deadline);
+  Status part(TimePoint deadline);
+  Status part_as_first(TimePoint deadline);
+  Status late_at_close(const std::vector<int>& missing, const char* what);
+  /// Runs `work(control)` under the drive lock, now.
+  template <class Work>
+  void with_control(Work work) {
+    attend([&] { return queue_.with_control(work); }, TimePoint::max());
+  }
+
+  const GroupContext group_;
+  const std::shared_ptr<Shared> shared_;
+  std::uint64_t segment_;
+  std::atomic<int> attending_{0};
+  std::atomic<bool> closed_{false};
+  PointToPoint messages_;
+  CollectiveQueue queue_;
+};
+
+/// A thread that drives the communicator by waiting for it.
+class GroupCommunicator::Presence {
+ public:
+  explicit Presence(GroupCommunicator& owner) : owner_(owner) { owner_.attending_.fetch_add(1); }
+  ~Presence() {
+    const int others = owner_.attending_.fetch_sub(1) - 1;
+    if (others > 0) {
+      owner_.group_.fabric->wake();
+    } else if (owner_.busy() && owner_.group_.fabric->threads()) {
+      owner_.shared_->progress.notify();
+    }
+  }
+
+ private:
+  GroupCommunicator& owner_;
+};
+
+bool GroupCommunicator::attend(const std::function<bool()>& done, TimePoint limit) {
+  struct Pass {
+    GroupCommunicator& owner;
+    const std::function<bool()>& done;
+    std::uint64_t additions;
+    bool operator()() const {
+      owner.advance_as(1);
+      return done() || owner.queue_.additions() != additions;
+    }
+  };
+  const Presence presence(*this);
+  advance_as(1);
+  if (done()) return leave(true);
+  const TimePoint began = group_.now();
+  for (TimePoint now = began;;) {
+    const Pass pass{*this, done, queue_.additions()};
+    const TimePoint look = now + (now - began < kLateLook ? TimePoint::duration(kEarlyLook) : TimePoint::duration(kLateLook));
+    group_.fabric->wait([&pass] { return pass(); }, std::min({limit, next_deadline(), look}));
+    if (done()) return leave(true);
+    now = group_.now();
+    check_deadlines(now);
+    queue_.remind(now);
+    if (now >= limit) return leave(done());
+  }
+}
+
+Status GroupCommunicator::check(const Args& args) const {
+  if (closed_.load()) {
+    return Status(Code::aborted,
+                  std::string(info(args.op).name) + " was called on " + group_.here() + ", which has been closed; make a new group");
+  }
+  Status valid = validate(args, rank(), size());
+  return valid.ok() ? valid : valid.with_context(group_.here());
+}
+
+Status GroupCommunicator::run(const Args& args, TimePoint deadline) {
+  if (Status valid = check(args); !valid) return valid;
+  return queue_.run(*this, args, deadline);
+}
+
+PendingRef GroupCommunicator::start(Args args, TimePoint deadline) {
+  if (Status valid = check(args); !valid) return std::make_shared<Finished>(std::move(valid));
+  auto operation = queue_.start(shared_from_this(), std::move(args), deadline);
+  if (attended()) group_.fabric->wake();  // its limit does not know of this deadline
+  watch(true);
+  return operation;
+}
+
+Status GroupCommunicator::check_message(const char* what, int member, std::uint64_t tag, std::size_t bytes, DType dtype, bool any) const {
+  const auto invalid = [&](const std::string& why) {
+    return Status(Code::invalid_argument, std::string(what) + " in " + group_.here() + " " + why);
+  };
+  if (closed_.load())
+    return Status(Code::aborted, std::string(what) + " was called on " + group_.here() + ", which has been closed; make a new group");
+  if ((member < 0 || member >= size()) && !(any && member == transport::kAnyMember)) {
+    return invalid("needs a peer from 0 to " + std::to_string(size() - 1) + ", a position in the group, and got " + std::to_string(member));
+  }
+  if (tag >= kFirstReservedTag) return invalid("needs a tag below 2^62 and got " + std::to_string(tag));
+  if (bytes % size_of(dtype) != 0) {
+    return invalid("got " + std::to_string(bytes) + " bytes, which is no whole number of " + std::string(name_of(dtype)) + " elements");
+  }
+  return {};
+}
+
+PendingRef GroupCommunicator::send(int member, std::uint64_t tag, ConstBytes data, DType dtype, TimePoint deadline) {
+  if (Status valid = check_message("send", member, tag, data.size(), dtype, false); !valid)
+    return std::make_shared<Finished>(std::move(valid));
+  return track(messages_.send(shared_from_this(), member, tag, data, dtype, deadline));
+}
+
+PendingRef GroupCommunicator::receive(int member, std::uint64_t tag, MutableBytes data, DType dtype, TimePoint deadline) {
+  if (Status valid = check_message("recv", member, tag, data.size(), dtype, true); !valid)
+    return std::make_shared<Finished>(std::move(valid));
+  return track(messages_.receive(shared_from_this(), member, tag, data, dtype, deadline));
+}
+
+void GroupCommunicator::abort(const std::string& reason) {
+  group_.channel->fail(Status(Code::aborted, "rank " + std::to_string(group_.job_rank()) + " aborted " + group_.text() + ": " + reason,
+                              {group_.job_rank()}));
+  group_.fabric->wake();
+  if (busy()) watch(true);
+}
+
+Status GroupCommunicator::late_at_close(const std::vector<int>& missing, const char* what) {
+  group_.channel->fail(Status(Code::timed_out,
+                              "rank " + std::to_string(group_.job_rank()) + " closes " + group_.text() + " and waited for " +
+                                  describe_ranks(missing) + " " + what + "; see whether they still are in a call",
+                              missing));
+  return group_.channel->failure();
+}
+
+Status GroupCommunicator::drain(TimePoint deadline) {
+  const bool quiet = attend([this] { return queue_.empty() && messages_.sends_over(); }, deadline);
+  if (!quiet) {
+    group_.channel->fail(Status(Code::timed_out,
+                                "rank " + std::to_string(group_.job_rank()) + " closes " + group_.text() +
+                                    " while calls or messages are under way that did not end in time; wait for them before closing",
+                                {group_.job_rank()}));
+    attend([this] { return queue_.empty() && messages_.sends_over(); }, TimePoint::max());
+  }
+  return group_.channel->failure();
+}
+
+Status GroupCommunicator::part_as_first(TimePoint deadline) {
+  std::vector<int> missing;
+  const auto all_leave = [&] {
+    queue_.with_control([&](Control& control) { missing = control.not_leaving(); });
+    return missing.empty() || group_.channel->failed();
+  };
+  missing = {-1};
+  if (!attend(all_leave, deadline)) return late_at_close(missing, "to close it too");
+  if (group_.channel->failed()) return group_.channel->failure();
+  Status same;
+  with_control([&](Control& control) {
+    same = control.compare_leaving();
+    if (same.ok()) control.tell_released();
+  });
+  if (!same.ok()) {
+    group_.channel->fail(same);
+    return group_.channel->failure();
+  }
+  bool sent = false;
+  attend(
+      [&] {
+        queue_.with_control([&](Control& control) { sent = control.all_sent(); });
+        return sent || group_.channel->failed();
+      },
+      deadline);
+  return group_.channel->failure();
+}
+
+Status GroupCommunicator::part(TimePoint deadline) {
+  with_control([](Control& control) { control.tell_leaving(); });
+  if (rank() == 0) return part_as_first(deadline);
+  bool released = false;
+  const auto let_go = [&] {
+    queue_.with_control([&](Control& control) { released = control.released(); });
+    return released || group_.channel->failed();
+  };
+  // The first member knows who is missing: it gets the chance to say so.
+  const TimePoint limit = deadline < TimePoint::max() - kVerdictGrace ? deadline + kVerdictGrace : deadline;
+  if (!attend(let_go, limit)) return late_at_close({group_.job_rank_of(0)}, "to hear from all and let the others go");
+  return group_.channel->failure();
+}
+
+Status GroupCommunicator::close(TimePoint deadline) {
+  if (closed_.exchange(true)) return {};
+  Status status = drain(deadline);
+  if (status.ok() && size() > 1) status = part(deadline);
+  messages_.cancel_receives("its group has been closed");
+  attend([this] { return !busy(); }, TimePoint::max());
+  queue_.drop_region();
+  // After a failure another member may still look at the region: then its segment stays taken.
+  if (status.ok() && rank() == 0 && segment_ != kNoSegment) group_.fabric->region()->release(segment_);
+  segment_ = kNoSegment;
+  return status.ok() ? status : status.with_context("closing " + group_.here());
+}
+
+Status check_members(const transport::Fabric& fabric, const std::vector<int>& members) {
+  if (std::find(members.begin(), members.end(), fabric.rank()) == members.end()) {
+    return Status(Code::invalid_argument, "rank " + std::to_string(fabric.rank()) + " is not among the members of the group that it makes");
+  }
+  std::vector<int> sorted = members;
+  std::sort(sorted.begin(), sorted.end());
+  for (std::size_t i = 0; i < sorted.size(); ++i) {
+    if (sorted[i] < 0 || sorted[i] >= fabric.world_size()) {
+      return Status(Code::invalid_argument, "a group's members are ranks from 0 to " + std::to_string(fabric.world_size() - 1) + "; " +
+                                                std::to_string(sorted[i]) + " is none");
+    }
+    if (i > 0 && sorted[i] == sorted[i - 1])
+      return Status(Code::invalid_argument, "rank " + std::to_string(sorted[i]) + " is named twice in one group");
+  }
+  return {};
+}
+
+// The same answer on every member.
+bool share_a_region(transport::Fabric& fabric, const std::vector<int>& members) {
+  if (members.size() < 2 || fabric.region() == nullptr) return false;
+  const auto local = fabric.region()->ranks();
+  return std::all_of(members.begin(), members.end(),
+                     [&](int member) { return std::find(local.begin(), local.end(), member) != local.end(); });
+}
+
+// Where nobody else must agree, only another thread of this process can be faster.
+Result<Agreement> open_alone(transport::Fabric& fabric, const std::vector<int>& members) {
+  for (std::uint32_t id = fabric.next_channel_id();; ++id) {
+    auto channel = fabric.open(id, members);
+    if (channel.ok()) return Agreement{std::move(*channel), kNoSegment};
+    if (channel.status().code() != Code::invalid_argument) return channel.status();
+  }
+}
+
+}  // namespace
+
+Result<std::shared_ptr<Communicator>> Communicator::create(std::shared_ptr<transport::Fabric> fabric, std::vector<int> members,
+                                                           CommunicatorOptions options) {
+  const std::string what = "making " + (options.name.empty() ? std::string("a group") : "group '" + options.name + "'");
+  if (Status valid = check_members(*fabric, members); !valid) return valid.with_context(what);
+  const auto shared = std::static_pointer_cast<Shared>(fabric->companion([] { return std::make_shared<Shared>(); }));
+  const TimePoint deadline = deadline_after(fabric->clock(), options.timeout);
+  const bool region = options.use_region && share_a_region(*fabric, members);
+  const auto claim = [&]() -> std::uint64_t {
+    if (!region) return kNoSegment;
+    auto segment = fabric->region()->claim(RegionGroup::segment_bytes(static_cast<int>(members.size())));
+    return segment.ok() ? *segment : kNoSegment;  // a full region: the group runs over links, on every member
+  };
+  auto agreed = members.size() == 1 ? open_alone(*fabric, members)
+                                    : agree(*fabric, members, options.name, shared->next_use(members, options.name), deadline, claim);
+  if (!agreed.ok()) return agreed.status().with_context(what + " on rank " + std::to_string(fabric->rank()));
+  std::unique_ptr<RegionGroup> region_group;
+  if (agreed->word != kNoSegment) region_group = RegionGroup::attach(*fabric->region(), agreed->word, *agreed->channel);
+  GroupContext context{std::move(fabric), std::move(agreed->channel), std::move(options.name)};
+  return std::shared_ptr<Communicator>(
+      std::make_shared<GroupCommunicator>(std::move(context), shared, std::move(region_group), agreed->word));
+}
+
+}  // namespace muster::collective

@@ -1,0 +1,106 @@
+/// The collectives and point-to-point calls of one group, over bytes: free of torch.
+///
+/// What lives here: `Communicator`; `plan/`, rank arithmetic with no I/O (which slice, to whom, in which step); the
+/// algorithms over links and over the host region, all of them resumable tasks; the kernels; the selection. May include
+/// base/, store/ and transport/. Test it alone: `ctest -R collective`.
+///
+/// Collectives of one communicator run in the order in which they were started, one after another; a blocking call drives earlier
+/// ones first, on the caller's thread. Point-to-point messages run beside them. Two communicators may be used from two
+/// threads in any order. The locks are per communicator; none is held while waiting.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "muster/base/bytes.h"
+#include "muster/base/clock.h"
+#include "muster/base/dtype.h"
+#include "muster/base/status.h"
+#include "muster/collective/op.h"
+#include "muster/transport/channel.h"
+#include "muster/transport/fabric.h"
+
+namespace muster::collective {
+
+/// One call, as this member makes it. Buffers are contiguous; sizes are whole elements; they stay the caller's and must stay
+/// as they are until the call is done. Slices are one per member where `info(op)` says that a side lists, else exactly one.
+///   broadcast       outputs[0], in and out (read on the root)
+///   all_reduce      inputs[0] -> outputs[0]; may be the same memory
+///   reduce          inputs[0] -> outputs[0] on the root, only there; may be the same memory
+///   all_gather      inputs[0] -> outputs[r] of every member r; sizes may differ between members: outputs[r] is as long as r's input
+///   gather          inputs[0] -> outputs[r] on the root
+///   scatter         inputs[r] on the root -> outputs[0]
+///   reduce_scatter  inputs[r] from all members reduced -> outputs[0] on r; sizes may differ between r
+///   all_to_all      inputs[r] -> r's outputs[me]; sizes may differ; empty ones too
+///   barrier         nothing
+struct Args {
+  Op op = Op::barrier;
+  DType dtype = DType::uint8;
+  Reduce reduce = Reduce::sum;
+  double factor = 1.0;  ///< premul_sum
+  int root = -1;        ///< position in the group
+  std::vector<ConstBytes> inputs;
+  std::vector<MutableBytes> outputs;
+};
+
+/// A started call. Holds what the call needs; may be dropped (the call goes on).
+class Pending {
+ public:
+  virtual ~Pending() = default;
+  /// Thread-safe; never blocks.
+  virtual bool done() const = 0;
+  /// Drives this call (and those before it) on this thread until it is done or `deadline`; then its status. A deadline of this wait
+  /// that passes gives Code::timed_out and leaves the call going; the call's own deadline fails the communicator.
+  virtual Status wait(TimePoint deadline) = 0;
+  /// Receives: member it came from, and bytes.
+  virtual int source() const = 0;
+  virtual std::size_t bytes() const = 0;
+  /// Runs `callback` once, when done (at once if it is already), on the thread that finds out; it must not block.
+  virtual void when_done(std::function<void(const Status&)> callback) = 0;
+};
+using PendingRef = std::shared_ptr<Pending>;
+
+struct CommunicatorOptions {
+  std::string name;                             ///< shown in errors; tells groups of the same ranks apart
+  Duration timeout = std::chrono::minutes(30);  ///< for making it
+  bool use_region = true;                       ///< false: links only (for tests and comparison)
+};
+
+class Communicator {
+ public:
+  /// Every member calls it with the same members (job ranks; their order is the group's) and name; blocks until all have. Agrees on a
+  /// channel id over the fabric's bootstrap channel: no connection is made for it. A one-member group talks to nobody.
+  static Result<std::shared_ptr<Communicator>> create(std::shared_ptr<transport::Fabric> fabric, std::vector<int> members,
+                                                      CommunicatorOptions options);
+  virtual ~Communicator() = default;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual std::span<const int> members() const = 0;
+  virtual const std::string& name() const = 0;
+  virtual transport::Channel& channel() = 0;
+
+  /// Blocking: start to end on this thread. Invalid arguments are found before anything is sent; a failure of the group is its first cause.
+  virtual Status run(const Args& args, TimePoint deadline) = 0;
+  /// Queued; the process's progress thread advances it, `Pending::wait` takes over.
+  virtual PendingRef start(Args args, TimePoint deadline) = 0;
+
+  /// Point-to-point; members by position. Non-blocking; order is kept per (peer, tag).
+  virtual PendingRef send(int member, std::uint64_t tag, ConstBytes data, DType dtype, TimePoint deadline) = 0;
+  virtual PendingRef receive(int member_or_any, std::uint64_t tag, MutableBytes data, DType dtype, TimePoint deadline) = 0;
+
+  /// Collectives started so far.
+  virtual std::uint64_t sequence() const = 0;
+  virtual Status failure() const = 0;
+  /// Ends everything in flight with Code::aborted and tells the other members.
+  virtual void abort(const std::string& reason) = 0;
+  /// Orderly end: drains what is in flight, compares the members' sequence numbers (a member that skipped a call is named) and gives the
+  /// channel and segments back. Every member calls it.
+  virtual Status close(TimePoint deadline) = 0;
+};
+
+}  // namespace muster::collective

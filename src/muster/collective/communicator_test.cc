@@ -1,0 +1,658 @@
+// Messages, queues, deadlines, disagreements and ends of communicators; the results of collectives are suite_test.cc's.
+
+#include "muster/collective/communicator.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <barrier>
+#include <mutex>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "muster/testing/rank_threads.h"
+
+namespace muster::collective {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using testing::run_ranks;
+using testing::Wire;
+using Group = std::shared_ptr<Communicator>;
+using Values = std::vector<std::int64_t>;
+
+TimePoint in(Duration duration) { return steady_clock().now() + duration; }
+TimePoint soon() { return in(seconds(20)); }
+
+std::vector<int> all_of(int ranks) {
+  std::vector<int> members(static_cast<std::size_t>(ranks));
+  std::iota(members.begin(), members.end(), 0);
+  return members;
+}
+
+Group make(const std::shared_ptr<transport::Fabric>& fabric, std::vector<int> members, const std::string& name, bool use_region = true) {
+  CommunicatorOptions options;
+  options.name = name;
+  options.timeout = seconds(20);
+  options.use_region = use_region;
+  auto made = Communicator::create(fabric, std::move(members), options);
+  EXPECT_TRUE(made.ok()) << made.status().message();
+  return made.ok() ? *made : nullptr;
+}
+
+/// A group of all ranks on every rank's thread.
+void with_group(int ranks, Wire wire, const std::function<void(int rank, Communicator& group)>& body, bool use_region = true) {
+  run_ranks(ranks, wire, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
+    if (const Group group = make(fabric, all_of(ranks), "test", use_region)) body(rank, *group);
+  });
+}
+
+ConstBytes bytes(const Values& values) { return std::as_bytes(std::span(values)); }
+MutableBytes bytes(Values& values) { return std::as_writable_bytes(std::span(values)); }
+
+Args all_reduce(const Values& in, Values& out, Reduce reduce = Reduce::sum) {
+  Args args;
+  args.op = Op::all_reduce;
+  args.dtype = DType::int64;
+  args.reduce = reduce;
+  args.inputs = {bytes(in)};
+  args.outputs = {bytes(out)};
+  return args;
+}
+Args broadcast(Values& values, int root) {
+  Args args;
+  args.op = Op::broadcast;
+  args.dtype = DType::int64;
+  args.root = root;
+  args.outputs = {bytes(values)};
+  return args;
+}
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+// ---- messages --------------------------------------------------------------------------------------------------------
+
+// spec: E1 messages with one tag between two ranks keep their order; different tags may overtake
+TEST(Messages, KeepTheirOrderWithinATag) {
+  for (Wire wire : testing::kWires) {
+    with_group(2, wire, [](int rank, Communicator& group) {
+      constexpr int kMessages = 20;
+      std::vector<Values> data(2 * kMessages, Values(3000));  // some ask first
+      std::vector<PendingRef> pending;
+      for (int i = 0; i < kMessages; ++i) {
+        for (int tag : {5, 6}) {
+          Values& value = data[static_cast<std::size_t>(2 * i + tag - 5)];
+          if (i % 2 == 0) value.resize(2);
+          if (rank == 0) {
+            value[0] = i * 10 + tag;
+            pending.push_back(group.send(1, static_cast<std::uint64_t>(tag), bytes(value), DType::int64, soon()));
+          }
+        }
+      }
+      for (int tag : {6, 5}) {
+        for (int i = 0; rank == 1 && i < kMessages; ++i) {
+          Values& value = data[static_cast<std::size_t>(2 * i + tag - 5)];
+          const auto receive = group.receive(0, static_cast<std::uint64_t>(tag), bytes(value), DType::int64, soon());
+          const Status status = receive->wait(soon());
+          ASSERT_TRUE(status.ok()) << status.message();
+          ASSERT_EQ(value[0], i * 10 + tag);
+          ASSERT_EQ(receive->source(), 0);
+          ASSERT_EQ(receive->bytes(), value.size() * 8);
+        }
+      }
+      for (const auto& send : pending) {
+        ASSERT_TRUE(send->wait(soon()).ok());
+        ASSERT_TRUE(send->done());
+      }
+    });
+  }
+}
+
+// spec: E2 recv with no source takes from any rank and returns the sender's rank
+TEST(Messages, AreTakenFromAnyMember) {
+  for (Wire wire : testing::kWires) {
+    with_group(4, wire, [](int rank, Communicator& group) {
+      Values value{rank};
+      if (rank != 2) {
+        ASSERT_TRUE(group.send(2, 9, bytes(value), DType::int64, soon())->wait(soon()).ok());
+        return;
+      }
+      Values seen;
+      for (int i = 0; i < 3; ++i) {
+        const auto receive = group.receive(transport::kAnyMember, 9, bytes(value), DType::int64, soon());
+        const Status status = receive->wait(soon());
+        ASSERT_TRUE(status.ok()) << status.message();
+        ASSERT_EQ(receive->source(), value[0]);
+        seen.push_back(value[0]);
+      }
+      std::sort(seen.begin(), seen.end());
+      EXPECT_EQ(seen, (Values{0, 1, 3}));
+    });
+  }
+}
+
+// spec: E4 a receive whose tensor does not match the message (bytes, dtype) fails on the receiver, naming both
+TEST(Messages, ThatDoNotFitFailAtTheReceiverAlone) {
+  for (Wire wire : testing::kWires) {
+    with_group(2, wire, [](int rank, Communicator& group) {
+      Values value(4);
+      std::vector<float> floats(8);
+      if (rank == 0) {
+        EXPECT_TRUE(group.send(1, 1, bytes(value), DType::int64, soon())->wait(soon()).ok());
+        EXPECT_TRUE(group.send(1, 2, bytes(value), DType::int64, soon())->wait(soon()).ok());
+      } else {
+        const Status size = group.receive(0, 1, bytes(value).first(16), DType::int64, soon())->wait(soon());
+        EXPECT_EQ(size.code(), Code::mismatch);
+        EXPECT_TRUE(contains(size.message(), "16 bytes") && contains(size.message(), "32 bytes")) << size.message();
+        const Status type = group.receive(0, 2, std::as_writable_bytes(std::span(floats)), DType::float32, soon())->wait(soon());
+        EXPECT_EQ(type.code(), Code::mismatch);
+        EXPECT_TRUE(contains(type.message(), "float32") && contains(type.message(), "int64")) << type.message();
+      }
+      Values sum(1);
+      EXPECT_TRUE(group.run(all_reduce({rank + 1}, sum), soon()).ok()) << "the group goes on";
+      EXPECT_EQ(sum[0], 3);
+    });
+  }
+}
+
+// spec: E5 any mix, never deadlocks: both sides send a large message before they receive
+TEST(Messages, LargeOnesCrossWithoutDeadlock) {
+  for (Wire wire : testing::kWires) {
+    with_group(2, wire, [](int rank, Communicator& group) {
+      const Values mine(200'000, rank + 7);
+      Values theirs(mine.size());
+      const auto send = group.send(1 - rank, 3, bytes(mine), DType::int64, soon());
+      const auto receive = group.receive(1 - rank, 3, bytes(theirs), DType::int64, soon());
+      EXPECT_TRUE(send->wait(soon()).ok());
+      EXPECT_TRUE(receive->wait(soon()).ok());
+      EXPECT_EQ(theirs, Values(mine.size(), 1 - rank + 7));
+    });
+  }
+}
+
+TEST(Messages, PastTheirDeadlineNameThePeerAndHurtNothingElse) {
+  with_group(2, Wire::loopback, [](int rank, Communicator& group) {
+    if (rank == 0) {
+      Values value(4);
+      const Status late = group.receive(1, 1, bytes(value), DType::int64, in(milliseconds(30)))->wait(TimePoint::max());
+      EXPECT_EQ(late.code(), Code::timed_out);
+      EXPECT_EQ(late.ranks(), std::vector<int>{1});
+      EXPECT_TRUE(contains(late.message(), "from rank 1") && contains(late.message(), "group 'test'")) << late.message();
+      const Values large(200'000);
+      EXPECT_EQ(group.send(1, 1, bytes(large), DType::int64, in(milliseconds(30)))->wait(TimePoint::max()).code(), Code::timed_out);
+    }
+    Values sum(1);
+    EXPECT_TRUE(group.run(all_reduce({rank + 1}, sum), soon()).ok());
+    EXPECT_EQ(sum[0], 3);
+  });
+}
+
+TEST(Messages, WrongPeersAndTagsAreRefused) {
+  with_group(2, Wire::loopback, [](int, Communicator& group) {
+    Values value(1);
+    EXPECT_EQ(group.send(2, 0, bytes(value), DType::int64, soon())->wait(soon()).code(), Code::invalid_argument);
+    EXPECT_EQ(group.send(transport::kAnyMember, 0, bytes(value), DType::int64, soon())->wait(soon()).code(), Code::invalid_argument);
+    EXPECT_EQ(group.send(0, ~0ull, bytes(value), DType::int64, soon())->wait(soon()).code(), Code::invalid_argument);
+    EXPECT_EQ(group.receive(0, 0, bytes(value).first(3), DType::int64, soon())->wait(soon()).code(), Code::invalid_argument);
+  });
+}
+
+// spec: E3 get_future: the callback runs once, without anybody waiting
+TEST(Messages, CallBackWithoutAWait) {
+  for (Wire wire : testing::kWires) {
+    with_group(2, wire, [](int rank, Communicator& group) {
+      std::atomic<int> called{0};
+      Values values(50'000, rank);
+      PendingRef pending =
+          rank == 0 ? group.send(1, 4, bytes(values), DType::int64, soon()) : group.receive(0, 4, bytes(values), DType::int64, soon());
+      pending->when_done([&](const Status& status) { called += status.ok() ? 1 : 100; });
+      while (called.load() == 0) std::this_thread::yield();
+      EXPECT_EQ(called.load(), 1);
+      EXPECT_TRUE(pending->done());
+      pending->when_done([&](const Status&) { called += 1; });
+      EXPECT_EQ(called.load(), 2) << "at once where it is done already";
+    });
+  }
+}
+
+// ---- the queue -------------------------------------------------------------------------------------------------------
+
+// spec: F1 async_op; a blocking call drives earlier ones first
+TEST(Queue, StartedCallsRunInTheirOrder) {
+  for (Wire wire : testing::kWires) {
+    with_group(3, wire, [](int rank, Communicator& group) {
+      constexpr std::size_t kCalls = 12;
+      std::vector<Values> in(kCalls), out(kCalls);
+      std::vector<PendingRef> pending;
+      std::mutex lock;
+      std::vector<std::size_t> order;
+      for (std::size_t i = 0; i < kCalls; ++i) {
+        in[i].assign(i % 2 == 0 ? 3 : 30'000, rank + static_cast<int>(i));
+        out[i].resize(in[i].size());
+        pending.push_back(group.start(all_reduce(in[i], out[i]), soon()));
+        pending.back()->when_done([&, i](const Status&) {
+          const std::lock_guard guard(lock);
+          order.push_back(i);
+        });
+      }
+      Values sum(1);
+      ASSERT_TRUE(group.run(all_reduce({1}, sum), soon()).ok());
+      EXPECT_EQ(sum[0], 3);
+      for (std::size_t i = 0; i < kCalls; ++i) {
+        EXPECT_TRUE(pending[i]->done());
+        EXPECT_TRUE(pending[i]->wait(soon()).ok());
+        EXPECT_EQ(out[i], Values(in[i].size(), 3 + 3 * static_cast<int>(i)));
+      }
+      ASSERT_TRUE(group.close(soon()).ok());  // no callback is under way any more
+      std::vector<std::size_t> expected(kCalls);
+      std::iota(expected.begin(), expected.end(), 0);
+      const std::lock_guard guard(lock);
+      EXPECT_EQ(order, expected);
+    });
+  }
+}
+
+TEST(Queue, DroppedAndUnwaitedCallsGoOn) {
+  for (Wire wire : testing::kWires) {
+    with_group(2, wire, [](int rank, Communicator& group) {
+      Values out(40'000);
+      const Values in(40'000, rank + 1);
+      std::atomic<bool> done{false};
+      group.start(all_reduce(in, out), soon())->when_done([&](const Status& status) { done.store(status.ok()); });
+      while (!done.load()) std::this_thread::yield();  // the progress thread alone drives it
+      EXPECT_EQ(out[39'999], 3);
+    });
+  }
+}
+
+TEST(Queue, AWaitsOwnLimitLeavesTheCallGoing) {
+  std::barrier gate(2);
+  with_group(2, Wire::loopback, [&](int rank, Communicator& group) {
+    const Values in_values{rank + 1};
+    Values out(1);
+    if (rank == 1) gate.arrive_and_wait();
+    const auto pending = group.start(all_reduce(in_values, out), soon());
+    if (rank == 0) {
+      EXPECT_EQ(pending->wait(in(milliseconds(20))).code(), Code::timed_out);
+      EXPECT_FALSE(pending->done());
+      gate.arrive_and_wait();
+    }
+    EXPECT_TRUE(pending->wait(soon()).ok());
+    EXPECT_EQ(out[0], 3);
+  });
+}
+
+// Two groups used from two threads, and from one thread in opposite orders.
+TEST(Queue, TwoGroupsInOppositeOrdersDoNotDeadlock) {
+  for (Wire wire : testing::kWires) {
+    run_ranks(2, wire, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
+      const Group a = make(fabric, {0, 1}, "a");
+      const Group b = make(fabric, {1, 0}, "b");
+      ASSERT_TRUE(a && b);
+      Values one(20'000), two(20'000);
+      const Values mine(20'000, 1);
+      for (int round = 0; round < 10; ++round) {
+        Group first = rank == 0 ? a : b;
+        Group second = rank == 0 ? b : a;
+        const auto x = first->start(all_reduce(mine, one), soon());
+        const auto y = second->start(all_reduce(mine, two), soon());
+        ASSERT_TRUE(x->wait(soon()).ok());
+        ASSERT_TRUE(y->wait(soon()).ok());
+      }
+      const auto loop = [&](Communicator& group, Values& out) {
+        for (int round = 0; round < 50; ++round) {
+          const Status status = group.run(all_reduce(mine, out), soon());
+          ASSERT_TRUE(status.ok()) << status.message();
+          ASSERT_EQ(out[19'999], 2);
+        }
+      };
+      std::thread other([&] { loop(*b, two); });
+      loop(*a, one);
+      other.join();
+    });
+  }
+}
+
+TEST(Queue, ManyThreadsMayWaitForOneGroup) {
+  with_group(2, Wire::shm, [](int, Communicator& group) {
+    constexpr int kCalls = 40;
+    std::vector<Values> out(kCalls, Values(2000));
+    const Values in(2000, 1);
+    std::vector<PendingRef> pending;
+    for (auto& values : out) pending.push_back(group.start(all_reduce(in, values), soon()));
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 4; ++t) {
+      threads.emplace_back([&, t] {
+        for (int i = kCalls - 1 - t; i >= 0; i -= 4) EXPECT_TRUE(pending[static_cast<std::size_t>(i)]->wait(soon()).ok());
+      });
+    }
+    for (auto& thread : threads) thread.join();
+    for (const auto& values : out) EXPECT_EQ(values[1999], 2);
+  });
+}
+
+// ---- deadlines, disagreements, ends ----------------------------------------------------------------------------------
+
+TEST(Failure, ADeadlineNamesWhoIsMissing) {
+  for (bool region : {false, true}) {
+    std::barrier gate(3);
+    with_group(
+        3, Wire::region,
+        [&](int rank, Communicator& group) {
+          Values out(1);
+          ASSERT_TRUE(group.run(all_reduce({1}, out), soon()).ok());
+          if (rank != 1) {
+            const TimePoint began = steady_clock().now();
+            const Status late = group.run(all_reduce({1}, out), in(milliseconds(200)));
+            EXPECT_LT(steady_clock().now() - began, seconds(10));
+            EXPECT_EQ(late.code(), Code::timed_out) << late.message();
+            EXPECT_EQ(late.ranks(), std::vector<int>{1}) << late.message();
+            EXPECT_TRUE(contains(late.message(), "all_reduce(SUM, int64, 1 element), call 2 of group 'test'")) << late.message();
+            EXPECT_TRUE(contains(late.message(), "rank 1")) << late.message();
+          }
+          gate.arrive_and_wait();
+          if (rank == 1) {
+            // In a region all that it needs of the missed call is there; then it learns that it was waited for.
+            Status next = group.run(all_reduce({1}, out), soon());
+            if (next.ok()) next = group.run(all_reduce({1}, out), soon());
+            EXPECT_EQ(next.code(), Code::timed_out) << next.message();
+            EXPECT_TRUE(contains(next.message(), "rank 1")) << next.message();
+          }
+          EXPECT_FALSE(group.failure().ok());
+        },
+        region);
+  }
+}
+
+// spec: F18 ranks that call different collectives, or the same with different dtype, op, root or size: every rank fails, both calls named
+TEST(Failure, DifferentCallsAreNamedOnEveryRank) {
+  struct Case {
+    const char* what;
+    std::function<Args(Values&in, Values&out)> usual, odd;
+    const char* usual_text;
+    const char* odd_text;
+  };
+  const auto sum = [](Values& in, Values& out) { return all_reduce(in, out); };
+  const std::vector<Case> cases{
+      {"operation", sum, [](Values&, Values& out) { return broadcast(out, 0); }, "all_reduce(", "broadcast("},
+      {"dtype", sum,
+       [](Values& in, Values& out) {
+         Args args = all_reduce(in, out);
+         args.dtype = DType::float64;
+         return args;
+       },
+       "int64", "float64"},
+      {"reduction", sum, [](Values& in, Values& out) { return all_reduce(in, out, Reduce::max); }, "SUM", "MAX"},
+      {"size", sum,
+       [](Values& in, Values& out) {
+         Args args = all_reduce(in, out);
+         args.inputs[0] = args.inputs[0].first(8);
+         args.outputs[0] = args.outputs[0].first(8);
+         return args;
+       },
+       "4 elements", "1 element)"},
+      {"root, each waiting for the other", [](Values&, Values& out) { return broadcast(out, 0); },
+       [](Values&, Values& out) { return broadcast(out, 1); }, "root 0", "root 1"},
+  };
+  for (bool region : {false, true}) {
+    for (const Case& each : cases) {
+      // The odd one is 0, so that with different roots 0 waits for 1 and 1 for 0.
+      with_group(
+          3, Wire::region,
+          [&](int rank, Communicator& group) {
+            Values in(4, 1), out(4);
+            const TimePoint began = steady_clock().now();
+            Status status = group.run((rank == 0 ? each.odd : each.usual)(in, out), soon());
+            if (status.ok()) status = group.close(soon());  // it had returned before anybody knew
+            EXPECT_LT(steady_clock().now() - began, seconds(10));
+            EXPECT_EQ(status.code(), Code::mismatch) << each.what << " on rank " << rank << ": " << status.message();
+            EXPECT_TRUE(contains(status.message(), each.usual_text) && contains(status.message(), each.odd_text))
+                << each.what << ": " << status.message();
+          },
+          region);
+    }
+  }
+}
+
+// spec: F18 sizes may differ where the operation lets them, but all must give the same ones
+TEST(Failure, DifferentSplitsAreNamed) {
+  with_group(2, Wire::loopback, [](int rank, Communicator& group) {
+    Values mine(3), a(rank == 0 ? 3 : 2), b(3);
+    Args args;
+    args.op = Op::all_gather;
+    args.dtype = DType::int64;
+    args.inputs = {bytes(mine)};
+    args.outputs = {bytes(a), bytes(b)};
+    if (rank == 1) args.outputs[1] = bytes(b);
+    const Status status = group.run(args, soon());
+    EXPECT_EQ(status.code(), Code::mismatch) << status.message();
+    EXPECT_TRUE(contains(status.message(), "6 elements in all") && contains(status.message(), "5 elements in all")) << status.message();
+  });
+}
+
+// spec: F18 a skipped call that leaves identical ones is named at destroy
+TEST(Failure, ASkippedLastCallIsNamedAtClose) {
+  for (bool region : {false, true}) {
+    with_group(
+        3, Wire::region,
+        [](int rank, Communicator& group) {
+          Values value(1);
+          // A broadcast's root leaves at once, so nothing but the comparison at the end shows that rank 2 did not come.
+          ASSERT_TRUE(group.run(broadcast(value, 0), soon()).ok());
+          Status status;
+          if (rank != 2) status = group.run(broadcast(value, 0), soon());
+          if (status.ok()) status = group.close(soon());
+          EXPECT_EQ(status.code(), Code::mismatch) << status.message();
+          EXPECT_EQ(status.ranks(), std::vector<int>{2}) << status.message();
+          EXPECT_TRUE(contains(status.message(), "rank 2")) << status.message();
+        },
+        region);
+  }
+}
+
+// spec: F18 a skipped call is named while another rank still waits in it
+TEST(Failure, ASkippedCallIsNamedWhileOthersWaitInIt) {
+  std::barrier gate(3);
+  with_group(3, Wire::loopback, [&](int rank, Communicator& group) {
+    Values out(1);
+    ASSERT_TRUE(group.run(all_reduce({1}, out), soon()).ok());
+    gate.arrive_and_wait();
+    const TimePoint began = steady_clock().now();
+    const Status status = rank == 2 ? group.close(in(seconds(60))) : group.run(all_reduce({1}, out), in(seconds(60)));
+    EXPECT_LT(steady_clock().now() - began, seconds(20));
+    EXPECT_EQ(status.code(), Code::mismatch) << status.message();
+    EXPECT_EQ(status.ranks(), std::vector<int>{2}) << status.message();
+    EXPECT_TRUE(contains(status.message(), "skipped a call")) << status.message();
+  });
+}
+
+TEST(Failure, AnAbortEndsTheCallsOfAllMembers) {
+  for (Wire wire : testing::kWires) {
+    std::barrier gate(3);
+    with_group(3, wire, [&](int rank, Communicator& group) {
+      Values out(1);
+      ASSERT_TRUE(group.run(all_reduce({1}, out), soon()).ok());
+      gate.arrive_and_wait();
+      if (rank == 1) group.abort("the test wants it");
+      const Status status = group.run(all_reduce({1}, out), in(seconds(60)));
+      EXPECT_FALSE(status.ok());
+      EXPECT_EQ(status.ranks(), std::vector<int>{1}) << status.message();
+      EXPECT_TRUE(contains(status.message(), "the test wants it")) << status.message();
+    });
+  }
+}
+
+TEST(Failure, ADeadRankIsNamedByAllSurvivors) {
+  for (Wire wire : {Wire::loopback, Wire::region}) {
+    testing::RankThreadsOptions options;
+    options.ranks = 4;
+    options.wire = wire;
+    options.hub = transport::make_loopback_hub(4, wire == Wire::region);
+    std::barrier gate(4);
+    run_ranks(options, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
+      const Group group = make(fabric, all_of(4), "test");
+      ASSERT_TRUE(group);
+      Values in(30'000, 1), out(30'000);
+      for (int round = 0; round < 5; ++round) ASSERT_TRUE(group->run(all_reduce(in, out), soon()).ok());
+      gate.arrive_and_wait();
+      if (rank == 3) {
+        options.hub->kill(3);
+        return;
+      }
+      Status status;
+      while (status.ok()) status = group->run(all_reduce(in, out), soon());
+      EXPECT_EQ(status.code(), Code::peer_failed) << status.message();
+      EXPECT_EQ(status.ranks(), std::vector<int>{3}) << status.message();
+      EXPECT_TRUE(contains(status.message(), "all_reduce") && contains(status.message(), "group 'test'") &&
+                  contains(status.message(), "rank 3"))
+          << status.message();
+    });
+  }
+}
+
+TEST(Failure, InvalidCallsAreFoundBeforeAnythingIsSent) {
+  with_group(2, Wire::loopback, [](int rank, Communicator& group) {
+    Values in(4), out(4);
+    const auto expect = [&](Args args, Code code, const std::vector<std::string>& parts) {
+      const Status status = group.run(args, soon());
+      EXPECT_EQ(status.code(), code) << status.message();
+      for (const auto& part : parts) EXPECT_TRUE(contains(status.message(), part)) << status.message() << " lacks " << part;
+      EXPECT_EQ(group.start(args, soon())->wait(soon()).code(), code);
+    };
+    Args args = all_reduce(in, out);
+    args.outputs[0] = args.outputs[0].first(24);
+    expect(args, Code::invalid_argument, {"all_reduce", "24", "32", "group 'test'"});
+    args = all_reduce(in, out);
+    args.inputs.clear();
+    expect(args, Code::invalid_argument, {"1 input", "got 0"});
+    args = all_reduce(in, out);
+    args.inputs[0] = args.inputs[0].first(12);
+    expect(args, Code::invalid_argument, {"12 bytes", "int64"});
+    args = all_reduce(in, out);
+    args.inputs[0] = std::as_bytes(std::span(out)).first(24);
+    args.outputs[0] = args.outputs[0].subspan(8);
+    expect(args, Code::invalid_argument, {"overlapping"});
+    args = all_reduce(in, out);
+    args.dtype = DType::complex64;
+    args.reduce = Reduce::max;
+    expect(args, Code::unsupported, {"MAX", "complex64"});
+    expect(broadcast(out, 2), Code::invalid_argument, {"broadcast", "root", "got 2"});
+    args = broadcast(out, 0);
+    args.op = Op::all_to_all;
+    args.inputs = {bytes(std::as_const(in))};
+    expect(args, Code::invalid_argument, {"2 inputs", "got 1"});
+    args = Args();
+    args.op = Op::reduce_scatter;
+    args.dtype = DType::int64;
+    args.inputs = {bytes(std::as_const(in)), bytes(std::as_const(in))};
+    args.outputs = {bytes(out).first(8)};
+    expect(args, Code::invalid_argument, {"reduce_scatter", "8 bytes", "32"});
+    EXPECT_EQ(group.sequence(), 0u);
+    ASSERT_TRUE(group.run(all_reduce({rank}, out = Values(1)), soon()).ok()) << "the group is as good as new";
+  });
+}
+
+// ---- making and closing groups ---------------------------------------------------------------------------------------
+
+TEST(Making, GroupsOfEveryShape) {
+  for (Wire wire : testing::kWires) {
+    run_ranks(4, wire, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
+      const Group world = make(fabric, {0, 1, 2, 3}, "world");
+      const Group again = make(fabric, {0, 1, 2, 3}, "world");
+      const Group backwards = make(fabric, {3, 2, 1, 0}, "backwards");
+      const Group half = make(fabric, rank % 2 == 0 ? std::vector<int>{0, 2} : std::vector<int>{1, 3}, "half");
+      const Group alone = make(fabric, {rank}, "alone");
+      ASSERT_TRUE(world && again && backwards && half && alone);
+      EXPECT_EQ(backwards->rank(), 3 - rank);
+      EXPECT_EQ(half->rank(), rank / 2);
+      EXPECT_NE(world->channel().id(), again->channel().id());
+      const auto sum = [&](Communicator& group) {
+        Values out(1);
+        EXPECT_TRUE(group.run(all_reduce({1 << rank}, out), soon()).ok());
+        return out[0];
+      };
+      EXPECT_EQ(sum(*backwards), 15);
+      EXPECT_EQ(sum(*half), rank % 2 == 0 ? 5 : 10);
+      EXPECT_EQ(sum(*again), 15);
+      EXPECT_EQ(sum(*alone), 1 << rank);
+      EXPECT_EQ(sum(*world), 15);
+      for (const Group& group : {half, alone, world, backwards, again}) {
+        const Status closed = group->close(soon());
+        EXPECT_TRUE(closed.ok()) << closed.message();
+        Values out(1);
+        EXPECT_EQ(group->run(all_reduce({1}, out), soon()).code(), Code::aborted);
+      }
+    });
+  }
+}
+
+// Two threads of every rank make groups at the same time, so that ids collide and are settled.
+TEST(Making, GroupsFromTwoThreadsAtOnce) {
+  run_ranks(3, Wire::loopback, [&](int, std::shared_ptr<transport::Fabric> fabric) {
+    const auto loop = [&](const std::string& name) {
+      for (int i = 0; i < 20; ++i) {
+        const Group group = make(fabric, {0, 1, 2}, name);
+        ASSERT_TRUE(group);
+        Values out(1);
+        const Status status = group->run(all_reduce({1}, out), soon());
+        ASSERT_TRUE(status.ok()) << status.message();
+        ASSERT_EQ(out[0], 3);
+        ASSERT_TRUE(group->close(soon()).ok());
+      }
+    };
+    std::thread other([&] { loop("one"); });
+    loop("two");
+    other.join();
+  });
+}
+
+TEST(Making, AMissingMemberIsNamedAndDisturbsNobody) {
+  run_ranks(3, Wire::loopback, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
+    const Group world = make(fabric, {0, 1, 2}, "world");
+    ASSERT_TRUE(world);
+    if (rank != 2) {
+      CommunicatorOptions options;
+      options.name = "lame";
+      options.timeout = milliseconds(100);
+      const auto made = Communicator::create(fabric, {0, 1, 2}, options);
+      ASSERT_FALSE(made.ok());
+      EXPECT_EQ(made.status().code(), Code::timed_out);
+      EXPECT_EQ(made.status().ranks(), std::vector<int>{2}) << made.status().message();
+      EXPECT_TRUE(contains(made.status().message(), "rank 2") && contains(made.status().message(), "'lame'")) << made.status().message();
+      const Group pair = make(fabric, {1, 0}, "pair");
+      ASSERT_TRUE(pair);
+    }
+    Values out(1);
+    EXPECT_TRUE(world->run(all_reduce({1}, out), soon()).ok());
+    EXPECT_EQ(out[0], 3);
+  });
+}
+
+TEST(Making, WrongMembersAreRefused) {
+  run_ranks(2, Wire::loopback, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
+    for (const std::vector<int>& members : {std::vector<int>{}, {1 - rank}, {0, 1, 1}, {0, 1, 2}, {-1, 0, 1}}) {
+      const auto made = Communicator::create(fabric, members, {});
+      ASSERT_FALSE(made.ok());
+      EXPECT_EQ(made.status().code(), Code::invalid_argument);
+    }
+  });
+}
+
+// The region's memory comes back with every group that is closed.
+TEST(Making, ClosedGroupsGiveTheirRegionBack) {
+  run_ranks(2, Wire::region, [&](int, std::shared_ptr<transport::Fabric> fabric) {
+    for (int i = 0; i < 50; ++i) {
+      const Group group = make(fabric, {0, 1}, "passing");
+      ASSERT_TRUE(group);
+      Values out(1);
+      ASSERT_TRUE(group->run(all_reduce({i}, out), soon()).ok());
+      ASSERT_TRUE(group->close(soon()).ok());
+    }
+  });
+}
+
+}  // namespace
+}  // namespace muster::collective

@@ -1,0 +1,178 @@
+#include "muster/collective/control.h"
+
+#include <algorithm>
+
+#include "muster/collective/call.h"
+#include "muster/collective/op.h"
+
+namespace muster::collective {
+namespace {
+
+constexpr std::uint64_t kControlTag = kFirstReservedTag;
+constexpr auto kCancelLimit = std::chrono::seconds(1);
+
+std::string numbered(const transport::Fingerprint& call) {
+  if (call.sequence == 0) return "none";
+  return fingerprint_rules().describe(call) + " as number " + std::to_string(call.sequence);
+}
+
+}  // namespace
+
+Control::~Control() {
+  cancel();
+  if (!quiet() && !group_.fabric->wait([this] { return quiet(); }, group_.now() + kCancelLimit)) {
+    static_cast<void>(inbox_.release());  // the fabric may still write there
+  }
+  for (Sent& sent : sent_) {
+    if (!sent.transfer->done()) static_cast<void>(sent.note.release());  // the fabric may still read it
+  }
+}
+
+void Control::listen() {
+  inbox_ = std::make_unique<Note>();
+  post();
+}
+
+void Control::post() {
+  transport::Fingerprint note;
+  note.op = static_cast<std::uint8_t>(Op::send);
+  receive_ = group_.channel->receive(transport::kAnyMember, kControlTag, std::as_writable_bytes(std::span(inbox_.get(), 1)), note);
+}
+
+void Control::send(int member, Kind kind, const transport::Fingerprint& call) {
+  transport::Fingerprint header;
+  header.op = static_cast<std::uint8_t>(Op::send);
+  auto note = std::make_unique<Note>(Note{kind, call});
+  auto transfer = group_.channel->send(member, kControlTag, std::as_bytes(std::span(note.get(), 1)), header);
+  sent_.push_back({std::move(note), std::move(transfer)});
+}
+
+bool Control::all_sent() {
+  while (!sent_.empty() && sent_.front().transfer->done()) sent_.pop_front();
+  return sent_.empty();
+}
+
+void Control::poll() {
+  all_sent();
+  while (!stopped_ && news()) {
+    if (!receive_->status().ok()) {  // the channel has failed; a note of a wrong size is no member's doing
+      stopped_ = true;
+      return;
+    }
+    const int member = receive_->source();
+    const Note note = *inbox_;
+    post();
+    take(member, note);
+  }
+}
+
+void Control::take(int member, const Note& note) {
+  const auto index = static_cast<std::size_t>(member);
+  switch (note.kind) {
+    case Kind::waiting:
+      if (note.call.sequence <= latest_.sequence) {
+        compare(member, note.call);
+      } else if (leaving_) {
+        fail_skipped(group_.rank(), latest_, note.call);
+      } else {
+        waiting_[index] = note.call;
+        any_waiting_ = true;
+      }
+      return;
+    case Kind::leaving:
+      left_[index] = note.call;
+      any_left_ = true;
+      if (!leaving_ && note.call.sequence < latest_.sequence) fail_skipped(member, note.call, latest_);
+      return;
+    case Kind::released: released_ = true; return;
+  }
+}
+
+void Control::begin(const transport::Fingerprint& call) {
+  latest_ = call;
+  recent_[call.sequence % recent_.size()] = call;
+  if (any_waiting_) {
+    any_waiting_ = false;
+    for (int member = 0; member < group_.size(); ++member) {
+      const auto& theirs = waiting_[static_cast<std::size_t>(member)];
+      if (theirs.sequence == call.sequence) compare(member, theirs);
+      any_waiting_ = any_waiting_ || theirs.sequence > call.sequence;
+    }
+  }
+  for (int member = 0; any_left_ && member < group_.size(); ++member) {
+    const auto& last = left_[static_cast<std::size_t>(member)];
+    if (last && last->sequence < call.sequence) return fail_skipped(member, *last, call);
+  }
+}
+
+void Control::compare(int member, const transport::Fingerprint& theirs) {
+  const transport::Fingerprint& mine = recent_[theirs.sequence % recent_.size()];
+  if (mine.sequence != theirs.sequence || fingerprint_rules().agree(mine, theirs) || group_.channel->failed()) return;
+  const int other = group_.job_rank_of(member);
+  group_.channel->fail(Status(Code::mismatch,
+                              "the members of " + group_.text() + " made different calls as number " + std::to_string(mine.sequence) +
+                                  ": rank " + std::to_string(group_.job_rank()) + " " + fingerprint_rules().describe(mine) + ", rank " +
+                                  std::to_string(other) + " " + fingerprint_rules().describe(theirs) +
+                                  "; every member must make the same calls in the same order",
+                              {std::min(group_.job_rank(), other), std::max(group_.job_rank(), other)}));
+}
+
+void Control::fail_skipped(int member, const transport::Fingerprint& last, const transport::Fingerprint& mine) {
+  if (group_.channel->failed()) return;
+  const int culprit = group_.job_rank_of(member);
+  group_.channel->fail(Status(Code::mismatch,
+                              "rank " + std::to_string(culprit) + " closes " + group_.text() + " after " + std::to_string(last.sequence) +
+                                  " calls (the last: " + numbered(last) + ") while another member is in " + numbered(mine) + ": rank " +
+                                  std::to_string(culprit) + " skipped a call",
+                              {culprit}));
+}
+
+void Control::tell_waiting(int member, const transport::Fingerprint& call) { send(member, Kind::waiting, call); }
+
+void Control::tell_leaving() {
+  leaving_ = true;
+  left_[static_cast<std::size_t>(group_.rank())] = latest_;
+  for (const auto& theirs : waiting_) {
+    if (theirs.sequence > latest_.sequence) return fail_skipped(group_.rank(), latest_, theirs);
+  }
+  if (group_.rank() != 0) send(0, Kind::leaving, latest_);
+}
+
+std::vector<int> Control::not_leaving() const {
+  std::vector<int> ranks;
+  for (std::size_t member = 0; member < left_.size(); ++member) {
+    if (!left_[member]) ranks.push_back(group_.job_rank_of(static_cast<int>(member)));
+  }
+  return ranks;
+}
+
+Status Control::compare_leaving() const {
+  const auto made = [](const auto& last) { return last->sequence; };
+  const auto most = std::max_element(left_.begin(), left_.end(), [&](const auto& a, const auto& b) { return made(a) < made(b); });
+  std::vector<int> fewer;
+  std::string calls;
+  for (std::size_t member = 0; member < left_.size(); ++member) {
+    const auto& last = left_[member];
+    if (made(last) == made(*most)) continue;
+    fewer.push_back(group_.job_rank_of(static_cast<int>(member)));
+    calls += "rank " + std::to_string(fewer.back()) + " made " + std::to_string(made(last)) + " (the last: " + numbered(*last) + "), ";
+  }
+  if (fewer.empty()) return {};
+  const int whole = group_.job_rank_of(static_cast<int>(most - left_.begin()));
+  return Status(Code::mismatch,
+                "the members of " + group_.text() + " close it after different numbers of calls: " + calls + "rank " +
+                    std::to_string(whole) + " made " + std::to_string(made(*most)) + " (the last: " + numbered(**most) + "); " +
+                    describe_ranks(fewer) + " skipped a call",
+                fewer);
+}
+
+void Control::tell_released() {
+  for (int member = 1; member < group_.size(); ++member) send(member, Kind::released, latest_);
+}
+
+void Control::cancel() {
+  stopped_ = true;
+  if (receive_ != nullptr && !receive_->done()) group_.channel->cancel(receive_);
+}
+
+}  // namespace muster::collective

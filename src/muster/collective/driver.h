@@ -1,0 +1,38 @@
+/// What the parts of one communicator need of it and know of their group.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "muster/base/clock.h"
+#include "muster/collective/progress.h"
+#include "muster/transport/channel.h"
+#include "muster/transport/fabric.h"
+
+namespace muster::collective {
+
+struct GroupContext {
+  std::shared_ptr<transport::Fabric> fabric;
+  std::shared_ptr<transport::Channel> channel;
+  std::string name;
+
+  int rank() const { return channel->rank(); }
+  int size() const { return channel->size(); }
+  int job_rank() const { return fabric->rank(); }
+  int job_rank_of(int member) const { return channel->members()[static_cast<std::size_t>(member)]; }
+  /// "group 'world'", "a group of 4 ranks".
+  std::string text() const { return name.empty() ? "a group of " + std::to_string(size()) + " ranks" : "group '" + name + "'"; }
+  /// "group 'world' on rank 3".
+  std::string here() const { return text() + " on rank " + std::to_string(job_rank()); }
+  TimePoint now() const { return fabric->clock().now(); }
+};
+
+class Driver : public Driven {
+ public:
+  /// Drives all of the communicator's work on this thread until `done()`; false when `limit` has passed first.
+  virtual bool attend(const std::function<bool()>& done, TimePoint limit) = 0;
+};
+
+}  // namespace muster::collective

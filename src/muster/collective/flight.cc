@@ -1,0 +1,23 @@
+#include "muster/collective/flight.h"
+
+#include <algorithm>
+
+namespace muster::collective {
+
+std::vector<int> Flight::awaited() const {
+  std::vector<int> ranks;
+  for (const bool receives : {true, false}) {
+    for (const Lane& lane : lanes_) {
+      for (const Posted& posted : lane.posted) {
+        if (posted.receives == receives && !posted.transfer->done())
+          ranks.push_back(channel_.members()[static_cast<std::size_t>(posted.member)]);
+      }
+    }
+    if (!ranks.empty()) break;
+  }
+  std::sort(ranks.begin(), ranks.end());
+  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+  return ranks;
+}
+
+}  // namespace muster::collective

@@ -1,0 +1,2 @@
+#define MUSTER_KERNELS baseline
+#include "muster/collective/kernels_body.inc"

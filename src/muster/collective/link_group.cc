@@ -1,0 +1,345 @@
+#include "muster/collective/link_group.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+#include "muster/collective/kernels.h"
+#include "muster/collective/plan/bruck_plan.h"
+#include "muster/collective/plan/pairwise_plan.h"
+#include "muster/collective/plan/ring_plan.h"
+#include "muster/collective/plan/tree_plan.h"
+
+namespace muster::collective {
+namespace {
+
+// Temporary memory that is kept between calls.
+constexpr std::size_t kKeptScratch = std::size_t{1} << 20;
+
+void copy(MutableBytes to, ConstBytes from) {
+  if (!from.empty() && to.data() != from.data()) std::memcpy(to.data(), from.data(), from.size());
+}
+
+std::size_t at(int index) { return static_cast<std::size_t>(index); }
+
+// A member's contribution as it goes into the sum.
+void contribute(std::byte* to, ConstBytes from, const Args& args) {
+  if (args.reduce == Reduce::premul_sum) {
+    scale(to, from.data(), from.size() / size_of(args.dtype), args.dtype, args.factor);
+  } else {
+    copy({to, from.size()}, from);
+  }
+}
+
+}  // namespace
+
+std::byte* LinkGroup::scratch(std::size_t bytes) {
+  if (bytes > scratch_bytes_ || scratch_ == nullptr) {
+    scratch_.reset();
+    scratch_bytes_ = bytes < 4096 ? 4096 : bytes;
+    scratch_.reset(static_cast<std::byte*>(::operator new (scratch_bytes_, std::align_val_t{64})));
+  }
+  return scratch_.get();
+}
+
+void LinkGroup::drop_large_scratch() {
+  if (scratch_bytes_ <= kKeptScratch) return;
+  scratch_.reset();
+  scratch_bytes_ = 0;
+}
+
+Task<Status> LinkGroup::finish() {
+  co_await until([this] { return flight_.all_done(); });
+  drop_large_scratch();
+  co_return flight_.status();
+}
+
+Task<Status> LinkGroup::run(const Args& args, const transport::Fingerprint& call) {
+  flight_.begin(call);
+  const auto all = at(size_);
+  std::size_t total = 0;
+  switch (args.op) {
+    case Op::broadcast: return broadcast(args);
+    case Op::all_reduce: return args.inputs[0].size() * all <= kSmallBytes ? all_reduce_small(args) : reduce_by_slices(args);
+    case Op::reduce: return args.inputs[0].size() * all <= kSmallBytes ? reduce_small(args) : reduce_by_slices(args);
+    case Op::reduce_scatter: return reduce_by_slices(args);
+    case Op::all_gather:
+      for (const MutableBytes& output : args.outputs) total += output.size();
+      return total <= kSmallBytes ? all_gather_small(args) : all_gather_ring(args);
+    case Op::gather: return gather(args);
+    case Op::scatter: return scatter(args);
+    case Op::all_to_all: return all_to_all(args);
+    default: return barrier();
+  }
+}
+
+Task<Status> LinkGroup::barrier() {
+  const plan::DisseminationPlan plan{rank_, size_};
+  for (int step = 0; step < plan.steps() && flight_.ok(); ++step) {
+    flight_.receive(0, plan.source(step), static_cast<std::uint64_t>(step), {});
+    flight_.send(1, plan.target(step), static_cast<std::uint64_t>(step), {});
+    co_await until([this] { return flight_.done(0); });
+  }
+  co_return co_await finish();
+}
+
+// Chunks go down the tree one behind the other: a member passes on the first while the next arrives.
+Task<Status> LinkGroup::broadcast(const Args& args) {
+  constexpr int kWindow = 4;  // lanes 0 to 3 hold arrivals, 4 to 7 departures
+  const plan::TreePlan plan{rank_, size_, args.root};
+  const MutableBytes data = args.outputs[0];
+  const std::size_t chunks = data.empty() ? 1 : plan::chunks_in(data.size(), kTreeChunkBytes);
+  const auto chunk = [&](std::size_t k) {
+    const plan::Slice slice = plan::chunk_of(data.size(), kTreeChunkBytes, k);
+    return data.subspan(slice.begin, slice.count);
+  };
+  const int parent = plan.parent();
+  const int children = plan.children();
+  for (std::size_t k = 0; parent >= 0 && k < chunks && k < kWindow; ++k) flight_.receive(static_cast<int>(k), parent, 0, chunk(k));
+  for (std::size_t k = 0; k < chunks && flight_.ok(); ++k) {
+    const int arrival = static_cast<int>(k % kWindow);
+    const int departure = kWindow + arrival;
+    if (parent >= 0) co_await until([&] { return flight_.done(arrival); });
+    if (children > 0) co_await until([&] { return flight_.done(departure); });
+    if (!flight_.ok()) break;
+    for (int index = 0; index < children; ++index) flight_.send(departure, plan.child(index), 0, chunk(k));
+    if (parent >= 0 && k + kWindow < chunks) flight_.receive(arrival, parent, 0, chunk(k + kWindow));
+  }
+  co_return co_await finish();
+}
+
+Task<Status> LinkGroup::gather_rotated(std::byte* blocks, const std::vector<std::size_t>& starts) {
+  const plan::BruckPlan plan{rank_, size_};
+  for (int step = 0; step < plan.steps() && flight_.ok(); ++step) {
+    const std::size_t have = at(plan.distance(step));
+    const std::size_t count = at(plan.count(step));
+    const auto tag = static_cast<std::uint64_t>(step);
+    flight_.receive(0, plan.source(step), tag, {blocks + starts[have], starts[have + count] - starts[have]});
+    flight_.send(1, plan.target(step), tag, {blocks, starts[count]});
+    co_await until([this] { return flight_.done(0); });
+  }
+  co_return co_await finish();
+}
+
+Task<Status> LinkGroup::all_reduce_small(const Args& args) {
+  const std::size_t bytes = args.inputs[0].size();
+  std::byte* blocks = scratch(bytes * at(size_));
+  std::vector<std::size_t> starts(at(size_) + 1);
+  for (std::size_t i = 0; i < starts.size(); ++i) starts[i] = i * bytes;
+  contribute(blocks, args.inputs[0], args);
+  if (Status gathered = co_await gather_rotated(blocks, starts); !gathered) co_return gathered;
+  std::vector<const std::byte*> inputs(at(size_));
+  const plan::BruckPlan plan{rank_, size_};
+  for (int position = 0; position < size_; ++position) inputs[at(plan.owner(position))] = blocks + starts[at(position)];
+  reduce_complete(args.outputs[0].data(), inputs, bytes / size_of(args.dtype), args.dtype, args.reduce);
+  co_return Status();
+}
+
+Task<Status> LinkGroup::reduce_small(const Args& args) {
+  const std::size_t bytes = args.inputs[0].size();
+  const bool root = rank_ == args.root;
+  std::byte* blocks = scratch(bytes * at(root ? size_ : 1));
+  if (!root) {
+    contribute(blocks, args.inputs[0], args);
+    flight_.send(0, args.root, 0, {blocks, bytes});
+    co_return co_await finish();
+  }
+  std::vector<const std::byte*> inputs(at(size_));
+  for (int member = 0; member < size_; ++member) {
+    std::byte* block = blocks + at(member) * bytes;
+    inputs[at(member)] = block;
+    if (member == rank_) {
+      contribute(block, args.inputs[0], args);
+    } else {
+      flight_.receive(0, member, 0, {block, bytes});
+    }
+  }
+  if (Status gathered = co_await finish(); !gathered) co_return gathered;
+  reduce_complete(args.outputs[0].data(), inputs, bytes / size_of(args.dtype), args.dtype, args.reduce);
+  co_return Status();
+}
+
+// Where the slices of a reduction lie, and the temporary memory through which their chunks pass.
+struct LinkGroup::Reduction {
+  const Args& args;
+  const int rank;
+  const int size;
+  const std::size_t width;
+  const bool scaled;
+  const bool to_all;
+  const bool to_root;
+  std::size_t chunk_elements = 0;
+  std::size_t chunks = 1;
+  std::byte* memory = nullptr;
+
+  Reduction(const Args& call, int me, int members)
+      : args(call),
+        rank(me),
+        size(members),
+        width(size_of(call.dtype)),
+        scaled(call.reduce == Reduce::premul_sum),
+        to_all(call.op == Op::all_reduce),
+        to_root(call.op == Op::reduce) {
+    std::size_t longest = 0;
+    for (int owner = 0; owner < size; ++owner) longest = std::max(longest, slice(owner).count);
+    chunk_elements = std::min(std::max<std::size_t>(longest, 1), kReduceChunkBytes / width);
+    chunks = std::max<std::size_t>(1, plan::chunks_in(longest, chunk_elements));
+  }
+
+  // In elements; begin counts from the start of the tensor for all_reduce and reduce, from that of the owner's own slice for
+  // reduce_scatter.
+  plan::Slice slice(int owner) const {
+    if (args.op == Op::reduce_scatter) return {0, args.inputs[at(owner)].size() / width};
+    return plan::slice_of(args.inputs[0].size() / width, size, owner);
+  }
+  plan::Slice chunk(int owner, std::size_t k) const {
+    const plan::Slice whole = slice(owner);
+    const plan::Slice part = plan::chunk_of(whole.count, chunk_elements, k);
+    return {whole.begin + part.begin, part.count};
+  }
+  ConstBytes input(int owner, std::size_t k) const {
+    const plan::Slice part = chunk(owner, k);
+    return args.inputs[args.op == Op::reduce_scatter ? at(owner) : 0].subspan(part.begin * width, part.count * width);
+  }
+  // Everybody meets everybody at least once, so that calls are compared even where slices are empty.
+  bool exchanged(int owner, std::size_t k) const { return k == 0 || chunk(owner, k).count > 0; }
+
+  bool has_output() const { return !to_root || rank == args.root; }
+  std::byte* output(int owner, std::size_t k) const { return args.outputs[0].data() + chunk(owner, k).begin * width; }
+
+  std::size_t slot_bytes() const { return (chunk_elements * width + 63) / 64 * 64; }
+  // Two slots per member for what arrives, two for scaled parts before they leave, two for results that are not kept here.
+  std::size_t memory_bytes() const { return slot_bytes() * at(2 * size * (scaled ? 2 : 1) + 2); }
+  std::byte* arrival(int member, std::size_t k) const { return memory + slot_bytes() * (2 * at(member) + k % 2); }
+  std::byte* departure(int member, std::size_t k) const { return memory + slot_bytes() * (2 * at(size + member) + k % 2); }
+  std::byte* passing(std::size_t k) const { return memory + slot_bytes() * (at(2 * size * (scaled ? 2 : 1)) + k % 2); }
+};
+
+Task<Status> LinkGroup::reduce_by_slices(const Args& args) {
+  enum Lane { kArrivals = 0, kDepartures = 2, kResults = 4 };  // two of each: chunk k uses lane + k % 2
+  enum Tag : std::uint64_t { kPart, kResult };
+  Reduction job(args, rank_, size_);
+  job.memory = scratch(job.memory_bytes());
+  const plan::PairwisePlan peers{rank_, size_};
+
+  const auto post_parts = [&](std::size_t k) {
+    const int parity = static_cast<int>(k % 2);
+    const std::size_t own = job.chunk(rank_, k).count * job.width;
+    for (int step = 1; step <= peers.steps() && job.exchanged(rank_, k); ++step) {
+      flight_.receive(kArrivals + parity, peers.source(step), kPart, {job.arrival(peers.source(step), k), own});
+    }
+    for (int step = 1; step <= peers.steps(); ++step) {
+      const int owner = peers.target(step);
+      if (!job.exchanged(owner, k)) continue;
+      ConstBytes part = job.input(owner, k);
+      if (job.scaled) {
+        contribute(job.departure(owner, k), part, args);
+        part = {job.departure(owner, k), part.size()};
+      }
+      flight_.send(kDepartures + parity, owner, kPart, part);
+    }
+  };
+  std::vector<const std::byte*> inputs(at(size_));
+  const auto reduce_own = [&](std::size_t k, std::byte* out) {
+    for (int member = 0; member < size_; ++member) inputs[at(member)] = job.arrival(member, k);
+    const ConstBytes mine = job.input(rank_, k);
+    if (job.scaled) {
+      contribute(job.arrival(rank_, k), mine, args);
+    } else {
+      inputs[at(rank_)] = mine.data();
+    }
+    reduce_complete(out, inputs, mine.size() / job.width, args.dtype, args.reduce);
+  };
+  const auto post_results = [&](std::size_t k, const std::byte* result) {
+    const int lane = kResults + static_cast<int>(k % 2);
+    const std::size_t own = job.chunk(rank_, k).count * job.width;
+    for (int step = 1; step <= peers.steps(); ++step) {
+      const int from = peers.source(step);
+      const std::size_t theirs = job.chunk(from, k).count * job.width;
+      if (theirs > 0 && (job.to_all || (job.to_root && rank_ == args.root)))
+        flight_.receive(lane, from, kResult, {job.output(from, k), theirs});
+      const int to = peers.target(step);
+      if (own > 0 && (job.to_all || (job.to_root && to == args.root))) flight_.send(lane, to, kResult, {result, own});
+    }
+  };
+
+  post_parts(0);
+  for (std::size_t k = 0; k < job.chunks && flight_.ok(); ++k) {
+    const int now = static_cast<int>(k % 2);
+    if (k + 1 < job.chunks) {
+      co_await until([&] { return flight_.done(kDepartures + 1 - now); });
+      if (!flight_.ok()) break;
+      post_parts(k + 1);
+    }
+    co_await until([&] { return flight_.done(kArrivals + now) && flight_.done(kResults + now); });
+    if (!flight_.ok()) break;
+    std::byte* result = job.has_output() ? job.output(rank_, k) : job.passing(k);
+    reduce_own(k, result);
+    post_results(k, result);
+  }
+  co_return co_await finish();
+}
+
+Task<Status> LinkGroup::all_gather_small(const Args& args) {
+  const plan::BruckPlan plan{rank_, size_};
+  std::vector<std::size_t> starts(at(size_) + 1, 0);
+  for (int position = 0; position < size_; ++position)
+    starts[at(position) + 1] = starts[at(position)] + args.outputs[at(plan.owner(position))].size();
+  std::byte* blocks = scratch(starts.back());
+  copy({blocks, args.inputs[0].size()}, args.inputs[0]);
+  if (Status gathered = co_await gather_rotated(blocks, starts); !gathered) co_return gathered;
+  for (int position = 0; position < size_; ++position) {
+    const MutableBytes output = args.outputs[at(plan.owner(position))];
+    copy(output, {blocks + starts[at(position)], output.size()});
+  }
+  co_return Status();
+}
+
+Task<Status> LinkGroup::all_gather_ring(const Args& args) {
+  const plan::RingPlan plan{rank_, size_};
+  copy(args.outputs[at(rank_)], args.inputs[0]);
+  for (int step = 0; step < plan.steps() && flight_.ok(); ++step) {
+    flight_.receive(0, plan.previous(), 0, args.outputs[at(plan.received_block(step))]);
+    flight_.send(1, plan.next(), 0, args.outputs[at(plan.sent_block(step))]);
+    co_await until([this] { return flight_.done(0); });
+  }
+  co_return co_await finish();
+}
+
+Task<Status> LinkGroup::gather(const Args& args) {
+  if (rank_ != args.root) {
+    flight_.send(0, args.root, 0, args.inputs[0]);
+    co_return co_await finish();
+  }
+  const plan::PairwisePlan plan{rank_, size_};
+  for (int step = 1; step <= plan.steps(); ++step) flight_.receive(0, plan.source(step), 0, args.outputs[at(plan.source(step))]);
+  copy(args.outputs[at(rank_)], args.inputs[0]);
+  co_return co_await finish();
+}
+
+Task<Status> LinkGroup::scatter(const Args& args) {
+  if (rank_ != args.root) {
+    flight_.receive(0, args.root, 0, args.outputs[0]);
+    co_return co_await finish();
+  }
+  const plan::PairwisePlan plan{rank_, size_};
+  for (int step = 1; step <= plan.steps(); ++step) flight_.send(0, plan.target(step), 0, args.inputs[at(plan.target(step))]);
+  copy(args.outputs[0], args.inputs[at(rank_)]);
+  co_return co_await finish();
+}
+
+// At most `kLanes` exchanges are under way at a time.
+Task<Status> LinkGroup::all_to_all(const Args& args) {
+  const plan::PairwisePlan plan{rank_, size_};
+  for (int step = 1; step <= plan.steps() && flight_.ok(); ++step) {
+    const int lane = step % Flight::kLanes;
+    co_await until([&] { return flight_.done(lane); });
+    if (!flight_.ok()) break;
+    flight_.receive(lane, plan.source(step), 0, args.outputs[at(plan.source(step))]);
+    flight_.send(lane, plan.target(step), 0, args.inputs[at(plan.target(step))]);
+  }
+  copy(args.outputs[at(rank_)], args.inputs[at(rank_)]);
+  co_return co_await finish();
+}
+
+}  // namespace muster::collective

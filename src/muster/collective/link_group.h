@@ -1,0 +1,74 @@
+/// The collectives of a group over the links of its channel: for groups that do not all share one host region. Used by
+/// `Communicator` alone.
+///
+/// Every result is computed in one place from all members' contributions in the order of their ranks, then handed out: the same
+/// bits on every member, every run, and one rounding for 16-bit floats. Which algorithm runs depends on the operation, the size and the
+/// number of members only. Temporary memory is at most 256 KiB per member (512 KiB for a premul_sum), whatever the size of the call.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "muster/base/task.h"
+#include "muster/collective/communicator.h"
+#include "muster/collective/flight.h"
+#include "muster/transport/channel.h"
+#include "muster/transport/fingerprint.h"
+
+namespace muster::collective {
+
+class LinkGroup {
+ public:
+  /// Up to this much in all, everybody sends everything to everybody in log2(members) steps.
+  static constexpr std::size_t kSmallBytes = 64 * 1024;
+  /// What is reduced, or passed down a tree, at a time.
+  static constexpr std::size_t kReduceChunkBytes = 128 * 1024;
+  static constexpr std::size_t kTreeChunkBytes = 256 * 1024;
+
+  explicit LinkGroup(transport::Channel& channel) : channel_(channel), rank_(channel.rank()), size_(channel.size()), flight_(channel) {}
+
+  /// One collective, one at a time; `args` are valid and, like `call`, outlive the task. No transfer is under way when it ends.
+  Task<Status> run(const Args& args, const transport::Fingerprint& call);
+  /// What the running task waits for.
+  const Flight& flight() const { return flight_; }
+
+ private:
+  struct Reduction;
+
+  Task<Status> barrier();
+  Task<Status> broadcast(const Args& args);
+  Task<Status> all_reduce_small(const Args& args);
+  Task<Status> reduce_small(const Args& args);
+  /// all_reduce, reduce and reduce_scatter of any size: every member reduces one slice and hands it to whom it concerns.
+  Task<Status> reduce_by_slices(const Args& args);
+  Task<Status> all_gather_small(const Args& args);
+  Task<Status> all_gather_ring(const Args& args);
+  Task<Status> gather(const Args& args);
+  Task<Status> scatter(const Args& args);
+  Task<Status> all_to_all(const Args& args);
+
+  /// Sends the `held[0]` bytes at position 0 around until positions 0 to size - 1 are filled (`BruckPlan`); `starts[i]` is where
+  /// position i begins, `starts[size]` the end.
+  Task<Status> gather_rotated(std::byte* blocks, const std::vector<std::size_t>& starts);
+  /// Waits for all that is under way and says how it went.
+  Task<Status> finish();
+
+  /// At least `bytes`, 64-byte aligned, kept for the next call where it is not large.
+  std::byte* scratch(std::size_t bytes);
+  void drop_large_scratch();
+
+  struct AlignedDelete {
+    void operator()(std::byte* memory) const { ::operator delete (memory, std::align_val_t{64}); }
+  };
+
+  transport::Channel& channel_;
+  const int rank_;
+  const int size_;
+  Flight flight_;
+  std::unique_ptr<std::byte, AlignedDelete> scratch_;
+  std::size_t scratch_bytes_ = 0;
+};
+
+}  // namespace muster::collective

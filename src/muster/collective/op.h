@@ -1,0 +1,55 @@
+/// The table of operations: written once, read by selection, logs, errors, Python, the flight recorder and the fingerprint.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "muster/base/dtype.h"
+#include "muster/transport/fingerprint.h"
+
+namespace muster::collective {
+
+enum class Op : std::uint8_t {
+  broadcast,
+  all_reduce,
+  reduce,
+  all_gather,
+  gather,
+  scatter,
+  reduce_scatter,
+  all_to_all,
+  barrier,
+  send,
+  recv,
+};
+inline constexpr int kOps = 11;
+
+enum class Reduce : std::uint8_t { sum, product, min, max, band, bor, bxor, avg, premul_sum };
+inline constexpr int kReduces = 9;
+
+/// How members' sizes compare.
+enum class SizeRule : std::uint8_t {
+  equal,  ///< every member gives the same number of elements
+  free,   ///< sizes may differ between members (uneven forms)
+  none,   ///< no data
+};
+
+struct OpInfo {
+  std::string_view name;  ///< torch's: "all_reduce"
+  bool rooted;
+  bool reduces;
+  bool lists_input;   ///< one slice per member goes in
+  bool lists_output;  ///< one slice per member comes out
+  SizeRule size_rule;
+};
+const OpInfo& info(Op op);
+/// torch's: "SUM", "PREMUL_SUM".
+std::string_view name_of(Reduce reduce);
+/// Whether `reduce` is defined on `dtype`; if not, why (for the error's text).
+bool reduce_supports(Reduce reduce, DType dtype, std::string* why = nullptr);
+
+/// The rules of this table for the transport. Lives for ever.
+const transport::FingerprintRules& fingerprint_rules();
+
+}  // namespace muster::collective

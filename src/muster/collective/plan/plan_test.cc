@@ -1,0 +1,158 @@
+// Plans are run symbolically: a block is the set of ranks whose contribution it holds.
+
+#include <gtest/gtest.h>
+
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "muster/collective/plan/bruck_plan.h"
+#include "muster/collective/plan/pairwise_plan.h"
+#include "muster/collective/plan/ring_plan.h"
+#include "muster/collective/plan/slices.h"
+#include "muster/collective/plan/tree_plan.h"
+
+namespace muster::collective::plan {
+namespace {
+
+constexpr int kLargest = 64;
+
+// spec: F5 uneven sizes, F16 zero elements: slices cover every element once, whatever the count
+TEST(Slices, CoverEverythingOnce) {
+  for (int parts = 1; parts <= kLargest; ++parts) {
+    for (std::size_t count : {0u, 1u, 2u, 7u, 63u, 64u, 65u, 1021u}) {
+      std::size_t at = 0;
+      for (int index = 0; index < parts; ++index) {
+        const Slice slice = slice_of(count, parts, index);
+        ASSERT_EQ(slice.begin, at) << parts << " parts of " << count;
+        ASSERT_LE(slice.count, count / parts + 1);
+        at = slice.end();
+      }
+      ASSERT_EQ(at, count);
+    }
+  }
+}
+
+TEST(Slices, ChunksCoverEverythingOnce) {
+  for (std::size_t count : {0u, 1u, 7u, 8u, 9u, 100u}) {
+    std::size_t at = 0;
+    for (std::size_t index = 0; index < chunks_in(count, 8); ++index) {
+      const Slice chunk = chunk_of(count, 8, index);
+      ASSERT_EQ(chunk.begin, at);
+      ASSERT_GT(chunk.count, 0u);
+      at = chunk.end();
+    }
+    ASSERT_EQ(at, count);
+    ASSERT_EQ(chunk_of(count, 8, chunks_in(count, 8)).count, 0u);
+  }
+}
+
+TEST(RingPlan, EveryRankEndsWithEveryBlock) {
+  for (int size = 1; size <= kLargest; ++size) {
+    std::vector<std::set<int>> held(size);
+    for (int rank = 0; rank < size; ++rank) held[rank] = {rank};
+    for (int step = 0; step < size - 1; ++step) {
+      auto next = held;
+      for (int rank = 0; rank < size; ++rank) {
+        const RingPlan plan{rank, size};
+        const RingPlan from{plan.previous(), size};
+        ASSERT_EQ(from.next(), rank);
+        ASSERT_EQ(from.sent_block(step), plan.received_block(step));
+        ASSERT_TRUE(held[from.rank].contains(from.sent_block(step))) << "rank " << from.rank << " sends what it does not have yet";
+        ASSERT_TRUE(next[rank].insert(plan.received_block(step)).second) << "a block came twice";
+      }
+      held = std::move(next);
+    }
+    for (int rank = 0; rank < size; ++rank) ASSERT_EQ(held[rank].size(), static_cast<std::size_t>(size));
+    ASSERT_EQ((RingPlan{0, size}.steps()), size - 1);
+  }
+}
+
+TEST(PairwisePlan, EveryPairMeetsOnce) {
+  for (int size = 1; size <= kLargest; ++size) {
+    std::set<std::pair<int, int>> met;
+    for (int rank = 0; rank < size; ++rank) {
+      const PairwisePlan plan{rank, size};
+      for (int step = 1; step <= plan.steps(); ++step) {
+        ASSERT_NE(plan.target(step), rank);
+        ASSERT_EQ((PairwisePlan{plan.target(step), size}.source(step)), rank);
+        ASSERT_TRUE(met.emplace(rank, plan.target(step)).second);
+      }
+    }
+    ASSERT_EQ(met.size(), static_cast<std::size_t>(size) * (size - 1));
+  }
+}
+
+TEST(BruckPlan, EveryRankEndsWithEveryBlockInItsPlace) {
+  for (int size = 1; size <= kLargest; ++size) {
+    std::vector<std::vector<int>> held(size);  // by rank: the owner of the block at each position
+    for (int rank = 0; rank < size; ++rank) held[rank] = {rank};
+    for (int step = 0; step < BruckPlan{0, size}.steps(); ++step) {
+      auto next = held;
+      for (int rank = 0; rank < size; ++rank) {
+        const BruckPlan plan{rank, size};
+        const BruckPlan from{plan.source(step), size};
+        ASSERT_EQ(from.target(step), rank);
+        ASSERT_EQ(held[rank].size(), static_cast<std::size_t>(plan.distance(step)));
+        for (int i = 0; i < plan.count(step); ++i) next[rank].push_back(held[from.rank].at(i));
+      }
+      held = std::move(next);
+    }
+    for (int rank = 0; rank < size; ++rank) {
+      ASSERT_EQ(held[rank].size(), static_cast<std::size_t>(size));
+      for (int position = 0; position < size; ++position) ASSERT_EQ(held[rank][position], (BruckPlan{rank, size}.owner(position)));
+    }
+  }
+}
+
+// spec: F13 barrier
+TEST(DisseminationPlan, NobodyLeavesBeforeAllHaveCome) {
+  for (int size = 1; size <= kLargest; ++size) {
+    std::vector<std::set<int>> known(size);
+    for (int rank = 0; rank < size; ++rank) known[rank] = {rank};
+    for (int step = 0; step < DisseminationPlan{0, size}.steps(); ++step) {
+      auto next = known;
+      for (int rank = 0; rank < size; ++rank) {
+        const int from = DisseminationPlan{rank, size}.source(step);
+        ASSERT_EQ((DisseminationPlan{from, size}.target(step)), rank);
+        next[rank].insert(known[from].begin(), known[from].end());
+      }
+      known = std::move(next);
+    }
+    for (int rank = 0; rank < size; ++rank) ASSERT_EQ(known[rank].size(), static_cast<std::size_t>(size));
+  }
+}
+
+TEST(TreePlan, ReachesEveryRankOnceFromEveryRoot) {
+  for (int size = 1; size <= kLargest; ++size) {
+    for (int root = 0; root < size; ++root) {
+      std::vector<int> depth(size, -1);
+      depth[root] = 0;
+      ASSERT_EQ((TreePlan{root, size, root}.parent()), -1);
+      std::vector<int> reached{root};
+      for (std::size_t at = 0; at < reached.size(); ++at) {
+        const TreePlan plan{reached[at], size, root};
+        for (int index = 0; index < plan.children(); ++index) {
+          const int child = plan.child(index);
+          ASSERT_EQ(depth[child], -1) << "rank " << child << " was reached twice";
+          ASSERT_EQ((TreePlan{child, size, root}.parent()), plan.rank);
+          depth[child] = depth[plan.rank] + 1;
+          ASSERT_LE(depth[child], doubling_steps(size));
+          reached.push_back(child);
+        }
+      }
+      ASSERT_EQ(reached.size(), static_cast<std::size_t>(size)) << "root " << root;
+    }
+  }
+}
+
+TEST(Plans, CostNothingAtAHundredThousandRanks) {
+  constexpr int size = 100'000;
+  EXPECT_EQ((BruckPlan{99'999, size}.steps()), 17);
+  EXPECT_EQ((DisseminationPlan{5, size}.target(16)), 65541);
+  EXPECT_EQ((TreePlan{7, size, 7}.children()), 17);
+  EXPECT_EQ((RingPlan{0, size}.received_block(99'998)), 1);
+}
+
+}  // namespace
+}  // namespace muster::collective::plan

@@ -1,0 +1,33 @@
+#pragma once
+
+#include "muster/collective/plan/slices.h"
+
+namespace muster::collective::plan {
+
+/// A binomial tree below `root`: depth and the root's children are ceil(log2(size)). Children come with the largest subtree first,
+/// which is the one to serve first.
+struct TreePlan {
+  int rank;
+  int size;
+  int root;
+
+  /// -1 at the root.
+  int parent() const {
+    const int position = place();
+    return position == 0 ? -1 : at(position & (position - 1));
+  }
+  int children() const {
+    int number = 0;
+    for (int bit = 1; bit < lowest_bit() && place() + bit < size; bit *= 2) ++number;
+    return number;
+  }
+  int child(int index) const { return at(place() + (1 << (children() - 1 - index))); }
+
+ private:
+  int place() const { return wrap(rank - root, size); }
+  int at(int position) const { return wrap(position + root, size); }
+  // A place owns the places that differ from it in lower bits only; the root owns all.
+  int lowest_bit() const { return place() == 0 ? 1 << doubling_steps(size) : place() & -place(); }
+};
+
+}  // namespace muster::collective::plan

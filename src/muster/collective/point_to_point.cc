@@ -1,0 +1,176 @@
+#include "muster/collective/point_to_point.h"
+
+#include <algorithm>
+
+#include "muster/collective/op.h"
+
+namespace muster::collective {
+
+using Message = PointToPoint::Message;
+
+Message::Message(const GroupContext& group, std::shared_ptr<Driver> driver, Envelope envelope, transport::TransferRef transfer,
+                 TimePoint deadline)
+    : group_(group),
+      driver_(std::move(driver)),
+      envelope_(envelope),
+      transfer_(std::move(transfer)),
+      made_(group.now()),
+      deadline_(deadline) {}
+
+std::shared_ptr<Driver> Message::driver() {
+  const std::lock_guard guard(lock_);
+  return driver_;
+}
+
+std::string Message::text() const {
+  const std::string what =
+      std::to_string(envelope_.bytes / size_of(envelope_.dtype)) + " elements of " + std::string(name_of(envelope_.dtype));
+  const std::string peer =
+      envelope_.member == transport::kAnyMember ? "any rank" : "rank " + std::to_string(group_.job_rank_of(envelope_.member));
+  return (envelope_.receives ? "recv of " + what + " from " : "send of " + what + " to ") + peer + " with tag " +
+         std::to_string(envelope_.tag) + " in " + group_.here();
+}
+
+bool Message::settle() {
+  if (published()) return true;
+  if (!transfer_->done()) return false;
+  Status status = transfer_->status();
+  std::shared_ptr<Driver> let_go;
+  {
+    const std::lock_guard guard(lock_);
+    if (!status.ok() && taken_back_ && !group_.channel->failed()) status = why_;
+    let_go = std::move(driver_);
+    driver_ = nullptr;
+  }
+  Callbacks callbacks = publish(status.ok() ? status : status.with_context(text()));
+  for (auto& callback : callbacks) callback(this->status());
+  return true;
+}
+
+void Message::take_back(Status why) {
+  {
+    const std::lock_guard guard(lock_);
+    if (taken_back_ || published()) return;
+    taken_back_ = true;
+    why_ = std::move(why);
+  }
+  group_.channel->cancel(transfer_);
+}
+
+void Message::check_deadline(TimePoint now) {
+  if (now < deadline_ || settle()) return;
+  std::vector<int> ranks;
+  if (envelope_.member != transport::kAnyMember) ranks.push_back(group_.job_rank_of(envelope_.member));
+  take_back(Status(Code::timed_out,
+                   "nothing came of it in " + describe(now - made_) +
+                       (envelope_.receives ? "; see whether the sender has sent with this tag"
+                                           : "; see whether the receiver has posted a receive with this tag"),
+                   std::move(ranks)));
+}
+
+bool Message::done() const {
+  auto* self = const_cast<Message*>(this);
+  if (self->settle()) return true;
+  if (const auto driver = self->driver()) {
+    driver->fabric()->poll();
+    driver->advance();
+  }
+  return self->settle();
+}
+
+Status Message::wait(TimePoint deadline) {
+  if (settle()) return status();
+  const auto driver = this->driver();
+  if (driver != nullptr && !driver->attend([this] { return settle(); }, deadline)) {
+    return Status(Code::timed_out, "the wait for the " + text() + " has reached its own limit; the call goes on");
+  }
+  settle();
+  return status();
+}
+
+std::shared_ptr<Message> PointToPoint::send(std::shared_ptr<Driver> driver, int member, std::uint64_t tag, ConstBytes data, DType dtype,
+                                            TimePoint deadline) {
+  transport::Fingerprint header;
+  header.op = static_cast<std::uint8_t>(Op::send);
+  header.dtype = static_cast<std::uint8_t>(dtype);
+  return track(std::make_shared<Message>(group_, std::move(driver), Message::Envelope{false, member, tag, data.size(), dtype},
+                                         group_.channel->send(member, tag, data, header), deadline));
+}
+
+std::shared_ptr<Message> PointToPoint::receive(std::shared_ptr<Driver> driver, int member, std::uint64_t tag, MutableBytes data,
+                                               DType dtype, TimePoint deadline) {
+  transport::Fingerprint header;
+  header.op = static_cast<std::uint8_t>(Op::send);
+  header.dtype = static_cast<std::uint8_t>(dtype);
+  return track(std::make_shared<Message>(group_, std::move(driver), Message::Envelope{true, member, tag, data.size(), dtype},
+                                         group_.channel->receive(member, tag, data, header), deadline));
+}
+
+std::shared_ptr<Message> PointToPoint::track(std::shared_ptr<Message> message) {
+  if (message->settle()) return message;
+  const std::lock_guard guard(lock_);
+  open_.push_back(message);
+  open_count_.store(open_.size());
+  return message;
+}
+
+// Callbacks run within `settle`, so it is called without the lock.
+void PointToPoint::sweep() {
+  if (empty()) return;
+  std::vector<std::shared_ptr<Message>> over;
+  {
+    const std::unique_lock guard(lock_, std::try_to_lock);
+    if (!guard.owns_lock()) return;
+    for (std::size_t i = 0; i < open_.size();) {
+      if (!open_[i]->published() && !open_[i]->transfer_->done()) {
+        ++i;
+        continue;
+      }
+      over.push_back(std::move(open_[i]));
+      open_[i] = std::move(open_.back());
+      open_.pop_back();
+    }
+    open_count_.store(open_.size());
+  }
+  for (const auto& message : over) message->settle();
+}
+
+TimePoint PointToPoint::next_deadline() {
+  if (empty() || group_.channel->failed()) return TimePoint::max();
+  const std::lock_guard guard(lock_);
+  TimePoint earliest = TimePoint::max();
+  for (const auto& message : open_) {
+    const std::lock_guard message_guard(message->lock_);
+    if (!message->taken_back_) earliest = std::min(earliest, message->deadline_);
+  }
+  return earliest;
+}
+
+void PointToPoint::check_deadlines(TimePoint now) {
+  if (empty()) return;
+  std::vector<std::shared_ptr<Message>> open;
+  {
+    const std::lock_guard guard(lock_);
+    open = open_;
+  }
+  for (const auto& message : open) message->check_deadline(now);
+}
+
+bool PointToPoint::sends_over() {
+  const std::lock_guard guard(lock_);
+  return std::none_of(open_.begin(), open_.end(),
+                      [](const auto& message) { return !message->envelope_.receives && !message->transfer_->done(); });
+}
+
+void PointToPoint::cancel_receives(const std::string& why) {
+  std::vector<std::shared_ptr<Message>> open;
+  {
+    const std::lock_guard guard(lock_);
+    open = open_;
+  }
+  for (const auto& message : open) {
+    if (message->envelope_.receives) message->take_back(Status(Code::aborted, why));
+  }
+}
+
+}  // namespace muster::collective

@@ -1,0 +1,86 @@
+/// The messages of one communicator that users send and receive.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "muster/collective/communicator.h"
+#include "muster/collective/completion.h"
+#include "muster/collective/driver.h"
+
+namespace muster::collective {
+
+class PointToPoint {
+ public:
+  explicit PointToPoint(const GroupContext& group) : group_(group) {}
+
+  class Message;
+
+  /// Posts a message. `member` may be kAnyMember for a receive.
+  std::shared_ptr<Message> send(std::shared_ptr<Driver> driver, int member, std::uint64_t tag, ConstBytes data, DType dtype,
+                                TimePoint deadline);
+  std::shared_ptr<Message> receive(std::shared_ptr<Driver> driver, int member, std::uint64_t tag, MutableBytes data, DType dtype,
+                                   TimePoint deadline);
+
+  /// Publishes the messages that are over. Never blocks.
+  void sweep();
+  bool empty() const { return open_count_.load() == 0; }
+  TimePoint next_deadline();
+  /// Takes back what is past its deadline.
+  void check_deadlines(TimePoint now);
+  /// Whether no send is under way.
+  bool sends_over();
+  /// Takes back every receive that nothing has come for.
+  void cancel_receives(const std::string& why);
+
+ private:
+  std::shared_ptr<Message> track(std::shared_ptr<Message> message);
+
+  const GroupContext& group_;
+  std::mutex lock_;
+  std::vector<std::shared_ptr<Message>> open_;
+  std::atomic<std::size_t> open_count_{0};
+};
+
+class PointToPoint::Message final : public Completion {
+ public:
+  struct Envelope {
+    bool receives;
+    int member;
+    std::uint64_t tag;
+    std::size_t bytes;
+    DType dtype;
+  };
+  Message(const GroupContext& group, std::shared_ptr<Driver> driver, Envelope envelope, transport::TransferRef transfer,
+          TimePoint deadline);
+
+  bool done() const override;
+  Status wait(TimePoint deadline) override;
+  int source() const override { return published() && envelope_.receives && status().ok() ? transfer_->source() : -1; }
+  std::size_t bytes() const override { return published() && status().ok() ? transfer_->bytes() : 0; }
+
+ private:
+  friend class PointToPoint;
+  /// Publishes the transfer's end if it has come; says whether the message is over.
+  bool settle();
+  /// Takes it back; it then ends with `why` unless it had already succeeded.
+  void take_back(Status why);
+  void check_deadline(TimePoint now);
+  std::string text() const;
+  std::shared_ptr<Driver> driver();
+
+  const GroupContext& group_;
+  std::shared_ptr<Driver> driver_;  // until it is over
+  const Envelope envelope_;
+  const transport::TransferRef transfer_;
+  const TimePoint made_;
+  const TimePoint deadline_;
+  bool taken_back_ = false;
+  Status why_;
+};
+
+}  // namespace muster::collective

@@ -1,0 +1,132 @@
+#include "muster/collective/progress.h"
+
+#include <algorithm>
+
+namespace muster::collective {
+namespace {
+
+constexpr auto kTick = std::chrono::milliseconds(1);
+/// So long after its last work the thread still looks every tick, so that a stream of short calls need not wake it each time.
+constexpr int kLightTicks = 100;
+constexpr auto kLongTick = std::chrono::milliseconds(50);
+
+}  // namespace
+
+// Outlives the handle where the thread itself drops the last owner of it.
+struct Progress::Shared {
+  std::mutex lock;
+  std::condition_variable changed;
+  std::vector<std::shared_ptr<Driven>> work;
+  std::atomic<bool> kicked{false};
+  std::atomic<transport::Fabric*> sleeping_in{nullptr};
+  bool drowsy = false;  // may take longer than a tick to look again
+  bool stop = false;
+
+  void run();
+  void nap(std::unique_lock<std::mutex>& guard, int& idle_ticks);
+  void drive(const std::vector<std::shared_ptr<Driven>>& batch);
+};
+
+void Progress::Shared::nap(std::unique_lock<std::mutex>& guard, int& idle_ticks) {
+  if (idle_ticks++ < kLightTicks) {
+    changed.wait_for(guard, kTick);
+    return;
+  }
+  drowsy = true;
+  if (work.empty()) {
+    changed.wait(guard, [&] { return stop || kicked.load(); });
+    idle_ticks = 0;
+  } else {
+    changed.wait_for(guard, kLongTick);  // all that is watched is attended; somebody may leave without a word once it is done
+  }
+  drowsy = false;
+}
+
+void Progress::Shared::drive(const std::vector<std::shared_ptr<Driven>>& batch) {
+  const std::shared_ptr<transport::Fabric> fabric = batch.front()->fabric();
+  TimePoint limit = TimePoint::max();
+  for (const auto& driven : batch) limit = std::min(limit, driven->next_deadline());
+  const auto pass = [&] {
+    bool unattended = false;
+    for (const auto& driven : batch) {
+      if (driven->attended()) continue;
+      driven->advance();
+      if (!driven->busy()) return true;
+      unattended = true;
+    }
+    return !unattended || kicked.load();
+  };
+  sleeping_in.store(fabric.get());
+  const bool news = fabric->wait(pass, limit);
+  sleeping_in.store(nullptr);
+  if (news) return;
+  const TimePoint now = fabric->clock().now();
+  for (const auto& driven : batch) driven->check_deadlines(now);
+}
+
+void Progress::Shared::run() {
+  int idle_ticks = 0;
+  std::unique_lock guard(lock);
+  while (!stop) {
+    kicked.store(false);
+    auto batch = work;
+    const bool any = std::any_of(batch.begin(), batch.end(), [](const auto& driven) { return !driven->attended(); });
+    if (!any) {
+      nap(guard, idle_ticks);
+      continue;
+    }
+    idle_ticks = 0;
+    guard.unlock();
+    drive(batch);
+    std::vector<std::shared_ptr<Driven>> finished;
+    guard.lock();
+    std::erase_if(work, [&](const auto& driven) {
+      if (driven->busy()) return false;
+      finished.push_back(driven);
+      return true;
+    });
+    guard.unlock();
+    finished.clear();  // may drop the last owner of a communicator, and with it of this thread's handle
+    batch.clear();
+    guard.lock();
+  }
+}
+
+Progress::Progress() : shared_(std::make_shared<Shared>()) {}
+
+Progress::~Progress() {
+  {
+    const std::lock_guard guard(shared_->lock);
+    shared_->stop = true;
+    shared_->kicked.store(true);
+  }
+  shared_->changed.notify_all();
+  if (!thread_.joinable()) return;
+  if (thread_.get_id() == std::this_thread::get_id()) {
+    thread_.detach();
+  } else {
+    thread_.join();
+  }
+}
+
+void Progress::watch(std::shared_ptr<Driven> work, bool soon) {
+  std::call_once(started_, [this] { thread_ = std::thread([shared = shared_] { shared->run(); }); });
+  bool wake = soon;
+  {
+    const std::lock_guard guard(shared_->lock);
+    if (std::find(shared_->work.begin(), shared_->work.end(), work) == shared_->work.end()) shared_->work.push_back(std::move(work));
+    wake = wake || shared_->drowsy;
+  }
+  if (wake) notify();
+}
+
+void Progress::notify() {
+  {
+    const std::lock_guard guard(shared_->lock);
+    shared_->kicked.store(true);
+    if (transport::Fabric* fabric = shared_->sleeping_in.load()) fabric->wake();
+  }
+  shared_->changed.notify_one();
+}
+
+}  // namespace muster::collective

@@ -1,0 +1,51 @@
+/// The thread that advances what was started and that nobody waits for: one per fabric, made when first needed, asleep
+/// whenever there is nothing to do or somebody else does it.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "muster/base/clock.h"
+#include "muster/transport/fabric.h"
+
+namespace muster::collective {
+
+/// Something with work under way. All calls are thread-safe and never block.
+class Driven {
+ public:
+  virtual ~Driven() = default;
+  virtual std::shared_ptr<transport::Fabric> fabric() = 0;
+  /// Goes on as far as it can.
+  virtual void advance() = 0;
+  /// Fails what is past its deadline.
+  virtual void check_deadlines(TimePoint now) = 0;
+  virtual bool busy() = 0;
+  /// Whether some thread drives it by waiting for it.
+  virtual bool attended() = 0;
+  virtual TimePoint next_deadline() = 0;
+};
+
+class Progress {
+ public:
+  Progress();
+  /// Joins the thread; nothing may be watched any more.
+  ~Progress();
+
+  /// Advances `work` until it is not busy, whenever nobody attends to it. With `soon` false (a wait is likely to follow at once) the thread
+  /// may take a millisecond to notice, and a thread that is awake anyway costs the caller no system call.
+  void watch(std::shared_ptr<Driven> work, bool soon);
+  /// What is watched has changed: an attending thread has left, a deadline is nearer, something was aborted.
+  void notify();
+
+ private:
+  struct Shared;
+  std::shared_ptr<Shared> shared_;
+  std::thread thread_;
+  std::once_flag started_;
+};
+
+}  // namespace muster::collective

@@ -1,0 +1,240 @@
+#include <limits>
+
+#include "muster/collective/region_test_job.h"
+#include "muster/testing/seed.h"
+
+namespace muster::collective::region {
+namespace {
+
+CallShape shape_of(Op op, std::size_t count, double arena) {
+  CallShape shape;
+  shape.op = op;
+  shape.count = count;
+  shape.arena = arena;
+  return shape;
+}
+
+std::vector<Task<Status>> start(RegionJob& job, const TestCall& call) {
+  std::vector<Task<Status>> tasks;
+  for (int member = 0; member < job.size(); ++member) tasks.push_back(job.run(member, call.args(member), call.fingerprint(member)));
+  return tasks;
+}
+
+// Steps all tasks in turn until all are done; false after `passes`.
+bool finish(std::vector<Task<Status>>& tasks, int passes = 1000) {
+  for (int pass = 0; pass < passes; ++pass) {
+    bool all = true;
+    for (auto& task : tasks) all = task.step() && all;
+    if (all) return true;
+  }
+  return false;
+}
+
+// A failure in the middle of any operation, at any point of it, ends every member's task at once with that failure.
+TEST(RegionFailure, EndsEveryTaskPromptly) {
+  Random random(testing::test_seed());
+  for (int op = 0; op <= static_cast<int>(Op::barrier); ++op) {
+    for (int round = 0; round < 12; ++round) {
+      const int members = 2 + static_cast<int>(draw(random, 3));
+      RegionJob job(members);
+      const std::size_t counts[] = {3, 3000, 400'000};
+      TestCall call(shape_of(static_cast<Op>(op), counts[draw(random, 3)], 0.5), members, 1, random);
+      auto tasks = start(job, call);
+      const int late = static_cast<int>(draw(random, static_cast<std::size_t>(members)));
+      for (std::size_t steps = draw(random, 20); steps > 0; --steps) {
+        const int member = static_cast<int>(draw(random, static_cast<std::size_t>(members)));
+        if (member != late) tasks[RegionJob::at(member)].step();
+      }
+      job.channels[RegionJob::at(late)]->fail(Status(Code::peer_failed, "rank 99 died", {99}));
+      ASSERT_TRUE(finish(tasks, 20)) << call.describe();
+      for (int member = 0; member < members; ++member) {
+        Status status = tasks[RegionJob::at(member)].result();
+        if (status) continue;  // had all it needed before
+        EXPECT_EQ(status.ranks(), std::vector<int>{99}) << call.describe();
+      }
+      EXPECT_FALSE(job.channels[0]->failure().ok());
+      // And so does every later call.
+      TestCall next(shape_of(Op::barrier, 0, 0), members, 2, random);
+      auto more = start(job, next);
+      ASSERT_TRUE(finish(more, 1));
+      EXPECT_EQ(more[0].result().ranks(), std::vector<int>{99});
+    }
+  }
+}
+
+// The giver of arena memory fails while a member reads it: that member cannot know what it read, so it does not report success.
+TEST(RegionFailure, ArenaReadFromAMemberThatGaveUpIsNoSuccess) {
+  Random random(1);
+  RegionJob job(2);
+  TestCall call(shape_of(Op::broadcast, 100'000, 1), 2, 1, random);
+  auto tasks = start(job, call);
+  EXPECT_FALSE(tasks[0].step());
+  tasks[0] = {};  // its owner dropped it: the memory may be anything from now on
+  for (int i = 0; i < 10; ++i) EXPECT_FALSE(tasks[1].step());
+  job.channels[1]->fail(Status(Code::timed_out, "too late", {10}));
+  EXPECT_TRUE(tasks[1].step());
+  EXPECT_EQ(tasks[1].result().code(), Code::timed_out);
+}
+
+// A member that failed may use its output for something else: no peer that comes later stores into it.
+TEST(RegionFailure, NobodyStoresIntoTheOutputOfAMemberThatGaveUp) {
+  Random random(1);
+  RegionJob job(2);
+  for (auto& channel : job.channels) channel->spread = nullptr;
+  TestCall call(shape_of(Op::all_reduce, 400'000, 1), 2, 1, random);
+  auto tasks = start(job, call);
+  EXPECT_FALSE(tasks[0].step());
+  job.channels[0]->fail(Status(Code::timed_out, "too late"));
+  ASSERT_TRUE(tasks[0].step());
+  EXPECT_EQ(tasks[0].result().code(), Code::timed_out);
+  const MutableBytes output = call.args(0).outputs[0];
+  std::fill(output.begin(), output.end(), std::byte{0x77});
+  for (int i = 0; i < 10; ++i) EXPECT_FALSE(tasks[1].step());
+  EXPECT_TRUE(std::all_of(output.begin(), output.end(), [](std::byte byte) { return byte == std::byte{0x77}; }));
+  job.channels[1]->fail(Status(Code::timed_out, "too late"));
+  EXPECT_TRUE(tasks[1].step());
+}
+
+// The other way round: a peer may be storing already, so the failed member's task ends when the peer has noticed, or is dead.
+TEST(RegionFailure, AFailedMemberWaitsForPeersThatMayBeStoringIntoItsOutput) {
+  for (const bool dies : {false, true}) {
+    Random random(1);
+    RegionJob job(3);
+    for (auto& channel : job.channels) channel->spread = nullptr;
+    TestCall call(shape_of(Op::all_reduce, 400'000, 1), 3, 1, random);
+    auto tasks = start(job, call);
+    EXPECT_FALSE(tasks[0].step());
+    EXPECT_FALSE(tasks[1].step());  // has begun; the third has not
+    job.channels[0]->fail(Status(Code::timed_out, "too late"));
+    EXPECT_FALSE(tasks[0].step());
+    if (dies) {
+      job.fabric.dead = job_rank(1);
+    } else {
+      job.channels[1]->fail(Status(Code::timed_out, "too late"));
+      EXPECT_TRUE(tasks[1].step());
+    }
+    EXPECT_TRUE(tasks[0].step());
+  }
+}
+
+// spec: F18 ranks that call different collectives learn it, both calls named
+TEST(RegionFailure, DifferentCallsAreNamed) {
+  Random random(1);
+  RegionJob job(3);
+  TestCall sum(shape_of(Op::all_reduce, 100, 0), 3, 1, random);
+  TestCall barrier(shape_of(Op::barrier, 0, 0), 3, 1, random);
+  std::vector<Task<Status>> tasks;
+  tasks.push_back(job.run(0, sum.args(0), sum.fingerprint(0)));
+  tasks.push_back(job.run(1, barrier.args(1), barrier.fingerprint(1)));
+  tasks.push_back(job.run(2, sum.args(2), sum.fingerprint(2)));
+  ASSERT_TRUE(finish(tasks));
+  for (auto& task : tasks) {
+    const Status status = task.result();
+    EXPECT_EQ(status.code(), Code::mismatch);
+    EXPECT_NE(status.message().find("all_reduce(SUM, float32, 100 elements)"), std::string::npos) << status.message();
+    EXPECT_NE(status.message().find("barrier()"), std::string::npos) << status.message();
+  }
+}
+
+// spec: F18 a rank that had already returned learns it at its next call: two roots of a small broadcast wait for nobody
+TEST(RegionFailure, DifferentCallsThatHaveReturnedAreNamedLater) {
+  Random random(1);
+  RegionJob job(2);
+  CallShape shape = shape_of(Op::broadcast, 4, 0);
+  TestCall first(shape, 2, 1, random);
+  shape.root = 1;
+  TestCall second(shape, 2, 1, random);
+  std::vector<Task<Status>> tasks;
+  tasks.push_back(job.run(0, first.args(0), first.fingerprint(0)));
+  tasks.push_back(job.run(1, second.args(1), second.fingerprint(1)));
+  ASSERT_TRUE(finish(tasks, 1));
+  EXPECT_TRUE(tasks[0].result().ok());
+  EXPECT_TRUE(tasks[1].result().ok());
+  TestCall barrier(shape_of(Op::barrier, 0, 0), 2, 2, random);
+  tasks = start(job, barrier);
+  ASSERT_TRUE(finish(tasks));
+  for (auto& task : tasks) {
+    const Status status = task.result();
+    EXPECT_EQ(status.code(), Code::mismatch);
+    EXPECT_NE(status.message().find("root 0"), std::string::npos) << status.message();
+    EXPECT_NE(status.message().find("root 1"), std::string::npos) << status.message();
+  }
+}
+
+// spec: F11 splits that do not meet between two ranks are an error that names both and the bytes
+TEST(RegionFailure, SizesThatDoNotMeetAreNamed) {
+  for (const std::size_t count : {4, 2000, 300'000}) {
+    Random random(1);
+    RegionJob job(2);
+    TestCall small(shape_of(Op::all_to_all, count, 0.5), 2, 1, random);
+    TestCall large(shape_of(Op::all_to_all, count + 1, 0.5), 2, 1, random);
+    std::vector<Task<Status>> tasks;
+    tasks.push_back(job.run(0, small.args(0), small.fingerprint(0)));
+    tasks.push_back(job.run(1, large.args(1), large.fingerprint(1)));
+    ASSERT_TRUE(finish(tasks));
+    const Status status = tasks[0].result();
+    EXPECT_EQ(status.code(), Code::mismatch);
+    EXPECT_NE(status.message().find(std::to_string(4 * count) + " bytes"), std::string::npos) << status.message();
+    EXPECT_NE(status.message().find(std::to_string(4 * count + 4)), std::string::npos) << status.message();
+    EXPECT_EQ(status.ranks().size(), 2u);
+    EXPECT_EQ(tasks[1].result().code(), Code::mismatch);
+  }
+}
+
+TEST(RegionFailure, ArenaThatCannotBeMappedIsNamed) {
+  Random random(1);
+  RegionJob job(2, [](int, std::uint64_t, std::size_t) -> std::byte* { return nullptr; });
+  for (const Op op : {Op::broadcast, Op::all_reduce}) {
+    TestCall call(shape_of(op, 400'000, 1), 2, 1, random);
+    auto tasks = start(job, call);
+    ASSERT_TRUE(finish(tasks, std::numeric_limits<int>::max()));  // a death that explains it would have some time to show
+    EXPECT_EQ(tasks[1].result().code(), Code::exhausted);
+  }
+}
+
+// A deadline names those who have not come, not those who wait for them in turn.
+TEST(RegionFailure, NamesThoseWhoAreMissing) {
+  Random random(1);
+  for (const std::size_t count : {std::size_t{1}, std::size_t{400'000}}) {
+    RegionJob job(3);
+    TestCall call(shape_of(Op::all_reduce, count, 0), 3, 1, random);
+    auto tasks = start(job, call);
+    EXPECT_FALSE(tasks[0].step());
+    EXPECT_EQ(job.groups[0]->awaited(), (std::vector<int>{job_rank(1), job_rank(2)}));
+    EXPECT_FALSE(tasks[2].step());
+    EXPECT_FALSE(tasks[0].step());
+    EXPECT_EQ(job.groups[0]->awaited(), std::vector<int>{job_rank(1)});
+    EXPECT_EQ(job.groups[1]->awaited(), std::vector<int>{});
+    EXPECT_EQ(job.groups[0]->heard(1).sequence, 0u);
+    ASSERT_TRUE(finish(tasks));
+    EXPECT_EQ(job.groups[0]->awaited(), std::vector<int>{});
+    EXPECT_EQ(job.groups[0]->heard(1), call.fingerprint(1));
+  }
+}
+
+// Who gives small data does not wait for its readers, up to the length of the ring; then it waits for those who have not come.
+TEST(RegionFailure, AGiverRunsAheadByTheRingOfLines) {
+  Random random(1);
+  RegionJob job(3);
+  CallShape shape = shape_of(Op::broadcast, 100, 0);
+  std::vector<std::unique_ptr<TestCall>> calls;
+  for (std::uint64_t sequence = 1; sequence <= kSlots + 1; ++sequence) {
+    calls.push_back(std::make_unique<TestCall>(shape, 3, sequence, random));
+    Task<Status> task = job.run(0, calls.back()->args(0), calls.back()->fingerprint(0));
+    if (sequence <= kSlots) {
+      ASSERT_TRUE(task.step());
+      ASSERT_TRUE(calls.back()->check(0));
+      continue;
+    }
+    for (int look = 0; look < 3; ++look) EXPECT_FALSE(task.step());
+    EXPECT_EQ(job.groups[0]->awaited(), (std::vector<int>{job_rank(1), job_rank(2)}));
+    for (int member : {1, 2}) {
+      Task<Status> reader = job.run(member, calls[0]->args(member), calls[0]->fingerprint(member));
+      ASSERT_TRUE(reader.step());
+      ASSERT_TRUE(calls[0]->check(member));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace muster::collective::region

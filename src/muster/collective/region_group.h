@@ -1,0 +1,40 @@
+/// The collectives of a group whose members all share one host region: one control line and a ring of staging slots per
+/// member, buffers in the arena used where they are. Used by `Communicator` alone.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "muster/base/status.h"
+#include "muster/base/task.h"
+#include "muster/collective/communicator.h"
+#include "muster/transport/channel.h"
+#include "muster/transport/fingerprint.h"
+#include "muster/transport/host_region.h"
+
+namespace muster::collective {
+
+class RegionGroup {
+ public:
+  /// Bytes that a group of `members` takes of the region.
+  static std::size_t segment_bytes(int members);
+
+  /// `segment` was claimed by one member, is zeroed, and its offset is the same on all; `channel`'s members are all in `region`.
+  /// Local: waits for nobody.
+  static std::unique_ptr<RegionGroup> attach(transport::HostRegion& region, std::uint64_t segment, transport::Channel& channel);
+  virtual ~RegionGroup() = default;
+
+  /// One collective (any op of info() but send and recv), resumable; nothing inside blocks. `args` and `call` must outlive the task;
+  /// `call.sequence` numbers the group's calls without gaps. Publishes `call`, compares it with every other member's (`Channel::compare`),
+  /// and ends with the channel's failure where the channel has failed (asked in every wait). A member that returns success may overwrite
+  /// its buffers at once, arena or not. Wakes the mailboxes of members it has published something for.
+  virtual Task<Status> run(const Args& args, const transport::Fingerprint& call) = 0;
+  /// Job ranks whose line the running task waits for: for deadline errors.
+  virtual std::vector<int> awaited() const = 0;
+  /// The latest call of the member at a position of the group that this member has looked at; sequence 0 where it has seen none.
+  virtual transport::Fingerprint heard(int member) const = 0;
+};
+
+}  // namespace muster::collective

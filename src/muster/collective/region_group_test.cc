@@ -1,0 +1,207 @@
+#include "muster/collective/region_group.h"
+
+#include <thread>
+
+#include "muster/collective/region_test_job.h"
+#include "muster/testing/seed.h"
+
+namespace muster::collective::region {
+namespace {
+
+constexpr int kSizes[] = {2, 3, 4, 5, 8};
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr bool kSlow = true;
+#else
+constexpr bool kSlow = false;
+#endif
+constexpr std::size_t kMostBytes = kSlow ? 12'000'000 : 40'000'000;  // in all buffers of a call
+
+// Element counts around every border: the line, the slot, a share, a window, several windows.
+std::vector<std::size_t> counts_for(Op op, DType dtype, int members, Random& random) {
+  const std::size_t element = size_of(dtype);
+  const Layout layout(members);
+  const std::size_t chunk = info(op).lists_input ? layout.column_bytes : layout.window_bytes;
+  std::vector<std::size_t> counts{0, 1, 2, 47, 4097 / element + 1, (2 * chunk + 8 * 1024) / element + draw(random, 100)};
+  for (std::size_t bytes :
+       {kInlineBytes, kSlotBytes, RegionMember::one_shot_bytes(members), std::size_t{64 * 1024}, chunk, (kWindows + 2) * chunk}) {
+    counts.push_back(bytes / element - 1 + draw(random, 3));
+  }
+  return counts;
+}
+
+const char* seed_text() {
+  static const std::string text = "MUSTER_TEST_SEED=" + std::to_string(testing::test_seed());
+  return text.c_str();
+}
+
+// All sizes of one operation, back to back on one group for each number of members, stepped in random order.
+void run_operation(Op op, bool uneven) {
+  SCOPED_TRACE(seed_text());
+  for (int members : kSizes) {
+    Random random(testing::test_seed() + static_cast<std::uint64_t>(members));
+    RegionJob job(members);
+    std::vector<std::unique_ptr<TestCall>> calls;
+    std::uint64_t sequence = 0;
+    const int rounds = testing::long_tests() ? 12 : kSlow ? 1 : 2;
+    for (int round = 0; round < rounds; ++round) {
+      CallShape shape;
+      shape.op = op;
+      shape.uneven = uneven;
+      const int dtypes = info(op).reduces ? kReducibleDTypes : kDTypes;
+      do {
+        shape.dtype = static_cast<DType>(draw(random, static_cast<std::size_t>(dtypes)));
+        shape.reduce = static_cast<Reduce>(draw(random, kReduces));
+      } while (info(op).reduces && !reduce_supports(shape.reduce, shape.dtype));
+      const double arenas[] = {0, 0.5, 1};
+      for (std::size_t count : counts_for(op, shape.dtype, members, random)) {
+        const std::size_t everywhere = count * size_of(shape.dtype) * static_cast<std::size_t>(members * members);
+        if (everywhere > kMostBytes && !testing::long_tests()) continue;
+        shape.count = count;
+        shape.root = static_cast<int>(draw(random, static_cast<std::size_t>(members)));
+        shape.arena = arenas[draw(random, 3)];
+        calls.push_back(std::make_unique<TestCall>(shape, members, ++sequence, random));
+      }
+      ASSERT_TRUE(run_in_random_order(job, calls, random));
+      calls.clear();
+    }
+  }
+}
+
+// spec: F2 broadcast over shared memory, every size class, root and mix of memory
+TEST(RegionGroup, Broadcast) { run_operation(Op::broadcast, false); }
+// spec: F3 all_reduce over shared memory: in place or not, the same bits on every rank
+TEST(RegionGroup, AllReduce) { run_operation(Op::all_reduce, false); }
+// spec: F4 reduce over shared memory: the root holds the result, the others' tensors are left as they were
+TEST(RegionGroup, Reduce) { run_operation(Op::reduce, false); }
+// spec: F5 all_gather over shared memory
+TEST(RegionGroup, AllGather) { run_operation(Op::all_gather, false); }
+// spec: F5 all_gather of uneven sizes over shared memory
+TEST(RegionGroup, AllGatherUneven) { run_operation(Op::all_gather, true); }
+// spec: F7 gather over shared memory
+TEST(RegionGroup, Gather) { run_operation(Op::gather, false); }
+// spec: F8 scatter over shared memory
+TEST(RegionGroup, Scatter) { run_operation(Op::scatter, false); }
+// spec: F9 reduce_scatter over shared memory
+TEST(RegionGroup, ReduceScatter) { run_operation(Op::reduce_scatter, false); }
+// spec: F9 reduce_scatter of uneven sizes over shared memory
+TEST(RegionGroup, ReduceScatterUneven) { run_operation(Op::reduce_scatter, true); }
+// spec: F12 all_to_all over shared memory
+TEST(RegionGroup, AllToAll) { run_operation(Op::all_to_all, false); }
+// spec: F11 uneven and empty splits, over shared memory; F12 uneven lists
+TEST(RegionGroup, AllToAllUneven) { run_operation(Op::all_to_all, true); }
+
+// spec: F13 barrier: nobody leaves before the last has come
+TEST(RegionGroup, BarrierHoldsEveryone) {
+  for (int members : kSizes) {
+    RegionJob job(members);
+    Args args;
+    std::vector<Task<Status>> tasks;
+    for (std::uint64_t sequence = 1; sequence < 50; ++sequence) {
+      const transport::Fingerprint call = fingerprint_of(args, sequence);
+      const int last = static_cast<int>(sequence) % members;
+      tasks.clear();
+      for (int member = 0; member < members; ++member) tasks.push_back(job.run(member, args, call));
+      for (int pass = 0; pass < 3; ++pass) {
+        for (int member = 0; member < members; ++member) {
+          if (member != last) {
+            ASSERT_FALSE(tasks[RegionJob::at(member)].step());
+          }
+        }
+      }
+      ASSERT_TRUE(tasks[RegionJob::at(last)].step());
+      for (int member = 0; member < members; ++member) {
+        ASSERT_TRUE(tasks[RegionJob::at(member)].step());
+        ASSERT_TRUE(tasks[RegionJob::at(member)].result().ok());
+      }
+    }
+  }
+}
+
+CallShape random_shape(Random& random, int members, std::size_t most_bytes) {
+  CallShape shape;
+  shape.op = static_cast<Op>(draw(random, static_cast<std::size_t>(Op::barrier) + 1));
+  const OpInfo& row = info(shape.op);
+  do {
+    shape.dtype = static_cast<DType>(draw(random, static_cast<std::size_t>(row.reduces ? kReducibleDTypes : kDTypes)));
+    shape.reduce = static_cast<Reduce>(draw(random, kReduces));
+  } while (row.reduces && !reduce_supports(shape.reduce, shape.dtype));
+  // Small sizes as often as large ones.
+  const std::size_t most = std::size_t{1} << draw(random, static_cast<std::size_t>(std::bit_width(most_bytes)));
+  shape.count = draw(random, most) / size_of(shape.dtype);
+  shape.uneven = row.size_rule == SizeRule::free && draw(random, 2) == 0;
+  shape.root = static_cast<int>(draw(random, static_cast<std::size_t>(members)));
+  return shape;
+}
+
+// Every operation after every other, members running ahead as far as they may: no line, slot or window is overwritten too early.
+// spec: F15 every dtype of the table is drawn; F16 zero elements among them
+TEST(RegionGroup, RandomCallsBackToBack) {
+  SCOPED_TRACE(seed_text());
+  const int rounds = testing::long_tests() ? 400 : kSlow ? 4 : 12;
+  for (int round = 0; round < rounds; ++round) {
+    SCOPED_TRACE(round);
+    Random random(testing::test_seed() * 1000 + static_cast<std::uint64_t>(round));
+    const int members = kSizes[draw(random, std::size(kSizes))];
+    RegionJob job(members);
+    std::uint64_t sequence = 0;
+    for (int batch = 0; batch < 6; ++batch) {
+      std::vector<std::unique_ptr<TestCall>> calls;
+      const bool large = batch % 3 == 2;
+      for (int i = 0; i < (large ? 10 : 150); ++i) {
+        calls.push_back(std::make_unique<TestCall>(random_shape(random, members, large ? 2'000'000 : 2'000), members, ++sequence, random));
+      }
+      ASSERT_TRUE(run_in_random_order(job, calls, random));
+    }
+  }
+}
+
+// Waits as a real rank does: looks a few times, then sleeps until woken.
+Status drive(Task<Status>& task, transport::Mailbox& mailbox) {
+  for (;;) {
+    for (int look = 0; look < 20; ++look) {
+      if (task.step()) return task.result();
+      std::this_thread::yield();
+    }
+    const std::uint32_t ticket = mailbox.prepare_sleep();
+    if (task.step()) {
+      mailbox.cancel_sleep();
+      return task.result();
+    }
+    mailbox.sleep(ticket, std::chrono::seconds(20));  // a lost wake-up makes the test crawl
+  }
+}
+
+// Ranks as threads on one mapping, asleep when there is nothing to do.
+TEST(RegionGroup, ThreadsThatSleep) {
+  SCOPED_TRACE(seed_text());
+  for (int members : {2, 4}) {
+    Random random(testing::test_seed() + 77);
+    RegionJob job(members);
+    std::vector<std::unique_ptr<TestCall>> calls;
+    const std::size_t count = testing::long_tests() ? 5000 : 300;
+    for (std::size_t i = 1; i <= count; ++i) {
+      calls.push_back(std::make_unique<TestCall>(random_shape(random, members, i % 10 == 0 ? 1'500'000 : 5'000), members, i, random));
+    }
+    std::vector<::testing::AssertionResult> results(RegionJob::at(members), ::testing::AssertionSuccess());
+    std::vector<std::thread> threads;
+    for (int member = 0; member < members; ++member) {
+      threads.emplace_back([&, member] {
+        const std::size_t index = RegionJob::at(member);
+        for (auto& call : calls) {
+          Task<Status> task = job.run(member, call->args(member), call->fingerprint(member));
+          const Status status = drive(task, job.regions[index]->mailbox(member));
+          results[index] = status ? call->check(member) : ::testing::AssertionFailure() << status.message();
+          if (!results[index]) {
+            job.channels[index]->fail(Status(Code::aborted, "a check failed"));
+            return;
+          }
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (auto& result : results) EXPECT_TRUE(result);
+  }
+}
+
+}  // namespace
+}  // namespace muster::collective::region

@@ -1,0 +1,343 @@
+#include "muster/collective/region_member.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "muster/transport/fabric.h"
+
+namespace muster::collective {
+
+using region::RegionMember;
+
+std::size_t RegionGroup::segment_bytes(int members) { return region::Layout(members).total; }
+
+std::unique_ptr<RegionGroup> RegionGroup::attach(transport::HostRegion& region, std::uint64_t segment, transport::Channel& channel) {
+  return std::make_unique<RegionMember>(region, segment, channel,
+                                        [] { return static_cast<const transport::Arena*>(transport::Arena::if_made()); });
+}
+
+namespace region {
+namespace {
+
+// After a failure a member waits this long for peers that may be storing into its output; they look at every window.
+constexpr Duration kQuietLimit = std::chrono::milliseconds(50);
+// A task that has moved this much gives its thread away once, so that its owner can look after other things.
+constexpr std::size_t kPauseBytes = 8 * 1024 * 1024;
+
+std::byte* aligned(std::byte* memory) {
+  return reinterpret_cast<std::byte*>(align_up(reinterpret_cast<std::uintptr_t>(memory), alignof(Line)));
+}
+
+transport::Fingerprint fingerprint_of(const Line& line, std::uint64_t sequence) {
+  return {sequence, line.op, line.dtype, line.reduce, line.flags, line.root, line.count, line.digest};
+}
+
+// Orders reads of memory that is not the protocol's (a peer's arena) before a look at the peer's `gave_up`.
+void fence_reads() {
+#if !defined(__SANITIZE_THREAD__)
+  std::atomic_thread_fence(std::memory_order_acquire);
+#endif
+}
+
+}  // namespace
+
+RegionMember::RegionMember(transport::HostRegion& region, std::uint64_t segment, transport::Channel& channel, ArenaOf arena)
+    : region_(region),
+      channel_(channel),
+      find_arena_(arena),
+      rank_(channel.rank()),
+      layout_(channel.size()),
+      base_(aligned(region.at(segment))),
+      next_(layout_.members, 1),
+      known_seen_(layout_.members, 0),
+      heard_(layout_.members),
+      sources_(layout_.members),
+      inputs_(layout_.members),
+      outputs_(layout_.members) {
+  const auto ranks = region.ranks();
+  for (int member : channel.members()) {
+    local_.push_back(static_cast<int>(std::find(ranks.begin(), ranks.end(), member) - ranks.begin()));
+  }
+}
+
+Line& RegionMember::line(int member, std::uint64_t sequence) const {
+  return *reinterpret_cast<Line*>(base_ + layout_.line(member, sequence));
+}
+
+Progress& RegionMember::progress(int member) const { return *reinterpret_cast<Progress*>(base_ + layout_.progress(member)); }
+
+Position RegionMember::counter(int member, Counter counter) const {
+  return progress(member).counters[static_cast<int>(counter)].load(std::memory_order_acquire);
+}
+
+void RegionMember::advance(Counter counter, Position position) {
+  progress(rank_).counters[static_cast<int>(counter)].store(position, std::memory_order_release);
+}
+
+std::string RegionMember::who(int member) const { return "rank " + std::to_string(channel_.members()[static_cast<std::size_t>(member)]); }
+
+std::string RegionMember::what(const Args& args) const { return std::string(info(args.op).name) + " number " + std::to_string(sequence_); }
+
+Task<Status> RegionMember::run(const Args& args, const transport::Fingerprint& call) {
+  if (failed()) co_return channel_.failure();
+  if (call.sequence != sequence_ + 1) {
+    co_return refuse(Status(Code::internal, "call " + std::to_string(call.sequence) + " was started on a shared region after call " +
+                                                std::to_string(sequence_)));
+  }
+  sequence_ = call.sequence;
+  outputs_shared_ = false;
+  arena_read_ = false;
+  // Tells the others also where this task is destroyed before its end.
+  struct Guard {
+    RegionMember* member;
+    ~Guard() {
+      if (member == nullptr) return;
+      member->wait_.what = Wait::For::nothing;
+      member->give_up();
+    }
+  } guard{this};
+
+  Status status = co_await run_call(args, call);
+  wait_.what = Wait::For::nothing;
+  if (status) {
+    guard.member = nullptr;
+    co_return status;
+  }
+  give_up();
+  if (outputs_shared_) {
+    const Clock& clock = channel_.fabric().clock();
+    const TimePoint limit = clock.now() + kQuietLimit;
+    co_await until([&] { return quiet() || clock.now() >= limit; });
+  }
+  co_return status;
+}
+
+Task<Status> RegionMember::run_call(const Args& args, const transport::Fingerprint& call) {
+  if (size() == 1) co_return alone(args);
+  wait_ = {Wait::For::room, Counter::filled, -1, 0};
+  co_await until([&] { return failed() || room_for_line(); });
+  if (failed()) co_return channel_.failure();
+  calls_[sequence_ % kSlots] = call;
+
+  const bool shares = (args.op == Op::all_reduce || args.op == Op::reduce) && args.inputs[0].size() > one_shot_bytes(channel_.size());
+  Status status;
+  if (shares) {
+    status = co_await reduce_shares(args, call);
+  } else {
+    status = co_await pull(args, call);
+  }
+  if (!status || !arena_read_) co_return status;
+  // A member that failed in this call may have given its memory away while it was read here. The cause is on its way.
+  fence_reads();
+  if (!someone_gave_up(sequence_)) co_return status;
+  co_await until([&] { return failed(); });
+  co_return channel_.failure();
+}
+
+// Whether my line of kSlots calls ago may be overwritten: every member has done with it, and I with theirs of that call.
+bool RegionMember::room_for_line() {
+  if (sequence_ <= known_by_all_ + kSlots) return true;
+  see_all(sequence_ - 1);
+  std::uint64_t by_all = sequence_;
+  for (int member = 0; member < channel_.size(); ++member) {
+    if (member == rank_) continue;
+    const auto index = static_cast<std::size_t>(member);
+    std::uint64_t& known = known_seen_[index];
+    if (known + kSlots < sequence_) known = std::max(known, progress(member).seen.load(std::memory_order_acquire));
+    // Who has published a line for this very call has found this room before.
+    if (known + kSlots < sequence_ && line(member, sequence_).sequence.load(std::memory_order_acquire) == sequence_)
+      known = sequence_ - kSlots;
+    by_all = std::min({by_all, known, next_[index] - 1});
+  }
+  known_by_all_ = std::max(known_by_all_, by_all);
+  if (sequence_ <= known_by_all_ + kSlots) return true;
+  // The others may be waiting for me in the same way.
+  std::uint64_t mine = sequence_ - 1;
+  for (int member = 0; member < channel_.size(); ++member) {
+    if (member != rank_) mine = std::min(mine, next_[static_cast<std::size_t>(member)] - 1);
+  }
+  std::atomic<std::uint64_t>& seen = progress(rank_).seen;
+  if (seen.load(std::memory_order_relaxed) < mine) {
+    seen.store(mine, std::memory_order_release);
+    wake_others();
+  }
+  return false;
+}
+
+void RegionMember::publish(const transport::Fingerprint& call) {
+  std::uint64_t seen = sequence_ - 1;
+  for (int member = 0; member < channel_.size(); ++member) {
+    if (member != rank_ && !see(member, sequence_ - 1)) seen = std::min(seen, next_[static_cast<std::size_t>(member)] - 1);
+  }
+  Line& mine = my_line();
+  mine.seen = seen;
+  mine.op = call.op;
+  mine.dtype = call.dtype;
+  mine.reduce = call.reduce;
+  mine.flags = call.flags;
+  mine.root = call.root;
+  mine.count = call.count;
+  mine.digest = call.digest;
+  mine.sequence.store(sequence_, std::memory_order_release);
+  wake_others();
+}
+
+// Looks at `member`'s lines up to `limit`; true once it has seen that one. Of the call under way the payload still has to be read:
+// nothing says so to the member before my next line.
+bool RegionMember::see(int member, std::uint64_t limit) {
+  const auto index = static_cast<std::size_t>(member);
+  while (next_[index] <= limit) {
+    const std::uint64_t sequence = next_[index];
+    const Line& theirs = line(member, sequence);
+    if (theirs.sequence.load(std::memory_order_acquire) != sequence) return false;
+    compare(member, theirs);
+    known_seen_[index] = std::max(known_seen_[index], theirs.seen);
+    next_[index] = sequence + 1;
+  }
+  return true;
+}
+
+bool RegionMember::see_all(std::uint64_t limit) {
+  bool all = true;
+  for (int member = 0; member < channel_.size(); ++member) {
+    if (member != rank_) all = see(member, limit) && all;
+  }
+  return all;
+}
+
+void RegionMember::compare(int member, const Line& line) {
+  const std::uint64_t sequence = next_[static_cast<std::size_t>(member)];
+  const transport::Fingerprint theirs = fingerprint_of(line, sequence);
+  heard_[static_cast<std::size_t>(member)] = theirs;
+  const transport::Fingerprint& mine = calls_[sequence % kSlots];
+  if (theirs == mine || fingerprint_rules().agree(theirs, mine)) return;
+  channel_.compare(member, theirs);
+  if (failed()) return;
+  // The channel no longer knew the call.
+  channel_.fail(Status(Code::mismatch,
+                       "members call different operations under number " + std::to_string(sequence) + ": " + who(rank_) + " calls " +
+                           fingerprint_rules().describe(mine) + ", " + who(member) + " calls " + fingerprint_rules().describe(theirs),
+                       {channel_.members()[static_cast<std::size_t>(rank_)], channel_.members()[static_cast<std::size_t>(member)]}));
+}
+
+void RegionMember::wake_others() {
+#if defined(__SANITIZE_THREAD__)
+  for (int member = 0; member < channel_.size(); ++member) {
+    if (member != rank_) region_.mailbox(local_[static_cast<std::size_t>(member)]).wake();
+  }
+#else
+  // One fence for all: what was published stands before the look for sleepers (see Mailbox::wake).
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  for (int member = 0; member < channel_.size(); ++member) {
+    if (member == rank_) continue;
+    transport::Mailbox& mailbox = region_.mailbox(local_[static_cast<std::size_t>(member)]);
+    if (mailbox.sleepers.load(std::memory_order_relaxed) != 0) mailbox.wake();
+  }
+#endif
+}
+
+bool RegionMember::Reached::operator()() {
+  const int begin = only < 0 ? 0 : only;
+  const int end = only < 0 ? my.channel_.size() : only + 1;
+  for (at = std::max(at, begin); at < end; ++at) {
+    if (at != my.rank_ && !reached(my.counter(at, counter), until)) return my.failed();
+  }
+  return true;
+}
+
+RegionMember::Reached RegionMember::until_reached(Counter counter, Position until, int only) {
+  wait_ = {Wait::For::counter, counter, only, until};
+  return {*this, counter, until, only};
+}
+
+RegionMember::Reached RegionMember::until_free(const Use& use) {
+  if (use.pending) return until_reached(use.counter, use.until, use.reader);
+  return {*this, use.counter, 0, rank_};  // nobody's
+}
+
+bool RegionMember::someone_gave_up(std::uint64_t sequence) const {
+  for (int member = 0; member < channel_.size(); ++member) {
+    if (member == rank_) continue;
+    const std::uint64_t at = progress(member).gave_up.load(std::memory_order_acquire);
+    if (at != 0 && at <= sequence) return true;
+  }
+  return false;
+}
+
+// My call ends in failure: whoever read my memory must not trust it, whoever stores into it must stop.
+void RegionMember::give_up() {
+  std::atomic<std::uint64_t>& mine = progress(rank_).gave_up;
+  if (mine.load(std::memory_order_relaxed) != 0) return;
+  mine.store(sequence_, std::memory_order_release);
+  wake_others();
+}
+
+// Whether no peer stores into my output any more: each has finished its part, has given up, is dead, or has not begun (and then
+// sees my word before it begins: publish and give_up both have a full fence between their store and what they look at next).
+bool RegionMember::quiet() const {
+  for (int member = 0; member < channel_.size(); ++member) {
+    if (member == rank_ || line(member, sequence_).sequence.load(std::memory_order_acquire) != sequence_) continue;
+    if (reached(counter(member, Counter::reduced), end_of(sequence_))) continue;
+    if (progress(member).gave_up.load(std::memory_order_acquire) != 0) continue;
+    if (!channel_.fabric().death_of(channel_.members()[static_cast<std::size_t>(member)]).ok()) continue;
+    return false;
+  }
+  return true;
+}
+
+// True now and then: the task should give its thread away once. Wakes its own mailbox, since nobody else will.
+bool RegionMember::pause_due(std::size_t bytes) {
+  moved_ += bytes;
+  if (moved_ < kPauseBytes) return false;
+  moved_ = 0;
+  region_.mailbox(local_[static_cast<std::size_t>(rank_)]).wake();
+  return true;
+}
+
+std::optional<std::uint64_t> RegionMember::arena_offset(ConstBytes memory) const {
+  const transport::Arena* arena = memory.empty() ? nullptr : find_arena_();
+  return arena == nullptr ? std::nullopt : arena->offset_of(memory.data(), memory.size());
+}
+
+Status RegionMember::cannot_map(int member, std::uint64_t bytes) const {
+  return Status(Code::exhausted,
+                who(rank_) + " cannot map the arena of " + who(member) + ", where " + std::to_string(bytes) +
+                    " bytes of this call stand; look at " +
+                    "the limits of address space, mappings and descriptors (ulimit -v, vm.max_map_count, ulimit -n)",
+                {channel_.members()[static_cast<std::size_t>(rank_)]});
+}
+
+Status RegionMember::refuse(Status cause) {
+  channel_.fail(cause);
+  return failed() ? channel_.failure() : cause;
+}
+
+transport::Fingerprint RegionMember::heard(int member) const { return heard_[static_cast<std::size_t>(member)]; }
+
+// Fails the channel, unless a better cause comes within a moment: who cannot be reached may be dead.
+Task<Status> RegionMember::refuse_late(Status cause) {
+  const Clock& clock = channel_.fabric().clock();
+  const TimePoint limit = clock.now() + kQuietLimit;
+  co_await until([&] { return failed() || clock.now() >= limit; });
+  co_return refuse(std::move(cause));
+}
+
+std::vector<int> RegionMember::awaited() const {
+  std::vector<int> late;    // have not begun this call
+  std::vector<int> waited;  // have not come as far as this task needs
+  for (int member = 0; member < channel_.size(); ++member) {
+    if (member == rank_ || wait_.what == Wait::For::nothing || (wait_.only >= 0 && wait_.only != member)) continue;
+    const auto index = static_cast<std::size_t>(member);
+    const bool begun = line(member, sequence_).sequence.load(std::memory_order_acquire) == sequence_;
+    bool behind = !begun;
+    if (wait_.what == Wait::For::room) behind = std::min(known_seen_[index], next_[index] - 1) + kSlots < sequence_;
+    if (wait_.what == Wait::For::counter) behind = !reached(counter(member, wait_.counter), wait_.until);
+    if (!behind) continue;
+    waited.push_back(channel_.members()[index]);
+    if (!begun) late.push_back(channel_.members()[index]);
+  }
+  return late.empty() ? waited : late;
+}
+
+}  // namespace region
+}  // namespace muster::collective

@@ -1,0 +1,175 @@
+/// One member's side of the protocol on a group's segment. Private to `region_*.cc`.
+///
+/// The calls of a group are numbered from 1 without gaps. In each, a member publishes one control line and looks at the lines of those
+/// it reads from. It may run ahead: where nothing is read from a member its line is looked at later, at the latest before
+/// the ring of lines comes round (`open`). Data too large for the line or its slot passes through the windows, or is read where it is in
+/// the arena.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "muster/base/status.h"
+#include "muster/base/task.h"
+#include "muster/collective/communicator.h"
+#include "muster/collective/region_group.h"
+#include "muster/collective/region_segment.h"
+#include "muster/transport/arena.h"
+#include "muster/transport/channel.h"
+#include "muster/transport/host_region.h"
+
+namespace muster::collective::region {
+
+/// Finds out whether memory lies in the arena that peers can map: the process's own, another one in tests.
+using ArenaOf = const transport::Arena* (*)();
+
+class RegionMember final : public RegionGroup {
+ public:
+  RegionMember(transport::HostRegion& region, std::uint64_t segment, transport::Channel& channel, ArenaOf arena);
+
+  Task<Status> run(const Args& args, const transport::Fingerprint& call) override;
+  std::vector<int> awaited() const override;
+  transport::Fingerprint heard(int member) const override;
+
+  /// The largest all_reduce or reduce that every reader reduces for itself; above, each member reduces its share.
+  static std::size_t one_shot_bytes(int members);
+
+ private:
+  // What a member gives in the call under way, as its line says.
+  struct Source {
+    Place place = Place::nothing;
+    const std::byte* data = nullptr;  // but for windows
+    std::size_t bytes = 0;
+    std::size_t column = 0;  // where this member's part of its windows starts
+    std::size_t first_window = 0;
+  };
+  // Who gives and who takes in a call whose data only moves towards its readers.
+  struct Flow {
+    bool gives = false;
+    bool lists = false;       // a slice for each member
+    bool combines = false;    // the readers reduce what they take
+    bool scaled = false;      // premul_sum: what is given is the product
+    int reader = -1;          // the only one; -1: everybody else
+    int first = 0, last = 0;  // takes from members [first, last)
+    std::size_t chunk = 0;
+    std::size_t steps = 0;  // of the windows given
+    std::size_t takes = 0;  // steps of what is taken
+  };
+  // A window or result buffer whose last use others may not have finished with.
+  struct Use {
+    Position until = 0;
+    Counter counter = Counter::drained;
+    int reader = -1;
+    bool pending = false;
+  };
+  struct Wait {
+    enum class For : std::uint8_t { nothing, room, lines, counter } what = For::nothing;
+    Counter counter = Counter::filled;
+    int only = -1;
+    Position until = 0;
+  };
+  // Ready once the counters of all other members (or of one) have reached a position, or the channel has failed.
+  struct Reached {
+    const RegionMember& my;
+    Counter counter;
+    Position until;
+    int only;
+    int at = 0;
+    bool operator()();
+  };
+
+  // region_member.cc: the protocol.
+  std::size_t size() const { return layout_.members; }
+  Line& line(int member, std::uint64_t sequence) const;
+  Line& my_line() const { return line(rank_, sequence_); }
+  Progress& progress(int member) const;
+  std::byte* slot(int member) const { return base_ + layout_.slot(member, sequence_); }
+  std::byte* window(int member, std::size_t number) const { return base_ + layout_.window(member, number); }
+  std::byte* result(int member, std::size_t number) const { return base_ + layout_.result(member, number); }
+  Position counter(int member, Counter counter) const;
+  void advance(Counter counter, Position position);
+  bool failed() const { return channel_.failed(); }
+  std::string who(int member) const;
+  std::string what(const Args& args) const;
+
+  Task<Status> run_call(const Args& args, const transport::Fingerprint& call);
+  bool room_for_line();
+  void publish(const transport::Fingerprint& call);
+  bool see(int member, std::uint64_t limit);
+  bool see_all(std::uint64_t limit);
+  void compare(int member, const Line& line);
+  void wake_others();
+  Reached until_reached(Counter counter, Position until, int only = -1);
+  Reached until_free(const Use& use);
+  bool someone_gave_up(std::uint64_t sequence) const;
+  void give_up();
+  bool quiet() const;
+  bool pause_due(std::size_t bytes);
+  std::optional<std::uint64_t> arena_offset(ConstBytes memory) const;
+  bool arena_ready(int member) { return region_.arena_ready(local_[static_cast<std::size_t>(member)]); }
+  std::byte* arena_of(int member, std::uint64_t offset, std::size_t bytes) {
+    return region_.arena_at(local_[static_cast<std::size_t>(member)], offset, bytes);
+  }
+  Status cannot_map(int member, std::uint64_t bytes) const;
+  Status refuse(Status cause);
+  Task<Status> refuse_late(Status cause);
+
+  // region_pull.cc: every reader takes what it needs from the givers.
+  Task<Status> pull(const Args& args, const transport::Fingerprint& call);
+  Status alone(const Args& args);
+  Flow flow_of(const Args& args) const;
+  ConstBytes given(const Args& args, const Flow& flow, int reader) const;
+  MutableBytes taken(const Args& args, const Flow& flow, int source) const;
+  void put(const Args& args, const Flow& flow, std::byte* to, ConstBytes from) const;
+  void place_input(const Args& args, Flow& flow);
+  void place_slices(const Args& args, Flow& flow);
+  void fill_window(const Args& args, const Flow& flow, std::size_t step);
+  bool available(const Flow& flow, int source, std::size_t step);
+  bool mapped(const Flow& flow, int source);
+  Status resolve(const Args& args, const Flow& flow, int source);
+  const std::byte* chunk_of(const Source& source, const Flow& flow, int member, std::size_t step) const;
+  void combine(const Args& args, const Flow& flow, std::size_t step);
+  void copy_own(const Args& args, const Flow& flow);
+
+  // region_reduce.cc: each member reduces its share and hands the result to all, or to the root.
+  struct Reduction;
+  Task<Status> reduce_shares(const Args& args, const transport::Fingerprint& call);
+  bool all_mapped(const Reduction& job);
+  Status meet(Reduction& job);
+  void fill_input(const Reduction& job, std::size_t round);
+  bool reduce_round(const Reduction& job, std::size_t round);
+  void copy_result(const Reduction& job, int member, std::size_t round);
+
+  transport::HostRegion& region_;
+  transport::Channel& channel_;
+  const ArenaOf find_arena_;
+  const int rank_;
+  const Layout layout_;
+  std::byte* const base_;
+  std::vector<int> local_;  // members' positions in the region
+
+  std::uint64_t sequence_ = 0;                          // of the call under way, or of the last one
+  std::vector<std::uint64_t> next_;                     // next line to look at, for each member
+  std::vector<std::uint64_t> known_seen_;               // what each member is known to have seen
+  std::vector<transport::Fingerprint> heard_;           // the latest call seen of each member
+  std::uint64_t known_by_all_ = 0;                      // all members have seen these, and I have seen theirs
+  std::array<transport::Fingerprint, kSlots> calls_{};  // mine, for late comparison
+  std::size_t next_window_ = 0;                         // cursors through my windows and results
+  std::size_t next_result_ = 0;
+  std::array<Use, kWindows> window_uses_{};
+  std::array<Use, kWindows> result_uses_{};
+  std::vector<Source> sources_;
+  std::vector<const std::byte*> inputs_;
+  std::vector<std::byte*> outputs_;  // peers' outputs in the arena, in a reduction
+  bool outputs_shared_ = false;      // peers may be storing into my output
+  bool arena_read_ = false;          // this call reads peers' memory in the arena
+  std::size_t moved_ = 0;            // since this task last gave its thread away
+  Wait wait_;
+};
+
+}  // namespace muster::collective::region

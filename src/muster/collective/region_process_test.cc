@@ -1,0 +1,84 @@
+// The region between real processes: what threads on one mapping cannot show.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "muster/collective/communicator.h"
+#include "muster/testing/process_job.h"
+#include "muster/testing/rank_processes.h"
+#include "muster/transport/arena.h"
+
+namespace muster::collective {
+namespace {
+
+constexpr int kRanks = 4;
+constexpr std::size_t kCount = 300'000;
+
+class TemporaryFile {
+ public:
+  TemporaryFile() {
+    path_ = std::string(std::getenv("TMPDIR") != nullptr ? std::getenv("TMPDIR") : "/tmp") + "/muster-region-XXXXXX";
+    const int file = mkstemp(path_.data());
+    if (file >= 0) close(file);
+    unlink(path_.c_str());
+  }
+  ~TemporaryFile() { unlink(path_.c_str()); }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+// Sums float64 buffers, in the arena on the ranks of `in_arena`, private on the others; "" or what went wrong.
+std::string sum_on(int rank, unsigned in_arena, Communicator& world) {
+  const std::size_t bytes = kCount * sizeof(double);
+  std::vector<std::byte> own(bytes);
+  std::byte* memory = own.data();
+  if ((in_arena >> rank & 1) != 0) {
+    auto arena = transport::Arena::of_process();
+    if (!arena.ok()) return arena.status().message();
+    auto block = (*arena)->allocate(bytes);
+    if (!block.ok()) return block.status().message();
+    memory = *block;
+  }
+  auto* values = reinterpret_cast<double*>(memory);
+  for (std::size_t i = 0; i < kCount; ++i) values[i] = static_cast<double>(rank + 1) * static_cast<double>(i);
+  Args args;
+  args.op = Op::all_reduce;
+  args.dtype = DType::float64;
+  args.inputs = {ConstBytes(memory, bytes)};
+  args.outputs = {MutableBytes(memory, bytes)};
+  if (Status done = world.run(args, steady_clock().now() + std::chrono::seconds(20)); !done) return done.message();
+  for (std::size_t i = 0; i < kCount; ++i) {
+    if (values[i] != 10.0 * static_cast<double>(i)) return "element " + std::to_string(i) + " is " + std::to_string(values[i]);
+  }
+  return "";
+}
+
+// All ranks map each other's arenas in the same call, each while it is asked for its own.
+// spec: F3 all_reduce between processes, arena and private buffers mixed
+TEST(RegionProcesses, AllMapEachOthersArenasInOneCall) {
+  for (const unsigned in_arena : {15u, 5u}) {
+    const TemporaryFile store;
+    testing::RankProcesses ranks(kRanks, [&](int rank) -> std::string {
+      testing::ProcessJobOptions options;
+      options.rank = rank;
+      options.world_size = kRanks;
+      options.store_path = store.path();
+      auto job = testing::join_process_job(options);
+      if (!job.ok()) return job.status().message();
+      for (int round = 0; round < 3; ++round) {
+        if (std::string wrong = sum_on(rank, in_arena, *job->world); !wrong.empty()) return wrong;
+      }
+      const Status closed = job->world->close(steady_clock().now() + std::chrono::seconds(20));
+      return closed.ok() ? "done" : closed.message();
+    });
+    for (const auto& end : ranks.join(std::chrono::seconds(60))) EXPECT_EQ(end.report, "done");
+  }
+}
+
+}  // namespace
+}  // namespace muster::collective

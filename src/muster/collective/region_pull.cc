@@ -1,0 +1,318 @@
+// Calls whose data only moves towards its readers: each member says where its data stands, each reader takes what it needs, chunk by
+// chunk, and reduces it on the way where the operation reduces. Small all_reduces too: every member then reduces everything.
+//
+// How a giver's data travels is the giver's choice, source by source (its size and its memory), so nothing has to be agreed. A
+// giver returns as soon as all is staged; only from the arena must it wait for its readers.
+#include <algorithm>
+#include <cstring>
+
+#include "muster/collective/kernels.h"
+#include "muster/collective/region_member.h"
+
+namespace muster::collective::region {
+namespace {
+
+std::size_t chunks(std::size_t bytes, std::size_t chunk) { return (bytes + chunk - 1) / chunk; }
+
+void copy(std::byte* to, const std::byte* from, std::size_t bytes) {
+  if (bytes != 0 && to != from) std::memcpy(to, from, bytes);
+}
+
+}  // namespace
+
+RegionMember::Flow RegionMember::flow_of(const Args& args) const {
+  const OpInfo& table = info(args.op);
+  const bool from_root = args.op == Op::broadcast || args.op == Op::scatter;
+  const bool to_root = args.op == Op::reduce || args.op == Op::gather;
+  const bool root = args.root == rank_;
+  Flow flow;
+  flow.gives = from_root ? root : to_root ? !root : true;
+  flow.lists = table.lists_input;
+  flow.combines = table.reduces;
+  flow.scaled = table.reduces && args.reduce == Reduce::premul_sum;
+  flow.reader = to_root ? args.root : -1;
+  if (from_root && !root) {
+    flow.first = args.root;
+    flow.last = args.root + 1;
+  } else if (!from_root && (!to_root || root)) {
+    flow.last = channel_.size();
+  }
+  flow.chunk = flow.lists ? layout_.column_bytes : layout_.window_bytes;
+  for (int source = flow.first; source < flow.last; ++source) {
+    if (source != rank_ || flow.combines) flow.takes = std::max(flow.takes, chunks(taken(args, flow, source).size(), flow.chunk));
+  }
+  return flow;
+}
+
+/// What this member gives `reader`.
+ConstBytes RegionMember::given(const Args& args, const Flow& flow, int reader) const {
+  if (args.op == Op::broadcast) return args.outputs[0];
+  const std::size_t index = flow.lists ? static_cast<std::size_t>(reader) : 0;
+  return index < args.inputs.size() ? args.inputs[index] : ConstBytes();
+}
+
+/// Where what `source` gives goes, or is reduced into.
+MutableBytes RegionMember::taken(const Args& args, const Flow&, int source) const {
+  const std::size_t index = info(args.op).lists_output ? static_cast<std::size_t>(source) : 0;
+  return index < args.outputs.size() ? args.outputs[index] : MutableBytes();
+}
+
+void RegionMember::put(const Args& args, const Flow& flow, std::byte* to, ConstBytes from) const {
+  if (!flow.scaled) return copy(to, from.data(), from.size());
+  scale(to, from.data(), from.size() / size_of(args.dtype), args.dtype, args.factor);
+}
+
+/// Decides where the input stands, in my line for this call; puts it there where that is the line or the slot.
+void RegionMember::place_input(const Args& args, Flow& flow) {
+  Line& mine = my_line();
+  const ConstBytes input = given(args, flow, 0);
+  mine.bytes = input.size();
+  mine.first_window = static_cast<std::uint8_t>(next_window_ % kWindows);
+  if (input.empty()) {
+    mine.place = Place::nothing;
+  } else if (input.size() <= kInlineBytes) {
+    mine.place = Place::line;
+    put(args, flow, mine.payload, input);
+  } else if (input.size() <= kSlotBytes) {
+    mine.place = Place::slot;
+    put(args, flow, slot(rank_) + layout_.table_bytes, input);
+  } else if (const auto offset = arena_offset(input); offset && !flow.scaled) {
+    mine.place = Place::arena;
+    mine.input = *offset;
+  } else {
+    mine.place = Place::window;
+    flow.steps = chunks(input.size(), flow.chunk);
+  }
+}
+
+/// The same where each member gets a slice of its own: in the slot where all of them fit, else each in the arena or in its column of the
+/// windows.
+void RegionMember::place_slices(const Args& args, Flow& flow) {
+  Line& mine = my_line();
+  mine.bytes = 0;
+  mine.first_window = static_cast<std::uint8_t>(next_window_ % kWindows);
+  for (int reader = 0; reader < channel_.size(); ++reader) {
+    if (reader != rank_ || flow.scaled) mine.bytes += given(args, flow, reader).size();
+  }
+  const bool fits = mine.bytes <= kSlotBytes;
+  mine.place = mine.bytes == 0 ? Place::nothing : fits ? Place::slot : Place::window;
+  auto* table = reinterpret_cast<Slice*>(slot(rank_));
+  std::uint64_t at = layout_.table_bytes;
+  for (int reader = 0; reader < channel_.size(); ++reader) {
+    const ConstBytes input = reader != rank_ || flow.scaled ? given(args, flow, reader) : ConstBytes();
+    Slice& slice = table[reader];
+    slice = {input.size(), at, fits ? Place::slot : Place::window, {}};
+    if (input.empty()) {
+      slice.place = Place::nothing;
+    } else if (fits) {
+      put(args, flow, slot(rank_) + at, input);
+      at += input.size();
+    } else if (const auto offset = arena_offset(input); offset && !flow.scaled) {
+      slice.place = Place::arena;
+      slice.where = *offset;
+    } else {
+      flow.steps = std::max(flow.steps, chunks(input.size(), flow.chunk));
+    }
+  }
+}
+
+void RegionMember::fill_window(const Args& args, const Flow& flow, std::size_t step) {
+  const std::size_t number = next_window_++;
+  std::byte* to = window(rank_, number);
+  const auto part = [&](ConstBytes input) {
+    const std::size_t at = std::min(step * flow.chunk, input.size());
+    return input.subspan(at, std::min(flow.chunk, input.size() - at));
+  };
+  if (!flow.lists) {
+    put(args, flow, to, part(given(args, flow, 0)));
+  } else {
+    const auto* table = reinterpret_cast<const Slice*>(slot(rank_));
+    for (int reader = 0; reader < channel_.size(); ++reader) {
+      if (table[reader].place != Place::window) continue;
+      put(args, flow, to + static_cast<std::size_t>(reader) * layout_.column_bytes, part(given(args, flow, reader)));
+    }
+  }
+  window_uses_[number % kWindows] = {position(sequence_, step + 1), Counter::drained, flow.reader, true};
+}
+
+/// Whether the chunk of `step` of what `source` gives can be read.
+bool RegionMember::available(const Flow& flow, int source, std::size_t step) {
+  if (step == 0) return see(source, sequence_);
+  const Source& from = sources_[static_cast<std::size_t>(source)];
+  if (from.place != Place::window || step * flow.chunk >= from.bytes) return true;
+  return reached(counter(source, Counter::filled), position(sequence_, step + 1));
+}
+
+/// Whether memory of `source` that I am to read can be read. Its line has been seen.
+bool RegionMember::mapped(const Flow& flow, int source) {
+  const Line& theirs = line(source, sequence_);
+  const bool arena = theirs.place == Place::arena || (flow.lists && theirs.place == Place::window &&
+                                                      reinterpret_cast<const Slice*>(slot(source))[rank_].place == Place::arena);
+  return !arena || arena_ready(source);
+}
+
+/// Reads from the line, and table, of a source where its data stands.
+Status RegionMember::resolve(const Args& args, const Flow& flow, int member) {
+  const Line& theirs = line(member, sequence_);
+  Source& source = sources_[static_cast<std::size_t>(member)];
+  source = {theirs.place, nullptr, theirs.bytes, 0, theirs.first_window};
+  std::uint64_t where = theirs.input;
+  std::uint64_t in_slot = layout_.table_bytes;
+  if (flow.lists && theirs.place != Place::nothing) {
+    const Slice slice = reinterpret_cast<const Slice*>(slot(member))[rank_];
+    source.place = slice.place;
+    source.bytes = slice.bytes;
+    source.column = static_cast<std::size_t>(rank_) * layout_.column_bytes;
+    where = in_slot = slice.where;
+  }
+  const std::size_t expected = taken(args, flow, member).size();
+  if (source.bytes != expected) {
+    return refuse(Status(Code::mismatch,
+                         what(args) + ": " + who(member) + " gives " + who(rank_) + " " + std::to_string(source.bytes) +
+                             " bytes, which expects " + std::to_string(expected) +
+                             " from it; the sizes of inputs and outputs must agree between the two",
+                         {channel_.members()[static_cast<std::size_t>(member)], channel_.members()[static_cast<std::size_t>(rank_)]}));
+  }
+  switch (source.place) {
+    case Place::nothing:
+    case Place::window: break;
+    case Place::line: source.data = theirs.payload; break;
+    case Place::slot: source.data = slot(member) + in_slot; break;
+    case Place::arena:
+      arena_read_ = true;
+      source.data = arena_of(member, where, source.bytes);
+      if (source.data == nullptr) return cannot_map(member, source.bytes);
+      break;
+  }
+  return {};
+}
+
+const std::byte* RegionMember::chunk_of(const Source& source, const Flow& flow, int member, std::size_t step) const {
+  if (source.place != Place::window) return source.data + step * flow.chunk;
+  return window(member, source.first_window + step) + source.column;
+}
+
+/// Reduces the chunk of `step` of all members into the output.
+void RegionMember::combine(const Args& args, const Flow& flow, std::size_t step) {
+  const MutableBytes out = args.outputs[0];
+  const std::size_t at = step * flow.chunk;
+  const std::size_t bytes = std::min(flow.chunk, out.size() - at);
+  for (int member = 0; member < channel_.size(); ++member) {
+    const auto index = static_cast<std::size_t>(member);
+    if (member != rank_ || flow.scaled) {
+      inputs_[index] = chunk_of(sources_[index], flow, member, step);
+    } else {
+      inputs_[index] = given(args, flow, rank_).data() + at;
+    }
+  }
+  reduce_complete(out.data() + at, inputs_, bytes / size_of(args.dtype), args.dtype, args.reduce);
+}
+
+/// What a member gives itself, where nothing is reduced.
+void RegionMember::copy_own(const Args& args, const Flow& flow) {
+  if (flow.combines || args.op == Op::broadcast || args.op == Op::barrier) return;
+  if ((args.op == Op::gather || args.op == Op::scatter) && args.root != rank_) return;
+  const ConstBytes mine = given(args, flow, rank_);
+  const MutableBytes to = taken(args, flow, rank_);
+  copy(to.data(), mine.data(), std::min(mine.size(), to.size()));
+}
+
+Task<Status> RegionMember::pull(const Args& args, const transport::Fingerprint& call) {
+  Flow flow = flow_of(args);
+  const bool places_own = flow.gives || (flow.scaled && flow.last > 0);
+  Line& mine = my_line();
+  mine.place = Place::nothing;
+  mine.bytes = 0;
+  if (places_own && flow.lists) {
+    place_slices(args, flow);
+  } else if (places_own) {
+    place_input(args, flow);
+  }
+  if (flow.steps > 0) {
+    co_await until(until_free(window_uses_[next_window_ % kWindows]));
+    if (failed()) co_return channel_.failure();
+    fill_window(args, flow, 0);
+  }
+  const bool readers_use_arena = [&] {
+    if (!flow.gives || mine.place == Place::arena) return flow.gives;
+    if (!flow.lists || mine.place != Place::window) return false;
+    const auto* table = reinterpret_cast<const Slice*>(slot(rank_));
+    return std::any_of(table, table + size(), [](const Slice& slice) { return slice.place == Place::arena; });
+  }();
+  publish(call);
+  copy_own(args, flow);
+  if (flow.scaled && flow.last > 0) {
+    if (Status resolved = resolve(args, flow, rank_); !resolved) co_return resolved;
+  }
+
+  bool drains = false;  // somebody waits to hear that I have read
+  const std::size_t steps = std::max<std::size_t>({flow.steps, flow.takes, 1});
+  for (std::size_t step = 0; step < steps; ++step) {
+    if (step + 1 < flow.steps) {
+      co_await until(until_free(window_uses_[next_window_ % kWindows]));
+      if (failed()) co_return channel_.failure();
+      fill_window(args, flow, step + 1);
+      advance(Counter::filled, position(sequence_, step + 2));
+      wake_others();
+    }
+    if (step > 0 && step >= flow.takes) continue;
+    for (int turn = flow.first; turn < flow.last; ++turn) {
+      // Each starts at its own neighbour, so that not all read from one member at once.
+      const int source = flow.first + (turn + rank_ + 1 - flow.first) % (flow.last - flow.first);
+      if (source == rank_) continue;
+      wait_ = {step == 0 ? Wait::For::lines : Wait::For::counter, Counter::filled, flow.last - flow.first == 1 ? source : -1,
+               position(sequence_, step + 1)};
+      co_await until([&] { return failed() || available(flow, source, step); });
+      if (failed()) co_return channel_.failure();
+      Source& from = sources_[static_cast<std::size_t>(source)];
+      if (step == 0) {
+        co_await until([&] { return failed() || mapped(flow, source); });
+        if (failed()) co_return channel_.failure();
+        Status resolved = resolve(args, flow, source);
+        if (!resolved) co_return co_await refuse_late(std::move(resolved));
+        const Place place = line(source, sequence_).place;
+        drains = drains || place == Place::window || place == Place::arena;
+      }
+      const std::size_t at = step * flow.chunk;
+      if (flow.combines || at >= from.bytes) continue;
+      const std::size_t bytes = std::min(flow.chunk, from.bytes - at);
+      copy(taken(args, flow, source).data() + at, chunk_of(from, flow, source, step), bytes);
+      if (pause_due(bytes)) co_await until([asked = 0]() mutable { return asked++ > 0; });
+    }
+    if (flow.combines && flow.last > 0 && step < flow.takes) {
+      combine(args, flow, step);
+      if (pause_due(flow.chunk * size())) co_await until([asked = 0]() mutable { return asked++ > 0; });
+    }
+    if (drains) {
+      // With the last of what I take: others may have more windows to fill, for somebody else.
+      advance(Counter::drained, step + 1 < flow.takes ? position(sequence_, step + 1) : end_of(sequence_));
+      wake_others();
+    }
+  }
+  if (readers_use_arena) {
+    co_await until(until_reached(Counter::drained, end_of(sequence_), flow.reader));
+    if (failed()) co_return channel_.failure();
+  }
+  co_return Status();
+}
+
+/// A group of one.
+Status RegionMember::alone(const Args& args) {
+  const Flow flow = flow_of(args);
+  if (!flow.combines) {
+    copy_own(args, flow);
+    return {};
+  }
+  const ConstBytes input = given(args, flow, rank_);
+  const MutableBytes out = args.outputs[0];
+  const std::size_t count = out.size() / size_of(args.dtype);
+  if (flow.scaled) {
+    scale(out.data(), input.data(), count, args.dtype, args.factor);
+    return {};
+  }
+  const std::byte* inputs[] = {input.data()};
+  reduce_complete(out.data(), inputs, count, args.dtype, args.reduce);
+  return {};
+}
+
+}  // namespace muster::collective::region

@@ -1,0 +1,236 @@
+// Large all_reduces and reduces: each member reduces its share of every window and hands the result to all, or to the root.
+//
+// An input in the arena is read where it is; a private one passes through its owner's windows, but for the share that the owner
+// reduces itself. A result is stored straight into outputs in the arena; for private ones it stands in the reducer's result
+// buffer until they have copied it. Every mix of the two works, member by member. In place is safe: of a member's memory, only the
+// reducer of a share reads that share's input, and it stores the result after that.
+#include <algorithm>
+#include <cstring>
+
+#include "muster/collective/kernels.h"
+#include "muster/collective/region_member.h"
+
+namespace muster::collective::region {
+namespace {
+
+// Results are handed on in blocks that are still in the cache.
+constexpr std::size_t kBlockBytes = 8 * 1024;
+
+}  // namespace
+
+std::size_t RegionMember::one_shot_bytes(int members) {
+  return std::min<std::size_t>(kSlotBytes, 64 * 1024 / static_cast<std::size_t>(members));
+}
+
+struct RegionMember::Reduction {
+  const Args& args;
+  ConstBytes input;
+  std::size_t element = 1;
+  std::size_t grain = 1;  // elements in a cache line
+  std::size_t count = 0;
+  std::size_t window = 0;  // elements
+  std::size_t rounds = 0;
+  int root = -1;        // the only one that wants the result; -1: all do
+  bool scaled = false;  // premul_sum: my windows hold the product, my own share too
+  bool staged = false;  // my input passes through my windows
+  bool copies = false;  // I copy results out of the others' buffers
+  bool offers = false;  // somebody copies results out of my buffer
+
+  bool wants(int member) const { return root < 0 || root == member; }
+  std::size_t start(std::size_t round) const { return round * window; }
+  std::size_t length(std::size_t round) const { return std::min(window, count - start(round)); }
+  Share share(std::size_t round, std::size_t members, int member) const {
+    return share_of(length(round), members, static_cast<std::size_t>(member), grain);
+  }
+};
+
+/// Whether all memory of others that I am to read or write can be. All lines have been seen.
+bool RegionMember::all_mapped(const Reduction& job) {
+  bool all = true;
+  for (int member = 0; member < channel_.size(); ++member) {
+    if (member == rank_) continue;
+    const Line& theirs = line(member, sequence_);
+    const bool arena = theirs.place == Place::arena || (job.wants(member) && theirs.output_place == Place::arena);
+    all = (!arena || arena_ready(member)) && all;
+  }
+  return all;
+}
+
+/// Reads from the lines, all seen by now, where the others' inputs and outputs stand.
+Status RegionMember::meet(Reduction& job) {
+  for (int member = 0; member < channel_.size(); ++member) {
+    const auto index = static_cast<std::size_t>(member);
+    outputs_[index] = nullptr;
+    if (member == rank_) continue;
+    const Line& theirs = line(member, sequence_);
+    Source& source = sources_[index];
+    source = {theirs.place, nullptr, theirs.bytes, 0, theirs.first_window};
+    if (source.bytes != job.input.size()) {
+      return refuse(Status(Code::mismatch,
+                           what(job.args) + ": " + who(member) + " gives " + std::to_string(source.bytes) + " bytes, " + who(rank_) + " " +
+                               std::to_string(job.input.size()) + "; all members must give the same number",
+                           {channel_.members()[index], channel_.members()[static_cast<std::size_t>(rank_)]}));
+    }
+    if (source.place == Place::arena) {
+      arena_read_ = true;
+      source.data = arena_of(member, theirs.input, source.bytes);
+      if (source.data == nullptr) return cannot_map(member, source.bytes);
+    }
+    if (!job.wants(member)) continue;
+    if (theirs.output_place == Place::arena) {
+      outputs_[index] = arena_of(member, theirs.output, source.bytes);
+      if (outputs_[index] == nullptr) return cannot_map(member, source.bytes);
+    } else {
+      job.offers = true;
+    }
+  }
+  return {};
+}
+
+void RegionMember::fill_input(const Reduction& job, std::size_t round) {
+  const std::size_t number = next_window_++;
+  std::byte* to = window(rank_, number);
+  const std::byte* from = job.input.data() + job.start(round) * job.element;
+  const std::size_t length = job.length(round);
+  if (job.scaled) {
+    scale(to, from, length, job.args.dtype, job.args.factor);
+  } else {
+    const Share mine = job.share(round, size(), rank_);
+    std::memcpy(to, from, mine.begin * job.element);
+    std::memcpy(to + mine.end * job.element, from + mine.end * job.element, (length - mine.end) * job.element);
+  }
+  window_uses_[number % kWindows] = {position(sequence_, round + 1), Counter::reduced, -1, true};
+}
+
+/// Reduces my share of a round and hands it on; false where a member gave up on the way, whose memory must be left alone from then on.
+bool RegionMember::reduce_round(const Reduction& job, std::size_t round) {
+  const Share share = job.share(round, size(), rank_);
+  const std::size_t first = (job.start(round) + share.begin) * job.element;  // byte of the whole
+  const std::size_t bytes = share.count() * job.element;
+  std::byte* buffer = nullptr;
+  if (job.offers) {
+    const std::size_t number = next_result_++;
+    buffer = result(rank_, number);
+    result_uses_[number % kWindows] = {position(sequence_, round + 1), Counter::drained, job.root, true};
+  }
+  for (std::size_t at = 0; at < bytes; at += kBlockBytes) {
+    if (someone_gave_up(sequence_)) return false;
+    const std::size_t block = std::min(kBlockBytes, bytes - at);
+    for (int member = 0; member < channel_.size(); ++member) {
+      const auto index = static_cast<std::size_t>(member);
+      const Source& source = sources_[index];
+      const bool windowed = member == rank_ ? job.scaled : source.place == Place::window;
+      if (windowed) {
+        inputs_[index] = window(member, source.first_window + round) + share.begin * job.element + at;
+      } else {
+        inputs_[index] = (member == rank_ ? job.input.data() : source.data) + first + at;
+      }
+    }
+    // The result stands first where it is wanted anyway.
+    std::byte* to = nullptr;
+    if (job.wants(rank_)) {
+      to = job.args.outputs[0].data() + first + at;
+    } else if (job.offers) {
+      to = buffer + at;
+    } else {
+      to = outputs_[static_cast<std::size_t>(job.root)] + first + at;
+    }
+    reduce_complete(to, inputs_, block / job.element, job.args.dtype, job.args.reduce);
+    if (job.offers && to != buffer + at) std::memcpy(buffer + at, to, block);
+    for (std::byte* output : outputs_) {
+      if (output != nullptr && to != output + first + at) std::memcpy(output + first + at, to, block);
+    }
+  }
+  return true;
+}
+
+/// Copies `member`'s share of a round from its result buffer into my output.
+void RegionMember::copy_result(const Reduction& job, int member, std::size_t round) {
+  const Share share = job.share(round, size(), member);
+  const std::byte* from = result(member, line(member, sequence_).first_result + round);
+  std::memcpy(job.args.outputs[0].data() + (job.start(round) + share.begin) * job.element, from, share.count() * job.element);
+}
+
+Task<Status> RegionMember::reduce_shares(const Args& args, const transport::Fingerprint& call) {
+  Reduction job{args, args.inputs[0]};
+  job.element = size_of(args.dtype);
+  job.grain = kCacheLine / job.element;
+  job.count = job.input.size() / job.element;
+  job.window = layout_.window_bytes / job.element;
+  job.rounds = (job.count + job.window - 1) / job.window;
+  job.root = args.op == Op::reduce ? args.root : -1;
+  job.scaled = args.reduce == Reduce::premul_sum;
+
+  Line& mine = my_line();
+  const auto input = job.scaled ? std::nullopt : arena_offset(job.input);
+  const auto output = job.wants(rank_) ? arena_offset(args.outputs[0]) : std::nullopt;
+  job.staged = !input;
+  job.copies = job.wants(rank_) && !output;
+  outputs_shared_ = output.has_value();
+  mine.bytes = job.input.size();
+  mine.place = input ? Place::arena : Place::window;
+  mine.output_place = output ? Place::arena : Place::window;
+  mine.input = input.value_or(0);
+  mine.output = output.value_or(0);
+  mine.first_window = static_cast<std::uint8_t>(next_window_ % kWindows);
+  mine.first_result = static_cast<std::uint8_t>(next_result_ % kWindows);
+  sources_[static_cast<std::size_t>(rank_)] = {mine.place, nullptr, mine.bytes, 0, mine.first_window};
+  if (job.staged) {
+    co_await until(until_free(window_uses_[next_window_ % kWindows]));
+    if (failed()) co_return channel_.failure();
+    fill_input(job, 0);
+  }
+  if (!job.copies) advance(Counter::drained, end_of(sequence_));
+  publish(call);
+
+  wait_ = {Wait::For::lines, Counter::filled, -1, 0};
+  co_await until([&] { return failed() || see_all(sequence_); });
+  if (failed()) co_return channel_.failure();
+  co_await until([&] { return failed() || all_mapped(job); });
+  if (failed()) co_return channel_.failure();
+  Status met = meet(job);
+  if (!met) co_return co_await refuse_late(std::move(met));
+
+  // Fill one window ahead of what is reduced, reduce one ahead of what is copied: nobody waits for what has only just begun.
+  for (std::size_t turn = 0; turn < job.rounds + 1; ++turn) {
+    if (job.staged && turn + 1 < job.rounds) {
+      co_await until(until_free(window_uses_[next_window_ % kWindows]));
+      if (failed()) co_return channel_.failure();
+      fill_input(job, turn + 1);
+      advance(Counter::filled, position(sequence_, turn + 2));
+      wake_others();
+    }
+    if (turn < job.rounds) {
+      for (int member = 0; turn > 0 && member < channel_.size(); ++member) {
+        if (member == rank_ || sources_[static_cast<std::size_t>(member)].place != Place::window) continue;
+        co_await until(until_reached(Counter::filled, position(sequence_, turn + 1), member));
+      }
+      if (job.offers) co_await until(until_free(result_uses_[next_result_ % kWindows]));
+      if (failed()) co_return channel_.failure();
+      if (!reduce_round(job, turn)) {
+        give_up();  // who gave up first waits to hear that I stopped
+        co_await until([&] { return failed(); });
+        co_return channel_.failure();
+      }
+      advance(Counter::reduced, turn + 1 < job.rounds ? position(sequence_, turn + 1) : end_of(sequence_));
+      wake_others();
+      if (pause_due(job.length(turn) * job.element)) co_await until([asked = 0]() mutable { return asked++ > 0; });
+    }
+    if (job.copies && turn > 0) {
+      for (int step = 1; step < channel_.size(); ++step) {
+        const int member = (rank_ + step) % channel_.size();
+        co_await until(until_reached(Counter::reduced, position(sequence_, turn), member));
+        if (failed()) co_return channel_.failure();
+        copy_result(job, member, turn - 1);
+      }
+      advance(Counter::drained, turn < job.rounds ? position(sequence_, turn) : end_of(sequence_));
+      wake_others();
+    }
+  }
+  co_await until(until_reached(Counter::reduced, end_of(sequence_)));
+  if (failed()) co_return channel_.failure();
+  for (Use& use : window_uses_) use.pending = false;
+  co_return Status();
+}
+
+}  // namespace muster::collective::region

@@ -1,0 +1,138 @@
+/// What a group's segment of the host region looks like. Pure arithmetic and plain structs; `docs/shared-memory.md` tells the protocol.
+///
+///   lines      for every member a ring of kSlots control lines, one for each call under way
+///   progress   for every member one line of counters
+///   staging    for every member: kSlots small slots, kWindows windows (inputs on their way out), kWindows results (reduced slices)
+///
+/// Everything has a single writer, its member, and nothing is ever reset.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace muster::collective::region {
+
+/// Calls that a member may be ahead of the slowest one.
+inline constexpr std::uint64_t kSlots = 8;
+/// Payload inside the line.
+inline constexpr std::size_t kInlineBytes = 48;
+/// Payload staged beside the line, as long-lived as it.
+inline constexpr std::size_t kSlotBytes = 16 * 1024;
+/// Windows that a member may have filled ahead of its readers.
+inline constexpr std::size_t kWindows = 4;
+inline constexpr std::size_t kCacheLine = 64;
+
+/// Where a member's data stands.
+enum class Place : std::uint8_t {
+  nothing,  ///< no bytes
+  line,     ///< in the control line
+  slot,     ///< in the slot beside it
+  window,   ///< passes through the windows, one after another
+  arena,    ///< where it is: at an offset of the member's arena
+};
+
+/// One call of one member. Written before `sequence` is stored; overwritten only once every member has `seen` it.
+struct alignas(2 * kCacheLine) Line {
+  std::atomic<std::uint64_t> sequence;  ///< of the call that stands here
+  std::uint64_t seen;                   ///< the writer has done with every member's lines up to this sequence
+  std::uint8_t op, dtype, reduce, flags;
+  std::int32_t root;
+  std::uint64_t count;
+  std::uint64_t digest;
+  std::uint64_t bytes;  ///< of the input; of all slices together where there is one for each member
+  Place place;          ///< of the input; with slices: `slot`, or `window` where some are in windows or the arena
+  Place output_place;   ///< `arena` where peers may store results straight into the output
+  std::uint8_t first_window;
+  std::uint8_t first_result;
+  std::byte payload[kInlineBytes];
+  std::uint64_t input;   ///< arena offset
+  std::uint64_t output;  ///< arena offset
+};
+static_assert(sizeof(Line) == 2 * kCacheLine && std::atomic<std::uint64_t>::is_always_lock_free);
+
+/// A point in the life of the group: call and step. Counters hold positions, so a member that is done with a call has passed all its
+/// steps whatever their number. Wraps around; compare with `reached`.
+using Position = std::uint64_t;
+constexpr Position position(std::uint64_t sequence, std::uint64_t step) { return (sequence << 24) + step; }
+constexpr Position end_of(std::uint64_t sequence) { return position(sequence + 1, 0); }
+constexpr bool reached(Position counter, Position wanted) { return static_cast<std::int64_t>(counter - wanted) >= 0; }
+
+enum class Counter : std::uint8_t {
+  filled,   ///< windows filled
+  reduced,  ///< slices reduced: the others' inputs read, the results stored
+  drained,  ///< windows, results and arena memory of the others read
+};
+inline constexpr int kCounters = 3;
+
+struct alignas(2 * kCacheLine) Progress {
+  std::atomic<Position> counters[kCounters];
+  std::atomic<std::uint64_t> seen;     ///< like Line::seen, brought up to date while the member waits for a free line
+  std::atomic<std::uint64_t> gave_up;  ///< sequence of the call that failed on this member; 0: none has. Final.
+};
+
+/// An entry of the table at the start of a slot, where a member gives each member a slice of its own.
+struct Slice {
+  std::uint64_t bytes;
+  std::uint64_t where;  ///< byte of the slot, or offset in the arena
+  Place place;
+  std::byte spare[7];
+};
+static_assert(sizeof(Slice) == 24);
+
+constexpr std::size_t align_up(std::size_t value, std::size_t to) { return (value + to - 1) / to * to; }
+
+struct Layout {
+  explicit constexpr Layout(int size)
+      : members(static_cast<std::size_t>(size)),
+        table_bytes(align_up(members * sizeof(Slice), kCacheLine)),
+        slot_bytes(align_up(kSlotBytes + table_bytes, kCacheLine)),
+        window_bytes(members <= 16 ? 512 * 1024 : 256 * 1024),
+        column_bytes(window_bytes / members / kCacheLine * kCacheLine),
+        result_bytes(align_up((window_bytes + members - 1) / members, kCacheLine)),
+        lines_stride(kSlots * sizeof(Line) + sizeof(Progress)),
+        staging(align_up(members * lines_stride, kPage)),
+        staging_stride(align_up(kSlots * slot_bytes + kWindows * (window_bytes + result_bytes), kPage)),
+        total(staging + members * staging_stride + sizeof(Line)) {}
+
+  std::size_t line(int member, std::uint64_t sequence) const { return index(member) * lines_stride + sequence % kSlots * sizeof(Line); }
+  std::size_t progress(int member) const { return index(member) * lines_stride + kSlots * sizeof(Line); }
+  std::size_t slot(int member, std::uint64_t sequence) const { return stage(member) + sequence % kSlots * slot_bytes; }
+  std::size_t window(int member, std::size_t number) const {
+    return stage(member) + kSlots * slot_bytes + number % kWindows * window_bytes;
+  }
+  std::size_t result(int member, std::size_t number) const {
+    return stage(member) + kSlots * slot_bytes + kWindows * window_bytes + number % kWindows * result_bytes;
+  }
+
+  std::size_t members;
+  std::size_t table_bytes;  ///< at the start of a slot, for slices
+  std::size_t slot_bytes;   ///< table and payload
+  std::size_t window_bytes;
+  std::size_t column_bytes;  ///< of a window, where it carries a slice for each member; a multiple of every element's size
+  std::size_t result_bytes;  ///< one member's share of a window
+  std::size_t lines_stride;
+  std::size_t staging;
+  std::size_t staging_stride;
+  std::size_t total;  ///< with room to align the start
+
+ private:
+  static constexpr std::size_t kPage = 4096;
+  static constexpr std::size_t index(int member) { return static_cast<std::size_t>(member); }
+  std::size_t stage(int member) const { return staging + index(member) * staging_stride; }
+};
+
+/// The part of `length` elements that `member` of `members` reduces: in order, all but the last of them equal and a multiple of `grain`.
+struct Share {
+  std::size_t begin = 0;
+  std::size_t end = 0;
+  bool empty() const { return begin == end; }
+  std::size_t count() const { return end - begin; }
+};
+constexpr Share share_of(std::size_t length, std::size_t members, std::size_t member, std::size_t grain) {
+  const std::size_t part = align_up((length + members - 1) / members, grain);
+  const std::size_t begin = part * member < length ? part * member : length;
+  return {begin, length - begin < part ? length : begin + part};
+}
+
+}  // namespace muster::collective::region

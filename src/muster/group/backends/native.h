@@ -1,0 +1,30 @@
+/// muster's own engine as a backend: tensors become spans for a `collective::Communicator`.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "muster/collective/communicator.h"
+#include "muster/group/process_group_backend.h"
+
+namespace muster::group {
+
+/// Serves CPU tensors, every operation and dtype. Tensors that are not contiguous go through contiguous copies.
+class NativeBackend : public ProcessGroupBackend {
+ public:
+  /// `name` is the one that the user asked for: native, gloo or tcp.
+  NativeBackend(std::string name, std::shared_ptr<collective::Communicator> communicator);
+
+  std::string_view name() const override { return name_; }
+  bool supports(Op op, at::ScalarType dtype, c10::DeviceType device, std::string* why) const override;
+  WorkRef submit(Request request) override;
+  Status failure() const override { return communicator_->failure(); }
+  Status close(TimePoint deadline) override { return communicator_->close(deadline); }
+  void abort(const std::string& reason) override { communicator_->abort(reason); }
+
+ private:
+  std::string name_;
+  std::shared_ptr<collective::Communicator> communicator_;
+};
+
+}  // namespace muster::group

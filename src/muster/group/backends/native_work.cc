@@ -1,0 +1,96 @@
+#include "muster/group/backends/native_work.h"
+
+#include <ATen/core/ivalue.h>
+#include <ATen/core/jit_type.h>
+
+#include <utility>
+
+#include "muster/group/errors.h"
+
+namespace muster::group {
+
+NativeWork::NativeWork(std::string_view name, Staging staging, std::shared_ptr<collective::Communicator> communicator)
+    : name_(name), communicator_(std::move(communicator)), staging_(std::move(staging)) {}
+
+void NativeWork::track(collective::PendingRef pending) {
+  pending_ = std::move(pending);
+  // Holds the tensors until the engine is done with them, also when the user drops the Work.
+  pending_->when_done([self = shared_from_this()](const Status& status) { self->complete(status); });
+}
+
+void NativeWork::complete(const Status& status) {
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  {
+    const std::lock_guard lock(mutex_);
+    if (completed_.load(std::memory_order_relaxed)) return;
+    try {
+      check(status.ok() ? status : status.with_context(name_));
+      staging_.finish();
+    } catch (...) {
+      error_ = std::current_exception();
+    }
+    completed_.store(true, std::memory_order_release);
+    future = future_;
+  }
+  if (!future) return;
+  if (error_) {
+    future->setErrorIfNeeded(error_);
+  } else {
+    future->markCompleted(c10::IValue(staging_.outputs()));
+  }
+}
+
+bool NativeWork::is_completed() {
+  if (completed_.load(std::memory_order_acquire)) return true;
+  // The callback may be just about to run on another thread; whoever sees the end first does what is left.
+  if (!pending_->done()) return false;
+  complete(pending_->wait(TimePoint::max()));
+  return true;
+}
+
+bool NativeWork::is_success() { return is_completed() && !error_; }
+
+bool NativeWork::wait(std::optional<Duration> timeout) {
+  if (!completed_.load(std::memory_order_acquire)) {
+    const auto deadline = timeout ? deadline_after(steady_clock(), *timeout) : TimePoint::max();
+    const auto status = pending_->wait(deadline);
+    if (status.code() == Code::timed_out && !pending_->done()) {
+      raise(Status(Code::timed_out,
+                   std::string(name_) + " was not done within the " + describe(*timeout) + " that wait() was given; it goes on",
+                   status.ranks()));
+    }
+    complete(status);
+  }
+  if (error_) std::rethrow_exception(error_);
+  return true;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> NativeWork::get_future() {
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!future_) {
+      future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+      if (!completed_.load(std::memory_order_relaxed)) return future_;
+      future = future_;
+    } else {
+      return future_;
+    }
+  }
+  // Completed before anybody asked for the future.
+  if (error_) {
+    future->setErrorIfNeeded(error_);
+  } else {
+    future->markCompleted(c10::IValue(staging_.outputs()));
+  }
+  return future;
+}
+
+int NativeWork::source_rank() {
+  if (staging_.args().op != Op::recv || !is_success()) return -1;
+  return communicator_->members()[static_cast<std::size_t>(pending_->source())];
+}
+
+std::exception_ptr NativeWork::exception() { return is_completed() ? error_ : nullptr; }
+
+}  // namespace muster::group

@@ -1,0 +1,99 @@
+#include "muster/group/backends/staging.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+
+#include "muster/group/scalar_type.h"
+
+namespace muster::group {
+namespace {
+
+/// Whether the bytes in memory, from the data pointer on, are the tensor's elements in order.
+bool is_plain(const Slice& slice) { return slice.size() == 1 && slice[0].is_contiguous() && !slice[0].is_conj() && !slice[0].is_neg(); }
+
+at::Tensor flat_like(const Slice& slice) {
+  std::int64_t elements = 0;
+  for (const auto& tensor : slice) elements += tensor.numel();
+  return at::empty({elements}, slice.front().options().requires_grad(false).memory_format(at::MemoryFormat::Contiguous));
+}
+
+/// Calls visit(part of the flat tensor in the piece's shape, piece) for each piece.
+template <class Visit>
+void each_part(const at::Tensor& flat, const Slice& slice, Visit visit) {
+  std::int64_t at = 0;
+  for (const auto& piece : slice) {
+    visit(flat.narrow(0, at, piece.numel()).view(piece.sizes()), piece);
+    at += piece.numel();
+  }
+}
+
+void copy_in(const at::Tensor& flat, const Slice& slice) {
+  at::NoGradGuard no_grad;
+  each_part(flat, slice, [](at::Tensor part, const at::Tensor& piece) { part.copy_(piece); });
+}
+
+const std::byte* bytes_of(const at::Tensor& tensor) { return static_cast<const std::byte*>(tensor.const_data_ptr()); }
+std::byte* mutable_bytes_of(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.data_ptr()); }
+
+}  // namespace
+
+Staging::Staging(const Request& request, bool at_root) : outputs_(request.outputs) {
+  args_.op = request.op;
+  args_.reduce = request.reduce_op.engine();
+  args_.factor = request.reduce_op.factor();
+  args_.root = request.root;
+  const bool lists_nothing = request.inputs.empty() && request.outputs.empty();
+  if (!lists_nothing) {
+    const auto& slice = request.inputs.empty() ? request.outputs.front() : request.inputs.front();
+    if (!slice.empty()) args_.dtype = to_dtype(slice.front().scalar_type());
+  }
+  // In place: one buffer, filled, for both sides.
+  const bool in_place = request.op == Op::all_reduce || (request.op == Op::reduce && !request.outputs.empty());
+  for (const auto& slice : request.outputs)
+    args_.outputs.push_back(stage_output(slice, in_place || (request.op == Op::broadcast && at_root)));
+  if (in_place) {
+    args_.inputs.push_back(args_.outputs.front());
+  } else {
+    for (const auto& slice : request.inputs) args_.inputs.push_back(stage_input(slice));
+  }
+}
+
+ConstBytes Staging::stage_input(const Slice& slice) {
+  if (slice.empty()) return {};
+  auto memory = slice.front();
+  if (!is_plain(slice)) {
+    memory = flat_like(slice);
+    copy_in(memory, slice);
+  }
+  in_use_.push_back(memory);
+  return {bytes_of(memory), memory.nbytes()};
+}
+
+MutableBytes Staging::stage_output(const Slice& slice, bool filled) {
+  if (slice.empty()) return {};
+  auto memory = slice.front();
+  if (!is_plain(slice)) {
+    memory = flat_like(slice);
+    if (filled) copy_in(memory, slice);
+    copies_back_.emplace_back(memory, slice);
+  }
+  in_use_.push_back(memory);
+  return {mutable_bytes_of(memory), memory.nbytes()};
+}
+
+void Staging::finish() {
+  at::NoGradGuard no_grad;
+  for (const auto& [flat, slice] : copies_back_)
+    each_part(flat, slice, [](const at::Tensor& part, at::Tensor piece) { piece.copy_(part); });
+  for (const auto& slice : outputs_)
+    for (const auto& tensor : slice)
+      if (is_plain(slice) && !tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+}
+
+std::vector<at::Tensor> Staging::outputs() const {
+  std::vector<at::Tensor> tensors;
+  for (const auto& slice : outputs_) tensors.insert(tensors.end(), slice.begin(), slice.end());
+  return tensors;
+}
+
+}  // namespace muster::group

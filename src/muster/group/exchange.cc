@@ -1,0 +1,45 @@
+#include "muster/group/exchange.h"
+
+#include <ATen/ops/empty.h>
+
+#include <cstring>
+
+#include "muster/group/errors.h"
+
+namespace muster::group {
+namespace {
+
+constexpr std::int64_t kMaxBytes = std::int64_t{16} << 20;  // of one text: what a member claims is checked before it allocates
+
+}  // namespace
+
+std::vector<std::string> exchange_text(const Group& group, const std::string& mine) {
+  const auto size = static_cast<std::size_t>(group->size());
+  Request lengths{.op = Op::all_gather, .name = "exchange_text"};
+  auto length = at::empty({1}, at::kLong);
+  *length.mutable_data_ptr<std::int64_t>() = static_cast<std::int64_t>(mine.size());
+  auto all_lengths = at::empty({group->size()}, at::kLong);
+  lengths.inputs = {{length}};
+  for (std::int64_t i = 0; i < group->size(); ++i) lengths.outputs.push_back({all_lengths.narrow(0, i, 1)});
+  group->submit(std::move(lengths));
+
+  Request texts{.op = Op::all_gather, .name = "exchange_text"};
+  auto text = at::empty({static_cast<std::int64_t>(mine.size())}, at::kByte);
+  if (!mine.empty()) std::memcpy(text.mutable_data_ptr(), mine.data(), mine.size());
+  texts.inputs = {{text}};
+  std::vector<at::Tensor> received;
+  for (std::size_t i = 0; i < size; ++i) {
+    const auto bytes = all_lengths.const_data_ptr<std::int64_t>()[i];
+    if (bytes < 0 || bytes > kMaxBytes)
+      invalid("rank " + std::to_string(i) + " of group " + group->name() + " announced a text of " + std::to_string(bytes) + " bytes");
+    received.push_back(at::empty({bytes}, at::kByte));
+    texts.outputs.push_back({received.back()});
+  }
+  group->submit(std::move(texts));
+
+  std::vector<std::string> all;
+  for (const auto& one : received) all.emplace_back(static_cast<const char*>(one.const_data_ptr()), static_cast<std::size_t>(one.numel()));
+  return all;
+}
+
+}  // namespace muster::group

@@ -1,0 +1,14 @@
+/// Texts among the members of a group, for agreements between calls.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "muster/group/process_group.h"
+
+namespace muster::group {
+
+/// Every member gives a text and gets all of them, in group order. Two all_gathers of the group.
+std::vector<std::string> exchange_text(const Group& group, const std::string& mine);
+
+}  // namespace muster::group

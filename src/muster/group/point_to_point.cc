@@ -1,0 +1,68 @@
+#include "muster/group/point_to_point.h"
+
+#include <utility>
+
+#include "muster/group/errors.h"
+#include "muster/group/resolve.h"
+
+namespace muster {
+namespace {
+
+WorkRef submit_send(const at::Tensor& tensor, const SendOptions& options, std::string_view name, bool async_op) {
+  const auto group = group::acting(options.group, name);
+  if (!group) return nullptr;
+  const int peer = group::group_rank(*group, name, "dst", options.dst, options.group_dst);
+  return group->submit({.op = Op::send,
+                        .name = name,
+                        .inputs = {{tensor}},
+                        .peer = peer,
+                        .tag = options.tag,
+                        .async_op = async_op,
+                        .timeout = options.timeout});
+}
+
+WorkRef submit_recv(const at::Tensor& tensor, const RecvOptions& options, std::string_view name, bool async_op) {
+  const auto group = group::acting(options.group, name);
+  if (!group) return nullptr;
+  const bool any = !options.src && !options.group_src;
+  const int peer = any ? kAnyRank : group::group_rank(*group, name, "src", options.src, options.group_src);
+  return group->submit({.op = Op::recv,
+                        .name = name,
+                        .outputs = {{tensor}},
+                        .peer = peer,
+                        .tag = options.tag,
+                        .async_op = async_op,
+                        .timeout = options.timeout});
+}
+
+}  // namespace
+
+void send(const at::Tensor& tensor, const SendOptions& options) { submit_send(tensor, options, "send", false); }
+WorkRef isend(at::Tensor tensor, const SendOptions& options) { return submit_send(tensor, options, "isend", true); }
+
+int recv(at::Tensor tensor, const RecvOptions& options) {
+  const auto work = submit_recv(tensor, options, "recv", false);
+  return work ? work->source_rank() : -1;
+}
+WorkRef irecv(at::Tensor tensor, const RecvOptions& options) { return submit_recv(tensor, options, "irecv", true); }
+
+P2POp::P2POp(Send op, at::Tensor tensor, int peer, Group group, std::int64_t tag)
+    : sends_(true), tensor_(std::move(tensor)), peer_(peer), group_(std::move(group)), tag_(tag) {
+  if (op != &isend) group::invalid("P2POp: op must be isend or irecv itself");
+}
+P2POp::P2POp(Recv op, at::Tensor tensor, int peer, Group group, std::int64_t tag)
+    : sends_(false), tensor_(std::move(tensor)), peer_(peer), group_(std::move(group)), tag_(tag) {
+  if (op != &irecv) group::invalid("P2POp: op must be isend or irecv itself");
+}
+
+std::vector<WorkRef> batch_isend_irecv(const std::vector<P2POp>& p2p_op_list) {
+  std::vector<WorkRef> works;
+  for (const auto& op : p2p_op_list) {
+    auto work = op.sends_ ? submit_send(op.tensor_, {.dst = op.peer_, .group = op.group_, .tag = op.tag_}, "batch_isend_irecv", true)
+                          : submit_recv(op.tensor_, {.src = op.peer_, .group = op.group_, .tag = op.tag_}, "batch_isend_irecv", true);
+    if (work) works.push_back(std::move(work));
+  }
+  return works;
+}
+
+}  // namespace muster

@@ -1,0 +1,80 @@
+#include "muster/group/process_group.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "muster/base/log.h"
+#include "muster/group/errors.h"
+#include "muster/group/validate.h"
+
+namespace muster {
+
+ProcessGroup::ProcessGroup(ProcessGroupParts parts) : parts_(std::move(parts)) {}
+
+WorkRef ProcessGroup::submit(Request request) {
+  if (!is_member()) return nullptr;
+  group::validate(request, rank(), size());
+  auto& backend = backend_for(request);
+  const bool collective = request.op != Op::send && request.op != Op::recv;
+  if (collective) request.sequence = collectives_.fetch_add(1, std::memory_order_relaxed) + 1;
+  request.deadline = deadline_after(steady_clock(), request.timeout.value_or(parts_.timeout));
+  if (logs(LogLevel::trace))
+    log(LogLevel::trace,
+        "group " + parts_.name + ": " + std::string(request.name) + (collective ? " #" + std::to_string(request.sequence) : ""));
+  return backend.submit(std::move(request));
+}
+
+ProcessGroupBackend& ProcessGroup::backend_for(const Request& request) const {
+  const auto* tensor = group::representative(request);
+  if (tensor == nullptr) return *parts_.backends.front().second;  // a barrier: any of them will do
+  const auto device = tensor->device().type();
+  for (const auto& [type, backend] : parts_.backends) {
+    if (type != device) continue;
+    std::string why;
+    if (backend->supports(request.op, tensor->scalar_type(), device, &why)) return *backend;
+    throw DistBackendError("backend '" + std::string(backend->name()) + "' cannot do " + std::string(request.name) + ": " + why,
+                           Code::unsupported);
+  }
+  throw DistBackendError("group " + parts_.name + " was made with backend '" + backend() + "', which serves no tensors on " +
+                             tensor->device().str() + " (" + std::string(request.name) +
+                             " was called with one); name a backend for that device",
+                         Code::unsupported);
+}
+
+int ProcessGroup::group_rank_of(int global_rank) const {
+  const auto at = std::find(parts_.ranks.begin(), parts_.ranks.end(), global_rank);
+  if (at == parts_.ranks.end())
+    group::invalid("rank " + std::to_string(global_rank) + " of the default group is not a member of group " + parts_.name);
+  return static_cast<int>(at - parts_.ranks.begin());
+}
+
+int ProcessGroup::global_rank_of(int group_rank) const {
+  if (group_rank < 0 || group_rank >= static_cast<int>(parts_.ranks.size()))
+    group::invalid("group " + parts_.name + " has no rank " + std::to_string(group_rank) + "; its ranks are 0 to " +
+                   std::to_string(parts_.ranks.size() - 1));
+  return parts_.ranks[static_cast<std::size_t>(group_rank)];
+}
+
+Status ProcessGroup::failure() const {
+  for (const auto& [device, backend] : parts_.backends)
+    if (auto status = backend->failure(); !status.ok()) return status;
+  return {};
+}
+
+Status ProcessGroup::close() {
+  const auto deadline = deadline_after(steady_clock(), parts_.timeout);
+  Status first;
+  std::vector<ProcessGroupBackend*> closed;  // one backend may serve several devices
+  for (const auto& [device, backend] : parts_.backends) {
+    if (std::find(closed.begin(), closed.end(), backend.get()) != closed.end()) continue;
+    closed.push_back(backend.get());
+    if (auto status = backend->close(deadline); first.ok()) first = status;
+  }
+  return first;
+}
+
+void ProcessGroup::abort(const std::string& reason) {
+  for (const auto& [device, backend] : parts_.backends) backend->abort(reason);
+}
+
+}  // namespace muster

@@ -1,0 +1,67 @@
+/// A set of ranks that communicate, and the one door to its backends.
+///
+/// What lives in `group/`: everything that users of the C++ interface touch, on LibTorch tensors. `muster/distributed.h` gathers it. The
+/// call path: a function of `collectives.h` or `point_to_point.h` fills one Request; `ProcessGroup::submit` checks, numbers, logs and arms
+/// the deadline; the tensors' device picks a `ProcessGroupBackend`, whose `submit` turns tensors into spans for `collective::Communicator`.
+/// May include everything below. Test it alone: `ctest -R '^group'`.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "muster/group/backend_name.h"
+#include "muster/group/process_group_backend.h"
+#include "muster/group/request.h"
+#include "muster/group/work.h"
+
+namespace muster {
+
+struct ProcessGroupParts {
+  std::string name;
+  std::vector<int> ranks;  ///< job ranks of the members, in group order
+  int rank = -1;           ///< this process's position in them; -1: not a member
+  BackendConfig config;
+  Duration timeout = std::chrono::minutes(30);
+  /// Backend of each kind of device; empty for a non-member.
+  std::vector<std::pair<c10::DeviceType, std::shared_ptr<ProcessGroupBackend>>> backends;
+};
+
+/// Thread-safe. A process that is no member holds a group too: its rank and size are -1 and calls on it do nothing.
+class ProcessGroup {
+ public:
+  explicit ProcessGroup(ProcessGroupParts parts);
+
+  /// The only place that checks, numbers, logs and arms the deadline. Returns the Work of an asynchronous call or of a receive, else none.
+  WorkRef submit(Request request);
+
+  bool is_member() const { return parts_.rank >= 0; }
+  /// -1 for a non-member, like `size()`.
+  int rank() const { return parts_.rank; }
+  int size() const { return is_member() ? static_cast<int>(parts_.ranks.size()) : -1; }
+  const std::string& name() const { return parts_.name; }
+  const std::vector<int>& ranks() const { return parts_.ranks; }
+  /// The text that the group's backend was asked for by.
+  const std::string& backend() const { return parts_.config.text(); }
+  Duration timeout() const { return parts_.timeout; }
+
+  /// From a rank of the default group to one of this and back; throw DistError naming the rank that is not there.
+  int group_rank_of(int global_rank) const;
+  int global_rank_of(int group_rank) const;
+
+  Status failure() const;
+  /// Orderly end: every member calls it. Its failure is the first that was found.
+  Status close();
+  void abort(const std::string& reason);
+
+ private:
+  ProcessGroupBackend& backend_for(const Request& request) const;
+
+  ProcessGroupParts parts_;
+  std::atomic<std::uint64_t> collectives_{0};
+};
+using Group = std::shared_ptr<ProcessGroup>;
+
+}  // namespace muster

@@ -1,0 +1,37 @@
+/// What carries out requests: one implementation per kind in `backends/`.
+#pragma once
+
+#include <c10/core/DeviceType.h>
+#include <c10/core/ScalarType.h>
+
+#include <string>
+#include <string_view>
+
+#include "muster/base/clock.h"
+#include "muster/base/status.h"
+#include "muster/group/request.h"
+#include "muster/group/work.h"
+
+namespace muster {
+
+class ProcessGroupBackend {
+ public:
+  virtual ~ProcessGroupBackend() = default;
+
+  /// Lower-case name that it was asked for by.
+  virtual std::string_view name() const = 0;
+  /// Whether it can do `op` on such tensors. On false, `why` says what is missing, as the end of a sentence.
+  virtual bool supports(Op op, at::ScalarType dtype, c10::DeviceType device, std::string* why) const = 0;
+  /// Carries out a request that ProcessGroup::submit has checked. Synchronous ones are done on return and may give no Work; receives always
+  /// give one.
+  virtual WorkRef submit(Request request) = 0;
+
+  /// The group's failure, or success while it works.
+  virtual Status failure() const = 0;
+  /// Orderly end, called by every member; finds calls that a member skipped.
+  virtual Status close(TimePoint deadline) = 0;
+  /// Ends everything in flight and tells the other members.
+  virtual void abort(const std::string& reason) = 0;
+};
+
+}  // namespace muster

@@ -1,0 +1,24 @@
+#include "muster/group/shared_tensor.h"
+
+#include <ATen/ops/from_blob.h>
+
+#include "muster/group/errors.h"
+#include "muster/transport/arena.h"
+
+namespace muster {
+
+at::Tensor empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  if (!options.device().is_cpu()) group::invalid("empty_shared: the arena holds CPU tensors only, not " + options.device().str());
+  for (const auto size : sizes)
+    if (size < 0) group::invalid("empty_shared: shape " + c10::str(sizes) + " has a negative size");
+  auto* arena = group::take(transport::Arena::of_process());
+  std::uint64_t bytes = c10::elementSize(c10::typeMetaToScalarType(options.dtype()));
+  for (const auto size : sizes)
+    if (__builtin_mul_overflow(bytes, static_cast<std::uint64_t>(size), &bytes))
+      group::invalid("empty_shared: a tensor of shape " + c10::str(sizes) + " is larger than any memory");
+  auto* memory = group::take(arena->allocate(static_cast<std::size_t>(bytes)));
+  return at::from_blob(
+      memory, sizes, [arena](void* freed) { arena->free(static_cast<std::byte*>(freed)); }, options);
+}
+
+}  // namespace muster

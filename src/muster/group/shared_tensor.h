@@ -1,0 +1,13 @@
+/// Tensors in memory that the other ranks of this host can map: collectives on them need no copying in and out.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/TensorOptions.h>
+
+namespace muster {
+
+/// Like at::empty on the CPU, contiguous, in the process's arena. An ordinary tensor otherwise; freed with its last reference. Throws
+/// DistError (Code::exhausted) where the arena's limit is reached.
+at::Tensor empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options = {});
+
+}  // namespace muster

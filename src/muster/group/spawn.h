@@ -1,0 +1,63 @@
+/// A function in n processes or n threads of this one: torch.multiprocessing.spawn.
+///
+/// The first failure ends the others and is thrown as SpawnError, with the failed rank and its text. Processes are forks of this one: call
+/// it before the process has started threads or torch has computed in parallel. Threads cannot be ended from outside: their groups are
+/// aborted, so that they leave their collectives with an error. Each thread has a default group of its own (`WorldScope`).
+#pragma once
+
+#include <sys/types.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "muster/base/clock.h"
+#include "muster/group/errors.h"
+
+namespace muster {
+
+enum class SpawnMode { processes, threads };
+
+struct SpawnOptions {
+  int nprocs = 1;
+  bool join = true;
+  SpawnMode mode = SpawnMode::processes;
+  Duration shutdown_timeout = std::chrono::seconds(10);  ///< between SIGTERM and SIGKILL for those that another's failure ends
+};
+
+/// A rank of a spawn failed: `what()` starts with it, `ranks()` are those at fault.
+class SpawnError : public DistError {
+ public:
+  using DistError::DistError;
+};
+
+/// Ranks that run, for `join = false`. Destroying it kills processes and waits for threads.
+class SpawnContext {
+ public:
+  virtual ~SpawnContext() = default;
+  /// True once all have ended well, false when `timeout` passed first; throws the first failure.
+  virtual bool join(std::optional<Duration> timeout = {}) = 0;
+  /// By rank; none for threads.
+  virtual std::vector<pid_t> pids() const = 0;
+};
+
+namespace group {
+std::unique_ptr<SpawnContext> spawn_ranks(std::function<void(int)> body, const SpawnOptions& options);
+}
+
+/// Runs fn(i, args...) for i from 0 to nprocs - 1. With `join` returns null when all have ended well, else what to join.
+template <class Function, class... Arguments>
+std::unique_ptr<SpawnContext> spawn(Function fn, std::tuple<Arguments...> args, const SpawnOptions& options) {
+  return group::spawn_ranks(
+      [fn = std::move(fn), args = std::move(args)](int rank) { std::apply([&](const auto&... each) { fn(rank, each...); }, args); },
+      options);
+}
+template <class Function>
+std::unique_ptr<SpawnContext> spawn(Function fn, const SpawnOptions& options = {}) {
+  return spawn(std::move(fn), std::tuple<>(), options);
+}
+
+}  // namespace muster

@@ -1,0 +1,205 @@
+#include "muster/group/spawn.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "muster/group/test_ranks.h"
+
+namespace muster {
+namespace {
+
+using testing::message_of;
+
+/// A file that is not there yet, for init and for what ranks leave behind.
+std::string new_file(const std::string& name) {
+  auto path = std::string(::testing::TempDir()) + "spawn_" + std::to_string(::getpid()) + "_" + name;
+  ::unlink(path.c_str());
+  return path;
+}
+
+void join_job(const std::string& file, int rank, int world_size) {
+  init_process_group({.init_method = "file://" + file, .timeout = std::chrono::seconds(60), .world_size = world_size, .rank = rank});
+}
+
+// spec: J2 fn(i, args...) in threads; J8 args default ()
+TEST(Spawn, ThreadsGetRankAndArguments) {
+  std::array<std::atomic<int>, 3> seen{};
+  const auto process = ::getpid();
+  spawn(
+      [&](int i, int factor, const std::string& text) {
+        EXPECT_EQ(::getpid(), process);
+        seen.at(static_cast<std::size_t>(i)) = (i + 1) * factor + static_cast<int>(text.size());
+      },
+      std::tuple(10, std::string("ab")), {.nprocs = 3, .mode = SpawnMode::threads});
+  EXPECT_EQ(seen[0], 12);
+  EXPECT_EQ(seen[1], 22);
+  EXPECT_EQ(seen[2], 32);
+  int calls = 0;
+  spawn([&](int i) { calls += 1 + i; }, {.mode = SpawnMode::threads});
+  EXPECT_EQ(calls, 1);
+}
+
+// spec: J2 in processes, with arguments; F3 all_reduce between processes
+TEST(Spawn, ProcessesTrainTogether) {
+  const auto file = new_file("job");
+  const auto context = spawn(
+      [](int i, const std::string& path, int world_size) {
+        join_job(path, i, world_size);
+        auto tensor = torch::full({1000}, i + 1);
+        all_reduce(tensor);
+        if (!tensor.eq(10).all().item<bool>()) throw std::runtime_error("wrong sum");
+        TensorList all(static_cast<std::size_t>(world_size));
+        for (auto& pid : all) pid = torch::zeros({1}, torch::kInt64);
+        all_gather(all, torch::tensor({static_cast<std::int64_t>(::getpid())}));
+        for (int a = 0; a < world_size; ++a)
+          for (int b = 0; b < a; ++b)
+            if (torch::equal(all[a], all[b])) throw std::runtime_error("not processes of their own");
+        destroy_process_group();
+      },
+      std::tuple(file, 4), {.nprocs = 4});
+  EXPECT_EQ(context, nullptr);
+}
+
+// spec: J2 the first failure is rethrown with its rank and text, in processes
+TEST(Spawn, ProcessFailureComesBackWithRankAndText) {
+  const auto file = new_file("failing");
+  try {
+    spawn(
+        [&](int i) {
+          join_job(file, i, 3);
+          if (i == 1) throw std::runtime_error("the data of rank one is bad");
+          auto tensor = torch::zeros({4});
+          for (;;) all_reduce(tensor);  // ended by the failure of rank 1
+        },
+        {.nprocs = 3});
+    ADD_FAILURE() << "threw nothing";
+  } catch (const SpawnError& error) {
+    EXPECT_HAS(error.what(), "the data of rank one is bad");
+    EXPECT_HAS(error.what(), "1");
+    EXPECT_EQ(error.ranks(), std::vector<int>{1});
+  }
+}
+
+// spec: J2 a process that is killed is named, and the others are ended
+TEST(Spawn, KilledProcessIsNamed) {
+  const auto began = steady_clock().now();
+  try {
+    spawn(
+        [](int i) {
+          if (i == 1) ::raise(SIGKILL);
+          for (;;) ::pause();
+        },
+        {.nprocs = 2});
+    ADD_FAILURE() << "threw nothing";
+  } catch (const SpawnError& error) {
+    EXPECT_EQ(error.ranks(), std::vector<int>{1});
+    EXPECT_HAS(error.what(), "SIGKILL");
+  }
+  EXPECT_LT(steady_clock().now() - began, std::chrono::seconds(60));
+}
+
+// spec: J2 the first failure ends the others and is rethrown, in threads
+TEST(Spawn, ThreadFailureEndsTheOthers) {
+  const auto store = std::make_shared<HashStore>();
+  try {
+    spawn(
+        [&](int i) {
+          init_process_group({.timeout = std::chrono::seconds(60), .world_size = 3, .rank = i, .store = store});
+          if (i == 2) throw std::runtime_error("rank two gives up");
+          auto tensor = torch::zeros({4});
+          for (;;) all_reduce(tensor);
+        },
+        {.nprocs = 3, .mode = SpawnMode::threads});
+    ADD_FAILURE() << "threw nothing";
+  } catch (const SpawnError& error) {
+    EXPECT_HAS(error.what(), "rank two gives up");
+    EXPECT_EQ(error.ranks(), std::vector<int>{2});
+  }
+}
+
+// spec: J2 join false returns at once, join with a timeout; J8 join defaults to True
+TEST(Spawn, WithoutJoinThereIsSomethingToJoin) {
+  for (const auto mode : {SpawnMode::processes, SpawnMode::threads}) {
+    int gate[2];
+    ASSERT_EQ(::pipe(gate), 0);
+    const auto context = spawn(
+        [&](int) {
+          char byte;
+          if (::read(gate[0], &byte, 1) != 1) throw std::runtime_error("the gate broke");
+        },
+        {.nprocs = 2, .join = false, .mode = mode});
+    ASSERT_NE(context, nullptr);
+    EXPECT_EQ(context->pids().size(), mode == SpawnMode::processes ? 2u : 0u);
+    EXPECT_FALSE(context->join(std::chrono::milliseconds(20)));
+    ASSERT_EQ(::write(gate[1], "go", 2), 2);
+    EXPECT_TRUE(context->join());
+    ::close(gate[0]);
+    ::close(gate[1]);
+  }
+  EXPECT_TRUE(SpawnOptions{}.join);
+  EXPECT_EQ(SpawnOptions{}.nprocs, 1);
+  EXPECT_THROW(spawn([](int) {}, {.nprocs = 0}), DistError);
+}
+
+// spec: A10 a list of interfaces whose length differs between ranks is a clear error at init
+TEST(Init, InterfaceListsOfDifferentLengthsAreNamed) {
+  const auto file = new_file("interfaces");
+  spawn(
+      [&](int i) {
+        ::setenv("MUSTER_SOCKET_IFNAME", i == 0 ? "lo,lo" : "lo", 1);
+        const auto said = message_of<DistError>([&] { join_job(file, i, 2); });
+        if (said.find("2 network interfaces") == std::string::npos || said.find("rank 1") == std::string::npos)
+          throw std::runtime_error("said: " + said);
+      },
+      {.nprocs = 2});
+}
+
+// A dead process's rank stands in every survivor's error, not the rank of one that gave up first.
+TEST(Spawn, SurvivorsNameTheDeadRank) {
+  const auto file = new_file("dying");
+  spawn(
+      [&](int i) {
+        join_job(file, i, 4);
+        auto tensor = torch::zeros({1000});
+        all_reduce(tensor);
+        if (i == 2) {
+          if (::fork() == 0) ::raise(SIGKILL);
+          int status;
+          ::wait(&status);
+        }
+        all_reduce(tensor);  // the death of a child of a rank is not the rank's
+        destroy_process_group();
+      },
+      {.nprocs = 4});
+
+  const auto again = new_file("dying_again");
+  const auto report = new_file("report");
+  try {
+    spawn(
+        [&](int i) {
+          ::signal(SIGTERM, SIG_IGN);  // the others' end is to let each speak
+          join_job(again, i, 4);
+          auto tensor = torch::zeros({1000});
+          try {
+            for (int round = 0;; ++round) {
+              all_reduce(tensor);
+              if (i == 2 && round == 3) ::raise(SIGKILL);
+            }
+          } catch (const DistError& error) {
+            FileStore(report).append("culprits", error.ranks() == std::vector<int>{2} ? "y" : "n");
+          }
+        },
+        {.nprocs = 4});
+    ADD_FAILURE() << "threw nothing";
+  } catch (const SpawnError& error) {
+    EXPECT_EQ(error.ranks(), std::vector<int>{2});
+  }
+  FileStore read(report);
+  read.set_timeout(std::chrono::seconds(10));
+  EXPECT_EQ(read.get("culprits"), "yyy");
+  ::unlink(report.c_str());
+}
+
+}  // namespace
+}  // namespace muster

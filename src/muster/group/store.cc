@@ -1,0 +1,87 @@
+#include "muster/group/store.h"
+
+#include <utility>
+
+#include "muster/group/errors.h"
+#include "muster/store/factory.h"
+
+namespace muster {
+namespace {
+
+void check_store(const Status& status) {
+  if (!status.ok()) group::raise_from_store(status);
+}
+
+template <class T>
+T take_store(Result<T> result) {
+  if (!result.ok()) group::raise_from_store(result.status());
+  return std::move(result).value();
+}
+
+std::shared_ptr<store::Store> open_tcp(std::string host, std::uint16_t port, const TCPStoreOptions& options) {
+  store::TcpStoreOptions engine;
+  engine.host = std::move(host);
+  engine.port = port;
+  engine.world_size = options.world_size;
+  engine.is_server = options.is_master;
+  engine.timeout = options.timeout;
+  engine.wait_for_workers = options.wait_for_workers;
+  engine.multi_tenant = options.multi_tenant;
+  engine.listen_descriptor = options.master_listen_fd.value_or(-1);
+  return take_store(store::make_tcp_store(std::move(engine)));
+}
+
+const store::TcpStore& tcp(const Store& store) { return static_cast<const store::TcpStore&>(*store.engine()); }
+
+std::shared_ptr<store::Store> engine_of(const std::shared_ptr<Store>& store) {
+  if (store == nullptr) group::invalid("PrefixStore needs a store to stand on, and got none");
+  return store->engine();
+}
+
+}  // namespace
+
+Store::Store(std::shared_ptr<store::Store> engine) : engine_(std::move(engine)) {}
+
+void Store::set(std::string_view key, std::string_view value) { check_store(engine_->set(key, value)); }
+std::string Store::get(std::string_view key) { return take_store(engine_->get(key)); }
+std::int64_t Store::add(std::string_view key, std::int64_t amount) { return take_store(engine_->add(key, amount)); }
+std::string Store::compare_set(std::string_view key, std::string_view expected_value, std::string_view desired_value) {
+  return take_store(engine_->compare_set(key, expected_value, desired_value));
+}
+void Store::wait(const Keys& keys, std::optional<Duration> timeout) { check_store(engine_->wait(keys, timeout)); }
+std::int64_t Store::num_keys() { return take_store(engine_->num_keys()); }
+bool Store::delete_key(std::string_view key) { return take_store(engine_->delete_key(key)); }
+void Store::set_timeout(Duration timeout) { engine_->set_timeout(timeout); }
+Duration Store::timeout() const { return engine_->timeout(); }
+
+bool Store::check(const Keys& keys) { return take_store(engine_->check(keys)); }
+void Store::append(std::string_view key, std::string_view value) { check_store(engine_->append(key, value)); }
+std::vector<std::string> Store::multi_get(const Keys& keys) { return take_store(engine_->multi_get(keys)); }
+void Store::multi_set(const Keys& keys, const std::vector<std::string>& values) { check_store(engine_->multi_set(keys, values)); }
+void Store::queue_push(std::string_view key, std::string_view value) { check_store(engine_->queue_push(key, value)); }
+std::string Store::queue_pop(std::string_view key, bool block) { return take_store(engine_->queue_pop(key, block)); }
+std::int64_t Store::queue_len(std::string_view key) { return take_store(engine_->queue_len(key)); }
+std::vector<std::string> Store::list_keys() { return take_store(engine_->list_keys()); }
+std::shared_ptr<Store> Store::clone() { return std::make_shared<Store>(take_store(engine_->clone())); }
+void Store::barrier(std::string_view key, int members, std::optional<Duration> timeout) {
+  check_store(engine_->barrier(key, members, timeout));
+}
+std::vector<std::string> Store::all_gather(std::string_view key, int index, int members, std::string_view value,
+                                           std::optional<Duration> timeout) {
+  return take_store(engine_->all_gather(key, index, members, value, timeout));
+}
+
+TCPStore::TCPStore(std::string host_name, std::uint16_t port, const TCPStoreOptions& options)
+    : Store(open_tcp(std::move(host_name), port, options)) {}
+const std::string& TCPStore::host() const { return tcp(*this).host(); }
+std::uint16_t TCPStore::port() const { return tcp(*this).port(); }
+
+FileStore::FileStore(std::string file_name, int world_size)
+    : Store(take_store(store::make_file_store(file_name, world_size))), path_(std::move(file_name)) {}
+
+HashStore::HashStore() : Store(store::make_hash_store()) {}
+
+PrefixStore::PrefixStore(std::string prefix, std::shared_ptr<Store> store)
+    : Store(store::make_prefix_store(std::move(prefix), engine_of(store))), store_(std::move(store)) {}
+
+}  // namespace muster

@@ -1,0 +1,122 @@
+#include "muster/group/world.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "muster/group/errors.h"
+#include "muster/group/job.h"
+
+namespace muster {
+namespace {
+
+thread_local std::shared_ptr<WorldScope> bound;
+
+const std::shared_ptr<WorldScope>& of_process() {
+  static const auto scope = std::make_shared<WorldScope>();
+  return scope;
+}
+
+[[noreturn]] void not_initialized(std::string_view caller) {
+  group::invalid(std::string(caller) +
+                 " was called before init_process_group (or after destroy_process_group): there is no default group in this " +
+                 (bound ? "rank's thread" : "process"));
+}
+
+}  // namespace
+
+std::shared_ptr<WorldScope> WorldScope::current() { return bound ? bound : of_process(); }
+
+WorldScope::Binding::Binding(std::shared_ptr<WorldScope> scope) : before_(std::exchange(bound, std::move(scope))) {}
+WorldScope::Binding::~Binding() { bound = std::move(before_); }
+
+WorldScope::~WorldScope() { drop(); }
+
+void WorldScope::drop() {
+  std::shared_ptr<group::Job> job;
+  std::vector<Group> groups;
+  {
+    const std::lock_guard lock(mutex_);
+    job = std::exchange(job_, nullptr);
+    groups = std::exchange(groups_, {});
+    groups.insert(groups.begin(), std::exchange(world_, nullptr));
+    counts_.clear();
+  }
+  if (job == nullptr) return;
+  if (process_ != ::getpid()) {
+    // A forked child: the connections are the parent's, and their destructors must not run here. The memory goes with the process.
+    new auto(std::move(job));
+    new auto(std::move(groups));
+    return;
+  }
+  while (!groups.empty()) groups.pop_back();
+}
+
+void WorldScope::abort(const std::string& reason) {
+  std::vector<Group> groups;
+  {
+    const std::lock_guard lock(mutex_);
+    groups = groups_;
+    if (world_) groups.push_back(world_);
+  }
+  for (const auto& group : groups) group->abort(reason);
+}
+
+bool WorldScope::initialized() const {
+  const std::lock_guard lock(mutex_);
+  return world_ != nullptr;
+}
+
+Group WorldScope::world(std::string_view caller) const {
+  const std::lock_guard lock(mutex_);
+  if (world_ == nullptr) not_initialized(caller);
+  return world_;
+}
+
+std::shared_ptr<group::Job> WorldScope::job(std::string_view caller) const {
+  const std::lock_guard lock(mutex_);
+  if (job_ == nullptr) not_initialized(caller);
+  return job_;
+}
+
+void WorldScope::open(std::shared_ptr<group::Job> job, Group world) {
+  const std::lock_guard lock(mutex_);
+  if (world_ != nullptr)
+    group::invalid("init_process_group was called twice: there is a default group already; call destroy_process_group first");
+  job_ = std::move(job);
+  world_ = std::move(world);
+  process_ = ::getpid();
+}
+
+void WorldScope::add(Group group) {
+  const std::lock_guard lock(mutex_);
+  groups_.push_back(std::move(group));
+}
+
+WorldScope::Closing WorldScope::remove(const Group& group, std::string_view caller) {
+  const std::lock_guard lock(mutex_);
+  if (world_ == nullptr) not_initialized(caller);
+  Closing closing;
+  if (group == nullptr || group == world_) {
+    closing.groups.assign(groups_.rbegin(), groups_.rend());
+    closing.groups.push_back(std::exchange(world_, nullptr));
+    closing.job = std::exchange(job_, nullptr);
+    groups_.clear();
+    counts_.clear();
+    return closing;
+  }
+  const auto at = std::find(groups_.begin(), groups_.end(), group);
+  if (at == groups_.end())
+    group::invalid(std::string(caller) + ": group " + group->name() + " was destroyed before, or belongs to another job");
+  closing.groups.push_back(*at);
+  groups_.erase(at);
+  return closing;
+}
+
+std::uint64_t WorldScope::count(const std::string& text) {
+  const std::lock_guard lock(mutex_);
+  return counts_[text]++;
+}
+
+}  // namespace muster

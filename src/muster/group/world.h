@@ -1,0 +1,76 @@
+/// Where the default group stands: the only state of the API level that is not in an object of the user's.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "muster/group/process_group.h"
+
+namespace muster {
+
+namespace group {
+struct Job;  // job.h
+}
+
+/// The default group and the groups made after it. One belongs to the process; where ranks are threads, each rank's thread binds one of its
+/// own
+/// (`Binding`; `spawn` does that). Objects capture their group when they are made and never look here again. Thread-safe.
+class WorldScope {
+ public:
+  /// The calling thread's, else the process's.
+  static std::shared_ptr<WorldScope> current();
+
+  /// Makes `scope` the calling thread's as long as it lives. Also for helper threads of a rank that is a thread.
+  class Binding {
+   public:
+    explicit Binding(std::shared_ptr<WorldScope> scope);
+    ~Binding();
+    Binding(const Binding&) = delete;
+    Binding& operator=(const Binding&) = delete;
+
+   private:
+    std::shared_ptr<WorldScope> before_;
+  };
+
+  WorldScope() = default;
+  ~WorldScope();
+  WorldScope(const WorldScope&) = delete;
+  WorldScope& operator=(const WorldScope&) = delete;
+
+  bool initialized() const;
+  /// The default group; before init_process_group throws DistError naming `caller`.
+  Group world(std::string_view caller) const;
+  std::shared_ptr<group::Job> job(std::string_view caller) const;
+
+  /// Throws when there is a default group already.
+  void open(std::shared_ptr<group::Job> job, Group world);
+  void add(Group group);
+  /// Takes out `group`, or everything for the default group (null or itself): the groups to close, youngest first, and the job where all of
+  /// it ends.
+  struct Closing {
+    std::vector<Group> groups;
+    std::shared_ptr<group::Job> job;
+  };
+  Closing remove(const Group& group, std::string_view caller);
+  /// Ends everything in flight on all groups and tells the other members.
+  void abort(const std::string& reason);
+  /// Lets everything go without closing it: the other members see this rank leave. In a forked child, where it is the parent's, forgets it.
+  void drop();
+  /// 0, 1, 2, ... for each text: tells groups of the same description apart.
+  std::uint64_t count(const std::string& text);
+
+ private:
+  mutable std::mutex mutex_;
+  std::shared_ptr<group::Job> job_;
+  Group world_;
+  std::vector<Group> groups_;
+  std::map<std::string, std::uint64_t> counts_;
+  int process_ = 0;  // where it was opened: a forked child must not say goodbye for its parent
+};
+
+}  // namespace muster

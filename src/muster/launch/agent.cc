@@ -1,0 +1,428 @@
+#include "muster/launch/agent.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <deque>
+#include <filesystem>
+#include <iostream>
+#include <thread>
+
+#include "muster/base/env.h"
+#include "muster/base/socket_address.h"
+#include "muster/launch/agent_machine.h"
+#include "muster/launch/host.h"
+#include "muster/launch/node_link.h"
+#include "muster/launch/node_rendezvous.h"
+#include "muster/launch/report.h"
+#include "muster/launch/signal_watch.h"
+#include "muster/launch/worker.h"
+#include "muster/launch/worker_environment.h"
+#include "muster/launch/worker_output.h"
+
+namespace muster::launch {
+namespace {
+
+// Descriptors in the epoll set are told apart by the upper half of their data.
+enum class Source : std::uint32_t { signals, timer, nodes, worker, output };
+
+std::uint64_t pack(Source source, std::uint64_t index) { return static_cast<std::uint64_t>(source) << 32 | index; }
+
+struct RunningWorker {
+  pid_t pid = -1;
+  Descriptor pidfd;
+  bool ended = true;
+};
+
+struct Program {
+  std::string file;
+  std::vector<std::string> before;  // arguments[0] and what stands before the user's own arguments
+};
+
+class Agent {
+ public:
+  Agent(const RunOptions& options, NodeJob job, JobSecret secret, SignalWatch& signals);
+  /// The exit code.
+  Result<int> run(const Program& program, const std::string& log_folder);
+
+ private:
+  Status open(const std::string& log_folder);
+  void watch(int fd, bool writable, std::uint64_t data);
+  void forget(int fd);
+  void wait_and_dispatch();
+  void read_ends(std::vector<int> local_ranks);
+  void happen(const AgentEvent& event);
+  void act(const AgentAction& action);
+  void arm_timer();
+  void start_workers(int attempt);
+  Status start_one(int local_rank, int attempt, int* exit_code);
+  WorkerCommand command_of(int local_rank, int attempt) const;
+  void signal_workers(int signal);
+  void sweep();
+  ReportFacts facts() const;
+  void report();
+
+  const RunOptions& options_;
+  NodeJob job_;
+  SignalWatch& signals_;
+  Program program_;
+  std::string host_;
+  std::string log_folder_;
+  Environment inherited_ = inherited_environment();
+  JobEnvironment told_;
+  std::vector<WorkerRanks> ranks_;
+  AgentRules rules_;
+  AgentState state_;
+  bool finished_ = false;
+  Descriptor epoll_, timer_;
+  TimePoint armed_ = TimePoint::max();
+  std::unique_ptr<WorkerOutput> output_;
+  std::unique_ptr<NodeLink> link_;
+  std::vector<RunningWorker> workers_;
+  std::vector<WorkerRecord> records_;
+  std::deque<AgentEvent> events_;
+};
+
+std::string python_executable() {
+  if (auto chosen = env_text("PYTHON_EXEC")) return *chosen;
+  auto found = find_program("python3");
+  return found ? *found : "python3";
+}
+
+Agent::Agent(const RunOptions& options, NodeJob job, JobSecret secret, SignalWatch& signals)
+    : options_(options), job_(std::move(job)), signals_(signals) {
+  host_ = job_.nodes[static_cast<std::size_t>(job_.node)].host;
+  ranks_ = assign_ranks(job_.nodes, job_.node);
+  told_.master_addr = job_.master_addr;
+  told_.master_port = job_.master_port;
+  told_.run_id = job_.run_id;
+  told_.role = options_.role;
+  told_.max_restarts = options_.max_restarts;
+  told_.agent_store = options_.agent_store;
+  told_.python = python_executable();
+  told_.secret = std::move(secret.hand_down);
+  if (options_.workers > 1) told_.threads = std::max(1, allowed_cores() / options_.workers);
+  rules_.workers = options_.workers;
+  rules_.max_restarts = options_.max_restarts;
+  rules_.shutdown_timeout = options_.shutdown_timeout;
+  rules_.nodes_to_outlive = job_.hosts_store ? static_cast<int>(job_.nodes.size()) - 1 : 0;
+  workers_.resize(ranks_.size());
+  records_.resize(ranks_.size());
+}
+
+void Agent::watch(int fd, bool writable, std::uint64_t data) {
+  epoll_event event{};
+  event.events = writable ? EPOLLOUT : EPOLLIN;
+  event.data.u64 = data;
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event);
+}
+
+void Agent::forget(int fd) { ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr); }
+
+Status Agent::open(const std::string& log_folder) {
+  epoll_.reset(::epoll_create1(EPOLL_CLOEXEC));
+  timer_.reset(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
+  if (!epoll_ || !timer_) return Status(Code::exhausted, "no descriptor to wait for events: " + errno_text(errno));
+  watch(signals_.descriptor(), false, pack(Source::signals, 0));
+  watch(timer_.get(), false, pack(Source::timer, 0));
+  if (job_.nodes.size() > 1) {
+    auto link = NodeLink::open(job_);
+    if (!link) return link.status();
+    link_ = std::move(*link);
+    watch(link_->descriptor(), false, pack(Source::nodes, 0));
+  }
+  log_folder_ = log_folder;
+  output_ = std::make_unique<WorkerOutput>(
+      OutputPlan{options_.redirects, options_.tee, options_.shown_ranks, log_folder},
+      EventSource{[this](int fd, bool writable, std::uint64_t token) { watch(fd, writable, pack(Source::output, token)); },
+                  [this](int fd) { forget(fd); }});
+  return {};
+}
+
+Result<int> Agent::run(const Program& program, const std::string& log_folder) {
+  program_ = program;
+  if (Status opened = open(log_folder); !opened) return opened;
+  happen(Begin{});
+  while (!finished_) wait_and_dispatch();
+  report();
+  // The report too waits for a slow reader, but not for one who asks twice to stop.
+  while (!output_->drained()) {
+    wait_and_dispatch();
+    if (!events_.empty()) break;
+  }
+  return state_.exit_code;
+}
+
+void Agent::wait_and_dispatch() {
+  epoll_event ready[64];
+  const int count = ::epoll_wait(epoll_.get(), ready, 64, -1);
+  std::vector<int> ended;
+  for (int i = 0; i < count; ++i) {
+    const std::uint64_t index = ready[i].data.u64 & 0xffffffff;
+    switch (static_cast<Source>(ready[i].data.u64 >> 32)) {
+      case Source::signals:
+        for (int signal : signals_.take()) {
+          if (finished_) return void(events_.push_back(StopSignal{signal}));
+          const bool passed = signal == SIGUSR1 || signal == SIGUSR2;
+          happen(passed ? AgentEvent(PassedSignal{signal}) : AgentEvent(StopSignal{signal}));
+        }
+        break;
+      case Source::timer: {
+        std::uint64_t times = 0;
+        [[maybe_unused]] const ssize_t got = ::read(timer_.get(), &times, sizeof times);
+        armed_ = TimePoint::max();
+        happen(TimerFired{});
+        break;
+      }
+      case Source::nodes:
+        for (const AgentEvent& event : link_->take()) happen(event);
+        break;
+      case Source::worker: ended.push_back(static_cast<int>(index)); break;
+      case Source::output: output_->ready(index); break;
+    }
+  }
+  read_ends(std::move(ended));
+}
+
+// Of those found ended at once, one that a signal ended is rather the cause; the others may have failed because of it.
+void Agent::read_ends(std::vector<int> local_ranks) {
+  std::vector<WorkerEnded> ends;
+  for (int local_rank : local_ranks) {
+    RunningWorker& worker = workers_[static_cast<std::size_t>(local_rank)];
+    if (worker.ended) continue;
+    auto exit = look_at_end(worker.pid);
+    if (exit && !*exit) continue;
+    forget(worker.pidfd.get());
+    worker.ended = true;
+    records_[static_cast<std::size_t>(local_rank)].ended = std::chrono::system_clock::now();
+    ends.push_back({local_rank, exit ? **exit : ProcessExit{.code = 1}});
+  }
+  std::stable_partition(ends.begin(), ends.end(), [](const WorkerEnded& end) { return end.exit.signal != 0; });
+  for (const WorkerEnded& end : ends) happen(end);
+}
+
+// Actions may make events (a worker that cannot be started), which wait for their turn.
+void Agent::happen(const AgentEvent& event) {
+  events_.push_back(event);
+  if (events_.size() > 1) return;
+  while (!events_.empty()) {
+    Decision decision = decide(steady_clock().now(), rules_, std::move(state_), events_.front());
+    state_ = std::move(decision.state);
+    for (const AgentAction& action : decision.actions) act(action);
+    events_.pop_front();
+  }
+  arm_timer();
+}
+
+void Agent::arm_timer() {
+  if (state_.timer == armed_) return;
+  armed_ = state_.timer;
+  itimerspec when{};
+  if (armed_ != TimePoint::max()) {
+    const auto since = std::max(armed_.time_since_epoch(), Duration(1));
+    when.it_value.tv_sec = std::chrono::duration_cast<std::chrono::seconds>(since).count();
+    when.it_value.tv_nsec = (since % std::chrono::seconds(1)).count();
+  }
+  ::timerfd_settime(timer_.get(), TFD_TIMER_ABSTIME, &when, nullptr);
+}
+
+void Agent::act(const AgentAction& action) {
+  if (const auto* start = std::get_if<StartWorkers>(&action)) {
+    if (start->attempt > 0) sweep();
+    start_workers(start->attempt);
+  } else if (const auto* signal = std::get_if<SignalWorkers>(&action)) {
+    signal_workers(signal->signal);
+  } else if (std::holds_alternative<SweepWorkers>(action)) {
+    for (const RunningWorker& worker : workers_) {
+      if (worker.pid > 0) ::killpg(worker.pid, SIGKILL);
+    }
+    sweep();
+  } else if (std::holds_alternative<TellNodesFailed>(action)) {
+    const std::string line = first_failure_line(state_, facts());
+    const std::string what = line.empty() ? "its launcher was stopped by " + signal_name(state_.stop_signal) : line;
+    if (link_) link_->tell_failed(state_.exit_code, "node " + std::to_string(job_.node) + " (" + host_ + "): " + what);
+  } else if (std::holds_alternative<TellNodesEnded>(action)) {
+    if (link_) link_->tell_ended();
+  } else {
+    finished_ = true;
+    sweep();
+    output_->stop_waiting();
+  }
+}
+
+WorkerCommand Agent::command_of(int local_rank, int attempt) const {
+  const auto& ranks = ranks_[static_cast<std::size_t>(local_rank)];
+  WorkerCommand command;
+  command.file = program_.file;
+  command.arguments = program_.before;
+  if (options_.local_rank_argument != LocalRankArgument::none) {
+    const bool dash = options_.local_rank_argument == LocalRankArgument::dash;
+    command.arguments.push_back((dash ? "--local-rank=" : "--local_rank=") + std::to_string(local_rank));
+  }
+  command.arguments.insert(command.arguments.end(), options_.arguments.begin(), options_.arguments.end());
+  command.environment = flatten(worker_environment(inherited_, told_, ranks, attempt));
+  // Several readers would fight for one terminal.
+  command.quiet_input = options_.workers > 1 || ::isatty(0) != 0;
+  return command;
+}
+
+Status Agent::start_one(int local_rank, int attempt, int* exit_code) {
+  *exit_code = 1;
+  auto ends = output_->open(local_rank, ranks_[static_cast<std::size_t>(local_rank)].rank, attempt);
+  if (!ends) return ends.status();
+  WorkerCommand command = command_of(local_rank, attempt);
+  command.out = ends->out.get();
+  command.err = ends->err.get();
+  auto started = start_worker(command, signals_.previous_mask(), exit_code);
+  if (!started) return started.status();
+  watch(started->pidfd.get(), false, pack(Source::worker, static_cast<std::uint64_t>(local_rank)));
+  RunningWorker& worker = workers_[static_cast<std::size_t>(local_rank)];
+  worker = RunningWorker{started->pid, std::move(started->pidfd), false};
+  records_[static_cast<std::size_t>(local_rank)].pid = worker.pid;
+  return {};
+}
+
+void Agent::start_workers(int attempt) {
+  if (attempt > 0) {
+    output_->say(options_.command + ": " + describe_end(*state_.restart_cause, facts()) + "; restarting all workers (restart " +
+                 std::to_string(attempt) + " of " + std::to_string(options_.max_restarts) + ")");
+  }
+  bool failed = false;
+  for (int local_rank = 0; local_rank < options_.workers; ++local_rank) {
+    WorkerRecord& record = records_[static_cast<std::size_t>(local_rank)];
+    record = WorkerRecord{};
+    record.started = record.ended = std::chrono::system_clock::now();
+    int exit_code = 0;
+    const Status started =
+        failed ? Status(Code::aborted, "another worker could not be started") : start_one(local_rank, attempt, &exit_code);
+    if (started) continue;
+    record.start_error = started.message();
+    events_.push_back(WorkerEnded{local_rank, failed ? ProcessExit{.signal = SIGTERM} : ProcessExit{.code = exit_code}});
+    failed = true;
+  }
+}
+
+void Agent::signal_workers(int signal) {
+  const bool for_worker_only = signal == SIGUSR1 || signal == SIGUSR2;
+  for (const RunningWorker& worker : workers_) {
+    if (worker.ended) continue;
+    if (for_worker_only) {
+      ::kill(worker.pid, signal);
+      continue;
+    }
+    ::killpg(worker.pid, signal);
+    // A stopped process would not even see it.
+    ::killpg(worker.pid, SIGCONT);
+  }
+}
+
+// Collects those that have ended; until now their numbers were kept theirs.
+void Agent::sweep() {
+  for (RunningWorker& worker : workers_) {
+    if (worker.pid <= 0 || !worker.ended) continue;
+    (void)reap(worker.pid);
+    worker = RunningWorker{};
+  }
+}
+
+ReportFacts Agent::facts() const {
+  ReportFacts facts{options_.command, host_, ranks_, records_, {}, log_folder_};
+  if (state_.first_failure && output_) facts.tail = output_->tail(state_.ends[*state_.first_failure].local_rank);
+  return facts;
+}
+
+void Agent::report() {
+  // First all that the workers said, then the last word.
+  while (!output_->drained() && events_.empty()) wait_and_dispatch();
+  events_.clear();
+  const std::string text = failure_report(state_, facts());
+  if (!text.empty()) output_->say(text);
+}
+
+Result<Program> resolve_program(const RunOptions& options) {
+  const bool python = !options.no_python && (options.module || options.program.ends_with(".py"));
+  auto file = find_program(python ? python_executable() : options.program);
+  if (!file) return file.status();
+  Program program{*file, {python ? *file : options.program}};
+  if (!python) return program;
+  program.before.push_back("-u");
+  if (options.module) program.before.push_back("-m");
+  program.before.push_back(options.program);
+  return program;
+}
+
+// Where redirected output goes; made when nothing was said.
+Result<std::string> log_folder(const RunOptions& options, const NodeJob& job) {
+  const auto any = [](const std::vector<Streams>& list) {
+    return std::any_of(list.begin(), list.end(), [](Streams streams) { return streams != Streams::none; });
+  };
+  if (!any(options.redirects) && !any(options.tee)) return std::string();
+  std::string base = options.log_dir.value_or("");
+  if (base.empty()) {
+    base = (std::filesystem::temp_directory_path() / "muster_XXXXXX").string();
+    if (::mkdtemp(base.data()) == nullptr) return Status(Code::invalid_argument, "cannot make " + base + ": " + errno_text(errno));
+    std::cerr << options.command << ": logs are in " << base << std::endl;
+  }
+  base += "/" + job.run_id;
+  if (job.nodes.size() > 1) base += "/node_" + std::to_string(job.node);
+  return base;
+}
+
+// Joining may take as long as the slowest node; a signal must end it all the same.
+Result<NodeJob> join_or_be_stopped(const RunOptions& options, const Secret& secret, SignalWatch& signals) {
+  if (options.nodes == 1) return join_nodes(options, secret);
+  Descriptor done(::eventfd(0, EFD_CLOEXEC));
+  std::optional<Result<NodeJob>> joined;
+  std::thread joining([&] {
+    joined = join_nodes(options, secret);
+    const std::uint64_t one = 1;
+    [[maybe_unused]] const ssize_t told = ::write(done.get(), &one, sizeof one);
+  });
+  for (;;) {
+    pollfd ready[2] = {{done.get(), POLLIN, 0}, {signals.descriptor(), POLLIN, 0}};
+    if (::poll(ready, 2, -1) < 0) continue;
+    if (ready[0].revents != 0) break;
+    for (int signal : signals.take()) {
+      if (signal == SIGUSR1 || signal == SIGUSR2) continue;
+      std::cerr << options.command << ": stopped by " << signal_name(signal) << " while waiting for the other nodes" << std::endl;
+      ::_exit(128 + signal);
+    }
+  }
+  joining.join();
+  return std::move(*joined);
+}
+
+Result<int> try_job(const RunOptions& options) {
+  auto program = resolve_program(options);
+  if (!program) {
+    std::cerr << options.command << ": " << program.status().message() << std::endl;
+    return 127;
+  }
+  auto signals = SignalWatch::open();
+  if (!signals) return signals.status();
+  auto secret = job_secret(options);
+  if (!secret) return secret.status();
+  auto job = join_or_be_stopped(options, secret->secret, *signals);
+  if (!job) return job.status();
+  auto logs = log_folder(options, *job);
+  if (!logs) return logs.status();
+  return Agent(options, std::move(*job), std::move(*secret), *signals).run(*program, *logs);
+}
+
+}  // namespace
+
+int run_job(const RunOptions& options) {
+  auto code = try_job(options);
+  if (code) return *code;
+  std::cerr << options.command << ": " << code.status().message() << std::endl;
+  return 1;
+}
+
+}  // namespace muster::launch

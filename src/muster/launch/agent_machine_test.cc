@@ -1,0 +1,258 @@
+#include "muster/launch/agent_machine.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+
+namespace muster::launch {
+namespace {
+
+using std::chrono::seconds;
+using Actions = std::vector<AgentAction>;
+
+// A machine with a clock that the test moves.
+struct Machine {
+  AgentRules rules{.workers = 3};
+  AgentState state{};
+  TimePoint now{};
+
+  Actions on(const AgentEvent& event) {
+    Decision decision = decide(now, rules, std::move(state), event);
+    state = std::move(decision.state);
+    return decision.actions;
+  }
+  Actions end(int worker, ProcessExit exit = {}) { return on(WorkerEnded{worker, exit}); }
+};
+
+constexpr ProcessExit kFailed{.code = 3};
+constexpr ProcessExit kTermed{.signal = SIGTERM};
+constexpr ProcessExit kKilled{.signal = SIGKILL};
+
+// spec: J3 all workers end well: exit code 0, nothing is signalled
+TEST(AgentMachine, AllEndWell) {
+  Machine machine;
+  EXPECT_EQ(machine.on(Begin{}), (Actions{StartWorkers{0}}));
+  EXPECT_EQ(machine.end(2), Actions{});
+  EXPECT_EQ(machine.end(0), Actions{});
+  EXPECT_EQ(machine.state.timer, TimePoint::max());
+  EXPECT_EQ(machine.end(1), (Actions{TellNodesEnded{}, Finish{0}}));
+  EXPECT_EQ(machine.state.phase, AgentPhase::finished);
+}
+
+// spec: J3 the first failure ends the others with SIGTERM; the exit code is the first failure's
+TEST(AgentMachine, TheFirstFailureEndsTheOthers) {
+  Machine machine;
+  machine.on(Begin{});
+  EXPECT_EQ(machine.end(1, kFailed), (Actions{TellNodesFailed{}, SignalWorkers{SIGTERM}}));
+  EXPECT_EQ(machine.state.timer, machine.now + seconds(30));
+  EXPECT_EQ(machine.end(0, kTermed), Actions{});
+  EXPECT_EQ(machine.end(2, {.code = 9}), (Actions{SweepWorkers{}, TellNodesEnded{}, Finish{3}}));
+  ASSERT_TRUE(machine.state.first_failure.has_value());
+  EXPECT_EQ(machine.state.ends[*machine.state.first_failure].local_rank, 1);
+  EXPECT_FALSE(machine.state.ends[0].asked);
+  EXPECT_TRUE(machine.state.ends[1].asked);
+}
+
+// spec: J3 the exit code of a worker that a signal ended is 128 + signal
+TEST(AgentMachine, ASignalsExitCode) {
+  Machine machine{.rules = {.workers = 1}};
+  machine.on(Begin{});
+  EXPECT_EQ(machine.end(0, kKilled).back(), AgentAction(Finish{137}));
+}
+
+// spec: J3 those that ignore SIGTERM are killed when the settable time is up, not before
+TEST(AgentMachine, KillsWhenTheTimeIsUp) {
+  Machine machine{.rules = {.workers = 2, .shutdown_timeout = seconds(7)}};
+  machine.on(Begin{});
+  machine.end(0, kFailed);
+  machine.now += seconds(6);
+  EXPECT_EQ(machine.on(TimerFired{}), Actions{});
+  machine.now += seconds(1);
+  EXPECT_EQ(machine.on(TimerFired{}), (Actions{SignalWorkers{SIGKILL}}));
+  EXPECT_EQ(machine.state.timer, TimePoint::max());
+  EXPECT_EQ(machine.end(1, kKilled).back(), AgentAction(Finish{3}));
+}
+
+// spec: J3 a rank that was killed is the cause, even where one that failed because of it is seen to end first
+TEST(AgentMachine, AKilledWorkerIsTheCause) {
+  Machine machine;
+  machine.on(Begin{});
+  machine.end(0, kFailed);
+  machine.end(1, kTermed);
+  EXPECT_EQ(machine.end(2, kKilled).back(), AgentAction(Finish{137}));
+  EXPECT_EQ(machine.state.ends[*machine.state.first_failure].local_rank, 2);
+  // Not where the kill was ours.
+  Machine ours{.rules = {.workers = 2}};
+  ours.on(Begin{});
+  ours.end(0, kFailed);
+  ours.now = ours.state.timer;
+  ours.on(TimerFired{});
+  EXPECT_EQ(ours.end(1, kKilled).back(), AgentAction(Finish{3}));
+  EXPECT_TRUE(ours.state.ends[1].by_us);
+}
+
+// spec: J3 a shutdown timeout of 0 kills at once, and an endless one never
+TEST(AgentMachine, ExtremeShutdownTimeouts) {
+  Machine at_once{.rules = {.workers = 2, .shutdown_timeout = seconds(0)}};
+  at_once.on(Begin{});
+  at_once.end(0, kFailed);
+  EXPECT_EQ(at_once.state.timer, at_once.now);
+  Machine never{.rules = {.workers = 2, .shutdown_timeout = Duration::max()}};
+  never.now += seconds(5);
+  never.on(Begin{});
+  never.end(0, kFailed);
+  EXPECT_EQ(never.state.timer, TimePoint::max());
+}
+
+// spec: J3 signals are passed on and end the job; a second one kills
+TEST(AgentMachine, StopSignalsArePassedOn) {
+  Machine machine;
+  machine.on(Begin{});
+  EXPECT_EQ(machine.on(StopSignal{SIGINT}), (Actions{TellNodesFailed{}, SignalWorkers{SIGINT}}));
+  machine.end(0);
+  EXPECT_EQ(machine.on(StopSignal{SIGINT}), (Actions{SignalWorkers{SIGKILL}}));
+  machine.end(1, kKilled);
+  EXPECT_EQ(machine.end(2, kKilled).back(), AgentAction(Finish{130}));
+  EXPECT_FALSE(machine.state.first_failure.has_value());
+}
+
+// spec: J3 SIGUSR1 and SIGUSR2 go to the workers and change nothing else
+TEST(AgentMachine, UserSignalsArePassedOn) {
+  Machine machine;
+  machine.on(Begin{});
+  EXPECT_EQ(machine.on(PassedSignal{SIGUSR1}), (Actions{SignalWorkers{SIGUSR1}}));
+  EXPECT_EQ(machine.state.phase, AgentPhase::running);
+}
+
+// spec: J4 a worker that fails: all workers restart, up to max-restarts
+TEST(AgentMachine, RestartsAllWorkers) {
+  Machine machine{.rules = {.workers = 2, .max_restarts = 2}};
+  machine.on(Begin{});
+  for (int attempt = 1; attempt <= 2; ++attempt) {
+    EXPECT_EQ(machine.end(1, kFailed), (Actions{SignalWorkers{SIGTERM}}));
+    EXPECT_EQ(machine.end(0, kTermed), (Actions{SweepWorkers{}, StartWorkers{attempt}}));
+    EXPECT_EQ(machine.state.phase, AgentPhase::running);
+    EXPECT_TRUE(machine.state.ends.empty());
+    EXPECT_EQ(machine.state.restart_cause->local_rank, 1);
+    EXPECT_EQ(machine.state.timer, TimePoint::max());
+  }
+  EXPECT_EQ(machine.end(0, {.code = 5}), (Actions{TellNodesFailed{}, SignalWorkers{SIGTERM}}));
+  EXPECT_EQ(machine.end(1, kTermed), (Actions{SweepWorkers{}, TellNodesEnded{}, Finish{5}}));
+}
+
+// spec: J4 a restart that goes well ends with 0
+TEST(AgentMachine, ARestartCanSucceed) {
+  Machine machine{.rules = {.workers = 1, .max_restarts = 1}};
+  machine.on(Begin{});
+  machine.end(0, kFailed);
+  EXPECT_EQ(machine.end(0).back(), AgentAction(Finish{0}));
+}
+
+// spec: J4 somebody who stops the job while it is being restarted stops it
+TEST(AgentMachine, AStopSignalCancelsARestart) {
+  Machine machine{.rules = {.workers = 2, .max_restarts = 5}};
+  machine.on(Begin{});
+  machine.end(0, kFailed);
+  EXPECT_EQ(machine.on(StopSignal{SIGTERM}), (Actions{TellNodesFailed{}, SignalWorkers{SIGKILL}}));
+  EXPECT_EQ(machine.end(1, kKilled).back(), AgentAction(Finish{143}));
+}
+
+// spec: J3 the failure of another node ends this node's workers, and the exit code is the other's
+TEST(AgentMachine, AnotherNodesFailureEndsOurs) {
+  Machine machine{.rules = {.workers = 1}};
+  machine.on(Begin{});
+  EXPECT_EQ(machine.on(NodeFailed{9, "node 1"}), (Actions{SignalWorkers{SIGTERM}}));
+  EXPECT_EQ(machine.on(NodeFailed{8, "node 2"}), Actions{});
+  EXPECT_EQ(machine.end(0, kTermed), (Actions{SweepWorkers{}, TellNodesEnded{}, Finish{9}}));
+  EXPECT_EQ(machine.state.other_node, "node 1");
+}
+
+// spec: J3 the agent that serves the store outlives the other nodes while all is well, however long they work
+TEST(AgentMachine, TheServingAgentOutlivesTheOthers) {
+  Machine machine{.rules = {.workers = 1, .nodes_to_outlive = 2}};
+  machine.on(Begin{});
+  EXPECT_EQ(machine.on(NodeEnded{}), Actions{});
+  EXPECT_EQ(machine.end(0), Actions{});
+  EXPECT_EQ(machine.state.phase, AgentPhase::lingering);
+  EXPECT_EQ(machine.state.timer, TimePoint::max());
+  EXPECT_EQ(machine.on(NodeEnded{}), (Actions{TellNodesEnded{}, Finish{0}}));
+}
+
+// spec: J3 after a failure the serving agent waits for the other nodes' farewell, but not for ever
+TEST(AgentMachine, AfterAFailureItWaitsForAWhile) {
+  Machine machine{.rules = {.workers = 1, .shutdown_timeout = seconds(2), .nodes_to_outlive = 1, .farewell_timeout = seconds(3)}};
+  machine.on(Begin{});
+  EXPECT_EQ(machine.end(0, kFailed), (Actions{TellNodesFailed{}, SignalWorkers{SIGTERM}, SweepWorkers{}}));
+  EXPECT_EQ(machine.state.timer, machine.now + seconds(5));
+  machine.now += seconds(5);
+  EXPECT_EQ(machine.on(TimerFired{}), (Actions{TellNodesEnded{}, Finish{3}}));
+}
+
+// spec: J3 a node that fails after this one has ended well still decides the exit code
+TEST(AgentMachine, ALateFailureElsewhereCounts) {
+  Machine machine{.rules = {.workers = 1, .nodes_to_outlive = 1}};
+  machine.on(Begin{});
+  machine.end(0);
+  EXPECT_EQ(machine.on(NodeFailed{6, "node 1"}), Actions{});
+  EXPECT_EQ(machine.on(NodeEnded{}).back(), AgentAction(Finish{6}));
+}
+
+// spec: J3 a signal ends the wait for other nodes
+TEST(AgentMachine, AStopSignalEndsTheLingering) {
+  Machine machine{.rules = {.workers = 1, .nodes_to_outlive = 1}};
+  machine.on(Begin{});
+  machine.end(0);
+  EXPECT_EQ(machine.on(StopSignal{SIGTERM}), (Actions{TellNodesFailed{}, TellNodesEnded{}, Finish{143}}));
+  EXPECT_EQ(machine.on(StopSignal{SIGTERM}), Actions{});
+}
+
+// spec: J3 whatever comes in whatever order, every worker that was started is waited for, and there is one end
+TEST(AgentMachine, EveryOrderOfEventsEndsOnce) {
+  // Each digit of `order` picks the next event; ends of workers that have ended are skipped, as the agent never sends them.
+  for (int order = 0; order < 6 * 6 * 6 * 6 * 6 * 6; ++order) {
+    Machine machine{.rules = {.workers = 2, .max_restarts = 1, .nodes_to_outlive = 1}};
+    machine.on(Begin{});
+    bool alive[2] = {true, true};
+    int finishes = 0;
+    const auto apply = [&](const Actions& actions) {
+      for (const AgentAction& action : actions) {
+        if (std::holds_alternative<StartWorkers>(action)) {
+          EXPECT_FALSE(alive[0] || alive[1]) << order;
+          alive[0] = alive[1] = true;
+        }
+        if (std::holds_alternative<Finish>(action)) {
+          EXPECT_FALSE(alive[0] || alive[1]) << order;
+          ++finishes;
+        }
+      }
+    };
+    const auto end = [&](int worker, ProcessExit exit) {
+      if (!alive[worker]) return;
+      alive[worker] = false;
+      apply(machine.end(worker, exit));
+    };
+    for (int rest = order, i = 0; i < 6; ++i, rest /= 6) {
+      switch (rest % 6) {
+        case 0: end(0, {}); break;
+        case 1: end(1, kFailed); break;
+        case 2: apply(machine.on(StopSignal{SIGTERM})); break;
+        case 3: apply(machine.on(NodeFailed{1, "other"})); break;
+        case 4: apply(machine.on(NodeEnded{})); break;
+        case 5:
+          if (machine.state.timer != TimePoint::max()) machine.now = machine.state.timer;
+          apply(machine.on(TimerFired{}));
+          break;
+      }
+    }
+    // Then everything ends.
+    for (int round = 0; round < 3; ++round) {
+      end(0, kTermed);
+      end(1, kTermed);
+    }
+    apply(machine.on(NodeEnded{}));
+    EXPECT_EQ(finishes, 1) << order;
+    EXPECT_EQ(machine.state.phase, AgentPhase::finished) << order;
+  }
+}
+
+}  // namespace
+}  // namespace muster::launch

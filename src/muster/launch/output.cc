@@ -1,0 +1,113 @@
+#include "muster/launch/output.h"
+
+#include <poll.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+namespace muster::launch {
+
+void LinePrefixer::emit(std::string_view line, std::string& out) {
+  out.append(prefix_);
+  out.append(pending_);
+  out.append(line);
+  pending_.clear();
+}
+
+void LinePrefixer::feed(std::string_view bytes, std::string& out) {
+  while (!bytes.empty()) {
+    // A carriage return at the end of what came before: only now is it known whether a newline follows it.
+    if (!pending_.empty() && pending_.back() == '\r' && bytes.front() != '\n') emit({}, out);
+    std::size_t end = bytes.find_first_of("\r\n");
+    if (end != std::string_view::npos && bytes[end] == '\r') {
+      if (end + 1 == bytes.size()) {
+        end = std::string_view::npos;
+      } else if (bytes[end + 1] == '\n') {
+        ++end;
+      }
+    }
+    const std::size_t room = kMaxLineBytes - std::min(kMaxLineBytes, pending_.size());
+    const std::size_t length = end == std::string_view::npos ? bytes.size() : end + 1;
+    if (length > room) {
+      emit(bytes.substr(0, room), out);
+      out.push_back('\n');
+      bytes.remove_prefix(room);
+    } else if (end == std::string_view::npos) {
+      pending_.append(bytes);
+      return;
+    } else {
+      emit(bytes.substr(0, length), out);
+      bytes.remove_prefix(length);
+    }
+  }
+}
+
+void LinePrefixer::finish(std::string& out) {
+  if (pending_.empty()) return;
+  emit("\n", out);
+}
+
+void Tail::feed(std::string_view bytes) {
+  if (bytes.size() >= kBytes) {
+    bytes_ = bytes.substr(bytes.size() - kBytes);
+    return;
+  }
+  bytes_.append(bytes);
+  if (bytes_.size() > 4 * kBytes) bytes_.erase(0, bytes_.size() - kBytes);
+}
+
+std::string Tail::text() const {
+  std::string_view text = bytes_;
+  if (text.size() > kBytes) text.remove_prefix(text.size() - kBytes);
+  while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.remove_suffix(1);
+  std::size_t from = text.size();
+  for (int lines = 0; lines < kLines && from != std::string_view::npos && from > 0; ++lines) from = text.rfind('\n', from - 1);
+  if (from != std::string_view::npos && from < text.size() && text[from] == '\n') text.remove_prefix(from + 1);
+  return std::string(text);
+}
+
+ConsoleSink::ConsoleSink(int fd) : fd_(fd) {
+  struct stat file {};
+  pollable_ = ::fstat(fd, &file) == 0 && !S_ISREG(file.st_mode) && !S_ISDIR(file.st_mode) && !S_ISBLK(file.st_mode);
+}
+
+void ConsoleSink::pump() {
+  // What fits a pipe that polls writable is never more than this; files take larger pieces.
+  const std::size_t piece = pollable_ ? 4096 : std::size_t{1} << 16;
+  while (!empty() && !broken_) {
+    pollfd ready{fd_, POLLOUT, 0};
+    if (pollable_ && ::poll(&ready, 1, 0) == 0) break;
+    const ssize_t wrote = ::write(fd_, queue_.data() + at_, std::min(queued(), piece));
+    if (wrote >= 0) {
+      at_ += static_cast<std::size_t>(wrote);
+    } else if (errno == EAGAIN) {
+      break;
+    } else if (errno != EINTR) {
+      broken_ = true;
+    }
+  }
+  if (broken_) at_ = queue_.size();
+  if (empty() || at_ > kHighWater) {
+    queue_.erase(0, at_);
+    at_ = 0;
+  }
+}
+
+bool write_all(int fd, std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t wrote = ::write(fd, bytes.data(), bytes.size());
+    if (wrote < 0 && errno != EINTR) return false;
+    if (wrote > 0) bytes.remove_prefix(static_cast<std::size_t>(wrote));
+  }
+  return true;
+}
+
+bool same_file(int one, int other) {
+  struct stat a {
+  }, b{};
+  return ::fstat(one, &a) == 0 && ::fstat(other, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+}
+
+}  // namespace muster::launch

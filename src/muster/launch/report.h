@@ -1,0 +1,38 @@
+/// What the launcher says at the end, for the person who comes to see why a job has stopped.
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "muster/launch/agent_machine.h"
+#include "muster/launch/rank_assignment.h"
+
+namespace muster::launch {
+
+/// What is known of a worker besides how it ended.
+struct WorkerRecord {
+  pid_t pid = -1;
+  std::chrono::system_clock::time_point started{}, ended{};
+  std::string start_error;  ///< why it never ran; empty if it did
+};
+
+struct ReportFacts {
+  std::string command;  ///< "muster run"
+  std::string host;
+  std::vector<WorkerRanks> ranks;
+  std::vector<WorkerRecord> workers;
+  std::string tail;        ///< of the first failure's standard error
+  std::string log_folder;  ///< empty: nothing was redirected
+};
+
+/// "rank 1 (local rank 1, process 77, host h) ended with exit code 3".
+std::string describe_end(const WorkerEnd& end, const ReportFacts& facts);
+/// The same of the first failure; empty where no worker failed.
+std::string first_failure_line(const AgentState& state, const ReportFacts& facts);
+/// The whole report; empty where all went well.
+std::string failure_report(const AgentState& state, const ReportFacts& facts);
+
+}  // namespace muster::launch

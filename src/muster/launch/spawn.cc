@@ -1,0 +1,257 @@
+#include "muster/launch/spawn.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+#include <cstdio>
+#include <iostream>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include "muster/base/bytes.h"
+#include "muster/base/descriptor.h"
+#include "muster/base/socket_address.h"
+#include "muster/launch/process.h"
+
+namespace muster::launch {
+namespace {
+
+constexpr std::size_t kMaxReportBytes = std::size_t{1} << 20;
+constexpr int kFailedBody = 1;
+
+// What a child leaves behind in its memory file when its body fails. A file, not a pipe: a child never blocks on a parent that does not
+// join.
+struct ChildReport {
+  TimePoint at;
+  Status status;
+};
+
+void write_report(int fd, const Status& status) {
+  ByteWriter writer;
+  writer.put(steady_clock().now().time_since_epoch().count());
+  writer.put(status.code());
+  writer.put(static_cast<std::uint32_t>(status.ranks().size()));
+  for (int rank : status.ranks()) writer.put(rank);
+  writer.put_text(std::string_view(status.message()).substr(0, kMaxReportBytes / 2));
+  const std::string record = writer.take();
+  for (std::size_t at = 0; at < record.size();) {
+    const ssize_t wrote = ::write(fd, record.data() + at, record.size() - at);
+    if (wrote < 0 && errno != EINTR) return;
+    if (wrote > 0) at += static_cast<std::size_t>(wrote);
+  }
+}
+
+std::optional<ChildReport> read_report(int fd) {
+  struct stat file {};
+  if (::fstat(fd, &file) != 0 || file.st_size <= 0 || static_cast<std::size_t>(file.st_size) > kMaxReportBytes) return {};
+  std::string record(static_cast<std::size_t>(file.st_size), '\0');
+  if (::pread(fd, record.data(), record.size(), 0) != file.st_size) return {};
+  ByteReader reader(record);
+  const auto at = TimePoint(Duration(reader.get<Duration::rep>()));
+  const auto code = reader.get<Code>();
+  const auto count = reader.get<std::uint32_t>();
+  if (!reader.ok() || code == Code::ok || code > Code::internal || count > reader.left() / sizeof(int)) return {};
+  std::vector<int> ranks(count);
+  for (int& rank : ranks) rank = reader.get<int>();
+  std::string text(reader.get_text());
+  if (!reader.at_end()) return {};
+  return ChildReport{at, Status(code, std::move(text), std::move(ranks))};
+}
+
+[[noreturn]] void run_child(int rank, const SpawnBody& body, pid_t parent, int report) {
+  die_with_parent(parent, SIGKILL);
+  const Status status = body(rank);
+  if (!status) write_report(report, status);
+  std::cout.flush();
+  std::cerr.flush();
+  std::fflush(nullptr);
+  // Exit handlers and static objects belong to the parent, and their threads were not copied.
+  ::_exit(status ? 0 : kFailedBody);
+}
+
+int milliseconds_until(TimePoint deadline) {
+  if (deadline == TimePoint::max()) return -1;
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - steady_clock().now()).count();
+  return static_cast<int>(std::clamp<decltype(left)>(left, 0, INT_MAX));
+}
+
+}  // namespace
+
+struct SpawnedProcesses::Children {
+  struct Child {
+    Descriptor pidfd;  // invalid once collected
+    Descriptor report;
+  };
+  struct Death {
+    int rank;
+    ProcessExit exit;
+    std::optional<ChildReport> report;
+  };
+
+  SpawnOptions options;
+  std::vector<pid_t> pids;
+  std::vector<Child> children;
+  Status failure;
+
+  bool running() const {
+    return std::any_of(children.begin(), children.end(), [](const Child& child) { return static_cast<bool>(child.pidfd); });
+  }
+  void kill(int signal) {
+    for (std::size_t rank = 0; rank < children.size(); ++rank) {
+      if (children[rank].pidfd) ::kill(pids[rank], signal);
+    }
+  }
+  // Sleeps until a child ends or the deadline passes; collects all that have ended.
+  Result<std::vector<Death>> wait_for_deaths(TimePoint deadline);
+  Status describe_first(std::vector<Death> deaths) const;
+  Status end_all();
+};
+
+Result<std::vector<SpawnedProcesses::Children::Death>> SpawnedProcesses::Children::wait_for_deaths(TimePoint deadline) {
+  std::vector<pollfd> watched;
+  std::vector<std::size_t> ranks;
+  for (std::size_t rank = 0; rank < children.size(); ++rank) {
+    if (!children[rank].pidfd) continue;
+    watched.push_back({children[rank].pidfd.get(), POLLIN, 0});
+    ranks.push_back(rank);
+  }
+  int ready = 0;
+  do {
+    ready = ::poll(watched.data(), watched.size(), milliseconds_until(deadline));
+  } while (ready < 0 && errno == EINTR);
+  if (ready < 0) return Status(Code::exhausted, "waiting for the spawned processes failed: " + errno_text(errno));
+  std::vector<Death> deaths;
+  for (std::size_t i = 0; i < watched.size(); ++i) {
+    if (watched[i].revents == 0) continue;
+    const std::size_t rank = ranks[i];
+    auto exit = reap(pids[rank]);
+    children[rank].pidfd.reset();
+    if (!exit) return exit.status().with_context("rank " + std::to_string(rank));
+    deaths.push_back({static_cast<int>(rank), exit->value_or(ProcessExit{}), read_report(children[rank].report.get())});
+  }
+  return deaths;
+}
+
+// Among those found dead at once, one that left no words (a signal, an exit) is a cause rather than a consequence; then the earliest.
+Status SpawnedProcesses::Children::describe_first(std::vector<Death> deaths) const {
+  std::erase_if(deaths, [](const Death& death) { return death.exit.success(); });
+  if (deaths.empty()) return {};
+  const auto when = [](const Death& death) { return death.report ? death.report->at : TimePoint::min(); };
+  const Death& first = *std::min_element(deaths.begin(), deaths.end(), [&](const Death& a, const Death& b) { return when(a) < when(b); });
+  const std::string who =
+      "rank " + std::to_string(first.rank) + " (process " + std::to_string(pids[static_cast<std::size_t>(first.rank)]) + ")";
+  if (!first.report) {
+    const std::string verb = first.exit.signal != 0 ? " was ended by " : " ended with ";
+    return Status(Code::peer_failed, who + verb + describe(first.exit) + " and left no message", {first.rank});
+  }
+  const Status& said = first.report->status;
+  return Status(said.code(), who + " failed: " + said.message(), said.ranks().empty() ? std::vector{first.rank} : said.ranks());
+}
+
+Status SpawnedProcesses::Children::end_all() {
+  kill(SIGTERM);
+  TimePoint deadline = deadline_after(steady_clock(), options.shutdown_timeout);
+  while (running()) {
+    auto deaths = wait_for_deaths(deadline);
+    if (!deaths) return deaths.status();
+    if (steady_clock().now() < deadline) continue;
+    kill(SIGKILL);
+    deadline = TimePoint::max();
+  }
+  return {};
+}
+
+SpawnedProcesses::SpawnedProcesses(std::unique_ptr<Children> children) : children_(std::move(children)) {}
+SpawnedProcesses::SpawnedProcesses(SpawnedProcesses&&) noexcept = default;
+
+SpawnedProcesses& SpawnedProcesses::operator=(SpawnedProcesses&& other) noexcept {
+  std::swap(children_, other.children_);
+  return *this;
+}
+
+SpawnedProcesses::~SpawnedProcesses() {
+  if (!children_) return;
+  children_->kill(SIGKILL);
+  while (children_->running()) {
+    if (!children_->wait_for_deaths(TimePoint::max())) return;
+  }
+}
+
+Result<bool> SpawnedProcesses::join(Duration timeout) {
+  const TimePoint deadline = deadline_after(steady_clock(), timeout);
+  while (children_->failure && children_->running()) {
+    auto deaths = children_->wait_for_deaths(deadline);
+    if (!deaths) return deaths.status();
+    if (deaths->empty() && steady_clock().now() >= deadline) return false;
+    children_->failure = children_->describe_first(std::move(*deaths));
+    if (children_->failure) continue;
+    if (Status ended = children_->end_all(); !ended) return ended;
+  }
+  if (!children_->failure) return children_->failure;
+  return true;
+}
+
+const std::vector<pid_t>& SpawnedProcesses::pids() const { return children_->pids; }
+void SpawnedProcesses::kill(int signal) { children_->kill(signal); }
+
+Result<SpawnedProcesses> start_processes(int n, const SpawnBody& body, const SpawnOptions& options) {
+  if (n < 1) return Status(Code::invalid_argument, "cannot spawn " + std::to_string(n) + " processes: at least 1 is needed");
+  SpawnedProcesses spawned(std::make_unique<SpawnedProcesses::Children>());
+  auto& all = *spawned.children_;
+  all.options = options;
+  // What is still buffered here would be written once more by every child.
+  std::cout.flush();
+  std::fflush(nullptr);
+  const pid_t parent = ::getpid();
+  for (int rank = 0; rank < n; ++rank) {
+    const std::string who = "starting the process of rank " + std::to_string(rank) + " of " + std::to_string(n);
+    Descriptor report(::memfd_create("muster-spawn-report", MFD_CLOEXEC));
+    if (!report) return Status(Code::exhausted, who + ": no memory file: " + errno_text(errno));
+    const pid_t pid = ::fork();
+    if (pid < 0) return Status(Code::exhausted, who + ": fork: " + errno_text(errno) + "; see `ulimit -u` and the memory limit");
+    if (pid == 0) run_child(rank, body, parent, report.get());
+    auto pidfd = open_pidfd(pid);
+    if (!pidfd) {
+      ::kill(pid, SIGKILL);
+      return pidfd.status().with_context(who);
+    }
+    all.pids.push_back(pid);
+    all.children.push_back({std::move(*pidfd), std::move(report)});
+  }
+  return spawned;
+}
+
+Status spawn_processes(int n, const SpawnBody& body, const SpawnOptions& options) {
+  auto spawned = start_processes(n, body, options);
+  if (!spawned) return spawned.status();
+  return spawned->join().status();
+}
+
+Status spawn_threads(int n, const SpawnBody& body, const std::function<void(const Status&)>& on_first_failure) {
+  if (n < 1) return Status(Code::invalid_argument, "cannot spawn " + std::to_string(n) + " threads: at least 1 is needed");
+  std::mutex mutex;
+  Status first;
+  const auto run = [&](int rank) {
+    const Status said = body(rank);
+    if (said) return;
+    const std::lock_guard lock(mutex);
+    if (!first) return;
+    first = Status(said.code(), "rank " + std::to_string(rank) + " (a thread) failed: " + said.message(),
+                   said.ranks().empty() ? std::vector{rank} : said.ranks());
+    if (on_first_failure) on_first_failure(first);
+  };
+  std::vector<std::thread> threads;
+  threads.reserve(static_cast<std::size_t>(n));
+  for (int rank = 0; rank < n; ++rank) threads.emplace_back(run, rank);
+  for (std::thread& thread : threads) thread.join();
+  return first;
+}
+
+}  // namespace muster::launch

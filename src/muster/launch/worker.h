@@ -1,0 +1,38 @@
+/// One worker process: what to run, starting it, and its three descriptors.
+#pragma once
+
+#include <signal.h>
+#include <sys/types.h>
+
+#include <string>
+#include <vector>
+
+#include "muster/base/descriptor.h"
+#include "muster/base/status.h"
+
+namespace muster::launch {
+
+struct WorkerCommand {
+  std::string file;                      ///< resolved: no PATH is searched
+  std::vector<std::string> arguments;    ///< arguments[0] included
+  std::vector<std::string> environment;  ///< "NAME=value"
+  /// Where the streams go: a file or a pipe's writing end. Not owned.
+  int out = 1;
+  int err = 2;
+  bool quiet_input = false;  ///< standard input is /dev/null; else inherited
+};
+
+struct StartedWorker {
+  pid_t pid = -1;  ///< also its process group
+  Descriptor pidfd;
+};
+
+/// Starts it in a process group of its own, with the signal mask `mask`, default signal actions (an ignored SIGHUP stays ignored), nothing
+/// inherited but the three streams, and SIGKILL coming when the calling thread ends. Fails with Code::invalid_argument where the program
+/// cannot be executed; `exit_code` then is what a shell would say (127 not found, 126 otherwise).
+Result<StartedWorker> start_worker(const WorkerCommand& command, const sigset_t& mask, int* exit_code);
+
+/// The file that a shell would run for `program`: itself if it has a slash, else found on PATH. Errors say where was looked.
+Result<std::string> find_program(const std::string& program);
+
+}  // namespace muster::launch

@@ -1,0 +1,36 @@
+/// What a worker is told through its environment (J5).
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "muster/launch/rank_assignment.h"
+
+namespace muster::launch {
+
+/// The same for all workers of a job on one node.
+struct JobEnvironment {
+  std::string master_addr;
+  std::uint16_t master_port = 0;
+  std::string run_id;
+  std::string role;
+  int max_restarts = 0;
+  bool agent_store = true;
+  std::string python;                   ///< PYTHON_EXEC
+  std::optional<std::string> secret{};  ///< MUSTER_SECRET to hand down; absent: whatever is inherited
+  std::optional<int> threads{};         ///< OMP_NUM_THREADS where the user has set none
+};
+
+using Environment = std::map<std::string, std::string>;
+
+/// This process's environment.
+Environment inherited_environment();
+/// `inherited` with J5's variables, MUSTER_AGENT_STORE, and the secret on top.
+Environment worker_environment(const Environment& inherited, const JobEnvironment& job, const WorkerRanks& ranks, int restart_count);
+
+/// "NAME=value" strings for exec.
+std::vector<std::string> flatten(const Environment& environment);
+
+}  // namespace muster::launch

@@ -1,0 +1,130 @@
+#include "muster/launch/worker_environment.h"
+
+#include <gtest/gtest.h>
+
+#include "muster/launch/environment.h"
+
+namespace muster::launch {
+namespace {
+
+std::vector<NodeFacts> three_nodes() { return {{2, "trainer", "a", 0}, {1, "reader", "b", 0}, {3, "trainer", "c", 0}}; }
+
+// spec: J5 RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, ROLE_RANK and ROLE_WORLD_SIZE over nodes of different sizes and
+// roles
+TEST(AssignRanks, NodesOfDifferentSizesAndRoles) {
+  const auto nodes = three_nodes();
+  const auto last = assign_ranks(nodes, 2);
+  ASSERT_EQ(last.size(), 3u);
+  EXPECT_EQ(last[1], (WorkerRanks{.rank = 4,
+                                  .world_size = 6,
+                                  .local_rank = 1,
+                                  .local_world_size = 3,
+                                  .group_rank = 2,
+                                  .group_world_size = 3,
+                                  .role_rank = 3,
+                                  .role_world_size = 5}));
+  const auto middle = assign_ranks(nodes, 1);
+  ASSERT_EQ(middle.size(), 1u);
+  EXPECT_EQ(middle[0].rank, 2);
+  EXPECT_EQ(middle[0].role_rank, 0);
+  EXPECT_EQ(middle[0].role_world_size, 1);
+}
+
+// spec: J5 every rank of the job is given once, in the order of the nodes
+TEST(AssignRanks, EveryRankOnce) {
+  const auto nodes = three_nodes();
+  int next = 0;
+  for (int node = 0; node < 3; ++node) {
+    for (const WorkerRanks& worker : assign_ranks(nodes, node)) {
+      EXPECT_EQ(worker.rank, next);
+      EXPECT_EQ(node_of_rank(nodes, next), node);
+      ++next;
+    }
+  }
+  EXPECT_EQ(next, 6);
+  EXPECT_EQ(node_of_rank(nodes, 6), -1);
+  EXPECT_EQ(node_of_rank(nodes, -1), -1);
+}
+
+// spec: J3 nodes describe themselves to each other; nonsense is refused
+TEST(NodeFacts, TravelAsBytes) {
+  const auto back = decode_node_facts(encode({5, "reader", "host.example", 2}));
+  ASSERT_TRUE(back.ok());
+  EXPECT_EQ(back->workers, 5);
+  EXPECT_EQ(back->role, "reader");
+  EXPECT_EQ(back->host, "host.example");
+  EXPECT_EQ(back->max_restarts, 2);
+  const std::string record = encode({5, "reader", "host.example", 2});
+  for (std::size_t cut = 0; cut < record.size(); ++cut) EXPECT_FALSE(decode_node_facts(record.substr(0, cut)).ok());
+  EXPECT_FALSE(decode_node_facts(encode({0, "", "", 0})).ok());
+}
+
+// spec: J5 the names and values that workers see
+TEST(WorkerEnvironment, SaysEverything) {
+  const JobEnvironment job{.master_addr = "host.example",
+                           .master_port = 1234,
+                           .run_id = "job7",
+                           .role = "trainer",
+                           .max_restarts = 3,
+                           .agent_store = true,
+                           .python = "/usr/bin/python3",
+                           .secret = "0123456789abcdef",
+                           .threads = 2};
+  const auto result = worker_environment({{"HOME", "/h"}, {"RANK", "99"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"}}, job,
+                                         assign_ranks(three_nodes(), 2)[0], 1);
+  const Environment expected = {{"HOME", "/h"},
+                                {"RANK", "3"},
+                                {"WORLD_SIZE", "6"},
+                                {"LOCAL_RANK", "0"},
+                                {"LOCAL_WORLD_SIZE", "3"},
+                                {"GROUP_RANK", "2"},
+                                {"GROUP_WORLD_SIZE", "3"},
+                                {"GROUP_WORLD_SIZE", "3"},
+                                {"ROLE_RANK", "2"},
+                                {"ROLE_WORLD_SIZE", "5"},
+                                {"ROLE_NAME", "trainer"},
+                                {"MASTER_ADDR", "host.example"},
+                                {"MASTER_PORT", "1234"},
+                                {"TORCHELASTIC_RESTART_COUNT", "1"},
+                                {"TORCHELASTIC_MAX_RESTARTS", "3"},
+                                {"TORCHELASTIC_RUN_ID", "job7"},
+                                {"PYTHON_EXEC", "/usr/bin/python3"},
+                                {"MUSTER_AGENT_STORE", "1"},
+                                {"MUSTER_SECRET", "0123456789abcdef"},
+                                {"OMP_NUM_THREADS", "2"}};
+  EXPECT_EQ(result, expected);
+}
+
+// spec: J5 what the user has set for threads stays
+TEST(WorkerEnvironment, LeavesTheUsersThreads) {
+  JobEnvironment job;
+  job.threads = 2;
+  const auto result = worker_environment({{"OMP_NUM_THREADS", "8"}}, job, {}, 0);
+  EXPECT_EQ(result.at("OMP_NUM_THREADS"), "8");
+  EXPECT_FALSE(result.contains("MUSTER_SECRET"));
+}
+
+// Ranks under Slurm and MPI.
+TEST(DetectScheduler, ReadsTheirVariables) {
+  const auto slurm = detect_scheduler(Environment{
+      {"SLURM_PROCID", "5"}, {"SLURM_NTASKS", "8"}, {"SLURM_LOCALID", "1"}, {"SLURM_NODEID", "1"}, {"SLURM_NTASKS_PER_NODE", "4"}});
+  ASSERT_TRUE(slurm.has_value());
+  EXPECT_EQ(slurm->name, "Slurm");
+  EXPECT_EQ(slurm->rank, 5);
+  EXPECT_EQ(slurm->world_size, 8);
+  EXPECT_EQ(slurm->local_rank, 1);
+  EXPECT_EQ(slurm->local_world_size, 4);
+  EXPECT_EQ(slurm->node, 1);
+  const auto mpi = detect_scheduler(
+      Environment{{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}, {"OMPI_COMM_WORLD_RANK", "2"}, {"OMPI_COMM_WORLD_SIZE", "4"}});
+  ASSERT_TRUE(mpi.has_value());
+  EXPECT_EQ(mpi->rank, 2);
+  EXPECT_FALSE(mpi->local_rank.has_value());
+  EXPECT_EQ(detect_scheduler(Environment{{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}})->world_size, 2);
+  EXPECT_FALSE(detect_scheduler(Environment{{"PMI_RANK", "2"}, {"PMI_SIZE", "2"}}).has_value());
+  EXPECT_FALSE(detect_scheduler(Environment{{"SLURM_PROCID", "x"}, {"SLURM_NTASKS", "1"}}).has_value());
+  EXPECT_FALSE(detect_scheduler(Environment{}).has_value());
+}
+
+}  // namespace
+}  // namespace muster::launch

@@ -1,0 +1,70 @@
+/// All workers' output: pipes and files in, two console sinks out, with backpressure in between.
+///
+/// A stream is prefixed with `[rank]` and shown, written to a log file, both, or dropped. Where it only goes to a file the worker
+/// writes there itself. While the console is slow nothing is read from the workers, so they wait and memory stays bounded.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "muster/base/descriptor.h"
+#include "muster/base/status.h"
+#include "muster/launch/options.h"
+#include "muster/launch/output.h"
+
+namespace muster::launch {
+
+/// What the event loop offers; `token` comes back through `WorkerOutput::ready`.
+struct EventSource {
+  std::function<void(int fd, bool writable, std::uint64_t token)> watch;
+  std::function<void(int fd)> forget;
+};
+
+struct OutputPlan {
+  std::vector<Streams> redirects, tee;
+  std::optional<std::set<int>> shown_ranks;
+  std::string log_folder;  ///< of this job on this node; empty where nothing is redirected
+};
+
+class WorkerOutput {
+ public:
+  /// Tokens given to `events` start at 0 and are dense.
+  WorkerOutput(OutputPlan plan, EventSource events);
+  ~WorkerOutput();
+
+  /// The writing ends for a worker that is about to start; its earlier streams, if any, go on draining.
+  struct Ends {
+    Descriptor out, err;
+  };
+  Result<Ends> open(int local_rank, int rank, int attempt);
+
+  /// A watched descriptor is ready.
+  void ready(std::uint64_t token);
+  /// All workers have ended: what their pipes hold now is still shown, what children of theirs write later is not waited for.
+  void stop_waiting();
+  /// Everything that came has been handed to the console.
+  bool drained() const;
+  /// The launcher's own words, to standard error, whole lines.
+  void say(const std::string& text);
+  /// The last words of a worker on standard error.
+  std::string tail(int local_rank) const;
+
+ private:
+  struct Stream;
+  struct Sink;
+  Result<Descriptor> open_stream(int local_rank, int rank, int attempt, Streams which);
+  Result<Descriptor> open_file(const std::string& path);
+  void read_some(Stream& stream);
+  void close(Stream& stream);
+  void settle(Sink& sink);
+
+  OutputPlan plan_;
+  EventSource events_;
+  std::vector<std::unique_ptr<Sink>> sinks_;  // stdout, stderr; one where both are the same file
+  std::vector<std::unique_ptr<Stream>> streams_;
+};
+
+}  // namespace muster::launch

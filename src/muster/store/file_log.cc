@@ -1,0 +1,265 @@
+#include "muster/store/file_log.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <random>
+#include <thread>
+
+#include "muster/base/bytes.h"
+#include "muster/base/socket_address.h"
+
+namespace muster::store {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+
+constexpr std::string_view kMagic("muster store 1\n\0", 16);
+constexpr std::size_t kFrameBytes = 8;
+constexpr char kPut = 1, kAppend = 2, kErase = 3;
+
+/// Finds torn writes, not forgeries (FNV-1a over words of eight bytes).
+std::uint32_t checksum(std::string_view bytes) {
+  std::uint64_t hash = 0xcbf29ce484222325u;
+  while (!bytes.empty()) {
+    std::uint64_t word = 0;
+    const std::size_t n = std::min(bytes.size(), sizeof word);
+    std::memcpy(&word, bytes.data(), n);
+    hash = (hash ^ word) * 0x100000001b3u;
+    hash ^= hash >> 29;
+    bytes.remove_prefix(n);
+  }
+  return static_cast<std::uint32_t>(hash ^ (hash >> 32));
+}
+
+Status failed(const std::string& what, const std::string& path) {
+  return Status(Code::store, "cannot " + what + " the store's file " + path + ": " + errno_text(errno));
+}
+
+/// Sleeps a little longer each time, and each process differently.
+class Backoff {
+ public:
+  Backoff(Duration first, Duration longest)
+      : pause_(first), longest_(longest), random_(static_cast<unsigned>(steady_clock().now().time_since_epoch().count())) {}
+  void sleep(TimePoint deadline) {
+    const Duration jittered = pause_ / 2 + pause_ * static_cast<int>(random_() % 64) / 64;
+    const Duration left = deadline == TimePoint::max() ? jittered : deadline - steady_clock().now();
+    std::this_thread::sleep_for(std::clamp<Duration>(left, Duration::zero(), jittered));
+    pause_ = std::min(pause_ * 2, longest_);
+  }
+
+ private:
+  Duration pause_, longest_;
+  std::minstd_rand random_;
+};
+
+}  // namespace
+
+const std::string* FileLog::Transaction::find(const std::string& key) const {
+  const auto entry = log_.map_.find(key);
+  return entry == log_.map_.end() ? nullptr : &entry->second;
+}
+
+void FileLog::Transaction::note(char kind, std::string_view key, std::string_view value) {
+  ByteWriter record;
+  record.put(kind).put(static_cast<std::uint32_t>(key.size())).put(static_cast<std::uint32_t>(value.size()));
+  changes_ += record.view();
+  changes_.append(key).append(value);
+}
+
+void FileLog::Transaction::put(const std::string& key, std::string_view value) {
+  note(kPut, key, value);
+  log_.map_.insert_or_assign(key, std::string(value));
+}
+
+void FileLog::Transaction::append(const std::string& key, std::string_view value) {
+  note(kAppend, key, value);
+  log_.map_[key].append(value);
+}
+
+void FileLog::Transaction::erase(const std::string& key) {
+  note(kErase, key, {});
+  log_.map_.erase(key);
+}
+
+Result<std::shared_ptr<FileLog>> FileLog::open(std::string path) {
+  std::shared_ptr<FileLog> log(new FileLog(std::move(path)));
+  if (Status opened = log->reopen(); !opened) return opened;
+  return log;
+}
+
+Status FileLog::reopen() {
+  Descriptor file(::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  if (!file && errno == ENOENT) return Status(Code::store, "cannot make the store's file " + path_ + ": its directory does not exist");
+  if (!file) return failed("open", path_);
+  struct stat info {};
+  if (::fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode))
+    return Status(Code::store, path_ + " is no regular file; a store needs one");
+  file_ = GuardedDescriptor(std::move(file));
+  mark_ = ProcessMark();
+  map_.clear();
+  read_to_ = 0;
+  return {};
+}
+
+bool FileLog::try_lock() {
+  struct flock whole {};
+  whole.l_type = F_WRLCK;
+  whole.l_whence = SEEK_SET;
+  return ::fcntl(file_.get(), F_OFD_SETLK, &whole) == 0;
+}
+
+void FileLog::unlock() {
+  struct flock whole {};
+  whole.l_type = F_UNLCK;
+  whole.l_whence = SEEK_SET;
+  ::fcntl(file_.get(), F_OFD_SETLK, &whole);
+}
+
+bool FileLog::is_removed() const {
+  struct stat mine {
+  }, named{};
+  return ::fstat(file_.get(), &mine) != 0 || mine.st_nlink == 0 || ::stat(path_.c_str(), &named) != 0 || named.st_ino != mine.st_ino ||
+         named.st_dev != mine.st_dev;
+}
+
+bool FileLog::has_changed() {
+  const std::lock_guard lock(mutex_);
+  struct stat info {};
+  return ::fstat(file_.get(), &info) != 0 || info.st_size != read_to_ || info.st_nlink == 0;
+}
+
+Status FileLog::transact(TimePoint deadline, const std::function<void(Transaction&)>& body) {
+  const TimePoint begin = steady_clock().now();
+  Backoff backoff(microseconds(20), milliseconds(2));
+  for (;;) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (mark_.forked()) {
+        if (Status opened = reopen(); !opened) return opened;
+      }
+      if (try_lock()) {
+        Transaction transaction(*this);
+        Status status =
+            is_removed() ? Status(Code::closed, "the store's file " + path_ + " has been removed; its last user has gone") : read_news();
+        if (status) {
+          body(transaction);
+          status = write_changes(transaction.changes_);
+          if (status && transaction.remove_file_ && ::unlink(path_.c_str()) != 0) status = failed("remove", path_);
+        }
+        unlock();
+        return status;
+      }
+      if (errno != EAGAIN && errno != EACCES && errno != EINTR) return failed("lock", path_);
+    }
+    if (steady_clock().now() >= deadline) {
+      return Status(Code::timed_out, "another process has kept the store's file " + path_ + " locked for " +
+                                         describe(steady_clock().now() - begin) + "; it may be stopped");
+    }
+    backoff.sleep(deadline);
+  }
+}
+
+Status FileLog::transact_until(TimePoint deadline, const std::function<bool(Transaction&)>& condition) {
+  // Looking at the file's size is cheap; now and then a lock is taken all the same, since a network file system may show an old size.
+  constexpr Duration kBlindLook = milliseconds(200);
+  for (;;) {
+    bool holds = false;
+    if (Status done = transact(deadline, [&](Transaction& transaction) { holds = condition(transaction); }); !done) return done;
+    if (holds) return {};
+    Backoff backoff(microseconds(50), milliseconds(5));
+    const TimePoint look = steady_clock().now() + kBlindLook;
+    while (!has_changed() && steady_clock().now() < look) {
+      if (steady_clock().now() >= deadline) return Status(Code::timed_out, "the deadline has passed");
+      backoff.sleep(deadline);
+    }
+    if (steady_clock().now() >= deadline) return Status(Code::timed_out, "the deadline has passed");
+  }
+}
+
+Status FileLog::read_news() {
+  struct stat info {};
+  if (::fstat(file_.get(), &info) != 0) return failed("read", path_);
+  if (info.st_size < read_to_)
+    return Status(Code::store, "the store's file " + path_ + " has been cut short by somebody else; remove it and start again");
+  std::string news(static_cast<std::size_t>(info.st_size - read_to_), '\0');
+  std::size_t have = 0;
+  while (have < news.size()) {
+    const ssize_t n = ::pread(file_.get(), news.data() + have, news.size() - have, read_to_ + static_cast<std::int64_t>(have));
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return failed("read", path_);
+    have += static_cast<std::size_t>(n);
+  }
+  std::string_view left(news);
+  if (read_to_ == 0 && !left.empty()) {
+    if (left.substr(0, kMagic.size()) != kMagic.substr(0, left.size()))
+      return Status(Code::store, path_ + " exists and is not a store's file; give a new or empty one");
+    if (left.size() >= kMagic.size()) {
+      left.remove_prefix(kMagic.size());
+      read_to_ = static_cast<std::int64_t>(kMagic.size());
+    } else {
+      left = {};  // its maker died within the first bytes
+    }
+  }
+  while (left.size() >= kFrameBytes) {
+    ByteReader frame(left.substr(0, kFrameBytes));
+    const auto length = frame.get<std::uint32_t>(), sum = frame.get<std::uint32_t>();
+    if (length > left.size() - kFrameBytes) break;
+    const std::string_view changes = left.substr(kFrameBytes, length);
+    if (checksum(changes) != sum) break;
+    if (Status applied = apply(changes); !applied) return applied;
+    left.remove_prefix(kFrameBytes + length);
+    read_to_ += static_cast<std::int64_t>(kFrameBytes + length);
+  }
+  // What is left was being written by a process that has died: nobody else can be writing now.
+  if (info.st_size > read_to_ && ::ftruncate(file_.get(), read_to_) != 0) return failed("repair", path_);
+  return {};
+}
+
+Status FileLog::apply(std::string_view changes) {
+  constexpr std::size_t kRecordBytes = 9;
+  while (!changes.empty()) {
+    ByteReader record(changes.substr(0, kRecordBytes));
+    const char kind = record.get<char>();
+    const auto key_bytes = record.get<std::uint32_t>(), value_bytes = record.get<std::uint32_t>();
+    if (!record.ok() || std::size_t{key_bytes} + value_bytes > changes.size() - kRecordBytes) {
+      return Status(Code::store, "the store's file " + path_ + " is damaged; remove it and start again");
+    }
+    const std::string key(changes.substr(kRecordBytes, key_bytes));
+    const std::string_view value = changes.substr(kRecordBytes + key_bytes, value_bytes);
+    if (kind == kPut) map_.insert_or_assign(key, std::string(value));
+    if (kind == kAppend) map_[key].append(value);
+    if (kind == kErase) map_.erase(key);
+    changes.remove_prefix(kRecordBytes + key_bytes + value_bytes);
+  }
+  return {};
+}
+
+Status FileLog::write_changes(const std::string& changes) {
+  if (changes.empty()) return {};
+  ByteWriter frame;
+  if (read_to_ == 0) frame.put_bytes(kMagic);
+  frame.put(static_cast<std::uint32_t>(changes.size())).put(checksum(changes));
+  std::string whole = frame.take() + changes;
+  std::size_t written = 0;
+  while (written < whole.size()) {
+    const ssize_t n = ::pwrite(file_.get(), whole.data() + written, whole.size() - written, read_to_ + static_cast<std::int64_t>(written));
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) {
+      const Status status = failed("write to", path_);
+      // The mirror holds what the file does not: both begin anew from the file.
+      map_.clear();
+      if (::ftruncate(file_.get(), read_to_) == 0) read_to_ = 0;
+      return status;
+    }
+    written += static_cast<std::size_t>(n);
+  }
+  read_to_ += static_cast<std::int64_t>(whole.size());
+  return {};
+}
+
+}  // namespace muster::store

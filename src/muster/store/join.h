@@ -1,0 +1,31 @@
+/// The last step of every rendezvous: all ranks meet in one all_gather of the store that they have found.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "muster/store/rendezvous.h"
+
+namespace muster::store {
+
+struct JoinOptions {
+  int rank = -1;  ///< -1: the lowest that is free
+  int world_size = 1;
+  std::string group_name;
+  std::string scope;  ///< more that keeps meetings apart (a restart's number)
+  std::string where;  ///< "at tcp://host:port", for messages
+  TimePoint deadline;
+};
+
+/// Fills store (prefixed with a text that no other run has), rank, world_size and job. At the deadline Code::timed_out naming the ranks
+/// that did not come; a rank taken twice or another world size is Code::mismatch.
+Result<Rendezvous> join(const std::shared_ptr<Store>& store, const JoinOptions& options);
+
+/// What is left until the deadline, as a store's timeout.
+Duration left_until(TimePoint deadline);
+
+// The ways that need more than a page, each in a file of its own. `rank` may be -1.
+Result<Rendezvous> rendezvous_by_file(const std::string& path, JoinOptions options);
+Result<Rendezvous> rendezvous_by_multicast(const std::string& host, std::uint16_t port, JoinOptions options);
+
+}  // namespace muster::store

@@ -1,0 +1,195 @@
+#include "muster/store/rendezvous.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "muster/base/env.h"
+#include "muster/base/secret.h"
+#include "muster/base/socket_address.h"
+#include "muster/store/factory.h"
+#include "muster/store/init_url.h"
+#include "muster/store/join.h"
+
+namespace muster::store {
+namespace {
+
+constexpr int kMostRanks = 1 << 20;
+
+/// A number that may stand in two places: as an argument (-1: not there) and in the URL's query.
+Status settle(int& argument, const std::optional<int>& query, const char* name) {
+  if (!query) return {};
+  if (argument >= 0 && argument != *query) {
+    return Status(Code::invalid_argument, std::string(name) + " is " + std::to_string(argument) + " as an argument and " +
+                                              std::to_string(*query) + " in the init method");
+  }
+  argument = *query;
+  return {};
+}
+
+Status settle_from_environment(int& value, const char* name, int low) {
+  if (value >= 0) return {};
+  const auto found = env_integer(name, low, kMostRanks);
+  if (!found) return found.status();
+  if (!*found) {
+    return Status(Code::invalid_argument, std::string("env:// needs the environment variable ") + name +
+                                              ", which is not set; start the program with a launcher (muster run) or give " +
+                                              (low == 0 ? "rank" : "world_size") + " as an argument");
+  }
+  value = static_cast<int>(**found);
+  return {};
+}
+
+Status check_range(const JoinOptions& options, bool may_assign) {
+  if (options.world_size < 1 || options.world_size > kMostRanks) {
+    return Status(Code::invalid_argument,
+                  "world_size is " + (options.world_size < 0 ? std::string("missing") : std::to_string(options.world_size)) +
+                      "; give it as an argument or in the init method (?world_size=4), from 1 to " + std::to_string(kMostRanks));
+  }
+  if (options.rank >= options.world_size || options.rank < -1 || (options.rank < 0 && !may_assign)) {
+    return Status(Code::invalid_argument,
+                  "rank " + std::to_string(options.rank) + " is not within 0 to " + std::to_string(options.world_size - 1) +
+                      " (world size " + std::to_string(options.world_size) +
+                      "); check the rank and world_size arguments, the init method's query, or RANK and WORLD_SIZE");
+  }
+  return {};
+}
+
+enum class Host { never, first_come, rank_zero };
+
+struct TcpRendezvous {
+  std::string host;  // empty: this is rank 0 and was not told where; see `host_of_rank_zero`
+  std::uint16_t port = 0;
+  Host hosts = Host::rank_zero;
+  JoinOptions join;
+};
+
+/// Opens the store here when this process is the one to host it, else meets it there.
+Result<std::shared_ptr<TcpStore>> open_store(const TcpRendezvous& way, const Secret& secret) {
+  TcpStoreOptions options;
+  options.host = way.host;
+  options.port = way.port;
+  options.secret = secret;
+  options.timeout = left_until(way.join.deadline);
+  // A group name says that several jobs may share this address: whoever comes first hosts the store for all of them.
+  const bool shared = !way.join.group_name.empty();
+  options.multi_tenant = shared;
+  if (way.hosts == Host::rank_zero) options.host_rank = 0;
+  options.is_server = way.hosts == Host::first_come || (way.hosts == Host::rank_zero && way.join.rank == 0);
+  if (!options.is_server) return make_tcp_store(options);
+  auto own = make_tcp_store(options);
+  if (own || own.status().code() == Code::refused || (!shared && way.hosts != Host::first_come)) return own;
+  options.is_server = false;
+  options.timeout = left_until(way.join.deadline);
+  auto other = make_tcp_store(options);
+  if (other) return other;
+  return Status(other.status().code(), other.status().message() + "; nor could this process host it: " + own.status().message(),
+                other.status().ranks());
+}
+
+/// How long a rank whose store vanished while it was joining waits for the next one: rank 0 may only be changing from one run to another.
+constexpr Duration kBetweenStores = std::chrono::seconds(30);
+
+Result<Rendezvous> rendezvous_by_tcp(TcpRendezvous way) {
+  const auto secret = Secret::from_environment();
+  if (!secret) return secret.status();
+  const bool knows_host = way.hosts == Host::rank_zero && way.join.rank != 0;
+  const TimePoint deadline = way.join.deadline;
+  for (Status lost;;) {
+    if (!lost) way.join.deadline = std::min(deadline, steady_clock().now() + kBetweenStores);
+    const auto store = open_store(way, *secret);
+    way.join.deadline = deadline;
+    if (!store && !lost && store.status().code() == Code::timed_out) {
+      return Status(Code::peer_failed,
+                    "cannot join " + way.join.where +
+                        ": the store's host ended while the ranks were joining, and no other came in its place (" + lost.message() + ")",
+                    lost.ranks());
+    }
+    if (!store) {
+      const bool late = knows_host && store.status().code() == Code::timed_out;
+      const Status status = late ? Status(Code::timed_out, store.status().message(), {0}) : store.status();
+      return status.with_context("cannot join " + way.join.where);
+    }
+    auto joined = join(*store, way.join);
+    if (joined) {
+      joined->host = (*store)->host();
+      return joined;
+    }
+    // The store of a run that is just ending may have answered: the new one comes in its place.
+    if (joined.status().code() != Code::network || steady_clock().now() >= deadline) return joined;
+    lost = joined.status();
+  }
+}
+
+/// Rank 0 without MASTER_ADDR: the others have been told some address of this host, so it listens on all, unless only this host may come
+/// anyway.
+Result<std::string> host_of_rank_zero() {
+  const auto secret = Secret::from_environment();
+  if (!secret) return secret.status();
+  return secret->kind() == Secret::Kind::host ? std::string("localhost") : std::string();
+}
+
+Result<Rendezvous> rendezvous_by_environment(JoinOptions join) {
+  if (Status world = settle_from_environment(join.world_size, "WORLD_SIZE", 1); !world) return world;
+  if (Status rank = settle_from_environment(join.rank, "RANK", 0); !rank) return rank;
+  if (Status range = check_range(join, false); !range) return range;
+  const auto port = env_integer("MASTER_PORT", 1, 65535);
+  if (!port) return port.status();
+  if (!*port)
+    return Status(Code::invalid_argument,
+                  "env:// needs the environment variable MASTER_PORT, which is not set; it is the port of rank 0's store");
+  const auto muster_agent = env_flag("MUSTER_AGENT_STORE"), torch_agent = env_flag("TORCHELASTIC_USE_AGENT_STORE");
+  if (!muster_agent) return muster_agent.status();
+  const bool agent = muster_agent->value_or(false) || (torch_agent && torch_agent->value_or(false));
+  TcpRendezvous way;
+  way.port = static_cast<std::uint16_t>(**port);
+  way.hosts = agent ? Host::never : Host::rank_zero;
+  if (const auto host = env_text("MASTER_ADDR")) {
+    way.host = *host;
+  } else if (join.rank == 0 && !agent) {
+    auto chosen = host_of_rank_zero();
+    if (!chosen) return chosen.status();
+    way.host = *chosen;
+  } else {
+    return Status(Code::invalid_argument, "env:// needs the environment variable MASTER_ADDR, which is not set; it is the host of rank 0");
+  }
+  const auto restart = env_integer("TORCHELASTIC_RESTART_COUNT", 0, std::numeric_limits<std::int64_t>::max());
+  if (!restart) return restart.status();
+  if (agent) join.scope = "restart " + std::to_string(restart->value_or(0));
+  join.where = "the job at " + (way.host.empty() ? std::string("this host") : way.host) + ":" + std::to_string(way.port) + " (env://)";
+  way.join = std::move(join);
+  return rendezvous_by_tcp(way);
+}
+
+}  // namespace
+
+Result<Rendezvous> rendezvous(const RendezvousOptions& options) {
+  const auto url = parse_init_url(options.init_method);
+  if (!url) return url.status();
+  JoinOptions join;
+  join.rank = options.rank;
+  join.world_size = options.world_size;
+  join.group_name = options.group_name;
+  join.deadline = deadline_after(steady_clock(), options.timeout);
+  join.where = "the job at " + options.init_method;
+  if (Status rank = settle(join.rank, url->rank, "rank"); !rank) return rank;
+  if (Status world = settle(join.world_size, url->world_size, "world_size"); !world) return world;
+  Result<Rendezvous> joined = Status(Code::internal, "no rendezvous was tried");
+  if (url->scheme == InitUrl::Scheme::env) {
+    joined = rendezvous_by_environment(std::move(join));
+  } else {
+    if (Status range = check_range(join, true); !range) return range.with_context(options.init_method);
+    const auto numeric = SocketAddress::numeric(url->host, url->port);
+    if (url->scheme == InitUrl::Scheme::file) {
+      joined = rendezvous_by_file(url->path, std::move(join));
+    } else if (numeric && numeric->is_multicast()) {
+      joined = rendezvous_by_multicast(url->host, url->port, std::move(join));
+    } else {
+      const Host hosts = join.rank < 0 ? Host::first_come : Host::rank_zero;
+      joined = rendezvous_by_tcp({url->host, url->port, hosts, std::move(join)});
+    }
+  }
+  if (joined) joined->store->set_timeout(options.timeout);
+  return joined;
+}
+
+}  // namespace muster::store

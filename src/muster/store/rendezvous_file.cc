@@ -1,0 +1,151 @@
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <sstream>
+#include <thread>
+#include <vector>
+
+#include "muster/base/bytes.h"
+#include "muster/base/secret.h"
+#include "muster/store/file_store.h"
+#include "muster/store/join.h"
+
+namespace muster::store {
+namespace {
+
+using Transaction = FileLog::Transaction;
+constexpr Duration kGoodbyeLimit = std::chrono::seconds(5);
+const std::string kMembersKey = std::string(1, kFileOwnKey) + "members";
+
+std::string first_line(const std::string& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+/// When the process was started, in the kernel's ticks; empty when there is no such process. Tells a process from a later one with its
+/// number.
+std::string start_time(std::int64_t pid) {
+  const std::string stat = first_line("/proc/" + std::to_string(pid) + "/stat");
+  const std::size_t name_end = stat.rfind(')');
+  if (name_end == std::string::npos) return {};
+  std::istringstream fields(stat.substr(name_end + 1));
+  std::string field;
+  for (int i = 0; i < 20; ++i) fields >> field;  // the 22nd of all, the 20th after the name
+  return field;
+}
+
+std::string process_namespace() {
+  char name[128] = "";
+  const ssize_t n = ::readlink("/proc/self/ns/pid", name, sizeof name - 1);
+  return n > 0 ? std::string(name, static_cast<std::size_t>(n)) : std::string();
+}
+
+/// One user of the file, and what tells whether it still lives.
+struct Member {
+  std::uint64_t id = 0;
+  std::string boot, machine, space, host, started;
+  std::int64_t pid = 0;
+
+  static Member self(std::uint64_t id) {
+    char host[256] = "";
+    ::gethostname(host, sizeof host - 1);
+    return {id,
+            first_line("/proc/sys/kernel/random/boot_id"),
+            first_line("/etc/machine-id"),
+            process_namespace(),
+            host,
+            start_time(::getpid()),
+            ::getpid()};
+  }
+  /// True only where it is certain: a process of this boot that is no more, or one from before this machine's last start.
+  bool is_dead() const {
+    const Member here = self(0);
+    if (boot != here.boot) return !machine.empty() && machine == here.machine && host == here.host;
+    return space == here.space && start_time(pid) != started;
+  }
+  std::string text() const { return "process " + std::to_string(pid) + " on " + host; }
+};
+
+std::vector<Member> read_members(Transaction& file) {
+  std::vector<Member> members;
+  const std::string* text = file.find(kMembersKey);
+  if (text == nullptr) return members;
+  ByteReader in(*text);
+  while (in.ok() && in.left() > 0) {
+    Member member;
+    member.id = in.get<std::uint64_t>();
+    member.pid = in.get<std::int64_t>();
+    for (std::string* field : {&member.boot, &member.machine, &member.space, &member.host, &member.started}) *field = in.get_text();
+    if (in.ok()) members.push_back(std::move(member));
+  }
+  return members;
+}
+
+void write_members(Transaction& file, const std::vector<Member>& members) {
+  ByteWriter out;
+  for (const Member& member : members) {
+    out.put(member.id).put(member.pid);
+    for (const std::string* field : {&member.boot, &member.machine, &member.space, &member.host, &member.started}) out.put_text(*field);
+  }
+  file.put(kMembersKey, out.view());
+}
+
+/// Takes this process off the list, and with it those that have died; the last one out removes the file.
+void leave(FileLog& log, std::uint64_t id) {
+  const Status ignored = log.transact(steady_clock().now() + kGoodbyeLimit, [&](Transaction& file) {
+    auto members = read_members(file);
+    std::erase_if(members, [&](const Member& member) { return member.id == id || member.is_dead(); });
+    write_members(file, members);
+    if (members.empty()) file.remove_file();
+  });
+  static_cast<void>(ignored);  // a file that stays is reported by the next run
+}
+
+Status check_directory(const std::string& path) {
+  const std::string directory = path.substr(0, std::max<std::size_t>(path.rfind('/'), 1));
+  struct stat info {};
+  if (::stat(directory.c_str(), &info) == 0 && S_ISDIR(info.st_mode)) return {};
+  return Status(Code::invalid_argument, "the directory " + directory + " does not exist; file:// makes the file, not the directory");
+}
+
+/// The file with this process on its list. Code::closed: its last user removed it at the same moment; try again.
+Result<std::shared_ptr<FileLog>> enter(const std::string& path, std::uint64_t id, TimePoint deadline) {
+  auto log = FileLog::open(path);
+  if (!log) return log;
+  std::vector<Member> dead, alive;
+  const Status entered = (*log)->transact(deadline, [&](Transaction& file) {
+    auto members = read_members(file);
+    for (const Member& member : members) (member.is_dead() ? dead : alive).push_back(member);
+    if (!dead.empty()) return;
+    members.push_back(Member::self(id));
+    write_members(file, members);
+  });
+  if (!entered) return entered;
+  if (dead.empty()) return log;
+  return Status(Code::store,
+                "the file " + path + " is left over from an earlier run: " + dead.front().text() +
+                    (dead.size() > 1 ? " and " + std::to_string(dead.size() - 1) + " more used it and have" : " used it and has") +
+                    " ended without leaving it" + (alive.empty() ? "" : ", while " + alive.front().text() + " still uses it") +
+                    "; remove the file, or give a new one");
+}
+
+}  // namespace
+
+Result<Rendezvous> rendezvous_by_file(const std::string& path, JoinOptions options) {
+  if (Status directory = check_directory(path); !directory) return directory;
+  std::uint64_t id = 0;
+  fill_random(std::as_writable_bytes(std::span(&id, 1)));
+  for (;;) {
+    auto log = enter(path, id, options.deadline);
+    if (!log && log.status().code() == Code::closed && steady_clock().now() < options.deadline) continue;
+    if (!log) return log.status().with_context("cannot join " + options.where);
+    const auto store = make_file_store_over(*log, left_until(options.deadline), [id](FileLog& file) { leave(file, id); });
+    return join(store, options);
+  }
+}
+
+}  // namespace muster::store

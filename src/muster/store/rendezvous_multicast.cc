@@ -1,0 +1,304 @@
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "muster/base/bytes.h"
+#include "muster/base/secret.h"
+#include "muster/base/socket_address.h"
+#include "muster/store/factory.h"
+#include "muster/store/join.h"
+#include "muster/store/request.h"
+
+// Every process announces itself to the group again and again, signed with the job's secret: a number of its own, the rank that it was
+// given (if any), and, once it has opened the store, its port. When all are known, the one with the smallest number opens the store; the
+// others meet it there. All go on announcing until they have met, so that whoever listens late hears everybody.
+
+namespace muster::store {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr Duration kInterval = milliseconds(50);
+constexpr Duration kForgotten = seconds(3);  // who has not been heard for so long has given up
+constexpr std::array<char, 8> kMagic{'m', 'u', 's', 't', 'e', 'r', 'm', '1'};
+constexpr std::size_t kBodyBytes = 8 + 16 + 8 + 4 + 4 + 2;
+constexpr std::size_t kPacketBytes = kBodyBytes + sizeof(Secret::Proof);
+
+struct Announcement {
+  std::uint64_t id = 0;
+  std::int32_t rank = -1;
+  std::int32_t world_size = 0;
+  std::uint16_t store_port = 0;  // 0: no store yet
+};
+using GroupHash = std::array<std::byte, 16>;
+
+std::string encode(const Announcement& announcement, const GroupHash& group, const Secret& secret) {
+  ByteWriter out;
+  out.put(kMagic).put(group).put(announcement.id).put(announcement.rank).put(announcement.world_size).put(announcement.store_port);
+  const Secret::Proof proof = secret.prove(as_bytes(out.view()));
+  return out.take() + std::string(as_text(proof));
+}
+
+/// Nothing for whatever is not of this job.
+std::optional<Announcement> decode(std::string_view packet, const GroupHash& group, const Secret& secret) {
+  if (packet.size() != kPacketBytes) return std::nullopt;
+  if (!equal_in_constant_time(secret.prove(as_bytes(packet.substr(0, kBodyBytes))), as_bytes(packet.substr(kBodyBytes))))
+    return std::nullopt;
+  ByteReader in(packet);
+  if (in.get<std::array<char, 8>>() != kMagic || in.get<GroupHash>() != group) return std::nullopt;
+  Announcement announcement;
+  announcement.id = in.get<std::uint64_t>();
+  announcement.rank = in.get<std::int32_t>();
+  announcement.world_size = in.get<std::int32_t>();
+  announcement.store_port = in.get<std::uint16_t>();
+  return announcement;
+}
+
+std::vector<unsigned> interfaces(int family) {
+  std::vector<unsigned> indices;
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) != 0) return indices;
+  for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
+    if (entry->ifa_addr == nullptr || entry->ifa_addr->sa_family != family || (entry->ifa_flags & IFF_UP) == 0) continue;
+    const unsigned index = ::if_nametoindex(entry->ifa_name);
+    if (index != 0 && std::find(indices.begin(), indices.end(), index) == indices.end()) indices.push_back(index);
+  }
+  ::freeifaddrs(list);
+  return indices;
+}
+
+/// A socket in the group on every interface that takes it.
+class GroupSocket {
+ public:
+  static Result<GroupSocket> open(const SocketAddress& group) {
+    GroupSocket made(group);
+    const auto failed = [&](const std::string& what) {
+      return Status(Code::network, "cannot " + what + " the multicast group " + group.text() + ": " + errno_text(errno));
+    };
+    made.socket_ = Descriptor(::socket(group.family(), SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    if (!made.socket_) return failed("make a socket for");
+    const int on = 1;
+    ::setsockopt(made.socket_.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);  // all processes of a host listen on one port
+    if (::bind(made.socket_.get(), group.raw(), group.length()) != 0) return failed("listen to");
+    for (const unsigned index : interfaces(group.family())) {
+      if (made.enter(index)) made.interfaces_.push_back(index);
+    }
+    if (made.interfaces_.empty()) return failed("join");
+    return made;
+  }
+
+  int descriptor() const { return socket_.get(); }
+
+  void send(std::string_view packet) const {
+    for (const unsigned index : interfaces_) {
+      if (group_.family() == AF_INET) {
+        ip_mreqn out{};
+        out.imr_ifindex = static_cast<int>(index);
+        ::setsockopt(socket_.get(), IPPROTO_IP, IP_MULTICAST_IF, &out, sizeof out);
+      } else {
+        ::setsockopt(socket_.get(), IPPROTO_IPV6, IPV6_MULTICAST_IF, &index, sizeof index);
+      }
+      // Lost packets are the rule here: the next one comes soon.
+      static_cast<void>(::sendto(socket_.get(), packet.data(), packet.size(), MSG_NOSIGNAL, group_.raw(), group_.length()));
+    }
+  }
+
+ private:
+  explicit GroupSocket(const SocketAddress& group) : group_(group) {}
+  bool enter(unsigned index) const {
+    if (group_.family() == AF_INET) {
+      ip_mreqn request{};
+      request.imr_multiaddr = reinterpret_cast<const sockaddr_in*>(group_.raw())->sin_addr;
+      request.imr_ifindex = static_cast<int>(index);
+      return ::setsockopt(socket_.get(), IPPROTO_IP, IP_ADD_MEMBERSHIP, &request, sizeof request) == 0;
+    }
+    ipv6_mreq request{};
+    request.ipv6mr_multiaddr = reinterpret_cast<const sockaddr_in6*>(group_.raw())->sin6_addr;
+    request.ipv6mr_interface = index;
+    return ::setsockopt(socket_.get(), IPPROTO_IPV6, IPV6_JOIN_GROUP, &request, sizeof request) == 0;
+  }
+
+  SocketAddress group_;
+  Descriptor socket_;
+  std::vector<unsigned> interfaces_;
+};
+
+/// Announces and listens on a thread of its own until it is destroyed.
+class Crier {
+ public:
+  struct Peer {
+    Announcement said;
+    SocketAddress from;
+    TimePoint heard;
+  };
+  using Peers = std::map<std::uint64_t, Peer>;
+
+  Crier(GroupSocket socket, Announcement self, const GroupHash& group, const Secret& secret)
+      : socket_(std::move(socket)), self_(self), group_(group), secret_(secret), thread_([this] { run(); }) {}
+  ~Crier() {
+    stop_ = true;
+    thread_.join();
+  }
+
+  void open_store(std::uint16_t port) {
+    const std::lock_guard lock(mutex_);
+    self_.store_port = port;
+  }
+
+  /// Waits until `enough` is true of those heard lately, this process among them.
+  template <class Condition>
+  bool wait(TimePoint deadline, Peers& peers, const Condition& enough) {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      const TimePoint now = steady_clock().now();
+      std::erase_if(peers_, [&](const auto& entry) { return entry.second.heard + kForgotten < now; });
+      peers = peers_;
+      peers[self_.id] = {self_, {}, now};
+      if (enough(peers)) return true;
+      if (now >= deadline) return false;
+      changed_.wait_until(lock, std::min(deadline, now + kForgotten / 4));
+    }
+  }
+
+ private:
+  void run() {
+    TimePoint next = steady_clock().now();
+    while (!stop_) {
+      if (steady_clock().now() >= next) {
+        std::string packet;
+        {
+          const std::lock_guard lock(mutex_);
+          packet = encode(self_, group_, secret_);
+        }
+        socket_.send(packet);
+        next = steady_clock().now() + kInterval;
+      }
+      pollfd waiting{socket_.descriptor(), POLLIN, 0};
+      if (::poll(&waiting, 1, static_cast<int>(kInterval / milliseconds(1) / 2)) > 0) hear();
+    }
+  }
+
+  void hear() {
+    char packet[kPacketBytes + 1];
+    sockaddr_storage name{};
+    socklen_t length = sizeof name;
+    const ssize_t n = ::recvfrom(socket_.descriptor(), packet, sizeof packet, 0, reinterpret_cast<sockaddr*>(&name), &length);
+    if (n < 0) return;
+    const auto said = decode({packet, static_cast<std::size_t>(n)}, group_, secret_);
+    if (!said || said->id == self_.id) return;
+    const SocketAddress from(reinterpret_cast<const sockaddr*>(&name), length);
+    const std::lock_guard lock(mutex_);
+    Peer& peer = peers_[said->id];
+    peer.said = *said;
+    peer.heard = steady_clock().now();
+    if (peer.from.length() == 0 || peer.from.is_loopback()) peer.from = from;  // an address that reaches further is the better one
+    changed_.notify_all();
+  }
+
+  const GroupSocket socket_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  Announcement self_;
+  const GroupHash group_;
+  const Secret secret_;
+  Peers peers_;
+  std::atomic<bool> stop_ = false;
+  std::thread thread_;
+};
+
+/// Given ranks stay; the others get what is free, in the order of their numbers. The same on every process.
+int rank_of(std::uint64_t id, const Crier::Peers& peers, int world_size) {
+  std::vector<bool> taken(static_cast<std::size_t>(world_size), false);
+  for (const auto& [each, peer] : peers) {
+    if (peer.said.rank >= 0 && peer.said.rank < world_size) taken[static_cast<std::size_t>(peer.said.rank)] = true;
+  }
+  std::size_t next = 0;
+  for (const auto& [each, peer] : peers) {
+    int rank = peer.said.rank;
+    if (rank < 0) {
+      while (next < taken.size() && taken[next]) ++next;
+      rank = static_cast<int>(next++);
+    }
+    if (each == id) return rank;
+  }
+  return -1;
+}
+
+Status incomplete(const Crier::Peers& peers, const JoinOptions& options) {
+  std::vector<int> missing;
+  int given = 0;
+  std::string sizes;
+  for (int rank = 0; rank < options.world_size; ++rank) missing.push_back(rank);
+  for (const auto& [id, peer] : peers) {
+    if (peer.said.rank >= 0) ++given;
+    std::erase(missing, peer.said.rank);
+    if (peer.said.world_size != options.world_size) sizes = "; one of them expects a world of " + std::to_string(peer.said.world_size);
+  }
+  const bool all_given = given == static_cast<int>(peers.size());
+  return Status(Code::timed_out,
+                "cannot join " + options.where + ": " + std::to_string(peers.size()) + " of " + std::to_string(options.world_size) +
+                    " processes were heard in time" + (all_given ? ", missing: " + listed(missing) : std::string()) + sizes +
+                    "; does the network between the hosts carry multicast?",
+                all_given ? missing : std::vector<int>());
+}
+
+}  // namespace
+
+Result<Rendezvous> rendezvous_by_multicast(const std::string& host, std::uint16_t port, JoinOptions options) {
+  const auto secret = Secret::from_environment();
+  if (!secret) return secret.status();
+  auto socket = GroupSocket::open(*SocketAddress::numeric(host, port));
+  if (!socket) return socket.status();
+  Announcement self;
+  fill_random(std::as_writable_bytes(std::span(&self.id, 1)));
+  self.rank = options.rank;
+  self.world_size = options.world_size;
+  Crier crier(std::move(*socket), self, short_hash(options.group_name), *secret);
+
+  Crier::Peers peers;
+  const bool all = crier.wait(options.deadline, peers,
+                              [&](const Crier::Peers& heard) { return heard.size() == static_cast<std::size_t>(options.world_size); });
+  if (!all) return incomplete(peers, options);
+  options.rank = rank_of(self.id, peers, options.world_size);
+  const std::uint64_t first = peers.begin()->first;
+  const bool this_host_only = secret->kind() == Secret::Kind::host;
+
+  TcpStoreOptions store_options;
+  store_options.secret = *secret;
+  store_options.timeout = left_until(options.deadline);
+  store_options.is_server = first == self.id;
+  if (store_options.is_server) {
+    store_options.host = this_host_only ? "localhost" : "";
+    store_options.port = 0;
+  } else {
+    const auto opened = [&](const Crier::Peers& heard) { return heard.contains(first) && heard.at(first).said.store_port != 0; };
+    if (!crier.wait(options.deadline, peers, opened)) {
+      return Status(Code::timed_out, "cannot join " + options.where +
+                                         ": all processes were heard, but the one that opens the store did not say where in time");
+    }
+    store_options.host = this_host_only ? "localhost" : peers.at(first).from.host();
+    store_options.port = peers.at(first).said.store_port;
+  }
+  const auto store = make_tcp_store(store_options);
+  if (!store) return store.status().with_context("cannot join " + options.where);
+  if (store_options.is_server) crier.open_store((*store)->port());
+  auto joined = join(*store, options);
+  if (joined) joined->host = (*store)->host();
+  return joined;
+}
+
+}  // namespace muster::store

@@ -1,0 +1,587 @@
+// How ranks find each other: threads as ranks, and processes where the environment or death is the point.
+
+#include "muster/store/rendezvous.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <future>
+#include <map>
+#include <set>
+
+#include "muster/base/descriptor.h"
+#include "muster/base/socket_address.h"
+#include "muster/store/factory.h"
+#include "muster/store/init_url.h"
+
+namespace muster::store {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using Results = std::vector<Result<Rendezvous>>;
+
+constexpr Duration kLong = seconds(60);
+constexpr Duration kShort = milliseconds(300);
+
+std::uint16_t free_port() {
+  const auto socket = listen_on(*SocketAddress::numeric("127.0.0.1", 0), 1);
+  return SocketAddress::local_of(socket->get())->port();
+}
+
+/// Sets environment variables for a scope; an empty value removes one.
+class Environment {
+ public:
+  explicit Environment(const std::map<std::string, std::string>& values) {
+    for (const char* name : {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "MUSTER_AGENT_STORE", "TORCHELASTIC_USE_AGENT_STORE",
+                             "TORCHELASTIC_RESTART_COUNT", "MUSTER_SECRET", "MUSTER_SECRET_FILE", "MUSTER_INSECURE"}) {
+      change(name, "");
+    }
+    change("MUSTER_SECRET", "the secret of the rendezvous tests");
+    for (const auto& [name, value] : values) change(name, value);
+  }
+  ~Environment() {
+    for (auto entry = before_.rbegin(); entry != before_.rend(); ++entry) put(entry->first, entry->second);
+  }
+
+ private:
+  void change(const std::string& name, const std::string& value) {
+    const char* old = std::getenv(name.c_str());
+    before_.emplace_back(name, old == nullptr ? "" : old);
+    put(name, value);
+  }
+  static void put(const std::string& name, const std::string& value) {
+    if (value.empty()) {
+      ::unsetenv(name.c_str());
+    } else {
+      ::setenv(name.c_str(), value.c_str(), 1);
+    }
+  }
+  std::vector<std::pair<std::string, std::string>> before_;
+};
+
+Results on_threads(const std::vector<RendezvousOptions>& ranks) {
+  std::vector<std::future<Result<Rendezvous>>> running;
+  for (const auto& options : ranks) running.push_back(std::async(std::launch::async, [options] { return rendezvous(options); }));
+  Results results;
+  for (auto& each : running) results.push_back(each.get());
+  return results;
+}
+
+std::vector<RendezvousOptions> ranks_of(const std::string& method, int world_size, bool give_ranks, Duration timeout = kLong,
+                                        const std::string& group = "") {
+  std::vector<RendezvousOptions> all;
+  for (int rank = 0; rank < world_size; ++rank) all.push_back({method, give_ranks ? rank : -1, world_size, group, timeout});
+  return all;
+}
+
+/// All have met: every rank once, one job, and a store that carries words between them.
+void expect_met(const Results& results) {
+  std::set<int> ranks;
+  std::set<std::string> jobs;
+  for (const auto& result : results) {
+    ASSERT_TRUE(result.ok()) << result.status().message();
+    ranks.insert(result->rank);
+    jobs.insert(result->job);
+    EXPECT_EQ(result->world_size, static_cast<int>(results.size()));
+    ASSERT_TRUE(result->store->set("from " + std::to_string(result->rank), std::to_string(result->rank)).ok());
+  }
+  EXPECT_EQ(ranks.size(), results.size());
+  EXPECT_EQ(*ranks.begin(), 0);
+  EXPECT_EQ(*ranks.rbegin(), static_cast<int>(results.size()) - 1);
+  EXPECT_EQ(jobs.size(), 1u);
+  for (const auto& result : results) {
+    for (const int rank : ranks) EXPECT_EQ(*result->store->get("from " + std::to_string(rank)), std::to_string(rank));
+  }
+}
+
+/// Runs `body` in a child process; true when it returned true.
+class Child {
+ public:
+  explicit Child(const std::function<bool()>& body) : pid_(::fork()) {
+    if (pid_ == 0) ::_exit(body() ? 0 : 1);
+  }
+  ~Child() {
+    if (pid_ > 0) {
+      ::kill(pid_, SIGKILL);
+      ::waitpid(pid_, nullptr, 0);
+    }
+  }
+  bool succeeded() {
+    int status = 0;
+    ::waitpid(pid_, &status, 0);
+    pid_ = -1;
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  }
+  void kill() {
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+    pid_ = -1;
+  }
+
+ private:
+  pid_t pid_;
+};
+
+struct TemporaryDirectory {
+  TemporaryDirectory() {
+    std::string pattern = (std::filesystem::temp_directory_path() / "muster-rendezvous-XXXXXX").string();
+    path = ::mkdtemp(pattern.data());
+  }
+  ~TemporaryDirectory() { std::filesystem::remove_all(path); }
+  std::string path;
+};
+
+bool mentions(const Status& status, const std::string& text) { return status.message().find(text) != std::string::npos; }
+
+// spec: B5 tcp:// with IPv4, IPv6 and a name
+// spec: B1 blocks until every rank has joined
+TEST(Rendezvous, TcpWithRanks) {
+  const Environment environment({});
+  for (const char* host : {"127.0.0.1", "[::1]", "localhost"}) {
+    for (const int world : {1, 2, 5})
+      expect_met(on_threads(ranks_of("tcp://" + std::string(host) + ":" + std::to_string(free_port()), world, true)));
+  }
+}
+
+// spec: B6 tcp:// without ranks: first come, first numbered
+TEST(Rendezvous, TcpAssignsRanks) {
+  const Environment environment({});
+  for (const char* host : {"127.0.0.1", "[::1]", "localhost"}) {
+    expect_met(on_threads(ranks_of("tcp://" + std::string(host) + ":" + std::to_string(free_port()), 5, false)));
+  }
+}
+
+// spec: B3 rank and world_size in the URL query
+TEST(Rendezvous, NumbersInTheQuery) {
+  const Environment environment({});
+  const std::string base = "tcp://127.0.0.1:" + std::to_string(free_port());
+  std::vector<RendezvousOptions> ranks;
+  for (int rank = 0; rank < 3; ++rank) ranks.push_back({base + "?rank=" + std::to_string(rank) + "&world_size=3", -1, -1, "", kLong});
+  expect_met(on_threads(ranks));
+  const Status twice = rendezvous({base + "?rank=1&world_size=3", 2, -1, "", kShort}).status();
+  EXPECT_EQ(twice.code(), Code::invalid_argument);
+  EXPECT_TRUE(mentions(twice, "rank is 2")) << twice.message();
+}
+
+// spec: B3 a malformed query is named
+// spec: B5 a malformed address is named
+TEST(Rendezvous, MalformedUrlsAreNamed) {
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"tcp://host:1?rank=x", "rank as \"x\""},
+      {"tcp://host:1?rnk=1", "\"rnk\""},
+      {"tcp://host:1?rank=1&rank=1", "twice"},
+      {"tcp://host", "no port"},
+      {"tcp://host:0", "\"0\""},
+      {"tcp://host:65536", "\"65536\""},
+      {"tcp://host:port", "\"port\""},
+      {"tcp://:1", "no host"},
+      {"tcp://::1:29500", "without brackets"},
+      {"tcp://[::1]", "no port"},
+      {"tcp://[::1:29500", "close"},
+      {"file://relative", "absolute path"},
+      {"file://", "absolute path"},
+      {"env://host:1", "more than env://"},
+      {"http://host:1", "not known"},
+      {"", "not known"},
+      {"tcp://host:1?world_size=0", "world_size"},
+      {"tcp://host:1?world_size=", "\"\""},
+  };
+  for (const auto& [url, expected] : cases) {
+    const auto parsed = parse_init_url(url);
+    ASSERT_FALSE(parsed.ok()) << url;
+    EXPECT_EQ(parsed.status().code(), Code::invalid_argument);
+    EXPECT_TRUE(mentions(parsed.status(), expected)) << parsed.status().message();
+    EXPECT_TRUE(mentions(parsed.status(), url)) << parsed.status().message();
+  }
+}
+
+// spec: B5 all-digit host names are names
+TEST(Rendezvous, DigitsAreAName) {
+  EXPECT_FALSE(SocketAddress::numeric("12345", 1).ok());
+  EXPECT_EQ(parse_init_url("tcp://12345:29500")->host, "12345");
+  const Environment environment({});
+  const Status status = rendezvous({"tcp://999999999:29500", 1, 2, "", kShort}).status();
+  EXPECT_TRUE(mentions(status, "taken as a name")) << status.message();
+}
+
+// spec: B13 a rank outside 0..world_size-1 is an error; world_size has no default
+TEST(Rendezvous, RangesAreChecked) {
+  const Environment environment({});
+  const Status rank = rendezvous({"tcp://127.0.0.1:1", 4, 4, "", kShort}).status();
+  EXPECT_EQ(rank.code(), Code::invalid_argument);
+  EXPECT_TRUE(mentions(rank, "rank 4 is not within 0 to 3")) << rank.message();
+  EXPECT_EQ(rendezvous({"tcp://127.0.0.1:1", -2, 4, "", kShort}).status().code(), Code::invalid_argument);
+  const Status world = rendezvous({"tcp://127.0.0.1:1", 0, -1, "", kShort}).status();
+  EXPECT_EQ(world.code(), Code::invalid_argument);
+  EXPECT_TRUE(mentions(world, "world_size is missing")) << world.message();
+  EXPECT_EQ(rendezvous({"tcp://127.0.0.1:1", 0, 0, "", kShort}).status().code(), Code::invalid_argument);
+}
+
+// spec: B13 defaults: env://, rank and world_size -1, no group name
+// spec: B4 timeout: 30 minutes unless something else is asked for
+// spec: B14 timeout 30 minutes
+TEST(Rendezvous, Defaults) {
+  const RendezvousOptions options;
+  EXPECT_EQ(options.init_method, "env://");
+  EXPECT_EQ(options.rank, -1);
+  EXPECT_EQ(options.world_size, -1);
+  EXPECT_EQ(options.group_name, "");
+  EXPECT_EQ(options.timeout, std::chrono::minutes(30));
+}
+
+// spec: B1 at the timeout the ranks that did not join are named, to all who came
+TEST(Rendezvous, NamesTheRanksThatDidNotJoin) {
+  const Environment environment({});
+  auto ranks = ranks_of("tcp://127.0.0.1:" + std::to_string(free_port()), 5, true, seconds(2));
+  ranks.erase(ranks.begin() + 3);
+  ranks.erase(ranks.begin() + 1);
+  for (const auto& result : on_threads(ranks)) {
+    ASSERT_FALSE(result.ok());
+    EXPECT_EQ(result.status().code(), Code::timed_out) << result.status().message();
+    EXPECT_EQ(result.status().ranks(), (std::vector<int>{1, 3})) << result.status().message();
+    EXPECT_TRUE(mentions(result.status(), "ranks 1 and 3")) << result.status().message();
+  }
+}
+
+// spec: B1 where rank 0 did not come, there is nobody to meet: it is named
+TEST(Rendezvous, NamesRankZero) {
+  const Environment environment({});
+  const Status status = rendezvous({"tcp://127.0.0.1:" + std::to_string(free_port()), 1, 2, "", kShort}).status();
+  EXPECT_EQ(status.code(), Code::timed_out);
+  EXPECT_EQ(status.ranks(), std::vector<int>{0});
+  EXPECT_TRUE(mentions(status, "127.0.0.1")) << status.message();
+}
+
+// spec: B1 two processes with one rank are told so
+TEST(Rendezvous, OneRankTwice) {
+  const Environment environment({});
+  const std::string method = "tcp://127.0.0.1:" + std::to_string(free_port());
+  const auto results = on_threads({{method, 0, 3, "", seconds(2)}, {method, 1, 3, "", seconds(2)}, {method, 1, 3, "", seconds(2)}});
+  const auto mismatches =
+      std::count_if(results.begin(), results.end(), [](const auto& each) { return each.status().code() == Code::mismatch; });
+  EXPECT_EQ(mismatches, 1);
+  for (const auto& result : results) {
+    if (result.status().code() != Code::mismatch) continue;
+    EXPECT_TRUE(mentions(result.status(), "two processes claim one rank")) << result.status().message();
+  }
+}
+
+// spec: B8 group_name keeps jobs that share one address apart
+// spec: B14 group_name is honoured
+TEST(Rendezvous, GroupNamesShareAnAddress) {
+  const Environment environment({});
+  const std::string method = "tcp://127.0.0.1:" + std::to_string(free_port());
+  auto all = ranks_of(method, 3, true, kLong, "red");
+  const auto blue = ranks_of(method, 3, true, kLong, "blue");
+  all.insert(all.end(), blue.begin(), blue.end());
+  const Results results = on_threads(all);
+  expect_met({results.begin(), results.begin() + 3});
+  expect_met({results.begin() + 3, results.end()});
+  EXPECT_NE(results[0]->job, results[3]->job);
+  ASSERT_TRUE(results[0]->store->set("colour", "red").ok());
+  EXPECT_FALSE(*results[3]->store->check(std::vector<std::string>{"colour"}));
+}
+
+// spec: B10 init after destroy works, any number of times: the same address again and again
+TEST(Rendezvous, AgainAtTheSameAddress) {
+  const Environment environment({});
+  const std::string method = "tcp://127.0.0.1:" + std::to_string(free_port());
+  std::vector<std::future<bool>> ranks;
+  for (int rank = 0; rank < 3; ++rank) {
+    ranks.push_back(std::async(std::launch::async, [&, rank] {
+      for (int round = 0; round < 10; ++round) {
+        const auto joined = rendezvous({method, rank, 3, "", kLong});
+        EXPECT_TRUE(joined.ok()) << joined.status().message();
+        // Nobody waits for the others before it leaves: who is fast must find the next round, not the last one's remains.
+        if (!joined.ok()) return false;
+      }
+      return true;
+    }));
+  }
+  for (auto& each : ranks) EXPECT_TRUE(each.get());
+}
+
+// spec: B9 env:// reads MASTER_ADDR, MASTER_PORT, WORLD_SIZE and RANK
+TEST(Rendezvous, Environment) {
+  const std::string port = std::to_string(free_port());
+  const Environment environment({{"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", port}, {"WORLD_SIZE", "3"}});
+  std::vector<std::unique_ptr<Child>> ranks;
+  for (int rank = 0; rank < 3; ++rank) {
+    ranks.push_back(std::make_unique<Child>([rank] {
+      ::setenv("RANK", std::to_string(rank).c_str(), 1);
+      const auto joined = rendezvous({});
+      return joined.ok() && joined->rank == rank && joined->world_size == 3 && joined->store->barrier("end", 3).ok();
+    }));
+  }
+  for (auto& rank : ranks) EXPECT_TRUE(rank->succeeded());
+}
+
+// spec: B9 rank and world_size may be arguments; MASTER_ADDR is optional on rank 0
+TEST(Rendezvous, EnvironmentWithArguments) {
+  const std::string port = std::to_string(free_port());
+  const Environment environment({{"MASTER_PORT", port}});
+  Child zero([] {
+    const auto joined = rendezvous({"env://", 0, 2, "", kLong});
+    return joined.ok() && joined->store->barrier("end", 2).ok();
+  });
+  Child one([] {
+    ::setenv("MASTER_ADDR", "127.0.0.1", 1);
+    const auto joined = rendezvous({"env://", 1, 2, "", kLong});
+    return joined.ok() && joined->store->barrier("end", 2).ok();
+  });
+  EXPECT_TRUE(zero.succeeded());
+  EXPECT_TRUE(one.succeeded());
+}
+
+// spec: B9 a missing or malformed variable is named
+TEST(Rendezvous, EnvironmentErrorsNameTheVariable) {
+  const std::map<std::string, std::string> good = {
+      {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "29500"}, {"WORLD_SIZE", "2"}, {"RANK", "1"}};
+  for (const auto& [name, value] : good) {
+    for (const std::string& bad : {std::string(), std::string("x1")}) {
+      if (name == "MASTER_ADDR" && !bad.empty()) continue;
+      auto values = good;
+      values[name] = bad;
+      const Environment environment(values);
+      const Status status = rendezvous({"env://", -1, -1, "", kShort}).status();
+      EXPECT_EQ(status.code(), Code::invalid_argument) << name;
+      EXPECT_TRUE(mentions(status, name)) << status.message();
+      EXPECT_TRUE(bad.empty() || mentions(status, "\"x1\"")) << status.message();
+    }
+  }
+}
+
+// spec: B9 under a launcher that hosts the store rank 0 is a client too, and every restart meets anew
+TEST(Rendezvous, EnvironmentWithTheLaunchersStore) {
+  TcpStoreOptions options;
+  options.host = "127.0.0.1";
+  options.port = 0;
+  options.is_server = true;
+  options.secret = Secret::given("the secret of the rendezvous tests");
+  const auto launcher = make_tcp_store(options);
+  ASSERT_TRUE(launcher.ok());
+  for (const std::string restart : {"0", "1"}) {
+    const Environment environment({{"MASTER_ADDR", "127.0.0.1"},
+                                   {"MASTER_PORT", std::to_string((*launcher)->port())},
+                                   {"MUSTER_AGENT_STORE", "1"},
+                                   {"TORCHELASTIC_RESTART_COUNT", restart}});
+    for (int again = 0; again < 3; ++again) expect_met(on_threads(ranks_of("env://", 3, true)));
+  }
+  // Somebody of an earlier restart who still waits is not taken for one of this restart.
+  const Environment old({{"MASTER_ADDR", "127.0.0.1"},
+                         {"MASTER_PORT", std::to_string((*launcher)->port())},
+                         {"MUSTER_AGENT_STORE", "1"},
+                         {"TORCHELASTIC_RESTART_COUNT", "1"}});
+  auto left_over = std::async(std::launch::async, [] { return rendezvous({"env://", 0, 2, "", seconds(2)}); });
+  Child next([] {
+    ::setenv("TORCHELASTIC_RESTART_COUNT", "2", 1);
+    return rendezvous({"env://", 1, 2, "", kShort}).status().ranks() == std::vector<int>{0};
+  });
+  EXPECT_TRUE(next.succeeded());
+  EXPECT_EQ(left_over.get().status().ranks(), std::vector<int>{1});
+}
+
+// A rank that is killed while the others wait for the last one is named at once, not at the deadline.
+// spec: B1 killed inside init
+TEST(Rendezvous, NamesARankKilledInside) {
+  const Environment environment({});
+  const std::string method = "tcp://127.0.0.1:" + std::to_string(free_port());
+  auto zero = std::async(std::launch::async, [&] { return rendezvous({method, 0, 4, "", kLong}); });
+  // Whether the victim was inside already when it was killed shows in what rank 0 learns; if it was not, the next one gets more time.
+  for (Duration time = milliseconds(50); zero.wait_for(milliseconds(200)) != std::future_status::ready; time *= 2) {
+    Child victim([&] { return rendezvous({method, 2, 4, "", kLong}).ok(); });
+    zero.wait_for(time);
+    victim.kill();
+  }
+  const Status status = zero.get().status();
+  EXPECT_EQ(status.code(), Code::peer_failed) << status.message();
+  EXPECT_EQ(status.ranks(), std::vector<int>{2}) << status.message();
+}
+
+// spec: B1 killed after it has joined: the next meeting of all ranks names it at once
+TEST(Rendezvous, NamesARankKilledAfterwards) {
+  const Environment environment({});
+  const std::string method = "tcp://127.0.0.1:" + std::to_string(free_port());
+  int joined[2];
+  ASSERT_EQ(::pipe(joined), 0);
+  Child victim([&] {
+    const auto mine = rendezvous({method, 1, 3, "", kLong});
+    return ::write(joined[1], "x", 1) == 1 && mine.ok() && mine->store->get("never", kLong).ok();
+  });
+  const Results others = on_threads({{method, 0, 3, "", kLong}, {method, 2, 3, "", kLong}});
+  for (const auto& result : others) ASSERT_TRUE(result.ok()) << result.status().message();
+  auto waiting = std::async(std::launch::async, [&] { return others[0]->store->all_gather("meeting", 0, 3, "zero", kLong); });
+  char byte;
+  ASSERT_EQ(::read(joined[0], &byte, 1), 1);
+  victim.kill();
+  EXPECT_EQ(waiting.get().status().ranks(), std::vector<int>{1});
+  const Status later = others[1]->store->all_gather("meeting", 2, 3, "two", kLong).status();
+  EXPECT_EQ(later.code(), Code::peer_failed) << later.message();
+  EXPECT_EQ(later.ranks(), std::vector<int>{1}) << later.message();
+}
+
+// spec: B1 rank 0, which hosts the store, killed while the others join: named
+TEST(Rendezvous, NamesRankZeroKilledAfterwards) {
+  const Environment environment({});
+  const std::string method = "tcp://127.0.0.1:" + std::to_string(free_port());
+  Child zero([&] {
+    const auto mine = rendezvous({method, 0, 2, "", kLong});
+    return mine.ok() && mine->store->get("never", kLong).ok();
+  });
+  const auto mine = rendezvous({method, 1, 2, "", kLong});
+  ASSERT_TRUE(mine.ok()) << mine.status().message();
+  zero.kill();
+  const Status status = mine->store->all_gather("meeting", 1, 2, "one", kLong).status();
+  EXPECT_EQ(status.ranks(), std::vector<int>{0}) << status.message();
+  EXPECT_TRUE(mentions(status, "rank 0")) << status.message();
+}
+
+// spec: B7 file:// with ranks: created when missing, removed by the last out
+// spec: B14 file:// removes the file at the end
+TEST(Rendezvous, FileWithRanks) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.path + "/job";
+  {
+    const Results results = on_threads(ranks_of("file://" + path, 4, true));
+    expect_met(results);
+    EXPECT_TRUE(std::filesystem::exists(path));
+  }
+  EXPECT_FALSE(std::filesystem::exists(path));
+  std::ofstream(path).close();  // an empty file is as good as none
+  expect_met(on_threads(ranks_of("file://" + path, 2, true)));
+  EXPECT_FALSE(std::filesystem::exists(path));
+}
+
+// spec: B6 file:// without ranks: first come, first numbered
+TEST(Rendezvous, FileAssignsRanks) {
+  const TemporaryDirectory directory;
+  expect_met(on_threads(ranks_of("file://" + directory.path + "/job", 4, false)));
+  expect_met(on_threads(ranks_of("file://" + directory.path + "/job?world_size=3", 3, false)));
+}
+
+// spec: B7 the directory must exist
+TEST(Rendezvous, FileNeedsItsDirectory) {
+  const TemporaryDirectory directory;
+  const Status status = rendezvous({"file://" + directory.path + "/none/job", 0, 1, "", kShort}).status();
+  EXPECT_EQ(status.code(), Code::invalid_argument);
+  EXPECT_TRUE(mentions(status, directory.path + "/none")) << status.message();
+}
+
+// spec: B7 processes, several times with one file, nobody waiting for the others before it leaves
+TEST(Rendezvous, FileAgainAndAgain) {
+  const Environment environment({});
+  const TemporaryDirectory directory;
+  const std::string method = "file://" + directory.path + "/job";
+  std::vector<std::unique_ptr<Child>> ranks;
+  for (int rank = 0; rank < 3; ++rank) {
+    ranks.push_back(std::make_unique<Child>([&, rank] {
+      for (int round = 0; round < 10; ++round) {
+        const auto joined = rendezvous({method, rank, 3, "", kLong});
+        if (!joined.ok()) std::fprintf(stderr, "rank %d round %d: %s\n", rank, round, joined.status().message().c_str());
+        if (!joined.ok()) return false;
+      }
+      return true;
+    }));
+  }
+  for (auto& rank : ranks) EXPECT_TRUE(rank->succeeded());
+  EXPECT_FALSE(std::filesystem::exists(directory.path + "/job"));
+}
+
+// spec: B7 a stale file from an earlier run is detected and reported, never a hang
+TEST(Rendezvous, FileLeftOverIsReported) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.path + "/job", method = "file://" + path;
+  Child earlier([&] {
+    const auto joined = rendezvous({method, 0, 1, "", kLong});
+    if (joined.ok()) ::_exit(0);  // without leaving
+    return false;
+  });
+  ASSERT_TRUE(earlier.succeeded());
+  ASSERT_TRUE(std::filesystem::exists(path));
+  const TimePoint begin = steady_clock().now();
+  const Status status = rendezvous({method, 0, 1, "", kLong}).status();
+  EXPECT_EQ(status.code(), Code::store);
+  EXPECT_TRUE(mentions(status, path)) << status.message();
+  EXPECT_TRUE(mentions(status, "earlier run")) << status.message();
+  EXPECT_TRUE(mentions(status, "remove the file")) << status.message();
+  EXPECT_LT(steady_clock().now() - begin, kLong / 2);
+  // And one whose users were killed while they waited.
+  std::filesystem::remove(path);
+  Child half([&] { return rendezvous({method, 0, 2, "", kLong}).ok(); });
+  while (!std::filesystem::exists(path) || std::filesystem::file_size(path) < 200) std::this_thread::yield();
+  half.kill();
+  EXPECT_EQ(rendezvous({method, 1, 2, "", kLong}).status().code(), Code::store);
+}
+
+// spec: B7 a file that is no store is left alone and reported
+TEST(Rendezvous, FileOfSomebodyElseIsReported) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.path + "/notes";
+  std::ofstream(path) << "this is my diary";
+  const Status status = rendezvous({"file://" + path, 0, 1, "", kShort}).status();
+  EXPECT_EQ(status.code(), Code::store);
+  EXPECT_TRUE(mentions(status, "not a store's file")) << status.message();
+  EXPECT_EQ(std::filesystem::file_size(path), 16u);
+}
+
+// spec: B1 file:// names the ranks that did not join; nothing is left behind
+TEST(Rendezvous, FileNamesTheRanksThatDidNotJoin) {
+  const TemporaryDirectory directory;
+  auto ranks = ranks_of("file://" + directory.path + "/job", 3, true, seconds(1));
+  ranks.erase(ranks.begin() + 1);
+  for (const auto& result : on_threads(ranks)) EXPECT_EQ(result.status().ranks(), std::vector<int>{1}) << result.status().message();
+  EXPECT_FALSE(std::filesystem::exists(directory.path + "/job"));
+}
+
+// spec: B8 group_name keeps jobs that share one file apart
+TEST(Rendezvous, GroupNamesShareAFile) {
+  const TemporaryDirectory directory;
+  const std::string method = "file://" + directory.path + "/job";
+  {
+    auto all = ranks_of(method, 2, true, kLong, "red");
+    const auto blue = ranks_of(method, 2, true, kLong, "blue");
+    all.insert(all.end(), blue.begin(), blue.end());
+    const Results results = on_threads(all);
+    expect_met({results.begin(), results.begin() + 2});
+    expect_met({results.begin() + 2, results.end()});
+    ASSERT_TRUE(results[0]->store->set("colour", "red").ok());
+    EXPECT_FALSE(*results[2]->store->check(std::vector<std::string>{"colour"}));
+  }
+  EXPECT_FALSE(std::filesystem::exists(directory.path + "/job"));
+}
+
+// spec: B6 a multicast address finds the peers and assigns ranks
+TEST(Rendezvous, Multicast) {
+  const Environment environment({});
+  const int other = ::getpid() % 250 + 1;  // apart from other runs of this test
+  for (const std::string& host : {"239.77.1." + std::to_string(other), "[ff15::77:" + std::to_string(other) + "]"}) {
+    const std::string method = "tcp://" + host + ":" + std::to_string(20000 + ::getpid() % 10000);
+    const Results first = on_threads(ranks_of(method, 4, false));
+    expect_met(first);
+    expect_met(on_threads(ranks_of(method, 3, true)));
+  }
+}
+
+// spec: B6 multicast: jobs with different group names or secrets do not see each other; who is missing is said
+TEST(Rendezvous, MulticastKeepsJobsApart) {
+  const Environment environment({});
+  const std::string method = "tcp://239.77.2." + std::to_string(::getpid() % 250 + 1) + ":" + std::to_string(20000 + ::getpid() % 10000);
+  Child other_secret([&] {
+    ::setenv("MUSTER_SECRET", "quite another secret", 1);
+    return rendezvous({method, -1, 2, "red", seconds(1)}).status().code() == Code::timed_out;
+  });
+  const auto results = on_threads({{method, -1, 2, "red", seconds(1)}, {method, 1, 2, "blue", seconds(1)}});
+  EXPECT_TRUE(mentions(results[0].status(), "1 of 2 processes")) << results[0].status().message();
+  EXPECT_EQ(results[1].status().ranks(), std::vector<int>{0}) << results[1].status().message();
+  EXPECT_TRUE(other_secret.succeeded());
+}
+
+}  // namespace
+}  // namespace muster::store

@@ -1,0 +1,102 @@
+#include "muster/store/request.h"
+
+#include <array>
+#include <cstdio>
+#include <limits>
+
+#include "muster/store/store.h"
+
+namespace muster::store {
+namespace {
+
+constexpr std::size_t kAny = std::numeric_limits<std::size_t>::max();
+
+struct Shape {
+  std::string_view name;
+  std::size_t keys;    // kAny: any number
+  std::size_t values;  // kAny: as many as keys
+};
+
+constexpr std::array<Shape, kLastOp + 1> kShapes{{
+    {"no operation", 0, 0}, {"set", 1, 1},        {"get", 1, 0},          {"add", 1, 0},
+    {"compare_set", 1, 2},  {"wait", kAny, 0},    {"num_keys", 0, 0},     {"delete_key", 1, 0},
+    {"check", kAny, 0},     {"append", 1, 1},     {"multi_get", kAny, 0}, {"multi_set", kAny, kAny},
+    {"queue_push", 1, 1},   {"queue_pop", 1, 0},  {"queue_len", 1, 0},    {"list_keys", 0, 0},
+    {"barrier", 1, 0},      {"all_gather", 1, 1}, {"attend", 1, 0},       {"leave", 1, 0},
+}};
+
+constexpr int kMostMembers = 1 << 20;
+
+const Shape& shape_of(Op op) {
+  const auto index = static_cast<std::size_t>(op);
+  return kShapes[index <= kLastOp ? index : 0];
+}
+
+}  // namespace
+
+std::string_view name_of(Op op) { return shape_of(op).name; }
+
+Status validate(const Request& request) {
+  const Shape& shape = shape_of(request.op);
+  const auto wrong = [&](const std::string& what) { return Status(Code::invalid_argument, std::string(shape.name) + ": " + what); };
+  if (shape.name == kShapes[0].name) return wrong("number " + std::to_string(static_cast<int>(request.op)));
+  if (shape.keys != kAny && request.keys.size() != shape.keys)
+    return wrong("takes " + std::to_string(shape.keys) + " key(s), not " + std::to_string(request.keys.size()));
+  const std::size_t values = shape.values == kAny ? request.keys.size() : shape.values;
+  if (request.values.size() != values)
+    return wrong("takes " + std::to_string(values) + " value(s), not " + std::to_string(request.values.size()));
+  for (const std::string_view key : request.keys) {
+    if (key.size() > kMaxKeyBytes)
+      return wrong("a key of " + std::to_string(key.size()) + " bytes is longer than the limit of " + std::to_string(kMaxKeyBytes));
+  }
+  for (const std::string_view value : request.values) {
+    if (value.size() > kMaxValueBytes) {
+      return wrong("a value of " + std::to_string(value.size()) + " bytes is longer than the limit of " + std::to_string(kMaxValueBytes));
+    }
+  }
+  if (request.op == Op::barrier || request.op == Op::all_gather || request.op == Op::attend) {
+    if (request.members < 1 || request.members > kMostMembers)
+      return wrong("the number of members is " + std::to_string(request.members) + ", not 1 to " + std::to_string(kMostMembers));
+  }
+  if ((request.op == Op::all_gather || request.op == Op::attend) && (request.index < 0 || request.index >= request.members)) {
+    return wrong("index " + std::to_string(request.index) + " is not within 0 to " + std::to_string(request.members - 1));
+  }
+  return {};
+}
+
+std::string quoted(std::string_view key) {
+  constexpr std::size_t kShown = 100;
+  std::string text = "\"";
+  for (const char c : key.substr(0, kShown)) {
+    if (c >= ' ' && c <= '~') {
+      text += c;
+    } else {
+      char escaped[8];
+      std::snprintf(escaped, sizeof escaped, "\\x%02x", static_cast<unsigned char>(c));
+      text += escaped;
+    }
+  }
+  if (key.size() > kShown) text += "...";
+  return text + "\"";
+}
+
+std::string quoted(const std::vector<std::string_view>& keys) {
+  constexpr std::size_t kShown = 8;
+  std::string text;
+  for (std::size_t i = 0; i < keys.size() && i < kShown; ++i) text += (i == 0 ? "" : ", ") + quoted(keys[i]);
+  if (keys.size() > kShown) text += " and " + std::to_string(keys.size() - kShown) + " more";
+  return text;
+}
+
+std::string listed(const std::vector<int>& numbers) {
+  constexpr std::size_t kShown = 16;
+  std::string text;
+  for (std::size_t i = 0; i < numbers.size() && i < kShown; ++i) {
+    if (i > 0) text += i + 1 == numbers.size() ? " and " : ", ";
+    text += std::to_string(numbers[i]);
+  }
+  if (numbers.size() > kShown) text += " and " + std::to_string(numbers.size() - kShown) + " more";
+  return text;
+}
+
+}  // namespace muster::store

@@ -1,0 +1,71 @@
+/// One request to a store and its reply, as values: the single shape that hash store, file store, wire protocol and server share.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "muster/base/clock.h"
+#include "muster/base/status.h"
+
+namespace muster::store {
+
+/// Numbers stand on the wire: never change one, add at the end.
+enum class Op : std::uint8_t {
+  set = 1,
+  get,
+  add,
+  compare_set,
+  wait,
+  num_keys,
+  delete_key,
+  check,
+  append,
+  multi_get,
+  multi_set,
+  queue_push,
+  queue_pop,
+  queue_len,
+  list_keys,
+  barrier,
+  all_gather,
+  attend,
+  leave,
+};
+inline constexpr std::uint8_t kLastOp = static_cast<std::uint8_t>(Op::leave);
+
+/// "set", "get", ...
+std::string_view name_of(Op op);
+
+/// Views into the caller's memory; they need to live only as long as the call that takes the request.
+struct Request {
+  Op op = Op::get;
+  Duration timeout{-1};      ///< how long it may block; negative: no limit
+  std::int64_t number = 0;   ///< add: amount; queue_pop: 1 blocks, 0 does not
+  std::int32_t index = 0;    ///< all_gather, attend, leave
+  std::int32_t members = 0;  ///< barrier, all_gather, attend
+  std::vector<std::string_view> keys{};
+  std::vector<std::string_view> values{};  ///< compare_set: expected, desired
+};
+
+/// Shared so that a thousand readers of one value cost one copy.
+using Value = std::shared_ptr<const std::string>;
+
+struct Reply {
+  Status status;
+  std::int64_t number = 0;
+  std::vector<Value> values;
+};
+
+/// Are keys and values in number and size what the op takes? Otherwise Code::invalid_argument in words.
+Status validate(const Request& request);
+
+/// `"a", "b" and 3 more`: keys for a message, cut where they are long or many, unprintable bytes escaped.
+std::string quoted(const std::vector<std::string_view>& keys);
+std::string quoted(std::string_view key);
+/// "1, 2 and 5", cut where there are many.
+std::string listed(const std::vector<int>& numbers);
+
+}  // namespace muster::store

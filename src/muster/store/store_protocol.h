@@ -1,0 +1,65 @@
+/// What crosses the wire between a TCP store's client and server, once the handshake is done: frames of bounded length, little-endian.
+///
+///   frame    length of what follows (u32), version (u8), op or code (u8), zero (u16), id (u64), body
+///   request  timeout in ns (i64, negative: no limit), number (i64), index (i32), members (i32), keys (u32), values (u32),
+///            length of each key, of each value (u32), the keys' bytes, the values' bytes
+///   reply    number (i64), message length (u32), ranks (u32), values (u32), length of each value (u32), message, each rank (i32), the
+///   values' bytes
+/// A reply carries the id of its request; replies come in the order in which they are ready. Bytes in, bytes out; no I/O.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "muster/base/bytes.h"
+#include "muster/store/request.h"
+
+namespace muster::store {
+
+inline constexpr std::uint8_t kStoreProtocolVersion = 1;
+/// What Handshake compares as the build of a store: "store" and the version.
+inline constexpr std::uint64_t kStoreBuild = 0x73746f7265000000u | kStoreProtocolVersion;
+/// The longest frame: one value of the greatest size with room for keys.
+inline constexpr std::size_t kMaxFrameBytes = (std::size_t{1} << 30) + (std::size_t{64} << 20);
+
+/// Everything of a frame but the values' bytes, which follow as they are: large values are sent from where they lie.
+/// Empty when the frame would be longer than kMaxFrameBytes.
+std::string encode_head(const Request& request, std::uint64_t id);
+std::string encode_head(const Reply& reply, std::uint64_t id);
+
+struct WireRequest {
+  std::uint64_t id = 0;
+  Request request;  ///< views into the frame
+};
+struct WireReply {
+  std::uint64_t id = 0;
+  Reply reply;
+};
+/// `frame` without its length. Anything that does not fit exactly is an error.
+Result<WireRequest> decode_request(std::string_view frame);
+Result<WireReply> decode_reply(std::string_view frame);
+
+/// Cuts a stream of bytes into frames. Holds only what has come: a length that lies costs nothing.
+class FrameReader {
+ public:
+  void feed(ConstBytes bytes);
+  /// The next whole frame without its length; valid until the next `feed`.
+  std::optional<std::string_view> next();
+  /// The stream announced a frame that is too short or too long; nothing more will come out.
+  bool broken() const { return broken_; }
+  /// Bytes of the frame begun that are still to come; 0 if its length is not known yet.
+  std::size_t outstanding() const;
+  std::size_t held() const { return buffer_.capacity(); }
+  /// Gives a large buffer back once everything in it has been taken out; frames handed out die.
+  void trim();
+
+ private:
+  std::string buffer_;
+  std::size_t at_ = 0;
+  bool broken_ = false;
+};
+
+}  // namespace muster::store

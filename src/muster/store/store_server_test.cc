@@ -1,0 +1,326 @@
+// The server without its sockets, and the wire protocol: at every cut, with damaged frames, on a clock that stands where the test puts it.
+
+#include "muster/store/store_server.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <random>
+
+namespace muster::store {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using Connection = StoreServer::Connection;
+
+const Secret kSecret = Secret::given("the secret of the server's tests");
+
+/// A server and what each connection has been sent.
+class Bench {
+ public:
+  explicit Bench(StoreServer::Options options = {.secret = kSecret, .job = "job"}) : server(std::move(options)) {}
+
+  Connection open(bool same_host = true) {
+    ++last_;
+    server.on_open(last_, "peer " + std::to_string(last_), same_host, now);
+    pump();
+    return last_;
+  }
+  void feed(Connection connection, std::string_view bytes) {
+    server.on_bytes(connection, as_bytes(bytes), now);
+    pump();
+  }
+  void advance(Duration time) {
+    now += time;
+    server.on_time(now);
+    pump();
+  }
+  void close(Connection connection) {
+    server.on_closed(connection, now);
+    closed_[connection] = true;
+    pump();
+  }
+  /// Writes everything that is to be written, except to those that do not read.
+  void pump() {
+    for (auto changed = server.take_changed(); !changed.empty(); changed = server.take_changed()) {
+      for (const Connection connection : changed) {
+        for (auto pieces = server.output(connection, 3); !pieces.empty() && !deaf_[connection]; pieces = server.output(connection, 3)) {
+          std::size_t count = 0;
+          for (const auto piece : pieces) {
+            sent_[connection].append(as_text(piece));
+            count += piece.size();
+          }
+          server.on_written(connection, count, now);
+        }
+        if (server.wants_close(connection)) {
+          server.on_closed(connection, now);
+          closed_[connection] = true;
+        }
+      }
+    }
+  }
+  void set_deaf(Connection connection, bool deaf) {
+    deaf_[connection] = deaf;
+    if (!deaf) {
+      server.on_written(connection, 0, now);
+      // Whatever waits is written now, as a socket that becomes writable would.
+      for (auto pieces = server.output(connection, 3); !pieces.empty(); pieces = server.output(connection, 3)) {
+        sent_[connection].append(as_text(pieces[0]));
+        server.on_written(connection, pieces[0].size(), now);
+      }
+      pump();
+    }
+  }
+  Connection authenticated() {
+    const Connection connection = open();
+    Handshake handshake(Handshake::Side::connector, {.job = "job", .build = kStoreBuild}, kSecret);
+    while (!handshake.done() && !handshake.failed()) {
+      feed(connection, handshake.take_output());
+      const std::string bytes = take(connection);
+      handshake.feed(as_bytes(bytes));
+    }
+    EXPECT_TRUE(handshake.done()) << handshake.failure().message();
+    return connection;
+  }
+  std::string take(Connection connection) { return std::exchange(sent_[connection], {}); }
+  std::vector<WireReply> replies(Connection connection) {
+    FrameReader frames;
+    frames.feed(as_bytes(take(connection)));
+    std::vector<WireReply> all;
+    while (const auto frame = frames.next()) {
+      auto reply = decode_reply(*frame);
+      EXPECT_TRUE(reply.ok());
+      all.push_back(std::move(*reply));
+    }
+    return all;
+  }
+  bool closed(Connection connection) { return closed_[connection]; }
+
+  StoreServer server;
+  TimePoint now{seconds(1000)};
+
+ private:
+  Connection last_ = 0;
+  std::map<Connection, std::string> sent_;
+  std::map<Connection, bool> closed_, deaf_;
+};
+
+std::string whole(const Request& request, std::uint64_t id) {
+  std::string frame = encode_head(request, id);
+  for (const auto value : request.values) frame.append(value);
+  return frame;
+}
+std::string set(std::string_view key, std::string_view value, std::uint64_t id) {
+  return whole({.op = Op::set, .keys = {key}, .values = {value}}, id);
+}
+std::string get(std::string_view key, std::uint64_t id, Duration timeout = seconds(10)) {
+  return whole({.op = Op::get, .timeout = timeout, .keys = {key}}, id);
+}
+
+// spec: C7 one request and one reply, also where get blocks, while other requests of the connection go on
+TEST(StoreServer, RepliesWhenReady) {
+  Bench bench;
+  const auto a = bench.authenticated(), b = bench.authenticated();
+  bench.feed(a, get("key", 1) + set("other", "x", 2));
+  auto replies = bench.replies(a);
+  ASSERT_EQ(replies.size(), 1u);
+  EXPECT_EQ(replies[0].id, 2u);
+  bench.feed(b, set("key", "value", 1));
+  replies = bench.replies(a);
+  ASSERT_EQ(replies.size(), 1u);
+  EXPECT_EQ(replies[0].id, 1u);
+  EXPECT_EQ(*replies[0].reply.values.at(0), "value");
+}
+
+// spec: C7 timeout: the server answers at the client's deadline
+TEST(StoreServer, AnswersAtTheDeadline) {
+  Bench bench;
+  const auto a = bench.authenticated();
+  bench.feed(a, get("key", 1, seconds(3)));
+  EXPECT_EQ(bench.server.next_timer(), bench.now + seconds(3));
+  bench.advance(seconds(3));
+  const auto replies = bench.replies(a);
+  ASSERT_EQ(replies.size(), 1u);
+  EXPECT_EQ(replies[0].reply.status.code(), Code::timed_out);
+  EXPECT_NE(replies[0].reply.status.message().find("\"key\""), std::string::npos);
+}
+
+// spec: C2 strangers have five seconds, the oldest of too many goes first
+TEST(StoreServer, StrangersHaveLimits) {
+  Bench bench({.secret = kSecret, .job = "job", .max_strangers = 3});
+  std::vector<Connection> strangers;
+  for (int i = 0; i < 4; ++i) strangers.push_back(bench.open());
+  EXPECT_TRUE(bench.closed(strangers[0]));
+  EXPECT_FALSE(bench.closed(strangers[1]));
+  EXPECT_EQ(bench.server.strangers(), 3u);
+  bench.advance(seconds(5) - Duration(1));
+  EXPECT_FALSE(bench.closed(strangers[3]));
+  const auto friendly = bench.authenticated();
+  EXPECT_TRUE(bench.closed(strangers[1]));
+  bench.advance(Duration(1));
+  EXPECT_TRUE(bench.closed(strangers[3]));
+  EXPECT_EQ(bench.server.strangers(), 0u);
+  bench.advance(seconds(500));
+  EXPECT_FALSE(bench.closed(friendly)) << "who has proved the secret may be silent for ever";
+}
+
+// spec: C2 without a given secret a connection from another host is refused before a byte of it is read
+TEST(StoreServer, HostSecretWantsThisHost) {
+  ::unsetenv("MUSTER_SECRET");
+  ::unsetenv("MUSTER_SECRET_FILE");
+  ::unsetenv("MUSTER_INSECURE");
+  const auto secret = Secret::from_environment();
+  ASSERT_TRUE(secret.ok()) << secret.status().message();
+  ASSERT_EQ(secret->kind(), Secret::Kind::host);
+  Bench bench({.secret = *secret, .job = "job"});
+  EXPECT_TRUE(bench.closed(bench.open(false)));
+  EXPECT_FALSE(bench.closed(bench.open(true)));
+}
+
+// spec: C2 bounded output: who does not read is not read from, and goes on where it stopped
+TEST(StoreServer, WhoDoesNotReadIsNotReadFrom) {
+  Bench bench({.secret = kSecret, .job = "job", .max_output = 100000});
+  const auto slow = bench.authenticated(), other = bench.authenticated();
+  bench.feed(other, set("large", std::string(60000, 'x'), 1));
+  bench.set_deaf(slow, true);
+  std::string requests;
+  for (std::uint64_t id = 1; id <= 10; ++id) requests += get("large", id);
+  bench.feed(slow, requests);
+  EXPECT_FALSE(bench.server.wants_read(slow));
+  EXPECT_TRUE(bench.server.wants_read(other));
+  bench.take(other);
+  bench.feed(other, get("large", 2));
+  EXPECT_EQ(bench.replies(other).size(), 1u);
+  bench.set_deaf(slow, false);
+  EXPECT_TRUE(bench.server.wants_read(slow));
+  EXPECT_EQ(bench.replies(slow).size(), 10u) << "requests that lay in the buffer are answered";
+}
+
+// spec: C2 a limited number of requests of one connection may wait; the rest is taken up as they are answered
+TEST(StoreServer, ParkedRequestsAreBounded) {
+  Bench bench({.secret = kSecret, .job = "job", .max_parked = 4});
+  const auto greedy = bench.authenticated(), other = bench.authenticated();
+  std::string requests;
+  for (std::uint64_t id = 1; id <= 10; ++id) requests += get("key " + std::to_string(id), id);
+  bench.feed(greedy, requests);
+  EXPECT_FALSE(bench.server.wants_read(greedy));
+  for (std::uint64_t id = 1; id <= 10; ++id) bench.feed(other, set("key " + std::to_string(id), "x", id));
+  EXPECT_EQ(bench.replies(greedy).size(), 10u);
+  EXPECT_TRUE(bench.server.wants_read(greedy));
+}
+
+// spec: C14 a connection that ends takes its waiting requests with it
+TEST(StoreServer, ClosedConnectionsLeaveNothing) {
+  Bench bench;
+  const auto a = bench.authenticated(), b = bench.authenticated();
+  bench.feed(a, get("key", 1) + whole({.op = Op::queue_pop, .timeout = seconds(10), .number = 1, .keys = {"queue"}}, 2));
+  bench.close(a);
+  EXPECT_EQ(bench.server.next_timer(), TimePoint::max());
+  bench.feed(b, whole({.op = Op::queue_push, .keys = {"queue"}, .values = {"x"}}, 1) + whole({.op = Op::queue_len, .keys = {"queue"}}, 2));
+  EXPECT_EQ(bench.replies(b).at(1).reply.number, 1) << "a value must not go to somebody who is gone";
+}
+
+// spec: C7 requests cut at every byte mean the same
+TEST(StoreServer, CutAtEveryByte) {
+  const std::string stream = set("key", "value", 1) + get("key", 2) + whole({.op = Op::add, .number = 5, .keys = {"count"}}, 3);
+  for (std::size_t cut = 0; cut <= stream.size(); ++cut) {
+    Bench bench;
+    const auto a = bench.authenticated();
+    bench.feed(a, stream.substr(0, cut));
+    bench.feed(a, stream.substr(cut));
+    const auto replies = bench.replies(a);
+    ASSERT_EQ(replies.size(), 3u) << cut;
+    EXPECT_EQ(*replies[1].reply.values.at(0), "value");
+    EXPECT_EQ(replies[2].reply.number, 5);
+  }
+}
+
+// spec: C2 damaged requests end their own connection and nothing else, and hold no memory
+TEST(StoreServer, DamagedRequests) {
+  std::mt19937_64 random(17);
+  Bench bench;
+  const auto friendly = bench.authenticated();
+  const std::string good = whole({.op = Op::multi_set, .timeout = seconds(1), .keys = {"a", "b", "c"}, .values = {"1", "22", "333"}}, 9);
+  for (int round = 0; round < 3000; ++round) {
+    const auto bad = bench.authenticated();
+    std::string bytes = good + good;
+    for (std::uint64_t i = 0; i <= random() % 4; ++i) bytes[random() % bytes.size()] = static_cast<char>(random());
+    bench.feed(bad, bytes);
+    ASSERT_LE(bench.server.held(bad), std::size_t{1} << 16);
+    if (!bench.closed(bad)) bench.close(bad);
+    bench.feed(friendly, set("alive", std::to_string(round), 1));
+    ASSERT_EQ(bench.replies(friendly).size(), 1u);
+  }
+  EXPECT_EQ(bench.server.connections(), 1u);
+}
+
+// spec: C7 version and length limits of the protocol
+TEST(StoreProtocol, LimitsAndVersions) {
+  const std::string frame = set("key", "value", 1).substr(4);
+  EXPECT_TRUE(decode_request(frame).ok());
+  for (const std::size_t at : {0u, 1u, 2u}) {  // version, operation, zero
+    std::string bad = frame;
+    bad[at] = 99;
+    EXPECT_FALSE(decode_request(bad).ok()) << at;
+  }
+  EXPECT_FALSE(decode_request(frame + "x").ok()) << "more than was announced";
+  for (std::size_t cut = 0; cut < frame.size(); ++cut) EXPECT_FALSE(decode_request(frame.substr(0, cut)).ok()) << cut;
+  Request too_large{.op = Op::multi_set};
+  too_large.keys.assign(2000, "key");
+  const std::string megabyte(1 << 20, 'x');
+  too_large.values.assign(2000, megabyte);
+  EXPECT_EQ(encode_head(too_large, 1), "") << "two gigabytes do not fit into a frame";
+}
+
+// spec: C7 replies carry code, message, ranks, number and values, and are checked like requests
+TEST(StoreProtocol, RepliesBothWays) {
+  Reply reply;
+  reply.status = Status(Code::timed_out, "a message", {1, 5});
+  reply.number = -3;
+  reply.values = {std::make_shared<const std::string>("one"), std::make_shared<const std::string>(""),
+                  std::make_shared<const std::string>("three")};
+  std::string frame = encode_head(reply, 77);
+  for (const auto& value : reply.values) frame += *value;
+  frame = frame.substr(4);
+  const auto back = decode_reply(frame);
+  ASSERT_TRUE(back.ok());
+  EXPECT_EQ(back->id, 77u);
+  EXPECT_EQ(back->reply.status.code(), Code::timed_out);
+  EXPECT_EQ(back->reply.status.message(), "a message");
+  EXPECT_EQ(back->reply.status.ranks(), (std::vector<int>{1, 5}));
+  EXPECT_EQ(back->reply.number, -3);
+  ASSERT_EQ(back->reply.values.size(), 3u);
+  EXPECT_EQ(*back->reply.values[2], "three");
+  for (std::size_t cut = 0; cut < frame.size(); ++cut) EXPECT_FALSE(decode_reply(frame.substr(0, cut)).ok()) << cut;
+  std::mt19937_64 random(23);
+  for (int round = 0; round < 10000; ++round) {
+    std::string bad = frame;
+    for (int i = 0; i < 3; ++i) bad[random() % bad.size()] = static_cast<char>(random());
+    static_cast<void>(decode_reply(bad));  // must not crash, nor allocate on the frame's word: the sanitizers watch
+  }
+}
+
+// spec: C2 a lying length is refused before it allocates
+TEST(StoreProtocol, LyingLengths) {
+  for (const std::uint32_t length : {0u, 11u, static_cast<std::uint32_t>(kMaxFrameBytes) + 1, 0xffffffffu}) {
+    FrameReader frames;
+    ByteWriter lie;
+    lie.put(length);
+    frames.feed(as_bytes(lie.view()));
+    EXPECT_FALSE(frames.next().has_value());
+    EXPECT_TRUE(frames.broken()) << length;
+  }
+  FrameReader frames;
+  ByteWriter claim;
+  claim.put(static_cast<std::uint32_t>(kMaxFrameBytes));
+  frames.feed(as_bytes(claim.view()));
+  EXPECT_FALSE(frames.next().has_value());
+  EXPECT_FALSE(frames.broken());
+  EXPECT_EQ(frames.outstanding(), kMaxFrameBytes);
+  EXPECT_LT(frames.held(), 4096u);
+}
+
+}  // namespace
+}  // namespace muster::store

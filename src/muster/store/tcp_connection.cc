@@ -1,0 +1,242 @@
+#include "muster/store/tcp_connection.h"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <random>
+#include <thread>
+
+#include "muster/base/handshake.h"
+#include "muster/base/socket_address.h"
+
+namespace muster::store {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr std::size_t kBufferBytes = std::size_t{64} << 10;
+constexpr std::size_t kLargeBufferBytes = std::size_t{1} << 20;
+/// The kernel's own limit of one blocking call: setting it anew for every request would cost a call each.
+constexpr Duration kTick = seconds(1);
+constexpr Duration kConnectLimit = seconds(5);
+constexpr Duration kGreetingLimit = seconds(3);
+/// So often may whoever listens there take a connection and not greet before it is taken for something else than a store.
+constexpr int kMostSilences = 3;
+
+TimePoint now() { return steady_clock().now(); }
+
+int poll_milliseconds(Duration left) {
+  return static_cast<int>(std::clamp<std::int64_t>(std::chrono::ceil<milliseconds>(left).count(), 0, 60000));
+}
+
+void tune(int socket) {
+  const int on = 1, idle = 10, interval = 5, count = 4, user_timeout = 30000;
+  ::setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  ::setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  ::setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
+  ::setsockopt(socket, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
+  ::setsockopt(socket, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
+  ::setsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &user_timeout, sizeof user_timeout);
+}
+
+/// Without a given secret only ranks of one host may meet: said before a byte is sent.
+Status check_same_host(int socket, const Secret& secret) {
+  if (secret.kind() != Secret::Kind::host) return {};
+  const auto own = SocketAddress::local_of(socket), peer = SocketAddress::peer_of(socket);
+  if (!own || !peer || peer->is_loopback() || own->host() == peer->host()) return {};
+  return Status(Code::refused,
+                peer->text() +
+                    " is another host, and without a secret only ranks of one host may join; set MUSTER_SECRET to the same text on all "
+                    "ranks (MUSTER_INSECURE=1 on all ranks goes without one)");
+}
+
+/// A connected, still non-blocking socket.
+Result<Descriptor> connect_to(const SocketAddress& address, TimePoint deadline) {
+  auto socket = start_connect(address);
+  if (!socket) return socket;
+  pollfd waiting{socket->get(), POLLOUT, 0};
+  while (waiting.revents == 0) {
+    const Duration left = deadline - now();
+    if (left <= Duration::zero()) return Status(Code::timed_out, "cannot connect to " + address.text() + ": no answer");
+    if (::poll(&waiting, 1, poll_milliseconds(left)) < 0 && errno != EINTR)
+      return Status(Code::network, "poll failed: " + errno_text(errno));
+  }
+  int error = 0;
+  socklen_t length = sizeof error;
+  ::getsockopt(socket->get(), SOL_SOCKET, SO_ERROR, &error, &length);
+  if (error != 0) return Status(Code::network, "cannot connect to " + address.text() + ": " + errno_text(error));
+  return socket;
+}
+
+}  // namespace
+
+std::string TcpEndpoint::name() const {
+  const bool bare_six = host.find(':') != std::string::npos && host.front() != '[';
+  return "the store at " + (bare_six ? "[" + host + "]" : host) + ":" + std::to_string(port);
+}
+
+TcpConnection::TcpConnection(Descriptor socket, std::string name)
+    : socket_(std::move(socket)), name_(std::move(name)), buffer_(kBufferBytes) {}
+
+Result<std::unique_ptr<TcpConnection>> TcpConnection::open(const TcpEndpoint& endpoint, TimePoint deadline, bool was_there) {
+  const TimePoint begin = now();
+  std::minstd_rand random(static_cast<unsigned>(begin.time_since_epoch().count()));
+  Duration pause = milliseconds(5);
+  Status last;
+  int silences = 0;
+  for (;;) {
+    const auto addresses = resolve(endpoint.host, endpoint.port);
+    if (!addresses) last = addresses.status();
+    for (std::size_t i = 0; addresses && i < addresses->size(); ++i) {
+      auto socket = connect_to((*addresses)[i], std::min(deadline, now() + kConnectLimit));
+      if (!socket) {
+        // A refusal says more than the last attempt's having run out of time.
+        if (last.ok() || socket.status().code() != Code::timed_out) last = socket.status();
+        continue;
+      }
+      const int flags = ::fcntl(socket->get(), F_GETFL);
+      ::fcntl(socket->get(), F_SETFL, flags & ~O_NONBLOCK);
+      tune(socket->get());
+      std::unique_ptr<TcpConnection> connection(new TcpConnection(std::move(*socket), endpoint.name()));
+      last = connection->shake_hands(endpoint, std::min(deadline, now() + kGreetingLimit));
+      if (last) return connection;
+      if (last.code() == Code::refused) return last.with_context(endpoint.name());
+      if (last.code() == Code::timed_out && ++silences == kMostSilences) {
+        return Status(
+            Code::refused,
+            "something takes connections at " + endpoint.host + ":" + std::to_string(endpoint.port) +
+                " and does not greet like a muster store: it hangs, or it is another program, such as the store of torchrun's own agent "
+                "(then give MASTER_PORT another port and unset TORCHELASTIC_USE_AGENT_STORE, or start the job with muster run)");
+      }
+    }
+    if (was_there && last.message().find("ECONNREFUSED") != std::string::npos) {
+      return Status(Code::network, endpoint.name() + " is gone (" + last.message() + "); the process that hosts it has probably ended");
+    }
+    // Many ranks wait for one server: they shall not all come back at the same moment.
+    const Duration jittered = pause / 2 + pause * static_cast<int>(random() % 64) / 128;
+    if (now() + jittered >= deadline) {
+      return Status(last.code() == Code::invalid_argument ? last.code() : Code::timed_out,
+                    "could not reach " + endpoint.name() + " within " + describe(now() - begin) + ": " + last.message() +
+                        "; is its host (rank 0 or the launcher) running, and are host and port right?");
+    }
+    std::this_thread::sleep_for(jittered);
+    pause = std::min<Duration>(pause * 2, milliseconds(250));
+  }
+}
+
+Status TcpConnection::shake_hands(const TcpEndpoint& endpoint, TimePoint deadline) {
+  if (Status same = check_same_host(socket_.get(), endpoint.secret); !same) return same;
+  Handshake handshake(Handshake::Side::connector,
+                      {.role = Handshake::Role::store, .rank = -1, .world_size = -1, .job = endpoint.job, .build = kStoreBuild, .note = 0},
+                      endpoint.secret);
+  for (;;) {
+    if (const std::string out = handshake.take_output(); !out.empty()) {
+      if (Status sent = send_all({as_bytes(out)}, deadline); !sent) return sent;
+    }
+    if (handshake.done()) return {};
+    if (handshake.failed()) return handshake.failure();
+    const auto bytes = receive(deadline);
+    if (!bytes) return bytes.status();
+    const std::size_t eaten = handshake.feed(*bytes);
+    if (eaten < bytes->size() && !handshake.failed()) frames_.feed(bytes->subspan(eaten));
+  }
+}
+
+bool TcpConnection::arm(int option, Duration& armed, TimePoint deadline) {
+  const Duration left = deadline == TimePoint::max() ? kTick : deadline - now();
+  if (left <= Duration::zero()) return false;
+  const Duration wanted = std::clamp<Duration>(left, milliseconds(1), kTick);
+  if (wanted == armed) return true;
+  const auto micro = std::chrono::ceil<std::chrono::microseconds>(wanted).count();
+  const timeval value{micro / 1000000, micro % 1000000};
+  ::setsockopt(socket_.get(), SOL_SOCKET, option, &value, sizeof value);
+  armed = wanted;
+  return true;
+}
+
+Status TcpConnection::send_all(std::vector<ConstBytes> pieces, TimePoint deadline) {
+  constexpr std::size_t kPieces = 256;
+  std::size_t first = 0;
+  while (first < pieces.size()) {
+    if (!arm(SO_SNDTIMEO, send_limit_, deadline)) return Status(Code::timed_out, name_ + " did not take the request in time");
+    std::array<iovec, kPieces> list;
+    const std::size_t count = std::min(kPieces, pieces.size() - first);
+    for (std::size_t i = 0; i < count; ++i) list[i] = {const_cast<std::byte*>(pieces[first + i].data()), pieces[first + i].size()};
+    msghdr message{};
+    message.msg_iov = list.data();
+    message.msg_iovlen = count;
+    ssize_t n = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL);
+    if (n < 0) {
+      if (errno == EINTR || errno == EAGAIN || errno == EWOULDBLOCK) continue;
+      return Status(Code::network,
+                    "the connection to " + name_ + " is lost (" + errno_text(errno) + "); the process that hosts it has probably ended");
+    }
+    for (; first < pieces.size() && static_cast<std::size_t>(n) >= pieces[first].size(); ++first)
+      n -= static_cast<ssize_t>(pieces[first].size());
+    if (first < pieces.size()) pieces[first] = pieces[first].subspan(static_cast<std::size_t>(n));
+  }
+  return {};
+}
+
+Result<ConstBytes> TcpConnection::receive(TimePoint deadline) {
+  for (;;) {
+    if (!arm(SO_RCVTIMEO, receive_limit_, deadline)) return Status(Code::timed_out, name_ + " did not answer in time");
+    const ssize_t n = ::recv(socket_.get(), buffer_.data(), buffer_.size(), 0);
+    if (n > 0) return ConstBytes(buffer_).first(static_cast<std::size_t>(n));
+    if (n == 0) return Status(Code::network, name_ + " closed the connection; the process that hosts it has probably ended");
+    if (errno == EINTR || errno == EAGAIN || errno == EWOULDBLOCK) continue;
+    return Status(Code::network,
+                  "the connection to " + name_ + " is lost (" + errno_text(errno) + "); the process that hosts it has probably ended");
+  }
+}
+
+Reply TcpConnection::fail(Status status) {
+  broken_ = true;
+  return {std::move(status), 0, {}};
+}
+
+Status TcpConnection::post(const Request& request, TimePoint deadline) {
+  const std::string head = encode_head(request, next_id_++);
+  return send_all({as_bytes(head)}, deadline);
+}
+
+Reply TcpConnection::exchange(const Request& request, TimePoint deadline) {
+  const std::uint64_t id = next_id_++;
+  const std::string head = encode_head(request, id);
+  if (head.empty()) {
+    return {Status(Code::invalid_argument, std::string(name_of(request.op)) + ": the request is longer than the limit of " +
+                                               std::to_string(kMaxFrameBytes) + " bytes"),
+            0,
+            {}};
+  }
+  std::vector<ConstBytes> pieces{as_bytes(head)};
+  for (const std::string_view value : request.values) {
+    if (!value.empty()) pieces.push_back(as_bytes(value));
+  }
+  if (Status sent = send_all(std::move(pieces), deadline); !sent) return fail(std::move(sent));
+  for (;;) {
+    if (const auto frame = frames_.next()) {
+      auto wire = decode_reply(*frame);
+      if (!wire || wire->id != id) return fail(Status(Code::network, name_ + " sent a malformed reply"));
+      frames_.trim();
+      if (buffer_.size() > kBufferBytes) buffer_ = std::vector<std::byte>(kBufferBytes);
+      return std::move(wire->reply);
+    }
+    if (frames_.broken()) return fail(Status(Code::network, name_ + " announced a reply of an impossible length"));
+    if (frames_.outstanding() > kLargeBufferBytes && buffer_.size() < kLargeBufferBytes) buffer_.resize(kLargeBufferBytes);
+    const auto bytes = receive(deadline);
+    if (!bytes) return fail(bytes.status());
+    frames_.feed(*bytes);
+  }
+}
+
+}  // namespace muster::store

@@ -1,0 +1,60 @@
+/// A client's connection to a TCP store: blocking, one request at a time, with deadlines. One thread at a time.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "muster/base/fork_guard.h"
+#include "muster/base/secret.h"
+#include "muster/store/store_protocol.h"
+
+namespace muster::store {
+
+struct TcpEndpoint {
+  std::string host;
+  std::uint16_t port = 0;
+  Secret secret;
+  std::string job;
+  /// "the store at node1:29500".
+  std::string name() const;
+};
+
+class TcpConnection {
+ public:
+  /// Tries again until the deadline while nobody listens there; a refused handshake ends it at once, with the reason. `was_there`: the
+  /// server is known to have been up, so that a port where nobody listens any more means that it has gone (Code::network).
+  static Result<std::unique_ptr<TcpConnection>> open(const TcpEndpoint& endpoint, TimePoint deadline, bool was_there);
+
+  /// One write, and one read where the reply is small and does not make the caller wait for more. After a failure of the connection itself
+  /// (`broken`) it can only be thrown away: the reply may still come.
+  Reply exchange(const Request& request, TimePoint deadline);
+  /// Sends a request and waits for nothing. Its reply, if one comes, is not for this connection's other calls: use it for nothing else.
+  Status post(const Request& request, TimePoint deadline);
+  bool broken() const { return broken_; }
+  /// In a forked child: it has no connection any more.
+  bool forked() const { return mark_.forked(); }
+
+ private:
+  explicit TcpConnection(Descriptor socket, std::string name);
+  Status shake_hands(const TcpEndpoint& endpoint, TimePoint deadline);
+  Status send_all(std::vector<ConstBytes> pieces, TimePoint deadline);
+  /// Receives what there is, waiting for the first byte.
+  Result<ConstBytes> receive(TimePoint deadline);
+  /// How long the next call into the kernel may block; false when the deadline has passed.
+  bool arm(int option, Duration& armed, TimePoint deadline);
+  Reply fail(Status status);
+
+  GuardedDescriptor socket_;
+  ProcessMark mark_;
+  std::string name_;
+  std::vector<std::byte> buffer_;
+  FrameReader frames_;
+  std::uint64_t next_id_ = 1;
+  Duration receive_limit_{0};
+  Duration send_limit_{0};
+  bool broken_ = false;
+};
+
+}  // namespace muster::store

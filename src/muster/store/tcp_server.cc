@@ -1,0 +1,352 @@
+#define ASIO_STANDALONE
+#define ASIO_NO_DEPRECATED
+// One thread runs the loop, and what is posted to it goes through a lock: fences, which the thread sanitizer cannot follow, are of no use.
+#define ASIO_DISABLE_FENCED_BLOCK
+#include "muster/store/tcp_server.h"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <array>
+#include <asio/io_context.hpp>
+#include <asio/posix/stream_descriptor.hpp>
+#include <asio/post.hpp>
+#include <asio/steady_timer.hpp>
+#include <cerrno>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "muster/base/clock.h"
+#include "muster/base/fork_guard.h"
+#include "muster/base/log.h"
+#include "muster/base/socket_address.h"
+#include "muster/store/store_server.h"
+
+namespace muster::store {
+namespace {
+
+using asio::posix::descriptor_base;
+constexpr int kBacklog = 4096;
+constexpr int kAcceptsPerTurn = 64;
+constexpr std::size_t kReadBytes = std::size_t{64} << 10;
+constexpr std::size_t kPieces = 64;
+constexpr Duration kLastWords = std::chrono::seconds(1);
+constexpr Duration kWarningInterval = std::chrono::seconds(30);
+constexpr Duration kNoFilesPause = std::chrono::milliseconds(20);
+
+/// A descriptor that Asio watches and that forked children lose. Asio only ever waits for it; reading and writing are plain calls.
+struct Watched {
+  Watched(asio::io_context& io, Descriptor fd) : watch(io), socket(std::move(fd)) { watch.assign(socket.get()); }
+  ~Watched() { watch.release(); }
+  asio::posix::stream_descriptor watch;
+  GuardedDescriptor socket;
+};
+
+bool is_local(const SocketAddress& address) {
+  auto unbound = SocketAddress::numeric(address.host(), 0);
+  const Descriptor probe(::socket(address.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  return probe && unbound && ::bind(probe.get(), unbound->raw(), unbound->length()) == 0;
+}
+
+Result<std::vector<Descriptor>> listen_everywhere(std::uint16_t port) {
+  std::vector<Descriptor> sockets;
+  auto six = listen_on(*SocketAddress::numeric("::", port), kBacklog, true);
+  if (six) {
+    sockets.push_back(std::move(*six));
+    return sockets;
+  }
+  auto four = listen_on(*SocketAddress::numeric("0.0.0.0", port), kBacklog);  // a host without IPv6
+  if (!four) return four.status();
+  sockets.push_back(std::move(*four));
+  return sockets;
+}
+
+/// Every address of the host name that is this host's own, all with the same port.
+Result<std::vector<Descriptor>> listen_at(const std::string& host, std::uint16_t port) {
+  if (host.empty()) return listen_everywhere(port);
+  const auto addresses = resolve(host, port);
+  if (!addresses) return addresses.status();
+  std::vector<Descriptor> sockets;
+  std::uint16_t chosen = port;
+  std::string found;
+  for (const SocketAddress& address : *addresses) {
+    found += (found.empty() ? "" : ", ") + address.host();
+    if (!is_local(address)) continue;
+    auto socket = listen_on(*SocketAddress::numeric(address.host(), chosen), kBacklog);
+    if (!socket && port == 0 && !sockets.empty()) continue;  // the free port of one family need not be free in the other
+    if (!socket) return socket.status().with_context("the store at " + host + " cannot be opened; another job may use this port");
+    if (const auto name = SocketAddress::local_of(socket->get())) chosen = name->port();
+    sockets.push_back(std::move(*socket));
+  }
+  if (sockets.empty()) {
+    return Status(Code::network, "the store cannot be opened at \"" + host + "\": its addresses (" + found +
+                                     ") are not this host's; give a name or address of this host, or 0.0.0.0 for all interfaces");
+  }
+  return sockets;
+}
+
+Result<std::vector<Descriptor>> adopt(int descriptor) {
+  std::vector<Descriptor> sockets;
+  sockets.emplace_back(descriptor);
+  const int flags = ::fcntl(descriptor, F_GETFL);
+  if (flags < 0 || ::fcntl(descriptor, F_SETFL, flags | O_NONBLOCK) != 0 || ::fcntl(descriptor, F_SETFD, FD_CLOEXEC) != 0 ||
+      ::listen(descriptor, kBacklog) != 0) {
+    return Status(Code::invalid_argument,
+                  "the listen descriptor " + std::to_string(descriptor) + " is not a bound TCP socket: " + errno_text(errno));
+  }
+  return sockets;
+}
+
+/// Notices a host that has vanished without a word within half a minute.
+void tune(int socket) {
+  const int on = 1, idle = 10, interval = 5, count = 4, user_timeout = 30000;
+  ::setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  ::setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  ::setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
+  ::setsockopt(socket, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
+  ::setsockopt(socket, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
+  ::setsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &user_timeout, sizeof user_timeout);
+}
+
+class AsioServer final : public TcpServer {
+ public:
+  AsioServer(TcpServerOptions options, std::vector<Descriptor> listeners)
+      : timer_(io_), pause_(io_), machine_({.secret = std::move(options.secret), .job = std::move(options.job)}) {
+    if (const auto name = SocketAddress::local_of(listeners.front().get())) port_ = name->port();
+    for (Descriptor& each : listeners) listeners_.push_back(std::make_unique<Watched>(io_, std::move(each)));
+    for (auto& listener : listeners_) watch_listener(*listener);
+    // Signals are the program's business: none shall be delivered here.
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    thread_ = std::thread([this] {
+      pthread_setname_np(pthread_self(), "muster-store");
+      io_.run();
+    });
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+
+  ~AsioServer() override {
+    if (mark_.forked()) {  // the thread is the parent's
+      thread_.detach();
+      return;
+    }
+    asio::post(io_, [this] { begin_end(); });
+    thread_.join();
+  }
+
+  std::uint16_t port() const override { return port_; }
+
+ private:
+  using Connection = StoreServer::Connection;
+  struct Session : Watched {
+    using Watched::Watched;
+    bool awaits_read = false;
+    bool awaits_write = false;
+  };
+
+  void watch_listener(Watched& listener) {
+    listener.watch.async_wait(descriptor_base::wait_read, [this, &listener](const asio::error_code& error) {
+      if (!error && !ending_) accept_some(listener);
+    });
+  }
+
+  void accept_some(Watched& listener) {
+    for (int i = 0; i < kAcceptsPerTurn; ++i) {
+      sockaddr_storage name;
+      socklen_t length = sizeof name;
+      Descriptor socket(::accept4(listener.socket.get(), reinterpret_cast<sockaddr*>(&name), &length, SOCK_NONBLOCK | SOCK_CLOEXEC));
+      if (socket) {
+        open(std::move(socket), SocketAddress(reinterpret_cast<const sockaddr*>(&name), length));
+        continue;
+      }
+      if (errno == EAGAIN || errno == EWOULDBLOCK) break;
+      if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) return pause_accepting(listener);
+    }
+    pump();
+    watch_listener(listener);
+  }
+
+  /// Newcomers wait in the kernel's queue until somebody leaves; those inside go on undisturbed.
+  void pause_accepting(Watched& listener) {
+    if (now() >= next_warning_) {
+      log(LogLevel::warning,
+          "the store has no file descriptors left (" + errno_text(errno) + "); newcomers wait; raise the limit with ulimit -n");
+      next_warning_ = now() + kWarningInterval;
+    }
+    pump();
+    pause_.expires_after(kNoFilesPause);
+    pause_.async_wait([this, &listener](const asio::error_code& error) {
+      if (error || ending_) return;
+      for (auto& each : listeners_) {
+        if (each.get() != &listener) each->watch.cancel();
+      }
+      for (auto& each : listeners_) accept_some(*each);
+    });
+  }
+
+  void open(Descriptor socket, const SocketAddress& peer) {
+    tune(socket.get());
+    const auto own = SocketAddress::local_of(socket.get());
+    const bool same_host = peer.is_loopback() || (own && own->host() == peer.host());
+    const Connection number = next_connection_++;
+    const auto [entry, fresh] = sessions_.emplace(number, std::make_unique<Session>(io_, std::move(socket)));
+    machine_.on_open(number, peer.text(), same_host, now());
+    watch_reading(number, *entry->second);
+  }
+
+  void watch_reading(Connection number, Session& session) {
+    if (session.awaits_read) return;
+    session.awaits_read = true;
+    session.watch.async_wait(descriptor_base::wait_read, [this, number](const asio::error_code& error) {
+      if (error) return;
+      const auto entry = sessions_.find(number);
+      if (entry == sessions_.end()) return;
+      entry->second->awaits_read = false;
+      read_some(number, *entry->second);
+      pump();
+    });
+  }
+
+  void read_some(Connection number, Session& session) {
+    if (!machine_.wants_read(number)) return;  // `pump` watches again when it does
+    const ssize_t n = ::recv(session.socket.get(), buffer_.data(), buffer_.size(), 0);
+    if (n > 0) {
+      machine_.on_bytes(number, ConstBytes(buffer_).first(static_cast<std::size_t>(n)), now());
+    } else if (n == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) {
+      return drop(number);
+    }
+    if (machine_.wants_read(number)) watch_reading(number, session);
+  }
+
+  void drop(Connection number) {
+    sessions_.erase(number);
+    machine_.on_closed(number, now());
+  }
+
+  /// Does what the machine wishes since the last time.
+  void pump() {
+    for (auto changed = machine_.take_changed(); !changed.empty(); changed = machine_.take_changed()) {
+      for (const Connection number : changed) {
+        const auto entry = sessions_.find(number);
+        if (entry == sessions_.end()) continue;
+        Session& session = *entry->second;
+        if (!session.awaits_write && !flush(number, session)) continue;
+        if (machine_.wants_close(number)) {
+          ::shutdown(session.socket.get(), SHUT_WR);
+          drop(number);
+        } else if (machine_.wants_read(number)) {
+          watch_reading(number, session);
+        }
+      }
+    }
+    set_timer();
+    if (ending_) end_when_silent();
+  }
+
+  /// Writes what fits; false when the connection is gone.
+  bool flush(Connection number, Session& session) {
+    for (;;) {
+      const auto pieces = machine_.output(number, kPieces);
+      if (pieces.empty()) return true;
+      std::array<iovec, kPieces> list;
+      for (std::size_t i = 0; i < pieces.size(); ++i) list[i] = {const_cast<std::byte*>(pieces[i].data()), pieces[i].size()};
+      msghdr message{};
+      message.msg_iov = list.data();
+      message.msg_iovlen = pieces.size();
+      const ssize_t n = ::sendmsg(session.socket.get(), &message, MSG_NOSIGNAL);
+      if (n >= 0) {
+        machine_.on_written(number, static_cast<std::size_t>(n), now());
+      } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+        watch_writing(number, session);
+        return true;
+      } else if (errno != EINTR) {
+        drop(number);
+        return false;
+      }
+    }
+  }
+
+  void watch_writing(Connection number, Session& session) {
+    session.awaits_write = true;
+    session.watch.async_wait(descriptor_base::wait_write, [this, number](const asio::error_code& error) {
+      if (error) return;
+      const auto entry = sessions_.find(number);
+      if (entry == sessions_.end()) return;
+      entry->second->awaits_write = false;
+      if (flush(number, *entry->second) && machine_.wants_read(number)) watch_reading(number, *entry->second);
+      pump();
+    });
+  }
+
+  void set_timer() {
+    const TimePoint next = machine_.next_timer();
+    if (next == timer_at_) return;
+    timer_at_ = next;
+    timer_.cancel();
+    if (next == TimePoint::max()) return;
+    timer_.expires_at(next);
+    timer_.async_wait([this](const asio::error_code& error) {
+      if (error) return;
+      timer_at_ = TimePoint::max();
+      machine_.on_time(now());
+      pump();
+    });
+  }
+
+  void begin_end() {
+    ending_ = true;
+    for (auto& listener : listeners_) listener->watch.cancel();
+    pause_.expires_after(kLastWords);
+    pause_.async_wait([this](const asio::error_code&) { finish(); });
+    pump();
+  }
+
+  void end_when_silent() {
+    for (const auto& [number, session] : sessions_) {
+      if (session->awaits_write) return;
+    }
+    finish();
+  }
+
+  void finish() {
+    for (auto& [number, session] : sessions_) ::shutdown(session->socket.get(), SHUT_WR);
+    sessions_.clear();
+    listeners_.clear();
+    io_.stop();
+  }
+
+  static TimePoint now() { return steady_clock().now(); }
+
+  asio::io_context io_{1};
+  asio::steady_timer timer_;
+  asio::steady_timer pause_;
+  TimePoint timer_at_ = TimePoint::max();
+  StoreServer machine_;
+  std::vector<std::unique_ptr<Watched>> listeners_;
+  std::unordered_map<Connection, std::unique_ptr<Session>> sessions_;
+  Connection next_connection_ = 1;
+  std::array<std::byte, kReadBytes> buffer_;
+  std::uint16_t port_ = 0;
+  bool ending_ = false;
+  TimePoint next_warning_{};
+  ProcessMark mark_;
+  std::thread thread_;
+};
+
+}  // namespace
+
+Result<std::shared_ptr<TcpServer>> TcpServer::start(TcpServerOptions options) {
+  auto listeners = options.listen_descriptor >= 0 ? adopt(options.listen_descriptor) : listen_at(options.host, options.port);
+  if (!listeners) return listeners.status();
+  return std::shared_ptr<TcpServer>(std::make_shared<AsioServer>(std::move(options), std::move(*listeners)));
+}
+
+}  // namespace muster::store

@@ -1,0 +1,193 @@
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "muster/store/factory.h"
+#include "muster/store/request_store.h"
+#include "muster/store/tcp_connection.h"
+#include "muster/store/tcp_server.h"
+
+namespace muster::store {
+namespace {
+
+constexpr std::string_view kWorkersKey = "muster/workers";
+constexpr std::string_view kArrivals = "muster/arrivals";
+constexpr std::size_t kKeptConnections = 4;
+constexpr Duration kGoodbyeLimit = std::chrono::milliseconds(100);
+
+/// How long after the server's own deadline a client still waits for its answer: a server that is alive says best what is missing, even on
+/// a machine that is short of time.
+Duration grace(Duration timeout) { return std::clamp<Duration>(timeout / 10, std::chrono::seconds(1), std::chrono::seconds(10)); }
+
+/// A connection per concurrent caller, so that a `get` that blocks holds up nobody; those not in use are kept for the next.
+class TcpStoreClient final : public RequestStore<TcpStore> {
+ public:
+  TcpStoreClient(TcpEndpoint endpoint, std::shared_ptr<TcpServer> server, Duration timeout, int host_rank)
+      : RequestStore(timeout), endpoint_(std::move(endpoint)), server_(std::move(server)), host_rank_(host_rank) {}
+
+  ~TcpStoreClient() override {
+    if (!attendance_ || attendance_->forked()) return;
+    const Status ignored =
+        attendance_->post({.op = Op::leave, .index = attending_rank_, .keys = {attended_job_}}, steady_clock().now() + kGoodbyeLimit);
+    static_cast<void>(ignored);  // a server that is gone needs no goodbye
+  }
+
+  Status connect() {
+    auto connection = TcpConnection::open(endpoint_, deadline_after(steady_clock(), timeout()), false);
+    if (!connection) return connection.status();
+    give_back(std::move(*connection));
+    return {};
+  }
+
+  const std::string& host() const override { return endpoint_.host; }
+  std::uint16_t port() const override { return endpoint_.port; }
+  const char* kind() const override { return "tcp"; }
+
+  Result<std::vector<std::string>> list_keys() override {
+    auto keys = RequestStore::list_keys();
+    if (keys) std::erase(*keys, kWorkersKey);
+    return keys;
+  }
+
+  Status attend(const std::string& job, int rank, int world_size) override {
+    const TimePoint deadline = deadline_after(steady_clock(), timeout());
+    auto connection = take(deadline);
+    if (!connection) return lost(connection.status());
+    const std::lock_guard lock(mutex_);
+    if (attendance_) return Status(Code::invalid_argument, "this store attends the job " + attended_job_ + " already");
+    if (Status sent = (*connection)->post({.op = Op::attend, .index = rank, .members = world_size, .keys = {job}}, deadline); !sent)
+      return lost(sent);
+    attendance_ = std::move(*connection);
+    attended_job_ = job;
+    attending_rank_ = rank;
+    return {};
+  }
+
+  Result<std::shared_ptr<Store>> clone() override {
+    auto copy = std::make_shared<TcpStoreClient>(endpoint_, server_, timeout(), host_rank_);
+    if (Status connected = copy->connect(); !connected) return connected;
+    return std::shared_ptr<Store>(std::move(copy));
+  }
+
+ protected:
+  Reply call(const Request& request) override {
+    const bool may_block = request.op == Op::get || request.op == Op::wait || request.op == Op::multi_get || request.op == Op::queue_pop ||
+                           request.op == Op::barrier || request.op == Op::all_gather;
+    const Duration limit = may_block ? request.timeout : timeout();
+    const TimePoint begin = steady_clock().now();
+    TimePoint deadline = deadline_after(steady_clock(), limit);
+    if (deadline < TimePoint::max() - grace(limit)) deadline += grace(limit);
+    auto connection = take(deadline);
+    if (!connection) return {lost(connection.status()).with_context(what(request)), 0, {}};
+    Reply reply = (*connection)->exchange(request, deadline);
+    if (!(*connection)->broken()) {
+      give_back(std::move(*connection));
+    } else if (reply.status.code() == Code::timed_out) {
+      reply.status = Status(Code::timed_out, what(request) + ": " + reply.status.message() + " (" + describe(steady_clock().now() - begin) +
+                                                 "); its host may hang or be cut off");
+    } else {
+      reply.status = lost(reply.status).with_context(what(request));
+    }
+    return reply;
+  }
+
+ private:
+  static std::string what(const Request& request) {
+    return std::string(name_of(request.op)) + (request.keys.empty() ? "" : "(" + quoted(request.keys) + ")");
+  }
+
+  Status lost(const Status& status) const {
+    if (host_rank_ < 0 || status.code() != Code::network) return status;
+    return Status(Code::network, status.message() + " (it is rank " + std::to_string(host_rank_) + ")", {host_rank_});
+  }
+
+  Result<std::unique_ptr<TcpConnection>> take(TimePoint deadline) {
+    {
+      const std::lock_guard lock(mutex_);
+      while (!idle_.empty()) {
+        auto connection = std::move(idle_.back());
+        idle_.pop_back();
+        if (!connection->forked()) return connection;
+      }
+    }
+    return TcpConnection::open(endpoint_, deadline, true);
+  }
+
+  void give_back(std::unique_ptr<TcpConnection> connection) {
+    const std::lock_guard lock(mutex_);
+    if (idle_.size() < kKeptConnections) idle_.push_back(std::move(connection));
+  }
+
+  const TcpEndpoint endpoint_;
+  const std::shared_ptr<TcpServer> server_;  // alive as long as one of this process's users
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<TcpConnection>> idle_;
+  const int host_rank_;
+  std::unique_ptr<TcpConnection> attendance_;  // carries nothing: that it lives is what it says
+  std::string attended_job_;
+  int attending_rank_ = -1;
+};
+
+/// Servers that this process shares among the users that ask for it, by host and port.
+Result<std::shared_ptr<TcpServer>> shared_server(const TcpServerOptions& options) {
+  static std::mutex mutex;
+  static auto& servers = *new std::map<std::pair<std::string, std::uint16_t>, std::weak_ptr<TcpServer>>;
+  const std::lock_guard lock(mutex);
+  if (options.port != 0) {
+    if (auto known = servers[{options.host, options.port}].lock()) return known;
+  }
+  auto server = TcpServer::start(options);
+  if (server) servers[{options.host, (*server)->port()}] = *server;
+  return server;
+}
+
+/// The server's own user waits until as many have come as the world has.
+Status wait_for_workers(TcpStoreClient& store, int world_size, Duration timeout) {
+  const TimePoint begin = steady_clock().now();
+  const TimePoint deadline = deadline_after(steady_clock(), timeout);
+  for (int came = 0; came < world_size; ++came) {
+    const Duration left = deadline == TimePoint::max() ? Duration(-1) : std::max(deadline - steady_clock().now(), Duration(0));
+    const Status popped = store.queue_pop(kArrivals, true, left).status();
+    if (popped.code() == Code::timed_out) {
+      return Status(Code::timed_out, std::to_string(came) + " of " + std::to_string(world_size) + " users came to the store at " +
+                                         store.host() + ":" + std::to_string(store.port()) + " within " +
+                                         describe(steady_clock().now() - begin));
+    }
+    if (!popped) return popped;
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<std::shared_ptr<TcpStore>> make_tcp_store(TcpStoreOptions options) {
+  if (!options.secret) {
+    auto secret = Secret::from_environment();
+    if (!secret) return secret.status();
+    options.secret = std::move(*secret);
+  }
+  TcpEndpoint endpoint{options.host, options.port, *options.secret, options.job};
+  std::shared_ptr<TcpServer> server;
+  if (options.is_server) {
+    const TcpServerOptions wanted{options.host, options.port, options.listen_descriptor, *options.secret, options.job};
+    auto started = options.multi_tenant ? shared_server(wanted) : TcpServer::start(wanted);
+    if (!started) return started.status();
+    server = std::move(*started);
+    endpoint.port = server->port();
+    if (endpoint.host.empty()) endpoint.host = "localhost";
+  }
+  auto store = std::make_shared<TcpStoreClient>(std::move(endpoint), std::move(server), options.timeout, options.host_rank);
+  if (Status connected = store->connect(); !connected) return connected;
+  const int world_size = options.world_size.value_or(-1);
+  if (world_size > 0) {
+    if (const auto count = store->add(kWorkersKey, 1); !count) return count.status();
+    if (Status pushed = store->queue_push(kArrivals, ""); !pushed) return pushed;
+    if (options.is_server && options.wait_for_workers) {
+      if (Status all = wait_for_workers(*store, world_size, options.timeout); !all) return all;
+    }
+  }
+  return std::shared_ptr<TcpStore>(std::move(store));
+}
+
+}  // namespace muster::store

@@ -1,0 +1,30 @@
+/// The shortest way from a process to a working communicator, for tests whose ranks are processes.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "muster/collective/communicator.h"
+#include "muster/transport/factory.h"
+
+namespace muster::testing {
+
+struct ProcessJobOptions {
+  int rank = 0;
+  int world_size = 1;
+  std::string store_path;  ///< a file that all ranks see; new for every job
+  bool shared_memory = true;
+  std::string towards;  ///< see ConnectorOptions; empty: loopback
+  std::string secret = "a secret for tests only";
+  Duration timeout = std::chrono::seconds(30);
+};
+
+struct ProcessJob {
+  std::shared_ptr<transport::Fabric> fabric;
+  std::shared_ptr<collective::Communicator> world;
+};
+
+/// Blocks until every rank has joined.
+Result<ProcessJob> join_process_job(const ProcessJobOptions& options);
+
+}  // namespace muster::testing

@@ -1,0 +1,46 @@
+/// Ranks as threads of one process, each with a fabric of its own.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "muster/base/clock.h"
+#include "muster/transport/fabric.h"
+#include "muster/transport/factory.h"
+
+namespace muster::testing {
+
+/// How the ranks reach each other.
+enum class Wire {
+  loopback,  ///< memory, no host region
+  region,    ///< memory and one host region
+  tcp,       ///< sockets only
+  shm,       ///< sockets, shared memory and a host region, as processes of one host
+  mixed,     ///< as shm on each of two pretended hosts (even and odd ranks), sockets between them
+};
+inline constexpr Wire kWires[] = {Wire::loopback, Wire::region, Wire::tcp, Wire::shm, Wire::mixed};
+const char* wire_name(Wire wire);
+
+struct RankThreadsOptions {
+  int ranks = 2;
+  Wire wire = Wire::loopback;
+  Duration timeout = std::chrono::seconds(30);
+  Duration heartbeat_limit = Duration::zero();  ///< threads that share two cores with a sanitizer may be silent for long
+  std::shared_ptr<transport::LoopbackHub> hub;  ///< loopback and region: the caller's own, for its faults
+};
+
+using RankBody = std::function<void(int rank, std::shared_ptr<transport::Fabric> fabric)>;
+
+/// Runs `body` once per rank, on threads of their own; returns when all have ended. The fabrics go when every body has returned. Where a
+/// fabric cannot be made, no body runs and std::runtime_error says why.
+void run_ranks(const RankThreadsOptions& options, const RankBody& body);
+inline void run_ranks(int ranks, Wire wire, const RankBody& body) {
+  RankThreadsOptions options;
+  options.ranks = ranks;
+  options.wire = wire;
+  run_ranks(options, body);
+}
+
+}  // namespace muster::testing

@@ -1,0 +1,30 @@
+/// One side of an established, authenticated, ordered and reliable connection to one peer. Private to `transport/`
+/// and to the simulator: everything above speaks messages (`channel.h`).
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "muster/base/bytes.h"
+#include "muster/base/status.h"
+
+namespace muster::transport {
+
+class ByteStream {
+ public:
+  virtual ~ByteStream() = default;
+
+  /// Takes what fits now from the pieces in order and says how many bytes; 0 when nothing fits. Never blocks.
+  /// A failure is final.
+  virtual Result<std::size_t> write(std::span<const ConstBytes> pieces) = 0;
+  /// Fills the pieces in order with what is there and says how many bytes; 0 when nothing is. Never blocks.
+  /// Code::closed at the end of the stream, once all bytes before it were read; a failure is final.
+  virtual Result<std::size_t> read(std::span<const MutableBytes> pieces) = 0;
+
+  /// For epoll: readable when `read` may get on. -1 where the owner's mailbox is woken instead.
+  virtual int descriptor() const = 0;
+  /// "tcp", "shm", "loopback", "sim".
+  virtual const char* kind() const = 0;
+};
+
+}  // namespace muster::transport

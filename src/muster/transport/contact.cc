@@ -1,0 +1,152 @@
+#include "muster/transport/contact.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+
+#include "muster/base/bytes.h"
+
+namespace muster::transport {
+namespace {
+
+constexpr std::uint8_t kContactVersion = 1;
+constexpr std::uint32_t kMostAddresses = 64;
+
+std::string read_small_file(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  std::string text{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+  while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) text.pop_back();
+  return text;
+}
+
+// Of the calling thread, whose namespaces decide whom its sockets reach.
+std::uint64_t namespace_inode(const char* kind) {
+  struct stat file {};
+  const std::string path = std::string("/proc/thread-self/ns/") + kind;
+  return ::stat(path.c_str(), &file) == 0 ? static_cast<std::uint64_t>(file.st_ino) : 0;
+}
+
+Status malformed(const char* what, int rank) {
+  return Status(Code::refused,
+                "what rank " + std::to_string(rank) + " published as its " + what +
+                    " cannot be read: it runs another build of muster, or something else wrote into the job's store",
+                {rank});
+}
+
+}  // namespace
+
+std::uint64_t start_time_of(std::uint32_t pid) {
+  const std::string text = read_small_file("/proc/" + std::to_string(pid) + "/stat");
+  // The name, in parentheses, may hold anything; after it come "state ppid ...": the start is field 22, the 20th after the name.
+  std::size_t at = text.rfind(')');
+  if (at == std::string::npos) return 0;
+  for (int field = 0; field < 20; ++field) {
+    at = text.find(' ', at + 1);
+    if (at == std::string::npos) return 0;
+  }
+  std::uint64_t value = 0;
+  std::from_chars(text.data() + at + 1, text.data() + text.size(), value);
+  return value;
+}
+
+Status describe_this_process(Contact& contact) {
+  contact.boot_id = read_small_file("/proc/sys/kernel/random/boot_id");
+  std::array<char, 256> name{};
+  if (::gethostname(name.data(), name.size() - 1) == 0) contact.host_name = name.data();
+  contact.network_namespace = namespace_inode("net");
+  contact.user_namespace = namespace_inode("user");
+  contact.pid_namespace = namespace_inode("pid");
+  contact.user = ::geteuid();
+  contact.pid = static_cast<std::uint32_t>(::getpid());
+  contact.start_time = start_time_of(contact.pid);
+  if (contact.boot_id.empty() || contact.start_time == 0) {
+    return Status(Code::unsupported,
+                  "this process cannot tell which machine it is on: /proc is not mounted (or hides /proc/sys/kernel/random/boot_id)");
+  }
+  return {};
+}
+
+std::string encode(const Contact& contact) {
+  ByteWriter out;
+  out.put(kContactVersion).put_text(contact.boot_id).put_text(contact.host_name).put_text(contact.host_label);
+  out.put(contact.network_namespace).put(contact.user_namespace).put(contact.user);
+  out.put(contact.pid_namespace).put(contact.pid).put(contact.start_time);
+  out.put(contact.secret_kind).put(static_cast<std::uint8_t>(contact.shared_memory)).put(contact.nonce).put_text(contact.local_name);
+  out.put(static_cast<std::uint32_t>(contact.addresses.size()));
+  for (const SocketAddress& address : contact.addresses) out.put_text(address.host()).put(address.port());
+  return out.take();
+}
+
+Result<Contact> decode_contact(std::string_view text, int rank) {
+  ByteReader in(text);
+  Contact contact;
+  if (in.get<std::uint8_t>() != kContactVersion) return malformed("contact", rank);
+  contact.boot_id = in.get_text();
+  contact.host_name = in.get_text();
+  contact.host_label = in.get_text();
+  contact.network_namespace = in.get<std::uint64_t>();
+  contact.user_namespace = in.get<std::uint64_t>();
+  contact.user = in.get<std::uint32_t>();
+  contact.pid_namespace = in.get<std::uint64_t>();
+  contact.pid = in.get<std::uint32_t>();
+  contact.start_time = in.get<std::uint64_t>();
+  contact.secret_kind = in.get<Secret::Kind>();
+  contact.shared_memory = in.get<std::uint8_t>() != 0;
+  contact.nonce = in.get<std::uint64_t>();
+  contact.local_name = in.get_text();
+  const auto count = in.get<std::uint32_t>();
+  if (!in.ok() || count > kMostAddresses || contact.local_name.size() > 100) return malformed("contact", rank);
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const std::string host(in.get_text());
+    const auto port = in.get<std::uint16_t>();
+    if (!in.ok()) return malformed("contact", rank);
+    auto address = SocketAddress::numeric(host, port);
+    if (!address || port == 0) return malformed("contact", rank);
+    contact.addresses.push_back(*address);
+  }
+  if (!in.at_end()) return malformed("contact", rank);
+  return contact;
+}
+
+bool could_share_memory(const Contact& a, const Contact& b) {
+  return a.shared_memory && b.shared_memory && same_network_stack(a, b) && a.user_namespace == b.user_namespace && a.user == b.user;
+}
+
+bool same_network_stack(const Contact& a, const Contact& b) {
+  return a.boot_id == b.boot_id && a.host_label == b.host_label && a.network_namespace == b.network_namespace;
+}
+
+bool same_process(const Contact& a, const Contact& b) {
+  return a.boot_id == b.boot_id && a.pid_namespace == b.pid_namespace && a.pid == b.pid && a.start_time == b.start_time;
+}
+
+std::string name_of(int rank, const Contact& contact) {
+  return "rank " + std::to_string(rank) + " (pid " + std::to_string(contact.pid) + " on " + contact.host_name +
+         (contact.host_label.empty() ? "" : ", labelled " + contact.host_label) + ")";
+}
+
+std::string encode(const MeetingVerdict& verdict) {
+  ByteWriter out;
+  out.put(kContactVersion).put(static_cast<std::uint8_t>(verdict.mapped)).put(verdict.maker).put(verdict.nonce).put_text(verdict.reason);
+  return out.take();
+}
+
+Result<MeetingVerdict> decode_verdict(std::string_view text, int rank) {
+  ByteReader in(text);
+  MeetingVerdict verdict;
+  if (in.get<std::uint8_t>() != kContactVersion) return malformed("verdict", rank);
+  verdict.mapped = in.get<std::uint8_t>() != 0;
+  verdict.maker = in.get<std::int32_t>();
+  verdict.nonce = in.get<std::uint64_t>();
+  verdict.reason = in.get_text();
+  if (!in.at_end()) return malformed("verdict", rank);
+  return verdict;
+}
+
+}  // namespace muster::transport

@@ -1,0 +1,63 @@
+/// What a rank publishes of itself so that the others can find out where it is and reach it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "muster/base/secret.h"
+#include "muster/base/socket_address.h"
+#include "muster/base/status.h"
+
+namespace muster::transport {
+
+struct Contact {
+  // The machine: ranks with another boot id, network or user namespace, user or label cannot share memory by way of our Unix socket.
+  std::string boot_id;
+  std::string host_name;  ///< for messages only
+  std::string host_label;
+  std::uint64_t network_namespace = 0;
+  std::uint64_t user_namespace = 0;
+  std::uint32_t user = 0;
+  // The process. A pid says nothing outside its namespace, and nothing without the time of its start once it has been used again.
+  std::uint64_t pid_namespace = 0;
+  std::uint32_t pid = 0;
+  std::uint64_t start_time = 0;
+
+  Secret::Kind secret_kind = Secret::Kind::host;
+  bool shared_memory = true;
+  std::uint64_t nonce = 0;               ///< tells this life of the rank from another
+  std::string local_name;                ///< of its abstract Unix socket
+  std::vector<SocketAddress> addresses;  ///< where its links listen, one for each interface used
+};
+
+/// Machine and process of the caller; the rest is left as it is.
+Status describe_this_process(Contact& contact);
+std::string encode(const Contact& contact);
+/// `rank` published it: named in the error where it is malformed.
+Result<Contact> decode_contact(std::string_view text, int rank);
+
+/// Whether the two could meet at an abstract Unix socket of one machine and trust each other there.
+bool could_share_memory(const Contact& a, const Contact& b);
+/// One running kernel and one network namespace: loopback addresses of one reach the other.
+bool same_network_stack(const Contact& a, const Contact& b);
+/// The same process (ranks as threads).
+bool same_process(const Contact& a, const Contact& b);
+/// "rank 3 (pid 1234 on node7)".
+std::string name_of(int rank, const Contact& contact);
+
+/// Start of a process in clock ticks since boot; 0 where there is no such process.
+std::uint64_t start_time_of(std::uint32_t pid);
+
+/// A rank's word after meeting: which region it has mapped.
+struct MeetingVerdict {
+  bool mapped = false;
+  std::int32_t maker = -1;
+  std::uint64_t nonce = 0;
+  std::string reason;  ///< where none is mapped: why
+};
+std::string encode(const MeetingVerdict& verdict);
+Result<MeetingVerdict> decode_verdict(std::string_view text, int rank);
+
+}  // namespace muster::transport

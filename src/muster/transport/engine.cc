@@ -1,0 +1,409 @@
+#include "muster/transport/engine.h"
+
+#include <algorithm>
+#include <exception>
+#include <thread>
+
+#include "muster/transport/watcher.h"
+
+namespace muster::transport {
+namespace {
+
+// Channels that frames may name before they are opened here: far more than honest peers are ahead of us.
+constexpr std::size_t kMaxUnopened = 4096;
+// Passes of a spinning poller between two looks at descriptors when no link has one.
+constexpr std::uint64_t kPlainPasses = 64;
+constexpr Duration kGoodbyeLimit = std::chrono::seconds(1);
+constexpr Duration kShortestConnect = std::chrono::seconds(10);
+
+}  // namespace
+
+Engine::Engine(const FabricOptions& options, std::unique_ptr<Connector> connector)
+    : options_(options),
+      connector_(std::move(connector)),
+      links_(static_cast<std::size_t>(options.world_size)),
+      gone_(static_cast<std::size_t>(options.world_size)),
+      deaths_(static_cast<std::size_t>(options.world_size)),
+      posted_from_(static_cast<std::size_t>(options.world_size)) {}
+
+Engine::~Engine() {
+  watcher_.reset();
+  channels_.clear();
+  bootstrap_.reset();
+}
+
+// ---- life ----------------------------------------------------------------------------------------------------------
+
+Status Engine::meet(const Exchange& exchange) {
+  const TimePoint deadline = deadline_after(clock(), options_.timeout);
+  Result<std::string> contact = connector_->contact();
+  if (!contact) return contact.status();
+  auto contacts = exchange("contacts", *contact);
+  if (!contacts) return contacts.status().with_context("while exchanging the ranks' addresses");
+  if (contacts->size() != links_.size()) return Status(Code::internal, "the exchange of addresses answered for another number of ranks");
+  Result<std::string> verdict = connector_->meet(*contacts, deadline);
+  if (!verdict) return verdict.status();
+  auto verdicts = exchange("verdicts", *verdict);
+  if (!verdicts) return verdicts.status().with_context("while agreeing which ranks share a host");
+  if (verdicts->size() != links_.size()) return Status(Code::internal, "the exchange of verdicts answered for another number of ranks");
+  if (Status status = connector_->settle(*verdicts, *this); !status) return status;
+  // Nobody goes on, and perhaps ends, before all can be reached.
+  if (world_size() > 1) {
+    if (auto all = exchange("settled", ""); !all) return all.status().with_context("while waiting until all ranks can be reached");
+  }
+
+  hosts_ = connector_->hosts();
+  region_ = connector_->region();
+  local_position_.assign(links_.size(), -1);
+  if (region_ != nullptr) {
+    int position = 0;
+    for (const int rank : region_->ranks()) local_position_[static_cast<std::size_t>(rank)] = position++;
+  }
+  const auto locals = std::count(hosts_.begin(), hosts_.end(), hosts_[static_cast<std::size_t>(rank())]);
+  may_spin_ = static_cast<long>(std::thread::hardware_concurrency()) >= locals;
+  return {};
+}
+
+Status Engine::start(Fabric& fabric) {
+  fabric_ = &fabric;
+  std::vector<int> everybody(links_.size());
+  for (std::size_t r = 0; r < everybody.size(); ++r) everybody[r] = static_cast<int>(r);
+  bootstrap_ = std::make_shared<ChannelState>(*this, 0);
+  bootstrap_->open_locked(std::move(everybody));
+  channels_[0] = bootstrap_;
+  used_ids_[0] = 0;
+  interval_ = std::max<Duration>(options_.heartbeat_limit / 10, std::chrono::milliseconds(1));
+  next_beat_ = last_beat_ = clock().now();
+  if (!options_.threads) return {};
+  ready_ = std::make_unique<ReadySet>();
+  if (Status status = ready_->open(); !status) return status;
+  if (connector_->descriptor() >= 0) ready_->add(connector_->descriptor(), ReadySet::kConnector);
+  watcher_ = std::make_unique<Watcher>(*this);
+  return watcher_->start(ready_->descriptor());
+}
+
+void Engine::shut_down() {
+  if (mark_.forked()) return;  // the links are our parent's
+  const bool may_wait = options_.threads || (options_.idle && std::uncaught_exceptions() == 0);
+  {
+    Entry entry(*this);
+    closing_ = true;
+    const Status over(Code::aborted, "rank " + std::to_string(rank()) + " has closed its connections to the job");
+    for (auto& [id, channel] : channels_) channel->fail_locked(over);
+    say_goodbye();
+  }
+  if (may_wait) {
+    wait([this] { return quiet(); }, deadline_after(clock(), kGoodbyeLimit));
+  } else {
+    poll(true);
+  }
+  if (watcher_) watcher_->stop();
+  // Only now: who reads it looks for nothing more from us.
+  connector_->mailbox().aborted.store(1, std::memory_order_release);
+  lock_.lock();
+  for (auto& link : links_) {
+    if (link && link->up()) close_stream(*link);
+  }
+  lock_.unlock();
+}
+
+void Engine::say_goodbye() {
+  if (world_size() > 1 && interval_ > Duration::zero()) {
+    // Whoever watches us from another host must hear it too.
+    for (const int step : {1, -1}) {
+      const int neighbour = ring_neighbour(step);
+      if (neighbour >= 0 && !in_region(neighbour)) link_to(neighbour);
+    }
+  }
+  FrameHeader header;
+  header.kind = FrameKind::goodbye;
+  for (auto& link : links_) {
+    if (!link || !gone(link->peer()).ok()) continue;
+    link->protocol.push_control(header);
+    mark_dirty(*link);
+  }
+}
+
+/// Whether everything has been said: written, and where unread input could take it back from the wire, answered.
+bool Engine::quiet() {
+  Entry entry(*this);
+  return std::none_of(links_.begin(), links_.end(), [this](const auto& link) {
+    if (!link || !gone(link->peer()).ok()) return false;
+    if (!link->up()) return link->connecting;
+    return link->protocol.has_output() || (link->stream->descriptor() >= 0 && !link->farewell && !link->goodbye);
+  });
+}
+
+// ---- channels ------------------------------------------------------------------------------------------------------
+
+Result<std::shared_ptr<Channel>> Engine::open(std::shared_ptr<Engine> self, std::uint32_t id, std::vector<int> members) {
+  if (forked()) return Status(Code::aborted, "a forked child cannot make groups on its parent's connections");
+  Entry entry(*this);
+  std::vector<bool> seen(links_.size());
+  for (const int member : members) {
+    if (member < 0 || member >= world_size() || seen[static_cast<std::size_t>(member)]) {
+      return Status(Code::invalid_argument,
+                    "a channel's members must be different ranks of the job; " + std::to_string(member) + " is not, or is there twice");
+    }
+    seen[static_cast<std::size_t>(member)] = true;
+  }
+  if (!seen[static_cast<std::size_t>(rank())]) {
+    return Status(Code::invalid_argument, "rank " + std::to_string(rank()) + " is not among the members of the channel that it opens");
+  }
+  auto run = used_ids_.upper_bound(id);
+  if (std::prev(run)->second >= id) return Status(Code::invalid_argument, "channel " + std::to_string(id) + " has been used before");
+  // The runs on both sides grow together where they meet.
+  const bool joins_next = run != used_ids_.end() && run->first == id + 1;
+  auto previous = std::prev(run);
+  std::uint32_t last = joins_next ? run->second : id;
+  if (joins_next) used_ids_.erase(run);
+  if (previous->second + 1 == id) {
+    previous->second = last;
+  } else {
+    used_ids_[id] = last;
+  }
+
+  std::shared_ptr<ChannelState>& channel = channels_[id];
+  if (channel) {
+    --unopened_;
+  } else {
+    channel = std::make_shared<ChannelState>(*this, id);
+  }
+  channel->open_locked(std::move(members));
+  completed_ = true;
+  return std::shared_ptr<Channel>(channel.get(), [self = std::move(self), held = channel](Channel*) { self->retire(held->id()); });
+}
+
+/// The last user has let go of the channel.
+void Engine::retire(std::uint32_t id) {
+  if (mark_.forked()) return;
+  Entry entry(*this);
+  const auto found = channels_.find(id);
+  if (found == channels_.end()) return;
+  found->second->fail_locked(Status(Code::aborted, "the channel was closed"));
+  channels_.erase(found);
+}
+
+std::uint32_t Engine::next_channel_id() {
+  Entry entry(*this);
+  return used_ids_.rbegin()->second + 1;
+}
+
+Result<ChannelState*> Engine::channel_for(std::uint32_t id) {
+  if (const auto found = channels_.find(id); found != channels_.end()) return found->second.get();
+  if (std::prev(used_ids_.upper_bound(id))->second >= id) return static_cast<ChannelState*>(nullptr);
+  if (unopened_ >= kMaxUnopened) return Status(Code::internal, "it has named more channels than may wait to be opened");
+  ++unopened_;
+  auto& channel = channels_[id];
+  channel = std::make_shared<ChannelState>(*this, id);
+  return channel.get();
+}
+
+void Engine::fail_channel(ChannelState& channel, const Status& cause, int source) {
+  if (!channel.fail_locked(cause)) return;
+  note_cause(cause);
+  FrameHeader header;
+  header.kind = FrameKind::channel_failure;
+  header.channel = channel.id();
+  tell(channel.members(), header, encode_cause(cause), source);
+}
+
+// ---- links ---------------------------------------------------------------------------------------------------------
+
+Link& Engine::link_to(int rank) {
+  auto& link = links_[static_cast<std::size_t>(rank)];
+  if (!link) link = std::make_unique<Link>(*this, rank);
+  if (!link->up() && !link->connecting && link->ended.ok() && gone(rank).ok()) {
+    link->connecting = true;
+    const Duration patience = std::max<Duration>(kShortestConnect, 4 * options_.heartbeat_limit);
+    connector_->connect(rank, deadline_after(clock(), std::min(patience, std::max<Duration>(options_.timeout, Duration(1)))));
+    connector_timer_ = TimePoint::min();
+    schedule(clock().now());
+  }
+  return *link;
+}
+
+void Engine::mark_dirty(Link& link) {
+  if (link.dirty) return;
+  link.dirty = true;
+  dirty_.push_back(&link);
+}
+
+void Engine::on_stream(int peer, std::unique_ptr<ByteStream> stream) {
+  auto& link = links_[static_cast<std::size_t>(peer)];
+  if (!link) link = std::make_unique<Link>(*this, peer);
+  link->connecting = false;
+  if (link->up() || !gone(peer).ok()) return;
+  link->stream = std::move(stream);
+  link->ended = Status();
+  link->heard = clock().now();
+  link->asked = TimePoint{};
+  if (link->stream->descriptor() >= 0 && ready_) {
+    ready_->add(link->stream->descriptor(), peer);
+    ++descriptor_links_;
+  } else {
+    plain_.push_back(link.get());
+  }
+  if (closing_) {
+    FrameHeader header;
+    header.kind = FrameKind::goodbye;
+    link->protocol.push_control(header);
+  }
+  mark_dirty(*link);
+  completed_ = true;
+}
+
+void Engine::close_stream(Link& link) {
+  if (!link.up()) return;
+  if (link.stream->descriptor() >= 0 && ready_) {
+    ready_->remove(link.stream->descriptor());
+    --descriptor_links_;
+  } else {
+    std::replace(plain_.begin(), plain_.end(), &link, static_cast<Link*>(nullptr));  // swept after the pass
+  }
+  link.stream.reset();
+  link.stuck = false;
+  link.interest = 0;
+}
+
+void Engine::service_read(Link& link) {
+  if (!link.up() || link.in_service) return;
+  link.in_service = true;
+  link.read_some();
+  link.in_service = false;
+  if (!link.ended.ok()) stream_ended(link, link.ended);
+}
+
+void Engine::update_interest(Link& link) {
+  const bool want = link.stuck && link.protocol.has_output();
+  if (!ready_ || !link.up() || link.stream->descriptor() < 0 || want == (link.interest != 0)) return;
+  link.interest = want ? 1 : 0;
+  ready_->want_writable(link.stream->descriptor(), link.peer(), want);
+}
+
+void Engine::flush_dirty(TimePoint) {
+  for (std::size_t i = 0; i < dirty_.size();) {
+    Link& link = *dirty_[i];
+    if (link.up() && link.protocol.has_output() && !link.in_service) link.write_some();
+    if (!link.write_failure.ok() && link.up()) {
+      // Why the peer is gone may still be waiting to be read.
+      service_read(link);
+      if (link.up()) stream_ended(link, link.write_failure);
+    }
+    update_interest(link);
+    if (link.up() && link.protocol.has_output()) {
+      ++i;
+      continue;
+    }
+    link.dirty = false;  // on_stream marks it again
+    dirty_[i] = dirty_.back();
+    dirty_.pop_back();
+  }
+}
+
+// ---- passes --------------------------------------------------------------------------------------------------------
+
+bool Engine::poll_connector(TimePoint now) {
+  const bool moved = connector_->poll(now);
+  connector_timer_ = connector_->next_timer();
+  return moved;
+}
+
+bool Engine::poll_ready() {
+  bool moved = false;
+  for (const ReadySet::Ready& ready : ready_->poll()) {
+    if (ready.token == ReadySet::kConnector) continue;  // asked in every pass anyway
+    Link* link = find_link(ready.token);
+    if (link == nullptr) continue;
+    if (ready.writable) mark_dirty(*link);
+    if (ready.readable) service_read(*link);
+    moved = true;
+  }
+  return moved;
+}
+
+bool Engine::poll_plain() {
+  bool moved = false;
+  for (std::size_t i = 0; i < plain_.size(); ++i) {
+    Link* link = plain_[i];
+    if (link == nullptr || link->in_service) continue;
+    link->in_service = true;
+    moved |= link->read_some();
+    link->in_service = false;
+    if (!link->ended.ok()) stream_ended(*link, link->ended);
+  }
+  std::erase(plain_, nullptr);
+  return moved;
+}
+
+/// Looks at everything once. Under the lock.
+bool Engine::pass() {
+  const TimePoint now = clock().now();
+  bool moved = false;
+  moved |= poll_connector(now);  // cheap without news
+  if (ready_ && (descriptor_links_ > 0 || ++passes_ % kPlainPasses == 0)) moved |= poll_ready();
+  moved |= poll_plain();
+  flush_dirty(now);
+  if (now >= next_duty_) duties(now);
+  return moved;
+}
+
+bool Engine::poll(bool in_earnest) {
+  if (mark_.forked()) return false;
+  if (in_earnest) {
+    lock_.lock();
+    passes_ = kPlainPasses - 1;  // look at the descriptors too
+  } else if (!lock_.try_lock()) {
+    return false;
+  }
+  polls_.store(polls_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  const bool moved = pass();
+  leave_entry();
+  return moved;
+}
+
+void Engine::leave_entry() {
+  if (!dirty_.empty()) flush_dirty(TimePoint{});
+  const bool wake_sleepers = std::exchange(completed_, false);
+  const TimePoint due = next_wake();
+  const bool kick = watcher_ && due < watcher_wakes_;
+  if (kick) watcher_wakes_ = due;
+  lock_.unlock();
+  if (wake_sleepers) connector_->mailbox().wake();
+  if (kick) watcher_->kick();
+}
+
+TimePoint Engine::watch_pass() {
+  lock_.lock();
+  // A thread that waits may be busy inside what it waits for: then the watcher looks in its place.
+  const bool polled = pollers_active() && polls() != polls_watched_;
+  polls_watched_ = polls();
+  if (polled) {
+    const TimePoint now = clock().now();
+    if (now >= next_duty_) duties(now);
+  } else {
+    passes_ = kPlainPasses - 1;
+    pass();
+  }
+  const TimePoint wake = next_wake();
+  watcher_wakes_ = wake;
+  leave_entry();
+  return wake;
+}
+
+/// When somebody should look again although nothing happens.
+TimePoint Engine::next_wake() const {
+  // Links without descriptors: what comes on them while nobody waits.
+  constexpr Duration kLookAtPlain = std::chrono::milliseconds(50);
+  constexpr Duration kWhileUnwritten = std::chrono::milliseconds(5);
+  TimePoint wake = std::min(next_duty_, connector_timer_);
+  if (!options_.threads) return wake;
+  if (!dirty_.empty()) {
+    wake = std::min(wake, clock().now() + kWhileUnwritten);
+  } else if (!plain_.empty() || region_ != nullptr || (connector_->descriptor() < 0 && world_size() > 1)) {
+    wake = std::min(wake, clock().now() + std::min(kLookAtPlain, interval_));
+  }
+  return wake;
+}
+
+}  // namespace muster::transport

@@ -1,0 +1,107 @@
+/// How threads wait: passes while there is something to do, then a pause, then sleep.
+#include <algorithm>
+#include <thread>
+
+#include "muster/transport/engine.h"
+#include "muster/transport/watcher.h"
+
+namespace muster::transport {
+
+/// Counts the threads that poll, so that the watcher keeps away.
+class ActivePoller {
+ public:
+  explicit ActivePoller(Engine& engine) : engine_(engine) { enter(); }
+  ~ActivePoller() {
+    if (!active_) return;
+    leave();
+    // Sleepers rely on the watcher from here on.
+    if (engine_.sleepers_.load() > 0 && engine_.watcher_) engine_.watcher_->rearm();
+  }
+  void enter() {
+    engine_.active_pollers_.fetch_add(1);
+    active_ = true;
+  }
+  void leave() {
+    engine_.active_pollers_.fetch_sub(1);
+    active_ = false;
+  }
+
+ private:
+  Engine& engine_;
+  bool active_ = false;
+};
+
+namespace {
+
+// How long a waiting thread keeps its core before it gives it away, and gives it away before it sleeps.
+constexpr Duration kSpin = std::chrono::microseconds(40);
+constexpr Duration kYield = std::chrono::microseconds(120);
+constexpr Duration kLongestSleep = std::chrono::milliseconds(100);
+
+void pause_briefly() {
+#if defined(__x86_64__)
+  for (int i = 0; i < 8; ++i) __builtin_ia32_pause();
+#else
+  std::this_thread::yield();
+#endif
+}
+
+}  // namespace
+
+bool Engine::wait(const std::function<bool()>& done, TimePoint deadline) {
+  if (done()) return true;
+  if (forked()) return false;
+  ActivePoller active(*this);
+  TimePoint idle_since = TimePoint::max();
+  for (;;) {
+    const bool moved = poll(false);
+    if (done()) return true;
+    const TimePoint now = clock().now();
+    if (now >= deadline) return false;
+    if (moved) {
+      idle_since = TimePoint::max();
+      continue;
+    }
+    if (options_.idle) {
+      TimePoint until = deadline;
+      {
+        Entry entry(*this);
+        until = std::min(until, next_wake());
+      }
+      options_.idle(until);
+      continue;
+    }
+    if (idle_since == TimePoint::max()) idle_since = now;
+    if (may_spin_ && now - idle_since < kSpin) {
+      pause_briefly();
+      continue;
+    }
+    if (now - idle_since < kYield) {
+      std::this_thread::yield();
+      continue;
+    }
+    active.leave();
+    bool finished = false;
+    sleep_until_news(std::min(deadline, now + kLongestSleep), done, finished);
+    active.enter();
+    if (finished) return true;
+    idle_since = clock().now() - kYield;  // woken for nothing: look once, sleep again
+  }
+}
+
+void Engine::sleep_until_news(TimePoint until, const std::function<bool()>& done, bool& finished) {
+  Mailbox& mailbox = connector_->mailbox();
+  sleepers_.fetch_add(1);
+  const std::uint32_t ticket = mailbox.prepare_sleep();
+  const bool moved = poll(true);
+  finished = done();
+  if (moved || finished) {
+    mailbox.cancel_sleep();
+  } else {
+    if (watcher_) watcher_->rearm();
+    mailbox.sleep(ticket, until - clock().now());
+  }
+  sleepers_.fetch_sub(1);
+}
+
+}  // namespace muster::transport

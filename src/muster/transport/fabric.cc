@@ -1,0 +1,65 @@
+#include "muster/transport/fabric.h"
+
+#include "muster/transport/engine.h"
+
+namespace muster::transport {
+namespace {
+
+class EngineFabric final : public Fabric {
+ public:
+  explicit EngineFabric(std::shared_ptr<Engine> engine) : engine_(std::move(engine)) {}
+  ~EngineFabric() override { engine_->shut_down(); }
+
+  Status start() { return engine_->start(*this); }
+
+  int rank() const override { return engine_->rank(); }
+  int world_size() const override { return engine_->world_size(); }
+  const Clock& clock() const override { return engine_->clock(); }
+  std::span<const int> hosts() const override { return engine_->hosts(); }
+  HostRegion* region() override { return engine_->connector().region(); }
+  Channel& bootstrap() override { return engine_->bootstrap(); }
+  Result<std::shared_ptr<Channel>> open(std::uint32_t id, std::vector<int> members) override {
+    return engine_->open(engine_, id, std::move(members));
+  }
+  std::uint32_t next_channel_id() const override { return engine_->next_channel_id(); }
+  bool threads() const override { return engine_->options().threads; }
+  bool poll() override { return engine_->poll(false); }
+  bool wait(const std::function<bool()>& done, TimePoint deadline) override { return engine_->wait(done, deadline); }
+  void wake() override { engine_->wake(); }
+  Status death_of(int rank) const override { return engine_->death_of(rank); }
+  void declare_dead(int rank, Status evidence) override { engine_->declare_dead(rank, std::move(evidence)); }
+  void suspend_heartbeats(bool on) override { engine_->suspend_heartbeats(on); }
+
+ private:
+  // Channels that their users still hold keep it alive; all of them have failed by then.
+  std::shared_ptr<Engine> engine_;
+};
+
+Status check(const FabricOptions& options, const Connector* connector) {
+  if (options.world_size < 1 || options.rank < 0 || options.rank >= options.world_size) {
+    return Status(Code::invalid_argument,
+                  "rank " + std::to_string(options.rank) + " is not one of a job of " + std::to_string(options.world_size) + " ranks");
+  }
+  if (connector == nullptr || options.clock == nullptr) return Status(Code::invalid_argument, "a fabric needs a connector and a clock");
+  return {};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Fabric>> Fabric::create(const FabricOptions& options, std::unique_ptr<Connector> connector,
+                                               const Exchange& exchange) {
+  if (Status status = check(options, connector.get()); !status) return status;
+  auto engine = std::make_shared<Engine>(options, std::move(connector));
+  if (Status status = engine->meet(exchange); !status) return status;
+  auto fabric = std::make_unique<EngineFabric>(std::move(engine));
+  if (Status status = fabric->start(); !status) return status;
+  return std::unique_ptr<Fabric>(std::move(fabric));
+}
+
+Exchange exchange_over(std::shared_ptr<store::Store> store, std::string prefix, int rank, int world_size, Duration timeout) {
+  return [=](const std::string& round, const std::string& mine) {
+    return store->all_gather(prefix + "/" + round, rank, world_size, mine, timeout);
+  };
+}
+
+}  // namespace muster::transport

@@ -1,0 +1,107 @@
+/// One rank's connections to its job, shared by all its groups.
+///
+/// Links open when first used, one per peer. All link state stands under one lock that guards one poll pass and is
+/// never held while waiting. Whoever waits polls (`wait`); while nobody does, the watcher thread sleeps in epoll on
+/// listener, sockets, pidfds and timers, answers heartbeats and passes on causes of failure. An idle fabric uses no CPU.
+///
+/// What lives in `transport/`: streams (tcp, shm, loopback) and the connectors that make them, private behind `factory.h`; the message
+/// protocol over any stream (`link_protocol.h`: bytes in, bytes out); channels; the host region; the arena. May include base/ and store/.
+/// Test it alone: `ctest -R transport`.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "muster/base/clock.h"
+#include "muster/base/status.h"
+#include "muster/store/store.h"
+#include "muster/transport/channel.h"
+#include "muster/transport/connector.h"
+
+namespace muster::transport {
+
+struct FabricOptions {
+  int rank = 0;
+  int world_size = 1;
+  Duration timeout = std::chrono::minutes(30);  ///< for create
+  /// A peer whose watcher says nothing for this long counts as failed; zero: never.
+  Duration heartbeat_limit = std::chrono::milliseconds(2500);
+  const Clock* clock = &steady_clock();
+  const FingerprintRules* rules = nullptr;  ///< must outlive the fabric; null: only equality, described in numbers
+  /// False for simulated ranks: no watcher thread; the owner calls `poll`.
+  bool threads = true;
+  /// For simulated ranks (`threads` false): `wait` calls it instead of pausing or sleeping, with the time of its next timer or deadline;
+  /// it returns when that has come, the mailbox was woken or bytes have arrived. Empty: the thread really waits.
+  std::function<void(TimePoint until)> idle;
+};
+
+/// Publishes this rank's text under `round` and returns everybody's, in rank order. Blocks.
+using Exchange = std::function<Result<std::vector<std::string>>(const std::string& round, const std::string& mine)>;
+/// An exchange over a store: keys under `prefix`, one all_gather request each.
+Exchange exchange_over(std::shared_ptr<store::Store> store, std::string prefix, int rank, int world_size, Duration timeout);
+
+class Fabric {
+ public:
+  /// Meets the other ranks. Every rank calls it with the same world size; blocks until all have met or the timeout passes.
+  static Result<std::unique_ptr<Fabric>> create(const FabricOptions& options, std::unique_ptr<Connector> connector,
+                                                const Exchange& exchange);
+  /// Says goodbye to every peer (so that they see an end, not a death), flushes for at most a second, joins the watcher.
+  virtual ~Fabric() = default;
+
+  virtual int rank() const = 0;
+  virtual int world_size() const = 0;
+  virtual const Clock& clock() const = 0;
+  /// Host number of every rank.
+  virtual std::span<const int> hosts() const = 0;
+  /// Null where nothing is shared on this host.
+  virtual HostRegion* region() = 0;
+
+  /// Channel 0, made by create: all ranks. Groups are agreed on it.
+  virtual Channel& bootstrap() = 0;
+  /// A channel with an id that the members have agreed on (none of them may use it already: Code::invalid_argument). Local; opens nothing.
+  /// Messages that came for it before are waiting in it.
+  virtual Result<std::shared_ptr<Channel>> open(std::uint32_t id, std::vector<int> members) = 0;
+  /// The lowest id that this rank has never used.
+  virtual std::uint32_t next_channel_id() const = 0;
+
+  /// One pass: connector, links. Never blocks. Says whether anything moved. Thread-safe; a second thread returns at once.
+  virtual bool poll() = 0;
+  /// Returns true once `done()` holds, false at the deadline. Drives links meanwhile: pauses or yields, then sleeps on the mailbox.
+  /// `done` is asked without any lock, often; it may advance work of its own and should publish nothing slow.
+  virtual bool wait(const std::function<bool()>& done, TimePoint deadline) = 0;
+  /// Wakes this rank's sleepers (something that they wait for has changed within the process).
+  virtual void wake() = 0;
+
+  /// Why `rank` is lost, or success while it is not.
+  virtual Status death_of(int rank) const = 0;
+  /// Declares a rank lost (evidence from elsewhere): every channel that has it as a member fails, and every rank is told.
+  virtual void declare_dead(int rank, Status evidence) = 0;
+  /// False for simulated ranks (`FabricOptions::threads`): then nobody above may start a thread for it either.
+  virtual bool threads() const { return true; }
+
+  /// What an upper layer keeps once per fabric (the collectives: their progress thread, their count of groups). Made by the first who
+  /// asks and dropped after the fabric itself, so it must not touch the fabric when it goes. Thread-safe.
+  struct Companion {
+    virtual ~Companion() = default;
+  };
+  std::shared_ptr<Companion> companion(const std::function<std::shared_ptr<Companion>()>& make) {
+    const std::lock_guard guard(companion_lock_);
+    if (!companion_) companion_ = make();
+    return companion_;
+  }
+
+  /// Suspends heartbeats' judgement (a debugger holds a rank); counted.
+  virtual void suspend_heartbeats(bool on) = 0;
+
+ private:
+  std::mutex companion_lock_;
+  std::shared_ptr<Companion> companion_;
+};
+
+}  // namespace muster::transport

@@ -1,0 +1,556 @@
+// Deaths, blame and how the news spreads. First one fabric against scripted peers on a hand-moved clock, then whole jobs as threads.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <random>
+#include <set>
+
+#include "muster/testing/seed.h"
+#include "muster/transport/loopback_test_job.h"
+#include "muster/transport/scripted_test_job.h"
+
+namespace muster::transport {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+Frame rank_failure(int rank, const Status& cause) {
+  Frame frame = frame_of(FrameKind::rank_failure);
+  frame.header.message = static_cast<std::uint64_t>(rank);
+  frame.payload = encode_cause(cause);
+  return frame;
+}
+Frame channel_failure(const Status& cause, std::uint32_t channel = 0) {
+  Frame frame = frame_of(FrameKind::channel_failure, channel);
+  frame.payload = encode_cause(cause);
+  return frame;
+}
+Status killed(int rank) { return Status(Code::peer_failed, "rank " + std::to_string(rank) + " was killed", {rank}); }
+
+std::size_t count(const std::vector<Frame>& frames, FrameKind kind) {
+  return static_cast<std::size_t>(std::count_if(frames.begin(), frames.end(), [kind](const Frame& f) { return f.header.kind == kind; }));
+}
+
+// ---- the end of a stream ---------------------------------------------------------------------------------------------
+
+TEST(StreamEnd, IsHeldForACauseThenBlamedOnThePeer) {
+  ScriptedJob job(3);
+  std::string got(1, 'x');
+  const TransferRef receive = job.channel().receive(1, 0, writable(got), {});
+  job.wire(1);
+  job.end(1);
+  job.advance(milliseconds(19));
+  EXPECT_FALSE(receive->done());
+  EXPECT_TRUE(job.fabric->death_of(1).ok());
+  job.advance(milliseconds(1));
+  ASSERT_TRUE(receive->done());
+  EXPECT_EQ(receive->status().code(), Code::peer_failed);
+  EXPECT_EQ(receive->status().ranks(), std::vector<int>{1});
+  EXPECT_NE(receive->status().message().find("ended without a goodbye"), std::string::npos) << receive->status().message();
+}
+
+TEST(StreamEnd, NobodyBlamesTheFirstToGiveUp) {
+  // Rank 1 gives up because rank 2 died. Whatever comes first, its word, its end or the news from another rank, rank 2 is named.
+  const std::vector<std::function<void(ScriptedJob&)>> orders = {
+      [](ScriptedJob& job) {
+        job.wire(1).to_fabric = rank_failure(2, killed(2)).bytes();
+        job.end(1);
+      },
+      [](ScriptedJob& job) {
+        job.wire(1).to_fabric = channel_failure(killed(2)).bytes();
+        job.end(1);
+      },
+      [](ScriptedJob& job) {
+        job.end(1);
+        job.advance(milliseconds(15));
+        job.say(3, rank_failure(2, killed(2)));
+      },
+      [](ScriptedJob& job) {
+        job.end(1);
+        job.end(2);
+        job.advance(milliseconds(10));
+        job.say(3, rank_failure(2, killed(2)));
+      },
+  };
+  for (std::size_t i = 0; i < orders.size(); ++i) {
+    ScriptedJob job(4);
+    for (const int peer : {1, 2, 3}) job.wire(peer);
+    auto pair = job.fabric->open(1, {0, 1});
+    std::string got(1, 'x'), paired(1, 'x');
+    const TransferRef receive = job.channel().receive(1, 0, writable(got), {});
+    const TransferRef in_pair = (*pair)->receive(1, 0, writable(paired), {});
+    orders[i](job);
+    job.advance(milliseconds(100));
+    ASSERT_TRUE(receive->done() && in_pair->done()) << i;
+    EXPECT_EQ(receive->status().ranks(), std::vector<int>{2}) << i << receive->status().message();
+    // A group that the dead rank was no member of fails because its peer gave up, and names who was the cause.
+    EXPECT_EQ(in_pair->status().ranks(), std::vector<int>{2}) << i << in_pair->status().message();
+  }
+}
+
+TEST(StreamEnd, AnOldFailureExplainsNoNewDeath) {
+  ScriptedJob job(4);
+  for (const int peer : {1, 2, 3}) job.wire(peer);
+  auto survivors = job.fabric->open(1, {0, 1, 3});
+  job.say(1, rank_failure(2, killed(2)));
+  job.advance(milliseconds(200));
+  // Rank 1 goes on working after rank 2's death, then dies by itself.
+  job.say(1, eager("still here", 0, 1));
+  job.end(1);
+  job.advance(milliseconds(30));
+  EXPECT_EQ((*survivors)->failure().ranks(), std::vector<int>{1}) << (*survivors)->failure().message();
+}
+
+TEST(StreamEnd, AGoodbyeIsNoDeath) {
+  ScriptedJob job(3);
+  std::string got(1, 'x'), other(1, 'x'), any(1, 'x');
+  const TransferRef from_1 = job.channel().receive(1, 0, writable(got), {});
+  const TransferRef from_2 = job.channel().receive(2, 0, writable(other), {});
+  const TransferRef from_any = job.channel().receive(kAnyMember, 9, writable(any), {});
+  job.wire(2);
+  job.say(1, eager("late", 3));
+  job.say(1, frame_of(FrameKind::goodbye));
+  EXPECT_EQ(count(job.heard(1), FrameKind::farewell), 1u);
+  job.end(1);
+  job.advance(seconds(1));
+  ASSERT_TRUE(from_1->done());
+  EXPECT_EQ(from_1->status().code(), Code::closed);
+  EXPECT_EQ(from_1->status().ranks(), std::vector<int>{1});
+  EXPECT_FALSE(from_2->done());
+  EXPECT_FALSE(job.channel().failed());
+  EXPECT_TRUE(job.fabric->death_of(1).ok());
+  EXPECT_EQ(job.channel().send(1, 0, as_bytes("x"), {})->status().code(), Code::closed);
+  std::string late(4, 'x');
+  EXPECT_TRUE(job.channel().receive(1, 3, writable(late), {})->status().ok()) << "what it sent before it left is still there";
+  EXPECT_FALSE(from_any->done());
+  job.say(2, frame_of(FrameKind::goodbye));
+  EXPECT_TRUE(from_any->done()) << "nobody is left to send to it";
+}
+
+TEST(StreamEnd, WhatALeaverHadAnnouncedWillNeverCome) {
+  ScriptedJob job(3);
+  job.wire(2);
+  std::string matched(50'000, 'x'), later(50'000, 'x');
+  const TransferRef from_any = job.channel().receive(kAnyMember, 1, writable(matched), {});
+  job.say(1, request(1, 50'000, 1));
+  job.say(1, request(2, 50'000, 2));
+  job.say(1, fragment(1, 0, "begun"));
+  job.say(1, frame_of(FrameKind::goodbye));
+  ASSERT_TRUE(from_any->done());
+  EXPECT_EQ(from_any->status().code(), Code::closed);
+  const TransferRef receive = job.channel().receive(1, 2, writable(later), {});
+  ASSERT_TRUE(receive->done());
+  EXPECT_EQ(receive->status().code(), Code::closed);
+}
+
+TEST(StreamEnd, SaysGoodbyeToAll) {
+  ScriptedJob job(3);
+  job.wire(1);
+  job.wire(2);
+  const auto one = job.wires[1];
+  const auto two = job.wires[2];
+  job.fabric.reset();
+  for (const auto& wire : {one, two}) {
+    EXPECT_EQ(count(take_frames(wire->from_fabric), FrameKind::goodbye), 1u);
+    EXPECT_TRUE(wire->closed);
+  }
+  EXPECT_NE(job.net->mailbox.aborted.load(), 0u);
+}
+
+// ---- proof of a death ------------------------------------------------------------------------------------------------
+
+TEST(Death, FailsEveryChannelOfThatRankAndNoOther) {
+  ScriptedJob job(4);
+  auto with = job.fabric->open(1, {0, 2});
+  auto without = job.fabric->open(2, {0, 1, 3});
+  for (const int peer : {1, 2, 3}) job.wire(peer);
+  job.net->news.push_back([](ConnectorEvents& events) { events.on_death(2, killed(2)); });
+  job.settle();
+  EXPECT_EQ((*with)->failure().ranks(), std::vector<int>{2});
+  EXPECT_EQ(job.channel().failure().message(), "rank 2 was killed");
+  EXPECT_FALSE((*without)->failed());
+  EXPECT_TRUE((*without)->send(1, 0, as_bytes("x"), {})->done());
+  auto later = job.fabric->open(3, {0, 1, 2});
+  EXPECT_EQ((*later)->failure().ranks(), std::vector<int>{2}) << "a group with a dead member has failed from the start";
+  for (const int peer : {1, 3}) {
+    const auto frames = job.heard(peer);
+    EXPECT_EQ(count(frames, FrameKind::rank_failure), 1u);
+    EXPECT_EQ(frames.back().header.kind == FrameKind::rank_failure ? frames.back().header.message : 2u, 2u);
+  }
+  // Once per culprit.
+  job.say(1, rank_failure(2, killed(2)));
+  job.fabric->declare_dead(2, Status(Code::peer_failed, "again", {2}));
+  EXPECT_EQ(count(job.heard(3), FrameKind::rank_failure), 0u);
+  EXPECT_EQ(job.fabric->death_of(2).message(), "rank 2 was killed");
+}
+
+TEST(Death, LastWordsAreReadFirst) {
+  ScriptedJob job(4);
+  for (const int peer : {1, 2, 3}) job.wire(peer);
+  std::string got(4, 'x');
+  const TransferRef receive = job.channel().receive(1, 0, writable(got), {});
+  job.wires[1]->to_fabric = eager("last").bytes() + rank_failure(2, killed(2)).bytes();
+  job.net->news.push_back([](ConnectorEvents& events) { events.on_death(1, killed(1)); });
+  job.settle();
+  EXPECT_TRUE(receive->status().ok());
+  EXPECT_EQ(job.channel().failure().ranks(), std::vector<int>{2}) << job.channel().failure().message();
+}
+
+TEST(Death, OfARankThatNobodyNeedsIsJudgedWhenItIsNeeded) {
+  // Without a link and without shared memory an end in good order looks the same: only who needs the rank may call it a death.
+  ScriptedJob job(3, 0, nullptr, {0, 0, 0});
+  job.net->news.push_back([](ConnectorEvents& events) { events.on_death(2, killed(2)); });
+  job.advance(seconds(1));
+  EXPECT_FALSE(job.channel().failed());
+  std::string got(1, 'x');
+  const TransferRef receive = job.channel().receive(2, 0, writable(got), {});
+  ASSERT_TRUE(receive->done());
+  EXPECT_EQ(receive->status().ranks(), std::vector<int>{2});
+
+  ScriptedJob waiting(3, 0, nullptr, {0, 0, 0});
+  const TransferRef posted = waiting.channel().receive(2, 0, writable(got), {});
+  waiting.net->news.push_back([](ConnectorEvents& events) { events.on_death(2, killed(2)); });
+  waiting.settle();
+  waiting.advance(milliseconds(20));
+  ASSERT_TRUE(posted->done());
+  EXPECT_EQ(posted->status().ranks(), std::vector<int>{2});
+}
+
+TEST(Death, AReceiveHalfDoneEndsWithTheCause) {
+  ScriptedJob job(3);
+  std::string big(50'000, 'x'), small(1000, 'x');
+  const TransferRef large = job.channel().receive(1, 1, writable(big), {});
+  const TransferRef eager_one = job.channel().receive(2, 2, writable(small), {});
+  job.say(1, request(1, 50'000, 1));
+  job.say(1, fragment(1, 0, std::string(10'000, 'y')));
+  job.wire(2).to_fabric = eager(std::string(1000, 'e'), 2).bytes().substr(0, 500);
+  job.settle();
+  job.channel().fail(Status(Code::timed_out, "enough", {1}));
+  EXPECT_EQ(large->status().message(), "enough");
+  EXPECT_EQ(eager_one->status().message(), "enough");
+  // The rest comes nevertheless, goes nowhere, and the links stay usable.
+  big.assign(50'000, 'z');
+  small.assign(1000, 'z');
+  auto next = job.fabric->open(1, {0, 1, 2});
+  job.say(1, fragment(1, 10'000, std::string(40'000, 'y')));
+  job.wire(2).to_fabric += eager(std::string(1000, 'e'), 2).bytes().substr(500) + eager("ok", 0, 1).bytes();
+  job.say(1, eager("ok", 0, 1));
+  EXPECT_EQ(big, std::string(50'000, 'z'));
+  EXPECT_EQ(small, std::string(1000, 'z'));
+  for (const int peer : {1, 2}) {
+    std::string got(2, 'x');
+    EXPECT_TRUE((*next)->receive(peer, 0, writable(got), {})->done());
+    EXPECT_EQ(got, "ok");
+  }
+}
+
+TEST(Death, ASendHalfWrittenEndsFromACopy) {
+  ScriptedJob job(2);
+  ScriptedWire& wire = job.wire(1);
+  std::string data = pattern(10'000, 1);
+  wire.room = 100;
+  const TransferRef send = job.channel().send(1, 0, as_bytes(data), {});
+  EXPECT_FALSE(send->done());
+  job.channel().fail(Status(Code::aborted, "enough"));
+  EXPECT_TRUE(send->done());
+  data.assign(data.size(), 'z');
+  wire.room = SIZE_MAX;
+  const auto frames = job.heard(1);
+  ASSERT_EQ(frames.size(), 2u);
+  EXPECT_TRUE(frames[0].payload == pattern(10'000, 1));
+  EXPECT_EQ(frames[1].header.kind, FrameKind::channel_failure);
+}
+
+TEST(Death, OfThisRankInTheEyesOfTheOthers) {
+  ScriptedJob job(3);
+  job.say(1, rank_failure(0, Status(Code::peer_failed, "rank 0 has not answered for 2.5 s", {0})));
+  EXPECT_EQ(job.channel().failure().ranks(), std::vector<int>{0});
+  EXPECT_NE(job.channel().failure().message().find("given this rank (0) up"), std::string::npos) << job.channel().failure().message();
+}
+
+TEST(Death, APeerThatCannotBeReachedFailsWhoNeedsIt) {
+  ScriptedJob job(4, 0, nullptr, {0, 1, 2, 3});
+  const TransferRef send = job.channel().send(2, 0, as_bytes("x"), {});
+  EXPECT_EQ(job.net->connects[2], 1);
+  job.net->news.push_back([](ConnectorEvents& events) { events.on_connect_failed(2, Status(Code::network, "connection refused")); });
+  job.settle();
+  job.advance(milliseconds(25));
+  ASSERT_TRUE(send->done());
+  EXPECT_EQ(send->status().ranks(), std::vector<int>{2});
+  EXPECT_NE(send->status().message().find("rank 0 cannot reach rank 2: connection refused"), std::string::npos) << send->status().message();
+  // A wrong secret is nobody's death.
+  ScriptedJob other(4);
+  const TransferRef refused = other.channel().send(2, 0, as_bytes("x"), {});
+  other.net->news.push_back([](ConnectorEvents& events) { events.on_connect_failed(2, Status(Code::refused, "another secret")); });
+  other.settle();
+  EXPECT_EQ(refused->status().code(), Code::refused);
+  EXPECT_TRUE(other.fabric->death_of(2).ok());
+}
+
+TEST(News, GoOverStandingLinksAndOpenFewNewOnes) {
+  ScriptedJob job(64);
+  job.wire(33);
+  job.net->connects.clear();
+  job.channel().fail(Status(Code::timed_out, "rank 5 is missing", {5}));
+  job.settle();
+  EXPECT_EQ(count(job.heard(33), FrameKind::channel_failure), 1u);
+  for (const int finger : {2, 4, 8, 16, 32}) {
+    EXPECT_EQ(job.net->connects[finger], 1) << finger;
+    EXPECT_EQ(count(job.heard(finger), FrameKind::channel_failure), 1u) << finger;
+  }
+  EXPECT_LE(job.net->connects.size(), 6u);
+}
+
+TEST(News, OfAChannelArePassedOnButNotBack) {
+  ScriptedJob job(4);
+  for (const int peer : {1, 2, 3}) job.wire(peer);
+  job.say(2, channel_failure(Status(Code::mismatch, "two calls", {1, 3})));
+  EXPECT_EQ(job.channel().failure().message(), "two calls");
+  EXPECT_EQ(count(job.heard(2), FrameKind::channel_failure), 0u);
+  EXPECT_EQ(count(job.heard(1), FrameKind::channel_failure), 1u);
+  EXPECT_EQ(count(job.heard(3), FrameKind::channel_failure), 1u);
+  job.say(1, channel_failure(Status(Code::mismatch, "another", {1})));
+  EXPECT_EQ(count(job.heard(3), FrameKind::channel_failure), 0u);
+}
+
+TEST(News, ReachAChannelBeforeItIsOpened) {
+  ScriptedJob job(3);
+  job.say(1, channel_failure(Status(Code::timed_out, "rank 2 never came", {2}), 4));
+  auto channel = job.fabric->open(4, {0, 1, 2});
+  EXPECT_EQ((*channel)->failure().message(), "rank 2 never came");
+}
+
+// ---- heartbeats ------------------------------------------------------------------------------------------------------
+
+/// Lets time pass in beats, answering for the peers in `alive`.
+void beat(ScriptedJob& job, Duration time, std::set<int> alive) {
+  for (Duration passed{}; passed < time; passed += milliseconds(50)) {
+    job.advance(milliseconds(50));
+    for (const int peer : alive) job.say(peer, frame_of(FrameKind::pong));
+  }
+}
+
+TEST(Heartbeat, ASilentNeighbourIsNamed) {
+  ScriptedJob job(4, 0);
+  for (const int peer : {1, 2, 3}) job.wire(peer);
+  beat(job, seconds(10), {1, 3});
+  EXPECT_TRUE(job.fabric->death_of(2).ok()) << "not a neighbour in the ring, and nothing is wanted of it";
+  EXPECT_TRUE(job.fabric->death_of(1).ok());
+  beat(job, seconds(2), {3});
+  EXPECT_TRUE(job.fabric->death_of(1).ok()) << "within the limit";
+  beat(job, seconds(1), {3});
+  const Status death = job.fabric->death_of(1);
+  ASSERT_EQ(death.code(), Code::peer_failed);
+  EXPECT_NE(death.message().find("rank 1 has not answered for"), std::string::npos) << death.message();
+  EXPECT_EQ(count(job.heard(3), FrameKind::rank_failure), 1u);
+}
+
+TEST(Heartbeat, WhoeverIsWaitedForIsWatched) {
+  ScriptedJob job(4, 0);
+  for (const int peer : {1, 2, 3}) job.wire(peer);
+  std::string got(1, 'x');
+  const TransferRef receive = job.channel().receive(2, 0, writable(got), {});
+  beat(job, seconds(3), {1, 3});
+  ASSERT_TRUE(receive->done());
+  EXPECT_EQ(receive->status().ranks(), std::vector<int>{2});
+}
+
+TEST(Heartbeat, PingsAreAnsweredAndOnlySentWhenIdle) {
+  ScriptedJob job(2, 0);
+  job.wire(1);
+  const auto pings = [&] {
+    const auto frames = take_frames(job.wires[1]->from_fabric);
+    return std::pair(count(frames, FrameKind::ping), count(frames, FrameKind::pong));
+  };
+  job.say(1, frame_of(FrameKind::ping));
+  EXPECT_EQ(pings().second, 1u);
+  beat(job, seconds(5), {1});
+  EXPECT_EQ(pings().first, 0u) << "it is heard of all the time";
+  job.advance(milliseconds(300));
+  EXPECT_EQ(pings().first, 1u);
+  EXPECT_EQ(job.net->mailbox.heartbeat.load() > 10, true);
+}
+
+TEST(Heartbeat, OnesOwnPauseBlamesNobody) {
+  ScriptedJob job(2, 0);
+  job.wire(1);
+  beat(job, seconds(1), {1});
+  for (int i = 0; i < 20; ++i) job.advance(seconds(10));  // stopped itself, again and again
+  EXPECT_TRUE(job.fabric->death_of(1).ok());
+  beat(job, seconds(3), {});
+  EXPECT_FALSE(job.fabric->death_of(1).ok());
+}
+
+TEST(Heartbeat, ADebuggerMayHoldAPeer) {
+  ScriptedJob job(2, 0);
+  job.wire(1);
+  job.fabric->suspend_heartbeats(true);
+  job.fabric->suspend_heartbeats(true);
+  job.fabric->suspend_heartbeats(false);
+  beat(job, seconds(60), {});
+  EXPECT_TRUE(job.fabric->death_of(1).ok());
+  job.fabric->suspend_heartbeats(false);
+  beat(job, seconds(4), {});
+  EXPECT_FALSE(job.fabric->death_of(1).ok());
+}
+
+TEST(Heartbeat, LooksAtTheNextInTheRingAfterADeath) {
+  ScriptedJob job(4, 0);
+  job.wire(1);
+  job.settle();
+  job.net->connects.clear();
+  job.net->news.push_back([](ConnectorEvents& events) { events.on_death(1, killed(1)); });
+  job.settle();
+  job.advance(milliseconds(300));
+  EXPECT_EQ(job.net->connects[2], 1) << "rank 2 is the neighbour now";
+}
+
+// ---- whole jobs ------------------------------------------------------------------------------------------------------
+
+class FailingJob : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Kinds, FailingJob, ::testing::Bool(), [](const auto& info) { return info.param ? "region" : "streams"; });
+
+// A rank is killed at a random moment of a ring exchange of all sizes: every survivor names it, whether linked to it or not.
+TEST_P(FailingJob, AKillInTheMiddleNamesTheCulpritEverywhere) {
+  std::mt19937_64 random(muster::testing::test_seed());
+  const int rounds = muster::testing::long_tests() ? 200 : 12;
+  for (int round = 0; round < rounds; ++round) {
+    constexpr int kRanks = 6;
+    LoopbackJob job(kRanks, GetParam());
+    const int victim = static_cast<int>(random() % kRanks);
+    const int steps = static_cast<int>(random() % 40);
+    const std::size_t bytes = round % 3 == 0 ? 100 : round % 3 == 1 ? 40'000 : 700'000;
+    std::atomic<int> ended{0};
+    job.run([&](Fabric& fabric) {
+      Channel& channel = fabric.bootstrap();
+      const std::string mine = pattern(bytes, static_cast<std::uint64_t>(fabric.rank()));
+      std::string theirs(bytes, 'x');
+      Status status;
+      for (int step = 0; status.ok(); ++step) {
+        if (fabric.rank() == victim && step == steps) {
+          job.hub->kill(victim);
+          break;
+        }
+        const TransferRef receive =
+            channel.receive((fabric.rank() + kRanks - 1) % kRanks, static_cast<std::uint64_t>(step), writable(theirs), {});
+        const TransferRef send = channel.send((fabric.rank() + 1) % kRanks, static_cast<std::uint64_t>(step), as_bytes(mine), {});
+        status = finish(fabric, receive);
+        if (status.ok()) status = finish(fabric, send);
+      }
+      if (fabric.rank() != victim) {
+        EXPECT_EQ(status.code(), Code::peer_failed) << status.message();
+        EXPECT_EQ(status.ranks(), std::vector<int>{victim}) << status.message();
+        EXPECT_EQ(channel.failure().ranks(), std::vector<int>{victim});
+      }
+      // Nobody leaves before all know.
+      ++ended;
+      fabric.wait([&] { return ended.load() == kRanks; }, soon());
+    });
+  }
+}
+
+TEST_P(FailingJob, ADeadlineOnOneRankReachesTheUnlinked) {
+  constexpr int kRanks = 9;
+  LoopbackJob job(kRanks, GetParam());
+  std::atomic<int> ended{0};
+  job.run([&](Fabric& fabric) {
+    Channel& channel = fabric.bootstrap();
+    if (fabric.rank() == 4) channel.fail(Status(Code::timed_out, "rank 7 never came", {7}));
+    EXPECT_TRUE(fabric.wait([&] { return channel.failed(); }, soon()));
+    EXPECT_EQ(channel.failure().ranks(), std::vector<int>{7});
+    ++ended;
+    fabric.wait([&] { return ended.load() == kRanks; }, soon());
+  });
+}
+
+TEST_P(FailingJob, AStoppedRankIsNamedByItsHeartbeat) {
+  // A rank whose watcher does not run is as good as stopped: it is played by a fabric without threads that nobody polls.
+  LoopbackJob job(3, GetParam());
+  job.options.heartbeat_limit = milliseconds(500);
+  std::atomic<int> ended{0};
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      FabricOptions options = job.options;
+      options.rank = rank;
+      options.world_size = 3;
+      options.threads = rank != 1;
+      auto fabric = Fabric::create(options, job.hub->connector(rank), [&](const std::string& round, const std::string& text) {
+        return Result<std::vector<std::string>>(job.hub->exchange(round, rank, text));
+      });
+      ASSERT_TRUE(fabric.ok());
+      if (rank == 1) {
+        const auto until = steady_clock().now() + milliseconds(200);
+        while (steady_clock().now() < until) (*fabric)->poll();
+        while (ended.load() < 2) std::this_thread::yield();
+        return;
+      }
+      std::string got(1, 'x');
+      const Status status = finish(**fabric, (*fabric)->bootstrap().receive(1, 0, writable(got), {}));
+      EXPECT_EQ(status.code(), Code::peer_failed);
+      EXPECT_EQ(status.ranks(), std::vector<int>{1}) << status.message();
+      EXPECT_NE(status.message().find("has not answered for"), std::string::npos) << status.message();
+      ++ended;
+      (*fabric)->wait([&] { return ended.load() == 2; }, soon());
+    });
+  }
+  for (auto& thread : threads) thread.join();
+}
+
+// A forked child has copies of everything: it may neither hang nor speak in its parent's name.
+TEST_P(FailingJob, AForkedChildIsKeptOut) {
+  LoopbackJob job(2, GetParam());
+  std::barrier both(2);
+  job.run([&](Fabric& fabric) {
+    Channel& channel = fabric.bootstrap();
+    both.arrive_and_wait();
+    if (fabric.rank() == 0) {
+      const pid_t child = fork();
+      ASSERT_GE(child, 0);
+      if (child == 0) {
+        std::string got(1, 'x');
+        const bool sends = channel.send(1, 0, as_bytes("x"), {})->status().code() == Code::aborted;
+        const bool receives = channel.receive(1, 0, writable(got), {})->status().code() == Code::aborted;
+        const bool opens = fabric.open(1, {0, 1}).status().code() == Code::aborted;
+        const bool waits = !fabric.wait([] { return false; }, soon());
+        fabric.poll();
+        fabric.~Fabric();  // the destructors of globals would
+        _exit(sends && receives && opens && waits ? 0 : 1);
+      }
+      int result = -1;
+      EXPECT_EQ(waitpid(child, &result, 0), child);
+      EXPECT_TRUE(WIFEXITED(result) && WEXITSTATUS(result) == 0);
+    }
+    both.arrive_and_wait();
+    std::string got(4, 'x');
+    const TransferRef receive = channel.receive(1 - fabric.rank(), 0, writable(got), {});
+    EXPECT_TRUE(finish(fabric, channel.send(1 - fabric.rank(), 0, as_bytes("well"), {})).ok());
+    EXPECT_TRUE(finish(fabric, receive).ok());
+    EXPECT_EQ(got, "well");
+  });
+}
+
+TEST_P(FailingJob, RanksThatEndInGoodOrderDisturbNobody) {
+  for (int round = 0; round < 20; ++round) {
+    LoopbackJob job(5, GetParam());
+    job.run([&](Fabric& fabric) {
+      // Ranks 3 and 4 leave at once; the others go on.
+      if (fabric.rank() >= 3) return;
+      Channel& channel = fabric.bootstrap();
+      for (std::uint64_t step = 0; step < 50; ++step) {
+        std::string got(8, 'x');
+        const TransferRef receive = channel.receive((fabric.rank() + 2) % 3, step, writable(got), {});
+        EXPECT_TRUE(finish(fabric, channel.send((fabric.rank() + 1) % 3, step, as_bytes("12345678"), {})).ok());
+        const Status status = finish(fabric, receive);
+        EXPECT_TRUE(status.ok()) << status.message();
+      }
+      EXPECT_FALSE(channel.failed()) << channel.failure().message();
+    });
+  }
+}
+
+}  // namespace
+}  // namespace muster::transport

@@ -1,0 +1,43 @@
+/// The only names that the rest of muster needs of the transport kinds.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "muster/base/secret.h"
+#include "muster/base/status.h"
+#include "muster/transport/connector.h"
+
+namespace muster::transport {
+
+struct ConnectorOptions {
+  int rank = 0;
+  int world_size = 1;
+  std::string job;                       ///< the same text on every rank; tells jobs apart
+  bool shared_memory = true;             ///< false: sockets only, also within a host
+  std::vector<std::string> interfaces;   ///< names; empty: the address that routes to `towards`
+  std::string towards;                   ///< host of the store; empty: loopback
+  std::size_t ring_bytes = 128 * 1024;   ///< of each ordered pair's shared ring
+  std::size_t segment_bytes = std::size_t{1} << 33;  ///< address space for groups' segments and staging, taken as used
+  /// For tests: ranks with different labels do not count as one host.
+  std::string host_label;
+};
+
+/// Sockets, and shared memory within a host.
+std::unique_ptr<Connector> make_socket_connector(ConnectorOptions options, Secret secret);
+
+/// Ranks that are threads of one process, joined by memory alone: no descriptors, no secret.
+class LoopbackHub {
+ public:
+  virtual ~LoopbackHub() = default;
+  /// Once per rank; the connector keeps the hub alive. With `with_region` the ranks share a host region in ordinary memory.
+  virtual std::unique_ptr<Connector> connector(int rank) = 0;
+  /// As if the process of `rank` were killed: its streams end, every other rank sees its death.
+  virtual void kill(int rank) = 0;
+  /// An exchange for Fabric::create.
+  virtual std::vector<std::string> exchange(const std::string& round, int rank, const std::string& mine) = 0;
+};
+std::shared_ptr<LoopbackHub> make_loopback_hub(int world_size, bool with_region);
+
+}  // namespace muster::transport

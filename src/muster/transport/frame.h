@@ -1,0 +1,67 @@
+/// The frames of the message protocol: one fixed header, then `length` bytes of payload. `docs/transport.md` tells the whole protocol.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "muster/base/bytes.h"
+#include "muster/base/status.h"
+#include "muster/transport/fingerprint.h"
+
+namespace muster::transport {
+
+/// Messages up to this size travel with their envelope; larger ones ask first.
+inline constexpr std::size_t kEagerBytes = 16 * 1024;
+/// Large payloads are cut into fragments of this size.
+inline constexpr std::size_t kFragmentBytes = 256 * 1024;
+/// Largest payload of a frame that carries a record (a cause of failure).
+inline constexpr std::size_t kRecordBytes = 8 * 1024;
+
+enum class FrameKind : std::uint8_t {
+  eager = 1,        ///< a whole message: tag, call, payload
+  request,          ///< a message that is to come: tag, call, message id, amount = its bytes
+  clear,            ///< the receiver waits for the message: message id
+  data,             ///< a fragment: message id, amount = where it starts, payload
+  withdraw,         ///< the sender takes message back: message id
+  refuse,           ///< the receiver does not want the message: message id
+  credit,           ///< what was taken of a channel: amount = bytes of eager messages, tag = envelopes
+  channel_failure,  ///< the channel has failed: a cause
+  rank_failure,     ///< a rank is lost: message = that rank, and a cause
+  ping,             ///< somebody wants to hear of us
+  pong,
+  goodbye,   ///< nothing more will come, in good order
+  farewell,  ///< the answer to a goodbye: everything before it was read
+};
+inline constexpr std::uint8_t kLastFrameKind = static_cast<std::uint8_t>(FrameKind::farewell);
+
+/// Copied to the wire as it is.
+struct FrameHeader {
+  static constexpr std::uint8_t kMark = 0xa7;
+
+  std::uint32_t length = 0;  ///< payload bytes that follow
+  FrameKind kind = FrameKind::ping;
+  std::uint8_t mark = kMark;  ///< where it is missing, sender and receiver have lost step
+  std::uint16_t zero = 0;
+  std::uint32_t channel = 0;
+  std::uint32_t zero_too = 0;
+  std::uint64_t tag = 0;
+  std::uint64_t message = 0;
+  std::uint64_t amount = 0;
+  Fingerprint call;
+};
+static_assert(sizeof(FrameHeader) == 72);
+
+const char* name_of(FrameKind kind);
+
+/// Whether a header from the wire is one that this version may send: mark, kind, lengths. What its ids mean is for the fabric to check.
+Status check_header(const FrameHeader& header);
+
+/// A cause of failure as a record: code, ranks at fault, text. Long texts are cut, so that it fits into kRecordBytes.
+std::string encode_cause(const Status& cause);
+/// Nothing where the record lies (an unknown code, ranks outside the job).
+std::optional<Status> decode_cause(std::string_view record, int world_size);
+
+}  // namespace muster::transport

@@ -1,0 +1,44 @@
+/// The memory that all ranks of one host and job share: a header, one mailbox per local rank, byte rings for
+/// every ordered pair (`shm` streams), and a heap of segments from which groups take their control lines and staging buffers.
+/// One per host and job; made by the lowest local rank, passed as a sealed memfd over a Unix socket to peers that proved
+/// the secret; mapped once per process also where several ranks are its threads.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "muster/base/status.h"
+#include "muster/transport/mailbox.h"
+
+namespace muster::transport {
+
+class HostRegion {
+ public:
+  virtual ~HostRegion() = default;
+
+  /// Job ranks that share this region, ascending, the caller's own included; the same on each of them.
+  virtual std::span<const int> ranks() const = 0;
+  /// Position of the caller in `ranks()`.
+  virtual int local_rank() const = 0;
+  /// Mailbox of the rank at a position of `ranks()`.
+  virtual Mailbox& mailbox(int local_rank) = 0;
+
+  /// Takes `bytes` of zeroed memory (64-byte aligned) from the heap of segments. Any one rank may; the offset then means the same
+  /// memory on every rank. Thread-safe and safe between processes. Code::exhausted when the region is full.
+  virtual Result<std::uint64_t> claim(std::size_t bytes) = 0;
+  /// Gives a segment back (its pages return to the system). Once, by any rank, when nobody uses it any more.
+  virtual void release(std::uint64_t offset) = 0;
+  virtual std::byte* at(std::uint64_t offset) = 0;
+
+  /// Arena memory of a local rank as seen from this process (`arena.h`): `bytes` at `offset` of arena `rank`; maps on first
+  /// use. Null where that rank has no arena that this process can map.
+  virtual std::byte* arena_at(int local_rank, std::uint64_t offset, std::size_t bytes) = 0;
+  /// Begins to map the arena of a local rank where that takes a round trip to its owner. Never blocks: true once `arena_at` answers at
+  /// once (null where it could not be mapped); until then the caller asks again, and its own mailbox is woken when it should.
+  virtual bool arena_ready([[maybe_unused]] int local_rank) { return true; }
+};
+
+}  // namespace muster::transport

@@ -1,0 +1,246 @@
+#include "muster/transport/link_protocol.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace muster::transport {
+namespace {
+
+// How far ahead frames get their place in the byte stream: enough for one gathering write, little enough to be overtaken soon.
+constexpr std::size_t kCommitBytes = 64 * 1024;
+constexpr std::size_t kCommitFrames = LinkProtocol::kMaxPieces / 2;
+// A flood of small messages lets a fragment through after this much.
+constexpr std::size_t kMessageTurn = 256 * 1024;
+constexpr std::size_t kDrainBytes = 64 * 1024;
+
+/// Where payloads go that nobody wants. Never read.
+MutableBytes drain() {
+  thread_local const std::unique_ptr<std::byte[]> memory(new std::byte[kDrainBytes]);
+  return {memory.get(), kDrainBytes};
+}
+
+std::size_t size_of(const FrameHeader& header) { return sizeof header + header.length; }
+
+}  // namespace
+
+LinkProtocol::LinkProtocol(LinkEvents& events) : events_(events), staging_(new std::byte[kStagingBytes]) {}
+
+// ---- in ------------------------------------------------------------------------------------------------------------
+
+std::size_t LinkProtocol::input(std::array<MutableBytes, 2>& pieces) {
+  const MutableBytes staging(staging_.get() + staged_end_, kStagingBytes - staged_end_);
+  if (payload_left_ == 0) {
+    pieces[0] = staging;
+    return 1;
+  }
+  // Whatever was staged has been placed before: the staging buffer is empty here.
+  if (sink_.empty()) {
+    pieces[0] = drain().first(std::min(payload_left_, kDrainBytes));
+    return 1;
+  }
+  pieces[0] = sink_.first(std::min(sink_.size(), payload_left_));
+  if (sink_.size() < payload_left_) return 1;
+  pieces[1] = staging;
+  return 2;
+}
+
+Status LinkProtocol::received(std::size_t bytes) {
+  if (broken_) return Status(Code::internal, "the peer broke the protocol before");
+  if (payload_left_ > 0) {
+    const std::size_t direct =
+        std::min(bytes, sink_.empty() ? std::min(payload_left_, kDrainBytes) : std::min(sink_.size(), payload_left_));
+    if (!sink_.empty()) sink_ = sink_.subspan(direct);
+    payload_left_ -= direct;
+    bytes -= direct;
+    if (payload_left_ == 0) {
+      if (Status status = finish_frame(); !status) return status;
+    }
+  }
+  staged_end_ += bytes;
+  return parse();
+}
+
+/// Puts staged bytes of the payload under way where they belong; says how many it took.
+std::size_t LinkProtocol::place(ConstBytes bytes) {
+  const std::size_t take = std::min(bytes.size(), payload_left_);
+  const std::size_t keep = std::min(take, sink_.size());
+  if (keep > 0) std::memcpy(sink_.data(), bytes.data(), keep);
+  sink_ = sink_.subspan(keep);
+  payload_left_ -= take;
+  return take;
+}
+
+Status LinkProtocol::parse() {
+  for (;;) {
+    const ConstBytes staged(staging_.get() + staged_begin_, staged_end_ - staged_begin_);
+    if (payload_left_ > 0) {
+      if (staged.empty()) break;
+      staged_begin_ += place(staged);
+      if (payload_left_ > 0) break;
+    } else {
+      if (staged.size() < sizeof header_) break;
+      std::memcpy(&header_, staged.data(), sizeof header_);
+      staged_begin_ += sizeof header_;
+      if (Status status = start_frame(); !status) return status;
+      if (payload_left_ > 0) continue;
+    }
+    if (Status status = finish_frame(); !status) return status;
+  }
+  // What is left is less than a header, or nothing.
+  const std::size_t left = staged_end_ - staged_begin_;
+  std::memmove(staging_.get(), staging_.get() + staged_begin_, left);
+  staged_begin_ = 0;
+  staged_end_ = left;
+  return {};
+}
+
+Status LinkProtocol::start_frame() {
+  broken_ = true;  // until proved otherwise
+  if (Status status = check_header(header_); !status) return status;
+  payload_left_ = header_.length;
+  sink_ = {};
+  if (payload_left_ > 0) {
+    if (header_.kind == FrameKind::eager || header_.kind == FrameKind::data) {
+      Result<MutableBytes> sink = events_.on_payload(header_);
+      if (!sink) return sink.status();
+      sink_ = *sink;
+    } else {
+      record_.resize(payload_left_);  // at most kRecordBytes
+      sink_ = std::as_writable_bytes(std::span(record_));
+    }
+  } else {
+    record_.clear();
+  }
+  broken_ = false;
+  return {};
+}
+
+Status LinkProtocol::finish_frame() {
+  sink_ = {};
+  const bool message = header_.kind == FrameKind::eager || header_.kind == FrameKind::data;
+  Status status = events_.on_frame(header_, message ? ConstBytes() : as_bytes(record_));
+  broken_ = !status.ok();
+  return status;
+}
+
+// ---- out -----------------------------------------------------------------------------------------------------------
+
+void LinkProtocol::push_control(const FrameHeader& header, std::string record) {
+  OutFrame& frame = control_.emplace_back();
+  frame.header = header;
+  frame.copy = std::move(record);
+  frame.header.length = static_cast<std::uint32_t>(frame.copy.size());
+}
+
+void LinkProtocol::push_message(const FrameHeader& header, ConstBytes payload, Owner owner) {
+  OutFrame& frame = messages_.emplace_back();
+  frame.header = header;
+  frame.header.length = static_cast<std::uint32_t>(payload.size());
+  frame.payload = payload;
+  frame.owner = std::move(owner);
+}
+
+void LinkProtocol::push_stream(const FrameHeader& header, ConstBytes payload, Owner owner) {
+  auto channel = std::find_if(streams_.begin(), streams_.end(), [&](const ChannelStreams& s) { return s.channel == header.channel; });
+  if (channel == streams_.end()) {
+    streams_.emplace_back().channel = header.channel;
+    channel = streams_.end() - 1;
+  }
+  channel->waiting.push_back({header, payload, 0, std::move(owner)});
+}
+
+/// Takes one fragment of the next payload of the next channel, and sends both to the end of their queues.
+void LinkProtocol::commit_fragment() {
+  ChannelStreams channel = std::move(streams_.front());
+  streams_.pop_front();
+  OutStream stream = std::move(channel.waiting.front());
+  channel.waiting.pop_front();
+
+  OutFrame& frame = committed_.emplace_back();
+  frame.payload = stream.payload.subspan(stream.at, std::min(kFragmentBytes, stream.payload.size() - stream.at));
+  frame.header = stream.header;
+  frame.header.length = static_cast<std::uint32_t>(frame.payload.size());
+  frame.header.amount = stream.at;
+  stream.at += frame.payload.size();
+  frame.last = stream.at == stream.payload.size();
+  if (frame.last) {
+    frame.owner = std::move(stream.owner);
+  } else {
+    frame.owner = stream.owner;
+    channel.waiting.push_back(std::move(stream));
+  }
+  if (!channel.waiting.empty()) streams_.push_back(std::move(channel));
+  messages_in_a_row_ = 0;
+}
+
+/// Gives frames their place in the byte stream, the most urgent first.
+void LinkProtocol::commit() {
+  while (committed_bytes_ < kCommitBytes && committed_.size() < kCommitFrames) {
+    const bool fragments_turn = messages_in_a_row_ >= kMessageTurn && !streams_.empty();
+    if (!control_.empty()) {
+      committed_.push_back(std::move(control_.front()));
+      control_.pop_front();
+    } else if (!messages_.empty() && !fragments_turn) {
+      committed_.push_back(std::move(messages_.front()));
+      messages_.pop_front();
+      messages_in_a_row_ += size_of(committed_.back().header);
+    } else if (!streams_.empty()) {
+      commit_fragment();
+    } else {
+      return;
+    }
+    OutFrame& frame = committed_.back();
+    if (!frame.copy.empty()) frame.payload = as_bytes(frame.copy);
+    committed_bytes_ += size_of(frame.header);
+  }
+}
+
+std::size_t LinkProtocol::output(std::array<ConstBytes, kMaxPieces>& pieces) {
+  commit();
+  std::size_t count = 0;
+  std::size_t skip = written_;
+  const auto add = [&](ConstBytes piece) {
+    const std::size_t done = std::min(skip, piece.size());
+    skip -= done;
+    if (done < piece.size()) pieces[count++] = piece.subspan(done);
+  };
+  for (const OutFrame& frame : committed_) {
+    if (count + 2 > kMaxPieces) break;
+    add(std::as_bytes(std::span(&frame.header, 1)));
+    add(frame.payload);
+  }
+  return count;
+}
+
+void LinkProtocol::sent(std::size_t bytes) {
+  written_ += bytes;
+  while (!committed_.empty() && written_ >= size_of(committed_.front().header)) {
+    OutFrame frame = std::move(committed_.front());
+    committed_.pop_front();
+    written_ -= size_of(frame.header);
+    committed_bytes_ -= size_of(frame.header);
+    if (frame.owner && frame.last) events_.on_sent(frame.owner);
+  }
+}
+
+LinkProtocol::Detached LinkProtocol::detach(const void* owner) {
+  const auto theirs = [owner](const auto& item) { return item.owner.get() == owner; };
+  Detached result;
+  result.message_dropped = std::erase_if(messages_, theirs) > 0;
+  for (ChannelStreams& channel : streams_) result.stream_cut |= std::erase_if(channel.waiting, theirs) > 0;
+  std::erase_if(streams_, [](const ChannelStreams& channel) { return channel.waiting.empty(); });
+  for (OutFrame& frame : committed_) {
+    if (!theirs(frame)) continue;
+    // Only the part that is still to be written is ever looked at, but the whole keeps the arithmetic simple.
+    frame.copy.assign(as_text(frame.payload));
+    frame.payload = as_bytes(frame.copy);
+    frame.owner = nullptr;
+  }
+  return result;
+}
+
+bool LinkProtocol::queued(FrameKind kind) const {
+  return std::any_of(control_.begin(), control_.end(), [kind](const OutFrame& frame) { return frame.header.kind == kind; });
+}
+
+}  // namespace muster::transport

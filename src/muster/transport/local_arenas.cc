@@ -1,0 +1,85 @@
+#include "muster/transport/local_arenas.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <thread>
+
+#include "muster/base/clock.h"
+#include "muster/base/log.h"
+#include "muster/transport/arena.h"
+#include "muster/transport/local_socket.h"
+
+namespace muster::transport {
+namespace {
+
+constexpr Duration kFetchLimit = std::chrono::seconds(5);
+
+}  // namespace
+
+LocalArenas::LocalArenas(int local_rank, std::vector<int> ranks, const std::vector<Contact>& contacts, Handshake::Hello hello,
+                         Secret secret)
+    : hello_(std::move(hello)), secret_(std::move(secret)) {
+  const Contact& mine = contacts[static_cast<std::size_t>(local_rank)];
+  for (std::size_t place = 0; place < ranks.size(); ++place) {
+    auto peer = std::make_unique<Peer>();
+    peer->rank = ranks[place];
+    peer->local_name = contacts[place].local_name;
+    peer->is_this_process = same_process(mine, contacts[place]);
+    peers_.push_back(std::move(peer));
+  }
+}
+
+std::byte* LocalArenas::at(int local_rank, std::uint64_t offset, std::size_t bytes) {
+  if (local_rank < 0 || static_cast<std::size_t>(local_rank) >= peers_.size()) return nullptr;
+  Peer& peer = *peers_[static_cast<std::size_t>(local_rank)];
+  if (peer.is_this_process) {
+    const Arena* const arena = Arena::if_made();
+    return arena != nullptr ? arena->at(offset, bytes) : nullptr;
+  }
+  SharedMapping* mapping = peer.mapped.load(std::memory_order_acquire);
+  if (mapping == nullptr) {
+    // What was fetched ahead and could not be had is told once, then tried again.
+    Fetch over = Fetch::over;
+    if (peer.ahead.compare_exchange_strong(over, Fetch::idle)) return nullptr;
+    mapping = fetch(peer);
+  }
+  if (mapping == nullptr || offset > mapping->bytes() || bytes > mapping->bytes() - offset) return nullptr;
+  return mapping->memory() + offset;
+}
+
+bool LocalArenas::ready(int local_rank, std::function<void()> done) {
+  if (local_rank < 0 || static_cast<std::size_t>(local_rank) >= peers_.size()) return true;
+  Peer& peer = *peers_[static_cast<std::size_t>(local_rank)];
+  if (peer.is_this_process || peer.mapped.load(std::memory_order_acquire) != nullptr) return true;
+  Fetch state = Fetch::idle;
+  if (!peer.ahead.compare_exchange_strong(state, Fetch::running)) return state == Fetch::over;
+  // Detached: nobody has to wait for a peer that does not answer. Keeps alive what it uses; takes no signals, which are the program's.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  std::thread([self = shared_from_this(), &peer, done = std::move(done)] {
+    const bool mapped = self->fetch(peer) != nullptr;
+    peer.ahead.store(mapped ? Fetch::idle : Fetch::over, std::memory_order_release);
+    done();
+  }).detach();
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return false;
+}
+
+SharedMapping* LocalArenas::fetch(Peer& peer) {
+  const std::lock_guard hold(peer.fetching);
+  if (SharedMapping* const there = peer.mapped.load(std::memory_order_acquire)) return there;
+  const auto file = fetch_locally(peer.local_name, Want::arena, hello_, secret_, steady_clock().now() + kFetchLimit);
+  auto mapping = file.ok() ? map_shared(file->get(), 1) : Result<std::shared_ptr<SharedMapping>>(file.status());
+  if (!mapping) {
+    log(LogLevel::warning, "the shared arena of rank " + std::to_string(peer.rank) + " cannot be mapped: " + mapping.status().message());
+    return nullptr;
+  }
+  peer.mapping = std::move(*mapping);
+  peer.mapped.store(peer.mapping.get(), std::memory_order_release);
+  return peer.mapping.get();
+}
+
+}  // namespace muster::transport

@@ -1,0 +1,45 @@
+#include "muster/transport/ready_set.h"
+
+#include <errno.h>
+#include <sys/epoll.h>
+
+#include "muster/base/socket_address.h"
+
+namespace muster::transport {
+namespace {
+
+void control(int epoll, int operation, int descriptor, int token, bool writable) {
+  epoll_event event{};
+  event.events = EPOLLIN | EPOLLRDHUP | (writable ? static_cast<std::uint32_t>(EPOLLOUT) : 0u);
+  event.data.u64 = static_cast<std::uint64_t>(static_cast<std::int64_t>(token));
+  epoll_ctl(epoll, operation, descriptor, &event);
+}
+
+}  // namespace
+
+Status ReadySet::open() {
+  Descriptor made(epoll_create1(EPOLL_CLOEXEC));
+  if (!made) return Status(Code::exhausted, "cannot make an epoll set for the links: " + errno_text(errno));
+  epoll_ = GuardedDescriptor(std::move(made));
+  return {};
+}
+
+void ReadySet::add(int descriptor, int token) { control(epoll_.get(), EPOLL_CTL_ADD, descriptor, token, false); }
+
+void ReadySet::want_writable(int descriptor, int token, bool on) { control(epoll_.get(), EPOLL_CTL_MOD, descriptor, token, on); }
+
+void ReadySet::remove(int descriptor) { epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, descriptor, nullptr); }
+
+std::span<const ReadySet::Ready> ReadySet::poll() {
+  epoll_event events[kMost];
+  const int count = epoll_wait(epoll_.get(), events, kMost, 0);
+  for (int i = 0; i < count; ++i) {
+    const auto flags = events[i].events;
+    ready_[i].token = static_cast<int>(static_cast<std::int64_t>(events[i].data.u64));
+    ready_[i].readable = (flags & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0;
+    ready_[i].writable = (flags & EPOLLOUT) != 0;
+  }
+  return {ready_, static_cast<std::size_t>(count > 0 ? count : 0)};
+}
+
+}  // namespace muster::transport

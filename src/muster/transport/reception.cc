@@ -1,0 +1,164 @@
+#include "muster/transport/reception.h"
+
+#include <fcntl.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+
+#include "muster/base/log.h"
+#include "muster/base/socket_address.h"
+
+namespace muster::transport {
+namespace {
+
+constexpr int kAcceptsAPass = 64;
+constexpr Duration kQuiet = std::chrono::seconds(10);  // the log says it once
+constexpr Duration kPause = std::chrono::milliseconds(20);
+// A peer of ours has long finished; who is still there is a stranger or gone.
+constexpr Duration kPatienceWithoutDescriptors = std::chrono::milliseconds(250);
+
+GuardedDescriptor open_reserve() { return GuardedDescriptor(Descriptor(::open("/dev/null", O_RDONLY | O_CLOEXEC))); }
+
+}  // namespace
+
+Status Reception::serve(Descriptor listener) {
+  if (!epoll_) {
+    epoll_ = GuardedDescriptor(Descriptor(::epoll_create1(EPOLL_CLOEXEC)));
+    if (!epoll_) return Status(Code::exhausted, "cannot make an epoll descriptor: " + errno_text(errno));
+    reserve_ = open_reserve();
+  }
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.fd = listener.get();
+  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, listener.get(), &event) != 0) {
+    return Status(Code::exhausted, "cannot watch a listening socket: " + errno_text(errno));
+  }
+  listeners_.emplace_back(std::move(listener));
+  return {};
+}
+
+void Reception::watch_listeners(bool on) {
+  paused_ = !on;
+  for (const auto& listener : listeners_) {
+    epoll_event event{};
+    event.events = on ? EPOLLIN : 0u;
+    event.data.fd = listener.get();
+    ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, listener.get(), &event);
+  }
+}
+
+bool Reception::poll(TimePoint now) {
+  bool moved = false;
+  if (paused_ && resume_at_ <= now) {
+    if (!reserve_) reserve_ = open_reserve();
+    watch_listeners(true);
+  }
+  std::array<epoll_event, 64> events;
+  const int ready = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), 0);
+  for (int i = 0; i < ready; ++i) {
+    const int fd = events[static_cast<std::size_t>(i)].data.fd;
+    const auto newcomer = by_descriptor_.find(fd);
+    if (newcomer != by_descriptor_.end()) {
+      advance(newcomer->second);
+      moved = true;
+      continue;
+    }
+    const bool listens = std::any_of(listeners_.begin(), listeners_.end(), [fd](const auto& each) { return each.get() == fd; });
+    for (int accepted = 0; listens && accepted < kAcceptsAPass && accept_from(fd, now); ++accepted) moved = true;
+  }
+  // Only now: what had arrived in time counts, also where this process was held up itself.
+  while (!newcomers_.empty() && newcomers_.front().limit() <= now) {
+    drop(newcomers_.begin());
+    moved = true;
+  }
+  return moved;
+}
+
+bool Reception::accept_from(int listener, TimePoint now) {
+  Descriptor socket(::accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+  if (!socket) {
+    if (errno == EINTR || errno == ECONNABORTED) return true;
+    if (errno == EAGAIN || errno == EWOULDBLOCK) return false;
+    const bool scarce = errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
+    if (scarce && find_descriptor(now)) return true;
+    if (quiet_until_ <= now)
+      log(LogLevel::warning, "cannot accept connections for now: " + errno_text(errno) + "; trying again shortly" +
+                                 (scarce ? " (raise the limit on open files, ulimit -n, or close what is not needed)" : ""));
+    quiet_until_ = now + kQuiet;
+    watch_listeners(false);
+    resume_at_ = now + kPause;
+    return false;
+  }
+  if (options_.admit && !options_.admit(socket.get())) return true;
+  if (newcomers_.size() >= options_.most_newcomers) drop(newcomers_.begin());
+  const int fd = socket.get();
+  newcomers_.emplace_back(GuardedDescriptor(std::move(socket)), Handshake::Side::acceptor, options_.hello, secret_, false, now,
+                          now + options_.handshake_limit);
+  const auto newcomer = std::prev(newcomers_.end());
+  by_descriptor_[fd] = newcomer;
+  epoll_event event{};
+  event.events = newcomer->epoll_events();
+  event.data.fd = fd;
+  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
+    drop(newcomer);
+  } else {
+    advance(newcomer);
+  }
+  return true;
+}
+
+/// Makes room for one more descriptor, if that can be done.
+bool Reception::find_descriptor(TimePoint now) {
+  const int error = errno;
+  if (!newcomers_.empty() && newcomers_.front().since() + kPatienceWithoutDescriptors <= now) {
+    drop(newcomers_.begin());
+    return true;
+  }
+  if (reserve_) {
+    reserve_.reset();
+    return true;
+  }
+  errno = error;
+  return false;
+}
+
+void Reception::advance(Newcomers::iterator newcomer) {
+  switch (newcomer->advance(options_.welcome)) {
+    case PendingConnection::Progress::waiting: {
+      epoll_event event{};
+      event.events = newcomer->epoll_events();
+      event.data.fd = newcomer->descriptor();
+      ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, newcomer->descriptor(), &event);
+      return;
+    }
+    case PendingConnection::Progress::failed:
+      if (logs(LogLevel::debug)) log(LogLevel::debug, "a connection was turned away: " + newcomer->failure().message());
+      drop(newcomer);
+      return;
+    case PendingConnection::Progress::done: {
+      const Handshake::Peer peer = newcomer->handshake().peer();
+      ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, newcomer->descriptor(), nullptr);
+      by_descriptor_.erase(newcomer->descriptor());
+      GuardedDescriptor socket = newcomer->take_socket();
+      newcomers_.erase(newcomer);
+      options_.arrived(std::move(socket), peer);
+      return;
+    }
+  }
+}
+
+void Reception::drop(Newcomers::iterator newcomer) {
+  by_descriptor_.erase(newcomer->descriptor());
+  newcomers_.erase(newcomer);  // closing a socket takes it out of the epoll set
+}
+
+TimePoint Reception::next_timer() const {
+  TimePoint next = newcomers_.empty() ? TimePoint::max() : newcomers_.front().limit();
+  return paused_ ? std::min(next, resume_at_) : next;
+}
+
+}  // namespace muster::transport

@@ -1,0 +1,184 @@
+#include "muster/transport/reception.h"
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "muster/base/socket_address.h"
+
+namespace muster::transport {
+namespace {
+
+constexpr const char* kSecret = "a secret for tests only";
+TimePoint soon() { return steady_clock().now() + std::chrono::seconds(20); }
+
+/// A plain client, as a stranger is.
+Descriptor dial(const SocketAddress& address) {
+  Descriptor socket(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
+  EXPECT_EQ(::connect(socket.get(), address.raw(), address.length()), 0);
+  return socket;
+}
+
+bool is_closed_by_peer(const Descriptor& socket) {
+  std::array<char, 512> input;
+  const ssize_t got = ::recv(socket.get(), input.data(), input.size(), MSG_DONTWAIT);
+  return got == 0 || (got < 0 && errno != EAGAIN);
+}
+
+class Hall {
+ public:
+  explicit Hall(std::size_t most = 256, Duration limit = std::chrono::seconds(5)) {
+    ReceptionOptions options;
+    options.hello = hello();
+    options.most_newcomers = most;
+    options.handshake_limit = limit;
+    options.arrived = [this](GuardedDescriptor socket, const Handshake::Peer&) { arrived.push_back(std::move(socket)); };
+    reception = std::make_unique<Reception>(std::move(options), Secret::given(kSecret));
+    Descriptor listener = std::move(*listen_on(*SocketAddress::numeric("127.0.0.1", 0), 1024));
+    address = *SocketAddress::local_of(listener.get());
+    EXPECT_TRUE(reception->serve(std::move(listener)).ok());
+  }
+  static Handshake::Hello hello() {
+    Handshake::Hello hello;
+    hello.role = Handshake::Role::link;
+    return hello;
+  }
+  bool until(const std::function<bool()>& done) {
+    for (const TimePoint end = soon(); !done();) {
+      if (steady_clock().now() > end) return false;
+      reception->poll(steady_clock().now());
+    }
+    return true;
+  }
+  /// A peer with the secret gets through.
+  bool serves() {
+    const std::size_t before = arrived.size();
+    PendingConnection connection(GuardedDescriptor(dial(address)), Handshake::Side::connector, hello(), Secret::given(kSecret), false,
+                                 TimePoint{}, soon());
+    PendingConnection::Progress progress{};
+    return until([&] {
+      progress = connection.advance([](const Handshake::Peer&) { return true; });
+      return progress != PendingConnection::Progress::waiting && arrived.size() > before;
+    });
+  }
+
+  std::unique_ptr<Reception> reception;
+  SocketAddress address;
+  std::vector<GuardedDescriptor> arrived;
+};
+
+TEST(Reception, TheOldestNewcomerMakesRoomForANewOne) {
+  Hall hall(10);
+  std::vector<Descriptor> silent;
+  for (int i = 0; i < 25; ++i) {
+    silent.push_back(dial(hall.address));
+    hall.until([&] { return hall.reception->newcomers() >= std::min<std::size_t>(static_cast<std::size_t>(i) + 1, 10); });
+  }
+  EXPECT_TRUE(hall.until([&] { return is_closed_by_peer(silent[0]) && is_closed_by_peer(silent[14]); }));
+  EXPECT_FALSE(is_closed_by_peer(silent[24]));
+  EXPECT_LE(hall.reception->newcomers(), 10u);
+  EXPECT_TRUE(hall.serves());
+}
+
+TEST(Reception, WhoDoesNotFinishTheGreetingIsClosedAfterTheLimit) {
+  Hall hall;
+  const Descriptor slow = dial(hall.address);
+  EXPECT_EQ(::send(slow.get(), "m", 1, MSG_NOSIGNAL), 1);
+  EXPECT_TRUE(hall.until([&] { return hall.reception->newcomers() == 1; }));
+  const TimePoint timer = hall.reception->next_timer();
+  EXPECT_LE(timer, steady_clock().now() + std::chrono::seconds(5));
+  hall.reception->poll(timer - std::chrono::milliseconds(1));
+  EXPECT_EQ(hall.reception->newcomers(), 1u);
+  hall.reception->poll(timer);
+  EXPECT_EQ(hall.reception->newcomers(), 0u);
+  EXPECT_TRUE(hall.until([&] { return is_closed_by_peer(slow); }));
+  EXPECT_TRUE(hall.serves());
+}
+
+TEST(Reception, MalformedConnectionsLeaveNothingBehind) {
+  Hall hall;
+  const Descriptor next_before(::dup(0));
+  std::mt19937_64 random(3);
+  for (int i = 0; i < 2000; ++i) {
+    const Descriptor stranger = dial(hall.address);
+    std::string noise(1 + random() % 400, '\0');
+    for (char& each : noise) each = static_cast<char>(random());
+    if (i % 4 == 0) noise.replace(0, std::min<std::size_t>(8, noise.size()), std::string("muster\r\n").substr(0, noise.size()));
+    EXPECT_GT(::send(stranger.get(), noise.data(), noise.size(), MSG_NOSIGNAL), 0);
+    hall.reception->poll(steady_clock().now());
+  }
+  EXPECT_TRUE(hall.until([&] { return hall.reception->newcomers() == 0; }));
+  EXPECT_TRUE(hall.arrived.empty());
+  const Descriptor next_after(::dup(0));
+  EXPECT_EQ(next_after.get(), next_before.get() + 1) << "descriptors were left behind";
+  EXPECT_TRUE(hall.serves());
+}
+
+/// Another limit on open files for a while.
+class DescriptorLimit {
+ public:
+  explicit DescriptorLimit(rlim_t limit) {
+    ::getrlimit(RLIMIT_NOFILE, &before_);
+    const rlimit now{limit, before_.rlim_max};
+    EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &now), 0);
+  }
+  ~DescriptorLimit() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+
+ private:
+  rlimit before_{};
+};
+
+TEST(Reception, AThousandSilentStrangersDoNotKeepAPeerOut) {
+  const DescriptorLimit enough(4096);
+  Hall hall;
+  std::vector<Descriptor> silent;
+  for (int i = 0; i < 1000; ++i) {
+    silent.push_back(dial(hall.address));
+    EXPECT_EQ(::send(silent.back().get(), "m", 1, MSG_NOSIGNAL), 1);
+    if (i % 100 == 99) {
+      EXPECT_TRUE(hall.serves());
+    }
+  }
+  EXPECT_LE(hall.reception->newcomers(), 256u);
+  EXPECT_TRUE(hall.serves());
+}
+
+TEST(Reception, WithoutDescriptorsItWaitsAndRecovers) {
+  const DescriptorLimit few(256);
+  Hall hall;
+  for (int round = 0; round < 100; ++round) {
+    // The clients first: they need descriptors themselves.
+    const Descriptor first = dial(hall.address);
+    const Descriptor second = dial(hall.address);
+    std::vector<Descriptor> hogs;
+    for (;;) {
+      Descriptor one(::dup(0));
+      if (!one) break;
+      hogs.push_back(std::move(one));
+    }
+    // The one in reserve serves the first; then accepting pauses.
+    EXPECT_TRUE(hall.until([&] { return hall.reception->newcomers() == 1; }));
+    for (int i = 0; i < 10; ++i) hall.reception->poll(steady_clock().now());
+    EXPECT_EQ(hall.reception->newcomers(), 1u);
+    hogs.clear();
+    EXPECT_TRUE(hall.until([&] { return hall.reception->newcomers() == 2; })) << "round " << round;
+    EXPECT_EQ(::shutdown(first.get(), SHUT_RDWR), 0);
+    EXPECT_EQ(::shutdown(second.get(), SHUT_RDWR), 0);
+    EXPECT_TRUE(hall.until([&] { return hall.reception->newcomers() == 0; }));
+    // The reserve is open again before the next round.
+    EXPECT_TRUE(hall.serves());
+    hall.arrived.clear();
+  }
+}
+
+}  // namespace
+}  // namespace muster::transport

@@ -1,0 +1,366 @@
+#include "muster/transport/region_memory.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstring>
+#include <random>
+#include <set>
+#include <thread>
+
+#include "muster/transport/region_layout.h"
+#include "muster/transport/shared_mapping.h"
+
+namespace muster::transport {
+namespace {
+
+RegionShape shape_of(int ranks, std::size_t ring_bytes = 4096, std::size_t segment_bytes = std::size_t{1} << 26) {
+  RegionShape shape;
+  for (int rank = 0; rank < ranks; ++rank) shape.ranks.push_back(rank);
+  shape.ring_bytes = ring_bytes;
+  shape.segment_bytes = segment_bytes;
+  return shape;
+}
+
+/// A region of each kind of memory: what peers of other processes map, and what threads share.
+struct TestRegion {
+  explicit TestRegion(const RegionShape& with, bool memory_file) : shape(with) {
+    const std::size_t bytes = region_bytes(shape);
+    if (memory_file) {
+      file = std::move(*make_memory_file("muster-test-region", bytes));
+      auto mapping = std::move(*map_shared(file.get(), bytes));
+      memory = mapping->memory();
+      owner = mapping;
+    } else {
+      void* const mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      memory = static_cast<std::byte*>(mapped);
+      owner = std::shared_ptr<void>(mapped, [bytes](void* at) { ::munmap(at, bytes); });
+    }
+    lay_out_region(memory, shape);
+  }
+  std::unique_ptr<HostRegion> open(int local_rank) { return std::move(*open_region(memory, shape, local_rank, owner)); }
+
+  RegionShape shape;
+  Descriptor file;
+  std::byte* memory = nullptr;
+  std::shared_ptr<void> owner;
+};
+
+std::byte pattern(std::uint64_t at) { return static_cast<std::byte>((at * 131) ^ (at >> 8) ^ (at >> 16)); }
+
+std::size_t write_some(ByteStream& stream, std::uint64_t from, std::size_t bytes, std::mt19937_64& random) {
+  std::vector<std::byte> data(bytes);
+  for (std::size_t i = 0; i < bytes; ++i) data[i] = pattern(from + i);
+  const std::size_t cut = random() % (bytes + 1);
+  const std::array<ConstBytes, 3> pieces{ConstBytes(data).first(cut), ConstBytes{}, ConstBytes(data).subspan(cut)};
+  return stream.write(pieces).value();
+}
+
+/// Reads what is there; false where a byte is not the one that was sent.
+bool read_some(ByteStream& stream, std::uint64_t& at, std::size_t bytes, std::mt19937_64& random) {
+  std::vector<std::byte> data(bytes);
+  const std::size_t cut = random() % (bytes + 1);
+  const std::array<MutableBytes, 2> pieces{MutableBytes(data).first(cut), MutableBytes(data).subspan(cut)};
+  const auto got = stream.read(pieces);
+  if (!got.ok()) return false;
+  for (std::size_t i = 0; i < *got; ++i) {
+    if (data[i] != pattern(at + i)) return false;
+  }
+  at += *got;
+  return true;
+}
+
+/// Both directions at once, as a link does, sleeping on the mailbox when nothing moves.
+bool exchange_bytes(HostRegion& region, int peer, std::uint64_t total, unsigned seed) {
+  std::mt19937_64 random(seed);
+  auto stream = open_shared_stream(region, peer);
+  Mailbox& mailbox = region.mailbox(region.local_rank());
+  std::uint64_t sent = 0;
+  std::uint64_t received = 0;
+  const auto pass = [&] {
+    const std::uint64_t before = sent + received;
+    if (sent < total) sent += write_some(*stream, sent, std::min<std::uint64_t>(1 + random() % 6000, total - sent), random);
+    if (received < total && !read_some(*stream, received, 1 + random() % 6000, random)) return -1;
+    return sent + received > before ? 1 : 0;
+  };
+  while (sent < total || received < total) {
+    int moved = pass();
+    if (moved == 0) {
+      const std::uint32_t ticket = mailbox.prepare_sleep();
+      moved = pass();
+      if (moved == 0) {
+        // Far longer than anything takes: a lost wake-up shows as the test's own time limit.
+        mailbox.sleep(ticket, std::chrono::minutes(5));
+      } else {
+        mailbox.cancel_sleep();
+      }
+    }
+    if (moved < 0) return false;
+  }
+  return true;
+}
+
+class RegionMemory : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Kinds, RegionMemory, ::testing::Values(true, false),
+                         [](const auto& info) { return info.param ? "memory_file" : "ordinary_memory"; });
+
+TEST_P(RegionMemory, RingsCarryBytesBothWaysBetweenThreads) {
+  TestRegion memory(shape_of(3), GetParam());
+  auto first = memory.open(0);
+  auto second = memory.open(2);
+  bool ok = false;
+  std::thread other([&] { ok = exchange_bytes(*second, 0, 4'000'000, 2); });
+  EXPECT_TRUE(exchange_bytes(*first, 2, 4'000'000, 1));
+  other.join();
+  EXPECT_TRUE(ok);
+}
+
+TEST_P(RegionMemory, RingTellsItsEndOnceEveryByteWasRead) {
+  TestRegion memory(shape_of(2), GetParam());
+  auto first = memory.open(0);
+  auto second = memory.open(1);
+  auto there = open_shared_stream(*first, 1);
+  auto back = open_shared_stream(*second, 0);
+  const std::array<ConstBytes, 1> out{as_bytes("goodbye")};
+  EXPECT_EQ(there->write(out).value(), 7u);
+  there.reset();
+  std::array<std::byte, 4> half{};
+  const std::array<MutableBytes, 1> in{half};
+  EXPECT_EQ(back->read(in).value(), 4u);
+  EXPECT_EQ(back->read(in).value(), 3u);
+  EXPECT_EQ(back->read(in).status().code(), Code::closed);
+  EXPECT_EQ(back->write(out).status().code(), Code::closed) << "nobody would ever read it";
+  // An end is final, also for a stream that is opened anew.
+  auto again = open_shared_stream(*second, 0);
+  EXPECT_EQ(again->read(in).status().code(), Code::closed);
+}
+
+TEST_P(RegionMemory, FullRingTakesWhatFitsAndWakesItsWriterWhenThereIsRoom) {
+  TestRegion memory(shape_of(2), GetParam());
+  auto first = memory.open(0);
+  auto second = memory.open(1);
+  auto writer = open_shared_stream(*first, 1);
+  auto reader = open_shared_stream(*second, 0);
+  const std::vector<std::byte> data(10'000, std::byte{7});
+  const std::array<ConstBytes, 1> out{data};
+  EXPECT_EQ(writer->write(out).value(), 4096u);
+  EXPECT_EQ(writer->write(out).value(), 0u);
+  const std::uint32_t before = first->mailbox(0).prepare_sleep();
+  std::array<std::byte, 100> some{};
+  const std::array<MutableBytes, 1> in{some};
+  EXPECT_EQ(reader->read(in).value(), 100u);
+  EXPECT_NE(first->mailbox(0).word.load(), before) << "the writer was not woken";
+  first->mailbox(0).cancel_sleep();
+  EXPECT_EQ(writer->write(out).value(), 100u);
+}
+
+TEST_P(RegionMemory, OpeningAStreamRingsThePeersDoorbell) {
+  TestRegion memory(shape_of(3), GetParam());
+  auto first = memory.open(0);
+  auto second = memory.open(1);
+  EXPECT_EQ(shared_stream_doorbell(*second), 0u);
+  EXPECT_FALSE(shared_stream_awaits(*second, 0));
+  const std::uint32_t before = second->mailbox(1).prepare_sleep();
+  auto stream = open_shared_stream(*first, 1);
+  EXPECT_EQ(shared_stream_doorbell(*second), 1u);
+  EXPECT_TRUE(shared_stream_awaits(*second, 0));
+  EXPECT_FALSE(shared_stream_awaits(*second, 2));
+  EXPECT_NE(second->mailbox(1).word.load(), before);
+  second->mailbox(1).cancel_sleep();
+}
+
+TEST_P(RegionMemory, SegmentsAreZeroedAlignedAndApart) {
+  TestRegion memory(shape_of(2), GetParam());
+  auto region = memory.open(0);
+  auto peer = memory.open(1);
+  std::set<std::uint64_t> offsets;
+  for (int round = 0; round < 50; ++round) {
+    const std::size_t bytes = 1 + static_cast<std::size_t>(round) * 1777;
+    const std::uint64_t offset = (round % 2 == 0 ? region : peer)->claim(bytes).value();
+    EXPECT_EQ(offset % 64, 0u);
+    EXPECT_EQ(region->at(offset), peer->at(offset));
+    for (std::size_t i = 0; i < bytes; ++i) ASSERT_EQ(region->at(offset)[i], std::byte{0});
+    std::memset(region->at(offset), 0xff, bytes);
+    EXPECT_TRUE(offsets.insert(offset).second);
+    if (round % 3 == 2) {
+      peer->release(*offsets.begin());
+      offsets.erase(offsets.begin());
+    }
+  }
+}
+
+TEST_P(RegionMemory, HeapThatIsFullSaysSoAndServesAgainAfterARelease) {
+  TestRegion memory(shape_of(2, 4096, std::size_t{1} << 20), GetParam());
+  auto region = memory.open(0);
+  std::vector<std::uint64_t> taken;
+  for (;;) {
+    const auto offset = region->claim(100'000);
+    if (!offset) {
+      EXPECT_EQ(offset.status().code(), Code::exhausted);
+      break;
+    }
+    taken.push_back(*offset);
+  }
+  EXPECT_EQ(taken.size(), 8u);
+  EXPECT_EQ(region->claim(std::size_t{1} << 40).status().code(), Code::exhausted);
+  EXPECT_EQ(region->claim(SIZE_MAX).status().code(), Code::exhausted);
+  region->release(taken.back());
+  region->release(taken.back());  // once more does no harm
+  // The larger block is halved for small ones when the end is reached.
+  EXPECT_TRUE(region->claim(10).ok());
+  EXPECT_TRUE(region->claim(10).ok());
+  EXPECT_FALSE(region->claim(100'000).ok());
+}
+
+// Threads claim, fill, check and release: no block is ever handed out twice, and what is claimed is zero.
+TEST_P(RegionMemory, HeapStandsConcurrentClaims) {
+  TestRegion memory(shape_of(4), GetParam());
+  std::vector<std::thread> threads;
+  std::atomic<int> faults{0};
+  for (int rank = 0; rank < 4; ++rank) {
+    threads.emplace_back([&, rank] {
+      auto region = memory.open(rank);
+      std::mt19937_64 random(static_cast<unsigned>(rank));
+      std::vector<std::pair<std::uint64_t, std::size_t>> mine;
+      const auto mark = static_cast<std::byte>(rank + 1);
+      for (int round = 0; round < 2000; ++round) {
+        if (mine.size() > 8 || (!mine.empty() && random() % 2 == 0)) {
+          const std::size_t at = random() % mine.size();
+          const auto [offset, bytes] = mine[at];
+          for (std::size_t i = 0; i < bytes; i += 512) faults += region->at(offset)[i] != mark;
+          region->release(offset);
+          mine.erase(mine.begin() + static_cast<std::ptrdiff_t>(at));
+        } else {
+          const std::size_t bytes = 512 * (1 + random() % 40);
+          const auto offset = region->claim(bytes);
+          if (!offset) continue;
+          for (std::size_t i = 0; i < bytes; i += 512) {
+            faults += region->at(*offset)[i] != std::byte{0};
+            region->at(*offset)[i] = mark;
+          }
+          mine.emplace_back(*offset, bytes);
+        }
+      }
+      for (const auto& [offset, bytes] : mine) region->release(offset);
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(faults.load(), 0);
+}
+
+TEST(RegionMemoryFile, ReleasedSegmentsGiveTheirPagesBack) {
+  TestRegion memory(shape_of(2), true);
+  auto region = memory.open(0);
+  const auto blocks = [&] {
+    struct stat file {};
+    ::fstat(memory.file.get(), &file);
+    return file.st_blocks * 512;
+  };
+  const auto before = blocks();
+  const std::uint64_t offset = region->claim(std::size_t{1} << 24).value();
+  std::memset(region->at(offset), 1, std::size_t{1} << 24);
+  EXPECT_GE(blocks(), before + (1 << 24));
+  region->release(offset);
+  EXPECT_LT(blocks(), before + (1 << 20));
+}
+
+TEST(RegionMemoryFile, ManyRanksAndALargeHeapCostPagesOnlyAsTheyAreUsed) {
+  TestRegion memory(shape_of(64, 128 * 1024, std::size_t{1} << 33), true);
+  struct stat file {};
+  ::fstat(memory.file.get(), &file);
+  EXPECT_GT(file.st_size, std::int64_t{8} << 30);
+  EXPECT_LT(file.st_blocks * 512, 1 << 20);
+}
+
+TEST(RegionMemoryFile, HeaderThatLiesIsRefused) {
+  TestRegion memory(shape_of(2), true);
+  RegionShape other = memory.shape;
+  other.nonce = 77;
+  EXPECT_EQ(open_region(memory.memory, other, 0, memory.owner).status().code(), Code::refused);
+  other = memory.shape;
+  other.ring_bytes *= 2;
+  EXPECT_EQ(open_region(memory.memory, other, 0, memory.owner).status().code(), Code::refused);
+  EXPECT_EQ(open_region(memory.memory, shape_of(3), 0, memory.owner).status().code(), Code::refused);
+  EXPECT_EQ(open_region(memory.memory, memory.shape, 2, memory.owner).status().code(), Code::invalid_argument);
+  std::memset(memory.memory, 0, 8);
+  EXPECT_EQ(open_region(memory.memory, memory.shape, 0, memory.owner).status().code(), Code::refused);
+}
+
+/// Runs `body` in a forked child; its exit code is 0 where it returned true.
+template <class Body>
+pid_t in_child(Body body) {
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(body() ? 0 : 1);
+  return child;
+}
+
+// The mapping is inherited here; objects are made after the fork, as each process makes its own.
+TEST(RegionMemoryProcesses, RingsCarryBytesBetweenProcesses) {
+  TestRegion memory(shape_of(2), true);
+  const pid_t child = in_child([&] { return exchange_bytes(*memory.open(1), 0, 8'000'000, 4); });
+  EXPECT_TRUE(exchange_bytes(*memory.open(0), 1, 8'000'000, 3));
+  int status = -1;
+  ::waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+}
+
+// Processes are killed at random moments of claiming and releasing: the survivor goes on, and never gets what somebody else holds.
+TEST(RegionMemoryProcesses, HeapSurvivesRanksThatAreKilledWhileTheyUseIt) {
+  TestRegion memory(shape_of(3, 4096, std::size_t{1} << 28), true);
+  auto region = memory.open(0);
+  const std::uint64_t held = region->claim(9000).value();
+  std::memset(region->at(held), 0x5a, 9000);
+  std::mt19937_64 random(11);
+  for (int round = 0; round < 30; ++round) {
+    const pid_t child = in_child([&] {
+      auto mine = memory.open(1);
+      for (std::uint64_t at = 0;; ++at) {
+        const auto offset = mine->claim(4096 << (at % 3));
+        if (offset.ok()) mine->release(*offset);
+      }
+      return false;
+    });
+    for (std::uint64_t i = 0, rounds = random() % 3000; i < rounds; ++i) {
+      const auto offset = region->claim(8192);
+      ASSERT_TRUE(offset.ok()) << offset.status().message();
+      ASSERT_EQ(region->at(*offset)[0], std::byte{0});
+      region->at(*offset)[0] = std::byte{1};
+      region->release(*offset);
+    }
+    ::kill(child, SIGKILL);
+    ::waitpid(child, nullptr, 0);
+  }
+  for (int i = 0; i < 9000; ++i) ASSERT_EQ(region->at(held)[i], std::byte{0x5a});
+  EXPECT_TRUE(region->claim(std::size_t{1} << 20).ok());
+}
+
+TEST(RegionMemoryProcesses, ForkedChildDoesNotDisturbItsParentsStreams) {
+  TestRegion memory(shape_of(2), true);
+  auto region = memory.open(0);
+  auto peer = memory.open(1);
+  auto stream = open_shared_stream(*region, 1);
+  auto back = open_shared_stream(*peer, 0);
+  const pid_t child = in_child([&] {
+    const std::array<ConstBytes, 1> out{as_bytes("from the child")};
+    const bool refused = stream->write(out).status().code() == Code::aborted && region->claim(1).status().code() == Code::aborted;
+    stream.reset();  // would tell the peer that the parent has gone
+    return refused;
+  });
+  int status = -1;
+  ::waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  std::array<std::byte, 8> some{};
+  const std::array<MutableBytes, 1> in{some};
+  EXPECT_EQ(back->read(in).value(), 0u);
+  const std::array<ConstBytes, 1> out{as_bytes("still me")};
+  EXPECT_EQ(stream->write(out).value(), 8u);
+  EXPECT_EQ(back->read(in).value(), 8u);
+}
+
+}  // namespace
+}  // namespace muster::transport

@@ -1,0 +1,36 @@
+/// Memory files (memfd) and their mappings. Ranks that are threads of one process meet the same file several times: they
+/// share ONE mapping of it, so that an address means the same to all of them.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "muster/base/descriptor.h"
+#include "muster/base/status.h"
+
+namespace muster::transport {
+
+/// A new memory file of `bytes`, sparse, close-on-exec, sealed against shrinking (no peer can make our mapping fault) and against other
+/// seals.
+Result<Descriptor> make_memory_file(const char* name, std::size_t bytes);
+
+class SharedMapping {
+ public:
+  SharedMapping(std::byte* memory, std::size_t bytes) : memory_(memory), bytes_(bytes) {}
+  SharedMapping(const SharedMapping&) = delete;
+  SharedMapping& operator=(const SharedMapping&) = delete;
+  ~SharedMapping();
+
+  std::byte* memory() const { return memory_; }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  std::byte* memory_;
+  std::size_t bytes_;
+};
+
+/// The process's mapping of the whole file behind `descriptor`: made now, or the one that is there. Code::refused where the file is smaller
+/// than `at_least` or could be shrunk by somebody (it must be a memory file with the seal). Thread-safe.
+Result<std::shared_ptr<SharedMapping>> map_shared(int descriptor, std::size_t at_least);
+
+}  // namespace muster::transport

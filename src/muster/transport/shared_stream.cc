@@ -1,0 +1,160 @@
+/// A byte stream over the two rings of a pair of local ranks: one writer and one reader each.
+#include <algorithm>
+#include <cstring>
+
+#include "muster/base/fork_guard.h"
+#include "muster/transport/region_view.h"
+
+namespace muster::transport {
+namespace {
+
+class SharedStream final : public ByteStream {
+ public:
+  SharedStream(RegionView& region, int peer)
+      : out_(region.ring(region.local_rank(), peer)),
+        in_(region.ring(peer, region.local_rank())),
+        peer_mailbox_(region.mailbox(peer)),
+        peer_(peer),
+        memory_(region.owner()) {
+    cached_head_ = out_.control->head.load(std::memory_order_acquire);
+    tail_ = out_.control->tail.load(std::memory_order_relaxed);
+    head_ = in_.control->head.load(std::memory_order_relaxed);
+  }
+  ~SharedStream() override {
+    if (mark_.forked()) return;
+    out_.control->ended.store(1, std::memory_order_seq_cst);
+    in_.control->reader_gone.store(1, std::memory_order_seq_cst);
+    peer_mailbox_.wake();
+  }
+
+  Result<std::size_t> write(std::span<const ConstBytes> pieces) override;
+  Result<std::size_t> read(std::span<const MutableBytes> pieces) override;
+  int descriptor() const override { return -1; }
+  const char* kind() const override { return "shm"; }
+
+ private:
+  std::size_t room() const { return out_.bytes - static_cast<std::size_t>(tail_ - cached_head_); }
+  bool make_room();
+  void put(ConstBytes piece);
+  void take(MutableBytes piece);
+  Status broken(const char* what) const {
+    return Status(Code::internal, std::string("the shared ring ") + what + " local rank " + std::to_string(peer_) +
+                                      " holds impossible positions: something has overwritten the host region");
+  }
+
+  SharedRing out_;
+  SharedRing in_;
+  Mailbox& peer_mailbox_;
+  int peer_;
+  std::shared_ptr<void> memory_;   // may outlive the region's view
+  std::uint64_t tail_ = 0;         // ours in out_
+  std::uint64_t cached_head_ = 0;  // the peer's in out_, as last seen: a look at it costs a cache line
+  std::uint64_t head_ = 0;         // ours in in_
+  ProcessMark mark_;
+};
+
+/// Looks at the reader's position anew; where there is no room, asks to be woken and looks once more, so that no wake-up is lost.
+bool SharedStream::make_room() {
+  cached_head_ = out_.control->head.load(std::memory_order_acquire);
+  if (room() > 0) return true;
+  out_.control->writer_waits.store(1, std::memory_order_seq_cst);
+  cached_head_ = out_.control->head.load(std::memory_order_seq_cst);
+  return room() > 0;
+}
+
+void SharedStream::put(ConstBytes piece) {
+  const std::size_t at = static_cast<std::size_t>(tail_) & (out_.bytes - 1);
+  const std::size_t first = std::min(piece.size(), out_.bytes - at);
+  std::memcpy(out_.data + at, piece.data(), first);
+  std::memcpy(out_.data, piece.data() + first, piece.size() - first);
+  tail_ += piece.size();
+}
+
+void SharedStream::take(MutableBytes piece) {
+  const std::size_t at = static_cast<std::size_t>(head_) & (in_.bytes - 1);
+  const std::size_t first = std::min(piece.size(), in_.bytes - at);
+  std::memcpy(piece.data(), in_.data + at, first);
+  std::memcpy(piece.data() + first, in_.data, piece.size() - first);
+  head_ += piece.size();
+}
+
+Result<std::size_t> SharedStream::write(std::span<const ConstBytes> pieces) {
+  if (mark_.forked()) return Status(Code::aborted, "a forked child cannot use its parent's connections");
+  if (out_.control->reader_gone.load(std::memory_order_acquire) != 0) {
+    return Status(Code::closed, "local rank " + std::to_string(peer_) + " has closed its side of the shared ring");
+  }
+  std::size_t written = 0;
+  for (ConstBytes piece : pieces) {
+    while (!piece.empty()) {
+      if (room() == 0) {
+        // What is there already may be read meanwhile.
+        out_.control->tail.store(tail_, std::memory_order_seq_cst);
+        if (!make_room()) {
+          if (room() > out_.bytes) return broken("towards");
+          if (written > 0) peer_mailbox_.wake();
+          return written;
+        }
+        if (room() > out_.bytes) return broken("towards");
+      }
+      const std::size_t now = std::min(piece.size(), room());
+      put(piece.first(now));
+      piece = piece.subspan(now);
+      written += now;
+    }
+  }
+  if (written > 0) {
+    out_.control->tail.store(tail_, std::memory_order_seq_cst);
+    peer_mailbox_.wake();
+  }
+  return written;
+}
+
+Result<std::size_t> SharedStream::read(std::span<const MutableBytes> pieces) {
+  if (mark_.forked()) return Status(Code::aborted, "a forked child cannot use its parent's connections");
+  // The end is looked at before the position: what was published before the end is then seen.
+  const bool ended = in_.control->ended.load(std::memory_order_acquire) != 0;
+  const std::uint64_t tail = in_.control->tail.load(std::memory_order_acquire);
+  if (tail - head_ > in_.bytes) return broken("from");
+  std::size_t available = static_cast<std::size_t>(tail - head_);
+  if (available == 0) {
+    if (ended) return Status(Code::closed, "local rank " + std::to_string(peer_) + " has closed its side of the shared ring");
+    return std::size_t{0};
+  }
+  std::size_t got = 0;
+  for (const MutableBytes piece : pieces) {
+    const std::size_t now = std::min(piece.size(), available);
+    if (now == 0) continue;
+    take(piece.first(now));
+    available -= now;
+    got += now;
+  }
+  if (got == 0) return got;
+  in_.control->head.store(head_, std::memory_order_seq_cst);
+  if (in_.control->writer_waits.load(std::memory_order_seq_cst) != 0 && in_.control->writer_waits.exchange(0) != 0) peer_mailbox_.wake();
+  return got;
+}
+
+}  // namespace
+
+std::unique_ptr<ByteStream> open_shared_stream(HostRegion& region, int peer_local_rank) {
+  auto& view = static_cast<RegionView&>(region);
+  auto stream = std::make_unique<SharedStream>(view, peer_local_rank);
+  RingControl& out = *view.ring(view.local_rank(), peer_local_rank).control;
+  if (out.opened.exchange(1, std::memory_order_acq_rel) == 0) {
+    view.doorbell(peer_local_rank).opened.fetch_add(1, std::memory_order_seq_cst);
+    view.mailbox(peer_local_rank).wake();
+  }
+  return stream;
+}
+
+std::uint32_t shared_stream_doorbell(HostRegion& region) {
+  auto& view = static_cast<RegionView&>(region);
+  return view.doorbell(view.local_rank()).opened.load(std::memory_order_acquire);
+}
+
+bool shared_stream_awaits(HostRegion& region, int peer_local_rank) {
+  auto& view = static_cast<RegionView&>(region);
+  return view.ring(peer_local_rank, view.local_rank()).control->opened.load(std::memory_order_acquire) != 0;
+}
+
+}  // namespace muster::transport

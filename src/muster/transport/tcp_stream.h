@@ -1,0 +1,14 @@
+/// A byte stream over a connected, authenticated socket.
+#pragma once
+
+#include <memory>
+
+#include "muster/base/fork_guard.h"
+#include "muster/transport/byte_stream.h"
+
+namespace muster::transport {
+
+/// `socket` is connected; made non-blocking and without Nagle's delay here.
+std::unique_ptr<ByteStream> make_tcp_stream(GuardedDescriptor socket);
+
+}  // namespace muster::transport

@@ -1,0 +1,186 @@
+// What survivors see when a rank dies in the middle of an all_reduce loop. Real processes, real kills.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <functional>
+#include <random>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "muster/testing/network_namespaces.h"
+#include "muster/testing/process_job.h"
+#include "muster/testing/rank_processes.h"
+#include "muster/testing/seed.h"
+
+namespace muster::testing {
+namespace {
+
+constexpr auto kLimit = std::chrono::seconds(60);
+
+/// A folder that goes away with the test.
+class Scratch {
+ public:
+  Scratch() {
+    char name[] = "/tmp/muster-test-XXXXXX";
+    path_ = ::mkdtemp(name);
+  }
+  ~Scratch() { std::filesystem::remove_all(path_); }
+  std::string file(const std::string& name) const { return path_ + "/" + name; }
+
+ private:
+  std::string path_;
+};
+
+struct Scene {
+  int ranks = 4;
+  int victim = 2;
+  bool shared_memory = true;
+  bool forked_children = false;  ///< the victim has two children that outlive it with all they inherited
+  std::size_t elements = 4096;
+  std::function<std::string(int)> enter_host;  ///< runs first in every rank; returns the address to be reached at
+};
+
+/// "<microseconds since the kill> <ranks named, comma separated> <message>", or what went wrong instead.
+std::string loop_until_failure(const ProcessJobOptions& options, const Scene& scene, SharedCounter& rounds, SharedCounter& kill) {
+  auto job = join_process_job(options);
+  if (!job) return "JOIN " + job.status().message();
+  if (scene.forked_children && options.rank == scene.victim) {
+    for (int child = 0; child < 2; ++child) {
+      if (::fork() == 0) {
+        for (;;) ::pause();  // ended by the test through its process group
+      }
+    }
+  }
+  std::vector<float> values(scene.elements);
+  collective::Args args;
+  args.op = collective::Op::all_reduce;
+  args.dtype = DType::float32;
+  args.inputs = {std::as_bytes(std::span(std::as_const(values)))};
+  args.outputs = {std::as_writable_bytes(std::span(values))};
+  for (;;) {
+    std::fill(values.begin(), values.end(), 1.0f);
+    const Status status = job->world->run(args, deadline_after(steady_clock(), kLimit));
+    if (!status) {
+      const auto after = std::chrono::duration_cast<std::chrono::microseconds>(steady_clock().now() - kill.stamped()).count();
+      std::ostringstream line;
+      line << after << ' ';
+      for (std::size_t i = 0; i < status.ranks().size(); ++i) line << (i ? "," : "") << status.ranks()[i];
+      line << ' ' << status.message();
+      return line.str();
+    }
+    if (values[0] != static_cast<float>(scene.ranks)) return "WRONG sum";
+    rounds.add(1);
+  }
+}
+
+/// Kills the victim in the middle and returns the survivors' delays in microseconds.
+std::vector<double> play(const Scene& scene) {
+  Scratch scratch;
+  SharedCounter rounds;
+  SharedCounter kill;
+  RankProcesses ranks(scene.ranks, [&](int rank) {
+    ::setpgid(0, 0);
+    ProcessJobOptions options;
+    options.rank = rank;
+    options.world_size = scene.ranks;
+    options.store_path = scratch.file("store");
+    options.shared_memory = scene.shared_memory;
+    if (scene.enter_host) options.towards = scene.enter_host(rank);
+    return loop_until_failure(options, scene, rounds, kill);
+  });
+  if (rounds.wait_for(scene.ranks * 20, kLimit)) {
+    kill.stamp(steady_clock().now());
+    ranks.kill(scene.victim, SIGKILL);
+  } else {
+    ADD_FAILURE() << "the ranks did not get going";
+  }
+  const auto ends = ranks.join(kLimit);
+  ::kill(-ranks.pid(scene.victim), SIGKILL);  // its children
+  std::vector<double> delays;
+  for (int rank = 0; rank < scene.ranks; ++rank) {
+    if (rank == scene.victim) continue;
+    const RankEnd& end = ends[static_cast<std::size_t>(rank)];
+    EXPECT_FALSE(end.killed_at_the_limit) << "rank " << rank << " hangs";
+    std::istringstream line(end.report);
+    double after = 0;
+    std::string named;
+    std::string message;
+    line >> after >> named;
+    std::getline(line, message);
+    EXPECT_EQ(named, std::to_string(scene.victim)) << "rank " << rank << " says: " << end.report;
+    EXPECT_NE(message.find("rank " + std::to_string(scene.victim)), std::string::npos) << "rank " << rank << " says: " << end.report;
+    delays.push_back(after);
+  }
+  return delays;
+}
+
+/// Plays `times` kills of every rank in turn and prints what they took. That survivors know within 100 ms is the contract, not a matter of
+/// speed: nine in ten must also on a busy machine, and the rest within a second.
+void play_all(Scene scene, const char* name, int times) {
+  std::vector<double> delays;
+  for (int i = 0; i < times; ++i) {
+    scene.victim = i % scene.ranks;
+    for (const double delay : play(scene)) delays.push_back(delay);
+    if (::testing::Test::HasFailure()) return;
+  }
+  std::sort(delays.begin(), delays.end());
+  std::printf("%s: %zu survivors' errors after %.1f ms (median), %.1f ms (worst)\n", name, delays.size(), delays[delays.size() / 2] / 1000,
+              delays.back() / 1000);
+  EXPECT_LT(delays[delays.size() * 9 / 10], 100e3);
+  EXPECT_LT(delays.back(), 1e6);
+}
+
+int kills() { return long_tests() ? 50 : 4; }
+
+TEST(KilledRank, IsNamedByAllSurvivorsOverSharedMemory) { play_all({}, "shared memory", kills()); }
+
+TEST(KilledRank, IsNamedByAllSurvivorsOverTcp) {
+  Scene scene;
+  scene.shared_memory = false;
+  play_all(scene, "tcp", kills());
+}
+
+TEST(KilledRank, IsNamedInTheMiddleOfLargeTensors) {
+  Scene scene;
+  scene.elements = std::size_t{4} << 20;
+  play_all(scene, "shared memory, 16 MiB", long_tests() ? 8 : 1);
+  scene.shared_memory = false;
+  play_all(scene, "tcp, 16 MiB", long_tests() ? 8 : 1);
+}
+
+TEST(KilledRank, IsNamedWhileItsForkedChildrenLiveOn) {
+  Scene scene;
+  scene.forked_children = true;
+  play_all(scene, "shared memory, children alive", kills() / 2);
+  scene.shared_memory = false;
+  play_all(scene, "tcp, children alive", kills() / 2);
+}
+
+/// Three hosts of two ranks each: whoever dies, also the ranks without a link to it hear of it.
+TEST(KilledRank, IsNamedByAllSurvivorsOnThreeHosts) {
+  auto hosts = NetworkNamespaces::create(3);
+  ASSERT_TRUE(hosts.ok()) << hosts.status().message();
+  Scene scene;
+  scene.ranks = 6;
+  scene.enter_host = [&](int rank) {
+    const Status entered = (*hosts)->enter(rank / 2);
+    return entered.ok() ? (*hosts)->address(0) : entered.message();
+  };
+  play_all(scene, "three hosts", long_tests() ? 60 : 6);
+  scene.forked_children = true;
+  play_all(scene, "three hosts, children alive", long_tests() ? 12 : 2);
+  scene.ranks = 3;  // one a host: nobody sees the process end, only its connections
+  scene.enter_host = [&](int rank) {
+    const Status entered = (*hosts)->enter(rank);
+    return entered.ok() ? (*hosts)->address(0) : entered.message();
+  };
+  play_all(scene, "three hosts of one rank, children alive", long_tests() ? 12 : 3);
+}
+
+}  // namespace
+}  // namespace muster::testing
