@@ -205,7 +205,7 @@ void Engine::fail_channel(ChannelState& channel, const Status& cause, int source
   FrameHeader header;
   header.kind = FrameKind::channel_failure;
   header.channel = channel.id();
-  tell(channel.members(), header, encode_cause(cause), source);
+  spread(channel.members(), header, encode_cause(cause), source);
 }
 
 // ---- links ---------------------------------------------------------------------------------------------------------
@@ -215,6 +215,7 @@ Link& Engine::link_to(int rank) {
   if (!link) link = std::make_unique<Link>(*this, rank);
   if (!link->up() && !link->connecting && link->ended.ok() && gone(rank).ok()) {
     link->connecting = true;
+    tell_old_news(*link);
     const Duration patience = std::max<Duration>(kShortestConnect, 4 * options_.heartbeat_limit);
     connector_->connect(rank, deadline_after(clock(), std::min(patience, std::max<Duration>(options_.timeout, Duration(1)))));
     connector_timer_ = TimePoint::min();
@@ -232,8 +233,10 @@ void Engine::mark_dirty(Link& link) {
 void Engine::on_stream(int peer, std::unique_ptr<ByteStream> stream) {
   auto& link = links_[static_cast<std::size_t>(peer)];
   if (!link) link = std::make_unique<Link>(*this, peer);
-  link->connecting = false;
+  const bool asked = std::exchange(link->connecting, false);
   if (link->up() || !gone(peer).ok()) return;
+  unneeded_deaths_.erase(peer);
+  if (!asked) tell_old_news(*link);
   link->stream = std::move(stream);
   link->ended = Status();
   link->heard = clock().now();

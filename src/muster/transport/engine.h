@@ -6,6 +6,7 @@
 #pragma once
 
 #include <atomic>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -131,6 +132,12 @@ class Engine final : public ConnectorEvents {
     TimePoint judge_at;
     Status evidence;
   };
+  /// A failure that was told, kept for streams that come up later.
+  struct News {
+    std::vector<int> members;  // who ought to know
+    FrameHeader header;
+    std::string record;
+  };
 
   void leave_entry();
   bool pass();
@@ -154,6 +161,8 @@ class Engine final : public ConnectorEvents {
   void suspect(int rank, Duration hold, Status evidence);
   void leave(int rank);
   void tell(std::span<const int> members, const FrameHeader& header, const std::string& record, int source);
+  void spread(std::span<const int> members, const FrameHeader& header, std::string record, int source);
+  void tell_old_news(Link& link);
   void note_cause(const Status& cause);
   std::optional<Status> explanation(int rank) const;
   bool needed(int rank) const;
@@ -201,6 +210,7 @@ class Engine final : public ConnectorEvents {
   std::vector<int> posted_from_;
   std::map<int, Suspect> suspects_;
   std::map<int, Status> unneeded_deaths_;
+  std::deque<News> news_;
   Status cause_;  // the latest failure heard of
   TimePoint cause_at_ = TimePoint::min();
 

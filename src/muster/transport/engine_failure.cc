@@ -14,6 +14,8 @@ constexpr Duration kHoldForGivenUp = std::chrono::milliseconds(500);
 // So long a cause may explain why somebody else went, unless that one has sent messages since; those that were in flight do not count.
 constexpr Duration kCauseExplains = std::chrono::seconds(2);
 constexpr Duration kInFlight = std::chrono::milliseconds(50);
+// Failures that a stream which comes up later still hears of.
+constexpr std::size_t kNewsKept = 64;
 
 std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
 
@@ -85,8 +87,9 @@ void Engine::on_connect_failed(int peer, Status cause) {
                         rank_text(rank()) + " cannot reach " + rank_text(peer) + ": " + cause.message(),
                         cause.ranks().empty() ? std::vector<int>{peer} : cause.ranks());
   if (evidence.code() == Code::peer_failed) {
-    const bool watched = !in_region(peer) && (peer == ring_neighbour(1) || peer == ring_neighbour(-1));
-    if (watched || needed(peer)) return suspect(peer, kHoldForCause, evidence);
+    if (needed(peer)) return suspect(peer, kHoldForCause, evidence);
+    // It may have left in good order and told its neighbours, who have left too. Only who needs it may judge.
+    unneeded_deaths_[peer] = evidence;
     return;
   }
   // Not the peer's fault, or not a death: whoever wanted the connection learns why there is none.
@@ -199,7 +202,7 @@ void Engine::declare_dead_locked(int rank, const Status& evidence) {
   FrameHeader header;
   header.kind = FrameKind::rank_failure;
   header.message = static_cast<std::uint64_t>(rank);
-  tell(bootstrap_->members(), header, encode_cause(evidence), rank);
+  spread(bootstrap_->members(), header, encode_cause(evidence), rank);
   completed_ = true;
 }
 
@@ -235,6 +238,22 @@ void Engine::tell(std::span<const int> members, const FrameHeader& header, const
     Link& link = link_to(member);
     link.protocol.push_control(header, record);
     mark_dirty(link);
+  }
+}
+
+/// Tells now, and keeps it for streams that come up later.
+void Engine::spread(std::span<const int> members, const FrameHeader& header, std::string record, int source) {
+  tell(members, header, record, source);
+  news_.push_back({std::vector<int>(members.begin(), members.end()), header, std::move(record)});
+  if (news_.size() > kNewsKept) news_.pop_front();
+}
+
+/// To a peer without a stream so far: what it would have been told. Else our goodbye may be the first that it hears.
+void Engine::tell_old_news(Link& link) {
+  for (const News& news : news_) {
+    if (news.header.kind == FrameKind::rank_failure && news.header.message == static_cast<std::uint64_t>(link.peer())) continue;
+    if (std::find(news.members.begin(), news.members.end(), link.peer()) == news.members.end()) continue;
+    link.protocol.push_control(news.header, news.record);
   }
 }
 

@@ -160,6 +160,26 @@ TEST(StreamEnd, SaysGoodbyeToAll) {
   EXPECT_NE(job.net->mailbox.aborted.load(), 0u);
 }
 
+TEST(StreamEnd, OfANeighbourThatHasLeftUnseenDisturbsNobody) {
+  // Ranks 3 and 2 leave at once: 3 tells its neighbours 2 and 0, 2 tells 1 and 3. What rank 1 watches next, rank 3, is not there.
+  ScriptedJob job(4, 1);
+  std::string got(1, 'x');
+  const TransferRef receive = job.channel().receive(0, 0, writable(got), {});
+  job.say(2, frame_of(FrameKind::goodbye));
+  job.advance(milliseconds(300));
+  ASSERT_EQ(job.net->connects[3], 1);
+  job.net->news.push_back([](ConnectorEvents& events) { events.on_connect_failed(3, Status(Code::network, "connection refused")); });
+  job.settle();
+  job.advance(milliseconds(100));
+  EXPECT_FALSE(job.channel().failed()) << job.channel().failure().message();
+  EXPECT_FALSE(receive->done());
+  // Only who needs it learns that it is gone.
+  const TransferRef send = job.channel().send(3, 0, as_bytes("x"), {});
+  job.advance(milliseconds(25));
+  ASSERT_TRUE(send->done());
+  EXPECT_EQ(send->status().ranks(), std::vector<int>{3}) << send->status().message();
+}
+
 // ---- proof of a death ------------------------------------------------------------------------------------------------
 
 TEST(Death, FailsEveryChannelOfThatRankAndNoOther) {
@@ -314,6 +334,33 @@ TEST(News, OfAChannelArePassedOnButNotBack) {
   EXPECT_EQ(count(job.heard(3), FrameKind::channel_failure), 1u);
   job.say(1, channel_failure(Status(Code::mismatch, "another", {1})));
   EXPECT_EQ(count(job.heard(3), FrameKind::channel_failure), 0u);
+}
+
+TEST(News, ComeBeforeTheGoodbyeOnAStreamThatStandsOnlyLater) {
+  ScriptedJob job(6);
+  auto pair = job.fabric->open(1, {0, 5});
+  (*pair)->fail(Status(Code::timed_out, "rank 5 is late", {5}));
+  job.net->news.push_back([](ConnectorEvents& events) { events.on_death(3, killed(3)); });
+  job.channel().send(3, 0, as_bytes("x"), {});  // so that the death matters
+  job.settle();
+  job.advance(milliseconds(25));
+  const auto kinds = [&](int peer) {
+    std::vector<FrameKind> kinds;
+    for (const Frame& frame : job.heard(peer)) kinds.push_back(frame.header.kind);
+    return kinds;
+  };
+  // Rank 5 has asked for its stream when the failures had been told already.
+  EXPECT_EQ(kinds(5), (std::vector<FrameKind>{FrameKind::channel_failure, FrameKind::rank_failure}));
+  const auto late = std::make_shared<ScriptedWire>();
+  job.net->connects.clear();
+  job.net->news.push_back([late](ConnectorEvents& events) { events.on_stream(4, std::make_unique<ScriptedStream>(late)); });
+  job.settle();
+  job.fabric.reset();
+  const auto frames = take_frames(late->from_fabric);
+  ASSERT_EQ(frames.size(), 2u);
+  EXPECT_EQ(frames[0].header.kind, FrameKind::rank_failure);
+  EXPECT_EQ(frames[0].header.message, 3u);
+  EXPECT_EQ(frames[1].header.kind, FrameKind::goodbye);
 }
 
 TEST(News, ReachAChannelBeforeItIsOpened) {

@@ -11,6 +11,7 @@
 #include <mutex>
 #include <utility>
 
+#include "muster/base/fork_guard.h"
 #include "muster/transport/factory.h"
 #include "muster/transport/region_memory.h"
 
@@ -207,7 +208,9 @@ class Hub final : public LoopbackHub, public std::enable_shared_from_this<Hub> {
 class LoopbackConnector final : public Connector {
  public:
   LoopbackConnector(std::shared_ptr<Hub> hub, int rank) : hub_(std::move(hub)), rank_(rank) {}
-  ~LoopbackConnector() override { hub_->leave(rank_); }
+  ~LoopbackConnector() override {
+    if (!mark_.forked()) hub_->leave(rank_);  // in a forked child the rank is the parent's, and the hub's lock may be held for ever
+  }
 
   Result<std::string> contact() override { return std::string("loopback"); }
   Result<std::string> meet(std::span<const std::string>, TimePoint) override { return std::string("loopback"); }
@@ -232,6 +235,7 @@ class LoopbackConnector final : public Connector {
   TimePoint next_timer() const override { return TimePoint::max(); }
 
  private:
+  const ProcessMark mark_;
   std::shared_ptr<Hub> hub_;
   int rank_;
   ConnectorEvents* events_ = nullptr;
