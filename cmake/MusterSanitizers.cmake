@@ -23,6 +23,9 @@ if(MUSTER_SANITIZE MATCHES "thread")
   target_compile_options(muster_flags INTERFACE $<$<CXX_COMPILER_ID:GNU>:-Wno-tsan>)
 endif()
 
+# Several times slower, they take a sample of the large matrices also in long runs: so many seconds of each (testing/budget.h).
+list(APPEND MUSTER_TEST_ENVIRONMENT "MUSTER_TEST_LONG_BUDGET_S=150")
+
 set(suppressions ${CMAKE_CURRENT_LIST_DIR}/suppressions)
 if(MUSTER_SANITIZE MATCHES "address")
   list(APPEND MUSTER_TEST_ENVIRONMENT "ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1")

@@ -4,9 +4,10 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <barrier>
 #include <chrono>
-#include <cstring>
+#include <iostream>
 #include <mutex>
 #include <optional>
 #include <random>
@@ -14,271 +15,13 @@
 #include <vector>
 
 #include "muster/collective/communicator.h"
+#include "muster/collective/suite_test_cells.h"
 #include "muster/testing/budget.h"
-#include "muster/testing/direct_reduction.h"
 #include "muster/testing/rank_threads.h"
 #include "muster/testing/seed.h"
-#include "muster/transport/arena.h"
 
-namespace muster::collective {
+namespace muster::collective::suite {
 namespace {
-
-using testing::Wire;
-
-constexpr std::size_t kGuard = 64;
-constexpr std::byte kGuardByte{0xa5};
-
-struct Cell {
-  Op op = Op::barrier;
-  DType dtype = DType::uint8;
-  Reduce reduce = Reduce::sum;
-  std::size_t count = 0;  // elements of a slice, before unevenness
-  std::uint64_t seed = 0;
-  int ranks = 1;
-
-  int root() const { return static_cast<int>(seed % static_cast<std::uint64_t>(ranks)); }
-  bool uneven() const { return info(op).size_rule == SizeRule::free && (seed >> 8) % 2 == 1; }
-  bool in_place() const { return (seed >> 9) % 3 == 0; }
-  bool started() const { return (seed >> 11) % 3 == 0; }
-  bool arena(int rank, int which) const { return (seed >> (16 + 2 * (rank % 8) + which)) % 2 == 1; }
-  double factor(int rank) const { return 0.5 * (rank + 1); }
-
-  // Elements that `from` gives to `to`.
-  std::size_t elements(int from, int to) const {
-    if (op == Op::barrier) return 0;
-    if (!uneven()) return count;
-    const auto pick = static_cast<std::size_t>(op == Op::all_gather ? from : op == Op::reduce_scatter ? to : 3 * from + 5 * to);
-    return count * ((pick + seed) % 3) / 2;
-  }
-  std::string text(Wire wire) const {
-    return std::string(info(op).name) + (info(op).reduces ? " " + std::string(name_of(reduce)) : "") + " " + std::string(name_of(dtype)) +
-           " x " + std::to_string(count) + (uneven() ? " uneven" : "") + (in_place() ? " in place" : "") + (started() ? " started" : "") +
-           " root " + std::to_string(root()) + " on " + std::to_string(ranks) + " ranks over " + testing::wire_name(wire) + " (cell seed " +
-           std::to_string(seed) + ")";
-  }
-};
-
-/// Memory of one side, from the arena or not, with a guard before and behind.
-class Memory {
- public:
-  Memory(std::size_t bytes, bool arena) : bytes_(bytes) {
-    const std::size_t whole = bytes + 2 * kGuard;
-    if (arena) {
-      auto heap = transport::Arena::of_process();
-      if (heap.ok()) {
-        arena_ = *heap;
-        auto taken = arena_->allocate(whole);
-        if (taken.ok()) memory_ = *taken;
-      }
-    }
-    if (memory_ == nullptr) {
-      arena_ = nullptr;
-      private_.resize(whole);
-      memory_ = private_.data();
-    }
-    std::memset(memory_, static_cast<int>(kGuardByte), whole);
-  }
-  ~Memory() {
-    if (arena_ != nullptr) arena_->free(memory_);
-  }
-  Memory(const Memory&) = delete;
-
-  MutableBytes all() const { return {memory_ + kGuard, bytes_}; }
-  bool guards_hold() const {
-    for (std::size_t i = 0; i < kGuard; ++i) {
-      if (memory_[i] != kGuardByte || memory_[kGuard + bytes_ + i] != kGuardByte) return false;
-    }
-    return true;
-  }
-
- private:
-  std::size_t bytes_;
-  transport::Arena* arena_ = nullptr;
-  std::vector<std::byte> private_;
-  std::byte* memory_ = nullptr;
-};
-
-/// One rank's part in one cell: makes the call and says what is wrong, or nothing.
-class Player {
- public:
-  Player(const Cell& cell, int rank) : cell_(cell), rank_(rank), width_(size_of(cell.dtype)) {}
-
-  std::string play(Communicator& group) {
-    Memory input(lists_input() ? input_bytes_of_all() : contribution_bytes(rank_, rank_), cell_.arena(rank_, 0));
-    Memory output(lists_output() ? output_bytes_of_all() : output_bytes(), cell_.arena(rank_, 1));
-    const Args args = make_args(input, output);
-    const std::vector<std::byte> before(input.all().begin(), input.all().end());
-
-    const TimePoint deadline = steady_clock().now() + std::chrono::seconds(60);
-    const Status status = cell_.started() ? group.start(args, deadline)->wait(TimePoint::max()) : group.run(args, deadline);
-    if (!status.ok()) return "failed: " + status.message();
-    if (!input.guards_hold() || !output.guards_hold()) return "bytes outside the buffers were written";
-    if (!in_place_ && !std::equal(before.begin(), before.end(), input.all().begin())) return "the input was changed";
-    return check(args, output);
-  }
-
- private:
-  bool lists_input() const { return info(cell_.op).lists_input; }
-  bool lists_output() const { return info(cell_.op).lists_output; }
-  bool root() const { return !info(cell_.op).rooted || cell_.root() == rank_; }
-
-  std::size_t contribution_bytes(int from, int to) const { return cell_.elements(from, to) * width_; }
-  std::size_t input_bytes_of_all() const {
-    std::size_t sum = 0;
-    for (int to = 0; to < cell_.ranks; ++to) sum += contribution_bytes(rank_, to);
-    return sum;
-  }
-  std::size_t output_bytes_of_all() const {
-    std::size_t sum = 0;
-    for (int from = 0; from < cell_.ranks; ++from) sum += contribution_bytes(from, rank_);
-    return sum;
-  }
-  std::size_t output_bytes() const { return contribution_bytes(rank_, rank_); }
-
-  // What `from` gives: everybody computes it for everybody.
-  std::vector<std::byte> given(int from, int to) const {
-    std::vector<std::byte> data(contribution_bytes(from, to));
-    const bool same_for_all = !lists_input();
-    testing::fill_elements(
-        data, cell_.dtype,
-        cell_.seed * 1000003 + static_cast<std::uint64_t>(from) * 1009 + (same_for_all ? 0 : static_cast<std::uint64_t>(to) + 1));
-    return data;
-  }
-
-  Args make_args(Memory& input, Memory& output) {
-    Args args;
-    args.op = cell_.op;
-    args.dtype = cell_.dtype;
-    args.reduce = cell_.reduce;
-    args.factor = cell_.factor(rank_);
-    args.root = info(cell_.op).rooted ? cell_.root() : -1;
-    if (cell_.op == Op::barrier) return args;
-    std::size_t at = 0;
-    for (int from = 0; lists_output() && from < cell_.ranks; ++from) {
-      args.outputs.push_back(output.all().subspan(at, contribution_bytes(from, rank_)));
-      at += contribution_bytes(from, rank_);
-    }
-    if (!lists_output()) args.outputs.push_back(output.all());
-    at = 0;
-    for (int to = 0; lists_input() && to < cell_.ranks; ++to) {
-      args.inputs.push_back(fill(input.all().subspan(at, contribution_bytes(rank_, to)), to));
-      at += contribution_bytes(rank_, to);
-    }
-    if (cell_.op == Op::broadcast) {
-      if (root()) fill(output.all(), rank_);
-      return args;
-    }
-    if (!lists_input()) args.inputs.push_back(fill(input.all(), rank_));
-    if (cell_.in_place() && root()) make_in_place(args);
-    // Members that neither read nor write a side need not give it.
-    if (!root() && cell_.op == Op::scatter && (cell_.seed >> 40) % 2 == 0) args.inputs.clear();
-    if (!root() && cell_.op == Op::gather && (cell_.seed >> 40) % 2 == 0) args.outputs.clear();
-    if (!root() && cell_.op == Op::reduce && (cell_.seed >> 40) % 2 == 0) args.outputs.clear();
-    return args;
-  }
-
-  ConstBytes fill(MutableBytes where, int to) const {
-    const auto data = given(rank_, to);
-    if (!data.empty()) std::memcpy(where.data(), data.data(), data.size());
-    return where;
-  }
-
-  // This member's own input and output become the same memory.
-  void make_in_place(Args& args) {
-    in_place_ = true;
-    const auto me = static_cast<std::size_t>(rank_);
-    ConstBytes& input = args.inputs[lists_input() ? me : 0];
-    const MutableBytes output = args.outputs[lists_output() ? me : 0];
-    if (!input.empty()) std::memcpy(output.data(), input.data(), input.size());
-    input = output;
-  }
-
-  std::vector<std::byte> expected(int from) const {
-    switch (cell_.op) {
-      case Op::broadcast:
-      case Op::scatter: return given(cell_.root(), rank_);
-      case Op::all_gather:
-      case Op::gather:
-      case Op::all_to_all: return given(from, rank_);
-      default: break;
-    }
-    std::vector<std::vector<std::byte>> inputs;
-    std::vector<ConstBytes> spans;
-    std::vector<double> factors;
-    for (int rank = 0; rank < cell_.ranks; ++rank) {
-      inputs.push_back(given(rank, rank_));
-      factors.push_back(cell_.factor(rank));
-    }
-    for (const auto& input : inputs) spans.emplace_back(input);
-    std::vector<std::byte> out(inputs[0].size());
-    testing::reduce_directly(out, spans, factors, cell_.dtype, cell_.reduce);
-    return out;
-  }
-
-  std::string check(const Args& args, const Memory& output) const {
-    if (!root() && (cell_.op == Op::reduce || cell_.op == Op::gather)) {
-      for (std::byte value : output.all()) {
-        if (value != kGuardByte) return "the output was written though this rank is not the root";
-      }
-      return {};
-    }
-    for (std::size_t slice = 0; slice < args.outputs.size(); ++slice) {
-      const auto right = expected(static_cast<int>(slice));
-      const std::ptrdiff_t wrong = testing::first_difference(args.outputs[slice], right, cell_.dtype);
-      if (wrong >= 0) return "output " + std::to_string(slice) + " is wrong from element " + std::to_string(wrong) + " on";
-    }
-    return {};
-  }
-
-  const Cell cell_;
-  const int rank_;
-  const std::size_t width_;
-  bool in_place_ = false;
-};
-
-struct Kind {
-  Op op;
-  DType dtype;
-  Reduce reduce;
-};
-
-std::vector<Kind> all_kinds() {
-  std::vector<Kind> kinds;
-  for (int o = 0; o < static_cast<int>(Op::send); ++o) {
-    const auto op = static_cast<Op>(o);
-    if (op == Op::barrier) {
-      kinds.push_back({op, DType::uint8, Reduce::sum});
-      continue;
-    }
-    for (int d = 0; d < kDTypes; ++d) {
-      const auto dtype = static_cast<DType>(d);
-      if (!info(op).reduces) kinds.push_back({op, dtype, Reduce::sum});
-      for (int r = 0; info(op).reduces && r < kReduces; ++r) {
-        if (reduce_supports(static_cast<Reduce>(r), dtype)) kinds.push_back({op, dtype, static_cast<Reduce>(r)});
-      }
-    }
-  }
-  return kinds;
-}
-
-// Nothing, one, primes, just beside the limits of the algorithms, and more than two chunks of every one of them.
-std::vector<std::size_t> counts_of(Op op, DType dtype, int ranks) {
-  const std::size_t width = size_of(dtype);
-  const std::size_t parts = info(op).lists_input || info(op).lists_output ? 1 : static_cast<std::size_t>(ranks);
-  return {0, 1, 7, 1009, 65536 / width / static_cast<std::size_t>(ranks) + 1, (parts * 600 * 1024 + 8) / width + 1};
-}
-
-std::vector<Cell> draw_cells(std::mt19937_64& random, int ranks) {
-  std::vector<Cell> cells;
-  for (const Kind& kind : all_kinds()) {
-    for (std::size_t count : counts_of(kind.op, kind.dtype, ranks)) {
-      const bool large = count * size_of(kind.dtype) > 100'000;  // a sample has room for a few of them
-      if (!large || testing::long_tests() || random() % 4 == 0) cells.push_back({kind.op, kind.dtype, kind.reduce, count, random(), ranks});
-    }
-  }
-  std::shuffle(cells.begin(), cells.end(), random);
-  return cells;
-}
 
 /// All ranks play the cells in the same order, until the time is over or something is wrong; says how many were played.
 std::size_t play_all(Wire wire, int ranks, const std::vector<Cell>& cells, std::chrono::duration<double> budget, std::string& trouble) {
@@ -352,8 +95,8 @@ TEST_P(CollectiveSuite, EveryCellMatchesTheDirectComputation) {
   std::string trouble;
   const std::size_t played = play_all(wire, ranks, cells, budget, trouble);
   ASSERT_TRUE(trouble.empty()) << trouble << "replay with MUSTER_TEST_SEED=" << seed;
-  // A short budget still plays something on every wire at every number of ranks; a long run plays all.
-  ASSERT_GE(played, testing::long_tests() ? cells.size() : std::size_t{2});
+  // A short budget still plays something on every wire at every number of ranks; a whole one plays all.
+  ASSERT_GE(played, testing::whole_matrices() ? cells.size() : std::size_t{2});
   std::cout << "played " << played << " of " << cells.size() << " cells with seed " << seed << "\n";
 }
 
@@ -363,4 +106,4 @@ INSTANTIATE_TEST_SUITE_P(All, CollectiveSuite, ::testing::Combine(::testing::Val
                          });
 
 }  // namespace
-}  // namespace muster::collective
+}  // namespace muster::collective::suite

@@ -1,7 +1,11 @@
-/// How long a sampled matrix may take: `MUSTER_TEST_BUDGET_S` seconds where set (sanitizers: less), else what the test asks for; no limit
-/// in long runs.
+/// How much of a sampled matrix a test run takes, in time or in rounds.
+///
+///   an ordinary run       what the test asks for; `MUSTER_TEST_BUDGET_S` seconds where that is set
+///   MUSTER_TEST_LONG=1    all of it
+///   ... and MUSTER_TEST_LONG_BUDGET_S=n, as the sanitized builds have it: a larger sample, n seconds of each matrix
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 
@@ -9,10 +13,27 @@
 
 namespace muster::testing {
 
-inline std::chrono::duration<double> test_budget(double seconds) {
-  if (long_tests()) return std::chrono::duration<double>(1e9);
-  const char* text = std::getenv("MUSTER_TEST_BUDGET_S");
-  return std::chrono::duration<double>(text != nullptr && *text != '\0' ? std::strtod(text, nullptr) : seconds);
+/// The number that the variable holds.
+inline double budget_variable(const char* name, double otherwise) {
+  const char* text = std::getenv(name);
+  return text != nullptr && *text != '\0' ? std::strtod(text, nullptr) : otherwise;
+}
+
+inline constexpr double kNoLimit = 1e9;
+
+/// Whether matrices are played to their end.
+inline bool whole_matrices() { return long_tests() && budget_variable("MUSTER_TEST_LONG_BUDGET_S", kNoLimit) >= kNoLimit; }
+
+/// Time for a matrix that an ordinary run samples for `seconds` and a long one for `long_seconds`.
+inline std::chrono::duration<double> test_budget(double seconds, double long_seconds = kNoLimit) {
+  if (!long_tests()) return std::chrono::duration<double>(budget_variable("MUSTER_TEST_BUDGET_S", seconds));
+  return std::chrono::duration<double>(std::min(long_seconds, budget_variable("MUSTER_TEST_LONG_BUDGET_S", kNoLimit)));
+}
+
+/// Rounds of a test whose rounds are alike.
+inline int test_rounds(int ordinary, int whole) {
+  if (!long_tests()) return ordinary;
+  return whole_matrices() ? whole : std::min(whole, 8 * ordinary);
 }
 
 }  // namespace muster::testing

@@ -17,10 +17,12 @@ Result<ProcessJob> join_process_job(const ProcessJobOptions& options) {
   connector.job = "test job at " + options.store_path;
   connector.shared_memory = options.shared_memory;
   connector.towards = options.towards;
+  connector.host_label = options.host_label;
   transport::FabricOptions fabric_options;
   fabric_options.rank = options.rank;
   fabric_options.world_size = options.world_size;
   fabric_options.timeout = options.timeout;
+  fabric_options.heartbeat_limit = options.heartbeat_limit;
   fabric_options.rules = &collective::fingerprint_rules();
   auto fabric = transport::Fabric::create(fabric_options, transport::make_socket_connector(connector, Secret::given(options.secret)),
                                           transport::exchange_over(*store, "fabric", options.rank, options.world_size, options.timeout));
