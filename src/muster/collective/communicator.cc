@@ -273,6 +273,7 @@ Status GroupCommunicator::close(TimePoint deadline) {
   if (status.ok() && size() > 1) status = part(deadline);
   messages_.cancel_receives("its group has been closed");
   attend([this] { return !busy(); }, TimePoint::max());
+  shared_->progress.forget(*this);
   queue_.drop_region();
   // After a failure another member may still look at the region: then its segment stays taken.
   if (status.ok() && rank() == 0 && segment_ != kNoSegment) group_.fabric->region()->release(segment_);

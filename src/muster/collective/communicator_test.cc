@@ -654,5 +654,22 @@ TEST(Making, ClosedGroupsGiveTheirRegionBack) {
   });
 }
 
+// A process that drops a group after closing it, and then ends, says goodbye first: the progress thread must not be its last owner.
+// spec: B10 destroy_process_group ends in good order
+TEST(Making, ClosedGroupsAreHeldByTheirUserOnly) {
+  run_ranks(3, Wire::loopback, [&](int, std::shared_ptr<transport::Fabric> fabric) {
+    for (int i = 0; i < 100; ++i) {
+      Group group = make(fabric, {0, 1, 2}, "dropped");
+      ASSERT_TRUE(group);
+      Values out(1);
+      ASSERT_TRUE(group->start(all_reduce({i}, out), soon())->wait(soon()).ok());
+      ASSERT_TRUE(group->close(soon()).ok());
+      const std::weak_ptr<Communicator> held = group;
+      group.reset();
+      EXPECT_TRUE(held.expired());
+    }
+  });
+}
+
 }  // namespace
 }  // namespace muster::collective

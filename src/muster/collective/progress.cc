@@ -21,11 +21,23 @@ struct Progress::Shared {
   std::atomic<transport::Fabric*> sleeping_in{nullptr};
   bool drowsy = false;  // may take longer than a tick to look again
   bool stop = false;
+  // A pass over a batch, which owns what is in it.
+  bool driving = false;
+  std::uint64_t passes = 0;
+  std::condition_variable passed;
+  std::thread::id thread;
 
   void run();
+  void kick();
   void nap(std::unique_lock<std::mutex>& guard, int& idle_ticks);
   void drive(const std::vector<std::shared_ptr<Driven>>& batch);
 };
+
+/// Under the lock.
+void Progress::Shared::kick() {
+  kicked.store(true);
+  if (transport::Fabric* fabric = sleeping_in.load()) fabric->wake();
+}
 
 void Progress::Shared::nap(std::unique_lock<std::mutex>& guard, int& idle_ticks) {
   if (idle_ticks++ < kLightTicks) {
@@ -67,15 +79,17 @@ void Progress::Shared::drive(const std::vector<std::shared_ptr<Driven>>& batch) 
 void Progress::Shared::run() {
   int idle_ticks = 0;
   std::unique_lock guard(lock);
+  thread = std::this_thread::get_id();
   while (!stop) {
     kicked.store(false);
-    auto batch = work;
-    const bool any = std::any_of(batch.begin(), batch.end(), [](const auto& driven) { return !driven->attended(); });
+    const bool any = std::any_of(work.begin(), work.end(), [](const auto& driven) { return !driven->attended(); });
     if (!any) {
       nap(guard, idle_ticks);
       continue;
     }
     idle_ticks = 0;
+    auto batch = work;
+    driving = true;
     guard.unlock();
     drive(batch);
     std::vector<std::shared_ptr<Driven>> finished;
@@ -89,6 +103,9 @@ void Progress::Shared::run() {
     finished.clear();  // may drop the last owner of a communicator, and with it of this thread's handle
     batch.clear();
     guard.lock();
+    driving = false;
+    ++passes;
+    passed.notify_all();
   }
 }
 
@@ -120,11 +137,22 @@ void Progress::watch(std::shared_ptr<Driven> work, bool soon) {
   if (wake) notify();
 }
 
+void Progress::forget(const Driven& work) {
+  std::vector<std::shared_ptr<Driven>> forgotten;  // goes after the lock
+  std::unique_lock guard(shared_->lock);
+  for (auto& driven : shared_->work) {
+    if (driven.get() == &work) forgotten.push_back(std::move(driven));
+  }
+  std::erase(shared_->work, nullptr);
+  if (!shared_->driving || shared_->thread == std::this_thread::get_id()) return;
+  shared_->kick();
+  shared_->passed.wait(guard, [this, pass = shared_->passes] { return !shared_->driving || shared_->passes != pass; });
+}
+
 void Progress::notify() {
   {
     const std::lock_guard guard(shared_->lock);
-    shared_->kicked.store(true);
-    if (transport::Fabric* fabric = shared_->sleeping_in.load()) fabric->wake();
+    shared_->kick();
   }
   shared_->changed.notify_one();
 }

@@ -38,6 +38,9 @@ class Progress {
   /// Advances `work` until it is not busy, whenever nobody attends to it. With `soon` false (a wait is likely to follow at once) the thread
   /// may take a millisecond to notice, and a thread that is awake anyway costs the caller no system call.
   void watch(std::shared_ptr<Driven> work, bool soon);
+  /// Lets go of `work`, which has nothing under way any more. Afterwards the thread holds neither it nor its fabric: whoever drops them
+  /// last is the caller, and the goodbye of the fabric is said before the caller goes on. Blocks for the rest of one pass.
+  void forget(const Driven& work);
   /// What is watched has changed: an attending thread has left, a deadline is nearer, something was aborted.
   void notify();
 
