@@ -9,12 +9,12 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <random>
 #include <sstream>
 
 #include "muster/store/factory.h"
 #include "muster/store/file_log.h"
 #include "muster/store/file_meeting.h"
+#include "muster/testing/fuzz.h"
 
 namespace muster::store {
 namespace {
@@ -22,7 +22,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-class FileStoreTest : public testing::Test {
+class FileStoreTest : public ::testing::Test {
  protected:
   FileStoreTest() {
     std::string pattern = (std::filesystem::temp_directory_path() / "muster-file-XXXXXX").string();
@@ -121,10 +121,9 @@ TEST_F(FileStoreTest, DamagedFiles) {
     for (int i = 0; i < 5; ++i) ASSERT_TRUE(store->set("key" + std::to_string(i), std::string(20, 'x')).ok());
   }
   const std::string all = contents();
-  std::mt19937_64 random(5);
-  for (int round = 0; round < 500; ++round) {
-    std::string bad = all;
-    for (int i = 0; i < 3; ++i) bad[random() % bad.size()] = static_cast<char>(random());
+  testing::Fuzz fuzz(5);
+  for (int round = 0; round < testing::fuzz_rounds(300); ++round) {
+    const std::string bad = fuzz.one_in(8) ? all.substr(0, 16) + fuzz.noise(200) : fuzz.damaged(all);
     std::ofstream(path, std::ios::binary | std::ios::trunc) << bad;
     const auto store = make_file_store(path, -1, seconds(60));
     if (!store.ok()) continue;

@@ -15,9 +15,9 @@
 #include <thread>
 #include <vector>
 
-#include "muster/base/bytes.h"
 #include "muster/base/secret.h"
 #include "muster/base/socket_address.h"
+#include "muster/store/announcement.h"
 #include "muster/store/factory.h"
 #include "muster/store/join.h"
 #include "muster/store/request.h"
@@ -34,39 +34,6 @@ using std::chrono::seconds;
 
 constexpr Duration kInterval = milliseconds(50);
 constexpr Duration kForgotten = seconds(3);  // who has not been heard for so long has given up
-constexpr std::array<char, 8> kMagic{'m', 'u', 's', 't', 'e', 'r', 'm', '1'};
-constexpr std::size_t kBodyBytes = 8 + 16 + 8 + 4 + 4 + 2;
-constexpr std::size_t kPacketBytes = kBodyBytes + sizeof(Secret::Proof);
-
-struct Announcement {
-  std::uint64_t id = 0;
-  std::int32_t rank = -1;
-  std::int32_t world_size = 0;
-  std::uint16_t store_port = 0;  // 0: no store yet
-};
-using GroupHash = std::array<std::byte, 16>;
-
-std::string encode(const Announcement& announcement, const GroupHash& group, const Secret& secret) {
-  ByteWriter out;
-  out.put(kMagic).put(group).put(announcement.id).put(announcement.rank).put(announcement.world_size).put(announcement.store_port);
-  const Secret::Proof proof = secret.prove(as_bytes(out.view()));
-  return out.take() + std::string(as_text(proof));
-}
-
-/// Nothing for whatever is not of this job.
-std::optional<Announcement> decode(std::string_view packet, const GroupHash& group, const Secret& secret) {
-  if (packet.size() != kPacketBytes) return std::nullopt;
-  if (!equal_in_constant_time(secret.prove(as_bytes(packet.substr(0, kBodyBytes))), as_bytes(packet.substr(kBodyBytes))))
-    return std::nullopt;
-  ByteReader in(packet);
-  if (in.get<std::array<char, 8>>() != kMagic || in.get<GroupHash>() != group) return std::nullopt;
-  Announcement announcement;
-  announcement.id = in.get<std::uint64_t>();
-  announcement.rank = in.get<std::int32_t>();
-  announcement.world_size = in.get<std::int32_t>();
-  announcement.store_port = in.get<std::uint16_t>();
-  return announcement;
-}
 
 std::vector<unsigned> interfaces(int family) {
   std::vector<unsigned> indices;
@@ -193,12 +160,12 @@ class Crier {
   }
 
   void hear() {
-    char packet[kPacketBytes + 1];
+    char packet[kAnnouncementBytes + 1];
     sockaddr_storage name{};
     socklen_t length = sizeof name;
     const ssize_t n = ::recvfrom(socket_.descriptor(), packet, sizeof packet, 0, reinterpret_cast<sockaddr*>(&name), &length);
     if (n < 0) return;
-    const auto said = decode({packet, static_cast<std::size_t>(n)}, group_, secret_);
+    const auto said = decode_announcement({packet, static_cast<std::size_t>(n)}, group_, secret_);
     if (!said || said->id == self_.id) return;
     const SocketAddress from(reinterpret_cast<const sockaddr*>(&name), length);
     const std::lock_guard lock(mutex_);

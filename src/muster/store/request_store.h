@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -39,7 +40,7 @@ class RequestStore : public Base {
     return ask({.op = Op::append, .keys = {key}, .values = {value}}).status;
   }
   Result<std::vector<std::string>> multi_get(std::span<const std::string> keys, Timeout timeout) override {
-    return texts(ask({.op = Op::multi_get, .timeout = limit(timeout), .keys = views(keys)}));
+    return texts(ask({.op = Op::multi_get, .timeout = limit(timeout), .keys = views(keys)}), keys.size());
   }
   Status multi_set(std::span<const std::string> keys, std::span<const std::string> values) override {
     return ask({.op = Op::multi_set, .keys = views(keys), .values = views(values)}).status;
@@ -58,7 +59,8 @@ class RequestStore : public Base {
   Result<std::vector<std::string>> all_gather(std::string_view key, int index, int members, std::string_view value,
                                               Timeout timeout) override {
     return texts(
-        ask({.op = Op::all_gather, .timeout = limit(timeout), .index = index, .members = members, .keys = {key}, .values = {value}}));
+        ask({.op = Op::all_gather, .timeout = limit(timeout), .index = index, .members = members, .keys = {key}, .values = {value}}),
+        static_cast<std::size_t>(members));
   }
 
   Duration timeout() const override { return timeout_.load(std::memory_order_relaxed); }
@@ -76,14 +78,15 @@ class RequestStore : public Base {
   Duration limit(Timeout given) const { return given.value_or(timeout()); }
   static std::vector<std::string_view> views(std::span<const std::string> texts) { return {texts.begin(), texts.end()}; }
 
-  static Status malformed() { return Status(Code::internal, "the store's reply holds no value"); }
+  static Status malformed() { return Status(Code::internal, "the store's reply does not hold the values that were asked for"); }
   static Result<std::string> text(const Reply& reply) {
     if (!reply.status) return reply.status;
     if (reply.values.size() != 1) return malformed();
     return *reply.values[0];
   }
-  static Result<std::vector<std::string>> texts(const Reply& reply) {
+  static Result<std::vector<std::string>> texts(const Reply& reply, std::optional<std::size_t> count = {}) {
     if (!reply.status) return reply.status;
+    if (count && reply.values.size() != *count) return malformed();
     std::vector<std::string> all;
     all.reserve(reply.values.size());
     for (const Value& value : reply.values) all.push_back(*value);

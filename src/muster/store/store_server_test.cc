@@ -5,119 +5,16 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <map>
 #include <random>
+
+#include "muster/store/store_server_test_bench.h"
 
 namespace muster::store {
 namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using Connection = StoreServer::Connection;
-
-const Secret kSecret = Secret::given("the secret of the server's tests");
-
-/// A server and what each connection has been sent.
-class Bench {
- public:
-  explicit Bench(StoreServer::Options options = {.secret = kSecret, .job = "job"}) : server(std::move(options)) {}
-
-  Connection open(bool same_host = true) {
-    ++last_;
-    server.on_open(last_, "peer " + std::to_string(last_), same_host, now);
-    pump();
-    return last_;
-  }
-  void feed(Connection connection, std::string_view bytes) {
-    server.on_bytes(connection, as_bytes(bytes), now);
-    pump();
-  }
-  void advance(Duration time) {
-    now += time;
-    server.on_time(now);
-    pump();
-  }
-  void close(Connection connection) {
-    server.on_closed(connection, now);
-    closed_[connection] = true;
-    pump();
-  }
-  /// Writes everything that is to be written, except to those that do not read.
-  void pump() {
-    for (auto changed = server.take_changed(); !changed.empty(); changed = server.take_changed()) {
-      for (const Connection connection : changed) {
-        for (auto pieces = server.output(connection, 3); !pieces.empty() && !deaf_[connection]; pieces = server.output(connection, 3)) {
-          std::size_t count = 0;
-          for (const auto piece : pieces) {
-            sent_[connection].append(as_text(piece));
-            count += piece.size();
-          }
-          server.on_written(connection, count, now);
-        }
-        if (server.wants_close(connection)) {
-          server.on_closed(connection, now);
-          closed_[connection] = true;
-        }
-      }
-    }
-  }
-  void set_deaf(Connection connection, bool deaf) {
-    deaf_[connection] = deaf;
-    if (!deaf) {
-      server.on_written(connection, 0, now);
-      // Whatever waits is written now, as a socket that becomes writable would.
-      for (auto pieces = server.output(connection, 3); !pieces.empty(); pieces = server.output(connection, 3)) {
-        sent_[connection].append(as_text(pieces[0]));
-        server.on_written(connection, pieces[0].size(), now);
-      }
-      pump();
-    }
-  }
-  Connection authenticated() {
-    const Connection connection = open();
-    Handshake handshake(Handshake::Side::connector, {.job = "job", .build = kStoreBuild}, kSecret);
-    while (!handshake.done() && !handshake.failed()) {
-      feed(connection, handshake.take_output());
-      const std::string bytes = take(connection);
-      handshake.feed(as_bytes(bytes));
-    }
-    EXPECT_TRUE(handshake.done()) << handshake.failure().message();
-    return connection;
-  }
-  std::string take(Connection connection) { return std::exchange(sent_[connection], {}); }
-  std::vector<WireReply> replies(Connection connection) {
-    FrameReader frames;
-    frames.feed(as_bytes(take(connection)));
-    std::vector<WireReply> all;
-    while (const auto frame = frames.next()) {
-      auto reply = decode_reply(*frame);
-      EXPECT_TRUE(reply.ok());
-      all.push_back(std::move(*reply));
-    }
-    return all;
-  }
-  bool closed(Connection connection) { return closed_[connection]; }
-
-  StoreServer server;
-  TimePoint now{seconds(1000)};
-
- private:
-  Connection last_ = 0;
-  std::map<Connection, std::string> sent_;
-  std::map<Connection, bool> closed_, deaf_;
-};
-
-std::string whole(const Request& request, std::uint64_t id) {
-  std::string frame = encode_head(request, id);
-  for (const auto value : request.values) frame.append(value);
-  return frame;
-}
-std::string set(std::string_view key, std::string_view value, std::uint64_t id) {
-  return whole({.op = Op::set, .keys = {key}, .values = {value}}, id);
-}
-std::string get(std::string_view key, std::uint64_t id, Duration timeout = seconds(10)) {
-  return whole({.op = Op::get, .timeout = timeout, .keys = {key}}, id);
-}
+using namespace bench;
 
 // spec: C7 one request and one reply, also where get blocks, while other requests of the connection go on
 TEST(StoreServer, RepliesWhenReady) {

@@ -2,8 +2,10 @@
 
 #include <gtest/gtest.h>
 
-#include <random>
 #include <string>
+#include <vector>
+
+#include "muster/testing/fuzz.h"
 
 namespace muster::transport {
 namespace {
@@ -27,11 +29,30 @@ TEST(Contact, IsReadBackAndNeverTrusted) {
     EXPECT_EQ(broken.status().ranks(), std::vector<int>({3}));
   }
   EXPECT_FALSE(decode_contact(text + "x", 3).ok());
-  std::mt19937_64 random(9);
-  for (int round = 0; round < 5000; ++round) {
-    std::string noise = text;
-    for (int i = 0; i < 4; ++i) noise[random() % noise.size()] = static_cast<char>(random());
-    static_cast<void>(decode_contact(noise, 3).ok());  // must only not crash
+}
+
+// spec: A1 what a rank publishes of itself is read or refused by its name, whatever it is
+TEST(ContactFuzz, DamagedContactsAndVerdictsAreRefusedByName) {
+  Contact contact;
+  ASSERT_TRUE(describe_this_process(contact).ok());
+  contact.local_name = "muster-1-2";
+  contact.addresses = {*SocketAddress::numeric("10.0.0.1", 5), *SocketAddress::numeric("::1", 6)};
+  const std::string text = encode(contact);
+  const std::string verdict = encode(MeetingVerdict{true, 3, 77, "a reason"});
+  ASSERT_TRUE(decode_verdict(verdict, 1).ok());
+  for (std::size_t cut = 0; cut < verdict.size(); ++cut) EXPECT_FALSE(decode_verdict(verdict.substr(0, cut), 1).ok()) << cut;
+  testing::Fuzz fuzz(9);
+  for (int round = 0; round < testing::fuzz_rounds(4000); ++round) {
+    const auto back = decode_contact(fuzz.one_in(8) ? fuzz.noise(400) : fuzz.damaged(text), 3);
+    if (back.ok()) {
+      const auto again = decode_contact(encode(*back), 3);
+      ASSERT_TRUE(again.ok());
+      EXPECT_EQ(encode(*again), encode(*back));
+    } else {
+      EXPECT_EQ(back.status().ranks(), std::vector<int>({3}));
+    }
+    const auto met = decode_verdict(fuzz.one_in(8) ? fuzz.noise(60) : fuzz.damaged(verdict), 4);
+    EXPECT_TRUE(met.ok() || met.status().ranks() == std::vector<int>({4}));
   }
 }
 

@@ -5,6 +5,7 @@
 #include <random>
 #include <vector>
 
+#include "muster/testing/fuzz.h"
 #include "muster/testing/seed.h"
 #include "muster/transport/loopback_test_job.h"
 #include "muster/transport/scripted_test_job.h"
@@ -290,10 +291,23 @@ TEST(FrameRecord, CausesKeepCodeRanksAndText) {
   EXPECT_FALSE(decode_cause(record + "x", 3));
 }
 
+// A cause of failure from the wire names ranks of the job or is refused.
+TEST(FrameRecordFuzz, DamagedCausesNameRanksOfTheJobOrNothing) {
+  muster::testing::Fuzz fuzz(21);
+  const std::string good = encode_cause(Status(Code::peer_failed, "rank 2 is gone", {0, 2}));
+  for (int round = 0; round < muster::testing::fuzz_rounds(3000); ++round) {
+    const auto cause = decode_cause(fuzz.one_in(8) ? fuzz.noise(100) : fuzz.damaged(good), 3);
+    if (!cause) continue;
+    EXPECT_FALSE(cause->ok());
+    for (const int rank : cause->ranks()) EXPECT_TRUE(rank >= 0 && rank < 3) << rank;
+  }
+}
+
 // Random bytes, and good streams with bytes changed: never a crash, never a payload past what the header allows.
 TEST(LinkProtocolFuzz, SurvivesRandomAndDamagedInput) {
-  std::mt19937_64 random(muster::testing::test_seed());
-  const int rounds = muster::testing::long_tests() ? 100'000 : 2'000;
+  muster::testing::Fuzz fuzz(20);
+  const auto random = [&fuzz] { return fuzz.word(); };
+  const int rounds = muster::testing::fuzz_rounds(2000);
   std::string good;
   for (const Frame& frame : sample_frames()) good += frame.bytes();
   for (int round = 0; round < rounds; ++round) {
@@ -308,8 +322,7 @@ TEST(LinkProtocolFuzz, SurvivesRandomAndDamagedInput) {
       header.length = static_cast<std::uint32_t>(random() % 3 == 0 ? random() : random() % 2000);
       bytes.insert(0, reinterpret_cast<const char*>(&header), sizeof header);
     } else {
-      bytes = good;
-      for (std::uint64_t i = 0; i <= random() % 4; ++i) bytes[random() % bytes.size()] = static_cast<char>(random());
+      bytes = fuzz.damaged(good);
     }
     const Status status = feed(protocol, bytes, 1 + random() % 5000);
     std::size_t total = 0;

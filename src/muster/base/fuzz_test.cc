@@ -1,0 +1,114 @@
+// Fuzzers of what base/ parses from outside: the greeting of every connection, numbers and flags of the environment, addresses.
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "muster/base/env.h"
+#include "muster/base/handshake.h"
+#include "muster/base/socket_address.h"
+#include "muster/testing/fuzz.h"
+
+namespace muster {
+namespace {
+
+using Side = Handshake::Side;
+using testing::Fuzz;
+
+Handshake::Hello hello(std::int32_t rank) {
+  return {.role = Handshake::Role::link, .rank = rank, .world_size = 8, .job = "job", .build = 1, .note = 7};
+}
+const Secret kSecret = Secret::given("the secret of the fuzzers' tests");
+
+/// Feeds in pieces; the bytes that were taken.
+std::size_t feed(Fuzz& fuzz, Handshake& side, const std::string& bytes) {
+  std::size_t eaten = 0;
+  for (const auto piece : fuzz.pieces(bytes)) {
+    const std::size_t now = side.feed(as_bytes(piece));
+    EXPECT_LE(now, piece.size());
+    eaten += now;
+    if (now < piece.size()) break;
+  }
+  return eaten;
+}
+
+// spec: C2 strangers: whatever comes instead of a greeting proves nothing, and is answered by no more than the fixed sizes
+TEST(HandshakeFuzz, DamagedGreetingsProveNothing) {
+  Fuzz fuzz(1);
+  for (int round = 0; round < testing::fuzz_rounds(2000); ++round) {
+    Handshake connector(Side::connector, hello(3), kSecret), acceptor(Side::acceptor, hello(5), kSecret);
+    const std::string greeting = connector.take_output();
+    const std::string sent = fuzz.one_in(4) ? fuzz.noise(300) : fuzz.damaged(greeting);
+    if (sent.substr(0, greeting.size()) == greeting) continue;
+    EXPECT_LE(feed(fuzz, acceptor, sent), greeting.size() + sizeof(Secret::Proof));
+    const std::string answer = acceptor.take_output();
+    EXPECT_LE(answer.size(), greeting.size() + 1);
+    feed(fuzz, connector, answer);
+    feed(fuzz, acceptor, connector.take_output());
+    EXPECT_FALSE(acceptor.done()) << "round " << round;
+    EXPECT_FALSE(connector.done()) << "round " << round;
+    EXPECT_TRUE(!acceptor.failed() || acceptor.failure().code() == Code::refused);
+  }
+}
+
+// spec: C2 a listener that answers with anything but its proof is refused by the one who connects
+TEST(HandshakeFuzz, DamagedAnswersProveNothing) {
+  Fuzz fuzz(2);
+  for (int round = 0; round < testing::fuzz_rounds(2000); ++round) {
+    Handshake connector(Side::connector, hello(3), kSecret), acceptor(Side::acceptor, hello(5), kSecret);
+    acceptor.feed(as_bytes(connector.take_output()));
+    std::string answer = acceptor.take_output();
+    const bool greeting_first = fuzz.one_in(2);
+    if (!greeting_first) {
+      connector.feed(as_bytes(answer));
+      acceptor.feed(as_bytes(connector.take_output()));
+      answer = acceptor.take_output();
+    }
+    const std::string sent = fuzz.damaged(answer);
+    if (sent.substr(0, answer.size()) == answer) continue;
+    feed(fuzz, connector, sent + fuzz.noise(100));
+    EXPECT_FALSE(connector.done()) << "round " << round;
+  }
+}
+
+// spec: B9 malformed variables: named, or read as what they say
+TEST(EnvironmentFuzz, NumbersAndFlagsAreReadWholeOrRefusedByName) {
+  Fuzz fuzz(3);
+  constexpr const char* kName = "MUSTER_TEST_FUZZED";
+  for (int round = 0; round < testing::fuzz_rounds(3000); ++round) {
+    std::string text = fuzz.one_in(3) ? fuzz.damaged("4294967296") : fuzz.babble(24, "0123456789+-. xeEtTrRuUyYoOnNfFsSaAlL");
+    std::erase(text, '\0');
+    ::setenv(kName, text.c_str(), 1);
+    const auto number = env_integer(kName, -1000, 1'000'000'000);
+    if (!number.ok()) {
+      EXPECT_NE(number.status().message().find(kName), std::string::npos);
+    } else if (number->has_value()) {
+      EXPECT_GE(**number, -1000);
+      EXPECT_LE(**number, 1'000'000'000);
+      EXPECT_EQ(std::strtoll(text.c_str(), nullptr, 10), **number) << text;
+    } else {
+      EXPECT_EQ(text, "");
+    }
+    const auto flag = env_flag(kName);
+    EXPECT_TRUE(flag.ok() || flag.status().message().find(kName) != std::string::npos);
+  }
+  ::unsetenv(kName);
+}
+
+TEST(SocketAddressFuzz, NumericTextsAreReadBackOrRefused) {
+  Fuzz fuzz(4);
+  for (int round = 0; round < testing::fuzz_rounds(3000); ++round) {
+    std::string text = fuzz.one_in(2) ? fuzz.damaged(fuzz.one_in(2) ? "[2001:db8::ff00:42:8329]" : "192.168.100.200")
+                                      : fuzz.babble(45, "0123456789abcdef:.[]%/");
+    const auto address = SocketAddress::numeric(text, 29500);
+    if (!address.ok()) continue;
+    const auto again = SocketAddress::numeric(address->host(), 29500);
+    ASSERT_TRUE(again.ok()) << text << " became " << address->host();
+    EXPECT_EQ(again->text(), address->text());
+    EXPECT_EQ(address->port(), 29500);
+  }
+}
+
+}  // namespace
+}  // namespace muster

@@ -1,0 +1,266 @@
+// Fuzzers of what store/ parses from outside: requests, replies, whole conversations with the server and with a server that lies,
+// announcements by multicast, init methods. (Damaged files: file_store_test.cc.)
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <limits>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "muster/store/announcement.h"
+#include "muster/store/factory.h"
+#include "muster/store/init_url.h"
+#include "muster/store/store_server_test_bench.h"
+#include "muster/testing/fuzz.h"
+#include "muster/testing/stranger.h"
+
+namespace muster::store {
+namespace {
+
+using bench::Bench;
+using bench::whole;
+using testing::Fuzz;
+constexpr Duration kLong = std::chrono::seconds(60);
+
+/// Any operation with any numbers, keys and values: well-formed on the wire, seldom sensible.
+std::string any_request(Fuzz& fuzz, std::uint64_t id) {
+  constexpr std::int64_t kNumbers[] = {0, 1, -1, 5, std::numeric_limits<std::int64_t>::max(), std::numeric_limits<std::int64_t>::min()};
+  constexpr std::string_view kTexts[] = {"a", "b", "count", "9223372036854775807", "", "muster/workers", "\xff\x00"};
+  const auto text = [&] { return kTexts[fuzz.below(std::size(kTexts))]; };
+  Request request;
+  request.op = static_cast<Op>(fuzz.below(kLastOp + 3));
+  request.timeout = Duration(fuzz.one_in(3) ? kNumbers[fuzz.below(std::size(kNumbers))] : static_cast<std::int64_t>(fuzz.below(1000)));
+  request.number = fuzz.one_in(4) ? static_cast<std::int64_t>(fuzz.word()) : kNumbers[fuzz.below(std::size(kNumbers))];
+  request.index = static_cast<std::int32_t>(fuzz.one_in(8) ? fuzz.word() : fuzz.below(4));
+  request.members = static_cast<std::int32_t>(fuzz.one_in(8) ? fuzz.word() : fuzz.below(4));
+  for (std::size_t i = fuzz.below(4); i > 0; --i) request.keys.push_back(text());
+  for (std::size_t i = fuzz.below(4); i > 0; --i) request.values.push_back(text());
+  return whole(request, id);
+}
+
+// spec: C7 requests from the wire: what is accepted is what was sent, to the byte
+TEST(StoreProtocolFuzz, DecodedRequestsAreThoseThatWereSent) {
+  Fuzz fuzz(1);
+  for (int round = 0; round < testing::fuzz_rounds(5000); ++round) {
+    const std::string sent = any_request(fuzz, fuzz.word()).substr(4);
+    const std::string frame = fuzz.one_in(10) ? fuzz.noise(200) : fuzz.one_in(4) ? sent : fuzz.damaged(sent);
+    const auto back = decode_request(frame);
+    if (!back.ok()) continue;
+    EXPECT_EQ(whole(back->request, back->id).substr(4), frame);
+  }
+}
+
+// spec: C7 replies from the wire: what is accepted is what was sent, to the byte
+TEST(StoreProtocolFuzz, DecodedRepliesAreThoseThatWereSent) {
+  Fuzz fuzz(2);
+  const auto whole_reply = [](const Reply& reply, std::uint64_t id) {
+    std::string frame = encode_head(reply, id);
+    for (const auto& value : reply.values) frame += *value;
+    return frame.substr(4);
+  };
+  Reply good;
+  good.status = Status(Code::timed_out, "a message", {1, 5});
+  good.number = -3;
+  for (const char* text : {"one", "", "three"}) good.values.push_back(std::make_shared<const std::string>(text));
+  const std::string frame = whole_reply(good, 77);
+  for (int round = 0; round < testing::fuzz_rounds(5000); ++round) {
+    const std::string bad = fuzz.one_in(10) ? fuzz.noise(200) : fuzz.damaged(frame);
+    const auto back = decode_reply(bad);
+    if (back.ok() && !back->reply.status.ok()) {  // a success has no message, whatever came with it
+      EXPECT_EQ(whole_reply(back->reply, back->id), bad);
+    }
+  }
+}
+
+// spec: C7 frames cut anywhere come out whole, and a stream that lies costs no more than what has come
+TEST(StoreProtocolFuzz, StreamsAreCutIntoTheirFrames) {
+  Fuzz fuzz(3);
+  for (int round = 0; round < testing::fuzz_rounds(500); ++round) {
+    std::string stream;
+    std::vector<std::string> frames;
+    for (std::size_t i = fuzz.below(6); i > 0; --i) {
+      const std::string frame = any_request(fuzz, i);
+      frames.push_back(frame.substr(4));
+      stream += frame;
+    }
+    const bool lies = fuzz.one_in(2);
+    if (lies) stream = fuzz.damaged(stream);
+    FrameReader reader;
+    std::vector<std::string> got;
+    for (const auto piece : fuzz.pieces(stream)) {
+      reader.feed(as_bytes(piece));
+      while (const auto frame = reader.next()) got.emplace_back(*frame);
+      EXPECT_LE(reader.held(), 2 * stream.size() + 4096);
+    }
+    if (!lies) {
+      EXPECT_EQ(got, frames);
+    }
+  }
+}
+
+// spec: C2 a client with the secret that sends anything it likes ends its own connection at most; the others are served, nothing is held
+TEST(StoreServerFuzz, AnythingEndsItsOwnConnectionAtMost) {
+  Fuzz fuzz(4);
+  Bench bench;
+  const auto friendly = bench.authenticated();
+  for (int round = 0; round < testing::fuzz_rounds(1000); ++round) {
+    const auto odd = bench.authenticated();
+    std::string stream;
+    for (std::size_t i = 1 + fuzz.below(5); i > 0; --i) stream += any_request(fuzz, i);
+    if (fuzz.one_in(2)) stream = fuzz.damaged(stream);
+    for (const auto piece : fuzz.pieces(stream)) {
+      if (!bench.closed(odd)) bench.feed(odd, piece);
+    }
+    if (fuzz.one_in(4)) bench.advance(Duration(fuzz.below(2000)));
+    ASSERT_LE(bench.server.held(odd), std::size_t{1} << 16);
+    if (!bench.closed(odd)) bench.close(odd);
+    bench.feed(friendly, bench::set("alive", std::to_string(round), 1) + bench::get("alive", 2));
+    const auto replies = bench.replies(friendly);
+    ASSERT_EQ(replies.size(), 2u);
+    ASSERT_EQ(*replies[1].reply.values.at(0), std::to_string(round));
+  }
+  EXPECT_EQ(bench.server.connections(), 1u);
+}
+
+// spec: C2 strangers: a server fed with anything instead of a greeting answers at most its own greeting and one byte
+TEST(StoreServerFuzz, StrangersGetNowhere) {
+  Fuzz fuzz(5);
+  Bench bench;
+  const std::string greeting = Handshake(Handshake::Side::connector, {.job = "job", .build = kStoreBuild}, bench::kSecret).take_output();
+  for (int round = 0; round < testing::fuzz_rounds(2000); ++round) {
+    const auto stranger = bench.open();
+    for (const auto piece : fuzz.pieces(fuzz.one_in(4) ? fuzz.noise(300) : fuzz.damaged(greeting) + fuzz.noise(64))) {
+      if (!bench.closed(stranger)) bench.feed(stranger, piece);
+    }
+    EXPECT_LE(bench.take(stranger).size(), greeting.size() + 1);
+    if (!bench.closed(stranger)) bench.close(stranger);
+    ASSERT_EQ(bench.server.strangers(), 0u);
+  }
+}
+
+/// Takes one connection after another, greets in good order, and answers each request with something damaged before it hangs up.
+class LyingServer {
+ public:
+  explicit LyingServer(std::uint64_t salt)
+      : listener_(*listen_on(testing::loopback_address(0), 64)), thread_([this, salt] { serve(salt); }) {}
+  ~LyingServer() {
+    stop_.store(true);
+    thread_.join();
+  }
+  std::uint16_t port() const { return SocketAddress::local_of(listener_.get())->port(); }
+
+ private:
+  void serve(std::uint64_t salt) {
+    Fuzz fuzz(salt);
+    while (!stop_.load()) {
+      pollfd waiting{listener_.get(), POLLIN, 0};
+      if (::poll(&waiting, 1, 100) != 1) continue;
+      const Descriptor socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      Handshake handshake(Handshake::Side::acceptor, {.role = Handshake::Role::store, .job = "job", .build = kStoreBuild}, bench::kSecret);
+      std::string input(4096, '\0');
+      while (!handshake.done() && !handshake.failed()) {
+        const ssize_t got = ::recv(socket.get(), input.data(), 1, 0);
+        if (got <= 0) break;
+        handshake.feed(as_bytes(std::string_view(input).substr(0, 1)));
+        send(socket, handshake.take_output());
+      }
+      if (!handshake.done() || ::recv(socket.get(), input.data(), input.size(), 0) <= 0) continue;
+      Reply reply;
+      reply.values = {std::make_shared<const std::string>("value")};
+      const std::string good = encode_head(reply, 1 + fuzz.below(2)) + "value";
+      send(socket, fuzz.one_in(8) ? fuzz.noise(200) : fuzz.one_in(8) ? fuzz.cut(good) : fuzz.damaged(good));
+    }
+  }
+  static void send(const Descriptor& socket, const std::string& bytes) {
+    static_cast<void>(::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL));
+  }
+
+  Descriptor listener_;
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
+// spec: C7 a server that answers anything: the client gets what it asked for or an error, never more
+TEST(StoreClientFuzz, AnswersThatLieAreErrors) {
+  Fuzz fuzz(7);
+  LyingServer server(6);
+  TcpStoreOptions options;
+  options.host = "127.0.0.1";
+  options.port = server.port();
+  options.timeout = kLong;
+  options.secret = bench::kSecret;
+  options.job = "job";
+  const std::vector<std::string> keys = {"a", "b"};
+  for (int round = 0; round < testing::fuzz_rounds(300); ++round) {
+    const auto client = make_tcp_store(options);
+    ASSERT_TRUE(client.ok()) << client.status().message();
+    switch (fuzz.below(5)) {
+      case 0: static_cast<void>((*client)->get("key").ok()); break;
+      case 1: static_cast<void>((*client)->add("key", 1).ok()); break;
+      case 2: {
+        const auto values = (*client)->multi_get(keys);
+        EXPECT_TRUE(!values.ok() || values->size() == keys.size());
+        break;
+      }
+      case 3: {
+        const auto values = (*client)->all_gather("key", 0, 3, "zero");
+        EXPECT_TRUE(!values.ok() || values->size() == 3);
+        break;
+      }
+      default: static_cast<void>((*client)->list_keys().ok()); break;
+    }
+  }
+}
+
+// spec: B6 multicast: datagrams that are not this job's are not believed
+TEST(AnnouncementFuzz, DamagedDatagramsAreNotBelieved) {
+  Fuzz fuzz(8);
+  GroupHash group{}, other{};
+  other[3] = std::byte{1};
+  const Announcement said{.id = 77, .rank = 3, .world_size = 8, .store_port = 29500};
+  const std::string good = encode(said, group, bench::kSecret);
+  const auto back = decode_announcement(good, group, bench::kSecret);
+  ASSERT_TRUE(back.has_value());
+  EXPECT_EQ(back->id, said.id);
+  EXPECT_EQ(back->rank, said.rank);
+  EXPECT_EQ(back->world_size, said.world_size);
+  EXPECT_EQ(back->store_port, said.store_port);
+  EXPECT_FALSE(decode_announcement(good, other, bench::kSecret));
+  EXPECT_FALSE(decode_announcement(good, group, Secret::given("another secret, as long as needed")));
+  for (std::size_t cut = 0; cut < good.size(); ++cut) EXPECT_FALSE(decode_announcement(good.substr(0, cut), group, bench::kSecret)) << cut;
+  for (int round = 0; round < testing::fuzz_rounds(2000); ++round) {
+    const std::string bad = fuzz.one_in(8) ? fuzz.noise(2 * good.size()) : fuzz.damaged(good);
+    EXPECT_EQ(decode_announcement(bad, group, bench::kSecret).has_value(), bad == good);
+  }
+}
+
+// spec: B3 B5 malformed init methods are refused in words that show them
+TEST(InitUrlFuzz, TextsAreReadOrRefusedWhole) {
+  Fuzz fuzz(9);
+  const std::vector<std::string> samples = {"tcp://node1:29500?rank=3&world_size=8", "tcp://[2001:db8::1]:29500/?world_size=2",
+                                            "env://?rank=0", "file:///tmp/some/file?rank=1&world_size=4"};
+  for (const std::string& sample : samples) {
+    ASSERT_TRUE(parse_init_url(sample).ok());
+    for (std::size_t cut = 0; cut < sample.size(); ++cut) static_cast<void>(parse_init_url(sample.substr(0, cut)).ok());
+  }
+  for (int round = 0; round < testing::fuzz_rounds(5000); ++round) {
+    const std::string text = fuzz.one_in(3) ? samples[fuzz.below(4)].substr(0, 6) + fuzz.babble(40, "abc:/?&=[]0123456789rankworld_size-")
+                                            : fuzz.damaged(samples[fuzz.below(4)]);
+    const auto url = parse_init_url(text);
+    if (!url.ok()) {
+      EXPECT_EQ(url.status().code(), Code::invalid_argument);
+      EXPECT_NE(url.status().message().find(text), std::string::npos);
+      continue;
+    }
+    EXPECT_EQ(url->host.empty(), url->scheme != InitUrl::Scheme::tcp) << text;
+    EXPECT_EQ(url->port == 0, url->scheme != InitUrl::Scheme::tcp) << text;
+    EXPECT_EQ(url->path.empty(), url->scheme != InitUrl::Scheme::file) << text;
+    EXPECT_TRUE(!url->rank || *url->rank >= 0) << text;
+    EXPECT_TRUE(!url->world_size || *url->world_size > 0) << text;
+  }
+}
+
+}  // namespace
+}  // namespace muster::store
