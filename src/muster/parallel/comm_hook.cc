@@ -1,0 +1,32 @@
+#include "muster/parallel/comm_hook.h"
+
+#include <torch/types.h>
+
+#include <optional>
+
+#include "muster/group/collectives.h"
+#include "muster/group/init.h"
+
+namespace muster {
+namespace {
+
+CommHook averaging(const Group& given, std::optional<at::ScalarType> travels_as) {
+  return [group = given ? given : default_group(), travels_as](const GradBucket& bucket) {
+    const auto ranks = static_cast<double>(get_world_size(group));
+    at::Tensor sum = travels_as ? bucket.buffer.to(*travels_as) : bucket.buffer;
+    sum.div_(ranks);
+    auto work = all_reduce(sum, {.group = group, .async_op = true});
+    return [sum, work] {
+      work->wait();
+      return sum;
+    };
+  };
+}
+
+}  // namespace
+
+CommHook all_reduce_hook(const Group& group) { return averaging(group, std::nullopt); }
+CommHook fp16_compress_hook(const Group& group) { return averaging(group, at::kHalf); }
+CommHook bf16_compress_hook(const Group& group) { return averaging(group, at::kBFloat16); }
+
+}  // namespace muster

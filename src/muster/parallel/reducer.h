@@ -1,0 +1,63 @@
+/// Averages the gradients of a list of parameters over the ranks while backward is still running.
+///
+/// Parameters are divided into buckets (`bucket_plan.h`). As soon as the gradients of a bucket are there, its all-reduce starts; buckets
+/// start strictly in their order, so that all ranks agree on it whatever order their gradients come in. After the first backward pass the
+/// buckets are laid out anew by the order in which rank 0's gradients came. It knows no module and no Python. After: Li et al., "PyTorch
+/// Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "muster/group/process_group.h"
+#include "muster/parallel/comm_hook.h"
+
+namespace muster::parallel {
+
+struct ReducerOptions {
+  /// Must be the reducer's own: nobody else's calls may come between its own. All members make their reducers alike.
+  Group group = nullptr;
+  std::vector<std::string> names = {};  ///< of the parameters, for errors; empty: by number
+  std::int64_t first_bucket_bytes = std::int64_t{1} << 20;
+  std::int64_t bucket_cap_bytes = std::int64_t{25} << 20;
+  bool find_unused_parameters = false;   ///< look for parameters that the outputs do not depend on; they count as zero
+  bool gradient_as_bucket_view = false;  ///< gradients alias the buckets: one copy less, and half the memory
+  bool static_graph = false;             ///< every pass uses the same parameters as often as the first
+};
+
+/// Made, used and destroyed by the thread that runs the model; its hooks run on autograd's threads. Parameters must be leaves that require
+/// gradients and must outlive it or be held elsewhere; they keep their place and shape.
+class Reducer {
+ public:
+  Reducer(std::vector<at::Tensor> parameters, ReducerOptions options);
+  ~Reducer();
+  Reducer(const Reducer&) = delete;
+  Reducer& operator=(const Reducer&) = delete;
+
+  /// Before a forward pass whose gradients will be averaged. Throws DistError when the pass before was not finished, naming the parameters
+  /// that got no gradient, or what failed in it. Lays the buckets out anew after the first pass: then all members meet here.
+  void prepare_forward();
+  /// After it: `outputs` are the tensors that the loss will be made of. Backward on them then reduces, and has reduced when it returns.
+  void prepare_backward(std::span<const at::Tensor> outputs);
+  /// Before a forward pass whose gradients only add up locally (`no_sync`).
+  void skip_backward();
+
+  /// Instead of averaging; before the first backward pass.
+  void set_hook(CommHook hook);
+
+  /// Bytes of each bucket, in order.
+  std::vector<std::int64_t> bucket_bytes() const;
+  /// Whether the buckets stand in the order of the gradients.
+  bool rebuilt() const;
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace muster::parallel
