@@ -2,7 +2,7 @@
 //
 //   muster run --standalone --nproc-per-node 4 digits [--epochs N] [--data FOLDER]
 //
-// Every rank holds the whole net, works on its share of each batch, and averages its gradients with the others'.
+// Every rank holds the whole net, works on its share of each batch, and averages its gradients with the others' through DistributedDataParallel.
 #include <muster/distributed.h>
 
 #include <chrono>

@@ -23,21 +23,14 @@ torch::Tensor NetworkImpl::forward(torch::Tensor images) {
 
 Trainer::Trainer(Network network, Averaging averaging)
     : network_(std::move(network)),
-      optimizer_(network_->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9).nesterov(true).weight_decay(1e-4)),
-      averaging_(averaging) {
-  if (averaging_ == Averaging::nobody) return;
-  for (const auto& parameter : network_->parameters()) muster::broadcast(parameter, {.src = 0});
-}
+      shared_(averaging == Averaging::all_ranks ? std::make_unique<muster::DistributedDataParallel<Network>>(network_) : nullptr),
+      optimizer_(network_->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9).nesterov(true).weight_decay(1e-4)) {}
 
 double Trainer::step(const Dataset& share) {
   optimizer_.zero_grad();
-  const auto loss = functional::cross_entropy(network_->forward(share.images), share.labels);
+  const auto output = shared_ ? shared_->forward(share.images) : network_->forward(share.images);
+  const auto loss = functional::cross_entropy(output, share.labels);
   loss.backward();
-  if (averaging_ == Averaging::all_ranks) {
-    muster::TensorList gradients;
-    for (const auto& parameter : network_->parameters()) gradients.push_back(parameter.grad());
-    muster::all_reduce_coalesced(gradients, {.op = muster::ReduceOp::AVG});
-  }
   optimizer_.step();
   return loss.item<double>();
 }

@@ -1,6 +1,7 @@
 /// The net, and one rank's part in training it.
 #pragma once
 
+#include <muster/parallel.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/linear.h>
@@ -35,8 +36,8 @@ class Trainer {
 
  private:
   Network network_;
+  std::unique_ptr<muster::DistributedDataParallel<Network>> shared_;  // null: alone
   torch::optim::SGD optimizer_;
-  Averaging averaging_;
 };
 
 /// All parameters in one flat tensor: a copy.
