@@ -9,6 +9,7 @@
 #include <iostream>
 #include <random>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "muster/collective/communicator.h"
@@ -124,7 +125,6 @@ constexpr int kRanks[] = {2, 3, 4, 8};
 class CollectiveProcessSuite : public ::testing::TestWithParam<std::tuple<Wire, int>> {};
 
 // spec: F2 broadcast, F3 all_reduce, F4 reduce, F5 all_gather, F7 gather, F8 scatter, F9 reduce_scatter, F12 all_to_all between processes
-// spec: F13 barrier between processes, with shared memory and over links alone
 // spec: F15 every dtype between processes
 // spec: A1 shared memory off: tcp alone, between processes
 TEST_P(CollectiveProcessSuite, EveryCellMatchesTheDirectComputation) {
@@ -141,6 +141,32 @@ TEST_P(CollectiveProcessSuite, EveryCellMatchesTheDirectComputation) {
   const std::size_t played = play_on_processes(play);
   ASSERT_GE(played, std::size_t{2}) << "replay with MUSTER_TEST_SEED=" << seed;
   std::cout << "played " << played << " of " << cells.size() << " cells with seed " << seed << "\n";
+}
+
+std::string pass_barriers(const testing::ProcessJobOptions& options, testing::SharedCounter& come) {
+  auto job = testing::join_process_job(options);
+  if (!job.ok()) return "cannot join: " + job.status().message();
+  const int ranks = options.world_size;
+  for (int round = 0; round < 20; ++round) {
+    const int before = round * ranks;
+    if (round % ranks == options.rank && !come.wait_for(before + ranks - 1, seconds(60))) return "the others did not come";
+    come.add(1);
+    const Status status = job->world->run(Args{}, steady_clock().now() + seconds(60));
+    if (!status) return status.message();
+    if (come.value() < before + ranks) return "left the barrier of round " + std::to_string(round) + " before all had come";
+  }
+  const Status closed = job->world->close(steady_clock().now() + seconds(60));
+  return closed.ok() ? "done" : closed.message();
+}
+
+// spec: F13 barrier between processes: nobody leaves before the last has come, with shared memory and over links alone
+TEST_P(CollectiveProcessSuite, BarrierHoldsEveryone) {
+  Play play;
+  std::tie(play.wire, play.ranks) = GetParam();
+  const testing::ScratchFolder scratch;
+  testing::SharedCounter come;
+  testing::RankProcesses ranks(play.ranks, [&](int rank) { return pass_barriers(job_options(play, rank, scratch.file("store")), come); });
+  for (const auto& end : ranks.join(seconds(100))) EXPECT_EQ(end.report, "done");
 }
 
 INSTANTIATE_TEST_SUITE_P(All, CollectiveProcessSuite, ::testing::Combine(::testing::ValuesIn(kProcessWires), ::testing::ValuesIn(kRanks)),

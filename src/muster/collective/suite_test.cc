@@ -4,14 +4,17 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <barrier>
 #include <chrono>
 #include <iostream>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "muster/collective/communicator.h"
@@ -22,6 +25,17 @@
 
 namespace muster::collective::suite {
 namespace {
+
+Result<std::shared_ptr<Communicator>> create_whole_group(const std::shared_ptr<transport::Fabric>& fabric, int ranks,
+                                                         bool use_region = true) {
+  std::vector<int> members(static_cast<std::size_t>(ranks));
+  std::iota(members.begin(), members.end(), 0);
+  CommunicatorOptions options;
+  options.name = "suite";
+  options.timeout = std::chrono::seconds(60);
+  options.use_region = use_region;
+  return Communicator::create(fabric, members, options);
+}
 
 /// All ranks play the cells in the same order, until the time is over or something is wrong; says how many were played.
 std::size_t play_all(Wire wire, int ranks, const std::vector<Cell>& cells, std::chrono::duration<double> budget, std::string& trouble) {
@@ -41,12 +55,7 @@ std::size_t play_all(Wire wire, int ranks, const std::vector<Cell>& cells, std::
       const std::lock_guard guard(lock);
       trouble += "rank " + std::to_string(rank) + ": " + what + "\n";
     };
-    std::vector<int> members(static_cast<std::size_t>(ranks));
-    for (int i = 0; i < ranks; ++i) members[static_cast<std::size_t>(i)] = i;
-    CommunicatorOptions options;
-    options.name = "suite";
-    options.timeout = std::chrono::seconds(60);
-    auto group = Communicator::create(fabric, members, options);
+    auto group = create_whole_group(fabric, ranks);
     if (!group.ok()) report(group.status().message());
     gate.arrive_and_wait();
     for (std::size_t at = 0; at < cells.size() && go_on.load(); at += kBlock) {
@@ -98,6 +107,77 @@ TEST_P(CollectiveSuite, EveryCellMatchesTheDirectComputation) {
   // A short budget still plays something on every wire at every number of ranks; a whole one plays all.
   ASSERT_GE(played, testing::whole_matrices() ? cells.size() : std::size_t{2});
   std::cout << "played " << played << " of " << cells.size() << " cells with seed " << seed << "\n";
+}
+
+std::shared_ptr<Communicator> whole_group(const std::shared_ptr<transport::Fabric>& fabric, int ranks, bool use_region = true) {
+  auto group = create_whole_group(fabric, ranks, use_region);
+  EXPECT_TRUE(group.ok()) << group.status().message();
+  return group.ok() ? *group : nullptr;
+}
+
+// The last to come is another rank in each round; it comes when all others have said that they are about to enter.
+// spec: F13 barrier: nobody leaves before the last has come, over links and over shared memory, blocking and started
+TEST_P(CollectiveSuite, BarrierHoldsEveryone) {
+  const auto [wire, number] = GetParam();
+  const int ranks = number;
+  for (const bool use_region : {true, false}) {
+    std::atomic<int> come{0};
+    testing::run_ranks(ranks, wire, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
+      const auto group = whole_group(fabric, ranks, use_region);
+      if (group == nullptr) return;
+      for (int round = 0; round < 30; ++round) {
+        const int before = round * ranks;
+        if (round % ranks == rank) {
+          while (come.load() < before + ranks - 1) std::this_thread::yield();
+        }
+        come.fetch_add(1);
+        const TimePoint deadline = steady_clock().now() + std::chrono::seconds(60);
+        const Status status = round % 3 == 2 ? group->start(Args{}, deadline)->wait(TimePoint::max()) : group->run(Args{}, deadline);
+        ASSERT_TRUE(status.ok()) << status.message();
+        ASSERT_GE(come.load(), before + ranks) << "rank " << rank << " left the barrier of round " << round << " before all had come";
+      }
+      const Status closed = group->close(steady_clock().now() + std::chrono::seconds(60));
+      EXPECT_TRUE(closed.ok()) << closed.message();
+    });
+  }
+}
+
+// A one, and from every other rank half of the last place of one: where every addition rounded, they would all be lost (ties to even).
+// spec: F15 16-bit floats accumulate in float32 and round once
+TEST_P(CollectiveSuite, SixteenBitSumsRoundOnce) {
+  const auto [wire, number] = GetParam();
+  const int ranks = number;
+  struct Kind {
+    DType dtype;
+    std::uint16_t one, half_a_place;
+  };
+  for (const Kind kind : {Kind{DType::float16, 0x3c00, 0x1000}, Kind{DType::bfloat16, 0x3f80, 0x3b80}}) {
+    testing::run_ranks(ranks, wire, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
+      const auto group = whole_group(fabric, ranks);
+      if (group == nullptr) return;
+      // (ranks - 1) halves of a place, rounded to even once.
+      const int halves = ranks - 1;
+      const int places = halves / 2 + (halves % 2 == 1 && halves / 2 % 2 == 1 ? 1 : 0);
+      const auto sum = static_cast<std::uint16_t>(kind.one + places);
+      for (const std::size_t count : {std::size_t{1}, std::size_t{3000}, std::size_t{600'000}}) {
+        for (const Op op : {Op::all_reduce, Op::reduce}) {
+          std::vector<std::uint16_t> in(count, rank == 0 ? kind.one : kind.half_a_place), out(count);
+          Args args;
+          args.op = op;
+          args.dtype = kind.dtype;
+          args.root = op == Op::reduce ? ranks - 1 : -1;
+          args.inputs = {std::as_bytes(std::span(in))};
+          args.outputs = {std::as_writable_bytes(std::span(out))};
+          const Status status = group->run(args, steady_clock().now() + std::chrono::seconds(60));
+          ASSERT_TRUE(status.ok()) << status.message();
+          if (op == Op::reduce && rank != ranks - 1) continue;
+          const auto wrong = std::find_if(out.begin(), out.end(), [sum](std::uint16_t each) { return each != sum; });
+          ASSERT_EQ(wrong, out.end()) << name_of(kind.dtype) << " element " << wrong - out.begin() << " of " << count << " is " << *wrong
+                                      << ", expected " << sum;
+        }
+      }
+    });
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, CollectiveSuite, ::testing::Combine(::testing::ValuesIn(testing::kWires), ::testing::ValuesIn(kRanks)),
