@@ -1,12 +1,10 @@
 // Several nodes: agents of one job on this machine.
-#include <arpa/inet.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
 #include <signal.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include "muster/cli/launched.h"
+#include "muster/testing/reserved_port.h"
 
 namespace muster::cli::testing {
 namespace {
@@ -16,18 +14,7 @@ using Lines = std::vector<std::string>;
 const Launched::Variables kSecret = {{"MUSTER_SECRET", "a secret for the tests"}};
 const Launched::Variables kTalkative = {{"MUSTER_SECRET", "a secret for the tests"}, {"MUSTER_LOG_LEVEL", "info"}};
 
-// A port of loopback that was free a moment ago.
-std::string free_port() {
-  const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = ::htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof address;
-  EXPECT_EQ(::bind(socket, reinterpret_cast<sockaddr*>(&address), length), 0);
-  EXPECT_EQ(::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &length), 0);
-  ::close(socket);
-  return std::to_string(::ntohs(address.sin_port));
-}
+std::string free_port() { return std::to_string(muster::testing::reserve_port()); }
 
 std::vector<std::string> node_words(const std::string& port, int node, int workers, std::vector<std::string> rest, int nodes = 2) {
   std::vector<std::string> words = {

@@ -19,6 +19,7 @@
 #include "muster/base/socket_address.h"
 #include "muster/store/factory.h"
 #include "muster/store/init_url.h"
+#include "muster/testing/reserved_port.h"
 
 namespace muster::store {
 namespace {
@@ -29,11 +30,6 @@ using Results = std::vector<Result<Rendezvous>>;
 
 constexpr Duration kLong = seconds(60);
 constexpr Duration kShort = milliseconds(300);
-
-std::uint16_t free_port() {
-  const auto socket = listen_on(*SocketAddress::numeric("127.0.0.1", 0), 1);
-  return SocketAddress::local_of(socket->get())->port();
-}
 
 /// Sets environment variables for a scope; an empty value removes one.
 class Environment {
@@ -146,7 +142,7 @@ TEST(Rendezvous, TcpWithRanks) {
   const Environment environment({});
   for (const char* host : {"127.0.0.1", "[::1]", "localhost"}) {
     for (const int world : {1, 2, 5})
-      expect_met(on_threads(ranks_of("tcp://" + std::string(host) + ":" + std::to_string(free_port()), world, true)));
+      expect_met(on_threads(ranks_of("tcp://" + std::string(host) + ":" + std::to_string(testing::reserve_port()), world, true)));
   }
 }
 
@@ -154,14 +150,14 @@ TEST(Rendezvous, TcpWithRanks) {
 TEST(Rendezvous, TcpAssignsRanks) {
   const Environment environment({});
   for (const char* host : {"127.0.0.1", "[::1]", "localhost"}) {
-    expect_met(on_threads(ranks_of("tcp://" + std::string(host) + ":" + std::to_string(free_port()), 5, false)));
+    expect_met(on_threads(ranks_of("tcp://" + std::string(host) + ":" + std::to_string(testing::reserve_port()), 5, false)));
   }
 }
 
 // spec: B3 rank and world_size in the URL query
 TEST(Rendezvous, NumbersInTheQuery) {
   const Environment environment({});
-  const std::string base = "tcp://127.0.0.1:" + std::to_string(free_port());
+  const std::string base = "tcp://127.0.0.1:" + std::to_string(testing::reserve_port());
   std::vector<RendezvousOptions> ranks;
   for (int rank = 0; rank < 3; ++rank) ranks.push_back({base + "?rank=" + std::to_string(rank) + "&world_size=3", -1, -1, "", kLong});
   expect_met(on_threads(ranks));
@@ -239,7 +235,7 @@ TEST(Rendezvous, Defaults) {
 // spec: B1 at the timeout the ranks that did not join are named, to all who came
 TEST(Rendezvous, NamesTheRanksThatDidNotJoin) {
   const Environment environment({});
-  auto ranks = ranks_of("tcp://127.0.0.1:" + std::to_string(free_port()), 5, true, seconds(2));
+  auto ranks = ranks_of("tcp://127.0.0.1:" + std::to_string(testing::reserve_port()), 5, true, seconds(2));
   ranks.erase(ranks.begin() + 3);
   ranks.erase(ranks.begin() + 1);
   for (const auto& result : on_threads(ranks)) {
@@ -253,7 +249,7 @@ TEST(Rendezvous, NamesTheRanksThatDidNotJoin) {
 // spec: B1 where rank 0 did not come, there is nobody to meet: it is named
 TEST(Rendezvous, NamesRankZero) {
   const Environment environment({});
-  const Status status = rendezvous({"tcp://127.0.0.1:" + std::to_string(free_port()), 1, 2, "", kShort}).status();
+  const Status status = rendezvous({"tcp://127.0.0.1:" + std::to_string(testing::reserve_port()), 1, 2, "", kShort}).status();
   EXPECT_EQ(status.code(), Code::timed_out);
   EXPECT_EQ(status.ranks(), std::vector<int>{0});
   EXPECT_TRUE(mentions(status, "127.0.0.1")) << status.message();
@@ -262,7 +258,7 @@ TEST(Rendezvous, NamesRankZero) {
 // spec: B1 two processes with one rank are told so
 TEST(Rendezvous, OneRankTwice) {
   const Environment environment({});
-  const std::string method = "tcp://127.0.0.1:" + std::to_string(free_port());
+  const std::string method = "tcp://127.0.0.1:" + std::to_string(testing::reserve_port());
   const auto results = on_threads({{method, 0, 3, "", seconds(2)}, {method, 1, 3, "", seconds(2)}, {method, 1, 3, "", seconds(2)}});
   const auto mismatches =
       std::count_if(results.begin(), results.end(), [](const auto& each) { return each.status().code() == Code::mismatch; });
@@ -277,7 +273,7 @@ TEST(Rendezvous, OneRankTwice) {
 // spec: B14 group_name is honoured
 TEST(Rendezvous, GroupNamesShareAnAddress) {
   const Environment environment({});
-  const std::string method = "tcp://127.0.0.1:" + std::to_string(free_port());
+  const std::string method = "tcp://127.0.0.1:" + std::to_string(testing::reserve_port());
   auto all = ranks_of(method, 3, true, kLong, "red");
   const auto blue = ranks_of(method, 3, true, kLong, "blue");
   all.insert(all.end(), blue.begin(), blue.end());
@@ -292,7 +288,7 @@ TEST(Rendezvous, GroupNamesShareAnAddress) {
 // spec: B10 init after destroy works, any number of times: the same address again and again
 TEST(Rendezvous, AgainAtTheSameAddress) {
   const Environment environment({});
-  const std::string method = "tcp://127.0.0.1:" + std::to_string(free_port());
+  const std::string method = "tcp://127.0.0.1:" + std::to_string(testing::reserve_port());
   std::vector<std::future<bool>> ranks;
   for (int rank = 0; rank < 3; ++rank) {
     ranks.push_back(std::async(std::launch::async, [&, rank] {
@@ -310,7 +306,7 @@ TEST(Rendezvous, AgainAtTheSameAddress) {
 
 // spec: B9 env:// reads MASTER_ADDR, MASTER_PORT, WORLD_SIZE and RANK
 TEST(Rendezvous, Environment) {
-  const std::string port = std::to_string(free_port());
+  const std::string port = std::to_string(testing::reserve_port());
   const Environment environment({{"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", port}, {"WORLD_SIZE", "3"}});
   std::vector<std::unique_ptr<Child>> ranks;
   for (int rank = 0; rank < 3; ++rank) {
@@ -325,7 +321,7 @@ TEST(Rendezvous, Environment) {
 
 // spec: B9 rank and world_size may be arguments; MASTER_ADDR is optional on rank 0
 TEST(Rendezvous, EnvironmentWithArguments) {
-  const std::string port = std::to_string(free_port());
+  const std::string port = std::to_string(testing::reserve_port());
   const Environment environment({{"MASTER_PORT", port}});
   Child zero([] {
     const auto joined = rendezvous({"env://", 0, 2, "", kLong});
@@ -392,7 +388,7 @@ TEST(Rendezvous, EnvironmentWithTheLaunchersStore) {
 // spec: B1 killed inside init
 TEST(Rendezvous, NamesARankKilledInside) {
   const Environment environment({});
-  const std::string method = "tcp://127.0.0.1:" + std::to_string(free_port());
+  const std::string method = "tcp://127.0.0.1:" + std::to_string(testing::reserve_port());
   auto zero = std::async(std::launch::async, [&] { return rendezvous({method, 0, 4, "", kLong}); });
   // Whether the victim was inside already when it was killed shows in what rank 0 learns; if it was not, the next one gets more time.
   for (Duration time = milliseconds(50); zero.wait_for(milliseconds(200)) != std::future_status::ready; time *= 2) {
@@ -408,7 +404,7 @@ TEST(Rendezvous, NamesARankKilledInside) {
 // spec: B1 killed after it has joined: the next meeting of all ranks names it at once
 TEST(Rendezvous, NamesARankKilledAfterwards) {
   const Environment environment({});
-  const std::string method = "tcp://127.0.0.1:" + std::to_string(free_port());
+  const std::string method = "tcp://127.0.0.1:" + std::to_string(testing::reserve_port());
   int joined[2];
   ASSERT_EQ(::pipe(joined), 0);
   Child victim([&] {
@@ -430,7 +426,7 @@ TEST(Rendezvous, NamesARankKilledAfterwards) {
 // spec: B1 rank 0, which hosts the store, killed while the others join: named
 TEST(Rendezvous, NamesRankZeroKilledAfterwards) {
   const Environment environment({});
-  const std::string method = "tcp://127.0.0.1:" + std::to_string(free_port());
+  const std::string method = "tcp://127.0.0.1:" + std::to_string(testing::reserve_port());
   Child zero([&] {
     const auto mine = rendezvous({method, 0, 2, "", kLong});
     return mine.ok() && mine->store->get("never", kLong).ok();

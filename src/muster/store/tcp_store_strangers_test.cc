@@ -233,7 +233,8 @@ TEST(TcpStore, NoFilesLeft) {
   ASSERT_EQ(::pipe(ports), 0);
   const pid_t server_process = ::fork();
   if (server_process == 0) {
-    const rlimit limit{40, 40};
+    const auto files = static_cast<rlim_t>(testing::open_descriptors() + 34);
+    const rlimit limit{files, files};
     ::setrlimit(RLIMIT_NOFILE, &limit);
     auto server = made(make_tcp_store(server_options()));
     const std::uint16_t port = server->port();
@@ -242,6 +243,7 @@ TEST(TcpStore, NoFilesLeft) {
     server.reset();  // the last reply shall not be lost
     ::_exit(told && ended ? 0 : 1);
   }
+  ::close(ports[1]);
   std::uint16_t port = 0;
   ASSERT_EQ(::read(ports[0], &port, sizeof port), static_cast<ssize_t>(sizeof port));
   auto options = server_options("127.0.0.1", port);

@@ -18,6 +18,7 @@
 #include "muster/base/descriptor.h"
 #include "muster/base/socket_address.h"
 #include "muster/store/tcp_store_test_support.h"
+#include "muster/testing/reserved_port.h"
 
 namespace muster::store {
 namespace {
@@ -75,7 +76,7 @@ TEST(TcpStore, PortInUse) {
 
 // spec: C2 clients started before the server wait for it
 TEST(TcpStore, ClientsWaitForTheServer) {
-  const auto port = made(make_tcp_store(server_options()))->port();  // free again as soon as its store is gone
+  const auto port = testing::reserve_port();
   auto options = server_options("127.0.0.1", port);
   options.is_server = false;
   std::vector<std::future<bool>> clients;
@@ -95,7 +96,7 @@ TEST(TcpStore, ClientsWaitForTheServer) {
 
 // spec: C2 timeout: a client without a server says where it looked and how long
 TEST(TcpStore, NoServer) {
-  const auto port = made(make_tcp_store(server_options()))->port();
+  const auto port = testing::reserve_port();
   auto options = server_options("127.0.0.1", port);
   options.is_server = false;
   options.timeout = milliseconds(100);
@@ -118,7 +119,7 @@ TEST(TcpStore, SomethingElseListens) {
 // spec: C2 wait_for_workers: the server's own user waits until world_size users have come, its own included
 // spec: C15 world_size of TCPStore counts the server's own user
 TEST(TcpStore, WaitsForWorkers) {
-  const auto port = made(make_tcp_store(server_options()))->port();
+  const auto port = testing::reserve_port();
   auto options = server_options("127.0.0.1", port);
   options.world_size = 3;
   auto server = std::async(std::launch::async, [&] { return make_tcp_store(options); });
