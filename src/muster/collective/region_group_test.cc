@@ -3,6 +3,7 @@
 #include <thread>
 
 #include "muster/collective/region_test_job.h"
+#include "muster/testing/budget.h"
 #include "muster/testing/seed.h"
 
 namespace muster::collective::region {
@@ -42,7 +43,7 @@ void run_operation(Op op, bool uneven) {
     RegionJob job(members);
     std::vector<std::unique_ptr<TestCall>> calls;
     std::uint64_t sequence = 0;
-    const int rounds = testing::long_tests() ? 12 : kSlow ? 1 : 2;
+    const int rounds = testing::test_rounds(kSlow ? 1 : 2, 12);
     for (int round = 0; round < rounds; ++round) {
       CallShape shape;
       shape.op = op;
@@ -55,7 +56,7 @@ void run_operation(Op op, bool uneven) {
       const double arenas[] = {0, 0.5, 1};
       for (std::size_t count : counts_for(op, shape.dtype, members, random)) {
         const std::size_t everywhere = count * size_of(shape.dtype) * static_cast<std::size_t>(members * members);
-        if (everywhere > kMostBytes && !testing::long_tests()) continue;
+        if (everywhere > kMostBytes && !testing::whole_matrices()) continue;
         shape.count = count;
         shape.root = static_cast<int>(draw(random, static_cast<std::size_t>(members)));
         shape.arena = arenas[draw(random, 3)];
@@ -137,7 +138,7 @@ CallShape random_shape(Random& random, int members, std::size_t most_bytes) {
 // spec: F15 every dtype of the table is drawn; F16 zero elements among them
 TEST(RegionGroup, RandomCallsBackToBack) {
   SCOPED_TRACE(seed_text());
-  const int rounds = testing::long_tests() ? 400 : kSlow ? 4 : 12;
+  const int rounds = testing::test_rounds(kSlow ? 4 : 12, 400);
   for (int round = 0; round < rounds; ++round) {
     SCOPED_TRACE(round);
     Random random(testing::test_seed() * 1000 + static_cast<std::uint64_t>(round));
@@ -178,7 +179,7 @@ TEST(RegionGroup, ThreadsThatSleep) {
     Random random(testing::test_seed() + 77);
     RegionJob job(members);
     std::vector<std::unique_ptr<TestCall>> calls;
-    const std::size_t count = testing::long_tests() ? 5000 : 300;
+    const auto count = static_cast<std::size_t>(testing::test_rounds(300, 5000));
     for (std::size_t i = 1; i <= count; ++i) {
       calls.push_back(std::make_unique<TestCall>(random_shape(random, members, i % 10 == 0 ? 1'500'000 : 5'000), members, i, random));
     }

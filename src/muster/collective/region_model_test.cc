@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "muster/collective/region_segment.h"
-#include "muster/testing/seed.h"
+#include "muster/testing/budget.h"
 
 namespace muster::collective::region {
 namespace {
@@ -259,9 +259,9 @@ constexpr std::size_t kStride = 3;
 
 TEST(RegionModel, LinesAreReusedOnlyWhenAllHaveDoneWithThem) {
   std::size_t states = 0;
-  for (std::size_t number = 0; number < kLinePrograms.size(); number += testing::long_tests() ? 1 : kStride) {
+  for (std::size_t number = 0; number < kLinePrograms.size(); number += testing::whole_matrices() ? 1 : kStride) {
     auto program = kLinePrograms[number];
-    if (!testing::long_tests()) program.resize(3);  // the first reuse; four calls have some millions of states
+    if (!testing::whole_matrices()) program.resize(3);  // the first reuse; four calls have some millions of states
     std::size_t visited = 0;
     EXPECT_EQ(explore(LineState{}, LineModel(program), &visited), "");
     states += visited;

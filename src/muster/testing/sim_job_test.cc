@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "muster/collective/communicator.h"
+#include "muster/testing/budget.h"
 #include "muster/testing/rank_processes.h"
 #include "muster/testing/seed.h"
 #include "muster/testing/sim_network.h"
@@ -201,7 +202,7 @@ SimOptions draw_options(std::uint64_t seed, bool faults) {
 
 /// A job runs in one thread: the thread sanitizer finds little there and makes it thirty times slower.
 int seeds() {
-  const int all = long_tests() ? 10000 : 300;
+  const int all = test_rounds(300, 10000);
 #ifdef __SANITIZE_THREAD__
   return all / 6;
 #else

@@ -6,6 +6,7 @@
 #include <random>
 
 #include "muster/base/dtype.h"
+#include "muster/testing/fuzz.h"
 #include "muster/testing/seed.h"
 #include "muster/transport/channel_state.h"
 #include "muster/transport/loopback_test_job.h"
@@ -297,7 +298,7 @@ TEST(Channel, ABrokenProtocolFailsThatLinkByName) {
 // Random frames with plausible and implausible fields: the fabric either takes them or ends the link by name.
 TEST(ChannelFuzz, SurvivesFramesThatMakeNoSense) {
   std::mt19937_64 random(muster::testing::test_seed());
-  const int rounds = muster::testing::long_tests() ? 20'000 : 500;
+  const int rounds = muster::testing::fuzz_rounds(400);
   for (int round = 0; round < rounds; ++round) {
     ScriptedJob job(3);
     const std::string out = pattern(40'000, 1);

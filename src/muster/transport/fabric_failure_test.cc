@@ -7,6 +7,7 @@
 #include <random>
 #include <set>
 
+#include "muster/testing/budget.h"
 #include "muster/testing/seed.h"
 #include "muster/transport/loopback_test_job.h"
 #include "muster/transport/scripted_test_job.h"
@@ -463,7 +464,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, FailingJob, ::testing::Bool(), [](const auto& in
 // A rank is killed at a random moment of a ring exchange of all sizes: every survivor names it, whether linked to it or not.
 TEST_P(FailingJob, AKillInTheMiddleNamesTheCulpritEverywhere) {
   std::mt19937_64 random(muster::testing::test_seed());
-  const int rounds = muster::testing::long_tests() ? 200 : 12;
+  const int rounds = muster::testing::test_rounds(12, 200);
   for (int round = 0; round < rounds; ++round) {
     constexpr int kRanks = 6;
     LoopbackJob job(kRanks, GetParam());
