@@ -252,9 +252,9 @@ TEST(PointToPoint, TensorsNeedNotBeContiguous) {
 // spec: F15 messages of every torch dtype
 TEST(PointToPoint, EveryDtypeTravels) {
   on_ranks(2, [](int rank) {
-    for (const auto dtype : {at::kBool, at::kByte, at::kChar, at::kShort, at::kInt, at::kLong, at::kHalf, at::kBFloat16, at::kFloat,
-                             at::kDouble, at::kComplexHalf, at::kComplexFloat, at::kComplexDouble, at::kFloat8_e5m2, at::kFloat8_e4m3fn,
-                             at::kUInt16, at::kUInt32, at::kUInt64}) {
+    auto dtypes = testing::kReducible;
+    dtypes.insert(dtypes.end(), testing::kMovable.begin(), testing::kMovable.end());
+    for (const auto dtype : dtypes) {
       const auto bytes = torch::arange(static_cast<std::int64_t>(c10::elementSize(dtype)) * 5, torch::kInt64).to(torch::kUInt8);
       auto tensor = torch::zeros({5}, dtype);
       if (rank == 0) {

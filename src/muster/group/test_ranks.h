@@ -56,8 +56,9 @@ inline at::Tensor values(int rank, at::IntArrayRef shape, at::ScalarType dtype =
 inline const std::vector<at::ScalarType> kReducible{at::kBool,  at::kByte,   at::kChar,         at::kShort,
                                                     at::kInt,   at::kLong,   at::kHalf,         at::kBFloat16,
                                                     at::kFloat, at::kDouble, at::kComplexFloat, at::kComplexDouble};
-inline const std::vector<at::ScalarType> kMovable{at::kFloat8_e5m2, at::kFloat8_e4m3fn, at::kUInt16,
-                                                  at::kUInt32,      at::kUInt64,        at::kComplexHalf};
+inline const std::vector<at::ScalarType> kMovable{at::kFloat8_e5m2,     at::kFloat8_e4m3fn,  at::kFloat8_e5m2fnuz,
+                                                  at::kFloat8_e4m3fnuz, at::kFloat8_e8m0fnu, at::kUInt16,
+                                                  at::kUInt32,          at::kUInt64,         at::kComplexHalf};
 
 /// Bytes that no other rank has, as any type.
 inline at::Tensor raw(int rank, std::int64_t elements, at::ScalarType dtype) {
