@@ -131,7 +131,8 @@ TEST(StoreServerFuzz, StrangersGetNowhere) {
   const std::string greeting = Handshake(Handshake::Side::connector, {.job = "job", .build = kStoreBuild}, bench::kSecret).take_output();
   for (int round = 0; round < testing::fuzz_rounds(2000); ++round) {
     const auto stranger = bench.open();
-    for (const auto piece : fuzz.pieces(fuzz.one_in(4) ? fuzz.noise(300) : fuzz.damaged(greeting) + fuzz.noise(64))) {
+    const std::string bytes = fuzz.one_in(4) ? fuzz.noise(300) : fuzz.damaged(greeting) + fuzz.noise(64);
+    for (const auto piece : fuzz.pieces(bytes)) {
       if (!bench.closed(stranger)) bench.feed(stranger, piece);
     }
     EXPECT_LE(bench.take(stranger).size(), greeting.size() + 1);

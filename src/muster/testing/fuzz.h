@@ -58,6 +58,7 @@ class Fuzz {
     }
     return all;
   }
+  std::vector<std::string_view> pieces(std::string&&) = delete;  // they are views
 
  private:
   void damage(std::string& bytes) {
