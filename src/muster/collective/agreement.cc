@@ -14,14 +14,20 @@ namespace {
 /// After the deadline the others give the first member so long to tell who is missing.
 constexpr auto kVerdictGrace = std::chrono::milliseconds(50);
 constexpr auto kCancelLimit = std::chrono::seconds(1);
+/// How often a member that waits looks whether there is still hope.
+constexpr auto kLook = std::chrono::milliseconds(50);
 
 enum class Kind : std::uint32_t { proposal = 1, offer, taken, refused, settled, failed };
+
+/// Why the first member ended it, in the word of a note of kind `failed`.
+constexpr std::uint64_t kLate = 0;
+constexpr std::uint64_t kLost = 1;
 
 struct Note {
   Kind kind = Kind::proposal;
   std::uint32_t id = 0;
   std::uint64_t word = 0;
-  std::uint32_t missing = 0;  // how many of `ranks` hold a missing rank
+  std::uint32_t missing = 0;  // how many of `ranks` hold a missing (or lost) rank
   std::int32_t ranks[13] = {};
 };
 static_assert(sizeof(Note) == 72);
@@ -38,20 +44,17 @@ std::uint64_t tag_of(std::vector<int> members, const std::string& name, std::uin
   return number | kFirstReservedTag;
 }
 
-std::uint32_t spread(std::uint64_t tag, int attempt) {
-  // Two groups that took each other's id would do so again if both offered the next one.
-  return static_cast<std::uint32_t>((tag >> (3 * (attempt % 16))) % (std::uint64_t{4} << std::min(attempt, 10)));
-}
-
 class Talk {
  public:
-  Talk(transport::Fabric& fabric, const std::vector<int>& members, const std::string& name, std::uint64_t tag, TimePoint deadline)
+  Talk(transport::Fabric& fabric, const std::vector<int>& members, const std::string& name, std::uint64_t tag, TimePoint deadline,
+       const std::function<Status()>& give_up)
       : fabric_(fabric),
-        channel_(fabric.bootstrap()),
+        channel_(fabric.agreements()),
         members_(members),
         name_(name),
         tag_(tag),
         deadline_(deadline),
+        give_up_(give_up),
         notes_(members.size()) {
     header_.op = static_cast<std::uint8_t>(Op::send);
   }
@@ -62,7 +65,7 @@ class Talk {
     for (std::size_t i = 1; i < members_.size(); ++i) id = std::max(id, notes_[i].id);
     for (int attempt = 0;; ++attempt) {
       auto channel = fabric_.open(id, members_);
-      if (Status sent = tell_all({Kind::offer, id}); !sent) return sent;
+      if (Status sent = tell_all({Kind::offer, id}); !sent) return lost(std::move(sent));
       if (Status heard = collect(Kind::taken); !heard) return heard;
       bool taken = channel.ok();
       std::uint32_t next = fabric_.next_channel_id();
@@ -73,10 +76,10 @@ class Talk {
       if (taken) {
         Note settled{Kind::settled, id};
         settled.word = word();
-        if (Status sent = tell_all(settled); !sent) return sent;
+        if (Status sent = tell_all(settled); !sent) return lost(std::move(sent));
         return Agreement{std::move(*channel), settled.word};
       }
-      id = next + spread(tag_, attempt);
+      id = next + spread_id(tag_, attempt);
     }
   }
 
@@ -108,28 +111,71 @@ class Talk {
       receives[i] = channel_.receive(members_[i], tag_, std::as_writable_bytes(std::span(&notes_[i], 1)), header_);
     }
     const auto over = [&] {
-      return std::all_of(receives.begin(), receives.end(), [](const auto& r) { return r == nullptr || r->done(); });
+      bool all = true;
+      for (const auto& receive : receives) {
+        if (receive == nullptr) continue;
+        if (!receive->done()) {
+          all = false;
+        } else if (!receive->status().ok()) {
+          return true;
+        }
+      }
+      return all;
     };
     TimePoint limit = deadline_;
     if (!leads() && limit < TimePoint::max() - kVerdictGrace) limit += kVerdictGrace;
-    const bool all = fabric_.wait(over, limit);
-    Status status;
+    const auto waited = wait(over, limit);
+    Status status = waited.ok() ? Status() : waited.status();
     std::vector<int> missing;
+    bool quiet = true;
     for (std::size_t i = 0; i < members_.size(); ++i) {
       if (receives[i] == nullptr) continue;
       if (!receives[i]->done()) {
         missing.push_back(members_[i]);
         channel_.cancel(receives[i]);
+        quiet = quiet && receives[i]->done();
       } else if (status.ok() && !receives[i]->status().ok()) {
         status = receives[i]->status();
       }
     }
-    if (!all) {
-      fabric_.wait(over, fabric_.clock().now() + kCancelLimit);
-      return late(expected, std::move(missing));
-    }
-    if (status.ok() && !leads() && notes_[0].kind == Kind::failed) return verdict(notes_[0]);
+    const auto ended = [&] {
+      return std::all_of(receives.begin(), receives.end(), [](const auto& r) { return r == nullptr || r->done(); });
+    };
+    if (!quiet) fabric_.wait(ended, fabric_.clock().now() + kCancelLimit);
+    if (!status.ok()) return lost(std::move(status));
+    if (!*waited) return late(expected, std::move(missing));
+    if (!leads() && notes_[0].kind == Kind::failed) return verdict(notes_[0]);
     return status;
+  }
+
+  // Until `over` holds (true) or the limit has passed (false); a failure where there is no hope.
+  Result<bool> wait(const std::function<bool()>& over, TimePoint limit) {
+    for (TimePoint now = fabric_.clock().now();; now = fabric_.clock().now()) {
+      const TimePoint look = limit - now > kLook ? now + kLook : limit;
+      if (fabric_.wait(over, look)) return true;
+      if (look == limit) return false;
+      for (const int member : members_) {
+        if (Status death = fabric_.death_of(member); !death.ok()) return death;
+      }
+      if (give_up_) {
+        if (Status hopeless = give_up_(); !hopeless.ok()) return hopeless;
+      }
+    }
+  }
+
+  // The first member tells the others, who wait for it alone.
+  Status lost(Status why) {
+    if (!leads()) return why;
+    Note failed{Kind::failed};
+    failed.word = kLost;
+    for (int rank : why.ranks()) {
+      if (failed.missing < std::size(failed.ranks)) failed.ranks[failed.missing++] = rank;
+    }
+    for (std::size_t i = 1; i < members_.size(); ++i) {
+      const auto& ranks = why.ranks();
+      if (std::find(ranks.begin(), ranks.end(), members_[i]) == ranks.end()) static_cast<void>(send(members_[i], failed));
+    }
+    return why;
   }
 
   Status late(Kind expected, std::vector<int> missing) {
@@ -140,7 +186,7 @@ class Talk {
         if (failed.missing < std::size(failed.ranks)) failed.ranks[failed.missing++] = rank;
       }
       for (std::size_t i = 1; i < members_.size(); ++i) {
-        if (!std::binary_search(missing.begin(), missing.end(), members_[i])) static_cast<void>(tell(members_[i], failed));
+        if (!std::binary_search(missing.begin(), missing.end(), members_[i])) static_cast<void>(send(members_[i], failed));
       }
     }
     const char* what = expected == Kind::proposal ? " did not call it" : " did not answer";
@@ -152,6 +198,15 @@ class Talk {
 
   Status verdict(const Note& note) {
     std::vector<int> missing(note.ranks, note.ranks + std::min<std::size_t>(note.missing, std::size(note.ranks)));
+    if (note.word == kLost) {
+      for (const int rank : missing) {
+        if (Status death = fabric_.death_of(rank); !death.ok()) return death;
+      }
+      return Status(missing.empty() ? Code::aborted : Code::peer_failed,
+                    "rank " + std::to_string(members_[0]) + " gave it up" +
+                        (missing.empty() ? std::string() : " because " + describe_ranks(missing) + " cannot take part any more"),
+                    missing);
+    }
     return Status(Code::timed_out,
                   describe_ranks(missing) + " did not call it within the timeout, says rank " + std::to_string(members_[0]) +
                       "; every member must make the group, in the same order and with the same ranks and name",
@@ -166,13 +221,24 @@ class Talk {
   }
 
   Status tell(int rank, const Note& note) {
+    const auto sent = send(rank, note);
+    if (!sent.ok()) return sent.status();
+    return *sent ? Status() : late(Kind::offer, {rank});
+  }
+
+  // Whether it went out before the deadline.
+  Result<bool> send(int rank, const Note& note) {
     auto copy = std::make_unique<Note>(note);
     const auto transfer = channel_.send(rank, tag_, std::as_bytes(std::span(copy.get(), 1)), header_);
     const auto over = [&] { return transfer->done(); };
-    if (fabric_.wait(over, deadline_)) return transfer->status();
+    const auto waited = wait(over, deadline_);
+    if (waited.ok() && *waited) {
+      if (!transfer->status().ok()) return transfer->status();
+      return true;
+    }
     channel_.cancel(transfer);
     if (!fabric_.wait(over, fabric_.clock().now() + kCancelLimit)) static_cast<void>(copy.release());
-    return late(Kind::offer, {rank});
+    return waited;
   }
 
   transport::Fabric& fabric_;
@@ -181,15 +247,21 @@ class Talk {
   const std::string& name_;
   const std::uint64_t tag_;
   const TimePoint deadline_;
+  const std::function<Status()>& give_up_;
   transport::Fingerprint header_;
   std::vector<Note> notes_;
 };
 
 }  // namespace
 
+std::uint32_t spread_id(std::uint64_t salt, int attempt) {
+  // Two groups that took each other's id would do so again if both offered the next one.
+  return static_cast<std::uint32_t>((salt >> (3 * (attempt % 16))) % (std::uint64_t{4} << std::min(attempt, 10)));
+}
+
 Result<Agreement> agree(transport::Fabric& fabric, const std::vector<int>& members, const std::string& name, std::uint64_t use,
-                        TimePoint deadline, const std::function<std::uint64_t()>& word) {
-  Talk talk(fabric, members, name, tag_of(members, name, use), deadline);
+                        TimePoint deadline, const std::function<std::uint64_t()>& word, const std::function<Status()>& give_up) {
+  Talk talk(fabric, members, name, tag_of(members, name, use), deadline, give_up);
   return fabric.rank() == members[0] ? talk.lead(word) : talk.follow();
 }
 

@@ -1,4 +1,5 @@
-/// How the members of a new group agree on the id of its channel, over the channel that all ranks of the job share.
+/// How the members of a new group agree on the id of its channel, over a channel that all ranks of the job share
+/// and that outlives deaths.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +23,12 @@ struct Agreement {
 /// Every member calls it with the same members, name and `use` (how many groups of these members and this name it has made before). Blocks.
 /// The first member collects the others' next free ids and offers the highest; where that is taken meanwhile on a member (another
 /// thread makes another group), it offers a higher one. `word` is called on the first member once all have taken the id. At the deadline
-/// the missing members are named, and the first member tells those that came. Nobody else is disturbed.
+/// the missing members are named, and the first member tells those that came. A member's death ends it on all others with that death.
+/// `give_up` (may be empty) is asked now and then while it waits; the failure that it gives ends the agreement. Nobody else is disturbed.
 Result<Agreement> agree(transport::Fabric& fabric, const std::vector<int>& members, const std::string& name, std::uint64_t use,
-                        TimePoint deadline, const std::function<std::uint64_t()>& word);
+                        TimePoint deadline, const std::function<std::uint64_t()>& word, const std::function<Status()>& give_up = {});
+
+/// Another id to offer where one was taken meanwhile; `salt` tells groups apart that are made at the same time.
+std::uint32_t spread_id(std::uint64_t salt, int attempt);
 
 }  // namespace muster::collective

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <map>
 #include <mutex>
+#include <optional>
 
 #include "muster/collective/agreement.h"
 #include "muster/collective/call.h"
@@ -315,28 +316,126 @@ Result<Agreement> open_alone(transport::Fabric& fabric, const std::vector<int>& 
   }
 }
 
+std::shared_ptr<Shared> shared_of(transport::Fabric& fabric) {
+  return std::static_pointer_cast<Shared>(fabric.companion([] { return std::make_shared<Shared>(); }));
+}
+
+// For the first member of a group that runs on the region. Where the region is full, the group runs over links, on every member.
+std::uint64_t claim_segment(transport::Fabric& fabric, std::size_t members) {
+  auto segment = fabric.region()->claim(RegionGroup::segment_bytes(static_cast<int>(members)));
+  return segment.ok() ? *segment : kNoSegment;
+}
+
+std::shared_ptr<Communicator> assemble(std::shared_ptr<transport::Fabric> fabric, Agreement agreed, std::string name) {
+  std::unique_ptr<RegionGroup> region_group;
+  if (agreed.word != kNoSegment) region_group = RegionGroup::attach(*fabric->region(), agreed.word, *agreed.channel);
+  auto shared = shared_of(*fabric);
+  GroupContext context{std::move(fabric), std::move(agreed.channel), std::move(name)};
+  return std::make_shared<GroupCommunicator>(std::move(context), std::move(shared), std::move(region_group), agreed.word);
+}
+
+std::string making(const CommunicatorOptions& options) {
+  return "making " + (options.name.empty() ? std::string("a group") : "group '" + options.name + "'");
+}
+
+// What each member of a divided group says in each of the two gathers of an attempt.
+struct SplitNote {
+  std::uint64_t id = 0;    // first: the next free one; second: 1 where the offered one was taken
+  std::uint64_t word = 0;  // second, the first member of a part: its segment
+};
+
+class Split {
+ public:
+  Split(Communicator& parent, const std::vector<std::vector<int>>& parts, TimePoint deadline)
+      : parent_(parent), fabric_(parent.channel().fabric()), parts_(parts), deadline_(deadline) {}
+
+  Status check() const {
+    std::vector<bool> seen(static_cast<std::size_t>(parent_.size()));
+    for (const auto& part : parts_) {
+      if (part.empty()) return Status(Code::invalid_argument, "one of the parts that a group is divided into is empty");
+      for (const int position : part) {
+        if (position < 0 || position >= parent_.size())
+          return Status(Code::invalid_argument,
+                        "a group of " + std::to_string(parent_.size()) + " has no rank " + std::to_string(position));
+        if (seen[static_cast<std::size_t>(position)])
+          return Status(Code::invalid_argument, "rank " + std::to_string(position) + " is named twice in the parts of a group");
+        seen[static_cast<std::size_t>(position)] = true;
+      }
+    }
+    return {};
+  }
+
+  Result<std::optional<Agreement>> agree(bool use_region) {
+    const auto part = std::find_if(parts_.begin(), parts_.end(),
+                                   [this](const std::vector<int>& p) { return std::find(p.begin(), p.end(), parent_.rank()) != p.end(); });
+    std::vector<int> members;
+    if (part != parts_.end()) {
+      for (const int position : *part) members.push_back(parent_.members()[static_cast<std::size_t>(position)]);
+    }
+    const bool claims = use_region && !members.empty() && members.front() == fabric_.rank() && share_a_region(fabric_, members);
+    for (int attempt = 0;; ++attempt) {
+      if (Status heard = gather({fabric_.next_channel_id(), 0}); !heard) return heard;
+      std::uint64_t id = 0;
+      for (const auto& note : notes_) id = std::max(id, note.id);
+      if (attempt > 0) id += spread_id(0x9e3779b97f4a7c15ull, attempt);
+      auto channel = members.empty() ? Result<std::shared_ptr<transport::Channel>>(std::shared_ptr<transport::Channel>())
+                                     : fabric_.open(static_cast<std::uint32_t>(id), members);
+      const std::uint64_t mine = claims ? claim_segment(fabric_, members.size()) : kNoSegment;
+      const Status heard = gather({channel.ok() ? 1u : 0u, mine});
+      const bool taken = heard.ok() && std::all_of(notes_.begin(), notes_.end(), [](const SplitNote& note) { return note.id == 1; });
+      if (!taken && mine != kNoSegment) fabric_.region()->release(mine);
+      if (!heard) return heard;
+      if (!taken) continue;
+      if (members.empty()) return std::optional<Agreement>();
+      return std::optional<Agreement>(Agreement{std::move(*channel), notes_[static_cast<std::size_t>(part->front())].word});
+    }
+  }
+
+ private:
+  Status gather(SplitNote mine) {
+    notes_.assign(static_cast<std::size_t>(parent_.size()), {});
+    Args args;
+    args.op = Op::all_gather;
+    args.dtype = DType::int64;
+    args.inputs = {std::as_bytes(std::span(&mine, 1))};
+    for (auto& note : notes_) args.outputs.push_back(std::as_writable_bytes(std::span(&note, 1)));
+    return parent_.run(args, deadline_);
+  }
+
+  Communicator& parent_;
+  transport::Fabric& fabric_;
+  const std::vector<std::vector<int>>& parts_;
+  const TimePoint deadline_;
+  std::vector<SplitNote> notes_;
+};
+
 }  // namespace
 
 Result<std::shared_ptr<Communicator>> Communicator::create(std::shared_ptr<transport::Fabric> fabric, std::vector<int> members,
                                                            CommunicatorOptions options) {
-  const std::string what = "making " + (options.name.empty() ? std::string("a group") : "group '" + options.name + "'");
+  const std::string what = making(options);
   if (Status valid = check_members(*fabric, members); !valid) return valid.with_context(what);
-  const auto shared = std::static_pointer_cast<Shared>(fabric->companion([] { return std::make_shared<Shared>(); }));
   const TimePoint deadline = deadline_after(fabric->clock(), options.timeout);
   const bool region = options.use_region && share_a_region(*fabric, members);
-  const auto claim = [&]() -> std::uint64_t {
-    if (!region) return kNoSegment;
-    auto segment = fabric->region()->claim(RegionGroup::segment_bytes(static_cast<int>(members.size())));
-    return segment.ok() ? *segment : kNoSegment;  // a full region: the group runs over links, on every member
-  };
-  auto agreed = members.size() == 1 ? open_alone(*fabric, members)
-                                    : agree(*fabric, members, options.name, shared->next_use(members, options.name), deadline, claim);
+  const auto claim = [&] { return region ? claim_segment(*fabric, members.size()) : kNoSegment; };
+  const std::string key = options.terms.empty() ? options.name : options.name + "\n" + options.terms;
+  auto agreed = members.size() == 1
+                    ? open_alone(*fabric, members)
+                    : agree(*fabric, members, key, shared_of(*fabric)->next_use(members, key), deadline, claim, options.give_up);
   if (!agreed.ok()) return agreed.status().with_context(what + " on rank " + std::to_string(fabric->rank()));
-  std::unique_ptr<RegionGroup> region_group;
-  if (agreed->word != kNoSegment) region_group = RegionGroup::attach(*fabric->region(), agreed->word, *agreed->channel);
-  GroupContext context{std::move(fabric), std::move(agreed->channel), std::move(options.name)};
-  return std::shared_ptr<Communicator>(
-      std::make_shared<GroupCommunicator>(std::move(context), shared, std::move(region_group), agreed->word));
+  return assemble(std::move(fabric), std::move(agreed).value(), std::move(options.name));
+}
+
+Result<std::shared_ptr<Communicator>> Communicator::split(const std::shared_ptr<Communicator>& parent,
+                                                          const std::vector<std::vector<int>>& parts, CommunicatorOptions options) {
+  auto& group = static_cast<GroupCommunicator&>(*parent);
+  Split split(group, parts, deadline_after(group.fabric()->clock(), options.timeout));
+  Status valid = split.check();
+  if (!valid) return valid.with_context(making(options));
+  auto agreed = split.agree(options.use_region);
+  if (!agreed.ok()) return agreed.status().with_context(making(options));
+  if (!agreed->has_value()) return std::shared_ptr<Communicator>();
+  return assemble(group.fabric(), std::move(**agreed), std::move(options.name));
 }
 
 }  // namespace muster::collective

@@ -66,16 +66,24 @@ using PendingRef = std::shared_ptr<Pending>;
 
 struct CommunicatorOptions {
   std::string name;                             ///< shown in errors; tells groups of the same ranks apart
+  std::string terms = {};                       ///< what else must be equal on all members: those with other terms do not meet
   Duration timeout = std::chrono::minutes(30);  ///< for making it
   bool use_region = true;                       ///< false: links only (for tests and comparison)
+  /// Asked now and then while the making waits for others; a failure that it returns ends the making with it. Must not block for long.
+  std::function<Status()> give_up = {};
 };
 
 class Communicator {
  public:
   /// Every member calls it with the same members (job ranks; their order is the group's) and name; blocks until all have. Agrees on a
-  /// channel id over the fabric's bootstrap channel: no connection is made for it. A one-member group talks to nobody.
+  /// channel id over the fabric's channel for agreements: no connection is made for it. A one-member group talks to nobody.
   static Result<std::shared_ptr<Communicator>> create(std::shared_ptr<transport::Fabric> fabric, std::vector<int> members,
                                                       CommunicatorOptions options);
+  /// Divides a group: every member calls it, in the order of its collectives, with the same `parts` (positions in `parent`, disjoint; a
+  /// part's order is its group's). Any number of groups for the price of one agreement: two gathers on `parent`. Null where this member
+  /// is in no part.
+  static Result<std::shared_ptr<Communicator>> split(const std::shared_ptr<Communicator>& parent,
+                                                     const std::vector<std::vector<int>>& parts, CommunicatorOptions options);
   virtual ~Communicator() = default;
 
   virtual int rank() const = 0;

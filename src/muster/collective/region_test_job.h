@@ -36,6 +36,7 @@ class TestFabric final : public transport::Fabric {
   std::span<const int> hosts() const override { return {}; }
   transport::HostRegion* region() override { return nullptr; }
   transport::Channel& bootstrap() override { std::abort(); }
+  transport::Channel& agreements() override { std::abort(); }
   Result<std::shared_ptr<transport::Channel>> open(std::uint32_t, std::vector<int>) override { return Status(Code::unsupported, "test"); }
   std::uint32_t next_channel_id() const override { return 1; }
   bool poll() override { return false; }

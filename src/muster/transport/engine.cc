@@ -30,6 +30,7 @@ Engine::~Engine() {
   watcher_.reset();
   channels_.clear();
   bootstrap_.reset();
+  agreements_.reset();
 }
 
 // ---- life ----------------------------------------------------------------------------------------------------------
@@ -69,8 +70,11 @@ Status Engine::start(Fabric& fabric) {
   std::vector<int> everybody(links_.size());
   for (std::size_t r = 0; r < everybody.size(); ++r) everybody[r] = static_cast<int>(r);
   bootstrap_ = std::make_shared<ChannelState>(*this, 0);
-  bootstrap_->open_locked(std::move(everybody));
+  bootstrap_->open_locked(everybody);
   channels_[0] = bootstrap_;
+  agreements_ = std::make_shared<ChannelState>(*this, kAgreements);
+  agreements_->open_locked(std::move(everybody));
+  channels_[kAgreements] = agreements_;
   used_ids_[0] = 0;
   interval_ = std::max<Duration>(options_.heartbeat_limit / 10, std::chrono::milliseconds(1));
   next_beat_ = last_beat_ = clock().now();
@@ -150,6 +154,7 @@ Result<std::shared_ptr<Channel>> Engine::open(std::shared_ptr<Engine> self, std:
   if (!seen[static_cast<std::size_t>(rank())]) {
     return Status(Code::invalid_argument, "rank " + std::to_string(rank()) + " is not among the members of the channel that it opens");
   }
+  if (id == kAgreements) return Status(Code::invalid_argument, "channel " + std::to_string(id) + " has been used before");
   auto run = used_ids_.upper_bound(id);
   if (std::prev(run)->second >= id) return Status(Code::invalid_argument, "channel " + std::to_string(id) + " has been used before");
   // The runs on both sides grow together where they meet.

@@ -90,6 +90,7 @@ class Engine final : public ConnectorEvents {
   Fabric& fabric() { return *fabric_; }
   Connector& connector() { return *connector_; }
   ChannelState& bootstrap() { return *bootstrap_; }
+  ChannelState& agreements() { return *agreements_; }
   std::span<const int> hosts() const { return hosts_; }
   int rank() const { return options_.rank; }
   int world_size() const { return options_.world_size; }
@@ -203,6 +204,8 @@ class Engine final : public ConnectorEvents {
   std::size_t unopened_ = 0;
   std::map<std::uint32_t, std::uint32_t> used_ids_;  // runs: first -> last
   std::shared_ptr<ChannelState> bootstrap_;
+  static constexpr std::uint32_t kAgreements = ~std::uint32_t{0};
+  std::shared_ptr<ChannelState> agreements_;  ///< survives deaths
 
   // What is known of the ranks.
   std::vector<Status> gone_;    // dead, or left in good order

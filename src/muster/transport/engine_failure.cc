@@ -193,7 +193,12 @@ void Engine::declare_dead_locked(int rank, const Status& evidence) {
   if (logs(LogLevel::info)) log(LogLevel::info, evidence.message());
   note_cause(evidence);
   for (auto& [id, channel] : channels_) {
-    if (channel->has_member(rank)) channel->fail_locked(evidence);
+    if (!channel->has_member(rank)) continue;
+    if (channel == agreements_) {
+      channel->leave_locked(rank, evidence);
+    } else {
+      channel->fail_locked(evidence);
+    }
   }
   if (Link* link = find_link(rank)) {
     close_stream(*link);

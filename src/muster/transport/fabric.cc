@@ -18,6 +18,7 @@ class EngineFabric final : public Fabric {
   std::span<const int> hosts() const override { return engine_->hosts(); }
   HostRegion* region() override { return engine_->connector().region(); }
   Channel& bootstrap() override { return engine_->bootstrap(); }
+  Channel& agreements() override { return engine_->agreements(); }
   Result<std::shared_ptr<Channel>> open(std::uint32_t id, std::vector<int> members) override {
     return engine_->open(engine_, id, std::move(members));
   }

@@ -62,8 +62,11 @@ class Fabric {
   /// Null where nothing is shared on this host.
   virtual HostRegion* region() = 0;
 
-  /// Channel 0, made by create: all ranks. Groups are agreed on it.
+  /// Channel 0, made by create: all ranks.
   virtual Channel& bootstrap() = 0;
+  /// All ranks, made by create: where groups are agreed on. It outlives the death of ranks: only the transfers that wait for a dead rank
+  /// fail, at once, so that survivors can go on agreeing.
+  virtual Channel& agreements() = 0;
   /// A channel with an id that the members have agreed on (none of them may use it already: Code::invalid_argument). Local; opens nothing.
   /// Messages that came for it before are waiting in it.
   virtual Result<std::shared_ptr<Channel>> open(std::uint32_t id, std::vector<int> members) = 0;
