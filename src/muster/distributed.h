@@ -6,6 +6,7 @@
 #pragma once
 
 #include "muster/group/backend_name.h"
+#include "muster/group/backend_registry.h"
 #include "muster/group/collectives.h"
 #include "muster/group/distributed_sampler.h"
 #include "muster/group/errors.h"
@@ -15,5 +16,6 @@
 #include "muster/group/shared_tensor.h"
 #include "muster/group/spawn.h"
 #include "muster/group/store.h"
+#include "muster/group/subgroups.h"
 #include "muster/group/work.h"
 #include "muster/group/world.h"

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdlib>
 
+#include "muster/group/backend_registry.h"
 #include "muster/group/errors.h"
 
 namespace muster {
@@ -59,16 +60,23 @@ Backend::Backend(std::string_view name) {
       return;
     }
   }
+  if (const auto* registered = group::registered_backend(wanted)) {
+    name_ = registered->name;
+    return;
+  }
   group::invalid("there is no backend '" + std::string(name) + "'; the known ones are " + quoted_list(known()));
 }
 
 bool Backend::is_available() const {
-  return std::any_of(kBackends.begin(), kBackends.end(), [&](const Row& row) { return row.backend == *this && row.available; });
+  return std::any_of(kBackends.begin(), kBackends.end(), [&](const Row& row) { return row.backend == *this && row.available; }) ||
+         group::registered_backend(name_) != nullptr;
 }
 
 std::vector<std::string> Backend::known() {
   std::vector<std::string> names;
   for (const auto& row : kBackends) names.emplace_back(row.backend.name());
+  const auto registered = group::registered_backends();
+  names.insert(names.end(), registered.begin(), registered.end());
   return names;
 }
 
@@ -87,6 +95,10 @@ BackendConfig BackendConfig::parse(const std::optional<std::string>& text) {
   if (config.text_.find(':') == std::string::npos) {
     // One name for all: each backend says itself which devices it can serve.
     const Backend backend(config.text_);
+    if (const auto* registered = group::registered_backend(backend.name())) {
+      for (const auto device : registered->devices) config.entries_.emplace_back(device, backend);
+      return config;
+    }
     config.entries_ = {{c10::DeviceType::CPU, backend}, {c10::DeviceType::CUDA, backend}};
     return config;
   }

@@ -3,6 +3,8 @@
 
 #include <c10/core/DeviceType.h>
 
+#include <functional>
+#include <memory>
 #include <optional>
 #include <ostream>
 #include <string>
@@ -10,7 +12,14 @@
 #include <utility>
 #include <vector>
 
+#include "muster/base/clock.h"
+
 namespace muster {
+
+class ProcessGroupBackend;         // process_group_backend.h
+class Store;                       // store.h
+struct DistributedBackendOptions;  // backend_registry.h
+struct ProcessGroupOptions;        // init.h
 
 /// Enum-like: its values are lower-case names. `native` is muster's own CPU engine, `gloo` another name for it, `tcp` the same without
 /// shared memory.
@@ -18,6 +27,19 @@ class Backend {
  public:
   /// Parses either case; an unknown name throws DistError with the list of the known ones. "undefined" is no valid argument.
   explicit Backend(std::string_view name);
+
+  /// Makes `name` (in lower case) a backend of this process; see backend_registry.h for what the function gets and gives. `devices`: the
+  /// kinds that it serves where a group names it without one; empty: cpu and cuda. Throws where there is such a backend already.
+  static void register_backend(
+      const std::string& name,
+      std::function<std::shared_ptr<ProcessGroupBackend>(const std::shared_ptr<Store>& store, int rank, int world_size, Duration timeout)>
+          func,
+      bool extended_api = false, const std::vector<std::string>& devices = {});
+  static void register_backend(const std::string& name,
+                               std::function<std::shared_ptr<ProcessGroupBackend>(const DistributedBackendOptions& options,
+                                                                                  const std::shared_ptr<ProcessGroupOptions>& pg_options)>
+                                   func,
+                               bool extended_api, const std::vector<std::string>& devices = {});
 
   static const Backend UNDEFINED;  ///< what a field holds before it is set
   static const Backend NATIVE;
@@ -41,7 +63,7 @@ class Backend {
  private:
   struct Literal {};
   constexpr Backend(Literal, std::string_view name) : name_(name) {}
-  std::string_view name_;  // of a constant: lives for ever
+  std::string_view name_;  // of a constant or of a registered backend: lives for ever
 };
 
 /// Which backend serves which kind of device: "native", or "cpu:native,cuda:nccl". Absent: native for CPU tensors, nccl for CUDA tensors

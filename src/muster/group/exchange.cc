@@ -42,4 +42,15 @@ std::vector<std::string> exchange_text(const Group& group, const std::string& mi
   return all;
 }
 
+void compare_calls(const Group& group, const std::string& mine) {
+  const auto calls = exchange_text(group, mine);
+  for (std::size_t i = 1; i < calls.size(); ++i) {
+    if (calls[i] == calls[0]) continue;
+    const auto rank = [&](std::size_t position) { return std::to_string(group->global_rank_of(static_cast<int>(position))); };
+    throw DistError("the ranks made different groups at the same time: rank " + rank(0) + " called " + calls[0] + ", rank " + rank(i) +
+                        " called " + calls[i] + "; all ranks must make the same groups in the same order, or use_local_synchronization",
+                    Code::mismatch, {group->global_rank_of(static_cast<int>(i))});
+  }
+}
+
 }  // namespace muster::group

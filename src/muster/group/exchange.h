@@ -11,4 +11,7 @@ namespace muster::group {
 /// Every member gives a text and gets all of them, in group order. Two all_gathers of the group.
 std::vector<std::string> exchange_text(const Group& group, const std::string& mine);
 
+/// Every member describes the groups that it is about to make. Throws on every member where one makes other ones, naming both calls.
+void compare_calls(const Group& group, const std::string& mine);
+
 }  // namespace muster::group

@@ -9,12 +9,15 @@
 #include "muster/group/errors.h"
 #include "muster/group/exchange.h"
 #include "muster/group/job.h"
+#include "muster/group/rank_list.h"
 #include "muster/group/world.h"
 #include "muster/store/factory.h"
 #include "muster/store/rendezvous.h"
 
 namespace muster {
 namespace {
+
+using group::list;
 
 constexpr Duration kTimeout = std::chrono::minutes(30);
 constexpr Duration kTimeoutNccl = std::chrono::minutes(10);
@@ -83,12 +86,6 @@ std::vector<int> all_ranks(int count) {
   return ranks;
 }
 
-std::string list(const std::vector<int>& ranks) {
-  std::string out = "[";
-  for (const auto rank : ranks) out += (out.size() > 1 ? ", " : "") + std::to_string(rank);
-  return out + "]";
-}
-
 std::vector<int> checked_ranks(const NewGroupOptions& options, int world_size) {
   auto ranks = options.ranks.value_or(all_ranks(world_size));
   std::sort(ranks.begin(), ranks.end());
@@ -99,17 +96,6 @@ std::vector<int> checked_ranks(const NewGroupOptions& options, int world_size) {
   if (std::adjacent_find(ranks.begin(), ranks.end()) != ranks.end())
     group::invalid("new_group: ranks " + list(ranks) + " names a rank twice");
   return ranks;
-}
-
-/// Throws on every rank where one has made another call.
-void compare_calls(const Group& world, const std::string& mine) {
-  const auto calls = group::exchange_text(world, mine);
-  for (std::size_t rank = 1; rank < calls.size(); ++rank) {
-    if (calls[rank] == calls[0]) continue;
-    throw DistError("the ranks made different groups at the same time: rank 0 called " + calls[0] + ", rank " + std::to_string(rank) +
-                        " called " + calls[rank] + "; all ranks must make the same groups in the same order, or use_local_synchronization",
-                    Code::mismatch, {static_cast<int>(rank)});
-  }
 }
 
 Group named(const Group& group, std::string_view caller) { return group ? group : WorldScope::current()->world(caller); }
@@ -129,7 +115,7 @@ void init_process_group(const InitProcessGroupOptions& options) {
   keep_from_earlier_jobs(found);
   auto job = group::open_job(std::move(found), config, timeout);
   set_log_rank(job->rank);
-  auto world = group::make_group(job, "default", all_ranks(job->world_size), std::move(config), timeout);
+  auto world = group::make_group(job, "default", all_ranks(job->world_size), std::move(config), timeout, {{}, {}, options.pg_options});
   scope->open(std::move(job), std::move(world));
 }
 
@@ -171,16 +157,19 @@ Group new_group(const NewGroupOptions& options) {
   check_available(config);
   const auto timeout = options.timeout.value_or(default_timeout(config));
 
-  const auto call = "new_group(ranks=" + list(ranks) + ", backend=" + config.text() + ", timeout=" + describe(timeout) + ")";
+  const auto call = "new_group(ranks=" + list(ranks) + ", backend=" + config.text() + ", timeout=" + describe(timeout) +
+                    (options.use_local_synchronization ? ", use_local_synchronization)" : ")");
   if (options.use_local_synchronization) {
     if (std::find(ranks.begin(), ranks.end(), job->rank) == ranks.end())
       return group::make_group(job, list(ranks), std::move(ranks), std::move(config), timeout);
   } else {
-    compare_calls(world, call);
+    group::compare_calls(world, call);
   }
-  auto name = list(ranks);
-  if (const auto before = scope->count(name); before > 0) name += " (" + std::to_string(before + 1) + ")";
-  auto group = group::make_group(job, std::move(name), std::move(ranks), std::move(config), timeout);
+  auto name = scope->unique_name(list(ranks));
+  // Nobody else knows of a making that only the members call: whether it can ever end is for them to find out.
+  auto making = job->order->begin(options.use_local_synchronization ? job->store : nullptr, job->rank, name + job->era, call, ranks);
+  auto group = group::make_group(job, std::move(name), std::move(ranks), std::move(config), timeout,
+                                 {options.use_local_synchronization ? call : "", [&] { return making.look(); }, options.pg_options});
   if (group->is_member()) scope->add(group);
   return group;
 }

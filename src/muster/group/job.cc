@@ -1,14 +1,18 @@
 #include "muster/group/job.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "muster/base/env.h"
 #include "muster/base/secret.h"
 #include "muster/collective/communicator.h"
 #include "muster/collective/op.h"
+#include "muster/collective/survivors.h"
+#include "muster/group/backend_registry.h"
 #include "muster/group/backends/native.h"
 #include "muster/group/errors.h"
+#include "muster/store/factory.h"
 #include "muster/transport/factory.h"
 
 namespace muster::group {
@@ -50,15 +54,64 @@ void compare_with_others(const store::Rendezvous& found, const BackendConfig& co
   }
 }
 
-std::shared_ptr<ProcessGroupBackend> make_backend(const Job& job, const Backend& backend, const std::string& name,
-                                                  const std::vector<int>& ranks, Duration timeout) {
-  if (!is_native(backend))
-    throw DistBackendError("backend '" + std::string(backend) + "' is not in this build of muster", Code::unsupported);
+std::vector<int> in_fabric(const Job& job, const std::vector<int>& ranks) {
+  std::vector<int> members;
+  for (const int rank : ranks) members.push_back(job.fabric_ranks[static_cast<std::size_t>(rank)]);
+  return members;
+}
+
+collective::CommunicatorOptions communicator_options(const Job& job, const Backend& backend, const std::string& name, Duration timeout) {
   collective::CommunicatorOptions options;
   options.name = name;
+  options.terms = job.era;
   options.timeout = timeout;
   options.use_region = !(backend == Backend::TCP);
-  return std::make_shared<NativeBackend>(backend, take(collective::Communicator::create(job.fabric, ranks, std::move(options))));
+  return options;
+}
+
+std::shared_ptr<ProcessGroupBackend> make_registered(const Job& job, const RegisteredBackend& backend, const std::string& name,
+                                                     const std::vector<int>& ranks, Duration timeout, const Meeting& meeting) {
+  DistributedBackendOptions options;
+  options.group_id = name + job.era + meeting.terms;
+  options.store = std::make_shared<Store>(store::make_prefix_store("backend/" + backend.name + "/" + options.group_id, job.store));
+  options.group_rank = static_cast<int>(std::find(ranks.begin(), ranks.end(), job.rank) - ranks.begin());
+  options.group_size = static_cast<int>(ranks.size());
+  options.timeout = timeout;
+  options.global_ranks_in_group = ranks;
+  auto made = backend.make(options, meeting.pg_options);
+  if (made == nullptr)
+    throw DistBackendError("the function that backend '" + backend.name + "' was registered with made nothing for group " + name,
+                           Code::unsupported);
+  return made;
+}
+
+std::shared_ptr<ProcessGroupBackend> make_backend(const Job& job, const Backend& backend, const std::string& name,
+                                                  const std::vector<int>& ranks, Duration timeout, const Meeting& meeting) {
+  if (const auto* registered = registered_backend(backend.name())) return make_registered(job, *registered, name, ranks, timeout, meeting);
+  if (!is_native(backend))
+    throw DistBackendError("backend '" + std::string(backend) + "' is not in this build of muster", Code::unsupported);
+  auto options = communicator_options(job, backend, name, timeout);
+  options.terms += meeting.terms;
+  options.give_up = meeting.give_up;
+  return std::make_shared<NativeBackend>(
+      backend, take(collective::Communicator::create(job.fabric, in_fabric(job, ranks), std::move(options))), ranks);
+}
+
+/// One backend for each name in the configuration, made by `make`.
+template <class Make>
+void make_backends(ProcessGroupParts& parts, Make make) {
+  std::vector<std::pair<Backend, std::shared_ptr<ProcessGroupBackend>>> made;
+  for (const auto& [device, backend] : parts.config.entries()) {
+    auto at = std::find_if(made.begin(), made.end(), [&name = backend](const auto& entry) { return entry.first == name; });
+    if (at == made.end()) at = made.emplace(made.end(), backend, make(backend));
+    if (at->second != nullptr) parts.backends.emplace_back(device, at->second);
+  }
+}
+
+const NativeBackend* native_of(const ProcessGroup& group, const Backend& backend) {
+  for (const auto& [device, made] : group.parts().backends)
+    if (backend == made->name()) return dynamic_cast<const NativeBackend*>(made.get());
+  return nullptr;
 }
 
 }  // namespace
@@ -86,29 +139,98 @@ std::shared_ptr<Job> open_job(store::Rendezvous found, const BackendConfig& conf
   job->rank = found.rank;
   job->world_size = found.world_size;
   job->name = found.job;
+  job->order = std::make_shared<MakingOrder>(found.world_size);
+  job->fabric_ranks.resize(static_cast<std::size_t>(found.world_size));
+  std::iota(job->fabric_ranks.begin(), job->fabric_ranks.end(), 0);
   job->store = std::move(found.store);
   job->fabric = take(transport::Fabric::create(
       fabric, transport::make_socket_connector(std::move(connector), take(Secret::from_environment())), exchange));
   return job;
 }
 
-Group make_group(const std::shared_ptr<Job>& job, std::string name, std::vector<int> ranks, BackendConfig config, Duration timeout) {
+Group make_group(const std::shared_ptr<Job>& job, std::string name, std::vector<int> ranks, BackendConfig config, Duration timeout,
+                 Meeting meeting) {
   ProcessGroupParts parts;
+  parts.config = std::move(config);
   const auto me = std::find(ranks.begin(), ranks.end(), job->rank);
   if (me != ranks.end()) {
     parts.rank = static_cast<int>(me - ranks.begin());
-    std::vector<std::pair<Backend, std::shared_ptr<ProcessGroupBackend>>> made;
-    for (const auto& [device, backend] : config.entries()) {
-      auto at = std::find_if(made.begin(), made.end(), [&name = backend](const auto& entry) { return entry.first == name; });
-      if (at == made.end()) at = made.emplace(made.end(), backend, make_backend(*job, backend, name, ranks, timeout));
-      parts.backends.emplace_back(device, at->second);
-    }
+    make_backends(parts, [&](const Backend& backend) { return make_backend(*job, backend, name, ranks, timeout, meeting); });
   }
   parts.name = std::move(name);
   parts.ranks = std::move(ranks);
-  parts.config = std::move(config);
   parts.timeout = timeout;
   return std::make_shared<ProcessGroup>(std::move(parts));
+}
+
+Group split_group(const std::shared_ptr<Job>& job, const ProcessGroup& parent, const std::vector<std::vector<int>>& parts, int own,
+                  std::string name, BackendConfig config, Duration timeout) {
+  ProcessGroupParts made;
+  if (own >= 0) {
+    const auto& positions = parts[static_cast<std::size_t>(own)];
+    for (const int position : positions) made.ranks.push_back(parent.global_rank_of(position));
+    made.rank = static_cast<int>(std::find(positions.begin(), positions.end(), parent.rank()) - positions.begin());
+  }
+  made.config = std::move(config);
+  make_backends(made, [&](const Backend& backend) -> std::shared_ptr<ProcessGroupBackend> {
+    const auto* native = native_of(parent, backend);
+    if (native == nullptr) return own < 0 ? nullptr : make_backend(*job, backend, name, made.ranks, timeout, {});
+    auto communicator =
+        take(collective::Communicator::split(native->communicator(), parts, communicator_options(*job, backend, name, timeout)));
+    if (communicator == nullptr) return nullptr;
+    return std::make_shared<NativeBackend>(backend, std::move(communicator), made.ranks);
+  });
+  if (own < 0) return nullptr;
+  made.name = std::move(name);
+  made.timeout = timeout;
+  return std::make_shared<ProcessGroup>(std::move(made));
+}
+
+ShrunkGroup shrink_group(const std::shared_ptr<Job>& job, const ProcessGroup& old, const std::vector<int>& exclude, bool of_world,
+                         Duration timeout) {
+  const auto& before = old.parts();
+  collective::Lineage lineage;
+  if (before.lineage) {
+    lineage = *before.lineage;
+  } else {
+    lineage.name = old.name() + job->era;
+    lineage.members = in_fabric(*job, old.ranks());
+  }
+  std::vector<int> left_out;
+  for (const int position : exclude) left_out.push_back(in_fabric(*job, {old.global_rank_of(position)}).front());
+  const auto name = of_world ? "default" : old.name() + " shrunk";
+  const auto& first = before.config.entries().front().second;
+  auto options = communicator_options(*job, first, name, timeout);
+  auto shrunk = take(collective::shrink(job->fabric, std::move(lineage), left_out, options));
+
+  const auto members = shrunk.communicator->members();
+  auto now = job;
+  if (of_world) {
+    now = std::make_shared<Job>(*job);
+    now->fabric_ranks.assign(members.begin(), members.end());
+    now->world_size = static_cast<int>(members.size());
+    now->rank = shrunk.communicator->rank();
+    now->era = ", after attempt " + std::to_string(shrunk.lineage.attempts) + " to shrink the default group";
+  }
+  ProcessGroupParts parts;
+  for (const int member : members)
+    parts.ranks.push_back(
+        static_cast<int>(std::find(now->fabric_ranks.begin(), now->fabric_ranks.end(), member) - now->fabric_ranks.begin()));
+  parts.rank = shrunk.communicator->rank();
+  parts.name = name;
+  parts.config = before.config;
+  parts.timeout = timeout;
+  parts.lineage = std::make_shared<const collective::Lineage>(shrunk.lineage);
+  const Meeting meeting{"attempt " + std::to_string(shrunk.lineage.attempts), {}, nullptr};
+  make_backends(parts, [&](const Backend& backend) -> std::shared_ptr<ProcessGroupBackend> {
+    if (backend == first && is_native(backend)) return std::make_shared<NativeBackend>(backend, shrunk.communicator, parts.ranks);
+    return make_backend(*now, backend, name, parts.ranks, timeout, meeting);
+  });
+  return {std::make_shared<ProcessGroup>(std::move(parts)), std::move(now)};
+}
+
+int host_of(const Job& job, int rank) {
+  return job.fabric->hosts()[static_cast<std::size_t>(job.fabric_ranks[static_cast<std::size_t>(rank)])];
 }
 
 }  // namespace muster::group

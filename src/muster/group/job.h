@@ -1,16 +1,22 @@
 /// What all groups of one job share in this process: store, fabric, and how groups are made on them.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "muster/base/clock.h"
 #include "muster/group/backend_name.h"
+#include "muster/group/making_order.h"
 #include "muster/group/process_group.h"
 #include "muster/store/rendezvous.h"
 #include "muster/store/store.h"
 #include "muster/transport/fabric.h"
+
+namespace muster {
+struct ProcessGroupOptions;  // init.h
+}
 
 namespace muster::group {
 
@@ -20,13 +26,41 @@ struct Job {
   std::string name;  ///< the same on all ranks
   std::shared_ptr<store::Store> store;
   std::shared_ptr<transport::Fabric> fabric;
+  /// First number (in the fabric) of each rank of the default group: other ones than 0, 1, 2, ... after it was shrunk.
+  std::vector<int> fabric_ranks;
+  std::string era;  ///< tells groups of before and after a shrinking apart
+  std::shared_ptr<MakingOrder> order;
 };
 
 /// Meets the other ranks over the store. Throws naming the ranks that did not come, or whose backend or interfaces differ.
 std::shared_ptr<Job> open_job(store::Rendezvous found, const BackendConfig& config, Duration timeout);
 
+/// How the members of a group that is being made meet.
+struct Meeting {
+  std::string terms = {};                                     ///< what must be equal on all: members with other terms do not meet
+  std::function<Status()> give_up = {};                       ///< asked while it waits; its failure ends the making
+  std::shared_ptr<ProcessGroupOptions> pg_options = nullptr;  ///< for backends that take some
+};
+
 /// Every member calls it; `ranks` in group order. Blocks until all members have. A process that is not in `ranks` gets a non-member's group
 /// at once.
-Group make_group(const std::shared_ptr<Job>& job, std::string name, std::vector<int> ranks, BackendConfig config, Duration timeout);
+Group make_group(const std::shared_ptr<Job>& job, std::string name, std::vector<int> ranks, BackendConfig config, Duration timeout,
+                 Meeting meeting = {});
+
+/// Every member of `parent` calls it with the same parts (positions in it, disjoint). The group of part number `own`; null where that is
+/// -1.
+Group split_group(const std::shared_ptr<Job>& job, const ProcessGroup& parent, const std::vector<std::vector<int>>& parts, int own,
+                  std::string name, BackendConfig config, Duration timeout);
+
+struct ShrunkGroup {
+  Group group;
+  std::shared_ptr<Job> job;  ///< as the ranks see it from now on, where the default group was shrunk; else as before
+};
+/// Every survivor calls it; `exclude`: positions in `old`.
+ShrunkGroup shrink_group(const std::shared_ptr<Job>& job, const ProcessGroup& old, const std::vector<int>& exclude, bool of_world,
+                         Duration timeout);
+
+/// Number of the host of a rank of the default group.
+int host_of(const Job& job, int rank);
 
 }  // namespace muster::group

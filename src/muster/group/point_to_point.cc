@@ -46,20 +46,23 @@ int recv(at::Tensor tensor, const RecvOptions& options) {
 }
 WorkRef irecv(at::Tensor tensor, const RecvOptions& options) { return submit_recv(tensor, options, "irecv", true); }
 
-P2POp::P2POp(Send op, at::Tensor tensor, int peer, Group group, std::int64_t tag)
-    : sends_(true), tensor_(std::move(tensor)), peer_(peer), group_(std::move(group)), tag_(tag) {
+P2POp::P2POp(Send op, at::Tensor tensor, std::optional<int> peer, Group group, std::int64_t tag, std::optional<int> group_peer)
+    : sends_(true), tensor_(std::move(tensor)), peer_(peer), group_(std::move(group)), tag_(tag), group_peer_(group_peer) {
   if (op != &isend) group::invalid("P2POp: op must be isend or irecv itself");
 }
-P2POp::P2POp(Recv op, at::Tensor tensor, int peer, Group group, std::int64_t tag)
-    : sends_(false), tensor_(std::move(tensor)), peer_(peer), group_(std::move(group)), tag_(tag) {
+P2POp::P2POp(Recv op, at::Tensor tensor, std::optional<int> peer, Group group, std::int64_t tag, std::optional<int> group_peer)
+    : sends_(false), tensor_(std::move(tensor)), peer_(peer), group_(std::move(group)), tag_(tag), group_peer_(group_peer) {
   if (op != &irecv) group::invalid("P2POp: op must be isend or irecv itself");
 }
 
 std::vector<WorkRef> batch_isend_irecv(const std::vector<P2POp>& p2p_op_list) {
   std::vector<WorkRef> works;
   for (const auto& op : p2p_op_list) {
-    auto work = op.sends_ ? submit_send(op.tensor_, {.dst = op.peer_, .group = op.group_, .tag = op.tag_}, "batch_isend_irecv", true)
-                          : submit_recv(op.tensor_, {.src = op.peer_, .group = op.group_, .tag = op.tag_}, "batch_isend_irecv", true);
+    const auto group = group::acting(op.group_, "batch_isend_irecv");
+    if (!group) continue;
+    const int peer = group::group_rank(*group, "batch_isend_irecv", "peer", op.peer_, op.group_peer_);
+    auto work = op.sends_ ? submit_send(op.tensor_, {.group = group, .tag = op.tag_, .group_dst = peer}, "batch_isend_irecv", true)
+                          : submit_recv(op.tensor_, {.group = group, .tag = op.tag_, .group_src = peer}, "batch_isend_irecv", true);
     if (work) works.push_back(std::move(work));
   }
   return works;

@@ -44,16 +44,20 @@ class P2POp {
  public:
   using Send = WorkRef (*)(at::Tensor, const SendOptions&);
   using Recv = WorkRef (*)(at::Tensor, const RecvOptions&);
-  P2POp(Send op, at::Tensor tensor, int peer, Group group = nullptr, std::int64_t tag = 0);
-  P2POp(Recv op, at::Tensor tensor, int peer, Group group = nullptr, std::int64_t tag = 0);
+  /// `peer` is a rank of the default group, `group_peer` one of `group`; give one of the two.
+  P2POp(Send op, at::Tensor tensor, std::optional<int> peer, Group group = nullptr, std::int64_t tag = 0,
+        std::optional<int> group_peer = {});
+  P2POp(Recv op, at::Tensor tensor, std::optional<int> peer, Group group = nullptr, std::int64_t tag = 0,
+        std::optional<int> group_peer = {});
 
  private:
   friend std::vector<WorkRef> batch_isend_irecv(const std::vector<P2POp>& p2p_op_list);
   bool sends_;
   at::Tensor tensor_;
-  int peer_;
+  std::optional<int> peer_;
   Group group_;
   std::int64_t tag_;
+  std::optional<int> group_peer_;
 };
 /// Any mix in any order that matches the peers'; never deadlocks; any subset of the ranks may call it. One Work per operation, none for a
 /// non-member.

@@ -19,6 +19,10 @@
 
 namespace muster {
 
+namespace collective {
+struct Lineage;  // survivors.h
+}
+
 struct ProcessGroupParts {
   std::string name;
   std::vector<int> ranks;  ///< job ranks of the members, in group order
@@ -27,6 +31,8 @@ struct ProcessGroupParts {
   Duration timeout = std::chrono::minutes(30);
   /// Backend of each kind of device; empty for a non-member.
   std::vector<std::pair<c10::DeviceType, std::shared_ptr<ProcessGroupBackend>>> backends;
+  /// Of a group that was shrunk out of another.
+  std::shared_ptr<const collective::Lineage> lineage = nullptr;
 };
 
 /// Thread-safe. A process that is no member holds a group too: its rank and size are -1 and calls on it do nothing.
@@ -46,6 +52,8 @@ class ProcessGroup {
   /// The text that the group's backend was asked for by.
   const std::string& backend() const { return parts_.config.text(); }
   Duration timeout() const { return parts_.timeout; }
+  /// What it is made of.
+  const ProcessGroupParts& parts() const { return parts_; }
 
   /// From a rank of the default group to one of this and back; throw DistError naming the rank that is not there.
   int group_rank_of(int global_rank) const;

@@ -114,9 +114,19 @@ WorldScope::Closing WorldScope::remove(const Group& group, std::string_view call
   return closing;
 }
 
-std::uint64_t WorldScope::count(const std::string& text) {
+std::vector<Group> WorldScope::replace(std::shared_ptr<group::Job> job, Group world) {
   const std::lock_guard lock(mutex_);
-  return counts_[text]++;
+  auto before = std::exchange(groups_, {});
+  before.push_back(std::exchange(world_, std::move(world)));
+  job_ = std::move(job);
+  counts_.clear();
+  return before;
+}
+
+std::string WorldScope::unique_name(const std::string& text) {
+  const std::lock_guard lock(mutex_);
+  const auto before = counts_[text]++;
+  return before == 0 ? text : text + " (" + std::to_string(before + 1) + ")";
 }
 
 }  // namespace muster

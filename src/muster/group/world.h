@@ -50,6 +50,8 @@ class WorldScope {
   /// Throws when there is a default group already.
   void open(std::shared_ptr<group::Job> job, Group world);
   void add(Group group);
+  /// After the default group was shrunk: its successor takes its place. Returns all groups that there were, which end with it.
+  std::vector<Group> replace(std::shared_ptr<group::Job> job, Group world);
   /// Takes out `group`, or everything for the default group (null or itself): the groups to close, youngest first, and the job where all of
   /// it ends.
   struct Closing {
@@ -61,8 +63,8 @@ class WorldScope {
   void abort(const std::string& reason);
   /// Lets everything go without closing it: the other members see this rank leave. In a forked child, where it is the parent's, forgets it.
   void drop();
-  /// 0, 1, 2, ... for each text: tells groups of the same description apart.
-  std::uint64_t count(const std::string& text);
+  /// `text`, then "text (2)", "text (3)", ...: tells groups of the same description apart.
+  std::string unique_name(const std::string& text);
 
  private:
   mutable std::mutex mutex_;

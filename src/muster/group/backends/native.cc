@@ -22,8 +22,8 @@ collective::PendingRef start(collective::Communicator& communicator, const Reque
 
 }  // namespace
 
-NativeBackend::NativeBackend(std::string name, std::shared_ptr<collective::Communicator> communicator)
-    : name_(std::move(name)), communicator_(std::move(communicator)) {}
+NativeBackend::NativeBackend(std::string name, std::shared_ptr<collective::Communicator> communicator, std::vector<int> ranks)
+    : name_(std::move(name)), communicator_(std::move(communicator)), ranks_(std::make_shared<const std::vector<int>>(std::move(ranks))) {}
 
 bool NativeBackend::supports(Op, at::ScalarType, c10::DeviceType device, std::string* why) const {
   if (device == c10::DeviceType::CPU) return true;
@@ -39,7 +39,7 @@ WorkRef NativeBackend::submit(Request request) {
     staging.finish();
     return nullptr;
   }
-  auto work = std::make_shared<NativeWork>(request.name, std::move(staging), communicator_);
+  auto work = std::make_shared<NativeWork>(request.name, std::move(staging), communicator_, ranks_);
   work->track(start(*communicator_, request, work->staging().args()));
   if (!request.async_op) work->wait();
   return work;

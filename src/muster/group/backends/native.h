@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "muster/collective/communicator.h"
 #include "muster/group/process_group_backend.h"
@@ -13,7 +14,8 @@ namespace muster::group {
 class NativeBackend : public ProcessGroupBackend {
  public:
   /// `name` is the one that the user asked for: native, gloo or tcp.
-  NativeBackend(std::string name, std::shared_ptr<collective::Communicator> communicator);
+  /// `ranks`: of the default group, by position in the communicator.
+  NativeBackend(std::string name, std::shared_ptr<collective::Communicator> communicator, std::vector<int> ranks);
 
   std::string_view name() const override { return name_; }
   bool supports(Op op, at::ScalarType dtype, c10::DeviceType device, std::string* why) const override;
@@ -22,9 +24,12 @@ class NativeBackend : public ProcessGroupBackend {
   Status close(TimePoint deadline) override { return communicator_->close(deadline); }
   void abort(const std::string& reason) override { communicator_->abort(reason); }
 
+  const std::shared_ptr<collective::Communicator>& communicator() const { return communicator_; }
+
  private:
   std::string name_;
   std::shared_ptr<collective::Communicator> communicator_;
+  const std::shared_ptr<const std::vector<int>> ranks_;
 };
 
 }  // namespace muster::group

@@ -9,8 +9,9 @@
 
 namespace muster::group {
 
-NativeWork::NativeWork(std::string_view name, Staging staging, std::shared_ptr<collective::Communicator> communicator)
-    : name_(name), communicator_(std::move(communicator)), staging_(std::move(staging)) {}
+NativeWork::NativeWork(std::string_view name, Staging staging, std::shared_ptr<collective::Communicator> communicator,
+                       std::shared_ptr<const std::vector<int>> ranks)
+    : name_(name), communicator_(std::move(communicator)), ranks_(std::move(ranks)), staging_(std::move(staging)) {}
 
 void NativeWork::track(collective::PendingRef pending) {
   pending_ = std::move(pending);
@@ -88,7 +89,7 @@ c10::intrusive_ptr<c10::ivalue::Future> NativeWork::get_future() {
 
 int NativeWork::source_rank() {
   if (staging_.args().op != Op::recv || !is_success()) return -1;
-  return communicator_->members()[static_cast<std::size_t>(pending_->source())];
+  return (*ranks_)[static_cast<std::size_t>(pending_->source())];
 }
 
 std::exception_ptr NativeWork::exception() { return is_completed() ? error_ : nullptr; }

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "muster/collective/communicator.h"
 #include "muster/group/backends/staging.h"
@@ -13,7 +14,8 @@ namespace muster::group {
 
 class NativeWork : public Work, public std::enable_shared_from_this<NativeWork> {
  public:
-  NativeWork(std::string_view name, Staging staging, std::shared_ptr<collective::Communicator> communicator);
+  NativeWork(std::string_view name, Staging staging, std::shared_ptr<collective::Communicator> communicator,
+             std::shared_ptr<const std::vector<int>> ranks);
   /// Once: what was started on `staging().args()`. From then on the call holds this Work until it is done.
   void track(collective::PendingRef pending);
   const Staging& staging() const { return staging_; }
@@ -32,6 +34,7 @@ class NativeWork : public Work, public std::enable_shared_from_this<NativeWork> 
 
   std::string_view name_;
   std::shared_ptr<collective::Communicator> communicator_;
+  std::shared_ptr<const std::vector<int>> ranks_;  // of the default group, by position
   collective::PendingRef pending_;
 
   std::atomic<bool> completed_{false};

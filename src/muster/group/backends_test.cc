@@ -1,0 +1,216 @@
+// Backends: every operation of every name, and those that programs register.
+#include <atomic>
+
+#include "muster/group/backend_registry.h"
+#include "muster/group/test_ranks.h"
+
+namespace muster {
+namespace {
+
+using testing::message_of;
+using testing::on_ranks;
+
+/// Has nothing but barriers, and counts them.
+class BarrierBackend final : public ProcessGroupBackend {
+ public:
+  explicit BarrierBackend(std::atomic<int>& barriers) : barriers_(barriers) {}
+  std::string_view name() const override { return "counting"; }
+  bool supports(Op op, at::ScalarType, c10::DeviceType, std::string* why) const override {
+    *why = "it only counts barriers";
+    return op == Op::barrier;
+  }
+  WorkRef submit(Request) override {
+    ++barriers_;
+    return nullptr;
+  }
+  Status failure() const override { return {}; }
+  Status close(TimePoint) override { return {}; }
+  void abort(const std::string&) override {}
+
+ private:
+  std::atomic<int>& barriers_;
+};
+
+// spec: A11 register_backend at run time: func gets (store, rank, world_size, timeout), devices omitted are cpu and cuda; A6 an operation
+// that a backend lacks names both; A1 any registered one
+TEST(RegisteredBackend, IsUsedByItsName) {
+  static std::atomic<int> barriers{0};
+  std::atomic<int> made{0};
+  Backend::register_backend("Counting", [&](const std::shared_ptr<Store>& store, int rank, int world_size, Duration timeout) {
+    EXPECT_EQ(world_size, 2);
+    EXPECT_EQ(timeout, std::chrono::seconds(60));
+    store->set("made" + std::to_string(rank), "yes");
+    EXPECT_EQ(store->get("made" + std::to_string(1 - rank)), "yes");
+    ++made;
+    return std::make_shared<BarrierBackend>(barriers);
+  });
+  EXPECT_EQ(Backend("COUNTING"), "counting");
+  EXPECT_TRUE(Backend("counting").is_available());
+  const auto known = Backend::known();
+  EXPECT_NE(std::find(known.begin(), known.end(), "counting"), known.end());
+  const auto config = BackendConfig::parse("counting");
+  EXPECT_EQ(config.for_device(c10::DeviceType::CPU), Backend("counting"));
+  EXPECT_EQ(config.for_device(c10::DeviceType::CUDA), Backend("counting"));
+  EXPECT_HAS(message_of<DistError>([] { Backend::register_backend("counting", [](auto&&, int, int, Duration) { return nullptr; }); }),
+             "there is a backend 'counting' already");
+  on_ranks(
+      2,
+      [](int) {
+        EXPECT_EQ(get_backend(), "counting");
+        barrier();
+        const auto said = message_of<DistBackendError>([] { all_reduce(torch::ones({1})); });
+        EXPECT_HAS(said, "'counting'");
+        EXPECT_HAS(said, "all_reduce");
+      },
+      "counting");
+  EXPECT_EQ(made, 2);
+  EXPECT_EQ(barriers, 2);
+}
+
+struct CountingOptions : ProcessGroupOptions {
+  int value = 7;
+};
+
+// spec: A11 extended_api gets the two options structs, devices by name, for one device of several; new_group too
+TEST(RegisteredBackend, ExtendedFormGetsBothOptions) {
+  static std::atomic<int> barriers{0};
+  std::atomic<int> value{0};
+  Backend::register_backend("extended",
+                            [&](const DistributedBackendOptions& options, const std::shared_ptr<ProcessGroupOptions>& pg_options) {
+                              EXPECT_EQ(options.group_size, 2);
+                              EXPECT_EQ(options.global_ranks_in_group, (std::vector<int>{0, 2}));
+                              EXPECT_EQ(options.global_ranks_in_group[static_cast<std::size_t>(options.group_rank)] % 2, 0);
+                              EXPECT_FALSE(options.group_id.empty());
+                              EXPECT_NE(options.store, nullptr);
+                              value += std::dynamic_pointer_cast<CountingOptions>(pg_options)->value;
+                              return std::make_shared<BarrierBackend>(barriers);
+                            },
+                            true, {"cuda"});
+  EXPECT_FALSE(BackendConfig::parse("extended").for_device(c10::DeviceType::CPU));
+  EXPECT_HAS(message_of<DistError>([] {
+               Backend::register_backend(
+                   "wrong", [](const std::shared_ptr<Store>&, int, int, Duration) { return nullptr; }, true);
+             }),
+             "extended_api");
+  EXPECT_HAS(message_of<DistError>([] {
+               Backend::register_backend("wrong", [](const std::shared_ptr<Store>&, int, int, Duration) { return nullptr; }, false,
+                                         {"toaster"});
+             }),
+             "'toaster'");
+  on_ranks(3, [](int rank) {
+    const auto group = new_group(
+        {.ranks = std::vector<int>{0, 2}, .backend = "cpu:native,cuda:extended", .pg_options = std::make_shared<CountingOptions>()});
+    if (rank == 1) return;
+    auto tensor = torch::ones({1});
+    all_reduce(tensor, {.group = group});  // the tensor's device picks the native one
+    EXPECT_EQ(tensor.item<float>(), 2);
+  });
+  EXPECT_EQ(value, 14);
+}
+
+// spec: A11 from a plugin library too: what is no plugin is named
+TEST(Plugin, WrongLibrariesAreNamed) {
+  EXPECT_HAS(message_of<DistError>([] { load_backend_plugin("/no/such/library.so"); }), "/no/such/library.so cannot be loaded");
+  EXPECT_HAS(message_of<DistError>([] { load_backend_plugin("libm.so.6"); }), "is no backend plugin");
+}
+
+// spec: A12 nccl, mpi and ucc, which this build lacks, are refused by name at init and in new_group; A6
+TEST(Backends, AbsentOnesAreRefusedByName) {
+  for (const auto& backend : {Backend::NCCL, Backend::MPI, Backend::UCC}) {
+    if (backend.is_available()) continue;
+    const auto name = std::string(backend);
+    EXPECT_HAS(message_of<DistBackendError>(
+                   [&] { init_process_group({.backend = name, .world_size = 1, .rank = 0, .store = std::make_shared<HashStore>()}); }),
+               "'" + name + "'");
+    on_ranks(1, [&](int) { EXPECT_HAS(message_of<DistBackendError>([&] { new_group({.backend = "cpu:" + name}); }), "'" + name + "'"); });
+  }
+}
+
+using Cell = std::tuple<std::string, std::string>;
+class BackendTable : public ::testing::TestWithParam<Cell> {};
+
+void play(const std::string& operation, int rank) {
+  const auto ones = [] { return torch::ones({4}); };
+  const auto own = torch::full({4}, static_cast<float>(rank));
+  auto out = torch::zeros({4});
+  if (operation == "send") {
+    rank == 0 ? send(torch::full({4}, 9.f), {.dst = 1}) : static_cast<void>(recv(out, {.src = 0}));
+    if (rank == 1) {
+      EXPECT_SAME(out, torch::full({4}, 9.f));
+    }
+  } else if (operation == "recv") {
+    if (rank == 1) {
+      send(ones(), {.dst = 0});
+    } else {
+      EXPECT_EQ(recv(out), 1);
+      EXPECT_SAME(out, ones());
+    }
+  } else if (operation == "broadcast") {
+    out = own.clone();
+    broadcast(out, {.src = 1});
+    EXPECT_SAME(out, ones());
+  } else if (operation == "all_reduce") {
+    out = own.clone();
+    all_reduce(out);
+    EXPECT_SAME(out, ones());
+  } else if (operation == "reduce") {
+    out = own + 1;
+    reduce(out, {.dst = 0});
+    if (rank == 0) {
+      EXPECT_SAME(out, torch::full({4}, 3.f));
+    }
+  } else if (operation == "all_gather") {
+    TensorList list{torch::empty({4}), torch::empty({4})};
+    all_gather(list, own);
+    EXPECT_SAME(list[1], ones());
+  } else if (operation == "gather") {
+    TensorList list;
+    if (rank == 1) list = {torch::empty({4}), torch::empty({4})};
+    gather(own, {.gather_list = list, .dst = 1});
+    if (rank == 1) {
+      EXPECT_SAME(list[0], out);
+    }
+  } else if (operation == "scatter") {
+    TensorList list;
+    if (rank == 0) list = {ones(), ones() * 2};
+    scatter(out, {.scatter_list = list, .src = 0});
+    EXPECT_SAME(out, ones() * (rank + 1));
+  } else if (operation == "reduce_scatter") {
+    reduce_scatter(out, {ones(), ones() * 2});
+    EXPECT_SAME(out, ones() * 2 * (rank + 1));
+  } else if (operation == "all_to_all") {
+    TensorList list{torch::empty({4}), torch::empty({4})};
+    all_to_all(list, {own, own + 1});
+    EXPECT_SAME(list[1], ones() + rank);
+  } else {
+    ASSERT_EQ(operation, "barrier");
+    barrier();
+  }
+}
+
+// spec: A12 one test per cell of the backend tables: every operation on CPU tensors, for native and its names; A2 every operation on CPU
+// tensors; A1 gloo is another name, tcp is without shared memory
+TEST_P(BackendTable, HasTheOperationOnCpuTensors) {
+  const auto& [backend, operation] = GetParam();
+  on_ranks(
+      2, [&operation = operation](int rank) { play(operation, rank); }, backend);
+}
+
+INSTANTIATE_TEST_SUITE_P(Cells, BackendTable,
+                         ::testing::Combine(::testing::Values("native", "gloo", "tcp"),
+                                            ::testing::Values("send", "recv", "broadcast", "all_reduce", "reduce", "all_gather", "gather",
+                                                              "scatter", "reduce_scatter", "all_to_all", "barrier")),
+                         [](const auto& info) { return std::get<0>(info.param) + "_" + std::get<1>(info.param); });
+
+// spec: A12 tensors of a device that no backend of the group serves are refused by name
+TEST(Backends, TensorsElsewhereAreRefusedByName) {
+  on_ranks(1, [](int) {
+    const auto elsewhere = torch::empty({1}, torch::TensorOptions().device(at::kMeta));
+    const auto said = message_of<DistBackendError>([&] { all_reduce(elsewhere); });
+    EXPECT_HAS(said, "meta");
+    EXPECT_HAS(said, "all_reduce");
+  });
+}
+
+}  // namespace
+}  // namespace muster

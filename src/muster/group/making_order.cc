@@ -1,0 +1,178 @@
+#include "muster/group/making_order.h"
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+#include <tuple>
+#include <utility>
+
+#include "muster/base/bytes.h"
+
+namespace muster::group {
+namespace {
+
+constexpr Duration kShowAfter = std::chrono::seconds(1);
+constexpr Duration kLookEvery = std::chrono::milliseconds(500);
+/// So long nothing may change before makings count as stuck.
+constexpr Duration kSettled = std::chrono::seconds(4);
+constexpr std::uint32_t kMaxMembers = 1u << 20;
+
+std::string key_of(int rank) { return "making/" + std::to_string(rank); }
+std::string verdict_key(const std::string& name) { return "making/stuck/" + name; }
+
+std::string list(const std::vector<int>& ranks) {
+  std::string out;
+  for (const int rank : ranks) out += (out.empty() ? "" : ", ") + std::to_string(rank);
+  return out;
+}
+
+std::string encode(const std::vector<WaitingMaking>& makings) {
+  ByteWriter out;
+  for (const auto& making : makings) {
+    out.put_text(making.name).put_text(making.call).put(static_cast<std::uint32_t>(making.members.size()));
+    for (const int member : making.members) out.put(static_cast<std::int32_t>(member));
+  }
+  return out.take();
+}
+
+std::vector<WaitingMaking> decode(int rank, const std::string& bytes) {
+  std::vector<WaitingMaking> makings;
+  ByteReader in(bytes);
+  while (in.ok() && in.left() > 0) {
+    WaitingMaking making;
+    making.rank = rank;
+    making.name = std::string(in.get_text());
+    making.call = std::string(in.get_text());
+    const auto members = in.get<std::uint32_t>();
+    if (!in.ok() || members > kMaxMembers) break;
+    for (std::uint32_t i = 0; i < members && in.ok(); ++i) making.members.push_back(in.get<std::int32_t>());
+    if (in.ok()) makings.push_back(std::move(making));
+  }
+  return makings;
+}
+
+}  // namespace
+
+std::vector<WaitingMaking> stuck_makings(const std::vector<WaitingMaking>& waiting) {
+  std::map<std::string, const WaitingMaking*> candidates;
+  std::map<int, std::set<std::string>> of_rank;
+  for (const auto& making : waiting) {
+    candidates.emplace(making.name, &making);
+    of_rank[making.rank].insert(making.name);
+  }
+  // All are suspected; those that may go on are taken out until none is.
+  const auto hopeless = [&](const WaitingMaking& making) {
+    return std::any_of(making.members.begin(), making.members.end(), [&](int member) {
+      const auto at = of_rank.find(member);
+      if (at == of_rank.end() || at->second.count(making.name) > 0) return false;
+      return std::all_of(at->second.begin(), at->second.end(), [&](const std::string& name) { return candidates.count(name) > 0; });
+    });
+  };
+  for (bool changed = true; changed;) {
+    changed = false;
+    for (auto at = candidates.begin(); at != candidates.end();) {
+      const bool keep = hopeless(*at->second);
+      changed = changed || !keep;
+      at = keep ? std::next(at) : candidates.erase(at);
+    }
+  }
+  std::vector<WaitingMaking> stuck;
+  for (const auto& making : waiting)
+    if (candidates.count(making.name) > 0) stuck.push_back(making);
+  return stuck;
+}
+
+std::string describe_stuck(const std::vector<WaitingMaking>& stuck) {
+  std::map<std::string, std::vector<int>> calls;
+  for (const auto& making : stuck) calls[making.call].push_back(making.rank);
+  std::string text = "the members of overlapping groups make them in different orders and wait for each other: ";
+  bool first = true;
+  for (const auto& [call, ranks] : calls) {
+    text += (first ? "" : ", ") + std::string(ranks.size() == 1 ? "rank " : "ranks ") + list(ranks) +
+            (ranks.size() == 1 ? " waits in " : " wait in ") + call;
+    first = false;
+  }
+  return text + "; make the groups in one order on all ranks";
+}
+
+MakingOrder::Making MakingOrder::begin(std::shared_ptr<store::Store> store, int rank, std::string name, std::string call,
+                                       std::vector<int> members) {
+  return Making(*this, std::move(store), {rank, std::move(name), std::move(call), std::move(members)});
+}
+
+MakingOrder::Making::Making(MakingOrder& order, std::shared_ptr<store::Store> store, WaitingMaking mine)
+    : order_(order), store_(std::move(store)), mine_(std::move(mine)), next_look_(steady_clock().now() + kShowAfter) {}
+
+MakingOrder::Making::~Making() {
+  if (!shown_) return;
+  const std::lock_guard lock(order_.mutex_);
+  std::erase(order_.mine_, mine_);
+  static_cast<void>(store_->set(key_of(mine_.rank), encode(order_.mine_)));
+}
+
+Status MakingOrder::Making::show() {
+  const std::lock_guard lock(order_.mutex_);
+  order_.mine_.push_back(mine_);
+  shown_ = true;
+  return store_->set(key_of(mine_.rank), encode(order_.mine_));
+}
+
+/// What these ranks, and all that they may have to wait for, wait in. A store that does not answer shows nothing.
+std::vector<WaitingMaking> MakingOrder::Making::waiting_of(std::vector<int> to_ask) {
+  std::vector<WaitingMaking> all;
+  std::set<int> asked;
+  while (!to_ask.empty()) {
+    const int rank = to_ask.back();
+    to_ask.pop_back();
+    if (!asked.insert(rank).second) continue;
+    const std::string key = key_of(rank);
+    const auto shown = store_->check({&key, 1});
+    if (!shown.ok() || !*shown) continue;
+    const auto bytes = store_->get(key);
+    if (!bytes.ok()) continue;
+    for (auto& making : decode(rank, *bytes)) {
+      to_ask.insert(to_ask.end(), making.members.begin(), making.members.end());
+      all.push_back(std::move(making));
+    }
+  }
+  std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return std::tie(a.rank, a.name) < std::tie(b.rank, b.name); });
+  return all;
+}
+
+Status MakingOrder::Making::look() {
+  const TimePoint now = steady_clock().now();
+  if (store_ == nullptr || now < next_look_) return {};
+  Status found = look_around();
+  next_look_ = steady_clock().now() + kLookEvery;
+  return found;
+}
+
+Status MakingOrder::Making::look_around() {
+  if (!shown_) {
+    static_cast<void>(show());
+    return {};
+  }
+  const std::string verdict = verdict_key(mine_.name);
+  if (const auto told = store_->check({&verdict, 1}); told.ok() && *told) {
+    const auto text = store_->get(verdict);
+    if (text.ok()) return Status(Code::mismatch, *text);
+  }
+  auto stuck = stuck_makings(waiting_of(mine_.members));
+  const bool hit = std::any_of(stuck.begin(), stuck.end(), [this](const auto& making) { return making.name == mine_.name; });
+  const TimePoint now = steady_clock().now();
+  if (!hit || stuck != stuck_) {
+    stuck_ = hit ? std::move(stuck) : std::vector<WaitingMaking>();
+    stuck_since_ = now;
+    return {};
+  }
+  if (now - stuck_since_ < kSettled) return {};
+  // Others wait behind them, whom nobody here waits for: they must be told too, before these give up.
+  std::vector<int> all(static_cast<std::size_t>(order_.world_size_));
+  std::iota(all.begin(), all.end(), 0);
+  stuck = stuck_makings(waiting_of(std::move(all)));
+  const std::string text = describe_stuck(stuck);
+  for (const auto& making : stuck) static_cast<void>(store_->set(verdict_key(making.name), text));
+  return Status(Code::mismatch, text);
+}
+
+}  // namespace muster::group

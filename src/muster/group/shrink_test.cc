@@ -1,0 +1,95 @@
+// Shrinking groups whose members really die: processes and SIGKILL.
+#include <signal.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <sstream>
+
+#include "muster/group/test_ranks.h"
+#include "muster/testing/rank_processes.h"
+
+namespace muster {
+namespace {
+
+using std::chrono::seconds;
+using testing::RankProcesses;
+using testing::SharedCounter;
+
+constexpr auto kLimit = seconds(180);
+constexpr int kRanks = 5;
+
+/// A folder that goes away with the test.
+struct Scratch {
+  Scratch() {
+    char name[] = "/tmp/muster-test-XXXXXX";
+    path = ::mkdtemp(name);
+  }
+  ~Scratch() { std::filesystem::remove_all(path); }
+  std::string path;
+};
+
+/// Reduces in a loop; where that fails goes on with the survivors; ends once `left` ranks have made rounds together. "rank/size sum".
+std::string survive(int rank, const std::string& folder, int left, SharedCounter& rounds) {
+  init_process_group(
+      {.backend = "native", .init_method = "file://" + folder + "/meeting", .timeout = kLimit, .world_size = kRanks, .rank = rank});
+  for (int good = 0; get_world_size() > left || good < 20;) {
+    auto tensor = torch::full({1000}, 1 << rank, at::kInt);
+    try {
+      all_reduce(tensor);
+      ++good;
+      rounds.add(1);
+    } catch (const DistError&) {
+      good = 0;
+      shrink_group();
+    }
+  }
+  auto sum = torch::full({1}, 1 << rank, at::kInt);
+  all_reduce(sum);
+  const auto pair = new_group({.ranks = std::vector<int>{0, 1}});
+  if (pair->is_member()) barrier({.group = pair});
+  std::ostringstream said;
+  said << get_rank() << "/" << get_world_size() << " " << sum.item<int>();
+  destroy_process_group();
+  return said.str();
+}
+
+/// Kills the groups of victims one after another, each as soon as the survivors of the one before work again.
+void play(const std::vector<std::vector<int>>& waves) {
+  Scratch scratch;
+  SharedCounter rounds;
+  std::vector<int> alive{0, 1, 2, 3, 4};
+  int left = kRanks;
+  for (const auto& wave : waves) left -= static_cast<int>(wave.size());
+  RankProcesses ranks(kRanks, [&](int rank) { return survive(rank, scratch.path, left, rounds); });
+  int wanted = 0;
+  for (const auto& wave : waves) {
+    wanted = rounds.value() + static_cast<int>(alive.size()) * 10;
+    ASSERT_TRUE(rounds.wait_for(wanted, kLimit)) << "the ranks do not get on";
+    for (const int victim : wave) {
+      ranks.kill(victim, SIGKILL);
+      std::erase(alive, victim);
+    }
+  }
+  const auto ends = ranks.join(kLimit);
+  int sum = 0;
+  for (const int rank : alive) sum |= 1 << rank;
+  for (std::size_t position = 0; position < alive.size(); ++position) {
+    const auto& end = ends[static_cast<std::size_t>(alive[position])];
+    EXPECT_FALSE(end.killed_at_the_limit) << "rank " << alive[position] << " hangs";
+    EXPECT_EQ(end.report, std::to_string(position) + "/" + std::to_string(alive.size()) + " " + std::to_string(sum))
+        << "rank " << alive[position] << ", wait status " << end.wait_status;
+  }
+}
+
+// spec: D7 shrink after a failure: kill -9 of one rank
+TEST(ShrinkGroup, AfterAKill) { play({{3}}); }
+
+// spec: D7 shrink after a failure: of one rank, then of rank 0
+TEST(ShrinkGroup, AfterAKillAndThatOfRankZero) { play({{2}, {0}}); }
+
+// spec: D7 shrink after a failure: of two ranks at once, and of rank 0 meanwhile
+TEST(ShrinkGroup, AfterTwoKillsAtOnce) { play({{1, 4}}); }
+TEST(ShrinkGroup, AfterTwoKillsAtOnceRankZeroAmongThem) { play({{0, 3}, {1}}); }
+
+}  // namespace
+}  // namespace muster
