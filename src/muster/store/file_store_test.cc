@@ -14,6 +14,7 @@
 #include "muster/store/factory.h"
 #include "muster/store/file_log.h"
 #include "muster/store/file_meeting.h"
+#include "muster/testing/budget.h"
 #include "muster/testing/fuzz.h"
 
 namespace muster::store {
@@ -122,7 +123,7 @@ TEST_F(FileStoreTest, DamagedFiles) {
   }
   const std::string all = contents();
   testing::Fuzz fuzz(5);
-  for (int round = 0; round < testing::fuzz_rounds(300); ++round) {
+  for (int round = 0; round < testing::test_rounds(500, 10'000); ++round) {
     const std::string bad = fuzz.one_in(8) ? all.substr(0, 16) + fuzz.noise(200) : fuzz.damaged(all);
     std::ofstream(path, std::ios::binary | std::ios::trunc) << bad;
     const auto store = make_file_store(path, -1, seconds(60));
