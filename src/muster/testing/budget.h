@@ -33,7 +33,7 @@ inline std::chrono::duration<double> test_budget(double seconds, double long_sec
 /// Rounds of a test whose rounds are alike.
 inline int test_rounds(int ordinary, int whole) {
   if (!long_tests()) return ordinary;
-  return whole_matrices() ? whole : std::min(whole, 8 * ordinary);
+  return whole_matrices() ? whole : std::min(whole, 4 * ordinary);
 }
 
 }  // namespace muster::testing
