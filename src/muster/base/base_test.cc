@@ -72,6 +72,13 @@ TEST(Clock, DeadlinesDoNotOverflow) {
   EXPECT_EQ(deadline_after(clock, Duration::max()), TimePoint::max());
 }
 
+TEST(Clock, TimeLeftShrinksToNothing) {
+  const SetClock clock;
+  EXPECT_EQ(time_left(clock, clock.now() + std::chrono::seconds(5)), std::chrono::seconds(5));
+  EXPECT_EQ(time_left(clock, clock.now() - std::chrono::seconds(5)), Duration::zero());
+  EXPECT_LT(time_left(clock, TimePoint::max()), Duration::zero());  // no limit
+}
+
 TEST(Clock, SteadyClockGoesForward) {
   const TimePoint before = steady_clock().now();
   EXPECT_GE(steady_clock().now(), before);

@@ -1,5 +1,6 @@
 #include "muster/base/clock.h"
 
+#include <algorithm>
 #include <cstdio>
 
 namespace muster {
@@ -22,6 +23,11 @@ TimePoint deadline_after(const Clock& clock, Duration timeout) {
   const TimePoint now = clock.now();
   if (timeout < Duration::zero() || timeout > TimePoint::max() - now) return TimePoint::max();
   return now + timeout;
+}
+
+Duration time_left(const Clock& clock, TimePoint deadline) {
+  if (deadline == TimePoint::max()) return Duration(-1);
+  return std::max(deadline - clock.now(), Duration::zero());
 }
 
 std::string describe(Duration duration) {

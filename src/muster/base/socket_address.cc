@@ -24,10 +24,6 @@ std::string without_brackets(const std::string& host) {
   return host;
 }
 
-bool only_digits(const std::string& host) {
-  return !host.empty() && std::all_of(host.begin(), host.end(), [](char c) { return c >= '0' && c <= '9'; });
-}
-
 struct FreeInfo {
   void operator()(addrinfo* list) const { ::freeaddrinfo(list); }
 };
@@ -122,16 +118,7 @@ std::string SocketAddress::text() const {
   return host() + ":" + std::to_string(port());
 }
 
-Result<std::vector<SocketAddress>> resolve(const std::string& host, std::uint16_t port) {
-  if (host.empty()) return Status(Code::invalid_argument, "the host name is empty");
-  if (auto address = SocketAddress::numeric(host, port)) return std::vector<SocketAddress>{*address};
-  if (!only_digits(host)) return look_up(without_brackets(host), port, 0);
-  // A closing dot makes the resolver read digits as a name; it must not be handed an address of one number.
-  auto found = look_up(host + ".", port, 0);
-  if (found) return found;
-  return Status(Code::network, "cannot find the address of host \"" + host +
-                                   "\" (digits only: taken as a name, not as an address): " + found.status().message());
-}
+Result<std::vector<SocketAddress>> ask_resolver(const std::string& host, std::uint16_t port) { return look_up(host, port, 0); }
 
 Result<Descriptor> listen_on(const SocketAddress& address, int backlog, bool dual_stack) {
   Descriptor socket(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));

@@ -4,9 +4,13 @@
 #include <sys/socket.h>
 
 #include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "muster/base/clock.h"
 #include "muster/base/descriptor.h"
 #include "muster/base/status.h"
 
@@ -38,9 +42,30 @@ class SocketAddress {
   socklen_t length_ = 0;
 };
 
-/// All addresses of a name, in the resolver's order. A host name of digits only ("12345") is a name, not an address
-/// (the resolver would read it as 0.0.48.57). Blocks as long as the resolver does; errors name the host.
-Result<std::vector<SocketAddress>> resolve(const std::string& host, std::uint16_t port);
+/// Asks whoever knows the names: the system's resolver, or a test's own. May block for as long as it likes.
+using Resolver = std::function<Result<std::vector<SocketAddress>>(const std::string& host, std::uint16_t port)>;
+/// getaddrinfo, for one name.
+Result<std::vector<SocketAddress>> ask_resolver(const std::string& host, std::uint16_t port);
+
+/// The search for the addresses of a name, which can be waited for in turns. A host name of digits only ("12345") is a name, not an address
+/// (the resolver would read it as 0.0.48.57). Numeric addresses are there at once. A resolver cannot be interrupted, so a name is looked up
+/// on a thread of its own, which this object does not wait for when it goes. One thread at a time.
+class NameSearch {
+ public:
+  NameSearch(const std::string& host, std::uint16_t port, Resolver resolver = ask_resolver);
+  /// Null when `until` has come before the answer. An answer lists the addresses in the resolver's order, or is an error naming the host.
+  const Result<std::vector<SocketAddress>>* wait(TimePoint until);
+
+ private:
+  struct State;
+  void ask(std::string name, std::uint16_t port, Resolver resolver);
+
+  std::shared_ptr<State> state_;
+};
+
+/// All addresses of a name. At the deadline Code::timed_out, naming the host and the time waited.
+Result<std::vector<SocketAddress>> resolve(const std::string& host, std::uint16_t port, TimePoint deadline,
+                                           Resolver resolver = ask_resolver);
 
 /// Non-blocking, close-on-exec listening socket; port 0 picks a free one. IPv6 sockets are v6-only unless `dual_stack`.
 Result<Descriptor> listen_on(const SocketAddress& address, int backlog, bool dual_stack = false);

@@ -5,6 +5,7 @@
 #include <poll.h>
 
 #include <cerrno>
+#include <future>
 
 namespace muster {
 namespace {
@@ -30,18 +31,48 @@ TEST(SocketAddress, KnowsLoopbackAndMulticast) {
 }
 
 TEST(SocketAddress, ResolvesNumbersNamesAndNamesOfDigits) {
-  EXPECT_EQ(resolve("127.0.0.1", 5)->front().text(), "127.0.0.1:5");
-  EXPECT_EQ(resolve("[::1]", 5)->front().text(), "[::1]:5");
-  const auto local = resolve("localhost", 5);
+  EXPECT_EQ(resolve("127.0.0.1", 5, TimePoint::max())->front().text(), "127.0.0.1:5");
+  EXPECT_EQ(resolve("[::1]", 5, TimePoint::max())->front().text(), "[::1]:5");
+  const auto local = resolve("localhost", 5, TimePoint::max());
   ASSERT_TRUE(local.ok());
   for (const auto& address : *local) EXPECT_TRUE(address.is_loopback());
-  const Status digits = resolve("12345", 5).status();
+  const Status digits = resolve("12345", 5, TimePoint::max()).status();
   EXPECT_NE(digits.message().find("12345"), std::string::npos) << digits.message();
   EXPECT_NE(digits.message().find("name"), std::string::npos) << digits.message();
-  const Status unknown = resolve("no-such-host.invalid", 5).status();
+  const Status unknown = resolve("no-such-host.invalid", 5, TimePoint::max()).status();
   EXPECT_EQ(unknown.code(), Code::network);
   EXPECT_NE(unknown.message().find("no-such-host.invalid"), std::string::npos);
-  EXPECT_EQ(resolve("", 5).status().code(), Code::invalid_argument);
+  EXPECT_EQ(resolve("", 5, TimePoint::max()).status().code(), Code::invalid_argument);
+}
+
+// A resolver that never answers is left behind at the deadline; the error names the host and the time.
+TEST(SocketAddress, ResolverThatHangs) {
+  std::promise<void> end;
+  const auto hangs = [over = end.get_future().share()](const std::string&, std::uint16_t port) -> Result<std::vector<SocketAddress>> {
+    over.wait();
+    return std::vector<SocketAddress>{*SocketAddress::numeric("10.0.0.1", port)};
+  };
+  const Status late = resolve("node1", 5, deadline_after(steady_clock(), std::chrono::milliseconds(50)), hangs).status();
+  EXPECT_EQ(late.code(), Code::timed_out);
+  EXPECT_NE(late.message().find("node1"), std::string::npos) << late.message();
+  EXPECT_NE(late.message().find(" ms"), std::string::npos) << late.message();
+  NameSearch search("node1", 5, hangs);
+  EXPECT_EQ(search.wait(steady_clock().now()), nullptr);
+  end.set_value();
+  const auto* found = search.wait(TimePoint::max());
+  ASSERT_NE(found, nullptr);
+  EXPECT_EQ((*found)->front().text(), "10.0.0.1:5");
+  // Numbers ask nobody.
+  EXPECT_TRUE(resolve("127.0.0.1", 5, steady_clock().now(), nullptr).ok());
+}
+
+// spec: B5 all-digit host names are names: the resolver is asked for one with a closing dot
+TEST(SocketAddress, ResolverIsAskedForDigitsAsAName) {
+  const auto echo = [](const std::string& host, std::uint16_t) -> Result<std::vector<SocketAddress>> {
+    return Status(Code::network, "asked for <" + host + ">");
+  };
+  EXPECT_NE(resolve("12345", 5, TimePoint::max(), echo).status().message().find("<12345.>"), std::string::npos);
+  EXPECT_NE(resolve("[node1]", 5, TimePoint::max(), echo).status().message().find("<node1>"), std::string::npos);
 }
 
 TEST(SocketAddress, ListensAndConnects) {

@@ -208,7 +208,7 @@ Result<std::shared_ptr<Communicator>> join(const BenchOptions& options, int rank
   fabric_options.timeout = timeout;
   fabric_options.rules = &collective::fingerprint_rules();
   auto fabric = transport::Fabric::create(fabric_options, transport::make_socket_connector(connector, Secret::given(secret)),
-                                          transport::exchange_over(*store, "bench", rank, ranks, timeout));
+                                          transport::exchange_over(*store, "bench", rank, ranks, deadline_after(steady_clock(), timeout)));
   if (!fabric) return fabric.status();
   std::vector<int> members(static_cast<std::size_t>(ranks));
   std::iota(members.begin(), members.end(), 0);

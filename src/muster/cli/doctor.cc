@@ -23,6 +23,8 @@
 namespace muster::cli {
 namespace {
 
+constexpr Duration kResolverLimit = std::chrono::seconds(20);
+
 class Findings {
  public:
   void say(const char* what, const std::string& text) { std::printf("%-18s %s\n", what, text.c_str()); }
@@ -95,7 +97,7 @@ int run_doctor() {
   findings.say("muster", MUSTER_VERSION);
   findings.say("system", std::string(system.sysname) + " " + system.release + " " + system.machine);
   const std::string name = launch::full_host_name();
-  const auto addresses = resolve(name, 0);
+  const auto addresses = resolve(name, 0, deadline_after(steady_clock(), kResolverLimit));
   std::set<std::string> hosts;
   if (addresses) {
     for (const SocketAddress& address : *addresses) hosts.insert(address.host());

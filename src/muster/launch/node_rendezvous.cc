@@ -17,8 +17,8 @@ constexpr std::uint16_t kAssignedPort = 29400;  // torchrun's, for c10d
 constexpr int kBacklog = 1024;
 
 // A socket at the first address of `host` that is this machine's and free.
-Result<Descriptor> listen_at(const std::string& host, std::uint16_t port) {
-  auto addresses = resolve(host, port);
+Result<Descriptor> listen_at(const std::string& host, std::uint16_t port, TimePoint deadline) {
+  auto addresses = resolve(host, port, deadline);
   if (!addresses) return addresses.status();
   Status last(Code::network, "\"" + host + "\" has no address");
   for (const SocketAddress& address : *addresses) {
@@ -29,7 +29,7 @@ Result<Descriptor> listen_at(const std::string& host, std::uint16_t port) {
   return last;
 }
 
-bool is_here(const std::string& host) { return listen_at(host, 0).ok(); }
+bool is_here(const std::string& host, TimePoint deadline) { return listen_at(host, 0, deadline).ok(); }
 
 struct Place {
   std::string host;
@@ -54,6 +54,7 @@ class Joining {
 
   const RunOptions& options_;
   const Secret& secret_;
+  const TimePoint deadline_ = deadline_after(steady_clock(), options_.join_timeout);
   NodeJob job_;
   std::string host_name_ = full_host_name();
   std::string token_;
@@ -120,7 +121,7 @@ Status Joining::open_alone() {
   if (options_.master_addr) names = {*options_.master_addr};
   Status last;
   for (const std::string& name : names) {
-    auto socket = listen_at(name, port);
+    auto socket = listen_at(name, port, deadline_);
     if (socket) return serve(std::move(*socket), name);
     last = socket.status();
   }
@@ -130,9 +131,9 @@ Status Joining::open_alone() {
 Status Joining::open_static(const Place& place) {
   if (options_.nodes > 1 && options_.node_rank.value_or(0) != 0) return connect(place);
   const std::string listen_host = options_.local_addr.value_or(place.host);
-  auto socket = listen_at(listen_host, place.port);
+  auto socket = listen_at(listen_host, place.port, deadline_);
   const bool port_given = options_.master_port || options_.endpoint || options_.nodes > 1;
-  if (!socket && !port_given) socket = listen_at(listen_host, 0);
+  if (!socket && !port_given) socket = listen_at(listen_host, 0, deadline_);
   if (socket) return serve(std::move(*socket), place.host);
   return socket.status().with_context(
       "node 0 cannot serve the job's store at " + listen_host + ":" + std::to_string(place.port) +
@@ -141,11 +142,11 @@ Status Joining::open_static(const Place& place) {
 
 // Whoever can listen at the endpoint serves the store; all others connect to it.
 Status Joining::open_assigned(const Place& place) {
-  auto socket = listen_at(options_.local_addr.value_or(place.host), place.port);
+  auto socket = listen_at(options_.local_addr.value_or(place.host), place.port, deadline_);
   if (!socket) return connect(place);
   // The full name (J8) where it leads to the same socket, else the one that all nodes were told.
   const auto bound = SocketAddress::local_of(socket->get());
-  const auto named = resolve(host_name_, 0);
+  const auto named = resolve(host_name_, 0, deadline_);
   std::string name = options_.local_addr.value_or(place.host);
   for (std::size_t i = 0; bound && named && i < named->size(); ++i) {
     if ((*named)[i].host() == bound->host() && !bound->is_loopback()) name = host_name_;
@@ -255,7 +256,7 @@ Result<JobSecret> job_secret(const RunOptions& options) {
     if (!endpoint) return endpoint.status();
     master = endpoint->host;
   }
-  if (!is_here(master)) {
+  if (!is_here(master, deadline_after(steady_clock(), options.join_timeout))) {
     return Status(Code::refused,
                   "this job has " + std::to_string(options.nodes) + " nodes and node 0 is " + master +
                       ", which is not this machine, but no secret was given: start every node with the same MUSTER_SECRET (at least 16 "

@@ -19,7 +19,10 @@ struct TcpStoreOptions {
   Duration timeout = kDefaultTimeout;
   bool wait_for_workers = true;  ///< with a world size: return once all users have come
   bool multi_tenant = false;     ///< share one server with other users of this process on the same host and port
-  int listen_descriptor = -1;    ///< serve on this bound socket (taken over)
+  /// Server: serve on this bound TCP socket; `port` is then its port or 0. make_tcp_store owns it from its first line on: it is closed with
+  /// the server, at once where making the store fails, and also where `multi_tenant` finds a server that is there already. For a store that
+  /// does not serve it is an error. -1: none.
+  int listen_descriptor = -1;
   std::optional<Secret> secret;  ///< absent: Secret::from_environment()
   std::string job;               ///< as in Handshake::Hello; empty unless the job has a name
   int host_rank = -1;            ///< the rank that hosts the server, named when the connection to it is lost; -1: no rank
@@ -36,7 +39,8 @@ class TcpStore : public Store {
   virtual Status attend(const std::string& job, int rank, int world_size) = 0;
 };
 
-/// Clients started before the server wait for it, up to the timeout.
+/// Clients started before the server wait for it, up to the timeout, within which the whole of this call ends. After five seconds without
+/// success one warning tells which address is tried and why it fails.
 Result<std::shared_ptr<TcpStore>> make_tcp_store(TcpStoreOptions options);
 /// `world_size` users; the last one to be destroyed removes the file. Negative: the file stays.
 Result<std::shared_ptr<Store>> make_file_store(std::string path, int world_size = -1, Duration timeout = kDefaultTimeout);

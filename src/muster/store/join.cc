@@ -49,20 +49,15 @@ Status explain(const Status& status, int rank, const JoinOptions& options) {
 
 }  // namespace
 
-Duration left_until(TimePoint deadline) {
-  if (deadline == TimePoint::max()) return Duration(-1);
-  return std::max(deadline - steady_clock().now(), Duration(0));
-}
-
 Result<Rendezvous> join(const std::shared_ptr<Store>& store, const JoinOptions& options) {
   // The meeting leaves nothing behind in the store, so a process that tries again, or a second run on the same store, finds no old marks.
   // What the members throw together makes a name that nobody had before.
   const std::string key = "muster/join/" + options.scope + "/" + options.group_name;
   const std::string token = random_token();
   int rank = std::max(options.rank, 0);
-  auto tokens = store->all_gather(key, rank, options.world_size, token, left_until(options.deadline));
+  auto tokens = store->all_gather(key, rank, options.world_size, token, time_left(steady_clock(), options.deadline));
   while (options.rank < 0 && tokens.status().code() == Code::mismatch && ++rank < options.world_size) {
-    tokens = store->all_gather(key, rank, options.world_size, token, left_until(options.deadline));
+    tokens = store->all_gather(key, rank, options.world_size, token, time_left(steady_clock(), options.deadline));
   }
   if (!tokens) return explain(tokens.status(), options.rank < 0 ? -1 : rank, options);
   std::string all;
@@ -72,7 +67,8 @@ Result<Rendezvous> join(const std::shared_ptr<Store>& store, const JoinOptions& 
   joined.world_size = options.world_size;
   joined.job = (options.group_name.empty() ? "job" : options.group_name) + "-" + hexadecimal(short_hash(all));
   joined.store = make_prefix_store(joined.job, store);
-  if (const auto tcp = std::dynamic_pointer_cast<TcpStore>(store)) {
+  if (const auto tcp = options.attend ? std::dynamic_pointer_cast<TcpStore>(store) : nullptr) {
+    tcp->set_timeout(time_left(steady_clock(), options.deadline));
     if (Status attends = tcp->attend(joined.job, rank, options.world_size); !attends) return explain(attends, rank, options);
   }
   return joined;

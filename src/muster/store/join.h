@@ -15,14 +15,12 @@ struct JoinOptions {
   std::string scope;  ///< more that keeps meetings apart (a restart's number)
   std::string where;  ///< "at tcp://host:port", for messages
   TimePoint deadline;
+  bool attend = true;  ///< a TCP store, which says once for its life whose it is, tells the others when this rank goes
 };
 
 /// Fills store (prefixed with a text that no other run has), rank, world_size and job. At the deadline Code::timed_out naming the ranks
 /// that did not come; a rank taken twice or another world size is Code::mismatch.
 Result<Rendezvous> join(const std::shared_ptr<Store>& store, const JoinOptions& options);
-
-/// What is left until the deadline, as a store's timeout.
-Duration left_until(TimePoint deadline);
 
 // The ways that need more than a page, each in a file of its own. `rank` may be -1.
 Result<Rendezvous> rendezvous_by_file(const std::string& path, JoinOptions options);

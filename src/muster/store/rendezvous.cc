@@ -69,7 +69,7 @@ Result<std::shared_ptr<TcpStore>> open_store(const TcpRendezvous& way, const Sec
   options.host = way.host;
   options.port = way.port;
   options.secret = secret;
-  options.timeout = left_until(way.join.deadline);
+  options.timeout = time_left(steady_clock(), way.join.deadline);
   // A group name says that several jobs may share this address: whoever comes first hosts the store for all of them.
   const bool shared = !way.join.group_name.empty();
   options.multi_tenant = shared;
@@ -79,7 +79,7 @@ Result<std::shared_ptr<TcpStore>> open_store(const TcpRendezvous& way, const Sec
   auto own = make_tcp_store(options);
   if (own || own.status().code() == Code::refused || (!shared && way.hosts != Host::first_come)) return own;
   options.is_server = false;
-  options.timeout = left_until(way.join.deadline);
+  options.timeout = time_left(steady_clock(), way.join.deadline);
   auto other = make_tcp_store(options);
   if (other) return other;
   return Status(other.status().code(), other.status().message() + "; nor could this process host it: " + own.status().message(),
@@ -161,6 +161,18 @@ Result<Rendezvous> rendezvous_by_environment(JoinOptions join) {
 }
 
 }  // namespace
+
+Result<Rendezvous> rendezvous_over(std::shared_ptr<Store> store, const RendezvousOptions& options) {
+  JoinOptions join;
+  join.rank = options.rank;
+  join.world_size = options.world_size;
+  join.group_name = options.group_name;
+  join.deadline = deadline_after(steady_clock(), options.timeout);
+  join.where = "the job on the given " + std::string(store->kind()) + " store";
+  join.attend = false;
+  if (Status range = check_range(join, false); !range) return range;
+  return store::join(store, join);
+}
 
 Result<Rendezvous> rendezvous(const RendezvousOptions& options) {
   const auto url = parse_init_url(options.init_method);

@@ -28,4 +28,8 @@ struct Rendezvous {
 /// did not come. Multicast addresses (`tcp://[ff15::1]:29500`, `tcp://239.1.1.1:29500`) find the peers by multicast and assign ranks.
 Result<Rendezvous> rendezvous(const RendezvousOptions& options);
 
+/// The same on a store that the ranks have already: `rank` and `world_size` are given, `init_method` is not looked at. The n-th time on one
+/// store makes the n-th job. The store's own timeout stays as it is.
+Result<Rendezvous> rendezvous_over(std::shared_ptr<Store> store, const RendezvousOptions& options);
+
 }  // namespace muster::store

@@ -143,7 +143,7 @@ Result<Rendezvous> rendezvous_by_file(const std::string& path, JoinOptions optio
     auto log = enter(path, id, options.deadline);
     if (!log && log.status().code() == Code::closed && steady_clock().now() < options.deadline) continue;
     if (!log) return log.status().with_context("cannot join " + options.where);
-    const auto store = make_file_store_over(*log, left_until(options.deadline), [id](FileLog& file) { leave(file, id); });
+    const auto store = make_file_store_over(*log, time_left(steady_clock(), options.deadline), [id](FileLog& file) { leave(file, id); });
     return join(store, options);
   }
 }

@@ -246,7 +246,7 @@ Result<Rendezvous> rendezvous_by_multicast(const std::string& host, std::uint16_
 
   TcpStoreOptions store_options;
   store_options.secret = *secret;
-  store_options.timeout = left_until(options.deadline);
+  store_options.timeout = time_left(steady_clock(), options.deadline);
   store_options.is_server = first == self.id;
   if (store_options.is_server) {
     store_options.host = this_host_only ? "localhost" : "";

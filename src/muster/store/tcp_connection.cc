@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "muster/base/handshake.h"
+#include "muster/base/log.h"
 #include "muster/base/socket_address.h"
 
 namespace muster::store {
@@ -77,6 +78,41 @@ Result<Descriptor> connect_to(const SocketAddress& address, TimePoint deadline) 
   return socket;
 }
 
+/// Tells once, when the attempts to reach a store have failed for so long that somebody should know.
+class Impatience {
+ public:
+  Impatience(const TcpEndpoint& endpoint, Duration patience, TimePoint deadline)
+      : endpoint_(endpoint), begin_(now()), tells_at_(begin_ + patience), deadline_(deadline) {}
+
+  TimePoint tells_at() const { return told_ ? TimePoint::max() : tells_at_; }
+
+  void look(TimePoint time, const std::string& why) {
+    if (told_ || time < tells_at_) return;
+    told_ = true;
+    const Duration left = deadline_ - time;
+    const std::string rest = deadline_ == TimePoint::max() ? "there is no time limit" : "it is tried for " + describe(left) + " more";
+    log(LogLevel::warning, "still cannot reach " + endpoint_.name() + " after " + describe(time - begin_) + ": " + why + "; " + rest +
+                               ". Check that MASTER_ADDR and MASTER_PORT (or the address given) are the same on all ranks and name the "
+                               "host of rank 0 or of the launcher, that it is running, and that no firewall stands between");
+  }
+
+ private:
+  const TcpEndpoint& endpoint_;
+  const TimePoint begin_;
+  const TimePoint tells_at_;
+  const TimePoint deadline_;
+  bool told_ = false;
+};
+
+Result<std::vector<SocketAddress>> find(const TcpEndpoint& endpoint, TimePoint deadline, Impatience& impatience, const Resolver& resolver) {
+  NameSearch search(endpoint.host, endpoint.port, resolver);
+  const Status silent(Code::timed_out, "the resolver does not answer for host \"" + endpoint.host + "\"");
+  if (const auto* early = search.wait(std::min(deadline, impatience.tells_at()))) return *early;
+  impatience.look(now(), silent.message());
+  const auto* answer = search.wait(deadline);
+  return answer == nullptr ? silent : *answer;
+}
+
 }  // namespace
 
 std::string TcpEndpoint::name() const {
@@ -87,14 +123,16 @@ std::string TcpEndpoint::name() const {
 TcpConnection::TcpConnection(Descriptor socket, std::string name)
     : socket_(std::move(socket)), name_(std::move(name)), buffer_(kBufferBytes) {}
 
-Result<std::unique_ptr<TcpConnection>> TcpConnection::open(const TcpEndpoint& endpoint, TimePoint deadline, bool was_there) {
+Result<std::unique_ptr<TcpConnection>> TcpConnection::open(const TcpEndpoint& endpoint, TimePoint deadline, bool was_there,
+                                                           Duration patience, const Resolver& resolver) {
   const TimePoint begin = now();
   std::minstd_rand random(static_cast<unsigned>(begin.time_since_epoch().count()));
+  Impatience impatience(endpoint, patience, deadline);
   Duration pause = milliseconds(5);
   Status last;
   int silences = 0;
   for (;;) {
-    const auto addresses = resolve(endpoint.host, endpoint.port);
+    const auto addresses = find(endpoint, deadline, impatience, resolver);
     if (!addresses) last = addresses.status();
     for (std::size_t i = 0; addresses && i < addresses->size(); ++i) {
       auto socket = connect_to((*addresses)[i], std::min(deadline, now() + kConnectLimit));
@@ -123,7 +161,9 @@ Result<std::unique_ptr<TcpConnection>> TcpConnection::open(const TcpEndpoint& en
     }
     // Many ranks wait for one server: they shall not all come back at the same moment.
     const Duration jittered = pause / 2 + pause * static_cast<int>(random() % 64) / 128;
-    if (now() + jittered >= deadline) {
+    const TimePoint time = now();
+    impatience.look(time, last.message());
+    if (time + jittered >= deadline) {
       return Status(last.code() == Code::invalid_argument ? last.code() : Code::timed_out,
                     "could not reach " + endpoint.name() + " within " + describe(now() - begin) + ": " + last.message() +
                         "; is its host (rank 0 or the launcher) running, and are host and port right?");

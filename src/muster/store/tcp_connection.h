@@ -8,6 +8,7 @@
 
 #include "muster/base/fork_guard.h"
 #include "muster/base/secret.h"
+#include "muster/base/socket_address.h"
 #include "muster/store/store_protocol.h"
 
 namespace muster::store {
@@ -24,8 +25,10 @@ struct TcpEndpoint {
 class TcpConnection {
  public:
   /// Tries again until the deadline while nobody listens there; a refused handshake ends it at once, with the reason. `was_there`: the
-  /// server is known to have been up, so that a port where nobody listens any more means that it has gone (Code::network).
-  static Result<std::unique_ptr<TcpConnection>> open(const TcpEndpoint& endpoint, TimePoint deadline, bool was_there);
+  /// server is known to have been up, so that a port where nobody listens any more means that it has gone (Code::network). What takes
+  /// longer than `patience` is told once, as a warning in the log.
+  static Result<std::unique_ptr<TcpConnection>> open(const TcpEndpoint& endpoint, TimePoint deadline, bool was_there,
+                                                     Duration patience = std::chrono::seconds(5), const Resolver& resolver = ask_resolver);
 
   /// One write, and one read where the reply is small and does not make the caller wait for more. After a failure of the connection itself
   /// (`broken`) it can only be thrown away: the reply may still come.

@@ -69,9 +69,9 @@ Result<std::vector<Descriptor>> listen_everywhere(std::uint16_t port) {
 }
 
 /// Every address of the host name that is this host's own, all with the same port.
-Result<std::vector<Descriptor>> listen_at(const std::string& host, std::uint16_t port) {
+Result<std::vector<Descriptor>> listen_at(const std::string& host, std::uint16_t port, TimePoint deadline) {
   if (host.empty()) return listen_everywhere(port);
-  const auto addresses = resolve(host, port);
+  const auto addresses = resolve(host, port, deadline);
   if (!addresses) return addresses.status();
   std::vector<Descriptor> sockets;
   std::uint16_t chosen = port;
@@ -92,15 +92,24 @@ Result<std::vector<Descriptor>> listen_at(const std::string& host, std::uint16_t
   return sockets;
 }
 
-Result<std::vector<Descriptor>> adopt(int descriptor) {
-  std::vector<Descriptor> sockets;
-  sockets.emplace_back(descriptor);
+Result<std::vector<Descriptor>> adopt(Descriptor listener, std::uint16_t port) {
+  const int descriptor = listener.get();
+  const std::string name = "the listen descriptor " + std::to_string(descriptor);
+  const auto bound = SocketAddress::local_of(descriptor);
+  // listen() would give an unbound socket some port on every interface.
+  if (!bound || bound->port() == 0)
+    return Status(Code::invalid_argument, name + " is not a bound TCP socket" + (bound ? "" : ": " + bound.status().message()));
+  if (port != 0 && port != bound->port()) {
+    return Status(Code::invalid_argument, name + " is bound to " + bound->text() + ", and the store's port was given as " +
+                                              std::to_string(port) + "; give that socket's port, or 0");
+  }
   const int flags = ::fcntl(descriptor, F_GETFL);
   if (flags < 0 || ::fcntl(descriptor, F_SETFL, flags | O_NONBLOCK) != 0 || ::fcntl(descriptor, F_SETFD, FD_CLOEXEC) != 0 ||
       ::listen(descriptor, kBacklog) != 0) {
-    return Status(Code::invalid_argument,
-                  "the listen descriptor " + std::to_string(descriptor) + " is not a bound TCP socket: " + errno_text(errno));
+    return Status(Code::invalid_argument, name + " is not a bound TCP socket: " + errno_text(errno));
   }
+  std::vector<Descriptor> sockets;
+  sockets.push_back(std::move(listener));
   return sockets;
 }
 
@@ -344,7 +353,8 @@ class AsioServer final : public TcpServer {
 }  // namespace
 
 Result<std::shared_ptr<TcpServer>> TcpServer::start(TcpServerOptions options) {
-  auto listeners = options.listen_descriptor >= 0 ? adopt(options.listen_descriptor) : listen_at(options.host, options.port);
+  auto listeners =
+      options.listener ? adopt(std::move(options.listener), options.port) : listen_at(options.host, options.port, options.deadline);
   if (!listeners) return listeners.status();
   return std::shared_ptr<TcpServer>(std::make_shared<AsioServer>(std::move(options), std::move(*listeners)));
 }

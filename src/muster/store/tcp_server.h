@@ -5,6 +5,8 @@
 #include <memory>
 #include <string>
 
+#include "muster/base/clock.h"
+#include "muster/base/descriptor.h"
 #include "muster/base/secret.h"
 #include "muster/base/status.h"
 
@@ -13,9 +15,10 @@ namespace muster::store {
 struct TcpServerOptions {
   std::string host;  ///< a name or address of this host: nothing else is listened on. Empty: all interfaces
   std::uint16_t port = 0;
-  int listen_descriptor = -1;  ///< a bound TCP socket to serve on instead; taken over
+  Descriptor listener;  ///< a bound TCP socket to serve on instead; `port` is then its port or 0
   Secret secret;
   std::string job;
+  TimePoint deadline = TimePoint::max();  ///< for finding the addresses of `host`
 };
 
 class TcpServer {

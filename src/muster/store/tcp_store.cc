@@ -3,6 +3,7 @@
 #include <mutex>
 #include <vector>
 
+#include "muster/base/socket_address.h"
 #include "muster/store/factory.h"
 #include "muster/store/request_store.h"
 #include "muster/store/tcp_connection.h"
@@ -33,8 +34,8 @@ class TcpStoreClient final : public RequestStore<TcpStore> {
     static_cast<void>(ignored);  // a server that is gone needs no goodbye
   }
 
-  Status connect() {
-    auto connection = TcpConnection::open(endpoint_, deadline_after(steady_clock(), timeout()), false);
+  Status connect(TimePoint deadline) {
+    auto connection = TcpConnection::open(endpoint_, deadline, false);
     if (!connection) return connection.status();
     give_back(std::move(*connection));
     return {};
@@ -66,7 +67,7 @@ class TcpStoreClient final : public RequestStore<TcpStore> {
 
   Result<std::shared_ptr<Store>> clone() override {
     auto copy = std::make_shared<TcpStoreClient>(endpoint_, server_, timeout(), host_rank_);
-    if (Status connected = copy->connect(); !connected) return connected;
+    if (Status connected = copy->connect(deadline_after(steady_clock(), timeout())); !connected) return connected;
     return std::shared_ptr<Store>(std::move(copy));
   }
 
@@ -130,25 +131,26 @@ class TcpStoreClient final : public RequestStore<TcpStore> {
 };
 
 /// Servers that this process shares among the users that ask for it, by host and port.
-Result<std::shared_ptr<TcpServer>> shared_server(const TcpServerOptions& options) {
+Result<std::shared_ptr<TcpServer>> shared_server(TcpServerOptions options) {
   static std::mutex mutex;
   static auto& servers = *new std::map<std::pair<std::string, std::uint16_t>, std::weak_ptr<TcpServer>>;
   const std::lock_guard lock(mutex);
-  if (options.port != 0) {
-    if (auto known = servers[{options.host, options.port}].lock()) return known;
+  const std::string host = options.host;
+  std::uint16_t port = options.port;
+  if (const auto bound = SocketAddress::local_of(options.listener.get()); port == 0 && bound) port = bound->port();
+  if (port != 0) {
+    if (auto known = servers[{host, port}].lock()) return known;
   }
-  auto server = TcpServer::start(options);
-  if (server) servers[{options.host, (*server)->port()}] = *server;
+  auto server = TcpServer::start(std::move(options));
+  if (server) servers[{host, (*server)->port()}] = *server;
   return server;
 }
 
 /// The server's own user waits until as many have come as the world has.
-Status wait_for_workers(TcpStoreClient& store, int world_size, Duration timeout) {
+Status wait_for_workers(TcpStoreClient& store, int world_size, TimePoint deadline) {
   const TimePoint begin = steady_clock().now();
-  const TimePoint deadline = deadline_after(steady_clock(), timeout);
   for (int came = 0; came < world_size; ++came) {
-    const Duration left = deadline == TimePoint::max() ? Duration(-1) : std::max(deadline - steady_clock().now(), Duration(0));
-    const Status popped = store.queue_pop(kArrivals, true, left).status();
+    const Status popped = store.queue_pop(kArrivals, true, time_left(steady_clock(), deadline)).status();
     if (popped.code() == Code::timed_out) {
       return Status(Code::timed_out, std::to_string(came) + " of " + std::to_string(world_size) + " users came to the store at " +
                                          store.host() + ":" + std::to_string(store.port()) + " within " +
@@ -162,6 +164,12 @@ Status wait_for_workers(TcpStoreClient& store, int world_size, Duration timeout)
 }  // namespace
 
 Result<std::shared_ptr<TcpStore>> make_tcp_store(TcpStoreOptions options) {
+  Descriptor listener(options.listen_descriptor);  // ours from here on, whatever happens
+  if (listener && !options.is_server) {
+    return Status(Code::invalid_argument, "a listen descriptor (" + std::to_string(listener.get()) +
+                                              ") was given to a store that does not serve; give it to the master only (is_master)");
+  }
+  const TimePoint deadline = deadline_after(steady_clock(), options.timeout);
   if (!options.secret) {
     auto secret = Secret::from_environment();
     if (!secret) return secret.status();
@@ -170,21 +178,21 @@ Result<std::shared_ptr<TcpStore>> make_tcp_store(TcpStoreOptions options) {
   TcpEndpoint endpoint{options.host, options.port, *options.secret, options.job};
   std::shared_ptr<TcpServer> server;
   if (options.is_server) {
-    const TcpServerOptions wanted{options.host, options.port, options.listen_descriptor, *options.secret, options.job};
-    auto started = options.multi_tenant ? shared_server(wanted) : TcpServer::start(wanted);
+    TcpServerOptions wanted{options.host, options.port, std::move(listener), *options.secret, options.job, deadline};
+    auto started = options.multi_tenant ? shared_server(std::move(wanted)) : TcpServer::start(std::move(wanted));
     if (!started) return started.status();
     server = std::move(*started);
     endpoint.port = server->port();
     if (endpoint.host.empty()) endpoint.host = "localhost";
   }
   auto store = std::make_shared<TcpStoreClient>(std::move(endpoint), std::move(server), options.timeout, options.host_rank);
-  if (Status connected = store->connect(); !connected) return connected;
+  if (Status connected = store->connect(deadline); !connected) return connected;
   const int world_size = options.world_size.value_or(-1);
   if (world_size > 0) {
     if (const auto count = store->add(kWorkersKey, 1); !count) return count.status();
     if (Status pushed = store->queue_push(kArrivals, ""); !pushed) return pushed;
     if (options.is_server && options.wait_for_workers) {
-      if (Status all = wait_for_workers(*store, world_size, options.timeout); !all) return all;
+      if (Status all = wait_for_workers(*store, world_size, deadline); !all) return all;
     }
   }
   return std::shared_ptr<TcpStore>(std::move(store));

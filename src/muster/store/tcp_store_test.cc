@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -177,6 +178,76 @@ TEST(TcpStore, ListenDescriptor) {
   ASSERT_TRUE(client->set("key", "value").ok());
   options.listen_descriptor = ::dup(STDERR_FILENO);
   EXPECT_EQ(make_tcp_store(options).status().code(), Code::invalid_argument);
+}
+
+/// A bound socket, and whether any descriptor of this process still leads to it.
+struct Bound {
+  Descriptor socket{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+  std::uint16_t port = 0;
+  ino_t number = 0;
+
+  Bound() {
+    const auto any = SocketAddress::numeric("127.0.0.1", 0);
+    EXPECT_EQ(::bind(socket.get(), any->raw(), any->length()), 0);
+    port = SocketAddress::local_of(socket.get())->port();
+    number = number_of(socket.get());
+  }
+  static ino_t number_of(int descriptor) {
+    struct stat found {};
+    return ::fstat(descriptor, &found) == 0 && S_ISSOCK(found.st_mode) ? found.st_ino : 0;
+  }
+  bool is_open() const {
+    for (int descriptor = 0; descriptor < 1024; ++descriptor) {
+      if (number_of(descriptor) == number) return true;
+    }
+    return false;
+  }
+};
+
+// spec: C3 master_listen_fd: closed whatever comes of it: a bad secret, another's port, a store that does not serve, a server already there
+TEST(TcpStore, ListenDescriptorIsNeverLeaked) {
+  const auto refused = [](TcpStoreOptions options, const std::string& why) {
+    Bound bound;
+    EXPECT_TRUE(bound.is_open());
+    options.listen_descriptor = bound.socket.release();
+    const Status status = make_tcp_store(options).status();
+    EXPECT_EQ(status.code(), Code::invalid_argument) << status.message();
+    EXPECT_TRUE(mentions(status, why)) << status.message();
+    EXPECT_FALSE(bound.is_open()) << why;
+  };
+  auto options = server_options();
+  options.is_server = false;
+  refused(options, "is_master");
+  refused(server_options("127.0.0.1", 1), "port");
+  options = server_options();
+  options.secret.reset();
+  ::setenv("MUSTER_SECRET", "short", 1);
+  refused(options, "MUSTER_SECRET");
+  ::unsetenv("MUSTER_SECRET");
+
+  Bound bound;
+  options = server_options();
+  options.multi_tenant = true;
+  options.listen_descriptor = ::dup(bound.socket.get());
+  auto first = made(make_tcp_store(options));
+  EXPECT_EQ(first->port(), bound.port);
+  options.listen_descriptor = bound.socket.release();
+  auto second = made(make_tcp_store(options));
+  EXPECT_EQ(second->port(), first->port());
+  ASSERT_TRUE(first->set("key", "value").ok());
+  EXPECT_EQ(*second->get("key"), "value");
+  first.reset();
+  second.reset();
+  EXPECT_FALSE(bound.is_open());
+}
+
+// spec: C3 master_listen_fd: a socket that is bound to nothing would listen anywhere
+TEST(TcpStore, ListenDescriptorMustBeBound) {
+  auto options = server_options();
+  options.listen_descriptor = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const Status status = make_tcp_store(options).status();
+  EXPECT_EQ(status.code(), Code::invalid_argument);
+  EXPECT_TRUE(mentions(status, "bound")) << status.message();
 }
 
 // spec: C7 a client whose server has gone says so, and does not wait for the deadline

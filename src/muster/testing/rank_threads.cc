@@ -62,7 +62,7 @@ void run_ranks(const RankThreadsOptions& options, const RankBody& body) {
             ? transport::Exchange([&](const std::string& round, const std::string& mine) -> Result<std::vector<std::string>> {
                 return hub->exchange(round, rank, mine);
               })
-            : transport::exchange_over(store, job, rank, options.ranks, options.timeout);
+            : transport::exchange_over(store, job, rank, options.ranks, deadline_after(steady_clock(), options.timeout));
     auto made = transport::Fabric::create(fabric_options, std::move(connector), exchange);
     if (!made.ok()) {
       all_met.store(false);

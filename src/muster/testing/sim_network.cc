@@ -20,7 +20,7 @@ class SimConnector final : public Connector {
  public:
   SimConnector(SimJob& job, int rank) : job_(job), rank_(rank) {}
 
-  Result<std::string> contact() override { return std::string("sim"); }
+  Result<std::string> contact(TimePoint) override { return std::string("sim"); }
   Result<std::string> meet(std::span<const std::string>, TimePoint) override { return std::string("sim"); }
   Status settle(std::span<const std::string>, ConnectorEvents& events) override {
     job_.process(rank_).events = &events;
@@ -78,8 +78,9 @@ class SimRankFace final : public SimRank {
     options.idle = [this](TimePoint until) { job_.idle(rank_, until); };
     options.rules = &collective::fingerprint_rules();
     options.timeout = kJoinTimeout;
-    auto fabric = transport::Fabric::create(options, std::make_unique<SimConnector>(job_, rank_),
-                                            transport::exchange_over(store(), "fabric", rank_, world_size(), kJoinTimeout));
+    auto fabric = transport::Fabric::create(
+        options, std::make_unique<SimConnector>(job_, rank_),
+        transport::exchange_over(store(), "fabric", rank_, world_size(), deadline_after(steady_clock(), kJoinTimeout)));
     if (!fabric) return fabric.status();
     return std::shared_ptr<transport::Fabric>(std::move(*fabric));
   }

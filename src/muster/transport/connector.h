@@ -32,8 +32,8 @@ class Connector {
   virtual ~Connector() = default;
 
   /// Meeting, in three steps with an exchange among all ranks between them (the fabric does the exchanges):
-  /// 1. what to publish: addresses, host identity, process;
-  virtual Result<std::string> contact() = 0;
+  /// 1. what to publish: addresses, host identity, process; may ask a resolver, up to the deadline;
+  virtual Result<std::string> contact(TimePoint deadline) = 0;
   /// 2. given everybody's contacts, set up what this host shares; returns this rank's verdict for publication. Blocks, up to the deadline;
   virtual Result<std::string> meet(std::span<const std::string> contacts, TimePoint deadline) = 0;
   /// 3. given everybody's verdicts, settle who is local. From now on `poll` may report to `events`.

@@ -36,8 +36,8 @@ Engine::~Engine() {
 // ---- life ----------------------------------------------------------------------------------------------------------
 
 Status Engine::meet(const Exchange& exchange) {
-  const TimePoint deadline = deadline_after(clock(), options_.timeout);
-  Result<std::string> contact = connector_->contact();
+  const TimePoint deadline = std::min(deadline_after(clock(), options_.timeout), options_.deadline);
+  Result<std::string> contact = connector_->contact(deadline);
   if (!contact) return contact.status();
   auto contacts = exchange("contacts", *contact);
   if (!contacts) return contacts.status().with_context("while exchanging the ranks' addresses");
@@ -221,8 +221,9 @@ Link& Engine::link_to(int rank) {
   if (!link->up() && !link->connecting && link->ended.ok() && gone(rank).ok()) {
     link->connecting = true;
     tell_old_news(*link);
-    const Duration patience = std::max<Duration>(kShortestConnect, 4 * options_.heartbeat_limit);
-    connector_->connect(rank, deadline_after(clock(), std::min(patience, std::max<Duration>(options_.timeout, Duration(1)))));
+    Duration patience = std::max<Duration>(kShortestConnect, 4 * options_.heartbeat_limit);
+    if (options_.timeout >= Duration::zero()) patience = std::min(patience, std::max<Duration>(options_.timeout, Duration(1)));
+    connector_->connect(rank, deadline_after(clock(), patience));
     connector_timer_ = TimePoint::min();
     schedule(clock().now());
   }

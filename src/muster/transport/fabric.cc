@@ -57,9 +57,9 @@ Result<std::unique_ptr<Fabric>> Fabric::create(const FabricOptions& options, std
   return std::unique_ptr<Fabric>(std::move(fabric));
 }
 
-Exchange exchange_over(std::shared_ptr<store::Store> store, std::string prefix, int rank, int world_size, Duration timeout) {
+Exchange exchange_over(std::shared_ptr<store::Store> store, std::string prefix, int rank, int world_size, TimePoint deadline) {
   return [=](const std::string& round, const std::string& mine) {
-    return store->all_gather(prefix + "/" + round, rank, world_size, mine, timeout);
+    return store->all_gather(prefix + "/" + round, rank, world_size, mine, time_left(steady_clock(), deadline));
   };
 }
 

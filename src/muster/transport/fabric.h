@@ -29,7 +29,8 @@ namespace muster::transport {
 struct FabricOptions {
   int rank = 0;
   int world_size = 1;
-  Duration timeout = std::chrono::minutes(30);  ///< for create
+  Duration timeout = std::chrono::minutes(30);  ///< for create, and at most for one connection later
+  TimePoint deadline = TimePoint::max();        ///< for create too, where it comes earlier
   /// A peer whose watcher says nothing for this long counts as failed; zero: never.
   Duration heartbeat_limit = std::chrono::milliseconds(2500);
   const Clock* clock = &steady_clock();
@@ -43,8 +44,8 @@ struct FabricOptions {
 
 /// Publishes this rank's text under `round` and returns everybody's, in rank order. Blocks.
 using Exchange = std::function<Result<std::vector<std::string>>(const std::string& round, const std::string& mine)>;
-/// An exchange over a store: keys under `prefix`, one all_gather request each.
-Exchange exchange_over(std::shared_ptr<store::Store> store, std::string prefix, int rank, int world_size, Duration timeout);
+/// An exchange over a store: keys under `prefix`, one all_gather request each, all of them before the deadline.
+Exchange exchange_over(std::shared_ptr<store::Store> store, std::string prefix, int rank, int world_size, TimePoint deadline);
 
 class Fabric {
  public:

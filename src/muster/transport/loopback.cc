@@ -212,7 +212,7 @@ class LoopbackConnector final : public Connector {
     if (!mark_.forked()) hub_->leave(rank_);  // in a forked child the rank is the parent's, and the hub's lock may be held for ever
   }
 
-  Result<std::string> contact() override { return std::string("loopback"); }
+  Result<std::string> contact(TimePoint) override { return std::string("loopback"); }
   Result<std::string> meet(std::span<const std::string>, TimePoint) override { return std::string("loopback"); }
   Status settle(std::span<const std::string> verdicts, ConnectorEvents& events) override {
     for (const std::string& verdict : verdicts) {

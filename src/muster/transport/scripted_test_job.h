@@ -133,7 +133,7 @@ struct ScriptedNet {
 class ScriptedConnector final : public Connector {
  public:
   ScriptedConnector(std::shared_ptr<ScriptedNet> net, std::vector<int> hosts) : net_(std::move(net)), hosts_(std::move(hosts)) {}
-  Result<std::string> contact() override { return std::string(); }
+  Result<std::string> contact(TimePoint) override { return std::string(); }
   Result<std::string> meet(std::span<const std::string>, TimePoint) override { return std::string(); }
   Status settle(std::span<const std::string>, ConnectorEvents& events) override {
     events_ = &events;

@@ -68,7 +68,7 @@ Status SocketConnector::make_epoll() {
 // ---- 1. contact ----
 
 /// Nothing listens where it was not asked to: the interfaces named, else the address that routes to the store, else loopback.
-Result<std::vector<SocketAddress>> SocketConnector::addresses_to_listen_on() const {
+Result<std::vector<SocketAddress>> SocketConnector::addresses_to_listen_on(TimePoint deadline) const {
   std::vector<SocketAddress> addresses;
   for (const std::string& name : options_.interfaces) {
     auto found = interface_addresses(name);
@@ -78,7 +78,7 @@ Result<std::vector<SocketAddress>> SocketConnector::addresses_to_listen_on() con
   if (!addresses.empty()) return addresses;
   // Without a secret nobody beyond this host can be a rank.
   if (!options_.towards.empty() && secret_.kind() != Secret::Kind::host) {
-    auto target = resolve(options_.towards, 9);
+    auto target = resolve(options_.towards, 9, deadline);
     if (!target) return target.status().with_context("choosing the address for links, the one that routes to the store");
     for (const SocketAddress& each : *target) {
       if (auto address = address_towards(each)) return std::vector<SocketAddress>{*SocketAddress::numeric(address->host(), 0)};
@@ -92,7 +92,7 @@ Result<std::vector<SocketAddress>> SocketConnector::addresses_to_listen_on() con
   return Status(Code::network, "this host has no loopback address to listen on (is the interface lo up?)");
 }
 
-Result<std::string> SocketConnector::contact() {
+Result<std::string> SocketConnector::contact(TimePoint deadline) {
   if (Status described = describe_this_process(self_); !described) return described;
   self_.host_label = options_.host_label;
   self_.secret_kind = secret_.kind();
@@ -112,7 +112,7 @@ Result<std::string> SocketConnector::contact() {
   local_hello_.role = Handshake::Role::region;
 
   if (Status made = make_epoll(); !made) return made;
-  auto addresses = addresses_to_listen_on();
+  auto addresses = addresses_to_listen_on(deadline);
   if (!addresses) return addresses.status();
   for (SocketAddress& address : *addresses) {
     auto any_port = SocketAddress::numeric(address.host(), 0);

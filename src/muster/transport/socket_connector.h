@@ -28,7 +28,7 @@ class SocketConnector final : public Connector {
   SocketConnector(ConnectorOptions options, Secret secret);
   ~SocketConnector() override;
 
-  Result<std::string> contact() override;
+  Result<std::string> contact(TimePoint deadline) override;
   Result<std::string> meet(std::span<const std::string> contacts, TimePoint deadline) override;
   Status settle(std::span<const std::string> verdicts, ConnectorEvents& events) override;
   std::vector<int> hosts() const override { return hosts_; }
@@ -40,7 +40,7 @@ class SocketConnector final : public Connector {
   TimePoint next_timer() const override;
 
  private:
-  Result<std::vector<SocketAddress>> addresses_to_listen_on() const;
+  Result<std::vector<SocketAddress>> addresses_to_listen_on(TimePoint deadline) const;
   Status make_epoll();
   Status watch(int descriptor);
 

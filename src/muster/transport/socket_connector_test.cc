@@ -74,7 +74,7 @@ class TestRank final : public ConnectorEvents {
       : rank_(options.rank), board_(board), connector_(make_socket_connector(std::move(options), std::move(secret))) {}
 
   Status join() {
-    auto contact = connector_->contact();
+    auto contact = connector_->contact(TimePoint::max());
     if (!contact) return contact.status();
     contacts = exchange(*contact);
     auto verdict = connector_->meet(contacts, soon());

@@ -66,7 +66,7 @@ class ProcessFabric : public ::testing::TestWithParam<Wire> {
     fabric_options.rank = rank;
     fabric_options.world_size = world_size_;
     fabric_options.timeout = std::chrono::seconds(60);
-    const Exchange over_store = exchange_over(*store, "meeting", rank, world_size_, fabric_options.timeout);
+    const Exchange over_store = exchange_over(*store, "meeting", rank, world_size_, deadline_after(steady_clock(), fabric_options.timeout));
     const Exchange exchange = [&](const std::string& round, const std::string& mine) {
       auto all = over_store(round, mine);
       if (all.ok() && contacts != nullptr && contacts->empty()) *contacts = *all;
@@ -284,7 +284,7 @@ TEST(ThreadFabric, FourThreadsExchangeOverSharedMemoryAndSockets) {
         fabric_options.world_size = 4;
         fabric_options.timeout = std::chrono::seconds(60);
         auto fabric = Fabric::create(fabric_options, make_socket_connector(options, Secret::given("a secret for tests only")),
-                                     exchange_over(store, "meeting", rank, 4, fabric_options.timeout));
+                                     exchange_over(store, "meeting", rank, 4, deadline_after(steady_clock(), fabric_options.timeout)));
         ASSERT_TRUE(fabric.ok()) << fabric.status().message();
         exchange_with_all(**fabric);
       });

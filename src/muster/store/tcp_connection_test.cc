@@ -1,0 +1,75 @@
+// What a client says and does while the server cannot be reached.
+
+#include "muster/store/tcp_connection.h"
+
+#include <gtest/gtest.h>
+
+#include <future>
+
+#include "muster/base/log.h"
+
+namespace muster::store {
+namespace {
+
+using std::chrono::milliseconds;
+
+/// Opens with little patience and time and returns what was logged; the failure in `status`.
+std::string logged(const TcpEndpoint& endpoint, Duration limit, Status* status, const Resolver& resolver = ask_resolver) {
+  const auto before = log_level();
+  set_log_level(LogLevel::warning);
+  ::testing::internal::CaptureStderr();
+  *status = TcpConnection::open(endpoint, deadline_after(steady_clock(), limit), false, milliseconds(20), resolver).status();
+  auto text = ::testing::internal::GetCapturedStderr();
+  set_log_level(before);
+  return text;
+}
+
+std::size_t count(const std::string& text, const std::string& part) {
+  std::size_t found = 0;
+  for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
+  return found;
+}
+
+TcpEndpoint nobody() {
+  const auto socket = listen_on(*SocketAddress::numeric("127.0.0.1", 0), 1);
+  return {"127.0.0.1", SocketAddress::local_of(socket->get())->port(), Secret::given("the secret of the connection tests"), ""};
+}
+
+// A wrong MASTER_ADDR is told long before the timeout: which address, why, for how long yet and what to check; once.
+TEST(TcpConnection, TellsOnceWhomItCannotReach) {
+  const auto endpoint = nobody();
+  Status status;
+  const auto text = logged(endpoint, milliseconds(600), &status);
+  EXPECT_EQ(status.code(), Code::timed_out);
+  EXPECT_EQ(count(text, "still cannot reach"), 1U) << text;
+  for (const std::string& part : {endpoint.name(), std::string("ECONNREFUSED"), std::string("more"), std::string("MASTER_ADDR")})
+    EXPECT_EQ(count(text, part), 1U) << part << " in " << text;
+}
+
+// The same where it is the resolver that keeps the client waiting; the deadline holds there too.
+TEST(TcpConnection, ResolverThatHangs) {
+  std::promise<void> end;
+  const auto hangs = [over = end.get_future().share()](const std::string&, std::uint16_t) -> Result<std::vector<SocketAddress>> {
+    over.wait();
+    return Status(Code::network, "over");
+  };
+  auto endpoint = nobody();
+  endpoint.host = "node1";
+  Status status;
+  const auto text = logged(endpoint, milliseconds(100), &status, hangs);
+  EXPECT_EQ(status.code(), Code::timed_out);
+  EXPECT_NE(status.message().find("\"node1\""), std::string::npos) << status.message();
+  EXPECT_EQ(count(text, "resolver does not answer for host \"node1\""), 1U) << text;
+  end.set_value();
+}
+
+// Nothing is said where the server is only a moment late.
+TEST(TcpConnection, SaysNothingTooEarly) {
+  ::testing::internal::CaptureStderr();
+  const Status status = TcpConnection::open(nobody(), deadline_after(steady_clock(), milliseconds(50)), false).status();
+  EXPECT_EQ(count(::testing::internal::GetCapturedStderr(), "still cannot reach"), 0U);
+  EXPECT_EQ(status.code(), Code::timed_out);
+}
+
+}  // namespace
+}  // namespace muster::store
