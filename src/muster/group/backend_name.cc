@@ -72,6 +72,8 @@ bool Backend::is_available() const {
          group::registered_backend(name_) != nullptr;
 }
 
+Duration Backend::default_timeout() const { return *this == Backend::NCCL ? std::chrono::minutes(10) : std::chrono::minutes(30); }
+
 std::vector<std::string> Backend::known() {
   std::vector<std::string> names;
   for (const auto& row : kBackends) names.emplace_back(row.backend.name());
@@ -120,6 +122,12 @@ std::optional<Backend> BackendConfig::for_device(c10::DeviceType device) const {
   for (const auto& [type, backend] : entries_)
     if (type == device) return backend;
   return std::nullopt;
+}
+
+Duration BackendConfig::default_timeout() const {
+  Duration longest{};
+  for (const auto& [device, backend] : entries_) longest = std::max(longest, backend.default_timeout());
+  return longest;
 }
 
 bool is_available() { return true; }

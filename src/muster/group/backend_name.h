@@ -19,7 +19,7 @@ namespace muster {
 class ProcessGroupBackend;         // process_group_backend.h
 class Store;                       // store.h
 struct DistributedBackendOptions;  // backend_registry.h
-struct ProcessGroupOptions;        // init.h
+struct ProcessGroupOptions;        // pg_options.h
 
 /// Enum-like: its values are lower-case names. `native` is muster's own CPU engine, `gloo` another name for it, `tcp` the same without
 /// shared memory.
@@ -57,6 +57,8 @@ class Backend {
 
   /// Whether this build can make it.
   bool is_available() const;
+  /// Of groups that are made without one: 30 minutes, 10 for nccl.
+  Duration default_timeout() const;
   /// Every name that the constructor accepts, in lower case.
   static std::vector<std::string> known();
 
@@ -78,6 +80,8 @@ class BackendConfig {
   const std::vector<std::pair<c10::DeviceType, Backend>>& entries() const { return entries_; }
   /// The lower-case text that was asked for; where none was, "cpu:native" (or "cpu:native,cuda:nccl").
   const std::string& text() const { return text_; }
+  /// nccl's where it is the only backend, else 30 minutes.
+  Duration default_timeout() const;
 
  private:
   std::vector<std::pair<c10::DeviceType, Backend>> entries_;

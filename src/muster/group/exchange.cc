@@ -13,7 +13,8 @@ constexpr std::int64_t kMaxBytes = std::int64_t{16} << 20;  // of one text: what
 
 }  // namespace
 
-std::vector<std::string> exchange_text(const Group& group, const std::string& mine) {
+std::vector<std::string> exchange_text(const Group& group, const std::string& mine, std::optional<TimePoint> deadline) {
+  const auto limit = deadline.value_or(deadline_after(steady_clock(), group->timeout()));
   const auto size = static_cast<std::size_t>(group->size());
   Request lengths{.op = Op::all_gather, .name = "exchange_text"};
   auto length = at::empty({1}, at::kLong);
@@ -21,6 +22,7 @@ std::vector<std::string> exchange_text(const Group& group, const std::string& mi
   auto all_lengths = at::empty({group->size()}, at::kLong);
   lengths.inputs = {{length}};
   for (std::int64_t i = 0; i < group->size(); ++i) lengths.outputs.push_back({all_lengths.narrow(0, i, 1)});
+  lengths.timeout = time_left(steady_clock(), limit);
   group->submit(std::move(lengths));
 
   Request texts{.op = Op::all_gather, .name = "exchange_text"};
@@ -35,6 +37,7 @@ std::vector<std::string> exchange_text(const Group& group, const std::string& mi
     received.push_back(at::empty({bytes}, at::kByte));
     texts.outputs.push_back({received.back()});
   }
+  texts.timeout = time_left(steady_clock(), limit);
   group->submit(std::move(texts));
 
   std::vector<std::string> all;
@@ -42,8 +45,8 @@ std::vector<std::string> exchange_text(const Group& group, const std::string& mi
   return all;
 }
 
-void compare_calls(const Group& group, const std::string& mine) {
-  const auto calls = exchange_text(group, mine);
+void compare_calls(const Group& group, const std::string& mine, std::optional<TimePoint> deadline) {
+  const auto calls = exchange_text(group, mine, deadline);
   for (std::size_t i = 1; i < calls.size(); ++i) {
     if (calls[i] == calls[0]) continue;
     const auto rank = [&](std::size_t position) { return std::to_string(group->global_rank_of(static_cast<int>(position))); };

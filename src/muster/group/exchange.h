@@ -1,6 +1,7 @@
 /// Texts among the members of a group, for agreements between calls.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -8,10 +9,11 @@
 
 namespace muster::group {
 
-/// Every member gives a text and gets all of them, in group order. Two all_gathers of the group.
-std::vector<std::string> exchange_text(const Group& group, const std::string& mine);
+/// Every member gives a text and gets all of them, in group order. Two all_gathers of the group, both done by the deadline;
+/// absent: the group's timeout from now on.
+std::vector<std::string> exchange_text(const Group& group, const std::string& mine, std::optional<TimePoint> deadline = {});
 
 /// Every member describes the groups that it is about to make. Throws on every member where one makes other ones, naming both calls.
-void compare_calls(const Group& group, const std::string& mine);
+void compare_calls(const Group& group, const std::string& mine, std::optional<TimePoint> deadline = {});
 
 }  // namespace muster::group

@@ -5,28 +5,17 @@
 #include <utility>
 
 #include "muster/base/log.h"
-#include "muster/base/secret.h"
 #include "muster/group/errors.h"
 #include "muster/group/exchange.h"
 #include "muster/group/job.h"
 #include "muster/group/rank_list.h"
 #include "muster/group/world.h"
-#include "muster/store/factory.h"
 #include "muster/store/rendezvous.h"
 
 namespace muster {
 namespace {
 
 using group::list;
-
-constexpr Duration kTimeout = std::chrono::minutes(30);
-constexpr Duration kTimeoutNccl = std::chrono::minutes(10);
-
-Duration default_timeout(const BackendConfig& config) {
-  const auto& entries = config.entries();
-  const bool nccl = std::all_of(entries.begin(), entries.end(), [](const auto& entry) { return entry.second == Backend::NCCL; });
-  return nccl ? kTimeoutNccl : kTimeout;
-}
 
 void check_available(const BackendConfig& config) {
   for (const auto& [device, backend] : config.entries()) {
@@ -51,33 +40,16 @@ void check_options(const InitProcessGroupOptions& options) {
         (options.world_size > 0 ? " = " + std::to_string(options.world_size - 1) : ""));
 }
 
-store::Rendezvous find_job(const InitProcessGroupOptions& options, Duration timeout) {
-  if (options.store) {
-    store::Rendezvous found;
-    found.store = store::make_prefix_store("muster/" + options.group_name, options.store->engine());
-    found.rank = options.rank;
-    found.world_size = options.world_size;
-    return found;
-  }
+store::Rendezvous find_job(const InitProcessGroupOptions& options, TimePoint deadline) {
   store::RendezvousOptions rendezvous;
   rendezvous.init_method = options.init_method.value_or("env://");
   rendezvous.rank = options.rank;
   rendezvous.world_size = options.world_size;
   rendezvous.group_name = options.group_name;
-  rendezvous.timeout = timeout;
-  auto found = store::rendezvous(rendezvous);
+  rendezvous.timeout = time_left(steady_clock(), deadline);
+  auto found = options.store ? store::rendezvous_over(options.store->engine(), rendezvous) : store::rendezvous(rendezvous);
   if (!found.ok()) group::raise_from_store(found.status().with_context("init_process_group"));
   return std::move(found).value();
-}
-
-/// A store may outlive a job: the n-th job on it has keys of its own. All its ranks agree on n because each has come n times.
-void keep_from_earlier_jobs(store::Rendezvous& found) {
-  const auto generation = found.store->add("generation/" + std::to_string(found.rank), 1);
-  if (!generation.ok()) group::raise_from_store(generation.status().with_context("init_process_group"));
-  found.store = store::make_prefix_store("job" + std::to_string(*generation), found.store);
-  const auto name = found.store->compare_set("name", "", found.job + "/" + Secret::random_text().substr(0, 16));
-  if (!name.ok()) group::raise_from_store(name.status().with_context("init_process_group"));
-  found.job = *name;
 }
 
 std::vector<int> all_ranks(int count) {
@@ -109,13 +81,14 @@ void init_process_group(const InitProcessGroupOptions& options) {
   check_options(options);
   auto config = BackendConfig::parse(options.backend);
   check_available(config);
-  const auto timeout = options.timeout.value_or(default_timeout(config));
+  check_pg_options(options.pg_options.get(), config, "init_process_group");
+  const auto timeout = options.timeout.value_or(config.default_timeout());
+  const auto deadline = deadline_after(steady_clock(), timeout);  // of the whole: every stage gets what the earlier ones have left
 
-  auto found = find_job(options, timeout);
-  keep_from_earlier_jobs(found);
-  auto job = group::open_job(std::move(found), config, timeout);
+  auto job = group::open_job(find_job(options, deadline), config, timeout, deadline);
   set_log_rank(job->rank);
-  auto world = group::make_group(job, "default", all_ranks(job->world_size), std::move(config), timeout, {{}, {}, options.pg_options});
+  auto world = group::make_group(job, "default", all_ranks(job->world_size), std::move(config), timeout,
+                                 {.pg_options = options.pg_options, .deadline = deadline});
   scope->open(std::move(job), std::move(world));
 }
 
@@ -155,7 +128,9 @@ Group new_group(const NewGroupOptions& options) {
   auto ranks = checked_ranks(options, job->world_size);
   auto config = BackendConfig::parse(options.backend.value_or(world->backend()));
   check_available(config);
-  const auto timeout = options.timeout.value_or(default_timeout(config));
+  check_pg_options(options.pg_options.get(), config, "new_group");
+  const auto timeout = options.timeout.value_or(config.default_timeout());
+  const auto deadline = deadline_after(steady_clock(), timeout);
 
   const auto call = "new_group(ranks=" + list(ranks) + ", backend=" + config.text() + ", timeout=" + describe(timeout) +
                     (options.use_local_synchronization ? ", use_local_synchronization)" : ")");
@@ -163,13 +138,16 @@ Group new_group(const NewGroupOptions& options) {
     if (std::find(ranks.begin(), ranks.end(), job->rank) == ranks.end())
       return group::make_group(job, list(ranks), std::move(ranks), std::move(config), timeout);
   } else {
-    group::compare_calls(world, call);
+    group::compare_calls(world, call, deadline);
   }
   auto name = scope->unique_name(list(ranks));
   // Nobody else knows of a making that only the members call: whether it can ever end is for them to find out.
   auto making = job->order->begin(options.use_local_synchronization ? job->store : nullptr, job->rank, name + job->era, call, ranks);
   auto group = group::make_group(job, std::move(name), std::move(ranks), std::move(config), timeout,
-                                 {options.use_local_synchronization ? call : "", [&] { return making.look(); }, options.pg_options});
+                                 {.terms = options.use_local_synchronization ? call : "",
+                                  .give_up = [&] { return making.look(); },
+                                  .pg_options = options.pg_options,
+                                  .deadline = deadline});
   if (group->is_member()) scope->add(group);
   return group;
 }

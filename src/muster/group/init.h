@@ -7,15 +7,12 @@
 #include <vector>
 
 #include "muster/base/clock.h"
+#include "muster/group/pg_options.h"
 #include "muster/group/process_group.h"
+#include "muster/group/ranks.h"
 #include "muster/group/store.h"
 
 namespace muster {
-
-/// Options of one kind of backend; the native one has none.
-struct ProcessGroupOptions {
-  virtual ~ProcessGroupOptions() = default;
-};
 
 struct InitProcessGroupOptions {
   std::optional<std::string> backend = {};      ///< absent: native for CPU tensors, nccl for CUDA tensors where the build has it
@@ -23,12 +20,13 @@ struct InitProcessGroupOptions {
   std::optional<Duration> timeout = {};         ///< absent: 30 minutes, 10 for nccl
   int world_size = -1;
   int rank = -1;
-  std::shared_ptr<Store> store = nullptr;  ///< excludes init_method; needs rank and world_size
-  std::string group_name = {};             ///< keeps jobs apart that share one address, file or store
-  std::shared_ptr<ProcessGroupOptions> pg_options = nullptr;
+  std::shared_ptr<Store> store = nullptr;                     ///< excludes init_method; needs rank and world_size
+  std::string group_name = {};                                ///< keeps jobs apart that share one address, file or store
+  std::shared_ptr<ProcessGroupOptions> pg_options = nullptr;  ///< for a backend of the group's; any other throws, naming it
 };
 
-/// Makes the default group. Blocks until every rank has joined; at the timeout throws naming those that did not. A second call without
+/// Makes the default group. Blocks until every rank has joined; at the timeout, one for everything that is done here, throws naming those
+/// that did not. A second call without
 /// destroy_process_group throws. Where ranks are threads each of them calls it, bound to a WorldScope of its own (`spawn` sees to it).
 void init_process_group(const InitProcessGroupOptions& options = {});
 
@@ -48,11 +46,11 @@ int get_world_size(const Group& group = nullptr);
 std::string get_backend(const Group& group = nullptr);
 
 struct NewGroupOptions {
-  std::optional<std::vector<int>> ranks = {};  ///< of the default group, in any order; absent: all
-  std::optional<Duration> timeout = {};        ///< absent: 30 minutes
-  std::optional<std::string> backend = {};     ///< absent: the default group's
-  std::shared_ptr<ProcessGroupOptions> pg_options = nullptr;
-  bool use_local_synchronization = false;  ///< only members call it
+  Ranks ranks = {};                                           ///< of the default group, in any order; left out: all
+  std::optional<Duration> timeout = {};                       ///< absent: 30 minutes, 10 for nccl; for making the group too
+  std::optional<std::string> backend = {};                    ///< absent: the default group's
+  std::shared_ptr<ProcessGroupOptions> pg_options = nullptr;  ///< as in init_process_group
+  bool use_local_synchronization = false;                     ///< only members call it
 };
 
 /// All ranks of the default group call it, in the same order, with the same ranks; a difference throws on all, naming both calls. The

@@ -40,9 +40,9 @@ std::vector<std::string> interfaces_from_environment() {
 }
 
 /// What must be the same on every rank, as people read it.
-void compare_with_others(const store::Rendezvous& found, const BackendConfig& config, std::size_t interfaces, Duration timeout) {
+void compare_with_others(const store::Rendezvous& found, const BackendConfig& config, std::size_t interfaces, TimePoint deadline) {
   const auto mine = "backend '" + config.text() + "' and " + std::to_string(interfaces) + " network interfaces";
-  auto all = found.store->all_gather("arrived", found.rank, found.world_size, mine, timeout);
+  auto all = found.store->all_gather("arrived", found.rank, found.world_size, mine, time_left(steady_clock(), deadline));
   if (!all.ok())
     raise_from_store(all.status().with_context("init_process_group: rank " + std::to_string(found.rank) + " waits for the others"));
   for (int rank = 0; rank < found.world_size; ++rank) {
@@ -91,6 +91,7 @@ std::shared_ptr<ProcessGroupBackend> make_backend(const Job& job, const Backend&
   if (!is_native(backend))
     throw DistBackendError("backend '" + std::string(backend) + "' is not in this build of muster", Code::unsupported);
   auto options = communicator_options(job, backend, name, timeout);
+  if (meeting.deadline) options.timeout = time_left(job.fabric->clock(), *meeting.deadline);
   options.terms += meeting.terms;
   options.give_up = meeting.give_up;
   return std::make_shared<NativeBackend>(
@@ -116,9 +117,9 @@ const NativeBackend* native_of(const ProcessGroup& group, const Backend& backend
 
 }  // namespace
 
-std::shared_ptr<Job> open_job(store::Rendezvous found, const BackendConfig& config, Duration timeout) {
+std::shared_ptr<Job> open_job(store::Rendezvous found, const BackendConfig& config, Duration timeout, TimePoint deadline) {
   auto interfaces = interfaces_from_environment();
-  compare_with_others(found, config, interfaces.size(), timeout);
+  compare_with_others(found, config, interfaces.size(), deadline);
 
   transport::ConnectorOptions connector;
   connector.rank = found.rank;
@@ -132,9 +133,10 @@ std::shared_ptr<Job> open_job(store::Rendezvous found, const BackendConfig& conf
   fabric.rank = found.rank;
   fabric.world_size = found.world_size;
   fabric.timeout = timeout;
+  fabric.deadline = deadline;
   fabric.rules = &collective::fingerprint_rules();
 
-  auto exchange = transport::exchange_over(found.store, "fabric", found.rank, found.world_size, timeout);
+  auto exchange = transport::exchange_over(found.store, "fabric", found.rank, found.world_size, deadline);
   auto job = std::make_shared<Job>();
   job->rank = found.rank;
   job->world_size = found.world_size;

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,7 +16,7 @@
 #include "muster/transport/fabric.h"
 
 namespace muster {
-struct ProcessGroupOptions;  // init.h
+struct ProcessGroupOptions;  // pg_options.h
 }
 
 namespace muster::group {
@@ -32,18 +33,20 @@ struct Job {
   std::shared_ptr<MakingOrder> order;
 };
 
-/// Meets the other ranks over the store. Throws naming the ranks that did not come, or whose backend or interfaces differ.
-std::shared_ptr<Job> open_job(store::Rendezvous found, const BackendConfig& config, Duration timeout);
+/// Meets the other ranks over the store, up to the deadline; `timeout` is the default group's. Throws naming the ranks that did not come,
+/// or whose backend or interfaces differ.
+std::shared_ptr<Job> open_job(store::Rendezvous found, const BackendConfig& config, Duration timeout, TimePoint deadline);
 
 /// How the members of a group that is being made meet.
 struct Meeting {
   std::string terms = {};                                     ///< what must be equal on all: members with other terms do not meet
   std::function<Status()> give_up = {};                       ///< asked while it waits; its failure ends the making
   std::shared_ptr<ProcessGroupOptions> pg_options = nullptr;  ///< for backends that take some
+  std::optional<TimePoint> deadline = {};                     ///< absent: the group's timeout from now on
 };
 
-/// Every member calls it; `ranks` in group order. Blocks until all members have. A process that is not in `ranks` gets a non-member's group
-/// at once.
+/// Every member calls it; `ranks` in group order. Blocks until all members have, up to the meeting's deadline; `timeout` is the
+/// group's own, for its calls. A process that is not in `ranks` gets a non-member's group at once.
 Group make_group(const std::shared_ptr<Job>& job, std::string name, std::vector<int> ranks, BackendConfig config, Duration timeout,
                  Meeting meeting = {});
 

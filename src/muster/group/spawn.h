@@ -2,7 +2,13 @@
 ///
 /// The first failure ends the others and is thrown as SpawnError, with the failed rank and its text. Processes are forks of this one: call
 /// it before the process has started threads or torch has computed in parallel. Threads cannot be ended from outside: their groups are
-/// aborted, so that they leave their collectives with an error. Each thread has a default group of its own (`WorldScope`).
+/// aborted, so that they leave their collectives with an error.
+///
+/// With threads, a rank's default group and what was made from it are bound to its thread (`WorldScope`): init_process_group, the calls
+/// that name no group and destroy_process_group see the group of the thread they are made on. A helper thread that a rank starts has none:
+/// give it the group itself, or bind it (`WorldScope::Binding`). When fn returns, what the rank has not destroyed goes, without the orderly
+/// end that destroy_process_group is; fn, its arguments and all threads are gone when `spawn` or `join` has returned, or the context is
+/// destroyed. What fn refers to must live until then.
 #pragma once
 
 #include <sys/types.h>
@@ -34,7 +40,8 @@ class SpawnError : public DistError {
   using DistError::DistError;
 };
 
-/// Ranks that run, for `join = false`. Destroying it kills processes and waits for threads.
+/// Ranks that run, for `join = false`. Destroying it kills processes and waits for threads, which must come to an end by themselves. One
+/// thread at a time.
 class SpawnContext {
  public:
   virtual ~SpawnContext() = default;

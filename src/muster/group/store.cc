@@ -27,6 +27,8 @@ std::shared_ptr<store::Store> open_tcp(std::string host, std::uint16_t port, con
   engine.timeout = options.timeout;
   engine.wait_for_workers = options.wait_for_workers;
   engine.multi_tenant = options.multi_tenant;
+  if (options.master_listen_fd && *options.master_listen_fd < 0)
+    group::invalid("TCPStore: master_listen_fd " + std::to_string(*options.master_listen_fd) + " is no descriptor; leave it out for none");
   engine.listen_descriptor = options.master_listen_fd.value_or(-1);
   return take_store(store::make_tcp_store(std::move(engine)));
 }

@@ -47,7 +47,7 @@ Result<std::unique_ptr<Fabric>> join(int rank, int world_size, bool shared_memor
   fabric_options.world_size = world_size;
   fabric_options.timeout = kLong;
   fabric_options.heartbeat_limit = Duration::zero();
-  const Exchange over_store = exchange_over(std::move(store), "meeting", rank, world_size, kLong);
+  const Exchange over_store = exchange_over(std::move(store), "meeting", rank, world_size, deadline_after(steady_clock(), kLong));
   return Fabric::create(fabric_options, make_socket_connector(options, Secret::given(kSecret)),
                         [&](const std::string& round, const std::string& mine) {
                           auto all = over_store(round, mine);
