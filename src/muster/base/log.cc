@@ -4,53 +4,19 @@
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
-#include <algorithm>
 #include <atomic>
-#include <cctype>
-#include <cstdio>
 #include <memory>
 #include <string>
 
-#include "muster/base/env.h"
+#include "muster/base/debug_level.h"
 
 namespace muster {
 namespace {
 
 thread_local int log_rank = -1;
 
-std::string lower_case(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return text;
-}
-
-/// torch: DETAIL is all there is, INFO is info; TORCH_CPP_LOG_LEVEL as its names say (FATAL shows errors too: there is nothing above).
-LogLevel level_from_environment() {
-  struct Name {
-    const char* text;
-    LogLevel level;
-  };
-  static constexpr Name kNames[] = {{"error", LogLevel::error}, {"warning", LogLevel::warning}, {"info", LogLevel::info},
-                                    {"debug", LogLevel::debug}, {"trace", LogLevel::trace},     {"fatal", LogLevel::error}};
-  if (const auto text = env_text("MUSTER_LOG_LEVEL")) {
-    for (const Name& name : kNames) {
-      if (lower_case(*text) == name.text) return name.level;
-    }
-    std::fprintf(stderr, "muster: MUSTER_LOG_LEVEL is \"%s\"; expected error, warning, info, debug or trace\n", text->c_str());
-  }
-  if (const auto text = env_text("TORCH_DISTRIBUTED_DEBUG")) {
-    if (lower_case(*text) == "detail") return LogLevel::debug;
-    if (lower_case(*text) == "info") return LogLevel::info;
-  }
-  if (const auto text = env_text("TORCH_CPP_LOG_LEVEL")) {
-    for (const Name& name : kNames) {
-      if (lower_case(*text) == name.text) return name.level;
-    }
-  }
-  return LogLevel::warning;
-}
-
 std::atomic<LogLevel>& level() {
-  static std::atomic<LogLevel> current = level_from_environment();
+  static std::atomic<LogLevel> current = log_level_from_environment();
   return current;
 }
 

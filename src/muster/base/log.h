@@ -1,6 +1,6 @@
 /// The log. Nothing but `log.cc` sees the library behind it (torch bundles another version's headers).
 /// Level from `MUSTER_LOG_LEVEL` (error, warning, info, debug, trace), else from `TORCH_DISTRIBUTED_DEBUG` and
-/// `TORCH_CPP_LOG_LEVEL` as torch documents them, else warning. Lines go to standard error with time, level and rank.
+/// `TORCH_CPP_LOG_LEVEL` as torch documents them (`debug_level.h`), else warning. Lines go to standard error with time, level and rank.
 #pragma once
 
 #include <string_view>
