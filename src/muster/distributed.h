@@ -8,6 +8,7 @@
 #include "muster/group/backend_name.h"
 #include "muster/group/backend_registry.h"
 #include "muster/group/collectives.h"
+#include "muster/group/debug.h"
 #include "muster/group/distributed_sampler.h"
 #include "muster/group/errors.h"
 #include "muster/group/init.h"

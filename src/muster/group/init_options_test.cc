@@ -108,7 +108,7 @@ TEST(InitDeadline, GroupsAreMadeWithinIt) {
     const auto job = WorldScope::current()->job("test");
     const auto passed = steady_clock().now();
     const auto said = message_of<DistBackendError>([&] {
-      group::make_group(job, "late", {0, 1}, BackendConfig::parse("native"), minutes(30), passed);
+      group::make_group(job, "late", {0, 1}, BackendConfig::parse("native"), minutes(30), {.deadline = passed});
     });
     EXPECT_HAS(said, "rank 1");
     seen.set_value();

@@ -162,6 +162,7 @@ Group make_group(const std::shared_ptr<Job>& job, std::string name, std::vector<
   parts.name = std::move(name);
   parts.ranks = std::move(ranks);
   parts.timeout = timeout;
+  parts.store = job->store;
   return std::make_shared<ProcessGroup>(std::move(parts));
 }
 
@@ -222,6 +223,7 @@ ShrunkGroup shrink_group(const std::shared_ptr<Job>& job, const ProcessGroup& ol
   parts.name = name;
   parts.config = before.config;
   parts.timeout = timeout;
+  parts.store = now->store;
   parts.lineage = std::make_shared<const collective::Lineage>(shrunk.lineage);
   const Meeting meeting{"attempt " + std::to_string(shrunk.lineage.attempts), {}, nullptr};
   make_backends(parts, [&](const Backend& backend) -> std::shared_ptr<ProcessGroupBackend> {

@@ -1,15 +1,33 @@
 #include "muster/group/process_group.h"
 
+#include <ATen/record_function.h>
+
 #include <algorithm>
 #include <utility>
 
+#include "muster/base/debug_level.h"
 #include "muster/base/log.h"
+#include "muster/group/detail.h"
 #include "muster/group/errors.h"
 #include "muster/group/validate.h"
 
 namespace muster {
+namespace {
 
-ProcessGroup::ProcessGroup(ProcessGroupParts parts) : parts_(std::move(parts)) {}
+/// "native:all_reduce", torch's way to name them, with the tensors where an observer wants inputs. `label` lives as long as `range`.
+void begin_range(at::RecordFunction& range, std::string& label, const ProcessGroupBackend& backend, const Request& request) {
+  label = std::string(backend.name()) + ":" + std::string(request.name);
+  std::vector<c10::IValue> tensors;
+  if (range.needsInputs()) {
+    for (const auto* side : {&request.inputs, &request.outputs})
+      for (const auto& slice : *side) tensors.insert(tensors.end(), slice.begin(), slice.end());
+  }
+  range.before(std::string_view(label), &tensors);
+}
+
+}  // namespace
+
+ProcessGroup::ProcessGroup(ProcessGroupParts parts) : parts_(std::move(parts)), timeout_(parts_.timeout) {}
 
 WorkRef ProcessGroup::submit(Request request) {
   if (!is_member()) return nullptr;
@@ -17,10 +35,15 @@ WorkRef ProcessGroup::submit(Request request) {
   auto& backend = backend_for(request);
   const bool collective = request.op != Op::send && request.op != Op::recv;
   if (collective) request.sequence = collectives_.fetch_add(1, std::memory_order_relaxed) + 1;
-  request.deadline = deadline_after(steady_clock(), request.timeout.value_or(parts_.timeout));
+  request.deadline = deadline_after(steady_clock(), request.timeout.value_or(timeout()));
   if (logs(LogLevel::trace))
     log(LogLevel::trace,
         "group " + parts_.name + ": " + std::string(request.name) + (collective ? " #" + std::to_string(request.sequence) : ""));
+  // A range for torch's profilers; where none runs this is one look at a thread's list of observers.
+  std::string label;
+  at::RecordFunction range(at::RecordScope::USER_SCOPE);
+  if (range.isActive()) begin_range(range, label, backend, request);
+  if (collective && get_debug_level() == DebugLevel::DETAIL) return group::submit_in_detail(*this, backend, std::move(request));
   return backend.submit(std::move(request));
 }
 
@@ -62,7 +85,7 @@ Status ProcessGroup::failure() const {
 }
 
 Status ProcessGroup::close() {
-  const auto deadline = deadline_after(steady_clock(), parts_.timeout);
+  const auto deadline = deadline_after(steady_clock(), timeout());
   Status first;
   std::vector<ProcessGroupBackend*> closed;  // one backend may serve several devices
   for (const auto& [device, backend] : parts_.backends) {

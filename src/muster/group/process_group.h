@@ -16,6 +16,7 @@
 #include "muster/group/process_group_backend.h"
 #include "muster/group/request.h"
 #include "muster/group/work.h"
+#include "muster/store/store.h"
 
 namespace muster {
 
@@ -29,6 +30,8 @@ struct ProcessGroupParts {
   int rank = -1;           ///< this process's position in them; -1: not a member
   BackendConfig config;
   Duration timeout = std::chrono::minutes(30);
+  /// The job's, while it lives: there members leave their sides of a mismatch (`detail.h`).
+  std::weak_ptr<store::Store> store = {};
   /// Backend of each kind of device; empty for a non-member.
   std::vector<std::pair<c10::DeviceType, std::shared_ptr<ProcessGroupBackend>>> backends;
   /// Of a group that was shrunk out of another.
@@ -51,9 +54,11 @@ class ProcessGroup {
   const std::vector<int>& ranks() const { return parts_.ranks; }
   /// The text that the group's backend was asked for by.
   const std::string& backend() const { return parts_.config.text(); }
-  Duration timeout() const { return parts_.timeout; }
   /// What it is made of.
   const ProcessGroupParts& parts() const { return parts_; }
+  /// Of calls that name none.
+  Duration timeout() const { return timeout_.load(std::memory_order_relaxed); }
+  void set_timeout(Duration timeout) { timeout_.store(timeout, std::memory_order_relaxed); }
 
   /// From a rank of the default group to one of this and back; throw DistError naming the rank that is not there.
   int group_rank_of(int global_rank) const;
@@ -64,11 +69,17 @@ class ProcessGroup {
   Status close();
   void abort(const std::string& reason);
 
+  /// 1, 2, ...: tells one monitored barrier of this group from the next.
+  std::uint64_t next_monitored_barrier() { return monitored_barriers_.fetch_add(1, std::memory_order_relaxed) + 1; }
+  std::shared_ptr<store::Store> store() const { return parts_.store.lock(); }
+
  private:
   ProcessGroupBackend& backend_for(const Request& request) const;
 
   ProcessGroupParts parts_;
+  std::atomic<Duration> timeout_;
   std::atomic<std::uint64_t> collectives_{0};
+  std::atomic<std::uint64_t> monitored_barriers_{0};
 };
 using Group = std::shared_ptr<ProcessGroup>;
 

@@ -1,0 +1,94 @@
+#include "muster/group/debug.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <mutex>
+#include <utility>
+
+#include "muster/base/log.h"
+#include "muster/group/errors.h"
+#include "muster/group/job.h"
+#include "muster/group/resolve.h"
+#include "muster/group/world.h"
+
+namespace muster {
+namespace {
+
+/// Stops the calling process until somebody has looked at it.
+void stop_for_debugger() {
+  std::ifstream status("/proc/self/status");
+  bool traced = false;
+  for (std::string line; std::getline(status, line);)
+    if (line.starts_with("TracerPid:")) traced = line.find_first_of("123456789") != std::string::npos;
+  if (traced) {
+    ::raise(SIGTRAP);
+    return;
+  }
+  const auto process = std::to_string(::getpid());
+  log(LogLevel::error, "breakpoint: process " + process + " stops here; attach with gdb -p " + process + " or lldb -p " + process +
+                           ", or let it go on with kill -CONT " + process);
+  ::raise(SIGSTOP);
+}
+
+std::mutex hook_mutex;
+std::function<void()>& hook() {
+  static auto& current = *new std::function<void()>(stop_for_debugger);
+  return current;
+}
+
+/// A barrier that nobody's patience ends.
+void meet_without_limit(const Group& world) {
+  Request request{.op = Op::barrier, .name = "breakpoint"};
+  request.timeout = Duration(-1);
+  world->submit(std::move(request));
+}
+
+}  // namespace
+
+void set_debug_level_from_env() { set_debug_level(group::take(debug_level_from_environment())); }
+
+std::function<void()> set_breakpoint_hook(std::function<void()> wanted) {
+  const std::lock_guard lock(hook_mutex);
+  return std::exchange(hook(), std::move(wanted));
+}
+
+void breakpoint(int rank) {
+  const auto scope = WorldScope::current();
+  const auto world = scope->world("breakpoint");
+  const auto job = scope->job("breakpoint");
+  world->global_rank_of(rank);  // throws where there is no such rank
+  struct Suspended {
+    explicit Suspended(transport::Fabric& fabric) : fabric(fabric) { fabric.suspend_heartbeats(true); }
+    ~Suspended() { fabric.suspend_heartbeats(false); }
+    transport::Fabric& fabric;
+  };
+  const Suspended suspended(*job->fabric);
+  meet_without_limit(world);  // from here on nobody judges anybody's silence
+  std::exception_ptr thrown;
+  if (world->rank() == rank) {
+    std::function<void()> stop;
+    {
+      const std::lock_guard lock(hook_mutex);
+      stop = hook();
+    }
+    try {
+      if (stop) stop();
+    } catch (...) {
+      thrown = std::current_exception();
+    }
+  }
+  meet_without_limit(world);
+  if (thrown) std::rethrow_exception(thrown);
+}
+
+void set_timeout(Duration timeout, const Group& group) {
+  if (const auto which = group::acting(group, "set_timeout")) which->set_timeout(timeout);
+}
+
+void abort_process_group(const Group& group, const std::string& reason) {
+  if (const auto which = group::acting(group, "abort_process_group")) which->abort(reason);
+}
+
+}  // namespace muster

@@ -1,0 +1,147 @@
+#include "muster/group/detail.h"
+
+#include <ATen/core/ivalue.h>
+#include <c10/util/Backtrace.h>
+
+#include <algorithm>
+#include <cctype>
+#include <utility>
+
+#include "muster/group/errors.h"
+
+namespace muster::group {
+namespace {
+
+constexpr Duration kPatience = std::chrono::seconds(2);
+constexpr std::size_t kMostRanks = 8;  // whose sides are shown
+
+/// One member's call, as it is told to the others.
+struct Side {
+  std::string call;    // "all_reduce"
+  std::string shapes;  // "10", "2, 3; 4"
+  c10::Backtrace stack;
+};
+
+std::string shapes_of(const Request& request) {
+  std::string out;
+  for (const auto& slice : request.inputs.empty() ? request.outputs : request.inputs) {
+    for (const auto& tensor : slice) {
+      if (!out.empty()) out += "; ";
+      std::string dimensions;
+      for (const auto length : tensor.sizes()) dimensions += (dimensions.empty() ? "" : ", ") + std::to_string(length);
+      out += dimensions.empty() ? "()" : dimensions;
+    }
+  }
+  return out.empty() ? "none" : out;
+}
+
+/// torch's spelling in its reports: ALLREDUCE.
+std::string shouted(std::string_view name) {
+  std::string out;
+  for (const char c : name)
+    if (c != '_') out += static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  return out;
+}
+
+class Detail {
+ public:
+  Detail(ProcessGroup& group, const Request& request)
+      : me_(group.ranks()[static_cast<std::size_t>(group.rank())]),
+        members_(group.ranks()),
+        store_(group.store()),
+        key_("detail/" + group.name() + "/"),
+        side_{std::string(request.name), shapes_of(request), c10::get_lazy_backtrace(2)} {}
+
+  [[noreturn]] void report(const DistError& error) const {
+    std::string text = error.what();
+    std::vector<int> others;
+    for (const int rank : error.ranks())
+      if (rank != me_) others.push_back(rank);
+    if (others.empty()) std::copy_if(members_.begin(), members_.end(), std::back_inserter(others), [&](int rank) { return rank != me_; });
+    if (others.size() > kMostRanks) others.resize(kMostRanks);
+    const auto mine = side_.call + " with shapes " + side_.shapes + ", called from\n" + side_.stack->get();
+    if (error.code() == Code::timed_out) {
+      throw DistBackendError(text + "\nRanks stuck before the collective " + shouted(side_.call) + ": " + listed(error.ranks()) +
+                                 "\nRank " + std::to_string(me_) + ": " + mine,
+                             error.code(), error.ranks());
+    }
+    const auto sides = others_sides(others, mine);
+    const bool same_call =
+        std::all_of(sides.begin(), sides.end(), [&](const auto& side) { return side.starts_with(side_.call + " with"); });
+    if (same_call && !sides.empty()) {
+      text += "\nError when verifying shape tensors for collective " + shouted(side_.call) + " on rank " + std::to_string(me_) +
+              ". This likely indicates that input shapes into the collective are mismatched across ranks. Got shapes: " + side_.shapes;
+    }
+    text += "\nRank " + std::to_string(me_) + ": " + mine;
+    for (std::size_t i = 0; i < sides.size(); ++i)
+      text += "\nRank " + std::to_string(others[i]) + ": " + (sides[i].empty() ? "has not told what it called" : sides[i]);
+    throw DistBackendError(text, error.code(), error.ranks());
+  }
+
+ private:
+  static std::string listed(const std::vector<int>& ranks) {
+    std::string out;
+    for (const int rank : ranks) out += (out.empty() ? "" : ", ") + std::to_string(rank);
+    return out.empty() ? "unknown" : out;
+  }
+
+  /// Leaves this rank's side for the others and gets theirs; empty for those that have not left any in time.
+  std::vector<std::string> others_sides(const std::vector<int>& others, const std::string& mine) const {
+    if (store_ == nullptr) return {};
+    static_cast<void>(store_->set(key_ + std::to_string(me_), mine).ok());
+    const auto deadline = deadline_after(steady_clock(), kPatience);
+    std::vector<std::string> sides;
+    for (const int rank : others) {
+      const auto side = store_->get(key_ + std::to_string(rank), time_left(steady_clock(), deadline));
+      sides.push_back(side.ok() ? *side : std::string());
+    }
+    return sides;
+  }
+
+  int me_;
+  std::vector<int> members_;
+  std::shared_ptr<store::Store> store_;
+  std::string key_;
+  Side side_;
+};
+
+bool concerns(const DistError& error) { return error.code() == Code::mismatch || error.code() == Code::timed_out; }
+
+/// Adds the details to what the Work of an asynchronous call fails with.
+class DetailedWork final : public Work {
+ public:
+  DetailedWork(WorkRef work, Detail detail) : work_(std::move(work)), detail_(std::move(detail)) {}
+  bool is_completed() override { return work_->is_completed(); }
+  bool is_success() override { return work_->is_success(); }
+  bool wait(std::optional<Duration> timeout) override {
+    try {
+      return work_->wait(timeout);
+    } catch (const DistError& error) {
+      if (!concerns(error) || !work_->is_completed()) throw;
+      detail_.report(error);
+    }
+  }
+  c10::intrusive_ptr<c10::ivalue::Future> get_future() override { return work_->get_future(); }
+  int source_rank() override { return work_->source_rank(); }
+  std::exception_ptr exception() override { return work_->exception(); }
+  std::vector<at::Tensor> result() override { return work_->result(); }
+
+ private:
+  WorkRef work_;
+  Detail detail_;
+};
+
+}  // namespace
+
+WorkRef submit_in_detail(ProcessGroup& group, ProcessGroupBackend& backend, Request request) {
+  Detail detail(group, request);
+  try {
+    auto work = backend.submit(std::move(request));
+    return work == nullptr ? nullptr : std::make_shared<DetailedWork>(std::move(work), std::move(detail));
+  } catch (const DistError& error) {
+    if (!concerns(error)) throw;
+    detail.report(error);
+  }
+}
+
+}  // namespace muster::group

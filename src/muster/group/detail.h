@@ -1,0 +1,13 @@
+/// At TORCH_DISTRIBUTED_DEBUG=DETAIL: what is added to the report of a mismatch, namely shapes and call stacks of both sides. The engine
+/// finds mismatches by itself; nothing is exchanged before one is found.
+#pragma once
+
+#include "muster/group/process_group.h"
+
+namespace muster::group {
+
+/// `backend.submit(request)`, a collective; a mismatch that it ends in, at once or in `Work::wait`, is thrown with the details of this
+/// rank's call and of the others', which they leave in the job's store; waits at most two seconds for them.
+WorkRef submit_in_detail(ProcessGroup& group, ProcessGroupBackend& backend, Request request);
+
+}  // namespace muster::group

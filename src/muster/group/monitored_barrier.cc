@@ -1,0 +1,170 @@
+// The barrier that names who is missing: `debug.h`.
+//
+// Messages, all of one size and each kind under a tag of its own, with the number of the barrier in them, so that those of a barrier that
+// failed are told from the next one's:
+//   token    every other member -> rank 0: it has come
+//   hello    rank 0 -> every other member: it has come
+//   verdict  rank 0 -> every other member: all have come, or the text that rank 0 throws
+// Who waits for rank 0 waits for the hello up to the timeout; from then on rank 0 needs at most its own timeout for the verdict.
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "muster/group/debug.h"
+#include "muster/group/errors.h"
+#include "muster/group/resolve.h"
+
+namespace muster {
+namespace {
+
+/// Below the engine's own tags, where no program is likely to have any.
+enum Tag : std::int64_t { kToken = (std::int64_t{1} << 62) - 0x6D62, kHello, kVerdict };
+constexpr Duration kVerdictGrace = std::chrono::seconds(10);
+
+/// What each message is.
+struct Message {
+  std::int64_t barrier = 0;
+  std::int64_t code = 0;  // of the verdict
+  std::int64_t ranks = 0;
+  std::int64_t bytes = 0;
+  std::int32_t missing[32] = {};
+  char text[1888] = {};
+};
+static_assert(sizeof(Message) == 2048);
+
+struct Sent {
+  at::Tensor tensor = at::empty({sizeof(Message)}, at::kByte);
+  Message* message;
+  WorkRef work;
+
+  Sent() : message(new (tensor.mutable_data_ptr()) Message) {}
+};
+
+Sent exchange(ProcessGroup& group, Op op, int peer, Tag tag, Sent sent, Duration timeout) {
+  Request request{.op = op, .name = "monitored_barrier"};
+  (op == Op::send ? request.inputs : request.outputs) = {{sent.tensor}};
+  request.peer = peer;
+  request.tag = tag;
+  request.async_op = true;
+  request.timeout = timeout;
+  sent.work = group.submit(std::move(request));
+  return sent;
+}
+
+void send(ProcessGroup& group, int peer, Tag tag, const Message& message) {
+  Sent sent;
+  *sent.message = message;
+  exchange(group, Op::send, peer, tag, std::move(sent), Duration(-1));  // the Work goes on by itself
+}
+
+/// The message of this barrier; those of earlier ones, which this rank gave up, are passed over.
+Message receive(ProcessGroup& group, int peer, Tag tag, std::int64_t barrier, TimePoint deadline) {
+  for (;;) {
+    const auto got = exchange(group, Op::recv, peer, tag, Sent(), time_left(steady_clock(), deadline));
+    got.work->wait();
+    if (got.message->barrier >= barrier) return *got.message;
+  }
+}
+
+std::string failed_text(const std::vector<int>& ranks, Duration timeout, const std::string& why) {
+  std::string names;
+  for (const int rank : ranks) names += (names.empty() ? "" : ", ") + std::to_string(rank);
+  return (ranks.size() == 1 ? "Rank " : "Ranks ") + names + " failed to pass monitoredBarrier in " +
+         std::to_string(std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count()) + " ms\n Original exception:\n" + why;
+}
+
+struct Findings {
+  std::vector<int> missing;  // job ranks
+  Code code = Code::ok;
+  std::string why;
+
+  void add(int rank, const DistError& error) {
+    missing.push_back(rank);
+    if (code != Code::ok) return;
+    code = error.code();
+    why = error.what();
+  }
+};
+
+Findings collect(ProcessGroup& group, std::int64_t barrier, TimePoint deadline, bool all) {
+  const auto& ranks = group.ranks();
+  std::vector<Sent> tokens(ranks.size());
+  for (std::size_t i = 1; i < ranks.size(); ++i)
+    tokens[i] = exchange(group, Op::recv, static_cast<int>(i), kToken, Sent(), time_left(steady_clock(), deadline));
+  Findings found;
+  for (std::size_t i = 1; i < ranks.size() && (all || found.missing.empty()); ++i) {
+    try {
+      tokens[i].work->wait();
+      if (tokens[i].message->barrier < barrier) receive(group, static_cast<int>(i), kToken, barrier, deadline);
+    } catch (const DistError& error) {
+      found.add(ranks[i], error);
+    }
+  }
+  // Where the group itself has failed, it knows better whose fault that is than the receives that it took along.
+  if (const auto failure = group.failure(); !failure.ok() && !failure.ranks().empty()) {
+    found.missing = failure.ranks();
+    found.code = failure.code();
+    found.why = failure.message();
+  }
+  return found;
+}
+
+void lead(ProcessGroup& group, std::int64_t barrier, Duration timeout, bool all) {
+  const auto deadline = deadline_after(steady_clock(), timeout);
+  const int size = group.size();
+  for (int peer = 1; peer < size; ++peer) send(group, peer, kHello, {.barrier = barrier});
+  const auto found = collect(group, barrier, deadline, all);
+  const auto text = found.missing.empty() ? std::string() : failed_text(found.missing, timeout, found.why);
+  Message verdict{.barrier = barrier, .code = static_cast<std::int64_t>(found.code)};
+  verdict.ranks = static_cast<std::int64_t>(std::min(found.missing.size(), std::size(verdict.missing)));
+  std::copy_n(found.missing.begin(), verdict.ranks, verdict.missing);
+  verdict.bytes = static_cast<std::int64_t>(std::min(text.size(), sizeof verdict.text));
+  std::memcpy(verdict.text, text.data(), static_cast<std::size_t>(verdict.bytes));
+  try {
+    for (int peer = 1; peer < size; ++peer) send(group, peer, kVerdict, verdict);
+  } catch (const DistError&) {
+    if (found.missing.empty()) throw;  // else they learn from the group's failure why there is no verdict
+  }
+  if (!found.missing.empty()) throw DistBackendError(text, found.code, found.missing);
+}
+
+void follow(ProcessGroup& group, std::int64_t barrier, Duration timeout) {
+  send(group, 0, kToken, {.barrier = barrier});
+  Message verdict;
+  try {
+    receive(group, 0, kHello, barrier, deadline_after(steady_clock(), timeout));
+    auto limit = deadline_after(steady_clock(), timeout);
+    if (limit < TimePoint::max() - kVerdictGrace) limit += kVerdictGrace;
+    verdict = receive(group, 0, kVerdict, barrier, limit);
+  } catch (const DistError& error) {
+    const auto ranks = error.code() == Code::timed_out || error.ranks().empty() ? std::vector<int>{group.ranks()[0]} : error.ranks();
+    throw DistBackendError(failed_text(ranks, timeout, error.what()), error.code(), ranks);
+  }
+  if (verdict.code == static_cast<std::int64_t>(Code::ok)) return;
+  const auto ranks = std::clamp<std::int64_t>(verdict.ranks, 0, std::size(verdict.missing));
+  const auto bytes = std::clamp<std::int64_t>(verdict.bytes, 0, sizeof verdict.text);
+  throw DistBackendError("Rank " + std::to_string(group.ranks()[static_cast<std::size_t>(group.rank())]) +
+                             " reached monitoredBarrier, which failed; rank " + std::to_string(group.ranks()[0]) +
+                             " says: " + std::string(verdict.text, static_cast<std::size_t>(bytes)),
+                         Code::timed_out, std::vector<int>(verdict.missing, verdict.missing + ranks));
+}
+
+}  // namespace
+
+void monitored_barrier(const MonitoredBarrierOptions& options) {
+  const auto group = group::acting(options.group, "monitored_barrier");
+  if (!group) return;
+  const auto barrier = static_cast<std::int64_t>(group->next_monitored_barrier());
+  if (group->size() == 1) return;
+  const auto timeout = options.timeout.value_or(group->timeout());
+  if (group->rank() == 0) {
+    lead(*group, barrier, timeout, options.wait_all_ranks);
+  } else {
+    follow(*group, barrier, timeout);
+  }
+}
+
+}  // namespace muster
