@@ -10,6 +10,7 @@
 #include "muster/group/test_ranks.h"
 #include "muster/store/factory.h"
 #include "muster/store/request_store.h"
+#include "muster/testing/reserved_port.h"
 
 namespace muster {
 namespace {
@@ -40,8 +41,6 @@ class Environment {
   }
   std::map<std::string, std::string> before_;
 };
-
-std::uint16_t free_port() { return TCPStore("127.0.0.1", 0, {.is_master = true, .wait_for_workers = false}).port(); }
 
 /// Keeps the time limits of all requests. One that has no limit of its own would be one that escapes the deadline.
 class RecordingStore : public store::RequestStore<store::Store> {
@@ -132,7 +131,7 @@ TEST(InitDeadline, NewGroupHasOne) {
 // spec: B2 neither store nor init_method means env://; B9 rank and world size as arguments
 TEST(InitDefaults, NeitherStoreNorMethodMeansTheEnvironment) {
   const Environment environment(
-      {{"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", std::to_string(free_port())}, {"RANK", ""}, {"WORLD_SIZE", "2"}});
+      {{"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", std::to_string(testing::reserve_port())}, {"RANK", ""}, {"WORLD_SIZE", "2"}});
   const auto ranks = [](int rank) {
     init_process_group({.timeout = seconds(60), .rank = rank});
     EXPECT_EQ(get_world_size(), 2);
@@ -143,7 +142,7 @@ TEST(InitDefaults, NeitherStoreNorMethodMeansTheEnvironment) {
   };
   spawn(ranks, {.nprocs = 2, .mode = SpawnMode::threads});
 
-  const Environment alone{{"MASTER_PORT", std::to_string(free_port())}, {"RANK", "0"}, {"WORLD_SIZE", "1"}};
+  const Environment alone{{"MASTER_PORT", std::to_string(testing::reserve_port())}, {"RANK", "0"}, {"WORLD_SIZE", "1"}};
   init_process_group();
   EXPECT_EQ(get_rank(), 0);
   destroy_process_group();

@@ -7,6 +7,7 @@
 #include <future>
 
 #include "muster/base/log.h"
+#include "muster/testing/reserved_port.h"
 
 namespace muster::store {
 namespace {
@@ -30,10 +31,7 @@ std::size_t count(const std::string& text, const std::string& part) {
   return found;
 }
 
-TcpEndpoint nobody() {
-  const auto socket = listen_on(*SocketAddress::numeric("127.0.0.1", 0), 1);
-  return {"127.0.0.1", SocketAddress::local_of(socket->get())->port(), Secret::given("the secret of the connection tests"), ""};
-}
+TcpEndpoint nobody() { return {"127.0.0.1", testing::reserve_port(), Secret::given("the secret of the connection tests"), ""}; }
 
 // A wrong MASTER_ADDR is told long before the timeout: which address, why, for how long yet and what to check; once.
 TEST(TcpConnection, TellsOnceWhomItCannotReach) {
