@@ -29,6 +29,9 @@ struct Context {
   std::coroutine_handle<> leaf;
   bool (*ready)(void*) = nullptr;
   void* argument = nullptr;
+
+  static void* operator new(std::size_t bytes) { return allocate_frame(bytes); }
+  static void operator delete(void* context, std::size_t bytes) noexcept { free_frame(context, bytes); }
 };
 
 struct PromiseBase {

@@ -61,9 +61,9 @@ class Check {
     return {};
   }
 
-  Status equal(const std::string& what, std::size_t output, std::size_t input) const {
+  Status equal(std::string_view what, std::size_t output, std::size_t input) const {
     if (output == input) return {};
-    return invalid("needs " + what + " of the same length: the output has " + std::to_string(output) + " bytes, the input " +
+    return invalid("needs " + std::string(what) + " of the same length: the output has " + std::to_string(output) + " bytes, the input " +
                    std::to_string(input));
   }
 
@@ -78,14 +78,14 @@ class Check {
         return equal("the output and the input that this member keeps", args_.outputs[me].size(), args_.inputs[me].size());
       case Op::gather:
         for (std::size_t r = 0; root_ && r < args_.outputs.size(); ++r) {
-          if (Status same = equal("output " + std::to_string(r) + " and the input", args_.outputs[r].size(), args_.inputs[0].size()); !same)
-            return same;
+          if (args_.outputs[r].size() != args_.inputs[0].size())
+            return equal("output " + std::to_string(r) + " and the input", args_.outputs[r].size(), args_.inputs[0].size());
         }
         return {};
       case Op::scatter:
         for (std::size_t r = 0; root_ && r < args_.inputs.size(); ++r) {
-          if (Status same = equal("the output and input " + std::to_string(r), args_.outputs[0].size(), args_.inputs[r].size()); !same)
-            return same;
+          if (args_.outputs[0].size() != args_.inputs[r].size())
+            return equal("the output and input " + std::to_string(r), args_.outputs[0].size(), args_.inputs[r].size());
         }
         return {};
       default: return {};
@@ -124,7 +124,8 @@ class Check {
       return overlap_of({in.data(), in.data() + in.size(), false, 0}, {out.data(), out.data() + out.size(), true, 0});
     }
     if (!writes_output()) return {};
-    std::vector<Piece> pieces;
+    thread_local std::vector<Piece> pieces;  // kept: a steady state takes nothing from the heap
+    pieces.clear();
     pieces.reserve(args_.inputs.size() + args_.outputs.size());
     for (std::size_t i = 0; reads_input() && i < args_.inputs.size(); ++i) {
       const ConstBytes in = args_.inputs[i];
@@ -203,6 +204,14 @@ transport::Fingerprint fingerprint_of(const Args& args, std::uint64_t sequence) 
       break;
     default: break;
   }
+  return call;
+}
+
+transport::Fingerprint refusal_of(Op op, std::uint64_t sequence) {
+  transport::Fingerprint call;
+  call.sequence = sequence;
+  call.op = static_cast<std::uint8_t>(op);
+  call.flags = kRefused;
   return call;
 }
 

@@ -17,6 +17,8 @@ Status validate(const Args& args, int rank, int size);
 
 /// What all members must agree on in this call; `args` are valid.
 transport::Fingerprint fingerprint_of(const Args& args, std::uint64_t sequence);
+/// What a member tells of a call that it could not make.
+transport::Fingerprint refusal_of(Op op, std::uint64_t sequence);
 
 /// "ranks 1, 2 and 5", "rank 1".
 std::string describe_ranks(const std::vector<int>& ranks);

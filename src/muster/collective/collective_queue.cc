@@ -47,11 +47,12 @@ Status CollectiveQueue::Operation::wait(TimePoint deadline) {
   return status();
 }
 
-void CollectiveQueue::enqueue(Operation& operation, const Args& args) {
+void CollectiveQueue::enqueue(Operation& operation, const Args& args, bool refused) {
   operation.args_ = &args;
   operation.made_ = group_.now();
   const std::lock_guard guard(lock_);
-  operation.call_ = fingerprint_of(args, sequence_.load(std::memory_order_relaxed) + 1);
+  const std::uint64_t sequence = sequence_.load(std::memory_order_relaxed) + 1;
+  operation.call_ = refused ? refusal_of(args.op, sequence) : fingerprint_of(args, sequence);
   operation.queued_ = true;
   queue_.push_back(&operation);
   sequence_.fetch_add(1);
@@ -82,6 +83,14 @@ std::shared_ptr<CollectiveQueue::Operation> CollectiveQueue::start(std::shared_p
   return operation;
 }
 
+void CollectiveQueue::refuse(std::shared_ptr<Driver> driver, Op op) {
+  auto operation = std::make_shared<Operation>(*this, std::move(driver), TimePoint::max());
+  operation->owned_.op = op;
+  operation->self_ = operation;
+  enqueue(*operation, operation->owned_, true);
+  additions_.fetch_add(1);
+}
+
 CollectiveQueue::Operation* CollectiveQueue::front() {
   const std::lock_guard guard(lock_);
   return queue_.empty() ? nullptr : queue_.front();
@@ -92,6 +101,7 @@ void CollectiveQueue::begin(Operation& operation) {
   if (group_.channel->failed()) return;
   group_.channel->begin(operation.call_);
   control_.begin(operation.call_);
+  if ((operation.call_.flags & kRefused) != 0 && region_ == nullptr) return control_.tell_refused();
   operation.task_ = region_ ? region_->run(*operation.args_, operation.call_) : links_.run(*operation.args_, operation.call_);
 }
 

@@ -29,6 +29,8 @@ class CollectiveQueue {
   Status run(Driver& driver, const Args& args, TimePoint deadline);
   /// Queues a valid call.
   std::shared_ptr<Operation> start(std::shared_ptr<Driver> driver, Args args, TimePoint deadline);
+  /// Queues the news that this member's next call, an `op`, was refused.
+  void refuse(std::shared_ptr<Driver> driver, Op op);
 
   /// Goes on as far as it can, unless another thread is doing that just now. `others_wait`: more threads than this one wait for the group.
   void advance(const std::atomic<int>& attending, int self);
@@ -58,7 +60,7 @@ class CollectiveQueue {
   void drop_region();
 
  private:
-  void enqueue(Operation& operation, const Args& args);
+  void enqueue(Operation& operation, const Args& args, bool refused = false);
   void remove(Operation& operation);
   Operation* front();
   void begin(Operation& operation);

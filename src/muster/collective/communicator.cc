@@ -50,6 +50,7 @@ class GroupCommunicator final : public Communicator, public Driver, public std::
 
   Status run(const Args& args, TimePoint deadline) override;
   PendingRef start(Args args, TimePoint deadline) override;
+  void refuse(Op op) override;
   PendingRef send(int member, std::uint64_t tag, ConstBytes data, DType dtype, TimePoint deadline) override;
   PendingRef receive(int member, std::uint64_t tag, MutableBytes data, DType dtype, TimePoint deadline) override;
   void abort(const std::string& reason) override;
@@ -169,6 +170,13 @@ PendingRef GroupCommunicator::start(Args args, TimePoint deadline) {
   if (attended()) group_.fabric->wake();  // its limit does not know of this deadline
   watch(true);
   return operation;
+}
+
+void GroupCommunicator::refuse(Op op) {
+  if (closed_.load() || size() == 1) return;
+  queue_.refuse(shared_from_this(), op);
+  watch(true);
+  advance();
 }
 
 Status GroupCommunicator::check_message(const char* what, int member, std::uint64_t tag, std::size_t bytes, DType dtype, bool any) const {

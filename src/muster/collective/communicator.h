@@ -97,6 +97,11 @@ class Communicator {
   /// Queued; the process's progress thread advances it, `Pending::wait` takes over.
   virtual PendingRef start(Args args, TimePoint deadline) = 0;
 
+  /// Says that this member could not make its next call, an `op`, because of its arguments. That counts as a call: the others learn it, and
+  /// where one of them has made a proper call under that number, the group fails on all with both calls named, so that nobody waits for
+  /// this member. Where all were refused the group goes on. Never blocks.
+  virtual void refuse(Op op) = 0;
+
   /// Point-to-point; members by position. Non-blocking; order is kept per (peer, tag).
   virtual PendingRef send(int member, std::uint64_t tag, ConstBytes data, DType dtype, TimePoint deadline) = 0;
   virtual PendingRef receive(int member_or_any, std::uint64_t tag, MutableBytes data, DType dtype, TimePoint deadline) = 0;

@@ -11,6 +11,25 @@ namespace {
 constexpr std::uint64_t kControlTag = kFirstReservedTag;
 constexpr auto kCancelLimit = std::chrono::seconds(1);
 
+/// Calls of members that are ahead, per member: only refused calls can be more than one.
+constexpr std::size_t kKeptNotes = 64;
+
+/// Calls that agree give the same number.
+std::uint64_t add_to(std::uint64_t history, const transport::Fingerprint& call) {
+  const bool refused = (call.flags & kRefused) != 0;
+  const auto mix = [&](std::uint64_t word) {
+    history = (history ^ word) * 0x9e3779b97f4a7c15u;
+    history ^= history >> 29;
+  };
+  mix(refused ? 1 : 2);
+  if (refused) return history;
+  mix(call.op | call.dtype << 8 | call.reduce << 16);
+  mix(static_cast<std::uint32_t>(call.root));
+  mix(call.count);
+  mix(call.digest);
+  return history;
+}
+
 std::string numbered(const transport::Fingerprint& call) {
   if (call.sequence == 0) return "none";
   return fingerprint_rules().describe(call) + " as number " + std::to_string(call.sequence);
@@ -39,12 +58,12 @@ void Control::post() {
   receive_ = group_.channel->receive(transport::kAnyMember, kControlTag, std::as_writable_bytes(std::span(inbox_.get(), 1)), note);
 }
 
-void Control::send(int member, Kind kind, const transport::Fingerprint& call) {
+void Control::send(int member, const Note& note) {
   transport::Fingerprint header;
   header.op = static_cast<std::uint8_t>(Op::send);
-  auto note = std::make_unique<Note>(Note{kind, call});
-  auto transfer = group_.channel->send(member, kControlTag, std::as_bytes(std::span(note.get(), 1)), header);
-  sent_.push_back({std::move(note), std::move(transfer)});
+  auto copy = std::make_unique<Note>(note);
+  auto transfer = group_.channel->send(member, kControlTag, std::as_bytes(std::span(copy.get(), 1)), header);
+  sent_.push_back({std::move(copy), std::move(transfer)});
 }
 
 bool Control::all_sent() {
@@ -74,13 +93,12 @@ void Control::take(int member, const Note& note) {
         compare(member, note.call);
       } else if (leaving_) {
         fail_skipped(group_.rank(), latest_, note.call);
-      } else {
-        waiting_[index] = note.call;
-        any_waiting_ = true;
+      } else if (waiting_.size() < kKeptNotes * left_.size()) {
+        waiting_.emplace_back(member, note.call);
       }
       return;
     case Kind::leaving:
-      left_[index] = note.call;
+      left_[index] = Left{note.call, note.history, note.last};
       any_left_ = true;
       if (!leaving_ && note.call.sequence < latest_.sequence) fail_skipped(member, note.call, latest_);
       return;
@@ -91,17 +109,16 @@ void Control::take(int member, const Note& note) {
 void Control::begin(const transport::Fingerprint& call) {
   latest_ = call;
   recent_[call.sequence % recent_.size()] = call;
-  if (any_waiting_) {
-    any_waiting_ = false;
-    for (int member = 0; member < group_.size(); ++member) {
-      const auto& theirs = waiting_[static_cast<std::size_t>(member)];
+  history_ = add_to(history_, call);
+  if (!waiting_.empty()) {
+    for (const auto& [member, theirs] : waiting_) {
       if (theirs.sequence == call.sequence) compare(member, theirs);
-      any_waiting_ = any_waiting_ || theirs.sequence > call.sequence;
     }
+    std::erase_if(waiting_, [&](const auto& known) { return known.second.sequence <= call.sequence; });
   }
   for (int member = 0; any_left_ && member < group_.size(); ++member) {
     const auto& last = left_[static_cast<std::size_t>(member)];
-    if (last && last->sequence < call.sequence) return fail_skipped(member, *last, call);
+    if (last && last->call.sequence < call.sequence) return fail_skipped(member, last->call, call);
   }
 }
 
@@ -127,15 +144,31 @@ void Control::fail_skipped(int member, const transport::Fingerprint& last, const
                               {culprit}));
 }
 
-void Control::tell_waiting(int member, const transport::Fingerprint& call) { send(member, Kind::waiting, call); }
+void Control::tell_waiting(int member, const transport::Fingerprint& call) { send(member, {Kind::waiting, call}); }
+
+void Control::tell_refused() {
+  for (int member = 0; member < group_.size(); ++member) {
+    if (member != group_.rank()) tell_waiting(member, latest_);
+  }
+}
+
+Control::Left Control::leaving_note() const {
+  Left left{latest_, history_, {}};
+  for (std::uint64_t i = 0; i < kTold && i < latest_.sequence; ++i) {
+    const std::uint64_t sequence = latest_.sequence - i;
+    left.last[sequence % kTold] = recent_[sequence % recent_.size()];
+  }
+  return left;
+}
 
 void Control::tell_leaving() {
   leaving_ = true;
-  left_[static_cast<std::size_t>(group_.rank())] = latest_;
-  for (const auto& theirs : waiting_) {
-    if (theirs.sequence > latest_.sequence) return fail_skipped(group_.rank(), latest_, theirs);
+  const Left left = leaving_note();
+  left_[static_cast<std::size_t>(group_.rank())] = left;
+  for (const auto& known : waiting_) {
+    if (known.second.sequence > latest_.sequence) return fail_skipped(group_.rank(), latest_, known.second);
   }
-  if (group_.rank() != 0) send(0, Kind::leaving, latest_);
+  if (group_.rank() != 0) send(0, {Kind::leaving, latest_, left.history, left.last});
 }
 
 std::vector<int> Control::not_leaving() const {
@@ -147,7 +180,7 @@ std::vector<int> Control::not_leaving() const {
 }
 
 Status Control::compare_leaving() const {
-  const auto made = [](const auto& last) { return last->sequence; };
+  const auto made = [](const auto& last) { return last->call.sequence; };
   const auto most = std::max_element(left_.begin(), left_.end(), [&](const auto& a, const auto& b) { return made(a) < made(b); });
   std::vector<int> fewer;
   std::string calls;
@@ -155,19 +188,43 @@ Status Control::compare_leaving() const {
     const auto& last = left_[member];
     if (made(last) == made(*most)) continue;
     fewer.push_back(group_.job_rank_of(static_cast<int>(member)));
-    calls += "rank " + std::to_string(fewer.back()) + " made " + std::to_string(made(last)) + " (the last: " + numbered(*last) + "), ";
+    calls += "rank " + std::to_string(fewer.back()) + " made " + std::to_string(made(last)) + " (the last: " + numbered(last->call) + "), ";
   }
-  if (fewer.empty()) return {};
+  if (fewer.empty()) return compare_histories();
   const int whole = group_.job_rank_of(static_cast<int>(most - left_.begin()));
   return Status(Code::mismatch,
                 "the members of " + group_.text() + " close it after different numbers of calls: " + calls + "rank " +
-                    std::to_string(whole) + " made " + std::to_string(made(*most)) + " (the last: " + numbered(**most) + "); " +
+                    std::to_string(whole) + " made " + std::to_string(made(*most)) + " (the last: " + numbered((*most)->call) + "); " +
                     describe_ranks(fewer) + " skipped a call",
                 fewer);
 }
 
+// As many calls everywhere; but a member may have returned from a call before the news of another's different one came.
+Status Control::compare_histories() const {
+  for (std::size_t member = 1; member < left_.size(); ++member) {
+    if (left_[member]->history == left_[0]->history) continue;
+    const int first = group_.job_rank_of(0), other = group_.job_rank_of(static_cast<int>(member));
+    std::string calls;
+    for (std::uint64_t i = std::min<std::uint64_t>(kTold, latest_.sequence); i > 0 && calls.empty(); --i) {
+      const std::uint64_t at = (latest_.sequence - i + 1) % kTold;
+      const auto &ours = left_[0]->last[at], &theirs = left_[member]->last[at];
+      if (fingerprint_rules().agree(ours, theirs)) continue;
+      calls = "rank " + std::to_string(first) + " called " + numbered(ours) + " while rank " + std::to_string(other) + " called " +
+              numbered(theirs);
+    }
+    if (calls.empty())
+      calls = "ranks " + std::to_string(first) + " and " + std::to_string(other) + " differ in a call before the last " +
+              std::to_string(kTold) + " of " + std::to_string(latest_.sequence);
+    return Status(
+        Code::mismatch,
+        "the members of " + group_.text() + " made different calls: " + calls + "; every member must make the same calls in the same order",
+        {std::min(first, other), std::max(first, other)});
+  }
+  return {};
+}
+
 void Control::tell_released() {
-  for (int member = 1; member < group_.size(); ++member) send(member, Kind::released, latest_);
+  for (int member = 1; member < group_.size(); ++member) send(member, {Kind::released, latest_});
 }
 
 void Control::cancel() {

@@ -10,6 +10,7 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "muster/base/status.h"
@@ -24,8 +25,7 @@ inline constexpr std::uint64_t kFirstReservedTag = std::uint64_t{1} << 62;
 /// Not thread-safe: used under the communicator's drive lock.
 class Control {
  public:
-  explicit Control(const GroupContext& group)
-      : group_(group), waiting_(group.channel->members().size()), left_(group.channel->members().size()) {}
+  explicit Control(const GroupContext& group) : group_(group), left_(group.channel->members().size()) {}
   ~Control();
 
   /// From now on notes are taken. Not for groups of one.
@@ -38,6 +38,8 @@ class Control {
   /// The call that began last; sequence 0 where there is none.
   const transport::Fingerprint& latest() const { return latest_; }
 
+  /// Tells all others that `latest()` was refused here: they may be waiting for it.
+  void tell_refused();
   /// Tells a member that this one waits for it in `call`.
   void tell_waiting(int member, const transport::Fingerprint& call);
   /// Tells the first member that this one leaves after `latest()`.
@@ -56,29 +58,40 @@ class Control {
 
  private:
   enum class Kind : std::uint64_t { waiting = 1, leaving, released };
+  static constexpr std::size_t kTold = 8;
+  using Told = std::array<transport::Fingerprint, kTold>;
   struct Note {
     Kind kind;
     transport::Fingerprint call;
+    std::uint64_t history = 0;  // of all calls made; with `leaving`
+    Told last = {};             // the latest calls, by sequence; with `leaving`
   };
-  static_assert(sizeof(Note) == 40);
+  static_assert(sizeof(Note) == 48 + 32 * kTold);
+  struct Left {
+    transport::Fingerprint call;
+    std::uint64_t history = 0;
+    Told last = {};
+  };
   struct Sent {
     std::unique_ptr<Note> note;
     transport::TransferRef transfer;
   };
 
   void post();
-  void send(int member, Kind kind, const transport::Fingerprint& call);
+  void send(int member, const Note& note);
+  Left leaving_note() const;
+  Status compare_histories() const;
   void take(int member, const Note& note);
   void compare(int member, const transport::Fingerprint& theirs);
   void fail_skipped(int member, const transport::Fingerprint& last, const transport::Fingerprint& mine);
 
   const GroupContext& group_;
   transport::Fingerprint latest_;
-  std::array<transport::Fingerprint, 64> recent_{};  // by sequence
-  std::vector<transport::Fingerprint> waiting_;      // notes of calls that have not begun here
-  std::vector<std::optional<transport::Fingerprint>> left_;
+  std::array<transport::Fingerprint, 64> recent_{};              // by sequence
+  std::vector<std::pair<int, transport::Fingerprint>> waiting_;  // members' calls that have not begun here
+  std::vector<std::optional<Left>> left_;
+  std::uint64_t history_ = 0;
   bool any_left_ = false;
-  bool any_waiting_ = false;
   bool leaving_ = false;
   bool released_ = false;
   bool stopped_ = false;

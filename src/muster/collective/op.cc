@@ -35,12 +35,14 @@ class Rules final : public transport::FingerprintRules {
  public:
   // Whoever makes a fingerprint leaves at their defaults the fields that need not agree (`call.h`).
   bool agree(const transport::Fingerprint& a, const transport::Fingerprint& b) const override {
+    if (((a.flags | b.flags) & kRefused) != 0) return (a.flags & b.flags & kRefused) != 0;
     return a.op == b.op && a.dtype == b.dtype && a.reduce == b.reduce && a.root == b.root && a.count == b.count && a.digest == b.digest;
   }
 
   std::string describe(const transport::Fingerprint& call) const override {
     std::string text = op_text(call.op) + "(";
     if (call.op >= kOps) return text + ")";
+    if ((call.flags & kRefused) != 0) return text + ") with arguments that were refused there";
     const OpInfo& row = kOpTable[call.op];
     if (row.size_rule == SizeRule::none) return text + ")";
     if (row.reduces) text += reduce_text(call.reduce) + ", ";

@@ -28,6 +28,9 @@ inline constexpr int kOps = 11;
 enum class Reduce : std::uint8_t { sum, product, min, max, band, bor, bxor, avg, premul_sum };
 inline constexpr int kReduces = 9;
 
+/// In `Fingerprint::flags`: the member could not carry the call out, because of its arguments. It counts as a call all the same.
+inline constexpr std::uint8_t kRefused = 1;
+
 /// How members' sizes compare.
 enum class SizeRule : std::uint8_t {
   equal,  ///< every member gives the same number of elements

@@ -119,6 +119,12 @@ Task<Status> RegionMember::run_call(const Args& args, const transport::Fingerpri
   if (failed()) co_return channel_.failure();
   calls_[sequence_ % kSlots] = call;
 
+  if ((call.flags & kRefused) != 0) {  // only the line: who reads it sees why nothing follows
+    my_line().place = Place::nothing;
+    my_line().bytes = 0;
+    publish(call);
+    co_return Status();
+  }
   const bool shares = (args.op == Op::all_reduce || args.op == Op::reduce) && args.inputs[0].size() > one_shot_bytes(channel_.size());
   Status status;
   if (shares) {
