@@ -12,6 +12,7 @@
 #include "muster/group/distributed_sampler.h"
 #include "muster/group/errors.h"
 #include "muster/group/init.h"
+#include "muster/group/objects.h"
 #include "muster/group/point_to_point.h"
 #include "muster/group/reduce_op.h"
 #include "muster/group/shared_tensor.h"

@@ -1,0 +1,176 @@
+/// Objects of any type that cereal can serialise, with torch's names and keywords (keyword arguments are fields of an options struct).
+///
+/// A type is serialised by a member `template <class Archive> void serialize(Archive& archive) { archive(a, b); }` or a free function of
+/// that name; it is made by its default constructor. Containers of the standard library need cereal's header (`<cereal/types/map.hpp>`);
+/// text and vectors are here. Blocking. Every member throws the same DistError where lists, roots, types or calls do not fit; lists are
+/// written only when everything has come. Objects are no code: nothing that arrives is executed. Each rank may give `group::kObjectLimit`
+/// bytes to one call. `src` and `dst` are ranks of the default group, `group_src` and `group_dst` ranks of `group`. A non-member's lists
+/// stay as they are.
+#pragma once
+
+#include <cereal/archives/binary.hpp>
+#include <cereal/types/string.hpp>
+#include <cereal/types/vector.hpp>
+#include <istream>
+#include <optional>
+#include <ostream>
+#include <sstream>
+#include <streambuf>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <typeinfo>
+#include <utility>
+#include <vector>
+
+#include "muster/group/errors.h"
+#include "muster/group/object_bytes.h"
+
+namespace muster {
+namespace group {
+
+/// Equal for equal types of one build.
+template <class T>
+std::uint64_t object_type() {
+  std::uint64_t hash = 0xcbf29ce484222325u;
+  for (const char* at = typeid(T).name(); *at != 0; ++at) hash = (hash ^ static_cast<unsigned char>(*at)) * 0x100000001b3u;
+  return hash | 1;
+}
+
+template <class T>
+std::string pack_object(const T& object) {
+  std::ostringstream out(std::ios::binary);
+  cereal::BinaryOutputArchive archive(out);
+  archive(object);
+  return std::move(out).str();
+}
+
+template <class T>
+T unpack_object(std::string_view bytes, std::string_view call) {
+  struct View : std::streambuf {
+    explicit View(std::string_view bytes) {
+      auto* begin = const_cast<char*>(bytes.data());  // a streambuf that is read only
+      setg(begin, begin, begin + bytes.size());
+    }
+    bool at_end() const { return gptr() == egptr(); }
+  } view(bytes);
+  try {
+    std::istream in(&view);
+    cereal::BinaryInputArchive archive(in);
+    T object{};
+    archive(object);
+    if (view.at_end()) return object;
+  } catch (const std::exception& error) {
+    throw DistError(std::string(call) + ": an object that came cannot be read as the type of this list: " + error.what(), Code::mismatch);
+  }
+  throw DistError(std::string(call) + ": an object that came is longer than the type of this list", Code::mismatch);
+}
+
+template <class T>
+ObjectBytes pack_all(const std::vector<T>& objects) {
+  ObjectBytes all;
+  for (const auto& object : objects) all.push_back(pack_object(object));
+  return all;
+}
+template <class T>
+void unpack_into(std::vector<T>& list, const ObjectBytes& all, std::string_view call) {
+  std::vector<T> objects;
+  objects.reserve(all.size());
+  for (const auto& bytes : all) objects.push_back(unpack_object<T>(bytes, call));
+  list = std::move(objects);
+}
+
+}  // namespace group
+
+struct BroadcastObjectOptions {
+  std::optional<int> src = {};  ///< absent, and no group_src: 0
+  Group group = nullptr;
+  std::optional<at::Device> device = {};
+  std::optional<int> group_src = {};
+  std::optional<Duration> timeout = {};
+};
+/// The root's list goes to all; lists of the same length everywhere.
+template <class T>
+void broadcast_object_list(std::vector<T>& object_list, const BroadcastObjectOptions& options = {}) {
+  const auto all =
+      group::broadcast_objects({options.group, options.device, options.timeout, group::object_type<T>()}, {options.src, options.group_src},
+                               object_list.size(), [&] { return group::pack_all(object_list); });
+  if (all) group::unpack_into(object_list, *all, "broadcast_object_list");
+}
+
+struct ObjectOptions {
+  Group group = nullptr;
+  std::optional<Duration> timeout = {};
+};
+/// object_list[r] becomes the object of rank r; the list is as long as the group.
+template <class T>
+void all_gather_object(std::vector<T>& object_list, const std::type_identity_t<T>& obj, const ObjectOptions& options = {}) {
+  const auto all = group::all_gather_objects({options.group, {}, options.timeout, group::object_type<T>()}, object_list.size(),
+                                             [&] { return group::ObjectBytes{group::pack_object(obj)}; });
+  if (all) group::unpack_into(object_list, *all, "all_gather_object");
+}
+
+struct GatherObjectOptions {
+  std::optional<int> dst = {};  ///< absent, and no group_dst: 0
+  Group group = nullptr;
+  std::optional<int> group_dst = {};
+  std::optional<Duration> timeout = {};
+};
+/// On dst a list as long as the group, whose entry r becomes the object of rank r; elsewhere none or an empty one.
+template <class T>
+void gather_object(const T& obj, std::type_identity_t<std::vector<T>>* object_gather_list = nullptr,
+                   const GatherObjectOptions& options = {}) {
+  const auto all = group::gather_objects({options.group, {}, options.timeout, group::object_type<T>()}, {options.dst, options.group_dst},
+                                         object_gather_list == nullptr ? 0 : object_gather_list->size(),
+                                         [&] { return group::ObjectBytes{group::pack_object(obj)}; });
+  if (all) group::unpack_into(*object_gather_list, *all, "gather_object");
+}
+
+struct ScatterObjectOptions {
+  std::optional<int> src = {};  ///< absent, and no group_src: 0
+  Group group = nullptr;
+  std::optional<int> group_src = {};
+  std::optional<Duration> timeout = {};
+};
+/// Entry r of the root's input list becomes entry 0 of rank r's output list, whose other entries stay. Off src the input list is of no
+/// meaning.
+template <class T>
+void scatter_object_list(std::vector<T>& scatter_object_output_list,
+                         const std::type_identity_t<std::vector<T>>& scatter_object_input_list = {},
+                         const ScatterObjectOptions& options = {}) {
+  const auto mine = group::scatter_objects({options.group, {}, options.timeout, group::object_type<T>()}, {options.src, options.group_src},
+                                           scatter_object_output_list.size(), scatter_object_input_list.size(),
+                                           [&] { return group::pack_all(scatter_object_input_list); });
+  if (mine) scatter_object_output_list.front() = group::unpack_object<T>(*mine, "scatter_object_list");
+}
+
+struct SendObjectOptions {
+  std::optional<int> dst = {};
+  Group group = nullptr;
+  std::optional<at::Device> device = {};
+  std::optional<int> group_dst = {};
+  std::optional<Duration> timeout = {};
+};
+template <class T>
+void send_object_list(const std::vector<T>& object_list, const SendObjectOptions& options) {
+  group::send_objects({options.group, options.device, options.timeout, group::object_type<T>()}, {options.dst, options.group_dst},
+                      [&] { return group::pack_all(object_list); });
+}
+
+struct RecvObjectOptions {
+  std::optional<int> src = {};  ///< absent, and no group_src: from any rank
+  Group group = nullptr;
+  std::optional<at::Device> device = {};
+  std::optional<int> group_src = {};
+  std::optional<Duration> timeout = {};
+};
+/// The list must be as long as the one that was sent. Returns the sender's rank (of the default group); -1 for a non-member.
+template <class T>
+int recv_object_list(std::vector<T>& object_list, const RecvObjectOptions& options = {}) {
+  const auto came = group::recv_objects({options.group, options.device, options.timeout, group::object_type<T>()},
+                                        {options.src, options.group_src}, object_list.size());
+  if (came.source >= 0) group::unpack_into(object_list, came.objects, "recv_object_list");
+  return came.source;
+}
+
+}  // namespace muster
