@@ -9,30 +9,24 @@ namespace muster {
 namespace {
 
 WorkRef submit_send(const at::Tensor& tensor, const SendOptions& options, std::string_view name, bool async_op) {
-  const auto group = group::acting(options.group, name);
-  if (!group) return nullptr;
-  const int peer = group::group_rank(*group, name, "dst", options.dst, options.group_dst);
-  return group->submit({.op = Op::send,
-                        .name = name,
-                        .inputs = {{tensor}},
-                        .peer = peer,
-                        .tag = options.tag,
-                        .async_op = async_op,
-                        .timeout = options.timeout});
+  return group::call(options.group, Op::send, name, [&](const ProcessGroup& group) {
+    return Request{.inputs = {{tensor}},
+                   .peer = group::group_rank(group, "dst", options.dst, options.group_dst),
+                   .tag = options.tag,
+                   .async_op = async_op,
+                   .timeout = options.timeout};
+  });
 }
 
 WorkRef submit_recv(const at::Tensor& tensor, const RecvOptions& options, std::string_view name, bool async_op) {
-  const auto group = group::acting(options.group, name);
-  if (!group) return nullptr;
-  const bool any = !options.src && !options.group_src;
-  const int peer = any ? kAnyRank : group::group_rank(*group, name, "src", options.src, options.group_src);
-  return group->submit({.op = Op::recv,
-                        .name = name,
-                        .outputs = {{tensor}},
-                        .peer = peer,
-                        .tag = options.tag,
-                        .async_op = async_op,
-                        .timeout = options.timeout});
+  return group::call(options.group, Op::recv, name, [&](const ProcessGroup& group) {
+    const bool any = !options.src && !options.group_src;
+    return Request{.outputs = {{tensor}},
+                   .peer = any ? kAnyRank : group::group_rank(group, "src", options.src, options.group_src),
+                   .tag = options.tag,
+                   .async_op = async_op,
+                   .timeout = options.timeout};
+  });
 }
 
 }  // namespace

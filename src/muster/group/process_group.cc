@@ -14,6 +14,8 @@
 namespace muster {
 namespace {
 
+bool is_collective(Op op) { return op != Op::send && op != Op::recv; }
+
 /// "native:all_reduce", torch's way to name them, with the tensors where an observer wants inputs. `label` lives as long as `range`.
 void begin_range(at::RecordFunction& range, std::string& label, const ProcessGroupBackend& backend, const Request& request) {
   label = std::string(backend.name()) + ":" + std::string(request.name);
@@ -31,20 +33,62 @@ ProcessGroup::ProcessGroup(ProcessGroupParts parts) : parts_(std::move(parts)), 
 
 WorkRef ProcessGroup::submit(Request request) {
   if (!is_member()) return nullptr;
-  group::validate(request, rank(), size());
-  auto& backend = backend_for(request);
-  const bool collective = request.op != Op::send && request.op != Op::recv;
+  auto& backend = checked(request);
+  arm(request);
+  // A range for torch's profilers; where none runs this is one look at a thread's list of observers.
+  std::string label;
+  at::RecordFunction range(at::RecordScope::USER_SCOPE);
+  if (range.isActive()) begin_range(range, label, backend, request);
+  if (is_collective(request.op) && get_debug_level() == DebugLevel::DETAIL)
+    return group::submit_in_detail(*this, backend, std::move(request));
+  return backend.submit(std::move(request));
+}
+
+PreparedRequest ProcessGroup::prepare(Request request) {
+  PreparedRequest prepared;
+  if (!is_member()) return prepared;
+  auto& backend = checked(request);
+  prepared.request_ = request;
+  prepared.call_ = backend.prepare(std::move(request));
+  prepared.group_ = shared_from_this();
+  return prepared;
+}
+
+WorkRef PreparedRequest::start() {
+  if (group_ == nullptr) return nullptr;
+  group_->arm(request_);
+  return call_->start(request_.deadline, request_.sequence);
+}
+
+ProcessGroupBackend& ProcessGroup::checked(const Request& request) {
+  try {
+    group::validate(request, rank(), size());
+    return backend_for(request);
+  } catch (const std::exception& why) {
+    refuse(request.op, request.name, why);
+  }
+}
+
+void ProcessGroup::refuse(Op op, std::string_view name, const std::exception& why) {
+  if (is_collective(op)) {
+    collectives_.fetch_add(1, std::memory_order_relaxed);
+    parts_.backends.front().second->refuse(op);
+  }
+  const auto text =
+      std::string(name) + " on rank " + std::to_string(global_rank_of(rank())) + " (group " + parts_.name + "): " + why.what();
+  const auto* error = dynamic_cast<const DistError*>(&why);
+  const auto code = error != nullptr ? error->code() : Code::invalid_argument;
+  if (dynamic_cast<const DistBackendError*>(&why) != nullptr) throw DistBackendError(text, code, error->ranks());
+  throw DistError(text, code, error != nullptr ? error->ranks() : std::vector<int>{});
+}
+
+void ProcessGroup::arm(Request& request) {
+  const bool collective = is_collective(request.op);
   if (collective) request.sequence = collectives_.fetch_add(1, std::memory_order_relaxed) + 1;
   request.deadline = deadline_after(steady_clock(), request.timeout.value_or(timeout()));
   if (logs(LogLevel::trace))
     log(LogLevel::trace,
         "group " + parts_.name + ": " + std::string(request.name) + (collective ? " #" + std::to_string(request.sequence) : ""));
-  // A range for torch's profilers; where none runs this is one look at a thread's list of observers.
-  std::string label;
-  at::RecordFunction range(at::RecordScope::USER_SCOPE);
-  if (range.isActive()) begin_range(range, label, backend, request);
-  if (collective && get_debug_level() == DebugLevel::DETAIL) return group::submit_in_detail(*this, backend, std::move(request));
-  return backend.submit(std::move(request));
 }
 
 ProcessGroupBackend& ProcessGroup::backend_for(const Request& request) const {
@@ -59,8 +103,7 @@ ProcessGroupBackend& ProcessGroup::backend_for(const Request& request) const {
                            Code::unsupported);
   }
   throw DistBackendError("group " + parts_.name + " was made with backend '" + backend() + "', which serves no tensors on " +
-                             tensor->device().str() + " (" + std::string(request.name) +
-                             " was called with one); name a backend for that device",
+                             tensor->device().str() + "; name a backend for that device, or move the tensor",
                          Code::unsupported);
 }
 

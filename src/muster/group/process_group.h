@@ -7,9 +7,11 @@
 #pragma once
 
 #include <atomic>
+#include <exception>
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "muster/group/backend_name.h"
@@ -38,13 +40,21 @@ struct ProcessGroupParts {
   std::shared_ptr<const collective::Lineage> lineage = nullptr;
 };
 
+class PreparedRequest;
+
 /// Thread-safe. A process that is no member holds a group too: its rank and size are -1 and calls on it do nothing.
-class ProcessGroup {
+class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
  public:
   explicit ProcessGroup(ProcessGroupParts parts);
 
   /// The only place that checks, numbers, logs and arms the deadline. Returns the Work of an asynchronous call or of a receive, else none.
   WorkRef submit(Request request);
+  /// The same checks now, and `start()` as often as one likes.
+  PreparedRequest prepare(Request request);
+  /// This member's call cannot be made, because of `why`: throws that, with rank, group and `name`. A collective counts as a call all the
+  /// same, and the other members are told, so that none waits for this one: where one of them made a proper call under its number the group
+  /// fails, where all were refused it goes on.
+  [[noreturn]] void refuse(Op op, std::string_view name, const std::exception& why);
 
   bool is_member() const { return parts_.rank >= 0; }
   /// -1 for a non-member, like `size()`.
@@ -74,7 +84,10 @@ class ProcessGroup {
   std::shared_ptr<store::Store> store() const { return parts_.store.lock(); }
 
  private:
+  friend class PreparedRequest;
+  ProcessGroupBackend& checked(const Request& request);
   ProcessGroupBackend& backend_for(const Request& request) const;
+  void arm(Request& request);
 
   ProcessGroupParts parts_;
   std::atomic<Duration> timeout_;
@@ -82,5 +95,20 @@ class ProcessGroup {
   std::atomic<std::uint64_t> monitored_barriers_{0};
 };
 using Group = std::shared_ptr<ProcessGroup>;
+
+/// A call that is checked and laid out once and started often, as MPI's persistent requests are. The tensors keep their memory as long as
+/// it lives. On the native backend a synchronous `start()` on contiguous tensors takes no memory of its own after the first ones.
+class PreparedRequest {
+ public:
+  /// What ProcessGroup::submit does, but for the checks. One start at a time: a Work that it returns is waited for before the next.
+  WorkRef start();
+
+ private:
+  friend class ProcessGroup;
+  PreparedRequest() = default;
+  Group group_;  // null on a non-member
+  Request request_;
+  std::unique_ptr<PreparedCall> call_;
+};
 
 }  // namespace muster

@@ -4,6 +4,8 @@
 #include <c10/core/DeviceType.h>
 #include <c10/core/ScalarType.h>
 
+#include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -13,6 +15,13 @@
 #include "muster/group/work.h"
 
 namespace muster {
+
+/// A request laid out once (`ProcessGroupBackend::prepare`). Its backend outlives it.
+class PreparedCall {
+ public:
+  virtual ~PreparedCall() = default;
+  virtual WorkRef start(TimePoint deadline, std::uint64_t sequence) = 0;
+};
 
 class ProcessGroupBackend {
  public:
@@ -25,6 +34,12 @@ class ProcessGroupBackend {
   /// Carries out a request that ProcessGroup::submit has checked. Synchronous ones are done on return and may give no Work; receives always
   /// give one.
   virtual WorkRef submit(Request request) = 0;
+
+  /// Lays out a request that ProcessGroup has checked, to be started often. The default submits a copy of it each time.
+  virtual std::unique_ptr<PreparedCall> prepare(Request request);
+  /// This member's next collective, an `op`, was refused: counts it and tells the other members (`ProcessGroup::refuse`). Never blocks. The
+  /// default is for backends whose members cannot be told.
+  virtual void refuse(Op) {}
 
   /// The group's failure, or success while it works.
   virtual Status failure() const = 0;

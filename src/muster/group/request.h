@@ -27,7 +27,7 @@ using Slice = std::vector<at::Tensor>;
 ///   reduce      inputs[0]; outputs[0] on root   send         inputs[0]              recv  outputs[0]
 struct Request {
   Op op = Op::barrier;
-  std::string_view name;  ///< of the function that the user called, for errors; a literal
+  std::string_view name = {};  ///< of the function that the user called, for errors; a literal
   std::vector<Slice> inputs = {};
   std::vector<Slice> outputs = {};
   ReduceOp reduce_op = ReduceOp::SUM;

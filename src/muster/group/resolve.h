@@ -1,8 +1,10 @@
 /// From what users give (a group or none, ranks of the default group or of the group) to what a Request holds.
 #pragma once
 
+#include <exception>
 #include <optional>
 #include <string_view>
+#include <utility>
 
 #include "muster/group/process_group.h"
 
@@ -13,7 +15,24 @@ Group acting(const Group& group, std::string_view call);
 
 /// The position in `group` of the rank that was given in one of two ways; `fallback` (a rank of the default group) where neither was, or an
 /// error that names `keyword`.
-int group_rank(const ProcessGroup& group, std::string_view call, std::string_view keyword, std::optional<int> global_rank,
-               std::optional<int> local_rank, std::optional<int> fallback = {});
+int group_rank(const ProcessGroup& group, std::string_view keyword, std::optional<int> global_rank, std::optional<int> local_rank,
+               std::optional<int> fallback = {});
+
+/// Submits what `make(group)` gives, as an `op` of `name`. What it throws makes it a refused call (`ProcessGroup::refuse`). Null for a
+/// non-member.
+template <class Make>
+WorkRef call(const Group& given, Op op, std::string_view name, Make make) {
+  const auto group = acting(given, name);
+  if (!group) return nullptr;
+  Request request;
+  try {
+    request = make(*group);
+  } catch (const std::exception& why) {
+    group->refuse(op, name, why);
+  }
+  request.op = op;
+  request.name = name;
+  return group->submit(std::move(request));
+}
 
 }  // namespace muster::group

@@ -1,5 +1,7 @@
 #include "muster/group/validate.h"
 
+#include <ATen/MemoryOverlap.h>
+
 #include <string>
 
 #include "muster/group/errors.h"
@@ -7,8 +9,6 @@
 
 namespace muster::group {
 namespace {
-
-std::string in(const Request& request) { return std::string(request.name) + ": "; }
 
 template <class Visit>
 void each_tensor(const Request& request, Visit visit) {
@@ -25,20 +25,26 @@ std::int64_t elements(const Slice& slice) {
 
 void check_kinds(const Request& request) {
   each_tensor(request, [&](const char* side, std::size_t slice, const at::Tensor& tensor) {
-    const auto which = in(request) + side + " tensor " + std::to_string(slice) + " ";
+    const auto which = std::string(side) + " tensor " + std::to_string(slice) + " ";
     if (!tensor.defined()) invalid(which + "is undefined; give it storage first");
-    if (tensor.layout() != at::kStrided) invalid(which + "is " + c10::str(tensor.layout()) + "; only dense tensors can be communicated");
+    if (tensor.layout() != at::kStrided)
+      invalid(which + "is " + c10::str(tensor.layout()) +
+              "; only dense tensors can be communicated (to_dense()), and all_reduce takes sparse COO ones");
     if (tensor.is_quantized()) invalid(which + "is quantized; send its int_repr() and its parameters instead");
   });
   const auto* first = representative(request);
   if (first == nullptr) return;
   each_tensor(request, [&](const char* side, std::size_t slice, const at::Tensor& tensor) {
-    const auto which = in(request) + side + " tensor " + std::to_string(slice) + " is ";
+    const auto which = std::string(side) + " tensor " + std::to_string(slice) + " is ";
     if (tensor.scalar_type() != first->scalar_type())
       invalid(which + c10::toString(tensor.scalar_type()) + ", but another tensor of the same call is " +
               c10::toString(first->scalar_type()) + "; all must have one dtype");
     if (tensor.device() != first->device())
-      invalid(which + "on " + tensor.device().str() + ", but another tensor of the same call is on " + first->device().str());
+      invalid(which + "on " + tensor.device().str() + ", but another tensor of the same call is on " + first->device().str() +
+              "; move them to one device");
+    if (side[0] == 'o' && at::has_internal_overlap(tensor) == at::MemOverlap::Yes)
+      invalid(std::string(which) +
+              "an expanded view, several of whose elements are one place in memory; give contiguous() or clone() to be written");
   });
 }
 
@@ -47,13 +53,14 @@ void check_lengths(const Request& request, int rank, int size) {
   const auto expect = [&](const char* list, const std::vector<Slice>& slices, bool lists, bool needed) {
     if (!needed) {
       if (!slices.empty())
-        invalid(in(request) + "only rank " + std::to_string(request.root) + " of the group takes the " + list + " tensors; give none here");
+        invalid("only rank " + std::to_string(request.root) + " of the group, the root, takes the list of " + list +
+                " tensors; give none here, got " + std::to_string(slices.size()));
       return;
     }
     const auto wanted = lists ? static_cast<std::size_t>(size) : 1;
     if (slices.size() != wanted)
-      invalid(in(request) + "expected " + std::to_string(wanted) + " " + list + " tensor" +
-              (wanted == 1 ? "" : "s, one per member of the group,") + " and got " + std::to_string(slices.size()));
+      invalid("expected " + std::to_string(wanted) + " " + list + " tensor" + (lists ? "s, one per member of the group," : "") +
+              " and got " + std::to_string(slices.size()) + (lists ? "; give a list as long as the group" : ""));
   };
   const bool at_root = rank == request.root;
   switch (request.op) {
@@ -67,45 +74,38 @@ void check_lengths(const Request& request, int rank, int size) {
   }
 }
 
-void same_elements(const Request& request, const char* what, const Slice& a, const Slice& b) {
+void same_elements(const std::string& what, const Slice& a, const Slice& b) {
   if (elements(a) != elements(b))
-    invalid(in(request) + what + " must have as many elements; they have " + std::to_string(elements(a)) + " and " +
-            std::to_string(elements(b)));
+    invalid(what + " must have as many elements; they have " + std::to_string(elements(a)) + " and " + std::to_string(elements(b)) +
+            "; give both the same shape");
 }
 
 void check_sizes(const Request& request, int rank) {
   const auto me = static_cast<std::size_t>(rank);
   const bool at_root = rank == request.root;
   switch (request.op) {
-    case Op::all_reduce: same_elements(request, "input and output", request.inputs[0], request.outputs[0]); break;
+    case Op::all_reduce: same_elements("input and output", request.inputs[0], request.outputs[0]); break;
     case Op::reduce:
-      if (at_root) same_elements(request, "input and output", request.inputs[0], request.outputs[0]);
+      if (at_root) same_elements("input and output", request.inputs[0], request.outputs[0]);
       break;
-    case Op::all_gather:
-      same_elements(request, "the input and this rank's place in the output", request.inputs[0], request.outputs[me]);
-      break;
+    case Op::all_gather: same_elements("the input and this rank's place in the output", request.inputs[0], request.outputs[me]); break;
     case Op::gather:
-      for (const auto& slice : request.outputs)
-        same_elements(request, "the input and each tensor of gather_list", request.inputs[0], slice);
+      for (const auto& slice : request.outputs) same_elements("the input and each tensor of gather_list", request.inputs[0], slice);
       break;
     case Op::scatter:
-      for (const auto& slice : request.inputs)
-        same_elements(request, "each tensor of scatter_list and the output", slice, request.outputs[0]);
+      for (const auto& slice : request.inputs) same_elements("each tensor of scatter_list and the output", slice, request.outputs[0]);
       break;
-    case Op::reduce_scatter:
-      same_elements(request, "this rank's part of the input and the output", request.inputs[me], request.outputs[0]);
-      break;
+    case Op::reduce_scatter: same_elements("this rank's part of the input and the output", request.inputs[me], request.outputs[0]); break;
     case Op::all_to_all:
-      same_elements(request, "this rank's own part of the input and of the output", request.inputs[me], request.outputs[me]);
+      same_elements("this rank's own part of the input and of the output", request.inputs[me], request.outputs[me]);
       break;
     default: break;
   }
 }
 
-void check_rank_in(const Request& request, const char* what, int value, int size) {
+void check_rank_in(const std::string& what, int value, int size) {
   if (value < 0 || value >= size)
-    invalid(in(request) + what + " " + std::to_string(value) + " is not a rank of the group, whose ranks are 0 to " +
-            std::to_string(size - 1));
+    invalid(what + " " + std::to_string(value) + " is not a rank of the group, whose ranks are 0 to " + std::to_string(size - 1));
 }
 
 }  // namespace
@@ -119,13 +119,13 @@ const at::Tensor* representative(const Request& request) {
 
 void validate(const Request& request, int rank, int size) {
   const auto& rule = collective::info(request.op);
-  if (rule.rooted) check_rank_in(request, "root", request.root, size);
+  if (rule.rooted) check_rank_in("root", request.root, size);
   if (request.op == Op::send || request.op == Op::recv) {
     const bool any = request.op == Op::recv && request.peer == kAnyRank;
-    if (!any) check_rank_in(request, request.op == Op::send ? "dst" : "src", request.peer, size);
+    if (!any) check_rank_in(request.op == Op::send ? "dst" : "src", request.peer, size);
     if (request.peer == rank)
-      invalid(in(request) + "the peer is rank " + std::to_string(rank) + " of the group, this process itself; copy the tensor instead");
-    if (request.tag < 0) invalid(in(request) + "tag " + std::to_string(request.tag) + " is negative; tags count from 0");
+      invalid("the peer is rank " + std::to_string(rank) + " of the group, this process itself; copy the tensor instead");
+    if (request.tag < 0) invalid("tag " + std::to_string(request.tag) + " is negative; tags count from 0");
   }
   check_kinds(request);
   check_lengths(request, rank, size);
@@ -133,7 +133,7 @@ void validate(const Request& request, int rank, int size) {
   const auto* tensor = representative(request);
   std::string why;
   if (rule.reduces && tensor != nullptr && !collective::reduce_supports(request.reduce_op.engine(), to_dtype(tensor->scalar_type()), &why))
-    invalid(in(request) + why);
+    invalid(why);
 }
 
 }  // namespace muster::group

@@ -20,7 +20,29 @@ collective::PendingRef start(collective::Communicator& communicator, const Reque
   }
 }
 
+/// Found before anything was sent, so that nobody else knows of it.
+bool refused_by_engine(const Status& status) { return status.code() == Code::invalid_argument || status.code() == Code::unsupported; }
+
 }  // namespace
+
+/// Synchronous collectives on memory that stays where it is.
+class NativeBackend::Prepared final : public PreparedCall {
+ public:
+  Prepared(NativeBackend& backend, Request request)
+      : backend_(backend), request_(std::move(request)), staging_(request_, request_.root == backend.communicator_->rank()) {}
+
+  WorkRef start(TimePoint deadline, std::uint64_t) override {
+    staging_.refill();
+    if (auto status = backend_.communicator_->run(staging_.args(), deadline); !status.ok()) backend_.fail(request_, status);
+    staging_.finish();
+    return nullptr;
+  }
+
+ private:
+  NativeBackend& backend_;
+  const Request request_;
+  Staging staging_;
+};
 
 NativeBackend::NativeBackend(std::string name, std::shared_ptr<collective::Communicator> communicator, std::vector<int> ranks)
     : name_(std::move(name)), communicator_(std::move(communicator)), ranks_(std::make_shared<const std::vector<int>>(std::move(ranks))) {}
@@ -31,16 +53,29 @@ bool NativeBackend::supports(Op, at::ScalarType, c10::DeviceType device, std::st
   return false;
 }
 
+std::unique_ptr<PreparedCall> NativeBackend::prepare(Request request) {
+  if (request.async_op || request.op == Op::send || request.op == Op::recv) return ProcessGroupBackend::prepare(std::move(request));
+  return std::make_unique<Prepared>(*this, std::move(request));
+}
+
+void NativeBackend::fail(const Request& request, const Status& status) {
+  if (refused_by_engine(status) && communicator_->failure().ok()) communicator_->refuse(request.op);
+  raise(status.with_context(request.name));
+}
+
 WorkRef NativeBackend::submit(Request request) {
   Staging staging(request, request.root == communicator_->rank());
   const bool point_to_point = request.op == Op::send || request.op == Op::recv;
   if (!request.async_op && !point_to_point) {
-    if (auto status = communicator_->run(staging.args(), request.deadline); !status.ok()) raise(status.with_context(request.name));
+    if (auto status = communicator_->run(staging.args(), request.deadline); !status.ok()) fail(request, status);
     staging.finish();
     return nullptr;
   }
   auto work = std::make_shared<NativeWork>(request.name, std::move(staging), communicator_, ranks_);
-  work->track(start(*communicator_, request, work->staging().args()));
+  auto pending = start(*communicator_, request, work->staging().args());
+  if (!point_to_point && pending->done())
+    if (const auto status = pending->wait(TimePoint::max()); refused_by_engine(status)) fail(request, status);
+  work->track(std::move(pending));
   if (!request.async_op) work->wait();
   return work;
 }

@@ -20,6 +20,8 @@ class NativeBackend : public ProcessGroupBackend {
   std::string_view name() const override { return name_; }
   bool supports(Op op, at::ScalarType dtype, c10::DeviceType device, std::string* why) const override;
   WorkRef submit(Request request) override;
+  std::unique_ptr<PreparedCall> prepare(Request request) override;
+  void refuse(Op op) override { communicator_->refuse(op); }
   Status failure() const override { return communicator_->failure(); }
   Status close(TimePoint deadline) override { return communicator_->close(deadline); }
   void abort(const std::string& reason) override { communicator_->abort(reason); }
@@ -27,6 +29,10 @@ class NativeBackend : public ProcessGroupBackend {
   const std::shared_ptr<collective::Communicator>& communicator() const { return communicator_; }
 
  private:
+  class Prepared;
+  /// Throws `status`; where the engine found the arguments wrong, the others are told as of any refused call.
+  [[noreturn]] void fail(const Request& request, const Status& status);
+
   std::string name_;
   std::shared_ptr<collective::Communicator> communicator_;
   const std::shared_ptr<const std::vector<int>> ranks_;

@@ -64,6 +64,7 @@ ConstBytes Staging::stage_input(const Slice& slice) {
   if (!is_plain(slice)) {
     memory = flat_like(slice);
     copy_in(memory, slice);
+    copies_in_.emplace_back(memory, slice);
   }
   in_use_.push_back(memory);
   return {bytes_of(memory), memory.nbytes()};
@@ -74,11 +75,18 @@ MutableBytes Staging::stage_output(const Slice& slice, bool filled) {
   auto memory = slice.front();
   if (!is_plain(slice)) {
     memory = flat_like(slice);
-    if (filled) copy_in(memory, slice);
+    if (filled) {
+      copy_in(memory, slice);
+      copies_in_.emplace_back(memory, slice);
+    }
     copies_back_.emplace_back(memory, slice);
   }
   in_use_.push_back(memory);
   return {mutable_bytes_of(memory), memory.nbytes()};
+}
+
+void Staging::refill() {
+  for (const auto& [flat, slice] : copies_in_) copy_in(flat, slice);
 }
 
 void Staging::finish() {

@@ -16,6 +16,8 @@ class Staging {
   Staging(const Request& request, bool at_root);
 
   const collective::Args& args() const { return args_; }
+  /// Copies flat inputs anew from the tensors, for another run.
+  void refill();
   /// After success: copies flat outputs back into the tensors, and tells autograd that they have changed.
   void finish();
   /// The tensors of the output side.
@@ -28,6 +30,7 @@ class Staging {
   collective::Args args_;
   std::vector<Slice> outputs_;
   std::vector<at::Tensor> in_use_;
+  std::vector<std::pair<at::Tensor, Slice>> copies_in_;
   std::vector<std::pair<at::Tensor, Slice>> copies_back_;
 };
 

@@ -1,0 +1,348 @@
+// Wrong calls, and what the user reads. `tools/errors_gallery` writes the same messages to docs/errors.md.
+#include <atomic>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <latch>
+#include <mutex>
+#include <regex>
+#include <sstream>
+
+#include "muster/group/objects.h"
+#include "muster/group/test_ranks.h"
+
+namespace muster {
+namespace {
+
+using testing::on_ranks;
+
+/// A wrong call on rank 1 of three, and the proper call that the others make meanwhile (none for messages: nobody waits for those).
+struct Misuse {
+  std::string done;  ///< for the gallery
+  std::string part;  ///< of the message
+  std::function<void()> wrong;
+  std::function<void(int rank)> right;
+};
+
+at::Tensor zeros(std::vector<std::int64_t> sizes, at::ScalarType dtype = at::kFloat) { return torch::zeros(sizes, dtype); }
+TensorList three(std::int64_t elements) { return {zeros({elements}), zeros({elements}), zeros({elements})}; }
+TensorList at_root(int rank, int root = 0) { return rank == root ? three(2) : TensorList{}; }
+
+std::vector<Misuse> misuses() {
+  const auto reduce_all = [](int) { all_reduce(zeros({2})); };
+  const auto gather_all = [](int) { all_gather(three(2), zeros({2})); };
+  const auto gather_flat = [](int) { all_gather_into_tensor(zeros({6}), zeros({2})); };
+  const auto scatter_sum = [](int) { reduce_scatter(zeros({2}), three(2)); };
+  const auto exchange = [](int) { all_to_all_single(zeros({3}), zeros({3})); };
+  const auto from_zero = [](int) { broadcast(zeros({2}), {.src = 0}); };
+  const auto gather_zero = [](int rank) { gather(zeros({2}), {.gather_list = at_root(rank)}); };
+  const auto scatter_zero = [](int rank) { scatter(zeros({2}), {.scatter_list = at_root(rank)}); };
+  const auto gather_one = [](int) { gather(zeros({2}), {.dst = 1}); };
+  const auto scatter_one = [](int) { scatter(zeros({2}), {.src = 1}); };
+  const auto sparse = torch::ones({2}).to_sparse();
+  const auto quantized = torch::quantize_per_tensor(torch::ones({2}), 0.1, 0, at::kQInt8);
+  std::vector<Misuse> all{
+      {"all_reduce of an undefined tensor", "undefined", [] { all_reduce({}); }, reduce_all},
+      {"broadcast of a sparse tensor", "only dense", [=] { broadcast(sparse, {.src = 0}); }, from_zero},
+      {"all_reduce of a quantized tensor", "quantized", [=] { all_reduce(quantized); }, reduce_all},
+      {"all_reduce of a sparse tensor with MAX", "SUM only", [=] { all_reduce(sparse, {.op = ReduceOp::MAX}); }, reduce_all},
+      {"all_reduce of an expanded view", "expanded view", [] { all_reduce(zeros({1}).expand({4})); }, reduce_all},
+      {"all_reduce of floats with BAND", "BAND is not defined on float32", [] { all_reduce(zeros({2}), {.op = ReduceOp::BAND}); },
+       reduce_all},
+      {"all_reduce of complex numbers with MIN", "MIN is not defined on complex64",
+       [] { all_reduce(zeros({2}, at::kComplexFloat), {.op = ReduceOp::MIN}); }, reduce_all},
+      {"all_reduce of uint16", "can be moved but not reduced", [] { all_reduce(zeros({2}, at::kUInt16)); }, reduce_all},
+      {"all_reduce of a tensor on a device that the group has no backend for", "no tensors on meta",
+       [] { all_reduce(torch::zeros({2}, at::kMeta)); }, reduce_all},
+      {"broadcast without src", "needs src", [] { broadcast(zeros({2}), {}); }, from_zero},
+      {"broadcast with src outside the group", "rank 7", [] { broadcast(zeros({2}), {.src = 7}); }, from_zero},
+      {"broadcast with src and group_src", "exclude each other", [] { broadcast(zeros({2}), {.src = 0, .group_src = 0}); }, from_zero},
+      {"reduce without dst", "needs dst", [] { reduce(zeros({2}), {}); }, [](int) { reduce(zeros({2}), {.dst = 0}); }},
+      {"all_gather into too short a list", "3 output tensors, one per member", [] { all_gather({zeros({2})}, zeros({2})); }, gather_all},
+      {"all_gather of a tensor that does not fit its place", "as many elements", [] { all_gather(three(2), zeros({3})); }, gather_all},
+      {"all_gather with two dtypes", "one dtype", [] { all_gather(three(2), zeros({2}, at::kInt)); }, gather_all},
+      {"all_gather with tensors on two devices", "one device", [] { all_gather(three(2), torch::zeros({2}, at::kMeta)); }, gather_all},
+      {"all_gather with one tensor three times in the list", "memory of its own",
+       [] {
+         const auto same = zeros({2});
+         all_gather({same, same, same}, zeros({2}));
+       },
+       gather_all},
+      {"all_gather_into_tensor into a tensor of the wrong shape", "neither concatenated",
+       [] { all_gather_into_tensor(zeros({5}), zeros({2})); }, gather_flat},
+      {"gather without a list on dst", "3 output tensors", [] { gather(zeros({2}), {.dst = 1}); }, gather_one},
+      {"gather with a list elsewhere", "the root, takes the list", [] { gather(zeros({2}), {.gather_list = three(2)}); }, gather_zero},
+      {"gather into tensors of another size", "as many elements", [] { gather(zeros({2}), {.gather_list = three(3), .dst = 1}); },
+       gather_one},
+      {"scatter without a list on src", "3 input tensors", [] { scatter(zeros({2}), {.src = 1}); }, scatter_one},
+      {"scatter with a list elsewhere", "the root, takes the list", [] { scatter(zeros({2}), {.scatter_list = three(2)}); }, scatter_zero},
+      {"scatter of tensors of another size", "as many elements", [] { scatter(zeros({2}), {.scatter_list = three(3), .src = 1}); },
+       scatter_one},
+      {"reduce_scatter of too short a list", "3 input tensors", [] { reduce_scatter(zeros({2}), {zeros({2})}); }, scatter_sum},
+      {"reduce_scatter_tensor of a tensor of the wrong shape", "neither concatenated",
+       [] { reduce_scatter_tensor(zeros({2}), zeros({7})); }, scatter_sum},
+      {"all_to_all_single of rows that cannot be shared equally", "4 rows", [] { all_to_all_single(zeros({4}), zeros({4})); }, exchange},
+      {"all_to_all_single with too few splits", "2 entries",
+       [] {
+         all_to_all_single(zeros({3}), zeros({3}), {.input_split_sizes = {1, 2}});
+       },
+       exchange},
+      {"all_to_all_single with splits that do not sum to the rows", "must sum",
+       [] {
+         all_to_all_single(zeros({3}), zeros({3}), {.output_split_sizes = {1, 1, 2}});
+       },
+       exchange},
+      {"all_to_all_single of a scalar", "no dimension 0", [] { all_to_all_single(zeros({3}), torch::tensor(1.0f)); }, exchange},
+      {"all_to_all with too short a list", "3 input tensors", [] { all_to_all(three(1), {zeros({1})}); }, exchange},
+      {"all_reduce_coalesced of nothing", "at least one", [] { all_reduce_coalesced({}); }, reduce_all},
+      {"all_gather_coalesced into lists of another length", "same tensors",
+       [] {
+         all_gather_coalesced({three(1), three(1), three(1)}, {zeros({1})});
+       },
+       gather_all},
+      {"broadcast_object_list with a list of another length", "length 2",
+       [] {
+         std::vector<int> list(2);
+         broadcast_object_list(list);
+       },
+       [](int) {
+         std::vector<int> list(3);
+         broadcast_object_list(list);
+       }},
+      {"all_gather_object into too short a list", "must have 3",
+       [] {
+         std::vector<int> list(2);
+         all_gather_object(list, 1);
+       },
+       [](int rank) {
+         std::vector<int> list(3);
+         all_gather_object(list, rank);
+       }},
+      {"gather_object with a list off dst", "dst alone",
+       [] {
+         std::vector<int> list(3);
+         gather_object(1, &list);
+       },
+       [](int rank) {
+         std::vector<int> list(rank == 0 ? 3 : 0);
+         gather_object(1, &list);
+       }},
+      {"scatter_object_list with an empty output list", "is empty",
+       [] {
+         std::vector<int> list;
+         scatter_object_list(list);
+       },
+       [](int) {
+         std::vector<int> list(1);
+         scatter_object_list(list, {1, 2, 3});
+       }},
+  };
+  const auto message = [&](const char* done, const char* part, std::function<void()> wrong) {
+    all.push_back({done, part, wrong, nullptr});
+  };
+  message("send to oneself", "this process itself", [] { send(zeros({2}), {.dst = 1}); });
+  message("recv from oneself", "this process itself", [] { recv(zeros({2}), {.src = 1}); });
+  message("send to a rank that there is not", "rank 5", [] { send(zeros({2}), {.dst = 5}); });
+  message("send without dst", "needs dst", [] { send(zeros({2}), {}); });
+  message("send with a negative tag", "tag -3", [] { send(zeros({2}), {.dst = 0, .tag = -3}); });
+  message("send of an undefined tensor", "undefined", [] { send({}, {.dst = 0}); });
+  message("send of a sparse tensor", "only dense", [=] { send(sparse, {.dst = 0}); });
+  message("recv into an expanded view", "expanded view", [] { recv(zeros({1}).expand({3}), {.src = 0}); });
+  message("send_object_list without dst", "needs dst", [] { send_object_list(std::vector<int>{1}, {}); });
+  message("recv_object_list from a rank that there is not", "rank 9", [] {
+    std::vector<int> list(1);
+    recv_object_list(list, {.src = 9});
+  });
+  return all;
+}
+
+/// What `call` throws; empty where it throws nothing.
+std::string thrown_by(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const DistError& error) {
+    return error.what();
+  }
+  return {};
+}
+
+struct Seen {
+  std::string wrong;      ///< on rank 1
+  std::string others[2];  ///< on ranks 0 and 2
+  std::string next;       ///< on rank 1, at its next call
+};
+/// Rank 1 calls wrongly, the others properly and then again, as a program would.
+Seen play(const Misuse& misuse, const char* backend) {
+  Seen seen;
+  on_ranks(
+      3,
+      [&](int rank) {
+        if (rank == 1) {
+          seen.wrong = thrown_by(misuse.wrong);
+          if (misuse.right && seen.wrong.find("object") == std::string::npos) seen.next = thrown_by([] { barrier(); });
+        } else if (misuse.right) {
+          seen.others[rank / 2] = thrown_by([&] {
+            misuse.right(rank);
+            barrier();
+          });
+        }
+      },
+      backend);
+  return seen;
+}
+
+// spec: F18 a call that one rank could not make ends in an error on every rank, and nobody hangs; H7 DistError
+TEST(Misuse, OfOneRankIsAnErrorOnEveryRank) {
+  for (const char* backend : {"native", "tcp"}) {
+    for (const auto& misuse : misuses()) {
+      SCOPED_TRACE(misuse.done + std::string(" over ") + backend);
+      const auto seen = play(misuse, backend);
+      EXPECT_HAS(seen.wrong, misuse.part);
+      EXPECT_HAS(seen.wrong, "on rank 1");
+      if (!misuse.right) continue;
+      for (const auto& text : seen.others) EXPECT_HAS(text, "rank 1");
+      // The news are of the call, not of a timeout; the object collectives tell why, and their group goes on.
+      const bool objects = seen.wrong.find("object") != std::string::npos;
+      if (objects) continue;
+      for (const auto& text : seen.others) EXPECT_HAS(text, "with arguments that were refused there");
+      EXPECT_HAS(seen.next, "refused there");
+    }
+  }
+}
+
+// A call that every rank makes wrongly leaves the group usable.
+TEST(Misuse, OfAllRanksLeavesTheGroupUsable) {
+  for (const char* backend : {"native", "tcp"}) {
+    on_ranks(
+        3,
+        [](int rank) {
+          for (const auto& misuse : misuses()) {
+            if (!misuse.right || misuse.done.find("object") != std::string::npos) continue;
+            if (rank == 1)
+              EXPECT_HAS(thrown_by(misuse.wrong), misuse.part);
+            else
+              EXPECT_HAS(thrown_by([] { all_reduce({}); }), "undefined");
+          }
+          auto tensor = torch::ones({2});
+          all_reduce(tensor);
+          EXPECT_SAME(tensor, torch::full({2}, 3.0f));
+        },
+        backend);
+  }
+}
+
+// The rank whose call was refused may do something else for long: the others have the news at once.
+TEST(Misuse, OthersDoNotWaitForTheNextCallOfTheRefusedRank) {
+  for (const char* backend : {"native", "tcp"}) {
+    std::latch told(2);
+    on_ranks(
+        3,
+        [&](int rank) {
+          if (rank == 0) {
+            EXPECT_HAS(thrown_by([] { broadcast(zeros({2}), {.src = 0, .group_src = 0}); }), "exclude each other");
+            told.wait();
+            EXPECT_HAS(thrown_by([] { barrier(); }), "refused there");
+          } else {
+            EXPECT_HAS(thrown_by([] { broadcast(zeros({2}), {.src = 0}); }), "rank 0 called broadcast() with arguments that were refused");
+            told.count_down();
+          }
+        },
+        backend);
+  }
+}
+
+/// Failures that are no wrong arguments, as rank 0 of two reads them.
+std::vector<std::pair<std::string, std::string>> failures() {
+  std::vector<std::pair<std::string, std::string>> rows;
+  const auto two = [&](const char* done, const std::function<std::string(int)>& body) {
+    std::string text;
+    on_ranks(2, [&](int rank) {
+      const auto mine = body(rank);
+      if (rank == 0) text = mine;
+    });
+    rows.emplace_back(done, text);
+  };
+  two("rank 0 calls all_reduce, rank 1 broadcast", [](int rank) {
+    return thrown_by([&] {
+      rank == 0 ? all_reduce(zeros({4})) : broadcast(zeros({4}), {.src = 0});
+      barrier();
+    });
+  });
+  two("rank 0 gives all_reduce 4 elements, rank 1 5", [](int rank) {
+    return thrown_by([&] {
+      all_reduce(zeros({4 + rank}));
+      barrier();
+    });
+  });
+  std::latch over(1);
+  two("rank 1 does not call all_reduce within the timeout", [&](int rank) {
+    if (rank == 1) return over.wait(), std::string();
+    const auto text = thrown_by([] { all_reduce(zeros({4}), {.timeout = std::chrono::milliseconds(200)}); });
+    over.count_down();
+    return text;
+  });
+  std::latch waited(1);
+  two("nobody sends what recv waits for", [&](int rank) {
+    if (rank == 1) return waited.wait(), std::string();
+    const auto text = thrown_by([] { recv(zeros({4}), {.src = 1, .timeout = std::chrono::milliseconds(200)}); });
+    waited.count_down();
+    return text;
+  });
+  two("rank 1 sends 6 elements, rank 0 receives 4", [](int rank) {
+    if (rank == 1) return send(zeros({6}), {.dst = 0}), std::string();
+    return thrown_by([] { recv(zeros({4}), {.src = 1}); });
+  });
+  two("rank 1 sends int32, rank 0 receives float32", [](int rank) {
+    if (rank == 1) return send(zeros({4}, at::kInt), {.dst = 0}), std::string();
+    return thrown_by([] { recv(zeros({4}), {.src = 1}); });
+  });
+  two("rank 1 sends a list of two objects, rank 0 receives one", [](int rank) {
+    std::vector<int> list(1);
+    if (rank == 1) return send_object_list(std::vector<int>{1, 2}, {.dst = 0}), std::string();
+    return thrown_by([&] { recv_object_list(list, {.src = 1}); });
+  });
+  rows.emplace_back("a call before init_process_group", thrown_by([] { barrier(); }));
+  return rows;
+}
+
+std::string steady(const std::string& text) {
+  // Times differ from run to run.
+  return std::regex_replace(text, std::regex(R"(\b\d+(\.\d+)? ?(ns|us|ms|s|min)\b)"), "<time>");
+}
+
+std::string page() {
+  std::ostringstream out;
+  out << "# What the errors say\n\n"
+         "Written by `tools/errors_gallery`, from a job of three ranks (two in the second part); do not edit. Times stand as `<time>`.\n\n"
+         "## Wrong arguments\n\nRank 1 makes the wrong call and reads this. The other ranks, which made a proper call, read that rank 1's "
+         "was "
+         "refused there,\nand the group has failed; where all ranks make a wrong call it goes on.\n\n"
+         "| what was done | what the user reads |\n| --- | --- |\n";
+  for (const auto& misuse : misuses()) out << "| " << misuse.done << " | " << steady(play(misuse, "native").wrong) << " |\n";
+  out << "\n## Disagreements, deadlines, messages\n\nAs rank 0 reads them.\n\n| what was done | what the user reads |\n| --- | --- |\n";
+  for (const auto& [done, text] : failures()) out << "| " << done << " | " << steady(text) << " |\n";
+  return out.str();
+}
+
+/// docs/errors.md of the source tree: MUSTER_SOURCE_DIR, or above this program.
+std::filesystem::path page_path() {
+  if (const char* root = std::getenv("MUSTER_SOURCE_DIR")) return std::filesystem::path(root) / "docs/errors.md";
+  auto folder = std::filesystem::read_symlink("/proc/self/exe").parent_path();
+  while (folder != folder.parent_path() && !std::filesystem::exists(folder / "src/muster/distributed.h")) folder = folder.parent_path();
+  return folder / "docs/errors.md";
+}
+
+// The page of all messages is that of this build.
+TEST(Misuse, TheGalleryIsUpToDate) {
+  const auto now = page();
+  if (std::getenv("MUSTER_WRITE_GALLERY") != nullptr) {
+    std::ofstream(page_path()) << now;
+    return;
+  }
+  std::stringstream kept;
+  kept << std::ifstream(page_path()).rdbuf();
+  EXPECT_EQ(kept.str(), now) << page_path() << " is of another build; run tools/errors_gallery";
+}
+
+}  // namespace
+}  // namespace muster
