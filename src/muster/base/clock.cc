@@ -19,8 +19,9 @@ const Clock& steady_clock() {
   return clock;
 }
 
-TimePoint deadline_after(const Clock& clock, Duration timeout) {
-  const TimePoint now = clock.now();
+TimePoint deadline_after(const Clock& clock, Duration timeout) { return deadline_after(clock.now(), timeout); }
+
+TimePoint deadline_after(TimePoint now, Duration timeout) {
   if (timeout < Duration::zero() || timeout > TimePoint::max() - now) return TimePoint::max();
   return now + timeout;
 }

@@ -6,6 +6,7 @@
 #include "muster/cli/bench.h"
 #include "muster/cli/doctor.h"
 #include "muster/cli/run_arguments.h"
+#include "muster/cli/trace.h"
 #include "muster/launch/agent.h"
 
 namespace {
@@ -17,6 +18,8 @@ constexpr const char* kHelp =
     "  muster launch [options] program [arguments]   the same with torch.distributed.launch's options\n"
     "  muster bench [options]                        how long collectives take between processes of this machine\n"
     "  muster doctor                                 what this machine offers and what is wrong with it\n"
+    "  muster trace [--pid PID | --dir DIR] [-o FILE]  what a job's ranks called last, live or dead, and who is behind\n"
+    "  muster top [--pid PID | --dir DIR] [--once]   what this host's ranks are in, refreshed\n"
     "  muster --version\n"
     "\n"
     "muster run --standalone --nproc-per-node 4 ./train      four ranks on this machine\n"
@@ -39,6 +42,8 @@ int main(int count, char** words) {
   if (command == "launch") return run(muster::cli::RunFlavour::launch, rest);
   if (command == "bench") return muster::cli::run_bench(rest);
   if (command == "doctor") return muster::cli::run_doctor();
+  if (command == "trace") return muster::cli::run_trace(rest);
+  if (command == "top") return muster::cli::run_top(rest);
   if (command == "--version") {
     std::cout << "muster " << MUSTER_VERSION << "\n";
     return 0;

@@ -158,7 +158,8 @@ TimePoint CollectiveQueue::next_deadline() {
 
 std::vector<int> CollectiveQueue::awaited() const { return region_ ? region_->awaited() : links_.flight().awaited(); }
 
-std::string CollectiveQueue::late_text(const Operation& late, TimePoint now, const std::vector<int>& missing) {
+std::string CollectiveQueue::late_text(const Operation& late, TimePoint now, const trace::Testimony& known) {
+  const auto& missing = known.missing;
   const Operation* running = front();
   std::string text = "rank " + std::to_string(group_.job_rank()) + " waited " + describe(now - late.made_) + " in " +
                      fingerprint_rules().describe(late.call_) + ", call " + std::to_string(late.call_.sequence) + " of " + group_.text();
@@ -166,7 +167,8 @@ std::string CollectiveQueue::late_text(const Operation& late, TimePoint now, con
     text += ", queued behind " + fingerprint_rules().describe(running->call_) + ", call " + std::to_string(running->call_.sequence) + ",";
   }
   text += missing.empty() ? ", for nobody in particular" : " for " + describe_ranks(missing);
-  for (int member = 0; member < group_.size(); ++member) {
+  if (!known.text.empty()) text += ": " + known.text;
+  for (int member = 0; known.text.empty() && member < group_.size(); ++member) {
     const int rank = group_.job_rank_of(member);
     if (missing.size() > 8 || std::find(missing.begin(), missing.end(), rank) == missing.end()) continue;
     const transport::Fingerprint heard = region_ ? region_->heard(member) : links_.flight().heard(member);
@@ -175,7 +177,9 @@ std::string CollectiveQueue::late_text(const Operation& late, TimePoint now, con
             fingerprint_rules().describe(heard);
   }
   return text +
-         ". See whether the ranks named here have reached this call; if they are only slow, give the call or the group a longer timeout";
+         (group_.witness ? ". See what the ranks named here are doing (`muster trace` shows the last calls of all); if they are only slow, "
+                         : ". See whether the ranks named here have reached this call; if they are only slow, ") +
+         "give the call or the group a longer timeout";
 }
 
 void CollectiveQueue::check_deadlines(TimePoint now) {
@@ -189,8 +193,14 @@ void CollectiveQueue::check_deadlines(TimePoint now) {
     }
   }
   if (late == nullptr) return;
-  const std::vector<int> missing = awaited();
-  group_.channel->fail(Status(Code::timed_out, late_text(*late, now, missing), missing));
+  // Whom this member waits for may itself wait for another: who has not entered the call is asked of the traces.
+  trace::Testimony known{awaited(), {}};
+  if (group_.witness) {
+    const Operation* running = front();
+    const auto sequence = running != nullptr ? running->call_.sequence : late->call_.sequence;
+    known = trace::testify(group_.witness->look(), group_.name, sequence, group_.channel->members(), group_.job_rank(), known.missing);
+  }
+  group_.channel->fail(Status(Code::timed_out, late_text(*late, now, known), known.missing));
 }
 
 void CollectiveQueue::remind(TimePoint now) {

@@ -66,7 +66,7 @@ class CollectiveQueue {
   void begin(Operation& operation);
   Status outcome(Operation& operation);
   std::vector<int> awaited() const;
-  std::string late_text(const Operation& late, TimePoint now, const std::vector<int>& missing);
+  std::string late_text(const Operation& late, TimePoint now, const trace::Testimony& known);
 
   const GroupContext& group_;
   std::mutex drive_;  // held for one pass over the running task, never while waiting

@@ -217,7 +217,8 @@ void GroupCommunicator::abort(const std::string& reason) {
 Status GroupCommunicator::late_at_close(const std::vector<int>& missing, const char* what) {
   group_.channel->fail(Status(Code::timed_out,
                               "rank " + std::to_string(group_.job_rank()) + " closes " + group_.text() + " and waited for " +
-                                  describe_ranks(missing) + " " + what + "; see whether they still are in a call",
+                                  describe_ranks(missing) + " " + what + (group_.witness ? group_.witness->tell(group_.name, missing) : "") +
+                                  "; see whether they still are in a call",
                               missing));
   return group_.channel->failure();
 }
@@ -334,11 +335,12 @@ std::uint64_t claim_segment(transport::Fabric& fabric, std::size_t members) {
   return segment.ok() ? *segment : kNoSegment;
 }
 
-std::shared_ptr<Communicator> assemble(std::shared_ptr<transport::Fabric> fabric, Agreement agreed, std::string name) {
+std::shared_ptr<Communicator> assemble(std::shared_ptr<transport::Fabric> fabric, Agreement agreed, std::string name,
+                                       std::shared_ptr<const trace::Witness> witness) {
   std::unique_ptr<RegionGroup> region_group;
   if (agreed.word != kNoSegment) region_group = RegionGroup::attach(*fabric->region(), agreed.word, *agreed.channel);
   auto shared = shared_of(*fabric);
-  GroupContext context{std::move(fabric), std::move(agreed.channel), std::move(name)};
+  GroupContext context{std::move(fabric), std::move(agreed.channel), std::move(name), std::move(witness)};
   return std::make_shared<GroupCommunicator>(std::move(context), std::move(shared), std::move(region_group), agreed.word);
 }
 
@@ -430,8 +432,13 @@ Result<std::shared_ptr<Communicator>> Communicator::create(std::shared_ptr<trans
   auto agreed = members.size() == 1
                     ? open_alone(*fabric, members)
                     : agree(*fabric, members, key, shared_of(*fabric)->next_use(members, key), deadline, claim, options.give_up);
-  if (!agreed.ok()) return agreed.status().with_context(what + " on rank " + std::to_string(fabric->rank()));
-  return assemble(std::move(fabric), std::move(agreed).value(), std::move(options.name));
+  if (!agreed.ok()) {
+    Status failure = agreed.status();
+    if (failure.code() == Code::timed_out && options.witness)
+      failure = Status(failure.code(), failure.message() + options.witness->tell(options.name, failure.ranks()), failure.ranks());
+    return failure.with_context(what + " on rank " + std::to_string(fabric->rank()));
+  }
+  return assemble(std::move(fabric), std::move(agreed).value(), std::move(options.name), std::move(options.witness));
 }
 
 Result<std::shared_ptr<Communicator>> Communicator::split(const std::shared_ptr<Communicator>& parent,
@@ -443,7 +450,7 @@ Result<std::shared_ptr<Communicator>> Communicator::split(const std::shared_ptr<
   auto agreed = split.agree(options.use_region);
   if (!agreed.ok()) return agreed.status().with_context(making(options));
   if (!agreed->has_value()) return std::shared_ptr<Communicator>();
-  return assemble(group.fabric(), std::move(**agreed), std::move(options.name));
+  return assemble(group.fabric(), std::move(**agreed), std::move(options.name), std::move(options.witness));
 }
 
 }  // namespace muster::collective

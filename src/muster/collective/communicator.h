@@ -21,6 +21,7 @@
 #include "muster/base/dtype.h"
 #include "muster/base/status.h"
 #include "muster/collective/op.h"
+#include "muster/trace/witness.h"
 #include "muster/transport/channel.h"
 #include "muster/transport/fabric.h"
 
@@ -71,6 +72,7 @@ struct CommunicatorOptions {
   bool use_region = true;                       ///< false: links only (for tests and comparison)
   /// Asked now and then while the making waits for others; a failure that it returns ends the making with it. Must not block for long.
   std::function<Status()> give_up = {};
+  std::shared_ptr<const trace::Witness> witness = {};  ///< asked what the others did last when a deadline has passed; may be null
 };
 
 class Communicator {

@@ -9,6 +9,7 @@
 #include "muster/base/clock.h"
 #include "muster/collective/progress.h"
 #include "muster/transport/channel.h"
+#include "muster/trace/witness.h"
 #include "muster/transport/fabric.h"
 
 namespace muster::collective {
@@ -17,6 +18,7 @@ struct GroupContext {
   std::shared_ptr<transport::Fabric> fabric;
   std::shared_ptr<transport::Channel> channel;
   std::string name;
+  std::shared_ptr<const trace::Witness> witness = {};  ///< null: nobody knows what the others did last
 
   int rank() const { return channel->rank(); }
   int size() const { return channel->size(); }

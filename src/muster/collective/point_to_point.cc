@@ -61,8 +61,9 @@ void Message::check_deadline(TimePoint now) {
   if (now < deadline_ || settle()) return;
   std::vector<int> ranks;
   if (envelope_.member != transport::kAnyMember) ranks.push_back(group_.job_rank_of(envelope_.member));
+  const std::string known = group_.witness && !ranks.empty() ? group_.witness->tell(group_.name, ranks) : std::string();
   take_back(Status(Code::timed_out,
-                   "nothing came of it in " + describe(now - made_) +
+                   "nothing came of it in " + describe(now - made_) + known +
                        (envelope_.receives ? "; see whether the sender has sent with this tag"
                                            : "; see whether the receiver has posted a receive with this tag"),
                    std::move(ranks)));

@@ -96,15 +96,19 @@ void destroy_process_group(const Group& group) {
   if (group && !group->is_member()) return;
   auto closing = WorldScope::current()->remove(group, "destroy_process_group");
   Status first;
+  bool whole = true;  // nothing of the job ever failed here
+  if (closing.job && closing.job->witness) closing.job->witness->stop();
   for (auto& closed : closing.groups) {
     // Where rank 0 serves the store, that server must be gone before any rank returns, so that the address can be used again at once: rank
     // 0 lets it go before the default group, the last to close, brings all ranks together.
     if (closing.job && closed == closing.groups.back() && closing.job->rank == 0) closing.job->store.reset();
     if (!closed->is_member()) continue;
     const auto known = closed->failure();
+    whole = whole && known.ok();
     if (auto status = closed->close(); known.ok() && first.ok()) first = status;
     closed.reset();
   }
+  if (closing.job && closing.job->recorder && whole && first.ok()) closing.job->recorder->remove();
   closing.job.reset();
   if (!first.ok()) group::raise(first.with_context("destroy_process_group"));
 }

@@ -65,6 +65,7 @@ collective::CommunicatorOptions communicator_options(const Job& job, const Backe
   options.name = name;
   options.terms = job.era;
   options.timeout = timeout;
+  options.witness = job.witness;
   options.use_region = !(backend == Backend::TCP);
   return options;
 }
@@ -109,10 +110,32 @@ void make_backends(ProcessGroupParts& parts, Make make) {
   }
 }
 
+/// What a group has of its job, before its backends are made: their making is already told of under its name. `parts.ranks` is set.
+void join_job(ProcessGroupParts& parts, const Job& job, std::string name, Duration timeout) {
+  parts.name = std::move(name);
+  parts.timeout = timeout;
+  parts.store = job.store;
+  if (parts.rank < 0 || !job.recorder) return;
+  parts.recorder = job.recorder;
+  parts.recorded_as = job.recorder->add_group(parts.name, in_fabric(job, parts.ranks), parts.rank);
+}
+
 const NativeBackend* native_of(const ProcessGroup& group, const Backend& backend) {
   for (const auto& [device, made] : group.parts().backends)
     if (backend == made->name()) return dynamic_cast<const NativeBackend*>(made.get());
   return nullptr;
+}
+
+/// From here on this rank's calls are recorded, and those of the others can be looked up.
+void keep_record(Job& job) {
+  job.recorder = take(trace::Recorder::from_environment(job.name, job.rank, job.world_size));
+  if (!job.recorder) return;
+  const auto hosts = job.fabric->hosts();
+  std::vector<int> elsewhere;
+  for (int rank = 0; rank < job.world_size; ++rank) {
+    if (hosts[static_cast<std::size_t>(rank)] != hosts[static_cast<std::size_t>(job.rank)]) elsewhere.push_back(rank);
+  }
+  job.witness = std::make_shared<trace::Witness>(job.recorder, job.store, std::move(elsewhere));
 }
 
 }  // namespace
@@ -147,6 +170,7 @@ std::shared_ptr<Job> open_job(store::Rendezvous found, const BackendConfig& conf
   job->store = std::move(found.store);
   job->fabric = take(transport::Fabric::create(
       fabric, transport::make_socket_connector(std::move(connector), take(Secret::from_environment())), exchange));
+  keep_record(*job);
   return job;
 }
 
@@ -154,15 +178,12 @@ Group make_group(const std::shared_ptr<Job>& job, std::string name, std::vector<
                  Meeting meeting) {
   ProcessGroupParts parts;
   parts.config = std::move(config);
-  const auto me = std::find(ranks.begin(), ranks.end(), job->rank);
-  if (me != ranks.end()) {
-    parts.rank = static_cast<int>(me - ranks.begin());
-    make_backends(parts, [&](const Backend& backend) { return make_backend(*job, backend, name, ranks, timeout, meeting); });
-  }
-  parts.name = std::move(name);
   parts.ranks = std::move(ranks);
-  parts.timeout = timeout;
-  parts.store = job->store;
+  const auto me = std::find(parts.ranks.begin(), parts.ranks.end(), job->rank);
+  if (me != parts.ranks.end()) parts.rank = static_cast<int>(me - parts.ranks.begin());
+  join_job(parts, *job, std::move(name), timeout);
+  if (parts.rank >= 0)
+    make_backends(parts, [&](const Backend& backend) { return make_backend(*job, backend, parts.name, parts.ranks, timeout, meeting); });
   return std::make_shared<ProcessGroup>(std::move(parts));
 }
 
@@ -175,17 +196,16 @@ Group split_group(const std::shared_ptr<Job>& job, const ProcessGroup& parent, c
     made.rank = static_cast<int>(std::find(positions.begin(), positions.end(), parent.rank()) - positions.begin());
   }
   made.config = std::move(config);
+  join_job(made, *job, std::move(name), timeout);
   make_backends(made, [&](const Backend& backend) -> std::shared_ptr<ProcessGroupBackend> {
     const auto* native = native_of(parent, backend);
-    if (native == nullptr) return own < 0 ? nullptr : make_backend(*job, backend, name, made.ranks, timeout, {});
+    if (native == nullptr) return own < 0 ? nullptr : make_backend(*job, backend, made.name, made.ranks, timeout, {});
     auto communicator =
-        take(collective::Communicator::split(native->communicator(), parts, communicator_options(*job, backend, name, timeout)));
+        take(collective::Communicator::split(native->communicator(), parts, communicator_options(*job, backend, made.name, timeout)));
     if (communicator == nullptr) return nullptr;
     return std::make_shared<NativeBackend>(backend, std::move(communicator), made.ranks);
   });
   if (own < 0) return nullptr;
-  made.name = std::move(name);
-  made.timeout = timeout;
   return std::make_shared<ProcessGroup>(std::move(made));
 }
 
@@ -220,10 +240,8 @@ ShrunkGroup shrink_group(const std::shared_ptr<Job>& job, const ProcessGroup& ol
     parts.ranks.push_back(
         static_cast<int>(std::find(now->fabric_ranks.begin(), now->fabric_ranks.end(), member) - now->fabric_ranks.begin()));
   parts.rank = shrunk.communicator->rank();
-  parts.name = name;
   parts.config = before.config;
-  parts.timeout = timeout;
-  parts.store = now->store;
+  join_job(parts, *now, name, timeout);
   parts.lineage = std::make_shared<const collective::Lineage>(shrunk.lineage);
   const Meeting meeting{"attempt " + std::to_string(shrunk.lineage.attempts), {}, nullptr};
   make_backends(parts, [&](const Backend& backend) -> std::shared_ptr<ProcessGroupBackend> {

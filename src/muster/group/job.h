@@ -13,6 +13,8 @@
 #include "muster/group/process_group.h"
 #include "muster/store/rendezvous.h"
 #include "muster/store/store.h"
+#include "muster/trace/recorder.h"
+#include "muster/trace/witness.h"
 #include "muster/transport/fabric.h"
 
 namespace muster {
@@ -31,6 +33,8 @@ struct Job {
   std::vector<int> fabric_ranks;
   std::string era;  ///< tells groups of before and after a shrinking apart
   std::shared_ptr<MakingOrder> order;
+  std::shared_ptr<trace::Recorder> recorder;  ///< of this rank's calls; null: none is kept
+  std::shared_ptr<trace::Witness> witness;    ///< null without a recorder
 };
 
 /// Meets the other ranks over the store, up to the deadline; `timeout` is the default group's. Throws naming the ranks that did not come,

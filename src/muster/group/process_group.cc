@@ -9,6 +9,7 @@
 #include "muster/base/log.h"
 #include "muster/group/detail.h"
 #include "muster/group/errors.h"
+#include "muster/group/recording.h"
 #include "muster/group/validate.h"
 
 namespace muster {
@@ -39,6 +40,28 @@ WorkRef ProcessGroup::submit(Request request) {
   std::string label;
   at::RecordFunction range(at::RecordScope::USER_SCOPE);
   if (range.isActive()) begin_range(range, label, backend, request);
+  return recorded(request, [&] { return carry_out(backend, std::move(request)); });
+}
+
+/// `start` starts the call, which the flight recorder is told of. An asynchronous one is over when its mark says so.
+template <class Start>
+WorkRef ProcessGroup::recorded(Request& request, Start start) {
+  if (!parts_.recorder) return start();
+  auto& recorder = *parts_.recorder;
+  const bool later = request.async_op;
+  const auto ticket = recorder.begin(parts_.recorded_as, group::call_of(request, parts_.ranks), steady_clock().now());
+  try {
+    if (later) request.mark = trace::Mark(parts_.recorder, ticket);
+    auto work = start();
+    if (!later) recorder.end(ticket, steady_clock().now());
+    return work;
+  } catch (const std::exception& error) {
+    recorder.fail(ticket, error.what(), steady_clock().now());
+    throw;
+  }
+}
+
+WorkRef ProcessGroup::carry_out(ProcessGroupBackend& backend, Request request) {
   if (is_collective(request.op) && get_debug_level() == DebugLevel::DETAIL)
     return group::submit_in_detail(*this, backend, std::move(request));
   return backend.submit(std::move(request));
@@ -57,7 +80,7 @@ PreparedRequest ProcessGroup::prepare(Request request) {
 WorkRef PreparedRequest::start() {
   if (group_ == nullptr) return nullptr;
   group_->arm(request_);
-  return call_->start(request_.deadline, request_.sequence);
+  return group_->recorded(request_, [this] { return call_->start(request_.deadline, request_.sequence); });
 }
 
 ProcessGroupBackend& ProcessGroup::checked(const Request& request) {

@@ -1,8 +1,8 @@
 /// A set of ranks that communicate, and the one door to its backends.
 ///
 /// What lives in `group/`: everything that users of the C++ interface touch, on LibTorch tensors. `muster/distributed.h` gathers it. The
-/// call path: a function of `collectives.h` or `point_to_point.h` fills one Request; `ProcessGroup::submit` checks, numbers, logs and arms
-/// the deadline; the tensors' device picks a `ProcessGroupBackend`, whose `submit` turns tensors into spans for `collective::Communicator`.
+/// call path: a function of `collectives.h` or `point_to_point.h` fills one Request; `ProcessGroup::submit` checks, numbers, logs, records
+/// and arms the deadline; the tensors' device picks a `ProcessGroupBackend`, whose `submit` turns tensors into spans for `collective::Communicator`.
 /// May include everything below. Test it alone: `ctest -R '^group'`.
 #pragma once
 
@@ -38,6 +38,8 @@ struct ProcessGroupParts {
   std::vector<std::pair<c10::DeviceType, std::shared_ptr<ProcessGroupBackend>>> backends;
   /// Of a group that was shrunk out of another.
   std::shared_ptr<const collective::Lineage> lineage = nullptr;
+  std::shared_ptr<trace::Recorder> recorder = {};  ///< null: calls are not recorded
+  std::uint16_t recorded_as = 0;                   ///< what the recorder calls this group
 };
 
 class PreparedRequest;
@@ -47,7 +49,7 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
  public:
   explicit ProcessGroup(ProcessGroupParts parts);
 
-  /// The only place that checks, numbers, logs and arms the deadline. Returns the Work of an asynchronous call or of a receive, else none.
+  /// The only place that checks, numbers, logs, records and arms the deadline. Returns the Work of an asynchronous call or of a receive, else none.
   WorkRef submit(Request request);
   /// The same checks now, and `start()` as often as one likes.
   PreparedRequest prepare(Request request);
@@ -88,6 +90,9 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   ProcessGroupBackend& checked(const Request& request);
   ProcessGroupBackend& backend_for(const Request& request) const;
   void arm(Request& request);
+  WorkRef carry_out(ProcessGroupBackend& backend, Request request);
+  template <class Start>
+  WorkRef recorded(Request& request, Start start);
 
   ProcessGroupParts parts_;
   std::atomic<Duration> timeout_;

@@ -11,6 +11,7 @@
 #include "muster/base/clock.h"
 #include "muster/collective/op.h"
 #include "muster/group/reduce_op.h"
+#include "muster/trace/recorder.h"
 
 namespace muster {
 
@@ -38,6 +39,7 @@ struct Request {
   std::optional<Duration> timeout = {};  ///< absent: the group's
   TimePoint deadline{};                  ///< set by ProcessGroup::submit
   std::uint64_t sequence = 0;            ///< set by ProcessGroup::submit: collectives of this group, from 1
+  trace::Mark mark = {};                 ///< set by ProcessGroup::submit where the call ends later: the Work tells it how
 };
 
 }  // namespace muster

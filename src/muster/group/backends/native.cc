@@ -71,7 +71,7 @@ WorkRef NativeBackend::submit(Request request) {
     staging.finish();
     return nullptr;
   }
-  auto work = std::make_shared<NativeWork>(request.name, std::move(staging), communicator_, ranks_);
+  auto work = std::make_shared<NativeWork>(request.name, std::move(staging), communicator_, ranks_, std::move(request.mark));
   auto pending = start(*communicator_, request, work->staging().args());
   if (!point_to_point && pending->done())
     if (const auto status = pending->wait(TimePoint::max()); refused_by_engine(status)) fail(request, status);

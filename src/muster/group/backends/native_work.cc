@@ -10,8 +10,12 @@
 namespace muster::group {
 
 NativeWork::NativeWork(std::string_view name, Staging staging, std::shared_ptr<collective::Communicator> communicator,
-                       std::shared_ptr<const std::vector<int>> ranks)
-    : name_(name), communicator_(std::move(communicator)), ranks_(std::move(ranks)), staging_(std::move(staging)) {}
+                       std::shared_ptr<const std::vector<int>> ranks, trace::Mark mark)
+    : name_(name),
+      communicator_(std::move(communicator)),
+      ranks_(std::move(ranks)),
+      staging_(std::move(staging)),
+      mark_(std::move(mark)) {}
 
 void NativeWork::track(collective::PendingRef pending) {
   pending_ = std::move(pending);
@@ -27,7 +31,9 @@ void NativeWork::complete(const Status& status) {
     try {
       check(status.ok() ? status : status.with_context(name_));
       staging_.finish();
-    } catch (...) {
+      mark_.end();
+    } catch (const std::exception& error) {
+      mark_.fail(error.what());
       error_ = std::current_exception();
     }
     completed_.store(true, std::memory_order_release);

@@ -9,13 +9,14 @@
 #include "muster/collective/communicator.h"
 #include "muster/group/backends/staging.h"
 #include "muster/group/work.h"
+#include "muster/trace/recorder.h"
 
 namespace muster::group {
 
 class NativeWork : public Work, public std::enable_shared_from_this<NativeWork> {
  public:
   NativeWork(std::string_view name, Staging staging, std::shared_ptr<collective::Communicator> communicator,
-             std::shared_ptr<const std::vector<int>> ranks);
+             std::shared_ptr<const std::vector<int>> ranks, trace::Mark mark);
   /// Once: what was started on `staging().args()`. From then on the call holds this Work until it is done.
   void track(collective::PendingRef pending);
   const Staging& staging() const { return staging_; }
@@ -40,6 +41,7 @@ class NativeWork : public Work, public std::enable_shared_from_this<NativeWork> 
   std::atomic<bool> completed_{false};
   std::mutex mutex_;
   Staging staging_;           // its finish() under mutex_
+  trace::Mark mark_;          // told once, under mutex_
   std::exception_ptr error_;  // written before completed_
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };

@@ -1,0 +1,274 @@
+#include "muster/trace/analysis.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "muster/base/clock.h"
+
+namespace muster::trace {
+namespace {
+
+constexpr std::size_t kRanksListed = 10;
+
+std::string ago(std::int64_t then, std::int64_t now) { return muster::describe(Duration(std::max<std::int64_t>(now - then, 0))); }
+
+/// The last collective that a rank was in on a group and that has not ended well; null where there is none in the trace.
+const Record* open_call(const RankTrace& trace, const std::string& group) {
+  for (auto at = trace.records.rbegin(); at != trace.records.rend(); ++at) {
+    if (at->sequence == 0 || at->state == State::completed || trace.groups[at->group].name != group) continue;
+    // What failed and was followed by a call that ended well did not break the group (wrong arguments).
+    if (at->state == State::failed && trace.group(group)->completed > at->sequence) return nullptr;
+    const Record* earliest = &*at;
+    for (auto before = at; before != trace.records.rend(); ++before) {
+      if (before->sequence != 0 && before->under_way() && trace.groups[before->group].name == group) earliest = &*before;
+    }
+    return earliest;
+  }
+  return nullptr;
+}
+
+struct Member {
+  int rank;
+  const RankTrace* trace;   // null: no trace
+  const GroupTrace* group;  // null: has not made the group
+  const Record* open;       // null: between calls
+};
+
+std::vector<Member> members_of(const JobTrace& job, const std::string& name) {
+  std::set<int> ranks;
+  for (const auto& trace : job.ranks) {
+    if (const auto* group = trace.group(name)) ranks.insert(group->members.begin(), group->members.end());
+  }
+  std::vector<Member> members;
+  for (const int rank : ranks) {
+    const auto* trace = job.rank(rank);
+    const auto* group = trace != nullptr ? trace->group(name) : nullptr;
+    members.push_back({rank, trace, group, group != nullptr ? open_call(*trace, name) : nullptr});
+  }
+  return members;
+}
+
+template <class Test>
+std::vector<int> ranks_where(const std::vector<Member>& members, Test test) {
+  std::vector<int> ranks;
+  for (const auto& member : members) {
+    if (test(member)) ranks.push_back(member.rank);
+  }
+  return ranks;
+}
+
+std::uint64_t completed_of(const Member& member) { return member.group != nullptr ? member.group->completed : 0; }
+
+std::optional<Holdup> holdup_of(const JobTrace& job, const std::string& name) {
+  const auto members = members_of(job, name);
+  const Record* first = nullptr;  // the earliest call that somebody is in
+  std::uint64_t most = 0, fewest = ~std::uint64_t{0};
+  for (const auto& member : members) {
+    if (member.open != nullptr && (first == nullptr || member.open->sequence < first->sequence)) first = member.open;
+    if (member.trace == nullptr) continue;  // another host's, or ended well: not known
+    most = std::max(most, member.group != nullptr ? member.group->started : 0);
+    fewest = std::min(fewest, completed_of(member));
+  }
+  if (first == nullptr) return std::nullopt;
+  Holdup holdup;
+  holdup.group = name;
+  holdup.sequence = first->sequence;
+  holdup.call = describe(*first);
+  holdup.since_ns = first->start_ns;
+  holdup.gap = most - fewest;
+  for (const auto& member : members) {
+    if (member.open == nullptr || member.open->sequence != first->sequence) continue;
+    holdup.since_ns = std::min(holdup.since_ns, member.open->start_ns);
+  }
+  const auto inside = [&](const Member& member) { return member.group != nullptr && member.group->started >= first->sequence; };
+  holdup.reason = Reason::not_entered;
+  holdup.behind = ranks_where(members, [&](const Member& member) { return member.trace != nullptr && !inside(member); });
+  for (const auto& [life, reason] : {std::pair(Life::gone, Reason::gone), std::pair(Life::stopped, Reason::stopped)}) {
+    if (!holdup.behind.empty()) break;
+    holdup.reason = reason;
+    holdup.behind = ranks_where(
+        // Those that were left with an error have ended after it: what broke the call is not theirs.
+        members, [&, life = life](const Member& member) {
+          return member.open != nullptr && member.open->under_way() && member.trace->life == life;
+        });
+    // All of them gone says nothing about any of them.
+    if (holdup.behind.size() == members.size()) holdup.behind.clear();
+  }
+  if (holdup.behind.empty()) {
+    holdup.reason = Reason::unfinished;
+    holdup.behind = ranks_where(members, [&](const Member& member) { return member.trace != nullptr && completed_of(member) == fewest; });
+    if (holdup.behind.size() == members.size()) holdup.behind.clear();
+  }
+  holdup.waiting = ranks_where(members, [&](const Member& member) {
+    return member.open != nullptr && std::find(holdup.behind.begin(), holdup.behind.end(), member.rank) == holdup.behind.end();
+  });
+  return holdup;
+}
+
+std::string describe_life(const RankTrace& trace) {
+  if (trace.life == Life::running) return {};
+  return trace.life == Life::stopped ? " (its process is stopped)" : " (its process is gone)";
+}
+
+std::string describe(const Holdup& holdup, const JobTrace& job) {
+  const bool one = holdup.behind.size() == 1;
+  const std::string call = "call " + std::to_string(holdup.sequence) + " of group '" + holdup.group + "', " + holdup.call;
+  const std::string began = ago(holdup.since_ns, job.now_ns());
+  std::string text = holdup.waiting.empty()
+                         ? call + ", began " + began + " ago"
+                         : list_ranks(holdup.waiting) + (holdup.waiting.size() == 1 ? " is in " : " are in ") + call + ", since " + began;
+  if (holdup.behind.empty()) return text + "; no member is behind the others";
+  text += "; " + list_ranks(holdup.behind);
+  switch (holdup.reason) {
+    case Reason::not_entered: return text + (one ? " has" : " have") + " not entered it";
+    case Reason::gone: return text + (one ? " was" : " were") + " in it when the process ended";
+    case Reason::stopped: return text + (one ? " is" : " are") + " in it too, but stopped";
+    case Reason::unfinished: break;
+  }
+  return text + (one ? " has" : " have") + " completed the fewest calls";
+}
+
+std::string describe_rank(const RankTrace& trace, std::int64_t now) {
+  std::string text = "rank " + std::to_string(trace.rank) + ", process " + std::to_string(trace.pid) + " on " + trace.host + ", " +
+                     name_of(trace.life) + ": " + std::to_string(trace.calls) + " calls\n";
+  for (const auto& group : trace.groups) {
+    text += "  group '" + group.name + "' (rank " + std::to_string(group.rank) + " of " + std::to_string(group.size) +
+            "): " + std::to_string(group.started) + " collectives called, " + std::to_string(group.completed) + " completed\n";
+  }
+  if (const auto* last = trace.latest()) text += "  last: " + describe(*last, trace, now, true) + "\n";
+  for (const auto& record : trace.records) {
+    if (record.under_way() && &record != trace.latest()) text += "  also under way: " + describe(record, trace, now, true) + "\n";
+  }
+  if (trace.failures > 0) text += "  failed " + ago(trace.failure_at_ns, now) + " ago: " + trace.failure + "\n";
+  if (trace.dropped + trace.torn > 0) {
+    text += "  " + std::to_string(trace.dropped) + " calls were not recorded (the ring is too small: MUSTER_TRACE_ENTRIES), " +
+            std::to_string(trace.torn) + " changed while they were read\n";
+  }
+  return text;
+}
+
+}  // namespace
+
+std::vector<Holdup> find_holdups(const JobTrace& job) {
+  std::set<std::string> names;
+  for (const auto& trace : job.ranks) {
+    for (const auto& group : trace.groups) names.insert(group.name);
+  }
+  std::vector<Holdup> holdups;
+  for (const auto& name : names) {
+    if (auto holdup = holdup_of(job, name)) holdups.push_back(std::move(*holdup));
+  }
+  std::stable_sort(holdups.begin(), holdups.end(), [](const auto& a, const auto& b) {
+    return std::tuple(a.behind.empty(), b.gap, a.since_ns) < std::tuple(b.behind.empty(), a.gap, b.since_ns);
+  });
+  return holdups;
+}
+
+std::string describe(const Record& record) {
+  std::string text = record.name;
+  if (record.dtype.empty()) return text;
+  text += " of " + std::to_string(record.bytes) + " bytes (" + record.dtype + " [";
+  for (std::size_t i = 0; i < record.shape.size(); ++i) text += (i > 0 ? ", " : "") + std::to_string(record.shape[i]);
+  return text + (record.dimensions > static_cast<int>(record.shape.size()) ? ", ..." : "") + "])";
+}
+
+std::string describe(const Record& record, const RankTrace& trace, std::int64_t now_ns, bool elsewhere) {
+  std::string text = record.sequence != 0 ? "number " + std::to_string(record.sequence) + ", " : "";
+  text += describe(record);
+  if (record.sequence == 0) {
+    text += std::string(record.name.find("recv") != std::string::npos ? " from " : " with ") +
+            (record.peer < 0 ? std::string("any rank") : "rank " + std::to_string(record.peer)) + ", tag " + std::to_string(record.tag);
+  }
+  if (elsewhere) text += ", of group '" + trace.groups[record.group].name + "'";
+  switch (record.state) {
+    case State::queued:
+    case State::started: return text + ", called " + ago(record.start_ns, now_ns) + " ago and under way";
+    case State::completed: return text + ", completed " + ago(record.end_ns, now_ns) + " ago";
+    case State::failed: break;
+  }
+  return text + ", failed " + ago(record.end_ns, now_ns) + " ago";
+}
+
+std::string last_act(const RankTrace& trace, const std::string& group, std::int64_t now_ns) {
+  const std::string rank = "rank " + std::to_string(trace.rank) + describe_life(trace);
+  const auto* there = trace.group(group);
+  const Record* last = nullptr;
+  for (const auto& record : trace.records) {
+    if (record.sequence != 0 && trace.groups[record.group].name == group) last = &record;
+  }
+  std::string text = there == nullptr  ? rank + " has not made this group"
+                     : last == nullptr ? rank + " has made " + std::to_string(there->started) + " calls there"
+                                       : rank + "'s last call there is " + describe(*last, trace, now_ns, false);
+  const auto* latest = trace.latest();
+  if (latest != nullptr && latest != last) text += "; the last of all is " + describe(*latest, trace, now_ns, true);
+  if (latest == nullptr) text += "; it has made no calls at all";
+  return text;
+}
+
+std::string list_ranks(std::span<const int> ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    if (i == kRanksListed) return text + " and " + std::to_string(ranks.size() - i) + " more";
+    if (i > 0) text += i + 1 == ranks.size() ? " and " : ", ";
+    text += std::to_string(ranks[i]);
+  }
+  return text;
+}
+
+std::string headline(const JobTrace& job, const std::vector<Holdup>& holdups) {
+  if (holdups.empty()) return "no rank is behind: nobody waits in a collective";
+  const auto& worst = holdups.front();
+  if (worst.behind.empty()) return "no rank is behind the others in group '" + worst.group + "'";
+  return list_ranks(worst.behind) + (worst.behind.size() == 1 ? " is" : " are") + " behind: " + describe(worst, job);
+}
+
+std::string summary(const JobTrace& job) {
+  const auto now = job.now_ns();
+  const auto holdups = find_holdups(job);
+  std::string text = headline(job, holdups) + "\n\n";
+  text += "job " + job.ranks.front().job + ": " + std::to_string(job.world_size()) + " ranks, " + std::to_string(job.ranks.size()) +
+          " traces in " + job.directory + "\n";
+  if (holdups.size() > 1) {
+    text += "\n";
+    for (const auto& holdup : holdups) text += "- " + describe(holdup, job) + "\n";
+  }
+  text += "\n";
+  for (const auto& trace : job.ranks) text += describe_rank(trace, now);
+  if (static_cast<int>(job.ranks.size()) < job.world_size()) {
+    std::vector<int> without;
+    for (int rank = 0; rank < job.world_size(); ++rank) {
+      if (job.rank(rank) == nullptr) without.push_back(rank);
+    }
+    text += "no trace here of " + list_ranks(without) + ": on another host, or ended well\n";
+  }
+  for (const auto& why : job.unread) text += "left out: " + why + "\n";
+  return text;
+}
+
+Rates rates_of(const RankTrace& trace, std::int64_t now_ns, std::int64_t window_ns) {
+  std::int64_t begin = std::max(now_ns - window_ns, trace.since_ns);
+  // What the ring has forgotten cannot be counted.
+  if (!trace.records.empty() && trace.calls > trace.records.size()) begin = std::max(begin, trace.records.front().start_ns);
+  const double seconds = static_cast<double>(std::max<std::int64_t>(now_ns - begin, 1)) * 1e-9;
+  Rates rates;
+  std::vector<std::pair<std::int64_t, std::int64_t>> spans;
+  for (const auto& record : trace.records) {
+    const std::int64_t end = record.under_way() ? now_ns : record.end_ns;
+    if (end <= begin) continue;
+    spans.emplace_back(std::max(record.start_ns, begin), end);
+    if (record.under_way()) continue;
+    rates.operations += 1 / seconds;
+    rates.bytes += static_cast<double>(record.bytes) / seconds;
+  }
+  std::sort(spans.begin(), spans.end());
+  std::int64_t covered = begin, busy = 0;
+  for (const auto& [from, to] : spans) {
+    busy += std::max<std::int64_t>(to - std::max(from, covered), 0);
+    covered = std::max(covered, to);
+  }
+  rates.busy = std::min(1.0, static_cast<double>(busy) * 1e-9 / seconds);
+  return rates;
+}
+
+}  // namespace muster::trace

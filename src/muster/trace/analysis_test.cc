@@ -1,0 +1,199 @@
+#include "muster/trace/analysis.h"
+
+#include <gtest/gtest.h>
+
+#include "muster/trace/witness.h"
+
+namespace muster::trace {
+namespace {
+
+constexpr std::int64_t kSecond = 1'000'000'000;
+
+/// A job of `count` ranks in one group; every rank has completed `calls` all_reduces, one a second, and is between calls.
+JobTrace job_of(int count, std::uint64_t calls) {
+  JobTrace job;
+  job.directory = "/somewhere";
+  for (int rank = 0; rank < count; ++rank) {
+    RankTrace trace;
+    trace.rank = rank;
+    trace.world_size = count;
+    trace.life = Life::gone;
+    trace.host = "a";
+    GroupTrace group{"default", count, rank, {}, calls, calls};
+    for (int member = 0; member < count; ++member) group.members.push_back(member);
+    trace.groups.push_back(group);
+    for (std::uint64_t i = 1; i <= calls; ++i) {
+      Record record;
+      record.ticket = record.sequence = i;
+      record.start_ns = static_cast<std::int64_t>(i) * kSecond;
+      record.end_ns = record.start_ns + kSecond / 2;
+      record.bytes = 16;
+      record.name = "all_reduce";
+      record.dtype = "float32";
+      record.shape = {4};
+      record.dimensions = 1;
+      record.state = State::completed;
+      trace.records.push_back(record);
+    }
+    trace.calls = calls;
+    job.ranks.push_back(trace);
+  }
+  return job;
+}
+
+void enter(RankTrace& trace, std::uint64_t sequence, State state = State::started) {
+  Record record = trace.records.back();
+  record.ticket = ++trace.calls;
+  record.sequence = sequence;
+  record.start_ns = static_cast<std::int64_t>(sequence) * kSecond;
+  record.end_ns = state == State::failed ? record.start_ns + kSecond : 0;
+  record.state = state;
+  trace.groups[0].started = sequence;
+  trace.records.push_back(record);
+}
+
+TEST(Analysis, NobodyIsBehindBetweenCalls) {
+  const auto job = job_of(4, 5);
+  EXPECT_TRUE(find_holdups(job).empty());
+  EXPECT_NE(summary(job).find("no rank is behind"), std::string::npos);
+}
+
+TEST(Analysis, WhoHasNotEnteredTheCallIsBehind) {
+  auto job = job_of(4, 5);
+  for (const int rank : {0, 1, 3}) enter(job.ranks[static_cast<std::size_t>(rank)], 6);
+  const auto holdups = find_holdups(job);
+  ASSERT_EQ(holdups.size(), 1u);
+  EXPECT_EQ(holdups[0].reason, Reason::not_entered);
+  EXPECT_EQ(holdups[0].behind, std::vector<int>{2});
+  EXPECT_EQ(holdups[0].waiting, (std::vector<int>{0, 1, 3}));
+  EXPECT_EQ(holdups[0].sequence, 6u);
+  EXPECT_NE(headline(job, holdups).find("rank 2 is behind: ranks 0, 1 and 3 are in call 6 of group 'default', all_reduce of 16 bytes"),
+            std::string::npos)
+      << headline(job, holdups);
+}
+
+TEST(Analysis, AFailedCallCountsAsTheOneThatWasWaitedIn) {
+  auto job = job_of(3, 5);
+  for (const std::size_t rank : {0u, 2u}) enter(job.ranks[rank], 6, State::failed);
+  const auto holdups = find_holdups(job);
+  ASSERT_EQ(holdups.size(), 1u);
+  EXPECT_EQ(holdups[0].behind, std::vector<int>{1});
+  // A call with wrong arguments, after which all went on, holds nobody up.
+  auto fine = job_of(3, 5);
+  fine.ranks[0].records[2].state = State::failed;
+  EXPECT_TRUE(find_holdups(fine).empty());
+}
+
+TEST(Analysis, WhoDiedOrWasStoppedInTheCallIsBehind) {
+  auto killed = job_of(3, 5);
+  enter(killed.ranks[0], 6, State::failed);
+  enter(killed.ranks[1], 6);
+  enter(killed.ranks[2], 6, State::failed);
+  auto holdups = find_holdups(killed);
+  ASSERT_EQ(holdups.size(), 1u);
+  EXPECT_EQ(holdups[0].reason, Reason::gone);
+  EXPECT_EQ(holdups[0].behind, std::vector<int>{1});
+
+  auto stopped = job_of(3, 5);
+  for (auto& trace : stopped.ranks) {
+    enter(trace, 6);
+    trace.life = Life::running;
+  }
+  stopped.ranks[2].life = Life::stopped;
+  holdups = find_holdups(stopped);
+  ASSERT_EQ(holdups.size(), 1u);
+  EXPECT_EQ(holdups[0].reason, Reason::stopped);
+  EXPECT_EQ(holdups[0].behind, std::vector<int>{2});
+}
+
+TEST(Analysis, QueuedCallsBehindTheFirstDoNotMisleadIt) {
+  auto job = job_of(2, 5);
+  for (const std::uint64_t call : {6u, 7u, 8u}) enter(job.ranks[0], call, State::queued);
+  enter(job.ranks[1], 6, State::queued);
+  job.ranks[0].life = job.ranks[1].life = Life::running;
+  const auto holdups = find_holdups(job);
+  ASSERT_EQ(holdups.size(), 1u);
+  EXPECT_EQ(holdups[0].sequence, 6u);
+  EXPECT_TRUE(holdups[0].behind.empty());
+}
+
+TEST(Analysis, TheLargestGapComesFirst) {
+  auto job = job_of(2, 5);
+  for (auto& trace : job.ranks) trace.groups.push_back({"pair", 2, trace.rank, {0, 1}, 0, 0});
+  enter(job.ranks[0], 6);
+  auto far = job.ranks[1].records.back();
+  far.ticket = ++job.ranks[1].calls;
+  far.group = 1;
+  far.sequence = 9;
+  far.state = State::started;
+  far.end_ns = 0;
+  job.ranks[1].records.push_back(far);
+  job.ranks[1].groups[1].started = 9;
+  const auto holdups = find_holdups(job);
+  ASSERT_EQ(holdups.size(), 2u);
+  EXPECT_EQ(holdups[0].group, "pair");
+  EXPECT_EQ(holdups[0].behind, std::vector<int>{0});
+  EXPECT_EQ(holdups[1].behind, std::vector<int>{1});
+}
+
+TEST(Analysis, RatesCoverTheWindow) {
+  auto job = job_of(1, 10);  // half of every second in a call
+  auto rates = rates_of(job.ranks[0], 11 * kSecond, 4 * kSecond);
+  EXPECT_NEAR(rates.operations, 1, 1e-6);
+  EXPECT_NEAR(rates.bytes, 16, 1e-6);
+  EXPECT_NEAR(rates.busy, 0.5, 1e-6);
+  enter(job.ranks[0], 11);
+  rates = rates_of(job.ranks[0], 15 * kSecond, 4 * kSecond);
+  EXPECT_NEAR(rates.busy, 1, 1e-6);
+  EXPECT_EQ(rates.operations, 0);
+}
+
+TEST(Testify, WhoHasNotEnteredIsMissingEvenWhereAnotherIsAwaited) {
+  auto job = job_of(4, 5);
+  for (const int rank : {0, 1, 3}) enter(job.ranks[static_cast<std::size_t>(rank)], 6);
+  const std::vector<int> members = {0, 1, 2, 3};
+  // Rank 3 waits for rank 1 in a tree; rank 1 waits for rank 2.
+  const auto testimony = testify(job, "default", 6, members, 3, {1});
+  EXPECT_EQ(testimony.missing, std::vector<int>{2});
+  EXPECT_NE(testimony.text.find("rank 2 has not entered this call"), std::string::npos) << testimony.text;
+  EXPECT_NE(
+      testimony.text.find("rank 2 (its process is gone)'s last call there is number 5, all_reduce of 16 bytes (float32 [4]), completed"),
+      std::string::npos)
+      << testimony.text;
+  EXPECT_NE(testimony.text.find("ranks 0 and 1 have entered it"), std::string::npos) << testimony.text;
+}
+
+TEST(Testify, WhereAllHaveEnteredTheAwaitedStay) {
+  auto job = job_of(3, 5);
+  for (auto& trace : job.ranks) enter(trace, 6);
+  const std::vector<int> members = {0, 1, 2};
+  EXPECT_EQ(testify(job, "default", 6, members, 0, {1}).missing, std::vector<int>{1});
+  // Nothing of this rank itself: nothing is concluded.
+  EXPECT_EQ(testify(JobTrace{}, "default", 6, members, 0, {1}).text, "");
+}
+
+TEST(Testify, ALargeJobsTextStaysShort) {
+  auto job = job_of(64, 5);
+  std::vector<int> members;
+  for (int rank = 0; rank < 64; ++rank) members.push_back(rank);
+  enter(job.ranks[0], 6);
+  const auto testimony = testify(job, "default", 6, members, 0, {1});
+  EXPECT_EQ(testimony.missing, std::vector<int>{1});
+  EXPECT_LT(testimony.text.size(), 3000u);
+}
+
+TEST(Latest, TravelsAsBytesAndBrokenOnesAreRefused) {
+  auto job = job_of(2, 5);
+  enter(job.ranks[1], 6);
+  const std::string bytes = encode_latest(job.ranks[1]);
+  const auto back = decode_latest(bytes);
+  ASSERT_TRUE(back.has_value());
+  EXPECT_EQ(back->rank, 1);
+  ASSERT_EQ(back->records.size(), 1u);
+  EXPECT_EQ(describe(back->records[0]), "all_reduce of 16 bytes (float32 [4])");
+  EXPECT_EQ(back->groups.at(0).started, 6u);
+  for (std::size_t length = 0; length < bytes.size(); ++length) EXPECT_FALSE(decode_latest(bytes.substr(0, length)).has_value());
+}
+
+}  // namespace
+}  // namespace muster::trace

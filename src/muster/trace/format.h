@@ -1,0 +1,91 @@
+/// The file that holds a rank's last calls: its layout, byte for byte, in the order and width of the machine that wrote it.
+///
+///   FileHeader    one, at 0; `header_bytes` long
+///   GroupSlot     `groups` of `group_bytes` each
+///   Entry         `entries` (a power of two) of `entry_bytes` each: a ring, ticket t (from 1) stands in slot (t - 1) mod entries
+///
+/// The writer maps the file and changes it while readers look. Whatever changes is a 64-bit word, written and read as an atomic. A
+/// stamp guards what is longer: it is odd while its owner writes, and a reader that finds it odd, or changed after it has read, has a torn
+/// copy and drops it. Times are nanoseconds of the host's monotonic clock; (mono_base, wall_base) are one instant on both clocks.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+
+namespace muster::trace {
+
+inline constexpr std::uint64_t kMagic = 0x65636172'7473756d;  // "mustrace"
+inline constexpr std::uint32_t kVersion = 1;
+inline constexpr std::uint32_t kGroups = 128;  ///< the last one stands for all that found no room
+inline constexpr int kMembersShown = 1024;     ///< ranks beyond are members that the table does not tell of
+inline constexpr std::uint32_t kMostEntries = 1u << 20;
+
+enum class State : std::uint8_t { queued = 1, started, completed, failed };
+
+struct FileHeader {
+  std::uint64_t magic;
+  std::uint32_t version;
+  std::uint32_t header_bytes, group_bytes, groups, entry_bytes, entries;
+  std::int32_t rank, world_size;
+  std::int64_t pid;
+  std::int64_t wall_base_ns, mono_base_ns;
+  char host[64];
+  char boot[40];  ///< the kernel's boot id: whether the monotonic clock is the reader's own
+  char job[128];
+  alignas(64) std::uint64_t tickets;  ///< handed out so far
+  std::uint64_t group_count;
+  std::uint64_t dropped;  ///< calls that met another thread in their slot
+  alignas(64) std::uint64_t failure_stamp;
+  std::uint64_t failures;
+  std::int64_t failure_at_ns;
+  std::array<std::uint64_t, 128> failure;  ///< text of the last failed call, ended by zeros
+};
+inline constexpr std::uint32_t kHeaderBytes = 4096;
+static_assert(sizeof(FileHeader) <= kHeaderBytes);
+
+struct GroupSlot {
+  std::uint64_t started;    ///< highest number of a collective that was called
+  std::uint64_t completed;  ///< highest that has ended well
+  std::int32_t size, rank;
+  std::uint32_t occurrence;  ///< 1 for the first group of this name, ...
+  std::uint32_t spare;
+  char name[96];
+  std::array<std::uint64_t, kMembersShown / 64> members;  ///< a bit per job rank
+};
+static_assert(sizeof(GroupSlot) == 256);
+
+/// What an entry holds, as words.
+struct Body {
+  std::uint64_t sequence;  ///< of the group's collectives, from 1; 0 for point-to-point calls
+  std::int64_t start_ns, end_ns;
+  std::uint64_t bytes;
+  std::int64_t tag;
+  std::int64_t shape[4];
+  char name[24];
+  std::int32_t peer;  ///< job rank: the root, or the other end; -1: none, or any
+  std::uint32_t thread;
+  std::uint16_t group;
+  std::uint8_t dtype;  ///< DType; 255: no data
+  State state;
+  std::uint8_t dimensions;  ///< of the first tensor; at most four are kept in `shape`
+  std::uint8_t async;
+  std::uint8_t spare[2];
+  std::uint64_t reserved;
+};
+using Words = std::array<std::uint64_t, sizeof(Body) / 8>;
+static_assert(sizeof(Body) == 120);
+
+struct alignas(64) Entry {
+  std::uint64_t stamp;  ///< 2 t for ticket t, 2 t + 1 while it is written; 0: never used
+  Words words;
+};
+static_assert(sizeof(Entry) == 128);
+
+/// The words of a mapping as atomics.
+inline std::uint64_t load(const std::uint64_t& word) {
+  return std::atomic_ref(const_cast<std::uint64_t&>(word)).load(std::memory_order_acquire);
+}
+inline void store(std::uint64_t& word, std::uint64_t value) { std::atomic_ref(word).store(value, std::memory_order_release); }
+
+}  // namespace muster::trace

@@ -1,0 +1,252 @@
+#include "muster/trace/recorder.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+
+#include "muster/base/env.h"
+#include "muster/base/log.h"
+#include "muster/base/socket_address.h"
+#include "muster/trace/run_directory.h"
+
+namespace muster::trace {
+namespace {
+
+constexpr std::size_t kNameWord = offsetof(Body, name) / 8;
+constexpr std::size_t kStateWord = offsetof(Body, group) / 8;
+constexpr std::size_t kEndWord = offsetof(Body, end_ns) / 8;
+static_assert(offsetof(Body, name) % 8 == 0 && offsetof(Body, group) % 8 == 0 && kNameWord < kStateWord);
+
+std::uint32_t this_thread() {
+  static thread_local const auto id = static_cast<std::uint32_t>(::gettid());
+  return id;
+}
+
+std::int64_t nanoseconds(TimePoint time) { return time.time_since_epoch().count(); }
+
+template <std::size_t Size>
+void put_text(char (&target)[Size], std::string_view text) {
+  std::memset(target, 0, Size);
+  std::memcpy(target, text.data(), std::min(text.size(), Size - 1));
+}
+
+/// The same short name on every member, and another for another long name.
+std::string short_name(std::string_view name) {
+  constexpr std::size_t kLongest = sizeof(GroupSlot::name) - 1;
+  if (name.size() <= kLongest) return std::string(name);
+  std::uint64_t hash = 0xcbf29ce484222325u;
+  for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+  char tail[24];
+  std::snprintf(tail, sizeof tail, "...%016llx", static_cast<unsigned long long>(hash));
+  return std::string(name.substr(0, kLongest - 19)) + tail;
+}
+
+std::string boot_id() {
+  std::string text;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id") >> std::ws, text);
+  return text;
+}
+
+void raise_to(std::uint64_t& word, std::uint64_t value) {
+  std::atomic_ref shared(word);
+  std::uint64_t seen = shared.load(std::memory_order_relaxed);
+  while (seen < value && !shared.compare_exchange_weak(seen, value, std::memory_order_release, std::memory_order_relaxed)) {
+  }
+}
+
+}  // namespace
+
+Result<std::shared_ptr<Recorder>> Recorder::from_environment(const std::string& job, int rank, int world_size) {
+  const auto entries = env_integer("MUSTER_TRACE_ENTRIES", 0, kMostEntries);
+  if (!entries) return entries.status();
+  RecorderOptions options;
+  options.job = job;
+  options.rank = rank;
+  options.world_size = world_size;
+  if (*entries) options.entries = static_cast<std::uint32_t>(**entries);
+  if (options.entries == 0) return std::shared_ptr<Recorder>();
+  auto recorder = create(options);
+  if (recorder) return recorder;
+  log(LogLevel::warning, "this rank keeps no trace of its calls: " + recorder.status().message());
+  return std::shared_ptr<Recorder>();
+}
+
+Result<std::shared_ptr<Recorder>> Recorder::create(const RecorderOptions& options) {
+  const auto entries = std::bit_ceil(std::clamp(options.entries, 1u, kMostEntries));
+  std::shared_ptr<Recorder> recorder(new Recorder(options, entries));
+  if (Status opened = recorder->open(); !opened) return opened;
+  return recorder;
+}
+
+Recorder::Recorder(const RecorderOptions& options, std::uint32_t entries) : options_(options), entry_count_(entries) {}
+
+Recorder::~Recorder() {
+  if (memory_ != nullptr) ::munmap(memory_, bytes_);
+}
+
+// The file shows itself under its name only once it is whole and locked. Its blocks are taken here: a write to a mapping of a file that
+// finds the disk full would end the process.
+Status Recorder::open() {
+  const std::string base = options_.directory.empty() ? run_directory() : options_.directory;
+  const std::string folder = job_folder(options_.job);
+  auto directory = open_job_directory(base, folder);
+  if (!directory) return directory.status();
+  directory_ = base + "/" + folder;
+  path_ = directory_ + "/" + trace_name(options_.rank);
+  const auto fail = [&](const char* what) {
+    return Status(Code::refused, std::string("cannot ") + what + " the trace " + path_ + ": " + errno_text(errno));
+  };
+  const std::string temporary = ".rank" + std::to_string(options_.rank) + "." + std::to_string(::getpid());
+  Descriptor file(::openat(directory->get(), temporary.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+  if (!file) return fail("make");
+  bytes_ = kHeaderBytes + kGroups * sizeof(GroupSlot) + entry_count_ * sizeof(Entry);
+  const int full = ::posix_fallocate(file.get(), 0, static_cast<off_t>(bytes_));
+  void* memory = full == 0 ? ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, file.get(), 0) : MAP_FAILED;
+  if (memory == MAP_FAILED) {
+    if (full != 0) errno = full;
+    const Status failed = fail("find room for");
+    ::unlinkat(directory->get(), temporary.c_str(), 0);
+    return failed;
+  }
+  memory_ = static_cast<std::byte*>(memory);
+  header_ = new (memory_) FileHeader{};
+  groups_ = reinterpret_cast<GroupSlot*>(memory_ + kHeaderBytes);
+  entries_ = reinterpret_cast<Entry*>(memory_ + kHeaderBytes + kGroups * sizeof(GroupSlot));
+  write_header(options_, entry_count_);
+  ::flock(file.get(), LOCK_EX | LOCK_NB);
+  if (::renameat(directory->get(), temporary.c_str(), directory->get(), trace_name(options_.rank).c_str()) != 0) return fail("name");
+  file_ = GuardedDescriptor(std::move(file));
+  return {};
+}
+
+void Recorder::write_header(const RecorderOptions& options, std::uint32_t entries) {
+  header_->magic = kMagic;
+  header_->version = kVersion;
+  header_->header_bytes = kHeaderBytes;
+  header_->group_bytes = sizeof(GroupSlot);
+  header_->groups = kGroups;
+  header_->entry_bytes = sizeof(Entry);
+  header_->entries = entries;
+  header_->rank = options.rank;
+  header_->world_size = options.world_size;
+  header_->pid = ::getpid();
+  header_->mono_base_ns = nanoseconds(steady_clock().now());
+  header_->wall_base_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+  char host[64] = {};
+  ::gethostname(host, sizeof host - 1);
+  put_text(header_->host, host);
+  put_text(header_->boot, boot_id());
+  put_text(header_->job, options.job);
+}
+
+std::uint16_t Recorder::add_group(std::string_view name, std::span<const int> ranks, int rank) {
+  if (mark_.forked()) return kGroups - 1;
+  const std::lock_guard guard(lock_);
+  const auto index = static_cast<std::uint16_t>(group_names_.size());
+  GroupSlot& slot = groups_[std::min<std::size_t>(index, kGroups - 1)];
+  if (index >= kGroups - 1) {
+    put_text(slot.name, "(further groups)");
+    slot.occurrence = 1;
+    store(header_->group_count, kGroups);
+    return kGroups - 1;
+  }
+  const std::string shown = short_name(name);
+  slot.occurrence = 1 + static_cast<std::uint32_t>(std::count(group_names_.begin(), group_names_.end(), shown));
+  slot.size = static_cast<std::int32_t>(ranks.size());
+  slot.rank = rank;
+  put_text(slot.name, shown);
+  for (const int member : ranks) {
+    if (member >= 0 && member < kMembersShown)
+      slot.members[static_cast<std::size_t>(member) / 64] |= std::uint64_t{1} << (static_cast<unsigned>(member) % 64);
+  }
+  group_names_.push_back(shown);
+  store(header_->group_count, group_names_.size());
+  return index;
+}
+
+Ticket Recorder::begin(std::uint16_t group, const Call& call, TimePoint now) noexcept {
+  if (mark_.forked()) return {};
+  const std::uint64_t number = std::atomic_ref(header_->tickets).fetch_add(1, std::memory_order_relaxed) + 1;
+  if (call.sequence != 0) raise_to(groups_[group].started, call.sequence);
+  Entry& entry = entries_[(number - 1) & (entry_count_ - 1)];
+  std::atomic_ref stamp(entry.stamp);
+  std::uint64_t before = stamp.load(std::memory_order_relaxed);
+  const bool free = (before & 1) == 0 && before < 2 * number;
+  if (!free || !stamp.compare_exchange_strong(before, 2 * number + 1, std::memory_order_acq_rel, std::memory_order_relaxed)) {
+    std::atomic_ref(header_->dropped).fetch_add(1, std::memory_order_relaxed);
+    return {0, call.sequence, group};
+  }
+  Body body{};
+  body.sequence = call.sequence;
+  body.start_ns = nanoseconds(now);
+  body.bytes = call.bytes;
+  body.tag = call.tag;
+  body.dimensions = static_cast<std::uint8_t>(std::min<std::size_t>(call.shape.size(), 255));
+  std::copy_n(call.shape.begin(), std::min<std::size_t>(call.shape.size(), std::size(body.shape)), body.shape);
+  std::memcpy(body.name, call.name.data(), std::min(call.name.size(), sizeof body.name - 1));
+  body.peer = call.peer;
+  body.thread = this_thread();
+  body.group = group;
+  body.dtype = call.dtype;
+  body.state = call.async ? State::queued : State::started;
+  body.async = call.async ? 1 : 0;
+  const auto words = std::bit_cast<Words>(body);
+  for (std::size_t i = 0; i < words.size(); ++i) store(entry.words[i], words[i]);
+  stamp.store(2 * number, std::memory_order_release);
+  return {number, call.sequence, group};
+}
+
+void Recorder::settle(const Ticket& ticket, State state, TimePoint now) noexcept {
+  if (mark_.forked()) return;
+  if (state == State::completed && ticket.sequence != 0) raise_to(groups_[ticket.group].completed, ticket.sequence);
+  if (ticket.number == 0) return;
+  Entry& entry = entries_[(ticket.number - 1) & (entry_count_ - 1)];
+  std::atomic_ref stamp(entry.stamp);
+  std::uint64_t mine = 2 * ticket.number;
+  // A later call may have taken the slot by now.
+  if (!stamp.compare_exchange_strong(mine, mine + 1, std::memory_order_acq_rel, std::memory_order_relaxed)) return;
+  store(entry.words[kEndWord], static_cast<std::uint64_t>(nanoseconds(now)));
+  std::uint64_t word = load(entry.words[kStateWord]);
+  std::memcpy(reinterpret_cast<char*>(&word) + offsetof(Body, state) % 8, &state, 1);
+  store(entry.words[kStateWord], word);
+  stamp.store(2 * ticket.number, std::memory_order_release);
+}
+
+void Recorder::fail(const Ticket& ticket, std::string_view text, TimePoint now) noexcept {
+  settle(ticket, State::failed, now);
+  if (mark_.forked()) return;
+  const std::lock_guard guard(lock_);
+  std::array<std::uint64_t, std::tuple_size_v<decltype(FileHeader::failure)>> words{};
+  std::memcpy(words.data(), text.data(), std::min(text.size(), sizeof words - 1));
+  std::atomic_ref stamp(header_->failure_stamp);
+  const std::uint64_t before = stamp.load(std::memory_order_relaxed);
+  stamp.store(before + 1, std::memory_order_relaxed);
+  std::atomic_ref(header_->failure_at_ns).store(nanoseconds(now), std::memory_order_release);
+  for (std::size_t i = 0; i < words.size(); ++i) store(header_->failure[i], words[i]);
+  store(header_->failures, load(header_->failures) + 1);
+  stamp.store(before + 2, std::memory_order_release);
+}
+
+void Recorder::remove() {
+  if (mark_.forked()) return;
+  ::unlink(path_.c_str());
+  ::rmdir(directory_.c_str());  // goes with its last file
+}
+
+std::uint64_t Recorder::changes() const {
+  std::uint64_t sum = load(header_->tickets) + load(header_->failures);
+  const std::uint64_t groups = std::min<std::uint64_t>(load(header_->group_count), kGroups);
+  for (std::uint64_t i = 0; i < groups; ++i) sum += load(groups_[i].completed);
+  return sum;
+}
+
+}  // namespace muster::trace
