@@ -19,9 +19,8 @@ const Clock& steady_clock() {
   return clock;
 }
 
-TimePoint deadline_after(const Clock& clock, Duration timeout) { return deadline_after(clock.now(), timeout); }
-
-TimePoint deadline_after(TimePoint now, Duration timeout) {
+TimePoint deadline_after(const Clock& clock, Duration timeout) {
+  const TimePoint now = clock.now();
   if (timeout < Duration::zero() || timeout > TimePoint::max() - now) return TimePoint::max();
   return now + timeout;
 }

@@ -22,7 +22,6 @@ const Clock& steady_clock();
 
 /// `now + timeout`, or the end of time where the sum would overflow or `timeout` is negative (no limit).
 TimePoint deadline_after(const Clock& clock, Duration timeout);
-TimePoint deadline_after(TimePoint now, Duration timeout);
 
 /// What is left until `deadline`, as a timeout: zero once it has passed, negative (no limit) for the end of time.
 Duration time_left(const Clock& clock, TimePoint deadline);

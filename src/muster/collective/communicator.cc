@@ -215,11 +215,11 @@ void GroupCommunicator::abort(const std::string& reason) {
 }
 
 Status GroupCommunicator::late_at_close(const std::vector<int>& missing, const char* what) {
-  group_.channel->fail(Status(Code::timed_out,
-                              "rank " + std::to_string(group_.job_rank()) + " closes " + group_.text() + " and waited for " +
-                                  describe_ranks(missing) + " " + what + (group_.witness ? group_.witness->tell(group_.name, missing) : "") +
-                                  "; see whether they still are in a call",
-                              missing));
+  group_.channel->fail(
+      Status(Code::timed_out,
+             "rank " + std::to_string(group_.job_rank()) + " closes " + group_.text() + " and waited for " + describe_ranks(missing) + " " +
+                 what + (group_.witness ? group_.witness->tell(group_.name, missing) : "") + "; see whether they still are in a call",
+             missing));
   return group_.channel->failure();
 }
 

@@ -8,8 +8,8 @@
 
 #include "muster/base/clock.h"
 #include "muster/collective/progress.h"
-#include "muster/transport/channel.h"
 #include "muster/trace/witness.h"
+#include "muster/transport/channel.h"
 #include "muster/transport/fabric.h"
 
 namespace muster::collective {

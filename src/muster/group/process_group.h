@@ -2,8 +2,8 @@
 ///
 /// What lives in `group/`: everything that users of the C++ interface touch, on LibTorch tensors. `muster/distributed.h` gathers it. The
 /// call path: a function of `collectives.h` or `point_to_point.h` fills one Request; `ProcessGroup::submit` checks, numbers, logs, records
-/// and arms the deadline; the tensors' device picks a `ProcessGroupBackend`, whose `submit` turns tensors into spans for `collective::Communicator`.
-/// May include everything below. Test it alone: `ctest -R '^group'`.
+/// and arms the deadline; the tensors' device picks a `ProcessGroupBackend`, whose `submit` turns tensors into spans for
+/// `collective::Communicator`. May include everything below. Test it alone: `ctest -R '^group'`.
 #pragma once
 
 #include <atomic>
@@ -49,7 +49,8 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
  public:
   explicit ProcessGroup(ProcessGroupParts parts);
 
-  /// The only place that checks, numbers, logs, records and arms the deadline. Returns the Work of an asynchronous call or of a receive, else none.
+  /// The only place that checks, numbers, logs, records and arms the deadline. Returns the Work of an asynchronous call or of a receive,
+  /// else none.
   WorkRef submit(Request request);
   /// The same checks now, and `start()` as often as one likes.
   PreparedRequest prepare(Request request);

@@ -58,7 +58,7 @@ static_assert(sizeof(GroupSlot) == 256);
 /// What an entry holds, as words.
 struct Body {
   std::uint64_t sequence;  ///< of the group's collectives, from 1; 0 for point-to-point calls
-  std::int64_t start_ns, end_ns;
+  std::int64_t start_ns;
   std::uint64_t bytes;
   std::int64_t tag;
   std::int64_t shape[4];
@@ -66,21 +66,34 @@ struct Body {
   std::int32_t peer;  ///< job rank: the root, or the other end; -1: none, or any
   std::uint32_t thread;
   std::uint16_t group;
-  std::uint8_t dtype;  ///< DType; 255: no data
-  State state;
+  std::uint8_t dtype;       ///< DType; 255: no data
+  State state;              ///< when it was called: queued or started
   std::uint8_t dimensions;  ///< of the first tensor; at most four are kept in `shape`
   std::uint8_t async;
   std::uint8_t spare[2];
   std::uint64_t reserved;
 };
 using Words = std::array<std::uint64_t, sizeof(Body) / 8>;
-static_assert(sizeof(Body) == 120);
+static_assert(sizeof(Body) == 112);
 
 struct alignas(64) Entry {
-  std::uint64_t stamp;  ///< 2 t for ticket t, 2 t + 1 while it is written; 0: never used
+  std::uint64_t stamp;    ///< 2 t for ticket t, 2 t + 1 while it is written; 0: never used
+  std::uint64_t outcome;  ///< how the call has ended, see below; 0: it has not
   Words words;
 };
 static_assert(sizeof(Entry) == 128);
+
+/// State, the ticket's last 16 bits and the time that the call took, in one word: written once the call is over, by whoever ends it,
+/// without claiming the entry. A word with another ticket's bits (the slot was taken by a later call at that very moment) says nothing.
+inline constexpr std::uint64_t kLongestCall = (std::uint64_t{1} << 44) - 1;  // nanoseconds: almost five hours; longer ones read as that
+constexpr std::uint64_t outcome_of(State state, std::uint64_t ticket, std::uint64_t took_ns) {
+  return static_cast<std::uint64_t>(state) << 60 | (ticket & 0xffff) << 44 | (took_ns < kLongestCall ? took_ns : kLongestCall);
+}
+constexpr bool is_outcome_of(std::uint64_t outcome, std::uint64_t ticket) {
+  return outcome != 0 && (outcome >> 44 & 0xffff) == (ticket & 0xffff);
+}
+constexpr State state_in(std::uint64_t outcome) { return static_cast<State>(outcome >> 60); }
+constexpr std::uint64_t took_in(std::uint64_t outcome) { return outcome & kLongestCall; }
 
 /// The words of a mapping as atomics.
 inline std::uint64_t load(const std::uint64_t& word) {

@@ -74,13 +74,14 @@ GroupTrace group_of(const GroupSlot& slot) {
 }
 
 /// False where the entry is empty; counts torn ones.
-bool copy(const Entry& entry, Body& body, std::uint64_t& ticket, std::uint64_t& torn) {
+bool copy(const Entry& entry, Body& body, std::uint64_t& outcome, std::uint64_t& ticket, std::uint64_t& torn) {
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
     const std::uint64_t before = load(entry.stamp);
     if (before == 0) return false;
     if ((before & 1) != 0) continue;
     Words words;
     for (std::size_t i = 0; i < words.size(); ++i) words[i] = load(entry.words[i]);
+    outcome = load(entry.outcome);
     if (load(entry.stamp) != before) continue;
     body = std::bit_cast<Body>(words);
     ticket = before / 2;
@@ -90,12 +91,11 @@ bool copy(const Entry& entry, Body& body, std::uint64_t& ticket, std::uint64_t& 
   return false;
 }
 
-Record record_of(const Body& body, std::uint64_t ticket, std::int64_t to_wall, std::size_t groups) {
+Record record_of(const Body& body, std::uint64_t outcome, std::uint64_t ticket, std::int64_t to_wall, std::size_t groups) {
   Record record;
   record.ticket = ticket;
   record.sequence = body.sequence;
   record.start_ns = body.start_ns + to_wall;
-  record.end_ns = body.end_ns == 0 ? 0 : body.end_ns + to_wall;
   record.bytes = body.bytes;
   record.tag = body.tag;
   record.dimensions = body.dimensions;
@@ -106,6 +106,10 @@ Record record_of(const Body& body, std::uint64_t ticket, std::int64_t to_wall, s
   record.thread = body.thread;
   record.group = std::min<std::size_t>(body.group, groups - 1);
   record.state = body.state;
+  if (is_outcome_of(outcome, ticket)) {
+    record.state = state_in(outcome);
+    record.end_ns = record.start_ns + static_cast<std::int64_t>(took_in(outcome));
+  }
   record.async = body.async != 0;
   return record;
 }
@@ -196,8 +200,9 @@ Result<RankTrace> read_trace(const std::string& path) {
   const Entry* entries = mapping.at<Entry>(kHeaderBytes + kGroups * sizeof(GroupSlot));
   for (std::uint32_t i = 0; i < header.entries && groups > 0; ++i) {
     Body body;
-    std::uint64_t ticket = 0;
-    if (copy(entries[i], body, ticket, trace.torn)) trace.records.push_back(record_of(body, ticket, to_wall, trace.groups.size()));
+    std::uint64_t outcome = 0, ticket = 0;
+    if (copy(entries[i], body, outcome, ticket, trace.torn))
+      trace.records.push_back(record_of(body, outcome, ticket, to_wall, trace.groups.size()));
   }
   std::sort(trace.records.begin(), trace.records.end(), [](const auto& a, const auto& b) { return a.ticket < b.ticket; });
   copy_failure(header, to_wall, trace);

@@ -21,11 +21,6 @@
 namespace muster::trace {
 namespace {
 
-constexpr std::size_t kNameWord = offsetof(Body, name) / 8;
-constexpr std::size_t kStateWord = offsetof(Body, group) / 8;
-constexpr std::size_t kEndWord = offsetof(Body, end_ns) / 8;
-static_assert(offsetof(Body, name) % 8 == 0 && offsetof(Body, group) % 8 == 0 && kNameWord < kStateWord);
-
 std::uint32_t this_thread() {
   static thread_local const auto id = static_cast<std::uint32_t>(::gettid());
   return id;
@@ -56,11 +51,10 @@ std::string boot_id() {
   return text;
 }
 
+// Two threads that end calls of one group at once may lose the higher number until the next call: cheaper than an exchange for each.
 void raise_to(std::uint64_t& word, std::uint64_t value) {
   std::atomic_ref shared(word);
-  std::uint64_t seen = shared.load(std::memory_order_relaxed);
-  while (seen < value && !shared.compare_exchange_weak(seen, value, std::memory_order_release, std::memory_order_relaxed)) {
-  }
+  if (shared.load(std::memory_order_relaxed) < value) shared.store(value, std::memory_order_release);
 }
 
 }  // namespace
@@ -183,7 +177,7 @@ Ticket Recorder::begin(std::uint16_t group, const Call& call, TimePoint now) noe
   const bool free = (before & 1) == 0 && before < 2 * number;
   if (!free || !stamp.compare_exchange_strong(before, 2 * number + 1, std::memory_order_acq_rel, std::memory_order_relaxed)) {
     std::atomic_ref(header_->dropped).fetch_add(1, std::memory_order_relaxed);
-    return {0, call.sequence, group};
+    return {0, call.sequence, 0, group};
   }
   Body body{};
   body.sequence = call.sequence;
@@ -191,7 +185,7 @@ Ticket Recorder::begin(std::uint16_t group, const Call& call, TimePoint now) noe
   body.bytes = call.bytes;
   body.tag = call.tag;
   body.dimensions = static_cast<std::uint8_t>(std::min<std::size_t>(call.shape.size(), 255));
-  std::copy_n(call.shape.begin(), std::min<std::size_t>(call.shape.size(), std::size(body.shape)), body.shape);
+  for (std::size_t i = 0; i < std::size(body.shape) && i < call.shape.size(); ++i) body.shape[i] = call.shape[i];
   std::memcpy(body.name, call.name.data(), std::min(call.name.size(), sizeof body.name - 1));
   body.peer = call.peer;
   body.thread = this_thread();
@@ -200,9 +194,10 @@ Ticket Recorder::begin(std::uint16_t group, const Call& call, TimePoint now) noe
   body.state = call.async ? State::queued : State::started;
   body.async = call.async ? 1 : 0;
   const auto words = std::bit_cast<Words>(body);
+  store(entry.outcome, 0);
   for (std::size_t i = 0; i < words.size(); ++i) store(entry.words[i], words[i]);
   stamp.store(2 * number, std::memory_order_release);
-  return {number, call.sequence, group};
+  return {number, call.sequence, body.start_ns, group};
 }
 
 void Recorder::settle(const Ticket& ticket, State state, TimePoint now) noexcept {
@@ -210,15 +205,9 @@ void Recorder::settle(const Ticket& ticket, State state, TimePoint now) noexcept
   if (state == State::completed && ticket.sequence != 0) raise_to(groups_[ticket.group].completed, ticket.sequence);
   if (ticket.number == 0) return;
   Entry& entry = entries_[(ticket.number - 1) & (entry_count_ - 1)];
-  std::atomic_ref stamp(entry.stamp);
-  std::uint64_t mine = 2 * ticket.number;
-  // A later call may have taken the slot by now.
-  if (!stamp.compare_exchange_strong(mine, mine + 1, std::memory_order_acq_rel, std::memory_order_relaxed)) return;
-  store(entry.words[kEndWord], static_cast<std::uint64_t>(nanoseconds(now)));
-  std::uint64_t word = load(entry.words[kStateWord]);
-  std::memcpy(reinterpret_cast<char*>(&word) + offsetof(Body, state) % 8, &state, 1);
-  store(entry.words[kStateWord], word);
-  stamp.store(2 * ticket.number, std::memory_order_release);
+  if (load(entry.stamp) != 2 * ticket.number) return;  // a later call's by now
+  store(entry.outcome,
+        outcome_of(state, ticket.number, static_cast<std::uint64_t>(std::max<std::int64_t>(nanoseconds(now) - ticket.start_ns, 1))));
 }
 
 void Recorder::fail(const Ticket& ticket, std::string_view text, TimePoint now) noexcept {

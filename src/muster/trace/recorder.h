@@ -52,6 +52,7 @@ struct Call {
 struct Ticket {
   std::uint64_t number = 0;
   std::uint64_t sequence = 0;
+  std::int64_t start_ns = 0;
   std::uint16_t group = 0;
 };
 

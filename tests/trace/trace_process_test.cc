@@ -1,0 +1,283 @@
+// What the traces of real ranks tell: while they run, when one hangs, dies or stands still, and what is left of them.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <torch/types.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+
+#include "muster/distributed.h"
+#include "muster/testing/rank_processes.h"
+#include "muster/trace/analysis.h"
+#include "muster/trace/run_directory.h"
+
+namespace muster::testing {
+namespace {
+
+namespace fs = std::filesystem;
+constexpr auto kLimit = std::chrono::seconds(60);
+constexpr int kRanks = 4;
+
+bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+std::string contents(const std::string& path) {
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  return text.str();
+}
+
+struct Output {
+  int status;
+  std::string text;
+};
+
+Output run(const std::string& command) {
+  Output output{-1, {}};
+  FILE* pipe = ::popen((command + " 2>&1").c_str(), "r");
+  if (pipe == nullptr) return output;
+  char piece[4096];
+  for (std::size_t got = 0; (got = ::fread(piece, 1, sizeof piece, pipe)) > 0;) output.text.append(piece, got);
+  output.status = ::pclose(pipe);
+  return output;
+}
+
+Output muster(const std::string& arguments) { return run(std::string(MUSTER_COMMAND) + " " + arguments); }
+
+class TraceProcesses : public ::testing::Test {
+ protected:
+  TraceProcesses() {
+    char name[] = "/tmp/muster-test-XXXXXX";
+    base_ = ::mkdtemp(name);
+    ::setenv("MUSTER_RUN_DIR", base_.c_str(), 1);
+  }
+  ~TraceProcesses() override {
+    ::unsetenv("MUSTER_RUN_DIR");
+    fs::remove_all(base_);
+  }
+
+  /// In a rank's process: joins the job and makes five all_reduces.
+  void join(int rank) const {
+    init_process_group(
+        {.timeout = kLimit, .world_size = kRanks, .rank = rank, .store = std::make_shared<FileStore>(base_ + "/store", kRanks)});
+    for (int i = 0; i < 5; ++i) all_reduce(torch::ones({4}));
+  }
+  /// The job's traces once `done` holds of them; fails the test at the limit.
+  trace::JobTrace wait_for(const std::function<bool(const trace::JobTrace&)>& done) const {
+    const auto deadline = deadline_after(steady_clock(), kLimit);
+    for (trace::JobTrace job; steady_clock().now() < deadline; ::usleep(5000)) {
+      const auto directory = trace::find_job(base_);
+      if (!directory) continue;
+      if (auto read = trace::read_job(*directory)) job = std::move(*read);
+      if (done(job)) return job;
+    }
+    ADD_FAILURE() << "the traces never told what was waited for";
+    return {};
+  }
+  static bool all_in_call(const trace::JobTrace& job, std::uint64_t call, const std::vector<int>& ranks) {
+    for (const int rank : ranks) {
+      const auto* trace = job.rank(rank);
+      if (trace == nullptr || trace->group("default") == nullptr || trace->group("default")->started != call) return false;
+    }
+    return true;
+  }
+
+  std::string base_;
+};
+
+/// What the error of `call` says; empty where there is none.
+template <class Call>
+std::string failure_of(Call call) {
+  try {
+    call();
+  } catch (const DistError& error) {
+    std::string text = "[";
+    for (const int rank : error.ranks()) text += std::to_string(rank);
+    return text + "] " + error.what();
+  }
+  return {};
+}
+
+// spec: F18 a skipped call is named at the deadline, by sequence numbers
+TEST_F(TraceProcesses, ATimeoutNamesTheSleeperAndItsLastCall) {
+  SharedCounter ready, over;
+  const auto body = [&](int rank) -> std::string {
+    join(rank);
+    if (rank == 2) {
+      over.wait_for(kRanks - 1, kLimit);
+      return "slept";
+    }
+    ready.add(1);
+    ready.wait_for(kRanks - 1, kLimit);
+    auto text = failure_of([] { all_reduce(torch::ones({8}), {.timeout = std::chrono::seconds(3)}); });
+    over.add(1);
+    return text;  // leaves without destroy: its trace stays
+  };
+  RankProcesses ranks(kRanks, body);
+  const auto ends = ranks.join(2 * kLimit);
+  for (const int rank : {0, 1, 3}) {
+    const auto& text = ends[static_cast<std::size_t>(rank)].report;
+    EXPECT_TRUE(text.starts_with("[2] ")) << rank << ": " << text;
+    EXPECT_TRUE(has(text, "rank 2 has not entered this call")) << text;
+    EXPECT_TRUE(has(text, "rank 2's last call there is number 5, all_reduce of 16 bytes (float32 [4]), completed")) << text;
+    EXPECT_TRUE(has(text, "call 6 of group 'default'")) << text;
+    EXPECT_TRUE(has(text, "muster trace")) << text;
+  }
+  const auto remains = muster("trace --dir " + base_);
+  EXPECT_EQ(remains.status, 0) << remains.text;
+  EXPECT_TRUE(
+      has(remains.text, "rank 2 is behind: ranks 0, 1 and 3 are in call 6 of group 'default', all_reduce of 32 bytes (float32 [8])"))
+      << remains.text;
+  EXPECT_TRUE(has(remains.text, "last: number 5, all_reduce of 16 bytes (float32 [4]), of group 'default', completed")) << remains.text;
+}
+
+// spec: F18 a skipped call is named at destroy
+TEST_F(TraceProcesses, ASkippedLastCallIsNamedAtDestroy) {
+  const auto body = [&](int rank) -> std::string {
+    join(rank);
+    return failure_of([&] {
+      if (rank != 2) barrier();
+      destroy_process_group();
+    });
+  };
+  RankProcesses ranks(kRanks, body);
+  for (const auto& end : ranks.join(2 * kLimit)) {
+    EXPECT_TRUE(end.report.starts_with("[2] ")) << end.report;
+    EXPECT_TRUE(has(end.report, "rank 2 skipped a call")) << end.report;
+  }
+  EXPECT_TRUE(has(muster("trace --dir " + base_).text, "rank 2 is behind"));
+}
+
+// One rank stands still before the call, one is killed in it; the headline names the first of them.
+TEST_F(TraceProcesses, RemainsOfAKilledAndAStoppedRankNameTheSlowOne) {
+  const auto body = [&](int rank) -> std::string {
+    join(rank);
+    if (rank == 2) {
+      for (;;) ::pause();
+    }
+    return failure_of([] { all_reduce(torch::ones({4})); });
+  };
+  RankProcesses ranks(kRanks, body);
+  wait_for([](const auto& job) { return all_in_call(job, 6, {0, 1, 3}) && all_in_call(job, 5, {2}); });
+  const auto live = muster("trace --pid " + std::to_string(ranks.pid(0)));
+  EXPECT_TRUE(has(live.text, "rank 2 is behind: ranks 0, 1 and 3 are in call 6")) << live.text;
+  const auto top = muster("top --once --pid " + std::to_string(ranks.pid(3)));
+  EXPECT_EQ(top.status, 0);
+  EXPECT_TRUE(has(top.text, "rank 2 is behind")) << top.text;
+  EXPECT_TRUE(has(top.text, "number 6, all_reduce of 16 bytes (float32 [4]), of group 'default', called")) << top.text;
+
+  ranks.kill(2, SIGSTOP);
+  wait_for([](const auto& job) { return job.rank(2) != nullptr && job.rank(2)->life == trace::Life::stopped; });
+  ranks.kill(1, SIGKILL);
+  wait_for([](const auto& job) { return job.rank(1) != nullptr && job.rank(1)->life == trace::Life::gone; });
+
+  const std::string file = base_ + "/timeline";
+  const auto remains = muster("trace --dir " + base_ + " --output " + file + ".json");
+  EXPECT_EQ(remains.status, 0) << remains.text;
+  EXPECT_TRUE(remains.text.starts_with("rank 2 is behind: ")) << remains.text;
+  EXPECT_TRUE(has(remains.text, "rank 2, process " + std::to_string(ranks.pid(2)))) << remains.text;
+  EXPECT_TRUE(has(remains.text, ", stopped: ")) << remains.text;
+  EXPECT_TRUE(has(remains.text, ", gone: ")) << remains.text;
+
+  const auto timeline = nlohmann::json::parse(contents(file + ".json"), nullptr, false);
+  ASSERT_FALSE(timeline.is_discarded());
+  int calls_of_2 = 0, open_calls = 0;
+  for (const auto& event : timeline["traceEvents"]) {
+    if (event["ph"] != "X" || event["args"]["sequence"] == 0) continue;
+    calls_of_2 += event["pid"] == 2;
+    open_calls += event["args"]["state"] == "started";
+  }
+  EXPECT_EQ(calls_of_2, 5);
+  EXPECT_GE(open_calls, 1);  // the killed rank's; the survivors' may have failed by now
+  const std::string page = contents(file + ".html");
+  EXPECT_TRUE(has(page, "<h1 id=\"headline\">Rank 2 is behind: ")) << page.substr(0, 2000);
+  EXPECT_TRUE(has(page, "Rank 2, behind</h2>"));
+  EXPECT_FALSE(has(page, "http://"));
+  EXPECT_FALSE(has(page, "https://"));
+  ranks.kill(2, SIGKILL);
+  ranks.join(2 * kLimit);
+}
+
+// The page of such a job, as a browser understands it.
+TEST_F(TraceProcesses, ABrowserShowsTheSlowRanksName) {
+  std::string browser;
+  for (const char* name : {"chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"}) {
+    if (browser.empty() && run(std::string("command -v ") + name + " > /dev/null").status == 0) browser = name;
+  }
+  if (browser.empty()) GTEST_SKIP() << "no Chromium on the PATH (Debian: apt-get install chromium-headless-shell)";
+  const auto body = [&](int rank) -> std::string {
+    join(rank);
+    if (rank == 2) return "left";
+    return failure_of([] { all_reduce(torch::ones({4})); });
+  };
+  RankProcesses ranks(kRanks, body);
+  ranks.join(2 * kLimit);
+  const auto written = muster("trace --dir " + base_ + " -o " + base_ + "/page.html");
+  ASSERT_EQ(written.status, 0) << written.text;
+  const auto shown =
+      run("timeout 120 " + browser + " --headless --no-sandbox --disable-gpu --disable-dev-shm-usage --user-data-dir=" + base_ +
+          "/browser --dump-dom file://" + base_ + "/page.html 2>/dev/null");
+  ASSERT_EQ(shown.status, 0) << shown.text;
+  EXPECT_TRUE(has(shown.text, "<h1 id=\"headline\">Rank 2 is behind: ")) << shown.text.substr(0, 2000);
+  EXPECT_TRUE(has(shown.text, "</rect>"));  // parsed, bars and all
+}
+
+TEST_F(TraceProcesses, EveryKindOfCallIsRecordedAndAGoodEndLeavesNothing) {
+  const auto body = [&](int rank) -> std::string {
+    join(rank);
+    std::string text;
+    const auto mine = [&] {
+      const auto directory = trace::find_job_of(base_, ::getpid());
+      return trace::read_trace(*directory + "/" + trace::trace_name(rank));
+    };
+    auto work = all_reduce(torch::ones({2, 3}, torch::kDouble), {.async_op = true});
+    work->wait();
+    if (rank == 0) isend(torch::ones({2}), {.dst = 1, .tag = 9})->wait();
+    if (rank == 1) recv(torch::ones({2}), {.src = 0, .tag = 9});
+    try {
+      broadcast(torch::ones({2}), {.src = 99});
+    } catch (const DistError&) {
+    }
+    broadcast(torch::ones({2}), {.src = 3});
+    const auto trace = mine();
+    if (!trace) return trace.status().message();
+    for (const auto& record : trace->records) {
+      text += trace::describe(record) + " " + std::to_string(record.sequence) + " " + std::to_string(record.peer) + " " +
+              std::to_string(record.tag) + (record.async ? " async" : "") +
+              (record.state == trace::State::completed ? " completed" : " open") + "\n";
+    }
+    destroy_process_group();
+    return text;
+  };
+  RankProcesses ranks(kRanks, body);
+  const auto ends = ranks.join(2 * kLimit);
+  EXPECT_TRUE(has(ends[0].report, "all_reduce of 16 bytes (float32 [4]) 5 -1 0 completed")) << ends[0].report;
+  EXPECT_TRUE(has(ends[0].report, "all_reduce of 48 bytes (float64 [2, 3]) 6 -1 0 async completed")) << ends[0].report;
+  EXPECT_TRUE(has(ends[0].report, "isend of 8 bytes (float32 [2]) 0 1 9 async completed")) << ends[0].report;
+  EXPECT_TRUE(has(ends[1].report, "recv of 8 bytes (float32 [2]) 0 0 9 completed")) << ends[1].report;
+  EXPECT_TRUE(has(ends[2].report, "broadcast of 8 bytes (float32 [2]) 7 3 0 completed")) << ends[2].report;
+  EXPECT_TRUE(trace::list_jobs(base_).empty());
+  const auto nothing = muster("trace --dir " + base_);
+  EXPECT_NE(nothing.status, 0);
+  EXPECT_TRUE(has(nothing.text, "there are no traces in " + base_)) << nothing.text;
+}
+
+TEST_F(TraceProcesses, ZeroEntriesKeepNothing) {
+  ::setenv("MUSTER_TRACE_ENTRIES", "0", 1);
+  const auto body = [&](int rank) -> std::string {
+    join(rank);
+    return trace::list_jobs(base_).empty() ? "none" : "some";
+  };
+  RankProcesses ranks(kRanks, body);
+  for (const auto& end : ranks.join(2 * kLimit)) EXPECT_EQ(end.report, "none");
+  ::unsetenv("MUSTER_TRACE_ENTRIES");
+}
+
+}  // namespace
+}  // namespace muster::testing
