@@ -11,11 +11,7 @@ namespace muster::group {
 
 NativeWork::NativeWork(std::string_view name, Staging staging, std::shared_ptr<collective::Communicator> communicator,
                        std::shared_ptr<const std::vector<int>> ranks, trace::Mark mark)
-    : name_(name),
-      communicator_(std::move(communicator)),
-      ranks_(std::move(ranks)),
-      staging_(std::move(staging)),
-      mark_(std::move(mark)) {}
+    : name_(name), communicator_(std::move(communicator)), ranks_(std::move(ranks)), staging_(std::move(staging)), mark_(std::move(mark)) {}
 
 void NativeWork::track(collective::PendingRef pending) {
   pending_ = std::move(pending);
