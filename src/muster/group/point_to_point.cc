@@ -54,7 +54,12 @@ std::vector<WorkRef> batch_isend_irecv(const std::vector<P2POp>& p2p_op_list) {
   for (const auto& op : p2p_op_list) {
     const auto group = group::acting(op.group_, "batch_isend_irecv");
     if (!group) continue;
-    const int peer = group::group_rank(*group, "batch_isend_irecv", "peer", op.peer_, op.group_peer_);
+    int peer = 0;
+    try {
+      peer = group::group_rank(*group, "peer", op.peer_, op.group_peer_);
+    } catch (const std::exception& why) {
+      group->refuse(op.sends_ ? Op::send : Op::recv, "batch_isend_irecv", why);
+    }
     auto work = op.sends_ ? submit_send(op.tensor_, {.group = group, .tag = op.tag_, .group_dst = peer}, "batch_isend_irecv", true)
                           : submit_recv(op.tensor_, {.group = group, .tag = op.tag_, .group_src = peer}, "batch_isend_irecv", true);
     if (work) works.push_back(std::move(work));
