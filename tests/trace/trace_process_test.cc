@@ -91,6 +91,17 @@ class TraceProcesses : public ::testing::Test {
   std::string base_;
 };
 
+/// A rank's body whose exceptions are its report: out of a child they would run into the test program's own frames.
+std::function<std::string(int)> reporting(std::function<std::string(int)> body) {
+  return [body = std::move(body)](int rank) -> std::string {
+    try {
+      return body(rank);
+    } catch (const std::exception& error) {
+      return std::string("threw: ") + error.what();
+    }
+  };
+}
+
 /// What the error of `call` says; empty where there is none.
 template <class Call>
 std::string failure_of(Call call) {
@@ -119,7 +130,7 @@ TEST_F(TraceProcesses, ATimeoutNamesTheSleeperAndItsLastCall) {
     over.add(1);
     return text;  // leaves without destroy: its trace stays
   };
-  RankProcesses ranks(kRanks, body);
+  RankProcesses ranks(kRanks, reporting(body));
   const auto ends = ranks.join(2 * kLimit);
   for (const int rank : {0, 1, 3}) {
     const auto& text = ends[static_cast<std::size_t>(rank)].report;
@@ -139,17 +150,21 @@ TEST_F(TraceProcesses, ATimeoutNamesTheSleeperAndItsLastCall) {
 
 // spec: F18 a skipped call is named at destroy
 TEST_F(TraceProcesses, ASkippedLastCallIsNamedAtDestroy) {
+  SharedCounter joined;
   const auto body = [&](int rank) -> std::string {
     join(rank);
+    joined.add(1);  // nobody is still in the last common call when the first closes
+    joined.wait_for(kRanks, kLimit);
     return failure_of([&] {
       if (rank != 2) barrier();
       destroy_process_group();
     });
   };
-  RankProcesses ranks(kRanks, body);
+  RankProcesses ranks(kRanks, reporting(body));
   for (const auto& end : ranks.join(2 * kLimit)) {
     EXPECT_TRUE(end.report.starts_with("[2] ")) << end.report;
     EXPECT_TRUE(has(end.report, "rank 2 skipped a call")) << end.report;
+    EXPECT_TRUE(has(end.report, "rank 2 closes group 'default' after 5 calls") || has(end.report, "rank 2 made 5")) << end.report;
   }
   EXPECT_TRUE(has(muster("trace --dir " + base_).text, "rank 2 is behind"));
 }
@@ -163,7 +178,7 @@ TEST_F(TraceProcesses, RemainsOfAKilledAndAStoppedRankNameTheSlowOne) {
     }
     return failure_of([] { all_reduce(torch::ones({4})); });
   };
-  RankProcesses ranks(kRanks, body);
+  RankProcesses ranks(kRanks, reporting(body));
   wait_for([](const auto& job) { return all_in_call(job, 6, {0, 1, 3}) && all_in_call(job, 5, {2}); });
   const auto live = muster("trace --pid " + std::to_string(ranks.pid(0)));
   EXPECT_TRUE(has(live.text, "rank 2 is behind: ranks 0, 1 and 3 are in call 6")) << live.text;
@@ -211,12 +226,15 @@ TEST_F(TraceProcesses, ABrowserShowsTheSlowRanksName) {
     if (browser.empty() && run(std::string("command -v ") + name + " > /dev/null").status == 0) browser = name;
   }
   if (browser.empty()) GTEST_SKIP() << "no Chromium on the PATH (Debian: apt-get install chromium-headless-shell)";
+  SharedCounter joined;
   const auto body = [&](int rank) -> std::string {
     join(rank);
+    joined.add(1);
+    joined.wait_for(kRanks, kLimit);
     if (rank == 2) return "left";
     return failure_of([] { all_reduce(torch::ones({4})); });
   };
-  RankProcesses ranks(kRanks, body);
+  RankProcesses ranks(kRanks, reporting(body));
   ranks.join(2 * kLimit);
   const auto written = muster("trace --dir " + base_ + " -o " + base_ + "/page.html");
   ASSERT_EQ(written.status, 0) << written.text;
@@ -255,7 +273,7 @@ TEST_F(TraceProcesses, EveryKindOfCallIsRecordedAndAGoodEndLeavesNothing) {
     destroy_process_group();
     return text;
   };
-  RankProcesses ranks(kRanks, body);
+  RankProcesses ranks(kRanks, reporting(body));
   const auto ends = ranks.join(2 * kLimit);
   EXPECT_TRUE(has(ends[0].report, "all_reduce of 16 bytes (float32 [4]) 5 -1 0 completed")) << ends[0].report;
   EXPECT_TRUE(has(ends[0].report, "all_reduce of 48 bytes (float64 [2, 3]) 6 -1 0 async completed")) << ends[0].report;
@@ -274,7 +292,7 @@ TEST_F(TraceProcesses, ZeroEntriesKeepNothing) {
     join(rank);
     return trace::list_jobs(base_).empty() ? "none" : "some";
   };
-  RankProcesses ranks(kRanks, body);
+  RankProcesses ranks(kRanks, reporting(body));
   for (const auto& end : ranks.join(2 * kLimit)) EXPECT_EQ(end.report, "none");
   ::unsetenv("MUSTER_TRACE_ENTRIES");
 }
