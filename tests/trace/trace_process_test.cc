@@ -290,7 +290,9 @@ TEST_F(TraceProcesses, ZeroEntriesKeepNothing) {
   ::setenv("MUSTER_TRACE_ENTRIES", "0", 1);
   const auto body = [&](int rank) -> std::string {
     join(rank);
-    return trace::list_jobs(base_).empty() ? "none" : "some";
+    const std::string found = trace::list_jobs(base_).empty() ? "none" : "some";
+    destroy_process_group();
+    return found;
   };
   RankProcesses ranks(kRanks, reporting(body));
   for (const auto& end : ranks.join(2 * kLimit)) EXPECT_EQ(end.report, "none");
