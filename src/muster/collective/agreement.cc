@@ -87,8 +87,11 @@ class Talk {
     std::shared_ptr<transport::Channel> channel;
     Note mine{Kind::proposal, fabric_.next_channel_id()};
     while (true) {
-      if (Status sent = tell(members_[0], mine); !sent) return sent;
+      const Status sent = tell(members_[0], mine);
+      // A first member that is not there any more may have said why before it went.
+      if (!sent && sent.code() != Code::closed) return sent;
       if (Status heard = collect(Kind::offer); !heard) return heard;
+      if (!sent) return sent;
       const Note& note = notes_[0];
       if (note.kind == Kind::settled) {
         if (channel == nullptr) return Status(Code::internal, "the making of group '" + name_ + "' was settled before an id was offered");

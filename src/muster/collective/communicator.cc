@@ -6,6 +6,7 @@
 #include <mutex>
 #include <optional>
 
+#include "muster/base/fork_guard.h"
 #include "muster/collective/agreement.h"
 #include "muster/collective/call.h"
 #include "muster/collective/collective_queue.h"
@@ -82,6 +83,7 @@ class GroupCommunicator final : public Communicator, public Driver, public std::
     messages_.sweep();
     return reached;
   }
+  Status in_a_child(std::string_view what) const;
   Status check(const Args& args) const;
   Status check_message(const char* what, int member, std::uint64_t tag, std::size_t bytes, DType dtype, bool any) const;
   PendingRef track(std::shared_ptr<PointToPoint::Message> message) {
@@ -98,6 +100,7 @@ class GroupCommunicator final : public Communicator, public Driver, public std::
     attend([&] { return queue_.with_control(work); }, TimePoint::max());
   }
 
+  const ProcessMark mark_;
   const GroupContext group_;
   const std::shared_ptr<Shared> shared_;
   std::uint64_t segment_;
@@ -150,7 +153,14 @@ bool GroupCommunicator::attend(const std::function<bool()>& done, TimePoint limi
   }
 }
 
+Status GroupCommunicator::in_a_child(std::string_view what) const {
+  return Status(Code::aborted, std::string(what) + " was called on " + group_.here() +
+                                   " by a forked child; connections and shared memory are its parent's: call it there, or start a job of "
+                                   "the child's own");
+}
+
 Status GroupCommunicator::check(const Args& args) const {
+  if (mark_.forked()) return in_a_child(info(args.op).name);
   if (closed_.load()) {
     return Status(Code::aborted,
                   std::string(info(args.op).name) + " was called on " + group_.here() + ", which has been closed; make a new group");
@@ -173,7 +183,7 @@ PendingRef GroupCommunicator::start(Args args, TimePoint deadline) {
 }
 
 void GroupCommunicator::refuse(Op op) {
-  if (closed_.load() || size() == 1) return;
+  if (mark_.forked() || closed_.load() || size() == 1) return;
   queue_.refuse(shared_from_this(), op);
   watch(true);
   advance();
@@ -183,6 +193,7 @@ Status GroupCommunicator::check_message(const char* what, int member, std::uint6
   const auto invalid = [&](const std::string& why) {
     return Status(Code::invalid_argument, std::string(what) + " in " + group_.here() + " " + why);
   };
+  if (mark_.forked()) return in_a_child(what);
   if (closed_.load())
     return Status(Code::aborted, std::string(what) + " was called on " + group_.here() + ", which has been closed; make a new group");
   if ((member < 0 || member >= size()) && !(any && member == transport::kAnyMember)) {
@@ -208,6 +219,7 @@ PendingRef GroupCommunicator::receive(int member, std::uint64_t tag, MutableByte
 }
 
 void GroupCommunicator::abort(const std::string& reason) {
+  if (mark_.forked()) return;
   group_.channel->fail(Status(Code::aborted, "rank " + std::to_string(group_.job_rank()) + " aborted " + group_.text() + ": " + reason,
                               {group_.job_rank()}));
   group_.fabric->wake();
@@ -278,7 +290,7 @@ Status GroupCommunicator::part(TimePoint deadline) {
 }
 
 Status GroupCommunicator::close(TimePoint deadline) {
-  if (closed_.exchange(true)) return {};
+  if (mark_.forked() || closed_.exchange(true)) return {};
   Status status = drain(deadline);
   if (status.ok() && size() > 1) status = part(deadline);
   messages_.cancel_receives("its group has been closed");

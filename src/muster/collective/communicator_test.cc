@@ -3,6 +3,8 @@
 #include "muster/collective/communicator.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <barrier>
@@ -481,6 +483,37 @@ TEST(Failure, AnAbortEndsTheCallsOfAllMembers) {
       EXPECT_FALSE(status.ok());
       EXPECT_EQ(status.ranks(), std::vector<int>{1}) << status.message();
       EXPECT_TRUE(contains(status.message(), "the test wants it")) << status.message();
+    });
+  }
+}
+
+// A child made by fork has the parent's memory, shared regions too: nothing that it calls may reach the group.
+TEST(Failure, AForkedChildIsKeptOutOfItsParentsGroups) {
+  for (Wire wire : {Wire::loopback, Wire::region, Wire::shm}) {
+    std::barrier gate(2);
+    with_group(2, wire, [&](int rank, Communicator& group) {
+      Values out(3);
+      ASSERT_TRUE(group.run(all_reduce({1, 2, 3}, out), soon()).ok());
+      gate.arrive_and_wait();
+      if (rank == 0) {
+        const pid_t child = ::fork();
+        ASSERT_GE(child, 0);
+        if (child == 0) {
+          const Values in{7, 7, 7};
+          const bool collective = group.run(all_reduce(in, out), soon()).code() == Code::aborted;
+          const bool started = group.start(all_reduce(in, out), soon())->wait(soon()).code() == Code::aborted;
+          const bool sends = group.send(1, 0, bytes(in), DType::int64, soon())->wait(soon()).code() == Code::aborted;
+          group.refuse(Op::barrier);
+          group.abort("a child's wish");
+          ::_exit(collective && started && sends && group.close(soon()).ok() ? 0 : 1);
+        }
+        int result = -1;
+        EXPECT_EQ(::waitpid(child, &result, 0), child);
+        EXPECT_TRUE(WIFEXITED(result) && WEXITSTATUS(result) == 0) << result;
+      }
+      gate.arrive_and_wait();
+      ASSERT_TRUE(group.run(all_reduce({4, 5, 6}, out), soon()).ok());
+      EXPECT_EQ(out, (Values{8, 10, 12}));
     });
   }
 }

@@ -15,6 +15,22 @@
 namespace muster {
 namespace {
 
+class Resubmitted final : public PreparedCall {
+ public:
+  Resubmitted(ProcessGroupBackend& backend, Request request) : backend_(backend), request_(std::move(request)) {}
+  WorkRef start(TimePoint deadline, std::uint64_t sequence, trace::Mark mark) override {
+    Request request = request_;
+    request.mark = std::move(mark);
+    request.deadline = deadline;
+    request.sequence = sequence;
+    return backend_.submit(std::move(request));
+  }
+
+ private:
+  ProcessGroupBackend& backend_;
+  const Request request_;
+};
+
 bool is_collective(Op op) { return op != Op::send && op != Op::recv; }
 
 /// "native:all_reduce", torch's way to name them, with the tensors where an observer wants inputs. `label` lives as long as `range`.
@@ -72,7 +88,8 @@ PreparedRequest ProcessGroup::prepare(Request request) {
   if (!is_member()) return prepared;
   auto& backend = checked(request);
   prepared.request_ = request;
-  prepared.call_ = backend.prepare(std::move(request));
+  prepared.call_ = backend.prepare(request);
+  if (prepared.call_ == nullptr) prepared.call_ = std::make_unique<Resubmitted>(backend, std::move(request));
   prepared.group_ = shared_from_this();
   return prepared;
 }
@@ -80,7 +97,7 @@ PreparedRequest ProcessGroup::prepare(Request request) {
 WorkRef PreparedRequest::start() {
   if (group_ == nullptr) return nullptr;
   group_->arm(request_);
-  return group_->recorded(request_, [this] { return call_->start(request_.deadline, request_.sequence); });
+  return group_->recorded(request_, [this] { return call_->start(request_.deadline, request_.sequence, std::move(request_.mark)); });
 }
 
 ProcessGroupBackend& ProcessGroup::checked(const Request& request) {

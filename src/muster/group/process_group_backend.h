@@ -20,9 +20,10 @@ namespace muster {
 class PreparedCall {
  public:
   virtual ~PreparedCall() = default;
-  virtual WorkRef start(TimePoint deadline, std::uint64_t sequence) = 0;
+  virtual WorkRef start(TimePoint deadline, std::uint64_t sequence, trace::Mark mark) = 0;
 };
 
+/// Everything here is inline, so that a plugin needs no symbol of the program that loads it.
 class ProcessGroupBackend {
  public:
   virtual ~ProcessGroupBackend() = default;
@@ -35,8 +36,8 @@ class ProcessGroupBackend {
   /// give one.
   virtual WorkRef submit(Request request) = 0;
 
-  /// Lays out a request that ProcessGroup has checked, to be started often. The default submits a copy of it each time.
-  virtual std::unique_ptr<PreparedCall> prepare(Request request);
+  /// Lays out a request that ProcessGroup has checked, to be started often. Null: a copy of it is submitted each time.
+  virtual std::unique_ptr<PreparedCall> prepare(Request) { return nullptr; }
   /// This member's next collective, an `op`, was refused: counts it and tells the other members (`ProcessGroup::refuse`). Never blocks. The
   /// default is for backends whose members cannot be told.
   virtual void refuse(Op) {}

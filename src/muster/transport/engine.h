@@ -160,6 +160,7 @@ class Engine final : public ConnectorEvents {
   void declare_dead_locked(int rank, const Status& evidence);
   void blame(int rank, const Status& evidence);
   void suspect(int rank, Duration hold, Status evidence);
+  void suspect_left(int rank);
   void leave(int rank);
   void tell(std::span<const int> members, const FrameHeader& header, const std::string& record, int source);
   void spread(std::span<const int> members, const FrameHeader& header, std::string record, int source);

@@ -37,7 +37,8 @@ void Engine::stream_ended(Link& link, Status why) {
   link.ended = why;
   if (!gone(peer).ok()) return;
   const Word said = word_of(peer);
-  if (link.goodbye || said == Word::left) return leave(peer);
+  if (link.goodbye) return leave(peer);
+  if (said == Word::left) return suspect_left(peer);
   if (why.code() == Code::internal) return declare_dead_locked(peer, why);
   suspect(peer, said == Word::troubled ? kHoldForGivenUp : kHoldForCause,
           Status(Code::peer_failed,
@@ -56,7 +57,8 @@ void Engine::on_death(int peer, Status evidence) {
   }
   if (!gone(peer).ok()) return;
   const Word said = word_of(peer);
-  if (said == Word::left || (link != nullptr && link->goodbye)) return leave(peer);
+  if (link != nullptr && link->goodbye) return leave(peer);
+  if (said == Word::left) return suspect_left(peer);
   if (said == Word::working) return declare_dead_locked(peer, evidence);
   if (said == Word::troubled) return suspect(peer, explanation(peer) ? Duration::zero() : kHoldForGivenUp, evidence);
   if (link != nullptr) return blame(peer, evidence);
@@ -152,6 +154,10 @@ void Engine::suspect(int rank, Duration hold, Status evidence) {
   schedule(judge_at);
 }
 
+/// Its mailbox says that it has ended in good order; its goodbye has not come. Why it ended, a failure that it knows of and we do not, may
+/// still be on its way, over a stream that stands only later or from another rank.
+void Engine::suspect_left(int rank) { suspect(rank, kHoldForCause, Status(Code::closed, "it has left", {rank})); }
+
 void Engine::judge_suspects(TimePoint now) {
   for (auto it = suspects_.begin(); it != suspects_.end();) {
     if (it->second.judge_at > now) {
@@ -162,7 +168,7 @@ void Engine::judge_suspects(TimePoint now) {
     const int rank = it->first;
     const Status evidence = std::move(it->second.evidence);
     suspects_.erase(it);
-    if (gone(rank).ok()) blame(rank, evidence);
+    if (gone(rank).ok()) evidence.code() == Code::closed ? leave(rank) : blame(rank, evidence);
     it = suspects_.upper_bound(rank);
   }
 }
@@ -360,7 +366,7 @@ void Engine::beat_mailboxes(TimePoint now, bool judge) {
   const Duration silence = now - watched_since_;
   if (silence <= options_.heartbeat_limit - interval_) return;
   const int peer = ranks[static_cast<std::size_t>(next)];
-  if (word_of(peer) == Word::left) return leave(peer);
+  if (word_of(peer) == Word::left) return suspect_left(peer);
   declare_dead_locked(
       peer, Status(Code::peer_failed, rank_text(peer) + " has not answered for " + muster::describe(silence) + ": it is stopped or hung",
                    {peer}));

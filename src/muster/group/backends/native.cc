@@ -31,7 +31,7 @@ class NativeBackend::Prepared final : public PreparedCall {
   Prepared(NativeBackend& backend, Request request)
       : backend_(backend), request_(std::move(request)), staging_(request_, request_.root == backend.communicator_->rank()) {}
 
-  WorkRef start(TimePoint deadline, std::uint64_t) override {
+  WorkRef start(TimePoint deadline, std::uint64_t, trace::Mark) override {
     staging_.refill();
     if (auto status = backend_.communicator_->run(staging_.args(), deadline); !status.ok()) backend_.fail(request_, status);
     staging_.finish();
@@ -54,7 +54,7 @@ bool NativeBackend::supports(Op, at::ScalarType, c10::DeviceType device, std::st
 }
 
 std::unique_ptr<PreparedCall> NativeBackend::prepare(Request request) {
-  if (request.async_op || request.op == Op::send || request.op == Op::recv) return ProcessGroupBackend::prepare(std::move(request));
+  if (request.async_op || request.op == Op::send || request.op == Op::recv) return nullptr;
   return std::make_unique<Prepared>(*this, std::move(request));
 }
 
