@@ -9,6 +9,7 @@
 #include <future>
 #include <set>
 
+#include "muster/group/requests.h"
 #include "muster/group/test_ranks.h"
 
 namespace muster {
@@ -225,6 +226,10 @@ TEST(Profiling, EveryCallIsARange) {
         reduce_scatter_coalesced({t()}, {{t()}, {t()}});
         rank == 0 ? void(send(t(), {.dst = 1})) : void(recv(t(), {.src = 0}));
         (rank == 0 ? isend(t(), {.dst = 1}) : irecv(t(), {.src = 0}))->wait();
+        const auto world = default_group();
+        auto prepared = world->prepare(requests::all_reduce(*world, t(), {}));
+        prepared.start();
+        prepared.start();
         at::removeCallback(handle);
         all_reduce(t());
         for (const char* name :
@@ -232,7 +237,7 @@ TEST(Profiling, EveryCallIsARange) {
               "all_to_all_single", "all_to_all", "barrier", "all_reduce_coalesced", "all_gather_coalesced", "reduce_scatter_coalesced",
               rank == 0 ? "send" : "recv", rank == 0 ? "isend" : "irecv"})
           EXPECT_EQ(seen.count(std::string("native:") + name), 1U) << name;
-        EXPECT_EQ(seen.count("native:all_reduce"), 2U);
+        EXPECT_EQ(seen.count("native:all_reduce"), 4U);  // two of them prepared
         EXPECT_GE(observed_inputs, 20U);
         observed = nullptr;
       },

@@ -52,23 +52,23 @@ WorkRef ProcessGroup::submit(Request request) {
   if (!is_member()) return nullptr;
   auto& backend = checked(request);
   arm(request);
+  return observed(backend, request, [&] { return backend.submit(std::move(request)); });
+}
+
+/// `start` starts the armed call, which profilers and the flight recorder are told of. An asynchronous one is over when its mark says so.
+template <class Start>
+WorkRef ProcessGroup::observed(ProcessGroupBackend& backend, Request& request, Start start) {
   // A range for torch's profilers; where none runs this is one look at a thread's list of observers.
   std::string label;
   at::RecordFunction range(at::RecordScope::USER_SCOPE);
   if (range.isActive()) begin_range(range, label, backend, request);
-  return recorded(request, [&] { return carry_out(backend, std::move(request)); });
-}
-
-/// `start` starts the call, which the flight recorder is told of. An asynchronous one is over when its mark says so.
-template <class Start>
-WorkRef ProcessGroup::recorded(Request& request, Start start) {
-  if (!parts_.recorder) return start();
+  if (!parts_.recorder) return carry_out(backend, request, start);
   auto& recorder = *parts_.recorder;
   const bool later = request.async_op;
   const auto ticket = recorder.begin(parts_.recorded_as, group::call_of(request, parts_.ranks), steady_clock().now());
   try {
     if (later) request.mark = trace::Mark(parts_.recorder, ticket);
-    auto work = start();
+    auto work = carry_out(backend, request, start);
     if (!later) recorder.end(ticket, steady_clock().now());
     return work;
   } catch (const std::exception& error) {
@@ -77,10 +77,12 @@ WorkRef ProcessGroup::recorded(Request& request, Start start) {
   }
 }
 
-WorkRef ProcessGroup::carry_out(ProcessGroupBackend& backend, Request request) {
-  if (is_collective(request.op) && get_debug_level() == DebugLevel::DETAIL)
-    return group::submit_in_detail(*this, backend, std::move(request));
-  return backend.submit(std::move(request));
+template <class Start>
+WorkRef ProcessGroup::carry_out(ProcessGroupBackend& backend, Request& request, Start start) {
+  if (!is_collective(request.op) || get_debug_level() != DebugLevel::DETAIL) return start();
+  Request detailed = request;
+  detailed.mark = std::move(request.mark);
+  return group::submit_in_detail(*this, backend, std::move(detailed));
 }
 
 PreparedRequest ProcessGroup::prepare(Request request) {
@@ -91,13 +93,15 @@ PreparedRequest ProcessGroup::prepare(Request request) {
   prepared.call_ = backend.prepare(request);
   if (prepared.call_ == nullptr) prepared.call_ = std::make_unique<Resubmitted>(backend, std::move(request));
   prepared.group_ = shared_from_this();
+  prepared.backend_ = &backend;
   return prepared;
 }
 
 WorkRef PreparedRequest::start() {
   if (group_ == nullptr) return nullptr;
   group_->arm(request_);
-  return group_->recorded(request_, [this] { return call_->start(request_.deadline, request_.sequence, std::move(request_.mark)); });
+  return group_->observed(*backend_, request_,
+                          [this] { return call_->start(request_.deadline, request_.sequence, std::move(request_.mark)); });
 }
 
 ProcessGroupBackend& ProcessGroup::checked(const Request& request) {

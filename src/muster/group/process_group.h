@@ -91,9 +91,10 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   ProcessGroupBackend& checked(const Request& request);
   ProcessGroupBackend& backend_for(const Request& request) const;
   void arm(Request& request);
-  WorkRef carry_out(ProcessGroupBackend& backend, Request request);
   template <class Start>
-  WorkRef recorded(Request& request, Start start);
+  WorkRef observed(ProcessGroupBackend& backend, Request& request, Start start);
+  template <class Start>
+  WorkRef carry_out(ProcessGroupBackend& backend, Request& request, Start start);
 
   ProcessGroupParts parts_;
   std::atomic<Duration> timeout_;
@@ -112,7 +113,8 @@ class PreparedRequest {
  private:
   friend class ProcessGroup;
   PreparedRequest() = default;
-  Group group_;  // null on a non-member
+  Group group_;                             // null on a non-member
+  ProcessGroupBackend* backend_ = nullptr;  // the group's
   Request request_;
   std::unique_ptr<PreparedCall> call_;
 };

@@ -13,6 +13,7 @@
 #include <iostream>
 #include <mutex>
 #include <optional>
+#include <system_error>
 #include <thread>
 
 #include "muster/base/bytes.h"
@@ -238,18 +239,26 @@ Status spawn_threads(int n, const SpawnBody& body, const std::function<void(cons
   if (n < 1) return Status(Code::invalid_argument, "cannot spawn " + std::to_string(n) + " threads: at least 1 is needed");
   std::mutex mutex;
   Status first;
+  const auto note = [&](Status failure) {
+    const std::lock_guard lock(mutex);
+    if (!first) return;
+    first = std::move(failure);
+    if (on_first_failure) on_first_failure(first);
+  };
   const auto run = [&](int rank) {
     const Status said = body(rank);
     if (said) return;
-    const std::lock_guard lock(mutex);
-    if (!first) return;
-    first = Status(said.code(), "rank " + std::to_string(rank) + " (a thread) failed: " + said.message(),
-                   said.ranks().empty() ? std::vector{rank} : said.ranks());
-    if (on_first_failure) on_first_failure(first);
+    note(Status(said.code(), "rank " + std::to_string(rank) + " (a thread) failed: " + said.message(),
+                said.ranks().empty() ? std::vector{rank} : said.ranks()));
   };
   std::vector<std::thread> threads;
   threads.reserve(static_cast<std::size_t>(n));
-  for (int rank = 0; rank < n; ++rank) threads.emplace_back(run, rank);
+  try {
+    for (int rank = 0; rank < n; ++rank) threads.emplace_back(run, rank);
+  } catch (const std::system_error& error) {
+    const int rank = static_cast<int>(threads.size());
+    note(Status(Code::exhausted, "cannot start the thread of rank " + std::to_string(rank) + ": " + error.what(), {rank}));
+  }
   for (std::thread& thread : threads) thread.join();
   return first;
 }

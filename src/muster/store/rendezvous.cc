@@ -162,6 +162,17 @@ Result<Rendezvous> rendezvous_by_environment(JoinOptions join) {
 
 }  // namespace
 
+namespace {
+
+/// Where a TCP store is served, also where others stand on it; empty for other kinds.
+std::string served_at(std::shared_ptr<Store> store) {
+  while (auto below = underlying_store(*store)) store = std::move(below);
+  const auto* tcp = dynamic_cast<const TcpStore*>(store.get());
+  return tcp == nullptr ? std::string() : tcp->host();
+}
+
+}  // namespace
+
 Result<Rendezvous> rendezvous_over(std::shared_ptr<Store> store, const RendezvousOptions& options) {
   JoinOptions join;
   join.rank = options.rank;
@@ -171,7 +182,9 @@ Result<Rendezvous> rendezvous_over(std::shared_ptr<Store> store, const Rendezvou
   join.where = "the job on the given " + std::string(store->kind()) + " store";
   join.attend = false;
   if (Status range = check_range(join, false); !range) return range;
-  return store::join(store, join);
+  auto found = store::join(store, join);
+  if (found.ok()) found->host = served_at(std::move(store));
+  return found;
 }
 
 Result<Rendezvous> rendezvous(const RendezvousOptions& options) {

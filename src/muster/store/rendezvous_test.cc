@@ -441,6 +441,25 @@ TEST(Rendezvous, NamesRankZeroKilledAfterwards) {
 
 // spec: B7 file:// with ranks: created when missing, removed by the last out
 // spec: B14 file:// removes the file at the end
+// spec: B2 an explicit store: links listen where they reach the store
+TEST(Rendezvous, OverAGivenStoreTellsWhereItIs) {
+  TcpStoreOptions serving;
+  serving.host = "127.0.0.1";
+  serving.port = 0;
+  serving.is_server = true;
+  const auto tcp = make_tcp_store(serving);
+  ASSERT_TRUE(tcp.ok()) << tcp.status().message();
+  RendezvousOptions options;
+  options.rank = 0;
+  options.world_size = 1;
+  const auto below_prefixes = rendezvous_over(make_prefix_store("a", make_prefix_store("b", *tcp)), options);
+  ASSERT_TRUE(below_prefixes.ok()) << below_prefixes.status().message();
+  EXPECT_EQ(below_prefixes->host, "127.0.0.1");
+  const auto in_memory = rendezvous_over(make_hash_store(), options);
+  ASSERT_TRUE(in_memory.ok()) << in_memory.status().message();
+  EXPECT_EQ(in_memory->host, "");
+}
+
 TEST(Rendezvous, FileWithRanks) {
   const TemporaryDirectory directory;
   const std::string path = directory.path + "/job";

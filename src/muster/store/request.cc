@@ -9,6 +9,9 @@
 namespace muster::store {
 namespace {
 
+/// All values of one multi_set together: what a file store's frame can count, with room.
+constexpr std::size_t kMaxRequestBytes = std::size_t{2} << 30;
+
 constexpr std::size_t kAny = std::numeric_limits<std::size_t>::max();
 
 struct Shape {
@@ -49,11 +52,16 @@ Status validate(const Request& request) {
     if (key.size() > kMaxKeyBytes)
       return wrong("a key of " + std::to_string(key.size()) + " bytes is longer than the limit of " + std::to_string(kMaxKeyBytes));
   }
+  std::size_t all = 0;
   for (const std::string_view value : request.values) {
     if (value.size() > kMaxValueBytes) {
       return wrong("a value of " + std::to_string(value.size()) + " bytes is longer than the limit of " + std::to_string(kMaxValueBytes));
     }
+    all += value.size();
   }
+  if (all > kMaxRequestBytes)
+    return wrong("values of " + std::to_string(all) + " bytes together are more than the limit of " + std::to_string(kMaxRequestBytes) +
+                 "; give them in several calls");
   if (request.op == Op::barrier || request.op == Op::all_gather || request.op == Op::attend) {
     if (request.members < 1 || request.members > kMostMembers)
       return wrong("the number of members is " + std::to_string(request.members) + ", not 1 to " + std::to_string(kMostMembers));
