@@ -148,11 +148,27 @@ std::string Secret::random_text() {
   return hexadecimal(bytes);
 }
 
+namespace {
+
+/// The library looks an algorithm up when it is first asked for; OpenSSL 3.0 makes it twice, and loses one, where two threads ask at once.
+const EVP_MD* sha256() {
+  static const EVP_MD* const found = [] {
+    const unsigned char byte = 0;
+    std::array<unsigned char, EVP_MAX_MD_SIZE> out;
+    unsigned length = 0;
+    HMAC(EVP_sha256(), &byte, 1, &byte, 1, out.data(), &length);
+    return EVP_sha256();
+  }();
+  return found;
+}
+
+}  // namespace
+
 Secret::Proof Secret::prove(ConstBytes message) const {
   Proof proof{};
   unsigned length = 0;
   const auto* data = reinterpret_cast<const unsigned char*>(message.data());
-  const unsigned char* made = HMAC(EVP_sha256(), key_.data(), static_cast<int>(key_.size()), data, message.size(),
+  const unsigned char* made = HMAC(sha256(), key_.data(), static_cast<int>(key_.size()), data, message.size(),
                                    reinterpret_cast<unsigned char*>(proof.data()), &length);
   // Without a working HMAC nothing may be accepted: going on would let strangers in.
   if (made == nullptr || length != proof.size()) std::abort();
