@@ -2,6 +2,8 @@
 
 #include <atomic>
 #include <barrier>
+#include <chrono>
+#include <condition_variable>
 #include <mutex>
 #include <stdexcept>
 #include <thread>
@@ -24,6 +26,31 @@ std::unique_ptr<transport::Connector> socket_connector(const RankThreadsOptions&
   if (options.wire == Wire::mixed) connector.host_label = rank % 2 == 0 ? "even" : "odd";
   return transport::make_socket_connector(std::move(connector), Secret::given("a secret for tests only"));
 }
+
+/// A group that was dropped without being closed may live on for a moment on its progress thread, and its fabric with it. Nobody goes on,
+/// and perhaps ends the process, before all fabrics are gone.
+class Departures : public std::enable_shared_from_this<Departures> {
+ public:
+  std::shared_ptr<transport::Fabric> follow(std::unique_ptr<transport::Fabric> fabric) {
+    const std::lock_guard guard(lock_);
+    ++left_;
+    return {fabric.release(), [self = shared_from_this()](transport::Fabric* gone) {
+              delete gone;
+              const std::lock_guard guard(self->lock_);
+              --self->left_;
+              self->changed_.notify_all();
+            }};
+  }
+  void wait() {
+    std::unique_lock guard(lock_);
+    changed_.wait_for(guard, std::chrono::seconds(60), [this] { return left_ == 0; });
+  }
+
+ private:
+  std::mutex lock_;
+  std::condition_variable changed_;
+  int left_ = 0;
+};
 
 }  // namespace
 
@@ -49,6 +76,7 @@ void run_ranks(const RankThreadsOptions& options, const RankBody& body) {
   std::atomic<bool> all_met{true};
   std::mutex lock;
   std::string trouble;
+  const auto departures = std::make_shared<Departures>();
   const auto run = [&](int rank) {
     transport::FabricOptions fabric_options;
     fabric_options.rank = rank;
@@ -71,13 +99,14 @@ void run_ranks(const RankThreadsOptions& options, const RankBody& body) {
     }
     gate.arrive_and_wait();
     std::shared_ptr<transport::Fabric> fabric;
-    if (made.ok()) fabric = std::move(*made);
+    if (made.ok()) fabric = departures->follow(std::move(*made));
     if (all_met.load()) body(rank, fabric);
     gate.arrive_and_wait();
   };
   std::vector<std::thread> threads;
   for (int rank = 0; rank < options.ranks; ++rank) threads.emplace_back(run, rank);
   for (std::thread& thread : threads) thread.join();
+  departures->wait();
   if (!all_met.load()) throw std::runtime_error(trouble);
 }
 
