@@ -62,9 +62,10 @@ function(muster_layer name)
 endfunction()
 
 # One GoogleTest executable; each of its tests is a ctest test named "<layer>.<Suite>.<Test>" (behind MUSTER_TEST_PREFIX).
+# SERIAL: nothing else is tested while one of them runs.
 # The tests are listed when ctest starts, not when the program is linked: a build never runs what it builds.
 function(muster_test_executable target)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;LIBRARIES")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "SERIAL" "" "SOURCES;LIBRARIES")
   add_executable(${target} ${arg_SOURCES})
   target_link_libraries(${target} PRIVATE ${arg_LIBRARIES} GTest::gtest GTest::gtest_main)
   if(MUSTER_TEST_LAUNCHER)
@@ -72,5 +73,5 @@ function(muster_test_executable target)
   endif()
   string(REGEX REPLACE "^muster_(.*)_test$" "\\1" layer ${target})
   gtest_discover_tests(${target} TEST_PREFIX "${MUSTER_TEST_PREFIX}${layer}." DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
-                       PROPERTIES ENVIRONMENT "${MUSTER_TEST_ENVIRONMENT}")
+                       PROPERTIES ENVIRONMENT "${MUSTER_TEST_ENVIRONMENT}" RUN_SERIAL ${arg_SERIAL})
 endfunction()

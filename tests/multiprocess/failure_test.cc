@@ -119,8 +119,8 @@ std::vector<double> play(const Scene& scene) {
   return delays;
 }
 
-/// Plays `times` kills of every rank in turn and prints what they took: a machine that has a core for it stays below 100 ms, a busy one may
-/// not, and no time is asserted here but that nobody hangs.
+/// Plays `times` kills of every rank in turn and prints what they took. That survivors know within 100 ms is the contract, not a matter of
+/// speed: nine in ten must also on a busy machine, and the rest within a second.
 void play_all(Scene scene, const char* name, int times) {
   std::vector<double> delays;
   for (int i = 0; i < times; ++i) {
@@ -131,6 +131,10 @@ void play_all(Scene scene, const char* name, int times) {
   std::sort(delays.begin(), delays.end());
   std::printf("%s: %zu survivors' errors after %.1f ms (median), %.1f ms (worst)\n", name, delays.size(), delays[delays.size() / 2] / 1000,
               delays.back() / 1000);
+#ifndef __SANITIZE_THREAD__  // what it instruments is many times slower: it only looks for races here
+  EXPECT_LT(delays[delays.size() * 9 / 10], 100e3);
+  EXPECT_LT(delays.back(), 1e6);
+#endif
 }
 
 int kills() { return long_tests() ? 50 : 4; }
