@@ -86,9 +86,9 @@ std::string play_rank(const Play& play, int rank, const std::string& store_path,
     if (!go_on || !more) break;
     if (play.watch) wrong = play.watch(rank, block);
     for (std::size_t i = 0; i < kBlock && played < play.cells && wrong.empty(); ++i, ++played) {
-      const Cell cell = play.cell(played);
-      wrong = Player(cell, rank).play(world);
-      if (!wrong.empty()) wrong = cell.text(play.wire) + ": " + wrong;
+      Answers answers(play.cell(played));
+      wrong = Player(answers, rank).play(world);
+      if (!wrong.empty()) wrong = answers.cell().text(play.wire) + ": " + wrong;
     }
   }
   if (!wrong.empty()) {

@@ -9,6 +9,7 @@
 #include <barrier>
 #include <chrono>
 #include <iostream>
+#include <memory>
 #include <mutex>
 #include <numeric>
 #include <optional>
@@ -44,7 +45,12 @@ std::size_t play_all(Wire wire, int ranks, const std::vector<Cell>& cells, std::
   std::mutex lock;
   std::atomic<bool> go_on{true};
   std::atomic<std::size_t> played{0};
+  // Of the block that is played: made and dropped while no rank plays.
+  std::size_t next = 0;
+  std::vector<std::unique_ptr<Answers>> answers;
   const auto decide = [&]() noexcept {
+    answers.clear();
+    for (; answers.size() < kBlock && next < cells.size(); ++next) answers.push_back(std::make_unique<Answers>(cells[next]));
     const auto now = std::chrono::steady_clock::now();
     if (!end) end = now + std::chrono::duration_cast<std::chrono::steady_clock::duration>(budget);
     go_on.store(trouble.empty() && now < *end);
@@ -60,7 +66,7 @@ std::size_t play_all(Wire wire, int ranks, const std::vector<Cell>& cells, std::
     gate.arrive_and_wait();
     for (std::size_t at = 0; at < cells.size() && go_on.load(); at += kBlock) {
       for (std::size_t i = at; i < std::min(at + kBlock, cells.size()); ++i) {
-        const std::string wrong = Player(cells[i], rank).play(**group);
+        const std::string wrong = Player(*answers[i - at], rank).play(**group);
         if (!wrong.empty()) report(cells[i].text(wire) + ": " + wrong);
         if (rank == 0) played.fetch_add(1);
         if (!wrong.empty() && (*group)->failure().ok()) (*group)->abort("a cell has failed");

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <mutex>
 #include <random>
 #include <string>
 #include <vector>
@@ -93,10 +94,57 @@ class Memory {
   std::byte* memory_ = nullptr;
 };
 
+/// What every rank gives in a cell and what must come out, each computed once, by whoever asks first. Ranks that are threads share one.
+class Answers {
+ public:
+  explicit Answers(const Cell& cell) : cell_(cell), given_(slots()), reduced_(static_cast<std::size_t>(cell.ranks)) {}
+
+  const Cell& cell() const { return cell_; }
+  std::size_t given_bytes(int from, int to) const { return cell_.elements(from, to) * size_of(cell_.dtype); }
+  const std::vector<std::byte>& given(int from, int to) {
+    const bool same_for_all = !info(cell_.op).lists_input;
+    if (same_for_all) to = 0;
+    Once& slot = given_[static_cast<std::size_t>(from * cell_.ranks + to)];
+    std::call_once(slot.done, [&] {
+      slot.bytes.resize(given_bytes(from, to));
+      const auto receiver = same_for_all ? 0 : static_cast<std::uint64_t>(to) + 1;
+      testing::fill_elements(slot.bytes, cell_.dtype, cell_.seed * 1000003 + static_cast<std::uint64_t>(from) * 1009 + receiver);
+    });
+    return slot.bytes;
+  }
+  /// The reduction of what all give to `to`.
+  const std::vector<std::byte>& reduced(int to) {
+    if (!info(cell_.op).lists_input) to = 0;
+    Once& slot = reduced_[static_cast<std::size_t>(to)];
+    std::call_once(slot.done, [&] {
+      std::vector<ConstBytes> inputs;
+      std::vector<double> factors;
+      for (int rank = 0; rank < cell_.ranks; ++rank) {
+        inputs.emplace_back(given(rank, to));
+        factors.push_back(cell_.factor(rank));
+      }
+      slot.bytes.resize(inputs[0].size());
+      testing::reduce_directly(slot.bytes, inputs, factors, cell_.dtype, cell_.reduce);
+    });
+    return slot.bytes;
+  }
+
+ private:
+  struct Once {
+    std::once_flag done;
+    std::vector<std::byte> bytes;
+  };
+  std::size_t slots() const { return static_cast<std::size_t>(cell_.ranks) * static_cast<std::size_t>(cell_.ranks); }
+
+  const Cell cell_;
+  std::vector<Once> given_;
+  std::vector<Once> reduced_;
+};
+
 /// One rank's part in one cell: makes the call and says what is wrong, or nothing.
 class Player {
  public:
-  Player(const Cell& cell, int rank) : cell_(cell), rank_(rank), width_(size_of(cell.dtype)) {}
+  Player(Answers& answers, int rank) : answers_(answers), cell_(answers.cell()), rank_(rank) {}
 
   std::string play(Communicator& group) {
     Memory input(lists_input() ? input_bytes_of_all() : contribution_bytes(rank_, rank_), cell_.arena(rank_, 0));
@@ -117,7 +165,7 @@ class Player {
   bool lists_output() const { return info(cell_.op).lists_output; }
   bool root() const { return !info(cell_.op).rooted || cell_.root() == rank_; }
 
-  std::size_t contribution_bytes(int from, int to) const { return cell_.elements(from, to) * width_; }
+  std::size_t contribution_bytes(int from, int to) const { return answers_.given_bytes(from, to); }
   std::size_t input_bytes_of_all() const {
     std::size_t sum = 0;
     for (int to = 0; to < cell_.ranks; ++to) sum += contribution_bytes(rank_, to);
@@ -129,16 +177,6 @@ class Player {
     return sum;
   }
   std::size_t output_bytes() const { return contribution_bytes(rank_, rank_); }
-
-  // What `from` gives: everybody computes it for everybody.
-  std::vector<std::byte> given(int from, int to) const {
-    std::vector<std::byte> data(contribution_bytes(from, to));
-    const bool same_for_all = !lists_input();
-    testing::fill_elements(
-        data, cell_.dtype,
-        cell_.seed * 1000003 + static_cast<std::uint64_t>(from) * 1009 + (same_for_all ? 0 : static_cast<std::uint64_t>(to) + 1));
-    return data;
-  }
 
   Args make_args(Memory& input, Memory& output) {
     Args args;
@@ -173,7 +211,7 @@ class Player {
   }
 
   ConstBytes fill(MutableBytes where, int to) const {
-    const auto data = given(rank_, to);
+    const auto& data = answers_.given(rank_, to);
     if (!data.empty()) std::memcpy(where.data(), data.data(), data.size());
     return where;
   }
@@ -188,26 +226,15 @@ class Player {
     input = output;
   }
 
-  std::vector<std::byte> expected(int from) const {
+  const std::vector<std::byte>& expected(int from) const {
     switch (cell_.op) {
       case Op::broadcast:
-      case Op::scatter: return given(cell_.root(), rank_);
+      case Op::scatter: return answers_.given(cell_.root(), rank_);
       case Op::all_gather:
       case Op::gather:
-      case Op::all_to_all: return given(from, rank_);
-      default: break;
+      case Op::all_to_all: return answers_.given(from, rank_);
+      default: return answers_.reduced(rank_);
     }
-    std::vector<std::vector<std::byte>> inputs;
-    std::vector<ConstBytes> spans;
-    std::vector<double> factors;
-    for (int rank = 0; rank < cell_.ranks; ++rank) {
-      inputs.push_back(given(rank, rank_));
-      factors.push_back(cell_.factor(rank));
-    }
-    for (const auto& input : inputs) spans.emplace_back(input);
-    std::vector<std::byte> out(inputs[0].size());
-    testing::reduce_directly(out, spans, factors, cell_.dtype, cell_.reduce);
-    return out;
   }
 
   std::string check(const Args& args, const Memory& output) const {
@@ -218,16 +245,16 @@ class Player {
       return {};
     }
     for (std::size_t slice = 0; slice < args.outputs.size(); ++slice) {
-      const auto right = expected(static_cast<int>(slice));
+      const auto& right = expected(static_cast<int>(slice));
       const std::ptrdiff_t wrong = testing::first_difference(args.outputs[slice], right, cell_.dtype);
       if (wrong >= 0) return "output " + std::to_string(slice) + " is wrong from element " + std::to_string(wrong) + " on";
     }
     return {};
   }
 
-  const Cell cell_;
+  Answers& answers_;
+  const Cell& cell_;
   const int rank_;
-  const std::size_t width_;
   bool in_place_ = false;
 };
 
