@@ -13,7 +13,6 @@ namespace muster::store {
 namespace {
 
 constexpr std::string_view kWorkersKey = "muster/workers";
-constexpr std::string_view kArrivals = "muster/arrivals";
 constexpr std::size_t kKeptConnections = 4;
 constexpr Duration kGoodbyeLimit = std::chrono::milliseconds(100);
 
@@ -146,19 +145,25 @@ Result<std::shared_ptr<TcpServer>> shared_server(TcpServerOptions options) {
   return server;
 }
 
-/// The server's own user waits until as many have come as the world has.
+/// Where the user who makes a world of this size complete leaves a word.
+std::string complete_key(std::int64_t world_size) { return "muster/complete/" + std::to_string(world_size); }
+
+Status arrive(TcpStoreClient& store) {
+  const auto count = store.add(kWorkersKey, 1);
+  return count ? store.queue_push(complete_key(*count), "") : count.status();
+}
+
+/// The server's own user waits until as many have come as the world has. Several users of one server may wait for it: the word goes on from
+/// one to the next.
 Status wait_for_workers(TcpStoreClient& store, int world_size, TimePoint deadline) {
   const TimePoint begin = steady_clock().now();
-  for (int came = 0; came < world_size; ++came) {
-    const Status popped = store.queue_pop(kArrivals, true, time_left(steady_clock(), deadline)).status();
-    if (popped.code() == Code::timed_out) {
-      return Status(Code::timed_out, std::to_string(came) + " of " + std::to_string(world_size) + " users came to the store at " +
-                                         store.host() + ":" + std::to_string(store.port()) + " within " +
-                                         describe(steady_clock().now() - begin));
-    }
-    if (!popped) return popped;
-  }
-  return {};
+  const Status popped = store.queue_pop(complete_key(world_size), true, time_left(steady_clock(), deadline)).status();
+  if (popped) return store.queue_push(complete_key(world_size), "");
+  if (popped.code() != Code::timed_out) return popped;
+  const auto came = store.get(kWorkersKey, Duration::zero());
+  return Status(Code::timed_out, (came ? *came : "not all") + " of " + std::to_string(world_size) + " users came to the store at " +
+                                     store.host() + ":" + std::to_string(store.port()) + " within " +
+                                     describe(steady_clock().now() - begin));
 }
 
 }  // namespace
@@ -189,8 +194,7 @@ Result<std::shared_ptr<TcpStore>> make_tcp_store(TcpStoreOptions options) {
   if (Status connected = store->connect(deadline); !connected) return connected;
   const int world_size = options.world_size.value_or(-1);
   if (world_size > 0) {
-    if (const auto count = store->add(kWorkersKey, 1); !count) return count.status();
-    if (Status pushed = store->queue_push(kArrivals, ""); !pushed) return pushed;
+    if (Status arrived = arrive(*store); !arrived) return arrived;
     if (options.is_server && options.wait_for_workers) {
       if (Status all = wait_for_workers(*store, world_size, deadline); !all) return all;
     }

@@ -164,6 +164,25 @@ TEST(TcpStore, MultiTenant) {
   EXPECT_EQ(*second->get("key"), "value");
 }
 
+// Each of them is a master that waits for both.
+// spec: C3 multi_tenant: instances that share a server wait for the same workers
+TEST(TcpStore, MultiTenantMastersBothWait) {
+  auto options = server_options();
+  options.port = testing::reserve_port();
+  options.multi_tenant = true;
+  options.world_size = 3;
+  options.wait_for_workers = true;
+  auto first = std::async(std::launch::async, [&] { return make_tcp_store(options); });
+  auto second = std::async(std::launch::async, [&] { return make_tcp_store(options); });
+  auto third = options;
+  third.is_server = false;
+  const auto worker = made(make_tcp_store(third));
+  const auto one = made(first.get());
+  const auto other = made(second.get());
+  EXPECT_EQ(*one->num_keys(), 1);
+  EXPECT_EQ(one->port(), other->port());
+}
+
 // spec: C3 master_listen_fd: serves on a socket that is already bound
 TEST(TcpStore, ListenDescriptor) {
   Descriptor socket(::socket(AF_INET, SOCK_STREAM, 0));
