@@ -99,7 +99,8 @@ void Parser::add_job() {
         "Workers on this node: a number, cpu (one per core allowed to us), gpu (one per GPU) or auto. Default 1");
   value("--node-rank", words_.node_rank, "Number of this node, 0 to nnodes - 1. Default 0 with one node, assigned by c10d");
   value("--master-addr", words_.master_addr,
-        "Host name or address of node 0, where its launcher serves the job's store. Default 127.0.0.1");
+        "Host name or address of node 0, where its launcher serves the job's store. Default " +
+            std::string(flavour_ == RunFlavour::run ? "with one node: this host's full name where it leads here" : "127.0.0.1"));
   value("--master-port", words_.master_port, "Port of the store. Default 29500 (a free one if taken, with one node); 0 takes a free one");
   if (flavour_ == RunFlavour::launch) return;
   value("--rdzv-id", words_.run_id, "Name of the job, the same on all nodes. Default: random with --standalone, else none");
@@ -271,6 +272,7 @@ Status Parser::understand(RunOptions& options) const {
       return Status(Code::invalid_argument, "--local-rank-spelling: \"" + words_.spelling + "\" is neither dash nor underscore");
     }
     const auto spelled = words_.spelling == "dash" ? launch::LocalRankArgument::dash : launch::LocalRankArgument::underscore;
+    if (options.nodes == 1 && !options.master_addr) options.master_addr = "127.0.0.1";
     options.local_rank_argument = words_.use_env ? launch::LocalRankArgument::none : spelled;
   }
   return launch::validate(options);

@@ -115,13 +115,16 @@ Status Joining::connect(const Place& place) {
 
 // One node that was given no address: by its full name where that is really this machine, else by loopback.
 Status Joining::open_alone() {
-  const std::uint16_t port = options_.master_port.value_or(0);
+  const bool assigned = options_.rendezvous == RendezvousKind::assigned_ranks;
+  const std::uint16_t usual = options_.standalone || assigned ? 0 : kStaticPort;
+  const std::uint16_t port = options_.master_port.value_or(usual);
   std::vector<std::string> names = {host_name_, "localhost", "127.0.0.1", "::1"};
   if (options_.local_addr) names = {*options_.local_addr};
   if (options_.master_addr) names = {*options_.master_addr};
   Status last;
   for (const std::string& name : names) {
     auto socket = listen_at(name, port, deadline_);
+    if (!socket && port != 0 && !options_.master_port) socket = listen_at(name, 0, deadline_);  // another job has the usual port
     if (socket) return serve(std::move(*socket), name);
     last = socket.status();
   }
@@ -132,8 +135,6 @@ Status Joining::open_static(const Place& place) {
   if (options_.nodes > 1 && options_.node_rank.value_or(0) != 0) return connect(place);
   const std::string listen_host = options_.local_addr.value_or(place.host);
   auto socket = listen_at(listen_host, place.port, deadline_);
-  const bool port_given = options_.master_port || options_.endpoint || options_.nodes > 1;
-  if (!socket && !port_given) socket = listen_at(listen_host, 0, deadline_);
   if (socket) return serve(std::move(*socket), place.host);
   return socket.status().with_context(
       "node 0 cannot serve the job's store at " + listen_host + ":" + std::to_string(place.port) +
@@ -217,8 +218,9 @@ Status Joining::exchange() {
 
 Result<NodeJob> Joining::run() {
   const bool assigned = options_.rendezvous == RendezvousKind::assigned_ranks;
-  const bool alone = options_.standalone || (assigned && options_.nodes == 1 && !options_.endpoint);
-  job_.run_id = options_.run_id.value_or(alone ? Secret::random_text().substr(0, 12) : "none");
+  const bool alone = options_.standalone || (options_.nodes == 1 && !options_.endpoint);
+  const bool unnamed = options_.standalone || (alone && assigned);
+  job_.run_id = options_.run_id.value_or(unnamed ? Secret::random_text().substr(0, 12) : "none");
   job_.key_prefix = "muster/run/" + job_.run_id + "/";
   token_ = host_name_ + ", process " + std::to_string(::getpid());
   auto place = place_of_job();
