@@ -11,10 +11,6 @@
 namespace muster::launch {
 namespace {
 
-constexpr Duration kBeat = std::chrono::seconds(5);
-constexpr Duration kSilence = std::chrono::seconds(60);
-constexpr Duration kTell = std::chrono::seconds(5);
-
 enum class Kind : std::uint8_t { alive = 1, failed, ended, stop };
 
 std::string message(Kind kind, int node, int exit_code = 0, const std::string& text = {}) {
@@ -25,12 +21,13 @@ std::string message(Kind kind, int node, int exit_code = 0, const std::string& t
 
 }  // namespace
 
-Result<std::unique_ptr<NodeLink>> NodeLink::open(const NodeJob& job) {
-  std::unique_ptr<NodeLink> link(new NodeLink(job));
+Result<std::unique_ptr<NodeLink>> NodeLink::open(const NodeJob& job, const NodeLinkLimits& limits) {
+  std::unique_ptr<NodeLink> link(new NodeLink(job, limits));
   auto own = job.store->clone();
   if (!own) return own.status();
   link->own_ = *own;
-  link->job_.store->set_timeout(kTell);
+  link->own_->set_timeout(limits.tell);
+  link->job_.store->set_timeout(limits.tell);
   link->event_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!link->event_) return Status(Code::exhausted, "no event descriptor: " + errno_text(errno));
   if (job.hosts_store) {
@@ -64,21 +61,31 @@ std::vector<AgentEvent> NodeLink::take() {
 }
 
 void NodeLink::run() {
+  TimePoint answered = steady_clock().now();
   while (!stop_) {
-    auto got = own_->queue_pop(inbox(job_.node), true, kBeat);
+    auto got = own_->queue_pop(inbox(job_.node), true, limits_.beat);
     if (stop_) return;
     if (got) {
       receive(*got);
     } else if (got.status().code() != Code::timed_out) {
-      store_gone_ = true;
-      return give(NodeFailed{1, "the job's store at " + job_.master_addr + ":" + std::to_string(job_.master_port) +
-                                    ", which another node's agent serves, is gone: " + got.status().message()});
+      return lose_store("is gone: " + got.status().message());
     }
     check_silence();
-    if (got || job_.hosts_store) continue;
-    // The one that serves the store hears that we live; its own life shows in the store's.
-    (void)own_->queue_push(inbox(job_.host_node), message(Kind::alive, job_.node));
+    if (job_.hosts_store) continue;
+    // The one that serves the store hears that we live, and its answer says that it does: a machine that has vanished closes nothing.
+    const Status told = got ? Status() : own_->queue_push(inbox(job_.host_node), message(Kind::alive, job_.node));
+    if (told) answered = steady_clock().now();
+    if (stop_) return;
+    if (steady_clock().now() - answered < limits_.silence) continue;
+    return lose_store("has not answered for " + muster::describe(limits_.silence) +
+                      "; that node's machine may hang, have lost its power or its network");
   }
+}
+
+void NodeLink::lose_store(const std::string& why) {
+  store_gone_ = true;
+  give(NodeFailed{1, "the job's store at " + job_.master_addr + ":" + std::to_string(job_.master_port) +
+                         ", which another node's agent serves, " + why});
 }
 
 void NodeLink::receive(const std::string& record) {
@@ -96,12 +103,13 @@ void NodeLink::receive(const std::string& record) {
 void NodeLink::check_silence() {
   const TimePoint now = steady_clock().now();
   for (auto node = heard_.begin(); node != heard_.end();) {
-    if (now - node->second < kSilence) {
+    if (now - node->second < limits_.silence) {
       ++node;
       continue;
     }
     const std::string& host = job_.nodes[static_cast<std::size_t>(node->first)].host;
-    give(NodeFailed{1, "node " + std::to_string(node->first) + " (" + host + ") has said nothing for " + muster::describe(kSilence)});
+    give(
+        NodeFailed{1, "node " + std::to_string(node->first) + " (" + host + ") has said nothing for " + muster::describe(limits_.silence)});
     give(NodeEnded{});
     node = heard_.erase(node);
   }

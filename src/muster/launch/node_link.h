@@ -15,11 +15,17 @@
 
 namespace muster::launch {
 
+struct NodeLinkLimits {
+  Duration beat = std::chrono::seconds(5);      ///< how often a node says that it lives
+  Duration silence = std::chrono::seconds(60);  ///< after which a node, or the store, is taken for dead
+  Duration tell = std::chrono::seconds(5);      ///< for a message to another node
+};
+
 /// Every node has a queue in the store; one thread waits on ours and says every few seconds that we live. A node that falls silent, or the
 /// store itself, is reported as failed.
 class NodeLink {
  public:
-  static Result<std::unique_ptr<NodeLink>> open(const NodeJob& job);
+  static Result<std::unique_ptr<NodeLink>> open(const NodeJob& job, const NodeLinkLimits& limits = {});
   ~NodeLink();
 
   /// Readable when `take` has something.
@@ -30,14 +36,16 @@ class NodeLink {
   void tell_ended();
 
  private:
-  explicit NodeLink(const NodeJob& job) : job_(job) {}
+  NodeLink(const NodeJob& job, const NodeLinkLimits& limits) : job_(job), limits_(limits) {}
   std::string inbox(int node) const { return job_.key_prefix + "inbox/" + std::to_string(node); }
   void run();
   void receive(const std::string& message);
   void check_silence();
+  void lose_store(const std::string& why);
   void give(AgentEvent event);
 
   NodeJob job_;
+  const NodeLinkLimits limits_;
   std::shared_ptr<store::Store> own_;  // the thread's connection
   Descriptor event_;
   std::atomic<bool> stop_ = false;
