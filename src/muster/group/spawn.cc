@@ -3,6 +3,7 @@
 #include <future>
 #include <mutex>
 
+#include "muster/base/interruption.h"
 #include "muster/group/world.h"
 #include "muster/launch/spawn.h"
 
@@ -48,9 +49,11 @@ class ThreadContext : public SpawnContext {
       const auto rank_body = [&](int rank) {
         const auto& scope = scopes_[static_cast<std::size_t>(rank)];
         const WorldScope::Binding binding(scope);
+        const Interruption::Binding waits(interruption_);
         return run_rank(body, rank, *scope);
       };
       return launch::spawn_threads(count, rank_body, [this](const Status& failure) {
+        interruption_->raise(failure.message());
         for (const auto& scope : scopes_) scope->abort(failure.message());
       });
     });
@@ -64,7 +67,8 @@ class ThreadContext : public SpawnContext {
 
  private:
   std::vector<std::shared_ptr<WorldScope>> scopes_;
-  std::shared_future<Status> result_;  // waits for the threads when it is destroyed
+  std::shared_ptr<Interruption> interruption_ = std::make_shared<Interruption>();  // for those that still wait for the others to come
+  std::shared_future<Status> result_;                                              // waits for the threads when it is destroyed
 };
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "muster/group/test_ranks.h"
+#include "muster/testing/reserved_port.h"
 
 namespace muster {
 namespace {
@@ -78,6 +79,33 @@ TEST(Spawn, ProcessFailureComesBackWithRankAndText) {
     EXPECT_HAS(error.what(), "the data of rank one is bad");
     EXPECT_HAS(error.what(), "1");
     EXPECT_EQ(error.ranks(), std::vector<int>{1});
+  }
+}
+
+// The others wait for it without a limit, in threads with a store of the program's and in threads and processes over TCP.
+// spec: J2 a rank that fails before it has joined ends the others and is named
+TEST(Spawn, FailureBeforeInitEndsTheOthers) {
+  const auto store = std::make_shared<HashStore>();
+  const auto address = "tcp://127.0.0.1:" + std::to_string(testing::reserve_port());
+  for (const bool tcp : {false, true}) {
+    for (const auto mode : {SpawnMode::threads, SpawnMode::processes}) {
+      if (!tcp && mode == SpawnMode::processes) continue;
+      try {
+        spawn(
+            [&](int i) {
+              if (i == 1) throw std::runtime_error("rank one has no data");
+              InitProcessGroupOptions options{.timeout = std::chrono::hours(1), .world_size = 3, .rank = i};
+              if (tcp) options.init_method = address;
+              if (!tcp) options.store = store;
+              init_process_group(options);
+            },
+            {.nprocs = 3, .mode = mode});
+        ADD_FAILURE() << "threw nothing";
+      } catch (const SpawnError& error) {
+        EXPECT_HAS(error.what(), "rank one has no data");
+        EXPECT_EQ(error.ranks(), std::vector<int>{1});
+      }
+    }
   }
 }
 

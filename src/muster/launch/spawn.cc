@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -26,6 +27,7 @@ namespace {
 
 constexpr std::size_t kMaxReportBytes = std::size_t{1} << 20;
 constexpr int kFailedBody = 1;
+constexpr Duration kLastWords = std::chrono::seconds(2);
 
 // What a child leaves behind in its memory file when its body fails. A file, not a pipe: a child never blocks on a parent that does not
 // join.
@@ -94,6 +96,12 @@ struct SpawnedProcesses::Children {
     int rank;
     ProcessExit exit;
     std::optional<ChildReport> report;
+    /// The other rank because of which this one says it failed.
+    std::optional<int> blames() const {
+      if (!report || report->status.code() == Code::timed_out || report->status.ranks().size() != 1) return {};
+      const int other = report->status.ranks().front();
+      return other == rank ? std::nullopt : std::optional(other);
+    }
   };
 
   SpawnOptions options;
@@ -111,7 +119,12 @@ struct SpawnedProcesses::Children {
   }
   // Sleeps until a child ends or the deadline passes; collects all that have ended.
   Result<std::vector<Death>> wait_for_deaths(TimePoint deadline);
-  Status describe_first(std::vector<Death> deaths) const;
+  bool runs(int rank) const {
+    return rank >= 0 && static_cast<std::size_t>(rank) < children.size() && children[static_cast<std::size_t>(rank)].pidfd;
+  }
+  static const Death& cause_among(const std::vector<Death>& deaths);
+  Status describe_failure(const Death& death) const;
+  Status find_cause(std::vector<Death> failed);
   Status end_all();
 };
 
@@ -140,20 +153,44 @@ Result<std::vector<SpawnedProcesses::Children::Death>> SpawnedProcesses::Childre
   return deaths;
 }
 
-// Among those found dead at once, one that left no words (a signal, an exit) is a cause rather than a consequence; then the earliest.
-Status SpawnedProcesses::Children::describe_first(std::vector<Death> deaths) const {
-  std::erase_if(deaths, [](const Death& death) { return death.exit.success(); });
-  if (deaths.empty()) return {};
+// One that left no words (a signal, an exit) is a cause rather than a consequence; then the earliest; then whom that one blames, if that
+// rank has failed too: whoever fails lets go of its groups before it gets to say why, and the others may be quicker to report that.
+const SpawnedProcesses::Children::Death& SpawnedProcesses::Children::cause_among(const std::vector<Death>& deaths) {
   const auto when = [](const Death& death) { return death.report ? death.report->at : TimePoint::min(); };
-  const Death& first = *std::min_element(deaths.begin(), deaths.end(), [&](const Death& a, const Death& b) { return when(a) < when(b); });
-  const std::string who =
-      "rank " + std::to_string(first.rank) + " (process " + std::to_string(pids[static_cast<std::size_t>(first.rank)]) + ")";
-  if (!first.report) {
-    const std::string verb = first.exit.signal != 0 ? " was ended by " : " ended with ";
-    return Status(Code::peer_failed, who + verb + describe(first.exit) + " and left no message", {first.rank});
+  const Death* cause = &*std::min_element(deaths.begin(), deaths.end(), [&](const Death& a, const Death& b) { return when(a) < when(b); });
+  for (std::size_t steps = 0; steps < deaths.size(); ++steps) {
+    const std::optional<int> blamed = cause->blames();
+    const auto found = std::find_if(deaths.begin(), deaths.end(), [&](const Death& death) { return blamed == death.rank; });
+    if (found == deaths.end()) break;
+    cause = &*found;
   }
-  const Status& said = first.report->status;
-  return Status(said.code(), who + " failed: " + said.message(), said.ranks().empty() ? std::vector{first.rank} : said.ranks());
+  return *cause;
+}
+
+Status SpawnedProcesses::Children::describe_failure(const Death& death) const {
+  const std::string who =
+      "rank " + std::to_string(death.rank) + " (process " + std::to_string(pids[static_cast<std::size_t>(death.rank)]) + ")";
+  if (!death.report) {
+    const std::string verb = death.exit.signal != 0 ? " was ended by " : " ended with ";
+    return Status(Code::peer_failed, who + verb + describe(death.exit) + " and left no message", {death.rank});
+  }
+  const Status& said = death.report->status;
+  return Status(said.code(), who + " failed: " + said.message(), said.ranks().empty() ? std::vector{death.rank} : said.ranks());
+}
+
+// Where the first to fail blames a rank that still runs, that one is given a moment to say what happened, before all are ended.
+Status SpawnedProcesses::Children::find_cause(std::vector<Death> failed) {
+  const TimePoint limit = deadline_after(steady_clock(), kLastWords);
+  for (;;) {
+    const Death& cause = cause_among(failed);
+    const std::optional<int> blamed = cause.blames();
+    if (!blamed || !runs(*blamed) || steady_clock().now() >= limit) return describe_failure(cause);
+    auto more = wait_for_deaths(limit);
+    if (!more) return more.status();
+    for (Death& death : *more) {
+      if (!death.exit.success()) failed.push_back(std::move(death));
+    }
+  }
 }
 
 Status SpawnedProcesses::Children::end_all() {
@@ -191,8 +228,9 @@ Result<bool> SpawnedProcesses::join(Duration timeout) {
     auto deaths = children_->wait_for_deaths(deadline);
     if (!deaths) return deaths.status();
     if (deaths->empty() && steady_clock().now() >= deadline) return false;
-    children_->failure = children_->describe_first(std::move(*deaths));
-    if (children_->failure) continue;
+    std::erase_if(*deaths, [](const Children::Death& death) { return death.exit.success(); });
+    if (deaths->empty()) continue;
+    children_->failure = children_->find_cause(std::move(*deaths));
     if (Status ended = children_->end_all(); !ended) return ended;
   }
   if (!children_->failure) return children_->failure;
@@ -221,6 +259,7 @@ Result<SpawnedProcesses> start_processes(int n, const SpawnBody& body, const Spa
     auto pidfd = open_pidfd(pid);
     if (!pidfd) {
       ::kill(pid, SIGKILL);
+      ::waitpid(pid, nullptr, 0);
       return pidfd.status().with_context(who);
     }
     all.pids.push_back(pid);

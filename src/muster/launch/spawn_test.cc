@@ -60,6 +60,24 @@ TEST(SpawnProcesses, TheFirstFailureEndsTheOthersAndIsReturnedWithRankAndText) {
   EXPECT_NE(status.message().find("the shapes differ"), std::string::npos) << status.message();
 }
 
+// Rank 0 fails last, but the others have only followed it.
+// spec: J2 the first failure is rethrown: a rank that others blame, not one that fails because of it
+TEST(SpawnProcesses, TheRankThatOthersBlameIsTheCause) {
+  Shared* page = shared_page();
+  const Status status = spawn_processes(3, [&](int rank) {
+    if (rank == 0) {
+      // Ended by no signal: the report of rank 2 is there, and its process gone or going.
+      while (page->waiting.load() < 2) ::sched_yield();
+      return Status(Code::invalid_argument, "the data is bad");
+    }
+    page->waiting.fetch_add(1);
+    return Status(Code::peer_failed, "rank " + std::to_string(rank - 1) + " has left", {rank - 1});
+  });
+  EXPECT_EQ(status.code(), Code::invalid_argument) << status.message();
+  EXPECT_NE(status.message().find("the data is bad"), std::string::npos) << status.message();
+  EXPECT_EQ(status.ranks(), std::vector{0});
+}
+
 // spec: J2 a long text comes through whole, and the ranks that it blames
 TEST(SpawnProcesses, CarriesLongTextsAndBlamedRanks) {
   const std::string text(200000, 'x');

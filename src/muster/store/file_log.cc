@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "muster/base/bytes.h"
+#include "muster/base/interruption.h"
 #include "muster/base/socket_address.h"
 
 namespace muster::store {
@@ -175,6 +176,7 @@ Status FileLog::transact_until(TimePoint deadline, const std::function<bool(Tran
     const TimePoint look = steady_clock().now() + kBlindLook;
     while (!has_changed() && steady_clock().now() < look) {
       if (steady_clock().now() >= deadline) return Status(Code::timed_out, "the deadline has passed");
+      if (Status interrupted = Interruption::of_thread(); !interrupted) return interrupted;
       backoff.sleep(deadline);
     }
     if (steady_clock().now() >= deadline) return Status(Code::timed_out, "the deadline has passed");

@@ -1,7 +1,9 @@
+#include <algorithm>
 #include <condition_variable>
 #include <mutex>
 #include <unordered_map>
 
+#include "muster/base/interruption.h"
 #include "muster/store/factory.h"
 #include "muster/store/request_store.h"
 #include "muster/store/store_table.h"
@@ -23,10 +25,17 @@ class SharedTable {
     deliver(answers);
     const TimePoint deadline = deadline_after(steady_clock(), request.timeout);
     while (!self.answered) {
-      if (deadline == TimePoint::max()) {
+      const TimePoint until = std::min(deadline, deadline_after(steady_clock(), Interruption::look_every()));
+      if (until == TimePoint::max()) {
         self.changed.wait(lock);
-      } else if (self.changed.wait_until(lock, deadline) == std::cv_status::timeout) {
+      } else if (self.changed.wait_until(lock, until) == std::cv_status::timeout) {
         answers.clear();
+        const Status interrupted = Interruption::of_thread();
+        if (!interrupted && !self.answered) {
+          table_.drop(ticket, steady_clock().now(), answers);
+          self.reply.status = interrupted;
+          self.answered = true;
+        }
         table_.expire(steady_clock().now(), answers);
         deliver(answers);
       }

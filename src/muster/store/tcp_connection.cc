@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "muster/base/handshake.h"
+#include "muster/base/interruption.h"
 #include "muster/base/log.h"
 #include "muster/base/socket_address.h"
 
@@ -161,6 +162,7 @@ Result<std::unique_ptr<TcpConnection>> TcpConnection::open(const TcpEndpoint& en
     }
     // Many ranks wait for one server: they shall not all come back at the same moment.
     const Duration jittered = pause / 2 + pause * static_cast<int>(random() % 64) / 128;
+    if (Status interrupted = Interruption::of_thread(); !interrupted) return interrupted.with_context(endpoint.name());
     const TimePoint time = now();
     impatience.look(time, last.message());
     if (time + jittered >= deadline) {
@@ -194,7 +196,7 @@ Status TcpConnection::shake_hands(const TcpEndpoint& endpoint, TimePoint deadlin
 bool TcpConnection::arm(int option, Duration& armed, TimePoint deadline) {
   const Duration left = deadline == TimePoint::max() ? kTick : deadline - now();
   if (left <= Duration::zero()) return false;
-  const Duration wanted = std::clamp<Duration>(left, milliseconds(1), kTick);
+  const Duration wanted = std::clamp<Duration>(left, milliseconds(1), std::min(kTick, Interruption::look_every()));
   if (wanted == armed) return true;
   const auto micro = std::chrono::ceil<std::chrono::microseconds>(wanted).count();
   const timeval value{micro / 1000000, micro % 1000000};
@@ -233,7 +235,10 @@ Result<ConstBytes> TcpConnection::receive(TimePoint deadline) {
     const ssize_t n = ::recv(socket_.get(), buffer_.data(), buffer_.size(), 0);
     if (n > 0) return ConstBytes(buffer_).first(static_cast<std::size_t>(n));
     if (n == 0) return Status(Code::network, name_ + " closed the connection; the process that hosts it has probably ended");
-    if (errno == EINTR || errno == EAGAIN || errno == EWOULDBLOCK) continue;
+    if (errno == EINTR || errno == EAGAIN || errno == EWOULDBLOCK) {
+      if (Status interrupted = Interruption::of_thread(); !interrupted) return interrupted;
+      continue;
+    }
     return Status(Code::network,
                   "the connection to " + name_ + " is lost (" + errno_text(errno) + "); the process that hosts it has probably ended");
   }

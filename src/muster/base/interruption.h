@@ -1,0 +1,46 @@
+/// A word to threads that wait: nobody will come, stop waiting.
+///
+/// Ranks that are threads cannot be ended from outside. Whoever runs them binds one `Interruption` to their threads; waits for other ranks
+/// that have no engine yet (stores, rendezvous) look at their thread's own every so often and end early with its words.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "muster/base/clock.h"
+#include "muster/base/status.h"
+
+namespace muster {
+
+/// Thread-safe.
+class Interruption {
+ public:
+  /// The first words stay.
+  void raise(const std::string& why);
+  /// Code::aborted with the words once raised.
+  Status status() const;
+
+  /// Makes it the calling thread's as long as it lives.
+  class Binding {
+   public:
+    explicit Binding(std::shared_ptr<Interruption> interruption);
+    ~Binding();
+    Binding(const Binding&) = delete;
+    Binding& operator=(const Binding&) = delete;
+
+   private:
+    std::shared_ptr<Interruption> before_;
+  };
+
+  /// The calling thread's; ok where none is bound.
+  static Status of_thread();
+  /// The longest that a wait of this thread may go on without asking `of_thread`: no limit where none is bound.
+  static Duration look_every();
+
+ private:
+  mutable std::mutex mutex_;
+  Status raised_;
+};
+
+}  // namespace muster
