@@ -14,11 +14,11 @@ namespace muster::transport {
 struct ConnectorOptions {
   int rank = 0;
   int world_size = 1;
-  std::string job;                       ///< the same text on every rank; tells jobs apart
-  bool shared_memory = true;             ///< false: sockets only, also within a host
-  std::vector<std::string> interfaces;   ///< names; empty: the address that routes to `towards`
-  std::string towards;                   ///< host of the store; empty: loopback
-  std::size_t ring_bytes = 128 * 1024;   ///< of each ordered pair's shared ring
+  std::string job;                                   ///< the same text on every rank; tells jobs apart
+  bool shared_memory = true;                         ///< false: sockets only, also within a host
+  std::vector<std::string> interfaces;               ///< names; empty: the address that routes to `towards`
+  std::string towards;                               ///< host of the store; empty: the default route, without a given secret loopback
+  std::size_t ring_bytes = 128 * 1024;               ///< of each ordered pair's shared ring
   std::size_t segment_bytes = std::size_t{1} << 33;  ///< address space for groups' segments and staging, taken as used
   /// For tests: ranks with different labels do not count as one host.
   std::string host_label;

@@ -9,6 +9,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <optional>
 
 #include "muster/base/log.h"
 #include "muster/transport/arena.h"
@@ -67,7 +68,19 @@ Status SocketConnector::make_epoll() {
 
 // ---- 1. contact ----
 
-/// Nothing listens where it was not asked to: the interfaces named, else the address that routes to the store, else loopback.
+/// The address from which this host reaches the world, if there is a way to it. Nothing is sent: the targets are documentation's.
+std::optional<SocketAddress> address_of_default_route() {
+  for (const char* anywhere : {"198.51.100.1", "2001:db8::1"}) {
+    const auto target = SocketAddress::numeric(anywhere, 9);
+    if (!target) continue;
+    const auto address = address_towards(*target);
+    if (address && !address->is_loopback()) return *address;
+  }
+  return {};
+}
+
+/// Nothing listens where it was not asked to: the interfaces named, else the address that routes to the store, else, where the store has no
+/// address (a shared file) and a given secret says that other hosts may come, the one that routes to the world, else loopback.
 Result<std::vector<SocketAddress>> SocketConnector::addresses_to_listen_on(TimePoint deadline) const {
   std::vector<SocketAddress> addresses;
   for (const std::string& name : options_.interfaces) {
@@ -77,7 +90,11 @@ Result<std::vector<SocketAddress>> SocketConnector::addresses_to_listen_on(TimeP
   }
   if (!addresses.empty()) return addresses;
   // Without a secret nobody beyond this host can be a rank.
-  if (!options_.towards.empty() && secret_.kind() != Secret::Kind::host) {
+  const bool others_may_come = secret_.kind() != Secret::Kind::host;
+  if (others_may_come && options_.towards.empty()) {
+    if (const auto address = address_of_default_route()) return std::vector<SocketAddress>{*SocketAddress::numeric(address->host(), 0)};
+  }
+  if (others_may_come && !options_.towards.empty()) {
     auto target = resolve(options_.towards, 9, deadline);
     if (!target) return target.status().with_context("choosing the address for links, the one that routes to the store");
     for (const SocketAddress& each : *target) {

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -689,6 +690,25 @@ TEST(SocketConnectorHosts, PeerThatIsNotThereIsNamedAtTheDeadline) {
       EXPECT_EQ(rank.failures[1].ranks(), std::vector<int>({1}));
       EXPECT_NE(rank.failures[1].message().find((*net)->address(1)), std::string::npos) << rank.failures[1].message();
     }
+    rank.barrier();
+  });
+}
+
+// spec: A13 interfaces are found where none is named and the store has no address, as a file has none: the default route's
+// spec: B7 file:// over several hosts
+TEST(SocketConnectorHosts, WithoutAStoreAddressTheDefaultRouteIsTaken) {
+  auto net = NetworkNamespaces::create(2);
+  ASSERT_TRUE(net.ok()) << net.status().message();
+  Blackboard board(2);
+  run_processes(2, [&](int me) {
+    ASSERT_TRUE((*net)->enter(me).ok());
+    ASSERT_EQ(std::system(("ip route add default via " + (*net)->address(1 - me)).c_str()), 0);
+    TestRank rank(options_of(me, 2), board);
+    const Status joined = rank.join();
+    ASSERT_TRUE(joined.ok()) << joined.message();
+    EXPECT_EQ(decode_contact(rank.contacts[1], 1)->addresses[0].host(), (*net)->address(1));
+    rank.connector().connect(1 - me, soon());
+    EXPECT_TRUE(rank.talk(1 - me, 50'000));
     rank.barrier();
   });
 }
