@@ -3,7 +3,7 @@
 #   make demo        build what the demo needs and train the digits with 4 processes
 #   make test        every suite on a seeded sample of its matrix; the torch-free half under ASan+UBSan and TSan too
 #   make test-long   the same with full matrices, soaks and fuzzers (up to an hour)
-#   make bench       how long the engine's collectives take on this machine
+#   make bench       muster against Gloo, Open MPI and Intel MPI on this machine (under 10 minutes); a table and a picture in bench/results
 #   make build       everything, optimised, in build/release
 #   make format      clang-format over all C++ files
 #   make clean       remove the build folders (not .venv)
@@ -56,10 +56,12 @@ test: tests-built
 test-long: tests-built
 	@MUSTER_TEST_LONG=1 $(CTEST) --timeout 3600
 
+# The rivals come from Debian and PyPI.
+bench: export MUSTER_RIVALS = ON
 bench: setup
 	@$(CONFIGURE) release
-	@$(BUILD) release --target bin/muster
-	build/release/bin/muster bench
+	@$(BUILD) release --target bin/muster bin/muster_bench_worker
+	@bench/run standard
 
 format:
 	@command -v clang-format >/dev/null || { echo "make format needs clang-format: apt-get install clang-format" >&2; exit 1; }

@@ -3,7 +3,8 @@
 #include <string>
 #include <vector>
 
-#include "muster/cli/bench.h"
+#include "muster/cli/bench/bench.h"
+#include "muster/cli/bench/engine_worker.h"
 #include "muster/cli/doctor.h"
 #include "muster/cli/run_arguments.h"
 #include "muster/cli/trace.h"
@@ -41,6 +42,7 @@ int main(int count, char** words) {
   if (command == "run") return run(muster::cli::RunFlavour::run, rest);
   if (command == "launch") return run(muster::cli::RunFlavour::launch, rest);
   if (command == "bench") return muster::cli::run_bench(rest);
+  if (command == "bench-worker") return muster::cli::bench::run_engine_worker(rest);
   if (command == "doctor") return muster::cli::run_doctor();
   if (command == "trace") return muster::cli::run_trace(rest);
   if (command == "top") return muster::cli::run_top(rest);

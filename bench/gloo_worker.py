@@ -1,0 +1,115 @@
+"""Ranks of stock torch's Gloo that `muster bench` measures: read cells from <folder>/to-<rank>, answer in <folder>/back.
+
+The orders, the answers and what is measured are those of src/muster/cli/bench/cell.h. Every rank rewrites its buffer before each call;
+all_reduce and broadcast are in place.
+"""
+
+import argparse
+import os
+import statistics
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+LOOPS = 11
+MOST_CALLS = 200_000
+MOST_SINGLES = 2000
+
+
+def prepare(cell, rank, size):
+    """The call of a cell and the tensor that is rewritten before it; None where Gloo has no such operation."""
+    dtype = getattr(torch, cell["dtype"])
+    count = cell["bytes"] // dtype.itemsize
+    part = cell["bytes"] // size // dtype.itemsize
+    data = torch.ones(count, dtype=dtype)
+    pieces = [torch.empty(part, dtype=dtype) for _ in range(size)]
+    given = [data[r * part:(r + 1) * part] for r in range(size)]
+    out = torch.empty(part, dtype=dtype)
+    calls = {
+        "all_reduce": lambda: dist.all_reduce(data),
+        "broadcast": lambda: dist.broadcast(data, 0),
+        "reduce": lambda: dist.reduce(data, 0),
+        "all_gather": lambda: dist.all_gather(pieces, given[0]),
+        "gather": lambda: dist.gather(given[0], pieces if rank == 0 else None),
+        "scatter": lambda: dist.scatter(out, given if rank == 0 else None),
+        "reduce_scatter": lambda: dist.reduce_scatter(out, given),
+        "all_to_all": lambda: dist.all_to_all_single(torch.empty(part * size, dtype=dtype), data[:part * size]),
+        "barrier": dist.barrier,
+    }
+    return data, calls.get(cell["op"])
+
+
+def loop(data, call, times):
+    dist.barrier()
+    start = time.perf_counter_ns()
+    for _ in range(times):
+        data.fill_(1)
+        call()
+    return (time.perf_counter_ns() - start) / 1000 / times
+
+
+def measure(cell, rank, size):
+    data, call = prepare(cell, rank, size)
+    if call is None:
+        return "skip Gloo has no such operation\n"
+    loop(data, call, 3)
+    warm = loop(data, call, 5)
+    times = torch.tensor([min(max(int(cell["seconds"] * 1e6 / LOOPS / max(warm, 0.05)), 3), MOST_CALLS)])
+    dist.broadcast(times, 0)
+    times = int(times)
+    loop_us = statistics.median(loop(data, call, times) for _ in range(LOOPS))
+    singles = min(max(times, LOOPS), MOST_SINGLES)
+    stamps = torch.empty(2 * singles, dtype=torch.int64)
+    for i in range(singles):
+        data.fill_(1)
+        dist.barrier()
+        stamps[2 * i] = time.monotonic_ns()
+        call()
+        stamps[2 * i + 1] = time.monotonic_ns()
+    dist.all_reduce(stamps, op=dist.ReduceOp.MAX)
+    spans = sorted((stamps[1::2] - stamps[::2]).double().div(1000).tolist())
+    return (f"row {loop_us:.4f} {spans[singles // 2]:.4f} {spans[0]:.4f} {spans[singles * 99 // 100]:.4f} "
+            f"{times * LOOPS + singles}\n")
+
+
+def serve(rank, size, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
+    # Not bound to a core: Gloo's own threads need the others as well.
+    with open(f"{folder}/back", "w") as back, open(f"{folder}/to-{rank}") as orders:
+        for line in orders:
+            words = line.split()
+            if words[:1] != ["cell"]:
+                break
+            cell = dict(op=words[1], bytes=int(words[2]), dtype=words[3], memory=words[4], seconds=float(words[5]))
+            answer = measure(cell, rank, size)
+            if rank == 0:
+                back.write(answer)
+                back.flush()
+    dist.destroy_process_group()
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--ranks", type=int, required=True)
+    parser.add_argument("--folder", required=True)
+    options = parser.parse_args()
+    children = []
+    for rank in range(options.ranks):
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                serve(rank, options.ranks, options.folder)
+                status = 0
+            finally:
+                sys.stderr.flush()
+                os._exit(status)
+        children.append(child)
+    sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
+
+
+if __name__ == "__main__":
+    main()

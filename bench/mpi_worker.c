@@ -1,0 +1,149 @@
+/* A rank of an MPI library that `muster bench` measures: reads cells from <folder>/to-<rank>, answers in <folder>/back.
+   The orders, the answers and what is measured are those of src/muster/cli/bench/cell.h. Compiled by `muster bench` with the library's own
+   compiler. Every rank rewrites its buffer before each call; all_reduce and broadcast are in place. */
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define LOOPS 11
+#define MOST_CALLS 200000
+#define MOST_SINGLES 2000
+
+static int rank, size;
+static char *in, *out;
+static size_t capacity;
+
+struct cell {
+  char op[64], dtype[64], memory[64];
+  unsigned long long bytes;
+  double seconds;
+  MPI_Datatype type;
+  int width;
+};
+
+static long long now(void) {
+  struct timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return time.tv_sec * 1000000000LL + time.tv_nsec;
+}
+
+static int compare_doubles(const void* a, const void* b) {
+  const double x = *(const double*)a, y = *(const double*)b;
+  return x < y ? -1 : x > y;
+}
+
+static int find_type(struct cell* cell) {
+  static const char* names[] = {"float32", "float64", "int8", "uint8", "int16", "int32", "int64"};
+  const MPI_Datatype types[] = {MPI_FLOAT, MPI_DOUBLE, MPI_INT8_T, MPI_UINT8_T, MPI_INT16_T, MPI_INT32_T, MPI_INT64_T};
+  for (size_t i = 0; i < sizeof types / sizeof *types; ++i) {
+    if (strcmp(cell->dtype, names[i]) != 0) continue;
+    cell->type = types[i];
+    MPI_Type_size(cell->type, &cell->width);
+    return 1;
+  }
+  return 0;
+}
+
+/* 0 where there is no such operation. */
+static int call(const struct cell* cell) {
+  const int all = (int)(cell->bytes / cell->width), slice = (int)(cell->bytes / size / cell->width);
+  const char* op = cell->op;
+  if (strcmp(op, "all_reduce") == 0) return MPI_Allreduce(MPI_IN_PLACE, in, all, cell->type, MPI_SUM, MPI_COMM_WORLD) == MPI_SUCCESS;
+  if (strcmp(op, "broadcast") == 0) return MPI_Bcast(in, all, cell->type, 0, MPI_COMM_WORLD) == MPI_SUCCESS;
+  if (strcmp(op, "reduce") == 0) return MPI_Reduce(in, out, all, cell->type, MPI_SUM, 0, MPI_COMM_WORLD) == MPI_SUCCESS;
+  if (strcmp(op, "all_gather") == 0) return MPI_Allgather(in, slice, cell->type, out, slice, cell->type, MPI_COMM_WORLD) == MPI_SUCCESS;
+  if (strcmp(op, "gather") == 0) return MPI_Gather(in, slice, cell->type, out, slice, cell->type, 0, MPI_COMM_WORLD) == MPI_SUCCESS;
+  if (strcmp(op, "scatter") == 0) return MPI_Scatter(in, slice, cell->type, out, slice, cell->type, 0, MPI_COMM_WORLD) == MPI_SUCCESS;
+  if (strcmp(op, "reduce_scatter") == 0)
+    return MPI_Reduce_scatter_block(in, out, slice, cell->type, MPI_SUM, MPI_COMM_WORLD) == MPI_SUCCESS;
+  if (strcmp(op, "all_to_all") == 0) return MPI_Alltoall(in, slice, cell->type, out, slice, cell->type, MPI_COMM_WORLD) == MPI_SUCCESS;
+  if (strcmp(op, "barrier") == 0) return MPI_Barrier(MPI_COMM_WORLD) == MPI_SUCCESS;
+  return 0;
+}
+
+static double loop(const struct cell* cell, long long times) {
+  MPI_Barrier(MPI_COMM_WORLD);
+  const long long start = now();
+  for (long long i = 0; i < times; ++i) {
+    memset(in, 1, cell->bytes);
+    call(cell);
+  }
+  return (double)(now() - start) / 1000 / (double)times;
+}
+
+static void answer(FILE* back, const char* text) {
+  if (rank != 0) return;
+  fputs(text, back);
+  fflush(back);
+}
+
+static void measure(const struct cell* cell, FILE* back) {
+  if (cell->bytes + 64 > capacity) {
+    free(in);
+    free(out);
+    capacity = cell->bytes + 64;
+    in = aligned_alloc(64, (capacity + 63) / 64 * 64);
+    out = aligned_alloc(64, (capacity + 63) / 64 * 64);
+    memset(in, 0, capacity);
+    memset(out, 0, capacity);
+  }
+  if (!call(cell)) return answer(back, "skip MPI has no such operation\n");
+  loop(cell, 3);
+  const double warm = loop(cell, 20);
+  long long times = (long long)(cell->seconds * 1e6 / LOOPS / (warm > 0.05 ? warm : 0.05));
+  if (times < 3) times = 3;
+  if (times > MOST_CALLS) times = MOST_CALLS;
+  MPI_Bcast(&times, 1, MPI_LONG_LONG, 0, MPI_COMM_WORLD);
+  double loops[LOOPS];
+  for (int i = 0; i < LOOPS; ++i) loops[i] = loop(cell, times);
+  qsort(loops, LOOPS, sizeof *loops, compare_doubles);
+
+  long long singles = times < LOOPS ? LOOPS : times;
+  if (singles > MOST_SINGLES) singles = MOST_SINGLES;
+  long long* stamps = malloc(sizeof *stamps * 2 * (size_t)singles);
+  double* spans = malloc(sizeof *spans * (size_t)singles);
+  for (long long i = 0; i < singles; ++i) {
+    memset(in, 1, cell->bytes);
+    MPI_Barrier(MPI_COMM_WORLD);
+    stamps[2 * i] = now();
+    call(cell);
+    stamps[2 * i + 1] = now();
+  }
+  MPI_Allreduce(MPI_IN_PLACE, stamps, (int)(2 * singles), MPI_LONG_LONG, MPI_MAX, MPI_COMM_WORLD);
+  for (long long i = 0; i < singles; ++i) spans[i] = (double)(stamps[2 * i + 1] - stamps[2 * i]) / 1000;
+  qsort(spans, (size_t)singles, sizeof *spans, compare_doubles);
+  char text[256];
+  snprintf(text, sizeof text, "row %.4f %.4f %.4f %.4f %lld\n", loops[LOOPS / 2], spans[singles / 2], spans[0], spans[singles * 99 / 100],
+           times * LOOPS + singles);
+  answer(back, text);
+  free(stamps);
+  free(spans);
+}
+
+int main(int count, char** words) {
+  MPI_Init(&count, &words);
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  char path[4096], line[1024];
+  snprintf(path, sizeof path, "%s/back", words[1]);
+  FILE* back = fopen(path, "w");
+  snprintf(path, sizeof path, "%s/to-%d", words[1], rank);
+  FILE* orders = fopen(path, "r");
+  if (back == NULL || orders == NULL) {
+    fprintf(stderr, "there are no pipes for orders and answers in %s\n", words[1]);
+    MPI_Abort(MPI_COMM_WORLD, 1);
+  }
+  while (fgets(line, sizeof line, orders) != NULL) {
+    struct cell cell;
+    if (sscanf(line, "cell %63s %llu %63s %63s %lf", cell.op, &cell.bytes, cell.dtype, cell.memory, &cell.seconds) != 5) break;
+    if (!find_type(&cell)) {
+      answer(back, "skip the worker for MPI knows no such element type\n");
+      continue;
+    }
+    measure(&cell, back);
+  }
+  MPI_Finalize();
+  return 0;
+}

@@ -1,0 +1,236 @@
+#include "muster/cli/bench/bench.h"
+
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <set>
+
+#include "muster/cli/bench/contestant.h"
+#include "muster/cli/bench/results.h"
+
+namespace muster::cli {
+namespace {
+
+using bench::Answer;
+using bench::Cell;
+using bench::Contestant;
+using bench::Field;
+using bench::Figures;
+using bench::Row;
+
+const std::vector<std::string> kOps = {"broadcast", "all_reduce",     "reduce",     "all_gather", "gather",
+                                       "scatter",   "reduce_scatter", "all_to_all", "barrier"};
+
+struct Options {
+  std::vector<std::string> ops{"all_reduce"};
+  std::vector<std::uint64_t> sizes{8, 1024, 65536, 1048576, 16777216};
+  std::vector<int> ranks{2};
+  std::vector<std::string> rivals;
+  std::string dtype = "float32";
+  std::string memory = "private";
+  std::string json, picture;
+  double seconds = 0.3;
+  int rounds = 0;  // 0: three with rivals, else one
+  Field field;
+};
+
+/// A folder that goes with it.
+class Folder {
+ public:
+  Folder() {
+    char name[] = "/tmp/muster-bench-XXXXXX";
+    if (::mkdtemp(name) != nullptr) path_ = name;
+  }
+  ~Folder() {
+    std::error_code ignored;
+    if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
+  }
+  Folder(const Folder&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+/// Rewrites one line of the terminal; silent elsewhere.
+class Progress {
+ public:
+  explicit Progress(std::size_t all) : all_(all), shown_(::isatty(STDERR_FILENO) == 1) {}
+  void next(const std::string& what) {
+    ++done_;
+    if (shown_) std::fprintf(stderr, "\r\033[K[%zu/%zu] %s", done_, all_, what.c_str());
+  }
+  void clear() const {
+    if (shown_) std::fprintf(stderr, "\r\033[K");
+  }
+
+ private:
+  std::size_t all_, done_ = 0;
+  bool shown_;
+};
+
+std::vector<std::uint64_t> sizes_of(const Options& options, const std::string& op) {
+  return op == "barrier" ? std::vector<std::uint64_t>{0} : options.sizes;
+}
+
+class Run {
+ public:
+  explicit Run(const Options& options) : options_(options), progress_(number_of_cells()) {
+    libraries_ = {"muster"};
+    libraries_.insert(libraries_.end(), options.rivals.begin(), options.rivals.end());
+  }
+
+  Status play() {
+    std::printf("%s", bench::table_head(libraries_).c_str());
+    for (const int ranks : options_.ranks) {
+      if (Status played = play_ranks(ranks); !played) return played;
+    }
+    return write_files();
+  }
+
+ private:
+  std::size_t number_of_cells() const {
+    std::size_t cells = 0;
+    for (const std::string& op : options_.ops) cells += sizes_of(options_, op).size();
+    return cells * options_.ranks.size() * static_cast<std::size_t>(rounds()) * (1 + options_.rivals.size());
+  }
+  int rounds() const { return options_.rounds > 0 ? options_.rounds : options_.rivals.empty() ? 1 : 3; }
+
+  /// All libraries stand ready at the same time and take turns; those that wait for an order sleep.
+  Status play_ranks(int ranks) {
+    const Folder folder;
+    if (folder.path().empty()) return Status(Code::exhausted, "no folder could be made in /tmp");
+    Field field = options_.field;
+    field.ranks = ranks;
+    std::vector<std::unique_ptr<Contestant>> contestants;
+    for (const std::string& library : libraries_) {
+      const std::string own = folder.path() + "/" + library;
+      std::filesystem::create_directory(own);
+      auto plan = bench::plan_start(library, field, own);
+      if (!plan) return plan.status();
+      auto started = Contestant::start(*plan, ranks, own);
+      if (!started) return started.status().with_context("starting " + library);
+      contestants.push_back(std::move(*started));
+    }
+    for (const std::string& op : options_.ops) {
+      for (const std::uint64_t bytes : sizes_of(options_, op)) {
+        if (Status played = play_cell(contestants, ranks, {op, bytes, options_.dtype, options_.memory, options_.seconds}); !played)
+          return played;
+      }
+    }
+    return {};
+  }
+
+  Status play_cell(std::vector<std::unique_ptr<Contestant>>& contestants, int ranks, const Cell& cell) {
+    std::map<std::string, std::vector<Figures>> figures;
+    std::map<std::string, std::string> reasons;
+    for (int round = 0; round < rounds(); ++round) {
+      for (const auto& contestant : contestants) {
+        progress_.next(cell.op + " " + bench::size_text(cell.bytes) + ", " + std::to_string(ranks) + " ranks, " + contestant->library());
+        const Answer answer = contestant->play(cell);
+        if (answer.figures) {
+          figures[contestant->library()].push_back(*answer.figures);
+          continue;
+        }
+        reasons.try_emplace(contestant->library(), answer.reason);
+        if (!answer.skipped && contestant->library() == "muster") {
+          return Status(Code::internal, cell.op + " of " + std::to_string(cell.bytes) + " bytes: " + answer.reason);
+        }
+      }
+    }
+    std::vector<Row> rows;
+    for (const std::string& library : libraries_) {
+      rows.push_back(bench::summarize(library, cell, ranks, options_.field.transport, figures[library]));
+      rows.back().no_figures = reasons[library];
+      if (library != "muster") rows.back().cell.memory = "private";
+    }
+    bench::compare(rows);
+    progress_.clear();
+    std::printf("%s", bench::table_line(rows).c_str());
+    std::fflush(stdout);
+    for (const auto& [library, reason] : reasons) {
+      if (!reason.empty() && told_.insert(library + reason).second) std::fprintf(stderr, "%s: %s\n", library.c_str(), reason.c_str());
+    }
+    rows_.insert(rows_.end(), rows.begin(), rows.end());
+    return {};
+  }
+
+  Status write_files() const {
+    if (!options_.json.empty()) {
+      std::ofstream file(options_.json, std::ios::app);
+      for (const Row& row : rows_) {
+        if (row.figures.iterations > 0) file << bench::json(row) << "\n";
+      }
+      if (!file) return Status(Code::invalid_argument, "cannot write " + options_.json);
+    }
+    if (!options_.picture.empty()) {
+      std::ofstream file(options_.picture);
+      file << bench::plot(rows_);
+      if (!file) return Status(Code::invalid_argument, "cannot write " + options_.picture);
+    }
+    return {};
+  }
+
+  const Options& options_;
+  std::vector<std::string> libraries_;
+  Progress progress_;
+  std::vector<Row> rows_;
+  std::set<std::string> told_;
+};
+
+void add_options(CLI::App& app, Options& options) {
+  app.add_option("--op", options.ops, "operations, comma separated")->delimiter(',')->check(CLI::IsMember(kOps))->capture_default_str();
+  app.add_option("--sizes", options.sizes, "bytes, comma separated; 64KiB and 1MiB are understood")
+      ->delimiter(',')
+      ->transform(CLI::AsSizeValue(false))
+      ->capture_default_str();
+  app.add_option("--ranks", options.ranks, "numbers of ranks, comma separated")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 128))
+      ->capture_default_str();
+  app.add_option("--vs", options.rivals, "other libraries in the same run, in turn with muster: gloo, openmpi, mpich, impi")
+      ->delimiter(',')
+      ->check(CLI::IsMember(bench::known_rivals()));
+  app.add_option("--dtype", options.dtype, "element type, as torch calls it")->capture_default_str();
+  app.add_option("--transport", options.field.transport, "shm (whatever is fastest on this host) or tcp")
+      ->check(CLI::IsMember({"shm", "tcp"}))
+      ->capture_default_str();
+  app.add_option("--memory", options.memory, "of muster's ranks: private, or arena (shared between the ranks of a host)")
+      ->check(CLI::IsMember({"private", "arena"}))
+      ->capture_default_str();
+  app.add_flag("--threads", options.field.threads, "muster's ranks as threads of one process");
+  app.add_flag("!--engine", options.field.tensors, "time the engine below the tensors, without recorder and validation");
+  app.add_option("--seconds", options.seconds, "time of the loops of one cell")->check(CLI::Range(0.01, 60.0))->capture_default_str();
+  app.add_option("--rounds", options.rounds, "how often everything is repeated; medians are shown. Default 3 with --vs, else 1")
+      ->check(CLI::Range(1, 100));
+  app.add_option("--json", options.json, "also append the rows to this file, one JSON object a line");
+  app.add_option("--plot", options.picture, "also draw them into this SVG file");
+}
+
+}  // namespace
+
+int run_bench(const std::vector<std::string>& arguments) {
+  Options options;
+  CLI::App app(
+      "Times muster's collectives between processes of this machine, alone or against other libraries in the same run.\n"
+      "Every rank rewrites its buffer before each call. loop: back to back, rewrite included, median of 11 loops.\n"
+      "p50: one call after a barrier, from the last rank's start to the last rank's end. Microseconds.\n"
+      "Libraries are compared by p50 from 64 KiB up and by loop below; a ratio below 1 is faster than the best rival.",
+      "muster bench");
+  add_options(app, options);
+  try {
+    app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error);
+  }
+  const Status played = Run(options).play();
+  if (!played) std::fprintf(stderr, "muster bench: %s\n", played.message().c_str());
+  return played ? 0 : 1;
+}
+
+}  // namespace muster::cli

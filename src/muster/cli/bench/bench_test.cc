@@ -1,0 +1,74 @@
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "muster/cli/launched.h"
+
+namespace muster::cli::testing {
+namespace {
+
+TEST(Bench, MeasuresEveryOperationAndWritesARowOfEach) {
+  Fifo scratch;  // for its folder
+  const std::string json = scratch.folder() + "/rows.json";
+  const std::string ops = "broadcast,all_reduce,reduce,all_gather,gather,scatter,reduce_scatter,all_to_all,barrier";
+  const Outcome outcome =
+      run({"bench", "--op", ops, "--sizes", "8,1KiB", "--ranks", "2,3", "--seconds", "0.01", "--memory", "arena", "--json", json});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  const std::string rows = contents(json);
+  EXPECT_EQ(count_of(rows, "\n"), 2 * (8 * 2 + 1));
+  EXPECT_EQ(count_of(rows, "\"op\":\"reduce_scatter\",\"ranks\":3,\"bytes\":1024"), 1);
+  EXPECT_EQ(count_of(rows, "\"op\":\"barrier\""), 2);
+  std::filesystem::remove(json);
+}
+
+TEST(Bench, RunsOverTcpToo) {
+  const Outcome outcome = run({"bench", "--sizes", "8", "--seconds", "0.01", "--transport", "tcp"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(count_of(outcome.out, "all_reduce"), 1);
+}
+
+/// A rival whose figures are known: rank processes that answer every cell with 1000 us, and end without a word at sizes above `limit`.
+Launched::Variables rival(const std::string& folder, int limit) {
+  std::ofstream(folder + "/gloo_worker.py") << "";
+  const std::string python = folder + "/python";
+  std::ofstream(python) << "#!/bin/sh\n"
+                           "[ \"$1\" = -c ] && exit 0\n"
+                           "exec 3> $5/back\n"
+                           "while read kind op bytes rest; do\n"
+                           "  [ $kind = quit ] && exit 0\n"
+                           "  [ $bytes -gt "
+                        << limit
+                        << " ] && echo the rival is out of memory && exit 3\n"
+                           "  echo row 1000 1000 1000 1000 5 >&3\n"
+                           "done < $5/to-0\n";
+  std::filesystem::permissions(python, std::filesystem::perms::owner_all);
+  return {{"MUSTER_PYTHON", python}, {"MUSTER_BENCH_DIR", folder}};
+}
+
+TEST(Bench, MeasuresRivalsInTheSameRunAndComparesWithThem) {
+  Fifo scratch;
+  const std::string folder = scratch.folder(), json = folder + "/rows.json", picture = folder + "/picture.svg";
+  const Outcome outcome =
+      run({"bench", "--vs", "gloo", "--sizes", "8,64", "--seconds", "0.01", "--rounds", "2", "--json", json, "--plot", picture},
+          rival(folder, 8));
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  const std::string rows = contents(json);
+  EXPECT_EQ(count_of(rows, "\"library\":\"muster\""), 2);
+  EXPECT_EQ(count_of(rows, "\"library\":\"gloo\",\"op\":\"all_reduce\",\"ranks\":2,\"bytes\":8,"), 1) << rows;
+  EXPECT_EQ(count_of(rows, "\"loop_us\":1000.0000"), 1) << rows;
+  EXPECT_EQ(count_of(rows, "\"ratio_to_best\":null"), 1) << "of the cell at which the rival ended: " << rows;
+  EXPECT_EQ(count_of(outcome.err, "the rival is out of memory"), 1) << outcome.err;
+  EXPECT_EQ(count_of(contents(picture), "<polyline"), 2);
+  for (const char* name : {"/rows.json", "/picture.svg", "/python", "/gloo_worker.py"}) std::filesystem::remove(folder + name);
+}
+
+TEST(Bench, NamesWhatItDoesNotKnow) {
+  const Outcome outcome = run({"bench", "--op", "all_reduction"});
+  EXPECT_NE(outcome.code, 0);
+  EXPECT_NE((outcome.out + outcome.err).find("all_reduction"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace muster::cli::testing

@@ -1,0 +1,52 @@
+#include "muster/cli/bench/cell.h"
+
+#include <algorithm>
+#include <sstream>
+
+namespace muster::cli::bench {
+
+std::string encode(const Cell& cell) {
+  std::ostringstream line;
+  line << "cell " << cell.op << ' ' << cell.bytes << ' ' << cell.dtype << ' ' << cell.memory << ' ' << cell.seconds << '\n';
+  return line.str();
+}
+
+Result<std::optional<Cell>> decode_order(const std::string& line) {
+  std::istringstream words(line);
+  std::string kind;
+  words >> kind;
+  if (kind.empty() || kind == "quit") return std::optional<Cell>();
+  Cell cell;
+  if (kind == "cell" && words >> cell.op >> cell.bytes >> cell.dtype >> cell.memory >> cell.seconds) return std::optional(cell);
+  return Status(Code::internal, "an order that this worker does not know: " + line);
+}
+
+std::string encode(const Figures& figures) {
+  std::ostringstream line;
+  line.precision(9);
+  line << "row " << figures.loop_us << ' ' << figures.p50_us << ' ' << figures.min_us << ' ' << figures.p99_us << ' ' << figures.iterations
+       << '\n';
+  return line.str();
+}
+
+Answer decode_answer(const std::string& line) {
+  std::istringstream words(line);
+  std::string kind;
+  words >> kind;
+  Figures figures;
+  if (kind == "row" && words >> figures.loop_us >> figures.p50_us >> figures.min_us >> figures.p99_us >> figures.iterations) {
+    return {figures, "", false};
+  }
+  const std::string rest = line.size() > kind.size() + 1 ? line.substr(kind.size() + 1) : "";
+  if (kind == "skip") return {{}, rest, true};
+  return {{}, kind == "error" ? rest : "it answered \"" + line + "\"", false};
+}
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  const std::size_t middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+}
+
+}  // namespace muster::cli::bench

@@ -1,0 +1,61 @@
+/// What is measured, and what came out, as lines of text between the one who asks and the ranks that are measured.
+///
+/// A contestant is a library with its ranks. Each rank reads its orders, a line each, from the named pipe `to-<rank>` of a folder:
+///
+///   cell <op> <bytes> <dtype> <memory> <seconds>
+///   quit
+///
+/// and somebody of them answers every cell with one line in the pipe `back`:
+///
+///   row <loop_us> <p50_us> <min_us> <p99_us> <iterations>
+///   skip <reason>            (the library has no such operation)
+///   error <text>
+///
+/// The workers of other libraries (bench/mpi_worker.c, bench/gloo_worker.py) speak the same.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "muster/base/status.h"
+
+namespace muster::cli::bench {
+
+/// One operation at one size. `bytes` is what each rank gives to a reduction or a broadcast, or receives in all where pieces of all ranks
+/// come together.
+struct Cell {
+  std::string op;
+  std::uint64_t bytes = 0;
+  std::string dtype = "float32";
+  std::string memory = "private";
+  double seconds = 0.3;  ///< for the back-to-back loops
+};
+
+struct Figures {
+  double loop_us = 0;  ///< back to back, every rank rewrites its buffer before each call; the median of 11 loops' means
+  double p50_us = 0;   ///< one call after a barrier, from the last rank's start to the last rank's end
+  double min_us = 0;
+  double p99_us = 0;
+  std::uint64_t iterations = 0;
+};
+
+/// A contestant's answer to one cell.
+struct Answer {
+  std::optional<Figures> figures;
+  std::string reason;  ///< why there are none
+  bool skipped = false;
+};
+
+std::string encode(const Cell& cell);
+/// Absent for `quit` and the end of the pipe; what is no order is a failure.
+Result<std::optional<Cell>> decode_order(const std::string& line);
+std::string encode(const Figures& figures);
+Answer decode_answer(const std::string& line);
+
+/// Half the middle ones of an even number of values.
+double median(std::vector<double> values);
+
+}  // namespace muster::cli::bench

@@ -1,0 +1,80 @@
+#include "muster/cli/bench/results.h"
+
+#include <gtest/gtest.h>
+
+namespace muster::cli::bench {
+namespace {
+
+Row row(const std::string& library, std::uint64_t bytes, double loop_us, double p50_us) {
+  return summarize(library, Cell{.op = "all_reduce", .bytes = bytes}, 2, "shm", {Figures{loop_us, p50_us, p50_us, p50_us, 100}});
+}
+
+TEST(BenchLines, OrdersAndAnswersComeBackAsTheyWere) {
+  const Cell cell{"all_to_all", 1 << 20, "int64", "arena", 0.25};
+  const auto back = decode_order(encode(cell));
+  ASSERT_TRUE(back.ok() && back->has_value());
+  EXPECT_EQ((*back)->op, "all_to_all");
+  EXPECT_EQ((*back)->bytes, std::uint64_t{1} << 20);
+  EXPECT_EQ((*back)->dtype, "int64");
+  EXPECT_EQ((*back)->memory, "arena");
+  EXPECT_EQ((*back)->seconds, 0.25);
+  EXPECT_FALSE(decode_order("quit")->has_value());
+  EXPECT_FALSE(decode_order("cell all_reduce many").ok());
+
+  const Answer answer = decode_answer("row 1.5 2.5 1.25 9 1000");
+  ASSERT_TRUE(answer.figures.has_value());
+  EXPECT_EQ(answer.figures->loop_us, 1.5);
+  EXPECT_EQ(answer.figures->p50_us, 2.5);
+  EXPECT_EQ(answer.figures->iterations, 1000u);
+  EXPECT_TRUE(decode_answer("skip no such thing").skipped);
+  EXPECT_EQ(decode_answer("skip no such thing").reason, "no such thing");
+  EXPECT_EQ(decode_answer("error rank 1: it broke").reason, "rank 1: it broke");
+  EXPECT_FALSE(decode_answer("hello").skipped);
+}
+
+TEST(BenchResults, SmallCallsAreComparedBackToBackAndLargeOnesAlone) {
+  std::vector<Row> small = {row("muster", 8, 1, 4), row("openmpi", 8, 2, 2), row("gloo", 8, 100, 100)};
+  compare(small);
+  EXPECT_DOUBLE_EQ(small[0].ratio, 0.5);
+  EXPECT_DOUBLE_EQ(small[1].ratio, 2);
+  EXPECT_DOUBLE_EQ(small[2].ratio, 100);
+  std::vector<Row> large = {row("muster", 65536, 1, 4), row("openmpi", 65536, 2, 2)};
+  compare(large);
+  EXPECT_DOUBLE_EQ(large[0].ratio, 2);
+  std::vector<Row> alone = {row("muster", 8, 1, 4)};
+  compare(alone);
+  EXPECT_EQ(alone[0].ratio, 0);
+  EXPECT_NE(json(alone[0]).find("\"ratio_to_best\":null"), std::string::npos);
+}
+
+TEST(BenchResults, RoundsBecomeMediansAndASpread) {
+  const Row summary = summarize("muster", Cell{.op = "barrier", .bytes = 0}, 4, "shm",
+                                {Figures{3, 1, 0.5, 9, 10}, Figures{1, 2, 0.4, 8, 10}, Figures{2, 3, 0.6, 7, 10}});
+  EXPECT_EQ(summary.figures.loop_us, 2);
+  EXPECT_EQ(summary.figures.p50_us, 2);
+  EXPECT_EQ(summary.figures.min_us, 0.4);
+  EXPECT_EQ(summary.figures.iterations, 30u);
+  EXPECT_DOUBLE_EQ(summary.spread, 1);
+}
+
+TEST(BenchResults, ThePictureHasAPanelForEachOperationAndALineForEachLibrary) {
+  std::vector<Row> rows;
+  for (const std::uint64_t bytes : {8, 1 << 20}) {
+    rows.push_back(row("muster", bytes, 1, 1));
+    rows.push_back(row("gloo", bytes, 10, 10));
+  }
+  rows.push_back(row("muster", 8, 1, 1));
+  rows.back().cell.op = "broadcast";
+  rows.push_back(summarize("mpich", rows[0].cell, 2, "shm", {}));  // was skipped
+  const std::string svg = plot(rows);
+  EXPECT_NE(svg.find("all_reduce, 2 ranks"), std::string::npos);
+  EXPECT_NE(svg.find("broadcast, 2 ranks"), std::string::npos);
+  std::size_t lines = 0;
+  for (std::size_t at = 0; (at = svg.find("<polyline", at)) != std::string::npos; ++at) ++lines;
+  EXPECT_EQ(lines, 3u);
+  EXPECT_EQ(svg.find("mpich"), std::string::npos);
+  EXPECT_EQ(svg.find("nan"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace muster::cli::bench

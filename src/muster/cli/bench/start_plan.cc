@@ -1,0 +1,146 @@
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <thread>
+
+#include "muster/base/env.h"
+#include "muster/base/secret.h"
+#include "muster/base/socket_address.h"
+#include "muster/cli/bench/contestant.h"
+#include "muster/launch/host.h"
+#include "muster/launch/worker.h"
+
+namespace muster::cli::bench {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string own_path() {
+  std::error_code error;
+  return fs::read_symlink("/proc/self/exe", error).string();
+}
+
+/// A file of bench/: beside the installed command, in the tree it was built from, or where MUSTER_BENCH_DIR says.
+Result<std::string> bench_file(const std::string& name) {
+  std::vector<fs::path> folders;
+  if (auto given = env_text("MUSTER_BENCH_DIR")) folders.emplace_back(*given);
+  folders.push_back(fs::path(own_path()).parent_path() / "../share/muster/bench");
+  folders.emplace_back(MUSTER_BENCH_SOURCES);
+  for (const fs::path& folder : folders) {
+    std::error_code error;
+    if (fs::exists(folder / name, error)) return (folder / name).string();
+  }
+  return Status(Code::invalid_argument, "bench/" + name + " of muster's sources is not here; say in MUSTER_BENCH_DIR where it is");
+}
+
+Result<std::string> run_quietly(const std::string& command) {
+  FILE* pipe = ::popen((command + " 2>&1").c_str(), "r");
+  if (pipe == nullptr) return Status(Code::exhausted, "cannot run " + command + ": " + errno_text(errno));
+  std::string said;
+  char bytes[4096];
+  while (const std::size_t n = std::fread(bytes, 1, sizeof bytes, pipe)) said.append(bytes, n);
+  if (::pclose(pipe) != 0) return Status(Code::invalid_argument, command + " failed: " + said);
+  return said;
+}
+
+/// Compiles the MPI worker; the program.
+Result<std::string> build_mpi_worker(const std::string& compiler, const std::string& folder, const std::string& libraries = "") {
+  auto source = bench_file("mpi_worker.c");
+  if (!source) return source.status();
+  const std::string program = folder + "/mpi_worker";
+  auto built = run_quietly(compiler + " -O2 -o " + program + " " + *source + " " + libraries);
+  return built ? Result<std::string>(program) : Result<std::string>(built.status());
+}
+
+Status missing(const std::string& what, const std::string& remedy) {
+  return Status(Code::invalid_argument, what + " is not on this machine; " + remedy);
+}
+
+// Each library as its own documents advise: bound to cores where every rank has one, giving its core away while it waits where not.
+Result<StartPlan> plan_openmpi(const Field& field, const std::string& folder) {
+  if (!launch::find_program("mpicc.openmpi")) return missing("Open MPI", "apt-get install openmpi-bin libopenmpi-dev");
+  auto program = build_mpi_worker("mpicc.openmpi", folder);
+  if (!program) return program.status();
+  StartPlan plan{"openmpi", {"mpirun.openmpi", "--allow-run-as-root", "-n", std::to_string(field.ranks)}, {}};
+  const bool crowded = field.ranks > launch::allowed_cores();
+  const std::vector<std::string> bound = {"--bind-to", "core"};
+  const std::vector<std::string> yielding = {"--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"};
+  plan.command.insert(plan.command.end(), crowded ? yielding.begin() : bound.begin(), crowded ? yielding.end() : bound.end());
+  if (field.transport == "tcp") plan.command.insert(plan.command.end(), {"--mca", "pml", "ob1", "--mca", "btl", "tcp,self"});
+  plan.command.insert(plan.command.end(), {*program, folder});
+  return plan;
+}
+
+Result<StartPlan> plan_mpich(const Field& field, const std::string& folder) {
+  if (!launch::find_program("mpicc.mpich")) return missing("MPICH", "apt-get install mpich libmpich-dev");
+  auto program = build_mpi_worker("mpicc.mpich", folder);
+  if (!program) return program.status();
+  StartPlan plan{"mpich", {"mpirun.mpich", "-n", std::to_string(field.ranks)}, {}};
+  if (field.ranks <= launch::allowed_cores()) plan.command.insert(plan.command.end(), {"-bind-to", "core"});
+  if (field.transport == "tcp") plan.environment = {{"MPIR_CVAR_NOLOCAL", "1"}, {"MPIR_CVAR_CH4_NETMOD", "ofi"}, {"FI_PROVIDER", "tcp"}};
+  plan.command.insert(plan.command.end(), {*program, folder});
+  return plan;
+}
+
+Result<StartPlan> plan_impi(const Field& field, const std::string& folder) {
+  const auto root = env_text("I_MPI_ROOT");
+  if (!root || !fs::exists(*root + "/bin/mpiexec.hydra")) {
+    return missing("Intel MPI", "pip install impi-rt impi-devel into a virtual environment and set I_MPI_ROOT to its folder");
+  }
+  auto program = build_mpi_worker("cc -I" + *root + "/include", folder, "-L" + *root + "/lib -lmpi -Wl,-rpath," + *root + "/lib");
+  if (!program) return program.status();
+  StartPlan plan{"impi", {*root + "/bin/mpiexec.hydra", "-n", std::to_string(field.ranks), *program, folder}, {}};
+  plan.environment = {{"I_MPI_ROOT", *root}, {"I_MPI_HYDRA_IFACE", "lo"}};
+  if (field.ranks > launch::allowed_cores()) {
+    plan.environment.insert(plan.environment.end(), {{"I_MPI_PIN", "0"}, {"I_MPI_THREAD_YIELD", "3"}, {"I_MPI_WAIT_MODE", "0"}});
+  }
+  plan.environment.emplace_back("I_MPI_FABRICS", field.transport == "tcp" ? "ofi" : "shm");
+  if (field.transport == "tcp") plan.environment.emplace_back("FI_PROVIDER", "tcp");
+  return plan;
+}
+
+Result<StartPlan> plan_gloo(const Field& field, const std::string& folder) {
+  auto worker = bench_file("gloo_worker.py");
+  if (!worker) return worker.status();
+  std::string python = env_text("MUSTER_PYTHON").value_or("");
+  if (python.empty()) python = ::access(".venv/bin/python", X_OK) == 0 ? ".venv/bin/python" : "python3";
+  if (auto has = run_quietly(python + " -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec(\"torch\") is None)'"); !has) {
+    return missing("a Python with torch", "pip install torch, and say in MUSTER_PYTHON which Python has it (tried " + python + ")");
+  }
+  return StartPlan{"gloo", {python, *worker, "--ranks", std::to_string(field.ranks), "--folder", folder}, {}};
+}
+
+StartPlan plan_muster(const Field& field, const std::string& folder) {
+  const std::string own = own_path();
+  const fs::path tensors = fs::path(own).parent_path() / "muster_bench_worker";
+  std::error_code error;
+  StartPlan plan{"muster", {}, {}};
+  if (field.tensors && fs::exists(tensors, error)) {
+    plan.command = {tensors.string()};
+  } else {
+    plan.command = {own, "bench-worker"};
+  }
+  plan.command.insert(plan.command.end(), {"--ranks", std::to_string(field.ranks), "--folder", folder, "--transport", field.transport});
+  if (field.threads) plan.command.emplace_back("--threads");
+  plan.environment = {{"MUSTER_SECRET", Secret::random_text()}};
+  return plan;
+}
+
+}  // namespace
+
+const std::vector<std::string>& known_rivals() {
+  static const std::vector<std::string> names = {"gloo", "openmpi", "mpich", "impi"};
+  return names;
+}
+
+Result<StartPlan> plan_start(const std::string& library, const Field& field, const std::string& folder) {
+  if (library == "openmpi") return plan_openmpi(field, folder);
+  if (library == "mpich") return plan_mpich(field, folder);
+  if (library == "impi") return plan_impi(field, folder);
+  if (library == "gloo") return plan_gloo(field, folder);
+  return plan_muster(field, folder);
+}
+
+}  // namespace muster::cli::bench

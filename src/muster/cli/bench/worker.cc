@@ -1,0 +1,126 @@
+#include "muster/cli/bench/worker.h"
+
+#include <fcntl.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <fstream>
+#include <vector>
+
+#include "muster/base/clock.h"
+#include "muster/base/descriptor.h"
+#include "muster/base/socket_address.h"
+
+namespace muster::cli::bench {
+namespace {
+
+constexpr int kLoops = 11;
+constexpr std::int64_t kMostCalls = 200'000;
+constexpr std::int64_t kMostSingles = 2000;
+
+std::int64_t nanoseconds_now() { return steady_clock().now().time_since_epoch().count(); }
+
+/// A mean in microseconds.
+Result<double> loop(Subject& subject, std::int64_t times) {
+  const MutableBytes written = subject.written();
+  if (Status met = subject.barrier(); !met) return met;
+  const std::int64_t start = nanoseconds_now();
+  for (std::int64_t i = 0; i < times; ++i) {
+    std::memset(written.data(), 1, written.size());
+    if (Status done = subject.call(); !done) return done;
+  }
+  return static_cast<double>(nanoseconds_now() - start) / 1000 / static_cast<double>(times);
+}
+
+Status measure_singles(Subject& subject, std::int64_t times, Figures& figures) {
+  const MutableBytes written = subject.written();
+  std::vector<std::int64_t> stamps(static_cast<std::size_t>(2 * times));
+  for (std::size_t i = 0; i < stamps.size(); i += 2) {
+    std::memset(written.data(), 1, written.size());
+    if (Status met = subject.barrier(); !met) return met;
+    stamps[i] = nanoseconds_now();
+    if (Status done = subject.call(); !done) return done;
+    stamps[i + 1] = nanoseconds_now();
+  }
+  if (Status done = subject.latest(stamps); !done) return done;
+  std::vector<double> spans;
+  for (std::size_t i = 0; i < stamps.size(); i += 2) spans.push_back(static_cast<double>(stamps[i + 1] - stamps[i]) / 1000);
+  std::sort(spans.begin(), spans.end());
+  figures.min_us = spans.front();
+  figures.p50_us = spans[spans.size() / 2];
+  figures.p99_us = spans[spans.size() * 99 / 100];
+  return {};
+}
+
+void bind_to_a_core(const Subject& subject) {
+  cpu_set_t allowed;
+  if (::sched_getaffinity(0, sizeof allowed, &allowed) != 0 || CPU_COUNT(&allowed) < subject.size()) return;
+  int left = subject.rank();
+  for (int core = 0; core < CPU_SETSIZE; ++core) {
+    if (!CPU_ISSET(core, &allowed) || left-- > 0) continue;
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(core, &one);
+    ::sched_setaffinity(0, sizeof one, &one);
+    return;
+  }
+}
+
+Status say(int descriptor, const std::string& line) {
+  return ::write(descriptor, line.data(), line.size()) == static_cast<ssize_t>(line.size())
+             ? Status()
+             : Status(Code::closed, "nobody reads the answers: " + errno_text(errno));
+}
+
+std::string one_line(std::string text) {
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  return text.substr(0, 2000);  // shorter than what a pipe takes as one piece
+}
+
+}  // namespace
+
+Result<Figures> measure(Subject& subject, const Cell& cell) {
+  if (Status ready = subject.prepare(cell); !ready) return ready;
+  auto warm = loop(subject, 3);
+  if (warm) warm = loop(subject, 20);
+  if (!warm) return warm.status();
+  std::int64_t times =
+      std::clamp<std::int64_t>(static_cast<std::int64_t>(cell.seconds * 1e6 / kLoops / std::max(*warm, 0.05)), 3, kMostCalls);
+  if (Status agreed = subject.share(times); !agreed) return agreed;
+  std::vector<double> loops;
+  for (int i = 0; i < kLoops; ++i) {
+    auto took = loop(subject, times);
+    if (!took) return took.status();
+    loops.push_back(*took);
+  }
+  Figures figures;
+  figures.loop_us = median(std::move(loops));
+  const std::int64_t singles = std::clamp<std::int64_t>(times, kLoops, kMostSingles);
+  figures.iterations = static_cast<std::uint64_t>(times * kLoops + singles);
+  if (Status done = measure_singles(subject, singles, figures); !done) return done;
+  return figures;
+}
+
+Status serve(Subject& subject, const std::string& folder) {
+  const Descriptor back(::open((folder + "/back").c_str(), O_WRONLY | O_CLOEXEC));
+  std::ifstream orders(folder + "/to-" + std::to_string(subject.rank()));
+  if (!back || !orders) return Status(Code::invalid_argument, "there are no pipes for orders and answers in " + folder);
+  bind_to_a_core(subject);
+  for (std::string line; std::getline(orders, line);) {
+    auto cell = decode_order(line);
+    if (!cell) return cell.status();
+    if (!*cell) return {};
+    const auto figures = measure(subject, **cell);
+    const bool skipped = !figures && figures.status().code() == Code::unsupported;
+    if (!figures && !skipped)
+      return say(back.get(), "error rank " + std::to_string(subject.rank()) + ": " + one_line(figures.status().message()) + "\n");
+    if (subject.rank() != 0) continue;
+    if (Status said = say(back.get(), figures ? encode(*figures) : "skip " + one_line(figures.status().message()) + "\n"); !said)
+      return said;
+  }
+  return {};
+}
+
+}  // namespace muster::cli::bench
