@@ -99,6 +99,8 @@ struct ShardedOptimizer::State {
   struct Bucket {
     int owner = 0;
     at::Tensor memory;
+    std::vector<at::Tensor> parameters;
+    std::vector<at::Tensor> places;  // of the parameters in `memory`
   };
 
   Group group;
@@ -115,6 +117,7 @@ struct ShardedOptimizer::State {
   OptimizerParamGroup part(const ParamGroups& groups, std::size_t group_index, int rank) const;
   ParamGroups parts(const ParamGroups& groups, int rank) const;
   void lay_out(const ParamGroups& groups);
+  void take_back();
   void share(const ParamGroups& groups);
   void send(const at::Tensor& tensor, int owner);
   void wait_for_all();
@@ -160,16 +163,26 @@ void ShardedOptimizer::State::lay_out(const ParamGroups& groups) {
   for (const auto& [kind, parameters] : kinds) {
     std::int64_t elements = 0;
     for (const at::Tensor& parameter : parameters) elements += parameter.numel();
-    Bucket bucket{std::get<0>(kind), flat_memory(elements, parameters.front().options().requires_grad(false))};
+    Bucket bucket{std::get<0>(kind), flat_memory(elements, parameters.front().options().requires_grad(false)), parameters, {}};
     std::int64_t at = 0;
-    for (at::Tensor parameter : parameters) {
-      const auto place = shaped_like(bucket.memory, at, parameter);
-      place.copy_(parameter.detach());
-      parameter.set_data(place);
+    for (const at::Tensor& parameter : parameters) {
+      bucket.places.push_back(shaped_like(bucket.memory, at, parameter));
       at += parameter.numel();
     }
     buckets.push_back(std::move(bucket));
   }
+  take_back();
+}
+
+/// Parameters that lie elsewhere (at first, and after torch::load, which gives them memory of its own) come to their places.
+void ShardedOptimizer::State::take_back() {
+  const at::NoGradGuard no_grad;
+  for (Bucket& bucket : buckets)
+    for (std::size_t i = 0; i < bucket.parameters.size(); ++i) {
+      if (bucket.parameters[i].const_data_ptr() == bucket.places[i].const_data_ptr()) continue;
+      bucket.places[i].copy_(bucket.parameters[i].detach());
+      bucket.parameters[i].set_data(bucket.places[i]);
+    }
 }
 
 void ShardedOptimizer::State::send(const at::Tensor& tensor, int owner) {
@@ -182,6 +195,7 @@ void ShardedOptimizer::State::wait_for_all() {
 
 void ShardedOptimizer::State::share(const ParamGroups& groups) {
   if (options.parameters_as_bucket_view) {
+    take_back();
     for (const Bucket& bucket : buckets) send(bucket.memory, bucket.owner);
   } else {
     for (std::size_t g = 0; g < groups.size(); ++g)

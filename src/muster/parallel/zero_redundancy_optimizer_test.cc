@@ -218,6 +218,25 @@ TEST(ZeroState, OfAnUndividedOptimizerIsLoadedWithItsOptions) {
   });
 }
 
+// What torch::load does to a parameter: it has other memory then.
+TEST(ZeroBuckets, TakeBackParametersThatWereLoaded) {
+  const auto alone = parameters();
+  optim::SGD whole(alone, optim::SGDOptions(0.1));
+  const auto load = [](const std::vector<at::Tensor>& all) {
+    const torch::NoGradGuard no_grad;
+    for (const auto& each : all) at::Tensor(each).set_(torch::full_like(each.detach(), 0.25));
+  };
+  load(alone);
+  train(whole, alone, 0, 3);
+  on_ranks(3, [&](int) {
+    const auto mine = parameters();
+    ZeroRedundancyOptimizer<optim::SGD> optimizer(mine, optim::SGDOptions(0.1), {.parameters_as_bucket_view = true});
+    load(mine);
+    train(optimizer, mine, 0, 3);
+    expect_same(mine, alone);
+  });
+}
+
 TEST(ZeroStep, GivesTheClosuresLoss) {
   on_ranks(2, [](int) {
     const auto mine = parameters();
