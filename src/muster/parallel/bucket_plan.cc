@@ -22,6 +22,10 @@ std::vector<BucketIndices> plan_buckets(std::span<const ParameterFacts> paramete
   std::vector<Open> open;
   for (const std::size_t index : order) {
     const ParameterFacts& facts = parameters[index];
+    if (facts.alone) {
+      full.push_back({index});
+      continue;
+    }
     auto kind = std::find_if(open.begin(), open.end(), [&](const Open& o) { return o.dtype == facts.dtype && o.device == facts.device; });
     if (kind == open.end()) kind = open.insert(open.end(), Open{.dtype = facts.dtype, .device = facts.device});
     kind->indices.push_back(index);

@@ -18,6 +18,7 @@ struct ParameterFacts {
   std::int64_t bytes = 0;
   at::ScalarType dtype = at::kFloat;
   c10::Device device = at::kCPU;
+  bool alone = false;  ///< gets a bucket of its own: sparse gradients
 };
 
 /// Indices of the parameters of one bucket, in the order in which they lie in it.

@@ -1,24 +1,59 @@
 #include "muster/parallel/distributed_data_parallel.h"
 
+#include <torch/nn/modules/embedding.h>
 #include <torch/types.h>
 
 #include <algorithm>
 #include <cmath>
+#include <unordered_set>
 
+#include "muster/base/log.h"
 #include "muster/group/collectives.h"
 #include "muster/group/errors.h"
 #include "muster/group/exchange.h"
 #include "muster/group/init.h"
+#include "muster/parallel/ddp_logging.h"
 #include "muster/parallel/reducer.h"
 
 namespace muster::parallel {
 namespace {
 
-std::string described(const NamedTensors& tensors) {
+struct Named {
+  std::string name;
+  at::Tensor tensor;
+  bool sparse = false;  // its gradient will be
+};
+
+bool is_among(const std::vector<at::Tensor>& tensors, const at::Tensor& tensor) {
+  return std::any_of(tensors.begin(), tensors.end(), [&](const at::Tensor& each) { return each.is_same(tensor); });
+}
+
+/// Each tensor once, under its first name: a tensor may be registered in several modules.
+template <class Dict>
+std::vector<Named> once_each(const Dict& dict) {
+  std::unordered_set<const void*> seen;
+  std::vector<Named> all;
+  for (const auto& item : dict)
+    if (item.value().defined() && seen.insert(item.value().unsafeGetTensorImpl()).second) all.push_back({item.key(), item.value()});
+  return all;
+}
+
+void mark_sparse(const torch::nn::Module& module, std::vector<Named>& parameters) {
+  std::vector<at::Tensor> weights;
+  for (const auto& each : module.modules()) {
+    if (const auto* embedding = each->as<torch::nn::Embedding>(); embedding != nullptr && embedding->options.sparse())
+      weights.push_back(embedding->weight);
+    if (const auto* bag = each->as<torch::nn::EmbeddingBag>(); bag != nullptr && bag->options.sparse()) weights.push_back(bag->weight);
+  }
+  for (Named& parameter : parameters) parameter.sparse = is_among(weights, parameter.tensor);
+}
+
+std::string described(const std::vector<Named>& tensors) {
   std::string text;
-  for (const auto& [name, tensor] : tensors) {
+  for (const auto& [name, tensor, sparse] : tensors) {
     text += name + " " + c10::str(tensor.sizes()) + " " + c10::toString(tensor.scalar_type());
-    text += tensor.requires_grad() ? " trained\n" : "\n";
+    text += tensor.requires_grad() ? " trained" : "";
+    text += sparse ? " sparse\n" : "\n";
   }
   return text;
 }
@@ -48,75 +83,258 @@ void compare_modules(const Group& group, const std::string& mine) {
   }
 }
 
-void check_devices(const NamedTensors& parameters, const DistributedDataParallelOptions& options) {
-  const auto say = [](const std::string& text) { group::invalid("DistributedDataParallel: " + text); };
-  if (!(options.bucket_cap_mb > 0)) say("bucket_cap_mb must be more than 0");
-  if (options.output_device && !options.device_ids) say("output_device needs device_ids");
-  if (!options.device_ids) return;
+[[noreturn]] void refuse(const std::string& text) { group::invalid("DistributedDataParallel: " + text); }
+
+bool has_devices(const DistributedDataParallelOptions& options) { return options.device_ids && !options.device_ids->empty(); }
+
+void check_options(const std::vector<Named>& parameters, const DistributedDataParallelOptions& options) {
+  if (!(options.bucket_cap_mb > 0)) refuse("bucket_cap_mb must be more than 0");
+  if (options.delay_all_reduce_named_params.empty() == options.param_to_hook_all_reduce.defined())
+    refuse("delay_all_reduce_named_params and param_to_hook_all_reduce need to be set at the same time");
+  if (options.param_to_hook_all_reduce.defined() && !options.param_to_hook_all_reduce.requires_grad())
+    refuse("param_to_hook_all_reduce gets no gradient: it must be a parameter that is trained");
+  for (const auto& [name, tensor] : options.delay_all_reduce_named_params) {
+    const bool known = std::any_of(parameters.begin(), parameters.end(),
+                                   [&](const Named& p) { return p.tensor.is_same(tensor) && tensor.requires_grad(); });
+    if (!known) refuse("'" + name + "' of delay_all_reduce_named_params is not a parameter of the module that is trained");
+  }
+  if (options.check_reduction) log(LogLevel::warning, "DistributedDataParallel: check_reduction is deprecated and has no effect");
+  if (options.output_device && !has_devices(options)) refuse("output_device needs device_ids");
+  if (!has_devices(options)) return;
   if (options.device_ids->size() > 1)
-    say("device_ids has " + std::to_string(options.device_ids->size()) +
-        " entries; one process drives one device: give one, or none for a module on several devices");
-  const bool cuda = std::all_of(parameters.begin(), parameters.end(), [](const auto& p) { return p.second.is_cuda(); });
-  if (!cuda) say("device_ids is for modules on one CUDA device; leave it out for modules on the CPU or on several devices");
+    refuse("device_ids has " + std::to_string(options.device_ids->size()) +
+           " entries; one process drives one device: give one, or none for a module on several devices");
+  const bool cuda = std::all_of(parameters.begin(), parameters.end(), [](const Named& p) { return p.tensor.is_cuda(); });
+  if (!cuda) refuse("device_ids is for modules on one CUDA device; leave it out for modules on the CPU or on several devices");
 }
+
+/// What a parameter was when the module was wrapped.
+struct Wrapped {
+  at::Tensor tensor;
+  std::vector<std::int64_t> sizes;
+  at::ScalarType dtype;
+  bool trained;
+};
 
 }  // namespace
 
 struct DataParallelCore::State {
-  Group group;  // of this module alone
-  std::vector<at::Tensor> buffers;
-  bool broadcast_buffers = true;
+  Group given;
+  Group group;                // of this module alone
+  std::vector<Group> groups;  // one for each reducer; `group` is the first
+  std::vector<at::Tensor> parameters, buffers;
+  std::shared_ptr<torch::nn::Module> keeps_alive;
+  const torch::nn::Module* module = nullptr;
+  std::vector<Wrapped> wrapped;  // by registration, shared ones as often as they are registered
+  DistributedDataParallelOptions options;
   bool require_sync = true;
   bool buffers_may_differ = true;
-  std::unique_ptr<Reducer> reducer;
+  const Shadow* joined = nullptr;  // while a Join is on
+  std::unique_ptr<LowPrecision> low;
+  std::vector<std::unique_ptr<Reducer>> reducers;  // the module's own, and that of delayed parameters; one of them may be missing
+  bool has_main = false;
 
-  void send_from_rank_0(const std::vector<at::Tensor>& tensors) const {
-    const at::NoGradGuard no_grad;
-    std::vector<WorkRef> works;
-    for (const at::Tensor& tensor : tensors)
-      works.push_back(broadcast(tensor.detach(), {.group = group, .async_op = true, .group_src = 0}));
-    for (const WorkRef& work : works) work->wait();
-  }
+  void send_from(int group_rank, const std::vector<at::Tensor>& tensors) const;
+  void check_unchanged(const torch::nn::Module& now) const;
+  void make_reducers(const std::vector<Named>& all);
+  void add_reducer(std::vector<Named> parameters, ReducerOptions reducing);
+  void log_block(const std::vector<Named>& all) const;
+  void prepare();
+  void refuse_call(const std::exception& why) const;
+  void end_calls(const std::exception& why) const;
+  int meet_in_join(bool active, bool reduces, bool* reduce);
 };
 
-DataParallelCore::DataParallelCore(NamedTensors parameters, NamedTensors buffers, const DistributedDataParallelOptions& options)
-    : state_(std::make_unique<State>()) {
-  check_devices(parameters, options);
-  const Group given = options.process_group ? options.process_group : default_group();
-  if (!given->is_member()) group::invalid("DistributedDataParallel: this rank is not a member of process_group");
-  compare_modules(given, described(parameters) + described(buffers));
-  state_->group = new_group({.ranks = given->ranks(), .timeout = given->timeout(), .use_local_synchronization = true});
-  state_->broadcast_buffers = options.broadcast_buffers;
+/// What a rank without inputs does in place of forward and backward.
+class DataParallelCore::Shadow final : public JoinHook {
+ public:
+  Shadow(State& state, const JoinOptions& options) : state_(state), options_(options) {}
+  ~Shadow() override { leave(); }
+  bool divides_by_all() const { return options_.divide_by_initial_world_size; }
+  void main_hook() override;
+  void post_hook(bool is_last_joiner) override;
+
+ private:
+  void leave() {
+    if (state_.joined == this) state_.joined = nullptr;
+  }
+  State& state_;
+  const JoinOptions options_;
+};
+
+void DataParallelCore::State::send_from(int group_rank, const std::vector<at::Tensor>& tensors) const {
+  const at::NoGradGuard no_grad;
+  std::vector<WorkRef> works;
+  for (const at::Tensor& tensor : tensors)
+    works.push_back(broadcast(tensor.detach(), {.group = group, .async_op = true, .group_src = group_rank}));
+  for (const WorkRef& work : works) work->wait();
+}
+
+void DataParallelCore::State::check_unchanged(const torch::nn::Module& now) const {
+  const auto changed = [](const std::string& what) {
+    refuse("the module was changed after it was wrapped: " + what +
+           ". Make a new DistributedDataParallel of the changed module, on all ranks");
+  };
+  if (&now != module) changed("another module stands in its place");
+  const auto present = now.parameters();
+  if (present.size() < wrapped.size()) changed("it has lost " + std::to_string(wrapped.size() - present.size()) + " of its parameters");
+  if (present.size() > wrapped.size()) {
+    for (const auto& item : now.named_parameters())
+      if (std::none_of(wrapped.begin(), wrapped.end(), [&](const Wrapped& each) { return each.tensor.is_same(item.value()); }))
+        changed("'" + item.key() + "' is new");
+    changed("a parameter is registered once more");
+  }
+  const auto name_of = [&now](std::size_t index) { return now.named_parameters().keys().at(index); };
+  for (std::size_t i = 0; i < present.size(); ++i) {
+    const at::Tensor& tensor = present[i];
+    const Wrapped& before = wrapped[i];
+    if (!tensor.is_same(before.tensor)) changed("'" + name_of(i) + "' is another parameter than the one in its place then");
+    if (tensor.sizes() != before.sizes) changed("'" + name_of(i) + "' has another shape");
+    if (tensor.scalar_type() != before.dtype) changed("'" + name_of(i) + "' has another dtype");
+    if (tensor.requires_grad() && !before.trained) changed("'" + name_of(i) + "' was not trained then, and is now");
+    if (!tensor.requires_grad() && before.trained && (!options.find_unused_parameters || options.static_graph))
+      changed("'" + name_of(i) + "' was trained then, and is not now (find_unused_parameters allows that)");
+  }
+}
+
+void DataParallelCore::State::add_reducer(std::vector<Named> of, ReducerOptions reducing) {
+  std::vector<at::Tensor> trained;
+  for (Named& parameter : of) {
+    trained.push_back(parameter.tensor);
+    reducing.names.push_back(parameter.name);
+    reducing.sparse.push_back(parameter.sparse);
+  }
+  reducing.group = new_group({.ranks = given->ranks(), .timeout = given->timeout(), .use_local_synchronization = true});
+  groups.push_back(reducing.group);
+  group = groups.front();
+  reducers.push_back(std::make_unique<Reducer>(std::move(trained), std::move(reducing)));
+}
+
+void DataParallelCore::State::make_reducers(const std::vector<Named>& all) {
+  std::vector<at::Tensor> wait;
+  for (const auto& [name, tensor] : options.delay_all_reduce_named_params) wait.push_back(tensor);
+  std::vector<Named> mine, delayed;
+  for (const Named& parameter : all)
+    if (parameter.tensor.requires_grad()) (is_among(wait, parameter.tensor) ? delayed : mine).push_back(parameter);
+  if (mine.empty() && delayed.empty()) refuse("there is nothing to average: the module has no parameter that requires a gradient");
 
   ReducerOptions reducing;
-  reducing.group = state_->group;
+  reducing.model_name = module_name_of(module->name());
   reducing.bucket_cap_bytes = static_cast<std::int64_t>(std::ceil(options.bucket_cap_mb * (1 << 20)));
   reducing.first_bucket_bytes = std::min(reducing.first_bucket_bytes, reducing.bucket_cap_bytes);
   reducing.find_unused_parameters = options.find_unused_parameters;
-  reducing.gradient_as_bucket_view = options.gradient_as_bucket_view;
+  reducing.gradient_as_bucket_view = options.gradient_as_bucket_view && !options.mixed_precision;
   reducing.static_graph = options.static_graph;
-  std::vector<at::Tensor> trained, everything;
-  for (const auto& [name, parameter] : parameters) {
-    everything.push_back(parameter);
-    if (!parameter.requires_grad()) continue;
-    trained.push_back(parameter);
-    reducing.names.push_back(name);
+  if (options.mixed_precision) {
+    reducing.reduce_dtype =
+        options.mixed_precision->reduce_dtype ? options.mixed_precision->reduce_dtype : options.mixed_precision->param_dtype;
+    reducing.on_backward_end = [this] { low->restore(); };
   }
-  for (const auto& [name, buffer] : buffers) {
-    everything.push_back(buffer);
-    state_->buffers.push_back(buffer);
+  has_main = !mine.empty();
+  if (has_main) add_reducer(std::move(mine), reducing);
+  if (delayed.empty()) return;
+  reducing.bucket_cap_bytes = reducing.first_bucket_bytes = INT64_MAX;
+  reducing.gradient_as_bucket_view = !options.mixed_precision;
+  reducing.held_until = options.param_to_hook_all_reduce;
+  add_reducer(std::move(delayed), std::move(reducing));
+}
+
+void DataParallelCore::State::log_block(const std::vector<Named>& all) const {
+  ConstructionFacts facts;
+  facts.module_name = module_name_of(module->name());
+  facts.rank = given->rank();
+  facts.world_size = given->size();
+  facts.backend_name = given->backend();
+  facts.broadcast_buffers = options.broadcast_buffers;
+  facts.bucket_cap_bytes = static_cast<std::int64_t>(std::ceil(options.bucket_cap_mb * (1 << 20)));
+  facts.find_unused_parameters = options.find_unused_parameters;
+  facts.gradient_as_bucket_view = options.gradient_as_bucket_view;
+  if (has_devices(options)) {
+    facts.device_ids = options.device_ids;
+    facts.output_device = options.output_device;
   }
-  state_->reducer = std::make_unique<Reducer>(std::move(trained), std::move(reducing));
-  state_->send_from_rank_0(everything);
+  for (const Named& parameter : all)
+    if (parameter.tensor.requires_grad()) facts.parameters.push_back(parameter.tensor);
+  facts.bucket_sizes = reducers.front()->bucket_bytes();
+  log_construction(facts);
+}
+
+DataParallelCore::DataParallelCore(torch::nn::Module& module, const DistributedDataParallelOptions& options)
+    : state_(std::make_unique<State>()) {
+  State& state = *state_;
+  auto parameters = once_each(module.named_parameters());
+  const auto buffers = once_each(module.named_buffers());
+  mark_sparse(module, parameters);
+  check_options(parameters, options);
+  state.given = options.process_group ? options.process_group : default_group();
+  if (!state.given->is_member()) refuse("this rank is not a member of process_group");
+  compare_modules(state.given, described(parameters) + described(buffers));
+  state.options = options;
+  if (has_devices(options) && !options.output_device) state.options.output_device = options.device_ids->front();
+  state.module = &module;
+  state.keeps_alive = module.weak_from_this().lock();
+  for (const Named& each : parameters) state.parameters.push_back(each.tensor);
+  for (const Named& each : buffers) state.buffers.push_back(each.tensor);
+  for (const at::Tensor& each : module.parameters())
+    state.wrapped.push_back({each, each.sizes().vec(), each.scalar_type(), each.requires_grad()});
+
+  state.make_reducers(parameters);
+  state.send_from(0, state.parameters);
+  state.send_from(0, state.buffers);
+  if (options.mixed_precision) state.low = std::make_unique<LowPrecision>(state.parameters, state.buffers, *options.mixed_precision);
+  state.log_block(parameters);
 }
 
 DataParallelCore::~DataParallelCore() = default;
 
-void DataParallelCore::before_forward() {
+// ---- each iteration --------------------------------------------------------------------------------------------------
+
+void DataParallelCore::State::prepare() {
+  const bool reduces = at::GradMode::is_enabled() && require_sync;
+  // Rank 0 may have run out of inputs, and its buffers may be old.
+  bool all_reduce = false;
+  const int source = joined != nullptr ? meet_in_join(true, reduces, &all_reduce) : 0;
+  if (reduces) {
+    try {
+      for (const auto& reducer : reducers) reducer->prepare_forward();
+    } catch (const std::exception& error) {
+      refuse_call(error);
+      throw;
+    }
+  }
+  if (options.broadcast_buffers && buffers_may_differ && !buffers.empty()) send_from(source, buffers);
+}
+
+/// Nobody shall wait for this rank's gradients. Where all members have the same to say, each throws its own.
+void DataParallelCore::State::refuse_call(const std::exception& why) const {
+  for (const Group& each : groups) {
+    if (!each->failure().ok()) continue;
+    try {
+      each->refuse(Op::all_reduce, "DistributedDataParallel", why);
+    } catch (const DistError&) {
+      // The caller throws what it was.
+    }
+  }
+}
+
+/// The same where it is not known which call they make next.
+void DataParallelCore::State::end_calls(const std::exception& why) const {
+  for (const Group& each : groups)
+    if (each->failure().ok()) each->abort("on rank " + std::to_string(each->rank()) + ": " + why.what());
+}
+
+void DataParallelCore::before_forward(const torch::nn::Module& module) {
   State& state = *state_;
-  const bool reduces = at::GradMode::is_enabled() && state.require_sync;
-  if (reduces) state.reducer->prepare_forward();
-  if (state.broadcast_buffers && state.buffers_may_differ && !state.buffers.empty()) state.send_from_rank_0(state.buffers);
+  if (state.low) state.low->restore();  // after a pass without backward
+  try {
+    if (at::GradMode::is_enabled()) state.check_unchanged(module);
+  } catch (const std::exception& error) {
+    state.end_calls(error);
+    throw;
+  }
+  state.prepare();
+  if (state.low && state.low->lower())
+    for (const auto& reducer : state.reducers) reducer->follow_parameters();
 }
 
 void DataParallelCore::after_forward(const std::vector<at::Tensor>& outputs) {
@@ -124,18 +342,95 @@ void DataParallelCore::after_forward(const std::vector<at::Tensor>& outputs) {
   const bool reduces = at::GradMode::is_enabled() && state.require_sync;
   // As in torch: buffers are sent again after each pass that reduced, not between passes whose gradients only add up.
   state.buffers_may_differ = reduces;
-  if (reduces) {
-    state.reducer->prepare_backward(outputs);
-  } else if (at::GradMode::is_enabled()) {
-    state.reducer->skip_backward();
+  for (const auto& reducer : state.reducers) {
+    if (reduces) {
+      reducer->prepare_backward(outputs);
+    } else if (at::GradMode::is_enabled()) {
+      reducer->skip_backward(outputs);
+    }
   }
+  if (state.low && !at::GradMode::is_enabled()) state.low->restore();
 }
+
+bool DataParallelCore::changes_arguments() const { return has_devices(state_->options) || state_->low; }
+
+at::Tensor DataParallelCore::changed(const at::Tensor& argument) const {
+  at::Tensor moved = argument;
+  if (has_devices(state_->options))
+    moved = moved.to(c10::Device(at::kCUDA, static_cast<c10::DeviceIndex>(state_->options.device_ids->front())));
+  return state_->low ? state_->low->cast(moved) : moved;
+}
+
+// ---- uneven inputs ---------------------------------------------------------------------------------------------------
+
+/// Before each iteration inside a Join, after its notice: every rank says whether it has inputs and will average. Returns the last rank
+/// that has inputs, -1 where none has.
+int DataParallelCore::State::meet_in_join(bool active, bool reduces, bool* reduce) {
+  constexpr std::int64_t kActive = 1, kReduces = 2;
+  const auto mine = torch::tensor({(active ? kActive : 0) | (reduces ? kReduces : 0)}, at::kLong);
+  const auto all = at::zeros({group->size()}, at::kLong);
+  all_gather_into_tensor(all, mine, {.group = group});
+  int last = -1, count = 0, reducing = 0;
+  for (int rank = 0; rank < group->size(); ++rank) {
+    const std::int64_t says = all[rank].item<std::int64_t>();
+    if (!(says & kActive)) continue;
+    last = rank;
+    ++count;
+    if (says & kReduces) ++reducing;
+  }
+  if (reducing != 0 && reducing != count)
+    throw DistError(
+        "DistributedDataParallel in a Join: some ranks run this iteration under no_sync and others do not; all must do the same",
+        Code::mismatch);
+  *reduce = reducing != 0;
+  const bool by_all = joined == nullptr || joined->divides_by_all();
+  for (const auto& reducer : reducers) reducer->set_divisor(by_all || count == 0 ? group->size() : count);
+  return last;
+}
+
+void DataParallelCore::Shadow::main_hook() {
+  const at::NoGradGuard no_grad;
+  bool reduces = false;
+  const int source = state_.meet_in_join(false, false, &reduces);
+  if (reduces)
+    for (const auto& reducer : state_.reducers) reducer->prepare_forward();
+  if (state_.options.broadcast_buffers && state_.buffers_may_differ && !state_.buffers.empty()) state_.send_from(source, state_.buffers);
+  state_.buffers_may_differ = reduces;
+  if (!reduces) return;
+  for (const auto& reducer : state_.reducers) reducer->shadow_backward();
+}
+
+void DataParallelCore::Shadow::post_hook(bool is_last_joiner) {
+  bool reduces = false;
+  const int source = state_.meet_in_join(is_last_joiner, false, &reduces);
+  if (source < 0) return;
+  state_.send_from(source, state_.parameters);
+  if (state_.options.broadcast_buffers) state_.send_from(source, state_.buffers);
+  for (const auto& reducer : state_.reducers) reducer->set_divisor(state_.group->size());
+  leave();
+}
+
+std::unique_ptr<JoinHook> DataParallelCore::join_hook(const JoinOptions& options) {
+  auto hook = std::make_unique<Shadow>(*state_, options);
+  if (options.enable) state_->joined = hook.get();
+  return hook;
+}
+
+c10::Device DataParallelCore::join_device() const { return state_->parameters.front().device(); }
+Group DataParallelCore::join_process_group() const { return state_->given; }
+
+// ---- what users ask for ----------------------------------------------------------------------------------------------
 
 void DataParallelCore::set_require_sync(bool on) { state_->require_sync = on; }
 bool DataParallelCore::require_sync() const { return state_->require_sync; }
-void DataParallelCore::register_comm_hook(CommHook hook) { state_->reducer->set_hook(std::move(hook)); }
+void DataParallelCore::register_comm_hook(CommHook hook) {
+  if (!state_->has_main) refuse("all parameters are delayed, and a communication hook is for those that are not");
+  state_->reducers.front()->set_hook(std::move(hook));
+}
+void DataParallelCore::set_sample_rate(int iterations) { state_->reducers.front()->set_sample_rate(iterations); }
 const Group& DataParallelCore::group() const { return state_->group; }
-std::vector<std::int64_t> DataParallelCore::bucket_bytes() const { return state_->reducer->bucket_bytes(); }
-bool DataParallelCore::buckets_rebuilt() const { return state_->reducer->rebuilt(); }
+std::optional<int> DataParallelCore::output_device() const { return state_->options.output_device; }
+std::vector<std::int64_t> DataParallelCore::bucket_bytes() const { return state_->reducers.front()->bucket_bytes(); }
+bool DataParallelCore::buckets_rebuilt() const { return state_->reducers.front()->rebuilt(); }
 
 }  // namespace muster::parallel

@@ -6,9 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <array>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -19,6 +17,13 @@
 
 #include "muster/group/process_group.h"
 #include "muster/parallel/comm_hook.h"
+#include "muster/parallel/join.h"
+#include "muster/parallel/mixed_precision.h"
+#include "muster/parallel/tensor_structures.h"
+
+namespace torch::nn {
+class Module;
+}
 
 namespace muster {
 
@@ -30,79 +35,50 @@ struct DistributedDataParallelOptions {
   bool broadcast_buffers = true;          ///< rank 0's buffers go to all before forward
   Group process_group = nullptr;          ///< null: the default group
   double bucket_cap_mb = 25;              ///< MiB of gradients that travel together
-  bool find_unused_parameters = false;    ///< forward may leave parameters out; they count as zero
+  bool find_unused_parameters = false;    ///< forward may leave parameters out, and the loss outputs; they count as zero
+  bool check_reduction = false;           ///< taken for torch's sake, which has deprecated it: a reduction is always finished or an error
   bool gradient_as_bucket_view = false;   ///< gradients alias the buckets: saves their memory and a copy
   bool static_graph = false;              ///< every iteration uses the same parameters, as often as the first
+  /// Parameters whose gradients travel together, and not before `param_to_hook_all_reduce` has its own: the two go together.
+  std::vector<std::pair<std::string, at::Tensor>> delay_all_reduce_named_params = {};
+  at::Tensor param_to_hook_all_reduce = {};
+  std::optional<MixedPrecision> mixed_precision = {};  ///< then gradient_as_bucket_view has no effect
 };
 
 namespace parallel {
-
-/// Appends the tensors inside a forward's result. For a type of your own, overload it beside that type.
-inline void collect_tensors(const at::Tensor& tensor, std::vector<at::Tensor>& found) { found.push_back(tensor); }
-template <class T>
-requires std::is_arithmetic_v<T>
-void collect_tensors(const T&, std::vector<at::Tensor>&) {}
-template <class A, class B>
-void collect_tensors(const std::pair<A, B>& pair, std::vector<at::Tensor>& found);
-template <class... T>
-void collect_tensors(const std::tuple<T...>& tuple, std::vector<at::Tensor>& found);
-template <class T>
-void collect_tensors(const std::optional<T>& value, std::vector<at::Tensor>& found);
-template <class T>
-void collect_tensors(const std::vector<T>& list, std::vector<at::Tensor>& found);
-template <class T, std::size_t N>
-void collect_tensors(const std::array<T, N>& list, std::vector<at::Tensor>& found);
-template <class K, class T>
-void collect_tensors(const std::map<K, T>& map, std::vector<at::Tensor>& found);
-
-template <class A, class B>
-void collect_tensors(const std::pair<A, B>& pair, std::vector<at::Tensor>& found) {
-  collect_tensors(pair.first, found);
-  collect_tensors(pair.second, found);
-}
-template <class... T>
-void collect_tensors(const std::tuple<T...>& tuple, std::vector<at::Tensor>& found) {
-  std::apply([&](const auto&... each) { (collect_tensors(each, found), ...); }, tuple);
-}
-template <class T>
-void collect_tensors(const std::optional<T>& value, std::vector<at::Tensor>& found) {
-  if (value) collect_tensors(*value, found);
-}
-template <class T>
-void collect_tensors(const std::vector<T>& list, std::vector<at::Tensor>& found) {
-  for (const auto& each : list) collect_tensors(each, found);
-}
-template <class T, std::size_t N>
-void collect_tensors(const std::array<T, N>& list, std::vector<at::Tensor>& found) {
-  for (const auto& each : list) collect_tensors(each, found);
-}
-template <class K, class T>
-void collect_tensors(const std::map<K, T>& map, std::vector<at::Tensor>& found) {
-  for (const auto& [key, each] : map) collect_tensors(each, found);
-}
-
-using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 /// What is the same for every module: the state of DistributedDataParallel without the module's type.
 class DataParallelCore {
  public:
   /// Collective: all members of the group, with modules of the same parameters and buffers; else throws DistError on all, naming what
-  /// differs. `parameters` in registration order.
-  DataParallelCore(NamedTensors parameters, NamedTensors buffers, const DistributedDataParallelOptions& options);
+  /// differs. The module is shared where a shared_ptr owns it, else it must outlive this.
+  DataParallelCore(torch::nn::Module& module, const DistributedDataParallelOptions& options);
   ~DataParallelCore();
 
-  void before_forward();
+  /// `module` is what forward will run on: the one that was wrapped, as it was then, else throws DistError. What goes wrong here on one
+  /// rank ends the other ranks' calls on the model too.
+  void before_forward(const torch::nn::Module& module);
   void after_forward(const std::vector<at::Tensor>& outputs);
+  /// Whether arguments of forward go through `changed` first.
+  bool changes_arguments() const;
+  at::Tensor changed(const at::Tensor& argument) const;
+
+  std::unique_ptr<JoinHook> join_hook(const JoinOptions& options);
+  c10::Device join_device() const;
+  Group join_process_group() const;
 
   void set_require_sync(bool on);
   bool require_sync() const;
   void register_comm_hook(CommHook hook);
+  void set_sample_rate(int iterations);
   const Group& group() const;
+  std::optional<int> output_device() const;
   std::vector<std::int64_t> bucket_bytes() const;
   bool buckets_rebuilt() const;
 
  private:
   struct State;
+  class Shadow;
   std::unique_ptr<State> state_;
 };
 
@@ -117,13 +93,6 @@ auto& dereference(Module& module) {
   }
 }
 
-template <class Dict>
-NamedTensors pairs(const Dict& dict) {
-  NamedTensors all;
-  for (const auto& item : dict) all.emplace_back(item.key(), item.value());
-  return all;
-}
-
 }  // namespace parallel
 
 /// `Module` is a torch::nn module holder (`Linear`, `Sequential`, what TORCH_MODULE makes), a shared_ptr to a module, or AnyModule; it
@@ -135,23 +104,25 @@ NamedTensors pairs(const Dict& dict) {
 ///   loss.backward();       // gradients are the averages of all ranks when this returns
 ///   optimizer.step();      // made from model.module()->parameters()
 template <class Module>
-class DistributedDataParallel {
+class DistributedDataParallel final : public Joinable {
  public:
   explicit DistributedDataParallel(Module module, const DistributedDataParallelOptions& options = {})
-      : module_(std::move(module)), core_(parameters_of(), parallel::pairs(parallel::dereference(module_).named_buffers()), options) {}
-  DistributedDataParallel(const DistributedDataParallel&) = delete;
-  DistributedDataParallel& operator=(const DistributedDataParallel&) = delete;
+      : module_(std::move(module)), core_(parallel::dereference(module_), options) {}
 
-  /// The module's own forward. Its tensors are what the loss is made of; where find_unused_parameters is set, results of types that
-  /// parallel::collect_tensors does not know do not compile.
+  /// The module's own forward. Its tensors are what the loss is made of: results of types that parallel::collect_tensors does not know do
+  /// not compile. With device_ids, tensors among the arguments that lie elsewhere are copied to the device first.
   template <class... Arguments>
   auto forward(Arguments&&... arguments) {
-    core_.before_forward();
-    if constexpr (requires { module_->forward(std::forward<Arguments>(arguments)...); }) {
-      return finish(module_->forward(std::forward<Arguments>(arguments)...));
-    } else {
-      return finish(module_.forward(std::forward<Arguments>(arguments)...));
-    }
+    Join::notify_join_context(*this);
+    core_.before_forward(parallel::dereference(module_));
+    if (!core_.changes_arguments()) return finish(call(std::forward<Arguments>(arguments)...));
+    std::tuple<Changed<Arguments>...> changed(std::forward<Arguments>(arguments)...);
+    return std::apply(
+        [this](auto&... each) {
+          (parallel::replace_tensors(each, [this](const at::Tensor& argument) { return core_.changed(argument); }), ...);
+          return finish(call(static_cast<Arguments&&>(each)...));
+        },
+        changed);
   }
   template <class... Arguments>
   auto operator()(Arguments&&... arguments) {
@@ -161,6 +132,8 @@ class DistributedDataParallel {
   Module& module() { return module_; }
   const Module& module() const { return module_; }
   const Group& process_group() const { return core_.group(); }
+  /// device_ids[0] where device_ids is given and no other; absent for modules on the CPU or on several devices.
+  std::optional<int> output_device() const { return core_.output_device(); }
 
   /// While it lives, backward adds gradients up on this rank only; the first backward pass of a forward made after it averages the sums.
   class NoSync {
@@ -176,13 +149,32 @@ class DistributedDataParallel {
   };
   [[nodiscard]] NoSync no_sync() { return NoSync(core_); }
 
+  /// A Join of this model alone. A rank that has run out of inputs gives zeros to the others' averages, which are divided by all ranks or,
+  /// without divide_by_initial_world_size, by those that still have inputs; at the end the last ranks' weights go to all.
+  [[nodiscard]] Join join(const JoinOptions& options = {}) { return Join({this}, options); }
+  std::unique_ptr<JoinHook> join_hook(const JoinOptions& options) override { return core_.join_hook(options); }
+  c10::Device join_device() const override { return core_.join_device(); }
+  Group join_process_group() const override { return core_.join_process_group(); }
+
   /// One hook, before the first backward pass, on all ranks.
   void register_comm_hook(CommHook hook) { core_.register_comm_hook(std::move(hook)); }
+  /// At debug level DETAIL, times are logged for the first ten iterations and then for each `iterations`th; 100 at first.
+  void set_runtime_logging_sample_rate(int iterations) { core_.set_sample_rate(iterations); }
   /// Bytes of the buckets in their order; it changes once, at the forward after the first backward.
   std::vector<std::int64_t> bucket_bytes() const { return core_.bucket_bytes(); }
 
  private:
-  parallel::NamedTensors parameters_of() { return parallel::pairs(parallel::dereference(module_).named_parameters()); }
+  template <class T>
+  using Changed = std::conditional_t<parallel::holds_tensors<std::remove_cvref_t<T>>, std::remove_cvref_t<T>, T&&>;
+
+  template <class... Arguments>
+  auto call(Arguments&&... arguments) {
+    if constexpr (requires { module_->forward(std::forward<Arguments>(arguments)...); }) {
+      return module_->forward(std::forward<Arguments>(arguments)...);
+    } else {
+      return module_.forward(std::forward<Arguments>(arguments)...);
+    }
+  }
   template <class Output>
   Output finish(Output output) {
     std::vector<at::Tensor> tensors;

@@ -1,32 +1,22 @@
 #include "muster/parallel/reducer.h"
 
-#include <ATen/ScalarOps.h>
 #include <ATen/TensorUtils.h>
-#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
-#include <torch/csrc/autograd/variable.h>
-#include <torch/types.h>
 
 #include <algorithm>
-#include <exception>
-#include <functional>
-#include <mutex>
 #include <numeric>
-#include <unordered_map>
 #include <unordered_set>
-#include <utility>
 
 #include "muster/group/collectives.h"
 #include "muster/group/errors.h"
 #include "muster/group/shared_tensor.h"
-#include "muster/parallel/bucket_plan.h"
+#include "muster/parallel/reducer_state.h"
 
 namespace muster::parallel {
 namespace {
 
-using torch::autograd::Node;
-using NodeRef = decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
+const std::string kFailedBefore = "an earlier reduction of the gradients failed, and this model cannot go on: ";
 
 /// Memory for a bucket: where the other ranks of the host can read it, if there is room.
 at::Tensor bucket_memory(std::int64_t elements, const at::TensorOptions& options) {
@@ -49,93 +39,21 @@ at::Tensor shaped(const at::Tensor& flat, std::int64_t at, const at::Tensor& par
 
 }  // namespace
 
-// ---- state -----------------------------------------------------------------------------------------------------------
-
-struct Reducer::State : std::enable_shared_from_this<State> {
-  struct Bucket {
-    BucketIndices indices;
-    at::Tensor memory;
-    std::vector<at::Tensor> views;
-    std::size_t pending = 0;
-    WorkRef work;
-    std::function<at::Tensor()> finish;  // with a hook
-  };
-  struct Place {
-    std::size_t bucket = 0;
-    std::size_t slot = 0;
-  };
-  struct Hook;
-
-  State(std::vector<at::Tensor> parameters, ReducerOptions given);
-  void attach();
-  void detach();
-
-  void lay_out(const std::vector<BucketIndices>& plan);
-  void rebuild();
-  void check_finished() const;
-  void arm(std::span<const at::Tensor> outputs);
-  void find_unused(std::span<const at::Tensor> outputs);
-
-  void on_gradient(std::size_t index);
-  void mark_ready(std::size_t index);
-  void mark_unused();
-  void fill(std::size_t index);
-  void launch_full();
-  void launch(std::size_t number);
-  void end_of_backward();
-  void finish_static_first();
-  void finish_pass();
-  void give_back(std::size_t index, const at::Tensor& averaged);
-
-  std::string name(std::size_t index) const;
-  std::string names_of(const std::vector<std::size_t>& indices) const;
-  const at::Tensor& view(std::size_t index) const { return buckets[places[index].bucket].views[places[index].slot]; }
-  bool tracks_use() const { return options.find_unused_parameters && !options.static_graph; }
-
-  const std::vector<at::Tensor> parameters;
-  const ReducerOptions options;
-  const double ranks;
-  CommHook hook;
-  std::vector<NodeRef> accumulators;
-  std::vector<std::uintptr_t> hook_keys;
-  std::unordered_map<Node*, std::size_t> index_of;
-
-  mutable std::mutex mutex;
-  std::vector<Bucket> buckets;
-  std::vector<Place> places;
-  std::size_t next = 0;  // the bucket to be launched next
-  /// What is done with gradients that come: `done` is after a pass that was reduced, before the next forward.
-  enum class Mode { local, reduce, done } mode = Mode::local;
-  bool under_way = false;
-  bool callback_queued = false;
-  std::vector<bool> ready;
-  std::vector<std::size_t> arrived;  // order of the first pass
-  bool has_rebuilt = false;
-  std::vector<std::size_t> unused;  // found in this pass's graph
-  bool unused_marked = false;
-  at::Tensor used;  // 1 for each parameter that got a gradient here since the last reduction; then the sum over the ranks
-  WorkRef used_work;
-  std::exception_ptr failure;
-
-  // With a static graph: how often each parameter's gradient came in the first pass, and how often it will still come in this one.
-  bool static_known = false;
-  std::vector<int> static_counts;
-  std::vector<int> static_left;
-  std::vector<std::size_t> static_order;
-};
-
 struct Reducer::State::Hook final : torch::autograd::FunctionPostHook {
   Hook(std::weak_ptr<State> state, std::size_t index) : state(std::move(state)), index(index) {}
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs, const torch::autograd::variable_list&) override {
-    if (const auto alive = state.lock()) alive->on_gradient(index);
+    const auto alive = state.lock();
+    if (alive && index == kRelease) alive->release();
+    if (alive && index != kRelease) alive->on_gradient(index);
     return outputs;
   }
+  static constexpr std::size_t kRelease = SIZE_MAX;
   std::weak_ptr<State> state;
   std::size_t index;
 };
 
 Reducer::State::State(std::vector<at::Tensor> given_parameters, ReducerOptions given)
-    : parameters(std::move(given_parameters)), options(std::move(given)), ranks(options.group->size()) {
+    : parameters(std::move(given_parameters)), options(std::move(given)), divisor(options.group->size()) {
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const at::Tensor& parameter = parameters[i];
     if (!parameter.defined() || !parameter.requires_grad() || !parameter.is_leaf())
@@ -145,15 +63,12 @@ Reducer::State::State(std::vector<at::Tensor> given_parameters, ReducerOptions g
   static_counts.assign(parameters.size(), 0);
   used = at::zeros({static_cast<std::int64_t>(parameters.size())}, at::kInt);
 
-  std::vector<ParameterFacts> facts;
-  for (const at::Tensor& parameter : parameters)
-    facts.push_back({static_cast<std::int64_t>(parameter.nbytes()), parameter.scalar_type(), parameter.device()});
   std::vector<std::size_t> order(parameters.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   // Where the first pass will tell the order, it may as well run with as few buckets as possible.
   const bool will_rebuild = options.static_graph || !options.find_unused_parameters;
-  auto plan = will_rebuild ? plan_buckets(facts, order, INT64_MAX, INT64_MAX)
-                           : plan_buckets(facts, order, options.first_bucket_bytes, options.bucket_cap_bytes);
+  auto plan = will_rebuild ? plan_buckets(facts(), order, INT64_MAX, INT64_MAX)
+                           : plan_buckets(facts(), order, options.first_bucket_bytes, options.bucket_cap_bytes);
   std::reverse(plan.begin(), plan.end());  // gradients come last parameter first
   lay_out(plan);
 }
@@ -162,12 +77,16 @@ void Reducer::State::attach() {
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     accumulators.push_back(torch::autograd::impl::grad_accumulator(parameters[i]));
     hook_keys.push_back(accumulators[i]->add_post_hook(std::make_unique<Hook>(weak_from_this(), i)));
-    index_of[accumulators[i].get()] = i;
   }
+  if (!options.held_until.defined()) return;
+  accumulators.push_back(torch::autograd::impl::grad_accumulator(options.held_until));
+  hook_keys.push_back(accumulators.back()->add_post_hook(std::make_unique<Hook>(weak_from_this(), Hook::kRelease)));
 }
 
 void Reducer::State::detach() {
   for (std::size_t i = 0; i < accumulators.size(); ++i) accumulators[i]->del_post_hook(hook_keys[i]);
+  accumulators.clear();
+  hook_keys.clear();
 }
 
 std::string Reducer::State::name(std::size_t index) const {
@@ -185,6 +104,18 @@ std::string Reducer::State::names_of(const std::vector<std::size_t>& indices) co
 
 // ---- buckets ---------------------------------------------------------------------------------------------------------
 
+std::vector<ParameterFacts> Reducer::State::facts() const {
+  std::vector<ParameterFacts> all;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const at::ScalarType dtype = travels_as(parameters[i]);
+    all.push_back({.bytes = parameters[i].numel() * static_cast<std::int64_t>(c10::elementSize(dtype)),
+                   .dtype = dtype,
+                   .device = parameters[i].device(),
+                   .alone = is_sparse(i)});
+  }
+  return all;
+}
+
 void Reducer::State::lay_out(const std::vector<BucketIndices>& plan) {
   const at::NoGradGuard no_grad;
   std::vector<Bucket> made;
@@ -192,9 +123,17 @@ void Reducer::State::lay_out(const std::vector<BucketIndices>& plan) {
   for (const BucketIndices& indices : plan) {
     Bucket bucket;
     bucket.indices = indices;
+    bucket.sparse = is_sparse(indices.front());
+    bucket.pending = indices.size();
+    if (bucket.sparse) {
+      places[indices.front()] = {made.size(), 0};
+      made.push_back(std::move(bucket));
+      continue;
+    }
     std::int64_t elements = 0;
     for (const std::size_t index : indices) elements += parameters[index].numel();
-    bucket.memory = bucket_memory(elements, parameters[indices.front()].options().requires_grad(false));
+    const at::Tensor& first = parameters[indices.front()];
+    bucket.memory = bucket_memory(elements, first.options().requires_grad(false).dtype(travels_as(first)));
     std::int64_t at = 0;
     for (const std::size_t index : indices) {
       places[index] = {made.size(), bucket.views.size()};
@@ -206,7 +145,6 @@ void Reducer::State::lay_out(const std::vector<BucketIndices>& plan) {
         gradient = bucket.views.back();
       }
     }
-    bucket.pending = indices.size();
     made.push_back(std::move(bucket));
   }
   buckets = std::move(made);
@@ -217,12 +155,9 @@ void Reducer::State::rebuild() {
   has_rebuilt = true;
   auto order = torch::tensor(std::vector<std::int64_t>(arrived.begin(), arrived.end()), at::kLong);
   broadcast(order, {.group = options.group, .group_src = 0});
-  std::vector<ParameterFacts> facts;
-  for (const at::Tensor& parameter : parameters)
-    facts.push_back({static_cast<std::int64_t>(parameter.nbytes()), parameter.scalar_type(), parameter.device()});
   const auto* first = order.const_data_ptr<std::int64_t>();
   lay_out(
-      plan_buckets(facts, std::vector<std::size_t>(first, first + order.numel()), options.first_bucket_bytes, options.bucket_cap_bytes));
+      plan_buckets(facts(), std::vector<std::size_t>(first, first + order.numel()), options.first_bucket_bytes, options.bucket_cap_bytes));
 }
 
 // ---- before backward -------------------------------------------------------------------------------------------------
@@ -232,8 +167,9 @@ void Reducer::State::check_finished() const {
     try {
       std::rethrow_exception(failure);
     } catch (const DistError& error) {
-      throw DistBackendError(std::string("an earlier reduction of the gradients failed, and this model cannot go on: ") + error.what(),
-                             error.code(), error.ranks());
+      throw DistBackendError(kFailedBefore + error.what(), error.code(), error.ranks());
+    } catch (const std::exception& error) {
+      throw DistBackendError(kFailedBefore + error.what(), Code::aborted, {options.group->rank()});
     }
   }
   if (!under_way) return;
@@ -248,9 +184,8 @@ void Reducer::State::check_finished() const {
   }
   throw DistError(
       "Expected to have finished reduction in the prior iteration before starting a new one: some parameters took no part in the loss of "
-      "the "
-      "last backward pass, so their buckets still wait for them. Let every output of forward feed the loss, or set find_unused_parameters "
-      "where the model leaves parts out.\nParameters which did not receive grad for rank " +
+      "the last backward pass, so their buckets still wait for them. Let every output of forward feed the loss, or set "
+      "find_unused_parameters where the model leaves parts out.\nParameters which did not receive grad for rank " +
           rank + ": " + names_of(missing) + "\nParameter indices which did not receive grad for rank " + rank + ": " + indices,
       Code::invalid_argument, {options.group->rank()});
 }
@@ -258,11 +193,12 @@ void Reducer::State::check_finished() const {
 void Reducer::State::arm(std::span<const at::Tensor> outputs) {
   mode = Mode::reduce;
   next = 0;
-  callback_queued = false;
+  released = false;
   unused.clear();
   unused_marked = false;
   ready.assign(ready.size(), false);
   for (Bucket& bucket : buckets) bucket.pending = bucket.indices.size();
+  times.backward_start = steady_clock().now();
   if (options.static_graph) {
     static_left = static_counts;
     if (!static_known) return;
@@ -286,159 +222,22 @@ void Reducer::State::find_unused(std::span<const at::Tensor> outputs) {
     open.pop_back();
     for (const auto& edge : node->next_edges()) visit(edge.function.get());
   }
-  for (std::size_t i = 0; i < accumulators.size(); ++i)
+  for (std::size_t i = 0; i < parameters.size(); ++i)
     if (!seen.contains(accumulators[i].get())) unused.push_back(i);
 }
 
-// ---- during backward -------------------------------------------------------------------------------------------------
-
-void Reducer::State::on_gradient(std::size_t index) {
-  const std::lock_guard lock(mutex);
-  used[static_cast<std::int64_t>(index)] = 1;
-  if (mode == Mode::local || failure) return;
-  if (mode == Mode::done)
-    throw DistError(
-        "backward ran a second time over one forward pass: the gradient of " + name(index) +
-            " would be added to an average on this rank alone. Call forward again, or run all but the last backward under no_sync",
-        Code::invalid_argument, {options.group->rank()});
-  try {
-    under_way = true;
-    if (!std::exchange(callback_queued, true) && options.static_graph && !static_known) {
-      torch::autograd::Engine::get_default_engine().queue_callback([state = shared_from_this()] {
-        const std::lock_guard lock(state->mutex);
-        state->finish_static_first();
-      });
-    }
-    if (options.static_graph && !static_known) {
-      if (++static_counts[index] == 1) static_order.push_back(index);
-      return;
-    }
-    mark_unused();
-    if (options.static_graph && --static_left[index] > 0) return;
-    mark_ready(index);
-  } catch (...) {
-    failure = std::current_exception();
-    throw;
-  }
-}
-
-void Reducer::State::mark_unused() {
-  if (std::exchange(unused_marked, true)) return;
-  for (const std::size_t index : unused) mark_ready(index);
-}
-
-void Reducer::State::mark_ready(std::size_t index) {
-  if (ready[index])
-    throw DistError(
-        "Expected to mark a variable ready only once: the gradient of " + name(index) +
-            " came a second time in one backward pass. The parameter is used by several backward passes of one forward, or by parts "
-            "that run forward again inside backward; set static_graph where every pass does the same, or call backward once",
-        Code::invalid_argument, {options.group->rank()});
-  ready[index] = true;
-  if (!has_rebuilt) arrived.push_back(index);
-  fill(index);
-  if (--buckets[places[index].bucket].pending == 0) launch_full();
-}
-
-/// Copies the gradient into its bucket, divided unless a hook does that.
-void Reducer::State::fill(std::size_t index) {
-  const at::NoGradGuard no_grad;
-  at::Tensor& gradient = parameters[index].mutable_grad();
-  at::Tensor place = view(index);
-  if (!gradient.defined()) {
-    place.zero_();
-    return;
-  }
-  if (gradient.is_sparse())
-    throw DistError("the gradient of " + name(index) + " is sparse; DistributedDataParallel averages dense gradients only",
-                    Code::invalid_argument);
-  if (gradient.is_alias_of(place)) {
-    if (!hook) place.mul_(1.0 / ranks);
-    return;
-  }
-  if (hook) {
-    place.copy_(gradient.detach());
-  } else {
-    at::mul_out(place, gradient.detach(), at::native::wrapped_scalar_tensor(1.0 / ranks));
-  }
-  if (options.gradient_as_bucket_view && !torch::GradMode::is_enabled()) gradient = place;
-}
-
-void Reducer::State::launch_full() {
-  while (next < buckets.size() && buckets[next].pending == 0) launch(next++);
-  if (next < buckets.size()) return;
-  if (tracks_use()) used_work = all_reduce(used, {.group = options.group, .async_op = true});
-  torch::autograd::Engine::get_default_engine().queue_callback([state = shared_from_this()] { state->end_of_backward(); });
-}
-
-void Reducer::State::launch(std::size_t number) {
-  Bucket& bucket = buckets[number];
-  if (!hook) {
-    bucket.work = all_reduce(bucket.memory, {.group = options.group, .async_op = true});
-    return;
-  }
-  GradBucket given{.index = number, .is_last = number + 1 == buckets.size(), .buffer = bucket.memory, .gradients = bucket.views};
-  for (const std::size_t index : bucket.indices) given.parameters.push_back(parameters[index]);
-  bucket.finish = hook(given);
-}
-
-// ---- after backward --------------------------------------------------------------------------------------------------
-
-/// The first pass of a static graph: only now is known which gradients come, and how often.
-void Reducer::State::finish_static_first() {
-  try {
-    static_known = true;
-    for (std::size_t i = 0; i < parameters.size(); ++i)
-      if (static_counts[i] == 0) static_order.push_back(i);
-    for (const std::size_t index : static_order) mark_ready(index);
-  } catch (...) {
-    failure = std::current_exception();
-    throw;
-  }
-}
-
-void Reducer::State::end_of_backward() {
-  const std::lock_guard lock(mutex);
-  try {
-    finish_pass();
-  } catch (...) {
-    failure = std::current_exception();
-    throw;
-  }
-}
-
-void Reducer::State::finish_pass() {
-  const at::NoGradGuard no_grad;
-  if (used_work) std::exchange(used_work, nullptr)->wait();
-  for (Bucket& bucket : buckets) {
-    at::Tensor averaged = bucket.memory;
-    if (bucket.work) std::exchange(bucket.work, nullptr)->wait();
-    if (bucket.finish) averaged = std::exchange(bucket.finish, nullptr)();
-    if (averaged.numel() != bucket.memory.numel())
-      throw DistError("a communication hook gave back " + std::to_string(averaged.numel()) + " elements for a bucket of " +
-                      std::to_string(bucket.memory.numel()));
-    if (!averaged.is_same(bucket.memory)) bucket.memory.copy_(averaged.view({-1}));
-    for (const std::size_t index : bucket.indices) give_back(index, view(index));
-  }
-  used.zero_();
-  mode = Mode::done;
-  under_way = false;
-  if (!options.find_unused_parameters || options.static_graph) return;
-  has_rebuilt = true;  // the order may differ from pass to pass: the buckets stay as they are
-}
-
-void Reducer::State::give_back(std::size_t index, const at::Tensor& averaged) {
-  // What nobody used keeps what it had, so that an optimizer leaves it alone.
-  if (tracks_use() && used[static_cast<std::int64_t>(index)].item<int>() == 0) return;
-  at::Tensor& gradient = parameters[index].mutable_grad();
-  if (options.gradient_as_bucket_view) {
-    if (!gradient.defined() || !gradient.is_alias_of(averaged)) gradient = averaged;
-    return;
-  }
-  if (gradient.defined()) {
-    gradient.copy_(averaged);
-  } else {
-    gradient = averaged.clone();
+/// So that the reducer hears of a backward pass before its first gradient. Leaves would keep their hooks for ever.
+void Reducer::State::watch_backward(std::span<const at::Tensor> outputs) {
+  end_queued = false;
+  gave_gradients = false;
+  for (const at::Tensor& output : outputs) {
+    if (!output.defined() || !output.requires_grad() || output.is_leaf()) continue;
+    output.register_hook([state = weak_from_this()](const at::Tensor&) {
+      const auto alive = state.lock();
+      if (!alive) return;
+      const std::lock_guard lock(alive->mutex);
+      alive->begin_backward();
+    });
   }
 }
 
@@ -456,17 +255,37 @@ Reducer::~Reducer() { state_->detach(); }
 void Reducer::prepare_forward() {
   const std::lock_guard lock(state_->mutex);
   state_->check_finished();
+  ++state_->iteration;
+  state_->times.forward_start = steady_clock().now();
   if (!state_->has_rebuilt && state_->arrived.size() == state_->parameters.size()) state_->rebuild();
 }
 
 void Reducer::prepare_backward(std::span<const at::Tensor> outputs) {
   const std::lock_guard lock(state_->mutex);
   state_->arm(outputs);
+  state_->watch_backward(outputs);
 }
 
-void Reducer::skip_backward() {
+void Reducer::skip_backward(std::span<const at::Tensor> outputs) {
   const std::lock_guard lock(state_->mutex);
   state_->mode = State::Mode::local;
+  if (state_->options.on_backward_end) state_->watch_backward(outputs);
+}
+
+void Reducer::shadow_backward() {
+  const std::lock_guard lock(state_->mutex);
+  state_->shadow();
+}
+
+void Reducer::set_divisor(int ranks) {
+  const std::lock_guard lock(state_->mutex);
+  state_->divisor = ranks;
+}
+
+void Reducer::follow_parameters() {
+  const std::lock_guard lock(state_->mutex);
+  state_->detach();
+  state_->attach();
 }
 
 void Reducer::set_hook(CommHook hook) {
@@ -476,10 +295,22 @@ void Reducer::set_hook(CommHook hook) {
   state_->hook = std::move(hook);
 }
 
+void Reducer::set_sample_rate(int iterations) {
+  const std::lock_guard lock(state_->mutex);
+  if (iterations < 1) group::invalid("the sample rate is a number of iterations, at least 1");
+  state_->statistics.set_sample_rate(iterations);
+}
+
 std::vector<std::int64_t> Reducer::bucket_bytes() const {
   const std::lock_guard lock(state_->mutex);
   std::vector<std::int64_t> bytes;
-  for (const auto& bucket : state_->buckets) bytes.push_back(static_cast<std::int64_t>(bucket.memory.nbytes()));
+  for (const auto& bucket : state_->buckets) {
+    if (bucket.sparse) {
+      bytes.push_back(static_cast<std::int64_t>(state_->parameters[bucket.indices.front()].nbytes()));
+    } else {
+      bytes.push_back(static_cast<std::int64_t>(bucket.memory.nbytes()));
+    }
+  }
   return bytes;
 }
 

@@ -1,0 +1,144 @@
+#include <gtest/gtest.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/sgd.h>
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <string>
+
+#include "muster/group/test_ranks.h"
+#include "muster/parallel.h"
+#include "muster/testing/rank_processes.h"
+
+namespace muster::testing {
+namespace {
+
+namespace nn = torch::nn;
+using Options = DistributedDataParallelOptions;
+
+/// Two layers, of which `second` may be left out.
+struct PairImpl : nn::Module {
+  PairImpl() : first(register_module("first", nn::Linear(4, 6))), second(register_module("second", nn::Linear(6, 6))) {
+    const torch::NoGradGuard no_grad;
+    for (auto& parameter : parameters()) parameter.fill_(0.25);
+  }
+  at::Tensor forward(at::Tensor x, bool uses_second = true) {
+    x = torch::tanh(first(x));
+    return uses_second ? second(x) : x;
+  }
+  nn::Linear first, second;
+};
+TORCH_MODULE(Pair);
+
+at::Tensor batch(int rank) { return torch::ones({2, 4}) * (rank + 1); }
+
+/// What rank 0 of `ranks`, which does nothing wrong, is told when `wrong` happens on the last: in the same step or the next.
+std::string told(int ranks, const std::function<void(DistributedDataParallel<Pair>&, int rank)>& wrong) {
+  const auto store = std::make_shared<HashStore>();
+  std::string text;
+  const auto body = [&](int rank) {
+    DistributedDataParallel<Pair> model(Pair{});
+    model(batch(rank)).sum().backward();
+    barrier();  // nobody is still in the first step
+    if (rank == ranks - 1) return wrong(model, rank);
+    const auto said = message_of<DistError>([&] {
+      for (int step = 0; step < 3; ++step) model(batch(rank)).sum().backward();
+    });
+    if (rank == 0) text = said;
+  };
+  const auto whole = [&](int rank) {
+    init_process_group({.timeout = std::chrono::seconds(60), .world_size = ranks, .rank = rank, .store = store});
+    body(rank);
+    try {
+      destroy_process_group();
+    } catch (const DistError&) {
+      // A group that failed may say so once more.
+    }
+  };
+  spawn(whole, {.nprocs = ranks, .mode = SpawnMode::threads});
+  return text;
+}
+
+// spec: K3 a parameter that got no gradient on one rank, the others do not hang
+TEST(DdpFailures, AParameterWithoutGradientOnOneRankEndsAll) {
+  const auto text = told(3, [](auto& model, int rank) {
+    model(batch(rank), false).sum().backward();
+    const auto own = message_of<DistError>([&] { model(batch(rank)); });
+    EXPECT_HAS(own, "Parameters which did not receive grad for rank 2: second.weight, second.bias");
+  });
+  EXPECT_HAS(text, "rank 2");
+}
+
+TEST(DdpFailures, AChangedModuleIsNamedAndEndsAll) {
+  const auto say = [](const std::function<void(Pair&)>& change, const std::string& expected) {
+    const auto text = told(2, [&](auto& model, int rank) {
+      change(model.module());
+      const auto own = message_of<DistError>([&] { model(batch(rank)); });
+      EXPECT_HAS(own, "was changed after it was wrapped");
+      EXPECT_HAS(own, expected);
+    });
+    EXPECT_HAS(text, "rank 1");
+  };
+  say([](Pair& pair) { pair->register_parameter("late", torch::ones({2})); }, "'late' is new");
+  say([](Pair& pair) { pair->first->weight.requires_grad_(false); }, "'first.weight' was trained then, and is not now");
+  say([](Pair& pair) { pair->to(at::kDouble); }, "'first.weight' has another dtype");
+  say([](Pair& pair) { pair = Pair(); }, "another module stands in its place");
+}
+
+// spec: K4 backward without a forward in between
+TEST(DdpFailures, ASecondBackwardEndsThere) {
+  on_ranks(2, [](int rank) {
+    DistributedDataParallel<Pair> model(Pair{});
+    const auto loss = model(batch(rank)).sum();
+    loss.backward({}, true);
+    EXPECT_HAS(message_of<DistError>([&] { loss.backward(); }), "backward ran a second time over one forward pass");
+    model(batch(rank)).sum().backward();  // nothing was lost
+  });
+}
+
+struct Stop : std::runtime_error {
+  Stop() : std::runtime_error("the batch is poisoned") {}
+};
+
+// Before the first gradient and between two of them.
+TEST(DdpFailures, AnExceptionInBackwardEndsAllAndIsNamed) {
+  for (const bool early : {true, false}) {
+    const auto text = told(3, [&](auto& model, int rank) {
+      auto loss = model(batch(rank)).sum();
+      const auto throws = [](const at::Tensor&) -> at::Tensor { throw Stop(); };
+      if (early) {
+        loss = (loss * 2).sum();
+        auto out = model(batch(rank));
+        out.register_hook(throws);
+        loss = out.sum();
+      } else {
+        model.module()->first->weight.register_hook(throws);
+      }
+      EXPECT_THROW(loss.backward(), Stop);
+      EXPECT_HAS(message_of<DistError>([&] { model(batch(rank)); }), "an earlier reduction of the gradients failed");
+    });
+    EXPECT_HAS(text, "rank 2");
+    EXPECT_HAS(text, "an exception ended backward in the middle");
+  }
+}
+
+TEST(DdpFailures, AHookThatFailsOnOneRankEndsAll) {
+  on_ranks(2, [](int rank) {
+    DistributedDataParallel<Pair> model(Pair{});
+    model.register_comm_hook([rank, plain = all_reduce_hook(model.process_group())](const GradBucket& bucket) {
+      if (rank == 1) throw DistError("the compressor ran dry");
+      return plain(bucket);
+    });
+    const auto text = message_of<DistError>([&] { model(batch(rank)).sum().backward(); });
+    EXPECT_HAS(text, "the compressor ran dry");
+  });
+}
+
+}  // namespace
+}  // namespace muster::testing

@@ -1,0 +1,190 @@
+#include <gtest/gtest.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/sgd.h>
+
+#include <string>
+#include <vector>
+
+#include "muster/group/test_ranks.h"
+#include "muster/parallel.h"
+
+namespace muster::testing {
+namespace {
+
+namespace nn = torch::nn;
+using Options = DistributedDataParallelOptions;
+
+struct NetImpl : nn::Module {
+  explicit NetImpl(bool sparse = false)
+      : table(register_module("table", nn::Embedding(nn::EmbeddingOptions(9, 5).sparse(sparse)))),
+        in(register_module("in", nn::Linear(5, 7))),
+        out(register_module("out", nn::Linear(7, 2))),
+        seen(register_buffer("seen", torch::zeros({1}, at::kDouble))) {
+    to(at::kDouble);
+    const torch::NoGradGuard no_grad;
+    double salt = 0;
+    for (auto& parameter : parameters())
+      parameter.copy_((torch::sin((torch::arange(parameter.numel(), at::kDouble) + (salt += 17)) * 12.9898) * 0.5).view(parameter.sizes()));
+  }
+  at::Tensor forward(const at::Tensor& words) {
+    seen += 1;
+    return out(torch::tanh(in(table(words).mean(1))));
+  }
+  nn::Embedding table;
+  nn::Linear in, out;
+  at::Tensor seen;
+};
+TORCH_MODULE(Net);
+
+at::Tensor words(int rank, int step) { return (torch::arange(6, at::kLong) * (rank + 2) + step * 3).remainder(9).view({2, 3}); }
+int steps_of(int rank) { return 3 + 2 * ((rank * 2) % 3); }  // 3, 7, 5, 3: rank 0 is among the first to run out
+
+at::Tensor flat(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> parts;
+  for (const auto& tensor : tensors) parts.push_back(tensor.detach().reshape({-1}));
+  return torch::cat(parts);
+}
+
+/// All ranks' batches on one process, divided as a Join does.
+at::Tensor alone(int ranks, bool by_all, int epochs) {
+  Net net;
+  torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.2).momentum(0.5));
+  for (int epoch = 0; epoch < epochs; ++epoch) {
+    for (int step = 0;; ++step) {
+      optimizer.zero_grad();
+      std::vector<at::Tensor> losses;
+      for (int rank = 0; rank < ranks; ++rank)
+        if (step < steps_of(rank)) losses.push_back(net(words(rank, step)).square().sum());
+      if (losses.empty()) break;
+      (torch::stack(losses).sum() / (by_all ? ranks : static_cast<int>(losses.size()))).backward();
+      optimizer.step();
+    }
+  }
+  return flat(net->parameters());
+}
+
+class UnevenInputs : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, UnevenInputs, ::testing::Values(1, 2, 3, 4));
+
+// spec: K7 DDP is joinable; a rank that is done shadows the others' collectives
+// spec: K4 join
+TEST_P(UnevenInputs, TrainAsOneProcessWouldOnAll) {
+  const int ranks = GetParam();
+  // The rank with most steps has its optimizer step as often as the reference; one epoch, so that momentum of the others does not matter.
+  for (const bool by_all : {true, false}) {
+    const auto expected = alone(ranks, by_all, 1);
+    const std::vector<Options> variants{{},
+                                        {.bucket_cap_mb = 0.0001},
+                                        {.bucket_cap_mb = 0.0001, .gradient_as_bucket_view = true},
+                                        {.find_unused_parameters = true},
+                                        {.static_graph = true}};
+    for (std::size_t variant = 0; variant < variants.size(); ++variant) {
+      for (const bool sparse : {false, true}) {
+        on_ranks(ranks, [&](int rank) {
+          Net net(sparse);
+          DistributedDataParallel<Net> model(net, variants[variant]);
+          torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.2).momentum(sparse ? 0 : 0.5));
+          auto join = model.join({.divide_by_initial_world_size = by_all});
+          join.run([&] {
+            for (int step = 0; step < steps_of(rank); ++step) {
+              optimizer.zero_grad();
+              model(words(rank, step)).square().sum().backward();
+              optimizer.step();
+            }
+          });
+          const auto mine = flat(net->parameters());
+          if (!sparse) {
+            EXPECT_LT(((mine - expected).norm() / expected.norm()).item<double>(), 1e-12) << variant << " " << by_all;
+          }
+          auto zero = mine.clone();
+          broadcast(zero, {.src = 0});
+          EXPECT_SAME(zero, mine) << "the last joiner's weights went to all";
+          EXPECT_EQ(net->seen.item<double>(), std::min(ranks, 2) == 1 ? 3 : 7) << "and its buffers";
+        });
+      }
+    }
+  }
+}
+
+// spec: K7 again in each epoch, together with what comes between
+TEST(UnevenInputs, JoinInEachEpochAndTrainEvenlyBetween) {
+  on_ranks(3, [](int rank) {
+    Net net;
+    DistributedDataParallel<Net> model(net, {.bucket_cap_mb = 0.0001});
+    torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.1));
+    const auto step = [&](int number) {
+      optimizer.zero_grad();
+      {
+        const auto local = model.no_sync();
+        model(words(rank, number)).square().sum().backward();
+      }
+      model(words(rank, number + 1)).square().sum().backward();
+      optimizer.step();
+    };
+    for (int epoch = 0; epoch < 3; ++epoch) {
+      auto join = model.join();
+      join.run([&] {
+        for (int number = 0; number < (epoch + rank) % 3; ++number) step(number);
+      });
+      step(7);
+    }
+    auto zero = flat(net->parameters());
+    broadcast(zero, {.src = 0});
+    EXPECT_SAME(zero, flat(net->parameters()));
+  });
+}
+
+// spec: K7 throw_on_early_termination
+TEST(UnevenInputs, MayStopAllInstead) {
+  on_ranks(2, [](int rank) {
+    Net net;
+    DistributedDataParallel<Net> model(net);
+    const auto text = message_of<DistError>([&] {
+      auto join = model.join({.throw_on_early_termination = true});
+      join.run([&] {
+        for (int step = 0; step < 2 + rank; ++step) model(words(rank, step)).square().sum().backward();
+      });
+    });
+    EXPECT_HAS(text, "rank 0 has run out of inputs");
+    model(words(rank, 0)).square().sum().backward();  // the model goes on
+  });
+}
+
+// spec: K7 Join of several models, in their order
+TEST(UnevenInputs, OfSeveralModelsInOneJoin) {
+  on_ranks(3, [](int rank) {
+    Net one, two;
+    DistributedDataParallel<Net> first(one), second(two, {.find_unused_parameters = true});
+    Join join({&first, &second}, {.divide_by_initial_world_size = false});
+    join.run([&] {
+      for (int step = 0; step < steps_of(rank); ++step) {
+        first(words(rank, step)).square().sum().backward();
+        second(words(rank, step)).square().sum().backward();
+      }
+    });
+    for (const auto& net : {one, two}) {
+      auto zero = flat(net->parameters());
+      broadcast(zero, {.src = 0});
+      EXPECT_SAME(zero, flat(net->parameters()));
+    }
+  });
+}
+
+// spec: K7 enable
+TEST(UnevenInputs, NotWatchedWhereNotEnabled) {
+  on_ranks(2, [](int rank) {
+    Net net;
+    DistributedDataParallel<Net> model(net);
+    auto join = model.join({.enable = false});
+    join.run([&] {
+      for (int step = 0; step < 3; ++step) model(words(rank, step)).square().sum().backward();
+    });
+    EXPECT_EQ(model.join_process_group(), default_group());
+    EXPECT_TRUE(model.join_device().is_cpu());
+  });
+}
+
+}  // namespace
+}  // namespace muster::testing

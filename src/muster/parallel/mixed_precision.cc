@@ -1,0 +1,44 @@
+#include "muster/parallel/mixed_precision.h"
+
+#include <torch/types.h>
+
+#include <utility>
+
+namespace muster::parallel {
+
+LowPrecision::LowPrecision(std::vector<at::Tensor> parameters, const std::vector<at::Tensor>& buffers, const MixedPrecision& config)
+    : config_(config) {
+  for (at::Tensor& parameter : parameters)
+    if (parameter.is_floating_point()) parameters_.push_back(std::move(parameter));
+  if (!config.buffer_dtype) return;
+  for (const at::Tensor& buffer : buffers)
+    if (buffer.is_floating_point()) buffer.set_data(buffer.detach().to(*config.buffer_dtype));
+}
+
+bool LowPrecision::lower() {
+  if (!config_.param_dtype || !full_.empty()) return false;
+  const at::NoGradGuard no_grad;
+  for (const at::Tensor& parameter : parameters_) {
+    full_.push_back(parameter.detach());
+    parameter.set_data(full_.back().to(*config_.param_dtype));
+  }
+  return true;
+}
+
+void LowPrecision::restore() {
+  const at::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < full_.size(); ++i) parameters_[i].set_data(full_[i]);
+  full_.clear();
+  for (const at::Tensor& parameter : parameters_) {
+    at::Tensor& gradient = parameter.mutable_grad();
+    if (!gradient.defined()) continue;
+    const bool low = config_.keep_low_precision_grads && config_.param_dtype;
+    gradient = gradient.to(low ? *config_.param_dtype : parameter.scalar_type());
+  }
+}
+
+at::Tensor LowPrecision::cast(const at::Tensor& input) const {
+  return config_.param_dtype && config_.cast_forward_inputs && input.is_floating_point() ? input.to(*config_.param_dtype) : input;
+}
+
+}  // namespace muster::parallel

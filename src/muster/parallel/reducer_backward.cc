@@ -1,0 +1,336 @@
+#include <ATen/ScalarOps.h>
+#include <torch/csrc/autograd/engine.h>
+
+#include <numeric>
+
+#include "muster/base/debug_level.h"
+#include "muster/base/log.h"
+#include "muster/group/collectives.h"
+#include "muster/group/errors.h"
+#include "muster/parallel/reducer_state.h"
+
+namespace muster::parallel {
+
+/// Lives as long as autograd keeps the callback for the end of a backward pass: autograd drops it uncalled where an exception ends the
+/// pass.
+struct Reducer::State::Watch {
+  explicit Watch(std::shared_ptr<State> state) : state(std::move(state)) {}
+  ~Watch() {
+    if (!ended) state->left_in_the_middle();
+  }
+  std::shared_ptr<State> state;
+  bool ended = false;
+};
+
+// ---- during backward -------------------------------------------------------------------------------------------------
+
+void Reducer::State::begin_backward() {
+  if (mode == Mode::done || failure || std::exchange(end_queued, true)) return;
+  torch::autograd::Engine::get_default_engine().queue_callback([watch = std::make_shared<Watch>(shared_from_this())] {
+    watch->ended = true;
+    watch->state->end_backward();
+  });
+}
+
+void Reducer::State::on_gradient(std::size_t index) {
+  const std::lock_guard lock(mutex);
+  used[static_cast<std::int64_t>(index)] = 1;
+  gave_gradients = true;
+  if (failure) return;
+  if (mode == Mode::local) {
+    if (options.on_backward_end) begin_backward();
+    return;
+  }
+  if (mode == Mode::done)
+    throw DistError(
+        "backward ran a second time over one forward pass: the gradient of " + name(index) +
+            " would be added to an average on this rank alone. Call forward again, or run all but the last backward under no_sync",
+        Code::invalid_argument, {options.group->rank()});
+  begin_backward();
+  try {
+    under_way = true;
+    if (options.static_graph && !static_known) {
+      if (++static_counts[index] == 1) static_order.push_back(index);
+      return;
+    }
+    mark_unused();
+    if (options.static_graph && --static_left[index] > 0) return;
+    mark_ready(index);
+  } catch (...) {
+    failure = std::current_exception();
+    throw;
+  }
+}
+
+void Reducer::State::release() {
+  const std::lock_guard lock(mutex);
+  if (mode != Mode::reduce || failure) return;
+  released = true;
+  try {
+    launch_full();
+  } catch (...) {
+    failure = std::current_exception();
+    throw;
+  }
+}
+
+void Reducer::State::mark_unused() {
+  if (std::exchange(unused_marked, true)) return;
+  for (const std::size_t index : unused) mark_ready(index);
+}
+
+void Reducer::State::mark_ready(std::size_t index) {
+  if (ready[index])
+    throw DistError(
+        "Expected to mark a variable ready only once: the gradient of " + name(index) +
+            " came a second time in one backward pass. The parameter is used by several backward passes of one forward, or by parts "
+            "that run forward again inside backward; set static_graph where every pass does the same, or call backward once",
+        Code::invalid_argument, {options.group->rank()});
+  ready[index] = true;
+  if (!has_rebuilt) arrived.push_back(index);
+  if (is_sparse(index)) {
+    fill_sparse(index);
+  } else {
+    fill(index);
+  }
+  if (--buckets[places[index].bucket].pending == 0) launch_full();
+}
+
+/// Copies the gradient into its bucket, divided unless a hook does that.
+void Reducer::State::fill(std::size_t index) {
+  const at::NoGradGuard no_grad;
+  at::Tensor& gradient = parameters[index].mutable_grad();
+  at::Tensor place = view(index);
+  if (!gradient.defined()) {
+    place.zero_();
+    return;
+  }
+  if (gradient.is_sparse())
+    throw DistError(
+        "the gradient of " + name(index) +
+            " is sparse, which was not expected: only those of Embedding and EmbeddingBag modules made with sparse(true) may be",
+        Code::invalid_argument);
+  if (gradient.is_alias_of(place)) {
+    if (!hook) place.div_(divisor);
+    return;
+  }
+  if (hook) {
+    place.copy_(gradient.detach());
+  } else {
+    at::mul_out(place, gradient.detach(), at::native::wrapped_scalar_tensor(1.0 / divisor));
+  }
+  if (options.gradient_as_bucket_view && !torch::GradMode::is_enabled()) gradient = place;
+}
+
+/// A gradient of a parameter that was left out.
+at::Tensor Reducer::State::no_values(const at::Tensor& parameter) const {
+  const auto options_of = at::TensorOptions(travels_as(parameter)).device(parameter.device()).layout(at::kSparse);
+  return at::_sparse_coo_tensor_with_dims(1, parameter.dim() - 1, parameter.sizes(), options_of);
+}
+
+/// The bucket is the gradient itself, as sparse as it came.
+void Reducer::State::fill_sparse(std::size_t index) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor& gradient = parameters[index].grad();
+  at::Tensor& memory = buckets[places[index].bucket].memory;
+  if (!gradient.defined()) {
+    memory = no_values(parameters[index]);
+    return;
+  }
+  memory = (gradient.is_sparse() ? gradient.detach() : gradient.detach().to_sparse(1)).to(travels_as(parameters[index]));
+  memory = hook ? memory.clone() : memory.div(divisor);
+}
+
+void Reducer::State::launch_full() {
+  if (is_held() || next == buckets.size()) return;
+  while (next < buckets.size() && buckets[next].pending == 0) launch(next++);
+  if (next < buckets.size()) return;
+  times.backward_end = steady_clock().now();
+  if (tracks_use()) used_work = all_reduce(used, {.group = options.group, .async_op = true});
+}
+
+void Reducer::State::launch(std::size_t number) {
+  if (number == 0) times.comm_start = steady_clock().now();
+  Bucket& bucket = buckets[number];
+  if (!hook) {
+    // Sparse ones need several rounds, which nobody should wait for in the middle of backward.
+    if (!bucket.sparse) bucket.work = all_reduce(bucket.memory, {.group = options.group, .async_op = true});
+    return;
+  }
+  GradBucket given{.index = number, .is_last = number + 1 == buckets.size(), .buffer = bucket.memory, .gradients = bucket.views};
+  if (bucket.sparse) given.gradients = {bucket.memory};
+  for (const std::size_t index : bucket.indices) given.parameters.push_back(parameters[index]);
+  bucket.finish = hook(given);
+}
+
+// ---- after backward --------------------------------------------------------------------------------------------------
+
+void Reducer::State::end_backward() {
+  {
+    const std::lock_guard lock(mutex);
+    end_queued = false;
+    if (failure || !gave_gradients) return;
+    try {
+      if (mode == Mode::reduce && under_way) {
+        released = true;
+        if (options.static_graph && !static_known) mark_static_first();
+        // Outputs may be left out of the loss too: what they alone depend on gets no gradient in this pass.
+        if (tracks_use())
+          for (std::size_t i = 0; i < parameters.size(); ++i)
+            if (!ready[i]) mark_ready(i);
+        launch_full();
+        if (next == buckets.size()) finish_pass();
+      }
+    } catch (...) {
+      failure = std::current_exception();
+      tell_others();
+      throw;
+    }
+  }
+  if (options.on_backward_end) options.on_backward_end();
+}
+
+void Reducer::State::left_in_the_middle() noexcept {
+  const std::lock_guard lock(mutex);
+  end_queued = false;
+  if (mode != Mode::reduce) return;
+  if (!failure)
+    failure = std::make_exception_ptr(
+        DistError("an exception ended backward in the middle, before all gradients were averaged", Code::aborted, {options.group->rank()}));
+  tell_others();
+}
+
+/// They wait for gradients that will not come.
+void Reducer::State::tell_others() const noexcept {
+  try {
+    if (!options.group->failure().ok()) return;  // the group knows better what happened
+    std::string why;
+    try {
+      std::rethrow_exception(failure);
+    } catch (const std::exception& error) {
+      why = error.what();
+    } catch (...) {
+      why = "an exception of an unknown type";
+    }
+    options.group->abort("averaging the gradients failed on rank " + std::to_string(options.group->rank()) + ": " + why);
+  } catch (const std::exception& error) {
+    log(LogLevel::warning, std::string("the other ranks could not be told that backward failed here: ") + error.what());
+  }
+}
+
+/// The first pass of a static graph: only now is known which gradients come, and how often.
+void Reducer::State::mark_static_first() {
+  static_known = true;
+  for (std::size_t i = 0; i < parameters.size(); ++i)
+    if (static_counts[i] == 0) static_order.push_back(i);
+  for (const std::size_t index : static_order) mark_ready(index);
+}
+
+at::Tensor Reducer::State::finish_bucket(Bucket& bucket) {
+  if (bucket.work) std::exchange(bucket.work, nullptr)->wait();
+  if (!bucket.finish) {
+    if (bucket.sparse) all_reduce(bucket.memory, {.group = options.group});
+    return bucket.memory;
+  }
+  at::Tensor averaged = std::exchange(bucket.finish, nullptr)();
+  if (averaged.numel() != bucket.memory.numel())
+    throw DistError("a communication hook gave back " + std::to_string(averaged.numel()) + " elements for a bucket of " +
+                    std::to_string(bucket.memory.numel()));
+  if (bucket.sparse) return averaged;
+  if (!averaged.is_same(bucket.memory)) bucket.memory.copy_(averaged.view({-1}));
+  return bucket.memory;
+}
+
+void Reducer::State::finish_pass() {
+  const at::NoGradGuard no_grad;
+  if (used_work) std::exchange(used_work, nullptr)->wait();
+  for (Bucket& bucket : buckets) {
+    const at::Tensor averaged = finish_bucket(bucket);
+    if (bucket.sparse) {
+      give_back_sparse(bucket.indices.front(), averaged);
+      bucket.memory = at::Tensor();
+    } else {
+      for (const std::size_t index : bucket.indices) give_back(index, view(index));
+    }
+  }
+  used.zero_();
+  mode = Mode::done;
+  under_way = false;
+  end_statistics();
+  // Where unused parameters are looked for, the order may differ from pass to pass: the buckets stay as they are.
+  if (tracks_use()) has_rebuilt = true;
+}
+
+void Reducer::State::give_back(std::size_t index, const at::Tensor& averaged) {
+  // What nobody used keeps what it had, so that an optimizer leaves it alone.
+  if (tracks_use() && used[static_cast<std::int64_t>(index)].item<int>() == 0) return;
+  at::Tensor& gradient = parameters[index].mutable_grad();
+  if (options.gradient_as_bucket_view) {
+    if (!gradient.defined() || !gradient.is_alias_of(averaged)) gradient = averaged;
+    return;
+  }
+  if (options.reduce_dtype && gradient.defined() && gradient.scalar_type() != averaged.scalar_type()) {
+    gradient = averaged.to(at::promote_types(gradient.scalar_type(), averaged.scalar_type()), false, true);
+  } else if (gradient.defined()) {
+    gradient.copy_(averaged);
+  } else {
+    gradient = averaged.clone();
+  }
+}
+
+void Reducer::State::give_back_sparse(std::size_t index, const at::Tensor& averaged) {
+  if (tracks_use() && used[static_cast<std::int64_t>(index)].item<int>() == 0) return;
+  at::Tensor& gradient = parameters[index].mutable_grad();
+  const bool dense = gradient.defined() && !gradient.is_sparse();
+  const at::Tensor back = averaged.to(gradient.defined() ? gradient.scalar_type() : parameters[index].scalar_type());
+  gradient = dense ? back.to_dense() : back;
+}
+
+void Reducer::State::end_statistics() {
+  times.comm_end = steady_clock().now();
+  if (get_debug_level() != DebugLevel::DETAIL || !statistics.samples(iteration)) return;
+  statistics.add(times);
+  std::int64_t unused_bytes = 0;
+  for (const std::size_t index : unused) unused_bytes += static_cast<std::int64_t>(parameters[index].nbytes());
+  log(LogLevel::info, statistics.text(options.model_name, options.group->rank(), options.group->size(), unused_bytes));
+}
+
+// ---- in place of backward --------------------------------------------------------------------------------------------
+
+void Reducer::State::shadow() {
+  const at::NoGradGuard no_grad;
+  try {
+    used.zero_();
+    next = 0;
+    released = true;
+    std::vector<at::Tensor> kept;  // where gradients live in the buckets, what travels must not be seen in them
+    for (Bucket& bucket : buckets) {
+      kept.push_back(bucket.memory);
+      bucket.pending = 0;
+      if (bucket.sparse) {
+        bucket.memory = no_values(parameters[bucket.indices.front()]);
+      } else if (options.gradient_as_bucket_view) {
+        bucket.memory = at::zeros_like(bucket.memory);
+      } else {
+        bucket.memory.zero_();
+      }
+    }
+    launch_full();
+    if (used_work) std::exchange(used_work, nullptr)->wait();
+    for (Bucket& bucket : buckets) finish_bucket(bucket);
+    for (std::size_t i = 0; i < buckets.size(); ++i) buckets[i].memory = kept[i];
+    used.zero_();
+    mode = Mode::done;
+    if (!has_rebuilt && arrived.empty()) {
+      arrived.resize(parameters.size());
+      std::iota(arrived.begin(), arrived.end(), std::size_t{0});
+    }
+    if (tracks_use()) has_rebuilt = true;
+  } catch (...) {
+    failure = std::current_exception();
+    tell_others();
+    throw;
+  }
+}
+
+}  // namespace muster::parallel
