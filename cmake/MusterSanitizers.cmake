@@ -35,7 +35,15 @@ if(MUSTER_SANITIZE MATCHES "undefined")
   list(APPEND MUSTER_TEST_ENVIRONMENT "UBSAN_OPTIONS=print_stacktrace=1")
 endif()
 if(MUSTER_SANITIZE MATCHES "thread")
-  list(APPEND MUSTER_TEST_ENVIRONMENT "TSAN_OPTIONS=suppressions=${suppressions}/tsan.txt:halt_on_error=1:second_deadlock_stack=1")
+  set(tsan_options "halt_on_error=1:second_deadlock_stack=1")
+  if(MUSTER_TORCH)
+    # A LibTorch that is not built for it: what its own code calls (memcpy, locks) is left out, and what is left of it is suppressed.
+    string(APPEND tsan_options ":ignore_noninstrumented_modules=1:suppressions=${suppressions}/tsan-torch.txt")
+    list(APPEND MUSTER_TEST_ENVIRONMENT "OMP_NUM_THREADS=1" "MKL_NUM_THREADS=1")
+  else()
+    string(APPEND tsan_options ":suppressions=${suppressions}/tsan.txt")
+  endif()
+  list(APPEND MUSTER_TEST_ENVIRONMENT "TSAN_OPTIONS=${tsan_options}")
   # g++ 12's runtime gives up ("unexpected memory mapping") on kernels that spread mappings over more than 28 bits; without
   # address randomisation it runs on all of them.
   set(probe ${CMAKE_BINARY_DIR}/CMakeFiles/tsan_probe)

@@ -5,13 +5,12 @@
 #include "muster/group/test_ranks.h"
 
 // Counts what this thread takes from the heap, where it asks for that. Sanitizers bring an operator new of their own.
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#define MUSTER_COUNTS_ALLOCATIONS 1
 namespace {
 thread_local bool counting = false;
 thread_local std::size_t taken = 0;
 }  // namespace
-
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define MUSTER_COUNTS_ALLOCATIONS 1
 void* operator new(std::size_t size) {
   if (counting) ++taken;
   if (void* memory = std::malloc(size == 0 ? 1 : size)) return memory;
