@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <tuple>
 
 #include "muster/base/clock.h"
 
@@ -60,6 +61,91 @@ std::vector<int> ranks_where(const std::vector<Member>& members, Test test) {
 
 std::uint64_t completed_of(const Member& member) { return member.group != nullptr ? member.group->completed : 0; }
 
+/// The call that a member made on `group` under this number; null where the trace does not hold it.
+const Record* call_of(const Member& member, const std::string& group, std::uint64_t sequence) {
+  if (member.trace == nullptr) return nullptr;
+  for (const auto& record : member.trace->records) {
+    if (record.sequence == sequence && member.trace->groups[record.group].name == group) return &record;
+  }
+  return nullptr;
+}
+
+/// Those whose call `sequence` is another than that of most members, where one of these calls has failed. The engine compares more than a
+/// trace holds (reduce operations, sizes where they must agree): what is the same here may have differed there.
+std::vector<int> odd_ones(const std::vector<Member>& members, const std::string& group, std::uint64_t sequence) {
+  std::map<std::tuple<std::string, std::string, int>, std::vector<int>> kinds;
+  bool failed = false;
+  for (const auto& member : members) {
+    const auto* call = call_of(member, group, sequence);
+    if (call == nullptr) continue;
+    failed = failed || call->state == State::failed;
+    kinds[{call->name, call->dtype, call->peer}].push_back(member.rank);
+  }
+  if (!failed || kinds.size() < 2) return {};
+  const auto common = std::max_element(kinds.begin(), kinds.end(), [](const auto& a, const auto& b) {
+    // Of as many, those with the lowest ranks are in the right.
+    return std::pair(a.second.size(), -a.second.front()) < std::pair(b.second.size(), -b.second.front());
+  });
+  std::vector<int> odd;
+  for (auto at = kinds.begin(); at != kinds.end(); ++at) {
+    if (at != common) odd.insert(odd.end(), at->second.begin(), at->second.end());
+  }
+  std::sort(odd.begin(), odd.end());
+  return odd;
+}
+
+/// Takes ranks that make a different call for what holds the group up, where there are any. The first to meet them has ended the group for
+/// the others too, which may have been in an earlier call.
+bool find_different(const std::vector<Member>& members, Holdup& holdup) {
+  std::set<std::uint64_t> last;  // calls of the members, those that may be the different ones
+  for (const auto& member : members) {
+    if (member.group != nullptr && member.group->started >= holdup.sequence) last.insert(member.group->started);
+  }
+  std::vector<int> odd;
+  for (auto at = last.begin(); at != last.end() && odd.empty(); ++at) {
+    odd = odd_ones(members, holdup.group, *at);
+    if (!odd.empty()) holdup.sequence = *at;
+  }
+  if (odd.empty()) return false;
+  holdup.reason = Reason::different;
+  holdup.behind = odd;
+  for (const auto& member : members) {
+    const auto* call = call_of(member, holdup.group, holdup.sequence);
+    if (call == nullptr) continue;
+    const bool is_odd = std::find(odd.begin(), odd.end(), member.rank) != odd.end();
+    if (!is_odd) {
+      holdup.call = describe(*call);
+      holdup.since_ns = call->start_ns;
+    }
+    if (member.rank == odd.front()) holdup.other_call = describe(*call);
+  }
+  return true;
+}
+
+/// A failed group ends calls in which nobody was missing along with the one in which somebody was: who is between calls, and behind, is the
+/// one that was missed, in the call after its last.
+bool find_missed(const std::vector<Member>& members, std::uint64_t most, Holdup& holdup) {
+  const bool failed = std::any_of(members.begin(), members.end(),
+                                  [](const Member& member) { return member.open != nullptr && member.open->state == State::failed; });
+  if (!failed) return false;
+  std::uint64_t last = most;
+  for (const auto& member : members)
+    if (member.group != nullptr && member.open == nullptr) last = std::min(last, member.group->started);
+  if (last == most) return false;
+  for (const auto& member : members) {
+    const auto* call = call_of(member, holdup.group, last + 1);
+    if (call == nullptr) continue;
+    holdup.reason = Reason::not_entered;
+    holdup.behind =
+        ranks_where(members, [&](const Member& one) { return one.group != nullptr && one.open == nullptr && one.group->started == last; });
+    holdup.sequence = last + 1;
+    holdup.call = describe(*call);
+    holdup.since_ns = call->start_ns;
+    return true;
+  }
+  return false;  // the ring has forgotten that call
+}
+
 std::optional<Holdup> holdup_of(const JobTrace& job, const std::string& name) {
   const auto members = members_of(job, name);
   const Record* first = nullptr;  // the earliest call that somebody is in
@@ -82,8 +168,10 @@ std::optional<Holdup> holdup_of(const JobTrace& job, const std::string& name) {
     holdup.since_ns = std::min(holdup.since_ns, member.open->start_ns);
   }
   const auto inside = [&](const Member& member) { return member.group != nullptr && member.group->started >= first->sequence; };
-  holdup.reason = Reason::not_entered;
-  holdup.behind = ranks_where(members, [&](const Member& member) { return member.trace != nullptr && !inside(member); });
+  if (!find_different(members, holdup) && !find_missed(members, most, holdup)) {
+    holdup.reason = Reason::not_entered;
+    holdup.behind = ranks_where(members, [&](const Member& member) { return member.trace != nullptr && !inside(member); });
+  }
   for (const auto& [life, reason] : {std::pair(Life::gone, Reason::gone), std::pair(Life::stopped, Reason::stopped)}) {
     if (!holdup.behind.empty()) break;
     holdup.reason = reason;
@@ -101,6 +189,7 @@ std::optional<Holdup> holdup_of(const JobTrace& job, const std::string& name) {
     if (holdup.behind.size() == members.size()) holdup.behind.clear();
   }
   holdup.waiting = ranks_where(members, [&](const Member& member) {
+    if (holdup.sequence != first->sequence && member.open != nullptr && member.open->sequence != holdup.sequence) return false;
     return member.open != nullptr && std::find(holdup.behind.begin(), holdup.behind.end(), member.rank) == holdup.behind.end();
   });
   return holdup;
@@ -121,6 +210,7 @@ std::string describe(const Holdup& holdup, const JobTrace& job) {
   if (holdup.behind.empty()) return text + "; no member is behind the others";
   text += "; " + list_ranks(holdup.behind);
   switch (holdup.reason) {
+    case Reason::different: return text + " called " + holdup.other_call + " as that number";
     case Reason::not_entered: return text + (one ? " has" : " have") + " not entered it";
     case Reason::gone: return text + (one ? " was" : " were") + " in it when the process ended";
     case Reason::stopped: return text + (one ? " is" : " are") + " in it too, but stopped";
@@ -220,7 +310,10 @@ std::string headline(const JobTrace& job, const std::vector<Holdup>& holdups) {
   if (holdups.empty()) return "no rank is behind: nobody waits in a collective";
   const auto& worst = holdups.front();
   if (worst.behind.empty()) return "no rank is behind the others in group '" + worst.group + "'";
-  return list_ranks(worst.behind) + (worst.behind.size() == 1 ? " is" : " are") + " behind: " + describe(worst, job);
+  const bool one = worst.behind.size() == 1;
+  const char* what = worst.reason == Reason::different ? (one ? " makes a different call: " : " make different calls: ")
+                                                       : (one ? " is behind: " : " are behind: ");
+  return list_ranks(worst.behind) + what + describe(worst, job);
 }
 
 std::string summary(const JobTrace& job) {
@@ -240,7 +333,7 @@ std::string summary(const JobTrace& job) {
     for (int rank = 0; rank < job.world_size(); ++rank) {
       if (job.rank(rank) == nullptr) without.push_back(rank);
     }
-    text += "no trace here of " + list_ranks(without) + ": on another host, or ended well\n";
+    text += "no trace here of " + list_ranks(without) + ": on another host (`muster trace --store` asks there), or ended well\n";
   }
   for (const auto& why : job.unread) text += "left out: " + why + "\n";
   return text;

@@ -13,6 +13,7 @@ namespace muster::trace {
 
 /// Why ranks hold up a group, the surest first.
 enum class Reason : std::uint8_t {
+  different,    ///< they have made another call under that number, and the group has failed
   not_entered,  ///< they have not made the call that others wait in
   gone,         ///< they have, but their process is no more
   stopped,      ///< they have, but their process stands still
@@ -25,6 +26,7 @@ struct Holdup {
   std::string call;            ///< "all_reduce of 16 bytes (float32 [4])"
   Reason reason = Reason::unfinished;
   std::vector<int> behind;    ///< job ranks
+  std::string other_call;     ///< Reason::different: what the first of them called
   std::vector<int> waiting;   ///< those with a trace that are in the call, or failed in it
   std::int64_t since_ns = 0;  ///< when the first of them came
   std::uint64_t gap = 0;      ///< calls between the first and the last member

@@ -58,6 +58,46 @@ TEST(Analysis, NobodyIsBehindBetweenCalls) {
   EXPECT_NE(summary(job).find("no rank is behind"), std::string::npos);
 }
 
+// The news of a member that closes early ends the call before too, on a member that was still in it.
+TEST(Analysis, NamesWhoWasMissedWhereTheGroupHasFailed) {
+  auto job = job_of(4, 5);
+  for (const int rank : {0, 1}) enter(job.ranks[static_cast<std::size_t>(rank)], 6, State::failed);
+  auto& slow = job.ranks[3];
+  slow.records.back().state = State::failed;
+  slow.groups[0].completed = 4;
+  const auto text = headline(job, find_holdups(job));
+  EXPECT_EQ(text.find("rank 2 is behind: ranks 0 and 1 are in call 6 of group 'default'"), 0u) << text;
+  EXPECT_NE(text.find("rank 2 has not entered it"), std::string::npos) << text;
+}
+
+TEST(Analysis, NamesWhoMakesADifferentCall) {
+  auto job = job_of(4, 5);
+  for (auto& trace : job.ranks) enter(trace, 6, State::failed);
+  EXPECT_EQ(find_holdups(job).front().reason, Reason::unfinished);
+  auto& other = job.ranks[2].records.back();
+  other.name = "broadcast";
+  other.peer = 0;
+  const auto holdups = find_holdups(job);
+  ASSERT_EQ(holdups.size(), 1u);
+  EXPECT_EQ(holdups[0].reason, Reason::different);
+  EXPECT_EQ(holdups[0].behind, std::vector<int>{2});
+  const auto text = headline(job, holdups);
+  EXPECT_EQ(text.find("rank 2 makes a different call: ranks 0, 1 and 3 are in call 6 of group 'default', all_reduce of 16 bytes"), 0u)
+      << text;
+  EXPECT_NE(text.find("rank 2 called broadcast of 16 bytes (float32 [4]) as that number"), std::string::npos) << text;
+  // A member that was still in the call before when the group failed.
+  auto slow = job;
+  slow.ranks[0].records.pop_back();
+  slow.ranks[0].records.back().state = State::failed;
+  slow.ranks[0].groups[0].started = 5;
+  slow.ranks[0].groups[0].completed = 4;
+  const auto early = headline(slow, find_holdups(slow));
+  EXPECT_EQ(early.find("rank 2 makes a different call: ranks 1 and 3 are in call 6 of group 'default'"), 0u) << early;
+  // Nothing has failed: two names of one operation.
+  for (auto& trace : job.ranks) trace.records.back().state = State::started;
+  EXPECT_NE(find_holdups(job).front().reason, Reason::different);
+}
+
 TEST(Analysis, WhoHasNotEnteredTheCallIsBehind) {
   auto job = job_of(4, 5);
   for (const int rank : {0, 1, 3}) enter(job.ranks[static_cast<std::size_t>(rank)], 6);
