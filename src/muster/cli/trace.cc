@@ -6,31 +6,95 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <fstream>
 #include <iostream>
+#include <memory>
+#include <utility>
 
 #include "muster/base/clock.h"
+#include "muster/launch/options.h"
+#include "muster/store/factory.h"
+#include "muster/trace/responder.h"
 #include "muster/trace/run_directory.h"
 
 namespace muster::cli {
 namespace {
 
 constexpr std::int64_t kWindow = 5'000'000'000;
+constexpr Duration kConnectLimit = std::chrono::seconds(10);
+/// Asked of each rank over the store: `top` needs the calls of its window only, refreshed again and again.
+constexpr std::size_t kAllRecords = trace::kMostEntries, kRecordsOfTop = 500;
 
-/// Which job is meant.
-struct Choice {
-  std::int64_t pid = 0;
-  std::string directory;
+/// What is shown: a job, and what must be said about where it comes from.
+struct Shown {
+  trace::JobTrace job;
+  std::vector<std::string> notes;
+};
 
+/// Which job is meant: by its files on this host, or through its store.
+class Choice {
+ public:
   void add_to(CLI::App& app) {
-    auto* pid_option = app.add_option("--pid", pid, "the job that has this process as a rank")->check(CLI::PositiveNumber);
-    app.add_option("--dir", directory, "the directory of a job's traces, or of several jobs (then the latest)")->excludes(pid_option);
+    auto* pid_option = app.add_option("--pid", pid_, "the job that has this process as a rank")->check(CLI::PositiveNumber);
+    auto* directory_option =
+        app.add_option("--dir", directory_, "the directory of a job's traces, or of several jobs (then the latest)")->excludes(pid_option);
+    app.add_option("--store", store_text_,
+                   "ask all ranks of the running job whose store is served there (MASTER_ADDR:MASTER_PORT), whatever host they are on; "
+                   "needs the job's MUSTER_SECRET or MUSTER_SECRET_FILE in the environment")
+        ->type_name("HOST:PORT")
+        ->excludes(pid_option)
+        ->excludes(directory_option);
+    app.add_option("--wait", wait_, "seconds to wait for ranks that do not answer (with --store)")
+        ->check(CLI::Range(0.1, 3600.0))
+        ->capture_default_str();
   }
-  Result<std::string> find() const {
-    if (pid != 0) return trace::find_job_of(trace::run_directory(), pid);
-    return trace::find_job(directory.empty() ? trace::run_directory() : directory);
+  bool by_store() const { return !store_text_.empty(); }
+
+  /// Finds the job, once; `records` are wanted of each rank.
+  Status find(std::size_t records) {
+    ask_.records = records;
+    ask_.patience = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(wait_));
+    if (by_store()) return connect();
+    const auto found = pid_ != 0 ? trace::find_job_of(trace::run_directory(), pid_)
+                                 : trace::find_job(directory_.empty() ? trace::run_directory() : directory_);
+    if (!found) return found.status();
+    directory_ = *found;
+    return {};
   }
+  Result<Shown> read() const {
+    if (!by_store()) {
+      auto job = trace::read_job(directory_);
+      if (!job) return job.status();
+      return Shown{std::move(*job), {}};
+    }
+    auto asked = trace::ask_job(*store_, ask_);
+    if (!asked) return asked.status();
+    asked->job.directory = "the answers of the ranks to the store at " + store_text_;
+    return Shown{std::move(asked->job), std::move(asked->notes)};
+  }
+
+ private:
+  Status connect() {
+    const auto endpoint = launch::parse_endpoint("--store", store_text_);
+    if (!endpoint) return endpoint.status();
+    if (!endpoint->port) return Status(Code::invalid_argument, "--store: \"" + store_text_ + "\" has no port; write HOST:PORT");
+    store::TcpStoreOptions options;
+    options.host = endpoint->host;
+    options.port = *endpoint->port;
+    options.timeout = kConnectLimit;
+    auto store = store::make_tcp_store(std::move(options));
+    if (!store) return store.status();
+    store_ = std::move(*store);
+    return {};
+  }
+
+  std::int64_t pid_ = 0;
+  std::string directory_, store_text_;
+  double wait_ = 2;
+  trace::AskOptions ask_;
+  std::shared_ptr<store::Store> store_;
 };
 
 int complain(const char* command, const std::string& text) {
@@ -70,6 +134,12 @@ std::string printable(const std::string& text) {
   return out;
 }
 
+std::string lines_of(const std::vector<std::string>& notes) {
+  std::string text;
+  for (const auto& note : notes) text += note + "\n";
+  return text;
+}
+
 std::string scaled(double value) {
   static constexpr const char* kUnits[] = {"", "K", "M", "G", "T"};
   int unit = 0;
@@ -97,11 +167,11 @@ int run_trace(const std::vector<std::string>& arguments) {
   std::string output;
   app.add_option("-o,--output", output, "write FILE.json (Chrome, Perfetto) and FILE.html (a page of its own)")->type_name("FILE");
   if (const int stop = parse(app, arguments); stop != 0) return stop - 1;
-  const auto directory = choice.find();
-  if (!directory) return complain("trace", directory.status().message());
-  const auto job = trace::read_job(*directory);
-  if (!job) return complain("trace", job.status().message());
-  std::cout << printable(trace::summary(*job));
+  if (const auto found = choice.find(kAllRecords); !found) return complain("trace", found.message());
+  const auto shown = choice.read();
+  if (!shown) return complain("trace", shown.status().message());
+  const auto* job = &shown->job;
+  std::cout << printable(trace::summary(*job) + lines_of(shown->notes));
   if (output.empty()) return 0;
   const std::string json = with_ending(output, ".json"), page = with_ending(output, ".html");
   if (!write_file(json, timeline_json(*job))) return complain("trace", "cannot write " + json);
@@ -113,7 +183,7 @@ int run_trace(const std::vector<std::string>& arguments) {
 std::string top_table(const trace::JobTrace& job) {
   const std::int64_t now = job.now_ns();
   std::string out = printable("job " + job.ranks.front().job + ": " + std::to_string(job.world_size()) + " ranks, " +
-                              std::to_string(job.ranks.size()) + " on this host; " + trace::headline(job, trace::find_holdups(job))) +
+                              std::to_string(job.ranks.size()) + " shown; " + trace::headline(job, trace::find_holdups(job))) +
                     "\n";
   char line[256];
   std::snprintf(line, sizeof line, "%5s %8s %-8s %6s %8s %8s  %s\n", "rank", "pid", "process", "wait", "calls/s", "bytes/s", "in flight");
@@ -130,13 +200,24 @@ std::string top_table(const trace::JobTrace& job) {
     out += "\n";
     if (rank.failures > 0) out += "        last error: " + printable(rank.failure.substr(0, rank.failure.find('\n'))) + "\n";
   }
-  if (static_cast<int>(job.ranks.size()) < job.world_size()) out += "ranks of other hosts are not shown; run `muster top` there\n";
   return out;
 }
 
+/// One screen of `muster top`, and whether anything can still change on it.
+std::pair<std::string, bool> screen_of(const Shown& shown, bool all_hosts) {
+  std::string text = top_table(shown.job);
+  if (!all_hosts && static_cast<int>(shown.job.ranks.size()) < shown.job.world_size())
+    text += "ranks of other hosts are not shown; give --store MASTER_ADDR:MASTER_PORT, with the job's MUSTER_SECRET in the environment\n";
+  const auto& ranks = shown.job.ranks;
+  const bool over = std::all_of(ranks.begin(), ranks.end(), [](const auto& rank) { return rank.life == trace::Life::gone; });
+  return {text + printable(lines_of(shown.notes)), !over};
+}
+
 int run_top(const std::vector<std::string>& arguments) {
-  CLI::App app{"What this host's ranks of a job are in, refreshed. \"wait\" is the share of the last 5 s with a call under way.",
-               "muster top"};
+  CLI::App app{
+      "What a job's ranks are in, refreshed: this host's, or with --store all. \"wait\" is the share of the last 5 s with a call under "
+      "way.",
+      "muster top"};
   Choice choice;
   choice.add_to(app);
   bool once = false;
@@ -144,19 +225,20 @@ int run_top(const std::vector<std::string>& arguments) {
   app.add_flag("--once", once, "print one table and end");
   app.add_option("--interval", interval, "seconds between two tables")->check(CLI::Range(0.1, 3600.0))->capture_default_str();
   if (const int stop = parse(app, arguments); stop != 0) return stop - 1;
-  const auto directory = choice.find();
-  if (!directory) return complain("top", directory.status().message());
+  if (const auto found = choice.find(kRecordsOfTop); !found) return complain("top", found.message());
   for (bool first = true;; first = false) {
-    const auto job = trace::read_job(*directory);
-    if (!job && first) return complain("top", job.status().message());
-    if (!job) {
-      std::cout << "the job has ended and has left no traces: all is well\n";
+    const auto shown = choice.read();
+    if (!shown && first) return complain("top", shown.status().message());
+    if (!shown) {
+      std::cout << (choice.by_store() ? printable("the job does not answer any more: " + shown.status().message())
+                                      : "the job has ended and has left no traces: all is well")
+                << "\n";
       return 0;
     }
+    const auto [text, goes_on] = screen_of(*shown, choice.by_store());
     if (!once && ::isatty(1) != 0) std::cout << "\033[H\033[2J";
-    std::cout << top_table(*job) << std::flush;
-    const bool over = std::all_of(job->ranks.begin(), job->ranks.end(), [](const auto& rank) { return rank.life == trace::Life::gone; });
-    if (once || over || !std::cout) return 0;
+    std::cout << text << std::flush;
+    if (once || !goes_on || !std::cout) return 0;
     const auto pause = static_cast<std::int64_t>(interval * 1e9);
     const timespec span{static_cast<time_t>(pause / 1'000'000'000), static_cast<long>(pause % 1'000'000'000)};
     ::nanosleep(&span, nullptr);

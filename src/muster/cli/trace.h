@@ -1,4 +1,4 @@
-/// `muster trace`: what the ranks of a job called last, merged; who is behind.
+/// `muster trace` and `muster top`: what the ranks of a job called last, merged; who is behind.
 #pragma once
 
 #include <string>
@@ -17,7 +17,7 @@ int run_top(const std::vector<std::string>& arguments);
 std::string timeline_json(const trace::JobTrace& job);
 /// One page that needs nothing else: the headline, a table per rank, the calls as bars.
 std::string timeline_page(const trace::JobTrace& job);
-/// One screen of `muster top`.
+/// The table of `muster top`.
 std::string top_table(const trace::JobTrace& job);
 
 }  // namespace muster::cli

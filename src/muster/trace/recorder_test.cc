@@ -12,6 +12,7 @@
 #include <fstream>
 #include <thread>
 
+#include "muster/testing/scratch_folder.h"
 #include "muster/trace/analysis.h"
 #include "muster/trace/reader.h"
 #include "muster/trace/run_directory.h"
@@ -23,11 +24,7 @@ namespace fs = std::filesystem;
 
 class RecorderTest : public ::testing::Test {
  protected:
-  RecorderTest() {
-    char name[] = "/tmp/muster-trace-XXXXXX";
-    base_ = ::mkdtemp(name);
-  }
-  ~RecorderTest() override { fs::remove_all(base_); }
+  RecorderTest() { fs::create_directory(base_); }
 
   std::shared_ptr<Recorder> make(const std::string& job = "a job", int rank = 0, std::uint32_t entries = 64) {
     auto recorder = Recorder::create({job, rank, 4, entries, base_});
@@ -41,7 +38,8 @@ class RecorderTest : public ::testing::Test {
     return trace.ok() ? *trace : RankTrace{};
   }
 
-  std::string base_;
+  testing::ScratchFolder folder_;
+  const std::string base_ = folder_.file("run");
 };
 
 const std::vector<int> kWorld = {0, 1, 2, 3};

@@ -2,103 +2,52 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 
-#include "muster/base/bytes.h"
 #include "muster/trace/analysis.h"
 #include "muster/trace/run_directory.h"
+#include "muster/trace/trace_bytes.h"
 
 namespace muster::trace {
 namespace {
 
 constexpr auto kInterval = std::chrono::seconds(1);
 constexpr auto kStoreTimeout = std::chrono::seconds(1);
-constexpr std::size_t kGroupsPublished = 32;
 constexpr std::size_t kTold = 8;
 /// Causes travel to the other ranks in at most 4 KiB.
 constexpr std::size_t kLongestText = 2400;
 
 std::string key_of(int rank) { return "trace/" + std::to_string(rank); }
 
-void put(ByteWriter& out, const Record& record) {
-  out.put(record.sequence).put(record.start_ns).put(record.end_ns).put(record.bytes).put(record.tag).put(record.peer);
-  out.put(static_cast<std::uint32_t>(record.group)).put(record.state).put(record.dimensions);
-  out.put_text(record.name).put_text(record.dtype).put(static_cast<std::uint32_t>(record.shape.size()));
-  for (const auto extent : record.shape) out.put(extent);
+/// The latest group of this name that a rank has made: after a shrinking a group of the same name may take an ended one's place.
+const GroupTrace* latest_group(const RankTrace& trace, const std::string& name) {
+  for (auto at = trace.groups.rbegin(); at != trace.groups.rend(); ++at) {
+    if (at->name == name || at->name.starts_with(name + " #")) return &*at;
+  }
+  return nullptr;
 }
 
-Record get_record(ByteReader& in) {
-  Record record;
-  record.sequence = in.get<std::uint64_t>();
-  record.start_ns = in.get<std::int64_t>();
-  record.end_ns = in.get<std::int64_t>();
-  record.bytes = in.get<std::uint64_t>();
-  record.tag = in.get<std::int64_t>();
-  record.peer = in.get<int>();
-  record.group = in.get<std::uint32_t>();
-  record.state = in.get<State>();
-  record.dimensions = in.get<int>();
-  record.name = in.get_text();
-  record.dtype = in.get_text();
-  const auto extents = std::min<std::uint32_t>(in.get<std::uint32_t>(), 4);
-  for (std::uint32_t i = 0; i < extents; ++i) record.shape.push_back(in.get<std::int64_t>());
-  return record;
+/// The latest of this name with these members; null where the rank has not made it.
+const GroupTrace* group_meant(const RankTrace& trace, const std::string& name, std::span<const int> members) {
+  const auto* group = latest_group(trace, name);
+  if (group == nullptr || group->members.empty()) return group;
+  std::vector<int> shown;
+  std::copy_if(members.begin(), members.end(), std::back_inserter(shown), [](int rank) { return rank < kMembersShown; });
+  std::sort(shown.begin(), shown.end());
+  return group->members == shown ? group : nullptr;
 }
 
 bool contains(const std::vector<int>& ranks, int rank) { return std::find(ranks.begin(), ranks.end(), rank) != ranks.end(); }
 
 }  // namespace
 
-std::string encode_latest(const RankTrace& trace) {
-  const std::size_t first = trace.groups.size() > kGroupsPublished ? trace.groups.size() - kGroupsPublished : 0;
-  ByteWriter out;
-  out.put(kVersion).put(trace.rank).put(trace.world_size).put(trace.pid).put(trace.calls);
-  out.put_text(trace.host).put_text(trace.boot);
-  out.put(static_cast<std::uint32_t>(trace.groups.size() - first));
-  std::vector<const Record*> latest;
-  for (std::size_t i = first; i < trace.groups.size(); ++i) {
-    const auto& group = trace.groups[i];
-    out.put_text(group.name).put(group.size).put(group.rank).put(group.started).put(group.completed);
-    const auto at = std::find_if(trace.records.rbegin(), trace.records.rend(), [&](const Record& record) { return record.group == i; });
-    if (at != trace.records.rend()) latest.push_back(&*at);
-  }
-  std::sort(latest.begin(), latest.end(), [](const auto* a, const auto* b) { return a->ticket < b->ticket; });
-  out.put(static_cast<std::uint32_t>(latest.size()));
-  for (const auto* record : latest) {
-    Record moved = *record;
-    moved.group -= first;
-    put(out, moved);
-  }
-  return out.take();
-}
+std::string encode_latest(const RankTrace& trace) { return encode_trace(cut_to_latest(trace)); }
 
 std::optional<RankTrace> decode_latest(std::string_view bytes) {
-  ByteReader in(bytes);
-  RankTrace trace;
-  const auto version = in.get<std::uint32_t>();
-  trace.rank = in.get<int>();
-  trace.world_size = in.get<int>();
-  trace.pid = in.get<std::int64_t>();
-  trace.calls = in.get<std::uint64_t>();
-  trace.host = in.get_text();
-  trace.boot = in.get_text();
-  trace.life = Life::running;  // as far as this rank knows
-  const auto groups = std::min<std::uint32_t>(in.get<std::uint32_t>(), kGroupsPublished);
-  for (std::uint32_t i = 0; i < groups; ++i) {
-    GroupTrace group;
-    group.name = in.get_text();
-    group.size = in.get<std::int32_t>();
-    group.rank = in.get<std::int32_t>();
-    group.started = in.get<std::uint64_t>();
-    group.completed = in.get<std::uint64_t>();
-    trace.groups.push_back(std::move(group));
-  }
-  const auto records = std::min<std::uint32_t>(in.get<std::uint32_t>(), kGroupsPublished);
-  for (std::uint32_t i = 0; i < records && in.ok(); ++i) {
-    trace.records.push_back(get_record(in));
-    if (trace.records.back().group >= trace.groups.size()) return std::nullopt;
-  }
-  if (version != kVersion || !in.at_end()) return std::nullopt;
-  return trace;
+  auto sent = decode_trace(bytes);
+  if (!sent) return std::nullopt;
+  sent->trace.life = Life::running;  // as far as this rank knows
+  return std::move(sent->trace);
 }
 
 Witness::Witness(std::shared_ptr<Recorder> recorder, std::shared_ptr<store::Store> store, std::vector<int> elsewhere)
@@ -182,7 +131,10 @@ std::string Witness::tell(const std::string& group, std::span<const int> ranks) 
   if (ranks.empty()) return {};
   const auto job = look(ranks.first(std::min(ranks.size(), kTold)));
   std::string text;
-  for (const auto& trace : job.ranks) text += "; " + last_act(trace, group, wall_now_ns());
+  for (const auto& trace : job.ranks) {
+    const auto* latest = latest_group(trace, group);
+    text += "; " + last_act(trace, latest != nullptr ? latest->name : group, wall_now_ns());
+  }
   return text.size() > kLongestText ? std::string() : text;
 }
 
@@ -190,14 +142,13 @@ Testimony testify(const JobTrace& job, const std::string& group, std::uint64_t s
                   const std::vector<int>& awaited) {
   Testimony testimony{awaited, {}};
   const auto* mine = job.rank(me);
-  // Of two groups of one name nobody can say here which is meant.
-  if (mine == nullptr || mine->group(group + " #2") != nullptr) return testimony;
+  if (mine == nullptr || group_meant(*mine, group, members) == nullptr) return testimony;
   const auto now = wall_now_ns();
   std::vector<int> outside, inside, unknown;
   for (const int member : members) {
     if (member == me) continue;
     const auto* trace = job.rank(member);
-    const auto* there = trace != nullptr ? trace->group(group) : nullptr;
+    const auto* there = trace != nullptr ? group_meant(*trace, group, members) : nullptr;
     auto& place = trace == nullptr ? unknown : there != nullptr && there->started >= sequence ? inside : outside;
     place.push_back(member);
   }
@@ -217,7 +168,10 @@ Testimony testify(const JobTrace& job, const std::string& group, std::uint64_t s
     }
   }
   for (std::size_t i = 0; i < order.size() && i < kTold; ++i) {
-    if (const auto* trace = job.rank(order[i])) sentences.push_back(last_act(*trace, group, now));
+    const auto* trace = job.rank(order[i]);
+    if (trace == nullptr) continue;
+    const auto* there = group_meant(*trace, group, members);
+    sentences.push_back(last_act(*trace, there != nullptr ? there->name : group + " of these members", now));
   }
   for (const auto& sentence : sentences) {
     if (testimony.text.size() + sentence.size() > kLongestText) break;

@@ -1,11 +1,9 @@
 #include "muster/trace/witness.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
-
-#include <filesystem>
 
 #include "muster/store/factory.h"
+#include "muster/testing/scratch_folder.h"
 #include "muster/trace/analysis.h"
 
 namespace muster::trace {
@@ -15,49 +13,44 @@ namespace {
 class TwoHosts : public ::testing::Test {
  protected:
   TwoHosts() {
-    char name[] = "/tmp/muster-trace-XXXXXX";
-    base_ = ::mkdtemp(name);
     for (const int rank : {0, 1}) {
-      recorders_[rank] = *Recorder::create({"a job", rank, 2, 64, base_ + "/host" + std::to_string(rank)});
+      recorders_[rank] = *Recorder::create({"a job", rank, 2, 64, folder_.file("host" + std::to_string(rank))});
       group_ = recorders_[rank]->add_group("default", std::vector<int>{0, 1}, rank);
     }
   }
-  ~TwoHosts() override { std::filesystem::remove_all(base_); }
-
   void call(int rank, std::uint64_t sequence, bool ends) {
     const auto now = steady_clock().now();
     const auto ticket = recorders_[rank]->begin(group_, {.name = "all_reduce", .sequence = sequence, .bytes = 16}, now);
     if (ends) recorders_[rank]->end(ticket, now);
   }
-  /// Whether rank 0 comes to hear that rank 1 has made `calls` calls.
-  static bool hears(const Witness& witness, std::uint64_t calls) {
-    const auto deadline = deadline_after(steady_clock(), std::chrono::seconds(60));
-    while (steady_clock().now() < deadline) {
-      const auto job = witness.look();
-      const auto* there = job.rank(1);
-      if (there != nullptr && there->calls == calls) return true;
-      ::usleep(5000);
-    }
-    return false;
+  /// Whether rank 0 comes to hear that rank 1 has made `calls` calls: after exactly one change since the last time, rank 1 publishes once.
+  bool hears(const Witness& witness, std::uint64_t calls) {
+    const std::string key = "trace/1";
+    if (!store_->wait(std::span(&key, 1), std::chrono::seconds(60))) return false;
+    const auto job = witness.look();
+    static_cast<void>(store_->delete_key(key));
+    return job.rank(1) != nullptr && job.rank(1)->calls == calls;
   }
 
-  std::string base_;
+  testing::ScratchFolder folder_;
   std::shared_ptr<store::Store> store_ = store::make_hash_store();
   std::shared_ptr<Recorder> recorders_[2];
   std::uint16_t group_ = 0;
 };
 
 TEST_F(TwoHosts, TheOtherHostsLastCallComesThroughTheStore) {
-  Witness mine(recorders_[0], store_, {1}), theirs(recorders_[1], store_, {0});
   call(1, 1, true);
-  ASSERT_TRUE(hears(mine, 1));
   call(0, 1, true);
   call(0, 2, false);
+  Witness mine(recorders_[0], store_, {1}), theirs(recorders_[1], store_, {0});
+  const std::string key = "trace/1";
+  ASSERT_TRUE(store_->wait(std::span(&key, 1), std::chrono::seconds(60)).ok());
   const std::vector<int> members = {0, 1};
   const auto testimony = testify(mine.look(), "default", 2, members, 0, {1});
   EXPECT_EQ(testimony.missing, std::vector<int>{1});
   EXPECT_NE(testimony.text.find("rank 1's last call there is number 1, all_reduce, completed"), std::string::npos) << testimony.text;
   EXPECT_NE(mine.tell("default", std::vector<int>{1}).find("rank 1's last call"), std::string::npos);
+  ASSERT_TRUE(hears(mine, 1));
   call(1, 2, false);
   EXPECT_TRUE(hears(mine, 2));
   mine.stop();

@@ -1,0 +1,317 @@
+#include "muster/trace/responder.h"
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "muster/base/bytes.h"
+#include "muster/base/secret.h"
+#include "muster/store/factory.h"
+#include "muster/trace/analysis.h"
+#include "muster/trace/run_directory.h"
+#include "muster/trace/trace_bytes.h"
+
+namespace muster::trace {
+namespace {
+
+constexpr Duration kStoreTimeout = std::chrono::seconds(2);
+constexpr std::string_view kJobKey = "trace/job";
+constexpr std::size_t kMostQuestions = 2;  ///< that wait for a rank: more would not make it answer
+constexpr int kMostRanks = 1 << 20;
+
+std::string questions_of(int rank) { return "trace/ask/" + std::to_string(rank); }
+std::string answer_key(const std::string& id, int rank) { return "trace/answer/" + id + "/" + std::to_string(rank); }
+std::string published_key(int rank) { return "trace/" + std::to_string(rank); }  // witness.cc writes it
+
+struct Announcement {
+  std::string job;
+  int world_size = 0;
+  std::int64_t since_ns = 0;
+};
+
+std::string encode(const Announcement& job) {
+  return ByteWriter().put(kVersion).put(job.world_size).put(job.since_ns).put_text(job.job).take();
+}
+
+std::optional<Announcement> decode_announcement(std::string_view bytes) {
+  ByteReader in(bytes);
+  Announcement job;
+  const auto version = in.get<std::uint32_t>();
+  job.world_size = in.get<int>();
+  job.since_ns = in.get<std::int64_t>();
+  job.job = in.get_text();
+  if (version != kVersion || !in.at_end() || job.world_size < 1 || job.world_size > kMostRanks) return std::nullopt;
+  return job;
+}
+
+struct Question {
+  std::string id;
+  std::uint64_t records = 0;
+  std::vector<int> about;  ///< empty: the rank that is asked
+};
+
+std::string encode(const Question& question) {
+  ByteWriter out;
+  out.put(kVersion).put_text(question.id).put(question.records).put(static_cast<std::uint32_t>(question.about.size()));
+  for (const int rank : question.about) out.put(rank);
+  return out.take();
+}
+
+std::optional<Question> decode_question(std::string_view bytes) {
+  ByteReader in(bytes);
+  Question question;
+  const auto version = in.get<std::uint32_t>();
+  question.id = in.get_text();
+  question.records = in.get<std::uint64_t>();
+  const auto ranks = in.get<std::uint32_t>();
+  for (std::uint32_t i = 0; i < ranks && in.ok(); ++i) question.about.push_back(in.get<int>());
+  if (version != kVersion || !in.at_end() || question.id.size() > 64) return std::nullopt;
+  return question;
+}
+
+std::string answer_to(const Question& question, const Recorder& recorder) {
+  std::vector<RankTrace> traces;
+  if (const auto mine = read_trace(recorder.path())) {
+    if (question.about.empty()) traces.push_back(*mine);
+    for (const int rank : question.about) {
+      auto theirs = read_trace(recorder.directory() + "/" + trace_name(rank));
+      // In a directory that hosts share, whether a rank of another host lives cannot be seen here.
+      if (theirs && theirs->boot == mine->boot && theirs->host == mine->host) traces.push_back(std::move(*theirs));
+    }
+  }
+  ByteWriter out;
+  out.put(static_cast<std::uint32_t>(traces.size()));
+  for (auto& trace : traces) out.put_text(encode_trace(cut_to(std::move(trace), static_cast<std::size_t>(question.records))));
+  return out.take();
+}
+
+/// Times moved to this host's clock.
+std::vector<RankTrace> decode_answer(std::string_view bytes) {
+  ByteReader in(bytes);
+  std::vector<RankTrace> traces;
+  const auto count = in.get<std::uint32_t>();
+  for (std::uint32_t i = 0; i < count && in.ok(); ++i) {
+    auto sent = decode_trace(in.get_text());
+    if (!sent) continue;
+    shift(sent->trace, wall_now_ns() - sent->as_of_ns);
+    traces.push_back(std::move(sent->trace));
+  }
+  return traces;
+}
+
+/// Whether users of other processes and hosts reach it.
+bool is_served(std::shared_ptr<store::Store> store) {
+  while (auto below = store::underlying_store(*store)) store = std::move(below);
+  return std::string_view(store->kind()) == "tcp";
+}
+
+}  // namespace
+
+struct Responder::State {
+  std::shared_ptr<Recorder> recorder;
+  std::shared_ptr<store::Store> store;
+  int rank = 0;
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool stopping = false;
+  bool ended = false;
+  std::thread thread;
+
+  bool stops() {
+    const std::lock_guard lock(mutex);
+    return stopping;
+  }
+
+  void answer_all() {
+    std::string previous;
+    for (;;) {
+      const auto bytes = store->queue_pop(questions_of(rank), true, Duration(-1));
+      if (!bytes.ok() || stops()) break;
+      const auto question = decode_question(*bytes);
+      if (!question) continue;
+      if (!previous.empty()) static_cast<void>(store->delete_key(previous));
+      previous = answer_key(question->id, rank);
+      if (!store->set(previous, answer_to(*question, *recorder)).ok()) break;
+    }
+    const std::lock_guard lock(mutex);
+    ended = true;
+    changed.notify_all();
+  }
+};
+
+std::unique_ptr<Responder> Responder::start(std::shared_ptr<Recorder> recorder, const std::shared_ptr<store::Store>& job) {
+  if (!recorder || !job || !is_served(job)) return nullptr;
+  const auto mine = read_trace(recorder->path());
+  if (!mine) return nullptr;
+  auto clone = job->clone();
+  if (!clone) return nullptr;
+  auto state = std::make_shared<State>();
+  state->recorder = std::move(recorder);
+  state->store = std::move(*clone);
+  state->store->set_timeout(kStoreTimeout);
+  state->rank = mine->rank;
+  if (mine->rank == 0) static_cast<void>(state->store->set(kJobKey, encode(Announcement{mine->job, mine->world_size, mine->since_ns})));
+  state->thread = std::thread([state] { state->answer_all(); });
+  return std::unique_ptr<Responder>(new Responder(std::move(state)));
+}
+
+Responder::Responder(std::shared_ptr<State> state) : state_(std::move(state)) {}
+
+Responder::~Responder() { stop(); }
+
+void Responder::stop() {
+  const auto state = std::exchange(state_, nullptr);
+  if (state == nullptr) return;
+  if (mark_.forked()) {
+    state->thread.detach();  // the parent's
+    new auto(state);         // and so are its connections
+    return;
+  }
+  std::unique_lock lock(state->mutex);
+  state->stopping = true;
+  if (!state->ended) {
+    lock.unlock();
+    if (state->rank == 0) static_cast<void>(state->store->delete_key(kJobKey));
+    static_cast<void>(state->store->queue_push(questions_of(state->rank), ""));
+    lock.lock();
+    state->changed.wait_for(lock, kStoreTimeout, [&] { return state->ended; });
+  }
+  // A store that hangs must not hold up the end of the job: the thread then lives on until its connection ends.
+  const bool ended = state->ended;
+  lock.unlock();
+  ended ? state->thread.join() : state->thread.detach();
+}
+
+namespace {
+
+/// One round of questions to the ranks of one job.
+class Asking {
+ public:
+  Asking(store::Store& store, std::string prefix, Announcement announced, const AskOptions& options)
+      : store_(store), prefix_(std::move(prefix)), announced_(std::move(announced)), options_(options) {}
+
+  Result<AskedJob> run() {
+    std::vector<int> all(static_cast<std::size_t>(announced_.world_size));
+    for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int>(i);
+    for (auto& trace : ask(all, {})) found_.emplace(trace.rank, std::move(trace));
+    const auto silent = missing();
+    ask_neighbours(silent);
+    look_up_last_words();
+    if (found_.empty()) {
+      return Status(Code::timed_out, "none of the " + std::to_string(announced_.world_size) + " ranks of job " + announced_.job +
+                                         " answers: it has ended without destroy_process_group, or keeps no traces "
+                                         "(MUSTER_TRACE_ENTRIES=0)");
+    }
+    AskedJob asked;
+    asked.notes = std::move(notes_);
+    if (const auto unknown = missing(); !unknown.empty())
+      asked.notes.push_back(list_ranks(unknown) + (unknown.size() == 1 ? " does" : " do") + " not answer, and nothing else is known of " +
+                            (unknown.size() == 1 ? "it" : "them"));
+    for (auto& [rank, trace] : found_) asked.job.ranks.push_back(std::move(trace));
+    return asked;
+  }
+
+ private:
+  std::string key(const std::string& name) const { return prefix_ + name; }
+
+  std::vector<int> missing() const {
+    std::vector<int> ranks;
+    for (int rank = 0; rank < announced_.world_size; ++rank)
+      if (!found_.contains(rank)) ranks.push_back(rank);
+    return ranks;
+  }
+
+  /// What those of `ranks` that answer say.
+  std::vector<RankTrace> ask(const std::vector<int>& ranks, const std::vector<int>& about) {
+    const Question question{Secret::random_text().substr(0, 24), options_.records, about};
+    std::vector<int> asked;
+    for (const int rank : ranks) {
+      const auto waiting = store_.queue_len(key(questions_of(rank)));
+      if (!waiting.ok() || *waiting >= static_cast<std::int64_t>(kMostQuestions)) continue;
+      if (store_.queue_push(key(questions_of(rank)), encode(question)).ok()) asked.push_back(rank);
+    }
+    const TimePoint deadline = deadline_after(steady_clock(), options_.patience);
+    std::vector<RankTrace> said;
+    for (const int rank : asked) {
+      const auto place = key(answer_key(question.id, rank));
+      const auto answer = store_.get(place, std::max<Duration>(time_left(steady_clock(), deadline), std::chrono::milliseconds(1)));
+      if (!answer.ok()) continue;
+      static_cast<void>(store_.delete_key(place));
+      for (auto& trace : decode_answer(*answer)) {
+        const bool wanted = about.empty() ? trace.rank == rank : std::find(about.begin(), about.end(), trace.rank) != about.end();
+        if (wanted && trace.world_size == announced_.world_size) said.push_back(std::move(trace));
+      }
+    }
+    return said;
+  }
+
+  /// Of those that are stopped or dead a rank of the same host tells.
+  void ask_neighbours(const std::vector<int>& silent) {
+    if (silent.empty()) return;
+    std::map<std::tuple<std::string, std::string, std::string>, int> one_of_each_folder;
+    for (const auto& [rank, trace] : found_)
+      one_of_each_folder.emplace(std::tuple(trace.host, trace.boot, trace.path.substr(0, trace.path.rfind('/'))), rank);
+    std::vector<int> neighbours;
+    for (const auto& [folder, rank] : one_of_each_folder) neighbours.push_back(rank);
+    for (auto& trace : ask(neighbours, silent)) {
+      const int rank = trace.rank;
+      if (!found_.emplace(rank, std::move(trace)).second) continue;
+      notes_.push_back("rank " + std::to_string(rank) +
+                       " does not answer; what is shown was read from its file by another rank of its host");
+    }
+  }
+
+  /// In jobs on several hosts every rank publishes what it did last.
+  void look_up_last_words() {
+    for (const int rank : missing()) {
+      const std::string place = key(published_key(rank));
+      const auto there = store_.check(std::span(&place, 1));
+      if (!there.ok() || !*there) continue;
+      const auto bytes = store_.get(place);
+      auto word = bytes.ok() ? decode_trace(*bytes) : std::nullopt;
+      if (!word || word->trace.rank != rank) continue;
+      found_.emplace(rank, std::move(word->trace));
+      notes_.push_back("rank " + std::to_string(rank) +
+                       " does not answer, nor does any rank of its host; what is shown is what it published last, " +
+                       muster::describe(Duration(std::max<std::int64_t>(wall_now_ns() - word->as_of_ns, 0))) + " ago");
+    }
+  }
+
+  store::Store& store_;
+  const std::string prefix_;
+  const Announcement announced_;
+  const AskOptions options_;
+  std::map<int, RankTrace> found_;
+  std::vector<std::string> notes_;
+};
+
+}  // namespace
+
+Result<AskedJob> ask_job(store::Store& store, const AskOptions& options) {
+  const auto keys = store.list_keys();
+  if (!keys.ok()) return keys.status();
+  std::string prefix;
+  std::optional<Announcement> latest;
+  for (const auto& key : *keys) {
+    if (key != kJobKey && !key.ends_with("/" + std::string(kJobKey))) continue;
+    const auto bytes = store.get(key);
+    auto job = bytes.ok() ? decode_announcement(*bytes) : std::nullopt;
+    if (!job || (latest && latest->since_ns > job->since_ns)) continue;
+    latest = std::move(job);
+    prefix = key.substr(0, key.size() - kJobKey.size());
+  }
+  if (!latest) {
+    return Status(Code::invalid_argument,
+                  "no job that can be asked runs on this store: it has ended, has not begun, or keeps no traces (MUSTER_TRACE_ENTRIES=0)");
+  }
+  return Asking(store, std::move(prefix), std::move(*latest), options).run();
+}
+
+}  // namespace muster::trace

@@ -1,0 +1,54 @@
+/// Telling a running job's calls to somebody on another host, or without access to the files: `muster top --store`, `muster trace --store`.
+///
+/// Where the job's store is a TCP store, every rank has a thread that sleeps in one request to it (no processor time, nothing is sent)
+/// until a question comes. Who asks has proved the job's secret to the store, as ranks do. A rank that hangs in a call answers all the
+/// same; of one that is stopped or dead another rank of its host tells, from its file. Under the job's keys:
+///   trace/job                 which job this is: written once by rank 0
+///   trace/ask/<rank>          queue of questions
+///   trace/answer/<id>/<rank>  an answer; the asker deletes it, else the next answer of that rank does
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "muster/base/clock.h"
+#include "muster/base/fork_guard.h"
+#include "muster/base/status.h"
+#include "muster/store/store.h"
+#include "muster/trace/reader.h"
+#include "muster/trace/recorder.h"
+
+namespace muster::trace {
+
+class Responder {
+ public:
+  /// Null where nobody outside can reach the store (other kinds than TCP), or where there is no trace or the store does not answer: a job
+  /// runs without. `job`: the job's part of the store.
+  static std::unique_ptr<Responder> start(std::shared_ptr<Recorder> recorder, const std::shared_ptr<store::Store>& job);
+  ~Responder();
+  Responder(const Responder&) = delete;
+
+  /// Lets go of the store, within seconds even where it hangs. Called before the job's store goes.
+  void stop();
+
+ private:
+  struct State;
+  explicit Responder(std::shared_ptr<State> state);
+  std::shared_ptr<State> state_;
+  ProcessMark mark_;
+};
+
+struct AskOptions {
+  std::size_t records = 2000;                   ///< the latest so many calls of each rank
+  Duration patience = std::chrono::seconds(2);  ///< how long ranks that do not answer are waited for
+};
+struct AskedJob {
+  JobTrace job;
+  std::vector<std::string> notes;  ///< of which ranks nothing is known, or only by hearsay
+};
+/// What the ranks of the latest job on this store are in; `store` is the whole server's, not one job's part of it. Times are moved to this
+/// host's clock.
+Result<AskedJob> ask_job(store::Store& store, const AskOptions& options = {});
+
+}  // namespace muster::trace
