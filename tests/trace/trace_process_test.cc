@@ -2,11 +2,11 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <torch/types.h>
 #include <unistd.h>
 
 #include <cstdio>
-#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -14,14 +14,16 @@
 #include <string>
 
 #include "muster/distributed.h"
+#include "muster/testing/network_namespaces.h"
 #include "muster/testing/rank_processes.h"
+#include "muster/testing/reserved_port.h"
+#include "muster/testing/scratch_folder.h"
 #include "muster/trace/analysis.h"
 #include "muster/trace/run_directory.h"
 
 namespace muster::testing {
 namespace {
 
-namespace fs = std::filesystem;
 constexpr auto kLimit = std::chrono::seconds(60);
 constexpr int kRanks = 4;
 
@@ -50,17 +52,19 @@ Output run(const std::string& command) {
 
 Output muster(const std::string& arguments) { return run(std::string(MUSTER_COMMAND) + " " + arguments); }
 
+/// Blocks until a child has stopped (WSTOPPED) or ended (WEXITED), which is left for others to collect.
+bool has_changed(pid_t child, int how) {
+  siginfo_t info{};
+  return ::waitid(P_PID, static_cast<id_t>(child), &info, how | WNOWAIT) == 0;
+}
+
 class TraceProcesses : public ::testing::Test {
  protected:
   TraceProcesses() {
-    char name[] = "/tmp/muster-test-XXXXXX";
-    base_ = ::mkdtemp(name);
+    ::mkdir(base_.c_str(), 0700);
     ::setenv("MUSTER_RUN_DIR", base_.c_str(), 1);
   }
-  ~TraceProcesses() override {
-    ::unsetenv("MUSTER_RUN_DIR");
-    fs::remove_all(base_);
-  }
+  ~TraceProcesses() override { ::unsetenv("MUSTER_RUN_DIR"); }
 
   /// In a rank's process: joins the job and makes five all_reduces.
   void join(int rank) const {
@@ -68,27 +72,8 @@ class TraceProcesses : public ::testing::Test {
         {.timeout = kLimit, .world_size = kRanks, .rank = rank, .store = std::make_shared<FileStore>(base_ + "/store", kRanks)});
     for (int i = 0; i < 5; ++i) all_reduce(torch::ones({4}));
   }
-  /// The job's traces once `done` holds of them; fails the test at the limit.
-  trace::JobTrace wait_for(const std::function<bool(const trace::JobTrace&)>& done) const {
-    const auto deadline = deadline_after(steady_clock(), kLimit);
-    for (trace::JobTrace job; steady_clock().now() < deadline; ::usleep(5000)) {
-      const auto directory = trace::find_job(base_);
-      if (!directory) continue;
-      if (auto read = trace::read_job(*directory)) job = std::move(*read);
-      if (done(job)) return job;
-    }
-    ADD_FAILURE() << "the traces never told what was waited for";
-    return {};
-  }
-  static bool all_in_call(const trace::JobTrace& job, std::uint64_t call, const std::vector<int>& ranks) {
-    for (const int rank : ranks) {
-      const auto* trace = job.rank(rank);
-      if (trace == nullptr || trace->group("default") == nullptr || trace->group("default")->started != call) return false;
-    }
-    return true;
-  }
-
-  std::string base_;
+  const ScratchFolder folder_;
+  const std::string base_ = folder_.file("run");
 };
 
 /// A rank's body whose exceptions are its report: out of a child they would run into the test program's own frames.
@@ -169,17 +154,163 @@ TEST_F(TraceProcesses, ASkippedLastCallIsNamedAtDestroy) {
   EXPECT_TRUE(has(muster("trace --dir " + base_).text, "rank 2 is behind"));
 }
 
+// spec: F18 a skipped call among identical ones is named at destroy
+TEST_F(TraceProcesses, ACallSkippedAmongIdenticalOnesIsNamedAtDestroy) {
+  const auto body = [&](int rank) -> std::string {
+    join(rank);
+    return failure_of([&] {
+      for (int i = 0; i < 6; ++i)
+        if (rank != 2 || i != 2) all_reduce(torch::ones({4}));
+      destroy_process_group();
+    });
+  };
+  RankProcesses ranks(kRanks, reporting(body));
+  for (const auto& end : ranks.join(2 * kLimit)) {
+    EXPECT_TRUE(end.report.starts_with("[2] ")) << end.report;
+    EXPECT_TRUE(has(end.report, "rank 2 skipped a call")) << end.report;
+    EXPECT_TRUE(has(end.report, "rank 2 closes group 'default' after 10 calls") || has(end.report, "rank 2 made 10")) << end.report;
+  }
+  EXPECT_TRUE(has(muster("trace --dir " + base_).text, "rank 2 is behind"));
+}
+
+// spec: F18 between processes: one rank skips a call and makes another; every rank learns it long before the deadline, those that had
+// returned at their next call, and both calls are named; so does what is left of the ranks
+TEST_F(TraceProcesses, ARankThatSkipsACallAndMakesAnotherIsNamed) {
+  SharedCounter joined;
+  const auto body = [&](int rank) -> std::string {
+    join(rank);
+    joined.add(1);  // nobody is still in the last common call when the news comes
+    joined.wait_for(kRanks, kLimit);
+    const auto begin = steady_clock().now();
+    auto text = failure_of([&] {
+      if (rank != 2) all_reduce(torch::ones({4}));
+      broadcast(torch::ones({8}), {.src = 0});
+      barrier();
+      barrier();
+    });
+    if (steady_clock().now() - begin > kLimit / 2) text += " TOO LATE";
+    return text;
+  };
+  RankProcesses ranks(kRanks, reporting(body));
+  for (const auto& end : ranks.join(2 * kLimit)) {
+    EXPECT_TRUE(has(end.report.substr(0, end.report.find(']')), "2")) << end.report;
+    EXPECT_TRUE(has(end.report, "the members of this group make different calls: as number 6, ")) << end.report;
+    EXPECT_TRUE(has(end.report, "called all_reduce(SUM, float32, 4 elements)")) << end.report;
+    EXPECT_TRUE(has(end.report, "rank 2 called broadcast(float32, 8 elements, root 0)")) << end.report;
+    EXPECT_FALSE(has(end.report, "TOO LATE")) << end.report;
+  }
+  const auto remains = muster("trace --dir " + base_);
+  EXPECT_TRUE(remains.text.starts_with("rank 2 makes a different call: ")) << remains.text;
+  EXPECT_TRUE(has(remains.text, "rank 2 called broadcast of 32 bytes (float32 [8]) as that number")) << remains.text;
+}
+
+/// The command line of `muster`, as somebody else's terminal has it: with a secret, and none of the job's files in sight.
+std::string from_elsewhere(const std::string& secret, const std::string& arguments) {
+  return "MUSTER_SECRET='" + secret + "' MUSTER_RUN_DIR=/nowhere " + MUSTER_COMMAND + " " + arguments;
+}
+constexpr const char* kSecret = "the secret of this one job";
+
+// Ranks of two hosts (0 and 1, 2 and 3: namespaces with folders of their own), and a terminal on the second.
+TEST_F(TraceProcesses, ATerminalOnAnotherHostSeesEveryRankThroughTheStore) {
+  const auto hosts = NetworkNamespaces::create(2);
+  ASSERT_TRUE(hosts.ok()) << hosts.status().message();
+  const auto port = std::to_string(reserve_port());
+  const auto store = (*hosts)->address(0) + ":" + port;
+  SharedCounter ready, over;
+  const auto as_rank = [&](int rank) -> std::string {
+    ::setenv("MUSTER_RUN_DIR", (base_ + "/host" + std::to_string(rank / 2)).c_str(), 1);
+    ::setenv("MUSTER_SECRET", kSecret, 1);
+    init_process_group({.init_method = "tcp://" + store, .timeout = kLimit, .world_size = kRanks, .rank = rank});
+    all_reduce(torch::ones({4}));
+    WorkRef work;
+    if (rank != 2) work = all_reduce(torch::ones({8}), {.async_op = true});
+    ready.add(1);
+    over.wait_for(1, 2 * kLimit);
+    if (rank == 2) all_reduce(torch::ones({8}));
+    if (work) work->wait();
+    destroy_process_group();
+    return "good";
+  };
+  const auto as_terminal = [&]() -> std::string {
+    ready.wait_for(kRanks, kLimit);
+    const auto top = run(from_elsewhere(kSecret, "top --once --wait 60 --store " + store));
+    const auto trace = run(from_elsewhere(kSecret, "trace --wait 60 --store " + store + " -o " + base_ + "/asked"));
+    const auto stranger = run(from_elsewhere("some other secret, a guess", "top --once --store " + store));
+    over.add(1);
+    return top.text + "----" + trace.text + "----" + (stranger.status == 0 ? "LET IN " : "") + stranger.text;
+  };
+  const auto body = [&](int number) -> std::string {
+    if (const auto moved = (*hosts)->enter(number < 2 ? 0 : 1); !moved) return moved.message();
+    return number < kRanks ? as_rank(number) : as_terminal();
+  };
+  RankProcesses ranks(kRanks + 1, reporting(body));
+  const auto ends = ranks.join(3 * kLimit);
+  for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(ends[static_cast<std::size_t>(rank)].report, "good");
+  const auto& seen = ends[kRanks].report;
+  const auto first = seen.find("----"), second = seen.find("----", first + 4);
+  ASSERT_NE(second, std::string::npos) << seen;
+  const auto top = seen.substr(0, first), trace = seen.substr(first, second - first), stranger = seen.substr(second);
+  const std::string behind = "rank 2 is behind: ranks 0, 1 and 3 are in call 2 of group 'default', all_reduce of 32 bytes (float32 [8])";
+  EXPECT_TRUE(has(top, "4 ranks, 4 shown; " + behind)) << top;
+  EXPECT_TRUE(has(top, "number 2, all_reduce of 32 bytes (float32 [8]), of group 'default', called")) << top;
+  EXPECT_TRUE(has(trace, behind)) << trace;
+  EXPECT_TRUE(has(trace, "rank 2, process " + std::to_string(ranks.pid(2)))) << trace;
+  EXPECT_TRUE(has(contents(base_ + "/asked.html"), "Rank 2, behind</h2>"));
+  EXPECT_TRUE(has(stranger, "secret")) << stranger;
+  EXPECT_FALSE(has(stranger, "LET IN")) << stranger;
+  EXPECT_FALSE(has(stranger, "rank 2")) << stranger;
+}
+
+// A stopped rank cannot answer: a rank of its host tells of it. Where all of a host are gone, that is said.
+TEST_F(TraceProcesses, OfAStoppedRankANeighbourTellsThroughTheStore) {
+  const auto port = std::to_string(reserve_port());
+  SharedCounter ready;
+  const auto body = [&](int rank) -> std::string {
+    ::setenv("MUSTER_RUN_DIR", (base_ + "/host" + std::to_string(rank / 2)).c_str(), 1);
+    ::setenv("MUSTER_SECRET", kSecret, 1);
+    init_process_group({.init_method = "tcp://127.0.0.1:" + port, .timeout = kLimit, .world_size = kRanks, .rank = rank});
+    barrier();
+    ready.add(1);
+    for (;;) ::pause();
+  };
+  RankProcesses ranks(kRanks, reporting(body));
+  ASSERT_TRUE(ready.wait_for(kRanks, kLimit));
+  ranks.kill(2, SIGSTOP);
+  ASSERT_TRUE(has_changed(ranks.pid(2), WSTOPPED));
+  const auto top = run(from_elsewhere(kSecret, "top --once --wait 8 --store 127.0.0.1:" + port));
+  EXPECT_EQ(top.status, 0) << top.text;
+  EXPECT_TRUE(has(top.text, "4 ranks, 4 shown")) << top.text;
+  EXPECT_TRUE(has(top.text, std::to_string(ranks.pid(2)) + " stopped")) << top.text;
+  EXPECT_TRUE(has(top.text, "rank 2 does not answer; what is shown was read from its file by another rank of its host")) << top.text;
+  for (const int rank : {2, 3}) {
+    ranks.kill(rank, SIGKILL);
+    ASSERT_TRUE(has_changed(ranks.pid(rank), WEXITED));
+  }
+  const auto half = run(from_elsewhere(kSecret, "top --once --wait 8 --store 127.0.0.1:" + port));
+  EXPECT_TRUE(has(half.text, "4 ranks, 2 shown")) << half.text;
+  EXPECT_TRUE(has(half.text, "ranks 2 and 3 do not answer, and nothing else is known of them")) << half.text;
+  ranks.kill(0, SIGKILL);
+  ranks.kill(1, SIGKILL);
+  ranks.join(2 * kLimit);
+}
+
 // One rank stands still before the call, one is killed in it; the headline names the first of them.
 TEST_F(TraceProcesses, RemainsOfAKilledAndAStoppedRankNameTheSlowOne) {
+  SharedCounter ready;
   const auto body = [&](int rank) -> std::string {
     join(rank);
     if (rank == 2) {
+      ready.add(1);
       for (;;) ::pause();
     }
-    return failure_of([] { all_reduce(torch::ones({4})); });
+    return failure_of([&] {
+      const auto work = all_reduce(torch::ones({4}), {.async_op = true});
+      ready.add(1);
+      work->wait();
+    });
   };
   RankProcesses ranks(kRanks, reporting(body));
-  wait_for([](const auto& job) { return all_in_call(job, 6, {0, 1, 3}) && all_in_call(job, 5, {2}); });
+  ASSERT_TRUE(ready.wait_for(kRanks, kLimit));
   const auto live = muster("trace --pid " + std::to_string(ranks.pid(0)));
   EXPECT_TRUE(has(live.text, "rank 2 is behind: ranks 0, 1 and 3 are in call 6")) << live.text;
   const auto top = muster("top --once --pid " + std::to_string(ranks.pid(3)));
@@ -188,9 +319,9 @@ TEST_F(TraceProcesses, RemainsOfAKilledAndAStoppedRankNameTheSlowOne) {
   EXPECT_TRUE(has(top.text, "number 6, all_reduce of 16 bytes (float32 [4]), of group 'default', called")) << top.text;
 
   ranks.kill(2, SIGSTOP);
-  wait_for([](const auto& job) { return job.rank(2) != nullptr && job.rank(2)->life == trace::Life::stopped; });
+  ASSERT_TRUE(has_changed(ranks.pid(2), WSTOPPED));
   ranks.kill(1, SIGKILL);
-  wait_for([](const auto& job) { return job.rank(1) != nullptr && job.rank(1)->life == trace::Life::gone; });
+  ASSERT_TRUE(has_changed(ranks.pid(1), WEXITED));
 
   const std::string file = base_ + "/timeline";
   const auto remains = muster("trace --dir " + base_ + " --output " + file + ".json");
@@ -206,7 +337,7 @@ TEST_F(TraceProcesses, RemainsOfAKilledAndAStoppedRankNameTheSlowOne) {
   for (const auto& event : timeline["traceEvents"]) {
     if (event["ph"] != "X" || event["args"]["sequence"] == 0) continue;
     calls_of_2 += event["pid"] == 2;
-    open_calls += event["args"]["state"] == "started";
+    open_calls += event["args"]["state"] == "queued";
   }
   EXPECT_EQ(calls_of_2, 5);
   EXPECT_GE(open_calls, 1);  // the killed rank's; the survivors' may have failed by now

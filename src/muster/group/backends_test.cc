@@ -1,5 +1,7 @@
 // Backends: every operation of every name, and those that programs register.
 #include <atomic>
+#include <functional>
+#include <latch>
 
 #include "muster/group/backend_registry.h"
 #include "muster/group/test_ranks.h"
@@ -67,6 +69,33 @@ TEST(RegisteredBackend, IsUsedByItsName) {
   EXPECT_EQ(barriers, 2);
 }
 
+// spec: H1 monitored_barrier on every backend: on one that carries no messages too, by the job's store
+TEST(RegisteredBackend, MonitoredBarrierNeedsNothingOfIt) {
+  static std::atomic<int> barriers{0};
+  Backend::register_backend("silent",
+                            [](const std::shared_ptr<Store>&, int, int, Duration) { return std::make_shared<BarrierBackend>(barriers); });
+  using std::chrono::milliseconds;
+  std::latch late(1);
+  on_ranks(
+      3,
+      [&](int rank) {
+        for (int i = 0; i < 3; ++i) monitored_barrier();
+        monitored_barrier({.wait_all_ranks = true});
+        // Rank 1 does not come to the next one.
+        if (rank == 1) {
+          late.wait();
+          EXPECT_HAS(message_of<DistBackendError>([] { monitored_barrier(); }), "rank 0 says: Rank 1 failed to pass monitoredBarrier");
+        } else {
+          const auto said = message_of<DistBackendError>([] { monitored_barrier({.timeout = milliseconds(500)}); });
+          EXPECT_HAS(said, "Rank 1 failed to pass monitoredBarrier in 500 ms\n Original exception:\n");
+          if (rank == 0) late.count_down();
+        }
+        monitored_barrier();
+      },
+      "silent");
+  EXPECT_EQ(barriers, 0);
+}
+
 struct CountingOptions : ProcessGroupOptions {
   int value = 7;
 };
@@ -106,6 +135,47 @@ TEST(RegisteredBackend, ExtendedFormGetsBothOptions) {
     EXPECT_EQ(tensor.item<float>(), 2);
   });
   EXPECT_EQ(value, 14);
+  on_ranks(
+      3,
+      [](int) {
+        const auto parts = split_group(nullptr, {{0, 2}, {1}}, {.timeout = std::chrono::seconds(60), .backend = "cpu:native"});
+        EXPECT_EQ(parts->backend(), "cpu:native");
+        for (const auto& call : {std::function<void()>([] {
+                                   split_group(nullptr, {{0, 1, 2}}, {.pg_options = std::make_shared<ProcessGroupNCCL::Options>()});
+                                 }),
+                                 std::function<void()>([] { shrink_group({}, {.pg_options = std::make_shared<CountingOptions>()}); })})
+          EXPECT_HAS(message_of<DistBackendError>(call), "which backend 'cpu:native' cannot use; leave them out");
+      },
+      "cpu:native");
+}
+
+// spec: D7 split_group and shrink_group give pg_options to the backends that they make
+TEST(RegisteredBackend, DividedAndShrunkGroupsGetTheirOptions) {
+  static std::atomic<int> barriers{0};
+  std::atomic<int> value{0};
+  Backend::register_backend("divided",
+                            [&](const DistributedBackendOptions&, const std::shared_ptr<ProcessGroupOptions>& pg_options) {
+                              if (const auto ours = std::dynamic_pointer_cast<CountingOptions>(pg_options)) value += ours->value;
+                              return std::make_shared<BarrierBackend>(barriers);
+                            },
+                            true, {"cuda"});
+  const auto options = std::make_shared<CountingOptions>();
+  on_ranks(
+      3,
+      [&](int rank) {
+        const auto part = split_group(nullptr, {{0, 2}}, {.pg_options = options});
+        EXPECT_EQ(part->is_member(), rank != 1);
+        barrier();
+        EXPECT_EQ(value.load(), 14);
+        barrier();
+        if (rank == 1) {
+          EXPECT_HAS(message_of<DistBackendError>([] { barrier(); }), "shrunk");
+          return;
+        }
+        shrink_group({1}, {.pg_options = options});
+      },
+      "cpu:native,cuda:divided");
+  EXPECT_EQ(value, 28);
 }
 
 // spec: A11 from a plugin library too: what is no plugin is named

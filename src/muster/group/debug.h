@@ -17,9 +17,10 @@ struct MonitoredBarrierOptions {
   bool wait_all_ranks = false;           ///< rank 0 names every rank that is missing, not only the first
 };
 /// Returns once all members have come. Otherwise rank 0 of the group throws DistBackendError with torch's text, "Rank 1 failed to pass
-/// monitoredBarrier in 2000 ms", and what it saw ("Original exception:"); `ranks()` are those missing, as ranks of the default group. All
-/// others fail with its verdict, those that come too late as well; they wait for it a little beyond the timeout. The group stays usable.
-/// Needs a backend for CPU tensors. A process that is no member returns at once.
+/// monitoredBarrier in 2000 ms", and what it saw ("Original exception:"); `ranks()` are those missing, as ranks of the default group
+/// (before any shrinking). All others fail with its verdict, those that come too late as well; they wait for it a little beyond the
+/// timeout. The group stays usable. On every backend: where none of the group's can carry messages of CPU tensors it goes through the job's
+/// store. A process that is no member returns at once.
 void monitored_barrier(const MonitoredBarrierOptions& options = {});
 
 /// What TORCH_DISTRIBUTED_DEBUG says now; DistError where it says none of OFF, INFO and DETAIL. `set_debug_level` and `get_debug_level` are
@@ -27,7 +28,8 @@ void monitored_barrier(const MonitoredBarrierOptions& options = {});
 void set_debug_level_from_env();
 
 /// All ranks of the default group call it: `rank` stops for a debugger, the others wait without limit until it goes on. Meanwhile no rank
-/// of the job counts as dead for being silent. Calls under way on other groups keep their deadlines.
+/// of the job counts as dead for being silent. Calls under way on other groups and threads keep the deadlines that they began with: give
+/// those groups a long timeout (`set_timeout`) before the calls that may be caught by it.
 void breakpoint(int rank = 0);
 /// What stopping is, on the rank that does: at first SIGTRAP where a debugger is attached to the process, else SIGSTOP, after a line in the
 /// log that says how to attach one. Returns what it was. Thread-safe.

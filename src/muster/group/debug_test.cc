@@ -1,5 +1,6 @@
 #include "muster/group/debug.h"
 
+#include <ATen/core/ivalue.h>
 #include <ATen/record_function.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -146,6 +147,28 @@ TEST_F(DebugLevels, MismatchedShapes) {
       EXPECT_HAS(said.substr(said.rfind("called from")), "frame #0");
     });
   }
+}
+
+// spec: H6 the future of an asynchronous call has the details too
+TEST_F(DebugLevels, FuturesHaveTheDetails) {
+  set_debug_level(DebugLevel::DETAIL);
+  on_ranks(2, [&](int rank) {
+    const auto work = all_reduce(torch::ones({rank == 0 ? 10 : 20}), {.async_op = true});
+    const auto future = work->get_future();
+    EXPECT_EQ(future, work->get_future());
+    future->wait();
+    ASSERT_TRUE(future->hasError());
+    const auto said = future->tryRetrieveErrorMessage();
+    EXPECT_HAS(said, "Error when verifying shape tensors for collective ALLREDUCE on rank " + std::to_string(rank));
+    EXPECT_HAS(said, "Rank 0: all_reduce with shapes 10, called from\n");
+    EXPECT_HAS(said, "Rank 1: all_reduce with shapes 20, called from\n");
+  });
+  on_ranks(2, [&](int) {
+    const auto future = all_reduce(torch::ones({3}), {.async_op = true})->get_future();
+    future->wait();
+    EXPECT_FALSE(future->hasError());
+    EXPECT_EQ(future->constValue().toTensorVector().front().sum().item<float>(), 6);
+  });
 }
 
 // spec: H6 different collectives: both sides with shapes and stack

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cctype>
+#include <mutex>
+#include <thread>
 #include <utility>
 
 #include "muster/group/errors.h"
@@ -46,9 +48,9 @@ std::string shouted(std::string_view name) {
 class Detail {
  public:
   Detail(ProcessGroup& group, const Request& request)
-      : me_(group.ranks()[static_cast<std::size_t>(group.rank())]),
-        members_(group.ranks()),
-        store_(group.store()),
+      : me_(group.first_rank_of(group.rank())),
+        members_(group.parts().first_ranks),
+        store_(group.parts().store),
         key_("detail/" + group.name() + "/"),
         side_{std::string(request.name), shapes_of(request), c10::get_lazy_backtrace(2)} {}
 
@@ -87,12 +89,13 @@ class Detail {
 
   /// Leaves this rank's side for the others and gets theirs; empty for those that have not left any in time.
   std::vector<std::string> others_sides(const std::vector<int>& others, const std::string& mine) const {
-    if (store_ == nullptr) return {};
-    static_cast<void>(store_->set(key_ + std::to_string(me_), mine).ok());
+    const auto store = store_.lock();
+    if (store == nullptr) return {};
+    static_cast<void>(store->set(key_ + std::to_string(me_), mine).ok());
     const auto deadline = deadline_after(steady_clock(), kPatience);
     std::vector<std::string> sides;
     for (const int rank : others) {
-      const auto side = store_->get(key_ + std::to_string(rank), time_left(steady_clock(), deadline));
+      const auto side = store->get(key_ + std::to_string(rank), time_left(steady_clock(), deadline));
       sides.push_back(side.ok() ? *side : std::string());
     }
     return sides;
@@ -100,7 +103,7 @@ class Detail {
 
   int me_;
   std::vector<int> members_;
-  std::shared_ptr<store::Store> store_;
+  std::weak_ptr<store::Store> store_;  // a Work may outlive the job
   std::string key_;
   Side side_;
 };
@@ -121,14 +124,44 @@ class DetailedWork final : public Work {
       detail_.report(error);
     }
   }
-  c10::intrusive_ptr<c10::ivalue::Future> get_future() override { return work_->get_future(); }
+  c10::intrusive_ptr<c10::ivalue::Future> get_future() override {
+    const std::lock_guard lock(mutex_);
+    if (future_) return future_;
+    const auto plain = work_->get_future();
+    future_ = c10::make_intrusive<c10::ivalue::Future>(plain->elementType());
+    plain->addCallback([future = future_, detail = detail_](c10::ivalue::Future& done) { pass_on(done, future, detail); });
+    return future_;
+  }
   int source_rank() override { return work_->source_rank(); }
   std::exception_ptr exception() override { return work_->exception(); }
   std::vector<at::Tensor> result() override { return work_->result(); }
 
  private:
+  using FutureRef = c10::intrusive_ptr<c10::ivalue::Future>;
+
+  static void pass_on(c10::ivalue::Future& done, const FutureRef& future, const Detail& detail) {
+    if (!done.hasError()) return future->markCompleted(done.constValue());
+    try {
+      std::rethrow_exception(done.exception_ptr());
+    } catch (const DistError& error) {
+      if (!concerns(error)) return future->setErrorIfNeeded(std::current_exception());
+      // Waits for what the others tell: not on the thread that runs the operations.
+      std::thread([future, detail, error] {
+        try {
+          detail.report(error);
+        } catch (const DistError&) {
+          future->setErrorIfNeeded(std::current_exception());
+        }
+      }).detach();
+    } catch (...) {
+      future->setErrorIfNeeded(std::current_exception());
+    }
+  }
+
   WorkRef work_;
   Detail detail_;
+  std::mutex mutex_;
+  FutureRef future_;
 };
 
 }  // namespace

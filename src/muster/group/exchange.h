@@ -1,6 +1,7 @@
 /// Texts among the members of a group, for agreements between calls.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -10,10 +11,13 @@
 namespace muster::group {
 
 /// Every member gives a text and gets all of them, in group order. Two all_gathers of the group, both done by the deadline;
-/// absent: the group's timeout from now on.
-std::vector<std::string> exchange_text(const Group& group, const std::string& mine, std::optional<TimePoint> deadline = {});
+/// absent: the group's timeout from now on. `give_up` is asked now and then while it waits; its failure aborts the group, so that every
+/// member learns it, and is thrown.
+std::vector<std::string> exchange_text(const Group& group, const std::string& mine, std::optional<TimePoint> deadline = {},
+                                       const std::function<Status()>& give_up = {});
 
 /// Every member describes the groups that it is about to make. Throws on every member where one makes other ones, naming both calls.
-void compare_calls(const Group& group, const std::string& mine, std::optional<TimePoint> deadline = {});
+void compare_calls(const Group& group, const std::string& mine, std::optional<TimePoint> deadline = {},
+                   const std::function<Status()>& give_up = {});
 
 }  // namespace muster::group

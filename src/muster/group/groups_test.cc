@@ -1,5 +1,6 @@
 // Groups of every kind, their ranks, and many of them at once.
 #include <algorithm>
+#include <latch>
 #include <random>
 #include <thread>
 
@@ -89,6 +90,44 @@ TEST(Groups, OverlappingGroupsInDifferentOrdersWhereOnlyMembersCall) {
     EXPECT_HAS(said, "different orders");
     for (const auto* call : {"new_group(ranks=[0, 1],", "new_group(ranks=[1, 2],", "new_group(ranks=[0, 2],"}) EXPECT_HAS(said, call);
     barrier();
+  });
+}
+
+// spec: D8 a group that its members make alone against one that all ranks make ends in an error naming both, on every rank
+TEST(Groups, MadeByItsMembersAgainstMadeByAll) {
+  on_ranks(3, [](int rank) {
+    const auto said = message_of<DistError>([&] {
+      new_group({.ranks = Ranks{0, 1}, .timeout = seconds(300), .use_local_synchronization = rank == 0});
+    });
+    EXPECT_HAS(said, "rank 0 waits in new_group(ranks=[0, 1], backend=cpu:native, timeout=5 min, use_local_synchronization)");
+    EXPECT_HAS(said, "ranks 1, 2 wait in new_group(ranks=[0, 1], backend=cpu:native, timeout=5 min)");
+    EXPECT_HAS(message_of<DistError>([] { barrier(); }), "use_local_synchronization");  // the default group has lost its step
+  });
+}
+
+// spec: F18 destroy throws what has failed and nobody was told of, whenever the news came; what a call has thrown it does not repeat
+TEST(Groups, DestroyTellsWhatNobodyWasTold) {
+  on_ranks(2, [](int rank) {
+    for (int round = 0; round < 20; ++round) {
+      const auto group = new_group();
+      const bool told = round % 2 == 0;
+      if (rank == 1) {
+        abort_process_group(group, "rank 1 has had enough");
+        barrier();
+        EXPECT_NO_THROW(destroy_process_group(group));
+        continue;
+      }
+      if (told) {
+        const auto work = all_reduce(torch::ones({4}), {.group = group, .async_op = true});
+        EXPECT_HAS(message_of<DistError>([&] { work->wait(); }), "has had enough");
+      }
+      barrier();
+      if (told) {
+        EXPECT_NO_THROW(destroy_process_group(group));
+      } else {
+        EXPECT_HAS(message_of<DistError>([&] { destroy_process_group(group); }), "has had enough");
+      }
+    }
   });
 }
 
@@ -342,6 +381,41 @@ TEST(ShrinkGroup, OfLivingRanks) {
     EXPECT_EQ(get_process_group_ranks(smaller), (Ranks{1, 2}));
     EXPECT_EQ(get_rank(smaller), rank - 2);
     EXPECT_EQ(sum_over(smaller, rank), 5);
+  });
+}
+
+// After the default group was shrunk errors and reports go on naming ranks by their first numbers, in the group's new name.
+TEST(ShrinkGroup, ErrorsGoOnNamingFirstRanks) {
+  std::latch over(1);
+  on_ranks(4, [&](int rank) {
+    barrier();
+    if (rank == 0) {
+      EXPECT_HAS(message_of<DistBackendError>([] { barrier(); }), "shrunk");
+      return;
+    }
+    const auto left = shrink_group({0});
+    EXPECT_EQ(left->name(), "default shrunk");
+    EXPECT_EQ(left->first_rank_of(get_rank()), rank);
+    const auto pair = new_group({.ranks = Ranks{0, 2}});
+    EXPECT_EQ(pair->name(), "[0, 2] of default shrunk");
+    EXPECT_HAS(message_of<DistError>([] { all_reduce(at::Tensor()); }),
+               "all_reduce on rank " + std::to_string(rank) + " (group default shrunk)");
+    if (rank == 2) {
+      over.wait();
+      EXPECT_THROW(barrier(), DistError);
+      return;
+    }
+    try {
+      all_reduce(torch::ones({4}), {.timeout = std::chrono::milliseconds(500)});
+      ADD_FAILURE() << "rank 2 was not waited for";
+    } catch (const DistError& error) {
+      const std::string said = error.what();
+      // The first to give up tells the others.
+      EXPECT_EQ(error.ranks(), Ranks{2}) << said;
+      EXPECT_HAS(said, "rank 2 has not entered this call");
+      EXPECT_HAS(said, "group 'default shrunk'");
+    }
+    if (rank == 1) over.count_down();
   });
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <span>
 #include <utility>
 
 #include "muster/base/log.h"
@@ -70,6 +71,12 @@ std::vector<int> checked_ranks(const NewGroupOptions& options, int world_size) {
   return ranks;
 }
 
+/// Whether these are some, all of whom are among `others`.
+bool all_in(std::span<const int> ranks, const std::vector<int>& others) {
+  return !ranks.empty() &&
+         std::all_of(ranks.begin(), ranks.end(), [&](int rank) { return std::find(others.begin(), others.end(), rank) != others.end(); });
+}
+
 Group named(const Group& group, std::string_view caller) { return group ? group : WorldScope::current()->world(caller); }
 
 }  // namespace
@@ -96,8 +103,15 @@ void destroy_process_group(const Group& group) {
   if (group && !group->is_member()) return;
   auto closing = WorldScope::current()->remove(group, "destroy_process_group");
   Status first;
-  bool whole = true;  // nothing of the job ever failed here
+  bool whole = true;        // nothing of the job ever failed here
+  std::vector<int> blamed;  // whom this process has been told of: one death ends all groups with that rank
+  for (const auto& closed : closing.groups) {
+    if (!closed->is_member() || closed->failure().ok() || !closed->failure_was_shown()) continue;
+    const auto failure = closed->failure();
+    blamed.insert(blamed.end(), failure.ranks().begin(), failure.ranks().end());
+  }
   if (closing.job && closing.job->witness) closing.job->witness->stop();
+  if (closing.job && closing.job->responder) closing.job->responder->stop();
   for (auto& closed : closing.groups) {
     // Where rank 0 serves the store, that server must be gone before any rank returns, so that the address can be used again at once: rank
     // 0 lets it go before the default group, the last to close, brings all ranks together.
@@ -105,7 +119,9 @@ void destroy_process_group(const Group& group) {
     if (!closed->is_member()) continue;
     const auto known = closed->failure();
     whole = whole && known.ok();
-    if (auto status = closed->close(); known.ok() && first.ok()) first = status;
+    const bool seen = !known.ok() && (closed->failure_was_shown() || all_in(known.ranks(), blamed));
+    auto status = closed->close();
+    if (!seen && first.ok()) first = known.ok() ? std::move(status) : known;
     closed.reset();
   }
   if (closing.job && closing.job->recorder && whole && first.ok()) closing.job->recorder->remove();
@@ -140,18 +156,27 @@ Group new_group(const NewGroupOptions& options) {
                     (options.use_local_synchronization ? ", use_local_synchronization)" : ")");
   if (options.use_local_synchronization) {
     if (std::find(ranks.begin(), ranks.end(), job->rank) == ranks.end())
-      return group::make_group(job, list(ranks), std::move(ranks), std::move(config), timeout);
+      return group::make_group(job, group::name_of(*job, ranks), ranks, std::move(config), timeout);
   } else {
-    group::compare_calls(world, call, deadline);
+    // Another rank may be in a making of which only the members know, and wait for this one there.
+    auto meeting =
+        job->order->begin(job->store, job->rank, scope->unique_name("new_group of all ranks") + job->era, call, all_ranks(job->world_size));
+    group::compare_calls(world, call, deadline, [&] { return meeting.look(); });
   }
-  auto name = scope->unique_name(list(ranks));
+  auto name = scope->unique_name(group::name_of(*job, ranks));
   // Nobody else knows of a making that only the members call: whether it can ever end is for them to find out.
   auto making = job->order->begin(options.use_local_synchronization ? job->store : nullptr, job->rank, name + job->era, call, ranks);
-  auto group = group::make_group(job, std::move(name), std::move(ranks), std::move(config), timeout,
-                                 {.terms = options.use_local_synchronization ? call : "",
-                                  .give_up = [&] { return making.look(); },
-                                  .pg_options = options.pg_options,
-                                  .deadline = deadline});
+  const group::Meeting meeting{.terms = options.use_local_synchronization ? call : "",
+                               .give_up = [&] { return making.look(); },
+                               .pg_options = options.pg_options,
+                               .deadline = deadline};
+  Group group;
+  try {
+    group = group::make_group(job, std::move(name), std::move(ranks), std::move(config), timeout, meeting);
+  } catch (const DistError&) {
+    group::check(making.verdict());
+    throw;
+  }
   if (group->is_member()) scope->add(group);
   return group;
 }

@@ -31,8 +31,8 @@ struct InitProcessGroupOptions {
 void init_process_group(const InitProcessGroupOptions& options = {});
 
 /// Ends one group, or all of them where `group` is null or the default group; every member calls it. What a member called and another
-/// skipped, or a failure that nobody was told of yet, is thrown after everything is taken down. init_process_group may be called again
-/// afterwards.
+/// skipped, or a failure that no call and no Work of this process has shown yet, is thrown after everything is taken down.
+/// init_process_group may be called again afterwards.
 void destroy_process_group(const Group& group = nullptr);
 
 bool is_initialized();

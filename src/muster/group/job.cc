@@ -12,6 +12,7 @@
 #include "muster/group/backend_registry.h"
 #include "muster/group/backends/native.h"
 #include "muster/group/errors.h"
+#include "muster/group/rank_list.h"
 #include "muster/store/factory.h"
 #include "muster/transport/factory.h"
 
@@ -115,9 +116,10 @@ void join_job(ProcessGroupParts& parts, const Job& job, std::string name, Durati
   parts.name = std::move(name);
   parts.timeout = timeout;
   parts.store = job.store;
+  parts.first_ranks = in_fabric(job, parts.ranks);
   if (parts.rank < 0 || !job.recorder) return;
   parts.recorder = job.recorder;
-  parts.recorded_as = job.recorder->add_group(parts.name, in_fabric(job, parts.ranks), parts.rank);
+  parts.recorded_as = job.recorder->add_group(parts.name, parts.first_ranks, parts.rank);
 }
 
 const NativeBackend* native_of(const ProcessGroup& group, const Backend& backend) {
@@ -136,6 +138,7 @@ void keep_record(Job& job) {
     if (hosts[static_cast<std::size_t>(rank)] != hosts[static_cast<std::size_t>(job.rank)]) elsewhere.push_back(rank);
   }
   job.witness = std::make_shared<trace::Witness>(job.recorder, job.store, std::move(elsewhere));
+  job.responder = trace::Responder::start(job.recorder, job.store);
 }
 
 }  // namespace
@@ -187,8 +190,10 @@ Group make_group(const std::shared_ptr<Job>& job, std::string name, std::vector<
   return std::make_shared<ProcessGroup>(std::move(parts));
 }
 
+std::string name_of(const Job& job, const std::vector<int>& ranks) { return list(ranks) + (job.era.empty() ? "" : " of default shrunk"); }
+
 Group split_group(const std::shared_ptr<Job>& job, const ProcessGroup& parent, const std::vector<std::vector<int>>& parts, int own,
-                  std::string name, BackendConfig config, Duration timeout) {
+                  std::string name, BackendConfig config, Duration timeout, const Meeting& meeting) {
   ProcessGroupParts made;
   if (own >= 0) {
     const auto& positions = parts[static_cast<std::size_t>(own)];
@@ -199,9 +204,10 @@ Group split_group(const std::shared_ptr<Job>& job, const ProcessGroup& parent, c
   join_job(made, *job, std::move(name), timeout);
   make_backends(made, [&](const Backend& backend) -> std::shared_ptr<ProcessGroupBackend> {
     const auto* native = native_of(parent, backend);
-    if (native == nullptr) return own < 0 ? nullptr : make_backend(*job, backend, made.name, made.ranks, timeout, {});
-    auto communicator =
-        take(collective::Communicator::split(native->communicator(), parts, communicator_options(*job, backend, made.name, timeout)));
+    if (native == nullptr) return own < 0 ? nullptr : make_backend(*job, backend, made.name, made.ranks, timeout, meeting);
+    auto options = communicator_options(*job, backend, made.name, timeout);
+    if (meeting.deadline) options.timeout = time_left(job->fabric->clock(), *meeting.deadline);
+    auto communicator = take(collective::Communicator::split(native->communicator(), parts, std::move(options)));
     if (communicator == nullptr) return nullptr;
     return std::make_shared<NativeBackend>(backend, std::move(communicator), made.ranks);
   });
@@ -210,7 +216,8 @@ Group split_group(const std::shared_ptr<Job>& job, const ProcessGroup& parent, c
 }
 
 ShrunkGroup shrink_group(const std::shared_ptr<Job>& job, const ProcessGroup& old, const std::vector<int>& exclude, bool of_world,
-                         Duration timeout) {
+                         Duration timeout, std::shared_ptr<ProcessGroupOptions> pg_options) {
+  const auto deadline = deadline_after(job->fabric->clock(), timeout);
   const auto& before = old.parts();
   collective::Lineage lineage;
   if (before.lineage) {
@@ -221,7 +228,8 @@ ShrunkGroup shrink_group(const std::shared_ptr<Job>& job, const ProcessGroup& ol
   }
   std::vector<int> left_out;
   for (const int position : exclude) left_out.push_back(in_fabric(*job, {old.global_rank_of(position)}).front());
-  const auto name = of_world ? "default" : old.name() + " shrunk";
+  // The same on all survivors, however often each of them has shrunk the group by now: they meet by it.
+  const auto name = before.lineage ? old.name() : old.name() + " shrunk";
   const auto& first = before.config.entries().front().second;
   auto options = communicator_options(*job, first, name, timeout);
   auto shrunk = take(collective::shrink(job->fabric, std::move(lineage), left_out, options));
@@ -243,7 +251,7 @@ ShrunkGroup shrink_group(const std::shared_ptr<Job>& job, const ProcessGroup& ol
   parts.config = before.config;
   join_job(parts, *now, name, timeout);
   parts.lineage = std::make_shared<const collective::Lineage>(shrunk.lineage);
-  const Meeting meeting{"attempt " + std::to_string(shrunk.lineage.attempts), {}, nullptr};
+  const Meeting meeting{"attempt " + std::to_string(shrunk.lineage.attempts), {}, std::move(pg_options), deadline};
   make_backends(parts, [&](const Backend& backend) -> std::shared_ptr<ProcessGroupBackend> {
     if (backend == first && is_native(backend)) return std::make_shared<NativeBackend>(backend, shrunk.communicator, parts.ranks);
     return make_backend(*now, backend, name, parts.ranks, timeout, meeting);

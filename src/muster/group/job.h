@@ -14,6 +14,7 @@
 #include "muster/store/rendezvous.h"
 #include "muster/store/store.h"
 #include "muster/trace/recorder.h"
+#include "muster/trace/responder.h"
 #include "muster/trace/witness.h"
 #include "muster/transport/fabric.h"
 
@@ -33,8 +34,9 @@ struct Job {
   std::vector<int> fabric_ranks;
   std::string era;  ///< tells groups of before and after a shrinking apart
   std::shared_ptr<MakingOrder> order;
-  std::shared_ptr<trace::Recorder> recorder;  ///< of this rank's calls; null: none is kept
-  std::shared_ptr<trace::Witness> witness;    ///< null without a recorder
+  std::shared_ptr<trace::Recorder> recorder;    ///< of this rank's calls; null: none is kept
+  std::shared_ptr<trace::Witness> witness;      ///< null without a recorder
+  std::shared_ptr<trace::Responder> responder;  ///< to those who ask over the store; null where nobody can
 };
 
 /// Meets the other ranks over the store, up to the deadline; `timeout` is the default group's. Throws naming the ranks that did not come,
@@ -54,18 +56,21 @@ struct Meeting {
 Group make_group(const std::shared_ptr<Job>& job, std::string name, std::vector<int> ranks, BackendConfig config, Duration timeout,
                  Meeting meeting = {});
 
+/// What a group of these ranks of the default group is called: "[0, 2]", and after a shrinking "[0, 2] of default shrunk".
+std::string name_of(const Job& job, const std::vector<int>& ranks);
+
 /// Every member of `parent` calls it with the same parts (positions in it, disjoint). The group of part number `own`; null where that is
-/// -1.
+/// -1. Of the meeting: its options and deadline.
 Group split_group(const std::shared_ptr<Job>& job, const ProcessGroup& parent, const std::vector<std::vector<int>>& parts, int own,
-                  std::string name, BackendConfig config, Duration timeout);
+                  std::string name, BackendConfig config, Duration timeout, const Meeting& meeting);
 
 struct ShrunkGroup {
   Group group;
   std::shared_ptr<Job> job;  ///< as the ranks see it from now on, where the default group was shrunk; else as before
 };
-/// Every survivor calls it; `exclude`: positions in `old`.
+/// Every survivor calls it; `exclude`: positions in `old`. `timeout`: of making it, as a whole, and of its calls.
 ShrunkGroup shrink_group(const std::shared_ptr<Job>& job, const ProcessGroup& old, const std::vector<int>& exclude, bool of_world,
-                         Duration timeout);
+                         Duration timeout, std::shared_ptr<ProcessGroupOptions> pg_options);
 
 /// Number of the host of a rank of the default group.
 int host_of(const Job& job, int rank);

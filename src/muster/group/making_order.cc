@@ -139,6 +139,15 @@ std::vector<WaitingMaking> MakingOrder::Making::waiting_of(std::vector<int> to_a
   return all;
 }
 
+Status MakingOrder::Making::verdict() const {
+  if (store_ == nullptr) return {};
+  const std::string key = verdict_key(mine_.name);
+  const auto told = store_->check({&key, 1});
+  if (!told.ok() || !*told) return {};
+  const auto text = store_->get(key);
+  return text.ok() ? Status(Code::mismatch, *text) : Status();
+}
+
 Status MakingOrder::Making::look() {
   const TimePoint now = steady_clock().now();
   if (store_ == nullptr || now < next_look_) return {};
@@ -152,11 +161,7 @@ Status MakingOrder::Making::look_around() {
     static_cast<void>(show());
     return {};
   }
-  const std::string verdict = verdict_key(mine_.name);
-  if (const auto told = store_->check({&verdict, 1}); told.ok() && *told) {
-    const auto text = store_->get(verdict);
-    if (text.ok()) return Status(Code::mismatch, *text);
-  }
+  if (Status told = verdict(); !told.ok()) return told;
   auto stuck = stuck_makings(waiting_of(mine_.members));
   const bool hit = std::any_of(stuck.begin(), stuck.end(), [this](const auto& making) { return making.name == mine_.name; });
   const TimePoint now = steady_clock().now();

@@ -58,6 +58,8 @@ class MakingOrder::Making {
 
   /// Called often while the making waits; a failure (Code::mismatch, naming the calls) where it is stuck.
   Status look();
+  /// Whether others have found it stuck by now: its failure is then the reason for whatever else went wrong with it.
+  Status verdict() const;
 
  private:
   Status look_around();

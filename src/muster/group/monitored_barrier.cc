@@ -15,6 +15,7 @@
 
 #include "muster/group/debug.h"
 #include "muster/group/errors.h"
+#include "muster/group/monitored_barrier.h"
 #include "muster/group/resolve.h"
 
 namespace muster {
@@ -22,8 +23,6 @@ namespace {
 
 /// Below the engine's own tags, where no program is likely to have any.
 enum Tag : std::int64_t { kToken = (std::int64_t{1} << 62) - 0x6D62, kHello, kVerdict };
-constexpr Duration kVerdictGrace = std::chrono::seconds(10);
-
 /// What each message is.
 struct Message {
   std::int64_t barrier = 0;
@@ -69,15 +68,8 @@ Message receive(ProcessGroup& group, int peer, Tag tag, std::int64_t barrier, Ti
   }
 }
 
-std::string failed_text(const std::vector<int>& ranks, Duration timeout, const std::string& why) {
-  std::string names;
-  for (const int rank : ranks) names += (names.empty() ? "" : ", ") + std::to_string(rank);
-  return (ranks.size() == 1 ? "Rank " : "Ranks ") + names + " failed to pass monitoredBarrier in " +
-         std::to_string(std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count()) + " ms\n Original exception:\n" + why;
-}
-
 struct Findings {
-  std::vector<int> missing;  // job ranks
+  std::vector<int> missing;  // by their first numbers
   Code code = Code::ok;
   std::string why;
 
@@ -90,7 +82,7 @@ struct Findings {
 };
 
 Findings collect(ProcessGroup& group, std::int64_t barrier, TimePoint deadline, bool all) {
-  const auto& ranks = group.ranks();
+  const auto& ranks = group.parts().first_ranks;
   std::vector<Sent> tokens(ranks.size());
   for (std::size_t i = 1; i < ranks.size(); ++i)
     tokens[i] = exchange(group, Op::recv, static_cast<int>(i), kToken, Sent(), time_left(steady_clock(), deadline));
@@ -117,7 +109,7 @@ void lead(ProcessGroup& group, std::int64_t barrier, Duration timeout, bool all)
   const int size = group.size();
   for (int peer = 1; peer < size; ++peer) send(group, peer, kHello, {.barrier = barrier});
   const auto found = collect(group, barrier, deadline, all);
-  const auto text = found.missing.empty() ? std::string() : failed_text(found.missing, timeout, found.why);
+  const auto text = found.missing.empty() ? std::string() : group::failed_text(found.missing, timeout, found.why);
   Message verdict{.barrier = barrier, .code = static_cast<std::int64_t>(found.code)};
   verdict.ranks = static_cast<std::int64_t>(std::min(found.missing.size(), std::size(verdict.missing)));
   std::copy_n(found.missing.begin(), verdict.ranks, verdict.missing);
@@ -137,19 +129,26 @@ void follow(ProcessGroup& group, std::int64_t barrier, Duration timeout) {
   try {
     receive(group, 0, kHello, barrier, deadline_after(steady_clock(), timeout));
     auto limit = deadline_after(steady_clock(), timeout);
-    if (limit < TimePoint::max() - kVerdictGrace) limit += kVerdictGrace;
+    if (limit < TimePoint::max() - group::kVerdictGrace) limit += group::kVerdictGrace;
     verdict = receive(group, 0, kVerdict, barrier, limit);
   } catch (const DistError& error) {
-    const auto ranks = error.code() == Code::timed_out || error.ranks().empty() ? std::vector<int>{group.ranks()[0]} : error.ranks();
-    throw DistBackendError(failed_text(ranks, timeout, error.what()), error.code(), ranks);
+    const auto ranks = error.code() == Code::timed_out || error.ranks().empty() ? std::vector<int>{group.first_rank_of(0)} : error.ranks();
+    throw DistBackendError(group::failed_text(ranks, timeout, error.what()), error.code(), ranks);
   }
   if (verdict.code == static_cast<std::int64_t>(Code::ok)) return;
   const auto ranks = std::clamp<std::int64_t>(verdict.ranks, 0, std::size(verdict.missing));
   const auto bytes = std::clamp<std::int64_t>(verdict.bytes, 0, sizeof verdict.text);
-  throw DistBackendError("Rank " + std::to_string(group.ranks()[static_cast<std::size_t>(group.rank())]) +
-                             " reached monitoredBarrier, which failed; rank " + std::to_string(group.ranks()[0]) +
-                             " says: " + std::string(verdict.text, static_cast<std::size_t>(bytes)),
-                         Code::timed_out, std::vector<int>(verdict.missing, verdict.missing + ranks));
+  group::tell_verdict(group, std::string(verdict.text, static_cast<std::size_t>(bytes)),
+                      std::vector<int>(verdict.missing, verdict.missing + ranks));
+}
+
+/// Whether the group has a backend that messages can go through.
+bool moves_bytes(const ProcessGroup& group) {
+  const auto& backends = group.parts().backends;
+  return std::any_of(backends.begin(), backends.end(), [why = std::string()](const auto& entry) mutable {
+    return entry.first == c10::DeviceType::CPU && entry.second->supports(Op::send, at::kByte, c10::DeviceType::CPU, &why) &&
+           entry.second->supports(Op::recv, at::kByte, c10::DeviceType::CPU, &why);
+  });
 }
 
 }  // namespace
@@ -160,7 +159,9 @@ void monitored_barrier(const MonitoredBarrierOptions& options) {
   const auto barrier = static_cast<std::int64_t>(group->next_monitored_barrier());
   if (group->size() == 1) return;
   const auto timeout = options.timeout.value_or(group->timeout());
-  if (group->rank() == 0) {
+  if (!moves_bytes(*group)) {
+    group::monitored_barrier_over_store(*group, barrier, timeout, options.wait_all_ranks);
+  } else if (group->rank() == 0) {
     lead(*group, barrier, timeout, options.wait_all_ranks);
   } else {
     follow(*group, barrier, timeout);

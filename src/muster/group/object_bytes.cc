@@ -154,8 +154,8 @@ class Exchange {
   }
 
   [[noreturn]] void fail(const std::string& what, Code code = Code::mismatch, std::vector<int> ranks = {}) const {
-    throw DistError(std::string(name_of(mine_.kind)) + " on rank " + std::to_string(group_->ranks()[static_cast<std::size_t>(rank())]) +
-                        " (group " + group_->name() + "): " + what,
+    throw DistError(std::string(name_of(mine_.kind)) + " on rank " + std::to_string(group_->first_rank_of(rank())) + " (group " +
+                        group_->name() + "): " + what,
                     code, std::move(ranks));
   }
 
@@ -197,7 +197,7 @@ class Exchange {
     }
     for (int member = 0; member < size(); ++member) {
       const auto& theirs = note(member);
-      const int global = group_->ranks()[static_cast<std::size_t>(member)];
+      const int global = group_->first_rank_of(member);
       if (const auto why = refusal(theirs); !why.empty())
         fail("rank " + std::to_string(global) + " could not take part: " + why + "; correct the call there", Code::invalid_argument,
              {global});
@@ -218,7 +218,7 @@ class Exchange {
     return static_cast<std::uint64_t>(note.kind) < kNames.size() ? std::string(name_of(note.kind)) : "an unknown object collective";
   }
   [[noreturn]] void differ(int member, const std::string& first, const std::string& other) const {
-    const int zero = group_->ranks().front(), theirs = group_->ranks()[static_cast<std::size_t>(member)];
+    const int zero = group_->first_rank_of(0), theirs = group_->first_rank_of(member);
     fail("rank " + std::to_string(zero) + " called " + first + ", rank " + std::to_string(theirs) + " called " + other +
              "; every member must make the same call",
          Code::mismatch, {zero, theirs});

@@ -9,6 +9,7 @@
 #include "muster/base/log.h"
 #include "muster/group/detail.h"
 #include "muster/group/errors.h"
+#include "muster/group/rank_list.h"
 #include "muster/group/recording.h"
 #include "muster/group/validate.h"
 
@@ -44,9 +45,16 @@ void begin_range(at::RecordFunction& range, std::string& label, const ProcessGro
   range.before(std::string_view(label), &tensors);
 }
 
+/// "[0, 2]", or how many they are.
+std::string shown_ranks(const std::vector<int>& ranks) {
+  return ranks.size() <= 16 ? group::list(ranks) : std::to_string(ranks.size()) + " others";
+}
+
 }  // namespace
 
-ProcessGroup::ProcessGroup(ProcessGroupParts parts) : parts_(std::move(parts)), timeout_(parts_.timeout) {}
+ProcessGroup::ProcessGroup(ProcessGroupParts parts) : parts_(std::move(parts)), timeout_(parts_.timeout) {
+  if (parts_.first_ranks.empty()) parts_.first_ranks = parts_.ranks;
+}
 
 WorkRef ProcessGroup::submit(Request request) {
   if (!is_member()) return nullptr;
@@ -65,7 +73,7 @@ WorkRef ProcessGroup::observed(ProcessGroupBackend& backend, Request& request, S
   if (!parts_.recorder) return carry_out(backend, request, start);
   auto& recorder = *parts_.recorder;
   const bool later = request.async_op;
-  const auto ticket = recorder.begin(parts_.recorded_as, group::call_of(request, parts_.ranks), steady_clock().now());
+  const auto ticket = recorder.begin(parts_.recorded_as, group::call_of(request, parts_.first_ranks), steady_clock().now());
   try {
     if (later) request.mark = trace::Mark(parts_.recorder, ticket);
     auto work = carry_out(backend, request, start);
@@ -118,8 +126,7 @@ void ProcessGroup::refuse(Op op, std::string_view name, const std::exception& wh
     collectives_.fetch_add(1, std::memory_order_relaxed);
     parts_.backends.front().second->refuse(op);
   }
-  const auto text =
-      std::string(name) + " on rank " + std::to_string(global_rank_of(rank())) + " (group " + parts_.name + "): " + why.what();
+  const auto text = std::string(name) + " on rank " + std::to_string(first_rank_of(rank())) + " (group " + parts_.name + "): " + why.what();
   const auto* error = dynamic_cast<const DistError*>(&why);
   const auto code = error != nullptr ? error->code() : Code::invalid_argument;
   if (dynamic_cast<const DistBackendError*>(&why) != nullptr) throw DistBackendError(text, code, error->ranks());
@@ -154,7 +161,8 @@ ProcessGroupBackend& ProcessGroup::backend_for(const Request& request) const {
 int ProcessGroup::group_rank_of(int global_rank) const {
   const auto at = std::find(parts_.ranks.begin(), parts_.ranks.end(), global_rank);
   if (at == parts_.ranks.end())
-    group::invalid("rank " + std::to_string(global_rank) + " of the default group is not a member of group " + parts_.name);
+    group::invalid("rank " + std::to_string(global_rank) + " of the default group is not a member of group " + parts_.name +
+                   ", whose members are " + shown_ranks(parts_.ranks));
   return static_cast<int>(at - parts_.ranks.begin());
 }
 
@@ -171,6 +179,11 @@ Status ProcessGroup::failure() const {
   return {};
 }
 
+bool ProcessGroup::failure_was_shown() const {
+  return aborted_ || std::any_of(parts_.backends.begin(), parts_.backends.end(),
+                                 [](const auto& entry) { return !entry.second->failure().ok() && entry.second->failure_was_shown(); });
+}
+
 Status ProcessGroup::close() {
   const auto deadline = deadline_after(steady_clock(), timeout());
   Status first;
@@ -184,6 +197,7 @@ Status ProcessGroup::close() {
 }
 
 void ProcessGroup::abort(const std::string& reason) {
+  aborted_ = true;
   for (const auto& [device, backend] : parts_.backends) backend->abort(reason);
 }
 

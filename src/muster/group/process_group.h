@@ -28,8 +28,10 @@ struct Lineage;  // survivors.h
 
 struct ProcessGroupParts {
   std::string name;
-  std::vector<int> ranks;  ///< job ranks of the members, in group order
-  int rank = -1;           ///< this process's position in them; -1: not a member
+  std::vector<int> ranks;  ///< ranks of the default group, in group order
+  /// What errors and traces call the members: their ranks in the default group as it was before any shrinking. Empty: `ranks`.
+  std::vector<int> first_ranks = {};
+  int rank = -1;  ///< this process's position in them; -1: not a member
   BackendConfig config;
   Duration timeout = std::chrono::minutes(30);
   /// The job's, while it lives: there members leave their sides of a mismatch (`detail.h`).
@@ -76,8 +78,12 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   /// From a rank of the default group to one of this and back; throw DistError naming the rank that is not there.
   int group_rank_of(int global_rank) const;
   int global_rank_of(int group_rank) const;
+  /// What errors and traces call a member (by its position): its rank in the default group as that was before any shrinking.
+  int first_rank_of(int group_rank) const { return parts_.first_ranks[static_cast<std::size_t>(group_rank)]; }
 
   Status failure() const;
+  /// Whether a call of this process has thrown the group's failure, a Work has shown it, or this process has aborted the group.
+  bool failure_was_shown() const;
   /// Orderly end: every member calls it. Its failure is the first that was found.
   Status close();
   void abort(const std::string& reason);
@@ -100,6 +106,7 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   std::atomic<Duration> timeout_;
   std::atomic<std::uint64_t> collectives_{0};
   std::atomic<std::uint64_t> monitored_barriers_{0};
+  std::atomic<bool> aborted_{false};  // by this process
 };
 using Group = std::shared_ptr<ProcessGroup>;
 

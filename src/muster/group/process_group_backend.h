@@ -44,6 +44,9 @@ class ProcessGroupBackend {
 
   /// The group's failure, or success while it works.
   virtual Status failure() const = 0;
+  /// Whether a call or a Work has shown that failure to the user: what nobody has seen is thrown when the group is destroyed. The default
+  /// takes every failure for seen.
+  virtual bool failure_was_shown() const { return true; }
   /// Orderly end, called by every member; finds calls that a member skipped.
   virtual Status close(TimePoint deadline) = 0;
   /// Ends everything in flight and tells the other members.

@@ -10,7 +10,7 @@
 
 namespace muster::group {
 
-/// Views into `request`; `ranks` are the group's members. No allocation.
+/// Views into `request`; `ranks` are what traces call the group's members. No allocation.
 inline trace::Call call_of(const Request& request, const std::vector<int>& ranks) {
   trace::Call call;
   call.name = request.name;

@@ -48,7 +48,7 @@ std::vector<Slice> members_of(const at::Tensor& whole, const at::Tensor& part, i
 /// Dimension 0 of `tensor` in pieces of `sizes` rows, or in equal pieces where `sizes` is empty.
 std::vector<Slice> split(const at::Tensor& tensor, std::vector<std::int64_t> sizes, int members, const std::string& side) {
   if (!tensor.defined()) invalid(side + " is undefined; give it storage first");
-  if (tensor.dim() == 0) invalid(side + " has no dimension 0 to be split");
+  if (tensor.dim() == 0) invalid(side + " has no dimension 0 to be split; give a tensor of at least one dimension");
   const auto rows = tensor.size(0);
   if (sizes.empty()) {
     if (rows % members != 0)
@@ -57,7 +57,8 @@ std::vector<Slice> split(const at::Tensor& tensor, std::vector<std::int64_t> siz
     sizes.assign(static_cast<std::size_t>(members), rows / members);
   }
   if (sizes.size() != static_cast<std::size_t>(members))
-    invalid(side + "_split_sizes has " + std::to_string(sizes.size()) + " entries; the group has " + std::to_string(members) + " members");
+    invalid(side + "_split_sizes has " + std::to_string(sizes.size()) + " entries; give " + std::to_string(members) +
+            ", one per member of the group");
   const auto sum = std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0});
   for (const auto size : sizes)
     if (size < 0 || sum != rows)

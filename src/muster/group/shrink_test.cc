@@ -1,12 +1,11 @@
 // Shrinking groups whose members really die: processes and SIGKILL.
 #include <signal.h>
-#include <unistd.h>
 
-#include <filesystem>
 #include <sstream>
 
 #include "muster/group/test_ranks.h"
 #include "muster/testing/rank_processes.h"
+#include "muster/testing/scratch_folder.h"
 
 namespace muster {
 namespace {
@@ -18,20 +17,9 @@ using testing::SharedCounter;
 constexpr auto kLimit = seconds(180);
 constexpr int kRanks = 5;
 
-/// A folder that goes away with the test.
-struct Scratch {
-  Scratch() {
-    char name[] = "/tmp/muster-test-XXXXXX";
-    path = ::mkdtemp(name);
-  }
-  ~Scratch() { std::filesystem::remove_all(path); }
-  std::string path;
-};
-
 /// Reduces in a loop; where that fails goes on with the survivors; ends once `left` ranks have made rounds together. "rank/size sum".
-std::string survive(int rank, const std::string& folder, int left, SharedCounter& rounds) {
-  init_process_group(
-      {.backend = "native", .init_method = "file://" + folder + "/meeting", .timeout = kLimit, .world_size = kRanks, .rank = rank});
+std::string survive(int rank, const std::string& meeting, int left, SharedCounter& rounds) {
+  init_process_group({.backend = "native", .init_method = "file://" + meeting, .timeout = kLimit, .world_size = kRanks, .rank = rank});
   for (int good = 0; get_world_size() > left || good < 20;) {
     auto tensor = torch::full({1000}, 1 << rank, at::kInt);
     try {
@@ -55,12 +43,12 @@ std::string survive(int rank, const std::string& folder, int left, SharedCounter
 
 /// Kills the groups of victims one after another, each as soon as the survivors of the one before work again.
 void play(const std::vector<std::vector<int>>& waves) {
-  Scratch scratch;
+  const testing::ScratchFolder scratch;
   SharedCounter rounds;
   std::vector<int> alive{0, 1, 2, 3, 4};
   int left = kRanks;
   for (const auto& wave : waves) left -= static_cast<int>(wave.size());
-  RankProcesses ranks(kRanks, [&](int rank) { return survive(rank, scratch.path, left, rounds); });
+  RankProcesses ranks(kRanks, [&](int rank) { return survive(rank, scratch.file("meeting"), left, rounds); });
   int wanted = 0;
   for (const auto& wave : waves) {
     wanted = rounds.value() + static_cast<int>(alive.size()) * 10;

@@ -94,10 +94,10 @@ std::vector<Facts> compare(ProcessGroup& group, const Facts& mine, std::optional
   gather(group, words, all.unbind(), timeout);
   std::vector<Facts> facts(static_cast<std::size_t>(group.size()));
   std::memcpy(facts.data(), all.const_data_ptr(), facts.size() * sizeof(Facts));
-  const int first = group.ranks().front();
+  const int first = group.first_rank_of(0);
   for (std::size_t member = 0; member < facts.size(); ++member) {
-    const int other = group.ranks()[member];
-    const auto on = std::string(kName) + " of sparse tensors on rank " + std::to_string(group.global_rank_of(group.rank())) + " (group " +
+    const int other = group.first_rank_of(static_cast<int>(member));
+    const auto on = std::string(kName) + " of sparse tensors on rank " + std::to_string(group.first_rank_of(group.rank())) + " (group " +
                     group.name() + "): ";
     if (!alike(facts[member], facts[0]))
       throw DistError(on + "rank " + std::to_string(first) + " gave " + text_of(facts[0]) + ", rank " + std::to_string(other) + " gave " +

@@ -53,9 +53,12 @@ std::vector<Group> divide(const Group& parent, const std::vector<std::vector<int
   const auto job = scope->job(caller);
   if (!parent->is_member()) invalid(caller + ": this process is not a member of group " + parent->name() + ", which it wants to divide");
   check_disjoint(parts, parent->size(), caller);
+  const auto deadline = deadline_after(steady_clock(), options.timeout.value_or(parent->timeout()));
   auto config = part_of(parent->parts().config, options.backend, caller);
+  check_pg_options(options.pg_options.get(), config, caller);
   const auto timeout = options.timeout.value_or(parent->timeout());
-  group::compare_calls(parent, caller + "(" + list(parts) + ", backend=" + config.text() + ", timeout=" + describe(timeout) + ")");
+  group::compare_calls(parent, caller + "(" + list(parts) + ", backend=" + config.text() + ", timeout=" + describe(timeout) + ")",
+                       deadline);
 
   std::vector<Group> groups;
   own = -1;
@@ -65,18 +68,19 @@ std::vector<Group> divide(const Group& parent, const std::vector<std::vector<int
     for (const int position : parts[i]) ranks.push_back(parent->global_rank_of(position));
     if (std::find(parts[i].begin(), parts[i].end(), parent->rank()) != parts[i].end()) {
       own = static_cast<int>(i);
-      name = scope->unique_name(group::list(ranks));
+      name = scope->unique_name(group::name_of(*job, ranks));
       groups.push_back(nullptr);
     } else {
       ProcessGroupParts other;
-      other.name = group::list(ranks);
+      other.name = group::name_of(*job, ranks);
       other.ranks = std::move(ranks);
       other.config = config;
       other.timeout = timeout;
       groups.push_back(std::make_shared<ProcessGroup>(std::move(other)));
     }
   }
-  auto mine = group::split_group(job, *parent, parts, own, std::move(name), std::move(config), timeout);
+  auto mine = group::split_group(job, *parent, parts, own, std::move(name), std::move(config), timeout,
+                                 {.pg_options = options.pg_options, .deadline = deadline});
   if (own >= 0) {
     scope->add(mine);
     groups[static_cast<std::size_t>(own)] = std::move(mine);
@@ -157,9 +161,10 @@ Group shrink_group(const std::vector<int>& ranks_to_exclude, const ShrinkGroupOp
       invalid("shrink_group: rank " + std::to_string(rank) +
               " of the group is to be excluded and must not call it; destroy the group instead");
   }
+  check_pg_options(options.pg_options.get(), old->parts().config, "shrink_group");
   if (options.shrink_flags == ShrinkFlags::SHRINK_ABORT) old->abort("shrink_group was called with SHRINK_ABORT");
   const bool of_world = old == world;
-  auto shrunk = group::shrink_group(job, *old, ranks_to_exclude, of_world, options.timeout.value_or(old->timeout()));
+  auto shrunk = group::shrink_group(job, *old, ranks_to_exclude, of_world, options.timeout.value_or(old->timeout()), options.pg_options);
   if (of_world) {
     for (const auto& ended : scope->replace(shrunk.job, shrunk.group)) ended->abort("the default group was shrunk");
   } else {

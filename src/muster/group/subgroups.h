@@ -14,9 +14,9 @@
 namespace muster {
 
 struct SplitGroupOptions {
-  std::optional<Duration> timeout = {};     ///< absent: the parent's
+  std::optional<Duration> timeout = {};     ///< of making it, as a whole, and of its calls; absent: the parent's
   std::optional<std::string> backend = {};  ///< some of the parent's "device:backend" pairs, or its own text; absent: all of them
-  std::shared_ptr<ProcessGroupOptions> pg_options = nullptr;
+  std::shared_ptr<ProcessGroupOptions> pg_options = nullptr;  ///< as in init_process_group
 };
 /// Divides `parent` (null: the default group). Every member of it calls it with the same lists of ranks of the parent (`split_ranks`),
 /// which must not overlap; a difference throws on all, naming both calls. A list's order is the order of its group. A member that is in no

@@ -132,6 +132,9 @@ void validate(const Request& request, int rank, int size) {
   check_sizes(request, rank);
   const auto* tensor = representative(request);
   std::string why;
+  if (rule.reduces && tensor != nullptr && !is_reducible(to_dtype(tensor->scalar_type())))
+    invalid(std::string(collective::name_of(request.reduce_op.engine())) + " is not defined on " + c10::toString(tensor->scalar_type()) +
+            ": elements of this type can be moved but not reduced; convert the tensor to another type first (to())");
   if (rule.reduces && tensor != nullptr && !collective::reduce_supports(request.reduce_op.engine(), to_dtype(tensor->scalar_type()), &why))
     invalid(why);
 }

@@ -21,7 +21,7 @@ const std::shared_ptr<WorldScope>& of_process() {
 [[noreturn]] void not_initialized(std::string_view caller) {
   group::invalid(std::string(caller) +
                  " was called before init_process_group (or after destroy_process_group): there is no default group in this " +
-                 (bound ? "rank's thread" : "process"));
+                 (bound ? "rank's thread" : "process") + "; call init_process_group first");
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "muster/group/backends/native.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "muster/group/backends/native_work.h"
@@ -59,8 +60,25 @@ std::unique_ptr<PreparedCall> NativeBackend::prepare(Request request) {
 }
 
 void NativeBackend::fail(const Request& request, const Status& status) {
-  if (refused_by_engine(status) && communicator_->failure().ok()) communicator_->refuse(request.op);
+  if (refused_by_engine(status) && communicator_->failure().ok()) {
+    refuse(request.op);
+  } else {
+    *shown_ = true;
+  }
   raise(status.with_context(request.name));
+}
+
+void NativeBackend::refuse(Op op) {
+  refused_ = true;
+  communicator_->refuse(op);
+}
+
+bool NativeBackend::failure_was_shown() const {
+  if (*shown_) return true;
+  // Where the others' calls failed because of this process's, it has thrown the reason for that already.
+  const auto failure = communicator_->failure();
+  const int me = communicator_->members()[static_cast<std::size_t>(communicator_->rank())];
+  return refused_ && std::find(failure.ranks().begin(), failure.ranks().end(), me) != failure.ranks().end();
 }
 
 WorkRef NativeBackend::submit(Request request) {
@@ -71,7 +89,7 @@ WorkRef NativeBackend::submit(Request request) {
     staging.finish();
     return nullptr;
   }
-  auto work = std::make_shared<NativeWork>(request.name, std::move(staging), communicator_, ranks_, std::move(request.mark));
+  auto work = std::make_shared<NativeWork>(request.name, std::move(staging), communicator_, ranks_, shown_, std::move(request.mark));
   auto pending = start(*communicator_, request, work->staging().args());
   if (!point_to_point && pending->done())
     if (const auto status = pending->wait(TimePoint::max()); refused_by_engine(status)) fail(request, status);

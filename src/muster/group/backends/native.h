@@ -1,6 +1,7 @@
 /// muster's own engine as a backend: tensors become spans for a `collective::Communicator`.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -21,8 +22,9 @@ class NativeBackend : public ProcessGroupBackend {
   bool supports(Op op, at::ScalarType dtype, c10::DeviceType device, std::string* why) const override;
   WorkRef submit(Request request) override;
   std::unique_ptr<PreparedCall> prepare(Request request) override;
-  void refuse(Op op) override { communicator_->refuse(op); }
+  void refuse(Op op) override;
   Status failure() const override { return communicator_->failure(); }
+  bool failure_was_shown() const override;
   Status close(TimePoint deadline) override { return communicator_->close(deadline); }
   void abort(const std::string& reason) override { communicator_->abort(reason); }
 
@@ -36,6 +38,8 @@ class NativeBackend : public ProcessGroupBackend {
   std::string name_;
   std::shared_ptr<collective::Communicator> communicator_;
   const std::shared_ptr<const std::vector<int>> ranks_;
+  std::atomic<bool> refused_{false};
+  const std::shared_ptr<std::atomic<bool>> shown_ = std::make_shared<std::atomic<bool>>(false);  // the Works', too
 };
 
 }  // namespace muster::group

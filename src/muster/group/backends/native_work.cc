@@ -10,8 +10,13 @@
 namespace muster::group {
 
 NativeWork::NativeWork(std::string_view name, Staging staging, std::shared_ptr<collective::Communicator> communicator,
-                       std::shared_ptr<const std::vector<int>> ranks, trace::Mark mark)
-    : name_(name), communicator_(std::move(communicator)), ranks_(std::move(ranks)), staging_(std::move(staging)), mark_(std::move(mark)) {}
+                       std::shared_ptr<const std::vector<int>> ranks, std::shared_ptr<std::atomic<bool>> shown, trace::Mark mark)
+    : name_(name),
+      communicator_(std::move(communicator)),
+      ranks_(std::move(ranks)),
+      shown_(std::move(shown)),
+      staging_(std::move(staging)),
+      mark_(std::move(mark)) {}
 
 void NativeWork::track(collective::PendingRef pending) {
   pending_ = std::move(pending);
@@ -37,6 +42,7 @@ void NativeWork::complete(const Status& status) {
   }
   if (!future) return;
   if (error_) {
+    show_error();
     future->setErrorIfNeeded(error_);
   } else {
     future->markCompleted(c10::IValue(staging_.outputs()));
@@ -51,7 +57,11 @@ bool NativeWork::is_completed() {
   return true;
 }
 
-bool NativeWork::is_success() { return is_completed() && !error_; }
+bool NativeWork::is_success() {
+  if (!is_completed()) return false;
+  if (error_) show_error();
+  return !error_;
+}
 
 bool NativeWork::wait(std::optional<Duration> timeout) {
   if (!completed_.load(std::memory_order_acquire)) {
@@ -64,8 +74,9 @@ bool NativeWork::wait(std::optional<Duration> timeout) {
     }
     complete(status);
   }
-  if (error_) std::rethrow_exception(error_);
-  return true;
+  if (!error_) return true;
+  show_error();
+  std::rethrow_exception(error_);
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> NativeWork::get_future() {
@@ -82,6 +93,7 @@ c10::intrusive_ptr<c10::ivalue::Future> NativeWork::get_future() {
   }
   // Completed before anybody asked for the future.
   if (error_) {
+    show_error();
     future->setErrorIfNeeded(error_);
   } else {
     future->markCompleted(c10::IValue(staging_.outputs()));
@@ -94,6 +106,10 @@ int NativeWork::source_rank() {
   return (*ranks_)[static_cast<std::size_t>(pending_->source())];
 }
 
-std::exception_ptr NativeWork::exception() { return is_completed() ? error_ : nullptr; }
+std::exception_ptr NativeWork::exception() {
+  if (!is_completed()) return nullptr;
+  if (error_) show_error();
+  return error_;
+}
 
 }  // namespace muster::group

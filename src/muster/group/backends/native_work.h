@@ -16,7 +16,7 @@ namespace muster::group {
 class NativeWork : public Work, public std::enable_shared_from_this<NativeWork> {
  public:
   NativeWork(std::string_view name, Staging staging, std::shared_ptr<collective::Communicator> communicator,
-             std::shared_ptr<const std::vector<int>> ranks, trace::Mark mark);
+             std::shared_ptr<const std::vector<int>> ranks, std::shared_ptr<std::atomic<bool>> shown, trace::Mark mark);
   /// Once: what was started on `staging().args()`. From then on the call holds this Work until it is done.
   void track(collective::PendingRef pending);
   const Staging& staging() const { return staging_; }
@@ -30,12 +30,15 @@ class NativeWork : public Work, public std::enable_shared_from_this<NativeWork> 
   std::vector<at::Tensor> result() override { return staging_.outputs(); }
 
  private:
+  /// The user sees what it failed with.
+  void show_error() { *shown_ = true; }
   /// Runs what is left to do after the engine is done, once; others that come meanwhile wait for it.
   void complete(const Status& status);
 
   std::string_view name_;
   std::shared_ptr<collective::Communicator> communicator_;
   std::shared_ptr<const std::vector<int>> ranks_;  // of the default group, by position
+  std::shared_ptr<std::atomic<bool>> shown_;       // whether anybody has seen a failure of the group
   collective::PendingRef pending_;
 
   std::atomic<bool> completed_{false};
