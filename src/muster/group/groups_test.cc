@@ -4,8 +4,10 @@
 #include <random>
 #include <thread>
 
+#include "muster/group/job.h"
 #include "muster/group/making_order.h"
 #include "muster/group/test_ranks.h"
+#include "muster/group/world.h"
 #include "muster/testing/seed.h"
 
 namespace muster {
@@ -386,7 +388,7 @@ TEST(ShrinkGroup, OfLivingRanks) {
 
 // After the default group was shrunk errors and reports go on naming ranks by their first numbers, in the group's new name.
 TEST(ShrinkGroup, ErrorsGoOnNamingFirstRanks) {
-  std::latch over(1);
+  std::latch over(2);
   on_ranks(4, [&](int rank) {
     barrier();
     if (rank == 0) {
@@ -400,6 +402,14 @@ TEST(ShrinkGroup, ErrorsGoOnNamingFirstRanks) {
     EXPECT_EQ(pair->name(), "[0, 2] of default shrunk");
     EXPECT_HAS(message_of<DistError>([] { all_reduce(at::Tensor()); }),
                "all_reduce on rank " + std::to_string(rank) + " (group default shrunk)");
+    auto got = torch::full({1}, rank);
+    broadcast(got, {.src = 1});
+    EXPECT_EQ(got.item<int>(), 2);
+    const auto recorded = trace::read_trace(WorldScope::current()->job("test")->recorder->path());
+    ASSERT_TRUE(recorded.ok()) << recorded.status().message();
+    EXPECT_EQ(recorded->latest()->name, "broadcast");
+    EXPECT_EQ(recorded->latest()->peer, 2);  // a file is called by its rank's first number, too
+    EXPECT_EQ(recorded->group("default shrunk")->members, (Ranks{1, 2, 3}));
     if (rank == 2) {
       over.wait();
       EXPECT_THROW(barrier(), DistError);
@@ -415,7 +425,7 @@ TEST(ShrinkGroup, ErrorsGoOnNamingFirstRanks) {
       EXPECT_HAS(said, "rank 2 has not entered this call");
       EXPECT_HAS(said, "group 'default shrunk'");
     }
-    if (rank == 1) over.count_down();
+    over.count_down();
   });
 }
 
