@@ -333,7 +333,8 @@ std::string summary(const JobTrace& job) {
     for (int rank = 0; rank < job.world_size(); ++rank) {
       if (job.rank(rank) == nullptr) without.push_back(rank);
     }
-    text += "no trace here of " + list_ranks(without) + ": on another host (`muster trace --store` asks there), or ended well\n";
+    text += "no trace here of " + list_ranks(without) +
+            ": on another host (`muster trace --store` asks all), ended well, or without an answer\n";
   }
   for (const auto& why : job.unread) text += "left out: " + why + "\n";
   return text;

@@ -116,17 +116,39 @@ bool is_served(std::shared_ptr<store::Store> store) {
 
 struct Responder::State {
   std::shared_ptr<Recorder> recorder;
-  std::shared_ptr<store::Store> store;
+  std::shared_ptr<store::Store> store;  // the job's, then a clone
   int rank = 0;
   std::mutex mutex;
   std::condition_variable changed;
+  // `store` until the thread is connected, and these, under the mutex.
   bool stopping = false;
   bool ended = false;
   std::thread thread;
 
+  /// A connection of its own, made on the thread: no rank's start waits for it. False where there is none, or the end has come.
+  bool connect() {
+    std::shared_ptr<store::Store> job;
+    {
+      const std::lock_guard lock(mutex);
+      job = store;
+    }
+    auto clone = job->clone();
+    const std::lock_guard lock(mutex);
+    if (!clone.ok() || stopping) return false;
+    store = std::move(*clone);
+    store->set_timeout(kStoreTimeout);
+    return true;
+  }
   bool stops() {
     const std::lock_guard lock(mutex);
     return stopping;
+  }
+
+  void run() {
+    if (connect()) answer_all();
+    const std::lock_guard lock(mutex);
+    ended = true;
+    changed.notify_all();
   }
 
   void answer_all() {
@@ -140,9 +162,6 @@ struct Responder::State {
       previous = answer_key(question->id, rank);
       if (!store->set(previous, answer_to(*question, *recorder)).ok()) break;
     }
-    const std::lock_guard lock(mutex);
-    ended = true;
-    changed.notify_all();
   }
 };
 
@@ -150,15 +169,12 @@ std::unique_ptr<Responder> Responder::start(std::shared_ptr<Recorder> recorder, 
   if (!recorder || !job || !is_served(job)) return nullptr;
   const auto mine = read_trace(recorder->path());
   if (!mine) return nullptr;
-  auto clone = job->clone();
-  if (!clone) return nullptr;
   auto state = std::make_shared<State>();
   state->recorder = std::move(recorder);
-  state->store = std::move(*clone);
-  state->store->set_timeout(kStoreTimeout);
+  state->store = job;
   state->rank = mine->rank;
-  if (mine->rank == 0) static_cast<void>(state->store->set(kJobKey, encode(Announcement{mine->job, mine->world_size, mine->since_ns})));
-  state->thread = std::thread([state] { state->answer_all(); });
+  if (mine->rank == 0) static_cast<void>(job->set(kJobKey, encode(Announcement{mine->job, mine->world_size, mine->since_ns})));
+  state->thread = std::thread([state] { state->run(); });
   return std::unique_ptr<Responder>(new Responder(std::move(state)));
 }
 
@@ -177,9 +193,10 @@ void Responder::stop() {
   std::unique_lock lock(state->mutex);
   state->stopping = true;
   if (!state->ended) {
+    const auto store = state->store;
     lock.unlock();
-    if (state->rank == 0) static_cast<void>(state->store->delete_key(kJobKey));
-    static_cast<void>(state->store->queue_push(questions_of(state->rank), ""));
+    if (state->rank == 0) static_cast<void>(store->delete_key(kJobKey));
+    static_cast<void>(store->queue_push(questions_of(state->rank), ""));
     lock.lock();
     state->changed.wait_for(lock, kStoreTimeout, [&] { return state->ended; });
   }
