@@ -1,0 +1,56 @@
+"""muster's engine as a backend of stock torch: `import muster.torch`, then `torch.distributed.init_process_group("muster")`.
+
+An installed muster needs no import: torch finds the backend by its entry point when the name is first used. `replace_gloo()` is for
+programs whose backend name is fixed. Only CPU tensors; docs/torch-backend.md has the details.
+"""
+
+import atexit
+import datetime
+import sys
+
+import muster  # the check of torch's version
+from muster import _C
+
+import torch.distributed as _dist
+
+__all__ = ["register", "replace_gloo"]
+
+
+def _create(name):
+    def create(options, _backend_options):
+        timeout = options.timeout
+        return _C.create_torch_backend(
+            name,
+            options.store,
+            options.group_rank,
+            options.group_size,
+            timeout if isinstance(timeout, datetime.timedelta) else datetime.timedelta(seconds=timeout),
+            options.group_id,
+            list(options.global_ranks_in_group),
+        )
+
+    return create
+
+
+def register():
+    """Makes `muster` a backend of torch.distributed. Importing this module does it; torch calls it by the entry point."""
+    if "MUSTER" not in _dist.Backend._plugins:
+        _dist.Backend.register_backend("muster", _create("muster"), extended_api=True, devices=["cpu"])
+
+
+def replace_gloo():
+    """From now on torch.distributed's backend `gloo` is muster's engine, in this process. Call it before init_process_group."""
+    if _dist.is_initialized():
+        raise RuntimeError("replace_gloo() comes too late: torch.distributed is initialised already")
+    # Registered anew, its type becomes CUSTOM: torch then takes it for no ProcessGroupGloo.
+    _dist.Backend.register_backend("gloo", _create("gloo"), extended_api=True, devices=["cpu"])
+
+
+@atexit.register
+def _leave():
+    # A program that ended without destroy_process_group: others may still read what this rank has sent. After an error nobody waits.
+    if not hasattr(sys, "last_type"):
+        _C.leave_torch_job(datetime.timedelta(seconds=10))
+
+
+register()

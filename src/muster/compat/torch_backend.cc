@@ -1,0 +1,335 @@
+#include "muster/compat/torch_backend.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "muster/compat/torch_error.h"
+#include "muster/compat/torch_work.h"
+#include "muster/group/collectives.h"
+#include "muster/group/debug.h"
+#include "muster/group/point_to_point.h"
+
+namespace muster::compat {
+namespace {
+
+using c10d::OpType;
+using Tensors = TorchBackend::Tensors;
+
+std::optional<Duration> given(std::chrono::milliseconds timeout) {
+  return timeout > std::chrono::milliseconds::zero() ? std::optional<Duration>(timeout) : std::nullopt;
+}
+
+ReduceOp reduction(const c10d::ReduceOp& op) {
+  switch (static_cast<c10d::ReduceOp::RedOpType>(op)) {
+    case c10d::ReduceOp::SUM: return ReduceOp::SUM;
+    case c10d::ReduceOp::AVG: return ReduceOp::AVG;
+    case c10d::ReduceOp::PRODUCT: return ReduceOp::PRODUCT;
+    case c10d::ReduceOp::MIN: return ReduceOp::MIN;
+    case c10d::ReduceOp::MAX: return ReduceOp::MAX;
+    case c10d::ReduceOp::BAND: return ReduceOp::BAND;
+    case c10d::ReduceOp::BOR: return ReduceOp::BOR;
+    case c10d::ReduceOp::BXOR: return ReduceOp::BXOR;
+    case c10d::ReduceOp::PREMUL_SUM: {
+      const auto* factor = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
+      if (factor == nullptr) group::invalid("PREMUL_SUM without a factor; make it with _make_nccl_premul_sum");
+      return ReduceOp::premul_sum(factor->tensor_factor.defined() ? factor->tensor_factor.item<double>() : factor->double_factor);
+    }
+    default: group::invalid("an unknown reduction was asked for");
+  }
+}
+
+/// The one entry of a list that torch's interface keeps for several devices of one process.
+template <class T>
+T& only(std::vector<T>& list, const char* what) {
+  if (list.size() != 1) group::invalid(std::string(what) + ": one entry is expected, " + std::to_string(list.size()) + " were given");
+  return list.front();
+}
+
+/// A flat tensor as one view per member, in any shape. Where it is none, the other members are told that this one's call cannot be made.
+Tensors parts_of(ProcessGroup& group, Op op, const at::Tensor& whole, const at::Tensor& part, const char* what) {
+  const int members = group.size();
+  if (whole.numel() != part.numel() * members || !whole.is_contiguous()) {
+    group.refuse(op, what,
+                 DistError("a contiguous tensor of " + std::to_string(part.numel() * members) +
+                           " elements is expected, as many from each of " + std::to_string(members) + " ranks, not one of " +
+                           std::to_string(whole.numel()) + " elements" + (whole.is_contiguous() ? "" : " that is not contiguous")));
+  }
+  Tensors parts;
+  const auto flat = whole.view({-1});
+  for (int member = 0; member < members; ++member) parts.push_back(flat.narrow(0, member * part.numel(), part.numel()).view(part.sizes()));
+  return parts;
+}
+
+bool one_dtype(const Tensors& tensors) {
+  return std::all_of(tensors.begin(), tensors.end(), [&](const auto& each) { return each.dtype() == tensors.front().dtype(); });
+}
+
+std::chrono::milliseconds milliseconds(Duration timeout) { return std::chrono::duration_cast<std::chrono::milliseconds>(timeout); }
+
+}  // namespace
+
+c10::intrusive_ptr<TorchBackend> TorchBackend::create(const TorchGroup& made_of) {
+  return in_torch_errors([&] {
+    auto ranks = made_of.global_ranks;
+    auto job = ranks.empty() ? nullptr : TorchJob::of_default_group();
+    const bool whole_job = job == nullptr;
+    if (whole_job) {
+      job = TorchJob::open(made_of.store, made_of.id, made_of.rank, made_of.size, made_of.timeout);
+      if (ranks.empty()) job->make_default();
+    }
+    auto group = whole_job ? job->world() : job->make_group(made_of.id, std::move(ranks), made_of.timeout);
+    return c10::make_intrusive<TorchBackend>(made_of.backend, std::move(job), std::move(group), whole_job);
+  });
+}
+
+TorchBackend::TorchBackend(std::string name, std::shared_ptr<TorchJob> job, Group group, bool whole_job)
+    : Backend(group->rank(), group->size()),
+      name_(std::move(name)),
+      job_(std::move(job)),
+      group_(std::move(group)),
+      whole_job_(whole_job),
+      options_(c10::make_intrusive<c10d::Backend::Options>(name_, milliseconds(group_->timeout()))) {
+  init();
+}
+
+TorchBackend::~TorchBackend() = default;
+
+/// `call(timeout)` gives a Work, or none where it is done.
+template <class Call>
+TorchBackend::Works TorchBackend::issue(OpType type, Tensors outputs, std::chrono::milliseconds timeout, Call call) {
+  const bool counts = type != OpType::SEND && type != OpType::RECV && type != OpType::RECVANYSOURCE;
+  TorchWork::Parts parts{.type = type, .works = {}, .outputs = std::move(outputs), .group = group_, .sequence = 0, .timeout = {}};
+  parts.sequence = counts ? sequence_.fetch_add(1, std::memory_order_relaxed) + 1 : 0;
+  parts.timeout = given(timeout).value_or(group_->timeout());
+  if (auto work = in_torch_errors([&] { return call(given(timeout)); })) parts.works.push_back(std::move(work));
+  return c10::make_intrusive<TorchWork>(std::move(parts));
+}
+
+/// `each(i, timeout)` for every output, as one Work.
+template <class Each>
+TorchBackend::Works TorchBackend::issue_each(OpType type, const Tensors& outputs, std::chrono::milliseconds timeout, Each each) {
+  TorchWork::Parts parts{.type = type, .works = {}, .outputs = outputs, .group = group_, .sequence = 0, .timeout = {}};
+  parts.sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
+  parts.timeout = given(timeout).value_or(group_->timeout());
+  in_torch_errors([&] {
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+      if (auto work = each(i, given(timeout))) parts.works.push_back(std::move(work));
+    }
+  });
+  return c10::make_intrusive<TorchWork>(std::move(parts));
+}
+
+TorchBackend::Works TorchBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
+  return issue(OpType::BROADCAST, tensors, options.timeout, [&](auto timeout) {
+    return muster::broadcast(
+        only(tensors, "broadcast"),
+        {.group = group_, .async_op = options.asyncOp, .group_src = static_cast<int>(options.rootRank), .timeout = timeout});
+  });
+}
+
+TorchBackend::Works TorchBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  return issue(OpType::ALLREDUCE, tensors, options.timeout, [&](auto timeout) {
+    return muster::all_reduce(only(tensors, "allreduce"),
+                              {.op = reduction(options.reduceOp), .group = group_, .async_op = options.asyncOp, .timeout = timeout});
+  });
+}
+
+TorchBackend::Works TorchBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  return allreduce(tensors, options);
+}
+
+TorchBackend::Works TorchBackend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
+  const auto with = [&](auto timeout) {
+    return AllReduceOptions{.op = reduction(options.reduceOp), .group = group_, .async_op = options.asyncOp, .timeout = timeout};
+  };
+  if (tensors.empty() || one_dtype(tensors))
+    return issue(OpType::ALLREDUCE_COALESCED, tensors, options.timeout,
+                 [&](auto timeout) { return muster::all_reduce_coalesced(tensors, with(timeout)); });
+  return issue_each(OpType::ALLREDUCE_COALESCED, tensors, options.timeout,
+                    [&](std::size_t i, auto timeout) { return muster::all_reduce(tensors[i], with(timeout)); });
+}
+
+TorchBackend::Works TorchBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
+  return issue(OpType::REDUCE, tensors, options.timeout, [&](auto timeout) {
+    return muster::reduce(only(tensors, "reduce"), {.op = reduction(options.reduceOp),
+                                                    .group = group_,
+                                                    .async_op = options.asyncOp,
+                                                    .group_dst = static_cast<int>(options.rootRank),
+                                                    .timeout = timeout});
+  });
+}
+
+TorchBackend::Works TorchBackend::allgather(Lists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
+  return issue(OpType::ALLGATHER, outputs.empty() ? Tensors{} : outputs.front(), options.timeout, [&](auto timeout) {
+    return muster::all_gather(only(outputs, "allgather"), only(inputs, "allgather"),
+                              {.group = group_, .async_op = options.asyncOp, .timeout = timeout});
+  });
+}
+
+TorchBackend::Works TorchBackend::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) {
+  return issue(OpType::_ALLGATHER_BASE, {output}, options.timeout, [&](auto timeout) {
+    return muster::all_gather(parts_of(*group_, Op::all_gather, output, input, "all_gather_into_tensor"), input,
+                              {.group = group_, .async_op = options.asyncOp, .timeout = timeout});
+  });
+}
+
+TorchBackend::Works TorchBackend::allgather_coalesced(Lists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
+  Tensors all;
+  for (const auto& list : outputs) all.insert(all.end(), list.begin(), list.end());
+  const CollectiveOptions with{.group = group_, .async_op = options.asyncOp, .timeout = given(options.timeout)};
+  if (inputs.empty() || one_dtype(inputs))
+    return issue(OpType::ALLGATHER_COALESCED, std::move(all), options.timeout,
+                 [&](auto) { return muster::all_gather_coalesced(outputs, inputs, with); });
+  return issue_each(OpType::ALLGATHER_COALESCED, inputs, options.timeout, [&](std::size_t i, auto) {
+    Tensors column;
+    for (const auto& list : outputs) column.push_back(list.at(i));
+    return muster::all_gather(column, inputs[i], with);
+  });
+}
+
+TorchBackend::Works TorchBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                                  const c10d::AllgatherOptions& options) {
+  return issue_each(OpType::ALLGATHER_INTO_TENSOR_COALESCED, outputs, options.timeout, [&](std::size_t i, auto timeout) {
+    return muster::all_gather(parts_of(*group_, Op::all_gather, outputs[i], inputs.at(i), "all_gather_into_tensor_coalesced"), inputs.at(i),
+                              {.group = group_, .async_op = options.asyncOp, .timeout = timeout});
+  });
+}
+
+TorchBackend::Works TorchBackend::gather(Lists& outputs, Tensors& inputs, const c10d::GatherOptions& options) {
+  const auto list = outputs.empty() ? Tensors{} : outputs.front();
+  return issue(OpType::GATHER, list, options.timeout, [&](auto timeout) {
+    return muster::gather(only(inputs, "gather"), {.gather_list = list,
+                                                   .group = group_,
+                                                   .async_op = options.asyncOp,
+                                                   .group_dst = static_cast<int>(options.rootRank),
+                                                   .timeout = timeout});
+  });
+}
+
+TorchBackend::Works TorchBackend::gather_into_tensor(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& options) {
+  return issue(OpType::GATHER, {output}, options.timeout, [&](auto timeout) {
+    const bool root = options.rootRank == getRank();
+    return muster::gather(input, {.gather_list = root ? parts_of(*group_, Op::gather, output, input, "gather_single") : Tensors{},
+                                  .group = group_,
+                                  .async_op = options.asyncOp,
+                                  .group_dst = static_cast<int>(options.rootRank),
+                                  .timeout = timeout});
+  });
+}
+
+TorchBackend::Works TorchBackend::scatter(Tensors& outputs, Lists& inputs, const c10d::ScatterOptions& options) {
+  return issue(OpType::SCATTER, outputs, options.timeout, [&](auto timeout) {
+    return muster::scatter(only(outputs, "scatter"), {.scatter_list = inputs.empty() ? Tensors{} : inputs.front(),
+                                                      .group = group_,
+                                                      .async_op = options.asyncOp,
+                                                      .group_src = static_cast<int>(options.rootRank),
+                                                      .timeout = timeout});
+  });
+}
+
+TorchBackend::Works TorchBackend::reduce_scatter(Tensors& outputs, Lists& inputs, const c10d::ReduceScatterOptions& options) {
+  return issue(OpType::REDUCE_SCATTER, outputs, options.timeout, [&](auto timeout) {
+    return muster::reduce_scatter(only(outputs, "reduce_scatter"), only(inputs, "reduce_scatter"),
+                                  {.op = reduction(options.reduceOp), .group = group_, .async_op = options.asyncOp, .timeout = timeout});
+  });
+}
+
+TorchBackend::Works TorchBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) {
+  return issue(OpType::_REDUCE_SCATTER_BASE, {output}, options.timeout, [&](auto timeout) {
+    return muster::reduce_scatter(output, parts_of(*group_, Op::reduce_scatter, input, output, "reduce_scatter_tensor"),
+                                  {.op = reduction(options.reduceOp), .group = group_, .async_op = options.asyncOp, .timeout = timeout});
+  });
+}
+
+TorchBackend::Works TorchBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                                  const c10d::ReduceScatterOptions& options) {
+  return issue_each(OpType::REDUCE_SCATTER_TENSOR_COALESCED, outputs, options.timeout, [&](std::size_t i, auto timeout) {
+    return muster::reduce_scatter(outputs[i],
+                                  parts_of(*group_, Op::reduce_scatter, inputs.at(i), outputs[i], "reduce_scatter_tensor_coalesced"),
+                                  {.op = reduction(options.reduceOp), .group = group_, .async_op = options.asyncOp, .timeout = timeout});
+  });
+}
+
+TorchBackend::Works TorchBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>& output_splits,
+                                                std::vector<std::int64_t>& input_splits, const c10d::AllToAllOptions& options) {
+  return issue(OpType::ALLTOALL_BASE, {output}, options.timeout, [&](auto timeout) {
+    return muster::all_to_all_single(output, input,
+                                     {.output_split_sizes = output_splits,
+                                      .input_split_sizes = input_splits,
+                                      .group = group_,
+                                      .async_op = options.asyncOp,
+                                      .timeout = timeout});
+  });
+}
+
+TorchBackend::Works TorchBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
+  return issue(OpType::ALLTOALL, outputs, options.timeout, [&](auto timeout) {
+    return muster::all_to_all(outputs, inputs, {.group = group_, .async_op = options.asyncOp, .timeout = timeout});
+  });
+}
+
+TorchBackend::Works TorchBackend::barrier(const c10d::BarrierOptions& options) {
+  return issue(OpType::BARRIER, {}, options.timeout,
+               [&](auto timeout) { return muster::barrier({.group = group_, .async_op = options.asyncOp, .timeout = timeout}); });
+}
+
+void TorchBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
+  sequence_.fetch_add(1, std::memory_order_relaxed);
+  in_torch_errors(
+      [&] { muster::monitored_barrier({.group = group_, .timeout = given(options.timeout), .wait_all_ranks = wait_all_ranks}); });
+}
+
+TorchBackend::Works TorchBackend::send(Tensors& tensors, int destination, int tag) {
+  return issue(OpType::SEND, {}, c10d::kUnsetTimeout,
+               [&](auto) { return muster::isend(only(tensors, "send"), {.group = group_, .tag = tag, .group_dst = destination}); });
+}
+
+TorchBackend::Works TorchBackend::recv(Tensors& tensors, int source, int tag) {
+  return issue(OpType::RECV, tensors, c10d::kUnsetTimeout,
+               [&](auto) { return muster::irecv(only(tensors, "recv"), {.group = group_, .tag = tag, .group_src = source}); });
+}
+
+TorchBackend::Works TorchBackend::recvAnysource(Tensors& tensors, int tag) {
+  return issue(OpType::RECVANYSOURCE, tensors, c10d::kUnsetTimeout,
+               [&](auto) { return muster::irecv(only(tensors, "recv"), {.group = group_, .tag = tag}); });
+}
+
+c10::intrusive_ptr<c10d::Backend> TorchBackend::split(const c10::intrusive_ptr<c10d::Store>&, const std::vector<int>& ranks,
+                                                      const c10::intrusive_ptr<c10d::Backend::Options>& options) {
+  if (std::find(ranks.begin(), ranks.end(), getRank()) == ranks.end()) return nullptr;
+  return in_torch_errors([&]() -> c10::intrusive_ptr<c10d::Backend> {
+    std::vector<int> of_job;
+    for (const int rank : ranks) of_job.push_back(group_->global_rank_of(rank));
+    auto group = job_->make_group(options->group_name, std::move(of_job), options->timeout);
+    return c10::make_intrusive<TorchBackend>(name_, job_, std::move(group), false);
+  });
+}
+
+void TorchBackend::setTimeout(std::chrono::milliseconds timeout) {
+  group_->set_timeout(timeout);
+  options_->timeout = timeout;
+}
+
+c10d::ErrorType TorchBackend::getError() {
+  switch (group_->failure().code()) {
+    case Code::ok: return c10d::ErrorType::SUCCESS;
+    case Code::timed_out: return c10d::ErrorType::TIMEOUT;
+    case Code::peer_failed: return c10d::ErrorType::REMOTE_ERROR;
+    default: return c10d::ErrorType::COMM_ERROR;
+  }
+}
+
+void TorchBackend::abort() {
+  if (!shut_down_) group_->abort("the process group was aborted on rank " + std::to_string(group_->global_rank_of(group_->rank())));
+}
+
+void TorchBackend::shutdown() {
+  if (shut_down_.exchange(true)) return;
+  if (whole_job_) {
+    job_->close(group_->timeout());
+  } else {
+    job_->retire(group_);
+  }
+}
+
+}  // namespace muster::compat

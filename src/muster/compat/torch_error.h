@@ -1,0 +1,40 @@
+/// From muster's exceptions to the ones that stock torch turns into torch.distributed.DistBackendError and its sisters.
+#pragma once
+
+#include <c10/util/Exception.h>
+
+#include <exception>
+#include <type_traits>
+
+#include "muster/group/errors.h"
+
+namespace muster::compat {
+
+/// Runs `body`; an exception of muster's comes out as torch's class of the same name, with the same text.
+template <class Body>
+auto in_torch_errors(Body body) -> std::invoke_result_t<Body> {
+  try {
+    return body();
+  } catch (const DistBackendError& error) {
+    C10_THROW_ERROR(DistBackendError, error.what());
+  } catch (const DistNetworkError& error) {
+    C10_THROW_ERROR(DistNetworkError, error.what());
+  } catch (const DistStoreError& error) {
+    C10_THROW_ERROR(DistStoreError, error.what());
+  } catch (const DistError& error) {
+    C10_THROW_ERROR(DistError, error.what());
+  }
+}
+
+/// The same for an exception that is kept.
+inline std::exception_ptr as_torch_error(const std::exception_ptr& error) {
+  if (!error) return nullptr;
+  try {
+    in_torch_errors([&] { std::rethrow_exception(error); });
+  } catch (...) {
+    return std::current_exception();
+  }
+  return nullptr;
+}
+
+}  // namespace muster::compat

@@ -1,0 +1,91 @@
+#include "muster/compat/torch_job.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "muster/base/log.h"
+#include "muster/compat/torch_store.h"
+#include "muster/group/errors.h"
+#include "muster/store/rendezvous.h"
+
+namespace muster::compat {
+namespace {
+
+/// Stock torch has one default group per process, and does not say which one a new group was made from.
+struct Default {
+  std::mutex mutex;
+  std::weak_ptr<TorchJob> job;
+  pid_t process = 0;  // a forked child has none
+};
+Default& default_job() {
+  static Default holder;
+  return holder;
+}
+
+}  // namespace
+
+std::shared_ptr<TorchJob> TorchJob::open(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name, int rank, int size,
+                                         Duration timeout) {
+  store::RendezvousOptions options;
+  options.rank = rank;
+  options.world_size = size;
+  options.timeout = timeout;
+  const auto deadline = deadline_after(steady_clock(), timeout);
+  // Others block on the store that was given; a clone has a connection of its own.
+  auto found = store::rendezvous_over(adapt_store(store->clone()), options);
+  if (!found.ok()) group::raise_from_store(found.status().with_context("init_process_group"));
+  const auto config = BackendConfig::parse("cpu:native");
+  std::shared_ptr<TorchJob> job(new TorchJob(group::open_job(std::move(found).value(), config, timeout, deadline)));
+  std::vector<int> all(static_cast<std::size_t>(size));
+  std::iota(all.begin(), all.end(), 0);
+  job->world_ = group::make_group(job->job_, name, std::move(all), config, timeout, {.deadline = deadline});
+  return job;
+}
+
+std::shared_ptr<TorchJob> TorchJob::of_default_group() {
+  auto& holder = default_job();
+  const std::lock_guard lock(holder.mutex);
+  auto job = holder.process == ::getpid() ? holder.job.lock() : nullptr;
+  return job && job->is_open() ? job : nullptr;
+}
+
+void TorchJob::make_default() {
+  auto& holder = default_job();
+  const std::lock_guard lock(holder.mutex);
+  holder.job = weak_from_this();
+  holder.process = ::getpid();
+}
+
+Group TorchJob::make_group(std::string name, std::vector<int> ranks, Duration timeout) {
+  return group::make_group(job_, std::move(name), std::move(ranks), BackendConfig::parse("cpu:native"), timeout);
+}
+
+bool TorchJob::is_open() const {
+  const std::lock_guard lock(mutex_);
+  return !closed_;
+}
+
+void TorchJob::retire(Group group) {
+  const std::lock_guard lock(mutex_);
+  if (!closed_) retired_.push_back(std::move(group));
+}
+
+void TorchJob::close(Duration limit) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (std::exchange(closed_, true)) return;
+  }
+  if (job_->witness) job_->witness->stop();
+  const bool whole = world_->failure().ok();
+  world_->set_timeout(std::min(world_->timeout(), limit));
+  const auto status = whole ? world_->close() : world_->failure();
+  if (whole && !status.ok()) log(LogLevel::warning, "destroy_process_group: " + status.message());
+  if (job_->recorder && status.ok()) job_->recorder->remove();
+  const std::lock_guard lock(mutex_);
+  retired_.clear();
+}
+
+}  // namespace muster::compat

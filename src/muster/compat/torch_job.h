@@ -1,0 +1,50 @@
+/// The engine of a job of stock torch: met over torch's store, shared by the groups of one process.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "muster/base/clock.h"
+#include "muster/group/job.h"
+#include "muster/group/process_group.h"
+
+namespace muster::compat {
+
+/// Thread-safe.
+class TorchJob : public std::enable_shared_from_this<TorchJob> {
+ public:
+  /// Every rank calls it, with a store that is the job's own; blocks until all have come. Throws muster's exceptions.
+  static std::shared_ptr<TorchJob> open(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name, int rank, int size,
+                                        Duration timeout);
+  /// Of the default group of stock torch, of which a process has one at a time; null where that stands on another backend.
+  static std::shared_ptr<TorchJob> of_default_group();
+  void make_default();
+
+  /// The group of all ranks.
+  const Group& world() const { return world_; }
+  /// `ranks` of the job, in group order. Blocks until all of them have come.
+  Group make_group(std::string name, std::vector<int> ranks, Duration timeout);
+
+  /// Stock torch lets every member destroy its groups when it likes and in any order, so that nobody may wait there: the group goes with
+  /// the job.
+  void retire(Group group);
+  /// The orderly end, which all ranks call; waits for them at most `limit`. What fails is logged: the job is over in any case. Again:
+  /// nothing.
+  void close(Duration limit);
+  bool is_open() const;
+
+ private:
+  explicit TorchJob(std::shared_ptr<group::Job> job) : job_(std::move(job)) {}
+
+  const std::shared_ptr<group::Job> job_;
+  Group world_;
+  mutable std::mutex mutex_;
+  bool closed_ = false;
+  std::vector<Group> retired_;
+};
+
+}  // namespace muster::compat

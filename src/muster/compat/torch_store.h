@@ -1,0 +1,20 @@
+/// A store of stock torch, for the engine to meet over.
+///
+/// What lives in `compat/`: muster's engine as a `c10d::Backend` of stock torch. The only folder that may include torch's own distributed
+/// code; it takes no part in muster's own interface. May include everything of group/ and below. Test it alone: `ctest -R '^python.torch'`.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <memory>
+
+#include "muster/base/clock.h"
+#include "muster/store/store.h"
+
+namespace muster::compat {
+
+/// Everything of `store::Store` but queues (Code::unsupported where the store has none). Keys get names of their own in it only as far as
+/// the given store has a prefix. `store` is used from several threads; it is the caller's to clone one that others block on.
+std::shared_ptr<store::Store> adapt_store(c10::intrusive_ptr<c10d::Store> store, Duration timeout = store::kDefaultTimeout);
+
+}  // namespace muster::compat

@@ -1,0 +1,71 @@
+#include "muster/compat/torch_work.h"
+
+#include <ATen/core/ivalue.h>
+#include <ATen/core/jit_type.h>
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <utility>
+
+#include "muster/compat/torch_error.h"
+
+namespace muster::compat {
+
+TorchWork::TorchWork(Parts parts) : Work(parts.group->rank(), parts.type), parts_(std::move(parts)) {}
+
+bool TorchWork::isCompleted() {
+  return std::all_of(parts_.works.begin(), parts_.works.end(), [](const auto& work) { return work->is_completed(); });
+}
+
+bool TorchWork::isSuccess() const {
+  return std::all_of(parts_.works.begin(), parts_.works.end(), [](const auto& work) { return work->is_success(); });
+}
+
+std::exception_ptr TorchWork::exception() const {
+  for (const auto& work : parts_.works) {
+    if (auto error = work->exception()) return as_torch_error(error);
+  }
+  return nullptr;
+}
+
+int TorchWork::sourceRank() const {
+  const int source = parts_.works.empty() ? -1 : parts_.works.front()->source_rank();
+  return source < 0 ? source : parts_.group->group_rank_of(source);
+}
+
+bool TorchWork::wait(std::chrono::milliseconds timeout) {
+  const bool limited = timeout > kNoTimeout;
+  const auto deadline = limited ? deadline_after(steady_clock(), timeout) : TimePoint::max();
+  return in_torch_errors([&] {
+    for (const auto& work : parts_.works) work->wait(limited ? std::optional(time_left(steady_clock(), deadline)) : std::nullopt);
+    return true;
+  });
+}
+
+void TorchWork::abort() {
+  if (!isCompleted()) parts_.group->abort("a Work of rank " + std::to_string(parts_.group->rank()) + " was aborted");
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> TorchWork::getFuture() {
+  const std::lock_guard lock(future_mutex_);
+  if (future_) return future_;
+  future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+  if (parts_.works.empty()) {
+    future_->markCompleted(c10::IValue(parts_.outputs));
+    return future_;
+  }
+  const auto left = std::make_shared<std::atomic<std::size_t>>(parts_.works.size());
+  for (const auto& work : parts_.works) {
+    work->get_future()->addCallback([left, whole = future_, outputs = parts_.outputs](c10::ivalue::Future& part) {
+      if (part.hasError()) {
+        whole->setErrorIfNeeded(as_torch_error(part.exception_ptr()));
+      } else if (left->fetch_sub(1) == 1) {
+        whole->markCompleted(c10::IValue(outputs));
+      }
+    });
+  }
+  return future_;
+}
+
+}  // namespace muster::compat

@@ -1,0 +1,46 @@
+/// A call of muster's as the Work that stock torch waits on.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <cstdint>
+#include <vector>
+
+#include "muster/group/process_group.h"
+#include "muster/group/work.h"
+
+namespace muster::compat {
+
+/// Done when all of `works` are; none of them: done from the start. Errors are torch's (torch_error.h). Thread-safe.
+class TorchWork : public c10d::Work {
+ public:
+  struct Parts {
+    c10d::OpType type = c10d::OpType::UNKNOWN;
+    std::vector<WorkRef> works;
+    std::vector<at::Tensor> outputs;  ///< what the future gives
+    Group group;                      ///< for the sender's rank
+    std::uint64_t sequence = 0;
+    Duration timeout{};
+  };
+  explicit TorchWork(Parts parts);
+
+  bool isCompleted() override;
+  bool isSuccess() const override;
+  std::exception_ptr exception() const override;
+  int sourceRank() const override;
+  std::vector<at::Tensor> result() override { return parts_.outputs; }
+  void synchronize() override {}
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  void abort() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  std::uint64_t getSequencenumber() const override { return parts_.sequence; }
+  // Newer than torch 2.6: no `override`.
+  std::chrono::milliseconds getTimeout() const { return std::chrono::duration_cast<std::chrono::milliseconds>(parts_.timeout); }
+
+ private:
+  const Parts parts_;
+  mutable std::mutex future_mutex_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+}  // namespace muster::compat

@@ -1,0 +1,59 @@
+"""Ranks as forked processes of a test: torch is imported once, and a rank's failure is the test's."""
+
+import atexit
+import multiprocessing
+import os
+import shutil
+import tempfile
+import traceback
+
+import pytest
+import torch
+import torch._dynamo  # noqa: F401  what the first DDP or functional collective of a process would import, here once for all ranks
+import torch.distributed._functional_collectives  # noqa: F401
+
+fork = multiprocessing.get_context("fork")
+LIMIT_S = 60 * (5 if os.environ.get("MUSTER_TEST_LONG") else 2)
+
+
+def _main(body, rank, arguments, results):
+    torch.set_num_threads(1)
+    try:
+        results.put((rank, body(rank, *arguments), None))
+    except BaseException:
+        results.put((rank, None, traceback.format_exc()))
+        raise SystemExit(1) from None
+
+
+def run_ranks(count, body, *arguments, killed=()):
+    """`body(rank, *arguments)` in `count` processes; what they return, by rank. Those in `killed` return nothing."""
+    results = fork.Queue()
+    ranks = [fork.Process(target=_main, args=(body, rank, arguments, results)) for rank in range(count)]
+    for rank in ranks:
+        rank.start()
+    returned = {}
+    try:
+        while len(returned) < count - len(killed):
+            try:
+                rank, value, error = results.get(timeout=LIMIT_S)
+            except Exception:
+                pytest.fail(f"ranks {sorted(set(range(count)) - set(returned))} did not come to an end in {LIMIT_S} s")
+            if error is not None:
+                pytest.fail(f"rank {rank} failed:\n{error}", pytrace=False)
+            returned[rank] = value
+        for rank in ranks:
+            rank.join(LIMIT_S)
+            assert rank.exitcode is not None, "a rank does not end"
+    finally:
+        for rank in ranks:
+            if rank.is_alive():
+                rank.kill()
+            rank.join()
+    return [returned.get(rank) for rank in range(count)]
+
+
+def meeting_file():
+    """A file name, not there yet, for a job to meet by."""
+    folder = tempfile.mkdtemp(prefix="muster-test-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return os.path.join(folder, "store")
