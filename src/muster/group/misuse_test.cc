@@ -302,13 +302,40 @@ std::vector<std::pair<std::string, std::string>> failures() {
     if (rank == 1) return send_object_list(std::vector<int>{1, 2}, {.dst = 0}), std::string();
     return thrown_by([&] { recv_object_list(list, {.src = 1}); });
   });
+  std::latch missed(1);
+  two("rank 1 does not come to monitored_barrier", [&](int rank) {
+    if (rank == 1) return missed.wait(), thrown_by([] { monitored_barrier(); });  // learns it too
+    const auto text = thrown_by([] { monitored_barrier({.timeout = std::chrono::milliseconds(200)}); });
+    missed.count_down();
+    return text;
+  });
+  two("the ranks make different groups", [](int rank) { return thrown_by([&] { new_group({.ranks = std::vector<int>{rank}}); }); });
+  two("the ranks divide a group differently", [](int rank) {
+    return thrown_by([&] {
+      split_group(nullptr, rank == 0 ? std::vector<std::vector<int>>{{0, 1}} : std::vector<std::vector<int>>{{0}, {1}});
+    });
+  });
+  two("a call on a group that was destroyed", [](int) {
+    const auto group = new_group();
+    destroy_process_group(group);
+    return thrown_by([&] { barrier({.group = group}); });
+  });
+  two("a group is destroyed twice", [](int) {
+    const auto group = new_group();
+    destroy_process_group(group);
+    return thrown_by([&] { destroy_process_group(group); });
+  });
+  two("init_process_group is called twice",
+      [](int) { return thrown_by([] { init_process_group({.world_size = 1, .rank = 0, .store = std::make_shared<HashStore>()}); }); });
+  two("shrink_group with this rank among those to be left out", [](int rank) { return thrown_by([&] { shrink_group({rank}); }); });
   rows.emplace_back("a call before init_process_group", thrown_by([] { barrier(); }));
   return rows;
 }
 
 std::string steady(const std::string& text) {
-  // Times differ from run to run.
-  return std::regex_replace(text, std::regex(R"(\b\d+(\.\d+)? ?(ns|us|ms|s|min)\b)"), "<time>");
+  // Times differ from run to run, and a row of a table is one line.
+  return std::regex_replace(std::regex_replace(text, std::regex("\n ?"), "<br>"), std::regex(R"(\b\d+(\.\d+)? ?(ns|us|ms|s|min)\b)"),
+                            "<time>");
 }
 
 std::string page() {

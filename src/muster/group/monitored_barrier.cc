@@ -17,6 +17,9 @@
 #include "muster/group/errors.h"
 #include "muster/group/monitored_barrier.h"
 #include "muster/group/resolve.h"
+#include "muster/trace/analysis.h"
+#include "muster/trace/reader.h"
+#include "muster/trace/run_directory.h"
 
 namespace muster {
 namespace {
@@ -68,16 +71,28 @@ Message receive(ProcessGroup& group, int peer, Tag tag, std::int64_t barrier, Ti
   }
 }
 
+/// Why a rank is missing, where it is only late: what it did last, from its trace. Where that is not on this host, the receive's own words.
+std::string why_late(const ProcessGroup& group, int rank, const DistError& error) {
+  const auto& recorder = group.parts().recorder;
+  if (error.code() != Code::timed_out || recorder == nullptr) return error.what();
+  const auto mine = trace::read_trace(recorder->path()), trace = trace::read_trace(recorder->directory() + "/" + trace::trace_name(rank));
+  if (!mine.ok() || !trace.ok() || trace->boot != mine->boot || trace->host != mine->host) return error.what();
+  const auto number = std::to_string(rank);
+  return "monitored_barrier on group " + group.name() + ": nothing came of rank " + number + "; " +
+         trace::last_act(*trace, group.name(), trace::wall_now_ns()) + "; see what rank " + number +
+         " is doing (`muster trace`), or give the barrier a longer timeout if it is only slow";
+}
+
 struct Findings {
   std::vector<int> missing;  // by their first numbers
   Code code = Code::ok;
   std::string why;
 
-  void add(int rank, const DistError& error) {
+  void add(const ProcessGroup& group, int rank, const DistError& error) {
     missing.push_back(rank);
     if (code != Code::ok) return;
     code = error.code();
-    why = error.what();
+    why = why_late(group, rank, error);
   }
 };
 
@@ -92,7 +107,7 @@ Findings collect(ProcessGroup& group, std::int64_t barrier, TimePoint deadline, 
       tokens[i].work->wait();
       if (tokens[i].message->barrier < barrier) receive(group, static_cast<int>(i), kToken, barrier, deadline);
     } catch (const DistError& error) {
-      found.add(ranks[i], error);
+      found.add(group, ranks[i], error);
     }
   }
   // Where the group itself has failed, it knows better whose fault that is than the receives that it took along.
