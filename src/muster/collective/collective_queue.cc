@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "muster/collective/alone.h"
 #include "muster/collective/call.h"
 #include "muster/collective/op.h"
 
@@ -59,6 +60,41 @@ void CollectiveQueue::enqueue(Operation& operation, const Args& args, bool refus
   waiting_.fetch_add(1);
 }
 
+/// The whole call at once where nothing else is under way and it needs no task; else it stands in the queue, before what came later.
+bool CollectiveQueue::express(Operation& operation, const Args& args) {
+  const std::unique_lock drive(drive_, std::try_to_lock);
+  bool first = false;
+  if (drive.owns_lock() && (region_ || group_.size() == 1) && empty()) {
+    const std::lock_guard guard(lock_);
+    first = queue_.empty();
+    if (first) {
+      operation.call_ = fingerprint_of(args, sequence_.load(std::memory_order_relaxed) + 1);
+      sequence_.store(operation.call_.sequence);
+    }
+  }
+  if (!first) {
+    enqueue(operation, args);
+    return false;
+  }
+  if (control_.news()) control_.poll();
+  if (!group_.channel->failed()) {
+    operation.counted_ = true;
+    control_.begin(operation.call_);
+    if (!region_) {
+      run_alone(args);
+      return true;
+    }
+    if (region_->express(args, operation.call_)) return true;
+  }
+  operation.args_ = &args;
+  operation.made_ = group_.now();
+  const std::lock_guard guard(lock_);
+  operation.queued_ = true;
+  queue_.push_front(&operation);
+  waiting_.fetch_add(1);
+  return false;
+}
+
 void CollectiveQueue::remove(Operation& operation) {
   const std::lock_guard guard(lock_);
   const auto place = std::find(queue_.begin(), queue_.end(), &operation);
@@ -69,7 +105,10 @@ void CollectiveQueue::remove(Operation& operation) {
 
 Status CollectiveQueue::run(Driver& driver, const Args& args, TimePoint deadline) {
   Operation operation(*this, nullptr, deadline);
-  enqueue(operation, args);
+  if (express(operation, args)) {
+    if (!empty() || driver.attended()) driver.let_others_go_on();
+    return {};
+  }
   driver.attend([&operation] { return operation.published(); }, TimePoint::max());
   return operation.status();
 }
@@ -100,7 +139,7 @@ void CollectiveQueue::begin(Operation& operation) {
   operation.begun_ = true;
   if (group_.channel->failed()) return;
   group_.channel->begin(operation.call_);
-  control_.begin(operation.call_);
+  if (!operation.counted_) control_.begin(operation.call_);
   if ((operation.call_.flags & kRefused) != 0 && region_ == nullptr) return control_.tell_refused();
   operation.task_ = region_ ? region_->run(*operation.args_, operation.call_) : links_.run(*operation.args_, operation.call_);
 }

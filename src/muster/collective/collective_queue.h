@@ -61,6 +61,7 @@ class CollectiveQueue {
 
  private:
   void enqueue(Operation& operation, const Args& args, bool refused = false);
+  bool express(Operation& operation, const Args& args);
   void remove(Operation& operation);
   Operation* front();
   void begin(Operation& operation);
@@ -106,6 +107,7 @@ class CollectiveQueue::Operation final : public Completion {
   int reminders_ = 0;
   bool queued_ = false;
   bool begun_ = false;
+  bool counted_ = false;  // the control knows of it
   Task<Status> task_;
 };
 

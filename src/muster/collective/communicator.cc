@@ -67,6 +67,13 @@ class GroupCommunicator final : public Communicator, public Driver, public std::
   bool attended() override { return attending_.load() > 0; }
   TimePoint next_deadline() override { return std::min(queue_.next_deadline(), messages_.next_deadline()); }
   bool attend(const std::function<bool()>& done, TimePoint limit) override;
+  void let_others_go_on() override {
+    if (attended()) {
+      group_.fabric->wake();
+    } else if (busy() && group_.fabric->threads()) {
+      shared_->progress.notify();
+    }
+  }
 
  private:
   class Presence;
@@ -115,12 +122,8 @@ class GroupCommunicator::Presence {
  public:
   explicit Presence(GroupCommunicator& owner) : owner_(owner) { owner_.attending_.fetch_add(1); }
   ~Presence() {
-    const int others = owner_.attending_.fetch_sub(1) - 1;
-    if (others > 0) {
-      owner_.group_.fabric->wake();
-    } else if (owner_.busy() && owner_.group_.fabric->threads()) {
-      owner_.shared_->progress.notify();
-    }
+    owner_.attending_.fetch_sub(1);
+    owner_.let_others_go_on();
   }
 
  private:

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <thread>
 
+#include "muster/collective/alone.h"
 #include "muster/transport/fabric.h"
 
 namespace muster::collective {
@@ -48,6 +50,8 @@ RegionMember::RegionMember(transport::HostRegion& region, std::uint64_t segment,
       rank_(channel.rank()),
       layout_(channel.size()),
       base_(aligned(region.at(segment))),
+      patient_(channel.fabric().threads()),
+      spins_(std::thread::hardware_concurrency() >= region.ranks().size()),
       next_(layout_.members, 1),
       known_seen_(layout_.members, 0),
       heard_(layout_.members),
@@ -80,7 +84,7 @@ std::string RegionMember::what(const Args& args) const { return std::string(info
 
 Task<Status> RegionMember::run(const Args& args, const transport::Fingerprint& call) {
   if (failed()) co_return channel_.failure();
-  if (call.sequence != sequence_ + 1) {
+  if (call.sequence != sequence_ + (published_ ? 0 : 1)) {
     co_return refuse(Status(Code::internal, "call " + std::to_string(call.sequence) + " was started on a shared region after call " +
                                                 std::to_string(sequence_)));
   }
@@ -113,7 +117,11 @@ Task<Status> RegionMember::run(const Args& args, const transport::Fingerprint& c
 }
 
 Task<Status> RegionMember::run_call(const Args& args, const transport::Fingerprint& call) {
-  if (size() == 1) co_return alone(args);
+  if (size() == 1) {
+    run_alone(args);
+    co_return Status();
+  }
+  if (published_) co_return co_await pull(args, call);
   wait_ = {Wait::For::room, Counter::filled, -1, 0};
   co_await until([&] { return failed() || room_for_line(); });
   if (failed()) co_return channel_.failure();

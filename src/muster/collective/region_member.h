@@ -33,6 +33,7 @@ class RegionMember final : public RegionGroup {
   RegionMember(transport::HostRegion& region, std::uint64_t segment, transport::Channel& channel, ArenaOf arena);
 
   Task<Status> run(const Args& args, const transport::Fingerprint& call) override;
+  bool express(const Args& args, const transport::Fingerprint& call) override;
   std::vector<int> awaited() const override;
   transport::Fingerprint heard(int member) const override;
 
@@ -121,7 +122,7 @@ class RegionMember final : public RegionGroup {
 
   // region_pull.cc: every reader takes what it needs from the givers.
   Task<Status> pull(const Args& args, const transport::Fingerprint& call);
-  Status alone(const Args& args);
+  void place(const Args& args, Flow& flow);
   Flow flow_of(const Args& args) const;
   ConstBytes given(const Args& args, const Flow& flow, int reader) const;
   MutableBytes taken(const Args& args, const Flow& flow, int source) const;
@@ -135,6 +136,11 @@ class RegionMember final : public RegionGroup {
   const std::byte* chunk_of(const Source& source, const Flow& flow, int member, std::size_t step) const;
   void combine(const Args& args, const Flow& flow, std::size_t step);
   void copy_own(const Args& args, const Flow& flow);
+
+  // region_express.cc: small calls without a task.
+  bool is_small(const Args& args) const;
+  bool see_sources(const Flow& flow);
+  bool gives_at_once(const Args& args, const Flow& flow, int source) const;
 
   // region_reduce.cc: each member reduces its share and hands the result to all, or to the root.
   struct Reduction;
@@ -151,6 +157,8 @@ class RegionMember final : public RegionGroup {
   const int rank_;
   const Layout layout_;
   std::byte* const base_;
+  const bool patient_;      // this thread may wait: the other ranks are not its own fibers
+  const bool spins_;        // every rank of the host has a core
   std::vector<int> local_;  // members' positions in the region
 
   std::uint64_t sequence_ = 0;                          // of the call under way, or of the last one
@@ -168,6 +176,7 @@ class RegionMember final : public RegionGroup {
   std::vector<std::byte*> outputs_;  // peers' outputs in the arena, in a reduction
   bool outputs_shared_ = false;      // peers may be storing into my output
   bool arena_read_ = false;          // this call reads peers' memory in the arena
+  bool published_ = false;           // `express` has published the call under way
   std::size_t moved_ = 0;            // since this task last gave its thread away
   Wait wait_;
 };

@@ -5,6 +5,7 @@
 // giver returns as soon as all is staged; only from the arena must it wait for its readers.
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "muster/collective/kernels.h"
 #include "muster/collective/region_member.h"
@@ -217,17 +218,24 @@ void RegionMember::copy_own(const Args& args, const Flow& flow) {
   copy(to.data(), mine.data(), std::min(mine.size(), to.size()));
 }
 
-Task<Status> RegionMember::pull(const Args& args, const transport::Fingerprint& call) {
-  Flow flow = flow_of(args);
-  const bool places_own = flow.gives || (flow.scaled && flow.last > 0);
+/// Decides where what this member gives stands, in my line for this call.
+void RegionMember::place(const Args& args, Flow& flow) {
   Line& mine = my_line();
   mine.place = Place::nothing;
   mine.bytes = 0;
-  if (places_own && flow.lists) {
+  if (!flow.gives && !(flow.scaled && flow.last > 0)) return;
+  if (flow.lists) {
     place_slices(args, flow);
-  } else if (places_own) {
+  } else {
     place_input(args, flow);
   }
+}
+
+Task<Status> RegionMember::pull(const Args& args, const transport::Fingerprint& call) {
+  Flow flow = flow_of(args);
+  const bool begins = !std::exchange(published_, false);
+  if (begins) place(args, flow);
+  const Line& mine = my_line();
   if (flow.steps > 0) {
     co_await until(until_free(window_uses_[next_window_ % kWindows]));
     if (failed()) co_return channel_.failure();
@@ -239,7 +247,7 @@ Task<Status> RegionMember::pull(const Args& args, const transport::Fingerprint& 
     const auto* table = reinterpret_cast<const Slice*>(slot(rank_));
     return std::any_of(table, table + size(), [](const Slice& slice) { return slice.place == Place::arena; });
   }();
-  publish(call);
+  if (begins) publish(call);
   copy_own(args, flow);
   if (flow.scaled && flow.last > 0) {
     if (Status resolved = resolve(args, flow, rank_); !resolved) co_return resolved;
@@ -294,25 +302,6 @@ Task<Status> RegionMember::pull(const Args& args, const transport::Fingerprint& 
     if (failed()) co_return channel_.failure();
   }
   co_return Status();
-}
-
-/// A group of one.
-Status RegionMember::alone(const Args& args) {
-  const Flow flow = flow_of(args);
-  if (!flow.combines) {
-    copy_own(args, flow);
-    return {};
-  }
-  const ConstBytes input = given(args, flow, rank_);
-  const MutableBytes out = args.outputs[0];
-  const std::size_t count = out.size() / size_of(args.dtype);
-  if (flow.scaled) {
-    scale(out.data(), input.data(), count, args.dtype, args.factor);
-    return {};
-  }
-  const std::byte* inputs[] = {input.data()};
-  reduce_complete(out.data(), inputs, count, args.dtype, args.reduce);
-  return {};
 }
 
 }  // namespace muster::collective::region

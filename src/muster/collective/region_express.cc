@@ -1,0 +1,91 @@
+// Small calls without a task: the line is written, the others' lines are awaited for a moment, and what they hold is taken. Where somebody
+// is not that quick, or something is out of the ordinary, `run` goes on from there.
+#include <cstring>
+#include <thread>
+
+#include "muster/collective/region_member.h"
+
+namespace muster::collective::region {
+namespace {
+
+// How often the lines are looked at with a pause between (some 40 ns each), where every rank of the host has a core; and with the core
+// given away between, where not.
+constexpr int kPauses = 500;
+constexpr int kYields = 100;
+
+void pause_once() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+}  // namespace
+
+/// Whether all that this member gives fits beside its line.
+bool RegionMember::is_small(const Args& args) const {
+  std::size_t bytes = args.op == Op::broadcast ? args.outputs[0].size() : 0;
+  for (const ConstBytes input : args.inputs) bytes += input.size();
+  return bytes <= kSlotBytes && (!info(args.op).reduces || info(args.op).lists_input || bytes <= one_shot_bytes(channel_.size()));
+}
+
+/// Looks at the lines of all that `flow` takes from, for a moment.
+bool RegionMember::see_sources(const Flow& flow) {
+  int source = flow.first;
+  for (int looks = 0;; ++looks) {
+    while (source < flow.last && (source == rank_ || see(source, sequence_))) ++source;
+    if (source >= flow.last) return true;
+    if (failed() || !patient_ || looks == (spins_ ? kPauses : kYields)) return false;
+    if (spins_) {
+      pause_once();
+    } else {
+      std::this_thread::yield();
+    }
+  }
+}
+
+/// Whether what `source` gives stands beside its line, with the size that is expected.
+bool RegionMember::gives_at_once(const Args& args, const Flow& flow, int source) const {
+  const Line& theirs = line(source, sequence_);
+  Place place = theirs.place;
+  std::size_t bytes = theirs.bytes;
+  if (flow.lists && place != Place::nothing) {
+    const Slice& slice = reinterpret_cast<const Slice*>(slot(source))[rank_];
+    place = slice.place;
+    bytes = slice.bytes;
+  }
+  return place != Place::window && place != Place::arena && bytes == taken(args, flow, source).size();
+}
+
+bool RegionMember::express(const Args& args, const transport::Fingerprint& call) {
+  if (size() == 1 || failed() || call.sequence != sequence_ + 1 || !is_small(args)) return false;
+  sequence_ = call.sequence;
+  if (!room_for_line()) {
+    --sequence_;
+    return false;
+  }
+  outputs_shared_ = false;
+  arena_read_ = false;
+  calls_[sequence_ % kSlots] = call;
+  Flow flow = flow_of(args);
+  place(args, flow);
+  publish(call);
+  published_ = true;
+  if (!see_sources(flow)) return false;
+  for (int source = flow.first; source < flow.last; ++source) {
+    if (source != rank_ && !gives_at_once(args, flow, source)) return false;
+  }
+  copy_own(args, flow);
+  for (int source = flow.first; source < flow.last; ++source) {
+    if (source == rank_ && !flow.scaled) continue;
+    if (!resolve(args, flow, source)) return false;
+    const Source& from = sources_[static_cast<std::size_t>(source)];
+    if (!flow.combines && from.bytes != 0) std::memcpy(taken(args, flow, source).data(), from.data, from.bytes);
+  }
+  if (flow.combines && flow.takes > 0) combine(args, flow, 0);
+  published_ = false;
+  return true;
+}
+
+}  // namespace muster::collective::region
