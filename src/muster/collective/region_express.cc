@@ -35,7 +35,7 @@ bool RegionMember::see_sources(const Flow& flow) {
   int source = flow.first;
   for (int looks = 0;; ++looks) {
     while (source < flow.last && (source == rank_ || see(source, sequence_))) ++source;
-    if (source >= flow.last) return true;
+    if (source >= flow.last) return !failed();  // what was seen may be a disagreement
     if (failed() || !patient_ || looks == (spins_ ? kPauses : kYields)) return false;
     if (spins_) {
       pause_once();

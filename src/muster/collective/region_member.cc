@@ -225,12 +225,14 @@ void RegionMember::compare(int member, const Line& line) {
   heard_[static_cast<std::size_t>(member)] = theirs;
   const transport::Fingerprint& mine = calls_[sequence % kSlots];
   if (theirs == mine || fingerprint_rules().agree(theirs, mine)) return;
+  channel_.begin(mine);  // a call that took the express way has not told it yet
   channel_.compare(member, theirs);
   if (failed()) return;
   // The channel no longer knew the call.
   channel_.fail(Status(Code::mismatch,
                        "members call different operations under number " + std::to_string(sequence) + ": " + who(rank_) + " calls " +
-                           fingerprint_rules().describe(mine) + ", " + who(member) + " calls " + fingerprint_rules().describe(theirs),
+                           fingerprint_rules().describe(mine) + ", " + who(member) + " calls " + fingerprint_rules().describe(theirs) +
+                           "; every member must make the same calls in the same order",
                        {channel_.members()[static_cast<std::size_t>(rank_)], channel_.members()[static_cast<std::size_t>(member)]}));
 }
 

@@ -3,6 +3,7 @@
 #include <ATen/record_function.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "muster/base/debug_level.h"
@@ -68,12 +69,15 @@ template <class Start>
 WorkRef ProcessGroup::observed(ProcessGroupBackend& backend, Request& request, Start start) {
   // A range for torch's profilers; where none runs this is one look at a thread's list of observers.
   std::string label;
-  at::RecordFunction range(at::RecordScope::USER_SCOPE);
-  if (range.isActive()) begin_range(range, label, backend, request);
+  std::optional<at::RecordFunction> range;
+  if (auto observers = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE)) [[unlikely]] {
+    range.emplace(std::move(*observers));
+    begin_range(*range, label, backend, request);
+  }
   if (!parts_.recorder) return carry_out(backend, request, start);
   auto& recorder = *parts_.recorder;
   const bool later = request.async_op;
-  const auto ticket = recorder.begin(parts_.recorded_as, group::call_of(request, parts_.first_ranks), steady_clock().now());
+  const auto ticket = recorder.begin(parts_.recorded_as, group::call_of(request, parts_.first_ranks), request.begun);
   try {
     if (later) request.mark = trace::Mark(parts_.recorder, ticket);
     auto work = carry_out(backend, request, start);
@@ -136,7 +140,10 @@ void ProcessGroup::refuse(Op op, std::string_view name, const std::exception& wh
 void ProcessGroup::arm(Request& request) {
   const bool collective = is_collective(request.op);
   if (collective) request.sequence = collectives_.fetch_add(1, std::memory_order_relaxed) + 1;
-  request.deadline = deadline_after(steady_clock(), request.timeout.value_or(timeout()));
+  request.begun = steady_clock().now();
+  const Duration timeout = request.timeout.value_or(this->timeout());
+  const bool unlimited = timeout < Duration::zero() || timeout >= TimePoint::max() - request.begun;
+  request.deadline = unlimited ? TimePoint::max() : request.begun + timeout;
   if (logs(LogLevel::trace))
     log(LogLevel::trace,
         "group " + parts_.name + ": " + std::string(request.name) + (collective ? " #" + std::to_string(request.sequence) : ""));

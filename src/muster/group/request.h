@@ -2,11 +2,11 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
 
 #include <cstdint>
 #include <optional>
 #include <string_view>
-#include <vector>
 
 #include "muster/base/clock.h"
 #include "muster/collective/op.h"
@@ -20,7 +20,8 @@ using collective::Op;
 inline constexpr int kAnyRank = -1;
 
 /// What one member gives to, or gets from, one other: usually one tensor; the coalesced forms have several, which travel back to back.
-using Slice = std::vector<at::Tensor>;
+using Slice = c10::SmallVector<at::Tensor, 1>;
+using Slices = c10::SmallVector<Slice, 1>;
 
 /// Ranks in here are positions in the group. The slices are those of `collective::Args`:
 /// one per member where `collective::info(op)` says that a side lists, else exactly one.
@@ -29,14 +30,15 @@ using Slice = std::vector<at::Tensor>;
 struct Request {
   Op op = Op::barrier;
   std::string_view name = {};  ///< of the function that the user called, for errors; a literal
-  std::vector<Slice> inputs = {};
-  std::vector<Slice> outputs = {};
+  Slices inputs = {};
+  Slices outputs = {};
   ReduceOp reduce_op = ReduceOp::SUM;
   int root = -1;         ///< broadcast, reduce, gather, scatter
   int peer = kAnyRank;   ///< send, recv
   std::int64_t tag = 0;  ///< send, recv
   bool async_op = false;
   std::optional<Duration> timeout = {};  ///< absent: the group's
+  TimePoint begun{};                     ///< set by ProcessGroup::submit
   TimePoint deadline{};                  ///< set by ProcessGroup::submit
   std::uint64_t sequence = 0;            ///< set by ProcessGroup::submit: collectives of this group, from 1
   trace::Mark mark = {};                 ///< set by ProcessGroup::submit where the call ends later: the Work tells it how

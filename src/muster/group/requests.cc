@@ -13,21 +13,34 @@ namespace {
 using group::group_rank;
 using group::invalid;
 
-std::vector<Slice> one(const at::Tensor& tensor) { return {{tensor}}; }
+Slices one(const at::Tensor& tensor) {
+  Slices slices(1);
+  slices[0].push_back(tensor);
+  return slices;
+}
 
-std::vector<Slice> each(const TensorList& tensors) {
-  std::vector<Slice> slices;
-  slices.reserve(tensors.size());
-  for (const auto& tensor : tensors) slices.push_back({tensor});
+Slices each(const TensorList& tensors) {
+  Slices slices(tensors.size());
+  for (std::size_t i = 0; i < tensors.size(); ++i) slices[i].push_back(tensors[i]);
+  return slices;
+}
+
+/// Coalesced: what each member gives or gets are the tensors of a list.
+Slice all_of(const TensorList& tensors) { return {tensors.begin(), tensors.end()}; }
+
+Slices each_of(const std::vector<TensorList>& lists) {
+  Slices slices;
+  slices.reserve(lists.size());
+  for (const auto& tensors : lists) slices.push_back(all_of(tensors));
   return slices;
 }
 
 std::string shape(const at::Tensor& tensor) { return c10::str(tensor.sizes()); }
 
 /// `whole` as one part per member: parts shaped like `part`, concatenated along dimension 0 or stacked along a new one.
-std::vector<Slice> members_of(const at::Tensor& whole, const at::Tensor& part, int members) {
+Slices members_of(const at::Tensor& whole, const at::Tensor& part, int members) {
   if (!whole.defined() || !part.defined()) invalid("a tensor is undefined; give it storage first");
-  std::vector<Slice> slices;
+  Slices slices;
   slices.reserve(static_cast<std::size_t>(members));
   const auto wanted = part.sizes();
   const auto have = whole.sizes();
@@ -46,7 +59,7 @@ std::vector<Slice> members_of(const at::Tensor& whole, const at::Tensor& part, i
 }
 
 /// Dimension 0 of `tensor` in pieces of `sizes` rows, or in equal pieces where `sizes` is empty.
-std::vector<Slice> split(const at::Tensor& tensor, std::vector<std::int64_t> sizes, int members, const std::string& side) {
+Slices split(const at::Tensor& tensor, std::vector<std::int64_t> sizes, int members, const std::string& side) {
   if (!tensor.defined()) invalid(side + " is undefined; give it storage first");
   if (tensor.dim() == 0) invalid(side + " has no dimension 0 to be split; give a tensor of at least one dimension");
   const auto rows = tensor.size(0);
@@ -64,7 +77,7 @@ std::vector<Slice> split(const at::Tensor& tensor, std::vector<std::int64_t> siz
     if (size < 0 || sum != rows)
       invalid(side + "_split_sizes " + c10::str(at::IntArrayRef(sizes)) + " must not be negative and must sum to the " +
               std::to_string(rows) + " rows of the tensor");
-  std::vector<Slice> slices;
+  Slices slices;
   std::int64_t at = 0;
   for (const auto size : sizes) {
     slices.push_back({tensor.narrow(0, at, size)});
@@ -118,7 +131,7 @@ Request reduce(const ProcessGroup& group, at::Tensor tensor, const ReduceOptions
   return {.op = Op::reduce,
           .name = "reduce",
           .inputs = one(tensor),
-          .outputs = group.rank() == root ? one(tensor) : std::vector<Slice>{},
+          .outputs = group.rank() == root ? one(tensor) : Slices{},
           .reduce_op = options.op,
           .root = root,
           .async_op = options.async_op,
@@ -213,8 +226,8 @@ Request all_reduce_coalesced(const ProcessGroup&, const TensorList& tensors, con
   need_tensors(tensors);
   return {.op = Op::all_reduce,
           .name = "all_reduce_coalesced",
-          .inputs = {tensors},
-          .outputs = {tensors},
+          .inputs = {all_of(tensors)},
+          .outputs = {all_of(tensors)},
           .reduce_op = options.op,
           .async_op = options.async_op,
           .timeout = options.timeout};
@@ -228,8 +241,8 @@ Request all_gather_coalesced(const ProcessGroup& group, const std::vector<Tensor
   if (me < output_tensor_lists.size()) need_same_elements(input_tensor_list, output_tensor_lists[me]);
   return {.op = Op::all_gather,
           .name = "all_gather_coalesced",
-          .inputs = {input_tensor_list},
-          .outputs = output_tensor_lists,
+          .inputs = {all_of(input_tensor_list)},
+          .outputs = each_of(output_tensor_lists),
           .async_op = options.async_op,
           .timeout = options.timeout};
 }
@@ -242,8 +255,8 @@ Request reduce_scatter_coalesced(const ProcessGroup& group, const TensorList& ou
   if (me < input_tensor_lists.size()) need_same_elements(output_tensors, input_tensor_lists[me]);
   return {.op = Op::reduce_scatter,
           .name = "reduce_scatter_coalesced",
-          .inputs = input_tensor_lists,
-          .outputs = {output_tensors},
+          .inputs = each_of(input_tensor_lists),
+          .outputs = {all_of(output_tensors)},
           .reduce_op = options.op,
           .async_op = options.async_op,
           .timeout = options.timeout};

@@ -24,15 +24,17 @@ template <class Make>
 WorkRef call(const Group& given, Op op, std::string_view name, Make make) {
   const auto group = acting(given, name);
   if (!group) return nullptr;
-  Request request;
-  try {
-    request = make(*group);
-  } catch (const std::exception& why) {
-    group->refuse(op, name, why);
-  }
-  request.op = op;
-  request.name = name;
-  return group->submit(std::move(request));
+  const auto filled = [&] {  // made in place: a request is large to move
+    try {
+      Request request = make(*group);
+      request.op = op;
+      request.name = name;
+      return request;
+    } catch (const std::exception& why) {
+      group->refuse(op, name, why);
+    }
+  };
+  return group->submit(filled());
 }
 
 }  // namespace muster::group

@@ -23,34 +23,51 @@ std::int64_t elements(const Slice& slice) {
   return sum;
 }
 
+std::string tensor_text(const char* side, std::size_t slice) { return std::string(side) + " tensor " + std::to_string(slice) + " "; }
+
+[[noreturn]] void refuse_kind(const char* side, std::size_t slice, const at::Tensor& tensor) {
+  const auto which = tensor_text(side, slice);
+  if (!tensor.defined()) invalid(which + "is undefined; give it storage first");
+  if (tensor.layout() != at::kStrided)
+    invalid(which + "is " + c10::str(tensor.layout()) +
+            "; only dense tensors can be communicated (to_dense()), and all_reduce takes sparse COO ones");
+  invalid(which + "is quantized; send its int_repr() and its parameters instead");
+}
+
+[[noreturn]] void refuse_difference(const char* side, std::size_t slice, const at::Tensor& tensor, const at::Tensor& first) {
+  const auto which = tensor_text(side, slice) + "is ";
+  if (tensor.scalar_type() != first.scalar_type())
+    invalid(which + c10::toString(tensor.scalar_type()) + ", but another tensor of the same call is " + c10::toString(first.scalar_type()) +
+            "; all must have one dtype");
+  if (tensor.device() != first.device())
+    invalid(which + "on " + tensor.device().str() + ", but another tensor of the same call is on " + first.device().str() +
+            "; move them to one device");
+  invalid(which + "an expanded view, several of whose elements are one place in memory; give contiguous() or clone() to be written");
+}
+
+/// Several of its elements in one place. Contiguous memory is asked first: that costs nothing.
+bool overlaps_itself(const at::Tensor& tensor) {
+  return !tensor.is_contiguous() && at::has_internal_overlap(tensor) == at::MemOverlap::Yes;
+}
+
+// What is wrong is put in words only where something is: this runs in every call.
 void check_kinds(const Request& request) {
   each_tensor(request, [&](const char* side, std::size_t slice, const at::Tensor& tensor) {
-    const auto which = std::string(side) + " tensor " + std::to_string(slice) + " ";
-    if (!tensor.defined()) invalid(which + "is undefined; give it storage first");
-    if (tensor.layout() != at::kStrided)
-      invalid(which + "is " + c10::str(tensor.layout()) +
-              "; only dense tensors can be communicated (to_dense()), and all_reduce takes sparse COO ones");
-    if (tensor.is_quantized()) invalid(which + "is quantized; send its int_repr() and its parameters instead");
+    if (!tensor.defined() || tensor.layout() != at::kStrided || tensor.is_quantized()) [[unlikely]]
+      refuse_kind(side, slice, tensor);
   });
   const auto* first = representative(request);
   if (first == nullptr) return;
   each_tensor(request, [&](const char* side, std::size_t slice, const at::Tensor& tensor) {
-    const auto which = std::string(side) + " tensor " + std::to_string(slice) + " is ";
-    if (tensor.scalar_type() != first->scalar_type())
-      invalid(which + c10::toString(tensor.scalar_type()) + ", but another tensor of the same call is " +
-              c10::toString(first->scalar_type()) + "; all must have one dtype");
-    if (tensor.device() != first->device())
-      invalid(which + "on " + tensor.device().str() + ", but another tensor of the same call is on " + first->device().str() +
-              "; move them to one device");
-    if (side[0] == 'o' && at::has_internal_overlap(tensor) == at::MemOverlap::Yes)
-      invalid(std::string(which) +
-              "an expanded view, several of whose elements are one place in memory; give contiguous() or clone() to be written");
+    const bool differs = tensor.scalar_type() != first->scalar_type() || tensor.device() != first->device();
+    if (differs || (side[0] == 'o' && overlaps_itself(tensor))) [[unlikely]]
+      refuse_difference(side, slice, tensor, *first);
   });
 }
 
 void check_lengths(const Request& request, int rank, int size) {
   const auto& rule = collective::info(request.op);
-  const auto expect = [&](const char* list, const std::vector<Slice>& slices, bool lists, bool needed) {
+  const auto expect = [&](const char* list, const Slices& slices, bool lists, bool needed) {
     if (!needed) {
       if (!slices.empty())
         invalid("only rank " + std::to_string(request.root) + " of the group, the root, takes the list of " + list +
@@ -74,10 +91,10 @@ void check_lengths(const Request& request, int rank, int size) {
   }
 }
 
-void same_elements(const std::string& what, const Slice& a, const Slice& b) {
+void same_elements(const char* what, const Slice& a, const Slice& b) {
   if (elements(a) != elements(b))
-    invalid(what + " must have as many elements; they have " + std::to_string(elements(a)) + " and " + std::to_string(elements(b)) +
-            "; give both the same shape");
+    invalid(std::string(what) + " must have as many elements; they have " + std::to_string(elements(a)) + " and " +
+            std::to_string(elements(b)) + "; give both the same shape");
 }
 
 void check_sizes(const Request& request, int rank) {
@@ -103,9 +120,10 @@ void check_sizes(const Request& request, int rank) {
   }
 }
 
-void check_rank_in(const std::string& what, int value, int size) {
+void check_rank_in(const char* what, int value, int size) {
   if (value < 0 || value >= size)
-    invalid(what + " " + std::to_string(value) + " is not a rank of the group, whose ranks are 0 to " + std::to_string(size - 1));
+    invalid(std::string(what) + " " + std::to_string(value) + " is not a rank of the group, whose ranks are 0 to " +
+            std::to_string(size - 1));
 }
 
 }  // namespace

@@ -26,7 +26,7 @@ const std::shared_ptr<WorldScope>& of_process() {
 
 }  // namespace
 
-std::shared_ptr<WorldScope> WorldScope::current() { return bound ? bound : of_process(); }
+const std::shared_ptr<WorldScope>& WorldScope::current() { return bound ? bound : of_process(); }
 
 WorldScope::Binding::Binding(std::shared_ptr<WorldScope> scope) : before_(std::exchange(bound, std::move(scope))) {}
 WorldScope::Binding::~Binding() { bound = std::move(before_); }

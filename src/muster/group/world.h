@@ -23,7 +23,7 @@ struct Job;  // job.h
 class WorldScope {
  public:
   /// The calling thread's, else the process's.
-  static std::shared_ptr<WorldScope> current();
+  static const std::shared_ptr<WorldScope>& current();
 
   /// Makes `scope` the calling thread's as long as it lives. Also for helper threads of a rank that is a thread.
   class Binding {

@@ -41,7 +41,7 @@ class NativeBackend::Prepared final : public PreparedCall {
 
  private:
   NativeBackend& backend_;
-  const Request request_;
+  Request request_;  // without its tensors, which the staging has
   Staging staging_;
 };
 

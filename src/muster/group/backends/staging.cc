@@ -35,53 +35,57 @@ void copy_in(const at::Tensor& flat, const Slice& slice) {
 const std::byte* bytes_of(const at::Tensor& tensor) { return static_cast<const std::byte*>(tensor.const_data_ptr()); }
 std::byte* mutable_bytes_of(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.data_ptr()); }
 
+/// Lists of this thread's last request, kept for their memory.
+thread_local collective::Args spare_lists;
+
 }  // namespace
 
-Staging::Staging(const Request& request, bool at_root) : outputs_(request.outputs) {
+Staging::Staging(Request& request, bool at_root) : inputs_(std::move(request.inputs)), outputs_(std::move(request.outputs)) {
+  std::swap(args_.inputs, spare_lists.inputs);
+  std::swap(args_.outputs, spare_lists.outputs);
   args_.op = request.op;
   args_.reduce = request.reduce_op.engine();
   args_.factor = request.reduce_op.factor();
   args_.root = request.root;
-  const bool lists_nothing = request.inputs.empty() && request.outputs.empty();
-  if (!lists_nothing) {
-    const auto& slice = request.inputs.empty() ? request.outputs.front() : request.inputs.front();
+  if (!inputs_.empty() || !outputs_.empty()) {
+    const auto& slice = inputs_.empty() ? outputs_.front() : inputs_.front();
     if (!slice.empty()) args_.dtype = to_dtype(slice.front().scalar_type());
   }
   // In place: one buffer, filled, for both sides.
-  const bool in_place = request.op == Op::all_reduce || (request.op == Op::reduce && !request.outputs.empty());
-  for (const auto& slice : request.outputs)
-    args_.outputs.push_back(stage_output(slice, in_place || (request.op == Op::broadcast && at_root)));
+  const bool in_place = request.op == Op::all_reduce || (request.op == Op::reduce && !outputs_.empty());
+  for (const auto& slice : outputs_) args_.outputs.push_back(stage_output(slice, in_place || (request.op == Op::broadcast && at_root)));
   if (in_place) {
     args_.inputs.push_back(args_.outputs.front());
   } else {
-    for (const auto& slice : request.inputs) args_.inputs.push_back(stage_input(slice));
+    for (const auto& slice : inputs_) args_.inputs.push_back(stage_input(slice));
   }
+}
+
+Staging::~Staging() {
+  args_.inputs.clear();
+  args_.outputs.clear();
+  if (args_.inputs.capacity() > spare_lists.inputs.capacity()) std::swap(args_.inputs, spare_lists.inputs);
+  if (args_.outputs.capacity() > spare_lists.outputs.capacity()) std::swap(args_.outputs, spare_lists.outputs);
 }
 
 ConstBytes Staging::stage_input(const Slice& slice) {
   if (slice.empty()) return {};
-  auto memory = slice.front();
-  if (!is_plain(slice)) {
-    memory = flat_like(slice);
-    copy_in(memory, slice);
-    copies_in_.emplace_back(memory, slice);
-  }
-  in_use_.push_back(memory);
+  if (is_plain(slice)) return {bytes_of(slice.front()), slice.front().nbytes()};
+  const auto memory = flat_like(slice);
+  copy_in(memory, slice);
+  copies_in_.emplace_back(memory, slice);
   return {bytes_of(memory), memory.nbytes()};
 }
 
 MutableBytes Staging::stage_output(const Slice& slice, bool filled) {
   if (slice.empty()) return {};
-  auto memory = slice.front();
-  if (!is_plain(slice)) {
-    memory = flat_like(slice);
-    if (filled) {
-      copy_in(memory, slice);
-      copies_in_.emplace_back(memory, slice);
-    }
-    copies_back_.emplace_back(memory, slice);
+  if (is_plain(slice)) return {mutable_bytes_of(slice.front()), slice.front().nbytes()};
+  const auto memory = flat_like(slice);
+  if (filled) {
+    copy_in(memory, slice);
+    copies_in_.emplace_back(memory, slice);
   }
-  in_use_.push_back(memory);
+  copies_back_.emplace_back(memory, slice);
   return {mutable_bytes_of(memory), memory.nbytes()};
 }
 
@@ -90,9 +94,11 @@ void Staging::refill() {
 }
 
 void Staging::finish() {
-  at::NoGradGuard no_grad;
-  for (const auto& [flat, slice] : copies_back_)
-    each_part(flat, slice, [](const at::Tensor& part, at::Tensor piece) { piece.copy_(part); });
+  if (!copies_back_.empty()) {
+    at::NoGradGuard no_grad;
+    for (const auto& [flat, slice] : copies_back_)
+      each_part(flat, slice, [](const at::Tensor& part, at::Tensor piece) { piece.copy_(part); });
+  }
   for (const auto& slice : outputs_)
     for (const auto& tensor : slice)
       if (is_plain(slice) && !tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();

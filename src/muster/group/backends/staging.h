@@ -12,8 +12,11 @@ namespace muster::group {
 /// The memory that a request works on. A slice that is one contiguous tensor is used where it is; any other goes through a flat copy.
 class Staging {
  public:
-  /// `at_root` tells whether this member is the request's root.
-  Staging(const Request& request, bool at_root);
+  /// Takes the request's tensors. `at_root` tells whether this member is the request's root.
+  Staging(Request& request, bool at_root);
+  ~Staging();
+  Staging(Staging&&) = default;
+  Staging& operator=(Staging&&) = delete;
 
   const collective::Args& args() const { return args_; }
   /// Copies flat inputs anew from the tensors, for another run.
@@ -28,8 +31,7 @@ class Staging {
   MutableBytes stage_output(const Slice& slice, bool filled);
 
   collective::Args args_;
-  std::vector<Slice> outputs_;
-  std::vector<at::Tensor> in_use_;
+  Slices inputs_, outputs_;
   std::vector<std::pair<at::Tensor, Slice>> copies_in_;
   std::vector<std::pair<at::Tensor, Slice>> copies_back_;
 };
