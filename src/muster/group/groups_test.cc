@@ -277,6 +277,28 @@ TEST(Subgroups, WrongSplitsAreNamed) {
   });
 }
 
+// spec: D7 split_group has one deadline, its own, for all it does
+TEST(Subgroups, SplitHasItsOwnDeadline) {
+  std::latch over(1);
+  on_ranks(2, [&](int rank) {
+    if (rank == 1) {
+      over.wait();
+      EXPECT_THROW(barrier(), DistError);
+      return;
+    }
+    const auto begin = std::chrono::steady_clock::now();
+    try {
+      split_group(nullptr, {{0, 1}}, {.timeout = std::chrono::milliseconds(300)});
+      ADD_FAILURE() << "rank 1 was not waited for";
+    } catch (const DistError& error) {
+      EXPECT_EQ(error.code(), Code::timed_out) << error.what();
+      EXPECT_EQ(error.ranks(), Ranks{1});
+    }
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, seconds(30));  // the default group's is 60 s
+    over.count_down();
+  });
+}
+
 // spec: D7 new_subgroups(group_size), and one group per host where no size is given; new_subgroups_by_enumeration
 TEST(Subgroups, OfEqualSizeAndByEnumeration) {
   on_ranks(4, [](int rank) {
