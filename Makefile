@@ -4,6 +4,7 @@
 #   make test        every suite on a seeded sample of its matrix; the torch-free half under ASan+UBSan and TSan too
 #   make test-long   the same with full matrices, soaks and fuzzers (up to an hour)
 #   make bench       muster against Gloo, Open MPI and Intel MPI on this machine (under 10 minutes); a table and a picture in bench/results
+#   make bench-gates every figure that muster promises, measured and judged; an hour or two
 #   make build       everything, optimised, in build/release
 #   make format      clang-format over all C++ files
 #   make clean       remove the build folders (not .venv)
@@ -13,7 +14,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := build
-.PHONY: setup build demo test test-long bench format clean tests-built
+.PHONY: setup build demo test test-long bench bench-gates format clean tests-built
 MAKEFLAGS += --no-print-directory
 
 JOBS ?= $(shell nproc)
@@ -62,6 +63,12 @@ bench: setup
 	@$(CONFIGURE) release
 	@$(BUILD) release --target bin/muster bin/muster_bench_worker
 	@bench/run standard
+
+bench-gates: export MUSTER_RIVALS = ON
+bench-gates: setup
+	@$(CONFIGURE) release
+	@$(BUILD) release --target bin/muster bin/muster_bench_worker
+	@bench/run gates
 
 format:
 	@command -v clang-format >/dev/null || { echo "make format needs clang-format: apt-get install clang-format" >&2; exit 1; }
