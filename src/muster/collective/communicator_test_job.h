@@ -1,0 +1,79 @@
+/// For tests of communicators: groups of ranks that are threads, and calls on values.
+#pragma once
+
+#include "muster/collective/communicator.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <barrier>
+#include <mutex>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "muster/testing/rank_threads.h"
+
+namespace muster::collective::communicator_test {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using testing::run_ranks;
+using testing::Wire;
+using Group = std::shared_ptr<Communicator>;
+using Values = std::vector<std::int64_t>;
+
+inline TimePoint in(Duration duration) { return steady_clock().now() + duration; }
+inline TimePoint soon() { return in(seconds(20)); }
+
+inline std::vector<int> all_of(int ranks) {
+  std::vector<int> members(static_cast<std::size_t>(ranks));
+  std::iota(members.begin(), members.end(), 0);
+  return members;
+}
+
+inline Group make(const std::shared_ptr<transport::Fabric>& fabric, std::vector<int> members, const std::string& name,
+                  bool use_region = true) {
+  CommunicatorOptions options;
+  options.name = name;
+  options.timeout = seconds(20);
+  options.use_region = use_region;
+  auto made = Communicator::create(fabric, std::move(members), options);
+  EXPECT_TRUE(made.ok()) << made.status().message();
+  return made.ok() ? *made : nullptr;
+}
+
+/// A group of all ranks on every rank's thread.
+inline void with_group(int ranks, Wire wire, const std::function<void(int rank, Communicator& group)>& body, bool use_region = true) {
+  run_ranks(ranks, wire, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
+    if (const Group group = make(fabric, all_of(ranks), "test", use_region)) body(rank, *group);
+  });
+}
+
+inline ConstBytes bytes(const Values& values) { return std::as_bytes(std::span(values)); }
+inline MutableBytes bytes(Values& values) { return std::as_writable_bytes(std::span(values)); }
+
+inline Args all_reduce(const Values& in, Values& out, Reduce reduce = Reduce::sum) {
+  Args args;
+  args.op = Op::all_reduce;
+  args.dtype = DType::int64;
+  args.reduce = reduce;
+  args.inputs = {bytes(in)};
+  args.outputs = {bytes(out)};
+  return args;
+}
+inline Args broadcast(Values& values, int root) {
+  Args args;
+  args.op = Op::broadcast;
+  args.dtype = DType::int64;
+  args.root = root;
+  args.outputs = {bytes(values)};
+  return args;
+}
+
+inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+}  // namespace muster::collective::communicator_test

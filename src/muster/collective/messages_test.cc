@@ -1,0 +1,153 @@
+// Messages between two members of a communicator.
+#include "muster/collective/communicator_test_job.h"
+
+namespace muster::collective {
+namespace {
+
+using namespace communicator_test;
+
+// spec: E1 messages with one tag between two ranks keep their order; different tags may overtake
+TEST(Messages, KeepTheirOrderWithinATag) {
+  for (Wire wire : testing::kWires) {
+    with_group(2, wire, [](int rank, Communicator& group) {
+      constexpr int kMessages = 20;
+      std::vector<Values> data(2 * kMessages, Values(3000));  // some ask first
+      std::vector<PendingRef> pending;
+      for (int i = 0; i < kMessages; ++i) {
+        for (int tag : {5, 6}) {
+          Values& value = data[static_cast<std::size_t>(2 * i + tag - 5)];
+          if (i % 2 == 0) value.resize(2);
+          if (rank == 0) {
+            value[0] = i * 10 + tag;
+            pending.push_back(group.send(1, static_cast<std::uint64_t>(tag), bytes(value), DType::int64, soon()));
+          }
+        }
+      }
+      for (int tag : {6, 5}) {
+        for (int i = 0; rank == 1 && i < kMessages; ++i) {
+          Values& value = data[static_cast<std::size_t>(2 * i + tag - 5)];
+          const auto receive = group.receive(0, static_cast<std::uint64_t>(tag), bytes(value), DType::int64, soon());
+          const Status status = receive->wait(soon());
+          ASSERT_TRUE(status.ok()) << status.message();
+          ASSERT_EQ(value[0], i * 10 + tag);
+          ASSERT_EQ(receive->source(), 0);
+          ASSERT_EQ(receive->bytes(), value.size() * 8);
+        }
+      }
+      for (const auto& send : pending) {
+        ASSERT_TRUE(send->wait(soon()).ok());
+        ASSERT_TRUE(send->done());
+      }
+    });
+  }
+}
+
+// spec: E2 recv with no source takes from any rank and returns the sender's rank
+TEST(Messages, AreTakenFromAnyMember) {
+  for (Wire wire : testing::kWires) {
+    with_group(4, wire, [](int rank, Communicator& group) {
+      Values value{rank};
+      if (rank != 2) {
+        ASSERT_TRUE(group.send(2, 9, bytes(value), DType::int64, soon())->wait(soon()).ok());
+        return;
+      }
+      Values seen;
+      for (int i = 0; i < 3; ++i) {
+        const auto receive = group.receive(transport::kAnyMember, 9, bytes(value), DType::int64, soon());
+        const Status status = receive->wait(soon());
+        ASSERT_TRUE(status.ok()) << status.message();
+        ASSERT_EQ(receive->source(), value[0]);
+        seen.push_back(value[0]);
+      }
+      std::sort(seen.begin(), seen.end());
+      EXPECT_EQ(seen, (Values{0, 1, 3}));
+    });
+  }
+}
+
+// spec: E4 a receive whose tensor does not match the message (bytes, dtype) fails on the receiver, naming both
+TEST(Messages, ThatDoNotFitFailAtTheReceiverAlone) {
+  for (Wire wire : testing::kWires) {
+    with_group(2, wire, [](int rank, Communicator& group) {
+      Values value(4);
+      std::vector<float> floats(8);
+      if (rank == 0) {
+        EXPECT_TRUE(group.send(1, 1, bytes(value), DType::int64, soon())->wait(soon()).ok());
+        EXPECT_TRUE(group.send(1, 2, bytes(value), DType::int64, soon())->wait(soon()).ok());
+      } else {
+        const Status size = group.receive(0, 1, bytes(value).first(16), DType::int64, soon())->wait(soon());
+        EXPECT_EQ(size.code(), Code::mismatch);
+        EXPECT_TRUE(contains(size.message(), "16 bytes") && contains(size.message(), "32 bytes")) << size.message();
+        const Status type = group.receive(0, 2, std::as_writable_bytes(std::span(floats)), DType::float32, soon())->wait(soon());
+        EXPECT_EQ(type.code(), Code::mismatch);
+        EXPECT_TRUE(contains(type.message(), "float32") && contains(type.message(), "int64")) << type.message();
+      }
+      Values sum(1);
+      EXPECT_TRUE(group.run(all_reduce({rank + 1}, sum), soon()).ok()) << "the group goes on";
+      EXPECT_EQ(sum[0], 3);
+    });
+  }
+}
+
+// spec: E5 any mix, never deadlocks: both sides send a large message before they receive
+TEST(Messages, LargeOnesCrossWithoutDeadlock) {
+  for (Wire wire : testing::kWires) {
+    with_group(2, wire, [](int rank, Communicator& group) {
+      const Values mine(200'000, rank + 7);
+      Values theirs(mine.size());
+      const auto send = group.send(1 - rank, 3, bytes(mine), DType::int64, soon());
+      const auto receive = group.receive(1 - rank, 3, bytes(theirs), DType::int64, soon());
+      EXPECT_TRUE(send->wait(soon()).ok());
+      EXPECT_TRUE(receive->wait(soon()).ok());
+      EXPECT_EQ(theirs, Values(mine.size(), 1 - rank + 7));
+    });
+  }
+}
+
+TEST(Messages, PastTheirDeadlineNameThePeerAndHurtNothingElse) {
+  with_group(2, Wire::loopback, [](int rank, Communicator& group) {
+    if (rank == 0) {
+      Values value(4);
+      const Status late = group.receive(1, 1, bytes(value), DType::int64, in(milliseconds(30)))->wait(TimePoint::max());
+      EXPECT_EQ(late.code(), Code::timed_out);
+      EXPECT_EQ(late.ranks(), std::vector<int>{1});
+      EXPECT_TRUE(contains(late.message(), "from rank 1") && contains(late.message(), "group 'test'")) << late.message();
+      const Values large(200'000);
+      EXPECT_EQ(group.send(1, 1, bytes(large), DType::int64, in(milliseconds(30)))->wait(TimePoint::max()).code(), Code::timed_out);
+    }
+    Values sum(1);
+    EXPECT_TRUE(group.run(all_reduce({rank + 1}, sum), soon()).ok());
+    EXPECT_EQ(sum[0], 3);
+  });
+}
+
+TEST(Messages, WrongPeersAndTagsAreRefused) {
+  with_group(2, Wire::loopback, [](int, Communicator& group) {
+    Values value(1);
+    EXPECT_EQ(group.send(2, 0, bytes(value), DType::int64, soon())->wait(soon()).code(), Code::invalid_argument);
+    EXPECT_EQ(group.send(transport::kAnyMember, 0, bytes(value), DType::int64, soon())->wait(soon()).code(), Code::invalid_argument);
+    EXPECT_EQ(group.send(0, ~0ull, bytes(value), DType::int64, soon())->wait(soon()).code(), Code::invalid_argument);
+    EXPECT_EQ(group.receive(0, 0, bytes(value).first(3), DType::int64, soon())->wait(soon()).code(), Code::invalid_argument);
+  });
+}
+
+// spec: E3 get_future: the callback runs once, without anybody waiting
+TEST(Messages, CallBackWithoutAWait) {
+  for (Wire wire : testing::kWires) {
+    with_group(2, wire, [](int rank, Communicator& group) {
+      std::atomic<int> called{0};
+      Values values(50'000, rank);
+      PendingRef pending =
+          rank == 0 ? group.send(1, 4, bytes(values), DType::int64, soon()) : group.receive(0, 4, bytes(values), DType::int64, soon());
+      pending->when_done([&](const Status& status) { called += status.ok() ? 1 : 100; });
+      while (called.load() == 0) std::this_thread::yield();
+      EXPECT_EQ(called.load(), 1);
+      EXPECT_TRUE(pending->done());
+      pending->when_done([&](const Status&) { called += 1; });
+      EXPECT_EQ(called.load(), 2) << "at once where it is done already";
+    });
+  }
+}
+
+}  // namespace
+}  // namespace muster::collective
