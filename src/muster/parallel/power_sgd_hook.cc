@@ -71,7 +71,7 @@ PowerSGDState::Finish PowerSGDState::start(const GradBucket& bucket, bool batche
   const at::NoGradGuard no_grad;
   const bool compresses = iteration_ >= options_.start_powerSGD_iter;
   count(bucket);
-  if (!compresses) return average(bucket);
+  if (!compresses || bucket.buffer.is_sparse()) return average(bucket);
 
   Memory& memory = memory_[bucket.index];
   if (options_.use_error_feedback) {

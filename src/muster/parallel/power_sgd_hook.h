@@ -86,7 +86,8 @@ class PowerSGDState {
   Stats stats_;
 };
 
-/// Each gradient of two or more dimensions as a matrix of its first dimension by the rest. All ranks get the same bits.
+/// Each gradient of two or more dimensions as a matrix of its first dimension by the rest; sparse ones travel whole. All ranks get the same
+/// bits.
 ///
 ///   auto state = std::make_shared<PowerSGDState>(PowerSGDOptions{.matrix_approximation_rank = 2, .start_powerSGD_iter = 100});
 ///   model.register_comm_hook(powerSGD_hook(state));

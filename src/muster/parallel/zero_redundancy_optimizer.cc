@@ -108,10 +108,14 @@ struct ShardedOptimizer::State {
   ZeroRedundancyOptions options;
   std::unique_ptr<torch::optim::Optimizer> local;
   std::vector<std::vector<int>> owners;
-  std::unordered_map<const void*, int> owner_of;  // by TensorImpl
-  std::vector<Bucket> buckets;                    // with parameters_as_bucket_view
-  std::vector<WorkRef> on_their_way;              // with overlap_with_ddp
-  std::vector<std::string> collected;             // local optimizers as the ranks saved them
+  struct Owned {
+    int owner = 0;
+    at::ScalarType dtype = at::kFloat;
+  };
+  std::unordered_map<const void*, Owned> owner_of;  // by TensorImpl
+  std::vector<Bucket> buckets;                      // with parameters_as_bucket_view
+  std::vector<WorkRef> on_their_way;                // with overlap_with_ddp
+  std::vector<std::string> collected;               // local optimizers as the ranks saved them
 
   void divide(const ParamGroups& groups);
   OptimizerParamGroup part(const ParamGroups& groups, std::size_t group_index, int rank) const;
@@ -121,7 +125,7 @@ struct ShardedOptimizer::State {
   void share(const ParamGroups& groups);
   void send(const at::Tensor& tensor, int owner);
   void wait_for_all();
-  void step_bucket(const ParamGroups& groups, const GradBucket& bucket, const at::Tensor& averaged);
+  at::Tensor step_bucket(const ParamGroups& groups, const GradBucket& bucket, at::Tensor averaged);
   void step_only(const std::vector<at::Tensor>& parameters);
   std::unique_ptr<torch::optim::Optimizer> whole(const ParamGroups& groups) const;
 };
@@ -134,7 +138,8 @@ void ShardedOptimizer::State::divide(const ParamGroups& groups) {
   }
   owners = shard_parameters(elements, group->size());
   for (std::size_t g = 0; g < groups.size(); ++g)
-    for (std::size_t i = 0; i < groups[g].params().size(); ++i) owner_of[groups[g].params()[i].unsafeGetTensorImpl()] = owners[g][i];
+    for (std::size_t i = 0; i < groups[g].params().size(); ++i)
+      owner_of[groups[g].params()[i].unsafeGetTensorImpl()] = {owners[g][i], groups[g].params()[i].scalar_type()};
 }
 
 OptimizerParamGroup ShardedOptimizer::State::part(const ParamGroups& groups, std::size_t group_index, int rank) const {
@@ -157,8 +162,8 @@ void ShardedOptimizer::State::lay_out(const ParamGroups& groups) {
   std::map<std::tuple<int, int, std::string>, std::vector<at::Tensor>> kinds;
   for (const auto& each : groups)
     for (const at::Tensor& parameter : each.params())
-      kinds[{owner_of.at(parameter.unsafeGetTensorImpl()), static_cast<int>(parameter.scalar_type()), parameter.device().str()}].push_back(
-          parameter);
+      kinds[{owner_of.at(parameter.unsafeGetTensorImpl()).owner, static_cast<int>(parameter.scalar_type()), parameter.device().str()}]
+          .push_back(parameter);
   buckets.clear();
   for (const auto& [kind, parameters] : kinds) {
     std::int64_t elements = 0;
@@ -205,24 +210,32 @@ void ShardedOptimizer::State::share(const ParamGroups& groups) {
 }
 
 /// The step for one bucket that has been averaged, on autograd's thread. DDP sets the gradients after it: until then they lie in the
-/// bucket.
-void ShardedOptimizer::State::step_bucket(const ParamGroups& groups, const GradBucket& bucket, const at::Tensor& averaged) {
+/// bucket. Gives the averages back.
+at::Tensor ShardedOptimizer::State::step_bucket(const ParamGroups& groups, const GradBucket& bucket, at::Tensor averaged) {
   const at::NoGradGuard no_grad;
-  if (!averaged.is_same(bucket.buffer)) at::Tensor(bucket.buffer).copy_(averaged.view({-1}));
+  const bool sparse = bucket.buffer.is_sparse();
+  if (!sparse && !averaged.is_same(bucket.buffer)) averaged = at::Tensor(bucket.buffer).copy_(averaged.view({-1}));
   std::vector<at::Tensor> mine, gradients_before;
+  std::vector<std::pair<at::Tensor, int>> updated;
   for (std::size_t i = 0; i < bucket.parameters.size(); ++i) {
     at::Tensor parameter = bucket.parameters[i];
     const auto found = owner_of.find(parameter.unsafeGetTensorImpl());
-    if (found == owner_of.end() || found->second != group->rank()) continue;
+    if (found == owner_of.end()) continue;
+    if (averaged.scalar_type() != found->second.dtype || parameter.scalar_type() != found->second.dtype)
+      group::invalid(
+          "ZeroRedundancyOptimizer: with mixed_precision the parameters are not themselves inside backward: leave overlap_with_ddp out and "
+          "call step() after it");
+    updated.emplace_back(parameter, found->second.owner);
+    if (found->second.owner != group->rank()) continue;
     mine.push_back(parameter);
-    gradients_before.push_back(std::exchange(parameter.mutable_grad(), bucket.gradients[i]));
+    gradients_before.push_back(std::exchange(parameter.mutable_grad(), sparse ? averaged : bucket.gradients[i]));
   }
   copy_options(groups, local->param_groups());
   step_only(mine);
   for (std::size_t i = 0; i < mine.size(); ++i) mine[i].mutable_grad() = gradients_before[i];
-  for (const at::Tensor& parameter : bucket.parameters)
-    if (const auto found = owner_of.find(parameter.unsafeGetTensorImpl()); found != owner_of.end()) send(parameter.detach(), found->second);
+  for (const auto& [parameter, owner] : updated) send(parameter.detach(), owner);
   if (bucket.is_last) wait_for_all();
+  return averaged;
 }
 
 void ShardedOptimizer::State::step_only(const std::vector<at::Tensor>& parameters) {
@@ -337,7 +350,7 @@ int ShardedOptimizer::rank_of(const at::Tensor& parameter) const {
   const auto& owner_of = state_of_shard_->owner_of;
   const auto found = owner_of.find(parameter.unsafeGetTensorImpl());
   if (found == owner_of.end()) group::invalid("ZeroRedundancyOptimizer: this tensor is none of its parameters");
-  return found->second;
+  return found->second.owner;
 }
 
 // ---- join and overlap ------------------------------------------------------------------------------------------------
@@ -362,8 +375,7 @@ CommHook hook_with_step(CommHook hook, ShardedOptimizer& optimizer) {
     group::invalid("hook_with_zero_step: make the ZeroRedundancyOptimizer with overlap_with_ddp");
   return [hook = std::move(hook), &optimizer](const GradBucket& bucket) -> std::function<at::Tensor()> {
     return [finish = hook(bucket), bucket, &optimizer] {
-      optimizer.state_of_shard_->step_bucket(optimizer.param_groups_, bucket, finish());
-      return bucket.buffer;
+      return optimizer.state_of_shard_->step_bucket(optimizer.param_groups_, bucket, finish());
     };
   };
 }
