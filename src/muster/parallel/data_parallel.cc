@@ -49,7 +49,7 @@ std::vector<c10::Device> devices_for(const torch::nn::Module& module, const Data
     for (const int id : *options.device_ids) devices.emplace_back(at::kCUDA, static_cast<c10::DeviceIndex>(id));
     if (devices.empty()) group::invalid("DataParallel: device_ids is empty");
   } else if (device.is_cuda()) {
-    const int count = at::detail::getCUDAHooks().deviceCount();
+    const auto count = static_cast<std::uint8_t>(at::detail::getCUDAHooks().deviceCount());
     for (int id = 0; id < count; ++id) devices.emplace_back(at::kCUDA, static_cast<c10::DeviceIndex>(id));
   } else {
     devices.assign(static_cast<std::size_t>(options.replicas), device);
@@ -104,6 +104,7 @@ at::Tensor ReplicaSet::part(const at::Tensor& input, std::size_t index) const {
 at::Tensor ReplicaSet::joined(const std::vector<at::Tensor>& parts) const {
   if (!parts.front().defined()) return parts.front();
   std::vector<at::Tensor> here;
+  here.reserve(parts.size());
   for (const at::Tensor& part : parts) here.push_back(part.to(output_device_));
   return here.front().dim() == 0 ? at::stack(here) : at::cat(here, dim_);
 }

@@ -180,6 +180,7 @@ class DataParallel {
   template <class Output>
   Output joined(const std::vector<std::optional<Output>>& outputs) const {
     std::vector<std::vector<at::Tensor>> tensors;
+    tensors.reserve(outputs.size());
     for (const auto& output : outputs) tensors.push_back(parallel::tensors_in(*output));
     for (const auto& each : tensors)
       if (each.empty() || each.size() != tensors.front().size())

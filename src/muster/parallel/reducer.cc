@@ -83,6 +83,16 @@ void Reducer::State::attach() {
   hook_keys.push_back(accumulators.back()->add_post_hook(std::make_unique<Hook>(weak_from_this(), Hook::kRelease)));
 }
 
+/// torch::load gives a parameter other memory in a way after which autograd knows it anew, without our hook.
+void Reducer::State::attach_to_loaded() {
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    if (torch::autograd::impl::grad_accumulator(parameters[i]) == accumulators[i]) continue;
+    detach();
+    attach();
+    return;
+  }
+}
+
 void Reducer::State::detach() {
   for (std::size_t i = 0; i < accumulators.size(); ++i) accumulators[i]->del_post_hook(hook_keys[i]);
   accumulators.clear();
@@ -255,6 +265,7 @@ Reducer::~Reducer() { state_->detach(); }
 void Reducer::prepare_forward() {
   const std::lock_guard lock(state_->mutex);
   state_->check_finished();
+  state_->attach_to_loaded();
   ++state_->iteration;
   state_->times.forward_start = steady_clock().now();
   if (!state_->has_rebuilt && state_->arrived.size() == state_->parameters.size()) state_->rebuild();

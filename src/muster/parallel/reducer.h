@@ -61,7 +61,7 @@ class Reducer {
   /// After a forward pass whose gradients only add up locally (`no_sync`).
   void skip_backward(std::span<const at::Tensor> outputs);
   /// In place of a forward and a backward pass, for a rank that has no input in this iteration while others have: makes the calls that
-  /// theirs make, with zeros. Gradients here stay as they are. After prepare_forward().
+  /// theirs make, with zeros. Gradients here become the averages. After prepare_forward().
   void shadow_backward();
 
   /// What sums are divided by from the next backward pass on; at first the size of the group.

@@ -303,22 +303,20 @@ void Reducer::State::shadow() {
     used.zero_();
     next = 0;
     released = true;
-    std::vector<at::Tensor> kept;  // where gradients live in the buckets, what travels must not be seen in them
     for (Bucket& bucket : buckets) {
-      kept.push_back(bucket.memory);
       bucket.pending = 0;
       if (bucket.sparse) {
         bucket.memory = no_values(parameters[bucket.indices.front()]);
-      } else if (options.gradient_as_bucket_view) {
-        bucket.memory = at::zeros_like(bucket.memory);
       } else {
         bucket.memory.zero_();
       }
     }
     launch_full();
     if (used_work) std::exchange(used_work, nullptr)->wait();
-    for (Bucket& bucket : buckets) finish_bucket(bucket);
-    for (std::size_t i = 0; i < buckets.size(); ++i) buckets[i].memory = kept[i];
+    for (Bucket& bucket : buckets) {
+      keep_averages(bucket, finish_bucket(bucket));
+      if (bucket.sparse) bucket.memory = at::Tensor();
+    }
     used.zero_();
     mode = Mode::done;
     if (!has_rebuilt && arrived.empty()) {
@@ -330,6 +328,21 @@ void Reducer::State::shadow() {
     failure = std::current_exception();
     tell_others();
     throw;
+  }
+}
+
+/// Gradients of a rank that had no input, for an optimizer that steps all the same.
+void Reducer::State::keep_averages(const Bucket& bucket, const at::Tensor& averaged) {
+  for (const std::size_t index : bucket.indices) {
+    if (tracks_use() && used[static_cast<std::int64_t>(index)].item<int>() == 0) continue;
+    at::Tensor& gradient = parameters[index].mutable_grad();
+    if (bucket.sparse) {
+      gradient = averaged.to(parameters[index].scalar_type());
+    } else if (options.gradient_as_bucket_view) {
+      gradient = view(index);
+    } else {
+      gradient = view(index).to(parameters[index].scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+    }
   }
 }
 

@@ -38,6 +38,7 @@ struct Reducer::State : std::enable_shared_from_this<State> {
 
   State(std::vector<at::Tensor> parameters, ReducerOptions given);
   void attach();
+  void attach_to_loaded();
   void detach();
 
   std::vector<ParameterFacts> facts() const;
@@ -68,6 +69,7 @@ struct Reducer::State : std::enable_shared_from_this<State> {
   void give_back_sparse(std::size_t index, const at::Tensor& averaged);
   void end_statistics();
   void shadow();
+  void keep_averages(const Bucket& bucket, const at::Tensor& averaged);
 
   std::string name(std::size_t index) const;
   std::string names_of(const std::vector<std::size_t>& indices) const;

@@ -111,8 +111,8 @@ class ZeroRedundancyOptimizer : public parallel::ShardedOptimizer {
 
 /// For a model whose optimizer has `overlap_with_ddp`: the averaging that `hook` does, and each bucket's step as soon as it is averaged,
 /// while later buckets still travel. Backward then returns with the new weights on every rank; there is nothing left for `step`. Without
-/// find_unused_parameters: parameters that nobody used are updated as with zero gradients; and without mixed_precision, which throws. The
-/// optimizer must outlive the model's use of it.
+/// find_unused_parameters: parameters that nobody used are updated as with zero gradients; and without mixed_precision, which throws, or
+/// delayed parameters, which no hook sees. The optimizer must outlive the model's use of it.
 ///
 ///   model.register_comm_hook(hook_with_zero_step(all_reduce_hook(), optimizer));
 inline CommHook hook_with_zero_step(CommHook hook, parallel::ShardedOptimizer& optimizer) {

@@ -319,6 +319,59 @@ TEST_P(Zero, OfARankWithoutInputsGoesOnUpdatingItsPart) {
   });
 }
 
+/// Rank r has 2 + 2 * ((r * 2) % 3) inputs: 2, 6, 4, 2.
+std::vector<at::Tensor> trained_unevenly(int rank, bool divides, bool overlaps, const DistributedDataParallelOptions& options) {
+  Net net;
+  DistributedDataParallel<Net> model(net, options);
+  const auto adam = optim::AdamOptions(0.05);
+  std::unique_ptr<optim::Optimizer> optimizer;
+  std::vector<Joinable*> joinables{&model};
+  if (divides) {
+    auto zero = std::make_unique<ZeroRedundancyOptimizer<optim::Adam>>(net->parameters(), adam,
+                                                                       ZeroRedundancyOptions{.overlap_with_ddp = overlaps});
+    joinables.push_back(zero.get());
+    if (overlaps) model.register_comm_hook(hook_with_zero_step(all_reduce_hook(), *zero));
+    optimizer = std::move(zero);
+  } else {
+    if (overlaps) model.register_comm_hook(all_reduce_hook());
+    optimizer = std::make_unique<optim::Adam>(net->parameters(), adam);
+  }
+  Join join(joinables);
+  join.run([&] {
+    for (int step = 0; step < 2 + 2 * ((rank * 2) % 3); ++step) {
+      optimizer->zero_grad();
+      model.forward(batch(rank, step)).square().mean().backward();
+      optimizer->step();
+    }
+  });
+  return net->parameters();
+}
+
+// spec: K7 DDP and ZeroRedundancyOptimizer in one Join: the weights of the rank that trains to the end are everybody's, bit for bit those
+// that an undivided optimizer makes
+TEST_P(Zero, JoinsWithItsModel) {
+  on_ranks(GetParam(), [](int rank) {
+    for (const bool overlaps : {false, true})
+      for (const bool views : {false, true})
+        for (const double bucket_mb : {25.0, 0.0001}) {
+          const DistributedDataParallelOptions options{.bucket_cap_mb = bucket_mb, .gradient_as_bucket_view = views};
+          expect_same(trained_unevenly(rank, true, overlaps, options), trained_unevenly(rank, false, overlaps, options));
+        }
+  });
+}
+
+// spec: K8 overlap and mixed precision
+TEST(ZeroErrors, RefuseOverlapWithMixedPrecision) {
+  on_ranks(1, [](int) {  // of several, each would also hear of the others' failure, at the latest when it destroys the groups
+    Net net;
+    DistributedDataParallel<Net> model(net, {.mixed_precision = MixedPrecision{.param_dtype = at::kBFloat16}});
+    ZeroRedundancyOptimizer<optim::SGD> optimizer(net->parameters(), optim::SGDOptions(0.1), {.overlap_with_ddp = true});
+    model.register_comm_hook(hook_with_zero_step(all_reduce_hook(), optimizer));
+    const auto loss = model.forward(batch(0, 0)).square().mean();
+    EXPECT_HAS(message_of<DistError>([&] { loss.backward(); }), "leave overlap_with_ddp out");
+  });
+}
+
 TEST(ZeroErrors, NameWhatToChange) {
   on_ranks(2, [](int rank) {
     const auto mine = parameters();
