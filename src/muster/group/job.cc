@@ -154,6 +154,7 @@ std::shared_ptr<Job> open_job(store::Rendezvous found, const BackendConfig& conf
   connector.shared_memory = shares_memory(config);
   connector.interfaces = std::move(interfaces);
   connector.towards = found.host;
+  connector.any_host = found.any_host;
 
   transport::FabricOptions fabric;
   fabric.rank = found.rank;

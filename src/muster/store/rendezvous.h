@@ -20,8 +20,9 @@ struct Rendezvous {
   std::shared_ptr<Store> store;  ///< already prefixed for this job
   int rank = 0;
   int world_size = 1;
-  std::string host;  ///< address of the store, for choosing an interface; empty for file://
-  std::string job;   ///< text that tells this job from others; the same on all ranks
+  std::string host;       ///< address of the store, for choosing an interface; empty for file://
+  bool any_host = false;  ///< other hosts may come though there is no address: file://
+  std::string job;        ///< text that tells this job from others; the same on all ranks
 };
 
 /// Blocks until every rank has joined. Errors name what is missing or malformed (variable, URL part) and, at the timeout, the ranks that

@@ -144,7 +144,9 @@ Result<Rendezvous> rendezvous_by_file(const std::string& path, JoinOptions optio
     if (!log && log.status().code() == Code::closed && steady_clock().now() < options.deadline) continue;
     if (!log) return log.status().with_context("cannot join " + options.where);
     const auto store = make_file_store_over(*log, time_left(steady_clock(), options.deadline), [id](FileLog& file) { leave(file, id); });
-    return join(store, options);
+    auto joined = join(store, options);
+    if (joined) joined->any_host = true;
+    return joined;
   }
 }
 

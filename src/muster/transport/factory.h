@@ -17,7 +17,8 @@ struct ConnectorOptions {
   std::string job;                                   ///< the same text on every rank; tells jobs apart
   bool shared_memory = true;                         ///< false: sockets only, also within a host
   std::vector<std::string> interfaces;               ///< names; empty: the address that routes to `towards`
-  std::string towards;                               ///< host of the store; empty: the default route, without a given secret loopback
+  std::string towards;                               ///< host of the store; empty: loopback
+  bool any_host = false;                             ///< no host to go towards, yet other hosts may come: the address of the default route
   std::size_t ring_bytes = 128 * 1024;               ///< of each ordered pair's shared ring
   std::size_t segment_bytes = std::size_t{1} << 33;  ///< address space for groups' segments and staging, taken as used
   /// For tests: ranks with different labels do not count as one host.

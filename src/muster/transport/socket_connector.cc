@@ -79,8 +79,8 @@ std::optional<SocketAddress> address_of_default_route() {
   return {};
 }
 
-/// Nothing listens where it was not asked to: the interfaces named, else the address that routes to the store, else, where the store has no
-/// address (a shared file) and a given secret says that other hosts may come, the one that routes to the world, else loopback.
+/// Nothing listens where it was not asked to: the interfaces named, else the address that routes to the store, else, where that is a
+/// file that other hosts may share, the one that routes to the world, else loopback.
 Result<std::vector<SocketAddress>> SocketConnector::addresses_to_listen_on(TimePoint deadline) const {
   std::vector<SocketAddress> addresses;
   for (const std::string& name : options_.interfaces) {
@@ -91,7 +91,7 @@ Result<std::vector<SocketAddress>> SocketConnector::addresses_to_listen_on(TimeP
   if (!addresses.empty()) return addresses;
   // Without a secret nobody beyond this host can be a rank.
   const bool others_may_come = secret_.kind() != Secret::Kind::host;
-  if (others_may_come && options_.towards.empty()) {
+  if (others_may_come && options_.any_host && options_.towards.empty()) {
     if (const auto address = address_of_default_route()) return std::vector<SocketAddress>{*SocketAddress::numeric(address->host(), 0)};
   }
   if (others_may_come && !options_.towards.empty()) {
