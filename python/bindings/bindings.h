@@ -1,12 +1,21 @@
 /// The parts of the extension module `muster._C`: one file for each layer of the Python face.
 ///
-/// Functions that may block let go of the GIL. Durations are datetime.timedelta.
+/// Names, order and defaults of arguments are torch.distributed's. Durations are datetime.timedelta. Functions that may block go through
+/// `blocking` (blocking.h), which lets go of the GIL. A call of muster's that throws becomes the exception class of the same name.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>
 
 namespace muster::python {
 
+void bind_errors(pybind11::module_& module);
+void bind_stores(pybind11::module_& module);
+void bind_groups(pybind11::module_& module);  // and ReduceOp, Work, which the others have in their signatures
+void bind_point_to_point(pybind11::module_& module);
+void bind_collectives(pybind11::module_& module);
+void bind_objects(pybind11::module_& module);
+void bind_debug(pybind11::module_& module);
+void bind_spawn(pybind11::module_& module);
 void bind_torch_backend(pybind11::module_& module);
 
 }  // namespace muster::python

@@ -1,6 +1,15 @@
 #include "bindings.h"
 
 PYBIND11_MODULE(_C, module) {
+  using namespace muster::python;
   module.doc() = "What the package muster is made of; use that.";
-  muster::python::bind_torch_backend(module);
+  bind_errors(module);
+  bind_stores(module);
+  bind_groups(module);
+  bind_point_to_point(module);
+  bind_collectives(module);
+  bind_objects(module);
+  bind_debug(module);
+  bind_spawn(module);
+  bind_torch_backend(module);
 }

@@ -1,6 +1,7 @@
 """muster: torch.distributed's interface on an engine of its own. `import muster as dist`.
 
-`muster.torch` registers the same engine as a backend of stock torch.
+Names, arguments and defaults are torch.distributed's; docs/python.md says what is here and where it differs. `muster.torch` registers the
+same engine as a backend of stock torch.
 """
 
 import torch as _torch
@@ -13,3 +14,76 @@ if _torch.__version__.split("+")[0] != _BUILT_FOR:
         f"this muster was built for torch {_BUILT_FOR}, and torch {_torch.__version__} is installed: the two share C++ classes and must fit. "
         f"Install torch {_BUILT_FOR}, or build muster again with this torch (pip install --no-build-isolation --force-reinstall muster-dist)."
     )
+
+from ._C import (
+    DebugLevel,
+    DistBackendError,
+    DistError,
+    DistNetworkError,
+    DistStoreError,
+    FileStore,
+    HashStore,
+    PrefixStore,
+    ProcessGroup,
+    ReduceOp,
+    SpawnError,
+    Store,
+    TCPStore,
+    Work,
+    _make_nccl_premul_sum,
+    abort_process_group,
+    all_gather,
+    all_gather_coalesced,
+    all_gather_into_tensor,
+    all_reduce,
+    all_reduce_coalesced,
+    all_to_all,
+    all_to_all_single,
+    barrier,
+    broadcast,
+    destroy_process_group,
+    empty_shared,
+    gather,
+    get_backend,
+    get_debug_level,
+    get_global_rank,
+    get_group_rank,
+    get_process_group_ranks,
+    get_rank,
+    get_world_size,
+    init_process_group,
+    irecv,
+    is_gloo_available,
+    is_initialized,
+    is_mpi_available,
+    is_nccl_available,
+    is_torchelastic_launched,
+    is_ucc_available,
+    isend,
+    monitored_barrier,
+    new_group,
+    new_subgroups,
+    new_subgroups_by_enumeration,
+    recv,
+    reduce,
+    reduce_scatter,
+    reduce_scatter_coalesced,
+    reduce_scatter_tensor,
+    scatter,
+    send,
+    set_debug_level,
+    set_debug_level_from_env,
+    set_timeout,
+    shrink_group,
+    split_group,
+)
+from .names import Backend, GroupMember, P2POp, batch_isend_irecv, breakpoint, group, is_available, reduce_op
+from .objects import (
+    all_gather_object,
+    broadcast_object_list,
+    gather_object,
+    recv_object_list,
+    scatter_object_list,
+    send_object_list,
+)
+from .spawning import spawn

@@ -198,12 +198,12 @@ def point_to_point(rank, size):
     if rank == 0:
         sources = set()
         for _ in range(size - 1):
-            source = dist.recv(got)
+            source = dist.recv(got, tag=9)
             same(got, mine(source, 4))
             sources.add(source)
         assert sources == set(range(1, size))
     else:
-        dist.send(mine(rank, 4), 0)
+        dist.send(mine(rank, 4), 0, tag=9)
 
     for work in dist.batch_isend_irecv(
         [dist.P2POp(dist.isend, mine(rank, 4), after), dist.P2POp(dist.irecv, got, before)]

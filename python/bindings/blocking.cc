@@ -1,0 +1,104 @@
+#include "blocking.h"
+
+#include <sys/eventfd.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <csignal>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+
+namespace muster::python {
+namespace {
+
+/// What the signal handler may touch.
+std::atomic<int> wake_descriptor{-1};
+std::atomic<void (*)(int)> next_handler{nullptr};
+
+void on_interrupt(int signal) {
+  const int before = errno;
+  const std::uint64_t one = 1;
+  if (const int descriptor = wake_descriptor.load(); descriptor >= 0) static_cast<void>(!::write(descriptor, &one, sizeof one));
+  errno = before;
+  if (auto* next = next_handler.load()) next(signal);
+}
+
+struct Waiting {
+  std::mutex mutex;
+  std::function<void()> interrupt;  // of the main thread's call, while there is one
+  pid_t watched = 0;                // the process whose thread looks: a fork has no threads
+};
+Waiting& waiting() {
+  static auto* state = new Waiting;  // the thread may outlive everything else
+  return *state;
+}
+
+bool on_main_thread() {
+  thread_local const bool is_main = ::syscall(SYS_gettid) == ::getpid();
+  return is_main;
+}
+
+void look(int descriptor) {
+  for (std::uint64_t count = 0;;) {
+    if (::read(descriptor, &count, sizeof count) < 0 && errno != EINTR) return;
+    std::function<void()> interrupt;
+    {
+      const std::lock_guard lock(waiting().mutex);
+      interrupt = waiting().interrupt;
+    }
+    if (interrupt) interrupt();
+  }
+}
+
+bool has_python_handler() {
+  const auto signal = pybind11::module_::import("signal");
+  return signal.attr("getsignal")(SIGINT).is(signal.attr("default_int_handler"));
+}
+
+}  // namespace
+
+void watch_for_interrupts() {
+  if (!on_main_thread() || !has_python_handler()) return;
+  auto& state = waiting();
+  const std::lock_guard lock(state.mutex);
+  if (state.watched != ::getpid()) {
+    const int descriptor = ::eventfd(0, EFD_CLOEXEC);
+    if (descriptor < 0) return;
+    wake_descriptor = descriptor;
+    state.watched = ::getpid();
+    state.interrupt = nullptr;
+    std::thread(look, descriptor).detach();
+  }
+  struct sigaction action {};
+  if (::sigaction(SIGINT, nullptr, &action) != 0 || (action.sa_flags & SA_SIGINFO) != 0 || action.sa_handler == on_interrupt) return;
+  next_handler = action.sa_handler;
+  action.sa_handler = on_interrupt;
+  ::sigaction(SIGINT, &action, nullptr);
+}
+
+Interruptible::Interruptible(std::function<void()> interrupt) {
+  if (!on_main_thread()) return;
+  {
+    const std::lock_guard lock(waiting().mutex);
+    waiting().interrupt = std::move(interrupt);
+  }
+  active_ = true;
+  // One that came before is pending in Python; one that comes from here on finds what to interrupt.
+  if (PyErr_CheckSignals() != 0) {
+    const std::lock_guard lock(waiting().mutex);
+    waiting().interrupt = nullptr;
+    throw pybind11::error_already_set();
+  }
+}
+
+Interruptible::~Interruptible() {
+  if (!active_) return;
+  std::function<void()> gone;
+  const std::lock_guard lock(waiting().mutex);
+  gone.swap(waiting().interrupt);
+}
+
+}  // namespace muster::python

@@ -1,0 +1,71 @@
+/// Calls that may block: without the GIL, and ended by Ctrl-C.
+///
+/// Python runs its handlers on the main thread between two instructions of its own, so never while that thread is inside muster. Where
+/// SIGINT has Python's own handler (`KeyboardInterrupt`), a handler in front of it therefore wakes a thread, which aborts what the main
+/// thread waits in: the other ranks get an error that names this one.
+#pragma once
+
+#include <torch/csrc/utils/pybind.h>
+
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "muster/base/interruption.h"
+#include "muster/group/process_group.h"
+#include "muster/group/world.h"
+
+namespace muster::python {
+
+/// Puts the handler in front, on the main thread and where Python's own is there. Called at import and where a job begins.
+void watch_for_interrupts();
+
+/// What Ctrl-C ends while this lives, on the main thread; on another one nothing. Made and destroyed with the GIL.
+class Interruptible {
+ public:
+  /// Throws where Ctrl-C has come already.
+  explicit Interruptible(std::function<void()> interrupt);
+  ~Interruptible();
+  Interruptible(const Interruptible&) = delete;
+  Interruptible& operator=(const Interruptible&) = delete;
+
+ private:
+  bool active_ = false;
+};
+
+template <class Call>
+auto without_gil(std::function<void()> interrupt, Call call) {
+  const Interruptible interruptible(std::move(interrupt));
+  try {
+    const pybind11::gil_scoped_release released;
+    return call();
+  } catch (...) {
+    if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();
+    throw;
+  }
+}
+
+/// `call()` on `group` (null: the default one).
+template <class Call>
+auto blocking(const Group& group, Call call) {
+  return without_gil(
+      [group] {
+        const auto scope = WorldScope::current();
+        const auto which = group ? group : scope->initialized() ? scope->world("an interrupt") : nullptr;
+        if (which && which->is_member()) which->abort("interrupted (SIGINT)");
+      },
+      std::move(call));
+}
+
+/// `call()` that waits in a store.
+template <class Call>
+auto blocking_on_store(Call call) {
+  const auto interruption = std::make_shared<Interruption>();
+  return without_gil([interruption] { interruption->raise("interrupted (SIGINT)"); },
+                     [&] {
+                       const Interruption::Binding bound(interruption);
+                       return call();
+                     });
+}
+
+}  // namespace muster::python

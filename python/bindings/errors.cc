@@ -1,0 +1,58 @@
+#include "muster/group/errors.h"
+
+#include "bindings.h"
+#include "muster/group/spawn.h"
+
+namespace muster::python {
+namespace {
+
+namespace py = pybind11;
+
+/// The exception classes; held for ever.
+struct Classes {
+  PyObject *error, *backend, *network, *store, *spawn;
+};
+Classes classes{};
+
+PyObject* make(py::module_& module, const char* name, PyObject* base, const char* doc) {
+  PyObject* made = PyErr_NewExceptionWithDoc((std::string("muster.") + name).c_str(), doc, base, nullptr);
+  if (made == nullptr) throw py::error_already_set();
+  module.add_object(name, py::reinterpret_borrow<py::object>(made));
+  return made;
+}
+
+void raise(PyObject* type, const DistError& error) {
+  py::object made = py::reinterpret_borrow<py::object>(type)(error.what());
+  made.attr("ranks") = error.ranks();
+  made.attr("code") = code_name(error.code());
+  PyErr_SetObject(type, made.ptr());
+}
+
+}  // namespace
+
+void bind_errors(py::module_& module) {
+  classes.error =
+      make(module, "DistError", PyExc_RuntimeError, "The base of all. `ranks`: those at fault; `code`: what kind of failure, as a word.");
+  classes.backend = make(module, "DistBackendError", classes.error, "An operation failed, or the backend does not have it.");
+  classes.network = make(module, "DistNetworkError", classes.error, "A socket, an address or a handshake failed.");
+  classes.store = make(module, "DistStoreError", classes.error, "A store, or the initialisation that goes through it, failed.");
+  classes.spawn = make(module, "SpawnError", classes.error, "A rank of a spawn failed.");
+  py::register_local_exception_translator([](std::exception_ptr thrown) {
+    if (!thrown) return;
+    try {
+      std::rethrow_exception(thrown);
+    } catch (const SpawnError& error) {
+      raise(classes.spawn, error);
+    } catch (const DistBackendError& error) {
+      raise(classes.backend, error);
+    } catch (const DistNetworkError& error) {
+      raise(classes.network, error);
+    } catch (const DistStoreError& error) {
+      raise(classes.store, error);
+    } catch (const DistError& error) {
+      raise(classes.error, error);
+    }
+  });
+}
+
+}  // namespace muster::python

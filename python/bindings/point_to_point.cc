@@ -1,0 +1,52 @@
+#include "muster/group/point_to_point.h"
+
+#include <tuple>
+
+#include "bindings.h"
+#include "blocking.h"
+
+namespace muster::python {
+namespace {
+
+namespace py = pybind11;
+using Rank = std::optional<int>;
+
+}  // namespace
+
+void bind_point_to_point(py::module_& module) {
+  module.def(
+      "send",
+      [](const at::Tensor& tensor, Rank dst, const Group& group, std::int64_t tag, Rank group_dst) {
+        blocking(group, [&] { send(tensor, {.dst = dst, .group = group, .tag = tag, .group_dst = group_dst}); });
+      },
+      py::arg("tensor"), py::arg("dst") = py::none(), py::arg("group") = py::none(), py::arg("tag") = 0, py::arg("group_dst") = py::none());
+  module.def(
+      "isend",
+      [](const at::Tensor& tensor, Rank dst, const Group& group, std::int64_t tag, Rank group_dst) {
+        return blocking(group, [&] { return isend(tensor, {.dst = dst, .group = group, .tag = tag, .group_dst = group_dst}); });
+      },
+      py::arg("tensor"), py::arg("dst") = py::none(), py::arg("group") = py::none(), py::arg("tag") = 0, py::arg("group_dst") = py::none());
+  module.def(
+      "recv",
+      [](const at::Tensor& tensor, Rank src, const Group& group, std::int64_t tag, Rank group_src) {
+        return blocking(group, [&] { return recv(tensor, {.src = src, .group = group, .tag = tag, .group_src = group_src}); });
+      },
+      py::arg("tensor"), py::arg("src") = py::none(), py::arg("group") = py::none(), py::arg("tag") = 0, py::arg("group_src") = py::none());
+  module.def(
+      "irecv",
+      [](const at::Tensor& tensor, Rank src, const Group& group, std::int64_t tag, Rank group_src) {
+        return blocking(group, [&] { return irecv(tensor, {.src = src, .group = group, .tag = tag, .group_src = group_src}); });
+      },
+      py::arg("tensor"), py::arg("src") = py::none(), py::arg("group") = py::none(), py::arg("tag") = 0, py::arg("group_src") = py::none());
+  using Entry = std::tuple<bool, at::Tensor, Rank, Group, std::int64_t, Rank>;
+  module.def("batch_of_messages", [](const std::vector<Entry>& entries) {
+    std::vector<P2POp> ops;
+    for (const auto& [sends, tensor, peer, group, tag, group_peer] : entries) {
+      ops.push_back(sends ? P2POp(static_cast<P2POp::Send>(isend), tensor, peer, group, tag, group_peer)
+                          : P2POp(static_cast<P2POp::Recv>(irecv), tensor, peer, group, tag, group_peer));
+    }
+    return blocking(entries.empty() ? nullptr : std::get<Group>(entries.front()), [&] { return batch_isend_irecv(ops); });
+  });
+}
+
+}  // namespace muster::python

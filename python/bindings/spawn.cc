@@ -1,0 +1,79 @@
+#include "muster/group/spawn.h"
+
+#include "bindings.h"
+#include "muster/group/world.h"
+
+namespace muster::python {
+namespace {
+
+namespace py = pybind11;
+
+/// Ctrl-C during a spawn of threads ends what the ranks wait in. Thread-safe.
+class RunningRanks {
+ public:
+  void add(std::shared_ptr<WorldScope> scope) {
+    const std::lock_guard lock(mutex_);
+    scopes_.push_back(std::move(scope));
+  }
+  void abort() {
+    const std::lock_guard lock(mutex_);
+    for (const auto& scope : scopes_) scope->abort("interrupted (SIGINT)");
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::shared_ptr<WorldScope>> scopes_;
+};
+
+std::string traceback_of(const py::error_already_set& error) {
+  try {
+    const auto lines = py::module_::import("traceback").attr("format_exception")(error.type(), error.value(), error.trace());
+    return py::str("").attr("join")(lines).cast<std::string>();
+  } catch (const py::error_already_set&) {
+    return error.what();
+  }
+}
+
+/// `fn(rank, *args)` on a rank's thread. What it raises comes out as a DistError with the traceback, so that it needs no GIL any more.
+void run(const py::function& fn, const py::tuple& args, int rank) {
+  const py::gil_scoped_acquire held;
+  try {
+    fn(rank, *args);
+  } catch (const py::error_already_set& error) {
+    throw DistError(traceback_of(error), Code::internal, {rank});
+  }
+}
+
+}  // namespace
+
+void bind_spawn(py::module_& module) {
+  module.def("spawn_threads", [](const py::function& fn, const py::tuple& args, int nprocs) {
+    RunningRanks running;
+    std::unique_ptr<SpawnContext> context;
+    const auto body = [&](int rank) {
+      running.add(WorldScope::current());
+      run(fn, args, rank);
+    };
+    const auto finished = [&] {
+      const py::gil_scoped_release released;
+      if (!context) context = spawn(body, {.nprocs = nprocs, .join = false, .mode = SpawnMode::threads});
+      return context->join(std::chrono::milliseconds(100));
+    };
+    // Python's signal handlers run between two looks; other waits of this process stay asleep.
+    while (!finished()) {
+      if (PyErr_CheckSignals() == 0) continue;
+      const py::error_already_set interrupt;
+      {
+        const py::gil_scoped_release released;
+        running.abort();
+        try {
+          context->join();
+        } catch (const DistError&) {
+        }
+      }
+      throw interrupt;
+    }
+  });
+}
+
+}  // namespace muster::python

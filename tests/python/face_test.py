@@ -1,0 +1,344 @@
+"""`import muster as dist`: torch.distributed's names, signatures and behaviour. Ranks are threads where nothing dies."""
+
+import datetime
+import inspect
+import os
+import signal
+import threading
+
+import pytest
+import torch
+
+import muster as dist
+from ranks import fork, meeting_file, run_ranks
+
+
+def on_threads(size, body, *arguments, backend=None):
+    """Runs body(rank, size, ...) on ranks that are threads, between init and destroy."""
+    store = dist.HashStore()
+
+    def rank_body(rank):
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=datetime.timedelta(seconds=60))
+        body(rank, size, *arguments)
+        dist.destroy_process_group()
+
+    dist.spawn(rank_body, nprocs=size, threads=True)
+
+
+def same(actual, expected):
+    assert torch.equal(actual, expected), f"{actual}\nis not\n{expected}"
+
+
+def row(rank, dtype=torch.int64):
+    return (torch.arange(4) + 10 * rank).to(dtype)
+
+
+DTYPES = [torch.int64, torch.float32, torch.complex64, torch.bfloat16]
+
+
+# spec: F2 F3 F4 F5 F6 F7 F8 in Python, F15 of several dtypes in Python
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_collectives(size, dtype):
+    def body(rank, size):
+        last, whole = size - 1, sum(row(r, dtype) for r in range(size))
+        x = row(rank, dtype)
+        assert dist.all_reduce(x) is None
+        same(x, whole)
+        x = row(rank, dtype)
+        work = dist.all_reduce(x, op=dist.ReduceOp.SUM, async_op=True)
+        assert isinstance(work, dist.Work) and work.wait() and work.is_completed()
+        same(x, whole)
+        x = row(rank, dtype)
+        dist.broadcast(x, last)
+        same(x, row(last, dtype))
+        x = row(rank, dtype)
+        dist.reduce(x, dst=last)
+        same(x, whole if rank == last else row(rank, dtype))
+        out = [torch.empty(4, dtype=dtype) for _ in range(size)]
+        dist.all_gather(out, row(rank, dtype))
+        for r in range(size):
+            same(out[r], row(r, dtype))
+        stacked = torch.empty(size, 4, dtype=dtype)
+        dist.all_gather_into_tensor(stacked, row(rank, dtype))
+        same(stacked, torch.stack([row(r, dtype) for r in range(size)]))
+        out = [torch.empty(4, dtype=dtype) for _ in range(size)] if rank == 0 else None
+        dist.gather(row(rank, dtype), out)
+        if rank == 0:
+            same(torch.stack(out), stacked)
+        x = torch.empty(4, dtype=dtype)
+        dist.scatter(x, [row(r, dtype) + 1 for r in range(size)] if rank == 0 else None)
+        same(x, row(rank, dtype) + 1)
+
+    on_threads(size, body)
+
+
+# spec: F9 F10 F11 F12 F13 F17 in Python
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_exchanges(size):
+    def body(rank, size):
+        x = torch.empty(4, dtype=torch.int64)
+        dist.reduce_scatter(x, [row(rank) + r for r in range(size)])
+        same(x, sum(row(r) for r in range(size)) + size * rank)
+        dist.reduce_scatter_tensor(x, torch.cat([row(rank) + r for r in range(size)]))
+        same(x, sum(row(r) for r in range(size)) + size * rank)
+        out = torch.empty(size, dtype=torch.int64)
+        dist.all_to_all_single(out, torch.arange(size) + 10 * rank)
+        same(out, torch.arange(size) * 10 + rank)
+        give, take = [rank + d for d in range(size)], [r + rank for r in range(size)]
+        out = torch.empty(sum(take))
+        dist.all_to_all_single(out, torch.full((sum(give),), float(rank)), take, give)
+        same(out, torch.cat([torch.full((r + rank,), float(r)) for r in range(size)]))
+        outs = [torch.empty(n) for n in take]
+        dist.all_to_all(outs, [torch.full((n,), float(rank)) for n in give])
+        for r in range(size):
+            same(outs[r], torch.full((r + rank,), float(r)))
+        tensors = [row(rank), row(rank) * 2]
+        dist.all_reduce_coalesced(tensors)
+        same(tensors[1], sum(row(r) for r in range(size)) * 2)
+        lists = [[torch.empty(4, dtype=torch.int64) for _ in range(2)] for _ in range(size)]
+        dist.all_gather_coalesced(lists, [row(rank), row(rank) * 2])
+        for r in range(size):
+            same(lists[r][1], row(r) * 2)
+        dist.barrier()
+
+    on_threads(size, body)
+
+
+# spec: F14 ReduceOp in Python, F19 PREMUL_SUM and reduce_op in Python
+def test_reductions():
+    def body(rank, size):
+        for op, expected in [(dist.ReduceOp.MAX, row(1)), (dist.ReduceOp.MIN, row(0)), (dist.ReduceOp.PRODUCT, row(0) * row(1)),
+                             (dist.ReduceOp.BAND, row(0) & row(1)), (dist.ReduceOp.BOR, row(0) | row(1)),
+                             (dist.ReduceOp.BXOR, row(0) ^ row(1)), (dist.reduce_op.SUM, row(0) + row(1))]:
+            x = row(rank)
+            dist.all_reduce(x, op)
+            same(x, expected)
+        x = row(rank, torch.float32)
+        dist.all_reduce(x, dist.ReduceOp.AVG)
+        same(x, (row(0) + row(1)) / 2)
+        x = row(rank, torch.float32)
+        dist.all_reduce(x, dist._make_nccl_premul_sum(0.5))
+        same(x, (row(0) + row(1)) * 0.5)
+
+    assert dist.ReduceOp.SUM == dist.reduce_op.SUM != dist.ReduceOp.MAX
+    assert not hasattr(dist.ReduceOp, "__members__")
+    assert not hasattr(dist.reduce_op, "AVG")
+    on_threads(2, body)
+
+
+# spec: E1 E2 E3 E5 E7 in Python
+def test_messages():
+    def body(rank, size):
+        after, before = (rank + 1) % size, (rank - 1) % size
+        got = torch.empty(4, dtype=torch.int64)
+        work = dist.isend(row(rank), after, tag=7)
+        assert dist.recv(got, before, tag=7) == before
+        work.wait()
+        same(got, row(before))
+        if rank == 0:
+            assert {dist.recv(got, tag=9) for _ in range(size - 1)} == set(range(1, size))
+        else:
+            dist.send(row(rank), 0, tag=9)
+        ops = [dist.P2POp(dist.isend, row(rank), after), dist.P2POp(dist.irecv, got, before)]
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+        same(got, row(before))
+        future = dist.irecv(got, before).get_future() if rank == 1 else None
+        if after == 1:
+            dist.send(row(40), 1)
+        if future:
+            same(future.wait()[0], row(40))
+        with pytest.raises(dist.DistError):
+            dist.send(row(rank), rank)
+
+    on_threads(3, body)
+    with pytest.raises(ValueError, match="isend or irecv"):
+        dist.P2POp(dist.send, row(0), 1)
+
+
+# spec: G1 G2 G3 picklable objects in Python
+def test_objects():
+    def body(rank, size):
+        out = [None] * size
+        dist.all_gather_object(out, {"rank": rank, "data": "x" * rank})
+        assert out == [{"rank": r, "data": "x" * r} for r in range(size)]
+        out = [None] * size if rank == 0 else None
+        dist.gather_object((rank, rank * 2), out)
+        assert out == ([(r, r * 2) for r in range(size)] if rank == 0 else None)
+        out = ["foo", 12, {1: 2}] if rank == 0 else [None, None, None]
+        dist.broadcast_object_list(out)
+        assert out == ["foo", 12, {1: 2}]
+        out = [None]
+        dist.scatter_object_list(out, ["foo", 12, {1: 2}] if rank == 0 else None, src=0)
+        assert out == [["foo", 12, {1: 2}][rank]]
+        if rank == 0:
+            dist.send_object_list(["a", torch.ones(2)], 1)
+        if rank == 1:
+            out = [None, None]
+            assert dist.recv_object_list(out) == 0
+            assert out[0] == "a"
+            same(out[1], torch.ones(2))
+        with pytest.raises(Exception, match="pickle|local object"):
+            dist.all_gather_object([None] * size, lambda: rank)
+        with pytest.raises(dist.DistError, match="length"):
+            dist.all_gather_object([None] * (size + (rank == 1)), rank)
+        dist.barrier()
+
+    on_threads(3, body)
+
+
+# spec: B10 B11 B12 in Python, D1 D4 groups in Python, D7 split_group in Python
+def test_groups():
+    def body(rank, size):
+        assert (dist.get_rank(), dist.get_world_size()) == (rank, size)
+        assert dist.get_backend() == "cpu:native" and dist.is_initialized()
+        assert dist.group.WORLD.size() == size == dist.GroupMember.WORLD.size()
+        pair = dist.new_group([0, 2])
+        assert dist.get_process_group_ranks(pair) == [0, 2] and dist.get_group_rank(pair, 2) == 1 and dist.get_global_rank(pair, 1) == 2
+        x = row(rank)
+        dist.all_reduce(x, group=pair)
+        same(x, row(0) + row(2) if rank != 1 else row(1))
+        assert bool(pair) == (rank != 1) and dist.get_rank(pair) == (0, -1, 1)[rank]
+        if rank == 1:
+            assert dist.recv(x, group=pair) == -1 and dist.isend(x, 0, group=pair) is None and dist.barrier(pair, async_op=True) is None
+        part = dist.split_group(split_ranks=[[0, 1], [2]])
+        assert part.size() == (2, 2, 1)[rank]
+        with pytest.raises(dist.DistError, match="twice"):
+            dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
+
+    with pytest.raises(dist.DistError, match="init_process_group"):
+        dist.get_rank()
+    for _ in range(2):
+        on_threads(3, body)
+
+
+# spec: A8 A9 A13 in Python
+def test_backend_names():
+    assert dist.Backend("GLOO") == "gloo" == dist.Backend.GLOO
+    assert dist.Backend.NATIVE == "native"
+    with pytest.raises(dist.DistError, match="native"):
+        dist.Backend("nonsense")
+    with pytest.raises(dist.DistError):
+        dist.Backend("undefined")
+    assert dist.is_available() and dist.is_gloo_available() and not dist.is_nccl_available()
+    on_threads(2, lambda rank, size: same(torch.tensor(dist.get_backend() == "gloo"), torch.tensor(True)), backend="GLOO")
+
+
+# spec: C2 C5 C7 C8 C9 C10 C13 C15 C16 stores in Python
+def test_stores(tmp_path):
+    tcp = dist.TCPStore("127.0.0.1", 0, 1, True, datetime.timedelta(seconds=30))
+    for store in (tcp, dist.HashStore(), dist.FileStore(str(tmp_path / "store")), dist.PrefixStore("p", dist.HashStore())):
+        store.set("first_key", "first_value")
+        assert store.get("first_key") == b"first_value"
+        assert store.num_keys() == (2 if store is tcp else 1)
+        store.set("first_key", b"\0\xff")
+        assert store.get("first_key") == b"\0\xff"
+        store.add("count", 1)
+        assert store.add("count", 6) == 7 and store.get("count") == b"7"
+        assert store.compare_set("first_key", b"\0\xff", "second") == b"second"
+        store.set_timeout(datetime.timedelta(milliseconds=50))
+        assert store.timeout == datetime.timedelta(milliseconds=50)
+        with pytest.raises(dist.DistStoreError, match="bad_key"):
+            store.get("bad_key")
+        with pytest.raises(dist.DistStoreError, match="bad_key"):
+            store.wait(["bad_key"], datetime.timedelta(milliseconds=10))
+    assert tcp.port > 0
+    client = dist.TCPStore("127.0.0.1", tcp.port, 1, False)
+    assert client.get("first_key") == b"second" and client.delete_key("first_key")
+
+
+# spec: F20 signatures and defaults as torch's
+def test_signatures():
+    import torch.distributed as theirs
+
+    unequal = {}
+    for name in ("broadcast", "all_reduce", "reduce", "all_gather", "all_gather_into_tensor", "gather", "scatter", "reduce_scatter",
+                 "reduce_scatter_tensor", "all_to_all_single", "all_to_all", "barrier", "send", "recv", "isend", "irecv",
+                 "broadcast_object_list", "all_gather_object", "gather_object", "scatter_object_list"):
+        wanted = [each for each in inspect.signature(getattr(theirs, name)).parameters]
+        mine = getattr(dist, name)
+        if inspect.isbuiltin(mine):
+            text = mine.__doc__.splitlines()[0]
+            have = [each.split(":")[0].strip() for each in text[text.index("(") + 1 : text.rindex(") ->")].split(", ") if ":" in each]
+        else:
+            have = list(inspect.signature(mine).parameters)
+        if [each for each in wanted if each in have] != [each for each in have if each in wanted] or wanted[:2] != have[:2]:
+            unequal[name] = (wanted, have)
+    assert not unequal
+
+
+# spec: H1 in Python
+def test_monitored_barrier():
+    def body(rank, size):
+        if rank == 0:
+            with pytest.raises(dist.DistBackendError, match="Rank 1 failed to pass monitoredBarrier in 500 ms") as caught:
+                dist.monitored_barrier(timeout=datetime.timedelta(milliseconds=500))
+            assert caught.value.ranks == [1]
+        dist.barrier()
+
+    on_threads(2, body)
+
+
+# spec: J2 the first failure of threads is rethrown with its rank and text
+def test_spawn_of_threads_names_the_failure():
+    def body(rank, size):
+        if rank == 1:
+            raise KeyError("what went wrong")
+        dist.all_reduce(torch.ones(2))
+
+    with pytest.raises(dist.SpawnError, match="(?s)rank 1.*KeyError.*what went wrong"):
+        on_threads(3, body)
+
+
+# spec: H7 exception classes in Python
+def test_killed_rank_is_named():
+    name = meeting_file()
+
+    def body(rank):
+        dist.init_process_group(init_method="file://" + name, rank=rank, world_size=3)
+        dist.barrier()
+        if rank == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(dist.DistBackendError, match="rank 2") as caught:
+            dist.all_reduce(torch.ones(4))
+        assert isinstance(caught.value, dist.DistError) and isinstance(caught.value, RuntimeError)
+        assert caught.value.ranks == [2] and caught.value.code == "peer failed"
+
+    run_ranks(3, body, killed=(2,))
+
+
+def test_interrupt_ends_a_blocked_call():
+    """Ctrl-C on rank 0, which waits for rank 1; rank 1 is told."""
+    name = meeting_file()
+    inside = fork.Event()
+
+    def body(rank):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        dist.init_process_group(init_method="file://" + name, rank=rank, world_size=2)
+        dist.barrier()
+        if rank == 0:
+            # As Ctrl-C does: to the process, while its main thread is in the call or about to enter it.
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+            with pytest.raises(KeyboardInterrupt):
+                dist.all_reduce(torch.ones(4))
+            inside.set()
+        else:
+            assert inside.wait(60)
+            with pytest.raises(dist.DistBackendError, match="rank 0"):
+                dist.all_reduce(torch.ones(4))  # has rank 0's part already, and may do
+                dist.all_reduce(torch.ones(4))
+
+    run_ranks(2, body)
+
+
+def test_interrupt_ends_the_wait_for_others():
+    name = meeting_file()
+
+    def body(rank):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            dist.init_process_group(init_method="file://" + name, rank=0, world_size=2)
+
+    run_ranks(1, body)
