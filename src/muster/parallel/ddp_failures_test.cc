@@ -1,20 +1,19 @@
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <csignal>
-#include <filesystem>
-#include <fstream>
+#include <chrono>
 #include <functional>
+#include <memory>
+#include <stdexcept>
 #include <string>
 
 #include "muster/group/test_ranks.h"
 #include "muster/parallel.h"
 #include "muster/testing/rank_processes.h"
+#include "muster/testing/scratch_folder.h"
 
 namespace muster::testing {
 namespace {
@@ -91,7 +90,6 @@ TEST(DdpFailures, AChangedModuleIsNamedAndEndsAll) {
   say([](Pair& pair) { pair = Pair(); }, "another module stands in its place");
 }
 
-// spec: K4 backward without a forward in between
 TEST(DdpFailures, ASecondBackwardEndsThere) {
   on_ranks(2, [](int rank) {
     DistributedDataParallel<Pair> model(Pair{});
@@ -126,6 +124,36 @@ TEST(DdpFailures, AnExceptionInBackwardEndsAllAndIsNamed) {
     EXPECT_HAS(text, "rank 2");
     EXPECT_HAS(text, "an exception ended backward in the middle");
   }
+}
+
+// As processes, of which one leaves with its exception: those that wait for its gradients learn of it before it is gone.
+TEST(DdpFailures, AnExceptionInBackwardOfAProcessIsNamed) {
+  const ScratchFolder folder;
+  RankProcesses ranks(3, [&](int rank) -> std::string {
+    at::set_num_threads(1);
+    init_process_group(
+        {.init_method = "file://" + folder.file("meet"), .timeout = std::chrono::seconds(60), .world_size = 3, .rank = rank});
+    DistributedDataParallel<Pair> model(Pair{}, {.bucket_cap_mb = 0.00001});
+    int step = 0;
+    model.module()->first->weight.register_hook([&](const at::Tensor& gradient) {
+      if (rank == 1 && step == 3) throw Stop();
+      return gradient;
+    });
+    try {
+      for (; step < 1000; ++step) model(batch(rank)).sum().backward();
+    } catch (const DistError& error) {
+      const std::string text = error.what();
+      return text.find("an exception ended backward in the middle") != std::string::npos && error.ranks() == std::vector<int>{1} ? "named"
+                                                                                                                                 : text;
+    } catch (const Stop&) {
+      return "stopped";
+    }
+    return "nothing was thrown";
+  });
+  const auto ends = ranks.join(std::chrono::seconds(60));
+  EXPECT_EQ(ends[0].report, "named");
+  EXPECT_EQ(ends[1].report, "stopped");
+  EXPECT_EQ(ends[2].report, "named");
 }
 
 TEST(DdpFailures, AHookThatFailsOnOneRankEndsAll) {

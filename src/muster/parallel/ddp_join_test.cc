@@ -172,6 +172,27 @@ TEST(UnevenInputs, OfSeveralModelsInOneJoin) {
   });
 }
 
+// spec: K7 DDP and ZeroRedundancyOptimizer are joinable
+TEST(UnevenInputs, OfAModelAndItsDividedOptimizer) {
+  on_ranks(3, [](int rank) {
+    Net net;
+    DistributedDataParallel<Net> model(net, {.bucket_cap_mb = 0.0001});
+    ZeroRedundancyOptimizer<torch::optim::SGD> optimizer(net->parameters(), torch::optim::SGDOptions(0.2).momentum(0.5));
+    Join join({&model, &optimizer});
+    join.run([&] {
+      for (int step = 0; step < steps_of(rank); ++step) {
+        optimizer.zero_grad();
+        model(words(rank, step)).square().sum().backward();
+        optimizer.step();
+      }
+    });
+    const auto mine = flat(net->parameters());
+    auto zero = mine.clone();
+    broadcast(zero, {.src = 0});
+    EXPECT_SAME(zero, mine);
+  });
+}
+
 // spec: K7 enable
 TEST(UnevenInputs, NotWatchedWhereNotEnabled) {
   on_ranks(2, [](int rank) {
