@@ -203,7 +203,7 @@ TEST(Rendezvous, DigitsAreAName) {
   EXPECT_FALSE(SocketAddress::numeric("12345", 1).ok());
   EXPECT_EQ(parse_init_url("tcp://12345:29500")->host, "12345");
   const Environment environment({});
-  const Status status = rendezvous({"tcp://999999999:29500", 1, 2, "", kShort}).status();
+  const Status status = rendezvous({"tcp://999999999:29500", 1, 2, "", seconds(3)}).status();  // time for the resolver
   EXPECT_TRUE(mentions(status, "taken as a name")) << status.message();
 }
 
