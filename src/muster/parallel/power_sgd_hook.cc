@@ -1,6 +1,8 @@
 #include "muster/parallel/power_sgd_hook.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <torch/serialize/input-archive.h>
+#include <torch/serialize/output-archive.h>
 #include <torch/types.h>
 
 #include <algorithm>
@@ -69,7 +71,7 @@ PowerSGDState::Finish PowerSGDState::average(const GradBucket& bucket) const {
 
 PowerSGDState::Finish PowerSGDState::start(const GradBucket& bucket, bool batched) {
   const at::NoGradGuard no_grad;
-  const bool compresses = iteration_ >= options_.start_powerSGD_iter;
+  const bool compresses = iteration_ >= options_.start_powerSGD_iter && !just_loaded_;
   count(bucket);
   if (!compresses || bucket.buffer.is_sparse()) return average(bucket);
 
@@ -210,12 +212,44 @@ at::Tensor PowerSGDState::finish(Pass& pass) {
 void PowerSGDState::count(const GradBucket& bucket) {
   if (!bucket.is_last) return;
   ++iteration_;
+  just_loaded_ = false;
   if (stats_.before == 0 || iteration_ < next_report_) return;
   next_report_ = iteration_ + std::max<std::int64_t>(1, options_.compression_stats_logging_frequency);
   if (logs(LogLevel::info))
     log(LogLevel::info, "PowerSGD: after " + std::to_string(iteration_) + " passes, " + std::to_string(stats_.before) +
                             " elements of gradients have travelled as " + std::to_string(stats_.after) + ", rate " +
                             std::to_string(stats_.rate()));
+}
+
+// ---- checkpoints -----------------------------------------------------------------------------------------------------
+
+void PowerSGDState::save(torch::serialize::OutputArchive& archive) const {
+  archive.write("iteration", torch::tensor(iteration_, at::kLong));
+  archive.write("random", random_.get_state());
+  std::vector<std::int64_t> buckets;
+  for (const auto& [bucket, memory] : memory_) {
+    buckets.push_back(static_cast<std::int64_t>(bucket));
+    if (memory.error.defined()) archive.write("error " + std::to_string(bucket), memory.error);
+    if (memory.q.defined()) archive.write("q " + std::to_string(bucket), memory.q);
+  }
+  archive.write("buckets", torch::tensor(buckets, at::kLong));
+}
+
+void PowerSGDState::load(torch::serialize::InputArchive& archive) {
+  at::Tensor iteration, random, buckets;
+  archive.read("iteration", iteration);
+  archive.read("random", random);
+  archive.read("buckets", buckets);
+  iteration_ = iteration.item<std::int64_t>();
+  random_.set_state(random);
+  just_loaded_ = true;
+  memory_.clear();
+  for (std::int64_t i = 0; i < buckets.numel(); ++i) {
+    const auto bucket = static_cast<std::size_t>(buckets[i].item<std::int64_t>());
+    Memory& memory = memory_[bucket];
+    archive.try_read("error " + std::to_string(bucket), memory.error);
+    archive.try_read("q " + std::to_string(bucket), memory.q);
+  }
 }
 
 CommHook powerSGD_hook(std::shared_ptr<PowerSGDState> state) {

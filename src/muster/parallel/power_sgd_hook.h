@@ -16,6 +16,11 @@
 #include "muster/group/process_group.h"
 #include "muster/parallel/comm_hook.h"
 
+namespace torch::serialize {
+class InputArchive;
+class OutputArchive;
+}  // namespace torch::serialize
+
 namespace muster {
 
 struct PowerSGDOptions {
@@ -50,6 +55,11 @@ class PowerSGDState {
   };
   Stats compression_stats() const { return stats_; }
 
+  /// What is remembered, for a checkpoint: each rank saves and loads its own, for errors differ between ranks. Options are not part of it.
+  /// The first pass after `load` averages everything: a model that was made anew lays its buckets out after it.
+  void save(torch::serialize::OutputArchive& archive) const;
+  void load(torch::serialize::InputArchive& archive);
+
  private:
   friend CommHook powerSGD_hook(std::shared_ptr<PowerSGDState> state);
   friend CommHook batched_powerSGD_hook(std::shared_ptr<PowerSGDState> state);
@@ -83,6 +93,7 @@ class PowerSGDState {
   std::map<std::size_t, Memory> memory_;  // by bucket
   std::int64_t iteration_ = 0;
   std::int64_t next_report_ = 0;
+  bool just_loaded_ = false;
   Stats stats_;
 };
 

@@ -5,9 +5,12 @@
 #include <torch/nn/module.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
+#include <torch/serialize/input-archive.h>
+#include <torch/serialize/output-archive.h>
 
 #include <functional>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -203,6 +206,36 @@ TEST_P(PowerSGD, TrainsAModelWithOneColumn) {
     EXPECT_GT(start, 1);
     EXPECT_LT(averaged, 1e-2);
     EXPECT_LT(compressed, 2e-2);
+  });
+}
+
+// What a checkpoint of each rank holds: with it the passes after it are the same, bit for bit.
+TEST_P(PowerSGD, GoesOnFromWhatItSaved) {
+  on_ranks(GetParam(), [](int rank) {
+    for (const bool warm : {true, false}) {
+      const PowerSGDOptions options{.start_powerSGD_iter = 2, .min_compression_rate = 1, .warm_start = warm};
+      const auto state = std::make_shared<PowerSGDState>(options), restored = std::make_shared<PowerSGDState>(options),
+                 fresh = std::make_shared<PowerSGDState>(options);
+      Bucket bucket;
+      const auto pass = [&](const std::shared_ptr<PowerSGDState>& with, int number) {
+        return bucket.pass(powerSGD_hook(with), Bucket::gradient(bucket.given.buffer, rank, number));
+      };
+      for (int number = 0; number < 5; ++number) pass(state, number);
+      torch::serialize::OutputArchive out;
+      state->save(out);
+      std::stringstream file;
+      out.save_to(file);
+      torch::serialize::InputArchive in;
+      in.load_from(file);
+      restored->load(in);
+      EXPECT_EQ(restored->iteration(), 5);
+      const auto first = pass(restored, 4);
+      EXPECT_LT(difference(first, mean_of_ranks(first, get_world_size(), 4)), 1e-15) << "averaged: a new model's buckets come after it";
+      const auto expected = pass(state, 5);
+      EXPECT_TRUE(same_bytes(pass(restored, 5), expected));
+      EXPECT_FALSE(same_bytes(pass(fresh, 5), expected));
+      EXPECT_TRUE(same_bytes(pass(restored, 6), pass(state, 6)));
+    }
   });
 }
 
