@@ -16,6 +16,7 @@ void bind_collectives(pybind11::module_& module);
 void bind_objects(pybind11::module_& module);
 void bind_debug(pybind11::module_& module);
 void bind_spawn(pybind11::module_& module);
+void bind_mesh(pybind11::module_& module);
 void bind_torch_backend(pybind11::module_& module);
 
 }  // namespace muster::python

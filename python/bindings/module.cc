@@ -11,5 +11,6 @@ PYBIND11_MODULE(_C, module) {
   bind_objects(module);
   bind_debug(module);
   bind_spawn(module);
+  bind_mesh(module);
   bind_torch_backend(module);
 }

@@ -17,6 +17,7 @@ if _torch.__version__.split("+")[0] != _BUILT_FOR:
 
 from ._C import (
     DebugLevel,
+    DeviceMesh,
     DistBackendError,
     DistError,
     DistNetworkError,
@@ -51,6 +52,7 @@ from ._C import (
     get_process_group_ranks,
     get_rank,
     get_world_size,
+    init_device_mesh,
     init_process_group,
     irecv,
     is_gloo_available,

@@ -213,6 +213,33 @@ def test_groups():
         on_threads(3, body)
 
 
+# spec: D5 D6 D9 meshes in Python
+def test_device_mesh():
+    from muster.device_mesh import DeviceMesh, init_device_mesh
+
+    def body(rank, size):
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        assert mesh.shape == (2, 2) and mesh.ndim == 2 and mesh.mesh_dim_names == ("dp", "tp")
+        assert mesh.size() == 4 and mesh.size(0) == 2 and mesh.get_coordinate() == [rank // 2, rank % 2]
+        x = row(rank)
+        dist.all_reduce(x, group=mesh.get_group("dp"))
+        same(x, row(rank % 2) + row(rank % 2 + 2))
+        x = row(rank)
+        dist.all_reduce(x, group=mesh["tp"].get_group())
+        same(x, row(rank // 2 * 2) + row(rank // 2 * 2 + 1))
+        assert mesh.get_local_rank("tp") == rank % 2 and mesh == DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("dp", "tp"))
+        with mesh as entered:
+            assert entered == mesh
+        flat = mesh["dp", "tp"]._flatten()
+        x = row(rank)
+        dist.all_reduce(x, group=flat.get_group())
+        same(x, sum(row(r) for r in range(4)))
+        with pytest.raises(dist.DistError):
+            init_device_mesh("cpu", (3,))
+
+    on_threads(4, body)
+
+
 # spec: A8 A9 A13 in Python
 def test_backend_names():
     assert dist.Backend("GLOO") == "gloo" == dist.Backend.GLOO

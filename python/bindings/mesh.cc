@@ -1,0 +1,90 @@
+#include "muster/mesh/device_mesh.h"
+
+#include "bindings.h"
+#include "blocking.h"
+
+namespace muster::python {
+namespace {
+
+namespace py = pybind11;
+using Names = std::optional<std::vector<std::string>>;
+using Place = std::variant<std::monostate, int, std::string>;
+
+DeviceMesh::Dimension dimension(const Place& place) {
+  if (const auto* number = std::get_if<int>(&place)) return *number;
+  if (const auto* name = std::get_if<std::string>(&place)) return *name;
+  return {};
+}
+
+/// Those that this thread is in.
+std::vector<std::unique_ptr<DeviceMesh::Scope>>& scopes() {
+  thread_local std::vector<std::unique_ptr<DeviceMesh::Scope>> entered;
+  return entered;
+}
+
+DeviceMesh make(const std::string& device_type, const py::object& mesh, const Names& names, bool groups) {
+  const auto ranks = py::module_::import("torch").attr("as_tensor")(mesh).cast<at::Tensor>();
+  return blocking(nullptr, [&] {
+    return DeviceMesh(device_type, MeshRanks(ranks),
+                      {.mesh_dim_names = names.value_or(std::vector<std::string>{}), ._init_process_groups = groups});
+  });
+}
+
+}  // namespace
+
+void bind_mesh(py::module_& module) {
+  py::class_<DeviceMesh>(module, "DeviceMesh", "A grid of ranks, with a group for every line along every dimension.")
+      .def(py::init(&make), py::arg("device_type"), py::arg("mesh"), py::kw_only(), py::arg("mesh_dim_names") = py::none(),
+           py::arg("_init_process_groups") = true)
+      .def_property_readonly("device_type", &DeviceMesh::device_type)
+      .def_property_readonly("mesh", &DeviceMesh::mesh)
+      .def_property_readonly("ndim", &DeviceMesh::ndim)
+      .def_property_readonly("shape", [](const DeviceMesh& self) { return py::tuple(py::cast(self.shape())); })
+      .def_property_readonly("mesh_dim_names",
+                             [](const DeviceMesh& self) -> py::object {
+                               if (self.mesh_dim_names().empty()) return py::none();
+                               return py::tuple(py::cast(self.mesh_dim_names()));
+                             })
+      .def("size", &DeviceMesh::size, py::arg("mesh_dim") = py::none())
+      .def(
+          "get_group", [](const DeviceMesh& self, const Place& mesh_dim) { return self.get_group(dimension(mesh_dim)); },
+          py::arg("mesh_dim") = py::none())
+      .def("get_all_groups", &DeviceMesh::get_all_groups)
+      .def("get_rank", &DeviceMesh::get_rank)
+      .def(
+          "get_local_rank", [](const DeviceMesh& self, const Place& mesh_dim) { return self.get_local_rank(dimension(mesh_dim)); },
+          py::arg("mesh_dim") = py::none())
+      .def("get_coordinate", &DeviceMesh::get_coordinate)
+      .def("__getitem__",
+           [](const DeviceMesh& self, const std::variant<std::string, std::vector<std::string>>& names) {
+             const auto* one = std::get_if<std::string>(&names);
+             return self.slice(one != nullptr ? std::vector{*one} : std::get<std::vector<std::string>>(names));
+           })
+      .def(
+          "_flatten",
+          [](const DeviceMesh& self, const std::optional<std::string>& mesh_dim_name) {
+            return blocking(nullptr, [&] { return self.flatten(mesh_dim_name); });
+          },
+          py::arg("mesh_dim_name") = py::none())
+      .def("__enter__",
+           [](const DeviceMesh& self) {
+             scopes().push_back(std::make_unique<DeviceMesh::Scope>(self));
+             return self;
+           })
+      .def("__exit__", [](const DeviceMesh&, const py::args&) { scopes().pop_back(); })
+      .def("__eq__", [](const DeviceMesh& self, const DeviceMesh& other) { return self == other; })
+      .def("__hash__", [](const DeviceMesh& self) { return py::hash(py::cast(self.shape()).attr("__repr__")()); })
+      .def("__repr__", [](const DeviceMesh& self) {
+        return py::str("DeviceMesh('{}', {}, mesh_dim_names={})")
+            .format(self.device_type(), py::cast(self.mesh()).attr("tolist")(), self.mesh_dim_names());
+      });
+  module.def(
+      "init_device_mesh",
+      [](const std::string& device_type, const std::vector<int>& mesh_shape, const Names& names) {
+        return blocking_on_store(
+            [&] { return init_device_mesh(device_type, mesh_shape, {.mesh_dim_names = names.value_or(std::vector<std::string>{})}); });
+      },
+      py::arg("device_type"), py::arg("mesh_shape"), py::kw_only(), py::arg("mesh_dim_names") = py::none());
+}
+
+}  // namespace muster::python

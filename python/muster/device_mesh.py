@@ -1,0 +1,3 @@
+"""torch.distributed.device_mesh's names."""
+
+from ._C import DeviceMesh, init_device_mesh  # noqa: F401
