@@ -3,7 +3,10 @@
 import datetime
 import inspect
 import os
+import pathlib
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -369,3 +372,14 @@ def test_interrupt_ends_the_wait_for_others():
             dist.init_process_group(init_method="file://" + name, rank=0, world_size=2)
 
     run_ranks(1, body)
+
+
+def test_another_torch_is_refused_by_name(tmp_path):
+    package = tmp_path / "muster"
+    package.mkdir()
+    for file in pathlib.Path(dist.__file__).parent.iterdir():
+        if file.is_file() and file.name != "_build.py":
+            (package / file.name).symlink_to(file.resolve())
+    (package / "_build.py").write_text('VERSION = "0"\nTORCH_VERSION = "1.2.3"\n')
+    run = subprocess.run([sys.executable, "-c", "import muster"], env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
+    assert run.returncode == 1 and "built for torch 1.2.3" in run.stderr and f"torch {torch.__version__} is installed" in run.stderr
