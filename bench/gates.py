@@ -35,6 +35,8 @@ class Rows:
         self.ours = {}
         self.theirs = defaultdict(dict)
         for row in rows:
+            if row["dtype"] != "float32":
+                continue
             place = (row["op"], row["ranks"], row["bytes"])
             if row["library"] == "muster":
                 self.ours[(*place, row["memory"], row["transport"])] = compared(row)

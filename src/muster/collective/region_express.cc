@@ -1,6 +1,7 @@
 // Small calls without a task: the line is written, the others' lines are awaited for a moment, and what they hold is taken. Where somebody
 // is not that quick, or something is out of the ordinary, `run` goes on from there.
 #include <cstring>
+#include <optional>
 #include <thread>
 
 #include "muster/collective/region_member.h"
@@ -8,10 +9,10 @@
 namespace muster::collective::region {
 namespace {
 
-// How often the lines are looked at with a pause between (some 40 ns each), where every rank of the host has a core; and with the core
-// given away between, where not.
+// How often the lines are looked at with a pause between (some 40 ns each), where every rank of the host has a core. Where not, the core is
+// given away between; how long it stays away is for others to say, so the clock is asked.
 constexpr int kPauses = 500;
-constexpr int kYields = 100;
+constexpr Duration kYielding = std::chrono::microseconds(100);
 
 void pause_once() {
 #if defined(__x86_64__)
@@ -33,15 +34,20 @@ bool RegionMember::is_small(const Args& args) const {
 /// Looks at the lines of all that `flow` takes from, for a moment.
 bool RegionMember::see_sources(const Flow& flow) {
   int source = flow.first;
+  std::optional<TimePoint> end;
   for (int looks = 0;; ++looks) {
     while (source < flow.last && (source == rank_ || see(source, sequence_))) ++source;
     if (source >= flow.last) return !failed();  // what was seen may be a disagreement
-    if (failed() || !patient_ || looks == (spins_ ? kPauses : kYields)) return false;
+    if (failed() || !patient_) return false;
     if (spins_) {
+      if (looks == kPauses) return false;
       pause_once();
-    } else {
-      std::this_thread::yield();
+      continue;
     }
+    const TimePoint now = steady_clock().now();
+    if (!end) end = now + kYielding;
+    if (now >= *end) return false;
+    std::this_thread::yield();
   }
 }
 
@@ -59,7 +65,7 @@ bool RegionMember::gives_at_once(const Args& args, const Flow& flow, int source)
 }
 
 bool RegionMember::express(const Args& args, const transport::Fingerprint& call) {
-  if (size() == 1 || failed() || call.sequence != sequence_ + 1 || !is_small(args)) return false;
+  if (size() == 1 || failed() || call.sequence != sequence_ + 1 || (call.flags & kRefused) != 0 || !is_small(args)) return false;
   sequence_ = call.sequence;
   if (!room_for_line()) {
     --sequence_;
@@ -83,7 +89,7 @@ bool RegionMember::express(const Args& args, const transport::Fingerprint& call)
     const Source& from = sources_[static_cast<std::size_t>(source)];
     if (!flow.combines && from.bytes != 0) std::memcpy(taken(args, flow, source).data(), from.data, from.bytes);
   }
-  if (flow.combines && flow.takes > 0) combine(args, flow, 0);
+  for (std::size_t step = 0; flow.combines && step < flow.takes; ++step) combine(args, flow, step);
   published_ = false;
   return true;
 }

@@ -134,6 +134,44 @@ CallShape random_shape(Random& random, int members, std::size_t most_bytes) {
   return shape;
 }
 
+// With many members the columns of a window are narrow: what one of them takes may be more than a step although all of it stands beside the
+// lines. The last to come finds all lines and needs no task.
+// spec: F9 reduce_scatter, uneven, on 32 ranks
+TEST(RegionGroup, SmallCallsOfManyMembersAreReducedWhole) {
+  constexpr int kMembers = 32;
+  constexpr std::size_t kLong = 3072;
+  ASSERT_GT(kLong * sizeof(float), Layout(kMembers).column_bytes);
+  RegionJob job(kMembers);
+  std::vector<std::vector<float>> inputs, outputs;
+  std::vector<Args> args(kMembers);
+  for (int member = 0; member < kMembers; ++member) {
+    inputs.emplace_back(kLong + kMembers - 1, static_cast<float>(member + 1));
+    outputs.emplace_back(member == kMembers - 1 ? kLong : 1, 0.0F);
+  }
+  for (std::size_t member = 0; member < kMembers; ++member) {
+    Args& call = args[member];
+    call.op = Op::reduce_scatter;
+    call.dtype = DType::float32;
+    const ConstBytes all = std::as_bytes(std::span(inputs[member]));
+    for (std::size_t to = 0; to < kMembers; ++to) {
+      call.inputs.push_back(all.subspan(to * sizeof(float), outputs[to].size() * sizeof(float)));
+    }
+    call.outputs = {std::as_writable_bytes(std::span(outputs[member]))};
+  }
+  for (int member = 0; member < kMembers; ++member) {
+    const bool over = job.groups[RegionJob::at(member)]->express(args[RegionJob::at(member)], fingerprint_of(args[0], 1));
+    EXPECT_EQ(over, member == kMembers - 1) << "member " << member;
+  }
+  for (int member = 0; member < kMembers - 1; ++member) {
+    auto task = job.groups[RegionJob::at(member)]->run(args[RegionJob::at(member)], fingerprint_of(args[0], 1));
+    ASSERT_TRUE(task.step());
+    ASSERT_TRUE(task.result().ok());
+  }
+  for (const auto& output : outputs) {
+    for (const float value : output) ASSERT_EQ(value, kMembers * (kMembers + 1) / 2);
+  }
+}
+
 // Every operation after every other, members running ahead as far as they may: no line, slot or window is overwritten too early.
 // spec: F15 every dtype of the table is drawn; F16 zero elements among them
 TEST(RegionGroup, RandomCallsBackToBack) {

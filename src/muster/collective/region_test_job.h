@@ -18,6 +18,7 @@
 #include "muster/collective/call.h"
 #include "muster/collective/kernels.h"
 #include "muster/collective/region_member.h"
+#include "muster/testing/seed.h"
 #include "muster/transport/arena.h"
 #include "muster/transport/fabric.h"
 #include "muster/transport/region_memory.h"
@@ -129,7 +130,10 @@ class RegionJob {
   int size() const { return static_cast<int>(groups.size()); }
   Task<Status> run(int member, const Args& args, const transport::Fingerprint& call) {
     channels[at(member)]->begin(call);
-    return groups[at(member)]->run(args, call);
+    // Half of the small calls begin the express way, as those of a communicator do: in one thread nobody else's line is there yet, so that
+    // they go on as tasks.
+    const bool expressly = (call.sequence + static_cast<std::uint64_t>(member) + testing::test_seed()) % 2 == 0;
+    return expressly ? begin_expressly(*groups[at(member)], args, call) : groups[at(member)]->run(args, call);
   }
 
   TestFabric fabric;
@@ -138,6 +142,11 @@ class RegionJob {
   std::vector<std::unique_ptr<RegionGroup>> groups;
 
  private:
+  static Task<Status> begin_expressly(RegionGroup& group, const Args& args, transport::Fingerprint call) {
+    if (group.express(args, call)) co_return Status();
+    co_return co_await group.run(args, call);
+  }
+
   std::shared_ptr<void> owner_;
 };
 

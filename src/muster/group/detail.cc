@@ -121,6 +121,11 @@ class DetailedWork final : public Work {
       return work_->wait(timeout);
     } catch (const DistError& error) {
       if (!concerns(error) || !work_->is_completed()) throw;
+    }
+    try {
+      return work_->wait({});  // what the call ended in: the wait may have reached its own limit in the moment of success
+    } catch (const DistError& error) {
+      if (!concerns(error)) throw;
       detail_.report(error);
     }
   }
@@ -149,7 +154,7 @@ class DetailedWork final : public Work {
       std::thread([future, detail, error] {
         try {
           detail.report(error);
-        } catch (const DistError&) {
+        } catch (...) {
           future->setErrorIfNeeded(std::current_exception());
         }
       }).detach();

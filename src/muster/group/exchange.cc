@@ -27,7 +27,10 @@ void carry_out(ProcessGroup& group, Request request, const std::function<Status(
       work->wait(kAskEvery);
       return;
     } catch (const DistError&) {
-      if (work->is_completed()) throw;
+      if (work->is_completed()) {  // in that very moment, perhaps: its own word counts, not that of the wait
+        work->wait();
+        return;
+      }
     }
     if (const auto status = give_up(); !status.ok()) {
       group.abort(status.message());

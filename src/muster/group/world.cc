@@ -108,7 +108,8 @@ WorldScope::Closing WorldScope::remove(const Group& group, std::string_view call
   }
   const auto at = std::find(groups_.begin(), groups_.end(), group);
   if (at == groups_.end())
-    group::invalid(std::string(caller) + ": group " + group->name() + " was destroyed before, or belongs to another job; destroy each group once");
+    group::invalid(std::string(caller) + ": group " + group->name() +
+                   " was destroyed before, or belongs to another job; destroy each group once");
   closing.groups.push_back(*at);
   groups_.erase(at);
   return closing;

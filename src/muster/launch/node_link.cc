@@ -85,7 +85,7 @@ void NodeLink::run() {
 void NodeLink::lose_store(const std::string& why) {
   store_gone_ = true;
   give(NodeFailed{1, "the job's store at " + job_.master_addr + ":" + std::to_string(job_.master_port) +
-                         ", which another node's agent serves, " + why});
+                         (job_.hosts_store ? ", which this node's agent serves, " : ", which another node's agent serves, ") + why});
 }
 
 void NodeLink::receive(const std::string& record) {

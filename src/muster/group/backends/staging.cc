@@ -35,8 +35,12 @@ void copy_in(const at::Tensor& flat, const Slice& slice) {
 const std::byte* bytes_of(const at::Tensor& tensor) { return static_cast<const std::byte*>(tensor.const_data_ptr()); }
 std::byte* mutable_bytes_of(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.data_ptr()); }
 
-/// Lists of this thread's last request, kept for their memory.
-thread_local collective::Args spare_lists;
+/// Lists of this thread's last request, kept for their memory. A request may outlive them: a global one, at the end of the process.
+thread_local bool spare_lists_gone = false;
+struct SpareLists : collective::Args {
+  ~SpareLists() { spare_lists_gone = true; }
+};
+thread_local SpareLists spare_lists;
 
 }  // namespace
 
@@ -62,6 +66,7 @@ Staging::Staging(Request& request, bool at_root) : inputs_(std::move(request.inp
 }
 
 Staging::~Staging() {
+  if (spare_lists_gone) return;
   args_.inputs.clear();
   args_.outputs.clear();
   if (args_.inputs.capacity() > spare_lists.inputs.capacity()) std::swap(args_.inputs, spare_lists.inputs);
