@@ -1,0 +1,108 @@
+"""Steps of stock torch's DistributedDataParallel on Gloo, or of the model alone; prints the median step in milliseconds."""
+
+import argparse
+import os
+import statistics
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+class Mlp(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(784, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 10))
+
+    def forward(self, x):
+        return self.layers(x)
+
+    @staticmethod
+    def inputs():
+        return torch.randn(64, 784)
+
+
+class Block(nn.Module):
+    def __init__(self, inner, outer, stride):
+        super().__init__()
+        self.first = nn.Conv2d(inner, outer, 3, stride, 1, bias=False)
+        self.norm_first = nn.BatchNorm2d(outer)
+        self.second = nn.Conv2d(outer, outer, 3, 1, 1, bias=False)
+        self.norm_second = nn.BatchNorm2d(outer)
+        self.shortcut = nn.Conv2d(inner, outer, 1, stride, bias=False) if inner != outer else nn.Identity()
+
+    def forward(self, x):
+        y = self.norm_second(self.second(torch.relu(self.norm_first(self.first(x)))))
+        return torch.relu(y + self.shortcut(x))
+
+
+class ResNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 64, 3, 1, 1, bias=False)
+        self.norm = nn.BatchNorm2d(64)
+        blocks, inner = [], 64
+        for outer in (64, 128, 256, 512):
+            blocks += [Block(inner, outer, 1 if inner == outer else 2), Block(outer, outer, 1)]
+            inner = outer
+        self.blocks = nn.Sequential(*blocks)
+        self.head = nn.Linear(512, 10)
+
+    def forward(self, images):
+        return self.head(self.blocks(torch.relu(self.norm(self.stem(images)))).mean((2, 3)))
+
+    @staticmethod
+    def inputs():
+        return torch.randn(8, 3, 32, 32)
+
+
+def train(rank, options):
+    torch.set_num_threads(1)
+    torch.manual_seed(rank)
+    dist.init_process_group("gloo", init_method=f"file://{options.folder}/stock-store", rank=rank, world_size=options.ranks)
+    module = ResNet() if options.model == "resnet" else Mlp()
+    model = module if options.local else nn.parallel.DistributedDataParallel(module)
+    optimizer = torch.optim.SGD(module.parameters(), 0.01)
+    inputs = module.inputs()
+    labels = torch.randint(10, (len(inputs),))
+    times = []
+    for _ in range(options.warm + options.steps):
+        dist.barrier()
+        start = time.perf_counter()
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+        times.append((time.perf_counter() - start) * 1000)
+    if rank == 0:
+        print(statistics.median(times[options.warm:]), flush=True)
+    dist.destroy_process_group()
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", default="mlp")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--warm", type=int, default=5)
+    parser.add_argument("--folder", required=True)
+    parser.add_argument("--local", action="store_true")
+    options = parser.parse_args()
+    children = []
+    for rank in range(options.ranks):
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                train(rank, options)
+                status = 0
+            finally:
+                sys.stdout.flush()
+                os._exit(status)
+        children.append(child)
+    sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
+
+
+if __name__ == "__main__":
+    main()
