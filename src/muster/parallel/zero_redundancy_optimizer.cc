@@ -1,5 +1,6 @@
 #include "muster/parallel/zero_redundancy_optimizer.h"
 
+#include <c10/util/Exception.h>
 #include <torch/serialize/input-archive.h>
 #include <torch/serialize/output-archive.h>
 #include <torch/types.h>
@@ -124,6 +125,8 @@ struct ShardedOptimizer::State {
   void take_back();
   void share(const ParamGroups& groups);
   void send(const at::Tensor& tensor, int owner);
+  void end_calls(const std::exception& why) const;
+  void refuse_step(const std::exception& why) const;
   void wait_for_all();
   at::Tensor step_bucket(const ParamGroups& groups, const GradBucket& bucket, at::Tensor averaged);
   void step_only(const std::vector<at::Tensor>& parameters);
@@ -194,6 +197,25 @@ void ShardedOptimizer::State::send(const at::Tensor& tensor, int owner) {
   if (tensor.numel() > 0) on_their_way.push_back(broadcast(tensor, {.group = group, .async_op = true, .group_src = owner}));
 }
 
+/// Nobody shall wait for parameters that this rank will not send.
+void ShardedOptimizer::State::end_calls(const std::exception& why) const {
+  if (!group->failure().ok()) return;
+  const auto* of_torch = dynamic_cast<const c10::Error*>(&why);
+  const std::string reason = of_torch != nullptr ? of_torch->what_without_backtrace() : why.what();
+  group->abort("the step of a ZeroRedundancyOptimizer failed on rank " + std::to_string(group->first_rank_of(group->rank())) + ": " +
+               reason);
+}
+
+/// The same where the others may well have failed alike: then the group goes on.
+void ShardedOptimizer::State::refuse_step(const std::exception& why) const {
+  if (!group->failure().ok()) return;
+  try {
+    group->refuse(Op::broadcast, "ZeroRedundancyOptimizer", why);
+  } catch (const DistError&) {
+    // The caller throws what it was.
+  }
+}
+
 void ShardedOptimizer::State::wait_for_all() {
   for (const WorkRef& work : std::exchange(on_their_way, {})) work->wait();
 }
@@ -231,7 +253,12 @@ at::Tensor ShardedOptimizer::State::step_bucket(const ParamGroups& groups, const
     gradients_before.push_back(std::exchange(parameter.mutable_grad(), sparse ? averaged : bucket.gradients[i]));
   }
   copy_options(groups, local->param_groups());
-  step_only(mine);
+  try {
+    step_only(mine);
+  } catch (const std::exception& why) {
+    end_calls(why);
+    throw;
+  }
   for (std::size_t i = 0; i < mine.size(); ++i) mine[i].mutable_grad() = gradients_before[i];
   for (const auto& [parameter, owner] : updated) send(parameter.detach(), owner);
   if (bucket.is_last) wait_for_all();
@@ -296,7 +323,22 @@ at::Tensor ShardedOptimizer::step(LossClosure closure) {
   if (state.options.overlap_with_ddp) return {};
   Join::notify_join_context(*this);
   copy_options(param_groups_, state.local->param_groups());
-  const auto loss = state.local->step(std::move(closure));
+  bool in_closure = false;
+  LossClosure watched;
+  if (closure)
+    watched = [&] {
+      in_closure = true;
+      auto loss = closure();
+      in_closure = false;
+      return loss;
+    };
+  at::Tensor loss;
+  try {
+    loss = state.local->step(std::move(watched));
+  } catch (const std::exception& why) {
+    in_closure ? state.refuse_step(why) : state.end_calls(why);
+    throw;
+  }
   const at::NoGradGuard no_grad;
   state.share(param_groups_);
   return loss;

@@ -53,8 +53,9 @@ class ShardedOptimizer : public torch::optim::Optimizer, public Joinable {
   /// All members call it alike. Hides the base's, which is not virtual: call it on this type.
   void add_param_group(const torch::optim::OptimizerParamGroup& param_group);
 
-  /// Updates this rank's parameters, then all members meet to send theirs. What the closure gives, where there is one. With
-  /// overlap_with_ddp backward has taken the step: does nothing.
+  /// Updates this rank's parameters, then all members meet to send theirs. What the closure gives, where there is one. Where updating
+  /// throws on one rank, the group fails with that as its reason and the others throw too. With overlap_with_ddp backward has taken the
+  /// step: does nothing.
   at::Tensor step(LossClosure closure = nullptr) override;
 
   /// Collects the state of all members on rank `to` of the group. Every member calls it.

@@ -10,10 +10,13 @@
 #include <torch/optim/sgd.h>
 #include <torch/serialize.h>
 
+#include <barrier>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <numeric>
 #include <sstream>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -234,6 +237,46 @@ TEST(ZeroBuckets, TakeBackParametersThatWereLoaded) {
     load(mine);
     train(optimizer, mine, 0, 3);
     expect_same(mine, alone);
+  });
+}
+
+// Adam takes no sparse gradients, which only the rank notices that keeps the parameter.
+TEST(ZeroStep, ThatThrowsOnOneRankEndsAllWithTheReason) {
+  for (const bool views : {false, true}) {
+    const auto store = std::make_shared<HashStore>();
+    std::barrier made(2);  // the failure may not come while the other rank still makes its optimizer
+    const auto body = [&](int rank) {
+      init_process_group({.timeout = std::chrono::seconds(60), .world_size = 2, .rank = rank, .store = store});
+      std::vector<at::Tensor> all{torch::ones({4, 2}).set_requires_grad(true), torch::ones({4, 2}).set_requires_grad(true)};
+      ZeroRedundancyOptimizer<optim::Adam> optimizer(all, optim::AdamOptions(0.1), {.parameters_as_bucket_view = views});
+      all[0].mutable_grad() = torch::ones({4, 2});
+      all[1].mutable_grad() = torch::ones({4, 2}).to_sparse(1);
+      made.arrive_and_wait();
+      if (optimizer.rank_of(all[1]) == rank) {
+        EXPECT_HAS(message_of<c10::Error>([&] { optimizer.step(); }), "sparse");
+      } else {
+        const auto said = message_of<DistError>([&] { optimizer.step(); });
+        EXPECT_HAS(said, "the step of a ZeroRedundancyOptimizer failed on rank 1");
+        EXPECT_HAS(said, "sparse");
+        EXPECT_EQ(said.find("frame #0"), std::string::npos) << said;
+      }
+      try {
+        destroy_process_group();
+      } catch (const DistError&) {
+        // A group that failed may say so once more.
+      }
+    };
+    spawn(body, {.nprocs = 2, .mode = SpawnMode::threads});
+  }
+}
+
+TEST(ZeroStep, GoesOnWhereTheClosureThrewOnAllRanks) {
+  on_ranks(2, [](int) {
+    const auto mine = parameters();
+    ZeroRedundancyOptimizer<optim::SGD> optimizer(mine, optim::SGDOptions(0.1));
+    set_gradients(mine, 0);
+    EXPECT_THROW(optimizer.step([]() -> at::Tensor { throw std::runtime_error("no batch"); }), std::runtime_error);
+    optimizer.step();
   });
 }
 
