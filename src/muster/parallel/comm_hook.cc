@@ -8,10 +8,17 @@
 #include "muster/group/init.h"
 
 namespace muster {
+
+Group parallel::group_of(const GradBucket& bucket, const Group& given) {
+  if (given) return given;
+  return bucket.group ? bucket.group : default_group();
+}
+
 namespace {
 
 CommHook averaging(const Group& given, std::optional<at::ScalarType> travels_as) {
-  return [group = given ? given : default_group(), travels_as](const GradBucket& bucket) {
+  return [given, travels_as](const GradBucket& bucket) {
+    const Group group = parallel::group_of(bucket, given);
     const auto ranks = static_cast<double>(get_world_size(group));
     at::Tensor sum = travels_as ? bucket.buffer.to(*travels_as) : bucket.buffer;
     sum.div_(ranks);

@@ -9,6 +9,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "muster/group/test_ranks.h"
 #include "muster/parallel.h"
@@ -38,11 +39,12 @@ TORCH_MODULE(Pair);
 at::Tensor batch(int rank) { return torch::ones({2, 4}) * (rank + 1); }
 
 /// What rank 0 of `ranks`, which does nothing wrong, is told when `wrong` happens on the last: in the same step or the next.
-std::string told(int ranks, const std::function<void(DistributedDataParallel<Pair>&, int rank)>& wrong) {
+std::string told(int ranks, const std::function<void(DistributedDataParallel<Pair>&, int rank)>& wrong, bool with_hook = false) {
   const auto store = std::make_shared<HashStore>();
   std::string text;
   const auto body = [&](int rank) {
     DistributedDataParallel<Pair> model(Pair{});
+    if (with_hook) model.register_comm_hook(all_reduce_hook());
     model(batch(rank)).sum().backward();
     barrier();  // nobody is still in the first step
     if (rank == ranks - 1) return wrong(model, rank);
@@ -104,10 +106,10 @@ struct Stop : std::runtime_error {
   Stop() : std::runtime_error("the batch is poisoned") {}
 };
 
-// Before the first gradient and between two of them.
+// Before the first gradient and between two of them; also where a hook averages.
 TEST(DdpFailures, AnExceptionInBackwardEndsAllAndIsNamed) {
-  for (const bool early : {true, false}) {
-    const auto text = told(3, [&](auto& model, int rank) {
+  for (const auto& [early, with_hook] : {std::pair{true, false}, {false, false}, {true, true}, {false, true}}) {
+    const auto wrong = [early = early](auto& model, int rank) {
       auto loss = model(batch(rank)).sum();
       const auto throws = [](const at::Tensor&) -> at::Tensor { throw Stop(); };
       if (early) {
@@ -120,7 +122,8 @@ TEST(DdpFailures, AnExceptionInBackwardEndsAllAndIsNamed) {
       }
       EXPECT_THROW(loss.backward(), Stop);
       EXPECT_HAS(message_of<DistError>([&] { model(batch(rank)); }), "an earlier reduction of the gradients failed");
-    });
+    };
+    const auto text = told(3, wrong, with_hook);
     EXPECT_HAS(text, "rank 2");
     EXPECT_HAS(text, "an exception ended backward in the middle");
   }

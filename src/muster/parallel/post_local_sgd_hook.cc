@@ -3,14 +3,12 @@
 #include <utility>
 
 #include "muster/group/errors.h"
-#include "muster/group/init.h"
 #include "muster/group/subgroups.h"
 
 namespace muster {
 
 PostLocalSGDState::PostLocalSGDState(const PostLocalSGDOptions& options) : options_(options) {
   if (options_.start_localSGD_iter < 0) group::invalid("post-local SGD: start_localSGD_iter must not be negative");
-  if (!options_.process_group) options_.process_group = default_group();
   if (options_.post_local_gradient_allreduce && !options_.subgroup)
     options_.subgroup = new_subgroups({}, {.group = options_.process_group}).first;
 }

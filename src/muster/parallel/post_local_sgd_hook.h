@@ -15,7 +15,7 @@
 namespace muster {
 
 struct PostLocalSGDOptions {
-  Group process_group = nullptr;  ///< averages the first passes; null: the default group
+  Group process_group = nullptr;  ///< averages the first passes; null: the model's own
   Group subgroup = nullptr;  ///< this rank's, averages the later ones; null: the ranks of one host (every rank of the job makes it then)
   std::int64_t start_localSGD_iter = 100;     ///< backward passes that everybody averages
   bool post_local_gradient_allreduce = true;  ///< false: later gradients are not averaged at all

@@ -13,7 +13,6 @@
 #include "muster/base/log.h"
 #include "muster/group/collectives.h"
 #include "muster/group/errors.h"
-#include "muster/group/init.h"
 
 namespace muster {
 namespace {
@@ -35,6 +34,7 @@ at::Tensor flattened(const std::vector<at::Tensor>& tensors) {
 /// One bucket between the start of its communication and its end.
 struct PowerSGDState::Pass {
   GradBucket bucket;
+  Group group;
   bool batched = false;
   std::vector<at::Tensor> whole;  // travel uncompressed
   at::Tensor whole_flat;
@@ -45,9 +45,7 @@ struct PowerSGDState::Pass {
 };
 
 PowerSGDState::PowerSGDState(const PowerSGDOptions& options)
-    : options_(options),
-      group_(options.process_group ? options.process_group : default_group()),
-      random_(at::detail::createCPUGenerator(options.random_seed)) {
+    : options_(options), random_(at::detail::createCPUGenerator(options.random_seed)) {
   if (options.matrix_approximation_rank < 1) group::invalid("PowerSGD: matrix_approximation_rank must be at least 1");
   if (!(options.min_compression_rate > 0)) group::invalid("PowerSGD: min_compression_rate must be more than 0");
   if ((options.use_error_feedback || options.warm_start) && options.start_powerSGD_iter < 2)
@@ -61,8 +59,9 @@ PowerSGDState::PowerSGDState(const PowerSGDOptions& options)
 
 PowerSGDState::Finish PowerSGDState::average(const GradBucket& bucket) const {
   at::Tensor sum = bucket.buffer;
-  sum.div_(group_->size());
-  auto work = all_reduce(sum, {.group = group_, .async_op = true});
+  const Group group = parallel::group_of(bucket, options_.process_group);
+  sum.div_(group->size());
+  auto work = all_reduce(sum, {.group = group, .async_op = true});
   return [sum, work] {
     work->wait();
     return sum;
@@ -88,12 +87,13 @@ PowerSGDState::Finish PowerSGDState::start(const GradBucket& bucket, bool batche
 
   auto pass = std::make_shared<Pass>();
   pass->bucket = bucket;
+  const Group& group = pass->group = parallel::group_of(bucket, options_.process_group);
   pass->batched = batched;
   pass->blocks = plan(bucket, batched, pass->whole);
   stats_.before += bucket.buffer.numel();
   if (!pass->whole.empty()) {
-    pass->whole_flat = flattened(pass->whole).div_(group_->size());
-    pass->whole_work = all_reduce(pass->whole_flat, {.group = group_, .async_op = true});
+    pass->whole_flat = flattened(pass->whole).div_(group->size());
+    pass->whole_work = all_reduce(pass->whole_flat, {.group = group, .async_op = true});
     stats_.after += pass->whole_flat.numel();
   }
   if (!pass->blocks.empty()) {
@@ -101,7 +101,7 @@ PowerSGDState::Finish PowerSGDState::start(const GradBucket& bucket, bool batche
     std::vector<at::Tensor> products;
     for (const Block& block : pass->blocks) products.push_back(at::bmm(block.matrices, block.q));
     pass->p = flattened(products);
-    pass->p_work = all_reduce(pass->p, {.group = group_, .async_op = true});
+    pass->p_work = all_reduce(pass->p, {.group = group, .async_op = true});
     std::int64_t at = 0;
     for (std::size_t i = 0; i < products.size(); ++i) pass->blocks[i].p = next_piece(pass->p, at, products[i].sizes());
     stats_.after += pass->p.numel() + pass->q.numel();
@@ -195,8 +195,8 @@ at::Tensor PowerSGDState::finish(Pass& pass) {
       orthogonalize(block.p);
       block.q.copy_(at::bmm(block.matrices.transpose(1, 2), block.p));
     }
-    all_reduce(pass.q, {.group = group_});
-    pass.q.div_(group_->size());
+    all_reduce(pass.q, {.group = pass.group});
+    pass.q.div_(pass.group->size());
     for (Block& block : pass.blocks) {
       const auto matrices = at::bmm(block.p, block.q.transpose(1, 2));
       for (std::size_t i = 0; i < block.places.size(); ++i)

@@ -24,7 +24,7 @@ class OutputArchive;
 namespace muster {
 
 struct PowerSGDOptions {
-  Group process_group = nullptr;                              ///< null: the default group
+  Group process_group = nullptr;                              ///< null: the model's own
   int matrix_approximation_rank = 1;                          ///< columns of the factors: more is nearer to the gradient, and more to send
   std::int64_t start_powerSGD_iter = 1000;                    ///< backward passes that average everything first
   double min_compression_rate = 2;                            ///< a matrix is sent whole unless its factors are smaller by more than this
@@ -88,7 +88,6 @@ class PowerSGDState {
   void count(const GradBucket& bucket);
 
   PowerSGDOptions options_;
-  Group group_;
   at::Generator random_;
   std::map<std::size_t, Memory> memory_;  // by bucket
   std::int64_t iteration_ = 0;

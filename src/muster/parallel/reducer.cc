@@ -1,6 +1,5 @@
 #include "muster/parallel/reducer.h"
 
-#include <ATen/TensorUtils.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 
@@ -10,32 +9,13 @@
 
 #include "muster/group/collectives.h"
 #include "muster/group/errors.h"
-#include "muster/group/shared_tensor.h"
+#include "muster/parallel/flat_memory.h"
 #include "muster/parallel/reducer_state.h"
 
 namespace muster::parallel {
 namespace {
 
 const std::string kFailedBefore = "an earlier reduction of the gradients failed, and this model cannot go on: ";
-
-/// Memory for a bucket: where the other ranks of the host can read it, if there is room.
-at::Tensor bucket_memory(std::int64_t elements, const at::TensorOptions& options) {
-  if (options.device().is_cpu()) {
-    try {
-      return empty_shared({elements}, options).zero_();
-    } catch (const DistError& error) {
-      if (error.code() != Code::exhausted) throw;
-    }
-  }
-  return at::zeros({elements}, options);
-}
-
-/// A stretch of the bucket in the shape of its parameter, and in its strides where they leave no gaps. It shares the memory without being
-/// a view in autograd's eyes, which an optimizer could not detach.
-at::Tensor shaped(const at::Tensor& flat, std::int64_t at, const at::Tensor& parameter) {
-  const auto strides = parameter.is_non_overlapping_and_dense() ? parameter.strides().vec() : at::detail::defaultStrides(parameter.sizes());
-  return at::empty({0}, flat.options()).set_(flat.storage(), flat.storage_offset() + at, parameter.sizes(), strides);
-}
 
 }  // namespace
 
@@ -74,19 +54,22 @@ Reducer::State::State(std::vector<at::Tensor> given_parameters, ReducerOptions g
 }
 
 void Reducer::State::attach() {
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    accumulators.push_back(torch::autograd::impl::grad_accumulator(parameters[i]));
-    hook_keys.push_back(accumulators[i]->add_post_hook(std::make_unique<Hook>(weak_from_this(), i)));
-  }
-  if (!options.held_until.defined()) return;
-  accumulators.push_back(torch::autograd::impl::grad_accumulator(options.held_until));
-  hook_keys.push_back(accumulators.back()->add_post_hook(std::make_unique<Hook>(weak_from_this(), Hook::kRelease)));
+  // A parameter that is frozen for now has no accumulator.
+  const auto hook_on = [this](const at::Tensor& leaf, std::size_t index) {
+    accumulators.push_back(torch::autograd::impl::grad_accumulator(leaf));
+    const NodeRef& node = accumulators.back();
+    hook_keys.push_back(node ? node->add_post_hook(std::make_unique<Hook>(weak_from_this(), index)) : 0);
+  };
+  for (std::size_t i = 0; i < parameters.size(); ++i) hook_on(parameters[i], i);
+  if (options.held_until.defined()) hook_on(options.held_until, Hook::kRelease);
 }
 
-/// torch::load gives a parameter other memory in a way after which autograd knows it anew, without our hook.
-void Reducer::State::attach_to_loaded() {
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    if (torch::autograd::impl::grad_accumulator(parameters[i]) == accumulators[i]) continue;
+/// After torch::load, which gives a parameter other memory, and where one was frozen or is trained again, autograd knows the parameter
+/// anew, without our hook.
+void Reducer::State::attach_anew() {
+  for (std::size_t i = 0; i < accumulators.size(); ++i) {
+    const at::Tensor& leaf = i < parameters.size() ? parameters[i] : options.held_until;
+    if (torch::autograd::impl::grad_accumulator(leaf) == accumulators[i]) continue;
     detach();
     attach();
     return;
@@ -94,7 +77,8 @@ void Reducer::State::attach_to_loaded() {
 }
 
 void Reducer::State::detach() {
-  for (std::size_t i = 0; i < accumulators.size(); ++i) accumulators[i]->del_post_hook(hook_keys[i]);
+  for (std::size_t i = 0; i < accumulators.size(); ++i)
+    if (accumulators[i]) accumulators[i]->del_post_hook(hook_keys[i]);
   accumulators.clear();
   hook_keys.clear();
 }
@@ -143,11 +127,11 @@ void Reducer::State::lay_out(const std::vector<BucketIndices>& plan) {
     std::int64_t elements = 0;
     for (const std::size_t index : indices) elements += parameters[index].numel();
     const at::Tensor& first = parameters[indices.front()];
-    bucket.memory = bucket_memory(elements, first.options().requires_grad(false).dtype(travels_as(first)));
+    bucket.memory = flat_memory(elements, first.options().requires_grad(false).dtype(travels_as(first)));
     std::int64_t at = 0;
     for (const std::size_t index : indices) {
       places[index] = {made.size(), bucket.views.size()};
-      bucket.views.push_back(shaped(bucket.memory, at, parameters[index]));
+      bucket.views.push_back(shaped_like(bucket.memory, at, parameters[index]));
       at += parameters[index].numel();
       at::Tensor& gradient = parameters[index].mutable_grad();
       if (options.gradient_as_bucket_view && gradient.defined()) {
@@ -265,7 +249,7 @@ Reducer::~Reducer() { state_->detach(); }
 void Reducer::prepare_forward() {
   const std::lock_guard lock(state_->mutex);
   state_->check_finished();
-  state_->attach_to_loaded();
+  state_->attach_anew();
   ++state_->iteration;
   state_->times.forward_start = steady_clock().now();
   if (!state_->has_rebuilt && state_->arrived.size() == state_->parameters.size()) state_->rebuild();

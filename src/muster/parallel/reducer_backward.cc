@@ -119,7 +119,7 @@ void Reducer::State::fill(std::size_t index) {
   } else {
     at::mul_out(place, gradient.detach(), at::native::wrapped_scalar_tensor(1.0 / divisor));
   }
-  if (options.gradient_as_bucket_view && !torch::GradMode::is_enabled()) gradient = place;
+  if (options.gradient_as_bucket_view) gradient = place;
 }
 
 /// A gradient of a parameter that was left out.
@@ -157,7 +157,8 @@ void Reducer::State::launch(std::size_t number) {
     if (!bucket.sparse) bucket.work = all_reduce(bucket.memory, {.group = options.group, .async_op = true});
     return;
   }
-  GradBucket given{.index = number, .is_last = number + 1 == buckets.size(), .buffer = bucket.memory, .gradients = bucket.views};
+  GradBucket given{
+      .index = number, .is_last = number + 1 == buckets.size(), .buffer = bucket.memory, .gradients = bucket.views, .group = options.group};
   if (bucket.sparse) given.gradients = {bucket.memory};
   for (const std::size_t index : bucket.indices) given.parameters.push_back(parameters[index]);
   bucket.finish = hook(given);
@@ -221,9 +222,23 @@ void Reducer::State::tell_others() const noexcept {
 /// The first pass of a static graph: only now is known which gradients come, and how often.
 void Reducer::State::mark_static_first() {
   static_known = true;
+  learn_static_use();
   for (std::size_t i = 0; i < parameters.size(); ++i)
     if (static_counts[i] == 0) static_order.push_back(i);
   for (const std::size_t index : static_order) mark_ready(index);
+}
+
+/// Once for all passes: what no rank's graph holds will never get a gradient.
+void Reducer::State::learn_static_use() {
+  if (!static_use.empty()) return;
+  all_reduce(used, {.group = options.group});
+  for (std::size_t i = 0; i < parameters.size(); ++i) static_use.push_back(used[static_cast<std::int64_t>(i)].item<int>() != 0);
+}
+
+/// On any rank. Such a parameter keeps what it had, so that an optimizer leaves it alone.
+bool Reducer::State::nobody_used(std::size_t index) const {
+  if (options.static_graph) return !static_use[index];
+  return tracks_use() && used[static_cast<std::int64_t>(index)].item<int>() == 0;
 }
 
 at::Tensor Reducer::State::finish_bucket(Bucket& bucket) {
@@ -262,8 +277,7 @@ void Reducer::State::finish_pass() {
 }
 
 void Reducer::State::give_back(std::size_t index, const at::Tensor& averaged) {
-  // What nobody used keeps what it had, so that an optimizer leaves it alone.
-  if (tracks_use() && used[static_cast<std::int64_t>(index)].item<int>() == 0) return;
+  if (nobody_used(index)) return;
   at::Tensor& gradient = parameters[index].mutable_grad();
   if (options.gradient_as_bucket_view) {
     if (!gradient.defined() || !gradient.is_alias_of(averaged)) gradient = averaged;
@@ -279,7 +293,7 @@ void Reducer::State::give_back(std::size_t index, const at::Tensor& averaged) {
 }
 
 void Reducer::State::give_back_sparse(std::size_t index, const at::Tensor& averaged) {
-  if (tracks_use() && used[static_cast<std::int64_t>(index)].item<int>() == 0) return;
+  if (nobody_used(index)) return;
   at::Tensor& gradient = parameters[index].mutable_grad();
   const bool dense = gradient.defined() && !gradient.is_sparse();
   const at::Tensor back = averaged.to(gradient.defined() ? gradient.scalar_type() : parameters[index].scalar_type());
@@ -311,6 +325,7 @@ void Reducer::State::shadow() {
         bucket.memory.zero_();
       }
     }
+    if (options.static_graph) learn_static_use();
     launch_full();
     if (used_work) std::exchange(used_work, nullptr)->wait();
     for (Bucket& bucket : buckets) {
@@ -334,7 +349,7 @@ void Reducer::State::shadow() {
 /// Gradients of a rank that had no input, for an optimizer that steps all the same.
 void Reducer::State::keep_averages(const Bucket& bucket, const at::Tensor& averaged) {
   for (const std::size_t index : bucket.indices) {
-    if (tracks_use() && used[static_cast<std::int64_t>(index)].item<int>() == 0) continue;
+    if (nobody_used(index)) continue;
     at::Tensor& gradient = parameters[index].mutable_grad();
     if (bucket.sparse) {
       gradient = averaged.to(parameters[index].scalar_type());

@@ -38,7 +38,7 @@ struct Reducer::State : std::enable_shared_from_this<State> {
 
   State(std::vector<at::Tensor> parameters, ReducerOptions given);
   void attach();
-  void attach_to_loaded();
+  void attach_anew();
   void detach();
 
   std::vector<ParameterFacts> facts() const;
@@ -63,6 +63,8 @@ struct Reducer::State : std::enable_shared_from_this<State> {
   void left_in_the_middle() noexcept;
   void tell_others() const noexcept;
   void mark_static_first();
+  void learn_static_use();
+  bool nobody_used(std::size_t index) const;
   void finish_pass();
   at::Tensor finish_bucket(Bucket& bucket);
   void give_back(std::size_t index, const at::Tensor& averaged);
@@ -85,7 +87,7 @@ struct Reducer::State : std::enable_shared_from_this<State> {
   const ReducerOptions options;
   double divisor;
   CommHook hook;
-  std::vector<NodeRef> accumulators;
+  std::vector<NodeRef> accumulators;  // null for what is frozen
   std::vector<std::uintptr_t> hook_keys;
 
   mutable std::mutex mutex;
@@ -109,6 +111,7 @@ struct Reducer::State : std::enable_shared_from_this<State> {
 
   // With a static graph: how often each parameter's gradient came in the first pass, and how often it will still come in this one.
   bool static_known = false;
+  std::vector<bool> static_use = {};  // by any rank; empty until it is known
   std::vector<int> static_counts;
   std::vector<int> static_left;
   std::vector<std::size_t> static_order;
