@@ -337,6 +337,108 @@ TEST(FindUnused, OutputsMayBeLeftOutOfTheLoss) {
   });
 }
 
+/// What the ranks' gradients of a Chain average to, parameter by parameter.
+std::vector<at::Tensor> averages(int ranks, const std::vector<int>& salts) {
+  std::vector<at::Tensor> all;
+  Chain alone;
+  for (int rank = 0; rank < ranks; ++rank)
+    for (const int salt : salts) (alone(rows(rank + salt)).sum() / ranks).backward();
+  for (const auto& parameter : alone->parameters()) all.push_back(parameter.grad());
+  return all;
+}
+
+TEST(FindUnused, ParametersMayBeFrozenForAWhile) {
+  on_ranks(2, [](int rank) {
+    const auto expected = averages(2, {0});
+    for (const bool delays : {false, true}) {
+      Chain net;
+      Options options{.find_unused_parameters = true};
+      if (delays) {
+        options.delay_all_reduce_named_params = {{"c.weight", net->c->weight}};
+        options.param_to_hook_all_reduce = net->b->weight;
+      }
+      DistributedDataParallel<Chain> model(net, options);
+      for (int step = 0; step < 6; ++step) {
+        const bool frozen = step == 2 || step == 3;
+        net->b->weight.requires_grad_(!frozen);
+        net->zero_grad();
+        model(rows(rank)).sum().backward();
+        for (std::size_t i = 0; i < expected.size(); ++i) {
+          const auto parameter = net->parameters()[i];
+          ASSERT_EQ(parameter.grad().defined(), parameter.requires_grad()) << "step " << step;
+          if (!parameter.requires_grad()) continue;
+          EXPECT_LT((parameter.grad() - expected[i]).abs().max().item<double>(), 1e-14) << "step " << step;
+        }
+      }
+    }
+  });
+}
+
+// spec: K1 static_graph: what one rank uses is averaged, what nobody uses is left alone
+TEST(StaticGraph, LeavesAloneWhatNobodyUses) {
+  struct ThreeImpl : nn::Module {
+    ThreeImpl()
+        : both(register_module("both", nn::Linear(2, 2))),
+          one(register_module("one", nn::Linear(2, 2))),
+          none(register_module("none", nn::Linear(2, 2))) {}
+    at::Tensor forward(const at::Tensor& x, bool uses_one) { return uses_one ? one(both(x)) : both(x); }
+    nn::Linear both, one, none;
+  };
+  for (const bool views : {false, true}) {
+    on_ranks(2, [&](int rank) {
+      const auto three = std::make_shared<ThreeImpl>();
+      DistributedDataParallel<std::shared_ptr<ThreeImpl>> model(three, {.gradient_as_bucket_view = views, .static_graph = true});
+      const auto before = three->none->weight.detach().clone(), before_one = three->one->weight.detach().clone();
+      torch::optim::SGD optimizer(three->parameters(), torch::optim::SGDOptions(0.1).weight_decay(0.5));
+      for (int step = 0; step < 4; ++step) {
+        optimizer.zero_grad();
+        model(torch::ones({1, 2}), rank == 0).sum().backward();
+        optimizer.step();
+        EXPECT_FALSE(three->none->weight.grad().defined()) << "step " << step;
+        EXPECT_SAME(three->one->bias.grad(), torch::full({2}, 0.5));
+      }
+      EXPECT_SAME(three->none->weight.detach(), before);
+      EXPECT_FALSE(torch::equal(three->one->weight.detach(), before_one));
+    });
+  }
+}
+
+TEST(MixedPrecision, SeveralForwardsMayComeBeforeOneBackward) {
+  on_ranks(2, [](int rank) {
+    const auto expected = averages(2, {0, 5});
+    Chain net;
+    DistributedDataParallel<Chain> model(net, {.mixed_precision = MixedPrecision{.param_dtype = at::kFloat}});
+    const auto evaluate = [&] {
+      const torch::NoGradGuard no_grad;
+      return model(rows(rank));
+    };
+    for (int step = 0; step < 3; ++step) {
+      net->zero_grad();
+      const auto first = model(rows(rank));
+      EXPECT_SAME(evaluate(), first.detach()) << "without a gradient it leaves the graph alone";
+      const auto second = model(rows(rank + 5));
+      evaluate();
+      (first.sum() + second.sum()).backward();
+      for (std::size_t i = 0; i < expected.size(); ++i) {
+        const auto parameter = net->parameters()[i];
+        EXPECT_EQ(parameter.scalar_type(), at::kDouble);
+        EXPECT_LT((parameter.grad() - expected[i]).abs().max().item<double>(), 1e-5) << "step " << step;
+      }
+      model(rows(rank));  // its outputs are dropped, so that no backward can follow
+      evaluate();
+      EXPECT_EQ(net->a->weight.scalar_type(), at::kDouble);
+    }
+  });
+}
+
+TEST(Options, TheModelsOwnGroupHasTheGivenOnesBackend) {
+  on_ranks(2, [](int rank) {
+    DistributedDataParallel<Chain> model(Chain{}, {.process_group = new_group({.backend = "tcp"})});
+    model(rows(rank)).sum().backward();
+    EXPECT_EQ(model.process_group()->backend(), "tcp");
+  });
+}
+
 TEST(SharedParameters, AreAveragedOnce) {
   struct TiedImpl : nn::Module {
     TiedImpl() : a(register_module("a", nn::Linear(3, 3))), b(register_module("b", nn::Linear(3, 3))) {

@@ -131,6 +131,7 @@ struct DataParallelCore::State {
   bool buffers_may_differ = true;
   const Shadow* joined = nullptr;  // while a Join is on
   std::unique_ptr<LowPrecision> low;
+  std::weak_ptr<const void> graph;                 // of the last forward that may be followed by a backward; lives as long as that can be
   std::vector<std::unique_ptr<Reducer>> reducers;  // the module's own, and that of delayed parameters; one of them may be missing
   bool has_main = false;
 
@@ -143,6 +144,9 @@ struct DataParallelCore::State {
   void refuse_call(const std::exception& why) const;
   void end_calls(const std::exception& why) const;
   int meet_in_join(bool active, bool reduces, bool* reduce);
+  /// Whether the parameters that were lowered are part of a graph that backward has not run over yet. They must then stay as they are.
+  bool awaits_backward() const { return low->is_low() && !graph.expired(); }
+  void watch_graph(const std::vector<at::Tensor>& outputs);
 };
 
 /// What a rank without inputs does in place of forward and backward.
@@ -190,7 +194,7 @@ void DataParallelCore::State::check_unchanged(const torch::nn::Module& now) cons
     const Wrapped& before = wrapped[i];
     if (!tensor.is_same(before.tensor)) changed("'" + name_of(i) + "' is another parameter than the one in its place then");
     if (tensor.sizes() != before.sizes) changed("'" + name_of(i) + "' has another shape");
-    if (tensor.scalar_type() != before.dtype) changed("'" + name_of(i) + "' has another dtype");
+    if (tensor.scalar_type() != before.dtype && !(low && low->is_low())) changed("'" + name_of(i) + "' has another dtype");
     if (tensor.requires_grad() && !before.trained) changed("'" + name_of(i) + "' was not trained then, and is now");
     if (!tensor.requires_grad() && before.trained && (!options.find_unused_parameters || options.static_graph))
       changed("'" + name_of(i) + "' was trained then, and is not now (find_unused_parameters allows that)");
@@ -204,7 +208,8 @@ void DataParallelCore::State::add_reducer(std::vector<Named> of, ReducerOptions 
     reducing.names.push_back(parameter.name);
     reducing.sparse.push_back(parameter.sparse);
   }
-  reducing.group = new_group({.ranks = given->ranks(), .timeout = given->timeout(), .use_local_synchronization = true});
+  reducing.group =
+      new_group({.ranks = given->ranks(), .timeout = given->timeout(), .backend = given->backend(), .use_local_synchronization = true});
   groups.push_back(reducing.group);
   group = groups.front();
   reducers.push_back(std::make_unique<Reducer>(std::move(trained), std::move(reducing)));
@@ -325,7 +330,10 @@ void DataParallelCore::State::end_calls(const std::exception& why) const {
 
 void DataParallelCore::before_forward(const torch::nn::Module& module) {
   State& state = *state_;
-  if (state.low) state.low->restore();  // after a pass without backward
+  if (state.low && !state.awaits_backward()) {
+    state.low->restore();  // after a pass whose outputs were dropped
+    state.graph.reset();
+  }
   try {
     if (at::GradMode::is_enabled()) state.check_unchanged(module);
   } catch (const std::exception& error) {
@@ -349,7 +357,21 @@ void DataParallelCore::after_forward(const std::vector<at::Tensor>& outputs) {
       reducer->skip_backward(outputs);
     }
   }
-  if (state.low && !at::GradMode::is_enabled()) state.low->restore();
+  if (!state.low) return;
+  if (at::GradMode::is_enabled()) {
+    state.watch_graph(outputs);
+  } else if (!state.awaits_backward()) {
+    state.low->restore();
+  }
+}
+
+/// Its hooks die with it. Several forwards before one backward are one graph.
+void DataParallelCore::State::watch_graph(const std::vector<at::Tensor>& outputs) {
+  auto token = graph.lock();
+  if (token == nullptr) token = std::make_shared<int>();
+  graph = token;
+  for (const at::Tensor& output : outputs)
+    if (output.defined() && output.requires_grad() && !output.is_leaf()) output.register_hook([token](const at::Tensor&) {});
 }
 
 bool DataParallelCore::changes_arguments() const { return has_devices(state_->options) || state_->low; }

@@ -29,6 +29,8 @@ class LowPrecision {
   bool lower();
   /// The full parameters are back; gradients get the type that they are to have for the optimizer.
   void restore();
+  /// Between the two.
+  bool is_low() const { return !full_.empty(); }
   /// An argument of forward.
   at::Tensor cast(const at::Tensor& input) const;
 
