@@ -84,7 +84,8 @@ Group named(const Group& group, std::string_view caller) { return group ? group 
 void init_process_group(const InitProcessGroupOptions& options) {
   const auto scope = WorldScope::current();
   if (scope->initialized())
-    group::invalid("init_process_group was called twice: there is a default group already; call destroy_process_group first");
+    group::invalid("init_process_group was called twice on rank " + std::to_string(scope->world("init_process_group")->rank()) +
+                   ": there is a default group already; call destroy_process_group first");
   check_options(options);
   auto config = BackendConfig::parse(options.backend);
   check_available(config);

@@ -9,12 +9,14 @@
 #include <sstream>
 
 #include "muster/group/objects.h"
+#include "muster/group/test_failures.h"
 #include "muster/group/test_ranks.h"
 
 namespace muster {
 namespace {
 
 using testing::on_ranks;
+using testing::thrown_by;
 
 /// A wrong call on rank 1 of three, and the proper call that the others make meanwhile (none for messages: nobody waits for those).
 struct Misuse {
@@ -156,16 +158,6 @@ std::vector<Misuse> misuses() {
   return all;
 }
 
-/// What `call` throws; empty where it throws nothing.
-std::string thrown_by(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const DistError& error) {
-    return error.what();
-  }
-  return {};
-}
-
 struct Seen {
   std::string wrong;      ///< on rank 1
   std::string others[2];  ///< on ranks 0 and 2
@@ -252,8 +244,8 @@ TEST(Misuse, OthersDoNotWaitForTheNextCallOfTheRefusedRank) {
   }
 }
 
-/// Failures that are no wrong arguments, as rank 0 of two reads them.
-std::vector<std::pair<std::string, std::string>> failures() {
+/// Calls that do not fit together, as rank 0 of two reads them.
+std::vector<std::pair<std::string, std::string>> disagreements() {
   std::vector<std::pair<std::string, std::string>> rows;
   const auto two = [&](const char* done, const std::function<std::string(int)>& body) {
     std::string text;
@@ -339,16 +331,23 @@ std::string steady(const std::string& text) {
 }
 
 std::string page() {
+  const testing::FailureGallery failures;  // first: they fork, which a process with other threads should not
   std::ostringstream out;
   out << "# What the errors say\n\n"
-         "Written by `tools/errors_gallery`, from a job of three ranks (two in the second part); do not edit. Times stand as `<time>`.\n\n"
-         "## Wrong arguments\n\nRank 1 makes the wrong call and reads this. The other ranks, which made a proper call, read that rank 1's "
+         "Written by `tools/errors_gallery`, from jobs that were run; do not edit. What differs from run to run stands as `<time>`,\n"
+         "`<port>`, `<number>` (of a process), `<host>` and `<folder>`.\n\n"
+         "## Wrong arguments\n\nOf three ranks, rank 1 makes the wrong call and reads this. The other ranks, which made a proper call, "
+         "read that rank 1's "
          "was "
          "refused there,\nand the group has failed; where all ranks make a wrong call it goes on.\n\n"
          "| what was done | what the user reads |\n| --- | --- |\n";
   for (const auto& misuse : misuses()) out << "| " << misuse.done << " | " << steady(play(misuse, "native").wrong) << " |\n";
-  out << "\n## Disagreements, deadlines, messages\n\nAs rank 0 reads them.\n\n| what was done | what the user reads |\n| --- | --- |\n";
-  for (const auto& [done, text] : failures()) out << "| " << done << " | " << steady(text) << " |\n";
+  out << "\n## Disagreements, deadlines, messages\n\nAs rank 0 of two reads them.\n\n| what was done | what the user reads |\n| --- | --- "
+         "|\n";
+  for (const auto& [done, text] : disagreements()) out << "| " << done << " | " << steady(text) << " |\n";
+  out << "\n## Failures\n\nOf processes, stores and addresses, with ranks as processes: as those read them that are left, or that come to "
+         "them.\n\n| what happened | what the user reads |\n| --- | --- |\n";
+  for (const auto& [happened, text] : failures.rows()) out << "| " << happened << " | " << steady(text) << " |\n";
   return out.str();
 }
 

@@ -83,7 +83,8 @@ std::shared_ptr<group::Job> WorldScope::job(std::string_view caller) const {
 void WorldScope::open(std::shared_ptr<group::Job> job, Group world) {
   const std::lock_guard lock(mutex_);
   if (world_ != nullptr)
-    group::invalid("init_process_group was called twice: there is a default group already; call destroy_process_group first");
+    group::invalid("init_process_group was called twice on rank " + std::to_string(world_->rank()) +
+                   ": there is a default group already; call destroy_process_group first");
   job_ = std::move(job);
   world_ = std::move(world);
   process_ = ::getpid();
@@ -108,7 +109,7 @@ WorldScope::Closing WorldScope::remove(const Group& group, std::string_view call
   }
   const auto at = std::find(groups_.begin(), groups_.end(), group);
   if (at == groups_.end())
-    group::invalid(std::string(caller) + ": group " + group->name() +
+    group::invalid(std::string(caller) + " on rank " + std::to_string(world_->rank()) + ": group " + group->name() +
                    " was destroyed before, or belongs to another job; destroy each group once");
   closing.groups.push_back(*at);
   groups_.erase(at);

@@ -26,8 +26,7 @@ std::string hexadecimal(ConstBytes bytes) {
 }
 
 Status explain(const Status& status, int rank, const JoinOptions& options) {
-  const std::string who = rank < 0 ? "this process" : "rank " + std::to_string(rank);
-  const std::string what = who + " of " + std::to_string(options.world_size) + " cannot join " + options.where + ": ";
+  const std::string what = cannot_join(rank, options) + ": ";
   switch (status.code()) {
     case Code::timed_out:
       if (status.ranks().empty()) break;
@@ -44,10 +43,15 @@ Status explain(const Status& status, int rank, const JoinOptions& options) {
     case Code::peer_failed: return Status(Code::peer_failed, what + status.message(), status.ranks());
     default: break;
   }
-  return status.with_context(what.substr(0, what.size() - 2));
+  return status.with_context(cannot_join(rank, options));
 }
 
 }  // namespace
+
+std::string cannot_join(int rank, const JoinOptions& options) {
+  const std::string who = rank < 0 ? "this process" : "rank " + std::to_string(rank);
+  return who + " of " + std::to_string(options.world_size) + " cannot join " + options.where;
+}
 
 Result<Rendezvous> join(const std::shared_ptr<Store>& store, const JoinOptions& options) {
   // The meeting leaves nothing behind in the store, so a process that tries again, or a second run on the same store, finds no old marks.

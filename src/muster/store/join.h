@@ -18,6 +18,9 @@ struct JoinOptions {
   bool attend = true;  ///< a TCP store, which says once for its life whose it is, tells the others when this rank goes
 };
 
+/// "rank 1 of 4 cannot join the job at tcp://host:port", for messages; "this process of 4" where the rank is to be assigned.
+std::string cannot_join(int rank, const JoinOptions& options);
+
 /// Fills store (prefixed with a text that no other run has), rank, world_size and job. At the deadline Code::timed_out naming the ranks
 /// that did not come; a rank taken twice or another world size is Code::mismatch.
 Result<Rendezvous> join(const std::shared_ptr<Store>& store, const JoinOptions& options);

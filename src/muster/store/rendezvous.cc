@@ -91,7 +91,7 @@ constexpr Duration kBetweenStores = std::chrono::seconds(30);
 
 Result<Rendezvous> rendezvous_by_tcp(TcpRendezvous way) {
   const auto secret = Secret::from_environment();
-  if (!secret) return secret.status();
+  if (!secret) return secret.status().with_context(cannot_join(way.join.rank, way.join));
   const bool knows_host = way.hosts == Host::rank_zero && way.join.rank != 0;
   const TimePoint deadline = way.join.deadline;
   for (Status lost;;) {
@@ -100,14 +100,14 @@ Result<Rendezvous> rendezvous_by_tcp(TcpRendezvous way) {
     way.join.deadline = deadline;
     if (!store && !lost && store.status().code() == Code::timed_out) {
       return Status(Code::peer_failed,
-                    "cannot join " + way.join.where +
+                    cannot_join(way.join.rank, way.join) +
                         ": the store's host ended while the ranks were joining, and no other came in its place (" + lost.message() + ")",
                     lost.ranks());
     }
     if (!store) {
       const bool late = knows_host && store.status().code() == Code::timed_out;
       const Status status = late ? Status(Code::timed_out, store.status().message(), {0}) : store.status();
-      return status.with_context("cannot join " + way.join.where);
+      return status.with_context(cannot_join(way.join.rank, way.join));
     }
     auto joined = join(*store, way.join);
     if (joined) {

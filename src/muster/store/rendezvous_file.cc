@@ -136,13 +136,13 @@ Result<std::shared_ptr<FileLog>> enter(const std::string& path, std::uint64_t id
 }  // namespace
 
 Result<Rendezvous> rendezvous_by_file(const std::string& path, JoinOptions options) {
-  if (Status directory = check_directory(path); !directory) return directory;
+  if (Status directory = check_directory(path); !directory) return directory.with_context(cannot_join(options.rank, options));
   std::uint64_t id = 0;
   fill_random(std::as_writable_bytes(std::span(&id, 1)));
   for (;;) {
     auto log = enter(path, id, options.deadline);
     if (!log && log.status().code() == Code::closed && steady_clock().now() < options.deadline) continue;
-    if (!log) return log.status().with_context("cannot join " + options.where);
+    if (!log) return log.status().with_context(cannot_join(options.rank, options));
     const auto store = make_file_store_over(*log, time_left(steady_clock(), options.deadline), [id](FileLog& file) { leave(file, id); });
     auto joined = join(store, options);
     if (joined) joined->any_host = true;

@@ -217,7 +217,7 @@ Status incomplete(const Crier::Peers& peers, const JoinOptions& options) {
   }
   const bool all_given = given == static_cast<int>(peers.size());
   return Status(Code::timed_out,
-                "cannot join " + options.where + ": " + std::to_string(peers.size()) + " of " + std::to_string(options.world_size) +
+                cannot_join(options.rank, options) + ": " + std::to_string(peers.size()) + " of " + std::to_string(options.world_size) +
                     " processes were heard in time" + (all_given ? ", missing: " + listed(missing) : std::string()) + sizes +
                     "; does the network between the hosts carry multicast?",
                 all_given ? missing : std::vector<int>());
@@ -254,14 +254,14 @@ Result<Rendezvous> rendezvous_by_multicast(const std::string& host, std::uint16_
   } else {
     const auto opened = [&](const Crier::Peers& heard) { return heard.contains(first) && heard.at(first).said.store_port != 0; };
     if (!crier.wait(options.deadline, peers, opened)) {
-      return Status(Code::timed_out, "cannot join " + options.where +
+      return Status(Code::timed_out, cannot_join(options.rank, options) +
                                          ": all processes were heard, but the one that opens the store did not say where in time");
     }
     store_options.host = this_host_only ? "localhost" : peers.at(first).from.host();
     store_options.port = peers.at(first).said.store_port;
   }
   const auto store = make_tcp_store(store_options);
-  if (!store) return store.status().with_context("cannot join " + options.where);
+  if (!store) return store.status().with_context(cannot_join(options.rank, options));
   if (store_options.is_server) crier.open_store((*store)->port());
   auto joined = join(*store, options);
   if (joined) joined->host = (*store)->host();
