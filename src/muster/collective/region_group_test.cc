@@ -158,12 +158,13 @@ TEST(RegionGroup, SmallCallsOfManyMembersAreReducedWhole) {
     }
     call.outputs = {std::as_writable_bytes(std::span(outputs[member]))};
   }
+  const transport::Fingerprint fingerprint = fingerprint_of(args[0], 1);
   for (int member = 0; member < kMembers; ++member) {
-    const bool over = job.groups[RegionJob::at(member)]->express(args[RegionJob::at(member)], fingerprint_of(args[0], 1));
+    const bool over = job.groups[RegionJob::at(member)]->express(args[RegionJob::at(member)], fingerprint);
     EXPECT_EQ(over, member == kMembers - 1) << "member " << member;
   }
   for (int member = 0; member < kMembers - 1; ++member) {
-    auto task = job.groups[RegionJob::at(member)]->run(args[RegionJob::at(member)], fingerprint_of(args[0], 1));
+    auto task = job.groups[RegionJob::at(member)]->run(args[RegionJob::at(member)], fingerprint);
     ASSERT_TRUE(task.step());
     ASSERT_TRUE(task.result().ok());
   }
