@@ -5,13 +5,13 @@ all_reduce and broadcast are in place.
 """
 
 import argparse
-import os
 import statistics
-import sys
 import time
 
 import torch
 import torch.distributed as dist
+
+from forked_ranks import run_ranks
 
 LOOPS = 11
 MOST_CALLS = 200_000
@@ -96,19 +96,7 @@ def main():
     parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument("--folder", required=True)
     options = parser.parse_args()
-    children = []
-    for rank in range(options.ranks):
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                serve(rank, options.ranks, options.folder)
-                status = 0
-            finally:
-                sys.stderr.flush()
-                os._exit(status)
-        children.append(child)
-    sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
+    run_ranks(options.ranks, lambda rank: serve(rank, options.ranks, options.folder))
 
 
 if __name__ == "__main__":

@@ -4,17 +4,14 @@
 //   muster_bench_ddp [--model mlp,resnet] [--ranks N] [--steps N] [--rounds N] [--json FILE]
 
 #include <ATen/Parallel.h>
-#include <stdlib.h>
 #include <torch/nn/functional/loss.h>
 #include <torch/optim/sgd.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cstdio>
-#include <filesystem>
+#include <cstdlib>
 #include <fstream>
 #include <map>
 #include <optional>
@@ -22,12 +19,16 @@
 #include <vector>
 
 #include "models.h"
+#include "muster/cli/bench/cell.h"
+#include "muster/cli/bench/folder.h"
 #include "muster/distributed.h"
 #include "muster/parallel.h"
 
 namespace {
 
 using bench_ddp::Model;
+using muster::cli::bench::Folder;
+using muster::cli::bench::median;
 constexpr int kWarm = 5;
 
 struct Options {
@@ -37,12 +38,6 @@ struct Options {
 };
 
 enum class Mode { local, muster, by_hand };
-
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
 
 /// The median step of rank 0 in milliseconds, written to `file`.
 void train(int rank, Mode mode, const std::string& model_name, const Options& options, const std::string& folder) {
@@ -74,31 +69,18 @@ void train(int rank, Mode mode, const std::string& model_name, const Options& op
   muster::destroy_process_group();
 }
 
-class Folder {
- public:
-  Folder() {
-    char name[] = "/tmp/muster-bench-XXXXXX";
-    if (::mkdtemp(name) != nullptr) path = name;
-  }
-  ~Folder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path, ignored);
-  }
-  std::string path;
-};
-
 double run_ours(Mode mode, const std::string& model, const Options& options) {
   const Folder folder;
-  muster::spawn(train, std::tuple(mode, model, options, folder.path), {.nprocs = options.ranks});
+  muster::spawn(train, std::tuple(mode, model, options, folder.path()), {.nprocs = options.ranks});
   double result = 0;
-  std::ifstream(folder.path + "/result") >> result;
+  std::ifstream(folder.path() + "/result") >> result;
   return result;
 }
 
 double run_stock(bool local, const std::string& model, const Options& options) {
   const Folder folder;
   const std::string command = options.python + " " + options.worker + " --model " + model + " --ranks " + std::to_string(options.ranks) +
-                              " --steps " + std::to_string(options.steps) + " --folder " + folder.path + (local ? " --local" : "");
+                              " --steps " + std::to_string(options.steps) + " --folder " + folder.path() + (local ? " --local" : "");
   FILE* pipe = ::popen(command.c_str(), "r");
   if (pipe == nullptr) return 0;
   double result = 0;

@@ -1,4 +1,4 @@
-/// The models whose training steps are timed; bench/ddp/stock_worker.py has the same in Python.
+/// The models whose training steps are timed; bench/stock_ddp_worker.py has the same in Python.
 #pragma once
 
 #include <torch/nn/functional/activation.h>

@@ -86,6 +86,17 @@ TEST(SocketConnectorStrangers, WrongSecretOldLifeAndSecondStreamAreTurnedAway) {
 
 // ---- hosts ----
 
+/// A rank, a process, on each of two hosts.
+void on_two_hosts(const std::function<void(NetworkNamespaces& net, Blackboard& board, int me)>& body) {
+  auto net = NetworkNamespaces::create(2);
+  ASSERT_TRUE(net.ok()) << net.status().message();
+  Blackboard board(2);
+  run_processes(2, [&](int me) {
+    ASSERT_TRUE((*net)->enter(me).ok());
+    body(**net, board, me);
+  });
+}
+
 // spec: A13 interfaces are found where none is named: the one that routes to the master
 TEST(SocketConnectorHosts, NetworkNamespacesAreHosts) {
   auto net = NetworkNamespaces::create(2);
@@ -113,13 +124,9 @@ TEST(SocketConnectorHosts, NetworkNamespacesAreHosts) {
 }
 
 TEST(SocketConnectorHosts, TalkOverIPv6) {
-  auto net = NetworkNamespaces::create(2);
-  ASSERT_TRUE(net.ok()) << net.status().message();
-  Blackboard board(2);
-  run_processes(2, [&](int me) {
-    ASSERT_TRUE((*net)->enter(me).ok());
+  on_two_hosts([](NetworkNamespaces& net, Blackboard& board, int me) {
     auto options = options_of(me, 2);
-    options.towards = (*net)->address_v6(0);
+    options.towards = net.address_v6(0);
     TestRank rank(options, board);
     const Status joined = rank.join();
     ASSERT_TRUE(joined.ok()) << joined.message();
@@ -131,16 +138,12 @@ TEST(SocketConnectorHosts, TalkOverIPv6) {
 }
 
 TEST(SocketConnectorHosts, AnotherHostWithoutASecretIsRefusedByName) {
-  auto net = NetworkNamespaces::create(2);
-  ASSERT_TRUE(net.ok()) << net.status().message();
-  Blackboard board(2);
-  run_processes(2, [&](int me) {
+  on_two_hosts([](NetworkNamespaces& net, Blackboard& board, int me) {
     ::unsetenv("MUSTER_SECRET");
     ::unsetenv("MUSTER_SECRET_FILE");
     ::unsetenv("MUSTER_INSECURE");
-    ASSERT_TRUE((*net)->enter(me).ok());
     auto options = options_of(me, 2);
-    options.towards = (*net)->address(0);
+    options.towards = net.address(0);
     auto secret = Secret::from_environment();
     ASSERT_TRUE(secret.ok()) << secret.status().message();
     TestRank rank(options, board, *secret);
@@ -152,17 +155,13 @@ TEST(SocketConnectorHosts, AnotherHostWithoutASecretIsRefusedByName) {
 }
 
 TEST(SocketConnectorHosts, PeerThatIsNotThereIsNamedAtTheDeadline) {
-  auto net = NetworkNamespaces::create(2);
-  ASSERT_TRUE(net.ok()) << net.status().message();
-  Blackboard board(2);
-  run_processes(2, [&](int me) {
-    ASSERT_TRUE((*net)->enter(me).ok());
+  on_two_hosts([](NetworkNamespaces& net, Blackboard& board, int me) {
     auto options = options_of(me, 2);
-    options.towards = (*net)->address(0);
+    options.towards = net.address(0);
     TestRank rank(options, board);
     ASSERT_TRUE(rank.join().ok());
     if (me == 0) {
-      ASSERT_TRUE((*net)->set_plugged(1, false).ok());
+      ASSERT_TRUE(net.set_plugged(1, false).ok());
     }
     rank.barrier();
     if (me == 0) {
@@ -170,7 +169,7 @@ TEST(SocketConnectorHosts, PeerThatIsNotThereIsNamedAtTheDeadline) {
       EXPECT_TRUE(rank.until([&] { return rank.failures.contains(1); }));
       EXPECT_EQ(rank.failures[1].code(), Code::timed_out);
       EXPECT_EQ(rank.failures[1].ranks(), std::vector<int>({1}));
-      EXPECT_NE(rank.failures[1].message().find((*net)->address(1)), std::string::npos) << rank.failures[1].message();
+      EXPECT_NE(rank.failures[1].message().find(net.address(1)), std::string::npos) << rank.failures[1].message();
     }
     rank.barrier();
   });
@@ -179,18 +178,14 @@ TEST(SocketConnectorHosts, PeerThatIsNotThereIsNamedAtTheDeadline) {
 // spec: A13 interfaces are found where none is named and the store has no address, as a file has none: the default route's
 // spec: B7 file:// over several hosts
 TEST(SocketConnectorHosts, WithoutAStoreAddressTheDefaultRouteIsTaken) {
-  auto net = NetworkNamespaces::create(2);
-  ASSERT_TRUE(net.ok()) << net.status().message();
-  Blackboard board(2);
-  run_processes(2, [&](int me) {
-    ASSERT_TRUE((*net)->enter(me).ok());
-    ASSERT_EQ(std::system(("ip route add default via " + (*net)->address(1 - me)).c_str()), 0);
+  on_two_hosts([](NetworkNamespaces& net, Blackboard& board, int me) {
+    ASSERT_EQ(std::system(("ip route add default via " + net.address(1 - me)).c_str()), 0);
     auto options = options_of(me, 2);
     options.any_host = true;
     TestRank rank(options, board);
     const Status joined = rank.join();
     ASSERT_TRUE(joined.ok()) << joined.message();
-    EXPECT_EQ(decode_contact(rank.contacts[1], 1)->addresses[0].host(), (*net)->address(1));
+    EXPECT_EQ(decode_contact(rank.contacts[1], 1)->addresses[0].host(), net.address(1));
     rank.connector().connect(1 - me, soon());
     EXPECT_TRUE(rank.talk(1 - me, 50'000));
     rank.barrier();
@@ -198,11 +193,7 @@ TEST(SocketConnectorHosts, WithoutAStoreAddressTheDefaultRouteIsTaken) {
 }
 
 TEST(SocketConnectorHosts, LoopbackAddressThatOthersCannotReachIsNamed) {
-  auto net = NetworkNamespaces::create(2);
-  ASSERT_TRUE(net.ok()) << net.status().message();
-  Blackboard board(2);
-  run_processes(2, [&](int me) {
-    ASSERT_TRUE((*net)->enter(me).ok());
+  on_two_hosts([](NetworkNamespaces&, Blackboard& board, int me) {
     TestRank rank(options_of(me, 2), board);
     const Status joined = rank.join();
     EXPECT_EQ(joined.code(), Code::network);

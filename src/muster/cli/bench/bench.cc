@@ -11,6 +11,7 @@
 #include <set>
 
 #include "muster/cli/bench/contestant.h"
+#include "muster/cli/bench/folder.h"
 #include "muster/cli/bench/results.h"
 
 namespace muster::cli {
@@ -21,6 +22,7 @@ using bench::Cell;
 using bench::Contestant;
 using bench::Field;
 using bench::Figures;
+using bench::Folder;
 using bench::Row;
 
 const std::vector<std::string> kOps = {"broadcast", "all_reduce",     "reduce",     "all_gather", "gather",
@@ -37,24 +39,6 @@ struct Options {
   double seconds = 0.3;
   int rounds = 0;  // 0: three with rivals, else one
   Field field;
-};
-
-/// A folder that goes with it.
-class Folder {
- public:
-  Folder() {
-    char name[] = "/tmp/muster-bench-XXXXXX";
-    if (::mkdtemp(name) != nullptr) path_ = name;
-  }
-  ~Folder() {
-    std::error_code ignored;
-    if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
-  }
-  Folder(const Folder&) = delete;
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
 };
 
 /// Rewrites one line of the terminal; silent elsewhere.
@@ -104,7 +88,7 @@ class Run {
   /// All libraries stand ready at the same time and take turns; those that wait for an order sleep.
   Status play_ranks(int ranks) {
     const Folder folder;
-    if (folder.path().empty()) return Status(Code::exhausted, "no folder could be made in /tmp");
+    if (folder.path().empty()) return Status(Code::exhausted, "no folder could be made for temporary files");
     Field field = options_.field;
     field.ranks = ranks;
     std::vector<std::unique_ptr<Contestant>> contestants;

@@ -1,14 +1,14 @@
 """Steps of stock torch's DistributedDataParallel on Gloo, or of the model alone; prints the median step in milliseconds."""
 
 import argparse
-import os
 import statistics
-import sys
 import time
 
 import torch
 import torch.distributed as dist
 from torch import nn
+
+from forked_ranks import run_ranks
 
 
 class Mlp(nn.Module):
@@ -89,19 +89,7 @@ def main():
     parser.add_argument("--folder", required=True)
     parser.add_argument("--local", action="store_true")
     options = parser.parse_args()
-    children = []
-    for rank in range(options.ranks):
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                train(rank, options)
-                status = 0
-            finally:
-                sys.stdout.flush()
-                os._exit(status)
-        children.append(child)
-    sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
+    run_ranks(options.ranks, lambda rank: train(rank, options))
 
 
 if __name__ == "__main__":
