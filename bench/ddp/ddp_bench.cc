@@ -1,7 +1,7 @@
 // How long a training step takes: the model alone, with DistributedDataParallel, with an all_reduce for every parameter by hand after
 // backward, and with stock torch's DistributedDataParallel on Gloo, in turn. One thread a rank; every step begins after a barrier.
 //
-//   muster_bench_ddp [--model mlp,resnet] [--ranks N] [--steps N] [--rounds N] [--json FILE]
+//   muster_bench_ddp [--model mlp,resnet] [--ranks N] [--steps N] [--rounds N] [--timeline FILE] [--json FILE]
 
 #include <ATen/Parallel.h>
 #include <torch/nn/functional/loss.h>
@@ -23,6 +23,8 @@
 #include "muster/cli/bench/folder.h"
 #include "muster/distributed.h"
 #include "muster/parallel.h"
+#include "muster/trace/reader.h"
+#include "timeline.h"
 
 namespace {
 
@@ -34,7 +36,7 @@ constexpr int kWarm = 5;
 struct Options {
   std::vector<std::string> models{"mlp", "resnet"};
   int ranks = 2, steps = 20, rounds = 3;
-  std::string json, python = "python3", worker = MUSTER_STOCK_WORKER;
+  std::string json, timeline, python = "python3", worker = MUSTER_STOCK_WORKER;
 };
 
 enum class Mode { local, muster, by_hand };
@@ -52,19 +54,31 @@ void train(int rank, Mode mode, const std::string& model_name, const Options& op
     const auto inputs = model->inputs();
     const auto labels = torch::randint(10, {inputs.size(0)}, torch::kInt64);
     std::vector<double> times;
+    bench_ddp::RankTimeline timeline;
     for (int step = 0; step < kWarm + options.steps; ++step) {
       muster::barrier();
       const auto start = std::chrono::steady_clock::now();
+      const auto forward_from = muster::trace::wall_now_ns();
       optimizer.zero_grad();
       const auto output = shared ? shared->forward(inputs) : model->forward(inputs);
-      torch::nn::functional::cross_entropy(output, labels).backward();
+      const auto loss = torch::nn::functional::cross_entropy(output, labels);
+      const auto backward_from = muster::trace::wall_now_ns();
+      loss.backward();
       for (const auto& parameter : model->parameters()) {
         if (mode == Mode::by_hand) muster::all_reduce(parameter.grad(), {.op = muster::ReduceOp::AVG});
       }
+      const auto optimizer_from = muster::trace::wall_now_ns();
       optimizer.step();
+      timeline.phases = {{"forward", forward_from, backward_from},
+                         {"backward", backward_from, optimizer_from},
+                         {"optimizer", optimizer_from, muster::trace::wall_now_ns()}};
       if (step >= kWarm) times.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
     }
     if (rank == 0) std::ofstream(folder + "/result") << median(times);
+    if (mode == Mode::muster && !options.timeline.empty()) {
+      bench_ddp::add_calls(timeline);  // of the last step
+      bench_ddp::write(timeline, folder + "/timeline." + std::to_string(rank));
+    }
   }
   muster::destroy_process_group();
 }
@@ -74,6 +88,11 @@ double run_ours(Mode mode, const std::string& model, const Options& options) {
   muster::spawn(train, std::tuple(mode, model, options, folder.path()), {.nprocs = options.ranks});
   double result = 0;
   std::ifstream(folder.path() + "/result") >> result;
+  if (mode == Mode::muster && !options.timeline.empty()) {
+    std::vector<bench_ddp::RankTimeline> ranks;
+    for (int rank = 0; rank < options.ranks; ++rank) ranks.push_back(bench_ddp::read(folder.path() + "/timeline." + std::to_string(rank)));
+    std::ofstream(options.timeline) << bench_ddp::draw(ranks, "a step of " + model + ", " + std::to_string(options.ranks) + " ranks");
+  }
   return result;
 }
 
@@ -130,6 +149,8 @@ int main(int count, char** words) {
   app.add_option("--steps", options.steps, "steps of a round that count")->check(CLI::Range(1, 100000))->capture_default_str();
   app.add_option("--rounds", options.rounds, "how often everything is repeated, in turn")->check(CLI::Range(1, 100))->capture_default_str();
   app.add_option("--python", options.python, "a Python that has torch, for stock DDP; default MUSTER_PYTHON or python3");
+  app.add_option("--timeline", options.timeline,
+                 "draw the last step of the last model as an SVG: what computes, and which calls are under way");
   app.add_option("--json", options.json, "also append the rows to this file, one JSON object a line");
   CLI11_PARSE(app, count, words);
   std::printf("%-7s %5s %9s %9s %9s %12s %10s | %8s %8s   ours/stock\n", "model", "ranks", "local", "muster", "by hand", "stock local",

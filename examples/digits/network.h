@@ -29,8 +29,10 @@ class Trainer {
   /// Takes rank 0's initial weights on every rank where it averages with them.
   Trainer(Network network, Averaging averaging);
 
-  /// One step on this rank's share of the batch; shares are of equal size. Returns the share's mean loss.
+  /// One step on this rank's share of the batch. Returns the share's mean loss.
   double step(const Dataset& share);
+  /// For one pass over shares that are not of equal size. Not for Averaging::nobody.
+  muster::Join join() { return shared_->join(); }
   void set_learning_rate(double rate);
   Network& network() { return network_; }
 

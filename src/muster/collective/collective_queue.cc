@@ -1,6 +1,7 @@
 #include "muster/collective/collective_queue.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "muster/collective/alone.h"
 #include "muster/collective/call.h"
@@ -60,32 +61,39 @@ void CollectiveQueue::enqueue(Operation& operation, const Args& args, bool refus
   waiting_.fetch_add(1);
 }
 
-/// The whole call at once where nothing else is under way and it needs no task; else it stands in the queue, before what came later.
-bool CollectiveQueue::express(Operation& operation, const Args& args) {
+/// The whole call at once where nothing else is under way and it needs no task; else the operation that `make` gives stands in the queue,
+/// before what came later.
+template <class Make>
+bool CollectiveQueue::express(Make make, const Args& args) {
   const std::unique_lock drive(drive_, std::try_to_lock);
   bool first = false;
+  transport::Fingerprint call;
   if (drive.owns_lock() && (region_ || group_.size() == 1) && empty()) {
     const std::lock_guard guard(lock_);
     first = queue_.empty();
     if (first) {
-      operation.call_ = fingerprint_of(args, sequence_.load(std::memory_order_relaxed) + 1);
-      sequence_.store(operation.call_.sequence);
+      call = fingerprint_of(args, sequence_.load(std::memory_order_relaxed) + 1);
+      sequence_.store(call.sequence);
     }
   }
   if (!first) {
-    enqueue(operation, args);
+    enqueue(make(), args);
     return false;
   }
+  bool counted = false;
   if (control_.news()) control_.poll();
   if (!group_.channel->failed()) {
-    operation.counted_ = true;
-    control_.begin(operation.call_);
+    counted = true;
+    control_.begin(call);
     if (!region_) {
       run_alone(args);
       return true;
     }
-    if (region_->express(args, operation.call_)) return true;
+    if (region_->express(args, call)) return true;
   }
+  Operation& operation = make();
+  operation.call_ = call;
+  operation.counted_ = counted;
   operation.args_ = &args;
   operation.made_ = group_.now();
   const std::lock_guard guard(lock_);
@@ -104,13 +112,14 @@ void CollectiveQueue::remove(Operation& operation) {
 }
 
 Status CollectiveQueue::run(Driver& driver, const Args& args, TimePoint deadline) {
-  Operation operation(*this, nullptr, deadline);
-  if (express(operation, args)) {
+  std::optional<Operation> operation;
+  const auto make = [&]() -> Operation& { return operation.emplace(*this, nullptr, deadline); };
+  if (express(make, args)) {
     if (!empty() || driver.attended()) driver.let_others_go_on();
     return {};
   }
-  driver.attend([&operation] { return operation.published(); }, TimePoint::max());
-  return operation.status();
+  driver.attend([&operation] { return operation->published(); }, TimePoint::max());
+  return operation->status();
 }
 
 std::shared_ptr<CollectiveQueue::Operation> CollectiveQueue::start(std::shared_ptr<Driver> driver, Args args, TimePoint deadline) {

@@ -61,7 +61,8 @@ class CollectiveQueue {
 
  private:
   void enqueue(Operation& operation, const Args& args, bool refused = false);
-  bool express(Operation& operation, const Args& args);
+  template <class Make>
+  bool express(Make make, const Args& args);
   void remove(Operation& operation);
   Operation* front();
   void begin(Operation& operation);

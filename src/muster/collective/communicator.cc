@@ -50,7 +50,9 @@ class GroupCommunicator final : public Communicator, public Driver, public std::
   Status failure() const override { return group_.channel->failure(); }
 
   Status run(const Args& args, TimePoint deadline) override;
+  Status run_valid(const Args& args, TimePoint deadline) override;
   PendingRef start(Args args, TimePoint deadline) override;
+  std::shared_ptr<void> drive_here() override;
   void refuse(Op op) override;
   PendingRef send(int member, std::uint64_t tag, ConstBytes data, DType dtype, TimePoint deadline) override;
   PendingRef receive(int member, std::uint64_t tag, MutableBytes data, DType dtype, TimePoint deadline) override;
@@ -91,6 +93,7 @@ class GroupCommunicator final : public Communicator, public Driver, public std::
     return reached;
   }
   Status in_a_child(std::string_view what) const;
+  Status check_open(Op op) const;
   Status check(const Args& args) const;
   Status check_message(const char* what, int member, std::uint64_t tag, std::size_t bytes, DType dtype, bool any) const;
   PendingRef track(std::shared_ptr<PointToPoint::Message> message) {
@@ -162,12 +165,15 @@ Status GroupCommunicator::in_a_child(std::string_view what) const {
                                    "the child's own");
 }
 
+Status GroupCommunicator::check_open(Op op) const {
+  if (mark_.forked()) return in_a_child(info(op).name);
+  if (!closed_.load()) return {};
+  return Status(Code::aborted,
+                std::string(info(op).name) + " was called on " + group_.here() + ", which has been closed; make a new group");
+}
+
 Status GroupCommunicator::check(const Args& args) const {
-  if (mark_.forked()) return in_a_child(info(args.op).name);
-  if (closed_.load()) {
-    return Status(Code::aborted,
-                  std::string(info(args.op).name) + " was called on " + group_.here() + ", which has been closed; make a new group");
-  }
+  if (Status open = check_open(args.op); !open) return open;
   Status valid = validate(args, rank(), size());
   return valid.ok() ? valid : valid.with_context(group_.here());
 }
@@ -177,12 +183,27 @@ Status GroupCommunicator::run(const Args& args, TimePoint deadline) {
   return queue_.run(*this, args, deadline);
 }
 
+Status GroupCommunicator::run_valid(const Args& args, TimePoint deadline) {
+  if (Status open = check_open(args.op); !open) return open;
+  return queue_.run(*this, args, deadline);
+}
+
 PendingRef GroupCommunicator::start(Args args, TimePoint deadline) {
   if (Status valid = check(args); !valid) return std::make_shared<Finished>(std::move(valid));
   auto operation = queue_.start(shared_from_this(), std::move(args), deadline);
-  if (attended()) group_.fabric->wake();  // its limit does not know of this deadline
-  watch(true);
+  const bool driven = attended();     // whoever leaves after this sees the call
+  if (driven) group_.fabric->wake();  // its limit does not know of this deadline
+  watch(!driven);
   return operation;
+}
+
+std::shared_ptr<void> GroupCommunicator::drive_here() {
+  struct Driving {
+    explicit Driving(std::shared_ptr<GroupCommunicator> group) : group(std::move(group)), presence(*this->group) {}
+    std::shared_ptr<GroupCommunicator> group;
+    Presence presence;
+  };
+  return std::make_shared<Driving>(shared_from_this());
 }
 
 void GroupCommunicator::refuse(Op op) {

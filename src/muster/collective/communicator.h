@@ -96,8 +96,14 @@ class Communicator {
 
   /// Blocking: start to end on this thread. Invalid arguments are found before anything is sent; a failure of the group is its first cause.
   virtual Status run(const Args& args, TimePoint deadline) = 0;
+  /// `run` for a call whose slices are right in number and length, and apart, by the way they were made: they are not looked at again.
+  virtual Status run_valid(const Args& args, TimePoint deadline) = 0;
   /// Queued; the process's progress thread advances it, `Pending::wait` takes over.
   virtual PendingRef start(Args args, TimePoint deadline) = 0;
+
+  /// While what it returns lives, the caller drives what is started here, by `Pending::done` now and then and by a `wait` in the end:
+  /// the progress thread keeps off. For a thread that computes meanwhile, on a machine that has no core left for another.
+  virtual std::shared_ptr<void> drive_here() = 0;
 
   /// Says that this member could not make its next call, an `op`, because of its arguments. That counts as a call: the others learn it, and
   /// where one of them has made a proper call under that number, the group fails on all with both calls named, so that nobody waits for

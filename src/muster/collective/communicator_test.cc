@@ -56,6 +56,25 @@ TEST(Queue, DroppedAndUnwaitedCallsGoOn) {
   }
 }
 
+// Both ranks look after their calls themselves for a while; what one leaves behind, the progress thread ends.
+TEST(Queue, WhoDrivesHereMayLeave) {
+  for (Wire wire : testing::kWires) {
+    with_group(2, wire, [](int rank, Communicator& group) {
+      const Values in(40'000, rank + 1);
+      Values one(40'000), two(40'000);
+      auto driving = group.drive_here();
+      const auto first = group.start(all_reduce(in, one), soon());
+      while (!first->done()) std::this_thread::yield();
+      EXPECT_EQ(one[39'999], 3);
+      std::atomic<bool> done{false};
+      group.start(all_reduce(in, two), soon())->when_done([&](const Status& status) { done.store(status.ok()); });
+      driving.reset();
+      while (!done.load()) std::this_thread::yield();
+      EXPECT_EQ(two[39'999], 3);
+    });
+  }
+}
+
 TEST(Queue, AWaitsOwnLimitLeavesTheCallGoing) {
   std::barrier gate(2);
   with_group(2, Wire::loopback, [&](int rank, Communicator& group) {

@@ -55,6 +55,9 @@ std::string shown_ranks(const std::vector<int>& ranks) {
 
 ProcessGroup::ProcessGroup(ProcessGroupParts parts) : parts_(std::move(parts)), timeout_(parts_.timeout) {
   if (parts_.first_ranks.empty()) parts_.first_ranks = parts_.ranks;
+  if (!is_member() || parts_.backends.empty()) return;
+  const auto& [device, backend] = parts_.backends.front();
+  if (device == c10::DeviceType::CPU && backend->takes_plain()) plain_ = backend.get();
 }
 
 WorkRef ProcessGroup::submit(Request request) {
@@ -62,6 +65,26 @@ WorkRef ProcessGroup::submit(Request request) {
   auto& backend = checked(request);
   arm(request);
   return observed(backend, request, [&] { return backend.submit(std::move(request)); });
+}
+
+bool ProcessGroup::takes_plain() const {
+  return plain_ != nullptr && get_debug_level() != DebugLevel::DETAIL && !at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE);
+}
+
+void ProcessGroup::run_plain(const collective::Args& args, const PlainCall& call) {
+  const Armed armed = arm(call.name, true, call.timeout);
+  if (!parts_.recorder) return plain_->run_plain(args, call.name, call.valid, armed.deadline);
+  auto& recorder = *parts_.recorder;
+  trace::Call recorded{.name = call.name, .sequence = armed.sequence, .bytes = call.bytes, .shape = call.shape, .peer = call.peer};
+  if (call.dtype) recorded.dtype = static_cast<std::uint8_t>(*call.dtype);
+  const auto ticket = recorder.begin(parts_.recorded_as, recorded, armed.begun);
+  try {
+    plain_->run_plain(args, call.name, call.valid, armed.deadline);
+    recorder.end(ticket, steady_clock().now());
+  } catch (const std::exception& error) {
+    recorder.fail(ticket, error.what(), steady_clock().now());
+    throw;
+  }
 }
 
 /// `start` starts the armed call, which profilers and the flight recorder are told of. An asynchronous one is over when its mark says so.
@@ -137,16 +160,23 @@ void ProcessGroup::refuse(Op op, std::string_view name, const std::exception& wh
   throw DistError(text, code, error != nullptr ? error->ranks() : std::vector<int>{});
 }
 
+ProcessGroup::Armed ProcessGroup::arm(std::string_view name, bool collective, const std::optional<Duration>& given) {
+  Armed armed;
+  if (collective) armed.sequence = collectives_.fetch_add(1, std::memory_order_relaxed) + 1;
+  armed.begun = steady_clock().now();
+  const Duration timeout = given.value_or(this->timeout());
+  const bool unlimited = timeout < Duration::zero() || timeout >= TimePoint::max() - armed.begun;
+  armed.deadline = unlimited ? TimePoint::max() : armed.begun + timeout;
+  if (logs(LogLevel::trace)) [[unlikely]]
+    log(LogLevel::trace, "group " + parts_.name + ": " + std::string(name) + (collective ? " #" + std::to_string(armed.sequence) : ""));
+  return armed;
+}
+
 void ProcessGroup::arm(Request& request) {
-  const bool collective = is_collective(request.op);
-  if (collective) request.sequence = collectives_.fetch_add(1, std::memory_order_relaxed) + 1;
-  request.begun = steady_clock().now();
-  const Duration timeout = request.timeout.value_or(this->timeout());
-  const bool unlimited = timeout < Duration::zero() || timeout >= TimePoint::max() - request.begun;
-  request.deadline = unlimited ? TimePoint::max() : request.begun + timeout;
-  if (logs(LogLevel::trace))
-    log(LogLevel::trace,
-        "group " + parts_.name + ": " + std::string(request.name) + (collective ? " #" + std::to_string(request.sequence) : ""));
+  const Armed armed = arm(request.name, is_collective(request.op), request.timeout);
+  request.sequence = armed.sequence;
+  request.begun = armed.begun;
+  request.deadline = armed.deadline;
 }
 
 ProcessGroupBackend& ProcessGroup::backend_for(const Request& request) const {
@@ -189,6 +219,12 @@ Status ProcessGroup::failure() const {
 bool ProcessGroup::failure_was_shown() const {
   return aborted_ || std::any_of(parts_.backends.begin(), parts_.backends.end(),
                                  [](const auto& entry) { return !entry.second->failure().ok() && entry.second->failure_was_shown(); });
+}
+
+std::shared_ptr<void> ProcessGroup::drive_here() const {
+  for (const auto& [device, backend] : parts_.backends)
+    if (device == c10::DeviceType::CPU) return backend->drive_here();
+  return is_member() ? parts_.backends.front().second->drive_here() : nullptr;
 }
 
 Status ProcessGroup::close() {

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -46,6 +47,17 @@ struct ProcessGroupParts {
 
 class PreparedRequest;
 
+/// A synchronous collective as `plain_calls.h` has laid it out, with what is recorded of it.
+struct PlainCall {
+  std::string_view name = {};  ///< a literal
+  bool valid = false;          ///< see ProcessGroupBackend::run_plain
+  std::optional<Duration> timeout = {};
+  std::uint64_t bytes = 0;
+  std::optional<DType> dtype = {};
+  std::span<const std::int64_t> shape = {};
+  int peer = -1;  ///< what traces call the root
+};
+
 /// Thread-safe. A process that is no member holds a group too: its rank and size are -1 and calls on it do nothing.
 class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
  public:
@@ -54,6 +66,11 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   /// The only place that checks, numbers, logs, records and arms the deadline. Returns the Work of an asynchronous call or of a receive,
   /// else none.
   WorkRef submit(Request request);
+  /// Whether calls may come by `run_plain` now: the first backend takes them, this process is a member, and no profiler and no debugging
+  /// wants to see requests.
+  bool takes_plain() const;
+  /// Numbers, logs, records, arms the deadline and carries out, as `submit` does; what `submit` checks holds already.
+  void run_plain(const collective::Args& args, const PlainCall& call);
   /// The same checks now, and `start()` as often as one likes.
   PreparedRequest prepare(Request request);
   /// This member's call cannot be made, because of `why`: throws that, with rank, group and `name`. A collective counts as a call all the
@@ -88,6 +105,9 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   Status close();
   void abort(const std::string& reason);
 
+  /// `ProcessGroupBackend::drive_here`, of the backend that serves CPU tensors or else the first; null on a non-member.
+  std::shared_ptr<void> drive_here() const;
+
   /// 1, 2, ...: tells one monitored barrier of this group from the next.
   std::uint64_t next_monitored_barrier() { return monitored_barriers_.fetch_add(1, std::memory_order_relaxed) + 1; }
   std::shared_ptr<store::Store> store() const { return parts_.store.lock(); }
@@ -96,6 +116,11 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   friend class PreparedRequest;
   ProcessGroupBackend& checked(const Request& request);
   ProcessGroupBackend& backend_for(const Request& request) const;
+  struct Armed {
+    std::uint64_t sequence = 0;
+    TimePoint begun, deadline;
+  };
+  Armed arm(std::string_view name, bool collective, const std::optional<Duration>& timeout);
   void arm(Request& request);
   template <class Start>
   WorkRef observed(ProcessGroupBackend& backend, Request& request, Start start);
@@ -103,6 +128,7 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   WorkRef carry_out(ProcessGroupBackend& backend, Request& request, Start start);
 
   ProcessGroupParts parts_;
+  ProcessGroupBackend* plain_ = nullptr;
   std::atomic<Duration> timeout_;
   std::atomic<std::uint64_t> collectives_{0};
   std::atomic<std::uint64_t> monitored_barriers_{0};

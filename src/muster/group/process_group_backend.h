@@ -16,6 +16,10 @@
 
 namespace muster {
 
+namespace collective {
+struct Args;  // communicator.h
+}
+
 /// A request laid out once (`ProcessGroupBackend::prepare`). Its backend outlives it.
 class PreparedCall {
  public:
@@ -36,8 +40,16 @@ class ProcessGroupBackend {
   /// give one.
   virtual WorkRef submit(Request request) = 0;
 
+  /// Whether `run_plain` carries calls out.
+  virtual bool takes_plain() const { return false; }
+  /// A synchronous collective on memory of the CPU, done on return. `valid`: its slices are right in number and length, and apart.
+  virtual void run_plain(const collective::Args&, std::string_view /*name*/, bool /*valid*/, TimePoint /*deadline*/) {}
+
   /// Lays out a request that ProcessGroup has checked, to be started often. Null: a copy of it is submitted each time.
   virtual std::unique_ptr<PreparedCall> prepare(Request) { return nullptr; }
+  /// While what it returns lives, the caller's thread computes, drives the calls that it starts with `Work::is_completed` now and then, and
+  /// waits for them in the end. Null: other threads drive them, because the backend has such or because the machine has cores to spare.
+  virtual std::shared_ptr<void> drive_here() { return nullptr; }
   /// This member's next collective, an `op`, was refused: counts it and tells the other members (`ProcessGroup::refuse`). Never blocks. The
   /// default is for backends whose members cannot be told.
   virtual void refuse(Op) {}

@@ -74,6 +74,11 @@ Group WorldScope::world(std::string_view caller) const {
   return world_;
 }
 
+Group WorldScope::world_or_null() const {
+  const std::lock_guard lock(mutex_);
+  return world_;
+}
+
 std::shared_ptr<group::Job> WorldScope::job(std::string_view caller) const {
   const std::lock_guard lock(mutex_);
   if (job_ == nullptr) not_initialized(caller);

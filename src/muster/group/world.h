@@ -45,6 +45,8 @@ class WorldScope {
   bool initialized() const;
   /// The default group; before init_process_group throws DistError naming `caller`.
   Group world(std::string_view caller) const;
+  /// The same; null before init_process_group.
+  Group world_or_null() const;
   std::shared_ptr<group::Job> job(std::string_view caller) const;
 
   /// Throws when there is a default group already.

@@ -21,10 +21,11 @@ const std::string kFailedBefore = "an earlier reduction of the gradients failed,
 
 struct Reducer::State::Hook final : torch::autograd::FunctionPostHook {
   Hook(std::weak_ptr<State> state, std::size_t index) : state(std::move(state)), index(index) {}
-  torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs, const torch::autograd::variable_list&) override {
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
+                                            const torch::autograd::variable_list& inputs) override {
     const auto alive = state.lock();
     if (alive && index == kRelease) alive->release();
-    if (alive && index != kRelease) alive->on_gradient(index);
+    if (alive && index != kRelease) alive->on_gradient(index, inputs);
     return outputs;
   }
   static constexpr std::size_t kRelease = SIZE_MAX;
@@ -42,15 +43,7 @@ Reducer::State::State(std::vector<at::Tensor> given_parameters, ReducerOptions g
   ready.assign(parameters.size(), false);
   static_counts.assign(parameters.size(), 0);
   used = at::zeros({static_cast<std::int64_t>(parameters.size())}, at::kInt);
-
-  std::vector<std::size_t> order(parameters.size());
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  // Where the first pass will tell the order, it may as well run with as few buckets as possible.
-  const bool will_rebuild = options.static_graph || !options.find_unused_parameters;
-  auto plan = will_rebuild ? plan_buckets(facts(), order, INT64_MAX, INT64_MAX)
-                           : plan_buckets(facts(), order, options.first_bucket_bytes, options.bucket_cap_bytes);
-  std::reverse(plan.begin(), plan.end());  // gradients come last parameter first
-  lay_out(plan);
+  lay_out_first();
 }
 
 void Reducer::State::attach() {
@@ -105,7 +98,7 @@ std::vector<ParameterFacts> Reducer::State::facts() const {
     all.push_back({.bytes = parameters[i].numel() * static_cast<std::int64_t>(c10::elementSize(dtype)),
                    .dtype = dtype,
                    .device = parameters[i].device(),
-                   .alone = is_sparse(i)});
+                   .alone = is_sparse(i) || goes_alone(parameters[i])});
   }
   return all;
 }
@@ -124,24 +117,41 @@ void Reducer::State::lay_out(const std::vector<BucketIndices>& plan) {
       made.push_back(std::move(bucket));
       continue;
     }
-    std::int64_t elements = 0;
-    for (const std::size_t index : indices) elements += parameters[index].numel();
-    const at::Tensor& first = parameters[indices.front()];
-    bucket.memory = flat_memory(elements, first.options().requires_grad(false).dtype(travels_as(first)));
-    std::int64_t at = 0;
-    for (const std::size_t index : indices) {
-      places[index] = {made.size(), bucket.views.size()};
-      bucket.views.push_back(shaped_like(bucket.memory, at, parameters[index]));
-      at += parameters[index].numel();
-      at::Tensor& gradient = parameters[index].mutable_grad();
-      if (options.gradient_as_bucket_view && gradient.defined()) {
-        bucket.views.back().copy_(gradient.detach());
-        gradient = bucket.views.back();
-      }
-    }
+    for (std::size_t slot = 0; slot < indices.size(); ++slot) places[indices[slot]] = {made.size(), slot};
+    bucket.alone = goes_alone(parameters[indices.front()]);
+    if (!bucket.alone) give_memory(bucket);
     made.push_back(std::move(bucket));
   }
   buckets = std::move(made);
+}
+
+void Reducer::State::give_memory(Bucket& bucket) {
+  const at::NoGradGuard no_grad;
+  std::int64_t elements = 0;
+  for (const std::size_t index : bucket.indices) elements += parameters[index].numel();
+  const at::Tensor& first = parameters[bucket.indices.front()];
+  bucket.memory = flat_memory(elements, first.options().requires_grad(false).dtype(travels_as(first)));
+  std::int64_t at = 0;
+  for (const std::size_t index : bucket.indices) {
+    bucket.views.push_back(shaped_like(bucket.memory, at, parameters[index]));
+    at += parameters[index].numel();
+    at::Tensor& gradient = parameters[index].mutable_grad();
+    if (options.gradient_as_bucket_view && gradient.defined()) {
+      bucket.views.back().copy_(gradient.detach());
+      gradient = bucket.views.back();
+    }
+  }
+}
+
+void Reducer::State::lay_out_first() {
+  std::vector<std::size_t> order(parameters.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  // Where the first pass will tell the order, it may as well run with as few buckets as possible.
+  const bool will_rebuild = options.static_graph || !options.find_unused_parameters;
+  auto plan = will_rebuild ? plan_buckets(facts(), order, INT64_MAX, INT64_MAX)
+                           : plan_buckets(facts(), order, options.first_bucket_bytes, options.bucket_cap_bytes);
+  std::reverse(plan.begin(), plan.end());  // gradients come last parameter first
+  lay_out(plan);
 }
 
 /// Rank 0's order of arrival becomes everybody's.
@@ -191,7 +201,11 @@ void Reducer::State::arm(std::span<const at::Tensor> outputs) {
   unused.clear();
   unused_marked = false;
   ready.assign(ready.size(), false);
-  for (Bucket& bucket : buckets) bucket.pending = bucket.indices.size();
+  for (Bucket& bucket : buckets) {
+    bucket.pending = bucket.indices.size();
+    bucket.in_place = at::Tensor();
+  }
+  went_in_place = 0;
   times.backward_start = steady_clock().now();
   if (options.static_graph) {
     static_left = static_counts;
@@ -288,6 +302,7 @@ void Reducer::set_hook(CommHook hook) {
   if (state_->hook) group::invalid("a communication hook was registered before; a model takes one");
   if (state_->under_way || !state_->arrived.empty()) group::invalid("register the communication hook before the first backward pass");
   state_->hook = std::move(hook);
+  state_->lay_out_first();  // a hook is given whole buckets
 }
 
 void Reducer::set_sample_rate(int iterations) {
@@ -300,13 +315,18 @@ std::vector<std::int64_t> Reducer::bucket_bytes() const {
   const std::lock_guard lock(state_->mutex);
   std::vector<std::int64_t> bytes;
   for (const auto& bucket : state_->buckets) {
-    if (bucket.sparse) {
+    if (bucket.sparse || bucket.alone) {
       bytes.push_back(static_cast<std::int64_t>(state_->parameters[bucket.indices.front()].nbytes()));
     } else {
       bytes.push_back(static_cast<std::int64_t>(bucket.memory.nbytes()));
     }
   }
   return bytes;
+}
+
+std::size_t Reducer::in_place() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->went_in_place;
 }
 
 bool Reducer::rebuilt() const {

@@ -28,6 +28,9 @@ struct ReducerOptions {
   std::string model_name = {};          ///< for the log
   std::int64_t first_bucket_bytes = std::int64_t{1} << 20;
   std::int64_t bucket_cap_bytes = std::int64_t{25} << 20;
+  /// A gradient of at least so many bytes travels by itself, where it lies: nothing is copied into a bucket and back. Only where there is
+  /// neither a hook nor gradient_as_bucket_view.
+  std::int64_t in_place_bytes = std::int64_t{64} << 10;
   bool find_unused_parameters = false;   ///< look for parameters that the outputs do not depend on; they count as zero
   bool gradient_as_bucket_view = false;  ///< gradients alias the buckets: one copy less, and half the memory
   bool static_graph = false;             ///< every pass uses the same parameters as often as the first
@@ -76,6 +79,8 @@ class Reducer {
 
   /// Bytes of each bucket, in order.
   std::vector<std::int64_t> bucket_bytes() const;
+  /// How many gradients of the last pass travelled where they lay.
+  std::size_t in_place() const;
   /// Whether the buckets stand in the order of the gradients.
   bool rebuilt() const;
 

@@ -32,9 +32,25 @@ void Reducer::State::begin_backward() {
   });
 }
 
-void Reducer::State::on_gradient(std::size_t index) {
+namespace {
+
+/// How many tensors that nobody but autograd knows of hold the memory of `gradient`, itself among them, while its hook runs.
+std::size_t autograds_owners(const at::Tensor& gradient, const std::vector<at::Tensor>& given) {
+  if (!gradient.defined() || gradient.layout() != at::kStrided || given.size() != 1) return 1;
+  const at::Tensor& source = given.front();  // of which autograd may have made the gradient
+  if (!source.defined() || source.use_count() != 1 || source.layout() != at::kStrided || !gradient.is_alias_of(source)) return 1;
+  if (!source.is_view()) return 2;
+  const at::TensorBase base = source._base();  // a matrix of which the source is the transpose
+  return base.use_count() == 2 ? 3 : 2;
+}
+
+}  // namespace
+
+/// `given` is what autograd has accumulated. It keeps that until this returns, and may have made it the gradient itself.
+void Reducer::State::on_gradient(std::size_t index, const std::vector<at::Tensor>& given) {
   const std::lock_guard lock(mutex);
-  used[static_cast<std::int64_t>(index)] = 1;
+  owners = autograds_owners(parameters[index].grad(), given);
+  used.mutable_data_ptr<int>()[index] = 1;
   gave_gradients = true;
   if (failure) return;
   if (mode == Mode::local) {
@@ -56,6 +72,8 @@ void Reducer::State::on_gradient(std::size_t index) {
     mark_unused();
     if (options.static_graph && --static_left[index] > 0) return;
     mark_ready(index);
+    owners = 1;
+    move_on();
   } catch (...) {
     failure = std::current_exception();
     throw;
@@ -96,10 +114,24 @@ void Reducer::State::mark_ready(std::size_t index) {
   if (--buckets[places[index].bucket].pending == 0) launch_full();
 }
 
-/// Copies the gradient into its bucket, divided unless a hook does that.
+/// Whether nobody but the parameter knows of this pass's gradient, and it lies as the others' do.
+bool Reducer::State::travels_in_place(std::size_t index, const at::Tensor& gradient) const {
+  const at::Tensor& parameter = parameters[index];
+  const bool same_layout = gradient.strides() == parameter.strides() || (gradient.is_contiguous() && parameter.is_contiguous());
+  return used.const_data_ptr<int>()[index] != 0 && gradient.scalar_type() == parameter.scalar_type() && !gradient.requires_grad() &&
+         gradient.is_cpu() && gradient.is_non_overlapping_and_dense() && same_layout && gradient.storage().use_count() == owners;
+}
+
+/// Copies the gradient into its bucket, divided unless a hook or the reduction does that.
 void Reducer::State::fill(std::size_t index) {
   const at::NoGradGuard no_grad;
   at::Tensor& gradient = parameters[index].mutable_grad();
+  Bucket& bucket = buckets[places[index].bucket];
+  if (bucket.alone && gradient.defined() && !gradient.is_sparse() && travels_in_place(index, gradient)) {
+    bucket.in_place = at::empty({0}, gradient.options()).set_(gradient.storage(), gradient.storage_offset(), {gradient.numel()}, {1});
+    ++went_in_place;
+    return;
+  }
   at::Tensor place = view(index);
   if (!gradient.defined()) {
     place.zero_();
@@ -114,7 +146,7 @@ void Reducer::State::fill(std::size_t index) {
     if (!hook) place.div_(divisor);
     return;
   }
-  if (hook) {
+  if (hook || bucket.alone) {
     place.copy_(gradient.detach());
   } else {
     at::mul_out(place, gradient.detach(), at::native::wrapped_scalar_tensor(1.0 / divisor));
@@ -149,12 +181,26 @@ void Reducer::State::launch_full() {
   if (tracks_use()) used_work = all_reduce(used, {.group = options.group, .async_op = true});
 }
 
+/// Between two gradients, where this thread drives what was launched.
+void Reducer::State::move_on() {
+  if (driving && next > 0 && buckets[next - 1].work) buckets[next - 1].work->is_completed();
+}
+
+/// For what was not divided when it was filled in. The mean of many 16-bit floats may fit where their sum does not.
+ReduceOp Reducer::State::averaging(at::ScalarType dtype) const {
+  const bool wide = dtype == at::kFloat || dtype == at::kDouble;
+  return wide && divisor == options.group->size() ? ReduceOp(ReduceOp::AVG) : ReduceOp::premul_sum(1.0 / divisor);
+}
+
 void Reducer::State::launch(std::size_t number) {
   if (number == 0) times.comm_start = steady_clock().now();
   Bucket& bucket = buckets[number];
   if (!hook) {
-    // Sparse ones need several rounds, which nobody should wait for in the middle of backward.
-    if (!bucket.sparse) bucket.work = all_reduce(bucket.memory, {.group = options.group, .async_op = true});
+    if (!driving) driving = options.group->drive_here();
+    if (bucket.sparse) return;  // those need several rounds, which nobody should wait for in the middle of backward
+    const at::Tensor& travels = bucket.in_place.defined() ? bucket.in_place : bucket.memory;
+    const ReduceOp op = bucket.alone ? averaging(travels.scalar_type()) : ReduceOp::SUM;
+    bucket.work = all_reduce(travels, {.op = op, .group = options.group, .async_op = true});
     return;
   }
   GradBucket given{
@@ -170,6 +216,7 @@ void Reducer::State::end_backward() {
   {
     const std::lock_guard lock(mutex);
     end_queued = false;
+    const auto driven = std::exchange(driving, nullptr);  // to the end of this
     if (failure || !gave_gradients) return;
     try {
       if (mode == Mode::reduce && under_way) {
@@ -194,6 +241,7 @@ void Reducer::State::end_backward() {
 void Reducer::State::left_in_the_middle() noexcept {
   const std::lock_guard lock(mutex);
   end_queued = false;
+  driving.reset();
   if (mode != Mode::reduce) return;
   if (!failure)
     failure = std::make_exception_ptr(
@@ -264,6 +312,8 @@ void Reducer::State::finish_pass() {
     if (bucket.sparse) {
       give_back_sparse(bucket.indices.front(), averaged);
       bucket.memory = at::Tensor();
+    } else if (bucket.in_place.defined()) {
+      bucket.in_place = at::Tensor();
     } else {
       for (const std::size_t index : bucket.indices) give_back(index, view(index));
     }
@@ -322,11 +372,13 @@ void Reducer::State::shadow() {
       if (bucket.sparse) {
         bucket.memory = no_values(parameters[bucket.indices.front()]);
       } else {
+        if (!bucket.memory.defined()) give_memory(bucket);
         bucket.memory.zero_();
       }
     }
     if (options.static_graph) learn_static_use();
     launch_full();
+    const auto driven = std::exchange(driving, nullptr);  // to the end of this
     if (used_work) std::exchange(used_work, nullptr)->wait();
     for (Bucket& bucket : buckets) {
       keep_averages(bucket, finish_bucket(bucket));

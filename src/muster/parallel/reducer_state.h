@@ -23,7 +23,9 @@ struct Reducer::State : std::enable_shared_from_this<State> {
   struct Bucket {
     BucketIndices indices;
     bool sparse = false;  // then of one parameter, and `memory` is this pass's gradient
-    at::Tensor memory;
+    bool alone = false;   // of one large parameter
+    at::Tensor memory;    // of one that is alone: made when its gradient cannot travel where it lies
+    at::Tensor in_place;  // the memory of such a gradient, while it travels
     std::vector<at::Tensor> views;
     std::size_t pending = 0;
     WorkRef work;
@@ -43,6 +45,8 @@ struct Reducer::State : std::enable_shared_from_this<State> {
 
   std::vector<ParameterFacts> facts() const;
   void lay_out(const std::vector<BucketIndices>& plan);
+  void lay_out_first();
+  void give_memory(Bucket& bucket);
   void rebuild();
   void check_finished() const;
   void arm(std::span<const at::Tensor> outputs);
@@ -51,14 +55,17 @@ struct Reducer::State : std::enable_shared_from_this<State> {
 
   void begin_backward();
   void release();
-  void on_gradient(std::size_t index);
+  void on_gradient(std::size_t index, const std::vector<at::Tensor>& given);
   void mark_ready(std::size_t index);
   void mark_unused();
   void fill(std::size_t index);
+  bool travels_in_place(std::size_t index, const at::Tensor& gradient) const;
   void fill_sparse(std::size_t index);
   at::Tensor no_values(const at::Tensor& parameter) const;
   void launch_full();
+  ReduceOp averaging(at::ScalarType dtype) const;
   void launch(std::size_t number);
+  void move_on();
   void end_backward();
   void left_in_the_middle() noexcept;
   void tell_others() const noexcept;
@@ -75,11 +82,19 @@ struct Reducer::State : std::enable_shared_from_this<State> {
 
   std::string name(std::size_t index) const;
   std::string names_of(const std::vector<std::size_t>& indices) const;
-  const at::Tensor& view(std::size_t index) const { return buckets[places[index].bucket].views[places[index].slot]; }
+  const at::Tensor& view(std::size_t index) {
+    Bucket& bucket = buckets[places[index].bucket];
+    if (!bucket.memory.defined()) give_memory(bucket);
+    return bucket.views[places[index].slot];
+  }
   bool tracks_use() const { return options.find_unused_parameters && !options.static_graph; }
   bool is_held() const { return options.held_until.defined() && !released; }
   at::ScalarType travels_as(const at::Tensor& parameter) const {
     return parameter.is_floating_point() ? options.reduce_dtype.value_or(parameter.scalar_type()) : parameter.scalar_type();
+  }
+  bool goes_alone(const at::Tensor& parameter) const {
+    return !hook && !options.gradient_as_bucket_view && parameter.is_cpu() && parameter.is_floating_point() &&
+           travels_as(parameter) == parameter.scalar_type() && static_cast<std::int64_t>(parameter.nbytes()) >= options.in_place_bytes;
   }
   bool is_sparse(std::size_t index) const { return index < options.sparse.size() && options.sparse[index]; }
 
@@ -93,7 +108,10 @@ struct Reducer::State : std::enable_shared_from_this<State> {
   mutable std::mutex mutex;
   std::vector<Bucket> buckets;
   std::vector<Place> places;
-  std::size_t next = 0;  // the bucket to be launched next
+  std::size_t next = 0;    // the bucket to be launched next
+  std::size_t owners = 1;  // of an arriving gradient's memory, where no user's tensor shares it
+  std::size_t went_in_place = 0;
+  std::shared_ptr<void> driving = {};  // while this thread drives what was launched, beside backward
   /// What is done with gradients that come: `done` is after a pass that was reduced, before the next forward.
   enum class Mode { local, reduce, done } mode = Mode::local;
   bool under_way = false;  // gradients have come that are not averaged yet

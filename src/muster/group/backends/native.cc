@@ -1,6 +1,9 @@
 #include "muster/group/backends/native.h"
 
+#include <ATen/Parallel.h>
+
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 #include "muster/group/backends/native_work.h"
@@ -34,7 +37,8 @@ class NativeBackend::Prepared final : public PreparedCall {
 
   WorkRef start(TimePoint deadline, std::uint64_t, trace::Mark) override {
     staging_.refill();
-    if (auto status = backend_.communicator_->run(staging_.args(), deadline); !status.ok()) backend_.fail(request_, status);
+    if (auto status = backend_.communicator_->run(staging_.args(), deadline); !status.ok())
+      backend_.fail(request_.op, request_.name, status);
     staging_.finish();
     return nullptr;
   }
@@ -59,13 +63,27 @@ std::unique_ptr<PreparedCall> NativeBackend::prepare(Request request) {
   return std::make_unique<Prepared>(*this, std::move(request));
 }
 
-void NativeBackend::fail(const Request& request, const Status& status) {
+void NativeBackend::run_plain(const collective::Args& args, std::string_view name, bool valid, TimePoint deadline) {
+  const Status status = valid ? communicator_->run_valid(args, deadline) : communicator_->run(args, deadline);
+  if (!status.ok()) [[unlikely]]
+    fail(args.op, name, status);
+}
+
+std::shared_ptr<void> NativeBackend::drive_here() {
+  const auto& fabric = communicator_->channel().fabric();
+  const auto hosts = fabric.hosts();
+  const auto here = std::count(hosts.begin(), hosts.end(), hosts[static_cast<std::size_t>(fabric.rank())]);
+  const auto threads = static_cast<unsigned>(here * (at::get_num_threads() + 1));  // one more each, to drive calls while the others compute
+  return std::thread::hardware_concurrency() >= threads ? nullptr : communicator_->drive_here();
+}
+
+void NativeBackend::fail(Op op, std::string_view name, const Status& status) {
   if (refused_by_engine(status) && communicator_->failure().ok()) {
-    refuse(request.op);
+    refuse(op);
   } else {
     *shown_ = true;
   }
-  raise(status.with_context(request.name));
+  raise(status.with_context(name));
 }
 
 void NativeBackend::refuse(Op op) {
@@ -85,14 +103,14 @@ WorkRef NativeBackend::submit(Request request) {
   Staging staging(request, request.root == communicator_->rank());
   const bool point_to_point = request.op == Op::send || request.op == Op::recv;
   if (!request.async_op && !point_to_point) {
-    if (auto status = communicator_->run(staging.args(), request.deadline); !status.ok()) fail(request, status);
+    if (auto status = communicator_->run(staging.args(), request.deadline); !status.ok()) fail(request.op, request.name, status);
     staging.finish();
     return nullptr;
   }
   auto work = std::make_shared<NativeWork>(request.name, std::move(staging), communicator_, ranks_, shown_, std::move(request.mark));
   auto pending = start(*communicator_, request, work->staging().args());
   if (!point_to_point && pending->done())
-    if (const auto status = pending->wait(TimePoint::max()); refused_by_engine(status)) fail(request, status);
+    if (const auto status = pending->wait(TimePoint::max()); refused_by_engine(status)) fail(request.op, request.name, status);
   work->track(std::move(pending));
   if (!request.async_op) work->wait();
   return work;

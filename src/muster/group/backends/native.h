@@ -21,7 +21,10 @@ class NativeBackend : public ProcessGroupBackend {
   std::string_view name() const override { return name_; }
   bool supports(Op op, at::ScalarType dtype, c10::DeviceType device, std::string* why) const override;
   WorkRef submit(Request request) override;
+  bool takes_plain() const override { return true; }
+  void run_plain(const collective::Args& args, std::string_view name, bool valid, TimePoint deadline) override;
   std::unique_ptr<PreparedCall> prepare(Request request) override;
+  std::shared_ptr<void> drive_here() override;
   void refuse(Op op) override;
   Status failure() const override { return communicator_->failure(); }
   bool failure_was_shown() const override;
@@ -33,7 +36,7 @@ class NativeBackend : public ProcessGroupBackend {
  private:
   class Prepared;
   /// Throws `status`; where the engine found the arguments wrong, the others are told as of any refused call.
-  [[noreturn]] void fail(const Request& request, const Status& status);
+  [[noreturn]] void fail(Op op, std::string_view name, const Status& status);
 
   std::string name_;
   std::shared_ptr<collective::Communicator> communicator_;

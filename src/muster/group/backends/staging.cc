@@ -35,42 +35,25 @@ void copy_in(const at::Tensor& flat, const Slice& slice) {
 const std::byte* bytes_of(const at::Tensor& tensor) { return static_cast<const std::byte*>(tensor.const_data_ptr()); }
 std::byte* mutable_bytes_of(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.data_ptr()); }
 
-/// Lists of this thread's last request, kept for their memory. A request may outlive them: a global one, at the end of the process.
-thread_local bool spare_lists_gone = false;
-struct SpareLists : collective::Args {
-  ~SpareLists() { spare_lists_gone = true; }
-};
-thread_local SpareLists spare_lists;
-
 }  // namespace
 
 Staging::Staging(Request& request, bool at_root) : inputs_(std::move(request.inputs)), outputs_(std::move(request.outputs)) {
-  std::swap(args_.inputs, spare_lists.inputs);
-  std::swap(args_.outputs, spare_lists.outputs);
-  args_.op = request.op;
-  args_.reduce = request.reduce_op.engine();
-  args_.factor = request.reduce_op.factor();
-  args_.root = request.root;
+  args_->op = request.op;
+  args_->reduce = request.reduce_op.engine();
+  args_->factor = request.reduce_op.factor();
+  args_->root = request.root;
   if (!inputs_.empty() || !outputs_.empty()) {
     const auto& slice = inputs_.empty() ? outputs_.front() : inputs_.front();
-    if (!slice.empty()) args_.dtype = to_dtype(slice.front().scalar_type());
+    if (!slice.empty()) args_->dtype = to_dtype(slice.front().scalar_type());
   }
   // In place: one buffer, filled, for both sides.
   const bool in_place = request.op == Op::all_reduce || (request.op == Op::reduce && !outputs_.empty());
-  for (const auto& slice : outputs_) args_.outputs.push_back(stage_output(slice, in_place || (request.op == Op::broadcast && at_root)));
+  for (const auto& slice : outputs_) args_->outputs.push_back(stage_output(slice, in_place || (request.op == Op::broadcast && at_root)));
   if (in_place) {
-    args_.inputs.push_back(args_.outputs.front());
+    args_->inputs.push_back(args_->outputs.front());
   } else {
-    for (const auto& slice : inputs_) args_.inputs.push_back(stage_input(slice));
+    for (const auto& slice : inputs_) args_->inputs.push_back(stage_input(slice));
   }
-}
-
-Staging::~Staging() {
-  if (spare_lists_gone) return;
-  args_.inputs.clear();
-  args_.outputs.clear();
-  if (args_.inputs.capacity() > spare_lists.inputs.capacity()) std::swap(args_.inputs, spare_lists.inputs);
-  if (args_.outputs.capacity() > spare_lists.outputs.capacity()) std::swap(args_.outputs, spare_lists.outputs);
 }
 
 ConstBytes Staging::stage_input(const Slice& slice) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "muster/collective/communicator.h"
+#include "muster/group/backends/spare_args.h"
 #include "muster/group/request.h"
 
 namespace muster::group {
@@ -14,11 +15,8 @@ class Staging {
  public:
   /// Takes the request's tensors. `at_root` tells whether this member is the request's root.
   Staging(Request& request, bool at_root);
-  ~Staging();
-  Staging(Staging&&) = default;
-  Staging& operator=(Staging&&) = delete;
 
-  const collective::Args& args() const { return args_; }
+  const collective::Args& args() const { return *args_; }
   /// Copies flat inputs anew from the tensors, for another run.
   void refill();
   /// After success: copies flat outputs back into the tensors, and tells autograd that they have changed.
@@ -30,7 +28,7 @@ class Staging {
   ConstBytes stage_input(const Slice& slice);
   MutableBytes stage_output(const Slice& slice, bool filled);
 
-  collective::Args args_;
+  SpareArgs args_;
   Slices inputs_, outputs_;
   std::vector<std::pair<at::Tensor, Slice>> copies_in_;
   std::vector<std::pair<at::Tensor, Slice>> copies_back_;

@@ -1,0 +1,297 @@
+#include "muster/group/plain_calls.h"
+
+#include <algorithm>
+#include <string>
+
+#include "muster/group/backends/spare_args.h"
+#include "muster/group/scalar_type.h"
+#include "muster/group/world.h"
+
+namespace muster::group::plain {
+namespace {
+
+/// Whether the bytes from its data pointer on are its elements in order, on the CPU.
+bool is_plain(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.is_cpu() && tensor.layout() == at::kStrided && tensor.is_contiguous() && !tensor.is_conj() &&
+         !tensor.is_neg() && !tensor.is_quantized();
+}
+
+ConstBytes bytes_of(const at::Tensor& tensor) { return {static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()}; }
+MutableBytes mutable_bytes_of(const at::Tensor& tensor) { return {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()}; }
+
+bool apart(ConstBytes a, ConstBytes b) {
+  return a.empty() || b.empty() || a.data() + a.size() <= b.data() || b.data() + b.size() <= a.data();
+}
+
+/// One call on its way. `ok` becomes false at the first thing that is out of the ordinary.
+class Call {
+ public:
+  Call(Op op, std::string_view name, const Group& given, const std::optional<Duration>& timeout, bool async_op)
+      : held_(given ? nullptr : WorldScope::current()->world_or_null()), group_(given ? given.get() : held_.get()) {
+    ok = !async_op && group_ != nullptr && group_->takes_plain();
+    if (!ok) return;
+    call_.name = name;
+    call_.timeout = timeout;
+    args_->op = op;
+  }
+
+  std::size_t size() const { return static_cast<std::size_t>(group_->size()); }
+  std::size_t rank() const { return static_cast<std::size_t>(group_->rank()); }
+  bool at_root() const { return args_->root == group_->rank(); }
+
+  void root(std::optional<int> global, std::optional<int> local, std::optional<int> fallback = {}) {
+    if (!ok) return;
+    if (!global && !local) global = fallback;
+    ok = global.has_value() != local.has_value();
+    if (!ok) return;
+    const auto& ranks = group_->ranks();
+    const auto place = local ? *local : static_cast<int>(std::find(ranks.begin(), ranks.end(), *global) - ranks.begin());
+    ok = place >= 0 && place < group_->size();
+    args_->root = place;
+    if (ok) call_.peer = group_->first_rank_of(place);
+  }
+
+  /// The first tensor gives the dtype; the others must agree.
+  void take(const at::Tensor& tensor) {
+    ok = ok && is_plain(tensor);
+    if (!ok) return;
+    if (!like_.has_value()) {
+      like_ = tensor.scalar_type();
+      args_->dtype = to_dtype(*like_);
+      call_.shape = {tensor.sizes().data(), tensor.sizes().size()};
+    } else {
+      ok = tensor.scalar_type() == *like_;
+    }
+  }
+  void reduces(const ReduceOp& op) {
+    if (!ok) return;
+    args_->reduce = op.engine();
+    args_->factor = op.factor();
+    ok = is_reducible(args_->dtype) && collective::reduce_supports(args_->reduce, args_->dtype, nullptr);
+  }
+
+  void give(ConstBytes bytes) { args_->inputs.push_back(bytes); }
+  void get(MutableBytes bytes) { args_->outputs.push_back(bytes); }
+  /// Every member's part of `whole`, of `part` bytes.
+  void give_parts(ConstBytes whole, std::size_t part) {
+    for (std::size_t member = 0; member < size(); ++member) give(whole.subspan(member * part, part));
+  }
+  void get_parts(MutableBytes whole, std::size_t part) {
+    for (std::size_t member = 0; member < size(); ++member) get(whole.subspan(member * part, part));
+  }
+  void give_all(const TensorList& tensors) {
+    for (const auto& tensor : tensors) give(bytes_of(tensor));
+  }
+  void get_all(const TensorList& tensors) {
+    for (const auto& tensor : tensors) get(mutable_bytes_of(tensor));
+  }
+  /// A list with a tensor for each member.
+  void take_all(const TensorList& tensors) {
+    ok = ok && tensors.size() == size();
+    for (std::size_t i = 0; ok && i < tensors.size(); ++i) take(tensors[i]);
+  }
+
+  /// `valid`: the slices are right in number and length, and apart, by the way they were made.
+  bool run(bool valid) {
+    std::uint64_t in = 0, out = 0;
+    for (const auto& slice : args_->inputs) in += slice.size();
+    for (const auto& slice : args_->outputs) out += slice.size();
+    call_.bytes = std::max(in, out);
+    if (like_) call_.dtype = args_->dtype;
+    call_.valid = valid;
+    group_->run_plain(*args_, call_);
+    return true;
+  }
+
+  bool ok = false;
+
+ private:
+  const Group held_;
+  ProcessGroup* const group_;
+  SpareArgs args_;
+  PlainCall call_;
+  std::optional<at::ScalarType> like_;
+};
+
+/// Autograd learns that it was written.
+void changed(const at::Tensor& tensor) {
+  if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+}
+void changed(const TensorList& tensors) {
+  for (const auto& tensor : tensors) changed(tensor);
+}
+
+bool equal_sizes(const TensorList& tensors, std::int64_t elements) {
+  return std::all_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) { return tensor.numel() == elements; });
+}
+
+}  // namespace
+
+bool broadcast(const at::Tensor& tensor, const BroadcastOptions& options) {
+  Call call(Op::broadcast, "broadcast", options.group, options.timeout, options.async_op);
+  call.root(options.src, options.group_src);
+  call.take(tensor);
+  if (!call.ok) return false;
+  call.get(mutable_bytes_of(tensor));
+  call.run(true);
+  changed(tensor);
+  return true;
+}
+
+bool all_reduce(const at::Tensor& tensor, const AllReduceOptions& options) {
+  Call call(Op::all_reduce, "all_reduce", options.group, options.timeout, options.async_op);
+  call.take(tensor);
+  call.reduces(options.op);
+  if (!call.ok) return false;
+  const auto bytes = mutable_bytes_of(tensor);
+  call.give(bytes);
+  call.get(bytes);
+  call.run(true);
+  changed(tensor);
+  return true;
+}
+
+bool reduce(const at::Tensor& tensor, const ReduceOptions& options) {
+  Call call(Op::reduce, "reduce", options.group, options.timeout, options.async_op);
+  call.root(options.dst, options.group_dst);
+  call.take(tensor);
+  call.reduces(options.op);
+  if (!call.ok) return false;
+  if (!call.at_root()) {
+    call.give(bytes_of(tensor));
+    return call.run(true);
+  }
+  const auto bytes = mutable_bytes_of(tensor);
+  call.give(bytes);
+  call.get(bytes);
+  call.run(true);
+  changed(tensor);
+  return true;
+}
+
+bool all_gather(const TensorList& tensor_list, const at::Tensor& tensor, const CollectiveOptions& options) {
+  Call call(Op::all_gather, "all_gather", options.group, options.timeout, options.async_op);
+  call.take(tensor);
+  call.take_all(tensor_list);
+  if (!call.ok || tensor_list[call.rank()].numel() != tensor.numel()) return false;
+  call.give(bytes_of(tensor));
+  call.get_all(tensor_list);
+  call.run(false);
+  changed(tensor_list);
+  return true;
+}
+
+bool all_gather_into_tensor(const at::Tensor& output, const at::Tensor& input, const CollectiveOptions& options) {
+  Call call(Op::all_gather, "all_gather_into_tensor", options.group, options.timeout, options.async_op);
+  call.take(input);
+  call.take(output);
+  if (!call.ok || output.nbytes() != call.size() * input.nbytes()) return false;
+  const auto from = bytes_of(input);
+  const auto to = mutable_bytes_of(output);
+  if (!apart(from, to)) return false;
+  call.give(from);
+  call.get_parts(to, from.size());
+  call.run(true);
+  changed(output);
+  return true;
+}
+
+bool gather(const at::Tensor& tensor, const GatherOptions& options) {
+  Call call(Op::gather, "gather", options.group, options.timeout, options.async_op);
+  call.root(options.dst, options.group_dst, 0);
+  call.take(tensor);
+  if (!call.ok) return false;
+  if (!call.at_root()) {
+    if (!options.gather_list.empty()) return false;
+    call.give(bytes_of(tensor));
+    return call.run(true);
+  }
+  call.take_all(options.gather_list);
+  if (!call.ok || !equal_sizes(options.gather_list, tensor.numel())) return false;
+  call.give(bytes_of(tensor));
+  call.get_all(options.gather_list);
+  call.run(false);
+  changed(options.gather_list);
+  return true;
+}
+
+bool scatter(const at::Tensor& tensor, const ScatterOptions& options) {
+  Call call(Op::scatter, "scatter", options.group, options.timeout, options.async_op);
+  call.root(options.src, options.group_src, 0);
+  call.take(tensor);
+  if (!call.ok) return false;
+  const bool root = call.at_root();
+  if (root) call.take_all(options.scatter_list);
+  if (!call.ok || (root ? !equal_sizes(options.scatter_list, tensor.numel()) : !options.scatter_list.empty())) return false;
+  call.give_all(options.scatter_list);
+  call.get(mutable_bytes_of(tensor));
+  call.run(!root);
+  changed(tensor);
+  return true;
+}
+
+bool reduce_scatter(const at::Tensor& output, const TensorList& input_list, const ReduceScatterOptions& options) {
+  Call call(Op::reduce_scatter, "reduce_scatter", options.group, options.timeout, options.async_op);
+  call.take_all(input_list);
+  call.take(output);
+  call.reduces(options.op);
+  if (!call.ok || input_list[call.rank()].numel() != output.numel()) return false;
+  call.give_all(input_list);
+  call.get(mutable_bytes_of(output));
+  call.run(false);
+  changed(output);
+  return true;
+}
+
+bool reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input, const ReduceScatterOptions& options) {
+  Call call(Op::reduce_scatter, "reduce_scatter_tensor", options.group, options.timeout, options.async_op);
+  call.take(input);
+  call.take(output);
+  call.reduces(options.op);
+  if (!call.ok || input.nbytes() != call.size() * output.nbytes()) return false;
+  const auto from = bytes_of(input);
+  const auto to = mutable_bytes_of(output);
+  if (!apart(from, to)) return false;
+  call.give_parts(from, to.size());
+  call.get(to);
+  call.run(true);
+  changed(output);
+  return true;
+}
+
+bool all_to_all_single(const at::Tensor& output, const at::Tensor& input, const AllToAllSingleOptions& options) {
+  Call call(Op::all_to_all, "all_to_all_single", options.group, options.timeout, options.async_op);
+  call.take(input);
+  call.take(output);
+  if (!call.ok || !options.input_split_sizes.empty() || !options.output_split_sizes.empty()) return false;
+  const auto members = static_cast<std::int64_t>(call.size());
+  const auto shared = [&](const at::Tensor& tensor) { return tensor.dim() > 0 && tensor.size(0) % members == 0; };
+  if (!shared(input) || !shared(output) || input.nbytes() != output.nbytes()) return false;
+  const auto from = bytes_of(input);
+  const auto to = mutable_bytes_of(output);
+  if (!apart(from, to)) return false;
+  call.give_parts(from, from.size() / call.size());
+  call.get_parts(to, to.size() / call.size());
+  call.run(true);
+  changed(output);
+  return true;
+}
+
+bool all_to_all(const TensorList& output_tensor_list, const TensorList& input_tensor_list, const CollectiveOptions& options) {
+  Call call(Op::all_to_all, "all_to_all", options.group, options.timeout, options.async_op);
+  call.take_all(input_tensor_list);
+  call.take_all(output_tensor_list);
+  if (!call.ok || input_tensor_list[call.rank()].numel() != output_tensor_list[call.rank()].numel()) return false;
+  call.give_all(input_tensor_list);
+  call.get_all(output_tensor_list);
+  call.run(false);
+  changed(output_tensor_list);
+  return true;
+}
+
+bool barrier(const BarrierOptions& options) {
+  Call call(Op::barrier, "barrier", options.group, options.timeout, options.async_op);
+  return call.ok && call.run(true);
+}
+
+}  // namespace muster::group::plain

@@ -1,0 +1,175 @@
+// Large gradients travel by themselves, where they lie.
+#include <gtest/gtest.h>
+#include <torch/types.h>
+
+#include <array>
+#include <functional>
+#include <vector>
+
+#include "muster/group/test_ranks.h"
+#include "muster/parallel/reducer.h"
+
+namespace muster::testing {
+namespace {
+
+using parallel::Reducer;
+using parallel::ReducerOptions;
+using Tensors = std::vector<at::Tensor>;
+
+constexpr std::int64_t kAlways = 1, kNever = INT64_MAX;
+
+/// Leaves of three layouts, the same on every rank.
+Tensors leaves() {
+  const auto leaf = [](std::initializer_list<std::int64_t> shape, at::MemoryFormat format = at::MemoryFormat::Contiguous) {
+    return torch::zeros(shape, at::kDouble).contiguous(format).requires_grad_();
+  };
+  return {leaf({30, 20}), leaf({7}), leaf({4, 3, 5, 2}, at::MemoryFormat::ChannelsLast)};
+}
+
+/// What a rank's gradient of leaf `index` is in pass `pass`.
+at::Tensor gradient_of(int rank, std::size_t index, int pass, const at::Tensor& leaf) {
+  const auto numbers = torch::arange(leaf.numel(), at::kDouble) + static_cast<double>(31 * rank + 7 * pass + static_cast<int>(index));
+  return torch::sin(numbers).view(leaf.sizes());
+}
+
+void run_pass(Reducer& reducer, const Tensors& parameters, int rank, int pass, const std::vector<bool>& uses = {true, true, true}) {
+  reducer.prepare_forward();
+  auto loss = torch::zeros({}, at::kDouble).requires_grad_() * 1;
+  for (std::size_t i = 0; i < parameters.size(); ++i)
+    if (uses[i]) loss = loss + (parameters[i] * gradient_of(rank, i, pass, parameters[i])).sum();
+  reducer.prepare_backward(std::array{loss});
+  loss.backward();
+}
+
+at::Tensor mean_of(int ranks, std::size_t index, int pass, const at::Tensor& leaf) {
+  auto sum = gradient_of(0, index, pass, leaf);
+  for (int rank = 1; rank < ranks; ++rank) sum = sum + gradient_of(rank, index, pass, leaf);
+  return sum / ranks;
+}
+
+void expect_near(const at::Tensor& value, const at::Tensor& expected) {
+  ASSERT_TRUE(value.defined());
+  EXPECT_LT((value - expected).abs().max().item<double>(), 1e-14);
+}
+
+/// `prepare` puts parameters into another state before each pass, on some ranks.
+/// `expected`: how many gradients travel where they lie, on rank 0 and on rank 1.
+void check(int ranks, std::int64_t in_place_bytes, std::array<std::size_t, 2> expected,
+           const std::function<void(int rank, Tensors&)>& prepare) {
+  on_ranks(ranks, [&](int rank) {
+    auto parameters = leaves();
+    Reducer reducer(parameters, {.group = new_group(), .in_place_bytes = in_place_bytes});
+    for (int pass = 0; pass < 3; ++pass) {
+      for (auto& parameter : parameters) parameter.mutable_grad().reset();
+      prepare(rank, parameters);
+      run_pass(reducer, parameters, rank, pass);
+      for (std::size_t i = 0; i < parameters.size(); ++i) expect_near(parameters[i].grad(), mean_of(ranks, i, pass, parameters[i]));
+      EXPECT_EQ(reducer.in_place(), expected[rank == 1 ? 1 : 0]);
+    }
+    EXPECT_EQ(reducer.bucket_bytes().size(), in_place_bytes == kAlways ? 3u : 1u);
+  });
+}
+
+// spec: K2 gradients are averaged
+TEST(InPlace, GivesWhatBucketsGive) {
+  for (const int ranks : {1, 2, 3, 4}) {
+    check(ranks, kAlways, {3, 3}, [](int, Tensors&) {});
+    check(ranks, kNever, {0, 0}, [](int, Tensors&) {});
+  }
+}
+
+TEST(InPlace, GradientsOfLayersDoNotGoThroughBuckets) {
+  on_ranks(2, [](int rank) {
+    const Tensors parameters{torch::ones({6, 5}, at::kDouble).requires_grad_(), torch::ones({6}, at::kDouble).requires_grad_()};
+    Reducer reducer(parameters, {.group = new_group(), .in_place_bytes = kAlways});
+    const auto inputs = torch::arange(20, at::kDouble).view({4, 5}) + rank;
+    for (int pass = 0; pass < 2; ++pass) {
+      for (const auto& parameter : parameters) parameter.mutable_grad().reset();
+      reducer.prepare_forward();
+      const auto loss = torch::linear(inputs, parameters[0], parameters[1]).sum();
+      reducer.prepare_backward(std::array{loss});
+      loss.backward();
+      EXPECT_EQ(reducer.in_place(), 2u);
+      expect_near(parameters[0].grad(), (inputs + 0.5 - rank).sum(0).expand({6, 5}));
+      expect_near(parameters[1].grad(), torch::full({6}, 4.0, at::kDouble));
+    }
+  });
+}
+
+TEST(InPlace, AGradientThatLiesOtherwiseOnOneRankIsCopied) {
+  check(2, kAlways, {2, 2}, [](int rank, Tensors& parameters) {
+    if (rank == 1) parameters[0].mutable_grad() = torch::zeros({20, 30}, at::kDouble).t();
+    if (rank == 0) parameters[2].mutable_grad() = torch::zeros({4, 3, 5, 2}, at::kDouble);
+  });
+}
+
+TEST(InPlace, AGradientWhoseMemoryOthersHoldIsCopied) {
+  check(2, kAlways, {1, 3}, [](int rank, Tensors& parameters) {
+    if (rank == 1) return;
+    const auto both = torch::zeros({607}, at::kDouble);
+    parameters[0].mutable_grad() = both.narrow(0, 0, 600).view({30, 20});
+    parameters[1].mutable_grad() = both.narrow(0, 600, 7);
+  });
+}
+
+TEST(InPlace, GradientsOfSeveralPassesAddUpFirst) {
+  on_ranks(2, [](int rank) {
+    auto parameters = leaves();
+    Reducer reducer(parameters, {.group = new_group(), .in_place_bytes = kAlways});
+    run_pass(reducer, parameters, rank, 0);
+    run_pass(reducer, parameters, rank, 1);  // on top of the averages of the first
+    for (std::size_t i = 0; i < parameters.size(); ++i)
+      expect_near(parameters[i].grad(), mean_of(2, i, 0, parameters[i]) + mean_of(2, i, 1, parameters[i]));
+  });
+}
+
+// spec: K1 find_unused_parameters
+TEST(InPlace, WhatNobodyUsesKeepsItsGradient) {
+  on_ranks(2, [](int rank) {
+    auto parameters = leaves();
+    Reducer reducer(parameters, {.group = new_group(), .in_place_bytes = kAlways, .find_unused_parameters = true});
+    const auto kept = torch::full({30, 20}, rank + 5.0, at::kDouble);
+    parameters[0].mutable_grad() = kept.clone();
+    run_pass(reducer, parameters, rank, 0, {false, true, rank == 1});
+    EXPECT_SAME(parameters[0].grad(), kept);
+    expect_near(parameters[1].grad(), mean_of(2, 1, 0, parameters[1]));
+    expect_near(parameters[2].grad(), gradient_of(1, 2, 0, parameters[2]) / 2);
+  });
+}
+
+// spec: K7 ranks without input take part with zeros, and the divisor is given
+TEST(InPlace, ARankWithoutInputGetsTheAverages) {
+  on_ranks(3, [](int rank) {
+    auto parameters = leaves();
+    Reducer reducer(parameters, {.group = new_group(), .in_place_bytes = kAlways});
+    reducer.set_divisor(2);
+    for (int pass = 0; pass < 2; ++pass) {
+      for (auto& parameter : parameters) parameter.mutable_grad().reset();
+      if (rank == 2) {
+        reducer.prepare_forward();
+        reducer.shadow_backward();
+      } else {
+        run_pass(reducer, parameters, rank, pass);
+      }
+      for (std::size_t i = 0; i < parameters.size(); ++i) expect_near(parameters[i].grad(), mean_of(2, i, pass, parameters[i]));
+    }
+  });
+}
+
+TEST(InPlace, AHookIsGivenBucketsAllTheSame) {
+  on_ranks(2, [](int rank) {
+    auto parameters = leaves();
+    Reducer reducer(parameters, {.group = new_group(), .in_place_bytes = kAlways});
+    std::size_t gradients = 0;
+    reducer.set_hook([&, plain = all_reduce_hook(nullptr)](const GradBucket& bucket) {
+      gradients = bucket.gradients.size();
+      return plain(bucket);
+    });
+    run_pass(reducer, parameters, rank, 0);
+    EXPECT_EQ(gradients, 3u);
+    for (std::size_t i = 0; i < parameters.size(); ++i) expect_near(parameters[i].grad(), mean_of(2, i, 0, parameters[i]));
+  });
+}
+
+}  // namespace
+}  // namespace muster::testing
