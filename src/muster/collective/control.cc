@@ -139,7 +139,7 @@ void Control::fail_skipped(int member, const transport::Fingerprint& last, const
   const int culprit = group_.job_rank_of(member);
   group_.channel->fail(Status(Code::mismatch,
                               "rank " + std::to_string(culprit) + " closes " + group_.text() + " after " + std::to_string(last.sequence) +
-                                  " calls (the last: " + numbered(last) + ") while another member is in " + numbered(mine) + ": rank " +
+                                  (last.sequence == 1 ? " call" : " calls") + " (the last: " + numbered(last) + ") while another member is in " + numbered(mine) + ": rank " +
                                   std::to_string(culprit) + " skipped a call",
                               {culprit}));
 }

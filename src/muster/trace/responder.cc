@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <deque>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -23,7 +24,8 @@ namespace {
 
 constexpr Duration kStoreTimeout = std::chrono::seconds(2);
 constexpr std::string_view kJobKey = "trace/job";
-constexpr std::size_t kMostQuestions = 2;  ///< that wait for a rank: more would not make it answer
+constexpr std::size_t kMostQuestions = 8;  ///< that wait for a rank: more would not make it answer
+constexpr std::size_t kKeptAnswers = 8;    ///< of a rank, that nobody has fetched yet: several may ask at once
 constexpr int kMostRanks = 1 << 20;
 
 std::string questions_of(int rank) { return "trace/ask/" + std::to_string(rank); }
@@ -152,15 +154,18 @@ struct Responder::State {
   }
 
   void answer_all() {
-    std::string previous;
+    std::deque<std::string> kept;
     for (;;) {
       const auto bytes = store->queue_pop(questions_of(rank), true, Duration(-1));
       if (!bytes.ok() || stops()) break;
       const auto question = decode_question(*bytes);
       if (!question) continue;
-      if (!previous.empty()) static_cast<void>(store->delete_key(previous));
-      previous = answer_key(question->id, rank);
-      if (!store->set(previous, answer_to(*question, *recorder)).ok()) break;
+      if (kept.size() == kKeptAnswers) {
+        static_cast<void>(store->delete_key(kept.front()));
+        kept.pop_front();
+      }
+      kept.push_back(answer_key(question->id, rank));
+      if (!store->set(kept.back(), answer_to(*question, *recorder)).ok()) break;
     }
   }
 };

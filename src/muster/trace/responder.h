@@ -5,7 +5,7 @@
 /// same; of one that is stopped or dead another rank of its host tells, from its file. Under the job's keys:
 ///   trace/job                 which job this is: written once by rank 0
 ///   trace/ask/<rank>          queue of questions
-///   trace/answer/<id>/<rank>  an answer; the asker deletes it, else the next answer of that rank does
+///   trace/answer/<id>/<rank>  an answer; the asker deletes it, else one of that rank's next answers does
 #pragma once
 
 #include <memory>

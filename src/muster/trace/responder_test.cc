@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <thread>
+#include <vector>
+
 #include "muster/store/factory.h"
 #include "muster/testing/fuzz.h"
 #include "muster/testing/scratch_folder.h"
@@ -83,6 +87,23 @@ TEST_F(AskedJobs, EveryRankTellsWhatItIsIn) {
   // Answers do not pile up: those that were read are gone.
   const auto keys = *server_->list_keys();
   EXPECT_EQ(keys, std::vector<std::string>{"some job/trace/job"});
+}
+
+TEST_F(AskedJobs, SeveralMayAskAtOnce) {
+  for (int rank = 0; rank < kRanks; ++rank) call(rank, 1, true);
+  constexpr int kAskers = 4, kTimes = 10;
+  std::vector<std::thread> askers;
+  std::atomic<int> whole{0};
+  for (int asker = 0; asker < kAskers; ++asker) {
+    askers.emplace_back([&] {
+      for (int time = 0; time < kTimes; ++time) {
+        const auto asked = ask();
+        if (asked.ok() && asked->job.ranks.size() == 3 && asked->notes.empty()) ++whole;
+      }
+    });
+  }
+  for (auto& asker : askers) asker.join();
+  EXPECT_EQ(whole, kAskers * kTimes);
 }
 
 TEST_F(AskedJobs, AWrongSecretIsRefused) {
