@@ -37,8 +37,24 @@ def prepare(cell, rank, size):
         "reduce_scatter": lambda: dist.reduce_scatter(out, given),
         "all_to_all": lambda: dist.all_to_all_single(torch.empty(part * size, dtype=dtype), data[:part * size]),
         "barrier": dist.barrier,
+        "ping_pong": ping_pong(data, rank),
     }
     return data, calls.get(cell["op"])
+
+
+def ping_pong(data, rank):
+    """A message from rank 0 to rank 1 and back."""
+    other = torch.empty_like(data)
+
+    def call():
+        if rank == 0:
+            dist.send(data, 1)
+        if rank <= 1:
+            dist.recv(other, 1 - rank)
+        if rank == 1:
+            dist.send(data, 0)
+
+    return call
 
 
 def loop(data, call, times):

@@ -59,6 +59,13 @@ static int call(const struct cell* cell) {
   if (strcmp(op, "reduce_scatter") == 0)
     return MPI_Reduce_scatter_block(in, out, slice, cell->type, MPI_SUM, MPI_COMM_WORLD) == MPI_SUCCESS;
   if (strcmp(op, "all_to_all") == 0) return MPI_Alltoall(in, slice, cell->type, out, slice, cell->type, MPI_COMM_WORLD) == MPI_SUCCESS;
+  if (strcmp(op, "ping_pong") == 0) {
+    const int other = 1 - rank;
+    if (rank > 1) return 1;
+    if (rank == 0) MPI_Send(in, all, cell->type, other, 0, MPI_COMM_WORLD);
+    MPI_Recv(out, all, cell->type, other, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    return rank == 0 || MPI_Send(in, all, cell->type, other, 0, MPI_COMM_WORLD) == MPI_SUCCESS;
+  }
   if (strcmp(op, "barrier") == 0) return MPI_Barrier(MPI_COMM_WORLD) == MPI_SUCCESS;
   return 0;
 }

@@ -64,7 +64,7 @@ class TensorSubject final : public muster::cli::bench::Subject {
     };
     return caught([&] {
       data_ = made(count);
-      other_ = made(part * size_);
+      other_ = made(cell.op == "ping_pong" ? count : part * size_);
       pieces_.clear();
       for (int r = 0; r < size_; ++r) pieces_.push_back(other_.narrow(0, r * part, part));
       given_.clear();
@@ -96,6 +96,15 @@ class TensorSubject final : public muster::cli::bench::Subject {
     if (op == "reduce_scatter") return [out, whole] { muster::reduce_scatter_tensor(out, whole); };
     if (op == "all_to_all") return [this, whole] { muster::all_to_all_single(other_, whole); };
     if (op == "barrier") return [] { muster::barrier(); };
+    if (op == "ping_pong") {
+      if (rank_ > 1) return [] {};
+      return [this] {
+        const int other = 1 - rank_;
+        if (rank_ == 0) muster::send(data_, {.dst = other});
+        muster::recv(other_, {.src = other});
+        if (rank_ == 1) muster::send(data_, {.dst = other});
+      };
+    }
     if (op == "gather")
       return [mine, options = muster::GatherOptions{.gather_list = rank_ == 0 ? pieces_ : muster::TensorList{}}] {
         muster::gather(mine, options);

@@ -26,7 +26,7 @@ using bench::Folder;
 using bench::Row;
 
 const std::vector<std::string> kOps = {"broadcast", "all_reduce",     "reduce",     "all_gather", "gather",
-                                       "scatter",   "reduce_scatter", "all_to_all", "barrier"};
+                                       "scatter",   "reduce_scatter", "all_to_all", "barrier",    "ping_pong"};
 
 struct Options {
   std::vector<std::string> ops{"all_reduce"};
@@ -196,17 +196,17 @@ void add_options(CLI::App& app, Options& options) {
   app.add_option("--plot", options.picture, "also draw them into this SVG file");
 }
 
-/// Becomes the program beside this one that times training steps; it needs torch, which this one is free of.
-int become_ddp_bench(const std::vector<std::string>& arguments) {
+/// Becomes `program` beside this one, which needs torch; this one is free of it.
+int become(const std::string& name, const std::vector<std::string>& arguments) {
   std::error_code error;
-  const auto program = std::filesystem::read_symlink("/proc/self/exe", error).parent_path() / "muster_bench_ddp";
+  const auto program = std::filesystem::read_symlink("/proc/self/exe", error).parent_path() / name;
   std::vector<std::string> words{program.string()};
-  words.insert(words.end(), arguments.begin() + 1, arguments.end());
+  words.insert(words.end(), arguments.begin(), arguments.end());
   std::vector<char*> pointers;
   for (std::string& word : words) pointers.push_back(word.data());
   pointers.push_back(nullptr);
   ::execv(words[0].c_str(), pointers.data());
-  std::fprintf(stderr, "muster bench ddp: %s is not there; it is built with the half of muster that needs torch (make build)\n",
+  std::fprintf(stderr, "muster bench: %s is not there; it is built with the half of muster that needs torch (make build)\n",
                words[0].c_str());
   return 127;
 }
@@ -214,14 +214,16 @@ int become_ddp_bench(const std::vector<std::string>& arguments) {
 }  // namespace
 
 int run_bench(const std::vector<std::string>& arguments) {
-  if (!arguments.empty() && arguments.front() == "ddp") return become_ddp_bench(arguments);
+  const std::string first = arguments.empty() ? "" : arguments.front();
+  if (first == "ddp") return become("muster_bench_ddp", {arguments.begin() + 1, arguments.end()});
+  if (first == "store" || first == "group" || first == "launch") return become("muster_bench_services", arguments);
   Options options;
   CLI::App app(
       "Times muster's collectives between processes of this machine, alone or against other libraries in the same run.\n"
       "Every rank rewrites its buffer before each call. loop: back to back, rewrite included, median of 11 loops.\n"
       "p50: one call after a barrier, from the last rank's start to the last rank's end. Microseconds.\n"
       "Libraries are compared by p50 from 64 KiB up and by loop below; a ratio below 1 is faster than the best rival.\n"
-      "muster bench ddp --help: training steps instead of collectives.",
+      "Instead of collectives: muster bench ddp (training steps), store, group, launch; each with --help.",
       "muster bench");
   add_options(app, options);
   try {

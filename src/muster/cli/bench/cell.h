@@ -25,7 +25,7 @@
 namespace muster::cli::bench {
 
 /// One operation at one size. `bytes` is what each rank gives to a reduction or a broadcast, or receives in all where pieces of all ranks
-/// come together.
+/// come together. A ping_pong is a message of so many bytes from rank 0 to rank 1 and one back.
 struct Cell {
   std::string op;
   std::uint64_t bytes = 0;

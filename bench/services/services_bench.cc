@@ -1,0 +1,217 @@
+// What stands around the collectives, each beside stock torch's in the same run: requests to a store, starting a job, making groups,
+// launching programs.
+//
+//   muster_bench_services store|group|launch [options]
+
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "muster/cli/bench/cell.h"
+#include "muster/cli/bench/folder.h"
+#include "muster/distributed.h"
+
+namespace {
+
+using muster::cli::bench::Folder;
+using muster::cli::bench::median;
+using Clock = std::chrono::steady_clock;
+
+constexpr int kMostRanks = 128;
+
+struct Options {
+  std::vector<int> counts;
+  int rounds = 3;
+  double seconds = 0.5;
+  std::string json, python = "python3", worker = MUSTER_STOCK_SERVICES;
+};
+
+double microseconds(Clock::duration duration) { return std::chrono::duration<double, std::micro>(duration).count(); }
+
+/// What processes that are forked here share.
+struct Board {
+  std::atomic<int> ready{0};
+  std::atomic<bool> go{false};
+  double figures[kMostRanks] = {};
+};
+
+/// Runs `body(rank, board)` in `count` processes; a body calls `meet` before what it measures. The largest figure; negative where one
+/// failed.
+double in_processes(int count, const std::function<void(int, Board&)>& body) {
+  void* memory = ::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) return -1;
+  auto* board = new (memory) Board;
+  std::vector<pid_t> children;
+  for (int rank = 0; rank < count; ++rank) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      int status = 1;
+      try {
+        body(rank, *board);
+        status = 0;
+      } catch (const std::exception& error) {
+        std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
+      }
+      ::_exit(status);
+    }
+    children.push_back(child);
+  }
+  bool good = true;
+  for (const pid_t child : children) {
+    int status = 0;
+    good = ::waitpid(child, &status, 0) == child && status == 0 && good;
+  }
+  const double largest = *std::max_element(board->figures, board->figures + count);
+  ::munmap(memory, sizeof(Board));
+  return good ? largest : -1;
+}
+
+void meet(Board& board, int count) {
+  board.ready.fetch_add(1);
+  while (board.ready.load() < count) ::usleep(50);  // all are there before anything is measured
+}
+
+/// A line of the stock worker's output.
+double stock(const Options& options, const std::string& what, int count, const std::string& folder) {
+  const std::string command = options.python + " " + options.worker + " " + what + " --count " + std::to_string(count) + " --seconds " +
+                              std::to_string(options.seconds) + " --folder " + folder;
+  FILE* pipe = ::popen(command.c_str(), "r");
+  if (pipe == nullptr) return -1;
+  double figure = -1;
+  if (std::fscanf(pipe, "%lf", &figure) != 1) figure = -1;
+  ::pclose(pipe);
+  return figure;
+}
+
+/// Mean time of a get, of the slowest client.
+double time_gets(int clients, double seconds) {
+  muster::TCPStore server("127.0.0.1", 0, {.is_master = true, .wait_for_workers = false});
+  server.set("key", "a value");
+  const int port = server.port();
+  return in_processes(clients, [&](int rank, Board& board) {
+    muster::TCPStore client("127.0.0.1", port, {.wait_for_workers = false});
+    for (int i = 0; i < 20; ++i) client.get("key");
+    meet(board, clients);
+    const auto start = Clock::now(), end = start + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+    int calls = 0;
+    for (; Clock::now() < end; ++calls) client.get("key");
+    board.figures[rank] = microseconds(Clock::now() - start) / calls;
+  });
+}
+
+double time_init(int ranks) {
+  const Folder folder;
+  return in_processes(ranks, [&](int rank, Board& board) {
+    meet(board, ranks);
+    const auto start = Clock::now();
+    muster::init_process_group({.init_method = "file://" + folder.path() + "/store", .world_size = ranks, .rank = rank});
+    board.figures[rank] = microseconds(Clock::now() - start);
+    muster::destroy_process_group();
+  });
+}
+
+double time_new_group(int ranks) {
+  const Folder folder;
+  return in_processes(ranks, [&](int rank, Board& board) {
+    muster::init_process_group({.init_method = "file://" + folder.path() + "/store", .world_size = ranks, .rank = rank});
+    std::vector<double> times;
+    for (int i = 0; i < 11; ++i) {
+      muster::barrier();
+      const auto start = Clock::now();
+      const auto group = muster::new_group();
+      times.push_back(microseconds(Clock::now() - start));
+    }
+    board.figures[rank] = median(times);
+    muster::destroy_process_group();
+  });
+}
+
+/// From the launcher's start to its end, of a Python program that does nothing, on every rank.
+double time_launch(const Options& options, int ranks) {
+  const Folder folder;
+  std::ofstream(folder.path() + "/nothing.py") << "\n";
+  const auto muster = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "muster";
+  const std::string command = muster.string() + " run --standalone --nproc-per-node " + std::to_string(ranks) + " " + options.python + " " +
+                              folder.path() + "/nothing.py";
+  const auto start = Clock::now();
+  const int status = std::system(command.c_str());
+  return status == 0 ? microseconds(Clock::now() - start) : -1;
+}
+
+struct Line {
+  std::string what;
+  std::function<double(int count)> ours;
+  std::string stock;  ///< the stock worker's name of it
+};
+
+int compare(const Options& options, const std::string& counted, const std::vector<Line>& lines) {
+  std::printf("%-24s %8s %14s %14s   times as fast\n", "", counted.c_str(), "muster us", "stock us");
+  for (const Line& line : lines) {
+    for (const int count : options.counts) {
+      std::vector<double> ours, theirs;
+      for (int round = 0; round < options.rounds; ++round) {
+        const Folder folder;
+        ours.push_back(line.ours(count));
+        theirs.push_back(stock(options, line.stock, count, folder.path()));
+      }
+      const double mine = median(ours), other = median(theirs);
+      if (mine < 0) return 1;
+      std::printf("%-24s %8d %14.1f", line.what.c_str(), count, mine);
+      other > 0 ? std::printf(" %14.1f   %.1f\n", other, other / mine) : std::printf(" %14s\n", "-");
+      std::fflush(stdout);
+      if (options.json.empty()) continue;
+      std::ofstream(options.json, std::ios::app) << R"({"bench":")" << line.stock << R"(","count":)" << count << R"(,"muster_us":)" << mine
+                                                 << R"(,"stock_us":)" << other << R"(,"rounds":)" << options.rounds << "}\n";
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+
+int main(int count, char** words) {
+  Options options;
+  if (const char* python = std::getenv("MUSTER_PYTHON"); python != nullptr && *python != '\0') options.python = python;
+  CLI::App app("Times what stands around the collectives, beside stock torch's in the same run. Microseconds, medians of the rounds.",
+               "muster bench");
+  app.require_subcommand(1);
+  const auto add = [&](const char* name, const char* text, const char* counted) {
+    auto* command = app.add_subcommand(name, text);
+    command->add_option("--count", options.counts, counted)->delimiter(',')->check(CLI::Range(1, kMostRanks));
+    command->add_option("--rounds", options.rounds, "how often everything is repeated, in turn")->check(CLI::Range(1, 100));
+    command->add_option("--seconds", options.seconds, "time of one measurement of a store")->check(CLI::Range(0.01, 60.0));
+    command->add_option("--python", options.python, "a Python that has torch; default MUSTER_PYTHON or python3");
+    command->add_option("--json", options.json, "also append the rows to this file, one JSON object a line");
+    return command;
+  };
+  auto* store = add("store", "get from a TCPStore, by clients that are processes", "clients, comma separated; 1,32");
+  auto* group = add("group", "init_process_group, until the last rank is through, and new_group", "ranks, comma separated; 2,16,32");
+  auto* launch = add("launch", "muster run beside torchrun, of a Python program that does nothing", "ranks, comma separated; 2");
+  CLI11_PARSE(app, count, words);
+  const auto otherwise = [&](std::vector<int> counts) {
+    if (options.counts.empty()) options.counts = std::move(counts);
+  };
+  if (store->parsed()) {
+    otherwise({1, 32});
+    return compare(options, "clients", {{"get", [&](int clients) { return time_gets(clients, options.seconds); }, "get"}});
+  }
+  if (group->parsed()) {
+    otherwise({2, 16, 32});
+    return compare(options, "ranks", {{"init_process_group", time_init, "init"}, {"new_group", time_new_group, "new_group"}});
+  }
+  if (launch->parsed()) otherwise({2});
+  return compare(options, "ranks", {{"launch", [&](int ranks) { return time_launch(options, ranks); }, "launch"}});
+}
