@@ -4,8 +4,6 @@
 #include <numeric>
 #include <utility>
 
-#include "muster/base/env.h"
-#include "muster/base/secret.h"
 #include "muster/collective/communicator.h"
 #include "muster/collective/op.h"
 #include "muster/collective/survivors.h"
@@ -14,7 +12,7 @@
 #include "muster/group/errors.h"
 #include "muster/group/rank_list.h"
 #include "muster/store/factory.h"
-#include "muster/transport/factory.h"
+#include "muster/transport/job_fabric.h"
 
 namespace muster::group {
 namespace {
@@ -25,19 +23,6 @@ bool is_native(const Backend& backend) { return backend == Backend::NATIVE || ba
 bool shares_memory(const BackendConfig& config) {
   const auto backend = config.for_device(c10::DeviceType::CPU);
   return !backend || !(*backend == Backend::TCP);
-}
-
-std::vector<std::string> interfaces_from_environment() {
-  auto text = env_text("MUSTER_SOCKET_IFNAME");
-  if (!text) text = env_text("GLOO_SOCKET_IFNAME");
-  std::vector<std::string> names;
-  if (!text) return names;
-  for (std::size_t at = 0; at <= text->size();) {
-    const auto end = std::min(text->find(',', at), text->size());
-    if (end > at) names.push_back(text->substr(at, end - at));
-    at = end + 1;
-  }
-  return names;
 }
 
 /// What must be the same on every rank, as people read it.
@@ -144,26 +129,13 @@ void keep_record(Job& job) {
 }  // namespace
 
 std::shared_ptr<Job> open_job(store::Rendezvous found, const BackendConfig& config, Duration timeout, TimePoint deadline) {
-  auto interfaces = interfaces_from_environment();
-  compare_with_others(found, config, interfaces.size(), deadline);
-
-  transport::ConnectorOptions connector;
-  connector.rank = found.rank;
-  connector.world_size = found.world_size;
-  connector.job = found.job;
-  connector.shared_memory = shares_memory(config);
-  connector.interfaces = std::move(interfaces);
-  connector.towards = found.host;
-  connector.any_host = found.any_host;
-
-  transport::FabricOptions fabric;
-  fabric.rank = found.rank;
-  fabric.world_size = found.world_size;
+  transport::JobFabricOptions fabric;
+  compare_with_others(found, config, fabric.interfaces.size(), deadline);
+  fabric.shared_memory = shares_memory(config);
   fabric.timeout = timeout;
   fabric.deadline = deadline;
   fabric.rules = &collective::fingerprint_rules();
 
-  auto exchange = transport::exchange_over(found.store, "fabric", found.rank, found.world_size, deadline);
   auto job = std::make_shared<Job>();
   job->rank = found.rank;
   job->world_size = found.world_size;
@@ -171,9 +143,8 @@ std::shared_ptr<Job> open_job(store::Rendezvous found, const BackendConfig& conf
   job->order = std::make_shared<MakingOrder>(found.world_size);
   job->fabric_ranks.resize(static_cast<std::size_t>(found.world_size));
   std::iota(job->fabric_ranks.begin(), job->fabric_ranks.end(), 0);
+  job->fabric = take(transport::join_fabric(found, fabric));
   job->store = std::move(found.store);
-  job->fabric = take(transport::Fabric::create(
-      fabric, transport::make_socket_connector(std::move(connector), take(Secret::from_environment())), exchange));
   keep_record(*job);
   return job;
 }

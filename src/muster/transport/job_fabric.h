@@ -1,0 +1,29 @@
+/// From ranks that have found each other to a fabric: what every kind of job does next, process groups and remote calls alike.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "muster/base/clock.h"
+#include "muster/base/status.h"
+#include "muster/store/rendezvous.h"
+#include "muster/transport/fabric.h"
+
+namespace muster::transport {
+
+/// The network interfaces that the user names: `MUSTER_SOCKET_IFNAME`, else `GLOO_SOCKET_IFNAME`, separated by commas.
+std::vector<std::string> interfaces_from_environment();
+
+struct JobFabricOptions {
+  bool shared_memory = true;  ///< false: sockets only, also within a host
+  std::vector<std::string> interfaces = interfaces_from_environment();
+  Duration timeout = std::chrono::minutes(30);  ///< as in FabricOptions
+  TimePoint deadline = TimePoint::max();
+  const FingerprintRules* rules = nullptr;
+};
+
+/// Sockets, and shared memory within a host, with the secret of the environment. Blocks until all ranks have met, up to the deadline.
+Result<std::unique_ptr<Fabric>> join_fabric(const store::Rendezvous& found, const JobFabricOptions& options);
+
+}  // namespace muster::transport
