@@ -1,0 +1,244 @@
+#include "muster/rpc/agent_closing.h"
+
+#include <algorithm>
+
+#include "muster/base/bytes.h"
+#include "muster/base/log.h"
+#include "muster/rpc/agent_parts.h"
+
+namespace muster::rpc {
+namespace {
+
+constexpr Duration kLongestPause = std::chrono::milliseconds(10);
+constexpr Duration kWarnAfter = std::chrono::seconds(10);
+/// Who waits without leading looks this often whether it should lead.
+constexpr Duration kLook = std::chrono::milliseconds(100);
+
+}  // namespace
+
+std::vector<int> Agent::Closing::alive() const {
+  std::vector<int> workers;
+  for (const auto& peer : agent_.peers_) {
+    if (!peer.gone.load()) workers.push_back(static_cast<int>(&peer - agent_.peers_.data()));
+  }
+  return workers;
+}
+
+int Agent::Closing::leader() const { return alive().front(); }  // this worker is always among them
+
+void Agent::Closing::say(int to, Note note) {
+  note.from = agent_.id_;
+  if (to == agent_.id_) return hear(note);
+  Call message;
+  message.to = to;
+  message.kind = Kind::closing;
+  message.fill = [&](Value& value, Passage&) {
+    ByteWriter out;
+    out.put(note.word).put(note.round).put(note.sent).put(note.handled).put(static_cast<std::uint8_t>(note.busy)).put_text(note.waits_for);
+    value.bytes = out.take();
+  };
+  agent_.post(std::move(message));
+}
+
+void Agent::Closing::take(Request request) {
+  ByteReader in(request.parcel.value.bytes);
+  Note note;
+  note.from = request.from;
+  note.word = in.get<Word>();
+  note.round = in.get<std::uint64_t>();
+  note.sent = in.get<std::uint64_t>();
+  note.handled = in.get<std::uint64_t>();
+  note.busy = in.get<std::uint8_t>() != 0;
+  note.waits_for = in.get_text();
+  if (!in.at_end() || note.word < Word::here || note.word > Word::close)
+    return agent_.lose(request.from, Status(Code::internal, "a word about the end that cannot be read", {request.from}));
+  {
+    const std::lock_guard lock(mutex_);
+    notes_.push_back(std::move(note));
+    note_count_.store(notes_.size());
+  }
+  agent_.fabric_->wake();
+}
+
+/// On the thread that shuts down.
+void Agent::Closing::hear(const Note& note) {
+  switch (note.word) {
+    case Word::here:
+      here_.insert(note.from);
+      told_.clear();
+      return;
+    case Word::waiting: leader_says_ = note.waits_for; return;
+    case Word::begin:
+      if (!begun_) {
+        begun_ = true;
+        for (const auto& drain : agent_.drains_) drain->begin();
+      }
+      return;
+    case Word::probe: {
+      Note answer;
+      answer.word = Word::counts;
+      answer.round = note.round;
+      for (const auto& drain : agent_.drains_) {
+        if (drain->idle()) continue;
+        answer.busy = true;
+        const auto what = drain->waits_for();
+        if (!what.empty()) answer.waits_for += (answer.waits_for.empty() ? "" : ", ") + what;
+      }
+      if (!agent_.quiet()) {
+        answer.busy = true;
+        if (answer.waits_for.empty()) answer.waits_for = "calls under way";
+      }
+      // After the look, not before: what begins in between shows in the next round.
+      answer.handled = agent_.handled_.load();
+      answer.sent = agent_.sent_.load();
+      say(note.from, std::move(answer));
+      return;
+    }
+    case Word::counts:
+      if (note.round == round_) answers_[note.from] = note;
+      return;
+    case Word::close: closed_ = true; return;
+  }
+}
+
+void Agent::Closing::new_leader() {
+  leader_ = leader();
+  asked_ = false;
+  answers_.clear();
+  before_.clear();
+  Note here;
+  here.word = Word::here;
+  say(leader_, std::move(here));
+}
+
+/// What the leader does when something has come, or is due.
+void Agent::Closing::lead(TimePoint now) {
+  const auto workers = alive();
+  if (!std::all_of(workers.begin(), workers.end(), [&](int w) { return here_.contains(w); })) return tell_whom(workers);
+  if (!asked_) {
+    if (now < next_round_) return;
+    asked_ = true;
+    answers_.clear();
+    ++round_;
+    for (const int worker : workers) {
+      Note begin;
+      begin.word = Word::begin;
+      say(worker, std::move(begin));
+      Note probe;
+      probe.word = Word::probe;
+      probe.round = round_;
+      say(worker, std::move(probe));
+    }
+  }
+  if (!std::all_of(workers.begin(), workers.end(), [&](int w) { return answers_.contains(w); })) return;
+  asked_ = false;
+  std::uint64_t sent = 0;
+  std::uint64_t handled = 0;
+  bool still = before_.size() == answers_.size();
+  for (const auto& [worker, note] : answers_) {
+    sent += note.sent;
+    handled += note.handled;
+    const auto earlier = before_.find(worker);
+    still = still && !note.busy && earlier != before_.end() && !earlier->second.busy && earlier->second.sent == note.sent &&
+            earlier->second.handled == note.handled;
+  }
+  const bool whole = workers.size() == agent_.workers_.size();  // the numbers of a lost worker are lost
+  before_ = answers_;
+  if (!still || (whole && sent != handled)) {
+    tell_whom(workers);
+    next_round_ = now + pause_;
+    pause_ = std::min(2 * pause_, kLongestPause);
+    return;
+  }
+  // Whoever starts anew at the same place must not find it as it was: it goes before anybody does.
+  agent_.options_.meeting_place.reset();
+  for (const int worker : workers) {
+    Note close;
+    close.word = Word::close;
+    say(worker, std::move(close));
+  }
+}
+
+/// So that everybody who waits can name whom.
+void Agent::Closing::tell_whom(const std::vector<int>& workers) {
+  auto text = missing().text;
+  if (text == told_ || text.empty()) return;
+  told_ = std::move(text);
+  for (const int worker : workers) {
+    if (worker == agent_.id_ || !here_.contains(worker)) continue;
+    Note note;
+    note.word = Word::waiting;
+    note.waits_for = told_;
+    say(worker, std::move(note));
+  }
+}
+
+/// Who keeps everybody: those that have not come, else those that are busy.
+Agent::Closing::Missing Agent::Closing::missing() const {
+  Missing missing;
+  const auto add = [&](int worker, const std::string& why) {
+    missing.text += (missing.text.empty() ? "" : ", ") + agent_.describe_worker(worker) + why;
+    missing.workers.push_back(worker);
+  };
+  if (leader_ != agent_.id_) {
+    if (leader_says_.empty()) {
+      add(leader_, ", which has not called shutdown");
+    } else {
+      missing.text = leader_says_;
+    }
+    return missing;
+  }
+  for (const int worker : alive()) {
+    if (!here_.contains(worker)) add(worker, ", which has not called shutdown");
+  }
+  if (!missing.workers.empty()) return missing;
+  const auto& latest = before_.empty() ? answers_ : before_;
+  for (const int worker : alive()) {
+    const auto note = latest.find(worker);
+    if (note == latest.end()) {
+      add(worker, ", which does not answer");
+    } else if (note->second.busy) {
+      add(worker, ", which has " + note->second.waits_for);
+    }
+  }
+  return missing;
+}
+
+Status Agent::Closing::run(TimePoint deadline) {
+  const auto begin = agent_.clock().now();
+  auto warn_at = begin + kWarnAfter;
+  new_leader();
+  while (!closed_) {
+    std::vector<Note> notes;
+    {
+      const std::lock_guard lock(mutex_);
+      notes.swap(notes_);
+      note_count_.store(0);
+    }
+    for (const Note& note : notes) hear(note);
+    if (closed_) break;
+    const auto now = agent_.clock().now();
+    if (leader() != leader_) {
+      new_leader();
+      continue;
+    }
+    if (leader_ == agent_.id_) lead(now);
+    if (closed_) break;
+    if (now >= deadline) {
+      auto whom = missing();
+      return Status(Code::timed_out,
+                    "shutdown: after " + describe(now - begin) + " worker '" + agent_.self().name() + "' still waits for " + whom.text,
+                    std::move(whom.workers));
+    }
+    if (now >= warn_at) {
+      warn_at = now + 6 * kWarnAfter;
+      log(LogLevel::warning, "shutdown: worker '" + agent_.self().name() + "' waits for " + missing().text);
+    }
+    auto until = std::min({deadline, warn_at, now + kLook});
+    if (leader_ == agent_.id_ && !asked_ && next_round_ > now) until = std::min(until, next_round_);
+    agent_.wait([this] { return note_count_.load() > 0 || agent_.peers_[static_cast<std::size_t>(leader_)].gone.load(); }, until);
+  }
+  return {};
+}
+
+}  // namespace muster::rpc

@@ -1,0 +1,287 @@
+/// The functions that calls may run, by name.
+///
+/// `register_function("lookup", lookup)` on the worker that is to run it (usually everywhere); arguments and results are of any type that
+/// `value.h` can carry. A function that returns `Future<T>` frees its thread at once and answers when the future is done
+/// (torch: async_execution). Numbers are converted where nothing is lost, so that `3` may be given for a double; everything else must be of
+/// the same type on both sides, else the call fails saying which argument differs. torch's operators need no registration: "aten::add".
+/// One registry per process; thread-safe.
+#pragma once
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <typeinfo>
+#include <utility>
+
+#include "muster/rpc/agent.h"
+#include "muster/rpc/future.h"
+#include "muster/rpc/value.h"
+
+namespace muster::rpc {
+
+/// How a function is run.
+enum class Runs : std::uint8_t {
+  pooled,  ///< on a worker thread; may wait, call others, take its time
+  /// On the thread that found the call, perhaps one that waits for another answer: no hand-over. It must take some microseconds at most,
+  /// wait for nothing and take no lock that is held during calls.
+  at_once,
+};
+
+struct FunctionOptions {
+  Runs runs = Runs::pooled;
+};
+
+namespace detail {
+
+/// What stands before every argument and result, so that both sides know what they speak of: the kind of number, or the type's hash.
+enum class Tag : std::uint8_t { object = 0, boolean, i8, u8, i16, u16, i32, u32, i64, u64, f32, f64 };
+
+template <class T>
+constexpr Tag tag_of() {
+  if constexpr (std::is_same_v<T, bool>)
+    return Tag::boolean;
+  else if constexpr (std::is_same_v<T, float>)
+    return Tag::f32;
+  else if constexpr (std::is_same_v<T, double>)
+    return Tag::f64;
+  else if constexpr (std::is_integral_v<T>)
+    return static_cast<Tag>(static_cast<int>(sizeof(T) == 1   ? Tag::i8
+                                             : sizeof(T) == 2 ? Tag::i16
+                                             : sizeof(T) == 4 ? Tag::i32
+                                                              : Tag::i64) +
+                            (std::is_unsigned_v<T> ? 1 : 0));
+  else
+    return Tag::object;
+}
+
+/// Equal for equal types of one build.
+std::uint64_t hash_of_name(const char* name);
+template <class T>
+std::uint64_t type_hash() {
+  static const std::uint64_t hash = hash_of_name(typeid(T).name());
+  return hash;
+}
+/// A type's name as people write it.
+std::string type_name(const std::type_info& type);
+/// Remembers which name a hash is of, for messages.
+void know_type(std::uint64_t hash, const std::type_info& type);
+std::string known_type(std::uint64_t hash);
+[[noreturn]] void wrong_type(std::string_view what, const std::string& wanted, Tag came, std::uint64_t hash);
+[[noreturn]] void wrong_number(std::string_view what, const std::string& wanted);
+
+/// Text in any of its forms travels as std::string, what cannot be stored (references, const) as the plain type.
+template <class T>
+using Carried = std::conditional_t<std::is_convertible_v<const std::decay_t<T>&, std::string_view>, std::string, std::decay_t<T>>;
+
+template <class T>
+void put_typed(ValueOutput& archive, const T& value) {
+  constexpr Tag tag = tag_of<T>();
+  archive.put(&tag, 1);
+  if constexpr (tag == Tag::object) {
+    const auto hash = type_hash<T>();
+    archive.put(&hash, sizeof hash);
+  }
+  archive(value);
+}
+
+template <class N>
+N get_number(ValueInput& archive) {
+  N number{};
+  archive.get(&number, sizeof number);
+  return number;
+}
+template <class To, class From>
+To convert_number(From from, std::string_view what) {
+  bool fits = true;
+  if constexpr (std::is_same_v<To, bool>) {
+    fits = std::is_same_v<From, bool>;
+  } else if constexpr (std::is_integral_v<To> && std::is_integral_v<From>) {
+    fits =
+        std::is_same_v<From, bool> ? true : std::in_range<To>(static_cast<std::conditional_t<std::is_same_v<From, bool>, int, From>>(from));
+  } else if constexpr (std::is_integral_v<To>) {
+    fits = false;  // a fraction might be lost
+  }
+  if (!fits) wrong_number(what, type_name(typeid(To)));
+  return static_cast<To>(from);
+}
+
+/// Reads what put_typed wrote as a T; throws ValueError naming `what` ("argument 2 of 'lookup'").
+template <class T>
+T get_typed(ValueInput& archive, std::string_view what) {
+  Tag tag{};
+  archive.get(&tag, 1);
+  if constexpr (tag_of<T>() != Tag::object) {
+    switch (tag) {
+      case Tag::boolean: return convert_number<T>(get_number<std::uint8_t>(archive) != 0, what);
+      case Tag::i8: return convert_number<T>(get_number<std::int8_t>(archive), what);
+      case Tag::u8: return convert_number<T>(get_number<std::uint8_t>(archive), what);
+      case Tag::i16: return convert_number<T>(get_number<std::int16_t>(archive), what);
+      case Tag::u16: return convert_number<T>(get_number<std::uint16_t>(archive), what);
+      case Tag::i32: return convert_number<T>(get_number<std::int32_t>(archive), what);
+      case Tag::u32: return convert_number<T>(get_number<std::uint32_t>(archive), what);
+      case Tag::i64: return convert_number<T>(get_number<std::int64_t>(archive), what);
+      case Tag::u64: return convert_number<T>(get_number<std::uint64_t>(archive), what);
+      case Tag::f32: return convert_number<T>(get_number<float>(archive), what);
+      case Tag::f64: return convert_number<T>(get_number<double>(archive), what);
+      default: break;
+    }
+    wrong_type(what, type_name(typeid(T)), tag, tag == Tag::object ? get_number<std::uint64_t>(archive) : 0);
+  } else {
+    const auto hash = tag == Tag::object ? get_number<std::uint64_t>(archive) : 0;
+    if (hash != type_hash<T>()) {
+      know_type(type_hash<T>(), typeid(T));
+      wrong_type(what, type_name(typeid(T)), tag, hash);
+    }
+    T object{};
+    archive(object);
+    return object;
+  }
+}
+
+template <class... A>
+void put_arguments(Value& value, Passage& passage, const A&... arguments) {
+  ValueOutput archive(value, passage);
+  const auto count = static_cast<std::uint8_t>(sizeof...(A));
+  archive.put(&count, 1);
+  (put_typed<Carried<A>>(archive, arguments), ...);
+}
+[[noreturn]] void wrong_count(std::string_view function, std::size_t wanted, std::size_t came);
+[[noreturn]] void too_long(std::string_view function);
+
+template <class Tuple, std::size_t... I>
+Tuple get_arguments(std::string_view function, const Value& value, Passage& passage, std::index_sequence<I...>) {
+  ValueInput archive(value, passage);
+  std::uint8_t count = 0;
+  archive.get(&count, 1);
+  if (count != sizeof...(I)) wrong_count(function, sizeof...(I), count);
+  // A braced list is evaluated from left to right.
+  Tuple arguments{
+      get_typed<std::tuple_element_t<I, Tuple>>(archive, "argument " + std::to_string(I + 1) + " of '" + std::string(function) + "'")...};
+  if (archive.left() > 0) too_long(function);
+  return arguments;
+}
+
+template <class R>
+void put_result(Value& value, Passage& passage, const R& result) {
+  ValueOutput archive(value, passage);
+  put_typed<R>(archive, result);
+}
+/// A call that wants no value takes any.
+template <class R>
+R get_result(std::string_view function, const Value& value, Passage& passage) {
+  if constexpr (!std::is_void_v<R>) {
+    ValueInput archive(value, passage);
+    if (archive.left() == 0) throw ValueError("'" + std::string(function) + "' returns nothing, " + type_name(typeid(R)) + " is wanted");
+    return get_typed<R>(archive, "the result of '" + std::string(function) + "'");
+  }
+}
+
+template <class T>
+struct Signature : Signature<decltype(&T::operator())> {};
+template <class R, class... A>
+struct Signature<R (*)(A...)> {
+  using Result = R;
+  using Arguments = std::tuple<Carried<A>...>;
+};
+template <class R, class C, class... A>
+struct Signature<R (C::*)(A...) const> : Signature<R (*)(A...)> {};
+template <class R, class C, class... A>
+struct Signature<R (C::*)(A...)> : Signature<R (*)(A...)> {};
+
+template <class T>
+struct IsFuture : std::false_type {};
+template <class T>
+struct IsFuture<Future<T>> : std::true_type {
+  using Inner = T;
+};
+
+}  // namespace detail
+
+/// A registered function without its types.
+struct Function {
+  std::string name;
+  Runs runs = Runs::pooled;
+  /// Unpacks the arguments, runs it and answers.
+  std::function<void(Request&)> serve;
+};
+
+/// By its name; null where there is none.
+std::shared_ptr<const Function> find_function(std::string_view name);
+/// Name under which this very function was registered; throws DistError where it was not. `address`: of a plain function.
+std::string name_of_function(const void* address);
+void add_function(Function function, const void* address);
+
+/// Answers `responder` with what `compute()` returns: a value, nothing, or a future.
+template <class R, class Compute>
+void answer(const ResponderRef& responder, Compute compute) {
+  const auto send = [responder](const auto& result) {
+    if (!responder) return;
+    responder->reply([&](Value& value, Passage& passage) { detail::put_result<std::decay_t<decltype(result)>>(value, passage, result); });
+  };
+  const auto send_nothing = [responder] {
+    if (responder) responder->reply([](Value&, Passage&) {});
+  };
+  if constexpr (detail::IsFuture<R>::value) {
+    using T = typename detail::IsFuture<R>::Inner;
+    R future = compute();
+    if (!future.valid()) throw std::logic_error("it returned a future that belongs to no promise");
+    auto state = future.state();
+    state->then([state, future, responder, send, send_nothing] {
+      if (auto error = state->error()) {
+        if (responder) responder->fail(error);
+        return;
+      }
+      try {
+        if constexpr (std::is_void_v<T>) {
+          send_nothing();
+        } else {
+          send(state->value());
+        }
+      } catch (...) {
+        if (responder) responder->fail(std::current_exception());
+      }
+    });
+  } else if constexpr (std::is_void_v<R>) {
+    compute();
+    send_nothing();
+  } else {
+    const R result = compute();
+    send(result);
+  }
+}
+
+/// Makes `function` callable under `name`, for every agent of this process; a second function under one name throws DistError. `function`:
+/// a plain function or any object with one operator(); called from many threads at once.
+template <class F>
+void register_function(std::string name, F function, FunctionOptions options = {}) {
+  using Types = detail::Signature<F>;
+  using R = typename Types::Result;
+  using Arguments = typename Types::Arguments;
+  const void* address = nullptr;
+  if constexpr (std::is_pointer_v<F>) address = reinterpret_cast<const void*>(function);
+  Function erased;
+  erased.runs = options.runs;
+  erased.serve = [name, function = std::move(function)](Request& request) mutable {
+    auto arguments = detail::get_arguments<Arguments>(name, request.parcel.value, *request.passage,
+                                                      std::make_index_sequence<std::tuple_size_v<Arguments>>());
+    request.parcel.value.tensors.clear();  // the arguments are the function's now
+    answer<std::remove_cvref_t<R>>(request.responder, [&]() -> decltype(auto) { return std::apply(function, std::move(arguments)); });
+  };
+  erased.name = std::move(name);
+  add_function(std::move(erased), address);
+}
+
+/// The handler of Kind::call: registered functions and torch's operators.
+Handler function_handler();
+/// Runs one of torch's operators ("aten::add") on arguments that came with put_arguments. The overload is the first whose arguments fit.
+/// Throws DistError where none does.
+void serve_operator(Request& request);
+/// Whether there is an operator of that name.
+bool is_operator(std::string_view name);
+
+}  // namespace muster::rpc

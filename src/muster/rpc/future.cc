@@ -1,0 +1,58 @@
+#include "muster/rpc/future.h"
+
+#include "muster/rpc/rpc.h"
+
+namespace muster::rpc {
+
+bool FutureCore::wait_until(TimePoint deadline) const {
+  if (done()) return true;
+  if (const auto agent = agent_.lock()) {
+    if (agent->wait([this] { return done(); }, deadline)) return true;
+    if (agent->running()) return done();
+  }
+  // No agent drives it: somebody of this process will complete it.
+  if (deadline == TimePoint::max()) {
+    done_.wait(false, std::memory_order_acquire);
+    return true;
+  }
+  std::unique_lock lock(mutex_);
+  return completed_.wait_until(lock, deadline, [this] { return done(); });
+}
+
+void FutureCore::publish() {
+  std::vector<std::function<void()>> callbacks;
+  {
+    const std::lock_guard lock(mutex_);
+    done_.store(true, std::memory_order_release);
+    callbacks.swap(callbacks_);
+  }
+  done_.notify_all();
+  completed_.notify_all();
+  const auto agent = agent_.lock();
+  if (agent) agent->wake();
+  for (auto& callback : callbacks) {
+    if (!agent || !agent->run_later(callback)) callback();
+  }
+}
+
+bool FutureCore::fail(std::exception_ptr error) {
+  if (!claim()) return false;
+  error_ = std::move(error);
+  publish();
+  return true;
+}
+
+void FutureCore::then(std::function<void()> callback) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!done()) {
+      callbacks_.push_back(std::move(callback));
+      return;
+    }
+  }
+  callback();
+}
+
+std::weak_ptr<Agent> agent_of_thread() { return RpcScope::current()->agent(); }
+
+}  // namespace muster::rpc

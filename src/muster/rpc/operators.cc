@@ -1,0 +1,175 @@
+/// torch's operators by name.
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/core/stack.h>
+
+#include <map>
+#include <mutex>
+#include <shared_mutex>
+#include <sstream>
+
+#include "muster/group/errors.h"
+#include "muster/rpc/function.h"
+
+namespace muster::rpc {
+namespace {
+
+using detail::Tag;
+using Overloads = std::vector<c10::OperatorHandle>;
+
+/// All overloads of an operator, asked of torch once.
+class Operators {
+ public:
+  const Overloads* find(std::string_view name) {
+    {
+      const std::shared_lock lock(mutex_);
+      if (const auto known = known_.find(name); known != known_.end()) return known->second.empty() ? nullptr : &known->second;
+    }
+    const std::unique_lock lock(mutex_);
+    if (names_.empty()) {
+      for (auto& op : c10::Dispatcher::singleton().getAllOpNames()) names_[op.name].push_back(op);
+    }
+    Overloads overloads;
+    if (const auto found = names_.find(name); found != names_.end()) {
+      // The one without a name is what the plain call means; it comes first.
+      for (const bool plain : {true, false}) {
+        for (const auto& op : found->second) {
+          if (op.overload_name.empty() != plain) continue;
+          if (auto handle = c10::Dispatcher::singleton().findSchema(op)) overloads.push_back(*handle);
+        }
+      }
+    } else {
+      return nullptr;  // not remembered: any text may come
+    }
+    auto& kept = known_[std::string(name)];
+    kept = std::move(overloads);
+    return kept.empty() ? nullptr : &kept;
+  }
+
+ private:
+  std::shared_mutex mutex_;
+  std::map<std::string, std::vector<c10::OperatorName>, std::less<>> names_;
+  std::map<std::string, Overloads, std::less<>> known_;  // never shrinks: references stay good
+};
+Operators& operators() {
+  static auto* all = new Operators;
+  return *all;
+}
+
+template <class T>
+bool read_as(std::uint64_t hash, ValueInput& archive, c10::IValue& value) {
+  if (hash != detail::type_hash<T>()) return false;
+  T object{};
+  archive(object);
+  value = c10::IValue(std::move(object));
+  return true;
+}
+
+c10::IValue read_value(ValueInput& archive, std::string_view name) {
+  Tag tag{};
+  archive.get(&tag, 1);
+  switch (tag) {
+    case Tag::boolean: return detail::get_number<std::uint8_t>(archive) != 0;
+    case Tag::i8: return static_cast<std::int64_t>(detail::get_number<std::int8_t>(archive));
+    case Tag::u8: return static_cast<std::int64_t>(detail::get_number<std::uint8_t>(archive));
+    case Tag::i16: return static_cast<std::int64_t>(detail::get_number<std::int16_t>(archive));
+    case Tag::u16: return static_cast<std::int64_t>(detail::get_number<std::uint16_t>(archive));
+    case Tag::i32: return static_cast<std::int64_t>(detail::get_number<std::int32_t>(archive));
+    case Tag::u32: return static_cast<std::int64_t>(detail::get_number<std::uint32_t>(archive));
+    case Tag::i64: return detail::get_number<std::int64_t>(archive);
+    case Tag::u64: return static_cast<std::int64_t>(detail::get_number<std::uint64_t>(archive));
+    case Tag::f32: return static_cast<double>(detail::get_number<float>(archive));
+    case Tag::f64: return detail::get_number<double>(archive);
+    case Tag::object: break;
+  }
+  const auto hash = detail::get_number<std::uint64_t>(archive);
+  c10::IValue value;
+  if (read_as<at::Tensor>(hash, archive, value) || read_as<std::string>(hash, archive, value) ||
+      read_as<std::vector<std::int64_t>>(hash, archive, value) || read_as<std::vector<double>>(hash, archive, value) ||
+      read_as<std::vector<at::Tensor>>(hash, archive, value))
+    return value;
+  throw ValueError("'" + std::string(name) +
+                   "' is one of torch's operators: its arguments are tensors, numbers, text and vectors of int64_t, double or " +
+                   "at::Tensor; " + detail::known_type(hash) + " was given");
+}
+
+bool fits(const c10::IValue& value, const c10::Argument& argument) {
+  const auto& type = argument.type();
+  if (value.isTensor())
+    return type->kind() == c10::TypeKind::TensorType || type->kind() == c10::TypeKind::OptionalType ? value.type()->isSubtypeOf(*type)
+                                                                                                    : false;
+  return value.type()->isSubtypeOf(*type);
+}
+
+/// The stack for this overload: what was given, then defaults. False where it does not fit.
+bool complete(const c10::FunctionSchema& schema, const std::vector<c10::IValue>& given, torch::jit::Stack& stack) {
+  const auto& arguments = schema.arguments();
+  if (given.size() > arguments.size()) return false;
+  for (std::size_t i = 0; i < given.size(); ++i) {
+    auto value = given[i];
+    // As everywhere in torch, a whole number will do for a fraction.
+    if (value.isInt() && arguments[i].type()->kind() == c10::TypeKind::FloatType) value = static_cast<double>(value.toInt());
+    if (!fits(value, arguments[i])) return false;
+    stack.push_back(std::move(value));
+  }
+  for (std::size_t i = given.size(); i < arguments.size(); ++i) {
+    if (!arguments[i].default_value()) return false;
+    stack.push_back(*arguments[i].default_value());
+  }
+  return true;
+}
+
+void put_values(Value& value, Passage& passage, const torch::jit::Stack& results, std::string_view name) {
+  if (results.empty()) return;
+  if (results.size() > 1) {
+    std::vector<at::Tensor> tensors;
+    for (const auto& result : results) {
+      if (!result.isTensor())
+        throw DistError("'" + std::string(name) + "' returns several values that are not all tensors: they do not travel",
+                        Code::unsupported);
+      tensors.push_back(result.toTensor());
+    }
+    return detail::put_result(value, passage, tensors);
+  }
+  const auto& result = results.front();
+  if (result.isTensor()) return detail::put_result(value, passage, result.toTensor());
+  if (result.isBool()) return detail::put_result(value, passage, result.toBool());
+  if (result.isInt()) return detail::put_result(value, passage, result.toInt());
+  if (result.isDouble()) return detail::put_result(value, passage, result.toDouble());
+  if (result.isString()) return detail::put_result(value, passage, std::string(result.toStringRef()));
+  if (result.isTensorList()) return detail::put_result(value, passage, result.toTensorVector());
+  if (result.isNone()) return;
+  throw DistError("'" + std::string(name) + "' returns " + result.tagKind() + ", which does not travel", Code::unsupported);
+}
+
+}  // namespace
+
+bool is_operator(std::string_view name) { return name.find("::") != std::string_view::npos && operators().find(name) != nullptr; }
+
+void serve_operator(Request& request) {
+  const auto& name = request.parcel.name;
+  const auto* overloads = operators().find(name);
+  ValueInput archive(request.parcel.value, *request.passage);
+  std::uint8_t count = 0;
+  archive.get(&count, 1);
+  std::vector<c10::IValue> given;
+  for (int i = 0; i < count; ++i) given.push_back(read_value(archive, name));
+  if (archive.left() > 0) detail::too_long(name);
+  request.parcel.value.tensors.clear();
+  for (const auto& overload : *overloads) {
+    torch::jit::Stack stack;
+    if (!complete(overload.schema(), given, stack)) continue;
+    overload.callBoxed(stack);
+    if (request.responder) request.responder->reply([&](Value& value, Passage& passage) { put_values(value, passage, stack, name); });
+    return;
+  }
+  std::string wanted;
+  for (const auto& overload : *overloads) {
+    std::ostringstream text;
+    text << overload.schema();
+    wanted += "\n  " + text.str();
+  }
+  group::invalid("no overload of '" + name + "' takes the " + std::to_string(count) + " arguments that were given; there are" + wanted);
+}
+
+}  // namespace muster::rpc

@@ -1,0 +1,193 @@
+// Workers as real processes: what sockets, shared memory and sudden deaths do to calls.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <torch/types.h>
+
+#include <cstdlib>
+
+#include "muster/rpc/rpc.h"
+#include "muster/testing/process_usage.h"
+#include "muster/testing/rank_processes.h"
+#include "muster/testing/reserved_port.h"
+#include "muster/testing/scratch_folder.h"
+#include "muster/testing/seed.h"
+
+namespace muster::rpc {
+namespace {
+
+using muster::testing::RankEnd;
+using muster::testing::RankProcesses;
+using muster::testing::ScratchFolder;
+using muster::testing::SharedCounter;
+constexpr Duration kLimit = std::chrono::seconds(120);
+constexpr Duration kSoon = std::chrono::seconds(60);
+
+std::string name_of(int rank) { return "worker" + std::to_string(rank); }
+
+/// Body of one process: joins, does its part, and says what went wrong.
+std::string as_worker(const std::string& where, int rank, int count, const std::function<std::string()>& body,
+                      RpcBackendOptions options = {}) {
+  try {
+    options.init_method = where;
+    init_rpc(name_of(rank), {.rank = rank, .world_size = count, .rpc_backend_options = options, .join_timeout = kSoon});
+    auto report = body();
+    if (is_initialized()) shutdown(true, kSoon);
+    return report;
+  } catch (const std::exception& error) {
+    return std::string("threw ") + error.what();
+  }
+}
+
+/// The text of the error that the call ends with.
+template <class Call>
+std::string error_of(Call call) {
+  try {
+    call();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+#define EXPECT_HAS(text, part) EXPECT_NE(std::string(text).find(part), std::string::npos) << "in: " << (text)
+
+TEST(RpcProcess, CallsOverSharedMemoryAndOverSockets) {
+  for (const bool sockets : {false, true}) {
+    ScratchFolder folder;
+    RankProcesses job(3, [&](int rank) {
+      RpcBackendOptions options;
+      options.shared_memory = !sockets;
+      register_function("twice", [](const at::Tensor& tensor) { return tensor * 2; });
+      return as_worker(
+          "file://" + folder.file("meet"), rank, 3,
+          [&]() -> std::string {
+            for (const std::int64_t elements : {1, 1000, 5000, 3000000}) {
+              const auto tensor = torch::arange(elements, torch::kFloat);
+              for (int to = 0; to < 3; ++to) {
+                if (!torch::equal(rpc_sync<at::Tensor>(to, "twice", tensor), tensor * 2))
+                  return "another result of " + std::to_string(elements);
+                if (!torch::equal(rpc_async<at::Tensor>(name_of(to), "aten::mul", tensor, 2).wait(), tensor * 2)) return "another product";
+              }
+            }
+            return "good";
+          },
+          options);
+    });
+    for (const RankEnd& end : job.join(kLimit)) EXPECT_EQ(end.report, "good") << "over " << (sockets ? "sockets" : "shared memory");
+  }
+}
+
+// spec: N6 a failed peer closes only its own
+TEST(RpcProcess, KilledCalleesAreNamedAtOnceAndOthersGoOn) {
+  ScratchFolder folder;
+  SharedCounter hanging;
+  RankProcesses job(3, [&](int rank) {
+    register_function("hang", [&] {
+      hanging.add(1);
+      const Promise<void> never{std::weak_ptr<Agent>()};
+      never.future().wait();
+    });
+    register_function("who", [] { return get_worker_info().name(); });
+    return as_worker("file://" + folder.file("meet"), rank, 3, [&]() -> std::string {
+      if (rank == 2) return rpc_sync<std::string>(0, "who");
+      const int other = 1 - rank;
+      const auto doomed = rpc_async<void>(2, "hang");
+      const auto text = error_of([&] { doomed.wait(); });
+      const auto again = error_of([&] { rpc_sync<std::string>(2, "who"); });
+      return text + " | " + again + " | " + rpc_sync<std::string>(other, "who");
+    });
+  });
+  ASSERT_TRUE(hanging.wait_for(2, kSoon));
+  job.kill(2, SIGKILL);
+  const auto ends = job.join(kLimit);
+  for (int rank = 0; rank < 2; ++rank) {
+    const auto& report = ends[static_cast<std::size_t>(rank)].report;
+    EXPECT_HAS(report, "the call of 'hang' on worker 'worker2' (rank 2) has failed");
+    EXPECT_HAS(report, "| the call of 'who' on worker 'worker2' (rank 2) has failed");
+    EXPECT_HAS(report, "| worker" + std::to_string(1 - rank));
+  }
+}
+
+// spec: N4 waits for all
+TEST(RpcProcess, KilledCallersAreNotWaitedFor) {
+  ScratchFolder folder;
+  SharedCounter serving;
+  SharedCounter killed;
+  RankProcesses job(3, [&](int rank) {
+    register_function("serve_until_killed", [&] {
+      serving.add(1);
+      killed.wait_for(1, kSoon);
+      return torch::ones({1000000});
+    });
+    register_function("who", [] { return get_worker_info().name(); });
+    return as_worker("file://" + folder.file("meet"), rank, 3, [&]() -> std::string {
+      if (rank == 0) return error_of([&] { rpc_sync<at::Tensor>(1, "serve_until_killed"); });
+      killed.wait_for(1, kSoon);
+      return rpc_sync<std::string>(3 - rank, "who");
+    });
+  });
+  ASSERT_TRUE(serving.wait_for(1, kSoon));
+  job.kill(0, SIGKILL);
+  killed.add(1);
+  const auto ends = job.join(kLimit);
+  EXPECT_EQ(ends[1].report, "worker2");
+  EXPECT_EQ(ends[2].report, "worker1");
+}
+
+// A stranger who has not the job's secret is told so, before anything that it says is read.
+TEST(RpcProcess, AWrongSecretIsRefused) {
+  const auto port = muster::testing::reserve_port();
+  SharedCounter refused;
+  RankProcesses job(2, [&](int rank) {
+    ::setenv("MUSTER_SECRET", rank == 0 ? "the secret of this job" : "some other job's words", 1);
+    const auto report = as_worker("tcp://127.0.0.1:" + std::to_string(port), rank, 2, [] { return std::string("joined"); });
+    refused.add(rank);
+    return report;
+  });
+  ASSERT_TRUE(refused.wait_for(1, kSoon));
+  job.kill(0, SIGKILL);  // it would wait for the other until its time is over
+  const auto ends = job.join(kLimit);
+  EXPECT_HAS(ends[1].report, "threw ");
+  EXPECT_HAS(ends[1].report, "secret");
+}
+
+TEST(RpcProcess, ManyCallsOfRandomSizesLeaveMemoryFlat) {
+  ScratchFolder folder;
+  RankProcesses job(2, [&](int rank) {
+    register_function("same", [](at::Tensor tensor, std::string text) {
+      if (text.size() % 7 == 3) throw std::out_of_range(text);
+      return tensor;
+    });
+    return as_worker("file://" + folder.file("meet"), rank, 2, [&]() -> std::string {
+      std::uint64_t state = static_cast<std::uint64_t>(rank) + 1;
+      const auto next = [&state](std::uint64_t bound) {
+        state = state * 6364136223846793005ULL + 1442695040888963407ULL;
+        return static_cast<std::int64_t>((state >> 33) % bound);
+      };
+      const auto some_calls = [&](int count) -> std::string {
+        for (int i = 0; i < count; ++i) {
+          const auto size = next(20) == 0 ? next(200000) : next(40);
+          const auto tensor = torch::full({size}, static_cast<double>(i));
+          const std::string text(static_cast<std::size_t>(next(60)), 'x');
+          try {
+            const auto back = rpc_sync<at::Tensor>(1 - rank, "same", tensor, text);
+            if (text.size() % 7 == 3 || !torch::equal(back, tensor)) return "another result";
+          } catch (const std::out_of_range&) {
+            if (text.size() % 7 != 3) return "an error that nobody threw";
+          }
+        }
+        return {};
+      };
+      if (auto wrong = some_calls(1000); !wrong.empty()) return wrong;
+      const auto before = muster::testing::memory_in_use().own;
+      if (auto wrong = some_calls(muster::testing::long_tests() ? 500000 : 4000); !wrong.empty()) return wrong;
+      const auto after = muster::testing::memory_in_use().own;
+      if (after > before + (64U << 20)) return "grew by " + std::to_string((after - before) >> 20) + " MiB";
+      return "flat";
+    });
+  });
+  for (const RankEnd& end : job.join(std::chrono::minutes(20))) EXPECT_EQ(end.report, "flat");
+}
+
+}  // namespace
+}  // namespace muster::rpc

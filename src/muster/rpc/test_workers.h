@@ -1,0 +1,88 @@
+/// Workers as threads of this process over the in-memory fabric, for the tests of this folder.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <torch/types.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "muster/rpc/rpc.h"
+#include "muster/transport/fabric.h"
+#include "muster/transport/factory.h"
+
+namespace muster::rpc::testing {
+
+inline constexpr Duration kSoon = std::chrono::seconds(60);
+
+/// One job; worker r is called "worker<r>".
+struct Workers {
+  explicit Workers(int count, RpcBackendOptions options = {})
+      : count(count), options(std::move(options)), hub(transport::make_loopback_hub(count, true)) {}
+
+  std::unique_ptr<transport::Fabric> fabric(int rank) {
+    transport::FabricOptions mine;
+    mine.rank = rank;
+    mine.world_size = count;
+    mine.heartbeat_limit = std::chrono::seconds(30);  // a loaded machine is not dead
+    auto made = transport::Fabric::create(mine, hub->connector(rank), [this, rank](const std::string& round, const std::string& text) {
+      return Result<std::vector<std::string>>(hub->exchange(round, rank, text));
+    });
+    if (!made.ok()) throw std::runtime_error(made.status().message());
+    return std::move(made).value();
+  }
+  static std::string name(int rank) { return "worker" + std::to_string(rank); }
+  std::vector<std::string> names() const {
+    std::vector<std::string> all;
+    for (int rank = 0; rank < count; ++rank) all.push_back(name(rank));
+    return all;
+  }
+  /// Every worker on a thread of its own: init, body, shutdown where the body has not done it.
+  void run(const std::function<void(int)>& body, bool graceful = true) {
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < count; ++rank) {
+      threads.emplace_back([&, rank] {
+        const RpcScope::Binding binding(std::make_shared<RpcScope>());
+        try {
+          init_rpc_on(fabric(rank), names(), options);
+          body(rank);
+          if (is_initialized()) shutdown(graceful, graceful ? kSoon : Duration::zero());
+        } catch (const std::exception& error) {
+          ADD_FAILURE() << "worker " << rank << ": " << error.what();
+          if (is_initialized()) shutdown(false);
+        }
+      });
+    }
+    for (auto& thread : threads) thread.join();
+  }
+
+  int count;
+  RpcBackendOptions options;
+  std::shared_ptr<transport::LoopbackHub> hub;
+};
+
+inline void on_workers(int count, const std::function<void(int)>& body, RpcBackendOptions options = {}) {
+  Workers(count, std::move(options)).run(body);
+}
+
+/// The message of the `Error` that `call` throws; a test failure where it throws none or another.
+template <class Error, class Call>
+std::string message_of(Call call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  } catch (const std::exception& error) {
+    ADD_FAILURE() << "threw another exception: " << error.what();
+    return {};
+  }
+  ADD_FAILURE() << "threw nothing";
+  return {};
+}
+
+#define EXPECT_HAS(text, part) EXPECT_NE(std::string(text).find(part), std::string::npos) << "in: " << (text)
+
+}  // namespace muster::rpc::testing
