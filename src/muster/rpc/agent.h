@@ -34,6 +34,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "muster/rpc/kept_value.h"
 #include "muster/rpc/message.h"
 #include "muster/rpc/options.h"
 #include "muster/rpc/value.h"
@@ -50,6 +51,9 @@ class Responder {
   virtual void fail(std::exception_ptr error) = 0;
   /// Nobody waits for the answer any more.
   virtual bool cancelled() const = 0;
+  /// Where the result is not to travel but to stay, as it is: then `keep` takes it in place of `reply`.
+  virtual bool keeps() const { return false; }
+  virtual void keep(KeptValue) {}
 };
 using ResponderRef = std::shared_ptr<Responder>;
 

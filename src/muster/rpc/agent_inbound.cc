@@ -351,6 +351,7 @@ void Agent::take_answer(int from, const Head& head, Parcel parcel) {
       answer.error = std::current_exception();
     }
     answer.parcel = std::move(parcel);
+    pending->passage->arrived = true;
   }
   pending->completion(std::move(answer));
   fabric_->wake();

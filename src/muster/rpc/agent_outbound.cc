@@ -187,6 +187,7 @@ void Agent::Answering::reply(const std::function<void(Value&, Passage&)>& fill) 
       head.flags |= Head::kObserved;
     }
     message = agent_->prepare(from_, std::move(head), std::move(parcel), Copies::where_shared);
+    passage->arrived = true;
     message->passage = std::move(passage);
   } catch (...) {
     send_error(std::current_exception());

@@ -152,6 +152,7 @@ void put_arguments(Value& value, Passage& passage, const A&... arguments) {
 }
 [[noreturn]] void wrong_count(std::string_view function, std::size_t wanted, std::size_t came);
 [[noreturn]] void too_long(std::string_view function);
+[[noreturn]] void cannot_travel(const std::type_info& type);
 
 template <class Tuple, std::size_t... I>
 Tuple get_arguments(std::string_view function, const Value& value, Passage& passage, std::index_sequence<I...>) {
@@ -202,6 +203,19 @@ struct IsFuture<Future<T>> : std::true_type {
 
 }  // namespace detail
 
+/// `value`, to stay here.
+template <class T>
+KeptValue kept_of(T value) {
+  auto object = std::make_shared<T>(std::move(value));
+  KeptValue kept;
+  kept.type = &typeid(T);
+  kept.object = object;
+  if constexpr (kTravels<T>) {
+    kept.pack = [object](Value& to, Passage& passage) { detail::put_result<T>(to, passage, *object); };
+  }
+  return kept;
+}
+
 /// A registered function without its types.
 struct Function {
   std::string name;
@@ -220,8 +234,14 @@ void add_function(Function function, const void* address);
 template <class R, class Compute>
 void answer(const ResponderRef& responder, Compute compute) {
   const auto send = [responder](const auto& result) {
+    using T = std::decay_t<decltype(result)>;
     if (!responder) return;
-    responder->reply([&](Value& value, Passage& passage) { detail::put_result<std::decay_t<decltype(result)>>(value, passage, result); });
+    if (responder->keeps()) return responder->keep(kept_of<T>(result));
+    if constexpr (kTravels<T>) {
+      responder->reply([&](Value& value, Passage& passage) { detail::put_result<T>(value, passage, result); });
+    } else {
+      detail::cannot_travel(typeid(T));
+    }
   };
   const auto send_nothing = [responder] {
     if (responder) responder->reply([](Value&, Passage&) {});

@@ -9,6 +9,7 @@
 #include "muster/base/bytes.h"
 #include "muster/base/log.h"
 #include "muster/rpc/agent.h"
+#include "muster/rpc/layers.h"
 #include "muster/store/rendezvous.h"
 #include "muster/transport/job_fabric.h"
 
@@ -21,9 +22,6 @@ const std::shared_ptr<RpcScope>& of_process() {
   static const auto scope = std::make_shared<RpcScope>();
   return scope;
 }
-
-/// Large tensors go through it in pieces: with room for several the two sides seldom wait for each other.
-constexpr std::size_t kRingBytes = 512 * 1024;
 
 std::string upper(std::string_view name) {
   std::string text(name);
@@ -134,7 +132,6 @@ std::shared_ptr<Agent> init_native(const BackendRequest& request) {
   fabric.timeout = request.join_timeout;
   fabric.deadline = deadline;
   fabric.shared_memory = request.options.shared_memory;
-  fabric.ring_bytes = kRingBytes;
   auto joined = transport::join_fabric(*found, fabric);
   if (!joined.ok()) group::raise_from_store(joined.status().with_context("init_rpc of '" + request.name + "'"));
   return Agent::create(std::move(joined).value(), names, std::move(options));
@@ -218,7 +215,7 @@ bool backend_registered(const std::string& name) {
 }
 
 std::vector<std::function<void(Agent&)>>& extensions() {
-  static auto* all = new std::vector<std::function<void(Agent&)>>;
+  static auto* all = new std::vector<std::function<void(Agent&)>>{install_layers};
   return *all;
 }
 

@@ -55,6 +55,16 @@ struct Passage {
   /// Loading, on the callee: asked before the answer leaves, which waits until all of them say true. They must not block; whoever makes one
   /// true calls Agent::wake.
   std::vector<std::function<bool()>> before_answer;
+  /// Saving: told at the end whether the value has certainly come: its answer is there, or it is an answer itself and has been sent.
+  std::vector<std::function<void(bool arrived)>> fates;
+  bool arrived = false;
+
+  Passage() = default;
+  Passage(const Passage&) = delete;
+  Passage& operator=(const Passage&) = delete;
+  ~Passage() {
+    for (const auto& fate : fates) fate(arrived);
+  }
 };
 
 /// A value that cannot be read as what is wanted; what() says why.

@@ -1,0 +1,36 @@
+/// What tests of this folder say about exceptions and about what is to happen soon.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+
+#include "muster/rpc/rpc.h"
+
+namespace muster::rpc::testing {
+
+/// The message of the exception that `call` throws; a test failure where it throws none.
+template <class Call>
+std::string thrown_by(Call call) {
+  try {
+    call();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  ADD_FAILURE() << "threw nothing";
+  return {};
+}
+#define EXPECT_SAYS(call, part)                                              \
+  do {                                                                       \
+    const std::string said = muster::rpc::testing::thrown_by([&] { call; }); \
+    EXPECT_NE(said.find(part), std::string::npos) << "in: " << said;         \
+  } while (false)
+
+/// Waits for `condition`, driving messages; the limit is for defects.
+inline bool soon(const std::function<bool()>& condition) {
+  const auto agent = current_agent("soon");
+  return agent->wait(condition, agent->clock().now() + std::chrono::seconds(60));
+}
+
+}  // namespace muster::rpc::testing
