@@ -1,5 +1,6 @@
 /// The agent's threads: the listener, the pool, and how they end.
 #include <algorithm>
+#include <thread>
 
 #include "muster/base/log.h"
 #include "muster/rpc/agent_closing.h"
@@ -13,6 +14,25 @@ namespace {
 // alone.
 constexpr Duration kStandBy = std::chrono::microseconds(250);
 
+// Looks without news after which a waiting thread offers its core: an answer from a peer that polls comes sooner; one from a peer that was
+// put on the same core comes only then.
+constexpr int kLooks = 16;
+
+/// How long a thread that waits has seen nothing.
+class Patience {
+ public:
+  void looked(bool moved) {
+    if (moved) {
+      looks_ = 0;
+    } else if (++looks_ > kLooks) {
+      std::this_thread::yield();
+    }
+  }
+
+ private:
+  int looks_ = 0;
+};
+
 thread_local const Agent* agent_of_worker_thread = nullptr;
 
 }  // namespace
@@ -24,12 +44,14 @@ bool Agent::wait(const std::function<bool()>& done, TimePoint deadline) {
   pollers_.fetch_add(1);
   poller_entries_.fetch_add(1, std::memory_order_relaxed);
   bool holds = false;
+  Patience patience;
   fabric_->wait(
       [&] {
         holds = done();
         if (!holds) {
-          progress();
+          const bool moved = progress();
           holds = done();
+          if (!holds) patience.looked(moved);
         }
         return holds || state_.load(std::memory_order_relaxed) == State::stopped;
       },
@@ -58,9 +80,10 @@ void Agent::listen() {
       stand_by();
       continue;
     }
+    Patience patience;
     fabric_->wait(
         [&] {
-          progress();
+          patience.looked(progress());
           return over() || pollers_.load(std::memory_order_relaxed) > 0;
         },
         TimePoint::max());

@@ -23,6 +23,9 @@ const std::shared_ptr<RpcScope>& of_process() {
   return scope;
 }
 
+/// Large tensors go through it in pieces: with room for several the two sides seldom wait for each other.
+constexpr std::size_t kRingBytes = 512 * 1024;
+
 std::string upper(std::string_view name) {
   std::string text(name);
   std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
@@ -132,6 +135,7 @@ std::shared_ptr<Agent> init_native(const BackendRequest& request) {
   fabric.timeout = request.join_timeout;
   fabric.deadline = deadline;
   fabric.shared_memory = request.options.shared_memory;
+  fabric.ring_bytes = kRingBytes;
   auto joined = transport::join_fabric(*found, fabric);
   if (!joined.ok()) group::raise_from_store(joined.status().with_context("init_rpc of '" + request.name + "'"));
   return Agent::create(std::move(joined).value(), names, std::move(options));

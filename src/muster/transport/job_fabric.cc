@@ -34,6 +34,7 @@ Result<std::unique_ptr<Fabric>> join_fabric(const store::Rendezvous& found, cons
   connector.interfaces = options.interfaces;
   connector.towards = found.host;
   connector.any_host = found.any_host;
+  if (options.ring_bytes) connector.ring_bytes = *options.ring_bytes;
 
   FabricOptions fabric;
   fabric.rank = found.rank;

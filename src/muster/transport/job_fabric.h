@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,7 @@ std::vector<std::string> interfaces_from_environment();
 struct JobFabricOptions {
   bool shared_memory = true;  ///< false: sockets only, also within a host
   std::vector<std::string> interfaces = interfaces_from_environment();
+  std::optional<std::size_t> ring_bytes = {};   ///< of each ordered pair's shared ring; absent: the fabric's
   Duration timeout = std::chrono::minutes(30);  ///< as in FabricOptions
   TimePoint deadline = TimePoint::max();
   const FingerprintRules* rules = nullptr;
