@@ -315,6 +315,12 @@ std::optional<std::uint64_t> RegionMember::arena_offset(ConstBytes memory) const
   return arena == nullptr ? std::nullopt : arena->offset_of(memory.data(), memory.size());
 }
 
+// The same for memory that peers may store into.
+std::optional<std::uint64_t> RegionMember::writable_offset(ConstBytes memory) const {
+  const transport::Arena* arena = memory.empty() ? nullptr : find_arena_();
+  return arena == nullptr || arena->is_read_only() ? std::nullopt : arena->offset_of(memory.data(), memory.size());
+}
+
 Status RegionMember::cannot_map(int member, std::uint64_t bytes) const {
   return Status(Code::exhausted,
                 who(rank_) + " cannot map the arena of " + who(member) + ", where " + std::to_string(bytes) +

@@ -112,6 +112,7 @@ class RegionMember final : public RegionGroup {
   bool quiet() const;
   bool pause_due(std::size_t bytes);
   std::optional<std::uint64_t> arena_offset(ConstBytes memory) const;
+  std::optional<std::uint64_t> writable_offset(ConstBytes memory) const;
   bool arena_ready(int member) { return region_.arena_ready(local_[static_cast<std::size_t>(member)]); }
   std::byte* arena_of(int member, std::uint64_t offset, std::size_t bytes) {
     return region_.arena_at(local_[static_cast<std::size_t>(member)], offset, bytes);

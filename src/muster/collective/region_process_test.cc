@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "muster/collective/communicator.h"
@@ -33,13 +34,14 @@ class TemporaryFile {
 };
 
 // Sums float64 buffers, in the arena on the ranks of `in_arena`, private on the others; "" or what went wrong.
-std::string sum_on(int rank, unsigned in_arena, Communicator& world) {
+std::string sum_on(int rank, unsigned in_arena, bool read_only, Communicator& world) {
   const std::size_t bytes = kCount * sizeof(double);
   std::vector<std::byte> own(bytes);
   std::byte* memory = own.data();
   if ((in_arena >> rank & 1) != 0) {
     auto arena = transport::Arena::of_process();
     if (!arena.ok()) return arena.status().message();
+    if (read_only) (*arena)->make_read_only();
     auto block = (*arena)->allocate(bytes);
     if (!block.ok()) return block.status().message();
     memory = *block;
@@ -58,10 +60,10 @@ std::string sum_on(int rank, unsigned in_arena, Communicator& world) {
   return "";
 }
 
-// All ranks map each other's arenas in the same call, each while it is asked for its own.
+// All ranks map each other's arenas in the same call, each while it is asked for its own; to write to them too, or only to read.
 // spec: F3 all_reduce between processes, arena and private buffers mixed
 TEST(RegionProcesses, AllMapEachOthersArenasInOneCall) {
-  for (const unsigned in_arena : {15u, 5u}) {
+  for (const auto& [in_arena, read_only] : {std::pair(15u, false), std::pair(5u, false), std::pair(15u, true), std::pair(6u, true)}) {
     const TemporaryFile store;
     testing::RankProcesses ranks(kRanks, [&](int rank) -> std::string {
       testing::ProcessJobOptions options;
@@ -71,7 +73,7 @@ TEST(RegionProcesses, AllMapEachOthersArenasInOneCall) {
       auto job = testing::join_process_job(options);
       if (!job.ok()) return job.status().message();
       for (int round = 0; round < 3; ++round) {
-        if (std::string wrong = sum_on(rank, in_arena, *job->world); !wrong.empty()) return wrong;
+        if (std::string wrong = sum_on(rank, in_arena, read_only, *job->world); !wrong.empty()) return wrong;
       }
       const Status closed = job->world->close(steady_clock().now() + std::chrono::seconds(20));
       return closed.ok() ? "done" : closed.message();

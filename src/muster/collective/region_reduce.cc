@@ -163,7 +163,7 @@ Task<Status> RegionMember::reduce_shares(const Args& args, const transport::Fing
 
   Line& mine = my_line();
   const auto input = job.scaled ? std::nullopt : arena_offset(job.input);
-  const auto output = job.wants(rank_) ? arena_offset(args.outputs[0]) : std::nullopt;
+  const auto output = job.wants(rank_) ? writable_offset(args.outputs[0]) : std::nullopt;
   job.staged = !input;
   job.copies = job.wants(rank_) && !output;
   outputs_shared_ = output.has_value();

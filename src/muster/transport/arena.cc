@@ -2,12 +2,15 @@
 
 #include <fcntl.h>
 #include <linux/falloc.h>
+#include <pthread.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <bit>
+#include <cerrno>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -15,6 +18,7 @@
 #include "muster/base/fork_guard.h"
 #include "muster/base/log.h"
 #include "muster/transport/arena_heap.h"
+#include "muster/transport/host_memory.h"
 #include "muster/transport/segment_heap.h"
 #include "muster/transport/shared_mapping.h"
 
@@ -24,12 +28,10 @@ namespace {
 constexpr std::size_t kLeastAddressSpace = std::size_t{64} << 30;
 constexpr std::size_t kMostAddressSpace = std::size_t{1} << 40;
 constexpr std::size_t kFewestUseful = std::size_t{1} << 28;
-// Freed pages that are kept for the next tensor: as many as a training step usually frees and takes again.
-constexpr std::size_t kKeptBytes = std::size_t{256} << 20;
-
-std::size_t physical_memory() {
-  return static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-}
+// For requests from this size on the system is asked what it has before it is made to give it.
+constexpr std::size_t kAskedBytes = std::size_t{16} << 20;
+// MADV_POPULATE_WRITE (Linux 5.14), which not all C libraries know.
+constexpr int kPopulateWrite = 23;
 
 std::size_t largest_file() {
   rlimit limit{};
@@ -38,55 +40,150 @@ std::size_t largest_file() {
 
 class ProcessArena final : public Arena {
  public:
-  static Result<std::unique_ptr<ProcessArena>> make(const ProcessArena* inherited);
-  ProcessArena(Descriptor file, std::shared_ptr<SharedMapping> mapping, std::size_t limit, const ProcessArena* inherited)
-      : file_(std::move(file)), mapping_(std::move(mapping)), limit_(limit), inherited_(inherited), heap_(limit, kKeptBytes) {}
+  static Result<std::unique_ptr<ProcessArena>> make(ProcessArena* inherited);
+  ProcessArena(Descriptor file, Descriptor for_children, std::shared_ptr<SharedMapping> mapping, std::size_t limit, ProcessArena* inherited)
+      : file_(std::move(file)),
+        for_children_(std::move(for_children)),
+        mapping_(std::move(mapping)),
+        inherited_(inherited),
+        heap_(mapping_->bytes(), limit, ArenaLimits().keep) {}
 
   Result<std::byte*> allocate(std::size_t bytes) override;
   void free(std::byte* memory) override;
+  void trim() override;
+  void set_limits(const ArenaLimits& limits) override;
   std::optional<std::uint64_t> offset_of(const std::byte* memory, std::size_t bytes) const override;
   std::byte* at(std::uint64_t offset, std::size_t bytes) const override {
     return offset <= mapping_->bytes() && bytes <= mapping_->bytes() - offset ? mapping_->memory() + offset : nullptr;
   }
-  int descriptor() const override { return file_.get(); }
-  std::size_t bytes_in_use() const override {
+  void make_read_only() override;
+  bool is_read_only() const override { return read_only_.load(std::memory_order_acquire); }
+  int descriptor() const override { return is_read_only() && readable_ ? readable_.get() : file_.get(); }
+  std::size_t bytes_in_use() const override { return stats().bytes_in_use; }
+  ArenaStats stats() const override {
     const std::lock_guard hold(lock_);
-    return heap_.bytes_in_use();
+    return {heap_.bytes_in_use(), heap_.bytes_kept(), heap_.limit(), returned_, allocations_};
   }
   bool forked() const { return mark_.forked(); }
+  ProcessArena* inherited() const { return inherited_; }
+  void keep_own_copy();
 
  private:
+  std::optional<std::byte*> try_allocate(std::size_t bytes, bool& refused);
+  bool warm(const ArenaHeap::Range& range);
+  void punch(const std::vector<ArenaHeap::Range>& ranges);
+
   GuardedDescriptor file_;
+  Descriptor for_children_;  // the same file: what a forked child copies its memory from, then closes
+  GuardedDescriptor readable_;
+  std::atomic<bool> read_only_{false};
   std::shared_ptr<SharedMapping> mapping_;
-  std::size_t limit_;
-  const ProcessArena* inherited_;  // of the process that this one was forked from
+  ProcessArena* inherited_;  // of the process that this one was forked from
   ProcessMark mark_;
   mutable std::mutex lock_;
   ArenaHeap heap_;
+  std::uint64_t returned_ = 0;
+  std::uint64_t allocations_ = 0;
 };
 
-Result<std::unique_ptr<ProcessArena>> ProcessArena::make(const ProcessArena* inherited) {
+// Arenas live as long as the process: tensors may outlive every group.
+std::atomic<ProcessArena*> g_arena{nullptr};
+
+void keep_own_copy_in_child() {
+  if (ProcessArena* const arena = g_arena.load(std::memory_order_acquire)) arena->keep_own_copy();
+}
+
+Result<std::unique_ptr<ProcessArena>> ProcessArena::make(ProcessArena* inherited) {
+  static const int armed = pthread_atfork(nullptr, nullptr, keep_own_copy_in_child);
+  static_cast<void>(armed);
   // The file has its whole size at once (it is sparse): then no mapping of a peer ever ends before an offset that we hand out.
-  std::size_t bytes = std::min(std::clamp(std::bit_ceil(physical_memory()), kLeastAddressSpace, kMostAddressSpace), largest_file());
-  for (;; bytes /= 2) {
+  const std::size_t limit = host_memory().limit;
+  std::size_t bytes = std::min(std::clamp(std::bit_ceil(limit), kLeastAddressSpace, kMostAddressSpace),
+                               largest_file() / ArenaHeap::kPage * ArenaHeap::kPage);
+  for (;; bytes = bytes / 2 / ArenaHeap::kPage * ArenaHeap::kPage) {
     auto file = make_memory_file("muster-arena", bytes);
     if (!file) return file.status().with_context("making the shared arena");
     auto mapping = map_shared(file->get(), bytes);
-    if (mapping)
-      return std::make_unique<ProcessArena>(std::move(*file), std::move(*mapping), std::min(bytes, physical_memory()), inherited);
+    if (mapping) {
+      Descriptor for_children(::fcntl(file->get(), F_DUPFD_CLOEXEC, 3));
+      return std::make_unique<ProcessArena>(std::move(*file), std::move(for_children), std::move(*mapping), std::min(bytes, limit),
+                                            inherited);
+    }
     if (bytes / 2 < kFewestUseful) return mapping.status().with_context("making the shared arena");
   }
 }
 
+// In a child, right after the fork, where only this thread runs. Nothing here takes a lock. Where it fails the child goes on sharing pages.
+void ProcessArena::keep_own_copy() {
+  if (!for_children_) return;
+  if (const std::size_t bytes = heap_.end(); bytes > 0) {
+    // Elsewhere first: a mapping over the old one that failed would leave nothing.
+    void* const copy = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, for_children_.get(), 0);
+    if (copy != MAP_FAILED && ::mremap(copy, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, mapping_->memory()) == MAP_FAILED) {
+      ::munmap(copy, bytes);
+    }
+  }
+  for_children_.reset();
+}
+
 Result<std::byte*> ProcessArena::allocate(std::size_t bytes) {
   if (forked()) return Status(Code::aborted, "a forked child cannot take memory from its parent's shared arena");
-  const std::lock_guard hold(lock_);
-  const auto offset = heap_.allocate(bytes);
-  if (!offset) {
-    return Status(Code::exhausted, "the shared arena has no room for " + std::to_string(bytes) +
-                                       " bytes: " + std::to_string(heap_.bytes_in_use()) + " of " + std::to_string(limit_) + " are in use");
+  bool refused = false;
+  if (const auto memory = try_allocate(bytes, refused)) return *memory;
+  ArenaStats now = stats();
+  // What is kept may stand in the way: of a block in one piece, of the limit, or of the system.
+  if (now.bytes_kept > 0 && bytes <= now.most - std::min(now.most, now.bytes_in_use)) {
+    trim();
+    refused = false;
+    if (const auto memory = try_allocate(bytes, refused)) return *memory;
+    now = stats();
   }
-  return mapping_->memory() + *offset;
+  return Status(Code::exhausted, "the shared arena has no room for " + std::to_string(bytes) +
+                                     " bytes: " + std::to_string(now.bytes_in_use) + " of " + std::to_string(now.most) + " are in use" +
+                                     (refused ? ", and the system gives no more memory" : ""));
+}
+
+std::optional<std::byte*> ProcessArena::try_allocate(std::size_t bytes, bool& refused) {
+  std::optional<ArenaHeap::Taken> taken;
+  {
+    const std::lock_guard hold(lock_);
+    taken = heap_.allocate(bytes);
+    if (!taken) return std::nullopt;
+    ++allocations_;
+  }
+  if (taken->cold.bytes == 0) return mapping_->memory() + taken->offset;
+  // Without the lock: it may take milliseconds.
+  const bool warmed = warm(taken->cold);
+  if (!warmed) punch({taken->cold});  // some of it may have been given
+  const std::lock_guard hold(lock_);
+  if (warmed) {
+    heap_.warmed(*taken);
+    return mapping_->memory() + taken->offset;
+  }
+  heap_.refused(*taken);
+  --allocations_;
+  refused = true;
+  return std::nullopt;
+}
+
+/// Makes the system give memory for all pages of a range, now: later it could only end the process.
+bool ProcessArena::warm(const ArenaHeap::Range& range) {
+  if (range.bytes >= kAskedBytes && host_memory().available < range.bytes) return false;
+  if (::madvise(mapping_->memory() + range.offset, range.bytes, kPopulateWrite) == 0) return true;
+  int done = 0;
+  do {
+    done = ::fallocate(file_.get(), FALLOC_FL_KEEP_SIZE, static_cast<off_t>(range.offset), static_cast<off_t>(range.bytes));
+  } while (done != 0 && errno == EINTR);
+  return done == 0 || errno == EOPNOTSUPP || errno == ENOSYS;  // where it cannot be had ahead, it comes with the first touch
+}
+
+void ProcessArena::punch(const std::vector<ArenaHeap::Range>& ranges) {
+  for (const auto& range : ranges) {
+    if (::fallocate(file_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(range.offset),
+                    static_cast<off_t>(range.bytes)) != 0) {
+      discard_pages(mapping_->memory() + range.offset, range.bytes);
+    }
+  }
 }
 
 void ProcessArena::free(std::byte* memory) {
@@ -96,18 +193,59 @@ void ProcessArena::free(std::byte* memory) {
   for (const ProcessArena* parent = inherited_; !offset && parent != nullptr; parent = parent->inherited_) {
     if (parent->offset_of(memory, 0)) return;
   }
-  std::vector<ArenaHeap::Range> punch;
-  const std::lock_guard hold(lock_);
-  if (!offset || !heap_.free(*offset, punch)) {
+  std::vector<ArenaHeap::Range> holes;
+  bool known = false;
+  {
+    const std::lock_guard hold(lock_);
+    known = offset && heap_.free(*offset, holes);
+  }
+  if (!known) {
     log(LogLevel::error, "memory was given back to the shared arena that was not taken from it; ignored");
     return;
   }
-  for (const auto& range : punch) {
-    if (::fallocate(file_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(range.offset),
-                    static_cast<off_t>(range.bytes)) != 0) {
-      discard_pages(mapping_->memory() + range.offset, range.bytes);
-    }
+  if (holes.empty()) return;
+  punch(holes);
+  const std::lock_guard hold(lock_);
+  for (const auto& hole : holes) {
+    heap_.punched(hole);
+    returned_ += hole.bytes;
   }
+}
+
+void ProcessArena::trim() {
+  if (forked()) return;
+  std::vector<ArenaHeap::Range> holes;
+  {
+    const std::lock_guard hold(lock_);
+    heap_.trim(holes);
+  }
+  punch(holes);
+  const std::lock_guard hold(lock_);
+  for (const auto& hole : holes) {
+    heap_.punched(hole);
+    returned_ += hole.bytes;
+  }
+}
+
+void ProcessArena::set_limits(const ArenaLimits& limits) {
+  const std::size_t most = limits.most != 0 ? limits.most : host_memory().limit;
+  {
+    const std::lock_guard hold(lock_);
+    heap_.set_limits(most, limits.keep);
+  }
+  const ArenaStats now = stats();
+  if (now.bytes_kept > limits.keep || now.bytes_in_use + now.bytes_kept > most) trim();
+}
+
+void ProcessArena::make_read_only() {
+  const std::lock_guard hold(lock_);
+  if (!readable_) {
+    const std::string path = "/proc/self/fd/" + std::to_string(file_.get());
+    readable_ = GuardedDescriptor(Descriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC)));
+    if (!readable_)
+      log(LogLevel::warning, "the shared arena cannot be opened for reading only: /proc is not there; peers are trusted not to write");
+  }
+  read_only_.store(true, std::memory_order_release);
 }
 
 std::optional<std::uint64_t> ProcessArena::offset_of(const std::byte* memory, std::size_t bytes) const {
@@ -117,10 +255,14 @@ std::optional<std::uint64_t> ProcessArena::offset_of(const std::byte* memory, st
   return address - base;
 }
 
-// Arenas live as long as the process: tensors may outlive every group.
-std::atomic<ProcessArena*> g_arena{nullptr};
-
 }  // namespace
+
+Arena* Arena::holder_of(const std::byte* memory) {
+  for (ProcessArena* each = g_arena.load(std::memory_order_acquire); each != nullptr; each = each->inherited()) {
+    if (each->offset_of(memory, 1)) return each;
+  }
+  return nullptr;
+}
 
 Arena* Arena::if_made() {
   ProcessArena* const arena = g_arena.load(std::memory_order_acquire);

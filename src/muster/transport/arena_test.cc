@@ -2,68 +2,134 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <map>
 #include <random>
 #include <thread>
 
 #include "muster/transport/arena_heap.h"
+#include "muster/transport/host_memory.h"
 #include "muster/transport/shared_mapping.h"
 
 namespace muster::transport {
 namespace {
 
+// Takes and frees at random beside a plain map of what is used and a map of which pages have memory: no two blocks touch, what is said to
+// be warm is, what is to be punched is nobody's, limits hold.
 TEST(ArenaHeap, BlocksAreAlignedApartAndComeBack) {
-  ArenaHeap heap(std::size_t{1} << 30, std::size_t{1} << 20);
+  constexpr std::size_t kSpace = std::size_t{1} << 30, kLimit = std::size_t{24} << 20, kKeep = std::size_t{1} << 20;
+  ArenaHeap heap(kSpace, kLimit, kKeep);
   std::mt19937_64 random(5);
   std::map<std::uint64_t, std::size_t> used;
+  std::vector<bool> warm(kSpace / ArenaHeap::kPage);
+  std::size_t warm_pages = 0;
+  const auto set_pages = [&](const ArenaHeap::Range& range, bool to) {
+    for (std::size_t page = range.offset / ArenaHeap::kPage; page < (range.offset + range.bytes) / ArenaHeap::kPage; ++page) {
+      EXPECT_NE(warm[page], to) << "page " << page;
+      warm[page] = to;
+      to ? ++warm_pages : --warm_pages;
+    }
+  };
   std::vector<ArenaHeap::Range> punch;
+  int full = 0, refused = 0;
   for (int round = 0; round < 20'000; ++round) {
     if (random() % 100 < 55) {
-      const std::size_t bytes = random() % 3 == 0 ? random() % 500'000 : random() % 40'000;
-      const auto offset = heap.allocate(bytes);
-      ASSERT_TRUE(offset);
-      ASSERT_EQ(*offset % ArenaHeap::kAlignment, 0u);
-      const auto next = used.lower_bound(*offset);
+      const std::size_t bytes = random() % 3 == 0 ? random() % 500'000 : random() % 5 == 0 ? random() % 3'000'000 : random() % 10'000;
+      const auto taken = heap.allocate(bytes);
+      if (!taken) {
+        ASSERT_GT(heap.bytes_in_use() + heap.bytes_kept() + bytes + (std::size_t{8} << 20), kLimit);
+        ++full;
+        for (int few = 0; few < 20 && !used.empty(); ++few) {
+          ASSERT_TRUE(heap.free(used.begin()->first, punch));
+          used.erase(used.begin());
+        }
+        continue;
+      }
+      ASSERT_EQ(taken->offset % ArenaHeap::kAlignment, 0u);
+      if (taken->cold.bytes > 0 && random() % 10 == 0) {
+        heap.refused(*taken);
+        ++refused;
+        continue;
+      }
+      set_pages(taken->cold, true);
+      if (taken->cold.bytes > 0) heap.warmed(*taken);
+      const std::uint64_t last = taken->offset + std::max<std::size_t>(bytes, 1) - 1;
+      for (std::size_t page = taken->offset / ArenaHeap::kPage; page <= last / ArenaHeap::kPage; ++page) ASSERT_TRUE(warm[page]);
+      const auto next = used.lower_bound(taken->offset);
       if (next != used.end()) {
-        ASSERT_GE(next->first, *offset + bytes);
+        ASSERT_GE(next->first, taken->offset + bytes);
       }
       if (next != used.begin()) {
-        ASSERT_LE(std::prev(next)->first + std::prev(next)->second, *offset);
+        ASSERT_LE(std::prev(next)->first + std::prev(next)->second, taken->offset);
       }
-      used.emplace(*offset, std::max<std::size_t>(bytes, 1));
+      used.emplace(taken->offset, std::max<std::size_t>(bytes, 1));
+      ASSERT_LE(warm_pages * ArenaHeap::kPage, kLimit);
     } else if (!used.empty()) {
       auto at = used.lower_bound(random() % (used.rbegin()->first + 1));
-      punch.clear();
       ASSERT_TRUE(heap.free(at->first, punch));
       used.erase(at);
-      for (const auto& range : punch) {
-        const auto inside = used.lower_bound(range.offset);
-        if (inside != used.end()) {
-          ASSERT_GE(inside->first, range.offset + range.bytes) << "memory in use would be punched";
-        }
-      }
-      ASSERT_LE(heap.bytes_kept(), std::size_t{1} << 20);
+      ASSERT_LE(heap.bytes_kept(), kKeep);
     }
+    // Now and then what was named for punching is still under way.
+    if (random() % 3 == 0) continue;
+    for (const auto& range : punch) {
+      const auto inside = used.lower_bound(range.offset);
+      if (inside != used.end()) {
+        ASSERT_GE(inside->first, range.offset + range.bytes) << "memory in use would be punched";
+      }
+      set_pages(range, false);
+      heap.punched(range);
+    }
+    punch.clear();
   }
+  EXPECT_GT(full, 0);
+  EXPECT_GT(refused, 0);
   for (const auto& [offset, bytes] : used) ASSERT_TRUE(heap.free(offset, punch));
   EXPECT_EQ(heap.bytes_in_use(), 0u);
+  heap.trim(punch);
+  EXPECT_EQ(heap.bytes_kept(), 0u);
 }
 
 TEST(ArenaHeap, NeighboursAreJoinedAndTheLimitHolds) {
-  ArenaHeap heap(std::size_t{1} << 20, 0);
+  ArenaHeap heap(std::size_t{1} << 20, std::size_t{1} << 20, 0);
   std::vector<std::uint64_t> quarters;
   std::vector<ArenaHeap::Range> punch;
-  for (int i = 0; i < 4; ++i) quarters.push_back(heap.allocate(1 << 18).value());
+  for (int i = 0; i < 4; ++i) quarters.push_back(heap.allocate(1 << 18).value().offset);
   EXPECT_FALSE(heap.allocate(40'000));
   EXPECT_FALSE(heap.allocate(SIZE_MAX));
   for (const int i : {0, 2, 3, 1}) EXPECT_TRUE(heap.free(quarters[static_cast<std::size_t>(i)], punch));
   EXPECT_FALSE(heap.free(quarters[0], punch)) << "given back twice";
-  EXPECT_EQ(heap.allocate(1 << 20), 0u);
+  EXPECT_FALSE(heap.allocate(1 << 20)) << "its pages are still being given back";
+  for (const auto& range : punch) heap.punched(range);
+  EXPECT_EQ(heap.allocate(1 << 20).value().offset, 0u);
+}
+
+// What is freed is taken again as it is, without asking the system.
+TEST(ArenaHeap, FreedBlocksStayWarm) {
+  ArenaHeap heap(std::size_t{1} << 30, std::size_t{1} << 30, std::size_t{64} << 20);
+  std::vector<ArenaHeap::Range> punch;
+  for (const std::size_t bytes : {std::size_t{20'000}, std::size_t{1} << 20, std::size_t{40} << 20}) {
+    const auto first = heap.allocate(bytes).value();
+    EXPECT_GE(first.cold.bytes, bytes);
+    heap.warmed(first);
+    ASSERT_TRUE(heap.free(first.offset, punch));
+    const auto again = heap.allocate(bytes).value();
+    EXPECT_EQ(again.offset, first.offset);
+    EXPECT_EQ(again.cold.bytes, 0u);
+  }
+  EXPECT_TRUE(punch.empty());
+  const auto large = heap.allocate(std::size_t{100} << 20).value();
+  heap.warmed(large);
+  ASSERT_TRUE(heap.free(large.offset, punch));
+  EXPECT_LE(heap.bytes_kept(), std::size_t{64} << 20);
+  EXPECT_GT(heap.bytes_kept(), std::size_t{50} << 20) << "no more than needed is given back";
 }
 
 TEST(Arena, MemoryIsAlignedAndKnowsWhereItStands) {
@@ -100,12 +166,69 @@ TEST(Arena, LargeBlocksGiveTheirPagesBack) {
     ::fstat(arena.descriptor(), &file);
     return static_cast<std::size_t>(file.st_blocks) * 512;
   };
-  const std::size_t large = std::size_t{400} << 20;
+  const std::size_t large = std::size_t{96} << 20, keep = std::size_t{16} << 20;
+  arena.set_limits({.keep = keep});
   std::byte* const memory = arena.allocate(large).value();
   for (std::size_t at = 0; at < large; at += 4096) memory[at] = std::byte{1};
   EXPECT_GE(pages(), large);
   arena.free(memory);
   EXPECT_LT(pages(), large / 2);
+  EXPECT_LE(arena.stats().bytes_kept, keep);
+  EXPECT_GE(arena.stats().bytes_returned, large / 2);
+  arena.trim();
+  EXPECT_LT(pages(), std::size_t{16} << 20);
+  EXPECT_EQ(arena.stats().bytes_kept, 0u);
+  arena.set_limits({});
+}
+
+// Memory is there once it is allocated: nobody learns by a signal that it is not.
+TEST(Arena, MemoryIsThereBeforeItIsTouched) {
+  Arena& arena = **Arena::of_process();
+  const auto pages = [&] {
+    struct stat file {};
+    ::fstat(arena.descriptor(), &file);
+    return static_cast<std::size_t>(file.st_blocks) * 512;
+  };
+  arena.trim();
+  const std::size_t before = pages(), bytes = std::size_t{24} << 20;
+  std::byte* const memory = arena.allocate(bytes).value();
+  EXPECT_GE(pages(), before + bytes);
+  arena.free(memory);
+}
+
+TEST(Arena, LimitIsKept) {
+  Arena& arena = **Arena::of_process();
+  arena.trim();
+  const std::size_t now = arena.stats().bytes_in_use;
+  arena.set_limits({.most = now + (std::size_t{8} << 20)});
+  std::byte* const half = arena.allocate(std::size_t{4} << 20).value();
+  EXPECT_EQ(arena.allocate(std::size_t{9} << 20).status().code(), Code::exhausted);
+  arena.free(half);
+  // The kept half is in the way of one that needs all of it, and gives way.
+  std::byte* const whole = arena.allocate(std::size_t{6} << 20).value();
+  arena.free(whole);
+  arena.set_limits({});
+  std::byte* const more = arena.allocate(std::size_t{20} << 20).value();
+  arena.free(more);
+}
+
+TEST(Arena, PeersThatMayOnlyReadCannotMapItToWrite) {
+  const pid_t child = ::fork();  // the process's arena stays writable for the other tests
+  if (child == 0) {
+    Arena& arena = **Arena::of_process();
+    std::byte* const memory = arena.allocate(100).value();
+    memory[0] = std::byte{5};
+    arena.make_read_only();
+    memory[1] = std::byte{6};  // its owner still writes
+    void* const writing = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, arena.descriptor(), 0);
+    void* const reading = ::mmap(nullptr, 4096, PROT_READ, MAP_SHARED, arena.descriptor(), 0);
+    const bool right = arena.is_read_only() && writing == MAP_FAILED && reading != MAP_FAILED &&
+                       static_cast<std::byte*>(reading)[*arena.offset_of(memory, 100) + 1] == std::byte{6};
+    ::_exit(right ? 0 : 1);
+  }
+  int status = -1;
+  ::waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
 }
 
 TEST(Arena, ThreadsShareIt) {
@@ -159,7 +282,8 @@ TEST(Arena, FilesThatCouldShrinkAreNotMapped) {
   EXPECT_EQ(map_shared(sealed->get(), 8193).status().code(), Code::refused);
 }
 
-// A data loader's worker is forked while tensors stand in the arena: it may read them, and what it frees stays its parent's.
+// A data loader's worker is forked while tensors stand in the arena: it may read them and write to its own copy; what it frees stays its
+// parent's.
 TEST(Arena, ForkedChildNeitherTakesNorFrees) {
   Arena& arena = **Arena::of_process();
   std::byte* const memory = arena.allocate(100).value();
@@ -177,16 +301,70 @@ TEST(Arena, ForkedChildNeitherTakesNorFrees) {
     own.free(memory);
     const bool apart = &own != &arena && !own.offset_of(memory, 100) && memory[99] == std::byte{7} && own.bytes_in_use() > 0;
     own.free(mine);
-    ::_exit(readable && refused && apart && own.bytes_in_use() == 0 ? 0 : 1);
+    memory[0] = std::byte{8};
+    const bool told = Arena::holder_of(memory) == &arena && Arena::holder_of(own.at(0, 1)) == &own &&
+                      Arena::holder_of(reinterpret_cast<std::byte*>(&own)) == nullptr && memory[0] == std::byte{8};
+    ::_exit(readable && refused && apart && told && own.bytes_in_use() == 0 ? 0 : 1);
   }
   int status = -1;
   ::waitpid(child, &status, 0);
   EXPECT_EQ(status, 0);
   EXPECT_EQ(arena.bytes_in_use(), before);
+  EXPECT_EQ(memory[0], std::byte{7}) << "a child's write shows in its parent";
   std::byte* const another = arena.allocate(100).value();
   EXPECT_NE(another, memory);
   arena.free(another);
   arena.free(memory);
+}
+
+// A child that joins a job as a rank of its own maps its parent's arena like any other peer's: not the copy that it inherited.
+TEST(Arena, ForkedChildMapsTheParentsFileAnew) {
+  Arena& arena = **Arena::of_process();
+  std::byte* const memory = arena.allocate(64).value();
+  const Descriptor passed(::fcntl(arena.descriptor(), F_DUPFD_CLOEXEC, 3));  // as over a socket
+  const std::uint64_t offset = *arena.offset_of(memory, 64);
+  memory[0] = std::byte{1};
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const auto mapping = map_shared(passed.get(), 1);
+    if (!mapping.ok() || (*mapping)->memory() + offset == memory) ::_exit(1);
+    (*mapping)->memory()[offset] = std::byte{2};
+    ::_exit(0);
+  }
+  int status = -1;
+  ::waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(memory[0], std::byte{2});
+  arena.free(memory);
+}
+
+TEST(HostMemory, KnowsTheMachineAndItsControlGroups) {
+  const HostMemory here = host_memory();
+  EXPECT_GT(here.limit, std::size_t{64} << 20);
+  EXPECT_GT(here.available, 0u);
+  EXPECT_LE(here.available, here.limit);
+
+  const std::filesystem::path root = std::filesystem::path(::testing::TempDir()) / ("host_memory_" + std::to_string(::getpid()));
+  const auto write = [&](const std::string& path, const std::string& text) {
+    std::filesystem::create_directories((root / path).parent_path());
+    std::ofstream(root / path) << text;
+  };
+  write("proc/meminfo", "MemTotal:       1000 kB\nMemFree:  10 kB\nMemAvailable:    900 kB\n");
+  EXPECT_EQ(host_memory(root).limit, 1000u * 1024);
+  EXPECT_EQ(host_memory(root).available, 900u * 1024);
+  write("proc/self/cgroup", "0::/jobs/one\n");
+  write("sys/fs/cgroup/jobs/one/memory.max", "max\n");
+  write("sys/fs/cgroup/jobs/memory.max", "500000\n");
+  write("sys/fs/cgroup/jobs/memory.current", "400000\n");
+  write("sys/fs/cgroup/jobs/memory.stat", "anon 250000\ninactive_file 100000\nactive_file 50000\n");
+  EXPECT_EQ(host_memory(root).limit, 500'000u);
+  EXPECT_EQ(host_memory(root).available, 250'000u);
+  write("proc/self/cgroup", "5:cpu,memory:/old\n0::/\n");
+  write("sys/fs/cgroup/memory/old/memory.limit_in_bytes", "300000\n");
+  write("sys/fs/cgroup/memory/old/memory.usage_in_bytes", "400000\n");
+  EXPECT_EQ(host_memory(root).limit, 300'000u);
+  EXPECT_EQ(host_memory(root).available, 0u);
+  std::filesystem::remove_all(root);
 }
 
 }  // namespace

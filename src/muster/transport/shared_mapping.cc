@@ -59,8 +59,9 @@ Result<std::shared_ptr<SharedMapping>> map_shared(int descriptor, std::size_t at
   Mappings& all = mappings();
   const std::lock_guard hold(all.lock);
   auto& known = all.known[FileId{file.st_dev, file.st_ino}];
-  if (auto mapping = known.lock()) return mapping;
-  void* const memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, descriptor, 0);
+  if (auto mapping = known.lock(); mapping != nullptr && !mapping->forked()) return mapping;
+  const bool writable = (::fcntl(descriptor, F_GETFL) & O_ACCMODE) == O_RDWR;
+  void* const memory = ::mmap(nullptr, bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED | MAP_NORESERVE, descriptor, 0);
   if (memory == MAP_FAILED) {
     all.known.erase(FileId{file.st_dev, file.st_ino});
     return Status(Code::exhausted, "cannot map a memory file of " + std::to_string(bytes) + " bytes: " + errno_text(errno) +

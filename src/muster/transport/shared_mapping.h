@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "muster/base/descriptor.h"
+#include "muster/base/fork_guard.h"
 #include "muster/base/status.h"
 
 namespace muster::transport {
@@ -23,13 +24,17 @@ class SharedMapping {
 
   std::byte* memory() const { return memory_; }
   std::size_t bytes() const { return bytes_; }
+  /// True in a child of the process that made it: what stands there may be its own copy by now.
+  bool forked() const { return mark_.forked(); }
 
  private:
   std::byte* memory_;
   std::size_t bytes_;
+  ProcessMark mark_;
 };
 
-/// The process's mapping of the whole file behind `descriptor`: made now, or the one that is there. Code::refused where the file is smaller
+/// The process's mapping of the whole file behind `descriptor`: made now, or the one that is there; for reading only where a descriptor
+/// that can do no more is the first. Code::refused where the file is smaller
 /// than `at_least` or could be shrunk by somebody (it must be a memory file with the seal). Thread-safe.
 Result<std::shared_ptr<SharedMapping>> map_shared(int descriptor, std::size_t at_least);
 
