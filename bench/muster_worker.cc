@@ -63,6 +63,7 @@ class TensorSubject final : public muster::cli::bench::Subject {
       return arena ? muster::empty_shared({elements}, dtype).zero_() : at::zeros({elements}, dtype);
     };
     return caught([&] {
+      muster::use_shared_allocator({.enabled = cell.memory == "allocator"});
       data_ = made(count);
       other_ = made(cell.op == "ping_pong" ? count : part * size_);
       pieces_.clear();

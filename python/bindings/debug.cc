@@ -5,6 +5,7 @@
 
 #include "bindings.h"
 #include "blocking.h"
+#include "muster/group/shared_allocator.h"
 #include "muster/group/shared_tensor.h"
 
 namespace muster::python {
@@ -55,6 +56,27 @@ void bind_debug(py::module_& module) {
         return empty_shared(size, dtype ? at::TensorOptions(*dtype) : at::TensorOptions());
       },
       py::arg("size"), py::arg("dtype") = py::none());
+  module.def("in_shared_memory", &in_shared_memory, py::arg("tensor"));
+  module.def(
+      "use_shared_allocator",
+      [](bool enabled, std::size_t private_up_to, std::optional<std::size_t> limit, std::size_t keep, bool read_only) {
+        use_shared_allocator({.enabled = enabled, .private_up_to = private_up_to, .limit = limit, .keep = keep, .read_only = read_only});
+      },
+      py::arg("enabled") = true, py::arg("private_up_to") = SharedAllocatorOptions().private_up_to, py::arg("limit") = py::none(),
+      py::arg("keep") = SharedAllocatorOptions().keep, py::arg("read_only") = false);
+  module.def("shared_allocator_stats", [] {
+    const SharedAllocatorStats stats = shared_allocator_stats();
+    py::dict all;
+    all["enabled"] = stats.enabled;
+    all["bytes_in_use"] = stats.bytes_in_use;
+    all["bytes_reserved"] = stats.bytes_reserved;
+    all["limit"] = stats.limit;
+    all["bytes_returned"] = stats.bytes_returned;
+    all["allocations"] = stats.allocations;
+    all["fallbacks"] = stats.fallbacks;
+    return all;
+  });
+  module.def("trim_shared_allocator", &trim_shared_allocator);
 }
 
 }  // namespace muster::python

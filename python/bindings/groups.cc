@@ -77,7 +77,7 @@ void bind_groups(py::module_& module) {
   module.def(
       "init_process_group",
       [](Text backend, Text init_method, Limit timeout, int world_size, int rank, std::shared_ptr<Store> store, std::string group_name,
-         const py::object& pg_options) {
+         const py::object& pg_options, std::optional<bool> share_memory) {
         if (!pg_options.is_none()) group::invalid("init_process_group: pg_options is for backends that this build does not have");
         watch_for_interrupts();
         const InitProcessGroupOptions options{.backend = std::move(backend),
@@ -86,11 +86,13 @@ void bind_groups(py::module_& module) {
                                               .world_size = world_size,
                                               .rank = rank,
                                               .store = std::move(store),
-                                              .group_name = std::move(group_name)};
+                                              .group_name = std::move(group_name),
+                                              .share_memory = share_memory};
         blocking_on_store([&] { init_process_group(options); });
       },
       py::arg("backend") = py::none(), py::arg("init_method") = py::none(), py::arg("timeout") = py::none(), py::arg("world_size") = -1,
-      py::arg("rank") = -1, py::arg("store") = py::none(), py::arg("group_name") = "", py::arg("pg_options") = py::none());
+      py::arg("rank") = -1, py::arg("store") = py::none(), py::arg("group_name") = "", py::arg("pg_options") = py::none(),
+      py::arg("share_memory") = py::none());
   module.def(
       "destroy_process_group", [](const Group& group) { blocking(group, [&] { destroy_process_group(group); }); },
       py::arg("group") = py::none());

@@ -52,6 +52,7 @@ from ._C import (
     get_process_group_ranks,
     get_rank,
     get_world_size,
+    in_shared_memory,
     init_device_mesh,
     init_process_group,
     irecv,
@@ -76,8 +77,11 @@ from ._C import (
     set_debug_level,
     set_debug_level_from_env,
     set_timeout,
+    shared_allocator_stats,
     shrink_group,
     split_group,
+    trim_shared_allocator,
+    use_shared_allocator,
 )
 from .names import Backend, GroupMember, P2POp, batch_isend_irecv, breakpoint, group, is_available, reduce_op
 from .objects import (

@@ -15,6 +15,7 @@
 #include "muster/group/objects.h"
 #include "muster/group/point_to_point.h"
 #include "muster/group/reduce_op.h"
+#include "muster/group/shared_allocator.h"
 #include "muster/group/shared_tensor.h"
 #include "muster/group/spawn.h"
 #include "muster/group/store.h"

@@ -9,6 +9,7 @@
 #include "muster/base/log.h"
 #include "muster/compat/torch_store.h"
 #include "muster/group/errors.h"
+#include "muster/group/shared_allocator.h"
 #include "muster/store/rendezvous.h"
 
 namespace muster::compat {
@@ -34,6 +35,7 @@ std::shared_ptr<TorchJob> TorchJob::open(const c10::intrusive_ptr<c10d::Store>& 
   options.world_size = size;
   options.timeout = timeout;
   const auto deadline = deadline_after(steady_clock(), timeout);
+  group::share_memory_if_asked({});
   // Others block on the store that was given; a clone has a connection of its own.
   auto found = store::rendezvous_over(adapt_store(store->clone()), options);
   if (!found.ok()) group::raise_from_store(found.status().with_context("init_process_group"));

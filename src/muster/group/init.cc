@@ -10,6 +10,7 @@
 #include "muster/group/exchange.h"
 #include "muster/group/job.h"
 #include "muster/group/rank_list.h"
+#include "muster/group/shared_allocator.h"
 #include "muster/group/world.h"
 #include "muster/store/rendezvous.h"
 
@@ -90,6 +91,7 @@ void init_process_group(const InitProcessGroupOptions& options) {
   auto config = BackendConfig::parse(options.backend);
   check_available(config);
   check_pg_options(options.pg_options.get(), config, "init_process_group");
+  group::share_memory_if_asked(options.share_memory);
   const auto timeout = options.timeout.value_or(config.default_timeout());
   const auto deadline = deadline_after(steady_clock(), timeout);  // of the whole: every stage gets what the earlier ones have left
 

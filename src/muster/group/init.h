@@ -23,6 +23,7 @@ struct InitProcessGroupOptions {
   std::shared_ptr<Store> store = nullptr;                     ///< excludes init_method; needs rank and world_size
   std::string group_name = {};                                ///< keeps jobs apart that share one address, file or store
   std::shared_ptr<ProcessGroupOptions> pg_options = nullptr;  ///< for a backend of the group's; any other throws, naming it
+  std::optional<bool> share_memory = {};  ///< calls use_shared_allocator(); absent: what MUSTER_SHARE_MEMORY says, else no
 };
 
 /// Makes the default group. Blocks until every rank has joined; at the timeout, one for everything that is done here, throws naming those

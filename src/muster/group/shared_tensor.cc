@@ -21,4 +21,11 @@ at::Tensor empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options)
       memory, sizes, [arena](void* freed) { arena->free(static_cast<std::byte*>(freed)); }, options);
 }
 
+bool in_shared_memory(const at::Tensor& tensor) {
+  const auto* const arena = transport::Arena::if_made();
+  if (arena == nullptr || !tensor.defined() || !tensor.has_storage() || !tensor.is_cpu()) return false;
+  const auto& storage = tensor.storage();
+  return arena->offset_of(static_cast<const std::byte*>(storage.data()), storage.nbytes()).has_value();
+}
+
 }  // namespace muster

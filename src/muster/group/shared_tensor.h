@@ -10,4 +10,7 @@ namespace muster {
 /// DistError (Code::exhausted) where the arena's limit is reached.
 at::Tensor empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options = {});
 
+/// Whether the tensor's memory is such, from `empty_shared` or the shared allocator: the other ranks of the host can reach it where it is.
+bool in_shared_memory(const at::Tensor& tensor);
+
 }  // namespace muster

@@ -184,8 +184,10 @@ void add_options(CLI::App& app, Options& options) {
   app.add_option("--transport", options.field.transport, "shm (whatever is fastest on this host) or tcp")
       ->check(CLI::IsMember({"shm", "tcp"}))
       ->capture_default_str();
-  app.add_option("--memory", options.memory, "of muster's ranks: private, or arena (shared between the ranks of a host)")
-      ->check(CLI::IsMember({"private", "arena"}))
+  app.add_option("--memory", options.memory,
+                 "of muster's ranks: private, arena (shared between the ranks of a host), or allocator (ordinary tensors, "
+                 "with the shared allocator)")
+      ->check(CLI::IsMember({"private", "arena", "allocator"}))
       ->capture_default_str();
   app.add_flag("--threads", options.field.threads, "muster's ranks as threads of one process");
   app.add_flag("!--engine", options.field.tensors, "time the engine below the tensors, without recorder and validation");

@@ -83,7 +83,7 @@ class EngineSubject final : public Subject {
     const std::size_t width = size_of(*dtype), n = static_cast<std::size_t>(size());
     const std::size_t slice = cell.bytes / n / width * width, bytes = cell.bytes / width * width;
     for (Buffer* side : {&input_, &output_}) {
-      if (Status made = side->resize(bytes + 64, cell.memory == "arena"); !made) return made;
+      if (Status made = side->resize(bytes + 64, cell.memory != "private"); !made) return made;
     }
     args_ = Args();
     args_.op = *op;

@@ -1,0 +1,120 @@
+#include "muster/group/shared_allocator.h"
+
+#include <c10/core/CPUAllocator.h>
+
+#include <atomic>
+#include <cstring>
+#include <limits>
+
+#include "muster/base/env.h"
+#include "muster/group/errors.h"
+#include "muster/transport/arena.h"
+
+namespace muster {
+namespace {
+
+using transport::Arena;
+
+constexpr std::size_t kNothing = std::numeric_limits<std::size_t>::max();
+// Above what libraries usually give their allocators.
+constexpr std::uint8_t kPriority = 200;
+
+class SharedAllocator final : public c10::Allocator {
+ public:
+  explicit SharedAllocator(c10::Allocator* below) : below_(below) { free_below_ = below->raw_deleter(); }
+
+  c10::DataPtr allocate(std::size_t bytes) override {
+    void* memory = bytes > private_up_to_.load(std::memory_order_relaxed) ? in_arena(bytes) : nullptr;
+    if (memory == nullptr) memory = below_->raw_allocate(bytes);
+    return {memory, memory, &release, c10::Device(c10::DeviceType::CPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
+
+  void use_above(std::size_t private_up_to) { private_up_to_.store(private_up_to, std::memory_order_relaxed); }
+  bool enabled() const { return private_up_to_.load(std::memory_order_relaxed) != kNothing; }
+  std::uint64_t fallbacks() const { return fallbacks_.load(std::memory_order_relaxed); }
+
+ private:
+  void* in_arena(std::size_t bytes) {
+    Arena* const arena = Arena::if_made();
+    if (arena == nullptr) return nullptr;  // a forked child
+    const auto memory = arena->allocate(bytes);
+    if (!memory) {
+      fallbacks_.fetch_add(1, std::memory_order_relaxed);
+      return nullptr;
+    }
+    c10::profiledCPUMemoryReporter().New(*memory, bytes);
+    return *memory;
+  }
+  static void release(void* memory) {
+    Arena* const arena = Arena::holder_of(static_cast<std::byte*>(memory));
+    if (arena == nullptr) return free_below_(memory);
+    c10::profiledCPUMemoryReporter().Delete(memory);
+    arena->free(static_cast<std::byte*>(memory));
+  }
+
+  static inline c10::DeleterFnPtr free_below_ = nullptr;  // torch frees by a plain function
+  c10::Allocator* const below_;
+  std::atomic<std::size_t> private_up_to_{kNothing};
+  std::atomic<std::uint64_t> fallbacks_{0};
+};
+
+std::atomic<SharedAllocator*> g_installed{nullptr};
+
+// Stays for the life of the process: tensors that it made may outlive everything.
+SharedAllocator& installed() {
+  static SharedAllocator* const one = [] {
+    c10::Allocator* below = c10::GetCPUAllocator();
+    if (below->raw_deleter() == nullptr) below = c10::GetDefaultCPUAllocator();
+    auto* const made = new SharedAllocator(below);
+    c10::SetCPUAllocator(made, kPriority);
+    g_installed.store(made, std::memory_order_release);
+    return made;
+  }();
+  return *one;
+}
+
+}  // namespace
+
+void use_shared_allocator(const SharedAllocatorOptions& options) {
+  if (!options.enabled) {
+    if (auto* const there = g_installed.load(std::memory_order_acquire)) there->use_above(kNothing);
+    return;
+  }
+  auto* const arena = group::take(Arena::of_process());
+  arena->set_limits({.most = options.limit.value_or(0), .keep = options.keep});
+  if (options.read_only) arena->make_read_only();
+  SharedAllocator& allocator = installed();
+  if (c10::GetCPUAllocator() != &allocator)
+    throw DistError("use_shared_allocator: another library's allocator of CPU tensors has a higher priority", Code::unsupported);
+  allocator.use_above(options.private_up_to);
+}
+
+SharedAllocatorStats shared_allocator_stats() {
+  SharedAllocatorStats stats;
+  if (const auto* const allocator = g_installed.load(std::memory_order_acquire)) {
+    stats.enabled = allocator->enabled() && Arena::if_made() != nullptr;
+    stats.fallbacks = allocator->fallbacks();
+  }
+  if (const auto* const arena = Arena::if_made()) {
+    const auto now = arena->stats();
+    stats.bytes_in_use = now.bytes_in_use;
+    stats.bytes_reserved = now.bytes_in_use + now.bytes_kept;
+    stats.limit = now.most;
+    stats.bytes_returned = now.bytes_returned;
+    stats.allocations = now.allocations;
+  }
+  return stats;
+}
+
+void trim_shared_allocator() {
+  if (auto* const arena = Arena::if_made()) arena->trim();
+}
+
+void group::share_memory_if_asked(std::optional<bool> wanted) {
+  if (!wanted) wanted = take(env_flag("MUSTER_SHARE_MEMORY"));
+  if (wanted.value_or(false) && !shared_allocator_stats().enabled) use_shared_allocator();
+}
+
+}  // namespace muster
