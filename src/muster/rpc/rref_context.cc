@@ -20,6 +20,9 @@ std::exception_ptr exception_of(const Status& status) {
   }
 }
 
+// Looks at a worker that ends are some milliseconds apart. Confirmations take less than so many, unless a reference is lost.
+constexpr int kLooksBeforeWithdrawal = 200;
+
 // Creates have no reason: all are of one length.
 std::size_t create_bytes() {
   static const std::size_t bytes = encode(RRefMessage{}).size();
@@ -415,10 +418,14 @@ void RRefContext::begin() {
 }
 
 bool RRefContext::idle() {
+  const auto agent = agent_.lock();
+  const bool calls_are_over = agent && agent->counts().in_flight == 0;
   // A fork that came with the last answers is let go like the others.
   std::unique_lock lock(mutex_);
   ledger_.drop_forks();
   const bool settled = ledger_.forks_settled();
+  looks_without_end_ = settled || !calls_are_over ? 0 : looks_without_end_ + 1;
+  if (looks_without_end_ == kLooksBeforeWithdrawal) ledger_.withdraw_passed_on();
   follow(std::move(lock));
   return settled;
 }

@@ -108,6 +108,7 @@ class RRefContext : public Drain, public std::enable_shared_from_this<RRefContex
   RRefLedger ledger_;
   std::map<RRefId, RRefSlot> slots_;
   std::map<RRefReference, Status> failed_;  // until let go
+  int looks_without_end_ = 0;               // of the graceful end, with no call under way
 };
 
 /// Throws where nothing of the kind is registered on this worker; else runs it on the request.

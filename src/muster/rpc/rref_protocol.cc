@@ -138,8 +138,9 @@ Result<RRefMessage> RRefLedger::fork(const RRefReference& held, std::int32_t to)
   const ForkId child{self_, to, ++next_fork_[to]};
   if (held.fork) {
     forks_.at(*held.fork).children.insert(child);
-    parent_of_.emplace(child, *held.fork);
-    return numbered(to, Kind::fork, held.rref, child);
+    RRefMessage message = numbered(to, Kind::fork, held.rref, child);
+    passed_on_.emplace(child, PassedOn{*held.fork, message.number});
+    return message;
   }
   Owned& owned = owned_.at(held.rref);
   if (to == self_) {
@@ -300,10 +301,10 @@ void RRefLedger::on_answer(const RRefMessage& message) {
 }
 
 void RRefLedger::on_accept(const RRefMessage& message) {
-  const auto found = parent_of_.find(message.fork);
-  if (found == parent_of_.end()) return;
-  const ForkId parent = found->second;
-  parent_of_.erase(found);
+  const auto found = passed_on_.find(message.fork);
+  if (found == passed_on_.end()) return;
+  const ForkId parent = found->second.parent;
+  passed_on_.erase(found);
   forks_.at(parent).children.erase(message.fork);
   settle_fork(parent);
 }
@@ -342,6 +343,19 @@ void RRefLedger::lost(const RRefMessage& message) {
   send(std::move(withdrawal));
 }
 
+void RRefLedger::withdraw_passed_on() {
+  for (auto& [child, passed] : passed_on_) {
+    if (std::exchange(passed.withdrawn, true)) continue;
+    RRefMessage message;
+    message.to = child.holder;
+    message.number = passed.message;
+    message.kind = Kind::fork;
+    message.rref = forks_.at(passed.parent).rref;
+    message.fork = child;
+    lost(message);
+  }
+}
+
 void RRefLedger::worker_died(std::int32_t worker, const Status& cause) {
   if (!dead_.emplace(worker, cause).second) return;
   messages_seen_.erase(worker);
@@ -367,7 +381,7 @@ void RRefLedger::worker_died(std::int32_t worker, const Status& cause) {
     const bool value_lost = fork.rref.owner == worker;
     for (auto child = fork.children.begin(); child != fork.children.end();) {
       if (value_lost || child->holder == worker) {
-        parent_of_.erase(*child);
+        passed_on_.erase(*child);
         child = fork.children.erase(child);
       } else {
         ++child;
@@ -444,7 +458,7 @@ bool RRefLedger::confirmed(const RRefReference& held) const {
   return fork != forks_.end() && fork->second.state == ForkState::confirmed;
 }
 
-bool RRefLedger::empty() const { return owned_.empty() && forks_.empty() && parent_of_.empty() && unacknowledged_.empty(); }
+bool RRefLedger::empty() const { return owned_.empty() && forks_.empty() && passed_on_.empty() && unacknowledged_.empty(); }
 
 std::set<std::int32_t> RRefLedger::waiting_for() const {
   std::set<std::int32_t> workers;

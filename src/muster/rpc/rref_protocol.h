@@ -143,6 +143,8 @@ class RRefLedger {
   void resend();
   /// The call that carried this create or fork has failed, and may or may not have arrived.
   void lost(const RRefMessage& message);
+  /// All calls are over: what was passed on and has not been accepted may have come in an answer that nobody read. Once for each.
+  void withdraw_passed_on();
   /// `cause` says who, in a sentence. What still comes from there is not listened to.
   void worker_died(std::int32_t worker, const Status& cause);
 
@@ -210,7 +212,12 @@ class RRefLedger {
   std::int32_t self_;
   std::map<RRefId, Owned> owned_;
   std::map<ForkId, Fork> forks_;
-  std::map<ForkId, ForkId> parent_of_;  // forks that were passed on from here and are not yet accepted -> the one they came from
+  struct PassedOn {
+    ForkId parent;
+    std::uint64_t message = 0;
+    bool withdrawn = false;
+  };
+  std::map<ForkId, PassedOn> passed_on_;                                        // from forks here, and not yet accepted
   std::map<std::int32_t, std::uint64_t> next_message_, next_rref_, next_fork_;  // per receiver, owner, holder
   std::map<std::int32_t, SeenNumbers> messages_seen_, rrefs_seen_;              // per sender, creator
   std::map<std::pair<std::int32_t, std::uint64_t>, RRefMessage> unacknowledged_;

@@ -680,6 +680,27 @@ TEST(RRefProtocol, SaysWhomItWaitsFor) {
   EXPECT_TRUE(owner.waiting_for().empty());
 }
 
+// spec: N4 graceful shutdown drains references that were passed on in an answer that nobody read
+TEST(RRefProtocol, AnswersThatNobodyRead) {
+  RRefLedger owner(0), user(1), other(2);
+  const auto given = owner.fork(owner.create_here(), 1);
+  const auto held = user.receive(*given);
+  ASSERT_TRUE(user.fork((*held)->reference, 2).ok());  // never comes
+  user.drop_forks();
+  EXPECT_FALSE(user.forks_settled());
+  user.withdraw_passed_on();
+  const RRefMessage withdrawal = only(user.take_effects());
+  ASSERT_TRUE(other.receive(withdrawal).ok());
+  user.acknowledged(2, withdrawal.number);
+  ASSERT_TRUE(user.receive(only(other.take_effects())).ok());
+  const RRefMessage release = only(user.take_effects());
+  EXPECT_EQ(release.kind, Kind::release);
+  user.acknowledged(0, release.number);
+  EXPECT_TRUE(user.forks_settled());
+  user.withdraw_passed_on();
+  EXPECT_TRUE(user.take_effects().send.empty());
+}
+
 // spec: N7 messages that make no sense are refused and change nothing
 TEST(RRefProtocol, RefusesNonsense) {
   RRefLedger owner(1);
