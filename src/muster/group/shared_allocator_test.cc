@@ -196,7 +196,7 @@ TEST(SharedAllocator, ThreadsMakeAndDropTensors) {
     for (unsigned id = 0; id < 4; ++id) {
       threads.emplace_back([&, id] {
         std::mt19937_64 random(testing::test_seed() + id);
-        for (int round = 0; round < 1500; ++round) {
+        for (int round = 0; round < 500; ++round) {
           const auto size = static_cast<std::int64_t>(random() % (random() % 20 == 0 ? 6'000'000 : 200'000));
           const auto mark = static_cast<std::uint8_t>(random());
           auto made = bytes(size);
@@ -279,14 +279,14 @@ TEST(SharedAllocator, WithoutRoomTensorsArePrivate) {
 /// Reduces tensors made anew for every round until that fails; whom the failure names, or what went wrong.
 std::string reduce_until_failure(int size, SharedCounter& rounds) {
   for (;;) {
-    auto x = torch::ones({2 * kMiB});
+    auto x = torch::ones({kMiB / 2});
     try {
       all_reduce(x);
     } catch (const DistError& error) {
       // The memory of the failed call is used again at once.
-      x = torch::full({2 * kMiB}, 5);
+      x = torch::full({kMiB / 2}, 5);
       for (int i = 0; i < 20; ++i) {
-        const auto y = torch::full({2 * kMiB}, i);
+        const auto y = torch::full({kMiB / 2}, i);
         if (!y.eq(i).all().item<bool>() || !x.eq(5).all().item<bool>()) return "memory was overwritten";
       }
       std::string named = "names";
@@ -320,12 +320,12 @@ TEST(SharedAllocator, RankThatComesTooLateTouchesNothing) {
   RankProcesses ranks(3, [&](int rank) -> std::string {
     join_job(file, rank, 3);
     for (int i = 0; i < 3; ++i) {
-      auto x = torch::ones({2 * kMiB});
+      auto x = torch::ones({kMiB / 2});
       all_reduce(x);
     }
     std::string report = "done";
     {
-      auto x = torch::ones({2 * kMiB});
+      auto x = torch::ones({kMiB / 2});
       if (rank == 1 && !others_done.wait_for(2, kLimit)) return "the others do not give up";
       try {
         all_reduce(x, rank == 1 ? AllReduceOptions{} : AllReduceOptions{.timeout = std::chrono::milliseconds(500)});
@@ -334,7 +334,7 @@ TEST(SharedAllocator, RankThatComesTooLateTouchesNothing) {
       }
     }
     TensorList used;
-    for (int i = 0; i < 8; ++i) used.push_back(torch::full({2 * kMiB}, 5));
+    for (int i = 0; i < 8; ++i) used.push_back(torch::full({kMiB / 2}, 5));
     others_done.add(1);
     if (!others_done.wait_for(3, kLimit)) return "the late rank does not come to an end";
     for (const auto& each : used)
