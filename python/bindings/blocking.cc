@@ -16,12 +16,13 @@ namespace {
 
 /// What the signal handler may touch.
 std::atomic<int> wake_descriptor{-1};
+std::atomic<pid_t> wake_process{0};  // a fork has the descriptor too, and its interrupts are not this process's
 std::atomic<void (*)(int)> next_handler{nullptr};
 
 void on_interrupt(int signal) {
   const int before = errno;
   const std::uint64_t one = 1;
-  if (const int descriptor = wake_descriptor.load(); descriptor >= 0) static_cast<void>(!::write(descriptor, &one, sizeof one));
+  if (wake_process.load() == ::getpid()) static_cast<void>(!::write(wake_descriptor.load(), &one, sizeof one));
   errno = before;
   if (auto* next = next_handler.load()) next(signal);
 }
@@ -68,7 +69,7 @@ void watch_for_interrupts() {
     const int descriptor = ::eventfd(0, EFD_CLOEXEC);
     if (descriptor < 0) return;
     wake_descriptor = descriptor;
-    state.watched = ::getpid();
+    wake_process = state.watched = ::getpid();
     state.interrupt = nullptr;
     std::thread(look, descriptor).detach();
   }
@@ -77,6 +78,16 @@ void watch_for_interrupts() {
   next_handler = action.sa_handler;
   action.sa_handler = on_interrupt;
   ::sigaction(SIGINT, &action, nullptr);
+}
+
+Group acting(const Group& group) {
+  if (group) return group;
+  const auto scope = WorldScope::current();
+  return scope->initialized() ? scope->world("an interrupt") : nullptr;
+}
+
+void interrupt(const Group& group) {
+  if (group && group->is_member()) group->abort("interrupted (SIGINT)");
 }
 
 Interruptible::Interruptible(std::function<void()> interrupt) {

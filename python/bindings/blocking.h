@@ -9,6 +9,7 @@
 
 #include <functional>
 #include <memory>
+#include <type_traits>
 #include <utility>
 
 #include "muster/base/interruption.h"
@@ -45,16 +46,27 @@ auto without_gil(std::function<void()> interrupt, Call call) {
   }
 }
 
-/// `call()` on `group` (null: the default one).
+/// What Python has of a started operation: Ctrl-C in its `wait` ends the group that it belongs to.
+struct GroupWork {
+  WorkRef work;
+  std::weak_ptr<ProcessGroup> group;
+};
+
+/// `group`, the default one for null; null where there is none.
+Group acting(const Group& group);
+/// Ends what is in flight on it, and tells the other members why. Nothing for null.
+void interrupt(const Group& group);
+
+/// `call()` on `group` (null: the default one). Its Work, if it has one, comes as Python has it.
 template <class Call>
 auto blocking(const Group& group, Call call) {
-  return without_gil(
-      [group] {
-        const auto scope = WorldScope::current();
-        const auto which = group ? group : scope->initialized() ? scope->world("an interrupt") : nullptr;
-        if (which && which->is_member()) which->abort("interrupted (SIGINT)");
-      },
-      std::move(call));
+  const auto end = [group] { interrupt(acting(group)); };
+  if constexpr (std::is_same_v<std::invoke_result_t<Call&>, WorkRef>) {
+    auto work = without_gil(end, std::move(call));
+    return work ? std::make_shared<GroupWork>(std::move(work), acting(group)) : nullptr;
+  } else {
+    return without_gil(end, std::move(call));
+  }
 }
 
 /// `call()` that waits in a store.

@@ -10,7 +10,7 @@ namespace py = pybind11;
 
 /// The exception classes; held for ever.
 struct Classes {
-  PyObject *error, *backend, *network, *store, *spawn;
+  PyObject *error, *argument, *backend, *network, *store, *spawn;
 };
 Classes classes{};
 
@@ -33,6 +33,8 @@ void raise(PyObject* type, const DistError& error) {
 void bind_errors(py::module_& module) {
   classes.error =
       make(module, "DistError", PyExc_RuntimeError, "The base of all. `ranks`: those at fault; `code`: what kind of failure, as a word.");
+  const auto both = py::make_tuple(py::handle(classes.error), py::handle(PyExc_ValueError));
+  classes.argument = make(module, "DistArgumentError", both.ptr(), "A wrong argument, or a call out of its turn: a ValueError too.");
   classes.backend = make(module, "DistBackendError", classes.error, "An operation failed, or the backend does not have it.");
   classes.network = make(module, "DistNetworkError", classes.error, "A socket, an address or a handshake failed.");
   classes.store = make(module, "DistStoreError", classes.error, "A store, or the initialisation that goes through it, failed.");
@@ -50,7 +52,7 @@ void bind_errors(py::module_& module) {
     } catch (const DistStoreError& error) {
       raise(classes.store, error);
     } catch (const DistError& error) {
-      raise(classes.error, error);
+      raise(error.code() == Code::invalid_argument ? classes.argument : classes.error, error);
     }
   });
 }

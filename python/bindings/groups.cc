@@ -10,6 +10,7 @@
 #include "muster/group/reduce_op.h"
 #include "muster/group/subgroups.h"
 #include "muster/group/work.h"
+#include "no_gil.h"
 
 namespace muster::python {
 namespace {
@@ -31,18 +32,25 @@ void bind_reduce_op(py::module_& module) {
 }
 
 void bind_work(py::module_& module) {
-  py::class_<Work, std::shared_ptr<Work>>(module, "Work", "A started operation.")
-      .def("is_completed", &Work::is_completed, py::call_guard<py::gil_scoped_release>())
-      .def("is_success", &Work::is_success, py::call_guard<py::gil_scoped_release>())
+  const auto without_gil_held = py::call_guard<py::gil_scoped_release>();
+  const auto source_rank = [](const GroupWork& self) { return self.work->source_rank(); };
+  py::class_<GroupWork, std::shared_ptr<GroupWork>>(module, "Work", "A started operation.")
       .def(
-          "wait", [](Work& self, Limit timeout) { return blocking(nullptr, [&] { return self.wait(timeout); }); },
+          "is_completed", [](const GroupWork& self) { return self.work->is_completed(); }, without_gil_held)
+      .def(
+          "is_success", [](const GroupWork& self) { return self.work->is_success(); }, without_gil_held)
+      .def(
+          "wait",
+          [](const GroupWork& self, Limit timeout) {
+            return without_gil([group = self.group] { interrupt(group.lock()); }, [&] { return self.work->wait(timeout); });
+          },
           py::arg("timeout") = py::none())
-      .def("get_future", [](Work& self) { return std::make_shared<torch::jit::PythonFutureWrapper>(self.get_future()); })
-      .def("source_rank", &Work::source_rank)
-      .def("_source_rank", &Work::source_rank)
-      .def("result", &Work::result)
-      .def("exception", [](Work& self) -> py::object {
-        const auto error = self.exception();
+      .def("get_future", [](const GroupWork& self) { return std::make_shared<torch::jit::PythonFutureWrapper>(self.work->get_future()); })
+      .def("source_rank", source_rank)
+      .def("_source_rank", source_rank)
+      .def("result", [](const GroupWork& self) { return self.work->result(); })
+      .def("exception", [](const GroupWork& self) -> py::object {
+        const auto error = self.work->exception();
         if (!error) return py::none();
         try {
           std::rethrow_exception(error);
@@ -59,12 +67,22 @@ void bind_groups(py::module_& module) {
   bind_work(module);
   watch_for_interrupts();
 
-  py::class_<ProcessGroup, Group>(module, "ProcessGroup", "A set of ranks that communicate. False where this process is no member.")
+  py::class_<ProcessGroup, Group>(module, "ProcessGroup", "A set of ranks that communicate. False where this process is no member.",
+                                  let_go_without_gil<ProcessGroup>())
       .def("rank", &ProcessGroup::rank)
       .def("size", &ProcessGroup::size)
       .def_property_readonly("name", &ProcessGroup::name)
       .def("__bool__", &ProcessGroup::is_member)
+      // Where torch has one value for every group that this process is no member of, programs compare with it.
+      .def(
+          "__eq__", [](const ProcessGroup& a, const ProcessGroup& b) { return &a == &b || (!a.is_member() && !b.is_member()); },
+          py::is_operator())
+      .def("__hash__", [](const ProcessGroup& self) { return std::hash<const void*>()(self.is_member() ? &self : nullptr); })
       .def("__repr__", [](const ProcessGroup& self) { return "<muster.ProcessGroup " + self.name() + ">"; });
+
+  ProcessGroupParts none;
+  none.name = "of others";
+  module.attr("NON_GROUP_MEMBER") = std::make_shared<ProcessGroup>(std::move(none));
 
   module.def("parse_backend", [](const std::string& name) { return std::string(Backend(name).name()); });
   module.def("known_backends", &Backend::known);

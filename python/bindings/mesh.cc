@@ -2,6 +2,7 @@
 
 #include "bindings.h"
 #include "blocking.h"
+#include "no_gil.h"
 
 namespace muster::python {
 namespace {
@@ -33,7 +34,8 @@ DeviceMesh make(const std::string& device_type, const py::object& mesh, const Na
 }  // namespace
 
 void bind_mesh(py::module_& module) {
-  py::class_<DeviceMesh>(module, "DeviceMesh", "A grid of ranks, with a group for every line along every dimension.")
+  py::class_<DeviceMesh, std::shared_ptr<DeviceMesh>>(
+      module, "DeviceMesh", "A grid of ranks, with a group for every line along every dimension.", let_go_without_gil<DeviceMesh>())
       .def(py::init(&make), py::arg("device_type"), py::arg("mesh"), py::kw_only(), py::arg("mesh_dim_names") = py::none(),
            py::arg("_init_process_groups") = true)
       .def_property_readonly("device_type", &DeviceMesh::device_type)

@@ -1,6 +1,8 @@
 #include "muster/group/point_to_point.h"
 
+#include <algorithm>
 #include <tuple>
+#include <vector>
 
 #include "bindings.h"
 #include "blocking.h"
@@ -41,11 +43,16 @@ void bind_point_to_point(py::module_& module) {
   using Entry = std::tuple<bool, at::Tensor, Rank, Group, std::int64_t, Rank>;
   module.def("batch_of_messages", [](const std::vector<Entry>& entries) {
     std::vector<P2POp> ops;
+    std::vector<Group> groups;
     for (const auto& [sends, tensor, peer, group, tag, group_peer] : entries) {
       ops.push_back(sends ? P2POp(static_cast<P2POp::Send>(isend), tensor, peer, group, tag, group_peer)
                           : P2POp(static_cast<P2POp::Recv>(irecv), tensor, peer, group, tag, group_peer));
+      if (const auto acts = acting(group); acts && acts->is_member()) groups.push_back(acts);
     }
-    return blocking(entries.empty() ? nullptr : std::get<Group>(entries.front()), [&] { return batch_isend_irecv(ops); });
+    const auto works = without_gil([groups] { std::ranges::for_each(groups, interrupt); }, [&] { return batch_isend_irecv(ops); });
+    std::vector<GroupWork> made;  // one for each entry of a member, in their order
+    for (std::size_t i = 0; i < works.size(); ++i) made.push_back({works[i], groups.at(i)});
+    return made;
   });
 }
 

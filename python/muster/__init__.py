@@ -18,6 +18,7 @@ if _torch.__version__.split("+")[0] != _BUILT_FOR:
 from ._C import (
     DebugLevel,
     DeviceMesh,
+    DistArgumentError,
     DistBackendError,
     DistError,
     DistNetworkError,

@@ -8,7 +8,8 @@ from . import _C
 
 
 class Backend(str):
-    """A backend's lower-case name. `Backend("GLOO") == "gloo"`; an unknown name raises, with the list of the known ones."""
+    """A backend's lower-case name. `Backend("GLOO") == "gloo"`; an unknown name raises a ValueError (DistArgumentError),
+    with the list of the known ones."""
 
     UNDEFINED = "undefined"
     NATIVE = "native"
@@ -45,7 +46,9 @@ class group(metaclass=_World):
 
 
 class GroupMember(metaclass=_World):
-    """`GroupMember.WORLD` is the default group."""
+    """`GroupMember.WORLD` is the default group. `NON_GROUP_MEMBER` equals every group that this process is no member of."""
+
+    NON_GROUP_MEMBER = _C.NON_GROUP_MEMBER
 
 
 class P2POp:

@@ -2,12 +2,15 @@
 
 import datetime
 import inspect
+import operator
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 import torch
@@ -205,6 +208,9 @@ def test_groups():
         assert bool(pair) == (rank != 1) and dist.get_rank(pair) == (0, -1, 1)[rank]
         if rank == 1:
             assert dist.recv(x, group=pair) == -1 and dist.isend(x, 0, group=pair) is None and dist.barrier(pair, async_op=True) is None
+        outside = dist.GroupMember.NON_GROUP_MEMBER
+        assert (pair == outside) == (rank == 1) == (hash(pair) == hash(outside)) and dist.group.WORLD != outside and pair != -100
+        assert dist.all_reduce(x, group=outside) is None and dist.get_rank(outside) == -1 and not outside
         part = dist.split_group(split_ranks=[[0, 1], [2]])
         assert part.size() == (2, 2, 1)[rank]
         with pytest.raises(dist.DistError, match="twice"):
@@ -247,8 +253,9 @@ def test_device_mesh():
 def test_backend_names():
     assert dist.Backend("GLOO") == "gloo" == dist.Backend.GLOO
     assert dist.Backend.NATIVE == "native"
-    with pytest.raises(dist.DistError, match="native"):
+    with pytest.raises(ValueError, match="native") as caught:
         dist.Backend("nonsense")
+    assert isinstance(caught.value, dist.DistError) and caught.value.code == "invalid argument"
     with pytest.raises(dist.DistError):
         dist.Backend("undefined")
     assert dist.is_available() and dist.is_gloo_available() and not dist.is_nccl_available()
@@ -278,24 +285,40 @@ def test_stores(tmp_path):
     assert client.get("first_key") == b"second" and client.delete_key("first_key")
 
 
+def signature(function):
+    """Names of the arguments in order, with the defaults as text: "-" for none, those of ReduceOp as muster shows them."""
+    if not inspect.isbuiltin(function):
+        return {name: "-" if each.default is each.empty else re.sub(r"<RedOpType\.(\w+): \d+>", r"<ReduceOp.\1>", repr(each.default))
+                for name, each in inspect.signature(function).parameters.items()}
+    text = function.__doc__.splitlines()[0]
+    arguments = re.split(r", (?=\w+: )", text[text.index("(") + 1 : text.rindex(") ->")])
+    return {each.partition(":")[0]: each.partition(" = ")[2] or "-" for each in arguments}
+
+
+# What torch has and muster does not: devices of GPUs, and options that came later.
+NOT_HERE = {"device_id", "_ranks", "enable_reconfigure", "group_desc", "sort_ranks", "weights_only", "use_batch", "backend_override",
+            ("barrier", "timeout"), ("split_group", "pg_options"), ("split_group", "backend"), ("new_subgroups", "backend"),
+            ("new_subgroups", "pg_options"), ("new_subgroups_by_enumeration", "backend"), ("new_subgroups_by_enumeration", "pg_options")}
+
+
 # spec: F20 signatures and defaults as torch's
-def test_signatures():
+@pytest.mark.parametrize("name", [
+    "broadcast", "all_reduce", "all_reduce_coalesced", "reduce", "all_gather", "all_gather_into_tensor", "all_gather_coalesced", "gather",
+    "scatter", "reduce_scatter", "reduce_scatter_tensor", "all_to_all_single", "all_to_all", "barrier", "send", "recv", "isend", "irecv",
+    "P2POp.__init__", "batch_isend_irecv", "broadcast_object_list", "all_gather_object", "gather_object", "scatter_object_list",
+    "send_object_list", "recv_object_list", "init_process_group", "destroy_process_group", "new_group", "new_subgroups",
+    "new_subgroups_by_enumeration", "monitored_barrier", "get_rank", "get_world_size", "get_backend", "get_group_rank", "get_global_rank",
+    "get_process_group_ranks", "init_device_mesh"])
+def test_signatures(name):
     import torch.distributed as theirs
 
-    unequal = {}
-    for name in ("broadcast", "all_reduce", "reduce", "all_gather", "all_gather_into_tensor", "gather", "scatter", "reduce_scatter",
-                 "reduce_scatter_tensor", "all_to_all_single", "all_to_all", "barrier", "send", "recv", "isend", "irecv",
-                 "broadcast_object_list", "all_gather_object", "gather_object", "scatter_object_list"):
-        wanted = [each for each in inspect.signature(getattr(theirs, name)).parameters]
-        mine = getattr(dist, name)
-        if inspect.isbuiltin(mine):
-            text = mine.__doc__.splitlines()[0]
-            have = [each.split(":")[0].strip() for each in text[text.index("(") + 1 : text.rindex(") ->")].split(", ") if ":" in each]
-        else:
-            have = list(inspect.signature(mine).parameters)
-        if [each for each in wanted if each in have] != [each for each in have if each in wanted] or wanted[:2] != have[:2]:
-            unequal[name] = (wanted, have)
-    assert not unequal
+    get = operator.attrgetter(name)
+    wanted = {each: default for each, default in signature(get(theirs)).items() if each not in NOT_HERE and (name, each) not in NOT_HERE}
+    assert list(signature(get(dist)).items()) == list(wanted.items())
+
+
+def test_package_is_typed():
+    assert (pathlib.Path(dist.__file__).parent / "py.typed").is_file()
 
 
 # spec: H1 in Python
@@ -358,6 +381,87 @@ def test_interrupt_ends_a_blocked_call():
             with pytest.raises(dist.DistBackendError, match="rank 0"):
                 dist.all_reduce(torch.ones(4))  # has rank 0's part already, and may do
                 dist.all_reduce(torch.ones(4))
+
+    run_ranks(2, body)
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_interrupt_ends_the_wait_for_a_message_of_another_group(batch):
+    """It ends that group and no other one."""
+    name = meeting_file()
+    after = fork.Event()
+
+    def body(rank):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        dist.init_process_group(init_method="file://" + name, rank=rank, world_size=2)
+        pair = dist.new_group([0, 1])
+        if rank == 0:
+            x, y = torch.zeros(4), torch.zeros(4)
+            if batch:
+                first, work = dist.batch_isend_irecv([dist.P2POp(dist.irecv, y, 1), dist.P2POp(dist.irecv, x, 1, pair)])
+            else:
+                first, work = dist.irecv(y, 1), dist.irecv(x, 1, pair)
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+            with pytest.raises(KeyboardInterrupt):
+                work.wait()
+            after.set()
+            first.wait()
+            same(y, torch.ones(4))
+        else:
+            assert after.wait(60)
+            dist.send(torch.ones(4), 0)
+            with pytest.raises(dist.DistBackendError, match="rank 0"):
+                dist.recv(torch.zeros(4), 0, pair)
+        dist.barrier()
+
+    run_ranks(2, body)
+
+
+class Deed:
+    """Does something where it is pickled: within a call of an object collective, on the thread that calls."""
+
+    def __init__(self, act):
+        self.act = act
+
+    def __reduce__(self):
+        self.act()
+        return int, (7,)
+
+
+def test_interrupt_of_a_forked_child_is_its_own():
+    name = meeting_file()
+
+    def forked():
+        """A child that waits for an interrupt, and a pipe that says so."""
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                os.write(writing, b"x")
+                while True:
+                    time.sleep(0.01)
+            except KeyboardInterrupt:
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.read(reading, 1) == b"x"
+        return child
+
+    def body(rank):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        dist.init_process_group(init_method="file://" + name, rank=rank, world_size=2)
+        children = [forked() for _ in range(3)] if rank == 0 else []
+
+        def interrupt_children():
+            for child in children:
+                os.kill(child, signal.SIGINT)
+                assert os.waitpid(child, 0)[1] == 0
+            time.sleep(0.2)  # where they wake this process's thread, that shows only once it has run
+
+        out = [None, None]
+        dist.all_gather_object(out, Deed(interrupt_children))
+        assert out == [7, 7]
+        dist.barrier()
 
     run_ranks(2, body)
 
