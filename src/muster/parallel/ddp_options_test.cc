@@ -317,6 +317,19 @@ TEST(Options, OfTorchsThatSayNothingAreTaken) {
   });
 }
 
+// spec: K1 init_sync
+TEST(Options, WithoutInitSyncEachRankKeepsItsOwn) {
+  on_ranks(2, [](int rank) {
+    Chain net;
+    {
+      const torch::NoGradGuard no_grad;
+      net->a->bias.fill_(rank);
+    }
+    const DistributedDataParallel<Chain> model(net, {.init_sync = false});
+    EXPECT_EQ(net->a->bias[0].item<double>(), rank);
+  });
+}
+
 // spec: K3 find_unused_parameters: outputs may be left out of the loss too
 TEST(FindUnused, OutputsMayBeLeftOutOfTheLoss) {
   struct TwoImpl : nn::Module {

@@ -18,23 +18,18 @@
 namespace muster::parallel {
 namespace {
 
-struct Named {
-  std::string name;
-  at::Tensor tensor;
-  bool sparse = false;  // its gradient will be
-};
+using Named = ModuleParts::Named;
 
 bool is_among(const std::vector<at::Tensor>& tensors, const at::Tensor& tensor) {
   return std::any_of(tensors.begin(), tensors.end(), [&](const at::Tensor& each) { return each.is_same(tensor); });
 }
 
 /// Each tensor once, under its first name: a tensor may be registered in several modules.
-template <class Dict>
-std::vector<Named> once_each(const Dict& dict) {
+std::vector<Named> once_each(const std::vector<Named>& registered) {
   std::unordered_set<const void*> seen;
   std::vector<Named> all;
-  for (const auto& item : dict)
-    if (item.value().defined() && seen.insert(item.value().unsafeGetTensorImpl()).second) all.push_back({item.key(), item.value()});
+  for (const Named& each : registered)
+    if (each.tensor.defined() && seen.insert(each.tensor.unsafeGetTensorImpl()).second) all.push_back(each);
   return all;
 }
 
@@ -46,6 +41,15 @@ void mark_sparse(const torch::nn::Module& module, std::vector<Named>& parameters
     if (const auto* bag = each->as<torch::nn::EmbeddingBag>(); bag != nullptr && bag->options.sparse()) weights.push_back(bag->weight);
   }
   for (Named& parameter : parameters) parameter.sparse = is_among(weights, parameter.tensor);
+}
+
+ModuleParts parts_of(torch::nn::Module& module) {
+  ModuleParts parts{
+      .class_name = module_name_of(module.name()), .parameters = {}, .buffers = {}, .keeps_alive = module.weak_from_this().lock()};
+  for (const auto& item : module.named_parameters()) parts.parameters.push_back({item.key(), item.value()});
+  for (const auto& item : module.named_buffers()) parts.buffers.push_back({item.key(), item.value()});
+  mark_sparse(module, parts.parameters);
+  return parts;
 }
 
 std::string described(const std::vector<Named>& tensors) {
@@ -85,6 +89,11 @@ void compare_modules(const Group& group, const std::string& mine) {
 
 [[noreturn]] void refuse(const std::string& text) { group::invalid("DistributedDataParallel: " + text); }
 
+[[noreturn]] void refuse_change(const std::string& what) {
+  refuse("the module was changed after it was wrapped: " + what +
+         ". Make a new DistributedDataParallel of the changed module, on all ranks");
+}
+
 bool has_devices(const DistributedDataParallelOptions& options) { return options.device_ids && !options.device_ids->empty(); }
 
 void check_options(const std::vector<Named>& parameters, const DistributedDataParallelOptions& options) {
@@ -123,8 +132,9 @@ struct DataParallelCore::State {
   Group group;                // of this module alone
   std::vector<Group> groups;  // one for each reducer; `group` is the first
   std::vector<at::Tensor> parameters, buffers;
-  std::shared_ptr<torch::nn::Module> keeps_alive;
-  const torch::nn::Module* module = nullptr;
+  std::shared_ptr<const void> keeps_alive;
+  const torch::nn::Module* module = nullptr;  // null where it is not C++'s
+  std::string class_name;
   std::vector<Wrapped> wrapped;  // by registration, shared ones as often as they are registered
   DistributedDataParallelOptions options;
   bool require_sync = true;
@@ -136,8 +146,8 @@ struct DataParallelCore::State {
   bool has_main = false;
 
   void send_from(int group_rank, const std::vector<at::Tensor>& tensors) const;
-  void check_unchanged(const torch::nn::Module& now) const;
-  void make_reducers(const std::vector<Named>& all);
+  void check_unchanged(const std::vector<at::Tensor>& present, const std::function<std::string(std::size_t)>& name_of) const;
+  void make_reducers(const std::vector<Named>& all, const BackwardFrame& frame);
   void add_reducer(std::vector<Named> parameters, ReducerOptions reducing);
   void log_block(const std::vector<Named>& all) const;
   void prepare();
@@ -174,30 +184,25 @@ void DataParallelCore::State::send_from(int group_rank, const std::vector<at::Te
   for (const WorkRef& work : works) work->wait();
 }
 
-void DataParallelCore::State::check_unchanged(const torch::nn::Module& now) const {
-  const auto changed = [](const std::string& what) {
-    refuse("the module was changed after it was wrapped: " + what +
-           ". Make a new DistributedDataParallel of the changed module, on all ranks");
-  };
-  if (&now != module) changed("another module stands in its place");
-  const auto present = now.parameters();
-  if (present.size() < wrapped.size()) changed("it has lost " + std::to_string(wrapped.size() - present.size()) + " of its parameters");
+void DataParallelCore::State::check_unchanged(const std::vector<at::Tensor>& present,
+                                              const std::function<std::string(std::size_t)>& name_of) const {
+  if (present.size() < wrapped.size())
+    refuse_change("it has lost " + std::to_string(wrapped.size() - present.size()) + " of its parameters");
   if (present.size() > wrapped.size()) {
-    for (const auto& item : now.named_parameters())
-      if (std::none_of(wrapped.begin(), wrapped.end(), [&](const Wrapped& each) { return each.tensor.is_same(item.value()); }))
-        changed("'" + item.key() + "' is new");
-    changed("a parameter is registered once more");
+    for (std::size_t i = 0; i < present.size(); ++i)
+      if (std::none_of(wrapped.begin(), wrapped.end(), [&](const Wrapped& each) { return each.tensor.is_same(present[i]); }))
+        refuse_change("'" + name_of(i) + "' is new");
+    refuse_change("a parameter is registered once more");
   }
-  const auto name_of = [&now](std::size_t index) { return now.named_parameters().keys().at(index); };
   for (std::size_t i = 0; i < present.size(); ++i) {
     const at::Tensor& tensor = present[i];
     const Wrapped& before = wrapped[i];
-    if (!tensor.is_same(before.tensor)) changed("'" + name_of(i) + "' is another parameter than the one in its place then");
-    if (tensor.sizes() != before.sizes) changed("'" + name_of(i) + "' has another shape");
-    if (tensor.scalar_type() != before.dtype && !(low && low->is_low())) changed("'" + name_of(i) + "' has another dtype");
-    if (tensor.requires_grad() && !before.trained) changed("'" + name_of(i) + "' was not trained then, and is now");
+    if (!tensor.is_same(before.tensor)) refuse_change("'" + name_of(i) + "' is another parameter than the one in its place then");
+    if (tensor.sizes() != before.sizes) refuse_change("'" + name_of(i) + "' has another shape");
+    if (tensor.scalar_type() != before.dtype && !(low && low->is_low())) refuse_change("'" + name_of(i) + "' has another dtype");
+    if (tensor.requires_grad() && !before.trained) refuse_change("'" + name_of(i) + "' was not trained then, and is now");
     if (!tensor.requires_grad() && before.trained && (!options.find_unused_parameters || options.static_graph))
-      changed("'" + name_of(i) + "' was trained then, and is not now (find_unused_parameters allows that)");
+      refuse_change("'" + name_of(i) + "' was trained then, and is not now (find_unused_parameters allows that)");
   }
 }
 
@@ -215,7 +220,7 @@ void DataParallelCore::State::add_reducer(std::vector<Named> of, ReducerOptions 
   reducers.push_back(std::make_unique<Reducer>(std::move(trained), std::move(reducing)));
 }
 
-void DataParallelCore::State::make_reducers(const std::vector<Named>& all) {
+void DataParallelCore::State::make_reducers(const std::vector<Named>& all, const BackwardFrame& frame) {
   std::vector<at::Tensor> wait;
   for (const auto& [name, tensor] : options.delay_all_reduce_named_params) wait.push_back(tensor);
   std::vector<Named> mine, delayed;
@@ -224,7 +229,8 @@ void DataParallelCore::State::make_reducers(const std::vector<Named>& all) {
   if (mine.empty() && delayed.empty()) refuse("there is nothing to average: the module has no parameter that requires a gradient");
 
   ReducerOptions reducing;
-  reducing.model_name = module_name_of(module->name());
+  reducing.model_name = class_name;
+  reducing.frame = frame;
   reducing.bucket_cap_bytes = static_cast<std::int64_t>(std::ceil(options.bucket_cap_mb * (1 << 20)));
   reducing.first_bucket_bytes = std::min(reducing.first_bucket_bytes, reducing.bucket_cap_bytes);
   reducing.find_unused_parameters = options.find_unused_parameters;
@@ -246,7 +252,7 @@ void DataParallelCore::State::make_reducers(const std::vector<Named>& all) {
 
 void DataParallelCore::State::log_block(const std::vector<Named>& all) const {
   ConstructionFacts facts;
-  facts.module_name = module_name_of(module->name());
+  facts.module_name = class_name;
   facts.rank = given->rank();
   facts.world_size = given->size();
   facts.backend_name = given->backend();
@@ -265,27 +271,33 @@ void DataParallelCore::State::log_block(const std::vector<Named>& all) const {
 }
 
 DataParallelCore::DataParallelCore(torch::nn::Module& module, const DistributedDataParallelOptions& options)
+    : DataParallelCore(parts_of(module), options, {}) {
+  state_->module = &module;
+}
+
+DataParallelCore::DataParallelCore(const ModuleParts& parts, const DistributedDataParallelOptions& options, const BackwardFrame& frame)
     : state_(std::make_unique<State>()) {
   State& state = *state_;
-  auto parameters = once_each(module.named_parameters());
-  const auto buffers = once_each(module.named_buffers());
-  mark_sparse(module, parameters);
+  const auto parameters = once_each(parts.parameters);
+  const auto buffers = once_each(parts.buffers);
   check_options(parameters, options);
   state.given = options.process_group ? options.process_group : default_group();
   if (!state.given->is_member()) refuse("this rank is not a member of process_group");
-  compare_modules(state.given, described(parameters) + described(buffers));
+  if (options.init_sync) compare_modules(state.given, described(parameters) + described(buffers));
   state.options = options;
   if (has_devices(options) && !options.output_device) state.options.output_device = options.device_ids->front();
-  state.module = &module;
-  state.keeps_alive = module.weak_from_this().lock();
+  state.class_name = parts.class_name;
+  state.keeps_alive = parts.keeps_alive;
   for (const Named& each : parameters) state.parameters.push_back(each.tensor);
   for (const Named& each : buffers) state.buffers.push_back(each.tensor);
-  for (const at::Tensor& each : module.parameters())
-    state.wrapped.push_back({each, each.sizes().vec(), each.scalar_type(), each.requires_grad()});
+  for (const Named& each : parts.parameters)
+    state.wrapped.push_back({each.tensor, each.tensor.sizes().vec(), each.tensor.scalar_type(), each.tensor.requires_grad()});
 
-  state.make_reducers(parameters);
-  state.send_from(0, state.parameters);
-  state.send_from(0, state.buffers);
+  state.make_reducers(parameters, frame);
+  if (options.init_sync) {
+    state.send_from(0, state.parameters);
+    state.send_from(0, state.buffers);
+  }
   if (options.mixed_precision) state.low = std::make_unique<LowPrecision>(state.parameters, state.buffers, *options.mixed_precision);
   state.log_block(parameters);
 }
@@ -328,14 +340,15 @@ void DataParallelCore::State::end_calls(const std::exception& why) const {
     if (each->failure().ok()) each->abort("on rank " + std::to_string(each->rank()) + ": " + why.what());
 }
 
-void DataParallelCore::before_forward(const torch::nn::Module& module) {
+template <class Check>
+void DataParallelCore::begin_forward(Check check_unchanged) {
   State& state = *state_;
   if (state.low && !state.awaits_backward()) {
     state.low->restore();  // after a pass whose outputs were dropped
     state.graph.reset();
   }
   try {
-    if (at::GradMode::is_enabled()) state.check_unchanged(module);
+    if (at::GradMode::is_enabled()) check_unchanged();
   } catch (const std::exception& error) {
     state.end_calls(error);
     throw;
@@ -343,6 +356,17 @@ void DataParallelCore::before_forward(const torch::nn::Module& module) {
   state.prepare();
   if (state.low && state.low->lower())
     for (const auto& reducer : state.reducers) reducer->follow_parameters();
+}
+
+void DataParallelCore::before_forward(const torch::nn::Module& module) {
+  begin_forward([&] {
+    if (&module != state_->module) refuse_change("another module stands in its place");
+    state_->check_unchanged(module.parameters(), [&](std::size_t index) { return module.named_parameters().keys().at(index); });
+  });
+}
+
+void DataParallelCore::before_forward(const std::vector<at::Tensor>& parameters, const std::function<std::string(std::size_t)>& name_of) {
+  begin_forward([&] { state_->check_unchanged(parameters, name_of); });
 }
 
 void DataParallelCore::after_forward(const std::vector<at::Tensor>& outputs) {

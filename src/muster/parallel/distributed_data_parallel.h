@@ -6,7 +6,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -19,6 +21,7 @@
 #include "muster/parallel/comm_hook.h"
 #include "muster/parallel/join.h"
 #include "muster/parallel/mixed_precision.h"
+#include "muster/parallel/reducer.h"
 #include "muster/parallel/tensor_structures.h"
 
 namespace torch::nn {
@@ -33,6 +36,7 @@ struct DistributedDataParallelOptions {
   std::optional<int> output_device = {};  ///< absent: device_ids[0]
   int dim = 0;                            ///< taken for torch's sake; inputs are not divided here
   bool broadcast_buffers = true;          ///< rank 0's buffers go to all before forward
+  bool init_sync = true;                  ///< false: the modules are known to be the same; nothing is compared or sent at the construction
   Group process_group = nullptr;          ///< null: the default group
   double bucket_cap_mb = 25;              ///< MiB of gradients that travel together
   bool find_unused_parameters = false;    ///< forward may leave parameters out, and the loss outputs; they count as zero
@@ -47,17 +51,34 @@ struct DistributedDataParallelOptions {
 
 namespace parallel {
 
+/// What is known of a module, whatever language it is written in.
+struct ModuleParts {
+  struct Named {
+    std::string name;
+    at::Tensor tensor;
+    bool sparse = false;  ///< a parameter whose gradients will be
+  };
+  std::string class_name;         ///< for the log
+  std::vector<Named> parameters;  ///< by registration; shared ones may be there as often as they are registered
+  std::vector<Named> buffers;
+  std::shared_ptr<const void> keeps_alive = {};
+};
+
 /// What is the same for every module: the state of DistributedDataParallel without the module's type.
 class DataParallelCore {
  public:
   /// Collective: all members of the group, with modules of the same parameters and buffers; else throws DistError on all, naming what
   /// differs. The module is shared where a shared_ptr owns it, else it must outlive this.
   DataParallelCore(torch::nn::Module& module, const DistributedDataParallelOptions& options);
+  /// The same of a module that is not C++'s.
+  DataParallelCore(const ModuleParts& parts, const DistributedDataParallelOptions& options, const BackwardFrame& frame);
   ~DataParallelCore();
 
   /// `module` is what forward will run on: the one that was wrapped, as it was then, else throws DistError. What goes wrong here on one
   /// rank ends the other ranks' calls on the model too.
   void before_forward(const torch::nn::Module& module);
+  /// The same of a module that is not C++'s: its parameters as they are now, by registration, and what tells the name of one.
+  void before_forward(const std::vector<at::Tensor>& parameters, const std::function<std::string(std::size_t)>& name_of);
   void after_forward(const std::vector<at::Tensor>& outputs);
   /// Whether arguments of forward go through `changed` first.
   bool changes_arguments() const;
@@ -79,6 +100,8 @@ class DataParallelCore {
  private:
   struct State;
   class Shadow;
+  template <class Check>
+  void begin_forward(Check check_unchanged);
   std::unique_ptr<State> state_;
 };
 

@@ -24,8 +24,12 @@ struct Reducer::State::Hook final : torch::autograd::FunctionPostHook {
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
                                             const torch::autograd::variable_list& inputs) override {
     const auto alive = state.lock();
-    if (alive && index == kRelease) alive->release();
-    if (alive && index != kRelease) alive->on_gradient(index, inputs);
+    if (!alive) return outputs;
+    try {
+      index == kRelease ? alive->release() : alive->on_gradient(index, inputs);
+    } catch (...) {
+      alive->leave_backward();
+    }
     return outputs;
   }
   static constexpr std::size_t kRelease = SIZE_MAX;

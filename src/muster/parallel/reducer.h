@@ -21,6 +21,14 @@
 
 namespace muster::parallel {
 
+/// What a language around C++ has to do where autograd's threads call the reducer.
+struct BackwardFrame {
+  /// Called in the handler of what is about to leave backward; may throw another exception in its place.
+  std::function<void()> throw_as = {};
+  /// Calls `wait`, once, which blocks on `group` until the averages of this backward pass are there.
+  std::function<void(const Group& group, const std::function<void()>& wait)> wait_in = {};
+};
+
 struct ReducerOptions {
   /// Must be the reducer's own: nobody else's calls may come between its own. All members make their reducers alike.
   Group group = nullptr;
@@ -43,6 +51,7 @@ struct ReducerOptions {
   /// Called at the end of each backward pass that gave gradients after a forward that was announced, reduced or not, on the thread that
   /// ends it.
   std::function<void()> on_backward_end = {};
+  BackwardFrame frame = {};
 };
 
 /// Made, used and destroyed by the thread that runs the model; its hooks run on autograd's threads. Parameters must be leaves that require

@@ -28,8 +28,18 @@ void Reducer::State::begin_backward() {
   if (mode == Mode::done || failure || std::exchange(end_queued, true)) return;
   torch::autograd::Engine::get_default_engine().queue_callback([watch = std::make_shared<Watch>(shared_from_this())] {
     watch->ended = true;
-    watch->state->end_backward();
+    try {
+      watch->state->end_backward();
+    } catch (...) {
+      watch->state->leave_backward();
+    }
   });
+}
+
+/// With what its handler holds.
+void Reducer::State::leave_backward() const {
+  if (options.frame.throw_as) options.frame.throw_as();
+  throw;
 }
 
 namespace {
@@ -227,7 +237,10 @@ void Reducer::State::end_backward() {
           for (std::size_t i = 0; i < parameters.size(); ++i)
             if (!ready[i]) mark_ready(i);
         launch_full();
-        if (next == buckets.size()) finish_pass();
+        if (next == buckets.size()) {
+          const auto finish = [this] { finish_pass(); };
+          options.frame.wait_in ? options.frame.wait_in(options.group, finish) : finish();
+        }
       }
     } catch (...) {
       failure = std::current_exception();

@@ -67,6 +67,7 @@ struct Reducer::State : std::enable_shared_from_this<State> {
   void launch(std::size_t number);
   void move_on();
   void end_backward();
+  [[noreturn]] void leave_backward() const;
   void left_in_the_middle() noexcept;
   void tell_others() const noexcept;
   void mark_static_first();
