@@ -17,6 +17,11 @@ void bind_objects(pybind11::module_& module);
 void bind_debug(pybind11::module_& module);
 void bind_spawn(pybind11::module_& module);
 void bind_mesh(pybind11::module_& module);
+void bind_parallel(pybind11::module_& module);
+void bind_registry(pybind11::module_& module);
 void bind_torch_backend(pybind11::module_& module);
+
+/// In a handler, where Python is not the caller but will see what is thrown: an exception of muster's becomes Python's, others go on.
+void throw_in_python();
 
 }  // namespace muster::python

@@ -94,22 +94,21 @@ Interruptible::Interruptible(std::function<void()> interrupt) {
   if (!on_main_thread()) return;
   {
     const std::lock_guard lock(waiting().mutex);
-    waiting().interrupt = std::move(interrupt);
+    before_ = std::exchange(waiting().interrupt, std::move(interrupt));
   }
   active_ = true;
   // One that came before is pending in Python; one that comes from here on finds what to interrupt.
   if (PyErr_CheckSignals() != 0) {
     const std::lock_guard lock(waiting().mutex);
-    waiting().interrupt = nullptr;
+    waiting().interrupt.swap(before_);
     throw pybind11::error_already_set();
   }
 }
 
 Interruptible::~Interruptible() {
   if (!active_) return;
-  std::function<void()> gone;
   const std::lock_guard lock(waiting().mutex);
-  gone.swap(waiting().interrupt);
+  before_.swap(waiting().interrupt);
 }
 
 }  // namespace muster::python

@@ -32,6 +32,7 @@ class Interruptible {
 
  private:
   bool active_ = false;
+  std::function<void()> before_;  // a call may be within another: a backward pass calls hooks of the user's
 };
 
 template <class Call>

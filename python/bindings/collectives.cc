@@ -23,14 +23,22 @@ void bind_rooted(py::module_& module) {
         return blocking(group,
                         [&] { return broadcast(tensor, {.src = src, .group = group, .async_op = async_op, .group_src = group_src}); });
       },
-      py::arg("tensor"), py::arg("src") = py::none(), no_group(), synchronous(), py::arg("group_src") = py::none());
+      py::arg("tensor"), py::arg("src") = py::none(), no_group(), synchronous(), py::arg("group_src") = py::none(),
+      "src's tensor (any shape, any dtype) goes to all members; as many elements everywhere. src: a rank of the "
+      "default group; group_src: of `group`. With async_op a Work; None without, and for a non-member. Raises "
+      "DistBackendError, with the ranks at fault, where a rank fails, does not come within the group's timeout, or "
+      "makes another call.");
   module.def(
       "reduce",
       [](const Tensor& tensor, Rank dst, ReduceOp op, const Group& group, bool async_op, Rank group_dst) {
         return blocking(
             group, [&] { return reduce(tensor, {.dst = dst, .op = op, .group = group, .async_op = async_op, .group_dst = group_dst}); });
       },
-      py::arg("tensor"), py::arg("dst") = py::none(), sum(), no_group(), synchronous(), py::arg("group_dst") = py::none());
+      py::arg("tensor"), py::arg("dst") = py::none(), sum(), no_group(), synchronous(), py::arg("group_dst") = py::none(),
+      "The elements of all members' tensors combined by `op` into dst's tensor; elsewhere it is left as it was. Same "
+      "shape and dtype everywhere. dst: a rank of the default group; group_dst: of `group`. With async_op a Work; "
+      "None without, and for a non-member. Raises DistBackendError, with the ranks at fault, where a rank fails, does"
+      " not come within the group's timeout, or makes another call.");
   module.def(
       "gather",
       [](const Tensor& tensor, List gather_list, Rank dst, const Group& group, bool async_op, Rank group_dst) {
@@ -42,7 +50,11 @@ void bind_rooted(py::module_& module) {
         return blocking(group, [&] { return gather(tensor, options); });
       },
       py::arg("tensor"), py::arg("gather_list") = py::none(), py::arg("dst") = py::none(), no_group(), synchronous(),
-      py::arg("group_dst") = py::none());
+      py::arg("group_dst") = py::none(),
+      "On dst (0 where none is given) gather_list[r] becomes the tensor of member r; elsewhere the list is None or "
+      "empty. dst: a rank of the default group; group_dst: of `group`. With async_op a Work; None without, and for a "
+      "non-member. Raises DistBackendError, with the ranks at fault, where a rank fails, does not come within the "
+      "group's timeout, or makes another call.");
   module.def(
       "scatter",
       [](const Tensor& tensor, List scatter_list, Rank src, const Group& group, bool async_op, Rank group_src) {
@@ -54,7 +66,11 @@ void bind_rooted(py::module_& module) {
         return blocking(group, [&] { return scatter(tensor, options); });
       },
       py::arg("tensor"), py::arg("scatter_list") = py::none(), py::arg("src") = py::none(), no_group(), synchronous(),
-      py::arg("group_src") = py::none());
+      py::arg("group_src") = py::none(),
+      "Entry r of src's list (src is 0 where none is given) goes to member r's tensor: same shape and dtype "
+      "everywhere. Off src the list is None or empty. With async_op a Work; None without, and for a non-member. "
+      "Raises DistBackendError, with the ranks at fault, where a rank fails, does not come within the group's "
+      "timeout, or makes another call.");
 }
 
 void bind_reductions(py::module_& module) {
@@ -63,25 +79,40 @@ void bind_reductions(py::module_& module) {
       [](const Tensor& tensor, ReduceOp op, const Group& group, bool async_op) {
         return blocking(group, [&] { return all_reduce(tensor, {.op = op, .group = group, .async_op = async_op}); });
       },
-      py::arg("tensor"), sum(), no_group(), synchronous());
+      py::arg("tensor"), sum(), no_group(), synchronous(),
+      "The elements of all members' tensors combined by `op`, in place: the same bits on every rank. Same shape and "
+      "dtype everywhere; dense of any dtype that `op` is defined on, or sparse COO floats. With async_op a Work; None"
+      " without, and for a non-member. Raises DistBackendError, with the ranks at fault, where a rank fails, does not"
+      " come within the group's timeout, or makes another call.");
   module.def(
       "all_reduce_coalesced",
       [](const TensorList& tensors, ReduceOp op, const Group& group, bool async_op) {
         return blocking(group, [&] { return all_reduce_coalesced(tensors, {.op = op, .group = group, .async_op = async_op}); });
       },
-      py::arg("tensors"), sum(), no_group(), synchronous());
+      py::arg("tensors"), sum(), no_group(), synchronous(),
+      "`all_reduce` of each tensor of a list, as one call. With async_op a Work; None without, and for a non-member. "
+      "Raises DistBackendError, with the ranks at fault, where a rank fails, does not come within the group's "
+      "timeout, or makes another call.");
   module.def(
       "reduce_scatter",
       [](const Tensor& output, const TensorList& input_list, ReduceOp op, const Group& group, bool async_op) {
         return blocking(group, [&] { return reduce_scatter(output, input_list, {.op = op, .group = group, .async_op = async_op}); });
       },
-      py::arg("output"), py::arg("input_list"), sum(), no_group(), synchronous());
+      py::arg("output"), py::arg("input_list"), sum(), no_group(), synchronous(),
+      "Member r gets, in `output`, entry r of all members' input lists combined by `op`. A list has one tensor for "
+      "each member; entries may differ in size. With async_op a Work; None without, and for a non-member. Raises "
+      "DistBackendError, with the ranks at fault, where a rank fails, does not come within the group's timeout, or "
+      "makes another call.");
   module.def(
       "reduce_scatter_tensor",
       [](const Tensor& output, const Tensor& input, ReduceOp op, const Group& group, bool async_op) {
         return blocking(group, [&] { return reduce_scatter_tensor(output, input, {.op = op, .group = group, .async_op = async_op}); });
       },
-      py::arg("output"), py::arg("input"), sum(), no_group(), synchronous());
+      py::arg("output"), py::arg("input"), sum(), no_group(), synchronous(),
+      "`reduce_scatter` of one tensor: `input` is the members' parts concatenated along dimension 0 or stacked along "
+      "a new one, `output` is one part. With async_op a Work; None without, and for a non-member. Raises "
+      "DistBackendError, with the ranks at fault, where a rank fails, does not come within the group's timeout, or "
+      "makes another call.");
   module.def(
       "reduce_scatter_coalesced",
       [](const TensorList& output_tensors, const std::vector<TensorList>& input_tensor_lists, ReduceOp op, const Group& group,
@@ -90,7 +121,10 @@ void bind_reductions(py::module_& module) {
           return reduce_scatter_coalesced(output_tensors, input_tensor_lists, {.op = op, .group = group, .async_op = async_op});
         });
       },
-      py::arg("output_tensors"), py::arg("input_tensor_lists"), sum(), no_group(), synchronous());
+      py::arg("output_tensors"), py::arg("input_tensor_lists"), sum(), no_group(), synchronous(),
+      "`reduce_scatter` of each output and its input list, as one call. With async_op a Work; None without, and for a"
+      " non-member. Raises DistBackendError, with the ranks at fault, where a rank fails, does not come within the "
+      "group's timeout, or makes another call.");
 }
 
 void bind_exchanges(py::module_& module) {
@@ -99,20 +133,29 @@ void bind_exchanges(py::module_& module) {
       [](const TensorList& tensor_list, const Tensor& tensor, const Group& group, bool async_op) {
         return blocking(group, [&] { return all_gather(tensor_list, tensor, {.group = group, .async_op = async_op}); });
       },
-      py::arg("tensor_list"), py::arg("tensor"), no_group(), synchronous());
+      py::arg("tensor_list"), py::arg("tensor"), no_group(), synchronous(),
+      "tensor_list[r] becomes member r's tensor, on all members; entries may differ in size. With async_op a Work; "
+      "None without, and for a non-member. Raises DistBackendError, with the ranks at fault, where a rank fails, does"
+      " not come within the group's timeout, or makes another call.");
   module.def(
       "all_gather_into_tensor",
       [](const Tensor& output_tensor, const Tensor& input_tensor, const Group& group, bool async_op) {
         return blocking(group, [&] { return all_gather_into_tensor(output_tensor, input_tensor, {.group = group, .async_op = async_op}); });
       },
-      py::arg("output_tensor"), py::arg("input_tensor"), no_group(), synchronous());
+      py::arg("output_tensor"), py::arg("input_tensor"), no_group(), synchronous(),
+      "`all_gather` into one tensor: the members' tensors concatenated along dimension 0 or stacked along a new one. "
+      "With async_op a Work; None without, and for a non-member. Raises DistBackendError, with the ranks at fault, "
+      "where a rank fails, does not come within the group's timeout, or makes another call.");
   module.def(
       "all_gather_coalesced",
       [](const std::vector<TensorList>& output_tensor_lists, const TensorList& input_tensor_list, const Group& group, bool async_op) {
         return blocking(
             group, [&] { return all_gather_coalesced(output_tensor_lists, input_tensor_list, {.group = group, .async_op = async_op}); });
       },
-      py::arg("output_tensor_lists"), py::arg("input_tensor_list"), no_group(), synchronous());
+      py::arg("output_tensor_lists"), py::arg("input_tensor_list"), no_group(), synchronous(),
+      "`all_gather` of several tensors as one call: output_tensor_lists[r] becomes the list of member r. With "
+      "async_op a Work; None without, and for a non-member. Raises DistBackendError, with the ranks at fault, where a"
+      " rank fails, does not come within the group's timeout, or makes another call.");
   module.def(
       "all_to_all_single",
       [](const Tensor& output, const Tensor& input, Splits output_split_sizes, Splits input_split_sizes, const Group& group,
@@ -124,13 +167,20 @@ void bind_exchanges(py::module_& module) {
         return blocking(group, [&] { return all_to_all_single(output, input, options); });
       },
       py::arg("output"), py::arg("input"), py::arg("output_split_sizes") = py::none(), py::arg("input_split_sizes") = py::none(),
-      no_group(), synchronous());
+      no_group(), synchronous(),
+      "Dimension 0 of `input` is cut into one piece for each member, which lands in its `output`, in the order of "
+      "ranks. Sizes of the pieces (rows) are equal where no splits are given (None or empty). With async_op a Work; "
+      "None without, and for a non-member. Raises DistBackendError, with the ranks at fault, where a rank fails, does"
+      " not come within the group's timeout, or makes another call.");
   module.def(
       "all_to_all",
       [](const TensorList& output_tensor_list, const TensorList& input_tensor_list, const Group& group, bool async_op) {
         return blocking(group, [&] { return all_to_all(output_tensor_list, input_tensor_list, {.group = group, .async_op = async_op}); });
       },
-      py::arg("output_tensor_list"), py::arg("input_tensor_list"), no_group(), synchronous());
+      py::arg("output_tensor_list"), py::arg("input_tensor_list"), no_group(), synchronous(),
+      "Entry r of the input list goes to member r; output_tensor_list[r] becomes what member r had for this one. "
+      "Sizes may differ. With async_op a Work; None without, and for a non-member. Raises DistBackendError, with the "
+      "ranks at fault, where a rank fails, does not come within the group's timeout, or makes another call.");
   module.def(
       "barrier",
       [](const Group& group, bool async_op, std::optional<std::vector<int>> device_ids) {
@@ -138,7 +188,10 @@ void bind_exchanges(py::module_& module) {
             .group = group, .async_op = async_op, .device_ids = std::move(device_ids).value_or(std::vector<int>{})};
         return blocking(group, [&] { return barrier(options); });
       },
-      no_group(), synchronous(), py::arg("device_ids") = py::none());
+      no_group(), synchronous(), py::arg("device_ids") = py::none(),
+      "Returns when all members have come. device_ids is taken for torch's sake. With async_op a Work; None without, "
+      "and for a non-member. Raises DistBackendError, with the ranks at fault, where a rank fails, does not come "
+      "within the group's timeout, or makes another call.");
 }
 
 }  // namespace

@@ -18,15 +18,20 @@ void bind_debug(py::module_& module) {
       .value("OFF", DebugLevel::OFF)
       .value("INFO", DebugLevel::INFO)
       .value("DETAIL", DebugLevel::DETAIL);
-  module.def("get_debug_level", &get_debug_level);
-  module.def("set_debug_level", &set_debug_level, py::arg("level"));
-  module.def("set_debug_level_from_env", &set_debug_level_from_env);
+  module.def("get_debug_level", &get_debug_level, "DebugLevel: that of TORCH_DISTRIBUTED_DEBUG, or what was set.");
+  module.def("set_debug_level", &set_debug_level, py::arg("level"), "OFF, INFO or DETAIL, for this process.");
+  module.def("set_debug_level_from_env", &set_debug_level_from_env,
+             "Reads TORCH_DISTRIBUTED_DEBUG again. Raises ValueError (DistArgumentError) for anything but OFF, INFO and "
+             "DETAIL.");
   module.def(
       "monitored_barrier",
       [](const Group& group, std::optional<Duration> timeout, bool wait_all_ranks) {
         blocking(group, [&] { monitored_barrier({.group = group, .timeout = timeout, .wait_all_ranks = wait_all_ranks}); });
       },
-      py::arg("group") = py::none(), py::arg("timeout") = py::none(), py::arg("wait_all_ranks") = false);
+      py::arg("group") = py::none(), py::arg("timeout") = py::none(), py::arg("wait_all_ranks") = false,
+      "A barrier that says who is missing: rank 0 raises DistBackendError at the first rank that does not come within"
+      " `timeout` (datetime.timedelta; None: the group's), or for all of them with wait_all_ranks; the others fail "
+      "too.");
   module.def(
       "breakpoint",
       [](int rank, std::function<void()> stop) {
@@ -46,37 +51,48 @@ void bind_debug(py::module_& module) {
       py::arg("rank"), py::arg("stop"));
   module.def(
       "set_timeout", [](Duration timeout, const Group& group) { set_timeout(timeout, group); }, py::arg("timeout"),
-      py::arg("group") = py::none());
+      py::arg("group") = py::none(), "Of the group's calls from now on (None: the default group's); datetime.timedelta.");
   module.def(
       "abort_process_group", [](const Group& group) { blocking(group, [&] { abort_process_group(group); }); },
-      py::arg("group") = py::none());
+      py::arg("group") = py::none(),
+      "Ends what is in flight on the group (None: the default one), here and on the other members, whose calls raise "
+      "naming this rank.");
   module.def(
       "empty_shared",
       [](const std::vector<std::int64_t>& size, std::optional<at::ScalarType> dtype) {
         return empty_shared(size, dtype ? at::TensorOptions(*dtype) : at::TensorOptions());
       },
-      py::arg("size"), py::arg("dtype") = py::none());
-  module.def("in_shared_memory", &in_shared_memory, py::arg("tensor"));
+      py::arg("size"), py::arg("dtype") = py::none(),
+      "A tensor (size: list of numbers; dtype None: torch's default) in memory that the other ranks of the host read "
+      "where it is: its collectives copy less. Raises DistError where there is no room.");
+  module.def("in_shared_memory", &in_shared_memory, py::arg("tensor"),
+             "Whether the other ranks of the host can read the tensor where it is.");
   module.def(
       "use_shared_allocator",
       [](bool enabled, std::size_t private_up_to, std::optional<std::size_t> limit, std::size_t keep, bool read_only) {
         use_shared_allocator({.enabled = enabled, .private_up_to = private_up_to, .limit = limit, .keep = keep, .read_only = read_only});
       },
       py::arg("enabled") = true, py::arg("private_up_to") = SharedAllocatorOptions().private_up_to, py::arg("limit") = py::none(),
-      py::arg("keep") = SharedAllocatorOptions().keep, py::arg("read_only") = false);
-  module.def("shared_allocator_stats", [] {
-    const SharedAllocatorStats stats = shared_allocator_stats();
-    py::dict all;
-    all["enabled"] = stats.enabled;
-    all["bytes_in_use"] = stats.bytes_in_use;
-    all["bytes_reserved"] = stats.bytes_reserved;
-    all["limit"] = stats.limit;
-    all["bytes_returned"] = stats.bytes_returned;
-    all["allocations"] = stats.allocations;
-    all["fallbacks"] = stats.fallbacks;
-    return all;
-  });
-  module.def("trim_shared_allocator", &trim_shared_allocator);
+      py::arg("keep") = SharedAllocatorOptions().keep, py::arg("read_only") = false,
+      "From now on torch's CPU tensors of this process lie where the other ranks of the host can read them. Sizes in bytes: private_up_to, "
+      "of "
+      "tensors that stay private; limit, of all (None: what the machine allows); keep, of freed memory. read_only: others may not write.");
+  module.def(
+      "shared_allocator_stats",
+      [] {
+        const SharedAllocatorStats stats = shared_allocator_stats();
+        py::dict all;
+        all["enabled"] = stats.enabled;
+        all["bytes_in_use"] = stats.bytes_in_use;
+        all["bytes_reserved"] = stats.bytes_reserved;
+        all["limit"] = stats.limit;
+        all["bytes_returned"] = stats.bytes_returned;
+        all["allocations"] = stats.allocations;
+        all["fallbacks"] = stats.fallbacks;
+        return all;
+      },
+      "What the shared allocator has done: a dict of counts, sizes in bytes.");
+  module.def("trim_shared_allocator", &trim_shared_allocator, "Gives freed memory of the shared allocator back to the system.");
 }
 
 }  // namespace muster::python

@@ -28,6 +28,23 @@ void raise(PyObject* type, const DistError& error) {
   PyErr_SetObject(type, made.ptr());
 }
 
+/// Sets Python's error for one of muster's; throws what is none.
+void raise_or_rethrow(const std::exception_ptr& thrown) {
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const SpawnError& error) {
+    raise(classes.spawn, error);
+  } catch (const DistBackendError& error) {
+    raise(classes.backend, error);
+  } catch (const DistNetworkError& error) {
+    raise(classes.network, error);
+  } catch (const DistStoreError& error) {
+    raise(classes.store, error);
+  } catch (const DistError& error) {
+    raise(error.code() == Code::invalid_argument ? classes.argument : classes.error, error);
+  }
+}
+
 }  // namespace
 
 void bind_errors(py::module_& module) {
@@ -40,21 +57,14 @@ void bind_errors(py::module_& module) {
   classes.store = make(module, "DistStoreError", classes.error, "A store, or the initialisation that goes through it, failed.");
   classes.spawn = make(module, "SpawnError", classes.error, "A rank of a spawn failed.");
   py::register_local_exception_translator([](std::exception_ptr thrown) {
-    if (!thrown) return;
-    try {
-      std::rethrow_exception(thrown);
-    } catch (const SpawnError& error) {
-      raise(classes.spawn, error);
-    } catch (const DistBackendError& error) {
-      raise(classes.backend, error);
-    } catch (const DistNetworkError& error) {
-      raise(classes.network, error);
-    } catch (const DistStoreError& error) {
-      raise(classes.store, error);
-    } catch (const DistError& error) {
-      raise(error.code() == Code::invalid_argument ? classes.argument : classes.error, error);
-    }
+    if (thrown) raise_or_rethrow(thrown);
   });
+}
+
+void throw_in_python() {
+  const py::gil_scoped_acquire held;
+  raise_or_rethrow(std::current_exception());
+  throw py::error_already_set();
 }
 
 }  // namespace muster::python

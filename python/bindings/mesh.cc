@@ -47,16 +47,17 @@ void bind_mesh(py::module_& module) {
                                if (self.mesh_dim_names().empty()) return py::none();
                                return py::tuple(py::cast(self.mesh_dim_names()));
                              })
-      .def("size", &DeviceMesh::size, py::arg("mesh_dim") = py::none())
+      .def("size", &DeviceMesh::size, py::arg("mesh_dim") = py::none(), "The number of ranks, or along one dimension (its number).")
       .def(
           "get_group", [](const DeviceMesh& self, const Place& mesh_dim) { return self.get_group(dimension(mesh_dim)); },
-          py::arg("mesh_dim") = py::none())
-      .def("get_all_groups", &DeviceMesh::get_all_groups)
-      .def("get_rank", &DeviceMesh::get_rank)
+          py::arg("mesh_dim") = py::none(),
+          "The group of this rank's line along a dimension (number or name; may be left out of a mesh of one).")
+      .def("get_all_groups", &DeviceMesh::get_all_groups, "This rank's groups, by dimension.")
+      .def("get_rank", &DeviceMesh::get_rank, "This process's rank in the default group.")
       .def(
           "get_local_rank", [](const DeviceMesh& self, const Place& mesh_dim) { return self.get_local_rank(dimension(mesh_dim)); },
-          py::arg("mesh_dim") = py::none())
-      .def("get_coordinate", &DeviceMesh::get_coordinate)
+          py::arg("mesh_dim") = py::none(), "This rank's position along a dimension (number or name).")
+      .def("get_coordinate", &DeviceMesh::get_coordinate, "This rank's position in all dimensions; None where the mesh is of others.")
       .def("__getitem__",
            [](const DeviceMesh& self, const std::variant<std::string, std::vector<std::string>>& names) {
              const auto* one = std::get_if<std::string>(&names);
@@ -67,7 +68,7 @@ void bind_mesh(py::module_& module) {
           [](const DeviceMesh& self, const std::optional<std::string>& mesh_dim_name) {
             return blocking(nullptr, [&] { return self.flatten(mesh_dim_name); });
           },
-          py::arg("mesh_dim_name") = py::none())
+          py::arg("mesh_dim_name") = py::none(), "A mesh of one dimension with all its ranks.")
       .def("__enter__",
            [](const DeviceMesh& self) {
              scopes().push_back(std::make_unique<DeviceMesh::Scope>(self));
@@ -86,7 +87,10 @@ void bind_mesh(py::module_& module) {
         return blocking_on_store(
             [&] { return init_device_mesh(device_type, mesh_shape, {.mesh_dim_names = names.value_or(std::vector<std::string>{})}); });
       },
-      py::arg("device_type"), py::arg("mesh_shape"), py::kw_only(), py::arg("mesh_dim_names") = py::none());
+      py::arg("device_type"), py::arg("mesh_shape"), py::kw_only(), py::arg("mesh_dim_names") = py::none(),
+      "A DeviceMesh of all ranks in rows: mesh_shape, one number for each dimension, mesh_dim_names as many. Makes "
+      "the default group where there is none. Raises ValueError (DistArgumentError) on every rank where the product "
+      "is not the world size or shapes differ.");
 }
 
 }  // namespace muster::python

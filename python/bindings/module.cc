@@ -12,5 +12,7 @@ PYBIND11_MODULE(_C, module) {
   bind_debug(module);
   bind_spawn(module);
   bind_mesh(module);
+  bind_parallel(module);
+  bind_registry(module);
   bind_torch_backend(module);
 }

@@ -1,9 +1,11 @@
-/// Objects whose end may join threads: the last owner of a group ends its job's connections.
+/// Objects whose end and the GIL must be thought of together: those that join threads (the last owner of a group ends its job's
+/// connections), and Python's own in the hands of C++.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>
 
 #include <memory>
+#include <utility>
 
 namespace muster::python {
 
@@ -24,6 +26,23 @@ pybind11::custom_type_setup let_go_without_gil() {
       kept.reset();
     };
   });
+}
+
+inline bool is_python_ending() {
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsInitialized() == 0 || Py_IsFinalizing() != 0;
+#else
+  return Py_IsInitialized() == 0 || _Py_IsFinalizing() != 0;
+#endif
+}
+
+/// A Python object in something of C++'s, which may be let go on any thread.
+inline std::shared_ptr<pybind11::object> kept(pybind11::object object) {
+  return {new pybind11::object(std::move(object)), [](pybind11::object* each) {
+            if (is_python_ending()) return;  // it takes everything along
+            const pybind11::gil_scoped_acquire held;
+            delete each;
+          }};
 }
 
 }  // namespace muster::python

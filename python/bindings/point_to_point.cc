@@ -21,25 +21,31 @@ void bind_point_to_point(py::module_& module) {
       [](const at::Tensor& tensor, Rank dst, const Group& group, std::int64_t tag, Rank group_dst) {
         blocking(group, [&] { send(tensor, {.dst = dst, .group = group, .tag = tag, .group_dst = group_dst}); });
       },
-      py::arg("tensor"), py::arg("dst") = py::none(), py::arg("group") = py::none(), py::arg("tag") = 0, py::arg("group_dst") = py::none());
+      py::arg("tensor"), py::arg("dst") = py::none(), py::arg("group") = py::none(), py::arg("tag") = 0, py::arg("group_dst") = py::none(),
+      "Blocks until the tensor may be changed. dst: a rank of the default group; group_dst: of `group`. Messages with"
+      " one tag between two ranks keep their order.");
   module.def(
       "isend",
       [](const at::Tensor& tensor, Rank dst, const Group& group, std::int64_t tag, Rank group_dst) {
         return blocking(group, [&] { return isend(tensor, {.dst = dst, .group = group, .tag = tag, .group_dst = group_dst}); });
       },
-      py::arg("tensor"), py::arg("dst") = py::none(), py::arg("group") = py::none(), py::arg("tag") = 0, py::arg("group_dst") = py::none());
+      py::arg("tensor"), py::arg("dst") = py::none(), py::arg("group") = py::none(), py::arg("tag") = 0, py::arg("group_dst") = py::none(),
+      "Starts a send: a Work, None for a non-member. The tensor must stay as it is until the Work is completed.");
   module.def(
       "recv",
       [](const at::Tensor& tensor, Rank src, const Group& group, std::int64_t tag, Rank group_src) {
         return blocking(group, [&] { return recv(tensor, {.src = src, .group = group, .tag = tag, .group_src = group_src}); });
       },
-      py::arg("tensor"), py::arg("src") = py::none(), py::arg("group") = py::none(), py::arg("tag") = 0, py::arg("group_src") = py::none());
+      py::arg("tensor"), py::arg("src") = py::none(), py::arg("group") = py::none(), py::arg("tag") = 0, py::arg("group_src") = py::none(),
+      "Blocks until a message has filled the tensor; returns the sender's rank, -1 for a non-member. src None: from "
+      "any rank. Raises DistBackendError where the message has another size or dtype.");
   module.def(
       "irecv",
       [](const at::Tensor& tensor, Rank src, const Group& group, std::int64_t tag, Rank group_src) {
         return blocking(group, [&] { return irecv(tensor, {.src = src, .group = group, .tag = tag, .group_src = group_src}); });
       },
-      py::arg("tensor"), py::arg("src") = py::none(), py::arg("group") = py::none(), py::arg("tag") = 0, py::arg("group_src") = py::none());
+      py::arg("tensor"), py::arg("src") = py::none(), py::arg("group") = py::none(), py::arg("tag") = 0, py::arg("group_src") = py::none(),
+      "Starts a receive: a Work, None for a non-member. src None: from any rank.");
   using Entry = std::tuple<bool, at::Tensor, Rank, Group, std::int64_t, Rank>;
   module.def("batch_of_messages", [](const std::vector<Entry>& entries) {
     std::vector<P2POp> ops;

@@ -22,12 +22,16 @@ from ._C import (
     DistBackendError,
     DistError,
     DistNetworkError,
+    DistributedBackendOptions,
     DistStoreError,
     FileStore,
+    GradBucket,
     HashStore,
     PrefixStore,
     ProcessGroup,
+    ProcessGroupNCCL,
     ReduceOp,
+    Request,
     SpawnError,
     Store,
     TCPStore,
@@ -64,6 +68,7 @@ from ._C import (
     is_torchelastic_launched,
     is_ucc_available,
     isend,
+    load_backend_plugin,
     monitored_barrier,
     new_group,
     new_subgroups,
@@ -84,7 +89,33 @@ from ._C import (
     trim_shared_allocator,
     use_shared_allocator,
 )
-from .names import Backend, GroupMember, P2POp, batch_isend_irecv, breakpoint, group, is_available, reduce_op
+from .backends import ProcessGroupBackend
+from .names import (
+    SHRINK_ABORT,
+    SHRINK_DEFAULT,
+    Backend,
+    GroupMember,
+    P2POp,
+    _all_gather_base,
+    _reduce_scatter_base,
+    all_gather_single,
+    batch_isend_irecv,
+    breakpoint,
+    default_pg_timeout,
+    gather_into_tensor,
+    gather_single,
+    get_backend_config,
+    get_default_backend_for_device,
+    get_node_local_rank,
+    group,
+    is_available,
+    is_backend_available,
+    is_xccl_available,
+    record_comm,
+    reduce_op,
+    reduce_scatter_single,
+    supports_complex,
+)
 from .objects import (
     all_gather_object,
     broadcast_object_list,
@@ -94,3 +125,31 @@ from .objects import (
     send_object_list,
 )
 from .spawning import spawn
+
+
+__all__ = [
+    "Backend", "DebugLevel", "DeviceMesh", "DistArgumentError", "DistBackendError", "DistError", "DistNetworkError", "DistStoreError",
+    "DistributedBackendOptions", "FileStore", "GradBucket", "GroupMember", "HashStore", "P2POp", "PrefixStore", "ProcessGroup",
+    "ProcessGroupBackend", "ProcessGroupNCCL", "ReduceOp", "Request", "SHRINK_ABORT", "SHRINK_DEFAULT", "SpawnError", "Store",
+    "TCPStore", "Work", "_all_gather_base", "_make_nccl_premul_sum", "_reduce_scatter_base", "abort_process_group", "all_gather",
+    "all_gather_coalesced", "all_gather_into_tensor", "all_gather_object", "all_gather_single", "all_reduce", "all_reduce_coalesced",
+    "all_to_all", "all_to_all_single", "barrier", "batch_isend_irecv", "breakpoint", "broadcast", "broadcast_object_list",
+    "default_pg_timeout", "destroy_process_group", "empty_shared", "gather", "gather_into_tensor", "gather_object", "gather_single",
+    "get_backend", "get_backend_config", "get_debug_level", "get_default_backend_for_device", "get_global_rank", "get_group_rank",
+    "get_node_local_rank", "get_process_group_ranks", "get_rank", "get_world_size", "group", "init_device_mesh", "init_process_group",
+    "irecv", "is_available", "is_backend_available", "is_gloo_available", "is_initialized", "is_mpi_available", "is_nccl_available",
+    "is_torchelastic_launched", "is_ucc_available", "is_xccl_available", "isend", "load_backend_plugin", "monitored_barrier",
+    "new_group", "new_subgroups", "new_subgroups_by_enumeration", "record_comm", "recv", "recv_object_list", "reduce", "reduce_op",
+    "reduce_scatter", "reduce_scatter_coalesced", "reduce_scatter_single", "reduce_scatter_tensor", "scatter", "scatter_object_list",
+    "send", "send_object_list", "set_debug_level", "set_debug_level_from_env", "set_timeout", "shrink_group", "spawn", "split_group",
+    "supports_complex",
+]
+
+
+def __getattr__(name):
+    # What few programs use is imported when they ask for it.
+    if name in ("algorithms", "device_mesh", "nn", "optim"):
+        import importlib
+
+        return importlib.import_module("." + name, __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,10 +1,17 @@
-"""Names of torch.distributed that are classes or values rather than calls."""
+"""Names of torch.distributed that are classes or values, or little calls on top of others."""
 
-import pdb
-import os
+import contextlib
+import datetime
 import importlib
+import os
+
+import torch
 
 from . import _C
+
+default_pg_timeout = datetime.timedelta(minutes=30)
+SHRINK_DEFAULT = 0
+SHRINK_ABORT = 1
 
 
 class Backend(str):
@@ -23,6 +30,19 @@ class Backend(str):
         if not isinstance(name, str):
             raise ValueError(f"Backend takes a name, not {name!r}")
         return str.__new__(cls, _C.parse_backend(name))
+
+    @classmethod
+    def register_backend(cls, name, func, extended_api=False, devices=None):
+        """Makes `name` a backend of this process, and an attribute of Backend in capitals.
+
+        func(store, rank, world_size, timeout) gives a ProcessGroupBackend; with `extended_api` func(DistributedBackendOptions, pg_options).
+        It runs on every member of every group that is made with this name, with a store of that group alone. devices: a name, or a list of
+        them: the kinds that it serves where a group names it without one; None: cpu and cuda. Raises ValueError (DistArgumentError) where
+        there is such a backend already. Of a plugin library: `load_backend_plugin`.
+        """
+        kinds = [] if devices is None else [devices] if isinstance(devices, str) else list(devices)
+        _C._register_backend(name.lower(), func, extended_api, kinds)
+        setattr(cls, name.upper(), name.lower())
 
 
 class reduce_op:
@@ -72,11 +92,82 @@ def is_available():
     return True
 
 
+def is_backend_available(backend):
+    """Whether this build can make a backend of that name (text, either case)."""
+    try:
+        name = _C.parse_backend(backend)
+    except _C.DistError:
+        return False
+    return getattr(_C, f"is_{name}_available", lambda: True)()
+
+
+def is_xccl_available():
+    """False: muster has no such backend."""
+    return False
+
+
+def get_default_backend_for_device(device):
+    """The name of the backend that serves such tensors (a torch.device, or its text) where a group names none. Raises ValueError for kinds
+    that none serves."""
+    kind = torch.device(device).type
+    name = {"cpu": "native", "cuda": "nccl"}.get(kind)
+    if name is None:
+        raise ValueError(f"no backend of muster's serves tensors on {kind}")
+    return name
+
+
+def get_backend_config(group=None):
+    """Which backend serves which kind of device in the group (None: the default one), as text: `cpu:native`."""
+    name = _C.get_backend(group)
+    return name if ":" in name else ",".join(f"{kind}:{name}" for kind in ("cpu", "cuda"))
+
+
+def get_node_local_rank(fallback_rank=None):
+    """This process's rank on its host, as the launcher gave it (LOCAL_RANK). Raises RuntimeError where there is neither that nor a
+    fallback_rank."""
+    if "LOCAL_RANK" in os.environ:
+        return int(os.environ["LOCAL_RANK"])
+    if fallback_rank is not None:
+        return int(fallback_rank)
+    raise RuntimeError("LOCAL_RANK is not set: start the program with `muster run`, or give fallback_rank")
+
+
+def supports_complex(reduceOp):
+    """Whether complex tensors can be combined by it."""
+    op = _C.ReduceOp
+    return reduceOp not in (op.MAX, op.MIN, op.PRODUCT, op.BAND, op.BOR, op.BXOR)
+
+
+def gather_into_tensor(tensor, gather_tensor=None, dst=None, group=None, async_op=False, group_dst=None):
+    """`gather` into one tensor: on dst (0 where none is given) gather_tensor is all ranks' tensors, concatenated along dimension 0 or stacked
+    along a new one; elsewhere None. Work with async_op, else None. Raises ValueError (DistArgumentError) for other shapes."""
+    parts = None
+    if gather_tensor is not None:
+        size = _C.get_world_size(group)
+        stacked = (size, *tensor.shape)
+        joined = (size * tensor.shape[0], *tensor.shape[1:]) if tensor.dim() else None
+        if tuple(gather_tensor.shape) not in (stacked, joined):
+            raise _C.DistArgumentError(
+                f"gather_into_tensor: gather_tensor is {list(gather_tensor.shape)}; {size} tensors of {list(tensor.shape)} need "
+                f"{list(joined or stacked)} or {list(stacked)}")
+        parts = list(gather_tensor.view(stacked).unbind())
+    return _C.gather(tensor, parts, dst, group, async_op, group_dst)
+
+
+@contextlib.contextmanager
+def record_comm(name):
+    """A range in torch's profiler around some calls, which show as ranges themselves."""
+    with torch.autograd.profiler.record_function(name):
+        yield
+
+
 def _debugger():
     name = os.environ.get("PYTHONBREAKPOINT", "")
     if name == "0":
         return lambda: None
     if not name:
+        import pdb  # not with muster: few programs stop here
+
         return pdb.set_trace
     module, _, function = name.rpartition(".")
     return getattr(importlib.import_module(module or "builtins"), function)
@@ -85,3 +176,10 @@ def _debugger():
 def breakpoint(rank=0):
     """All ranks call it: `rank` stops in a debugger (PYTHONBREAKPOINT names another than pdb), the others wait without limit."""
     _C.breakpoint(rank, _debugger())
+
+
+gather_single = gather_into_tensor
+all_gather_single = _C.all_gather_into_tensor
+reduce_scatter_single = _C.reduce_scatter_tensor
+_all_gather_base = _C.all_gather_into_tensor
+_reduce_scatter_base = _C.reduce_scatter_tensor

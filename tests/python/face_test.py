@@ -6,11 +6,13 @@ import operator
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+import traceback
 
 import pytest
 import torch
@@ -296,16 +298,14 @@ def signature(function):
 
 
 # What torch has and muster does not: devices of GPUs, and options that came later.
-NOT_HERE = {"device_id", "_ranks", "enable_reconfigure", "group_desc", "sort_ranks", "weights_only", "use_batch", "backend_override",
-            ("barrier", "timeout"), ("split_group", "pg_options"), ("split_group", "backend"), ("new_subgroups", "backend"),
-            ("new_subgroups", "pg_options"), ("new_subgroups_by_enumeration", "backend"), ("new_subgroups_by_enumeration", "pg_options")}
+NOT_HERE = {"device_id", "_ranks", "enable_reconfigure", "sort_ranks", "weights_only", "use_batch", "backend_override", ("barrier", "timeout")}
 
 
 # spec: F20 signatures and defaults as torch's
 @pytest.mark.parametrize("name", [
     "broadcast", "all_reduce", "all_reduce_coalesced", "reduce", "all_gather", "all_gather_into_tensor", "all_gather_coalesced", "gather",
     "scatter", "reduce_scatter", "reduce_scatter_tensor", "all_to_all_single", "all_to_all", "barrier", "send", "recv", "isend", "irecv",
-    "P2POp.__init__", "batch_isend_irecv", "broadcast_object_list", "all_gather_object", "gather_object", "scatter_object_list",
+    "P2POp.__init__", "batch_isend_irecv", "split_group", "gather_into_tensor", "get_backend_config", "get_node_local_rank", "broadcast_object_list", "all_gather_object", "gather_object", "scatter_object_list",
     "send_object_list", "recv_object_list", "init_process_group", "destroy_process_group", "new_group", "new_subgroups",
     "new_subgroups_by_enumeration", "monitored_barrier", "get_rank", "get_world_size", "get_backend", "get_group_rank", "get_global_rank",
     "get_process_group_ranks", "init_device_mesh"])
@@ -317,8 +317,158 @@ def test_signatures(name):
     assert list(signature(get(dist)).items()) == list(wanted.items())
 
 
+# Of torch.distributed's public names, those that muster does not have; docs/python.md says why.
+LEFT_OUT = {
+    "AllToAllOptions", "AllreduceCoalescedOptions", "AllreduceOptions", "BarrierOptions", "BroadcastOptions", "GatherOptions",
+    "ReduceOptions", "ReduceScatterOptions", "ScatterOptions", "BackendConfig", "BuiltinCommHookType", "GroupName", "Logger", "Reducer",
+    "ProcessGroupGloo", "ProcessGroupNCCL2", "ProcessGroupNCCLLazy", "QueueEmptyError", "get_backend_impl", "get_pg_count", "register_rendezvous_handler", "rendezvous"}
+
+
+# spec: A8 F14 F19 H7 torch.distributed's public names are muster's
+def test_public_names():
+    from torch.distributed import distributed_c10d
+
+    here = {"DistError", "DistBackendError", "DistNetworkError", "DistStoreError", "QueueEmptyError", "FileStore", "HashStore", "PrefixStore",
+            "TCPStore", "Store", "GradBucket", "Logger", "Reducer", "BuiltinCommHookType", "DebugLevel", "set_debug_level",
+            "set_debug_level_from_env", "breakpoint", "DeviceMesh", "init_device_mesh", "is_available", "rendezvous",
+            "register_rendezvous_handler", "reduce_scatter_coalesced", "_make_nccl_premul_sum", "_all_gather_base", "_reduce_scatter_base"}
+    wanted = here | set(distributed_c10d.__all__)
+    assert {name for name in wanted if not hasattr(dist, name)} <= LEFT_OUT
+    page = pathlib.Path(__file__).parents[2].joinpath("docs/python.md").read_text()
+    assert [name for name in sorted(LEFT_OUT) if f"`{name}`" not in page] == []
+
+
+def test_every_public_function_says_what_it_does():
+    silent = []
+    for name in dir(dist):
+        each = getattr(dist, name)
+        if name.startswith("_") or inspect.ismodule(each) or not callable(each):
+            continue
+        text = each.__doc__ or ""
+        if inspect.isbuiltin(each):
+            text = text.partition("\n")[2]
+        if len(text.split()) < 3:
+            silent.append(name)
+    assert not silent
+
+
+# spec: A9 in Python
+def test_little_calls(monkeypatch):
+    assert dist.is_backend_available("GLOO") and not dist.is_backend_available("nccl") and not dist.is_backend_available("nonsense")
+    assert dist.get_default_backend_for_device("cpu") == "native" and dist.get_default_backend_for_device(torch.device("cuda", 1)) == "nccl"
+    with pytest.raises(ValueError, match="meta"):
+        dist.get_default_backend_for_device("meta")
+    assert dist.supports_complex(dist.ReduceOp.SUM) and not dist.supports_complex(dist.ReduceOp.MAX)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    with pytest.raises(RuntimeError, match="LOCAL_RANK"):
+        dist.get_node_local_rank()
+    assert dist.get_node_local_rank(3) == 3
+    monkeypatch.setenv("LOCAL_RANK", "5")
+    assert dist.get_node_local_rank() == 5
+    assert not dist.is_torchelastic_launched() or "TORCHELASTIC_RUN_ID" in os.environ
+
+    def body(rank, size):
+        assert dist.get_backend_config() == "cpu:native"
+        together = torch.empty(size, 4, dtype=torch.int64) if rank == 0 else None
+        dist.gather_into_tensor(row(rank), together)
+        if rank == 0:
+            same(together, torch.stack([row(r) for r in range(size)]))
+        joined = torch.empty(size * 4, dtype=torch.int64) if rank == 1 else None
+        dist.gather_single(row(rank), joined, dst=1)
+        if rank == 1:
+            same(joined, torch.cat([row(r) for r in range(size)]))
+        if rank == 0:
+            with pytest.raises(ValueError, match="gather_into_tensor"):
+                dist.gather_into_tensor(row(rank), torch.empty(3))
+        with dist.record_comm("together"):
+            dist.barrier()
+
+    on_threads(2, body)
+
+
+class Ledger(dist.ProcessGroupBackend):
+    """Every message is an entry of the group's store."""
+
+    def __init__(self, store, rank, size):
+        self.store, self.rank, self.size, self.page, self.aborted = store, rank, size, 0, None
+
+    def supports(self, op, dtype, device):
+        return device == "cpu" if op in ("all_reduce", "all_gather", "barrier", "recv", "send") else "it keeps a ledger only"
+
+    def submit(self, request):
+        if request.op == "send":
+            self.store.set(f"to {request.peer} {request.tag}", bytes(request.inputs[0][0].numpy().tobytes()))
+            return None
+        future = torch.futures.Future()
+        if request.op == "recv":
+            data = bytearray(self.store.get(f"to {self.rank} {request.tag}"))
+            request.outputs[0][0].copy_(torch.frombuffer(data, dtype=request.outputs[0][0].dtype))
+        else:
+            self.page += 1
+            mine = request.inputs[0][0].numpy().tobytes() if request.inputs else b""
+            pages = self.store.all_gather(f"page {self.page}", self.rank, self.size, mine)
+            if request.op == "all_reduce":
+                assert request.reduce_op == dist.ReduceOp.SUM and request.timeout > datetime.timedelta(0)
+                tensor = request.outputs[0][0]
+                tensor.copy_(sum(torch.frombuffer(bytearray(each), dtype=tensor.dtype) for each in pages))
+            for out, page in zip(request.outputs if request.op == "all_gather" else (), pages):
+                out[0].copy_(torch.frombuffer(bytearray(page), dtype=out[0].dtype).view(out[0].shape))
+        future.set_result(None)
+        return future
+
+    def abort(self, reason):
+        self.aborted = reason
+
+
+# spec: A11 a backend written in Python, with and without extended_api; its name becomes an attribute of Backend
+def test_backend_of_python():
+    given = []
+
+    def extended(options, pg_options):
+        given.append((options.group_rank, options.group_size, options.global_ranks_in_group, pg_options))
+        return Ledger(options.store, options.group_rank, options.group_size)
+
+    dist.Backend.register_backend("Ledger", lambda store, rank, size, timeout: Ledger(store, rank, size), devices="cpu")
+    dist.Backend.register_backend("ledger2", extended, extended_api=True, devices=["cpu"])
+    dist.Backend.register_backend("broken", lambda *_: None)
+    assert dist.Backend.LEDGER == "ledger" == dist.Backend("LEDGER") and dist.is_backend_available("ledger")
+    with pytest.raises(ValueError, match="ledger"):
+        dist.Backend.register_backend("ledger", extended)
+
+    def body(rank, size):
+        x = row(rank, torch.float32)
+        dist.all_reduce(x)
+        same(x, sum(row(r, torch.float32) for r in range(size)))
+        work = dist.all_reduce(x, async_op=True)
+        assert work.wait() and work.is_completed() and work.is_success() and work.exception() is None
+        same(work.get_future().wait()[0], x)
+        if rank == 0:
+            dist.send(row(7), 1, tag=3)
+        if rank == 1:
+            got = torch.empty(4, dtype=torch.int64)
+            assert dist.recv(got, 0, tag=3) == 0
+            same(got, row(7))
+        with pytest.raises(dist.DistBackendError, match="(?s)(?=.*ledger)(?=.*broadcast)(?=.*keeps a ledger only)"):
+            dist.broadcast(x, 0)
+        pair = dist.new_group([0, 1], backend="ledger2", pg_options={"ink": "blue"})
+        dist.all_reduce(x, group=pair)
+
+    on_threads(2, body, backend="ledger")
+    assert sorted(given) == [(0, 2, [0, 1], {"ink": "blue"}), (1, 2, [0, 1], {"ink": "blue"})]
+    with pytest.raises(dist.SpawnError, match="gave no backend"):
+        on_threads(1, lambda rank, size: None, backend="broken")
+    with pytest.raises(dist.SpawnError, match="pg_options"):
+        on_threads(1, lambda rank, size: dist.new_group(pg_options=dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)))
+
+
 def test_package_is_typed():
-    assert (pathlib.Path(dist.__file__).parent / "py.typed").is_file()
+    package = pathlib.Path(dist.__file__).parent
+    assert (package / "py.typed").is_file() and (package / "_C.pyi").is_file()
+    tool = pathlib.Path(__file__).parents[2] / "tools/python_stubs"
+    checked = subprocess.run([sys.executable, tool, "--check"], capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stderr
+    public = {name for name in dir(dist) if not name.startswith("_") and not inspect.ismodule(getattr(dist, name))}
+    assert set(dist.__all__) | {"__version__"} >= public and all(hasattr(dist, name) for name in dist.__all__)
 
 
 # spec: H1 in Python
@@ -466,6 +616,37 @@ def test_interrupt_of_a_forked_child_is_its_own():
     run_ranks(2, body)
 
 
+def test_forked_child_keeps_out_of_the_job():
+    name = meeting_file()
+
+    def child():
+        signal.alarm(60)  # ends it where a call hangs
+        for call in (lambda: dist.all_reduce(torch.ones(4)), lambda: dist.send(torch.ones(4), 1), lambda: dist.barrier(), lambda: dist.new_group([0])):
+            with pytest.raises(dist.DistError):
+                call()
+
+    def body(rank):
+        dist.init_process_group(init_method="file://" + name, rank=rank, world_size=2)
+        dist.barrier()
+        if rank == 0:
+            forked = os.fork()
+            if forked == 0:
+                try:
+                    child()
+                    os._exit(0)
+                except BaseException:
+                    traceback.print_exc()
+                finally:
+                    os._exit(1)
+            assert os.waitpid(forked, 0)[1] == 0
+        x = row(rank)
+        dist.all_reduce(x)
+        same(x, row(0) + row(1))
+        dist.destroy_process_group()
+
+    run_ranks(2, body)
+
+
 def test_interrupt_ends_the_wait_for_others():
     name = meeting_file()
 
@@ -476,6 +657,26 @@ def test_interrupt_ends_the_wait_for_others():
             dist.init_process_group(init_method="file://" + name, rank=0, world_size=2)
 
     run_ranks(1, body)
+
+
+# spec: J3 muster run starts a script with the Python of the environment that it is installed in
+def test_command_knows_its_environments_python(tmp_path):
+    built = pathlib.Path(dist.__file__).parents[2] / "bin/muster"
+    (tmp_path / "bin").mkdir()
+    shutil.copy2(built, tmp_path / "bin/muster")
+    (tmp_path / "bin/python3").write_text('#!/bin/sh\necho "own python: $RANK of $WORLD_SIZE ${2##*/}"\n')
+    (tmp_path / "bin/python3").chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHON_EXEC"}
+
+    def lines():
+        run = subprocess.run([tmp_path / "bin/muster", "run", "--standalone", "--nproc-per-node", "2", tmp_path / "train.py"],
+                             capture_output=True, text=True, timeout=120, env=environment)
+        return sorted(line.partition("own python: ")[2] for line in run.stdout.splitlines() if "own python" in line)
+
+    (tmp_path / "train.py").write_text("")
+    assert lines() == []
+    (tmp_path / "pyvenv.cfg").write_text("")
+    assert lines() == ["0 of 2 train.py", "1 of 2 train.py"]
 
 
 def test_another_torch_is_refused_by_name(tmp_path):

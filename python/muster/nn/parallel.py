@@ -1,0 +1,232 @@
+"""DistributedDataParallel over muster's reducer, under torch.nn.parallel's names."""
+
+import contextlib
+import dataclasses
+
+import torch
+from torch.nn import DataParallel  # noqa: F401  threads of one process, as they are
+from torch.utils import _pytree
+
+from muster import _C
+from muster.algorithms.ddp_comm_hooks.default_hooks import NativeHook
+from muster.algorithms.join import Join, Joinable, JoinHook
+
+__all__ = ["DistributedDataParallel", "DataParallel", "MixedPrecision"]
+
+
+@dataclasses.dataclass
+class MixedPrecision:
+    """Forward and backward in a narrower type than the one that parameters are kept and updated in. What is None stays as it is; only
+    floating-point tensors are cast. Torch's _MixedPrecision will do as well."""
+
+    param_dtype: torch.dtype | None = None  #: of parameters from forward to the end of backward, and of forward's inputs
+    reduce_dtype: torch.dtype | None = None  #: what gradients travel as; None: param_dtype
+    buffer_dtype: torch.dtype | None = None  #: of buffers, from the construction on
+    keep_low_precision_grads: bool = False  #: gradients stay in param_dtype after backward
+    cast_forward_inputs: bool = True  #: floating-point tensors among forward's arguments become param_dtype
+
+
+def _tensors_in(value, found):
+    """Those that a loss can be made of."""
+    if isinstance(value, torch.Tensor):
+        found.append(value)
+    elif isinstance(value, (list, tuple, set)):
+        for each in value:
+            _tensors_in(each, found)
+    elif isinstance(value, dict):
+        for each in value.values():
+            _tensors_in(each, found)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            _tensors_in(getattr(value, field.name, None), found)
+    return found
+
+
+class _Shadow(JoinHook):
+    """A rank that has run out of inputs: makes the calls of the others' forward and backward."""
+
+    def __init__(self, of_model):
+        self._of_model = of_model
+
+    def main_hook(self):
+        self._of_model.main_hook()
+
+    def post_hook(self, is_last_joiner):
+        self._of_model.post_hook(is_last_joiner)
+
+
+class DistributedDataParallel(torch.nn.Module, Joinable):
+    """One copy of `module` on every rank, each fed its own part of the data, all kept the same.
+
+    Every member of the group makes it, with modules of the same parameters and buffers (names, shapes, dtypes; else a DistError on all ranks
+    shows the first difference). Rank 0's go to all. Every backward pass averages the gradients over the ranks, overlapped with the pass
+    itself: when it returns they are there, the same bits on every rank, and any optimizer works as it does on one process. `state_dict` is
+    the module's, with `module.` before the names.
+
+    device_ids, output_device: for a module on one CUDA device; None on the CPU and for modules on several devices. broadcast_buffers: rank
+    0's buffers go to all before forward; forward_sync_buffers is torch's newer name for it. init_sync=False: the modules are known to be
+    the same. process_group (or device_mesh, of one dimension): None is the default group. bucket_cap_mb: MiB of gradients that travel
+    together; None is 25. find_unused_parameters: forward may leave parameters out. gradient_as_bucket_view: gradients alias the buckets.
+    static_graph: every pass uses the same parameters as often as the first. delay_all_reduce_named_params, param_to_hook_all_reduce: those
+    gradients travel together, after that one's. mixed_precision: a `MixedPrecision`. dim, check_reduction,
+    skip_all_reduce_unused_params, batched_grad_copy and lazy_bucket_allocation are taken and change nothing.
+
+    Raises ValueError (DistArgumentError) for options that do not fit and for a module without a trained parameter; in forward, DistError for
+    parameters that took no part in the last loss, by name, and for a module that was changed after it was wrapped. A rank that dies in
+    backward makes backward raise DistBackendError on all others, with its number.
+    """
+
+    def __init__(self, module, device_ids=None, output_device=None, dim=0, broadcast_buffers=None, init_sync=True, process_group=None,
+                 bucket_cap_mb=None, find_unused_parameters=False, check_reduction=False, gradient_as_bucket_view=False, static_graph=False,
+                 delay_all_reduce_named_params=None, param_to_hook_all_reduce=None, mixed_precision=None, device_mesh=None,
+                 skip_all_reduce_unused_params=False, bucket_cap_mb_list=None, batched_grad_copy=False, forward_sync_buffers=None,
+                 lazy_bucket_allocation=False):
+        super().__init__()
+        if bucket_cap_mb_list is not None:
+            raise _C.DistArgumentError("DistributedDataParallel: bucket_cap_mb_list is not there; bucket_cap_mb is one size for all buckets")
+        if device_mesh is not None:
+            if process_group is not None:
+                raise _C.DistArgumentError("DistributedDataParallel: give process_group or device_mesh, not both")
+            process_group = device_mesh.get_group()
+        if (delay_all_reduce_named_params is None) != (param_to_hook_all_reduce is None):
+            raise _C.DistArgumentError(
+                "DistributedDataParallel: delay_all_reduce_named_params and param_to_hook_all_reduce need to be set at the same time")
+        self.module = module
+        self.dim = dim
+        self.device_ids = None if device_ids is None else [torch.device("cuda", each).index if isinstance(each, int)
+                                                           else torch.device(each).index for each in device_ids]
+        self.broadcast_buffers = broadcast_buffers is not False and forward_sync_buffers is not False
+        self.bucket_bytes_cap = int((25 if bucket_cap_mb is None else bucket_cap_mb) * 1024 * 1024)
+        self.find_unused_parameters = find_unused_parameters
+        self.gradient_as_bucket_view = gradient_as_bucket_view
+        self.static_graph = static_graph
+        self.mixed_precision = mixed_precision
+        self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+        self._options = dict(
+            device_ids=self.device_ids, output_device=output_device, broadcast_buffers=self.broadcast_buffers, init_sync=init_sync,
+            process_group=process_group, bucket_cap_mb=bucket_cap_mb, find_unused_parameters=find_unused_parameters,
+            check_reduction=check_reduction, gradient_as_bucket_view=gradient_as_bucket_view, static_graph=static_graph,
+            delay_all_reduce_named_params=delay_all_reduce_named_params, param_to_hook_all_reduce=param_to_hook_all_reduce,
+            mixed_precision=mixed_precision)
+        self._make_core()
+
+    def _named(self, tensors):
+        return [(name, tensor) for name, tensor in tensors if name not in self.parameters_to_ignore and tensor is not None]
+
+    def _make_core(self):
+        parameters = self._named(self.module.named_parameters())
+        uninitialised = [name for name, each in parameters if isinstance(each, torch.nn.parameter.UninitializedParameter)]
+        if uninitialised:
+            raise _C.DistArgumentError(
+                f"DistributedDataParallel: {', '.join(uninitialised)}: a lazy module has no parameters yet; run a forward pass before wrapping it")
+        sparse = [each.weight for each in self.module.modules()
+                  if isinstance(each, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and each.sparse]
+        self._core = _C._DataParallelCore(
+            type(self.module).__name__, parameters, self._named(self.module.named_buffers()), sparse, self._options)
+        self.device = parameters[0][1].device
+        self.output_device = self._core.output_device
+
+    # ---- each iteration ----
+
+    def forward(self, *inputs, **kwargs):
+        """The module's own forward. Backward on the tensors among its results (also in lists, tuples, dicts and dataclasses) averages the
+        gradients. With device_ids, tensors among the arguments that lie elsewhere are copied to the device first."""
+        with torch.autograd.profiler.record_function("DistributedDataParallel.forward"):
+            Join.notify_join_context(self)
+            self._core.before_forward(self._present() if torch.is_grad_enabled() else [], self._names)
+            if self._core.changes_arguments():
+                inputs, kwargs = _pytree.tree_map_only(torch.Tensor, self._core.changed, (inputs, kwargs))
+            outputs = self.module(*inputs, **kwargs)
+            self._core.after_forward(_tensors_in(outputs, []))
+            return outputs
+
+    def _present(self):
+        if self.parameters_to_ignore:
+            return [each for _, each in self._named(self.module.named_parameters())]
+        return list(self.module.parameters())
+
+    def _names(self):
+        return [name for name, _ in self._named(self.module.named_parameters())]
+
+    @property
+    def process_group(self):
+        """The ranks that train together. The model's own calls travel in a group of its own, of the same ranks."""
+        return self._core.join_process_group()
+
+    @property
+    def require_backward_grad_sync(self):
+        """Whether backward averages; False inside `no_sync`."""
+        return self._core.require_sync
+
+    @require_backward_grad_sync.setter
+    def require_backward_grad_sync(self, on):
+        self._core.require_sync = on
+
+    @contextlib.contextmanager
+    def no_sync(self):
+        """Inside of it backward adds gradients up on this rank only; the first backward pass of a forward made after it averages the sums."""
+        before = self.require_backward_grad_sync
+        self.require_backward_grad_sync = False
+        try:
+            yield
+        finally:
+            self.require_backward_grad_sync = before
+
+    # ---- hooks ----
+
+    def register_comm_hook(self, state, hook):
+        """What happens to each bucket instead of averaging: one hook, before the first backward pass, on all ranks. `hook(state, bucket)`,
+        bucket: GradBucket, starts the communication and returns a future of the tensor for the optimizer, as many elements as
+        `bucket.buffer()`; muster.algorithms.ddp_comm_hooks has some. What it raises comes out of backward. Raises TypeError for what cannot
+        be called, ValueError (DistArgumentError) for a second hook."""
+        if isinstance(hook, NativeHook):
+            self._core.register_comm_hook(hook.native(state))
+            return
+        if not callable(hook):
+            raise TypeError("Communication hook must be callable.")
+        self._core.register_comm_hook(lambda bucket: hook(state, bucket))
+
+    # ---- uneven inputs ----
+
+    def join(self, divide_by_initial_world_size=True, enable=True, throw_on_early_termination=False):
+        """A Join of this model alone. A rank that has run out of inputs gives zeros to the others' averages, which are divided by all ranks
+        or, without divide_by_initial_world_size, by those that still have inputs; at the end the last ranks' weights go to all."""
+        return Join([self], enable, throw_on_early_termination, divide_by_initial_world_size=divide_by_initial_world_size)
+
+    def join_hook(self, **kwargs):
+        """For Join; `divide_by_initial_world_size` (True) as in `join`."""
+        return _Shadow(self._core.join_hook(kwargs.get("divide_by_initial_world_size", True)))
+
+    @property
+    def join_device(self):
+        """Of the first parameter."""
+        return self.device
+
+    @property
+    def join_process_group(self):
+        """The ranks that train together."""
+        return self.process_group
+
+    # ---- what else torch's has ----
+
+    @staticmethod
+    def _set_params_and_buffers_to_ignore_for_model(module, params_and_buffers_to_ignore):
+        """Names of parameters and buffers that are nobody's business; before the module is wrapped."""
+        module._ddp_params_and_buffers_to_ignore = params_and_buffers_to_ignore
+
+    def _set_ddp_runtime_logging_sample_rate(self, sample_rate):
+        """At debug level DETAIL, times are logged for the first ten iterations and then for each `sample_rate`th; 100 at first."""
+        self._core.set_sample_rate(sample_rate)
+
+    def bucket_bytes(self):
+        """Bytes of the buckets in their order; it changes once, at the forward after the first backward."""
+        return self._core.bucket_bytes()
+
+    def __getstate__(self):
+        state = {name: value for name, value in self.__dict__.items() if name not in ("_core", "_join")}
+        state["_options"] = dict(self._options, process_group=None)
+        return state
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        self._make_core()
