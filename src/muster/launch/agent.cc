@@ -90,8 +90,18 @@ class Agent {
   std::deque<AgentEvent> events_;
 };
 
+/// That of the virtual environment which this command is installed in; it need not be activated.
+std::optional<std::string> python_beside_this_program() {
+  std::error_code error;
+  const auto folder = std::filesystem::read_symlink("/proc/self/exe", error).parent_path();
+  const auto python = folder / "python3";
+  if (error || !std::filesystem::exists(folder.parent_path() / "pyvenv.cfg", error) || !std::filesystem::exists(python, error)) return {};
+  return python.string();
+}
+
 std::string python_executable() {
   if (auto chosen = env_text("PYTHON_EXEC")) return *chosen;
+  if (auto own = python_beside_this_program()) return *own;
   auto found = find_program("python3");
   return found ? *found : "python3";
 }
