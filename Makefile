@@ -5,6 +5,7 @@
 #   make test-long   the same with full matrices, soaks and fuzzers (up to an hour)
 #   make bench       muster against Gloo, Open MPI and Intel MPI on this machine (under 10 minutes); a table and a picture in bench/results
 #   make bench-gates every figure that muster promises, measured and judged; an hour or two
+#   make docs        the pages of docs/ and the reference of the Python package, as HTML in build/docs
 #   make build       everything, optimised, in build/release
 #   make format      clang-format over all C++ files
 #   make clean       remove the build folders (not .venv)
@@ -14,7 +15,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := build
-.PHONY: setup build demo test test-long bench bench-gates format clean tests-built
+.PHONY: setup build demo test test-long bench bench-gates docs format clean tests-built
 MAKEFLAGS += --no-print-directory
 
 JOBS ?= $(shell nproc)
@@ -69,6 +70,15 @@ bench-gates: setup
 	@$(CONFIGURE) release
 	@$(BUILD) release --target bin/muster bin/muster_bench_worker
 	@bench/run gates
+
+# Sphinx comes from PyPI, into the environment that has torch.
+docs: DOCS_PYTHON = $(or $(MUSTER_PYTHON),.venv/bin/python)
+docs: setup
+	@$(CONFIGURE) release
+	@$(BUILD) release --target muster_python
+	@$(DOCS_PYTHON) -m pip install --quiet --disable-pip-version-check -r tools/docs-requirements.txt
+	@PYTHONPATH=build/release/python $(DOCS_PYTHON) -m sphinx --quiet -b html docs build/docs
+	@echo "build/docs/index.html"
 
 format:
 	@command -v clang-format >/dev/null || { echo "make format needs clang-format: apt-get install clang-format" >&2; exit 1; }
