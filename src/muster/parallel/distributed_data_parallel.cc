@@ -334,10 +334,9 @@ void DataParallelCore::State::refuse_call(const std::exception& why) const {
   }
 }
 
-/// The same where it is not known which call they make next.
+/// The same where it is not known which call they make next. The first cause stays, where there is one.
 void DataParallelCore::State::end_calls(const std::exception& why) const {
-  for (const Group& each : groups)
-    if (each->failure().ok()) each->abort("on rank " + std::to_string(each->rank()) + ": " + why.what());
+  for (const Group& each : groups) each->abort("on rank " + std::to_string(each->rank()) + ": " + why.what());
 }
 
 template <class Check>

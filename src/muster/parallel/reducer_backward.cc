@@ -262,10 +262,10 @@ void Reducer::State::left_in_the_middle() noexcept {
   tell_others();
 }
 
-/// They wait for gradients that will not come.
+/// They wait for gradients that will not come. Where the group has failed already its first cause stays; destroying it need not throw that
+/// on top of what backward throws.
 void Reducer::State::tell_others() const noexcept {
   try {
-    if (!options.group->failure().ok()) return;  // the group knows better what happened
     std::string why;
     try {
       std::rethrow_exception(failure);
