@@ -136,13 +136,14 @@ __all__ = [
     "all_to_all", "all_to_all_single", "barrier", "batch_isend_irecv", "breakpoint", "broadcast", "broadcast_object_list",
     "default_pg_timeout", "destroy_process_group", "empty_shared", "gather", "gather_into_tensor", "gather_object", "gather_single",
     "get_backend", "get_backend_config", "get_debug_level", "get_default_backend_for_device", "get_global_rank", "get_group_rank",
-    "get_node_local_rank", "get_process_group_ranks", "get_rank", "get_world_size", "group", "init_device_mesh", "init_process_group",
-    "irecv", "is_available", "is_backend_available", "is_gloo_available", "is_initialized", "is_mpi_available", "is_nccl_available",
-    "is_torchelastic_launched", "is_ucc_available", "is_xccl_available", "isend", "load_backend_plugin", "monitored_barrier",
-    "new_group", "new_subgroups", "new_subgroups_by_enumeration", "record_comm", "recv", "recv_object_list", "reduce", "reduce_op",
-    "reduce_scatter", "reduce_scatter_coalesced", "reduce_scatter_single", "reduce_scatter_tensor", "scatter", "scatter_object_list",
-    "send", "send_object_list", "set_debug_level", "set_debug_level_from_env", "set_timeout", "shrink_group", "spawn", "split_group",
-    "supports_complex",
+    "get_node_local_rank", "get_process_group_ranks", "get_rank", "get_world_size", "group", "in_shared_memory", "init_device_mesh",
+    "init_process_group", "irecv", "is_available", "is_backend_available", "is_gloo_available", "is_initialized", "is_mpi_available",
+    "is_nccl_available", "is_torchelastic_launched", "is_ucc_available", "is_xccl_available", "isend", "load_backend_plugin",
+    "monitored_barrier", "new_group", "new_subgroups", "new_subgroups_by_enumeration", "record_comm", "recv", "recv_object_list",
+    "reduce", "reduce_op", "reduce_scatter", "reduce_scatter_coalesced", "reduce_scatter_single", "reduce_scatter_tensor", "scatter",
+    "scatter_object_list", "send", "send_object_list", "set_debug_level", "set_debug_level_from_env", "set_timeout",
+    "shared_allocator_stats", "shrink_group", "spawn", "split_group", "supports_complex", "trim_shared_allocator",
+    "use_shared_allocator",
 ]
 
 
