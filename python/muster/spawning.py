@@ -4,7 +4,7 @@ from . import _C
 
 
 def spawn(fn, args=(), nprocs=1, join=True, daemon=False, start_method="spawn", *, threads=False):
-    """Runs fn(i, *args) for i in 0 .. nprocs - 1; the first failure ends the others and is raised with its rank and text.
+    """Runs `fn(i, *args)` for i in 0 .. nprocs - 1; the first failure ends the others and is raised with its rank and text.
 
     In processes it is torch.multiprocessing.spawn, with its errors and its context where `join` is false. With `threads` the ranks are
     threads of this process, each with a default group of its own; a failure is SpawnError, and `join` must be true.
