@@ -178,9 +178,9 @@ TEST(RpcProcess, ManyCallsOfRandomSizesLeaveMemoryFlat) {
         }
         return {};
       };
-      if (auto wrong = some_calls(1000); !wrong.empty()) return wrong;
+      if (auto wrong = some_calls(300); !wrong.empty()) return wrong;
       const auto before = muster::testing::memory_in_use().own;
-      if (auto wrong = some_calls(muster::testing::long_tests() ? 500000 : 4000); !wrong.empty()) return wrong;
+      if (auto wrong = some_calls(muster::testing::long_tests() ? 500000 : 1000); !wrong.empty()) return wrong;
       const auto after = muster::testing::memory_in_use().own;
       if (after > before + (64U << 20)) return "grew by " + std::to_string((after - before) >> 20) + " MiB";
       return "flat";
