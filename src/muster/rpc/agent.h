@@ -329,6 +329,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
   // Threads.
   std::thread listener_;
   std::atomic<int> pollers_{0};
+  std::atomic<int> looks_{16};  // before a waiting thread offers its core
   std::atomic<std::uint64_t> poller_entries_{0};
   std::atomic<bool> dozing_{false};
   std::mutex pool_mutex_;

@@ -14,23 +14,35 @@ namespace {
 // alone.
 constexpr Duration kStandBy = std::chrono::microseconds(250);
 
-// Looks without news after which a waiting thread offers its core: an answer from a peer that polls comes sooner; one from a peer that was
-// put on the same core comes only then.
+// Looks without news after which a waiting thread offers its core: an answer from a peer that polls on another core comes sooner, one from
+// a peer that was put on the same core comes only then. Where that has just been so, it is offered almost at once.
 constexpr int kLooks = 16;
+constexpr int kLooksOnOneCore = 2;
+// An offer that took as long was taken; for longer, and it was not the peer who took it.
+constexpr Duration kTaken = std::chrono::nanoseconds(1200);
+constexpr Duration kTakenByOthers = std::chrono::microseconds(100);
 
-/// How long a thread that waits has seen nothing.
+/// How long a thread that waits has seen nothing. `limit` is the agent's.
 class Patience {
  public:
-  void looked(bool moved) {
-    if (moved) {
+  explicit Patience(std::atomic<int>& limit) : limit_(limit) {}
+  void looked(bool news) {
+    if (news) {
+      limit_.store(helped_ ? kLooksOnOneCore : kLooks, std::memory_order_relaxed);
       looks_ = 0;
-    } else if (++looks_ > kLooks) {
+      helped_ = false;
+    } else if (++looks_ > limit_.load(std::memory_order_relaxed)) {
+      const auto before = steady_clock().now();
       std::this_thread::yield();
+      const auto took = steady_clock().now() - before;
+      helped_ = took > kTaken && took < kTakenByOthers;
     }
   }
 
  private:
+  std::atomic<int>& limit_;
   int looks_ = 0;
+  bool helped_ = false;
 };
 
 thread_local const Agent* agent_of_worker_thread = nullptr;
@@ -44,14 +56,14 @@ bool Agent::wait(const std::function<bool()>& done, TimePoint deadline) {
   pollers_.fetch_add(1);
   poller_entries_.fetch_add(1, std::memory_order_relaxed);
   bool holds = false;
-  Patience patience;
+  Patience patience(looks_);
   fabric_->wait(
       [&] {
         holds = done();
         if (!holds) {
           const bool moved = progress();
           holds = done();
-          if (!holds) patience.looked(moved);
+          patience.looked(moved || holds);
         }
         return holds || state_.load(std::memory_order_relaxed) == State::stopped;
       },
@@ -80,7 +92,7 @@ void Agent::listen() {
       stand_by();
       continue;
     }
-    Patience patience;
+    Patience patience(looks_);
     fabric_->wait(
         [&] {
           patience.looked(progress());
