@@ -34,7 +34,7 @@ bool CollectiveQueue::Operation::done() const {
   if (published()) return true;
   if (const auto driver = this->driver()) {
     driver->fabric()->poll();
-    driver->advance();
+    driver->look_in();
   }
   return published();
 }

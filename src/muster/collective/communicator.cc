@@ -21,6 +21,8 @@ constexpr std::uint64_t kNoSegment = ~std::uint64_t{0};
 /// How often a thread that waits looks after reminders, in the first second and later.
 constexpr auto kEarlyLook = std::chrono::milliseconds(100);
 constexpr auto kLateLook = std::chrono::seconds(1);
+/// Who drives calls between other work and has not looked in for so long is helped by the progress thread.
+constexpr auto kLookIn = std::chrono::milliseconds(20);
 constexpr auto kVerdictGrace = std::chrono::milliseconds(50);
 
 /// What the communicators of one fabric share.
@@ -66,7 +68,11 @@ class GroupCommunicator final : public Communicator, public Driver, public std::
     messages_.check_deadlines(now);
   }
   bool busy() override { return !queue_.empty() || !messages_.empty(); }
-  bool attended() override { return attending_.load() > 0; }
+  bool attended() override { return attending_.load() > 0 || (driving_.load() > 0 && group_.now() < looked_in_.load() + kLookIn); }
+  void look_in() override {
+    if (driving_.load() > 0) looked_in_.store(group_.now());
+    advance();
+  }
   TimePoint next_deadline() override { return std::min(queue_.next_deadline(), messages_.next_deadline()); }
   bool attend(const std::function<bool()>& done, TimePoint limit) override;
   void let_others_go_on() override {
@@ -115,6 +121,8 @@ class GroupCommunicator final : public Communicator, public Driver, public std::
   const std::shared_ptr<Shared> shared_;
   std::uint64_t segment_;
   std::atomic<int> attending_{0};
+  std::atomic<int> driving_{0};  // see drive_here()
+  std::atomic<TimePoint> looked_in_{TimePoint{}};
   std::atomic<bool> closed_{false};
   PointToPoint messages_;
   CollectiveQueue queue_;
@@ -194,14 +202,21 @@ PendingRef GroupCommunicator::start(Args args, TimePoint deadline) {
   const bool driven = attended();     // whoever leaves after this sees the call
   if (driven) group_.fabric->wake();  // its limit does not know of this deadline
   watch(!driven);
+  if (driven && !attended()) shared_->progress.notify();  // it has left before the call was watched
   return operation;
 }
 
 std::shared_ptr<void> GroupCommunicator::drive_here() {
   struct Driving {
-    explicit Driving(std::shared_ptr<GroupCommunicator> group) : group(std::move(group)), presence(*this->group) {}
+    explicit Driving(std::shared_ptr<GroupCommunicator> driven) : group(std::move(driven)) {
+      group->looked_in_.store(group->group_.now());
+      group->driving_.fetch_add(1);
+    }
+    ~Driving() {
+      group->driving_.fetch_sub(1);
+      group->let_others_go_on();
+    }
     std::shared_ptr<GroupCommunicator> group;
-    Presence presence;
   };
   return std::make_shared<Driving>(shared_from_this());
 }

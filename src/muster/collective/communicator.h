@@ -102,7 +102,7 @@ class Communicator {
   virtual PendingRef start(Args args, TimePoint deadline) = 0;
 
   /// While what it returns lives, the caller drives what is started here, by `Pending::done` now and then and by a `wait` in the end:
-  /// the progress thread keeps off. For a thread that computes meanwhile, on a machine that has no core left for another.
+  /// the progress thread keeps off unless the caller has not looked in for 20 ms. For a thread that computes meanwhile, on a machine that has no core left for another.
   virtual std::shared_ptr<void> drive_here() = 0;
 
   /// Says that this member could not make its next call, an `op`, because of its arguments. That counts as a call: the others learn it, and

@@ -75,6 +75,25 @@ TEST(Queue, WhoDrivesHereMayLeave) {
   }
 }
 
+// Each rank waits in another group first, and drives only that; the other one is looked after all the same.
+TEST(Queue, WhoDrivesTwoGroupsMayWaitInEither) {
+  for (Wire wire : testing::kWires) {
+    run_ranks(2, wire, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
+      const Group groups[] = {make(fabric, {0, 1}, "a"), make(fabric, {0, 1}, "b")};
+      ASSERT_TRUE(groups[0] && groups[1]);
+      const Values mine(300'000, 1);
+      Values out[2] = {Values(mine.size()), Values(mine.size())};
+      const std::shared_ptr<void> driving[] = {groups[0]->drive_here(), groups[1]->drive_here()};
+      const PendingRef pending[] = {groups[0]->start(all_reduce(mine, out[0]), soon()), groups[1]->start(all_reduce(mine, out[1]), soon())};
+      for (const int each : {rank, 1 - rank}) {
+        const Status status = pending[each]->wait(soon());
+        ASSERT_TRUE(status.ok()) << status.message();
+        EXPECT_EQ(out[each].back(), 2);
+      }
+    });
+  }
+}
+
 TEST(Queue, AWaitsOwnLimitLeavesTheCallGoing) {
   std::barrier gate(2);
   with_group(2, Wire::loopback, [&](int rank, Communicator& group) {

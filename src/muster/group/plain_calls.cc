@@ -245,8 +245,8 @@ bool reduce_scatter(const at::Tensor& output, const TensorList& input_list, cons
 
 bool reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input, const ReduceScatterOptions& options) {
   Call call(Op::reduce_scatter, "reduce_scatter_tensor", options.group, options.timeout, options.async_op);
-  call.take(input);
   call.take(output);
+  call.take(input);
   call.reduces(options.op);
   if (!call.ok || input.nbytes() != call.size() * output.nbytes()) return false;
   const auto from = bytes_of(input);

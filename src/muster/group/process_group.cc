@@ -67,9 +67,7 @@ WorkRef ProcessGroup::submit(Request request) {
   return observed(backend, request, [&] { return backend.submit(std::move(request)); });
 }
 
-bool ProcessGroup::takes_plain() const {
-  return plain_ != nullptr && get_debug_level() != DebugLevel::DETAIL && !at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE);
-}
+bool ProcessGroup::takes_plain() const { return plain_ != nullptr && get_debug_level() != DebugLevel::DETAIL && !at::hasCallbacks(); }
 
 void ProcessGroup::run_plain(const collective::Args& args, const PlainCall& call) {
   const Armed armed = arm(call.name, true, call.timeout);

@@ -56,6 +56,7 @@ std::string described(const std::vector<Named>& tensors) {
   std::string text;
   for (const auto& [name, tensor, sparse] : tensors) {
     text += name + " " + c10::str(tensor.sizes()) + " " + c10::toString(tensor.scalar_type());
+    if (!tensor.is_contiguous()) text += " strides " + c10::str(tensor.strides());  // gradients travel as their parameters lie
     text += tensor.requires_grad() ? " trained" : "";
     text += sparse ? " sparse\n" : "\n";
   }

@@ -47,6 +47,7 @@ Reducer::State::State(std::vector<at::Tensor> given_parameters, ReducerOptions g
   ready.assign(parameters.size(), false);
   static_counts.assign(parameters.size(), 0);
   used = at::zeros({static_cast<std::int64_t>(parameters.size())}, at::kInt);
+  any_operation = options.group->parts().backends.front().second->takes_plain();
   lay_out_first();
 }
 
@@ -122,6 +123,7 @@ void Reducer::State::lay_out(const std::vector<BucketIndices>& plan) {
       continue;
     }
     for (std::size_t slot = 0; slot < indices.size(); ++slot) places[indices[slot]] = {made.size(), slot};
+    bucket.dtype = travels_as(parameters[indices.front()]);
     bucket.alone = goes_alone(parameters[indices.front()]);
     if (!bucket.alone) give_memory(bucket);
     made.push_back(std::move(bucket));
@@ -134,7 +136,7 @@ void Reducer::State::give_memory(Bucket& bucket) {
   std::int64_t elements = 0;
   for (const std::size_t index : bucket.indices) elements += parameters[index].numel();
   const at::Tensor& first = parameters[bucket.indices.front()];
-  bucket.memory = flat_memory(elements, first.options().requires_grad(false).dtype(travels_as(first)));
+  bucket.memory = flat_memory(elements, first.options().requires_grad(false).dtype(bucket.dtype));
   std::int64_t at = 0;
   for (const std::size_t index : bucket.indices) {
     bucket.views.push_back(shaped_like(bucket.memory, at, parameters[index]));
@@ -154,7 +156,9 @@ void Reducer::State::lay_out_first() {
   const bool will_rebuild = options.static_graph || !options.find_unused_parameters;
   auto plan = will_rebuild ? plan_buckets(facts(), order, INT64_MAX, INT64_MAX)
                            : plan_buckets(facts(), order, options.first_bucket_bytes, options.bucket_cap_bytes);
-  std::reverse(plan.begin(), plan.end());  // gradients come last parameter first
+  // Gradients come last parameter first, so a bucket is complete with the one of its first parameter.
+  const auto first_of = [](const BucketIndices& indices) { return *std::min_element(indices.begin(), indices.end()); };
+  std::stable_sort(plan.begin(), plan.end(), [&](const auto& a, const auto& b) { return first_of(a) > first_of(b); });
   lay_out(plan);
 }
 

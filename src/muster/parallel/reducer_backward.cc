@@ -7,6 +7,7 @@
 #include "muster/base/log.h"
 #include "muster/group/collectives.h"
 #include "muster/group/errors.h"
+#include "muster/parallel/flat_memory.h"
 #include "muster/parallel/reducer_state.h"
 
 namespace muster::parallel {
@@ -44,6 +45,12 @@ void Reducer::State::leave_backward() const {
 
 namespace {
 
+/// At its end other threads drive what is left.
+struct Rest {
+  std::shared_ptr<void>& driving;
+  ~Rest() { driving.reset(); }
+};
+
 /// How many tensors that nobody but autograd knows of hold the memory of `gradient`, itself among them, while its hook runs.
 std::size_t autograds_owners(const at::Tensor& gradient, const std::vector<at::Tensor>& given) {
   if (!gradient.defined() || gradient.layout() != at::kStrided || given.size() != 1) return 1;
@@ -59,7 +66,7 @@ std::size_t autograds_owners(const at::Tensor& gradient, const std::vector<at::T
 /// `given` is what autograd has accumulated. It keeps that until this returns, and may have made it the gradient itself.
 void Reducer::State::on_gradient(std::size_t index, const std::vector<at::Tensor>& given) {
   const std::lock_guard lock(mutex);
-  owners = autograds_owners(parameters[index].grad(), given);
+  owners = {index, autograds_owners(parameters[index].grad(), given)};
   used.mutable_data_ptr<int>()[index] = 1;
   gave_gradients = true;
   if (failure) return;
@@ -82,7 +89,6 @@ void Reducer::State::on_gradient(std::size_t index, const std::vector<at::Tensor
     mark_unused();
     if (options.static_graph && --static_left[index] > 0) return;
     mark_ready(index);
-    owners = 1;
     move_on();
   } catch (...) {
     failure = std::current_exception();
@@ -124,12 +130,14 @@ void Reducer::State::mark_ready(std::size_t index) {
   if (--buckets[places[index].bucket].pending == 0) launch_full();
 }
 
-/// Whether nobody but the parameter knows of this pass's gradient, and it lies as the others' do.
+/// Whether nobody but the parameter and this reducer knows of this pass's gradient, and it lies as the others' do.
 bool Reducer::State::travels_in_place(std::size_t index, const at::Tensor& gradient) const {
   const at::Tensor& parameter = parameters[index];
   const bool same_layout = gradient.strides() == parameter.strides() || (gradient.is_contiguous() && parameter.is_contiguous());
-  return used.const_data_ptr<int>()[index] != 0 && gradient.scalar_type() == parameter.scalar_type() && !gradient.requires_grad() &&
-         gradient.is_cpu() && gradient.is_non_overlapping_and_dense() && same_layout && gradient.storage().use_count() == owners;
+  const std::size_t expected = owners.index == index ? owners.count : 1;
+  return used.const_data_ptr<int>()[index] != 0 && gradient.scalar_type() == buckets[places[index].bucket].dtype &&
+         !gradient.requires_grad() && !gradient.is_neg() && gradient.is_cpu() && gradient.is_non_overlapping_and_dense() && same_layout &&
+         accumulators[index]->post_hooks().size() == 1 && gradient.storage().use_count() == expected;
 }
 
 /// Copies the gradient into its bucket, divided unless a hook or the reduction does that.
@@ -226,7 +234,7 @@ void Reducer::State::end_backward() {
   {
     const std::lock_guard lock(mutex);
     end_queued = false;
-    const auto driven = std::exchange(driving, nullptr);  // to the end of this
+    const Rest rest{driving};
     if (failure || !gave_gradients) return;
     try {
       if (mode == Mode::reduce && under_way) {
@@ -326,6 +334,11 @@ void Reducer::State::finish_pass() {
       give_back_sparse(bucket.indices.front(), averaged);
       bucket.memory = at::Tensor();
     } else if (bucket.in_place.defined()) {
+      const std::size_t index = bucket.indices.front();
+      const at::Tensor& gradient = parameters[index].grad();
+      // The user may have put another tensor in its place meanwhile.
+      if (!gradient.defined() || !gradient.is_alias_of(bucket.in_place))
+        give_back(index, shaped_like(bucket.in_place, 0, parameters[index]));
       bucket.in_place = at::Tensor();
     } else {
       for (const std::size_t index : bucket.indices) give_back(index, view(index));
@@ -376,6 +389,7 @@ void Reducer::State::end_statistics() {
 
 void Reducer::State::shadow() {
   const at::NoGradGuard no_grad;
+  const Rest rest{driving};
   try {
     used.zero_();
     next = 0;
@@ -391,7 +405,6 @@ void Reducer::State::shadow() {
     }
     if (options.static_graph) learn_static_use();
     launch_full();
-    const auto driven = std::exchange(driving, nullptr);  // to the end of this
     if (used_work) std::exchange(used_work, nullptr)->wait();
     for (Bucket& bucket : buckets) {
       keep_averages(bucket, finish_bucket(bucket));

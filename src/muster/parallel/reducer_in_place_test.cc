@@ -123,6 +123,50 @@ TEST(InPlace, GradientsOfSeveralPassesAddUpFirst) {
   });
 }
 
+// What is narrow for the time of a pass still travels as it was said.
+TEST(InPlace, ANarrowGradientTravelsAsReduceDtypeSays) {
+  on_ranks(2, [](int rank) {
+    const Tensors parameters{torch::zeros({40}, at::kFloat).requires_grad_(), torch::zeros({30}, at::kFloat).requires_grad_()};
+    Reducer reducer(parameters,
+                    {.group = new_group(), .in_place_bytes = kAlways, .find_unused_parameters = true, .reduce_dtype = at::kFloat});
+    reducer.prepare_forward();
+    auto loss = (parameters[0] * (1.0f + static_cast<float>(rank) / 1024)).sum();
+    if (rank == 0) loss = loss + parameters[1].sum();  // the other rank gives zeros, as float32
+    reducer.prepare_backward(std::array{loss});
+    loss.backward();
+    EXPECT_EQ(reducer.in_place(), rank == 0 ? 2u : 1u);
+    expect_near(parameters[0].grad(), torch::full({40}, 1.0f + 1.0f / 2048));
+    expect_near(parameters[1].grad(), torch::full({30}, 0.5f));
+  });
+}
+
+// Both read the gradient when it comes; neither may write there before the other has.
+TEST(InPlace, AParameterOfTwoReducersIsCopiedByBoth) {
+  on_ranks(2, [](int rank) {
+    const Tensors parameters{torch::zeros({50}, at::kDouble).requires_grad_()};
+    Reducer one(parameters, {.group = new_group(), .in_place_bytes = kAlways});
+    Reducer two(parameters, {.group = new_group(), .in_place_bytes = kAlways});
+    const auto loss = (parameters[0] * (rank + 1)).sum();
+    for (Reducer* reducer : {&one, &two}) {
+      reducer->prepare_forward();
+      reducer->prepare_backward(std::array{loss});
+    }
+    loss.backward();
+    EXPECT_EQ(one.in_place() + two.in_place(), 0u);
+    expect_near(parameters[0].grad(), torch::full({50}, 1.5, at::kDouble));
+  });
+}
+
+// Small parameters before and behind large ones: nothing waits for the first layer's.
+TEST(InPlace, BucketsStandInTheOrderInWhichTheyAreComplete) {
+  on_ranks(1, [](int) {
+    const auto leaf = [](std::int64_t elements) { return torch::zeros({elements}, at::kDouble).requires_grad_(); };
+    Reducer reducer({leaf(4), leaf(100), leaf(200), leaf(5)},
+                    {.group = new_group(), .in_place_bytes = 800, .find_unused_parameters = true});
+    EXPECT_EQ(reducer.bucket_bytes(), (std::vector<std::int64_t>{1600, 800, 72}));
+  });
+}
+
 // spec: K1 find_unused_parameters
 TEST(InPlace, WhatNobodyUsesKeepsItsGradient) {
   on_ranks(2, [](int rank) {

@@ -22,10 +22,11 @@ struct Reducer::State : std::enable_shared_from_this<State> {
 
   struct Bucket {
     BucketIndices indices;
-    bool sparse = false;  // then of one parameter, and `memory` is this pass's gradient
-    bool alone = false;   // of one large parameter
-    at::Tensor memory;    // of one that is alone: made when its gradient cannot travel where it lies
-    at::Tensor in_place;  // the memory of such a gradient, while it travels
+    bool sparse = false;                // then of one parameter, and `memory` is this pass's gradient
+    bool alone = false;                 // of one large parameter
+    at::ScalarType dtype = at::kFloat;  // what travels
+    at::Tensor memory;                  // of one that is alone: made when its gradient cannot travel where it lies
+    at::Tensor in_place;                // the memory of such a gradient, while it travels
     std::vector<at::Tensor> views;
     std::size_t pending = 0;
     WorkRef work;
@@ -94,7 +95,7 @@ struct Reducer::State : std::enable_shared_from_this<State> {
     return parameter.is_floating_point() ? options.reduce_dtype.value_or(parameter.scalar_type()) : parameter.scalar_type();
   }
   bool goes_alone(const at::Tensor& parameter) const {
-    return !hook && !options.gradient_as_bucket_view && parameter.is_cpu() && parameter.is_floating_point() &&
+    return !hook && !options.gradient_as_bucket_view && any_operation && parameter.is_cpu() && parameter.is_floating_point() &&
            travels_as(parameter) == parameter.scalar_type() && static_cast<std::int64_t>(parameter.nbytes()) >= options.in_place_bytes;
   }
   bool is_sparse(std::size_t index) const { return index < options.sparse.size() && options.sparse[index]; }
@@ -102,6 +103,7 @@ struct Reducer::State : std::enable_shared_from_this<State> {
   const std::vector<at::Tensor> parameters;
   const ReducerOptions options;
   double divisor;
+  bool any_operation = false;  // the group's backend has AVG and PREMUL_SUM
   CommHook hook;
   std::vector<NodeRef> accumulators;  // null for what is frozen
   std::vector<std::uintptr_t> hook_keys;
@@ -109,8 +111,10 @@ struct Reducer::State : std::enable_shared_from_this<State> {
   mutable std::mutex mutex;
   std::vector<Bucket> buckets;
   std::vector<Place> places;
-  std::size_t next = 0;    // the bucket to be launched next
-  std::size_t owners = 1;  // of an arriving gradient's memory, where no user's tensor shares it
+  std::size_t next = 0;  // the bucket to be launched next
+  struct {
+    std::size_t index = SIZE_MAX, count = 1;
+  } owners = {};  // of the gradient that arrives just now: how many tensors hold its memory where no user's does
   std::size_t went_in_place = 0;
   std::shared_ptr<void> driving = {};  // while this thread drives what was launched, beside backward
   /// What is done with gradients that come: `done` is after a pass that was reduced, before the next forward.
