@@ -17,11 +17,15 @@ namespace {
 namespace nn = torch::nn;
 
 struct Mlp final : Model {
+  explicit Mlp(std::int64_t width)
+      : a(register_module("a", nn::Linear(8, width))),
+        b(register_module("b", nn::Linear(width, width))),
+        c(register_module("c", nn::Linear(width, 3))) {}
   at::Tensor forward(const Batch& batch) override { return c(torch::relu(b(torch::tanh(a(batch.x))))); }
-  nn::Linear a{register_module("a", nn::Linear(8, 16))};
-  nn::Linear b{register_module("b", nn::Linear(16, 16))};
-  nn::Linear c{register_module("c", nn::Linear(16, 3))};
+  nn::Linear a, b, c;
 };
+/// A matrix of more than 64 KiB: its gradient is averaged where it lies.
+constexpr std::int64_t kLargeWidth = 130;
 
 struct Conv final : Model {
   at::Tensor forward(const Batch& batch) override {
@@ -102,6 +106,7 @@ struct SparseTable final : Model {
 const std::vector<Case>& cases() {
   static const std::vector<Case> all{
       {.name = "mlp", .x_shape = {4, 8}, .y_shape = {4, 3}, .bucket_cap_mb = 0.001},
+      {.name = "large", .x_shape = {4, 8}, .y_shape = {4, 3}},
       {.name = "conv", .x_shape = {4, 3, 8, 8}, .y_shape = {4, 3}, .bucket_cap_mb = 0.001},
       {.name = "transformer", .x_shape = {4, 6}, .y_shape = {4, 6}, .tokens = 11, .y_is_tokens = true},
       {.name = "shared", .x_shape = {4, 8}, .y_shape = {4, 3}},
@@ -115,7 +120,8 @@ const std::vector<Case>& cases() {
 
 std::shared_ptr<Model> make_model(const std::string& name, at::ScalarType dtype) {
   std::shared_ptr<Model> model;
-  if (name == "mlp") model = std::make_shared<Mlp>();
+  if (name == "mlp") model = std::make_shared<Mlp>(16);
+  if (name == "large") model = std::make_shared<Mlp>(kLargeWidth);
   if (name == "conv") model = std::make_shared<Conv>();
   if (name == "transformer") model = std::make_shared<Transformer>();
   if (name == "shared") model = std::make_shared<Shared>();

@@ -25,9 +25,9 @@ STEPS = 20
 
 
 class Mlp(nn.Module):
-    def __init__(self):
+    def __init__(self, width=16):
         super().__init__()
-        self.a, self.b, self.c = nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(16, 3)
+        self.a, self.b, self.c = nn.Linear(8, width), nn.Linear(width, width), nn.Linear(width, 3)
 
     def forward(self, x, flag):
         return self.c(torch.relu(self.b(torch.tanh(self.a(x)))))
@@ -114,6 +114,7 @@ class SparseTable(nn.Module):
 SMALL = {"bucket_cap_mb": 0.001}
 CASES = {
     "mlp": (Mlp, (4, 8), (4, 3), False, False, SMALL, 0.9, None),
+    "large": (lambda: Mlp(130), (4, 8), (4, 3), False, False, {}, 0.9, None),
     "conv": (Conv, (4, 3, 8, 8), (4, 3), False, False, SMALL, 0.9, None),
     "transformer": (Transformer, (4, 6), (4, 6), True, True, {}, 0.9, None),
     "shared": (Shared, (4, 8), (4, 3), False, False, {}, 0.9, None),
