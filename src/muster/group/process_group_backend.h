@@ -47,8 +47,8 @@ class ProcessGroupBackend {
 
   /// Lays out a request that ProcessGroup has checked, to be started often. Null: a copy of it is submitted each time.
   virtual std::unique_ptr<PreparedCall> prepare(Request) { return nullptr; }
-  /// While what it returns lives, the caller's thread computes, drives the calls that it starts with `Work::is_completed` now and then, and
-  /// waits for them in the end. Null: other threads drive them, because the backend has such or because the machine has cores to spare.
+  /// While what it returns lives, the caller's thread drives the calls that it starts: with `Work::is_completed` now and then, and by waiting
+  /// for them in the end. Null: others had better do that, because the machine has cores to spare or a network moves the data.
   virtual std::shared_ptr<void> drive_here() { return nullptr; }
   /// This member's next collective, an `op`, was refused: counts it and tells the other members (`ProcessGroup::refuse`). Never blocks. The
   /// default is for backends whose members cannot be told.

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <unordered_set>
 
 #include "muster/base/log.h"
@@ -118,6 +119,8 @@ void check_options(const std::vector<Named>& parameters, const DistributedDataPa
   if (!cuda) refuse("device_ids is for modules on one CUDA device; leave it out for modules on the CPU or on several devices");
 }
 
+constexpr std::size_t kSmallTensor = 16 * 1024;
+
 /// What a parameter was when the module was wrapped.
 struct Wrapped {
   at::Tensor tensor;
@@ -180,8 +183,18 @@ class DataParallelCore::Shadow final : public JoinHook {
 void DataParallelCore::State::send_from(int group_rank, const std::vector<at::Tensor>& tensors) const {
   const at::NoGradGuard no_grad;
   std::vector<WorkRef> works;
-  for (const at::Tensor& tensor : tensors)
-    works.push_back(broadcast(tensor.detach(), {.group = group, .async_op = true, .group_src = group_rank}));
+  // Small ones of one kind travel together.
+  std::map<std::pair<at::ScalarType, c10::DeviceType>, Slice> small;
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.nbytes() <= kSmallTensor) {
+      small[{tensor.scalar_type(), tensor.device().type()}].push_back(tensor.detach());
+    } else {
+      works.push_back(broadcast(tensor.detach(), {.group = group, .async_op = true, .group_src = group_rank}));
+    }
+  }
+  for (auto& [kind, slice] : small)
+    works.push_back(
+        group->submit({.op = Op::broadcast, .name = "broadcast", .outputs = {std::move(slice)}, .root = group_rank, .async_op = true}));
   for (const WorkRef& work : works) work->wait();
 }
 

@@ -82,6 +82,7 @@ void Reducer::State::on_gradient(std::size_t index, const std::vector<at::Tensor
   begin_backward();
   try {
     under_way = true;
+    if (!driving && !hook) driving = options.group->drive_here();
     if (options.static_graph && !static_known) {
       if (++static_counts[index] == 1) static_order.push_back(index);
       return;
@@ -89,7 +90,6 @@ void Reducer::State::on_gradient(std::size_t index, const std::vector<at::Tensor
     mark_unused();
     if (options.static_graph && --static_left[index] > 0) return;
     mark_ready(index);
-    move_on();
   } catch (...) {
     failure = std::current_exception();
     throw;
@@ -191,17 +191,14 @@ void Reducer::State::fill_sparse(std::size_t index) {
   memory = hook ? memory.clone() : memory.div(divisor);
 }
 
+/// Where no core is free nothing can overlap: what travels in the middle of backward only takes core and cache away from it.
 void Reducer::State::launch_full() {
+  if (driving && !released) return;
   if (is_held() || next == buckets.size()) return;
   while (next < buckets.size() && buckets[next].pending == 0) launch(next++);
   if (next < buckets.size()) return;
   times.backward_end = steady_clock().now();
   if (tracks_use()) used_work = all_reduce(used, {.group = options.group, .async_op = true});
-}
-
-/// Between two gradients, where this thread drives what was launched.
-void Reducer::State::move_on() {
-  if (driving && next > 0 && buckets[next - 1].work) buckets[next - 1].work->is_completed();
 }
 
 /// For what was not divided when it was filled in. The mean of many 16-bit floats may fit where their sum does not.
@@ -214,7 +211,6 @@ void Reducer::State::launch(std::size_t number) {
   if (number == 0) times.comm_start = steady_clock().now();
   Bucket& bucket = buckets[number];
   if (!hook) {
-    if (!driving) driving = options.group->drive_here();
     if (bucket.sparse) return;  // those need several rounds, which nobody should wait for in the middle of backward
     const at::Tensor& travels = bucket.in_place.defined() ? bucket.in_place : bucket.memory;
     const ReduceOp op = bucket.alone ? averaging(travels.scalar_type()) : ReduceOp::SUM;

@@ -66,7 +66,6 @@ struct Reducer::State : std::enable_shared_from_this<State> {
   void launch_full();
   ReduceOp averaging(at::ScalarType dtype) const;
   void launch(std::size_t number);
-  void move_on();
   void end_backward();
   [[noreturn]] void leave_backward() const;
   void left_in_the_middle() noexcept;
@@ -116,7 +115,7 @@ struct Reducer::State : std::enable_shared_from_this<State> {
     std::size_t index = SIZE_MAX, count = 1;
   } owners = {};  // of the gradient that arrives just now: how many tensors hold its memory where no user's does
   std::size_t went_in_place = 0;
-  std::shared_ptr<void> driving = {};  // while this thread drives what was launched, beside backward
+  std::shared_ptr<void> driving = {};  // from the first gradient to the end, where this thread is to move what travels
   /// What is done with gradients that come: `done` is after a pass that was reduced, before the next forward.
   enum class Mode { local, reduce, done } mode = Mode::local;
   bool under_way = false;  // gradients have come that are not averaged yet

@@ -72,7 +72,10 @@ void NativeBackend::run_plain(const collective::Args& args, std::string_view nam
 std::shared_ptr<void> NativeBackend::drive_here() {
   const auto& fabric = communicator_->channel().fabric();
   const auto hosts = fabric.hosts();
-  const auto here = std::count(hosts.begin(), hosts.end(), hosts[static_cast<std::size_t>(fabric.rank())]);
+  const int mine = hosts[static_cast<std::size_t>(fabric.rank())];
+  const auto elsewhere = [&](int member) { return hosts[static_cast<std::size_t>(member)] != mine; };
+  if (std::ranges::any_of(communicator_->members(), elsewhere)) return nullptr;  // a network needs no core of this host
+  const auto here = std::count(hosts.begin(), hosts.end(), mine);
   const auto threads = static_cast<unsigned>(here * (at::get_num_threads() + 1));  // one more each, to drive calls while the others compute
   return std::thread::hardware_concurrency() >= threads ? nullptr : communicator_->drive_here();
 }
