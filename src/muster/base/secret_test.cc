@@ -12,28 +12,27 @@
 #include <set>
 
 #include "muster/base/socket_address.h"
+#include "muster/testing/scratch_folder.h"
 
 namespace muster {
 namespace {
 
 /// A directory of its own and an environment without any word of secrets.
-class SecretTest : public testing::Test {
+class SecretTest : public ::testing::Test {
  protected:
   SecretTest() {
     for (const char* name : {"MUSTER_SECRET", "MUSTER_SECRET_FILE", "MUSTER_INSECURE"}) ::unsetenv(name);
-    std::string pattern = (std::filesystem::temp_directory_path() / "muster-secret-XXXXXX").string();
-    directory = ::mkdtemp(pattern.data());
     ::setenv("XDG_RUNTIME_DIR", directory.c_str(), 1);
   }
   ~SecretTest() override {
     for (const char* name : {"MUSTER_SECRET", "MUSTER_SECRET_FILE", "MUSTER_INSECURE", "XDG_RUNTIME_DIR"}) ::unsetenv(name);
-    std::filesystem::remove_all(directory);
   }
   static bool same(const Secret& a, const Secret& b) {
     const auto message = as_bytes("message");
     return equal_in_constant_time(a.prove(message), b.prove(message));
   }
-  std::string directory;
+  testing::ScratchFolder folder;
+  const std::string directory = folder.path();
 };
 
 std::string hex(ConstBytes bytes) {

@@ -10,6 +10,7 @@
 #include "muster/collective/communicator.h"
 #include "muster/testing/process_job.h"
 #include "muster/testing/rank_processes.h"
+#include "muster/testing/scratch_folder.h"
 #include "muster/transport/arena.h"
 
 namespace muster::collective {
@@ -17,21 +18,6 @@ namespace {
 
 constexpr int kRanks = 4;
 constexpr std::size_t kCount = 300'000;
-
-class TemporaryFile {
- public:
-  TemporaryFile() {
-    path_ = std::string(std::getenv("TMPDIR") != nullptr ? std::getenv("TMPDIR") : "/tmp") + "/muster-region-XXXXXX";
-    const int file = mkstemp(path_.data());
-    if (file >= 0) close(file);
-    unlink(path_.c_str());
-  }
-  ~TemporaryFile() { unlink(path_.c_str()); }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
 
 // Sums float64 buffers, in the arena on the ranks of `in_arena`, private on the others; "" or what went wrong.
 std::string sum_on(int rank, unsigned in_arena, bool read_only, Communicator& world) {
@@ -64,12 +50,12 @@ std::string sum_on(int rank, unsigned in_arena, bool read_only, Communicator& wo
 // spec: F3 all_reduce between processes, arena and private buffers mixed
 TEST(RegionProcesses, AllMapEachOthersArenasInOneCall) {
   for (const auto& [in_arena, read_only] : {std::pair(15u, false), std::pair(5u, false), std::pair(15u, true), std::pair(6u, true)}) {
-    const TemporaryFile store;
+    const testing::ScratchFolder folder;
     testing::RankProcesses ranks(kRanks, [&](int rank) -> std::string {
       testing::ProcessJobOptions options;
       options.rank = rank;
       options.world_size = kRanks;
-      options.store_path = store.path();
+      options.store_path = folder.file("store");
       auto job = testing::join_process_job(options);
       if (!job.ok()) return job.status().message();
       for (int round = 0; round < 3; ++round) {

@@ -23,6 +23,14 @@ bool apart(ConstBytes a, ConstBytes b) {
   return a.empty() || b.empty() || a.data() + a.size() <= b.data() || b.data() + b.size() <= a.data();
 }
 
+/// Autograd learns that it was written.
+void changed(const at::Tensor& tensor) {
+  if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+}
+void changed(const TensorList& tensors) {
+  for (const auto& tensor : tensors) changed(tensor);
+}
+
 /// One call on its way. `ok` becomes false at the first thing that is out of the ordinary.
 class Call {
  public:
@@ -102,6 +110,12 @@ class Call {
     group_->run_plain(*args_, call_);
     return true;
   }
+  template <class Written>
+  bool run(bool valid, const Written& written) {
+    run(valid);
+    changed(written);
+    return true;
+  }
 
   bool ok = false;
 
@@ -112,14 +126,6 @@ class Call {
   PlainCall call_;
   std::optional<at::ScalarType> like_;
 };
-
-/// Autograd learns that it was written.
-void changed(const at::Tensor& tensor) {
-  if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
-}
-void changed(const TensorList& tensors) {
-  for (const auto& tensor : tensors) changed(tensor);
-}
 
 bool equal_sizes(const TensorList& tensors, std::int64_t elements) {
   return std::all_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) { return tensor.numel() == elements; });
@@ -133,9 +139,7 @@ bool broadcast(const at::Tensor& tensor, const BroadcastOptions& options) {
   call.take(tensor);
   if (!call.ok) return false;
   call.get(mutable_bytes_of(tensor));
-  call.run(true);
-  changed(tensor);
-  return true;
+  return call.run(true, tensor);
 }
 
 bool all_reduce(const at::Tensor& tensor, const AllReduceOptions& options) {
@@ -146,9 +150,7 @@ bool all_reduce(const at::Tensor& tensor, const AllReduceOptions& options) {
   const auto bytes = mutable_bytes_of(tensor);
   call.give(bytes);
   call.get(bytes);
-  call.run(true);
-  changed(tensor);
-  return true;
+  return call.run(true, tensor);
 }
 
 bool reduce(const at::Tensor& tensor, const ReduceOptions& options) {
@@ -164,9 +166,7 @@ bool reduce(const at::Tensor& tensor, const ReduceOptions& options) {
   const auto bytes = mutable_bytes_of(tensor);
   call.give(bytes);
   call.get(bytes);
-  call.run(true);
-  changed(tensor);
-  return true;
+  return call.run(true, tensor);
 }
 
 bool all_gather(const TensorList& tensor_list, const at::Tensor& tensor, const CollectiveOptions& options) {
@@ -176,9 +176,7 @@ bool all_gather(const TensorList& tensor_list, const at::Tensor& tensor, const C
   if (!call.ok || tensor_list[call.rank()].numel() != tensor.numel()) return false;
   call.give(bytes_of(tensor));
   call.get_all(tensor_list);
-  call.run(false);
-  changed(tensor_list);
-  return true;
+  return call.run(false, tensor_list);
 }
 
 bool all_gather_into_tensor(const at::Tensor& output, const at::Tensor& input, const CollectiveOptions& options) {
@@ -191,9 +189,7 @@ bool all_gather_into_tensor(const at::Tensor& output, const at::Tensor& input, c
   if (!apart(from, to)) return false;
   call.give(from);
   call.get_parts(to, from.size());
-  call.run(true);
-  changed(output);
-  return true;
+  return call.run(true, output);
 }
 
 bool gather(const at::Tensor& tensor, const GatherOptions& options) {
@@ -210,9 +206,7 @@ bool gather(const at::Tensor& tensor, const GatherOptions& options) {
   if (!call.ok || !equal_sizes(options.gather_list, tensor.numel())) return false;
   call.give(bytes_of(tensor));
   call.get_all(options.gather_list);
-  call.run(false);
-  changed(options.gather_list);
-  return true;
+  return call.run(false, options.gather_list);
 }
 
 bool scatter(const at::Tensor& tensor, const ScatterOptions& options) {
@@ -225,9 +219,7 @@ bool scatter(const at::Tensor& tensor, const ScatterOptions& options) {
   if (!call.ok || (root ? !equal_sizes(options.scatter_list, tensor.numel()) : !options.scatter_list.empty())) return false;
   call.give_all(options.scatter_list);
   call.get(mutable_bytes_of(tensor));
-  call.run(!root);
-  changed(tensor);
-  return true;
+  return call.run(!root, tensor);
 }
 
 bool reduce_scatter(const at::Tensor& output, const TensorList& input_list, const ReduceScatterOptions& options) {
@@ -238,9 +230,7 @@ bool reduce_scatter(const at::Tensor& output, const TensorList& input_list, cons
   if (!call.ok || input_list[call.rank()].numel() != output.numel()) return false;
   call.give_all(input_list);
   call.get(mutable_bytes_of(output));
-  call.run(false);
-  changed(output);
-  return true;
+  return call.run(false, output);
 }
 
 bool reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input, const ReduceScatterOptions& options) {
@@ -254,9 +244,7 @@ bool reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input, co
   if (!apart(from, to)) return false;
   call.give_parts(from, to.size());
   call.get(to);
-  call.run(true);
-  changed(output);
-  return true;
+  return call.run(true, output);
 }
 
 bool all_to_all_single(const at::Tensor& output, const at::Tensor& input, const AllToAllSingleOptions& options) {
@@ -272,9 +260,7 @@ bool all_to_all_single(const at::Tensor& output, const at::Tensor& input, const 
   if (!apart(from, to)) return false;
   call.give_parts(from, from.size() / call.size());
   call.get_parts(to, to.size() / call.size());
-  call.run(true);
-  changed(output);
-  return true;
+  return call.run(true, output);
 }
 
 bool all_to_all(const TensorList& output_tensor_list, const TensorList& input_tensor_list, const CollectiveOptions& options) {
@@ -284,9 +270,7 @@ bool all_to_all(const TensorList& output_tensor_list, const TensorList& input_te
   if (!call.ok || input_tensor_list[call.rank()].numel() != output_tensor_list[call.rank()].numel()) return false;
   call.give_all(input_tensor_list);
   call.get_all(output_tensor_list);
-  call.run(false);
-  changed(output_tensor_list);
-  return true;
+  return call.run(false, output_tensor_list);
 }
 
 bool barrier(const BarrierOptions& options) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "muster/distributed.h"
+#include "muster/testing/thrown.h"
 
 namespace muster::testing {
 
@@ -25,22 +26,6 @@ inline void on_ranks(int count, const std::function<void(int)>& body, const std:
   spawn(rank_body, {.nprocs = count, .mode = SpawnMode::threads});
 }
 
-/// The message of the `Error` that `call` throws; a test failure where it throws none or another.
-template <class Error, class Call>
-std::string message_of(Call call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  } catch (const std::exception& error) {
-    ADD_FAILURE() << "threw another exception: " << error.what();
-    return {};
-  }
-  ADD_FAILURE() << "threw nothing";
-  return {};
-}
-
-#define EXPECT_HAS(text, part) EXPECT_NE(std::string(text).find(part), std::string::npos) << "in: " << (text)
 #define EXPECT_SAME(a, b) EXPECT_TRUE(torch::equal(a, b)) << (a) << "\nand\n" << (b)
 
 /// What rank `rank` gives in most tests: small whole numbers of any type, others on every rank.

@@ -235,6 +235,7 @@ void Reducer::State::end_backward() {
     try {
       if (mode == Mode::reduce && under_way) {
         released = true;
+        if (driving) driving = options.group->drive_here();  // anew: it has not looked in since the first gradient
         if (options.static_graph && !static_known) mark_static_first();
         // Outputs may be left out of the loss too: what they alone depend on gets no gradient in this pass.
         if (tracks_use())

@@ -11,10 +11,13 @@
 #include <vector>
 
 #include "muster/rpc/rpc.h"
+#include "muster/testing/thrown.h"
 #include "muster/transport/fabric.h"
 #include "muster/transport/factory.h"
 
 namespace muster::rpc::testing {
+
+using muster::testing::message_of;
 
 inline constexpr Duration kSoon = std::chrono::seconds(60);
 
@@ -67,22 +70,5 @@ struct Workers {
 inline void on_workers(int count, const std::function<void(int)>& body, RpcBackendOptions options = {}) {
   Workers(count, std::move(options)).run(body);
 }
-
-/// The message of the `Error` that `call` throws; a test failure where it throws none or another.
-template <class Error, class Call>
-std::string message_of(Call call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  } catch (const std::exception& error) {
-    ADD_FAILURE() << "threw another exception: " << error.what();
-    return {};
-  }
-  ADD_FAILURE() << "threw nothing";
-  return {};
-}
-
-#define EXPECT_HAS(text, part) EXPECT_NE(std::string(text).find(part), std::string::npos) << "in: " << (text)
 
 }  // namespace muster::rpc::testing

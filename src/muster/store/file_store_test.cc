@@ -16,6 +16,7 @@
 #include "muster/store/file_meeting.h"
 #include "muster/testing/budget.h"
 #include "muster/testing/fuzz.h"
+#include "muster/testing/scratch_folder.h"
 
 namespace muster::store {
 namespace {
@@ -25,12 +26,6 @@ using std::chrono::seconds;
 
 class FileStoreTest : public ::testing::Test {
  protected:
-  FileStoreTest() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "muster-file-XXXXXX").string();
-    directory = ::mkdtemp(pattern.data());
-    path = directory + "/store";
-  }
-  ~FileStoreTest() override { std::filesystem::remove_all(directory); }
   std::shared_ptr<Store> open(int world_size = -1) {
     auto store = make_file_store(path, world_size, seconds(60));
     EXPECT_TRUE(store.ok()) << store.status().message();
@@ -42,7 +37,8 @@ class FileStoreTest : public ::testing::Test {
     text << file.rdbuf();
     return text.str();
   }
-  std::string directory, path;
+  testing::ScratchFolder folder;
+  const std::string directory = folder.path(), path = folder.file("store");
 };
 
 // spec: C5 keys survive re-opening the same file

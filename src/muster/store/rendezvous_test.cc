@@ -20,6 +20,7 @@
 #include "muster/store/factory.h"
 #include "muster/store/init_url.h"
 #include "muster/testing/reserved_port.h"
+#include "muster/testing/scratch_folder.h"
 
 namespace muster::store {
 namespace {
@@ -123,15 +124,6 @@ class Child {
 
  private:
   pid_t pid_;
-};
-
-struct TemporaryDirectory {
-  TemporaryDirectory() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "muster-rendezvous-XXXXXX").string();
-    path = ::mkdtemp(pattern.data());
-  }
-  ~TemporaryDirectory() { std::filesystem::remove_all(path); }
-  std::string path;
 };
 
 bool mentions(const Status& status, const std::string& text) { return status.message().find(text) != std::string::npos; }
@@ -461,8 +453,8 @@ TEST(Rendezvous, OverAGivenStoreTellsWhereItIs) {
 }
 
 TEST(Rendezvous, FileWithRanks) {
-  const TemporaryDirectory directory;
-  const std::string path = directory.path + "/job";
+  const testing::ScratchFolder directory;
+  const std::string path = directory.path() + "/job";
   {
     const Results results = on_threads(ranks_of("file://" + path, 4, true));
     expect_met(results);
@@ -476,24 +468,24 @@ TEST(Rendezvous, FileWithRanks) {
 
 // spec: B6 file:// without ranks: first come, first numbered
 TEST(Rendezvous, FileAssignsRanks) {
-  const TemporaryDirectory directory;
-  expect_met(on_threads(ranks_of("file://" + directory.path + "/job", 4, false)));
-  expect_met(on_threads(ranks_of("file://" + directory.path + "/job?world_size=3", 3, false)));
+  const testing::ScratchFolder directory;
+  expect_met(on_threads(ranks_of("file://" + directory.path() + "/job", 4, false)));
+  expect_met(on_threads(ranks_of("file://" + directory.path() + "/job?world_size=3", 3, false)));
 }
 
 // spec: B7 the directory must exist
 TEST(Rendezvous, FileNeedsItsDirectory) {
-  const TemporaryDirectory directory;
-  const Status status = rendezvous({"file://" + directory.path + "/none/job", 0, 1, "", kShort}).status();
+  const testing::ScratchFolder directory;
+  const Status status = rendezvous({"file://" + directory.path() + "/none/job", 0, 1, "", kShort}).status();
   EXPECT_EQ(status.code(), Code::invalid_argument);
-  EXPECT_TRUE(mentions(status, directory.path + "/none")) << status.message();
+  EXPECT_TRUE(mentions(status, directory.path() + "/none")) << status.message();
 }
 
 // spec: B7 processes, several times with one file, nobody waiting for the others before it leaves
 TEST(Rendezvous, FileAgainAndAgain) {
   const Environment environment({});
-  const TemporaryDirectory directory;
-  const std::string method = "file://" + directory.path + "/job";
+  const testing::ScratchFolder directory;
+  const std::string method = "file://" + directory.path() + "/job";
   std::vector<std::unique_ptr<Child>> ranks;
   for (int rank = 0; rank < 3; ++rank) {
     ranks.push_back(std::make_unique<Child>([&, rank] {
@@ -506,13 +498,13 @@ TEST(Rendezvous, FileAgainAndAgain) {
     }));
   }
   for (auto& rank : ranks) EXPECT_TRUE(rank->succeeded());
-  EXPECT_FALSE(std::filesystem::exists(directory.path + "/job"));
+  EXPECT_FALSE(std::filesystem::exists(directory.path() + "/job"));
 }
 
 // spec: B7 a stale file from an earlier run is detected and reported, never a hang
 TEST(Rendezvous, FileLeftOverIsReported) {
-  const TemporaryDirectory directory;
-  const std::string path = directory.path + "/job", method = "file://" + path;
+  const testing::ScratchFolder directory;
+  const std::string path = directory.path() + "/job", method = "file://" + path;
   Child earlier([&] {
     const auto joined = rendezvous({method, 0, 1, "", kLong});
     if (joined.ok()) ::_exit(0);  // without leaving
@@ -537,8 +529,8 @@ TEST(Rendezvous, FileLeftOverIsReported) {
 
 // spec: B7 a file that is no store is left alone and reported
 TEST(Rendezvous, FileOfSomebodyElseIsReported) {
-  const TemporaryDirectory directory;
-  const std::string path = directory.path + "/notes";
+  const testing::ScratchFolder directory;
+  const std::string path = directory.path() + "/notes";
   std::ofstream(path) << "this is my diary";
   const Status status = rendezvous({"file://" + path, 0, 1, "", kShort}).status();
   EXPECT_EQ(status.code(), Code::store);
@@ -548,17 +540,17 @@ TEST(Rendezvous, FileOfSomebodyElseIsReported) {
 
 // spec: B1 file:// names the ranks that did not join; nothing is left behind
 TEST(Rendezvous, FileNamesTheRanksThatDidNotJoin) {
-  const TemporaryDirectory directory;
-  auto ranks = ranks_of("file://" + directory.path + "/job", 3, true, seconds(1));
+  const testing::ScratchFolder directory;
+  auto ranks = ranks_of("file://" + directory.path() + "/job", 3, true, seconds(1));
   ranks.erase(ranks.begin() + 1);
   for (const auto& result : on_threads(ranks)) EXPECT_EQ(result.status().ranks(), std::vector<int>{1}) << result.status().message();
-  EXPECT_FALSE(std::filesystem::exists(directory.path + "/job"));
+  EXPECT_FALSE(std::filesystem::exists(directory.path() + "/job"));
 }
 
 // spec: B8 group_name keeps jobs that share one file apart
 TEST(Rendezvous, GroupNamesShareAFile) {
-  const TemporaryDirectory directory;
-  const std::string method = "file://" + directory.path + "/job";
+  const testing::ScratchFolder directory;
+  const std::string method = "file://" + directory.path() + "/job";
   {
     auto all = ranks_of(method, 2, true, kLong, "red");
     const auto blue = ranks_of(method, 2, true, kLong, "blue");
@@ -569,7 +561,7 @@ TEST(Rendezvous, GroupNamesShareAFile) {
     ASSERT_TRUE(results[0]->store->set("colour", "red").ok());
     EXPECT_FALSE(*results[2]->store->check(std::vector<std::string>{"colour"}));
   }
-  EXPECT_FALSE(std::filesystem::exists(directory.path + "/job"));
+  EXPECT_FALSE(std::filesystem::exists(directory.path() + "/job"));
 }
 
 // spec: B6 a multicast address finds the peers and assigns ranks

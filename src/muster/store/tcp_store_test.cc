@@ -20,6 +20,7 @@
 #include "muster/base/socket_address.h"
 #include "muster/store/tcp_store_test_support.h"
 #include "muster/testing/reserved_port.h"
+#include "muster/testing/scratch_folder.h"
 
 namespace muster::store {
 namespace {
@@ -347,13 +348,12 @@ TEST(TcpStore, ForkedChild) {
 
 // spec: C2 without a given secret only this host's ranks: the same user's processes find each other by a key in a directory of its own
 TEST(TcpStore, HostSecret) {
-  std::string pattern = (std::filesystem::temp_directory_path() / "muster-host-XXXXXX").string();
-  ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
+  const testing::ScratchFolder folder;
   const int failures = with_few_files(1024, [&] {
     ::unsetenv("MUSTER_SECRET");
     ::unsetenv("MUSTER_SECRET_FILE");
     ::unsetenv("MUSTER_INSECURE");
-    ::setenv("XDG_RUNTIME_DIR", pattern.c_str(), 1);
+    ::setenv("XDG_RUNTIME_DIR", folder.path().c_str(), 1);
     auto options = server_options();
     options.secret.reset();
     const auto server = make_tcp_store(options);
@@ -366,7 +366,6 @@ TEST(TcpStore, HostSecret) {
     return make_tcp_store(client).status().code() == Code::refused ? 0 : 3;
   });
   EXPECT_EQ(failures, 0);
-  std::filesystem::remove_all(pattern);
 }
 
 }  // namespace

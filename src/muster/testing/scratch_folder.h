@@ -22,6 +22,7 @@ class ScratchFolder {
   }
   ScratchFolder(const ScratchFolder&) = delete;
 
+  const std::string& path() const { return path_; }
   /// A path in it; nothing is made there.
   std::string file(const std::string& name) const { return path_ + "/" + name; }
 
