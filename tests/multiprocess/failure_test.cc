@@ -12,10 +12,10 @@
 #include <string>
 #include <vector>
 
+#include "muster/testing/budget.h"
 #include "muster/testing/network_namespaces.h"
 #include "muster/testing/process_job.h"
 #include "muster/testing/rank_processes.h"
-#include "muster/testing/seed.h"
 
 namespace muster::testing {
 namespace {
@@ -42,6 +42,7 @@ struct Scene {
   bool shared_memory = true;
   bool forked_children = false;  ///< the victim has two children that outlive it with all they inherited
   std::size_t elements = 4096;
+  int rounds = 20;  ///< that every rank has done before the kill
   std::function<std::string(int)> enter_host;  ///< runs first in every rank; returns the address to be reached at
 };
 
@@ -93,7 +94,7 @@ std::vector<double> play(const Scene& scene) {
     if (scene.enter_host) options.towards = scene.enter_host(rank);
     return loop_until_failure(options, scene, rounds, kill);
   });
-  if (rounds.wait_for(scene.ranks * 20, kLimit)) {
+  if (rounds.wait_for(scene.ranks * scene.rounds, kLimit)) {
     kill.stamp(steady_clock().now());
     ranks.kill(scene.victim, SIGKILL);
   } else {
@@ -137,7 +138,7 @@ void play_all(Scene scene, const char* name, int times) {
 #endif
 }
 
-int kills() { return long_tests() ? 50 : 4; }
+int kills() { return test_rounds(4, 50); }
 
 TEST(KilledRank, IsNamedByAllSurvivorsOverSharedMemory) { play_all({}, "shared memory", kills()); }
 
@@ -150,9 +151,10 @@ TEST(KilledRank, IsNamedByAllSurvivorsOverTcp) {
 TEST(KilledRank, IsNamedInTheMiddleOfLargeTensors) {
   Scene scene;
   scene.elements = std::size_t{4} << 20;
-  play_all(scene, "shared memory, 16 MiB", long_tests() ? 8 : 1);
+  scene.rounds = 3;
+  play_all(scene, "shared memory, 16 MiB", test_rounds(1, 8));
   scene.shared_memory = false;
-  play_all(scene, "tcp, 16 MiB", long_tests() ? 8 : 1);
+  play_all(scene, "tcp, 16 MiB", test_rounds(1, 8));
 }
 
 TEST(KilledRank, IsNamedWhileItsForkedChildrenLiveOn) {
@@ -173,15 +175,15 @@ TEST(KilledRank, IsNamedByAllSurvivorsOnThreeHosts) {
     const Status entered = (*hosts)->enter(rank / 2);
     return entered.ok() ? (*hosts)->address(0) : entered.message();
   };
-  play_all(scene, "three hosts", long_tests() ? 60 : 6);
+  play_all(scene, "three hosts", test_rounds(6, 60));
   scene.forked_children = true;
-  play_all(scene, "three hosts, children alive", long_tests() ? 12 : 2);
+  play_all(scene, "three hosts, children alive", test_rounds(2, 12));
   scene.ranks = 3;  // one a host: nobody sees the process end, only its connections
   scene.enter_host = [&](int rank) {
     const Status entered = (*hosts)->enter(rank);
     return entered.ok() ? (*hosts)->address(0) : entered.message();
   };
-  play_all(scene, "three hosts of one rank, children alive", long_tests() ? 12 : 3);
+  play_all(scene, "three hosts of one rank, children alive", test_rounds(3, 12));
 }
 
 }  // namespace
