@@ -1,7 +1,8 @@
-"""Steps of stock torch's DistributedDataParallel on Gloo, or of the model alone; prints the median step in milliseconds."""
+"""Steps of the model alone, of stock torch's DistributedDataParallel on Gloo and, where asked for, of the same on muster's engine, in turn;
+prints the times of every turn in milliseconds."""
 
 import argparse
-import statistics
+import sys
 import time
 
 import torch
@@ -58,25 +59,46 @@ class ResNet(nn.Module):
         return torch.randn(8, 3, 32, 32)
 
 
+class Trainer:
+    """One model with its optimizer."""
+
+    def __init__(self, options, backend):
+        module = ResNet() if options.model == "resnet" else Mlp()
+        self.model = module
+        if backend:
+            self.model = nn.parallel.DistributedDataParallel(module, process_group=dist.new_group(backend=backend))
+        self.optimizer = torch.optim.SGD(module.parameters(), 0.01)
+        self.inputs = module.inputs()
+        self.labels = torch.randint(10, (len(self.inputs),))
+
+    def step(self):
+        """Milliseconds of a step that all ranks begin together."""
+        dist.barrier()
+        start = time.perf_counter()
+        self.optimizer.zero_grad()
+        nn.functional.cross_entropy(self.model(self.inputs), self.labels).backward()
+        self.optimizer.step()
+        return (time.perf_counter() - start) * 1000
+
+
 def train(rank, options):
     torch.set_num_threads(1)
     torch.manual_seed(rank)
     dist.init_process_group("gloo", init_method=f"file://{options.folder}/stock-store", rank=rank, world_size=options.ranks)
-    module = ResNet() if options.model == "resnet" else Mlp()
-    model = module if options.local else nn.parallel.DistributedDataParallel(module)
-    optimizer = torch.optim.SGD(module.parameters(), 0.01)
-    inputs = module.inputs()
-    labels = torch.randint(10, (len(inputs),))
-    times = []
-    for _ in range(options.warm + options.steps):
-        dist.barrier()
-        start = time.perf_counter()
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(inputs), labels).backward()
-        optimizer.step()
-        times.append((time.perf_counter() - start) * 1000)
-    if rank == 0:
-        print(statistics.median(times[options.warm:]), flush=True)
+    backends = [None, "gloo"]
+    if options.muster:
+        sys.path.insert(0, options.muster)
+        import muster.torch
+
+        backends.append("muster")
+    trainers = [Trainer(options, backend) for backend in backends]
+    for turn in range(options.warm + options.steps):
+        times = [0.0] * len(trainers)
+        for i in range(len(trainers)):
+            which = (turn + i) % len(trainers)
+            times[which] = trainers[which].step()
+        if rank == 0 and turn >= options.warm:
+            print(*times, flush=True)
     dist.destroy_process_group()
 
 
@@ -87,7 +109,7 @@ def main():
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--warm", type=int, default=5)
     parser.add_argument("--folder", required=True)
-    parser.add_argument("--local", action="store_true")
+    parser.add_argument("--muster", help="the folder that holds the package: its backend is measured too")
     options = parser.parse_args()
     run_ranks(options.ranks, lambda rank: train(rank, options))
 
