@@ -1,7 +1,8 @@
 """muster's engine as a backend of stock torch: `import muster.torch`, then `torch.distributed.init_process_group("muster")`.
 
 An installed muster needs no import: torch finds the backend by its entry point when the name is first used. `replace_gloo()` is for
-programs whose backend name is fixed. Only CPU tensors; docs/torch-backend.md has the details.
+programs whose backend name is fixed. CUDA tensors travel through pinned memory of the host.
+docs/torch-backend.md has the details.
 """
 
 import atexit
@@ -35,7 +36,7 @@ def _create(name):
 def register():
     """Makes `muster` a backend of torch.distributed. Importing this module does it; torch calls it by the entry point."""
     if "MUSTER" not in _dist.Backend._plugins:
-        _dist.Backend.register_backend("muster", _create("muster"), extended_api=True, devices=["cpu"])
+        _dist.Backend.register_backend("muster", _create("muster"), extended_api=True, devices=["cpu", "cuda"])
 
 
 def replace_gloo():
@@ -43,7 +44,7 @@ def replace_gloo():
     if _dist.is_initialized():
         raise RuntimeError("replace_gloo() comes too late: torch.distributed is initialised already")
     # Registered anew, its type becomes CUSTOM: torch then takes it for no ProcessGroupGloo.
-    _dist.Backend.register_backend("gloo", _create("gloo"), extended_api=True, devices=["cpu"])
+    _dist.Backend.register_backend("gloo", _create("gloo"), extended_api=True, devices=["cpu", "cuda"])
 
 
 @atexit.register

@@ -8,6 +8,7 @@
 
 #include "muster/group/backends/native_work.h"
 #include "muster/group/errors.h"
+#include "muster/group/validate.h"
 
 namespace muster::group {
 namespace {
@@ -53,13 +54,15 @@ NativeBackend::NativeBackend(std::string name, std::shared_ptr<collective::Commu
     : name_(std::move(name)), communicator_(std::move(communicator)), ranks_(std::make_shared<const std::vector<int>>(std::move(ranks))) {}
 
 bool NativeBackend::supports(Op, at::ScalarType, c10::DeviceType device, std::string* why) const {
-  if (device == c10::DeviceType::CPU) return true;
-  if (why != nullptr) *why = "it moves CPU tensors only, and this one is on " + c10::DeviceTypeName(device, true);
+  if (device != c10::DeviceType::Meta) return true;
+  if (why != nullptr) *why = "a tensor on meta has no values";
   return false;
 }
 
 std::unique_ptr<PreparedCall> NativeBackend::prepare(Request request) {
   if (request.async_op || request.op == Op::send || request.op == Op::recv) return nullptr;
+  if (const auto* tensor = representative(request); tensor != nullptr && !tensor->is_cpu())
+    return nullptr;  // each start has its own stream
   return std::make_unique<Prepared>(*this, std::move(request));
 }
 

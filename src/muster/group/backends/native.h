@@ -11,7 +11,8 @@
 
 namespace muster::group {
 
-/// Serves CPU tensors, every operation and dtype. Tensors that are not contiguous go through contiguous copies.
+/// Every operation and dtype, on CPU tensors; those that are not contiguous go through contiguous copies, those on an accelerator through
+/// pinned memory of the host.
 class NativeBackend : public ProcessGroupBackend {
  public:
   /// `name` is the one that the user asked for: native, gloo or tcp.

@@ -2,7 +2,9 @@
 
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
+#include <c10/core/StreamGuard.h>
 
+#include <optional>
 #include <utility>
 
 #include "muster/group/errors.h"
@@ -40,13 +42,19 @@ void NativeWork::complete(const Status& status) {
     completed_.store(true, std::memory_order_release);
     future = future_;
   }
-  if (!future) return;
+  if (future) end(*future);
+}
+
+/// A future of tensors on an accelerator remembers what its device is still to do on the current stream.
+void NativeWork::end(c10::ivalue::Future& future) {
   if (error_) {
     show_error();
-    future->setErrorIfNeeded(error_);
-  } else {
-    future->markCompleted(c10::IValue(staging_.outputs()));
+    future.setErrorIfNeeded(error_);
+    return;
   }
+  std::optional<c10::StreamGuard> stream;
+  if (staging_.device() != nullptr) stream.emplace(staging_.device()->stream());
+  future.markCompleted(c10::IValue(staging_.outputs()));
 }
 
 bool NativeWork::is_completed() {
@@ -74,7 +82,10 @@ bool NativeWork::wait(std::optional<Duration> timeout) {
     }
     complete(status);
   }
-  if (!error_) return true;
+  if (!error_) {
+    if (staging_.device() != nullptr) staging_.device()->join();
+    return true;
+  }
   show_error();
   std::rethrow_exception(error_);
 }
@@ -84,20 +95,16 @@ c10::intrusive_ptr<c10::ivalue::Future> NativeWork::get_future() {
   {
     const std::lock_guard lock(mutex_);
     if (!future_) {
-      future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+      const auto* device = staging_.device();
+      future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()),
+                                                         device != nullptr ? device->asynchronous() : std::vector<c10::Device>{});
       if (!completed_.load(std::memory_order_relaxed)) return future_;
       future = future_;
     } else {
       return future_;
     }
   }
-  // Completed before anybody asked for the future.
-  if (error_) {
-    show_error();
-    future->setErrorIfNeeded(error_);
-  } else {
-    future->markCompleted(c10::IValue(staging_.outputs()));
-  }
+  end(*future);  // it was completed before anybody asked for the future
   return future;
 }
 

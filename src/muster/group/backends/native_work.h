@@ -13,6 +13,8 @@
 
 namespace muster::group {
 
+/// Of tensors on an accelerator it is completed once its outputs' copies are enqueued: they are usable on the stream that was current where
+/// the call was made, and after `wait` on the caller's current one.
 class NativeWork : public Work, public std::enable_shared_from_this<NativeWork> {
  public:
   NativeWork(std::string_view name, Staging staging, std::shared_ptr<collective::Communicator> communicator,
@@ -32,6 +34,7 @@ class NativeWork : public Work, public std::enable_shared_from_this<NativeWork> 
  private:
   /// The user sees what it failed with.
   void show_error() { *shown_ = true; }
+  void end(c10::ivalue::Future& future);
   /// Runs what is left to do after the engine is done, once; others that come meanwhile wait for it.
   void complete(const Status& status);
 

@@ -8,13 +8,9 @@
 namespace muster::group {
 namespace {
 
-/// Whether the bytes in memory, from the data pointer on, are the tensor's elements in order.
-bool is_plain(const Slice& slice) { return slice.size() == 1 && slice[0].is_contiguous() && !slice[0].is_conj() && !slice[0].is_neg(); }
-
-at::Tensor flat_like(const Slice& slice) {
-  std::int64_t elements = 0;
-  for (const auto& tensor : slice) elements += tensor.numel();
-  return at::empty({elements}, slice.front().options().requires_grad(false).memory_format(at::MemoryFormat::Contiguous));
+/// Whether the bytes in the host's memory, from the data pointer on, are the tensor's elements in order.
+bool is_plain(const Slice& slice) {
+  return slice.size() == 1 && slice[0].is_cpu() && slice[0].is_contiguous() && !slice[0].is_conj() && !slice[0].is_neg();
 }
 
 /// Calls visit(part of the flat tensor in the piece's shape, piece) for each piece.
@@ -25,11 +21,6 @@ void each_part(const at::Tensor& flat, const Slice& slice, Visit visit) {
     visit(flat.narrow(0, at, piece.numel()).view(piece.sizes()), piece);
     at += piece.numel();
   }
-}
-
-void copy_in(const at::Tensor& flat, const Slice& slice) {
-  at::NoGradGuard no_grad;
-  each_part(flat, slice, [](at::Tensor part, const at::Tensor& piece) { part.copy_(piece); });
 }
 
 const std::byte* bytes_of(const at::Tensor& tensor) { return static_cast<const std::byte*>(tensor.const_data_ptr()); }
@@ -44,7 +35,10 @@ Staging::Staging(Request& request, bool at_root) : inputs_(std::move(request.inp
   args_->root = request.root;
   if (!inputs_.empty() || !outputs_.empty()) {
     const auto& slice = inputs_.empty() ? outputs_.front() : inputs_.front();
-    if (!slice.empty()) args_->dtype = to_dtype(slice.front().scalar_type());
+    if (!slice.empty()) {
+      args_->dtype = to_dtype(slice.front().scalar_type());
+      if (!slice.front().is_cpu()) device_ = std::make_unique<DeviceCopies>(slice.front().device());
+    }
   }
   // In place: one buffer, filled, for both sides.
   const bool in_place = request.op == Op::all_reduce || (request.op == Op::reduce && !outputs_.empty());
@@ -54,6 +48,21 @@ Staging::Staging(Request& request, bool at_root) : inputs_(std::move(request.inp
   } else {
     for (const auto& slice : inputs_) args_->inputs.push_back(stage_input(slice));
   }
+  if (device_) device_->wait_for_host();
+}
+
+void Staging::copy_in(const at::Tensor& flat, const Slice& slice) {
+  const at::NoGradGuard no_grad;
+  each_part(flat, slice, [this](const at::Tensor& part, const at::Tensor& piece) {
+    device_ ? device_->to_host(part, piece) : static_cast<void>(part.copy_(piece));
+  });
+}
+
+at::Tensor Staging::flat_like(const Slice& slice) {
+  std::int64_t elements = 0;
+  for (const auto& tensor : slice) elements += tensor.numel();
+  if (device_) return device_->host_memory(elements, slice.front().scalar_type());
+  return at::empty({elements}, slice.front().options().requires_grad(false).memory_format(at::MemoryFormat::Contiguous));
 }
 
 ConstBytes Staging::stage_input(const Slice& slice) {
@@ -79,13 +88,16 @@ MutableBytes Staging::stage_output(const Slice& slice, bool filled) {
 
 void Staging::refill() {
   for (const auto& [flat, slice] : copies_in_) copy_in(flat, slice);
+  if (device_) device_->wait_for_host();
 }
 
 void Staging::finish() {
   if (!copies_back_.empty()) {
-    at::NoGradGuard no_grad;
+    const at::NoGradGuard no_grad;
     for (const auto& [flat, slice] : copies_back_)
-      each_part(flat, slice, [](const at::Tensor& part, at::Tensor piece) { piece.copy_(part); });
+      each_part(flat, slice, [this](const at::Tensor& part, const at::Tensor& piece) {
+        device_ ? device_->to_device(piece, part) : static_cast<void>(piece.copy_(part));
+      });
   }
   for (const auto& slice : outputs_)
     for (const auto& tensor : slice)

@@ -1,0 +1,234 @@
+/// An accelerator for tests, in the host's memory: what is enqueued on one of its streams is done when somebody waits for it, and not
+/// before. Whoever uses a result without having waited for it, or without being ordered behind it, sees the bytes that were there.
+#pragma once
+
+#include <ATen/DeviceAccelerator.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/view_native.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/library.h>
+
+#include <array>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <set>
+#include <utility>
+#include <vector>
+
+namespace muster::testing::deferred {
+
+inline constexpr auto kType = c10::DeviceType::PrivateUse1;
+inline constexpr c10::DeviceIndex kDevices = 8;
+
+/// All streams of all devices: what each has been given, and how much of that is done.
+class Timeline {
+ public:
+  static Timeline& get() {
+    static Timeline timeline;
+    return timeline;
+  }
+  std::size_t enqueue(const c10::Stream& stream, std::function<void()> task) {
+    const std::lock_guard lock(mutex_);
+    auto& tasks = streams_[key(stream)].tasks;
+    tasks.push_back(std::move(task));
+    return tasks.size();
+  }
+  std::size_t length(const c10::Stream& stream) {
+    const std::lock_guard lock(mutex_);
+    return streams_[key(stream)].tasks.size();
+  }
+  /// Does what was enqueued up to `end`.
+  void drain(const c10::Stream& stream, std::size_t end) {
+    const std::lock_guard lock(mutex_);
+    auto& line = streams_[key(stream)];
+    while (line.done < end) std::exchange(line.tasks[line.done++], nullptr)();
+  }
+  bool is_done(const c10::Stream& stream, std::size_t end) {
+    const std::lock_guard lock(mutex_);
+    return streams_[key(stream)].done >= end;
+  }
+
+ private:
+  struct Line {
+    std::vector<std::function<void()>> tasks;
+    std::size_t done = 0;
+  };
+  static std::pair<int, c10::StreamId> key(const c10::Stream& stream) { return {stream.device_index(), stream.id()}; }
+
+  std::recursive_mutex mutex_;  // a task may drain another stream
+  std::map<std::pair<int, c10::StreamId>, Line> streams_;
+};
+
+inline thread_local c10::DeviceIndex current_device = 0;
+inline thread_local std::array<c10::StreamId, kDevices> current_streams{};
+
+inline c10::Stream stream_of(c10::DeviceIndex device, c10::StreamId id) {
+  return c10::Stream(c10::Stream::UNSAFE, c10::Device(kType, device), id);
+}
+
+struct Guard final : c10::impl::DeviceGuardImplInterface {
+  struct Mark {
+    c10::Stream stream;
+    std::size_t end;
+  };
+  c10::DeviceType type() const override { return kType; }
+  c10::Device exchangeDevice(c10::Device device) const override {
+    return {kType, std::exchange(current_device, device.has_index() ? device.index() : current_device)};
+  }
+  c10::Device getDevice() const override { return {kType, current_device}; }
+  void setDevice(c10::Device device) const override { exchangeDevice(device); }
+  void uncheckedSetDevice(c10::Device device) const noexcept override { exchangeDevice(device); }
+  c10::Stream getStream(c10::Device device) const override {
+    const auto index = device.has_index() ? device.index() : current_device;
+    return stream_of(index, current_streams[static_cast<std::size_t>(index)]);
+  }
+  c10::Stream getDefaultStream(c10::Device device) const override { return stream_of(device.index(), 0); }
+  c10::Stream exchangeStream(c10::Stream stream) const override {
+    const auto old = std::exchange(current_streams[static_cast<std::size_t>(stream.device_index())], stream.id());
+    return stream_of(stream.device_index(), old);
+  }
+  c10::DeviceIndex deviceCount() const noexcept override { return kDevices; }
+  void destroyEvent(void* event, c10::DeviceIndex) const noexcept override { delete static_cast<Mark*>(event); }
+  void record(void** event, const c10::Stream& stream, c10::DeviceIndex, c10::EventFlag) const override {
+    delete static_cast<Mark*>(*event);
+    *event = new Mark{stream, Timeline::get().length(stream)};
+  }
+  void block(void* event, const c10::Stream& stream) const override {
+    if (event == nullptr) return;
+    Timeline::get().enqueue(stream, [mark = *static_cast<Mark*>(event)] { Timeline::get().drain(mark.stream, mark.end); });
+  }
+  bool queryEvent(void* event) const override {
+    const auto* mark = static_cast<Mark*>(event);
+    return mark == nullptr || Timeline::get().is_done(mark->stream, mark->end);
+  }
+  void synchronizeEvent(void* event) const override {
+    if (const auto* mark = static_cast<Mark*>(event)) Timeline::get().drain(mark->stream, mark->end);
+  }
+  void synchronizeStream(const c10::Stream& stream) const override { Timeline::get().drain(stream, Timeline::get().length(stream)); }
+  void recordDataPtrOnStream(const c10::DataPtr&, const c10::Stream&) const override {}
+};
+
+/// Memory that starts with bytes that mean nothing, so that what is read too early shows.
+struct Memory final : c10::Allocator {
+  c10::DataPtr allocate(std::size_t bytes) override {
+    void* memory = std::malloc(bytes + 1);
+    std::memset(memory, 0x6e, bytes + 1);
+    return {memory, memory, &std::free, c10::Device(kType, current_device)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &std::free; }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override { std::memcpy(to, from, bytes); }
+};
+
+/// Pinned memory of the host.
+struct PinnedMemory final : c10::Allocator {
+  c10::DataPtr allocate(std::size_t bytes) override {
+    if (refused) TORCH_CHECK(false, "this device pins no memory");
+    void* memory = std::malloc(bytes + 1);
+    const std::lock_guard lock(mutex);
+    blocks.insert(memory);
+    ++given;
+    return {memory, memory, &release, c10::Device(c10::kCPU)};
+  }
+  static void release(void* memory) {
+    {
+      const std::lock_guard lock(mutex);
+      blocks.erase(memory);
+    }
+    std::free(memory);
+  }
+  static bool holds(const void* memory) {
+    const std::lock_guard lock(mutex);
+    return blocks.count(const_cast<void*>(memory)) != 0;
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override { std::memcpy(to, from, bytes); }
+
+  static inline std::mutex mutex;
+  static inline std::set<void*> blocks;
+  static inline int given = 0;
+  static inline bool refused = false;
+};
+
+struct Hooks final : at::PrivateUse1HooksInterface {
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return true; }
+  bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
+  c10::DeviceIndex deviceCount() const override { return kDevices; }
+  c10::DeviceIndex getCurrentDevice() const override { return current_device; }
+  bool isPinnedPtr(const void* memory) const override { return PinnedMemory::holds(memory); }
+  at::Allocator* getPinnedMemoryAllocator() const override {
+    static PinnedMemory memory;
+    return &memory;
+  }
+};
+
+inline Memory memory_of_devices;
+
+inline at::Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
+                        std::optional<at::Device> device, std::optional<bool>, std::optional<at::MemoryFormat> format) {
+  const c10::DeviceGuard guard(device.value_or(at::Device(kType, current_device)));
+  return at::detail::empty_generic(size, &memory_of_devices, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), dtype.value_or(at::kFloat),
+                                   format);
+}
+
+inline at::Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, std::optional<at::ScalarType> dtype,
+                                std::optional<at::Layout>, std::optional<at::Device> device, std::optional<bool>) {
+  const c10::DeviceGuard guard(device.value_or(at::Device(kType, current_device)));
+  return at::detail::empty_strided_generic(size, stride, &memory_of_devices, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+                                           dtype.value_or(at::kFloat));
+}
+
+/// The same bytes as a tensor of the CPU, which holds them.
+inline at::Tensor seen_by_host(const at::Tensor& tensor) {
+  return at::from_blob(
+      tensor.data_ptr(), tensor.sizes(), tensor.strides(), [storage = tensor.storage()](void*) {}, at::TensorOptions(tensor.scalar_type()));
+}
+
+/// On the current stream. Like CUDA's: what is not pinned is copied before this returns.
+inline at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
+  const auto device = from.is_cpu() ? to.device() : from.device();
+  const auto stream = c10::impl::VirtualGuardImpl(kType).getStream(device);
+  const auto end = Timeline::get().enqueue(stream, [source = seen_by_host(from), target = seen_by_host(to)] { target.copy_(source); });
+  const auto stays = [](const at::Tensor& tensor) { return !tensor.is_cpu() || PinnedMemory::holds(tensor.storage().data()); };
+  if (!non_blocking || !stays(from) || !stays(to)) Timeline::get().drain(stream, end);
+  return to;
+}
+
+/// Makes torch know the device, as "deferred", in this process.
+inline void install() {
+  static const bool once = [] {
+    c10::register_privateuse1_backend("deferred");
+    static const c10::impl::DeviceGuardImplRegistrar guard(kType, new Guard);
+    c10::SetAllocator(kType, &memory_of_devices);
+    at::RegisterPrivateUse1HooksInterface(new Hooks);
+    static torch::Library kernels(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+    kernels.impl("empty.memory_format", &empty);
+    kernels.impl("empty_strided", &empty_strided);
+    kernels.impl("as_strided", &at::native::as_strided_tensorimpl);
+    kernels.impl("view", static_cast<at::Tensor (*)(const at::Tensor&, at::IntArrayRef)>(&at::native::view));
+    kernels.impl("_copy_from", &copy_from);
+    return true;
+  }();
+  static_cast<void>(once);
+}
+
+/// `tensor` on a device; its copying is enqueued, not done.
+inline at::Tensor on_device(const at::Tensor& tensor, int device) {
+  const auto pinned = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().pinned_memory(true));
+  pinned.copy_(tensor);
+  const auto result = at::empty_strided(tensor.sizes(), tensor.strides(),
+                                        tensor.options().device(at::Device(kType, static_cast<c10::DeviceIndex>(device))));
+  return result.copy_(pinned, /*non_blocking=*/true);
+}
+
+/// What is in its memory now, whatever is still enqueued.
+inline at::Tensor now(const at::Tensor& tensor) { return seen_by_host(tensor).clone(); }
+
+}  // namespace muster::testing::deferred
