@@ -51,17 +51,14 @@ bool RegionMember::see_sources(const Flow& flow) {
   }
 }
 
-/// Whether what `source` gives stands beside its line, with the size that is expected.
+/// Whether what `source` gives stands beside its line, with the size that is expected. Not where it has windows or arena memory for
+/// anybody: it waits to hear that all have done with those, this member too.
 bool RegionMember::gives_at_once(const Args& args, const Flow& flow, int source) const {
   const Line& theirs = line(source, sequence_);
-  Place place = theirs.place;
-  std::size_t bytes = theirs.bytes;
-  if (flow.lists && place != Place::nothing) {
-    const Slice& slice = reinterpret_cast<const Slice*>(slot(source))[rank_];
-    place = slice.place;
-    bytes = slice.bytes;
-  }
-  return place != Place::window && place != Place::arena && bytes == taken(args, flow, source).size();
+  if (theirs.place == Place::window || theirs.place == Place::arena) return false;
+  std::uint64_t bytes = theirs.bytes;
+  if (flow.lists && theirs.place != Place::nothing) bytes = reinterpret_cast<const Slice*>(slot(source))[rank_].bytes;
+  return bytes == taken(args, flow, source).size();
 }
 
 bool RegionMember::express(const Args& args, const transport::Fingerprint& call) {

@@ -173,6 +173,45 @@ TEST(RegionGroup, SmallCallsOfManyMembersAreReducedWhole) {
   }
 }
 
+// Who gives and takes nothing may find all lines at once. Yet the others wait to hear that it has done with the memory that they have given
+// to read, though none of it was for this member.
+// spec: F12 an uneven exchange that leaves a member out
+TEST(RegionGroup, AMemberWithNothingToTakeHasDoneWithTheOthersMemory) {
+  constexpr std::size_t kBytes = 100'000;
+  RegionJob job(3);
+  std::vector<Buffer> given, taken;
+  std::vector<Args> args(3);
+  for (std::size_t member = 0; member < 3; ++member) {
+    given.emplace_back(kBytes, true);
+    taken.emplace_back(kBytes, true);
+  }
+  for (std::size_t member = 0; member < 3; ++member) {
+    Args& call = args[member];
+    call.op = Op::all_to_all;
+    call.dtype = DType::uint8;
+    for (std::size_t other = 0; other < 3; ++other) {
+      const bool exchange = member != other && member < 2 && other < 2;
+      call.inputs.push_back(given[member].bytes().first(exchange ? kBytes : 0));
+      call.outputs.push_back(taken[member].bytes().first(exchange ? kBytes : 0));
+    }
+  }
+  const transport::Fingerprint fingerprint = fingerprint_of(args[0], 1);
+  auto first = job.groups[0]->run(args[0], fingerprint);
+  auto second = job.groups[1]->run(args[1], fingerprint);
+  EXPECT_FALSE(first.step());
+  EXPECT_FALSE(second.step());
+  if (!job.groups[2]->express(args[2], fingerprint)) {
+    auto third = job.groups[2]->run(args[2], fingerprint);
+    ASSERT_TRUE(third.step());
+    ASSERT_TRUE(third.result().ok());
+  }
+  EXPECT_FALSE(first.step());
+  ASSERT_TRUE(second.step());
+  ASSERT_TRUE(first.step());
+  EXPECT_TRUE(first.result().ok());
+  EXPECT_TRUE(second.result().ok());
+}
+
 // Every operation after every other, members running ahead as far as they may: no line, slot or window is overwritten too early.
 // spec: F15 every dtype of the table is drawn; F16 zero elements among them
 TEST(RegionGroup, RandomCallsBackToBack) {

@@ -421,7 +421,20 @@ inline ::testing::AssertionResult run_in_random_order(RegionJob& job, std::vecto
       TestCall& call = *calls[runner.next];
       if (!runner.task.valid()) runner.task = job.run(member, call.args(member), call.fingerprint(member));
       if (!runner.task.step()) {
-        if (++idle > 200'000) return ::testing::AssertionFailure() << "nothing moves in " << call.describe();
+        if (++idle > 200'000) {
+          auto stuck = ::testing::AssertionFailure() << "nothing moves in";
+          for (int i = 0; i < job.size(); ++i) {
+            const Runner& one = runners[static_cast<std::size_t>(i)];
+            stuck << "\n  member " << i << ": ";
+            if (one.next == calls.size()) {
+              stuck << "at the end";
+              continue;
+            }
+            stuck << calls[one.next]->describe() << (one.task.valid() ? ", waits for" : ", not begun");
+            for (const int rank : job.groups[static_cast<std::size_t>(i)]->awaited()) stuck << ' ' << rank;
+          }
+          return stuck;
+        }
         continue;
       }
       idle = 0;
