@@ -90,6 +90,13 @@ class Conformance(unittest.TestCase):
             self.assertEqual(code, 1, text)
             self.assertIn(reason, output)
 
+    def test_python_alone(self):
+        files = {"src/muster/a_test.cc": "// spec: C1\nTEST(A, B) {}\n", "tests/python/b_test.py": "# spec: C2\ndef test_ports():\n    pass\n"}
+        self.assertEqual(run(files, "--python", "--expect", "C2")[0], 0)
+        code, output = run(files, "--python", "--expect", "C")
+        self.assertEqual(code, 1)
+        self.assertIn("no Python test names C1", output)
+
     def test_refuses_unknown_expectations(self):
         self.assertNotEqual(run({}, "--expect", "Z1")[0], 0)
 

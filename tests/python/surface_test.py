@@ -1,0 +1,475 @@
+"""What the other files leave out of the acceptance list's letters A to H, called from Python."""
+
+import contextlib
+import datetime
+import os
+import re
+import socket
+import threading
+
+import pytest
+import torch
+
+import muster as dist
+from ranks import meeting_file, run_ranks
+
+SECONDS = datetime.timedelta(seconds=60)
+
+
+def on_threads(size, body, *arguments, **options):
+    """Runs body(rank, size, ...) on ranks that are threads, between init and destroy."""
+    store = dist.HashStore()
+
+    def rank_body(rank):
+        dist.init_process_group(store=store, rank=rank, world_size=size, **{"timeout": SECONDS, **options})
+        body(rank, size, *arguments)
+        dist.destroy_process_group()
+
+    dist.spawn(rank_body, nprocs=size, threads=True)
+
+
+def on_processes(size, body, init_method, **options):
+    """The same on processes, which meet by `init_method(process)`; what body(rank) returns, by process."""
+
+    def rank_body(process):
+        dist.init_process_group(init_method=init_method(process), timeout=SECONDS, **options)
+        result = body(dist.get_rank())
+        dist.destroy_process_group()
+        return result
+
+    return run_ranks(size, rank_body)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def summed(rank):
+    x = torch.tensor([float(rank)])
+    dist.all_reduce(x)
+    return x.item()
+
+
+# ---- backends
+
+
+# spec: A1 the names of the native engine in Python, A7 the tensor's device picks the backend
+@pytest.mark.parametrize("name, shown", [(None, "cpu:native"), ("native", "native"), ("Gloo", "gloo"), ("tcp", "tcp"), ("cpu:native", "cpu:native")])
+def test_names_of_the_engine(name, shown):
+    def body(rank, size):
+        assert dist.get_backend() == shown
+        assert summed(rank) == 1
+        if name == "cpu:native":
+            with pytest.raises(dist.DistBackendError, match="(?s)cpu:native.*meta"):
+                dist.send(torch.empty(2, device="meta"), 1 - rank)
+
+    on_threads(2, body, backend=name)
+
+
+class Receiver(dist.ProcessGroupBackend):
+    """A backend that moves nothing."""
+
+    def supports(self, op, dtype, device):
+        return "it only listens"
+
+
+# spec: A6 the backend and the operation are named in Python
+def test_a_backend_says_what_it_lacks():
+    dist.Backend.register_backend("receiver", lambda *_: Receiver(), devices="cpu")
+
+    def body(rank, size):
+        with pytest.raises(dist.DistBackendError, match="(?s)'receiver' cannot do all_reduce.*only listens") as caught:
+            dist.all_reduce(torch.ones(2))
+        assert caught.value.code == "unsupported"
+
+    on_threads(1, body, backend="receiver")
+
+
+# spec: A10 lists of interfaces of different lengths in Python
+def test_lists_of_interfaces_must_agree():
+    name = meeting_file()
+
+    def body(rank):
+        os.environ["MUSTER_SOCKET_IFNAME"] = "lo,lo" if rank == 0 else "lo"
+        with pytest.raises(dist.DistError, match="MUSTER_SOCKET_IFNAME|network interfaces"):
+            dist.init_process_group(init_method="file://" + name, rank=rank, world_size=2, timeout=SECONDS)
+
+    run_ranks(2, body)
+
+
+CELLS = {
+    "send": lambda x, rank: dist.send(x, 1) if rank == 0 else None,
+    "broadcast": lambda x, rank: dist.broadcast(x, 0),
+    "all_reduce": lambda x, rank: dist.all_reduce(x),
+    "reduce": lambda x, rank: dist.reduce(x, 0),
+    "all_gather": lambda x, rank: dist.all_gather([torch.empty_like(x), torch.empty_like(x)], x),
+    "gather": lambda x, rank: dist.gather(x, [torch.empty_like(x), torch.empty_like(x)] if rank == 0 else None),
+    "scatter": lambda x, rank: dist.scatter(x, [x.clone(), x.clone()] if rank == 0 else None),
+    "reduce_scatter": lambda x, rank: dist.reduce_scatter(x, [x.clone(), x.clone()]),
+    "all_to_all": lambda x, rank: dist.all_to_all([torch.empty_like(x), torch.empty_like(x)], [x.clone(), x.clone()]),
+    "barrier": lambda x, rank: dist.barrier(),
+}
+
+
+# spec: A12 the CPU cells of the backend tables in Python: the native engine has every operation; nccl is refused where the build lacks it
+def test_cells_of_the_backend_table():
+    def body(rank, size):
+        for call in CELLS.values():
+            call(torch.ones(4), rank)
+            if call is CELLS["send"] and rank == 1:
+                dist.recv(torch.empty(4), 0)
+
+    on_threads(2, body)
+    if not dist.is_nccl_available():
+        with pytest.raises(dist.DistError, match="nccl"):
+            dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+
+
+# ---- initialisation
+
+
+# spec: B2 the store and init_method exclude each other in Python; B13 defaults, ranks out of range
+def test_arguments_of_init_exclude_each_other():
+    with pytest.raises(ValueError, match="(?s)store.*init_method|init_method.*store"):
+        dist.init_process_group(init_method="env://", store=dist.HashStore(), rank=0, world_size=1)
+    for missing in ({"rank": 0}, {"world_size": 1}):
+        with pytest.raises(ValueError, match="rank|world_size"):
+            dist.init_process_group(store=dist.HashStore(), **missing)
+    for rank in (-2, 2):
+        with pytest.raises(ValueError, match="rank"):
+            dist.init_process_group(store=dist.HashStore(), rank=rank, world_size=2)
+    text = dist.init_process_group.__doc__.splitlines()[0]
+    for default in ("backend: str | None = None", "init_method: str | None = None", "timeout: datetime.timedelta | None = None",
+                    "= -1", "store: .*= None", "group_name: str = ''", "pg_options: object = None"):
+        assert re.search(default, text), (default, text)
+
+
+# spec: B3 rank and world_size in the URL in Python, B5 tcp:// in Python
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
+def test_tcp(host):
+    port = free_port()
+    assert on_processes(2, summed, lambda rank: f"tcp://{host}:{port}?rank={rank}&world_size=2") == [1, 1]
+
+
+# spec: B6 ranks assigned by the file in Python, B7 the file is removed by the last rank, B8 group_name keeps jobs apart, B14 in Python
+def test_file():
+    name = meeting_file()
+    ranks = on_processes(2, lambda rank: rank, lambda rank: "file://" + name, world_size=2)
+    assert sorted(ranks) == [0, 1] and not os.path.exists(name)
+
+    def body(which):
+        job, rank = divmod(which, 2)
+        dist.init_process_group(init_method="file://" + name, world_size=2, rank=rank, group_name=f"job{job}", timeout=SECONDS)
+        x = torch.tensor([float(10**job)])
+        dist.all_reduce(x)
+        dist.destroy_process_group()
+        return x.item()
+
+    assert run_ranks(4, body) == [2, 2, 20, 20]
+
+
+# spec: B4 B14 the timeout of a group in Python: 30 minutes, or what init was given
+def test_timeouts():
+    def body(rank, size):
+        if rank == 0:
+            with pytest.raises(dist.DistError, match="from rank 1") as caught:
+                dist.recv(torch.empty(2), src=1)
+            assert caught.value.code == "timed out"
+
+    on_threads(2, body, timeout=datetime.timedelta(milliseconds=300))
+    assert dist.default_pg_timeout == datetime.timedelta(minutes=30)
+
+
+# spec: B9 env:// in Python: what is missing or malformed is named
+def test_environment(monkeypatch):
+    port = str(free_port())
+    given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "1", "RANK": "0"}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    for name, wrong in [("MASTER_PORT", None), ("WORLD_SIZE", None), ("RANK", None), ("MASTER_PORT", "seven"), ("RANK", "1x")]:
+        with monkeypatch.context() as changed:
+            changed.delenv(name) if wrong is None else changed.setenv(name, wrong)
+            with pytest.raises(dist.DistError, match=name):
+                dist.init_process_group()
+    monkeypatch.delenv("MASTER_ADDR")  # rank 0's own
+    monkeypatch.delenv("WORLD_SIZE")
+    monkeypatch.delenv("RANK")
+    dist.init_process_group(rank=0, world_size=1)
+    assert summed(0) == 0
+    dist.destroy_process_group()
+
+
+# ---- stores
+
+
+# spec: C1 C4 C6 C11 C12 C14 stores in Python
+def test_every_store_has_everything(tmp_path):
+    server = dist.TCPStore("127.0.0.1", 0, None, True)
+    stores = {"tcp": server, "hash": dist.HashStore(), "file": dist.FileStore(str(tmp_path / "store")),
+              "prefix": dist.PrefixStore("outer", dist.PrefixStore("inner", dist.HashStore()))}
+    for kind, store in stores.items():
+        assert isinstance(store, dist.Store)
+        assert not store.check(["a"])
+        store.set("a", "1")
+        assert store.num_keys() == (2 if kind == "tcp" else 1), kind
+        store.append("a", "2")
+        store.multi_set(["b", "c"], ["x", "y"])
+        assert store.check(["a", "b"]) and store.multi_get(["a", "b", "c"]) == [b"12", b"x", b"y"]
+        store.queue_push("q", "first")
+        store.queue_push("q", "second")
+        assert store.queue_len("q") == 2 and store.queue_pop("q") == b"first" and store.queue_pop("q", block=False) == b"second"
+        assert {"a", "b", "c"} <= set(store.list_keys())
+        copy = store.clone()
+        copy.set("d", "from the copy")
+        assert store.get("d") == b"from the copy"
+        if kind == "file":
+            with pytest.raises(dist.DistStoreError):
+                store.delete_key("a")
+        else:
+            assert store.delete_key("a") and not store.delete_key("a") and not store.check(["a"])
+        gathered = {}
+
+        def member(index, mine):
+            mine.barrier("here", 2, SECONDS)
+            gathered[index] = mine.all_gather("all", index, 2, f"value {index}", SECONDS)
+
+        others = [threading.Thread(target=member, args=(i, store.clone())) for i in range(2)]
+        for other in others:
+            other.start()
+        for other in others:
+            other.join()
+        assert gathered == {i: [b"value 0", b"value 1"] for i in range(2)}, kind
+    nested = stores["prefix"]
+    assert nested.underlying_store.underlying_store.get("inner/outer/b") == b"x"
+
+
+# spec: C3 multi_tenant and master_listen_fd in Python
+def test_servers_of_tcp_stores():
+    port = free_port()
+    first = dist.TCPStore("127.0.0.1", port, None, True, multi_tenant=True)
+    second = dist.TCPStore("127.0.0.1", port, None, True, multi_tenant=True)
+    first.set("key", "shared")
+    assert second.get("key") == b"shared"
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    store = dist.TCPStore("127.0.0.1", listener.getsockname()[1], None, True, master_listen_fd=listener.detach())
+    store.set("key", "bound before")
+    assert dist.TCPStore("127.0.0.1", store.port).get("key") == b"bound before"
+
+
+# ---- groups
+
+
+# spec: D2 only members call in Python, D8 peers are ranks of the default group, group_src and group_dst of the group
+def test_groups_of_members():
+    def body(rank, size):
+        if rank != 1:
+            pair = dist.new_group([2, 0], use_local_synchronization=True)
+            assert dist.get_process_group_ranks(pair) == [0, 2]
+            x = torch.tensor([rank])
+            dist.broadcast(x, src=2, group=pair)
+            assert x.item() == 2
+            dist.broadcast(y := torch.tensor([rank]), group_src=0, group=pair)
+            assert y.item() == 0
+            if rank == 0:
+                dist.send(x, group=pair, group_dst=1)
+            else:
+                assert dist.recv(x, group=pair, group_src=0) == 0
+            with pytest.raises(dist.DistError, match="exclude"):
+                dist.broadcast(x, src=0, group_src=0, group=pair)
+        dist.barrier()
+
+    on_threads(3, body)
+
+
+# spec: D3 overlapping groups from several threads at once in Python
+def test_groups_in_threads():
+    def body(rank):
+        groups = [dist.new_group([0, 1, 2]), dist.new_group([0, 1])]
+        failures = []
+
+        def work(group):
+            try:
+                for _ in range(100):
+                    x = torch.ones(3)
+                    dist.all_reduce(x, group=group)
+                    assert x.tolist() == [float(group.size())] * 3
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=work, args=(group,)) for group in groups if group]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failures
+        return len(threads)
+
+    name = meeting_file()
+    assert sorted(on_processes(3, body, lambda _: "file://" + name, world_size=3)) == [1, 2, 2]
+
+
+# ---- messages and collectives
+
+
+# spec: E4 a message that does not fit is an error on the receiver, naming both, E6 non-contiguous tensors in Python
+def test_messages_that_do_not_fit():
+    def body(rank, size):
+        strided = torch.arange(6.0).view(2, 3).t()
+        if rank == 0:
+            dist.send(strided, 1)
+            dist.send(torch.ones(3), 1)
+        else:
+            got = torch.zeros(3, 2).t().contiguous().t()
+            dist.recv(got, 0)
+            assert torch.equal(got, strided)
+            with pytest.raises(dist.DistError, match="(?s)float64.*float32"):
+                dist.recv(torch.empty(5, dtype=torch.float64), 0)
+
+    on_threads(2, body)
+
+
+# spec: F1 synchronous by default, no Work for a non-member, E6 F16 scalars, nothing, one rank, strides in Python
+def test_edges_of_collectives():
+    def body(rank, size):
+        alone = dist.new_group([0])
+        work = dist.all_reduce(torch.ones(2), group=alone, async_op=True)
+        assert (work is None) == (rank != 0)
+        for x in (torch.tensor(2.0), torch.empty(0), torch.ones(3, 4)[:, 1]):
+            expected = x * size
+            assert dist.all_reduce(x) is None
+            assert torch.equal(x, expected)
+        out = torch.zeros(2, 2 * size).t()
+        dist.all_gather_into_tensor(out, torch.full((2, 2), float(rank)))
+        assert torch.equal(out[2 * rank : 2 * rank + 2], torch.full((2, 2), float(rank)))
+
+    for size in (1, 2):
+        on_threads(size, body)
+
+
+# ---- debugging
+
+
+@contextlib.contextmanager
+def debug_level(level):
+    before = dist.get_debug_level()
+    dist.set_debug_level(level)
+    try:
+        yield
+    finally:
+        dist.set_debug_level(before)
+
+
+# spec: H2 debug levels in Python
+def test_debug_levels(monkeypatch):
+    before = dist.get_debug_level()
+    for text, level in [("INFO", dist.DebugLevel.INFO), ("DETAIL", dist.DebugLevel.DETAIL), ("OFF", dist.DebugLevel.OFF)]:
+        monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", text)
+        dist.set_debug_level_from_env()
+        assert dist.get_debug_level() == level
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "LOUD")
+    with pytest.raises(dist.DistError, match="TORCH_DISTRIBUTED_DEBUG"):
+        dist.set_debug_level_from_env()
+    dist.set_debug_level(before)
+
+
+def two_layers():
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = torch.nn.Linear(10, 10, bias=False)
+            self.b = torch.nn.Linear(10, 1, bias=False)
+
+        def forward(self, x):
+            return self.b(self.a(x))
+
+    return Net()
+
+
+# spec: H3 H12 the block at INFO, H4 the line of times at DETAIL, in Python
+def test_what_ddp_logs(capfd):
+    name = meeting_file()
+
+    def body(rank):
+        dist.init_process_group(init_method="file://" + name, world_size=2, rank=rank, timeout=SECONDS)
+        dist.set_debug_level(dist.DebugLevel.DETAIL)
+        model = dist.nn.parallel.DistributedDataParallel(two_layers())
+        model._set_ddp_runtime_logging_sample_rate(1)
+        for _ in range(12):
+            model(torch.randn(4, 10)).sum().backward()
+        dist.destroy_process_group()
+
+    import muster.nn.parallel  # noqa: F401
+
+    os.environ["TORCH_CPP_LOG_LEVEL"] = "INFO"
+    try:
+        run_ranks(2, body)
+    finally:
+        del os.environ["TORCH_CPP_LOG_LEVEL"]
+    said = capfd.readouterr().err
+    assert "[Rank 0]: DDP Initialized with:" in said
+    for field in ("bucket_cap_bytes: 26214400", "num_parameter_tensors: 2", "total_parameter_size_bytes: 440", "bucket_sizes: 440",
+                  "dtypes: float", "nccl_debug: N/A"):
+        assert field in said, (field, said)
+    for label in ("[Rank 0 / 2] Training", "unused_parameter_size=", "Avg forward compute time", "Avg backward compute time",
+                  "Avg backward comm. time", "Avg backward comm/comp overlap time"):
+        assert label in said, (label, said)
+
+
+# spec: H6 H10 shapes and the call stack at DETAIL in Python
+def test_mismatched_shapes_at_detail():
+    def body(rank, size):
+        with pytest.raises(dist.DistError) as caught:
+            dist.all_reduce(torch.ones(10 if rank == 0 else 11))
+        text = str(caught.value)
+        assert f"Error when verifying shape tensors for collective ALLREDUCE on rank {rank}" in text
+        assert "input shapes into the collective are mismatched across ranks" in text and f"Got shapes: {10 if rank == 0 else 11}" in text
+
+    with debug_level(dist.DebugLevel.DETAIL):
+        on_threads(2, body)
+
+
+stopped = []
+
+
+def remember():
+    """In the debugger's place."""
+    stopped.append(dist.get_rank())
+
+
+# spec: H8 breakpoint in Python, H13 breakpoint honours PYTHONBREAKPOINT; monitored_barrier's default timeout is the group's
+def test_breakpoint(monkeypatch):
+    monkeypatch.setenv("PYTHONBREAKPOINT", f"{__name__}.remember")
+
+    def body(rank, size):
+        dist.breakpoint(1)
+        dist.barrier()
+        dist.set_timeout(datetime.timedelta(milliseconds=700))
+        if rank == 0:
+            with pytest.raises(dist.DistBackendError, match="failed to pass monitoredBarrier in 700 ms(?s:.*)Original exception:"):
+                dist.monitored_barrier()
+        dist.set_timeout(SECONDS)
+        dist.barrier()
+
+    stopped.clear()
+    on_threads(2, body)
+    assert stopped == [1]
+
+
+# spec: H9 collectives and messages are ranges of torch's profiler in Python
+def test_profiler():
+    def body(rank):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            dist.all_reduce(torch.ones(2))
+            if rank == 0:
+                dist.send(torch.ones(2), 1)
+            else:
+                dist.recv(torch.ones(2), 0)
+        return rank, sorted({event.name for event in profile.events() if "native" in event.name})
+
+    name = meeting_file()
+    ranges = dict(on_processes(2, body, lambda _: "file://" + name, world_size=2))
+    assert ranges == {0: ["native:all_reduce", "native:send"], 1: ["native:all_reduce", "native:recv"]}
