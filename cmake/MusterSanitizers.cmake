@@ -24,7 +24,7 @@ if(MUSTER_SANITIZE MATCHES "thread")
 endif()
 
 # Several times slower, they take a sample of the large matrices also in long runs: so many seconds of each (testing/budget.h).
-list(APPEND MUSTER_TEST_ENVIRONMENT "MUSTER_TEST_LONG_BUDGET_S=150")
+list(APPEND MUSTER_TEST_ENVIRONMENT "MUSTER_TEST_LONG_BUDGET_S=30")
 
 set(suppressions ${CMAKE_CURRENT_LIST_DIR}/suppressions)
 if(MUSTER_SANITIZE MATCHES "address")

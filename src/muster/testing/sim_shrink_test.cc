@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "muster/collective/survivors.h"
+#include "muster/testing/budget.h"
 #include "muster/testing/rank_processes.h"
-#include "muster/testing/seed.h"
 #include "muster/testing/sim_network.h"
 
 namespace muster::testing {
@@ -147,7 +147,7 @@ std::string play_batch(std::uint64_t first, int count) {
 }
 
 int seeds() {
-  const int all = long_tests() ? 5000 : 200;
+  const int all = test_rounds(200, 5000);
 #ifdef __SANITIZE_THREAD__
   return all / 4;
 #else
