@@ -12,6 +12,7 @@
 #include "muster/collective/survivors.h"
 #include "muster/testing/budget.h"
 #include "muster/testing/rank_processes.h"
+#include "muster/testing/seed.h"
 #include "muster/testing/sim_network.h"
 
 namespace muster::testing {
