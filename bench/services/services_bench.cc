@@ -1,10 +1,12 @@
 // What stands around the collectives, each beside stock torch's in the same run: requests to a store, starting a job, making groups,
-// launching programs.
+// launching programs. And what a group costs that does nothing.
 //
-//   muster_bench_services store|group|launch [options]
+//   muster_bench_services store|group|launch|idle [options]
 
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
+#include <torch/types.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -44,7 +46,7 @@ double microseconds(Clock::duration duration) { return std::chrono::duration<dou
 /// What processes that are forked here share.
 struct Board {
   std::atomic<int> ready{0};
-  std::atomic<bool> go{false};
+  std::atomic<Clock::rep> came{0};
   double figures[kMostRanks] = {};
 };
 
@@ -151,6 +153,68 @@ double time_launch(const Options& options, int ranks) {
   return status == 0 ? microseconds(Clock::now() - start) : -1;
 }
 
+double processor_ms() {
+  rusage usage{};
+  ::getrusage(RUSAGE_SELF, &usage);
+  const auto ms = [](const timeval& time) { return static_cast<double>(time.tv_sec) * 1e3 + static_cast<double>(time.tv_usec) / 1e3; };
+  return ms(usage.ru_utime) + ms(usage.ru_stime);
+}
+
+/// Processor time that a rank of an idle group takes in `seconds`, in milliseconds; of the one that takes most.
+double time_idle(int ranks, double seconds) {
+  const Folder folder;
+  return in_processes(ranks, [&](int rank, Board& board) {
+    muster::init_process_group({.init_method = "file://" + folder.path() + "/store", .world_size = ranks, .rank = rank});
+    auto tensor = at::ones({1024});
+    for (int i = 0; i < 100; ++i) muster::all_reduce(tensor);
+    muster::barrier();
+    const double before = processor_ms();
+    ::usleep(static_cast<useconds_t>(seconds * 1e6));
+    board.figures[rank] = processor_ms() - before;
+    muster::destroy_process_group();
+  });
+}
+
+/// A rank comes 50 ms late, again and again. How long after it the others are through, in microseconds, or what processor time one wait
+/// takes them, in milliseconds; medians, of the slowest.
+double time_late(int ranks, bool processor) {
+  const Folder folder;
+  return in_processes(ranks, [&](int rank, Board& board) {
+    muster::init_process_group({.init_method = "file://" + folder.path() + "/store", .world_size = ranks, .rank = rank});
+    auto tensor = at::ones({2});
+    std::vector<double> delays, costs;
+    for (int round = 0; round < 21; ++round) {
+      muster::barrier();
+      const double before = processor_ms();
+      if (rank == ranks - 1) {
+        ::usleep(50'000);
+        board.came = Clock::now().time_since_epoch().count();
+      }
+      muster::all_reduce(tensor);
+      delays.push_back(microseconds(Clock::now().time_since_epoch() - Clock::duration(board.came)));
+      costs.push_back(processor_ms() - before);
+    }
+    if (rank != ranks - 1) board.figures[rank] = processor ? median(costs) : median(delays);
+    muster::destroy_process_group();
+  });
+}
+
+int print_idle(const Options& options, double seconds) {
+  std::printf("%6s %32s %26s %28s\n", "ranks", ("idle for " + std::to_string(static_cast<int>(seconds)) + " s: processor ms").c_str(),
+              "50 ms late: processor ms", "through after it came, us");
+  for (const int ranks : options.counts) {
+    const double idle = time_idle(ranks, seconds), cost = time_late(ranks, true), delay = time_late(ranks, false);
+    if (idle < 0 || cost < 0 || delay < 0) return 1;
+    std::printf("%6d %32.1f %26.2f %28.1f\n", ranks, idle, cost, delay);
+    std::fflush(stdout);
+    if (options.json.empty()) continue;
+    std::ofstream(options.json, std::ios::app) << R"({"bench":"idle","count":)" << ranks << R"(,"seconds":)" << seconds
+                                               << R"(,"idle_cpu_ms":)" << idle << R"(,"late_cpu_ms":)" << cost << R"(,"late_us":)" << delay
+                                               << "}\n";
+  }
+  return 0;
+}
+
 struct Line {
   std::string what;
   std::function<double(int count)> ours;
@@ -199,7 +263,12 @@ int main(int count, char** words) {
   };
   auto* store = add("store", "get from a TCPStore, by clients that are processes", "clients, comma separated; 1,32");
   auto* group = add("group", "init_process_group, until the last rank is through, and new_group", "ranks, comma separated; 2,16,32");
-  auto* launch = add("launch", "muster run beside torchrun, of a Python program that does nothing", "ranks, comma separated; 2");
+  add("launch", "muster run beside torchrun, of a Python program that does nothing", "ranks, comma separated; 2");
+  double idle_seconds = 10;
+  auto* idle = app.add_subcommand("idle", "what a group costs that does nothing, and one that waits for a rank that is late");
+  idle->add_option("--count", options.counts, "ranks, comma separated; 2")->delimiter(',')->check(CLI::Range(2, kMostRanks));
+  idle->add_option("--seconds", idle_seconds, "how long nothing is done")->check(CLI::Range(0.1, 600.0))->capture_default_str();
+  idle->add_option("--json", options.json, "also append the rows to this file, one JSON object a line");
   CLI11_PARSE(app, count, words);
   const auto otherwise = [&](std::vector<int> counts) {
     if (options.counts.empty()) options.counts = std::move(counts);
@@ -212,6 +281,7 @@ int main(int count, char** words) {
     otherwise({2, 16, 32});
     return compare(options, "ranks", {{"init_process_group", time_init, "init"}, {"new_group", time_new_group, "new_group"}});
   }
-  if (launch->parsed()) otherwise({2});
+  otherwise({2});
+  if (idle->parsed()) return print_idle(options, idle_seconds);
   return compare(options, "ranks", {{"launch", [&](int ranks) { return time_launch(options, ranks); }, "launch"}});
 }

@@ -218,14 +218,14 @@ int become(const std::string& name, const std::vector<std::string>& arguments) {
 int run_bench(const std::vector<std::string>& arguments) {
   const std::string first = arguments.empty() ? "" : arguments.front();
   if (first == "ddp" || first == "rpc") return become("muster_bench_" + first, {arguments.begin() + 1, arguments.end()});
-  if (first == "store" || first == "group" || first == "launch") return become("muster_bench_services", arguments);
+  if (first == "store" || first == "group" || first == "launch" || first == "idle") return become("muster_bench_services", arguments);
   Options options;
   CLI::App app(
       "Times muster's collectives between processes of this machine, alone or against other libraries in the same run.\n"
       "Every rank rewrites its buffer before each call. loop: back to back, rewrite included, median of 11 loops.\n"
       "p50: one call after a barrier, from the last rank's start to the last rank's end. Microseconds.\n"
       "Libraries are compared by p50 from 64 KiB up and by loop below; a ratio below 1 is faster than the best rival.\n"
-      "Instead of collectives: muster bench ddp (training steps), rpc (remote calls), store, group, launch; each with --help.",
+      "Instead of collectives: muster bench ddp (training steps), rpc (remote calls), store, group, launch, idle; each with --help.",
       "muster bench");
   add_options(app, options);
   try {
