@@ -223,4 +223,10 @@ struct ScriptedJob {
   std::unique_ptr<Fabric> fabric;
 };
 
+inline std::vector<FrameKind> kinds(const std::vector<Frame>& frames) {
+  std::vector<FrameKind> all;
+  for (const Frame& frame : frames) all.push_back(frame.header.kind);
+  return all;
+}
+
 }  // namespace muster::transport

@@ -1,0 +1,173 @@
+// How ranks find each other by a file, a given store, or a multicast address.
+#include "muster/store/rendezvous_test_job.h"
+
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+namespace muster::store {
+namespace {
+
+using namespace rendezvous_test;
+
+// spec: B7 file:// with ranks: created when missing, removed by the last out
+// spec: B14 file:// removes the file at the end
+// spec: B2 an explicit store: links listen where they reach the store
+TEST(Rendezvous, OverAGivenStoreTellsWhereItIs) {
+  TcpStoreOptions serving;
+  serving.host = "127.0.0.1";
+  serving.port = 0;
+  serving.is_server = true;
+  const auto tcp = make_tcp_store(serving);
+  ASSERT_TRUE(tcp.ok()) << tcp.status().message();
+  RendezvousOptions options;
+  options.rank = 0;
+  options.world_size = 1;
+  const auto below_prefixes = rendezvous_over(make_prefix_store("a", make_prefix_store("b", *tcp)), options);
+  ASSERT_TRUE(below_prefixes.ok()) << below_prefixes.status().message();
+  EXPECT_EQ(below_prefixes->host, "127.0.0.1");
+  const auto in_memory = rendezvous_over(make_hash_store(), options);
+  ASSERT_TRUE(in_memory.ok()) << in_memory.status().message();
+  EXPECT_EQ(in_memory->host, "");
+}
+
+TEST(Rendezvous, FileWithRanks) {
+  const testing::ScratchFolder directory;
+  const std::string path = directory.path() + "/job";
+  {
+    const Results results = on_threads(ranks_of("file://" + path, 4, true));
+    expect_met(results);
+    EXPECT_TRUE(std::filesystem::exists(path));
+  }
+  EXPECT_FALSE(std::filesystem::exists(path));
+  std::ofstream(path).close();  // an empty file is as good as none
+  expect_met(on_threads(ranks_of("file://" + path, 2, true)));
+  EXPECT_FALSE(std::filesystem::exists(path));
+}
+
+// spec: B6 file:// without ranks: first come, first numbered
+TEST(Rendezvous, FileAssignsRanks) {
+  const testing::ScratchFolder directory;
+  expect_met(on_threads(ranks_of("file://" + directory.path() + "/job", 4, false)));
+  expect_met(on_threads(ranks_of("file://" + directory.path() + "/job?world_size=3", 3, false)));
+}
+
+// spec: B7 the directory must exist
+TEST(Rendezvous, FileNeedsItsDirectory) {
+  const testing::ScratchFolder directory;
+  const Status status = rendezvous({"file://" + directory.path() + "/none/job", 0, 1, "", kShort}).status();
+  EXPECT_EQ(status.code(), Code::invalid_argument);
+  EXPECT_TRUE(mentions(status, directory.path() + "/none")) << status.message();
+}
+
+// spec: B7 processes, several times with one file, nobody waiting for the others before it leaves
+TEST(Rendezvous, FileAgainAndAgain) {
+  const Environment environment({});
+  const testing::ScratchFolder directory;
+  const std::string method = "file://" + directory.path() + "/job";
+  std::vector<std::unique_ptr<Child>> ranks;
+  for (int rank = 0; rank < 3; ++rank) {
+    ranks.push_back(std::make_unique<Child>([&, rank] {
+      for (int round = 0; round < 10; ++round) {
+        const auto joined = rendezvous({method, rank, 3, "", kLong});
+        if (!joined.ok()) std::fprintf(stderr, "rank %d round %d: %s\n", rank, round, joined.status().message().c_str());
+        if (!joined.ok()) return false;
+      }
+      return true;
+    }));
+  }
+  for (auto& rank : ranks) EXPECT_TRUE(rank->succeeded());
+  EXPECT_FALSE(std::filesystem::exists(directory.path() + "/job"));
+}
+
+// spec: B7 a stale file from an earlier run is detected and reported, never a hang
+TEST(Rendezvous, FileLeftOverIsReported) {
+  const testing::ScratchFolder directory;
+  const std::string path = directory.path() + "/job", method = "file://" + path;
+  Child earlier([&] {
+    const auto joined = rendezvous({method, 0, 1, "", kLong});
+    if (joined.ok()) ::_exit(0);  // without leaving
+    return false;
+  });
+  ASSERT_TRUE(earlier.succeeded());
+  ASSERT_TRUE(std::filesystem::exists(path));
+  const TimePoint begin = steady_clock().now();
+  const Status status = rendezvous({method, 0, 1, "", kLong}).status();
+  EXPECT_EQ(status.code(), Code::store);
+  EXPECT_TRUE(mentions(status, path)) << status.message();
+  EXPECT_TRUE(mentions(status, "earlier run")) << status.message();
+  EXPECT_TRUE(mentions(status, "remove the file")) << status.message();
+  EXPECT_LT(steady_clock().now() - begin, kLong / 2);
+  // And one whose users were killed while they waited.
+  std::filesystem::remove(path);
+  Child half([&] { return rendezvous({method, 0, 2, "", kLong}).ok(); });
+  while (!std::filesystem::exists(path) || std::filesystem::file_size(path) < 200) std::this_thread::yield();
+  half.kill();
+  EXPECT_EQ(rendezvous({method, 1, 2, "", kLong}).status().code(), Code::store);
+}
+
+// spec: B7 a file that is no store is left alone and reported
+TEST(Rendezvous, FileOfSomebodyElseIsReported) {
+  const testing::ScratchFolder directory;
+  const std::string path = directory.path() + "/notes";
+  std::ofstream(path) << "this is my diary";
+  const Status status = rendezvous({"file://" + path, 0, 1, "", kShort}).status();
+  EXPECT_EQ(status.code(), Code::store);
+  EXPECT_TRUE(mentions(status, "not a store's file")) << status.message();
+  EXPECT_EQ(std::filesystem::file_size(path), 16u);
+}
+
+// spec: B1 file:// names the ranks that did not join; nothing is left behind
+TEST(Rendezvous, FileNamesTheRanksThatDidNotJoin) {
+  const testing::ScratchFolder directory;
+  auto ranks = ranks_of("file://" + directory.path() + "/job", 3, true, seconds(1));
+  ranks.erase(ranks.begin() + 1);
+  for (const auto& result : on_threads(ranks)) EXPECT_EQ(result.status().ranks(), std::vector<int>{1}) << result.status().message();
+  EXPECT_FALSE(std::filesystem::exists(directory.path() + "/job"));
+}
+
+// spec: B8 group_name keeps jobs that share one file apart
+TEST(Rendezvous, GroupNamesShareAFile) {
+  const testing::ScratchFolder directory;
+  const std::string method = "file://" + directory.path() + "/job";
+  {
+    auto all = ranks_of(method, 2, true, kLong, "red");
+    const auto blue = ranks_of(method, 2, true, kLong, "blue");
+    all.insert(all.end(), blue.begin(), blue.end());
+    const Results results = on_threads(all);
+    expect_met({results.begin(), results.begin() + 2});
+    expect_met({results.begin() + 2, results.end()});
+    ASSERT_TRUE(results[0]->store->set("colour", "red").ok());
+    EXPECT_FALSE(*results[2]->store->check(std::vector<std::string>{"colour"}));
+  }
+  EXPECT_FALSE(std::filesystem::exists(directory.path() + "/job"));
+}
+
+// spec: B6 a multicast address finds the peers and assigns ranks
+TEST(Rendezvous, Multicast) {
+  const Environment environment({});
+  const int other = ::getpid() % 250 + 1;  // apart from other runs of this test
+  for (const std::string& host : {"239.77.1." + std::to_string(other), "[ff15::77:" + std::to_string(other) + "]"}) {
+    const std::string method = "tcp://" + host + ":" + std::to_string(20000 + ::getpid() % 10000);
+    const Results first = on_threads(ranks_of(method, 4, false));
+    expect_met(first);
+    expect_met(on_threads(ranks_of(method, 3, true)));
+  }
+}
+
+// spec: B6 multicast: jobs with different group names or secrets do not see each other; who is missing is said
+TEST(Rendezvous, MulticastKeepsJobsApart) {
+  const Environment environment({});
+  const std::string method = "tcp://239.77.2." + std::to_string(::getpid() % 250 + 1) + ":" + std::to_string(20000 + ::getpid() % 10000);
+  Child other_secret([&] {
+    ::setenv("MUSTER_SECRET", "quite another secret", 1);
+    return rendezvous({method, -1, 2, "red", seconds(1)}).status().code() == Code::timed_out;
+  });
+  const auto results = on_threads({{method, -1, 2, "red", seconds(1)}, {method, 1, 2, "blue", seconds(1)}});
+  EXPECT_TRUE(mentions(results[0].status(), "1 of 2 processes")) << results[0].status().message();
+  EXPECT_EQ(results[1].status().ranks(), std::vector<int>{0}) << results[1].status().message();
+  EXPECT_TRUE(other_secret.succeeded());
+}
+
+}  // namespace
+}  // namespace muster::store

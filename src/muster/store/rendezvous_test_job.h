@@ -1,0 +1,128 @@
+/// For tests of the rendezvous: ranks as threads and as processes, the environment that they see, and what they must find.
+#pragma once
+
+#include "muster/store/rendezvous.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <functional>
+#include <future>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "muster/store/factory.h"
+#include "muster/testing/reserved_port.h"
+#include "muster/testing/scratch_folder.h"
+
+namespace muster::store::rendezvous_test {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using Results = std::vector<Result<Rendezvous>>;
+
+inline constexpr Duration kLong = seconds(60);
+inline constexpr Duration kShort = milliseconds(300);
+
+/// Sets environment variables for a scope; an empty value removes one.
+class Environment {
+ public:
+  explicit Environment(const std::map<std::string, std::string>& values) {
+    for (const char* name : {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "MUSTER_AGENT_STORE", "TORCHELASTIC_USE_AGENT_STORE",
+                             "TORCHELASTIC_RESTART_COUNT", "MUSTER_SECRET", "MUSTER_SECRET_FILE", "MUSTER_INSECURE"}) {
+      change(name, "");
+    }
+    change("MUSTER_SECRET", "the secret of the rendezvous tests");
+    for (const auto& [name, value] : values) change(name, value);
+  }
+  ~Environment() {
+    for (auto entry = before_.rbegin(); entry != before_.rend(); ++entry) put(entry->first, entry->second);
+  }
+
+ private:
+  void change(const std::string& name, const std::string& value) {
+    const char* old = std::getenv(name.c_str());
+    before_.emplace_back(name, old == nullptr ? "" : old);
+    put(name, value);
+  }
+  static void put(const std::string& name, const std::string& value) {
+    if (value.empty()) {
+      ::unsetenv(name.c_str());
+    } else {
+      ::setenv(name.c_str(), value.c_str(), 1);
+    }
+  }
+  std::vector<std::pair<std::string, std::string>> before_;
+};
+
+inline Results on_threads(const std::vector<RendezvousOptions>& ranks) {
+  std::vector<std::future<Result<Rendezvous>>> running;
+  for (const auto& options : ranks) running.push_back(std::async(std::launch::async, [options] { return rendezvous(options); }));
+  Results results;
+  for (auto& each : running) results.push_back(each.get());
+  return results;
+}
+
+inline std::vector<RendezvousOptions> ranks_of(const std::string& method, int world_size, bool give_ranks, Duration timeout = kLong,
+                                               const std::string& group = "") {
+  std::vector<RendezvousOptions> all;
+  for (int rank = 0; rank < world_size; ++rank) all.push_back({method, give_ranks ? rank : -1, world_size, group, timeout});
+  return all;
+}
+
+/// All have met: every rank once, one job, and a store that carries words between them.
+inline void expect_met(const Results& results) {
+  std::set<int> ranks;
+  std::set<std::string> jobs;
+  for (const auto& result : results) {
+    ASSERT_TRUE(result.ok()) << result.status().message();
+    ranks.insert(result->rank);
+    jobs.insert(result->job);
+    EXPECT_EQ(result->world_size, static_cast<int>(results.size()));
+    ASSERT_TRUE(result->store->set("from " + std::to_string(result->rank), std::to_string(result->rank)).ok());
+  }
+  EXPECT_EQ(ranks.size(), results.size());
+  EXPECT_EQ(*ranks.begin(), 0);
+  EXPECT_EQ(*ranks.rbegin(), static_cast<int>(results.size()) - 1);
+  EXPECT_EQ(jobs.size(), 1u);
+  for (const auto& result : results) {
+    for (const int rank : ranks) EXPECT_EQ(*result->store->get("from " + std::to_string(rank)), std::to_string(rank));
+  }
+}
+
+/// Runs `body` in a child process; true when it returned true.
+class Child {
+ public:
+  explicit Child(const std::function<bool()>& body) : pid_(::fork()) {
+    if (pid_ == 0) ::_exit(body() ? 0 : 1);
+  }
+  ~Child() {
+    if (pid_ > 0) {
+      ::kill(pid_, SIGKILL);
+      ::waitpid(pid_, nullptr, 0);
+    }
+  }
+  bool succeeded() {
+    int status = 0;
+    ::waitpid(pid_, &status, 0);
+    pid_ = -1;
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  }
+  void kill() {
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+    pid_ = -1;
+  }
+
+ private:
+  pid_t pid_;
+};
+
+inline bool mentions(const Status& status, const std::string& text) { return status.message().find(text) != std::string::npos; }
+
+}  // namespace muster::store::rendezvous_test
