@@ -4,7 +4,8 @@
 # instrumented programs, or nothing).
 include_guard(GLOBAL)
 
-set(MUSTER_TEST_ENVIRONMENT "")
+# A tuning file of the user changes no test.
+set(MUSTER_TEST_ENVIRONMENT "MUSTER_TUNING=off")
 set(MUSTER_TEST_LAUNCHER "")
 if(NOT MUSTER_SANITIZE)
   return()

@@ -29,8 +29,10 @@ struct Note {
   std::uint64_t word = 0;
   std::uint32_t missing = 0;  // how many of `ranks` hold a missing (or lost) rank
   std::int32_t ranks[13] = {};
+  Handout handout = {};  // of a note of kind `settled`
+  char said[240] = {};   // of a note of kind `failed` that blames no rank: the beginning of the cause
 };
-static_assert(sizeof(Note) == 72);
+static_assert(sizeof(Note) == 72 + sizeof(Handout) + 240);
 
 // Messages of one group's making meet under this tag and no others.
 std::uint64_t tag_of(std::vector<int> members, const std::string& name, std::uint64_t use) {
@@ -59,7 +61,7 @@ class Talk {
     header_.op = static_cast<std::uint8_t>(Op::send);
   }
 
-  Result<Agreement> lead(const std::function<std::uint64_t()>& word) {
+  Result<Agreement> lead(const std::function<Result<Handout>()>& hand_out) {
     if (Status heard = collect(Kind::proposal); !heard) return heard;
     std::uint32_t id = fabric_.next_channel_id();
     for (std::size_t i = 1; i < members_.size(); ++i) id = std::max(id, notes_[i].id);
@@ -74,10 +76,12 @@ class Talk {
         next = std::max(next, notes_[i].id);
       }
       if (taken) {
+        auto handout = hand_out();
+        if (!handout.ok()) return lost(handout.status());
         Note settled{Kind::settled, id};
-        settled.word = word();
+        settled.handout = *handout;
         if (Status sent = tell_all(settled); !sent) return lost(std::move(sent));
-        return Agreement{std::move(*channel), settled.word};
+        return Agreement{std::move(*channel), *handout};
       }
       id = next + spread_id(tag_, attempt);
     }
@@ -95,7 +99,7 @@ class Talk {
       const Note& note = notes_[0];
       if (note.kind == Kind::settled) {
         if (channel == nullptr) return Status(Code::internal, "the making of group '" + name_ + "' was settled before an id was offered");
-        return Agreement{std::move(channel), note.word};
+        return Agreement{std::move(channel), note.handout};
       }
       auto opened = fabric_.open(note.id, members_);
       mine = {opened.ok() ? Kind::taken : Kind::refused, fabric_.next_channel_id()};
@@ -174,6 +178,7 @@ class Talk {
     for (int rank : why.ranks()) {
       if (failed.missing < std::size(failed.ranks)) failed.ranks[failed.missing++] = rank;
     }
+    if (why.ranks().empty()) why.message().copy(failed.said, sizeof failed.said - 1);
     for (std::size_t i = 1; i < members_.size(); ++i) {
       const auto& ranks = why.ranks();
       if (std::find(ranks.begin(), ranks.end(), members_[i]) == ranks.end()) static_cast<void>(send(members_[i], failed));
@@ -207,7 +212,8 @@ class Talk {
       }
       return Status(missing.empty() ? Code::aborted : Code::peer_failed,
                     "rank " + std::to_string(members_[0]) + " gave it up" +
-                        (missing.empty() ? std::string() : " because " + describe_ranks(missing) + " cannot take part any more"),
+                        (missing.empty() ? ": " + std::string(note.said, ::strnlen(note.said, sizeof note.said))
+                                         : " because " + describe_ranks(missing) + " cannot take part any more"),
                     missing);
     }
     return Status(Code::timed_out,
@@ -263,9 +269,9 @@ std::uint32_t spread_id(std::uint64_t salt, int attempt) {
 }
 
 Result<Agreement> agree(transport::Fabric& fabric, const std::vector<int>& members, const std::string& name, std::uint64_t use,
-                        TimePoint deadline, const std::function<std::uint64_t()>& word, const std::function<Status()>& give_up) {
+                        TimePoint deadline, const std::function<Result<Handout>()>& hand_out, const std::function<Status()>& give_up) {
   Talk talk(fabric, members, name, tag_of(members, name, use), deadline, give_up);
-  return fabric.rank() == members[0] ? talk.lead(word) : talk.follow();
+  return fabric.rank() == members[0] ? talk.lead(hand_out) : talk.follow();
 }
 
 }  // namespace muster::collective

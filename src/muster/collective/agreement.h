@@ -10,23 +10,31 @@
 
 #include "muster/base/clock.h"
 #include "muster/base/status.h"
+#include "muster/collective/selection.h"
 #include "muster/transport/channel.h"
 #include "muster/transport/fabric.h"
 
 namespace muster::collective {
 
+/// What the first member hands to all. Goes over the wire as it is.
+struct Handout {
+  std::uint64_t segment = 0;  ///< of the host's region
+  Selection::Bounds bounds{};
+};
+
 struct Agreement {
   std::shared_ptr<transport::Channel> channel;
-  std::uint64_t word = 0;  ///< what the first member hands to all
+  Handout handout;
 };
 
 /// Every member calls it with the same members, name and `use` (how many groups of these members and this name it has made before). Blocks.
 /// The first member collects the others' next free ids and offers the highest; where that is taken meanwhile on a member (another
-/// thread makes another group), it offers a higher one. `word` is called on the first member once all have taken the id. At the deadline
-/// the missing members are named, and the first member tells those that came. A member's death ends it on all others with that death.
-/// `give_up` (may be empty) is asked now and then while it waits; the failure that it gives ends the agreement. Nobody else is disturbed.
+/// thread makes another group), it offers a higher one. `hand_out` is called on the first member once all have taken the id; where it
+/// fails, the making does, on all. At the deadline the missing members are named, and the first member tells those that came. A member's
+/// death ends it on all others with that death. `give_up` (may be empty) is asked now and then while it waits; the failure that it gives
+/// ends the agreement. Nobody else is disturbed.
 Result<Agreement> agree(transport::Fabric& fabric, const std::vector<int>& members, const std::string& name, std::uint64_t use,
-                        TimePoint deadline, const std::function<std::uint64_t()>& word, const std::function<Status()>& give_up = {});
+                        TimePoint deadline, const std::function<Result<Handout>()>& hand_out, const std::function<Status()>& give_up = {});
 
 /// Another id to offer where one was taken meanwhile; `salt` tells groups apart that are made at the same time.
 std::uint32_t spread_id(std::uint64_t salt, int attempt);

@@ -16,8 +16,8 @@ constexpr int kReminders = 5;
 
 }  // namespace
 
-CollectiveQueue::CollectiveQueue(const GroupContext& group, std::unique_ptr<RegionGroup> region)
-    : group_(group), control_(group), links_(*group.channel), region_(std::move(region)) {
+CollectiveQueue::CollectiveQueue(const GroupContext& group, std::unique_ptr<RegionGroup> region, const Selection::Bounds& bounds)
+    : group_(group), control_(group), links_(*group.channel, Selection(Ground::links, group.size(), bounds)), region_(std::move(region)) {
   if (group.size() > 1) control_.listen();
 }
 

@@ -20,8 +20,8 @@ namespace muster::collective {
 
 class CollectiveQueue {
  public:
-  /// `region` is null where the group runs over links.
-  CollectiveQueue(const GroupContext& group, std::unique_ptr<RegionGroup> region);
+  /// `region` is null where the group runs over links, with the algorithms that `bounds` say.
+  CollectiveQueue(const GroupContext& group, std::unique_ptr<RegionGroup> region, const Selection::Bounds& bounds);
 
   class Operation;
 

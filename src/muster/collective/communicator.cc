@@ -13,6 +13,7 @@
 #include "muster/collective/driver.h"
 #include "muster/collective/point_to_point.h"
 #include "muster/collective/progress.h"
+#include "muster/collective/tuning.h"
 
 namespace muster::collective {
 namespace {
@@ -40,8 +41,12 @@ struct Shared final : transport::Fabric::Companion {
 
 class GroupCommunicator final : public Communicator, public Driver, public std::enable_shared_from_this<GroupCommunicator> {
  public:
-  GroupCommunicator(GroupContext group, std::shared_ptr<Shared> shared, std::unique_ptr<RegionGroup> region, std::uint64_t segment)
-      : group_(std::move(group)), shared_(std::move(shared)), segment_(segment), messages_(group_), queue_(group_, std::move(region)) {}
+  GroupCommunicator(GroupContext group, std::shared_ptr<Shared> shared, std::unique_ptr<RegionGroup> region, const Handout& handout)
+      : group_(std::move(group)),
+        shared_(std::move(shared)),
+        segment_(handout.segment),
+        messages_(group_),
+        queue_(group_, std::move(region), handout.bounds) {}
 
   int rank() const override { return group_.rank(); }
   int size() const override { return group_.size(); }
@@ -371,7 +376,7 @@ bool share_a_region(transport::Fabric& fabric, const std::vector<int>& members) 
 Result<Agreement> open_alone(transport::Fabric& fabric, const std::vector<int>& members) {
   for (std::uint32_t id = fabric.next_channel_id();; ++id) {
     auto channel = fabric.open(id, members);
-    if (channel.ok()) return Agreement{std::move(*channel), kNoSegment};
+    if (channel.ok()) return Agreement{std::move(*channel), {kNoSegment, Selection(Ground::links, 1).bounds()}};
     if (channel.status().code() != Code::invalid_argument) return channel.status();
   }
 }
@@ -380,19 +385,31 @@ std::shared_ptr<Shared> shared_of(transport::Fabric& fabric) {
   return std::static_pointer_cast<Shared>(fabric.companion([] { return std::make_shared<Shared>(); }));
 }
 
-// For the first member of a group that runs on the region. Where the region is full, the group runs over links, on every member.
-std::uint64_t claim_segment(transport::Fabric& fabric, std::size_t members) {
-  auto segment = fabric.region()->claim(RegionGroup::segment_bytes(static_cast<int>(members)));
-  return segment.ok() ? *segment : kNoSegment;
+// What the first member of a group hands to all. Where the region is full, the group runs over links, on every member.
+Result<Handout> hand_out(transport::Fabric& fabric, const Tuning* given, std::size_t members, bool use_region) {
+  Result<Tuning> tuning = given != nullptr ? *given : tuning_of_environment();
+  if (!tuning.ok()) return tuning.status();
+  Handout handout{kNoSegment, {}};
+  const int size = static_cast<int>(members);
+  if (use_region) {
+    auto segment = fabric.region()->claim(RegionGroup::segment_bytes(size));
+    if (segment.ok()) handout.segment = *segment;
+  }
+  handout.bounds = select(*tuning, handout.segment == kNoSegment ? Ground::links : Ground::region, size).bounds();
+  return handout;
 }
 
 std::shared_ptr<Communicator> assemble(std::shared_ptr<transport::Fabric> fabric, Agreement agreed, std::string name,
                                        std::shared_ptr<const trace::Witness> witness) {
   std::unique_ptr<RegionGroup> region_group;
-  if (agreed.word != kNoSegment) region_group = RegionGroup::attach(*fabric->region(), agreed.word, *agreed.channel);
+  const Handout& handout = agreed.handout;
+  if (handout.segment != kNoSegment) {
+    const Selection selection(Ground::region, agreed.channel->size(), handout.bounds);
+    region_group = RegionGroup::attach(*fabric->region(), handout.segment, *agreed.channel, selection);
+  }
   auto shared = shared_of(*fabric);
   GroupContext context{std::move(fabric), std::move(agreed.channel), std::move(name), std::move(witness)};
-  return std::make_shared<GroupCommunicator>(std::move(context), std::move(shared), std::move(region_group), agreed.word);
+  return std::make_shared<GroupCommunicator>(std::move(context), std::move(shared), std::move(region_group), handout);
 }
 
 std::string making(const CommunicatorOptions& options) {
@@ -401,9 +418,11 @@ std::string making(const CommunicatorOptions& options) {
 
 // What each member of a divided group says in each of the two gathers of an attempt.
 struct SplitNote {
-  std::uint64_t id = 0;    // first: the next free one; second: 1 where the offered one was taken
-  std::uint64_t word = 0;  // second, the first member of a part: its segment
+  std::uint64_t id = 0;  // first: the next free one; second: kTaken where the offered one was taken, kGivenUp
+  Handout handout = {};  // second, of the first member of a part
 };
+constexpr std::uint64_t kTaken = 1;
+constexpr std::uint64_t kGivenUp = 2;
 
 class Split {
  public:
@@ -426,33 +445,45 @@ class Split {
     return {};
   }
 
-  Result<std::optional<Agreement>> agree(bool use_region) {
+  Result<std::optional<Agreement>> agree(bool use_region, const Tuning* tuning) {
     const auto part = std::find_if(parts_.begin(), parts_.end(),
                                    [this](const std::vector<int>& p) { return std::find(p.begin(), p.end(), parent_.rank()) != p.end(); });
     std::vector<int> members;
     if (part != parts_.end()) {
       for (const int position : *part) members.push_back(parent_.members()[static_cast<std::size_t>(position)]);
     }
-    const bool claims = use_region && !members.empty() && members.front() == fabric_.rank() && share_a_region(fabric_, members);
+    const bool leads = !members.empty() && members.front() == fabric_.rank();
+    const bool claims = leads && use_region && share_a_region(fabric_, members);
     for (int attempt = 0;; ++attempt) {
-      if (Status heard = gather({fabric_.next_channel_id(), 0}); !heard) return heard;
+      if (Status heard = gather({fabric_.next_channel_id(), {}}); !heard) return heard;
       std::uint64_t id = 0;
       for (const auto& note : notes_) id = std::max(id, note.id);
       if (attempt > 0) id += spread_id(0x9e3779b97f4a7c15ull, attempt);
       auto channel = members.empty() ? Result<std::shared_ptr<transport::Channel>>(std::shared_ptr<transport::Channel>())
                                      : fabric_.open(static_cast<std::uint32_t>(id), members);
-      const std::uint64_t mine = claims ? claim_segment(fabric_, members.size()) : kNoSegment;
-      const Status heard = gather({channel.ok() ? 1u : 0u, mine});
-      const bool taken = heard.ok() && std::all_of(notes_.begin(), notes_.end(), [](const SplitNote& note) { return note.id == 1; });
-      if (!taken && mine != kNoSegment) fabric_.region()->release(mine);
+      Result<Handout> mine = Handout{kNoSegment, {}};
+      if (leads) mine = hand_out(fabric_, tuning, members.size(), claims);
+      const Status heard = gather({!mine.ok() ? kGivenUp : channel.ok() ? kTaken : 0, mine.ok() ? *mine : Handout{}});
+      const bool taken = heard.ok() && std::all_of(notes_.begin(), notes_.end(), [](const SplitNote& note) { return note.id == kTaken; });
+      if (!taken && mine.ok() && mine->segment != kNoSegment) fabric_.region()->release(mine->segment);
+      if (!mine.ok()) return mine.status();
       if (!heard) return heard;
+      if (const int who = given_up(); who >= 0) {
+        return Status(Code::aborted, "rank " + std::to_string(who) + " gave it up; its own error says why");
+      }
       if (!taken) continue;
       if (members.empty()) return std::optional<Agreement>();
-      return std::optional<Agreement>(Agreement{std::move(*channel), notes_[static_cast<std::size_t>(part->front())].word});
+      return std::optional<Agreement>(Agreement{std::move(*channel), notes_[static_cast<std::size_t>(part->front())].handout});
     }
   }
 
  private:
+  // The job rank of a member that cannot go on, or -1.
+  int given_up() const {
+    const auto found = std::find_if(notes_.begin(), notes_.end(), [](const SplitNote& note) { return note.id == kGivenUp; });
+    return found == notes_.end() ? -1 : parent_.members()[static_cast<std::size_t>(found - notes_.begin())];
+  }
+
   Status gather(SplitNote mine) {
     notes_.assign(static_cast<std::size_t>(parent_.size()), {});
     Args args;
@@ -478,11 +509,11 @@ Result<std::shared_ptr<Communicator>> Communicator::create(std::shared_ptr<trans
   if (Status valid = check_members(*fabric, members); !valid) return valid.with_context(what);
   const TimePoint deadline = deadline_after(fabric->clock(), options.timeout);
   const bool region = options.use_region && share_a_region(*fabric, members);
-  const auto claim = [&] { return region ? claim_segment(*fabric, members.size()) : kNoSegment; };
+  const auto decide = [&] { return hand_out(*fabric, options.tuning.get(), members.size(), region); };
   const std::string key = options.terms.empty() ? options.name : options.name + "\n" + options.terms;
   auto agreed = members.size() == 1
                     ? open_alone(*fabric, members)
-                    : agree(*fabric, members, key, shared_of(*fabric)->next_use(members, key), deadline, claim, options.give_up);
+                    : agree(*fabric, members, key, shared_of(*fabric)->next_use(members, key), deadline, decide, options.give_up);
   if (!agreed.ok()) {
     Status failure = agreed.status();
     if (failure.code() == Code::timed_out && options.witness)
@@ -498,7 +529,7 @@ Result<std::shared_ptr<Communicator>> Communicator::split(const std::shared_ptr<
   Split split(group, parts, deadline_after(group.fabric()->clock(), options.timeout));
   Status valid = split.check();
   if (!valid) return valid.with_context(making(options));
-  auto agreed = split.agree(options.use_region);
+  auto agreed = split.agree(options.use_region, options.tuning.get());
   if (!agreed.ok()) return agreed.status().with_context(making(options));
   if (!agreed->has_value()) return std::shared_ptr<Communicator>();
   return assemble(group.fabric(), std::move(**agreed), std::move(options.name), std::move(options.witness));

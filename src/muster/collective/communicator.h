@@ -48,6 +48,8 @@ struct Args {
   std::vector<MutableBytes> outputs;
 };
 
+struct Tuning;
+
 /// A started call. Holds what the call needs; may be dropped (the call goes on).
 class Pending {
  public:
@@ -73,6 +75,8 @@ struct CommunicatorOptions {
   /// Asked now and then while the making waits for others; a failure that it returns ends the making with it. Must not block for long.
   std::function<Status()> give_up = {};
   std::shared_ptr<const trace::Witness> witness = {};  ///< asked what the others did last when a deadline has passed; may be null
+  /// Which algorithms the group uses, where this is its first member; null: what the environment says (`tuning_of_environment`).
+  std::shared_ptr<const Tuning> tuning = {};
 };
 
 class Communicator {
@@ -102,7 +106,8 @@ class Communicator {
   virtual PendingRef start(Args args, TimePoint deadline) = 0;
 
   /// While what it returns lives, the caller drives what is started here, by `Pending::done` now and then and by a `wait` in the end:
-  /// the progress thread keeps off unless the caller has not looked in for 20 ms. For a thread that computes meanwhile, on a machine that has no core left for another.
+  /// the progress thread keeps off unless the caller has not looked in for 20 ms. For a thread that computes meanwhile, on a machine that
+  /// has no core left for another.
   virtual std::shared_ptr<void> drive_here() = 0;
 
   /// Says that this member could not make its next call, an `op`, because of its arguments. That counts as a call: the others learn it, and

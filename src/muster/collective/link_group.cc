@@ -50,22 +50,22 @@ void LinkGroup::drop_large_scratch() {
 
 Task<Status> LinkGroup::finish() {
   co_await until([this] { return flight_.all_done(); });
-  drop_large_scratch();
   co_return flight_.status();
 }
 
 Task<Status> LinkGroup::run(const Args& args, const transport::Fingerprint& call) {
   flight_.begin(call);
-  const auto all = at(size_);
-  std::size_t total = 0;
+  const Algorithm way = selection_.choose(args.op, selected_bytes(args));
   switch (args.op) {
-    case Op::broadcast: return broadcast(args);
-    case Op::all_reduce: return args.inputs[0].size() * all <= kSmallBytes ? all_reduce_small(args) : reduce_by_slices(args);
-    case Op::reduce: return args.inputs[0].size() * all <= kSmallBytes ? reduce_small(args) : reduce_by_slices(args);
+    case Op::broadcast:
+      return way == Algorithm::chain ? broadcast(args, plan::ChainPlan{rank_, size_, args.root})
+                                     : broadcast(args, plan::TreePlan{rank_, size_, args.root});
+    case Op::all_reduce: return way == Algorithm::bruck ? all_reduce_small(args) : reduce_by_slices(args);
+    case Op::reduce: return way == Algorithm::direct ? reduce_small(args) : reduce_by_slices(args);
     case Op::reduce_scatter: return reduce_by_slices(args);
     case Op::all_gather:
-      for (const MutableBytes& output : args.outputs) total += output.size();
-      return total <= kSmallBytes ? all_gather_small(args) : all_gather_ring(args);
+      if (way == Algorithm::bruck) return all_gather_small(args);
+      return way == Algorithm::direct ? all_gather_direct(args) : all_gather_ring(args);
     case Op::gather: return gather(args);
     case Op::scatter: return scatter(args);
     case Op::all_to_all: return all_to_all(args);
@@ -83,14 +83,14 @@ Task<Status> LinkGroup::barrier() {
   co_return co_await finish();
 }
 
-// Chunks go down the tree one behind the other: a member passes on the first while the next arrives.
-Task<Status> LinkGroup::broadcast(const Args& args) {
+// Chunks go down one behind the other: a member passes on the first while the next arrives.
+template <class Plan>
+Task<Status> LinkGroup::broadcast(const Args& args, Plan plan) {
   constexpr int kWindow = 4;  // lanes 0 to 3 hold arrivals, 4 to 7 departures
-  const plan::TreePlan plan{rank_, size_, args.root};
   const MutableBytes data = args.outputs[0];
-  const std::size_t chunks = data.empty() ? 1 : plan::chunks_in(data.size(), kTreeChunkBytes);
+  const std::size_t chunks = data.empty() ? 1 : plan::chunks_in(data.size(), plan::kTreeChunkBytes);
   const auto chunk = [&](std::size_t k) {
-    const plan::Slice slice = plan::chunk_of(data.size(), kTreeChunkBytes, k);
+    const plan::Slice slice = plan::chunk_of(data.size(), plan::kTreeChunkBytes, k);
     return data.subspan(slice.begin, slice.count);
   };
   const int parent = plan.parent();
@@ -132,6 +132,7 @@ Task<Status> LinkGroup::all_reduce_small(const Args& args) {
   const plan::BruckPlan plan{rank_, size_};
   for (int position = 0; position < size_; ++position) inputs[at(plan.owner(position))] = blocks + starts[at(position)];
   reduce_complete(args.outputs[0].data(), inputs, bytes / size_of(args.dtype), args.dtype, args.reduce);
+  drop_large_scratch();
   co_return Status();
 }
 
@@ -142,7 +143,9 @@ Task<Status> LinkGroup::reduce_small(const Args& args) {
   if (!root) {
     contribute(blocks, args.inputs[0], args);
     flight_.send(0, args.root, 0, {blocks, bytes});
-    co_return co_await finish();
+    Status sent = co_await finish();
+    drop_large_scratch();
+    co_return sent;
   }
   std::vector<const std::byte*> inputs(at(size_));
   for (int member = 0; member < size_; ++member) {
@@ -156,6 +159,7 @@ Task<Status> LinkGroup::reduce_small(const Args& args) {
   }
   if (Status gathered = co_await finish(); !gathered) co_return gathered;
   reduce_complete(args.outputs[0].data(), inputs, bytes / size_of(args.dtype), args.dtype, args.reduce);
+  drop_large_scratch();
   co_return Status();
 }
 
@@ -182,7 +186,7 @@ struct LinkGroup::Reduction {
         to_root(call.op == Op::reduce) {
     std::size_t longest = 0;
     for (int owner = 0; owner < size; ++owner) longest = std::max(longest, slice(owner).count);
-    chunk_elements = std::min(std::max<std::size_t>(longest, 1), kReduceChunkBytes / width);
+    chunk_elements = std::min(std::max<std::size_t>(longest, 1), plan::kReduceChunkBytes / width);
     chunks = std::max<std::size_t>(1, plan::chunks_in(longest, chunk_elements));
   }
 
@@ -277,7 +281,9 @@ Task<Status> LinkGroup::reduce_by_slices(const Args& args) {
     reduce_own(k, result);
     post_results(k, result);
   }
-  co_return co_await finish();
+  Status status = co_await finish();
+  drop_large_scratch();
+  co_return status;
 }
 
 Task<Status> LinkGroup::all_gather_small(const Args& args) {
@@ -292,6 +298,7 @@ Task<Status> LinkGroup::all_gather_small(const Args& args) {
     const MutableBytes output = args.outputs[at(plan.owner(position))];
     copy(output, {blocks + starts[at(position)], output.size()});
   }
+  drop_large_scratch();
   co_return Status();
 }
 
@@ -303,6 +310,14 @@ Task<Status> LinkGroup::all_gather_ring(const Args& args) {
     flight_.send(1, plan.next(), 0, args.outputs[at(plan.sent_block(step))]);
     co_await until([this] { return flight_.done(0); });
   }
+  co_return co_await finish();
+}
+
+Task<Status> LinkGroup::all_gather_direct(const Args& args) {
+  const plan::PairwisePlan plan{rank_, size_};
+  for (int step = 1; step <= plan.steps(); ++step) flight_.receive(0, plan.source(step), 0, args.outputs[at(plan.source(step))]);
+  for (int step = 1; step <= plan.steps(); ++step) flight_.send(1, plan.target(step), 0, args.inputs[0]);
+  copy(args.outputs[at(rank_)], args.inputs[0]);
   co_return co_await finish();
 }
 

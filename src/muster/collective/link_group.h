@@ -2,8 +2,10 @@
 /// `Communicator` alone.
 ///
 /// Every result is computed in one place from all members' contributions in the order of their ranks, then handed out: the same
-/// bits on every member, every run, and one rounding for 16-bit floats. Which algorithm runs depends on the operation, the size and the
-/// number of members only. Temporary memory is at most 256 KiB per member (512 KiB for a premul_sum), whatever the size of the call.
+/// bits on every member, every run, and one rounding for 16-bit floats. Which algorithm runs is the `Selection`'s to say. Temporary memory
+/// is at most 256 KiB per member (512 KiB for a premul_sum), whatever the size of the call, with the defaults; see `most_bytes`.
+///
+/// What each algorithm sends is told a second time in `plan/schedule.h`, for the proof and the cost model; a test holds the two together.
 #pragma once
 
 #include <cstddef>
@@ -14,6 +16,7 @@
 #include "muster/base/task.h"
 #include "muster/collective/communicator.h"
 #include "muster/collective/flight.h"
+#include "muster/collective/selection.h"
 #include "muster/transport/channel.h"
 #include "muster/transport/fingerprint.h"
 
@@ -21,13 +24,8 @@ namespace muster::collective {
 
 class LinkGroup {
  public:
-  /// Up to this much in all, everybody sends everything to everybody in log2(members) steps.
-  static constexpr std::size_t kSmallBytes = 64 * 1024;
-  /// What is reduced, or passed down a tree, at a time.
-  static constexpr std::size_t kReduceChunkBytes = 128 * 1024;
-  static constexpr std::size_t kTreeChunkBytes = 256 * 1024;
-
-  explicit LinkGroup(transport::Channel& channel) : channel_(channel), rank_(channel.rank()), size_(channel.size()), flight_(channel) {}
+  LinkGroup(transport::Channel& channel, const Selection& selection)
+      : channel_(channel), selection_(selection), rank_(channel.rank()), size_(channel.size()), flight_(channel) {}
 
   /// One collective, one at a time; `args` are valid and, like `call`, outlive the task. No transfer is under way when it ends.
   Task<Status> run(const Args& args, const transport::Fingerprint& call);
@@ -38,13 +36,16 @@ class LinkGroup {
   struct Reduction;
 
   Task<Status> barrier();
-  Task<Status> broadcast(const Args& args);
+  /// Down a `TreePlan` or a `ChainPlan`.
+  template <class Plan>
+  Task<Status> broadcast(const Args& args, Plan plan);
   Task<Status> all_reduce_small(const Args& args);
   Task<Status> reduce_small(const Args& args);
   /// all_reduce, reduce and reduce_scatter of any size: every member reduces one slice and hands it to whom it concerns.
   Task<Status> reduce_by_slices(const Args& args);
   Task<Status> all_gather_small(const Args& args);
   Task<Status> all_gather_ring(const Args& args);
+  Task<Status> all_gather_direct(const Args& args);
   Task<Status> gather(const Args& args);
   Task<Status> scatter(const Args& args);
   Task<Status> all_to_all(const Args& args);
@@ -64,6 +65,7 @@ class LinkGroup {
   };
 
   transport::Channel& channel_;
+  const Selection selection_;
   const int rank_;
   const int size_;
   Flight flight_;

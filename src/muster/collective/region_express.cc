@@ -28,7 +28,7 @@ void pause_once() {
 bool RegionMember::is_small(const Args& args) const {
   std::size_t bytes = args.op == Op::broadcast ? args.outputs[0].size() : 0;
   for (const ConstBytes input : args.inputs) bytes += input.size();
-  return bytes <= kSlotBytes && (!info(args.op).reduces || info(args.op).lists_input || bytes <= one_shot_bytes(channel_.size()));
+  return bytes <= kSlotBytes && (!info(args.op).reduces || info(args.op).lists_input || one_shot(args.op, bytes));
 }
 
 /// Looks at the lines of all that `flow` takes from, for a moment.

@@ -10,6 +10,7 @@
 #include "muster/base/status.h"
 #include "muster/base/task.h"
 #include "muster/collective/communicator.h"
+#include "muster/collective/selection.h"
 #include "muster/transport/channel.h"
 #include "muster/transport/fingerprint.h"
 #include "muster/transport/host_region.h"
@@ -22,8 +23,9 @@ class RegionGroup {
   static std::size_t segment_bytes(int members);
 
   /// `segment` was claimed by one member, is zeroed, and its offset is the same on all; `channel`'s members are all in `region`.
-  /// Local: waits for nobody.
-  static std::unique_ptr<RegionGroup> attach(transport::HostRegion& region, std::uint64_t segment, transport::Channel& channel);
+  /// `selection` too. Local: waits for nobody.
+  static std::unique_ptr<RegionGroup> attach(transport::HostRegion& region, std::uint64_t segment, transport::Channel& channel,
+                                             const Selection& selection);
   virtual ~RegionGroup() = default;
 
   /// One collective (any op of info() but send and recv), resumable; nothing inside blocks. `args` and `call` must outlive the task;

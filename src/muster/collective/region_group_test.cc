@@ -23,8 +23,8 @@ std::vector<std::size_t> counts_for(Op op, DType dtype, int members, Random& ran
   const Layout layout(members);
   const std::size_t chunk = info(op).lists_input ? layout.column_bytes : layout.window_bytes;
   std::vector<std::size_t> counts{0, 1, 2, 47, 4097 / element + 1, (2 * chunk + 8 * 1024) / element + draw(random, 100)};
-  for (std::size_t bytes :
-       {kInlineBytes, kSlotBytes, RegionMember::one_shot_bytes(members), std::size_t{64 * 1024}, chunk, (kWindows + 2) * chunk}) {
+  const std::size_t one_shot = 64 * 1024 / static_cast<std::size_t>(members);
+  for (std::size_t bytes : {kInlineBytes, kSlotBytes, one_shot, std::size_t{64 * 1024}, chunk, (kWindows + 2) * chunk}) {
     counts.push_back(bytes / element - 1 + draw(random, 3));
   }
   return counts;

@@ -13,8 +13,9 @@ using region::RegionMember;
 
 std::size_t RegionGroup::segment_bytes(int members) { return region::Layout(members).total; }
 
-std::unique_ptr<RegionGroup> RegionGroup::attach(transport::HostRegion& region, std::uint64_t segment, transport::Channel& channel) {
-  return std::make_unique<RegionMember>(region, segment, channel,
+std::unique_ptr<RegionGroup> RegionGroup::attach(transport::HostRegion& region, std::uint64_t segment, transport::Channel& channel,
+                                                 const Selection& selection) {
+  return std::make_unique<RegionMember>(region, segment, channel, selection,
                                         [] { return static_cast<const transport::Arena*>(transport::Arena::if_made()); });
 }
 
@@ -43,9 +44,11 @@ void fence_reads() {
 
 }  // namespace
 
-RegionMember::RegionMember(transport::HostRegion& region, std::uint64_t segment, transport::Channel& channel, ArenaOf arena)
+RegionMember::RegionMember(transport::HostRegion& region, std::uint64_t segment, transport::Channel& channel, const Selection& selection,
+                           ArenaOf arena)
     : region_(region),
       channel_(channel),
+      selection_(selection),
       find_arena_(arena),
       rank_(channel.rank()),
       layout_(channel.size()),
@@ -133,7 +136,7 @@ Task<Status> RegionMember::run_call(const Args& args, const transport::Fingerpri
     publish(call);
     co_return Status();
   }
-  const bool shares = (args.op == Op::all_reduce || args.op == Op::reduce) && args.inputs[0].size() > one_shot_bytes(channel_.size());
+  const bool shares = (args.op == Op::all_reduce || args.op == Op::reduce) && !one_shot(args.op, args.inputs[0].size());
   Status status;
   if (shares) {
     status = co_await reduce_shares(args, call);

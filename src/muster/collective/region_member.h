@@ -30,15 +30,13 @@ using ArenaOf = const transport::Arena* (*)();
 
 class RegionMember final : public RegionGroup {
  public:
-  RegionMember(transport::HostRegion& region, std::uint64_t segment, transport::Channel& channel, ArenaOf arena);
+  RegionMember(transport::HostRegion& region, std::uint64_t segment, transport::Channel& channel, const Selection& selection,
+               ArenaOf arena);
 
   Task<Status> run(const Args& args, const transport::Fingerprint& call) override;
   bool express(const Args& args, const transport::Fingerprint& call) override;
   std::vector<int> awaited() const override;
   transport::Fingerprint heard(int member) const override;
-
-  /// The largest all_reduce or reduce that every reader reduces for itself; above, each member reduces its share.
-  static std::size_t one_shot_bytes(int members);
 
  private:
   // What a member gives in the call under way, as its line says.
@@ -118,6 +116,8 @@ class RegionMember final : public RegionGroup {
     return region_.arena_at(local_[static_cast<std::size_t>(member)], offset, bytes);
   }
   Status cannot_map(int member, std::uint64_t bytes) const;
+  /// Whether every reader reduces such an all_reduce or reduce for itself; else each member reduces its share.
+  bool one_shot(Op op, std::size_t bytes) const { return selection_.choose(op, bytes) == Algorithm::one_shot; }
   Status refuse(Status cause);
   Task<Status> refuse_late(Status cause);
 
@@ -154,6 +154,7 @@ class RegionMember final : public RegionGroup {
 
   transport::HostRegion& region_;
   transport::Channel& channel_;
+  const Selection selection_;
   const ArenaOf find_arena_;
   const int rank_;
   const Layout layout_;

@@ -18,10 +18,6 @@ constexpr std::size_t kBlockBytes = 8 * 1024;
 
 }  // namespace
 
-std::size_t RegionMember::one_shot_bytes(int members) {
-  return std::min<std::size_t>(kSlotBytes, 64 * 1024 / static_cast<std::size_t>(members));
-}
-
 struct RegionMember::Reduction {
   const Args& args;
   ConstBytes input;

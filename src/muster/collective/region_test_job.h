@@ -123,7 +123,7 @@ class RegionJob {
     auto segment = regions[0]->claim(RegionGroup::segment_bytes(size));
     EXPECT_TRUE(segment.ok()) << segment.status().message();
     for (int member = 0; member < size; ++member) {
-      groups.push_back(RegionGroup::attach(*regions[at(member)], *segment, *channels[at(member)]));
+      groups.push_back(RegionGroup::attach(*regions[at(member)], *segment, *channels[at(member)], Selection(Ground::region, size)));
     }
   }
   static std::size_t at(int member) { return static_cast<std::size_t>(member); }

@@ -20,12 +20,26 @@
 
 #include "muster/collective/communicator.h"
 #include "muster/collective/suite_test_cells.h"
+#include "muster/collective/tuning.h"
 #include "muster/testing/budget.h"
 #include "muster/testing/rank_threads.h"
 #include "muster/testing/seed.h"
 
 namespace muster::collective::suite {
 namespace {
+
+/// Another one for every rank, of which the first's must count: some operations by any of their algorithms, the others by the defaults.
+std::shared_ptr<const Tuning> drawn_tuning(int rank, int ranks) {
+  std::mt19937_64 random(testing::test_seed() * 31 + static_cast<std::uint64_t>(100 * ranks + rank));
+  auto tuning = std::make_shared<Tuning>();
+  for (const Ground ground : {Ground::links, Ground::region}) {
+    for (const Op op : {Op::broadcast, Op::all_reduce, Op::reduce, Op::all_gather}) {
+      const auto row = algorithms_of(ground, op);
+      if (random() % 2 == 0) tuning->forced.emplace_back(op, row[random() % row.size()]);
+    }
+  }
+  return tuning;
+}
 
 Result<std::shared_ptr<Communicator>> create_whole_group(const std::shared_ptr<transport::Fabric>& fabric, int ranks,
                                                          bool use_region = true) {
@@ -35,6 +49,7 @@ Result<std::shared_ptr<Communicator>> create_whole_group(const std::shared_ptr<t
   options.name = "suite";
   options.timeout = std::chrono::seconds(60);
   options.use_region = use_region;
+  options.tuning = drawn_tuning(fabric->rank(), ranks);
   return Communicator::create(fabric, members, options);
 }
 

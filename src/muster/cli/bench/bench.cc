@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -10,9 +11,12 @@
 #include <memory>
 #include <set>
 
+#include "muster/cli/bench/algorithms.h"
 #include "muster/cli/bench/contestant.h"
 #include "muster/cli/bench/folder.h"
+#include "muster/cli/bench/progress_line.h"
 #include "muster/cli/bench/results.h"
+#include "muster/cli/bench/simulate.h"
 
 namespace muster::cli {
 namespace {
@@ -23,6 +27,7 @@ using bench::Contestant;
 using bench::Field;
 using bench::Figures;
 using bench::Folder;
+using bench::ProgressLine;
 using bench::Row;
 
 const std::vector<std::string> kOps = {"broadcast", "all_reduce",     "reduce",     "all_gather", "gather",
@@ -39,23 +44,9 @@ struct Options {
   double seconds = 0.3;
   int rounds = 0;  // 0: three with rivals, else one
   Field field;
-};
-
-/// Rewrites one line of the terminal; silent elsewhere.
-class Progress {
- public:
-  explicit Progress(std::size_t all) : all_(all), shown_(::isatty(STDERR_FILENO) == 1) {}
-  void next(const std::string& what) {
-    ++done_;
-    if (shown_) std::fprintf(stderr, "\r\033[K[%zu/%zu] %s", done_, all_, what.c_str());
-  }
-  void clear() const {
-    if (shown_) std::fprintf(stderr, "\r\033[K");
-  }
-
- private:
-  std::size_t all_, done_ = 0;
-  bool shown_;
+  bool simulate = false, check_selection = false;
+  std::string tuning;
+  bench::Simulation simulation;
 };
 
 std::vector<std::uint64_t> sizes_of(const Options& options, const std::string& op) {
@@ -162,20 +153,20 @@ class Run {
 
   const Options& options_;
   std::vector<std::string> libraries_;
-  Progress progress_;
+  ProgressLine progress_;
   std::vector<Row> rows_;
   std::set<std::string> told_;
 };
 
 void add_options(CLI::App& app, Options& options) {
   app.add_option("--op", options.ops, "operations, comma separated")->delimiter(',')->check(CLI::IsMember(kOps))->capture_default_str();
-  app.add_option("--sizes", options.sizes, "bytes, comma separated; 64KiB and 1MiB are understood")
+  app.add_option("--sizes,--bytes", options.sizes, "bytes, comma separated; 64KiB and 1MiB are understood")
       ->delimiter(',')
       ->transform(CLI::AsSizeValue(false))
       ->capture_default_str();
   app.add_option("--ranks", options.ranks, "numbers of ranks, comma separated")
       ->delimiter(',')
-      ->check(CLI::Range(1, 128))
+      ->check(CLI::Range(1, 10'000'000))
       ->capture_default_str();
   app.add_option("--vs", options.rivals, "other libraries in the same run, in turn with muster: gloo, openmpi, mpich, impi")
       ->delimiter(',')
@@ -196,6 +187,86 @@ void add_options(CLI::App& app, Options& options) {
       ->check(CLI::Range(1, 100));
   app.add_option("--json", options.json, "also append the rows to this file, one JSON object a line");
   app.add_option("--plot", options.picture, "also draw them into this SVG file");
+}
+
+void add_selection_options(CLI::App& app, Options& options) {
+  const std::string group = "Which algorithm runs";
+  auto* tune =
+      app.add_option("--tune", options.tuning,
+                     "measure from which size on which algorithm is faster and write it to this file, or where groups look for it: "
+                     "MUSTER_TUNING, else ~/.config/muster/tuning. Quiet machine!")
+          ->expected(0, 1)
+          ->group(group);
+  auto* check = app.add_flag("--check-selection", options.check_selection,
+                             "measure every algorithm of muster's and fail where the selected one is slower than another by more than 10 %")
+                    ->group(group)
+                    ->excludes(tune);
+  auto* simulate =
+      app.add_flag("--simulate", options.simulate, "predict times over links from a model, for any number of ranks; nothing is measured")
+          ->group(group)
+          ->excludes(tune)
+          ->excludes(check);
+  bench::Simulation& model = options.simulation;
+  const std::string parts = "The model of --simulate";
+  auto* hosts = app.add_option("--hosts", model.hosts, "hosts, with equally many ranks; default: one for each rank");
+  auto* per_host = app.add_option("--ranks-per-host", model.ranks_per_host, "ranks that share a host and its network");
+  for (auto* option : {hosts, per_host}) option->check(CLI::Range(1, 10'000'000))->group(parts)->needs(simulate);
+  hosts->excludes(per_host);
+  const auto figure = [&](const char* name, double& value, double unit, const char* what) {
+    app.add_option_function<double>(
+           name, [&value, unit](const double& given) { value = given * unit; }, what)
+        ->check(CLI::PositiveNumber)
+        ->group(parts)
+        ->needs(simulate);
+  };
+  figure("--latency-us", model.machine.latency, 1e-6, "between two hosts; default 15");
+  figure("--host-latency-us", model.machine.host_latency, 1e-6, "within a host; default 3");
+  figure("--overhead-us", model.machine.overhead, 1e-6, "of every message, at each end; default 1.5");
+  figure("--bandwidth-gbs", model.machine.bandwidth, 1e9, "of a host's network, gigabytes a second each way; default 3");
+  figure("--host-bandwidth-gbs", model.machine.host_bandwidth, 1e9, "between two ranks of a host; default 4");
+  figure("--reduction-gbs", model.machine.reduction, 1e9, "at which bytes are added up; default 8");
+}
+
+/// What was not said is chosen so that the borders between algorithms show.
+bench::Contest contest_of(const CLI::App& app, const Options& options) {
+  bench::Contest contest;
+  contest.ops = app.count("--op") > 0 ? options.ops : kOps;
+  contest.sizes = options.sizes;
+  if (app.count("--sizes") == 0) contest.sizes = {64, 1024, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 1048576, 4194304, 16777216};
+  std::sort(contest.sizes.begin(), contest.sizes.end());
+  contest.ranks = app.count("--ranks") > 0 ? options.ranks : std::vector<int>{2, 4};
+  contest.transports =
+      app.count("--transport") > 0 ? std::vector<std::string>{options.field.transport} : std::vector<std::string>{"shm", "tcp"};
+  contest.dtype = options.dtype;
+  contest.memory = options.memory;
+  contest.seconds = app.count("--seconds") > 0 ? options.seconds : 0.05;
+  if (options.rounds > 0) contest.rounds = options.rounds;
+  contest.threads = options.field.threads;
+  return contest;
+}
+
+Status tune(const CLI::App& app, const Options& options) {
+  const std::string path = options.tuning.empty() ? collective::tuning_path() : options.tuning;
+  if (path.empty()) return Status(Code::invalid_argument, "there is no place for the tuning file here; say one: --tune FILE");
+  return bench::tune(contest_of(app, options), path);
+}
+
+Status simulate(const CLI::App& app, Options options) {
+  if (app.count("--ranks") == 0) options.ranks = {2, 8, 64, 1024, 100'000};
+  options.simulation.ops = options.ops;
+  options.simulation.sizes = options.sizes;
+  options.simulation.ranks = options.ranks;
+  options.simulation.json = options.json;
+  return bench::simulate(options.simulation);
+}
+
+Status measure(const CLI::App& app, const Options& options) {
+  if (options.simulate) return simulate(app, options);
+  if (*std::max_element(options.ranks.begin(), options.ranks.end()) > 128)
+    return Status(Code::invalid_argument, "at most 128 ranks can be started here; --simulate predicts larger groups");
+  if (app.count("--tune") > 0) return tune(app, options);
+  if (options.check_selection) return bench::check_selection(contest_of(app, options));
+  return Run(options).play();
 }
 
 /// Becomes `program` beside this one, which needs torch; this one is free of it.
@@ -225,15 +296,17 @@ int run_bench(const std::vector<std::string>& arguments) {
       "Every rank rewrites its buffer before each call. loop: back to back, rewrite included, median of 11 loops.\n"
       "p50: one call after a barrier, from the last rank's start to the last rank's end. Microseconds.\n"
       "Libraries are compared by p50 from 64 KiB up and by loop below; a ratio below 1 is faster than the best rival.\n"
+      "Which algorithm runs at which size: --tune, --check-selection, --simulate.\n"
       "Instead of collectives: muster bench ddp (training steps), rpc (remote calls), store, group, launch, idle; each with --help.",
       "muster bench");
   add_options(app, options);
+  add_selection_options(app, options);
   try {
     app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
   } catch (const CLI::ParseError& error) {
     return app.exit(error);
   }
-  const Status played = Run(options).play();
+  const Status played = measure(app, options);
   if (!played) std::fprintf(stderr, "muster bench: %s\n", played.message().c_str());
   return played ? 0 : 1;
 }

@@ -8,6 +8,7 @@
 
 #include "muster/cli/bench/worker.h"
 #include "muster/collective/communicator.h"
+#include "muster/collective/selection.h"
 #include "muster/launch/spawn.h"
 #include "muster/store/factory.h"
 #include "muster/transport/arena.h"
@@ -19,13 +20,6 @@ namespace {
 using collective::Args;
 using collective::Communicator;
 using collective::Op;
-
-std::optional<Op> op_named(const std::string& name) {
-  for (int i = 0; i <= static_cast<int>(Op::barrier); ++i) {
-    if (collective::info(static_cast<Op>(i)).name == name) return static_cast<Op>(i);
-  }
-  return std::nullopt;
-}
 
 std::optional<DType> dtype_named(const std::string& name) {
   for (int i = 0; i < kDTypes; ++i) {
@@ -76,7 +70,7 @@ class EngineSubject final : public Subject {
   int size() const override { return group_->size(); }
 
   Status prepare(const Cell& cell) override {
-    const auto op = op_named(cell.op);
+    const auto op = collective::op_named(cell.op);
     const auto dtype = dtype_named(cell.dtype);
     if (!op || !dtype) return Status(Code::unsupported, "the engine has no " + cell.op + " of " + cell.dtype);
     const auto& row = collective::info(*op);

@@ -6,6 +6,10 @@
 
 namespace muster::collective::plan {
 
+/// What is reduced, or passed down a tree, at a time.
+inline constexpr std::size_t kReduceChunkBytes = 128 * 1024;
+inline constexpr std::size_t kTreeChunkBytes = 256 * 1024;
+
 struct Slice {
   std::size_t begin = 0;
   std::size_t count = 0;

@@ -30,4 +30,16 @@ struct TreePlan {
   int lowest_bit() const { return place() == 0 ? 1 << doubling_steps(size) : place() & -place(); }
 };
 
+/// From the root to the next rank, from there to the next, to the last: the longest way and the least work for the busiest rank.
+struct ChainPlan {
+  int rank;
+  int size;
+  int root;
+
+  /// -1 at the root.
+  int parent() const { return rank == root ? -1 : wrap(rank - 1, size); }
+  int children() const { return wrap(rank + 1, size) == root ? 0 : 1; }
+  int child(int) const { return wrap(rank + 1, size); }
+};
+
 }  // namespace muster::collective::plan

@@ -1,0 +1,280 @@
+#include "muster/cli/bench/algorithms.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <memory>
+#include <sstream>
+
+#include "muster/cli/bench/contestant.h"
+#include "muster/cli/bench/folder.h"
+#include "muster/cli/bench/progress_line.h"
+#include "muster/cli/bench/results.h"
+
+namespace muster::cli::bench {
+namespace {
+
+using collective::Algorithm;
+using collective::Ground;
+using collective::Op;
+using collective::Selection;
+using collective::Tuning;
+
+Ground ground_of(const std::string& transport) { return transport == "tcp" ? Ground::links : Ground::region; }
+
+/// One operation on so many ranks, by every algorithm that it has; all stand ready and take turns.
+class Race {
+ public:
+  static Result<std::unique_ptr<Race>> prepare(const Contest& contest, const std::string& transport, Op op, int ranks) {
+    std::unique_ptr<Race> race(new Race(contest, ground_of(transport), op, ranks));
+    if (race->folder_.path().empty()) return Status(Code::exhausted, "no folder could be made for temporary files");
+    Field field;
+    field.ranks = ranks;
+    field.transport = transport;
+    field.threads = contest.threads;
+    field.tensors = false;  // the engine alone: what stands above it costs the same whatever the algorithm
+    for (const Algorithm algorithm : collective::algorithms_of(race->ground_, op)) {
+      const std::string name(name_of(algorithm));
+      const std::string own = race->folder_.path() + "/" + name;
+      std::filesystem::create_directory(own);
+      auto plan = plan_start("muster", field, own);
+      if (!plan) return plan.status();
+      plan->environment.emplace_back("MUSTER_TUNING", "off");
+      plan->environment.emplace_back("MUSTER_ALGORITHM", std::string(collective::info(op).name) + ":" + name);
+      auto started = Contestant::start(*plan, ranks, own);
+      if (!started) return started.status().with_context("starting " + name);
+      race->runners_.emplace_back(algorithm, std::move(*started));
+    }
+    return race;
+  }
+
+  /// Fewer than two entries where only one algorithm can do calls of this size.
+  Result<Lap> run(std::uint64_t bytes, int rounds, ProgressLine& progress) {
+    Lap lap{bytes, {}};
+    std::vector<std::size_t> able;
+    for (std::size_t i = 0; i < runners_.size(); ++i) {
+      if (bytes <= most_bytes(ground_, op_, runners_[i].first, ranks_)) able.push_back(i);
+    }
+    progress.next(std::string(info(op_).name) + " " + size_text(bytes) + ", " + std::to_string(ranks_) + " ranks over " +
+                  std::string(name_of(ground_)));
+    if (able.size() < 2) return lap;
+    const Cell cell{std::string(info(op_).name), bytes, contest_.dtype, contest_.memory, contest_.seconds};
+    for (int round = 0; round < rounds; ++round) {
+      for (const std::size_t i : able) {
+        auto& [algorithm, contestant] = runners_[i];
+        const Answer answer = contestant->play(cell);
+        if (!answer.figures) {
+          return Status(Code::internal,
+                        cell.op + " of " + std::to_string(bytes) + " bytes by " + std::string(name_of(algorithm)) + ": " + answer.reason);
+        }
+        Row row;
+        row.cell = cell;
+        row.figures = *answer.figures;
+        const auto known = lap.us.find(algorithm);
+        lap.us[algorithm] = known == lap.us.end() ? compared(row) : std::min(known->second, compared(row));
+      }
+    }
+    return lap;
+  }
+
+  Ground ground() const { return ground_; }
+
+ private:
+  Race(const Contest& contest, Ground ground, Op op, int ranks) : contest_(contest), ground_(ground), op_(op), ranks_(ranks) {}
+
+  const Contest& contest_;
+  const Ground ground_;
+  const Op op_;
+  const int ranks_;
+  const Folder folder_;
+  std::vector<std::pair<Algorithm, std::unique_ptr<Contestant>>> runners_;
+};
+
+/// Calls `work(race, op, ranks)` for everything that has a choice.
+template <class Work>
+Status for_each_race(const Contest& contest, const Work& work) {
+  bool any = false;
+  for (const std::string& transport : contest.transports) {
+    for (const int ranks : contest.ranks) {
+      for (const std::string& name : contest.ops) {
+        const auto op = collective::op_named(name);
+        if (!op || ranks < 2 || algorithms_of(ground_of(transport), *op).size() < 2) continue;
+        any = true;
+        auto race = Race::prepare(contest, transport, *op, ranks);
+        if (!race) return race.status();
+        if (Status done = work(**race, *op, ranks); !done) return done;
+      }
+    }
+  }
+  if (any) return {};
+  return Status(Code::invalid_argument,
+                "none of these operations has more than one algorithm there; over tcp broadcast, all_reduce, reduce and "
+                "all_gather have, over shm all_reduce and reduce, with at least two ranks");
+}
+
+std::size_t laps_in(const Contest& contest) {
+  std::size_t laps = 0;
+  for (const std::string& transport : contest.transports) {
+    for (const std::string& name : contest.ops) {
+      const auto op = collective::op_named(name);
+      if (op && algorithms_of(ground_of(transport), *op).size() > 1) laps += contest.ranks.size() * contest.sizes.size();
+    }
+  }
+  return laps;
+}
+
+std::string lap_text(Op op, int ranks, Ground ground, const Lap& lap) {
+  char head[96];
+  std::snprintf(head, sizeof head, "%-11s %4d ranks  %-6s %8s", std::string(info(op).name).c_str(), ranks,
+                std::string(name_of(ground)).c_str(), size_text(lap.bytes).c_str());
+  std::string text = head;
+  for (const auto& [algorithm, us] : lap.us) {
+    char part[64];
+    std::snprintf(part, sizeof part, " | %s %.4g", std::string(name_of(algorithm)).c_str(), us);
+    text += part;
+  }
+  return text;
+}
+
+void print_line(const std::string& line) {
+  std::printf("%s\n", line.c_str());
+  std::fflush(stdout);
+}
+
+/// Half-way on a scale of factors.
+std::uint64_t between(std::uint64_t low, std::uint64_t high) {
+  return static_cast<std::uint64_t>(std::sqrt(static_cast<double>(std::max<std::uint64_t>(low, 1))) * std::sqrt(static_cast<double>(high)));
+}
+
+Result<Tuning> tuning_in(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) return Tuning();
+  std::ostringstream text;
+  text << file.rdbuf();
+  return collective::parse_tuning(text.str(), "tuning file " + path);
+}
+
+}  // namespace
+
+std::vector<Tuning::Step> fit(std::span<const Algorithm> row, const std::vector<Lap>& laps) {
+  constexpr double kImpossible = 1e6;  // the logarithm of a time
+  // least[k]: of the laps so far, with the k-th algorithm at the last of them; from[lap][k]: the one before it.
+  std::vector<double> least(row.size(), 0);
+  std::vector<std::vector<std::size_t>> from;
+  for (const Lap& lap : laps) {
+    std::vector<double> next(row.size());
+    std::vector<std::size_t> came(row.size());
+    std::size_t best = 0;  // of those that may come before
+    for (std::size_t k = 0; k < row.size(); ++k) {
+      if (least[k] < least[best]) best = k;
+      const auto found = lap.us.find(row[k]);
+      came[k] = best;
+      next[k] = least[best] + (found == lap.us.end() ? kImpossible : std::log(found->second));
+    }
+    least = std::move(next);
+    from.push_back(std::move(came));
+  }
+  std::vector<std::size_t> ways(laps.size());
+  std::size_t way = static_cast<std::size_t>(std::min_element(least.begin(), least.end()) - least.begin());
+  for (std::size_t lap = laps.size(); lap-- > 0;) {
+    ways[lap] = way;
+    way = from[lap][way];
+  }
+  std::vector<Tuning::Step> rule;
+  for (std::size_t lap = 0; lap < laps.size(); ++lap) {
+    if (!rule.empty() && rule.back().algorithm == row[ways[lap]]) continue;
+    if (!rule.empty()) rule.back().up_to = between(laps[lap - 1].bytes, laps[lap].bytes);
+    rule.push_back({row[ways[lap]]});
+  }
+  return rule;
+}
+
+std::optional<Upset> upset(const Lap& lap, Algorithm selected) {
+  const auto own = lap.us.find(selected);
+  if (own == lap.us.end()) return std::nullopt;
+  std::optional<Upset> found;
+  for (const auto& [algorithm, us] : lap.us) {
+    const double times = own->second / us;
+    if (times > kTolerance && (!found || times > found->times)) found = Upset{algorithm, times};
+  }
+  return found;
+}
+
+Status tune(const Contest& contest, const std::string& path) {
+  auto tuning = tuning_in(path);
+  if (!tuning) return tuning.status();
+  ProgressLine progress(laps_in(contest));
+  const Status raced = for_each_race(contest, [&](Race& race, Op op, int ranks) {
+    std::vector<Lap> laps;
+    for (const std::uint64_t bytes : contest.sizes) {
+      auto lap = race.run(bytes, contest.rounds, progress);
+      progress.clear();
+      if (!lap) return lap.status();
+      if (lap->us.size() < 2) continue;
+      print_line(lap_text(op, ranks, race.ground(), *lap));
+      laps.push_back(std::move(*lap));
+    }
+    if (laps.empty()) return Status();
+    auto rule = fit(algorithms_of(race.ground(), op), laps);
+    // Beyond what was measured the most scalable one goes on, where only it can.
+    const auto row = algorithms_of(race.ground(), op);
+    const std::uint64_t most = most_bytes(race.ground(), op, rule.back().algorithm, ranks);
+    if (rule.back().algorithm != row.back() && most != Selection::kAlways) {
+      rule.back().up_to = most;
+      rule.push_back({row.back()});
+    }
+    tuning->rules[{race.ground(), op, ranks}] = std::move(rule);
+    return Status();
+  });
+  if (!raced) return raced;
+  std::error_code ignored;
+  if (const auto folder = std::filesystem::path(path).parent_path(); !folder.empty()) std::filesystem::create_directories(folder, ignored);
+  const std::string text = print_tuning(*tuning);
+  std::ofstream file(path);
+  file << text;
+  file.close();
+  if (!file) return Status(Code::invalid_argument, "cannot write " + path + "; say with --tune FILE where it should be");
+  std::printf("\n%s\nwritten to %s\n", text.c_str(), path.c_str());
+  return {};
+}
+
+Status check_selection(const Contest& contest) {
+  auto tuning = collective::tuning_of_environment();
+  if (!tuning) return tuning.status();
+  ProgressLine progress(laps_in(contest));
+  int cells = 0, slow = 0;
+  const Status raced = for_each_race(contest, [&](Race& race, Op op, int ranks) {
+    const Selection selection = select(*tuning, race.ground(), ranks);
+    for (const std::uint64_t bytes : contest.sizes) {
+      auto lap = race.run(bytes, contest.rounds, progress);
+      const Algorithm selected = selection.choose(op, bytes);
+      if (lap.ok() && upset(*lap, selected)) lap = race.run(bytes, 2 * contest.rounds, progress);  // once may be chance
+      progress.clear();
+      if (!lap.ok()) return lap.status();
+      if (lap->us.size() < 2) continue;
+      ++cells;
+      std::string line = lap_text(op, ranks, race.ground(), *lap) + " | selected: " + std::string(name_of(selected));
+      if (const auto found = upset(*lap, selected)) {
+        ++slow;
+        char much[32];
+        std::snprintf(much, sizeof much, "%.2f", found->times);
+        line += "  WRONG: " + std::string(name_of(found->better)) + " is " + much + " times as fast";
+      }
+      print_line(line);
+    }
+    return Status();
+  });
+  if (!raced) return raced;
+  if (slow == 0) {
+    print_line("the selected algorithm is within 10 % of the best in all " + std::to_string(cells) + " cells");
+    return {};
+  }
+  return Status(Code::internal, "in " + std::to_string(slow) + " of " + std::to_string(cells) +
+                                    " cells another algorithm is more than 10 % faster than the selected one; on a quiet machine "
+                                    "muster bench --tune finds better limits");
+}
+
+}  // namespace muster::cli::bench

@@ -1,0 +1,118 @@
+// The tuning and the check of the selection: their arithmetic here, their command in a process.
+#include "muster/cli/bench/algorithms.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "muster/cli/launched.h"
+
+namespace muster::cli::bench {
+namespace {
+
+using collective::Algorithm;
+using collective::Ground;
+using collective::Op;
+using collective::Selection;
+using testing::contents;
+using testing::count_of;
+using testing::Outcome;
+using testing::run;
+using Rule = std::vector<collective::Tuning::Step>;
+
+constexpr Algorithm kTwo[] = {Algorithm::bruck, Algorithm::slices};
+constexpr Algorithm kThree[] = {Algorithm::bruck, Algorithm::direct, Algorithm::ring};
+
+TEST(Fit, PutsTheBorderWhereTheFasterOneChanges) {
+  const std::vector<Lap> laps = {{1024, {{Algorithm::bruck, 1}, {Algorithm::slices, 2}}},
+                                 {4096, {{Algorithm::bruck, 2}, {Algorithm::slices, 3}}},
+                                 {16384, {{Algorithm::bruck, 9}, {Algorithm::slices, 4}}}};
+  EXPECT_EQ(fit(kTwo, laps), (Rule{{Algorithm::bruck, 8192}, {Algorithm::slices}}));
+  EXPECT_EQ(fit(kTwo, {laps[0]}), (Rule{{Algorithm::bruck}}));
+  EXPECT_EQ(fit(kTwo, {laps[2]}), (Rule{{Algorithm::slices}}));
+}
+
+TEST(Fit, OneOddLapDoesNotMoveIt) {
+  const std::vector<Lap> laps = {{1, {{Algorithm::bruck, 1}, {Algorithm::slices, 4}}},
+                                 {10, {{Algorithm::bruck, 1.2}, {Algorithm::slices, 1.1}}},
+                                 {100, {{Algorithm::bruck, 1}, {Algorithm::slices, 4}}},
+                                 {10'000, {{Algorithm::bruck, 40}, {Algorithm::slices, 4}}}};
+  EXPECT_EQ(fit(kTwo, laps), (Rule{{Algorithm::bruck, 1000}, {Algorithm::slices}}));
+}
+
+TEST(Fit, PassesOverWhatWinsNowhereAndWhatCannot) {
+  const std::vector<Lap> laps = {{64, {{Algorithm::bruck, 5}, {Algorithm::direct, 1}, {Algorithm::ring, 2}}},
+                                 {4096, {{Algorithm::direct, 9}, {Algorithm::ring, 3}}}};
+  EXPECT_EQ(fit(kThree, laps), (Rule{{Algorithm::direct, 512}, {Algorithm::ring}}));
+}
+
+TEST(Upset, IsWhatIsMoreThanATenthFaster) {
+  const Lap lap{8, {{Algorithm::bruck, 1.0}, {Algorithm::direct, 1.05}, {Algorithm::ring, 2.0}}};
+  EXPECT_FALSE(upset(lap, Algorithm::bruck));
+  EXPECT_FALSE(upset(lap, Algorithm::direct));
+  const auto found = upset(lap, Algorithm::ring);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->better, Algorithm::bruck);
+  EXPECT_DOUBLE_EQ(found->times, 2);
+}
+
+TEST(Bench, TunesAndReadsWhatItWrote) {
+  testing::Fifo scratch;  // for its folder
+  const std::string file = scratch.folder() + "/settings/tuning";
+  const std::vector<std::string> quick = {
+      "--op", "all_reduce,broadcast", "--sizes", "8,1KiB", "--ranks", "2", "--seconds", "0.01", "--rounds", "1"};
+  const auto with = [&](std::vector<std::string> words) {
+    words.insert(words.begin(), "bench");
+    words.insert(words.end(), quick.begin(), quick.end());
+    return words;
+  };
+  const Outcome tuned = run(with({"--tune", file}));
+  ASSERT_EQ(tuned.code, 0) << tuned.err;
+  const auto rules = collective::parse_tuning(contents(file), file);
+  ASSERT_TRUE(rules.ok()) << rules.status().message();
+  EXPECT_TRUE(rules->rules.contains({Ground::links, Op::all_reduce, 2}));
+  EXPECT_TRUE(rules->rules.contains({Ground::links, Op::broadcast, 2}));
+  EXPECT_TRUE(rules->rules.contains({Ground::region, Op::all_reduce, 2}));
+  EXPECT_EQ(rules->rules.size(), 3u);
+
+  // How quick they were must not decide a test; that every cell is there must.
+  const Outcome checked = run(with({"--check-selection", "--transport", "tcp"}), {{"MUSTER_TUNING", file}});
+  EXPECT_EQ(count_of(checked.out, "| selected: "), 4) << checked.out << checked.err;
+  EXPECT_EQ(checked.code, count_of(checked.out, "WRONG") > 0 ? 1 : 0) << checked.err;
+
+  std::ofstream(file) << "version = 1\nlinks.all_reduce.2 = fast\n";
+  const Outcome wrong = run(with({"--engine", "--transport", "tcp"}), {{"MUSTER_TUNING", file}});
+  EXPECT_EQ(wrong.code, 1);
+  EXPECT_EQ(count_of(wrong.err, "line 2: \"fast\" is no algorithm"), 1) << wrong.err;
+  std::filesystem::remove_all(scratch.folder() + "/settings");
+}
+
+TEST(Bench, SimulatesGroupsOfEverySize) {
+  testing::Fifo scratch;
+  const std::string json = scratch.folder() + "/rows.json";
+  const Outcome outcome = run({"bench", "--simulate", "--op", "all_reduce,broadcast", "--ranks", "8,100000", "--ranks-per-host", "8",
+                               "--bytes", "8,64MiB", "--json", json});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(count_of(outcome.out, "\n"), 8) << outcome.out;
+  EXPECT_EQ(count_of(outcome.out, "12500 hosts"), 4) << outcome.out;
+  EXPECT_EQ(count_of(outcome.out, "recursive_doubling (model)"), 4) << outcome.out;
+  EXPECT_EQ(count_of(outcome.out, "| picks bruck"), 2) << outcome.out;
+  EXPECT_EQ(count_of(contents(json), "\"selected\":true"), 8);
+  EXPECT_EQ(count_of(contents(json), "\"algorithm\":\"chain\""), 4);
+  std::filesystem::remove(json);
+}
+
+TEST(Bench, SaysWhatDoesNotGoTogether) {
+  EXPECT_NE(run({"bench", "--simulate", "--tune"}).code, 0);
+  EXPECT_NE(run({"bench", "--hosts", "3"}).code, 0);
+  const Outcome many = run({"bench", "--ranks", "1000"});
+  EXPECT_EQ(many.code, 1);
+  EXPECT_EQ(count_of(many.err, "--simulate predicts larger groups"), 1) << many.err;
+  const Outcome none = run({"bench", "--check-selection", "--op", "barrier"});
+  EXPECT_EQ(none.code, 1);
+  EXPECT_EQ(count_of(none.err, "more than one algorithm"), 1) << none.err;
+}
+
+}  // namespace
+}  // namespace muster::cli::bench

@@ -1,0 +1,116 @@
+#include "muster/cli/bench/simulate.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <optional>
+
+#include "muster/cli/bench/results.h"
+#include "muster/collective/plan/schedule.h"
+#include "muster/collective/tuning.h"
+
+namespace muster::cli::bench {
+namespace {
+
+using collective::Algorithm;
+using collective::Ground;
+using collective::Op;
+namespace plan = collective::plan;
+
+std::string seconds_text(double seconds) {
+  char text[32];
+  const double us = seconds * 1e6;
+  if (us < 1e4) {
+    std::snprintf(text, sizeof text, us < 100 ? "%.1f us" : "%.0f us", us);
+  } else {
+    std::snprintf(text, sizeof text, us < 1e6 ? "%.1f ms" : "%.0f ms", us / 1000);
+  }
+  return text;
+}
+
+struct Prediction {
+  Algorithm algorithm;
+  plan::Work work;
+  bool ours;
+  double seconds = 0;
+};
+
+/// Those of muster first.
+std::vector<Prediction> algorithms_for(Op op, plan::Crew crew) {
+  std::vector<Prediction> all;
+  const auto row = algorithms_of(Ground::links, op);
+  for (const Algorithm algorithm : row) all.push_back({algorithm, plan::work_of(op, algorithm, crew), true});
+  for (int other = 0; other < collective::kAlgorithms; ++other) {
+    const auto algorithm = static_cast<Algorithm>(other);
+    if (std::find(row.begin(), row.end(), algorithm) != row.end() || !plan::Schedule::exists(op, algorithm)) continue;
+    all.push_back({algorithm, plan::work_of(op, algorithm, crew), false});
+  }
+  return all;
+}
+
+int ranks_per_host(const Simulation& simulation, int ranks) {
+  if (simulation.ranks_per_host > 0) return std::min(simulation.ranks_per_host, ranks);
+  return simulation.hosts > 0 ? (ranks + simulation.hosts - 1) / simulation.hosts : 1;
+}
+
+std::string json_of(Op op, plan::Crew crew, std::uint64_t bytes, const Prediction& each, bool selected) {
+  char text[320];
+  std::snprintf(text, sizeof text,
+                "{\"op\":\"%s\",\"ranks\":%d,\"ranks_per_host\":%d,\"bytes\":%llu,\"algorithm\":\"%s\",\"predicted_us\":%.3f,"
+                "\"muster\":%s,\"selected\":%s}\n",
+                std::string(info(op).name).c_str(), crew.ranks, crew.ranks_per_host, static_cast<unsigned long long>(bytes),
+                std::string(name_of(each.algorithm)).c_str(), each.seconds * 1e6, each.ours ? "true" : "false",
+                selected ? "true" : "false");
+  return text;
+}
+
+std::string line_of(Op op, plan::Crew crew, std::uint64_t bytes, const std::vector<Prediction>& all, Algorithm selected) {
+  char head[96];
+  std::snprintf(head, sizeof head, "%-14s %6d ranks %6d hosts %8s", std::string(info(op).name).c_str(), crew.ranks,
+                (crew.ranks + crew.ranks_per_host - 1) / crew.ranks_per_host, size_text(bytes).c_str());
+  std::string line = head;
+  const Prediction *picked = nullptr, *best = nullptr;
+  for (const Prediction& each : all) {
+    line += " | " + std::string(name_of(each.algorithm)) + (each.ours ? " " : " (model) ") + seconds_text(each.seconds);
+    if (each.algorithm == selected) picked = &each;
+    if (each.ours && (best == nullptr || each.seconds < best->seconds)) best = &each;
+  }
+  line += " | picks " + std::string(name_of(selected));
+  if (picked != nullptr && best != picked && picked->seconds > best->seconds) {
+    char much[64];
+    std::snprintf(much, sizeof much, ", %.2f times the best", picked->seconds / best->seconds);
+    line += much;
+  }
+  return line + "\n";
+}
+
+}  // namespace
+
+Status simulate(const Simulation& simulation) {
+  auto tuning = collective::tuning_of_environment();
+  if (!tuning) return tuning.status();
+  std::ofstream rows;
+  if (!simulation.json.empty()) rows.open(simulation.json, std::ios::app);
+  for (const std::string& name : simulation.ops) {
+    const auto op = collective::op_named(name);
+    if (!op) return Status(Code::invalid_argument, name + " has no algorithms to simulate");
+    for (const int ranks : simulation.ranks) {
+      const plan::Crew crew{ranks, ranks_per_host(simulation, ranks)};
+      auto all = algorithms_for(*op, crew);
+      const collective::Selection selection = collective::select(*tuning, Ground::links, ranks);
+      const std::vector<std::uint64_t> sizes = *op == Op::barrier ? std::vector<std::uint64_t>{0} : simulation.sizes;
+      for (const std::uint64_t bytes : sizes) {
+        for (Prediction& each : all)
+          each.seconds = plan::predict(*op, each.algorithm, static_cast<double>(bytes), simulation.machine, crew, each.work);
+        const Algorithm selected = selection.choose(*op, bytes);
+        std::printf("%s", line_of(*op, crew, bytes, all, selected).c_str());
+        std::fflush(stdout);
+        for (const Prediction& each : all) rows << json_of(*op, crew, bytes, each, each.algorithm == selected);
+      }
+    }
+  }
+  if (!simulation.json.empty() && !rows) return Status(Code::invalid_argument, "cannot write " + simulation.json);
+  return {};
+}
+
+}  // namespace muster::cli::bench

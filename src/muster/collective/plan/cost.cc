@@ -1,0 +1,156 @@
+#include "muster/collective/plan/cost.h"
+
+#include <algorithm>
+#include <cmath>
+#include <queue>
+#include <tuple>
+#include <vector>
+
+#include "muster/collective/plan/schedule.h"
+#include "muster/collective/plan/slices.h"
+
+namespace muster::collective::plan {
+namespace {
+
+bool is_downwards(Algorithm algorithm) { return algorithm == Algorithm::tree || algorithm == Algorithm::chain; }
+
+/// The bytes of a message in parts of the call's.
+double share_of(Op op, const Cargo& cargo, int ranks) {
+  const bool each_gives_all = op == Op::all_reduce || op == Op::reduce;
+  switch (cargo.kind) {
+    case Cargo::Kind::token: return 0;
+    case Cargo::Kind::whole: return 1;
+    case Cargo::Kind::block: return each_gives_all ? cargo.count : static_cast<double>(cargo.count) / ranks;
+    case Cargo::Kind::piece: return 1.0 / ranks;
+    case Cargo::Kind::partial:
+    case Cargo::Kind::result: return cargo.slice < 0 ? 1 : 1.0 / ranks;
+  }
+  return 0;
+}
+
+bool is_added(Op op, const Cargo& cargo) { return info(op).reduces && cargo.kind != Cargo::Kind::result; }
+
+/// What the ranks of one host do in a step.
+struct HostStep {
+  double messages = 0, host_bytes = 0, added_bytes = 0;  // of the busiest rank
+  double out = 0, in = 0;                                // of the host
+  bool near = false, far = false;
+};
+
+HostStep step_of(Op op, Algorithm algorithm, Crew crew, int step, int first) {
+  HostStep host;
+  const int last = std::min(first + crew.ranks_per_host, crew.ranks);
+  const auto inside = [=](int rank) { return rank >= first && rank < last; };
+  for (int rank = first; rank < last; ++rank) {
+    const Schedule schedule(op, algorithm, rank, crew.ranks, 0);
+    if (step >= schedule.steps()) continue;
+    const int sends = schedule.sends(step), receives = schedule.receives(step);
+    double near_bytes = 0, added = 0;
+    for (int i = 0; i < sends; ++i) {
+      const Transfer out = schedule.send(step, i);
+      (inside(out.peer) ? host.near : host.far) = true;
+      if (!inside(out.peer)) host.out += share_of(op, out.cargo, crew.ranks);
+    }
+    for (int i = 0; i < receives; ++i) {
+      const Transfer in = schedule.receive(step, i);
+      const double share = share_of(op, in.cargo, crew.ranks);
+      (inside(in.peer) ? host.near : host.far) = true;
+      (inside(in.peer) ? near_bytes : host.in) += share;
+      if (is_added(op, in.cargo)) added += share;
+    }
+    host.messages = std::max(host.messages, static_cast<double>(sends + receives));
+    host.host_bytes = std::max(host.host_bytes, near_bytes);
+    host.added_bytes = std::max(host.added_bytes, added);
+  }
+  return host;
+}
+
+double busy_seconds(const Work& work, double bytes, const Machine& machine) {
+  return work.messages * machine.overhead +
+         bytes * (work.network_bytes / machine.bandwidth + work.host_bytes / machine.host_bandwidth + work.added_bytes / machine.reduction);
+}
+
+/// A tree or a chain, message by message: when the last rank has its first chunk, and how long the busiest place works for each chunk
+/// behind it.
+template <class Plan>
+double predict_down(double bytes, const Machine& machine, Crew crew) {
+  const auto per_host = crew.ranks_per_host;
+  const double chunks = std::max(1.0, std::ceil(bytes / static_cast<double>(kTreeChunkBytes)));
+  const double far = bytes / chunks / machine.bandwidth, near = bytes / chunks / machine.host_bandwidth;
+  std::vector<double> network(static_cast<std::size_t>((crew.ranks + per_host - 1) / per_host), 0);  // a host's is free from then on
+  std::vector<double> network_work(network.size(), 0);
+  double end = 0, busiest = 0;
+  using Arrival = std::pair<double, int>;
+  std::priority_queue<Arrival, std::vector<Arrival>, std::greater<>> arrivals;
+  arrivals.emplace(0, 0);
+  while (!arrivals.empty()) {
+    auto [now, rank] = arrivals.top();
+    arrivals.pop();
+    end = std::max(end, now);
+    const Plan plan{rank, crew.ranks, 0};
+    double work = rank == 0 ? 0 : machine.overhead;
+    for (int i = 0; i < plan.children(); ++i) {
+      const int child = plan.child(i);
+      const auto host = static_cast<std::size_t>(rank / per_host);
+      now += machine.overhead;
+      work += machine.overhead;
+      double there = 0;
+      if (child / per_host == rank / per_host) {
+        now += near;
+        work += near;
+        there = now + machine.host_latency;
+      } else {
+        now = std::max(now, network[host]) + far;
+        network[host] = now;
+        network_work[host] += far;
+        there = now + machine.latency;
+      }
+      arrivals.emplace(there + machine.overhead, child);
+    }
+    busiest = std::max(busiest, work);
+  }
+  for (const double work : network_work) busiest = std::max(busiest, work);
+  return end + (chunks - 1) * busiest;
+}
+
+double chunks_of(Op op, Algorithm algorithm, double bytes, int ranks) {
+  if (algorithm != Algorithm::slices || !info(op).reduces) return 1;
+  return std::max(1.0, std::ceil(bytes / ranks / static_cast<double>(kReduceChunkBytes)));
+}
+
+}  // namespace
+
+Work work_of(Op op, Algorithm algorithm, Crew crew) {
+  Work work;
+  if (is_downwards(algorithm)) return work;
+  // The first host has the root. Where the first ranks pair up, rank 1 takes part for two.
+  const int first = algorithm == Algorithm::recursive_doubling && crew.ranks > 1 ? 1 / crew.ranks_per_host * crew.ranks_per_host : 0;
+  const int steps = Schedule(op, algorithm, first, crew.ranks, 0).steps();
+  for (int step = 0; step < steps; ++step) {
+    const HostStep host = step_of(op, algorithm, crew, step, first);
+    if (host.far) {
+      work.hops += 1;
+    } else if (host.near) {
+      work.host_hops += 1;
+    }
+    work.messages += host.messages;
+    work.network_bytes += std::max(host.out, host.in);
+    work.host_bytes += host.host_bytes;
+    work.added_bytes += host.added_bytes;
+  }
+  return work;
+}
+
+double predict(Op op, Algorithm algorithm, double bytes, const Machine& machine, Crew crew, const Work& work) {
+  if (crew.ranks < 2) return 0;
+  if (algorithm == Algorithm::tree) return predict_down<TreePlan>(bytes, machine, crew);
+  if (algorithm == Algorithm::chain) return predict_down<ChainPlan>(bytes, machine, crew);
+  const double chunks = chunks_of(op, algorithm, bytes, crew.ranks);
+  return work.hops * machine.latency + work.host_hops * machine.host_latency + chunks * busy_seconds(work, bytes / chunks, machine);
+}
+
+double predict(Op op, Algorithm algorithm, double bytes, const Machine& machine, Crew crew) {
+  return predict(op, algorithm, bytes, machine, crew, work_of(op, algorithm, crew));
+}
+
+}  // namespace muster::collective::plan

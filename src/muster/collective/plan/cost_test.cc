@@ -1,0 +1,93 @@
+// The cost model against times worked out by hand.
+#include "muster/collective/plan/cost.h"
+
+#include <gtest/gtest.h>
+
+#include "muster/collective/plan/schedule.h"
+
+namespace muster::collective::plan {
+namespace {
+
+constexpr double kFar = 8192, kNear = 1024, kAdd = 65536;  // seconds for a byte: powers of two, so that sums are exact
+constexpr Machine kMachine{
+    .overhead = 1, .latency = 100, .host_latency = 10, .bandwidth = 1 / kFar, .host_bandwidth = 1 / kNear, .reduction = 1 / kAdd};
+
+TEST(Cost, OfOneHostARank) {
+  const auto cost = [](Op op, Algorithm algorithm, double bytes, int ranks) { return predict(op, algorithm, bytes, kMachine, {ranks, 1}); };
+  EXPECT_DOUBLE_EQ(cost(Op::barrier, Algorithm::dissemination, 0, 5), 3 * (2 + 100));
+  EXPECT_DOUBLE_EQ(cost(Op::all_gather, Algorithm::ring, 4, 4), 3 * (2 + 100 + kFar));
+  EXPECT_DOUBLE_EQ(cost(Op::all_gather, Algorithm::bruck, 4, 4), 2 * (2 + 100) + 3 * kFar);
+  EXPECT_DOUBLE_EQ(cost(Op::all_gather, Algorithm::direct, 4, 4), 6 + 100 + 3 * kFar);
+  EXPECT_DOUBLE_EQ(cost(Op::all_reduce, Algorithm::bruck, 8, 4), 2 * (2 + 100) + 3 * 8 * (kFar + kAdd));
+  EXPECT_DOUBLE_EQ(cost(Op::all_reduce, Algorithm::slices, 8, 4), 2 * (6 + 100) + 6 * 2 * kFar + 3 * 2 * kAdd);
+  EXPECT_DOUBLE_EQ(cost(Op::all_reduce, Algorithm::ring, 8, 4), 6 * (2 + 100) + 6 * 2 * kFar + 3 * 2 * kAdd);
+  EXPECT_DOUBLE_EQ(cost(Op::all_reduce, Algorithm::recursive_doubling, 8, 4), 2 * (2 + 100 + 8 * (kFar + kAdd)));
+  EXPECT_DOUBLE_EQ(cost(Op::gather, Algorithm::direct, 4, 4), 3 + 100 + 3 * kFar);
+  EXPECT_DOUBLE_EQ(cost(Op::scatter, Algorithm::direct, 4, 4), 3 + 100 + 3 * kFar);
+  EXPECT_DOUBLE_EQ(cost(Op::all_to_all, Algorithm::direct, 4, 4), 6 + 100 + 3 * kFar);
+  EXPECT_DOUBLE_EQ(cost(Op::reduce, Algorithm::direct, 2, 3), 2 + 100 + 2 * 2 * (kFar + kAdd));
+  EXPECT_DOUBLE_EQ(cost(Op::broadcast, Algorithm::tree, 1, 1), 0);
+}
+
+TEST(Cost, OfTreesAndChainsFollowsTheMessages) {
+  const auto cost = [](Algorithm algorithm, double bytes, int ranks) {
+    return predict(Op::broadcast, algorithm, bytes, kMachine, {ranks, 1});
+  };
+  // The root serves rank 2 first, which then serves rank 3; a message takes its sender 1 + bytes, and 100 + 1 until it is taken.
+  EXPECT_DOUBLE_EQ(cost(Algorithm::tree, 1, 4), 2 * (1 + kFar + 100 + 1));
+  EXPECT_DOUBLE_EQ(cost(Algorithm::chain, 1, 4), 3 * (1 + kFar + 100 + 1));
+  // In four chunks: behind the first, the root sends each to two; in a chain everybody takes and sends it once, but the network is slower.
+  const double chunk = static_cast<double>(kTreeChunkBytes) * kFar;
+  EXPECT_DOUBLE_EQ(cost(Algorithm::tree, 4.0 * kTreeChunkBytes, 4), 2 * (1 + chunk + 100 + 1) + 3 * 2 * chunk);
+  EXPECT_DOUBLE_EQ(cost(Algorithm::chain, 4.0 * kTreeChunkBytes, 4), 3 * (1 + chunk + 100 + 1) + 3 * chunk);
+}
+
+TEST(Cost, RanksOfAHostShareItsNetwork) {
+  const Crew crew{4, 2};
+  // Around the ring one rank of each host sends away and one stays inside.
+  EXPECT_DOUBLE_EQ(predict(Op::all_gather, Algorithm::ring, 4, kMachine, crew), 3 * (2 + 100 + kFar + kNear));
+  // Both ranks send both of the other host's ranks a piece, and one to each other.
+  EXPECT_DOUBLE_EQ(predict(Op::all_to_all, Algorithm::direct, 4, kMachine, crew), 6 + 100 + 4 * kFar + kNear);
+  // All on one host.
+  EXPECT_DOUBLE_EQ(predict(Op::all_gather, Algorithm::ring, 4, kMachine, {4, 4}), 3 * (2 + 10 + kNear));
+  EXPECT_DOUBLE_EQ(predict(Op::broadcast, Algorithm::chain, 1, kMachine, {3, 3}), 2 * (1 + kNear + 10 + 1));
+}
+
+TEST(Cost, ChunksOfSlicesFollowEachOther) {
+  // Two ranks, slices of two chunks: latency is paid once for both.
+  const double bytes = 4.0 * kReduceChunkBytes;
+  EXPECT_NEAR(predict(Op::all_reduce, Algorithm::slices, bytes, kMachine, {2, 1}) / (2 * 100 + 2 * 4 + bytes * kFar + bytes / 2 * kAdd), 1,
+              1e-12);
+}
+
+// What everybody knows of these algorithms comes out: few steps win small calls, few bytes win large ones.
+TEST(Cost, RanksAlgorithmsBySize) {
+  const Machine machine;
+  for (const int ranks : {8, 64, 1000}) {
+    const auto faster = [&](Op op, Algorithm a, Algorithm b, double bytes) {
+      return predict(op, a, bytes, machine, {ranks, 1}) < predict(op, b, bytes, machine, {ranks, 1});
+    };
+    EXPECT_TRUE(faster(Op::all_reduce, Algorithm::recursive_doubling, Algorithm::ring, 8));
+    EXPECT_TRUE(faster(Op::all_reduce, Algorithm::ring, Algorithm::recursive_doubling, 1e9));
+    EXPECT_TRUE(faster(Op::all_reduce, Algorithm::bruck, Algorithm::slices, 8));
+    EXPECT_TRUE(faster(Op::all_reduce, Algorithm::slices, Algorithm::bruck, 1e8));
+    EXPECT_TRUE(faster(Op::broadcast, Algorithm::tree, Algorithm::chain, 8));
+    EXPECT_TRUE(faster(Op::broadcast, Algorithm::chain, Algorithm::tree, 1e9));
+    EXPECT_TRUE(faster(Op::all_gather, Algorithm::bruck, Algorithm::ring, 64));
+  }
+}
+
+// A look at one host is enough.
+TEST(Cost, OfAHundredThousandRanks) {
+  const Machine machine;
+  for (int op = 0; op < kCollectives; ++op) {
+    for (const Algorithm algorithm : algorithms_of(Ground::links, static_cast<Op>(op))) {
+      const double seconds = predict(static_cast<Op>(op), algorithm, 1e6, machine, {100'000, 8});
+      EXPECT_GT(seconds, machine.latency);
+      EXPECT_LT(seconds, 1e4) << info(static_cast<Op>(op)).name;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace muster::collective::plan

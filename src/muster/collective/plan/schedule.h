@@ -1,0 +1,212 @@
+/// What a rank sends and receives under an algorithm over links, step by step, told without doing it: what the proof of the plans and the
+/// cost model read. Computed from (rank, size) like the plans; no list, no I/O.
+#pragma once
+
+#include <variant>
+
+#include "muster/collective/op.h"
+#include "muster/collective/plan/bruck_plan.h"
+#include "muster/collective/plan/pairwise_plan.h"
+#include "muster/collective/plan/reference_plans.h"
+#include "muster/collective/plan/ring_plan.h"
+#include "muster/collective/plan/tree_plan.h"
+#include "muster/collective/selection.h"
+
+namespace muster::collective::plan {
+
+/// What a message holds, in terms of whose contributions.
+struct Cargo {
+  enum class Kind {
+    token,    ///< nothing but the news that `count` ranks from `first` on have come
+    whole,    ///< the root's data
+    block,    ///< all that each of `count` ranks from `first` on contributes (and wrapping around)
+    piece,    ///< what rank `first` contributes for its receiver
+    partial,  ///< slice `slice` summed over `count` ranks from `first` on; -1: of everything
+    result,   ///< slice `slice`, reduced; -1: everything
+  };
+  Kind kind = Kind::token;
+  int first = 0;
+  int count = 1;
+  int slice = 0;
+  bool operator==(const Cargo&) const = default;
+};
+
+struct Transfer {
+  int peer = -1;
+  Cargo cargo;
+};
+
+/// The messages of a step leave once all of the step before have come. Every pattern has
+///   steps(), sends(step), send(step, index), receives(step), receive(step, index)
+namespace pattern {
+
+/// As many out as in, in every step.
+struct Dissemination {
+  DisseminationPlan plan;
+  int steps() const { return plan.steps(); }
+  int sends(int) const { return 1; }
+  Transfer send(int step, int) const { return {plan.target(step), known(plan.rank, step)}; }
+  int receives(int) const { return 1; }
+  Transfer receive(int step, int) const { return {plan.source(step), known(plan.source(step), step)}; }
+  Cargo known(int rank, int step) const { return {Cargo::Kind::token, wrap(rank - (1 << step) + 1, plan.size), 1 << step, 0}; }
+};
+
+struct Bruck {
+  BruckPlan plan;
+  int steps() const { return plan.steps(); }
+  int sends(int) const { return 1; }
+  Transfer send(int step, int) const { return {plan.target(step), {Cargo::Kind::block, plan.rank, plan.count(step), 0}}; }
+  int receives(int) const { return 1; }
+  Transfer receive(int step, int) const {
+    return {plan.source(step), {Cargo::Kind::block, plan.owner(plan.distance(step)), plan.count(step), 0}};
+  }
+};
+
+struct Ring {
+  RingPlan plan;
+  int steps() const { return plan.steps(); }
+  int sends(int) const { return 1; }
+  Transfer send(int step, int) const { return {plan.next(), {Cargo::Kind::block, plan.sent_block(step), 1, 0}}; }
+  int receives(int) const { return 1; }
+  Transfer receive(int step, int) const { return {plan.previous(), {Cargo::Kind::block, plan.received_block(step), 1, 0}}; }
+};
+
+/// Everybody sends its block to everybody.
+struct Spread {
+  PairwisePlan plan;
+  int steps() const { return plan.size > 1 ? 1 : 0; }
+  int sends(int) const { return plan.steps(); }
+  Transfer send(int, int index) const { return {plan.target(index + 1), {Cargo::Kind::block, plan.rank, 1, 0}}; }
+  int receives(int) const { return plan.steps(); }
+  Transfer receive(int, int index) const { return {plan.source(index + 1), {Cargo::Kind::block, plan.source(index + 1), 1, 0}}; }
+};
+
+/// Everybody sends everybody a piece; where slices are reduced, their owners then hand the results to all, to the root, or to nobody.
+struct Slices {
+  enum class Then { nobody, root, all };
+  PairwisePlan plan;
+  Then then;
+  int root;
+  int steps() const { return plan.size == 1 ? 0 : then == Then::nobody ? 1 : 2; }
+  int sends(int step) const { return step == 0 || then == Then::all ? plan.steps() : plan.rank == root ? 0 : 1; }
+  Transfer send(int step, int index) const {
+    const int to = step == 0 || then == Then::all ? plan.target(index + 1) : root;
+    return {to, step == 0 ? piece(plan.rank) : result(plan.rank)};
+  }
+  int receives(int step) const { return step == 0 || then == Then::all || plan.rank == root ? plan.steps() : 0; }
+  Transfer receive(int step, int index) const {
+    const int from = plan.source(index + 1);
+    return {from, step == 0 ? piece(from) : result(from)};
+  }
+  static Cargo piece(int giver) { return {Cargo::Kind::piece, giver, 1, 0}; }
+  static Cargo result(int slice) { return {Cargo::Kind::result, 0, 1, slice}; }
+};
+
+/// From the root downwards.
+template <class Plan>
+struct Down {
+  Plan plan;
+  int steps() const { return 2; }
+  int sends(int step) const { return step == 1 ? plan.children() : 0; }
+  Transfer send(int, int index) const { return {plan.child(index), whole()}; }
+  int receives(int step) const { return step == 0 && plan.parent() >= 0 ? 1 : 0; }
+  Transfer receive(int, int) const { return {plan.parent(), whole()}; }
+  Cargo whole() const { return {Cargo::Kind::whole, plan.root, 1, 0}; }
+};
+
+/// Everybody sends its block straight to the root.
+struct ToRoot {
+  PairwisePlan plan;
+  int root;
+  int steps() const { return 1; }
+  int sends(int) const { return plan.rank == root ? 0 : 1; }
+  Transfer send(int, int) const { return {root, {Cargo::Kind::block, plan.rank, 1, 0}}; }
+  int receives(int) const { return plan.rank == root ? plan.steps() : 0; }
+  Transfer receive(int, int index) const { return {plan.source(index + 1), {Cargo::Kind::block, plan.source(index + 1), 1, 0}}; }
+};
+
+/// The root sends everybody a piece.
+struct FromRoot {
+  PairwisePlan plan;
+  int root;
+  int steps() const { return 1; }
+  int sends(int) const { return plan.rank == root ? plan.steps() : 0; }
+  Transfer send(int, int index) const { return {plan.target(index + 1), Slices::piece(root)}; }
+  int receives(int) const { return plan.rank == root ? 0 : 1; }
+  Transfer receive(int, int) const { return {root, Slices::piece(root)}; }
+};
+
+struct RingReduce {
+  RingReducePlan plan;
+  int steps() const { return plan.steps(); }
+  int sends(int) const { return 1; }
+  Transfer send(int step, int) const { return {plan.next(), cargo(plan, step)}; }
+  int receives(int) const { return 1; }
+  Transfer receive(int step, int) const { return {plan.previous(), cargo({plan.previous(), plan.size}, step)}; }
+  static Cargo cargo(const RingReducePlan& sender, int step) {
+    const int slice = sender.sent_slice(step);
+    if (!sender.sums(step)) return Slices::result(slice);
+    return {Cargo::Kind::partial, slice, step + 1, slice};
+  }
+};
+
+struct RecursiveDoubling {
+  RecursiveDoublingPlan plan;
+  int steps() const { return plan.steps(); }
+  int sends(int step) const { return takes_part(step, true) ? 1 : 0; }
+  Transfer send(int step, int) const { return {peer(step), cargo(plan, step)}; }
+  int receives(int step) const { return takes_part(step, false) ? 1 : 0; }
+  Transfer receive(int step, int) const { return {peer(step), cargo({peer(step), plan.size}, step)}; }
+
+ private:
+  bool fold(int step) const { return plan.folds() && step == 0; }
+  bool unfold(int step) const { return plan.folds() && step == plan.steps() - 1; }
+  bool takes_part(int step, bool sends) const {
+    if (fold(step)) return plan.pair() >= 0 && plan.folded() == sends;
+    if (unfold(step)) return plan.pair() >= 0 && plan.folded() != sends;
+    return !plan.folded();
+  }
+  int peer(int step) const { return fold(step) || unfold(step) ? plan.pair() : plan.partner(step - (plan.folds() ? 1 : 0)); }
+  Cargo cargo(const RecursiveDoublingPlan& sender, int step) const {
+    if (fold(step)) return {Cargo::Kind::partial, sender.rank, 1, -1};
+    if (unfold(step)) return Slices::result(-1);
+    const int exchange = step - (plan.folds() ? 1 : 0);
+    const int begin = sender.sum_begin(sender.position(), exchange);
+    return {Cargo::Kind::partial, begin, sender.sum_end(sender.position(), exchange) - begin, -1};
+  }
+};
+
+}  // namespace pattern
+
+using Pattern =
+    std::variant<pattern::Dissemination, pattern::Bruck, pattern::Ring, pattern::Spread, pattern::Slices, pattern::Down<TreePlan>,
+                 pattern::Down<ChainPlan>, pattern::ToRoot, pattern::FromRoot, pattern::RingReduce, pattern::RecursiveDoubling>;
+
+class Schedule {
+ public:
+  /// Whether `op` can be done by `algorithm` over links, by muster or by a plan that it is compared with.
+  static bool exists(Op op, Algorithm algorithm);
+  /// Of an algorithm that exists.
+  Schedule(Op op, Algorithm algorithm, int rank, int size, int root);
+
+  int steps() const {
+    return std::visit([](const auto& p) { return p.steps(); }, pattern_);
+  }
+  int sends(int step) const {
+    return std::visit([step](const auto& p) { return p.sends(step); }, pattern_);
+  }
+  Transfer send(int step, int index) const {
+    return std::visit([=](const auto& p) { return p.send(step, index); }, pattern_);
+  }
+  int receives(int step) const {
+    return std::visit([step](const auto& p) { return p.receives(step); }, pattern_);
+  }
+  Transfer receive(int step, int index) const {
+    return std::visit([=](const auto& p) { return p.receive(step, index); }, pattern_);
+  }
+
+ private:
+  Pattern pattern_;
+};
+
+}  // namespace muster::collective::plan

@@ -1,0 +1,121 @@
+#include "muster/collective/selection.h"
+
+#include <algorithm>
+
+#include "muster/collective/plan/slices.h"
+#include "muster/collective/region_segment.h"
+
+namespace muster::collective {
+namespace {
+
+constexpr std::array<std::string_view, kAlgorithms> kNames{
+    "dissemination", "tree", "chain", "bruck", "direct", "ring", "slices", "one_shot", "shares", "pull", "recursive_doubling"};
+
+/// What an algorithm that gathers everything may take of a member's memory.
+constexpr std::uint64_t kMostGathered = 4 * 1024 * 1024;
+
+/// Up to this much in all, everybody gathers everything: so many more bytes cost less than so many more messages.
+std::uint64_t gathered_bytes(int ranks) {
+  return std::clamp<std::uint64_t>(static_cast<std::uint64_t>(ranks) * 4096, 64 * 1024, kMostGathered);
+}
+
+constexpr Algorithm kDissemination[] = {Algorithm::dissemination};
+constexpr Algorithm kBroadcast[] = {Algorithm::tree, Algorithm::chain};
+constexpr Algorithm kAllReduce[] = {Algorithm::bruck, Algorithm::slices};
+constexpr Algorithm kReduce[] = {Algorithm::direct, Algorithm::slices};
+constexpr Algorithm kAllGather[] = {Algorithm::bruck, Algorithm::direct, Algorithm::ring};
+constexpr Algorithm kReduceScatter[] = {Algorithm::slices};
+constexpr Algorithm kDirect[] = {Algorithm::direct};
+constexpr Algorithm kShared[] = {Algorithm::one_shot, Algorithm::shares};
+constexpr Algorithm kPull[] = {Algorithm::pull};
+
+std::size_t index(Op op) { return static_cast<std::size_t>(op); }
+
+}  // namespace
+
+std::string_view name_of(Algorithm algorithm) { return kNames[static_cast<std::size_t>(algorithm)]; }
+
+std::optional<Algorithm> algorithm_named(std::string_view name) {
+  const auto found = std::find(kNames.begin(), kNames.end(), name);
+  if (found == kNames.end()) return std::nullopt;
+  return static_cast<Algorithm>(found - kNames.begin());
+}
+
+std::optional<Op> op_named(std::string_view name) {
+  for (int op = 0; op < kCollectives; ++op) {
+    if (info(static_cast<Op>(op)).name == name) return static_cast<Op>(op);
+  }
+  return std::nullopt;
+}
+
+std::string_view name_of(Ground ground) { return ground == Ground::links ? "links" : "region"; }
+
+std::span<const Algorithm> algorithms_of(Ground ground, Op op) {
+  if (ground == Ground::region) {
+    if (op == Op::all_reduce || op == Op::reduce) return kShared;
+    return kPull;
+  }
+  switch (op) {
+    case Op::broadcast: return kBroadcast;
+    case Op::all_reduce: return kAllReduce;
+    case Op::reduce: return kReduce;
+    case Op::all_gather: return kAllGather;
+    case Op::reduce_scatter: return kReduceScatter;
+    case Op::barrier: return kDissemination;
+    default: return kDirect;
+  }
+}
+
+std::uint64_t most_bytes(Ground ground, Op op, Algorithm algorithm, int ranks) {
+  // What every reader reads for itself must stand beside the line: the output may be the input.
+  if (algorithm == Algorithm::one_shot) return region::kSlotBytes;
+  if (ground != Ground::links) return Selection::kAlways;
+  if (algorithm == Algorithm::bruck) return op == Op::all_gather ? kMostGathered : kMostGathered / static_cast<std::uint64_t>(ranks);
+  if (algorithm == Algorithm::direct && op == Op::reduce) return kMostGathered / static_cast<std::uint64_t>(ranks);
+  return Selection::kAlways;
+}
+
+std::uint64_t selected_bytes(const Args& args) {
+  switch (args.op) {
+    case Op::broadcast: return args.outputs[0].size();
+    case Op::all_reduce:
+    case Op::reduce: return args.inputs[0].size();
+    case Op::all_gather: {
+      std::uint64_t total = 0;
+      for (const MutableBytes& output : args.outputs) total += output.size();
+      return total;
+    }
+    default: return 0;
+  }
+}
+
+Selection::Selection(Ground ground, int ranks) : ground_(ground), ranks_(ranks) {
+  const auto members = static_cast<std::uint64_t>(ranks);
+  if (ground == Ground::region) {
+    for (const Op op : {Op::all_reduce, Op::reduce}) set_bound(op, Algorithm::one_shot, 64 * 1024 / members + 1);
+    return;
+  }
+  // A chain pays once its chunks are more than its ranks.
+  set_bound(Op::broadcast, Algorithm::tree, ranks < 4 ? kAlways : 2 * plan::kTreeChunkBytes * members + 1);
+  set_bound(Op::all_reduce, Algorithm::bruck, gathered_bytes(ranks) / members + 1);
+  set_bound(Op::reduce, Algorithm::direct, gathered_bytes(ranks) / members + 1);
+  set_bound(Op::all_gather, Algorithm::bruck, gathered_bytes(ranks) + 1);
+}
+
+void Selection::set_bound(Op op, Algorithm algorithm, std::uint64_t bound) {
+  const auto row = algorithms_of(ground_, op);
+  for (std::size_t k = 0; k + 1 < row.size(); ++k) {
+    if (row[k] != algorithm) continue;
+    if (algorithm == Algorithm::one_shot) bound = std::max<std::uint64_t>(bound, 1);  // of nothing there are no shares
+    const std::uint64_t most = most_bytes(ground_, op, algorithm, ranks_);
+    bounds_[index(op)][k] = most == kAlways ? bound : std::min(bound, most + 1);
+  }
+}
+
+void Selection::force(Op op, Algorithm algorithm) {
+  const auto row = algorithms_of(ground_, op);
+  if (std::find(row.begin(), row.end(), algorithm) == row.end()) return;
+  for (const Algorithm each : row) set_bound(op, each, each == algorithm ? kAlways : 0);
+}
+
+}  // namespace muster::collective

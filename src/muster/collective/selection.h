@@ -1,0 +1,90 @@
+/// Which algorithm runs: the algorithms of every operation and the sizes at which one gives way to the next.
+///
+/// A group's `Selection` is made by its first member, of the defaults here or of a tuning file (`tuning.h`), and handed to all others when
+/// the group is made: members never choose differently. Every algorithm computes the same bits.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "muster/collective/communicator.h"
+#include "muster/collective/op.h"
+
+namespace muster::collective {
+
+enum class Algorithm : std::uint8_t {
+  dissemination,
+  tree,    ///< down a binomial tree, chunk behind chunk
+  chain,   ///< from each rank to the next, chunk behind chunk
+  bruck,   ///< everybody gathers everything in log2(ranks) steps
+  direct,  ///< straight to whom it concerns
+  ring,
+  slices,    ///< every member reduces one slice and hands it to whom it concerns
+  one_shot,  ///< region: every reader reduces everything for itself
+  shares,    ///< region: every member reduces its share of each window
+  pull,      ///< region: readers take what they need
+  recursive_doubling,
+};
+inline constexpr int kAlgorithms = 11;
+std::string_view name_of(Algorithm algorithm);
+std::optional<Algorithm> algorithm_named(std::string_view name);
+/// Of a collective.
+std::optional<Op> op_named(std::string_view name);
+
+/// What the calls of a group run over.
+enum class Ground : std::uint8_t { links, region };
+std::string_view name_of(Ground ground);
+
+/// Operations that have algorithms: all but send and recv.
+inline constexpr int kCollectives = static_cast<int>(Op::send);
+
+/// The algorithms of a collective, those for small calls first. On the region a reduce goes as an all_reduce of its size does.
+std::span<const Algorithm> algorithms_of(Ground ground, Op op);
+/// The largest call that this algorithm is used for, whatever a tuning file says: what it needs is limited. In bytes as in
+/// `selected_bytes`.
+std::uint64_t most_bytes(Ground ground, Op op, Algorithm algorithm, int ranks);
+
+/// The size by which an algorithm is chosen; equal on all members where there is a choice. The tensor of a reduction or a broadcast; all
+/// pieces together where an operation gathers.
+std::uint64_t selected_bytes(const Args& args);
+
+class Selection {
+ public:
+  static constexpr std::uint64_t kAlways = std::numeric_limits<std::uint64_t>::max();
+  /// By operation, for each of its algorithms but the last: calls of fewer bytes are its, of those that are left to it. Goes over the wire
+  /// as it is.
+  using Bounds = std::array<std::array<std::uint64_t, 2>, kCollectives>;
+
+  /// The defaults.
+  Selection(Ground ground, int ranks);
+  /// What another member has decided.
+  Selection(Ground ground, int ranks, const Bounds& bounds) : ground_(ground), ranks_(ranks), bounds_(bounds) {}
+
+  Ground ground() const { return ground_; }
+  int ranks() const { return ranks_; }
+  const Bounds& bounds() const { return bounds_; }
+  Algorithm choose(Op op, std::uint64_t bytes) const {
+    const auto row = algorithms_of(ground_, op);
+    std::size_t k = 0;
+    while (k + 1 < row.size() && bytes >= bounds_[static_cast<std::size_t>(op)][k]) ++k;
+    return row[k];
+  }
+
+  /// `algorithm` for calls of fewer than `bound` bytes that no algorithm before it takes; as far as it goes (`most_bytes`). The last
+  /// algorithm of an operation has no bound.
+  void set_bound(Op op, Algorithm algorithm, std::uint64_t bound);
+  /// `algorithm` for every size that it can do. Nothing where the operation does not have it here.
+  void force(Op op, Algorithm algorithm);
+
+ private:
+  Ground ground_;
+  int ranks_;
+  Bounds bounds_{};
+};
+
+}  // namespace muster::collective

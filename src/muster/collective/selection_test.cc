@@ -1,0 +1,243 @@
+// Which algorithm runs: the defaults, the tuning file, its errors, and that a group's members agree.
+#include "muster/collective/selection.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <fstream>
+
+#include "muster/collective/communicator_test_job.h"
+#include "muster/collective/region_segment.h"
+#include "muster/collective/tuning.h"
+#include "muster/testing/scratch_folder.h"
+
+namespace muster::collective {
+namespace {
+
+using namespace communicator_test;
+
+constexpr std::uint64_t kKiB = 1024;
+TimePoint in_a_minute() { return in(seconds(60)); }
+
+TEST(Selection, DefaultsGiveWayByWhatIsGathered) {
+  for (const int ranks : {1, 2, 3, 8, 1000}) {
+    const Selection links(Ground::links, ranks);
+    const std::uint64_t gathered = ranks == 1000 ? 4000 * kKiB : 64 * kKiB;
+    const std::uint64_t each = gathered / static_cast<std::uint64_t>(ranks);
+    EXPECT_EQ(links.choose(Op::all_reduce, 0), Algorithm::bruck);
+    EXPECT_EQ(links.choose(Op::all_reduce, each), Algorithm::bruck);
+    EXPECT_EQ(links.choose(Op::all_reduce, each + 1), Algorithm::slices);
+    EXPECT_EQ(links.choose(Op::reduce, each), Algorithm::direct);
+    EXPECT_EQ(links.choose(Op::reduce, each + 1), Algorithm::slices);
+    EXPECT_EQ(links.choose(Op::all_gather, gathered), Algorithm::bruck);
+    EXPECT_EQ(links.choose(Op::all_gather, gathered + 1), Algorithm::ring);
+    EXPECT_EQ(links.choose(Op::broadcast, gathered), Algorithm::tree);
+    EXPECT_EQ(links.choose(Op::broadcast, 1024 * 1024 * kKiB), ranks < 4 ? Algorithm::tree : Algorithm::chain);
+    const Selection region(Ground::region, ranks);
+    const std::uint64_t one_shot = std::min<std::uint64_t>(64 * kKiB / static_cast<std::uint64_t>(ranks), region::kSlotBytes);
+    EXPECT_EQ(region.choose(Op::all_reduce, one_shot), Algorithm::one_shot);
+    EXPECT_EQ(region.choose(Op::reduce, one_shot + 1), Algorithm::shares);
+    EXPECT_EQ(region.choose(Op::broadcast, 1), Algorithm::pull);
+  }
+}
+
+TEST(Selection, NothingIsChosenBeyondWhatItCanDo) {
+  Selection region(Ground::region, 2);
+  region.force(Op::all_reduce, Algorithm::one_shot);
+  EXPECT_EQ(region.choose(Op::all_reduce, region::kSlotBytes), Algorithm::one_shot);
+  EXPECT_EQ(region.choose(Op::all_reduce, region::kSlotBytes + 1), Algorithm::shares);
+  region.force(Op::all_reduce, Algorithm::shares);
+  EXPECT_EQ(region.choose(Op::all_reduce, 1), Algorithm::shares);
+  EXPECT_EQ(region.choose(Op::all_reduce, 0), Algorithm::one_shot) << "of nothing there are no shares";
+  Selection links(Ground::links, 4);
+  links.force(Op::all_reduce, Algorithm::bruck);
+  EXPECT_EQ(links.choose(Op::all_reduce, 1024 * kKiB), Algorithm::bruck);
+  EXPECT_EQ(links.choose(Op::all_reduce, 1024 * kKiB + 1), Algorithm::slices);
+  links.force(Op::all_gather, Algorithm::direct);
+  for (const std::uint64_t bytes : {std::uint64_t{0}, 64 * kKiB, std::uint64_t{1} << 40})
+    EXPECT_EQ(links.choose(Op::all_gather, bytes), Algorithm::direct);
+  links.force(Op::broadcast, Algorithm::one_shot);  // has none
+  EXPECT_EQ(links.bounds(),
+            [] {
+              Selection same(Ground::links, 4);
+              same.force(Op::all_reduce, Algorithm::bruck);
+              same.force(Op::all_gather, Algorithm::direct);
+              return same;
+            }()
+                .bounds());
+}
+
+TEST(Tuning, LinesOfTheNearestNumberOfRanksCount) {
+  const auto tuning = parse_tuning(
+      "# a comment\n"
+      "version = 1\n"
+      "\n"
+      "links.all_reduce.2 = bruck <= 1 MiB, slices   # much\n"
+      "links.all_reduce.4 = bruck <= 4KiB, slices\n"
+      "links.all_gather.4 = direct <= 65536, ring\r\n"
+      "region.all_reduce.4 = shares\n",
+      "a file");
+  ASSERT_TRUE(tuning.ok()) << tuning.status().message();
+  const auto links = [&](int ranks) { return select(*tuning, Ground::links, ranks); };
+  EXPECT_EQ(links(2).choose(Op::all_reduce, 1024 * kKiB), Algorithm::bruck);
+  EXPECT_EQ(links(3).choose(Op::all_reduce, 1024 * kKiB), Algorithm::bruck);
+  EXPECT_EQ(links(4).choose(Op::all_reduce, 4 * kKiB), Algorithm::bruck);
+  EXPECT_EQ(links(7).choose(Op::all_reduce, 4 * kKiB + 1), Algorithm::slices);
+  EXPECT_EQ(links(8).bounds(), Selection(Ground::links, 8).bounds()) << "4 ranks say nothing of 8";
+  EXPECT_EQ(links(4).choose(Op::all_gather, 1), Algorithm::direct);
+  EXPECT_EQ(links(4).choose(Op::all_gather, 64 * kKiB + 1), Algorithm::ring);
+  EXPECT_EQ(select(*tuning, Ground::region, 5).choose(Op::all_reduce, 8), Algorithm::shares);
+  EXPECT_EQ(links(4).choose(Op::broadcast, 8), Algorithm::tree);
+
+  const auto again = parse_tuning(print_tuning(*tuning), "what was printed");
+  ASSERT_TRUE(again.ok()) << again.status().message();
+  EXPECT_EQ(again->rules, tuning->rules);
+}
+
+TEST(Tuning, WrongLinesAreNamed) {
+  const auto error = [](const std::string& lines) {
+    const auto read = parse_tuning("version = 1\n" + lines, "the file");
+    return read.ok() ? std::string("none") : read.status().message();
+  };
+  for (const auto& [line, what] : std::initializer_list<std::pair<std::string, std::string>>{
+           {"links.all_reduce.2", "is not KEY = VALUE"},
+           {"links.all_reduce.2 =", "is not KEY = VALUE"},
+           {"links.all_reduce = slices", "GROUND.OPERATION.RANKS"},
+           {"wires.all_reduce.2 = slices", "\"wires\" should be links or region"},
+           {"links.all_reduction.2 = slices", "\"all_reduction\" is no collective; there are broadcast, all_reduce"},
+           {"links.all_reduce.two = slices", "\"two\" should be a number of ranks"},
+           {"links.all_reduce.2 = slice", "\"slice\" is no algorithm"},
+           {"links.all_reduce.2 = tree", "\"tree\" cannot stand there; all_reduce over links has, in this order, bruck, slices"},
+           {"links.all_reduce.2 = slices <= 4, bruck", "cannot stand there"},
+           {"links.all_reduce.2 = bruck, slices", "\"bruck\" needs a limit"},
+           {"links.all_reduce.2 = bruck <= some, slices", "\"some\" is no size"},
+           {"links.all_reduce.2 = bruck <= 99999999999999999999, slices", "is no size"},
+           {"links.all_reduce.2 = bruck <= 4", "the last algorithm has no limit"},
+           {"links.all_gather.2 = bruck <= 9, direct <= 8, ring", "sizes must grow"},
+           {"version = 2", "version 2 of the file is not known"},
+           {"links.all_reduce.2 = slices\nlinks.all_reduce.2 = slices", "stands there twice"},
+       }) {
+    const std::string said = error(line);
+    EXPECT_TRUE(contains(said, what)) << line << ": " << said;
+    EXPECT_TRUE(contains(said, "the file, line " + std::to_string(contains(line, "\n") ? 3 : 2))) << said;
+    EXPECT_TRUE(contains(said, "mend the line, or remove the file")) << said;
+  }
+  const auto unversioned = parse_tuning("links.all_reduce.2 = slices\n", "the file");
+  EXPECT_TRUE(contains(unversioned.status().message(), "line 1")) << unversioned.status().message();
+}
+
+TEST(Tuning, AnAlgorithmCanBeForced) {
+  const auto forced = parse_forced("all_reduce:bruck, broadcast:chain");
+  ASSERT_TRUE(forced.ok()) << forced.status().message();
+  Tuning tuning;
+  tuning.forced = *forced;
+  EXPECT_EQ(select(tuning, Ground::links, 2).choose(Op::all_reduce, 1024 * kKiB), Algorithm::bruck);
+  EXPECT_EQ(select(tuning, Ground::links, 2).choose(Op::broadcast, 1), Algorithm::chain);
+  EXPECT_EQ(select(tuning, Ground::region, 2).bounds(), Selection(Ground::region, 2).bounds());
+  EXPECT_TRUE(contains(parse_forced("all_reduce:tree").status().message(), "all_reduce has bruck, slices over links and one_shot, shares"));
+  EXPECT_TRUE(contains(parse_forced("reduction:tree").status().message(), "\"reduction\" is no collective"));
+  EXPECT_TRUE(contains(parse_forced("all_reduce").status().message(), "MUSTER_ALGORITHM"));
+}
+
+// Every rank has another opinion; members that chose differently would wait for each other's messages for ever.
+TEST(Tuning, TheFirstMembersCountsForAll) {
+  for (Wire wire : testing::kWires) {
+    run_ranks(4, wire, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
+      CommunicatorOptions options;
+      options.timeout = seconds(60);
+      auto tuning = std::make_shared<Tuning>();
+      const bool one = rank % 2 == 0;
+      tuning->forced = {{Op::all_reduce, one ? Algorithm::bruck : Algorithm::slices},
+                        {Op::all_reduce, one ? Algorithm::one_shot : Algorithm::shares},
+                        {Op::broadcast, one ? Algorithm::chain : Algorithm::tree}};
+      options.tuning = tuning;
+      options.name = "world";
+      const auto world = Communicator::create(fabric, {0, 1, 2, 3}, options);
+      ASSERT_TRUE(world.ok()) << world.status().message();
+      options.name = "backwards";
+      const auto backwards = Communicator::create(fabric, {3, 2, 1, 0}, options);
+      ASSERT_TRUE(backwards.ok()) << backwards.status().message();
+      options.name = "parts";
+      const auto part = Communicator::split(*world, {{1, 0, 2}, {3}}, options);
+      ASSERT_TRUE(part.ok()) << part.status().message();
+      for (const Group& group : {*world, *backwards, *part}) {
+        for (const std::size_t count : {std::size_t{1}, std::size_t{1500}, std::size_t{40'000}}) {
+          Values out(count);
+          const Values in(count, 1);
+          const Status reduced = group->run(all_reduce(in, out), in_a_minute());
+          ASSERT_TRUE(reduced.ok()) << reduced.message();
+          EXPECT_EQ(out, Values(count, group->size()));
+          Values told(count, group->rank());
+          const Status cast = group->run(broadcast(told, group->size() - 1), in_a_minute());
+          ASSERT_TRUE(cast.ok()) << cast.message();
+          EXPECT_EQ(told, Values(count, group->size() - 1));
+        }
+        EXPECT_TRUE(group->close(in_a_minute()).ok());
+      }
+    });
+  }
+}
+
+/// A variable of this process while it lives; no rank runs when it comes and goes.
+class Variable {
+ public:
+  Variable(const char* name, const std::string& value) : name_(name) { ::setenv(name, value.c_str(), 1); }
+  ~Variable() { ::unsetenv(name_); }
+  Variable(const Variable&) = delete;
+
+ private:
+  const char* name_;
+};
+
+TEST(Tuning, AFileThatIsWrongEndsTheMakingOnAllRanks) {
+  const testing::ScratchFolder scratch;
+  const std::string path = scratch.file("tuning");
+  std::ofstream(path) << "version = 1\nlinks.all_reduce.2 = slow\n";
+  for (const bool exists : {true, false}) {
+    const Variable named("MUSTER_TUNING", exists ? path : path + ".not");
+    for (Wire wire : {Wire::loopback, Wire::region}) {
+      run_ranks(2, wire, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
+        CommunicatorOptions options;
+        options.name = "g";
+        options.timeout = seconds(60);
+        const auto made = Communicator::create(fabric, {0, 1}, options);
+        ASSERT_FALSE(made.ok());
+        const std::string said = made.status().message();
+        EXPECT_TRUE(contains(said, exists ? "tuning file " + path + ", line 2: \"slow\" is no algorithm" : "cannot be read")) << said;
+        EXPECT_EQ(contains(said, "rank 0 gave it up: "), rank == 1) << said;
+        options.tuning = std::make_shared<Tuning>();
+        EXPECT_TRUE(Communicator::create(fabric, {0, 1}, options).ok()) << "the job goes on";
+      });
+    }
+  }
+}
+
+TEST(Tuning, ComesFromWhereTheEnvironmentSays) {
+  const testing::ScratchFolder scratch;
+  const std::string path = scratch.file("mine");
+  std::ofstream(path) << "version = 1\nlinks.all_reduce.2 = slices\n";
+  ::unsetenv("MUSTER_TUNING");
+  {
+    const Variable named("MUSTER_TUNING", path);
+    EXPECT_EQ(tuning_path(), path);
+    const auto tuning = tuning_of_environment();
+    ASSERT_TRUE(tuning.ok()) << tuning.status().message();
+    EXPECT_EQ(tuning->rules.size(), 1u);
+  }
+  {
+    const Variable off("MUSTER_TUNING", "off");
+    const Variable forced("MUSTER_ALGORITHM", "all_gather:direct");
+    EXPECT_EQ(tuning_path(), "");
+    const auto tuning = tuning_of_environment();
+    ASSERT_TRUE(tuning.ok()) << tuning.status().message();
+    EXPECT_TRUE(tuning->rules.empty());
+    ASSERT_EQ(tuning->forced.size(), 1u);
+    EXPECT_EQ(tuning->forced[0], std::pair(Op::all_gather, Algorithm::direct));
+  }
+  const Variable settings("XDG_CONFIG_HOME", scratch.file("settings"));
+  EXPECT_EQ(tuning_path(), scratch.file("settings") + "/muster/tuning");
+  EXPECT_TRUE(tuning_of_environment().ok()) << "a file that is not there says nothing";
+}
+
+}  // namespace
+}  // namespace muster::collective
