@@ -15,6 +15,7 @@
 #include "muster/group/init.h"
 #include "muster/parallel/ddp_logging.h"
 #include "muster/parallel/reducer.h"
+#include "muster/parallel/spare_groups.h"
 
 namespace muster::parallel {
 namespace {
@@ -227,8 +228,7 @@ void DataParallelCore::State::add_reducer(std::vector<Named> of, ReducerOptions 
     reducing.names.push_back(parameter.name);
     reducing.sparse.push_back(parameter.sparse);
   }
-  reducing.group =
-      new_group({.ranks = given->ranks(), .timeout = given->timeout(), .backend = given->backend(), .use_local_synchronization = true});
+  reducing.group = take_group(given);
   groups.push_back(reducing.group);
   group = groups.front();
   reducers.push_back(std::make_unique<Reducer>(std::move(trained), std::move(reducing)));
@@ -316,7 +316,12 @@ DataParallelCore::DataParallelCore(const ModuleParts& parts, const DistributedDa
   state.log_block(parameters);
 }
 
-DataParallelCore::~DataParallelCore() = default;
+DataParallelCore::~DataParallelCore() {
+  const bool over = std::ranges::all_of(state_->reducers, [](const auto& reducer) { return reducer->is_quiet(); });
+  state_->reducers.clear();
+  if (!over) return;
+  for (const Group& each : state_->groups) give_group_back(state_->given, each);
+}
 
 // ---- each iteration --------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@
 #include <csignal>
 #include <filesystem>
 #include <functional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -392,6 +393,26 @@ TEST(Modules, OfAnyKindCanBeWrapped) {
     DistributedDataParallel<nn::Sequential> chain(nn::Sequential(nn::Linear(3, 4), nn::Linear(4, 1)));
     chain(torch::ones({1, 3})).sum().backward();
     EXPECT_EQ(chain.module()->parameters()[0].grad().sizes(), (std::vector<std::int64_t>{4, 3}));
+  });
+}
+
+// What a model was given to reduce on goes to the next one.
+TEST(Modules, ShareAGroupOneAfterAnother) {
+  on_ranks(2, [](int) {
+    std::set<std::string> names;
+    for (int number = 0; number < 5; ++number) {
+      DistributedDataParallel<nn::Linear> model(nn::Linear(3, 2));
+      model.forward(torch::ones({1, 3})).sum().backward();
+      names.insert(model.process_group()->name());
+    }
+    EXPECT_EQ(names.size(), 1U);
+    {
+      DistributedDataParallel<nn::Linear> left(nn::Linear(3, 2));
+      barrier();  // both have made theirs
+      left.process_group()->abort("the end of this one");
+    }
+    DistributedDataParallel<nn::Linear> model(nn::Linear(3, 2));
+    EXPECT_EQ(names.count(model.process_group()->name()), 0U);
   });
 }
 

@@ -337,6 +337,11 @@ std::size_t Reducer::in_place() const {
   return state_->went_in_place;
 }
 
+bool Reducer::is_quiet() const {
+  const std::lock_guard lock(state_->mutex);
+  return !state_->under_way && !state_->failure;
+}
+
 bool Reducer::rebuilt() const {
   const std::lock_guard lock(state_->mutex);
   return state_->has_rebuilt;

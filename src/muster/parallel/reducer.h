@@ -90,6 +90,8 @@ class Reducer {
   std::vector<std::int64_t> bucket_bytes() const;
   /// How many gradients of the last pass travelled where they lay.
   std::size_t in_place() const;
+  /// Whether nothing is under way: no gradients have come that are not averaged, and no pass has failed.
+  bool is_quiet() const;
   /// Whether the buckets stand in the order of the gradients.
   bool rebuilt() const;
 

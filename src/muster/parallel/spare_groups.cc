@@ -1,0 +1,95 @@
+#include "muster/parallel/spare_groups.h"
+
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "muster/group/backends/native.h"
+#include "muster/group/exchange.h"
+#include "muster/group/init.h"
+
+namespace muster::parallel {
+namespace {
+
+/// What tells a spare from others: its name, and how many calls this member has made on it. Empty where that is not known or it has failed.
+std::string key_of(const Group& group) {
+  if (group == nullptr || !group->failure().ok()) return "";
+  const auto* native = dynamic_cast<const group::NativeBackend*>(group->parts().backends.front().second.get());
+  return native == nullptr ? "" : group->name() + ' ' + std::to_string(native->communicator()->sequence());
+}
+
+/// Held by nobody here: the default group's end is theirs.
+using Spares = std::vector<std::weak_ptr<ProcessGroup>>;
+
+class Shelf {
+ public:
+  static Shelf& of_process() {
+    static Shelf shelf;
+    return shelf;
+  }
+  void put(const Group& given, const Group& group) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(spares_, [](const auto& entry) { return entry.first.expired(); });
+    spares_[given].push_back(group);
+  }
+  /// Those that still work, by key.
+  std::map<std::string, Group> whole(const Group& given) {
+    const std::lock_guard lock(mutex_);
+    std::map<std::string, Group> whole;
+    const auto found = spares_.find(given);
+    if (found == spares_.end()) return whole;
+    for (const auto& spare : found->second) {
+      const Group group = spare.lock();
+      if (const auto key = key_of(group); !key.empty()) whole[key] = group;
+    }
+    return whole;
+  }
+  void remove(const Group& given, const Group& group) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(spares_[given], [&](const auto& spare) { return spare.lock() == group; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::weak_ptr<ProcessGroup>, Spares, std::owner_less<>> spares_;
+};
+
+std::set<std::string> lines_of(const std::string& text) {
+  std::set<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.insert(line);
+  return lines;
+}
+
+}  // namespace
+
+Group take_group(const Group& given) {
+  auto& shelf = Shelf::of_process();
+  auto mine = shelf.whole(given);
+  std::string text;
+  for (const auto& [key, group] : mine) text += key + '\n';
+  std::set<std::string> common = lines_of(text);
+  for (const std::string& theirs : group::exchange_text(given, text)) {
+    const auto others = lines_of(theirs);
+    std::erase_if(common, [&](const std::string& key) { return others.count(key) == 0; });
+  }
+  if (common.empty())
+    return new_group(
+        {.ranks = given->ranks(), .timeout = given->timeout(), .backend = given->backend(), .use_local_synchronization = true});
+  const Group group = mine[*common.begin()];
+  shelf.remove(given, group);
+  group->set_timeout(given->timeout());
+  return group;
+}
+
+void give_group_back(const Group& given, const Group& group) {
+  if (group->failure().ok()) Shelf::of_process().put(given, group);
+}
+
+}  // namespace muster::parallel
