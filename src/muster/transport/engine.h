@@ -145,8 +145,9 @@ class Engine final : public ConnectorEvents {
   bool poll_connector(TimePoint now);
   bool poll_ready();
   bool poll_plain();
+  bool poll_few();
   void flush_dirty(TimePoint now);
-  void service_read(Link& link);
+  bool service_read(Link& link);
   void stream_ended(Link& link, Status why);
   void close_stream(Link& link);
   void update_interest(Link& link);
@@ -193,8 +194,8 @@ class Engine final : public ConnectorEvents {
   PassLock lock_;
   std::unique_ptr<ReadySet> ready_;  // null without threads
   std::vector<std::unique_ptr<Link>> links_;
-  std::vector<Link*> plain_;  // up, without a descriptor
-  int descriptor_links_ = 0;
+  std::vector<Link*> plain_;            // up, without a descriptor
+  std::vector<Link*> with_descriptor_;  // up
   std::vector<Link*> dirty_;
   TimePoint connector_timer_ = TimePoint::min();
   std::uint64_t passes_ = 0;

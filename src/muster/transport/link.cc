@@ -13,13 +13,25 @@ constexpr std::size_t kWriteShare = 1024 * 1024;
 
 Status wrong(const std::string& what) { return Status(Code::internal, what); }
 
+template <class Bytes>
+std::size_t total_of(std::span<const Bytes> pieces) {
+  std::size_t total = 0;
+  for (const Bytes& piece : pieces) total += piece.size();
+  return total;
+}
+
 }  // namespace
 
+// Where a descriptor tells when there is more, a stream that gave or took less than it might is not asked again: that would be a system
+// call for nothing.
+
 bool Link::read_some() {
+  const bool has_descriptor = up() && stream->descriptor() >= 0;
   std::size_t total = 0;
   while (up() && total < kReadShare) {
     std::array<MutableBytes, 2> pieces;
     const std::size_t count = protocol.input(pieces);
+    const std::size_t room = total_of(std::span<const MutableBytes>(pieces.data(), count));
     const Result<std::size_t> got = stream->read(std::span(pieces.data(), count));
     if (!got) {
       ended = got.status();
@@ -36,16 +48,19 @@ bool Link::read_some() {
           {peer_});
       return true;
     }
+    if (*got < room && has_descriptor) break;
   }
   return total > 0;
 }
 
 bool Link::write_some() {
+  const bool has_descriptor = up() && stream->descriptor() >= 0;
   std::size_t total = 0;
   stuck = false;
   while (up() && total < kWriteShare && protocol.has_output()) {
     std::array<ConstBytes, LinkProtocol::kMaxPieces> pieces;
     const std::size_t count = protocol.output(pieces);
+    const std::size_t offered = total_of(std::span<const ConstBytes>(pieces.data(), count));
     const Result<std::size_t> took = stream->write(std::span(pieces.data(), count));
     if (!took) {
       write_failure = took.status();
@@ -57,6 +72,10 @@ bool Link::write_some() {
     }
     total += *took;
     protocol.sent(*took);
+    if (*took < offered && has_descriptor) {
+      stuck = protocol.has_output();
+      break;
+    }
   }
   return total > 0;
 }
