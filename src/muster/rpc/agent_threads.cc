@@ -6,6 +6,7 @@
 #include "muster/rpc/agent_closing.h"
 #include "muster/rpc/agent_parts.h"
 #include "muster/rpc/errors.h"
+#include "muster/rpc/spare_memory.h"
 
 namespace muster::rpc {
 namespace {
@@ -239,6 +240,7 @@ void Agent::stop() {
   fabric_.reset();
   companions_.clear();
   options_.meeting_place.reset();
+  drop_spare_memory();
 }
 
 }  // namespace muster::rpc

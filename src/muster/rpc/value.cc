@@ -5,11 +5,11 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/TensorImpl.h>
-#include <sys/mman.h>
 
 #include <limits>
 
 #include "muster/group/errors.h"
+#include "muster/rpc/spare_memory.h"
 
 namespace muster::rpc {
 namespace {
@@ -45,22 +45,11 @@ Status misfit(const TensorHead& head, const std::string& why) {
                                     std::to_string(head.bytes) + " bytes: " + why);
 }
 
-/// Fresh memory of this size is filled page by page, with large pages in a third of the time. Where the host has none, nothing
-/// changes.
-constexpr std::size_t kHugeFrom = std::size_t{4} << 20;
-void ask_for_huge_pages(MutableBytes memory) {
-  constexpr std::uintptr_t kPage = std::uintptr_t{2} << 20;
-  const auto begin = (reinterpret_cast<std::uintptr_t>(memory.data()) + kPage - 1) & ~(kPage - 1);
-  const auto end = (reinterpret_cast<std::uintptr_t>(memory.data()) + memory.size()) & ~(kPage - 1);
-  if (end > begin) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
-}
-
 TensorIn new_memory(std::size_t bytes) {
-  auto* allocator = c10::GetCPUAllocator();
   TensorIn memory;
-  memory.memory = c10::Storage(c10::Storage::use_byte_size_t(), bytes, allocator->allocate(bytes), allocator, /*resizable=*/true);
+  memory.memory =
+      c10::Storage(c10::Storage::use_byte_size_t(), bytes, allocate_or_reuse(bytes), c10::GetCPUAllocator(), /*resizable=*/true);
   memory.data = MutableBytes(static_cast<std::byte*>(memory.memory.mutable_data()), bytes);
-  if (bytes >= kHugeFrom) ask_for_huge_pages(memory.data);
   return memory;
 }
 
