@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "muster/base/bytes.h"
 #include "muster/base/log.h"
 #include "muster/rpc/agent_parts.h"
 
@@ -32,29 +31,17 @@ void Agent::Closing::say(int to, Note note) {
   Call message;
   message.to = to;
   message.kind = Kind::closing;
-  message.fill = [&](Value& value, Passage&) {
-    ByteWriter out;
-    out.put(note.word).put(note.round).put(note.sent).put(note.handled).put(static_cast<std::uint8_t>(note.busy)).put_text(note.waits_for);
-    value.bytes = out.take();
-  };
+  message.fill = [&](Value& value, Passage&) { value.bytes = encode_closing(note); };
   agent_.post(std::move(message));
 }
 
 void Agent::Closing::take(Request request) {
-  ByteReader in(request.parcel.value.bytes);
-  Note note;
-  note.from = request.from;
-  note.word = in.get<Word>();
-  note.round = in.get<std::uint64_t>();
-  note.sent = in.get<std::uint64_t>();
-  note.handled = in.get<std::uint64_t>();
-  note.busy = in.get<std::uint8_t>() != 0;
-  note.waits_for = in.get_text();
-  if (!in.at_end() || note.word < Word::here || note.word > Word::close)
-    return agent_.lose(request.from, Status(Code::internal, "a word about the end that cannot be read", {request.from}));
+  auto note = decode_closing(request.parcel.value.bytes);
+  if (!note) return agent_.lose(request.from, Status(note.status().code(), note.status().message(), {request.from}));
+  note->from = request.from;
   {
     const std::lock_guard lock(mutex_);
-    notes_.push_back(std::move(note));
+    notes_.push_back(std::move(*note));
     note_count_.store(notes_.size());
   }
   agent_.fabric_->wake();

@@ -18,6 +18,7 @@
 #include "muster/base/clock.h"
 #include "muster/base/status.h"
 #include "muster/rpc/agent.h"
+#include "muster/rpc/message.h"
 
 namespace muster::rpc {
 
@@ -31,16 +32,8 @@ class Agent::Closing {
   void take(Request request);
 
  private:
-  enum class Word : std::uint8_t { here = 1, waiting, begin, probe, counts, close };
-  struct Note {
-    int from = -1;
-    Word word = Word::here;
-    std::uint64_t round = 0;
-    std::uint64_t sent = 0;
-    std::uint64_t handled = 0;
-    bool busy = false;
-    std::string waits_for;
-  };
+  using Word = ClosingWord;
+  using Note = ClosingNote;
 
   int leader() const;
   std::vector<int> alive() const;

@@ -52,7 +52,8 @@ class DistAutograd final : public Observer, public std::enable_shared_from_this<
   /// Gives the agent its handlers and this as its observer; before it starts.
   static void install(const std::shared_ptr<Agent>& agent);
   static std::shared_ptr<DistAutograd> of(Agent& agent);
-  explicit DistAutograd(Agent& agent) : agent_(agent.weak_from_this()), self_(agent.self().id()) {}
+  explicit DistAutograd(Agent& agent)
+      : agent_(agent.weak_from_this()), self_(agent.self().id()), workers_(static_cast<int>(agent.workers().size())) {}
 
   std::int64_t new_context();
   void release(std::int64_t id);
@@ -82,6 +83,7 @@ class DistAutograd final : public Observer, public std::enable_shared_from_this<
 
   std::weak_ptr<Agent> agent_;
   const int self_;
+  const int workers_;
   mutable std::mutex mutex_;
   std::map<std::int64_t, std::shared_ptr<AutogradContext>> contexts_;
   std::set<std::int64_t> released_;  // the last ones: late messages do not bring them back

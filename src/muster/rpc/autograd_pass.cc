@@ -86,6 +86,9 @@ void AutogradPass::gradients(std::int64_t message, std::vector<at::Tensor> gradi
     Arrival arrival{edges_of(message), std::move(gradients)};
     if (arrival.gradients.size() != arrival.edges.size())
       throw DistError("a message of distributed autograd has another number of gradients than were sent");
+    const at::NoGradGuard no_grad;
+    autograd::validate_outputs(arrival.edges, arrival.gradients,
+                               [](const std::string& text) { return "a gradient that came from another worker is invalid: " + text; });
     arrivals_.push_back(std::move(arrival));
   } catch (...) {
     note_error(std::current_exception());

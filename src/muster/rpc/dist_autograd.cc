@@ -197,7 +197,7 @@ std::shared_ptr<AutogradContext> DistAutograd::record_receive(int from, Parcel& 
   ByteReader in(parcel.note);
   const auto id = in.get<std::int64_t>();
   const auto message = in.get<std::int64_t>();
-  if (!in.at_end() || id < 0)
+  if (!in.at_end() || id < 0 || (id >> kWorkerShift) >= workers_)
     throw DistError("a call's note for distributed autograd is malformed; do all workers run the same version?", Code::refused);
   std::shared_ptr<AutogradContext> context;
   if (make) {

@@ -253,4 +253,27 @@ Result<ErrorText> decode_error(std::string_view bytes) {
   return error;
 }
 
+std::string encode_closing(const ClosingNote& note) {
+  ByteWriter out;
+  out.put(note.word).put(note.round).put(note.sent).put(note.handled).put(static_cast<std::uint8_t>(note.busy)).put_text(note.waits_for);
+  return out.take();
+}
+
+Result<ClosingNote> decode_closing(std::string_view bytes) {
+  ByteReader in(bytes);
+  ClosingNote note;
+  const auto word = in.get<std::uint8_t>();
+  note.round = in.get<std::uint64_t>();
+  note.sent = in.get<std::uint64_t>();
+  note.handled = in.get<std::uint64_t>();
+  const auto busy = in.get<std::uint8_t>();
+  note.waits_for = in.get_text();
+  if (!in.at_end() || word < static_cast<std::uint8_t>(ClosingWord::here) || word > static_cast<std::uint8_t>(ClosingWord::close) ||
+      busy > 1)
+    return wrong("a word about the end that cannot be read");
+  note.word = static_cast<ClosingWord>(word);
+  note.busy = busy == 1;
+  return note;
+}
+
 }  // namespace muster::rpc

@@ -100,4 +100,18 @@ struct ErrorText {
 std::string encode_error(const ErrorText& error);
 Result<ErrorText> decode_error(std::string_view bytes);
 
+/// What workers tell each other on their way to the graceful end (agent_closing.h), as the payload of Kind::closing.
+enum class ClosingWord : std::uint8_t { here = 1, waiting, begin, probe, counts, close };
+struct ClosingNote {
+  int from = -1;  ///< does not travel: the message has it
+  ClosingWord word = ClosingWord::here;
+  std::uint64_t round = 0;
+  std::uint64_t sent = 0;
+  std::uint64_t handled = 0;
+  bool busy = false;
+  std::string waits_for;
+};
+std::string encode_closing(const ClosingNote& note);
+Result<ClosingNote> decode_closing(std::string_view bytes);
+
 }  // namespace muster::rpc

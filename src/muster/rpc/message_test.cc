@@ -1,18 +1,49 @@
 #include "muster/rpc/message.h"
 
 #include <gtest/gtest.h>
-#include <torch/types.h>
 
-#include <cereal/types/map.hpp>
-#include <map>
+#include <algorithm>
+#include <cstdlib>
+#include <new>
 
-#include "muster/rpc/value.h"
 #include "muster/testing/fuzz.h"
+
+// The largest piece that this thread takes from the heap. Sanitizers bring an operator new of their own.
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#define MUSTER_SEES_ALLOCATIONS 1
+namespace {
+thread_local std::size_t largest_piece = 0;
+}  // namespace
+[[gnu::noinline]] void* operator new(std::size_t size) {
+  largest_piece = std::max(largest_piece, size);
+  if (void* memory = std::malloc(size == 0 ? 1 : size)) return memory;
+  throw std::bad_alloc();
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+#endif
 
 namespace muster::rpc {
 namespace {
 
 using muster::testing::Fuzz;
+using muster::testing::fuzz_for_a_while;
+
+/// Calls `read` on what came and looks whether it took memory on the word of the sender: an entry in memory may be some times as large as
+/// on the wire, and errors are sentences.
+template <class Read>
+auto reading(std::string_view came, Read read) {
+#ifdef MUSTER_SEES_ALLOCATIONS
+  largest_piece = 0;
+  auto result = read(came);
+  EXPECT_LE(largest_piece, 8 * came.size() + 1024);
+  return result;
+#else
+  return read(came);
+#endif
+}
+
+constexpr std::uint8_t kFloat = 6;  // torch's number
 
 TensorHead tensor_head(Fuzz& fuzz) {
   TensorHead head;
@@ -20,7 +51,7 @@ TensorHead tensor_head(Fuzz& fuzz) {
     head.flags = TensorHead::kUndefined;
     return head;
   }
-  head.dtype = static_cast<std::uint8_t>(at::kFloat);
+  head.dtype = kFloat;
   std::int64_t elements = 1;
   for (std::size_t d = fuzz.below(4); d > 0; --d) head.sizes.push_back(static_cast<std::int64_t>(fuzz.below(fuzz.one_in(4) ? 200 : 5)));
   head.strides.assign(head.sizes.size(), 1);
@@ -129,18 +160,15 @@ void check_bounds(const Head& head, std::string_view frame) {
 TEST(RpcMessageFuzz, DamagedHeadsAreRefusedOrHarmless) {
   Fuzz fuzz(2);
   int refused = 0;
-  for (int round = 0; round < muster::testing::fuzz_rounds(3000); ++round) {
+  fuzz_for_a_while(3000, [&] {
     const Sent sent = any_message(fuzz);
     const auto& good = sent.message.long_head.empty() ? sent.message.head : sent.message.long_head;
     const std::string frame = fuzz.one_in(10) ? fuzz.noise(300) : fuzz.one_in(6) ? fuzz.cut(good) : fuzz.damaged(good);
-    const auto head = decode(as_bytes(frame));
-    if (!head.ok()) {
-      ++refused;
-      EXPECT_EQ(head.status().code(), Code::internal);
-      continue;
-    }
-    check_bounds(*head, frame);
-  }
+    const auto head = reading(frame, [](std::string_view bytes) { return decode(as_bytes(bytes)); });
+    if (head.ok()) return check_bounds(*head, frame);
+    ++refused;
+    EXPECT_EQ(head.status().code(), Code::internal);
+  });
   EXPECT_GT(refused, 0);
 }
 
@@ -152,87 +180,42 @@ TEST(RpcMessageFuzz, DamagedErrorsAreRefusedOrHarmless) {
   ASSERT_TRUE(back.ok());
   EXPECT_EQ(back->text, error.text);
   EXPECT_EQ(back->ranks, error.ranks);
-  for (int round = 0; round < muster::testing::fuzz_rounds(5000); ++round) {
-    const auto damaged = decode_error(fuzz.damaged(good));
+  fuzz_for_a_while(5000, [&] {
+    const std::string came = fuzz.damaged(good);
+    const auto damaged = reading(came, decode_error);
     if (damaged.ok()) {
-      EXPECT_LE(damaged->ranks.size(), good.size() + 64);
+      EXPECT_LE(damaged->ranks.size(), came.size());
     }
-  }
+  });
 }
 
-struct Nested {
-  std::map<std::string, std::vector<at::Tensor>> tensors;
-  std::vector<std::int64_t> numbers;
-  std::string text;
-  template <class Archive>
-  void serialize(Archive& archive) {
-    archive(tensors, numbers, text);
-  }
-};
-
-TEST(RpcValue, NestedObjectsKeepTheirTensors) {
-  Nested nested{{{"a", {torch::ones({2}), at::Tensor(), torch::zeros({3})}}, {"b", {}}}, {1, 2, 3}, "text"};
-  Value value;
-  Passage passage;
-  pack(value, passage, nested);
-  EXPECT_EQ(value.tensors.size(), 2U);  // one of the three is none
-  const auto back = unpack<Nested>(value, passage);
-  ASSERT_EQ(back.tensors.at("a").size(), 3U);
-  EXPECT_TRUE(torch::equal(back.tensors.at("a")[2], torch::zeros({3})));
-  EXPECT_FALSE(back.tensors.at("a")[1].defined());
-  EXPECT_EQ(back.numbers, nested.numbers);
-  EXPECT_EQ(back.text, "text");
-}
-
-TEST(RpcValueFuzz, DamagedValuesThrow) {
-  Fuzz fuzz(4);
-  const Nested nested{{{"a", {torch::ones({2})}}, {"b", {}}}, {1, 2, 3}, "text"};
-  Value good;
-  Passage passage;
-  pack(good, passage, nested);
-  for (int round = 0; round < muster::testing::fuzz_rounds(5000); ++round) {
-    Value damaged{fuzz.damaged(good.bytes), good.tensors};
-    try {
-      unpack<Nested>(damaged, passage);
-    } catch (const ValueError&) {
-    } catch (const cereal::Exception&) {
+TEST(RpcMessageFuzz, DamagedWordsAboutTheEndAreRefusedOrHarmless) {
+  Fuzz fuzz(6);
+  int refused = 0;
+  fuzz_for_a_while(5000, [&] {
+    ClosingNote note;
+    note.word = static_cast<ClosingWord>(1 + fuzz.below(6));
+    note.round = fuzz.word();
+    note.sent = fuzz.word();
+    note.handled = fuzz.word();
+    note.busy = fuzz.one_in(2);
+    note.waits_for = fuzz.noise(40);
+    const std::string good = encode_closing(note);
+    const auto back = decode_closing(good);
+    ASSERT_TRUE(back.ok());
+    EXPECT_EQ(back->word, note.word);
+    EXPECT_EQ(back->handled, note.handled);
+    EXPECT_EQ(back->busy, note.busy);
+    EXPECT_EQ(back->waits_for, note.waits_for);
+    const std::string came = fuzz.one_in(4) ? fuzz.cut(good) : fuzz.damaged(good);
+    const auto damaged = reading(came, decode_closing);
+    if (!damaged.ok()) {
+      ++refused;
+    } else {
+      EXPECT_EQ(encode_closing(*damaged), came);  // what is taken is what was said, to the last byte
     }
-  }
-}
-
-// spec: N3 what a tensor says of itself is checked before memory is taken for it
-TEST(RpcValueFuzz, DamagedTensorHeadsAreRefusedOrHarmless) {
-  Fuzz fuzz(5);
-  int accepted = 0;
-  for (int round = 0; round < muster::testing::fuzz_rounds(5000); ++round) {
-    TensorHead head = tensor_head(fuzz);
-    if ((head.flags & TensorHead::kUndefined) != 0) continue;
-    for (std::size_t times = fuzz.below(3); times > 0; --times) {
-      const auto any = static_cast<std::int64_t>(fuzz.one_in(2) ? fuzz.word() >> 1 : fuzz.below(8));
-      switch (fuzz.below(5)) {
-        case 0: head.dtype = static_cast<std::uint8_t>(fuzz.word()); break;
-        case 1:
-          if (!head.sizes.empty()) head.sizes[fuzz.below(head.sizes.size())] = any;
-          break;
-        case 2:
-          if (!head.strides.empty()) head.strides[fuzz.below(head.strides.size())] = any;
-          break;
-        case 3: head.bytes = static_cast<std::uint64_t>(any); break;
-        default: head.flags ^= TensorHead::kElementOrder; break;
-      }
-    }
-    if (head.bytes > (1U << 24)) continue;  // memory that nobody writes to costs nothing, but there may be little address space
-    auto memory = allocate_tensor(head);
-    if (!memory.ok()) continue;
-    ++accepted;
-    EXPECT_EQ(memory->data.size(), head.bytes);
-    std::memset(memory->data.data(), 0, memory->data.size());
-    head.device_type = 0;
-    if ((head.flags & TensorHead::kElementOrder) != 0 && head.bytes > 4096) continue;
-    const auto tensor = assemble_tensor(head, std::move(*memory));
-    EXPECT_EQ(tensor.sizes(), at::IntArrayRef(head.sizes));
-  }
-  EXPECT_GT(accepted, 0);
+  });
+  EXPECT_GT(refused, 0);
 }
 
 }  // namespace

@@ -104,7 +104,8 @@ struct RRefContext::End {
   std::weak_ptr<RRefContext> context;
 };
 
-RRefContext::RRefContext(const std::shared_ptr<Agent>& agent) : self_(agent->self().id()), agent_(agent), ledger_(agent->self().id()) {}
+RRefContext::RRefContext(const std::shared_ptr<Agent>& agent)
+    : self_(agent->self().id()), workers_(static_cast<int>(agent->workers().size())), agent_(agent), ledger_(agent->self().id()) {}
 
 std::shared_ptr<RRefContext> RRefContext::of(Agent& agent) {
   return agent.companion<RRefContext>([&] { return std::make_shared<RRefContext>(agent.shared_from_this()); });
@@ -271,12 +272,25 @@ void RRefContext::make_here(std::string name, const std::function<void(Value&, P
   if (!runs) request.responder->fail(exception_of(Status(Code::closed, "RPC has been shut down on this worker")));
 }
 
+// A message of worker `from`, about workers that there are.
+Result<RRefMessage> RRefContext::read_message(std::string_view bytes, int from) const {
+  auto message = decode_rref_message(bytes);
+  if (!message.ok()) return message;
+  if (message->from != from) return Status(Code::refused, "a message about a remote reference is in another's name", {from});
+  for (const std::int32_t id : {message->rref.creator, message->rref.owner, message->fork.maker, message->fork.holder}) {
+    if (!is_worker(id))
+      return Status(Code::refused,
+                    "a message about a remote reference names worker " + std::to_string(id) + " of " + std::to_string(workers_), {from});
+  }
+  return message;
+}
+
 void RRefContext::on_create(Request request) {
   std::string& bytes = request.parcel.value.bytes;
   if (bytes.size() < create_bytes()) group::raise(Status(Code::refused, "a call that makes a remote value is malformed", {request.from}));
-  auto message = decode_rref_message(std::string_view(bytes).substr(bytes.size() - create_bytes()));
-  if (message.ok() && message->from != request.from)
-    message = Status(Code::refused, "a call that makes a remote value is in another's name", {request.from});
+  auto message = read_message(std::string_view(bytes).substr(bytes.size() - create_bytes()), request.from);
+  if (message.ok() && message->kind != RRefMessageKind::create)
+    message = Status(Code::refused, "a call that makes a remote value does not say so", {request.from});
   if (!message.ok()) group::raise(message.status());
   bytes.resize(bytes.size() - create_bytes());
 
@@ -296,9 +310,9 @@ void RRefContext::on_create(Request request) {
 }
 
 void RRefContext::on_message(const Request& request) {
-  auto message = decode_rref_message(request.parcel.value.bytes);
-  if (message.ok() && message->from != request.from)
-    message = Status(Code::refused, "a message about a remote reference is in another's name", {request.from});
+  auto message = read_message(request.parcel.value.bytes, request.from);
+  if (message.ok() && (message->kind == RRefMessageKind::create || message->kind == RRefMessageKind::fork))
+    message = Status(Code::refused, "a remote reference came without the call that it belongs to", {request.from});
   if (!message.ok()) group::raise(message.status());
   std::unique_lock lock(mutex_);
   const auto received = ledger_.receive(*message);
@@ -357,10 +371,9 @@ void RRefContext::save(ValueOutput& archive, const RRefHold& held) {
 RRefHold RRefContext::load(ValueInput& archive) {
   std::string bytes(create_bytes(), '\0');
   archive.get(bytes.data(), bytes.size());
-  auto message = decode_rref_message(bytes);
+  auto message = read_message(bytes, archive.passage().peer);
+  if (message.ok() && message->kind != RRefMessageKind::fork) message = Status(Code::refused, "a remote reference in it is none");
   if (!message.ok()) throw ValueError(message.status().message());
-  if (message->from != archive.passage().peer || message->kind != RRefMessageKind::fork)
-    throw ValueError("a remote reference in it is not its sender's");
   std::unique_lock lock(mutex_);
   auto received = ledger_.receive(*message);
   RRefHold held;
@@ -402,7 +415,7 @@ void RRefContext::drop(const RRefReference& reference) {
 
 RRefSlot RRefContext::find(const RRefId& rref) {
   const std::lock_guard lock(mutex_);
-  if (rref.owner != self_ || !ledger_.expects(rref)) return nullptr;
+  if (rref.owner != self_ || !is_worker(rref.creator) || !ledger_.expects(rref)) return nullptr;
   return slot_of_locked(rref);
 }
 

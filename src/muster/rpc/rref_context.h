@@ -11,6 +11,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 
 #include "muster/rpc/agent.h"
 #include "muster/rpc/future.h"
@@ -101,8 +102,11 @@ class RRefContext : public Drain, public std::enable_shared_from_this<RRefContex
   void on_loss(int worker, const Status& why);
   void lost(const RRefMessage& message);
   void make_here(std::string name, const std::function<void(Value&, Passage&)>& fill, const RRefHold& held);
+  bool is_worker(std::int32_t id) const { return id >= 0 && id < workers_; }
+  Result<RRefMessage> read_message(std::string_view bytes, int from) const;
 
   const int self_;
+  const int workers_;
   std::weak_ptr<Agent> agent_;
   mutable std::mutex mutex_;
   RRefLedger ledger_;

@@ -218,6 +218,13 @@ Result<std::optional<RRefLedger::Received>> RRefLedger::receive(const RRefMessag
   return std::optional<Received>();
 }
 
+/// A value that somebody still refers to goes early only where who passed the reference on has died.
+std::string RRefLedger::deaths_text() const {
+  std::string text;
+  for (const auto& [worker, cause] : dead_) text += "; " + cause.message();
+  return text;
+}
+
 std::optional<RRefLedger::Received> RRefLedger::on_create(const RRefMessage& message) {
   rrefs_seen_[message.rref.creator].first(message.rref.number);
   Owned& owned = owned_[message.rref];
@@ -237,8 +244,8 @@ std::optional<RRefLedger::Received> RRefLedger::on_fork(const RRefMessage& messa
     send(message.from, Kind::accept, message.rref, message.fork);
     if (!owned_.contains(message.rref)) {
       if (was_created(message.rref)) {
-        return Received{reference,
-                        Status(Code::closed, "the value of remote reference " + to_text(message.rref) + " has been dropped already")};
+        return Received{reference, Status(Code::closed, "the value of remote reference " + to_text(message.rref) +
+                                                            " has been dropped already" + deaths_text())};
       }
       if (const auto dead = dead_.find(message.rref.creator); dead != dead_.end()) {
         return Received{reference, dead->second.with_context("the value of remote reference " + to_text(message.rref) + " was never made")};
@@ -268,7 +275,7 @@ void RRefLedger::on_register(const RRefMessage& message) {
     if (was_created(message.rref)) {
       return send_gone(message.rref, message.fork,
                        "its value was dropped before the owner, worker " + std::to_string(self_) +
-                           ", had heard of this reference: the worker that passed it on has ended");
+                           ", had heard of this reference: the worker that passed it on has ended" + deaths_text());
     }
     if (const auto dead = dead_.find(message.rref.creator); dead != dead_.end()) {
       return send_gone(message.rref, message.fork, "its value was never made: " + dead->second.message());

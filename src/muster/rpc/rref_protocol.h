@@ -193,6 +193,7 @@ class RRefLedger {
   bool was_created(const RRefId& rref) const;
   Status malformed(const RRefMessage& message, const char* what) const;
   Status check(const RRefMessage& message) const;
+  std::string deaths_text() const;
 
   std::optional<Received> on_create(const RRefMessage& message);
   std::optional<Received> on_fork(const RRefMessage& message);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -10,12 +11,22 @@
 #include <string_view>
 #include <vector>
 
+#include "muster/testing/budget.h"
 #include "muster/testing/seed.h"
 
 namespace muster::testing {
 
 /// `ordinary` rounds, fifty times as many in long runs.
 inline int fuzz_rounds(int ordinary) { return long_tests() ? 50 * ordinary : ordinary; }
+
+/// Plays `round()` so often, in long runs for half a minute. The number of rounds.
+template <class Round>
+int fuzz_for_a_while(int ordinary, Round round) {
+  const auto until = std::chrono::steady_clock::now() + test_budget(0, 30);
+  int rounds = 0;
+  for (; long_tests() ? std::chrono::steady_clock::now() < until : rounds < ordinary; ++rounds) round();
+  return rounds;
+}
 
 class Fuzz {
  public:

@@ -1,0 +1,199 @@
+// How RPC ends: in good order, at once, and where workers die or break the protocol; backends and options.
+#include "muster/rpc/rpc.h"
+
+#include <barrier>
+#include <semaphore>
+#include <thread>
+
+#include "muster/rpc/test_functions.h"
+#include "muster/rpc/test_workers.h"
+
+namespace muster::rpc {
+namespace {
+
+using namespace testing;
+
+// ---- N4: the end -----------------------------------------------------------------------------------------------------
+
+// spec: N4 `shutdown(graceful=True)` drains user references and waits for all
+TEST(Rpc, GracefulShutdownWaitsForWhatIsUnderWay) {
+  std::atomic<int> ended{0};
+  Workers workers(3);
+  workers.run([&](int rank) {
+    if (rank != 2) return;
+    // The others are in their shutdown already, and still serve; nobody waits for these answers but shutdown.
+    const int gate = next_gate++;
+    const auto future = rpc_async<int>(0, "wait_at", gate);
+    future.then([&](const Future<int>&) { ++ended; });
+    const auto chain = rpc_async<std::string>(1, "chain", 5);
+    chain.then([&](const Future<std::string>&) { ++ended; });
+    std::thread opener([gate] { gates.at(gate).set_value(1); });
+    shutdown(true, kSoon);
+    opener.join();
+    EXPECT_EQ(ended.load(), 2);
+  });
+}
+
+// spec: N4 It names the worker it waits for
+TEST(Rpc, ShutdownNamesTheWorkerItWaitsFor) {
+  std::barrier done(3);
+  Workers workers(3);
+  workers.run([&](int rank) {
+    if (rank != 1) {
+      const auto text = message_of<DistError>([&] { shutdown(true, std::chrono::milliseconds(rank == 0 ? 300 : 150)); });
+      EXPECT_HAS(text, "still waits for worker 'worker1' (rank 1), which has not called shutdown");
+    }
+    done.arrive_and_wait();
+    if (rank == 1) shutdown(false);
+  });
+}
+
+// spec: N4 not graceful ends at once
+TEST(Rpc, AnUngracefulEndFailsWhatIsUnderWay) {
+  Workers workers(2);
+  std::binary_semaphore called(0);
+  workers.run([&](int rank) {
+    const int gate = 1000;
+    if (rank == 0) {
+      const auto future = rpc_async<int>(1, "later", gate);
+      rpc_sync(1, "nothing");
+      called.release();
+      EXPECT_HAS(message_of<DistError>([&] { future.wait(); }), "the call of 'later' on worker 'worker1' (rank 1) has failed");
+      EXPECT_HAS(message_of<DistError>([&] { rpc_sync(1, "nothing"); }), "worker 'worker1' (rank 1) has failed");
+      const auto own = rpc_async<int>(0, "later", gate);
+      shutdown(false);
+      EXPECT_HAS(message_of<DistError>([&] { own.wait(); }), "RPC of worker 'worker0' has ended");
+      EXPECT_HAS(message_of<DistError>([&] { rpc_sync(1, "nothing"); }), "before init_rpc (or after shutdown)");
+    } else {
+      called.acquire();
+      shutdown(false);
+    }
+  });
+}
+
+// ---- N6: failures ----------------------------------------------------------------------------------------------------
+
+// spec: N6 pipes open when first needed; a failed peer closes only its own
+TEST(Rpc, ADeadWorkerFailsExactlyItsCalls) {
+  entered = 0;
+  Workers workers(4);
+  std::barrier all(3);
+  workers.run([&](int rank) {
+    const int gate = 2000;
+    if (rank == 3) {
+      current_agent("test")->wait([] { return entered.load() == 3; }, steady_clock().now() + kSoon);
+      workers.hub->kill(3);
+      shutdown(false);
+      return;
+    }
+    const auto doomed = rpc_async<int>(3, "wait_at", gate);
+    const auto spared = rpc_async<int>((rank + 1) % 3, "later", gate);
+    EXPECT_HAS(message_of<DistBackendError>([&] { doomed.wait(); }), "the call of 'wait_at' on worker 'worker3' (rank 3) has failed");
+    try {
+      rpc_sync(3, "nothing");
+      ADD_FAILURE();
+    } catch (const DistError& error) {
+      EXPECT_EQ(error.ranks(), std::vector<int>{3});
+    }
+    EXPECT_EQ(rpc_sync<std::string>((rank + 1) % 3, "whose", ""), Workers::name((rank + 1) % 3));
+    EXPECT_FALSE(spared.done());
+    all.arrive_and_wait();
+    if (rank == 0) gates.at(gate).set_value(3);
+    EXPECT_EQ(spared.wait(), 3);
+  });
+}
+
+// Frames that are no calls, from a peer that is one of the job.
+TEST(Rpc, AWorkerThatBreaksTheProtocolIsLostAloneAndNamed) {
+  Workers workers(3);
+  std::barrier all(3);
+  workers.run([&](int rank) {
+    if (rank == 0) rpc_sync(2, "nothing");
+    all.arrive_and_wait();
+    if (rank == 2) {
+      auto& channel = current_agent("test")->fabric().agreements();
+      const std::string noise(100, 'x');
+      const auto sent = channel.send(0, 0, as_bytes(noise), {});
+      current_agent("test")->wait([&] { return sent->done(); }, steady_clock().now() + kSoon);
+    }
+    if (rank == 0) {
+      const auto agent = current_agent("test");
+      EXPECT_TRUE(agent->wait([&] { return !agent->lost(2).ok(); }, steady_clock().now() + kSoon));
+      EXPECT_HAS(message_of<DistError>([&] { rpc_sync(2, "nothing"); }), "a message that is not one of muster's calls");
+      EXPECT_EQ(rpc_sync<std::string>(1, "whose", ""), "worker1");
+    }
+    all.arrive_and_wait();
+    shutdown(false);
+  });
+}
+
+TEST(Rpc, CancelledCallsThatHaveNotBegunNeverRun) {
+  RpcBackendOptions one_thread;
+  one_thread.num_worker_threads = 1;
+  on_workers(
+      2,
+      [](int rank) {
+        if (rank == 1) return;
+        entered = 0;
+        const int gate = next_gate++;
+        const auto first = rpc_async<int>(1, "wait_at", gate);
+        const auto agent = current_agent("test");
+        std::vector<Future<int>> given_up;
+        for (int i = 0; i < 10; ++i)
+          given_up.push_back(rpc_async<int>(1, "wait_at", CallOptions{.timeout = std::chrono::milliseconds(50)}, gate));
+        for (const auto& future : given_up) EXPECT_THROW(future.wait(), DistBackendError);
+        rpc_sync(1, "nothing");  // what was said before has arrived
+        gates.at(gate).set_value(1);
+        EXPECT_EQ(first.wait(), 1);
+        EXPECT_EQ(rpc_sync<std::string>(1, "whose", ""), "worker1");
+        EXPECT_EQ(entered.load(), 1);
+      },
+      one_thread);
+}
+
+// spec: N6 `BackendType`, `register_backend`
+// spec: N13 BackendType TENSORPIPE is the default's alias
+TEST(Rpc, BackendsAreRegisteredByName) {
+  EXPECT_TRUE(backend_registered("tensorpipe"));
+  EXPECT_EQ(BackendType("tensorpipe"), BackendType::TENSORPIPE);
+  EXPECT_HAS(message_of<DistError>([] { BackendType("carrier_pigeon"); }),
+             "there is no RPC backend 'CARRIER_PIGEON'; there are NATIVE, TENSORPIPE");
+  Workers workers(1);
+  std::string asked;
+  const auto ours = register_backend("ours", [&](const BackendRequest& request) {
+    asked = request.name;
+    return Agent::create(workers.fabric(0), {request.name}, {});
+  });
+  EXPECT_HAS(message_of<DistError>([] { register_backend("Ours", {}); }), "an RPC backend 'OURS' already");
+  const RpcScope::Binding binding(std::make_shared<RpcScope>());
+  init_rpc("solo", {.backend = ours, .rank = 0, .world_size = 1});
+  EXPECT_EQ(asked, "solo");
+  EXPECT_EQ(rpc_sync<std::string>("solo", "echo_text", "here"), "here");
+  shutdown(true, kSoon);
+}
+
+// spec: N5 `RpcBackendOptions(num_worker_threads=16, rpc_timeout=60, init_method, device_maps, devices)`, `set_device_map` (cumulative),
+// `set_devices` spec: N13 map keys take int, text or device; devices default from device_maps
+TEST(RpcOptions, DefaultsAndDeviceMaps) {
+  TensorPipeRpcBackendOptions options;
+  EXPECT_EQ(options.num_worker_threads, 16);
+  EXPECT_EQ(options.rpc_timeout, std::chrono::seconds(60));
+  EXPECT_EQ(options.init_method, "env://");
+  options.set_device_map("worker1", {{0, 1}});
+  options.set_device_map("worker1", {{"cuda:1", at::Device("cuda:2")}});
+  options.set_device_map("worker2", {{"cpu", "cuda:0"}});
+  ASSERT_EQ(options.device_maps.at("worker1").size(), 2U);
+  EXPECT_EQ(options.device_maps.at("worker1").at(1).device().str(), "cuda:2");
+  EXPECT_HAS(message_of<DistError>([&] { options.set_device_map("worker1", {{0, 3}}); }), "takes cuda:0 to cuda:1 and to cuda:3");
+  EXPECT_HAS(message_of<DistError>([&] { options.set_device_map("worker1", {{5, 2}}); }), "it must be one to one");
+  EXPECT_HAS(message_of<DistError>([&] { options.set_device_map("worker1", {{"gpu", 2}}); }), "'gpu' is no device");
+  check_options(options);
+  options.set_devices({0});
+  EXPECT_HAS(message_of<DistError>([&] { check_options(options); }), "names cuda:1, which is not among `devices`");
+  EXPECT_HAS(message_of<DistError>([&] { options.set_devices({"cpu"}); }), "cpu is none");
+  options.num_worker_threads = 0;
+  EXPECT_HAS(message_of<DistError>([&] { check_options(options); }), "num_worker_threads is 0");
+}
+
+}  // namespace
+}  // namespace muster::rpc
