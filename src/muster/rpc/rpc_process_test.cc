@@ -1,11 +1,14 @@
 // Workers as real processes: what sockets, shared memory and sudden deaths do to calls.
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <torch/types.h>
 
 #include <cstdlib>
+#include <random>
 
 #include "muster/rpc/rpc.h"
+#include "muster/testing/budget.h"
 #include "muster/testing/process_usage.h"
 #include "muster/testing/rank_processes.h"
 #include "muster/testing/reserved_port.h"
@@ -151,42 +154,102 @@ TEST(RpcProcess, AWrongSecretIsRefused) {
   EXPECT_HAS(ends[1].report, "secret");
 }
 
-TEST(RpcProcess, ManyCallsOfRandomSizesLeaveMemoryFlat) {
+// ---- many calls ------------------------------------------------------------------------------------------------------
+
+/// Calls of random sizes and kinds to one worker. What comes back is compared with what was sent; the first difference is kept.
+class RandomCalls {
+ public:
+  RandomCalls(int to, std::uint64_t seed) : to_(to), random_(seed) {}
+
+  std::string play(int count) {
+    while (count > 0 && wrong_.empty()) {
+      if (below(10) == 0) {
+        count -= several();
+      } else {
+        one();
+        --count;
+      }
+    }
+    return wrong_;
+  }
+
+ private:
+  struct Sent {
+    at::Tensor tensor;
+    std::string text;
+    bool throws() const { return text.size() % 7 == 3; }
+  };
+
+  std::int64_t below(std::uint64_t bound) { return static_cast<std::int64_t>(random_() % bound); }
+  Sent some() {
+    // Mostly within one message, some in pieces, a few of megabytes.
+    const auto dice = below(2000);
+    const auto elements = dice == 0 ? below(2000000) : dice < 80 ? below(150000) : below(40);
+    return {torch::full({elements}, static_cast<double>(++number_)), std::string(static_cast<std::size_t>(below(60)), 'x')};
+  }
+  template <class Get>
+  void check(const Sent& sent, Get get) {
+    try {
+      if (!torch::equal(get(), sent.tensor) || sent.throws()) wrong_ = "another result of call " + std::to_string(number_);
+    } catch (const std::out_of_range& error) {
+      if (!sent.throws() || std::string(error.what()).find(sent.text) == std::string::npos) wrong_ = error.what();
+    }
+  }
+  void one() {
+    const Sent sent = some();
+    check(sent, [&] { return rpc_sync<at::Tensor>(to_, "same", sent.tensor, sent.text); });
+  }
+  int several() {
+    std::vector<std::pair<Sent, Future<at::Tensor>>> calls;
+    for (auto left = 1 + below(32); left > 0; --left) {
+      Sent sent = some();
+      auto future = rpc_async<at::Tensor>(to_, "same", sent.tensor, sent.text);
+      calls.emplace_back(std::move(sent), std::move(future));
+    }
+    for (const auto& [sent, future] : calls) check(sent, [&, &f = future] { return f.wait(); });
+    return static_cast<int>(calls.size());
+  }
+
+  const int to_;
+  std::mt19937_64 random_;
+  std::uint64_t number_ = 0;
+  std::string wrong_;
+};
+
+void call_both_ways(bool sockets, int calls) {
   ScratchFolder folder;
   RankProcesses job(2, [&](int rank) {
-    register_function("same", [](at::Tensor tensor, std::string text) {
+    at::set_num_threads(1);
+    register_function("same", [](at::Tensor tensor, const std::string& text) {
       if (text.size() % 7 == 3) throw std::out_of_range(text);
       return tensor;
     });
-    return as_worker("file://" + folder.file("meet"), rank, 2, [&]() -> std::string {
-      std::uint64_t state = static_cast<std::uint64_t>(rank) + 1;
-      const auto next = [&state](std::uint64_t bound) {
-        state = state * 6364136223846793005ULL + 1442695040888963407ULL;
-        return static_cast<std::int64_t>((state >> 33) % bound);
-      };
-      const auto some_calls = [&](int count) -> std::string {
-        for (int i = 0; i < count; ++i) {
-          const auto size = next(20) == 0 ? next(200000) : next(40);
-          const auto tensor = torch::full({size}, static_cast<double>(i));
-          const std::string text(static_cast<std::size_t>(next(60)), 'x');
-          try {
-            const auto back = rpc_sync<at::Tensor>(1 - rank, "same", tensor, text);
-            if (text.size() % 7 == 3 || !torch::equal(back, tensor)) return "another result";
-          } catch (const std::out_of_range&) {
-            if (text.size() % 7 != 3) return "an error that nobody threw";
-          }
-        }
-        return {};
-      };
-      if (auto wrong = some_calls(300); !wrong.empty()) return wrong;
-      const auto before = muster::testing::memory_in_use().own;
-      if (auto wrong = some_calls(muster::testing::long_tests() ? 500000 : 1000); !wrong.empty()) return wrong;
-      const auto after = muster::testing::memory_in_use().own;
-      if (after > before + (64U << 20)) return "grew by " + std::to_string((after - before) >> 20) + " MiB";
-      return "flat";
-    });
+    RpcBackendOptions options;
+    options.shared_memory = !sockets;
+    return as_worker(
+        "file://" + folder.file("meet"), rank, 2,
+        [&]() -> std::string {
+          RandomCalls random(1 - rank, muster::testing::test_seed() + static_cast<std::uint64_t>(rank));
+          if (auto wrong = random.play(200 + calls / 20); !wrong.empty()) return wrong;
+          const auto before = muster::testing::memory_in_use();
+          if (auto wrong = random.play(calls); !wrong.empty()) return wrong;
+          const auto after = muster::testing::memory_in_use();
+          const auto grown = [](std::size_t now, std::size_t then) { return now > then + (32U << 20); };
+          if (muster::testing::kMemoryTells && (grown(after.own, before.own) || grown(after.shared, before.shared)))
+            return "grew from " + std::to_string((before.own + before.shared) >> 20) + " to " +
+                   std::to_string((after.own + after.shared) >> 20) + " MiB";
+          return "flat";
+        },
+        options);
   });
-  for (const RankEnd& end : job.join(std::chrono::minutes(20))) EXPECT_EQ(end.report, "flat");
+  for (const RankEnd& end : job.join(std::chrono::minutes(20)))
+    EXPECT_EQ(end.report, "flat") << "over " << (sockets ? "sockets" : "shared memory");
+}
+
+// A million calls in long runs.
+TEST(RpcProcess, ManyCallsOfRandomSizesLeaveMemoryFlat) {
+  call_both_ways(false, muster::testing::test_rounds(600, 300000));
+  call_both_ways(true, muster::testing::test_rounds(400, 200000));
 }
 
 }  // namespace
