@@ -7,6 +7,7 @@
 #include <cereal/types/map.hpp>
 #include <map>
 #include <memory>
+#include <semaphore>
 #include <tuple>
 
 #include "muster/rpc/autograd_context.h"
@@ -219,10 +220,12 @@ TEST(RpcWorkerFuzz, DamagedMessagesOfEveryKindHarmNobody) {
   const std::vector<Kind> kinds{Kind::call,       kRRefCreate,        kRRefProtocol, kRRefFetch,      kRRefBackward,
                                 Kind::user_first, kAutogradGradients, kAutogradWalk, kAutogradFinish, kAutogradRelease};
   std::atomic<int> errors{0};
+  std::binary_semaphore over(0);
   testing::Workers workers(2);
   workers.run(
       [&](int rank) {
-        if (rank == 0) return;
+        if (rank == 0) return over.acquire();
+        const std::shared_ptr<void> end(nullptr, [&](void*) { over.release(); });
         const auto agent = current_agent("test");
         Fuzz fuzz(9);
         auto context = std::make_unique<dist_autograd::context>();

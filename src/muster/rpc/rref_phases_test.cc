@@ -78,9 +78,19 @@ struct Tracked {
 struct Kept {
   std::mutex mutex;
   std::vector<RRef<Tracked>> references;
-  std::vector<RRef<Tracked>> take(bool leave_them) {
+  bool closed = false;  // nothing is kept any more: calls of a caller that has died may still come
+  void add(const RRef<Tracked>& reference) {
     const std::lock_guard lock(mutex);
-    return leave_them ? references : std::exchange(references, {});
+    if (!closed) references.push_back(reference);
+  }
+  std::vector<RRef<Tracked>> copies() {
+    const std::lock_guard lock(mutex);
+    return references;
+  }
+  std::vector<RRef<Tracked>> take(bool for_good) {
+    const std::lock_guard lock(mutex);
+    closed = closed || for_good;
+    return std::exchange(references, {});
   }
 } kept;
 
@@ -91,15 +101,14 @@ void register_all(Gate& gate) {
   });
   register_function("hold", [&gate](const RRef<Tracked>& reference) {
     gate.pass("in hold", get_worker_info().id(), kNobody);
-    const std::lock_guard lock(kept.mutex);
-    kept.references.push_back(reference);
+    kept.add(reference);
   });
   register_function("give", [] {
-    for (const auto& reference : kept.take(true)) rpc_sync("friend", "hold", reference);
+    for (const auto& reference : kept.copies()) rpc_sync("friend", "hold", reference);
   });
   register_function("use", [](const RRef<Tracked>& reference) { return reference.local_value().number; });
   register_function("bring home", [] {
-    for (const auto& reference : kept.take(true)) rpc_sync<int>("owner", "use", reference);
+    for (const auto& reference : kept.copies()) rpc_sync<int>("owner", "use", reference);
   });
   register_function("own", [&gate] {
     gate.pass("in own", get_worker_info().id(), kNobody);
@@ -145,7 +154,7 @@ class Worker {
 
   /// After the death: references are good or name the dead, calls among the living go on, and the owner's values go with the last of them.
   void look_around() {
-    for (auto& reference : kept.take(false)) use(reference);
+    for (auto& reference : kept.take(true)) use(reference);
     use(own_);
     own_ = made_ = {};
     for (int other = 0; other < static_cast<int>(kNames.size()); ++other) {
