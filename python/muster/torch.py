@@ -7,12 +7,15 @@ docs/torch-backend.md has the details.
 
 import atexit
 import datetime
+import functools
+import os
 import sys
 
 import muster  # the check of torch's version
 from muster import _C
 
 import torch.distributed as _dist
+from torch.nn.parallel import DistributedDataParallel as _DDP
 
 __all__ = ["register", "replace_gloo"]
 
@@ -40,11 +43,30 @@ def register():
 
 
 def replace_gloo():
-    """From now on torch.distributed's backend `gloo` is muster's engine, in this process. Call it before init_process_group."""
+    """From now on torch.distributed's backend `gloo` is muster's engine, in this process. Call it before init_process_group.
+
+    What DDP logs (`_get_ddp_logging_data`) reads as on gloo with its default options.
+    """
     if _dist.is_initialized():
         raise RuntimeError("replace_gloo() comes too late: torch.distributed is initialised already")
     # Registered anew, its type becomes CUSTOM: torch then takes it for no ProcessGroupGloo.
     _dist.Backend.register_backend("gloo", _create("gloo"), extended_api=True, devices=["cpu", "cuda"])
+    if not hasattr(_DDP._get_ddp_logging_data, "__wrapped__"):
+        _DDP._get_ddp_logging_data = _logged_as_gloo(_DDP._get_ddp_logging_data)
+
+
+def _logged_as_gloo(logging_data):
+    @functools.wraps(logging_data)
+    def logged(ddp):
+        data = logging_data(ddp)
+        if data.get("backend_name") == "custom" and _dist.get_backend(ddp.process_group) == "gloo":
+            data["backend_name"] = "gloo"
+            for name in ("GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT"):
+                data[name.lower()] = os.environ.get(name, "N/A")
+            data["gloo_num_threads"] = 2  # what gloo has where nobody asks for another number
+        return data
+
+    return logged
 
 
 @atexit.register

@@ -301,6 +301,52 @@ def test_monitored_barrier():
     on_ranks(2, body)
 
 
+# spec: H1 monitored_barrier in stock torch: those who came say so in torch's words, and a timeout of nothing is one
+def test_monitored_barrier_says_what_torch_says():
+    def body(rank, size):
+        if rank == 0:
+            with pytest.raises(dist.DistBackendError, match="Rank 0 timed out in monitoredBarrier after 0 ms"):
+                dist.group.WORLD.monitored_barrier(datetime.timedelta(0))
+        dist.barrier()
+        if rank != 1:
+            came = "Rank 1 failed to pass" if rank == 0 else "Rank 2 successfully reached monitoredBarrier.*Rank 1 failed to pass"
+            with pytest.raises(dist.DistBackendError, match=f"(?s){came}"):
+                dist.monitored_barrier(timeout=datetime.timedelta(milliseconds=500))
+        dist.barrier()
+
+    on_ranks(3, body)
+
+
+# spec: H9 a range in torch's profilers in stock torch, named as torch's own backends name theirs
+def test_profiler_shows_calls():
+    def body(rank, size):
+        after, before = (rank + 1) % size, (rank - 1) % size
+        with torch.autograd.profiler.profile(record_shapes=True) as profiler:
+            dist.all_reduce(torch.ones(3, 2))
+            dist.all_reduce(torch.ones(4), async_op=True).wait()
+            sending = dist.isend(torch.ones(5), after)
+            dist.recv(torch.ones(5), before)
+            sending.wait()
+        shown = [event for event in profiler.function_events if event.name.startswith("muster:")]
+        assert sorted((event.name, event.input_shapes) for event in shown) == [
+            ("muster:all_reduce", [[3, 2]]), ("muster:all_reduce", [[4]]), ("muster:recv", [[5]]), ("muster:send", [[5]])]
+        assert all(event.is_async for event in shown)
+
+    on_ranks(2, body)
+
+
+# spec: H7 a timeout in stock torch is a DistBackendError worded as those of torch's own backends
+def test_timeout_says_so():
+    def body(rank, size):
+        group = dist.new_group(timeout=datetime.timedelta(seconds=1))
+        if rank == 0:
+            with pytest.raises(dist.DistBackendError, match="Timed out waiting: .*rank 1 has not entered"):
+                dist.barrier(group)
+        dist.barrier()
+
+    on_ranks(2, body)
+
+
 # spec: F18 different calls in stock torch
 def test_different_calls_are_named():
     def body(rank, size):
@@ -388,6 +434,8 @@ def test_replaces_gloo():
         all_collectives(rank, 2)
         model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 3))
         model(torch.ones(2, 3)).sum().backward()
+        logged = model._get_ddp_logging_data()
+        assert logged["backend_name"] == "gloo" and logged["gloo_num_threads"] == 2 and logged["world_size"] == 2
         dist.destroy_process_group()
 
     name = meeting_file()

@@ -64,6 +64,16 @@ bool one_dtype(const Tensors& tensors) {
   return std::all_of(tensors.begin(), tensors.end(), [&](const auto& each) { return each.dtype() == tensors.front().dtype(); });
 }
 
+/// Torch's words around ours, which say which rank is missing.
+std::string monitored_text(int rank, const std::optional<Duration>& timeout, const std::string& why) {
+  if (rank != 0)
+    return "Rank " + std::to_string(rank) +
+           " successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0. Please check rank 0 logs "
+           "for faulty rank.\n Original exception:\n" +
+           why;
+  return timeout == Duration::zero() ? "Rank 0 timed out in monitoredBarrier after 0 ms.\n Original exception:\n" + why : why;
+}
+
 std::chrono::milliseconds milliseconds(Duration timeout) { return std::chrono::duration_cast<std::chrono::milliseconds>(timeout); }
 
 }  // namespace
@@ -96,18 +106,21 @@ TorchBackend::~TorchBackend() = default;
 
 /// `call(timeout)` gives a Work, or none where it is done.
 template <class Call>
-TorchBackend::Works TorchBackend::issue(OpType type, Tensors outputs, std::chrono::milliseconds timeout, Call call) {
+TorchBackend::Works TorchBackend::issue(OpType type, const Tensors& inputs, Tensors outputs, std::chrono::milliseconds timeout, Call call) {
+  auto shown = CallRange::begin(name_, type, inputs);
   const bool counts = type != OpType::SEND && type != OpType::RECV && type != OpType::RECVANYSOURCE;
   TorchWork::Parts parts{.type = type, .works = {}, .outputs = std::move(outputs), .group = group_, .sequence = 0, .timeout = {}};
   parts.sequence = counts ? sequence_.fetch_add(1, std::memory_order_relaxed) + 1 : 0;
   parts.timeout = given(timeout).value_or(group_->timeout());
   if (auto work = in_torch_errors([&] { return call(given(timeout)); })) parts.works.push_back(std::move(work));
-  return c10::make_intrusive<TorchWork>(std::move(parts));
+  return TorchWork::create(std::move(parts), std::move(shown));
 }
 
 /// `each(i, timeout)` for every output, as one Work.
 template <class Each>
-TorchBackend::Works TorchBackend::issue_each(OpType type, const Tensors& outputs, std::chrono::milliseconds timeout, Each each) {
+TorchBackend::Works TorchBackend::issue_each(OpType type, const Tensors& inputs, const Tensors& outputs, std::chrono::milliseconds timeout,
+                                             Each each) {
+  auto shown = CallRange::begin(name_, type, inputs);
   TorchWork::Parts parts{.type = type, .works = {}, .outputs = outputs, .group = group_, .sequence = 0, .timeout = {}};
   parts.sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
   parts.timeout = given(timeout).value_or(group_->timeout());
@@ -116,11 +129,11 @@ TorchBackend::Works TorchBackend::issue_each(OpType type, const Tensors& outputs
       if (auto work = each(i, given(timeout))) parts.works.push_back(std::move(work));
     }
   });
-  return c10::make_intrusive<TorchWork>(std::move(parts));
+  return TorchWork::create(std::move(parts), std::move(shown));
 }
 
 TorchBackend::Works TorchBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
-  return issue(OpType::BROADCAST, tensors, options.timeout, [&](auto timeout) {
+  return issue(OpType::BROADCAST, tensors, tensors, options.timeout, [&](auto timeout) {
     return muster::broadcast(
         only(tensors, "broadcast"),
         {.group = group_, .async_op = options.asyncOp, .group_src = static_cast<int>(options.rootRank), .timeout = timeout});
@@ -128,7 +141,7 @@ TorchBackend::Works TorchBackend::broadcast(Tensors& tensors, const c10d::Broadc
 }
 
 TorchBackend::Works TorchBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
-  return issue(OpType::ALLREDUCE, tensors, options.timeout, [&](auto timeout) {
+  return issue(OpType::ALLREDUCE, tensors, tensors, options.timeout, [&](auto timeout) {
     return muster::all_reduce(only(tensors, "allreduce"),
                               {.op = reduction(options.reduceOp), .group = group_, .async_op = options.asyncOp, .timeout = timeout});
   });
@@ -143,14 +156,14 @@ TorchBackend::Works TorchBackend::allreduce_coalesced(Tensors& tensors, const c1
     return AllReduceOptions{.op = reduction(options.reduceOp), .group = group_, .async_op = options.asyncOp, .timeout = timeout};
   };
   if (tensors.empty() || one_dtype(tensors))
-    return issue(OpType::ALLREDUCE_COALESCED, tensors, options.timeout,
+    return issue(OpType::ALLREDUCE_COALESCED, tensors, tensors, options.timeout,
                  [&](auto timeout) { return muster::all_reduce_coalesced(tensors, with(timeout)); });
-  return issue_each(OpType::ALLREDUCE_COALESCED, tensors, options.timeout,
+  return issue_each(OpType::ALLREDUCE_COALESCED, tensors, tensors, options.timeout,
                     [&](std::size_t i, auto timeout) { return muster::all_reduce(tensors[i], with(timeout)); });
 }
 
 TorchBackend::Works TorchBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
-  return issue(OpType::REDUCE, tensors, options.timeout, [&](auto timeout) {
+  return issue(OpType::REDUCE, tensors, tensors, options.timeout, [&](auto timeout) {
     return muster::reduce(only(tensors, "reduce"), {.op = reduction(options.reduceOp),
                                                     .group = group_,
                                                     .async_op = options.asyncOp,
@@ -160,14 +173,14 @@ TorchBackend::Works TorchBackend::reduce(Tensors& tensors, const c10d::ReduceOpt
 }
 
 TorchBackend::Works TorchBackend::allgather(Lists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
-  return issue(OpType::ALLGATHER, outputs.empty() ? Tensors{} : outputs.front(), options.timeout, [&](auto timeout) {
+  return issue(OpType::ALLGATHER, inputs, outputs.empty() ? Tensors{} : outputs.front(), options.timeout, [&](auto timeout) {
     return muster::all_gather(only(outputs, "allgather"), only(inputs, "allgather"),
                               {.group = group_, .async_op = options.asyncOp, .timeout = timeout});
   });
 }
 
 TorchBackend::Works TorchBackend::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) {
-  return issue(OpType::_ALLGATHER_BASE, {output}, options.timeout, [&](auto timeout) {
+  return issue(OpType::_ALLGATHER_BASE, {input}, {output}, options.timeout, [&](auto timeout) {
     return muster::all_gather(parts_of(*group_, Op::all_gather, output, input, "all_gather_into_tensor"), input,
                               {.group = group_, .async_op = options.asyncOp, .timeout = timeout});
   });
@@ -178,9 +191,9 @@ TorchBackend::Works TorchBackend::allgather_coalesced(Lists& outputs, Tensors& i
   for (const auto& list : outputs) all.insert(all.end(), list.begin(), list.end());
   const CollectiveOptions with{.group = group_, .async_op = options.asyncOp, .timeout = given(options.timeout)};
   if (inputs.empty() || one_dtype(inputs))
-    return issue(OpType::ALLGATHER_COALESCED, std::move(all), options.timeout,
+    return issue(OpType::ALLGATHER_COALESCED, inputs, std::move(all), options.timeout,
                  [&](auto) { return muster::all_gather_coalesced(outputs, inputs, with); });
-  return issue_each(OpType::ALLGATHER_COALESCED, inputs, options.timeout, [&](std::size_t i, auto) {
+  return issue_each(OpType::ALLGATHER_COALESCED, inputs, inputs, options.timeout, [&](std::size_t i, auto) {
     Tensors column;
     for (const auto& list : outputs) column.push_back(list.at(i));
     return muster::all_gather(column, inputs[i], with);
@@ -189,7 +202,7 @@ TorchBackend::Works TorchBackend::allgather_coalesced(Lists& outputs, Tensors& i
 
 TorchBackend::Works TorchBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                                   const c10d::AllgatherOptions& options) {
-  return issue_each(OpType::ALLGATHER_INTO_TENSOR_COALESCED, outputs, options.timeout, [&](std::size_t i, auto timeout) {
+  return issue_each(OpType::ALLGATHER_INTO_TENSOR_COALESCED, inputs, outputs, options.timeout, [&](std::size_t i, auto timeout) {
     return muster::all_gather(parts_of(*group_, Op::all_gather, outputs[i], inputs.at(i), "all_gather_into_tensor_coalesced"), inputs.at(i),
                               {.group = group_, .async_op = options.asyncOp, .timeout = timeout});
   });
@@ -197,7 +210,7 @@ TorchBackend::Works TorchBackend::allgather_into_tensor_coalesced(Tensors& outpu
 
 TorchBackend::Works TorchBackend::gather(Lists& outputs, Tensors& inputs, const c10d::GatherOptions& options) {
   const auto list = outputs.empty() ? Tensors{} : outputs.front();
-  return issue(OpType::GATHER, list, options.timeout, [&](auto timeout) {
+  return issue(OpType::GATHER, inputs, list, options.timeout, [&](auto timeout) {
     return muster::gather(only(inputs, "gather"), {.gather_list = list,
                                                    .group = group_,
                                                    .async_op = options.asyncOp,
@@ -207,7 +220,7 @@ TorchBackend::Works TorchBackend::gather(Lists& outputs, Tensors& inputs, const 
 }
 
 TorchBackend::Works TorchBackend::gather_into_tensor(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& options) {
-  return issue(OpType::GATHER, {output}, options.timeout, [&](auto timeout) {
+  return issue(OpType::GATHER, {input}, {output}, options.timeout, [&](auto timeout) {
     const bool root = options.rootRank == getRank();
     return muster::gather(input, {.gather_list = root ? parts_of(*group_, Op::gather, output, input, "gather_single") : Tensors{},
                                   .group = group_,
@@ -218,7 +231,7 @@ TorchBackend::Works TorchBackend::gather_into_tensor(at::Tensor& output, at::Ten
 }
 
 TorchBackend::Works TorchBackend::scatter(Tensors& outputs, Lists& inputs, const c10d::ScatterOptions& options) {
-  return issue(OpType::SCATTER, outputs, options.timeout, [&](auto timeout) {
+  return issue(OpType::SCATTER, inputs.empty() ? Tensors{} : inputs.front(), outputs, options.timeout, [&](auto timeout) {
     return muster::scatter(only(outputs, "scatter"), {.scatter_list = inputs.empty() ? Tensors{} : inputs.front(),
                                                       .group = group_,
                                                       .async_op = options.asyncOp,
@@ -228,14 +241,14 @@ TorchBackend::Works TorchBackend::scatter(Tensors& outputs, Lists& inputs, const
 }
 
 TorchBackend::Works TorchBackend::reduce_scatter(Tensors& outputs, Lists& inputs, const c10d::ReduceScatterOptions& options) {
-  return issue(OpType::REDUCE_SCATTER, outputs, options.timeout, [&](auto timeout) {
+  return issue(OpType::REDUCE_SCATTER, inputs.empty() ? Tensors{} : inputs.front(), outputs, options.timeout, [&](auto timeout) {
     return muster::reduce_scatter(only(outputs, "reduce_scatter"), only(inputs, "reduce_scatter"),
                                   {.op = reduction(options.reduceOp), .group = group_, .async_op = options.asyncOp, .timeout = timeout});
   });
 }
 
 TorchBackend::Works TorchBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) {
-  return issue(OpType::_REDUCE_SCATTER_BASE, {output}, options.timeout, [&](auto timeout) {
+  return issue(OpType::_REDUCE_SCATTER_BASE, {input}, {output}, options.timeout, [&](auto timeout) {
     return muster::reduce_scatter(output, parts_of(*group_, Op::reduce_scatter, input, output, "reduce_scatter_tensor"),
                                   {.op = reduction(options.reduceOp), .group = group_, .async_op = options.asyncOp, .timeout = timeout});
   });
@@ -243,7 +256,7 @@ TorchBackend::Works TorchBackend::_reduce_scatter_base(at::Tensor& output, at::T
 
 TorchBackend::Works TorchBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                                   const c10d::ReduceScatterOptions& options) {
-  return issue_each(OpType::REDUCE_SCATTER_TENSOR_COALESCED, outputs, options.timeout, [&](std::size_t i, auto timeout) {
+  return issue_each(OpType::REDUCE_SCATTER_TENSOR_COALESCED, inputs, outputs, options.timeout, [&](std::size_t i, auto timeout) {
     return muster::reduce_scatter(outputs[i],
                                   parts_of(*group_, Op::reduce_scatter, inputs.at(i), outputs[i], "reduce_scatter_tensor_coalesced"),
                                   {.op = reduction(options.reduceOp), .group = group_, .async_op = options.asyncOp, .timeout = timeout});
@@ -252,7 +265,7 @@ TorchBackend::Works TorchBackend::reduce_scatter_tensor_coalesced(Tensors& outpu
 
 TorchBackend::Works TorchBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>& output_splits,
                                                 std::vector<std::int64_t>& input_splits, const c10d::AllToAllOptions& options) {
-  return issue(OpType::ALLTOALL_BASE, {output}, options.timeout, [&](auto timeout) {
+  return issue(OpType::ALLTOALL_BASE, {input}, {output}, options.timeout, [&](auto timeout) {
     return muster::all_to_all_single(output, input,
                                      {.output_split_sizes = output_splits,
                                       .input_split_sizes = input_splits,
@@ -263,34 +276,41 @@ TorchBackend::Works TorchBackend::alltoall_base(at::Tensor& output, at::Tensor& 
 }
 
 TorchBackend::Works TorchBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
-  return issue(OpType::ALLTOALL, outputs, options.timeout, [&](auto timeout) {
+  return issue(OpType::ALLTOALL, inputs, outputs, options.timeout, [&](auto timeout) {
     return muster::all_to_all(outputs, inputs, {.group = group_, .async_op = options.asyncOp, .timeout = timeout});
   });
 }
 
 TorchBackend::Works TorchBackend::barrier(const c10d::BarrierOptions& options) {
-  return issue(OpType::BARRIER, {}, options.timeout,
+  return issue(OpType::BARRIER, {}, {}, options.timeout,
                [&](auto timeout) { return muster::barrier({.group = group_, .async_op = options.asyncOp, .timeout = timeout}); });
 }
 
 void TorchBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
   sequence_.fetch_add(1, std::memory_order_relaxed);
-  in_torch_errors(
-      [&] { muster::monitored_barrier({.group = group_, .timeout = given(options.timeout), .wait_all_ranks = wait_all_ranks}); });
+  // Here a timeout of nothing is one: those who have not come yet are late.
+  const auto timeout = options.timeout < std::chrono::milliseconds::zero() ? std::nullopt : std::optional<Duration>(options.timeout);
+  in_torch_errors([&] {
+    try {
+      muster::monitored_barrier({.group = group_, .timeout = timeout, .wait_all_ranks = wait_all_ranks});
+    } catch (const DistBackendError& error) {
+      C10_THROW_ERROR(DistBackendError, monitored_text(getRank(), timeout, error.what()));
+    }
+  });
 }
 
 TorchBackend::Works TorchBackend::send(Tensors& tensors, int destination, int tag) {
-  return issue(OpType::SEND, {}, c10d::kUnsetTimeout,
+  return issue(OpType::SEND, tensors, {}, c10d::kUnsetTimeout,
                [&](auto) { return muster::isend(only(tensors, "send"), {.group = group_, .tag = tag, .group_dst = destination}); });
 }
 
 TorchBackend::Works TorchBackend::recv(Tensors& tensors, int source, int tag) {
-  return issue(OpType::RECV, tensors, c10d::kUnsetTimeout,
+  return issue(OpType::RECV, tensors, tensors, c10d::kUnsetTimeout,
                [&](auto) { return muster::irecv(only(tensors, "recv"), {.group = group_, .tag = tag, .group_src = source}); });
 }
 
 TorchBackend::Works TorchBackend::recvAnysource(Tensors& tensors, int tag) {
-  return issue(OpType::RECVANYSOURCE, tensors, c10d::kUnsetTimeout,
+  return issue(OpType::RECVANYSOURCE, tensors, tensors, c10d::kUnsetTimeout,
                [&](auto) { return muster::irecv(only(tensors, "recv"), {.group = group_, .tag = tag}); });
 }
 

@@ -86,10 +86,11 @@ class TorchBackend : public c10d::Backend {
   void shutdown();
 
  private:
+  /// `inputs`: what a profiler shows of the call. `outputs`: what the Work's future gives.
   template <class Call>
-  Works issue(c10d::OpType type, Tensors outputs, std::chrono::milliseconds timeout, Call call);
+  Works issue(c10d::OpType type, const Tensors& inputs, Tensors outputs, std::chrono::milliseconds timeout, Call call);
   template <class Each>
-  Works issue_each(c10d::OpType type, const Tensors& outputs, std::chrono::milliseconds timeout, Each each);
+  Works issue_each(c10d::OpType type, const Tensors& inputs, const Tensors& outputs, std::chrono::milliseconds timeout, Each each);
 
   const std::string name_;
   const std::shared_ptr<TorchJob> job_;

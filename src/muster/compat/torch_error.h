@@ -4,19 +4,22 @@
 #include <c10/util/Exception.h>
 
 #include <exception>
+#include <string>
 #include <type_traits>
 
 #include "muster/group/errors.h"
 
 namespace muster::compat {
 
-/// Runs `body`; an exception of muster's comes out as torch's class of the same name, with the same text.
+/// Runs `body`; an exception of muster's comes out as torch's class of the same name, with the same text. Where time ran out it begins with
+/// the words that programs look for in the errors of torch's own backends.
 template <class Body>
 auto in_torch_errors(Body body) -> std::invoke_result_t<Body> {
   try {
     return body();
   } catch (const DistBackendError& error) {
-    C10_THROW_ERROR(DistBackendError, error.what());
+    const std::string text = error.what();
+    C10_THROW_ERROR(DistBackendError, error.code() == Code::timed_out ? "muster: Timed out waiting: " + text : text);
   } catch (const DistNetworkError& error) {
     C10_THROW_ERROR(DistNetworkError, error.what());
   } catch (const DistStoreError& error) {

@@ -12,7 +12,14 @@
 
 namespace muster::compat {
 
-TorchWork::TorchWork(Parts parts) : Work(parts.group->rank(), parts.type), parts_(std::move(parts)) {}
+c10::intrusive_ptr<TorchWork> TorchWork::create(Parts parts, std::shared_ptr<CallRange> shown) {
+  auto whole = c10::make_intrusive<TorchWork>(std::move(parts), shown);
+  if (shown) whole->getFuture()->addCallback([shown](c10::ivalue::Future&) { shown->end(); });
+  return whole;
+}
+
+TorchWork::TorchWork(Parts parts, std::shared_ptr<CallRange> shown)
+    : Work(parts.group->rank(), parts.type), parts_(std::move(parts)), shown_(std::move(shown)) {}
 
 bool TorchWork::isCompleted() {
   return std::all_of(parts_.works.begin(), parts_.works.end(), [](const auto& work) { return work->is_completed(); });
@@ -39,6 +46,7 @@ bool TorchWork::wait(std::chrono::milliseconds timeout) {
   const auto deadline = limited ? deadline_after(steady_clock(), timeout) : TimePoint::max();
   return in_torch_errors([&] {
     for (const auto& work : parts_.works) work->wait(limited ? std::optional(time_left(steady_clock(), deadline)) : std::nullopt);
+    if (shown_) shown_->end();  // the future's callback may only be about to run
     return true;
   });
 }

@@ -4,8 +4,11 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <cstdint>
+#include <memory>
+#include <mutex>
 #include <vector>
 
+#include "muster/compat/torch_range.h"
 #include "muster/group/process_group.h"
 #include "muster/group/work.h"
 
@@ -22,7 +25,9 @@ class TorchWork : public c10d::Work {
     std::uint64_t sequence = 0;
     Duration timeout{};
   };
-  explicit TorchWork(Parts parts);
+  /// `shown` (null where no profiler looks) ends when the call is done, at the latest when somebody has waited for it.
+  static c10::intrusive_ptr<TorchWork> create(Parts parts, std::shared_ptr<CallRange> shown);
+  TorchWork(Parts parts, std::shared_ptr<CallRange> shown);
 
   bool isCompleted() override;
   bool isSuccess() const override;
@@ -39,6 +44,7 @@ class TorchWork : public c10d::Work {
 
  private:
   const Parts parts_;
+  const std::shared_ptr<CallRange> shown_;
   mutable std::mutex future_mutex_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
