@@ -6,6 +6,10 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+namespace muster {
+struct InitProcessGroupOptions;
+}
+
 namespace muster::python {
 
 void bind_errors(pybind11::module_& module);
@@ -23,5 +27,9 @@ void bind_torch_backend(pybind11::module_& module);
 
 /// In a handler, where Python is not the caller but will see what is thrown: an exception of muster's becomes Python's, others go on.
 void throw_in_python();
+
+/// Where torchrun has started this process and the job is to meet by its environment: over the store of torchrun's agent, which is stock
+/// torch's. Blocks as stock torch does.
+void meet_by_torchrun(InitProcessGroupOptions& options);
 
 }  // namespace muster::python

@@ -114,15 +114,16 @@ void bind_groups(py::module_& module) {
       [](Text backend, Text init_method, Limit timeout, int world_size, int rank, std::shared_ptr<Store> store, std::string group_name,
          const py::object& pg_options, std::optional<bool> share_memory) {
         watch_for_interrupts();
-        const InitProcessGroupOptions options{.backend = std::move(backend),
-                                              .init_method = std::move(init_method),
-                                              .timeout = timeout,
-                                              .world_size = world_size,
-                                              .rank = rank,
-                                              .store = std::move(store),
-                                              .group_name = std::move(group_name),
-                                              .pg_options = pg_options_of(pg_options),
-                                              .share_memory = share_memory};
+        InitProcessGroupOptions options{.backend = std::move(backend),
+                                        .init_method = std::move(init_method),
+                                        .timeout = timeout,
+                                        .world_size = world_size,
+                                        .rank = rank,
+                                        .store = std::move(store),
+                                        .group_name = std::move(group_name),
+                                        .pg_options = pg_options_of(pg_options),
+                                        .share_memory = share_memory};
+        meet_by_torchrun(options);
         blocking_on_store([&] { init_process_group(options); });
       },
       py::arg("backend") = py::none(), py::arg("init_method") = py::none(), py::arg("timeout") = py::none(), py::arg("world_size") = -1,

@@ -2,12 +2,38 @@
 
 #include <pybind11/chrono.h>
 
+#include <memory>
 #include <utility>
 
 #include "bindings.h"
+#include "muster/base/env.h"
 #include "muster/compat/torch_job.h"
+#include "muster/compat/torch_store.h"
+#include "muster/group/init.h"
+#include "muster/group/store.h"
 
 namespace muster::python {
+namespace {
+
+/// Such an agent's workers find stock torch's store at MASTER_ADDR and MASTER_PORT; those of `muster run` find one of muster's.
+bool started_by_torchrun() {
+  const auto theirs = env_flag("TORCHELASTIC_USE_AGENT_STORE"), ours = env_flag("MUSTER_AGENT_STORE");
+  return theirs && theirs->value_or(false) && !(ours && ours->value_or(false));
+}
+
+}  // namespace
+
+void meet_by_torchrun(InitProcessGroupOptions& options) {
+  if (options.store || options.init_method.value_or("env://") != "env://" || !started_by_torchrun()) return;
+  pybind11::dict limit;
+  if (options.timeout) limit["timeout"] = *options.timeout;
+  const auto rendezvous = pybind11::module_::import("torch.distributed").attr("rendezvous");
+  const pybind11::tuple met = rendezvous("env://", options.rank, options.world_size, **limit).attr("__next__")();
+  options.store = std::make_shared<Store>(compat::adapt_store(met[0].cast<c10::intrusive_ptr<c10d::Store>>()));
+  options.rank = met[1].cast<int>();
+  options.world_size = met[2].cast<int>();
+  options.init_method.reset();
+}
 
 void bind_torch_backend(pybind11::module_& module) {
   module.def(
