@@ -1,0 +1,160 @@
+"""`import muster as dist`: torch.distributed's names and signatures, and what stands around the package."""
+
+import inspect
+import operator
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import muster as dist
+from thread_ranks import on_threads, row, same
+
+
+def signature(function):
+    """Names of the arguments in order, with the defaults as text: "-" for none, those of ReduceOp as muster shows them."""
+    if not inspect.isbuiltin(function):
+        return {name: "-" if each.default is each.empty else re.sub(r"<RedOpType\.(\w+): \d+>", r"<ReduceOp.\1>", repr(each.default))
+                for name, each in inspect.signature(function).parameters.items()}
+    text = function.__doc__.splitlines()[0]
+    arguments = re.split(r", (?=\w+: )", text[text.index("(") + 1 : text.rindex(") ->")])
+    return {each.partition(":")[0]: each.partition(" = ")[2] or "-" for each in arguments}
+
+
+# What torch has and muster does not: devices of GPUs, and options that came later.
+NOT_HERE = {"device_id", "_ranks", "enable_reconfigure", "sort_ranks", "weights_only", "use_batch", "backend_override", ("barrier", "timeout")}
+
+
+HERE_ONLY = {"share_memory"}
+
+
+# spec: F20 signatures and defaults as torch's
+@pytest.mark.parametrize("name", [
+    "broadcast", "all_reduce", "all_reduce_coalesced", "reduce", "all_gather", "all_gather_into_tensor", "all_gather_coalesced", "gather",
+    "scatter", "reduce_scatter", "reduce_scatter_tensor", "all_to_all_single", "all_to_all", "barrier", "send", "recv", "isend", "irecv",
+    "P2POp.__init__", "batch_isend_irecv", "split_group", "gather_into_tensor", "get_backend_config", "get_node_local_rank", "broadcast_object_list", "all_gather_object", "gather_object", "scatter_object_list",
+    "send_object_list", "recv_object_list", "init_process_group", "destroy_process_group", "new_group", "new_subgroups",
+    "new_subgroups_by_enumeration", "monitored_barrier", "get_rank", "get_world_size", "get_backend", "get_group_rank", "get_global_rank",
+    "get_process_group_ranks", "init_device_mesh"])
+def test_signatures(name):
+    import torch.distributed as theirs
+
+    get = operator.attrgetter(name)
+    wanted = {each: default for each, default in signature(get(theirs)).items() if each not in NOT_HERE and (name, each) not in NOT_HERE}
+    mine = {each: default for each, default in signature(get(dist)).items() if each not in HERE_ONLY}
+    assert list(mine.items()) == list(wanted.items())
+
+
+# Of torch.distributed's public names, those that muster does not have; docs/python.md says why.
+LEFT_OUT = {
+    "AllToAllOptions", "AllreduceCoalescedOptions", "AllreduceOptions", "BarrierOptions", "BroadcastOptions", "GatherOptions",
+    "ReduceOptions", "ReduceScatterOptions", "ScatterOptions", "BackendConfig", "BuiltinCommHookType", "GroupName", "Logger", "Reducer",
+    "ProcessGroupGloo", "ProcessGroupNCCL2", "ProcessGroupNCCLLazy", "QueueEmptyError", "get_backend_impl", "get_pg_count", "register_rendezvous_handler", "rendezvous"}
+
+
+# spec: A8 F14 F19 H7 torch.distributed's public names are muster's
+def test_public_names():
+    from torch.distributed import distributed_c10d
+
+    here = {"DistError", "DistBackendError", "DistNetworkError", "DistStoreError", "QueueEmptyError", "FileStore", "HashStore", "PrefixStore",
+            "TCPStore", "Store", "GradBucket", "Logger", "Reducer", "BuiltinCommHookType", "DebugLevel", "set_debug_level",
+            "set_debug_level_from_env", "breakpoint", "DeviceMesh", "init_device_mesh", "is_available", "rendezvous",
+            "register_rendezvous_handler", "reduce_scatter_coalesced", "_make_nccl_premul_sum", "_all_gather_base", "_reduce_scatter_base"}
+    wanted = here | set(distributed_c10d.__all__)
+    assert {name for name in wanted if not hasattr(dist, name)} <= LEFT_OUT
+    page = pathlib.Path(__file__).parents[2].joinpath("docs/python.md").read_text()
+    assert [name for name in sorted(LEFT_OUT) if f"`{name}`" not in page] == []
+
+
+def test_every_public_function_says_what_it_does():
+    silent = []
+    for name in dir(dist):
+        each = getattr(dist, name)
+        if name.startswith("_") or inspect.ismodule(each) or not callable(each):
+            continue
+        text = each.__doc__ or ""
+        if inspect.isbuiltin(each):
+            text = text.partition("\n")[2]
+        if len(text.split()) < 3:
+            silent.append(name)
+    assert not silent
+
+
+# spec: A9 in Python
+def test_little_calls(monkeypatch):
+    assert dist.is_backend_available("GLOO") and not dist.is_backend_available("nccl") and not dist.is_backend_available("nonsense")
+    assert dist.get_default_backend_for_device("cpu") == "native" and dist.get_default_backend_for_device(torch.device("cuda", 1)) == "nccl"
+    with pytest.raises(ValueError, match="meta"):
+        dist.get_default_backend_for_device("meta")
+    assert dist.supports_complex(dist.ReduceOp.SUM) and not dist.supports_complex(dist.ReduceOp.MAX)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    with pytest.raises(RuntimeError, match="LOCAL_RANK"):
+        dist.get_node_local_rank()
+    assert dist.get_node_local_rank(3) == 3
+    monkeypatch.setenv("LOCAL_RANK", "5")
+    assert dist.get_node_local_rank() == 5
+    assert not dist.is_torchelastic_launched() or "TORCHELASTIC_RUN_ID" in os.environ
+
+    def body(rank, size):
+        assert dist.get_backend_config() == "cpu:native"
+        together = torch.empty(size, 4, dtype=torch.int64) if rank == 0 else None
+        dist.gather_into_tensor(row(rank), together)
+        if rank == 0:
+            same(together, torch.stack([row(r) for r in range(size)]))
+        joined = torch.empty(size * 4, dtype=torch.int64) if rank == 1 else None
+        dist.gather_single(row(rank), joined, dst=1)
+        if rank == 1:
+            same(joined, torch.cat([row(r) for r in range(size)]))
+        if rank == 0:
+            with pytest.raises(ValueError, match="gather_into_tensor"):
+                dist.gather_into_tensor(row(rank), torch.empty(3))
+        with dist.record_comm("together"):
+            dist.barrier()
+
+    on_threads(2, body)
+
+
+def test_package_is_typed():
+    package = pathlib.Path(dist.__file__).parent
+    assert (package / "py.typed").is_file() and (package / "_C.pyi").is_file()
+    tool = pathlib.Path(__file__).parents[2] / "tools/python_stubs"
+    checked = subprocess.run([sys.executable, tool, "--check"], capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stderr
+    public = {name for name in dir(dist) if not name.startswith("_") and not inspect.ismodule(getattr(dist, name))}
+    assert set(dist.__all__) | {"__version__"} >= public and all(hasattr(dist, name) for name in dist.__all__)
+
+
+# spec: J3 muster run starts a script with the Python of the environment that it is installed in
+def test_command_knows_its_environments_python(tmp_path):
+    built = pathlib.Path(dist.__file__).parents[2] / "bin/muster"
+    (tmp_path / "bin").mkdir()
+    shutil.copy2(built, tmp_path / "bin/muster")
+    (tmp_path / "bin/python3").write_text('#!/bin/sh\necho "own python: $RANK of $WORLD_SIZE ${2##*/}"\n')
+    (tmp_path / "bin/python3").chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHON_EXEC"}
+
+    def lines():
+        run = subprocess.run([tmp_path / "bin/muster", "run", "--standalone", "--nproc-per-node", "2", tmp_path / "train.py"],
+                             capture_output=True, text=True, timeout=120, env=environment)
+        return sorted(line.partition("own python: ")[2] for line in run.stdout.splitlines() if "own python" in line)
+
+    (tmp_path / "train.py").write_text("")
+    assert lines() == []
+    (tmp_path / "pyvenv.cfg").write_text("")
+    assert lines() == ["0 of 2 train.py", "1 of 2 train.py"]
+
+
+def test_another_torch_is_refused_by_name(tmp_path):
+    package = tmp_path / "muster"
+    package.mkdir()
+    for file in pathlib.Path(dist.__file__).parent.iterdir():
+        if file.is_file() and file.name != "_build.py":
+            (package / file.name).symlink_to(file.resolve())
+    (package / "_build.py").write_text('VERSION = "0"\nTORCH_VERSION = "1.2.3"\n')
+    run = subprocess.run([sys.executable, "-c", "import muster"], env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
+    assert run.returncode == 1 and "built for torch 1.2.3" in run.stderr and f"torch {torch.__version__} is installed" in run.stderr

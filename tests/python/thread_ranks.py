@@ -1,0 +1,27 @@
+"""Ranks that are threads of the test, for what dies nowhere; with the values that tests give and compare."""
+
+import datetime
+
+import torch
+
+import muster as dist
+
+
+def on_threads(size, body, *arguments, backend=None):
+    """Runs body(rank, size, ...) on ranks that are threads, between init and destroy."""
+    store = dist.HashStore()
+
+    def rank_body(rank):
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=datetime.timedelta(seconds=60))
+        body(rank, size, *arguments)
+        dist.destroy_process_group()
+
+    dist.spawn(rank_body, nprocs=size, threads=True)
+
+
+def same(actual, expected):
+    assert torch.equal(actual, expected), f"{actual}\nis not\n{expected}"
+
+
+def row(rank, dtype=torch.int64):
+    return (torch.arange(4) + 10 * rank).to(dtype)
