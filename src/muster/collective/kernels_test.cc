@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "muster/collective/kernels_table.h"
+#include "muster/testing/direct_reduction.h"
 
 namespace muster::collective {
 namespace {
@@ -100,26 +101,8 @@ TEST(Kernels, BfloatsRoundToNearestEven) {
   EXPECT_EQ(narrowed(DType::bfloat16, std::numeric_limits<float>::max()), 0x7f80);
 }
 
-// The direct computation: one element at a time, in the order of the inputs, with none of the kernels' code.
-template <class T>
-T combine(Reduce kind, T a, T b) {
-  if constexpr (std::is_floating_point_v<T>) {
-    if (kind == Reduce::min) return std::isnan(a) ? a : std::isnan(b) ? b : (a < b ? a : b);
-    if (kind == Reduce::max) return std::isnan(a) ? a : std::isnan(b) ? b : (a > b ? a : b);
-    return kind == Reduce::product ? a * b : a + b;
-  } else {
-    using Wide = unsigned __int128;
-    switch (kind) {
-      case Reduce::product: return static_cast<T>(static_cast<Wide>(a) * static_cast<Wide>(b));
-      case Reduce::min: return a < b ? a : b;
-      case Reduce::max: return a > b ? a : b;
-      case Reduce::band: return static_cast<T>(a & b);
-      case Reduce::bor: return static_cast<T>(a | b);
-      case Reduce::bxor: return static_cast<T>(a ^ b);
-      default: return static_cast<T>(static_cast<Wide>(a) + static_cast<Wide>(b));
-    }
-  }
-}
+// Compared with the direct computation: one element at a time, in the order of the inputs, with none of the kernels' code.
+using testing::combine;
 
 template <class T>
 void check_plain(DType dtype, Reduce kind, int inputs, std::size_t count, std::mt19937_64& random, const char* set,

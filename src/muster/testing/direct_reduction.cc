@@ -25,26 +25,6 @@ void put(MutableBytes bytes, std::size_t index, T value) {
 }
 
 template <class T>
-T combine(Reduce kind, T a, T b) {
-  if constexpr (std::is_floating_point_v<T>) {
-    if (kind == Reduce::min) return std::isnan(a) ? a : std::isnan(b) ? b : (a < b ? a : b);
-    if (kind == Reduce::max) return std::isnan(a) ? a : std::isnan(b) ? b : (a > b ? a : b);
-    return kind == Reduce::product ? a * b : a + b;
-  } else {
-    using Wide = unsigned __int128;
-    switch (kind) {
-      case Reduce::product: return static_cast<T>(static_cast<Wide>(a) * static_cast<Wide>(b));
-      case Reduce::min: return a < b ? a : b;
-      case Reduce::max: return a > b ? a : b;
-      case Reduce::band: return static_cast<T>(a & b);
-      case Reduce::bor: return static_cast<T>(a | b);
-      case Reduce::bxor: return static_cast<T>(a ^ b);
-      default: return static_cast<T>(static_cast<Wide>(a) + static_cast<Wide>(b));
-    }
-  }
-}
-
-template <class T>
 T multiplied(T value, double factor) {
   if constexpr (std::is_floating_point_v<T>) return value * static_cast<T>(factor);
   const double wide = static_cast<double>(value) * factor;

@@ -1,8 +1,10 @@
 /// The results that reductions must have, computed one element at a time with none of the engine's loops.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <span>
+#include <type_traits>
 #include <vector>
 
 #include "muster/base/bytes.h"
@@ -10,6 +12,28 @@
 #include "muster/collective/op.h"
 
 namespace muster::testing {
+
+/// Of two elements that are numbers; NaN where one is. Whole numbers wrap around.
+template <class T>
+T combine(collective::Reduce kind, T a, T b) {
+  using collective::Reduce;
+  if constexpr (std::is_floating_point_v<T>) {
+    if (kind == Reduce::min) return std::isnan(a) ? a : std::isnan(b) ? b : (a < b ? a : b);
+    if (kind == Reduce::max) return std::isnan(a) ? a : std::isnan(b) ? b : (a > b ? a : b);
+    return kind == Reduce::product ? a * b : a + b;
+  } else {
+    using Wide = unsigned __int128;
+    switch (kind) {
+      case Reduce::product: return static_cast<T>(static_cast<Wide>(a) * static_cast<Wide>(b));
+      case Reduce::min: return a < b ? a : b;
+      case Reduce::max: return a > b ? a : b;
+      case Reduce::band: return static_cast<T>(a & b);
+      case Reduce::bor: return static_cast<T>(a | b);
+      case Reduce::bxor: return static_cast<T>(a ^ b);
+      default: return static_cast<T>(static_cast<Wide>(a) + static_cast<Wide>(b));
+    }
+  }
+}
 
 /// `out = inputs[0] op inputs[1] op ...` in that order; `factors[r]` multiplies input r of a premul_sum; an avg is divided by their number.
 void reduce_directly(MutableBytes out, std::span<const ConstBytes> inputs, std::span<const double> factors, DType dtype,
