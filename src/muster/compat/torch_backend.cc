@@ -1,5 +1,7 @@
 #include "muster/compat/torch_backend.h"
 
+#include <torch/csrc/distributed/rpc/rpc_agent.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -14,6 +16,8 @@ namespace {
 
 using c10d::OpType;
 using Tensors = TorchBackend::Tensors;
+
+constexpr Duration kLimitBesideRpc = std::chrono::seconds(5);
 
 std::optional<Duration> given(std::chrono::milliseconds timeout) {
   return timeout > std::chrono::milliseconds::zero() ? std::optional<Duration>(timeout) : std::nullopt;
@@ -346,7 +350,9 @@ void TorchBackend::abort() {
 void TorchBackend::shutdown() {
   if (shut_down_.exchange(true)) return;
   if (whole_job_) {
-    job_->close(group_->timeout());
+    // Where there are remote calls too, the others may be waiting by those for this rank before they come here themselves.
+    const bool others_may_wait = torch::distributed::rpc::RpcAgent::isCurrentRpcAgentSet();
+    job_->close(others_may_wait ? std::min(group_->timeout(), kLimitBesideRpc) : group_->timeout());
   } else {
     job_->retire(group_);
   }
