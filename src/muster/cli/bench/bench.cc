@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -269,27 +270,45 @@ Status measure(const CLI::App& app, const Options& options) {
   return Run(options).play();
 }
 
+/// Only where that cannot be done it returns.
+int become(const std::vector<std::string>& words) {
+  std::vector<char*> pointers;
+  for (const std::string& word : words) pointers.push_back(const_cast<char*>(word.data()));
+  pointers.push_back(nullptr);
+  ::execvp(pointers[0], pointers.data());
+  return 127;
+}
+
 /// Becomes `program` beside this one, which needs torch; this one is free of it.
-int become(const std::string& name, const std::vector<std::string>& arguments) {
+int become_program(const std::string& name, const std::vector<std::string>& arguments) {
   std::error_code error;
   const auto program = std::filesystem::read_symlink("/proc/self/exe", error).parent_path() / name;
   std::vector<std::string> words{program.string()};
   words.insert(words.end(), arguments.begin(), arguments.end());
-  std::vector<char*> pointers;
-  for (std::string& word : words) pointers.push_back(word.data());
-  pointers.push_back(nullptr);
-  ::execv(words[0].c_str(), pointers.data());
+  const int failed = become(words);
   std::fprintf(stderr, "muster bench: %s is not there; it is built with the half of muster that needs torch (make build)\n",
                words[0].c_str());
-  return 127;
+  return failed;
+}
+
+int time_python(const std::vector<std::string>& arguments) {
+  const auto plan = bench::plan_python_calls(arguments);
+  if (!plan) {
+    std::fprintf(stderr, "muster bench: %s\n", plan.status().message().c_str());
+    return 1;
+  }
+  for (const auto& [name, value] : plan->environment) ::setenv(name.c_str(), value.c_str(), 1);
+  return become(plan->command);
 }
 
 }  // namespace
 
 int run_bench(const std::vector<std::string>& arguments) {
   const std::string first = arguments.empty() ? "" : arguments.front();
-  if (first == "ddp" || first == "rpc") return become("muster_bench_" + first, {arguments.begin() + 1, arguments.end()});
-  if (first == "store" || first == "group" || first == "launch" || first == "idle") return become("muster_bench_services", arguments);
+  if (first == "ddp" || first == "rpc") return become_program("muster_bench_" + first, {arguments.begin() + 1, arguments.end()});
+  if (first == "store" || first == "group" || first == "launch" || first == "idle")
+    return become_program("muster_bench_services", arguments);
+  if (first == "python") return time_python({arguments.begin() + 1, arguments.end()});
   Options options;
   CLI::App app(
       "Times muster's collectives between processes of this machine, alone or against other libraries in the same run.\n"
@@ -297,7 +316,8 @@ int run_bench(const std::vector<std::string>& arguments) {
       "p50: one call after a barrier, from the last rank's start to the last rank's end. Microseconds.\n"
       "Libraries are compared by p50 from 64 KiB up and by loop below; a ratio below 1 is faster than the best rival.\n"
       "Which algorithm runs at which size: --tune, --check-selection, --simulate.\n"
-      "Instead of collectives: muster bench ddp (training steps), rpc (remote calls), store, group, launch, idle; each with --help.",
+      "Instead of collectives: muster bench ddp (training steps), rpc (remote calls), python (calls from Python), store, group, launch, "
+      "idle; each with --help.",
       "muster bench");
   add_options(app, options);
   add_selection_options(app, options);

@@ -30,6 +30,8 @@ struct StartPlan {
 /// compiled into `folder` with the library's own compiler.
 Result<StartPlan> plan_start(const std::string& library, const Field& field, const std::string& folder);
 const std::vector<std::string>& known_rivals();
+/// What times calls from Python, muster's directly and stock torch's on muster and on Gloo.
+Result<StartPlan> plan_python_calls(const std::vector<std::string>& arguments);
 
 class Contestant {
  public:

@@ -101,15 +101,22 @@ Result<StartPlan> plan_impi(const Field& field, const std::string& folder) {
   return plan;
 }
 
-Result<StartPlan> plan_gloo(const Field& field, const std::string& folder) {
-  auto worker = bench_file("gloo_worker.py");
-  if (!worker) return worker.status();
+/// One that has torch.
+Result<std::string> find_python() {
   std::string python = env_text("MUSTER_PYTHON").value_or("");
   if (python.empty()) python = ::access(".venv/bin/python", X_OK) == 0 ? ".venv/bin/python" : "python3";
   if (auto has = run_quietly(python + " -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec(\"torch\") is None)'"); !has) {
     return missing("a Python with torch", "pip install torch, and say in MUSTER_PYTHON which Python has it (tried " + python + ")");
   }
-  return StartPlan{"gloo", {python, *worker, "--ranks", std::to_string(field.ranks), "--folder", folder}, {}};
+  return python;
+}
+
+Result<StartPlan> plan_gloo(const Field& field, const std::string& folder) {
+  auto worker = bench_file("gloo_worker.py");
+  if (!worker) return worker.status();
+  auto python = find_python();
+  if (!python) return python.status();
+  return StartPlan{"gloo", {*python, *worker, "--ranks", std::to_string(field.ranks), "--folder", folder}, {}};
 }
 
 StartPlan plan_muster(const Field& field, const std::string& folder) {
@@ -129,6 +136,23 @@ StartPlan plan_muster(const Field& field, const std::string& folder) {
 }
 
 }  // namespace
+
+Result<StartPlan> plan_python_calls(const std::vector<std::string>& arguments) {
+  auto program = bench_file("python_calls.py");
+  if (!program) return program.status();
+  auto python = find_python();
+  if (!python) return python.status();
+  StartPlan plan{"muster", {*python, *program}, {}};
+  plan.command.insert(plan.command.end(), arguments.begin(), arguments.end());
+  // The package of the tree that this command was built in; an installed one is found by itself.
+  const auto package = fs::path(own_path()).parent_path().parent_path() / "python";
+  std::error_code error;
+  if (fs::exists(package / "muster", error)) {
+    const auto path = env_text("PYTHONPATH");
+    plan.environment = {{"PYTHONPATH", package.string() + (path ? ":" + *path : "")}};
+  }
+  return plan;
+}
 
 const std::vector<std::string>& known_rivals() {
   static const std::vector<std::string> names = {"gloo", "openmpi", "mpich", "impi"};
