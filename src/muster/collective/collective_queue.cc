@@ -13,11 +13,30 @@ namespace {
 /// A call that has waited so long tells those it waits for what it is; then again, a few times, later.
 constexpr auto kReminder = std::chrono::milliseconds(100);
 constexpr int kReminders = 5;
+/// Calls of at most so much memory may be under way beside others.
+constexpr std::size_t kSmallBytes = 32 * 1024;
+
+template <class Slices>
+MemoryRange range_of(const Slices& slices, std::size_t& bytes) {
+  MemoryRange range;
+  for (const auto& slice : slices) {
+    if (slice.empty()) continue;
+    bytes += slice.size();
+    const auto low = reinterpret_cast<std::uintptr_t>(slice.data());
+    range.low = range.high == 0 ? low : std::min(range.low, low);
+    range.high = std::max(range.high, low + slice.size());
+  }
+  return range;
+}
 
 }  // namespace
 
 CollectiveQueue::CollectiveQueue(const GroupContext& group, std::unique_ptr<RegionGroup> region, const Selection::Bounds& bounds)
-    : group_(group), control_(group), links_(*group.channel, Selection(Ground::links, group.size(), bounds)), region_(std::move(region)) {
+    : group_(group),
+      control_(group),
+      selection_(Ground::links, group.size(), bounds),
+      links_(*group.channel, selection_),
+      region_(std::move(region)) {
   if (group.size() > 1) control_.listen();
 }
 
@@ -52,6 +71,12 @@ Status CollectiveQueue::Operation::wait(TimePoint deadline) {
 void CollectiveQueue::enqueue(Operation& operation, const Args& args, bool refused) {
   operation.args_ = &args;
   operation.made_ = group_.now();
+  if (!refused && !region_) {
+    std::size_t bytes = 0;
+    operation.reads_ = range_of(args.inputs, bytes);
+    operation.writes_ = range_of(args.outputs, bytes);
+    operation.small_ = bytes <= kSmallBytes;
+  }
   const std::lock_guard guard(lock_);
   const std::uint64_t sequence = sequence_.load(std::memory_order_relaxed) + 1;
   operation.call_ = refused ? refusal_of(args.op, sequence) : fingerprint_of(args, sequence);
@@ -144,19 +169,56 @@ CollectiveQueue::Operation* CollectiveQueue::front() {
   return queue_.empty() ? nullptr : queue_.front();
 }
 
-void CollectiveQueue::begin(Operation& operation) {
+void CollectiveQueue::begin(Operation& operation, LinkGroup& links) {
   operation.begun_ = true;
   if (group_.channel->failed()) return;
   group_.channel->begin(operation.call_);
   if (!operation.counted_) control_.begin(operation.call_);
   if ((operation.call_.flags & kRefused) != 0 && region_ == nullptr) return control_.tell_refused();
-  operation.task_ = region_ ? region_->run(*operation.args_, operation.call_) : links_.run(*operation.args_, operation.call_);
+  operation.task_ = region_ ? region_->run(*operation.args_, operation.call_) : links.run(*operation.args_, operation.call_);
+  operation.links_ = &links;
+}
+
+// Small calls behind a small one that is under way begin too, and go on as far as they can: their messages need not wait for its answers.
+void CollectiveQueue::go_ahead() {
+  if (region_ || waiting_.load() < 2) return;
+  std::array<Operation*, kTogether> window;
+  std::size_t number = 0;
+  {
+    const std::lock_guard guard(lock_);
+    for (; number < std::min(kTogether, queue_.size()); ++number) window[number] = queue_[number];
+  }
+  const auto apart = [](const Operation& a, const Operation& b) {
+    return !a.writes_.meets(b.writes_) && !a.writes_.meets(b.reads_) && !a.reads_.meets(b.writes_);
+  };
+  for (std::size_t i = 1; i < number; ++i) {
+    Operation& next = *window[i];
+    if (!next.begun_) {
+      if (!next.small_ || !window[i - 1]->small_) return;
+      if (!std::all_of(window.begin(), window.begin() + static_cast<std::ptrdiff_t>(i),
+                       [&](const Operation* o) { return apart(*o, next); }))
+        return;
+      auto& links = ahead_[next.call_.sequence % kTogether];
+      if (links == nullptr) links = std::make_unique<LinkGroup>(*group_.channel, selection_);
+      begin(next, *links);
+    }
+    if (next.task_.valid()) next.task_.step();
+  }
+}
+
+// Of the call under way.
+const Flight& CollectiveQueue::flight() {
+  const Operation* running = front();
+  return (running != nullptr && running->links_ != nullptr ? *running->links_ : links_).flight();
 }
 
 Status CollectiveQueue::outcome(Operation& operation) {
   Status status = operation.task_.valid() ? operation.task_.result() : group_.channel->failure();
   operation.task_ = Task<Status>();
+  // What was under way beside a call that failed, and got through, comes after it all the same.
+  if (status.ok() && broken_) status = group_.channel->failure();
   if (status.ok()) return status;
+  broken_ = true;
   // The channel's failure is the first cause; what this task saw may only be what followed from it.
   if (group_.channel->failed()) status = group_.channel->failure();
   return status.with_context(fingerprint_rules().describe(operation.call_) + ", call " + std::to_string(operation.call_.sequence) + " of " +
@@ -172,8 +234,11 @@ void CollectiveQueue::advance(const std::atomic<int>& attending, int self) {
     if (!drive.owns_lock()) return;
     if (control_.news()) control_.poll();
     while (Operation* operation = front()) {
-      if (!operation->begun_) begin(*operation);
-      if (operation->task_.valid() && !operation->task_.step()) break;
+      if (!operation->begun_) begin(*operation, links_);
+      if (operation->task_.valid() && !operation->task_.step()) {
+        go_ahead();
+        break;
+      }
       Status status = outcome(*operation);
       remove(*operation);
       finished = true;
@@ -204,7 +269,7 @@ TimePoint CollectiveQueue::next_deadline() {
   return earliest;
 }
 
-std::vector<int> CollectiveQueue::awaited() const { return region_ ? region_->awaited() : links_.flight().awaited(); }
+std::vector<int> CollectiveQueue::awaited() { return region_ ? region_->awaited() : flight().awaited(); }
 
 std::string CollectiveQueue::late_text(const Operation& late, TimePoint now, const trace::Testimony& known) {
   const auto& missing = known.missing;
@@ -219,7 +284,7 @@ std::string CollectiveQueue::late_text(const Operation& late, TimePoint now, con
   for (int member = 0; known.text.empty() && member < group_.size(); ++member) {
     const int rank = group_.job_rank_of(member);
     if (missing.size() > 8 || std::find(missing.begin(), missing.end(), rank) == missing.end()) continue;
-    const transport::Fingerprint heard = region_ ? region_->heard(member) : links_.flight().heard(member);
+    const transport::Fingerprint heard = region_ ? region_->heard(member) : flight().heard(member);
     if (heard.sequence == 0) continue;
     text += "; the last heard of rank " + std::to_string(rank) + " is its call " + std::to_string(heard.sequence) + ", " +
             fingerprint_rules().describe(heard);

@@ -1,6 +1,8 @@
-/// The collectives of one communicator: numbered when they are called, run one after another by whoever waits.
+/// The collectives of one communicator: numbered when they are called, run in that order by whoever waits. Over links, small calls that
+/// stand behind one another and share no memory are under way together, and end in their order.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <deque>
 #include <memory>
@@ -17,6 +19,12 @@
 #include "muster/collective/region_group.h"
 
 namespace muster::collective {
+
+/// From the first to behind the last byte that a call reads, or writes; empty where there is none.
+struct MemoryRange {
+  std::uintptr_t low = 0, high = 0;
+  bool meets(const MemoryRange& other) const { return low < other.high && other.low < high; }
+};
 
 class CollectiveQueue {
  public:
@@ -65,16 +73,23 @@ class CollectiveQueue {
   bool express(Make make, const Args& args);
   void remove(Operation& operation);
   Operation* front();
-  void begin(Operation& operation);
+  void begin(Operation& operation, LinkGroup& links);
+  void go_ahead();
+  const Flight& flight();
   Status outcome(Operation& operation);
-  std::vector<int> awaited() const;
+  std::vector<int> awaited();
   std::string late_text(const Operation& late, TimePoint now, const trace::Testimony& known);
 
   const GroupContext& group_;
   std::mutex drive_;  // held for one pass over the running task, never while waiting
   Control control_;
-  LinkGroup links_;
+  const Selection selection_;  // over links
+  LinkGroup links_;            // of the call that began as the first in the queue
+  /// Small calls that are under way at once: a batch of so many takes little longer than one.
+  static constexpr std::size_t kTogether = 8;
+  std::array<std::unique_ptr<LinkGroup>, kTogether> ahead_;  // of the others, by sequence; made when first used
   std::unique_ptr<RegionGroup> region_;
+  bool broken_ = false;  // a call has failed
 
   std::mutex lock_;  // guards the queue
   std::deque<Operation*> queue_;
@@ -108,7 +123,10 @@ class CollectiveQueue::Operation final : public Completion {
   int reminders_ = 0;
   bool queued_ = false;
   bool begun_ = false;
-  bool counted_ = false;  // the control knows of it
+  bool counted_ = false;        // the control knows of it
+  bool small_ = false;          // may be under way beside others
+  MemoryRange reads_, writes_;  // where it is small
+  LinkGroup* links_ = nullptr;  // once it has begun there
   Task<Status> task_;
 };
 

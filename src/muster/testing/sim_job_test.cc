@@ -279,5 +279,48 @@ TEST(SimJob, TheSameSeedGivesTheSameRun) {
   EXPECT_EQ(first.elapsed, second.elapsed);
 }
 
+// Eight small calls that are started together take little longer than one: nobody waits for answers in between.
+TEST(SimJob, SmallCallsTravelTogether) {
+  const auto time_of = [](int calls, std::size_t count) {
+    SimOptions options;
+    options.hosts = {0, 1, 2};
+    options.min_delay = options.max_delay = std::chrono::milliseconds(2);
+    Duration took{};
+    const SimReport report = run_sim_job(options, [&](SimRank& rank) -> Status {
+      auto fabric = rank.join();
+      if (!fabric.ok()) return fabric.status();
+      auto group = Communicator::create(*fabric, {0, 1, 2}, {});
+      if (!group.ok()) return group.status();
+      const TimePoint deadline = deadline_after(rank.clock(), kOpTimeout);
+      if (Status met = (*group)->run(Args{}, deadline); !met) return met;
+      const TimePoint start = rank.clock().now();
+      std::vector<std::vector<std::int64_t>> in(static_cast<std::size_t>(calls), std::vector<std::int64_t>(count, 1)), out = in;
+      std::vector<collective::PendingRef> pending;
+      for (std::size_t i = 0; i < in.size(); ++i) {
+        Args args;
+        args.op = Op::all_reduce;
+        args.dtype = DType::int64;
+        args.inputs = {bytes_of(std::as_const(in[i]))};
+        args.outputs = {bytes_of(out[i])};
+        pending.push_back((*group)->start(args, deadline));
+      }
+      for (const auto& each : pending) {
+        if (Status done = each->wait(TimePoint::max()); !done) return done;
+      }
+      for (const auto& each : out) {
+        if (each != std::vector<std::int64_t>(count, 3)) return Status(Code::internal, "WRONG RESULT");
+      }
+      if (rank.rank() == 0) took = rank.clock().now() - start;
+      return (*group)->close(deadline);
+    });
+    for (const auto& outcome : report.ranks) EXPECT_TRUE(outcome.status.ok()) << outcome.status.message();
+    return took;
+  };
+  const Duration one = time_of(1, 8);
+  EXPECT_GE(one, std::chrono::milliseconds(2));
+  EXPECT_LT(time_of(8, 8), 2 * one);
+  EXPECT_GT(time_of(8, 8192), 4 * one) << "large ones go one after another";
+}
+
 }  // namespace
 }  // namespace muster::testing

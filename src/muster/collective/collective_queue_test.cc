@@ -1,0 +1,116 @@
+// Small calls that are started together over links are under way together; nobody can tell but by the time that they take.
+#include <atomic>
+#include <mutex>
+#include <random>
+
+#include "muster/collective/communicator_test_job.h"
+#include "muster/testing/seed.h"
+
+namespace muster::collective {
+namespace {
+
+using namespace communicator_test;
+
+TimePoint in_a_minute() { return in(seconds(60)); }
+
+// spec: F1 async_op; results and their order are those of calls one after another
+TEST(Together, BatchesOfSmallCallsEndRightAndInTheirOrder) {
+  for (Wire wire : testing::kWires) {
+    constexpr int kRanks = 3;
+    with_group(
+        kRanks, wire,
+        [](int rank, Communicator& group) {
+          std::mt19937_64 random(testing::test_seed());  // the same on all ranks
+          constexpr std::size_t kCalls = 60;
+          std::vector<Values> in(kCalls), out(kCalls);
+          std::vector<int> roots(kCalls, -1);
+          std::vector<PendingRef> pending;
+          std::mutex lock;
+          std::vector<std::size_t> order;
+          for (std::size_t i = 0; i < kCalls; ++i) {
+            const std::size_t count = random() % 8 == 0 ? 6000 : 1 + random() % 40;
+            in[i].assign(count, 100 * rank + static_cast<int>(i));
+            out[i].assign(count, -1);
+            if (random() % 3 == 0) {
+              roots[i] = static_cast<int>(random() % kRanks);
+              if (rank == roots[i]) out[i] = in[i];
+              pending.push_back(group.start(broadcast(out[i], roots[i]), in_a_minute()));
+            } else {
+              pending.push_back(group.start(all_reduce(in[i], out[i]), in_a_minute()));
+            }
+            pending.back()->when_done([&, i](const Status&) {
+              const std::lock_guard guard(lock);
+              order.push_back(i);
+            });
+          }
+          for (std::size_t i = 0; i < kCalls; ++i) {
+            const Status status = pending[i]->wait(in_a_minute());
+            ASSERT_TRUE(status.ok()) << status.message();
+            const auto number = static_cast<int>(i);
+            EXPECT_EQ(out[i], Values(in[i].size(), roots[i] >= 0 ? 100 * roots[i] + number : 300 + 3 * number)) << "call " << i;
+          }
+          ASSERT_TRUE(group.close(in_a_minute()).ok());  // no callback is under way any more
+          std::vector<std::size_t> expected(kCalls);
+          std::iota(expected.begin(), expected.end(), 0);
+          const std::lock_guard guard(lock);
+          EXPECT_EQ(order, expected);
+        },
+        false);
+  }
+}
+
+TEST(Together, CallsOnTheSameMemoryGoOneAfterAnother) {
+  for (Wire wire : {Wire::loopback, Wire::tcp}) {
+    with_group(
+        2, wire,
+        [](int, Communicator& group) {
+          Values mine{1, 2, 3};
+          Values other{5};
+          std::vector<PendingRef> pending;
+          for (int i = 0; i < 20; ++i) {
+            pending.push_back(group.start(all_reduce(mine, mine), in_a_minute()));
+            if (i % 5 == 0) pending.push_back(group.start(all_reduce(other, other), in_a_minute()));
+          }
+          for (const auto& each : pending) ASSERT_TRUE(each->wait(in_a_minute()).ok());
+          EXPECT_EQ(mine, (Values{1 << 20, 2 << 20, 3 << 20}));
+          EXPECT_EQ(other, (Values{5 << 4}));
+        },
+        false);
+  }
+}
+
+// One of many queued calls is another on one rank: all from it on fail, with both calls named.
+// spec: F18 different calls, queued behind others
+TEST(Together, ADifferentCallFailsThoseFromItOn) {
+  for (Wire wire : {Wire::loopback, Wire::shm}) {
+    with_group(
+        2, wire,
+        [](int rank, Communicator& group) {
+          std::vector<Values> in(6, Values{1}), out(6, Values{0, 0});
+          std::vector<PendingRef> pending;
+          for (std::size_t i = 0; i < in.size(); ++i) {
+            if (i == 3 && rank == 1) {
+              pending.push_back(group.start(broadcast(out[i], 0), in_a_minute()));
+              continue;
+            }
+            out[i].resize(1);
+            pending.push_back(group.start(all_reduce(in[i], out[i]), in_a_minute()));
+          }
+          std::vector<Status> ends;
+          for (const auto& each : pending) ends.push_back(each->wait(in_a_minute()));
+          EXPECT_EQ(ends[3].code(), Code::mismatch) << ends[3].message();
+          EXPECT_TRUE(contains(ends[3].message(), "as number 4")) << ends[3].message();
+          for (std::size_t i = 0; i < ends.size(); ++i) {
+            if (i >= 3) {
+              EXPECT_EQ(ends[i].code(), Code::mismatch) << i;
+            } else if (ends[i].ok()) {
+              EXPECT_EQ(out[i], Values{2});
+            }
+          }
+        },
+        false);
+  }
+}
+
+}  // namespace
+}  // namespace muster::collective
