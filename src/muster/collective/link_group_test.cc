@@ -261,7 +261,7 @@ class Play {
 
 // spec: F2 F3 F4 F5 F7 F8 F9 F11 F13 uneven and empty slices, every root, every algorithm over links
 TEST(LinkGroup, DoesWhatTheSchedulesSay) {
-  std::vector<int> sizes{1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 17, 31};
+  std::vector<int> sizes{1, 2, 3, 4, 5, 8, 13, 17};
   if (testing::long_tests()) {
     sizes.resize(64);
     std::iota(sizes.begin(), sizes.end(), 1);

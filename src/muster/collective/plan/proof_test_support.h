@@ -136,8 +136,10 @@ class Proof {
   bool has_come(int rank, int step, int place, const Transfer& in) {
     const auto sender = plans_(in.peer);
     const int reached = step_[index(in.peer)];
-    // In most plans the i-th message of a step is the peer's i-th of the same step.
-    if (step < sender.steps() && place < sender.sends(step) && fits(sender.send(step, place), rank, in.cargo)) return step <= reached;
+    // In most plans the i-th message of a step is the peer's i-th of the same step, or its message for the i-th rank behind it.
+    for (const int guess : {place, wrap(rank - in.peer, size_) - 1}) {
+      if (step < sender.steps() && guess < sender.sends(step) && fits(sender.send(step, guess), rank, in.cargo)) return step <= reached;
+    }
     for (int other = 0; other < sender.steps() && other <= reached; ++other) {
       for (int i = 0; i < sender.sends(other); ++i) {
         if (fits(sender.send(other, i), rank, in.cargo)) return true;
