@@ -22,8 +22,10 @@ std::string seconds_text(double seconds) {
   const double us = seconds * 1e6;
   if (us < 1e4) {
     std::snprintf(text, sizeof text, us < 100 ? "%.1f us" : "%.0f us", us);
-  } else {
+  } else if (us < 1e7) {
     std::snprintf(text, sizeof text, us < 1e6 ? "%.1f ms" : "%.0f ms", us / 1000);
+  } else {
+    std::snprintf(text, sizeof text, "%.0f s", seconds);
   }
   return text;
 }
@@ -71,12 +73,14 @@ std::string line_of(Op op, plan::Crew crew, std::uint64_t bytes, const std::vect
   std::string line = head;
   const Prediction *picked = nullptr, *best = nullptr;
   for (const Prediction& each : all) {
-    line += " | " + std::string(name_of(each.algorithm)) + (each.ours ? " " : " (model) ") + seconds_text(each.seconds);
+    // What is never used for calls of this size is no rival.
+    const bool able = bytes <= most_bytes(Ground::links, op, each.algorithm, crew.ranks);
+    line += " | " + std::string(name_of(each.algorithm)) + (each.ours ? " " : " (model) ") + (able ? seconds_text(each.seconds) : "-");
     if (each.algorithm == selected) picked = &each;
-    if (each.ours && (best == nullptr || each.seconds < best->seconds)) best = &each;
+    if (each.ours && able && (best == nullptr || each.seconds < best->seconds)) best = &each;
   }
   line += " | picks " + std::string(name_of(selected));
-  if (picked != nullptr && best != picked && picked->seconds > best->seconds) {
+  if (picked != nullptr && best != nullptr && picked->seconds > 1.01 * best->seconds) {
     char much[64];
     std::snprintf(much, sizeof much, ", %.2f times the best", picked->seconds / best->seconds);
     line += much;
