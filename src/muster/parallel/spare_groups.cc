@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "muster/group/backends/native.h"
+#include "muster/group/calls_made.h"
 #include "muster/group/exchange.h"
 #include "muster/group/init.h"
 
@@ -20,8 +20,8 @@ namespace {
 /// What tells a spare from others: its name, and how many calls this member has made on it. Empty where that is not known or it has failed.
 std::string key_of(const Group& group) {
   if (group == nullptr || !group->failure().ok()) return "";
-  const auto* native = dynamic_cast<const group::NativeBackend*>(group->parts().backends.front().second.get());
-  return native == nullptr ? "" : group->name() + ' ' + std::to_string(native->communicator()->sequence());
+  const auto calls = group::calls_made(*group);
+  return calls ? group->name() + ' ' + std::to_string(*calls) : "";
 }
 
 /// Held by nobody here: the default group's end is theirs.
