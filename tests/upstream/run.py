@@ -36,6 +36,7 @@ WAYS = ("muster", "widened", "as_mpi", "replaced", "beside_rpc", "gloo")
 LONG = bool(os.environ.get("MUSTER_TEST_LONG"))
 SAMPLE = {"muster": 4, "widened": 4, "as_mpi": 3, "replaced": 5, "beside_rpc": 1, "gloo": 4}
 GROUPS = re.compile(r"group|failure_order|wait_all_ranks")  # what needs a world of 8
+HURRIED = re.compile(r"timeout|monitored_barrier")  # has deadlines of 0.1 to 2 s, which a loaded machine misses: it may try again
 PROCESS_GROUPS_BESIDE_RPC = ("test_pg_init_no_rpc_init", "test_init_pg_then_rpc", "test_init_rpc_then_pg", "test_deadlock")
 
 
@@ -118,6 +119,8 @@ def run_world(pipe, way, engine, world, names):
             each.log = os.path.join(folder, f"log{number}")
             begun = time.monotonic()
             unittest.TestSuite([each(name)]).run(outcomes)
+            if HURRIED.search(name) and outcomes.of.get(f"{each.__name__}.{name}", ("",))[0] == "failed":
+                unittest.TestSuite([each(name)]).run(outcomes)
             kind, text = outcomes.of.get(f"{each.__name__}.{name}", ("failed", "no outcome: " + str(outcomes.errors)))
             if names or (LONG and kind != "skipped"):
                 print(f"{kind:8} {time.monotonic() - begun:6.1f} s  {engine} {world or ''} {name}", flush=True)
