@@ -196,6 +196,8 @@ Status Agent::Closing::run(TimePoint deadline) {
   auto warn_at = begin + kWarnAfter;
   new_leader();
   while (!closed_) {
+    const Use use(agent_);
+    if (!use) return Status(Code::aborted, "shutdown: RPC of worker '" + agent_.self().name() + "' was ended meanwhile");
     std::vector<Note> notes;
     {
       const std::lock_guard lock(mutex_);

@@ -11,6 +11,7 @@
 #include <typeinfo>
 
 #include "muster/base/env.h"
+#include "muster/rpc/described_error.h"
 #include "muster/rpc/function.h"
 
 namespace muster::rpc {
@@ -77,6 +78,8 @@ ErrorText describe_exception(const std::exception_ptr& error) {
   ErrorText text;
   try {
     std::rethrow_exception(error);
+  } catch (const DescribedError& thrown) {
+    text = thrown.described();
   } catch (const DistError& thrown) {
     text.code = static_cast<std::uint8_t>(thrown.code());
     text.type = kOurs;
