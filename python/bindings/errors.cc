@@ -1,7 +1,10 @@
 #include "muster/group/errors.h"
 
+#include <torch/csrc/Exceptions.h>
+
 #include "bindings.h"
 #include "muster/group/spawn.h"
+#include "rpc_values.h"
 
 namespace muster::python {
 namespace {
@@ -59,6 +62,37 @@ void bind_errors(py::module_& module) {
   py::register_local_exception_translator([](std::exception_ptr thrown) {
     if (thrown) raise_or_rethrow(thrown);
   });
+}
+
+py::object error_object(const std::exception_ptr& thrown) {
+  const auto plain = [](PyObject* type, const char* text) { PyErr_SetString(type, text); };
+  try {
+    raise_or_rethrow(thrown);
+  } catch (py::error_already_set& error) {
+    error.restore();
+  } catch (python_error& error) {
+    error.restore();
+  } catch (const c10::Error& error) {
+    plain(PyExc_RuntimeError, error.what_without_backtrace());
+  } catch (const std::bad_alloc& error) {
+    plain(PyExc_MemoryError, error.what());
+  } catch (const std::out_of_range& error) {
+    plain(PyExc_IndexError, error.what());
+  } catch (const std::overflow_error& error) {
+    plain(PyExc_OverflowError, error.what());
+  } catch (const std::invalid_argument& error) {
+    plain(PyExc_ValueError, error.what());
+  } catch (const std::domain_error& error) {
+    plain(PyExc_ValueError, error.what());
+  } catch (const std::length_error& error) {
+    plain(PyExc_ValueError, error.what());
+  } catch (const std::exception& error) {
+    plain(PyExc_RuntimeError, error.what());
+  } catch (...) {
+    plain(PyExc_RuntimeError, "something that is no std::exception was thrown");
+  }
+  const py::error_already_set made;
+  return made.value();
 }
 
 void throw_in_python() {

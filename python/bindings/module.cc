@@ -1,4 +1,5 @@
 #include "bindings.h"
+#include "rpc_values.h"
 
 PYBIND11_MODULE(_C, module) {
   using namespace muster::python;
@@ -14,5 +15,7 @@ PYBIND11_MODULE(_C, module) {
   bind_mesh(module);
   bind_parallel(module);
   bind_registry(module);
+  bind_rpc(module);
+  bind_rpc_autograd(module);
   bind_torch_backend(module);
 }

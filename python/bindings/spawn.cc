@@ -2,6 +2,7 @@
 
 #include "bindings.h"
 #include "muster/group/world.h"
+#include "muster/rpc/rpc.h"
 
 namespace muster::python {
 namespace {
@@ -52,6 +53,7 @@ void bind_spawn(py::module_& module) {
     std::unique_ptr<SpawnContext> context;
     const auto body = [&](int rank) {
       running.add(WorldScope::current());
+      const rpc::RpcScope::Binding scope(std::make_shared<rpc::RpcScope>());
       run(fn, args, rank);
     };
     const auto finished = [&] {

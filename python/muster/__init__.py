@@ -149,7 +149,7 @@ __all__ = [
 
 def __getattr__(name):
     # What few programs use is imported when they ask for it.
-    if name in ("algorithms", "device_mesh", "nn", "optim"):
+    if name in ("algorithms", "autograd", "device_mesh", "nn", "optim", "rpc"):
         import importlib
 
         return importlib.import_module("." + name, __name__)

@@ -1,3 +1,13 @@
-"""torch.nn's names that train on several ranks: `muster.nn.parallel`."""
+"""torch.nn's names that train on several ranks: `muster.nn.parallel`; and `RemoteModule`, a module that lives on another worker."""
 
 from . import parallel  # noqa: F401
+
+
+def __getattr__(name):
+    # It brings calls to other workers along, which few programs use.
+    if name in ("RemoteModule", "api"):
+        import importlib
+
+        api = importlib.import_module(".api", __name__)
+        return api if name == "api" else api.RemoteModule
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,3 @@
+"""torch.distributed.nn.api's name."""
+
+from .remote_module import RemoteModule  # noqa: F401

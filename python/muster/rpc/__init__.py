@@ -1,0 +1,124 @@
+"""Calls to functions on other workers: torch.distributed.rpc's names. `import muster as dist`, then `dist.rpc`.
+
+    rpc.init_rpc("worker0", rank=0, world_size=2)
+    rpc.rpc_sync("worker1", torch.add, args=(torch.ones(2), 3))
+    rpc.shutdown()
+
+docs/rpc.md tells of the rest. Functions and their arguments travel as pickles, which are read only from workers that have proved the job's
+secret; tensors travel beside them.
+"""
+
+import atexit
+
+from .. import _C
+from .._C import BackendType, RpcBackendOptions, RRef, WorkerInfo
+from . import functions
+from .inside import Future, dumps, name_of
+
+__all__ = [
+    "BackendType", "Future", "RRef", "RpcBackendOptions", "TensorPipeRpcBackendOptions", "WorkerInfo", "functions", "get_rpc_timeout",
+    "get_worker_info", "get_worker_infos", "init_rpc", "is_available", "is_initialized", "remote", "rpc_async", "rpc_sync",
+    "set_rpc_timeout", "shutdown",
+]
+
+UNSET_RPC_TIMEOUT = -1.0
+# torch's names.
+TensorPipeRpcBackendOptions = RpcBackendOptions
+PyRRef = RRef
+
+
+def is_available():
+    """True wherever muster can be imported."""
+    return True
+
+
+def is_initialized():
+    """Whether init_rpc was called, and shutdown was not since."""
+    return _C._rpc_is_initialized()
+
+
+def init_rpc(name, backend=None, rank=-1, world_size=None, rpc_backend_options=None, *, store=None):
+    """Joins the workers of the job as `name`, and blocks until all have come.
+
+    Names are unique: letters, digits, `_`, `-` and `:`. rank and world_size come from the environment (`muster run`, `torchrun`) where they
+    are left out. `store` (any of muster's) replaces `rpc_backend_options.init_method`, and needs both. Starts no process group. Raises
+    DistArgumentError where RPC is running already or two workers take one name, DistStoreError naming the ranks that did not come.
+    """
+    _C._init_rpc(name, backend, rank, -1 if world_size is None else world_size, rpc_backend_options, store)
+
+
+def shutdown(graceful=True, timeout=0):
+    """Ends RPC of this worker. Graceful: waits until all workers have called it and nothing is under way anywhere, `timeout` seconds at
+    most (0: for ever); then raises DistBackendError naming the workers that it waits for. Otherwise ends at once."""
+    _C._shutdown_rpc(graceful, timeout)
+
+
+def get_worker_info(worker_name=None):
+    """A worker by its name (or rank); None: this one."""
+    return _C._worker_info(worker_name)
+
+
+def get_worker_infos():
+    """All workers, by rank."""
+    return _C._worker_infos()
+
+
+def get_rpc_timeout():
+    """The timeout of calls that give none, in seconds; 0: never."""
+    return _C._rpc_timeout()
+
+
+def set_rpc_timeout(rpc_timeout):
+    """The timeout, in seconds, of calls from now on that give none; 0: never."""
+    _C._set_rpc_timeout(rpc_timeout)
+
+
+_set_rpc_timeout = set_rpc_timeout
+
+
+def _call(func, args, kwargs):
+    """What `func` is called with, and its name in errors."""
+    arguments = () if args is None else tuple(args)
+    if isinstance(func, str):
+        if kwargs:
+            raise _C.DistArgumentError(f"{func!r} is called by its name, and takes no keyword arguments: {', '.join(kwargs)}")
+        return arguments, func
+    if not callable(func):
+        raise _C.DistArgumentError(f"a call needs a function, or the name of one of C++'s or of torch's operators, not {func!r}")
+    return (func, arguments, {} if kwargs is None else kwargs), name_of(func)
+
+
+def rpc_sync(to, func, args=None, kwargs=None, timeout=UNSET_RPC_TIMEOUT):
+    """What func(*args, **kwargs) returns, run by worker `to` (a name, rank or WorkerInfo); raises what it raises.
+
+    func: a callable that both workers can import, a TorchScript function, or text: one of torch's operators ("aten::add"), or of the
+    functions that are registered in C++ there. timeout: seconds; 0: never, -1: get_rpc_timeout(). Arguments are the callee's own copies.
+    Exceptions come as their type where it is known here, with the worker in the text, its traceback as a note, and the attributes `worker`,
+    `worker_id`, `remote_type`, `remote_text`, `remote_traceback`. DistBackendError where the time is over (`timed out`) or the worker is
+    lost (`peer failed`).
+    """
+    arguments, name = _call(func, args, kwargs)
+    return _C._rpc_sync(to, func, arguments, name, timeout)
+
+
+def rpc_async(to, func, args=None, kwargs=None, timeout=UNSET_RPC_TIMEOUT):
+    """rpc_sync without waiting: a torch.futures.Future of the result. Arguments are read before it returns: later changes do not show."""
+    arguments, name = _call(func, args, kwargs)
+    future = Future()
+    started = _C._rpc_async(to, func, arguments, name, timeout, future)
+    if not future.done():
+        future._call = started
+    return future
+
+
+def remote(to, func, args=None, kwargs=None, timeout=UNSET_RPC_TIMEOUT):
+    """Has worker `to` run func(*args, **kwargs) and keep the result: an RRef to it, at once. What goes wrong is raised by its to_here()."""
+    arguments, name = _call(func, args, kwargs)
+    return _C._remote(to, func, arguments, name, timeout)
+
+
+@atexit.register
+def _leave():
+    # A program that ended without shutdown: its threads may not wait for a Python that is gone.
+    if _C._rpc_is_initialized():
+        _C._shutdown_rpc(False, 0)

@@ -1,0 +1,243 @@
+"""What calls between workers are made of on Python's side: pickles, functions that others ask for, exceptions, futures.
+
+A pickle can run code. What is read here came over a link whose other end has proved the job's secret before anything of it was read.
+"""
+
+import functools
+import importlib
+import io
+import pickle
+import traceback
+
+import torch
+
+from .. import _C
+
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
+
+
+# ---- pickles: tensors and references travel beside them --------------------------------------------------------------
+
+
+def _tensor(position):
+    raise pickle.UnpicklingError("a tensor of a call can be read only as a part of it")
+
+
+def _parameter(position, requires_grad):
+    raise pickle.UnpicklingError("a parameter of a call can be read only as a part of it")
+
+
+def _reference(position):
+    raise pickle.UnpicklingError("an RRef can be read only as a part of a call")
+
+
+def _script(code):
+    return torch.jit.load(io.BytesIO(code))
+
+
+def _operator(path, overload):
+    found = functools.reduce(getattr, path.split("::"), torch.ops)
+    return getattr(found, overload) if overload else found
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, file):
+        super().__init__(file, protocol=5)
+        self.tensors, self.references = [], []
+
+    def reducer_override(self, each):
+        kind = type(each)
+        if kind in _TENSORS:
+            # Other layouts go as their parts, which are tensors of this kind.
+            if each.layout is not torch.strided or each.is_quantized:
+                return NotImplemented
+            self.tensors.append(each)
+            place = len(self.tensors) - 1
+            return (_tensor, (place,)) if kind is torch.Tensor else (_parameter, (place, each.requires_grad))
+        if kind is _C.RRef:
+            self.references.append(each)
+            return _reference, (len(self.references) - 1,)
+        if isinstance(each, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
+            return _script, (each.save_to_buffer(),)
+        if kind is torch._ops.OpOverloadPacket:
+            return _operator, (each._qualified_op_name, "")
+        if kind is torch._ops.OpOverload:
+            return _operator, (each.overloadpacket._qualified_op_name, each._overloadname)
+        return NotImplemented
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, data, tensors, references):
+        super().__init__(io.BytesIO(data))
+
+        def parameter(position, requires_grad):
+            tensor = tensors[position]
+            if isinstance(tensor, torch.nn.Parameter):
+                return tensor  # of this worker, for a value that is made here
+            # In a context of distributed autograd it has come out of an operation: gradients go back to the parameter itself.
+            return tensor if tensor.grad_fn is not None else torch.nn.Parameter(tensor.detach(), requires_grad)
+
+        # Nothing that knows this object: references go when it does, not when Python looks for cycles.
+        self._own = {"_tensor": tensors.__getitem__, "_reference": references.__getitem__, "_parameter": parameter}
+
+    def find_class(self, module, name):
+        return self._own[name] if module == __name__ and name in self._own else super().find_class(module, name)
+
+
+def dumps(each):
+    file = io.BytesIO()
+    pickler = _Pickler(file)
+    pickler.dump(each)
+    return file.getvalue(), pickler.tensors, pickler.references
+
+
+def loads(data, tensors, references):
+    try:
+        return _Unpickler(data, tensors, references).load() if tensors or references else pickle.loads(data)
+    except (AttributeError, ModuleNotFoundError) as error:
+        raise type(error)(f"{error}. What a call names must be importable on both workers") from error
+
+
+# ---- functions that other workers ask for ----------------------------------------------------------------------------
+
+LATER = object()
+
+
+class Later:
+    """What a function of this module returns whose value is a future's."""
+
+    def __init__(self, future):
+        self.future = future
+
+
+def serve(data, tensors, references, answer):
+    """Runs the function of a call. Returns its result, or LATER where `answer` will get it."""
+    function, arguments, named = loads(data, tensors, references)
+    del tensors, references
+    result = function(*arguments, **named)
+    del arguments, named
+    if isinstance(result, Later):
+        result = result.future
+    elif not hasattr(function, "_wrapped_async_rpc_function"):
+        return result
+    if not isinstance(result, torch._C.Future):  # what `then` gives is no torch.futures.Future
+        raise TypeError(f"a function under async_execution must return a torch.futures.Future, not {type(result).__name__}")
+
+    def finish(future):
+        try:
+            value = future.value()
+        except BaseException as error:
+            answer.error(error)
+        else:
+            answer.value(value)
+
+    result.add_done_callback(finish)
+    return LATER
+
+
+def call_method(reference, name, arguments, named):
+    """On the owner of `reference`: a method of its value."""
+    method = getattr(reference.local_value(), name)
+    result = method(*arguments, **named)
+    return Later(result) if hasattr(method, "_wrapped_async_rpc_function") else result
+
+
+class RRefProxy:
+    """Methods of an RRef's value, run by its owner: what `rref.rpc_sync()`, `rref.rpc_async()` and `rref.remote()` give."""
+
+    def __init__(self, rref, way, timeout):
+        self._call = functools.partial(getattr(importlib.import_module("muster.rpc"), way), rref.owner(), call_method, timeout=timeout)
+        self._rref = rref
+
+    def __getattr__(self, name):
+        return lambda *arguments, **named: self._call(args=(self._rref, name, arguments, named))
+
+
+def name_of(function):
+    return getattr(function, "__qualname__", None) or getattr(function, "__name__", None) or type(function).__qualname__
+
+
+# ---- exceptions ------------------------------------------------------------------------------------------------------
+
+
+def _full_name(kind):
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def describe(error):
+    """(type, text, traceback, ranks, code) of an exception; the last two of muster's own, else None."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+        frames = frames.tb_next
+    trace = "".join(traceback.format_exception(type(error), error, frames))
+    ranks, code = None, ""
+    if isinstance(error, _C.DistError):
+        # Raised by a program, it has but a class.
+        of_class = [(_C.DistArgumentError, "invalid argument"), (_C.DistNetworkError, "network"), (_C.DistStoreError, "store")]
+        code = getattr(error, "code", None) or next((word for kind, word in of_class if isinstance(error, kind)), "internal")
+        ranks = list(getattr(error, "ranks", []))
+    return _full_name(type(error)), str(error), trace, ranks, code
+
+
+def _class_of(name):
+    """The exception class of that full name; None where this worker has none."""
+    if "::" in name or "." not in name:
+        return None  # of C++'s
+    parts = name.split(".")
+    for length in range(len(parts) - 1, 0, -1):
+        try:
+            found = functools.reduce(getattr, parts[length:], importlib.import_module(".".join(parts[:length])))
+        except (ImportError, AttributeError):
+            continue
+        return found if isinstance(found, type) and issubclass(found, Exception) else None
+    return None
+
+
+def error(fallback, worker, worker_id, kind, text, trace):
+    """The exception to raise here for one that was raised on `worker`; `fallback` where its type is not known here."""
+    known = _class_of(kind)
+    made = fallback
+    if known is not None:
+        message = str(fallback).replace(kind, known.__qualname__, 1)
+        try:
+            made = known(message)
+        except Exception:  # its constructor wants something else
+            made = known.__new__(known, message)
+            made.args = (message,)
+    try:
+        made.worker, made.worker_id, made.remote_type, made.remote_text, made.remote_traceback = worker, worker_id, kind, text, trace
+        if trace and hasattr(made, "add_note"):
+            made.add_note(f"On worker {worker!r}:\n{trace}")
+    except AttributeError:
+        pass  # a class with slots
+    return made
+
+
+# ---- futures ---------------------------------------------------------------------------------------------------------
+
+
+class Future(torch.futures.Future):
+    """What rpc_async returns: a torch.futures.Future. Whoever waits for it works off this worker's messages meanwhile."""
+
+    _call = None
+
+    def wait(self):
+        """Returns the result; raises what the function over there has raised, or why there is no answer."""
+        if self._call is not None and not self.done():
+            self._call.wait()
+        return super().wait()
+
+
+def complete(future, call):
+    try:
+        value = call.result()
+    except Exception as error:
+        future.set_exception(error)
+    except BaseException as error:
+        future.set_exception(RuntimeError(repr(error)))
+    else:
+        future.set_result(value)
+    future._call = None
+
+
+_C._set_rpc_inside(dumps, loads, serve, LATER, describe, error, complete)
