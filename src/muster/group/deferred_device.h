@@ -13,6 +13,7 @@
 #include <torch/library.h>
 
 #include <array>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -153,7 +154,7 @@ struct PinnedMemory final : c10::Allocator {
   static inline std::mutex mutex;
   static inline std::set<void*> blocks;
   static inline int given = 0;
-  static inline bool refused = false;
+  static inline std::atomic<bool> refused{false};  // ranks are threads
 };
 
 struct Hooks final : at::PrivateUse1HooksInterface {
