@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <filesystem>
 #include <functional>
 #include <random>
 #include <sstream>
@@ -16,25 +15,12 @@
 #include "muster/testing/network_namespaces.h"
 #include "muster/testing/process_job.h"
 #include "muster/testing/rank_processes.h"
+#include "muster/testing/scratch_folder.h"
 
 namespace muster::testing {
 namespace {
 
 constexpr auto kLimit = std::chrono::seconds(60);
-
-/// A folder that goes away with the test.
-class Scratch {
- public:
-  Scratch() {
-    char name[] = "/tmp/muster-test-XXXXXX";
-    path_ = ::mkdtemp(name);
-  }
-  ~Scratch() { std::filesystem::remove_all(path_); }
-  std::string file(const std::string& name) const { return path_ + "/" + name; }
-
- private:
-  std::string path_;
-};
 
 struct Scene {
   int ranks = 4;
@@ -42,7 +28,7 @@ struct Scene {
   bool shared_memory = true;
   bool forked_children = false;  ///< the victim has two children that outlive it with all they inherited
   std::size_t elements = 4096;
-  int rounds = 20;  ///< that every rank has done before the kill
+  int rounds = 20;                             ///< that every rank has done before the kill
   std::function<std::string(int)> enter_host;  ///< runs first in every rank; returns the address to be reached at
 };
 
@@ -81,7 +67,7 @@ std::string loop_until_failure(const ProcessJobOptions& options, const Scene& sc
 
 /// Kills the victim in the middle and returns the survivors' delays in microseconds.
 std::vector<double> play(const Scene& scene) {
-  Scratch scratch;
+  const ScratchFolder scratch;
   SharedCounter rounds;
   SharedCounter kill;
   RankProcesses ranks(scene.ranks, [&](int rank) {

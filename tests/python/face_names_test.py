@@ -158,3 +158,9 @@ def test_another_torch_is_refused_by_name(tmp_path):
     (package / "_build.py").write_text('VERSION = "0"\nTORCH_VERSION = "1.2.3"\n')
     run = subprocess.run([sys.executable, "-c", "import muster"], env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
     assert run.returncode == 1 and "built for torch 1.2.3" in run.stderr and f"torch {torch.__version__} is installed" in run.stderr
+
+
+def test_import_is_lazy():
+    program = ("import sys, muster; muster.optim, muster.nn; assert not {'muster.rpc', 'muster.autograd'} & set(sys.modules);"
+               "muster.rpc; muster.autograd; muster.nn.RemoteModule; muster.optim.DistributedOptimizer; muster.nn.api.RemoteModule")
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

@@ -12,20 +12,7 @@ import torch
 
 import muster as dist
 from ranks import meeting_file, run_ranks
-
-SECONDS = datetime.timedelta(seconds=60)
-
-
-def on_threads(size, body, *arguments, **options):
-    """Runs body(rank, size, ...) on ranks that are threads, between init and destroy."""
-    store = dist.HashStore()
-
-    def rank_body(rank):
-        dist.init_process_group(store=store, rank=rank, world_size=size, **{"timeout": SECONDS, **options})
-        body(rank, size, *arguments)
-        dist.destroy_process_group()
-
-    dist.spawn(rank_body, nprocs=size, threads=True)
+from thread_ranks import SECONDS, on_threads
 
 
 def on_processes(size, body, init_method, **options):

@@ -7,12 +7,15 @@ import torch
 import muster as dist
 
 
-def on_threads(size, body, *arguments, backend=None):
+SECONDS = datetime.timedelta(seconds=60)
+
+
+def on_threads(size, body, *arguments, backend=None, timeout=SECONDS):
     """Runs body(rank, size, ...) on ranks that are threads, between init and destroy."""
     store = dist.HashStore()
 
     def rank_body(rank):
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=datetime.timedelta(seconds=60))
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
         body(rank, size, *arguments)
         dist.destroy_process_group()
 

@@ -42,35 +42,26 @@ std::uint64_t mixed(std::uint64_t a, std::uint64_t b) {
   return x ^ (x >> 31);
 }
 
-enum class Kind : std::uint8_t {
-  all_reduce,
-  broadcast,
-  reduce,
-  all_gather,
-  gather,
-  scatter,
-  reduce_scatter,
-  all_to_all,
-  barrier,
-  ring,
-  several
-};
-constexpr std::uint64_t kKinds = 11;
+/// Every operation, `send` as a ring of messages; and as the last kind several all_reduces at once.
+constexpr std::uint64_t kOps = static_cast<std::uint64_t>(Op::send) + 1;
 
 /// What is called under a number, by all ranks alike.
 struct Step {
   Step(std::uint64_t seed, std::uint64_t number) : number(number) {
-    kind = static_cast<Kind>(mixed(seed, 4 * number) % kKinds);
+    const std::uint64_t kind = mixed(seed, 4 * number) % (kOps + 1);
+    several = kind == kOps;
+    op = several ? Op::all_reduce : static_cast<Op>(kind);
     root = static_cast<int>(mixed(seed, 4 * number + 1) % kRanks);
     const std::size_t most = mixed(seed, 4 * number + 2) % kRareCall == 0 ? kMost : kOften;
     const double share = static_cast<double>(mixed(seed, 4 * number + 3) >> 11) / static_cast<double>(std::uint64_t{1} << 53);
     count = static_cast<std::size_t>(std::exp(share * std::log(static_cast<double>(most) + 1)) - 1);  // log-uniform
-    if (lists() || kind == Kind::several) count /= kRanks;
+    if (lists() || several) count /= kRanks;
   }
-  bool lists() const { return kind >= Kind::all_gather && kind <= Kind::all_to_all; }
+  bool lists() const { return info(op).lists_input || info(op).lists_output; }
 
   std::uint64_t number;
-  Kind kind;
+  Op op;
+  bool several;
   int root;
   std::size_t count;  ///< elements, of each slice where there are several
 };
@@ -120,16 +111,11 @@ class Player {
     deadline_ = steady_clock().now() + seconds(120);
     args_ = {};
     args_.dtype = DType::int32;
-    Status status;
-    switch (step.kind) {
-      case Kind::ring: status = ring(step); break;
-      case Kind::several: status = several(step); break;
-      default: status = collective(step);
-    }
+    const Status status = step.several ? several(step) : step.op == Op::send ? ring(step) : collective(step);
     if (!status) return "call " + std::to_string(step.number) + ": " + status.message();
     return right_ ? ""
-                  : "call " + std::to_string(step.number) + ", kind " + std::to_string(static_cast<int>(step.kind)) + ", " +
-                        std::to_string(step.count) + " elements: a wrong result";
+                  : "call " + std::to_string(step.number) + ", " + std::string(info(step.op).name) + ", " + std::to_string(step.count) +
+                        " elements: a wrong result";
   }
 
  private:
@@ -151,49 +137,47 @@ class Player {
   void expect(std::span<const Value> values, Value first, Value times = 1) { right_ = right_ && holds(values, first, times); }
 
   Status collective(const Step& step) {
-    static constexpr Op kOps[] = {Op::all_reduce, Op::broadcast,      Op::reduce,     Op::all_gather, Op::gather,
-                                  Op::scatter,    Op::reduce_scatter, Op::all_to_all, Op::barrier};
     const std::uint64_t n = step.number;
     const bool root = me_ == step.root;
     const std::span<Value> in = in_.first(step.count), out = out_.first(step.count);
-    args_.op = kOps[static_cast<int>(step.kind)];
+    args_.op = step.op;
     if (info(args_.op).rooted) args_.root = step.root;
-    switch (step.kind) {
-      case Kind::barrier: break;
-      case Kind::broadcast:
+    switch (step.op) {
+      case Op::barrier: break;
+      case Op::broadcast:
         if (root) fill(out, given(n, me_, 0));
         take(out);
         break;
-      case Kind::scatter:
+      case Op::scatter:
         if (root) give_each(step);
         take(out);
         break;
-      case Kind::reduce_scatter:
+      case Op::reduce_scatter:
         give_each(step);
         take(out);
         break;
-      case Kind::all_to_all:
+      case Op::all_to_all:
         give_each(step);
         take_each(step);
         break;
-      case Kind::gather:
-      case Kind::all_gather:
+      case Op::gather:
+      case Op::all_gather:
         give(in, given(n, me_, 0));
-        if (root || step.kind == Kind::all_gather) take_each(step);
+        if (root || step.op == Op::all_gather) take_each(step);
         break;
       default:
         give(in, given(n, me_, 0));
-        if (root || step.kind == Kind::all_reduce) take(out);
+        if (root || step.op == Op::all_reduce) take(out);
     }
     if (Status status = world_.run(args_, deadline_); !status) return status;
     for (int from = 0; from < kRanks; ++from) {
-      if (step.kind == Kind::all_to_all) expect(part(out_, step, from), given(n, from, me_));
-      if (step.kind == Kind::all_gather || (root && step.kind == Kind::gather)) expect(part(out_, step, from), given(n, from, 0));
+      if (step.op == Op::all_to_all) expect(part(out_, step, from), given(n, from, me_));
+      if (step.op == Op::all_gather || (root && step.op == Op::gather)) expect(part(out_, step, from), given(n, from, 0));
     }
-    if (step.kind == Kind::broadcast) expect(out, given(n, step.root, 0));
-    if (step.kind == Kind::scatter) expect(out, given(n, step.root, me_));
-    if (step.kind == Kind::reduce_scatter) expect(out, summed(n, me_), kRanks);
-    if (step.kind == Kind::all_reduce || (root && step.kind == Kind::reduce)) expect(out, summed(n, 0), kRanks);
+    if (step.op == Op::broadcast) expect(out, given(n, step.root, 0));
+    if (step.op == Op::scatter) expect(out, given(n, step.root, me_));
+    if (step.op == Op::reduce_scatter) expect(out, summed(n, me_), kRanks);
+    if (step.op == Op::all_reduce || (root && step.op == Op::reduce)) expect(out, summed(n, 0), kRanks);
     return {};
   }
 
