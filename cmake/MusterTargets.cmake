@@ -37,6 +37,36 @@ if(MUSTER_TESTS)
   find_package(GTest REQUIRED)
 endif()
 
+# The sanitized builds of the torch-free half share two precompiled headers, a quarter of their time. Not the others: there every file shows
+# that it includes what it uses.
+if(MUSTER_SANITIZE AND NOT MUSTER_TORCH)
+  file(WRITE ${PROJECT_BINARY_DIR}/cmake/plain_headers.cc "// The precompiled headers need a target to belong to.\n")
+  foreach(kind plain plain_test)
+    add_library(muster_${kind}_headers OBJECT ${PROJECT_BINARY_DIR}/cmake/plain_headers.cc)
+    target_link_libraries(muster_${kind}_headers PRIVATE muster_flags)
+    target_precompile_headers(muster_${kind}_headers PRIVATE <algorithm> <array> <atomic> <chrono> <condition_variable> <cstdint> <cstring>
+                              <deque> <functional> <map> <memory> <mutex> <optional> <random> <set> <span> <sstream> <string>
+                              <string_view> <thread> <unordered_map> <utility> <vector>)
+    set_target_properties(muster_${kind}_headers PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+    target_compile_options(muster_${kind}_headers PRIVATE -fPIC)
+  endforeach()
+  if(MUSTER_TESTS)
+    target_link_libraries(muster_plain_test_headers PRIVATE GTest::gtest)
+    target_precompile_headers(muster_plain_test_headers PRIVATE <gtest/gtest.h>)
+  endif()
+endif()
+function(muster_use_plain_headers target headers)
+  if(NOT TARGET ${headers})
+    return()
+  endif()
+  # One spelling of this option for libraries and programs keeps the header usable.
+  set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+  target_compile_options(${target} PRIVATE -fPIC)
+  target_precompile_headers(${target} REUSE_FROM ${headers})
+  # Between the calls that a sanitizer adds, g++ 12 takes short std::strings of a precompiled header for overruns (GCC bug 105329).
+  target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-array-bounds;-Wno-stringop-overflow>)
+endfunction()
+
 # muster_layer(NAME [DEPENDS layer...] [LIBRARIES target...])
 # Builds every *.cc of the folder (recursively) into muster_NAME, and every *_test.cc into muster_NAME_test.
 function(muster_layer name)
@@ -47,6 +77,7 @@ function(muster_layer name)
   list(FILTER tests INCLUDE REGEX "_test\\.cc$")
   if(sources)
     add_library(muster_${name} STATIC ${sources})
+    muster_use_plain_headers(muster_${name} muster_plain_headers)
     set(scope PUBLIC)
   else()
     add_library(muster_${name} INTERFACE)
@@ -68,6 +99,7 @@ function(muster_test_executable target)
   cmake_parse_arguments(PARSE_ARGV 1 arg "SERIAL" "" "SOURCES;LIBRARIES")
   add_executable(${target} ${arg_SOURCES})
   target_link_libraries(${target} PRIVATE ${arg_LIBRARIES} GTest::gtest GTest::gtest_main)
+  muster_use_plain_headers(${target} muster_plain_test_headers)
   if(NOT MUSTER_SANITIZE)
     # What is tested is compiled as it is used; the tests themselves need not be fast, but built soon: a quarter less time.
     set_target_properties(${target} PROPERTIES MUSTER_LIGHT ON)
