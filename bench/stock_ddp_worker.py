@@ -1,5 +1,5 @@
 """Steps of the model alone, of stock torch's DistributedDataParallel on Gloo and, where asked for, of the same on muster's engine, in turn;
-prints the times of every turn in milliseconds."""
+each rank writes the times of every turn, in milliseconds, to `result.RANK` in the folder."""
 
 import argparse
 import sys
@@ -92,13 +92,14 @@ def train(rank, options):
 
         backends.append("muster")
     trainers = [Trainer(options, backend) for backend in backends]
-    for turn in range(options.warm + options.steps):
-        times = [0.0] * len(trainers)
-        for i in range(len(trainers)):
-            which = (turn + i) % len(trainers)
-            times[which] = trainers[which].step()
-        if rank == 0 and turn >= options.warm:
-            print(*times, flush=True)
+    with open(f"{options.folder}/result.{rank}", "w") as result:
+        for turn in range(options.warm + options.steps):
+            times = [0.0] * len(trainers)
+            for i in range(len(trainers)):
+                which = (turn + i) % len(trainers)
+                times[which] = trainers[which].step()
+            if turn >= options.warm:
+                print(*times, file=result)
     dist.destroy_process_group()
 
 

@@ -1,6 +1,8 @@
 // How long a training step takes: the model alone, with DistributedDataParallel, with an all_reduce for every parameter by hand after
 // backward, step by step in turn; and with stock torch's DistributedDataParallel on Gloo beside the model alone, likewise. One thread a
-// rank; every step begins after a barrier. Overheads are medians over turns of the difference to the local step of the same turn.
+// rank; every step begins after a barrier, and has ended when all ranks are done: the slowest one's time is what it took, of the model
+// alone as well, for a rank that computes longer than another is no cost of communication. Overheads are medians over turns of the
+// difference to the local step of the same turn. Rank 0's own times are told too: they hold its waiting for the other ranks' computing.
 //
 //   muster_bench_ddp [--model mlp,resnet] [--ranks N] [--steps N] [--rounds N] [--timeline FILE] [--json FILE]
 
@@ -17,7 +19,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -87,7 +88,7 @@ class Trainer {
   at::Tensor inputs_, labels_;
 };
 
-/// Steps of all modes in turn, so that what the machine does meanwhile meets all alike. Rank 0's times are written to `folder`, a line a
+/// Steps of all modes in turn, so that what the machine does meanwhile meets all alike. Each rank's times are written to `folder`, a line a
 /// turn.
 void train(int rank, const std::string& model_name, const Options& options, const std::string& folder) {
   at::set_num_threads(1);
@@ -96,8 +97,7 @@ void train(int rank, const std::string& model_name, const Options& options, cons
   {
     std::vector<std::unique_ptr<Trainer>> trainers;
     for (int mode = 0; mode < kModes; ++mode) trainers.push_back(std::make_unique<Trainer>(static_cast<Mode>(mode), model_name));
-    std::ofstream result;
-    if (rank == 0) result.open(folder + "/result");
+    std::ofstream result(folder + "/result." + std::to_string(rank));
     for (int turn = 0; turn < kWarm + options.steps; ++turn) {
       double times[kModes] = {};
       for (int i = 0; i < kModes; ++i) {
@@ -110,25 +110,42 @@ void train(int rank, const std::string& model_name, const Options& options, cons
           bench_ddp::write(timeline, folder + "/timeline." + std::to_string(rank));
         }
       }
-      if (turn >= kWarm && rank == 0) result << times[kLocal] << ' ' << times[kMuster] << ' ' << times[kByHand] << '\n';
+      if (turn >= kWarm) result << times[kLocal] << ' ' << times[kMuster] << ' ' << times[kByHand] << '\n';
     }
   }
   muster::destroy_process_group();
 }
 
-using Columns = std::map<std::string, std::vector<double>>;
+/// Milliseconds of one mode's steps.
+struct Steps {
+  std::vector<double> all;    ///< until the slowest rank was done
+  std::vector<double> rank0;  ///< until rank 0 was
+};
+using Columns = std::map<std::string, Steps>;
 
-/// Numbers in turn, one for every name.
-void append(Columns& columns, std::istream& numbers, const std::vector<std::string>& names) {
-  double number = 0;
-  for (std::size_t i = 0; numbers >> number; ++i) columns[names[i % names.size()]].push_back(number);
+/// What the ranks have written into `folder`: numbers in turn, one for every name.
+void append(Columns& columns, const std::string& folder, int ranks, const std::vector<std::string>& names) {
+  std::vector<std::vector<double>> times(static_cast<std::size_t>(ranks));
+  std::size_t count = SIZE_MAX;
+  for (int rank = 0; rank < ranks; ++rank) {
+    auto& own = times[static_cast<std::size_t>(rank)];
+    std::ifstream file(folder + "/result." + std::to_string(rank));
+    for (double number = 0; file >> number;) own.push_back(number);
+    count = std::min(count, own.size());
+  }
+  for (std::size_t i = 0; i < count; ++i) {
+    double slowest = 0;
+    for (const auto& own : times) slowest = std::max(slowest, own[i]);
+    Steps& steps = columns[names[i % names.size()]];
+    steps.all.push_back(slowest);
+    steps.rank0.push_back(times[0][i]);
+  }
 }
 
 void run_ours(const std::string& model, const Options& options, Columns& columns) {
   const Folder folder;
   muster::spawn(train, std::tuple(model, options, folder.path()), {.nprocs = options.ranks});
-  std::ifstream result(folder.path() + "/result");
-  append(columns, result, {"local", "muster", "by hand"});
+  append(columns, folder.path(), options.ranks, {"local", "muster", "by hand"});
   if (options.timeline.empty()) return;
   std::vector<bench_ddp::RankTimeline> ranks;
   for (int rank = 0; rank < options.ranks; ++rank) ranks.push_back(bench_ddp::read(folder.path() + "/timeline." + std::to_string(rank)));
@@ -140,16 +157,10 @@ void run_stock(const std::string& model, const Options& options, Columns& column
   const std::string command = options.python + " " + options.worker + " --model " + model + " --ranks " + std::to_string(options.ranks) +
                               " --steps " + std::to_string(options.steps) + " --folder " + folder.path() +
                               (options.stock ? " --muster " + options.package : "");
-  FILE* pipe = ::popen(command.c_str(), "r");
-  if (pipe == nullptr) return;
-  std::string text;
-  char piece[4096];
-  while (const std::size_t got = std::fread(piece, 1, sizeof piece, pipe)) text.append(piece, got);
-  ::pclose(pipe);
-  std::istringstream numbers(text);
+  if (std::system(command.c_str()) != 0) std::fprintf(stderr, "bench ddp: stock torch could not be run: %s\n", command.c_str());
   std::vector<std::string> names{"stock local", "stock ddp"};
   if (options.stock) names.push_back("stock on muster");
-  append(columns, numbers, names);
+  append(columns, folder.path(), options.ranks, names);
 }
 
 /// The median of what a step took longer than the other one of its turn.
@@ -159,31 +170,45 @@ double median_more(const std::vector<double>& longer, const std::vector<double>&
   return more.empty() ? 0 : median(more);
 }
 
+/// Milliseconds that steps take longer than local ones of the same turns, by mode.
+std::map<std::string, double> overheads(Columns& times, std::vector<double> Steps::*clock) {
+  const auto more = [&](const char* mode, const char* local) { return median_more(times[mode].*clock, times[local].*clock); };
+  return {{"muster", more("muster", "local")},
+          {"by hand", more("by hand", "local")},
+          {"stock ddp", more("stock ddp", "stock local")},
+          {"stock on muster", more("stock on muster", "stock local")}};
+}
+
+void print(const std::string& clock, std::map<std::string, double> more, bool stock) {
+  const double reference = more["stock ddp"];
+  std::printf("  %-28s %9.2f %9.2f %9.2f", clock.c_str(), more["muster"], more["by hand"], reference);
+  std::printf(reference > 0 ? "   %.2f" : "   -", more["muster"] / reference);
+  if (stock) std::printf("   | stock's with backend \"muster\" %.2f: %.2f", more["stock on muster"], more["stock on muster"] / reference);
+  std::printf("\n");
+}
+
 void measure(const std::string& model, const Options& options) {
   Columns times;
   for (int round = 0; round < options.rounds; ++round) {
     run_ours(model, options, times);
     run_stock(model, options, times);
   }
-  const auto of = [&](const char* name) { return times[name].empty() ? 0 : median(times[name]); };
-  const double ours = median_more(times["muster"], times["local"]), by_hand = median_more(times["by hand"], times["local"]),
-               stock = median_more(times["stock ddp"], times["stock local"]);
-  std::printf("%-7s %5d %9.2f %9.2f %9.2f %12.2f %10.2f | %8.2f %8.2f %8.2f", model.c_str(), options.ranks, of("local"), of("muster"),
-              of("by hand"), of("stock local"), of("stock ddp"), ours, by_hand, stock);
-  std::printf(stock > 0 ? "   %.2f\n" : "   -\n", ours / stock);
-  const double on_muster = median_more(times["stock on muster"], times["stock local"]);
-  if (options.stock)
-    std::printf("        stock's own with backend \"muster\": step %.2f, overhead %.2f: %.2f of that with gloo\n", of("stock on muster"),
-                on_muster, stock > 0 ? on_muster / stock : 0);
+  std::printf("%s, %d ranks, %zu turns; steps until all ranks are done:", model.c_str(), options.ranks, times["local"].all.size());
+  for (const auto& [mode, steps] : times)
+    if (!steps.all.empty()) std::printf("  %s %.2f", mode.c_str(), median(steps.all));
+  std::printf("\n  %-28s %9s %9s %9s   muster/stock\n", "longer than local", "muster", "by hand", "stock");
+  const auto all = overheads(times, &Steps::all), rank0 = overheads(times, &Steps::rank0);
+  print("until all ranks are done", all, options.stock);
+  print("on rank 0 alone", rank0, options.stock);
   std::fflush(stdout);
   if (options.json.empty()) return;
-  const std::map<std::string, double> overheads{
-      {"muster", ours}, {"by hand", by_hand}, {"stock ddp", stock}, {"stock on muster", on_muster}};
   std::ofstream file(options.json, std::ios::app);
-  for (const auto& [mode, values] : times) {
+  for (const auto& [mode, steps] : times) {
+    if (steps.all.empty()) continue;
+    const auto more = [&](const auto& by_mode) { return by_mode.contains(mode) ? by_mode.at(mode) : 0.0; };
     file << R"({"bench":"ddp","model":")" << model << R"(","ranks":)" << options.ranks << R"(,"mode":")" << mode << R"(","step_ms":)"
-         << of(mode.c_str()) << R"(,"overhead_ms":)" << (overheads.count(mode) != 0 ? overheads.at(mode) : 0) << R"(,"steps":)"
-         << values.size() << "}\n";
+         << median(steps.all) << R"(,"overhead_ms":)" << more(all) << R"(,"rank0_step_ms":)" << median(steps.rank0)
+         << R"(,"rank0_overhead_ms":)" << more(rank0) << R"(,"steps":)" << steps.all.size() << "}\n";
   }
 }
 
@@ -194,9 +219,9 @@ int main(int count, char** words) {
   if (const char* python = std::getenv("MUSTER_PYTHON"); python != nullptr && *python != '\0') options.python = python;
   CLI::App app(
       "Times training steps: the model alone, with muster's DistributedDataParallel, with one all_reduce for every parameter by hand,\n"
-      "and with stock torch's on Gloo. Milliseconds on rank 0, one thread a rank. Modes take their steps in turn; an overhead is the "
-      "median\n"
-      "of what a step takes longer than the local one of the same turn.",
+      "and with stock torch's on Gloo. Milliseconds, one thread a rank. Modes take their steps in turn; an overhead is the median of what\n"
+      "a step takes longer than the local one of the same turn, until all ranks are done (else a rank's waiting for another's computing\n"
+      "would count as communication), and on rank 0 alone.",
       "muster bench ddp");
   app.add_option("--model", options.models, "mlp (784-2048-2048-10, batch 64), resnet (18 layers, 32 x 32, batch 8)")
       ->delimiter(',')
@@ -212,8 +237,6 @@ int main(int count, char** words) {
                  "draw the last step of the last model as an SVG: what computes, and which calls are under way");
   app.add_option("--json", options.json, "also append the rows to this file, one JSON object a line");
   CLI11_PARSE(app, count, words);
-  std::printf("%-7s %5s %9s %9s %9s %12s %10s | %8s %8s %8s   ours/stock\n", "model", "ranks", "local", "muster", "by hand", "stock local",
-              "stock ddp", "overhead", "by hand", "stock's");
   for (const std::string& model : options.models) measure(model, options);
   return 0;
 }

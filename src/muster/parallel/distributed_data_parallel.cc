@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <unordered_set>
 
 #include "muster/base/log.h"
@@ -14,6 +13,7 @@
 #include "muster/group/exchange.h"
 #include "muster/group/init.h"
 #include "muster/parallel/ddp_logging.h"
+#include "muster/parallel/packed_broadcast.h"
 #include "muster/parallel/reducer.h"
 #include "muster/parallel/spare_groups.h"
 
@@ -120,8 +120,6 @@ void check_options(const std::vector<Named>& parameters, const DistributedDataPa
   if (!cuda) refuse("device_ids is for modules on one CUDA device; leave it out for modules on the CPU or on several devices");
 }
 
-constexpr std::size_t kSmallTensor = 16 * 1024;
-
 /// What a parameter was when the module was wrapped.
 struct Wrapped {
   at::Tensor tensor;
@@ -145,12 +143,13 @@ struct DataParallelCore::State {
   bool require_sync = true;
   bool buffers_may_differ = true;
   const Shadow* joined = nullptr;  // while a Join is on
+  PackedBroadcast packed;
   std::unique_ptr<LowPrecision> low;
   std::weak_ptr<const void> graph;                 // of the last forward that may be followed by a backward; lives as long as that can be
   std::vector<std::unique_ptr<Reducer>> reducers;  // the module's own, and that of delayed parameters; one of them may be missing
   bool has_main = false;
 
-  void send_from(int group_rank, const std::vector<at::Tensor>& tensors) const;
+  void send_from(int group_rank, const std::vector<at::Tensor>& tensors) { packed.send_from(group, group_rank, tensors); }
   void check_unchanged(const std::vector<at::Tensor>& present, const std::function<std::string(std::size_t)>& name_of) const;
   void make_reducers(const std::vector<Named>& all, const BackwardFrame& frame);
   void add_reducer(std::vector<Named> parameters, ReducerOptions reducing);
@@ -180,24 +179,6 @@ class DataParallelCore::Shadow final : public JoinHook {
   State& state_;
   const JoinOptions options_;
 };
-
-void DataParallelCore::State::send_from(int group_rank, const std::vector<at::Tensor>& tensors) const {
-  const at::NoGradGuard no_grad;
-  std::vector<WorkRef> works;
-  // Small ones of one kind travel together.
-  std::map<std::pair<at::ScalarType, c10::DeviceType>, Slice> small;
-  for (const at::Tensor& tensor : tensors) {
-    if (tensor.nbytes() <= kSmallTensor) {
-      small[{tensor.scalar_type(), tensor.device().type()}].push_back(tensor.detach());
-    } else {
-      works.push_back(broadcast(tensor.detach(), {.group = group, .async_op = true, .group_src = group_rank}));
-    }
-  }
-  for (auto& [kind, slice] : small)
-    works.push_back(
-        group->submit({.op = Op::broadcast, .name = "broadcast", .outputs = {std::move(slice)}, .root = group_rank, .async_op = true}));
-  for (const WorkRef& work : works) work->wait();
-}
 
 void DataParallelCore::State::check_unchanged(const std::vector<at::Tensor>& present,
                                               const std::function<std::string(std::size_t)>& name_of) const {

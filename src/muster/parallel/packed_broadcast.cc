@@ -1,0 +1,88 @@
+#include "muster/parallel/packed_broadcast.h"
+
+#include <ATen/core/grad_mode.h>
+#include <torch/types.h>
+
+#include <cstring>
+#include <map>
+#include <utility>
+
+#include "muster/group/collectives.h"
+
+namespace muster::parallel {
+namespace {
+
+/// Up to this many bytes a tensor is packed: copying it twice costs less than a message of its own.
+constexpr std::size_t kSmallTensor = 16 * 1024;
+/// Each piece begins where any dtype may.
+constexpr std::int64_t kAlignment = 16;
+
+bool is_small(const at::Tensor& tensor) { return tensor.nbytes() <= kSmallTensor; }
+bool is_packed(const at::Tensor& tensor) { return tensor.is_cpu() && is_small(tensor); }
+
+std::int64_t room_for(const at::Tensor& tensor) {
+  return (static_cast<std::int64_t>(tensor.nbytes()) + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+/// Whether the tensor's elements are its memory, in order.
+bool is_plain(const at::Tensor& tensor) { return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg(); }
+
+/// The piece of `memory` from byte `at` on that holds the tensor's elements.
+at::Tensor piece_of(const at::Tensor& memory, std::int64_t at, const at::Tensor& tensor) {
+  return memory.narrow(0, at, static_cast<std::int64_t>(tensor.nbytes())).view(tensor.scalar_type()).view(tensor.sizes());
+}
+
+void pack(const at::Tensor& tensor, const at::Tensor& memory, std::int64_t at) {
+  if (is_plain(tensor)) {
+    std::memcpy(memory.data_ptr<std::uint8_t>() + at, tensor.const_data_ptr(), tensor.nbytes());
+  } else {
+    piece_of(memory, at, tensor).copy_(tensor);
+  }
+}
+
+void unpack(const at::Tensor& tensor, const at::Tensor& memory, std::int64_t at) {
+  if (!is_plain(tensor)) {
+    tensor.copy_(piece_of(memory, at, tensor));
+    return;
+  }
+  std::memcpy(tensor.data_ptr(), memory.const_data_ptr<std::uint8_t>() + at, tensor.nbytes());
+  if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+}
+
+}  // namespace
+
+void PackedBroadcast::send_from(const Group& group, int root, const std::vector<at::Tensor>& tensors) {
+  const at::NoGradGuard no_grad;
+  std::vector<WorkRef> works;
+  std::int64_t bytes = 0;
+  std::map<std::pair<at::ScalarType, c10::DeviceType>, Slice> on_devices;
+  for (const at::Tensor& tensor : tensors) {
+    if (is_packed(tensor)) {
+      bytes += room_for(tensor);
+    } else if (is_small(tensor)) {
+      on_devices[{tensor.scalar_type(), tensor.device().type()}].push_back(tensor.detach());
+    } else {
+      works.push_back(broadcast(tensor.detach(), {.group = group, .async_op = true, .group_src = root}));
+    }
+  }
+  for (auto& [kind, slice] : on_devices)
+    works.push_back(
+        group->submit({.op = Op::broadcast, .name = "broadcast", .outputs = {std::move(slice)}, .root = root, .async_op = true}));
+  if (bytes > 0) {
+    if (!memory_.defined() || memory_.numel() != bytes) memory_ = at::empty({bytes}, at::kByte);
+    const auto each = [&](const auto& visit) {
+      std::int64_t at = 0;
+      for (const at::Tensor& tensor : tensors) {
+        if (!is_packed(tensor)) continue;
+        if (tensor.numel() > 0) visit(tensor, memory_, at);
+        at += room_for(tensor);
+      }
+    };
+    if (group->rank() == root) each(pack);
+    broadcast(memory_, {.group = group, .group_src = root});
+    if (group->rank() != root) each(unpack);
+  }
+  for (const WorkRef& work : works) work->wait();
+}
+
+}  // namespace muster::parallel
