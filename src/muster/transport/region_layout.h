@@ -11,7 +11,7 @@
 namespace muster::transport {
 
 inline constexpr std::uint64_t kRegionMagic = 0x316e6f6967657221;  // "!region1"
-inline constexpr std::uint32_t kRegionVersion = 1;
+inline constexpr std::uint32_t kRegionVersion = 2;
 inline constexpr std::size_t kRegionPage = 4096;
 inline constexpr int kSegmentClasses = 48;
 
@@ -36,16 +36,18 @@ struct alignas(64) Doorbell {
   std::atomic<std::uint32_t> opened;
 };
 
-/// Of one ordered pair. Writer and reader each own a pair of cache lines; counts grow for ever and are never reset.
+/// Of one ordered pair. Writer and reader each own a pair of cache lines; counts grow for ever and are never reset. What a writer asks of
+/// the reader before every message lies apart: the reader's position changes with every message, and each look at its line would fetch it
+/// anew.
 struct RingControl {
   alignas(128) std::atomic<std::uint64_t> tail;  ///< bytes published
   std::atomic<std::uint32_t> opened;
-  std::atomic<std::uint32_t> ended;              ///< the writer publishes nothing more
-  std::atomic<std::uint32_t> writer_waits;       ///< set by a writer that found no room, taken back by the reader that makes some
-  alignas(128) std::atomic<std::uint64_t> head;  ///< bytes consumed
-  std::atomic<std::uint32_t> reader_gone;
+  std::atomic<std::uint32_t> ended;                     ///< the writer publishes nothing more
+  std::atomic<std::uint32_t> writer_waits;              ///< set by a writer that found no room, taken back by the reader that makes some
+  alignas(128) std::atomic<std::uint64_t> head;         ///< bytes consumed
+  alignas(128) std::atomic<std::uint32_t> reader_gone;  ///< nobody reads any more
 };
-static_assert(sizeof(RingControl) == 256);
+static_assert(sizeof(RingControl) == 384);
 
 /// Of one unit of the heap, used where a block begins.
 struct SegmentEntry {
