@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstring>
 #include <string>
 
 #include "muster/base/socket_address.h"
@@ -17,6 +18,7 @@ namespace muster::transport {
 namespace {
 
 constexpr std::size_t kPiecesACall = 64;
+constexpr std::size_t kTogetherBytes = 1024;
 
 class TcpStream final : public ByteStream {
  public:
@@ -29,25 +31,40 @@ class TcpStream final : public ByteStream {
   }
 
   Result<std::size_t> write(std::span<const ConstBytes> pieces) override {
-    return transfer(pieces, "sending to ",
-                    [this](msghdr& message) { return ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT); });
+    std::size_t total = 0;
+    for (const ConstBytes& piece : pieces) total += piece.size();
+    if (total > kTogetherBytes) {
+      return gathering(pieces, "sending to ",
+                       [this](msghdr& message) { return ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT); });
+    }
+    if (total == 0) return std::size_t{0};
+    // For so little a copy costs less than what the kernel does to read a list of pieces.
+    std::array<std::byte, kTogetherBytes> together;
+    std::size_t at = 0;
+    for (const ConstBytes& piece : pieces) {
+      if (piece.empty()) continue;
+      std::memcpy(together.data() + at, piece.data(), piece.size());
+      at += piece.size();
+    }
+    return moving("sending to ", [&] { return ::send(socket_.get(), together.data(), total, MSG_NOSIGNAL | MSG_DONTWAIT); });
   }
   Result<std::size_t> read(std::span<const MutableBytes> pieces) override {
-    return transfer(pieces, "receiving from ", [this](msghdr& message) {
-      const ssize_t got = ::recvmsg(socket_.get(), &message, MSG_DONTWAIT);
+    const auto ends = [this](ssize_t got) {
       if (got == 0) failure_ = Status(Code::closed, peer_ + " has closed its connection");
       return got;
-    });
+    };
+    if (pieces.size() == 1 && !pieces.front().empty()) {
+      return moving("receiving from ",
+                    [&] { return ends(::recv(socket_.get(), pieces.front().data(), pieces.front().size(), MSG_DONTWAIT)); });
+    }
+    return gathering(pieces, "receiving from ", [&](msghdr& message) { return ends(::recvmsg(socket_.get(), &message, MSG_DONTWAIT)); });
   }
   int descriptor() const override { return socket_.get(); }
   const char* kind() const override { return "tcp"; }
 
  private:
-  /// One system call. More of a large transfer comes with the next poll, so that no link starves the others.
   template <class Bytes, class Call>
-  Result<std::size_t> transfer(std::span<const Bytes> pieces, const char* what, Call call) {
-    if (mark_.forked()) return Status(Code::aborted, "a forked child cannot use its parent's connections");
-    if (!failure_) return failure_;
+  Result<std::size_t> gathering(std::span<const Bytes> pieces, const char* what, Call call) {
     std::array<iovec, kPiecesACall> vector;
     msghdr message{};
     for (const Bytes& piece : pieces) {
@@ -57,9 +74,16 @@ class TcpStream final : public ByteStream {
     }
     if (message.msg_iovlen == 0) return std::size_t{0};
     message.msg_iov = vector.data();
+    return moving(what, [&] { return call(message); });
+  }
+  /// One system call. More of a large transfer comes with the next poll, so that no link starves the others.
+  template <class Call>
+  Result<std::size_t> moving(const char* what, Call call) {
+    if (mark_.forked()) return Status(Code::aborted, "a forked child cannot use its parent's connections");
+    if (!failure_) return failure_;
     ssize_t moved;
     do {
-      moved = call(message);
+      moved = call();
     } while (moved < 0 && errno == EINTR);
     if (moved < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS)) return std::size_t{0};
     if (moved < 0) failure_ = Status(Code::network, what + peer_ + ": " + errno_text(errno));
