@@ -58,6 +58,9 @@ TransferRef ChannelState::send(int member, std::uint64_t tag, ConstBytes data, c
   if (engine_.forked()) return refused_in_child(true);
   Engine::Entry entry(engine_);
   const bool valid = member >= 0 && member < size();
+  if (valid && data.size() <= kEagerBytes) {
+    if (TransferRef sent = send_at_once(member, tag, data, call)) return sent;
+  }
   TransferStateRef transfer = start(true, valid ? member : kAnyMember, tag, call);
   transfer->out = data;
   if (!valid) {
@@ -97,6 +100,43 @@ void ChannelState::post_send(const TransferStateRef& transfer) {
     transfer->stage = TransferState::Stage::blocked;
     flow.blocked.push_back(transfer);
   }
+}
+
+/// A small message to a peer whose link has nothing else to write goes into the stream from where it lies: nothing is queued, and where the
+/// stream takes all of it, as it mostly does, nothing is made for it. Null: it has to go the ordinary way.
+TransferRef ChannelState::send_at_once(int member, std::uint64_t tag, ConstBytes data, const Fingerprint& call) {
+  const int rank = members_[static_cast<std::size_t>(member)];
+  Link* const link = engine_.find_link(rank);
+  if (link == nullptr || rank == engine_.rank()) return nullptr;
+  engine_.now_needed(rank);
+  if (!failure_.ok() || !engine_.gone(rank).ok()) return nullptr;
+  Flow& flow = flows_[rank];
+  if (!flow.blocked.empty() || flow.envelopes_left == 0 || data.size() > flow.eager_left) return nullptr;
+  FrameHeader header;
+  header.kind = FrameKind::eager;
+  header.length = static_cast<std::uint32_t>(data.size());
+  header.channel = id_;
+  header.tag = tag;
+  header.call = call;
+  const std::size_t took = link->write_at_once(header, data);
+  if (took == 0) return nullptr;
+  --flow.envelopes_left;
+  flow.eager_left -= data.size();
+  if (took == sizeof header + data.size()) {
+    if (!flow.sent) {
+      flow.sent = std::make_shared<TransferState>();
+      flow.sent->sends = true;
+      flow.sent->set_peer(member);
+      flow.sent->complete(Status());
+    }
+    return flow.sent;
+  }
+  TransferStateRef transfer = start(true, member, tag, call);
+  transfer->out = data;
+  transfer->stage = TransferState::Stage::queued;
+  link->protocol.push_begun(header, data, transfer, took);
+  engine_.mark_dirty(*link);
+  return transfer;
 }
 
 /// Hands the message, or the question for it, to the link; false without credit.

@@ -87,6 +87,7 @@ class ChannelState final : public Channel {
     std::size_t eager_left = kEagerCredit;
     std::uint32_t envelopes_left = kEnvelopeCredit;
     std::deque<TransferStateRef> blocked;
+    TransferStateRef sent;       // what stands for every message that the stream took at once
     std::size_t eager_held = 0;  // of the peer's credit: given out and not given back
     std::uint32_t envelopes_held = 0;
     std::size_t eager_due = 0;  // taken, to be given back with the next credit frame
@@ -102,6 +103,7 @@ class ChannelState final : public Channel {
   static TransferRef refused_in_child(bool sends);
   void post_send(const TransferStateRef& transfer);
   void post_receive(const TransferStateRef& transfer);
+  TransferRef send_at_once(int member, std::uint64_t tag, ConstBytes data, const Fingerprint& call);
   bool try_send(Flow& flow, const TransferStateRef& transfer);
   void send_local(const TransferStateRef& transfer);
   TransferStateRef match(const MatchKey& key);

@@ -359,7 +359,7 @@ bool Engine::poll_plain() {
 
 /// Looks at everything once. Under the lock.
 bool Engine::pass() {
-  const TimePoint now = clock().now();
+  const TimePoint now = pass_time_ = clock().now();
   bool moved = false;
   moved |= poll_connector(now);  // cheap without news
   if (ready_) {
@@ -372,26 +372,26 @@ bool Engine::pass() {
   return moved;
 }
 
-bool Engine::poll(bool in_earnest) {
-  if (mark_.forked()) return false;
-  if (in_earnest) {
+Engine::Looked Engine::look(bool in_earnest, TimePoint& now) {
+  const bool may = !mark_.forked();
+  if (may && in_earnest) {
     lock_.lock();
     passes_ = kPlainPasses - 1;  // look at the descriptors too
-  } else if (!lock_.try_lock()) {
-    return false;
+  } else if (!may || !lock_.try_lock()) {
+    now = clock().now();
+    return Looked::busy;
   }
   polls_.store(polls_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   const bool moved = pass();
+  now = pass_time_;
   leave_entry();
-  return moved;
+  return moved ? Looked::moved : Looked::idle;
 }
 
 void Engine::leave_entry() {
   if (!dirty_.empty()) flush_dirty(TimePoint{});
   const bool wake_sleepers = std::exchange(completed_, false);
-  const TimePoint due = next_wake();
-  const bool kick = watcher_ && due < watcher_wakes_;
-  if (kick) watcher_wakes_ = due;
+  const bool kick = watcher_oversleeps();
   lock_.unlock();
   if (wake_sleepers) connector_->mailbox().wake();
   if (kick) watcher_->kick();
@@ -411,8 +411,23 @@ TimePoint Engine::watch_pass() {
   }
   const TimePoint wake = next_wake();
   watcher_wakes_ = wake;
+  watcher_knows_plain_ = looks_at_plain();
   leave_entry();
   return wake;
+}
+
+/// Whether somebody must look now and then although nobody is told of news: there are links without a descriptor, or there may be.
+bool Engine::looks_at_plain() const { return !plain_.empty() || region_ != nullptr || (connector_->descriptor() < 0 && world_size() > 1); }
+
+/// Whether there is something to do before the watcher wakes by itself. Asked after every message: the clock is read only where what it
+/// knows of already is not all.
+bool Engine::watcher_oversleeps() {
+  if (!watcher_) return false;
+  const bool known = dirty_.empty() && (watcher_knows_plain_ || !looks_at_plain());
+  const TimePoint due = known ? std::min(next_duty_, connector_timer_) : next_wake();
+  if (due >= watcher_wakes_) return false;
+  watcher_wakes_ = due;
+  return true;
 }
 
 /// When somebody should look again although nothing happens.
@@ -428,7 +443,7 @@ TimePoint Engine::next_wake() const {
       return link->up() && !link->stuck && !link->in_service && link->protocol.has_output();
     });
     wake = std::min(wake, clock().now() + (at_once ? Duration::zero() : kWhileUnwritten));
-  } else if (!plain_.empty() || region_ != nullptr || (connector_->descriptor() < 0 && world_size() > 1)) {
+  } else if (looks_at_plain()) {
     wake = std::min(wake, clock().now() + std::min(kLookAtPlain, interval_));
   }
   return wake;

@@ -76,7 +76,10 @@ class Engine final : public ConnectorEvents {
     const bool held_;
   };
 
-  bool poll(bool in_earnest);
+  bool poll(bool in_earnest) {
+    TimePoint now;
+    return look(in_earnest, now) == Looked::moved;
+  }
   bool wait(const std::function<bool()>& done, TimePoint deadline);
   void wake() { connector_->mailbox().wake(); }
   Result<std::shared_ptr<Channel>> open(std::shared_ptr<Engine> self, std::uint32_t id, std::vector<int> members);
@@ -104,6 +107,8 @@ class Engine final : public ConnectorEvents {
   Link* find_link(int rank) { return links_[static_cast<std::size_t>(rank)].get(); }
   void mark_dirty(Link& link);
   void note_completion() { completed_ = true; }
+  /// When the pass under way began, which is near enough for whatever comes in it.
+  TimePoint pass_time() const { return pass_time_; }
   /// Why nothing can come from or go to `rank` any more; success while it can.
   const Status& gone(int rank) const { return gone_[static_cast<std::size_t>(rank)]; }
   const Status& death_locked(int rank) const { return deaths_[static_cast<std::size_t>(rank)]; }
@@ -140,6 +145,13 @@ class Engine final : public ConnectorEvents {
     std::string record;
   };
 
+  enum class Looked : std::uint8_t {
+    busy,  ///< another thread looks
+    idle,
+    moved,
+  };
+  /// One pass; `now` is when it began. In earnest: after the one of another thread, and at the descriptors too.
+  Looked look(bool in_earnest, TimePoint& now);
   void leave_entry();
   bool pass();
   bool poll_connector(TimePoint now);
@@ -156,6 +168,8 @@ class Engine final : public ConnectorEvents {
   void say_goodbye();
   void sleep_until_news(TimePoint deadline, const std::function<bool()>& done, bool& finished);
   TimePoint next_wake() const;
+  bool looks_at_plain() const;
+  bool watcher_oversleeps();
 
   // engine_failure.cc
   void declare_dead_locked(int rank, const Status& evidence);
@@ -198,6 +212,7 @@ class Engine final : public ConnectorEvents {
   std::vector<Link*> with_descriptor_;  // up
   std::vector<Link*> dirty_;
   TimePoint connector_timer_ = TimePoint::min();
+  TimePoint pass_time_{};
   std::uint64_t passes_ = 0;
   bool completed_ = false;
   bool closing_ = false;
@@ -235,6 +250,7 @@ class Engine final : public ConnectorEvents {
   std::atomic<std::uint64_t> polls_{0};
   std::uint64_t polls_watched_ = 0;             // as of the watcher's last look
   TimePoint watcher_wakes_ = TimePoint::min();  // when it will look again by itself
+  bool watcher_knows_plain_ = false;            // and whether it does so because of links without a descriptor
   std::unique_ptr<Watcher> watcher_;
 };
 

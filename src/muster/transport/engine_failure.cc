@@ -51,9 +51,7 @@ void Engine::on_death(int peer, Status evidence) {
   Link* link = find_link(peer);
   // Its last words first: a cause, or a goodbye.
   for (int i = 0; i < 1000 && link != nullptr && link->up() && !link->in_service; ++i) {
-    const TimePoint heard = link->heard;
-    service_read(*link);
-    if (link->heard == heard) break;
+    if (!service_read(*link)) break;
   }
   if (!gone(peer).ok()) return;
   const Word said = word_of(peer);

@@ -39,7 +39,7 @@ bool Link::read_some() {
     }
     if (*got == 0) break;
     total += *got;
-    heard = engine_.clock().now();
+    heard = engine_.pass_time();
     asked = TimePoint{};
     if (Status status = protocol.received(*got); !status) {
       ended = Status(
@@ -51,6 +51,13 @@ bool Link::read_some() {
     if (*got < room && has_descriptor) break;
   }
   return total > 0;
+}
+
+std::size_t Link::write_at_once(const FrameHeader& header, ConstBytes payload) {
+  if (!up() || in_service || protocol.has_output() || !write_failure.ok()) return 0;
+  const std::array<ConstBytes, 2> pieces{std::as_bytes(std::span(&header, 1)), payload};
+  const Result<std::size_t> took = stream->write(pieces);
+  return took ? *took : 0;  // a failure is final: the ordinary way meets it again and deals with it
 }
 
 bool Link::write_some() {

@@ -24,6 +24,9 @@ class Link final : public LinkEvents {
   /// Reads and writes what is possible now, within a share of one pass. True where anything moved.
   bool read_some();
   bool write_some();
+  /// Hands a frame straight to the stream where nothing else waits to be written. How much of it was taken: none, a part (the rest is for
+  /// the protocol, `push_begun`) or all.
+  std::size_t write_at_once(const FrameHeader& header, ConstBytes payload);
 
   // Messages that ask first.
   std::uint64_t add_request(const TransferStateRef& send);

@@ -140,6 +140,16 @@ void LinkProtocol::push_message(const FrameHeader& header, ConstBytes payload, O
   frame.owner = std::move(owner);
 }
 
+void LinkProtocol::push_begun(const FrameHeader& header, ConstBytes payload, Owner owner, std::size_t written) {
+  OutFrame& frame = committed_.emplace_back();
+  frame.header = header;
+  frame.header.length = static_cast<std::uint32_t>(payload.size());
+  frame.payload = payload;
+  frame.owner = std::move(owner);
+  committed_bytes_ += size_of(frame.header);
+  written_ = written;
+}
+
 void LinkProtocol::push_stream(const FrameHeader& header, ConstBytes payload, Owner owner) {
   auto channel = std::find_if(streams_.begin(), streams_.end(), [&](const ChannelStreams& s) { return s.channel == header.channel; });
   if (channel == streams_.end()) {

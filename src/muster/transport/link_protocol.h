@@ -51,6 +51,8 @@ class LinkProtocol {
   void push_control(const FrameHeader& header, std::string record = {});
   /// Keeps its order with other messages. With an owner, `payload` is its buffer and must stay until on_sent or `detach`.
   void push_message(const FrameHeader& header, ConstBytes payload = {}, Owner owner = nullptr);
+  /// A message of which the stream has taken `written` bytes already, its header included; only where there is no other output.
+  void push_begun(const FrameHeader& header, ConstBytes payload, Owner owner, std::size_t written);
   /// A large payload (not empty), sent in fragments; `header` is that of the first one.
   void push_stream(const FrameHeader& header, ConstBytes payload, Owner owner);
   bool has_output() const { return !committed_.empty() || !control_.empty() || !messages_.empty() || !streams_.empty(); }
