@@ -2,6 +2,7 @@
 #
 #   make demo        build what the demo needs and train the digits with 4 processes
 #   make test        every suite on a seeded sample of its matrix; the torch-free half under ASan+UBSan and TSan too
+#   make fuzz        every parser's fuzzer for half a minute (about two minutes in all)
 #   make test-long   the same with full matrices, soaks and fuzzers (up to an hour)
 #   make bench       muster against Gloo, Open MPI and Intel MPI on this machine (under 10 minutes); a table and a picture in bench/results
 #   make bench-gates every figure that muster promises, measured and judged; an hour or two
@@ -15,7 +16,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := build
-.PHONY: setup build demo test test-long bench bench-gates docs format clean tests-built
+.PHONY: setup build demo test fuzz test-long bench bench-gates docs format clean tests-built
 MAKEFLAGS += --no-print-directory
 
 JOBS ?= $(shell nproc)
@@ -54,6 +55,12 @@ tests-built: setup
 
 test: tests-built
 	@$(CTEST) --timeout 300
+
+# Those free of torch in the build with AddressSanitizer, where a mistake shows; torch's half is not in it, so its fuzzers run in release. They
+# share the cores: each gets its half minute beside others.
+fuzz: tests-built
+	@MUSTER_FUZZ_SECONDS=30 ctest --test-dir build --output-on-failure --no-tests=error -j $$((4 * $(JOBS))) --timeout 300 \
+	  -R '^asan:.*(Fuzz\.|DamagedQuestionsAndAnswers)|^rpc\.Rpc(Value|Introduction|Worker|Autograd)Fuzz\.'
 
 test-long: tests-built
 	@MUSTER_TEST_LONG=1 $(CTEST) --timeout 3600

@@ -36,7 +36,8 @@ std::size_t feed(Fuzz& fuzz, Handshake& side, const std::string& bytes) {
 // spec: C2 strangers: whatever comes instead of a greeting proves nothing, and is answered by no more than the fixed sizes
 TEST(HandshakeFuzz, DamagedGreetingsProveNothing) {
   Fuzz fuzz(1);
-  for (int round = 0; round < testing::fuzz_rounds(2000); ++round) {
+  testing::FuzzRun run(2000);
+  for (int round = 0; run.goes_on(); ++round) {
     Handshake connector(Side::connector, hello(3), kSecret), acceptor(Side::acceptor, hello(5), kSecret);
     const std::string greeting = connector.take_output();
     const std::string sent = fuzz.one_in(4) ? fuzz.noise(300) : fuzz.damaged(greeting);
@@ -55,7 +56,8 @@ TEST(HandshakeFuzz, DamagedGreetingsProveNothing) {
 // spec: C2 a listener that answers with anything but its proof is refused by the one who connects
 TEST(HandshakeFuzz, DamagedAnswersProveNothing) {
   Fuzz fuzz(2);
-  for (int round = 0; round < testing::fuzz_rounds(2000); ++round) {
+  testing::FuzzRun run(2000);
+  for (int round = 0; run.goes_on(); ++round) {
     Handshake connector(Side::connector, hello(3), kSecret), acceptor(Side::acceptor, hello(5), kSecret);
     acceptor.feed(as_bytes(connector.take_output()));
     std::string answer = acceptor.take_output();
@@ -76,7 +78,7 @@ TEST(HandshakeFuzz, DamagedAnswersProveNothing) {
 TEST(EnvironmentFuzz, NumbersAndFlagsAreReadWholeOrRefusedByName) {
   Fuzz fuzz(3);
   constexpr const char* kName = "MUSTER_TEST_FUZZED";
-  for (int round = 0; round < testing::fuzz_rounds(3000); ++round) {
+  for (testing::FuzzRun run(3000); run.goes_on();) {
     std::string text = fuzz.one_in(3) ? fuzz.damaged("4294967296") : fuzz.babble(24, "0123456789+-. xeEtTrRuUyYoOnNfFsSaAlL");
     std::erase(text, '\0');
     ::setenv(kName, text.c_str(), 1);
@@ -98,7 +100,7 @@ TEST(EnvironmentFuzz, NumbersAndFlagsAreReadWholeOrRefusedByName) {
 
 TEST(SocketAddressFuzz, NumericTextsAreReadBackOrRefused) {
   Fuzz fuzz(4);
-  for (int round = 0; round < testing::fuzz_rounds(3000); ++round) {
+  for (testing::FuzzRun run(3000); run.goes_on();) {
     std::string text = fuzz.one_in(2) ? fuzz.damaged(fuzz.one_in(2) ? "[2001:db8::ff00:42:8329]" : "192.168.100.200")
                                       : fuzz.babble(45, "0123456789abcdef:.[]%/");
     const auto address = SocketAddress::numeric(text, 29500);

@@ -16,7 +16,7 @@ using testing::Fuzz;
 TEST(OptionsFuzz, TextsAreReadOrRefused) {
   Fuzz fuzz(1);
   constexpr int kWorkers = 4;
-  for (int round = 0; round < testing::fuzz_rounds(3000); ++round) {
+  for (testing::FuzzRun run(3000); run.goes_on();) {
     const auto text = [&](const std::string& sample) {
       return fuzz.one_in(3) ? fuzz.babble(20, "0123456789:,-[]. abcpugto") : fuzz.damaged(sample);
     };

@@ -43,7 +43,7 @@ std::string any_request(Fuzz& fuzz, std::uint64_t id) {
 // spec: C7 requests from the wire: what is accepted is what was sent, to the byte
 TEST(StoreProtocolFuzz, DecodedRequestsAreThoseThatWereSent) {
   Fuzz fuzz(1);
-  for (int round = 0; round < testing::fuzz_rounds(5000); ++round) {
+  for (testing::FuzzRun run(5000); run.goes_on();) {
     const std::string sent = any_request(fuzz, fuzz.word()).substr(4);
     const std::string frame = fuzz.one_in(10) ? fuzz.noise(200) : fuzz.one_in(4) ? sent : fuzz.damaged(sent);
     const auto back = decode_request(frame);
@@ -65,7 +65,7 @@ TEST(StoreProtocolFuzz, DecodedRepliesAreThoseThatWereSent) {
   good.number = -3;
   for (const char* text : {"one", "", "three"}) good.values.push_back(std::make_shared<const std::string>(text));
   const std::string frame = whole_reply(good, 77);
-  for (int round = 0; round < testing::fuzz_rounds(5000); ++round) {
+  for (testing::FuzzRun run(5000); run.goes_on();) {
     const std::string bad = fuzz.one_in(10) ? fuzz.noise(200) : fuzz.damaged(frame);
     const auto back = decode_reply(bad);
     if (back.ok() && !back->reply.status.ok()) {  // a success has no message, whatever came with it
@@ -77,7 +77,7 @@ TEST(StoreProtocolFuzz, DecodedRepliesAreThoseThatWereSent) {
 // spec: C7 frames cut anywhere come out whole, and a stream that lies costs no more than what has come
 TEST(StoreProtocolFuzz, StreamsAreCutIntoTheirFrames) {
   Fuzz fuzz(3);
-  for (int round = 0; round < testing::fuzz_rounds(500); ++round) {
+  for (testing::FuzzRun run(500); run.goes_on();) {
     std::string stream;
     std::vector<std::string> frames;
     for (std::size_t i = fuzz.below(6); i > 0; --i) {
@@ -105,7 +105,8 @@ TEST(StoreServerFuzz, AnythingEndsItsOwnConnectionAtMost) {
   Fuzz fuzz(4);
   Bench bench;
   const auto friendly = bench.authenticated();
-  for (int round = 0; round < testing::fuzz_rounds(1000); ++round) {
+  testing::FuzzRun run(1000);
+  for (int round = 0; run.goes_on(); ++round) {
     const auto odd = bench.authenticated();
     std::string stream;
     for (std::size_t i = 1 + fuzz.below(5); i > 0; --i) stream += any_request(fuzz, i);
@@ -129,7 +130,7 @@ TEST(StoreServerFuzz, StrangersGetNowhere) {
   Fuzz fuzz(5);
   Bench bench;
   const std::string greeting = Handshake(Handshake::Side::connector, {.job = "job", .build = kStoreBuild}, bench::kSecret).take_output();
-  for (int round = 0; round < testing::fuzz_rounds(2000); ++round) {
+  for (testing::FuzzRun run(2000); run.goes_on();) {
     const auto stranger = bench.open();
     const std::string bytes = fuzz.one_in(4) ? fuzz.noise(300) : fuzz.damaged(greeting) + fuzz.noise(64);
     for (const auto piece : fuzz.pieces(bytes)) {
@@ -194,7 +195,7 @@ TEST(StoreClientFuzz, AnswersThatLieAreErrors) {
   options.secret = bench::kSecret;
   options.job = "job";
   const std::vector<std::string> keys = {"a", "b"};
-  for (int round = 0; round < testing::fuzz_rounds(300); ++round) {
+  for (testing::FuzzRun run(300); run.goes_on();) {
     const auto client = make_tcp_store(options);
     ASSERT_TRUE(client.ok()) << client.status().message();
     switch (fuzz.below(5)) {
@@ -231,7 +232,7 @@ TEST(AnnouncementFuzz, DamagedDatagramsAreNotBelieved) {
   EXPECT_FALSE(decode_announcement(good, other, bench::kSecret));
   EXPECT_FALSE(decode_announcement(good, group, Secret::given("another secret, as long as needed")));
   for (std::size_t cut = 0; cut < good.size(); ++cut) EXPECT_FALSE(decode_announcement(good.substr(0, cut), group, bench::kSecret)) << cut;
-  for (int round = 0; round < testing::fuzz_rounds(2000); ++round) {
+  for (testing::FuzzRun run(2000); run.goes_on();) {
     const std::string bad = fuzz.one_in(8) ? fuzz.noise(2 * good.size()) : fuzz.damaged(good);
     EXPECT_EQ(decode_announcement(bad, group, bench::kSecret).has_value(), bad == good);
   }
@@ -246,7 +247,7 @@ TEST(InitUrlFuzz, TextsAreReadOrRefusedWhole) {
     ASSERT_TRUE(parse_init_url(sample).ok());
     for (std::size_t cut = 0; cut < sample.size(); ++cut) static_cast<void>(parse_init_url(sample.substr(0, cut)).ok());
   }
-  for (int round = 0; round < testing::fuzz_rounds(5000); ++round) {
+  for (testing::FuzzRun run(5000); run.goes_on();) {
     const std::string text = fuzz.one_in(3) ? samples[fuzz.below(4)].substr(0, 6) + fuzz.babble(40, "abc:/?&=[]0123456789rankworld_size-")
                                             : fuzz.damaged(samples[fuzz.below(4)]);
     const auto url = parse_init_url(text);

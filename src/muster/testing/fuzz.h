@@ -16,16 +16,43 @@
 
 namespace muster::testing {
 
-/// `ordinary` rounds, fifty times as many in long runs.
-inline int fuzz_rounds(int ordinary) { return long_tests() ? 50 * ordinary : ordinary; }
+/// How long one fuzzer plays:
+///
+///   an ordinary run        so many rounds as the test says
+///   MUSTER_FUZZ_SECONDS=n  n seconds, as CI has it
+///   MUSTER_TEST_LONG=1     half a minute
+///
+///   for (FuzzRun run(5000); run.goes_on();) ...
+class FuzzRun {
+ public:
+  explicit FuzzRun(int ordinary) : ordinary_(ordinary) {
+    const double seconds = budget_variable("MUSTER_FUZZ_SECONDS", long_tests() ? test_budget(0, 30).count() : 0);
+    if (seconds <= 0) return;
+    timed_ = true;
+    until_ += std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  }
+  bool goes_on() {
+    if (timed_ ? rounds_ > 0 && Clock::now() >= until_ : rounds_ >= ordinary_) return false;
+    ++rounds_;
+    return true;
+  }
+  /// Of those that have begun.
+  int rounds() const { return rounds_; }
 
-/// Plays `round()` so often, in long runs for half a minute. The number of rounds.
+ private:
+  using Clock = std::chrono::steady_clock;
+  const int ordinary_;
+  bool timed_ = false;
+  Clock::time_point until_ = Clock::now();
+  int rounds_ = 0;
+};
+
+/// Plays `round()` for as long. The number of rounds.
 template <class Round>
 int fuzz_for_a_while(int ordinary, Round round) {
-  const auto until = std::chrono::steady_clock::now() + test_budget(0, 30);
-  int rounds = 0;
-  for (; long_tests() ? std::chrono::steady_clock::now() < until : rounds < ordinary; ++rounds) round();
-  return rounds;
+  FuzzRun run(ordinary);
+  while (run.goes_on()) round();
+  return run.rounds();
 }
 
 class Fuzz {

@@ -161,7 +161,7 @@ TEST_F(AskedJobs, DamagedQuestionsAndAnswersAreLeftOut) {
   const auto whole = encode_trace(*read_trace(recorders_[0]->path()));
   ASSERT_TRUE(decode_trace(whole).has_value());
   for (std::size_t length = 0; length < whole.size(); ++length) ASSERT_FALSE(decode_trace(whole.substr(0, length)).has_value());
-  for (int round = 0; round < testing::fuzz_rounds(2000); ++round) {
+  for (testing::FuzzRun run(2000); run.goes_on();) {
     auto bytes = whole;
     bytes[fuzz.below(bytes.size())] = static_cast<char>(fuzz.word());
     const auto sent = decode_trace(bytes);

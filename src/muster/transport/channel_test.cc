@@ -289,11 +289,41 @@ TEST(Channel, ABrokenProtocolFailsThatLinkByName) {
   }
 }
 
+// A message of which the stream takes a part at once is whole in the end, wherever it was cut, also where its sender takes it back.
+TEST(Channel, MessagesTakenInPartAreWholeInTheEnd) {
+  const std::string text = pattern(100, 3);
+  const std::size_t whole = sizeof(FrameHeader) + text.size();
+  for (std::size_t room = 0; room <= whole; ++room) {
+    for (const bool taken_back : {false, true}) {
+      ScriptedJob job;
+      ScriptedWire& wire = job.wire(1);
+      job.heard(1);
+      wire.room = room;
+      std::string out = text;
+      const auto sent = job.channel().send(1, 3, as_bytes(out), {});
+      EXPECT_EQ(sent->done(), room == whole);
+      const auto next = job.channel().send(1, 4, as_bytes("next"), {});
+      if (taken_back) {
+        job.channel().cancel(sent);
+        EXPECT_EQ(sent->status().ok(), room == whole);
+        out.assign(out.size(), '?');
+      }
+      wire.room = SIZE_MAX;
+      const auto frames = job.heard(1);
+      ASSERT_EQ(frames.size(), 2u) << room;
+      EXPECT_EQ(frames[0].payload, text);
+      EXPECT_EQ(frames[0].header.tag, 3u);
+      EXPECT_EQ(frames[1].payload, "next");
+      EXPECT_TRUE(sent->done());
+      EXPECT_TRUE(next->done());
+    }
+  }
+}
+
 // Random frames with plausible and implausible fields: the fabric either takes them or ends the link by name.
 TEST(ChannelFuzz, SurvivesFramesThatMakeNoSense) {
   std::mt19937_64 random(muster::testing::test_seed());
-  const int rounds = muster::testing::fuzz_rounds(400);
-  for (int round = 0; round < rounds; ++round) {
+  for (muster::testing::FuzzRun run(400); run.goes_on();) {
     ScriptedJob job(3);
     const std::string out = pattern(40'000, 1);
     std::string in(40'000, 'x'), any(100, 'x');

@@ -42,7 +42,7 @@ TEST(ContactFuzz, DamagedContactsAndVerdictsAreRefusedByName) {
   ASSERT_TRUE(decode_verdict(verdict, 1).ok());
   for (std::size_t cut = 0; cut < verdict.size(); ++cut) EXPECT_FALSE(decode_verdict(verdict.substr(0, cut), 1).ok()) << cut;
   testing::Fuzz fuzz(9);
-  for (int round = 0; round < testing::fuzz_rounds(4000); ++round) {
+  for (testing::FuzzRun run(4000); run.goes_on();) {
     const auto back = decode_contact(fuzz.one_in(8) ? fuzz.noise(400) : fuzz.damaged(text), 3);
     if (back.ok()) {
       const auto again = decode_contact(encode(*back), 3);

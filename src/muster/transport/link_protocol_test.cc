@@ -295,7 +295,7 @@ TEST(FrameRecord, CausesKeepCodeRanksAndText) {
 TEST(FrameRecordFuzz, DamagedCausesNameRanksOfTheJobOrNothing) {
   muster::testing::Fuzz fuzz(21);
   const std::string good = encode_cause(Status(Code::peer_failed, "rank 2 is gone", {0, 2}));
-  for (int round = 0; round < muster::testing::fuzz_rounds(3000); ++round) {
+  for (muster::testing::FuzzRun run(3000); run.goes_on();) {
     const auto cause = decode_cause(fuzz.one_in(8) ? fuzz.noise(100) : fuzz.damaged(good), 3);
     if (!cause) continue;
     EXPECT_FALSE(cause->ok());
@@ -307,10 +307,10 @@ TEST(FrameRecordFuzz, DamagedCausesNameRanksOfTheJobOrNothing) {
 TEST(LinkProtocolFuzz, SurvivesRandomAndDamagedInput) {
   muster::testing::Fuzz fuzz(20);
   const auto random = [&fuzz] { return fuzz.word(); };
-  const int rounds = muster::testing::fuzz_rounds(2000);
   std::string good;
   for (const Frame& frame : sample_frames()) good += frame.bytes();
-  for (int round = 0; round < rounds; ++round) {
+  muster::testing::FuzzRun run(2000);
+  for (int round = 0; run.goes_on(); ++round) {
     Recorder recorder;
     LinkProtocol protocol(recorder);
     std::string bytes;
