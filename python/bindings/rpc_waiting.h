@@ -16,46 +16,44 @@ namespace muster::python {
 
 inline DistBackendError interrupted_error() { return DistBackendError("interrupted (SIGINT)", Code::aborted); }
 
+/// Ctrl-C, seen by a thread that waits for the agent.
+class CallInterruption {
+ public:
+  explicit CallInterruption(const std::shared_ptr<rpc::Agent>& agent) : agent_(agent) {}
+  void raise() {
+    raised_.store(true);
+    if (const auto agent = agent_.lock()) agent->wake();
+  }
+  bool raised() const { return raised_.load(); }
+
+ private:
+  const std::weak_ptr<rpc::Agent> agent_;
+  std::atomic<bool> raised_{false};
+};
+
 /// `begin()`, then until `done()`; who makes that true calls Agent::wake.
 inline void wait_until(const std::shared_ptr<rpc::Agent>& agent, const std::function<bool()>& done,
                        const std::function<void()>& begin = {}) {
-  const auto interrupted = std::make_shared<std::atomic<bool>>(false);
-  const auto interrupt = [interrupted, weak = std::weak_ptr<rpc::Agent>(agent)] {
-    interrupted->store(true);
-    if (const auto strong = weak.lock()) strong->wake();
-  };
-  without_gil(interrupt, [&] {
-    if (begin) begin();
-    agent->wait([&] { return done() || interrupted->load(); }, TimePoint::max());
-    if (done()) return;
-    if (interrupted->load()) throw interrupted_error();
-    throw DistBackendError("RPC of worker '" + agent->self().name() + "' has ended", Code::aborted);
-  });
+  const auto interruption = std::make_shared<CallInterruption>(agent);
+  without_gil([interruption] { interruption->raise(); },
+              [&] {
+                if (begin) begin();
+                agent->wait([&] { return done() || interruption->raised(); }, TimePoint::max());
+                if (done()) return;
+                if (interruption->raised()) throw interrupted_error();
+                throw DistBackendError("RPC of worker '" + agent->self().name() + "' has ended", Code::aborted);
+              });
 }
 
 /// The answer to `call`, errors in it. Interrupted, the call is given up; where its function has not begun, it will not.
 inline rpc::Answer wait_for_answer(const std::shared_ptr<rpc::Agent>& agent, rpc::Agent::Call call) {
-  struct Waiting {
-    rpc::Answer answer;
-    std::atomic<bool> done{false};
-  };
-  const auto waiting = std::make_shared<Waiting>();
-  std::uint64_t number = 0;
-  const auto begin = [&] {
-    number = agent->call(std::move(call), [waiting](rpc::Answer answer) {
-      waiting->answer = std::move(answer);
-      waiting->done.store(true);
-    });
-  };
-  try {
-    wait_until(
-        agent, [waiting] { return waiting->done.load(); }, begin);
-  } catch (...) {
-    const pybind11::gil_scoped_release released;
-    if (number != 0) agent->cancel(number, std::make_exception_ptr(interrupted_error()));
-    throw;
-  }
-  return std::move(waiting->answer);
+  const auto interruption = std::make_shared<CallInterruption>(agent);
+  return without_gil([interruption] { interruption->raise(); },
+                     [&] {
+                       auto answer = agent->call_sync(std::move(call), [&] { return interruption->raised(); });
+                       if (answer.error && interruption->raised()) throw interrupted_error();
+                       return answer;
+                     });
 }
 
 }  // namespace muster::python

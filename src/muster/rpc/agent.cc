@@ -13,6 +13,7 @@ namespace {
 
 /// Messages that may come before the next look takes them without waiting in the channel.
 constexpr std::size_t kSlots = 8;
+constexpr std::size_t kLittle = 4096;
 constexpr auto kNoExpiry = TimePoint::max().time_since_epoch().count();
 
 void check_names(const std::vector<std::string>& names) {
@@ -60,6 +61,7 @@ Agent::Agent(std::unique_ptr<transport::Fabric> fabric, const std::vector<std::s
     slot.buffer.reset(new std::byte[kHeadBytes]);
     post_slot(slot);
   }
+  spares_.reserve(2 * kSlots);
   closing_ = std::make_unique<Closing>(*this);
   on(Kind::closing, {[this](Request request) { closing_->take(std::move(request)); }, [](const Request&) { return true; }});
 }
@@ -109,28 +111,33 @@ std::exception_ptr Agent::timeout_error(int peer, const std::string& name, Durat
 
 // ---- calling ---------------------------------------------------------------------------------------------------------
 
-TimePoint Agent::deadline_of(const CallOptions& options, Duration& timeout) const {
-  timeout = options.timeout.value_or(rpc_timeout());
-  if (timeout < Duration::zero()) group::invalid("a timeout of a call must not be negative; zero is none");
-  return timeout == Duration::zero() ? TimePoint::max() : deadline_after(clock(), timeout);
+Agent::Limit Agent::limit_of(const CallOptions& options) const {
+  Limit limit;
+  limit.timeout = options.timeout.value_or(rpc_timeout());
+  if (limit.timeout < Duration::zero()) group::invalid("a timeout of a call must not be negative; zero is none");
+  if (limit.timeout > Duration::zero()) limit.deadline = deadline_after(clock(), limit.timeout);
+  return limit;
 }
 
-std::uint64_t Agent::begin_call(Call& call, TimePoint deadline, bool expires, Copies copies, Completion completion) {
+std::uint64_t Agent::begin_call(Call& call, const Limit& limit, bool expires, Copies copies, Completion completion) {
   if (call.to < 0 || call.to >= static_cast<int>(workers_.size())) worker(To(call.to));  // throws
-  auto passage = std::make_shared<Passage>();
-  passage->agent = this;
-  passage->peer = call.to;
+  const auto deadline = limit.deadline;
+  Passage passage(this, call.to);
   Parcel parcel;
   parcel.name = call.name;
-  if (call.fill) call.fill(parcel.value, *passage);
+  if (call.fill) call.fill(parcel.value, passage);
   Head head;
   head.kind = call.kind;
   head.flags = Head::kWantsAnswer;
   if (call.observed && observer_ && observer_->request_leaves(call.to, parcel)) head.flags |= Head::kObserved;
   const auto number = head.call = next_call_.fetch_add(1, std::memory_order_relaxed);
-  head.time_left = deadline == TimePoint::max() ? -1 : std::max<std::int64_t>((deadline - clock().now()).count(), 0);
+  if (deadline != TimePoint::max()) {
+    // Packing so little has taken no time worth a look at the clock.
+    const bool little = parcel.value.tensors.empty() && parcel.value.bytes.size() <= kLittle;
+    head.time_left = little ? limit.timeout.count() : std::max<std::int64_t>((deadline - clock().now()).count(), 0);
+  }
   auto message = prepare(call.to, std::move(head), std::move(parcel), copies);
-  message->is_call = true;
+  message.is_call = true;
   const Peer& peer = peers_[static_cast<std::size_t>(call.to)];
   Status gone;
   {
@@ -139,8 +146,14 @@ std::uint64_t Agent::begin_call(Call& call, TimePoint deadline, bool expires, Co
       gone = peer.why;
     } else {
       if (expires && deadline.time_since_epoch().count() < next_expiry_.load()) next_expiry_.store(deadline.time_since_epoch().count());
-      calls_.emplace(
-          number, Pending{call.to, std::move(call.name), expires ? deadline : TimePoint::max(), std::move(completion), std::move(passage)});
+      Pending pending{call.to, std::move(call.name), expires ? deadline : TimePoint::max(), std::move(completion), passage.take()};
+      if (spare_call_.empty()) {
+        calls_.emplace(number, std::move(pending));
+      } else {
+        spare_call_.key() = number;
+        spare_call_.mapped() = std::move(pending);
+        calls_.insert(std::move(spare_call_));
+      }
     }
   }
   if (!gone.ok()) {
@@ -157,36 +170,37 @@ std::uint64_t Agent::begin_call(Call& call, TimePoint deadline, bool expires, Co
 std::uint64_t Agent::call(Call call, Completion completion) {
   const Use use(*this);
   if (!use) throw DistBackendError("RPC of worker '" + self().name() + "' has ended", Code::aborted);
-  Duration timeout{};
-  const auto deadline = deadline_of(call.options, timeout);
-  if (deadline != TimePoint::max()) {
-    completion = [inner = std::move(completion), this, to = call.to, name = call.name, timeout](Answer answer) {
+  const auto limit = limit_of(call.options);
+  const bool expires = limit.deadline != TimePoint::max();
+  if (expires) {
+    completion = [inner = std::move(completion), this, to = call.to, name = call.name, timeout = limit.timeout](Answer answer) {
       if (!answer.error && !answer.passage) answer.error = timeout_error(to, name, timeout);  // expired
       inner(std::move(answer));
     };
   }
-  return begin_call(call, deadline, deadline != TimePoint::max(), Copies::all, std::move(completion));
+  return begin_call(call, limit, expires, Copies::all, std::move(completion));
 }
 
-Answer Agent::call_sync(Call call) {
+Answer Agent::call_sync(Call call, const std::function<bool()>& unwanted) {
   const Use use(*this);
   if (!use) throw DistBackendError("RPC of worker '" + self().name() + "' has ended", Code::aborted);
   struct Waiting {
     Answer answer;
     std::atomic<bool> done{false};
   } waiting;
-  Duration timeout{};
-  const auto deadline = deadline_of(call.options, timeout);
+  const auto limit = limit_of(call.options);
   const int to = call.to;
-  const auto number = begin_call(call, deadline, false, Copies::none, [&waiting](Answer answer) {
+  const auto number = begin_call(call, limit, false, Copies::none, [&waiting](Answer answer) {
     waiting.answer = std::move(answer);
     waiting.done.store(true, std::memory_order_release);
   });
   const auto answered = [&waiting] { return waiting.done.load(std::memory_order_acquire); };
-  if (!wait(answered, deadline)) {
+  const bool in_time = wait([&] { return answered() || (unwanted && unwanted()); }, limit.deadline);
+  if (!answered()) {
     if (auto pending = take_pending(number, to)) {
       give_up(to, number);
-      waiting.answer.error = timeout_error(to, pending->name, timeout);
+      waiting.answer.error = in_time ? loss_error(to, pending->name, Status(Code::aborted, "it was given up here", {id_}))
+                                     : timeout_error(to, pending->name, limit.timeout);
     } else {
       // Somebody is just writing it.
       while (!answered()) std::this_thread::yield();
@@ -222,7 +236,7 @@ std::optional<Agent::Pending> Agent::take_pending(std::uint64_t call, int from) 
   const auto found = calls_.find(call);
   if (found == calls_.end() || (from >= 0 && found->second.to != from)) return {};
   std::optional<Pending> pending(std::move(found->second));
-  calls_.erase(found);
+  spare_call_ = calls_.extract(found);
   return pending;
 }
 

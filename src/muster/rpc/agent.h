@@ -169,8 +169,9 @@ class Agent : public std::enable_shared_from_this<Agent> {
   /// Sends, never waits for the answer. Arguments are copied where they are not sent at once: later changes do not show. The returned
   /// number is for `cancel`. Throws what `fill` throws, and DistError for a worker that is not there; a dead one fails the completion.
   std::uint64_t call(Call call, Completion completion);
-  /// Sends and waits for the answer; tensors are read while it waits. Errors are in the answer. Throws as `call`.
-  Answer call_sync(Call call);
+  /// Sends and waits for the answer; tensors are read while it waits. Errors are in the answer. Throws as `call`. Once `unwanted()` holds
+  /// (whoever makes that true calls `wake`) the call is given up as at its timeout, with Code::aborted.
+  Answer call_sync(Call call, const std::function<bool()>& unwanted = {});
   /// A message that wants no answer. To a lost worker: nothing happens.
   void post(Call message);
   /// Gives a call up: its completion gets `error`, unless it is completed already; the other side is told.
@@ -233,7 +234,12 @@ class Agent : public std::enable_shared_from_this<Agent> {
     std::string name;
     TimePoint deadline = TimePoint::max();  // where somebody must look after it
     Completion completion;
-    std::shared_ptr<Passage> passage;  // what it keeps
+    std::shared_ptr<Passage> passage;  // what it keeps; null: nothing
+  };
+  /// Until when a call may take.
+  struct Limit {
+    Duration timeout{};
+    TimePoint deadline = TimePoint::max();
   };
   class Answering;
   class Closing;
@@ -244,7 +250,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
   Agent(std::unique_ptr<transport::Fabric> fabric, const std::vector<std::string>& names, AgentOptions options);
 
   // agent.cc: calls and their ends
-  std::uint64_t begin_call(Call& call, TimePoint deadline, bool expires, Copies copies, Completion completion);
+  std::uint64_t begin_call(Call& call, const Limit& limit, bool expires, Copies copies, Completion completion);
   std::optional<Pending> take_pending(std::uint64_t call, int from);
   void expire_calls(TimePoint now);
   void lose(int peer, const Status& why);
@@ -252,11 +258,11 @@ class Agent : public std::enable_shared_from_this<Agent> {
   std::exception_ptr timeout_error(int peer, const std::string& name, Duration timeout) const;
   void give_up(int peer, std::uint64_t call);
   std::string describe_worker(int id) const;
-  TimePoint deadline_of(const CallOptions& options, Duration& timeout) const;
+  Limit limit_of(const CallOptions& options) const;
 
   // agent_outbound.cc: what leaves
-  std::unique_ptr<Outbound> prepare(int to, Head head, Parcel parcel, Copies copies);
-  void launch(std::unique_ptr<Outbound> message);
+  Outbound prepare(int to, Head head, Parcel parcel, Copies copies);
+  void launch(Outbound message);
   void sweep_outbound();
   void withdraw(std::uint64_t call);
   DeviceMapping devices_towards(int to) const;
@@ -264,9 +270,13 @@ class Agent : public std::enable_shared_from_this<Agent> {
   // agent_inbound.cc: what comes
   bool progress();
   bool look();
+  struct Found;
+  struct News;
+  void collect(News& news);
   void sweep_held_back();
   void contact(int peer);
   void post_slot(Slot& slot);
+  void post_slots();
   void receive_head(int from, ConstBytes bytes);
   void begin_apart(std::shared_ptr<Inbound> inbound);
   void finish_stage(const std::shared_ptr<Inbound>& inbound);
@@ -274,7 +284,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
   void take_request(int from, const Head& head, Parcel parcel);
   void take_answer(int from, const Head& head, Parcel parcel);
   void take_cancel(int from, std::uint64_t call);
-  void run_handler(const Handler& handler, Request request, bool observed);
+  void run_handler(const Handler& handler, Request request, bool observed, bool unwanted);
 
   // agent_threads.cc: listener, pool, the end
   void listen();
@@ -297,6 +307,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
   // Calls.
   mutable std::mutex calls_mutex_;
   std::unordered_map<std::uint64_t, Pending> calls_;
+  decltype(calls_)::node_type spare_call_;  // of the call that ended last: the next one needs no memory
   std::atomic<std::uint64_t> next_call_{1};
   std::atomic<TimePoint::rep> next_expiry_;
 
@@ -305,6 +316,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
   // What comes: under look_mutex_, which is held while looking only.
   std::mutex look_mutex_;
   std::vector<Slot> slots_;
+  std::size_t unposted_ = 0;  // slots whose message was taken; posted again when there is time, or half of them are
   std::vector<std::unique_ptr<std::byte[]>> spares_;
   std::vector<int> contacted_;
   std::vector<std::shared_ptr<Inbound>> inbound_;
@@ -329,7 +341,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
   // Threads.
   std::thread listener_;
   std::atomic<int> pollers_{0};
-  std::atomic<int> looks_{16};  // before a waiting thread offers its core
+  std::atomic<int> looks_{64};  // before a waiting thread offers its core
   std::atomic<std::uint64_t> poller_entries_{0};
   std::atomic<bool> dozing_{false};
   std::mutex pool_mutex_;

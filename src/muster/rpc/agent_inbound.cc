@@ -1,5 +1,8 @@
 /// What comes: heads, what follows them, and to whom it belongs.
+#include <c10/util/SmallVector.h>
+
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "muster/base/log.h"
@@ -12,6 +15,13 @@ namespace {
 /// Whether the thread's settings are those that a worker's thread has: what runs on it must not depend on who waits on it.
 bool thread_is_plain() { return at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled(); }
 
+/// Text clears its memory when it grows: so much of it, a few heads' worth, is taken on the word of the sender.
+constexpr std::size_t kBelievedBytes = 4 * kHeadBytes;
+
+Status no_memory(const char* what, std::uint64_t bytes) {
+  return Status(Code::exhausted, std::string("no memory for a ") + what + " of " + std::to_string(bytes) + " bytes");
+}
+
 MutableBytes writable(std::string& text) { return std::as_writable_bytes(std::span(text)); }
 
 }  // namespace
@@ -19,6 +29,13 @@ MutableBytes writable(std::string& text) { return std::as_writable_bytes(std::sp
 void Agent::post_slot(Slot& slot) {
   slot.transfer =
       channel_.receive(transport::kAnyMember, kHeadTag, MutableBytes(slot.buffer.get(), kHeadBytes), transport::Fingerprint{}, false);
+}
+
+void Agent::post_slots() {
+  for (Slot& slot : slots_) {
+    if (!slot.transfer) post_slot(slot);
+  }
+  unposted_ = 0;
 }
 
 /// From here on this worker learns of the peer's end.
@@ -55,6 +72,73 @@ void Agent::sweep_held_back() {
   held_back_count_.store(held_back_.size());
 }
 
+/// A message's head that has come. Most are short: they leave the slot's buffer where it is.
+struct Agent::Found {
+  static constexpr std::size_t kShort = 256;
+
+  ConstBytes head() const { return {buffer ? buffer.get() : copy.data(), bytes}; }
+
+  int from = -1;
+  std::size_t bytes = 0;
+  Status status;
+  std::unique_ptr<std::byte[]> buffer;  // of longer ones
+  std::array<std::byte, kShort> copy{};
+};
+
+/// What one look has found.
+struct Agent::News {
+  c10::SmallVector<Found, 2> found;
+  std::vector<std::shared_ptr<Inbound>> arrived;
+  std::vector<std::pair<int, Status>> lost;
+
+  bool empty() const { return found.empty() && arrived.empty() && lost.empty(); }
+};
+
+/// Under the lock.
+void Agent::collect(News& news) {
+  for (Slot& slot : slots_) {
+    if (!slot.transfer || !slot.transfer->done()) continue;
+    const Status& status = slot.transfer->status();
+    if (!status.ok() && status.code() != Code::mismatch) continue;  // the channel is no more: nothing will come
+    Found& one = news.found.emplace_back();
+    one.from = slot.transfer->source();
+    one.bytes = slot.transfer->bytes();
+    one.status = status;
+    slot.transfer = nullptr;
+    ++unposted_;
+    if (one.bytes <= Found::kShort) {
+      std::memcpy(one.copy.data(), slot.buffer.get(), one.bytes);
+      continue;
+    }
+    one.buffer = std::move(slot.buffer);
+    if (spares_.empty()) {
+      slot.buffer.reset(new std::byte[kHeadBytes]);
+    } else {
+      slot.buffer = std::move(spares_.back());
+      spares_.pop_back();
+    }
+  }
+  for (std::size_t i = 0; i < inbound_.size();) {
+    if (!inbound_[i]->arrived()) {
+      ++i;
+      continue;
+    }
+    news.arrived.push_back(std::move(inbound_[i]));
+    inbound_[i] = std::move(inbound_.back());
+    inbound_.pop_back();
+  }
+  for (std::size_t i = 0; i < contacted_.size();) {
+    Peer& peer = peers_[static_cast<std::size_t>(contacted_[i])];
+    if (!peer.sentinel->done()) {
+      ++i;
+      continue;
+    }
+    news.lost.emplace_back(contacted_[i], peer.sentinel->status());
+    contacted_[i] = contacted_.back();
+    contacted_.pop_back();
+  }
+}
+
 /// Takes what has come and hands it on, outside of the lock.
 bool Agent::look() {
   // What cannot become a value here (no memory, no such device) must not end whoever waits.
@@ -65,80 +149,39 @@ bool Agent::look() {
       lose(from, Status(Code::internal, std::string("its message cannot be taken: ") + error.what(), {from}));
     }
   };
-  struct Found {
-    int from = -1;
-    std::size_t bytes = 0;
-    Status status;
-    std::unique_ptr<std::byte[]> buffer;
-  };
-  bool moved = false;
-  for (;;) {
-    std::vector<Found> found;
-    std::vector<std::shared_ptr<Inbound>> arrived;
-    std::vector<std::pair<int, Status>> lost;
-    {
-      const std::unique_lock lock(look_mutex_, std::try_to_lock);
-      if (!lock.owns_lock()) return moved;
-      for (Slot& slot : slots_) {
-        if (!slot.transfer->done()) continue;
-        Found& one = found.emplace_back();
-        one.from = slot.transfer->source();
-        one.bytes = slot.transfer->bytes();
-        one.status = slot.transfer->status();
-        if (!one.status.ok() && one.status.code() != Code::mismatch) {
-          // The channel is no more: nothing will come.
-          found.pop_back();
-          continue;
-        }
-        one.buffer = std::move(slot.buffer);
-        if (spares_.empty()) {
-          slot.buffer.reset(new std::byte[kHeadBytes]);
-        } else {
-          slot.buffer = std::move(spares_.back());
-          spares_.pop_back();
-        }
-        post_slot(slot);
-      }
-      for (std::size_t i = 0; i < inbound_.size();) {
-        if (!inbound_[i]->arrived()) {
-          ++i;
-          continue;
-        }
-        arrived.push_back(std::move(inbound_[i]));
-        inbound_[i] = std::move(inbound_.back());
-        inbound_.pop_back();
-      }
-      for (std::size_t i = 0; i < contacted_.size();) {
-        Peer& peer = peers_[static_cast<std::size_t>(contacted_[i])];
-        if (!peer.sentinel->done()) {
-          ++i;
-          continue;
-        }
-        lost.emplace_back(contacted_[i], peer.sentinel->status());
-        contacted_[i] = contacted_.back();
-        contacted_.pop_back();
-      }
+  News news;
+  {
+    const std::unique_lock lock(look_mutex_, std::try_to_lock);
+    if (!lock.owns_lock()) return false;
+    collect(news);
+    // Whoever is answered goes on first; slots are posted again by who finds nothing to do. That may bring what had no slot, and what a
+    // lost peer has said before its end counts.
+    while (unposted_ > 0 && (news.empty() || !news.lost.empty())) {
+      post_slots();
+      collect(news);
     }
-    if (found.empty() && arrived.empty() && lost.empty()) return moved;
-    moved = true;
-    for (Found& one : found) {
-      if (!one.status.ok()) {
-        for (const int rank : one.status.ranks()) {
-          if (rank != id_) lose(rank, one.status.with_context("it sent what is not a call"));
-        }
-      } else {
-        take(one.from, [&] { receive_head(one.from, ConstBytes(one.buffer.get(), one.bytes)); });
+    if (unposted_ >= slots_.size() / 2) post_slots();
+  }
+  if (news.empty()) return false;
+  bool lent = false;
+  for (Found& one : news.found) {
+    lent |= one.buffer != nullptr;
+    if (!one.status.ok()) {
+      for (const int rank : one.status.ranks()) {
+        if (rank != id_) lose(rank, one.status.with_context("it sent what is not a call"));
       }
-    }
-    // What a peer has said before its end counts.
-    for (const auto& inbound : arrived) take(inbound->from, [&] { finish_stage(inbound); });
-    for (const auto& [peer, why] : lost) lose(peer, why);
-    if (found.empty()) continue;
-    const std::lock_guard lock(look_mutex_);
-    for (Found& one : found) {
-      if (spares_.size() < 2 * slots_.size()) spares_.push_back(std::move(one.buffer));
+    } else {
+      take(one.from, [&] { receive_head(one.from, one.head()); });
     }
   }
+  for (const auto& inbound : news.arrived) take(inbound->from, [&] { finish_stage(inbound); });
+  for (const auto& [peer, why] : news.lost) lose(peer, why);
+  if (!lent) return true;
+  const std::lock_guard lock(look_mutex_);
+  for (Found& one : news.found) {
+    if (one.buffer && spares_.size() < 2 * slots_.size()) spares_.push_back(std::move(one.buffer));
+  }
+  return true;
 }
 
 // ---- from heads to messages ------------------------------------------------------------------------------------------
@@ -157,12 +200,14 @@ void Agent::receive_head(int from, ConstBytes bytes) {
     auto inbound = std::make_shared<Inbound>();
     inbound->from = from;
     if (!is_long) {
-      inbound->head_bytes.assign(as_text(bytes));
+      inbound->head_bytes = PromisedBytes(bytes.size());
+      std::memcpy(inbound->head_bytes.data.get(), bytes.data(), bytes.size());
       return begin_apart(std::move(inbound));
     }
     inbound->head_only = true;
-    inbound->head_bytes.resize(head.payload_bytes);  // at most kMaxHeadBytes
-    inbound->transfers.push_back(channel_.receive(from, head.first_tag, writable(inbound->head_bytes), transport::Fingerprint{}, true));
+    inbound->head_bytes = PromisedBytes(head.payload_bytes);  // at most kMaxHeadBytes
+    if (!inbound->head_bytes.data) return lose(from, no_memory("head", head.payload_bytes));
+    inbound->transfers.push_back(channel_.receive(from, head.first_tag, inbound->head_bytes.bytes(), transport::Fingerprint{}, true));
     const std::lock_guard lock(look_mutex_);
     inbound_.push_back(std::move(inbound));
     return;
@@ -186,7 +231,7 @@ void Agent::receive_head(int from, ConstBytes bytes) {
 
 /// Posts the receives of what travels apart, straight into the memory that it is for.
 void Agent::begin_apart(std::shared_ptr<Inbound> inbound) {
-  auto decoded = decode(as_bytes(inbound->head_bytes));
+  auto decoded = decode(inbound->head_bytes.bytes());
   if (!decoded) return lose(inbound->from, decoded.status());
   inbound->head_only = false;
   inbound->transfers.clear();
@@ -200,12 +245,14 @@ void Agent::begin_apart(std::shared_ptr<Inbound> inbound) {
   auto tag = head.first_tag;
   std::vector<std::pair<std::uint64_t, MutableBytes>> wanted;
   if ((head.flags & Head::kPayloadApart) != 0) {
-    try {
+    if (head.payload_bytes <= kBelievedBytes) {
       parcel.value.bytes.resize(head.payload_bytes);
-    } catch (const std::exception&) {
-      return lose(inbound->from, Status(Code::exhausted, "no memory for a payload of " + std::to_string(head.payload_bytes) + " bytes"));
+      wanted.emplace_back(tag++, writable(parcel.value.bytes));
+    } else {
+      inbound->payload = PromisedBytes(head.payload_bytes);
+      if (!inbound->payload.data) return lose(inbound->from, no_memory("payload", head.payload_bytes));
+      wanted.emplace_back(tag++, inbound->payload.bytes());
     }
-    wanted.emplace_back(tag++, writable(parcel.value.bytes));
   } else {
     parcel.value.bytes.assign(head.payload);
   }
@@ -235,6 +282,10 @@ void Agent::finish_stage(const std::shared_ptr<Inbound>& inbound) {
     return;  // its sender took it back, or is gone: nobody waits for it
   }
   if (inbound->head_only) return begin_apart(inbound);
+  if (inbound->payload.data) {
+    inbound->parcel.value.bytes.assign(as_text(inbound->payload.bytes()));
+    inbound->payload = {};
+  }
   auto& tensors = inbound->parcel.value.tensors;
   for (std::size_t i = 0; i < inbound->tensors.size(); ++i) {
     const auto& head = inbound->head.tensors[i];
@@ -260,9 +311,7 @@ void Agent::take_request(int from, const Head& head, Parcel parcel) {
   request.kind = head.kind;
   request.parcel = std::move(parcel);
   if (head.time_left >= 0) request.deadline = deadline_after(clock(), Duration(head.time_left));
-  request.passage = std::make_shared<Passage>();
-  request.passage->agent = this;
-  request.passage->peer = from;
+  request.passage = std::make_shared<Passage>(this, from);
   std::shared_ptr<Answering> answering;
   if ((head.flags & Head::kWantsAnswer) != 0) {
     answering = std::make_shared<Answering>(shared_from_this(), from, head.call, request.passage);
@@ -279,7 +328,7 @@ void Agent::take_request(int from, const Head& head, Parcel parcel) {
   const bool observed = (head.flags & Head::kObserved) != 0;
   if (handler->is_short && thread_is_plain() && handler->is_short(request)) {
     inline_runs_.fetch_add(1, std::memory_order_relaxed);
-    return run_handler(*handler, std::move(request), observed);
+    return run_handler(*handler, std::move(request), observed, answering && head.time_left == 0);
   }
   if (answering) {
     answering->set_listed();
@@ -289,15 +338,20 @@ void Agent::take_request(int from, const Head& head, Parcel parcel) {
   // Shared, since a task must be copyable.
   auto shared = std::make_shared<Request>(std::move(request));
   answering.reset();
-  run_later([this, handler, shared, observed] { run_handler(*handler, std::move(*shared), observed); });
+  run_later([this, handler, shared, observed] {
+    const auto& responder = shared->responder;
+    const bool unwanted = responder && (responder->cancelled() || clock().now() >= shared->deadline);
+    run_handler(*handler, std::move(*shared), observed, unwanted);
+  });
 }
 
-void Agent::run_handler(const Handler& handler, Request request, bool observed) {
+/// `unwanted`: nobody waits for the answer any more.
+void Agent::run_handler(const Handler& handler, Request request, bool observed, bool unwanted) {
   const bool counts = request.kind != Kind::closing;
   const auto responder = std::static_pointer_cast<Answering>(request.responder);
   std::shared_ptr<Observer::Scope> scope;
   try {
-    if (responder && (responder->cancelled() || clock().now() >= request.deadline)) {
+    if (unwanted) {
       responder->forget();
     } else {
       if (observed && observer_) {
@@ -334,9 +388,7 @@ void Agent::take_answer(int from, const Head& head, Parcel parcel) {
   auto pending = take_pending(head.call, from);
   if (!pending) return;  // given up meanwhile
   Answer answer;
-  answer.passage = std::make_shared<Passage>();
-  answer.passage->agent = this;
-  answer.passage->peer = from;
+  answer.passage = std::make_shared<Passage>(this, from);
   if (head.kind == Kind::error) {
     auto error = decode_error(parcel.value.bytes);
     if (!error) {
@@ -351,7 +403,7 @@ void Agent::take_answer(int from, const Head& head, Parcel parcel) {
       answer.error = std::current_exception();
     }
     answer.parcel = std::move(parcel);
-    pending->passage->arrived = true;
+    if (pending->passage) pending->passage->arrived = true;
   }
   pending->completion(std::move(answer));
   fabric_->wake();

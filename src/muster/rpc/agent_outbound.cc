@@ -32,48 +32,49 @@ DeviceMapping Agent::devices_towards(int to) const {
   };
 }
 
-std::unique_ptr<Agent::Outbound> Agent::prepare(int to, Head head, Parcel parcel, Copies copies) {
-  auto message = std::make_unique<Outbound>();
-  message->to = to;
-  message->call = head.call;
-  message->name = std::move(parcel.name);
-  message->payload = std::move(parcel.value.bytes);
-  head.name = message->name;
+Agent::Outbound Agent::prepare(int to, Head head, Parcel parcel, Copies copies) {
+  Outbound message;
+  message.to = to;
+  message.call = head.call;
+  message.payload = std::move(parcel.value.bytes);
+  head.name = parcel.name;
   head.note = parcel.note;
   std::vector<ConstBytes> data;
   auto& tensors = parcel.value.tensors;
   if (!tensors.empty()) {
     const auto mapping = devices_towards(to);
-    message->tensors.reserve(tensors.size());
+    message.tensors.reserve(tensors.size());
     data.reserve(tensors.size());
     for (auto& tensor : tensors) {
       const bool alone =
           copies == Copies::where_shared && tensor.defined() && tensor.layout() == at::kStrided && tensor.is_cpu() && is_alone(tensor);
-      auto& out = message->tensors.emplace_back(describe_tensor(tensor, mapping));
+      auto& out = message.tensors.emplace_back(describe_tensor(tensor, mapping));
       out.ours = out.ours || alone;
       head.tensors.push_back(std::move(out.head));
       data.push_back(out.data);
     }
   }
-  message->first_tag = head.first_tag =
+  message.first_tag = head.first_tag =
       peers_[static_cast<std::size_t>(to)].next_tag.fetch_add(tensors.size() + 2, std::memory_order_relaxed);
-  message->encoded = encode(std::move(head), bytes_of(message->payload), data);
+  message.encoded = encode(std::move(head), bytes_of(message.payload), data);
   if (copies != Copies::none) {
-    for (const int part : message->encoded.apart) {
-      if (part != EncodedMessage::kPayload) make_ours(message->tensors[static_cast<std::size_t>(part)]);
+    for (const int part : message.encoded.apart) {
+      if (part != EncodedMessage::kPayload) make_ours(message.tensors[static_cast<std::size_t>(part)]);
     }
   }
-  if (message->encoded.apart.empty()) message->tensors.clear();
+  if (message.encoded.apart.empty()) message.tensors.clear();
   return message;
 }
 
-void Agent::launch(std::unique_ptr<Outbound> message) {
-  const int to = message->to;
+void Agent::launch(Outbound given) {
+  const int to = given.to;
   contact(to);
   const transport::Fingerprint plain;
-  auto head = channel_.send(to, kHeadTag, bytes_of(message->encoded.head), plain);
+  auto head = channel_.send(to, kHeadTag, bytes_of(given.encoded.head), plain);
+  if (given.encoded.long_head.empty() && given.encoded.apart.empty() && head->done()) return;
+  // What is still to be read must stay where it is. The head does: no head is short enough for its text to lie within the string.
+  auto message = std::make_unique<Outbound>(std::move(given));
   const auto& encoded = message->encoded;
-  if (encoded.long_head.empty() && encoded.apart.empty() && head->done()) return;
   message->transfers.push_back(std::move(head));
   auto tag = message->first_tag;
   if (!encoded.long_head.empty()) message->transfers.push_back(channel_.send(to, tag++, bytes_of(encoded.long_head), plain));
@@ -135,17 +136,15 @@ void Agent::withdraw(std::uint64_t call) {
 void Agent::post(Call message) {
   const Use use(*this);
   if (!use) return;
-  auto passage = std::make_shared<Passage>();
-  passage->agent = this;
-  passage->peer = message.to;
+  Passage passage(this, message.to);
   Parcel parcel;
   parcel.name = std::move(message.name);
-  if (message.fill) message.fill(parcel.value, *passage);
+  if (message.fill) message.fill(parcel.value, passage);
   Head head;
   head.kind = message.kind;
   if (message.kind != Kind::closing && message.kind != Kind::cancel) sent_.fetch_add(1, std::memory_order_relaxed);
   auto outbound = prepare(message.to, std::move(head), std::move(parcel), Copies::all);
-  outbound->passage = std::move(passage);
+  outbound.passage = passage.take();
   if (!peers_[static_cast<std::size_t>(message.to)].gone.load(std::memory_order_acquire)) launch(std::move(outbound));
 }
 
@@ -172,13 +171,11 @@ void Agent::Answering::reply(const std::function<void(Value&, Passage&)>& fill) 
   if (answered_.exchange(true)) throw DistError("a call was answered twice");
   const Use use(*agent_);
   if (!use) return finish();
-  std::unique_ptr<Outbound> message;
+  Outbound message;
   try {
-    auto passage = std::make_shared<Passage>();
-    passage->agent = agent_.get();
-    passage->peer = from_;
+    Passage passage(agent_.get(), from_);
     Parcel parcel;
-    fill(parcel.value, *passage);
+    fill(parcel.value, passage);
     Head head;
     head.kind = Kind::reply;
     head.call = call_;
@@ -187,8 +184,8 @@ void Agent::Answering::reply(const std::function<void(Value&, Passage&)>& fill) 
       head.flags |= Head::kObserved;
     }
     message = agent_->prepare(from_, std::move(head), std::move(parcel), Copies::where_shared);
-    passage->arrived = true;
-    message->passage = std::move(passage);
+    passage.arrived = true;
+    message.passage = passage.take();
   } catch (...) {
     send_error(std::current_exception());
     return;
@@ -198,7 +195,7 @@ void Agent::Answering::reply(const std::function<void(Value&, Passage&)>& fill) 
     finish();
     return;
   }
-  auto held = std::make_shared<std::unique_ptr<Outbound>>(std::move(message));
+  auto held = std::make_shared<Outbound>(std::move(message));
   const std::lock_guard lock(agent_->serving_mutex_);
   agent_->held_back_.push_back([self = shared_from_this(), held] {
     if (!self->ready()) return false;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <new>
 #include <string>
 #include <utility>
 #include <vector>
@@ -28,11 +29,22 @@ struct Agent::Peer {
   Status why;                       // under calls_mutex_, before `gone`
 };
 
+/// Memory for what a peer has promised. Nothing is written to it before that has come: a promise alone takes addresses, not memory.
+struct PromisedBytes {
+  std::unique_ptr<std::byte[]> data;  ///< null: none, or there are not as many addresses
+  std::size_t size = 0;
+
+  PromisedBytes() = default;
+  explicit PromisedBytes(std::size_t size) : data(new (std::nothrow) std::byte[size]), size(size) {}
+  MutableBytes bytes() { return {data.get(), size}; }
+};
+
 /// A message that is too large for its head, until all of it is there.
 struct Agent::Inbound {
   int from = -1;
-  bool head_only = false;  // what comes is the long head
-  std::string head_bytes;  // the head's views point here
+  bool head_only = false;    // what comes is the long head
+  PromisedBytes head_bytes;  // the head's views point here
+  PromisedBytes payload;     // a long one, until it is the parcel's
   Head head;
   Parcel parcel;
   std::vector<TensorIn> tensors;  // as many as the head's, with memory for those that come
@@ -51,7 +63,6 @@ struct Agent::Outbound {
   int to = -1;
   std::uint64_t call = 0;
   bool is_call = false;  // ours; else an answer, or it wants none
-  std::string name;
   EncodedMessage encoded;
   std::string payload;
   std::vector<TensorOut> tensors;

@@ -17,7 +17,7 @@ constexpr Duration kStandBy = std::chrono::microseconds(250);
 
 // Looks without news after which a waiting thread offers its core: an answer from a peer that polls on another core comes sooner, one from
 // a peer that was put on the same core comes only then. Where that has just been so, it is offered almost at once.
-constexpr int kLooks = 16;
+constexpr int kLooks = 64;
 constexpr int kLooksOnOneCore = 2;
 // An offer that took as long was taken; for longer, and it was not the peer who took it.
 constexpr Duration kTaken = std::chrono::nanoseconds(1200);
@@ -58,17 +58,16 @@ bool Agent::wait(const std::function<bool()>& done, TimePoint deadline) {
   poller_entries_.fetch_add(1, std::memory_order_relaxed);
   bool holds = false;
   Patience patience(looks_);
-  fabric_->wait(
-      [&] {
-        holds = done();
-        if (!holds) {
-          const bool moved = progress();
-          holds = done();
-          patience.looked(moved || holds);
-        }
-        return holds || state_.load(std::memory_order_relaxed) == State::stopped;
-      },
-      deadline);
+  const auto over = [&] {
+    holds = done();
+    if (!holds) {
+      const bool moved = progress();
+      holds = done();
+      patience.looked(moved || holds);
+    }
+    return holds || state_.load(std::memory_order_relaxed) == State::stopped;
+  };
+  fabric_->wait(std::ref(over), deadline);
   // What is still to be read is for the listener, where no other caller waits.
   if (pollers_.fetch_sub(1) == 1 && dozing_.load()) {
     { const std::lock_guard lock(pool_mutex_); }

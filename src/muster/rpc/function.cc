@@ -100,7 +100,7 @@ struct Hash {
 
 struct Registry {
   std::shared_mutex mutex;
-  std::unordered_map<std::string, std::shared_ptr<const Function>, Hash, std::equal_to<>> functions;
+  std::unordered_map<std::string, std::unique_ptr<const Function>, Hash, std::equal_to<>> functions;
   std::map<const void*, std::string> names;
 };
 Registry& registry() {
@@ -135,11 +135,15 @@ bool is_small(const Request& request) {
 
 }  // namespace
 
-std::shared_ptr<const Function> find_function(std::string_view name) {
+const Function* find_function(std::string_view name) {
+  // A function stays for ever, so the one that was called last can be remembered.
+  thread_local const Function* last = nullptr;
+  if (last != nullptr && last->name == name) return last;
   auto& all = registry();
   const std::shared_lock lock(all.mutex);
   const auto found = all.functions.find(name);
-  return found == all.functions.end() ? nullptr : found->second;
+  if (found == all.functions.end()) return nullptr;
+  return last = found->second.get();
 }
 
 std::string name_of_function(const void* address) {
@@ -156,7 +160,7 @@ void add_function(Function function, const void* address) {
   auto& all = registry();
   const std::unique_lock lock(all.mutex);
   const auto name = function.name;
-  if (!all.functions.emplace(name, std::make_shared<const Function>(std::move(function))).second)
+  if (!all.functions.emplace(name, std::make_unique<const Function>(std::move(function))).second)
     group::invalid("register_function: there is a function '" + name + "' already");
   if (address != nullptr) all.names.emplace(address, name);
 }

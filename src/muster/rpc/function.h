@@ -143,8 +143,13 @@ T get_typed(ValueInput& archive, std::string_view what) {
   }
 }
 
+/// How many there are, then each.
 template <class... A>
 void put_arguments(Value& value, Passage& passage, const A&... arguments) {
+  if constexpr (sizeof...(A) == 0) {
+    value.bytes.push_back('\0');
+    return;
+  }
   ValueOutput archive(value, passage);
   const auto count = static_cast<std::uint8_t>(sizeof...(A));
   archive.put(&count, 1);
@@ -156,6 +161,9 @@ void put_arguments(Value& value, Passage& passage, const A&... arguments) {
 
 template <class Tuple, std::size_t... I>
 Tuple get_arguments(std::string_view function, const Value& value, Passage& passage, std::index_sequence<I...>) {
+  if constexpr (sizeof...(I) == 0) {
+    if (value.bytes.size() == 1 && value.bytes.front() == '\0') return Tuple();
+  }
   ValueInput archive(value, passage);
   std::uint8_t count = 0;
   archive.get(&count, 1);
@@ -224,43 +232,48 @@ struct Function {
   std::function<void(Request&)> serve;
 };
 
-/// By its name; null where there is none.
-std::shared_ptr<const Function> find_function(std::string_view name);
+/// By its name; null where there is none. What was found stays as long as the process.
+const Function* find_function(std::string_view name);
 /// Name under which this very function was registered; throws DistError where it was not. `address`: of a plain function.
 std::string name_of_function(const void* address);
 void add_function(Function function, const void* address);
 
+namespace detail {
+
+template <class T>
+void send_result(const ResponderRef& responder, const T& result) {
+  if (!responder) return;
+  if (responder->keeps()) return responder->keep(kept_of<T>(result));
+  if constexpr (kTravels<T>) {
+    responder->reply([&](Value& value, Passage& passage) { put_result<T>(value, passage, result); });
+  } else {
+    cannot_travel(typeid(T));
+  }
+}
+inline void send_nothing(const ResponderRef& responder) {
+  if (responder) responder->reply([](Value&, Passage&) {});
+}
+
+}  // namespace detail
+
 /// Answers `responder` with what `compute()` returns: a value, nothing, or a future.
 template <class R, class Compute>
 void answer(const ResponderRef& responder, Compute compute) {
-  const auto send = [responder](const auto& result) {
-    using T = std::decay_t<decltype(result)>;
-    if (!responder) return;
-    if (responder->keeps()) return responder->keep(kept_of<T>(result));
-    if constexpr (kTravels<T>) {
-      responder->reply([&](Value& value, Passage& passage) { detail::put_result<T>(value, passage, result); });
-    } else {
-      detail::cannot_travel(typeid(T));
-    }
-  };
-  const auto send_nothing = [responder] {
-    if (responder) responder->reply([](Value&, Passage&) {});
-  };
   if constexpr (detail::IsFuture<R>::value) {
     using T = typename detail::IsFuture<R>::Inner;
     R future = compute();
     if (!future.valid()) throw std::logic_error("it returned a future that belongs to no promise");
     auto state = future.state();
-    state->then([state, future, responder, send, send_nothing] {
+    state->then([state, future, responder] {
       if (auto error = state->error()) {
         if (responder) responder->fail(error);
         return;
       }
       try {
         if constexpr (std::is_void_v<T>) {
-          send_nothing();
+          detail::send_nothing(responder);
         } else {
-          send(state->value());
+          detail::send_result<T>(responder, state->value());
         }
       } catch (...) {
         if (responder) responder->fail(std::current_exception());
@@ -268,10 +281,10 @@ void answer(const ResponderRef& responder, Compute compute) {
     });
   } else if constexpr (std::is_void_v<R>) {
     compute();
-    send_nothing();
+    detail::send_nothing(responder);
   } else {
     const R result = compute();
-    send(result);
+    detail::send_result<R>(responder, result);
   }
 }
 

@@ -7,11 +7,14 @@
 
 #include "muster/rpc/test_functions.h"
 #include "muster/rpc/test_workers.h"
+#include "muster/testing/process_usage.h"
 
 namespace muster::rpc {
 namespace {
 
 using namespace testing;
+using muster::testing::kMemoryTells;
+using muster::testing::memory_in_use;
 
 // ---- N4: the end -----------------------------------------------------------------------------------------------------
 
@@ -123,6 +126,55 @@ TEST(Rpc, AWorkerThatBreaksTheProtocolIsLostAloneAndNamed) {
       EXPECT_EQ(rpc_sync<std::string>(1, "whose", ""), "worker1");
     }
     all.arrive_and_wait();
+    shutdown(false);
+  });
+}
+
+// spec: N3 lying lengths: what a message promises costs no memory before it comes, and harms no other call
+TEST(Rpc, WhatAPeerPromisesTakesNoMemory) {
+  Workers workers(2);
+  std::barrier both(2);
+  workers.run([&](int rank) {
+    if (rank == 0) {
+      const auto before = memory_in_use().own;
+      both.arrive_and_wait();
+      both.arrive_and_wait();
+      const std::size_t limit = before + (std::size_t{64} << 20);
+      EXPECT_TRUE(!kMemoryTells || memory_in_use().own < limit);
+      const std::string long_text(3 << 20, 'x');
+      EXPECT_EQ(rpc_sync<std::string>(1, "echo_text", long_text), long_text);
+      EXPECT_TRUE(current_agent("test")->lost(1).ok());
+    } else {
+      both.arrive_and_wait();
+      const auto agent = current_agent("test");
+      const auto promise = [&](Head head, std::size_t payload) {
+        head.first_tag = 1 << 20;
+        const std::string nothing;  // what travels apart is not looked at
+        const auto message = encode(std::move(head), ConstBytes(as_bytes(nothing).data(), payload), std::vector<ConstBytes>(1));
+        const auto sent = agent->fabric().agreements().send(0, 0, as_bytes(message.head), {});
+        EXPECT_TRUE(agent->wait([&] { return sent->done(); }, steady_clock().now() + kSoon));
+      };
+      for (int i = 0; i < 3; ++i) promise({}, kMaxPayloadBytes);
+      Head with_tensor;
+      with_tensor.tensors.resize(1);
+      with_tensor.tensors[0].dtype = static_cast<std::uint8_t>(at::kFloat);
+      with_tensor.tensors[0].sizes = {1 << 28};
+      with_tensor.tensors[0].strides = {1};
+      with_tensor.tensors[0].bytes = std::uint64_t{4} << 28;
+      promise(with_tensor, 10);
+      {
+        const std::string name(60 << 20, 'n');
+        Head too_long;
+        too_long.name = name;
+        promise(too_long, 10);
+      }
+      // Twice: what was sent before the first has then been looked at.
+      EXPECT_EQ(rpc_sync<std::string>(0, "whose", ""), "worker0");
+      EXPECT_EQ(rpc_sync<std::string>(0, "whose", ""), "worker0");
+      both.arrive_and_wait();
+      rpc_sync(0, "nothing");
+    }
+    both.arrive_and_wait();
     shutdown(false);
   });
 }

@@ -7,6 +7,7 @@
 #include <c10/core/TensorImpl.h>
 
 #include <limits>
+#include <utility>
 
 #include "muster/group/errors.h"
 #include "muster/rpc/spare_memory.h"
@@ -62,6 +63,16 @@ at::Tensor over_memory(c10::Storage memory, at::ScalarType type) {
 [[noreturn]] void refuse(const std::string& what) { group::invalid("a tensor that is an argument or result of a call " + what); }
 
 }  // namespace
+
+std::shared_ptr<Passage> Passage::take() {
+  if (kept.empty() && before_answer.empty() && fates.empty()) return nullptr;
+  auto taken = std::make_shared<Passage>(agent, peer);
+  taken->kept = std::exchange(kept, {});
+  taken->before_answer = std::exchange(before_answer, {});
+  taken->fates = std::exchange(fates, {});
+  taken->arrived = arrived;
+  return taken;
+}
 
 void ValueOutput::put_tensor(const at::Tensor& tensor) {
   auto position = kNoTensor;

@@ -60,8 +60,11 @@ struct Passage {
   bool arrived = false;
 
   Passage() = default;
+  Passage(Agent* agent, int peer) : agent(agent), peer(peer) {}
   Passage(const Passage&) = delete;
   Passage& operator=(const Passage&) = delete;
+  /// What was saved along with the value, for as long as it must be kept; null where that is nothing. Leaves this one empty.
+  std::shared_ptr<Passage> take();
   ~Passage() {
     for (const auto& fate : fates) fate(arrived);
   }
