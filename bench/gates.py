@@ -3,8 +3,9 @@
 
     bench/gates.py rows.jsonl...
 
-Libraries are compared by p50_us from 64 KiB up and by loop_us below. A rival's figure over ours is how many times as fast we are. What each
-promise needs and the rows do not have is said, not passed over.
+Libraries are compared by p50_us from 64 KiB up and by loop_us below. A rival's figure over ours is how many times as fast we are. A cell
+is kept too where ours is within 1.15 of what the machine itself needs (rows of `muster bench floors`). What each promise needs and the rows
+do not have is said, not passed over.
 """
 
 import json
@@ -28,14 +29,74 @@ def size_text(size):
     return f"{size // MIB} MiB" if size >= MIB and size % MIB == 0 else f"{size // KIB} KiB" if size >= KIB else f"{size} B"
 
 
+class Floors:
+    """The least time of a call, from how long a word takes from core to core and how long copies take on this machine."""
+
+    NEAR = 1.15
+
+    def __init__(self, rows):
+        self.rows = {(row["floor"], row["bytes"], row["at_once"]): row["us"] for row in rows}
+        self.cores = max((row["cores"] for row in rows), default=1)
+
+    def simple(self, what, size=0):
+        return self.rows.get((what, size, 1))
+
+    def of(self, op, ranks, size, memory):
+        """Microseconds, or None where the rows do not tell."""
+        turns = max(1, ranks / self.cores)  # of a core, for each of its ranks to have been there
+        if size < 64 * KIB:
+            hop, switch = self.simple("hop"), self.simple("switch")
+            if switch is None or (turns == 1 and hop is None):
+                return None
+            return hop if turns == 1 else turns * switch
+        busy = min(ranks, self.cores)
+        copy = self.rows.get(("copy", size, busy))
+        if copy is None:
+            return None
+        moved = (self.arena if memory == "arena" else self.private)(op, ranks)
+        return None if moved is None else copy * moved / busy
+
+    @staticmethod
+    def private(op, r):
+        """Copies of a cell's bytes that all ranks together make, through memory that they share: a byte read and one written is a copy."""
+        rest = (r - 1) / r
+        into, out, reduced = rest, rest, (1 + 1 / r) / 2
+        return {
+            "all_reduce": r * (into + reduced + 1 / r / 2 + out),
+            "reduce_scatter": r * (into + reduced),
+            "reduce": r * (into + reduced) + rest,
+            "broadcast": r,
+            "all_gather": r * (1 / r + 1),
+            "all_to_all": r * (into + 1 / r + out),
+            "gather": rest + 1,
+            "scatter": rest + 1,
+        }.get(op)
+
+    @staticmethod
+    def arena(op, r):
+        """The same where every rank's memory is in everybody's reach."""
+        return {
+            "all_reduce": r * 1,
+            "reduce_scatter": r * (1 + 1 / r) / 2,
+            "reduce": (r + 1) / 2,
+            "broadcast": r - 1,
+            "all_gather": r,
+            "all_to_all": r,
+            "gather": 1,
+            "scatter": 1,
+        }.get(op)
+
+
 class Rows:
     """Ours by (op, ranks, bytes, memory, transport), the rivals' without the memory: theirs is always private."""
 
     def __init__(self, rows):
+        self.floors = Floors([row for row in rows if "floor" in row])
+        self.services = {(row["bench"], row["count"]): row for row in rows if "bench" in row and "stock_us" in row}
         self.ours = {}
         self.theirs = defaultdict(dict)
         for row in rows:
-            if row["dtype"] != "float32":
+            if row.get("dtype") != "float32":
                 continue
             place = (row["op"], row["ranks"], row["bytes"])
             if row["library"] == "muster":
@@ -44,31 +105,54 @@ class Rows:
                 known = self.theirs[(*place, row["transport"])]
                 known[row["library"]] = min(compared(row), known.get(row["library"], math.inf))
 
-    def times_as_fast(self, memory, rivals, wanted, transport="shm"):
-        """{cell: factor} for every cell of ours that `wanted(op, ranks, bytes)` and a rival has too."""
-        factors = {}
+    def cells(self, memory, rivals, wanted, transport="shm"):
+        """{cell: (factor, whether ours is near the floor)} for every cell of ours that `wanted(op, ranks, bytes)` and a rival has too."""
+        found = {}
         for (op, ranks, size, kind, wire), ours in self.ours.items():
             best = min((us for name, us in self.theirs[(op, ranks, size, wire)].items() if name in rivals), default=None)
             if kind == memory and wire == transport and best is not None and wanted(op, ranks, size):
-                factors[(op, ranks, size)] = best / ours
-        return factors
+                floor = self.floors.of(op, ranks, size, memory) if wire == "shm" else None
+                found[(op, ranks, size)] = (best / ours, floor is not None and ours <= Floors.NEAR * floor)
+        return found
 
 
-def report(title, factors, each=None, together=None):
-    """One promise: every factor at least `each`, their geometric mean at least `together`."""
-    if not factors:
+def report(title, cells, each=None, together=None):
+    """One promise: every factor at least `each` or near the floor, their geometric mean at least `together`."""
+    if not cells:
         print(f"?     {title}: no rows")
         return False
-    slow = sorted((factor, cell) for cell, factor in factors.items() if each is not None and factor < each)
-    average = mean(factors.values())
+    slow = sorted((factor, cell) for cell, (factor, near) in cells.items() if each is not None and factor < each and not near)
+    saved = sum(each is not None and factor < each and near for factor, near in cells.values())
+    factors = [factor for factor, _ in cells.values()]
+    average = mean(factors)
     kept = not slow and (together is None or average >= together)
     wanted = " and ".join(filter(None, [each and f"each {each}", together and f"mean {together}"]))
-    print(f"{'kept' if kept else 'OPEN'}  {title}: {len(factors)} cells, mean {average:.2f}, least {min(factors.values()):.2f} (wanted: {wanted})")
+    floors = f", {saved} of them by the floor" if saved else ""
+    print(f"{'kept' if kept else 'OPEN'}  {title}: {len(cells) - len(slow)} of {len(cells)} cells{floors}, mean {average:.2f}, "
+          f"least {min(factors):.2f} (wanted: {wanted})")
     for factor, (op, ranks, size) in slow[:12]:
         print(f"        {op} of {size_text(size)} on {ranks} ranks: {factor:.2f}")
     if len(slow) > 12:
         print(f"        and {len(slow) - 12} more")
     return kept
+
+
+def report_figure(title, figure, most=None, least=None):
+    """One promise about one figure."""
+    if figure is None:
+        print(f"?     {title}: no rows")
+        return False
+    kept = (most is None or figure <= most) and (least is None or figure >= least)
+    print(f"{'kept' if kept else 'OPEN'}  {title}: {figure:.2f} (wanted: {'at most' if most is not None else 'at least'} {most if most is not None else least})")
+    return kept
+
+
+def over(above, below):
+    return above / below if above is not None and below else None
+
+
+def half(figure):
+    return None if figure is None else figure / 2
 
 
 def main(paths):
@@ -80,17 +164,30 @@ def main(paths):
 
     results = [
         report("arena tensors against the best MPI, reductions from 64 KiB",
-               rows.times_as_fast("arena", MPIS, lambda op, r, b: op in reductions and b >= 64 * KIB), 1.5, 3),
+               rows.cells("arena", MPIS, lambda op, r, b: op in reductions and b >= 64 * KIB), 1.5, 3),
         report("arena tensors against the best MPI, the other operations from 64 KiB",
-               rows.times_as_fast("arena", MPIS, lambda op, r, b: op not in reductions and b >= 64 * KIB), None, 1.5),
-        report("private buffers against the best MPI, every cell", rows.times_as_fast("private", MPIS, lambda *_: True), 1, 1.2),
-        report("up to 1 KiB and the barrier against the best MPI", rows.times_as_fast("private", MPIS, small), 1),
-        report("against Gloo up to 64 KiB", rows.times_as_fast("private", ("gloo",), lambda op, r, b: b <= 64 * KIB), 20),
-        report("private buffers against Gloo above 64 KiB", rows.times_as_fast("private", ("gloo",), lambda op, r, b: b > 64 * KIB), None, 5),
-        report("arena tensors against Gloo above 64 KiB", rows.times_as_fast("arena", ("gloo",), lambda op, r, b: b > 64 * KIB), None, 8),
+               rows.cells("arena", MPIS, lambda op, r, b: op not in reductions and b >= 64 * KIB), None, 1.5),
+        report("private buffers against the best MPI, every cell", rows.cells("private", MPIS, lambda *_: True), 1, 1.2),
+        report("up to 1 KiB and the barrier against the best MPI", rows.cells("private", MPIS, small), 1),
+        report("against Gloo up to 64 KiB", rows.cells("private", ("gloo",), lambda op, r, b: b <= 64 * KIB), 20),
+        report("private buffers against Gloo above 64 KiB", rows.cells("private", ("gloo",), lambda op, r, b: b > 64 * KIB), None, 5),
+        report("arena tensors against Gloo above 64 KiB", rows.cells("arena", ("gloo",), lambda op, r, b: b > 64 * KIB), None, 8),
         report("4 bytes over TCP between two ranks against Open MPI's tcp",
-               rows.times_as_fast("private", ("openmpi",), lambda op, r, b: r == 2 and b == 4, "tcp"), 1),
+               rows.cells("private", ("openmpi",), lambda op, r, b: r == 2 and b == 4, "tcp"), 1),
     ]
+    over_tcp = {(op, size): us for (op, ranks, size, kind, wire), us in rows.ours.items() if wire == "tcp" and ranks == 2 and kind == "private"}
+    results += [
+        report_figure("4 bytes over TCP there and back, times a busy loopback round trip",
+                      over(over_tcp.get(("ping_pong", 4)), rows.floors.simple("tcp round trip", 4)), most=2),
+        report_figure("64 MiB over TCP one way, share of one stream's speed",
+                      over(rows.floors.simple("tcp stream", 64 * MIB), half(over_tcp.get(("ping_pong", 64 * MIB)))), least=0.9),
+    ]
+    for (bench, count), row in sorted(rows.services.items()):
+        least = {"get": 2, "init": 10}.get(bench)
+        if least is not None and (bench != "init" or count == 32):
+            results.append(report_figure(f"{bench}, {count} at once: times as fast as stock torch's", over(row["stock_us"], row["muster_us"]), least=least))
+        if bench == "new_group":
+            results.append(report_figure(f"new_group on {count} ranks, microseconds", row["muster_us"], most=1000))
     return 0 if all(results) else 1
 
 

@@ -22,6 +22,7 @@
 #include <string>
 #include <vector>
 
+#include "../forked.h"
 #include "muster/cli/bench/cell.h"
 #include "muster/cli/bench/folder.h"
 #include "muster/distributed.h"
@@ -30,9 +31,12 @@ namespace {
 
 using muster::cli::bench::Folder;
 using muster::cli::bench::median;
-using Clock = std::chrono::steady_clock;
-
-constexpr int kMostRanks = 128;
+using muster_bench::Board;
+using muster_bench::Clock;
+using muster_bench::in_processes;
+using muster_bench::kMostRanks;
+using muster_bench::meet;
+using muster_bench::microseconds;
 
 struct Options {
   std::vector<int> counts;
@@ -40,51 +44,6 @@ struct Options {
   double seconds = 0.5;
   std::string json, python = "python3", worker = MUSTER_STOCK_SERVICES;
 };
-
-double microseconds(Clock::duration duration) { return std::chrono::duration<double, std::micro>(duration).count(); }
-
-/// What processes that are forked here share.
-struct Board {
-  std::atomic<int> ready{0};
-  std::atomic<Clock::rep> came{0};
-  double figures[kMostRanks] = {};
-};
-
-/// Runs `body(rank, board)` in `count` processes; a body calls `meet` before what it measures. The largest figure; negative where one
-/// failed.
-double in_processes(int count, const std::function<void(int, Board&)>& body) {
-  void* memory = ::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  if (memory == MAP_FAILED) return -1;
-  auto* board = new (memory) Board;
-  std::vector<pid_t> children;
-  for (int rank = 0; rank < count; ++rank) {
-    const pid_t child = ::fork();
-    if (child == 0) {
-      int status = 1;
-      try {
-        body(rank, *board);
-        status = 0;
-      } catch (const std::exception& error) {
-        std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
-      }
-      ::_exit(status);
-    }
-    children.push_back(child);
-  }
-  bool good = true;
-  for (const pid_t child : children) {
-    int status = 0;
-    good = ::waitpid(child, &status, 0) == child && status == 0 && good;
-  }
-  const double largest = *std::max_element(board->figures, board->figures + count);
-  ::munmap(memory, sizeof(Board));
-  return good ? largest : -1;
-}
-
-void meet(Board& board, int count) {
-  board.ready.fetch_add(1);
-  while (board.ready.load() < count) ::usleep(50);  // all are there before anything is measured
-}
 
 /// A line of the stock worker's output.
 double stock(const Options& options, const std::string& what, int count, const std::string& folder) {

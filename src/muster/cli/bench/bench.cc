@@ -305,7 +305,8 @@ int time_python(const std::vector<std::string>& arguments) {
 
 int run_bench(const std::vector<std::string>& arguments) {
   const std::string first = arguments.empty() ? "" : arguments.front();
-  if (first == "ddp" || first == "rpc") return become_program("muster_bench_" + first, {arguments.begin() + 1, arguments.end()});
+  if (first == "ddp" || first == "rpc" || first == "floors")
+    return become_program("muster_bench_" + first, {arguments.begin() + 1, arguments.end()});
   if (first == "store" || first == "group" || first == "launch" || first == "idle")
     return become_program("muster_bench_services", arguments);
   if (first == "python") return time_python({arguments.begin() + 1, arguments.end()});
@@ -317,7 +318,7 @@ int run_bench(const std::vector<std::string>& arguments) {
       "Libraries are compared by p50 from 64 KiB up and by loop below; a ratio below 1 is faster than the best rival.\n"
       "Which algorithm runs at which size: --tune, --check-selection, --simulate.\n"
       "Instead of collectives: muster bench ddp (training steps), rpc (remote calls), python (calls from Python), store, group, launch, "
-      "idle; each with --help.",
+      "idle, floors (what the machine itself takes); each with --help.",
       "muster bench");
   add_options(app, options);
   add_selection_options(app, options);
