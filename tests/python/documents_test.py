@@ -1,7 +1,6 @@
 """Programs of torch's documents with only their import changed: what they print is what the documents print."""
 
 import os
-import tempfile
 import textwrap
 
 import pytest
@@ -204,7 +203,7 @@ class ToyModel(torch.nn.Module):
 
 # spec: P1 demo_basic and demo_checkpoint on stock torch with its gloo replaced
 def test_demo_basic_and_checkpoint():
-    path = os.path.join(tempfile.mkdtemp(prefix="muster-test-"), "model.checkpoint")
+    path = meeting_file()
     name = meeting_file()
 
     def demo(rank):
