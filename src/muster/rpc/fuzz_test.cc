@@ -189,6 +189,9 @@ class Mind {
       if (kind == kAutogradGradients) archive(std::vector<at::Tensor>(1 + fuzz_.below(2), torch::ones({2})));
     }
     if (!fuzz_.one_in(8)) value.bytes = fuzz_.damaged(value.bytes);
+    // It would end its own context, which every worker of it may.
+    if (kind == kAutogradRelease && value.bytes == std::string_view(reinterpret_cast<const char*>(&context_), sizeof context_))
+      value.bytes.clear();
   }
 
  private:
