@@ -11,6 +11,7 @@
 #include "muster/collective/call.h"
 #include "muster/collective/collective_queue.h"
 #include "muster/collective/driver.h"
+#include "muster/collective/driving_thread.h"
 #include "muster/collective/point_to_point.h"
 #include "muster/collective/progress.h"
 #include "muster/collective/tuning.h"
@@ -22,8 +23,6 @@ constexpr std::uint64_t kNoSegment = ~std::uint64_t{0};
 /// How often a thread that waits looks after reminders, in the first second and later.
 constexpr auto kEarlyLook = std::chrono::milliseconds(100);
 constexpr auto kLateLook = std::chrono::seconds(1);
-/// Who drives calls between other work and has not looked in for so long is helped by the progress thread.
-constexpr auto kLookIn = std::chrono::milliseconds(20);
 constexpr auto kVerdictGrace = std::chrono::milliseconds(50);
 
 /// What the communicators of one fabric share.
@@ -73,9 +72,10 @@ class GroupCommunicator final : public Communicator, public Driver, public std::
     messages_.check_deadlines(now);
   }
   bool busy() override { return !queue_.empty() || !messages_.empty(); }
-  bool attended() override { return attending_.load() > 0 || (driving_.load() > 0 && group_.now() < looked_in_.load() + kLookIn); }
+  bool attended() override { return attending_.load() > 0 || (driving_.load() > 0 && driver_.is_at_work(group_.now())); }
+  bool attended_between() override { return attending_.load() == 0 && driving_.load() > 0; }
   void look_in() override {
-    if (driving_.load() > 0) looked_in_.store(group_.now());
+    if (driving_.load() > 0) driver_.is_here(group_.now());
     advance();
   }
   TimePoint next_deadline() override { return std::min(queue_.next_deadline(), messages_.next_deadline()); }
@@ -127,7 +127,7 @@ class GroupCommunicator final : public Communicator, public Driver, public std::
   std::uint64_t segment_;
   std::atomic<int> attending_{0};
   std::atomic<int> driving_{0};  // see drive_here()
-  std::atomic<TimePoint> looked_in_{TimePoint{}};
+  DrivingThread driver_;         // of those that do
   std::atomic<bool> closed_{false};
   PointToPoint messages_;
   CollectiveQueue queue_;
@@ -204,8 +204,13 @@ Status GroupCommunicator::run_valid(const Args& args, TimePoint deadline) {
 PendingRef GroupCommunicator::start(Args args, TimePoint deadline) {
   if (Status valid = check(args); !valid) return std::make_shared<Finished>(std::move(valid));
   auto operation = queue_.start(shared_from_this(), std::move(args), deadline);
-  const bool driven = attended();     // whoever leaves after this sees the call
-  if (driven) group_.fabric->wake();  // its limit does not know of this deadline
+  const bool driven = attended();  // whoever leaves after this sees the call
+  if (driven) {
+    group_.fabric->wake();  // its limit does not know of this deadline
+  } else if (group_.fabric->threads()) {
+    advance();  // where all others have come already, nobody need be woken
+    if (operation->published() && !busy()) return operation;
+  }
   watch(!driven);
   if (driven && !attended()) shared_->progress.notify();  // it has left before the call was watched
   return operation;
@@ -214,7 +219,7 @@ PendingRef GroupCommunicator::start(Args args, TimePoint deadline) {
 std::shared_ptr<void> GroupCommunicator::drive_here() {
   struct Driving {
     explicit Driving(std::shared_ptr<GroupCommunicator> driven) : group(std::move(driven)) {
-      group->looked_in_.store(group->group_.now());
+      group->driver_.is_here(group->group_.now());
       group->driving_.fetch_add(1);
     }
     ~Driving() {

@@ -105,9 +105,9 @@ class Communicator {
   /// Queued; the process's progress thread advances it, `Pending::wait` takes over.
   virtual PendingRef start(Args args, TimePoint deadline) = 0;
 
-  /// While what it returns lives, the caller drives what is started here, by `Pending::done` now and then and by a `wait` in the end:
-  /// the progress thread keeps off unless the caller has not looked in for 20 ms. For a thread that computes meanwhile, on a machine that
-  /// has no core left for another.
+  /// While what it returns lives, the caller drives what is started here, by `Pending::done` now and then and by a `wait` in the end: the
+  /// progress thread keeps off as long as the calling thread computes (driving_thread.h). Where that stands still elsewhere, it helps some
+  /// milliseconds later, as soon as it looks, which is every 50 ms at least. For a machine that has no core left for another thread.
   virtual std::shared_ptr<void> drive_here() = 0;
 
   /// Says that this member could not make its next call, an `op`, because of its arguments. That counts as a call: the others learn it, and

@@ -1,5 +1,9 @@
 // Calls that are queued; deadlines, disagreements, ends.
+#include <ctime>
+#include <future>
+
 #include "muster/collective/communicator_test_job.h"
+#include "muster/collective/driving_thread.h"
 
 namespace muster::collective {
 namespace {
@@ -73,6 +77,47 @@ TEST(Queue, WhoDrivesHereMayLeave) {
       EXPECT_EQ(two[39'999], 3);
     });
   }
+}
+
+// Both ranks have said that they drive, and stand still elsewhere.
+TEST(Queue, WhoDrivesHereAndStandsStillIsHelped) {
+  for (Wire wire : testing::kWires) {
+    with_group(2, wire, [](int rank, Communicator& group) {
+      const Values in(300'000, rank + 1);
+      Values out(in.size());
+      const auto driving = group.drive_here();
+      std::promise<Status> ended;
+      group.start(all_reduce(in, out), soon())->when_done([&](const Status& status) { ended.set_value(status); });
+      EXPECT_TRUE(ended.get_future().get().ok());
+      EXPECT_EQ(out.back(), 3);
+    });
+  }
+}
+
+TEST(DrivingThread, IsAtWorkWhileItComputes) {
+  const auto computed = [] {
+    timespec time{};
+    ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return Duration(seconds(time.tv_sec)) + std::chrono::nanoseconds(time.tv_nsec);
+  };
+  constexpr Duration kWhile = 2 * DrivingThread::kTrusted;
+  DrivingThread driver;
+  EXPECT_FALSE(driver.is_at_work(in(kWhile)));  // nobody yet
+  TimePoint now = steady_clock().now();
+  driver.is_here(now);
+  EXPECT_TRUE(driver.is_at_work(now));
+  for (int turn = 0; turn < 3; ++turn) {
+    for (const Duration until = computed() + kWhile; computed() < until;) {
+    }
+    now += kWhile;
+    EXPECT_TRUE(driver.is_at_work(now));
+  }
+  now += std::chrono::hours(1);  // in which it computes no more than this test
+  EXPECT_FALSE(driver.is_at_work(now));
+  driver.is_here(now);
+  EXPECT_TRUE(driver.is_at_work(now));
+  std::thread([&] { driver.is_here(now); }).join();
+  EXPECT_FALSE(driver.is_at_work(now + kWhile));  // it has ended
 }
 
 // Each rank waits in another group first, and drives only that; the other one is looked after all the same.

@@ -9,6 +9,8 @@ constexpr auto kTick = std::chrono::milliseconds(1);
 /// So long after its last work the thread still looks every tick, so that a stream of short calls need not wake it each time.
 constexpr int kLightTicks = 100;
 constexpr auto kLongTick = std::chrono::milliseconds(50);
+/// Where threads that compute look after all there is, whose cores it would only take.
+constexpr auto kModestTick = std::chrono::milliseconds(5);
 
 }  // namespace
 
@@ -41,7 +43,9 @@ void Progress::Shared::kick() {
 
 void Progress::Shared::nap(std::unique_lock<std::mutex>& guard, int& idle_ticks) {
   if (idle_ticks++ < kLightTicks) {
-    changed.wait_for(guard, kTick);
+    const bool modest =
+        !work.empty() && std::all_of(work.begin(), work.end(), [](const auto& driven) { return driven->attended_between(); });
+    changed.wait_for(guard, modest ? kModestTick : kTick);
     return;
   }
   drowsy = true;

@@ -24,8 +24,10 @@ class Driven {
   /// Fails what is past its deadline.
   virtual void check_deadlines(TimePoint now) = 0;
   virtual bool busy() = 0;
-  /// Whether some thread drives it by waiting for it.
+  /// Whether some thread drives it, by waiting for it or between its own work.
   virtual bool attended() = 0;
+  /// The latter alone: then there is time until the next look.
+  virtual bool attended_between() { return false; }
   virtual TimePoint next_deadline() = 0;
 };
 

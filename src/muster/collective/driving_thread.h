@@ -1,0 +1,53 @@
+/// Whether a thread that has promised to drive calls while it computes is still at that, or stands still and needs help.
+#pragma once
+
+#include <pthread.h>
+
+#include <atomic>
+#include <ctime>
+
+#include "muster/base/clock.h"
+
+namespace muster::collective {
+
+/// Thread-safe. Of several threads the last one counts.
+class DrivingThread {
+ public:
+  /// For so long after it has been here nobody looks after it.
+  static constexpr Duration kTrusted = std::chrono::milliseconds(5);
+
+  /// The calling thread is it, and drives just now.
+  void is_here(TimePoint now) {
+    clockid_t clock{};
+    if (::pthread_getcpuclockid(::pthread_self(), &clock) != 0) clock = kNoClock;
+    clock_.store(clock);
+    used_.store(used(clock));
+    seen_.store(now);
+  }
+
+  /// It has been here lately, or has had a core for a good part of the time since anybody asked.
+  bool is_at_work(TimePoint now) {
+    const TimePoint seen = seen_.load();
+    if (now < seen + kTrusted) return true;
+    const Duration used_now = used(clock_.load()), before = used_.exchange(used_now);
+    if ((used_now - before) * 4 < now - seen) return false;
+    seen_.store(now);
+    return true;
+  }
+
+ private:
+  static constexpr clockid_t kNoClock = -1;  // of no thread
+
+  /// Processor time; zero for a thread that has ended.
+  static Duration used(clockid_t clock) {
+    timespec time{};
+    if (::clock_gettime(clock, &time) != 0) return {};
+    return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+  }
+
+  std::atomic<clockid_t> clock_{kNoClock};
+  std::atomic<Duration> used_{Duration{}};
+  std::atomic<TimePoint> seen_{TimePoint{}};
+};
+
+}  // namespace muster::collective
