@@ -15,13 +15,21 @@ import muster  # the check of torch's version
 from muster import _C
 
 import torch.distributed as _dist
+from torch.cuda import device_count as _gpus
 from torch.nn.parallel import DistributedDataParallel as _DDP
 
 __all__ = ["register", "replace_gloo"]
 
 
+def _lend_buckets():
+    """Lets DDP take its buckets' memory from the backend, which torch leaves off by default. Not where a GPU's backend would lend too."""
+    if _gpus() == 0:
+        os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
+
+
 def _create(name):
     def create(options, _backend_options):
+        _lend_buckets()
         timeout = options.timeout
         return _C.create_torch_backend(
             name,

@@ -76,6 +76,97 @@ def test_ddp_trains_as_on_gloo(options):
         torch.testing.assert_close(torch.tensor(mine), torch.tensor(theirs))
 
 
+def buckets_in_shared_memory(rank, size):
+    net = torch.nn.parallel.DistributedDataParallel(model(), gradient_as_bucket_view=True)
+    for step in range(2):  # the second with buckets that were laid out anew
+        torch.nn.functional.mse_loss(net(batch(rank, step)[0]), batch(rank, step)[1]).backward()
+        assert all(muster.in_shared_memory(parameter.grad) for parameter in net.parameters())
+    cpu = torch.device("cpu")
+    backend = dist.group.WORLD._get_backend(cpu)
+    assert backend.supports_tensor_alloc(cpu)
+    memory = backend.allocate_tensor(5, dtype=torch.int64, device=cpu)
+    assert memory.shape == (5,) and memory.dtype == torch.int64 and muster.in_shared_memory(memory)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() > 0, reason="left to the user where a GPU's backend would lend memory too")
+def test_buckets_of_ddp_are_in_shared_memory():
+    on_ranks(2, buckets_in_shared_memory)
+
+
+def pass_with(hook):
+    """A backward pass in which `hook` is called."""
+    with torch.enable_grad():
+        x = torch.ones(3, requires_grad=True)
+        y = x * 2
+        y.register_hook(hook)
+        y.sum().backward()
+
+
+def calls_in_backward(rank, size):
+    torch.set_num_threads(2 * os.cpu_count())  # no core is free beside such ranks: the passes drive their calls themselves
+    whole = torch.full((100_000,), float(sum(range(size))))
+
+    def mine():
+        return torch.full_like(whole, rank)
+
+    # The future is waited for in the middle of the pass, by a thread that drives nothing meanwhile.
+    def waits(grad):
+        x = mine()
+        dist.all_reduce(x, async_op=True).get_future().wait()
+        assert torch.equal(x, whole)
+
+    for _ in range(3):
+        pass_with(waits)
+
+    # One call leads to the next; all are over with the pass, or soon after it.
+    x, futures = mine(), []
+
+    def leads_on(grad):
+        def again(future):
+            futures.append(dist.all_reduce(x, async_op=True).get_future())
+            return future.value()
+
+        futures.append(dist.all_reduce(x, async_op=True).get_future().then(again))
+
+    pass_with(leads_on)
+    futures[0].wait()
+    futures[1].wait()
+    assert torch.equal(x, whole * size)
+
+    # Rank 0's call can only end when its pass has.
+    x, later = mine(), []
+    if rank == 0:
+        pass_with(lambda grad: later.append(dist.all_reduce(x, async_op=True).get_future()))
+        for other in range(1, size):
+            dist.send(torch.ones(1), other)
+        later[0].wait()
+    else:
+        dist.recv(torch.ones(1), 0)
+        dist.all_reduce(x)
+    assert torch.equal(x, whole)
+
+    # A pass within a pass, and one that fails.
+    works, y = [], mine()
+    pass_with(lambda grad: (works.append(dist.all_reduce(y, async_op=True)), pass_with(waits), waits(grad)) and None)
+    works[0].wait()
+    assert torch.equal(y, whole)
+    x = mine()
+
+    def fails(grad):
+        works.append(dist.all_reduce(x, async_op=True))
+        raise KeyError("a hook of the user's")
+
+    with pytest.raises(KeyError):
+        pass_with(fails)
+    works[1].wait()
+    assert torch.equal(x, whole)
+
+
+# spec: E3 futures of calls in a backward pass in stock torch
+def test_calls_in_backward():
+    on_ranks(3, calls_in_backward)
+
+
 def sharded(rank, size, folder):
     net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
     torch.manual_seed(1)

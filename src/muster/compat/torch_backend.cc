@@ -1,5 +1,6 @@
 #include "muster/compat/torch_backend.h"
 
+#include <ATen/ops/empty.h>
 #include <torch/csrc/distributed/rpc/rpc_agent.h>
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 #include "muster/group/collectives.h"
 #include "muster/group/debug.h"
 #include "muster/group/point_to_point.h"
+#include "muster/group/shared_tensor.h"
 
 namespace muster::compat {
 namespace {
@@ -108,14 +110,23 @@ TorchBackend::TorchBackend(std::string name, std::shared_ptr<TorchJob> job, Grou
 
 TorchBackend::~TorchBackend() = default;
 
+/// Null where the engine's own thread had better drive a call on such tensors.
+std::shared_ptr<BackwardCalls> TorchBackend::driven_by_this_pass(const Tensors& inputs) {
+  if (!std::all_of(inputs.begin(), inputs.end(), [](const auto& input) { return input.is_cpu(); })) return nullptr;
+  return BackwardCalls::of_this_pass(*group_, in_backward_);
+}
+
 /// `call(timeout)` gives a Work, or none where it is done.
 template <class Call>
 TorchBackend::Works TorchBackend::issue(OpType type, const Tensors& inputs, Tensors outputs, std::chrono::milliseconds timeout, Call call) {
   auto shown = CallRange::begin(name_, type, inputs);
   const bool counts = type != OpType::SEND && type != OpType::RECV && type != OpType::RECVANYSOURCE;
-  TorchWork::Parts parts{.type = type, .works = {}, .outputs = std::move(outputs), .group = group_, .sequence = 0, .timeout = {}};
+  TorchWork::Parts parts{
+      .type = type, .works = {}, .outputs = std::move(outputs), .group = group_, .sequence = 0, .timeout = {}, .pass = {}};
   parts.sequence = counts ? sequence_.fetch_add(1, std::memory_order_relaxed) + 1 : 0;
   parts.timeout = given(timeout).value_or(group_->timeout());
+  const auto pass = counts ? driven_by_this_pass(inputs) : nullptr;
+  parts.pass = pass;
   if (auto work = in_torch_errors([&] { return call(given(timeout)); })) parts.works.push_back(std::move(work));
   return TorchWork::create(std::move(parts), std::move(shown));
 }
@@ -125,9 +136,11 @@ template <class Each>
 TorchBackend::Works TorchBackend::issue_each(OpType type, const Tensors& inputs, const Tensors& outputs, std::chrono::milliseconds timeout,
                                              Each each) {
   auto shown = CallRange::begin(name_, type, inputs);
-  TorchWork::Parts parts{.type = type, .works = {}, .outputs = outputs, .group = group_, .sequence = 0, .timeout = {}};
+  TorchWork::Parts parts{.type = type, .works = {}, .outputs = outputs, .group = group_, .sequence = 0, .timeout = {}, .pass = {}};
   parts.sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
   parts.timeout = given(timeout).value_or(group_->timeout());
+  const auto pass = driven_by_this_pass(inputs);
+  parts.pass = pass;
   in_torch_errors([&] {
     for (std::size_t i = 0; i < outputs.size(); ++i) {
       if (auto work = each(i, given(timeout))) parts.works.push_back(std::move(work));
@@ -332,6 +345,17 @@ c10::intrusive_ptr<c10d::Backend> TorchBackend::split(const c10::intrusive_ptr<c
 void TorchBackend::setTimeout(std::chrono::milliseconds timeout) {
   group_->set_timeout(timeout);
   options_->timeout = timeout;
+}
+
+at::Tensor TorchBackend::allocateTensor(long size, at::TensorOptions options) {
+  return in_torch_errors([&] {
+    try {
+      return empty_shared({size}, options);
+    } catch (const DistError& error) {
+      if (error.code() != Code::exhausted) throw;
+      return at::empty({size}, options);
+    }
+  });
 }
 
 c10d::ErrorType TorchBackend::getError() {

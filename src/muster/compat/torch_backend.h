@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "muster/compat/backward_calls.h"
 #include "muster/compat/torch_job.h"
 #include "muster/group/process_group.h"
 #include "muster/group/work.h"
@@ -75,6 +76,10 @@ class TorchBackend : public c10d::Backend {
 
   // Newer than torch 2.6: no `override`.
   c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() { return options_; }
+  /// What DDP takes its buckets from, and whoever else asks: memory that the other ranks of the host read and write where it is. Private
+  /// memory where the arena has no room.
+  bool supportsTensorAlloc(c10::DeviceIndex device) { return device < 0; }
+  at::Tensor allocateTensor(long size, at::TensorOptions options);
   bool supportsSplitting() const { return true; }
   c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
                                           const c10::intrusive_ptr<c10d::Backend::Options>& options);
@@ -86,6 +91,7 @@ class TorchBackend : public c10d::Backend {
   void shutdown();
 
  private:
+  std::shared_ptr<BackwardCalls> driven_by_this_pass(const Tensors& inputs);
   /// `inputs`: what a profiler shows of the call. `outputs`: what the Work's future gives.
   template <class Call>
   Works issue(c10d::OpType type, const Tensors& inputs, Tensors outputs, std::chrono::milliseconds timeout, Call call);
@@ -99,6 +105,7 @@ class TorchBackend : public c10d::Backend {
   const c10::intrusive_ptr<c10d::Backend::Options> options_;
   std::atomic<std::uint64_t> sequence_{0};
   std::atomic<bool> shut_down_{false};
+  BackwardCalls::Latest in_backward_;
 };
 
 }  // namespace muster::compat

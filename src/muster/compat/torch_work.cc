@@ -14,7 +14,7 @@ namespace muster::compat {
 
 c10::intrusive_ptr<TorchWork> TorchWork::create(Parts parts, std::shared_ptr<CallRange> shown) {
   auto whole = c10::make_intrusive<TorchWork>(std::move(parts), shown);
-  if (shown) whole->getFuture()->addCallback([shown](c10::ivalue::Future&) { shown->end(); });
+  if (shown) whole->future()->addCallback([shown](c10::ivalue::Future&) { shown->end(); });
   return whole;
 }
 
@@ -56,6 +56,11 @@ void TorchWork::abort() {
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> TorchWork::getFuture() {
+  if (const auto pass = parts_.pass.lock()) pass->finish_at_the_end(parts_.works);
+  return future();
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> TorchWork::future() {
   const std::lock_guard lock(future_mutex_);
   if (future_) return future_;
   future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <vector>
 
+#include "muster/compat/backward_calls.h"
 #include "muster/compat/torch_range.h"
 #include "muster/group/process_group.h"
 #include "muster/group/work.h"
@@ -24,6 +25,7 @@ class TorchWork : public c10d::Work {
     Group group;                      ///< for the sender's rank
     std::uint64_t sequence = 0;
     Duration timeout{};
+    std::weak_ptr<BackwardCalls> pass;  ///< in which it was called; else null
   };
   /// `shown` (null where no profiler looks) ends when the call is done, at the latest when somebody has waited for it.
   static c10::intrusive_ptr<TorchWork> create(Parts parts, std::shared_ptr<CallRange> shown);
@@ -43,6 +45,8 @@ class TorchWork : public c10d::Work {
   std::chrono::milliseconds getTimeout() const { return std::chrono::duration_cast<std::chrono::milliseconds>(parts_.timeout); }
 
  private:
+  c10::intrusive_ptr<c10::ivalue::Future> future();
+
   const Parts parts_;
   const std::shared_ptr<CallRange> shown_;
   mutable std::mutex future_mutex_;

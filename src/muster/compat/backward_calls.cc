@@ -1,0 +1,66 @@
+#include "muster/compat/backward_calls.h"
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <exception>
+#include <utility>
+
+#include "muster/base/clock.h"
+
+namespace muster::compat {
+namespace {
+
+/// Calls that end later are no business of the pass: it may be this rank that the others wait for, for something that it does afterwards.
+constexpr Duration kStay = std::chrono::milliseconds(100);
+
+}  // namespace
+
+std::shared_ptr<BackwardCalls> BackwardCalls::of_this_pass(const ProcessGroup& group, Latest& latest) {
+  const int pass = torch::autograd::get_current_graph_task_id();
+  if (pass < 0) return nullptr;
+  const std::lock_guard hold(latest.mutex);
+  if (auto calls = latest.calls.lock(); calls && calls->pass_ == pass) {
+    const std::lock_guard lock(calls->mutex_);
+    return calls->over_ ? nullptr : calls;
+  }
+  auto driving = group.drive_here();
+  if (!driving) return nullptr;
+  auto calls = std::make_shared<BackwardCalls>(pass, std::move(driving));
+  latest.calls = calls;
+  // Before that of DDP, which comes with the last bucket. Autograd drops it uncalled where an exception ends the pass.
+  torch::autograd::Engine::get_default_engine().queue_callback([calls] { calls->end(); });
+  return calls;
+}
+
+void BackwardCalls::finish_at_the_end(const std::vector<WorkRef>& works) {
+  const std::lock_guard lock(mutex_);
+  if (!over_) works_.insert(works_.end(), works.begin(), works.end());
+}
+
+/// Null where none is left; then the pass is over.
+WorkRef BackwardCalls::next() {
+  const std::lock_guard lock(mutex_);
+  if (works_.empty()) {
+    over_ = true;
+    return nullptr;
+  }
+  auto work = std::move(works_.front());
+  works_.erase(works_.begin());
+  return work;
+}
+
+void BackwardCalls::end() {
+  const auto deadline = deadline_after(steady_clock(), kStay);
+  while (const auto work = next()) {
+    if (work->is_completed()) continue;
+    try {
+      work->wait(time_left(steady_clock(), deadline));
+    } catch (const std::exception&) {
+      // What it failed with is in the future that was asked for; what has not ended in time goes on.
+    }
+  }
+  driving_.reset();
+}
+
+}  // namespace muster::compat
