@@ -80,6 +80,12 @@ void watch_for_interrupts() {
   ::sigaction(SIGINT, &action, nullptr);
 }
 
+bool main_thread_is_interruptible() {
+  auto& state = waiting();
+  const std::lock_guard lock(state.mutex);
+  return state.interrupt != nullptr;
+}
+
 Group acting(const Group& group) {
   if (group) return group;
   const auto scope = WorldScope::current();

@@ -21,6 +21,9 @@ namespace muster::python {
 /// Puts the handler in front, on the main thread and where Python's own is there. Called at import and where a job begins.
 void watch_for_interrupts();
 
+/// Whether the main thread is in a call that Ctrl-C ends.
+bool main_thread_is_interruptible();
+
 /// What Ctrl-C ends while this lives, on the main thread; on another one nothing. Made and destroyed with the GIL.
 class Interruptible {
  public:

@@ -77,6 +77,7 @@ void bind_groups(py::module_& module) {
   bind_reduce_op(module);
   bind_work(module);
   watch_for_interrupts();
+  module.def("main_thread_is_interruptible", &main_thread_is_interruptible, "Whether the main thread is in a call that Ctrl-C ends.");
 
   py::class_<ProcessGroup, Group>(module, "ProcessGroup", "A set of ranks that communicate. False where this process is no member.",
                                   let_go_without_gil<ProcessGroup>())

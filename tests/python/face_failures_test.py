@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import muster as dist
+from muster import _C
 from ranks import fork, meeting_file, run_ranks
 from thread_ranks import on_threads, row, same
 
@@ -55,6 +56,17 @@ def test_killed_rank_is_named():
     run_ranks(3, body, killed=(2,))
 
 
+def interrupt_the_next_call():
+    """As Ctrl-C does: to the process, as soon as its main thread is in a call of muster's."""
+
+    def interrupt():
+        while not _C.main_thread_is_interruptible():
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+
+
 def test_interrupt_ends_a_blocked_call():
     """Ctrl-C on rank 0, which waits for rank 1; rank 1 is told."""
     name = meeting_file()
@@ -65,8 +77,7 @@ def test_interrupt_ends_a_blocked_call():
         dist.init_process_group(init_method="file://" + name, rank=rank, world_size=2)
         dist.barrier()
         if rank == 0:
-            # As Ctrl-C does: to the process, while its main thread is in the call or about to enter it.
-            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+            interrupt_the_next_call()
             with pytest.raises(KeyboardInterrupt):
                 dist.all_reduce(torch.ones(4))
             inside.set()
@@ -95,7 +106,7 @@ def test_interrupt_ends_the_wait_for_a_message_of_another_group(batch):
                 first, work = dist.batch_isend_irecv([dist.P2POp(dist.irecv, y, 1), dist.P2POp(dist.irecv, x, 1, pair)])
             else:
                 first, work = dist.irecv(y, 1), dist.irecv(x, 1, pair)
-            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+            interrupt_the_next_call()
             with pytest.raises(KeyboardInterrupt):
                 work.wait()
             after.set()
@@ -196,7 +207,7 @@ def test_interrupt_ends_the_wait_for_others():
 
     def body(rank):
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        interrupt_the_next_call()
         with pytest.raises(KeyboardInterrupt):
             dist.init_process_group(init_method="file://" + name, rank=0, world_size=2)
 
