@@ -251,6 +251,7 @@ void Engine::on_stream(int peer, std::unique_ptr<ByteStream> stream) {
   link->heard = clock().now();
   link->asked = TimePoint{};
   if (link->stream->descriptor() >= 0 && ready_) {
+    take_back();
     ready_->add(link->stream->descriptor(), peer);
     with_descriptor_.push_back(link.get());
   } else {
@@ -290,8 +291,31 @@ bool Engine::service_read(Link& link) {
 void Engine::update_interest(Link& link) {
   const bool want = link.stuck && link.protocol.has_output();
   if (!ready_ || !link.up() || link.stream->descriptor() < 0 || want == (link.interest != 0)) return;
+  take_back();
   link.interest = want ? 1 : 0;
   ready_->want_writable(link.stream->descriptor(), link.peer(), want);
+}
+
+/// Takes the few descriptors that are read in every pass out of the set: every message tells the set, and the set the watcher, in the time
+/// of its sender. Only while the watcher does not rely on them: it looks by itself then, every millisecond, until it is armed.
+void Engine::set_aside() {
+  const auto waits_for_room = [](const Link* link) { return link->interest != 0; };
+  if (aside_ || !watcher_ || watcher_->armed() || std::any_of(with_descriptor_.begin(), with_descriptor_.end(), waits_for_room)) return;
+  for (const Link* link : with_descriptor_) ready_->remove(link->stream->descriptor());
+  aside_ = true;
+}
+
+void Engine::take_back() {
+  if (!std::exchange(aside_, false)) return;
+  for (const Link* link : with_descriptor_) ready_->add(link->stream->descriptor(), link->peer());
+}
+
+bool Engine::tell_watcher(std::atomic<bool>& armed) {
+  lock_.lock();
+  const bool was_armed = armed.exchange(true);
+  if (!was_armed) take_back();
+  lock_.unlock();
+  return !was_armed;
 }
 
 void Engine::flush_dirty(TimePoint) {
@@ -363,8 +387,10 @@ bool Engine::pass() {
   bool moved = false;
   moved |= poll_connector(now);  // cheap without news
   if (ready_) {
-    const bool all = ++passes_ % kPlainPasses == 0 || with_descriptor_.size() > kFew;
+    const bool few = with_descriptor_.size() <= kFew;
+    const bool all = !few || (!aside_ && ++passes_ % kPlainPasses == 0);
     moved |= all ? poll_ready() : poll_few();
+    if (all && few && pollers_active()) set_aside();
   }
   moved |= poll_plain();
   flush_dirty(now);

@@ -128,6 +128,8 @@ class Engine final : public ConnectorEvents {
   // For the watcher.
   /// One pass and what is due; then when it wants to be called again.
   TimePoint watch_pass();
+  /// Arms it: from here on every link's news must reach it. False where it was armed.
+  bool tell_watcher(std::atomic<bool>& armed);
   bool pollers_active() const { return active_pollers_.load(std::memory_order_relaxed) > 0; }
   std::uint64_t polls() const { return polls_.load(std::memory_order_relaxed); }
 
@@ -163,6 +165,8 @@ class Engine final : public ConnectorEvents {
   void stream_ended(Link& link, Status why);
   void close_stream(Link& link);
   void update_interest(Link& link);
+  void set_aside();
+  void take_back();
   void retire(std::uint32_t id);
   bool quiet();
   void say_goodbye();
@@ -210,6 +214,7 @@ class Engine final : public ConnectorEvents {
   std::vector<std::unique_ptr<Link>> links_;
   std::vector<Link*> plain_;            // up, without a descriptor
   std::vector<Link*> with_descriptor_;  // up
+  bool aside_ = false;                  // they are not in ready_: so few are read in every pass
   std::vector<Link*> dirty_;
   TimePoint connector_timer_ = TimePoint::min();
   TimePoint pass_time_{};

@@ -74,7 +74,7 @@ void Watcher::kick() {
 }
 
 void Watcher::arm() {
-  if (armed_.exchange(true)) return;
+  if (!engine_.tell_watcher(armed_)) return;
   epoll_event event{};
   event.events = EPOLLIN | EPOLLONESHOT;
   event.data.fd = news_;
@@ -82,7 +82,7 @@ void Watcher::arm() {
 }
 
 void Watcher::rearm() {
-  if (!armed_.load(std::memory_order_acquire)) arm();
+  if (!armed()) arm();
 }
 
 void Watcher::run() {

@@ -26,6 +26,8 @@ class Watcher {
   void kick();
   /// From here on news wake it again; called by a poller that stops polling. One atomic load where they do already.
   void rearm();
+  /// Whether news wake it.
+  bool armed() const { return armed_.load(std::memory_order_acquire); }
 
  private:
   void run();
