@@ -141,6 +141,7 @@ def test_interrupt_of_a_forked_child_is_its_own():
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
+            signal.alarm(60)  # where a rank fails nothing of it stays: what waits for the test's output would wait for ever
             try:
                 os.write(writing, b"x")
                 while True:
@@ -149,6 +150,7 @@ def test_interrupt_of_a_forked_child_is_its_own():
                 os._exit(0)
             finally:
                 os._exit(1)
+        os.close(writing)
         assert os.read(reading, 1) == b"x"
         return child
 
@@ -161,12 +163,12 @@ def test_interrupt_of_a_forked_child_is_its_own():
             for child in children:
                 os.kill(child, signal.SIGINT)
                 assert os.waitpid(child, 0)[1] == 0
-            time.sleep(0.2)  # where they wake this process's thread, that shows only once it has run
 
         out = [None, None]
         dist.all_gather_object(out, Deed(interrupt_children))
         assert out == [7, 7]
-        dist.barrier()
+        for _ in range(100):
+            dist.barrier()  # where they have woken this process's thread, it ends the call that goes on when it comes to run
 
     run_ranks(2, body)
 
