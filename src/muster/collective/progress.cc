@@ -7,7 +7,7 @@ namespace {
 
 constexpr auto kTick = std::chrono::milliseconds(1);
 /// So long after its last work the thread still looks every tick, so that a stream of short calls need not wake it each time.
-constexpr int kLightTicks = 100;
+constexpr int kLightTicks = 20;
 constexpr auto kLongTick = std::chrono::milliseconds(50);
 /// Where threads that compute look after all there is, whose cores it would only take.
 constexpr auto kModestTick = std::chrono::milliseconds(5);
