@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
+#include <utility>
 
 #include "muster/collective/kernels.h"
 #include "muster/collective/plan/bruck_plan.h"
@@ -137,25 +138,30 @@ Task<Status> LinkGroup::all_reduce_small(const Args& args) {
 }
 
 Task<Status> LinkGroup::reduce_small(const Args& args) {
-  const std::size_t bytes = args.inputs[0].size();
   const bool root = rank_ == args.root;
-  std::byte* blocks = scratch(bytes * at(root ? size_ : 1));
+  const bool scaled = args.reduce == Reduce::premul_sum;
+  ConstBytes mine = args.inputs[0];
+  const std::size_t bytes = mine.size();
+  // For what arrives, and for the product where the contribution is one.
+  std::byte* next = scratch(bytes * (at(root ? size_ - 1 : 0) + (scaled ? 1 : 0)));
+  const auto take = [&next, bytes] { return std::exchange(next, next + bytes); };
+  if (scaled) {
+    std::byte* product = take();
+    contribute(product, mine, args);
+    mine = {product, bytes};
+  }
   if (!root) {
-    contribute(blocks, args.inputs[0], args);
-    flight_.send(0, args.root, 0, {blocks, bytes});
+    flight_.send(0, args.root, 0, mine);
     Status sent = co_await finish();
     drop_large_scratch();
     co_return sent;
   }
-  std::vector<const std::byte*> inputs(at(size_));
+  std::vector<const std::byte*> inputs(at(size_), mine.data());
   for (int member = 0; member < size_; ++member) {
-    std::byte* block = blocks + at(member) * bytes;
+    if (member == rank_) continue;
+    std::byte* block = take();
     inputs[at(member)] = block;
-    if (member == rank_) {
-      contribute(block, args.inputs[0], args);
-    } else {
-      flight_.receive(0, member, 0, {block, bytes});
-    }
+    flight_.receive(0, member, 0, {block, bytes});
   }
   if (Status gathered = co_await finish(); !gathered) co_return gathered;
   reduce_complete(args.outputs[0].data(), inputs, bytes / size_of(args.dtype), args.dtype, args.reduce);

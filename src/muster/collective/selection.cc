@@ -19,6 +19,10 @@ std::uint64_t gathered_bytes(int ranks) {
   return std::clamp<std::uint64_t>(static_cast<std::uint64_t>(ranks) * 4096, 64 * 1024, kMostGathered);
 }
 
+/// Measured over loopback.
+constexpr std::uint64_t kPairExchanges = 256 * 1024, kPairReduces = 1024 * 1024;
+constexpr int kFewRanks = 8;
+
 constexpr Algorithm kDissemination[] = {Algorithm::dissemination};
 constexpr Algorithm kBroadcast[] = {Algorithm::tree, Algorithm::chain};
 constexpr Algorithm kAllReduce[] = {Algorithm::bruck, Algorithm::slices};
@@ -97,9 +101,14 @@ Selection::Selection(Ground ground, int ranks) : ground_(ground), ranks_(ranks) 
   }
   // A chain pays once its chunks are more than its ranks.
   set_bound(Op::broadcast, Algorithm::tree, ranks < 4 ? kAlways : 2 * plan::kTreeChunkBytes * members + 1);
-  set_bound(Op::all_reduce, Algorithm::bruck, gathered_bytes(ranks) / members + 1);
-  set_bound(Op::reduce, Algorithm::direct, gathered_bytes(ranks) / members + 1);
-  set_bound(Op::all_gather, Algorithm::bruck, gathered_bytes(ranks) + 1);
+  // Between two ranks as many bytes travel whatever the algorithm, so the one with the fewest rounds wins, until what it holds
+  // meanwhile leaves the caches.
+  const std::uint64_t gathered = gathered_bytes(ranks);
+  set_bound(Op::all_reduce, Algorithm::bruck, (ranks == 2 ? kPairExchanges : gathered / members) + 1);
+  set_bound(Op::reduce, Algorithm::direct, (ranks == 2 ? kPairReduces : gathered / members) + 1);
+  set_bound(Op::all_gather, Algorithm::bruck, gathered + 1);
+  // A ring spares the network's switches many streams at once; few ranks do not need that, and it takes a round for each.
+  set_bound(Op::all_gather, Algorithm::direct, ranks <= kFewRanks ? kAlways : 0);
 }
 
 void Selection::set_bound(Op op, Algorithm algorithm, std::uint64_t bound) {

@@ -23,14 +23,16 @@ TEST(Selection, DefaultsGiveWayByWhatIsGathered) {
   for (const int ranks : {1, 2, 3, 8, 1000}) {
     const Selection links(Ground::links, ranks);
     const std::uint64_t gathered = ranks == 1000 ? 4000 * kKiB : 64 * kKiB;
-    const std::uint64_t each = gathered / static_cast<std::uint64_t>(ranks);
+    const std::uint64_t share = gathered / static_cast<std::uint64_t>(ranks);
+    const std::uint64_t each = ranks == 2 ? 256 * kKiB : share, to_one = ranks == 2 ? 1024 * kKiB : share;
     EXPECT_EQ(links.choose(Op::all_reduce, 0), Algorithm::bruck);
     EXPECT_EQ(links.choose(Op::all_reduce, each), Algorithm::bruck);
     EXPECT_EQ(links.choose(Op::all_reduce, each + 1), Algorithm::slices);
-    EXPECT_EQ(links.choose(Op::reduce, each), Algorithm::direct);
-    EXPECT_EQ(links.choose(Op::reduce, each + 1), Algorithm::slices);
+    EXPECT_EQ(links.choose(Op::reduce, to_one), Algorithm::direct);
+    EXPECT_EQ(links.choose(Op::reduce, to_one + 1), Algorithm::slices);
     EXPECT_EQ(links.choose(Op::all_gather, gathered), Algorithm::bruck);
-    EXPECT_EQ(links.choose(Op::all_gather, gathered + 1), Algorithm::ring);
+    EXPECT_EQ(links.choose(Op::all_gather, gathered + 1), ranks <= 8 ? Algorithm::direct : Algorithm::ring);
+    EXPECT_EQ(links.choose(Op::all_gather, 1024 * 1024 * kKiB), ranks <= 8 ? Algorithm::direct : Algorithm::ring);
     EXPECT_EQ(links.choose(Op::broadcast, gathered), Algorithm::tree);
     EXPECT_EQ(links.choose(Op::broadcast, 1024 * 1024 * kKiB), ranks < 4 ? Algorithm::tree : Algorithm::chain);
     const Selection region(Ground::region, ranks);
