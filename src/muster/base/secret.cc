@@ -1,15 +1,19 @@
 #include "muster/base/secret.h"
 
 #include <fcntl.h>
+#define OPENSSL_SUPPRESS_DEPRECATED  // of SHA256_*: see sha256 below
 #include <openssl/crypto.h>
-#include <openssl/evp.h>
-#include <openssl/hmac.h>
+#include <openssl/sha.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
+#include <cstring>
+#include <initializer_list>
+#include <span>
 
 #include "muster/base/descriptor.h"
 #include "muster/base/env.h"
@@ -150,28 +154,42 @@ std::string Secret::random_text() {
 
 namespace {
 
-/// The library looks an algorithm up when it is first asked for; OpenSSL 3.0 makes it twice, and loses one, where two threads ask at once.
-const EVP_MD* sha256() {
-  static const EVP_MD* const found = [] {
-    const unsigned char byte = 0;
-    std::array<unsigned char, EVP_MAX_MD_SIZE> out;
-    unsigned length = 0;
-    HMAC(EVP_sha256(), &byte, 1, &byte, 1, out.data(), &length);
-    return EVP_sha256();
-  }();
-  return found;
+using Digest = std::array<unsigned char, SHA256_DIGEST_LENGTH>;
+
+/// The primitive itself. The library's general way to it first reads its settings and looks its providers through: a millisecond in every
+/// process.
+Digest sha256(std::initializer_list<ConstBytes> pieces) {
+  SHA256_CTX state;
+  Digest digest;
+  // Without a working hash nothing may be accepted: going on would let strangers in.
+  bool works = SHA256_Init(&state) == 1;
+  for (const ConstBytes piece : pieces) works = works && SHA256_Update(&state, piece.data(), piece.size()) == 1;
+  if (!works || SHA256_Final(digest.data(), &state) != 1) std::abort();
+  OPENSSL_cleanse(&state, sizeof state);
+  return digest;
 }
 
 }  // namespace
 
+/// HMAC (RFC 2104).
 Secret::Proof Secret::prove(ConstBytes message) const {
-  Proof proof{};
-  unsigned length = 0;
-  const auto* data = reinterpret_cast<const unsigned char*>(message.data());
-  const unsigned char* made = HMAC(sha256(), key_.data(), static_cast<int>(key_.size()), data, message.size(),
-                                   reinterpret_cast<unsigned char*>(proof.data()), &length);
-  // Without a working HMAC nothing may be accepted: going on would let strangers in.
-  if (made == nullptr || length != proof.size()) std::abort();
+  std::array<unsigned char, SHA256_CBLOCK> inner{}, outer;
+  if (key_.size() > inner.size()) {
+    const Digest short_key = sha256({as_bytes(key_)});
+    std::copy(short_key.begin(), short_key.end(), inner.begin());
+  } else {
+    std::copy(key_.begin(), key_.end(), inner.begin());
+  }
+  outer = inner;
+  for (unsigned char& byte : inner) byte ^= 0x36;
+  for (unsigned char& byte : outer) byte ^= 0x5c;
+  const Digest first = sha256({std::as_bytes(std::span(inner)), message});
+  const Digest second = sha256({std::as_bytes(std::span(outer)), std::as_bytes(std::span(first))});
+  OPENSSL_cleanse(inner.data(), inner.size());
+  OPENSSL_cleanse(outer.data(), outer.size());
+  Proof proof;
+  static_assert(sizeof proof == sizeof second);
+  std::memcpy(proof.data(), second.data(), proof.size());
   return proof;
 }
 
@@ -189,10 +207,7 @@ void fill_random(MutableBytes out) {
 }
 
 std::array<std::byte, 16> short_hash(std::string_view text) {
-  std::array<std::byte, 32> whole{};
-  unsigned length = 0;
-  if (EVP_Digest(text.data(), text.size(), reinterpret_cast<unsigned char*>(whole.data()), &length, EVP_sha256(), nullptr) != 1)
-    std::abort();
+  const Digest whole = sha256({as_bytes(text)});
   std::array<std::byte, 16> cut;
   std::memcpy(cut.data(), whole.data(), cut.size());
   return cut;

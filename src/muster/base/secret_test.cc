@@ -45,10 +45,12 @@ std::string hex(ConstBytes bytes) {
   return text;
 }
 
-// Test case 2 of RFC 4231.
+// Test cases 2 and 6 of RFC 4231: the latter's key is longer than a block.
 TEST_F(SecretTest, ProvesWithHmacSha256) {
   EXPECT_EQ(hex(Secret::given("Jefe").prove(as_bytes("what do ya want for nothing?"))),
             "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
+  EXPECT_EQ(hex(Secret::given(std::string(131, '\xaa')).prove(as_bytes("Test Using Larger Than Block-Size Key - Hash Key First"))),
+            "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54");
 }
 
 TEST_F(SecretTest, ShortHashIsSha256Cut) { EXPECT_EQ(hex(short_hash("abc")), "ba7816bf8f01cfea414140de5dae2223"); }

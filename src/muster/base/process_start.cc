@@ -1,0 +1,36 @@
+#include "muster/base/process_start.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <string>
+#include <string_view>
+
+#include "muster/base/descriptor.h"
+
+namespace muster {
+
+std::uint64_t process_start(std::int64_t pid) {
+  const Descriptor file(::open(("/proc/" + std::to_string(pid) + "/stat").c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file) return 0;
+  std::array<char, 1024> line;  // numbers, and a name of at most 64 bytes
+  ssize_t got;
+  while ((got = ::read(file.get(), line.data(), line.size())) < 0 && errno == EINTR) {
+  }
+  std::string_view text(line.data(), got > 0 ? static_cast<std::size_t>(got) : 0);
+  // The name, in parentheses, may hold anything; after it come "state ppid ...": the start is field 22, the 20th after the name.
+  std::size_t at = text.rfind(')');
+  if (at == std::string_view::npos) return 0;
+  for (int field = 0; field < 20; ++field) {
+    at = text.find(' ', at + 1);
+    if (at == std::string_view::npos) return 0;
+  }
+  std::uint64_t value = 0;
+  std::from_chars(text.data() + at + 1, text.data() + text.size(), value);
+  return value;
+}
+
+}  // namespace muster
