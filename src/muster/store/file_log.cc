@@ -134,6 +134,16 @@ bool FileLog::has_changed() {
   return ::fstat(file_.get(), &info) != 0 || info.st_size != read_to_ || info.st_nlink == 0;
 }
 
+/// Without the lock: what is whole in the file stays there, and what is being written shows by its checksum. Whatever is wrong is for a
+/// transaction to say.
+bool FileLog::look(const std::function<bool(const Map&)>& hopeful) {
+  const std::lock_guard lock(mutex_);
+  struct stat info {};
+  if (mark_.forked() || ::fstat(file_.get(), &info) != 0 || info.st_size < read_to_ || info.st_nlink == 0) return true;
+  const auto news = read_from(info.st_size);
+  return !news.ok() || !take(*news).ok() || hopeful(map_);
+}
+
 Status FileLog::transact(TimePoint deadline, const std::function<void(Transaction&)>& body) {
   const TimePoint begin = steady_clock().now();
   Backoff backoff(microseconds(20), milliseconds(2));
@@ -165,16 +175,23 @@ Status FileLog::transact(TimePoint deadline, const std::function<void(Transactio
   }
 }
 
-Status FileLog::transact_until(TimePoint deadline, const std::function<bool(Transaction&)>& condition) {
+Status FileLog::transact_until(TimePoint deadline, const std::function<bool(Transaction&)>& condition,
+                               const std::function<bool(const Map&)>& hopeful) {
   // Looking at the file's size is cheap; now and then a lock is taken all the same, since a network file system may show an old size.
   constexpr Duration kBlindLook = milliseconds(200);
+  // While others come one after another the last is soon to come.
+  constexpr Duration kShortPause = microseconds(500), kLongPause = milliseconds(5);
   for (;;) {
     bool holds = false;
     if (Status done = transact(deadline, [&](Transaction& transaction) { holds = condition(transaction); }); !done) return done;
     if (holds) return {};
-    Backoff backoff(microseconds(50), milliseconds(5));
-    const TimePoint look = steady_clock().now() + kBlindLook;
-    while (!has_changed() && steady_clock().now() < look) {
+    Backoff backoff(microseconds(50), kLongPause);
+    const TimePoint look_again = steady_clock().now() + kBlindLook;
+    while (steady_clock().now() < look_again) {
+      if (has_changed()) {
+        if (!hopeful || look(hopeful)) break;
+        backoff = Backoff(kShortPause, kLongPause);
+      }
       if (steady_clock().now() >= deadline) return Status(Code::timed_out, "the deadline has passed");
       if (Status interrupted = Interruption::of_thread(); !interrupted) return interrupted;
       backoff.sleep(deadline);
@@ -183,12 +200,9 @@ Status FileLog::transact_until(TimePoint deadline, const std::function<bool(Tran
   }
 }
 
-Status FileLog::read_news() {
-  struct stat info {};
-  if (::fstat(file_.get(), &info) != 0) return failed("read", path_);
-  if (info.st_size < read_to_)
-    return Status(Code::store, "the store's file " + path_ + " has been cut short by somebody else; remove it and start again");
-  std::string news(static_cast<std::size_t>(info.st_size - read_to_), '\0');
+/// What the file holds beyond what has been read, up to its size.
+Result<std::string> FileLog::read_from(std::int64_t size) const {
+  std::string news(static_cast<std::size_t>(size - read_to_), '\0');
   std::size_t have = 0;
   while (have < news.size()) {
     const ssize_t n = ::pread(file_.get(), news.data() + have, news.size() - have, read_to_ + static_cast<std::int64_t>(have));
@@ -196,7 +210,24 @@ Status FileLog::read_news() {
     if (n <= 0) return failed("read", path_);
     have += static_cast<std::size_t>(n);
   }
-  std::string_view left(news);
+  return news;
+}
+
+Status FileLog::read_news() {
+  struct stat info {};
+  if (::fstat(file_.get(), &info) != 0) return failed("read", path_);
+  if (info.st_size < read_to_)
+    return Status(Code::store, "the store's file " + path_ + " has been cut short by somebody else; remove it and start again");
+  const auto news = read_from(info.st_size);
+  if (!news) return news.status();
+  if (Status taken = take(*news); !taken) return taken;
+  // What is left was being written by a process that has died: nobody else can be writing now.
+  if (info.st_size > read_to_ && ::ftruncate(file_.get(), read_to_) != 0) return failed("repair", path_);
+  return {};
+}
+
+/// Applies the transactions that are whole in `left`, which begins where the last one ended.
+Status FileLog::take(std::string_view left) {
   if (read_to_ == 0 && !left.empty()) {
     if (left.substr(0, kMagic.size()) != kMagic.substr(0, left.size()))
       return Status(Code::store, path_ + " exists and is not a store's file; give a new or empty one");
@@ -217,8 +248,6 @@ Status FileLog::read_news() {
     left.remove_prefix(kFrameBytes + length);
     read_to_ += static_cast<std::int64_t>(kFrameBytes + length);
   }
-  // What is left was being written by a process that has died: nobody else can be writing now.
-  if (info.st_size > read_to_ && ::ftruncate(file_.get(), read_to_) != 0) return failed("repair", path_);
   return {};
 }
 

@@ -53,7 +53,10 @@ class FileLog {
   /// when the file has been removed or replaced meanwhile. Thread-safe.
   Status transact(TimePoint deadline, const std::function<void(Transaction&)>& body);
   /// Blocks until `condition`, asked in a transaction each time that the file has changed, is true: success; else Code::timed_out.
-  Status transact_until(TimePoint deadline, const std::function<bool(Transaction&)>& condition);
+  /// `hopeful`, where there is one, is asked of the map without the lock, and the transaction is made only where it is true: many that wait
+  /// for the last of them do not keep each other from the lock.
+  Status transact_until(TimePoint deadline, const std::function<bool(Transaction&)>& condition,
+                        const std::function<bool(const Map&)>& hopeful = {});
   const std::string& path() const { return path_; }
 
  private:
@@ -63,7 +66,10 @@ class FileLog {
   void unlock();
   bool is_removed() const;
   bool has_changed();
+  bool look(const std::function<bool(const Map&)>& hopeful);
   Status read_news();
+  Result<std::string> read_from(std::int64_t size) const;
+  Status take(std::string_view news);
   Status apply(std::string_view changes);
   Status write_changes(const std::string& changes);
 

@@ -134,6 +134,8 @@ void FileMeeting::end(FileLog::Transaction& file, Round& round, const Status& ou
   write(file, round);
 }
 
+bool FileMeeting::is_over(const FileLog::Map& map) const { return map.contains(outcome_key(round_)); }
+
 bool FileMeeting::finished(FileLog::Transaction& file) {
   const std::string* text = file.find(outcome_key(round_));
   if (text == nullptr) return false;

@@ -10,7 +10,7 @@
 
 namespace muster::store {
 
-/// One member's way through one meeting. Every call stands within a transaction.
+/// One member's way through one meeting. Every call but `is_over` stands within a transaction.
 class FileMeeting {
  public:
   explicit FileMeeting(const Request& request);
@@ -19,6 +19,8 @@ class FileMeeting {
   bool arrive(FileLog::Transaction& file);
   /// True once this member's round has come to its end, well or not; `reply()` holds how. Call until then.
   bool finished(FileLog::Transaction& file);
+  /// Whether `finished` would be true now: only reads.
+  bool is_over(const FileLog::Map& map) const;
   /// Ends the round for all who are in it, unless it has ended meanwhile. `reply()` holds how.
   void give_up(FileLog::Transaction& file, Duration waited);
   Reply& reply() { return reply_; }

@@ -3,11 +3,11 @@
 
 #include <algorithm>
 #include <fstream>
-#include <sstream>
 #include <thread>
 #include <vector>
 
 #include "muster/base/bytes.h"
+#include "muster/base/process_start.h"
 #include "muster/base/secret.h"
 #include "muster/store/file_store.h"
 #include "muster/store/join.h"
@@ -24,18 +24,6 @@ std::string first_line(const std::string& path) {
   std::string line;
   std::getline(file, line);
   return line;
-}
-
-/// When the process was started, in the kernel's ticks; empty when there is no such process. Tells a process from a later one with its
-/// number.
-std::string start_time(std::int64_t pid) {
-  const std::string stat = first_line("/proc/" + std::to_string(pid) + "/stat");
-  const std::size_t name_end = stat.rfind(')');
-  if (name_end == std::string::npos) return {};
-  std::istringstream fields(stat.substr(name_end + 1));
-  std::string field;
-  for (int i = 0; i < 20; ++i) fields >> field;  // the 22nd of all, the 20th after the name
-  return field;
 }
 
 std::string process_namespace() {
@@ -58,14 +46,14 @@ struct Member {
             first_line("/etc/machine-id"),
             process_namespace(),
             host,
-            start_time(::getpid()),
+            std::to_string(process_start(::getpid())),
             ::getpid()};
   }
-  /// True only where it is certain: a process of this boot that is no more, or one from before this machine's last start.
-  bool is_dead() const {
-    const Member here = self(0);
+  /// As seen from `here`. True only where it is certain: a process of this boot that is no more, or one from before this machine's last
+  /// start.
+  bool is_dead(const Member& here) const {
     if (boot != here.boot) return !machine.empty() && machine == here.machine && host == here.host;
-    return space == here.space && start_time(pid) != started;
+    return space == here.space && std::to_string(process_start(pid)) != started;
   }
   std::string text() const { return "process " + std::to_string(pid) + " on " + host; }
 };
@@ -96,9 +84,10 @@ void write_members(Transaction& file, const std::vector<Member>& members) {
 
 /// Takes this process off the list, and with it those that have died; the last one out removes the file.
 void leave(FileLog& log, std::uint64_t id) {
+  const Member here = Member::self(id);
   const Status ignored = log.transact(steady_clock().now() + kGoodbyeLimit, [&](Transaction& file) {
     auto members = read_members(file);
-    std::erase_if(members, [&](const Member& member) { return member.id == id || member.is_dead(); });
+    std::erase_if(members, [&](const Member& member) { return member.id == id || member.is_dead(here); });
     write_members(file, members);
     if (members.empty()) file.remove_file();
   });
@@ -116,12 +105,13 @@ Status check_directory(const std::string& path) {
 Result<std::shared_ptr<FileLog>> enter(const std::string& path, std::uint64_t id, TimePoint deadline) {
   auto log = FileLog::open(path);
   if (!log) return log;
+  const Member here = Member::self(id);
   std::vector<Member> dead, alive;
   const Status entered = (*log)->transact(deadline, [&](Transaction& file) {
     auto members = read_members(file);
-    for (const Member& member : members) (member.is_dead() ? dead : alive).push_back(member);
+    for (const Member& member : members) (member.is_dead(here) ? dead : alive).push_back(member);
     if (!dead.empty()) return;
-    members.push_back(Member::self(id));
+    members.push_back(here);
     write_members(file, members);
   });
   if (!entered) return entered;

@@ -5,12 +5,12 @@
 
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <cstdio>
 #include <fstream>
 #include <iterator>
 
 #include "muster/base/bytes.h"
+#include "muster/base/process_start.h"
 
 namespace muster::transport {
 namespace {
@@ -41,20 +41,6 @@ Status malformed(const char* what, int rank) {
 
 }  // namespace
 
-std::uint64_t start_time_of(std::uint32_t pid) {
-  const std::string text = read_small_file("/proc/" + std::to_string(pid) + "/stat");
-  // The name, in parentheses, may hold anything; after it come "state ppid ...": the start is field 22, the 20th after the name.
-  std::size_t at = text.rfind(')');
-  if (at == std::string::npos) return 0;
-  for (int field = 0; field < 20; ++field) {
-    at = text.find(' ', at + 1);
-    if (at == std::string::npos) return 0;
-  }
-  std::uint64_t value = 0;
-  std::from_chars(text.data() + at + 1, text.data() + text.size(), value);
-  return value;
-}
-
 Status describe_this_process(Contact& contact) {
   contact.boot_id = read_small_file("/proc/sys/kernel/random/boot_id");
   std::array<char, 256> name{};
@@ -64,7 +50,7 @@ Status describe_this_process(Contact& contact) {
   contact.pid_namespace = namespace_inode("pid");
   contact.user = ::geteuid();
   contact.pid = static_cast<std::uint32_t>(::getpid());
-  contact.start_time = start_time_of(contact.pid);
+  contact.start_time = process_start(contact.pid);
   if (contact.boot_id.empty() || contact.start_time == 0) {
     return Status(Code::unsupported,
                   "this process cannot tell which machine it is on: /proc is not mounted (or hides /proc/sys/kernel/random/boot_id)");

@@ -23,7 +23,7 @@ struct Contact {
   // The process. A pid says nothing outside its namespace, and nothing without the time of its start once it has been used again.
   std::uint64_t pid_namespace = 0;
   std::uint32_t pid = 0;
-  std::uint64_t start_time = 0;
+  std::uint64_t start_time = 0;  ///< `process_start`
 
   Secret::Kind secret_kind = Secret::Kind::host;
   bool shared_memory = true;
@@ -46,9 +46,6 @@ bool same_network_stack(const Contact& a, const Contact& b);
 bool same_process(const Contact& a, const Contact& b);
 /// "rank 3 (pid 1234 on node7)".
 std::string name_of(int rank, const Contact& contact);
-
-/// Start of a process in clock ticks since boot; 0 where there is no such process.
-std::uint64_t start_time_of(std::uint32_t pid);
 
 /// A rank's word after meeting: which region it has mapped.
 struct MeetingVerdict {

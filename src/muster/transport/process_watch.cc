@@ -7,7 +7,7 @@
 #include <array>
 #include <cerrno>
 
-#include "muster/transport/contact.h"
+#include "muster/base/process_start.h"
 
 namespace muster::transport {
 
@@ -16,7 +16,7 @@ ProcessWatch::Seen ProcessWatch::watch(int rank, std::uint32_t pid, std::uint64_
   Descriptor process(static_cast<int>(::syscall(SYS_pidfd_open, static_cast<pid_t>(pid), 0)));
   if (!process) return errno == ESRCH ? Seen::gone : Seen::unknown;
   // Looked at after it was opened: the descriptor stays with the process that had the number then.
-  if (start_time_of(pid) != start_time) return Seen::gone;
+  if (process_start(pid) != start_time) return Seen::gone;
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.fd = process.get();
