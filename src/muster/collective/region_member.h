@@ -160,7 +160,8 @@ class RegionMember final : public RegionGroup {
   const Layout layout_;
   std::byte* const base_;
   const bool patient_;      // this thread may wait: the other ranks are not its own fibers
-  const bool spins_;        // every rank of the host has a core
+  const int per_core_;      // ranks of the host for each core, rounded up
+  const bool spins_;        // one: every rank has a core
   std::vector<int> local_;  // members' positions in the region
 
   std::uint64_t sequence_ = 0;                          // of the call under way, or of the last one

@@ -43,6 +43,7 @@ Status Engine::meet(const Exchange& exchange) {
   Result<std::string> contact = connector_->contact(deadline);
   if (!contact) return contact.status();
   auto contacts = exchange("contacts", *contact);
+  if (contacts.status().code() == Code::mismatch) return contacts.status();
   if (!contacts) return contacts.status().with_context("while exchanging the ranks' addresses");
   if (contacts->size() != links_.size()) return Status(Code::internal, "the exchange of addresses answered for another number of ranks");
   Result<std::string> verdict = connector_->meet(*contacts, deadline);
@@ -51,8 +52,10 @@ Status Engine::meet(const Exchange& exchange) {
   if (!verdicts) return verdicts.status().with_context("while agreeing which ranks share a host");
   if (verdicts->size() != links_.size()) return Status(Code::internal, "the exchange of verdicts answered for another number of ranks");
   if (Status status = connector_->settle(*verdicts, *this); !status) return status;
-  // Nobody goes on, and perhaps ends, before all can be reached.
-  if (world_size() > 1) {
+  // Nobody goes on, and perhaps ends, before all can be reached. Who has mapped the region of all ranks can be: what stands there counts
+  // also when its writer has ended.
+  const bool all_in_region = connector_->region() != nullptr && connector_->region()->ranks().size() == links_.size();
+  if (world_size() > 1 && !all_in_region) {
     if (auto all = exchange("settled", ""); !all) return all.status().with_context("while waiting until all ranks can be reached");
   }
 
@@ -64,7 +67,9 @@ Status Engine::meet(const Exchange& exchange) {
     for (const int rank : region_->ranks()) local_position_[static_cast<std::size_t>(rank)] = position++;
   }
   const auto locals = std::count(hosts_.begin(), hosts_.end(), hosts_[static_cast<std::size_t>(rank())]);
-  may_spin_ = static_cast<long>(std::thread::hardware_concurrency()) >= locals;
+  const long cores = std::max(1L, static_cast<long>(std::thread::hardware_concurrency()));
+  may_spin_ = cores >= locals;
+  ranks_per_core_ = static_cast<int>((locals + cores - 1) / cores);
   return {};
 }
 
@@ -192,9 +197,16 @@ void Engine::retire(std::uint32_t id) {
   channels_.erase(found);
 }
 
+/// Every rank has a range of ids of its own, so that what it gives out nobody else does; in order, so that runs of used ones stay few.
 std::uint32_t Engine::next_channel_id() {
   Entry entry(*this);
-  return used_ids_.rbegin()->second + 1;
+  const std::uint32_t range = (kAgreements - 1) / static_cast<std::uint32_t>(world_size());
+  const std::uint32_t first = 1 + range * static_cast<std::uint32_t>(rank());
+  while (given_ids_ < range) {
+    const std::uint32_t id = first + given_ids_++;
+    if (std::prev(used_ids_.upper_bound(id))->second < id) return id;
+  }
+  return 0;  // taken, by the channel of all ranks: `open` says so
 }
 
 Result<ChannelState*> Engine::channel_for(std::uint32_t id) {
@@ -426,15 +438,17 @@ void Engine::leave_entry() {
 TimePoint Engine::watch_pass() {
   lock_.lock();
   // A thread that waits may be busy inside what it waits for: then the watcher looks in its place.
-  const bool polled = pollers_active() && polls() != polls_watched_;
+  const bool used = polls() != polls_watched_;
   polls_watched_ = polls();
-  if (polled) {
-    const TimePoint now = clock().now();
+  const TimePoint now = clock().now();
+  bool moved = false;
+  if (used && pollers_active()) {
     if (now >= next_duty_) duties(now);
   } else {
     passes_ = kPlainPasses - 1;
-    pass();
+    moved = pass();
   }
+  if (used || moved) last_news_ = now;
   const TimePoint wake = next_wake();
   watcher_wakes_ = wake;
   watcher_knows_plain_ = looks_at_plain();
@@ -458,8 +472,11 @@ bool Engine::watcher_oversleeps() {
 
 /// When somebody should look again although nothing happens.
 TimePoint Engine::next_wake() const {
-  // Links without descriptors: what comes on them while nobody waits.
+  // Links without descriptors: what comes on them while nobody waits. Deaths are told by descriptors, and whoever waits is woken by the
+  // writer; so where nobody has used the fabric for a while the looks are as rare as heartbeats, and mostly fall together with them.
   constexpr Duration kLookAtPlain = std::chrono::milliseconds(50);
+  constexpr Duration kLookWhileIdle = std::chrono::milliseconds(250);
+  constexpr Duration kIdleAfter = std::chrono::seconds(1);
   constexpr Duration kWhileUnwritten = std::chrono::milliseconds(5);
   TimePoint wake = std::min(next_duty_, connector_timer_);
   if (!options_.threads) return wake;
@@ -470,7 +487,9 @@ TimePoint Engine::next_wake() const {
     });
     wake = std::min(wake, clock().now() + (at_once ? Duration::zero() : kWhileUnwritten));
   } else if (looks_at_plain()) {
-    wake = std::min(wake, clock().now() + std::min(kLookAtPlain, interval_));
+    const TimePoint now = clock().now();
+    const Duration look = now - kIdleAfter < last_news_ ? kLookAtPlain : kLookWhileIdle;
+    wake = std::min(wake, now + (options_.heartbeat_limit > Duration::zero() ? std::min(look, interval_) : look));
   }
   return wake;
 }

@@ -208,6 +208,7 @@ class Engine final : public ConnectorEvents {
   HostRegion* region_ = nullptr;
   std::vector<int> local_position_;  // of every rank in the region; -1: not there
   bool may_spin_ = false;            // every local rank has a core
+  int ranks_per_core_ = 1;           // of this host, rounded up
 
   PassLock lock_;
   std::unique_ptr<ReadySet> ready_;  // null without threads
@@ -225,6 +226,7 @@ class Engine final : public ConnectorEvents {
   std::unordered_map<std::uint32_t, std::shared_ptr<ChannelState>> channels_;
   std::size_t unopened_ = 0;
   std::map<std::uint32_t, std::uint32_t> used_ids_;  // runs: first -> last
+  std::uint32_t given_ids_ = 0;                      // how many of the ids that are this rank's to give
   std::shared_ptr<ChannelState> bootstrap_;
   static constexpr std::uint32_t kAgreements = ~std::uint32_t{0};
   std::shared_ptr<ChannelState> agreements_;  ///< survives deaths
@@ -254,6 +256,7 @@ class Engine final : public ConnectorEvents {
   std::atomic<int> sleepers_{0};
   std::atomic<std::uint64_t> polls_{0};
   std::uint64_t polls_watched_ = 0;             // as of the watcher's last look
+  TimePoint last_news_ = TimePoint::min();      // of the watcher's looks that found something moved, or that somebody had polled
   TimePoint watcher_wakes_ = TimePoint::min();  // when it will look again by itself
   bool watcher_knows_plain_ = false;            // and whether it does so because of links without a descriptor
   std::unique_ptr<Watcher> watcher_;

@@ -4,6 +4,7 @@
 
 #include "muster/transport/engine.h"
 #include "muster/transport/watcher.h"
+#include "muster/transport/woken.h"
 
 namespace muster::transport {
 
@@ -33,9 +34,11 @@ class ActivePoller {
 
 namespace {
 
-// How long a waiting thread keeps its core before it gives it away, and gives it away before it sleeps.
+// How long a waiting thread keeps its core before it gives it away, and gives it away before it sleeps: for each rank that shares the core,
+// since all of them have to come round; together below what counts as late.
 constexpr Duration kSpin = std::chrono::microseconds(40);
 constexpr Duration kYield = std::chrono::microseconds(120);
+constexpr int kMostRounds = 8;
 constexpr Duration kLongestSleep = std::chrono::milliseconds(100);
 
 /// Shorter for the thread that looks itself: what comes meanwhile is seen late by as much.
@@ -54,6 +57,7 @@ bool Engine::wait(const std::function<bool()>& done, TimePoint deadline) {
   if (done()) return true;
   if (forked()) return false;
   ActivePoller active(*this);
+  const Duration yields = kYield * std::clamp(ranks_per_core_, 1, kMostRounds);
   TimePoint idle_since = TimePoint::max();
   for (;;) {
     TimePoint now;
@@ -73,12 +77,15 @@ bool Engine::wait(const std::function<bool()>& done, TimePoint deadline) {
       options_.idle(until);
       continue;
     }
-    if (idle_since == TimePoint::max()) idle_since = now;
+    if (idle_since == TimePoint::max()) {
+      idle_since = now;
+      if (has_woken_somebody()) std::this_thread::yield();
+    }
     if (may_spin_ && now - idle_since < kSpin) {
       pause_briefly(looked == Looked::busy);
       continue;
     }
-    if (now - idle_since < kYield) {
+    if (now - idle_since < yields) {
       std::this_thread::yield();
       continue;
     }
@@ -87,7 +94,7 @@ bool Engine::wait(const std::function<bool()>& done, TimePoint deadline) {
     sleep_until_news(std::min(deadline, now + kLongestSleep), done, finished);
     active.enter();
     if (finished) return true;
-    idle_since = clock().now() - kYield;  // woken for nothing: look once, sleep again
+    idle_since = clock().now() - yields;  // woken for nothing: look once, sleep again
   }
 }
 
@@ -102,6 +109,8 @@ void Engine::sleep_until_news(TimePoint until, const std::function<bool()>& done
   } else {
     if (watcher_) watcher_->rearm();
     mailbox.sleep(ticket, until - clock().now());
+    // Who woke us has mostly published all there was to wait for, in memory or by a pass of the watcher: no pass of our own before that.
+    finished = done();
   }
   sleepers_.fetch_sub(1);
 }

@@ -71,7 +71,7 @@ class Fabric {
   /// A channel with an id that the members have agreed on (none of them may use it already: Code::invalid_argument). Local; opens nothing.
   /// Messages that came for it before are waiting in it.
   virtual Result<std::shared_ptr<Channel>> open(std::uint32_t id, std::vector<int> members) = 0;
-  /// The lowest id that this rank has never used.
+  /// An id for a new channel that no rank has given out before, nor this one used; another one each time. 0 once all are used up.
   virtual std::uint32_t next_channel_id() const = 0;
 
   /// One pass: connector, links. Never blocks. Says whether anything moved. Thread-safe; a second thread returns at once.

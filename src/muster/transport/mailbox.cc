@@ -7,12 +7,17 @@
 
 #include <algorithm>
 #include <climits>
+#include <utility>
+
+#include "muster/transport/woken.h"
 
 namespace muster::transport {
 namespace {
 
 // Longer than anybody sleeps; keeps the seconds within what every kernel takes.
 constexpr Duration kLongestSleep = std::chrono::hours(1);
+
+thread_local bool woken = false;
 
 // Not FUTEX_PRIVATE: the word may lie in memory that several processes have mapped.
 void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t expected, Duration limit) {
@@ -41,8 +46,10 @@ void Mailbox::wake() {
   if (sleepers.load(std::memory_order_relaxed) == 0) return;
   // A sleeper between its announcement and its sleep holds a ticket that is out of date from here on.
   word.fetch_add(1, std::memory_order_acq_rel);
-  syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+  if (syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0) > 0) woken = true;
 }
+
+bool has_woken_somebody() { return std::exchange(woken, false); }
 
 std::uint32_t Mailbox::prepare_sleep() {
   sleepers.fetch_add(1, std::memory_order_seq_cst);
