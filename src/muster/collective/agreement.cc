@@ -17,14 +17,14 @@ constexpr auto kCancelLimit = std::chrono::seconds(1);
 /// How often a member that waits looks whether there is still hope.
 constexpr auto kLook = std::chrono::milliseconds(50);
 
-enum class Kind : std::uint32_t { proposal = 1, offer, taken, refused, settled, failed };
+enum class Kind : std::uint32_t { ready = 1, settled, failed };
 
 /// Why the first member ended it, in the word of a note of kind `failed`.
 constexpr std::uint64_t kLate = 0;
 constexpr std::uint64_t kLost = 1;
 
 struct Note {
-  Kind kind = Kind::proposal;
+  Kind kind = Kind::ready;
   std::uint32_t id = 0;
   std::uint64_t word = 0;
   std::uint32_t missing = 0;  // how many of `ranks` hold a missing (or lost) rank
@@ -61,50 +61,28 @@ class Talk {
     header_.op = static_cast<std::uint8_t>(Op::send);
   }
 
+  // Nobody is told before all have come, and what is told then is final: the id is the first member's to give.
   Result<Agreement> lead(const std::function<Result<Handout>()>& hand_out) {
-    if (Status heard = collect(Kind::proposal); !heard) return heard;
-    std::uint32_t id = fabric_.next_channel_id();
-    for (std::size_t i = 1; i < members_.size(); ++i) id = std::max(id, notes_[i].id);
-    for (int attempt = 0;; ++attempt) {
-      auto channel = fabric_.open(id, members_);
-      if (Status sent = tell_all({Kind::offer, id}); !sent) return lost(std::move(sent));
-      if (Status heard = collect(Kind::taken); !heard) return heard;
-      bool taken = channel.ok();
-      std::uint32_t next = fabric_.next_channel_id();
-      for (std::size_t i = 1; i < members_.size(); ++i) {
-        taken = taken && notes_[i].kind == Kind::taken;
-        next = std::max(next, notes_[i].id);
-      }
-      if (taken) {
-        auto handout = hand_out();
-        if (!handout.ok()) return lost(handout.status());
-        Note settled{Kind::settled, id};
-        settled.handout = *handout;
-        if (Status sent = tell_all(settled); !sent) return lost(std::move(sent));
-        return Agreement{std::move(*channel), *handout};
-      }
-      id = next + spread_id(tag_, attempt);
-    }
+    if (Status heard = collect(Kind::ready); !heard) return heard;
+    auto channel = fabric_.open(fabric_.next_channel_id(), members_);
+    if (!channel.ok()) return lost(channel.status());
+    auto handout = hand_out();
+    if (!handout.ok()) return lost(handout.status());
+    Note settled{Kind::settled, (*channel)->id()};
+    settled.handout = *handout;
+    if (Status sent = tell_all(settled); !sent) return lost(std::move(sent));
+    return Agreement{std::move(*channel), *handout};
   }
 
   Result<Agreement> follow() {
-    std::shared_ptr<transport::Channel> channel;
-    Note mine{Kind::proposal, fabric_.next_channel_id()};
-    while (true) {
-      const Status sent = tell(members_[0], mine);
-      // A first member that is not there any more may have said why before it went.
-      if (!sent && sent.code() != Code::closed) return sent;
-      if (Status heard = collect(Kind::offer); !heard) return heard;
-      if (!sent) return sent;
-      const Note& note = notes_[0];
-      if (note.kind == Kind::settled) {
-        if (channel == nullptr) return Status(Code::internal, "the making of group '" + name_ + "' was settled before an id was offered");
-        return Agreement{std::move(channel), note.handout};
-      }
-      auto opened = fabric_.open(note.id, members_);
-      mine = {opened.ok() ? Kind::taken : Kind::refused, fabric_.next_channel_id()};
-      channel = opened.ok() ? std::move(*opened) : nullptr;
-    }
+    const Status sent = tell(members_[0], {Kind::ready});
+    // A first member that is not there any more may have said why before it went.
+    if (!sent && sent.code() != Code::closed) return sent;
+    if (Status heard = collect(Kind::settled); !heard) return heard;
+    if (!sent) return sent;
+    auto channel = fabric_.open(notes_[0].id, members_);
+    if (!channel.ok()) return channel.status();
+    return Agreement{std::move(*channel), notes_[0].handout};
   }
 
  private:
@@ -197,7 +175,7 @@ class Talk {
         if (!std::binary_search(missing.begin(), missing.end(), members_[i])) static_cast<void>(send(members_[i], failed));
       }
     }
-    const char* what = expected == Kind::proposal ? " did not call it" : " did not answer";
+    const char* what = expected == Kind::ready ? " did not call it" : " did not answer";
     return Status(Code::timed_out,
                   describe_ranks(missing) + what +
                       " within the timeout; every member must make the group, in the same order and with the same ranks and name",
@@ -232,7 +210,7 @@ class Talk {
   Status tell(int rank, const Note& note) {
     const auto sent = send(rank, note);
     if (!sent.ok()) return sent.status();
-    return *sent ? Status() : late(Kind::offer, {rank});
+    return *sent ? Status() : late(Kind::settled, {rank});
   }
 
   // Whether it went out before the deadline.
@@ -262,11 +240,6 @@ class Talk {
 };
 
 }  // namespace
-
-std::uint32_t spread_id(std::uint64_t salt, int attempt) {
-  // Two groups that took each other's id would do so again if both offered the next one.
-  return static_cast<std::uint32_t>((salt >> (3 * (attempt % 16))) % (std::uint64_t{4} << std::min(attempt, 10)));
-}
 
 Result<Agreement> agree(transport::Fabric& fabric, const std::vector<int>& members, const std::string& name, std::uint64_t use,
                         TimePoint deadline, const std::function<Result<Handout>()>& hand_out, const std::function<Status()>& give_up) {

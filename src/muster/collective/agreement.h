@@ -28,15 +28,12 @@ struct Agreement {
 };
 
 /// Every member calls it with the same members, name and `use` (how many groups of these members and this name it has made before). Blocks.
-/// The first member collects the others' next free ids and offers the highest; where that is taken meanwhile on a member (another
-/// thread makes another group), it offers a higher one. `hand_out` is called on the first member once all have taken the id; where it
+/// All tell the first member that they are there; once it has heard of everybody it gives the channel one of its own ids, which nobody else
+/// gives out, and tells all: one note from each and one to each. `hand_out` is called on the first member once all have come; where it
 /// fails, the making does, on all. At the deadline the missing members are named, and the first member tells those that came. A member's
 /// death ends it on all others with that death. `give_up` (may be empty) is asked now and then while it waits; the failure that it gives
 /// ends the agreement. Nobody else is disturbed.
 Result<Agreement> agree(transport::Fabric& fabric, const std::vector<int>& members, const std::string& name, std::uint64_t use,
                         TimePoint deadline, const std::function<Result<Handout>()>& hand_out, const std::function<Status()>& give_up = {});
-
-/// Another id to offer where one was taken meanwhile; `salt` tells groups apart that are made at the same time.
-std::uint32_t spread_id(std::uint64_t salt, int attempt);
 
 }  // namespace muster::collective

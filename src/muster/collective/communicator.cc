@@ -377,13 +377,11 @@ bool share_a_region(transport::Fabric& fabric, const std::vector<int>& members) 
                      [&](int member) { return std::find(local.begin(), local.end(), member) != local.end(); });
 }
 
-// Where nobody else must agree, only another thread of this process can be faster.
+// Where nobody else must agree.
 Result<Agreement> open_alone(transport::Fabric& fabric, const std::vector<int>& members) {
-  for (std::uint32_t id = fabric.next_channel_id();; ++id) {
-    auto channel = fabric.open(id, members);
-    if (channel.ok()) return Agreement{std::move(*channel), {kNoSegment, Selection(Ground::links, 1).bounds()}};
-    if (channel.status().code() != Code::invalid_argument) return channel.status();
-  }
+  auto channel = fabric.open(fabric.next_channel_id(), members);
+  if (!channel.ok()) return channel.status();
+  return Agreement{std::move(*channel), {kNoSegment, Selection(Ground::links, 1).bounds()}};
 }
 
 std::shared_ptr<Shared> shared_of(transport::Fabric& fabric) {
@@ -421,13 +419,12 @@ std::string making(const CommunicatorOptions& options) {
   return "making " + (options.name.empty() ? std::string("a group") : "group '" + options.name + "'");
 }
 
-// What each member of a divided group says in each of the two gathers of an attempt.
+// What each member of a divided group says.
 struct SplitNote {
-  std::uint64_t id = 0;  // first: the next free one; second: kTaken where the offered one was taken, kGivenUp
-  Handout handout = {};  // second, of the first member of a part
+  std::uint64_t id = 0;  // of the first member of a part: its channel; kGivenUp
+  Handout handout = {};
 };
-constexpr std::uint64_t kTaken = 1;
-constexpr std::uint64_t kGivenUp = 2;
+constexpr std::uint64_t kGivenUp = ~std::uint64_t{0};
 
 class Split {
  public:
@@ -457,29 +454,23 @@ class Split {
     if (part != parts_.end()) {
       for (const int position : *part) members.push_back(parent_.members()[static_cast<std::size_t>(position)]);
     }
-    const bool leads = !members.empty() && members.front() == fabric_.rank();
-    const bool claims = leads && use_region && share_a_region(fabric_, members);
-    for (int attempt = 0;; ++attempt) {
-      if (Status heard = gather({fabric_.next_channel_id(), {}}); !heard) return heard;
-      std::uint64_t id = 0;
-      for (const auto& note : notes_) id = std::max(id, note.id);
-      if (attempt > 0) id += spread_id(0x9e3779b97f4a7c15ull, attempt);
-      auto channel = members.empty() ? Result<std::shared_ptr<transport::Channel>>(std::shared_ptr<transport::Channel>())
-                                     : fabric_.open(static_cast<std::uint32_t>(id), members);
-      Result<Handout> mine = Handout{kNoSegment, {}};
-      if (leads) mine = hand_out(fabric_, tuning, members.size(), claims);
-      const Status heard = gather({!mine.ok() ? kGivenUp : channel.ok() ? kTaken : 0, mine.ok() ? *mine : Handout{}});
-      const bool taken = heard.ok() && std::all_of(notes_.begin(), notes_.end(), [](const SplitNote& note) { return note.id == kTaken; });
-      if (!taken && mine.ok() && mine->segment != kNoSegment) fabric_.region()->release(mine->segment);
-      if (!mine.ok()) return mine.status();
-      if (!heard) return heard;
-      if (const int who = given_up(); who >= 0) {
-        return Status(Code::aborted, "rank " + std::to_string(who) + " gave it up; its own error says why");
-      }
-      if (!taken) continue;
-      if (members.empty()) return std::optional<Agreement>();
-      return std::optional<Agreement>(Agreement{std::move(*channel), notes_[static_cast<std::size_t>(part->front())].handout});
+    Result<Handout> mine = Handout{kNoSegment, {}};
+    SplitNote note;
+    if (!members.empty() && members.front() == fabric_.rank()) {
+      mine = hand_out(fabric_, tuning, members.size(), use_region && share_a_region(fabric_, members));
+      note = mine.ok() ? SplitNote{fabric_.next_channel_id(), *mine} : SplitNote{kGivenUp, {}};
     }
+    if (Status heard = gather(note); !heard) return heard;
+    if (const int who = given_up(); who >= 0) {
+      if (mine.ok() && mine->segment != kNoSegment) fabric_.region()->release(mine->segment);
+      if (!mine.ok()) return mine.status();
+      return Status(Code::aborted, "rank " + std::to_string(who) + " gave it up; its own error says why");
+    }
+    if (members.empty()) return std::optional<Agreement>();
+    const SplitNote& told = notes_[static_cast<std::size_t>(part->front())];
+    auto channel = fabric_.open(static_cast<std::uint32_t>(told.id), members);
+    if (!channel.ok()) return channel.status();
+    return std::optional<Agreement>(Agreement{std::move(*channel), told.handout});
   }
 
  private:
@@ -489,7 +480,7 @@ class Split {
     return found == notes_.end() ? -1 : parent_.members()[static_cast<std::size_t>(found - notes_.begin())];
   }
 
-  Status gather(SplitNote mine) {
+  Status gather(const SplitNote& mine) {
     notes_.assign(static_cast<std::size_t>(parent_.size()), {});
     Args args;
     args.op = Op::all_gather;

@@ -86,7 +86,7 @@ class Communicator {
   static Result<std::shared_ptr<Communicator>> create(std::shared_ptr<transport::Fabric> fabric, std::vector<int> members,
                                                       CommunicatorOptions options);
   /// Divides a group: every member calls it, in the order of its collectives, with the same `parts` (positions in `parent`, disjoint; a
-  /// part's order is its group's). Any number of groups for the price of one agreement: two gathers on `parent`. Null where this member
+  /// part's order is its group's). Any number of groups for the price of one agreement: one gather on `parent`. Null where this member
   /// is in no part.
   static Result<std::shared_ptr<Communicator>> split(const std::shared_ptr<Communicator>& parent,
                                                      const std::vector<std::vector<int>>& parts, CommunicatorOptions options);

@@ -38,7 +38,7 @@ TEST(Making, GroupsOfEveryShape) {
   }
 }
 
-// Two threads of every rank make groups at the same time, so that ids collide and are settled.
+// Two threads of every rank make groups at the same time.
 TEST(Making, GroupsFromTwoThreadsAtOnce) {
   run_ranks(3, Wire::loopback, [&](int, std::shared_ptr<transport::Fabric> fabric) {
     const auto loop = [&](const std::string& name) {
