@@ -16,7 +16,8 @@ namespace muster::group {
 std::vector<std::string> exchange_text(const Group& group, const std::string& mine, std::optional<TimePoint> deadline = {},
                                        const std::function<Status()>& give_up = {});
 
-/// Every member describes the groups that it is about to make. Throws on every member where one makes other ones, naming both calls.
+/// Every member describes the groups that it is about to make. Throws on every member where one makes other ones, naming both calls. One
+/// all_gather where all are the same.
 void compare_calls(const Group& group, const std::string& mine, std::optional<TimePoint> deadline = {},
                    const std::function<Status()>& give_up = {});
 

@@ -91,7 +91,7 @@ TEST(InitDeadline, NoStageStartsTheClockAnew) {
   spawn(ranks, {.nprocs = 2, .mode = SpawnMode::threads});
   for (const auto& store : stores) {
     const auto limits = store->limits();
-    ASSERT_GE(limits.size(), 4U);  // joining, comparing, and the fabric's rounds
+    ASSERT_GE(limits.size(), 3U);  // joining, and the fabric's rounds
     EXPECT_LT(limits.front(), seconds(120));
     for (std::size_t i = 1; i < limits.size(); ++i) EXPECT_LT(limits[i], limits[i - 1]) << "request " << i;
     EXPECT_EQ(store->timeout(), minutes(30));  // the store is the user's

@@ -25,19 +25,12 @@ bool shares_memory(const BackendConfig& config) {
   return !backend || !(*backend == Backend::TCP);
 }
 
-/// What must be the same on every rank, as people read it.
-void compare_with_others(const store::Rendezvous& found, const BackendConfig& config, std::size_t interfaces, TimePoint deadline) {
-  const auto mine = "backend '" + config.text() + "' and " + std::to_string(interfaces) + " network interfaces";
-  auto all = found.store->all_gather("arrived", found.rank, found.world_size, mine, time_left(steady_clock(), deadline));
-  if (!all.ok())
-    raise_from_store(all.status().with_context("init_process_group: rank " + std::to_string(found.rank) + " waits for the others"));
-  for (int rank = 0; rank < found.world_size; ++rank) {
-    const auto& theirs = (*all)[static_cast<std::size_t>(rank)];
-    if (theirs == all->front()) continue;
-    throw DistError("init_process_group: rank 0 came with " + all->front() + ", rank " + std::to_string(rank) + " with " + theirs +
-                        "; give every rank the same backend and the same number of names in MUSTER_SOCKET_IFNAME",
-                    Code::mismatch, {rank});
-  }
+std::unique_ptr<transport::Fabric> meet_others(const store::Rendezvous& found, const transport::JobFabricOptions& options) {
+  auto joined = transport::join_fabric(found, options);
+  if (joined.status().code() != Code::mismatch) return take(std::move(joined));
+  throw DistError("init_process_group: " + joined.status().message() +
+                      "; give every rank the same backend and the same number of names in MUSTER_SOCKET_IFNAME",
+                  Code::mismatch, joined.status().ranks());
 }
 
 std::vector<int> in_fabric(const Job& job, const std::vector<int>& ranks) {
@@ -130,7 +123,7 @@ void keep_record(Job& job) {
 
 std::shared_ptr<Job> open_job(store::Rendezvous found, const BackendConfig& config, Duration timeout, TimePoint deadline) {
   transport::JobFabricOptions fabric;
-  compare_with_others(found, config, fabric.interfaces.size(), deadline);
+  fabric.terms = "backend '" + config.text() + "' and " + std::to_string(fabric.interfaces.size()) + " network interfaces";
   fabric.shared_memory = shares_memory(config);
   fabric.timeout = timeout;
   fabric.deadline = deadline;
@@ -143,7 +136,7 @@ std::shared_ptr<Job> open_job(store::Rendezvous found, const BackendConfig& conf
   job->order = std::make_shared<MakingOrder>(found.world_size);
   job->fabric_ranks.resize(static_cast<std::size_t>(found.world_size));
   std::iota(job->fabric_ranks.begin(), job->fabric_ranks.end(), 0);
-  job->fabric = take(transport::join_fabric(found, fabric));
+  job->fabric = meet_others(found, fabric);
   job->store = std::move(found.store);
   keep_record(*job);
   return job;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "muster/base/bytes.h"
 #include "muster/base/env.h"
 #include "muster/base/secret.h"
 #include "muster/transport/factory.h"
@@ -21,6 +22,33 @@ std::vector<std::string> interfaces_from_environment() {
   }
   return names;
 }
+
+namespace {
+
+/// With the ranks' addresses, so that it takes no round of its own.
+Exchange compare_on_the_way(Exchange exchange, const std::string& terms) {
+  return [exchange = std::move(exchange), terms](const std::string& round, const std::string& mine) -> Result<std::vector<std::string>> {
+    if (round != "contacts") return exchange(round, mine);
+    auto all = exchange(round, ByteWriter().put_text(terms).put_bytes(mine).take());
+    if (!all) return all;
+    std::string first;
+    for (std::size_t rank = 0; rank < all->size(); ++rank) {
+      std::string& said = (*all)[rank];
+      ByteReader in(said);
+      const std::string theirs(in.get_text());
+      const std::string who = "rank " + std::to_string(rank);
+      if (!in.ok())
+        return Status(Code::refused, "what " + who + " published cannot be read: it runs another build", {static_cast<int>(rank)});
+      if (rank == 0) first = theirs;
+      if (theirs != first)
+        return Status(Code::mismatch, "rank 0 came with " + first + ", " + who + " with " + theirs, {static_cast<int>(rank)});
+      said.erase(0, said.size() - in.left());
+    }
+    return all;
+  };
+}
+
+}  // namespace
 
 Result<std::unique_ptr<Fabric>> join_fabric(const store::Rendezvous& found, const JobFabricOptions& options) {
   auto secret = Secret::from_environment();
@@ -43,7 +71,7 @@ Result<std::unique_ptr<Fabric>> join_fabric(const store::Rendezvous& found, cons
   fabric.deadline = options.deadline;
   fabric.rules = options.rules;
 
-  const auto exchange = exchange_over(found.store, "fabric", found.rank, found.world_size, options.deadline);
+  auto exchange = compare_on_the_way(exchange_over(found.store, "fabric", found.rank, found.world_size, options.deadline), options.terms);
   return Fabric::create(fabric, make_socket_connector(std::move(connector), std::move(*secret)), exchange);
 }
 

@@ -23,6 +23,9 @@ struct JobFabricOptions {
   Duration timeout = std::chrono::minutes(30);  ///< as in FabricOptions
   TimePoint deadline = TimePoint::max();
   const FingerprintRules* rules = nullptr;
+  /// What else must be the same on every rank, as people read it. It travels with the ranks' addresses; where it is not, Code::mismatch
+  /// with rank 0's and the other's, naming that one.
+  std::string terms = {};
 };
 
 /// Sockets, and shared memory within a host, with the secret of the environment. Blocks until all ranks have met, up to the deadline.
