@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cereal/types/map.hpp>
 #include <map>
@@ -124,7 +125,7 @@ TEST(RpcValueFuzz, DamagedTensorHeadsAreRefusedOrHarmless) {
     if (!memory.ok()) return;
     ++accepted;
     EXPECT_EQ(memory->data.size(), head.bytes);
-    std::memset(memory->data.data(), 0, memory->data.size());
+    std::fill(memory->data.begin(), memory->data.end(), std::byte{0});
     if ((head.flags & TensorHead::kElementOrder) != 0 && head.bytes > 4096) return;
     const auto tensor = assemble_tensor(head, std::move(*memory));
     EXPECT_EQ(tensor.sizes(), at::IntArrayRef(head.sizes));

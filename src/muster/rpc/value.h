@@ -97,7 +97,7 @@ class ValueInput : public cereal::InputArchive<ValueInput, cereal::AllowEmptyCla
 
   void get(void* data, std::size_t bytes) {
     if (bytes > left()) throw ValueError("it ends too early");
-    std::memcpy(data, value_.bytes.data() + at_, bytes);
+    if (bytes > 0) std::memcpy(data, value_.bytes.data() + at_, bytes);
     at_ += bytes;
   }
   at::Tensor get_tensor();
@@ -117,7 +117,16 @@ requires std::is_arithmetic_v<T>
 void CEREAL_SAVE_FUNCTION_NAME(ValueOutput& archive, const T& value) { archive.put(&value, sizeof value); }
 template <class T>
 requires std::is_arithmetic_v<T>
-void CEREAL_LOAD_FUNCTION_NAME(ValueInput& archive, T& value) { archive.get(&value, sizeof value); }
+void CEREAL_LOAD_FUNCTION_NAME(ValueInput& archive, T& value) {
+  if constexpr (std::is_same_v<T, bool>) {
+    std::uint8_t byte = 0;  // not every byte is a bool
+    archive.get(&byte, sizeof byte);
+    if (byte > 1) throw ValueError("a truth value is " + std::to_string(byte));
+    value = byte == 1;
+  } else {
+    archive.get(&value, sizeof value);
+  }
+}
 
 template <class T>
 void CEREAL_SAVE_FUNCTION_NAME(ValueOutput& archive, const cereal::NameValuePair<T>& pair) {
