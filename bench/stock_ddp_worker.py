@@ -1,5 +1,5 @@
 """Steps of the model alone, of stock torch's DistributedDataParallel on Gloo and, where asked for, of the same on muster's engine, in turn;
-each rank writes the times of every turn, in milliseconds, to `result.RANK` in the folder."""
+each rank writes starts and ends of every turn, in milliseconds, to `result.RANK` in the folder."""
 
 import argparse
 import sys
@@ -72,13 +72,13 @@ class Trainer:
         self.labels = torch.randint(10, (len(self.inputs),))
 
     def step(self):
-        """Milliseconds of a step that all ranks begin together."""
+        """Start and end, in milliseconds, of a step that all ranks begin together."""
         dist.barrier()
         start = time.perf_counter()
         self.optimizer.zero_grad()
         nn.functional.cross_entropy(self.model(self.inputs), self.labels).backward()
         self.optimizer.step()
-        return (time.perf_counter() - start) * 1000
+        return start * 1000, time.perf_counter() * 1000
 
 
 def train(rank, options):
@@ -94,12 +94,12 @@ def train(rank, options):
     trainers = [Trainer(options, backend) for backend in backends]
     with open(f"{options.folder}/result.{rank}", "w") as result:
         for turn in range(options.warm + options.steps):
-            times = [0.0] * len(trainers)
+            times = [()] * len(trainers)
             for i in range(len(trainers)):
                 which = (turn + i) % len(trainers)
                 times[which] = trainers[which].step()
             if turn >= options.warm:
-                print(*times, file=result)
+                print(*(each for span in times for each in span), file=result)
     dist.destroy_process_group()
 
 

@@ -1,7 +1,7 @@
 // How long a training step takes: the model alone, with DistributedDataParallel, with an all_reduce for every parameter by hand after
 // backward, step by step in turn; and with stock torch's DistributedDataParallel on Gloo beside the model alone, likewise. One thread a
-// rank; every step begins after a barrier, and has ended when all ranks are done: the slowest one's time is what it took, of the model
-// alone as well, for a rank that computes longer than another is no cost of communication. Overheads are medians over turns of the
+// rank; every step begins after a barrier, with the last rank's start, and ends when all ranks are done, of the model alone as well:
+// that a rank computes longer than another is no cost of communication. Overheads are medians over turns of the
 // difference to the local step of the same turn. Rank 0's own times are told too: they hold its waiting for the other ranks' computing.
 //
 //   muster_bench_ddp [--model mlp,resnet] [--ranks N] [--steps N] [--rounds N] [--timeline FILE] [--json FILE]
@@ -48,6 +48,14 @@ struct Options {
 /// How gradients are averaged: not at all, by DistributedDataParallel, by an all_reduce for every parameter after backward.
 enum Mode { kLocal, kMuster, kByHand, kModes };
 
+/// On the clock that all processes of a host share, as Python's time.perf_counter is.
+struct Span {
+  double start = 0, end = 0;  // milliseconds
+};
+double milliseconds(std::chrono::steady_clock::time_point time) {
+  return std::chrono::duration<double, std::milli>(time.time_since_epoch()).count();
+}
+
 /// One model with its optimizer, trained in one way.
 class Trainer {
  public:
@@ -58,8 +66,8 @@ class Trainer {
     labels_ = torch::randint(10, {inputs_.size(0)}, torch::kInt64);
   }
 
-  /// Milliseconds of a step that all ranks begin together.
-  double step() {
+  /// When a step began and ended that all ranks begin together.
+  Span step() {
     muster::barrier();
     const auto start = std::chrono::steady_clock::now();
     const auto forward_from = muster::trace::wall_now_ns();
@@ -75,7 +83,7 @@ class Trainer {
     timeline.phases = {{"forward", forward_from, backward_from},
                        {"backward", backward_from, optimizer_from},
                        {"optimizer", optimizer_from, muster::trace::wall_now_ns()}};
-    return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+    return {milliseconds(start), milliseconds(std::chrono::steady_clock::now())};
   }
 
   bench_ddp::RankTimeline timeline;  ///< of the last step
@@ -98,8 +106,9 @@ void train(int rank, const std::string& model_name, const Options& options, cons
     std::vector<std::unique_ptr<Trainer>> trainers;
     for (int mode = 0; mode < kModes; ++mode) trainers.push_back(std::make_unique<Trainer>(static_cast<Mode>(mode), model_name));
     std::ofstream result(folder + "/result." + std::to_string(rank));
+    result.precision(15);
     for (int turn = 0; turn < kWarm + options.steps; ++turn) {
-      double times[kModes] = {};
+      Span times[kModes] = {};
       for (int i = 0; i < kModes; ++i) {
         const int mode = (turn + i) % kModes;  // each comes after each other alike
         times[mode] = trainers[static_cast<std::size_t>(mode)]->step();
@@ -110,7 +119,8 @@ void train(int rank, const std::string& model_name, const Options& options, cons
           bench_ddp::write(timeline, folder + "/timeline." + std::to_string(rank));
         }
       }
-      if (turn >= kWarm) result << times[kLocal] << ' ' << times[kMuster] << ' ' << times[kByHand] << '\n';
+      if (turn < kWarm) continue;
+      for (const Mode mode : {kLocal, kMuster, kByHand}) result << times[mode].start << ' ' << times[mode].end << '\n';
     }
   }
   muster::destroy_process_group();
@@ -118,27 +128,27 @@ void train(int rank, const std::string& model_name, const Options& options, cons
 
 /// Milliseconds of one mode's steps.
 struct Steps {
-  std::vector<double> all;    ///< until the slowest rank was done
-  std::vector<double> rank0;  ///< until rank 0 was
+  std::vector<double> all;    ///< from the last rank's start to the last rank's end
+  std::vector<double> rank0;  ///< rank 0's own
 };
 using Columns = std::map<std::string, Steps>;
 
-/// What the ranks have written into `folder`: numbers in turn, one for every name.
+/// What the ranks have written into `folder`: starts and ends in turn, one of each for every name.
 void append(Columns& columns, const std::string& folder, int ranks, const std::vector<std::string>& names) {
-  std::vector<std::vector<double>> times(static_cast<std::size_t>(ranks));
+  std::vector<std::vector<Span>> times(static_cast<std::size_t>(ranks));
   std::size_t count = SIZE_MAX;
   for (int rank = 0; rank < ranks; ++rank) {
     auto& own = times[static_cast<std::size_t>(rank)];
     std::ifstream file(folder + "/result." + std::to_string(rank));
-    for (double number = 0; file >> number;) own.push_back(number);
+    for (Span span; file >> span.start >> span.end;) own.push_back(span);
     count = std::min(count, own.size());
   }
   for (std::size_t i = 0; i < count; ++i) {
-    double slowest = 0;
-    for (const auto& own : times) slowest = std::max(slowest, own[i]);
+    Span last;
+    for (const auto& own : times) last = {std::max(last.start, own[i].start), std::max(last.end, own[i].end)};
     Steps& steps = columns[names[i % names.size()]];
-    steps.all.push_back(slowest);
-    steps.rank0.push_back(times[0][i]);
+    steps.all.push_back(last.end - last.start);
+    steps.rank0.push_back(times[0][i].end - times[0][i].start);
   }
 }
 
@@ -183,11 +193,13 @@ void print(const std::string& clock, std::map<std::string, double> more, bool st
   const double reference = more["stock ddp"];
   std::printf("  %-28s %9.2f %9.2f %9.2f", clock.c_str(), more["muster"], more["by hand"], reference);
   std::printf(reference > 0 ? "   %.2f" : "   -", more["muster"] / reference);
-  if (stock) std::printf("   | stock's with backend \"muster\" %.2f: %.2f", more["stock on muster"], more["stock on muster"] / reference);
+  if (stock && reference > 0)
+    std::printf("   | stock's with backend \"muster\" %.2f: %.2f", more["stock on muster"], more["stock on muster"] / reference);
   std::printf("\n");
 }
 
-void measure(const std::string& model, const Options& options) {
+/// False where somebody has no figures.
+bool measure(const std::string& model, const Options& options) {
   Columns times;
   for (int round = 0; round < options.rounds; ++round) {
     run_ours(model, options, times);
@@ -201,7 +213,8 @@ void measure(const std::string& model, const Options& options) {
   print("until all ranks are done", all, options.stock);
   print("on rank 0 alone", rank0, options.stock);
   std::fflush(stdout);
-  if (options.json.empty()) return;
+  const bool whole = !times["local"].all.empty() && !times["stock local"].all.empty();
+  if (options.json.empty()) return whole;
   std::ofstream file(options.json, std::ios::app);
   for (const auto& [mode, steps] : times) {
     if (steps.all.empty()) continue;
@@ -210,6 +223,7 @@ void measure(const std::string& model, const Options& options) {
          << median(steps.all) << R"(,"overhead_ms":)" << more(all) << R"(,"rank0_step_ms":)" << median(steps.rank0)
          << R"(,"rank0_overhead_ms":)" << more(rank0) << R"(,"steps":)" << steps.all.size() << "}\n";
   }
+  return whole;
 }
 
 }  // namespace
@@ -237,6 +251,7 @@ int main(int count, char** words) {
                  "draw the last step of the last model as an SVG: what computes, and which calls are under way");
   app.add_option("--json", options.json, "also append the rows to this file, one JSON object a line");
   CLI11_PARSE(app, count, words);
-  for (const std::string& model : options.models) measure(model, options);
-  return 0;
+  bool whole = true;
+  for (const std::string& model : options.models) whole = measure(model, options) && whole;
+  return whole ? 0 : 1;
 }

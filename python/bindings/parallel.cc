@@ -1,3 +1,4 @@
+#include <pybind11/functional.h>
 #include <torch/serialize/input-archive.h>
 #include <torch/serialize/output-archive.h>
 
@@ -10,6 +11,7 @@
 #include "muster/group/errors.h"
 #include "muster/parallel/comm_hook.h"
 #include "muster/parallel/distributed_data_parallel.h"
+#include "muster/parallel/flat_memory.h"
 #include "muster/parallel/power_sgd_hook.h"
 #include "muster/parallel/zero_redundancy_optimizer.h"
 #include "no_gil.h"
@@ -110,6 +112,21 @@ DistributedDataParallelOptions options_of(const py::dict& given) {
   return options;
 }
 
+void set_buffer(GradBucket& bucket, Tensor buffer) {
+  const bool sparse = bucket.gradients.size() == 1 && bucket.gradients.front().is_sparse();
+  if (buffer.numel() != bucket.buffer.numel())
+    group::invalid("GradBucket.set_buffer: the bucket has " + std::to_string(bucket.buffer.numel()) + " elements, the buffer " +
+                   std::to_string(buffer.numel()));
+  if (!sparse) buffer = buffer.contiguous().view({-1});
+  std::int64_t at = 0;
+  for (Tensor& gradient : bucket.gradients) {
+    const std::int64_t elements = gradient.numel();
+    gradient = sparse ? buffer : parallel::shaped_like(buffer, at, gradient);
+    at += elements;
+  }
+  bucket.buffer = std::move(buffer);
+}
+
 void bind_hooks(py::module_& module) {
   py::class_<GradBucket>(module, "GradBucket", "A bucket of gradients on its way: what a communication hook gets.")
       .def(
@@ -117,9 +134,8 @@ void bind_hooks(py::module_& module) {
       .def(
           "buffer", [](const GradBucket& self) { return self.buffer; },
           "All its gradients, one dimension: this rank's own sums, not divided. It may be written to.")
-      .def(
-          "set_buffer", [](GradBucket& self, Tensor buffer) { self.buffer = std::move(buffer); }, py::arg("buffer"),
-          "What `buffer()` gives from now on; as many elements.")
+      .def("set_buffer", &set_buffer, py::arg("buffer"),
+           "What `buffer()` gives from now on, and `gradients()` views of; as many elements, else ValueError (DistArgumentError).")
       .def(
           "gradients", [](const GradBucket& self) { return self.gradients; }, "Views of the bucket, shaped like their parameters.")
       .def(
@@ -186,13 +202,15 @@ void bind_parallel(py::module_& module) {
   using Tensors = std::vector<std::pair<std::string, Tensor>>;
   py::class_<Core, std::shared_ptr<Core>>(module, "_DataParallelCore", let_go_without_gil<Core>())
       .def(py::init([](std::string class_name, const Tensors& parameters, const Tensors& buffers, const std::vector<Tensor>& sparse,
-                       const py::dict& given) {
+                       const py::dict& given, std::function<std::vector<Tensor>()> buffers_now) {
              const auto options = options_of(given);
-             const parallel::ModuleParts parts{
-                 .class_name = std::move(class_name), .parameters = named(parameters, sparse), .buffers = named(buffers, {})};
+             const parallel::ModuleParts parts{.class_name = std::move(class_name),
+                                               .parameters = named(parameters, sparse),
+                                               .buffers = named(buffers, {}),
+                                               .buffers_now = std::move(buffers_now)};
              return blocking(options.process_group, [&] { return std::make_shared<Core>(parts, options, frame()); });
            }),
-           py::arg("class_name"), py::arg("parameters"), py::arg("buffers"), py::arg("sparse"), py::arg("options"))
+           py::arg("class_name"), py::arg("parameters"), py::arg("buffers"), py::arg("sparse"), py::arg("options"), py::arg("buffers_now"))
       .def("before_forward",
            [](Core& self, const std::vector<Tensor>& parameters, const py::function& names) {
              const auto name_of = [&names](std::size_t index) {
@@ -202,6 +220,7 @@ void bind_parallel(py::module_& module) {
              blocking(self.group(), [&] { self.before_forward(parameters, name_of); });
            })
       .def("after_forward", &Core::after_forward, Released())
+      .def("end_iteration", &Core::end_iteration, Released())
       .def("changes_arguments", &Core::changes_arguments)
       .def("changed", &Core::changed, Released())
       .def("join_hook",

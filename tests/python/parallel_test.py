@@ -149,6 +149,8 @@ def trained_with_hooks(rank, size):
                               (default_hooks.fp16_compress_wrapper(default_hooks.allreduce_hook), None, 1e-2),
                               (default_hooks.bf16_compress_wrapper(lazy_hook), None, 5e-2),
                               (powerSGD_hook.powerSGD_hook, powerSGD_hook.PowerSGDState(start_powerSGD_iter=2), None),
+                              (default_hooks.fp16_compress_wrapper(powerSGD_hook.powerSGD_hook),
+                               powerSGD_hook.PowerSGDState(start_powerSGD_iter=2), None),
                               (powerSGD_hook.batched_powerSGD_hook, powerSGD_hook.PowerSGDState(None, 2, 2), None)]:
         model = DistributedDataParallel(Net())
         model.register_comm_hook(state, hook)
@@ -494,6 +496,18 @@ def test_zero_redundancy_optimizer():
     on_ranks(2, sharded)
 
 
+def stepped_by_a_wrapped_hook(rank, size):
+    """The step is by the average, not by what this rank gave to it."""
+    net = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(net.weight)
+    model = DistributedDataParallel(net)
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, overlap_with_ddp=True, lr=1)
+    wrapped = default_hooks.fp16_compress_wrapper(default_hooks.allreduce_hook)
+    model.register_comm_hook(None, ddp_zero_hook.hook_with_zero_step(wrapped, model, optimizer))
+    model(torch.tensor([[2.0 + 8 * rank]])).sum().backward()
+    assert net.weight.item() == -6
+
+
 def overlapped(rank, size):
     plain = DistributedDataParallel(Net())
     train(plain, torch.optim.Adam(plain.parameters(), lr=1e-2), rank)
@@ -511,6 +525,29 @@ def overlapped(rank, size):
 # spec: K8 in Python: backward takes the step
 def test_step_within_backward():
     on_ranks(2, overlapped)
+    on_ranks(2, stepped_by_a_wrapped_hook)
+
+
+def buffers_put_in_place(rank, size):
+    class Counting(torch.nn.Linear):
+        def __init__(self):
+            super().__init__(2, 2)
+            self.register_buffer("seen", torch.zeros(1))
+
+        def forward(self, x):
+            self.seen = self.seen + 1 + rank  # another tensor
+            return super().forward(x)
+
+    for kind in (DistributedDataParallel, torch.nn.parallel.DistributedDataParallel):
+        model = kind(Counting())
+        for _ in range(3):
+            model(torch.ones(1, 2)).sum().backward()
+        assert model.module.seen.item() == (3 if rank == 0 else 4), kind
+
+
+# spec: K1 in Python: broadcast_buffers, of what stands in a buffer's place
+def test_buffers_that_are_replaced():
+    on_ranks(2, buffers_put_in_place, gloo=True)
 
 
 def failing_optimizers(rank, size):

@@ -43,6 +43,10 @@ class Joinable:
         """The ranks that share the inputs: the same for all joinables of a Join."""
         raise NotImplementedError
 
+    def end_of_inputs(self):
+        """Called by Join when this rank has run out of inputs, before the first hook. To raise where the calls of the last iteration were
+        not all made, for which other ranks wait; that ends the Join."""
+
 
 class Join:
     """Inside of it ranks may run out of inputs at different times:
@@ -121,6 +125,8 @@ class Join:
         return None
 
     def _finish(self):
+        for each in self._joinables:
+            each.end_of_inputs()
         is_last_joiner = True
         iteration = 0
         while True:

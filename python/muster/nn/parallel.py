@@ -121,8 +121,14 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
                 f"DistributedDataParallel: {', '.join(uninitialised)}: a lazy module has no parameters yet; run a forward pass before wrapping it")
         sparse = [each.weight for each in self.module.modules()
                   if isinstance(each, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and each.sparse]
+        buffers = self._named(self.module.named_buffers())
+        module, ignored = self.module, self.parameters_to_ignore
+
+        def buffers_now():  # forward may have put others in their place
+            return [each for name, each in module.named_buffers() if name not in ignored]
+
         self._core = _C._DataParallelCore(
-            type(self.module).__name__, parameters, self._named(self.module.named_buffers()), sparse, self._options)
+            type(self.module).__name__, parameters, buffers, sparse, self._options, buffers_now if buffers else None)
         self.device = parameters[0][1].device
         self.output_device = self._core.output_device
 
@@ -132,6 +138,8 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         """The module's own forward. Backward on the tensors among its results (also in lists, tuples, dicts and dataclasses) averages the
         gradients. With device_ids, tensors among the arguments that lie elsewhere are copied to the device first."""
         with torch.autograd.profiler.record_function("DistributedDataParallel.forward"):
+            if self._join is not None and torch.is_grad_enabled() and self.require_backward_grad_sync:
+                self._core.end_iteration()
             Join.notify_join_context(self)
             self._core.before_forward(self._present() if torch.is_grad_enabled() else [], self._names)
             if self._core.changes_arguments():
@@ -196,6 +204,10 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
     def join_hook(self, **kwargs):
         """For Join; `divide_by_initial_world_size` (True) as in `join`."""
         return _Shadow(self._core.join_hook(kwargs.get("divide_by_initial_world_size", True)))
+
+    def end_of_inputs(self):
+        """For Join: raises DistError where the last iteration was not finished."""
+        self._core.end_iteration()
 
     @property
     def join_device(self):

@@ -132,6 +132,9 @@ void ReplicaSet::refresh(std::size_t count) {
       their_buffers[i].set_data(
           buffers[i].detach().to(devices_[index], buffers[i].scalar_type(), /*non_blocking=*/false, /*copy=*/index > 0));
     replicas_[index]->train(original_.is_training());
+    // Parents come before their children, whose own mode has the last word.
+    const auto inner = original_.modules(/*include_self=*/false), copies = replicas_[index]->modules(/*include_self=*/false);
+    for (std::size_t i = 0; i < std::min(inner.size(), copies.size()); ++i) copies[i]->train(inner[i]->is_training());
   }
 }
 

@@ -174,6 +174,19 @@ TEST(DataParallelBuffers, OfTheFirstCopyAreTheModules) {
   EXPECT_LT(difference(output, net->forward(x)), 1e-6) << "the copies follow the training mode and the buffers";
 }
 
+TEST(DataParallelBuffers, OfAFrozenPartStayAsTheyAre) {
+  nn::Sequential net(nn::Linear(2, 2), nn::BatchNorm1d(2), nn::BatchNorm1d(2), nn::Dropout(0.5));
+  net->train();
+  net[1]->eval();
+  net[3]->eval();
+  DataParallel<nn::Sequential> model(net, {.replicas = 2});
+  model.forward(torch::full({6, 2}, 3.));
+  EXPECT_SAME(net->named_buffers()["1.running_mean"], torch::zeros({2}));
+  EXPECT_EQ(net->named_buffers()["2.num_batches_tracked"].item<std::int64_t>(), 1);
+  const auto once = model.forward(torch::ones({6, 2})), again = model.forward(torch::ones({6, 2}));
+  EXPECT_TRUE(once.equal(again)) << "nothing dropped out";
+}
+
 struct ThrowsImpl : nn::Cloneable<ThrowsImpl> {
   void reset() override {}
   at::Tensor forward(const at::Tensor& x) {

@@ -4,9 +4,13 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 
+#include <chrono>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "muster/group/spawn.h"
 #include "muster/group/test_ranks.h"
 #include "muster/parallel.h"
 
@@ -190,6 +194,68 @@ TEST(UnevenInputs, OfAModelAndItsDividedOptimizer) {
     auto zero = mine.clone();
     broadcast(zero, {.src = 0});
     EXPECT_SAME(zero, mine);
+  });
+}
+
+struct HeadsImpl : nn::Module {
+  std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x) { return {one(x), two(x)}; }
+  nn::Linear one{register_module("one", nn::Linear(2, 1))}, two{register_module("two", nn::Linear(2, 1))};
+};
+TORCH_MODULE(Heads);
+
+// A rank's unfinished iteration is told as outside of a Join, whether it goes on or has no more inputs: before it notifies the others.
+// spec: H11 names the parameters that got no gradient, inside a Join too
+TEST(UnevenInputs, NameTheParameterThatALossLeftOut) {
+  const auto trained = [](int rank, bool last, bool stops) {
+    Heads net;
+    DistributedDataParallel<Heads> model(net);
+    const auto text = message_of<DistError>([&] {
+      auto join = model.join({.throw_on_early_termination = stops});
+      join.run([&] {
+        for (int step = 0; step < 4; ++step) {
+          const auto [one, two] = model(torch::ones({3, 2}));
+          const bool leaves_out = rank == 1 && step == 2;
+          (leaves_out ? one : one + two).sum().backward();
+          if (last && leaves_out) return;
+        }
+      });
+    });
+    EXPECT_HAS(text, rank == 1 ? "did not receive grad for rank 1: two.weight" : "rank 1") << (last ? "at the end" : "in the middle");
+  };
+  for (const bool last : {false, true})
+    for (const bool stops : {false, true}) {
+      const auto store = std::make_shared<HashStore>();
+      const auto whole = [&](int rank) {
+        init_process_group({.timeout = std::chrono::seconds(60), .world_size = 2, .rank = rank, .store = store});
+        trained(rank, last, stops);
+        try {
+          destroy_process_group();
+        } catch (const DistError&) {
+          // A group that failed may say so once more.
+        }
+      };
+      spawn(whole, {.nprocs = 2, .mode = SpawnMode::threads});
+    }
+}
+
+// An optimizer on a rank that shadows steps by what the others' gradients are, not by one of an earlier iteration.
+TEST(UnevenInputs, KeepNoGradientThatNobodyHas) {
+  on_ranks(2, [](int rank) {
+    Heads net;
+    DistributedDataParallel<Heads> model(net, {.find_unused_parameters = true});
+    ZeroRedundancyOptimizer<torch::optim::SGD> optimizer(net->parameters(), torch::optim::SGDOptions(1));
+    at::Tensor after_first;
+    Join join({&model, &optimizer});
+    join.run([&] {
+      for (int step = 0; step < (rank == 0 ? 4 : 1); ++step) {
+        optimizer.zero_grad();
+        const auto [one, two] = model(torch::ones({3, 2}));
+        (step == 0 ? one + two : one).sum().backward();
+        optimizer.step();
+        if (step == 0) after_first = flat(net->two->parameters());
+      }
+    });
+    EXPECT_SAME(flat(net->two->parameters()), after_first);
   });
 }
 

@@ -103,7 +103,7 @@ void RuntimeStatistics::add(const IterationTimes& times) {
   forward_ += times.backward_start - times.forward_start;
   backward_ += times.backward_end - times.backward_start;
   comm_ += times.comm_end - times.comm_start;
-  overlap_ += times.backward_end - times.comm_start;
+  overlap_ += std::max(Duration{0}, times.backward_end - times.comm_start);
 }
 
 std::string RuntimeStatistics::text(const std::string& module_name, int rank, int world_size, std::int64_t unused_bytes) const {

@@ -182,6 +182,22 @@ TEST(DdpLogging, UnusedParametersAndTheRateAreSeen) {
   EXPECT_EQ(lines, 11u) << "ten, and the twelfth: " << text;
 }
 
+struct LeavesOutImpl : nn::Module {
+  at::Tensor forward(const at::Tensor& x) { return used(x); }
+  nn::Linear used{register_module("used", nn::Linear(2, 1))}, left_out{register_module("left_out", nn::Linear(3, 5))};
+};
+TORCH_MODULE(LeavesOut);
+
+TEST(DdpLogging, BytesOfParametersThatWereLeftOut) {
+  const Levels levels(DebugLevel::DETAIL);
+  ::testing::internal::CaptureStderr();
+  on_ranks(1, [](int) {
+    DistributedDataParallel<LeavesOut> model(LeavesOut{}, {.find_unused_parameters = true});
+    model(torch::ones({4, 2})).sum().backward();
+  });
+  EXPECT_HAS(::testing::internal::GetCapturedStderr(), "unused_parameter_size=" + std::to_string(4 * (3 * 5 + 5)) + "\n");
+}
+
 TEST(DdpLogging, AveragesAreThoseOfTheSamples) {
   RuntimeStatistics statistics;
   const TimePoint zero{};

@@ -175,6 +175,28 @@ TEST(MixedPrecision, ComputesLowAndUpdatesFull) {
   });
 }
 
+// Where the sum is wider than what is summed, so is the division.
+// spec: K1 mixed_precision: reduce_dtype
+TEST(MixedPrecision, DividesInTheWiderType) {
+  on_ranks(3, [](int) {
+    nn::Linear net(nn::LinearOptions(1, 4).bias(false));
+    DistributedDataParallel<nn::Linear> model(
+        net, {.mixed_precision = MixedPrecision{.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat}});
+    model.forward(torch::ones({1, 1})).sum().backward();
+    EXPECT_TRUE(torch::allclose(net->weight.grad(), torch::ones({4, 1}), 1e-6, 1e-6)) << net->weight.grad();
+  });
+}
+
+// Ranks that lay gradients out differently would meet in the middle of backward.
+TEST(Options, MustBeTheSameOnAllRanks) {
+  on_ranks(2, [](int rank) {
+    nn::Linear net(2, 2);
+    const auto text =
+        message_of<DistError>([&] { const DistributedDataParallel<nn::Linear> model(net, {.gradient_as_bucket_view = rank == 1}); });
+    EXPECT_HAS(text, "'gradient_as_bucket_view off' on rank 0 and 'gradient_as_bucket_view on' on rank 1");
+  });
+}
+
 // spec: K1 mixed_precision: reduce_dtype, cast_forward_inputs, keep_low_precision_grads
 TEST(MixedPrecision, EachPartCanBeHadAlone) {
   on_ranks(2, [](int rank) {

@@ -65,6 +65,19 @@ std::string described(const std::vector<Named>& tensors) {
   return text;
 }
 
+/// Those by which the ranks lay gradients out: they must agree.
+std::string described(const DistributedDataParallelOptions& options) {
+  const auto flag = [](const char* name, bool on) { return std::string(name) + (on ? " on\n" : " off\n"); };
+  std::string text = "bucket_cap_mb " + c10::str(options.bucket_cap_mb) + "\n";
+  text += flag("gradient_as_bucket_view", options.gradient_as_bucket_view);
+  text += flag("find_unused_parameters", options.find_unused_parameters);
+  text += flag("static_graph", options.static_graph);
+  text += flag("broadcast_buffers", options.broadcast_buffers);
+  text += flag("mixed_precision", options.mixed_precision.has_value());
+  text += "delayed parameters " + std::to_string(options.delay_all_reduce_named_params.size()) + "\n";
+  return text;
+}
+
 std::string first_line_that_differs(const std::string& ours, const std::string& theirs) {
   std::size_t begin = 0;
   while (begin < ours.size()) {
@@ -83,9 +96,9 @@ void compare_modules(const Group& group, const std::string& mine) {
   const auto all = group::exchange_text(group, mine);
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] == all[0]) continue;
-    throw DistError("DistributedDataParallel: the ranks' modules differ: the first difference is " +
+    throw DistError("DistributedDataParallel: the ranks' modules or options differ: the first difference is " +
                         first_line_that_differs(all[0], all[rank]) + " on rank " + std::to_string(rank) +
-                        "; build the same module on every rank",
+                        "; build the same module with the same options on every rank",
                     Code::mismatch, {group->global_rank_of(static_cast<int>(rank))});
   }
 }
@@ -135,6 +148,7 @@ struct DataParallelCore::State {
   Group group;                // of this module alone
   std::vector<Group> groups;  // one for each reducer; `group` is the first
   std::vector<at::Tensor> parameters, buffers;
+  std::function<std::vector<at::Tensor>()> buffers_now;  // null where they stay the same tensors
   std::shared_ptr<const void> keeps_alive;
   const torch::nn::Module* module = nullptr;  // null where it is not C++'s
   std::string class_name;
@@ -149,7 +163,8 @@ struct DataParallelCore::State {
   std::vector<std::unique_ptr<Reducer>> reducers;  // the module's own, and that of delayed parameters; one of them may be missing
   bool has_main = false;
 
-  void send_from(int group_rank, const std::vector<at::Tensor>& tensors) { packed.send_from(group, group_rank, tensors); }
+  void send_parameters(int group_rank) { packed.send_from(group, group_rank, parameters); }
+  void send_buffers(int group_rank);
   void check_unchanged(const std::vector<at::Tensor>& present, const std::function<std::string(std::size_t)>& name_of) const;
   void make_reducers(const std::vector<Named>& all, const BackwardFrame& frame);
   void add_reducer(std::vector<Named> parameters, ReducerOptions reducing);
@@ -278,20 +293,21 @@ DataParallelCore::DataParallelCore(const ModuleParts& parts, const DistributedDa
   check_options(parameters, options);
   state.given = options.process_group ? options.process_group : default_group();
   if (!state.given->is_member()) refuse("this rank is not a member of process_group");
-  if (options.init_sync) compare_modules(state.given, described(parameters) + described(buffers));
+  if (options.init_sync) compare_modules(state.given, described(parameters) + described(buffers) + described(options));
   state.options = options;
   if (has_devices(options) && !options.output_device) state.options.output_device = options.device_ids->front();
   state.class_name = parts.class_name;
   state.keeps_alive = parts.keeps_alive;
   for (const Named& each : parameters) state.parameters.push_back(each.tensor);
   for (const Named& each : buffers) state.buffers.push_back(each.tensor);
+  state.buffers_now = parts.buffers_now;
   for (const Named& each : parts.parameters)
     state.wrapped.push_back({each.tensor, each.tensor.sizes().vec(), each.tensor.scalar_type(), each.tensor.requires_grad()});
 
   state.make_reducers(parameters, frame);
   if (options.init_sync) {
-    state.send_from(0, state.parameters);
-    state.send_from(0, state.buffers);
+    state.send_parameters(0);
+    state.send_buffers(0);
   }
   if (options.mixed_precision) state.low = std::make_unique<LowPrecision>(state.parameters, state.buffers, *options.mixed_precision);
   state.log_block(parameters);
@@ -319,7 +335,23 @@ void DataParallelCore::State::prepare() {
       throw;
     }
   }
-  if (options.broadcast_buffers && buffers_may_differ && !buffers.empty()) send_from(source, buffers);
+  if (options.broadcast_buffers && buffers_may_differ) send_buffers(source);
+}
+
+/// A graph of an earlier forward pass, whose backward is still to come, may hold them.
+void DataParallelCore::State::send_buffers(int group_rank) {
+  if (buffers_now) buffers = buffers_now();
+  if (!buffers.empty()) packed.send_from(group, group_rank, buffers, PackedBroadcast::Autograd::not_told);
+}
+
+void DataParallelCore::end_iteration() {
+  State& state = *state_;
+  try {
+    for (const auto& reducer : state.reducers) reducer->check_finished();
+  } catch (const std::exception& error) {
+    state.refuse_call(error);
+    throw;
+  }
 }
 
 /// Nobody shall wait for this rank's gradients. Where all members have the same to say, each throws its own.
@@ -439,7 +471,7 @@ void DataParallelCore::Shadow::main_hook() {
   const int source = state_.meet_in_join(false, false, &reduces);
   if (reduces)
     for (const auto& reducer : state_.reducers) reducer->prepare_forward();
-  if (state_.options.broadcast_buffers && state_.buffers_may_differ && !state_.buffers.empty()) state_.send_from(source, state_.buffers);
+  if (state_.options.broadcast_buffers && state_.buffers_may_differ) state_.send_buffers(source);
   state_.buffers_may_differ = reduces;
   if (!reduces) return;
   for (const auto& reducer : state_.reducers) reducer->shadow_backward();
@@ -449,8 +481,8 @@ void DataParallelCore::Shadow::post_hook(bool is_last_joiner) {
   bool reduces = false;
   const int source = state_.meet_in_join(is_last_joiner, false, &reduces);
   if (source < 0) return;
-  state_.send_from(source, state_.parameters);
-  if (state_.options.broadcast_buffers) state_.send_from(source, state_.buffers);
+  state_.send_parameters(source);
+  if (state_.options.broadcast_buffers) state_.send_buffers(source);
   for (const auto& reducer : state_.reducers) reducer->set_divisor(state_.group->size());
   leave();
 }

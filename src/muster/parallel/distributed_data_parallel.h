@@ -62,6 +62,8 @@ struct ModuleParts {
   std::vector<Named> parameters;  ///< by registration; shared ones may be there as often as they are registered
   std::vector<Named> buffers;
   std::shared_ptr<const void> keeps_alive = {};
+  /// The buffers as they are now, where others may come in their place; called before they travel.
+  std::function<std::vector<at::Tensor>()> buffers_now = {};
 };
 
 /// What is the same for every module: the state of DistributedDataParallel without the module's type.
@@ -80,6 +82,9 @@ class DataParallelCore {
   /// The same of a module that is not C++'s: its parameters as they are now, by registration, and what tells the name of one.
   void before_forward(const std::vector<at::Tensor>& parameters, const std::function<std::string(std::size_t)>& name_of);
   void after_forward(const std::vector<at::Tensor>& outputs);
+  /// Throws DistError where the last iteration was not finished, and ends the other ranks' waiting for it. Before what is not the model's
+  /// own call: the notice of the next iteration, or the end of this rank's inputs.
+  void end_iteration();
   /// Whether arguments of forward go through `changed` first.
   bool changes_arguments() const;
   at::Tensor changed(const at::Tensor& argument) const;
@@ -136,6 +141,7 @@ class DistributedDataParallel final : public Joinable {
   /// not compile. With device_ids, tensors among the arguments that lie elsewhere are copied to the device first.
   template <class... Arguments>
   auto forward(Arguments&&... arguments) {
+    if (takes_part_in_join() && at::GradMode::is_enabled() && core_.require_sync()) core_.end_iteration();
     Join::notify_join_context(*this);
     core_.before_forward(parallel::dereference(module_));
     if (!core_.changes_arguments()) return finish(call(std::forward<Arguments>(arguments)...));
@@ -178,6 +184,7 @@ class DistributedDataParallel final : public Joinable {
   std::unique_ptr<JoinHook> join_hook(const JoinOptions& options) override { return core_.join_hook(options); }
   c10::Device join_device() const override { return core_.join_device(); }
   Group join_process_group() const override { return core_.join_process_group(); }
+  void end_of_inputs() override { core_.end_iteration(); }
 
   /// One hook, before the first backward pass, on all ranks.
   void register_comm_hook(CommHook hook) { core_.register_comm_hook(std::move(hook)); }

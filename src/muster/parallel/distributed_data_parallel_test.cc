@@ -190,6 +190,39 @@ TEST(Construction, SendsParametersAndBuffersOfRank0) {
   });
 }
 
+// Another forward pass brings the buffers up to date that the graph of the first holds.
+TEST(Buffers, MayTravelBetweenAForwardPassAndItsBackward) {
+  on_ranks(2, [](int rank) {
+    nn::Sequential net(nn::Linear(3, 3), nn::BatchNorm1d(3));
+    net[1]->eval();
+    DistributedDataParallel<nn::Sequential> model(net);
+    const auto once = model.forward(torch::full({4, 3}, rank + 1.0)), again = model.forward(torch::full({4, 3}, rank + 2.0));
+    (once + again).sum().backward();
+    EXPECT_TRUE(net[1]->as<nn::BatchNorm1d>()->weight.grad().defined());
+  });
+}
+
+// spec: K2 overlapped: the first bucket travels while backward still makes the gradients of the last
+TEST(Buckets, TravelDuringBackward) {
+  on_ranks(2, [](int) {
+    nn::Sequential net(nn::Linear(8, 8), nn::Linear(8, 8), nn::Linear(8, 8));
+    DistributedDataParallel<nn::Sequential> model(net, {.bucket_cap_mb = 0.0001});
+    std::vector<bool> whole;  // for each bucket, whether all gradients were there when it started
+    model.register_comm_hook([&](const GradBucket& bucket) {
+      whole.push_back(net->parameters().front().grad().defined());
+      return all_reduce_hook()(bucket);
+    });
+    for (int step = 0; step < 2; ++step) {
+      whole.clear();
+      for (auto& parameter : net->parameters()) parameter.mutable_grad().reset();
+      model.forward(torch::ones({2, 8})).sum().backward();
+    }
+    ASSERT_GE(whole.size(), 3U);
+    EXPECT_FALSE(whole.front());
+    EXPECT_TRUE(whole.back());
+  });
+}
+
 // spec: K1 broadcast_buffers
 TEST(Buffers, OfRank0GoToAllBeforeEachForward) {
   on_ranks(2, [](int rank) {

@@ -83,6 +83,7 @@ void Join::finish() {
   if (joinables_.front()->join_ != this) group::invalid("Join: finish() was called before, or the Join has failed");
   // The hooks make the joinables' own calls, which are no inputs of this rank.
   leave();
+  for (Joinable* joinable : joinables_) joinable->end_of_inputs();
   bool is_last = true;
   for (std::int64_t iteration = 1;; ++iteration) {
     const auto active = flags(group_, joinables_.front()->join_device(), false);

@@ -52,6 +52,13 @@ class Joinable {
   /// The ranks that share the inputs: the same ranks for all joinables of a Join, whose own calls go through the first one's group. The
   /// joinable's calls of an iteration must come after its notice, in the same order on every rank.
   virtual Group join_process_group() const = 0;
+  /// Called by Join when this rank has run out of inputs, before the first hook. To throw where the calls of the last iteration were not
+  /// all made, for which other ranks wait; that ends the Join.
+  virtual void end_of_inputs() {}
+
+ protected:
+  /// Whether it is in a Join whose inputs have not run out on this rank.
+  bool takes_part_in_join() const { return join_ != nullptr; }
 
  private:
   friend class Join;

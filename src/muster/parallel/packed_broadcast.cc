@@ -51,8 +51,12 @@ void unpack(const at::Tensor& tensor, const at::Tensor& memory, std::int64_t at)
 
 }  // namespace
 
-void PackedBroadcast::send_from(const Group& group, int root, const std::vector<at::Tensor>& tensors) {
+void PackedBroadcast::send_from(const Group& group, int root, const std::vector<at::Tensor>& given, Autograd autograd) {
   const at::NoGradGuard no_grad;
+  // What detach() gives counts changes together with its source, what variable_data() gives on its own.
+  std::vector<at::Tensor> tensors;
+  tensors.reserve(given.size());
+  for (const at::Tensor& tensor : given) tensors.push_back(autograd == Autograd::told ? tensor.detach() : tensor.variable_data());
   std::vector<WorkRef> works;
   std::int64_t bytes = 0;
   std::map<std::pair<at::ScalarType, c10::DeviceType>, Slice> on_devices;
@@ -60,9 +64,9 @@ void PackedBroadcast::send_from(const Group& group, int root, const std::vector<
     if (is_packed(tensor)) {
       bytes += room_for(tensor);
     } else if (is_small(tensor)) {
-      on_devices[{tensor.scalar_type(), tensor.device().type()}].push_back(tensor.detach());
+      on_devices[{tensor.scalar_type(), tensor.device().type()}].push_back(tensor);
     } else {
-      works.push_back(broadcast(tensor.detach(), {.group = group, .async_op = true, .group_src = root}));
+      works.push_back(broadcast(tensor, {.group = group, .async_op = true, .group_src = root}));
     }
   }
   for (auto& [kind, slice] : on_devices)

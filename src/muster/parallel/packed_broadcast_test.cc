@@ -47,6 +47,18 @@ TEST(PackedBroadcast, GivesEveryMemberTheRootsValues) {
   });
 }
 
+TEST(PackedBroadcast, NeedNotTellAutograd) {
+  on_ranks(2, [](int rank) {
+    const auto tensors = tensors_of(rank);
+    PackedBroadcast().send_from(default_group(), 0, tensors, PackedBroadcast::Autograd::not_told);
+    const auto expected = tensors_of(0);
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      EXPECT_SAME(tensors[i], expected[i]);
+      EXPECT_EQ(tensors[i]._version(), tensors_of(rank)[i]._version()) << "tensor " << i;
+    }
+  });
+}
+
 // What lies between the elements of a tensor with gaps is not the tensor's.
 TEST(PackedBroadcast, LeavesWhatLiesBetween) {
   on_ranks(2, [](int rank) {

@@ -268,6 +268,11 @@ Reducer::Reducer(std::vector<at::Tensor> parameters, ReducerOptions options) {
 
 Reducer::~Reducer() { state_->detach(); }
 
+void Reducer::check_finished() const {
+  const std::lock_guard lock(state_->mutex);
+  state_->check_finished();
+}
+
 void Reducer::prepare_forward() {
   const std::lock_guard lock(state_->mutex);
   state_->check_finished();

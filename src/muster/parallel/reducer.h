@@ -65,8 +65,10 @@ class Reducer {
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
 
-  /// Before a forward pass whose gradients will be averaged. Throws DistError when the pass before was not finished, naming the parameters
-  /// that got no gradient, or what failed in it. Lays the buckets out anew after the first pass: then all members meet here.
+  /// Throws DistError where the last pass was not finished, naming the parameters that got no gradient, or what failed in it.
+  void check_finished() const;
+  /// Before a forward pass whose gradients will be averaged. Throws what check_finished() throws. Lays the buckets out anew after the first
+  /// pass: then all members meet here.
   void prepare_forward();
   /// After it: `outputs` are the tensors that the loss will be made of. Backward on them then reduces, and has reduced when it returns.
   void prepare_backward(std::span<const at::Tensor> outputs);

@@ -166,6 +166,8 @@ void Reducer::State::fill(std::size_t index) {
   }
   if (hook || bucket.alone) {
     place.copy_(gradient.detach());
+  } else if (place.scalar_type() != gradient.scalar_type()) {
+    place.copy_(gradient.detach()).div_(divisor);  // the product would have the narrower type's bits
   } else {
     at::mul_out(place, gradient.detach(), at::native::wrapped_scalar_tensor(1.0 / divisor));
   }
@@ -195,9 +197,10 @@ void Reducer::State::fill_sparse(std::size_t index) {
 void Reducer::State::launch_full() {
   if (driving && !released) return;
   if (is_held() || next == buckets.size()) return;
+  const auto now = steady_clock().now();
   while (next < buckets.size() && buckets[next].pending == 0) launch(next++);
   if (next < buckets.size()) return;
-  times.backward_end = steady_clock().now();
+  times.backward_end = now;
   if (tracks_use()) used_work = all_reduce(used, {.group = options.group, .async_op = true});
 }
 
@@ -424,9 +427,10 @@ void Reducer::State::shadow() {
 /// Gradients of a rank that had no input, for an optimizer that steps all the same.
 void Reducer::State::keep_averages(const Bucket& bucket, const at::Tensor& averaged) {
   for (const std::size_t index : bucket.indices) {
-    if (nobody_used(index)) continue;
     at::Tensor& gradient = parameters[index].mutable_grad();
-    if (bucket.sparse) {
+    if (nobody_used(index)) {
+      gradient.reset();  // an optimizer is not to step by one of an earlier iteration
+    } else if (bucket.sparse) {
       gradient = averaged.to(parameters[index].scalar_type());
     } else if (options.gradient_as_bucket_view) {
       gradient = view(index);
