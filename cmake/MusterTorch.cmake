@@ -20,6 +20,8 @@ endfunction()
 muster_torch_headers(muster_torch_headers)
 if(MUSTER_TESTS AND NOT MUSTER_SANITIZE)
   muster_torch_headers(muster_torch_test_headers $<$<CONFIG:Release>:-O1>)  # as muster_test_executable() has it
+  target_link_libraries(muster_torch_test_headers PRIVATE GTest::gtest)
+  target_precompile_headers(muster_torch_test_headers PRIVATE <gtest/gtest.h>)
 endif()
 
 # A precompiled header is only taken by a compilation with the same options. CMake gives libraries -fPIC and programs
