@@ -28,8 +28,8 @@ export MUSTER_TEST_SEED
 
 CONFIGURE = cmake -DMUSTER_LIBTORCH="$(MUSTER_LIBTORCH)" -DPython_EXECUTABLE="$(MUSTER_PYTHON)" --log-level=WARNING --preset
 BUILD = cmake --build -j $(JOBS) --preset
-# Many tests wait for what they are about: one more at once than there are cores.
-CTEST = ctest --test-dir build --output-on-failure --no-tests=error -j $$(($(JOBS) + 1))
+# Many tests wait for what they are about: two at once for each core.
+CTEST = ctest --test-dir build --output-on-failure --no-tests=error -j $$((2 * $(JOBS)))
 
 setup:
 	@tools/setup
