@@ -24,8 +24,9 @@ if(MUSTER_SANITIZE MATCHES "thread")
   target_compile_options(muster_flags INTERFACE $<$<CXX_COMPILER_ID:GNU>:-Wno-tsan>)
 endif()
 
-# Several times slower, they take a sample of the large matrices also in long runs: so many seconds of each (testing/budget.h).
-list(APPEND MUSTER_TEST_ENVIRONMENT "MUSTER_TEST_LONG_BUDGET_S=30")
+# Several times slower, they take half of what others do, and a sample of the large matrices also in long runs: so many seconds of each
+# (testing/budget.h).
+list(APPEND MUSTER_TEST_ENVIRONMENT "MUSTER_TEST_SHARE=0.5" "MUSTER_TEST_LONG_BUDGET_S=30")
 
 set(suppressions ${CMAKE_CURRENT_LIST_DIR}/suppressions)
 if(MUSTER_SANITIZE MATCHES "address")

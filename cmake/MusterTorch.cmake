@@ -55,7 +55,6 @@ function(muster_torch_layer name)
   set(MUSTER_LAYER_EXPORT muster)
   muster_layer(${name} DEPENDS ${arg_DEPENDS} LIBRARIES ${arg_LIBRARIES} Libtorch::Libtorch TEST_LIBRARIES ${arg_TEST_LIBRARIES})
   muster_use_torch_headers(muster_${name})
-  muster_use_torch_headers(muster_${name}_test)
 endfunction()
 
 # muster_torch_executable(NAME SOURCES file... [LIBRARIES target...])

@@ -16,10 +16,10 @@ namespace {
 using Side = Handshake::Side;
 using testing::Fuzz;
 
-Handshake::Hello hello(std::int32_t rank) {
+Handshake::Hello introduction(std::int32_t rank) {
   return {.role = Handshake::Role::link, .rank = rank, .world_size = 8, .job = "job", .build = 1, .note = 7};
 }
-const Secret kSecret = Secret::given("the secret of the fuzzers' tests");
+const Secret kFuzzSecret = Secret::given("the secret of the fuzzers' tests");
 
 /// Feeds in pieces; the bytes that were taken.
 std::size_t feed(Fuzz& fuzz, Handshake& side, const std::string& bytes) {
@@ -38,7 +38,7 @@ TEST(HandshakeFuzz, DamagedGreetingsProveNothing) {
   Fuzz fuzz(1);
   testing::FuzzRun run(2000);
   for (int round = 0; run.goes_on(); ++round) {
-    Handshake connector(Side::connector, hello(3), kSecret), acceptor(Side::acceptor, hello(5), kSecret);
+    Handshake connector(Side::connector, introduction(3), kFuzzSecret), acceptor(Side::acceptor, introduction(5), kFuzzSecret);
     const std::string greeting = connector.take_output();
     const std::string sent = fuzz.one_in(4) ? fuzz.noise(300) : fuzz.damaged(greeting);
     if (sent.substr(0, greeting.size()) == greeting) continue;
@@ -58,7 +58,7 @@ TEST(HandshakeFuzz, DamagedAnswersProveNothing) {
   Fuzz fuzz(2);
   testing::FuzzRun run(2000);
   for (int round = 0; run.goes_on(); ++round) {
-    Handshake connector(Side::connector, hello(3), kSecret), acceptor(Side::acceptor, hello(5), kSecret);
+    Handshake connector(Side::connector, introduction(3), kFuzzSecret), acceptor(Side::acceptor, introduction(5), kFuzzSecret);
     acceptor.feed(as_bytes(connector.take_output()));
     std::string answer = acceptor.take_output();
     const bool greeting_first = fuzz.one_in(2);

@@ -1,9 +1,7 @@
 #include "muster/base/secret.h"
 
 #include <fcntl.h>
-#define OPENSSL_SUPPRESS_DEPRECATED  // of SHA256_*: see sha256 below
-#include <openssl/crypto.h>
-#include <openssl/sha.h>
+#include <sodium.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -12,8 +10,6 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <initializer_list>
-#include <span>
 
 #include "muster/base/descriptor.h"
 #include "muster/base/env.h"
@@ -152,48 +148,18 @@ std::string Secret::random_text() {
   return hexadecimal(bytes);
 }
 
-namespace {
-
-using Digest = std::array<unsigned char, SHA256_DIGEST_LENGTH>;
-
-/// The primitive itself. The library's general way to it first reads its settings and looks its providers through: a millisecond in every
-/// process.
-Digest sha256(std::initializer_list<ConstBytes> pieces) {
-  SHA256_CTX state;
-  Digest digest;
-  // Without a working hash nothing may be accepted: going on would let strangers in.
-  bool works = SHA256_Init(&state) == 1;
-  for (const ConstBytes piece : pieces) works = works && SHA256_Update(&state, piece.data(), piece.size()) == 1;
-  if (!works || SHA256_Final(digest.data(), &state) != 1) std::abort();
-  OPENSSL_cleanse(&state, sizeof state);
-  return digest;
-}
-
-}  // namespace
-
-/// HMAC (RFC 2104).
 Secret::Proof Secret::prove(ConstBytes message) const {
-  std::array<unsigned char, SHA256_CBLOCK> inner{}, outer;
-  if (key_.size() > inner.size()) {
-    const Digest short_key = sha256({as_bytes(key_)});
-    std::copy(short_key.begin(), short_key.end(), inner.begin());
-  } else {
-    std::copy(key_.begin(), key_.end(), inner.begin());
-  }
-  outer = inner;
-  for (unsigned char& byte : inner) byte ^= 0x36;
-  for (unsigned char& byte : outer) byte ^= 0x5c;
-  const Digest first = sha256({std::as_bytes(std::span(inner)), message});
-  const Digest second = sha256({std::as_bytes(std::span(outer)), std::as_bytes(std::span(first))});
-  OPENSSL_cleanse(inner.data(), inner.size());
-  OPENSSL_cleanse(outer.data(), outer.size());
+  crypto_auth_hmacsha256_state state;
   Proof proof;
-  static_assert(sizeof proof == sizeof second);
-  std::memcpy(proof.data(), second.data(), proof.size());
+  static_assert(sizeof proof == crypto_auth_hmacsha256_BYTES);
+  crypto_auth_hmacsha256_init(&state, reinterpret_cast<const unsigned char*>(key_.data()), key_.size());
+  crypto_auth_hmacsha256_update(&state, reinterpret_cast<const unsigned char*>(message.data()), message.size());
+  crypto_auth_hmacsha256_final(&state, reinterpret_cast<unsigned char*>(proof.data()));
+  sodium_memzero(&state, sizeof state);
   return proof;
 }
 
-bool equal_in_constant_time(ConstBytes a, ConstBytes b) { return a.size() == b.size() && CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0; }
+bool equal_in_constant_time(ConstBytes a, ConstBytes b) { return a.size() == b.size() && sodium_memcmp(a.data(), b.data(), a.size()) == 0; }
 
 void fill_random(MutableBytes out) {
   while (!out.empty()) {
@@ -207,7 +173,8 @@ void fill_random(MutableBytes out) {
 }
 
 std::array<std::byte, 16> short_hash(std::string_view text) {
-  const Digest whole = sha256({as_bytes(text)});
+  std::array<std::byte, crypto_hash_sha256_BYTES> whole;
+  crypto_hash_sha256(reinterpret_cast<unsigned char*>(whole.data()), reinterpret_cast<const unsigned char*>(text.data()), text.size());
   std::array<std::byte, 16> cut;
   std::memcpy(cut.data(), whole.data(), cut.size());
   return cut;

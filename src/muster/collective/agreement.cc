@@ -11,8 +11,6 @@
 namespace muster::collective {
 namespace {
 
-/// After the deadline the others give the first member so long to tell who is missing.
-constexpr auto kVerdictGrace = std::chrono::milliseconds(50);
 constexpr auto kCancelLimit = std::chrono::seconds(1);
 /// How often a member that waits looks whether there is still hope.
 constexpr auto kLook = std::chrono::milliseconds(50);

@@ -16,6 +16,9 @@
 
 namespace muster::collective {
 
+/// After the deadline the others give the first member so long to tell who is missing.
+inline constexpr Duration kVerdictGrace = std::chrono::milliseconds(50);
+
 /// What the first member hands to all. Goes over the wire as it is.
 struct Handout {
   std::uint64_t segment = 0;  ///< of the host's region

@@ -23,7 +23,6 @@ constexpr std::uint64_t kNoSegment = ~std::uint64_t{0};
 /// How often a thread that waits looks after reminders, in the first second and later.
 constexpr auto kEarlyLook = std::chrono::milliseconds(100);
 constexpr auto kLateLook = std::chrono::seconds(1);
-constexpr auto kVerdictGrace = std::chrono::milliseconds(50);
 
 /// What the communicators of one fabric share.
 struct Shared final : transport::Fabric::Companion {

@@ -120,7 +120,7 @@ std::size_t play_on_processes(const Play& play) {
 }
 
 constexpr Wire kProcessWires[] = {Wire::shm, Wire::tcp, Wire::mixed};
-constexpr int kRanks[] = {2, 3, 4, 8};
+constexpr int kProcessRanks[] = {2, 3, 4, 8};
 
 class CollectiveProcessSuite : public ::testing::TestWithParam<std::tuple<Wire, int>> {};
 
@@ -135,7 +135,7 @@ TEST_P(CollectiveProcessSuite, EveryCellMatchesTheDirectComputation) {
   Play play;
   play.wire = wire;
   play.ranks = ranks;
-  play.budget = testing::test_budget(5, 240) / static_cast<double>(std::size(kRanks) * std::size(kProcessWires));
+  play.budget = testing::test_budget(5, 240) / static_cast<double>(std::size(kProcessRanks) * std::size(kProcessWires));
   play.cell = [&](std::size_t number) { return cells[number]; };
   play.cells = cells.size();
   const std::size_t played = play_on_processes(play);
@@ -169,8 +169,8 @@ TEST_P(CollectiveProcessSuite, BarrierHoldsEveryone) {
   for (const auto& end : ranks.join(seconds(100))) EXPECT_EQ(end.report, "done");
 }
 
-INSTANTIATE_TEST_SUITE_P(All, CollectiveProcessSuite, ::testing::Combine(::testing::ValuesIn(kProcessWires), ::testing::ValuesIn(kRanks)),
-                         [](const auto& cell) {
+INSTANTIATE_TEST_SUITE_P(All, CollectiveProcessSuite,
+                         ::testing::Combine(::testing::ValuesIn(kProcessWires), ::testing::ValuesIn(kProcessRanks)), [](const auto& cell) {
                            return std::string(testing::wire_name(std::get<0>(cell.param))) + "_" + std::to_string(std::get<1>(cell.param));
                          });
 

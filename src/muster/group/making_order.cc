@@ -20,7 +20,7 @@ constexpr std::uint32_t kMaxMembers = 1u << 20;
 std::string key_of(int rank) { return "making/" + std::to_string(rank); }
 std::string verdict_key(const std::string& name) { return "making/stuck/" + name; }
 
-std::string list(const std::vector<int>& ranks) {
+std::string listed(const std::vector<int>& ranks) {
   std::string out;
   for (const int rank : ranks) out += (out.empty() ? "" : ", ") + std::to_string(rank);
   return out;
@@ -88,7 +88,7 @@ std::string describe_stuck(const std::vector<WaitingMaking>& stuck) {
   std::string text = "the members of overlapping groups make them in different orders and wait for each other: ";
   bool first = true;
   for (const auto& [call, ranks] : calls) {
-    text += (first ? "" : ", ") + std::string(ranks.size() == 1 ? "rank " : "ranks ") + list(ranks) +
+    text += (first ? "" : ", ") + std::string(ranks.size() == 1 ? "rank " : "ranks ") + listed(ranks) +
             (ranks.size() == 1 ? " waits in " : " wait in ") + call;
     first = false;
   }

@@ -351,7 +351,7 @@ void serve_rref_backward(const Request& request) {
   Agent& agent = *request.passage->agent;
   const RRefSlot slot = RRefContext::of(agent)->find(rref);
   if (!slot) throw DistError("the value of this remote reference is not kept here (any more)", Code::closed);
-  slot->then([slot, responder = request.responder, weak = agent.weak_from_this(), context_id, retain_graph] {
+  slot->then([responder = request.responder, weak = agent.weak_from_this(), context_id, retain_graph](const RRefSlot& slot) {
     auto answered = answer_to(responder);
     if (const auto error = slot->error()) return answered(error);
     try {

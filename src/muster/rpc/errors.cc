@@ -42,7 +42,7 @@ std::exception_ptr make(RemoteError origin, const std::string& text) {
 }
 
 /// Types that come back as themselves; the most derived first.
-struct Known {
+struct KnownError {
   const char* name;
   bool (*is)(const std::exception&);
   Make make;
@@ -52,10 +52,10 @@ bool is(const std::exception& error) {
   return dynamic_cast<const T*>(&error) != nullptr;
 }
 template <class T>
-constexpr Known known(const char* name) {
+constexpr KnownError known(const char* name) {
   return {name, &is<T>, &make<T>};
 }
-constexpr Known kKnown[] = {
+constexpr KnownError kKnownErrors[] = {
     known<std::invalid_argument>("std::invalid_argument"),
     known<std::domain_error>("std::domain_error"),
     known<std::length_error>("std::length_error"),
@@ -92,7 +92,7 @@ ErrorText describe_exception(const std::exception_ptr& error) {
     if (env_text("TORCH_SHOW_CPP_STACKTRACES").value_or("0") == "1" && thrown.backtrace()) text.trace = thrown.backtrace()->get();
   } catch (const std::exception& thrown) {
     text.type = name_of_type(typeid(thrown));
-    for (const Known& known : kKnown) {
+    for (const KnownError& known : kKnownErrors) {
       if (!known.is(thrown)) continue;
       // A type derived from a known one comes back as that; its own name goes along in the text.
       if (text.type != known.name && text.type.find("muster::rpc::") == std::string::npos) text.trace = "thrown as " + text.type;
@@ -126,7 +126,7 @@ std::exception_ptr remote_exception(const std::string& worker, int worker_id, co
       default: return std::make_exception_ptr(From<DistBackendError>(std::move(origin), text, code, ranks));
     }
   }
-  for (const Known& known : kKnown) {
+  for (const KnownError& known : kKnownErrors) {
     if (type == known.name) return known.make(std::move(origin), text);
   }
   return std::make_exception_ptr(From<DistBackendError>(std::move(origin), text, Code::internal, std::vector<int>{worker_id}));

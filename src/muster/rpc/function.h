@@ -263,8 +263,7 @@ void answer(const ResponderRef& responder, Compute compute) {
     using T = typename detail::IsFuture<R>::Inner;
     R future = compute();
     if (!future.valid()) throw std::logic_error("it returned a future that belongs to no promise");
-    auto state = future.state();
-    state->then([state, future, responder] {
+    future.state()->then([responder](const std::shared_ptr<FutureState<T>>& state) {
       if (auto error = state->error()) {
         if (responder) responder->fail(error);
         return;

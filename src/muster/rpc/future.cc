@@ -31,7 +31,7 @@ void FutureCore::publish() {
   const auto agent = agent_.lock();
   if (agent) agent->wake();
   for (auto& callback : callbacks) {
-    if (!agent || !agent->run_later(callback)) callback();
+    if (!agent || !agent->run_later([self = shared_from_this(), callback] { callback(); })) callback();
   }
 }
 
@@ -42,7 +42,7 @@ bool FutureCore::fail(std::exception_ptr error) {
   return true;
 }
 
-void FutureCore::then(std::function<void()> callback) {
+void FutureCore::call_when_done(std::function<void()> callback) {
   {
     const std::lock_guard lock(mutex_);
     if (!done()) {

@@ -24,8 +24,8 @@ namespace muster::rpc {
 
 class Agent;
 
-/// The part of a future's state that does not depend on its type.
-class FutureCore {
+/// The part of a future's state that does not depend on its type. Always held by shared pointers.
+class FutureCore : public std::enable_shared_from_this<FutureCore> {
  public:
   explicit FutureCore(std::weak_ptr<Agent> agent) : agent_(std::move(agent)) {}
   virtual ~FutureCore() = default;
@@ -36,9 +36,6 @@ class FutureCore {
   /// False at the deadline.
   bool wait_until(TimePoint deadline) const;
   std::exception_ptr error() const { return error_; }
-  /// Runs at once where it is done; else once it is, on a worker thread of the agent (where there is none: on the thread that completes
-  /// it).
-  void then(std::function<void()> callback);
   const std::weak_ptr<Agent>& agent() const { return agent_; }
   /// The first completion counts; false for later ones.
   bool fail(std::exception_ptr error);
@@ -47,6 +44,8 @@ class FutureCore {
   /// Takes the right to complete; then write the value and call `publish`.
   bool claim() { return !claimed_.exchange(true, std::memory_order_acq_rel); }
   void publish();
+  /// As FutureState::then.
+  void call_when_done(std::function<void()> callback);
 
  private:
   std::weak_ptr<Agent> agent_;
@@ -70,6 +69,14 @@ class FutureState final : public FutureCore {
     return true;
   }
   const Stored& value() const { return *value_; }
+  /// Calls `callback(state)`: at once where this is done; else once it is, on a worker thread of the agent (where there is none: on the
+  /// thread that completes it). The state that it is called with is this one: a callback that holds it itself would keep a state alive
+  /// whose value never comes.
+  template <class F>
+  void then(F callback) {
+    call_when_done(
+        [this, callback = std::move(callback)]() mutable { callback(std::static_pointer_cast<FutureState>(this->shared_from_this())); });
+  }
 
  private:
   std::optional<Stored> value_;
@@ -100,7 +107,8 @@ class Future {
   auto then(F callback) const -> Future<std::invoke_result_t<F, Future<T>>> {
     using U = std::invoke_result_t<F, Future<T>>;
     auto next = std::make_shared<FutureState<U>>(state_->agent());
-    state_->then([next, callback = std::move(callback), self = *this]() mutable {
+    state_->then([next, callback = std::move(callback)](const std::shared_ptr<State>& state) mutable {
+      const Future<T> self(state);
       try {
         if constexpr (std::is_void_v<U>) {
           callback(self);

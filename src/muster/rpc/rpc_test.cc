@@ -382,5 +382,16 @@ TEST(RpcFuture, ThenWaitAllAndDroppedPromises) {
   EXPECT_HAS(message_of<std::runtime_error>([&] { dropped.wait(); }), "dropped without a value");
 }
 
+TEST(RpcFuture, WhoseValueNeverComesLetsItsCallbacksGo) {
+  const auto token = std::make_shared<int>(0);
+  {
+    const Future<int> never(std::make_shared<FutureState<int>>(std::weak_ptr<Agent>()));
+    never.then([token](const Future<int>&) {});
+    never.state()->then([token](const std::shared_ptr<FutureState<int>>&) {});
+    EXPECT_EQ(token.use_count(), 3);
+  }
+  EXPECT_EQ(token.use_count(), 1);
+}
+
 }  // namespace
 }  // namespace muster::rpc

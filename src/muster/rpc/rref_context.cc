@@ -99,6 +99,10 @@ struct RRefContext::End {
     std::unique_lock lock(strong->mutex_);
     const auto slots = std::exchange(strong->slots_, {});
     lock.unlock();
+    // Whoever waits for one that is still to be made waits in vain.
+    for (const auto& [rref, slot] : slots) {
+      if (!slot->done()) slot->fail(exception_of(Status(Code::closed, "RPC has been shut down on this worker")));
+    }
   }
   End(const End&) = delete;
   std::weak_ptr<RRefContext> context;
@@ -325,7 +329,7 @@ void RRefContext::on_fetch(const Request& request) {
   const RRefId rref = decode_rref(archive);
   const RRefSlot slot = find(rref);
   if (!slot) group::raise(Status(Code::closed, "the value of this remote reference is not kept here (any more)"));
-  slot->then([slot, responder = request.responder] {
+  slot->then([responder = request.responder](const RRefSlot& slot) {
     if (!responder) return;
     if (const auto error = slot->error()) return responder->fail(error);
     const KeptValue& value = slot->value();

@@ -17,17 +17,17 @@ namespace {
 using muster::testing::RankProcesses;
 using muster::testing::ScratchFolder;
 
-constexpr Duration kSoon = std::chrono::seconds(60);
+constexpr Duration kLimit = std::chrono::seconds(60);
 
-std::atomic<int> alive{0};
-struct Tracked {
-  Tracked() { ++alive; }
-  Tracked(const Tracked&) { ++alive; }
-  Tracked& operator=(const Tracked&) = default;
-  ~Tracked() { --alive; }
+std::atomic<int> living{0};
+struct Living {
+  Living() { ++living; }
+  Living(const Living&) { ++living; }
+  Living& operator=(const Living&) = default;
+  ~Living() { --living; }
 };
 
-std::vector<RRef<Tracked>> held;
+std::vector<RRef<Living>> held;
 
 struct KillerOf : torch::autograd::Function<KillerOf> {
   static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x.clone(); }
@@ -38,16 +38,16 @@ struct KillerOf : torch::autograd::Function<KillerOf> {
 };
 
 void register_all() {
-  register_function("tracked", [] { return Tracked(); });
-  register_function("hold", [](const RRef<Tracked>& rref) { held.push_back(rref); });
-  register_function("make", [](int owner) { held.push_back(remote<Tracked>(owner, "tracked")); });
-  register_function("alive", [] { return alive.load(); });
+  register_function("tracked", [] { return Living(); });
+  register_function("hold", [](const RRef<Living>& rref) { held.push_back(rref); });
+  register_function("make", [](int owner) { held.push_back(remote<Living>(owner, "tracked")); });
+  register_function("alive", [] { return living.load(); });
   register_function("die", [] { ::raise(SIGKILL); });
-  register_function("hang and die", [](const RRef<Tracked>&) {
+  register_function("hang and die", [](const RRef<Living>&) {
     ::raise(SIGKILL);
     return 0;
   });
-  register_function("use", [](const RRef<Tracked>& rref) { return rref.is_owner(); });
+  register_function("use", [](const RRef<Living>& rref) { return rref.is_owner(); });
   register_function("deadly", [](const at::Tensor& x) { return KillerOf::apply(x); });
 }
 
@@ -62,7 +62,7 @@ std::string error_of(const std::function<void()>& call) {
 
 bool soon(const std::function<bool()>& condition) {
   const auto agent = current_agent("soon");
-  const auto limit = agent->clock().now() + kSoon;
+  const auto limit = agent->clock().now() + kLimit;
   while (!condition()) {
     if (agent->clock().now() > limit) return false;
   }
@@ -79,7 +79,7 @@ void play(const std::function<std::string()>& body) {
       options.init_method = "file://" + folder.file("meet");
       init_rpc("worker" + std::to_string(rank), {.rank = rank, .world_size = 3, .rpc_backend_options = options});
       const std::string report = rank == 0 ? body() : "good";
-      shutdown(true, kSoon);
+      shutdown(true, kLimit);
       return report;
     } catch (const std::exception& error) {
       return error.what();
@@ -94,14 +94,14 @@ void play(const std::function<std::string()>& body) {
 // spec: N7 kill -9 of the owner: references to its values fail by name on all users, others go on, shutdown ends
 TEST(RRefProcess, TheOwnerIsKilled) {
   play([]() -> std::string {
-    const auto doomed = remote<Tracked>("worker2", "tracked");
-    const auto good = remote<Tracked>("worker1", "tracked");
+    const auto doomed = remote<Living>("worker2", "tracked");
+    const auto good = remote<Living>("worker1", "tracked");
     rpc_sync("worker1", "hold", doomed);
     error_of([] { rpc_sync("worker2", "die"); });
     const auto pass_on = [&] { return error_of([&] { rpc_sync<bool>("worker1", "use", doomed); }); };
     if (!soon([&] { return pass_on() != "no error"; })) return "a lost reference can be passed on";
     for (const auto& text : {error_of([&] { doomed.rpc_sync().call<bool>("use"); }), pass_on(),
-                             error_of([&] { remote<Tracked>("worker2", "tracked").rpc_sync().call<bool>("use"); })}) {
+                             error_of([&] { remote<Living>("worker2", "tracked").rpc_sync().call<bool>("use"); })}) {
       if (text.find("worker2") == std::string::npos) return "the error does not name it: " + text;
     }
     return good.rpc_sync().call<bool>("use") ? "good" : "another value was lost too";
@@ -112,9 +112,9 @@ TEST(RRefProcess, TheOwnerIsKilled) {
 TEST(RRefProcess, UsersAreKilled) {
   play([]() -> std::string {
     {
-      const auto value = remote<Tracked>("worker1", "tracked");
+      const auto value = remote<Living>("worker1", "tracked");
       rpc_sync("worker2", "hold", value);
-      const auto other = remote<Tracked>("worker1", "tracked");
+      const auto other = remote<Living>("worker1", "tracked");
       rpc_sync("worker2", "make", 1);
       if (!soon([] { return rpc_sync<int>("worker1", "alive") >= 3; })) return "the values were not made";
       const auto text = error_of([&] { rpc_sync<int>("worker2", "hang and die", other); });

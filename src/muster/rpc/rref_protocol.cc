@@ -7,8 +7,6 @@
 namespace muster::rpc {
 namespace {
 
-using Kind = RRefMessageKind;
-
 constexpr const char* kKindNames[kRRefMessageKinds] = {"create", "fork", "register", "confirm", "gone", "accept", "release", "withdraw"};
 
 std::string to_text(const RRefId& id) {
@@ -68,9 +66,9 @@ Result<RRefMessage> decode_rref_message(std::string_view bytes) {
     return Status(Code::refused, "a message about a remote reference is malformed (" + std::to_string(bytes.size()) +
                                      " bytes); do all workers run the same version?");
   }
-  message.kind = static_cast<Kind>(kind);
+  message.kind = static_cast<RRefMessageKind>(kind);
   message.counted = counted == 1;
-  message.withdrawn = static_cast<Kind>(withdrawn);
+  message.withdrawn = static_cast<RRefMessageKind>(withdrawn);
   return message;
 }
 
@@ -91,7 +89,7 @@ std::string SeenNumbers::text() const {
   return std::move(out).str();
 }
 
-RRefMessage RRefLedger::numbered(std::int32_t to, Kind kind, const RRefId& rref, const ForkId& fork) {
+RRefMessage RRefLedger::numbered(std::int32_t to, RRefMessageKind kind, const RRefId& rref, const ForkId& fork) {
   RRefMessage message;
   message.from = self_;
   message.to = to;
@@ -129,7 +127,7 @@ Result<RRefLedger::Created> RRefLedger::create_at(std::int32_t owner) {
   const RRefId rref{self_, owner, ++next_rref_[owner]};
   const ForkId fork{self_, self_, ++next_fork_[self_]};
   forks_[fork] = {.rref = rref, .parent = {}, .children = {}};
-  return Created{{rref, fork}, numbered(owner, Kind::create, rref, fork)};
+  return Created{{rref, fork}, numbered(owner, RRefMessageKind::create, rref, fork)};
 }
 
 Result<RRefMessage> RRefLedger::fork(const RRefReference& held, std::int32_t to) {
@@ -138,7 +136,7 @@ Result<RRefMessage> RRefLedger::fork(const RRefReference& held, std::int32_t to)
   const ForkId child{self_, to, ++next_fork_[to]};
   if (held.fork) {
     forks_.at(*held.fork).children.insert(child);
-    RRefMessage message = numbered(to, Kind::fork, held.rref, child);
+    RRefMessage message = numbered(to, RRefMessageKind::fork, held.rref, child);
     passed_on_.emplace(child, PassedOn{*held.fork, message.number});
     return message;
   }
@@ -148,7 +146,7 @@ Result<RRefMessage> RRefLedger::fork(const RRefReference& held, std::int32_t to)
   } else {
     owned.forks.insert(child);
   }
-  RRefMessage message = numbered(to, Kind::fork, held.rref, child);
+  RRefMessage message = numbered(to, RRefMessageKind::fork, held.rref, child);
   message.counted = owned.created;
   return message;
 }
@@ -188,17 +186,18 @@ Status RRefLedger::check(const RRefMessage& message) const {
   if (message.to != self_) return malformed(message, "is for another worker");
   if (message.number == 0 || rref.number == 0 || fork.number == 0) return malformed(message, "bears no number");
   bool fits = true;
-  switch (message.kind == Kind::withdraw ? message.withdrawn : message.kind) {
-    case Kind::create: fits = rref.owner == self_ && rref.creator == message.from && fork.holder == message.from; break;
-    case Kind::fork: fits = fork.maker == message.from && fork.holder == self_; break;
-    case Kind::register_fork:
-    case Kind::release: fits = rref.owner == self_ && fork.holder == message.from; break;
-    case Kind::confirm:
-    case Kind::gone: fits = rref.owner == message.from && fork.holder == self_; break;
-    case Kind::accept: fits = fork.maker == self_ && fork.holder == message.from; break;
-    case Kind::withdraw: fits = false; break;
+  switch (message.kind == RRefMessageKind::withdraw ? message.withdrawn : message.kind) {
+    case RRefMessageKind::create: fits = rref.owner == self_ && rref.creator == message.from && fork.holder == message.from; break;
+    case RRefMessageKind::fork: fits = fork.maker == message.from && fork.holder == self_; break;
+    case RRefMessageKind::register_fork:
+    case RRefMessageKind::release: fits = rref.owner == self_ && fork.holder == message.from; break;
+    case RRefMessageKind::confirm:
+    case RRefMessageKind::gone: fits = rref.owner == message.from && fork.holder == self_; break;
+    case RRefMessageKind::accept: fits = fork.maker == self_ && fork.holder == message.from; break;
+    case RRefMessageKind::withdraw: fits = false; break;
   }
-  if (fits && message.kind == Kind::withdraw) fits = message.withdrawn == Kind::create || message.withdrawn == Kind::fork;
+  if (fits && message.kind == RRefMessageKind::withdraw)
+    fits = message.withdrawn == RRefMessageKind::create || message.withdrawn == RRefMessageKind::fork;
   return fits ? Status() : malformed(message, "does not fit sender and receiver");
 }
 
@@ -206,14 +205,14 @@ Result<std::optional<RRefLedger::Received>> RRefLedger::receive(const RRefMessag
   if (Status status = check(message); !status.ok()) return status;
   if (!alive(message.from) || !messages_seen_[message.from].first(message.number)) return std::optional<Received>();
   switch (message.kind) {
-    case Kind::create: return on_create(message);
-    case Kind::fork: return on_fork(message);
-    case Kind::register_fork: on_register(message); break;
-    case Kind::confirm:
-    case Kind::gone: on_answer(message); break;
-    case Kind::accept: on_accept(message); break;
-    case Kind::release: on_release(message); break;
-    case Kind::withdraw: on_withdraw(message); break;
+    case RRefMessageKind::create: return on_create(message);
+    case RRefMessageKind::fork: return on_fork(message);
+    case RRefMessageKind::register_fork: on_register(message); break;
+    case RRefMessageKind::confirm:
+    case RRefMessageKind::gone: on_answer(message); break;
+    case RRefMessageKind::accept: on_accept(message); break;
+    case RRefMessageKind::release: on_release(message); break;
+    case RRefMessageKind::withdraw: on_withdraw(message); break;
   }
   return std::optional<Received>();
 }
@@ -231,7 +230,7 @@ std::optional<RRefLedger::Received> RRefLedger::on_create(const RRefMessage& mes
   owned.created = true;
   ++owned.handles;
   owned.waiting.insert(message.fork);
-  for (const ForkId& fork : owned.waiting) send(fork.holder, Kind::confirm, message.rref, fork);
+  for (const ForkId& fork : owned.waiting) send(fork.holder, RRefMessageKind::confirm, message.rref, fork);
   owned.forks.merge(owned.waiting);
   owned.waiting.clear();
   return Received{{message.rref}, {}};
@@ -241,7 +240,7 @@ std::optional<RRefLedger::Received> RRefLedger::on_fork(const RRefMessage& messa
   const RRefReference reference{message.rref, message.rref.owner == self_ ? std::nullopt : std::optional(message.fork)};
   if (!reference.fork) {                                                      // it has come home
     if (message.from == self_) return Received{reference, state(reference)};  // a handle was counted when it was sent
-    send(message.from, Kind::accept, message.rref, message.fork);
+    send(message.from, RRefMessageKind::accept, message.rref, message.fork);
     if (!owned_.contains(message.rref)) {
       if (was_created(message.rref)) {
         return Received{reference, Status(Code::closed, "the value of remote reference " + to_text(message.rref) +
@@ -264,7 +263,7 @@ std::optional<RRefLedger::Received> RRefLedger::on_fork(const RRefMessage& messa
   } else if (message.counted) {
     fork.state = ForkState::confirmed;
   } else {
-    send(message.rref.owner, Kind::register_fork, message.rref, message.fork);
+    send(message.rref.owner, RRefMessageKind::register_fork, message.rref, message.fork);
   }
   return Received{reference, fork.failure};
 }
@@ -288,7 +287,7 @@ void RRefLedger::on_register(const RRefMessage& message) {
     return;
   }
   owned->second.forks.insert(message.fork);
-  send(message.from, Kind::confirm, message.rref, message.fork);
+  send(message.from, RRefMessageKind::confirm, message.rref, message.fork);
 }
 
 // confirm and gone
@@ -296,7 +295,7 @@ void RRefLedger::on_answer(const RRefMessage& message) {
   const auto found = forks_.find(message.fork);
   if (found == forks_.end() || found->second.state != ForkState::unconfirmed) return;
   Fork& fork = found->second;
-  if (message.kind == Kind::gone) {
+  if (message.kind == RRefMessageKind::gone) {
     fail_fork(message.fork, fork, Status(Code::peer_failed, "remote reference " + to_text(message.rref) + " is lost: " + message.reason));
     accept(fork, message.fork);
   } else {
@@ -326,15 +325,15 @@ void RRefLedger::on_release(const RRefMessage& message) {
 
 void RRefLedger::on_withdraw(const RRefMessage& message) {
   if (!messages_seen_[message.from].first(message.withdrawn_number)) return;  // it had come
-  if (message.withdrawn == Kind::create) {
+  if (message.withdrawn == RRefMessageKind::create) {
     rrefs_seen_[message.rref.creator].first(message.rref.number);
     const std::string reason = "the call that was to make its value never came to its owner, worker " + std::to_string(self_);
     if (const auto owned = owned_.find(message.rref); owned != owned_.end()) fail_uncreated(owned, reason);
     return send_gone(message.rref, message.fork, reason);
   }
-  if (message.from != message.rref.owner) return send(message.from, Kind::accept, message.rref, message.fork);
+  if (message.from != message.rref.owner) return send(message.from, RRefMessageKind::accept, message.rref, message.fork);
   if (message.rref.owner == self_) return drop({message.rref});
-  send(message.rref.owner, Kind::release, message.rref, message.fork);
+  send(message.rref.owner, RRefMessageKind::release, message.rref, message.fork);
 }
 
 void RRefLedger::acknowledged(std::int32_t peer, std::uint64_t number) { unacknowledged_.erase({peer, number}); }
@@ -344,7 +343,7 @@ void RRefLedger::resend() {
 }
 
 void RRefLedger::lost(const RRefMessage& message) {
-  RRefMessage withdrawal = numbered(message.to, Kind::withdraw, message.rref, message.fork);
+  RRefMessage withdrawal = numbered(message.to, RRefMessageKind::withdraw, message.rref, message.fork);
   withdrawal.withdrawn = message.kind;
   withdrawal.withdrawn_number = message.number;
   send(std::move(withdrawal));
@@ -356,7 +355,7 @@ void RRefLedger::withdraw_passed_on() {
     RRefMessage message;
     message.to = child.holder;
     message.number = passed.message;
-    message.kind = Kind::fork;
+    message.kind = RRefMessageKind::fork;
     message.rref = forks_.at(passed.parent).rref;
     message.fork = child;
     lost(message);
@@ -404,7 +403,7 @@ void RRefLedger::worker_died(std::int32_t worker, const Status& cause) {
 }
 
 void RRefLedger::send_gone(const RRefId& rref, const ForkId& fork, std::string reason) {
-  RRefMessage message = numbered(fork.holder, Kind::gone, rref, fork);
+  RRefMessage message = numbered(fork.holder, RRefMessageKind::gone, rref, fork);
   message.reason = std::move(reason);
   send(std::move(message));
 }
@@ -412,7 +411,7 @@ void RRefLedger::send_gone(const RRefId& rref, const ForkId& fork, std::string r
 // The parent need not wait for this fork any more.
 void RRefLedger::accept(Fork& fork, const ForkId& id) {
   if (!fork.parent) return;
-  send(*fork.parent, Kind::accept, fork.rref, id);
+  send(*fork.parent, RRefMessageKind::accept, fork.rref, id);
   fork.parent.reset();
 }
 
@@ -446,7 +445,7 @@ void RRefLedger::settle_fork(const ForkId& id) {
   if (entry == forks_.end()) return;
   const Fork& fork = entry->second;
   if (fork.held || !fork.children.empty() || fork.state == ForkState::unconfirmed) return;
-  if (fork.state == ForkState::confirmed) send(fork.rref.owner, Kind::release, fork.rref, id);
+  if (fork.state == ForkState::confirmed) send(fork.rref.owner, RRefMessageKind::release, fork.rref, id);
   forks_.erase(entry);
 }
 

@@ -110,7 +110,7 @@ TEST(RRefProtocol, AnswersThatNobodyRead) {
   user.acknowledged(2, withdrawal.number);
   ASSERT_TRUE(user.receive(only(other.take_effects())).ok());
   const RRefMessage release = only(user.take_effects());
-  EXPECT_EQ(release.kind, Kind::release);
+  EXPECT_EQ(release.kind, RRefMessageKind::release);
   user.acknowledged(0, release.number);
   EXPECT_TRUE(user.forks_settled());
   user.withdraw_passed_on();
@@ -129,13 +129,13 @@ TEST(RRefProtocol, RefusesNonsense) {
   release.from = 2;
   release.to = 1;
   release.number = 1;
-  release.kind = Kind::release;
+  release.kind = RRefMessageKind::release;
   release.rref = value.rref;
   release.fork = good->fork;
-  for (auto spoil :
-       {+[](RRefMessage& m) { m.to = 3; }, +[](RRefMessage& m) { m.number = 0; }, +[](RRefMessage& m) { m.fork.holder = 3; },
-        +[](RRefMessage& m) { m.rref.owner = 2; }, +[](RRefMessage& m) { m.kind = Kind::withdraw, m.withdrawn = Kind::release; },
-        +[](RRefMessage& m) { m.kind = Kind::create; }}) {
+  for (auto spoil : {+[](RRefMessage& m) { m.to = 3; }, +[](RRefMessage& m) { m.number = 0; }, +[](RRefMessage& m) { m.fork.holder = 3; },
+                     +[](RRefMessage& m) { m.rref.owner = 2; },
+                     +[](RRefMessage& m) { m.kind = RRefMessageKind::withdraw, m.withdrawn = RRefMessageKind::release; },
+                     +[](RRefMessage& m) { m.kind = RRefMessageKind::create; }}) {
     RRefMessage spoiled = release;
     spoil(spoiled);
     const auto answer = owner.receive(spoiled);
@@ -172,10 +172,10 @@ TEST(RRefProtocolFuzz, DamagedMessagesAreRefusedOrHarmless) {
       good.from = 2;
       good.to = 1;
       good.number = 1 + fuzz.below(9);
-      good.kind = static_cast<Kind>(fuzz.below(kRRefMessageKinds));
+      good.kind = static_cast<RRefMessageKind>(fuzz.below(kRRefMessageKinds));
       good.rref = fuzz.one_in(2) ? value.rref : RRefId{2, 1, 1 + fuzz.below(4)};
       good.fork = fuzz.one_in(2) ? passed->fork : ForkId{static_cast<std::int32_t>(fuzz.below(3)), 2, 1 + fuzz.below(4)};
-      good.withdrawn = fuzz.one_in(2) ? Kind::create : Kind::fork;
+      good.withdrawn = fuzz.one_in(2) ? RRefMessageKind::create : RRefMessageKind::fork;
       good.withdrawn_number = fuzz.below(9);
       good.reason = fuzz.noise(20);
       const std::string bytes = fuzz.one_in(3) ? encode(good) : fuzz.damaged(encode(good));

@@ -11,8 +11,6 @@
 namespace muster::rpc {
 namespace {
 
-using Kind = RRefMessageKind;
-
 // Two to six workers that make, pass on and let go at random, over a wire that delays, reorders, loses attempts and their acknowledgements.
 // What travels alone is sent again until acknowledged; calls are tried again too, and given up at times.
 class SeededJob {
@@ -62,7 +60,9 @@ class SeededJob {
   int pick(int below) { return static_cast<int>(random_() % static_cast<std::uint64_t>(below)); }
   bool lives(int worker) const { return alive_[static_cast<std::size_t>(worker)]; }
   RRefLedger& ledger(int worker) { return ledgers_[static_cast<std::size_t>(worker)]; }
-  static bool in_a_call(const RRefMessage& message) { return message.kind == Kind::create || message.kind == Kind::fork; }
+  static bool in_a_call(const RRefMessage& message) {
+    return message.kind == RRefMessageKind::create || message.kind == RRefMessageKind::fork;
+  }
 
   void act() {
     const int worker = pick(workers_), other = pick(workers_);

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <latch>
 #include <mutex>
 #include <stdexcept>
 
@@ -225,6 +226,40 @@ TEST(RRef, AnOwnerThatLeaves) {
         }
       },
       false);
+}
+
+// spec: N7 to_here of a value that is never made: an ungraceful end lets go of who waits, and of the worker's agent
+TEST(RRef, TheEndLetsGoOfWhoWaitsForAValueThatNeverComes) {
+  register_all();
+  std::weak_ptr<Agent> owner;
+  RpcBackendOptions options;
+  options.num_worker_threads = 1;  // in the order in which calls come
+  std::latch asked(2);
+  Workers(2, options)
+      .run(
+          [&](int rank) {
+            const auto agent = current_agent("test");
+            if (rank == 0) owner = agent;
+            if (rank == 1) {
+              for (const Kind kind : {kRRefFetch, kRRefBackward}) {
+                Agent::Call call;
+                call.to = 0;
+                call.kind = kind;
+                call.fill = [](Value& value, Passage& passage) {
+                  ValueOutput archive(value, passage);
+                  encode_rref(archive, RRefId{.creator = 1, .owner = 0, .number = 1'000'000});
+                  archive(std::int64_t{-1});
+                  archive(false);
+                };
+                agent->call(std::move(call), [](const Answer& answer) { EXPECT_TRUE(answer.error); });
+              }
+              EXPECT_EQ(rpc_sync<std::string>("worker0", "rref_test::text", "after them"), "after them!");
+            }
+            asked.arrive_and_wait();
+            shutdown(false);
+          },
+          false);
+  EXPECT_TRUE(owner.expired());
 }
 
 }  // namespace

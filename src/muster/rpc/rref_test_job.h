@@ -16,8 +16,6 @@
 
 namespace muster::rpc::rref_test {
 
-using Kind = RRefMessageKind;
-
 // What a worker's program does with its variables; a variable holds one reference.
 struct Step {
   enum Do { create_here, create_at, pass, drop } what;
@@ -89,7 +87,7 @@ struct Job {
       if (!lives(message.to)) continue;
       all.push_back([index](Job& job) { job.deliver(index, false); });
       if (budget.duplicates > 0) all.push_back([index](Job& job) { job.deliver(index, true); });
-      const bool in_a_call = message.kind == Kind::create || message.kind == Kind::fork;
+      const bool in_a_call = message.kind == RRefMessageKind::create || message.kind == RRefMessageKind::fork;
       if (in_a_call && budget.losses > 0 && lives(message.from)) {
         all.push_back([index](Job& job) { job.lose(index, true); });
         all.push_back([index](Job& job) { job.lose(index, false); });
@@ -230,7 +228,8 @@ struct Job {
       }
     }
     for (const Flying& flying : wire) {
-      const bool carried = flying.message.kind == Kind::fork && flying.message.rref == rref && !arrived.contains(flying.message.fork);
+      const bool carried =
+          flying.message.kind == RRefMessageKind::fork && flying.message.rref == rref && !arrived.contains(flying.message.fork);
       if (carried && !someone_died && !something_lost) trouble = "a value was dropped while a reference to it was on its way";
     }
   }

@@ -19,7 +19,7 @@ namespace {
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
-constexpr std::string_view kMagic("muster store 1\n\0", 16);
+constexpr std::string_view kFileMagic("muster store 1\n\0", 16);
 constexpr std::size_t kFrameBytes = 8;
 constexpr char kPut = 1, kAppend = 2, kErase = 3;
 
@@ -229,11 +229,11 @@ Status FileLog::read_news() {
 /// Applies the transactions that are whole in `left`, which begins where the last one ended.
 Status FileLog::take(std::string_view left) {
   if (read_to_ == 0 && !left.empty()) {
-    if (left.substr(0, kMagic.size()) != kMagic.substr(0, left.size()))
+    if (left.substr(0, kFileMagic.size()) != kFileMagic.substr(0, left.size()))
       return Status(Code::store, path_ + " exists and is not a store's file; give a new or empty one");
-    if (left.size() >= kMagic.size()) {
-      left.remove_prefix(kMagic.size());
-      read_to_ = static_cast<std::int64_t>(kMagic.size());
+    if (left.size() >= kFileMagic.size()) {
+      left.remove_prefix(kFileMagic.size());
+      read_to_ = static_cast<std::int64_t>(kFileMagic.size());
     } else {
       left = {};  // its maker died within the first bytes
     }
@@ -273,7 +273,7 @@ Status FileLog::apply(std::string_view changes) {
 Status FileLog::write_changes(const std::string& changes) {
   if (changes.empty()) return {};
   ByteWriter frame;
-  if (read_to_ == 0) frame.put_bytes(kMagic);
+  if (read_to_ == 0) frame.put_bytes(kFileMagic);
   frame.put(static_cast<std::uint32_t>(changes.size())).put(checksum(changes));
   std::string whole = frame.take() + changes;
   std::size_t written = 0;

@@ -22,7 +22,7 @@ namespace {
 using bench::Bench;
 using bench::whole;
 using testing::Fuzz;
-constexpr Duration kLong = std::chrono::seconds(60);
+constexpr Duration kPatience = std::chrono::seconds(60);
 
 /// Any operation with any numbers, keys and values: well-formed on the wire, seldom sensible.
 std::string any_request(Fuzz& fuzz, std::uint64_t id) {
@@ -191,7 +191,7 @@ TEST(StoreClientFuzz, AnswersThatLieAreErrors) {
   TcpStoreOptions options;
   options.host = "127.0.0.1";
   options.port = server.port();
-  options.timeout = kLong;
+  options.timeout = kPatience;
   options.secret = bench::kSecret;
   options.job = "job";
   const std::vector<std::string> keys = {"a", "b"};

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "muster/store/factory.h"
+#include "muster/store/test_limits.h"
 #include "muster/testing/reserved_port.h"
 #include "muster/testing/scratch_folder.h"
 
@@ -26,7 +27,6 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using Results = std::vector<Result<Rendezvous>>;
 
-inline constexpr Duration kLong = seconds(60);
 inline constexpr Duration kShort = milliseconds(300);
 
 /// Sets environment variables for a scope; an empty value removes one.

@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "muster/store/factory.h"
+#include "muster/store/test_limits.h"
 
 namespace muster::store {
 namespace {
@@ -21,7 +22,6 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using Strings = std::vector<std::string>;
 
-constexpr Duration kLong = seconds(60);
 constexpr Duration kShort = milliseconds(50);
 
 /// A store of one kind and a way to more users of the same data.

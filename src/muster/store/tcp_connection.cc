@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/time.h>
@@ -18,6 +17,7 @@
 #include "muster/base/interruption.h"
 #include "muster/base/log.h"
 #include "muster/base/socket_address.h"
+#include "muster/store/tcp_socket.h"
 
 namespace muster::store {
 namespace {
@@ -38,16 +38,6 @@ TimePoint now() { return steady_clock().now(); }
 
 int poll_milliseconds(Duration left) {
   return static_cast<int>(std::clamp<std::int64_t>(std::chrono::ceil<milliseconds>(left).count(), 0, 60000));
-}
-
-void tune(int socket) {
-  const int on = 1, idle = 10, interval = 5, count = 4, user_timeout = 30000;
-  ::setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  ::setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-  ::setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
-  ::setsockopt(socket, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
-  ::setsockopt(socket, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
-  ::setsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &user_timeout, sizeof user_timeout);
 }
 
 /// Without a given secret only ranks of one host may meet: said before a byte is sent.
@@ -144,7 +134,7 @@ Result<std::unique_ptr<TcpConnection>> TcpConnection::open(const TcpEndpoint& en
       }
       const int flags = ::fcntl(socket->get(), F_GETFL);
       ::fcntl(socket->get(), F_SETFL, flags & ~O_NONBLOCK);
-      tune(socket->get());
+      tune_tcp(socket->get());
       std::unique_ptr<TcpConnection> connection(new TcpConnection(std::move(*socket), endpoint.name()));
       last = connection->shake_hands(endpoint, std::min(deadline, now() + kGreetingLimit));
       if (last) return connection;

@@ -6,7 +6,6 @@
 
 #include <fcntl.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/socket.h>
@@ -28,6 +27,7 @@
 #include "muster/base/log.h"
 #include "muster/base/socket_address.h"
 #include "muster/store/store_server.h"
+#include "muster/store/tcp_socket.h"
 
 namespace muster::store {
 namespace {
@@ -113,17 +113,6 @@ Result<std::vector<Descriptor>> adopt(Descriptor listener, std::uint16_t port) {
   return sockets;
 }
 
-/// Notices a host that has vanished without a word within half a minute.
-void tune(int socket) {
-  const int on = 1, idle = 10, interval = 5, count = 4, user_timeout = 30000;
-  ::setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  ::setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-  ::setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
-  ::setsockopt(socket, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
-  ::setsockopt(socket, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
-  ::setsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &user_timeout, sizeof user_timeout);
-}
-
 class AsioServer final : public TcpServer {
  public:
   AsioServer(TcpServerOptions options, std::vector<Descriptor> listeners)
@@ -202,7 +191,7 @@ class AsioServer final : public TcpServer {
   }
 
   void open(Descriptor socket, const SocketAddress& peer) {
-    tune(socket.get());
+    tune_tcp(socket.get());
     const auto own = SocketAddress::local_of(socket.get());
     const bool same_host = peer.is_loopback() || (own && own->host() == peer.host());
     const Connection number = next_connection_++;

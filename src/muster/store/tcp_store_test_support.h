@@ -9,10 +9,10 @@
 
 #include "muster/base/secret.h"
 #include "muster/store/factory.h"
+#include "muster/store/test_limits.h"
 
 namespace muster::store {
 
-inline constexpr Duration kLong = std::chrono::seconds(60);
 inline const Secret kSecret = Secret::given("the secret of the tcp store's tests");
 
 inline TcpStoreOptions server_options(const std::string& host = "127.0.0.1", std::uint16_t port = 0) {

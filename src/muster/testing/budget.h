@@ -1,6 +1,7 @@
 /// How much of a sampled matrix a test run takes, in time or in rounds.
 ///
-///   an ordinary run       what the test asks for; `MUSTER_TEST_BUDGET_S` seconds where that is set
+///   an ordinary run       what the test asks for, times `MUSTER_TEST_SHARE` (the sanitized builds set 0.5); `MUSTER_TEST_BUDGET_S` seconds
+///                         where that is set
 ///   MUSTER_TEST_LONG=1    all of it
 ///   ... and MUSTER_TEST_LONG_BUDGET_S=n, as the sanitized builds have it: a larger sample, n seconds of each matrix
 #pragma once
@@ -21,18 +22,21 @@ inline double budget_variable(const char* name, double otherwise) {
 
 inline constexpr double kNoLimit = 1e9;
 
+/// Of what a test asks for in an ordinary run.
+inline double sample_share() { return budget_variable("MUSTER_TEST_SHARE", 1); }
+
 /// Whether matrices are played to their end.
 inline bool whole_matrices() { return long_tests() && budget_variable("MUSTER_TEST_LONG_BUDGET_S", kNoLimit) >= kNoLimit; }
 
 /// Time for a matrix that an ordinary run samples for `seconds` and a long one for `long_seconds`.
 inline std::chrono::duration<double> test_budget(double seconds, double long_seconds = kNoLimit) {
-  if (!long_tests()) return std::chrono::duration<double>(budget_variable("MUSTER_TEST_BUDGET_S", seconds));
+  if (!long_tests()) return std::chrono::duration<double>(budget_variable("MUSTER_TEST_BUDGET_S", sample_share() * seconds));
   return std::chrono::duration<double>(std::min(long_seconds, budget_variable("MUSTER_TEST_LONG_BUDGET_S", kNoLimit)));
 }
 
 /// Rounds of a test whose rounds are alike.
 inline int test_rounds(int ordinary, int whole) {
-  if (!long_tests()) return ordinary;
+  if (!long_tests()) return std::max(1, static_cast<int>(sample_share() * ordinary));
   return whole_matrices() ? whole : std::min(whole, 4 * ordinary);
 }
 

@@ -142,19 +142,6 @@ Status play(Communicator& group, int number, const Script::Call& call, TimePoint
   return {};
 }
 
-std::string describe_options(const SimOptions& options) {
-  std::string text = "seed " + std::to_string(options.seed) + ", hosts ";
-  for (const int host : options.hosts) text += std::to_string(host);
-  text += options.regions ? ", regions" : ", no regions";
-  for (const SimFault& fault : options.faults) {
-    const char* kinds[] = {"kill", "stop", "partition"};
-    text += std::string(", ") + kinds[static_cast<int>(fault.kind)] + " " + std::to_string(fault.rank) +
-            (fault.kind == SimFault::Kind::partition ? " from " + std::to_string(fault.other) : "") + " at " +
-            describe(fault.at - TimePoint(std::chrono::seconds(1)));
-  }
-  return text;
-}
-
 SimReport play_job(const SimOptions& options, int length) {
   if (std::getenv("MUSTER_SIM_VERBOSE") != nullptr) std::fprintf(stderr, "%s\n", describe_options(options).c_str());
   const int n = static_cast<int>(options.hosts.size());

@@ -321,6 +321,19 @@ SimReport SimJob::run(const std::function<Status(SimRank&)>& body) {
   return report;
 }
 
+std::string describe_options(const SimOptions& options) {
+  std::string text = "seed " + std::to_string(options.seed) + ", hosts ";
+  for (const int host : options.hosts) text += std::to_string(host);
+  text += options.regions ? ", regions" : ", no regions";
+  for (const SimFault& fault : options.faults) {
+    const char* kinds[] = {"kill", "stop", "partition"};
+    text += std::string(", ") + kinds[static_cast<int>(fault.kind)] + " " + std::to_string(fault.rank) +
+            (fault.kind == SimFault::Kind::partition ? " from " + std::to_string(fault.other) : "") + " at " +
+            describe(fault.at - TimePoint(std::chrono::seconds(1)));
+  }
+  return text;
+}
+
 SimReport run_sim_job(const SimOptions& options, const std::function<Status(SimRank&)>& body) {
   auto job = std::make_unique<SimJob>(options);
   SimReport report = job->run(body);

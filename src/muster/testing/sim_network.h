@@ -67,6 +67,9 @@ class SimRank {
   virtual void compute(Duration duration) = 0;
 };
 
+/// The seed, hosts and faults, to play a job again by.
+std::string describe_options(const SimOptions& options);
+
 /// Runs `body` as every rank until all have ended or the limit has passed. Ranks that were killed, stopped or hang are abandoned where they
 /// stand, with all that they hold, as a killed process is: run many such jobs in child processes.
 SimReport run_sim_job(const SimOptions& options, const std::function<Status(SimRank&)>& body);

@@ -48,15 +48,6 @@ SimOptions draw_options(std::uint64_t seed) {
   return options;
 }
 
-std::string describe_options(const SimOptions& options) {
-  std::string text = "seed " + std::to_string(options.seed) + ", hosts ";
-  for (const int host : options.hosts) text += std::to_string(host);
-  text += options.regions ? ", regions" : ", no regions";
-  for (const SimFault& fault : options.faults)
-    text += ", kill " + std::to_string(fault.rank) + " at " + describe(fault.at - TimePoint(std::chrono::seconds(1)));
-  return text;
-}
-
 /// What the ranks tell the test: they are fibers of one thread.
 struct Tally {
   std::vector<std::vector<int>> members;  // of each rank's last group in which it has made its rounds
@@ -147,7 +138,7 @@ std::string play_batch(std::uint64_t first, int count) {
   return shrunk + "." + troubles;
 }
 
-int seeds() {
+int shrink_seeds() {
   const int all = test_rounds(200, 5000);
 #ifdef __SANITIZE_THREAD__
   return all / 4;
@@ -160,7 +151,7 @@ int seeds() {
 TEST(SimShrink, EverySeedGoesOnWithThoseThatAreLeft) {
   constexpr int kBatch = 25;
   std::size_t shrunk = 0;
-  for (int done = 0; done < seeds(); done += kBatch) {
+  for (int done = 0; done < shrink_seeds(); done += kBatch) {
     const std::uint64_t first = test_seed() + 5000000 + static_cast<std::uint64_t>(done);
     RankProcesses child(1, [first](int) { return play_batch(first, kBatch); });
     const RankEnd end = child.join(std::chrono::minutes(5)).front();
@@ -169,8 +160,8 @@ TEST(SimShrink, EverySeedGoesOnWithThoseThatAreLeft) {
     ASSERT_EQ(end.report.substr(dot + 1), "");
     shrunk += dot;
   }
-  std::printf("%zu of %d jobs shrank\n", shrunk, seeds());
-  EXPECT_GT(shrunk, static_cast<std::size_t>(seeds() / 2)) << "most deaths came too late to matter";
+  std::printf("%zu of %d jobs shrank\n", shrunk, shrink_seeds());
+  EXPECT_GT(shrunk, static_cast<std::size_t>(shrink_seeds() / 2)) << "most deaths came too late to matter";
 }
 
 }  // namespace

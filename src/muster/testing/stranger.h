@@ -35,14 +35,20 @@ inline SocketAddress abstract_address(const std::string& name) {
                        static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size()));
 }
 
+/// A connected socket; blocks while the backlog is full.
+inline Descriptor dial(const SocketAddress& address) {
+  Descriptor socket(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
+  EXPECT_TRUE(socket) << errno_text(errno);
+  EXPECT_EQ(::connect(socket.get(), address.raw(), address.length()), 0) << address.text() << ": " << errno_text(errno);
+  return socket;
+}
+
 class Stranger {
  public:
   static constexpr Duration kLong = std::chrono::seconds(60);
 
   /// Connects; blocks while the backlog is full.
-  explicit Stranger(const SocketAddress& address) : socket_(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    EXPECT_TRUE(socket_) << errno_text(errno);
-    EXPECT_EQ(::connect(socket_.get(), address.raw(), address.length()), 0) << address.text() << ": " << errno_text(errno);
+  explicit Stranger(const SocketAddress& address) : socket_(dial(address)) {
     const int flags = ::fcntl(socket_.get(), F_GETFL);
     ::fcntl(socket_.get(), F_SETFL, flags | O_NONBLOCK);
   }

@@ -131,12 +131,6 @@ void copy_failure(const FileHeader& header, std::int64_t to_wall, RankTrace& tra
   }
 }
 
-std::string boot_id() {
-  std::string text;
-  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id") >> std::ws, text);
-  return text;
-}
-
 Life life_of(int file, std::int64_t pid, const std::string& boot) {
   if (boot != boot_id() || !is_live(file)) return Life::gone;
   std::string line;

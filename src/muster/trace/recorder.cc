@@ -11,7 +11,6 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
 
 #include "muster/base/env.h"
 #include "muster/base/log.h"
@@ -43,12 +42,6 @@ std::string short_name(std::string_view name) {
   char tail[24];
   std::snprintf(tail, sizeof tail, "...%016llx", static_cast<unsigned long long>(hash));
   return std::string(name.substr(0, kLongest - 19)) + tail;
-}
-
-std::string boot_id() {
-  std::string text;
-  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id") >> std::ws, text);
-  return text;
 }
 
 // Two threads that end calls of one group at once may lose the higher number until the next call: cheaper than an exchange for each.

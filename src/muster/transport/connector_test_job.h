@@ -23,6 +23,7 @@
 #include "muster/transport/arena.h"
 #include "muster/transport/factory.h"
 #include "muster/transport/socket_connector.h"
+#include "muster/transport/transfer_expectations.h"
 
 namespace muster::transport::connector_test {
 
@@ -31,7 +32,6 @@ using testing::RankProcesses;
 using testing::SharedCounter;
 
 inline constexpr const char* kSecret = "a secret for tests only";
-inline TimePoint soon() { return steady_clock().now() + std::chrono::seconds(20); }
 
 /// Where ranks, threads or forked processes, leave texts for each other.
 class Blackboard {

@@ -21,6 +21,7 @@
 #include "muster/transport/fabric.h"
 #include "muster/transport/factory.h"
 #include "muster/transport/local_socket.h"
+#include "muster/transport/transfer_expectations.h"
 
 namespace muster::transport {
 namespace {
@@ -31,7 +32,6 @@ using testing::Stranger;
 constexpr const char* kSecret = "a secret for tests only";
 constexpr const char* kJob = "the job that strangers visit";
 constexpr Duration kLong = seconds(60);
-TimePoint soon() { return steady_clock().now() + kLong; }
 
 Result<std::unique_ptr<Fabric>> join(int rank, int world_size, bool shared_memory, std::shared_ptr<store::Store> store,
                                      std::vector<Contact>& book) {
@@ -56,11 +56,6 @@ Result<std::unique_ptr<Fabric>> join(int rank, int world_size, bool shared_memor
                           }
                           return all;
                         });
-}
-
-Status finish(Fabric& fabric, const TransferRef& transfer) {
-  if (!fabric.wait([&] { return transfer->done(); }, soon())) return Status(Code::timed_out, "a transfer did not end");
-  return transfer->status();
 }
 
 /// What a stranger may aim at.

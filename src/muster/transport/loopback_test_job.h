@@ -13,11 +13,11 @@
 
 #include "muster/transport/fabric.h"
 #include "muster/transport/factory.h"
+#include "muster/transport/transfer_expectations.h"
 
 namespace muster::transport {
 
 /// A generous limit for whatever should happen at once.
-inline TimePoint soon() { return steady_clock().now() + std::chrono::seconds(60); }
 
 inline MutableBytes writable(std::string& text) { return std::as_writable_bytes(std::span(text)); }
 
@@ -63,11 +63,5 @@ struct LoopbackJob {
   std::shared_ptr<LoopbackHub> hub;
   FabricOptions options;
 };
-
-/// Waits for a transfer; its status, or timed_out where it is not done soon.
-inline Status finish(Fabric& fabric, const TransferRef& transfer) {
-  if (!fabric.wait([&] { return transfer->done(); }, soon())) return Status(Code::timed_out, "the transfer was not done in a minute");
-  return transfer->status();
-}
 
 }  // namespace muster::transport

@@ -15,19 +15,13 @@
 #include <vector>
 
 #include "muster/base/socket_address.h"
+#include "muster/testing/stranger.h"
+#include "muster/transport/transfer_expectations.h"
 
 namespace muster::transport {
 namespace {
 
 constexpr const char* kSecret = "a secret for tests only";
-TimePoint soon() { return steady_clock().now() + std::chrono::seconds(20); }
-
-/// A plain client, as a stranger is.
-Descriptor dial(const SocketAddress& address) {
-  Descriptor socket(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
-  EXPECT_EQ(::connect(socket.get(), address.raw(), address.length()), 0);
-  return socket;
-}
 
 bool is_closed_by_peer(const Descriptor& socket) {
   std::array<char, 512> input;
@@ -65,8 +59,8 @@ class Hall {
   /// A peer with the secret gets through.
   bool serves() {
     const std::size_t before = arrived.size();
-    PendingConnection connection(GuardedDescriptor(dial(address)), Handshake::Side::connector, hello(), Secret::given(kSecret), false,
-                                 TimePoint{}, soon());
+    PendingConnection connection(GuardedDescriptor(testing::dial(address)), Handshake::Side::connector, hello(), Secret::given(kSecret),
+                                 false, TimePoint{}, soon());
     PendingConnection::Progress progress{};
     return until([&] {
       progress = connection.advance([](const Handshake::Peer&) { return true; });
@@ -84,7 +78,7 @@ TEST(Reception, TheOldestNewcomerMakesRoomForANewOne) {
   Hall hall(10);
   std::vector<Descriptor> silent;
   for (int i = 0; i < 25; ++i) {
-    silent.push_back(dial(hall.address));
+    silent.push_back(testing::dial(hall.address));
     hall.until([&] { return hall.reception->newcomers() >= std::min<std::size_t>(static_cast<std::size_t>(i) + 1, 10); });
   }
   EXPECT_TRUE(hall.until([&] { return is_closed_by_peer(silent[0]) && is_closed_by_peer(silent[14]); }));
@@ -95,7 +89,7 @@ TEST(Reception, TheOldestNewcomerMakesRoomForANewOne) {
 
 TEST(Reception, WhoDoesNotFinishTheGreetingIsClosedAfterTheLimit) {
   Hall hall;
-  const Descriptor slow = dial(hall.address);
+  const Descriptor slow = testing::dial(hall.address);
   EXPECT_EQ(::send(slow.get(), "m", 1, MSG_NOSIGNAL), 1);
   EXPECT_TRUE(hall.until([&] { return hall.reception->newcomers() == 1; }));
   const TimePoint timer = hall.reception->next_timer();
@@ -113,7 +107,7 @@ TEST(Reception, MalformedConnectionsLeaveNothingBehind) {
   const Descriptor next_before(::dup(0));
   std::mt19937_64 random(3);
   for (int i = 0; i < 2000; ++i) {
-    const Descriptor stranger = dial(hall.address);
+    const Descriptor stranger = testing::dial(hall.address);
     std::string noise(1 + random() % 400, '\0');
     for (char& each : noise) each = static_cast<char>(random());
     if (i % 4 == 0) noise.replace(0, std::min<std::size_t>(8, noise.size()), std::string("muster\r\n").substr(0, noise.size()));
@@ -146,7 +140,7 @@ TEST(Reception, AThousandSilentStrangersDoNotKeepAPeerOut) {
   Hall hall;
   std::vector<Descriptor> silent;
   for (int i = 0; i < 1000; ++i) {
-    silent.push_back(dial(hall.address));
+    silent.push_back(testing::dial(hall.address));
     EXPECT_EQ(::send(silent.back().get(), "m", 1, MSG_NOSIGNAL), 1);
     if (i % 100 == 99) {
       EXPECT_TRUE(hall.serves());
@@ -161,8 +155,8 @@ TEST(Reception, WithoutDescriptorsItWaitsAndRecovers) {
   Hall hall;
   for (int round = 0; round < 100; ++round) {
     // The clients first: they need descriptors themselves.
-    const Descriptor first = dial(hall.address);
-    const Descriptor second = dial(hall.address);
+    const Descriptor first = testing::dial(hall.address);
+    const Descriptor second = testing::dial(hall.address);
     std::vector<Descriptor> hogs;
     for (;;) {
       Descriptor one(::dup(0));

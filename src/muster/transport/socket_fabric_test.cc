@@ -18,6 +18,7 @@
 #include "muster/transport/contact.h"
 #include "muster/transport/fabric.h"
 #include "muster/transport/factory.h"
+#include "muster/transport/transfer_expectations.h"
 
 namespace muster::transport {
 namespace {
@@ -105,13 +106,6 @@ const char* name_of(Wire wire) {
 }
 INSTANTIATE_TEST_SUITE_P(Wires, ProcessFabric, ::testing::Values(Wire::shm, Wire::tcp, Wire::mixed, Wire::hosts),
                          [](const auto& info) { return name_of(info.param); });
-
-Status finish(Fabric& fabric, const TransferRef& transfer, Duration limit = std::chrono::seconds(60)) {
-  if (!fabric.wait([&] { return transfer->done(); }, steady_clock().now() + limit)) {
-    return Status(Code::timed_out, "a transfer did not end");
-  }
-  return transfer->status();
-}
 
 std::string pattern(std::size_t bytes, std::size_t seed) {
   std::string text(bytes, '\0');

@@ -1,4 +1,5 @@
 // Who is let in, and ranks on several hosts.
+#include "muster/testing/stranger.h"
 #include "muster/transport/connector_test_job.h"
 
 namespace muster::transport {
@@ -7,13 +8,6 @@ namespace {
 using namespace connector_test;
 
 // ---- strangers ----
-
-/// A plain client, as a stranger is.
-Descriptor dial(const SocketAddress& address) {
-  Descriptor socket(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
-  EXPECT_EQ(::connect(socket.get(), address.raw(), address.length()), 0);
-  return socket;
-}
 
 TEST(SocketConnectorStrangers, NobodyElseIsDisturbed) {
   Blackboard board(2);
@@ -24,12 +18,12 @@ TEST(SocketConnectorStrangers, NobodyElseIsDisturbed) {
     std::vector<Descriptor> silent;
     if (me == 1) {
       for (int i = 0; i < 100; ++i) {
-        Descriptor noisy = dial(port);
+        Descriptor noisy = testing::dial(port);
         const std::string noise(static_cast<std::size_t>(1 + i * 13), static_cast<char>(i));
         EXPECT_GT(::send(noisy.get(), noise.data(), noise.size(), MSG_NOSIGNAL), 0);
       }
       for (int i = 0; i < 50; ++i) {
-        silent.push_back(dial(port));
+        silent.push_back(testing::dial(port));
         EXPECT_EQ(::send(silent.back().get(), "m", 1, MSG_NOSIGNAL), 1);
       }
     }
@@ -60,8 +54,8 @@ TEST(SocketConnectorStrangers, WrongSecretOldLifeAndSecondStreamAreTurnedAway) {
         hello.world_size = 2;
         hello.job = "test";
         hello.note = nonce;
-        PendingConnection connection(GuardedDescriptor(dial(target.addresses[0])), Handshake::Side::connector, hello, secret, false,
-                                     TimePoint{}, soon());
+        PendingConnection connection(GuardedDescriptor(testing::dial(target.addresses[0])), Handshake::Side::connector, hello, secret,
+                                     false, TimePoint{}, soon());
         for (;;) {
           const auto progress = connection.advance([](const Handshake::Peer&) { return true; });
           if (progress != PendingConnection::Progress::waiting) return connection.handshake().verdict();
