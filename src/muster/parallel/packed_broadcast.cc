@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "muster/group/collectives.h"
+#include "muster/group/plain_tensor.h"
 
 namespace muster::parallel {
 namespace {
@@ -24,16 +25,13 @@ std::int64_t room_for(const at::Tensor& tensor) {
   return (static_cast<std::int64_t>(tensor.nbytes()) + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-/// Whether the tensor's elements are its memory, in order.
-bool is_plain(const at::Tensor& tensor) { return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg(); }
-
 /// The piece of `memory` from byte `at` on that holds the tensor's elements.
 at::Tensor piece_of(const at::Tensor& memory, std::int64_t at, const at::Tensor& tensor) {
   return memory.narrow(0, at, static_cast<std::int64_t>(tensor.nbytes())).view(tensor.scalar_type()).view(tensor.sizes());
 }
 
 void pack(const at::Tensor& tensor, const at::Tensor& memory, std::int64_t at) {
-  if (is_plain(tensor)) {
+  if (group::is_plain(tensor)) {
     std::memcpy(memory.data_ptr<std::uint8_t>() + at, tensor.const_data_ptr(), tensor.nbytes());
   } else {
     piece_of(memory, at, tensor).copy_(tensor);
@@ -41,12 +39,12 @@ void pack(const at::Tensor& tensor, const at::Tensor& memory, std::int64_t at) {
 }
 
 void unpack(const at::Tensor& tensor, const at::Tensor& memory, std::int64_t at) {
-  if (!is_plain(tensor)) {
+  if (!group::is_plain(tensor)) {
     tensor.copy_(piece_of(memory, at, tensor));
     return;
   }
   std::memcpy(tensor.data_ptr(), memory.const_data_ptr<std::uint8_t>() + at, tensor.nbytes());
-  if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+  group::mark_written(tensor);
 }
 
 }  // namespace
