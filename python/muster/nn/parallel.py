@@ -138,7 +138,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         """The module's own forward. Backward on the tensors among its results (also in lists, tuples, dicts and dataclasses) averages the
         gradients. With device_ids, tensors among the arguments that lie elsewhere are copied to the device first."""
         with torch.autograd.profiler.record_function("DistributedDataParallel.forward"):
-            if self._join is not None and torch.is_grad_enabled() and self.require_backward_grad_sync:
+            if self._join is not None and self._core.reduces:
                 self._core.end_iteration()
             Join.notify_join_context(self)
             self._core.before_forward(self._present() if torch.is_grad_enabled() else [], self._names)

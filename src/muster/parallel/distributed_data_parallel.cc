@@ -10,11 +10,11 @@
 #include "muster/base/log.h"
 #include "muster/group/collectives.h"
 #include "muster/group/errors.h"
-#include "muster/group/exchange.h"
 #include "muster/group/init.h"
 #include "muster/parallel/ddp_logging.h"
 #include "muster/parallel/packed_broadcast.h"
 #include "muster/parallel/reducer.h"
+#include "muster/parallel/same_modules.h"
 #include "muster/parallel/spare_groups.h"
 
 namespace muster::parallel {
@@ -52,55 +52,6 @@ ModuleParts parts_of(torch::nn::Module& module) {
   for (const auto& item : module.named_buffers()) parts.buffers.push_back({item.key(), item.value()});
   mark_sparse(module, parts.parameters);
   return parts;
-}
-
-std::string described(const std::vector<Named>& tensors) {
-  std::string text;
-  for (const auto& [name, tensor, sparse] : tensors) {
-    text += name + " " + c10::str(tensor.sizes()) + " " + c10::toString(tensor.scalar_type());
-    if (!tensor.is_contiguous()) text += " strides " + c10::str(tensor.strides());  // gradients travel as their parameters lie
-    text += tensor.requires_grad() ? " trained" : "";
-    text += sparse ? " sparse\n" : "\n";
-  }
-  return text;
-}
-
-/// Those by which the ranks lay gradients out: they must agree.
-std::string described(const DistributedDataParallelOptions& options) {
-  const auto flag = [](const char* name, bool on) { return std::string(name) + (on ? " on\n" : " off\n"); };
-  std::string text = "bucket_cap_mb " + c10::str(options.bucket_cap_mb) + "\n";
-  text += flag("gradient_as_bucket_view", options.gradient_as_bucket_view);
-  text += flag("find_unused_parameters", options.find_unused_parameters);
-  text += flag("static_graph", options.static_graph);
-  text += flag("broadcast_buffers", options.broadcast_buffers);
-  text += flag("mixed_precision", options.mixed_precision.has_value());
-  text += "delayed parameters " + std::to_string(options.delay_all_reduce_named_params.size()) + "\n";
-  return text;
-}
-
-std::string first_line_that_differs(const std::string& ours, const std::string& theirs) {
-  std::size_t begin = 0;
-  while (begin < ours.size()) {
-    const std::size_t end = ours.find('\n', begin);
-    if (theirs.compare(begin, end + 1 - begin, ours, begin, end + 1 - begin) != 0) break;
-    begin = end + 1;
-  }
-  const auto line = [begin](const std::string& text) {
-    return begin < text.size() ? "'" + text.substr(begin, text.find('\n', begin) - begin) + "'" : std::string("nothing more");
-  };
-  return line(ours) + " on rank 0 and " + line(theirs);
-}
-
-/// Throws on every rank where the modules differ.
-void compare_modules(const Group& group, const std::string& mine) {
-  const auto all = group::exchange_text(group, mine);
-  for (std::size_t rank = 1; rank < all.size(); ++rank) {
-    if (all[rank] == all[0]) continue;
-    throw DistError("DistributedDataParallel: the ranks' modules or options differ: the first difference is " +
-                        first_line_that_differs(all[0], all[rank]) + " on rank " + std::to_string(rank) +
-                        "; build the same module with the same options on every rank",
-                    Code::mismatch, {group->global_rank_of(static_cast<int>(rank))});
-  }
 }
 
 [[noreturn]] void refuse(const std::string& text) { group::invalid("DistributedDataParallel: " + text); }
@@ -169,6 +120,8 @@ struct DataParallelCore::State {
   void make_reducers(const std::vector<Named>& all, const BackwardFrame& frame);
   void add_reducer(std::vector<Named> parameters, ReducerOptions reducing);
   void log_block(const std::vector<Named>& all) const;
+  /// Whether the pass that begins now will average.
+  bool reduces() const { return at::GradMode::is_enabled() && require_sync; }
   void prepare();
   void refuse_call(const std::exception& why) const;
   void end_calls(const std::exception& why) const;
@@ -323,11 +276,10 @@ DataParallelCore::~DataParallelCore() {
 // ---- each iteration --------------------------------------------------------------------------------------------------
 
 void DataParallelCore::State::prepare() {
-  const bool reduces = at::GradMode::is_enabled() && require_sync;
   // Rank 0 may have run out of inputs, and its buffers may be old.
   bool all_reduce = false;
-  const int source = joined != nullptr ? meet_in_join(true, reduces, &all_reduce) : 0;
-  if (reduces) {
+  const int source = joined != nullptr ? meet_in_join(true, reduces(), &all_reduce) : 0;
+  if (reduces()) {
     try {
       for (const auto& reducer : reducers) reducer->prepare_forward();
     } catch (const std::exception& error) {
@@ -402,7 +354,7 @@ void DataParallelCore::before_forward(const std::vector<at::Tensor>& parameters,
 
 void DataParallelCore::after_forward(const std::vector<at::Tensor>& outputs) {
   State& state = *state_;
-  const bool reduces = at::GradMode::is_enabled() && state.require_sync;
+  const bool reduces = state.reduces();
   // As in torch: buffers are sent again after each pass that reduced, not between passes whose gradients only add up.
   state.buffers_may_differ = reduces;
   for (const auto& reducer : state.reducers) {
@@ -500,6 +452,7 @@ Group DataParallelCore::join_process_group() const { return state_->given; }
 
 void DataParallelCore::set_require_sync(bool on) { state_->require_sync = on; }
 bool DataParallelCore::require_sync() const { return state_->require_sync; }
+bool DataParallelCore::reduces() const { return state_->reduces(); }
 void DataParallelCore::register_comm_hook(CommHook hook) {
   if (!state_->has_main) refuse("all parameters are delayed, and a communication hook is for those that are not");
   state_->reducers.front()->set_hook(std::move(hook));
