@@ -80,8 +80,14 @@ void check_options(const std::vector<Named>& parameters, const DistributedDataPa
   if (options.device_ids->size() > 1)
     refuse("device_ids has " + std::to_string(options.device_ids->size()) +
            " entries; one process drives one device: give one, or none for a module on several devices");
-  const bool cuda = std::all_of(parameters.begin(), parameters.end(), [](const Named& p) { return p.tensor.is_cuda(); });
-  if (!cuda) refuse("device_ids is for modules on one CUDA device; leave it out for modules on the CPU or on several devices");
+  const c10::Device device = parameters.empty() ? c10::Device(at::kCPU) : parameters.front().tensor.device();
+  const std::string what = "device_ids is for modules on one device of an accelerator, and this one is on " + device.str();
+  for (const Named& each : parameters)
+    if (each.tensor.device() != device) refuse(what + " and " + each.tensor.device().str() + "; leave it out");
+  if (device.is_cpu()) refuse(what + "; leave it out for modules on the CPU");
+  if (device.index() != options.device_ids->front())
+    refuse("device_ids is {" + std::to_string(options.device_ids->front()) + "}, and the module is on " + device.str() +
+           "; move the module there first");
 }
 
 /// What a parameter was when the module was wrapped.
@@ -385,8 +391,7 @@ bool DataParallelCore::changes_arguments() const { return has_devices(state_->op
 
 at::Tensor DataParallelCore::changed(const at::Tensor& argument) const {
   at::Tensor moved = argument;
-  if (has_devices(state_->options))
-    moved = moved.to(c10::Device(at::kCUDA, static_cast<c10::DeviceIndex>(state_->options.device_ids->front())));
+  if (has_devices(state_->options)) moved = moved.to(state_->parameters.front().device());
   return state_->low ? state_->low->cast(moved) : moved;
 }
 

@@ -32,7 +32,7 @@ namespace muster {
 
 struct DistributedDataParallelOptions {
   std::optional<std::vector<int>> device_ids =
-      {};                                 ///< the one CUDA device of the module; absent for modules on the CPU or on several devices
+      {};                                 ///< the one accelerator of the module; absent for modules on the CPU or on several devices
   std::optional<int> output_device = {};  ///< absent: device_ids[0]
   int dim = 0;                            ///< taken for torch's sake; inputs are not divided here
   bool broadcast_buffers = true;          ///< rank 0's buffers go to all before forward

@@ -3,8 +3,8 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/types.h>
 
+#include <algorithm>
 #include <cstring>
-#include <map>
 #include <utility>
 
 #include "muster/group/collectives.h"
@@ -57,17 +57,21 @@ void PackedBroadcast::send_from(const Group& group, int root, const std::vector<
   for (const at::Tensor& tensor : given) tensors.push_back(autograd == Autograd::told ? tensor.detach() : tensor.variable_data());
   std::vector<WorkRef> works;
   std::int64_t bytes = 0;
-  std::map<std::pair<at::ScalarType, c10::DeviceType>, Slice> on_devices;
+  std::vector<Slice> on_devices;  // each of one dtype and device, in the order in which those come: ranks number devices differently
   for (const at::Tensor& tensor : tensors) {
     if (is_packed(tensor)) {
       bytes += room_for(tensor);
     } else if (is_small(tensor)) {
-      on_devices[{tensor.scalar_type(), tensor.device().type()}].push_back(tensor);
+      const auto alike = [&](const Slice& slice) {
+        return slice[0].scalar_type() == tensor.scalar_type() && slice[0].device() == tensor.device();
+      };
+      const auto slice = std::find_if(on_devices.begin(), on_devices.end(), alike);
+      (slice != on_devices.end() ? *slice : on_devices.emplace_back()).push_back(tensor);
     } else {
       works.push_back(broadcast(tensor, {.group = group, .async_op = true, .group_src = root}));
     }
   }
-  for (auto& [kind, slice] : on_devices)
+  for (Slice& slice : on_devices)
     works.push_back(
         group->submit({.op = Op::broadcast, .name = "broadcast", .outputs = {std::move(slice)}, .root = root, .async_op = true}));
   if (bytes > 0) {
