@@ -76,7 +76,7 @@ bench: setup
 bench-gates: export MUSTER_RIVALS = ON
 bench-gates: setup
 	@$(CONFIGURE) release
-	@$(BUILD) release --target bin/muster bin/muster_bench_worker
+	@$(BUILD) release --target bin/muster $(addprefix bin/muster_bench_,worker floors services ddp) muster_python
 	@bench/run gates
 
 # Sphinx comes from PyPI, into the environment that has torch.

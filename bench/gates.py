@@ -4,8 +4,9 @@
     bench/gates.py rows.jsonl...
 
 Libraries are compared by p50_us from 64 KiB up and by loop_us below. A rival's figure over ours is how many times as fast we are. A cell
-is kept too where ours is within 1.15 of what the machine itself needs (rows of `muster bench floors`). What each promise needs and the rows
-do not have is said, not passed over.
+is kept too where ours is within 1.15 of what the machine itself needs (rows of `muster bench floors`). Training steps (`muster bench ddp
+--stock`) are compared by what they take longer than the model alone, until all ranks are done. What each promise needs and the rows do not
+have is said, not passed over.
 """
 
 import json
@@ -93,6 +94,7 @@ class Rows:
     def __init__(self, rows):
         self.floors = Floors([row for row in rows if "floor" in row])
         self.services = {(row["bench"], row["count"]): row for row in rows if "bench" in row and "stock_us" in row}
+        self.training = Training([row for row in rows if row.get("bench") == "ddp"])
         self.ours = {}
         self.theirs = defaultdict(dict)
         for row in rows:
@@ -143,8 +145,36 @@ def report_figure(title, figure, most=None, least=None):
         print(f"?     {title}: no rows")
         return False
     kept = (most is None or figure <= most) and (least is None or figure >= least)
-    print(f"{'kept' if kept else 'OPEN'}  {title}: {figure:.2f} (wanted: {'at most' if most is not None else 'at least'} {most if most is not None else least})")
+    wanted = f"at most {round(most, 2)}" if most is not None else f"at least {round(least, 2)}"
+    print(f"{'kept' if kept else 'OPEN'}  {title}: {figure:.2f} (wanted: {wanted})")
     return kept
+
+
+class Training:
+    """What a step of training takes longer than one of the model alone, in milliseconds, by model, ranks and mode; of each the last row."""
+
+    MODELS = ("mlp", "resnet")
+    #: title, what is held against what, and the most it may be of that
+    PROMISES = (
+        ("of stock torch's DDP on Gloo", "muster", "stock ddp", 1 / 5),
+        ("of an all_reduce for every parameter by hand", "muster", "by hand", 1),
+        ("of stock torch's DDP on Gloo, by stock torch's on backend muster", "stock on muster", "stock ddp", 1 / 3),
+    )
+
+    def __init__(self, rows):
+        self.overheads = {(row["model"], row["ranks"], row["mode"]): row["overhead_ms"] for row in rows}
+        self.ranks = sorted({ranks for _, ranks, _ in self.overheads})
+
+    def share(self, model, ranks, ours, theirs):
+        """None where a row is missing, or where the other's step is not longer than the model's alone: nothing can be said then."""
+        above, below = (self.overheads.get((model, ranks, mode)) for mode in (ours, theirs))
+        if above is None or below is None or below <= 0:
+            return None
+        return max(0, above) / below
+
+    def report(self):
+        return [report_figure(f"what training takes longer, {model} on {ranks} ranks, share {title}", self.share(model, ranks, ours, theirs), most=most)
+                for title, ours, theirs, most in self.PROMISES for ranks in self.ranks or (2,) for model in self.MODELS]
 
 
 def over(above, below):
@@ -188,6 +218,7 @@ def main(paths):
             results.append(report_figure(f"{bench}, {count} at once: times as fast as stock torch's", over(row["stock_us"], row["muster_us"]), least=least))
         if bench == "new_group":
             results.append(report_figure(f"new_group on {count} ranks, microseconds", row["muster_us"], most=1000))
+    results += rows.training.report()
     return 0 if all(results) else 1
 
 

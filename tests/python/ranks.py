@@ -1,16 +1,15 @@
 """Ranks as forked processes of a test: torch is imported once, and a rank's failure is the test's."""
 
-import atexit
 import multiprocessing
 import os
-import shutil
-import tempfile
 import traceback
 
 import pytest
 import torch
 import torch._dynamo  # noqa: F401  what the first DDP or functional collective of a process would import, here once for all ranks
 import torch.distributed._functional_collectives  # noqa: F401
+
+from scratch import meeting_file as meeting_file
 
 fork = multiprocessing.get_context("fork")
 LIMIT_S = 60 * (5 if os.environ.get("MUSTER_TEST_LONG") else 2)
@@ -50,10 +49,3 @@ def run_ranks(count, body, *arguments, killed=()):
                 rank.kill()
             rank.join()
     return [returned.get(rank) for rank in range(count)]
-
-
-def meeting_file():
-    """A file name, not there yet, for a job to meet by."""
-    folder = tempfile.mkdtemp(prefix="muster-test-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return os.path.join(folder, "store")

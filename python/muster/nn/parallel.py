@@ -63,7 +63,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
     itself: when it returns they are there, the same bits on every rank, and any optimizer works as it does on one process. `state_dict` is
     the module's, with `module.` before the names.
 
-    device_ids, output_device: for a module on one CUDA device; None on the CPU and for modules on several devices. broadcast_buffers: rank
+    device_ids, output_device: for a module on one accelerator; None on the CPU and for modules on several devices. broadcast_buffers: rank
     0's buffers go to all before forward; forward_sync_buffers is torch's newer name for it. init_sync=False: the modules are known to be
     the same. process_group (or device_mesh, of one dimension): None is the default group. bucket_cap_mb: MiB of gradients that travel
     together; None is 25. find_unused_parameters: forward may leave parameters out. gradient_as_bucket_view: gradients alias the buckets.
@@ -138,7 +138,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         """The module's own forward. Backward on the tensors among its results (also in lists, tuples, dicts and dataclasses) averages the
         gradients. With device_ids, tensors among the arguments that lie elsewhere are copied to the device first."""
         with torch.autograd.profiler.record_function("DistributedDataParallel.forward"):
-            if self._join is not None and torch.is_grad_enabled() and self.require_backward_grad_sync:
+            if self._join is not None and self._core.reduces:
                 self._core.end_iteration()
             Join.notify_join_context(self)
             self._core.before_forward(self._present() if torch.is_grad_enabled() else [], self._names)

@@ -6,16 +6,16 @@
 #include <thread>
 
 #include "muster/collective/region_member.h"
+#include "muster/transport/core_sharing.h"
 #include "muster/transport/woken.h"
 
 namespace muster::collective::region {
 namespace {
 
 // How often the lines are looked at with a pause between (some 40 ns each), where every rank of the host has a core. Where not, the core is
-// given away between; how long it stays away is for others to say, so the clock is asked. The more ranks have to come round, the longer.
+// given away between; how long it stays away is for others to say, so the clock is asked.
 constexpr int kPauses = 500;
 constexpr Duration kYielding = std::chrono::microseconds(100);
-constexpr int kMostRounds = 8;
 
 void pause_once() {
 #if defined(__x86_64__)
@@ -44,11 +44,11 @@ bool RegionMember::see_sources(const Flow& flow) {
     if (failed() || !patient_) return false;
     if (spins_) {
       if (looks == kPauses) return false;
-      looks == 0 && transport::has_woken_somebody() ? std::this_thread::yield() : pause_once();
+      looks == 0 && transport::take_woken() ? std::this_thread::yield() : pause_once();
       continue;
     }
     const TimePoint now = steady_clock().now();
-    if (!end) end = now + kYielding * std::min(per_core_, kMostRounds);
+    if (!end) end = now + transport::until_all_came_round(kYielding, per_core_);
     if (now >= *end) return false;
     std::this_thread::yield();
   }

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <chrono>
-#include <thread>
 
 #include "muster/collective/alone.h"
+#include "muster/transport/core_sharing.h"
 #include "muster/transport/fabric.h"
 
 namespace muster::collective {
@@ -35,11 +35,6 @@ transport::Fingerprint fingerprint_of(const Line& line, std::uint64_t sequence) 
   return {sequence, line.op, line.dtype, line.reduce, line.flags, line.root, line.count, line.digest};
 }
 
-int ranks_per_core(std::size_t ranks) {
-  const std::size_t cores = std::max(1u, std::thread::hardware_concurrency());
-  return static_cast<int>((ranks + cores - 1) / cores);
-}
-
 // Orders reads of memory that is not the protocol's (a peer's arena) before a look at the peer's `gave_up`.
 void fence_reads() {
 #if !defined(__SANITIZE_THREAD__)
@@ -59,7 +54,7 @@ RegionMember::RegionMember(transport::HostRegion& region, std::uint64_t segment,
       layout_(channel.size()),
       base_(aligned(region.at(segment))),
       patient_(channel.fabric().threads()),
-      per_core_(ranks_per_core(region.ranks().size())),
+      per_core_(transport::ranks_per_core(region.ranks().size())),
       spins_(per_core_ == 1),
       next_(layout_.members, 1),
       known_seen_(layout_.members, 0),

@@ -1,12 +1,17 @@
 /// An accelerator for tests, in the host's memory: what is enqueued on one of its streams is done when somebody waits for it, and not
-/// before. Whoever uses a result without having waited for it, or without being ordered behind it, sees the bytes that were there.
+/// before. Whoever uses a result without having waited for it, or without being ordered behind it, sees the bytes that were there. Copies
+/// are enqueued; what computes waits for its arguments, computes on the CPU and is done when it returns.
 #pragma once
 
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <ATen/native/CPUFallback.h>
+#include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/resize_native.h>
+#include <ATen/ops/set_native.h>
 #include <ATen/ops/view_native.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -202,7 +207,15 @@ inline at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool n
   return to;
 }
 
-/// Makes torch know the device, as "deferred", in this process.
+/// Done when it returns, as what computes it is.
+inline at::Tensor copy_from_and_resize(const at::Tensor& from, const at::Tensor& to) {
+  if (to.sizes() != from.sizes()) to.resize_(from.sizes());
+  return copy_from(from, to, false);
+}
+
+inline void compute_on_the_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) { at::native::cpu_fallback(op, stack); }
+
+/// Makes torch know the device, as "deferred", in this process. Autograd counts the devices once, at the first backward pass: before that.
 inline void install() {
   static const bool once = [] {
     c10::register_privateuse1_backend("deferred");
@@ -214,7 +227,15 @@ inline void install() {
     kernels.impl("empty_strided", &empty_strided);
     kernels.impl("as_strided", &at::native::as_strided_tensorimpl);
     kernels.impl("view", static_cast<at::Tensor (*)(const at::Tensor&, at::IntArrayRef)>(&at::native::view));
+    kernels.impl("_reshape_alias",
+                 static_cast<at::Tensor (*)(const at::Tensor&, at::IntArrayRef, at::IntArrayRef)>(&at::native::_reshape_alias));
+    kernels.impl("resize_", static_cast<const at::Tensor& (*)(const at::Tensor&, at::IntArrayRef, std::optional<at::MemoryFormat>)>(
+                                &at::native::resize_));
+    kernels.impl("set_.source_Storage_storage_offset", &at::native::set_storage_cpu_);
     kernels.impl("_copy_from", &copy_from);
+    kernels.impl("_copy_from_and_resize", &copy_from_and_resize);
+    static torch::Library others(torch::Library::IMPL, "_", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+    others.fallback(torch::CppFunction::makeFromBoxedFunction<&compute_on_the_cpu>());
     return true;
   }();
   static_cast<void>(once);

@@ -4,17 +4,12 @@
 #include <string>
 
 #include "muster/group/backends/spare_args.h"
+#include "muster/group/plain_tensor.h"
 #include "muster/group/scalar_type.h"
 #include "muster/group/world.h"
 
 namespace muster::group::plain {
 namespace {
-
-/// Whether the bytes from its data pointer on are its elements in order, on the CPU.
-bool is_plain(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.is_cpu() && tensor.layout() == at::kStrided && tensor.is_contiguous() && !tensor.is_conj() &&
-         !tensor.is_neg() && !tensor.is_quantized();
-}
 
 ConstBytes bytes_of(const at::Tensor& tensor) { return {static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()}; }
 MutableBytes mutable_bytes_of(const at::Tensor& tensor) { return {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()}; }
@@ -23,10 +18,7 @@ bool apart(ConstBytes a, ConstBytes b) {
   return a.empty() || b.empty() || a.data() + a.size() <= b.data() || b.data() + b.size() <= a.data();
 }
 
-/// Autograd learns that it was written.
-void changed(const at::Tensor& tensor) {
-  if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
-}
+void changed(const at::Tensor& tensor) { mark_written(tensor); }
 void changed(const TensorList& tensors) {
   for (const auto& tensor : tensors) changed(tensor);
 }

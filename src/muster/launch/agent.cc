@@ -17,6 +17,7 @@
 
 #include "muster/base/env.h"
 #include "muster/base/socket_address.h"
+#include "muster/base/temporary_folder.h"
 #include "muster/launch/agent_machine.h"
 #include "muster/launch/host.h"
 #include "muster/launch/node_link.h"
@@ -376,8 +377,9 @@ Result<std::string> log_folder(const RunOptions& options, const NodeJob& job) {
   if (!any(options.redirects) && !any(options.tee)) return std::string();
   std::string base = options.log_dir.value_or("");
   if (base.empty()) {
-    base = (std::filesystem::temp_directory_path() / "muster_XXXXXX").string();
-    if (::mkdtemp(base.data()) == nullptr) return Status(Code::invalid_argument, "cannot make " + base + ": " + errno_text(errno));
+    auto made = make_temporary_folder("muster_");
+    if (!made) return made.status();
+    base = std::move(*made);
     std::cerr << options.command << ": logs are in " << base << std::endl;
   }
   base += "/" + job.run_id;

@@ -3,14 +3,13 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 #include <torch/serialize.h>
-#include <unistd.h>
 
-#include <filesystem>
 #include <string>
 #include <vector>
 
 #include "muster/group/test_ranks.h"
 #include "muster/parallel.h"
+#include "muster/testing/scratch_folder.h"
 
 namespace muster::testing {
 namespace {
@@ -47,8 +46,8 @@ INSTANTIATE_TEST_SUITE_P(Ranks, Checkpoint, ::testing::Values(1, 2, 4));
 
 // spec: K5 rank 0 saves, barrier, the others load with a device map
 TEST_P(Checkpoint, OfRank0IsWhereAllGoOn) {
-  const auto path = (std::filesystem::temp_directory_path() / ("muster-checkpoint-test-" + std::to_string(::getpid()) + ".pt")).string();
-  std::filesystem::remove(path);
+  const ScratchFolder folder;
+  const auto path = folder.file("checkpoint.pt");
   on_ranks(GetParam(), [&](int rank) {
     const auto options = torch::optim::SGDOptions(0.1).momentum(0.9);
     Net net(1);
@@ -82,8 +81,6 @@ TEST_P(Checkpoint, OfRank0IsWhereAllGoOn) {
     train(resumed, other_optimizer, 3, 6);
     EXPECT_SAME(weights(other), weights(net));
     EXPECT_FALSE(torch::equal(weights(other), saved));
-    barrier();  // nobody removes it while another reads
-    if (rank == 0) std::filesystem::remove(path);
   });
 }
 

@@ -102,6 +102,76 @@ TEST(DdpFailures, ASecondBackwardEndsThere) {
   });
 }
 
+// spec: K2 gradients that would be added up on one rank alone
+TEST(DdpFailures, ASecondBackwardOfOneRankIsToldToTheOthersWhereItEndsThere) {
+  for (const bool with_hook : {false, true}) {
+    const auto text = told(
+        3,
+        [](auto& model, int rank) {
+          const auto loss = model(batch(rank)).sum();
+          loss.backward({}, true);
+          EXPECT_HAS(message_of<DistError>([&] { loss.backward(); }), "the gradient of second.");
+        },
+        with_hook);
+    EXPECT_HAS(text, "rank 2: backward ran a second time over one forward pass: the gradient of second.");
+  }
+}
+
+// A rank that goes on does what the others do, and nobody is stopped.
+TEST(DdpFailures, ASecondBackwardOfOneRankMayBeCaught) {
+  on_ranks(3, [](int rank) {
+    DistributedDataParallel<Pair> model(Pair{});
+    const auto loss = model(batch(rank)).sum();
+    loss.backward({}, true);
+    if (rank == 0) {
+      EXPECT_HAS(message_of<DistError>([&] { loss.backward(); }), "backward ran a second time");
+    }
+    for (auto& parameter : model.module()->parameters()) parameter.mutable_grad().reset();
+    for (int step = 0; step < 3; ++step) model(batch(rank)).sum().backward();
+    auto gradient = model.module()->first->weight.grad().clone();
+    broadcast(gradient, {.src = 0});
+    EXPECT_SAME(gradient, model.module()->first->weight.grad());
+  });
+}
+
+// As processes, of which one leaves with its exception, of ours or of autograd's own, which has freed the graph.
+TEST(DdpFailures, ASecondBackwardOfAProcessEndsTheOthers) {
+  for (const bool retains : {true, false}) {
+    const ScratchFolder folder;
+    RankProcesses ranks(3, [&](int rank) -> std::string {
+      at::set_num_threads(1);
+      init_process_group(
+          {.init_method = "file://" + folder.file("meet"), .timeout = std::chrono::seconds(60), .world_size = 3, .rank = rank});
+      try {
+        DistributedDataParallel<Pair> model(Pair{});
+        for (int step = 0; step < 1000; ++step) {
+          const auto loss = model(batch(rank)).sum();
+          loss.backward({}, retains);
+          if (rank == 0 && step == 3) loss.backward();
+        }
+      } catch (const DistError& error) {
+        const std::string text = error.what();
+        if (rank == 0) return text;
+        const bool named = text.find("rank 0: ") != std::string::npos && text.find("the gradient of second.") != std::string::npos;
+        return error.ranks() != std::vector<int>{0} ? text + " blames others" : named ? "named with its parameter" : "named: " + text;
+      } catch (const c10::Error& error) {
+        return "autograd's";
+      }
+      return "nothing was thrown";
+    });
+    const auto ends = ranks.join(std::chrono::seconds(60));
+    if (retains) {
+      EXPECT_HAS(ends[0].report, "backward ran a second time over one forward pass: the gradient of second.");
+    } else {
+      EXPECT_EQ(ends[0].report, "autograd's");
+    }
+    for (const std::size_t rank : {1, 2}) {
+      EXPECT_FALSE(ends[rank].killed_at_the_limit);
+      EXPECT_HAS(ends[rank].report, retains ? "named with its parameter" : "named: ");
+    }
+  }
+}
+
 struct Stop : std::runtime_error {
   Stop() : std::runtime_error("the batch is poisoned") {}
 };

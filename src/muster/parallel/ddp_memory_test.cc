@@ -2,8 +2,15 @@
 #include <torch/nn/module.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/optim/adam.h>
 #include <torch/optim/sgd.h>
 
+#include <algorithm>
+#include <functional>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <random>
 #include <vector>
 
 #include "muster/group/test_ranks.h"
@@ -15,12 +22,13 @@ namespace muster::testing {
 namespace {
 
 namespace nn = torch::nn;
+namespace optim = torch::optim;
 using Options = DistributedDataParallelOptions;
 
 /// Big enough that one gradient that is kept in each step shows.
 struct NetImpl : nn::Module {
-  NetImpl()
-      : table(register_module("table", nn::Embedding(nn::EmbeddingOptions(50, 64).sparse(true)))),
+  explicit NetImpl(bool sparse)
+      : table(register_module("table", nn::Embedding(nn::EmbeddingOptions(50, 64).sparse(sparse)))),
         in(register_module("in", nn::Linear(64, 128))),
         out(register_module("out", nn::Linear(128, 8))) {}
   at::Tensor forward(const at::Tensor& words) { return out(torch::relu(in(table(words)))); }
@@ -29,36 +37,104 @@ struct NetImpl : nn::Module {
 };
 TORCH_MODULE(Net);
 
+/// A way to train.
+struct Way {
+  const char* name;
+  Options options = {};
+  std::function<CommHook()> hook = {};
+  bool zero = false;   // the optimizer is divided, with two tensors of state for each parameter
+  bool joins = false;  // rank 1 has inputs for three steps of five
+};
+
+CommHook power_sgd() {
+  return powerSGD_hook(std::make_shared<PowerSGDState>(PowerSGDOptions{.start_powerSGD_iter = 2, .batch_tensors_with_same_shape = true}));
+}
+
+const std::vector<Way> kWays{
+    {.name = "small buckets", .options = {.bucket_cap_mb = 0.02}},
+    {.name = "unused parameters", .options = {.find_unused_parameters = true}},
+    {.name = "a static graph with views", .options = {.gradient_as_bucket_view = true, .static_graph = true}},
+    {.name = "mixed precision", .options = {.mixed_precision = MixedPrecision{.param_dtype = at::kBFloat16}}},
+    {.name = "a Join", .options = {.bucket_cap_mb = 0.02}, .joins = true},
+    {.name = "a Join of a static graph with views", .options = {.gradient_as_bucket_view = true, .static_graph = true}, .joins = true},
+    {.name = "a hook that compresses", .options = {.bucket_cap_mb = 0.02}, .hook = [] { return fp16_compress_hook(); }},
+    {.name = "PowerSGD", .hook = power_sgd},
+    {.name = "ZeRO", .zero = true},
+    {.name = "ZeRO in a Join, with a hook", .hook = [] { return bf16_compress_hook(); }, .zero = true, .joins = true},
+};
+/// Whose share of an ordinary run is always the same: two of those that only have other options, and two of the others.
+constexpr std::size_t kPlain = 4, kOfEach = 2;
+
+std::vector<Way> drawn() {
+  if (long_tests()) return kWays;
+  std::mt19937_64 random(test_seed());
+  std::vector<Way> ways;
+  std::ranges::sample(kWays.begin(), kWays.begin() + kPlain, std::back_inserter(ways), kOfEach, random);
+  std::ranges::sample(kWays.begin() + kPlain, kWays.end(), std::back_inserter(ways), kOfEach, random);
+  return ways;
+}
+
+class Training {
+ public:
+  static constexpr int kSteps = 5;  // of a round
+
+  Training(const Way& way, int rank) : way_(way), rank_(rank), net_(!way.hook && !way.zero), model_(net_, way.options) {
+    if (way.hook) model_.register_comm_hook(way.hook());
+    joinables_.push_back(&model_);
+    if (way.zero) {
+      auto zero = std::make_unique<ZeroRedundancyOptimizer<optim::Adam>>(net_->parameters(), optim::AdamOptions(0.01));
+      joinables_.push_back(zero.get());
+      optimizer_ = std::move(zero);
+    } else {
+      optimizer_ = std::make_unique<optim::SGD>(net_->parameters(), optim::SGDOptions(0.01));
+    }
+  }
+  void round() {
+    std::optional<Join> join;
+    if (way_.joins) join.emplace(joinables_);
+    for (int i = 0; i < (way_.joins && rank_ == 1 ? 3 : kSteps); ++i) step();
+    if (join) join->finish();
+  }
+
+ private:
+  void step() {
+    optimizer_->zero_grad();
+    model_(torch::arange(4, at::kLong) + step_++ % 40 + rank_).square().mean().to(at::kFloat).backward();
+    optimizer_->step();
+  }
+
+  const Way& way_;
+  const int rank_;
+  int step_ = 0;
+  Net net_;
+  DistributedDataParallel<Net> model_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
+  std::vector<Joinable*> joinables_;
+};
+
 // spec: K2 training goes on for as long as one likes
+// spec: K4 with communication hooks, K7 inside Joins, K8 with a divided optimizer
 TEST(DdpMemory, DoesNotGrow) {
   if (!kMemoryTells) GTEST_SKIP() << "sanitizers keep freed memory";
-  const std::vector<Options> variants{{.bucket_cap_mb = 0.02},
-                                      {.find_unused_parameters = true},
-                                      {.gradient_as_bucket_view = true, .static_graph = true},
-                                      {.mixed_precision = MixedPrecision{.param_dtype = at::kBFloat16}}};
-  const int steps = long_tests() ? 10000 : 500, warm_up = 100;
-  for (std::size_t variant = 0; variant < variants.size(); ++variant) {
+  const int rounds = (long_tests() ? 10000 : 500) / Training::kSteps, warm_up = 100 / Training::kSteps;
+  for (const Way& way : drawn()) {
     on_ranks(2, [&](int rank) {
-      Net net;
-      DistributedDataParallel<Net> model(net, variants[variant]);
-      torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.01));
+      Training training(way, rank);
       MemoryInUse before;
-      for (int step = 0; step < steps; ++step) {
-        if (step == warm_up) {
+      for (int round = 0; round < rounds; ++round) {
+        if (round == warm_up) {
           barrier();  // neither rank is in the middle of a step
           before = memory_in_use();
           barrier();
         }
-        optimizer.zero_grad();
-        model(torch::arange(4, at::kLong) + step % 40 + rank).square().mean().to(at::kFloat).backward();
-        optimizer.step();
+        training.round();
       }
       barrier();
       const auto after = memory_in_use();
       barrier();
       constexpr std::size_t kSlack = std::size_t{2} << 20;
-      EXPECT_LT(after.own, before.own + kSlack) << "variant " << variant << " grew by " << after.own - before.own << " bytes";
-      EXPECT_LT(after.shared, before.shared + kSlack) << "variant " << variant;
+      EXPECT_LT(after.own, before.own + kSlack) << way.name << ": grew by " << after.own - before.own << " bytes";
+      EXPECT_LT(after.shared, before.shared + kSlack) << way.name;
     });
   }
 }

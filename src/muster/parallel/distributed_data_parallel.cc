@@ -10,11 +10,11 @@
 #include "muster/base/log.h"
 #include "muster/group/collectives.h"
 #include "muster/group/errors.h"
-#include "muster/group/exchange.h"
 #include "muster/group/init.h"
 #include "muster/parallel/ddp_logging.h"
 #include "muster/parallel/packed_broadcast.h"
 #include "muster/parallel/reducer.h"
+#include "muster/parallel/same_modules.h"
 #include "muster/parallel/spare_groups.h"
 
 namespace muster::parallel {
@@ -54,55 +54,6 @@ ModuleParts parts_of(torch::nn::Module& module) {
   return parts;
 }
 
-std::string described(const std::vector<Named>& tensors) {
-  std::string text;
-  for (const auto& [name, tensor, sparse] : tensors) {
-    text += name + " " + c10::str(tensor.sizes()) + " " + c10::toString(tensor.scalar_type());
-    if (!tensor.is_contiguous()) text += " strides " + c10::str(tensor.strides());  // gradients travel as their parameters lie
-    text += tensor.requires_grad() ? " trained" : "";
-    text += sparse ? " sparse\n" : "\n";
-  }
-  return text;
-}
-
-/// Those by which the ranks lay gradients out: they must agree.
-std::string described(const DistributedDataParallelOptions& options) {
-  const auto flag = [](const char* name, bool on) { return std::string(name) + (on ? " on\n" : " off\n"); };
-  std::string text = "bucket_cap_mb " + c10::str(options.bucket_cap_mb) + "\n";
-  text += flag("gradient_as_bucket_view", options.gradient_as_bucket_view);
-  text += flag("find_unused_parameters", options.find_unused_parameters);
-  text += flag("static_graph", options.static_graph);
-  text += flag("broadcast_buffers", options.broadcast_buffers);
-  text += flag("mixed_precision", options.mixed_precision.has_value());
-  text += "delayed parameters " + std::to_string(options.delay_all_reduce_named_params.size()) + "\n";
-  return text;
-}
-
-std::string first_line_that_differs(const std::string& ours, const std::string& theirs) {
-  std::size_t begin = 0;
-  while (begin < ours.size()) {
-    const std::size_t end = ours.find('\n', begin);
-    if (theirs.compare(begin, end + 1 - begin, ours, begin, end + 1 - begin) != 0) break;
-    begin = end + 1;
-  }
-  const auto line = [begin](const std::string& text) {
-    return begin < text.size() ? "'" + text.substr(begin, text.find('\n', begin) - begin) + "'" : std::string("nothing more");
-  };
-  return line(ours) + " on rank 0 and " + line(theirs);
-}
-
-/// Throws on every rank where the modules differ.
-void compare_modules(const Group& group, const std::string& mine) {
-  const auto all = group::exchange_text(group, mine);
-  for (std::size_t rank = 1; rank < all.size(); ++rank) {
-    if (all[rank] == all[0]) continue;
-    throw DistError("DistributedDataParallel: the ranks' modules or options differ: the first difference is " +
-                        first_line_that_differs(all[0], all[rank]) + " on rank " + std::to_string(rank) +
-                        "; build the same module with the same options on every rank",
-                    Code::mismatch, {group->global_rank_of(static_cast<int>(rank))});
-  }
-}
-
 [[noreturn]] void refuse(const std::string& text) { group::invalid("DistributedDataParallel: " + text); }
 
 [[noreturn]] void refuse_change(const std::string& what) {
@@ -129,8 +80,14 @@ void check_options(const std::vector<Named>& parameters, const DistributedDataPa
   if (options.device_ids->size() > 1)
     refuse("device_ids has " + std::to_string(options.device_ids->size()) +
            " entries; one process drives one device: give one, or none for a module on several devices");
-  const bool cuda = std::all_of(parameters.begin(), parameters.end(), [](const Named& p) { return p.tensor.is_cuda(); });
-  if (!cuda) refuse("device_ids is for modules on one CUDA device; leave it out for modules on the CPU or on several devices");
+  const c10::Device device = parameters.empty() ? c10::Device(at::kCPU) : parameters.front().tensor.device();
+  const std::string what = "device_ids is for modules on one device of an accelerator, and this one is on " + device.str();
+  for (const Named& each : parameters)
+    if (each.tensor.device() != device) refuse(what + " and " + each.tensor.device().str() + "; leave it out");
+  if (device.is_cpu()) refuse(what + "; leave it out for modules on the CPU");
+  if (device.index() != options.device_ids->front())
+    refuse("device_ids is {" + std::to_string(options.device_ids->front()) + "}, and the module is on " + device.str() +
+           "; move the module there first");
 }
 
 /// What a parameter was when the module was wrapped.
@@ -169,6 +126,8 @@ struct DataParallelCore::State {
   void make_reducers(const std::vector<Named>& all, const BackwardFrame& frame);
   void add_reducer(std::vector<Named> parameters, ReducerOptions reducing);
   void log_block(const std::vector<Named>& all) const;
+  /// Whether the pass that begins now will average.
+  bool reduces() const { return at::GradMode::is_enabled() && require_sync; }
   void prepare();
   void refuse_call(const std::exception& why) const;
   void end_calls(const std::exception& why) const;
@@ -323,11 +282,10 @@ DataParallelCore::~DataParallelCore() {
 // ---- each iteration --------------------------------------------------------------------------------------------------
 
 void DataParallelCore::State::prepare() {
-  const bool reduces = at::GradMode::is_enabled() && require_sync;
   // Rank 0 may have run out of inputs, and its buffers may be old.
   bool all_reduce = false;
-  const int source = joined != nullptr ? meet_in_join(true, reduces, &all_reduce) : 0;
-  if (reduces) {
+  const int source = joined != nullptr ? meet_in_join(true, reduces(), &all_reduce) : 0;
+  if (reduces()) {
     try {
       for (const auto& reducer : reducers) reducer->prepare_forward();
     } catch (const std::exception& error) {
@@ -402,7 +360,7 @@ void DataParallelCore::before_forward(const std::vector<at::Tensor>& parameters,
 
 void DataParallelCore::after_forward(const std::vector<at::Tensor>& outputs) {
   State& state = *state_;
-  const bool reduces = at::GradMode::is_enabled() && state.require_sync;
+  const bool reduces = state.reduces();
   // As in torch: buffers are sent again after each pass that reduced, not between passes whose gradients only add up.
   state.buffers_may_differ = reduces;
   for (const auto& reducer : state.reducers) {
@@ -433,8 +391,7 @@ bool DataParallelCore::changes_arguments() const { return has_devices(state_->op
 
 at::Tensor DataParallelCore::changed(const at::Tensor& argument) const {
   at::Tensor moved = argument;
-  if (has_devices(state_->options))
-    moved = moved.to(c10::Device(at::kCUDA, static_cast<c10::DeviceIndex>(state_->options.device_ids->front())));
+  if (has_devices(state_->options)) moved = moved.to(state_->parameters.front().device());
   return state_->low ? state_->low->cast(moved) : moved;
 }
 
@@ -500,6 +457,7 @@ Group DataParallelCore::join_process_group() const { return state_->given; }
 
 void DataParallelCore::set_require_sync(bool on) { state_->require_sync = on; }
 bool DataParallelCore::require_sync() const { return state_->require_sync; }
+bool DataParallelCore::reduces() const { return state_->reduces(); }
 void DataParallelCore::register_comm_hook(CommHook hook) {
   if (!state_->has_main) refuse("all parameters are delayed, and a communication hook is for those that are not");
   state_->reducers.front()->set_hook(std::move(hook));

@@ -32,7 +32,7 @@ namespace muster {
 
 struct DistributedDataParallelOptions {
   std::optional<std::vector<int>> device_ids =
-      {};                                 ///< the one CUDA device of the module; absent for modules on the CPU or on several devices
+      {};                                 ///< the one accelerator of the module; absent for modules on the CPU or on several devices
   std::optional<int> output_device = {};  ///< absent: device_ids[0]
   int dim = 0;                            ///< taken for torch's sake; inputs are not divided here
   bool broadcast_buffers = true;          ///< rank 0's buffers go to all before forward
@@ -95,6 +95,8 @@ class DataParallelCore {
 
   void set_require_sync(bool on);
   bool require_sync() const;
+  /// Whether a pass that begins now will average: this thread records gradients, and outside of no_sync.
+  bool reduces() const;
   void register_comm_hook(CommHook hook);
   void set_sample_rate(int iterations);
   const Group& group() const;
@@ -141,7 +143,7 @@ class DistributedDataParallel final : public Joinable {
   /// not compile. With device_ids, tensors among the arguments that lie elsewhere are copied to the device first.
   template <class... Arguments>
   auto forward(Arguments&&... arguments) {
-    if (takes_part_in_join() && at::GradMode::is_enabled() && core_.require_sync()) core_.end_iteration();
+    if (takes_part_in_join() && core_.reduces()) core_.end_iteration();
     Join::notify_join_context(*this);
     core_.before_forward(parallel::dereference(module_));
     if (!core_.changes_arguments()) return finish(call(std::forward<Arguments>(arguments)...));

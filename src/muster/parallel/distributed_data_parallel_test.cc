@@ -10,10 +10,8 @@
 #include <torch/optim/sgd.h>
 
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include <csignal>
-#include <filesystem>
 #include <functional>
 #include <set>
 #include <string>
@@ -22,6 +20,7 @@
 #include "muster/group/test_ranks.h"
 #include "muster/parallel.h"
 #include "muster/testing/rank_processes.h"
+#include "muster/testing/scratch_folder.h"
 
 namespace muster::testing {
 namespace {
@@ -389,12 +388,11 @@ TEST(Errors, AHookThatFailsIsNamedNowAndLater) {
 
 // A rank that dies in the middle of backward is named by all others.
 TEST(Errors, ARankKilledInBackwardIsNamed) {
-  const auto folder = std::filesystem::temp_directory_path() / ("muster-ddp-" + std::to_string(::getpid()));
-  std::filesystem::create_directory(folder);
+  const ScratchFolder folder;
   RankProcesses ranks(3, [&](int rank) -> std::string {
     at::set_num_threads(1);
     init_process_group(
-        {.init_method = "file://" + (folder / "meet").string(), .timeout = std::chrono::seconds(60), .world_size = 3, .rank = rank});
+        {.init_method = "file://" + folder.file("meet"), .timeout = std::chrono::seconds(60), .world_size = 3, .rank = rank});
     Net net = net_of(1);
     DistributedDataParallel<Net> model(net, {.bucket_cap_mb = 0.00001});
     int step = 0;
@@ -409,7 +407,6 @@ TEST(Errors, ARankKilledInBackwardIsNamed) {
     return "nothing was thrown";
   });
   const auto ends = ranks.join(std::chrono::seconds(60));
-  std::filesystem::remove_all(folder);
   EXPECT_EQ(ends[0].report, "named");
   EXPECT_EQ(ends[2].report, "named");
   EXPECT_TRUE(WIFSIGNALED(ends[1].wait_status));

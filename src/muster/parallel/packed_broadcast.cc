@@ -3,11 +3,12 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/types.h>
 
+#include <algorithm>
 #include <cstring>
-#include <map>
 #include <utility>
 
 #include "muster/group/collectives.h"
+#include "muster/group/plain_tensor.h"
 
 namespace muster::parallel {
 namespace {
@@ -24,16 +25,13 @@ std::int64_t room_for(const at::Tensor& tensor) {
   return (static_cast<std::int64_t>(tensor.nbytes()) + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-/// Whether the tensor's elements are its memory, in order.
-bool is_plain(const at::Tensor& tensor) { return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg(); }
-
 /// The piece of `memory` from byte `at` on that holds the tensor's elements.
 at::Tensor piece_of(const at::Tensor& memory, std::int64_t at, const at::Tensor& tensor) {
   return memory.narrow(0, at, static_cast<std::int64_t>(tensor.nbytes())).view(tensor.scalar_type()).view(tensor.sizes());
 }
 
 void pack(const at::Tensor& tensor, const at::Tensor& memory, std::int64_t at) {
-  if (is_plain(tensor)) {
+  if (group::is_plain(tensor)) {
     std::memcpy(memory.data_ptr<std::uint8_t>() + at, tensor.const_data_ptr(), tensor.nbytes());
   } else {
     piece_of(memory, at, tensor).copy_(tensor);
@@ -41,12 +39,12 @@ void pack(const at::Tensor& tensor, const at::Tensor& memory, std::int64_t at) {
 }
 
 void unpack(const at::Tensor& tensor, const at::Tensor& memory, std::int64_t at) {
-  if (!is_plain(tensor)) {
+  if (!group::is_plain(tensor)) {
     tensor.copy_(piece_of(memory, at, tensor));
     return;
   }
   std::memcpy(tensor.data_ptr(), memory.const_data_ptr<std::uint8_t>() + at, tensor.nbytes());
-  if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+  group::mark_written(tensor);
 }
 
 }  // namespace
@@ -59,17 +57,21 @@ void PackedBroadcast::send_from(const Group& group, int root, const std::vector<
   for (const at::Tensor& tensor : given) tensors.push_back(autograd == Autograd::told ? tensor.detach() : tensor.variable_data());
   std::vector<WorkRef> works;
   std::int64_t bytes = 0;
-  std::map<std::pair<at::ScalarType, c10::DeviceType>, Slice> on_devices;
+  std::vector<Slice> on_devices;  // each of one dtype and device, in the order in which those come: ranks number devices differently
   for (const at::Tensor& tensor : tensors) {
     if (is_packed(tensor)) {
       bytes += room_for(tensor);
     } else if (is_small(tensor)) {
-      on_devices[{tensor.scalar_type(), tensor.device().type()}].push_back(tensor);
+      const auto alike = [&](const Slice& slice) {
+        return slice[0].scalar_type() == tensor.scalar_type() && slice[0].device() == tensor.device();
+      };
+      const auto slice = std::find_if(on_devices.begin(), on_devices.end(), alike);
+      (slice != on_devices.end() ? *slice : on_devices.emplace_back()).push_back(tensor);
     } else {
       works.push_back(broadcast(tensor, {.group = group, .async_op = true, .group_src = root}));
     }
   }
-  for (auto& [kind, slice] : on_devices)
+  for (Slice& slice : on_devices)
     works.push_back(
         group->submit({.op = Op::broadcast, .name = "broadcast", .outputs = {std::move(slice)}, .root = root, .async_op = true}));
   if (bytes > 0) {

@@ -266,7 +266,13 @@ Reducer::Reducer(std::vector<at::Tensor> parameters, ReducerOptions options) {
   state_->attach();
 }
 
-Reducer::~Reducer() { state_->detach(); }
+Reducer::~Reducer() {
+  state_->detach();
+  const std::lock_guard lock(state_->mutex);
+  if (!state_->refused) return;
+  state_->failure = state_->refused;
+  state_->tell_others();
+}
 
 void Reducer::check_finished() const {
   const std::lock_guard lock(state_->mutex);
@@ -276,6 +282,7 @@ void Reducer::check_finished() const {
 void Reducer::prepare_forward() {
   const std::lock_guard lock(state_->mutex);
   state_->check_finished();
+  state_->refused = nullptr;
   state_->attach_anew();
   ++state_->iteration;
   state_->times.forward_start = steady_clock().now();
@@ -344,7 +351,7 @@ std::size_t Reducer::in_place() const {
 
 bool Reducer::is_quiet() const {
   const std::lock_guard lock(state_->mutex);
-  return !state_->under_way && !state_->failure;
+  return !state_->under_way && !state_->failure && !state_->refused;
 }
 
 bool Reducer::rebuilt() const {

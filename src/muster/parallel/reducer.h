@@ -57,7 +57,8 @@ struct ReducerOptions {
 /// Made, used and destroyed by the thread that runs the model; its hooks run on autograd's threads. Parameters must be leaves that require
 /// gradients and must outlive it or be held elsewhere; they keep their place and shape.
 ///
-/// A backward pass that an exception ends aborts the group, so that the ranks that wait for this one's gradients learn of it.
+/// A backward pass that an exception ends aborts the group, so that the ranks that wait for this one's gradients learn of it. A second one
+/// over the same forward pass, which is refused here, does so where no other forward follows it before this ends.
 class Reducer {
  public:
   Reducer(std::vector<at::Tensor> parameters, ReducerOptions options);
@@ -92,7 +93,8 @@ class Reducer {
   std::vector<std::int64_t> bucket_bytes() const;
   /// How many gradients of the last pass travelled where they lay.
   std::size_t in_place() const;
-  /// Whether nothing is under way: no gradients have come that are not averaged, and no pass has failed.
+  /// Whether nothing is under way: no gradients have come that are not averaged, and no pass has failed or was
+  /// refused.
   bool is_quiet() const;
   /// Whether the buckets stand in the order of the gradients.
   bool rebuilt() const;

@@ -74,11 +74,13 @@ void Reducer::State::on_gradient(std::size_t index, const std::vector<at::Tensor
     if (options.on_backward_end) begin_backward();
     return;
   }
-  if (mode == Mode::done)
-    throw DistError(
+  if (mode == Mode::done) {
+    refused = std::make_exception_ptr(DistError(
         "backward ran a second time over one forward pass: the gradient of " + name(index) +
             " would be added to an average on this rank alone. Call forward again, or run all but the last backward under no_sync",
-        Code::invalid_argument, {options.group->rank()});
+        Code::invalid_argument, {options.group->rank()}));
+    std::rethrow_exception(refused);
+  }
   begin_backward();
   try {
     under_way = true;

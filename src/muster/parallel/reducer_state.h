@@ -130,6 +130,7 @@ struct Reducer::State : std::enable_shared_from_this<State> {
   at::Tensor used;  // 1 for each parameter that got a gradient here since the last reduction; then the sum over the ranks
   WorkRef used_work;
   std::exception_ptr failure;
+  std::exception_ptr refused;  // of a second backward pass: forgotten at the next forward, told to the others where there is none
 
   // With a static graph: how often each parameter's gradient came in the first pass, and how often it will still come in this one.
   bool static_known = false;

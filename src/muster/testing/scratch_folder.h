@@ -1,33 +1,24 @@
 /// A folder that goes away with its test.
 #pragma once
 
-#include <stdlib.h>
-
 #include <cstdlib>
-#include <filesystem>
 #include <string>
+
+#include "muster/base/temporary_folder.h"
 
 namespace muster::testing {
 
 class ScratchFolder {
  public:
   ScratchFolder() {
-    const char* base = std::getenv("TMPDIR");
-    path_ = std::string(base != nullptr && *base != '\0' ? base : "/tmp") + "/muster-test-XXXXXX";
-    if (::mkdtemp(path_.data()) == nullptr) std::abort();
+    if (folder_.path().empty()) std::abort();
   }
-  ~ScratchFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  ScratchFolder(const ScratchFolder&) = delete;
-
-  const std::string& path() const { return path_; }
+  const std::string& path() const { return folder_.path(); }
   /// A path in it; nothing is made there.
-  std::string file(const std::string& name) const { return path_ + "/" + name; }
+  std::string file(const std::string& name) const { return path() + "/" + name; }
 
  private:
-  std::string path_;
+  const TemporaryFolder folder_{"muster-test-"};
 };
 
 }  // namespace muster::testing

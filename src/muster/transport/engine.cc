@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <exception>
-#include <thread>
 
+#include "muster/transport/core_sharing.h"
 #include "muster/transport/watcher.h"
 
 namespace muster::transport {
@@ -67,9 +67,8 @@ Status Engine::meet(const Exchange& exchange) {
     for (const int rank : region_->ranks()) local_position_[static_cast<std::size_t>(rank)] = position++;
   }
   const auto locals = std::count(hosts_.begin(), hosts_.end(), hosts_[static_cast<std::size_t>(rank())]);
-  const long cores = std::max(1L, static_cast<long>(std::thread::hardware_concurrency()));
-  may_spin_ = cores >= locals;
-  ranks_per_core_ = static_cast<int>((locals + cores - 1) / cores);
+  ranks_per_core_ = ranks_per_core(static_cast<std::size_t>(locals));
+  may_spin_ = ranks_per_core_ == 1;
   return {};
 }
 

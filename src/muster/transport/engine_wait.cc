@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <thread>
 
+#include "muster/transport/core_sharing.h"
 #include "muster/transport/engine.h"
 #include "muster/transport/watcher.h"
 #include "muster/transport/woken.h"
@@ -34,11 +35,9 @@ class ActivePoller {
 
 namespace {
 
-// How long a waiting thread keeps its core before it gives it away, and gives it away before it sleeps: for each rank that shares the core,
-// since all of them have to come round; together below what counts as late.
+// How long a waiting thread keeps its core before it gives it away, and gives it away before it sleeps, for each rank that shares the core.
 constexpr Duration kSpin = std::chrono::microseconds(40);
 constexpr Duration kYield = std::chrono::microseconds(120);
-constexpr int kMostRounds = 8;
 constexpr Duration kLongestSleep = std::chrono::milliseconds(100);
 
 /// Shorter for the thread that looks itself: what comes meanwhile is seen late by as much.
@@ -57,7 +56,7 @@ bool Engine::wait(const std::function<bool()>& done, TimePoint deadline) {
   if (done()) return true;
   if (forked()) return false;
   ActivePoller active(*this);
-  const Duration yields = kYield * std::clamp(ranks_per_core_, 1, kMostRounds);
+  const Duration yields = until_all_came_round(kYield, ranks_per_core_);
   TimePoint idle_since = TimePoint::max();
   for (;;) {
     TimePoint now;
@@ -79,7 +78,7 @@ bool Engine::wait(const std::function<bool()>& done, TimePoint deadline) {
     }
     if (idle_since == TimePoint::max()) {
       idle_since = now;
-      if (has_woken_somebody()) std::this_thread::yield();
+      if (take_woken()) std::this_thread::yield();
     }
     if (may_spin_ && now - idle_since < kSpin) {
       pause_briefly(looked == Looked::busy);

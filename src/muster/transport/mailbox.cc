@@ -49,7 +49,7 @@ void Mailbox::wake() {
   if (syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0) > 0) woken = true;
 }
 
-bool has_woken_somebody() { return std::exchange(woken, false); }
+bool take_woken() { return std::exchange(woken, false); }
 
 std::uint32_t Mailbox::prepare_sleep() {
   sleepers.fetch_add(1, std::memory_order_seq_cst);

@@ -3,15 +3,13 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
+#include "muster/group/plain_tensor.h"
 #include "muster/group/scalar_type.h"
 
 namespace muster::group {
 namespace {
 
-/// Whether the bytes in the host's memory, from the data pointer on, are the tensor's elements in order.
-bool is_plain(const Slice& slice) {
-  return slice.size() == 1 && slice[0].is_cpu() && slice[0].is_contiguous() && !slice[0].is_conj() && !slice[0].is_neg();
-}
+bool is_plain(const Slice& slice) { return slice.size() == 1 && group::is_plain(slice.front()); }
 
 /// Calls visit(part of the flat tensor in the piece's shape, piece) for each piece.
 template <class Visit>
@@ -101,7 +99,7 @@ void Staging::finish() {
   }
   for (const auto& slice : outputs_)
     for (const auto& tensor : slice)
-      if (is_plain(slice) && !tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+      if (is_plain(slice)) mark_written(tensor);
 }
 
 std::vector<at::Tensor> Staging::outputs() const {

@@ -1,0 +1,25 @@
+/// What threads that wait by looking go by where ranks share cores.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <thread>
+
+#include "muster/base/clock.h"
+
+namespace muster::transport {
+
+/// Ranks of one host for each of its cores, rounded up: 1 where every rank has a core.
+inline int ranks_per_core(std::size_t ranks) {
+  const std::size_t cores = std::max(1u, std::thread::hardware_concurrency());
+  return static_cast<int>((ranks + cores - 1) / cores);
+}
+
+/// How long a thread gives its core away again and again: `once` for each rank that shares it, since all of them have to come round;
+/// together below what counts as late.
+inline Duration until_all_came_round(Duration once, int per_core) {
+  constexpr int kMostRounds = 8;
+  return once * std::clamp(per_core, 1, kMostRounds);
+}
+
+}  // namespace muster::transport

@@ -1,0 +1,52 @@
+"""Where the ranks of a run keep what they need on the disk for a while."""
+
+import atexit
+import fcntl
+import functools
+import glob
+import os
+import shutil
+import tempfile
+import time
+
+PREFIX = "muster-test-run-"
+
+
+def _lock(folder):
+    """A descriptor that holds the folder's lock, None where another run's processes have it; forked ranks have it too."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return descriptor
+    except OSError:
+        os.close(descriptor)
+        return None
+
+
+def sweep(place=None):
+    """Removes what runs have left that were killed. Folders of the last minute may not have been locked yet by their makers."""
+    for folder in glob.glob(os.path.join(place or tempfile.gettempdir(), PREFIX + "*")):
+        try:
+            if time.time() - os.stat(folder).st_mtime < 60:
+                continue
+            descriptor = _lock(folder)
+        except OSError:  # it went meanwhile, or is another user's
+            continue
+        if descriptor is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(descriptor)
+
+
+@functools.cache
+def _folder():
+    """This run's own, for all that its ranks need on the disk. It goes with the run, or where that is killed, at the next one's start."""
+    sweep()
+    folder = tempfile.mkdtemp(prefix=PREFIX)
+    _lock(folder)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def meeting_file():
+    """A file name, not there yet, for a job to meet by."""
+    return os.path.join(tempfile.mkdtemp(dir=_folder()), "store")

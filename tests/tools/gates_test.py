@@ -1,0 +1,108 @@
+"""bench/gates.py, on made-up rows."""
+
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+TOOL = pathlib.Path(__file__).resolve().parents[2] / "bench" / "gates.py"
+
+
+def judged(rows):
+    """The lines of the report, and its exit status."""
+    with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
+        file.write("".join(json.dumps(row) + "\n" for row in rows))
+        file.flush()
+        done = subprocess.run([sys.executable, "-B", TOOL, file.name], capture_output=True, text=True)
+    assert not done.stderr, done.stderr
+    return done.stdout.splitlines(), done.returncode
+
+
+def step(model, mode, overhead, ranks=2):
+    """A row as `muster bench ddp --json` writes it."""
+    return {"bench": "ddp", "model": model, "ranks": ranks, "mode": mode, "step_ms": 30, "overhead_ms": overhead, "rank0_step_ms": 31,
+            "rank0_overhead_ms": 99, "steps": 60}
+
+
+def steps(model, muster, by_hand, stock, on_muster=None, ranks=2):
+    modes = {"local": 0, "stock local": 0, "muster": muster, "by hand": by_hand, "stock ddp": stock, "stock on muster": on_muster}
+    return [step(model, mode, overhead, ranks) for mode, overhead in modes.items() if overhead is not None]
+
+
+def cell(library, op, size, p50, loop, memory="private", ranks=2, transport="shm"):
+    return {"library": library, "op": op, "ranks": ranks, "bytes": size, "memory": memory, "transport": transport, "dtype": "float32",
+            "p50_us": p50, "loop_us": loop}
+
+
+def floor(what, size, at_once, us, cores=2):
+    return {"floor": what, "bytes": size, "at_once": at_once, "us": us, "cores": cores}
+
+
+class Gates(unittest.TestCase):
+    def line(self, rows, title):
+        return next(line for line in judged(rows)[0] if title in line)
+
+    def verdicts(self, rows, *words):
+        """The first word of each line of the report that holds all `words`."""
+        return [line.split()[0] for line in judged(rows)[0] if all(word in line for word in words)]
+
+    def test_training_that_keeps_its_promises(self):
+        rows = steps("mlp", 2, 2, 20, 6) + steps("resnet", 8, 9, 40, 13)
+        self.assertEqual(self.verdicts(rows, "what training takes longer"), ["kept"] * 6)
+
+    def test_a_fifth_of_stocks_overhead(self):
+        rows = steps("mlp", 4, 9, 20, 6) + steps("resnet", 8.1, 9, 40, 13)
+        line = "share of stock torch's DDP on Gloo:"
+        self.assertEqual(self.verdicts(rows, "mlp on 2 ranks", line), ["kept"])
+        self.assertEqual(self.verdicts(rows, "resnet on 2 ranks", line), ["OPEN"])
+
+    def test_not_above_by_hand(self):
+        rows = steps("mlp", 2, 2, 20, 6) + steps("resnet", 2.1, 2, 20, 6)
+        self.assertEqual(self.verdicts(rows, "mlp", "by hand"), ["kept"])
+        self.assertEqual(self.verdicts(rows, "resnet", "by hand"), ["OPEN"])
+
+    def test_a_third_for_stocks_own_on_muster(self):
+        rows = steps("mlp", 2, 2, 21, 7) + steps("resnet", 2, 2, 21, 7.1)
+        self.assertEqual(self.verdicts(rows, "mlp", "on backend muster"), ["kept"])
+        self.assertEqual(self.verdicts(rows, "resnet", "on backend muster"), ["OPEN"])
+
+    def test_each_number_of_ranks_by_itself(self):
+        rows = steps("mlp", 2, 2, 20, 6, ranks=2) + steps("mlp", 20, 20, 20, 6, ranks=4)
+        self.assertEqual(self.verdicts(rows, "mlp on 2 ranks", "on Gloo:"), ["kept"])
+        self.assertEqual(self.verdicts(rows, "mlp on 4 ranks", "on Gloo:"), ["OPEN"])
+
+    def test_the_last_of_several_runs_counts(self):
+        self.assertEqual(self.verdicts(steps("mlp", 20, 9, 20, 6) + steps("mlp", 2, 9, 20, 6), "mlp", "on Gloo:"), ["kept"])
+
+    def test_what_is_missing_is_told_and_not_passed(self):
+        self.assertEqual(self.verdicts([], "what training takes longer"), ["?"] * 6)
+        rows = steps("mlp", 2, 2, 20)
+        self.assertEqual(self.verdicts(rows, "mlp", "on backend muster"), ["?"])
+        self.assertEqual(self.verdicts(rows, "resnet"), ["?"] * 3)
+        self.assertEqual(judged(rows)[1], 1)
+
+    def test_nothing_is_said_of_a_rival_without_an_overhead(self):
+        self.assertEqual(self.verdicts(steps("mlp", 2, 2, -1, 6), "mlp", "on Gloo:"), ["?"])
+
+    def test_a_step_as_short_as_the_models_alone_is_kept(self):
+        self.assertEqual(self.verdicts(steps("mlp", -0.5, 2, 20, 6), "mlp", "on Gloo:"), ["kept"])
+
+    def test_collectives_by_the_middle_call_from_64_kib_and_the_loop_below(self):
+        line = "up to 1 KiB and the barrier"
+        self.assertEqual(self.verdicts([cell("muster", "all_reduce", 8, 99, 1), cell("openmpi", "all_reduce", 8, 1, 2)], line), ["kept"])
+        self.assertEqual(self.verdicts([cell("muster", "all_reduce", 8, 1, 2), cell("openmpi", "all_reduce", 8, 99, 1)], line), ["OPEN"])
+        line = "private buffers against the best MPI, every cell"
+        big = 64 * 1024
+        self.assertEqual(self.verdicts([cell("muster", "reduce", big, 1, 99), cell("openmpi", "reduce", big, 2, 1)], line), ["kept"])
+
+    def test_a_cell_near_the_floor_is_kept(self):
+        rows = [cell("muster", "broadcast", 1 << 20, 110, 110), cell("openmpi", "broadcast", 1 << 20, 100, 100)]
+        line = "private buffers against the best MPI, every cell"
+        self.assertIn("1 of 1 cells, 1 of them by the floor", self.line(rows + [floor("copy", 1 << 20, 2, 100)], line))
+        self.assertIn("0 of 1 cells", self.line(rows + [floor("copy", 1 << 20, 2, 90)], line))
+
+
+if __name__ == "__main__":
+    unittest.main()
