@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <thread>
 
 #include "muster/collective/alone.h"
 #include "muster/transport/fabric.h"
@@ -35,8 +34,8 @@ transport::Fingerprint fingerprint_of(const Line& line, std::uint64_t sequence) 
   return {sequence, line.op, line.dtype, line.reduce, line.flags, line.root, line.count, line.digest};
 }
 
-int ranks_per_core(std::size_t ranks) {
-  const std::size_t cores = std::max(1u, std::thread::hardware_concurrency());
+int ranks_per_core(std::size_t ranks, int available) {
+  const auto cores = static_cast<std::size_t>(available);
   return static_cast<int>((ranks + cores - 1) / cores);
 }
 
@@ -59,7 +58,7 @@ RegionMember::RegionMember(transport::HostRegion& region, std::uint64_t segment,
       layout_(channel.size()),
       base_(aligned(region.at(segment))),
       patient_(channel.fabric().threads()),
-      per_core_(ranks_per_core(region.ranks().size())),
+      per_core_(ranks_per_core(region.ranks().size(), channel.fabric().cores())),
       spins_(per_core_ == 1),
       next_(layout_.members, 1),
       known_seen_(layout_.members, 0),

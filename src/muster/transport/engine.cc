@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <exception>
-#include <thread>
 
 #include "muster/transport/watcher.h"
 
@@ -67,7 +66,7 @@ Status Engine::meet(const Exchange& exchange) {
     for (const int rank : region_->ranks()) local_position_[static_cast<std::size_t>(rank)] = position++;
   }
   const auto locals = std::count(hosts_.begin(), hosts_.end(), hosts_[static_cast<std::size_t>(rank())]);
-  const long cores = std::max(1L, static_cast<long>(std::thread::hardware_concurrency()));
+  const long cores = connector_->cores();
   may_spin_ = cores >= locals;
   ranks_per_core_ = static_cast<int>((locals + cores - 1) / cores);
   return {};

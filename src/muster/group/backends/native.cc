@@ -3,7 +3,6 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
-#include <thread>
 #include <utility>
 
 #include "muster/group/backends/native_work.h"
@@ -79,8 +78,8 @@ std::shared_ptr<void> NativeBackend::drive_here() {
   const auto elsewhere = [&](int member) { return hosts[static_cast<std::size_t>(member)] != mine; };
   if (std::ranges::any_of(communicator_->members(), elsewhere)) return nullptr;  // a network needs no core of this host
   const auto here = std::count(hosts.begin(), hosts.end(), mine);
-  const auto threads = static_cast<unsigned>(here * (at::get_num_threads() + 1));  // one more each, to drive calls while the others compute
-  return std::thread::hardware_concurrency() >= threads ? nullptr : communicator_->drive_here();
+  const auto threads = here * (at::get_num_threads() + 1);  // one more each, to drive calls while the others compute
+  return fabric.cores() >= threads ? nullptr : communicator_->drive_here();
 }
 
 void NativeBackend::fail(Op op, std::string_view name, const Status& status) {
