@@ -7,8 +7,6 @@ namespace muster::launch {
 
 /// Cores that this process may use: its affinity mask, cut by the CPU quota of its control group (v2 and v1), rounded up, at least 1.
 int allowed_cores();
-/// The quota of a control group in cores, from the text of its `cpu.max` ("200000 100000", "max 100000"); 0 where there is none.
-double quota_of_cpu_max(const std::string& text);
 /// NVIDIA devices that the kernel shows (/dev/nvidia0 ...), cut by CUDA_VISIBLE_DEVICES.
 int gpu_count();
 /// Host name with domain where the resolver knows one.

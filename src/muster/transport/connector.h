@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "muster/base/clock.h"
+#include "muster/base/cores.h"
 #include "muster/base/status.h"
 #include "muster/transport/byte_stream.h"
 #include "muster/transport/host_region.h"
@@ -41,6 +42,8 @@ class Connector {
 
   /// After settle: host number of each rank, from 0 in the order of the first rank on each; the same on all ranks.
   virtual std::vector<int> hosts() const = 0;
+  /// After settle: how many cores the ranks of this host can keep busy together.
+  virtual int cores() const { return usable_cores(); }
   /// This host's region; null where nothing is shared (then every pair uses streams only).
   virtual HostRegion* region() = 0;
   /// The mailbox of this rank, in the region where there is one. Never null after settle.

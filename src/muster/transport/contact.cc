@@ -3,19 +3,22 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
+#include <bit>
 #include <cerrno>
 #include <cstdio>
 #include <fstream>
 #include <iterator>
 
 #include "muster/base/bytes.h"
+#include "muster/base/cores.h"
 #include "muster/base/process_start.h"
 
 namespace muster::transport {
 namespace {
 
-constexpr std::uint8_t kContactVersion = 1;
+constexpr std::uint8_t kContactVersion = 2;
 constexpr std::uint32_t kMostAddresses = 64;
 
 std::string read_small_file(const std::string& path) {
@@ -30,6 +33,17 @@ std::uint64_t namespace_inode(const char* kind) {
   struct stat file {};
   const std::string path = std::string("/proc/thread-self/ns/") + kind;
   return ::stat(path.c_str(), &file) == 0 ? static_cast<std::uint64_t>(file.st_ino) : 0;
+}
+
+/// A bit for each number, as many bytes as are needed.
+std::string bits_of(const std::vector<int>& numbers) {
+  std::string bits;
+  for (const int number : numbers) {
+    const auto at = static_cast<std::size_t>(number);
+    bits.resize(std::max(bits.size(), at / 8 + 1));
+    bits[at / 8] = static_cast<char>(bits[at / 8] | 1 << at % 8);
+  }
+  return bits;
 }
 
 Status malformed(const char* what, int rank) {
@@ -51,6 +65,7 @@ Status describe_this_process(Contact& contact) {
   contact.user = ::geteuid();
   contact.pid = static_cast<std::uint32_t>(::getpid());
   contact.start_time = process_start(contact.pid);
+  contact.cores = bits_of(own_cores());
   if (contact.boot_id.empty() || contact.start_time == 0) {
     return Status(Code::unsupported,
                   "this process cannot tell which machine it is on: /proc is not mounted (or hides /proc/sys/kernel/random/boot_id)");
@@ -62,7 +77,7 @@ std::string encode(const Contact& contact) {
   ByteWriter out;
   out.put(kContactVersion).put_text(contact.boot_id).put_text(contact.host_name).put_text(contact.host_label);
   out.put(contact.network_namespace).put(contact.user_namespace).put(contact.user);
-  out.put(contact.pid_namespace).put(contact.pid).put(contact.start_time);
+  out.put(contact.pid_namespace).put(contact.pid).put(contact.start_time).put_text(contact.cores);
   out.put(contact.secret_kind).put(static_cast<std::uint8_t>(contact.shared_memory)).put(contact.nonce).put_text(contact.local_name);
   out.put(static_cast<std::uint32_t>(contact.addresses.size()));
   for (const SocketAddress& address : contact.addresses) out.put_text(address.host()).put(address.port());
@@ -82,6 +97,7 @@ Result<Contact> decode_contact(std::string_view text, int rank) {
   contact.pid_namespace = in.get<std::uint64_t>();
   contact.pid = in.get<std::uint32_t>();
   contact.start_time = in.get<std::uint64_t>();
+  contact.cores = in.get_text();
   contact.secret_kind = in.get<Secret::Kind>();
   contact.shared_memory = in.get<std::uint8_t>() != 0;
   contact.nonce = in.get<std::uint64_t>();
@@ -98,6 +114,17 @@ Result<Contact> decode_contact(std::string_view text, int rank) {
   }
   if (!in.at_end()) return malformed("contact", rank);
   return contact;
+}
+
+int cores_together(std::span<const Contact* const> contacts, double quota) {
+  std::string all;
+  for (const Contact* contact : contacts) {
+    all.resize(std::max(all.size(), contact->cores.size()));
+    for (std::size_t i = 0; i < contact->cores.size(); ++i) all[i] = static_cast<char>(all[i] | contact->cores[i]);
+  }
+  int cores = 0;
+  for (const char byte : all) cores += std::popcount(static_cast<unsigned char>(byte));
+  return cores_within(static_cast<std::size_t>(cores), quota);
 }
 
 bool could_share_memory(const Contact& a, const Contact& b) {

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "muster/base/cores.h"
 #include "muster/testing/fuzz.h"
 
 namespace muster::transport {
@@ -29,6 +30,20 @@ TEST(Contact, IsReadBackAndNeverTrusted) {
     EXPECT_EQ(broken.status().ranks(), std::vector<int>({3}));
   }
   EXPECT_FALSE(decode_contact(text + "x", 3).ok());
+}
+
+TEST(Contact, RanksBoundToCoresOfTheirOwnHaveThemTogether) {
+  Contact here;
+  ASSERT_TRUE(describe_this_process(here).ok());
+  EXPECT_EQ(cores_together(std::vector<const Contact*>{&here, &here}, 0), static_cast<int>(own_cores().size()));
+  std::vector<Contact> bound(4);
+  for (std::size_t rank = 0; rank < bound.size(); ++rank) bound[rank].cores = std::string(rank + 1, '\0') + '\x11';
+  std::vector<const Contact*> ranks{&bound[0], &bound[1], &bound[2]};
+  EXPECT_EQ(cores_together(ranks, 0), 6);
+  ranks.push_back(&bound[2]);
+  EXPECT_EQ(cores_together(ranks, 0), 6) << "two ranks on the same cores";
+  EXPECT_EQ(cores_together(ranks, 3.5), 3);
+  EXPECT_EQ(cores_together({}, 0), 1);
 }
 
 // spec: A1 what a rank publishes of itself is read or refused by its name, whatever it is

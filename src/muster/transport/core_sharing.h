@@ -3,16 +3,15 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <thread>
 
 #include "muster/base/clock.h"
 
 namespace muster::transport {
 
-/// Ranks of one host for each of its cores, rounded up: 1 where every rank has a core.
-inline int ranks_per_core(std::size_t ranks) {
-  const std::size_t cores = std::max(1u, std::thread::hardware_concurrency());
-  return static_cast<int>((ranks + cores - 1) / cores);
+/// Ranks of one host for each of its `cores` (at least 1), rounded up: 1 where every rank has a core.
+inline int ranks_per_core(std::size_t ranks, int cores) {
+  const auto count = static_cast<std::size_t>(cores);
+  return static_cast<int>((ranks + count - 1) / count);
 }
 
 /// How long a thread gives its core away again and again: `once` for each rank that shares it, since all of them have to come round;

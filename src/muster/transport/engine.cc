@@ -67,7 +67,7 @@ Status Engine::meet(const Exchange& exchange) {
     for (const int rank : region_->ranks()) local_position_[static_cast<std::size_t>(rank)] = position++;
   }
   const auto locals = std::count(hosts_.begin(), hosts_.end(), hosts_[static_cast<std::size_t>(rank())]);
-  ranks_per_core_ = ranks_per_core(static_cast<std::size_t>(locals));
+  ranks_per_core_ = ranks_per_core(static_cast<std::size_t>(locals), connector_->cores());
   may_spin_ = ranks_per_core_ == 1;
   return {};
 }

@@ -16,6 +16,7 @@ class EngineFabric final : public Fabric {
   int world_size() const override { return engine_->world_size(); }
   const Clock& clock() const override { return engine_->clock(); }
   std::span<const int> hosts() const override { return engine_->hosts(); }
+  int cores() const override { return engine_->connector().cores(); }
   HostRegion* region() override { return engine_->connector().region(); }
   Channel& bootstrap() override { return engine_->bootstrap(); }
   Channel& agreements() override { return engine_->agreements(); }

@@ -10,6 +10,8 @@
 #include <optional>
 #include <sstream>
 
+#include "muster/base/control_group.h"
+
 namespace muster::transport {
 namespace {
 
@@ -35,26 +37,6 @@ std::optional<std::size_t> field_of(const std::filesystem::path& path, std::init
   return sum;
 }
 
-/// Our control group's folder below its mount; version 2, else the memory controller of version 1. Empty where there is none.
-struct ControlGroup {
-  std::filesystem::path mount, inside;
-  bool unified = true;
-};
-std::optional<ControlGroup> control_group(const std::string& root) {
-  std::ifstream groups(root + "/proc/self/cgroup");
-  std::optional<ControlGroup> found;
-  for (std::string line; std::getline(groups, line);) {
-    const std::size_t first = line.find(':');
-    const std::size_t second = first == std::string::npos ? first : line.find(':', first + 1);
-    if (second == std::string::npos) continue;
-    const std::string controllers = line.substr(first + 1, second - first - 1);
-    const auto inside = std::filesystem::path(line.substr(second + 1)).relative_path();
-    if (("," + controllers + ",").find(",memory,") != std::string::npos) return ControlGroup{root + "/sys/fs/cgroup/memory", inside, false};
-    if (controllers.empty()) found = ControlGroup{root + "/sys/fs/cgroup", inside, true};
-  }
-  return found;
-}
-
 }  // namespace
 
 HostMemory host_memory(const std::string& root) {
@@ -64,19 +46,15 @@ HostMemory host_memory(const std::string& root) {
   memory.limit = root.empty() ? machine : field_of(meminfo, {"MemTotal:"}).value_or(0) * 1024;
   const auto free = field_of(meminfo, {"MemAvailable:"});
   memory.available = free ? *free * 1024 : memory.limit;
-  const auto group = control_group(root);
-  if (!group) return memory;
-  for (std::filesystem::path inside = group->inside;; inside = inside.parent_path()) {
-    const auto folder = group->mount / inside;
-    const auto limit = number_in(folder / (group->unified ? "memory.max" : "memory.limit_in_bytes")).value_or(kNoLimit);
-    if (limit < memory.limit) {
-      memory.limit = limit;
-      const auto used = number_in(folder / (group->unified ? "memory.current" : "memory.usage_in_bytes")).value_or(0);
-      const auto cached = field_of(folder / "memory.stat", {"inactive_file", "active_file"}).value_or(0);
-      const std::size_t taken = used - std::min(used, cached);  // the cache gives way
-      memory.available = std::min(memory.available, limit - std::min(limit, taken));
-    }
-    if (inside.empty()) break;
+  for (const ControlGroup& group : control_groups("memory", root)) {
+    const std::filesystem::path folder = group.folder;
+    const auto limit = number_in(folder / (group.unified ? "memory.max" : "memory.limit_in_bytes")).value_or(kNoLimit);
+    if (limit >= memory.limit) continue;
+    memory.limit = limit;
+    const auto used = number_in(folder / (group.unified ? "memory.current" : "memory.usage_in_bytes")).value_or(0);
+    const auto cached = field_of(folder / "memory.stat", {"inactive_file", "active_file"}).value_or(0);
+    const std::size_t taken = used - std::min(used, cached);  // the cache gives way
+    memory.available = std::min(memory.available, limit - std::min(limit, taken));
   }
   return memory;
 }

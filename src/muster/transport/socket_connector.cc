@@ -11,6 +11,7 @@
 #include <cstring>
 #include <optional>
 
+#include "muster/base/cores.h"
 #include "muster/base/log.h"
 #include "muster/transport/arena.h"
 #include "muster/transport/local_socket.h"
@@ -29,7 +30,7 @@ std::uint64_t random_number() {
 
 /// Of what both ends of a link or a region must share.
 std::uint64_t build_hash() {
-  const auto hash = short_hash("muster transport: frames 1, region 2, contact 1");
+  const auto hash = short_hash("muster transport: frames 1, region 2, contact 2");
   std::uint64_t value = 0;
   std::memcpy(&value, hash.data(), sizeof value);
   return value | 1;  // 0 would not be compared
@@ -364,6 +365,15 @@ void SocketConnector::number_hosts(const std::vector<MeetingVerdict>& verdicts) 
   }
 }
 
+/// Ranks that are bound to cores of their own have them all, together.
+void SocketConnector::count_cores() {
+  std::vector<const Contact*> here;
+  for (std::size_t rank = 0; rank < hosts_.size(); ++rank) {
+    if (hosts_[rank] == hosts_[static_cast<std::size_t>(options_.rank)]) here.push_back(&book_[rank]);
+  }
+  cores_ = cores_together(here, cpu_quota());
+}
+
 void SocketConnector::watch_local_processes() {
   for (int rank = 0; rank < options_.world_size; ++rank) {
     const Contact& other = contact_of(rank);
@@ -391,6 +401,7 @@ Status SocketConnector::settle(std::span<const std::string> texts, ConnectorEven
   if (Status opened = open_settled_region(verdicts); !opened) return opened;
   region_file_.reset();
   number_hosts(verdicts);
+  count_cores();
   dead_.assign(verdicts.size(), false);
   watch_local_processes();
   if (processes_.descriptor() >= 0) {

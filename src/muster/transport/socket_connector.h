@@ -32,6 +32,7 @@ class SocketConnector final : public Connector {
   Result<std::string> meet(std::span<const std::string> contacts, TimePoint deadline) override;
   Status settle(std::span<const std::string> verdicts, ConnectorEvents& events) override;
   std::vector<int> hosts() const override { return hosts_; }
+  int cores() const override { return cores_; }
   HostRegion* region() override { return region_.get(); }
   Mailbox& mailbox() override;
   void connect(int peer, TimePoint deadline) override;
@@ -55,6 +56,7 @@ class SocketConnector final : public Connector {
 
   Status open_settled_region(const std::vector<MeetingVerdict>& verdicts);
   void number_hosts(const std::vector<MeetingVerdict>& verdicts);
+  void count_cores();
   void watch_local_processes();
 
   void link_locally(int place);
@@ -91,6 +93,7 @@ class SocketConnector final : public Connector {
   std::unique_ptr<HostRegion> region_;
   Mailbox own_mailbox_;
   std::vector<int> hosts_;
+  int cores_ = 1;
   std::vector<int> place_of_;  // rank to its place in the region, or -1
 
   std::vector<bool> dead_;            // by rank: reported

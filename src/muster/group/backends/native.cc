@@ -3,7 +3,6 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
-#include <thread>
 #include <utility>
 
 #include "muster/group/backends/native_work.h"
@@ -79,8 +78,8 @@ std::shared_ptr<void> NativeBackend::drive_here() {
   const auto elsewhere = [&](int member) { return hosts[static_cast<std::size_t>(member)] != mine; };
   if (std::ranges::any_of(communicator_->members(), elsewhere)) return nullptr;  // a network needs no core of this host
   const auto here = std::count(hosts.begin(), hosts.end(), mine);
-  const auto threads = static_cast<unsigned>(here * (at::get_num_threads() + 1));  // one more each, to drive calls while the others compute
-  return std::thread::hardware_concurrency() >= threads ? nullptr : communicator_->drive_here();
+  const auto threads = here * (at::get_num_threads() + 1);  // one more each, to drive calls while the others compute
+  return fabric.cores() >= threads ? nullptr : communicator_->drive_here();
 }
 
 void NativeBackend::fail(Op op, std::string_view name, const Status& status) {
@@ -109,7 +108,8 @@ WorkRef NativeBackend::submit(Request request) {
   Staging staging(request, request.root == communicator_->rank());
   const bool point_to_point = request.op == Op::send || request.op == Op::recv;
   if (!request.async_op && !point_to_point) {
-    if (auto status = communicator_->run(staging.args(), request.deadline); !status.ok()) fail(request.op, request.name, status);
+    if (auto status = communicator_->run(staging.args(), request.deadline, request.while_waiting); !status.ok())
+      fail(request.op, request.name, status);
     staging.finish();
     return nullptr;
   }
