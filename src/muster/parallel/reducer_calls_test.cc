@@ -3,6 +3,8 @@
 #include <torch/types.h>
 
 #include <array>
+#include <functional>
+#include <string>
 #include <vector>
 
 #include "muster/group/test_ranks.h"
@@ -54,6 +56,30 @@ TEST(ReducerCalls, AreHandedOverOnlyWhereACoreIsFree) {
         EXPECT_GE(calls[i].start_ns, calls[i - 1].end_ns);
       }
     }
+  });
+}
+
+// Another language holds a lock around backward, which it lets go of there.
+TEST(ReducerCalls, AreMadeWhereTheFrameWaits) {
+  on_ranks(2, [](int rank) {
+    const Tensors parameters{torch::zeros({40}).requires_grad_(), torch::zeros({50}).requires_grad_()};
+    const Tensors gradients{torch::full({40}, rank + 1.0), torch::full({50}, rank + 2.0)};
+    const auto group = new_group();
+    if (group->drive_here() == nullptr) return;  // they may begin earlier
+    std::size_t waits = 0, before = 0, after = 0;
+    const auto wait_in = [&](const Group&, const std::function<void()>& wait) {
+      before = calls_of("all_reduce").size();
+      wait();
+      after = calls_of("all_reduce").size();
+      ++waits;
+    };
+    Reducer reducer(parameters, {.group = group, .in_place_bytes = 1, .frame = {.wait_in = wait_in}});
+    const std::size_t first = calls_of("all_reduce").size();
+    run_pass(reducer, parameters, gradients);
+    EXPECT_EQ(waits, 1U);
+    EXPECT_EQ(before, first);
+    EXPECT_EQ(after, first + 2);
+    EXPECT_SAME(parameters[1].grad(), torch::full({50}, 2.5));
   });
 }
 
