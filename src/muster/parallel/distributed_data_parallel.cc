@@ -1,6 +1,6 @@
 #include "muster/parallel/distributed_data_parallel.h"
 
-#include <torch/nn/modules/embedding.h>
+#include <torch/nn/module.h>
 #include <torch/types.h>
 
 #include <algorithm>
@@ -12,6 +12,7 @@
 #include "muster/group/errors.h"
 #include "muster/group/init.h"
 #include "muster/parallel/ddp_logging.h"
+#include "muster/parallel/module_parts.h"
 #include "muster/parallel/packed_broadcast.h"
 #include "muster/parallel/reducer.h"
 #include "muster/parallel/same_modules.h"
@@ -33,25 +34,6 @@ std::vector<Named> once_each(const std::vector<Named>& registered) {
   for (const Named& each : registered)
     if (each.tensor.defined() && seen.insert(each.tensor.unsafeGetTensorImpl()).second) all.push_back(each);
   return all;
-}
-
-void mark_sparse(const torch::nn::Module& module, std::vector<Named>& parameters) {
-  std::vector<at::Tensor> weights;
-  for (const auto& each : module.modules()) {
-    if (const auto* embedding = each->as<torch::nn::Embedding>(); embedding != nullptr && embedding->options.sparse())
-      weights.push_back(embedding->weight);
-    if (const auto* bag = each->as<torch::nn::EmbeddingBag>(); bag != nullptr && bag->options.sparse()) weights.push_back(bag->weight);
-  }
-  for (Named& parameter : parameters) parameter.sparse = is_among(weights, parameter.tensor);
-}
-
-ModuleParts parts_of(torch::nn::Module& module) {
-  ModuleParts parts{
-      .class_name = module_name_of(module.name()), .parameters = {}, .buffers = {}, .keeps_alive = module.weak_from_this().lock()};
-  for (const auto& item : module.named_parameters()) parts.parameters.push_back({item.key(), item.value()});
-  for (const auto& item : module.named_buffers()) parts.buffers.push_back({item.key(), item.value()});
-  mark_sparse(module, parts.parameters);
-  return parts;
 }
 
 [[noreturn]] void refuse(const std::string& text) { group::invalid("DistributedDataParallel: " + text); }
@@ -350,7 +332,8 @@ void DataParallelCore::begin_forward(Check check_unchanged) {
 void DataParallelCore::before_forward(const torch::nn::Module& module) {
   begin_forward([&] {
     if (&module != state_->module) refuse_change("another module stands in its place");
-    state_->check_unchanged(module.parameters(), [&](std::size_t index) { return module.named_parameters().keys().at(index); });
+    state_->check_unchanged(parameters_of(module, state_->wrapped.size()),
+                            [&](std::size_t index) { return module.named_parameters().keys().at(index); });
   });
 }
 

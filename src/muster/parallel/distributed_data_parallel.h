@@ -21,6 +21,7 @@
 #include "muster/parallel/comm_hook.h"
 #include "muster/parallel/join.h"
 #include "muster/parallel/mixed_precision.h"
+#include "muster/parallel/module_parts.h"
 #include "muster/parallel/reducer.h"
 #include "muster/parallel/tensor_structures.h"
 
@@ -50,21 +51,6 @@ struct DistributedDataParallelOptions {
 };
 
 namespace parallel {
-
-/// What is known of a module, whatever language it is written in.
-struct ModuleParts {
-  struct Named {
-    std::string name;
-    at::Tensor tensor;
-    bool sparse = false;  ///< a parameter whose gradients will be
-  };
-  std::string class_name;         ///< for the log
-  std::vector<Named> parameters;  ///< by registration; shared ones may be there as often as they are registered
-  std::vector<Named> buffers;
-  std::shared_ptr<const void> keeps_alive = {};
-  /// The buffers as they are now, where others may come in their place; called before they travel.
-  std::function<std::vector<at::Tensor>()> buffers_now = {};
-};
 
 /// What is the same for every module: the state of DistributedDataParallel without the module's type.
 class DataParallelCore {

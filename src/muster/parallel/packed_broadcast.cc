@@ -38,23 +38,24 @@ void pack(const at::Tensor& tensor, const at::Tensor& memory, std::int64_t at) {
   }
 }
 
-void unpack(const at::Tensor& tensor, const at::Tensor& memory, std::int64_t at) {
+/// What detach() gives counts changes together with its source, what variable_data() gives on its own.
+at::Tensor written(const at::Tensor& tensor, PackedBroadcast::Autograd autograd) {
+  return autograd == PackedBroadcast::Autograd::told ? tensor.detach() : tensor.variable_data();
+}
+
+void unpack(const at::Tensor& tensor, const at::Tensor& memory, std::int64_t at, PackedBroadcast::Autograd autograd) {
   if (!group::is_plain(tensor)) {
-    tensor.copy_(piece_of(memory, at, tensor));
+    written(tensor, autograd).copy_(piece_of(memory, at, tensor));
     return;
   }
   std::memcpy(tensor.data_ptr(), memory.const_data_ptr<std::uint8_t>() + at, tensor.nbytes());
-  group::mark_written(tensor);
+  if (autograd == PackedBroadcast::Autograd::told) group::mark_written(tensor);
 }
 
 }  // namespace
 
-void PackedBroadcast::send_from(const Group& group, int root, const std::vector<at::Tensor>& given, Autograd autograd) {
+void PackedBroadcast::send_from(const Group& group, int root, const std::vector<at::Tensor>& tensors, Autograd autograd) {
   const at::NoGradGuard no_grad;
-  // What detach() gives counts changes together with its source, what variable_data() gives on its own.
-  std::vector<at::Tensor> tensors;
-  tensors.reserve(given.size());
-  for (const at::Tensor& tensor : given) tensors.push_back(autograd == Autograd::told ? tensor.detach() : tensor.variable_data());
   std::vector<WorkRef> works;
   std::int64_t bytes = 0;
   std::vector<Slice> on_devices;  // each of one dtype and device, in the order in which those come: ranks number devices differently
@@ -66,9 +67,9 @@ void PackedBroadcast::send_from(const Group& group, int root, const std::vector<
         return slice[0].scalar_type() == tensor.scalar_type() && slice[0].device() == tensor.device();
       };
       const auto slice = std::find_if(on_devices.begin(), on_devices.end(), alike);
-      (slice != on_devices.end() ? *slice : on_devices.emplace_back()).push_back(tensor);
+      (slice != on_devices.end() ? *slice : on_devices.emplace_back()).push_back(written(tensor, autograd));
     } else {
-      works.push_back(broadcast(tensor, {.group = group, .async_op = true, .group_src = root}));
+      works.push_back(broadcast(written(tensor, autograd), {.group = group, .async_op = true, .group_src = root}));
     }
   }
   for (Slice& slice : on_devices)
@@ -80,13 +81,13 @@ void PackedBroadcast::send_from(const Group& group, int root, const std::vector<
       std::int64_t at = 0;
       for (const at::Tensor& tensor : tensors) {
         if (!is_packed(tensor)) continue;
-        if (tensor.numel() > 0) visit(tensor, memory_, at);
+        if (tensor.numel() > 0) visit(tensor, at);
         at += room_for(tensor);
       }
     };
-    if (group->rank() == root) each(pack);
+    if (group->rank() == root) each([&](const at::Tensor& tensor, std::int64_t at) { pack(tensor, memory_, at); });
     broadcast(memory_, {.group = group, .group_src = root});
-    if (group->rank() != root) each(unpack);
+    if (group->rank() != root) each([&](const at::Tensor& tensor, std::int64_t at) { unpack(tensor, memory_, at, autograd); });
   }
   for (const WorkRef& work : works) work->wait();
 }

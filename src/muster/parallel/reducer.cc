@@ -206,6 +206,7 @@ void Reducer::State::arm(std::span<const at::Tensor> outputs) {
   mode = Mode::reduce;
   next = 0;
   released = false;
+  one_by_one = false;
   unused.clear();
   unused_marked = false;
   ready.assign(ready.size(), false);

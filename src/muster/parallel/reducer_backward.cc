@@ -1,6 +1,7 @@
 #include <ATen/ScalarOps.h>
 #include <torch/csrc/autograd/engine.h>
 
+#include <cstring>
 #include <numeric>
 
 #include "muster/base/debug_level.h"
@@ -142,6 +143,26 @@ bool Reducer::State::travels_in_place(std::size_t index, const at::Tensor& gradi
          accumulators[index]->post_hooks().size() == 1 && gradient.storage().use_count() == expected;
 }
 
+namespace {
+
+/// Whether the elements of both are their memory, in the same order: most gradients are so small that calling an operator on them takes
+/// longer than what it does.
+bool lie_alike(const at::Tensor& a, const at::Tensor& b) {
+  const auto plain = [](const at::Tensor& tensor) {
+    return tensor.is_cpu() && tensor.layout() == at::kStrided && tensor.scalar_type() == at::kFloat && !tensor.is_neg() &&
+           tensor.is_non_overlapping_and_dense();
+  };
+  return plain(a) && plain(b) && a.sizes() == b.sizes() && a.strides() == b.strides();
+}
+
+void multiply(const at::Tensor& place, const at::Tensor& gradient, float factor) {
+  auto* to = place.mutable_data_ptr<float>();
+  const auto* from = gradient.const_data_ptr<float>();
+  for (std::int64_t i = 0, count = gradient.numel(); i < count; ++i) to[i] = from[i] * factor;
+}
+
+}  // namespace
+
 /// Copies the gradient into its bucket, divided unless a hook or the reduction does that.
 void Reducer::State::fill(std::size_t index) {
   const at::NoGradGuard no_grad;
@@ -170,6 +191,8 @@ void Reducer::State::fill(std::size_t index) {
     place.copy_(gradient.detach());
   } else if (place.scalar_type() != gradient.scalar_type()) {
     place.copy_(gradient.detach()).div_(divisor);  // the product would have the narrower type's bits
+  } else if (lie_alike(place, gradient)) {
+    multiply(place, gradient, static_cast<float>(1.0 / divisor));
   } else {
     at::mul_out(place, gradient.detach(), at::native::wrapped_scalar_tensor(1.0 / divisor));
   }
@@ -203,7 +226,7 @@ void Reducer::State::launch_full() {
   while (next < buckets.size() && buckets[next].pending == 0) launch(next++);
   if (next < buckets.size()) return;
   times.backward_end = now;
-  if (tracks_use()) used_work = all_reduce(used, {.group = options.group, .async_op = true});
+  if (tracks_use()) used_work = all_reduce(used, {.group = options.group, .async_op = !one_by_one});
 }
 
 /// For what was not divided when it was filled in. The mean of many 16-bit floats may fit where their sum does not.
@@ -219,7 +242,7 @@ void Reducer::State::launch(std::size_t number) {
     if (bucket.sparse) return;  // those need several rounds, which nobody should wait for in the middle of backward
     const at::Tensor& travels = bucket.in_place.defined() ? bucket.in_place : bucket.memory;
     const ReduceOp op = bucket.alone ? averaging(travels.scalar_type()) : ReduceOp::SUM;
-    bucket.work = all_reduce(travels, {.op = op, .group = options.group, .async_op = true});
+    bucket.work = all_reduce(travels, {.op = op, .group = options.group, .async_op = !one_by_one});
     return;
   }
   GradBucket given{
@@ -240,17 +263,17 @@ void Reducer::State::end_backward() {
     try {
       if (mode == Mode::reduce && under_way) {
         released = true;
-        if (driving) driving = options.group->drive_here();  // anew: it has not looked in since the first gradient
-        if (options.static_graph && !static_known) mark_static_first();
-        // Outputs may be left out of the loss too: what they alone depend on gets no gradient in this pass.
-        if (tracks_use())
-          for (std::size_t i = 0; i < parameters.size(); ++i)
-            if (!ready[i]) mark_ready(i);
-        launch_full();
-        if (next == buckets.size()) {
-          const auto finish = [this] { finish_pass(); };
-          options.frame.wait_in ? options.frame.wait_in(options.group, finish) : finish();
-        }
+        const auto finish = [this] {
+          one_by_one = std::exchange(driving, nullptr) != nullptr;
+          if (options.static_graph && !static_known) mark_static_first();
+          // Outputs may be left out of the loss too: what they alone depend on gets no gradient in this pass.
+          if (tracks_use())
+            for (std::size_t i = 0; i < parameters.size(); ++i)
+              if (!ready[i]) mark_ready(i);
+          launch_full();
+          if (next == buckets.size()) finish_pass();
+        };
+        options.frame.wait_in ? options.frame.wait_in(options.group, finish) : finish();
       }
     } catch (...) {
       failure = std::current_exception();
@@ -363,10 +386,13 @@ void Reducer::State::give_back(std::size_t index, const at::Tensor& averaged) {
   }
   if (options.reduce_dtype && gradient.defined() && gradient.scalar_type() != averaged.scalar_type()) {
     gradient = averaged.to(at::promote_types(gradient.scalar_type(), averaged.scalar_type()), false, true);
-  } else if (gradient.defined()) {
-    gradient.copy_(averaged);
-  } else {
+  } else if (!gradient.defined()) {
     gradient = averaged.clone();
+  } else if (lie_alike(gradient, averaged)) {
+    std::memcpy(gradient.mutable_data_ptr(), averaged.const_data_ptr(), gradient.nbytes());
+    if (!gradient.is_inference()) gradient.unsafeGetTensorImpl()->bump_version();
+  } else {
+    gradient.copy_(averaged);
   }
 }
 
@@ -396,6 +422,7 @@ void Reducer::State::shadow() {
     used.zero_();
     next = 0;
     released = true;
+    one_by_one = false;
     for (Bucket& bucket : buckets) {
       bucket.pending = 0;
       if (bucket.sparse) {

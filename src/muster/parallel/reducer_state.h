@@ -116,6 +116,7 @@ struct Reducer::State : std::enable_shared_from_this<State> {
   } owners = {};  // of the gradient that arrives just now: how many tensors hold its memory where no user's does
   std::size_t went_in_place = 0;
   std::shared_ptr<void> driving = {};  // from the first gradient to the end, where this thread is to move what travels
+  bool one_by_one = false;             // then, at the end: each call is done before the next begins, and needs no Work and no other thread
   /// What is done with gradients that come: `done` is after a pass that was reduced, before the next forward.
   enum class Mode { local, reduce, done } mode = Mode::local;
   bool under_way = false;  // gradients have come that are not averaged yet
