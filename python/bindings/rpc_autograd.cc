@@ -41,7 +41,7 @@ dist_autograd::Mode mode_of(const std::string& name) {
   throw DistError("backward: mode is 'fast' or 'smart', not '" + name + "'");
 }
 
-void backward(std::int64_t context_id, const std::vector<at::Tensor>& roots, bool retain_graph, const std::string& mode) {
+void backward_in_context(std::int64_t context_id, const std::vector<at::Tensor>& roots, bool retain_graph, const std::string& mode) {
   const auto agent = rpc::current_agent("backward");
   struct Pass {
     std::atomic<bool> done{false};
@@ -83,7 +83,7 @@ py::dict get_gradients(std::int64_t context_id) {
 
 void bind_rpc_autograd(py::module_& module) {
   py::class_<Context>(module, "_AutogradContext").def(py::init<>()).def("enter", &Context::enter).def("leave", &Context::leave);
-  module.def("_autograd_backward", &backward);
+  module.def("_autograd_backward", &backward_in_context);
   module.def("_autograd_gradients", &get_gradients);
   module.def("_autograd_current", &dist_autograd::current_context);
 }

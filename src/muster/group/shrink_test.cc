@@ -14,12 +14,13 @@ using std::chrono::seconds;
 using testing::RankProcesses;
 using testing::SharedCounter;
 
-constexpr auto kLimit = seconds(180);
+constexpr auto kShrinkLimit = seconds(180);
 constexpr int kRanks = 5;
 
 /// Reduces in a loop; where that fails goes on with the survivors; ends once `left` ranks have made rounds together. "rank/size sum".
 std::string survive(int rank, const std::string& meeting, int left, SharedCounter& rounds) {
-  init_process_group({.backend = "native", .init_method = "file://" + meeting, .timeout = kLimit, .world_size = kRanks, .rank = rank});
+  init_process_group(
+      {.backend = "native", .init_method = "file://" + meeting, .timeout = kShrinkLimit, .world_size = kRanks, .rank = rank});
   for (int good = 0; get_world_size() > left || good < 20;) {
     auto tensor = torch::full({1000}, 1 << rank, at::kInt);
     try {
@@ -52,13 +53,13 @@ void play(const std::vector<std::vector<int>>& waves) {
   int wanted = 0;
   for (const auto& wave : waves) {
     wanted = rounds.value() + static_cast<int>(alive.size()) * 10;
-    ASSERT_TRUE(rounds.wait_for(wanted, kLimit)) << "the ranks do not get on";
+    ASSERT_TRUE(rounds.wait_for(wanted, kShrinkLimit)) << "the ranks do not get on";
     for (const int victim : wave) {
       ranks.kill(victim, SIGKILL);
       std::erase(alive, victim);
     }
   }
-  const auto ends = ranks.join(kLimit);
+  const auto ends = ranks.join(kShrinkLimit);
   int sum = 0;
   for (const int rank : alive) sum |= 1 << rank;
   for (std::size_t position = 0; position < alive.size(); ++position) {

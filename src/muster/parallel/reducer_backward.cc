@@ -8,6 +8,7 @@
 #include "muster/base/log.h"
 #include "muster/group/collectives.h"
 #include "muster/group/errors.h"
+#include "muster/group/plain_tensor.h"
 #include "muster/parallel/flat_memory.h"
 #include "muster/parallel/reducer_state.h"
 
@@ -390,7 +391,7 @@ void Reducer::State::give_back(std::size_t index, const at::Tensor& averaged) {
     gradient = averaged.clone();
   } else if (lie_alike(gradient, averaged)) {
     std::memcpy(gradient.mutable_data_ptr(), averaged.const_data_ptr(), gradient.nbytes());
-    if (!gradient.is_inference()) gradient.unsafeGetTensorImpl()->bump_version();
+    group::mark_written(gradient);
   } else {
     gradient.copy_(averaged);
   }
