@@ -1,14 +1,9 @@
 // How ranks find each other by a file, a given store, or a multicast address.
 #include "muster/store/rendezvous_test_job.h"
 
-#include <unistd.h>
-
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <thread>
-
-#include "muster/store/file_store.h"
 
 namespace muster::store {
 namespace {
@@ -109,33 +104,6 @@ TEST(Rendezvous, FileLeftOverIsReported) {
   while (!std::filesystem::exists(path) || std::filesystem::file_size(path) < 200) std::this_thread::yield();
   half.kill();
   EXPECT_EQ(rendezvous({method, 1, 2, "", kLong}).status().code(), Code::store);
-}
-
-// spec: B7 a stale file is detected also where another process has got the number of one that used it
-TEST(Rendezvous, FileOfAProcessWhoseNumberWasUsedAgainIsReported) {
-  const testing::ScratchFolder directory;
-  const std::string path = directory.path() + "/job", method = "file://" + path;
-  Child earlier([&] {
-    if (rendezvous({method, 0, 1, "", kLong}).ok()) ::_exit(0);
-    return false;
-  });
-  ASSERT_TRUE(earlier.succeeded());
-  {
-    auto log = FileLog::open(path);
-    ASSERT_TRUE(log.ok());
-    const std::string key = std::string(1, kFileOwnKey) + "members";
-    const Status changed = (*log)->transact(TimePoint::max(), [&](FileLog::Transaction& file) {
-      std::string member = *file.find(key);  // begins with an id, the number of its process, and when it came
-      const std::int64_t mine = ::getpid(), long_ago = -1000;
-      std::memcpy(member.data() + 8, &mine, sizeof mine);
-      std::memcpy(member.data() + 16, &long_ago, sizeof long_ago);
-      file.put(key, member);
-    });
-    ASSERT_TRUE(changed.ok());
-  }
-  const Status status = rendezvous({method, 0, 1, "", kLong}).status();
-  EXPECT_EQ(status.code(), Code::store);
-  EXPECT_TRUE(mentions(status, "earlier run")) << status.message();
 }
 
 // spec: B7 a file that is no store is left alone and reported
