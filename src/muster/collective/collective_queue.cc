@@ -136,14 +136,14 @@ void CollectiveQueue::remove(Operation& operation) {
   waiting_.fetch_sub(1);
 }
 
-Status CollectiveQueue::run(Driver& driver, const Args& args, TimePoint deadline, const std::function<void()>* while_waiting) {
+Status CollectiveQueue::run(Driver& driver, const Args& args, TimePoint deadline) {
   std::optional<Operation> operation;
   const auto make = [&]() -> Operation& { return operation.emplace(*this, nullptr, deadline); };
   if (express(make, args)) {
     if (!empty() || driver.attended()) driver.let_others_go_on();
     return {};
   }
-  driver.attend([&operation] { return operation->published(); }, TimePoint::max(), while_waiting);
+  driver.attend([&operation] { return operation->published(); }, TimePoint::max());
   return operation->status();
 }
 

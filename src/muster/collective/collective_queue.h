@@ -34,7 +34,7 @@ class CollectiveQueue {
   class Operation;
 
   /// Runs a valid call on this thread, after those before it.
-  Status run(Driver& driver, const Args& args, TimePoint deadline, const std::function<void()>* while_waiting);
+  Status run(Driver& driver, const Args& args, TimePoint deadline);
   /// Queues a valid call.
   std::shared_ptr<Operation> start(std::shared_ptr<Driver> driver, Args args, TimePoint deadline);
   /// Queues the news that this member's next call, an `op`, was refused.

@@ -54,7 +54,7 @@ class GroupCommunicator final : public Communicator, public Driver, public std::
   std::uint64_t sequence() const override { return queue_.sequence(); }
   Status failure() const override { return group_.channel->failure(); }
 
-  Status run(const Args& args, TimePoint deadline, const std::function<void()>* while_waiting) override;
+  Status run(const Args& args, TimePoint deadline) override;
   Status run_valid(const Args& args, TimePoint deadline) override;
   PendingRef start(Args args, TimePoint deadline) override;
   std::shared_ptr<void> drive_here() override;
@@ -78,7 +78,7 @@ class GroupCommunicator final : public Communicator, public Driver, public std::
     advance();
   }
   TimePoint next_deadline() override { return std::min(queue_.next_deadline(), messages_.next_deadline()); }
-  bool attend(const std::function<bool()>& done, TimePoint limit, const std::function<void()>* while_waiting = nullptr) override;
+  bool attend(const std::function<bool()>& done, TimePoint limit) override;
   void let_others_go_on() override {
     if (attended()) {
       group_.fabric->wake();
@@ -145,7 +145,7 @@ class GroupCommunicator::Presence {
   GroupCommunicator& owner_;
 };
 
-bool GroupCommunicator::attend(const std::function<bool()>& done, TimePoint limit, const std::function<void()>* while_waiting) {
+bool GroupCommunicator::attend(const std::function<bool()>& done, TimePoint limit) {
   struct Pass {
     GroupCommunicator& owner;
     const std::function<bool()>& done;
@@ -167,7 +167,6 @@ bool GroupCommunicator::attend(const std::function<bool()>& done, TimePoint limi
     now = group_.now();
     check_deadlines(now);
     queue_.remind(now);
-    if (while_waiting != nullptr) (*while_waiting)();
     if (now >= limit) return leave(done());
   }
 }
@@ -191,14 +190,14 @@ Status GroupCommunicator::check(const Args& args) const {
   return valid.ok() ? valid : valid.with_context(group_.here());
 }
 
-Status GroupCommunicator::run(const Args& args, TimePoint deadline, const std::function<void()>* while_waiting) {
+Status GroupCommunicator::run(const Args& args, TimePoint deadline) {
   if (Status valid = check(args); !valid) return valid;
-  return queue_.run(*this, args, deadline, while_waiting);
+  return queue_.run(*this, args, deadline);
 }
 
 Status GroupCommunicator::run_valid(const Args& args, TimePoint deadline) {
   if (Status open = check_open(args.op); !open) return open;
-  return queue_.run(*this, args, deadline, nullptr);
+  return queue_.run(*this, args, deadline);
 }
 
 PendingRef GroupCommunicator::start(Args args, TimePoint deadline) {
@@ -419,32 +418,83 @@ std::string making(const CommunicatorOptions& options) {
   return "making " + (options.name.empty() ? std::string("a group") : "group '" + options.name + "'");
 }
 
-Status check_parts(const Communicator& parent, const std::vector<std::vector<int>>& parts) {
-  std::vector<bool> seen(static_cast<std::size_t>(parent.size()));
-  for (const auto& part : parts) {
-    if (part.empty()) return Status(Code::invalid_argument, "one of the parts that a group is divided into is empty");
-    for (const int position : part) {
-      if (position < 0 || position >= parent.size())
-        return Status(Code::invalid_argument, "a group of " + std::to_string(parent.size()) + " has no rank " + std::to_string(position));
-      if (seen[static_cast<std::size_t>(position)])
-        return Status(Code::invalid_argument, "rank " + std::to_string(position) + " is named twice in the parts of a group");
-      seen[static_cast<std::size_t>(position)] = true;
-    }
-  }
-  return {};
-}
+// What each member of a divided group says.
+struct SplitNote {
+  std::uint64_t id = 0;  // of the first member of a part: its channel; kGivenUp
+  Handout handout = {};
+};
+constexpr std::uint64_t kGivenUp = ~std::uint64_t{0};
 
-// What every member of `parent` offers, by position.
-Result<std::vector<Offer>> gather(Communicator& parent, const Offer& mine, TimePoint deadline) {
-  std::vector<Offer> offers(static_cast<std::size_t>(parent.size()));
-  Args args;
-  args.op = Op::all_gather;
-  args.dtype = DType::int64;
-  args.inputs = {std::as_bytes(std::span(&mine, 1))};
-  for (auto& offer : offers) args.outputs.push_back(std::as_writable_bytes(std::span(&offer, 1)));
-  if (Status heard = parent.run(args, deadline); !heard) return heard;
-  return offers;
-}
+class Split {
+ public:
+  Split(Communicator& parent, const std::vector<std::vector<int>>& parts, TimePoint deadline)
+      : parent_(parent), fabric_(parent.channel().fabric()), parts_(parts), deadline_(deadline) {}
+
+  Status check() const {
+    std::vector<bool> seen(static_cast<std::size_t>(parent_.size()));
+    for (const auto& part : parts_) {
+      if (part.empty()) return Status(Code::invalid_argument, "one of the parts that a group is divided into is empty");
+      for (const int position : part) {
+        if (position < 0 || position >= parent_.size())
+          return Status(Code::invalid_argument,
+                        "a group of " + std::to_string(parent_.size()) + " has no rank " + std::to_string(position));
+        if (seen[static_cast<std::size_t>(position)])
+          return Status(Code::invalid_argument, "rank " + std::to_string(position) + " is named twice in the parts of a group");
+        seen[static_cast<std::size_t>(position)] = true;
+      }
+    }
+    return {};
+  }
+
+  Result<std::optional<Agreement>> agree(bool use_region, const Tuning* tuning) {
+    const auto part = std::find_if(parts_.begin(), parts_.end(),
+                                   [this](const std::vector<int>& p) { return std::find(p.begin(), p.end(), parent_.rank()) != p.end(); });
+    std::vector<int> members;
+    if (part != parts_.end()) {
+      for (const int position : *part) members.push_back(parent_.members()[static_cast<std::size_t>(position)]);
+    }
+    Result<Handout> mine = Handout{kNoSegment, {}};
+    SplitNote note;
+    if (!members.empty() && members.front() == fabric_.rank()) {
+      mine = hand_out(fabric_, tuning, members.size(), use_region && share_a_region(fabric_, members));
+      note = mine.ok() ? SplitNote{fabric_.next_channel_id(), *mine} : SplitNote{kGivenUp, {}};
+    }
+    if (Status heard = gather(note); !heard) return heard;
+    if (const int who = given_up(); who >= 0) {
+      if (mine.ok() && mine->segment != kNoSegment) fabric_.region()->release(mine->segment);
+      if (!mine.ok()) return mine.status();
+      return Status(Code::aborted, "rank " + std::to_string(who) + " gave it up; its own error says why");
+    }
+    if (members.empty()) return std::optional<Agreement>();
+    const SplitNote& told = notes_[static_cast<std::size_t>(part->front())];
+    auto channel = fabric_.open(static_cast<std::uint32_t>(told.id), members);
+    if (!channel.ok()) return channel.status();
+    return std::optional<Agreement>(Agreement{std::move(*channel), told.handout});
+  }
+
+ private:
+  // The job rank of a member that cannot go on, or -1.
+  int given_up() const {
+    const auto found = std::find_if(notes_.begin(), notes_.end(), [](const SplitNote& note) { return note.id == kGivenUp; });
+    return found == notes_.end() ? -1 : parent_.members()[static_cast<std::size_t>(found - notes_.begin())];
+  }
+
+  Status gather(const SplitNote& mine) {
+    notes_.assign(static_cast<std::size_t>(parent_.size()), {});
+    Args args;
+    args.op = Op::all_gather;
+    args.dtype = DType::int64;
+    args.inputs = {std::as_bytes(std::span(&mine, 1))};
+    for (auto& note : notes_) args.outputs.push_back(std::as_writable_bytes(std::span(&note, 1)));
+    return parent_.run(args, deadline_);
+  }
+
+  Communicator& parent_;
+  transport::Fabric& fabric_;
+  const std::vector<std::vector<int>>& parts_;
+  const TimePoint deadline_;
+  std::vector<SplitNote> notes_;
+};
 
 }  // namespace
 
@@ -468,50 +518,16 @@ Result<std::shared_ptr<Communicator>> Communicator::create(std::shared_ptr<trans
   return assemble(std::move(fabric), std::move(agreed).value(), std::move(options.name), std::move(options.witness));
 }
 
-Offer Communicator::offer(transport::Fabric& fabric, const std::vector<int>& members, const CommunicatorOptions& options) {
-  if (!check_members(fabric, members) || members.front() != fabric.rank()) return {};
-  auto handout = hand_out(fabric, options.tuning.get(), members.size(), options.use_region && share_a_region(fabric, members));
-  if (!handout.ok()) return {};
-  const Ground ground = handout->segment == kNoSegment ? Ground::links : Ground::region;
-  const Offer made{fabric.next_channel_id(), handout->segment};
-  if (made.channel != 0 && handout->bounds == Selection(ground, static_cast<int>(members.size())).bounds()) return made;
-  withdraw(fabric, made);
-  return {};
-}
-
-void Communicator::withdraw(transport::Fabric& fabric, const Offer& offer) {
-  if (offer.segment != kNoSegment && fabric.region() != nullptr) fabric.region()->release(offer.segment);
-}
-
-Result<std::shared_ptr<Communicator>> Communicator::accept(std::shared_ptr<transport::Fabric> fabric, std::vector<int> members,
-                                                           const Offer& offer, CommunicatorOptions options) {
-  if (Status valid = check_members(*fabric, members); !valid) return valid.with_context(making(options));
-  const Ground ground = offer.segment == kNoSegment ? Ground::links : Ground::region;
-  const Handout handout{offer.segment, Selection(ground, static_cast<int>(members.size())).bounds()};
-  auto channel = fabric->open(static_cast<std::uint32_t>(offer.channel), std::move(members));
-  if (!channel.ok()) return channel.status().with_context(making(options));
-  return assemble(std::move(fabric), Agreement{std::move(*channel), handout}, std::move(options.name), std::move(options.witness));
-}
-
 Result<std::shared_ptr<Communicator>> Communicator::split(const std::shared_ptr<Communicator>& parent,
                                                           const std::vector<std::vector<int>>& parts, CommunicatorOptions options) {
   auto& group = static_cast<GroupCommunicator&>(*parent);
-  const auto fabric = group.fabric();
-  const TimePoint deadline = deadline_after(fabric->clock(), options.timeout);
-  if (Status valid = check_parts(group, parts); !valid) return valid.with_context(making(options));
-  const auto part = std::ranges::find_if(parts, [&](const std::vector<int>& p) { return std::ranges::find(p, group.rank()) != p.end(); });
-  std::vector<int> members;
-  if (part != parts.end()) {
-    for (const int position : *part) members.push_back(group.members()[static_cast<std::size_t>(position)]);
-  }
-  const bool first = !members.empty() && members.front() == fabric->rank();
-  const auto offers = gather(group, first ? offer(*fabric, members, options) : Offer{}, deadline);
-  if (!offers.ok()) return offers.status().with_context(making(options));
-  if (members.empty()) return std::shared_ptr<Communicator>();
-  const Offer& told = (*offers)[static_cast<std::size_t>(part->front())];
-  if (told.channel != 0) return accept(fabric, std::move(members), told, std::move(options));
-  options.timeout = time_left(fabric->clock(), deadline);
-  return create(fabric, std::move(members), std::move(options));
+  Split split(group, parts, deadline_after(group.fabric()->clock(), options.timeout));
+  Status valid = split.check();
+  if (!valid) return valid.with_context(making(options));
+  auto agreed = split.agree(options.use_region, options.tuning.get());
+  if (!agreed.ok()) return agreed.status().with_context(making(options));
+  if (!agreed->has_value()) return std::shared_ptr<Communicator>();
+  return assemble(group.fabric(), std::move(**agreed), std::move(options.name), std::move(options.witness));
 }
 
 }  // namespace muster::collective

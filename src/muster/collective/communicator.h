@@ -79,27 +79,12 @@ struct CommunicatorOptions {
   std::shared_ptr<const Tuning> tuning = {};
 };
 
-/// What the first member of a group tells the others where a call of theirs carries it anyway: no agreement of their own is needed then.
-/// Goes over the wire as it is.
-struct Offer {
-  std::uint64_t channel = 0;  ///< 0: none is made
-  std::uint64_t segment = 0;  ///< of the host's region
-};
-
 class Communicator {
  public:
   /// Every member calls it with the same members (job ranks; their order is the group's) and name; blocks until all have. Agrees on a
   /// channel id over the fabric's channel for agreements: no connection is made for it. A one-member group talks to nobody.
   static Result<std::shared_ptr<Communicator>> create(std::shared_ptr<transport::Fabric> fabric, std::vector<int> members,
                                                       CommunicatorOptions options);
-  /// What this rank offers to the other members of a group of which it is the first, as `create` would be called. Where a tuning says how
-  /// the group runs there is no offer: `create` tells that to all.
-  static Offer offer(transport::Fabric& fabric, const std::vector<int>& members, const CommunicatorOptions& options);
-  /// `create` where every member has the first one's offer, and all are known to make the same group. Waits for nobody.
-  static Result<std::shared_ptr<Communicator>> accept(std::shared_ptr<transport::Fabric> fabric, std::vector<int> members,
-                                                      const Offer& offer, CommunicatorOptions options);
-  /// Takes back an offer that nobody accepts.
-  static void withdraw(transport::Fabric& fabric, const Offer& offer);
   /// Divides a group: every member calls it, in the order of its collectives, with the same `parts` (positions in `parent`, disjoint; a
   /// part's order is its group's). Any number of groups for the price of one agreement: one gather on `parent`. Null where this member
   /// is in no part.
@@ -114,8 +99,7 @@ class Communicator {
   virtual transport::Channel& channel() = 0;
 
   /// Blocking: start to end on this thread. Invalid arguments are found before anything is sent; a failure of the group is its first cause.
-  /// `while_waiting`, where there is one, is called now and then on this thread while it waits for others; it may abort the group.
-  virtual Status run(const Args& args, TimePoint deadline, const std::function<void()>* while_waiting = nullptr) = 0;
+  virtual Status run(const Args& args, TimePoint deadline) = 0;
   /// `run` for a call whose slices are right in number and length, and apart, by the way they were made: they are not looked at again.
   virtual Status run_valid(const Args& args, TimePoint deadline) = 0;
   /// Queued; the process's progress thread advances it, `Pending::wait` takes over.

@@ -33,9 +33,8 @@ struct GroupContext {
 
 class Driver : public Driven {
  public:
-  /// Drives all of the communicator's work on this thread until `done()`; false when `limit` has passed first. `while_waiting`, where there
-  /// is one, is called about every 100 ms, later every second; it may fail the group.
-  virtual bool attend(const std::function<bool()>& done, TimePoint limit, const std::function<void()>* while_waiting = nullptr) = 0;
+  /// Drives all of the communicator's work on this thread until `done()`; false when `limit` has passed first.
+  virtual bool attend(const std::function<bool()>& done, TimePoint limit) = 0;
   /// A thread that computes looks in: goes on as far as it can, and need not be helped for a while.
   virtual void look_in() = 0;
   /// This thread has finished what others may have waited behind without driving the communicator.

@@ -1,6 +1,5 @@
 // Making and closing groups.
 #include "muster/collective/communicator_test_job.h"
-#include "muster/collective/tuning.h"
 
 namespace muster::collective {
 namespace {
@@ -37,58 +36,6 @@ TEST(Making, GroupsOfEveryShape) {
       }
     });
   }
-}
-
-TEST(Making, AnOfferIsAcceptedAtOnce) {
-  for (Wire wire : testing::kWires) {
-    Offer told;
-    std::barrier all(3);
-    run_ranks(3, wire, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
-      const std::vector<int> members{2, 0, 1};
-      CommunicatorOptions options;
-      options.name = "offered";
-      const Offer mine = Communicator::offer(*fabric, members, options);
-      EXPECT_EQ(mine.channel != 0, rank == 2) << "the first member's, nobody else's";
-      if (rank == 2) told = mine;
-      all.arrive_and_wait();
-      // The others come when the first has long begun its call.
-      const auto group = Communicator::accept(fabric, members, told, options);
-      ASSERT_TRUE(group.ok()) << group.status().message();
-      Values out(1);
-      EXPECT_TRUE((*group)->run(all_reduce({1 << rank}, out), soon()).ok());
-      EXPECT_EQ(out[0], 7);
-      EXPECT_EQ((*group)->rank(), (rank + 1) % 3);
-      EXPECT_TRUE((*group)->close(soon()).ok());
-      EXPECT_FALSE(Communicator::accept(fabric, members, told, options).ok()) << "an offer is good for one group";
-    });
-  }
-}
-
-// What nobody accepts does not stay taken: the region has room for far fewer.
-TEST(Making, WithdrawnOffersGiveTheirRegionBack) {
-  run_ranks(2, Wire::region, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
-    if (rank != 0) return;
-    ASSERT_NE(fabric->region(), nullptr);
-    const Offer first = Communicator::offer(*fabric, {0, 1}, {});
-    Communicator::withdraw(*fabric, first);
-    for (int i = 0; i < 1000; ++i) {
-      const Offer offer = Communicator::offer(*fabric, {0, 1}, {});
-      ASSERT_EQ(offer.segment, first.segment);
-      ASSERT_NE(offer.channel, first.channel);
-      Communicator::withdraw(*fabric, offer);
-    }
-  });
-}
-
-// A tuning is the first member's to tell: it does not fit into an offer.
-TEST(Making, TunedGroupsAreNotOffered) {
-  run_ranks(2, Wire::region, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
-    CommunicatorOptions options;
-    auto tuning = std::make_shared<Tuning>();
-    tuning->forced = {{Op::all_reduce, Algorithm::shares}};
-    options.tuning = tuning;
-    EXPECT_EQ(Communicator::offer(*fabric, {rank, 1 - rank}, options).channel, 0u);
-  });
 }
 
 // Two threads of every rank make groups at the same time.

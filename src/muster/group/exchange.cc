@@ -7,7 +7,7 @@
 #include <chrono>
 #include <cstring>
 #include <functional>
-#include <type_traits>
+#include <tuple>
 #include <utility>
 
 #include "muster/base/secret.h"
@@ -19,28 +19,12 @@ namespace {
 constexpr std::int64_t kMaxBytes = std::int64_t{16} << 20;  // of one text: what a member claims is checked before it allocates
 constexpr Duration kAskEvery = std::chrono::milliseconds(500);
 
-void carry_out_looking(ProcessGroup& group, Request request, const std::function<Status()>& give_up) {
-  Status hopeless;
-  const std::function<void()> look = [&] {
-    if (!hopeless.ok()) return;
-    hopeless = give_up();
-    if (!hopeless.ok()) group.abort(hopeless.message());
-  };
-  request.while_waiting = &look;
-  try {
-    group.submit(std::move(request));
-  } catch (const DistError&) {
-    if (hopeless.ok()) throw;
-    raise(hopeless);
-  }
-}
-
 void carry_out(ProcessGroup& group, Request request, const std::function<Status()>& give_up) {
   if (!give_up) {
     group.submit(std::move(request));
     return;
   }
-  if (group.parts().backends.front().second->looks_while_waiting()) return carry_out_looking(group, std::move(request), give_up);
+  const auto driving = group.drive_here();  // this thread waits at once; no other need be woken for it
   request.async_op = true;
   const auto work = group.submit(std::move(request));
   if (work == nullptr) return;
@@ -61,22 +45,18 @@ void carry_out(ProcessGroup& group, Request request, const std::function<Status(
   }
 }
 
-/// What a member says of its text before it shows it.
-struct Announced {
-  std::int64_t bytes = 0;
-  decltype(short_hash("")) hash{};
-  Note note{};
-  bool same_text(const Announced& other) const { return bytes == other.bytes && hash == other.hash; }
-};
-static_assert(std::is_trivially_copyable_v<Announced> && sizeof(Announced) == 5 * sizeof(std::int64_t));
+/// What a member says of its text before it shows it: the length and a hash.
+using Announced = std::array<std::int64_t, 3>;
 
-std::vector<Announced> announce(ProcessGroup& group, const std::string& mine, const Note& note, TimePoint limit,
-                                const std::function<Status()>& give_up) {
+std::vector<Announced> announce(ProcessGroup& group, const std::string& mine, TimePoint limit, const std::function<Status()>& give_up) {
   Request request{.op = Op::all_gather, .name = "exchange_text"};
-  const Announced own{static_cast<std::int64_t>(mine.size()), short_hash(mine), note};
-  constexpr auto kWords = static_cast<std::int64_t>(sizeof(Announced) / sizeof(std::int64_t));
+  Announced own{static_cast<std::int64_t>(mine.size())};
+  const auto hash = short_hash(mine);
+  static_assert(sizeof hash == 2 * sizeof(std::int64_t));
+  std::memcpy(&own[1], hash.data(), sizeof hash);
+  constexpr auto kWords = static_cast<std::int64_t>(std::tuple_size_v<Announced>);
   auto word = at::empty({kWords}, at::kLong);
-  std::memcpy(word.mutable_data_ptr(), &own, sizeof own);
+  std::memcpy(word.mutable_data_ptr(), own.data(), sizeof own);
   auto all = at::empty({group.size(), kWords}, at::kLong);
   request.inputs = {{word}};
   for (std::int64_t i = 0; i < group.size(); ++i) request.outputs.push_back({all.select(0, i)});
@@ -95,7 +75,7 @@ std::vector<std::string> show(ProcessGroup& group, const std::string& mine, cons
   texts.inputs = {{text}};
   std::vector<at::Tensor> received;
   for (std::size_t i = 0; i < announced.size(); ++i) {
-    const auto bytes = announced[i].bytes;
+    const auto bytes = announced[i][0];
     if (bytes < 0 || bytes > kMaxBytes)
       invalid("rank " + std::to_string(i) + " of group " + group.name() + " announced a text of " + std::to_string(bytes) + " bytes");
     received.push_back(at::empty({bytes}, at::kByte));
@@ -117,26 +97,21 @@ TimePoint limit_of(const ProcessGroup& group, std::optional<TimePoint> deadline)
 std::vector<std::string> exchange_text(const Group& group, const std::string& mine, std::optional<TimePoint> deadline,
                                        const std::function<Status()>& give_up) {
   const auto limit = limit_of(*group, deadline);
-  return show(*group, mine, announce(*group, mine, {}, limit, give_up), limit, give_up);
+  return show(*group, mine, announce(*group, mine, limit, give_up), limit, give_up);
 }
 
-std::vector<Note> compare_calls(const Group& group, const std::string& mine, std::optional<TimePoint> deadline,
-                                const std::function<Status()>& give_up, const Note& note) {
+void compare_calls(const Group& group, const std::string& mine, std::optional<TimePoint> deadline, const std::function<Status()>& give_up) {
   const auto limit = limit_of(*group, deadline);
-  const auto announced = announce(*group, mine, note, limit, give_up);
-  const auto other = std::ranges::find_if(announced, [&](const Announced& one) { return !one.same_text(announced.front()); });
-  if (other == announced.end()) {
-    std::vector<Note> notes;
-    for (const auto& one : announced) notes.push_back(one.note);
-    return notes;
-  }
+  const auto announced = announce(*group, mine, limit, give_up);
+  if (std::adjacent_find(announced.begin(), announced.end(), std::not_equal_to<>()) == announced.end()) return;
   const auto calls = show(*group, mine, announced, limit, give_up);
-  const auto at = static_cast<std::size_t>(other - announced.begin());
-  const auto rank = [&](std::size_t position) { return group->first_rank_of(static_cast<int>(position)); };
-  throw DistError("the ranks made different groups at the same time: rank " + std::to_string(rank(0)) + " called " + calls[0] + ", rank " +
-                      std::to_string(rank(at)) + " called " + calls[at] +
-                      "; all ranks must make the same groups in the same order, or use_local_synchronization",
-                  Code::mismatch, {rank(at)});
+  for (std::size_t i = 1; i < calls.size(); ++i) {
+    if (calls[i] == calls[0]) continue;
+    const auto rank = [&](std::size_t position) { return std::to_string(group->first_rank_of(static_cast<int>(position))); };
+    throw DistError("the ranks made different groups at the same time: rank " + rank(0) + " called " + calls[0] + ", rank " + rank(i) +
+                        " called " + calls[i] + "; all ranks must make the same groups in the same order, or use_local_synchronization",
+                    Code::mismatch, {group->first_rank_of(static_cast<int>(i))});
+  }
 }
 
 }  // namespace muster::group

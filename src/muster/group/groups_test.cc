@@ -1,7 +1,5 @@
 // Groups of every kind, their ranks, and many of them at once.
 #include <algorithm>
-#include <filesystem>
-#include <iterator>
 #include <latch>
 #include <random>
 #include <thread>
@@ -58,23 +56,6 @@ TEST(Groups, DifferentArgumentsAreNamed) {
     EXPECT_HAS(said, "timeout=5 s");
     EXPECT_HAS(said, "timeout=6 s");
     EXPECT_EQ(sum_over(new_group(), 1), 2);
-  });
-}
-
-// spec: D1 one round of the default group is all that a new one takes: nobody waits elsewhere, and no thread is started for it
-TEST(Groups, AreMadeWithoutAnotherThread) {
-  on_ranks(3, [](int rank) {
-    const auto threads = [] {
-      barrier();
-      const std::filesystem::directory_iterator tasks("/proc/self/task");
-      const auto count = std::distance(begin(tasks), end(tasks));
-      barrier();
-      return count;
-    };
-    const auto before = threads();
-    const auto group = new_group({.ranks = Ranks{1, 2}});
-    EXPECT_EQ(threads(), before);
-    EXPECT_EQ(sum_over(group, rank), rank == 0 ? 0 : 3);
   });
 }
 

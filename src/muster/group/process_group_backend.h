@@ -39,8 +39,6 @@ class ProcessGroupBackend {
   /// Carries out a request that ProcessGroup::submit has checked. Synchronous ones are done on return and may give no Work; receives always
   /// give one.
   virtual WorkRef submit(Request request) = 0;
-  /// Whether synchronous collectives call `Request::while_waiting`.
-  virtual bool looks_while_waiting() const { return false; }
 
   /// Whether `run_plain` carries calls out.
   virtual bool takes_plain() const { return false; }
@@ -49,8 +47,8 @@ class ProcessGroupBackend {
 
   /// Lays out a request that ProcessGroup has checked, to be started often. Null: a copy of it is submitted each time.
   virtual std::unique_ptr<PreparedCall> prepare(Request) { return nullptr; }
-  /// While what it returns lives, the caller's thread drives the calls that it starts: with `Work::is_completed` now and then, and by
-  /// waiting for them in the end. Null: others had better do that, because the machine has cores to spare or a network moves the data.
+  /// While what it returns lives, the caller's thread drives the calls that it starts: with `Work::is_completed` now and then, and by waiting
+  /// for them in the end. Null: others had better do that, because the machine has cores to spare or a network moves the data.
   virtual std::shared_ptr<void> drive_here() { return nullptr; }
   /// This member's next collective, an `op`, was refused: counts it and tells the other members (`ProcessGroup::refuse`). Never blocks. The
   /// default is for backends whose members cannot be told.

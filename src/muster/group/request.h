@@ -5,7 +5,6 @@
 #include <c10/util/SmallVector.h>
 
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <string_view>
 
@@ -38,8 +37,6 @@ struct Request {
   int peer = kAnyRank;   ///< send, recv
   std::int64_t tag = 0;  ///< send, recv
   bool async_op = false;
-  /// Of a synchronous collective, where the backend `looks_while_waiting`: called now and then while it waits.
-  const std::function<void()>* while_waiting = nullptr;
   std::optional<Duration> timeout = {};  ///< absent: the group's
   TimePoint begun{};                     ///< set by ProcessGroup::submit
   TimePoint deadline{};                  ///< set by ProcessGroup::submit

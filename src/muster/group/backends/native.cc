@@ -108,8 +108,7 @@ WorkRef NativeBackend::submit(Request request) {
   Staging staging(request, request.root == communicator_->rank());
   const bool point_to_point = request.op == Op::send || request.op == Op::recv;
   if (!request.async_op && !point_to_point) {
-    if (auto status = communicator_->run(staging.args(), request.deadline, request.while_waiting); !status.ok())
-      fail(request.op, request.name, status);
+    if (auto status = communicator_->run(staging.args(), request.deadline); !status.ok()) fail(request.op, request.name, status);
     staging.finish();
     return nullptr;
   }

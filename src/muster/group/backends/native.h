@@ -22,7 +22,6 @@ class NativeBackend : public ProcessGroupBackend {
   std::string_view name() const override { return name_; }
   bool supports(Op op, at::ScalarType dtype, c10::DeviceType device, std::string* why) const override;
   WorkRef submit(Request request) override;
-  bool looks_while_waiting() const override { return true; }
   bool takes_plain() const override { return true; }
   void run_plain(const collective::Args& args, std::string_view name, bool valid, TimePoint deadline) override;
   std::unique_ptr<PreparedCall> prepare(Request request) override;
