@@ -1,10 +1,11 @@
 #include "muster/base/cores.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
+
+#include "muster/base/temporary_folder.h"
 
 namespace muster {
 namespace {
@@ -12,7 +13,6 @@ namespace {
 /// A made-up /proc and /sys.
 class Cores : public ::testing::Test {
  protected:
-  ~Cores() override { std::filesystem::remove_all(root_); }
   void write(const std::string& path, const std::string& text) {
     const auto whole = std::filesystem::path(root_) / path;
     std::filesystem::create_directories(whole.parent_path());
@@ -25,8 +25,8 @@ class Cores : public ::testing::Test {
     write("sys/devices/system/cpu/cpu" + std::to_string(thread) + "/topology/thread_siblings_list", list + "\n");
   }
 
-  const std::string root_ = std::string(::testing::TempDir()) + "cores_" + std::to_string(::getpid()) +
-                            ::testing::UnitTest::GetInstance()->current_test_info()->name();
+  const TemporaryFolder folder_{"muster-test-"};
+  const std::string& root_ = folder_.path();
 };
 
 using Numbers = std::vector<int>;

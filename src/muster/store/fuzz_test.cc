@@ -13,6 +13,7 @@
 #include "muster/store/factory.h"
 #include "muster/store/init_url.h"
 #include "muster/store/store_server_test_bench.h"
+#include "muster/store/test_limits.h"
 #include "muster/testing/fuzz.h"
 #include "muster/testing/stranger.h"
 
@@ -22,7 +23,6 @@ namespace {
 using bench::Bench;
 using bench::whole;
 using testing::Fuzz;
-constexpr Duration kPatience = std::chrono::seconds(60);
 
 /// Any operation with any numbers, keys and values: well-formed on the wire, seldom sensible.
 std::string any_request(Fuzz& fuzz, std::uint64_t id) {
@@ -191,7 +191,7 @@ TEST(StoreClientFuzz, AnswersThatLieAreErrors) {
   TcpStoreOptions options;
   options.host = "127.0.0.1";
   options.port = server.port();
-  options.timeout = kPatience;
+  options.timeout = kLong;
   options.secret = bench::kSecret;
   options.job = "job";
   const std::vector<std::string> keys = {"a", "b"};
