@@ -24,8 +24,8 @@
 #include <vector>
 
 #include "models.h"
+#include "muster/base/temporary_folder.h"
 #include "muster/cli/bench/cell.h"
-#include "muster/cli/bench/folder.h"
 #include "muster/distributed.h"
 #include "muster/parallel.h"
 #include "muster/trace/reader.h"
@@ -153,7 +153,7 @@ void append(Columns& columns, const std::string& folder, int ranks, const std::v
 }
 
 void run_ours(const std::string& model, const Options& options, Columns& columns) {
-  const Folder folder;
+  const TemporaryFolder folder("muster-bench-");
   muster::spawn(train, std::tuple(model, options, folder.path()), {.nprocs = options.ranks});
   append(columns, folder.path(), options.ranks, {"local", "muster", "by hand"});
   if (options.timeline.empty()) return;
@@ -163,7 +163,7 @@ void run_ours(const std::string& model, const Options& options, Columns& columns
 }
 
 void run_stock(const std::string& model, const Options& options, Columns& columns) {
-  const Folder folder;
+  const TemporaryFolder folder("muster-bench-");
   const std::string command = options.python + " " + options.worker + " --model " + model + " --ranks " + std::to_string(options.ranks) +
                               " --steps " + std::to_string(options.steps) + " --folder " + folder.path() +
                               (options.stock ? " --muster " + options.package : "");

@@ -17,8 +17,8 @@
 #include <thread>
 #include <vector>
 
+#include "muster/base/temporary_folder.h"
 #include "muster/cli/bench/cell.h"
-#include "muster/cli/bench/folder.h"
 #include "muster/group/spawn.h"
 #include "muster/rpc.h"
 
@@ -120,14 +120,14 @@ Figures read_figures(std::istream& in) {
 }
 
 Figures run_ours(bool shared_memory, const Options& options) {
-  const Folder folder;
+  const TemporaryFolder folder("muster-bench-");
   muster::spawn(worker, std::tuple(shared_memory, options.quick, folder.path()), {.nprocs = 2});
   std::ifstream in(folder.path() + "/result");
   return read_figures(in);
 }
 
 Figures run_stock(const Options& options) {
-  const Folder folder;
+  const TemporaryFolder folder("muster-bench-");
   const std::string command = options.python + " " + options.worker + " --folder " + folder.path() + (options.quick ? " --quick" : "");
   if (std::system(command.c_str()) != 0) std::fprintf(stderr, "muster bench rpc: stock torch's worker has failed\n");
   std::ifstream in(folder.path() + "/result");

@@ -23,8 +23,8 @@
 #include <vector>
 
 #include "../forked.h"
+#include "muster/base/temporary_folder.h"
 #include "muster/cli/bench/cell.h"
-#include "muster/cli/bench/folder.h"
 #include "muster/distributed.h"
 
 namespace {
@@ -74,7 +74,7 @@ double time_gets(int clients, double seconds) {
 }
 
 double time_init(int ranks) {
-  const Folder folder;
+  const TemporaryFolder folder("muster-bench-");
   return in_processes(ranks, [&](int rank, Board& board) {
     meet(board, ranks);
     const auto start = Clock::now();
@@ -85,7 +85,7 @@ double time_init(int ranks) {
 }
 
 double time_new_group(int ranks) {
-  const Folder folder;
+  const TemporaryFolder folder("muster-bench-");
   return in_processes(ranks, [&](int rank, Board& board) {
     muster::init_process_group({.init_method = "file://" + folder.path() + "/store", .world_size = ranks, .rank = rank});
     std::vector<double> times;
@@ -102,7 +102,7 @@ double time_new_group(int ranks) {
 
 /// From the launcher's start to its end, of a Python program that does nothing, on every rank.
 double time_launch(const Options& options, int ranks) {
-  const Folder folder;
+  const TemporaryFolder folder("muster-bench-");
   std::ofstream(folder.path() + "/nothing.py") << "\n";
   const auto muster = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "muster";
   const std::string command = muster.string() + " run --standalone --nproc-per-node " + std::to_string(ranks) + " " + options.python + " " +
@@ -121,7 +121,7 @@ double processor_ms() {
 
 /// Processor time that a rank of an idle group takes in `seconds`, in milliseconds; of the one that takes most.
 double time_idle(int ranks, double seconds) {
-  const Folder folder;
+  const TemporaryFolder folder("muster-bench-");
   return in_processes(ranks, [&](int rank, Board& board) {
     muster::init_process_group({.init_method = "file://" + folder.path() + "/store", .world_size = ranks, .rank = rank});
     auto tensor = at::ones({1024});
@@ -137,7 +137,7 @@ double time_idle(int ranks, double seconds) {
 /// A rank comes 50 ms late, again and again. How long after it the others are through, in microseconds, or what processor time one wait
 /// takes them, in milliseconds; medians, of the slowest.
 double time_late(int ranks, bool processor) {
-  const Folder folder;
+  const TemporaryFolder folder("muster-bench-");
   return in_processes(ranks, [&](int rank, Board& board) {
     muster::init_process_group({.init_method = "file://" + folder.path() + "/store", .world_size = ranks, .rank = rank});
     auto tensor = at::ones({2});
@@ -186,7 +186,7 @@ int compare(const Options& options, const std::string& counted, const std::vecto
     for (const int count : options.counts) {
       std::vector<double> ours, theirs;
       for (int round = 0; round < options.rounds; ++round) {
-        const Folder folder;
+        const TemporaryFolder folder("muster-bench-");
         ours.push_back(line.ours(count));
         theirs.push_back(stock(options, line.stock, count, folder.path()));
       }

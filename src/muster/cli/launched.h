@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "muster/base/descriptor.h"
+#include "muster/testing/scratch_folder.h"
 
 namespace muster::cli::testing {
 
@@ -51,16 +52,16 @@ inline Outcome run(const std::vector<std::string>& arguments, const Launched::Va
 class Fifo {
  public:
   Fifo();
-  ~Fifo();
   const std::string& path() const { return path_; }
-  const std::string& folder() const { return folder_; }
+  const std::string& folder() const { return folder_.path(); }
   /// Opens the reading end; blocks until a writer has come. Call it after the writer was started.
   bool open();
   /// True once all writers have gone.
   bool wait_for_end();
 
  private:
-  std::string folder_, path_;
+  const muster::testing::ScratchFolder folder_;
+  const std::string path_ = folder_.file("fifo");
   Descriptor end_;
 };
 

@@ -11,7 +11,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <filesystem>
 #include <fstream>
 #include <sstream>
 
@@ -108,15 +107,7 @@ Outcome Launched::finish() {
 }
 
 Fifo::Fifo() {
-  folder_ = (std::filesystem::temp_directory_path() / "muster_test_XXXXXX").string();
-  if (::mkdtemp(folder_.data()) == nullptr) ::abort();
-  path_ = folder_ + "/fifo";
   if (::mkfifo(path_.c_str(), 0600) != 0) ::abort();
-}
-
-Fifo::~Fifo() {
-  std::error_code ignored;
-  std::filesystem::remove_all(folder_, ignored);
 }
 
 bool Fifo::open() {

@@ -14,6 +14,7 @@
 #include <random>
 #include <thread>
 
+#include "muster/testing/scratch_folder.h"
 #include "muster/transport/arena_heap.h"
 #include "muster/transport/host_memory.h"
 #include "muster/transport/shared_mapping.h"
@@ -271,9 +272,8 @@ TEST(Arena, AnotherMappingOfItsFileInThisProcessIsTheSame) {
 }
 
 TEST(Arena, FilesThatCouldShrinkAreNotMapped) {
-  char name[] = "/tmp/muster-arena-test-XXXXXX";
-  const Descriptor plain(::mkstemp(name));
-  ::unlink(name);
+  const testing::ScratchFolder folder;
+  const Descriptor plain(::open(folder.file("plain").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
   ASSERT_EQ(::ftruncate(plain.get(), 8192), 0);
   EXPECT_EQ(map_shared(plain.get(), 1).status().code(), Code::refused);
   const auto sealed = make_memory_file("muster-test", 8192);

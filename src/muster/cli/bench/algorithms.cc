@@ -1,3 +1,4 @@
+#include "muster/base/temporary_folder.h"
 #include "muster/cli/bench/algorithms.h"
 
 #include <algorithm>
@@ -10,7 +11,6 @@
 #include <sstream>
 
 #include "muster/cli/bench/contestant.h"
-#include "muster/cli/bench/folder.h"
 #include "muster/cli/bench/progress_line.h"
 #include "muster/cli/bench/results.h"
 
@@ -89,7 +89,7 @@ class Race {
   const Ground ground_;
   const Op op_;
   const int ranks_;
-  const Folder folder_;
+  const TemporaryFolder folder_{"muster-bench-"};
   std::vector<std::pair<Algorithm, std::unique_ptr<Contestant>>> runners_;
 };
 

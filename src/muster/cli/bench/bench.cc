@@ -12,9 +12,9 @@
 #include <memory>
 #include <set>
 
+#include "muster/base/temporary_folder.h"
 #include "muster/cli/bench/algorithms.h"
 #include "muster/cli/bench/contestant.h"
-#include "muster/cli/bench/folder.h"
 #include "muster/cli/bench/progress_line.h"
 #include "muster/cli/bench/results.h"
 #include "muster/cli/bench/simulate.h"
@@ -79,7 +79,7 @@ class Run {
 
   /// All libraries stand ready at the same time and take turns; those that wait for an order sleep.
   Status play_ranks(int ranks) {
-    const Folder folder;
+    const TemporaryFolder folder("muster-bench-");
     if (folder.path().empty()) return Status(Code::exhausted, "no folder could be made for temporary files");
     Field field = options_.field;
     field.ranks = ranks;
