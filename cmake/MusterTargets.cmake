@@ -38,8 +38,7 @@ if(MUSTER_TESTS)
   find_package(GTest REQUIRED)
 endif()
 
-# Precompiled headers for what does without torch, a quarter of its time: of all tests, and of the rest in the sanitized builds. In the others
-# every file of the product shows that it includes what it uses.
+# Precompiled headers for what does without torch, a quarter of its time: of all tests, and of the rest in the sanitized builds.
 set(kinds "")
 if(MUSTER_TESTS AND NOT (MUSTER_SANITIZE AND MUSTER_TORCH))
   list(APPEND kinds plain_test)
@@ -80,9 +79,17 @@ function(muster_use_plain_headers target headers)
   endif()
 endfunction()
 
-# Compiles the target's files some at a time: most of the time of a short one goes to the headers that they share.
+# muster_join_sources(TARGET [COUNT])
+# Compiles the target's files so many at a time: most of the time of a short one goes to the headers that they share.
 function(muster_join_sources target)
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 5)
+  if(NOT MUSTER_JOIN_SOURCES)
+    return()
+  endif()
+  set(count 5)
+  if(ARGC GREATER 1)
+    set(count ${ARGV1})
+  endif()
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${count})
   # A source that is included has parts that it keeps to itself, and types made of them, as a header should not.
   target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
 endfunction()
@@ -98,9 +105,7 @@ function(muster_layer name)
   if(sources)
     add_library(muster_${name} STATIC ${sources})
     muster_use_plain_headers(muster_${name} muster_plain_headers)
-    if(MUSTER_SANITIZE)
-      muster_join_sources(muster_${name})
-    endif()
+    muster_join_sources(muster_${name})
     set(scope PUBLIC)
   else()
     add_library(muster_${name} INTERFACE)

@@ -54,6 +54,13 @@ inline bool same_bytes(const at::Tensor& a, const at::Tensor& b) {
   return torch::equal(a.contiguous().view(at::kByte), b.contiguous().view(at::kByte));
 }
 
+/// All elements in a row, apart from any graph.
+inline at::Tensor flat(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> parts;
+  for (const auto& tensor : tensors) parts.push_back(tensor.detach().reshape({-1}));
+  return torch::cat(parts);
+}
+
 /// The reduction of values(0..n-1) in the order of ranks, computed by torch.
 inline at::Tensor reduced(int ranks, at::IntArrayRef shape, at::ScalarType dtype, ReduceOp op) {
   const bool narrow = dtype == at::kHalf || dtype == at::kBFloat16;

@@ -16,8 +16,8 @@ namespace {
 
 namespace nn = torch::nn;
 
-struct NetImpl : nn::Module {
-  explicit NetImpl(int seed) : first(register_module("first", nn::Linear(4, 6))), last(register_module("last", nn::Linear(6, 2))) {
+struct TwoLayersImpl : nn::Module {
+  explicit TwoLayersImpl(int seed) : first(register_module("first", nn::Linear(4, 6))), last(register_module("last", nn::Linear(6, 2))) {
     const torch::NoGradGuard no_grad;
     int salt = seed;
     for (auto& each : parameters()) each.copy_(torch::sin(torch::arange(each.numel(), at::kFloat) * 0.7 + ++salt).view(each.sizes()));
@@ -25,20 +25,14 @@ struct NetImpl : nn::Module {
   at::Tensor forward(const at::Tensor& x) { return last(torch::relu(first(x))); }
   nn::Linear first, last;
 };
-TORCH_MODULE(Net);
+TORCH_MODULE(TwoLayers);
 
-void train(DistributedDataParallel<Net>& model, torch::optim::Optimizer& optimizer, int begin, int end) {
+void train(DistributedDataParallel<TwoLayers>& model, torch::optim::Optimizer& optimizer, int begin, int end) {
   for (int step = begin; step < end; ++step) {
     optimizer.zero_grad();
     model(torch::cos(torch::arange(12, at::kFloat) * (get_rank() + 1.5) + step).view({3, 4})).square().mean().backward();
     optimizer.step();
   }
-}
-
-at::Tensor weights(const Net& net) {
-  std::vector<at::Tensor> all;
-  for (const auto& each : net->parameters()) all.push_back(each.detach().reshape({-1}));
-  return at::cat(all);
 }
 
 class Checkpoint : public ::testing::TestWithParam<int> {};
@@ -50,8 +44,8 @@ TEST_P(Checkpoint, OfRank0IsWhereAllGoOn) {
   const auto path = folder.file("checkpoint.pt");
   on_ranks(GetParam(), [&](int rank) {
     const auto options = torch::optim::SGDOptions(0.1).momentum(0.9);
-    Net net(1);
-    DistributedDataParallel<Net> model(net);
+    TwoLayers net(1);
+    DistributedDataParallel<TwoLayers> model(net);
     torch::optim::SGD optimizer(net->parameters(), options);
     train(model, optimizer, 0, 3);
     if (rank == 0) {
@@ -63,24 +57,24 @@ TEST_P(Checkpoint, OfRank0IsWhereAllGoOn) {
       archive.save_to(path);
     }
     barrier();  // nobody reads before it is written
-    const auto saved = weights(net);
+    const auto saved = flat(net->parameters());
     train(model, optimizer, 3, 6);
 
-    Net other(50 + rank);
-    DistributedDataParallel<Net> resumed(other);
+    TwoLayers other(50 + rank);
+    DistributedDataParallel<TwoLayers> resumed(other);
     torch::optim::SGD other_optimizer(other->parameters(), options);
     torch::serialize::InputArchive archive, of_net, of_optimizer;
     archive.load_from(path, torch::Device(torch::kCPU));  // the map: whatever device rank 0 saved from, it comes to this rank's own
     archive.read("net", of_net);
     archive.read("optimizer", of_optimizer);
-    EXPECT_FALSE(torch::equal(weights(other), saved));
+    EXPECT_FALSE(torch::equal(flat(other->parameters()), saved));
     other->load(of_net);
     other_optimizer.load(of_optimizer);
-    EXPECT_SAME(weights(other), saved);
+    EXPECT_SAME(flat(other->parameters()), saved);
     for (const auto& each : other->parameters()) EXPECT_TRUE(each.device().is_cpu());
     train(resumed, other_optimizer, 3, 6);
-    EXPECT_SAME(weights(other), weights(net));
-    EXPECT_FALSE(torch::equal(weights(other), saved));
+    EXPECT_SAME(flat(other->parameters()), flat(net->parameters()));
+    EXPECT_FALSE(torch::equal(flat(other->parameters()), saved));
   });
 }
 

@@ -24,8 +24,8 @@ namespace {
 
 namespace nn = torch::nn;
 
-struct NetImpl : nn::Cloneable<NetImpl> {
-  NetImpl() { reset(); }
+struct ScaledImpl : nn::Cloneable<ScaledImpl> {
+  ScaledImpl() { reset(); }
   void reset() override {
     in = register_module("in", nn::Linear(5, 8));
     out = register_module("out", nn::Linear(8, 3));
@@ -35,7 +35,7 @@ struct NetImpl : nn::Cloneable<NetImpl> {
   nn::Linear in = nullptr, out = nullptr;
   at::Tensor scale;
 };
-TORCH_MODULE(Net);
+TORCH_MODULE(Scaled);
 
 template <class Module>
 Module filled(Module net) {
@@ -46,7 +46,7 @@ Module filled(Module net) {
     each.copy_(torch::sin(torch::arange(each.numel(), at::kDouble) * 12.9898 + ++salt).view(each.sizes()));
   return net;
 }
-at::Tensor inputs(std::int64_t rows = 10) { return torch::cos(torch::arange(rows * 5, at::kDouble) * 1.7).view({rows, 5}); }
+at::Tensor features(std::int64_t rows = 10) { return torch::cos(torch::arange(rows * 5, at::kDouble) * 1.7).view({rows, 5}); }
 double difference(const at::Tensor& a, const at::Tensor& b) { return ((a - b).norm() / b.norm()).item<double>(); }
 
 class Copies : public ::testing::TestWithParam<int> {};
@@ -54,14 +54,14 @@ INSTANTIATE_TEST_SUITE_P(DataParallel, Copies, ::testing::Values(1, 2, 3, 4, 12)
 
 // spec: K6 the batch is divided, the outputs are gathered, the gradients are summed into the module
 TEST_P(Copies, TrainLikeTheModuleItself) {
-  auto alone = filled(Net()), shared = filled(Net());
-  DataParallel<Net> model(shared, {.replicas = GetParam()});
+  auto alone = filled(Scaled()), shared = filled(Scaled());
+  DataParallel<Scaled> model(shared, {.replicas = GetParam()});
   torch::optim::SGD theirs(alone->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
   torch::optim::SGD ours(shared->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
   for (int step = 0; step < 5; ++step) {
     theirs.zero_grad();
     ours.zero_grad();
-    auto x = inputs().set_requires_grad(true), y = inputs().set_requires_grad(true);
+    auto x = features().set_requires_grad(true), y = features().set_requires_grad(true);
     const auto expected = alone->forward(x), output = model(y);
     EXPECT_LT(difference(output, expected), 1e-13);
     expected.square().mean().backward();
@@ -79,9 +79,9 @@ TEST_P(Copies, TrainLikeTheModuleItself) {
 TEST_P(Copies, GiveTheSameBitsEachTime) {
   at::Tensor first;
   for (int run = 0; run < 3; ++run) {
-    auto net = filled(Net());
-    DataParallel<Net> model(net, {.replicas = GetParam()});
-    model(inputs(37)).square().sum().backward();
+    auto net = filled(Scaled());
+    DataParallel<Scaled> model(net, {.replicas = GetParam()});
+    model(features(37)).square().sum().backward();
     if (!first.defined()) first = net->in->weight.grad().clone();
     EXPECT_TRUE(same_bytes(net->in->weight.grad(), first));
   }
@@ -89,23 +89,23 @@ TEST_P(Copies, GiveTheSameBitsEachTime) {
 
 // spec: K6 gradients of several backward passes add up, and stay away where none are wanted
 TEST(DataParallelGradients, AddUpAndCanBeLeftOut) {
-  auto net = filled(Net());
-  DataParallel<Net> model(net, {.replicas = 2});
-  model(inputs()).sum().backward();
+  auto net = filled(Scaled());
+  DataParallel<Scaled> model(net, {.replicas = 2});
+  model(features()).sum().backward();
   const auto once = net->in->weight.grad().clone();
-  model(inputs()).sum().backward();
+  model(features()).sum().backward();
   EXPECT_LT(difference(net->in->weight.grad(), 2 * once), 1e-14);
   net->in->weight.set_requires_grad(false);
   net->zero_grad();
-  model(inputs()).sum().backward();
+  model(features()).sum().backward();
   EXPECT_FALSE(net->in->weight.grad().defined());
   EXPECT_TRUE(net->out->weight.grad().defined());
   net->in->weight.set_requires_grad(true);
   {
     const torch::NoGradGuard no_grad;
-    EXPECT_FALSE(model(inputs()).requires_grad()) << "the copies' threads compute in this thread's mode";
+    EXPECT_FALSE(model(features()).requires_grad()) << "the copies' threads compute in this thread's mode";
   }
-  model(inputs()).sum().backward();
+  model(features()).sum().backward();
   EXPECT_LT(difference(net->in->weight.grad(), once), 1e-14);
 }
 
@@ -157,9 +157,9 @@ TEST(DataParallelStructures, AreDividedAndJoined) {
 
 // spec: K10 a batch that the copies do not divide
 TEST(DataParallelStructures, OfFewRowsUseFewCopies) {
-  auto net = filled(Net());
-  DataParallel<Net> model(net, {.replicas = 4});
-  for (const std::int64_t rows : {1, 2, 3, 5, 7}) EXPECT_LT(difference(model(inputs(rows)), net->forward(inputs(rows))), 1e-13) << rows;
+  auto net = filled(Scaled());
+  DataParallel<Scaled> model(net, {.replicas = 4});
+  for (const std::int64_t rows : {1, 2, 3, 5, 7}) EXPECT_LT(difference(model(features(rows)), net->forward(features(rows))), 1e-13) << rows;
 }
 
 TEST(DataParallelBuffers, OfTheFirstCopyAreTheModules) {
@@ -213,10 +213,10 @@ TEST(DataParallelErrors, AreThoseOfTheFirstCopyThatFailed) {
 }
 
 TEST(DataParallelErrors, NameWhatToChange) {
-  EXPECT_HAS(message_of<DistError>([] { DataParallel<Net>(Net(), {.device_ids = std::vector<int>{0}}); }),
+  EXPECT_HAS(message_of<DistError>([] { DataParallel<Scaled>(Scaled(), {.device_ids = std::vector<int>{0}}); }),
              "device_ids are CUDA devices, and the module is on cpu");
-  EXPECT_HAS(message_of<DistError>([] { DataParallel<Net>(Net(), {.output_device = 0}); }), "output_device needs");
-  EXPECT_HAS(message_of<DistError>([] { DataParallel<Net>(Net(), {.replicas = 0}); }), "replicas must be at least 1");
+  EXPECT_HAS(message_of<DistError>([] { DataParallel<Scaled>(Scaled(), {.output_device = 0}); }), "output_device needs");
+  EXPECT_HAS(message_of<DistError>([] { DataParallel<Scaled>(Scaled(), {.replicas = 0}); }), "replicas must be at least 1");
   EXPECT_HAS(message_of<DistError>([] { DataParallel<Rigid>{Rigid()}; }), "derive its class");
   DataParallel<Number> number(Number(), {.replicas = 2});
   EXPECT_HAS(message_of<DistError>([&] { number(torch::ones(4)); }), "must give tensors");

@@ -36,7 +36,7 @@ struct PairImpl : nn::Module {
 };
 TORCH_MODULE(Pair);
 
-at::Tensor batch(int rank) { return torch::ones({2, 4}) * (rank + 1); }
+at::Tensor fours(int rank) { return torch::ones({2, 4}) * (rank + 1); }
 
 /// What rank 0 of `ranks`, which does nothing wrong, is told when `wrong` happens on the last: in the same step or the next.
 std::string told(int ranks, const std::function<void(DistributedDataParallel<Pair>&, int rank)>& wrong, bool with_hook = false) {
@@ -45,11 +45,11 @@ std::string told(int ranks, const std::function<void(DistributedDataParallel<Pai
   const auto body = [&](int rank) {
     DistributedDataParallel<Pair> model(Pair{});
     if (with_hook) model.register_comm_hook(all_reduce_hook());
-    model(batch(rank)).sum().backward();
+    model(fours(rank)).sum().backward();
     barrier();  // nobody is still in the first step
     if (rank == ranks - 1) return wrong(model, rank);
     const auto said = message_of<DistError>([&] {
-      for (int step = 0; step < 3; ++step) model(batch(rank)).sum().backward();
+      for (int step = 0; step < 3; ++step) model(fours(rank)).sum().backward();
     });
     if (rank == 0) text = said;
   };
@@ -69,8 +69,8 @@ std::string told(int ranks, const std::function<void(DistributedDataParallel<Pai
 // spec: K3 a parameter that got no gradient on one rank, the others do not hang
 TEST(DdpFailures, AParameterWithoutGradientOnOneRankEndsAll) {
   const auto text = told(3, [](auto& model, int rank) {
-    model(batch(rank), false).sum().backward();
-    const auto own = message_of<DistError>([&] { model(batch(rank)); });
+    model(fours(rank), false).sum().backward();
+    const auto own = message_of<DistError>([&] { model(fours(rank)); });
     EXPECT_HAS(own, "Parameters which did not receive grad for rank 2: second.weight, second.bias");
   });
   EXPECT_HAS(text, "rank 2");
@@ -80,7 +80,7 @@ TEST(DdpFailures, AChangedModuleIsNamedAndEndsAll) {
   const auto say = [](const std::function<void(Pair&)>& change, const std::string& expected) {
     const auto text = told(2, [&](auto& model, int rank) {
       change(model.module());
-      const auto own = message_of<DistError>([&] { model(batch(rank)); });
+      const auto own = message_of<DistError>([&] { model(fours(rank)); });
       EXPECT_HAS(own, "was changed after it was wrapped");
       EXPECT_HAS(own, expected);
     });
@@ -95,10 +95,10 @@ TEST(DdpFailures, AChangedModuleIsNamedAndEndsAll) {
 TEST(DdpFailures, ASecondBackwardEndsThere) {
   on_ranks(2, [](int rank) {
     DistributedDataParallel<Pair> model(Pair{});
-    const auto loss = model(batch(rank)).sum();
+    const auto loss = model(fours(rank)).sum();
     loss.backward({}, true);
     EXPECT_HAS(message_of<DistError>([&] { loss.backward(); }), "backward ran a second time over one forward pass");
-    model(batch(rank)).sum().backward();  // nothing was lost
+    model(fours(rank)).sum().backward();  // nothing was lost
   });
 }
 
@@ -108,7 +108,7 @@ TEST(DdpFailures, ASecondBackwardOfOneRankIsToldToTheOthersWhereItEndsThere) {
     const auto text = told(
         3,
         [](auto& model, int rank) {
-          const auto loss = model(batch(rank)).sum();
+          const auto loss = model(fours(rank)).sum();
           loss.backward({}, true);
           EXPECT_HAS(message_of<DistError>([&] { loss.backward(); }), "the gradient of second.");
         },
@@ -121,13 +121,13 @@ TEST(DdpFailures, ASecondBackwardOfOneRankIsToldToTheOthersWhereItEndsThere) {
 TEST(DdpFailures, ASecondBackwardOfOneRankMayBeCaught) {
   on_ranks(3, [](int rank) {
     DistributedDataParallel<Pair> model(Pair{});
-    const auto loss = model(batch(rank)).sum();
+    const auto loss = model(fours(rank)).sum();
     loss.backward({}, true);
     if (rank == 0) {
       EXPECT_HAS(message_of<DistError>([&] { loss.backward(); }), "backward ran a second time");
     }
     for (auto& parameter : model.module()->parameters()) parameter.mutable_grad().reset();
-    for (int step = 0; step < 3; ++step) model(batch(rank)).sum().backward();
+    for (int step = 0; step < 3; ++step) model(fours(rank)).sum().backward();
     auto gradient = model.module()->first->weight.grad().clone();
     broadcast(gradient, {.src = 0});
     EXPECT_SAME(gradient, model.module()->first->weight.grad());
@@ -145,7 +145,7 @@ TEST(DdpFailures, ASecondBackwardOfAProcessEndsTheOthers) {
       try {
         DistributedDataParallel<Pair> model(Pair{});
         for (int step = 0; step < 1000; ++step) {
-          const auto loss = model(batch(rank)).sum();
+          const auto loss = model(fours(rank)).sum();
           loss.backward({}, retains);
           if (rank == 0 && step == 3) loss.backward();
         }
@@ -180,18 +180,18 @@ struct Stop : std::runtime_error {
 TEST(DdpFailures, AnExceptionInBackwardEndsAllAndIsNamed) {
   for (const auto& [early, with_hook] : {std::pair{true, false}, {false, false}, {true, true}, {false, true}}) {
     const auto wrong = [early = early](auto& model, int rank) {
-      auto loss = model(batch(rank)).sum();
+      auto loss = model(fours(rank)).sum();
       const auto throws = [](const at::Tensor&) -> at::Tensor { throw Stop(); };
       if (early) {
         loss = (loss * 2).sum();
-        auto out = model(batch(rank));
+        auto out = model(fours(rank));
         out.register_hook(throws);
         loss = out.sum();
       } else {
         model.module()->first->weight.register_hook(throws);
       }
       EXPECT_THROW(loss.backward(), Stop);
-      EXPECT_HAS(message_of<DistError>([&] { model(batch(rank)); }), "an earlier reduction of the gradients failed");
+      EXPECT_HAS(message_of<DistError>([&] { model(fours(rank)); }), "an earlier reduction of the gradients failed");
     };
     const auto text = told(3, wrong, with_hook);
     EXPECT_HAS(text, "rank 2");
@@ -213,7 +213,7 @@ TEST(DdpFailures, AnExceptionInBackwardOfAProcessIsNamed) {
       return gradient;
     });
     try {
-      for (; step < 1000; ++step) model(batch(rank)).sum().backward();
+      for (; step < 1000; ++step) model(fours(rank)).sum().backward();
     } catch (const DistError& error) {
       const std::string text = error.what();
       return text.find("an exception ended backward in the middle") != std::string::npos && error.ranks() == std::vector<int>{1} ? "named"
@@ -236,7 +236,7 @@ TEST(DdpFailures, AHookThatFailsOnOneRankEndsAll) {
       if (rank == 1) throw DistError("the compressor ran dry");
       return plain(bucket);
     });
-    const auto text = message_of<DistError>([&] { model(batch(rank)).sum().backward(); });
+    const auto text = message_of<DistError>([&] { model(fours(rank)).sum().backward(); });
     EXPECT_HAS(text, "the compressor ran dry");
   });
 }

@@ -20,8 +20,8 @@ namespace {
 namespace nn = torch::nn;
 using Options = DistributedDataParallelOptions;
 
-struct NetImpl : nn::Module {
-  explicit NetImpl(bool sparse = false)
+struct EmbeddedImpl : nn::Module {
+  explicit EmbeddedImpl(bool sparse = false)
       : table(register_module("table", nn::Embedding(nn::EmbeddingOptions(9, 5).sparse(sparse)))),
         in(register_module("in", nn::Linear(5, 7))),
         out(register_module("out", nn::Linear(7, 2))),
@@ -40,20 +40,14 @@ struct NetImpl : nn::Module {
   nn::Linear in, out;
   at::Tensor seen;
 };
-TORCH_MODULE(Net);
+TORCH_MODULE(Embedded);
 
 at::Tensor words(int rank, int step) { return (torch::arange(6, at::kLong) * (rank + 2) + step * 3).remainder(9).view({2, 3}); }
 int steps_of(int rank) { return 3 + 2 * ((rank * 2) % 3); }  // 3, 7, 5, 3: rank 0 is among the first to run out
 
-at::Tensor flat(const std::vector<at::Tensor>& tensors) {
-  std::vector<at::Tensor> parts;
-  for (const auto& tensor : tensors) parts.push_back(tensor.detach().reshape({-1}));
-  return torch::cat(parts);
-}
-
 /// All ranks' batches on one process, divided as a Join does.
 at::Tensor alone(int ranks, bool by_all, int epochs) {
-  Net net;
+  Embedded net;
   torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.2).momentum(0.5));
   for (int epoch = 0; epoch < epochs; ++epoch) {
     for (int step = 0;; ++step) {
@@ -87,8 +81,8 @@ TEST_P(UnevenInputs, TrainAsOneProcessWouldOnAll) {
     for (std::size_t variant = 0; variant < variants.size(); ++variant) {
       for (const bool sparse : {false, true}) {
         on_ranks(ranks, [&](int rank) {
-          Net net(sparse);
-          DistributedDataParallel<Net> model(net, variants[variant]);
+          Embedded net(sparse);
+          DistributedDataParallel<Embedded> model(net, variants[variant]);
           torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.2).momentum(sparse ? 0 : 0.5));
           auto join = model.join({.divide_by_initial_world_size = by_all});
           join.run([&] {
@@ -115,8 +109,8 @@ TEST_P(UnevenInputs, TrainAsOneProcessWouldOnAll) {
 // spec: K7 again in each epoch, together with what comes between
 TEST(UnevenInputs, JoinInEachEpochAndTrainEvenlyBetween) {
   on_ranks(3, [](int rank) {
-    Net net;
-    DistributedDataParallel<Net> model(net, {.bucket_cap_mb = 0.0001});
+    Embedded net;
+    DistributedDataParallel<Embedded> model(net, {.bucket_cap_mb = 0.0001});
     torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.1));
     const auto step = [&](int number) {
       optimizer.zero_grad();
@@ -143,8 +137,8 @@ TEST(UnevenInputs, JoinInEachEpochAndTrainEvenlyBetween) {
 // spec: K7 throw_on_early_termination
 TEST(UnevenInputs, MayStopAllInstead) {
   on_ranks(2, [](int rank) {
-    Net net;
-    DistributedDataParallel<Net> model(net);
+    Embedded net;
+    DistributedDataParallel<Embedded> model(net);
     const auto text = message_of<DistError>([&] {
       auto join = model.join({.throw_on_early_termination = true});
       join.run([&] {
@@ -159,8 +153,8 @@ TEST(UnevenInputs, MayStopAllInstead) {
 // spec: K7 Join of several models, in their order
 TEST(UnevenInputs, OfSeveralModelsInOneJoin) {
   on_ranks(3, [](int rank) {
-    Net one, two;
-    DistributedDataParallel<Net> first(one), second(two, {.find_unused_parameters = true});
+    Embedded one, two;
+    DistributedDataParallel<Embedded> first(one), second(two, {.find_unused_parameters = true});
     Join join({&first, &second}, {.divide_by_initial_world_size = false});
     join.run([&] {
       for (int step = 0; step < steps_of(rank); ++step) {
@@ -179,8 +173,8 @@ TEST(UnevenInputs, OfSeveralModelsInOneJoin) {
 // spec: K7 DDP and ZeroRedundancyOptimizer are joinable
 TEST(UnevenInputs, OfAModelAndItsDividedOptimizer) {
   on_ranks(3, [](int rank) {
-    Net net;
-    DistributedDataParallel<Net> model(net, {.bucket_cap_mb = 0.0001});
+    Embedded net;
+    DistributedDataParallel<Embedded> model(net, {.bucket_cap_mb = 0.0001});
     ZeroRedundancyOptimizer<torch::optim::SGD> optimizer(net->parameters(), torch::optim::SGDOptions(0.2).momentum(0.5));
     Join join({&model, &optimizer});
     join.run([&] {
@@ -262,8 +256,8 @@ TEST(UnevenInputs, KeepNoGradientThatNobodyHas) {
 // spec: K7 enable
 TEST(UnevenInputs, NotWatchedWhereNotEnabled) {
   on_ranks(2, [](int rank) {
-    Net net;
-    DistributedDataParallel<Net> model(net);
+    Embedded net;
+    DistributedDataParallel<Embedded> model(net);
     auto join = model.join({.enable = false});
     join.run([&] {
       for (int step = 0; step < 3; ++step) model(words(rank, step)).square().sum().backward();

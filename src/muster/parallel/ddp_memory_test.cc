@@ -26,8 +26,8 @@ namespace optim = torch::optim;
 using Options = DistributedDataParallelOptions;
 
 /// Big enough that one gradient that is kept in each step shows.
-struct NetImpl : nn::Module {
-  explicit NetImpl(bool sparse)
+struct LargeImpl : nn::Module {
+  explicit LargeImpl(bool sparse)
       : table(register_module("table", nn::Embedding(nn::EmbeddingOptions(50, 64).sparse(sparse)))),
         in(register_module("in", nn::Linear(64, 128))),
         out(register_module("out", nn::Linear(128, 8))) {}
@@ -35,7 +35,7 @@ struct NetImpl : nn::Module {
   nn::Embedding table;
   nn::Linear in, out;
 };
-TORCH_MODULE(Net);
+TORCH_MODULE(Large);
 
 /// A way to train.
 struct Way {
@@ -74,11 +74,11 @@ std::vector<Way> drawn() {
   return ways;
 }
 
-class Training {
+class TrainingRun {
  public:
   static constexpr int kSteps = 5;  // of a round
 
-  Training(const Way& way, int rank) : way_(way), rank_(rank), net_(!way.hook && !way.zero), model_(net_, way.options) {
+  TrainingRun(const Way& way, int rank) : way_(way), rank_(rank), net_(!way.hook && !way.zero), model_(net_, way.options) {
     if (way.hook) model_.register_comm_hook(way.hook());
     joinables_.push_back(&model_);
     if (way.zero) {
@@ -106,8 +106,8 @@ class Training {
   const Way& way_;
   const int rank_;
   int step_ = 0;
-  Net net_;
-  DistributedDataParallel<Net> model_;
+  Large net_;
+  DistributedDataParallel<Large> model_;
   std::unique_ptr<optim::Optimizer> optimizer_;
   std::vector<Joinable*> joinables_;
 };
@@ -116,10 +116,10 @@ class Training {
 // spec: K4 with communication hooks, K7 inside Joins, K8 with a divided optimizer
 TEST(DdpMemory, DoesNotGrow) {
   if (!kMemoryTells) GTEST_SKIP() << "sanitizers keep freed memory";
-  const int rounds = (long_tests() ? 10000 : 500) / Training::kSteps, warm_up = 100 / Training::kSteps;
+  const int rounds = (long_tests() ? 10000 : 500) / TrainingRun::kSteps, warm_up = 100 / TrainingRun::kSteps;
   for (const Way& way : drawn()) {
     on_ranks(2, [&](int rank) {
-      Training training(way, rank);
+      TrainingRun training(way, rank);
       MemoryInUse before;
       for (int round = 0; round < rounds; ++round) {
         if (round == warm_up) {

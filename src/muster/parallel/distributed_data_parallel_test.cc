@@ -68,12 +68,6 @@ at::Tensor targets(at::ScalarType dtype = at::kDouble) {
 at::Tensor share(const at::Tensor& all, int rank, int ranks) { return all.chunk(ranks)[static_cast<std::size_t>(rank)]; }
 at::Tensor loss_of(const at::Tensor& output, const at::Tensor& target) { return (output - target).square().mean(); }
 
-at::Tensor flat(const std::vector<at::Tensor>& tensors) {
-  std::vector<at::Tensor> parts;
-  for (const auto& tensor : tensors) parts.push_back(tensor.detach().reshape({-1}));
-  return torch::cat(parts);
-}
-
 /// Twenty steps on the whole batch by one process.
 at::Tensor trained_alone(int steps, at::ScalarType dtype = at::kDouble, bool uses_side = true) {
   Net net = net_of(1, dtype);

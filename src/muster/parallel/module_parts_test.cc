@@ -12,7 +12,7 @@ namespace {
 namespace nn = torch::nn;
 
 /// A module within a module, one that is registered twice, a bias that is not there.
-struct Net : nn::Module {
+struct Nested : nn::Module {
   nn::Linear shared{register_module("shared", nn::Linear(3, 3))};
   nn::Sequential inner{
       register_module("inner", nn::Sequential(nn::BatchNorm1d(3), shared, nn::Linear(nn::LinearOptions(3, 2).bias(false))))};
@@ -21,7 +21,7 @@ struct Net : nn::Module {
 };
 
 TEST(ModuleParts, ParametersAreTheModulesOwnInItsOrder) {
-  const Net net;
+  const Nested net;
   const auto expected = net.parameters();
   const auto found = parallel::parameters_of(net, 0);
   ASSERT_EQ(found.size(), expected.size());
