@@ -13,7 +13,11 @@
 namespace muster::collective::region {
 namespace {
 
-std::size_t chunks(std::size_t bytes, std::size_t chunk) { return (bytes + chunk - 1) / chunk; }
+// Nearly always one or none: a division would cost more than all the rest.
+std::size_t chunks(std::size_t bytes, std::size_t chunk) {
+  if (bytes <= chunk) return bytes == 0 ? 0 : 1;
+  return (bytes + chunk - 1) / chunk;
+}
 
 void copy(std::byte* to, const std::byte* from, std::size_t bytes) {
   if (bytes != 0 && to != from) std::memcpy(to, from, bytes);
@@ -60,7 +64,7 @@ MutableBytes RegionMember::taken(const Args& args, const Flow&, int source) cons
 
 void RegionMember::put(const Args& args, const Flow& flow, std::byte* to, ConstBytes from) const {
   if (!flow.scaled) return copy(to, from.data(), from.size());
-  scale(to, from.data(), from.size() / size_of(args.dtype), args.dtype, args.factor);
+  scale(to, from.data(), elements_in(from.size(), args.dtype), args.dtype, args.factor);
 }
 
 /// Decides where the input stands, in my line for this call; puts it there where that is the line or the slot.
@@ -206,7 +210,7 @@ void RegionMember::combine(const Args& args, const Flow& flow, std::size_t step)
       inputs_[index] = given(args, flow, rank_).data() + at;
     }
   }
-  reduce_complete(out.data() + at, inputs_, bytes / size_of(args.dtype), args.dtype, args.reduce);
+  reduce_complete(out.data() + at, inputs_, elements_in(bytes, args.dtype), args.dtype, args.reduce);
 }
 
 /// What a member gives itself, where nothing is reduced.
