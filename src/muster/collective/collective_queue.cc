@@ -33,6 +33,7 @@ MemoryRange range_of(const Slices& slices, std::size_t& bytes) {
 
 CollectiveQueue::CollectiveQueue(const GroupContext& group, std::unique_ptr<RegionGroup> region, const Selection::Bounds& bounds)
     : group_(group),
+      expressly_(region != nullptr || group.size() == 1),
       control_(group),
       selection_(Ground::links, group.size(), bounds),
       links_(*group.channel, selection_),
@@ -78,43 +79,33 @@ void CollectiveQueue::enqueue(Operation& operation, const Args& args, bool refus
     operation.small_ = bytes <= kSmallBytes;
   }
   const std::lock_guard guard(lock_);
-  const std::uint64_t sequence = sequence_.load(std::memory_order_relaxed) + 1;
+  queue_.push_back(&operation);
+  const std::uint64_t sequence = state_.queue_next();
   operation.call_ = refused ? refusal_of(args.op, sequence) : fingerprint_of(args, sequence);
   operation.queued_ = true;
-  queue_.push_back(&operation);
-  sequence_.fetch_add(1);
-  waiting_.fetch_add(1);
 }
 
 /// The whole call at once where nothing else is under way and it needs no task; else the operation that `make` gives stands in the queue,
 /// before what came later.
 template <class Make>
 bool CollectiveQueue::express(Make make, const Args& args) {
-  const std::unique_lock drive(drive_, std::try_to_lock);
-  bool first = false;
-  transport::Fingerprint call;
-  if (drive.owns_lock() && (region_ || group_.size() == 1) && empty()) {
-    const std::lock_guard guard(lock_);
-    first = queue_.empty();
-    if (first) {
-      call = fingerprint_of(args, sequence_.load(std::memory_order_relaxed) + 1);
-      sequence_.store(call.sequence);
-    }
-  }
-  if (!first) {
+  const std::uint64_t sequence = expressly_ ? state_.try_lock_as_next() : 0;
+  if (sequence == 0) {
     enqueue(make(), args);
     return false;
   }
+  const std::unique_lock drive(state_, std::adopt_lock);
+  const auto call = fingerprint_of(args, sequence);
   bool counted = false;
   if (control_.news()) control_.poll();
   if (!group_.channel->failed()) {
     counted = true;
     control_.begin(call);
-    if (!region_) {
+    if (group_.size() == 1) {
       run_alone(args);
       return true;
     }
-    if (region_->express(args, call)) return true;
+    if (region_ && region_->express(args, call)) return true;
   }
   Operation& operation = make();
   operation.call_ = call;
@@ -124,7 +115,7 @@ bool CollectiveQueue::express(Make make, const Args& args) {
   const std::lock_guard guard(lock_);
   operation.queued_ = true;
   queue_.push_front(&operation);
-  waiting_.fetch_add(1);
+  state_.set_queued(true);
   return false;
 }
 
@@ -133,7 +124,7 @@ void CollectiveQueue::remove(Operation& operation) {
   const auto place = std::find(queue_.begin(), queue_.end(), &operation);
   if (place == queue_.end()) return;
   queue_.erase(place);
-  waiting_.fetch_sub(1);
+  if (queue_.empty()) state_.set_queued(false);
 }
 
 Status CollectiveQueue::run(Driver& driver, const Args& args, TimePoint deadline) {
@@ -180,8 +171,8 @@ void CollectiveQueue::begin(Operation& operation, LinkGroup& links) {
 }
 
 // Small calls behind a small one that is under way begin too, and go on as far as they can: their messages need not wait for its answers.
-void CollectiveQueue::go_ahead() {
-  if (region_ || waiting_.load() < 2) return;
+void CollectiveQueue::go_ahead(const Operation& first) {
+  if (region_ || state_.number() == first.call_.sequence) return;
   std::array<Operation*, kTogether> window;
   std::size_t number = 0;
   {
@@ -230,13 +221,13 @@ void CollectiveQueue::advance(const std::atomic<int>& attending, int self) {
   std::vector<std::shared_ptr<Driver>> let_go;
   bool finished = false;
   {
-    const std::unique_lock drive(drive_, std::try_to_lock);
+    const std::unique_lock drive(state_, std::try_to_lock);
     if (!drive.owns_lock()) return;
     if (control_.news()) control_.poll();
     while (Operation* operation = front()) {
       if (!operation->begun_) begin(*operation, links_);
       if (operation->task_.valid() && !operation->task_.step()) {
-        go_ahead();
+        go_ahead(*operation);
         break;
       }
       Status status = outcome(*operation);
@@ -296,7 +287,7 @@ std::string CollectiveQueue::late_text(const Operation& late, TimePoint now, con
 }
 
 void CollectiveQueue::check_deadlines(TimePoint now) {
-  const std::unique_lock drive(drive_, std::try_to_lock);
+  const std::unique_lock drive(state_, std::try_to_lock);
   if (!drive.owns_lock() || group_.channel->failed()) return;
   const Operation* late = nullptr;
   {
@@ -318,7 +309,7 @@ void CollectiveQueue::check_deadlines(TimePoint now) {
 
 void CollectiveQueue::remind(TimePoint now) {
   if (region_ != nullptr || group_.size() == 1) return;  // in a region everybody sees everybody's control line
-  const std::unique_lock drive(drive_, std::try_to_lock);
+  const std::unique_lock drive(state_, std::try_to_lock);
   if (!drive.owns_lock() || group_.channel->failed()) return;
   control_.all_sent();
   Operation* running = front();
@@ -332,7 +323,7 @@ void CollectiveQueue::remind(TimePoint now) {
 }
 
 void CollectiveQueue::drop_region() {
-  const std::lock_guard drive(drive_);
+  const std::lock_guard drive(state_);
   region_.reset();
   control_.cancel();
 }
