@@ -29,6 +29,22 @@ MemoryRange range_of(const Slices& slices, std::size_t& bytes) {
   return range;
 }
 
+/// A call that takes no place in the queue: remembered for later comparisons once it has begun, beside what the caller does then.
+struct Underway final : Meanwhile {
+  Underway(Control& known, const transport::Fingerprint& made, Meanwhile& other) : control(known), call(made), caller(other) {}
+  TimePoint begun() noexcept override {
+    told = true;
+    control.begin(call);
+    return deadline = caller.begun();
+  }
+
+  Control& control;
+  const transport::Fingerprint call;
+  Meanwhile& caller;
+  TimePoint deadline;
+  bool told = false;
+};
+
 }  // namespace
 
 CollectiveQueue::CollectiveQueue(const GroupContext& group, std::unique_ptr<RegionGroup> region, const Selection::Bounds& bounds)
@@ -85,36 +101,32 @@ void CollectiveQueue::enqueue(Operation& operation, const Args& args, bool refus
   operation.queued_ = true;
 }
 
-/// The whole call at once where nothing else is under way and it needs no task; else the operation that `make` gives stands in the queue,
-/// before what came later.
-template <class Make>
-bool CollectiveQueue::express(Make make, const Args& args) {
+/// The whole call at once where nothing else is under way and it needs no task; else `operation` stands in the queue, before what came later.
+bool CollectiveQueue::express(const Args& args, Meanwhile& meanwhile, std::optional<Operation>& operation) {
   const std::uint64_t sequence = expressly_ ? state_.try_lock_as_next() : 0;
   if (sequence == 0) {
-    enqueue(make(), args);
+    enqueue(operation.emplace(*this, nullptr, meanwhile.begun()), args);
     return false;
   }
   const std::unique_lock drive(state_, std::adopt_lock);
-  const auto call = fingerprint_of(args, sequence);
-  bool counted = false;
+  Underway underway(control_, fingerprint_of(args, sequence), meanwhile);
   if (control_.news()) control_.poll();
   if (!group_.channel->failed()) {
-    counted = true;
-    control_.begin(call);
     if (group_.size() == 1) {
+      underway.begun();
       run_alone(args);
       return true;
     }
-    if (region_ && region_->express(args, call)) return true;
+    if (region_ && region_->express(args, underway.call, underway)) return true;
   }
-  Operation& operation = make();
-  operation.call_ = call;
-  operation.counted_ = counted;
-  operation.args_ = &args;
-  operation.made_ = group_.now();
+  operation.emplace(*this, nullptr, underway.told ? underway.deadline : meanwhile.begun());
+  operation->call_ = underway.call;
+  operation->counted_ = underway.told;
+  operation->args_ = &args;
+  operation->made_ = group_.now();
   const std::lock_guard guard(lock_);
-  operation.queued_ = true;
-  queue_.push_front(&operation);
+  operation->queued_ = true;
+  queue_.push_front(&*operation);
   state_.set_queued(true);
   return false;
 }
@@ -127,10 +139,9 @@ void CollectiveQueue::remove(Operation& operation) {
   if (queue_.empty()) state_.set_queued(false);
 }
 
-Status CollectiveQueue::run(Driver& driver, const Args& args, TimePoint deadline) {
+Status CollectiveQueue::run(Driver& driver, const Args& args, Meanwhile& meanwhile) {
   std::optional<Operation> operation;
-  const auto make = [&]() -> Operation& { return operation.emplace(*this, nullptr, deadline); };
-  if (express(make, args)) {
+  if (express(args, meanwhile, operation)) {
     if (!empty() || driver.attended()) driver.let_others_go_on();
     return {};
   }

@@ -7,6 +7,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -35,7 +36,7 @@ class CollectiveQueue {
   class Operation;
 
   /// Runs a valid call on this thread, after those before it.
-  Status run(Driver& driver, const Args& args, TimePoint deadline);
+  Status run(Driver& driver, const Args& args, Meanwhile& meanwhile);
   /// Queues a valid call.
   std::shared_ptr<Operation> start(std::shared_ptr<Driver> driver, Args args, TimePoint deadline);
   /// Queues the news that this member's next call, an `op`, was refused.
@@ -70,8 +71,7 @@ class CollectiveQueue {
 
  private:
   void enqueue(Operation& operation, const Args& args, bool refused = false);
-  template <class Make>
-  bool express(Make make, const Args& args);
+  bool express(const Args& args, Meanwhile& meanwhile, std::optional<Operation>& operation);
   void remove(Operation& operation);
   Operation* front();
   void begin(Operation& operation, LinkGroup& links);

@@ -64,7 +64,7 @@ bool RegionMember::gives_at_once(const Args& args, const Flow& flow, int source)
   return bytes == taken(args, flow, source).size();
 }
 
-bool RegionMember::express(const Args& args, const transport::Fingerprint& call) {
+bool RegionMember::express(const Args& args, const transport::Fingerprint& call, Meanwhile& meanwhile) {
   if (size() == 1 || failed() || call.sequence != sequence_ + 1 || (call.flags & kRefused) != 0 || !is_small(args)) return false;
   sequence_ = call.sequence;
   if (!room_for_line()) {
@@ -78,6 +78,7 @@ bool RegionMember::express(const Args& args, const transport::Fingerprint& call)
   place(args, flow);
   publish(call);
   published_ = true;
+  meanwhile.begun();
   if (!see_sources(flow)) return false;
   for (int source = flow.first; source < flow.last; ++source) {
     if (source != rank_ && !gives_at_once(args, flow, source)) return false;

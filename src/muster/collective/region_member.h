@@ -34,7 +34,7 @@ class RegionMember final : public RegionGroup {
                ArenaOf arena);
 
   Task<Status> run(const Args& args, const transport::Fingerprint& call) override;
-  bool express(const Args& args, const transport::Fingerprint& call) override;
+  bool express(const Args& args, const transport::Fingerprint& call, Meanwhile& meanwhile) override;
   std::vector<int> awaited() const override;
   transport::Fingerprint heard(int member) const override;
 

@@ -8,6 +8,7 @@
 
 #include "muster/base/debug_level.h"
 #include "muster/base/log.h"
+#include "muster/collective/communicator.h"
 #include "muster/group/detail.h"
 #include "muster/group/errors.h"
 #include "muster/group/rank_list.h"
@@ -69,18 +70,44 @@ WorkRef ProcessGroup::submit(Request request) {
 
 bool ProcessGroup::takes_plain() const { return plain_ != nullptr && get_debug_level() != DebugLevel::DETAIL && !at::hasCallbacks(); }
 
+/// Numbers, logs, arms and records a plain call.
+class ProcessGroup::PlainEntry final : public collective::Meanwhile {
+ public:
+  PlainEntry(ProcessGroup& group, const PlainCall& call) : group_(group), call_(call) {}
+
+  TimePoint begun() noexcept override {
+    entered_ = true;
+    const Armed armed = group_.arm(call_.name, true, call_.timeout);
+    if (group_.parts_.recorder) {
+      trace::Call recorded{
+          .name = call_.name, .sequence = armed.sequence, .bytes = call_.bytes, .shape = call_.shape, .peer = call_.peer};
+      if (call_.dtype) recorded.dtype = static_cast<std::uint8_t>(*call_.dtype);
+      ticket_ = group_.parts_.recorder->begin(group_.parts_.recorded_as, recorded, armed.begun);
+    }
+    return armed.deadline;
+  }
+  void ended() {
+    if (group_.parts_.recorder) group_.parts_.recorder->end(ticket_, steady_clock().now());
+  }
+  void failed(std::string_view why) {
+    if (!entered_) begun();  // refused before it began; it counts all the same
+    if (group_.parts_.recorder) group_.parts_.recorder->fail(ticket_, why, steady_clock().now());
+  }
+
+ private:
+  ProcessGroup& group_;
+  const PlainCall& call_;
+  trace::Ticket ticket_;
+  bool entered_ = false;
+};
+
 void ProcessGroup::run_plain(const collective::Args& args, const PlainCall& call) {
-  const Armed armed = arm(call.name, true, call.timeout);
-  if (!parts_.recorder) return plain_->run_plain(args, call.name, call.valid, armed.deadline);
-  auto& recorder = *parts_.recorder;
-  trace::Call recorded{.name = call.name, .sequence = armed.sequence, .bytes = call.bytes, .shape = call.shape, .peer = call.peer};
-  if (call.dtype) recorded.dtype = static_cast<std::uint8_t>(*call.dtype);
-  const auto ticket = recorder.begin(parts_.recorded_as, recorded, armed.begun);
+  PlainEntry entry(*this, call);
   try {
-    plain_->run_plain(args, call.name, call.valid, armed.deadline);
-    recorder.end(ticket, steady_clock().now());
+    plain_->run_plain(args, call.name, call.valid, entry);
+    entry.ended();
   } catch (const std::exception& error) {
-    recorder.fail(ticket, error.what(), steady_clock().now());
+    entry.failed(error.what());
     throw;
   }
 }

@@ -69,7 +69,8 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   /// Whether calls may come by `run_plain` now: the first backend takes them, this process is a member, and no profiler and no debugging
   /// wants to see requests.
   bool takes_plain() const;
-  /// Numbers, logs, records, arms the deadline and carries out, as `submit` does; what `submit` checks holds already.
+  /// Numbers, logs, records, arms the deadline and carries out, as `submit` does, all but the last once the call is on its way; what
+  /// `submit` checks holds already.
   void run_plain(const collective::Args& args, const PlainCall& call);
   /// The same checks now, and `start()` as often as one likes.
   PreparedRequest prepare(Request request);
@@ -114,6 +115,7 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
 
  private:
   friend class PreparedRequest;
+  class PlainEntry;
   ProcessGroupBackend& checked(const Request& request);
   ProcessGroupBackend& backend_for(const Request& request) const;
   struct Armed {
