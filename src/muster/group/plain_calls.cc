@@ -27,7 +27,7 @@ void changed(const TensorList& tensors) {
 class Call {
  public:
   Call(Op op, std::string_view name, const Group& given, const std::optional<Duration>& timeout, bool async_op)
-      : held_(given ? nullptr : WorldScope::current()->world_or_null()), group_(given ? given.get() : held_.get()) {
+      : held_(given ? WorldScope::Hold() : WorldScope::current()->hold()), group_(given ? given.get() : held_.get()) {
     ok = !async_op && group_ != nullptr && group_->takes_plain();
     if (!ok) return;
     call_.name = name;
@@ -112,7 +112,7 @@ class Call {
   bool ok = false;
 
  private:
-  const Group held_;
+  const WorldScope::Hold held_;
   ProcessGroup* const group_;
   SpareArgs args_;
   PlainCall call_;
