@@ -84,6 +84,7 @@ class RegionMember final : public RegionGroup {
 
   // region_member.cc: the protocol.
   std::size_t size() const { return layout_.members; }
+  int group_size() const { return static_cast<int>(layout_.members); }
   Line& line(int member, std::uint64_t sequence) const;
   Line& my_line() const { return line(rank_, sequence_); }
   Progress& progress(int member) const;
@@ -163,6 +164,7 @@ class RegionMember final : public RegionGroup {
   const int per_core_;      // ranks of the host for each core, rounded up
   const bool spins_;        // one: every rank has a core
   std::vector<int> local_;  // members' positions in the region
+  std::vector<transport::Mailbox*> others_;
 
   std::uint64_t sequence_ = 0;                          // of the call under way, or of the last one
   std::vector<std::uint64_t> next_;                     // next line to look at, for each member

@@ -40,7 +40,7 @@ RegionMember::Flow RegionMember::flow_of(const Args& args) const {
     flow.first = args.root;
     flow.last = args.root + 1;
   } else if (!from_root && (!to_root || root)) {
-    flow.last = channel_.size();
+    flow.last = group_size();
   }
   flow.chunk = flow.lists ? layout_.column_bytes : layout_.window_bytes;
   for (int source = flow.first; source < flow.last; ++source) {
@@ -96,14 +96,14 @@ void RegionMember::place_slices(const Args& args, Flow& flow) {
   Line& mine = my_line();
   mine.bytes = 0;
   mine.first_window = static_cast<std::uint8_t>(next_window_ % kWindows);
-  for (int reader = 0; reader < channel_.size(); ++reader) {
+  for (int reader = 0; reader < group_size(); ++reader) {
     if (reader != rank_ || flow.scaled) mine.bytes += given(args, flow, reader).size();
   }
   const bool fits = mine.bytes <= kSlotBytes;
   mine.place = mine.bytes == 0 ? Place::nothing : fits ? Place::slot : Place::window;
   auto* table = reinterpret_cast<Slice*>(slot(rank_));
   std::uint64_t at = layout_.table_bytes;
-  for (int reader = 0; reader < channel_.size(); ++reader) {
+  for (int reader = 0; reader < group_size(); ++reader) {
     const ConstBytes input = reader != rank_ || flow.scaled ? given(args, flow, reader) : ConstBytes();
     Slice& slice = table[reader];
     slice = {input.size(), at, fits ? Place::slot : Place::window, {}};
@@ -132,7 +132,7 @@ void RegionMember::fill_window(const Args& args, const Flow& flow, std::size_t s
     put(args, flow, to, part(given(args, flow, 0)));
   } else {
     const auto* table = reinterpret_cast<const Slice*>(slot(rank_));
-    for (int reader = 0; reader < channel_.size(); ++reader) {
+    for (int reader = 0; reader < group_size(); ++reader) {
       if (table[reader].place != Place::window) continue;
       put(args, flow, to + static_cast<std::size_t>(reader) * layout_.column_bytes, part(given(args, flow, reader)));
     }
@@ -202,7 +202,7 @@ void RegionMember::combine(const Args& args, const Flow& flow, std::size_t step)
   const MutableBytes out = args.outputs[0];
   const std::size_t at = step * flow.chunk;
   const std::size_t bytes = std::min(flow.chunk, out.size() - at);
-  for (int member = 0; member < channel_.size(); ++member) {
+  for (int member = 0; member < group_size(); ++member) {
     const auto index = static_cast<std::size_t>(member);
     if (member != rank_ || flow.scaled) {
       inputs_[index] = chunk_of(sources_[index], flow, member, step);
