@@ -99,12 +99,11 @@ class Call {
     call_.bytes = std::max(in, out);
     if (like_) call_.dtype = args_->dtype;
     call_.valid = valid;
-    group_->run_plain(*args_, call_);
-    return true;
+    return group_->run_plain(*args_, call_);
   }
   template <class Written>
   bool run(bool valid, const Written& written) {
-    run(valid);
+    if (!run(valid)) return false;
     changed(written);
     return true;
   }

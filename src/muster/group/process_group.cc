@@ -34,6 +34,10 @@ class Resubmitted final : public PreparedCall {
   const Request request_;
 };
 
+// Profilers that want to see the call which this thread makes, as `run_plain` found them. Asked twice, those that look at a part of all calls
+// only would answer for two.
+thread_local std::optional<at::StepCallbacks> drawn_observers;
+
 bool is_collective(Op op) { return op != Op::send && op != Op::recv; }
 
 /// "native:all_reduce", torch's way to name them, with the tensors where an observer wants inputs. `label` lives as long as `range`.
@@ -68,7 +72,7 @@ WorkRef ProcessGroup::submit(Request request) {
   return observed(backend, request, [&] { return backend.submit(std::move(request)); });
 }
 
-bool ProcessGroup::takes_plain() const { return plain_ != nullptr && get_debug_level() != DebugLevel::DETAIL && !at::hasCallbacks(); }
+bool ProcessGroup::takes_plain() const { return plain_ != nullptr && get_debug_level() != DebugLevel::DETAIL; }
 
 /// Numbers, logs, arms and records a plain call.
 class ProcessGroup::PlainEntry final : public collective::Meanwhile {
@@ -101,11 +105,16 @@ class ProcessGroup::PlainEntry final : public collective::Meanwhile {
   bool entered_ = false;
 };
 
-void ProcessGroup::run_plain(const collective::Args& args, const PlainCall& call) {
+bool ProcessGroup::run_plain(const collective::Args& args, const PlainCall& call) {
+  if (auto observers = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE)) [[unlikely]] {
+    drawn_observers = std::move(observers);
+    return false;
+  }
   PlainEntry entry(*this, call);
   try {
     plain_->run_plain(args, call.name, call.valid, entry);
     entry.ended();
+    return true;
   } catch (const std::exception& error) {
     entry.failed(error.what());
     throw;
@@ -118,7 +127,8 @@ WorkRef ProcessGroup::observed(ProcessGroupBackend& backend, Request& request, S
   // A range for torch's profilers; where none runs this is one look at a thread's list of observers.
   std::string label;
   std::optional<at::RecordFunction> range;
-  if (auto observers = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE)) [[unlikely]] {
+  auto observers = drawn_observers ? std::exchange(drawn_observers, {}) : at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE);
+  if (observers) [[unlikely]] {
     range.emplace(std::move(*observers));
     begin_range(*range, label, backend, request);
   }
@@ -174,6 +184,7 @@ ProcessGroupBackend& ProcessGroup::checked(const Request& request) {
 }
 
 void ProcessGroup::refuse(Op op, std::string_view name, const std::exception& why) {
+  drawn_observers.reset();
   if (is_collective(op)) {
     collectives_.fetch_add(1, std::memory_order_relaxed);
     parts_.backends.front().second->refuse(op);
