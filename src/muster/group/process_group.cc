@@ -8,6 +8,7 @@
 
 #include "muster/base/debug_level.h"
 #include "muster/base/log.h"
+#include "muster/base/quick_clock.h"
 #include "muster/collective/communicator.h"
 #include "muster/group/detail.h"
 #include "muster/group/errors.h"
@@ -91,7 +92,7 @@ class ProcessGroup::PlainEntry final : public collective::Meanwhile {
     return armed.deadline;
   }
   void ended() {
-    if (group_.parts_.recorder) group_.parts_.recorder->end(ticket_, steady_clock().now());
+    if (group_.parts_.recorder) group_.parts_.recorder->end(ticket_, quick_now());
   }
   void failed(std::string_view why) {
     if (!entered_) begun();  // refused before it began; it counts all the same
@@ -199,7 +200,7 @@ void ProcessGroup::refuse(Op op, std::string_view name, const std::exception& wh
 ProcessGroup::Armed ProcessGroup::arm(std::string_view name, bool collective, const std::optional<Duration>& given) {
   Armed armed;
   if (collective) armed.sequence = collectives_.fetch_add(1, std::memory_order_relaxed) + 1;
-  armed.begun = steady_clock().now();
+  armed.begun = quick_now();
   const Duration timeout = given.value_or(this->timeout());
   const bool unlimited = timeout < Duration::zero() || timeout >= TimePoint::max() - armed.begun;
   armed.deadline = unlimited ? TimePoint::max() : armed.begun + timeout;
