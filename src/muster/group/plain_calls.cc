@@ -113,7 +113,7 @@ class Call {
  private:
   const WorldScope::Hold held_;
   ProcessGroup* const group_;
-  SpareArgs args_;
+  LentArgs args_;
   PlainCall call_;
   std::optional<at::ScalarType> like_;
 };
