@@ -29,9 +29,12 @@ MemoryRange range_of(const Slices& slices, std::size_t& bytes) {
   return range;
 }
 
+}  // namespace
+
 /// A call that takes no place in the queue: remembered for later comparisons once it has begun, beside what the caller does then.
-struct Underway final : Meanwhile {
-  Underway(Control& known, const transport::Fingerprint& made, Meanwhile& other) : control(known), call(made), caller(other) {}
+struct CollectiveQueue::Underway final : Meanwhile {
+  Underway(Control& known, const Args& args, std::uint64_t sequence, Meanwhile& other)
+      : control(known), call(fingerprint_of(args, sequence)), caller(other) {}
   TimePoint begun() noexcept override {
     told = true;
     control.begin(call);
@@ -44,8 +47,6 @@ struct Underway final : Meanwhile {
   TimePoint deadline;
   bool told = false;
 };
-
-}  // namespace
 
 CollectiveQueue::CollectiveQueue(const GroupContext& group, std::unique_ptr<RegionGroup> region, const Selection::Bounds& bounds)
     : group_(group),
@@ -101,34 +102,14 @@ void CollectiveQueue::enqueue(Operation& operation, const Args& args, bool refus
   operation.queued_ = true;
 }
 
-/// The whole call at once where nothing else is under way and it needs no task; else `operation` stands in the queue, before what came later.
-bool CollectiveQueue::express(const Args& args, Meanwhile& meanwhile, std::optional<Operation>& operation) {
-  const std::uint64_t sequence = expressly_ ? state_.try_lock_as_next() : 0;
-  if (sequence == 0) {
-    enqueue(operation.emplace(*this, nullptr, meanwhile.begun()), args);
-    return false;
-  }
-  const std::unique_lock drive(state_, std::adopt_lock);
-  Underway underway(control_, fingerprint_of(args, sequence), meanwhile);
+/// The whole call at once, where it needs no task. Under the drive lock.
+bool CollectiveQueue::express(Underway& underway, const Args& args) {
   if (control_.news()) control_.poll();
-  if (!group_.channel->failed()) {
-    if (group_.size() == 1) {
-      underway.begun();
-      run_alone(args);
-      return true;
-    }
-    if (region_ && region_->express(args, underway.call, underway)) return true;
-  }
-  operation.emplace(*this, nullptr, underway.told ? underway.deadline : meanwhile.begun());
-  operation->call_ = underway.call;
-  operation->counted_ = underway.told;
-  operation->args_ = &args;
-  operation->made_ = group_.now();
-  const std::lock_guard guard(lock_);
-  operation->queued_ = true;
-  queue_.push_front(&*operation);
-  state_.set_queued(true);
-  return false;
+  if (group_.channel->failed()) return false;
+  if (group_.size() > 1) return region_ && region_->express(args, underway.call, underway);
+  underway.begun();
+  run_alone(args);
+  return true;
 }
 
 void CollectiveQueue::remove(Operation& operation) {
@@ -140,13 +121,40 @@ void CollectiveQueue::remove(Operation& operation) {
 }
 
 Status CollectiveQueue::run(Driver& driver, const Args& args, Meanwhile& meanwhile) {
-  std::optional<Operation> operation;
-  if (express(args, meanwhile, operation)) {
-    if (!empty() || driver.attended()) driver.let_others_go_on();
-    return {};
+  const std::uint64_t sequence = expressly_ ? state_.try_lock_as_next() : 0;
+  if (sequence == 0) {
+    Operation operation(*this, nullptr, meanwhile.begun());
+    enqueue(operation, args);
+    return attend(driver, operation);
   }
-  driver.attend([&operation] { return operation->published(); }, TimePoint::max());
-  return operation->status();
+  std::unique_lock drive(state_, std::adopt_lock);
+  Underway underway(control_, args, sequence, meanwhile);
+  if (!express(underway, args)) return go_on(driver, args, underway, std::move(drive));
+  drive.unlock();
+  if (!empty() || driver.attended()) driver.let_others_go_on();
+  return {};
+}
+
+/// With a call that the express way has not ended: it stands in the queue, before what came later.
+Status CollectiveQueue::go_on(Driver& driver, const Args& args, const Underway& underway, std::unique_lock<QueueState> drive) {
+  Operation operation(*this, nullptr, underway.told ? underway.deadline : underway.caller.begun());
+  operation.call_ = underway.call;
+  operation.counted_ = underway.told;
+  operation.args_ = &args;
+  operation.made_ = group_.now();
+  {
+    const std::lock_guard guard(lock_);
+    operation.queued_ = true;
+    queue_.push_front(&operation);
+    state_.set_queued(true);
+  }
+  drive.unlock();
+  return attend(driver, operation);
+}
+
+Status CollectiveQueue::attend(Driver& driver, const Operation& operation) {
+  driver.attend([&operation] { return operation.published(); }, TimePoint::max());
+  return operation.status();
 }
 
 std::shared_ptr<CollectiveQueue::Operation> CollectiveQueue::start(std::shared_ptr<Driver> driver, Args args, TimePoint deadline) {

@@ -7,7 +7,6 @@
 #include <deque>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -71,7 +70,10 @@ class CollectiveQueue {
 
  private:
   void enqueue(Operation& operation, const Args& args, bool refused = false);
-  bool express(const Args& args, Meanwhile& meanwhile, std::optional<Operation>& operation);
+  struct Underway;
+  bool express(Underway& underway, const Args& args);
+  Status go_on(Driver& driver, const Args& args, const Underway& underway, std::unique_lock<QueueState> drive);
+  Status attend(Driver& driver, const Operation& operation);
   void remove(Operation& operation);
   Operation* front();
   void begin(Operation& operation, LinkGroup& links);

@@ -200,7 +200,9 @@ Status GroupCommunicator::run(const Args& args, TimePoint deadline) {
 }
 
 Status GroupCommunicator::run(const Args& args, bool valid, Meanwhile& meanwhile) {
-  if (Status fine = valid ? check_open(args.op) : check(args); !fine) return fine;
+  if (!valid || mark_.forked() || closed_.load()) {
+    if (Status fine = valid ? check_open(args.op) : check(args); !fine) return fine;
+  }
   return queue_.run(*this, args, meanwhile);
 }
 
