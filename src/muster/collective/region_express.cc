@@ -25,9 +25,10 @@ void pause_once() {
 #endif
 }
 
-// Further ahead the caches have better to do.
-constexpr std::size_t kClaimedBytes = 1024;
+// Beyond that the caches have better to do.
+constexpr std::size_t kFetchedBytes = 1024;
 
+/// Sends for memory that will be written.
 void claim(const std::byte* memory, std::size_t bytes) {
   for (std::size_t at = 0; at < bytes; at += kCacheLine) {
 #if defined(__x86_64__)
@@ -38,16 +39,27 @@ void claim(const std::byte* memory, std::size_t bytes) {
   }
 }
 
+/// Sends for memory that will be read.
+void reach_for(const std::byte* memory, std::size_t bytes) {
+  for (std::size_t at = 0; at < bytes; at += kCacheLine) __builtin_prefetch(memory + at, 0);
+}
+
 }  // namespace
 
-/// Memory that others have read has to be taken back from their caches before it can be written, which is as long a way as that of the data
-/// itself. What the next call will write, a call that is as large as this one, is sent for here, while this one waits.
-void RegionMember::claim_next() const {
+/// What is to be touched soon is on its way while this member does other things, once it has published its line. What the others give it, where
+/// that is much: they mostly have written it just then too. And what the next call will write, if it is as large as this one: memory that
+/// others have read has to be taken back from their caches first, which is as long a way as that of the data itself.
+void RegionMember::fetch_ahead(const Flow& flow) const {
   const Line& mine = my_line();
-  const auto* next = reinterpret_cast<const std::byte*>(&line(rank_, sequence_ + 1));
-  claim(next, offsetof(Line, payload) + (mine.place == Place::line ? mine.bytes : 0));
-  if (mine.place != Place::slot) return;
-  claim(base_ + layout_.slot(rank_, sequence_ + 1), layout_.table_bytes + std::min<std::size_t>(mine.bytes, kClaimedBytes));
+  const std::size_t staged = mine.place == Place::slot ? layout_.table_bytes + std::min<std::size_t>(mine.bytes, kFetchedBytes) : 0;
+  for (int source = flow.first; staged > 0 && source < flow.last; ++source) {
+    if (source == rank_) continue;
+    reach_for(reinterpret_cast<const std::byte*>(&line(source, sequence_)), kCacheLine);
+    reach_for(slot(source), staged);
+  }
+  const std::size_t in_line = offsetof(Line, payload) + (mine.place == Place::line ? mine.bytes : 0);
+  claim(reinterpret_cast<const std::byte*>(&line(rank_, sequence_ + 1)), in_line);
+  claim(base_ + layout_.slot(rank_, sequence_ + 1), staged);
 }
 
 /// Whether all that this member gives fits beside its line.
@@ -101,7 +113,7 @@ bool RegionMember::express(const Args& args, const transport::Fingerprint& call,
   place(args, flow);
   publish(call);
   published_ = true;
-  claim_next();
+  if (spins_) fetch_ahead(flow);
   meanwhile.begun();
   if (!see_sources(flow)) return false;
   for (int source = flow.first; source < flow.last; ++source) {

@@ -140,7 +140,7 @@ class RegionMember final : public RegionGroup {
   void copy_own(const Args& args, const Flow& flow);
 
   // region_express.cc: small calls without a task.
-  void claim_next() const;
+  void fetch_ahead(const Flow& flow) const;
   bool is_small(const Args& args) const;
   bool see_sources(const Flow& flow);
   bool gives_at_once(const Args& args, const Flow& flow, int source) const;
