@@ -96,7 +96,7 @@ bool RegionMember::gives_at_once(const Args& args, const Flow& flow, int source)
   if (theirs.place == Place::window || theirs.place == Place::arena) return false;
   std::uint64_t bytes = theirs.bytes;
   if (flow.lists && theirs.place != Place::nothing) bytes = reinterpret_cast<const Slice*>(slot(source))[rank_].bytes;
-  return bytes == taken(args, flow, source).size();
+  return bytes == taken(args, source).size();
 }
 
 bool RegionMember::express(const Args& args, const transport::Fingerprint& call, Meanwhile& meanwhile) {
@@ -124,7 +124,7 @@ bool RegionMember::express(const Args& args, const transport::Fingerprint& call,
     if (source == rank_ && !flow.scaled) continue;
     if (!resolve(args, flow, source)) return false;
     const Source& from = sources_[static_cast<std::size_t>(source)];
-    if (!flow.combines && from.bytes != 0) std::memcpy(taken(args, flow, source).data(), from.data, from.bytes);
+    if (!flow.combines && from.bytes != 0) std::memcpy(taken(args, source).data(), from.data, from.bytes);
   }
   for (std::size_t step = 0; flow.combines && step < flow.takes; ++step) combine(args, flow, step);
   published_ = false;

@@ -84,10 +84,6 @@ RegionMember::RegionMember(transport::HostRegion& region, std::uint64_t segment,
   }
 }
 
-Line& RegionMember::line(int member, std::uint64_t sequence) const {
-  return *reinterpret_cast<Line*>(base_ + layout_.line(member, sequence));
-}
-
 Progress& RegionMember::progress(int member) const { return *reinterpret_cast<Progress*>(base_ + layout_.progress(member)); }
 
 Position RegionMember::counter(int member, Counter counter) const {

@@ -85,7 +85,9 @@ class RegionMember final : public RegionGroup {
   // region_member.cc: the protocol.
   std::size_t size() const { return layout_.members; }
   int group_size() const { return static_cast<int>(layout_.members); }
-  Line& line(int member, std::uint64_t sequence) const;
+  Line& line(int member, std::uint64_t sequence) const {
+    return *reinterpret_cast<Line*>(base_ + layout_.line(member, sequence));
+  }
   Line& my_line() const { return line(rank_, sequence_); }
   Progress& progress(int member) const;
   std::byte* slot(int member) const { return base_ + layout_.slot(member, sequence_); }
@@ -127,7 +129,11 @@ class RegionMember final : public RegionGroup {
   void place(const Args& args, Flow& flow);
   Flow flow_of(const Args& args) const;
   ConstBytes given(const Args& args, const Flow& flow, int reader) const;
-  MutableBytes taken(const Args& args, const Flow& flow, int source) const;
+  // Where what `source` gives goes, or is reduced into.
+  static MutableBytes taken(const Args& args, int source) {
+    const std::size_t index = info(args.op).lists_output ? static_cast<std::size_t>(source) : 0;
+    return index < args.outputs.size() ? args.outputs[index] : MutableBytes();
+  }
   void put(const Args& args, const Flow& flow, std::byte* to, ConstBytes from) const;
   void place_input(const Args& args, Flow& flow);
   void place_slices(const Args& args, Flow& flow);

@@ -44,7 +44,9 @@ RegionMember::Flow RegionMember::flow_of(const Args& args) const {
   }
   flow.chunk = flow.lists ? layout_.column_bytes : layout_.window_bytes;
   for (int source = flow.first; source < flow.last; ++source) {
-    if (source != rank_ || flow.combines) flow.takes = std::max(flow.takes, chunks(taken(args, flow, source).size(), flow.chunk));
+    if (source == rank_ && !flow.combines) continue;
+    flow.takes = std::max(flow.takes, chunks(taken(args, source).size(), flow.chunk));
+    if (!table.lists_output) break;  // the same for all
   }
   return flow;
 }
@@ -54,12 +56,6 @@ ConstBytes RegionMember::given(const Args& args, const Flow& flow, int reader) c
   if (args.op == Op::broadcast) return args.outputs[0];
   const std::size_t index = flow.lists ? static_cast<std::size_t>(reader) : 0;
   return index < args.inputs.size() ? args.inputs[index] : ConstBytes();
-}
-
-/// Where what `source` gives goes, or is reduced into.
-MutableBytes RegionMember::taken(const Args& args, const Flow&, int source) const {
-  const std::size_t index = info(args.op).lists_output ? static_cast<std::size_t>(source) : 0;
-  return index < args.outputs.size() ? args.outputs[index] : MutableBytes();
 }
 
 void RegionMember::put(const Args& args, const Flow& flow, std::byte* to, ConstBytes from) const {
@@ -170,7 +166,7 @@ Status RegionMember::resolve(const Args& args, const Flow& flow, int member) {
     source.column = static_cast<std::size_t>(rank_) * layout_.column_bytes;
     where = in_slot = slice.where;
   }
-  const std::size_t expected = taken(args, flow, member).size();
+  const std::size_t expected = taken(args, member).size();
   if (source.bytes != expected) {
     return refuse(Status(Code::mismatch,
                          what(args) + ": " + who(member) + " gives " + who(rank_) + " " + std::to_string(source.bytes) +
@@ -218,7 +214,7 @@ void RegionMember::copy_own(const Args& args, const Flow& flow) {
   if (flow.combines || args.op == Op::broadcast || args.op == Op::barrier) return;
   if ((args.op == Op::gather || args.op == Op::scatter) && args.root != rank_) return;
   const ConstBytes mine = given(args, flow, rank_);
-  const MutableBytes to = taken(args, flow, rank_);
+  const MutableBytes to = taken(args, rank_);
   copy(to.data(), mine.data(), std::min(mine.size(), to.size()));
 }
 
@@ -288,7 +284,7 @@ Task<Status> RegionMember::pull(const Args& args, const transport::Fingerprint& 
       const std::size_t at = step * flow.chunk;
       if (flow.combines || at >= from.bytes) continue;
       const std::size_t bytes = std::min(flow.chunk, from.bytes - at);
-      copy(taken(args, flow, source).data() + at, chunk_of(from, flow, source, step), bytes);
+      copy(taken(args, source).data() + at, chunk_of(from, flow, source, step), bytes);
       if (pause_due(bytes)) co_await until([asked = 0]() mutable { return asked++ > 0; });
     }
     if (flow.combines && flow.last > 0 && step < flow.takes) {
