@@ -5,9 +5,9 @@
 
 namespace muster {
 
-/// `steady_clock().now()`, some microseconds off at most, so one that follows another may be that much earlier. Where the kernel takes its time
-/// from the processor's counter (its own word that the counter runs evenly, on all cores alike), this reads that counter, held against the
-/// clock every ten milliseconds, for each thread by itself. Elsewhere it is the clock. For times that are written down or waited for.
+/// `steady_clock().now()`, some microseconds off at most, so one that follows another may be that much earlier. Where the kernel takes its
+/// time from the processor's counter (its own word that the counter runs evenly, on all cores alike), this reads that counter, held against
+/// the clock every ten milliseconds, for each thread by itself. Elsewhere it is the clock. For times that are written down or waited for.
 TimePoint quick_now();
 
 }  // namespace muster

@@ -1,8 +1,8 @@
 /// A place for a shared object that threads look at far more often than it changes.
 ///
-/// To hold what stands there costs one atomic addition, to let go another: no lock, and the object's own count stays untouched. The place and
-/// the number of those that hold from there are one word; who changes the place takes that number along and adds it to what its old tenant is
-/// owed, so that whoever lets go last drops that.
+/// To hold what stands there costs one atomic addition, to let go another: no lock, and the object's own count stays untouched. The place
+/// and the number of those that hold from there are one word; who changes the place takes that number along and adds it to what its old
+/// tenant is owed, so that whoever lets go last drops that.
 #pragma once
 
 #include <atomic>

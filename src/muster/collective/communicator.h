@@ -52,8 +52,8 @@ struct Args {
 /// them, so that it costs nothing beside the wait.
 class Meanwhile {
  public:
-  /// The call has begun. Returns its deadline. Called once, on the caller's thread, before the call waits for longer than some microseconds;
-  /// not at all where the call is refused.
+  /// The call has begun. Returns its deadline. Called once, on the caller's thread, before the call waits for longer than some
+  /// microseconds; not at all where the call is refused.
   virtual TimePoint begun() noexcept = 0;
 
  protected:

@@ -1,5 +1,5 @@
-/// Who drives a queue of calls, whether any stand in it, and how many there have been: one word, so that a call that finds nobody there takes
-/// the lock and its number at one stroke.
+/// Who drives a queue of calls, whether any stand in it, and how many there have been: one word, so that a call that finds nobody there
+/// takes the lock and its number at one stroke.
 #pragma once
 
 #include <atomic>

@@ -46,9 +46,9 @@ void reach_for(const std::byte* memory, std::size_t bytes) {
 
 }  // namespace
 
-/// What is to be touched soon is on its way while this member does other things, once it has published its line. What the others give it, where
-/// that is much: they mostly have written it just then too. And what the next call will write, if it is as large as this one: memory that
-/// others have read has to be taken back from their caches first, which is as long a way as that of the data itself.
+/// What is to be touched soon is on its way while this member does other things, once it has published its line. What the others give it,
+/// where that is much: they mostly have written it just then too. And what the next call will write, if it is as large as this one: memory
+/// that others have read has to be taken back from their caches first, which is as long a way as that of the data itself.
 void RegionMember::fetch_ahead(const Flow& flow) const {
   const Line& mine = my_line();
   const std::size_t staged = mine.place == Place::slot ? layout_.table_bytes + std::min<std::size_t>(mine.bytes, kFetchedBytes) : 0;

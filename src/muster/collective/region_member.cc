@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstring>
-#include <type_traits>
 
 #include "muster/collective/alone.h"
 #include "muster/transport/core_sharing.h"
@@ -45,9 +44,12 @@ static_assert(offsetof(Line, dtype) - kLineKind == offsetof(transport::Fingerpri
               offsetof(Line, digest) - kLineKind == offsetof(transport::Fingerprint, digest) - kKind);
 
 template <class T>
-auto bytes_at(T& object, std::size_t at) {
-  if constexpr (std::is_const_v<T>) return reinterpret_cast<const std::byte*>(&object) + at;
-  else return reinterpret_cast<std::byte*>(&object) + at;
+const std::byte* bytes_at(const T& object, std::size_t at) {
+  return reinterpret_cast<const std::byte*>(&object) + at;
+}
+template <class T>
+std::byte* bytes_at(T& object, std::size_t at) {
+  return reinterpret_cast<std::byte*>(&object) + at;
 }
 
 // Orders reads of memory that is not the protocol's (a peer's arena) before a look at the peer's `gave_up`.

@@ -85,9 +85,7 @@ class RegionMember final : public RegionGroup {
   // region_member.cc: the protocol.
   std::size_t size() const { return layout_.members; }
   int group_size() const { return static_cast<int>(layout_.members); }
-  Line& line(int member, std::uint64_t sequence) const {
-    return *reinterpret_cast<Line*>(base_ + layout_.line(member, sequence));
-  }
+  Line& line(int member, std::uint64_t sequence) const { return *reinterpret_cast<Line*>(base_ + layout_.line(member, sequence)); }
   Line& my_line() const { return line(rank_, sequence_); }
   Progress& progress(int member) const;
   std::byte* slot(int member) const { return base_ + layout_.slot(member, sequence_); }

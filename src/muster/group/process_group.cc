@@ -35,8 +35,8 @@ class Resubmitted final : public PreparedCall {
   const Request request_;
 };
 
-// Profilers that want to see the call which this thread makes, as `run_plain` found them. Asked twice, those that look at a part of all calls
-// only would answer for two.
+// Profilers that want to see the call which this thread makes, as `run_plain` found them. Asked twice, those that look at a part of all
+// calls only would answer for two.
 thread_local std::optional<at::StepCallbacks> drawn_observers;
 
 bool is_collective(Op op) { return op != Op::send && op != Op::recv; }
@@ -84,8 +84,7 @@ class ProcessGroup::PlainEntry final : public collective::Meanwhile {
     entered_ = true;
     const Armed armed = group_.arm(call_.name, true, call_.timeout);
     if (group_.parts_.recorder) {
-      trace::Call recorded{
-          .name = call_.name, .sequence = armed.sequence, .bytes = call_.bytes, .shape = call_.shape, .peer = call_.peer};
+      trace::Call recorded{.name = call_.name, .sequence = armed.sequence, .bytes = call_.bytes, .shape = call_.shape, .peer = call_.peer};
       if (call_.dtype) recorded.dtype = static_cast<std::uint8_t>(*call_.dtype);
       ticket_ = group_.parts_.recorder->begin(group_.parts_.recorded_as, recorded, armed.begun);
     }

@@ -70,8 +70,8 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   /// requests.
   bool takes_plain() const;
   /// Numbers, logs, records, arms the deadline and carries out, as `submit` does, all but the last once the call is on its way; what
-  /// `submit` checks holds already. False, with nothing done, where a profiler wants to see this call: it must come as a request then, next on
-  /// this thread.
+  /// `submit` checks holds already. False, with nothing done, where a profiler wants to see this call: it must come as a request then, next
+  /// on this thread.
   bool run_plain(const collective::Args& args, const PlainCall& call);
   /// The same checks now, and `start()` as often as one likes.
   PreparedRequest prepare(Request request);

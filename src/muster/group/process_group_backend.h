@@ -19,7 +19,7 @@ namespace muster {
 namespace collective {
 struct Args;      // communicator.h
 class Meanwhile;  // communicator.h
-}
+}  // namespace collective
 
 /// A request laid out once (`ProcessGroupBackend::prepare`). Its backend outlives it.
 class PreparedCall {
