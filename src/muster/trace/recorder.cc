@@ -206,8 +206,9 @@ Ticket Recorder::begin(std::uint16_t group, const Call& call, TimePoint now) noe
   for (std::size_t i = 0; i < name.size(); ++i) put(offsetof(Body, name) + 8 * i, name[i]);
   put(offsetof(Body, peer), static_cast<std::uint32_t>(call.peer) | std::uint64_t{this_thread()} << 32);
   const State state = call.async ? State::queued : State::started;
-  static_assert(offsetof(Body, dtype) == offsetof(Body, group) + 2 && offsetof(Body, state) == offsetof(Body, group) + 3 &&
-                offsetof(Body, dimensions) == offsetof(Body, group) + 4 && offsetof(Body, async) == offsetof(Body, group) + 5);
+  static_assert(offsetof(Body, thread) == offsetof(Body, peer) + 4 && offsetof(Body, dtype) == offsetof(Body, group) + 2 &&
+                offsetof(Body, state) == offsetof(Body, group) + 3 && offsetof(Body, dimensions) == offsetof(Body, group) + 4 &&
+                offsetof(Body, async) == offsetof(Body, group) + 5);
   put(offsetof(Body, group), group | std::uint64_t{call.dtype} << 16 | static_cast<std::uint64_t>(state) << 24 |
                                  std::uint64_t{std::min<std::size_t>(dimensions, 255)} << 32 | std::uint64_t{call.async} << 40);
   put(offsetof(Body, reserved), 0);
