@@ -34,7 +34,7 @@
 namespace {
 
 using bench_ddp::Model;
-using muster::cli::bench::Folder;
+using muster::TemporaryFolder;
 using muster::cli::bench::median;
 constexpr int kWarm = 5;
 

@@ -25,7 +25,7 @@
 namespace {
 
 namespace rpc = muster::rpc;
-using muster::cli::bench::Folder;
+using muster::TemporaryFolder;
 using muster::cli::bench::median;
 using Clock = std::chrono::steady_clock;
 

@@ -29,7 +29,7 @@
 
 namespace {
 
-using muster::cli::bench::Folder;
+using muster::TemporaryFolder;
 using muster::cli::bench::median;
 using muster_bench::Board;
 using muster_bench::Clock;

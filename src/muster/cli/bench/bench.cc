@@ -27,7 +27,6 @@ using bench::Cell;
 using bench::Contestant;
 using bench::Field;
 using bench::Figures;
-using bench::Folder;
 using bench::ProgressLine;
 using bench::Row;
 
