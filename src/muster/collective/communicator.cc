@@ -10,6 +10,7 @@
 #include "muster/collective/collective_queue.h"
 #include "muster/collective/driver.h"
 #include "muster/collective/driving_thread.h"
+#include "muster/collective/lookout.h"
 #include "muster/collective/making.h"
 #include "muster/collective/point_to_point.h"
 
@@ -19,6 +20,8 @@ namespace {
 /// How often a thread that waits looks after reminders, in the first second and later.
 constexpr auto kEarlyLook = std::chrono::milliseconds(100);
 constexpr auto kLateLook = std::chrono::seconds(1);
+/// The latter where it has something of its own to look after too.
+constexpr auto kOwnLook = std::chrono::milliseconds(500);
 
 class GroupCommunicator final : public Communicator, public Driver, public std::enable_shared_from_this<GroupCommunicator> {
  public:
@@ -41,6 +44,7 @@ class GroupCommunicator final : public Communicator, public Driver, public std::
   Status run_valid(const Args& args, TimePoint deadline) override;
   PendingRef start(Args args, TimePoint deadline) override;
   std::shared_ptr<void> drive_here() override;
+  std::shared_ptr<void> look_while_waiting(std::function<void()> look) override;
   void refuse(Op op) override;
   PendingRef send(int member, std::uint64_t tag, ConstBytes data, DType dtype, TimePoint deadline) override;
   PendingRef receive(int member, std::uint64_t tag, MutableBytes data, DType dtype, TimePoint deadline) override;
@@ -110,6 +114,7 @@ class GroupCommunicator final : public Communicator, public Driver, public std::
   std::atomic<int> attending_{0};
   std::atomic<int> driving_{0};  // see drive_here()
   DrivingThread driver_;         // of those that do
+  Lookout lookout_;
   std::atomic<bool> closed_{false};
   PointToPoint messages_;
   CollectiveQueue queue_;
@@ -142,14 +147,16 @@ bool GroupCommunicator::attend(const std::function<bool()>& done, TimePoint limi
   advance_as(1);
   if (done()) return leave(true);
   const TimePoint began = group_.now();
+  Duration late = kLateLook;
   for (TimePoint now = began;;) {
     const Pass pass{*this, done, queue_.additions()};
-    const TimePoint look = now + (now - began < kLateLook ? TimePoint::duration(kEarlyLook) : TimePoint::duration(kLateLook));
+    const TimePoint look = now + (now - began < kLateLook ? Duration(kEarlyLook) : late);
     group_.fabric->wait([&pass] { return pass(); }, std::min({limit, next_deadline(), look}));
     if (done()) return leave(true);
     now = group_.now();
     check_deadlines(now);
     queue_.remind(now);
+    late = lookout_.look() ? Duration(kOwnLook) : Duration(kLateLook);
     if (now >= limit) return leave(done());
   }
 }
@@ -211,6 +218,18 @@ std::shared_ptr<void> GroupCommunicator::drive_here() {
     std::shared_ptr<GroupCommunicator> group;
   };
   return std::make_shared<Driving>(shared_from_this());
+}
+
+std::shared_ptr<void> GroupCommunicator::look_while_waiting(std::function<void()> look) {
+  struct Looking {
+    Looking(std::shared_ptr<GroupCommunicator> in, std::function<void()> what) : group(std::move(in)), look(std::move(what)) {
+      group->lookout_.add(look);
+    }
+    ~Looking() { group->lookout_.remove(look); }
+    const std::shared_ptr<GroupCommunicator> group;
+    const std::function<void()> look;
+  };
+  return std::make_shared<Looking>(shared_from_this(), std::move(look));
 }
 
 void GroupCommunicator::refuse(Op op) {

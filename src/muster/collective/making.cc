@@ -1,4 +1,4 @@
-// How groups are made: alone, by an agreement of their members, or by dividing a group that stands.
+// How groups are made: alone, by an agreement of their members, by an offer that came with another call, or by dividing a group that stands.
 #include "muster/collective/making.h"
 
 #include <algorithm>
@@ -55,6 +55,15 @@ Result<Handout> hand_out(transport::Fabric& fabric, const Tuning* given, std::si
   }
   handout.bounds = select(*tuning, handout.segment == kNoSegment ? Ground::links : Ground::region, size).bounds();
   return handout;
+}
+
+// Of a group that no tuning changes.
+Selection::Bounds bounds_of(const Offer& offer, std::size_t members) {
+  return Selection(offer.segment == kNoSegment ? Ground::links : Ground::region, static_cast<int>(members)).bounds();
+}
+
+void release_segment(transport::Fabric& fabric, const Offer& offer) {
+  if (offer.segment != kNoSegment && fabric.region() != nullptr) fabric.region()->release(offer.segment);
 }
 
 std::string making(const CommunicatorOptions& options) {
@@ -169,6 +178,30 @@ Result<std::shared_ptr<Communicator>> Communicator::create(std::shared_ptr<trans
     return failure.with_context(what + " on rank " + std::to_string(fabric->rank()));
   }
   return assemble(std::move(fabric), std::move(agreed).value(), std::move(options.name), std::move(options.witness));
+}
+
+Offer Communicator::offer(transport::Fabric& fabric, const std::vector<int>& members, const CommunicatorOptions& options) {
+  if (!check_members(fabric, members) || members.size() < 2 || members.front() != fabric.rank()) return {};
+  const auto handout = hand_out(fabric, options.tuning.get(), members.size(), options.use_region && share_a_region(fabric, members));
+  if (!handout.ok()) return {};  // `create` says so, to all
+  const Offer made{fabric.next_channel_id(), handout->segment};
+  if (made.channel != 0 && handout->bounds == bounds_of(made, members.size())) return made;
+  release_segment(fabric, made);
+  return {};
+}
+
+void Communicator::withdraw(transport::Fabric& fabric, const Offer& offer) {
+  if (offer.channel != 0) release_segment(fabric, offer);
+}
+
+Result<std::shared_ptr<Communicator>> Communicator::accept(std::shared_ptr<transport::Fabric> fabric, std::vector<int> members,
+                                                           const Offer& offer, CommunicatorOptions options) {
+  const std::string what = making(options);
+  if (Status valid = check_members(*fabric, members); !valid) return valid.with_context(what);
+  const Handout handout{offer.segment, bounds_of(offer, members.size())};
+  auto channel = fabric->open(static_cast<std::uint32_t>(offer.channel), std::move(members));
+  if (!channel.ok()) return channel.status().with_context(what + " on rank " + std::to_string(fabric->rank()));
+  return assemble(std::move(fabric), Agreement{std::move(*channel), handout}, std::move(options.name), std::move(options.witness));
 }
 
 Result<std::shared_ptr<Communicator>> Communicator::split(const std::shared_ptr<Communicator>& parent,
