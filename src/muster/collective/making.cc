@@ -1,4 +1,5 @@
-// How groups are made: alone, by an agreement of their members, by an offer that came with another call, or by dividing a group that stands.
+// How groups are made: alone, by an agreement of their members, by an offer that came with another call, or by dividing a group that
+// stands.
 #include "muster/collective/making.h"
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 // Making and closing groups.
-#include "muster/collective/communicator_test_job.h"
 #include "muster/collective/making.h"
+#include "muster/collective/communicator_test_job.h"
 #include "muster/collective/tuning.h"
 
 namespace muster::collective {
