@@ -179,13 +179,19 @@ Group new_group(const NewGroupOptions& options) {
       return group::make_group(job, group::name_of(*job, ranks), ranks, std::move(config), timeout);
   } else {
     // Another rank may be in a making of which only the members know, and wait for this one there.
-    auto meeting =
-        job->order->begin(job->store, job->rank, scope->unique_name("new_group of all ranks") + job->era, call, all_ranks(job->world_size));
-    offer = agree_on_call(world, *job, ranks, config, call, deadline, [&] { return meeting.look(); });
+    auto meeting = job->order->begin(
+        job->store, {job->rank, scope->unique_name("new_group of all ranks") + job->era, call, all_ranks(job->world_size), true});
+    try {
+      offer = agree_on_call(world, *job, ranks, config, call, deadline, [&] { return meeting.look(); });
+    } catch (const DistError& error) {
+      // Who has found this making stuck may be in another call of the default group by now, which is all that this rank has seen of it.
+      if (error.code() == Code::mismatch) group::check(meeting.verdict());
+      throw;
+    }
   }
   auto name = scope->unique_name(group::name_of(*job, ranks));
   // Nobody else knows of a making that only the members call: whether it can ever end is for them to find out.
-  auto making = job->order->begin(options.use_local_synchronization ? job->store : nullptr, job->rank, name + job->era, call, ranks);
+  auto making = job->order->begin(options.use_local_synchronization ? job->store : nullptr, {job->rank, name + job->era, call, ranks});
   const group::Meeting meeting{.terms = options.use_local_synchronization ? call : "",
                                .give_up = [&] { return making.look(); },
                                .pg_options = options.pg_options,
@@ -195,7 +201,9 @@ Group new_group(const NewGroupOptions& options) {
   try {
     group = group::make_group(job, std::move(name), std::move(ranks), std::move(config), timeout, meeting);
   } catch (const DistError&) {
-    group::check(making.verdict());
+    const auto verdict = making.verdict();
+    if (making.stops_default_group()) world->abort(verdict.message());
+    group::check(verdict);
     throw;
   }
   if (group->is_member()) scope->add(group);
