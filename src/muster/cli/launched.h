@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "muster/base/descriptor.h"
-#include "muster/testing/scratch_folder.h"
+#include "muster/base/temporary_folder.h"
 
 namespace muster::cli::testing {
 
@@ -60,8 +60,8 @@ class Fifo {
   bool wait_for_end();
 
  private:
-  const muster::testing::ScratchFolder folder_;
-  const std::string path_ = folder_.file("fifo");
+  const TemporaryFolder folder_{"muster-test-"};
+  const std::string path_ = folder_.path() + "/fifo";
   Descriptor end_;
 };
 
