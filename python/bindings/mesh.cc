@@ -23,7 +23,7 @@ std::vector<std::unique_ptr<DeviceMesh::Scope>>& scopes() {
   return entered;
 }
 
-DeviceMesh make(const std::string& device_type, const py::object& mesh, const Names& names, bool groups) {
+DeviceMesh make_mesh(const std::string& device_type, const py::object& mesh, const Names& names, bool groups) {
   const auto ranks = py::module_::import("torch").attr("as_tensor")(mesh).cast<at::Tensor>();
   return blocking(nullptr, [&] {
     return DeviceMesh(device_type, MeshRanks(ranks),
@@ -36,7 +36,7 @@ DeviceMesh make(const std::string& device_type, const py::object& mesh, const Na
 void bind_mesh(py::module_& module) {
   py::class_<DeviceMesh, std::shared_ptr<DeviceMesh>>(
       module, "DeviceMesh", "A grid of ranks, with a group for every line along every dimension.", let_go_without_gil<DeviceMesh>())
-      .def(py::init(&make), py::arg("device_type"), py::arg("mesh"), py::kw_only(), py::arg("mesh_dim_names") = py::none(),
+      .def(py::init(&make_mesh), py::arg("device_type"), py::arg("mesh"), py::kw_only(), py::arg("mesh_dim_names") = py::none(),
            py::arg("_init_process_groups") = true)
       .def_property_readonly("device_type", &DeviceMesh::device_type)
       .def_property_readonly("mesh", &DeviceMesh::mesh)
