@@ -17,9 +17,8 @@
 namespace muster {
 
 namespace collective {
-struct Args;      // communicator.h
-class Meanwhile;  // communicator.h
-}  // namespace collective
+struct Args;  // communicator.h
+}
 
 /// A request laid out once (`ProcessGroupBackend::prepare`). Its backend outlives it.
 class PreparedCall {
@@ -43,9 +42,8 @@ class ProcessGroupBackend {
 
   /// Whether `run_plain` carries calls out.
   virtual bool takes_plain() const { return false; }
-  /// A synchronous collective on memory of the CPU, done on return. `valid`: its slices are right in number and length, and apart. Tells
-  /// `Meanwhile`, which knows the deadline, once it has begun, unless it throws before.
-  virtual void run_plain(const collective::Args&, std::string_view /*name*/, bool /*valid*/, collective::Meanwhile&) {}
+  /// A synchronous collective on memory of the CPU, done on return. `valid`: its slices are right in number and length, and apart.
+  virtual void run_plain(const collective::Args&, std::string_view /*name*/, bool /*valid*/, TimePoint /*deadline*/) {}
 
   /// Lays out a request that ProcessGroup has checked, to be started often. Null: a copy of it is submitted each time.
   virtual std::unique_ptr<PreparedCall> prepare(Request) { return nullptr; }
