@@ -37,6 +37,8 @@ using bench_ddp::Model;
 using muster::TemporaryFolder;
 using muster::cli::bench::median;
 constexpr int kWarm = 5;
+// Stock torch's DistributedDataParallel with a hook that gives back each bucket as it is.
+constexpr const char* kSendsNothing = "stock, nothing sent";
 
 struct Options {
   std::vector<std::string> models{"mlp", "resnet"};
@@ -169,7 +171,7 @@ void run_stock(const std::string& model, const Options& options, Columns& column
                               (options.stock ? " --muster " + options.package : "");
   if (std::system(command.c_str()) != 0) std::fprintf(stderr, "bench ddp: stock torch could not be run: %s\n", command.c_str());
   std::vector<std::string> names{"stock local", "stock ddp"};
-  if (options.stock) names.push_back("stock on muster");
+  if (options.stock) names.insert(names.end(), {"stock on muster", kSendsNothing});
   append(columns, folder.path(), options.ranks, names);
 }
 
@@ -186,15 +188,19 @@ std::map<std::string, double> overheads(Columns& times, std::vector<double> Step
   return {{"muster", more("muster", "local")},
           {"by hand", more("by hand", "local")},
           {"stock ddp", more("stock ddp", "stock local")},
-          {"stock on muster", more("stock on muster", "stock local")}};
+          {"stock on muster", more("stock on muster", "stock local")},
+          {kSendsNothing, more(kSendsNothing, "stock local")}};
 }
 
 void print(const std::string& clock, std::map<std::string, double> more, bool stock) {
   const double reference = more["stock ddp"];
   std::printf("  %-28s %9.2f %9.2f %9.2f", clock.c_str(), more["muster"], more["by hand"], reference);
   std::printf(reference > 0 ? "   %.2f" : "   -", more["muster"] / reference);
-  if (stock && reference > 0)
-    std::printf("   | stock's with backend \"muster\" %.2f: %.2f", more["stock on muster"], more["stock on muster"] / reference);
+  if (stock && reference > 0) {
+    const double ours = more["stock on muster"], copies = more[kSendsNothing];
+    std::printf("   | stock's with backend \"muster\" %.2f: %.2f; with nothing sent %.2f, so communication %.2f of %.2f: %.2f", ours,
+                ours / reference, copies, ours - copies, reference - copies, (ours - copies) / (reference - copies));
+  }
   std::printf("\n");
 }
 
@@ -245,7 +251,7 @@ int main(int count, char** words) {
   app.add_option("--steps", options.steps, "steps of a round that count")->check(CLI::Range(1, 100000))->capture_default_str();
   app.add_option("--rounds", options.rounds, "how often all processes are started anew")->check(CLI::Range(1, 100))->capture_default_str();
   app.add_option("--python", options.python, "a Python that has torch, for stock DDP; default MUSTER_PYTHON or python3");
-  app.add_flag("--stock", options.stock, "also stock torch's DistributedDataParallel on the backend \"muster\"");
+  app.add_flag("--stock", options.stock, "also stock torch's DistributedDataParallel on the backend \"muster\", and with nothing sent");
   app.add_option("--package", options.package, "the folder that holds the Python package `muster`, for --stock");
   app.add_option("--timeline", options.timeline,
                  "draw the last step of the last model as an SVG: what computes, and which calls are under way");

@@ -2,6 +2,7 @@
 
 #include <c10/core/CPUAllocator.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <limits>
@@ -11,10 +12,29 @@
 #include "muster/transport/arena.h"
 
 namespace muster {
+
+struct group::SharedSizes::Wanted {
+  bool has(std::size_t bytes) const {
+    return begun.load(std::memory_order_relaxed) && std::binary_search(sizes.begin(), sizes.end(), bytes);
+  }
+  std::vector<std::size_t> sizes;  // ascending
+  std::atomic<bool> begun{false};
+};
+
 namespace {
 
 using transport::Arena;
+using Wanted = group::SharedSizes::Wanted;
 
+// What this thread makes in shared memory just now. The plain pointer is what allocations look at, at the thread's very end too.
+constinit thread_local const Wanted* t_wanted = nullptr;
+struct Holder {
+  ~Holder() { t_wanted = nullptr; }
+  std::shared_ptr<const Wanted> wanted;
+};
+thread_local Holder t_holder;
+
+constexpr std::size_t kPrivateUpTo = SharedAllocatorOptions{}.private_up_to;
 constexpr std::size_t kNothing = std::numeric_limits<std::size_t>::max();
 // Above what libraries usually give their allocators.
 constexpr std::uint8_t kPriority = 200;
@@ -24,7 +44,8 @@ class SharedAllocator final : public c10::Allocator {
   explicit SharedAllocator(c10::Allocator* below) : below_(below) { free_below_ = below->raw_deleter(); }
 
   c10::DataPtr allocate(std::size_t bytes) override {
-    void* memory = bytes > private_up_to_.load(std::memory_order_relaxed) ? in_arena(bytes) : nullptr;
+    const bool shared = bytes > private_up_to_.load(std::memory_order_relaxed) || (t_wanted != nullptr && t_wanted->has(bytes));
+    void* memory = shared ? in_arena(bytes) : nullptr;
     if (memory == nullptr) memory = below_->raw_allocate(bytes);
     return {memory, memory, &release, c10::Device(c10::DeviceType::CPU)};
   }
@@ -115,6 +136,29 @@ void trim_shared_allocator() {
 void group::share_memory_if_asked(std::optional<bool> wanted) {
   if (!wanted) wanted = take(env_flag("MUSTER_SHARE_MEMORY"));
   if (wanted.value_or(false) && !shared_allocator_stats().enabled) use_shared_allocator();
+}
+
+group::SharedSizes::SharedSizes(std::vector<std::size_t> bytes) {
+  std::erase_if(bytes, [](std::size_t size) { return size <= kPrivateUpTo; });
+  if (bytes.empty() || !take(env_flag("MUSTER_SHARE_MEMORY")).value_or(true)) return;
+  if (!Arena::of_process()) return;  // all of it stays private, then
+  installed();
+  std::ranges::sort(bytes);
+  wanted_ = std::make_shared<Wanted>();
+  wanted_->sizes = std::move(bytes);
+}
+
+group::SharedSizes::~SharedSizes() { end(); }
+
+void group::SharedSizes::begin() {
+  if (!wanted_) return;
+  wanted_->begun.store(true, std::memory_order_relaxed);
+  t_holder.wanted = wanted_;
+  t_wanted = wanted_.get();
+}
+
+void group::SharedSizes::end() noexcept {
+  if (wanted_) wanted_->begun.store(false, std::memory_order_relaxed);
 }
 
 }  // namespace muster

@@ -8,7 +8,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
+#include <vector>
 
 namespace muster {
 
@@ -44,6 +46,27 @@ namespace group {
 /// `wanted`, or where it is absent MUSTER_SHARE_MEMORY: turns the shared allocator on where it is not. Throws DistError where the variable
 /// says neither yes nor no.
 void share_memory_if_asked(std::optional<bool> wanted);
+
+/// Tensors of certain sizes that a thread makes for a while, in shared memory, whether the shared allocator is enabled or not: what a
+/// library knows that it will give to collectives, though torch makes it. All others stay where they were. MUSTER_SHARE_MEMORY=0 switches it
+/// off. It installs the allocator, so tensors of the whole process are made and freed through it from then on.
+class SharedSizes {
+ public:
+  /// `bytes` of each tensor; what is not above 16 KiB is left out.
+  explicit SharedSizes(std::vector<std::size_t> bytes);
+  ~SharedSizes();
+  SharedSizes(const SharedSizes&) = delete;
+  SharedSizes& operator=(const SharedSizes&) = delete;
+  /// For the calling thread, in place of what another SharedSizes began there.
+  void begin();
+  /// On any thread.
+  void end() noexcept;
+
+  struct Wanted;
+
+ private:
+  std::shared_ptr<Wanted> wanted_;  ///< null: switched off, or nothing is large enough
+};
 }  // namespace group
 
 }  // namespace muster

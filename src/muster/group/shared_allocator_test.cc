@@ -108,6 +108,38 @@ TEST(SharedAllocator, BelongsToInitProcessGroup) {
   EXPECT_FALSE(in_shared_memory(bytes(kMiB))) << "the options that were given before are kept";
 }
 
+// For a reducer, whose gradients autograd makes.
+TEST(SharedAllocator, TensorsOfGivenSizesStandInTheArenaWhileAThreadSaysSo) {
+  group::SharedSizes sizes({100'000, 50'000, 1000}), others({70'000});
+  EXPECT_FALSE(in_shared_memory(bytes(50'000)));
+  sizes.begin();
+  EXPECT_TRUE(in_shared_memory(bytes(50'000)));
+  EXPECT_TRUE(in_shared_memory(at::empty({25'000}, at::kFloat)));
+  EXPECT_FALSE(in_shared_memory(bytes(50'001)));
+  EXPECT_FALSE(in_shared_memory(bytes(1000))) << "what is small is copied anyway";
+  EXPECT_FALSE(shared_allocator_stats().enabled);
+  std::thread([] { EXPECT_FALSE(in_shared_memory(bytes(50'000))); }).join();
+  others.begin();
+  EXPECT_TRUE(in_shared_memory(bytes(70'000)));
+  EXPECT_FALSE(in_shared_memory(bytes(50'000)));
+  std::thread([&] { others.end(); }).join();
+  EXPECT_FALSE(in_shared_memory(bytes(70'000)));
+  std::thread([] {  // the sizes outlive whoever gave them, as long as the thread looks at them
+    std::optional<group::SharedSizes> gone(std::in_place, std::vector<std::size_t>{60'000});
+    gone->begin();
+    gone.reset();
+    EXPECT_FALSE(in_shared_memory(bytes(60'000)));
+  }).join();
+}
+
+TEST(SharedAllocator, TheEnvironmentKeepsTensorsOfGivenSizesPrivate) {
+  ::setenv("MUSTER_SHARE_MEMORY", "0", 1);
+  group::SharedSizes sizes({100'000});
+  ::unsetenv("MUSTER_SHARE_MEMORY");
+  sizes.begin();
+  EXPECT_FALSE(in_shared_memory(bytes(100'000)));
+}
+
 /// Every collective on tensors of `elements` for each rank, made now; "" or what came out wrong.
 std::string play_all(int rank, int size, std::int64_t elements) {
   const auto mine = values(rank, {elements}), wide = values(rank, {elements * size});

@@ -111,6 +111,7 @@ std::vector<ParameterFacts> Reducer::State::facts() const {
 void Reducer::State::lay_out(const std::vector<BucketIndices>& plan) {
   const at::NoGradGuard no_grad;
   std::vector<Bucket> made;
+  std::vector<std::size_t> alone;
   places.assign(parameters.size(), {});
   for (const BucketIndices& indices : plan) {
     Bucket bucket;
@@ -125,10 +126,15 @@ void Reducer::State::lay_out(const std::vector<BucketIndices>& plan) {
     for (std::size_t slot = 0; slot < indices.size(); ++slot) places[indices[slot]] = {made.size(), slot};
     bucket.dtype = travels_as(parameters[indices.front()]);
     bucket.alone = goes_alone(parameters[indices.front()]);
-    if (!bucket.alone) give_memory(bucket);
+    if (bucket.alone) {
+      alone.push_back(parameters[indices.front()].nbytes());
+    } else {
+      give_memory(bucket);
+    }
     made.push_back(std::move(bucket));
   }
   buckets = std::move(made);
+  if (options.group->size() > 1) shared_sizes.emplace(std::move(alone));
 }
 
 void Reducer::State::give_memory(Bucket& bucket) {
@@ -299,7 +305,7 @@ void Reducer::prepare_backward(std::span<const at::Tensor> outputs) {
 void Reducer::skip_backward(std::span<const at::Tensor> outputs) {
   const std::lock_guard lock(state_->mutex);
   state_->mode = State::Mode::local;
-  if (state_->options.on_backward_end) state_->watch_backward(outputs);
+  state_->watch_backward(outputs);
 }
 
 void Reducer::shadow_backward() {

@@ -29,6 +29,7 @@ struct Reducer::State::Watch {
 
 void Reducer::State::begin_backward() {
   if (mode == Mode::done || failure || std::exchange(end_queued, true)) return;
+  if (shared_sizes) shared_sizes->begin();
   torch::autograd::Engine::get_default_engine().queue_callback([watch = std::make_shared<Watch>(shared_from_this())] {
     watch->ended = true;
     try {
@@ -259,6 +260,7 @@ void Reducer::State::end_backward() {
   {
     const std::lock_guard lock(mutex);
     end_queued = false;
+    if (shared_sizes) shared_sizes->end();
     const Rest rest{driving};
     if (failure || !gave_gradients) return;
     try {
@@ -288,6 +290,7 @@ void Reducer::State::end_backward() {
 void Reducer::State::left_in_the_middle() noexcept {
   const std::lock_guard lock(mutex);
   end_queued = false;
+  if (shared_sizes) shared_sizes->end();
   driving.reset();
   if (mode != Mode::reduce) return;
   if (!failure)

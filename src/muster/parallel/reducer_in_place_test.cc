@@ -4,8 +4,10 @@
 
 #include <array>
 #include <functional>
+#include <stdexcept>
 #include <vector>
 
+#include "muster/group/shared_tensor.h"
 #include "muster/group/test_ranks.h"
 #include "muster/parallel/reducer.h"
 
@@ -93,6 +95,49 @@ TEST(InPlace, GradientsOfLayersDoNotGoThroughBuckets) {
       expect_near(parameters[0].grad(), (inputs + 0.5 - rank).sum(0).expand({6, 5}));
       expect_near(parameters[1].grad(), torch::full({6}, 4.0, at::kDouble));
     }
+  });
+}
+
+// So the ranks of a host reduce them where they are, and nothing is copied.
+TEST(InPlace, AutogradMakesLargeGradientsInSharedMemory) {
+  on_ranks(2, [](int rank) {
+    const Tensors parameters{torch::ones({100, 120}, at::kDouble).requires_grad_(), torch::ones({100}, at::kDouble).requires_grad_()};
+    Reducer reducer(parameters, {.group = new_group()});
+    const auto inputs = torch::arange(480, at::kDouble).view({4, 120}) + rank;
+    const auto pass = [&](auto prepare) {
+      reducer.prepare_forward();
+      const auto loss = torch::linear(inputs, parameters[0], parameters[1]).sum();
+      prepare(std::array{loss});
+      loss.backward();
+      EXPECT_TRUE(in_shared_memory(parameters[0].grad()));
+      EXPECT_FALSE(in_shared_memory(parameters[1].grad())) << "it is small, and was copied into a bucket";
+      EXPECT_FALSE(in_shared_memory(torch::empty({100, 120}, at::kDouble))) << "backward has ended";
+    };
+    const auto mean = (inputs + 0.5 - rank).sum(0).expand({100, 120});
+    pass([&](const auto& outputs) { reducer.prepare_backward(outputs); });
+    EXPECT_EQ(reducer.in_place(), 1u);
+    expect_near(parameters[0].grad(), mean);
+    for (const auto& parameter : parameters) parameter.mutable_grad().reset();
+    pass([&](const auto& outputs) { reducer.skip_backward(outputs); });  // what gradients add up in is made here
+    pass([&](const auto& outputs) { reducer.prepare_backward(outputs); });
+    expect_near(parameters[0].grad(), 2 * mean);
+  });
+}
+
+TEST(InPlace, AfterABackwardThatThrowsTensorsArePrivateAgain) {
+  on_ranks(2, [](int) {
+    const Tensors parameters{torch::ones({100, 120}, at::kDouble).requires_grad_()};
+    Reducer reducer(parameters, {.group = new_group()});
+    reducer.prepare_forward();
+    const auto inner = parameters[0] * 2;
+    inner.register_hook([](const at::Tensor&) {
+      EXPECT_TRUE(in_shared_memory(torch::empty({100, 120}, at::kDouble)));
+      throw std::runtime_error("in the middle");
+    });
+    const auto loss = inner.sum() * 1;
+    reducer.prepare_backward(std::array{loss});
+    EXPECT_ANY_THROW(loss.backward());
+    EXPECT_FALSE(in_shared_memory(torch::empty({100, 120}, at::kDouble)));
   });
 }
 

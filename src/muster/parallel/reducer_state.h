@@ -10,6 +10,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "muster/group/shared_allocator.h"
 #include "muster/parallel/bucket_plan.h"
 #include "muster/parallel/ddp_logging.h"
 #include "muster/parallel/reducer.h"
@@ -115,6 +116,7 @@ struct Reducer::State : std::enable_shared_from_this<State> {
     std::size_t index = SIZE_MAX, count = 1;
   } owners = {};  // of the gradient that arrives just now: how many tensors hold its memory where no user's does
   std::size_t went_in_place = 0;
+  std::optional<group::SharedSizes> shared_sizes;  // of gradients that travel where they lie: autograd makes those in shared memory
   std::shared_ptr<void> driving = {};  // from the first gradient to the end, where this thread is to move what travels
   bool one_by_one = false;             // then, at the end: each call is done before the next begins, and needs no Work and no other thread
   /// What is done with gradients that come: `done` is after a pass that was reduced, before the next forward.
