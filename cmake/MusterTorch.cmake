@@ -57,13 +57,19 @@ function(muster_torch_layer name)
   muster_use_torch_headers(muster_${name})
 endfunction()
 
-# muster_torch_executable(NAME SOURCES file... [LIBRARIES target...])
-# A program (an example, a test helper) on tensors; lands in bin/ of the build folder.
+# muster_torch_executable(NAME [FAST] SOURCES file... [LIBRARIES target...])
+# A program (an example, a benchmark's driver) on tensors; lands in bin/ of the build folder. What takes time in it is torch and muster, so it is
+# itself compiled as tests are, soon, unless it is to be FAST.
 function(muster_torch_executable target)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;LIBRARIES")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "FAST" "" "SOURCES;LIBRARIES")
   add_executable(${target} ${arg_SOURCES})
   target_link_libraries(${target} PRIVATE ${arg_LIBRARIES} Libtorch::Libtorch)
   set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
   muster_join_sources(${target})
+  if(NOT arg_FAST AND TARGET muster_torch_test_headers)
+    set_target_properties(${target} PROPERTIES MUSTER_LIGHT ON)
+    target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
+    target_compile_options(${target} PRIVATE $<TARGET_PROPERTY:GTest::gtest,INTERFACE_COMPILE_OPTIONS>)  # as the header has it
+  endif()
   muster_use_torch_headers(${target})
 endfunction()

@@ -1,6 +1,7 @@
 #include <limits>
 
 #include "muster/collective/region_test_job.h"
+#include "muster/testing/budget.h"
 #include "muster/testing/seed.h"
 
 namespace muster::collective::region {
@@ -34,7 +35,7 @@ bool finish(std::vector<Task<Status>>& tasks, int passes = 1000) {
 TEST(RegionFailure, EndsEveryTaskPromptly) {
   Random random(testing::test_seed());
   for (int op = 0; op <= static_cast<int>(Op::barrier); ++op) {
-    for (int round = 0; round < 12; ++round) {
+    for (int round = testing::test_rounds(12, 60); round > 0; --round) {
       const int members = 2 + static_cast<int>(draw(random, 3));
       RegionJob job(members);
       const std::size_t counts[] = {3, 3000, 400'000};

@@ -190,7 +190,7 @@ SimOptions draw_options(std::uint64_t seed, bool faults) {
 /// A job runs in one thread: the thread sanitizer finds little there and makes it thirty times slower.
 int seeds() {
   const int all = test_rounds(300, 10000);
-#ifdef __SANITIZE_THREAD__
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
   return all / 6;
 #else
   return all;

@@ -140,7 +140,7 @@ std::string play_batch(std::uint64_t first, int count) {
 
 int shrink_seeds() {
   const int all = test_rounds(200, 5000);
-#ifdef __SANITIZE_THREAD__
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
   return all / 4;
 #else
   return all;
