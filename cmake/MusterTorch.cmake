@@ -58,8 +58,8 @@ function(muster_torch_layer name)
 endfunction()
 
 # muster_torch_executable(NAME [FAST] SOURCES file... [LIBRARIES target...])
-# A program (an example, a benchmark's driver) on tensors; lands in bin/ of the build folder. What takes time in it is torch and muster, so it is
-# itself compiled as tests are, soon, unless it is to be FAST.
+# A program (an example, a benchmark) on tensors; lands in bin/ of the build folder. What takes time in it is torch and muster, so it is itself
+# compiled as tests are, soon, unless it is to be FAST: what times microseconds.
 function(muster_torch_executable target)
   cmake_parse_arguments(PARSE_ARGV 1 arg "FAST" "" "SOURCES;LIBRARIES")
   add_executable(${target} ${arg_SOURCES})

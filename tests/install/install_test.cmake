@@ -20,7 +20,7 @@ if(EXISTS ${WORK}/prefix/include/muster/testing)
   message(FATAL_ERROR "headers for muster's own tests were installed")
 endif()
 step(${CMAKE_COMMAND} -S ${PROJECT} -B ${WORK}/build -G Ninja -DCMAKE_PREFIX_PATH=${WORK}/prefix -DCMAKE_CXX_COMPILER=${CXX}
-     -DCMAKE_BUILD_TYPE=Debug)
+     -DCMAKE_BUILD_TYPE=Release)
 step(${CMAKE_COMMAND} --build ${WORK}/build)
 step(${WORK}/build/core_only)
 step(${WORK}/prefix/bin/muster run --standalone --nproc-per-node 2 ${WORK}/build/train)

@@ -368,14 +368,6 @@ Status check_members(const transport::Fabric& fabric, const std::vector<int>& me
   return {};
 }
 
-// The same answer on every member.
-bool share_a_region(transport::Fabric& fabric, const std::vector<int>& members) {
-  if (members.size() < 2 || fabric.region() == nullptr) return false;
-  const auto local = fabric.region()->ranks();
-  return std::all_of(members.begin(), members.end(),
-                     [&](int member) { return std::find(local.begin(), local.end(), member) != local.end(); });
-}
-
 // Where nobody else must agree.
 Result<Agreement> open_alone(transport::Fabric& fabric, const std::vector<int>& members) {
   auto channel = fabric.open(fabric.next_channel_id(), members);
@@ -497,6 +489,12 @@ class Split {
 };
 
 }  // namespace
+
+bool share_a_region(transport::Fabric& fabric, std::span<const int> members) {
+  if (members.size() < 2 || fabric.region() == nullptr) return false;
+  const auto local = fabric.region()->ranks();
+  return std::ranges::all_of(members, [&](int member) { return std::ranges::find(local, member) != local.end(); });
+}
 
 Result<std::shared_ptr<Communicator>> Communicator::create(std::shared_ptr<transport::Fabric> fabric, std::vector<int> members,
                                                            CommunicatorOptions options) {

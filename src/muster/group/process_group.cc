@@ -225,6 +225,12 @@ std::shared_ptr<void> ProcessGroup::drive_here() const {
   return is_member() ? parts_.backends.front().second->drive_here() : nullptr;
 }
 
+bool ProcessGroup::shares_memory() const {
+  const auto of_cpu = [](const auto& backend) { return backend.first == c10::DeviceType::CPU; };
+  const auto found = std::ranges::find_if(parts_.backends, of_cpu);
+  return found != parts_.backends.end() && found->second->shares_memory();
+}
+
 Status ProcessGroup::close() {
   const auto deadline = deadline_after(steady_clock(), timeout());
   Status first;

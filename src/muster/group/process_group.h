@@ -107,6 +107,8 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
 
   /// `ProcessGroupBackend::drive_here`, of the backend that serves CPU tensors or else the first; null on a non-member.
   std::shared_ptr<void> drive_here() const;
+  /// `ProcessGroupBackend::shares_memory`, of the backend that serves CPU tensors; false on a non-member.
+  bool shares_memory() const;
 
   /// 1, 2, ...: tells one monitored barrier of this group from the next.
   std::uint64_t next_monitored_barrier() { return monitored_barriers_.fetch_add(1, std::memory_order_relaxed) + 1; }

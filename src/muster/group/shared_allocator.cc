@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstring>
 #include <limits>
+#include <numeric>
 
 #include "muster/base/env.h"
 #include "muster/group/errors.h"
@@ -14,11 +15,8 @@
 namespace muster {
 
 struct group::SharedSizes::Wanted {
-  bool has(std::size_t bytes) const {
-    return begun.load(std::memory_order_relaxed) && std::binary_search(sizes.begin(), sizes.end(), bytes);
-  }
   std::vector<std::size_t> sizes;  // ascending
-  std::atomic<bool> begun{false};
+  std::atomic<const void*> thread{nullptr};  // that has begun it: where its t_wanted stands
 };
 
 namespace {
@@ -26,13 +24,22 @@ namespace {
 using transport::Arena;
 using Wanted = group::SharedSizes::Wanted;
 
-// What this thread makes in shared memory just now. The plain pointer is what allocations look at, at the thread's very end too.
-constinit thread_local const Wanted* t_wanted = nullptr;
-struct Holder {
-  ~Holder() { t_wanted = nullptr; }
-  std::shared_ptr<const Wanted> wanted;
+// What this thread makes in shared memory just now, and what it did before and has not put away. The plain pointer is what allocations look
+// at, at the thread's very end too.
+struct AllWanted {
+  ~AllWanted();
+  std::vector<std::shared_ptr<const Wanted>> each;
 };
-thread_local Holder t_holder;
+constinit thread_local const AllWanted* t_wanted = nullptr;
+AllWanted::~AllWanted() { t_wanted = nullptr; }
+
+bool is_wanted(const Wanted& wanted) { return wanted.thread.load(std::memory_order_relaxed) == &t_wanted; }
+bool is_wanted(std::size_t bytes) {
+  if (t_wanted == nullptr) return false;
+  return std::ranges::any_of(t_wanted->each, [bytes](const auto& wanted) {
+    return is_wanted(*wanted) && std::binary_search(wanted->sizes.begin(), wanted->sizes.end(), bytes);
+  });
+}
 
 constexpr std::size_t kPrivateUpTo = SharedAllocatorOptions{}.private_up_to;
 constexpr std::size_t kNothing = std::numeric_limits<std::size_t>::max();
@@ -44,7 +51,7 @@ class SharedAllocator final : public c10::Allocator {
   explicit SharedAllocator(c10::Allocator* below) : below_(below) { free_below_ = below->raw_deleter(); }
 
   c10::DataPtr allocate(std::size_t bytes) override {
-    const bool shared = bytes > private_up_to_.load(std::memory_order_relaxed) || (t_wanted != nullptr && t_wanted->has(bytes));
+    const bool shared = bytes > private_up_to_.load(std::memory_order_relaxed) || is_wanted(bytes);
     void* memory = shared ? in_arena(bytes) : nullptr;
     if (memory == nullptr) memory = below_->raw_allocate(bytes);
     return {memory, memory, &release, c10::Device(c10::DeviceType::CPU)};
@@ -89,6 +96,7 @@ SharedAllocator& installed() {
     c10::Allocator* below = c10::GetCPUAllocator();
     if (below->raw_deleter() == nullptr) below = c10::GetDefaultCPUAllocator();
     auto* const made = new SharedAllocator(below);
+    std::atomic_thread_fence(std::memory_order_release);  // for threads that allocate meanwhile: torch keeps a plain pointer
     c10::SetCPUAllocator(made, kPriority);
     g_installed.store(made, std::memory_order_release);
     return made;
@@ -141,24 +149,32 @@ void group::share_memory_if_asked(std::optional<bool> wanted) {
 group::SharedSizes::SharedSizes(std::vector<std::size_t> bytes) {
   std::erase_if(bytes, [](std::size_t size) { return size <= kPrivateUpTo; });
   if (bytes.empty() || !take(env_flag("MUSTER_SHARE_MEMORY")).value_or(true)) return;
-  if (!Arena::of_process()) return;  // all of it stays private, then
+  const auto arena = Arena::of_process();
+  if (!arena || c10::GetCPUAllocator()->raw_deleter() == nullptr) return;  // all of it stays private, then
   installed();
   std::ranges::sort(bytes);
+  kept_ = std::accumulate(bytes.begin(), bytes.end(), std::size_t{0});
+  (*arena)->keep_more(static_cast<std::ptrdiff_t>(kept_));
   wanted_ = std::make_shared<Wanted>();
   wanted_->sizes = std::move(bytes);
 }
 
-group::SharedSizes::~SharedSizes() { end(); }
+group::SharedSizes::~SharedSizes() {
+  end();
+  if (Arena* const arena = Arena::if_made(); wanted_ && arena != nullptr) arena->keep_more(-static_cast<std::ptrdiff_t>(kept_));
+}
 
 void group::SharedSizes::begin() {
   if (!wanted_) return;
-  wanted_->begun.store(true, std::memory_order_relaxed);
-  t_holder.wanted = wanted_;
-  t_wanted = wanted_.get();
+  thread_local AllWanted all;
+  std::erase_if(all.each, [this](const auto& wanted) { return wanted == wanted_ || !is_wanted(*wanted); });
+  all.each.push_back(wanted_);
+  wanted_->thread.store(&t_wanted, std::memory_order_relaxed);
+  t_wanted = &all;
 }
 
 void group::SharedSizes::end() noexcept {
-  if (wanted_) wanted_->begun.store(false, std::memory_order_relaxed);
+  if (wanted_) wanted_->thread.store(nullptr, std::memory_order_relaxed);
 }
 
 }  // namespace muster

@@ -134,7 +134,7 @@ void Reducer::State::lay_out(const std::vector<BucketIndices>& plan) {
     made.push_back(std::move(bucket));
   }
   buckets = std::move(made);
-  if (options.group->size() > 1) shared_sizes.emplace(std::move(alone));
+  if (options.group->shares_memory()) shared_sizes.emplace(std::move(alone));
 }
 
 void Reducer::State::give_memory(Bucket& bucket) {

@@ -29,7 +29,6 @@ struct Reducer::State::Watch {
 
 void Reducer::State::begin_backward() {
   if (mode == Mode::done || failure || std::exchange(end_queued, true)) return;
-  if (shared_sizes) shared_sizes->begin();
   torch::autograd::Engine::get_default_engine().queue_callback([watch = std::make_shared<Watch>(shared_from_this())] {
     watch->ended = true;
     try {
@@ -38,6 +37,7 @@ void Reducer::State::begin_backward() {
       watch->state->leave_backward();
     }
   });
+  if (shared_sizes) shared_sizes->begin();
 }
 
 /// With what its handler holds.

@@ -11,6 +11,7 @@
 #include <atomic>
 #include <bit>
 #include <cerrno>
+#include <limits>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -52,6 +53,7 @@ class ProcessArena final : public Arena {
   void free(std::byte* memory) override;
   void trim() override;
   void set_limits(const ArenaLimits& limits) override;
+  void keep_more(std::ptrdiff_t bytes) override;
   std::optional<std::uint64_t> offset_of(const std::byte* memory, std::size_t bytes) const override;
   std::byte* at(std::uint64_t offset, std::size_t bytes) const override {
     return offset <= mapping_->bytes() && bytes <= mapping_->bytes() - offset ? mapping_->memory() + offset : nullptr;
@@ -80,8 +82,11 @@ class ProcessArena final : public Arena {
   std::shared_ptr<SharedMapping> mapping_;
   ProcessArena* inherited_;  // of the process that this one was forked from
   ProcessMark mark_;
+  std::size_t most_kept() const { return keep_ + std::min(kept_besides_, std::numeric_limits<std::size_t>::max() - keep_); }
+
   mutable std::mutex lock_;
   ArenaHeap heap_;
+  std::size_t keep_ = ArenaLimits().keep, kept_besides_ = 0;
   std::uint64_t returned_ = 0;
   std::uint64_t allocations_ = 0;
 };
@@ -231,10 +236,17 @@ void ProcessArena::set_limits(const ArenaLimits& limits) {
   const std::size_t most = limits.most != 0 ? limits.most : host_memory().limit;
   {
     const std::lock_guard hold(lock_);
-    heap_.set_limits(most, limits.keep);
+    keep_ = limits.keep;
+    heap_.set_limits(most, most_kept());
   }
   const ArenaStats now = stats();
   if (now.bytes_kept > limits.keep || now.bytes_in_use + now.bytes_kept > most) trim();
+}
+
+void ProcessArena::keep_more(std::ptrdiff_t bytes) {
+  const std::lock_guard hold(lock_);
+  kept_besides_ += static_cast<std::size_t>(bytes);
+  heap_.set_limits(heap_.limit(), most_kept());
 }
 
 void ProcessArena::make_read_only() {

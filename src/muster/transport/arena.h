@@ -46,6 +46,9 @@ class Arena {
   virtual void trim() = 0;
   /// Holds for what is allocated and freed from now on.
   virtual void set_limits(const ArenaLimits& limits) = 0;
+  /// Adds to `ArenaLimits::keep`, whatever that is or becomes; negative to take back what was added. For users who know what they will free
+  /// and ask for again.
+  virtual void keep_more(std::ptrdiff_t bytes) = 0;
   /// Where [memory, memory + bytes) stands in the arena, if it lies in it.
   virtual std::optional<std::uint64_t> offset_of(const std::byte* memory, std::size_t bytes) const = 0;
   /// The memory at [offset, offset + bytes); null where that lies outside.

@@ -82,6 +82,10 @@ std::shared_ptr<void> NativeBackend::drive_here() {
   return fabric.cores() >= threads ? nullptr : communicator_->drive_here();
 }
 
+bool NativeBackend::shares_memory() const {
+  return collective::share_a_region(communicator_->channel().fabric(), communicator_->members());
+}
+
 void NativeBackend::fail(Op op, std::string_view name, const Status& status) {
   if (refused_by_engine(status) && communicator_->failure().ok()) {
     refuse(op);

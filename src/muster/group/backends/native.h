@@ -26,6 +26,7 @@ class NativeBackend : public ProcessGroupBackend {
   void run_plain(const collective::Args& args, std::string_view name, bool valid, TimePoint deadline) override;
   std::unique_ptr<PreparedCall> prepare(Request request) override;
   std::shared_ptr<void> drive_here() override;
+  bool shares_memory() const override;
   void refuse(Op op) override;
   Status failure() const override { return communicator_->failure(); }
   bool failure_was_shown() const override;
