@@ -55,7 +55,7 @@ class GroupCommunicator final : public Communicator, public Driver, public std::
   Status failure() const override { return group_.channel->failure(); }
 
   Status run(const Args& args, TimePoint deadline) override;
-  Status run_valid(const Args& args, TimePoint deadline) override;
+  Status run(const Args& args, bool valid, Meanwhile& meanwhile) override;
   PendingRef start(Args args, TimePoint deadline) override;
   std::shared_ptr<void> drive_here() override;
   void refuse(Op op) override;
@@ -191,13 +191,19 @@ Status GroupCommunicator::check(const Args& args) const {
 }
 
 Status GroupCommunicator::run(const Args& args, TimePoint deadline) {
-  if (Status valid = check(args); !valid) return valid;
-  return queue_.run(*this, args, deadline);
+  struct Until final : Meanwhile {
+    explicit Until(TimePoint given) : deadline(given) {}
+    TimePoint begun() noexcept override { return deadline; }
+    const TimePoint deadline;
+  } until(deadline);
+  return run(args, false, until);
 }
 
-Status GroupCommunicator::run_valid(const Args& args, TimePoint deadline) {
-  if (Status open = check_open(args.op); !open) return open;
-  return queue_.run(*this, args, deadline);
+Status GroupCommunicator::run(const Args& args, bool valid, Meanwhile& meanwhile) {
+  if (!valid || mark_.forked() || closed_.load()) {
+    if (Status fine = valid ? check_open(args.op) : check(args); !fine) return fine;
+  }
+  return queue_.run(*this, args, meanwhile);
 }
 
 PendingRef GroupCommunicator::start(Args args, TimePoint deadline) {

@@ -48,6 +48,18 @@ struct Args {
   std::vector<MutableBytes> outputs;
 };
 
+/// What a caller has to do besides its blocking call, such as writing it down. Done while what the other members wait for is on its way to
+/// them, so that it costs nothing beside the wait.
+class Meanwhile {
+ public:
+  /// The call has begun. Returns its deadline. Called once, on the caller's thread, before the call waits for longer than some
+  /// microseconds; not at all where the call is refused.
+  virtual TimePoint begun() noexcept = 0;
+
+ protected:
+  ~Meanwhile() = default;
+};
+
 struct Tuning;
 
 /// A started call. Holds what the call needs; may be dropped (the call goes on).
@@ -100,8 +112,9 @@ class Communicator {
 
   /// Blocking: start to end on this thread. Invalid arguments are found before anything is sent; a failure of the group is its first cause.
   virtual Status run(const Args& args, TimePoint deadline) = 0;
-  /// `run` for a call whose slices are right in number and length, and apart, by the way they were made: they are not looked at again.
-  virtual Status run_valid(const Args& args, TimePoint deadline) = 0;
+  /// The same for a caller with other things to do. `valid`: the slices are right in number and length, and apart, by the way they were
+  /// made, and are not looked at again.
+  virtual Status run(const Args& args, bool valid, Meanwhile& meanwhile) = 0;
   /// Queued; the process's progress thread advances it, `Pending::wait` takes over.
   virtual PendingRef start(Args args, TimePoint deadline) = 0;
 

@@ -21,10 +21,8 @@ std::uint64_t add_to(std::uint64_t history, const transport::Fingerprint& call) 
     history = (history ^ word) * 0x9e3779b97f4a7c15u;
     history ^= history >> 29;
   };
-  mix(refused ? 1 : 2);
+  mix(refused ? 1 : 2 | call.op << 2 | call.dtype << 10 | call.reduce << 18 | std::uint64_t{static_cast<std::uint32_t>(call.root)} << 32);
   if (refused) return history;
-  mix(call.op | call.dtype << 8 | call.reduce << 16);
-  mix(static_cast<std::uint32_t>(call.root));
   mix(call.count);
   mix(call.digest);
   return history;

@@ -34,7 +34,7 @@ class RegionMember final : public RegionGroup {
                ArenaOf arena);
 
   Task<Status> run(const Args& args, const transport::Fingerprint& call) override;
-  bool express(const Args& args, const transport::Fingerprint& call) override;
+  bool express(const Args& args, const transport::Fingerprint& call, Meanwhile& meanwhile) override;
   std::vector<int> awaited() const override;
   transport::Fingerprint heard(int member) const override;
 
@@ -84,7 +84,8 @@ class RegionMember final : public RegionGroup {
 
   // region_member.cc: the protocol.
   std::size_t size() const { return layout_.members; }
-  Line& line(int member, std::uint64_t sequence) const;
+  int group_size() const { return static_cast<int>(layout_.members); }
+  Line& line(int member, std::uint64_t sequence) const { return *reinterpret_cast<Line*>(base_ + layout_.line(member, sequence)); }
   Line& my_line() const { return line(rank_, sequence_); }
   Progress& progress(int member) const;
   std::byte* slot(int member) const { return base_ + layout_.slot(member, sequence_); }
@@ -126,7 +127,11 @@ class RegionMember final : public RegionGroup {
   void place(const Args& args, Flow& flow);
   Flow flow_of(const Args& args) const;
   ConstBytes given(const Args& args, const Flow& flow, int reader) const;
-  MutableBytes taken(const Args& args, const Flow& flow, int source) const;
+  // Where what `source` gives goes, or is reduced into.
+  static MutableBytes taken(const Args& args, int source) {
+    const std::size_t index = info(args.op).lists_output ? static_cast<std::size_t>(source) : 0;
+    return index < args.outputs.size() ? args.outputs[index] : MutableBytes();
+  }
   void put(const Args& args, const Flow& flow, std::byte* to, ConstBytes from) const;
   void place_input(const Args& args, Flow& flow);
   void place_slices(const Args& args, Flow& flow);
@@ -139,6 +144,7 @@ class RegionMember final : public RegionGroup {
   void copy_own(const Args& args, const Flow& flow);
 
   // region_express.cc: small calls without a task.
+  void fetch_ahead(const Flow& flow) const;
   bool is_small(const Args& args) const;
   bool see_sources(const Flow& flow);
   bool gives_at_once(const Args& args, const Flow& flow, int source) const;
@@ -163,6 +169,7 @@ class RegionMember final : public RegionGroup {
   const int per_core_;      // ranks of the host for each core, rounded up
   const bool spins_;        // one: every rank has a core
   std::vector<int> local_;  // members' positions in the region
+  std::vector<transport::Mailbox*> others_;
 
   std::uint64_t sequence_ = 0;                          // of the call under way, or of the last one
   std::vector<std::uint64_t> next_;                     // next line to look at, for each member

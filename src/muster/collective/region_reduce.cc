@@ -43,7 +43,7 @@ struct RegionMember::Reduction {
 /// Whether all memory of others that I am to read or write can be. All lines have been seen.
 bool RegionMember::all_mapped(const Reduction& job) {
   bool all = true;
-  for (int member = 0; member < channel_.size(); ++member) {
+  for (int member = 0; member < group_size(); ++member) {
     if (member == rank_) continue;
     const Line& theirs = line(member, sequence_);
     const bool arena = theirs.place == Place::arena || (job.wants(member) && theirs.output_place == Place::arena);
@@ -54,7 +54,7 @@ bool RegionMember::all_mapped(const Reduction& job) {
 
 /// Reads from the lines, all seen by now, where the others' inputs and outputs stand.
 Status RegionMember::meet(Reduction& job) {
-  for (int member = 0; member < channel_.size(); ++member) {
+  for (int member = 0; member < group_size(); ++member) {
     const auto index = static_cast<std::size_t>(member);
     outputs_[index] = nullptr;
     if (member == rank_) continue;
@@ -112,7 +112,7 @@ bool RegionMember::reduce_round(const Reduction& job, std::size_t round) {
   for (std::size_t at = 0; at < bytes; at += kBlockBytes) {
     if (someone_gave_up(sequence_)) return false;
     const std::size_t block = std::min(kBlockBytes, bytes - at);
-    for (int member = 0; member < channel_.size(); ++member) {
+    for (int member = 0; member < group_size(); ++member) {
       const auto index = static_cast<std::size_t>(member);
       const Source& source = sources_[index];
       const bool windowed = member == rank_ ? job.scaled : source.place == Place::window;
@@ -197,7 +197,7 @@ Task<Status> RegionMember::reduce_shares(const Args& args, const transport::Fing
       wake_others();
     }
     if (turn < job.rounds) {
-      for (int member = 0; turn > 0 && member < channel_.size(); ++member) {
+      for (int member = 0; turn > 0 && member < group_size(); ++member) {
         if (member == rank_ || sources_[static_cast<std::size_t>(member)].place != Place::window) continue;
         co_await until(until_reached(Counter::filled, position(sequence_, turn + 1), member));
       }
@@ -213,8 +213,8 @@ Task<Status> RegionMember::reduce_shares(const Args& args, const transport::Fing
       if (pause_due(job.length(turn) * job.element)) co_await until([asked = 0]() mutable { return asked++ > 0; });
     }
     if (job.copies && turn > 0) {
-      for (int step = 1; step < channel_.size(); ++step) {
-        const int member = (rank_ + step) % channel_.size();
+      for (int step = 1; step < group_size(); ++step) {
+        const int member = (rank_ + step) % group_size();
         co_await until(until_reached(Counter::reduced, position(sequence_, turn), member));
         if (failed()) co_return channel_.failure();
         copy_result(job, member, turn - 1);
