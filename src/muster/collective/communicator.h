@@ -91,12 +91,27 @@ struct CommunicatorOptions {
   std::shared_ptr<const Tuning> tuning = {};
 };
 
+/// What the first member of a group tells the others where a call of theirs carries it anyway: no agreement of their own is needed then.
+/// Goes over the wire as it is.
+struct Offer {
+  std::uint64_t channel = 0;  ///< 0: none is made
+  std::uint64_t segment = 0;  ///< of the host's region
+};
+
 class Communicator {
  public:
   /// Every member calls it with the same members (job ranks; their order is the group's) and name; blocks until all have. Agrees on a
   /// channel id over the fabric's channel for agreements: no connection is made for it. A one-member group talks to nobody.
   static Result<std::shared_ptr<Communicator>> create(std::shared_ptr<transport::Fabric> fabric, std::vector<int> members,
                                                       CommunicatorOptions options);
+  /// What this rank offers to the other members of a group of which it is the first, as `create` would be called. None where a tuning says
+  /// how the group runs: `create` tells that to all. An offer is good for one group: it is accepted by all members or withdrawn.
+  static Offer offer(transport::Fabric& fabric, const std::vector<int>& members, const CommunicatorOptions& options);
+  /// `create` where every member has the first one's offer, and all are known to make the same group. Waits for nobody.
+  static Result<std::shared_ptr<Communicator>> accept(std::shared_ptr<transport::Fabric> fabric, std::vector<int> members,
+                                                      const Offer& offer, CommunicatorOptions options);
+  /// Takes back this rank's offer, where nobody accepts it.
+  static void withdraw(transport::Fabric& fabric, const Offer& offer);
   /// Divides a group: every member calls it, in the order of its collectives, with the same `parts` (positions in `parent`, disjoint; a
   /// part's order is its group's). Any number of groups for the price of one agreement: one gather on `parent`. Null where this member
   /// is in no part.
@@ -122,6 +137,9 @@ class Communicator {
   /// progress thread keeps off as long as the calling thread computes (driving_thread.h). Where that stands still elsewhere, it helps some
   /// milliseconds later, as soon as it looks, which is every 50 ms at least. For a machine that has no core left for another thread.
   virtual std::shared_ptr<void> drive_here() = 0;
+  /// While what it returns lives, `look` is called now and then on the calling thread where that waits for others in a call of this
+  /// communicator; it may abort it. To be let go on the same thread.
+  virtual std::shared_ptr<void> look_while_waiting(std::function<void()> look) = 0;
 
   /// Says that this member could not make its next call, an `op`, because of its arguments. That counts as a call: the others learn it, and
   /// where one of them has made a proper call under that number, the group fails on all with both calls named, so that nobody waits for

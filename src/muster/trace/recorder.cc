@@ -15,6 +15,7 @@
 
 #include "muster/base/env.h"
 #include "muster/base/log.h"
+#include "muster/base/process_start.h"
 #include "muster/base/socket_address.h"
 #include "muster/trace/run_directory.h"
 
