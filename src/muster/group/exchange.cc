@@ -87,8 +87,8 @@ struct Announced {
 constexpr std::int64_t kAnnouncedWords = 5;
 static_assert(std::is_trivially_copyable_v<Announced> && sizeof(Announced) == kAnnouncedWords * sizeof(std::int64_t));
 
-/// Without tensors, which take longer to make than all else that making a group needs.
-void gather_plainly(ProcessGroup& group, const Announced& own, std::vector<Announced>& all, Duration timeout,
+/// Without tensors, which take longer to make than all else that making a group needs. False, with nothing done, where they are needed.
+bool gather_plainly(ProcessGroup& group, const Announced& own, std::vector<Announced>& all, Duration timeout,
                     const std::function<Status()>& give_up) {
   SpareArgs args;
   args->op = Op::all_gather;
@@ -103,7 +103,9 @@ void gather_plainly(ProcessGroup& group, const Announced& own, std::vector<Annou
                        .shape = {&kAnnouncedWords, 1}};
   auto* const engine = give_up ? native_engine(group) : nullptr;
   if (engine == nullptr) return group.run_plain(*args, call);
-  asking_meanwhile(group, *engine, give_up, [&] { group.run_plain(*args, call); });
+  bool done = false;
+  asking_meanwhile(group, *engine, give_up, [&] { done = group.run_plain(*args, call); });
+  return done;
 }
 
 void gather_tensors(ProcessGroup& group, const Announced& own, std::vector<Announced>& all, Duration timeout,
@@ -124,7 +126,8 @@ std::vector<Announced> announce(ProcessGroup& group, const std::string& mine, co
   const Announced own{static_cast<std::int64_t>(mine.size()), short_hash(mine), note};
   std::vector<Announced> all(static_cast<std::size_t>(group.size()));
   const bool plain = group.takes_plain() && (!give_up || native_engine(group) != nullptr);
-  (plain ? gather_plainly : gather_tensors)(group, own, all, time_left(steady_clock(), limit), give_up);
+  const auto timeout = time_left(steady_clock(), limit);
+  if (!plain || !gather_plainly(group, own, all, timeout, give_up)) gather_tensors(group, own, all, timeout, give_up);
   return all;
 }
 
