@@ -4,7 +4,7 @@
 /// algorithms over links and over the host region, all of them resumable tasks; the kernels; the selection. May include
 /// base/, store/ and transport/. Test it alone: `ctest -R collective`.
 ///
-/// Collectives of one communicator run in the order in which they were started, one after another; a blocking call drives earlier
+/// Collectives of one communicator run and end in the order in which they were started, one after another; a blocking call drives earlier
 /// ones first, on the caller's thread. Point-to-point messages run beside them. Two communicators may be used from two
 /// threads in any order. The locks are per communicator; none is held while waiting.
 #pragma once
@@ -74,7 +74,8 @@ class Pending {
   /// Receives: member it came from, and bytes.
   virtual int source() const = 0;
   virtual std::size_t bytes() const = 0;
-  /// Runs `callback` once, when done (at once if it is already), on the thread that finds out; it must not block.
+  /// Runs `callback` once, when done (at once if it is already), on the thread that finds out; it must not block. Calls before this one are
+  /// done by then, but their callbacks may run on other threads, beside this one or after it.
   virtual void when_done(std::function<void(const Status&)> callback) = 0;
 };
 using PendingRef = std::shared_ptr<Pending>;
