@@ -181,7 +181,8 @@ CollectiveQueue::Operation* CollectiveQueue::front() {
 
 void CollectiveQueue::begin(Operation& operation, LinkGroup& links) {
   operation.begun_ = true;
-  if (group_.channel->failed()) return;
+  // What the others have been told already goes on: all that it needs may have come before the failure.
+  if (group_.channel->failed() && !operation.counted_) return;
   group_.channel->begin(operation.call_);
   if (!operation.counted_) control_.begin(operation.call_);
   if ((operation.call_.flags & kRefused) != 0 && region_ == nullptr) return control_.tell_refused();

@@ -96,6 +96,40 @@ TEST(Queue, WhoDrivesHereAndStandsStillIsHelped) {
   }
 }
 
+// Rank 1 returns and ends the group while rank 0, which has told its part, has not looked at anything yet. The second time rank 1 gives
+// more than stands beside a line.
+TEST(Queue, AFailureDoesNotOvertakeWhatCameBeforeIt) {
+  for (const std::size_t count : {std::size_t{1}, std::size_t{50'000}}) {
+    with_group(2, Wire::shm, [&](int rank, Communicator& group) {
+      Values mine(rank == 0 ? 1 : count, rank + 1), first(1), second(count);
+      Args args;
+      args.op = Op::all_gather;
+      args.dtype = DType::int64;
+      args.inputs = {bytes(mine)};
+      args.outputs = {bytes(first), bytes(second)};
+      if (rank == 1) {
+        EXPECT_TRUE(group.run(args, soon()).ok());
+        group.abort("rank 1 has all it wants");
+        return;
+      }
+      struct UntilItHasFailed final : Meanwhile {
+        explicit UntilItHasFailed(Communicator& told) : group(told) {}
+        TimePoint begun() noexcept override {
+          const TimePoint deadline = soon();
+          while (group.failure().ok() && steady_clock().now() < deadline) group.channel().fabric().poll();
+          return deadline;
+        }
+        Communicator& group;
+      } meanwhile(group);
+      const Status status = group.run(args, true, meanwhile);
+      EXPECT_TRUE(status.ok()) << status.message();
+      EXPECT_EQ(second, Values(count, 2));
+      const Status next = group.run(all_reduce(mine, first), soon());
+      EXPECT_TRUE(contains(next.message(), "has all it wants")) << next.message();
+    });
+  }
+}
+
 TEST(DrivingThread, IsAtWorkWhileItComputes) {
   const auto computed = [] {
     timespec time{};

@@ -75,7 +75,7 @@ bool RegionMember::see_sources(const Flow& flow) {
   std::optional<TimePoint> end;
   for (int looks = 0;; ++looks) {
     while (source < flow.last && (source == rank_ || see(source, sequence_))) ++source;
-    if (source >= flow.last) return !failed();  // what was seen may be a disagreement
+    if (source >= flow.last) return !disagreed_;  // in an earlier call, where this one reads from nobody
     if (failed() || !patient_) return false;
     if (spins_) {
       if (looks == kPauses) return false;

@@ -101,7 +101,7 @@ std::string RegionMember::who(int member) const { return "rank " + std::to_strin
 std::string RegionMember::what(const Args& args) const { return std::string(info(args.op).name) + " number " + std::to_string(sequence_); }
 
 Task<Status> RegionMember::run(const Args& args, const transport::Fingerprint& call) {
-  if (failed()) co_return channel_.failure();
+  if (failed() && (!published_ || disagreed_)) co_return channel_.failure();
   if (call.sequence != sequence_ + (published_ ? 0 : 1)) {
     co_return refuse(Status(Code::internal, "call " + std::to_string(call.sequence) + " was started on a shared region after call " +
                                                 std::to_string(sequence_)));
@@ -215,8 +215,7 @@ bool RegionMember::see(int member, std::uint64_t limit) {
   while (next_[index] <= limit) {
     const std::uint64_t sequence = next_[index];
     const Line& theirs = line(member, sequence);
-    if (theirs.sequence.load(std::memory_order_acquire) != sequence) return false;
-    compare(member, theirs);
+    if (theirs.sequence.load(std::memory_order_acquire) != sequence || !compare(member, theirs)) return false;
     known_seen_[index] = std::max(known_seen_[index], theirs.seen);
     next_[index] = sequence + 1;
   }
@@ -231,22 +230,27 @@ bool RegionMember::see_all(std::uint64_t limit) {
   return all;
 }
 
-void RegionMember::compare(int member, const Line& line) {
+// Whether the calls agree; once two did not, none is compared any more.
+bool RegionMember::compare(int member, const Line& line) {
+  if (disagreed_) return false;
   const std::uint64_t sequence = next_[static_cast<std::size_t>(member)];
   transport::Fingerprint& theirs = heard_[static_cast<std::size_t>(member)];
   theirs.sequence = sequence;
   std::memcpy(bytes_at(theirs, kKind), bytes_at(line, kLineKind), kKindBytes);
   const transport::Fingerprint& mine = calls_[sequence % kSlots];
-  if (std::memcmp(bytes_at(line, kLineKind), bytes_at(mine, kKind), kKindBytes) == 0 || fingerprint_rules().agree(theirs, mine)) return;
+  if (std::memcmp(bytes_at(line, kLineKind), bytes_at(mine, kKind), kKindBytes) == 0 || fingerprint_rules().agree(theirs, mine))
+    return true;
+  disagreed_ = true;
   channel_.begin(mine);  // a call that took the express way has not told it yet
   channel_.compare(member, theirs);
-  if (failed()) return;
+  if (failed()) return false;
   // The channel no longer knew the call.
   channel_.fail(Status(Code::mismatch,
                        "members call different operations under number " + std::to_string(sequence) + ": " + who(rank_) + " calls " +
                            fingerprint_rules().describe(mine) + ", " + who(member) + " calls " + fingerprint_rules().describe(theirs) +
                            "; every member must make the same calls in the same order",
                        {channel_.members()[static_cast<std::size_t>(rank_)], channel_.members()[static_cast<std::size_t>(member)]}));
+  return false;
 }
 
 void RegionMember::wake_others() {
@@ -265,7 +269,7 @@ bool RegionMember::Reached::operator()() {
   const int begin = only < 0 ? 0 : only;
   const int end = only < 0 ? my.group_size() : only + 1;
   for (at = std::max(at, begin); at < end; ++at) {
-    if (at != my.rank_ && !reached(my.counter(at, counter), until)) return my.failed();
+    if (at != my.rank_ && !reached(my.counter(at, counter), until)) return false;
   }
   return true;
 }

@@ -4,6 +4,10 @@
 /// it reads from. It may run ahead: where nothing is read from a member its line is looked at later, at the latest before
 /// the ring of lines comes round (`open`). Data too large for the line or its slot passes through the windows, or is read where it is in
 /// the arena.
+///
+/// What has come counts, also after the channel has failed: a member that has published its line fails only where something that it needs
+/// of the call is not there. So where one has returned with data of all, all do, whatever that one does to the group next: what it gave
+/// stands in the segment as it was, since no call follows. (But for what is read in the arena, whose giver waits for all readers.)
 #pragma once
 
 #include <array>
@@ -12,6 +16,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "muster/base/status.h"
@@ -72,7 +77,7 @@ class RegionMember final : public RegionGroup {
     int only = -1;
     Position until = 0;
   };
-  // Ready once the counters of all other members (or of one) have reached a position, or the channel has failed.
+  // Whether the counters of all other members (or of one) have reached a position.
   struct Reached {
     const RegionMember& my;
     Counter counter;
@@ -80,6 +85,27 @@ class RegionMember final : public RegionGroup {
     int only;
     int at = 0;
     bool operator()();
+  };
+  // `co_await come(there)`, of a call that is published: waits until `there()`, or until the channel has failed, after which it may
+  // never be; returns whether it is. What came before the failure is seen: who failed the channel had seen it, or done it.
+  template <class There>
+  struct Come {
+    struct Either {
+      Come* wait;
+      bool operator()() { return wait->there() || wait->my.failed(); }
+    };
+    const RegionMember& my;
+    There there;
+    until<Either> either{Either{this}};
+
+    Come(const RegionMember& waits, There awaited) : my(waits), there(std::move(awaited)) {}
+    Come(const Come&) = delete;
+    bool await_ready() { return either.await_ready(); }
+    template <class Promise>
+    void await_suspend(std::coroutine_handle<Promise> self) {
+      either.await_suspend(self);
+    }
+    bool await_resume() { return there(); }
   };
 
   // region_member.cc: the protocol.
@@ -102,10 +128,14 @@ class RegionMember final : public RegionGroup {
   void publish(const transport::Fingerprint& call);
   bool see(int member, std::uint64_t limit);
   bool see_all(std::uint64_t limit);
-  void compare(int member, const Line& line);
+  bool compare(int member, const Line& line);
   void wake_others();
   Reached until_reached(Counter counter, Position until, int only = -1);
   Reached until_free(const Use& use);
+  template <class There>
+  Come<There> come(There there) const {
+    return Come<There>(*this, std::move(there));
+  }
   bool someone_gave_up(std::uint64_t sequence) const;
   void give_up();
   bool quiet() const;
@@ -187,6 +217,7 @@ class RegionMember final : public RegionGroup {
   bool outputs_shared_ = false;      // peers may be storing into my output
   bool arena_read_ = false;          // this call reads peers' memory in the arena
   bool published_ = false;           // `express` has published the call under way
+  bool disagreed_ = false;           // somebody made another call: nothing can be read any more
   std::size_t moved_ = 0;            // since this task last gave its thread away
   Wait wait_;
 };

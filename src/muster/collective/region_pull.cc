@@ -237,7 +237,7 @@ Task<Status> RegionMember::pull(const Args& args, const transport::Fingerprint& 
   if (begins) place(args, flow);
   const Line& mine = my_line();
   if (flow.steps > 0) {
-    co_await until(until_free(window_uses_[next_window_ % kWindows]));
+    co_await come(until_free(window_uses_[next_window_ % kWindows]));
     if (failed()) co_return channel_.failure();
     fill_window(args, flow, 0);
   }
@@ -257,8 +257,7 @@ Task<Status> RegionMember::pull(const Args& args, const transport::Fingerprint& 
   const std::size_t steps = std::max<std::size_t>({flow.steps, flow.takes, 1});
   for (std::size_t step = 0; step < steps; ++step) {
     if (step + 1 < flow.steps) {
-      co_await until(until_free(window_uses_[next_window_ % kWindows]));
-      if (failed()) co_return channel_.failure();
+      if (!co_await come(until_free(window_uses_[next_window_ % kWindows]))) co_return channel_.failure();
       fill_window(args, flow, step + 1);
       advance(Counter::filled, position(sequence_, step + 2));
       wake_others();
@@ -270,12 +269,10 @@ Task<Status> RegionMember::pull(const Args& args, const transport::Fingerprint& 
       if (source == rank_) continue;
       wait_ = {step == 0 ? Wait::For::lines : Wait::For::counter, Counter::filled, flow.last - flow.first == 1 ? source : -1,
                position(sequence_, step + 1)};
-      co_await until([&] { return failed() || available(flow, source, step); });
-      if (failed()) co_return channel_.failure();
+      if (!co_await come([&] { return available(flow, source, step); })) co_return channel_.failure();
       Source& from = sources_[static_cast<std::size_t>(source)];
       if (step == 0) {
-        co_await until([&] { return failed() || mapped(flow, source); });
-        if (failed()) co_return channel_.failure();
+        if (!co_await come([&] { return mapped(flow, source); })) co_return channel_.failure();
         Status resolved = resolve(args, flow, source);
         if (!resolved) co_return co_await refuse_late(std::move(resolved));
         const Place place = line(source, sequence_).place;
@@ -298,8 +295,7 @@ Task<Status> RegionMember::pull(const Args& args, const transport::Fingerprint& 
     }
   }
   if (readers_use_arena) {
-    co_await until(until_reached(Counter::drained, end_of(sequence_), flow.reader));
-    if (failed()) co_return channel_.failure();
+    if (!co_await come(until_reached(Counter::drained, end_of(sequence_), flow.reader))) co_return channel_.failure();
   }
   co_return Status();
 }
