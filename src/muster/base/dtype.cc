@@ -1,5 +1,6 @@
 #include "muster/base/dtype.h"
 
+#include <algorithm>
 #include <array>
 
 namespace muster {
@@ -20,6 +21,8 @@ constexpr std::array<Row, kDTypes> kTable{{
     {"raw8", 1, false, false},      {"raw16", 2, false, false},    {"raw32", 4, false, false},
     {"raw64", 8, false, false},
 }};
+
+static_assert(std::all_of(kTable.begin(), kTable.end(), [](const Row& each) { return std::has_single_bit(unsigned{each.bytes}); }));
 
 const Row& row(DType dtype) { return kTable[static_cast<std::size_t>(dtype)]; }
 

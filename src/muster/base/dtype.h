@@ -1,6 +1,7 @@
 /// Element types, free of torch. `group/` maps torch's scalar types to these.
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -16,8 +17,10 @@ enum class DType : std::uint8_t {
 inline constexpr int kReducibleDTypes = 12;
 inline constexpr int kDTypes = 16;
 
-/// Bytes of one element.
+/// Bytes of one element: a power of two.
 std::size_t size_of(DType dtype);
+/// Whole elements in `bytes`, without the dozens of cycles that a division takes.
+inline std::size_t elements_in(std::size_t bytes, DType dtype) { return bytes >> std::countr_zero(size_of(dtype)); }
 /// torch's name: "bool", "float32", ...
 std::string_view name_of(DType dtype);
 bool is_reducible(DType dtype);

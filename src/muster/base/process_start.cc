@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 
+#include "muster/base/control_group.h"
 #include "muster/base/descriptor.h"
 
 namespace muster {
@@ -31,6 +32,14 @@ std::uint64_t process_start(std::int64_t pid) {
   std::uint64_t value = 0;
   std::from_chars(text.data() + at + 1, text.data() + text.size(), value);
   return value;
+}
+
+const std::string& boot_id() {
+  static const std::string id = [] {
+    const std::string text = small_file("/proc/sys/kernel/random/boot_id").value_or("");
+    return text.substr(0, text.find('\n'));
+  }();
+  return id;
 }
 
 }  // namespace muster

@@ -1,11 +1,15 @@
-/// When a process began: with its number, that tells it from a later one that got the number again.
+/// When a process and its machine began: with its number, the former tells a process from a later one that got the number again.
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 namespace muster {
 
 /// In the kernel's clock ticks since boot; 0 where there is no such process here. Three system calls: every rank asks for every other.
 std::uint64_t process_start(std::int64_t pid);
+
+/// Another one after every start of the machine; empty where /proc does not tell. Read once.
+const std::string& boot_id();
 
 }  // namespace muster

@@ -158,20 +158,20 @@ class Check {
 
 // Equal lists give equal digests on every machine; 0 is kept for "nothing to compare".
 template <class Slices>
-std::uint64_t digest_of(const Slices& slices, std::size_t width) {
+std::uint64_t digest_of(const Slices& slices, DType dtype) {
   std::uint64_t hash = 0xcbf29ce484222325u;
   for (const auto& slice : slices) {
-    hash = (hash ^ (slice.size() / width)) * 0x100000001b3u;
+    hash = (hash ^ elements_in(slice.size(), dtype)) * 0x100000001b3u;
     hash ^= hash >> 29;
   }
   return hash == 0 ? 1 : hash;
 }
 
 template <class Slices>
-std::uint64_t elements_in(const Slices& slices, std::size_t width) {
+std::uint64_t all_elements(const Slices& slices, DType dtype) {
   std::uint64_t bytes = 0;
   for (const auto& slice : slices) bytes += slice.size();
-  return bytes / width;
+  return elements_in(bytes, dtype);
 }
 
 }  // namespace
@@ -180,7 +180,6 @@ Status validate(const Args& args, int rank, int size) { return Check(args, rank,
 
 transport::Fingerprint fingerprint_of(const Args& args, std::uint64_t sequence) {
   const OpInfo& row = info(args.op);
-  const std::size_t width = size_of(args.dtype);
   transport::Fingerprint call;
   call.sequence = sequence;
   call.op = static_cast<std::uint8_t>(args.op);
@@ -190,17 +189,17 @@ transport::Fingerprint fingerprint_of(const Args& args, std::uint64_t sequence) 
   if (row.rooted) call.root = args.root;
   switch (args.op) {
     case Op::broadcast:
-    case Op::scatter: call.count = args.outputs[0].size() / width; break;
+    case Op::scatter: call.count = elements_in(args.outputs[0].size(), args.dtype); break;
     case Op::all_reduce:
     case Op::reduce:
-    case Op::gather: call.count = args.inputs[0].size() / width; break;
+    case Op::gather: call.count = elements_in(args.inputs[0].size(), args.dtype); break;
     case Op::all_gather:  // lengths differ between members, but every member knows them all
-      call.count = elements_in(args.outputs, width);
-      call.digest = digest_of(args.outputs, width);
+      call.count = all_elements(args.outputs, args.dtype);
+      call.digest = digest_of(args.outputs, args.dtype);
       break;
     case Op::reduce_scatter:
-      call.count = elements_in(args.inputs, width);
-      call.digest = digest_of(args.inputs, width);
+      call.count = all_elements(args.inputs, args.dtype);
+      call.digest = digest_of(args.inputs, args.dtype);
       break;
     default: break;
   }

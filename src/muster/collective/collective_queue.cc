@@ -31,8 +31,26 @@ MemoryRange range_of(const Slices& slices, std::size_t& bytes) {
 
 }  // namespace
 
+/// A call that takes no place in the queue: remembered for later comparisons once it has begun, beside what the caller does then.
+struct CollectiveQueue::Underway final : Meanwhile {
+  Underway(Control& known, const Args& args, std::uint64_t sequence, Meanwhile& other)
+      : control(known), call(fingerprint_of(args, sequence)), caller(other) {}
+  TimePoint begun() noexcept override {
+    told = true;
+    control.begin(call);
+    return deadline = caller.begun();
+  }
+
+  Control& control;
+  const transport::Fingerprint call;
+  Meanwhile& caller;
+  TimePoint deadline;
+  bool told = false;
+};
+
 CollectiveQueue::CollectiveQueue(const GroupContext& group, std::unique_ptr<RegionGroup> region, const Selection::Bounds& bounds)
     : group_(group),
+      expressly_(region != nullptr || group.size() == 1),
       control_(group),
       selection_(Ground::links, group.size(), bounds),
       links_(*group.channel, selection_),
@@ -78,54 +96,20 @@ void CollectiveQueue::enqueue(Operation& operation, const Args& args, bool refus
     operation.small_ = bytes <= kSmallBytes;
   }
   const std::lock_guard guard(lock_);
-  const std::uint64_t sequence = sequence_.load(std::memory_order_relaxed) + 1;
+  queue_.push_back(&operation);
+  const std::uint64_t sequence = state_.queue_next();
   operation.call_ = refused ? refusal_of(args.op, sequence) : fingerprint_of(args, sequence);
   operation.queued_ = true;
-  queue_.push_back(&operation);
-  sequence_.fetch_add(1);
-  waiting_.fetch_add(1);
 }
 
-/// The whole call at once where nothing else is under way and it needs no task; else the operation that `make` gives stands in the queue,
-/// before what came later.
-template <class Make>
-bool CollectiveQueue::express(Make make, const Args& args) {
-  const std::unique_lock drive(drive_, std::try_to_lock);
-  bool first = false;
-  transport::Fingerprint call;
-  if (drive.owns_lock() && (region_ || group_.size() == 1) && empty()) {
-    const std::lock_guard guard(lock_);
-    first = queue_.empty();
-    if (first) {
-      call = fingerprint_of(args, sequence_.load(std::memory_order_relaxed) + 1);
-      sequence_.store(call.sequence);
-    }
-  }
-  if (!first) {
-    enqueue(make(), args);
-    return false;
-  }
-  bool counted = false;
+/// The whole call at once, where it needs no task. Under the drive lock.
+bool CollectiveQueue::express(Underway& underway, const Args& args) {
   if (control_.news()) control_.poll();
-  if (!group_.channel->failed()) {
-    counted = true;
-    control_.begin(call);
-    if (!region_) {
-      run_alone(args);
-      return true;
-    }
-    if (region_->express(args, call)) return true;
-  }
-  Operation& operation = make();
-  operation.call_ = call;
-  operation.counted_ = counted;
-  operation.args_ = &args;
-  operation.made_ = group_.now();
-  const std::lock_guard guard(lock_);
-  operation.queued_ = true;
-  queue_.push_front(&operation);
-  waiting_.fetch_add(1);
-  return false;
+  if (group_.channel->failed()) return false;
+  if (group_.size() > 1) return region_ && region_->express(args, underway.call, underway);
+  underway.begun();
+  run_alone(args);
+  return true;
 }
 
 void CollectiveQueue::remove(Operation& operation) {
@@ -133,18 +117,44 @@ void CollectiveQueue::remove(Operation& operation) {
   const auto place = std::find(queue_.begin(), queue_.end(), &operation);
   if (place == queue_.end()) return;
   queue_.erase(place);
-  waiting_.fetch_sub(1);
+  if (queue_.empty()) state_.set_queued(false);
 }
 
-Status CollectiveQueue::run(Driver& driver, const Args& args, TimePoint deadline) {
-  std::optional<Operation> operation;
-  const auto make = [&]() -> Operation& { return operation.emplace(*this, nullptr, deadline); };
-  if (express(make, args)) {
-    if (!empty() || driver.attended()) driver.let_others_go_on();
-    return {};
+Status CollectiveQueue::run(Driver& driver, const Args& args, Meanwhile& meanwhile) {
+  const std::uint64_t sequence = expressly_ ? state_.try_lock_as_next() : 0;
+  if (sequence == 0) {
+    Operation operation(*this, nullptr, meanwhile.begun());
+    enqueue(operation, args);
+    return attend(driver, operation);
   }
-  driver.attend([&operation] { return operation->published(); }, TimePoint::max());
-  return operation->status();
+  std::unique_lock drive(state_, std::adopt_lock);
+  Underway underway(control_, args, sequence, meanwhile);
+  if (!express(underway, args)) return go_on(driver, args, underway, std::move(drive));
+  drive.unlock();
+  if (!empty() || driver.attended()) driver.let_others_go_on();
+  return {};
+}
+
+/// With a call that the express way has not ended: it stands in the queue, before what came later.
+Status CollectiveQueue::go_on(Driver& driver, const Args& args, const Underway& underway, std::unique_lock<QueueState> drive) {
+  Operation operation(*this, nullptr, underway.told ? underway.deadline : underway.caller.begun());
+  operation.call_ = underway.call;
+  operation.counted_ = underway.told;
+  operation.args_ = &args;
+  operation.made_ = group_.now();
+  {
+    const std::lock_guard guard(lock_);
+    operation.queued_ = true;
+    queue_.push_front(&operation);
+    state_.set_queued(true);
+  }
+  drive.unlock();
+  return attend(driver, operation);
+}
+
+Status CollectiveQueue::attend(Driver& driver, const Operation& operation) {
+  driver.attend([&operation] { return operation.published(); }, TimePoint::max());
+  return operation.status();
 }
 
 std::shared_ptr<CollectiveQueue::Operation> CollectiveQueue::start(std::shared_ptr<Driver> driver, Args args, TimePoint deadline) {
@@ -171,7 +181,8 @@ CollectiveQueue::Operation* CollectiveQueue::front() {
 
 void CollectiveQueue::begin(Operation& operation, LinkGroup& links) {
   operation.begun_ = true;
-  if (group_.channel->failed()) return;
+  // What the others have been told already goes on: all that it needs may have come before the failure.
+  if (group_.channel->failed() && !operation.counted_) return;
   group_.channel->begin(operation.call_);
   if (!operation.counted_) control_.begin(operation.call_);
   if ((operation.call_.flags & kRefused) != 0 && region_ == nullptr) return control_.tell_refused();
@@ -180,8 +191,8 @@ void CollectiveQueue::begin(Operation& operation, LinkGroup& links) {
 }
 
 // Small calls behind a small one that is under way begin too, and go on as far as they can: their messages need not wait for its answers.
-void CollectiveQueue::go_ahead() {
-  if (region_ || waiting_.load() < 2) return;
+void CollectiveQueue::go_ahead(const Operation& first) {
+  if (region_ || state_.number() == first.call_.sequence) return;
   std::array<Operation*, kTogether> window;
   std::size_t number = 0;
   {
@@ -230,13 +241,13 @@ void CollectiveQueue::advance(const std::atomic<int>& attending, int self) {
   std::vector<std::shared_ptr<Driver>> let_go;
   bool finished = false;
   {
-    const std::unique_lock drive(drive_, std::try_to_lock);
+    const std::unique_lock drive(state_, std::try_to_lock);
     if (!drive.owns_lock()) return;
     if (control_.news()) control_.poll();
     while (Operation* operation = front()) {
       if (!operation->begun_) begin(*operation, links_);
       if (operation->task_.valid() && !operation->task_.step()) {
-        go_ahead();
+        go_ahead(*operation);
         break;
       }
       Status status = outcome(*operation);
@@ -296,7 +307,7 @@ std::string CollectiveQueue::late_text(const Operation& late, TimePoint now, con
 }
 
 void CollectiveQueue::check_deadlines(TimePoint now) {
-  const std::unique_lock drive(drive_, std::try_to_lock);
+  const std::unique_lock drive(state_, std::try_to_lock);
   if (!drive.owns_lock() || group_.channel->failed()) return;
   const Operation* late = nullptr;
   {
@@ -318,7 +329,7 @@ void CollectiveQueue::check_deadlines(TimePoint now) {
 
 void CollectiveQueue::remind(TimePoint now) {
   if (region_ != nullptr || group_.size() == 1) return;  // in a region everybody sees everybody's control line
-  const std::unique_lock drive(drive_, std::try_to_lock);
+  const std::unique_lock drive(state_, std::try_to_lock);
   if (!drive.owns_lock() || group_.channel->failed()) return;
   control_.all_sent();
   Operation* running = front();
@@ -332,7 +343,7 @@ void CollectiveQueue::remind(TimePoint now) {
 }
 
 void CollectiveQueue::drop_region() {
-  const std::lock_guard drive(drive_);
+  const std::lock_guard drive(state_);
   region_.reset();
   control_.cancel();
 }

@@ -16,6 +16,7 @@
 #include "muster/collective/control.h"
 #include "muster/collective/driver.h"
 #include "muster/collective/link_group.h"
+#include "muster/collective/queue_state.h"
 #include "muster/collective/region_group.h"
 
 namespace muster::collective {
@@ -34,7 +35,7 @@ class CollectiveQueue {
   class Operation;
 
   /// Runs a valid call on this thread, after those before it.
-  Status run(Driver& driver, const Args& args, TimePoint deadline);
+  Status run(Driver& driver, const Args& args, Meanwhile& meanwhile);
   /// Queues a valid call.
   std::shared_ptr<Operation> start(std::shared_ptr<Driver> driver, Args args, TimePoint deadline);
   /// Queues the news that this member's next call, an `op`, was refused.
@@ -42,8 +43,8 @@ class CollectiveQueue {
 
   /// Goes on as far as it can, unless another thread is doing that just now. `others_wait`: more threads than this one wait for the group.
   void advance(const std::atomic<int>& attending, int self);
-  bool empty() const { return waiting_.load() == 0; }
-  std::uint64_t sequence() const { return sequence_.load(); }
+  bool empty() const { return !state_.queued(); }
+  std::uint64_t sequence() const { return state_.number(); }
   /// Grows when a call is added that the waiting threads' limits do not know of.
   std::uint64_t additions() const { return additions_.load(std::memory_order_relaxed); }
 
@@ -57,7 +58,7 @@ class CollectiveQueue {
   /// Calls `work(control)` under the drive lock; false, without calling it, where another thread holds that now.
   template <class Work>
   bool with_control(Work work) {
-    const std::unique_lock drive(drive_, std::try_to_lock);
+    const std::unique_lock drive(state_, std::try_to_lock);
     if (!drive.owns_lock()) return false;
     control_.poll();
     work(control_);
@@ -69,19 +70,22 @@ class CollectiveQueue {
 
  private:
   void enqueue(Operation& operation, const Args& args, bool refused = false);
-  template <class Make>
-  bool express(Make make, const Args& args);
+  struct Underway;
+  bool express(Underway& underway, const Args& args);
+  Status go_on(Driver& driver, const Args& args, const Underway& underway, std::unique_lock<QueueState> drive);
+  Status attend(Driver& driver, const Operation& operation);
   void remove(Operation& operation);
   Operation* front();
   void begin(Operation& operation, LinkGroup& links);
-  void go_ahead();
+  void go_ahead(const Operation& first);
   const Flight& flight();
   Status outcome(Operation& operation);
   std::vector<int> awaited();
   std::string late_text(const Operation& late, TimePoint now, const trace::Testimony& known);
 
   const GroupContext& group_;
-  std::mutex drive_;  // held for one pass over the running task, never while waiting
+  const bool expressly_;  // some calls need no task: those in a region, and of one member alone
+  QueueState state_;
   Control control_;
   const Selection selection_;  // over links
   LinkGroup links_;            // of the call that began as the first in the queue
@@ -93,9 +97,7 @@ class CollectiveQueue {
 
   std::mutex lock_;  // guards the queue
   std::deque<Operation*> queue_;
-  std::atomic<std::uint64_t> sequence_{0};
   std::atomic<std::uint64_t> additions_{0};
-  std::atomic<std::size_t> waiting_{0};
 };
 
 /// One call; shared where it was started, on the stack of its thread where it blocks.

@@ -4,7 +4,7 @@
 /// algorithms over links and over the host region, all of them resumable tasks; the kernels; the selection. May include
 /// base/, store/ and transport/. Test it alone: `ctest -R collective`.
 ///
-/// Collectives of one communicator run in the order in which they were started, one after another; a blocking call drives earlier
+/// Collectives of one communicator run and end in the order in which they were started, one after another; a blocking call drives earlier
 /// ones first, on the caller's thread. Point-to-point messages run beside them. Two communicators may be used from two
 /// threads in any order. The locks are per communicator; none is held while waiting.
 #pragma once
@@ -48,6 +48,18 @@ struct Args {
   std::vector<MutableBytes> outputs;
 };
 
+/// What a caller has to do besides its blocking call, such as writing it down. Done while what the other members wait for is on its way to
+/// them, so that it costs nothing beside the wait.
+class Meanwhile {
+ public:
+  /// The call has begun. Returns its deadline. Called once, on the caller's thread, before the call waits for longer than some
+  /// microseconds; not at all where the call is refused.
+  virtual TimePoint begun() noexcept = 0;
+
+ protected:
+  ~Meanwhile() = default;
+};
+
 struct Tuning;
 
 /// A started call. Holds what the call needs; may be dropped (the call goes on).
@@ -62,7 +74,8 @@ class Pending {
   /// Receives: member it came from, and bytes.
   virtual int source() const = 0;
   virtual std::size_t bytes() const = 0;
-  /// Runs `callback` once, when done (at once if it is already), on the thread that finds out; it must not block.
+  /// Runs `callback` once, when done (at once if it is already), on the thread that finds out; it must not block. Calls before this one are
+  /// done by then, but their callbacks may run on other threads, beside this one or after it.
   virtual void when_done(std::function<void(const Status&)> callback) = 0;
 };
 using PendingRef = std::shared_ptr<Pending>;
@@ -79,12 +92,27 @@ struct CommunicatorOptions {
   std::shared_ptr<const Tuning> tuning = {};
 };
 
+/// What the first member of a group tells the others where a call of theirs carries it anyway: no agreement of their own is needed then.
+/// Goes over the wire as it is.
+struct Offer {
+  std::uint64_t channel = 0;  ///< 0: none is made
+  std::uint64_t segment = 0;  ///< of the host's region
+};
+
 class Communicator {
  public:
   /// Every member calls it with the same members (job ranks; their order is the group's) and name; blocks until all have. Agrees on a
   /// channel id over the fabric's channel for agreements: no connection is made for it. A one-member group talks to nobody.
   static Result<std::shared_ptr<Communicator>> create(std::shared_ptr<transport::Fabric> fabric, std::vector<int> members,
                                                       CommunicatorOptions options);
+  /// What this rank offers to the other members of a group of which it is the first, as `create` would be called. None where a tuning says
+  /// how the group runs: `create` tells that to all. An offer is good for one group: it is accepted by all members or withdrawn.
+  static Offer offer(transport::Fabric& fabric, const std::vector<int>& members, const CommunicatorOptions& options);
+  /// `create` where every member has the first one's offer, and all are known to make the same group. Waits for nobody.
+  static Result<std::shared_ptr<Communicator>> accept(std::shared_ptr<transport::Fabric> fabric, std::vector<int> members,
+                                                      const Offer& offer, CommunicatorOptions options);
+  /// Takes back this rank's offer, where nobody accepts it.
+  static void withdraw(transport::Fabric& fabric, const Offer& offer);
   /// Divides a group: every member calls it, in the order of its collectives, with the same `parts` (positions in `parent`, disjoint; a
   /// part's order is its group's). Any number of groups for the price of one agreement: one gather on `parent`. Null where this member
   /// is in no part.
@@ -100,8 +128,9 @@ class Communicator {
 
   /// Blocking: start to end on this thread. Invalid arguments are found before anything is sent; a failure of the group is its first cause.
   virtual Status run(const Args& args, TimePoint deadline) = 0;
-  /// `run` for a call whose slices are right in number and length, and apart, by the way they were made: they are not looked at again.
-  virtual Status run_valid(const Args& args, TimePoint deadline) = 0;
+  /// The same for a caller with other things to do. `valid`: the slices are right in number and length, and apart, by the way they were
+  /// made, and are not looked at again.
+  virtual Status run(const Args& args, bool valid, Meanwhile& meanwhile) = 0;
   /// Queued; the process's progress thread advances it, `Pending::wait` takes over.
   virtual PendingRef start(Args args, TimePoint deadline) = 0;
 
@@ -109,6 +138,9 @@ class Communicator {
   /// progress thread keeps off as long as the calling thread computes (driving_thread.h). Where that stands still elsewhere, it helps some
   /// milliseconds later, as soon as it looks, which is every 50 ms at least. For a machine that has no core left for another thread.
   virtual std::shared_ptr<void> drive_here() = 0;
+  /// While what it returns lives, `look` is called now and then on the calling thread where that waits for others in a call of this
+  /// communicator; it may abort it. To be let go on the same thread.
+  virtual std::shared_ptr<void> look_while_waiting(std::function<void()> look) = 0;
 
   /// Says that this member could not make its next call, an `op`, because of its arguments. That counts as a call: the others learn it, and
   /// where one of them has made a proper call under that number, the group fails on all with both calls named, so that nobody waits for

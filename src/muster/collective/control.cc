@@ -21,10 +21,8 @@ std::uint64_t add_to(std::uint64_t history, const transport::Fingerprint& call) 
     history = (history ^ word) * 0x9e3779b97f4a7c15u;
     history ^= history >> 29;
   };
-  mix(refused ? 1 : 2);
+  mix(refused ? 1 : 2 | call.op << 2 | call.dtype << 10 | call.reduce << 18 | std::uint64_t{static_cast<std::uint32_t>(call.root)} << 32);
   if (refused) return history;
-  mix(call.op | call.dtype << 8 | call.reduce << 16);
-  mix(static_cast<std::uint32_t>(call.root));
   mix(call.count);
   mix(call.digest);
   return history;
@@ -86,24 +84,28 @@ void Control::poll() {
 }
 
 void Control::take(int member, const Note& note) {
-  const auto index = static_cast<std::size_t>(member);
   switch (note.kind) {
     case Kind::waiting:
       if (note.call.sequence <= latest_.sequence) {
         compare(member, note.call);
       } else if (leaving_) {
         fail_skipped(group_.rank(), latest_, note.call);
-      } else if (waiting_.size() < kKeptNotes * left_.size()) {
+      } else if (waiting_.size() < kKeptNotes * static_cast<std::size_t>(group_.size())) {
         waiting_.emplace_back(member, note.call);
       }
       return;
     case Kind::leaving:
-      left_[index] = Left{note.call, note.history, note.last};
-      any_left_ = true;
+      note_left(member, {note.call, note.history, note.last});
       if (!leaving_ && note.call.sequence < latest_.sequence) fail_skipped(member, note.call, latest_);
       return;
     case Kind::released: released_ = true; return;
   }
+}
+
+// Some hundred bytes for each member, which a group needs only at its end.
+void Control::note_left(int member, const Left& left) {
+  if (left_.empty()) left_.resize(static_cast<std::size_t>(group_.size()));
+  left_[static_cast<std::size_t>(member)] = left;
 }
 
 void Control::begin(const transport::Fingerprint& call) {
@@ -116,7 +118,7 @@ void Control::begin(const transport::Fingerprint& call) {
     }
     std::erase_if(waiting_, [&](const auto& known) { return known.second.sequence <= call.sequence; });
   }
-  for (int member = 0; any_left_ && member < group_.size(); ++member) {
+  for (int member = 0; member < static_cast<int>(left_.size()); ++member) {
     const auto& last = left_[static_cast<std::size_t>(member)];
     if (last && last->call.sequence < call.sequence) return fail_skipped(member, last->call, call);
   }
@@ -139,8 +141,9 @@ void Control::fail_skipped(int member, const transport::Fingerprint& last, const
   const int culprit = group_.job_rank_of(member);
   group_.channel->fail(Status(Code::mismatch,
                               "rank " + std::to_string(culprit) + " closes " + group_.text() + " after " + std::to_string(last.sequence) +
-                                  (last.sequence == 1 ? " call" : " calls") + " (the last: " + numbered(last) + ") while another member is in " + numbered(mine) + ": rank " +
-                                  std::to_string(culprit) + " skipped a call",
+                                  (last.sequence == 1 ? " call" : " calls") + " (the last: " + numbered(last) +
+                                  ") while another member is in " + numbered(mine) + ": rank " + std::to_string(culprit) +
+                                  " skipped a call",
                               {culprit}));
 }
 
@@ -164,7 +167,7 @@ Control::Left Control::leaving_note() const {
 void Control::tell_leaving() {
   leaving_ = true;
   const Left left = leaving_note();
-  left_[static_cast<std::size_t>(group_.rank())] = left;
+  note_left(group_.rank(), left);
   for (const auto& known : waiting_) {
     if (known.second.sequence > latest_.sequence) return fail_skipped(group_.rank(), latest_, known.second);
   }
@@ -173,8 +176,8 @@ void Control::tell_leaving() {
 
 std::vector<int> Control::not_leaving() const {
   std::vector<int> ranks;
-  for (std::size_t member = 0; member < left_.size(); ++member) {
-    if (!left_[member]) ranks.push_back(group_.job_rank_of(static_cast<int>(member)));
+  for (std::size_t member = 0; member < static_cast<std::size_t>(group_.size()); ++member) {
+    if (left_.empty() || !left_[member]) ranks.push_back(group_.job_rank_of(static_cast<int>(member)));
   }
   return ranks;
 }

@@ -25,7 +25,7 @@ inline constexpr std::uint64_t kFirstReservedTag = std::uint64_t{1} << 62;
 /// Not thread-safe: used under the communicator's drive lock.
 class Control {
  public:
-  explicit Control(const GroupContext& group) : group_(group), left_(group.channel->members().size()) {}
+  explicit Control(const GroupContext& group) : group_(group) {}
   ~Control();
 
   /// From now on notes are taken. Not for groups of one.
@@ -82,6 +82,7 @@ class Control {
   Left leaving_note() const;
   Status compare_histories() const;
   void take(int member, const Note& note);
+  void note_left(int member, const Left& left);
   void compare(int member, const transport::Fingerprint& theirs);
   void fail_skipped(int member, const transport::Fingerprint& last, const transport::Fingerprint& mine);
 
@@ -89,9 +90,8 @@ class Control {
   transport::Fingerprint latest_;
   std::array<transport::Fingerprint, 64> recent_{};              // by sequence
   std::vector<std::pair<int, transport::Fingerprint>> waiting_;  // members' calls that have not begun here
-  std::vector<std::optional<Left>> left_;
+  std::vector<std::optional<Left>> left_;                        // of every member, once one has told; before that none
   std::uint64_t history_ = 0;
-  bool any_left_ = false;
   bool leaving_ = false;
   bool released_ = false;
   bool stopped_ = false;

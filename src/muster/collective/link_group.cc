@@ -26,7 +26,7 @@ std::size_t at(int index) { return static_cast<std::size_t>(index); }
 // A member's contribution as it goes into the sum.
 void contribute(std::byte* to, ConstBytes from, const Args& args) {
   if (args.reduce == Reduce::premul_sum) {
-    scale(to, from.data(), from.size() / size_of(args.dtype), args.dtype, args.factor);
+    scale(to, from.data(), elements_in(from.size(), args.dtype), args.dtype, args.factor);
   } else {
     copy({to, from.size()}, from);
   }
@@ -132,7 +132,7 @@ Task<Status> LinkGroup::all_reduce_small(const Args& args) {
   std::vector<const std::byte*> inputs(at(size_));
   const plan::BruckPlan plan{rank_, size_};
   for (int position = 0; position < size_; ++position) inputs[at(plan.owner(position))] = blocks + starts[at(position)];
-  reduce_complete(args.outputs[0].data(), inputs, bytes / size_of(args.dtype), args.dtype, args.reduce);
+  reduce_complete(args.outputs[0].data(), inputs, elements_in(bytes, args.dtype), args.dtype, args.reduce);
   drop_large_scratch();
   co_return Status();
 }
@@ -164,7 +164,7 @@ Task<Status> LinkGroup::reduce_small(const Args& args) {
     flight_.receive(0, member, 0, {block, bytes});
   }
   if (Status gathered = co_await finish(); !gathered) co_return gathered;
-  reduce_complete(args.outputs[0].data(), inputs, bytes / size_of(args.dtype), args.dtype, args.reduce);
+  reduce_complete(args.outputs[0].data(), inputs, elements_in(bytes, args.dtype), args.dtype, args.reduce);
   drop_large_scratch();
   co_return Status();
 }

@@ -1,5 +1,7 @@
 // Making and closing groups.
+#include "muster/collective/making.h"
 #include "muster/collective/communicator_test_job.h"
+#include "muster/collective/tuning.h"
 
 namespace muster::collective {
 namespace {
@@ -34,6 +36,112 @@ TEST(Making, GroupsOfEveryShape) {
         Values out(1);
         EXPECT_EQ(group->run(all_reduce({1}, out), soon()).code(), Code::aborted);
       }
+    });
+  }
+}
+
+TEST(Making, AnOfferIsAcceptedWithoutWaiting) {
+  for (Wire wire : testing::kWires) {
+    Offer told;
+    std::barrier all(3);
+    run_ranks(3, wire, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
+      const std::vector<int> members{2, 0, 1};
+      CommunicatorOptions options;
+      options.name = "offered";
+      const Offer mine = Communicator::offer(*fabric, members, options);
+      EXPECT_EQ(mine.channel != 0, rank == 2) << "the first member's, nobody else's";
+      if (rank == 2) told = mine;
+      all.arrive_and_wait();
+      const auto accept = [&] { return Communicator::accept(fabric, members, told, options); };
+      // The others come when the first has long begun its call.
+      if (rank != 2) all.arrive_and_wait();
+      const auto group = accept();
+      ASSERT_TRUE(group.ok()) << group.status().message();
+      const Values in{1 << rank};
+      Values out(1);
+      const auto sum = (*group)->start(all_reduce(in, out), soon());
+      if (rank == 2) all.arrive_and_wait();
+      EXPECT_TRUE(sum->wait(soon()).ok());
+      EXPECT_EQ(out[0], 7);
+      EXPECT_EQ((*group)->rank(), (rank + 1) % 3);
+      EXPECT_TRUE((*group)->close(soon()).ok());
+      EXPECT_FALSE(accept().ok()) << "an offer is good for one group";
+    });
+  }
+}
+
+// What nobody accepts does not stay taken: the region has room for far fewer.
+TEST(Making, WithdrawnOffersGiveTheirRegionBack) {
+  run_ranks(2, Wire::region, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
+    if (rank != 0) return;
+    ASSERT_NE(fabric->region(), nullptr);
+    const Offer first = Communicator::offer(*fabric, {0, 1}, {});
+    Communicator::withdraw(*fabric, first);
+    for (int i = 0; i < 1000; ++i) {
+      const Offer offer = Communicator::offer(*fabric, {0, 1}, {});
+      ASSERT_EQ(offer.segment, first.segment);
+      ASSERT_NE(offer.channel, first.channel);
+      Communicator::withdraw(*fabric, offer);
+    }
+    Communicator::withdraw(*fabric, Offer{});  // there was none: nothing happens
+  });
+}
+
+// Where the region is full an offer says so, and the group runs over links on all members.
+TEST(Making, OffersOfAFullRegionAreForLinks) {
+  Offer told;
+  std::barrier all(2);
+  run_ranks(2, Wire::region, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
+    std::vector<Offer> taken;
+    for (; rank == 0; taken.push_back(told)) {
+      told = Communicator::offer(*fabric, {0, 1}, {});
+      ASSERT_NE(told.channel, 0u);
+      if (told.segment == kNoSegment) break;
+    }
+    all.arrive_and_wait();
+    const auto group = Communicator::accept(fabric, {0, 1}, told, {});
+    ASSERT_TRUE(group.ok()) << group.status().message();
+    Values out(1);
+    EXPECT_TRUE((*group)->run(all_reduce({1}, out), soon()).ok());
+    EXPECT_EQ(out[0], 2);
+    EXPECT_TRUE((*group)->close(soon()).ok());
+    for (const Offer& offer : taken) Communicator::withdraw(*fabric, offer);
+  });
+}
+
+// A tuning is the first member's to tell: it does not fit into an offer.
+TEST(Making, TunedGroupsAreNotOffered) {
+  run_ranks(2, Wire::region, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
+    CommunicatorOptions options;
+    auto tuning = std::make_shared<Tuning>();
+    tuning->forced = {{Op::all_reduce, Algorithm::shares}};
+    options.tuning = tuning;
+    EXPECT_EQ(Communicator::offer(*fabric, {rank, 1 - rank}, options).channel, 0u);
+  });
+}
+
+// A thread that waits looks after something else now and then, and what it finds may end its wait.
+TEST(Making, WhoWaitsLooksAround) {
+  for (Wire wire : testing::kWires) {
+    std::barrier all(2);
+    run_ranks(2, wire, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
+      const Group group = make(fabric, {0, 1}, "looking");
+      ASSERT_TRUE(group);
+      if (rank == 0) {
+        int looks = 0;
+        auto looking = group->look_while_waiting([&] {
+          if (++looks == 2) group->abort("there is no hope");
+        });
+        const auto elsewhere = group->look_while_waiting([] {});
+        Values out(1);
+        const Status ended = group->run(all_reduce({1}, out), TimePoint::max());
+        EXPECT_TRUE(contains(ended.message(), "there is no hope")) << ended.message();
+        looking.reset();
+        EXPECT_FALSE(group->run(all_reduce({1}, out), TimePoint::max()).ok());
+        EXPECT_EQ(looks, 2);
+      }
+      all.arrive_and_wait();
+      EXPECT_EQ(group->close(soon()).ok(), false);
     });
   }
 }

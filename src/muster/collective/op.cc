@@ -5,21 +5,6 @@
 namespace muster::collective {
 namespace {
 
-constexpr std::array<OpInfo, kOps> kOpTable{{
-    //  name            rooted reduces lists_input lists_output size_rule
-    {"broadcast", true, false, false, false, SizeRule::equal},
-    {"all_reduce", false, true, false, false, SizeRule::equal},
-    {"reduce", true, true, false, false, SizeRule::equal},
-    {"all_gather", false, false, false, true, SizeRule::free},
-    {"gather", true, false, false, true, SizeRule::equal},
-    {"scatter", true, false, true, false, SizeRule::equal},
-    {"reduce_scatter", false, true, true, false, SizeRule::free},
-    {"all_to_all", false, false, true, true, SizeRule::free},
-    {"barrier", false, false, false, false, SizeRule::none},
-    {"send", false, false, false, false, SizeRule::free},
-    {"recv", false, false, false, false, SizeRule::free},
-}};
-
 constexpr std::array<std::string_view, kReduces> kReduceNames{"SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "AVG", "PREMUL_SUM"};
 
 // Fingerprints come from the wire too, so numbers outside the tables are told as numbers.
@@ -58,8 +43,6 @@ class Rules final : public transport::FingerprintRules {
 };
 
 }  // namespace
-
-const OpInfo& info(Op op) { return kOpTable[static_cast<std::size_t>(op)]; }
 
 std::string_view name_of(Reduce reduce) { return kReduceNames[static_cast<std::size_t>(reduce)]; }
 

@@ -1,6 +1,8 @@
 /// The table of operations: written once, read by selection, logs, errors, Python, the flight recorder and the fingerprint.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -46,7 +48,21 @@ struct OpInfo {
   bool lists_output;  ///< one slice per member comes out
   SizeRule size_rule;
 };
-const OpInfo& info(Op op);
+inline constexpr std::array<OpInfo, kOps> kOpTable{{
+    //  name            rooted reduces lists_input lists_output size_rule
+    {"broadcast", true, false, false, false, SizeRule::equal},
+    {"all_reduce", false, true, false, false, SizeRule::equal},
+    {"reduce", true, true, false, false, SizeRule::equal},
+    {"all_gather", false, false, false, true, SizeRule::free},
+    {"gather", true, false, false, true, SizeRule::equal},
+    {"scatter", true, false, true, false, SizeRule::equal},
+    {"reduce_scatter", false, true, true, false, SizeRule::free},
+    {"all_to_all", false, false, true, true, SizeRule::free},
+    {"barrier", false, false, false, false, SizeRule::none},
+    {"send", false, false, false, false, SizeRule::free},
+    {"recv", false, false, false, false, SizeRule::free},
+}};
+inline const OpInfo& info(Op op) { return kOpTable[static_cast<std::size_t>(op)]; }
 /// torch's: "SUM", "PREMUL_SUM".
 std::string_view name_of(Reduce reduce);
 /// Whether `reduce` is defined on `dtype`; if not, why (for the error's text).

@@ -25,7 +25,42 @@ void pause_once() {
 #endif
 }
 
+// Beyond that the caches have better to do.
+constexpr std::size_t kFetchedBytes = 1024;
+
+/// Sends for memory that will be written.
+void claim(const std::byte* memory, std::size_t bytes) {
+  for (std::size_t at = 0; at < bytes; at += kCacheLine) {
+#if defined(__x86_64__)
+    asm volatile("prefetchw %0" : : "m"(memory[at]));  // does nothing where a processor does not know it
+#else
+    __builtin_prefetch(memory + at, 1);
+#endif
+  }
+}
+
+/// Sends for memory that will be read.
+void reach_for(const std::byte* memory, std::size_t bytes) {
+  for (std::size_t at = 0; at < bytes; at += kCacheLine) __builtin_prefetch(memory + at, 0);
+}
+
 }  // namespace
+
+/// What is to be touched soon is on its way while this member does other things, once it has published its line. What the others give it,
+/// where that is much: they mostly have written it just then too. And what the next call will write, if it is as large as this one: memory
+/// that others have read has to be taken back from their caches first, which is as long a way as that of the data itself.
+void RegionMember::fetch_ahead(const Flow& flow) const {
+  const Line& mine = my_line();
+  const std::size_t staged = mine.place == Place::slot ? layout_.table_bytes + std::min<std::size_t>(mine.bytes, kFetchedBytes) : 0;
+  for (int source = flow.first; staged > 0 && source < flow.last; ++source) {
+    if (source == rank_) continue;
+    reach_for(reinterpret_cast<const std::byte*>(&line(source, sequence_)), kCacheLine);
+    reach_for(slot(source), staged);
+  }
+  const std::size_t in_line = offsetof(Line, payload) + (mine.place == Place::line ? mine.bytes : 0);
+  claim(reinterpret_cast<const std::byte*>(&line(rank_, sequence_ + 1)), in_line);
+  claim(base_ + layout_.slot(rank_, sequence_ + 1), staged);
+}
 
 /// Whether all that this member gives fits beside its line.
 bool RegionMember::is_small(const Args& args) const {
@@ -40,7 +75,7 @@ bool RegionMember::see_sources(const Flow& flow) {
   std::optional<TimePoint> end;
   for (int looks = 0;; ++looks) {
     while (source < flow.last && (source == rank_ || see(source, sequence_))) ++source;
-    if (source >= flow.last) return !failed();  // what was seen may be a disagreement
+    if (source >= flow.last) return !disagreed_;  // in an earlier call, where this one reads from nobody
     if (failed() || !patient_) return false;
     if (spins_) {
       if (looks == kPauses) return false;
@@ -61,10 +96,10 @@ bool RegionMember::gives_at_once(const Args& args, const Flow& flow, int source)
   if (theirs.place == Place::window || theirs.place == Place::arena) return false;
   std::uint64_t bytes = theirs.bytes;
   if (flow.lists && theirs.place != Place::nothing) bytes = reinterpret_cast<const Slice*>(slot(source))[rank_].bytes;
-  return bytes == taken(args, flow, source).size();
+  return bytes == taken(args, source).size();
 }
 
-bool RegionMember::express(const Args& args, const transport::Fingerprint& call) {
+bool RegionMember::express(const Args& args, const transport::Fingerprint& call, Meanwhile& meanwhile) {
   if (size() == 1 || failed() || call.sequence != sequence_ + 1 || (call.flags & kRefused) != 0 || !is_small(args)) return false;
   sequence_ = call.sequence;
   if (!room_for_line()) {
@@ -78,6 +113,8 @@ bool RegionMember::express(const Args& args, const transport::Fingerprint& call)
   place(args, flow);
   publish(call);
   published_ = true;
+  if (spins_) fetch_ahead(flow);
+  meanwhile.begun();
   if (!see_sources(flow)) return false;
   for (int source = flow.first; source < flow.last; ++source) {
     if (source != rank_ && !gives_at_once(args, flow, source)) return false;
@@ -87,7 +124,7 @@ bool RegionMember::express(const Args& args, const transport::Fingerprint& call)
     if (source == rank_ && !flow.scaled) continue;
     if (!resolve(args, flow, source)) return false;
     const Source& from = sources_[static_cast<std::size_t>(source)];
-    if (!flow.combines && from.bytes != 0) std::memcpy(taken(args, flow, source).data(), from.data, from.bytes);
+    if (!flow.combines && from.bytes != 0) std::memcpy(taken(args, source).data(), from.data, from.bytes);
   }
   for (std::size_t step = 0; flow.combines && step < flow.takes; ++step) combine(args, flow, step);
   published_ = false;

@@ -63,6 +63,33 @@ TEST(RegionFailure, EndsEveryTaskPromptly) {
   }
 }
 
+// Who has returned has done so with data of all: the others have all they need too, and return with it whatever fails then.
+TEST(RegionFailure, WhatOneHasReturnedFromAllReturnFrom) {
+  Random random(testing::test_seed());
+  for (const Op op : {Op::barrier, Op::all_reduce, Op::all_gather, Op::reduce_scatter, Op::all_to_all}) {
+    for (const std::size_t count : {3, 3000, 150'000}) {
+      for (int round = count < 100'000 ? 4 : 1; round > 0; --round) {
+        const int members = 2 + static_cast<int>(draw(random, 2));
+        RegionJob job(members);
+        TestCall call(shape_of(op, count, 0), members, 1, random);
+        auto tasks = start(job, call);
+        int quick = 0;
+        for (int steps = 0; !tasks[RegionJob::at(quick)].step(); ++steps) {
+          ASSERT_LT(steps, 100'000) << call.describe();
+          quick = static_cast<int>(draw(random, static_cast<std::size_t>(members)));
+        }
+        job.channels[RegionJob::at(quick)]->fail(Status(Code::aborted, "it went its way", {job_rank(quick)}));
+        ASSERT_TRUE(finish(tasks)) << call.describe();
+        for (int member = 0; member < members; ++member) {
+          const Status status = tasks[RegionJob::at(member)].result();
+          ASSERT_TRUE(status.ok()) << call.describe() << ": " << status.message();
+          EXPECT_TRUE(call.check(member));
+        }
+      }
+    }
+  }
+}
+
 // The giver of arena memory fails while a member reads it: that member cannot know what it read, so it does not report success.
 TEST(RegionFailure, ArenaReadFromAMemberThatGaveUpIsNoSuccess) {
   Random random(1);

@@ -34,8 +34,9 @@ class RegionGroup {
   /// its buffers at once, arena or not. Wakes the mailboxes of members it has published something for.
   virtual Task<Status> run(const Args& args, const transport::Fingerprint& call) = 0;
   /// The whole of a small call at once, without a task: true when it is over, with success. Else `run` must follow with the same call,
-  /// before any other, and goes on from where this stopped. Waits for the others for some microseconds at most, on the caller's core.
-  virtual bool express(const Args& args, const transport::Fingerprint& call) = 0;
+  /// before any other, and goes on from where this stopped. Waits for the others for some microseconds at most, on the caller's core. Tells
+  /// `meanwhile` once it has published the call; where it could not even do that, nothing.
+  virtual bool express(const Args& args, const transport::Fingerprint& call, Meanwhile& meanwhile) = 0;
   /// Job ranks whose line the running task waits for: for deadline errors.
   virtual std::vector<int> awaited() const = 0;
   /// The latest call of the member at a position of the group that this member has looked at; sequence 0 where it has seen none.

@@ -170,8 +170,10 @@ TEST(RegionGroup, SmallCallsOfManyMembersAreReducedWhole) {
   }
   const transport::Fingerprint fingerprint = fingerprint_of(args[0], 1);
   for (int member = 0; member < kMembers; ++member) {
-    const bool over = job.groups[RegionJob::at(member)]->express(args[RegionJob::at(member)], fingerprint);
+    Told told;
+    const bool over = job.groups[RegionJob::at(member)]->express(args[RegionJob::at(member)], fingerprint, told);
     EXPECT_EQ(over, member == kMembers - 1) << "member " << member;
+    EXPECT_EQ(told.times, 1) << "member " << member;
   }
   for (int member = 0; member < kMembers - 1; ++member) {
     auto task = job.groups[RegionJob::at(member)]->run(args[RegionJob::at(member)], fingerprint);
@@ -210,7 +212,8 @@ TEST(RegionGroup, AMemberWithNothingToTakeHasDoneWithTheOthersMemory) {
   auto second = job.groups[1]->run(args[1], fingerprint);
   EXPECT_FALSE(first.step());
   EXPECT_FALSE(second.step());
-  if (!job.groups[2]->express(args[2], fingerprint)) {
+  Told told;
+  if (!job.groups[2]->express(args[2], fingerprint, told)) {
     auto third = job.groups[2]->run(args[2], fingerprint);
     ASSERT_TRUE(third.step());
     ASSERT_TRUE(third.result().ok());

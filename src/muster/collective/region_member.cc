@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
+#include <cstring>
 
 #include "muster/collective/alone.h"
 #include "muster/transport/core_sharing.h"
@@ -31,8 +33,23 @@ std::byte* aligned(std::byte* memory) {
   return reinterpret_cast<std::byte*>(align_up(reinterpret_cast<std::uintptr_t>(memory), alignof(Line)));
 }
 
-transport::Fingerprint fingerprint_of(const Line& line, std::uint64_t sequence) {
-  return {sequence, line.op, line.dtype, line.reduce, line.flags, line.root, line.count, line.digest};
+// What a call is stands in a line as in a fingerprint: it goes to and fro in words, which the bytes of it are quicker to read as.
+constexpr std::size_t kKind = offsetof(transport::Fingerprint, op), kLineKind = offsetof(Line, op);
+constexpr std::size_t kKindBytes = sizeof(transport::Fingerprint) - kKind;
+static_assert(offsetof(Line, dtype) - kLineKind == offsetof(transport::Fingerprint, dtype) - kKind &&
+              offsetof(Line, reduce) - kLineKind == offsetof(transport::Fingerprint, reduce) - kKind &&
+              offsetof(Line, flags) - kLineKind == offsetof(transport::Fingerprint, flags) - kKind &&
+              offsetof(Line, root) - kLineKind == offsetof(transport::Fingerprint, root) - kKind &&
+              offsetof(Line, count) - kLineKind == offsetof(transport::Fingerprint, count) - kKind &&
+              offsetof(Line, digest) - kLineKind == offsetof(transport::Fingerprint, digest) - kKind);
+
+template <class T>
+const std::byte* bytes_at(const T& object, std::size_t at) {
+  return reinterpret_cast<const std::byte*>(&object) + at;
+}
+template <class T>
+std::byte* bytes_at(T& object, std::size_t at) {
+  return reinterpret_cast<std::byte*>(&object) + at;
 }
 
 // Orders reads of memory that is not the protocol's (a peer's arena) before a look at the peer's `gave_up`.
@@ -65,11 +82,8 @@ RegionMember::RegionMember(transport::HostRegion& region, std::uint64_t segment,
   const auto ranks = region.ranks();
   for (int member : channel.members()) {
     local_.push_back(static_cast<int>(std::find(ranks.begin(), ranks.end(), member) - ranks.begin()));
+    if (local_.size() != static_cast<std::size_t>(rank_) + 1) others_.push_back(&region.mailbox(local_.back()));
   }
-}
-
-Line& RegionMember::line(int member, std::uint64_t sequence) const {
-  return *reinterpret_cast<Line*>(base_ + layout_.line(member, sequence));
 }
 
 Progress& RegionMember::progress(int member) const { return *reinterpret_cast<Progress*>(base_ + layout_.progress(member)); }
@@ -87,7 +101,7 @@ std::string RegionMember::who(int member) const { return "rank " + std::to_strin
 std::string RegionMember::what(const Args& args) const { return std::string(info(args.op).name) + " number " + std::to_string(sequence_); }
 
 Task<Status> RegionMember::run(const Args& args, const transport::Fingerprint& call) {
-  if (failed()) co_return channel_.failure();
+  if (failed() && (!published_ || disagreed_)) co_return channel_.failure();
   if (call.sequence != sequence_ + (published_ ? 0 : 1)) {
     co_return refuse(Status(Code::internal, "call " + std::to_string(call.sequence) + " was started on a shared region after call " +
                                                 std::to_string(sequence_)));
@@ -157,7 +171,7 @@ bool RegionMember::room_for_line() {
   if (sequence_ <= known_by_all_ + kSlots) return true;
   see_all(sequence_ - 1);
   std::uint64_t by_all = sequence_;
-  for (int member = 0; member < channel_.size(); ++member) {
+  for (int member = 0; member < group_size(); ++member) {
     if (member == rank_) continue;
     const auto index = static_cast<std::size_t>(member);
     std::uint64_t& known = known_seen_[index];
@@ -171,7 +185,7 @@ bool RegionMember::room_for_line() {
   if (sequence_ <= known_by_all_ + kSlots) return true;
   // The others may be waiting for me in the same way.
   std::uint64_t mine = sequence_ - 1;
-  for (int member = 0; member < channel_.size(); ++member) {
+  for (int member = 0; member < group_size(); ++member) {
     if (member != rank_) mine = std::min(mine, next_[static_cast<std::size_t>(member)] - 1);
   }
   std::atomic<std::uint64_t>& seen = progress(rank_).seen;
@@ -184,18 +198,12 @@ bool RegionMember::room_for_line() {
 
 void RegionMember::publish(const transport::Fingerprint& call) {
   std::uint64_t seen = sequence_ - 1;
-  for (int member = 0; member < channel_.size(); ++member) {
+  for (int member = 0; member < group_size(); ++member) {
     if (member != rank_ && !see(member, sequence_ - 1)) seen = std::min(seen, next_[static_cast<std::size_t>(member)] - 1);
   }
   Line& mine = my_line();
   mine.seen = seen;
-  mine.op = call.op;
-  mine.dtype = call.dtype;
-  mine.reduce = call.reduce;
-  mine.flags = call.flags;
-  mine.root = call.root;
-  mine.count = call.count;
-  mine.digest = call.digest;
+  std::memcpy(bytes_at(mine, kLineKind), bytes_at(call, kKind), kKindBytes);
   mine.sequence.store(sequence_, std::memory_order_release);
   wake_others();
 }
@@ -207,8 +215,7 @@ bool RegionMember::see(int member, std::uint64_t limit) {
   while (next_[index] <= limit) {
     const std::uint64_t sequence = next_[index];
     const Line& theirs = line(member, sequence);
-    if (theirs.sequence.load(std::memory_order_acquire) != sequence) return false;
-    compare(member, theirs);
+    if (theirs.sequence.load(std::memory_order_acquire) != sequence || !compare(member, theirs)) return false;
     known_seen_[index] = std::max(known_seen_[index], theirs.seen);
     next_[index] = sequence + 1;
   }
@@ -217,50 +224,52 @@ bool RegionMember::see(int member, std::uint64_t limit) {
 
 bool RegionMember::see_all(std::uint64_t limit) {
   bool all = true;
-  for (int member = 0; member < channel_.size(); ++member) {
+  for (int member = 0; member < group_size(); ++member) {
     if (member != rank_) all = see(member, limit) && all;
   }
   return all;
 }
 
-void RegionMember::compare(int member, const Line& line) {
+// Whether the calls agree; once two did not, none is compared any more.
+bool RegionMember::compare(int member, const Line& line) {
+  if (disagreed_) return false;
   const std::uint64_t sequence = next_[static_cast<std::size_t>(member)];
-  const transport::Fingerprint theirs = fingerprint_of(line, sequence);
-  heard_[static_cast<std::size_t>(member)] = theirs;
+  transport::Fingerprint& theirs = heard_[static_cast<std::size_t>(member)];
+  theirs.sequence = sequence;
+  std::memcpy(bytes_at(theirs, kKind), bytes_at(line, kLineKind), kKindBytes);
   const transport::Fingerprint& mine = calls_[sequence % kSlots];
-  if (theirs == mine || fingerprint_rules().agree(theirs, mine)) return;
+  if (std::memcmp(bytes_at(line, kLineKind), bytes_at(mine, kKind), kKindBytes) == 0 || fingerprint_rules().agree(theirs, mine))
+    return true;
+  disagreed_ = true;
   channel_.begin(mine);  // a call that took the express way has not told it yet
   channel_.compare(member, theirs);
-  if (failed()) return;
+  if (failed()) return false;
   // The channel no longer knew the call.
   channel_.fail(Status(Code::mismatch,
                        "members call different operations under number " + std::to_string(sequence) + ": " + who(rank_) + " calls " +
                            fingerprint_rules().describe(mine) + ", " + who(member) + " calls " + fingerprint_rules().describe(theirs) +
                            "; every member must make the same calls in the same order",
                        {channel_.members()[static_cast<std::size_t>(rank_)], channel_.members()[static_cast<std::size_t>(member)]}));
+  return false;
 }
 
 void RegionMember::wake_others() {
 #if defined(__SANITIZE_THREAD__)
-  for (int member = 0; member < channel_.size(); ++member) {
-    if (member != rank_) region_.mailbox(local_[static_cast<std::size_t>(member)]).wake();
-  }
+  for (transport::Mailbox* mailbox : others_) mailbox->wake();
 #else
   // One fence for all: what was published stands before the look for sleepers (see Mailbox::wake).
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  for (int member = 0; member < channel_.size(); ++member) {
-    if (member == rank_) continue;
-    transport::Mailbox& mailbox = region_.mailbox(local_[static_cast<std::size_t>(member)]);
-    if (mailbox.sleepers.load(std::memory_order_relaxed) != 0) mailbox.wake();
+  for (transport::Mailbox* mailbox : others_) {
+    if (mailbox->sleepers.load(std::memory_order_relaxed) != 0) mailbox->wake();
   }
 #endif
 }
 
 bool RegionMember::Reached::operator()() {
   const int begin = only < 0 ? 0 : only;
-  const int end = only < 0 ? my.channel_.size() : only + 1;
+  const int end = only < 0 ? my.group_size() : only + 1;
   for (at = std::max(at, begin); at < end; ++at) {
-    if (at != my.rank_ && !reached(my.counter(at, counter), until)) return my.failed();
+    if (at != my.rank_ && !reached(my.counter(at, counter), until)) return false;
   }
   return true;
 }
@@ -276,7 +285,7 @@ RegionMember::Reached RegionMember::until_free(const Use& use) {
 }
 
 bool RegionMember::someone_gave_up(std::uint64_t sequence) const {
-  for (int member = 0; member < channel_.size(); ++member) {
+  for (int member = 0; member < group_size(); ++member) {
     if (member == rank_) continue;
     const std::uint64_t at = progress(member).gave_up.load(std::memory_order_acquire);
     if (at != 0 && at <= sequence) return true;
@@ -295,7 +304,7 @@ void RegionMember::give_up() {
 // Whether no peer stores into my output any more: each has finished its part, has given up, is dead, or has not begun (and then
 // sees my word before it begins: publish and give_up both have a full fence between their store and what they look at next).
 bool RegionMember::quiet() const {
-  for (int member = 0; member < channel_.size(); ++member) {
+  for (int member = 0; member < group_size(); ++member) {
     if (member == rank_ || line(member, sequence_).sequence.load(std::memory_order_acquire) != sequence_) continue;
     if (reached(counter(member, Counter::reduced), end_of(sequence_))) continue;
     if (progress(member).gave_up.load(std::memory_order_acquire) != 0) continue;
@@ -351,7 +360,7 @@ Task<Status> RegionMember::refuse_late(Status cause) {
 std::vector<int> RegionMember::awaited() const {
   std::vector<int> late;    // have not begun this call
   std::vector<int> waited;  // have not come as far as this task needs
-  for (int member = 0; member < channel_.size(); ++member) {
+  for (int member = 0; member < group_size(); ++member) {
     if (member == rank_ || wait_.what == Wait::For::nothing || (wait_.only >= 0 && wait_.only != member)) continue;
     const auto index = static_cast<std::size_t>(member);
     const bool begun = line(member, sequence_).sequence.load(std::memory_order_acquire) == sequence_;

@@ -4,6 +4,10 @@
 /// it reads from. It may run ahead: where nothing is read from a member its line is looked at later, at the latest before
 /// the ring of lines comes round (`open`). Data too large for the line or its slot passes through the windows, or is read where it is in
 /// the arena.
+///
+/// What has come counts, also after the channel has failed: a member that has published its line fails only where something that it needs
+/// of the call is not there. So where one has returned with data of all, all do, whatever that one does to the group next: what it gave
+/// stands in the segment as it was, since no call follows. (But for what is read in the arena, whose giver waits for all readers.)
 #pragma once
 
 #include <array>
@@ -12,6 +16,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "muster/base/status.h"
@@ -34,7 +39,7 @@ class RegionMember final : public RegionGroup {
                ArenaOf arena);
 
   Task<Status> run(const Args& args, const transport::Fingerprint& call) override;
-  bool express(const Args& args, const transport::Fingerprint& call) override;
+  bool express(const Args& args, const transport::Fingerprint& call, Meanwhile& meanwhile) override;
   std::vector<int> awaited() const override;
   transport::Fingerprint heard(int member) const override;
 
@@ -72,7 +77,7 @@ class RegionMember final : public RegionGroup {
     int only = -1;
     Position until = 0;
   };
-  // Ready once the counters of all other members (or of one) have reached a position, or the channel has failed.
+  // Whether the counters of all other members (or of one) have reached a position.
   struct Reached {
     const RegionMember& my;
     Counter counter;
@@ -81,10 +86,32 @@ class RegionMember final : public RegionGroup {
     int at = 0;
     bool operator()();
   };
+  // `co_await come(there)`, of a call that is published: waits until `there()`, or until the channel has failed, after which it may
+  // never be; returns whether it is. What came before the failure is seen: who failed the channel had seen it, or done it.
+  template <class There>
+  struct Come {
+    struct Either {
+      Come* wait;
+      bool operator()() { return wait->there() || wait->my.failed(); }
+    };
+    const RegionMember& my;
+    There there;
+    until<Either> either{Either{this}};
+
+    Come(const RegionMember& waits, There awaited) : my(waits), there(std::move(awaited)) {}
+    Come(const Come&) = delete;
+    bool await_ready() { return either.await_ready(); }
+    template <class Promise>
+    void await_suspend(std::coroutine_handle<Promise> self) {
+      either.await_suspend(self);
+    }
+    bool await_resume() { return there(); }
+  };
 
   // region_member.cc: the protocol.
   std::size_t size() const { return layout_.members; }
-  Line& line(int member, std::uint64_t sequence) const;
+  int group_size() const { return static_cast<int>(layout_.members); }
+  Line& line(int member, std::uint64_t sequence) const { return *reinterpret_cast<Line*>(base_ + layout_.line(member, sequence)); }
   Line& my_line() const { return line(rank_, sequence_); }
   Progress& progress(int member) const;
   std::byte* slot(int member) const { return base_ + layout_.slot(member, sequence_); }
@@ -101,10 +128,14 @@ class RegionMember final : public RegionGroup {
   void publish(const transport::Fingerprint& call);
   bool see(int member, std::uint64_t limit);
   bool see_all(std::uint64_t limit);
-  void compare(int member, const Line& line);
+  bool compare(int member, const Line& line);
   void wake_others();
   Reached until_reached(Counter counter, Position until, int only = -1);
   Reached until_free(const Use& use);
+  template <class There>
+  Come<There> come(There there) const {
+    return Come<There>(*this, std::move(there));
+  }
   bool someone_gave_up(std::uint64_t sequence) const;
   void give_up();
   bool quiet() const;
@@ -126,7 +157,11 @@ class RegionMember final : public RegionGroup {
   void place(const Args& args, Flow& flow);
   Flow flow_of(const Args& args) const;
   ConstBytes given(const Args& args, const Flow& flow, int reader) const;
-  MutableBytes taken(const Args& args, const Flow& flow, int source) const;
+  // Where what `source` gives goes, or is reduced into.
+  static MutableBytes taken(const Args& args, int source) {
+    const std::size_t index = info(args.op).lists_output ? static_cast<std::size_t>(source) : 0;
+    return index < args.outputs.size() ? args.outputs[index] : MutableBytes();
+  }
   void put(const Args& args, const Flow& flow, std::byte* to, ConstBytes from) const;
   void place_input(const Args& args, Flow& flow);
   void place_slices(const Args& args, Flow& flow);
@@ -139,6 +174,7 @@ class RegionMember final : public RegionGroup {
   void copy_own(const Args& args, const Flow& flow);
 
   // region_express.cc: small calls without a task.
+  void fetch_ahead(const Flow& flow) const;
   bool is_small(const Args& args) const;
   bool see_sources(const Flow& flow);
   bool gives_at_once(const Args& args, const Flow& flow, int source) const;
@@ -163,6 +199,7 @@ class RegionMember final : public RegionGroup {
   const int per_core_;      // ranks of the host for each core, rounded up
   const bool spins_;        // one: every rank has a core
   std::vector<int> local_;  // members' positions in the region
+  std::vector<transport::Mailbox*> others_;
 
   std::uint64_t sequence_ = 0;                          // of the call under way, or of the last one
   std::vector<std::uint64_t> next_;                     // next line to look at, for each member
@@ -180,6 +217,7 @@ class RegionMember final : public RegionGroup {
   bool outputs_shared_ = false;      // peers may be storing into my output
   bool arena_read_ = false;          // this call reads peers' memory in the arena
   bool published_ = false;           // `express` has published the call under way
+  bool disagreed_ = false;           // somebody made another call: nothing can be read any more
   std::size_t moved_ = 0;            // since this task last gave its thread away
   Wait wait_;
 };

@@ -13,7 +13,11 @@
 namespace muster::collective::region {
 namespace {
 
-std::size_t chunks(std::size_t bytes, std::size_t chunk) { return (bytes + chunk - 1) / chunk; }
+// Nearly always one or none: a division would cost more than all the rest.
+std::size_t chunks(std::size_t bytes, std::size_t chunk) {
+  if (bytes <= chunk) return bytes == 0 ? 0 : 1;
+  return (bytes + chunk - 1) / chunk;
+}
 
 void copy(std::byte* to, const std::byte* from, std::size_t bytes) {
   if (bytes != 0 && to != from) std::memcpy(to, from, bytes);
@@ -36,11 +40,13 @@ RegionMember::Flow RegionMember::flow_of(const Args& args) const {
     flow.first = args.root;
     flow.last = args.root + 1;
   } else if (!from_root && (!to_root || root)) {
-    flow.last = channel_.size();
+    flow.last = group_size();
   }
   flow.chunk = flow.lists ? layout_.column_bytes : layout_.window_bytes;
   for (int source = flow.first; source < flow.last; ++source) {
-    if (source != rank_ || flow.combines) flow.takes = std::max(flow.takes, chunks(taken(args, flow, source).size(), flow.chunk));
+    if (source == rank_ && !flow.combines) continue;
+    flow.takes = std::max(flow.takes, chunks(taken(args, source).size(), flow.chunk));
+    if (!table.lists_output) break;  // the same for all
   }
   return flow;
 }
@@ -52,15 +58,9 @@ ConstBytes RegionMember::given(const Args& args, const Flow& flow, int reader) c
   return index < args.inputs.size() ? args.inputs[index] : ConstBytes();
 }
 
-/// Where what `source` gives goes, or is reduced into.
-MutableBytes RegionMember::taken(const Args& args, const Flow&, int source) const {
-  const std::size_t index = info(args.op).lists_output ? static_cast<std::size_t>(source) : 0;
-  return index < args.outputs.size() ? args.outputs[index] : MutableBytes();
-}
-
 void RegionMember::put(const Args& args, const Flow& flow, std::byte* to, ConstBytes from) const {
   if (!flow.scaled) return copy(to, from.data(), from.size());
-  scale(to, from.data(), from.size() / size_of(args.dtype), args.dtype, args.factor);
+  scale(to, from.data(), elements_in(from.size(), args.dtype), args.dtype, args.factor);
 }
 
 /// Decides where the input stands, in my line for this call; puts it there where that is the line or the slot.
@@ -92,14 +92,14 @@ void RegionMember::place_slices(const Args& args, Flow& flow) {
   Line& mine = my_line();
   mine.bytes = 0;
   mine.first_window = static_cast<std::uint8_t>(next_window_ % kWindows);
-  for (int reader = 0; reader < channel_.size(); ++reader) {
+  for (int reader = 0; reader < group_size(); ++reader) {
     if (reader != rank_ || flow.scaled) mine.bytes += given(args, flow, reader).size();
   }
   const bool fits = mine.bytes <= kSlotBytes;
   mine.place = mine.bytes == 0 ? Place::nothing : fits ? Place::slot : Place::window;
   auto* table = reinterpret_cast<Slice*>(slot(rank_));
   std::uint64_t at = layout_.table_bytes;
-  for (int reader = 0; reader < channel_.size(); ++reader) {
+  for (int reader = 0; reader < group_size(); ++reader) {
     const ConstBytes input = reader != rank_ || flow.scaled ? given(args, flow, reader) : ConstBytes();
     Slice& slice = table[reader];
     slice = {input.size(), at, fits ? Place::slot : Place::window, {}};
@@ -128,7 +128,7 @@ void RegionMember::fill_window(const Args& args, const Flow& flow, std::size_t s
     put(args, flow, to, part(given(args, flow, 0)));
   } else {
     const auto* table = reinterpret_cast<const Slice*>(slot(rank_));
-    for (int reader = 0; reader < channel_.size(); ++reader) {
+    for (int reader = 0; reader < group_size(); ++reader) {
       if (table[reader].place != Place::window) continue;
       put(args, flow, to + static_cast<std::size_t>(reader) * layout_.column_bytes, part(given(args, flow, reader)));
     }
@@ -166,7 +166,7 @@ Status RegionMember::resolve(const Args& args, const Flow& flow, int member) {
     source.column = static_cast<std::size_t>(rank_) * layout_.column_bytes;
     where = in_slot = slice.where;
   }
-  const std::size_t expected = taken(args, flow, member).size();
+  const std::size_t expected = taken(args, member).size();
   if (source.bytes != expected) {
     return refuse(Status(Code::mismatch,
                          what(args) + ": " + who(member) + " gives " + who(rank_) + " " + std::to_string(source.bytes) +
@@ -198,7 +198,7 @@ void RegionMember::combine(const Args& args, const Flow& flow, std::size_t step)
   const MutableBytes out = args.outputs[0];
   const std::size_t at = step * flow.chunk;
   const std::size_t bytes = std::min(flow.chunk, out.size() - at);
-  for (int member = 0; member < channel_.size(); ++member) {
+  for (int member = 0; member < group_size(); ++member) {
     const auto index = static_cast<std::size_t>(member);
     if (member != rank_ || flow.scaled) {
       inputs_[index] = chunk_of(sources_[index], flow, member, step);
@@ -206,7 +206,7 @@ void RegionMember::combine(const Args& args, const Flow& flow, std::size_t step)
       inputs_[index] = given(args, flow, rank_).data() + at;
     }
   }
-  reduce_complete(out.data() + at, inputs_, bytes / size_of(args.dtype), args.dtype, args.reduce);
+  reduce_complete(out.data() + at, inputs_, elements_in(bytes, args.dtype), args.dtype, args.reduce);
 }
 
 /// What a member gives itself, where nothing is reduced.
@@ -214,7 +214,7 @@ void RegionMember::copy_own(const Args& args, const Flow& flow) {
   if (flow.combines || args.op == Op::broadcast || args.op == Op::barrier) return;
   if ((args.op == Op::gather || args.op == Op::scatter) && args.root != rank_) return;
   const ConstBytes mine = given(args, flow, rank_);
-  const MutableBytes to = taken(args, flow, rank_);
+  const MutableBytes to = taken(args, rank_);
   copy(to.data(), mine.data(), std::min(mine.size(), to.size()));
 }
 
@@ -237,7 +237,7 @@ Task<Status> RegionMember::pull(const Args& args, const transport::Fingerprint& 
   if (begins) place(args, flow);
   const Line& mine = my_line();
   if (flow.steps > 0) {
-    co_await until(until_free(window_uses_[next_window_ % kWindows]));
+    co_await come(until_free(window_uses_[next_window_ % kWindows]));
     if (failed()) co_return channel_.failure();
     fill_window(args, flow, 0);
   }
@@ -257,8 +257,7 @@ Task<Status> RegionMember::pull(const Args& args, const transport::Fingerprint& 
   const std::size_t steps = std::max<std::size_t>({flow.steps, flow.takes, 1});
   for (std::size_t step = 0; step < steps; ++step) {
     if (step + 1 < flow.steps) {
-      co_await until(until_free(window_uses_[next_window_ % kWindows]));
-      if (failed()) co_return channel_.failure();
+      if (!co_await come(until_free(window_uses_[next_window_ % kWindows]))) co_return channel_.failure();
       fill_window(args, flow, step + 1);
       advance(Counter::filled, position(sequence_, step + 2));
       wake_others();
@@ -270,12 +269,10 @@ Task<Status> RegionMember::pull(const Args& args, const transport::Fingerprint& 
       if (source == rank_) continue;
       wait_ = {step == 0 ? Wait::For::lines : Wait::For::counter, Counter::filled, flow.last - flow.first == 1 ? source : -1,
                position(sequence_, step + 1)};
-      co_await until([&] { return failed() || available(flow, source, step); });
-      if (failed()) co_return channel_.failure();
+      if (!co_await come([&] { return available(flow, source, step); })) co_return channel_.failure();
       Source& from = sources_[static_cast<std::size_t>(source)];
       if (step == 0) {
-        co_await until([&] { return failed() || mapped(flow, source); });
-        if (failed()) co_return channel_.failure();
+        if (!co_await come([&] { return mapped(flow, source); })) co_return channel_.failure();
         Status resolved = resolve(args, flow, source);
         if (!resolved) co_return co_await refuse_late(std::move(resolved));
         const Place place = line(source, sequence_).place;
@@ -284,7 +281,7 @@ Task<Status> RegionMember::pull(const Args& args, const transport::Fingerprint& 
       const std::size_t at = step * flow.chunk;
       if (flow.combines || at >= from.bytes) continue;
       const std::size_t bytes = std::min(flow.chunk, from.bytes - at);
-      copy(taken(args, flow, source).data() + at, chunk_of(from, flow, source, step), bytes);
+      copy(taken(args, source).data() + at, chunk_of(from, flow, source, step), bytes);
       if (pause_due(bytes)) co_await until([asked = 0]() mutable { return asked++ > 0; });
     }
     if (flow.combines && flow.last > 0 && step < flow.takes) {
@@ -298,8 +295,7 @@ Task<Status> RegionMember::pull(const Args& args, const transport::Fingerprint& 
     }
   }
   if (readers_use_arena) {
-    co_await until(until_reached(Counter::drained, end_of(sequence_), flow.reader));
-    if (failed()) co_return channel_.failure();
+    if (!co_await come(until_reached(Counter::drained, end_of(sequence_), flow.reader))) co_return channel_.failure();
   }
   co_return Status();
 }

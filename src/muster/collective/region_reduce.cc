@@ -43,7 +43,7 @@ struct RegionMember::Reduction {
 /// Whether all memory of others that I am to read or write can be. All lines have been seen.
 bool RegionMember::all_mapped(const Reduction& job) {
   bool all = true;
-  for (int member = 0; member < channel_.size(); ++member) {
+  for (int member = 0; member < group_size(); ++member) {
     if (member == rank_) continue;
     const Line& theirs = line(member, sequence_);
     const bool arena = theirs.place == Place::arena || (job.wants(member) && theirs.output_place == Place::arena);
@@ -54,7 +54,7 @@ bool RegionMember::all_mapped(const Reduction& job) {
 
 /// Reads from the lines, all seen by now, where the others' inputs and outputs stand.
 Status RegionMember::meet(Reduction& job) {
-  for (int member = 0; member < channel_.size(); ++member) {
+  for (int member = 0; member < group_size(); ++member) {
     const auto index = static_cast<std::size_t>(member);
     outputs_[index] = nullptr;
     if (member == rank_) continue;
@@ -112,7 +112,7 @@ bool RegionMember::reduce_round(const Reduction& job, std::size_t round) {
   for (std::size_t at = 0; at < bytes; at += kBlockBytes) {
     if (someone_gave_up(sequence_)) return false;
     const std::size_t block = std::min(kBlockBytes, bytes - at);
-    for (int member = 0; member < channel_.size(); ++member) {
+    for (int member = 0; member < group_size(); ++member) {
       const auto index = static_cast<std::size_t>(member);
       const Source& source = sources_[index];
       const bool windowed = member == rank_ ? job.scaled : source.place == Place::window;
@@ -172,7 +172,7 @@ Task<Status> RegionMember::reduce_shares(const Args& args, const transport::Fing
   mine.first_result = static_cast<std::uint8_t>(next_result_ % kWindows);
   sources_[static_cast<std::size_t>(rank_)] = {mine.place, nullptr, mine.bytes, 0, mine.first_window};
   if (job.staged) {
-    co_await until(until_free(window_uses_[next_window_ % kWindows]));
+    co_await come(until_free(window_uses_[next_window_ % kWindows]));
     if (failed()) co_return channel_.failure();
     fill_input(job, 0);
   }
@@ -180,29 +180,27 @@ Task<Status> RegionMember::reduce_shares(const Args& args, const transport::Fing
   publish(call);
 
   wait_ = {Wait::For::lines, Counter::filled, -1, 0};
-  co_await until([&] { return failed() || see_all(sequence_); });
-  if (failed()) co_return channel_.failure();
-  co_await until([&] { return failed() || all_mapped(job); });
-  if (failed()) co_return channel_.failure();
+  if (!co_await come([&] { return see_all(sequence_); })) co_return channel_.failure();
+  if (!co_await come([&] { return all_mapped(job); })) co_return channel_.failure();
   Status met = meet(job);
   if (!met) co_return co_await refuse_late(std::move(met));
 
   // Fill one window ahead of what is reduced, reduce one ahead of what is copied: nobody waits for what has only just begun.
   for (std::size_t turn = 0; turn < job.rounds + 1; ++turn) {
     if (job.staged && turn + 1 < job.rounds) {
-      co_await until(until_free(window_uses_[next_window_ % kWindows]));
-      if (failed()) co_return channel_.failure();
+      if (!co_await come(until_free(window_uses_[next_window_ % kWindows]))) co_return channel_.failure();
       fill_input(job, turn + 1);
       advance(Counter::filled, position(sequence_, turn + 2));
       wake_others();
     }
     if (turn < job.rounds) {
-      for (int member = 0; turn > 0 && member < channel_.size(); ++member) {
+      for (int member = 0; turn > 0 && member < group_size(); ++member) {
         if (member == rank_ || sources_[static_cast<std::size_t>(member)].place != Place::window) continue;
-        co_await until(until_reached(Counter::filled, position(sequence_, turn + 1), member));
+        if (!co_await come(until_reached(Counter::filled, position(sequence_, turn + 1), member))) co_return channel_.failure();
       }
-      if (job.offers) co_await until(until_free(result_uses_[next_result_ % kWindows]));
-      if (failed()) co_return channel_.failure();
+      if (job.offers) {
+        if (!co_await come(until_free(result_uses_[next_result_ % kWindows]))) co_return channel_.failure();
+      }
       if (!reduce_round(job, turn)) {
         give_up();  // who gave up first waits to hear that I stopped
         co_await until([&] { return failed(); });
@@ -213,18 +211,16 @@ Task<Status> RegionMember::reduce_shares(const Args& args, const transport::Fing
       if (pause_due(job.length(turn) * job.element)) co_await until([asked = 0]() mutable { return asked++ > 0; });
     }
     if (job.copies && turn > 0) {
-      for (int step = 1; step < channel_.size(); ++step) {
-        const int member = (rank_ + step) % channel_.size();
-        co_await until(until_reached(Counter::reduced, position(sequence_, turn), member));
-        if (failed()) co_return channel_.failure();
+      for (int step = 1; step < group_size(); ++step) {
+        const int member = (rank_ + step) % group_size();
+        if (!co_await come(until_reached(Counter::reduced, position(sequence_, turn), member))) co_return channel_.failure();
         copy_result(job, member, turn - 1);
       }
       advance(Counter::drained, turn < job.rounds ? position(sequence_, turn) : end_of(sequence_));
       wake_others();
     }
   }
-  co_await until(until_reached(Counter::reduced, end_of(sequence_)));
-  if (failed()) co_return channel_.failure();
+  if (!co_await come(until_reached(Counter::reduced, end_of(sequence_)))) co_return channel_.failure();
   for (Use& use : window_uses_) use.pending = false;
   co_return Status();
 }

@@ -100,6 +100,15 @@ class TestChannel final : public transport::Channel {
 /// Job rank 10 + 3 * member, so that members and ranks are never mixed up.
 inline int job_rank(int member) { return 10 + 3 * member; }
 
+/// Has nothing else to do; counts how often it was told.
+struct Told final : Meanwhile {
+  TimePoint begun() noexcept override {
+    ++times;
+    return TimePoint::max();
+  }
+  int times = 0;
+};
+
 class RegionJob {
  public:
   explicit RegionJob(int size, const transport::ArenaLookup& lookup = {}) {
@@ -143,7 +152,8 @@ class RegionJob {
 
  private:
   static Task<Status> begin_expressly(RegionGroup& group, const Args& args, transport::Fingerprint call) {
-    if (group.express(args, call)) co_return Status();
+    Told told;
+    if (group.express(args, call, told)) co_return Status();
     co_return co_await group.run(args, call);
   }
 

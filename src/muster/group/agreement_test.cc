@@ -2,7 +2,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <latch>
 
 #include "muster/group/objects.h"
 #include "muster/group/test_ranks.h"
@@ -158,7 +157,7 @@ TEST(Agreement, ReturnedRanksLearnItAtDestroy) {
 // spec: F18 a skipped call that leaves identical ones is named at the deadline
 TEST(Agreement, SkippedCallIsNamedAtTheDeadline) {
   for (const char* backend : {"native", "tcp"}) {
-    std::latch over(1);
+    testing::RankLatch over(1);
     on_ranks(
         2,
         [&](int rank) {

@@ -1,7 +1,6 @@
 // Backends: every operation of every name, and those that programs register.
 #include <atomic>
 #include <functional>
-#include <latch>
 
 #include "muster/group/backend_registry.h"
 #include "muster/group/test_ranks.h"
@@ -75,7 +74,7 @@ TEST(RegisteredBackend, MonitoredBarrierNeedsNothingOfIt) {
   Backend::register_backend("silent",
                             [](const std::shared_ptr<Store>&, int, int, Duration) { return std::make_shared<BarrierBackend>(barriers); });
   using std::chrono::milliseconds;
-  std::latch late(1);
+  testing::RankLatch late(1);
   on_ranks(
       3,
       [&](int rank) {

@@ -10,20 +10,20 @@ namespace muster {
 using group::call;
 namespace plain = group::plain;
 
-WorkRef broadcast(at::Tensor tensor, const BroadcastOptions& options) {
+WorkRef broadcast(const at::Tensor& tensor, const BroadcastOptions& options) {
   if (plain::broadcast(tensor, options)) return nullptr;
   return call(options.group, Op::broadcast, "broadcast",
               [&](const ProcessGroup& group) { return requests::broadcast(group, tensor, options); });
 }
 
-WorkRef all_reduce(at::Tensor tensor, const AllReduceOptions& options) {
+WorkRef all_reduce(const at::Tensor& tensor, const AllReduceOptions& options) {
   if (plain::all_reduce(tensor, options)) return nullptr;
   if (tensor.defined() && tensor.layout() == at::kSparse) return group::all_reduce_sparse(tensor, options);
   return call(options.group, Op::all_reduce, "all_reduce",
               [&](const ProcessGroup& group) { return requests::all_reduce(group, tensor, options); });
 }
 
-WorkRef reduce(at::Tensor tensor, const ReduceOptions& options) {
+WorkRef reduce(const at::Tensor& tensor, const ReduceOptions& options) {
   if (plain::reduce(tensor, options)) return nullptr;
   return call(options.group, Op::reduce, "reduce", [&](const ProcessGroup& group) { return requests::reduce(group, tensor, options); });
 }
@@ -34,7 +34,7 @@ WorkRef all_gather(const TensorList& tensor_list, const at::Tensor& tensor, cons
               [&](const ProcessGroup& group) { return requests::all_gather(group, tensor_list, tensor, options); });
 }
 
-WorkRef all_gather_into_tensor(at::Tensor output_tensor, const at::Tensor& input_tensor, const CollectiveOptions& options) {
+WorkRef all_gather_into_tensor(const at::Tensor& output_tensor, const at::Tensor& input_tensor, const CollectiveOptions& options) {
   if (plain::all_gather_into_tensor(output_tensor, input_tensor, options)) return nullptr;
   return call(options.group, Op::all_gather, "all_gather_into_tensor",
               [&](const ProcessGroup& group) { return requests::all_gather_into_tensor(group, output_tensor, input_tensor, options); });
@@ -45,24 +45,24 @@ WorkRef gather(const at::Tensor& tensor, const GatherOptions& options) {
   return call(options.group, Op::gather, "gather", [&](const ProcessGroup& group) { return requests::gather(group, tensor, options); });
 }
 
-WorkRef scatter(at::Tensor tensor, const ScatterOptions& options) {
+WorkRef scatter(const at::Tensor& tensor, const ScatterOptions& options) {
   if (plain::scatter(tensor, options)) return nullptr;
   return call(options.group, Op::scatter, "scatter", [&](const ProcessGroup& group) { return requests::scatter(group, tensor, options); });
 }
 
-WorkRef reduce_scatter(at::Tensor output, const TensorList& input_list, const ReduceScatterOptions& options) {
+WorkRef reduce_scatter(const at::Tensor& output, const TensorList& input_list, const ReduceScatterOptions& options) {
   if (plain::reduce_scatter(output, input_list, options)) return nullptr;
   return call(options.group, Op::reduce_scatter, "reduce_scatter",
               [&](const ProcessGroup& group) { return requests::reduce_scatter(group, output, input_list, options); });
 }
 
-WorkRef reduce_scatter_tensor(at::Tensor output, const at::Tensor& input, const ReduceScatterOptions& options) {
+WorkRef reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input, const ReduceScatterOptions& options) {
   if (plain::reduce_scatter_tensor(output, input, options)) return nullptr;
   return call(options.group, Op::reduce_scatter, "reduce_scatter_tensor",
               [&](const ProcessGroup& group) { return requests::reduce_scatter_tensor(group, output, input, options); });
 }
 
-WorkRef all_to_all_single(at::Tensor output, const at::Tensor& input, const AllToAllSingleOptions& options) {
+WorkRef all_to_all_single(const at::Tensor& output, const at::Tensor& input, const AllToAllSingleOptions& options) {
   if (plain::all_to_all_single(output, input, options)) return nullptr;
   return call(options.group, Op::all_to_all, "all_to_all_single",
               [&](const ProcessGroup& group) { return requests::all_to_all_single(group, output, input, options); });

@@ -30,7 +30,7 @@ struct BroadcastOptions {
   std::optional<Duration> timeout = {};
 };
 /// The root's values go to all; as many elements everywhere.
-WorkRef broadcast(at::Tensor tensor, const BroadcastOptions& options);
+WorkRef broadcast(const at::Tensor& tensor, const BroadcastOptions& options);
 
 struct AllReduceOptions {
   ReduceOp op = ReduceOp::SUM;
@@ -39,7 +39,7 @@ struct AllReduceOptions {
   std::optional<Duration> timeout = {};
 };
 /// In place; the same bits on every rank.
-WorkRef all_reduce(at::Tensor tensor, const AllReduceOptions& options = {});
+WorkRef all_reduce(const at::Tensor& tensor, const AllReduceOptions& options = {});
 
 struct ReduceOptions {
   std::optional<int> dst = {};
@@ -50,7 +50,7 @@ struct ReduceOptions {
   std::optional<Duration> timeout = {};
 };
 /// In place on dst; elsewhere the tensor is left as it was.
-WorkRef reduce(at::Tensor tensor, const ReduceOptions& options);
+WorkRef reduce(const at::Tensor& tensor, const ReduceOptions& options);
 
 struct CollectiveOptions {
   Group group = nullptr;
@@ -60,7 +60,7 @@ struct CollectiveOptions {
 /// tensor_list[r] becomes the tensor of rank r; sizes may differ between ranks.
 WorkRef all_gather(const TensorList& tensor_list, const at::Tensor& tensor, const CollectiveOptions& options = {});
 /// The same size on every rank. The output is the inputs concatenated along dimension 0, or stacked along a new first dimension.
-WorkRef all_gather_into_tensor(at::Tensor output_tensor, const at::Tensor& input_tensor, const CollectiveOptions& options = {});
+WorkRef all_gather_into_tensor(const at::Tensor& output_tensor, const at::Tensor& input_tensor, const CollectiveOptions& options = {});
 
 struct GatherOptions {
   TensorList gather_list = {};  ///< on dst one tensor per member, of equal sizes; elsewhere empty
@@ -80,7 +80,7 @@ struct ScatterOptions {
   std::optional<int> group_src = {};
   std::optional<Duration> timeout = {};
 };
-WorkRef scatter(at::Tensor tensor, const ScatterOptions& options = {});
+WorkRef scatter(const at::Tensor& tensor, const ScatterOptions& options = {});
 
 struct ReduceScatterOptions {
   ReduceOp op = ReduceOp::SUM;
@@ -89,9 +89,9 @@ struct ReduceScatterOptions {
   std::optional<Duration> timeout = {};
 };
 /// input_list[r] of all ranks, reduced, becomes the output of rank r; sizes may differ between r.
-WorkRef reduce_scatter(at::Tensor output, const TensorList& input_list, const ReduceScatterOptions& options = {});
+WorkRef reduce_scatter(const at::Tensor& output, const TensorList& input_list, const ReduceScatterOptions& options = {});
 /// The input is the members' parts concatenated along dimension 0, or stacked along a first dimension.
-WorkRef reduce_scatter_tensor(at::Tensor output, const at::Tensor& input, const ReduceScatterOptions& options = {});
+WorkRef reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input, const ReduceScatterOptions& options = {});
 
 struct AllToAllSingleOptions {
   std::vector<std::int64_t> output_split_sizes = {};  ///< rows of dimension 0 that come from each member; empty: equal parts
@@ -100,7 +100,7 @@ struct AllToAllSingleOptions {
   bool async_op = false;
   std::optional<Duration> timeout = {};
 };
-WorkRef all_to_all_single(at::Tensor output, const at::Tensor& input, const AllToAllSingleOptions& options = {});
+WorkRef all_to_all_single(const at::Tensor& output, const at::Tensor& input, const AllToAllSingleOptions& options = {});
 /// input_tensor_list[r] becomes output_tensor_list[me] of rank r; sizes may differ.
 WorkRef all_to_all(const TensorList& output_tensor_list, const TensorList& input_tensor_list, const CollectiveOptions& options = {});
 

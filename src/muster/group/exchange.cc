@@ -3,14 +3,17 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cstring>
 #include <functional>
-#include <tuple>
+#include <span>
+#include <string_view>
+#include <type_traits>
 #include <utility>
 
 #include "muster/base/secret.h"
+#include "muster/group/backends/native.h"
+#include "muster/group/backends/spare_args.h"
 #include "muster/group/errors.h"
 
 namespace muster::group {
@@ -19,12 +22,39 @@ namespace {
 constexpr std::int64_t kMaxBytes = std::int64_t{16} << 20;  // of one text: what a member claims is checked before it allocates
 constexpr Duration kAskEvery = std::chrono::milliseconds(500);
 
+/// The engine's group that carries calls on the CPU's memory; null where a backend of another kind does.
+collective::Communicator* native_engine(const ProcessGroup& group) {
+  for (const auto& [device, backend] : group.parts().backends) {
+    if (device != c10::DeviceType::CPU) continue;
+    const auto* native = dynamic_cast<const NativeBackend*>(backend.get());
+    return native == nullptr ? nullptr : native->communicator().get();
+  }
+  return nullptr;
+}
+
+/// `call` waits for others in the group, on this thread, which asks `give_up` meanwhile.
+template <class Call>
+void asking_meanwhile(ProcessGroup& group, collective::Communicator& engine, const std::function<Status()>& give_up, Call call) {
+  Status hopeless;
+  const auto looking = engine.look_while_waiting([&] {
+    if (!hopeless.ok()) return;
+    hopeless = give_up();
+    if (!hopeless.ok()) group.abort(hopeless.message());
+  });
+  try {
+    call();
+  } catch (const DistError&) {
+    if (hopeless.ok()) throw;
+  }
+  if (!hopeless.ok()) raise(hopeless);
+}
+
 void carry_out(ProcessGroup& group, Request request, const std::function<Status()>& give_up) {
   if (!give_up) {
     group.submit(std::move(request));
     return;
   }
-  const auto driving = group.drive_here();  // this thread waits at once; no other need be woken for it
+  if (auto* engine = native_engine(group)) return asking_meanwhile(group, *engine, give_up, [&] { group.submit(std::move(request)); });
   request.async_op = true;
   const auto work = group.submit(std::move(request));
   if (work == nullptr) return;
@@ -45,37 +75,71 @@ void carry_out(ProcessGroup& group, Request request, const std::function<Status(
   }
 }
 
-/// What a member says of its text before it shows it: the length and a hash.
-using Announced = std::array<std::int64_t, 3>;
+constexpr std::string_view kExchange = "exchange_text";
 
-std::vector<Announced> announce(ProcessGroup& group, const std::string& mine, TimePoint limit, const std::function<Status()>& give_up) {
-  Request request{.op = Op::all_gather, .name = "exchange_text"};
-  Announced own{static_cast<std::int64_t>(mine.size())};
-  const auto hash = short_hash(mine);
-  static_assert(sizeof hash == 2 * sizeof(std::int64_t));
-  std::memcpy(&own[1], hash.data(), sizeof hash);
-  constexpr auto kWords = static_cast<std::int64_t>(std::tuple_size_v<Announced>);
-  auto word = at::empty({kWords}, at::kLong);
-  std::memcpy(word.mutable_data_ptr(), own.data(), sizeof own);
-  auto all = at::empty({group.size(), kWords}, at::kLong);
+/// What a member says of its text before it shows it, and its note.
+struct Announced {
+  std::int64_t bytes = 0;
+  decltype(short_hash("")) hash{};
+  CallNote note{};
+  bool same_text(const Announced& other) const { return bytes == other.bytes && hash == other.hash; }
+};
+constexpr std::int64_t kAnnouncedWords = 5;
+static_assert(std::is_trivially_copyable_v<Announced> && sizeof(Announced) == kAnnouncedWords * sizeof(std::int64_t));
+
+/// Without tensors, which take longer to make than all else that making a group needs. False, with nothing done, where they are needed.
+bool gather_plainly(ProcessGroup& group, const Announced& own, std::vector<Announced>& all, Duration timeout,
+                    const std::function<Status()>& give_up) {
+  SpareArgs args;
+  args->op = Op::all_gather;
+  args->dtype = DType::int64;
+  args->inputs.push_back(std::as_bytes(std::span(&own, 1)));
+  for (auto& one : all) args->outputs.push_back(std::as_writable_bytes(std::span(&one, 1)));
+  const PlainCall call{.name = kExchange,
+                       .valid = true,
+                       .timeout = timeout,
+                       .bytes = all.size() * sizeof(Announced),
+                       .dtype = DType::int64,
+                       .shape = {&kAnnouncedWords, 1}};
+  auto* const engine = give_up ? native_engine(group) : nullptr;
+  if (engine == nullptr) return group.run_plain(*args, call);
+  bool done = false;
+  asking_meanwhile(group, *engine, give_up, [&] { done = group.run_plain(*args, call); });
+  return done;
+}
+
+void gather_tensors(ProcessGroup& group, const Announced& own, std::vector<Announced>& all, Duration timeout,
+                    const std::function<Status()>& give_up) {
+  Request request{.op = Op::all_gather, .name = kExchange};
+  auto word = at::empty({kAnnouncedWords}, at::kLong);
+  std::memcpy(word.mutable_data_ptr(), &own, sizeof own);
+  auto words = at::empty({group.size(), kAnnouncedWords}, at::kLong);
   request.inputs = {{word}};
-  for (std::int64_t i = 0; i < group.size(); ++i) request.outputs.push_back({all.select(0, i)});
-  request.timeout = time_left(steady_clock(), limit);
+  for (std::int64_t i = 0; i < group.size(); ++i) request.outputs.push_back({words.select(0, i)});
+  request.timeout = timeout;
   carry_out(group, std::move(request), give_up);
-  std::vector<Announced> announced(static_cast<std::size_t>(group.size()));
-  std::memcpy(announced.data(), all.const_data_ptr(), announced.size() * sizeof(Announced));
-  return announced;
+  std::memcpy(all.data(), words.const_data_ptr(), all.size() * sizeof(Announced));
+}
+
+std::vector<Announced> announce(ProcessGroup& group, const std::string& mine, const CallNote& note, TimePoint limit,
+                                const std::function<Status()>& give_up) {
+  const Announced own{static_cast<std::int64_t>(mine.size()), short_hash(mine), note};
+  std::vector<Announced> all(static_cast<std::size_t>(group.size()));
+  const bool plain = group.takes_plain() && (!give_up || native_engine(group) != nullptr);
+  const auto timeout = time_left(steady_clock(), limit);
+  if (!plain || !gather_plainly(group, own, all, timeout, give_up)) gather_tensors(group, own, all, timeout, give_up);
+  return all;
 }
 
 std::vector<std::string> show(ProcessGroup& group, const std::string& mine, const std::vector<Announced>& announced, TimePoint limit,
                               const std::function<Status()>& give_up) {
-  Request texts{.op = Op::all_gather, .name = "exchange_text"};
+  Request texts{.op = Op::all_gather, .name = kExchange};
   auto text = at::empty({static_cast<std::int64_t>(mine.size())}, at::kByte);
   if (!mine.empty()) std::memcpy(text.mutable_data_ptr(), mine.data(), mine.size());
   texts.inputs = {{text}};
   std::vector<at::Tensor> received;
   for (std::size_t i = 0; i < announced.size(); ++i) {
-    const auto bytes = announced[i][0];
+    const auto bytes = announced[i].bytes;
     if (bytes < 0 || bytes > kMaxBytes)
       invalid("rank " + std::to_string(i) + " of group " + group.name() + " announced a text of " + std::to_string(bytes) + " bytes");
     received.push_back(at::empty({bytes}, at::kByte));
@@ -97,13 +161,18 @@ TimePoint limit_of(const ProcessGroup& group, std::optional<TimePoint> deadline)
 std::vector<std::string> exchange_text(const Group& group, const std::string& mine, std::optional<TimePoint> deadline,
                                        const std::function<Status()>& give_up) {
   const auto limit = limit_of(*group, deadline);
-  return show(*group, mine, announce(*group, mine, limit, give_up), limit, give_up);
+  return show(*group, mine, announce(*group, mine, {}, limit, give_up), limit, give_up);
 }
 
-void compare_calls(const Group& group, const std::string& mine, std::optional<TimePoint> deadline, const std::function<Status()>& give_up) {
+std::vector<CallNote> compare_calls(const Group& group, const std::string& mine, std::optional<TimePoint> deadline,
+                                    const std::function<Status()>& give_up, const CallNote& note) {
   const auto limit = limit_of(*group, deadline);
-  const auto announced = announce(*group, mine, limit, give_up);
-  if (std::adjacent_find(announced.begin(), announced.end(), std::not_equal_to<>()) == announced.end()) return;
+  const auto announced = announce(*group, mine, note, limit, give_up);
+  if (std::ranges::all_of(announced, [&](const Announced& one) { return one.same_text(announced.front()); })) {
+    std::vector<CallNote> notes;
+    for (const auto& one : announced) notes.push_back(one.note);
+    return notes;
+  }
   const auto calls = show(*group, mine, announced, limit, give_up);
   for (std::size_t i = 1; i < calls.size(); ++i) {
     if (calls[i] == calls[0]) continue;
@@ -112,6 +181,7 @@ void compare_calls(const Group& group, const std::string& mine, std::optional<Ti
                         " called " + calls[i] + "; all ranks must make the same groups in the same order, or use_local_synchronization",
                     Code::mismatch, {group->first_rank_of(static_cast<int>(i))});
   }
+  raise(Status(Code::internal, "the ranks announced different calls and showed the same"));
 }
 
 }  // namespace muster::group

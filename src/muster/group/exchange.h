@@ -1,6 +1,8 @@
 /// Texts among the members of a group, for agreements between calls.
 #pragma once
 
+#include <array>
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
@@ -16,9 +18,12 @@ namespace muster::group {
 std::vector<std::string> exchange_text(const Group& group, const std::string& mine, std::optional<TimePoint> deadline = {},
                                        const std::function<Status()>& give_up = {});
 
+/// What a member tells beside its call. Call and note together fit into a control line of the engine.
+using CallNote = std::array<std::int64_t, 2>;
+
 /// Every member describes the groups that it is about to make. Throws on every member where one makes other ones, naming both calls. One
-/// all_gather where all are the same.
-void compare_calls(const Group& group, const std::string& mine, std::optional<TimePoint> deadline = {},
-                   const std::function<Status()>& give_up = {});
+/// all_gather where all are the same. Returns the members' notes, in group order.
+std::vector<CallNote> compare_calls(const Group& group, const std::string& mine, std::optional<TimePoint> deadline = {},
+                                    const std::function<Status()>& give_up = {}, const CallNote& note = {});
 
 }  // namespace muster::group

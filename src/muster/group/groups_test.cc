@@ -1,6 +1,5 @@
 // Groups of every kind, their ranks, and many of them at once.
 #include <algorithm>
-#include <latch>
 #include <random>
 #include <thread>
 
@@ -279,7 +278,7 @@ TEST(Subgroups, WrongSplitsAreNamed) {
 
 // spec: D7 split_group has one deadline, its own, for all it does
 TEST(Subgroups, SplitHasItsOwnDeadline) {
-  std::latch over(1);
+  testing::RankLatch over(1);
   on_ranks(2, [&](int rank) {
     if (rank == 1) {
       over.wait();
@@ -410,7 +409,7 @@ TEST(ShrinkGroup, OfLivingRanks) {
 
 // After the default group was shrunk errors and reports go on naming ranks by their first numbers, in the group's new name.
 TEST(ShrinkGroup, ErrorsGoOnNamingFirstRanks) {
-  std::latch over(2);
+  testing::RankLatch over(2);
   on_ranks(4, [&](int rank) {
     barrier();
     if (rank == 0) {

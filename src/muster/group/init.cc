@@ -1,6 +1,7 @@
 #include "muster/group/init.h"
 
 #include <algorithm>
+#include <bit>
 #include <numeric>
 #include <span>
 #include <utility>
@@ -76,6 +77,21 @@ std::vector<int> checked_ranks(const NewGroupOptions& options, int world_size) {
 bool all_in(std::span<const int> ranks, const std::vector<int>& others) {
   return !ranks.empty() &&
          std::all_of(ranks.begin(), ranks.end(), [&](int rank) { return std::find(others.begin(), others.end(), rank) != others.end(); });
+}
+
+/// All ranks make this very call: what the first member of the group offers, told in the round in which they find that out.
+collective::Offer agree_on_call(const Group& world, const group::Job& job, const std::vector<int>& ranks, const BackendConfig& config,
+                                const std::string& call, TimePoint deadline, const std::function<Status()>& give_up) {
+  static_assert(sizeof(collective::Offer) == sizeof(group::CallNote));
+  const auto mine = group::offer_group(job, ranks, config);
+  try {
+    const auto notes = group::compare_calls(world, call, deadline, give_up, std::bit_cast<group::CallNote>(mine));
+    return std::bit_cast<collective::Offer>(notes[static_cast<std::size_t>(ranks.front())]);
+  } catch (const DistError&) {
+    // Where the calls differ everybody sees that; where the default group has failed, somebody may have been through already and accept.
+    if (world->failure().ok()) collective::Communicator::withdraw(*job.fabric, mine);
+    throw;
+  }
 }
 
 Group named(const Group& group, std::string_view caller) { return group ? group : WorldScope::current()->world(caller); }
@@ -157,27 +173,37 @@ Group new_group(const NewGroupOptions& options) {
 
   const auto call = "new_group(ranks=" + list(ranks) + ", backend=" + config.text() + ", timeout=" + describe(timeout) +
                     (options.use_local_synchronization ? ", use_local_synchronization)" : ")");
+  collective::Offer offer;
   if (options.use_local_synchronization) {
     if (std::find(ranks.begin(), ranks.end(), job->rank) == ranks.end())
       return group::make_group(job, group::name_of(*job, ranks), ranks, std::move(config), timeout);
   } else {
     // Another rank may be in a making of which only the members know, and wait for this one there.
-    auto meeting =
-        job->order->begin(job->store, job->rank, scope->unique_name("new_group of all ranks") + job->era, call, all_ranks(job->world_size));
-    group::compare_calls(world, call, deadline, [&] { return meeting.look(); });
+    auto meeting = job->order->begin(
+        job->store, {job->rank, scope->unique_name("new_group of all ranks") + job->era, call, all_ranks(job->world_size), true});
+    try {
+      offer = agree_on_call(world, *job, ranks, config, call, deadline, [&] { return meeting.look(); });
+    } catch (const DistError& error) {
+      // Who has found this making stuck may be in another call of the default group by now, which is all that this rank has seen of it.
+      if (error.code() == Code::mismatch) group::check(meeting.verdict());
+      throw;
+    }
   }
   auto name = scope->unique_name(group::name_of(*job, ranks));
   // Nobody else knows of a making that only the members call: whether it can ever end is for them to find out.
-  auto making = job->order->begin(options.use_local_synchronization ? job->store : nullptr, job->rank, name + job->era, call, ranks);
+  auto making = job->order->begin(options.use_local_synchronization ? job->store : nullptr, {job->rank, name + job->era, call, ranks});
   const group::Meeting meeting{.terms = options.use_local_synchronization ? call : "",
                                .give_up = [&] { return making.look(); },
                                .pg_options = options.pg_options,
-                               .deadline = deadline};
+                               .deadline = deadline,
+                               .offer = offer};
   Group group;
   try {
     group = group::make_group(job, std::move(name), std::move(ranks), std::move(config), timeout, meeting);
   } catch (const DistError&) {
-    group::check(making.verdict());
+    const auto verdict = making.verdict();
+    if (making.stops_default_group()) world->abort(verdict.message());
+    group::check(verdict);
     throw;
   }
   if (group->is_member()) scope->add(group);

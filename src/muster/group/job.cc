@@ -65,6 +65,13 @@ std::shared_ptr<ProcessGroupBackend> make_registered(const Job& job, const Regis
   return made;
 }
 
+/// The one that an offer is for.
+const Backend* offered(const BackendConfig& config) {
+  const auto& entries = config.entries();
+  const auto found = std::ranges::find_if(entries, [](const auto& entry) { return is_native(entry.second); });
+  return found == entries.end() ? nullptr : &found->second;
+}
+
 std::shared_ptr<ProcessGroupBackend> make_backend(const Job& job, const Backend& backend, const std::string& name,
                                                   const std::vector<int>& ranks, Duration timeout, const Meeting& meeting) {
   if (const auto* registered = registered_backend(backend.name())) return make_registered(job, *registered, name, ranks, timeout, meeting);
@@ -74,8 +81,11 @@ std::shared_ptr<ProcessGroupBackend> make_backend(const Job& job, const Backend&
   if (meeting.deadline) options.timeout = time_left(job.fabric->clock(), *meeting.deadline);
   options.terms += meeting.terms;
   options.give_up = meeting.give_up;
-  return std::make_shared<NativeBackend>(
-      backend, take(collective::Communicator::create(job.fabric, in_fabric(job, ranks), std::move(options))), ranks);
+  auto members = in_fabric(job, ranks);
+  auto communicator = meeting.offer.channel != 0
+                          ? collective::Communicator::accept(job.fabric, std::move(members), meeting.offer, std::move(options))
+                          : collective::Communicator::create(job.fabric, std::move(members), std::move(options));
+  return std::make_shared<NativeBackend>(backend, take(std::move(communicator)), ranks);
 }
 
 /// One backend for each name in the configuration, made by `make`.
@@ -151,8 +161,18 @@ Group make_group(const std::shared_ptr<Job>& job, std::string name, std::vector<
   if (me != parts.ranks.end()) parts.rank = static_cast<int>(me - parts.ranks.begin());
   join_job(parts, *job, std::move(name), timeout);
   if (parts.rank >= 0)
-    make_backends(parts, [&](const Backend& backend) { return make_backend(*job, backend, parts.name, parts.ranks, timeout, meeting); });
+    make_backends(parts, [&](const Backend& backend) {
+      auto made = make_backend(*job, backend, parts.name, parts.ranks, timeout, meeting);
+      if (is_native(backend)) meeting.offer = {};  // it is good for one
+      return made;
+    });
   return std::make_shared<ProcessGroup>(std::move(parts));
+}
+
+collective::Offer offer_group(const Job& job, const std::vector<int>& ranks, const BackendConfig& config) {
+  const auto* backend = offered(config);
+  if (backend == nullptr || ranks.front() != job.rank) return {};
+  return collective::Communicator::offer(*job.fabric, in_fabric(job, ranks), communicator_options(job, *backend, {}, {}));
 }
 
 std::string name_of(const Job& job, const std::vector<int>& ranks) { return list(ranks) + (job.era.empty() ? "" : " of default shrunk"); }

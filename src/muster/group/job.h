@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "muster/base/clock.h"
+#include "muster/collective/communicator.h"
 #include "muster/group/backend_name.h"
 #include "muster/group/making_order.h"
 #include "muster/group/process_group.h"
@@ -49,7 +50,12 @@ struct Meeting {
   std::function<Status()> give_up = {};                       ///< asked while it waits; its failure ends the making
   std::shared_ptr<ProcessGroupOptions> pg_options = nullptr;  ///< for backends that take some
   std::optional<TimePoint> deadline = {};                     ///< absent: the group's timeout from now on
+  /// The first member's, which came to all where they compared their calls: for the first native backend, which then waits for nobody.
+  collective::Offer offer = {};
 };
+
+/// What this rank, as the first of `ranks`, offers to them; else nothing. It is withdrawn where they turn out to make something else.
+collective::Offer offer_group(const Job& job, const std::vector<int>& ranks, const BackendConfig& config);
 
 /// Every member calls it; `ranks` in group order. Blocks until all members have, up to the meeting's deadline; `timeout` is the
 /// group's own, for its calls. A process that is not in `ranks` gets a non-member's group at once.

@@ -16,6 +16,8 @@ constexpr Duration kLookEvery = std::chrono::milliseconds(500);
 /// So long nothing may change before makings count as stuck.
 constexpr Duration kSettled = std::chrono::seconds(4);
 constexpr std::uint32_t kMaxMembers = 1u << 20;
+/// The first letter of a verdict.
+constexpr char kStopsDefaultGroup = '!', kSparesDefaultGroup = ' ';
 
 std::string key_of(int rank) { return "making/" + std::to_string(rank); }
 std::string verdict_key(const std::string& name) { return "making/stuck/" + name; }
@@ -29,7 +31,8 @@ std::string listed(const std::vector<int>& ranks) {
 std::string encode(const std::vector<WaitingMaking>& makings) {
   ByteWriter out;
   for (const auto& making : makings) {
-    out.put_text(making.name).put_text(making.call).put(static_cast<std::uint32_t>(making.members.size()));
+    out.put_text(making.name).put_text(making.call).put(static_cast<std::uint8_t>(making.in_default_group ? 1 : 0));
+    out.put(static_cast<std::uint32_t>(making.members.size()));
     for (const int member : making.members) out.put(static_cast<std::int32_t>(member));
   }
   return out.take();
@@ -43,6 +46,7 @@ std::vector<WaitingMaking> decode(int rank, const std::string& bytes) {
     making.rank = rank;
     making.name = std::string(in.get_text());
     making.call = std::string(in.get_text());
+    making.in_default_group = in.get<std::uint8_t>() != 0;
     const auto members = in.get<std::uint32_t>();
     if (!in.ok() || members > kMaxMembers) break;
     for (std::uint32_t i = 0; i < members && in.ok(); ++i) making.members.push_back(in.get<std::int32_t>());
@@ -95,9 +99,8 @@ std::string describe_stuck(const std::vector<WaitingMaking>& stuck) {
   return text + "; make the groups in one order on all ranks";
 }
 
-MakingOrder::Making MakingOrder::begin(std::shared_ptr<store::Store> store, int rank, std::string name, std::string call,
-                                       std::vector<int> members) {
-  return Making(*this, std::move(store), {rank, std::move(name), std::move(call), std::move(members)});
+MakingOrder::Making MakingOrder::begin(std::shared_ptr<store::Store> store, WaitingMaking mine) {
+  return Making(*this, std::move(store), std::move(mine));
 }
 
 MakingOrder::Making::Making(MakingOrder& order, std::shared_ptr<store::Store> store, WaitingMaking mine)
@@ -139,13 +142,15 @@ std::vector<WaitingMaking> MakingOrder::Making::waiting_of(std::vector<int> to_a
   return all;
 }
 
-Status MakingOrder::Making::verdict() const {
+Status MakingOrder::Making::verdict() {
   if (store_ == nullptr) return {};
   const std::string key = verdict_key(mine_.name);
   const auto told = store_->check({&key, 1});
   if (!told.ok() || !*told) return {};
   const auto text = store_->get(key);
-  return text.ok() ? Status(Code::mismatch, *text) : Status();
+  if (!text.ok() || text->empty()) return {};
+  stops_default_group_ = text->front() == kStopsDefaultGroup;
+  return Status(Code::mismatch, text->substr(1));
 }
 
 Status MakingOrder::Making::look() {
@@ -176,7 +181,9 @@ Status MakingOrder::Making::look_around() {
   std::iota(all.begin(), all.end(), 0);
   stuck = stuck_makings(waiting_of(std::move(all)));
   const std::string text = describe_stuck(stuck);
-  for (const auto& making : stuck) static_cast<void>(store_->set(verdict_key(making.name), text));
+  stops_default_group_ = std::ranges::any_of(stuck, &WaitingMaking::in_default_group);
+  const std::string told = (stops_default_group_ ? kStopsDefaultGroup : kSparesDefaultGroup) + text;
+  for (const auto& making : stuck) static_cast<void>(store_->set(verdict_key(making.name), told));
   return Status(Code::mismatch, text);
 }
 

@@ -24,6 +24,7 @@ struct WaitingMaking {
   std::string name;  ///< of the group, the same on all its members
   std::string call;  ///< as the user made it
   std::vector<int> members;
+  bool in_default_group = false;  ///< it waits in a call of the default group
   friend bool operator==(const WaitingMaking&, const WaitingMaking&) = default;
 };
 
@@ -40,7 +41,7 @@ class MakingOrder {
   explicit MakingOrder(int world_size) : world_size_(world_size) {}
 
   /// `store` may be null: then nothing is found.
-  Making begin(std::shared_ptr<store::Store> store, int rank, std::string name, std::string call, std::vector<int> members);
+  Making begin(std::shared_ptr<store::Store> store, WaitingMaking mine);
 
  private:
   friend class Making;
@@ -59,7 +60,9 @@ class MakingOrder::Making {
   /// Called often while the making waits; a failure (Code::mismatch, naming the calls) where it is stuck.
   Status look();
   /// Whether others have found it stuck by now: its failure is then the reason for whatever else went wrong with it.
-  Status verdict() const;
+  Status verdict();
+  /// Whether, where it is stuck, others wait in the default group: that one cannot go on then.
+  bool stops_default_group() const { return stops_default_group_; }
 
  private:
   Status look_around();
@@ -71,6 +74,7 @@ class MakingOrder::Making {
   const WaitingMaking mine_;
   TimePoint next_look_;
   bool shown_ = false;
+  bool stops_default_group_ = false;
   std::vector<WaitingMaking> stuck_;  // as of the last look
   TimePoint stuck_since_{};
 };

@@ -3,7 +3,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <latch>
 #include <mutex>
 #include <regex>
 #include <sstream>
@@ -224,7 +223,7 @@ TEST(Misuse, OfAllRanksLeavesTheGroupUsable) {
 // The rank whose call was refused may do something else for long: the others have the news at once.
 TEST(Misuse, OthersDoNotWaitForTheNextCallOfTheRefusedRank) {
   for (const char* backend : {"native", "tcp"}) {
-    std::latch told(2);
+    testing::RankLatch told(2);
     on_ranks(
         3,
         [&](int rank) {
@@ -267,14 +266,14 @@ std::vector<std::pair<std::string, std::string>> disagreements() {
       barrier();
     });
   });
-  std::latch over(1);
+  testing::RankLatch over(1);
   two("rank 1 does not call all_reduce within the timeout", [&](int rank) {
     if (rank == 1) return over.wait(), thrown_by([] { barrier(); });  // learns it too
     const auto text = thrown_by([] { all_reduce(zeros({4}), {.timeout = std::chrono::milliseconds(200)}); });
     over.count_down();
     return text;
   });
-  std::latch waited(1);
+  testing::RankLatch waited(1);
   two("nobody sends what recv waits for", [&](int rank) {
     if (rank == 1) return waited.wait(), std::string();
     const auto text = thrown_by([] { recv(zeros({4}), {.src = 1, .timeout = std::chrono::milliseconds(200)}); });
@@ -294,7 +293,7 @@ std::vector<std::pair<std::string, std::string>> disagreements() {
     if (rank == 1) return send_object_list(std::vector<int>{1, 2}, {.dst = 0}), std::string();
     return thrown_by([&] { recv_object_list(list, {.src = 1}); });
   });
-  std::latch missed(1);
+  testing::RankLatch missed(1);
   two("rank 1 does not come to monitored_barrier", [&](int rank) {
     if (rank == 1) return missed.wait(), thrown_by([] { monitored_barrier(); });  // learns it too
     const auto text = thrown_by([] { monitored_barrier({.timeout = std::chrono::milliseconds(200)}); });

@@ -27,7 +27,7 @@ void changed(const TensorList& tensors) {
 class Call {
  public:
   Call(Op op, std::string_view name, const Group& given, const std::optional<Duration>& timeout, bool async_op)
-      : held_(given ? nullptr : WorldScope::current()->world_or_null()), group_(given ? given.get() : held_.get()) {
+      : held_(given ? WorldScope::Hold() : WorldScope::current()->hold()), group_(given ? given.get() : held_.get()) {
     ok = !async_op && group_ != nullptr && group_->takes_plain();
     if (!ok) return;
     call_.name = name;
@@ -99,12 +99,11 @@ class Call {
     call_.bytes = std::max(in, out);
     if (like_) call_.dtype = args_->dtype;
     call_.valid = valid;
-    group_->run_plain(*args_, call_);
-    return true;
+    return group_->run_plain(*args_, call_);
   }
   template <class Written>
   bool run(bool valid, const Written& written) {
-    run(valid);
+    if (!run(valid)) return false;
     changed(written);
     return true;
   }
@@ -112,9 +111,9 @@ class Call {
   bool ok = false;
 
  private:
-  const Group held_;
+  const WorldScope::Hold held_;
   ProcessGroup* const group_;
-  SpareArgs args_;
+  LentArgs args_;
   PlainCall call_;
   std::optional<at::ScalarType> like_;
 };

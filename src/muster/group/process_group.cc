@@ -8,6 +8,8 @@
 
 #include "muster/base/debug_level.h"
 #include "muster/base/log.h"
+#include "muster/base/quick_clock.h"
+#include "muster/collective/communicator.h"
 #include "muster/group/detail.h"
 #include "muster/group/errors.h"
 #include "muster/group/rank_list.h"
@@ -32,6 +34,10 @@ class Resubmitted final : public PreparedCall {
   ProcessGroupBackend& backend_;
   const Request request_;
 };
+
+// Profilers that want to see the call which this thread makes, as `run_plain` found them. Asked twice, those that look at a part of all
+// calls only would answer for two.
+thread_local std::optional<at::StepCallbacks> drawn_observers;
 
 bool is_collective(Op op) { return op != Op::send && op != Op::recv; }
 
@@ -67,20 +73,50 @@ WorkRef ProcessGroup::submit(Request request) {
   return observed(backend, request, [&] { return backend.submit(std::move(request)); });
 }
 
-bool ProcessGroup::takes_plain() const { return plain_ != nullptr && get_debug_level() != DebugLevel::DETAIL && !at::hasCallbacks(); }
+bool ProcessGroup::takes_plain() const { return plain_ != nullptr && get_debug_level() != DebugLevel::DETAIL; }
 
-void ProcessGroup::run_plain(const collective::Args& args, const PlainCall& call) {
-  const Armed armed = arm(call.name, true, call.timeout);
-  if (!parts_.recorder) return plain_->run_plain(args, call.name, call.valid, armed.deadline);
-  auto& recorder = *parts_.recorder;
-  trace::Call recorded{.name = call.name, .sequence = armed.sequence, .bytes = call.bytes, .shape = call.shape, .peer = call.peer};
-  if (call.dtype) recorded.dtype = static_cast<std::uint8_t>(*call.dtype);
-  const auto ticket = recorder.begin(parts_.recorded_as, recorded, armed.begun);
+/// Numbers, logs, arms and records a plain call.
+class ProcessGroup::PlainEntry final : public collective::Meanwhile {
+ public:
+  PlainEntry(ProcessGroup& group, const PlainCall& call) : group_(group), call_(call) {}
+
+  TimePoint begun() noexcept override {
+    entered_ = true;
+    const Armed armed = group_.arm(call_.name, true, call_.timeout);
+    if (group_.parts_.recorder) {
+      trace::Call recorded{.name = call_.name, .sequence = armed.sequence, .bytes = call_.bytes, .shape = call_.shape, .peer = call_.peer};
+      if (call_.dtype) recorded.dtype = static_cast<std::uint8_t>(*call_.dtype);
+      ticket_ = group_.parts_.recorder->begin(group_.parts_.recorded_as, recorded, armed.begun);
+    }
+    return armed.deadline;
+  }
+  void ended() {
+    if (group_.parts_.recorder) group_.parts_.recorder->end(ticket_, quick_now());
+  }
+  void failed(std::string_view why) {
+    if (!entered_) begun();  // refused before it began; it counts all the same
+    if (group_.parts_.recorder) group_.parts_.recorder->fail(ticket_, why, steady_clock().now());
+  }
+
+ private:
+  ProcessGroup& group_;
+  const PlainCall& call_;
+  trace::Ticket ticket_;
+  bool entered_ = false;
+};
+
+bool ProcessGroup::run_plain(const collective::Args& args, const PlainCall& call) {
+  if (auto observers = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE)) [[unlikely]] {
+    drawn_observers = std::move(observers);
+    return false;
+  }
+  PlainEntry entry(*this, call);
   try {
-    plain_->run_plain(args, call.name, call.valid, armed.deadline);
-    recorder.end(ticket, steady_clock().now());
+    plain_->run_plain(args, call.name, call.valid, entry);
+    entry.ended();
+    return true;
   } catch (const std::exception& error) {
-    recorder.fail(ticket, error.what(), steady_clock().now());
+    entry.failed(error.what());
     throw;
   }
 }
@@ -91,7 +127,8 @@ WorkRef ProcessGroup::observed(ProcessGroupBackend& backend, Request& request, S
   // A range for torch's profilers; where none runs this is one look at a thread's list of observers.
   std::string label;
   std::optional<at::RecordFunction> range;
-  if (auto observers = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE)) [[unlikely]] {
+  auto observers = drawn_observers ? std::exchange(drawn_observers, {}) : at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE);
+  if (observers) [[unlikely]] {
     range.emplace(std::move(*observers));
     begin_range(*range, label, backend, request);
   }
@@ -147,6 +184,7 @@ ProcessGroupBackend& ProcessGroup::checked(const Request& request) {
 }
 
 void ProcessGroup::refuse(Op op, std::string_view name, const std::exception& why) {
+  drawn_observers.reset();
   if (is_collective(op)) {
     collectives_.fetch_add(1, std::memory_order_relaxed);
     parts_.backends.front().second->refuse(op);
@@ -161,7 +199,7 @@ void ProcessGroup::refuse(Op op, std::string_view name, const std::exception& wh
 ProcessGroup::Armed ProcessGroup::arm(std::string_view name, bool collective, const std::optional<Duration>& given) {
   Armed armed;
   if (collective) armed.sequence = collectives_.fetch_add(1, std::memory_order_relaxed) + 1;
-  armed.begun = steady_clock().now();
+  armed.begun = quick_now();
   const Duration timeout = given.value_or(this->timeout());
   const bool unlimited = timeout < Duration::zero() || timeout >= TimePoint::max() - armed.begun;
   armed.deadline = unlimited ? TimePoint::max() : armed.begun + timeout;

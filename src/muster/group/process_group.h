@@ -66,11 +66,13 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   /// The only place that checks, numbers, logs, records and arms the deadline. Returns the Work of an asynchronous call or of a receive,
   /// else none.
   WorkRef submit(Request request);
-  /// Whether calls may come by `run_plain` now: the first backend takes them, this process is a member, and no profiler and no debugging
-  /// wants to see requests.
+  /// Whether calls may come by `run_plain` now: the first backend takes them, this process is a member, and no debugging wants to see
+  /// requests.
   bool takes_plain() const;
-  /// Numbers, logs, records, arms the deadline and carries out, as `submit` does; what `submit` checks holds already.
-  void run_plain(const collective::Args& args, const PlainCall& call);
+  /// Numbers, logs, records, arms the deadline and carries out, as `submit` does, all but the last once the call is on its way; what
+  /// `submit` checks holds already. False, with nothing done, where a profiler wants to see this call: it must come as a request then, next
+  /// on this thread.
+  bool run_plain(const collective::Args& args, const PlainCall& call);
   /// The same checks now, and `start()` as often as one likes.
   PreparedRequest prepare(Request request);
   /// This member's call cannot be made, because of `why`: throws that, with rank, group and `name`. A collective counts as a call all the
@@ -116,6 +118,7 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
 
  private:
   friend class PreparedRequest;
+  class PlainEntry;
   ProcessGroupBackend& checked(const Request& request);
   ProcessGroupBackend& backend_for(const Request& request) const;
   struct Armed {

@@ -17,8 +17,9 @@
 namespace muster {
 
 namespace collective {
-struct Args;  // communicator.h
-}
+struct Args;      // communicator.h
+class Meanwhile;  // communicator.h
+}  // namespace collective
 
 /// A request laid out once (`ProcessGroupBackend::prepare`). Its backend outlives it.
 class PreparedCall {
@@ -42,8 +43,9 @@ class ProcessGroupBackend {
 
   /// Whether `run_plain` carries calls out.
   virtual bool takes_plain() const { return false; }
-  /// A synchronous collective on memory of the CPU, done on return. `valid`: its slices are right in number and length, and apart.
-  virtual void run_plain(const collective::Args&, std::string_view /*name*/, bool /*valid*/, TimePoint /*deadline*/) {}
+  /// A synchronous collective on memory of the CPU, done on return. `valid`: its slices are right in number and length, and apart. Tells
+  /// `Meanwhile`, which knows the deadline, once it has begun, unless it throws before.
+  virtual void run_plain(const collective::Args&, std::string_view /*name*/, bool /*valid*/, collective::Meanwhile&) {}
 
   /// Lays out a request that ProcessGroup has checked, to be started often. Null: a copy of it is submitted each time.
   virtual std::unique_ptr<PreparedCall> prepare(Request) { return nullptr; }

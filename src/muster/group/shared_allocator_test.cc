@@ -121,15 +121,39 @@ TEST(SharedAllocator, TensorsOfGivenSizesStandInTheArenaWhileAThreadSaysSo) {
   std::thread([] { EXPECT_FALSE(in_shared_memory(bytes(50'000))); }).join();
   others.begin();
   EXPECT_TRUE(in_shared_memory(bytes(70'000)));
-  EXPECT_FALSE(in_shared_memory(bytes(50'000)));
+  EXPECT_TRUE(in_shared_memory(bytes(50'000))) << "others began besides";
   std::thread([&] { others.end(); }).join();
   EXPECT_FALSE(in_shared_memory(bytes(70'000)));
-  std::thread([] {  // the sizes outlive whoever gave them, as long as the thread looks at them
+  EXPECT_TRUE(in_shared_memory(bytes(50'000)));
+  std::thread([&] {
+    sizes.begin();
+    EXPECT_TRUE(in_shared_memory(bytes(50'000)));
+  }).join();
+  EXPECT_FALSE(in_shared_memory(bytes(50'000))) << "it has begun elsewhere since";
+  std::thread([] {  // the sizes outlive whoever gave them, as long as the thread looks at them; AddressSanitizer would tell
     std::optional<group::SharedSizes> gone(std::in_place, std::vector<std::size_t>{60'000});
     gone->begin();
     gone.reset();
     EXPECT_FALSE(in_shared_memory(bytes(60'000)));
   }).join();
+}
+
+TEST(SharedAllocator, WhatWillBeMadeAgainIsKept) {
+  SharedAllocatorOptions options{.keep = 0};
+  const Sharing on(options);
+  const auto returned_by = [] {
+    const auto before = shared_allocator_stats().bytes_returned;
+    bytes(4 * kMiB);
+    return shared_allocator_stats().bytes_returned - before;
+  };
+  EXPECT_GE(returned_by(), 4 * kMega);
+  {
+    const group::SharedSizes sizes({4 * kMega});
+    EXPECT_EQ(returned_by(), 0u);
+  }
+  use_shared_allocator(options);
+  EXPECT_GE(returned_by(), 4 * kMega);
+  use_shared_allocator();  // as other tests have it
 }
 
 TEST(SharedAllocator, TheEnvironmentKeepsTensorsOfGivenSizesPrivate) {

@@ -41,6 +41,20 @@ TEST(Spawn, ThreadsGetRankAndArguments) {
   EXPECT_EQ(calls, 1);
 }
 
+// What tests of ranks as threads wait for each other with: one that fails early fails its test, rather than hang it.
+TEST(Spawn, ARankThatFailsEndsTheWaitsOfOthersForIt) {
+  testing::RankLatch never(1);
+  EXPECT_HAS(message_of<SpawnError>([&] {
+               spawn(
+                   [&](int rank) {
+                     if (rank == 0) throw std::runtime_error("it has lost its way");
+                     never.wait();
+                   },
+                   {.nprocs = 3, .mode = SpawnMode::threads});
+             }),
+             "rank 0 (a thread) failed: it has lost its way");
+}
+
 // spec: J2 in processes, with arguments; F3 all_reduce between processes
 TEST(Spawn, ProcessesTrainTogether) {
   const auto file = new_file("job");

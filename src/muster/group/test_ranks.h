@@ -4,12 +4,17 @@
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "muster/base/interruption.h"
 #include "muster/distributed.h"
 #include "muster/testing/thrown.h"
 
@@ -25,6 +30,28 @@ inline void on_ranks(int count, const std::function<void(int)>& body, const std:
   };
   spawn(rank_body, {.nprocs = count, .mode = SpawnMode::threads});
 }
+
+/// `std::latch` for ranks of `on_ranks`: where one of them has failed, and so may never count down, the others' waits throw.
+class RankLatch {
+ public:
+  explicit RankLatch(int count) : left_(count) {}
+  void count_down() {
+    const std::lock_guard guard(lock_);
+    if (--left_ == 0) open_.notify_all();
+  }
+  void wait() {
+    const Duration look = std::min<Duration>(Interruption::look_every(), std::chrono::seconds(1));
+    std::unique_lock guard(lock_);
+    while (!open_.wait_for(guard, look, [this] { return left_ <= 0; })) {
+      if (const Status failed = Interruption::of_thread(); !failed) throw DistError(failed);
+    }
+  }
+
+ private:
+  std::mutex lock_;
+  std::condition_variable open_;
+  int left_;
+};
 
 #define EXPECT_SAME(a, b) EXPECT_TRUE(torch::equal(a, b)) << (a) << "\nand\n" << (b)
 

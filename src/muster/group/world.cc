@@ -41,6 +41,7 @@ void WorldScope::drop() {
     job = std::exchange(job_, nullptr);
     groups = std::exchange(groups_, {});
     groups.insert(groups.begin(), std::exchange(world_, nullptr));
+    held_.set(nullptr);
     counts_.clear();
   }
   if (job == nullptr) return;
@@ -74,11 +75,6 @@ Group WorldScope::world(std::string_view caller) const {
   return world_;
 }
 
-Group WorldScope::world_or_null() const {
-  const std::lock_guard lock(mutex_);
-  return world_;
-}
-
 std::shared_ptr<group::Job> WorldScope::job(std::string_view caller) const {
   const std::lock_guard lock(mutex_);
   if (job_ == nullptr) not_initialized(caller);
@@ -92,6 +88,7 @@ void WorldScope::open(std::shared_ptr<group::Job> job, Group world) {
                    ": there is a default group already; call destroy_process_group first");
   job_ = std::move(job);
   world_ = std::move(world);
+  held_.set(world_);
   process_ = ::getpid();
 }
 
@@ -107,6 +104,7 @@ WorldScope::Closing WorldScope::remove(const Group& group, std::string_view call
   if (group == nullptr || group == world_) {
     closing.groups.assign(groups_.rbegin(), groups_.rend());
     closing.groups.push_back(std::exchange(world_, nullptr));
+    held_.set(nullptr);
     closing.job = std::exchange(job_, nullptr);
     groups_.clear();
     counts_.clear();
@@ -125,6 +123,7 @@ std::vector<Group> WorldScope::replace(std::shared_ptr<group::Job> job, Group wo
   const std::lock_guard lock(mutex_);
   auto before = std::exchange(groups_, {});
   before.push_back(std::exchange(world_, std::move(world)));
+  held_.set(world_);
   job_ = std::move(job);
   counts_.clear();
   return before;

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "muster/base/shared_slot.h"
 #include "muster/group/process_group.h"
 
 namespace muster {
@@ -45,8 +46,9 @@ class WorldScope {
   bool initialized() const;
   /// The default group; before init_process_group throws DistError naming `caller`.
   Group world(std::string_view caller) const;
-  /// The same; null before init_process_group.
-  Group world_or_null() const;
+  /// The same for the length of one call, without a lock; null before init_process_group.
+  using Hold = SharedSlot<ProcessGroup>::Hold;
+  Hold hold() const { return Hold(held_); }
   std::shared_ptr<group::Job> job(std::string_view caller) const;
 
   /// Throws when there is a default group already.
@@ -72,6 +74,7 @@ class WorldScope {
   mutable std::mutex mutex_;
   std::shared_ptr<group::Job> job_;
   Group world_;
+  SharedSlot<ProcessGroup> held_;  // the same
   std::vector<Group> groups_;
   std::map<std::string, std::uint64_t> counts_;
   int process_ = 0;  // where it was opened: a forked child must not say goodbye for its parent

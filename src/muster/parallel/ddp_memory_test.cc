@@ -25,12 +25,12 @@ namespace nn = torch::nn;
 namespace optim = torch::optim;
 using Options = DistributedDataParallelOptions;
 
-/// Big enough that one gradient that is kept in each step shows.
+/// Big enough that one gradient that is kept in each step shows, and that one travels where it lies.
 struct LargeImpl : nn::Module {
   explicit LargeImpl(bool sparse)
       : table(register_module("table", nn::Embedding(nn::EmbeddingOptions(50, 64).sparse(sparse)))),
-        in(register_module("in", nn::Linear(64, 128))),
-        out(register_module("out", nn::Linear(128, 8))) {}
+        in(register_module("in", nn::Linear(64, 320))),
+        out(register_module("out", nn::Linear(320, 8))) {}
   at::Tensor forward(const at::Tensor& words) { return out(torch::relu(in(table(words)))); }
   nn::Embedding table;
   nn::Linear in, out;

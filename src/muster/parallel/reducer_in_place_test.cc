@@ -98,6 +98,7 @@ TEST(InPlace, GradientsOfLayersDoNotGoThroughBuckets) {
   });
 }
 
+// spec: K2 gradients are averaged
 // So the ranks of a host reduce them where they are, and nothing is copied.
 TEST(InPlace, AutogradMakesLargeGradientsInSharedMemory) {
   on_ranks(2, [](int rank) {
@@ -121,6 +122,37 @@ TEST(InPlace, AutogradMakesLargeGradientsInSharedMemory) {
     pass([&](const auto& outputs) { reducer.skip_backward(outputs); });  // what gradients add up in is made here
     pass([&](const auto& outputs) { reducer.prepare_backward(outputs); });
     expect_near(parameters[0].grad(), 2 * mean);
+  });
+}
+
+// As two models under one loss have them, and a model with parameters whose reduction is delayed.
+TEST(InPlace, TwoReducersOfOneBackwardBothShare) {
+  on_ranks(2, [](int rank) {
+    const auto leaf = [](std::int64_t rows) { return torch::ones({rows, 120}, at::kDouble).requires_grad_(); };
+    const Tensors parameters{leaf(100), leaf(90)};
+    Reducer one({parameters[0]}, {.group = new_group()}), two({parameters[1]}, {.group = new_group()});
+    const auto inputs = torch::arange(480, at::kDouble).view({4, 120}) + rank;
+    for (Reducer* reducer : {&one, &two}) reducer->prepare_forward();
+    const auto loss = torch::linear(inputs, parameters[0]).sum() + torch::linear(inputs, parameters[1]).sum();
+    for (Reducer* reducer : {&one, &two}) reducer->prepare_backward(std::array{loss});
+    loss.backward();
+    for (const auto& parameter : parameters) {
+      EXPECT_TRUE(in_shared_memory(parameter.grad()));
+      expect_near(parameter.grad(), (inputs + 0.5 - rank).sum(0).expand(parameter.sizes()));
+    }
+  });
+}
+
+TEST(InPlace, WithBucketViewsNothingElseIsShared) {
+  on_ranks(2, [](int) {
+    const Tensors parameters{torch::ones({100, 120}, at::kDouble).requires_grad_()};
+    Reducer reducer(parameters, {.group = new_group(), .gradient_as_bucket_view = true});
+    reducer.prepare_forward();
+    const auto inner = parameters[0] * 2;
+    inner.register_hook([](const at::Tensor&) { EXPECT_FALSE(in_shared_memory(torch::empty({100, 120}, at::kDouble))); });
+    const auto loss = inner.sum() * 1;
+    reducer.prepare_backward(std::array{loss});
+    loss.backward();
   });
 }
 

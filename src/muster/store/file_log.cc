@@ -41,8 +41,16 @@ Status failed(const std::string& what, const std::string& path) {
   return Status(Code::store, "cannot " + what + " the store's file " + path + ": " + errno_text(errno));
 }
 
+// Looking at the file's size is cheap; now and then a lock is taken all the same, since a network file system may show an old size.
+constexpr Duration kBlindLook = milliseconds(200);
+constexpr Duration kFirstPause = microseconds(50), kLongPause = milliseconds(5);
+// While others come one after another the last is soon to come.
+constexpr Duration kPauseAfterNews = microseconds(500);
+
+}  // namespace
+
 /// Sleeps a little longer each time, and each process differently.
-class Backoff {
+class FileLog::Backoff {
  public:
   Backoff(Duration first, Duration longest)
       : pause_(first), longest_(longest), random_(static_cast<unsigned>(steady_clock().now().time_since_epoch().count())) {}
@@ -57,8 +65,6 @@ class Backoff {
   Duration pause_, longest_;
   std::minstd_rand random_;
 };
-
-}  // namespace
 
 const std::string* FileLog::Transaction::find(const std::string& key) const {
   const auto entry = log_.map_.find(key);
@@ -136,12 +142,17 @@ bool FileLog::has_changed() {
 
 /// Without the lock: what is whole in the file stays there, and what is being written shows by its checksum. Whatever is wrong is for a
 /// transaction to say.
-bool FileLog::look(const std::function<bool(const Map&)>& hopeful) {
+FileLog::Seen FileLog::look(const std::function<bool(const Map&)>& condition) {
   const std::lock_guard lock(mutex_);
   struct stat info {};
-  if (mark_.forked() || ::fstat(file_.get(), &info) != 0 || info.st_size < read_to_ || info.st_nlink == 0) return true;
-  const auto news = read_from(info.st_size);
-  return !news.ok() || !take(*news).ok() || hopeful(map_);
+  if (mark_.forked() || ::fstat(file_.get(), &info) != 0 || info.st_size < read_to_ || info.st_nlink == 0) return Seen::trouble;
+  const bool grown = info.st_size > read_to_;
+  if (grown) {
+    const auto news = read_from(info.st_size);
+    if (!news.ok() || !take(*news).ok()) return Seen::trouble;
+  }
+  if (condition(map_)) return Seen::what_was_awaited;  // another thread may have read it
+  return grown ? Seen::news : Seen::nothing;
 }
 
 Status FileLog::transact(TimePoint deadline, const std::function<void(Transaction&)>& body) {
@@ -167,35 +178,50 @@ Status FileLog::transact(TimePoint deadline, const std::function<void(Transactio
       }
       if (errno != EAGAIN && errno != EACCES && errno != EINTR) return failed("lock", path_);
     }
-    if (steady_clock().now() >= deadline) {
-      return Status(Code::timed_out, "another process has kept the store's file " + path_ + " locked for " +
-                                         describe(steady_clock().now() - begin) + "; it may be stopped");
+    const TimePoint now = steady_clock().now();
+    if (now >= deadline) {
+      return Status(Code::timed_out,
+                    "another process has kept the store's file " + path_ + " locked for " + describe(now - begin) + "; it may be stopped");
     }
     backoff.sleep(deadline);
   }
 }
 
-Status FileLog::transact_until(TimePoint deadline, const std::function<bool(Transaction&)>& condition,
-                               const std::function<bool(const Map&)>& hopeful) {
-  // Looking at the file's size is cheap; now and then a lock is taken all the same, since a network file system may show an old size.
-  constexpr Duration kBlindLook = milliseconds(200);
-  // While others come one after another the last is soon to come.
-  constexpr Duration kShortPause = microseconds(500), kLongPause = milliseconds(5);
+Status FileLog::pause(Backoff& backoff, TimePoint deadline) const {
+  if (steady_clock().now() >= deadline) return Status(Code::timed_out, "the deadline has passed");
+  if (Status interrupted = Interruption::of_thread(); !interrupted) return interrupted;
+  backoff.sleep(deadline);
+  return {};
+}
+
+Status FileLog::transact_until(TimePoint deadline, const std::function<bool(Transaction&)>& condition) {
   for (;;) {
     bool holds = false;
     if (Status done = transact(deadline, [&](Transaction& transaction) { holds = condition(transaction); }); !done) return done;
     if (holds) return {};
-    Backoff backoff(microseconds(50), kLongPause);
+    Backoff backoff(kFirstPause, kLongPause);
+    const TimePoint look_again = steady_clock().now() + kBlindLook;
+    while (steady_clock().now() < look_again && !has_changed()) {
+      if (Status paused = pause(backoff, deadline); !paused) return paused;
+    }
+    if (steady_clock().now() >= deadline) return Status(Code::timed_out, "the deadline has passed");
+  }
+}
+
+Status FileLog::await(TimePoint deadline, const std::function<bool(const Map&)>& condition) {
+  for (;;) {
+    Backoff backoff(kFirstPause, kLongPause);
     const TimePoint look_again = steady_clock().now() + kBlindLook;
     while (steady_clock().now() < look_again) {
-      if (has_changed()) {
-        if (!hopeful || look(hopeful)) break;
-        backoff = Backoff(kShortPause, kLongPause);
-      }
-      if (steady_clock().now() >= deadline) return Status(Code::timed_out, "the deadline has passed");
-      if (Status interrupted = Interruption::of_thread(); !interrupted) return interrupted;
-      backoff.sleep(deadline);
+      const Seen seen = look(condition);
+      if (seen == Seen::what_was_awaited) return {};
+      if (seen == Seen::trouble) break;
+      if (seen == Seen::news) backoff = Backoff(kPauseAfterNews, kLongPause);
+      if (Status paused = pause(backoff, deadline); !paused) return paused;
     }
+    bool holds = false;
+    if (Status done = transact(deadline, [&](Transaction& transaction) { holds = condition(transaction.map()); }); !done) return done;
+    if (holds) return {};
     if (steady_clock().now() >= deadline) return Status(Code::timed_out, "the deadline has passed");
   }
 }

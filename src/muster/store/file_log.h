@@ -53,20 +53,23 @@ class FileLog {
   /// when the file has been removed or replaced meanwhile. Thread-safe.
   Status transact(TimePoint deadline, const std::function<void(Transaction&)>& body);
   /// Blocks until `condition`, asked in a transaction each time that the file has changed, is true: success; else Code::timed_out.
-  /// `hopeful`, where there is one, is asked of the map without the lock, and the transaction is made only where it is true: many that wait
-  /// for the last of them do not keep each other from the lock.
-  Status transact_until(TimePoint deadline, const std::function<bool(Transaction&)>& condition,
-                        const std::function<bool(const Map&)>& hopeful = {});
+  Status transact_until(TimePoint deadline, const std::function<bool(Transaction&)>& condition);
+  /// The same for a condition that changes nothing. The file is read without the lock: many that wait for the last of them do not keep each
+  /// other from it.
+  Status await(TimePoint deadline, const std::function<bool(const Map&)>& condition);
   const std::string& path() const { return path_; }
 
  private:
+  class Backoff;
   explicit FileLog(std::string path) : path_(std::move(path)) {}
   Status reopen();
   bool try_lock();
   void unlock();
   bool is_removed() const;
   bool has_changed();
-  bool look(const std::function<bool(const Map&)>& hopeful);
+  enum class Seen { nothing, news, what_was_awaited, trouble };
+  Seen look(const std::function<bool(const Map&)>& condition);
+  Status pause(Backoff& backoff, TimePoint deadline) const;
   Status read_news();
   Result<std::string> read_from(std::int64_t size) const;
   Status take(std::string_view news);

@@ -17,6 +17,9 @@ struct FileMeeting::Round {
 
 namespace {
 
+/// Whoever met in one of so many rounds before may still be on its way to read how that ended.
+constexpr std::uint64_t kKeptRounds = 16;
+
 void put_numbers(ByteWriter& out, const std::vector<std::int32_t>& numbers) {
   out.put(static_cast<std::uint32_t>(numbers.size()));
   for (const std::int32_t number : numbers) out.put(number);
@@ -121,11 +124,25 @@ bool FileMeeting::arrive(FileLog::Transaction& file) {
   return true;
 }
 
+/// What everybody has long read.
+void FileMeeting::forget(FileLog::Transaction& file, const Round& round) const {
+  if (round.number < kKeptRounds) return;
+  const std::uint64_t old = round.number - kKeptRounds;
+  const auto erase = [&](const std::string& key) {
+    if (file.find(key) == nullptr) return false;
+    file.erase(key);
+    return true;
+  };
+  erase(outcome_key(old));
+  std::int32_t index = 0;
+  while (op_ == Op::all_gather && (erase(value_key(old, index)) || index < round.members)) ++index;
+}
+
 void FileMeeting::end(FileLog::Transaction& file, Round& round, const Status& outcome) {
   ByteWriter out;
-  out.put(static_cast<std::uint32_t>(round.present.size()));
   put_status(out, outcome);
   file.put(outcome_key(round.number), out.view());
+  forget(file, round);
   round.untold.clear();
   if (!outcome.ok() && op_ == Op::all_gather) round.untold.assign(outcome.ranks().begin(), outcome.ranks().end());
   round.cause = outcome;
@@ -134,35 +151,23 @@ void FileMeeting::end(FileLog::Transaction& file, Round& round, const Status& ou
   write(file, round);
 }
 
-bool FileMeeting::is_over(const FileLog::Map& map) const { return map.contains(outcome_key(round_)); }
-
-bool FileMeeting::finished(FileLog::Transaction& file) {
-  const std::string* text = file.find(outcome_key(round_));
-  if (text == nullptr) return false;
-  ByteReader in(*text);
-  const auto readers = in.get<std::uint32_t>();
+bool FileMeeting::finished(const FileLog::Map& map) {
+  const auto found = map.find(outcome_key(round_));
+  if (found == map.end()) return false;
+  ByteReader in(found->second);
   const Status outcome = get_status(in);
   reply_ = {outcome, 0, {}};
   if (outcome.ok() && op_ == Op::all_gather) {
     for (std::int32_t index = 0; index < members_; ++index) {
-      const std::string* value = file.find(value_key(round_, index));
-      reply_.values.push_back(std::make_shared<const std::string>(value == nullptr ? "" : *value));
+      const auto value = map.find(value_key(round_, index));
+      reply_.values.push_back(std::make_shared<const std::string>(value == map.end() ? "" : value->second));
     }
   }
-  if (readers > 1) {
-    ByteWriter out;
-    out.put(readers - 1);
-    put_status(out, outcome);
-    file.put(outcome_key(round_), out.view());
-    return true;
-  }
-  file.erase(outcome_key(round_));
-  for (std::int32_t index = 0; index < members_ && op_ == Op::all_gather; ++index) file.erase(value_key(round_, index));
   return true;
 }
 
 void FileMeeting::give_up(FileLog::Transaction& file, Duration waited) {
-  if (finished(file)) return;
+  if (finished(file.map())) return;
   Round round = read(file);
   std::string text = std::string(name_of(op_)) + "(" + quoted(key_) + "): " + std::to_string(round.present.size()) + " of " +
                      std::to_string(round.members) + " members came within " + describe(waited);
@@ -172,7 +177,7 @@ void FileMeeting::give_up(FileLog::Transaction& file, Duration waited) {
   }
   if (!absent.empty()) text += "; missing: " + listed(absent);
   end(file, round, Status(Code::timed_out, std::move(text), std::move(absent)));
-  finished(file);
+  finished(file.map());
 }
 
 }  // namespace muster::store

@@ -10,17 +10,16 @@
 
 namespace muster::store {
 
-/// One member's way through one meeting. Every call but `is_over` stands within a transaction.
+/// One member's way through one meeting. Every call but `finished` stands within a transaction.
 class FileMeeting {
  public:
   explicit FileMeeting(const Request& request);
 
   /// Joins the round that is going on. False: `reply()` says why not.
   bool arrive(FileLog::Transaction& file);
-  /// True once this member's round has come to its end, well or not; `reply()` holds how. Call until then.
-  bool finished(FileLog::Transaction& file);
-  /// Whether `finished` would be true now: only reads.
-  bool is_over(const FileLog::Map& map) const;
+  /// True once this member's round has come to its end, well or not; `reply()` holds how. Call until then; only reads, so that no
+  /// transaction is needed.
+  bool finished(const FileLog::Map& map);
   /// Ends the round for all who are in it, unless it has ended meanwhile. `reply()` holds how.
   void give_up(FileLog::Transaction& file, Duration waited);
   Reply& reply() { return reply_; }
@@ -30,6 +29,7 @@ class FileMeeting {
   Round read(FileLog::Transaction& file) const;
   void write(FileLog::Transaction& file, const Round& round) const;
   void end(FileLog::Transaction& file, Round& round, const Status& outcome);
+  void forget(FileLog::Transaction& file, const Round& round) const;
   std::string value_key(std::uint64_t round, std::int32_t index) const;
   std::string outcome_key(std::uint64_t round) const;
 

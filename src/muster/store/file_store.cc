@@ -215,12 +215,12 @@ class FileStore final : public RequestStore<Store> {
     const TimePoint begin = steady_clock().now(), deadline = deadline_after(steady_clock(), request.timeout);
     FileMeeting meeting(request);
     bool arrived = false, over = false;
-    const auto attend = [&](Transaction& file) {
-      if (!arrived && !meeting.arrive(file)) return over = true;
-      arrived = true;
-      return over = meeting.finished(file);
-    };
-    Status done = log().transact_until(deadline, attend, [&](const FileLog::Map& map) { return meeting.is_over(map); });
+    const auto finished = [&](const FileLog::Map& map) { return over = meeting.finished(map); };
+    Status done = log().transact(deadline, [&](Transaction& file) {
+      arrived = meeting.arrive(file);
+      over = !arrived || meeting.finished(file.map());
+    });
+    if (done && !over) done = log().await(deadline, finished);
     if (done || over) return std::move(meeting.reply());
     if (done.code() != Code::timed_out || !arrived) return {done.with_context(name_of(request.op)), 0, {}};
     done = log().transact(steady_clock().now() + kGoodbyeLimit,

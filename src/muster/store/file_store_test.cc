@@ -6,10 +6,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <sstream>
+#include <thread>
 
 #include "muster/store/factory.h"
 #include "muster/store/file_log.h"
@@ -191,14 +193,58 @@ TEST_F(FileStoreTest, MeetingsNoticeMisuse) {
                               EXPECT_EQ(twice.reply().status.code(), Code::mismatch);
                               EXPECT_FALSE(three.arrive(file));
                               EXPECT_EQ(three.reply().status.code(), Code::mismatch);
-                              EXPECT_FALSE(zero.finished(file));
+                              EXPECT_FALSE(zero.finished(file.map()));
                               EXPECT_TRUE(one.arrive(file));
-                              EXPECT_TRUE(zero.finished(file));
-                              EXPECT_TRUE(one.finished(file));
-                              EXPECT_EQ(file.map().size(), 1u) << "a meeting leaves nothing but its counter";
+                              EXPECT_TRUE(zero.finished(file.map()));
+                              EXPECT_TRUE(one.finished(file.map()));
+                              EXPECT_EQ(file.map().size(), 4u)
+                                  << "the counter, how it ended, and what each gave: for those that have still to read it";
                             })
                   .ok());
   EXPECT_EQ(zero.reply().values.size(), 2u);
+}
+
+// Each member writes once, when it comes; how the meeting ended all of them read without the lock.
+TEST_F(FileStoreTest, MembersOfAMeetingWriteOnlyWhenTheyCome) {
+  constexpr int kMembers = 6;
+  std::vector<std::thread> members;
+  for (int index = 0; index < kMembers; ++index) {
+    members.emplace_back([&, store = open(), index] {
+      const auto all = store->all_gather("key", index, kMembers, std::to_string(index));
+      ASSERT_TRUE(all.ok()) << all.status().message();
+      EXPECT_EQ(*all, (std::vector<std::string>{"0", "1", "2", "3", "4", "5"}));
+    });
+  }
+  for (auto& member : members) member.join();
+  const std::string file = contents();
+  int transactions = 0;
+  for (std::size_t at = 16; at < file.size(); ++transactions) {
+    std::uint32_t bytes = 0;
+    std::memcpy(&bytes, file.data() + at, sizeof bytes);
+    at += 8 + bytes;
+  }
+  EXPECT_EQ(transactions, kMembers);
+}
+
+// What members have long read of their meetings is forgotten.
+TEST_F(FileStoreTest, OldMeetingsAreForgotten) {
+  const auto store = open();
+  const auto entries = [&] {
+    auto log = FileLog::open(path);
+    std::size_t count = 0;
+    EXPECT_TRUE((*log)->transact(TimePoint::max(), [&](FileLog::Transaction& file) { count = file.map().size(); }).ok());
+    return count;
+  };
+  const auto meet = [&](int times) {
+    for (int i = 0; i < times; ++i) {
+      ASSERT_TRUE(store->barrier("key", 1).ok());
+      ASSERT_TRUE(store->all_gather("key", 0, 1, "value").ok());
+    }
+  };
+  meet(50);
+  const auto before = entries();
+  meet(50);
+  EXPECT_EQ(entries(), before);
 }
 
 // spec: C6 PrefixStore: prefixes nest and keep apart what has the same name

@@ -1,12 +1,16 @@
+#include <signal.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
+#include <cerrno>
+#include <span>
 #include <thread>
 #include <vector>
 
 #include "muster/base/bytes.h"
+#include "muster/base/control_group.h"
 #include "muster/base/process_start.h"
 #include "muster/base/secret.h"
 #include "muster/store/file_store.h"
@@ -19,11 +23,9 @@ using Transaction = FileLog::Transaction;
 constexpr Duration kGoodbyeLimit = std::chrono::seconds(5);
 const std::string kMembersKey = std::string(1, kFileOwnKey) + "members";
 
-std::string first_line(const std::string& path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
+std::string machine_id() {
+  const std::string text = small_file("/etc/machine-id").value_or("");
+  return text.substr(0, text.find('\n'));
 }
 
 std::string process_namespace() {
@@ -32,28 +34,36 @@ std::string process_namespace() {
   return n > 0 ? std::string(name, static_cast<std::size_t>(n)) : std::string();
 }
 
+/// By the clock that runs from the machine's start on.
+std::int64_t seconds_since_boot() {
+  timespec now{};
+  ::clock_gettime(CLOCK_BOOTTIME, &now);
+  return now.tv_sec;
+}
+
+/// A number of a process is not given to another one so soon.
+constexpr std::int64_t kSoon = 2;
+
 /// One user of the file, and what tells whether it still lives.
 struct Member {
   std::uint64_t id = 0;
   std::string boot, machine, space, host, started;
   std::int64_t pid = 0;
+  std::int64_t entered = 0;  ///< `seconds_since_boot`
 
   static Member self(std::uint64_t id) {
     char host[256] = "";
     ::gethostname(host, sizeof host - 1);
-    return {id,
-            first_line("/proc/sys/kernel/random/boot_id"),
-            first_line("/etc/machine-id"),
-            process_namespace(),
-            host,
-            std::to_string(process_start(::getpid())),
-            ::getpid()};
+    return {id,         boot_id(),           machine_id(), process_namespace(), host, std::to_string(process_start(::getpid())),
+            ::getpid(), seconds_since_boot()};
   }
   /// As seen from `here`. True only where it is certain: a process of this boot that is no more, or one from before this machine's last
-  /// start.
-  bool is_dead(const Member& here) const {
+  /// start. `lately`: it lived a moment ago; to see whether it still does takes a tenth of the time then.
+  bool is_dead(const Member& here, bool lately = false) const {
     if (boot != here.boot) return !machine.empty() && machine == here.machine && host == here.host;
-    return space == here.space && std::to_string(process_start(pid)) != started;
+    if (space != here.space) return false;
+    if (lately) return ::kill(static_cast<pid_t>(pid), 0) != 0 && errno == ESRCH;
+    return std::to_string(process_start(pid)) != started;
   }
   std::string text() const { return "process " + std::to_string(pid) + " on " + host; }
 };
@@ -67,19 +77,20 @@ std::vector<Member> read_members(Transaction& file) {
     Member member;
     member.id = in.get<std::uint64_t>();
     member.pid = in.get<std::int64_t>();
+    member.entered = in.get<std::int64_t>();
     for (std::string* field : {&member.boot, &member.machine, &member.space, &member.host, &member.started}) *field = in.get_text();
     if (in.ok()) members.push_back(std::move(member));
   }
   return members;
 }
 
-void write_members(Transaction& file, const std::vector<Member>& members) {
+std::string encode(std::span<const Member> members) {
   ByteWriter out;
   for (const Member& member : members) {
-    out.put(member.id).put(member.pid);
+    out.put(member.id).put(member.pid).put(member.entered);
     for (const std::string* field : {&member.boot, &member.machine, &member.space, &member.host, &member.started}) out.put_text(*field);
   }
-  file.put(kMembersKey, out.view());
+  return out.take();
 }
 
 /// Takes this process off the list, and with it those that have died; the last one out removes the file.
@@ -88,7 +99,7 @@ void leave(FileLog& log, std::uint64_t id) {
   const Status ignored = log.transact(steady_clock().now() + kGoodbyeLimit, [&](Transaction& file) {
     auto members = read_members(file);
     std::erase_if(members, [&](const Member& member) { return member.id == id || member.is_dead(here); });
-    write_members(file, members);
+    file.put(kMembersKey, encode(members));
     if (members.empty()) file.remove_file();
   });
   static_cast<void>(ignored);  // a file that stays is reported by the next run
@@ -109,10 +120,11 @@ Result<std::shared_ptr<FileLog>> enter(const std::string& path, std::uint64_t id
   std::vector<Member> dead, alive;
   const Status entered = (*log)->transact(deadline, [&](Transaction& file) {
     auto members = read_members(file);
-    for (const Member& member : members) (member.is_dead(here) ? dead : alive).push_back(member);
+    // Whoever came last found those before it alive.
+    const bool lately = !members.empty() && members.back().boot == here.boot && here.entered - members.back().entered <= kSoon;
+    for (const Member& member : members) (member.is_dead(here, lately) ? dead : alive).push_back(member);
     if (!dead.empty()) return;
-    members.push_back(here);
-    write_members(file, members);
+    file.append(kMembersKey, encode({&here, 1}));
   });
   if (!entered) return entered;
   if (dead.empty()) return log;

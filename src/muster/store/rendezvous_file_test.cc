@@ -1,9 +1,16 @@
 // How ranks find each other by a file, a given store, or a multicast address.
 #include "muster/store/rendezvous_test_job.h"
 
+#include <time.h>
+#include <unistd.h>
+
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <thread>
+
+#include "muster/base/process_start.h"
+#include "muster/store/file_store.h"
 
 namespace muster::store {
 namespace {
@@ -104,6 +111,43 @@ TEST(Rendezvous, FileLeftOverIsReported) {
   while (!std::filesystem::exists(path) || std::filesystem::file_size(path) < 200) std::this_thread::yield();
   half.kill();
   EXPECT_EQ(rendezvous({method, 1, 2, "", kLong}).status().code(), Code::store);
+}
+
+// spec: B7 a stale file is detected also where another process has got the number of one that used it
+TEST(Rendezvous, FileOfAProcessWhoseNumberWasUsedAgainIsReported) {
+  // The two begin in different ticks of the clock by which the kernel tells them apart.
+  const auto tick = [] {
+    timespec now{};
+    ::clock_gettime(CLOCK_BOOTTIME, &now);
+    const std::int64_t ticks = ::sysconf(_SC_CLK_TCK);
+    return static_cast<std::uint64_t>(now.tv_sec * ticks + now.tv_nsec * ticks / 1'000'000'000);
+  };
+  while (tick() <= process_start(::getpid()) + 1) std::this_thread::yield();
+  const testing::ScratchFolder directory;
+  const std::string path = directory.path() + "/job", method = "file://" + path;
+  Child earlier([&] {
+    const auto joined = rendezvous({method, 0, 1, "", kLong});
+    if (joined.ok()) ::_exit(0);  // without leaving
+    return false;
+  });
+  ASSERT_TRUE(earlier.succeeded());
+  ASSERT_TRUE(std::filesystem::exists(path));
+  {
+    auto log = FileLog::open(path);
+    ASSERT_TRUE(log.ok());
+    const std::string key = std::string(1, kFileOwnKey) + "members";
+    const Status changed = (*log)->transact(TimePoint::max(), [&](FileLog::Transaction& file) {
+      std::string member = *file.find(key);  // begins with an id, the number of its process, and when it came
+      const std::int64_t mine = ::getpid(), long_ago = -1000;
+      std::memcpy(member.data() + 8, &mine, sizeof mine);
+      std::memcpy(member.data() + 16, &long_ago, sizeof long_ago);
+      file.put(key, member);
+    });
+    ASSERT_TRUE(changed.ok());
+  }
+  const Status status = rendezvous({method, 0, 1, "", kLong}).status();
+  EXPECT_EQ(status.code(), Code::store);
+  EXPECT_TRUE(mentions(status, "earlier run")) << status.message();
 }
 
 // spec: B7 a file that is no store is left alone and reported

@@ -18,6 +18,7 @@
 #include "muster/base/clock.h"
 #include "muster/base/descriptor.h"
 #include "muster/base/dtype.h"
+#include "muster/base/process_start.h"
 #include "muster/base/socket_address.h"
 #include "muster/trace/run_directory.h"
 

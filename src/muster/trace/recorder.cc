@@ -9,11 +9,13 @@
 #include <algorithm>
 #include <bit>
 #include <cerrno>
+#include <cstddef>
 #include <cstdio>
 #include <cstring>
 
 #include "muster/base/env.h"
 #include "muster/base/log.h"
+#include "muster/base/process_start.h"
 #include "muster/base/socket_address.h"
 #include "muster/trace/run_directory.h"
 
@@ -21,7 +23,8 @@ namespace muster::trace {
 namespace {
 
 std::uint32_t this_thread() {
-  static thread_local const auto id = static_cast<std::uint32_t>(::gettid());
+  static constinit thread_local std::uint32_t id = 0;
+  if (id == 0) id = static_cast<std::uint32_t>(::gettid());
   return id;
 }
 
@@ -31,6 +34,23 @@ template <std::size_t Size>
 void put_text(char (&target)[Size], std::string_view text) {
   std::memset(target, 0, Size);
   std::memcpy(target, text.data(), std::min(text.size(), Size - 1));
+}
+
+/// What `put_text` puts into Body::name, in words, without a call.
+std::array<std::uint64_t, 3> name_words(std::string_view text) {
+  static_assert(sizeof(Body::name) == 24 && std::endian::native == std::endian::little);
+  const std::size_t length = std::min(text.size(), sizeof(Body::name) - 1);
+  const auto eight = [&](std::size_t at) {
+    std::uint64_t word;
+    std::memcpy(&word, text.data() + at, 8);
+    return word;
+  };
+  // The last word ends where the name ends, so it is read from there and moved down.
+  if (length > 16) return {eight(0), eight(8), eight(length - 8) >> 8 * (24 - length)};
+  if (length > 8) return {eight(0), eight(length - 8) >> 8 * (16 - length), 0};
+  std::uint64_t word = 0;
+  for (std::size_t i = 0; i < length; ++i) word |= std::uint64_t{static_cast<unsigned char>(text[i])} << 8 * i;
+  return {word, 0, 0};
 }
 
 /// The same short name on every member, and another for another long name.
@@ -172,25 +192,29 @@ Ticket Recorder::begin(std::uint16_t group, const Call& call, TimePoint now) noe
     std::atomic_ref(header_->dropped).fetch_add(1, std::memory_order_relaxed);
     return {0, call.sequence, 0, group};
   }
-  Body body{};
-  body.sequence = call.sequence;
-  body.start_ns = nanoseconds(now);
-  body.bytes = call.bytes;
-  body.tag = call.tag;
-  body.dimensions = static_cast<std::uint8_t>(std::min<std::size_t>(call.shape.size(), 255));
-  for (std::size_t i = 0; i < std::size(body.shape) && i < call.shape.size(); ++i) body.shape[i] = call.shape[i];
-  std::memcpy(body.name, call.name.data(), std::min(call.name.size(), sizeof body.name - 1));
-  body.peer = call.peer;
-  body.thread = this_thread();
-  body.group = group;
-  body.dtype = call.dtype;
-  body.state = call.async ? State::queued : State::started;
-  body.async = call.async ? 1 : 0;
-  const auto words = std::bit_cast<Words>(body);
+  // Word for word, not by way of a Body: what was put together from bytes is slow to read again as words.
+  const auto put = [&entry](std::size_t at, std::uint64_t word) { store(entry.words[at / 8], word); };
+  const std::int64_t start_ns = nanoseconds(now);
   store(entry.outcome, 0);
-  for (std::size_t i = 0; i < words.size(); ++i) store(entry.words[i], words[i]);
+  put(offsetof(Body, sequence), call.sequence);
+  put(offsetof(Body, start_ns), static_cast<std::uint64_t>(start_ns));
+  put(offsetof(Body, bytes), call.bytes);
+  put(offsetof(Body, tag), static_cast<std::uint64_t>(call.tag));
+  const std::size_t dimensions = call.shape.size();
+  for (std::size_t i = 0; i < std::size(Body().shape); ++i)
+    put(offsetof(Body, shape) + 8 * i, i < dimensions ? static_cast<std::uint64_t>(call.shape[i]) : 0);
+  const auto name = name_words(call.name);
+  for (std::size_t i = 0; i < name.size(); ++i) put(offsetof(Body, name) + 8 * i, name[i]);
+  put(offsetof(Body, peer), static_cast<std::uint32_t>(call.peer) | std::uint64_t{this_thread()} << 32);
+  const State state = call.async ? State::queued : State::started;
+  static_assert(offsetof(Body, thread) == offsetof(Body, peer) + 4 && offsetof(Body, dtype) == offsetof(Body, group) + 2 &&
+                offsetof(Body, state) == offsetof(Body, group) + 3 && offsetof(Body, dimensions) == offsetof(Body, group) + 4 &&
+                offsetof(Body, async) == offsetof(Body, group) + 5);
+  put(offsetof(Body, group), group | std::uint64_t{call.dtype} << 16 | static_cast<std::uint64_t>(state) << 24 |
+                                 std::uint64_t{std::min<std::size_t>(dimensions, 255)} << 32 | std::uint64_t{call.async} << 40);
+  put(offsetof(Body, reserved), 0);
   stamp.store(2 * number, std::memory_order_release);
-  return {number, call.sequence, body.start_ns, group};
+  return {number, call.sequence, start_ns, group};
 }
 
 void Recorder::settle(const Ticket& ticket, State state, TimePoint now) noexcept {

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <ctime>
-#include <fstream>
 #include <memory>
 
 #include "muster/base/env.h"
@@ -87,12 +86,6 @@ Result<Descriptor> open_job_directory(const std::string& base, const std::string
   if (!first && errno != EEXIST) return refuse(base + "/" + folder, "cannot be made: " + errno_text(errno));
   if (first) prune(base);
   return checked(parent->get(), folder, base + "/" + folder, 077);
-}
-
-std::string boot_id() {
-  std::string text;
-  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id") >> std::ws, text);
-  return text;
 }
 
 bool is_live(int trace_file) {

@@ -25,9 +25,6 @@ Result<Descriptor> open_job_directory(const std::string& base, const std::string
 /// and nothing but traces.
 void prune(const std::string& base);
 
-/// Of this host since it was started: the processes of a trace with another one are gone.
-std::string boot_id();
-
 /// Whether a rank of a live process holds this trace open.
 bool is_live(int trace_file);
 

@@ -8,8 +8,6 @@
 #include <bit>
 #include <cerrno>
 #include <cstdio>
-#include <fstream>
-#include <iterator>
 
 #include "muster/base/bytes.h"
 #include "muster/base/cores.h"
@@ -20,13 +18,6 @@ namespace {
 
 constexpr std::uint8_t kContactVersion = 2;
 constexpr std::uint32_t kMostAddresses = 64;
-
-std::string read_small_file(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-  while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) text.pop_back();
-  return text;
-}
 
 // Of the calling thread, whose namespaces decide whom its sockets reach.
 std::uint64_t namespace_inode(const char* kind) {
@@ -56,7 +47,7 @@ Status malformed(const char* what, int rank) {
 }  // namespace
 
 Status describe_this_process(Contact& contact) {
-  contact.boot_id = read_small_file("/proc/sys/kernel/random/boot_id");
+  contact.boot_id = boot_id();
   std::array<char, 256> name{};
   if (::gethostname(name.data(), name.size() - 1) == 0) contact.host_name = name.data();
   contact.network_namespace = namespace_inode("net");

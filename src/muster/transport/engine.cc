@@ -176,12 +176,15 @@ Result<std::shared_ptr<Channel>> Engine::open(std::shared_ptr<Engine> self, std:
   }
 
   std::shared_ptr<ChannelState>& channel = channels_[id];
+  Status known;  // a failure that came before: until now it was not known whom else it concerns
   if (channel) {
     --unopened_;
+    known = channel->failure();
   } else {
     channel = std::make_shared<ChannelState>(*this, id);
   }
   channel->open_locked(std::move(members));
+  if (!known.ok()) spread_failure(*channel, known, -1);
   completed_ = true;
   return std::shared_ptr<Channel>(channel.get(), [self = std::move(self), held = channel](Channel*) { self->retire(held->id()); });
 }
@@ -216,15 +219,6 @@ Result<ChannelState*> Engine::channel_for(std::uint32_t id) {
   auto& channel = channels_[id];
   channel = std::make_shared<ChannelState>(*this, id);
   return channel.get();
-}
-
-void Engine::fail_channel(ChannelState& channel, const Status& cause, int source) {
-  if (!channel.fail_locked(cause)) return;
-  note_cause(cause);
-  FrameHeader header;
-  header.kind = FrameKind::channel_failure;
-  header.channel = channel.id();
-  spread(channel.members(), header, encode_cause(cause), source);
 }
 
 // ---- links ---------------------------------------------------------------------------------------------------------

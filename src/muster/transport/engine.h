@@ -183,6 +183,7 @@ class Engine final : public ConnectorEvents {
   void leave(int rank);
   void tell(std::span<const int> members, const FrameHeader& header, const std::string& record, int source);
   void spread(std::span<const int> members, const FrameHeader& header, std::string record, int source);
+  void spread_failure(const ChannelState& channel, const Status& cause, int source);
   void tell_old_news(Link& link);
   void note_cause(const Status& cause);
   std::optional<Status> explanation(int rank) const;

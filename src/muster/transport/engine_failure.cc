@@ -257,6 +257,19 @@ void Engine::spread(std::span<const int> members, const FrameHeader& header, std
   if (news_.size() > kNewsKept) news_.pop_front();
 }
 
+void Engine::fail_channel(ChannelState& channel, const Status& cause, int source) {
+  if (!channel.fail_locked(cause)) return;
+  note_cause(cause);
+  spread_failure(channel, cause, source);
+}
+
+void Engine::spread_failure(const ChannelState& channel, const Status& cause, int source) {
+  FrameHeader header;
+  header.kind = FrameKind::channel_failure;
+  header.channel = channel.id();
+  spread(channel.members(), header, encode_cause(cause), source);
+}
+
 /// To a peer without a stream so far: what it would have been told. Else our goodbye may be the first that it hears.
 void Engine::tell_old_news(Link& link) {
   for (const News& news : news_) {

@@ -365,6 +365,19 @@ TEST(News, ReachAChannelBeforeItIsOpened) {
   EXPECT_EQ((*channel)->failure().message(), "rank 2 never came");
 }
 
+// Who hears of a failure before it has opened the channel does not know yet whom else that concerns.
+TEST(News, OfAChannelThatIsOpenedLaterArePassedOnThen) {
+  ScriptedJob job(4);
+  for (const int peer : {1, 2, 3}) job.wire(peer);
+  job.say(1, channel_failure(Status(Code::timed_out, "rank 3 never came", {3}), 4));
+  job.settle();
+  EXPECT_EQ(count(job.heard(2), FrameKind::channel_failure), 0u);
+  auto channel = job.fabric->open(4, {0, 1, 2});
+  job.settle();
+  EXPECT_EQ(count(job.heard(2), FrameKind::channel_failure), 1u);
+  EXPECT_EQ(count(job.heard(3), FrameKind::channel_failure), 0u) << "it is no member";
+}
+
 // ---- heartbeats ------------------------------------------------------------------------------------------------------
 
 /// Lets time pass in beats, answering for the peers in `alive`.

@@ -8,37 +8,63 @@
 #include <cerrno>
 
 #include "muster/base/process_start.h"
+#include "muster/base/socket_address.h"
 
 namespace muster::transport {
+namespace {
 
-ProcessWatch::Seen ProcessWatch::watch(int rank, std::uint32_t pid, std::uint64_t start_time) {
-  if (!epoll_) epoll_ = GuardedDescriptor(Descriptor(::epoll_create1(EPOLL_CLOEXEC)));
-  Descriptor process(static_cast<int>(::syscall(SYS_pidfd_open, static_cast<pid_t>(pid), 0)));
-  if (!process) return errno == ESRCH ? Seen::gone : Seen::unknown;
+// So many are looked for in one pass, which others may wait for.
+constexpr int kLooksAPass = 8;
+
+}  // namespace
+
+Status ProcessWatch::open() {
+  epoll_ = GuardedDescriptor(Descriptor(::epoll_create1(EPOLL_CLOEXEC)));
+  if (!epoll_) return Status(Code::exhausted, "cannot make the descriptor to watch processes with: " + errno_text(errno));
+  return {};
+}
+
+void ProcessWatch::watch(int rank, std::uint32_t pid, std::uint64_t start_time, TimePoint from) {
+  waiting_.push_back({rank, pid, start_time, from});
+}
+
+/// True where it lives and is watched.
+bool ProcessWatch::look_for(const Waiting& wanted, Seen& seen) {
+  Descriptor process(static_cast<int>(::syscall(SYS_pidfd_open, static_cast<pid_t>(wanted.pid), 0)));
+  seen = !process && errno != ESRCH ? Seen::unknown : Seen::gone;
   // Looked at after it was opened: the descriptor stays with the process that had the number then.
-  if (process_start(pid) != start_time) return Seen::gone;
+  if (!process || process_start(wanted.pid) != wanted.start_time) return false;
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.fd = process.get();
-  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, process.get(), &event) != 0) return Seen::unknown;
+  seen = Seen::unknown;
+  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, process.get(), &event) != 0) return false;
   const int fd = process.get();
-  watched_.emplace(fd, Watched{rank, pid, GuardedDescriptor(std::move(process))});
-  return Seen::alive;
+  watched_.emplace(fd, Watched{wanted.rank, GuardedDescriptor(std::move(process))});
+  return true;
 }
 
-bool ProcessWatch::poll(const std::function<void(int rank, std::uint32_t pid)>& ended) {
-  if (watched_.empty()) return false;
+bool ProcessWatch::poll(TimePoint now, const std::function<void(int rank, Seen seen)>& told) {
+  bool moved = false;
+  for (int looks = 0; looks < kLooksAPass && next_timer() <= now; ++looks) {
+    const Waiting wanted = waiting_.front();
+    waiting_.pop_front();
+    Seen seen{};
+    if (look_for(wanted, seen)) continue;
+    told(wanted.rank, seen);
+    moved = true;
+  }
+  if (watched_.empty()) return moved;
   std::array<epoll_event, 16> events;
   const int ready = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), 0);
   for (int i = 0; i < ready; ++i) {
     const auto at = watched_.find(events[static_cast<std::size_t>(i)].data.fd);
     if (at == watched_.end()) continue;
     const int rank = at->second.rank;
-    const std::uint32_t pid = at->second.pid;
     watched_.erase(at);
-    ended(rank, pid);
+    told(rank, Seen::ended);
   }
-  return ready > 0;
+  return moved || ready > 0;
 }
 
 }  // namespace muster::transport

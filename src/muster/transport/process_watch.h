@@ -3,9 +3,11 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 
+#include "muster/base/clock.h"
 #include "muster/base/fork_guard.h"
 #include "muster/base/status.h"
 
@@ -14,23 +16,38 @@ namespace muster::transport {
 /// Not thread-safe.
 class ProcessWatch {
  public:
-  enum class Seen { alive, gone, unknown };
+  enum class Seen : std::uint8_t {
+    ended,    ///< while it was watched
+    gone,     ///< before it could be
+    unknown,  ///< this system cannot watch it (no descriptor, no permission)
+  };
 
-  /// Watches the process `pid` that started at `start_time` (pids are used again). `gone`: it has ended already. `unknown`: this
-  /// system cannot watch it (no descriptor, no permission).
-  Seen watch(int rank, std::uint32_t pid, std::uint64_t start_time);
+  Status open();
+  /// Watches the process `pid` that started at `start_time` (pids are used again), from `from` on: to look for a process takes some ten
+  /// microseconds, and every rank looks for every other.
+  void watch(int rank, std::uint32_t pid, std::uint64_t start_time, TimePoint from);
   /// For epoll.
   int descriptor() const { return epoll_.get(); }
-  /// Calls `ended(rank, pid)` for each process that has ended since; each is reported once.
-  bool poll(const std::function<void(int rank, std::uint32_t pid)>& ended);
+  /// When there are processes to be looked for.
+  TimePoint next_timer() const { return waiting_.empty() ? TimePoint::max() : waiting_.front().from; }
+  /// Looks for some of those whose time has come, and calls `told(rank, seen)` of processes that it will tell nothing more of.
+  bool poll(TimePoint now, const std::function<void(int rank, Seen seen)>& told);
 
  private:
-  struct Watched {
+  struct Waiting {
     int rank;
     std::uint32_t pid;
+    std::uint64_t start_time;
+    TimePoint from;
+  };
+  struct Watched {
+    int rank;
     GuardedDescriptor process;
   };
+  bool look_for(const Waiting& wanted, Seen& seen);
+
   GuardedDescriptor epoll_;
+  std::deque<Waiting> waiting_;
   std::map<int, Watched> watched_;  // by descriptor
 };
 

@@ -21,6 +21,8 @@ namespace {
 
 // A pass that finds nothing in memory looks at the descriptors no more often than this: it is a system call.
 constexpr Duration kLookInterval = std::chrono::microseconds(50);
+// The others' processes are looked for when they have come through their meeting: the ranks of a full host keep each other from it enough.
+constexpr Duration kWatchAfter = std::chrono::milliseconds(20);
 
 std::uint64_t random_number() {
   std::uint64_t value = 0;
@@ -375,17 +377,12 @@ void SocketConnector::count_cores() {
 }
 
 void SocketConnector::watch_local_processes() {
+  const TimePoint from = steady_clock().now() + kWatchAfter;
   for (int rank = 0; rank < options_.world_size; ++rank) {
     const Contact& other = contact_of(rank);
     const bool here = hosts_[static_cast<std::size_t>(rank)] == hosts_[static_cast<std::size_t>(options_.rank)] &&
                       other.boot_id == mine().boot_id && other.pid_namespace == mine().pid_namespace;
-    if (!here || same_process(mine(), other)) continue;
-    switch (processes_.watch(rank, other.pid, other.start_time)) {
-      case ProcessWatch::Seen::alive: break;
-      case ProcessWatch::Seen::gone: gone_.push_back(rank); break;
-      case ProcessWatch::Seen::unknown:
-        log(LogLevel::info, "the process of " + name_of(rank, other) + " cannot be watched; its end will show in its connections only");
-    }
+    if (here && !same_process(mine(), other)) processes_.watch(rank, other.pid, other.start_time, from);
   }
 }
 
@@ -403,10 +400,9 @@ Status SocketConnector::settle(std::span<const std::string> texts, ConnectorEven
   number_hosts(verdicts);
   count_cores();
   dead_.assign(verdicts.size(), false);
+  if (Status open = processes_.open(); !open) return open;
+  if (Status watched = watch(processes_.descriptor()); !watched) return watched;
   watch_local_processes();
-  if (processes_.descriptor() >= 0) {
-    if (Status watched = watch(processes_.descriptor()); !watched) return watched;
-  }
   if (local_) {
     if (Status watched = watch(local_->descriptor()); !watched) return watched;
   }
@@ -477,14 +473,13 @@ bool SocketConnector::poll_descriptors(TimePoint now) {
   bool moved = false;
   std::uint64_t count = 0;
   while (::read(nudge_.get(), &count, sizeof count) > 0) moved = true;
-  while (!gone_.empty()) {
-    const int rank = gone_.back();
-    gone_.pop_back();
-    report_death(rank, Status(Code::peer_failed, name_of(rank, contact_of(rank)) + " had ended before this rank could watch it", {rank}));
-    moved = true;
-  }
-  moved |= processes_.poll([this](int rank, std::uint32_t) {
-    report_death(rank, Status(Code::peer_failed, name_of(rank, contact_of(rank)) + " has ended: its process is gone", {rank}));
+  moved |= processes_.poll(now, [this](int rank, ProcessWatch::Seen seen) {
+    const std::string who = name_of(rank, contact_of(rank));
+    if (seen == ProcessWatch::Seen::unknown)
+      return log(LogLevel::info, "the process of " + who + " cannot be watched; its end will show in its connections only");
+    const bool watched = seen == ProcessWatch::Seen::ended;
+    report_death(rank, Status(Code::peer_failed,
+                              who + (watched ? " has ended: its process is gone" : " had ended before this rank could watch it"), {rank}));
   });
   if (local_) moved |= local_->poll(now);
   return links_->poll(now) || moved;
@@ -503,14 +498,14 @@ bool SocketConnector::poll(TimePoint now) {
   if (now < next_look_ && now < next_timer()) return moved;
   next_look_ = now + kLookInterval;
   pollfd any{epoll_.get(), POLLIN, 0};
-  if (::poll(&any, 1, 0) > 0 || next_timer() <= now || !gone_.empty()) moved |= poll_descriptors(now);
+  if (::poll(&any, 1, 0) > 0 || next_timer() <= now) moved |= poll_descriptors(now);
   return moved;
 }
 
 TimePoint SocketConnector::next_timer() const {
   if (events_ == nullptr) return TimePoint::max();
-  if (!gone_.empty() || !asked_.empty()) return TimePoint{};
-  const TimePoint next = links_->next_timer();
+  if (!asked_.empty()) return TimePoint{};
+  const TimePoint next = std::min(links_->next_timer(), processes_.next_timer());
   return local_ ? std::min(next, local_->next_timer()) : next;
 }
 

@@ -100,7 +100,6 @@ class SocketConnector final : public Connector {
   std::vector<bool> linked_locally_;  // by place
   std::vector<int> asked_;            // places to be linked at the next poll
   std::vector<std::pair<int, Status>> failed_;
-  std::vector<int> gone_;  // ranks whose process had ended before it could be watched
   std::uint32_t doorbell_seen_ = 0;
   TimePoint next_look_{};
 };

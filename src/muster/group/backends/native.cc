@@ -65,9 +65,8 @@ std::unique_ptr<PreparedCall> NativeBackend::prepare(Request request) {
   return std::make_unique<Prepared>(*this, std::move(request));
 }
 
-void NativeBackend::run_plain(const collective::Args& args, std::string_view name, bool valid, TimePoint deadline) {
-  const Status status = valid ? communicator_->run_valid(args, deadline) : communicator_->run(args, deadline);
-  if (!status.ok()) [[unlikely]]
+void NativeBackend::run_plain(const collective::Args& args, std::string_view name, bool valid, collective::Meanwhile& meanwhile) {
+  if (const Status status = communicator_->run(args, valid, meanwhile); !status.ok()) [[unlikely]]
     fail(args.op, name, status);
 }
 

@@ -23,7 +23,7 @@ class NativeBackend : public ProcessGroupBackend {
   bool supports(Op op, at::ScalarType dtype, c10::DeviceType device, std::string* why) const override;
   WorkRef submit(Request request) override;
   bool takes_plain() const override { return true; }
-  void run_plain(const collective::Args& args, std::string_view name, bool valid, TimePoint deadline) override;
+  void run_plain(const collective::Args& args, std::string_view name, bool valid, collective::Meanwhile& meanwhile) override;
   std::unique_ptr<PreparedCall> prepare(Request request) override;
   std::shared_ptr<void> drive_here() override;
   bool shares_memory() const override;

@@ -1,0 +1,78 @@
+#include "muster/base/shared_slot.h"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+#include <vector>
+
+namespace muster {
+namespace {
+
+/// Knows how many of it there are, and whether it is still there.
+struct Counted {
+  explicit Counted(std::atomic<int>& all) : count(all) { ++count; }
+  ~Counted() {
+    alive = false;
+    --count;
+  }
+  std::atomic<int>& count;
+  bool alive = true;
+};
+using Slot = SharedSlot<Counted>;
+
+TEST(SharedSlot, HoldsWhatStandsThereUntilTheLastLetsGo) {
+  std::atomic<int> count{0};
+  Slot slot;
+  EXPECT_EQ(Slot::Hold(slot).get(), nullptr);
+  slot.set(std::make_shared<Counted>(count));
+  {
+    const Slot::Hold first(slot), second(slot);
+    EXPECT_EQ(first.get(), second.get());
+    slot.set(std::make_shared<Counted>(count));
+    const Slot::Hold third(slot);
+    EXPECT_NE(third.get(), first.get());
+    EXPECT_EQ(count, 2);
+    slot.set(nullptr);
+    EXPECT_EQ(Slot::Hold(slot).get(), nullptr);
+    EXPECT_EQ(count, 2);
+    EXPECT_TRUE(first.get()->alive && third.get()->alive);
+  }
+  EXPECT_EQ(count, 0);
+}
+
+TEST(SharedSlot, LeavesOneThatOthersOwnTooToThem) {
+  std::atomic<int> count{0};
+  auto owned = std::make_shared<Counted>(count);
+  Slot slot;
+  slot.set(owned);
+  slot.set(nullptr);
+  EXPECT_EQ(owned.use_count(), 1);
+  slot.set(owned);
+  owned.reset();
+  EXPECT_EQ(count, 1);
+}
+
+TEST(SharedSlot, ThreadsNeverSeeWhatIsGone) {
+  constexpr int kThreads = 4, kRounds = 5000;
+  std::atomic<int> count{0};
+  std::atomic<bool> wrong{false}, over{false};
+  Slot slot;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&] {
+      while (!over) {
+        const Slot::Hold one(slot), two(slot);
+        if ((one.get() != nullptr && !one.get()->alive) || (two.get() != nullptr && !two.get()->alive)) wrong = true;
+      }
+    });
+  }
+  for (int round = 0; round < kRounds; ++round) slot.set(round % 7 == 0 ? nullptr : std::make_shared<Counted>(count));
+  over = true;
+  for (auto& thread : threads) thread.join();
+  EXPECT_FALSE(wrong);
+  slot.set(nullptr);
+  EXPECT_EQ(count, 0);
+}
+
+}  // namespace
+}  // namespace muster

@@ -1,0 +1,50 @@
+/// What threads want to be done now and then while they wait in a communicator.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace muster::collective {
+
+/// Thread-safe. What a thread leaves here is called on that thread alone, so that it may end with it.
+class Lookout {
+ public:
+  using Look = std::function<void()>;
+
+  void add(const Look& look) {
+    const std::lock_guard guard(lock_);
+    looks_.emplace_back(std::this_thread::get_id(), &look);
+    count_.store(looks_.size());
+  }
+  void remove(const Look& look) {
+    const std::lock_guard guard(lock_);
+    std::erase_if(looks_, [&](const auto& entry) { return entry.second == &look; });
+    count_.store(looks_.size());
+  }
+
+  /// Calls what this thread has left here; whether there was any.
+  bool look() const {
+    if (count_.load(std::memory_order_relaxed) == 0) return false;  // this thread sees what it has left itself
+    std::vector<const Look*> mine;
+    {
+      const std::lock_guard guard(lock_);
+      for (const auto& [thread, look] : looks_)
+        if (thread == std::this_thread::get_id()) mine.push_back(look);
+    }
+    for (const Look* look : mine) (*look)();
+    return !mine.empty();
+  }
+
+ private:
+  mutable std::mutex lock_;
+  std::vector<std::pair<std::thread::id, const Look*>> looks_;
+  std::atomic<std::size_t> count_{0};
+};
+
+}  // namespace muster::collective

@@ -1,0 +1,218 @@
+// How groups are made: alone, by an agreement of their members, by an offer that came with another call, or by dividing a group that
+// stands.
+#include "muster/collective/making.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "muster/collective/op.h"
+#include "muster/collective/region_group.h"
+#include "muster/collective/tuning.h"
+
+namespace muster::collective {
+namespace {
+
+Status check_members(const transport::Fabric& fabric, const std::vector<int>& members) {
+  if (std::find(members.begin(), members.end(), fabric.rank()) == members.end()) {
+    return Status(Code::invalid_argument, "rank " + std::to_string(fabric.rank()) + " is not among the members of the group that it makes");
+  }
+  std::vector<int> sorted = members;
+  std::sort(sorted.begin(), sorted.end());
+  for (std::size_t i = 0; i < sorted.size(); ++i) {
+    if (sorted[i] < 0 || sorted[i] >= fabric.world_size()) {
+      return Status(Code::invalid_argument, "a group's members are ranks from 0 to " + std::to_string(fabric.world_size() - 1) + "; " +
+                                                std::to_string(sorted[i]) + " is none");
+    }
+    if (i > 0 && sorted[i] == sorted[i - 1])
+      return Status(Code::invalid_argument, "rank " + std::to_string(sorted[i]) + " is named twice in one group");
+  }
+  return {};
+}
+
+// Where nobody else must agree.
+Result<Agreement> open_alone(transport::Fabric& fabric, const std::vector<int>& members) {
+  auto channel = fabric.open(fabric.next_channel_id(), members);
+  if (!channel.ok()) return channel.status();
+  return Agreement{std::move(*channel), {kNoSegment, Selection(Ground::links, 1).bounds()}};
+}
+
+// What the first member of a group hands to all. Where the region is full, the group runs over links, on every member.
+Result<Handout> hand_out(transport::Fabric& fabric, const Tuning* given, std::size_t members, bool use_region) {
+  Result<Tuning> tuning = given != nullptr ? *given : tuning_of_environment();
+  if (!tuning.ok()) return tuning.status();
+  Handout handout{kNoSegment, {}};
+  const int size = static_cast<int>(members);
+  if (use_region) {
+    auto segment = fabric.region()->claim(RegionGroup::segment_bytes(size));
+    if (segment.ok()) handout.segment = *segment;
+  }
+  handout.bounds = select(*tuning, handout.segment == kNoSegment ? Ground::links : Ground::region, size).bounds();
+  return handout;
+}
+
+// Of a group that no tuning changes.
+Selection::Bounds bounds_of(const Offer& offer, std::size_t members) {
+  return Selection(offer.segment == kNoSegment ? Ground::links : Ground::region, static_cast<int>(members)).bounds();
+}
+
+void release_segment(transport::Fabric& fabric, const Offer& offer) {
+  if (offer.segment != kNoSegment && fabric.region() != nullptr) fabric.region()->release(offer.segment);
+}
+
+std::string making(const CommunicatorOptions& options) {
+  return "making " + (options.name.empty() ? std::string("a group") : "group '" + options.name + "'");
+}
+
+// What each member of a divided group says.
+struct SplitNote {
+  std::uint64_t id = 0;  // of the first member of a part: its channel; kGivenUp
+  Handout handout = {};
+};
+constexpr std::uint64_t kGivenUp = ~std::uint64_t{0};
+
+class Split {
+ public:
+  Split(Communicator& parent, const std::vector<std::vector<int>>& parts, TimePoint deadline)
+      : parent_(parent), fabric_(parent.channel().fabric()), parts_(parts), deadline_(deadline) {}
+
+  Status check() const {
+    std::vector<bool> seen(static_cast<std::size_t>(parent_.size()));
+    for (const auto& part : parts_) {
+      if (part.empty()) return Status(Code::invalid_argument, "one of the parts that a group is divided into is empty");
+      for (const int position : part) {
+        if (position < 0 || position >= parent_.size())
+          return Status(Code::invalid_argument,
+                        "a group of " + std::to_string(parent_.size()) + " has no rank " + std::to_string(position));
+        if (seen[static_cast<std::size_t>(position)])
+          return Status(Code::invalid_argument, "rank " + std::to_string(position) + " is named twice in the parts of a group");
+        seen[static_cast<std::size_t>(position)] = true;
+      }
+    }
+    return {};
+  }
+
+  Result<std::optional<Agreement>> agree(bool use_region, const Tuning* tuning) {
+    const auto part = std::find_if(parts_.begin(), parts_.end(),
+                                   [this](const std::vector<int>& p) { return std::find(p.begin(), p.end(), parent_.rank()) != p.end(); });
+    std::vector<int> members;
+    if (part != parts_.end()) {
+      for (const int position : *part) members.push_back(parent_.members()[static_cast<std::size_t>(position)]);
+    }
+    Result<Handout> mine = Handout{kNoSegment, {}};
+    SplitNote note;
+    if (!members.empty() && members.front() == fabric_.rank()) {
+      mine = hand_out(fabric_, tuning, members.size(), use_region && share_a_region(fabric_, members));
+      note = mine.ok() ? SplitNote{fabric_.next_channel_id(), *mine} : SplitNote{kGivenUp, {}};
+    }
+    if (Status heard = gather(note); !heard) return heard;
+    if (const int who = given_up(); who >= 0) {
+      if (mine.ok() && mine->segment != kNoSegment) fabric_.region()->release(mine->segment);
+      if (!mine.ok()) return mine.status();
+      return Status(Code::aborted, "rank " + std::to_string(who) + " gave it up; its own error says why");
+    }
+    if (members.empty()) return std::optional<Agreement>();
+    const SplitNote& told = notes_[static_cast<std::size_t>(part->front())];
+    auto channel = fabric_.open(static_cast<std::uint32_t>(told.id), members);
+    if (!channel.ok()) return channel.status();
+    return std::optional<Agreement>(Agreement{std::move(*channel), told.handout});
+  }
+
+ private:
+  // The job rank of a member that cannot go on, or -1.
+  int given_up() const {
+    const auto found = std::find_if(notes_.begin(), notes_.end(), [](const SplitNote& note) { return note.id == kGivenUp; });
+    return found == notes_.end() ? -1 : parent_.members()[static_cast<std::size_t>(found - notes_.begin())];
+  }
+
+  Status gather(const SplitNote& mine) {
+    notes_.assign(static_cast<std::size_t>(parent_.size()), {});
+    Args args;
+    args.op = Op::all_gather;
+    args.dtype = DType::int64;
+    args.inputs = {std::as_bytes(std::span(&mine, 1))};
+    for (auto& note : notes_) args.outputs.push_back(std::as_writable_bytes(std::span(&note, 1)));
+    return parent_.run(args, deadline_);
+  }
+
+  Communicator& parent_;
+  transport::Fabric& fabric_;
+  const std::vector<std::vector<int>>& parts_;
+  const TimePoint deadline_;
+  std::vector<SplitNote> notes_;
+};
+
+}  // namespace
+
+bool share_a_region(transport::Fabric& fabric, std::span<const int> members) {
+  if (members.size() < 2 || fabric.region() == nullptr) return false;
+  const auto local = fabric.region()->ranks();
+  return std::ranges::all_of(members, [&](int member) { return std::ranges::find(local, member) != local.end(); });
+}
+
+std::uint64_t Shared::next_use(std::vector<int> members, const std::string& name) {
+  std::sort(members.begin(), members.end());
+  const std::lock_guard guard(lock);
+  return uses[{std::move(members), name}]++;
+}
+
+std::shared_ptr<Shared> shared_of(transport::Fabric& fabric) {
+  return std::static_pointer_cast<Shared>(fabric.companion([] { return std::make_shared<Shared>(); }));
+}
+
+Result<std::shared_ptr<Communicator>> Communicator::create(std::shared_ptr<transport::Fabric> fabric, std::vector<int> members,
+                                                           CommunicatorOptions options) {
+  const std::string what = making(options);
+  if (Status valid = check_members(*fabric, members); !valid) return valid.with_context(what);
+  const TimePoint deadline = deadline_after(fabric->clock(), options.timeout);
+  const bool region = options.use_region && share_a_region(*fabric, members);
+  const auto decide = [&] { return hand_out(*fabric, options.tuning.get(), members.size(), region); };
+  const std::string key = options.terms.empty() ? options.name : options.name + "\n" + options.terms;
+  auto agreed = members.size() == 1
+                    ? open_alone(*fabric, members)
+                    : agree(*fabric, members, key, shared_of(*fabric)->next_use(members, key), deadline, decide, options.give_up);
+  if (!agreed.ok()) {
+    Status failure = agreed.status();
+    if (failure.code() == Code::timed_out && options.witness)
+      failure = Status(failure.code(), failure.message() + options.witness->tell(options.name, failure.ranks()), failure.ranks());
+    return failure.with_context(what + " on rank " + std::to_string(fabric->rank()));
+  }
+  return assemble(std::move(fabric), std::move(agreed).value(), std::move(options.name), std::move(options.witness));
+}
+
+Offer Communicator::offer(transport::Fabric& fabric, const std::vector<int>& members, const CommunicatorOptions& options) {
+  if (!check_members(fabric, members) || members.size() < 2 || members.front() != fabric.rank()) return {};
+  const auto handout = hand_out(fabric, options.tuning.get(), members.size(), options.use_region && share_a_region(fabric, members));
+  if (!handout.ok()) return {};  // `create` says so, to all
+  const Offer made{fabric.next_channel_id(), handout->segment};
+  if (made.channel != 0 && handout->bounds == bounds_of(made, members.size())) return made;
+  release_segment(fabric, made);
+  return {};
+}
+
+void Communicator::withdraw(transport::Fabric& fabric, const Offer& offer) {
+  if (offer.channel != 0) release_segment(fabric, offer);
+}
+
+Result<std::shared_ptr<Communicator>> Communicator::accept(std::shared_ptr<transport::Fabric> fabric, std::vector<int> members,
+                                                           const Offer& offer, CommunicatorOptions options) {
+  const std::string what = making(options);
+  if (Status valid = check_members(*fabric, members); !valid) return valid.with_context(what);
+  const Handout handout{offer.segment, bounds_of(offer, members.size())};
+  auto channel = fabric->open(static_cast<std::uint32_t>(offer.channel), std::move(members));
+  if (!channel.ok()) return channel.status().with_context(what + " on rank " + std::to_string(fabric->rank()));
+  return assemble(std::move(fabric), Agreement{std::move(*channel), handout}, std::move(options.name), std::move(options.witness));
+}
+
+Result<std::shared_ptr<Communicator>> Communicator::split(const std::shared_ptr<Communicator>& parent,
+                                                          const std::vector<std::vector<int>>& parts, CommunicatorOptions options) {
+  const auto fabric = fabric_of(*parent);
+  Split split(*parent, parts, deadline_after(fabric->clock(), options.timeout));
+  Status valid = split.check();
+  if (!valid) return valid.with_context(making(options));
+  auto agreed = split.agree(options.use_region, options.tuning.get());
+  if (!agreed.ok()) return agreed.status().with_context(making(options));
+  if (!agreed->has_value()) return std::shared_ptr<Communicator>();
+  return assemble(fabric, std::move(**agreed), std::move(options.name), std::move(options.witness));
+}
+
+}  // namespace muster::collective

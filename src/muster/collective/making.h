@@ -1,0 +1,37 @@
+/// Between the making of a group (`making.cc`) and the group itself (`communicator.cc`). Private to `collective/`.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "muster/collective/agreement.h"
+#include "muster/collective/communicator.h"
+#include "muster/collective/progress.h"
+
+namespace muster::collective {
+
+/// Where a group's handout names none: it runs over links.
+inline constexpr std::uint64_t kNoSegment = ~std::uint64_t{0};
+
+/// What the communicators of one fabric share.
+struct Shared final : transport::Fabric::Companion {
+  Progress progress;
+  std::mutex lock;
+  std::map<std::pair<std::vector<int>, std::string>, std::uint64_t> uses;
+
+  /// How many groups of these members and this name have been agreed on before.
+  std::uint64_t next_use(std::vector<int> members, const std::string& name);
+};
+std::shared_ptr<Shared> shared_of(transport::Fabric& fabric);
+
+/// The group that its members have agreed on. Local.
+std::shared_ptr<Communicator> assemble(std::shared_ptr<transport::Fabric> fabric, Agreement agreed, std::string name,
+                                       std::shared_ptr<const trace::Witness> witness);
+std::shared_ptr<transport::Fabric> fabric_of(Communicator& group);
+
+}  // namespace muster::collective

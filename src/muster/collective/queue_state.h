@@ -1,0 +1,49 @@
+/// Who drives a queue of calls, whether any stand in it, and how many there have been: one word, so that a call that finds nobody there
+/// takes the lock and its number at one stroke.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <thread>
+
+namespace muster::collective {
+
+/// Thread-safe. Every access is sequentially consistent: who fails to take the lock counts on its holder to see what it did before.
+class QueueState {
+ public:
+  /// The drive lock, for `std::unique_lock` and the like: held for one pass, never while waiting, and mostly only tried.
+  bool try_lock() { return (word_.load() & kDriven) == 0 && (word_.fetch_or(kDriven) & kDriven) == 0; }
+  void lock() {
+    while (!try_lock()) std::this_thread::yield();
+  }
+  void unlock() { word_.fetch_and(~kDriven); }
+
+  /// Where nobody drives and nothing is queued: takes the lock, and returns the number of the call that goes first. Else 0.
+  std::uint64_t try_lock_as_next() {
+    std::uint64_t seen = word_.load();
+    if (seen > kNumbers || !word_.compare_exchange_strong(seen, (seen + 1) | kDriven)) return 0;
+    return seen + 1;
+  }
+
+  /// The number of a call that stands in the queue from now on. Under the queue's lock, so that numbers and places agree.
+  std::uint64_t queue_next() {
+    std::uint64_t seen = word_.load();
+    while (!word_.compare_exchange_weak(seen, (seen + 1) | kQueued)) {
+    }
+    return (seen & kNumbers) + 1;
+  }
+  /// Under the queue's lock.
+  void set_queued(bool any) { any ? word_.fetch_or(kQueued) : word_.fetch_and(~kQueued); }
+  bool queued() const { return (word_.load() & kQueued) != 0; }
+  /// Of the latest call.
+  std::uint64_t number() const { return word_.load() & kNumbers; }
+
+ private:
+  static constexpr std::uint64_t kDriven = std::uint64_t{1} << 63;
+  static constexpr std::uint64_t kQueued = std::uint64_t{1} << 62;
+  static constexpr std::uint64_t kNumbers = kQueued - 1;
+
+  std::atomic<std::uint64_t> word_{0};
+};
+
+}  // namespace muster::collective
