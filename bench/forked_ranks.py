@@ -2,6 +2,7 @@
 
 import os
 import sys
+import traceback
 
 
 def run_ranks(count, body):
@@ -14,6 +15,8 @@ def run_ranks(count, body):
             try:
                 body(rank)
                 status = 0
+            except BaseException:
+                traceback.print_exc()
             finally:
                 sys.stdout.flush()
                 sys.stderr.flush()

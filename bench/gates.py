@@ -170,7 +170,7 @@ class Training:
     def share(self, model, ranks, ours, theirs, common=None):
         """None where a row is missing, or where the other's step is not longer than the model's alone: nothing can be said then."""
         above, below, base = (0 if mode is None else self.overheads.get((model, ranks, mode)) for mode in (ours, theirs, common))
-        if above is None or below is None or base is None or below <= base or (common and above < base):
+        if above is None or below is None or base is None or below <= base:
             return None
         return max(0, above - base) / (below - base)
 

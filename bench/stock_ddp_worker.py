@@ -1,5 +1,5 @@
-"""Steps of the model alone, of stock torch's DistributedDataParallel on Gloo and, where asked for, of the same on muster's engine and on
-torch's backend "fake", which sends nothing, in turn; each rank writes starts and ends of every turn, in milliseconds, to `result.RANK` in the folder."""
+"""Steps of the model alone, of stock torch's DistributedDataParallel on Gloo and, where asked for, of the same on muster's engine and in a
+group of each rank alone, where nothing is sent, in turn; each rank writes starts and ends of every turn, in milliseconds, to `result.RANK` in the folder."""
 
 import argparse
 import sys
@@ -62,11 +62,11 @@ class ResNet(nn.Module):
 class Trainer:
     """One model with its optimizer."""
 
-    def __init__(self, options, backend):
+    def __init__(self, options, group):
         module = ResNet() if options.model == "resnet" else Mlp()
         self.model = module
-        if backend:
-            self.model = nn.parallel.DistributedDataParallel(module, process_group=dist.new_group(backend=backend))
+        if group:
+            self.model = nn.parallel.DistributedDataParallel(module, process_group=group)
         self.optimizer = torch.optim.SGD(module.parameters(), 0.01)
         self.inputs = module.inputs()
         self.labels = torch.randint(10, (len(self.inputs),))
@@ -85,14 +85,13 @@ def train(rank, options):
     torch.set_num_threads(1)
     torch.manual_seed(rank)
     dist.init_process_group("gloo", init_method=f"file://{options.folder}/stock-store", rank=rank, world_size=options.ranks)
-    trainers = [Trainer(options, None), Trainer(options, "gloo")]
+    trainers = [Trainer(options, None), Trainer(options, dist.new_group(backend="gloo"))]
     if options.muster:
         sys.path.insert(0, options.muster)
         import muster.torch
 
-        import torch.testing._internal.distributed.fake_pg
-
-        trainers += [Trainer(options, "muster"), Trainer(options, "fake")]
+        alone = [dist.new_group([each], backend="muster") for each in range(options.ranks)]
+        trainers += [Trainer(options, dist.new_group(backend="muster")), Trainer(options, alone[rank])]
     with open(f"{options.folder}/result.{rank}", "w") as result:
         for turn in range(options.warm + options.steps):
             times = [()] * len(trainers)
