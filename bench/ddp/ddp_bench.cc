@@ -1,9 +1,9 @@
 // How long a training step takes: the model alone, with DistributedDataParallel, with an all_reduce for every parameter by hand after
-// backward, step by step in turn; and with stock torch's DistributedDataParallel on Gloo (with --stock on muster too, and with nothing sent)
-// beside the model alone, likewise. One thread a
-// rank; every step begins after a barrier, with the last rank's start, and ends when all ranks are done, of the model alone as well:
-// that a rank computes longer than another is no cost of communication. Overheads are medians over turns of the
-// difference to the local step of the same turn. Rank 0's own times are told too: they hold its waiting for the other ranks' computing.
+// backward, step by step in turn; and with stock torch's DistributedDataParallel on Gloo beside the model alone, likewise (with --stock on
+// muster too, and in a group of each rank alone). One thread a rank; every step begins after a barrier, with the last rank's start, and
+// ends when all ranks are done, of the model alone as well: that a rank computes longer than another is no cost of communication. Overheads
+// are medians over turns of the difference to the local step of the same turn. Rank 0's own times are told too: they hold its waiting for
+// the other ranks' computing.
 //
 //   muster_bench_ddp [--model mlp,resnet] [--ranks N] [--steps N] [--rounds N] [--timeline FILE] [--json FILE]
 
@@ -254,7 +254,9 @@ int main(int count, char** words) {
   app.add_option("--steps", options.steps, "steps of a round that count")->check(CLI::Range(1, 100000))->capture_default_str();
   app.add_option("--rounds", options.rounds, "how often all processes are started anew")->check(CLI::Range(1, 100))->capture_default_str();
   app.add_option("--python", options.python, "a Python that has torch, for stock DDP; default MUSTER_PYTHON or python3");
-  app.add_flag("--stock", options.stock, "also stock torch's DistributedDataParallel on the backend \"muster\", and where nothing is sent: what its own copying takes");
+  app.add_flag(
+      "--stock", options.stock,
+      "also stock torch's DistributedDataParallel on the backend \"muster\", and where nothing is sent: what its own copying takes");
   app.add_option("--package", options.package, "the folder that holds the Python package `muster`, for --stock");
   app.add_option("--timeline", options.timeline,
                  "draw the last step of the last model as an SVG: what computes, and which calls are under way");
