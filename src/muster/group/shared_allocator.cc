@@ -15,7 +15,8 @@
 namespace muster {
 
 struct group::SharedSizes::Wanted {
-  std::vector<std::size_t> sizes;  // ascending
+  transport::Arena* arena = nullptr;         // that keeps what is freed of them
+  std::vector<std::size_t> sizes;            // ascending
   std::atomic<const void*> thread{nullptr};  // that has begun it: where its t_wanted stands
 };
 
@@ -156,12 +157,14 @@ group::SharedSizes::SharedSizes(std::vector<std::size_t> bytes) {
   kept_ = std::accumulate(bytes.begin(), bytes.end(), std::size_t{0});
   (*arena)->keep_more(static_cast<std::ptrdiff_t>(kept_));
   wanted_ = std::make_shared<Wanted>();
+  wanted_->arena = *arena;
   wanted_->sizes = std::move(bytes);
 }
 
 group::SharedSizes::~SharedSizes() {
   end();
-  if (Arena* const arena = Arena::if_made(); wanted_ && arena != nullptr) arena->keep_more(-static_cast<std::ptrdiff_t>(kept_));
+  // A forked child's arena is another one, which keeps nothing for this.
+  if (wanted_ && wanted_->arena == Arena::if_made()) wanted_->arena->keep_more(-static_cast<std::ptrdiff_t>(kept_));
 }
 
 void group::SharedSizes::begin() {

@@ -74,6 +74,7 @@ class ProcessArena final : public Arena {
   std::optional<std::byte*> try_allocate(std::size_t bytes, bool& refused);
   bool warm(const ArenaHeap::Range& range);
   void punch(const std::vector<ArenaHeap::Range>& ranges);
+  std::size_t most_kept() const { return keep_ + std::min(kept_besides_, std::numeric_limits<std::size_t>::max() - keep_); }
 
   GuardedDescriptor file_;
   Descriptor for_children_;  // the same file: what a forked child copies its memory from, then closes
@@ -82,8 +83,6 @@ class ProcessArena final : public Arena {
   std::shared_ptr<SharedMapping> mapping_;
   ProcessArena* inherited_;  // of the process that this one was forked from
   ProcessMark mark_;
-  std::size_t most_kept() const { return keep_ + std::min(kept_besides_, std::numeric_limits<std::size_t>::max() - keep_); }
-
   mutable std::mutex lock_;
   ArenaHeap heap_;
   std::size_t keep_ = ArenaLimits().keep, kept_besides_ = 0;
@@ -234,13 +233,15 @@ void ProcessArena::trim() {
 
 void ProcessArena::set_limits(const ArenaLimits& limits) {
   const std::size_t most = limits.most != 0 ? limits.most : host_memory().limit;
+  std::size_t kept = 0;
   {
     const std::lock_guard hold(lock_);
     keep_ = limits.keep;
-    heap_.set_limits(most, most_kept());
+    kept = most_kept();
+    heap_.set_limits(most, kept);
   }
   const ArenaStats now = stats();
-  if (now.bytes_kept > limits.keep || now.bytes_in_use + now.bytes_kept > most) trim();
+  if (now.bytes_kept > kept || now.bytes_in_use + now.bytes_kept > most) trim();
 }
 
 void ProcessArena::keep_more(std::ptrdiff_t bytes) {
