@@ -66,15 +66,19 @@ def loop(data, call, times):
     return (time.perf_counter_ns() - start) / 1000 / times
 
 
+def calls_in(seconds, call_us, least, most):
+    """How many calls of so many microseconds there is time for, as rank 0 has it."""
+    calls = torch.tensor([min(max(int(seconds * 1e6 / max(call_us, 0.05)), least), most)])
+    dist.broadcast(calls, 0)
+    return int(calls)
+
+
 def measure(cell, rank, size):
     data, call = prepare(cell, rank, size)
     if call is None:
         return "skip Gloo has no such operation\n"
-    loop(data, call, 3)
-    warm = loop(data, call, 5)
-    times = torch.tensor([min(max(int(cell["seconds"] * 1e6 / LOOPS / max(warm, 0.05)), 3), MOST_CALLS)])
-    dist.broadcast(times, 0)
-    times = int(times)
+    more = calls_in(cell["seconds"] / 4, loop(data, call, 3), 2, 20)
+    times = calls_in(cell["seconds"] / LOOPS, loop(data, call, more), 1, MOST_CALLS)
     loop_us = statistics.median(loop(data, call, times) for _ in range(LOOPS))
     singles = min(max(times, LOOPS), MOST_SINGLES)
     stamps = torch.empty(2 * singles, dtype=torch.int64)

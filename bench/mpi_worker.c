@@ -86,6 +86,15 @@ static void answer(FILE* back, const char* text) {
   fflush(back);
 }
 
+// How many calls of so many microseconds there is time for, as rank 0 has it.
+static long long calls_in(double seconds, double call_us, long long least, long long most) {
+  long long calls = (long long)(seconds * 1e6 / (call_us > 0.05 ? call_us : 0.05));
+  if (calls < least) calls = least;
+  if (calls > most) calls = most;
+  MPI_Bcast(&calls, 1, MPI_LONG_LONG, 0, MPI_COMM_WORLD);
+  return calls;
+}
+
 static void measure(const struct cell* cell, FILE* back) {
   if (cell->bytes + 64 > capacity) {
     free(in);
@@ -97,12 +106,8 @@ static void measure(const struct cell* cell, FILE* back) {
     memset(out, 0, capacity);
   }
   if (!call(cell)) return answer(back, "skip MPI has no such operation\n");
-  loop(cell, 3);
-  const double warm = loop(cell, 20);
-  long long times = (long long)(cell->seconds * 1e6 / LOOPS / (warm > 0.05 ? warm : 0.05));
-  if (times < 3) times = 3;
-  if (times > MOST_CALLS) times = MOST_CALLS;
-  MPI_Bcast(&times, 1, MPI_LONG_LONG, 0, MPI_COMM_WORLD);
+  const long long more = calls_in(cell->seconds / 4, loop(cell, 3), 2, 20);
+  const long long times = calls_in(cell->seconds / LOOPS, loop(cell, more), 1, MOST_CALLS);
   double loops[LOOPS];
   for (int i = 0; i < LOOPS; ++i) loops[i] = loop(cell, times);
   qsort(loops, LOOPS, sizeof *loops, compare_doubles);

@@ -227,7 +227,7 @@ bool measure(const std::string& model, const Options& options) {
   std::ofstream file(options.json, std::ios::app);
   for (const auto& [mode, steps] : times) {
     if (steps.all.empty()) continue;
-    const auto more = [&](const auto& by_mode) { return by_mode.contains(mode) ? by_mode.at(mode) : 0.0; };
+    const auto more = [&mode = mode](const auto& by_mode) { return by_mode.contains(mode) ? by_mode.at(mode) : 0.0; };
     file << R"({"bench":"ddp","model":")" << model << R"(","ranks":)" << options.ranks << R"(,"mode":")" << mode << R"(","step_ms":)"
          << median(steps.all) << R"(,"overhead_ms":)" << more(all) << R"(,"rank0_step_ms":)" << median(steps.rank0)
          << R"(,"rank0_overhead_ms":)" << more(rank0) << R"(,"steps":)" << steps.all.size() << "}\n";

@@ -67,7 +67,7 @@ auto blocking(const Group& group, Call call) {
   const auto end = [group] { interrupt(acting(group)); };
   if constexpr (std::is_same_v<std::invoke_result_t<Call&>, WorkRef>) {
     auto work = without_gil(end, std::move(call));
-    return work ? std::make_shared<GroupWork>(std::move(work), acting(group)) : nullptr;
+    return work ? std::make_shared<GroupWork>(GroupWork{std::move(work), acting(group)}) : nullptr;
   } else {
     return without_gil(end, std::move(call));
   }

@@ -46,12 +46,11 @@ std::uint64_t tag_of(std::vector<int> members, const std::string& name, std::uin
 
 class Talk {
  public:
-  Talk(transport::Fabric& fabric, const std::vector<int>& members, const std::string& name, std::uint64_t tag, TimePoint deadline,
+  Talk(transport::Fabric& fabric, const std::vector<int>& members, std::uint64_t tag, TimePoint deadline,
        const std::function<Status()>& give_up)
       : fabric_(fabric),
         channel_(fabric.agreements()),
         members_(members),
-        name_(name),
         tag_(tag),
         deadline_(deadline),
         give_up_(give_up),
@@ -229,7 +228,6 @@ class Talk {
   transport::Fabric& fabric_;
   transport::Channel& channel_;
   const std::vector<int>& members_;
-  const std::string& name_;
   const std::uint64_t tag_;
   const TimePoint deadline_;
   const std::function<Status()>& give_up_;
@@ -241,7 +239,7 @@ class Talk {
 
 Result<Agreement> agree(transport::Fabric& fabric, const std::vector<int>& members, const std::string& name, std::uint64_t use,
                         TimePoint deadline, const std::function<Result<Handout>()>& hand_out, const std::function<Status()>& give_up) {
-  Talk talk(fabric, members, name, tag_of(members, name, use), deadline, give_up);
+  Talk talk(fabric, members, tag_of(members, name, use), deadline, give_up);
   return fabric.rank() == members[0] ? talk.lead(hand_out) : talk.follow();
 }
 

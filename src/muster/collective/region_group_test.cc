@@ -14,12 +14,7 @@ namespace muster::collective::region {
 namespace {
 
 constexpr int kSizes[] = {2, 3, 4, 5, 8};
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr bool kSlow = true;
-#else
-constexpr bool kSlow = false;
-#endif
-constexpr std::size_t kMostBytes = kSlow ? 12'000'000 : 40'000'000;  // in all buffers of a call
+constexpr std::size_t kMostBytes = testing::kSanitized ? 12'000'000 : 40'000'000;  // in all buffers of a call
 
 // Element counts around every border: the line, the slot, a share, a window, several windows.
 std::vector<std::size_t> counts_for(Op op, DType dtype, int members, Random& random) {
@@ -43,7 +38,7 @@ const char* seed_text() {
 void run_operation(Op op, bool uneven) {
   SCOPED_TRACE(seed_text());
   std::vector<int> sizes(std::begin(kSizes), std::end(kSizes));
-  if (kSlow && !testing::long_tests()) {
+  if (testing::kSanitized && !testing::long_tests()) {
     std::mt19937_64 any(testing::test_seed() + static_cast<std::uint64_t>(op));
     std::shuffle(sizes.begin(), sizes.end(), any);
     sizes.resize(3);
@@ -53,7 +48,7 @@ void run_operation(Op op, bool uneven) {
     RegionJob job(members);
     std::vector<std::unique_ptr<TestCall>> calls;
     std::uint64_t sequence = 0;
-    const int rounds = testing::test_rounds(kSlow ? 1 : 2, 12);
+    const int rounds = testing::test_rounds(testing::kSanitized ? 1 : 2, 12);
     for (int round = 0; round < rounds; ++round) {
       CallShape shape;
       shape.op = op;
@@ -229,7 +224,7 @@ TEST(RegionGroup, AMemberWithNothingToTakeHasDoneWithTheOthersMemory) {
 // spec: F15 every dtype of the table is drawn; F16 zero elements among them
 TEST(RegionGroup, RandomCallsBackToBack) {
   SCOPED_TRACE(seed_text());
-  const int rounds = testing::test_rounds(kSlow ? 4 : 12, 400);
+  const int rounds = testing::test_rounds(testing::kSanitized ? 4 : 12, 400);
   for (int round = 0; round < rounds; ++round) {
     SCOPED_TRACE(round);
     Random random(testing::test_seed() * 1000 + static_cast<std::uint64_t>(round));
@@ -264,7 +259,7 @@ Status drive(Task<Status>& task, transport::Mailbox& mailbox) {
 }
 
 // Ranks as threads on one mapping, asleep when there is nothing to do.
-TEST(RegionGroup, ThreadsThatSleep) {
+TEST(RegionThreads, SleepWhenThereIsNothingToDo) {
   SCOPED_TRACE(seed_text());
   for (int members : {2, 4}) {
     Random random(testing::test_seed() + 77);

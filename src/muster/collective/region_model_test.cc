@@ -251,11 +251,7 @@ const std::vector<std::vector<ModelCall>> kLinePrograms{
 };
 
 // The model itself has no threads: sanitizers look at one program.
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr std::size_t kStride = 6;
-#else
-constexpr std::size_t kStride = 3;
-#endif
+constexpr std::size_t kStride = testing::kSanitized ? 6 : 3;
 
 TEST(RegionModel, LinesAreReusedOnlyWhenAllHaveDoneWithThem) {
   std::size_t states = 0;

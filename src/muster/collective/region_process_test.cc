@@ -49,7 +49,11 @@ std::string sum_on(int rank, unsigned in_arena, bool read_only, Communicator& wo
 // All ranks map each other's arenas in the same call, each while it is asked for its own; to write to them too, or only to read.
 // spec: F3 all_reduce between processes, arena and private buffers mixed
 TEST(RegionProcesses, AllMapEachOthersArenasInOneCall) {
-  for (const auto& [in_arena, read_only] : {std::pair(15u, false), std::pair(5u, false), std::pair(15u, true), std::pair(6u, true)}) {
+  struct Case {
+    unsigned in_arena;
+    bool read_only;
+  };
+  for (const Case& run : {Case{15, false}, Case{5, false}, Case{15, true}, Case{6, true}}) {
     const testing::ScratchFolder folder;
     testing::RankProcesses ranks(kRanks, [&](int rank) -> std::string {
       testing::ProcessJobOptions options;
@@ -59,7 +63,7 @@ TEST(RegionProcesses, AllMapEachOthersArenasInOneCall) {
       auto job = testing::join_process_job(options);
       if (!job.ok()) return job.status().message();
       for (int round = 0; round < 3; ++round) {
-        if (std::string wrong = sum_on(rank, in_arena, read_only, *job->world); !wrong.empty()) return wrong;
+        if (std::string wrong = sum_on(rank, run.in_arena, run.read_only, *job->world); !wrong.empty()) return wrong;
       }
       const Status closed = job->world->close(steady_clock().now() + std::chrono::seconds(20));
       return closed.ok() ? "done" : closed.message();

@@ -18,6 +18,7 @@
 #include "muster/testing/process_job.h"
 #include "muster/testing/process_usage.h"
 #include "muster/testing/rank_processes.h"
+#include "muster/testing/sampled_cells.h"
 #include "muster/testing/scratch_folder.h"
 #include "muster/testing/seed.h"
 
@@ -122,7 +123,7 @@ std::size_t play_on_processes(const Play& play) {
 constexpr Wire kProcessWires[] = {Wire::shm, Wire::tcp, Wire::mixed};
 constexpr int kProcessRanks[] = {2, 3, 4, 8};
 
-class CollectiveProcessSuite : public ::testing::TestWithParam<std::tuple<Wire, int>> {};
+class CollectiveProcessSuite : public testing::SampledCells<std::tuple<Wire, int>> {};
 
 // spec: F2 broadcast, F3 all_reduce, F4 reduce, F5 all_gather, F7 gather, F8 scatter, F9 reduce_scatter, F12 all_to_all between processes
 // spec: F15 every dtype between processes

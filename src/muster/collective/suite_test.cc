@@ -23,6 +23,7 @@
 #include "muster/collective/tuning.h"
 #include "muster/testing/budget.h"
 #include "muster/testing/rank_threads.h"
+#include "muster/testing/sampled_cells.h"
 #include "muster/testing/seed.h"
 
 namespace muster::collective::suite {
@@ -98,7 +99,7 @@ std::size_t play_all(Wire wire, int ranks, const std::vector<Cell>& cells, std::
 
 constexpr int kRanks[] = {1, 2, 3, 4, 5, 8};
 
-class CollectiveSuite : public ::testing::TestWithParam<std::tuple<Wire, int>> {};
+class CollectiveSuite : public testing::SampledCells<std::tuple<Wire, int>> {};
 
 // spec: F2 broadcast
 // spec: F3 all_reduce in place, bitwise identical on every rank, complex too

@@ -61,11 +61,11 @@ TEST(Availability, SaysWhatThisBuildHas) {
   EXPECT_TRUE(is_available());
   EXPECT_TRUE(is_gloo_available());
   EXPECT_FALSE(is_initialized());
-  for (const auto& [name, available] :
+  for (const auto& engine :
        std::vector<std::pair<std::string, bool>>{{"mpi", is_mpi_available()}, {"nccl", is_nccl_available()}, {"ucc", is_ucc_available()}}) {
-    if (available) continue;
-    const auto refused = message_of<DistBackendError>([&] { init_process_group({.backend = name}); });
-    EXPECT_HAS(refused, name);
+    if (engine.second) continue;
+    const auto refused = message_of<DistBackendError>([&] { init_process_group({.backend = engine.first}); });
+    EXPECT_HAS(refused, engine.first);
     EXPECT_HAS(refused, "native");
   }
   ::unsetenv("TORCHELASTIC_RUN_ID");

@@ -51,10 +51,10 @@ void check_options(const std::vector<Named>& parameters, const DistributedDataPa
     refuse("delay_all_reduce_named_params and param_to_hook_all_reduce need to be set at the same time");
   if (options.param_to_hook_all_reduce.defined() && !options.param_to_hook_all_reduce.requires_grad())
     refuse("param_to_hook_all_reduce gets no gradient: it must be a parameter that is trained");
-  for (const auto& [name, tensor] : options.delay_all_reduce_named_params) {
+  for (const auto& late : options.delay_all_reduce_named_params) {
     const bool known = std::any_of(parameters.begin(), parameters.end(),
-                                   [&](const Named& p) { return p.tensor.is_same(tensor) && tensor.requires_grad(); });
-    if (!known) refuse("'" + name + "' of delay_all_reduce_named_params is not a parameter of the module that is trained");
+                                   [&](const Named& p) { return p.tensor.is_same(late.second) && late.second.requires_grad(); });
+    if (!known) refuse("'" + late.first + "' of delay_all_reduce_named_params is not a parameter of the module that is trained");
   }
   if (options.check_reduction) log(LogLevel::warning, "DistributedDataParallel: check_reduction is deprecated and has no effect");
   if (options.output_device && !has_devices(options)) refuse("output_device needs device_ids");

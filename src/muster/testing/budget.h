@@ -1,7 +1,7 @@
 /// How much of a sampled matrix a test run takes, in time or in rounds.
 ///
-///   an ordinary run       what the test asks for, times `MUSTER_TEST_SHARE` (the sanitized builds set 0.5); `MUSTER_TEST_BUDGET_S` seconds
-///                         where that is set
+///   an ordinary run       what the test asks for, times `MUSTER_TEST_SHARE` (the sanitized builds set 0.25); where it is set,
+///                         `MUSTER_TEST_BUDGET_S` seconds
 ///   MUSTER_TEST_LONG=1    all of it
 ///   ... and MUSTER_TEST_LONG_BUDGET_S=n, as the sanitized builds have it: a larger sample, n seconds of each matrix
 #pragma once
@@ -21,6 +21,13 @@ inline double budget_variable(const char* name, double otherwise) {
 }
 
 inline constexpr double kNoLimit = 1e9;
+
+/// Whether this is a build with AddressSanitizer or ThreadSanitizer.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+inline constexpr bool kSanitized = true;
+#else
+inline constexpr bool kSanitized = false;
+#endif
 
 /// Of what a test asks for in an ordinary run.
 inline double sample_share() { return budget_variable("MUSTER_TEST_SHARE", 1); }

@@ -188,14 +188,7 @@ SimOptions draw_options(std::uint64_t seed, bool faults) {
 }
 
 /// A job runs in one thread: the thread sanitizer finds little there and makes it thirty times slower.
-int seeds() {
-  const int all = test_rounds(300, 10000);
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-  return all / 6;
-#else
-  return all;
-#endif
-}
+int seeds() { return test_rounds(300, 10000) / (kSanitized ? 3 : 1); }
 
 TEST(SimJob, EverySeedWithoutFaultsGivesTheRightResults) {
   const std::uint64_t first = test_seed();

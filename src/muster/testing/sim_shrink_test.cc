@@ -138,14 +138,7 @@ std::string play_batch(std::uint64_t first, int count) {
   return shrunk + "." + troubles;
 }
 
-int shrink_seeds() {
-  const int all = test_rounds(200, 5000);
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-  return all / 4;
-#else
-  return all;
-#endif
-}
+int shrink_seeds() { return test_rounds(200, 5000) / (kSanitized ? 4 : 1); }
 
 // spec: D7 shrink after a failure, with further deaths while the survivors agree and make their group, rank 0's included
 TEST(SimShrink, EverySeedGoesOnWithThoseThatAreLeft) {
@@ -153,7 +146,8 @@ TEST(SimShrink, EverySeedGoesOnWithThoseThatAreLeft) {
   std::size_t shrunk = 0;
   for (int done = 0; done < shrink_seeds(); done += kBatch) {
     const std::uint64_t first = test_seed() + 5000000 + static_cast<std::uint64_t>(done);
-    RankProcesses child(1, [first](int) { return play_batch(first, kBatch); });
+    const int count = std::min(kBatch, shrink_seeds() - done);
+    RankProcesses child(1, [first, count](int) { return play_batch(first, count); });
     const RankEnd end = child.join(std::chrono::minutes(5)).front();
     const std::size_t dot = end.report.find('.');
     ASSERT_NE(dot, std::string::npos) << "the batch from seed " << first << " ended with wait status " << end.wait_status;

@@ -15,6 +15,7 @@
 #include "muster/store/factory.h"
 #include "muster/testing/network_namespaces.h"
 #include "muster/testing/rank_processes.h"
+#include "muster/testing/sampled_cells.h"
 #include "muster/transport/contact.h"
 #include "muster/transport/fabric.h"
 #include "muster/transport/factory.h"
@@ -30,7 +31,7 @@ using testing::SharedCounter;
 enum class Wire { shm, tcp, mixed, hosts };
 
 /// A job of processes that meet over a file; ranks of `hosts` live in network namespaces of their own.
-class ProcessFabric : public ::testing::TestWithParam<Wire> {
+class ProcessFabric : public testing::SampledCells<Wire> {
  protected:
   void start(int world_size) {
     world_size_ = world_size;

@@ -43,7 +43,6 @@ TEST(SocketConnectorStrangers, WrongSecretOldLifeAndSecondStreamAreTurnedAway) {
     ASSERT_TRUE(rank.join().ok());
     const Contact target = *decode_contact(rank.contacts[0], 0);
     const Contact self = *decode_contact(rank.contacts[1], 1);
-    std::atomic<bool> stop{false};
     if (me == 1) {
       EXPECT_TRUE(rank.linked(0));
       const auto attempt = [&](Secret secret, std::uint64_t nonce) {

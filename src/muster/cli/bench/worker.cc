@@ -84,10 +84,14 @@ std::string one_line(std::string text) {
 Result<Figures> measure(Subject& subject, const Cell& cell) {
   if (Status ready = subject.prepare(cell); !ready) return ready;
   auto warm = loop(subject, 3);
-  if (warm) warm = loop(subject, 20);
   if (!warm) return warm.status();
-  std::int64_t times =
-      std::clamp<std::int64_t>(static_cast<std::int64_t>(cell.seconds * 1e6 / kLoops / std::max(*warm, 0.05)), 3, kMostCalls);
+  const auto calls_in = [&](double seconds, std::int64_t least, std::int64_t most) {
+    return std::clamp(static_cast<std::int64_t>(seconds * 1e6 / std::max(*warm, 0.05)), least, most);
+  };
+  std::int64_t more = calls_in(cell.seconds / 4, 2, 20);
+  if (Status agreed = subject.share(more); !agreed) return agreed;
+  if (warm = loop(subject, more); !warm) return warm.status();
+  std::int64_t times = calls_in(cell.seconds / kLoops, 1, kMostCalls);
   if (Status agreed = subject.share(times); !agreed) return agreed;
   std::vector<double> loops;
   for (int i = 0; i < kLoops; ++i) {

@@ -9,16 +9,13 @@
 #include <random>
 
 #include "muster/collective/plan/proof_test_support.h"
+#include "muster/testing/budget.h"
 #include "muster/testing/seed.h"
 
 namespace muster::collective::plan {
 namespace {
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr int kMostRanks = 1024;
-#else
-constexpr int kMostRanks = 4096;
-#endif
+constexpr int kMostRanks = testing::kSanitized ? 512 : 4096;
 
 struct Kind {
   Op op;
