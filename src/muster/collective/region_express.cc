@@ -89,11 +89,11 @@ bool RegionMember::see_sources(const Flow& flow) {
   }
 }
 
-/// Whether what `source` gives stands beside its line, with the size that is expected. Not where it has windows or arena memory for
-/// anybody: it waits to hear that all have done with those, this member too.
+/// Whether what `source` gives stands beside its line, with the size that is expected. Not where it has windows or memory of its own
+/// for anybody: it waits to hear that all have done with those, this member too.
 bool RegionMember::gives_at_once(const Args& args, const Flow& flow, int source) const {
   const Line& theirs = line(source, sequence_);
-  if (theirs.place == Place::window || theirs.place == Place::arena) return false;
+  if (theirs.place == Place::window || in_place(theirs.place)) return false;
   std::uint64_t bytes = theirs.bytes;
   if (flow.lists && theirs.place != Place::nothing) bytes = reinterpret_cast<const Slice*>(slot(source))[rank_].bytes;
   return bytes == taken(args, source).size();
@@ -107,7 +107,7 @@ bool RegionMember::express(const Args& args, const transport::Fingerprint& call,
     return false;
   }
   outputs_shared_ = false;
-  arena_read_ = false;
+  read_in_place_ = false;
   calls_[sequence_ % kSlots] = call;
   Flow flow = flow_of(args);
   place(args, flow);

@@ -1,4 +1,5 @@
 #include <limits>
+#include <thread>
 
 #include "muster/collective/region_test_job.h"
 #include "muster/testing/budget.h"
@@ -68,10 +69,17 @@ TEST(RegionFailure, WhatOneHasReturnedFromAllReturnFrom) {
   Random random(testing::test_seed());
   for (const Op op : {Op::barrier, Op::all_reduce, Op::all_gather, Op::reduce_scatter, Op::all_to_all}) {
     for (const std::size_t count : {3, 3000, 150'000}) {
-      for (int round = count < 100'000 ? 4 : 1; round > 0; --round) {
+      for (int round = 4; round > 0; --round) {
         const int members = 2 + static_cast<int>(draw(random, 2));
         RegionJob job(members);
-        TestCall call(shape_of(op, count, 0), members, 1, random);
+        const double arena = static_cast<double>(draw(random, 2));
+        std::uint64_t sequence = 1;
+        if (draw(random, 2) == 0) {  // all have seen then who can read whose memory
+          TestCall before(shape_of(op, count, arena), members, sequence++, random);
+          auto first = start(job, before);
+          ASSERT_TRUE(finish(first)) << before.describe();
+        }
+        TestCall call(shape_of(op, count, arena), members, sequence, random);
         auto tasks = start(job, call);
         int quick = 0;
         for (int steps = 0; !tasks[RegionJob::at(quick)].step(); ++steps) {
@@ -102,6 +110,45 @@ TEST(RegionFailure, ArenaReadFromAMemberThatGaveUpIsNoSuccess) {
   job.channels[1]->fail(Status(Code::timed_out, "too late", {10}));
   EXPECT_TRUE(tasks[1].step());
   EXPECT_EQ(tasks[1].result().code(), Code::timed_out);
+}
+
+// The same where it is read in the giver's process; and where that memory has gone.
+TEST(RegionFailure, MemoryReadFromAMemberThatGaveUpIsNoSuccess) {
+  for (const bool unmapped : {false, true}) {
+    SCOPED_TRACE(unmapped);
+    Random random(1);
+    RegionJob job(2, {}, true);
+    CallShape shape = shape_of(Op::scatter, kReadBytes, 0);
+    shape.dtype = DType::uint8;
+    TestCall first(shape, 2, 1, random);
+    auto tasks = start(job, first);
+    ASSERT_TRUE(finish(tasks));  // from now on the giver knows that its reader can
+
+    TestCall call(shape, 2, 2, random);
+    Args given = call.args(0);
+    void* const mapping = ::mmap(nullptr, kReadBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    ASSERT_NE(mapping, MAP_FAILED);
+    given.inputs[1] = {static_cast<const std::byte*>(mapping), kReadBytes};
+    tasks[0] = job.run(0, given, call.fingerprint(0));
+    tasks[1] = job.run(1, call.args(1), call.fingerprint(1));
+    EXPECT_FALSE(tasks[0].step());
+    if (unmapped) {
+      ::munmap(mapping, kReadBytes);
+      while (!tasks[1].step()) std::this_thread::yield();  // a better cause may come for a moment
+      const Status status = tasks[1].result();
+      EXPECT_EQ(status.code(), Code::peer_failed);
+      EXPECT_EQ(status.ranks(), std::vector<int>{job_rank(0)});
+      EXPECT_NE(status.message().find("262144 bytes"), std::string::npos) << status.message();
+      ASSERT_TRUE(tasks[0].step());
+      continue;
+    }
+    tasks[0] = {};  // its owner dropped it: the memory may be anything from now on
+    for (int i = 0; i < 10; ++i) EXPECT_FALSE(tasks[1].step());
+    job.channels[1]->fail(Status(Code::timed_out, "too late", {10}));
+    EXPECT_TRUE(tasks[1].step());
+    EXPECT_EQ(tasks[1].result().code(), Code::timed_out);
+    ::munmap(mapping, kReadBytes);
+  }
 }
 
 // A member that failed may use its output for something else: no peer that comes later stores into it.

@@ -220,6 +220,33 @@ TEST(RegionGroup, AMemberWithNothingToTakeHasDoneWithTheOthersMemory) {
   EXPECT_TRUE(second.result().ok());
 }
 
+// A giver whose reader can read its memory leaves large slices where they are, once the reader has said so: then it waits for it. Else they
+// pass through windows, which hold them all here, and it waits for nobody.
+// spec: F8 scatter of private memory, copied once
+TEST(RegionGroup, LargeSlicesAreCopiedFromWhereTheyAre) {
+  for (const bool reads : {true, false}) {
+    Random random(testing::test_seed());
+    RegionJob job(2, {}, reads);
+    CallShape shape;
+    shape.op = Op::scatter;
+    shape.dtype = DType::uint8;
+    shape.count = kReadBytes + 1;
+    shape.arena = 0;
+    for (std::uint64_t sequence = 1; sequence < 5; ++sequence) {
+      SCOPED_TRACE(sequence);
+      TestCall call(shape, 2, sequence, random);
+      auto giver = job.run(0, call.args(0), call.fingerprint(0));
+      auto reader = job.run(1, call.args(1), call.fingerprint(1));
+      EXPECT_EQ(giver.step(), !reads || sequence == 1);
+      ASSERT_TRUE(reader.step());
+      EXPECT_TRUE(call.check(1));
+      ASSERT_TRUE(giver.step());
+      EXPECT_TRUE(giver.result().ok());
+      EXPECT_TRUE(call.check(0));
+    }
+  }
+}
+
 // Every operation after every other, members running ahead as far as they may: no line, slot or window is overwritten too early.
 // spec: F15 every dtype of the table is drawn; F16 zero elements among them
 TEST(RegionGroup, RandomCallsBackToBack) {

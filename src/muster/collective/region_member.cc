@@ -24,7 +24,7 @@ std::unique_ptr<RegionGroup> RegionGroup::attach(transport::HostRegion& region, 
 namespace region {
 namespace {
 
-// After a failure a member waits this long for peers that may be storing into its output; they look at every window.
+// After a failure a member waits this long for peers that may be storing into its output, or reading its input; they look at every window.
 constexpr Duration kQuietLimit = std::chrono::milliseconds(50);
 // A task that has moved this much gives its thread away once, so that its owner can look after other things.
 constexpr std::size_t kPauseBytes = 8 * 1024 * 1024;
@@ -52,7 +52,7 @@ std::byte* bytes_at(T& object, std::size_t at) {
   return reinterpret_cast<std::byte*>(&object) + at;
 }
 
-// Orders reads of memory that is not the protocol's (a peer's arena) before a look at the peer's `gave_up`.
+// Orders reads of memory that is not the protocol's (a peer's own) before a look at the peer's `gave_up`.
 void fence_reads() {
 #if !defined(__SANITIZE_THREAD__)
   std::atomic_thread_fence(std::memory_order_acquire);
@@ -108,7 +108,7 @@ Task<Status> RegionMember::run(const Args& args, const transport::Fingerprint& c
   }
   sequence_ = call.sequence;
   outputs_shared_ = false;
-  arena_read_ = false;
+  read_in_place_ = false;
   // Tells the others also where this task is destroyed before its end.
   struct Guard {
     RegionMember* member;
@@ -126,11 +126,7 @@ Task<Status> RegionMember::run(const Args& args, const transport::Fingerprint& c
     co_return status;
   }
   give_up();
-  if (outputs_shared_) {
-    const Clock& clock = channel_.fabric().clock();
-    const TimePoint limit = clock.now() + kQuietLimit;
-    co_await until([&] { return quiet() || clock.now() >= limit; });
-  }
+  if (outputs_shared_) co_await come_to_rest(Counter::reduced);
   co_return status;
 }
 
@@ -139,26 +135,28 @@ Task<Status> RegionMember::run_call(const Args& args, const transport::Fingerpri
     run_alone(args);
     co_return Status();
   }
-  if (published_) co_return co_await pull(args, call);
-  wait_ = {Wait::For::room, Counter::filled, -1, 0};
-  co_await until([&] { return failed() || room_for_line(); });
-  if (failed()) co_return channel_.failure();
-  calls_[sequence_ % kSlots] = call;
+  bool shares = false;
+  if (!published_) {
+    wait_ = {Wait::For::room, Counter::filled, -1, 0};
+    co_await until([&] { return failed() || room_for_line(); });
+    if (failed()) co_return channel_.failure();
+    calls_[sequence_ % kSlots] = call;
 
-  if ((call.flags & kRefused) != 0) {  // only the line: who reads it sees why nothing follows
-    my_line().place = Place::nothing;
-    my_line().bytes = 0;
-    publish(call);
-    co_return Status();
+    if ((call.flags & kRefused) != 0) {  // only the line: who reads it sees why nothing follows
+      my_line().place = Place::nothing;
+      my_line().bytes = 0;
+      publish(call);
+      co_return Status();
+    }
+    shares = (args.op == Op::all_reduce || args.op == Op::reduce) && !one_shot(args.op, args.inputs[0].size());
   }
-  const bool shares = (args.op == Op::all_reduce || args.op == Op::reduce) && !one_shot(args.op, args.inputs[0].size());
   Status status;
   if (shares) {
     status = co_await reduce_shares(args, call);
   } else {
     status = co_await pull(args, call);
   }
-  if (!status || !arena_read_) co_return status;
+  if (!status || !read_in_place_) co_return status;
   // A member that failed in this call may have given its memory away while it was read here. The cause is on its way.
   fence_reads();
   if (!someone_gave_up(sequence_)) co_return status;
@@ -301,17 +299,27 @@ void RegionMember::give_up() {
   wake_others();
 }
 
-// Whether no peer stores into my output any more: each has finished its part, has given up, is dead, or has not begun (and then
-// sees my word before it begins: publish and give_up both have a full fence between their store and what they look at next).
-bool RegionMember::quiet() const {
+// Whether no peer (or not this one) stores into my output (`reduced`) or reads my input (`drained`) any more: each has finished its part,
+// has given up, is dead, or has not begun (and then sees my word before it begins: publish and give_up both have a full fence between their
+// store and what they look at next; a reader sees it after it has read).
+bool RegionMember::quiet(Counter done, int only) const {
   for (int member = 0; member < group_size(); ++member) {
-    if (member == rank_ || line(member, sequence_).sequence.load(std::memory_order_acquire) != sequence_) continue;
-    if (reached(counter(member, Counter::reduced), end_of(sequence_))) continue;
+    if (member == rank_ || (only >= 0 && member != only)) continue;
+    if (line(member, sequence_).sequence.load(std::memory_order_acquire) != sequence_) continue;
+    if (reached(counter(member, done), end_of(sequence_))) continue;
     if (progress(member).gave_up.load(std::memory_order_acquire) != 0) continue;
     if (!channel_.fabric().death_of(channel_.members()[static_cast<std::size_t>(member)]).ok()) continue;
     return false;
   }
   return true;
+}
+
+// After a failure: gives peers that have begun the call a moment to finish; whether they have, or never will.
+Task<bool> RegionMember::come_to_rest(Counter counter, int only) {
+  const Clock& clock = channel_.fabric().clock();
+  const TimePoint limit = clock.now() + kQuietLimit;
+  co_await until([&] { return quiet(counter, only) || clock.now() >= limit; });
+  co_return quiet(counter, only);
 }
 
 // True now and then: the task should give its thread away once. Wakes its own mailbox, since nobody else will.
@@ -340,6 +348,23 @@ Status RegionMember::cannot_map(int member, std::uint64_t bytes) const {
                     " bytes of this call stand; look at " +
                     "the limits of address space, mappings and descriptors (ulimit -v, vm.max_map_count, ulimit -n)",
                 {channel_.members()[static_cast<std::size_t>(rank_)]});
+}
+
+Status RegionMember::cannot_read(int member, std::uint64_t bytes) const {
+  return Status(Code::peer_failed,
+                who(rank_) + " cannot read " + std::to_string(bytes) + " bytes of this call in the memory of " + who(member) +
+                    ": that process has gone, or has given the memory back in the middle of the call",
+                {channel_.members()[static_cast<std::size_t>(member)]});
+}
+
+// Finds out once whether I can copy from everybody's memory, and tells.
+void RegionMember::offer_to_read() {
+  std::atomic<std::uint32_t>& mine = progress(rank_).reads;
+  if (mine.load(std::memory_order_relaxed) != 0) return;
+  for (int member = 0; member < group_size(); ++member) {
+    if (member != rank_ && !region_.can_read(local_[static_cast<std::size_t>(member)])) return;
+  }
+  mine.store(1, std::memory_order_release);
 }
 
 Status RegionMember::refuse(Status cause) {

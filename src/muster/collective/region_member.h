@@ -7,7 +7,7 @@
 ///
 /// What has come counts, also after the channel has failed: a member that has published its line fails only where something that it needs
 /// of the call is not there. So where one has returned with data of all, all do, whatever that one does to the group next: what it gave
-/// stands in the segment as it was, since no call follows. (But for what is read in the arena, whose giver waits for all readers.)
+/// stands in the segment as it was, since no call follows; and what it gave where it is has been read, since it waited for all readers.
 #pragma once
 
 #include <array>
@@ -47,10 +47,11 @@ class RegionMember final : public RegionGroup {
   // What a member gives in the call under way, as its line says.
   struct Source {
     Place place = Place::nothing;
-    const std::byte* data = nullptr;  // but for windows
+    const std::byte* data = nullptr;  // but for windows and memory of its process
     std::size_t bytes = 0;
     std::size_t column = 0;  // where this member's part of its windows starts
     std::size_t first_window = 0;
+    std::uint64_t address = 0;  // of memory of its process
   };
   // Who gives and who takes in a call whose data only moves towards its readers.
   struct Flow {
@@ -138,7 +139,8 @@ class RegionMember final : public RegionGroup {
   }
   bool someone_gave_up(std::uint64_t sequence) const;
   void give_up();
-  bool quiet() const;
+  bool quiet(Counter done, int only = -1) const;
+  Task<bool> come_to_rest(Counter counter, int only = -1);
   bool pause_due(std::size_t bytes);
   std::optional<std::uint64_t> arena_offset(ConstBytes memory) const;
   std::optional<std::uint64_t> writable_offset(ConstBytes memory) const;
@@ -147,6 +149,8 @@ class RegionMember final : public RegionGroup {
     return region_.arena_at(local_[static_cast<std::size_t>(member)], offset, bytes);
   }
   Status cannot_map(int member, std::uint64_t bytes) const;
+  Status cannot_read(int member, std::uint64_t bytes) const;
+  void offer_to_read();
   /// Whether every reader reduces such an all_reduce or reduce for itself; else each member reduces its share.
   bool one_shot(Op op, std::size_t bytes) const { return selection_.choose(op, bytes) == Algorithm::one_shot; }
   Status refuse(Status cause);
@@ -156,15 +160,22 @@ class RegionMember final : public RegionGroup {
   Task<Status> pull(const Args& args, const transport::Fingerprint& call);
   void place(const Args& args, Flow& flow);
   Flow flow_of(const Args& args) const;
+  std::size_t broadcast_chunk(std::size_t bytes) const;
   ConstBytes given(const Args& args, const Flow& flow, int reader) const;
   // Where what `source` gives goes, or is reduced into.
   static MutableBytes taken(const Args& args, int source) {
     const std::size_t index = info(args.op).lists_output ? static_cast<std::size_t>(source) : 0;
     return index < args.outputs.size() ? args.outputs[index] : MutableBytes();
   }
+  bool read_once(const Args& args, const Flow& flow) const;
+  bool all_can_read();
+  bool readable(ConstBytes memory);
   void put(const Args& args, const Flow& flow, std::byte* to, ConstBytes from) const;
   void place_input(const Args& args, Flow& flow);
   void place_slices(const Args& args, Flow& flow);
+  static std::size_t chunk_from(const Source& from, const Flow& flow);
+  static std::size_t part(const Source& from, const Flow& flow, std::size_t step);
+  Status take(const Args& args, const Flow& flow, int source, std::size_t step, std::size_t bytes);
   void fill_window(const Args& args, const Flow& flow, std::size_t step);
   bool available(const Flow& flow, int source, std::size_t step);
   bool mapped(const Flow& flow, int source);
@@ -215,7 +226,8 @@ class RegionMember final : public RegionGroup {
   std::vector<const std::byte*> inputs_;
   std::vector<std::byte*> outputs_;  // peers' outputs in the arena, in a reduction
   bool outputs_shared_ = false;      // peers may be storing into my output
-  bool arena_read_ = false;          // this call reads peers' memory in the arena
+  bool read_by_all_ = false;         // everybody can copy from my memory
+  bool read_in_place_ = false;       // this call reads peers' memory where it is
   bool published_ = false;           // `express` has published the call under way
   bool disagreed_ = false;           // somebody made another call: nothing can be read any more
   std::size_t moved_ = 0;            // since this task last gave its thread away

@@ -43,12 +43,20 @@ RegionMember::Flow RegionMember::flow_of(const Args& args) const {
     flow.last = group_size();
   }
   flow.chunk = flow.lists ? layout_.column_bytes : layout_.window_bytes;
+  if (args.op == Op::broadcast) flow.chunk = broadcast_chunk(args.outputs[0].size());
   for (int source = flow.first; source < flow.last; ++source) {
     if (source == rank_ && !flow.combines) continue;
     flow.takes = std::max(flow.takes, chunks(taken(args, source).size(), flow.chunk));
     if (!table.lists_output) break;  // the same for all
   }
   return flow;
+}
+
+/// Where one reader waits for the root, it empties a window while the root fills the next: several even for what would fit into one, as
+/// many as the root may fill without waiting. Several readers that share cores are better served by few windows.
+std::size_t RegionMember::broadcast_chunk(std::size_t bytes) const {
+  if (size() > 2) return layout_.window_bytes;
+  return std::clamp(align_up(bytes / kWindows, kCacheLine), std::size_t{32 * 1024}, layout_.window_bytes);
 }
 
 /// What this member gives `reader`.
@@ -61,6 +69,31 @@ ConstBytes RegionMember::given(const Args& args, const Flow& flow, int reader) c
 void RegionMember::put(const Args& args, const Flow& flow, std::byte* to, ConstBytes from) const {
   if (!flow.scaled) return copy(to, from.data(), from.size());
   scale(to, from.data(), elements_in(from.size(), args.dtype), args.dtype, args.factor);
+}
+
+/// Whether all that is given has one reader each, and there is more than one reader: they copy from where it stands, then, where they can.
+/// That saves a copy. Where many read the same it is cheaper from a window, which is in a cache then; and where one core would copy all,
+/// through windows both ends do.
+bool RegionMember::read_once(const Args& args, const Flow& flow) const {
+  return !flow.combines && (flow.lists || (args.op == Op::all_gather && size() == 2));
+}
+
+/// Whether everybody else has said that it can copy from my memory.
+bool RegionMember::all_can_read() {
+  for (int member = 0; member < group_size() && !read_by_all_; ++member) {
+    if (member != rank_ && progress(member).reads.load(std::memory_order_acquire) == 0) return false;
+  }
+  return read_by_all_ = true;
+}
+
+/// Whether others can copy from this memory of mine: not from every kind, as from what a device's driver has mapped (pinned memory). Looks
+/// at both ends.
+bool RegionMember::readable(ConstBytes memory) {
+  const auto reads = [&](const std::byte& at) {
+    std::byte byte;
+    return region_.read(local_[static_cast<std::size_t>(rank_)], reinterpret_cast<std::uint64_t>(&at), {&byte, 1});
+  };
+  return memory.empty() || (reads(memory.front()) && reads(memory.back()));
 }
 
 /// Decides where the input stands, in my line for this call; puts it there where that is the line or the slot.
@@ -80,6 +113,9 @@ void RegionMember::place_input(const Args& args, Flow& flow) {
   } else if (const auto offset = arena_offset(input); offset && !flow.scaled) {
     mine.place = Place::arena;
     mine.input = *offset;
+  } else if (input.size() >= kReadBytes && read_once(args, flow) && all_can_read() && readable(input)) {
+    mine.place = Place::memory;
+    mine.input = reinterpret_cast<std::uint64_t>(input.data());
   } else {
     mine.place = Place::window;
     flow.steps = chunks(input.size(), flow.chunk);
@@ -90,12 +126,18 @@ void RegionMember::place_input(const Args& args, Flow& flow) {
 /// windows.
 void RegionMember::place_slices(const Args& args, Flow& flow) {
   Line& mine = my_line();
+  std::size_t largest = 0;
   mine.bytes = 0;
   mine.first_window = static_cast<std::uint8_t>(next_window_ % kWindows);
   for (int reader = 0; reader < group_size(); ++reader) {
-    if (reader != rank_ || flow.scaled) mine.bytes += given(args, flow, reader).size();
+    const std::size_t bytes = reader != rank_ || flow.scaled ? given(args, flow, reader).size() : 0;
+    mine.bytes += bytes;
+    largest = std::max(largest, bytes);
   }
   const bool fits = mine.bytes <= kSlotBytes;
+  // All slices or none: who has returned with its own knows then that everybody else's stand there too.
+  const bool stays = largest >= kReadBytes && read_once(args, flow) && all_can_read() &&
+                     std::all_of(args.inputs.begin(), args.inputs.end(), [&](ConstBytes input) { return readable(input); });
   mine.place = mine.bytes == 0 ? Place::nothing : fits ? Place::slot : Place::window;
   auto* table = reinterpret_cast<Slice*>(slot(rank_));
   std::uint64_t at = layout_.table_bytes;
@@ -111,6 +153,9 @@ void RegionMember::place_slices(const Args& args, Flow& flow) {
     } else if (const auto offset = arena_offset(input); offset && !flow.scaled) {
       slice.place = Place::arena;
       slice.where = *offset;
+    } else if (stays) {
+      slice.place = Place::memory;
+      slice.where = reinterpret_cast<std::uint64_t>(input.data());
     } else {
       flow.steps = std::max(flow.steps, chunks(input.size(), flow.chunk));
     }
@@ -180,9 +225,13 @@ Status RegionMember::resolve(const Args& args, const Flow& flow, int member) {
     case Place::line: source.data = theirs.payload; break;
     case Place::slot: source.data = slot(member) + in_slot; break;
     case Place::arena:
-      arena_read_ = true;
+      read_in_place_ = true;
       source.data = arena_of(member, where, source.bytes);
       if (source.data == nullptr) return cannot_map(member, source.bytes);
+      break;
+    case Place::memory:
+      read_in_place_ = true;
+      source.address = where;
       break;
   }
   return {};
@@ -191,6 +240,28 @@ Status RegionMember::resolve(const Args& args, const Flow& flow, int member) {
 const std::byte* RegionMember::chunk_of(const Source& source, const Flow& flow, int member, std::size_t step) const {
   if (source.place != Place::window) return source.data + step * flow.chunk;
   return window(member, source.first_window + step) + source.column;
+}
+
+/// What is taken from a source in `step`. From its process in large pieces: each is a system call.
+std::size_t RegionMember::chunk_from(const Source& from, const Flow& flow) {
+  return from.place == Place::memory ? std::max(flow.chunk, kReadPiece) : flow.chunk;
+}
+std::size_t RegionMember::part(const Source& from, const Flow& flow, std::size_t step) {
+  const std::size_t chunk = chunk_from(from, flow);
+  return std::min(chunk, from.bytes - std::min(from.bytes, step * chunk));
+}
+
+/// Takes that, `bytes` of them.
+Status RegionMember::take(const Args& args, const Flow& flow, int source, std::size_t step, std::size_t bytes) {
+  const Source& from = sources_[static_cast<std::size_t>(source)];
+  const std::size_t at = step * chunk_from(from, flow);
+  const MutableBytes to = taken(args, source).subspan(at, bytes);
+  if (from.place != Place::memory) {
+    copy(to.data(), chunk_of(from, flow, source, step), bytes);
+  } else if (!region_.read(local_[static_cast<std::size_t>(source)], from.address + at, to)) {
+    return cannot_read(source, bytes);
+  }
+  return {};
 }
 
 /// Reduces the chunk of `step` of all members into the output.
@@ -241,11 +312,11 @@ Task<Status> RegionMember::pull(const Args& args, const transport::Fingerprint& 
     if (failed()) co_return channel_.failure();
     fill_window(args, flow, 0);
   }
-  const bool readers_use_arena = [&] {
-    if (!flow.gives || mine.place == Place::arena) return flow.gives;
+  const bool readers_come_here = [&] {
+    if (!flow.gives || in_place(mine.place)) return flow.gives;
     if (!flow.lists || mine.place != Place::window) return false;
     const auto* table = reinterpret_cast<const Slice*>(slot(rank_));
-    return std::any_of(table, table + size(), [](const Slice& slice) { return slice.place == Place::arena; });
+    return std::any_of(table, table + size(), [](const Slice& slice) { return in_place(slice.place); });
   }();
   if (begins) publish(call);
   copy_own(args, flow);
@@ -256,6 +327,7 @@ Task<Status> RegionMember::pull(const Args& args, const transport::Fingerprint& 
   bool drains = false;  // somebody waits to hear that I have read
   const std::size_t steps = std::max<std::size_t>({flow.steps, flow.takes, 1});
   for (std::size_t step = 0; step < steps; ++step) {
+    if (read_in_place_ && failed() && someone_gave_up(sequence_)) co_return channel_.failure();  // what is read may be anything
     if (step + 1 < flow.steps) {
       if (!co_await come(until_free(window_uses_[next_window_ % kWindows]))) co_return channel_.failure();
       fill_window(args, flow, step + 1);
@@ -270,18 +342,19 @@ Task<Status> RegionMember::pull(const Args& args, const transport::Fingerprint& 
       wait_ = {step == 0 ? Wait::For::lines : Wait::For::counter, Counter::filled, flow.last - flow.first == 1 ? source : -1,
                position(sequence_, step + 1)};
       if (!co_await come([&] { return available(flow, source, step); })) co_return channel_.failure();
-      Source& from = sources_[static_cast<std::size_t>(source)];
+      const Source& from = sources_[static_cast<std::size_t>(source)];
       if (step == 0) {
         if (!co_await come([&] { return mapped(flow, source); })) co_return channel_.failure();
         Status resolved = resolve(args, flow, source);
         if (!resolved) co_return co_await refuse_late(std::move(resolved));
         const Place place = line(source, sequence_).place;
-        drains = drains || place == Place::window || place == Place::arena;
+        drains = drains || place == Place::window || in_place(place);
+        if (from.place == Place::window && from.bytes >= kReadBytes && read_once(args, flow)) offer_to_read();
       }
-      const std::size_t at = step * flow.chunk;
-      if (flow.combines || at >= from.bytes) continue;
-      const std::size_t bytes = std::min(flow.chunk, from.bytes - at);
-      copy(taken(args, source).data() + at, chunk_of(from, flow, source, step), bytes);
+      const std::size_t bytes = part(from, flow, step);
+      if (flow.combines || bytes == 0) continue;
+      Status took = take(args, flow, source, step, bytes);
+      if (!took) co_return co_await refuse_late(std::move(took));
       if (pause_due(bytes)) co_await until([asked = 0]() mutable { return asked++ > 0; });
     }
     if (flow.combines && flow.last > 0 && step < flow.takes) {
@@ -294,8 +367,9 @@ Task<Status> RegionMember::pull(const Args& args, const transport::Fingerprint& 
       wake_others();
     }
   }
-  if (readers_use_arena) {
-    if (!co_await come(until_reached(Counter::drained, end_of(sequence_), flow.reader))) co_return channel_.failure();
+  if (readers_come_here && !co_await come(until_reached(Counter::drained, end_of(sequence_), flow.reader))) {
+    co_await come_to_rest(Counter::drained, flow.reader);  // who reads here may have all else that it needs
+    if (!until_reached(Counter::drained, end_of(sequence_), flow.reader)()) co_return channel_.failure();
   }
   co_return Status();
 }

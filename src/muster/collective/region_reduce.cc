@@ -68,7 +68,7 @@ Status RegionMember::meet(Reduction& job) {
                            {channel_.members()[index], channel_.members()[static_cast<std::size_t>(rank_)]}));
     }
     if (source.place == Place::arena) {
-      arena_read_ = true;
+      read_in_place_ = true;
       source.data = arena_of(member, theirs.input, source.bytes);
       if (source.data == nullptr) return cannot_map(member, source.bytes);
     }

@@ -14,11 +14,15 @@
 namespace muster::collective::region {
 
 /// Calls that a member may be ahead of the slowest one.
-inline constexpr std::uint64_t kSlots = 8;
+inline constexpr std::uint64_t kSlots = 32;
 /// Payload inside the line.
 inline constexpr std::size_t kInlineBytes = 48;
 /// Payload staged beside the line, as long-lived as it.
 inline constexpr std::size_t kSlotBytes = 16 * 1024;
+/// Slices from here up are copied from the giver's memory where its reader can: windows are as quick for smaller ones.
+inline constexpr std::size_t kReadBytes = 256 * 1024;
+/// As much of them at a time: beyond that the call asks whether the group has failed.
+inline constexpr std::size_t kReadPiece = 4 * 1024 * 1024;
 /// Windows that a member may have filled ahead of its readers.
 inline constexpr std::size_t kWindows = 4;
 inline constexpr std::size_t kCacheLine = 64;
@@ -30,7 +34,11 @@ enum class Place : std::uint8_t {
   slot,     ///< in the slot beside it
   window,   ///< passes through the windows, one after another
   arena,    ///< where it is: at an offset of the member's arena
+  memory,   ///< where it is: at an address of the member's process, which its reader copies from
 };
+
+/// Whether readers go to the member's own memory: it must wait for them then.
+constexpr bool in_place(Place place) { return place == Place::arena || place == Place::memory; }
 
 /// One call of one member. Written before `sequence` is stored; overwritten only once every member has `seen` it.
 struct alignas(2 * kCacheLine) Line {
@@ -46,7 +54,7 @@ struct alignas(2 * kCacheLine) Line {
   std::uint8_t first_window;
   std::uint8_t first_result;
   std::byte payload[kInlineBytes];
-  std::uint64_t input;   ///< arena offset
+  std::uint64_t input;   ///< arena offset, or address
   std::uint64_t output;  ///< arena offset
 };
 static_assert(sizeof(Line) == 2 * kCacheLine && std::atomic<std::uint64_t>::is_always_lock_free);
@@ -69,12 +77,13 @@ struct alignas(2 * kCacheLine) Progress {
   std::atomic<Position> counters[kCounters];
   std::atomic<std::uint64_t> seen;     ///< like Line::seen, brought up to date while the member waits for a free line
   std::atomic<std::uint64_t> gave_up;  ///< sequence of the call that failed on this member; 0: none has. Final.
+  std::atomic<std::uint32_t> reads;    ///< 1: the member can copy from the memory of all others. Final.
 };
 
 /// An entry of the table at the start of a slot, where a member gives each member a slice of its own.
 struct Slice {
   std::uint64_t bytes;
-  std::uint64_t where;  ///< byte of the slot, or offset in the arena
+  std::uint64_t where;  ///< byte of the slot, offset in the arena, or address
   Place place;
   std::byte spare[7];
 };

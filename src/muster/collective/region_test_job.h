@@ -11,6 +11,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -111,10 +112,13 @@ struct Told final : Meanwhile {
 
 class RegionJob {
  public:
-  explicit RegionJob(int size, const transport::ArenaLookup& lookup = {}) {
+  /// `reads`: whether members can read each other's memory where it is, as the system may forbid; by seed and size where it does not
+  /// matter.
+  explicit RegionJob(int size, const transport::ArenaLookup& lookup = {}, std::optional<bool> reads = {}) {
     transport::RegionShape shape;
     for (int member = 0; member < size; ++member) shape.ranks.push_back(job_rank(member));
     shape.ring_bytes = 4096;
+    shape.readable = reads.value_or((testing::test_seed() + static_cast<std::uint64_t>(size)) % 2 == 0);
     shape.segment_bytes = 2 * std::bit_ceil(RegionGroup::segment_bytes(size));
     const std::size_t bytes = transport::region_bytes(shape);
     auto* memory = static_cast<std::byte*>(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));

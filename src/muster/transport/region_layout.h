@@ -11,7 +11,7 @@
 namespace muster::transport {
 
 inline constexpr std::uint64_t kRegionMagic = 0x316e6f6967657221;  // "!region1"
-inline constexpr std::uint32_t kRegionVersion = 2;
+inline constexpr std::uint32_t kRegionVersion = 3;
 inline constexpr std::size_t kRegionPage = 4096;
 inline constexpr int kSegmentClasses = 48;
 
@@ -34,6 +34,13 @@ static_assert(sizeof(RegionHeader) <= kRegionPage);
 
 struct alignas(64) Doorbell {
   std::atomic<std::uint32_t> opened;
+};
+
+/// Of one place: what shows another process that it can read its owner's memory: `word` stands at `address` there.
+struct alignas(64) Card {
+  std::atomic<std::uint32_t> process;
+  std::atomic<std::uint64_t> address;
+  std::atomic<std::uint64_t> word;  ///< written last; 0: not there yet
 };
 
 /// Of one ordered pair. Writer and reader each own a pair of cache lines; counts grow for ever and are never reset. What a writer asks of
@@ -59,7 +66,7 @@ struct RegionLayout {
   std::size_t places;
   std::size_t ring_bytes;
   std::size_t units;
-  std::size_t mailboxes, doorbells, controls, entries, rings, segments, total;  ///< offsets
+  std::size_t mailboxes, doorbells, cards, controls, entries, rings, segments, total;  ///< offsets
 };
 
 RegionLayout layout_of(const RegionShape& shape);

@@ -1,5 +1,8 @@
 #include "muster/transport/region_memory.h"
 
+#include <sys/uio.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <bit>
 
@@ -18,6 +21,13 @@ std::byte* own_arena_at(std::uint64_t offset, std::size_t bytes) {
   return arena.ok() ? (*arena)->at(offset, bytes) : nullptr;
 }
 
+// Differs from job to job and from view to view: another process that has the number of the one meant does not hold it there.
+std::uint64_t word_of(const RegionShape& shape, const void* view) {
+  const std::uint64_t mixed =
+      (shape.nonce ^ reinterpret_cast<std::uint64_t>(view) ^ static_cast<std::uint64_t>(::getpid())) * 0x9e3779b97f4a7c15u;
+  return mixed | 1;
+}
+
 }  // namespace
 
 RegionLayout layout_of(const RegionShape& shape) {
@@ -28,7 +38,8 @@ RegionLayout layout_of(const RegionShape& shape) {
   const std::size_t pairs = layout.places * layout.places;
   layout.mailboxes = kRegionPage;
   layout.doorbells = layout.mailboxes + page_up(layout.places * sizeof(Mailbox));
-  layout.controls = layout.doorbells + page_up(layout.places * sizeof(Doorbell));
+  layout.cards = layout.doorbells + page_up(layout.places * sizeof(Doorbell));
+  layout.controls = layout.cards + page_up(layout.places * sizeof(Card));
   layout.entries = layout.controls + page_up(pairs * sizeof(RingControl));
   layout.rings = layout.entries + page_up(layout.units * sizeof(SegmentEntry));
   layout.segments = layout.rings + pairs * layout.ring_bytes;
@@ -90,7 +101,41 @@ RegionView::RegionView(std::byte* memory, const RegionShape& shape, int local_ra
       owner_(std::move(owner)),
       lookup_(std::move(lookup)),
       ready_(std::move(ready)),
-      heap_(*reinterpret_cast<RegionHeader*>(memory), at_as<SegmentEntry>(layout_.entries), memory + layout_.segments, layout_.units) {}
+      heap_(*reinterpret_cast<RegionHeader*>(memory), at_as<SegmentEntry>(layout_.entries), memory + layout_.segments, layout_.units),
+      word_(word_of(shape, this)),
+      reach_(ranks_.size()) {
+  if (!shape.readable) return;
+  Card& mine = card(local_rank_);
+  mine.process.store(static_cast<std::uint32_t>(::getpid()), std::memory_order_relaxed);
+  mine.address.store(reinterpret_cast<std::uint64_t>(&word_), std::memory_order_relaxed);
+  mine.word.store(word_, std::memory_order_release);
+}
+
+bool RegionView::can_read(int local_rank) {
+  std::atomic<Reach>& reach = reach_[static_cast<std::size_t>(local_rank)];
+  if (const Reach known = reach.load(std::memory_order_relaxed); known != Reach::unknown) return known == Reach::yes;
+  const std::uint64_t word = card(local_rank).word.load(std::memory_order_acquire);
+  if (word == 0 || mark_.forked()) return false;
+  std::uint64_t found = 0;
+  const bool reads =
+      read(local_rank, card(local_rank).address.load(std::memory_order_relaxed), {reinterpret_cast<std::byte*>(&found), sizeof(found)}) &&
+      found == word;
+  reach.store(reads ? Reach::yes : Reach::no, std::memory_order_relaxed);
+  return reads;
+}
+
+bool RegionView::read(int local_rank, std::uint64_t address, MutableBytes to) {
+  const auto process = static_cast<pid_t>(card(local_rank).process.load(std::memory_order_relaxed));
+  while (!to.empty()) {
+    const iovec here{to.data(), to.size()};
+    const iovec there{reinterpret_cast<void*>(address), to.size()};
+    const ssize_t got = ::process_vm_readv(process, &here, 1, &there, 1, 0);
+    if (got <= 0) return false;
+    to = to.subspan(static_cast<std::size_t>(got));
+    address += static_cast<std::uint64_t>(got);
+  }
+  return true;
+}
 
 SharedRing RegionView::ring(int from, int to) {
   const std::size_t pair = static_cast<std::size_t>(from) * layout_.places + static_cast<std::size_t>(to);

@@ -3,6 +3,7 @@
 ///   header        magic, shape, the heap's state
 ///   mailboxes     one cache line for each place
 ///   doorbells     one cache line for each place: counts the streams that peers have opened towards it
+///   cards         one cache line for each place: how to find out whether its process's memory can be read
 ///   ring control  for each ordered pair of places: where its writer and its reader stand
 ///   heap table    two words for each unit of the segment heap
 ///   rings         the bytes of each ordered pair
@@ -28,6 +29,7 @@ struct RegionShape {
   std::size_t ring_bytes = 128 * 1024;  ///< of each ordered pair; rounded up to a power of two
   std::size_t segment_bytes = std::size_t{1} << 33;
   std::size_t places = 0;   ///< how many ranks the memory is laid out for; 0: as many as `ranks`
+  bool readable = true;     ///< tell others how to read this process's memory where it is (`HostRegion::can_read`)
   std::uint64_t nonce = 0;  ///< tells regions apart: drawn by the maker
 };
 

@@ -9,8 +9,10 @@
 
 #include <array>
 #include <cstring>
+#include <fstream>
 #include <random>
 #include <set>
+#include <string>
 #include <thread>
 
 #include "muster/transport/region_layout.h"
@@ -337,6 +339,65 @@ TEST(RegionMemoryProcesses, HeapSurvivesRanksThatAreKilledWhileTheyUseIt) {
   }
   for (int i = 0; i < 9000; ++i) ASSERT_EQ(region->at(held)[i], std::byte{0x5a});
   EXPECT_TRUE(region->claim(std::size_t{1} << 20).ok());
+}
+
+// A place is readable once its owner is there, and only where its card is right about what stands in the owner's memory.
+TEST(RegionMemoryProcesses, MemoryOfAnotherProcessIsReadWhereItIs) {
+  TestRegion memory(shape_of(3), true);
+  auto region = memory.open(0);
+  auto neighbour = memory.open(2);  // a thread of this process
+  EXPECT_TRUE(region->can_read(2));
+  EXPECT_FALSE(region->can_read(1));
+  int told[2], over[2];
+  ASSERT_EQ(::pipe(told), 0);
+  ASSERT_EQ(::pipe(over), 0);
+  const pid_t child = in_child([&] {
+    auto mine = memory.open(1);
+    std::array<std::byte, 5000> data{};
+    for (std::size_t i = 0; i < data.size(); ++i) data[i] = pattern(i);
+    const auto address = reinterpret_cast<std::uint64_t>(data.data());
+    char last = 0;
+    return ::write(told[1], &address, sizeof(address)) == sizeof(address) && ::read(over[0], &last, 1) == 1;
+  });
+  std::uint64_t address = 0;
+  ASSERT_EQ(::read(told[0], &address, sizeof(address)), static_cast<ssize_t>(sizeof(address)));
+  if (!region->can_read(1)) {
+    ::kill(child, SIGKILL);
+    ::waitpid(child, nullptr, 0);
+    GTEST_SKIP() << "the system does not let processes read each other's memory (kernel.yama.ptrace_scope, or a filter of system calls)";
+  }
+  std::vector<std::byte> copy(5000);
+  ASSERT_TRUE(region->read(1, address, copy));
+  for (std::size_t i = 0; i < copy.size(); ++i) ASSERT_EQ(copy[i], pattern(i));
+  EXPECT_FALSE(region->read(1, 16, copy));
+
+  auto* cards = reinterpret_cast<Card*>(memory.memory + layout_of(memory.shape).cards);
+  const std::uint64_t word = cards[1].word;
+  cards[1].word = word + 2;  // of another process that has its number
+  EXPECT_FALSE(memory.open(2)->can_read(1));
+  cards[1].word = word;
+
+  ASSERT_EQ(::write(over[1], "!", 1), 1);
+  int status = -1;
+  ::waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  EXPECT_FALSE(region->read(1, address, copy));
+  for (const int end : {told[0], told[1], over[0], over[1]}) ::close(end);
+}
+
+// The kernel's page of clock data stands for what drivers map: its own process reads it, nobody else may.
+TEST(RegionMemoryProcesses, MemoryThatADriverHasMappedIsNotReadable) {
+  TestRegion memory(shape_of(1), true);
+  auto region = memory.open(0);
+  std::ifstream maps("/proc/self/maps");
+  std::uint64_t address = 0;
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find("[vvar") != std::string::npos) address = std::stoull(line, nullptr, 16);
+  }
+  if (address == 0) GTEST_SKIP() << "no page of clock data here";
+  std::array<std::byte, 1> byte{};
+  EXPECT_FALSE(region->read(0, address, byte));
+  EXPECT_TRUE(region->read(0, reinterpret_cast<std::uint64_t>(&address), byte));
 }
 
 TEST(RegionMemoryProcesses, ForkedChildDoesNotDisturbItsParentsStreams) {

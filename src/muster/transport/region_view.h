@@ -1,6 +1,7 @@
 /// One rank's view of a host region. Private to `region_memory.cc` and the shared streams.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <span>
 #include <vector>
@@ -30,12 +31,17 @@ class RegionView final : public HostRegion {
   std::byte* at(std::uint64_t offset) override { return memory_ + offset; }
   std::byte* arena_at(int local_rank, std::uint64_t offset, std::size_t bytes) override;
   bool arena_ready(int local_rank) override { return !ready_ || ready_(local_rank); }
+  bool can_read(int local_rank) override;
+  bool read(int local_rank, std::uint64_t address, MutableBytes to) override;
 
+  Card& card(int local_rank) { return at_as<Card>(layout_.cards)[local_rank]; }
   Doorbell& doorbell(int local_rank) { return at_as<Doorbell>(layout_.doorbells)[local_rank]; }
   SharedRing ring(int from, int to);
   const std::shared_ptr<void>& owner() const { return owner_; }
 
  private:
+  enum class Reach : std::uint8_t { unknown, yes, no };
+
   template <class T>
   T* at_as(std::size_t offset) {
     return reinterpret_cast<T*>(memory_ + offset);
@@ -50,6 +56,8 @@ class RegionView final : public HostRegion {
   ArenaReady ready_;
   SegmentHeap heap_;
   ProcessMark mark_;
+  const std::uint64_t word_;  // what my card says
+  std::vector<std::atomic<Reach>> reach_;
 };
 
 }  // namespace muster::transport
