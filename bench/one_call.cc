@@ -1,34 +1,74 @@
-// One call of all_reduce on 8 bytes, again and again, for instruction counters:
+// One call on 8 bytes for each rank, again and again, for instruction counters; OP is all_reduce (if nothing is said), broadcast, gather,
+// scatter or all_to_all:
 //
-//   valgrind --tool=callgrind --toggle-collect='measured_call*' --callgrind-out-file=calls.out bin/muster_one_call RANKS [CALLS]
+//   valgrind --tool=callgrind --toggle-collect='measured_call*' --callgrind-out-file=calls.out bin/muster_one_call RANKS [CALLS] [OP]
 //   callgrind_annotate calls.out
 //
 // With several ranks these are threads, which valgrind runs one at a time: what waiting costs is not what it costs outside.
 #include <torch/types.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <iostream>
+#include <iterator>
 #include <memory>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "muster/distributed.h"
 
-[[gnu::noinline]] void measured_call(at::Tensor& tensor) { muster::all_reduce(tensor); }
+struct Tensors {
+  at::Tensor mine;
+  muster::BroadcastOptions broadcast{.src = 0};
+  muster::GatherOptions gather;
+  muster::ScatterOptions scatter;
+  std::vector<at::Tensor> from, to;
+
+  Tensors(int rank, int ranks) : mine(at::ones({2})) {
+    for (int i = 0; i < ranks; ++i) {
+      from.push_back(at::ones({2}));
+      to.push_back(at::empty({2}));
+    }
+    if (rank == 0) {
+      gather.gather_list = to;
+      scatter.scatter_list = from;
+    }
+  }
+};
+
+[[gnu::noinline]] void measured_call_of_all_reduce(Tensors& with) { muster::all_reduce(with.mine); }
+[[gnu::noinline]] void measured_call_of_broadcast(Tensors& with) { muster::broadcast(with.mine, with.broadcast); }
+[[gnu::noinline]] void measured_call_of_gather(Tensors& with) { muster::gather(with.mine, with.gather); }
+[[gnu::noinline]] void measured_call_of_scatter(Tensors& with) { muster::scatter(with.mine, with.scatter); }
+[[gnu::noinline]] void measured_call_of_all_to_all(Tensors& with) { muster::all_to_all(with.to, with.from); }
+
+constexpr std::pair<std::string_view, void (*)(Tensors&)> kCalls[] = {{"all_reduce", measured_call_of_all_reduce},
+                                                                      {"broadcast", measured_call_of_broadcast},
+                                                                      {"gather", measured_call_of_gather},
+                                                                      {"scatter", measured_call_of_scatter},
+                                                                      {"all_to_all", measured_call_of_all_to_all}};
 
 int main(int count, char** words) {
   const int ranks = count > 1 ? std::atoi(words[1]) : 1;
   const int calls = count > 2 ? std::atoi(words[2]) : 1000;
+  const std::string_view op = count > 3 ? words[3] : "all_reduce";
+  const auto* const known = std::find_if(std::begin(kCalls), std::end(kCalls), [&](const auto& call) { return call.first == op; });
+  if (known == std::end(kCalls)) {
+    std::cerr << "one_call: no operation " << op << '\n';
+    return 2;
+  }
   const auto store = std::make_shared<muster::HashStore>();
   muster::spawn(
       [&](int rank) {
         muster::init_process_group({.world_size = ranks, .rank = rank, .store = store});
-        auto tensor = at::ones({2});
-        for (int i = 0; i < 100; ++i) muster::all_reduce(tensor);
-        for (int i = 0; i < calls; ++i) {
-          tensor.fill_(1);
-          measured_call(tensor);
+        Tensors tensors(rank, ranks);
+        for (int i = 0; i < calls + 100; ++i) {
+          tensors.mine.fill_(1);
+          known->second(tensors);
         }
         muster::destroy_process_group();
       },
       {.nprocs = ranks, .mode = muster::SpawnMode::threads});
-  std::cout << ranks * calls << " calls\n";
+  std::cout << ranks * (calls + 100) << " calls\n";
 }

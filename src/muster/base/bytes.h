@@ -20,6 +20,16 @@ using MutableBytes = std::span<std::byte>;
 inline ConstBytes as_bytes(std::string_view text) { return std::as_bytes(std::span(text.data(), text.size())); }
 inline std::string_view as_text(ConstBytes bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
 
+/// Two digits a byte, in lower case.
+inline std::string hexadecimal(ConstBytes bytes) {
+  std::string text;
+  for (const std::byte byte : bytes) {
+    text += "0123456789abcdef"[std::to_integer<unsigned>(byte) >> 4];
+    text += "0123456789abcdef"[std::to_integer<unsigned>(byte) & 15];
+  }
+  return text;
+}
+
 /// Appends fixed-width values and length-prefixed text to a string.
 class ByteWriter {
  public:

@@ -27,16 +27,7 @@ void set_field(Greeting& greeting, std::size_t at, const T& value) {
   std::memcpy(greeting.data() + at, &value, sizeof value);
 }
 
-std::string hexadecimal(ConstBytes bytes) {
-  std::string text;
-  for (const std::byte byte : bytes) {
-    text += "0123456789abcdef"[std::to_integer<unsigned>(byte) >> 4];
-    text += "0123456789abcdef"[std::to_integer<unsigned>(byte) & 15];
-  }
-  return text;
-}
-
-std::string hexadecimal(std::uint64_t value) {
+std::string digits_of(std::uint64_t value) {
   std::array<std::byte, 8> bytes;
   for (int i = 0; i < 8; ++i) bytes[static_cast<std::size_t>(i)] = static_cast<std::byte>(value >> (56 - 8 * i));
   return hexadecimal(bytes);
@@ -96,8 +87,8 @@ Difference difference(const Greeting& mine, const Greeting& theirs) {
   }
   const auto my_build = field<std::uint64_t>(mine, kBuildAt), their_build = field<std::uint64_t>(theirs, kBuildAt);
   if (my_build != their_build && my_build != 0 && their_build != 0) {
-    return {Verdict::bad_build, "this side's build has hash " + hexadecimal(my_build) + ", that of " + other + " has " +
-                                    hexadecimal(their_build) + "; run the same version of muster everywhere"};
+    return {Verdict::bad_build, "this side's build has hash " + digits_of(my_build) + ", that of " + other + " has " +
+                                    digits_of(their_build) + "; run the same version of muster everywhere"};
   }
   return {};
 }

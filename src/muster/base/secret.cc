@@ -23,16 +23,6 @@ constexpr std::size_t kLongestFile = std::size_t{64} << 10;
 constexpr std::size_t kHostKeyBytes = 32;
 constexpr char kEverybodyKnows[] = "muster: this job runs without a secret";
 
-std::string hexadecimal(ConstBytes bytes) {
-  static constexpr char kDigits[] = "0123456789abcdef";
-  std::string text;
-  for (const std::byte byte : bytes) {
-    text += kDigits[std::to_integer<unsigned>(byte) >> 4];
-    text += kDigits[std::to_integer<unsigned>(byte) & 15];
-  }
-  return text;
-}
-
 /// The whole of a small file; an error text names what the system said.
 Result<std::string> read_small_file(int file, const std::string& name) {
   std::string contents;

@@ -35,25 +35,15 @@ class SecretTest : public ::testing::Test {
   const std::string directory = folder.path();
 };
 
-std::string hex(ConstBytes bytes) {
-  std::string text;
-  for (const std::byte byte : bytes) {
-    char digits[3];
-    std::snprintf(digits, sizeof digits, "%02x", std::to_integer<unsigned>(byte));
-    text += digits;
-  }
-  return text;
-}
-
 // Test cases 2 and 6 of RFC 4231: the latter's key is longer than a block.
 TEST_F(SecretTest, ProvesWithHmacSha256) {
-  EXPECT_EQ(hex(Secret::given("Jefe").prove(as_bytes("what do ya want for nothing?"))),
+  EXPECT_EQ(hexadecimal(Secret::given("Jefe").prove(as_bytes("what do ya want for nothing?"))),
             "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
-  EXPECT_EQ(hex(Secret::given(std::string(131, '\xaa')).prove(as_bytes("Test Using Larger Than Block-Size Key - Hash Key First"))),
+  EXPECT_EQ(hexadecimal(Secret::given(std::string(131, '\xaa')).prove(as_bytes("Test Using Larger Than Block-Size Key - Hash Key First"))),
             "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54");
 }
 
-TEST_F(SecretTest, ShortHashIsSha256Cut) { EXPECT_EQ(hex(short_hash("abc")), "ba7816bf8f01cfea414140de5dae2223"); }
+TEST_F(SecretTest, ShortHashIsSha256Cut) { EXPECT_EQ(hexadecimal(short_hash("abc")), "ba7816bf8f01cfea414140de5dae2223"); }
 
 TEST_F(SecretTest, ComparesInFull) {
   EXPECT_TRUE(equal_in_constant_time(as_bytes("abc"), as_bytes("abc")));

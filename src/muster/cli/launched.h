@@ -13,6 +13,8 @@
 
 namespace muster::cli::testing {
 
+inline bool contains(const std::string& text, const std::string& what) { return text.find(what) != std::string::npos; }
+
 struct Outcome {
   int code = -1;  ///< as a shell tells it: 128 + signal where one ended it
   std::string out, err;

@@ -40,8 +40,6 @@ std::vector<std::string> assigned_words(const std::string& port, int workers, st
   return words;
 }
 
-bool contains(const std::string& text, const std::string& what) { return text.find(what) != std::string::npos; }
-
 // spec: J3 --nnodes with --rdzv-backend static; J5 ranks over two nodes of different sizes
 TEST(Nodes, StaticNumbers) {
   const std::string port = free_port();

@@ -28,8 +28,6 @@ std::vector<std::string> shell(int workers, const std::string& script, std::vect
   return run_words(workers, options);
 }
 
-bool contains(const std::string& text, const std::string& what) { return text.find(what) != std::string::npos; }
-
 // spec: J3 plain executables, output prefixed with the rank; J8 --standalone needs no --rdzv-*
 TEST(Run, PrefixesTheOutputOfEveryRank) {
   const Outcome outcome = run(shell(3, "echo hello; echo trouble >&2"));

@@ -5,6 +5,7 @@
 
 #include "muster/collective/alone.h"
 #include "muster/collective/call.h"
+#include "muster/collective/making.h"
 #include "muster/collective/op.h"
 
 namespace muster::collective {
@@ -52,7 +53,7 @@ CollectiveQueue::CollectiveQueue(const GroupContext& group, std::unique_ptr<Regi
     : group_(group),
       expressly_(region != nullptr || group.size() == 1),
       control_(group),
-      selection_(Ground::links, group.size(), bounds),
+      selection_(Ground::links, group.size(), bounds, ranks_per_host(*group.fabric, group.channel->members())),
       links_(*group.channel, selection_),
       region_(std::move(region)) {
   if (group.size() > 1) control_.listen();

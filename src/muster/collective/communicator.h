@@ -161,8 +161,8 @@ class Communicator {
   virtual Status close(TimePoint deadline) = 0;
 };
 
-/// Whether a group of these ranks runs its collectives in the host's region: there are several of them, and it holds them all. The same answer
-/// on every one of them.
+/// Whether a group of these ranks runs its collectives in the host's region: there are several of them, and it holds them all. The same
+/// answer on every one of them.
 bool share_a_region(transport::Fabric& fabric, std::span<const int> members);
 
 }  // namespace muster::collective

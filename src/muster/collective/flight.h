@@ -15,7 +15,7 @@ namespace muster::collective {
 /// every buffer quiet.
 class Flight {
  public:
-  static constexpr int kLanes = 8;
+  static constexpr int kLanes = 20;
 
   explicit Flight(transport::Channel& channel) : channel_(channel), heard_(channel.members().size()) {}
 

@@ -23,16 +23,15 @@ void copy(MutableBytes to, ConstBytes from) {
 
 std::size_t at(int index) { return static_cast<std::size_t>(index); }
 
-// A member's contribution as it goes into the sum.
-void contribute(std::byte* to, ConstBytes from, const Args& args) {
+}  // namespace
+
+void LinkGroup::contribute(std::byte* to, ConstBytes from, const Args& args) {
   if (args.reduce == Reduce::premul_sum) {
     scale(to, from.data(), elements_in(from.size(), args.dtype), args.dtype, args.factor);
   } else {
     copy({to, from.size()}, from);
   }
 }
-
-}  // namespace
 
 std::byte* LinkGroup::scratch(std::size_t bytes) {
   if (bytes > scratch_bytes_ || scratch_ == nullptr) {
@@ -57,6 +56,7 @@ Task<Status> LinkGroup::finish() {
 Task<Status> LinkGroup::run(const Args& args, const transport::Fingerprint& call) {
   flight_.begin(call);
   const Algorithm way = selection_.choose(args.op, selected_bytes(args));
+  if (way == Algorithm::hosts) return reduce_by_hosts(args);
   switch (args.op) {
     case Op::broadcast:
       return way == Algorithm::chain ? broadcast(args, plan::ChainPlan{rank_, size_, args.root})
@@ -349,11 +349,12 @@ Task<Status> LinkGroup::scatter(const Args& args) {
   co_return co_await finish();
 }
 
-// At most `kLanes` exchanges are under way at a time.
+// At most `kExchanges` are under way at a time.
 Task<Status> LinkGroup::all_to_all(const Args& args) {
+  constexpr int kExchanges = 8;
   const plan::PairwisePlan plan{rank_, size_};
   for (int step = 1; step <= plan.steps() && flight_.ok(); ++step) {
-    const int lane = step % Flight::kLanes;
+    const int lane = step % kExchanges;
     co_await until([&] { return flight_.done(lane); });
     if (!flight_.ok()) break;
     flight_.receive(lane, plan.source(step), 0, args.outputs[at(plan.source(step))]);

@@ -25,7 +25,7 @@ namespace muster::collective {
 class LinkGroup {
  public:
   LinkGroup(transport::Channel& channel, const Selection& selection)
-      : channel_(channel), selection_(selection), rank_(channel.rank()), size_(channel.size()), flight_(channel) {}
+      : selection_(selection), rank_(channel.rank()), size_(channel.size()), flight_(channel) {}
 
   /// One collective, one at a time; `args` are valid and, like `call`, outlive the task. No transfer is under way when it ends.
   Task<Status> run(const Args& args, const transport::Fingerprint& call);
@@ -34,6 +34,7 @@ class LinkGroup {
 
  private:
   struct Reduction;
+  class HostReduction;
 
   Task<Status> barrier();
   /// Down a `TreePlan` or a `ChainPlan`.
@@ -43,6 +44,8 @@ class LinkGroup {
   Task<Status> reduce_small(const Args& args);
   /// all_reduce, reduce and reduce_scatter of any size: every member reduces one slice and hands it to whom it concerns.
   Task<Status> reduce_by_slices(const Args& args);
+  /// The same from host to host (`link_hosts.cc`).
+  Task<Status> reduce_by_hosts(const Args& args);
   Task<Status> all_gather_small(const Args& args);
   Task<Status> all_gather_ring(const Args& args);
   Task<Status> all_gather_direct(const Args& args);
@@ -59,12 +62,13 @@ class LinkGroup {
   /// At least `bytes`, 64-byte aligned, kept for the next call where it is not large.
   std::byte* scratch(std::size_t bytes);
   void drop_large_scratch();
+  /// This member's contribution as it goes into the sum.
+  static void contribute(std::byte* to, ConstBytes from, const Args& args);
 
   struct AlignedDelete {
     void operator()(std::byte* memory) const { ::operator delete (memory, std::align_val_t{64}); }
   };
 
-  transport::Channel& channel_;
   const Selection selection_;
   const int rank_;
   const int size_;

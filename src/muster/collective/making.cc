@@ -37,22 +37,24 @@ Result<Agreement> open_alone(transport::Fabric& fabric, const std::vector<int>& 
 }
 
 // What the first member of a group hands to all. Where the region is full, the group runs over links, on every member.
-Result<Handout> hand_out(transport::Fabric& fabric, const Tuning* given, std::size_t members, bool use_region) {
+Result<Handout> hand_out(transport::Fabric& fabric, const Tuning* given, std::span<const int> members, bool use_region) {
   Result<Tuning> tuning = given != nullptr ? *given : tuning_of_environment();
   if (!tuning.ok()) return tuning.status();
   Handout handout{kNoSegment, {}};
-  const int size = static_cast<int>(members);
+  const int size = static_cast<int>(members.size());
   if (use_region) {
     auto segment = fabric.region()->claim(RegionGroup::segment_bytes(size));
     if (segment.ok()) handout.segment = *segment;
   }
-  handout.bounds = select(*tuning, handout.segment == kNoSegment ? Ground::links : Ground::region, size).bounds();
+  const Ground ground = handout.segment == kNoSegment ? Ground::links : Ground::region;
+  handout.bounds = select(*tuning, ground, size, ranks_per_host(fabric, members)).bounds();
   return handout;
 }
 
 // Of a group that no tuning changes.
-Selection::Bounds bounds_of(const Offer& offer, std::size_t members) {
-  return Selection(offer.segment == kNoSegment ? Ground::links : Ground::region, static_cast<int>(members)).bounds();
+Selection::Bounds bounds_of(const transport::Fabric& fabric, const Offer& offer, std::span<const int> members) {
+  const Ground ground = offer.segment == kNoSegment ? Ground::links : Ground::region;
+  return Selection(ground, static_cast<int>(members.size()), ranks_per_host(fabric, members)).bounds();
 }
 
 void release_segment(transport::Fabric& fabric, const Offer& offer) {
@@ -101,7 +103,7 @@ class Split {
     Result<Handout> mine = Handout{kNoSegment, {}};
     SplitNote note;
     if (!members.empty() && members.front() == fabric_.rank()) {
-      mine = hand_out(fabric_, tuning, members.size(), use_region && share_a_region(fabric_, members));
+      mine = hand_out(fabric_, tuning, members, use_region && share_a_region(fabric_, members));
       note = mine.ok() ? SplitNote{fabric_.next_channel_id(), *mine} : SplitNote{kGivenUp, {}};
     }
     if (Status heard = gather(note); !heard) return heard;
@@ -143,6 +145,13 @@ class Split {
 
 }  // namespace
 
+int ranks_per_host(const transport::Fabric& fabric, std::span<const int> members) {
+  const auto hosts = fabric.hosts();
+  std::vector<int> theirs;
+  for (const int member : members) theirs.push_back(hosts[static_cast<std::size_t>(member)]);
+  return ranks_per_host(theirs);
+}
+
 bool share_a_region(transport::Fabric& fabric, std::span<const int> members) {
   if (members.size() < 2 || fabric.region() == nullptr) return false;
   const auto local = fabric.region()->ranks();
@@ -165,7 +174,7 @@ Result<std::shared_ptr<Communicator>> Communicator::create(std::shared_ptr<trans
   if (Status valid = check_members(*fabric, members); !valid) return valid.with_context(what);
   const TimePoint deadline = deadline_after(fabric->clock(), options.timeout);
   const bool region = options.use_region && share_a_region(*fabric, members);
-  const auto decide = [&] { return hand_out(*fabric, options.tuning.get(), members.size(), region); };
+  const auto decide = [&] { return hand_out(*fabric, options.tuning.get(), members, region); };
   const std::string key = options.terms.empty() ? options.name : options.name + "\n" + options.terms;
   auto agreed = members.size() == 1
                     ? open_alone(*fabric, members)
@@ -181,10 +190,10 @@ Result<std::shared_ptr<Communicator>> Communicator::create(std::shared_ptr<trans
 
 Offer Communicator::offer(transport::Fabric& fabric, const std::vector<int>& members, const CommunicatorOptions& options) {
   if (!check_members(fabric, members) || members.size() < 2 || members.front() != fabric.rank()) return {};
-  const auto handout = hand_out(fabric, options.tuning.get(), members.size(), options.use_region && share_a_region(fabric, members));
+  const auto handout = hand_out(fabric, options.tuning.get(), members, options.use_region && share_a_region(fabric, members));
   if (!handout.ok()) return {};  // `create` says so, to all
   const Offer made{fabric.next_channel_id(), handout->segment};
-  if (made.channel != 0 && handout->bounds == bounds_of(made, members.size())) return made;
+  if (made.channel != 0 && handout->bounds == bounds_of(fabric, made, members)) return made;
   release_segment(fabric, made);
   return {};
 }
@@ -197,7 +206,7 @@ Result<std::shared_ptr<Communicator>> Communicator::accept(std::shared_ptr<trans
                                                            const Offer& offer, CommunicatorOptions options) {
   const std::string what = making(options);
   if (Status valid = check_members(*fabric, members); !valid) return valid.with_context(what);
-  const Handout handout{offer.segment, bounds_of(offer, members.size())};
+  const Handout handout{offer.segment, bounds_of(*fabric, offer, members)};
   auto channel = fabric->open(static_cast<std::uint32_t>(offer.channel), std::move(members));
   if (!channel.ok()) return channel.status().with_context(what + " on rank " + std::to_string(fabric->rank()));
   return assemble(std::move(fabric), Agreement{std::move(*channel), handout}, std::move(options.name), std::move(options.witness));

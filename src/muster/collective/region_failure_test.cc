@@ -1,6 +1,11 @@
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <deque>
 #include <limits>
 #include <thread>
 
+#include "muster/collective/call.h"
 #include "muster/collective/region_test_job.h"
 #include "muster/testing/budget.h"
 #include "muster/testing/seed.h"
@@ -148,6 +153,100 @@ TEST(RegionFailure, MemoryReadFromAMemberThatGaveUpIsNoSuccess) {
     EXPECT_TRUE(tasks[1].step());
     EXPECT_EQ(tasks[1].result().code(), Code::timed_out);
     ::munmap(mapping, kReadBytes);
+  }
+}
+
+/// all_to_all of three: the first gives slices that are read in its memory, the others little, which stands beside their lines.
+class OneGivesMuch {
+ public:
+  explicit OneGivesMuch(std::uint64_t sequence) {
+    for (int member = 0; member < kMembers; ++member) {
+      Args& mine = args_.emplace_back();
+      mine.op = Op::all_to_all;
+      for (int other = 0; other < kMembers; ++other) {
+        const auto give = static_cast<std::byte>(10 * member + other);
+        mine.inputs.emplace_back(memory_.emplace_back(bytes(member), give));
+        mine.outputs.emplace_back(memory_.emplace_back(bytes(other)));
+      }
+    }
+    for (const Args& mine : args_) calls_.push_back(fingerprint_of(mine, sequence));
+  }
+  std::vector<Task<Status>> start(RegionJob& job) const {
+    std::vector<Task<Status>> tasks;
+    for (int member = 0; member < kMembers; ++member)
+      tasks.push_back(job.run(member, args_[RegionJob::at(member)], calls_[RegionJob::at(member)]));
+    return tasks;
+  }
+  bool right(int member) const {
+    for (int giver = 0; giver < kMembers; ++giver) {
+      const auto give = static_cast<std::byte>(10 * giver + member);
+      const MutableBytes got = args_[RegionJob::at(member)].outputs[RegionJob::at(giver)];
+      if (!std::all_of(got.begin(), got.end(), [give](std::byte byte) { return byte == give; })) return false;
+    }
+    return true;
+  }
+
+ private:
+  static constexpr int kMembers = 3;
+  static std::size_t bytes(int giver) { return giver == 0 ? kReadBytes : 1000; }
+  std::deque<std::vector<std::byte>> memory_;
+  std::vector<Args> args_;
+  std::vector<transport::Fingerprint> calls_;
+};
+
+// One has read all, and nobody needs to read it: it returns. So the one whose memory is read must leave it to the third too.
+TEST(RegionFailure, WhoIsReadInItsMemoryLeavesItToThoseThatHaveBegun) {
+  RegionJob job(3, {}, true);
+  const OneGivesMuch before(1), call(2);
+  auto first = before.start(job);
+  ASSERT_TRUE(finish(first));  // from now on the first knows that the others can read there
+  auto tasks = call.start(job);
+  EXPECT_FALSE(tasks[2].step());
+  EXPECT_FALSE(tasks[0].step());
+  ASSERT_TRUE(tasks[1].step());
+  ASSERT_TRUE(tasks[1].result().ok());
+  job.channels[1]->fail(Status(Code::aborted, "it went its way", {job_rank(1)}));
+  EXPECT_FALSE(tasks[0].step());
+  EXPECT_TRUE(tasks[2].step());
+  EXPECT_TRUE(tasks[2].result().ok()) << "it has all it needs";
+  EXPECT_TRUE(tasks[0].step());
+  EXPECT_TRUE(tasks[0].result().ok());
+  for (int member = 0; member < 3; ++member) EXPECT_TRUE(call.right(member));
+}
+
+// A root that nobody gives anything fails at once: whoever still reads does not depend on others' having returned.
+TEST(RegionFailure, ARootThatIsReadInItsMemoryFailsAtOnce) {
+  Random random(1);
+  RegionJob job(3, {}, true);
+  CallShape shape = shape_of(Op::scatter, kReadBytes, 0);
+  shape.dtype = DType::uint8;
+  TestCall before(shape, 3, 1, random), call(shape, 3, 2, random);
+  auto first = start(job, before);
+  ASSERT_TRUE(finish(first));
+  auto tasks = start(job, call);
+  EXPECT_FALSE(tasks[1].step());  // has begun
+  EXPECT_FALSE(tasks[0].step());
+  job.channels[2]->fail(Status(Code::peer_failed, "rank 99 died", {99}));
+  EXPECT_TRUE(tasks[0].step());
+  EXPECT_FALSE(tasks[0].result().ok());
+  ASSERT_TRUE(finish(tasks));
+}
+
+// What a process has closed to others (prctl), they do not try to read.
+TEST(RegionFailure, MemoryOfAProcessThatIsClosedToOthersGoesThroughWindows) {
+  Random random(1);
+  RegionJob job(2, {}, true);
+  CallShape shape = shape_of(Op::scatter, kReadBytes, 0);
+  shape.dtype = DType::uint8;
+  for (std::uint64_t sequence = 1; sequence <= 4; ++sequence) {
+    const bool closed = sequence == 3;
+    ASSERT_EQ(::prctl(PR_SET_DUMPABLE, closed ? 0 : 1), 0);
+    TestCall call(shape, 2, sequence, random);
+    auto tasks = start(job, call);
+    // A root whose slices all stand in windows is done; one that is read waits.
+    EXPECT_EQ(tasks[0].step(), closed || sequence == 1) << sequence;
+    ASSERT_TRUE(finish(tasks));
+    for (int member = 0; member < 2; ++member) EXPECT_TRUE(call.check(member));
   }
 }
 

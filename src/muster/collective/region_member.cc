@@ -24,7 +24,8 @@ std::unique_ptr<RegionGroup> RegionGroup::attach(transport::HostRegion& region, 
 namespace region {
 namespace {
 
-// After a failure a member waits this long for peers that may be storing into its output, or reading its input; they look at every window.
+// After a failure a member waits this long for the next sign of peers that may be storing into its output, or reading its input; they look
+// at every window.
 constexpr Duration kQuietLimit = std::chrono::milliseconds(50);
 // A task that has moved this much gives its thread away once, so that its owner can look after other things.
 constexpr std::size_t kPauseBytes = 8 * 1024 * 1024;
@@ -314,12 +315,24 @@ bool RegionMember::quiet(Counter done, int only) const {
   return true;
 }
 
-// After a failure: gives peers that have begun the call a moment to finish; whether they have, or never will.
-Task<bool> RegionMember::come_to_rest(Counter counter, int only) {
+// After a failure: gives peers that have begun the call time to finish while they get on; whether they have, or never will.
+Task<bool> RegionMember::come_to_rest(Counter done, int only) {
   const Clock& clock = channel_.fabric().clock();
-  const TimePoint limit = clock.now() + kQuietLimit;
-  co_await until([&] { return quiet(counter, only) || clock.now() >= limit; });
-  co_return quiet(counter, only);
+  const auto progress = [&] {
+    Position all = 0;
+    for (int member = 0; member < group_size(); ++member) all += counter(member, done);
+    return all;
+  };
+  Position seen = progress();
+  TimePoint limit = clock.now() + kQuietLimit;
+  co_await until([&] {
+    if (const Position now = progress(); now != seen) {
+      seen = now;
+      limit = clock.now() + kQuietLimit;
+    }
+    return quiet(done, only) || clock.now() >= limit;
+  });
+  co_return quiet(done, only);
 }
 
 // True now and then: the task should give its thread away once. Wakes its own mailbox, since nobody else will.
@@ -353,7 +366,7 @@ Status RegionMember::cannot_map(int member, std::uint64_t bytes) const {
 Status RegionMember::cannot_read(int member, std::uint64_t bytes) const {
   return Status(Code::peer_failed,
                 who(rank_) + " cannot read " + std::to_string(bytes) + " bytes of this call in the memory of " + who(member) +
-                    ": that process has gone, or has given the memory back in the middle of the call",
+                    ": that process has gone, has given the memory back in the middle of the call, or lets nobody read it any more",
                 {channel_.members()[static_cast<std::size_t>(member)]});
 }
 
@@ -374,11 +387,11 @@ Status RegionMember::refuse(Status cause) {
 
 transport::Fingerprint RegionMember::heard(int member) const { return heard_[static_cast<std::size_t>(member)]; }
 
-// Fails the channel, unless a better cause comes within a moment: who cannot be reached may be dead.
+// Fails the channel, unless a better cause comes: who cannot be reached may be dead, and who has given up will say why.
 Task<Status> RegionMember::refuse_late(Status cause) {
   const Clock& clock = channel_.fabric().clock();
   const TimePoint limit = clock.now() + kQuietLimit;
-  co_await until([&] { return failed() || clock.now() >= limit; });
+  co_await until([&] { return failed() || (clock.now() >= limit && !someone_gave_up(sequence_)); });
   co_return refuse(std::move(cause));
 }
 

@@ -7,7 +7,8 @@
 ///
 /// What has come counts, also after the channel has failed: a member that has published its line fails only where something that it needs
 /// of the call is not there. So where one has returned with data of all, all do, whatever that one does to the group next: what it gave
-/// stands in the segment as it was, since no call follows; and what it gave where it is has been read, since it waited for all readers.
+/// stands in the segment as it was, since no call follows; what it gave where it is has been read, since it waited for all readers; and
+/// what others give where it is they leave to their readers while those get on (`come_to_rest`).
 #pragma once
 
 #include <array>
@@ -140,7 +141,7 @@ class RegionMember final : public RegionGroup {
   bool someone_gave_up(std::uint64_t sequence) const;
   void give_up();
   bool quiet(Counter done, int only = -1) const;
-  Task<bool> come_to_rest(Counter counter, int only = -1);
+  Task<bool> come_to_rest(Counter done, int only = -1);
   bool pause_due(std::size_t bytes);
   std::optional<std::uint64_t> arena_offset(ConstBytes memory) const;
   std::optional<std::uint64_t> writable_offset(ConstBytes memory) const;

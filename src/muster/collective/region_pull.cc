@@ -3,6 +3,8 @@
 //
 // How a giver's data travels is the giver's choice, source by source (its size and its memory), so nothing has to be agreed. A
 // giver returns as soon as all is staged; only from the arena must it wait for its readers.
+#include <sys/prctl.h>
+
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -86,9 +88,10 @@ bool RegionMember::all_can_read() {
   return read_by_all_ = true;
 }
 
-/// Whether others can copy from this memory of mine: not from every kind, as from what a device's driver has mapped (pinned memory). Looks
-/// at both ends.
+/// Whether others can copy from this memory of mine: not from every kind, as from what a device's driver has mapped (pinned memory), and
+/// from none once the process has closed itself to others. Looks at both ends.
 bool RegionMember::readable(ConstBytes memory) {
+  if (::prctl(PR_GET_DUMPABLE) != 1) return false;
   const auto reads = [&](const std::byte& at) {
     std::byte byte;
     return region_.read(local_[static_cast<std::size_t>(rank_)], reinterpret_cast<std::uint64_t>(&at), {&byte, 1});
@@ -368,7 +371,8 @@ Task<Status> RegionMember::pull(const Args& args, const transport::Fingerprint& 
     }
   }
   if (readers_come_here && !co_await come(until_reached(Counter::drained, end_of(sequence_), flow.reader))) {
-    co_await come_to_rest(Counter::drained, flow.reader);  // who reads here may have all else that it needs
+    // Who reads here may have all else that it needs, where somebody else gives it that.
+    if (flow.last > 0) co_await come_to_rest(Counter::drained, flow.reader);
     if (!until_reached(Counter::drained, end_of(sequence_), flow.reader)()) co_return channel_.failure();
   }
   co_return Status();

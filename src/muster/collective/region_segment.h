@@ -19,7 +19,8 @@ inline constexpr std::uint64_t kSlots = 32;
 inline constexpr std::size_t kInlineBytes = 48;
 /// Payload staged beside the line, as long-lived as it.
 inline constexpr std::size_t kSlotBytes = 16 * 1024;
-/// Slices from here up are copied from the giver's memory where its reader can: windows are as quick for smaller ones.
+/// A member whose largest slice is at least that has its slices copied from its memory where readers can: windows are as quick for
+/// smaller ones.
 inline constexpr std::size_t kReadBytes = 256 * 1024;
 /// As much of them at a time: beyond that the call asks whether the group has failed.
 inline constexpr std::size_t kReadPiece = 4 * 1024 * 1024;
@@ -49,7 +50,7 @@ struct alignas(2 * kCacheLine) Line {
   std::uint64_t count;
   std::uint64_t digest;
   std::uint64_t bytes;  ///< of the input; of all slices together where there is one for each member
-  Place place;          ///< of the input; with slices: `slot`, or `window` where some are in windows or the arena
+  Place place;          ///< of the input; with slices: `slot`, else `window`, whatever the table says of each
   Place output_place;   ///< `arena` where peers may store results straight into the output
   std::uint8_t first_window;
   std::uint8_t first_result;

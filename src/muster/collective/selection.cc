@@ -1,6 +1,7 @@
 #include "muster/collective/selection.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "muster/collective/plan/slices.h"
 #include "muster/collective/region_segment.h"
@@ -9,7 +10,7 @@ namespace muster::collective {
 namespace {
 
 constexpr std::array<std::string_view, kAlgorithms> kNames{
-    "dissemination", "tree", "chain", "bruck", "direct", "ring", "slices", "one_shot", "shares", "pull", "recursive_doubling"};
+    "dissemination", "tree", "chain", "bruck", "direct", "ring", "slices", "one_shot", "shares", "pull", "recursive_doubling", "hosts"};
 
 /// What an algorithm that gathers everything may take of a member's memory.
 constexpr std::uint64_t kMostGathered = 4 * 1024 * 1024;
@@ -19,21 +20,34 @@ std::uint64_t gathered_bytes(int ranks) {
   return std::clamp<std::uint64_t>(static_cast<std::uint64_t>(ranks) * 4096, 64 * 1024, kMostGathered);
 }
 
+/// Up to this much in all, pieces that go straight to all ranks of other hosts take less than the rounds of a ring.
+constexpr std::uint64_t kSentTwice = 256 * 1024;
+
+/// A sum waits in every host on its way: below so much for each of them, what all send to all takes less.
+constexpr std::uint64_t kWorthAHop = 8 * 1024;
+
 /// Measured over loopback.
 constexpr std::uint64_t kPairExchanges = 256 * 1024, kPairReduces = 1024 * 1024;
 constexpr int kFewRanks = 8;
 
 constexpr Algorithm kDissemination[] = {Algorithm::dissemination};
 constexpr Algorithm kBroadcast[] = {Algorithm::tree, Algorithm::chain};
-constexpr Algorithm kAllReduce[] = {Algorithm::bruck, Algorithm::slices};
-constexpr Algorithm kReduce[] = {Algorithm::direct, Algorithm::slices};
+constexpr Algorithm kAllReduce[] = {Algorithm::bruck, Algorithm::slices, Algorithm::hosts};
+constexpr Algorithm kReduce[] = {Algorithm::direct, Algorithm::slices, Algorithm::hosts};
 constexpr Algorithm kAllGather[] = {Algorithm::bruck, Algorithm::direct, Algorithm::ring};
-constexpr Algorithm kReduceScatter[] = {Algorithm::slices};
+constexpr Algorithm kReduceScatter[] = {Algorithm::slices, Algorithm::hosts};
 constexpr Algorithm kDirect[] = {Algorithm::direct};
 constexpr Algorithm kShared[] = {Algorithm::one_shot, Algorithm::shares};
 constexpr Algorithm kPull[] = {Algorithm::pull};
 
 std::size_t index(Op op) { return static_cast<std::size_t>(op); }
+
+template <class Slices>
+std::uint64_t bytes_of(const Slices& slices) {
+  std::uint64_t total = 0;
+  for (const auto& slice : slices) total += slice.size();
+  return total;
+}
 
 }  // namespace
 
@@ -84,16 +98,26 @@ std::uint64_t selected_bytes(const Args& args) {
     case Op::broadcast: return args.outputs[0].size();
     case Op::all_reduce:
     case Op::reduce: return args.inputs[0].size();
-    case Op::all_gather: {
-      std::uint64_t total = 0;
-      for (const MutableBytes& output : args.outputs) total += output.size();
-      return total;
-    }
+    case Op::all_gather: return bytes_of(args.outputs);
+    case Op::reduce_scatter: return bytes_of(args.inputs);
     default: return 0;
   }
 }
 
-Selection::Selection(Ground ground, int ranks) : ground_(ground), ranks_(ranks) {
+int ranks_per_host(std::span<const int> hosts) {
+  const auto other = std::find_if(hosts.begin(), hosts.end(), [&](int host) { return host != hosts.front(); });
+  const auto each = static_cast<std::size_t>(other - hosts.begin());
+  if (each < 2 || other == hosts.end() || hosts.size() % each != 0) return 1;
+  std::vector<int> blocks;
+  for (std::size_t begin = 0; begin < hosts.size(); begin += each) {
+    blocks.push_back(hosts[begin]);
+    if (std::ranges::any_of(hosts.subspan(begin, each), [&](int host) { return host != hosts[begin]; })) return 1;
+  }
+  std::ranges::sort(blocks);
+  return std::ranges::adjacent_find(blocks) == blocks.end() ? static_cast<int>(each) : 1;
+}
+
+Selection::Selection(Ground ground, int ranks, int ranks_per_host) : ground_(ground), ranks_(ranks), per_host_(ranks_per_host) {
   const auto members = static_cast<std::uint64_t>(ranks);
   if (ground == Ground::region) {
     for (const Op op : {Op::all_reduce, Op::reduce}) set_bound(op, Algorithm::one_shot, 64 * 1024 / members + 1);
@@ -107,8 +131,11 @@ Selection::Selection(Ground ground, int ranks) : ground_(ground), ranks_(ranks) 
   set_bound(Op::all_reduce, Algorithm::bruck, (ranks == 2 ? kPairExchanges : gathered / members) + 1);
   set_bound(Op::reduce, Algorithm::direct, (ranks == 2 ? kPairReduces : gathered / members) + 1);
   set_bound(Op::all_gather, Algorithm::bruck, gathered + 1);
-  // A ring spares the network's switches many streams at once; few ranks do not need that, and it takes a round for each.
-  set_bound(Op::all_gather, Algorithm::direct, ranks <= kFewRanks ? kAlways : 0);
+  // A ring spares the network's switches many streams at once; few ranks do not need that, and it takes a round for each. But a host of
+  // several gets everything once by a ring, else once for each of them.
+  set_bound(Op::all_gather, Algorithm::direct, ranks > kFewRanks ? 0 : per_host_ > 1 ? kSentTwice + 1 : kAlways);
+  const std::uint64_t hopped = kWorthAHop * members / static_cast<std::uint64_t>(per_host_);
+  for (const Op op : {Op::all_reduce, Op::reduce, Op::reduce_scatter}) set_bound(op, Algorithm::slices, per_host_ > 1 ? hopped : kAlways);
 }
 
 void Selection::set_bound(Op op, Algorithm algorithm, std::uint64_t bound) {

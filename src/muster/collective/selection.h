@@ -29,8 +29,9 @@ enum class Algorithm : std::uint8_t {
   shares,    ///< region: every member reduces its share of each window
   pull,      ///< region: readers take what they need
   recursive_doubling,
+  hosts,  ///< sums go from host to host; where members stand host by host
 };
-inline constexpr int kAlgorithms = 11;
+inline constexpr int kAlgorithms = 12;
 std::string_view name_of(Algorithm algorithm);
 std::optional<Algorithm> algorithm_named(std::string_view name);
 /// Of a collective.
@@ -50,8 +51,12 @@ std::span<const Algorithm> algorithms_of(Ground ground, Op op);
 std::uint64_t most_bytes(Ground ground, Op op, Algorithm algorithm, int ranks);
 
 /// The size by which an algorithm is chosen; equal on all members where there is a choice. The tensor of a reduction or a broadcast; all
-/// pieces together where an operation gathers.
+/// pieces together where an operation gathers, or each member gets one.
 std::uint64_t selected_bytes(const Args& args);
+
+/// Of a group whose members are on these hosts, in this order: how many are on each, where those of a host stand side by side, as many on
+/// each of several hosts. Else 1.
+int ranks_per_host(std::span<const int> hosts);
 
 class Selection {
  public:
@@ -61,18 +66,20 @@ class Selection {
   using Bounds = std::array<std::array<std::uint64_t, 2>, kCollectives>;
 
   /// The defaults.
-  Selection(Ground ground, int ranks);
+  Selection(Ground ground, int ranks, int ranks_per_host = 1);
   /// What another member has decided.
-  Selection(Ground ground, int ranks, const Bounds& bounds) : ground_(ground), ranks_(ranks), bounds_(bounds) {}
+  Selection(Ground ground, int ranks, const Bounds& bounds, int ranks_per_host = 1)
+      : ground_(ground), ranks_(ranks), per_host_(ranks_per_host), bounds_(bounds) {}
 
   Ground ground() const { return ground_; }
   int ranks() const { return ranks_; }
+  int ranks_per_host() const { return per_host_; }
   const Bounds& bounds() const { return bounds_; }
   Algorithm choose(Op op, std::uint64_t bytes) const {
     const auto row = algorithms_of(ground_, op);
     std::size_t k = 0;
     while (k + 1 < row.size() && bytes >= bounds_[static_cast<std::size_t>(op)][k]) ++k;
-    return row[k];
+    return row[k] == Algorithm::hosts && per_host_ == 1 ? Algorithm::slices : row[k];
   }
 
   /// `algorithm` for calls of fewer than `bound` bytes that no algorithm before it takes; as far as it goes (`most_bytes`). The last
@@ -84,6 +91,7 @@ class Selection {
  private:
   Ground ground_;
   int ranks_;
+  int per_host_;
   Bounds bounds_{};
 };
 

@@ -69,6 +69,49 @@ TEST(Selection, NothingIsChosenBeyondWhatItCanDo) {
                 .bounds());
 }
 
+TEST(Selection, KnowsWhoStandsHostByHost) {
+  const auto each = [](std::vector<int> hosts) { return ranks_per_host(hosts); };
+  EXPECT_EQ(each({0, 0, 1, 1}), 2);
+  EXPECT_EQ(each({7, 7, 7, 2, 2, 2, 5, 5, 5}), 3);
+  EXPECT_EQ(each({}), 1);
+  EXPECT_EQ(each({0, 0, 0}), 1) << "one host";
+  EXPECT_EQ(each({0, 1, 2}), 1) << "one on each";
+  EXPECT_EQ(each({0, 1, 0, 1}), 1) << "in turn";
+  EXPECT_EQ(each({0, 0, 1, 1, 1, 1}), 1) << "more on one";
+  EXPECT_EQ(each({0, 0, 1, 1, 2}), 1);
+  EXPECT_EQ(each({0, 0, 1, 1, 0, 0}), 1) << "a host comes twice";
+}
+
+TEST(Selection, SumsGoFromHostToHostWhereThereAreSeveralOfSeveralRanks) {
+  for (const int per_host : {1, 2, 4}) {
+    const Selection links(Ground::links, 8, per_host);
+    const Algorithm large = per_host > 1 ? Algorithm::hosts : Algorithm::slices;
+    const std::uint64_t hosts = 8 / static_cast<std::uint64_t>(per_host);
+    EXPECT_EQ(links.choose(Op::all_reduce, 8 * kKiB), Algorithm::bruck);
+    EXPECT_EQ(links.choose(Op::all_reduce, 8 * kKiB + 1), Algorithm::slices);
+    EXPECT_EQ(links.choose(Op::all_reduce, 8 * kKiB * hosts), large);
+    EXPECT_EQ(links.choose(Op::reduce, 1024 * kKiB), large);
+    EXPECT_EQ(links.choose(Op::reduce_scatter, 8 * kKiB * hosts - 1), Algorithm::slices);
+    EXPECT_EQ(links.choose(Op::reduce_scatter, 8 * kKiB * hosts), large);
+    EXPECT_EQ(links.choose(Op::all_gather, 256 * kKiB), Algorithm::direct);
+    EXPECT_EQ(links.choose(Op::all_gather, 256 * kKiB + 1), per_host > 1 ? Algorithm::ring : Algorithm::direct);
+    Selection flat = links;
+    flat.force(Op::all_reduce, Algorithm::slices);
+    EXPECT_EQ(flat.choose(Op::all_reduce, 1024 * kKiB), Algorithm::slices);
+    flat.force(Op::all_reduce, Algorithm::hosts);
+    EXPECT_EQ(flat.choose(Op::all_reduce, 1), large);
+  }
+  const auto tuning =
+      parse_tuning("version = 1\nlinks.all_reduce.8 = bruck <= 256 KiB, slices\nlinks.reduce.8 = slices <= 1 MiB, hosts\n", "a file");
+  ASSERT_TRUE(tuning.ok()) << tuning.status().message();
+  const Selection tuned = select(*tuning, Ground::links, 8, 4);
+  EXPECT_EQ(tuned.choose(Op::all_reduce, 256 * kKiB), Algorithm::bruck);
+  EXPECT_EQ(tuned.choose(Op::all_reduce, 256 * kKiB + 1), Algorithm::hosts) << "a line that does not name it says nothing of it";
+  EXPECT_EQ(tuned.choose(Op::reduce, 1024 * kKiB), Algorithm::slices);
+  EXPECT_EQ(tuned.choose(Op::reduce, 1024 * kKiB + 1), Algorithm::hosts);
+  EXPECT_EQ(select(*tuning, Ground::links, 8).choose(Op::reduce, 1), Algorithm::slices);
+}
+
 TEST(Tuning, LinesOfTheNearestNumberOfRanksCount) {
   const auto tuning = parse_tuning(
       "# a comment\n"
@@ -109,7 +152,7 @@ TEST(Tuning, WrongLinesAreNamed) {
            {"links.all_reduction.2 = slices", "\"all_reduction\" is no collective; there are broadcast, all_reduce"},
            {"links.all_reduce.two = slices", "\"two\" should be a number of ranks"},
            {"links.all_reduce.2 = slice", "\"slice\" is no algorithm"},
-           {"links.all_reduce.2 = tree", "\"tree\" cannot stand there; all_reduce over links has, in this order, bruck, slices"},
+           {"links.all_reduce.2 = tree", "\"tree\" cannot stand there; all_reduce over links has, in this order, bruck, slices, hosts"},
            {"links.all_reduce.2 = slices <= 4, bruck", "cannot stand there"},
            {"links.all_reduce.2 = bruck, slices", "\"bruck\" needs a limit"},
            {"links.all_reduce.2 = bruck <= some, slices", "\"some\" is no size"},
@@ -136,7 +179,8 @@ TEST(Tuning, AnAlgorithmCanBeForced) {
   EXPECT_EQ(select(tuning, Ground::links, 2).choose(Op::all_reduce, 1024 * kKiB), Algorithm::bruck);
   EXPECT_EQ(select(tuning, Ground::links, 2).choose(Op::broadcast, 1), Algorithm::chain);
   EXPECT_EQ(select(tuning, Ground::region, 2).bounds(), Selection(Ground::region, 2).bounds());
-  EXPECT_TRUE(contains(parse_forced("all_reduce:tree").status().message(), "all_reduce has bruck, slices over links and one_shot, shares"));
+  EXPECT_TRUE(
+      contains(parse_forced("all_reduce:tree").status().message(), "all_reduce has bruck, slices, hosts over links and one_shot, shares"));
   EXPECT_TRUE(contains(parse_forced("reduction:tree").status().message(), "\"reduction\" is no collective"));
   EXPECT_TRUE(contains(parse_forced("all_reduce").status().message(), "MUSTER_ALGORITHM"));
 }

@@ -63,7 +63,7 @@ testing::ProcessJobOptions job_options(const Play& play, int rank, const std::st
   options.world_size = play.ranks;
   options.store_path = store_path;
   options.shared_memory = play.wire != Wire::tcp;
-  if (play.wire == Wire::mixed) options.host_label = rank % 2 == 0 ? "even" : "odd";
+  options.host_label = testing::host_label(play.wire, rank);
   options.timeout = seconds(60);
   options.heartbeat_limit = Duration::zero();  // a machine that runs other tests beside this one may be late
   return options;
@@ -120,7 +120,7 @@ std::size_t play_on_processes(const Play& play) {
   return right ? std::stoul(ends[0].report) : 0;
 }
 
-constexpr Wire kProcessWires[] = {Wire::shm, Wire::tcp, Wire::mixed};
+constexpr Wire kProcessWires[] = {Wire::shm, Wire::tcp, Wire::mixed, Wire::hosts};
 constexpr int kProcessRanks[] = {2, 3, 4, 8};
 
 class CollectiveProcessSuite : public testing::SampledCells<std::tuple<Wire, int>> {};

@@ -121,7 +121,7 @@ TEST_P(CollectiveSuite, EveryCellMatchesTheDirectComputation) {
   const auto [wire, ranks] = GetParam();
   const std::uint64_t seed = testing::test_seed();
   std::mt19937_64 random(seed * 1000 + static_cast<std::uint64_t>(wire) * 100 + static_cast<std::uint64_t>(ranks));
-  const auto budget = testing::test_budget(20) / static_cast<double>(std::size(kRanks) * std::size(testing::kWires));
+  const auto budget = testing::test_budget(20) / static_cast<double>(std::size(kRanks) * std::size(testing::kWiresAndHosts));
   const auto cells = draw_cells(random, ranks);
   std::string trouble;
   const std::size_t played = play_all(wire, ranks, cells, budget, trouble);
@@ -202,7 +202,8 @@ TEST_P(CollectiveSuite, SixteenBitSumsRoundOnce) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, CollectiveSuite, ::testing::Combine(::testing::ValuesIn(testing::kWires), ::testing::ValuesIn(kRanks)),
+INSTANTIATE_TEST_SUITE_P(All, CollectiveSuite,
+                         ::testing::Combine(::testing::ValuesIn(testing::kWiresAndHosts), ::testing::ValuesIn(kRanks)),
                          [](const auto& cell) {
                            return std::string(testing::wire_name(std::get<0>(cell.param))) + "_" + std::to_string(std::get<1>(cell.param));
                          });

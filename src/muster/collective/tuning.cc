@@ -236,12 +236,14 @@ Result<Tuning> tuning_of_environment() {
   return tuning;
 }
 
-Selection select(const Tuning& tuning, Ground ground, int ranks) {
-  Selection selection(ground, ranks);
+Selection select(const Tuning& tuning, Ground ground, int ranks, int ranks_per_host) {
+  Selection selection(ground, ranks, ranks_per_host);
   for (const auto& [place, rule] : tuning.rules) {  // by growing numbers of ranks: the last that fits counts
     if (place.ground != ground || place.ranks > ranks || 2 * static_cast<std::int64_t>(place.ranks) <= ranks) continue;
     for (const Algorithm each : algorithms_of(ground, place.op)) {
       const auto step = std::find_if(rule.begin(), rule.end(), [each](const Tuning::Step& s) { return s.algorithm == each; });
+      // One host, where it was measured, does not tell of several: what is largest there gives way to `hosts` where it would.
+      if (each == Algorithm::slices && step != rule.end() && step + 1 == rule.end() && ranks_per_host > 1) continue;
       const std::uint64_t up_to = step == rule.end() ? 0 : step->up_to;
       selection.set_bound(place.op, each, step == rule.end() ? 0 : up_to == Selection::kAlways ? up_to : up_to + 1);
     }

@@ -220,6 +220,57 @@ TEST(Misuse, OfAllRanksLeavesTheGroupUsable) {
   }
 }
 
+// Of few slices every two are compared, many are sorted.
+TEST(Misuse, SlicesThatOverlapAreRefused) {
+  constexpr int kRoot = 1;
+  const auto parts = [](const at::Tensor& whole, int number, int apart) {
+    TensorList list;
+    for (int i = 0; i < number; ++i) list.push_back(whole.slice(0, i * apart, i * apart + 2));
+    return list;
+  };
+  struct Case {
+    const char* what;
+    std::function<void(int rank, int ranks, const at::Tensor& whole)> call;
+  };
+  const std::vector<Case> cases{
+      {"all_gather into overlapping tensors",
+       [&](int, int ranks, const at::Tensor& whole) { all_gather(parts(whole, ranks, 1), zeros({2})); }},
+      {"all_gather of what another's is gathered into",
+       [&](int rank, int ranks, const at::Tensor& whole) {
+         const auto to = parts(whole, ranks, 2);
+         all_gather(to, to[static_cast<std::size_t>((rank + 1) % ranks)]);
+       }},
+      {"gather into overlapping tensors",
+       [&](int rank, int ranks, const at::Tensor& whole) {
+         gather(zeros({2}), {.gather_list = rank == kRoot ? parts(whole, ranks, 1) : TensorList{}, .dst = kRoot});
+       }},
+      {"scatter into what another is given",
+       [&](int rank, int ranks, const at::Tensor& whole) {
+         scatter(whole.slice(0, 0, 2), {.scatter_list = rank == kRoot ? parts(whole, ranks, 2) : TensorList{}, .src = kRoot});
+       }},
+      {"reduce_scatter into what another is given",
+       [&](int rank, int ranks, const at::Tensor& whole) {
+         const auto from = parts(whole, ranks, 2);
+         reduce_scatter(from[static_cast<std::size_t>((rank + 1) % ranks)], from);
+       }},
+      {"all_to_all from one list into the same turned round",
+       [&](int, int ranks, const at::Tensor& whole) {
+         const auto from = parts(whole, ranks, 2);
+         all_to_all(TensorList(from.rbegin(), from.rend()), from);
+       }},
+  };
+  for (const int ranks : {3, 8}) {
+    for (const auto& wrong : cases) {
+      SCOPED_TRACE(wrong.what + std::string(" on ") + std::to_string(ranks));
+      on_ranks(ranks, [&](int rank) {
+        const auto text = thrown_by([&] { wrong.call(rank, ranks, zeros({2 * ranks})); });
+        thrown_by([] { barrier(); });  // who has not heard yet that a root was refused hears it here
+        if (rank == kRoot) EXPECT_HAS(text, "give every slice memory of its own");
+      });
+    }
+  }
+}
+
 // The rank whose call was refused may do something else for long: the others have the news at once.
 TEST(Misuse, OthersDoNotWaitForTheNextCallOfTheRefusedRank) {
   for (const char* backend : {"native", "tcp"}) {

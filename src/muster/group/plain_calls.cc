@@ -18,6 +18,13 @@ bool apart(ConstBytes a, ConstBytes b) {
   return a.empty() || b.empty() || a.data() + a.size() <= b.data() || b.data() + b.size() <= a.data();
 }
 
+/// What a call knows of the slices it gives and gets by the way they were made: that they are right in number, in length and in being
+/// apart, or that they are if they are apart.
+enum class Slices : std::uint8_t { right, right_if_apart };
+
+/// Beyond that the engine's check, which sorts them, is quicker than a look at every two.
+constexpr std::size_t kMostPairs = 40;
+
 void changed(const at::Tensor& tensor) { mark_written(tensor); }
 void changed(const TensorList& tensors) {
   for (const auto& tensor : tensors) changed(tensor);
@@ -91,19 +98,18 @@ class Call {
     for (std::size_t i = 0; ok && i < tensors.size(); ++i) take(tensors[i]);
   }
 
-  /// `valid`: the slices are right in number and length, and apart, by the way they were made.
-  bool run(bool valid) {
+  bool run(Slices slices) {
     std::uint64_t in = 0, out = 0;
     for (const auto& slice : args_->inputs) in += slice.size();
     for (const auto& slice : args_->outputs) out += slice.size();
     call_.bytes = std::max(in, out);
     if (like_) call_.dtype = args_->dtype;
-    call_.valid = valid;
+    call_.valid = slices == Slices::right || few_and_apart();
     return group_->run_plain(*args_, call_);
   }
   template <class Written>
-  bool run(bool valid, const Written& written) {
-    if (!run(valid)) return false;
+  bool run(Slices slices, const Written& written) {
+    if (!run(slices)) return false;
     changed(written);
     return true;
   }
@@ -111,6 +117,22 @@ class Call {
   bool ok = false;
 
  private:
+  /// Whether no output overlaps another or an input, found out by comparing every two.
+  bool few_and_apart() const {
+    const auto& in = args_->inputs;
+    const auto& out = args_->outputs;
+    if (out.size() * in.size() + out.size() * (out.size() - 1) / 2 > kMostPairs) return false;
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      for (std::size_t j = 0; j < i; ++j) {
+        if (!apart(out[i], out[j])) return false;
+      }
+      for (const ConstBytes slice : in) {
+        if (!apart(out[i], slice)) return false;
+      }
+    }
+    return true;
+  }
+
   const WorldScope::Hold held_;
   ProcessGroup* const group_;
   LentArgs args_;
@@ -130,7 +152,7 @@ bool broadcast(const at::Tensor& tensor, const BroadcastOptions& options) {
   call.take(tensor);
   if (!call.ok) return false;
   call.get(mutable_bytes_of(tensor));
-  return call.run(true, tensor);
+  return call.run(Slices::right, tensor);
 }
 
 bool all_reduce(const at::Tensor& tensor, const AllReduceOptions& options) {
@@ -141,7 +163,7 @@ bool all_reduce(const at::Tensor& tensor, const AllReduceOptions& options) {
   const auto bytes = mutable_bytes_of(tensor);
   call.give(bytes);
   call.get(bytes);
-  return call.run(true, tensor);
+  return call.run(Slices::right, tensor);
 }
 
 bool reduce(const at::Tensor& tensor, const ReduceOptions& options) {
@@ -152,12 +174,12 @@ bool reduce(const at::Tensor& tensor, const ReduceOptions& options) {
   if (!call.ok) return false;
   if (!call.at_root()) {
     call.give(bytes_of(tensor));
-    return call.run(true);
+    return call.run(Slices::right);
   }
   const auto bytes = mutable_bytes_of(tensor);
   call.give(bytes);
   call.get(bytes);
-  return call.run(true, tensor);
+  return call.run(Slices::right, tensor);
 }
 
 bool all_gather(const TensorList& tensor_list, const at::Tensor& tensor, const CollectiveOptions& options) {
@@ -167,7 +189,7 @@ bool all_gather(const TensorList& tensor_list, const at::Tensor& tensor, const C
   if (!call.ok || tensor_list[call.rank()].numel() != tensor.numel()) return false;
   call.give(bytes_of(tensor));
   call.get_all(tensor_list);
-  return call.run(false, tensor_list);
+  return call.run(Slices::right_if_apart, tensor_list);
 }
 
 bool all_gather_into_tensor(const at::Tensor& output, const at::Tensor& input, const CollectiveOptions& options) {
@@ -180,7 +202,7 @@ bool all_gather_into_tensor(const at::Tensor& output, const at::Tensor& input, c
   if (!apart(from, to)) return false;
   call.give(from);
   call.get_parts(to, from.size());
-  return call.run(true, output);
+  return call.run(Slices::right, output);
 }
 
 bool gather(const at::Tensor& tensor, const GatherOptions& options) {
@@ -191,13 +213,13 @@ bool gather(const at::Tensor& tensor, const GatherOptions& options) {
   if (!call.at_root()) {
     if (!options.gather_list.empty()) return false;
     call.give(bytes_of(tensor));
-    return call.run(true);
+    return call.run(Slices::right);
   }
   call.take_all(options.gather_list);
   if (!call.ok || !equal_sizes(options.gather_list, tensor.numel())) return false;
   call.give(bytes_of(tensor));
   call.get_all(options.gather_list);
-  return call.run(false, options.gather_list);
+  return call.run(Slices::right_if_apart, options.gather_list);
 }
 
 bool scatter(const at::Tensor& tensor, const ScatterOptions& options) {
@@ -210,7 +232,7 @@ bool scatter(const at::Tensor& tensor, const ScatterOptions& options) {
   if (!call.ok || (root ? !equal_sizes(options.scatter_list, tensor.numel()) : !options.scatter_list.empty())) return false;
   call.give_all(options.scatter_list);
   call.get(mutable_bytes_of(tensor));
-  return call.run(!root, tensor);
+  return call.run(root ? Slices::right_if_apart : Slices::right, tensor);
 }
 
 bool reduce_scatter(const at::Tensor& output, const TensorList& input_list, const ReduceScatterOptions& options) {
@@ -221,7 +243,7 @@ bool reduce_scatter(const at::Tensor& output, const TensorList& input_list, cons
   if (!call.ok || input_list[call.rank()].numel() != output.numel()) return false;
   call.give_all(input_list);
   call.get(mutable_bytes_of(output));
-  return call.run(false, output);
+  return call.run(Slices::right_if_apart, output);
 }
 
 bool reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input, const ReduceScatterOptions& options) {
@@ -235,7 +257,7 @@ bool reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input, co
   if (!apart(from, to)) return false;
   call.give_parts(from, to.size());
   call.get(to);
-  return call.run(true, output);
+  return call.run(Slices::right, output);
 }
 
 bool all_to_all_single(const at::Tensor& output, const at::Tensor& input, const AllToAllSingleOptions& options) {
@@ -251,7 +273,7 @@ bool all_to_all_single(const at::Tensor& output, const at::Tensor& input, const 
   if (!apart(from, to)) return false;
   call.give_parts(from, from.size() / call.size());
   call.get_parts(to, to.size() / call.size());
-  return call.run(true, output);
+  return call.run(Slices::right, output);
 }
 
 bool all_to_all(const TensorList& output_tensor_list, const TensorList& input_tensor_list, const CollectiveOptions& options) {
@@ -261,12 +283,12 @@ bool all_to_all(const TensorList& output_tensor_list, const TensorList& input_te
   if (!call.ok || input_tensor_list[call.rank()].numel() != output_tensor_list[call.rank()].numel()) return false;
   call.give_all(input_tensor_list);
   call.get_all(output_tensor_list);
-  return call.run(false, output_tensor_list);
+  return call.run(Slices::right_if_apart, output_tensor_list);
 }
 
 bool barrier(const BarrierOptions& options) {
   Call call(Op::barrier, "barrier", options.group, options.timeout, options.async_op);
-  return call.ok && call.run(true);
+  return call.ok && call.run(Slices::right);
 }
 
 }  // namespace muster::group::plain

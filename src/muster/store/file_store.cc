@@ -13,7 +13,6 @@ namespace muster::store {
 namespace {
 
 using Transaction = FileLog::Transaction;
-constexpr Duration kGoodbyeLimit = std::chrono::seconds(5);
 
 std::string user_key(std::string_view key) { return "k" + std::string(key); }
 bool is_user_key(const std::string& key) { return key.front() == 'k'; }
@@ -223,7 +222,7 @@ class FileStore final : public RequestStore<Store> {
     if (done && !over) done = log().await(deadline, finished);
     if (done || over) return std::move(meeting.reply());
     if (done.code() != Code::timed_out || !arrived) return {done.with_context(name_of(request.op)), 0, {}};
-    done = log().transact(steady_clock().now() + kGoodbyeLimit,
+    done = log().transact(steady_clock().now() + kFileGoodbyeLimit,
                           [&](Transaction& file) { meeting.give_up(file, steady_clock().now() - begin); });
     if (!done) return {done.with_context(name_of(request.op)), 0, {}};
     return std::move(meeting.reply());
@@ -234,7 +233,7 @@ class FileStore final : public RequestStore<Store> {
 
 /// One more of `world_size` users has finished; the last removes the file.
 void count_out(FileLog& log, int world_size) {
-  const Status ignored = log.transact(steady_clock().now() + kGoodbyeLimit, [&](Transaction& file) {
+  const Status ignored = log.transact(steady_clock().now() + kFileGoodbyeLimit, [&](Transaction& file) {
     const std::string key = std::string(1, kFileOwnKey) + "finished";
     const std::string* text = file.find(key);
     const int finished = 1 + (text == nullptr ? 0 : std::atoi(text->c_str()));

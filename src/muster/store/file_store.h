@@ -15,4 +15,7 @@ std::shared_ptr<Store> make_file_store_over(std::shared_ptr<FileLog> log, Durati
 /// Keys of the file that are no user's keys begin with this; users' begin with 'k', meetings' with 'b', 'g', 'v' and 'o', queues' with 'q'.
 inline constexpr char kFileOwnKey = 'm';
 
+/// How long the last words of a process that leaves may wait for the file.
+inline constexpr Duration kFileGoodbyeLimit = std::chrono::seconds(5);
+
 }  // namespace muster::store

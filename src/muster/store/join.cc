@@ -16,15 +16,6 @@ std::string random_token() {
   return std::string(as_text(token));
 }
 
-std::string hexadecimal(ConstBytes bytes) {
-  std::string text;
-  for (const std::byte byte : bytes) {
-    text += "0123456789abcdef"[std::to_integer<unsigned>(byte) >> 4];
-    text += "0123456789abcdef"[std::to_integer<unsigned>(byte) & 15];
-  }
-  return text;
-}
-
 Status explain(const Status& status, int rank, const JoinOptions& options) {
   const std::string what = cannot_join(rank, options) + ": ";
   switch (status.code()) {

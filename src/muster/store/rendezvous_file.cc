@@ -20,7 +20,6 @@ namespace muster::store {
 namespace {
 
 using Transaction = FileLog::Transaction;
-constexpr Duration kGoodbyeLimit = std::chrono::seconds(5);
 const std::string kMembersKey = std::string(1, kFileOwnKey) + "members";
 
 std::string machine_id() {
@@ -96,7 +95,7 @@ std::string encode(std::span<const Member> members) {
 /// Takes this process off the list, and with it those that have died; the last one out removes the file.
 void leave(FileLog& log, std::uint64_t id) {
   const Member here = Member::self(id);
-  const Status ignored = log.transact(steady_clock().now() + kGoodbyeLimit, [&](Transaction& file) {
+  const Status ignored = log.transact(steady_clock().now() + kFileGoodbyeLimit, [&](Transaction& file) {
     auto members = read_members(file);
     std::erase_if(members, [&](const Member& member) { return member.id == id || member.is_dead(here); });
     file.put(kMembersKey, encode(members));

@@ -23,7 +23,7 @@ std::unique_ptr<transport::Connector> socket_connector(const RankThreadsOptions&
   connector.world_size = options.ranks;
   connector.job = job;
   connector.shared_memory = options.wire != Wire::tcp;
-  if (options.wire == Wire::mixed) connector.host_label = rank % 2 == 0 ? "even" : "odd";
+  connector.host_label = host_label(options.wire, rank);
   return transport::make_socket_connector(std::move(connector), Secret::given("a secret for tests only"));
 }
 
@@ -61,8 +61,14 @@ const char* wire_name(Wire wire) {
     case Wire::tcp: return "tcp";
     case Wire::shm: return "shm";
     case Wire::mixed: return "mixed";
+    case Wire::hosts: return "hosts";
   }
   return "?";
+}
+
+std::string host_label(Wire wire, int rank) {
+  if (wire == Wire::mixed) return rank % 2 == 0 ? "even" : "odd";
+  return wire == Wire::hosts ? "pair" + std::to_string(rank / 2) : "";
 }
 
 void run_ranks(const RankThreadsOptions& options, const RankBody& body) {

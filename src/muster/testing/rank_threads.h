@@ -19,9 +19,13 @@ enum class Wire {
   tcp,       ///< sockets only
   shm,       ///< sockets, shared memory and a host region, as processes of one host
   mixed,     ///< as shm on each of two pretended hosts (even and odd ranks), sockets between them
+  hosts,     ///< the same on pretended hosts of two ranks each, side by side
 };
 inline constexpr Wire kWires[] = {Wire::loopback, Wire::region, Wire::tcp, Wire::shm, Wire::mixed};
+inline constexpr Wire kWiresAndHosts[] = {Wire::loopback, Wire::region, Wire::tcp, Wire::shm, Wire::mixed, Wire::hosts};
 const char* wire_name(Wire wire);
+/// The host that a rank pretends to be on; empty: the real one.
+std::string host_label(Wire wire, int rank);
 
 struct RankThreadsOptions {
   int ranks = 2;

@@ -26,7 +26,6 @@ constexpr Duration kStoreTimeout = std::chrono::seconds(2);
 constexpr std::string_view kJobKey = "trace/job";
 constexpr std::size_t kMostQuestions = 8;  ///< that wait for a rank: more would not make it answer
 constexpr std::size_t kKeptAnswers = 8;    ///< of a rank, that nobody has fetched yet: several may ask at once
-constexpr int kMostRanks = 1 << 20;
 
 std::string questions_of(int rank) { return "trace/ask/" + std::to_string(rank); }
 std::string answer_key(const std::string& id, int rank) { return "trace/answer/" + id + "/" + std::to_string(rank); }

@@ -8,7 +8,6 @@ namespace muster::trace {
 namespace {
 
 constexpr std::size_t kGroupsKept = 32;
-constexpr int kMostRanks = 1 << 20;
 
 void put(ByteWriter& out, const Record& record) {
   out.put(record.ticket).put(record.sequence).put(record.start_ns).put(record.end_ns).put(record.bytes).put(record.tag);

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <thread>
 
-#include "muster/transport/core_sharing.h"
 #include "muster/transport/engine.h"
 #include "muster/transport/watcher.h"
 #include "muster/transport/woken.h"
@@ -35,9 +34,11 @@ class ActivePoller {
 
 namespace {
 
-// How long a waiting thread keeps its core before it gives it away, and gives it away before it sleeps, for each rank that shares the core.
+// How long a waiting thread keeps its core before it gives it away, and then gives it away before it sleeps. Longer than a sleeper takes to
+// come back, which a machine that is shared may make some hundred microseconds: else ranks that have slept once would find each other asleep
+// at every call from then on.
 constexpr Duration kSpin = std::chrono::microseconds(40);
-constexpr Duration kYield = std::chrono::microseconds(120);
+constexpr Duration kYield = std::chrono::milliseconds(1);
 constexpr Duration kLongestSleep = std::chrono::milliseconds(100);
 
 /// Shorter for the thread that looks itself: what comes meanwhile is seen late by as much.
@@ -56,7 +57,6 @@ bool Engine::wait(const std::function<bool()>& done, TimePoint deadline) {
   if (done()) return true;
   if (forked()) return false;
   ActivePoller active(*this);
-  const Duration yields = until_all_came_round(kYield, ranks_per_core_);
   TimePoint idle_since = TimePoint::max();
   for (;;) {
     TimePoint now;
@@ -84,7 +84,7 @@ bool Engine::wait(const std::function<bool()>& done, TimePoint deadline) {
       pause_briefly(looked == Looked::busy);
       continue;
     }
-    if (now - idle_since < yields) {
+    if (now - idle_since < kYield) {
       std::this_thread::yield();
       continue;
     }
@@ -93,7 +93,7 @@ bool Engine::wait(const std::function<bool()>& done, TimePoint deadline) {
     sleep_until_news(std::min(deadline, now + kLongestSleep), done, finished);
     active.enter();
     if (finished) return true;
-    idle_since = clock().now() - yields;  // woken for nothing: look once, sleep again
+    idle_since = clock().now() - kYield;  // woken for nothing: look once, sleep again
   }
 }
 

@@ -44,8 +44,9 @@ class HostRegion {
   /// Whether any memory of a local rank can be copied from where it is (`read`). Found out by trying, once that rank is there: the system
   /// may forbid it (Yama's ptrace_scope, a container's filter of system calls), or hide the process (another pid namespace). Thread-safe.
   virtual bool can_read(int local_rank) = 0;
-  /// Copies from `address` of the process of a local rank (also one's own). False where the process has gone, or has no memory there or
-  /// none that the system lets others read (a driver's mappings, as pinned memory); `to` may have been written in part then. What it reads
+  /// Copies from `address` of the process of a local rank (also one's own). False where the process has gone (another that has its number
+  /// now is not taken for it), or has no memory there or none that the system lets others read (a driver's mappings, as pinned memory);
+  /// `to` may have been written then. What it reads
   /// may be written meanwhile: only the protocol between the two says that it is not. Thread-safe.
   virtual bool read(int local_rank, std::uint64_t address, MutableBytes to) = 0;
 };

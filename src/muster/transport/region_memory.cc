@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cerrno>
 
 #include "muster/base/log.h"
 #include "muster/transport/arena.h"
@@ -21,10 +22,12 @@ std::byte* own_arena_at(std::uint64_t offset, std::size_t bytes) {
   return arena.ok() ? (*arena)->at(offset, bytes) : nullptr;
 }
 
-// Differs from job to job and from view to view: another process that has the number of the one meant does not hold it there.
-std::uint64_t word_of(const RegionShape& shape, const void* view) {
+// Differs from job to job, from rank to rank and from view to view: another process that has the number of the one meant, as this one
+// itself may where the other counts processes for itself, does not hold it there.
+std::uint64_t word_of(const RegionShape& shape, int local_rank, const void* view) {
+  const std::uint64_t rank = static_cast<std::uint64_t>(local_rank) << 48;
   const std::uint64_t mixed =
-      (shape.nonce ^ reinterpret_cast<std::uint64_t>(view) ^ static_cast<std::uint64_t>(::getpid())) * 0x9e3779b97f4a7c15u;
+      (shape.nonce ^ rank ^ reinterpret_cast<std::uint64_t>(view) ^ static_cast<std::uint64_t>(::getpid())) * 0x9e3779b97f4a7c15u;
   return mixed | 1;
 }
 
@@ -102,7 +105,7 @@ RegionView::RegionView(std::byte* memory, const RegionShape& shape, int local_ra
       lookup_(std::move(lookup)),
       ready_(std::move(ready)),
       heap_(*reinterpret_cast<RegionHeader*>(memory), at_as<SegmentEntry>(layout_.entries), memory + layout_.segments, layout_.units),
-      word_(word_of(shape, this)),
+      word_(word_of(shape, local_rank, this)),
       reach_(ranks_.size()) {
   if (!shape.readable) return;
   Card& mine = card(local_rank_);
@@ -116,25 +119,32 @@ bool RegionView::can_read(int local_rank) {
   if (const Reach known = reach.load(std::memory_order_relaxed); known != Reach::unknown) return known == Reach::yes;
   const std::uint64_t word = card(local_rank).word.load(std::memory_order_acquire);
   if (word == 0 || mark_.forked()) return false;
-  std::uint64_t found = 0;
-  const bool reads =
-      read(local_rank, card(local_rank).address.load(std::memory_order_relaxed), {reinterpret_cast<std::byte*>(&found), sizeof(found)}) &&
-      found == word;
+  std::byte some;
+  const bool reads = read(local_rank, card(local_rank).address.load(std::memory_order_relaxed), {&some, 1});
   reach.store(reads ? Reach::yes : Reach::no, std::memory_order_relaxed);
   return reads;
 }
 
+// Every time the card's word comes along, out of the same process by the same call: its number may have gone to another.
 bool RegionView::read(int local_rank, std::uint64_t address, MutableBytes to) {
-  const auto process = static_cast<pid_t>(card(local_rank).process.load(std::memory_order_relaxed));
-  while (!to.empty()) {
-    const iovec here{to.data(), to.size()};
-    const iovec there{reinterpret_cast<void*>(address), to.size()};
-    const ssize_t got = ::process_vm_readv(process, &here, 1, &there, 1, 0);
-    if (got <= 0) return false;
-    to = to.subspan(static_cast<std::size_t>(got));
-    address += static_cast<std::uint64_t>(got);
+  const Card& theirs = card(local_rank);
+  const std::uint64_t word = theirs.word.load(std::memory_order_acquire);
+  const auto process = static_cast<pid_t>(theirs.process.load(std::memory_order_relaxed));
+  while (word != 0 && !to.empty()) {
+    std::uint64_t found = 0;
+    const iovec here[] = {{&found, sizeof(found)}, {to.data(), to.size()}};
+    const iovec there[] = {{reinterpret_cast<void*>(theirs.address.load(std::memory_order_relaxed)), sizeof(found)},
+                           {reinterpret_cast<void*>(address), to.size()}};
+    const ssize_t got = ::process_vm_readv(process, here, 2, there, 2, 0);
+    if (got < 0 && (errno == EPERM || errno == ENOSYS)) {  // from now on: groups that come later shall not try
+      reach_[static_cast<std::size_t>(local_rank)].store(Reach::no, std::memory_order_relaxed);
+    }
+    const auto copied = static_cast<std::size_t>(std::max<ssize_t>(got, 0));
+    if (copied <= sizeof(found) || found != word) return false;
+    to = to.subspan(copied - sizeof(found));
+    address += copied - sizeof(found);
   }
-  return true;
+  return word != 0;
 }
 
 SharedRing RegionView::ring(int from, int to) {

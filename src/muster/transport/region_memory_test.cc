@@ -375,7 +375,9 @@ TEST(RegionMemoryProcesses, MemoryOfAnotherProcessIsReadWhereItIs) {
   const std::uint64_t word = cards[1].word;
   cards[1].word = word + 2;  // of another process that has its number
   EXPECT_FALSE(memory.open(2)->can_read(1));
+  EXPECT_FALSE(region->read(1, address, copy)) << "nor does who has read there before";
   cards[1].word = word;
+  EXPECT_TRUE(region->read(1, address, copy));
 
   ASSERT_EQ(::write(over[1], "!", 1), 1);
   int status = -1;

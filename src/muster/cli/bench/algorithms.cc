@@ -1,11 +1,12 @@
-#include "muster/base/temporary_folder.h"
 #include "muster/cli/bench/algorithms.h"
+#include "muster/base/temporary_folder.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <limits>
 #include <memory>
 #include <sstream>
@@ -25,6 +26,14 @@ using collective::Tuning;
 
 Ground ground_of(const std::string& transport) { return transport == "tcp" ? Ground::links : Ground::region; }
 
+/// Those that one host can try: sums from host to host need several.
+std::vector<Algorithm> rivals(Ground ground, Op op) {
+  const auto row = algorithms_of(ground, op);
+  std::vector<Algorithm> here;
+  std::copy_if(row.begin(), row.end(), std::back_inserter(here), [](Algorithm algorithm) { return algorithm != Algorithm::hosts; });
+  return here;
+}
+
 /// One operation on so many ranks, by every algorithm that it has; all stand ready and take turns.
 class Race {
  public:
@@ -36,7 +45,7 @@ class Race {
     field.transport = transport;
     field.threads = contest.threads;
     field.tensors = false;  // the engine alone: what stands above it costs the same whatever the algorithm
-    for (const Algorithm algorithm : collective::algorithms_of(race->ground_, op)) {
+    for (const Algorithm algorithm : rivals(race->ground_, op)) {
       const std::string name(name_of(algorithm));
       const std::string own = race->folder_.path() + "/" + name;
       std::filesystem::create_directory(own);
@@ -101,7 +110,7 @@ Status for_each_race(const Contest& contest, const Work& work) {
     for (const int ranks : contest.ranks) {
       for (const std::string& name : contest.ops) {
         const auto op = collective::op_named(name);
-        if (!op || ranks < 2 || algorithms_of(ground_of(transport), *op).size() < 2) continue;
+        if (!op || ranks < 2 || rivals(ground_of(transport), *op).size() < 2) continue;
         any = true;
         auto race = Race::prepare(contest, transport, *op, ranks);
         if (!race) return race.status();
@@ -120,7 +129,7 @@ std::size_t laps_in(const Contest& contest) {
   for (const std::string& transport : contest.transports) {
     for (const std::string& name : contest.ops) {
       const auto op = collective::op_named(name);
-      if (op && algorithms_of(ground_of(transport), *op).size() > 1) laps += contest.ranks.size() * contest.sizes.size();
+      if (op && rivals(ground_of(transport), *op).size() > 1) laps += contest.ranks.size() * contest.sizes.size();
     }
   }
   return laps;
@@ -218,9 +227,9 @@ Status tune(const Contest& contest, const std::string& path) {
       laps.push_back(std::move(*lap));
     }
     if (laps.empty()) return Status();
-    auto rule = fit(algorithms_of(race.ground(), op), laps);
+    const auto row = rivals(race.ground(), op);
+    auto rule = fit(row, laps);
     // Beyond what was measured the most scalable one goes on, where only it can.
-    const auto row = algorithms_of(race.ground(), op);
     const std::uint64_t most = most_bytes(race.ground(), op, rule.back().algorithm, ranks);
     if (rule.back().algorithm != row.back() && most != Selection::kAlways) {
       rule.back().up_to = most;

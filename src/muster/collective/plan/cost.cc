@@ -12,7 +12,10 @@
 namespace muster::collective::plan {
 namespace {
 
-bool is_downwards(Algorithm algorithm) { return algorithm == Algorithm::tree || algorithm == Algorithm::chain; }
+/// Whether ranks do different things at different times.
+bool is_played(Algorithm algorithm) {
+  return algorithm == Algorithm::tree || algorithm == Algorithm::chain || algorithm == Algorithm::hosts;
+}
 
 /// The bytes of a message in parts of the call's.
 double share_of(Op op, const Cargo& cargo, int ranks) {
@@ -113,6 +116,28 @@ double predict_down(double bytes, const Machine& machine, Crew crew) {
   return end + (chunks - 1) * busiest;
 }
 
+/// Sums that go from host to host, all lanes at once: the way of the first chunk of each, and how long the busiest place works for each
+/// chunk behind it. The last host may have fewer ranks; it counts as the others.
+double predict_hosts(Op op, double bytes, const Machine& machine, Crew crew) {
+  const double each = crew.ranks_per_host, others = each - 1;
+  const double hosts = std::ceil(crew.ranks / each);
+  const auto most = static_cast<double>(HostsPlan::chunk_bytes(static_cast<std::size_t>(bytes / each), static_cast<int>(hosts)));
+  const double chunks = std::max(1.0, std::ceil(bytes / each / most));
+  const double chunk = bytes / each / chunks;
+  const double message = 2 * machine.overhead;  // at both of its ends
+  const double near = chunk / machine.host_bandwidth, far = each * chunk / machine.bandwidth, add = chunk / machine.reduction;
+  const double collect = others * (message + near + add) + (others > 0 ? machine.host_latency : 0);
+  const double spread = others * (message + near) + (others > 0 ? machine.host_latency : 0);
+  const double hop = message + machine.latency + far;
+  const bool to_all = op == Op::all_reduce;
+  const double back = to_all ? (hosts - 1) * hop + spread : hosts > 1 ? hop : 0;
+  const double first = collect + (hosts - 1) * (hop + add) + back;
+  // A host between two others sends sums one way and results the other.
+  const double network = hosts < 2 ? 0 : far * (to_all && hosts > 2 ? 2 : 1);
+  const double work = others * (message + near + add) + message + add + (to_all ? message + others * (message + near) : 0);
+  return first + (chunks - 1) * std::max(network, work);
+}
+
 double chunks_of(Op op, Algorithm algorithm, double bytes, int ranks) {
   if (algorithm != Algorithm::slices || !info(op).reduces) return 1;
   return std::max(1.0, std::ceil(bytes / ranks / static_cast<double>(kReduceChunkBytes)));
@@ -122,7 +147,7 @@ double chunks_of(Op op, Algorithm algorithm, double bytes, int ranks) {
 
 Work work_of(Op op, Algorithm algorithm, Crew crew) {
   Work work;
-  if (is_downwards(algorithm)) return work;
+  if (is_played(algorithm)) return work;
   // The first host has the root. Where the first ranks pair up, rank 1 takes part for two.
   const int first = algorithm == Algorithm::recursive_doubling && crew.ranks > 1 ? 1 / crew.ranks_per_host * crew.ranks_per_host : 0;
   const int steps = Schedule(op, algorithm, first, crew.ranks, 0).steps();
@@ -145,6 +170,7 @@ double predict(Op op, Algorithm algorithm, double bytes, const Machine& machine,
   if (crew.ranks < 2) return 0;
   if (algorithm == Algorithm::tree) return predict_down<TreePlan>(bytes, machine, crew);
   if (algorithm == Algorithm::chain) return predict_down<ChainPlan>(bytes, machine, crew);
+  if (algorithm == Algorithm::hosts) return predict_hosts(op, bytes, machine, crew);
   const double chunks = chunks_of(op, algorithm, bytes, crew.ranks);
   return work.hops * machine.latency + work.host_hops * machine.host_latency + chunks * busy_seconds(work, bytes / chunks, machine);
 }

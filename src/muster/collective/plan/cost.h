@@ -6,7 +6,8 @@
 /// adding received bytes takes time; chunks follow each other through slices, trees and chains. Not modelled: switches between hosts that
 /// are themselves shared, ranks that come late, memory of different speeds, and the region of a host: groups of one host run over that.
 ///
-/// Where all ranks do the same, those of one host stand for all; trees and chains are played message by message.
+/// Where all ranks do the same, those of one host stand for all; trees and chains are played message by message; for sums from host to host
+/// the first chunk is followed on its way, and the busiest host works on those behind it.
 #pragma once
 
 #include "muster/collective/op.h"
@@ -39,7 +40,7 @@ struct Work {
   double host_bytes = 0;     ///< received by one rank from its own host
   double added_bytes = 0;
 };
-/// Of an algorithm whose ranks all do the same, but for a root on rank 0: neither tree nor chain.
+/// Of an algorithm whose ranks all do the same, but for a root on rank 0: neither tree nor chain, nor from host to host.
 Work work_of(Op op, Algorithm algorithm, Crew crew);
 
 /// Seconds. `bytes` as `muster bench` counts: each rank's tensor for reductions and broadcast, all pieces together elsewhere. The root is

@@ -53,6 +53,27 @@ TEST(Cost, RanksOfAHostShareItsNetwork) {
   EXPECT_DOUBLE_EQ(predict(Op::broadcast, Algorithm::chain, 1, kMachine, {3, 3}), 2 * (1 + kNear + 10 + 1));
 }
 
+TEST(Cost, SumsGoFromHostToHost) {
+  const auto cost = [](Op op, double bytes, Crew crew) { return predict(op, Algorithm::hosts, bytes, kMachine, crew); };
+  // Three hosts of two, two lanes of four bytes: each lane's owner has one neighbour's part, two hops with sums, two back, one to the
+  // neighbour.
+  const double collect = 2 + 10 + 4 * (kNear + kAdd), hop = 2 + 100 + 8 * kFar, spread = 2 + 10 + 4 * kNear;
+  EXPECT_DOUBLE_EQ(cost(Op::all_reduce, 8, {6, 2}), collect + 2 * (hop + 4 * kAdd) + 2 * hop + spread);
+  // The last host sends its results straight to the root, or to everybody.
+  EXPECT_DOUBLE_EQ(cost(Op::reduce, 8, {6, 2}), collect + 2 * (hop + 4 * kAdd) + hop);
+  EXPECT_DOUBLE_EQ(cost(Op::reduce_scatter, 8, {6, 2}), cost(Op::reduce, 8, {6, 2}));
+  // Six chunks in a lane and not three: where adding is slow, each of them takes its owner two messages with the neighbour each way and two
+  // with other hosts, and two additions.
+  const double chunk = static_cast<double>(kReduceChunkBytes);
+  EXPECT_DOUBLE_EQ(cost(Op::all_reduce, 12 * chunk, {6, 2}),
+                   cost(Op::all_reduce, 6 * chunk, {6, 2}) + 3 * (4 * 2 + 2 * chunk * (kNear + kAdd)));
+  // Else the network of the host in the middle passes two sums and two results for each, one behind the other.
+  Machine quick = kMachine;
+  quick.reduction = 1 / kNear;
+  const auto quickly = [&](double bytes) { return predict(Op::all_reduce, Algorithm::hosts, bytes, quick, {6, 2}); };
+  EXPECT_DOUBLE_EQ(quickly(12 * chunk), quickly(6 * chunk) + 3 * 2 * (2 * chunk * kFar));
+}
+
 TEST(Cost, ChunksOfSlicesFollowEachOther) {
   // Two ranks, slices of two chunks: latency is paid once for both.
   const double bytes = 4.0 * kReduceChunkBytes;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "muster/collective/plan/bruck_plan.h"
+#include "muster/collective/plan/hosts_plan.h"
 #include "muster/collective/plan/pairwise_plan.h"
 #include "muster/collective/plan/ring_plan.h"
 #include "muster/collective/plan/slices.h"
@@ -45,6 +46,36 @@ TEST(Slices, ChunksCoverEverythingOnce) {
     ASSERT_EQ(at, count);
     ASSERT_EQ(chunk_of(count, 8, chunks_in(count, 8)).count, 0u);
   }
+}
+
+TEST(HostsPlan, EveryLaneIsAChainThroughAllHosts) {
+  for (int size = 1; size <= kLargest; ++size) {
+    for (int per_host = 1; per_host <= size; ++per_host) {
+      if (size % per_host != 0) continue;
+      for (int place = 0; place < per_host; ++place) {
+        int hosts = 0, last = -1;
+        for (int rank = place; rank >= 0; rank = HostsPlan{rank, size, per_host}.next(), ++hosts) {
+          const HostsPlan plan{rank, size, per_host};
+          ASSERT_EQ(plan.host(), hosts);
+          ASSERT_EQ(plan.place(), place);
+          ASSERT_EQ(plan.previous(), last);
+          ASSERT_EQ(plan.neighbour(place), rank);
+          ASSERT_EQ(plan.neighbour(0) / per_host, hosts);
+          last = rank;
+        }
+        ASSERT_EQ(hosts, HostsPlan({0, size, per_host}).hosts());
+      }
+    }
+  }
+}
+
+TEST(HostsPlan, ALaneIsCutSoThatAllHostsHaveSomethingToDo) {
+  constexpr std::size_t kKiB = 1024;
+  EXPECT_EQ(HostsPlan::chunk_bytes(1024 * kKiB, 2), 128 * kKiB);
+  EXPECT_EQ(HostsPlan::chunk_bytes(128 * kKiB, 4), 32 * kKiB);
+  EXPECT_EQ(chunks_in(128 * kKiB, HostsPlan::chunk_bytes(128 * kKiB, 3)), 3u);
+  EXPECT_EQ(HostsPlan::chunk_bytes(128 * kKiB, 64), 16 * kKiB);
+  EXPECT_EQ(HostsPlan::chunk_bytes(0, 2), 16 * kKiB);
 }
 
 TEST(RingPlan, EveryRankEndsWithEveryBlock) {

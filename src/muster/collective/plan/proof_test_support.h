@@ -45,6 +45,7 @@ class Proof {
         pieces_(size),
         results_(size),
         whole_(index(size)),
+        handed_(index(size)),
         step_(index(size), -1) {
     for (int rank = 0; rank < size; ++rank) {
       sums_of_all_.push_back({rank, 1});
@@ -126,6 +127,7 @@ class Proof {
       const Transfer out = plan.send(step, i);
       if (out.peer < 0 || out.peer >= size_ || out.peer == rank) return fail(rank, step, "sends to " + std::to_string(out.peer));
       if (!holds(rank, out.peer, out.cargo)) return fail(rank, step, "sends what it does not have");
+      if (out.cargo.kind == Kind::result) ++handed_[index(rank)];
       ++sent_;
     }
   }
@@ -218,8 +220,9 @@ class Proof {
   }
 
   bool ends_right(int rank) {
-    const bool everything = blocks_.count(rank) == size_ || results_.count(rank) == size_ || sum(rank, -1).count == size_;
-    const bool nothing = size_ > 1 && blocks_.count(rank) == 1 && results_.count(rank) < size_;
+    const int slices = plans_(rank).slices();
+    const bool everything = blocks_.count(rank) == size_ || results_.count(rank) == slices || sum(rank, -1).count == size_;
+    const bool nothing = size_ > 1 && blocks_.count(rank) == 1 && (results_.count(rank) < slices || slices == 1);
     switch (op_) {
       case Op::barrier:
       case Op::all_gather: return blocks_.count(rank) == size_;
@@ -228,7 +231,8 @@ class Proof {
       case Op::reduce: return rank == root_ ? everything : nothing;
       case Op::gather: return rank == root_ ? everything : nothing;
       case Op::scatter: return pieces_.has(rank, root_) && pieces_.count(rank) == 1;
-      case Op::reduce_scatter: return results_.has(rank, rank) && results_.count(rank) == 1;
+      // Who hands the others their results has seen them.
+      case Op::reduce_scatter: return results_.has(rank, rank) && results_.count(rank) <= 1 + handed_[index(rank)];
       case Op::all_to_all: return pieces_.count(rank) == size_;
       default: return false;
     }
@@ -239,7 +243,8 @@ class Proof {
   const Plans& plans_;
   Table blocks_, pieces_, results_;
   std::vector<bool> whole_;
-  std::vector<Sum> sums_;  // by rank and slice; made when first used
+  std::vector<int> handed_;  // results sent, by rank
+  std::vector<Sum> sums_;    // by rank and slice; made when first used
   std::vector<Sum> sums_of_all_;
   std::vector<int> step_;
   std::int64_t sent_ = 0, received_ = 0;

@@ -5,9 +5,10 @@
 namespace muster::collective::plan {
 namespace {
 
-Pattern pattern_of(Op op, Algorithm algorithm, int rank, int size, int root) {
+Pattern pattern_of(Op op, Algorithm algorithm, int rank, int size, int root, int per_host) {
   const PairwisePlan pairs{rank, size};
   using Then = pattern::Slices::Then;
+  const Then then = op == Op::all_reduce ? Then::all : op == Op::reduce ? Then::root : Then::nobody;
   switch (algorithm) {
     case Algorithm::dissemination: return pattern::Dissemination{{rank, size}};
     case Algorithm::tree: return pattern::Down<TreePlan>{{rank, size, root}};
@@ -17,8 +18,8 @@ Pattern pattern_of(Op op, Algorithm algorithm, int rank, int size, int root) {
       if (op == Op::all_reduce) return pattern::RingReduce{{rank, size}};
       return pattern::Ring{{rank, size}};
     case Algorithm::recursive_doubling: return pattern::RecursiveDoubling{{rank, size}};
-    case Algorithm::slices:
-      return pattern::Slices{pairs, op == Op::all_reduce ? Then::all : op == Op::reduce ? Then::root : Then::nobody, root};
+    case Algorithm::slices: return pattern::Slices{pairs, then, root};
+    case Algorithm::hosts: return pattern::Hosts{{rank, size, per_host}, then, root};
     default: break;
   }
   switch (op) {
@@ -37,6 +38,8 @@ bool Schedule::exists(Op op, Algorithm algorithm) {
   return std::find(row.begin(), row.end(), algorithm) != row.end();
 }
 
-Schedule::Schedule(Op op, Algorithm algorithm, int rank, int size, int root) : pattern_(pattern_of(op, algorithm, rank, size, root)) {}
+Schedule::Schedule(Op op, Algorithm algorithm, int rank, int size, int root, int per_host)
+    : pattern_(pattern_of(op, algorithm, rank, size, root, per_host)),
+      slices_(algorithm == Algorithm::hosts && op != Op::reduce_scatter ? per_host : size) {}
 
 }  // namespace muster::collective::plan

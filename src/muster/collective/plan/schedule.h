@@ -6,6 +6,7 @@
 
 #include "muster/collective/op.h"
 #include "muster/collective/plan/bruck_plan.h"
+#include "muster/collective/plan/hosts_plan.h"
 #include "muster/collective/plan/pairwise_plan.h"
 #include "muster/collective/plan/reference_plans.h"
 #include "muster/collective/plan/ring_plan.h"
@@ -102,6 +103,74 @@ struct Slices {
   static Cargo result(int slice) { return {Cargo::Kind::result, 0, 1, slice}; }
 };
 
+/// Sums that go from host to host. The results go back the same way and to all of each host, straight to the root, or each to its owner.
+struct Hosts {
+  using Then = Slices::Then;
+  HostsPlan plan;
+  Then then;
+  int root;
+  int steps() const { return plan.size == 1 ? 0 : then == Then::all ? 4 : 3; }
+  int sends(int step) const {
+    switch (step) {
+      case 0: return others() * slices();
+      case 2:
+        return plan.next() >= 0 ? slices() : then == Then::root ? (plan.rank == root ? 0 : 1) : then == Then::nobody ? plan.hosts() - 1 : 0;
+      case 3: return (plan.previous() >= 0 ? 1 : 0) + others();
+      default: return 0;
+    }
+  }
+  Transfer send(int step, int index) const {
+    if (step == 0) {
+      const int place = other(index / slices());
+      return {plan.neighbour(place), {Cargo::Kind::partial, plan.rank, 1, slice(place, index % slices())}};
+    }
+    if (step == 2) {
+      if (plan.next() >= 0) return {plan.next(), sum(plan.host(), index)};
+      const int to = then == Then::root ? root : plan.rank_of(index, plan.place());
+      return {to, Slices::result(slice(plan.place(), index))};
+    }
+    const bool back = plan.previous() >= 0 && index == 0;
+    return {back ? plan.previous() : plan.neighbour(other(index - (plan.previous() >= 0 ? 1 : 0))), Slices::result(plan.place())};
+  }
+  int receives(int step) const {
+    switch (step) {
+      case 0: return others() * slices();
+      case 1: return plan.previous() >= 0 ? slices() : 0;
+      case 2:
+        if (then == Then::root) return plan.rank != root ? 0 : plan.per_host - (plan.next() >= 0 ? 0 : 1);
+        return plan.next() >= 0 ? 1 : 0;
+      default: return others();
+    }
+  }
+  Transfer receive(int step, int index) const {
+    if (step == 0) {
+      // From the nearest on, so that what has come is always of ranks side by side.
+      const int nth = index / slices();
+      const int from = plan.neighbour(nth < plan.place() ? plan.place() - 1 - nth : nth + 1);
+      return {from, {Cargo::Kind::partial, from, 1, slice(plan.place(), index % slices())}};
+    }
+    if (step == 1) return {plan.previous(), sum(plan.host() - 1, index)};
+    if (step == 2) {
+      if (then == Then::all) return {plan.next(), Slices::result(plan.place())};
+      if (then == Then::nobody) return {plan.rank_of(plan.hosts() - 1, plan.place()), Slices::result(plan.rank)};
+      const int place = plan.next() >= 0 ? index : other(index);
+      return {plan.rank_of(plan.hosts() - 1, place), Slices::result(place)};
+    }
+    return {plan.neighbour(other(index)), Slices::result(other(index))};
+  }
+
+ private:
+  int others() const { return plan.per_host - 1; }
+  /// The places of this host but this rank's own.
+  int other(int index) const { return index < plan.place() ? index : index + 1; }
+  /// Of a lane: one, or everybody's own slice.
+  int slices() const { return then == Then::nobody ? plan.hosts() : 1; }
+  int slice(int place, int index) const { return then == Then::nobody ? plan.rank_of(index, place) : place; }
+  Cargo sum(int last_host, int index) const {
+    return {Cargo::Kind::partial, 0, (last_host + 1) * plan.per_host, slice(plan.place(), index)};
+  }
+};
+
 /// From the root downwards.
 template <class Plan>
 struct Down {
@@ -178,17 +247,19 @@ struct RecursiveDoubling {
 
 }  // namespace pattern
 
-using Pattern =
-    std::variant<pattern::Dissemination, pattern::Bruck, pattern::Ring, pattern::Spread, pattern::Slices, pattern::Down<TreePlan>,
-                 pattern::Down<ChainPlan>, pattern::ToRoot, pattern::FromRoot, pattern::RingReduce, pattern::RecursiveDoubling>;
+using Pattern = std::variant<pattern::Dissemination, pattern::Bruck, pattern::Ring, pattern::Spread, pattern::Slices,
+                             pattern::Down<TreePlan>, pattern::Down<ChainPlan>, pattern::Hosts, pattern::ToRoot, pattern::FromRoot,
+                             pattern::RingReduce, pattern::RecursiveDoubling>;
 
 class Schedule {
  public:
   /// Whether `op` can be done by `algorithm` over links, by muster or by a plan that it is compared with.
   static bool exists(Op op, Algorithm algorithm);
-  /// Of an algorithm that exists.
-  Schedule(Op op, Algorithm algorithm, int rank, int size, int root);
+  /// Of an algorithm that exists. `per_host` divides `size`; `hosts` alone goes by it.
+  Schedule(Op op, Algorithm algorithm, int rank, int size, int root, int per_host = 1);
 
+  /// Into how many slices a reduction is cut.
+  int slices() const { return slices_; }
   int steps() const {
     return std::visit([](const auto& p) { return p.steps(); }, pattern_);
   }
@@ -207,6 +278,7 @@ class Schedule {
 
  private:
   Pattern pattern_;
+  int slices_;
 };
 
 }  // namespace muster::collective::plan

@@ -20,9 +20,17 @@ constexpr int kMostRanks = testing::kSanitized ? 512 : 4096;
 struct Kind {
   Op op;
   Algorithm algorithm;
-  std::string text(int size, int root) const {
-    return std::string(info(op).name) + " by " + std::string(name_of(algorithm)) + " on " + std::to_string(size) + " ranks, root " +
-           std::to_string(root);
+  std::string text(int size, int root, int per_host = 1) const {
+    return std::string(info(op).name) + " by " + std::string(name_of(algorithm)) + " on " + std::to_string(size) + " ranks, " +
+           std::to_string(per_host) + " on a host, root " + std::to_string(root);
+  }
+  /// The numbers of ranks on a host that make a difference.
+  std::vector<int> crews(int size) const {
+    std::vector<int> found{1};
+    for (int each = 2; each <= size && algorithm == Algorithm::hosts; ++each) {
+      if (size % each == 0) found.push_back(each);
+    }
+    return found;
   }
 };
 
@@ -39,12 +47,12 @@ std::vector<Kind> all_kinds() {
 
 /// Messages that a rank sends in all grow with the number of ranks.
 bool meets_all(const Kind& kind) {
-  return kind.algorithm == Algorithm::ring || kind.algorithm == Algorithm::slices || kind.op == Op::all_to_all ||
-         (kind.op == Op::all_gather && kind.algorithm == Algorithm::direct);
+  return kind.algorithm == Algorithm::ring || kind.algorithm == Algorithm::slices || kind.algorithm == Algorithm::hosts ||
+         kind.op == Op::all_to_all || (kind.op == Op::all_gather && kind.algorithm == Algorithm::direct);
 }
 
-std::string prove_kind(const Kind& kind, int size, int root) {
-  return prove(kind.op, size, root, [&](int rank) { return Schedule(kind.op, kind.algorithm, rank, size, root); });
+std::string prove_kind(const Kind& kind, int size, int root, int per_host) {
+  return prove(kind.op, size, root, [&](int rank) { return Schedule(kind.op, kind.algorithm, rank, size, root, per_host); });
 }
 
 TEST(Schedule, ThereIsOneForEveryAlgorithmOverLinks) {
@@ -53,15 +61,17 @@ TEST(Schedule, ThereIsOneForEveryAlgorithmOverLinks) {
       EXPECT_TRUE(Schedule::exists(static_cast<Op>(op), algorithm)) << info(static_cast<Op>(op)).name;
   }
   EXPECT_FALSE(Schedule::exists(Op::broadcast, Algorithm::bruck));
-  EXPECT_EQ(all_kinds().size(), 16u);
+  EXPECT_EQ(all_kinds().size(), 19u);
 }
 
 TEST(Schedule, EveryRankEndsWithWhatItShouldForEverySizeTo64) {
   for (const Kind& kind : all_kinds()) {
     for (int size = 1; size <= 64; ++size) {
       const bool rooted = info(kind.op).rooted;
-      for (int root = 0; root<(rooted ? size : 1); root += size> 16 && root > 0 ? 7 : 1)
-        ASSERT_EQ(prove_kind(kind, size, root), "") << kind.text(size, root);
+      for (int root = 0; root<(rooted ? size : 1); root += size> 16 && root > 0 ? 7 : 1) {
+        for (const int per_host : kind.crews(size))
+          ASSERT_EQ(prove_kind(kind, size, root, per_host), "") << kind.text(size, root, per_host);
+      }
     }
   }
 }
@@ -75,7 +85,10 @@ TEST(Schedule, AndForSomeSizesTo4096) {
     const std::vector<int> sizes{most, 65 + static_cast<int>(random() % static_cast<std::uint64_t>(most - 65))};
     for (const int size : sizes) {
       const int root = info(kind.op).rooted ? static_cast<int>(random() % static_cast<std::uint64_t>(size)) : 0;
-      ASSERT_EQ(prove_kind(kind, size, root), "") << kind.text(size, root) << ", MUSTER_TEST_SEED=" << testing::test_seed();
+      const auto crews = kind.crews(size);
+      const int per_host = crews[random() % crews.size()];
+      ASSERT_EQ(prove_kind(kind, size, root, per_host), "")
+          << kind.text(size, root, per_host) << ", MUSTER_TEST_SEED=" << testing::test_seed();
     }
   }
 }
@@ -89,6 +102,7 @@ class Mutant {
  public:
   Mutant(Schedule schedule, int size, Change change, int step) : schedule_(schedule), size_(size), change_(change), at_(step) {}
 
+  int slices() const { return schedule_.slices(); }
   int steps() const { return schedule_.steps(); }
   int sends(int step) const {
     if (step != at_) return schedule_.sends(step);
@@ -138,20 +152,22 @@ TEST(Proof, FindsEveryPlanThatIsWrongOnOneRank) {
   std::mt19937_64 random(testing::test_seed());
   int mutants = 0;
   for (const Kind& kind : all_kinds()) {
-    for (const int size : {3, 4, 7, 8, 13}) {
+    for (const int size : {3, 4, 7, 8, 12, 13}) {
       const int root = info(kind.op).rooted ? static_cast<int>(random() % static_cast<std::uint64_t>(size)) : 0;
+      const auto crews = kind.crews(size);
+      const int per_host = crews[random() % crews.size()];
       for (int rank = 0; rank < size; ++rank) {
-        const Schedule schedule(kind.op, kind.algorithm, rank, size, root);
+        const Schedule schedule(kind.op, kind.algorithm, rank, size, root, per_host);
         for (int step = 0; step < schedule.steps(); ++step) {
           for (const Change change : kChanges) {
             if (!applies(schedule, step, change)) continue;
             const auto plans = [&](int each) {
-              const Schedule right(kind.op, kind.algorithm, each, size, root);
+              const Schedule right(kind.op, kind.algorithm, each, size, root, per_host);
               return Mutant(right, size, change, each == rank ? step : -1);
             };
             ++mutants;
-            ASSERT_NE(prove(kind.op, size, root, plans), "") << kind.text(size, root) << " passes with change " << static_cast<int>(change)
-                                                             << " on rank " << rank << " in step " << step;
+            ASSERT_NE(prove(kind.op, size, root, plans), "") << kind.text(size, root, per_host) << " passes with change "
+                                                             << static_cast<int>(change) << " on rank " << rank << " in step " << step;
           }
         }
       }
@@ -163,14 +179,15 @@ TEST(Proof, FindsEveryPlanThatIsWrongOnOneRank) {
 TEST(Proof, FindsAStepThatAllRanksLeaveOut) {
   for (const Kind& kind : all_kinds()) {
     for (const int size : {2, 5, 8}) {
-      for (int step = 0; step < Schedule(kind.op, kind.algorithm, 0, size, 0).steps(); ++step) {
+      const int per_host = kind.crews(size).size() > 2 ? 4 : 1;
+      for (int step = 0; step < Schedule(kind.op, kind.algorithm, 0, size, 0, per_host).steps(); ++step) {
         const auto plans = [&](int rank) {
-          const Schedule right(kind.op, kind.algorithm, rank, size, 0);
+          const Schedule right(kind.op, kind.algorithm, rank, size, 0, per_host);
           return Mutant(right, size, Change::step_left_out, step);
         };
         bool matters = false;
         for (int rank = 0; rank < size; ++rank)
-          matters = matters || applies(Schedule(kind.op, kind.algorithm, rank, size, 0), step, Change::step_left_out);
+          matters = matters || applies(Schedule(kind.op, kind.algorithm, rank, size, 0, per_host), step, Change::step_left_out);
         if (!matters) continue;
         ASSERT_NE(prove(kind.op, size, 0, plans), "") << kind.text(size, 0) << " passes without step " << step;
       }
