@@ -61,6 +61,33 @@ TEST(Together, BatchesOfSmallCallsEndRightAndInTheirOrder) {
   }
 }
 
+// Three hosts of two: so many bytes go from host to host, in several chunks, and would be small enough to be under way together.
+TEST(Together, CallsInSeveralChunksKeepThemApart) {
+  constexpr int kRanks = 6;
+  constexpr std::size_t kCalls = 20, kEach = 525;
+  with_group(kRanks, Wire::hosts, [](int rank, Communicator& group) {
+    std::vector<Values> in(kCalls), out(kCalls);
+    std::vector<PendingRef> pending;
+    for (std::size_t i = 0; i < kCalls; ++i) {
+      in[i].assign(kRanks * kEach, static_cast<std::int64_t>(1000 * i) + rank);
+      out[i].assign(kEach, -1);
+      Args args;
+      args.op = Op::reduce_scatter;
+      args.dtype = DType::int64;
+      for (int to = 0; to < kRanks; ++to)
+        args.inputs.push_back(std::as_bytes(std::span(in[i]).subspan(static_cast<std::size_t>(to) * kEach, kEach)));
+      args.outputs = {bytes(out[i])};
+      pending.push_back(group.start(std::move(args), in_a_minute()));
+    }
+    for (std::size_t i = 0; i < kCalls; ++i) {
+      const Status status = pending[i]->wait(in_a_minute());
+      ASSERT_TRUE(status.ok()) << status.message();
+      EXPECT_EQ(out[i], Values(kEach, static_cast<std::int64_t>(6000 * i) + 15)) << "call " << i;
+    }
+    ASSERT_TRUE(group.close(in_a_minute()).ok());
+  });
+}
+
 TEST(Together, CallsOnTheSameMemoryGoOneAfterAnother) {
   for (Wire wire : {Wire::loopback, Wire::tcp}) {
     with_group(

@@ -6,10 +6,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
 #include <deque>
 #include <map>
 #include <memory>
 #include <numeric>
+#include <random>
 #include <tuple>
 #include <vector>
 
@@ -37,10 +39,18 @@ class MemoryTransfer final : public transport::Transfer {
   MutableBytes to_;
 };
 
-/// What has been sent and not been received, what is awaited, and a list of all.
+/// What has been sent and not been received, what is awaited, and a list of all. A send is over, and its memory read, when it is received.
 struct Wires {
+  struct Message {
+    ConstBytes data;
+    std::shared_ptr<MemoryTransfer> sent;
+    void hand_to(MemoryTransfer& receiver) const {
+      receiver.finish(data);
+      sent->finish({});
+    }
+  };
   using Place = std::tuple<int, int, std::uint64_t>;  // from, to, tag
-  std::map<Place, std::deque<std::vector<std::byte>>> messages;
+  std::map<Place, std::deque<Message>> messages;
   std::map<Place, std::deque<std::shared_ptr<MemoryTransfer>>> receives;
   std::map<std::pair<int, int>, std::vector<std::size_t>> sent;  // sizes, by (from, to)
 };
@@ -55,17 +65,16 @@ class MemoryChannel final : public transport::Channel {
   int rank() const override { return rank_; }
   transport::Fabric& fabric() override { std::abort(); }
   transport::TransferRef send(int member, std::uint64_t tag, ConstBytes data, const transport::Fingerprint&) override {
-    auto done = std::make_shared<MemoryTransfer>(MutableBytes(), member);
-    done->finish({});
+    const Wires::Message message{data, std::make_shared<MemoryTransfer>(MutableBytes(), member)};
     wires_.sent[{rank_, member}].push_back(data.size());
     auto& awaited = wires_.receives[{rank_, member, tag}];
     if (awaited.empty()) {
-      wires_.messages[{rank_, member, tag}].emplace_back(data.begin(), data.end());
+      wires_.messages[{rank_, member, tag}].push_back(message);
     } else {
-      awaited.front()->finish(data);
+      message.hand_to(*awaited.front());
       awaited.pop_front();
     }
-    return done;
+    return message.sent;
   }
   transport::TransferRef receive(int member, std::uint64_t tag, MutableBytes data, const transport::Fingerprint&, bool) override {
     auto transfer = std::make_shared<MemoryTransfer>(data, member);
@@ -73,7 +82,7 @@ class MemoryChannel final : public transport::Channel {
     if (come.empty()) {
       wires_.receives[{member, rank_, tag}].push_back(transfer);
     } else {
-      transfer->finish(come.front());
+      come.front().hand_to(*transfer);
       come.pop_front();
     }
     return transfer;
@@ -261,6 +270,89 @@ class Play {
   std::vector<Args> args_;
   transport::Fingerprint call_{1};
 };
+
+/// A reduction of random bits on all ranks by one algorithm; all outputs, one behind the other.
+class BitsOf {
+ public:
+  BitsOf(Op op, DType dtype, Reduce reduce, int size, int per_host, bool in_place)
+      : op_(op), dtype_(dtype), reduce_(reduce), size_(size), per_host_(per_host), in_place_(in_place) {}
+
+  std::vector<std::byte> by(Algorithm algorithm) const {
+    Selection selection(Ground::links, size_, per_host_);
+    selection.force(op_, algorithm);
+    Wires wires;
+    std::vector<std::unique_ptr<MemoryChannel>> channels;
+    std::vector<std::unique_ptr<LinkGroup>> groups;
+    std::vector<Task<Status>> tasks;
+    std::vector<std::vector<std::byte>> in(at(size_)), out(at(size_));
+    std::vector<Args> args(at(size_));
+    const transport::Fingerprint call{1};
+    std::mt19937_64 random(testing::test_seed());
+    for (int rank = 0; rank < size_; ++rank) {
+      prepare(args[at(rank)], rank, in[at(rank)], out[at(rank)], random);
+      channels.push_back(std::make_unique<MemoryChannel>(wires, rank, size_));
+      groups.push_back(std::make_unique<LinkGroup>(*channels.back(), selection));
+      tasks.push_back(groups.back()->run(args[at(rank)], call));
+    }
+    std::vector<std::byte> all;
+    std::vector<bool> done(at(size_));
+    for (int pass = 0; pass < 10'000 && !std::all_of(done.begin(), done.end(), [](bool is) { return is; }); ++pass) {
+      for (int rank = 0; rank < size_; ++rank) done[at(rank)] = done[at(rank)] || tasks[at(rank)].step();
+    }
+    for (int rank = 0; rank < size_; ++rank) {
+      EXPECT_TRUE(done[at(rank)]) << "it does not end";
+      if (!done[at(rank)]) return {};
+      for (const MutableBytes each : args[at(rank)].outputs) all.insert(all.end(), each.begin(), each.end());
+    }
+    return all;
+  }
+
+ private:
+  void prepare(Args& args, int rank, std::vector<std::byte>& in, std::vector<std::byte>& out, std::mt19937_64& random) const {
+    const bool lists = op_ == Op::reduce_scatter;
+    const std::size_t width = size_of(dtype_), each = (lists ? 41'000u : 83'003u) / width * width;
+    in.resize(each * at(lists ? size_ : 1));
+    for (std::size_t i = 0; i < in.size(); i += sizeof(std::uint64_t)) {
+      const std::uint64_t word = random();
+      std::memcpy(in.data() + i, &word, std::min(sizeof(word), in.size() - i));
+    }
+    // Numbers of a moderate size: no type has infinities there, nor numbers that are none.
+    for (std::size_t i = width - 1; i < in.size(); i += width) in[i] &= std::byte{0x3f};
+    args.op = op_;
+    args.dtype = dtype_;
+    args.reduce = reduce_;
+    args.factor = 0.5 + rank;
+    args.root = op_ == Op::reduce ? size_ / 2 : -1;
+    for (std::size_t begin = 0; begin < in.size(); begin += each) args.inputs.push_back(std::span(in).subspan(begin, each));
+    if (op_ == Op::reduce && rank != args.root) return;
+    out.resize(each);
+    args.outputs = {in_place_ ? std::span(in).subspan(lists ? at(rank) * each : 0, each) : std::span(out)};
+  }
+
+  const Op op_;
+  const DType dtype_;
+  const Reduce reduce_;
+  const int size_, per_host_;
+  const bool in_place_;
+};
+
+// spec: F15 16-bit floats accumulate in float32 and round once, whatever the algorithm; F19 PREMUL_SUM and AVG
+TEST(LinkGroup, SumsFromHostToHostHaveTheBitsOfTheOthers) {
+  for (const DType dtype :
+       {DType::boolean, DType::int8, DType::int32, DType::float16, DType::bfloat16, DType::float32, DType::complex128}) {
+    for (int reduce = 0; reduce < kReduces; ++reduce) {
+      if (!reduce_supports(static_cast<Reduce>(reduce), dtype)) continue;
+      for (const Op op : {Op::all_reduce, Op::reduce, Op::reduce_scatter}) {
+        const bool in_place = (reduce + static_cast<int>(op)) % 2 == 0, many = static_cast<int>(dtype) % 2 == 0;
+        const int size = many ? 12 : 6, per_host = many ? 4 : 3;
+        const BitsOf bits(op, dtype, static_cast<Reduce>(reduce), size, per_host, in_place);
+        ASSERT_EQ(bits.by(Algorithm::hosts), bits.by(Algorithm::slices))
+            << info(op).name << " " << name_of(static_cast<Reduce>(reduce)) << " of " << name_of(dtype) << " on " << size << " ranks, "
+            << per_host << " on a host" << (in_place ? ", in place" : "");
+      }
+    }
+  }
+}
 
 // spec: F2 F3 F4 F5 F7 F8 F9 F11 F13 uneven and empty slices, every root, every algorithm over links
 TEST(LinkGroup, DoesWhatTheSchedulesSay) {

@@ -387,7 +387,8 @@ Status RegionMember::refuse(Status cause) {
 
 transport::Fingerprint RegionMember::heard(int member) const { return heard_[static_cast<std::size_t>(member)]; }
 
-// Fails the channel, unless a better cause comes: who cannot be reached may be dead, and who has given up will say why.
+// Fails the channel, unless a better cause comes: who cannot be reached may be dead, and who has given up says why, or else the call's
+// deadline ends this.
 Task<Status> RegionMember::refuse_late(Status cause) {
   const Clock& clock = channel_.fabric().clock();
   const TimePoint limit = clock.now() + kQuietLimit;

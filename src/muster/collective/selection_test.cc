@@ -101,8 +101,11 @@ TEST(Selection, SumsGoFromHostToHostWhereThereAreSeveralOfSeveralRanks) {
     flat.force(Op::all_reduce, Algorithm::hosts);
     EXPECT_EQ(flat.choose(Op::all_reduce, 1), large);
   }
-  const auto tuning =
-      parse_tuning("version = 1\nlinks.all_reduce.8 = bruck <= 256 KiB, slices\nlinks.reduce.8 = slices <= 1 MiB, hosts\n", "a file");
+  const auto tuning = parse_tuning(
+      "version = 1\nlinks.all_reduce.8 = bruck <= 256 KiB, slices\nlinks.reduce.8 = slices <= 1 MiB, hosts\n"
+      "links.all_gather.8 = bruck <= 4 KiB, direct\nlinks.broadcast.8 = tree\nlinks.reduce_scatter.6 = slices <= 1 MiB, "
+      "hosts\nlinks.reduce_scatter.8 = slices\n",
+      "a file");
   ASSERT_TRUE(tuning.ok()) << tuning.status().message();
   const Selection tuned = select(*tuning, Ground::links, 8, 4);
   EXPECT_EQ(tuned.choose(Op::all_reduce, 256 * kKiB), Algorithm::bruck);
@@ -110,6 +113,11 @@ TEST(Selection, SumsGoFromHostToHostWhereThereAreSeveralOfSeveralRanks) {
   EXPECT_EQ(tuned.choose(Op::reduce, 1024 * kKiB), Algorithm::slices);
   EXPECT_EQ(tuned.choose(Op::reduce, 1024 * kKiB + 1), Algorithm::hosts);
   EXPECT_EQ(select(*tuning, Ground::links, 8).choose(Op::reduce, 1), Algorithm::slices);
+  EXPECT_EQ(tuned.choose(Op::all_gather, 4 * kKiB + 1), Algorithm::direct);
+  EXPECT_EQ(tuned.choose(Op::all_gather, 256 * kKiB + 1), Algorithm::ring);
+  EXPECT_EQ(select(*tuning, Ground::links, 8).choose(Op::all_gather, 1024 * kKiB), Algorithm::direct);
+  EXPECT_EQ(tuned.choose(Op::broadcast, 64 * 1024 * kKiB), Algorithm::tree);
+  EXPECT_EQ(tuned.choose(Op::reduce_scatter, 16 * kKiB), Algorithm::hosts) << "the last line that fits counts";
 }
 
 TEST(Tuning, LinesOfTheNearestNumberOfRanksCount) {
@@ -187,13 +195,13 @@ TEST(Tuning, AnAlgorithmCanBeForced) {
 
 // Every rank has another opinion; members that chose differently would wait for each other's messages for ever.
 TEST(Tuning, TheFirstMembersCountsForAll) {
-  for (Wire wire : testing::kWires) {
+  for (Wire wire : testing::kWiresAndHosts) {
     run_ranks(4, wire, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
       CommunicatorOptions options;
       options.timeout = seconds(60);
       auto tuning = std::make_shared<Tuning>();
       const bool one = rank % 2 == 0;
-      tuning->forced = {{Op::all_reduce, one ? Algorithm::bruck : Algorithm::slices},
+      tuning->forced = {{Op::all_reduce, one ? Algorithm::bruck : Algorithm::hosts},
                         {Op::all_reduce, one ? Algorithm::one_shot : Algorithm::shares},
                         {Op::broadcast, one ? Algorithm::chain : Algorithm::tree}};
       options.tuning = tuning;

@@ -126,6 +126,14 @@ class Line {
   std::string_view key_, value_;
 };
 
+// One host, where it was measured, does not tell of several: what goes on without a limit there gives way where it would without a file.
+std::uint64_t bound_over_hosts(Op op, Algorithm algorithm, int ranks, int ranks_per_host) {
+  const auto row = algorithms_of(Ground::links, op);
+  const auto place = std::find(row.begin(), row.end(), algorithm) - row.begin();
+  const auto& bounds = Selection(Ground::links, ranks, ranks_per_host).bounds()[static_cast<std::size_t>(op)];
+  return static_cast<std::size_t>(place) < bounds.size() ? bounds[static_cast<std::size_t>(place)] : Selection::kAlways;
+}
+
 }  // namespace
 
 Result<Tuning> parse_tuning(std::string_view text, const std::string& name) {
@@ -242,10 +250,11 @@ Selection select(const Tuning& tuning, Ground ground, int ranks, int ranks_per_h
     if (place.ground != ground || place.ranks > ranks || 2 * static_cast<std::int64_t>(place.ranks) <= ranks) continue;
     for (const Algorithm each : algorithms_of(ground, place.op)) {
       const auto step = std::find_if(rule.begin(), rule.end(), [each](const Tuning::Step& s) { return s.algorithm == each; });
-      // One host, where it was measured, does not tell of several: what is largest there gives way to `hosts` where it would.
-      if (each == Algorithm::slices && step != rule.end() && step + 1 == rule.end() && ranks_per_host > 1) continue;
       const std::uint64_t up_to = step == rule.end() ? 0 : step->up_to;
-      selection.set_bound(place.op, each, step == rule.end() ? 0 : up_to == Selection::kAlways ? up_to : up_to + 1);
+      std::uint64_t bound = step == rule.end() ? 0 : up_to == Selection::kAlways ? up_to : up_to + 1;
+      if (ranks_per_host > 1 && bound == Selection::kAlways && place.op != Op::broadcast)
+        bound = bound_over_hosts(place.op, each, ranks, ranks_per_host);
+      selection.set_bound(place.op, each, bound);
     }
   }
   for (const auto& [op, algorithm] : tuning.forced) selection.force(op, algorithm);
