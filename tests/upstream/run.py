@@ -20,6 +20,7 @@ import os
 import random
 import re
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -34,9 +35,12 @@ from torch.testing._internal.common_distributed import DistTestCases
 
 WAYS = ("muster", "widened", "as_mpi", "replaced", "beside_rpc", "gloo")
 LONG = bool(os.environ.get("MUSTER_TEST_LONG"))
+GLOO_LIMIT = 3600 if LONG else 90  # seconds
 SAMPLE = {"muster": 4, "widened": 4, "as_mpi": 3, "replaced": 5, "beside_rpc": 1, "gloo": 4}
 GROUPS = re.compile(r"group|failure_order|wait_all_ranks")  # what needs a world of 8
 HURRIED = re.compile(r"timeout|monitored_barrier")  # has deadlines of 0.1 to 2 s, which a loaded machine misses: it may try again
+# A rank of it may crash in torch's own RPC, on Gloo as on muster, after which the others wait for it.
+UNSTEADY = ("test_backward_ddp_outside_uneven_inputs",)
 PROCESS_GROUPS_BESIDE_RPC = ("test_pg_init_no_rpc_init", "test_init_pg_then_rpc", "test_init_rpc_then_pg", "test_deadlock")
 
 
@@ -70,6 +74,7 @@ def chosen(classes, way, world, names):
     tests = [(each, name) for each in classes for name in unittest.TestLoader().getTestCaseNames(each)]
     if names:
         return [test for test in tests if test[1] in names]
+    tests = [test for test in tests if test[1] not in UNSTEADY]
     if world is None:
         tests = [test for test in tests if test[0].__name__ != "RpcTest" or test[1] in PROCESS_GROUPS_BESIDE_RPC]
     if way == "as_mpi":
@@ -110,6 +115,8 @@ def run_world(pipe, way, engine, world, names):
     """In a process of its own. `engine`: the way that the ranks' backend is chosen."""
     folder = tempfile.mkdtemp(prefix="muster-upstream-")
     tempfile.tempdir = folder
+    if engine == "gloo":
+        os.setpgrp()  # to be ended with its ranks
     try:
         if engine == "replaced":
             muster.torch.replace_gloo()
@@ -138,6 +145,11 @@ def outcomes_of(way, engine, world, names):
     child.start()
     writing.close()
     try:
+        # Torch's own sometimes hangs: then there is nothing to compare with, and what does not pass needs a reason.
+        if engine == "gloo" and not reading.poll(GLOO_LIMIT):
+            print(f"Gloo's tests have not ended within {GLOO_LIMIT} s", flush=True)
+            os.killpg(child.pid, signal.SIGKILL)
+            return {}
         return reading.recv()
     except EOFError:
         sys.exit(f"the process that ran {engine} with {world} ranks ended before its tests did")
