@@ -130,7 +130,8 @@ class Line {
 std::uint64_t bound_over_hosts(Op op, Algorithm algorithm, int ranks, int ranks_per_host) {
   const auto row = algorithms_of(Ground::links, op);
   const auto place = std::find(row.begin(), row.end(), algorithm) - row.begin();
-  const auto& bounds = Selection(Ground::links, ranks, ranks_per_host).bounds()[static_cast<std::size_t>(op)];
+  const Selection defaults(Ground::links, ranks, ranks_per_host);
+  const auto& bounds = defaults.bounds()[static_cast<std::size_t>(op)];
   return static_cast<std::size_t>(place) < bounds.size() ? bounds[static_cast<std::size_t>(place)] : Selection::kAlways;
 }
 
