@@ -90,6 +90,13 @@ class Gates(unittest.TestCase):
         self.assertEqual(self.verdicts(rows, "resnet"), ["?"] * 3)
         self.assertEqual(judged(rows)[1], 1)
 
+    def test_services(self):
+        rows = [{"bench": "get", "count": 1, "muster_us": 50, "stock_us": 101}, {"bench": "get", "count": 32, "muster_us": 60, "stock_us": 101},
+                {"bench": "new_group", "count": 32, "muster_us": 1001, "stock_us": None}]
+        self.assertEqual(self.verdicts(rows, "get, "), ["kept", "OPEN"])
+        self.assertEqual(self.verdicts(rows, "init, "), ["?"])
+        self.assertEqual(self.verdicts(rows, "new_group on "), ["?", "?", "OPEN"])
+
     def test_nothing_is_said_of_a_rival_without_an_overhead(self):
         self.assertEqual(self.verdicts(steps("mlp", 2, 2, -1, 6), "mlp", "on Gloo:"), ["?"])
 

@@ -98,6 +98,8 @@ class [[nodiscard]] Task {
   }
   /// Once, after `step()` returned true.
   T result() { return std::move(*frame_.promise().value); }
+  /// The same, as often as one likes, left where it is.
+  const T& peek() const { return *frame_.promise().value; }
 
   // Awaiting a child from within a task.
   bool await_ready() const noexcept { return false; }

@@ -32,7 +32,7 @@ MemoryRange range_of(const Slices& slices, std::size_t& bytes) {
 
 }  // namespace
 
-/// A call that takes no place in the queue: remembered for later comparisons once it has begun, beside what the caller does then.
+/// A call that takes no place in the queue yet: remembered for later comparisons once it has begun, beside what the caller does then.
 struct CollectiveQueue::Underway final : Meanwhile {
   Underway(Control& known, const Args& args, std::uint64_t sequence, Meanwhile& other)
       : control(known), call(fingerprint_of(args, sequence)), caller(other) {}
@@ -47,11 +47,11 @@ struct CollectiveQueue::Underway final : Meanwhile {
   Meanwhile& caller;
   TimePoint deadline;
   bool told = false;
+  Task<Status> task;  // over links
 };
 
 CollectiveQueue::CollectiveQueue(const GroupContext& group, std::unique_ptr<RegionGroup> region, const Selection::Bounds& bounds)
     : group_(group),
-      expressly_(region != nullptr || group.size() == 1),
       control_(group),
       selection_(Ground::links, group.size(), bounds, ranks_per_host(*group.fabric, group.channel->members())),
       links_(*group.channel, selection_),
@@ -87,15 +87,19 @@ Status CollectiveQueue::Operation::wait(TimePoint deadline) {
   return status();
 }
 
+/// What must be known of a call for others to be under way beside it.
+void CollectiveQueue::note_memory(Operation& operation, const Args& args) const {
+  if (region_) return;
+  std::size_t bytes = 0;
+  operation.reads_ = range_of(args.inputs, bytes);
+  operation.writes_ = range_of(args.outputs, bytes);
+  operation.small_ = bytes <= kSmallBytes;
+}
+
 void CollectiveQueue::enqueue(Operation& operation, const Args& args, bool refused) {
   operation.args_ = &args;
   operation.made_ = group_.now();
-  if (!refused && !region_) {
-    std::size_t bytes = 0;
-    operation.reads_ = range_of(args.inputs, bytes);
-    operation.writes_ = range_of(args.outputs, bytes);
-    operation.small_ = bytes <= kSmallBytes;
-  }
+  if (!refused) note_memory(operation, args);
   const std::lock_guard guard(lock_);
   queue_.push_back(&operation);
   const std::uint64_t sequence = state_.queue_next();
@@ -103,14 +107,25 @@ void CollectiveQueue::enqueue(Operation& operation, const Args& args, bool refus
   operation.queued_ = true;
 }
 
-/// The whole call at once, where it needs no task. Under the drive lock.
+/// The whole call at once, where that takes but a moment. Under the drive lock.
 bool CollectiveQueue::express(Underway& underway, const Args& args) {
   if (control_.news()) control_.poll();
   if (group_.channel->failed()) return false;
-  if (group_.size() > 1) return region_ && region_->express(args, underway.call, underway);
+  if (region_) return region_->express(args, underway.call, underway);
+  if (group_.size() > 1) return over_links(underway, args);
   underway.begun();
   run_alone(args);
   return true;
+}
+
+/// Leaves the task to `go_on` where it is not over in a moment, or has failed.
+bool CollectiveQueue::over_links(Underway& underway, const Args& args) {
+  group_.channel->begin(underway.call);
+  Task<Status>& task = underway.task = links_.run(args, underway.call);
+  task.step();
+  underway.begun();
+  const TimePoint end = std::min(underway.deadline, group_.now() + kRoundTrip);
+  return group_.fabric->wait([&task] { return task.step(); }, end) && task.peek().ok();
 }
 
 void CollectiveQueue::remove(Operation& operation) {
@@ -122,7 +137,7 @@ void CollectiveQueue::remove(Operation& operation) {
 }
 
 Status CollectiveQueue::run(Driver& driver, const Args& args, Meanwhile& meanwhile) {
-  const std::uint64_t sequence = expressly_ ? state_.try_lock_as_next() : 0;
+  const std::uint64_t sequence = state_.try_lock_as_next();
   if (sequence == 0) {
     Operation operation(*this, nullptr, meanwhile.begun());
     enqueue(operation, args);
@@ -137,12 +152,18 @@ Status CollectiveQueue::run(Driver& driver, const Args& args, Meanwhile& meanwhi
 }
 
 /// With a call that the express way has not ended: it stands in the queue, before what came later.
-Status CollectiveQueue::go_on(Driver& driver, const Args& args, const Underway& underway, std::unique_lock<QueueState> drive) {
+Status CollectiveQueue::go_on(Driver& driver, const Args& args, Underway& underway, std::unique_lock<QueueState> drive) {
   Operation operation(*this, nullptr, underway.told ? underway.deadline : underway.caller.begun());
   operation.call_ = underway.call;
   operation.counted_ = underway.told;
   operation.args_ = &args;
   operation.made_ = group_.now();
+  note_memory(operation, args);
+  if (underway.task.valid()) {
+    operation.begun_ = true;
+    operation.links_ = &links_;
+    operation.task_ = std::move(underway.task);
+  }
   {
     const std::lock_guard guard(lock_);
     operation.queued_ = true;

@@ -36,6 +36,8 @@ class CollectiveQueue {
 
   /// Runs a valid call on this thread, after those before it.
   Status run(Driver& driver, const Args& args, Meanwhile& meanwhile);
+  /// What an answer takes that is on its way: so long a thread waits for it before others need know that it waits.
+  static constexpr Duration kRoundTrip = std::chrono::microseconds(50);
   /// Queues a valid call.
   std::shared_ptr<Operation> start(std::shared_ptr<Driver> driver, Args args, TimePoint deadline);
   /// Queues the news that this member's next call, an `op`, was refused.
@@ -72,7 +74,9 @@ class CollectiveQueue {
   void enqueue(Operation& operation, const Args& args, bool refused = false);
   struct Underway;
   bool express(Underway& underway, const Args& args);
-  Status go_on(Driver& driver, const Args& args, const Underway& underway, std::unique_lock<QueueState> drive);
+  bool over_links(Underway& underway, const Args& args);
+  Status go_on(Driver& driver, const Args& args, Underway& underway, std::unique_lock<QueueState> drive);
+  void note_memory(Operation& operation, const Args& args) const;
   Status attend(Driver& driver, const Operation& operation);
   void remove(Operation& operation);
   Operation* front();
@@ -84,7 +88,6 @@ class CollectiveQueue {
   std::string late_text(const Operation& late, TimePoint now, const trace::Testimony& known);
 
   const GroupContext& group_;
-  const bool expressly_;  // some calls need no task: those in a region, and of one member alone
   QueueState state_;
   Control control_;
   const Selection selection_;  // over links

@@ -61,10 +61,11 @@ TEST(Together, BatchesOfSmallCallsEndRightAndInTheirOrder) {
   }
 }
 
-// Three hosts of two: so many bytes go from host to host, in several chunks, and would be small enough to be under way together.
+// Three hosts of two: so many bytes go in several chunks, and would be small enough to be under way together.
 TEST(Together, CallsInSeveralChunksKeepThemApart) {
   constexpr int kRanks = 6;
   constexpr std::size_t kCalls = 20, kEach = 525;
+  const Variable by_hosts("MUSTER_ALGORITHM", "reduce_scatter:hosts");
   with_group(kRanks, Wire::hosts, [](int rank, Communicator& group) {
     std::vector<Values> in(kCalls), out(kCalls);
     std::vector<PendingRef> pending;

@@ -20,6 +20,7 @@ namespace {
 /// How often a thread that waits looks after reminders, in the first second and later.
 constexpr auto kEarlyLook = std::chrono::milliseconds(100);
 constexpr auto kLateLook = std::chrono::seconds(1);
+constexpr const char* kClosed = "its group has been closed";
 /// The latter where it has something of its own to look after too.
 constexpr auto kOwnLook = std::chrono::milliseconds(500);
 
@@ -92,6 +93,7 @@ class GroupCommunicator final : public Communicator, public Driver, public std::
   Status in_a_child(std::string_view what) const;
   Status check_open(Op op) const;
   Status check(const Args& args) const;
+  Status pass(const Args& args, Meanwhile& meanwhile);
   Status check_message(const char* what, int member, std::uint64_t tag, std::size_t bytes, DType dtype, bool any) const;
   PendingRef track(std::shared_ptr<PointToPoint::Message> message) {
     if (!message->published()) watch(false);
@@ -190,6 +192,7 @@ Status GroupCommunicator::run(const Args& args, TimePoint deadline) {
 }
 
 Status GroupCommunicator::run(const Args& args, bool valid, Meanwhile& meanwhile) {
+  if (args.op == Op::send || args.op == Op::recv) return pass(args, meanwhile);
   if (!valid || mark_.forked() || closed_.load()) {
     if (Status fine = valid ? check_open(args.op) : check(args); !fine) return fine;
   }
@@ -274,6 +277,23 @@ PendingRef GroupCommunicator::receive(int member, std::uint64_t tag, MutableByte
   return track(messages_.receive(shared_from_this(), member, tag, data, dtype, deadline));
 }
 
+/// One message, from start to end. What has gone at once, or comes in the time of a round trip, needs nobody to look after it.
+Status GroupCommunicator::pass(const Args& args, Meanwhile& meanwhile) {
+  const bool receives = args.op == Op::recv;
+  const std::size_t bytes = receives ? args.outputs.front().size() : args.inputs.front().size();
+  if (Status valid = check_message(receives ? "recv" : "send", args.root, args.tag, bytes, args.dtype, false); !valid) return valid;
+  const transport::TransferRef transfer = messages_.post(args);
+  const TimePoint deadline = meanwhile.begun();
+  if (receives && !transfer->done()) {
+    group_.fabric->wait([&transfer] { return transfer->done(); }, std::min(deadline, group_.now() + CollectiveQueue::kRoundTrip));
+  }
+  if (transfer->done() && transfer->status().ok()) return {};
+  const auto message = messages_.follow(shared_from_this(), args, transfer, deadline);
+  track(message);
+  if (closed_.load()) messages_.cancel_receives(kClosed);  // meanwhile, by another thread, which has not seen this one
+  return message->wait(TimePoint::max());
+}
+
 void GroupCommunicator::abort(const std::string& reason) {
   if (mark_.forked()) return;
   group_.channel->fail(Status(Code::aborted, "rank " + std::to_string(group_.job_rank()) + " aborted " + group_.text() + ": " + reason,
@@ -349,7 +369,7 @@ Status GroupCommunicator::close(TimePoint deadline) {
   if (mark_.forked() || closed_.exchange(true)) return {};
   Status status = drain(deadline);
   if (status.ok() && size() > 1) status = part(deadline);
-  messages_.cancel_receives("its group has been closed");
+  messages_.cancel_receives(kClosed);
   attend([this] { return !busy(); }, TimePoint::max());
   shared_->progress.forget(*this);
   queue_.drop_region();

@@ -38,12 +38,14 @@ namespace muster::collective {
 ///   reduce_scatter  inputs[r] from all members reduced -> outputs[0] on r; sizes may differ between r
 ///   all_to_all      inputs[r] -> r's outputs[me]; sizes may differ; empty ones too
 ///   barrier         nothing
+/// And for `Communicator::run` messages: send, inputs[0] to `root`; recv, outputs[0] from it, under `tag`.
 struct Args {
   Op op = Op::barrier;
   DType dtype = DType::uint8;
   Reduce reduce = Reduce::sum;
   double factor = 1.0;  ///< premul_sum
   int root = -1;        ///< position in the group
+  std::uint64_t tag = 0;
   std::vector<ConstBytes> inputs;
   std::vector<MutableBytes> outputs;
 };
@@ -127,6 +129,7 @@ class Communicator {
   virtual transport::Channel& channel() = 0;
 
   /// Blocking: start to end on this thread. Invalid arguments are found before anything is sent; a failure of the group is its first cause.
+  /// Also a message, as `send` or `receive` and its wait would be.
   virtual Status run(const Args& args, TimePoint deadline) = 0;
   /// The same for a caller with other things to do. `valid`: the slices are right in number and length, and apart, by the way they were
   /// made, and are not looked at again.

@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <barrier>
+#include <cstdlib>
 #include <mutex>
 #include <numeric>
 #include <string>
@@ -52,6 +53,17 @@ inline void with_group(int ranks, Wire wire, const std::function<void(int rank, 
     if (const Group group = make(fabric, all_of(ranks), "test", use_region)) body(rank, *group);
   });
 }
+
+/// A variable of this process while it lives; no rank runs when it comes and goes.
+class Variable {
+ public:
+  Variable(const char* name, const std::string& value) : name_(name) { ::setenv(name, value.c_str(), 1); }
+  ~Variable() { ::unsetenv(name_); }
+  Variable(const Variable&) = delete;
+
+ private:
+  const char* name_;
+};
 
 inline ConstBytes bytes(const Values& values) { return std::as_bytes(std::span(values)); }
 inline MutableBytes bytes(Values& values) { return std::as_writable_bytes(std::span(values)); }

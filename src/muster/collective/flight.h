@@ -2,7 +2,10 @@
 #pragma once
 
 #include <array>
+#include <bit>
 #include <cstddef>
+#include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "muster/base/bytes.h"
@@ -24,10 +27,10 @@ class Flight {
     status_ = Status();
   }
   void send(int lane, int member, std::uint64_t tag, ConstBytes data) {
-    lanes_[static_cast<std::size_t>(lane)].posted.push_back({channel_.send(member, tag, data, call_), member, false});
+    post(lane, {channel_.send(member, tag, data, call_), member, false});
   }
   void receive(int lane, int member, std::uint64_t tag, MutableBytes data) {
-    lanes_[static_cast<std::size_t>(lane)].posted.push_back({channel_.receive(member, tag, data, call_), member, true});
+    post(lane, {channel_.receive(member, tag, data, call_), member, true});
   }
 
   /// Whether nothing of this lane is under way; asked often.
@@ -40,11 +43,12 @@ class Flight {
     }
     mine.posted.clear();
     mine.settled = 0;
+    used_ &= ~(1u << lane);
     return true;
   }
   bool all_done() {
     bool all = true;
-    for (int lane = 0; lane < kLanes; ++lane) all = done(lane) && all;
+    for (std::uint32_t left = used_; left != 0; left &= left - 1) all = done(std::countr_zero(left)) && all;
     return all;
   }
   bool ok() const { return status_.ok(); }
@@ -66,6 +70,10 @@ class Flight {
     std::size_t settled = 0;
   };
 
+  void post(int lane, Posted posted) {
+    lanes_[static_cast<std::size_t>(lane)].posted.push_back(std::move(posted));
+    used_ |= 1u << lane;
+  }
   void settle(const Posted& posted) {
     if (posted.transfer->status().ok()) {
       if (posted.receives) heard_[static_cast<std::size_t>(posted.member)] = posted.transfer->fingerprint();
@@ -80,6 +88,8 @@ class Flight {
   transport::Fingerprint call_;
   Status status_;
   std::array<Lane, kLanes> lanes_;
+  std::uint32_t used_ = 0;  // a bit for each lane with something in it
+  static_assert(kLanes <= 32);
   std::vector<transport::Fingerprint> heard_;
 };
 

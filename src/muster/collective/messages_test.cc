@@ -121,6 +121,74 @@ TEST(Messages, PastTheirDeadlineNameThePeerAndHurtNothingElse) {
   });
 }
 
+Args message(Op op, int peer, std::uint64_t tag, Values& values) {
+  Args args;
+  args.op = op;
+  args.dtype = DType::int64;
+  args.root = peer;
+  args.tag = tag;
+  if (op == Op::send) args.inputs = {bytes(values)};
+  if (op == Op::recv) args.outputs = {bytes(values)};
+  return args;
+}
+
+// spec: E1 send and recv block; their order with those that were posted; beside a collective that has been started
+TEST(Messages, ThatBlockKeepTheirPlaceAmongTheOthers) {
+  for (Wire wire : testing::kWires) {
+    with_group(2, wire, [](int rank, Communicator& group) {
+      Values mine{rank}, sum{0};
+      const auto started = group.start(all_reduce(mine, sum), soon());
+      for (const std::size_t count : {std::size_t{1}, std::size_t{2000}, std::size_t{200'000}}) {
+        Values first(count, 1), second(count, 2), third(count, 3), got(count);
+        if (rank == 0) {
+          const auto before = group.send(1, 8, bytes(first), DType::int64, soon());
+          const auto on_its_way = group.send(1, 8, bytes(second), DType::int64, soon());
+          const Status sent = group.run(message(Op::send, 1, 8, third), soon());
+          ASSERT_TRUE(sent.ok()) << sent.message();
+          ASSERT_TRUE(before->wait(soon()).ok() && on_its_way->wait(soon()).ok());
+        } else {
+          const auto posted = group.receive(0, 8, bytes(got), DType::int64, soon());
+          Values next(count), last(count);
+          for (Values* each : {&next, &last}) {
+            const Status taken = group.run(message(Op::recv, 0, 8, *each), soon());
+            ASSERT_TRUE(taken.ok()) << taken.message();
+          }
+          ASSERT_TRUE(posted->wait(soon()).ok());
+          EXPECT_TRUE(got == first && next == second && last == third) << count;
+        }
+      }
+      ASSERT_TRUE(started->wait(soon()).ok());
+      EXPECT_EQ(sum, Values{1});
+    });
+  }
+}
+
+// spec: E4 E1 one that blocks and does not fit, or has no end, or no end that could be
+TEST(Messages, ThatBlockFailAsTheOthersDo) {
+  for (Wire wire : {Wire::loopback, Wire::tcp, Wire::region}) {
+    with_group(2, wire, [](int rank, Communicator& group) {
+      Values value(2), large(200'000);
+      if (rank == 0) {
+        EXPECT_TRUE(group.run(message(Op::send, 1, 1, value), soon()).ok());
+        const Status late = group.run(message(Op::recv, 1, 2, value), in(milliseconds(30)));
+        EXPECT_EQ(late.code(), Code::timed_out);
+        EXPECT_EQ(late.ranks(), std::vector<int>{1});
+        EXPECT_TRUE(contains(late.message(), "recv of 2 elements of int64 from rank 1 with tag 2")) << late.message();
+        EXPECT_EQ(group.run(message(Op::send, 1, 3, large), in(milliseconds(30))).code(), Code::timed_out);
+      } else {
+        const Status size = group.run(message(Op::recv, 0, 1, large), soon());
+        EXPECT_EQ(size.code(), Code::mismatch);
+        EXPECT_TRUE(contains(size.message(), "16 bytes")) << size.message();
+      }
+      EXPECT_EQ(group.run(message(Op::recv, 2, 0, value), soon()).code(), Code::invalid_argument);
+      EXPECT_EQ(group.run(message(Op::send, 1 - rank, ~0ull, value), soon()).code(), Code::invalid_argument);
+      Values sum(1);
+      EXPECT_TRUE(group.run(all_reduce({rank + 1}, sum), soon()).ok()) << "the group goes on";
+      EXPECT_EQ(sum[0], 3);
+    });
+  }
+}
+
 TEST(Messages, WrongPeersAndTagsAreRefused) {
   with_group(2, Wire::loopback, [](int, Communicator& group) {
     Values value(1);

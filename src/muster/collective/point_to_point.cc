@@ -8,6 +8,17 @@ namespace muster::collective {
 
 using Message = PointToPoint::Message;
 
+namespace {
+
+transport::Fingerprint header_of(DType dtype) {
+  transport::Fingerprint header;
+  header.op = static_cast<std::uint8_t>(Op::send);
+  header.dtype = static_cast<std::uint8_t>(dtype);
+  return header;
+}
+
+}  // namespace
+
 Message::Message(const GroupContext& group, std::shared_ptr<Driver> driver, Envelope envelope, transport::TransferRef transfer,
                  TimePoint deadline)
     : group_(group),
@@ -91,20 +102,28 @@ Status Message::wait(TimePoint deadline) {
 
 std::shared_ptr<Message> PointToPoint::send(std::shared_ptr<Driver> driver, int member, std::uint64_t tag, ConstBytes data, DType dtype,
                                             TimePoint deadline) {
-  transport::Fingerprint header;
-  header.op = static_cast<std::uint8_t>(Op::send);
-  header.dtype = static_cast<std::uint8_t>(dtype);
   return track(std::make_shared<Message>(group_, std::move(driver), Message::Envelope{false, member, tag, data.size(), dtype},
-                                         group_.channel->send(member, tag, data, header), deadline));
+                                         group_.channel->send(member, tag, data, header_of(dtype)), deadline));
 }
 
 std::shared_ptr<Message> PointToPoint::receive(std::shared_ptr<Driver> driver, int member, std::uint64_t tag, MutableBytes data,
                                                DType dtype, TimePoint deadline) {
-  transport::Fingerprint header;
-  header.op = static_cast<std::uint8_t>(Op::send);
-  header.dtype = static_cast<std::uint8_t>(dtype);
   return track(std::make_shared<Message>(group_, std::move(driver), Message::Envelope{true, member, tag, data.size(), dtype},
-                                         group_.channel->receive(member, tag, data, header), deadline));
+                                         group_.channel->receive(member, tag, data, header_of(dtype)), deadline));
+}
+
+transport::TransferRef PointToPoint::post(const Args& args) {
+  const transport::Fingerprint header = header_of(args.dtype);
+  return args.op == Op::recv ? group_.channel->receive(args.root, args.tag, args.outputs.front(), header)
+                             : group_.channel->send(args.root, args.tag, args.inputs.front(), header);
+}
+
+std::shared_ptr<Message> PointToPoint::follow(std::shared_ptr<Driver> driver, const Args& args, transport::TransferRef transfer,
+                                              TimePoint deadline) {
+  const bool receives = args.op == Op::recv;
+  const std::size_t bytes = receives ? args.outputs.front().size() : args.inputs.front().size();
+  return track(std::make_shared<Message>(group_, std::move(driver), Message::Envelope{receives, args.root, args.tag, bytes, args.dtype},
+                                         std::move(transfer), deadline));
 }
 
 std::shared_ptr<Message> PointToPoint::track(std::shared_ptr<Message> message) {

@@ -26,6 +26,10 @@ class PointToPoint {
   std::shared_ptr<Message> receive(std::shared_ptr<Driver> driver, int member, std::uint64_t tag, MutableBytes data, DType dtype,
                                    TimePoint deadline);
 
+  /// The same in two steps: the message that `args` tell of is on its way; and is looked after from here on, until it is over.
+  transport::TransferRef post(const Args& args);
+  std::shared_ptr<Message> follow(std::shared_ptr<Driver> driver, const Args& args, transport::TransferRef transfer, TimePoint deadline);
+
   /// Publishes the messages that are over. Never blocks.
   void sweep();
   bool empty() const { return open_count_.load() == 0; }

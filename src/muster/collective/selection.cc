@@ -23,8 +23,12 @@ std::uint64_t gathered_bytes(int ranks) {
 /// Up to this much in all, pieces that go straight to all ranks of other hosts take less than the rounds of a ring.
 constexpr std::uint64_t kSentTwice = 256 * 1024;
 
-/// A sum waits in every host on its way: below so much for each of them, what all send to all takes less.
-constexpr std::uint64_t kWorthAHop = 8 * 1024;
+/// A sum waits at every host on its way: below so much, what all send to all takes less. Each of a host's ranks but one is a tensor less
+/// through its network; a hop takes as long as 48 KiB of that, and a chunk's part for every lane. By the model (`plan/cost.h`).
+std::uint64_t worth_the_hops(int ranks, int per_host) {
+  const auto lanes = static_cast<std::uint64_t>(per_host), hosts = static_cast<std::uint64_t>(ranks) / lanes;
+  return hosts * (48 * 1024 + 8 * 1024 * lanes) / (lanes - 1);
+}
 
 /// Measured over loopback.
 constexpr std::uint64_t kPairExchanges = 256 * 1024, kPairReduces = 1024 * 1024;
@@ -134,8 +138,8 @@ Selection::Selection(Ground ground, int ranks, int ranks_per_host) : ground_(gro
   // A ring spares the network's switches many streams at once; few ranks do not need that, and it takes a round for each. But a host of
   // several gets everything once by a ring, else once for each of them.
   set_bound(Op::all_gather, Algorithm::direct, ranks > kFewRanks ? 0 : per_host_ > 1 ? kSentTwice + 1 : kAlways);
-  const std::uint64_t hopped = kWorthAHop * members / static_cast<std::uint64_t>(per_host_);
-  for (const Op op : {Op::all_reduce, Op::reduce, Op::reduce_scatter}) set_bound(op, Algorithm::slices, per_host_ > 1 ? hopped : kAlways);
+  const std::uint64_t hopped = per_host_ > 1 ? worth_the_hops(ranks, per_host_) : kAlways;
+  for (const Op op : {Op::all_reduce, Op::reduce, Op::reduce_scatter}) set_bound(op, Algorithm::slices, hopped);
 }
 
 void Selection::set_bound(Op op, Algorithm algorithm, std::uint64_t bound) {

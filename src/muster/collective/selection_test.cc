@@ -86,13 +86,14 @@ TEST(Selection, SumsGoFromHostToHostWhereThereAreSeveralOfSeveralRanks) {
   for (const int per_host : {1, 2, 4}) {
     const Selection links(Ground::links, 8, per_host);
     const Algorithm large = per_host > 1 ? Algorithm::hosts : Algorithm::slices;
-    const std::uint64_t hosts = 8 / static_cast<std::uint64_t>(per_host);
+    const std::uint64_t from = per_host == 2 ? 256 * kKiB : 160 * kKiB / 3;
     EXPECT_EQ(links.choose(Op::all_reduce, 8 * kKiB), Algorithm::bruck);
     EXPECT_EQ(links.choose(Op::all_reduce, 8 * kKiB + 1), Algorithm::slices);
-    EXPECT_EQ(links.choose(Op::all_reduce, 8 * kKiB * hosts), large);
+    EXPECT_EQ(links.choose(Op::all_reduce, from - 1), Algorithm::slices);
+    EXPECT_EQ(links.choose(Op::all_reduce, from), large);
     EXPECT_EQ(links.choose(Op::reduce, 1024 * kKiB), large);
-    EXPECT_EQ(links.choose(Op::reduce_scatter, 8 * kKiB * hosts - 1), Algorithm::slices);
-    EXPECT_EQ(links.choose(Op::reduce_scatter, 8 * kKiB * hosts), large);
+    EXPECT_EQ(links.choose(Op::reduce_scatter, from - 1), Algorithm::slices);
+    EXPECT_EQ(links.choose(Op::reduce_scatter, from), large);
     EXPECT_EQ(links.choose(Op::all_gather, 256 * kKiB), Algorithm::direct);
     EXPECT_EQ(links.choose(Op::all_gather, 256 * kKiB + 1), per_host > 1 ? Algorithm::ring : Algorithm::direct);
     Selection flat = links;
@@ -117,7 +118,7 @@ TEST(Selection, SumsGoFromHostToHostWhereThereAreSeveralOfSeveralRanks) {
   EXPECT_EQ(tuned.choose(Op::all_gather, 256 * kKiB + 1), Algorithm::ring);
   EXPECT_EQ(select(*tuning, Ground::links, 8).choose(Op::all_gather, 1024 * kKiB), Algorithm::direct);
   EXPECT_EQ(tuned.choose(Op::broadcast, 64 * 1024 * kKiB), Algorithm::tree);
-  EXPECT_EQ(tuned.choose(Op::reduce_scatter, 16 * kKiB), Algorithm::hosts) << "the last line that fits counts";
+  EXPECT_EQ(tuned.choose(Op::reduce_scatter, 64 * kKiB), Algorithm::hosts) << "the last line that fits counts";
 }
 
 TEST(Tuning, LinesOfTheNearestNumberOfRanksCount) {
@@ -231,17 +232,6 @@ TEST(Tuning, TheFirstMembersCountsForAll) {
     });
   }
 }
-
-/// A variable of this process while it lives; no rank runs when it comes and goes.
-class Variable {
- public:
-  Variable(const char* name, const std::string& value) : name_(name) { ::setenv(name, value.c_str(), 1); }
-  ~Variable() { ::unsetenv(name_); }
-  Variable(const Variable&) = delete;
-
- private:
-  const char* name_;
-};
 
 TEST(Tuning, AFileThatIsWrongEndsTheMakingOnAllRanks) {
   const testing::ScratchFolder scratch;

@@ -58,6 +58,15 @@ class Call {
     if (ok) call_.peer = group_->first_rank_of(place);
   }
 
+  void message(std::optional<int> global, std::optional<int> local, std::int64_t tag) {
+    root(global, local);
+    ok = ok && args_->root != group_->rank() && tag >= 0;
+    args_->tag = static_cast<std::uint64_t>(tag);
+    call_.tag = tag;
+  }
+  /// Its rank of the default group.
+  int other_end() const { return group_->ranks()[static_cast<std::size_t>(args_->root)]; }
+
   /// The first tensor gives the dtype; the others must agree.
   void take(const at::Tensor& tensor) {
     ok = ok && is_plain(tensor);
@@ -289,6 +298,25 @@ bool all_to_all(const TensorList& output_tensor_list, const TensorList& input_te
 bool barrier(const BarrierOptions& options) {
   Call call(Op::barrier, "barrier", options.group, options.timeout, options.async_op);
   return call.ok && call.run(Slices::right);
+}
+
+bool send(const at::Tensor& tensor, const SendOptions& options) {
+  Call call(Op::send, "send", options.group, options.timeout, false);
+  call.message(options.dst, options.group_dst, options.tag);
+  call.take(tensor);
+  if (!call.ok) return false;
+  call.give(bytes_of(tensor));
+  return call.run(Slices::right);
+}
+
+std::optional<int> recv(const at::Tensor& tensor, const RecvOptions& options) {
+  Call call(Op::recv, "recv", options.group, options.timeout, false);
+  call.message(options.src, options.group_src, options.tag);
+  call.take(tensor);
+  if (!call.ok) return {};
+  call.get(mutable_bytes_of(tensor));
+  if (!call.run(Slices::right, tensor)) return {};
+  return call.other_end();
 }
 
 }  // namespace muster::group::plain

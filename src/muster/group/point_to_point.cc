@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "muster/group/errors.h"
+#include "muster/group/plain_calls.h"
 #include "muster/group/resolve.h"
 
 namespace muster {
@@ -31,10 +32,13 @@ WorkRef submit_recv(const at::Tensor& tensor, const RecvOptions& options, std::s
 
 }  // namespace
 
-void send(const at::Tensor& tensor, const SendOptions& options) { submit_send(tensor, options, "send", false); }
+void send(const at::Tensor& tensor, const SendOptions& options) {
+  if (!group::plain::send(tensor, options)) submit_send(tensor, options, "send", false);
+}
 WorkRef isend(at::Tensor tensor, const SendOptions& options) { return submit_send(tensor, options, "isend", true); }
 
 int recv(at::Tensor tensor, const RecvOptions& options) {
+  if (const auto sender = group::plain::recv(tensor, options)) return *sender;
   const auto work = submit_recv(tensor, options, "recv", false);
   return work ? work->source_rank() : -1;
 }

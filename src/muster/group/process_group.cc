@@ -82,10 +82,11 @@ class ProcessGroup::PlainEntry final : public collective::Meanwhile {
 
   TimePoint begun() noexcept override {
     entered_ = true;
-    const Armed armed = group_.arm(call_.name, true, call_.timeout);
+    const Armed armed = group_.arm(call_.name, !call_.tag, call_.timeout);
     if (group_.parts_.recorder) {
       trace::Call recorded{.name = call_.name, .sequence = armed.sequence, .bytes = call_.bytes, .shape = call_.shape, .peer = call_.peer};
       if (call_.dtype) recorded.dtype = static_cast<std::uint8_t>(*call_.dtype);
+      recorded.tag = call_.tag.value_or(0);
       ticket_ = group_.parts_.recorder->begin(group_.parts_.recorded_as, recorded, armed.begun);
     }
     return armed.deadline;

@@ -47,7 +47,7 @@ struct ProcessGroupParts {
 
 class PreparedRequest;
 
-/// A synchronous collective as `plain_calls.h` has laid it out, with what is recorded of it.
+/// A synchronous collective or message as `plain_calls.h` has laid it out, with what is recorded of it.
 struct PlainCall {
   std::string_view name = {};  ///< a literal
   bool valid = false;          ///< see ProcessGroupBackend::run_plain
@@ -55,7 +55,8 @@ struct PlainCall {
   std::uint64_t bytes = 0;
   std::optional<DType> dtype = {};
   std::span<const std::int64_t> shape = {};
-  int peer = -1;  ///< what traces call the root
+  int peer = -1;                         ///< what traces call the root, or the other end
+  std::optional<std::int64_t> tag = {};  ///< of a message
 };
 
 /// Thread-safe. A process that is no member holds a group too: its rank and size are -1 and calls on it do nothing.

@@ -43,14 +43,14 @@ class ProcessGroupBackend {
 
   /// Whether `run_plain` carries calls out.
   virtual bool takes_plain() const { return false; }
-  /// A synchronous collective on memory of the CPU, done on return. `valid`: its slices are right in number and length, and apart. Tells
-  /// `Meanwhile`, which knows the deadline, once it has begun, unless it throws before.
+  /// A synchronous collective or message on memory of the CPU, done on return. `valid`: its slices are right in number and length, and
+  /// apart. Tells `Meanwhile`, which knows the deadline, once it has begun, unless it throws before.
   virtual void run_plain(const collective::Args&, std::string_view /*name*/, bool /*valid*/, collective::Meanwhile&) {}
 
   /// Lays out a request that ProcessGroup has checked, to be started often. Null: a copy of it is submitted each time.
   virtual std::unique_ptr<PreparedCall> prepare(Request) { return nullptr; }
-  /// While what it returns lives, the caller's thread drives the calls that it starts: with `Work::is_completed` now and then, and by waiting
-  /// for them in the end. Null: others had better do that, because the machine has cores to spare or a network moves the data.
+  /// While what it returns lives, the caller's thread drives the calls that it starts: with `Work::is_completed` now and then, and by
+  /// waiting for them in the end. Null: others had better do that, because the machine has cores to spare or a network moves the data.
   virtual std::shared_ptr<void> drive_here() { return nullptr; }
   /// Whether all members are on one host and read each other's memory, so that nothing need be copied of tensors in shared memory.
   virtual bool shares_memory() const { return false; }

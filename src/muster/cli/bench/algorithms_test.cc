@@ -106,6 +106,9 @@ TEST(Bench, SimulatesGroupsOfEverySize) {
 TEST(Bench, SaysWhatDoesNotGoTogether) {
   EXPECT_NE(run({"bench", "--simulate", "--tune"}).code, 0);
   EXPECT_NE(run({"bench", "--hosts", "3"}).code, 0);
+  const Outcome uneven = run({"bench", "--simulate", "--ranks", "9,100", "--hosts", "3"});
+  EXPECT_EQ(uneven.code, 1);
+  EXPECT_EQ(count_of(uneven.err, "100 ranks do not stand evenly on 3 hosts"), 1) << uneven.err;
   const Outcome many = run({"bench", "--ranks", "1000"});
   EXPECT_EQ(many.code, 1);
   EXPECT_EQ(count_of(many.err, "--simulate predicts larger groups"), 1) << many.err;

@@ -33,6 +33,9 @@ using bench::Row;
 const std::vector<std::string> kOps = {"broadcast", "all_reduce",     "reduce",     "all_gather", "gather",
                                        "scatter",   "reduce_scatter", "all_to_all", "barrier",    "ping_pong"};
 
+/// Other names of what rows call by one.
+const std::map<std::string, std::string> kTransports = {{"auto", "shm"}}, kMemories = {{"shared", "arena"}};
+
 struct Options {
   std::vector<std::string> ops{"all_reduce"};
   std::vector<std::uint64_t> sizes{8, 1024, 65536, 1048576, 16777216};
@@ -172,12 +175,14 @@ void add_options(CLI::App& app, Options& options) {
       ->delimiter(',')
       ->check(CLI::IsMember(bench::known_rivals()));
   app.add_option("--dtype", options.dtype, "element type, as torch calls it")->capture_default_str();
-  app.add_option("--transport", options.field.transport, "shm (whatever is fastest on this host) or tcp")
+  app.add_option("--transport", options.field.transport, "shm, or auto (what muster takes between ranks of a host: shm), or tcp")
+      ->transform(CLI::Transformer(kTransports))
       ->check(CLI::IsMember({"shm", "tcp"}))
       ->capture_default_str();
   app.add_option("--memory", options.memory,
-                 "of muster's ranks: private, arena (shared between the ranks of a host), or allocator (ordinary tensors, "
-                 "with the shared allocator)")
+                 "of muster's ranks: private, arena or shared (both: shared between the ranks of a host), or allocator (ordinary "
+                 "tensors, with the shared allocator)")
+      ->transform(CLI::Transformer(kMemories))
       ->check(CLI::IsMember({"private", "arena", "allocator"}))
       ->capture_default_str();
   app.add_flag("--threads", options.field.threads, "muster's ranks as threads of one process");
@@ -234,6 +239,7 @@ bench::Contest contest_of(const CLI::App& app, const Options& options) {
   contest.sizes = options.sizes;
   if (app.count("--sizes") == 0) contest.sizes = {64, 1024, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 1048576, 4194304, 16777216};
   std::sort(contest.sizes.begin(), contest.sizes.end());
+  contest.sizes.erase(std::unique(contest.sizes.begin(), contest.sizes.end()), contest.sizes.end());
   contest.ranks = app.count("--ranks") > 0 ? options.ranks : std::vector<int>{2, 4};
   contest.transports =
       app.count("--transport") > 0 ? std::vector<std::string>{options.field.transport} : std::vector<std::string>{"shm", "tcp"};
@@ -310,19 +316,21 @@ int run_bench(const std::vector<std::string>& arguments) {
     return become_program("muster_bench_services", arguments);
   if (first == "python") return time_python({arguments.begin() + 1, arguments.end()});
   Options options;
+  const bool messages = first == "p2p";
+  if (messages) options.ops = {"ping_pong"};
   CLI::App app(
       "Times muster's collectives between processes of this machine, alone or against other libraries in the same run.\n"
       "Every rank rewrites its buffer before each call. loop: back to back, rewrite included, median of 11 loops.\n"
       "p50: one call after a barrier, from the last rank's start to the last rank's end. Microseconds.\n"
       "Libraries are compared by p50 from 64 KiB up and by loop below; a ratio below 1 is faster than the best rival.\n"
       "Which algorithm runs at which size: --tune, --check-selection, --simulate.\n"
-      "Instead of collectives: muster bench ddp (training steps), rpc (remote calls), python (calls from Python), store, group, launch, "
-      "idle, floors (what the machine itself takes); each with --help.",
+      "Instead of collectives: muster bench p2p (a message there and back, with the options below), ddp (training steps), rpc (remote "
+      "calls), python (calls from Python), store, group, launch, idle, floors (what the machine itself takes); these with --help.",
       "muster bench");
   add_options(app, options);
   add_selection_options(app, options);
   try {
-    app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
+    app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend() - (messages ? 1 : 0)));
   } catch (const CLI::ParseError& error) {
     return app.exit(error);
   }

@@ -64,6 +64,23 @@ TEST(Bench, MeasuresRivalsInTheSameRunAndComparesWithThem) {
   for (const char* name : {"/rows.json", "/picture.svg", "/python", "/gloo_worker.py"}) std::filesystem::remove(folder + name);
 }
 
+TEST(Bench, MeasuresMessagesByTheWordOrByTheOperation) {
+  for (const char* word : {"p2p", "--op=ping_pong"}) {
+    const Outcome outcome = run({"bench", word, "--sizes", "8", "--seconds", "0.01"});
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    EXPECT_EQ(count_of(outcome.out, "ping_pong"), 1) << outcome.out;
+  }
+}
+
+TEST(Bench, KnowsTheOtherNamesOfTransportsAndMemories) {
+  Fifo scratch;  // for its folder
+  const std::string json = scratch.folder() + "/rows.json";
+  const Outcome outcome = run({"bench", "--sizes", "8", "--seconds", "0.01", "--transport", "auto", "--memory", "shared", "--json", json});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(count_of(contents(json), "\"memory\":\"arena\",\"transport\":\"shm\""), 1) << contents(json);
+  std::filesystem::remove(json);
+}
+
 TEST(Bench, NamesWhatItDoesNotKnow) {
   const Outcome outcome = run({"bench", "--op", "all_reduction"});
   EXPECT_NE(outcome.code, 0);

@@ -52,7 +52,7 @@ std::vector<Prediction> algorithms_for(Op op, plan::Crew crew) {
 
 int ranks_per_host(const Simulation& simulation, int ranks) {
   if (simulation.ranks_per_host > 0) return std::min(simulation.ranks_per_host, ranks);
-  return simulation.hosts > 0 ? (ranks + simulation.hosts - 1) / simulation.hosts : 1;
+  return simulation.hosts > 0 ? ranks / simulation.hosts : 1;
 }
 
 /// What a group of the crew goes by (`collective::ranks_per_host`).
@@ -94,9 +94,20 @@ std::string line_of(Op op, plan::Crew crew, std::uint64_t bytes, const std::vect
   return line + "\n";
 }
 
+/// So many hosts can be taken at their word.
+Status stand_evenly(const Simulation& simulation) {
+  for (const int ranks : simulation.ranks) {
+    if (simulation.hosts == 0 || ranks % simulation.hosts == 0) continue;
+    return Status(Code::invalid_argument, std::to_string(ranks) + " ranks do not stand evenly on " + std::to_string(simulation.hosts) +
+                                              " hosts; say multiples with --ranks, or --ranks-per-host instead of --hosts");
+  }
+  return {};
+}
+
 }  // namespace
 
 Status simulate(const Simulation& simulation) {
+  if (Status even = stand_evenly(simulation); !even) return even;
   auto tuning = collective::tuning_of_environment();
   if (!tuning) return tuning.status();
   std::ofstream rows;

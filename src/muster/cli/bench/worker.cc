@@ -119,7 +119,8 @@ Status serve(Subject& subject, const std::string& folder) {
     const auto figures = measure(subject, **cell);
     const bool skipped = !figures && figures.status().code() == Code::unsupported;
     if (!figures && !skipped)
-      return say(back.get(), "error rank " + std::to_string(subject.rank()) + ": " + one_line(figures.status().message()) + "\n");
+      return say(back.get(), "error rank " + std::to_string(subject.rank()) + ", " + (*cell)->op + " of " + std::to_string((*cell)->bytes) +
+                                 " bytes: " + one_line(figures.status().message()) + "\n");
     if (subject.rank() != 0) continue;
     if (Status said = say(back.get(), figures ? encode(*figures) : "skip " + one_line(figures.status().message()) + "\n"); !said)
       return said;

@@ -66,8 +66,12 @@ std::unique_ptr<PreparedCall> NativeBackend::prepare(Request request) {
 }
 
 void NativeBackend::run_plain(const collective::Args& args, std::string_view name, bool valid, collective::Meanwhile& meanwhile) {
-  if (const Status status = communicator_->run(args, valid, meanwhile); !status.ok()) [[unlikely]]
-    fail(args.op, name, status);
+  const Status status = communicator_->run(args, valid, meanwhile);
+  if (status.ok()) [[likely]]
+    return;
+  if (args.op != Op::send && args.op != Op::recv) fail(args.op, name, status);
+  *shown_ = true;  // a message is no call of the group's, and nobody else need be told
+  raise(status.with_context(name));
 }
 
 std::shared_ptr<void> NativeBackend::drive_here() {
