@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "muster/collective/alone.h"
 #include "muster/collective/call.h"
@@ -36,9 +37,13 @@ MemoryRange range_of(const Slices& slices, std::size_t& bytes) {
 struct CollectiveQueue::Underway final : Meanwhile {
   Underway(Control& known, const Args& args, std::uint64_t sequence, Meanwhile& other)
       : control(known), call(fingerprint_of(args, sequence)), caller(other) {}
+  /// Before anything of it is sent to members that have told what they are in.
+  void count() noexcept {
+    if (!std::exchange(counted, true)) control.begin(call);
+  }
   TimePoint begun() noexcept override {
+    count();
     told = true;
-    control.begin(call);
     return deadline = caller.begun();
   }
 
@@ -46,6 +51,7 @@ struct CollectiveQueue::Underway final : Meanwhile {
   const transport::Fingerprint call;
   Meanwhile& caller;
   TimePoint deadline;
+  bool counted = false;
   bool told = false;
   Task<Status> task;  // over links
 };
@@ -108,19 +114,25 @@ void CollectiveQueue::enqueue(Operation& operation, const Args& args, bool refus
 }
 
 /// The whole call at once, where that takes but a moment. Under the drive lock.
-bool CollectiveQueue::express(Underway& underway, const Args& args) {
+bool CollectiveQueue::express(Driver& driver, Underway& underway, const Args& args) {
   if (control_.news()) control_.poll();
   if (group_.channel->failed()) return false;
   if (region_) return region_->express(args, underway.call, underway);
-  if (group_.size() > 1) return over_links(underway, args);
+  if (group_.size() > 1) return !driver.busy() && over_links(underway, args);
   underway.begun();
   run_alone(args);
   return true;
 }
 
-/// Leaves the task to `go_on` where it is not over in a moment, or has failed.
+/// A small call, where nothing else of the group is to be done meanwhile. Leaves the task to `go_on` where it is not over in a moment, or
+/// has failed.
 bool CollectiveQueue::over_links(Underway& underway, const Args& args) {
+  std::size_t bytes = 0;
+  range_of(args.inputs, bytes);
+  range_of(args.outputs, bytes);
+  if (bytes > kSmallBytes) return false;
   group_.channel->begin(underway.call);
+  underway.count();
   Task<Status>& task = underway.task = links_.run(args, underway.call);
   task.step();
   underway.begun();
@@ -145,7 +157,7 @@ Status CollectiveQueue::run(Driver& driver, const Args& args, Meanwhile& meanwhi
   }
   std::unique_lock drive(state_, std::adopt_lock);
   Underway underway(control_, args, sequence, meanwhile);
-  if (!express(underway, args)) return go_on(driver, args, underway, std::move(drive));
+  if (!express(driver, underway, args)) return go_on(driver, args, underway, std::move(drive));
   drive.unlock();
   if (!empty() || driver.attended()) driver.let_others_go_on();
   return {};
@@ -155,7 +167,7 @@ Status CollectiveQueue::run(Driver& driver, const Args& args, Meanwhile& meanwhi
 Status CollectiveQueue::go_on(Driver& driver, const Args& args, Underway& underway, std::unique_lock<QueueState> drive) {
   Operation operation(*this, nullptr, underway.told ? underway.deadline : underway.caller.begun());
   operation.call_ = underway.call;
-  operation.counted_ = underway.told;
+  operation.counted_ = underway.counted;
   operation.args_ = &args;
   operation.made_ = group_.now();
   note_memory(operation, args);

@@ -73,7 +73,7 @@ class CollectiveQueue {
  private:
   void enqueue(Operation& operation, const Args& args, bool refused = false);
   struct Underway;
-  bool express(Underway& underway, const Args& args);
+  bool express(Driver& driver, Underway& underway, const Args& args);
   bool over_links(Underway& underway, const Args& args);
   Status go_on(Driver& driver, const Args& args, Underway& underway, std::unique_lock<QueueState> drive);
   void note_memory(Operation& operation, const Args& args) const;

@@ -109,6 +109,30 @@ TEST(Together, CallsOnTheSameMemoryGoOneAfterAnother) {
   }
 }
 
+// The root of a small broadcast is through with its part at once. What it has been told before still counts.
+// spec: F18 a refused call, where its member has said so before the other's begins
+TEST(Together, ACallKnownToBeRefusedElsewhereFails) {
+  for (Wire wire : {Wire::loopback, Wire::tcp}) {
+    with_group(
+        2, wire,
+        [](int rank, Communicator& group) {
+          Values values{1};
+          if (rank == 1) {
+            group.refuse(Op::broadcast);
+            ASSERT_TRUE(group.send(0, 1, bytes(values), DType::int64, in_a_minute())->wait(in_a_minute()).ok());
+            // Until the other's failure has come: it reads what is sent here.
+            while (group.failure().ok()) group.channel().fabric().poll();
+            return;
+          }
+          ASSERT_TRUE(group.receive(1, 1, bytes(values), DType::int64, in_a_minute())->wait(in_a_minute()).ok());
+          const Status status = group.run(broadcast(values, 0), in_a_minute());
+          EXPECT_EQ(status.code(), Code::mismatch) << "behind the news of it: messages of one link keep their order";
+          EXPECT_TRUE(contains(status.message(), "refused")) << status.message();
+        },
+        false);
+  }
+}
+
 // One of many queued calls is another on one rank: all from it on fail, with both calls named.
 // spec: F18 different calls, queued behind others
 TEST(Together, ADifferentCallFailsThoseFromItOn) {

@@ -20,7 +20,6 @@ namespace {
 /// How often a thread that waits looks after reminders, in the first second and later.
 constexpr auto kEarlyLook = std::chrono::milliseconds(100);
 constexpr auto kLateLook = std::chrono::seconds(1);
-constexpr const char* kClosed = "its group has been closed";
 /// The latter where it has something of its own to look after too.
 constexpr auto kOwnLook = std::chrono::milliseconds(500);
 
@@ -94,7 +93,7 @@ class GroupCommunicator final : public Communicator, public Driver, public std::
   Status check_open(Op op) const;
   Status check(const Args& args) const;
   Status pass(const Args& args, Meanwhile& meanwhile);
-  Status check_message(const char* what, int member, std::uint64_t tag, std::size_t bytes, DType dtype, bool any) const;
+  Status check_message(std::string_view what, int member, std::uint64_t tag, std::size_t bytes, DType dtype, bool any) const;
   PendingRef track(std::shared_ptr<PointToPoint::Message> message) {
     if (!message->published()) watch(false);
     return message;
@@ -248,7 +247,8 @@ void GroupCommunicator::refuse(Op op) {
   advance();
 }
 
-Status GroupCommunicator::check_message(const char* what, int member, std::uint64_t tag, std::size_t bytes, DType dtype, bool any) const {
+Status GroupCommunicator::check_message(std::string_view what, int member, std::uint64_t tag, std::size_t bytes, DType dtype,
+                                        bool any) const {
   const auto invalid = [&](const std::string& why) {
     return Status(Code::invalid_argument, std::string(what) + " in " + group_.here() + " " + why);
   };
@@ -280,17 +280,22 @@ PendingRef GroupCommunicator::receive(int member, std::uint64_t tag, MutableByte
 /// One message, from start to end. What has gone at once, or comes in the time of a round trip, needs nobody to look after it.
 Status GroupCommunicator::pass(const Args& args, Meanwhile& meanwhile) {
   const bool receives = args.op == Op::recv;
-  const std::size_t bytes = receives ? args.outputs.front().size() : args.inputs.front().size();
-  if (Status valid = check_message(receives ? "recv" : "send", args.root, args.tag, bytes, args.dtype, false); !valid) return valid;
+  const std::string_view name = info(args.op).name;
+  if (args.inputs.size() != (receives ? 0 : 1) || args.outputs.size() != (receives ? 1 : 0)) {
+    return Status(Code::invalid_argument, std::string(name) + " in " + group_.here() + " needs one slice, an " +
+                                              (receives ? "output" : "input") + ", and got " + std::to_string(args.inputs.size()) +
+                                              " inputs and " + std::to_string(args.outputs.size()) + " outputs");
+  }
+  const std::size_t bytes = receives ? args.outputs[0].size() : args.inputs[0].size();
+  if (Status valid = check_message(name, args.root, args.tag, bytes, args.dtype, false); !valid) return valid;
   const transport::TransferRef transfer = messages_.post(args);
   const TimePoint deadline = meanwhile.begun();
-  if (receives && !transfer->done()) {
+  if (receives && !transfer->done() && !busy()) {
     group_.fabric->wait([&transfer] { return transfer->done(); }, std::min(deadline, group_.now() + CollectiveQueue::kRoundTrip));
   }
   if (transfer->done() && transfer->status().ok()) return {};
   const auto message = messages_.follow(shared_from_this(), args, transfer, deadline);
   track(message);
-  if (closed_.load()) messages_.cancel_receives(kClosed);  // meanwhile, by another thread, which has not seen this one
   return message->wait(TimePoint::max());
 }
 
@@ -369,7 +374,7 @@ Status GroupCommunicator::close(TimePoint deadline) {
   if (mark_.forked() || closed_.exchange(true)) return {};
   Status status = drain(deadline);
   if (status.ok() && size() > 1) status = part(deadline);
-  messages_.cancel_receives(kClosed);
+  messages_.cancel_receives("its group has been closed");
   attend([this] { return !busy(); }, TimePoint::max());
   shared_->progress.forget(*this);
   queue_.drop_region();

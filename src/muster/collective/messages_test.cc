@@ -181,6 +181,10 @@ TEST(Messages, ThatBlockFailAsTheOthersDo) {
         EXPECT_TRUE(contains(size.message(), "16 bytes")) << size.message();
       }
       EXPECT_EQ(group.run(message(Op::recv, 2, 0, value), soon()).code(), Code::invalid_argument);
+      Args empty;
+      empty.op = Op::send;
+      empty.root = 1 - rank;
+      EXPECT_TRUE(contains(group.run(empty, soon()).message(), "needs one slice, an input, and got 0 inputs"));
       EXPECT_EQ(group.run(message(Op::send, 1 - rank, ~0ull, value), soon()).code(), Code::invalid_argument);
       Values sum(1);
       EXPECT_TRUE(group.run(all_reduce({rank + 1}, sum), soon()).ok()) << "the group goes on";

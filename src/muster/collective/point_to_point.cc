@@ -128,9 +128,14 @@ std::shared_ptr<Message> PointToPoint::follow(std::shared_ptr<Driver> driver, co
 
 std::shared_ptr<Message> PointToPoint::track(std::shared_ptr<Message> message) {
   if (message->settle()) return message;
-  const std::lock_guard guard(lock_);
-  open_.push_back(message);
-  open_count_.store(open_.size());
+  std::string cancelled;
+  {
+    const std::lock_guard guard(lock_);
+    open_.push_back(message);
+    open_count_.store(open_.size());
+    if (message->envelope_.receives) cancelled = cancelled_;
+  }
+  if (!cancelled.empty()) message->take_back(Status(Code::aborted, cancelled));
   return message;
 }
 
@@ -187,6 +192,7 @@ void PointToPoint::cancel_receives(const std::string& why) {
   {
     const std::lock_guard guard(lock_);
     open = open_;
+    cancelled_ = why;
   }
   for (const auto& message : open) {
     if (message->envelope_.receives) message->take_back(Status(Code::aborted, why));

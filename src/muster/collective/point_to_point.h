@@ -38,7 +38,7 @@ class PointToPoint {
   void check_deadlines(TimePoint now);
   /// Whether no send is under way.
   bool sends_over();
-  /// Takes back every receive that nothing has come for.
+  /// Takes back every receive that nothing has come for, and any that is posted after.
   void cancel_receives(const std::string& why);
 
  private:
@@ -48,6 +48,7 @@ class PointToPoint {
   std::mutex lock_;
   std::vector<std::shared_ptr<Message>> open_;
   std::atomic<std::size_t> open_count_{0};
+  std::string cancelled_;  // why receives are taken back; empty: they are not
 };
 
 class PointToPoint::Message final : public Completion {

@@ -11,7 +11,8 @@ namespace muster::collective {
 /// Thread-safe. Every access is sequentially consistent: who fails to take the lock counts on its holder to see what it did before.
 class QueueState {
  public:
-  /// The drive lock, for `std::unique_lock` and the like: held for one pass, never while waiting, and mostly only tried.
+  /// The drive lock, for `std::unique_lock` and the like: held for one pass, or by a small call for the time of a round trip, and mostly
+  /// only tried.
   bool try_lock() { return (word_.load() & kDriven) == 0 && (word_.fetch_or(kDriven) & kDriven) == 0; }
   void lock() {
     while (!try_lock()) std::this_thread::yield();

@@ -48,6 +48,7 @@ struct Options {
   int rounds = 0;  // 0: three with rivals, else one
   Field field;
   bool simulate = false, check_selection = false;
+  bool p2p = false;
   std::string tuning;
   bench::Simulation simulation;
 };
@@ -235,7 +236,7 @@ void add_selection_options(CLI::App& app, Options& options) {
 /// What was not said is chosen so that the borders between algorithms show.
 bench::Contest contest_of(const CLI::App& app, const Options& options) {
   bench::Contest contest;
-  contest.ops = app.count("--op") > 0 ? options.ops : kOps;
+  contest.ops = options.p2p || app.count("--op") > 0 ? options.ops : kOps;
   contest.sizes = options.sizes;
   if (app.count("--sizes") == 0) contest.sizes = {64, 1024, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 1048576, 4194304, 16777216};
   std::sort(contest.sizes.begin(), contest.sizes.end());
@@ -259,6 +260,8 @@ Status tune(const CLI::App& app, const Options& options) {
 
 Status simulate(const CLI::App& app, Options options) {
   if (app.count("--ranks") == 0) options.ranks = {2, 8, 64, 1024, 100'000};
+  if (const int hosts = options.simulation.hosts; app.count("--ranks") == 0 && hosts > 0)
+    options.ranks = {hosts, 2 * hosts, 8 * hosts, 64 * hosts};
   options.simulation.ops = options.ops;
   options.simulation.sizes = options.sizes;
   options.simulation.ranks = options.ranks;
@@ -316,8 +319,8 @@ int run_bench(const std::vector<std::string>& arguments) {
     return become_program("muster_bench_services", arguments);
   if (first == "python") return time_python({arguments.begin() + 1, arguments.end()});
   Options options;
-  const bool messages = first == "p2p";
-  if (messages) options.ops = {"ping_pong"};
+  options.p2p = first == "p2p";
+  if (options.p2p) options.ops = {"ping_pong"};
   CLI::App app(
       "Times muster's collectives between processes of this machine, alone or against other libraries in the same run.\n"
       "Every rank rewrites its buffer before each call. loop: back to back, rewrite included, median of 11 loops.\n"
@@ -330,7 +333,7 @@ int run_bench(const std::vector<std::string>& arguments) {
   add_options(app, options);
   add_selection_options(app, options);
   try {
-    app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend() - (messages ? 1 : 0)));
+    app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend() - (options.p2p ? 1 : 0)));
   } catch (const CLI::ParseError& error) {
     return app.exit(error);
   }

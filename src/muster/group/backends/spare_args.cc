@@ -26,6 +26,7 @@ LentArgs::LentArgs() {
   args_->reduce = collective::Reduce::sum;
   args_->factor = 1.0;
   args_->root = -1;
+  args_->tag = 0;
 }
 
 LentArgs::~LentArgs() {
