@@ -11,7 +11,7 @@ class Check {
       : args_(args), row_(info(args.op)), rank_(rank), size_(size), root_(!row_.rooted || args.root == rank) {}
 
   Status run() {
-    if (args_.op == Op::send || args_.op == Op::recv) return invalid("is no collective; use Communicator::send and receive");
+    if (is_message(args_.op)) return invalid("is no collective; use Communicator::send and receive");
     if (args_.op == Op::barrier) return {};
     if (row_.rooted && (args_.root < 0 || args_.root >= size_)) {
       return invalid("needs a root from 0 to " + std::to_string(size_ - 1) + ", the positions in the group, and got " +

@@ -59,7 +59,7 @@ struct CollectiveQueue::Underway final : Meanwhile {
 CollectiveQueue::CollectiveQueue(const GroupContext& group, std::unique_ptr<RegionGroup> region, const Selection::Bounds& bounds)
     : group_(group),
       control_(group),
-      selection_(Ground::links, group.size(), bounds, ranks_per_host(*group.fabric, group.channel->members())),
+      selection_(Ground::links, group.size(), bounds, standing_of(*group.fabric, group.channel->members())),
       links_(*group.channel, selection_),
       region_(std::move(region)) {
   if (group.size() > 1) control_.listen();

@@ -191,7 +191,7 @@ Status GroupCommunicator::run(const Args& args, TimePoint deadline) {
 }
 
 Status GroupCommunicator::run(const Args& args, bool valid, Meanwhile& meanwhile) {
-  if (args.op == Op::send || args.op == Op::recv) return pass(args, meanwhile);
+  if (is_message(args.op)) return pass(args, meanwhile);
   if (!valid || mark_.forked() || closed_.load()) {
     if (Status fine = valid ? check_open(args.op) : check(args); !fine) return fine;
   }
@@ -286,8 +286,7 @@ Status GroupCommunicator::pass(const Args& args, Meanwhile& meanwhile) {
                                               (receives ? "output" : "input") + ", and got " + std::to_string(args.inputs.size()) +
                                               " inputs and " + std::to_string(args.outputs.size()) + " outputs");
   }
-  const std::size_t bytes = receives ? args.outputs[0].size() : args.inputs[0].size();
-  if (Status valid = check_message(name, args.root, args.tag, bytes, args.dtype, false); !valid) return valid;
+  if (Status valid = check_message(name, args.root, args.tag, message_bytes(args), args.dtype, false); !valid) return valid;
   const transport::TransferRef transfer = messages_.post(args);
   const TimePoint deadline = meanwhile.begun();
   if (receives && !transfer->done() && !busy()) {

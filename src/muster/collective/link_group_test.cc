@@ -120,7 +120,7 @@ class Play {
 
   /// What is wrong, or nothing.
   std::string run() {
-    Selection selection(Ground::links, size_, per_host_);
+    Selection selection(Ground::links, size_, {.per_host = per_host_});
     selection.force(op_, algorithm_);
     std::vector<std::unique_ptr<MemoryChannel>> channels;
     std::vector<std::unique_ptr<LinkGroup>> groups;
@@ -278,7 +278,7 @@ class BitsOf {
       : op_(op), dtype_(dtype), reduce_(reduce), size_(size), per_host_(per_host), in_place_(in_place) {}
 
   std::vector<std::byte> by(Algorithm algorithm) const {
-    Selection selection(Ground::links, size_, per_host_);
+    Selection selection(Ground::links, size_, {.per_host = per_host_});
     selection.force(op_, algorithm);
     Wires wires;
     std::vector<std::unique_ptr<MemoryChannel>> channels;

@@ -8,6 +8,7 @@
 #include "muster/collective/op.h"
 #include "muster/collective/region_group.h"
 #include "muster/collective/tuning.h"
+#include "muster/transport/core_sharing.h"
 
 namespace muster::collective {
 namespace {
@@ -47,14 +48,14 @@ Result<Handout> hand_out(transport::Fabric& fabric, const Tuning* given, std::sp
     if (segment.ok()) handout.segment = *segment;
   }
   const Ground ground = handout.segment == kNoSegment ? Ground::links : Ground::region;
-  handout.bounds = select(*tuning, ground, size, ranks_per_host(fabric, members)).bounds();
+  handout.bounds = select(*tuning, ground, size, standing_of(fabric, members)).bounds();
   return handout;
 }
 
 // Of a group that no tuning changes.
 Selection::Bounds bounds_of(const transport::Fabric& fabric, const Offer& offer, std::span<const int> members) {
   const Ground ground = offer.segment == kNoSegment ? Ground::links : Ground::region;
-  return Selection(ground, static_cast<int>(members.size()), ranks_per_host(fabric, members)).bounds();
+  return Selection(ground, static_cast<int>(members.size()), standing_of(fabric, members)).bounds();
 }
 
 void release_segment(transport::Fabric& fabric, const Offer& offer) {
@@ -145,11 +146,14 @@ class Split {
 
 }  // namespace
 
-int ranks_per_host(const transport::Fabric& fabric, std::span<const int> members) {
+Standing standing_of(const transport::Fabric& fabric, std::span<const int> members) {
   const auto hosts = fabric.hosts();
   std::vector<int> theirs;
   for (const int member : members) theirs.push_back(hosts[static_cast<std::size_t>(member)]);
-  return ranks_per_host(theirs);
+  Standing standing{.per_host = ranks_per_host(theirs)};
+  if (static_cast<std::size_t>(standing.per_host) == members.size())
+    standing.per_core = transport::ranks_per_core(members.size(), fabric.cores());
+  return standing;
 }
 
 bool share_a_region(transport::Fabric& fabric, std::span<const int> members) {

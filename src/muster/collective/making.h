@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,14 +13,15 @@
 #include "muster/collective/agreement.h"
 #include "muster/collective/communicator.h"
 #include "muster/collective/progress.h"
+#include "muster/collective/selection.h"
 
 namespace muster::collective {
 
 /// Where a group's handout names none: it runs over links.
 inline constexpr std::uint64_t kNoSegment = ~std::uint64_t{0};
 
-/// How many of a group's members each host has, where they stand host by host (`ranks_per_host` of the selection).
-int ranks_per_host(const transport::Fabric& fabric, std::span<const int> members);
+/// Of a group of these members.
+Standing standing_of(const transport::Fabric& fabric, std::span<const int> members);
 
 /// What the communicators of one fabric share.
 struct Shared final : transport::Fabric::Companion {

@@ -1,4 +1,7 @@
 // Messages between two members of a communicator.
+#include <latch>
+#include <thread>
+
 #include "muster/collective/communicator_test_job.h"
 
 namespace muster::collective {
@@ -190,6 +193,29 @@ TEST(Messages, ThatBlockFailAsTheOthersDo) {
       EXPECT_TRUE(group.run(all_reduce({rank + 1}, sum), soon()).ok()) << "the group goes on";
       EXPECT_EQ(sum[0], 3);
     });
+  }
+}
+
+// spec: E4 nobody waits for a message that cannot come: whether it is asked for before, while or after the group closes
+TEST(Messages, ThatAreWaitedForWhileTheirGroupClosesAreTakenBack) {
+  for (Wire wire : testing::kWires) {
+    for (const bool blocks : {true, false}) {
+      with_group(2, wire, [blocks](int rank, Communicator& group) {
+        Values value(1);
+        Status taken;
+        std::latch asks(1);
+        std::thread other([&] {
+          asks.count_down();
+          taken = blocks ? group.run(message(Op::recv, 1 - rank, 4, value), soon())
+                         : group.receive(1 - rank, 4, bytes(value), DType::int64, soon())->wait(soon());
+        });
+        asks.wait();
+        EXPECT_TRUE(group.close(soon()).ok());
+        other.join();
+        EXPECT_NE(taken.code(), Code::timed_out);
+        EXPECT_TRUE(contains(taken.message(), "has been closed")) << taken.message();
+      });
+    }
   }
 }
 

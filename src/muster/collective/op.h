@@ -63,6 +63,8 @@ inline constexpr std::array<OpInfo, kOps> kOpTable{{
     {"recv", false, false, false, false, SizeRule::free},
 }};
 inline const OpInfo& info(Op op) { return kOpTable[static_cast<std::size_t>(op)]; }
+/// From one member to another, and no call of the group's.
+constexpr bool is_message(Op op) { return op == Op::send || op == Op::recv; }
 /// torch's: "SUM", "PREMUL_SUM".
 std::string_view name_of(Reduce reduce);
 /// Whether `reduce` is defined on `dtype`; if not, why (for the error's text).

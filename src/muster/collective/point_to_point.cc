@@ -102,14 +102,16 @@ Status Message::wait(TimePoint deadline) {
 
 std::shared_ptr<Message> PointToPoint::send(std::shared_ptr<Driver> driver, int member, std::uint64_t tag, ConstBytes data, DType dtype,
                                             TimePoint deadline) {
-  return track(std::make_shared<Message>(group_, std::move(driver), Message::Envelope{false, member, tag, data.size(), dtype},
-                                         group_.channel->send(member, tag, data, header_of(dtype)), deadline));
+  return posted(std::move(driver), {.op = Op::send, .dtype = dtype, .root = member, .tag = tag, .inputs = {data}}, deadline);
 }
 
 std::shared_ptr<Message> PointToPoint::receive(std::shared_ptr<Driver> driver, int member, std::uint64_t tag, MutableBytes data,
                                                DType dtype, TimePoint deadline) {
-  return track(std::make_shared<Message>(group_, std::move(driver), Message::Envelope{true, member, tag, data.size(), dtype},
-                                         group_.channel->receive(member, tag, data, header_of(dtype)), deadline));
+  return posted(std::move(driver), {.op = Op::recv, .dtype = dtype, .root = member, .tag = tag, .outputs = {data}}, deadline);
+}
+
+std::shared_ptr<Message> PointToPoint::posted(std::shared_ptr<Driver> driver, const Args& args, TimePoint deadline) {
+  return follow(std::move(driver), args, post(args), deadline);
 }
 
 transport::TransferRef PointToPoint::post(const Args& args) {
@@ -121,9 +123,8 @@ transport::TransferRef PointToPoint::post(const Args& args) {
 std::shared_ptr<Message> PointToPoint::follow(std::shared_ptr<Driver> driver, const Args& args, transport::TransferRef transfer,
                                               TimePoint deadline) {
   const bool receives = args.op == Op::recv;
-  const std::size_t bytes = receives ? args.outputs.front().size() : args.inputs.front().size();
-  return track(std::make_shared<Message>(group_, std::move(driver), Message::Envelope{receives, args.root, args.tag, bytes, args.dtype},
-                                         std::move(transfer), deadline));
+  const Message::Envelope envelope{receives, args.root, args.tag, message_bytes(args), args.dtype};
+  return track(std::make_shared<Message>(group_, std::move(driver), envelope, std::move(transfer), deadline));
 }
 
 std::shared_ptr<Message> PointToPoint::track(std::shared_ptr<Message> message) {

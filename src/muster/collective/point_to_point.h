@@ -14,6 +14,11 @@
 
 namespace muster::collective {
 
+/// Of a send or recv.
+inline std::size_t message_bytes(const Args& args) {
+  return args.op == Op::recv ? args.outputs.front().size() : args.inputs.front().size();
+}
+
 class PointToPoint {
  public:
   explicit PointToPoint(const GroupContext& group) : group_(group) {}
@@ -42,6 +47,7 @@ class PointToPoint {
   void cancel_receives(const std::string& why);
 
  private:
+  std::shared_ptr<Message> posted(std::shared_ptr<Driver> driver, const Args& args, TimePoint deadline);
   std::shared_ptr<Message> track(std::shared_ptr<Message> message);
 
   const GroupContext& group_;

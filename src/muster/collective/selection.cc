@@ -111,7 +111,7 @@ std::uint64_t selected_bytes(const Args& args) {
 int ranks_per_host(std::span<const int> hosts) {
   const auto other = std::find_if(hosts.begin(), hosts.end(), [&](int host) { return host != hosts.front(); });
   const auto each = static_cast<std::size_t>(other - hosts.begin());
-  if (each < 2 || other == hosts.end() || hosts.size() % each != 0) return 1;
+  if (each == 0 || hosts.size() % each != 0) return 1;
   std::vector<int> blocks;
   for (std::size_t begin = 0; begin < hosts.size(); begin += each) {
     blocks.push_back(hosts[begin]);
@@ -121,24 +121,29 @@ int ranks_per_host(std::span<const int> hosts) {
   return std::ranges::adjacent_find(blocks) == blocks.end() ? static_cast<int>(each) : 1;
 }
 
-Selection::Selection(Ground ground, int ranks, int ranks_per_host) : ground_(ground), ranks_(ranks), per_host_(ranks_per_host) {
+Selection::Selection(Ground ground, int ranks, Standing standing) : ground_(ground), ranks_(ranks), standing_(standing) {
   const auto members = static_cast<std::uint64_t>(ranks);
+  const bool crowded = standing.per_core > 1;
   if (ground == Ground::region) {
-    for (const Op op : {Op::all_reduce, Op::reduce}) set_bound(op, Algorithm::one_shot, 64 * 1024 / members + 1);
+    // Ranks that share cores pay more for each time that they wait for one another.
+    const std::uint64_t read = (crowded ? 128 : 64) * 1024;
+    for (const Op op : {Op::all_reduce, Op::reduce}) set_bound(op, Algorithm::one_shot, read / members + 1);
     return;
   }
-  // A chain pays once its chunks are more than its ranks.
-  set_bound(Op::broadcast, Algorithm::tree, ranks < 4 ? kAlways : 2 * plan::kTreeChunkBytes * members + 1);
+  // A chain pays once its chunks are more than its ranks. Ranks that share cores gain nothing by being busy all at once: what moves the
+  // fewest bytes in all takes least.
+  set_bound(Op::broadcast, Algorithm::tree, ranks < 4 || crowded ? kAlways : 2 * plan::kTreeChunkBytes * members + 1);
   // Between two ranks as many bytes travel whatever the algorithm, so the one with the fewest rounds wins, until what it holds
   // meanwhile leaves the caches.
   const std::uint64_t gathered = gathered_bytes(ranks);
   set_bound(Op::all_reduce, Algorithm::bruck, (ranks == 2 ? kPairExchanges : gathered / members) + 1);
-  set_bound(Op::reduce, Algorithm::direct, (ranks == 2 ? kPairReduces : gathered / members) + 1);
-  set_bound(Op::all_gather, Algorithm::bruck, gathered + 1);
+  set_bound(Op::reduce, Algorithm::direct, crowded ? kAlways : (ranks == 2 ? kPairReduces : gathered / members) + 1);
+  set_bound(Op::all_gather, Algorithm::bruck, (crowded ? gathered / 2 : gathered) + 1);
+  const bool several = standing.several_on_each_host(ranks);
   // A ring spares the network's switches many streams at once; few ranks do not need that, and it takes a round for each. But a host of
   // several gets everything once by a ring, else once for each of them.
-  set_bound(Op::all_gather, Algorithm::direct, ranks > kFewRanks ? 0 : per_host_ > 1 ? kSentTwice + 1 : kAlways);
-  const std::uint64_t hopped = per_host_ > 1 ? worth_the_hops(ranks, per_host_) : kAlways;
+  set_bound(Op::all_gather, Algorithm::direct, ranks > kFewRanks ? 0 : several ? kSentTwice + 1 : kAlways);
+  const std::uint64_t hopped = several ? worth_the_hops(ranks, standing.per_host) : kAlways;
   for (const Op op : {Op::all_reduce, Op::reduce, Op::reduce_scatter}) set_bound(op, Algorithm::slices, hopped);
 }
 

@@ -55,8 +55,16 @@ std::uint64_t most_bytes(Ground ground, Op op, Algorithm algorithm, int ranks);
 std::uint64_t selected_bytes(const Args& args);
 
 /// Of a group whose members are on these hosts, in this order: how many are on each, where those of a host stand side by side, as many on
-/// each of several hosts. Else 1.
+/// each; all of them where there is one host. Else 1.
 int ranks_per_host(std::span<const int> hosts);
+
+/// Where a group's members stand; the same to all of them.
+struct Standing {
+  int per_host = 1;  ///< `ranks_per_host`
+  int per_core = 1;  ///< of a group on one host: `transport::ranks_per_core`
+
+  bool several_on_each_host(int ranks) const { return per_host > 1 && per_host < ranks; }
+};
 
 class Selection {
  public:
@@ -66,20 +74,20 @@ class Selection {
   using Bounds = std::array<std::array<std::uint64_t, 2>, kCollectives>;
 
   /// The defaults.
-  Selection(Ground ground, int ranks, int ranks_per_host = 1);
+  Selection(Ground ground, int ranks, Standing standing = {});
   /// What another member has decided.
-  Selection(Ground ground, int ranks, const Bounds& bounds, int ranks_per_host = 1)
-      : ground_(ground), ranks_(ranks), per_host_(ranks_per_host), bounds_(bounds) {}
+  Selection(Ground ground, int ranks, const Bounds& bounds, Standing standing = {})
+      : ground_(ground), ranks_(ranks), standing_(standing), bounds_(bounds) {}
 
   Ground ground() const { return ground_; }
   int ranks() const { return ranks_; }
-  int ranks_per_host() const { return per_host_; }
+  int ranks_per_host() const { return standing_.per_host; }
   const Bounds& bounds() const { return bounds_; }
   Algorithm choose(Op op, std::uint64_t bytes) const {
     const auto row = algorithms_of(ground_, op);
     std::size_t k = 0;
     while (k + 1 < row.size() && bytes >= bounds_[static_cast<std::size_t>(op)][k]) ++k;
-    return row[k] == Algorithm::hosts && per_host_ == 1 ? Algorithm::slices : row[k];
+    return row[k] == Algorithm::hosts && !standing_.several_on_each_host(ranks_) ? Algorithm::slices : row[k];
   }
 
   /// `algorithm` for calls of fewer than `bound` bytes that no algorithm before it takes; as far as it goes (`most_bytes`). The last
@@ -91,7 +99,7 @@ class Selection {
  private:
   Ground ground_;
   int ranks_;
-  int per_host_;
+  Standing standing_;
   Bounds bounds_{};
 };
 

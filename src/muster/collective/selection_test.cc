@@ -74,7 +74,7 @@ TEST(Selection, KnowsWhoStandsHostByHost) {
   EXPECT_EQ(each({0, 0, 1, 1}), 2);
   EXPECT_EQ(each({7, 7, 7, 2, 2, 2, 5, 5, 5}), 3);
   EXPECT_EQ(each({}), 1);
-  EXPECT_EQ(each({0, 0, 0}), 1) << "one host";
+  EXPECT_EQ(each({0, 0, 0}), 3) << "one host";
   EXPECT_EQ(each({0, 1, 2}), 1) << "one on each";
   EXPECT_EQ(each({0, 1, 0, 1}), 1) << "in turn";
   EXPECT_EQ(each({0, 0, 1, 1, 1, 1}), 1) << "more on one";
@@ -82,9 +82,30 @@ TEST(Selection, KnowsWhoStandsHostByHost) {
   EXPECT_EQ(each({0, 0, 1, 1, 0, 0}), 1) << "a host comes twice";
 }
 
+TEST(Selection, OfRanksThatShareCoresTheFewestBytesTravel) {
+  const Selection links(Ground::links, 8, {.per_host = 8, .per_core = 4});
+  EXPECT_EQ(links.choose(Op::reduce, 512 * kKiB), Algorithm::direct);
+  EXPECT_EQ(links.choose(Op::reduce, 512 * kKiB + 1), Algorithm::slices) << "more than one rank may hold at once";
+  EXPECT_EQ(links.choose(Op::all_gather, 32 * kKiB), Algorithm::bruck);
+  EXPECT_EQ(links.choose(Op::all_gather, 32 * kKiB + 1), Algorithm::direct);
+  EXPECT_EQ(links.choose(Op::broadcast, 1024 * 1024 * kKiB), Algorithm::tree);
+  for (const Op op : {Op::all_reduce, Op::reduce_scatter})
+    EXPECT_EQ(links.choose(op, 1024 * kKiB), Algorithm::slices) << "there is no other host";
+  EXPECT_EQ(Selection(Ground::links, 8, {.per_host = 8, .per_core = 1}).bounds(), Selection(Ground::links, 8).bounds());
+}
+
+TEST(Selection, RanksThatShareCoresReadMoreForThemselves) {
+  for (const int per_core : {1, 2, 4}) {
+    const Selection region(Ground::region, 8, {.per_host = 8, .per_core = per_core});
+    EXPECT_EQ(region.choose(Op::all_reduce, 8 * kKiB), Algorithm::one_shot);
+    EXPECT_EQ(region.choose(Op::all_reduce, 16 * kKiB), per_core > 1 ? Algorithm::one_shot : Algorithm::shares);
+    EXPECT_EQ(region.choose(Op::reduce, 16 * kKiB + 1), Algorithm::shares);
+  }
+}
+
 TEST(Selection, SumsGoFromHostToHostWhereThereAreSeveralOfSeveralRanks) {
   for (const int per_host : {1, 2, 4}) {
-    const Selection links(Ground::links, 8, per_host);
+    const Selection links(Ground::links, 8, {.per_host = per_host});
     const Algorithm large = per_host > 1 ? Algorithm::hosts : Algorithm::slices;
     const std::uint64_t from = per_host == 2 ? 256 * kKiB : 160 * kKiB / 3;
     EXPECT_EQ(links.choose(Op::all_reduce, 8 * kKiB), Algorithm::bruck);
@@ -108,7 +129,7 @@ TEST(Selection, SumsGoFromHostToHostWhereThereAreSeveralOfSeveralRanks) {
       "hosts\nlinks.reduce_scatter.8 = slices\n",
       "a file");
   ASSERT_TRUE(tuning.ok()) << tuning.status().message();
-  const Selection tuned = select(*tuning, Ground::links, 8, 4);
+  const Selection tuned = select(*tuning, Ground::links, 8, {.per_host = 4});
   EXPECT_EQ(tuned.choose(Op::all_reduce, 256 * kKiB), Algorithm::bruck);
   EXPECT_EQ(tuned.choose(Op::all_reduce, 256 * kKiB + 1), Algorithm::hosts) << "a line that does not name it says nothing of it";
   EXPECT_EQ(tuned.choose(Op::reduce, 1024 * kKiB), Algorithm::slices);

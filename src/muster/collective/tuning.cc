@@ -127,10 +127,10 @@ class Line {
 };
 
 // One host, where it was measured, does not tell of several: what goes on without a limit there gives way where it would without a file.
-std::uint64_t bound_over_hosts(Op op, Algorithm algorithm, int ranks, int ranks_per_host) {
+std::uint64_t bound_over_hosts(Op op, Algorithm algorithm, int ranks, Standing standing) {
   const auto row = algorithms_of(Ground::links, op);
   const auto place = std::find(row.begin(), row.end(), algorithm) - row.begin();
-  const Selection defaults(Ground::links, ranks, ranks_per_host);
+  const Selection defaults(Ground::links, ranks, standing);
   const auto& bounds = defaults.bounds()[static_cast<std::size_t>(op)];
   return static_cast<std::size_t>(place) < bounds.size() ? bounds[static_cast<std::size_t>(place)] : Selection::kAlways;
 }
@@ -245,16 +245,16 @@ Result<Tuning> tuning_of_environment() {
   return tuning;
 }
 
-Selection select(const Tuning& tuning, Ground ground, int ranks, int ranks_per_host) {
-  Selection selection(ground, ranks, ranks_per_host);
+Selection select(const Tuning& tuning, Ground ground, int ranks, Standing standing) {
+  Selection selection(ground, ranks, standing);
   for (const auto& [place, rule] : tuning.rules) {  // by growing numbers of ranks: the last that fits counts
     if (place.ground != ground || place.ranks > ranks || 2 * static_cast<std::int64_t>(place.ranks) <= ranks) continue;
     for (const Algorithm each : algorithms_of(ground, place.op)) {
       const auto step = std::find_if(rule.begin(), rule.end(), [each](const Tuning::Step& s) { return s.algorithm == each; });
       const std::uint64_t up_to = step == rule.end() ? 0 : step->up_to;
       std::uint64_t bound = step == rule.end() ? 0 : up_to == Selection::kAlways ? up_to : up_to + 1;
-      if (ranks_per_host > 1 && bound == Selection::kAlways && place.op != Op::broadcast)
-        bound = bound_over_hosts(place.op, each, ranks, ranks_per_host);
+      if (standing.several_on_each_host(ranks) && bound == Selection::kAlways && place.op != Op::broadcast)
+        bound = bound_over_hosts(place.op, each, ranks, standing);
       selection.set_bound(place.op, each, bound);
     }
   }

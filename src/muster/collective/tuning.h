@@ -52,6 +52,6 @@ std::string tuning_path();
 Result<Tuning> tuning_of_environment();
 
 /// The selection of a group; its first member's counts.
-Selection select(const Tuning& tuning, Ground ground, int ranks, int ranks_per_host = 1);
+Selection select(const Tuning& tuning, Ground ground, int ranks, Standing standing = {});
 
 }  // namespace muster::collective

@@ -39,8 +39,6 @@ class Resubmitted final : public PreparedCall {
 // calls only would answer for two.
 thread_local std::optional<at::StepCallbacks> drawn_observers;
 
-bool is_collective(Op op) { return op != Op::send && op != Op::recv; }
-
 /// "native:all_reduce", torch's way to name them, with the tensors where an observer wants inputs. `label` lives as long as `range`.
 void begin_range(at::RecordFunction& range, std::string& label, const ProcessGroupBackend& backend, const Request& request) {
   label = std::string(backend.name()) + ":" + std::string(request.name);
@@ -150,7 +148,7 @@ WorkRef ProcessGroup::observed(ProcessGroupBackend& backend, Request& request, S
 
 template <class Start>
 WorkRef ProcessGroup::carry_out(ProcessGroupBackend& backend, Request& request, Start start) {
-  if (!is_collective(request.op) || get_debug_level() != DebugLevel::DETAIL) return start();
+  if (collective::is_message(request.op) || get_debug_level() != DebugLevel::DETAIL) return start();
   Request detailed = request;
   detailed.mark = std::move(request.mark);
   return group::submit_in_detail(*this, backend, std::move(detailed));
@@ -186,7 +184,7 @@ ProcessGroupBackend& ProcessGroup::checked(const Request& request) {
 
 void ProcessGroup::refuse(Op op, std::string_view name, const std::exception& why) {
   drawn_observers.reset();
-  if (is_collective(op)) {
+  if (!collective::is_message(op)) {
     collectives_.fetch_add(1, std::memory_order_relaxed);
     parts_.backends.front().second->refuse(op);
   }
@@ -210,7 +208,7 @@ ProcessGroup::Armed ProcessGroup::arm(std::string_view name, bool collective, co
 }
 
 void ProcessGroup::arm(Request& request) {
-  const Armed armed = arm(request.name, is_collective(request.op), request.timeout);
+  const Armed armed = arm(request.name, !collective::is_message(request.op), request.timeout);
   request.sequence = armed.sequence;
   request.begun = armed.begun;
   request.deadline = armed.deadline;

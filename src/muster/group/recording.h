@@ -17,7 +17,7 @@ inline trace::Call call_of(const Request& request, const std::vector<int>& ranks
   call.sequence = request.sequence;
   call.tag = request.tag;
   call.async = request.async_op;
-  const int other = request.op == Op::send || request.op == Op::recv ? request.peer : request.root;
+  const int other = collective::is_message(request.op) ? request.peer : request.root;
   if (other >= 0 && other < static_cast<int>(ranks.size())) call.peer = ranks[static_cast<std::size_t>(other)];
   const auto bytes_of = [](const Slices& slices) {
     std::uint64_t bytes = 0;

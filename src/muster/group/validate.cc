@@ -138,7 +138,7 @@ const at::Tensor* representative(const Request& request) {
 void validate(const Request& request, int rank, int size) {
   const auto& rule = collective::info(request.op);
   if (rule.rooted) check_rank_in("root", request.root, size);
-  if (request.op == Op::send || request.op == Op::recv) {
+  if (collective::is_message(request.op)) {
     const bool any = request.op == Op::recv && request.peer == kAnyRank;
     if (!any) check_rank_in(request.op == Op::send ? "dst" : "src", request.peer, size);
     if (request.peer == rank)

@@ -16,7 +16,7 @@
 namespace muster::transport {
 namespace {
 
-constexpr std::uint8_t kContactVersion = 2;
+constexpr std::uint8_t kContactVersion = 3;
 constexpr std::uint32_t kMostAddresses = 64;
 
 // Of the calling thread, whose namespaces decide whom its sockets reach.
@@ -57,6 +57,7 @@ Status describe_this_process(Contact& contact) {
   contact.pid = static_cast<std::uint32_t>(::getpid());
   contact.start_time = process_start(contact.pid);
   contact.cores = bits_of(own_cores());
+  contact.quota = cpu_quota();
   if (contact.boot_id.empty() || contact.start_time == 0) {
     return Status(Code::unsupported,
                   "this process cannot tell which machine it is on: /proc is not mounted (or hides /proc/sys/kernel/random/boot_id)");
@@ -68,7 +69,7 @@ std::string encode(const Contact& contact) {
   ByteWriter out;
   out.put(kContactVersion).put_text(contact.boot_id).put_text(contact.host_name).put_text(contact.host_label);
   out.put(contact.network_namespace).put(contact.user_namespace).put(contact.user);
-  out.put(contact.pid_namespace).put(contact.pid).put(contact.start_time).put_text(contact.cores);
+  out.put(contact.pid_namespace).put(contact.pid).put(contact.start_time).put_text(contact.cores).put(contact.quota);
   out.put(contact.secret_kind).put(static_cast<std::uint8_t>(contact.shared_memory)).put(contact.nonce).put_text(contact.local_name);
   out.put(static_cast<std::uint32_t>(contact.addresses.size()));
   for (const SocketAddress& address : contact.addresses) out.put_text(address.host()).put(address.port());
@@ -89,6 +90,7 @@ Result<Contact> decode_contact(std::string_view text, int rank) {
   contact.pid = in.get<std::uint32_t>();
   contact.start_time = in.get<std::uint64_t>();
   contact.cores = in.get_text();
+  contact.quota = in.get<double>();
   contact.secret_kind = in.get<Secret::Kind>();
   contact.shared_memory = in.get<std::uint8_t>() != 0;
   contact.nonce = in.get<std::uint64_t>();
@@ -107,9 +109,11 @@ Result<Contact> decode_contact(std::string_view text, int rank) {
   return contact;
 }
 
-int cores_together(std::span<const Contact* const> contacts, double quota) {
+int cores_together(std::span<const Contact* const> contacts) {
   std::string all;
+  double quota = 0;
   for (const Contact* contact : contacts) {
+    if (contact->quota > 0 && (quota == 0 || contact->quota < quota)) quota = contact->quota;
     all.resize(std::max(all.size(), contact->cores.size()));
     for (std::size_t i = 0; i < contact->cores.size(); ++i) all[i] = static_cast<char>(all[i] | contact->cores[i]);
   }

@@ -26,6 +26,7 @@ struct Contact {
   std::uint32_t pid = 0;
   std::uint64_t start_time = 0;  ///< `process_start`
   std::string cores;             ///< a bit for each of its `own_cores`
+  double quota = 0;              ///< `cpu_quota`
 
   Secret::Kind secret_kind = Secret::Kind::host;
   bool shared_memory = true;
@@ -40,8 +41,8 @@ std::string encode(const Contact& contact);
 /// `rank` published it: named in the error where it is malformed.
 Result<Contact> decode_contact(std::string_view text, int rank);
 
-/// How many cores these processes have together, cut by the caller's quota (`cores_within`).
-int cores_together(std::span<const Contact* const> contacts, double quota);
+/// How many cores these processes have together, cut by the least of their quotas (`cores_within`).
+int cores_together(std::span<const Contact* const> contacts);
 /// Whether the two could meet at an abstract Unix socket of one machine and trust each other there.
 bool could_share_memory(const Contact& a, const Contact& b);
 /// One running kernel and one network namespace: loopback addresses of one reach the other.

@@ -35,15 +35,17 @@ TEST(Contact, IsReadBackAndNeverTrusted) {
 TEST(Contact, RanksBoundToCoresOfTheirOwnHaveThemTogether) {
   Contact here;
   ASSERT_TRUE(describe_this_process(here).ok());
-  EXPECT_EQ(cores_together(std::vector<const Contact*>{&here, &here}, 0), static_cast<int>(own_cores().size()));
+  EXPECT_EQ(cores_together(std::vector<const Contact*>{&here, &here}), cores_within(own_cores().size(), cpu_quota()));
   std::vector<Contact> bound(4);
   for (std::size_t rank = 0; rank < bound.size(); ++rank) bound[rank].cores = std::string(rank + 1, '\0') + '\x11';
   std::vector<const Contact*> ranks{&bound[0], &bound[1], &bound[2]};
-  EXPECT_EQ(cores_together(ranks, 0), 6);
+  EXPECT_EQ(cores_together(ranks), 6);
   ranks.push_back(&bound[2]);
-  EXPECT_EQ(cores_together(ranks, 0), 6) << "two ranks on the same cores";
-  EXPECT_EQ(cores_together(ranks, 3.5), 3);
-  EXPECT_EQ(cores_together({}, 0), 1);
+  EXPECT_EQ(cores_together(ranks), 6) << "two ranks on the same cores";
+  bound[0].quota = 5;
+  bound[2].quota = 3.5;
+  EXPECT_EQ(cores_together(ranks), 3) << "the same to all, whatever quota each one has";
+  EXPECT_EQ(cores_together({}), 1);
 }
 
 // spec: A1 what a rank publishes of itself is read or refused by its name, whatever it is

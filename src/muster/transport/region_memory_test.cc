@@ -77,8 +77,8 @@ bool read_some(ByteStream& stream, std::uint64_t& at, std::size_t bytes, std::mt
   return true;
 }
 
-/// Both directions at once, as a link does, sleeping on the mailbox when nothing moves.
-bool exchange_bytes(HostRegion& region, int peer, std::uint64_t total, unsigned seed) {
+/// Both directions at once, up to `most` bytes a call, as a link does, sleeping on the mailbox when nothing moves.
+bool exchange_bytes(HostRegion& region, int peer, std::uint64_t total, std::size_t most, unsigned seed) {
   std::mt19937_64 random(seed);
   auto stream = open_shared_stream(region, peer);
   Mailbox& mailbox = region.mailbox(region.local_rank());
@@ -86,8 +86,8 @@ bool exchange_bytes(HostRegion& region, int peer, std::uint64_t total, unsigned 
   std::uint64_t received = 0;
   const auto pass = [&] {
     const std::uint64_t before = sent + received;
-    if (sent < total) sent += write_some(*stream, sent, std::min<std::uint64_t>(1 + random() % 6000, total - sent), random);
-    if (received < total && !read_some(*stream, received, 1 + random() % 6000, random)) return -1;
+    if (sent < total) sent += write_some(*stream, sent, std::min<std::uint64_t>(1 + random() % most, total - sent), random);
+    if (received < total && !read_some(*stream, received, 1 + random() % most, random)) return -1;
     return sent + received > before ? 1 : 0;
   };
   while (sent < total || received < total) {
@@ -112,14 +112,22 @@ INSTANTIATE_TEST_SUITE_P(Kinds, RegionMemory, ::testing::Values(true, false),
                          [](const auto& info) { return info.param ? "memory_file" : "ordinary_memory"; });
 
 TEST_P(RegionMemory, RingsCarryBytesBothWaysBetweenThreads) {
-  TestRegion memory(shape_of(3), GetParam());
-  auto first = memory.open(0);
-  auto second = memory.open(2);
-  bool ok = false;
-  std::thread other([&] { ok = exchange_bytes(*second, 0, 4'000'000, 2); });
-  EXPECT_TRUE(exchange_bytes(*first, 2, 4'000'000, 1));
-  other.join();
-  EXPECT_TRUE(ok);
+  struct Traffic {
+    std::size_t ring_bytes;
+    std::size_t most;
+    std::uint64_t total;
+  };
+  // The second: calls of many steps, read while they are written.
+  for (const Traffic& traffic : {Traffic{4096, 6000, 4'000'000}, Traffic{std::size_t{1} << 17, 300'000, 16'000'000}}) {
+    TestRegion memory(shape_of(3, traffic.ring_bytes), GetParam());
+    auto first = memory.open(0);
+    auto second = memory.open(2);
+    bool ok = false;
+    std::thread other([&] { ok = exchange_bytes(*second, 0, traffic.total, traffic.most, 2); });
+    EXPECT_TRUE(exchange_bytes(*first, 2, traffic.total, traffic.most, 1));
+    other.join();
+    EXPECT_TRUE(ok);
+  }
 }
 
 TEST_P(RegionMemory, RingTellsItsEndOnceEveryByteWasRead) {
@@ -304,8 +312,8 @@ pid_t in_child(Body body) {
 // The mapping is inherited here; objects are made after the fork, as each process makes its own.
 TEST(RegionMemoryProcesses, RingsCarryBytesBetweenProcesses) {
   TestRegion memory(shape_of(2), true);
-  const pid_t child = in_child([&] { return exchange_bytes(*memory.open(1), 0, 8'000'000, 4); });
-  EXPECT_TRUE(exchange_bytes(*memory.open(0), 1, 8'000'000, 3));
+  const pid_t child = in_child([&] { return exchange_bytes(*memory.open(1), 0, 8'000'000, 6000, 4); });
+  EXPECT_TRUE(exchange_bytes(*memory.open(0), 1, 8'000'000, 6000, 3));
   int status = -1;
   ::waitpid(child, &status, 0);
   EXPECT_EQ(status, 0);

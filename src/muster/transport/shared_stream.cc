@@ -8,6 +8,9 @@
 namespace muster::transport {
 namespace {
 
+// After so many bytes the other side is told how far this one is: it copies meanwhile.
+constexpr std::size_t kStep = 16 * 1024;
+
 class SharedStream final : public ByteStream {
  public:
   SharedStream(RegionView& region, int peer)
@@ -34,6 +37,7 @@ class SharedStream final : public ByteStream {
 
  private:
   std::size_t room() const { return out_.bytes - static_cast<std::size_t>(tail_ - cached_head_); }
+  std::size_t available() const { return static_cast<std::size_t>(in_.control->tail.load(std::memory_order_acquire) - head_); }
   bool make_room();
   void put(ConstBytes piece);
   void take(MutableBytes piece);
@@ -96,10 +100,11 @@ Result<std::size_t> SharedStream::write(std::span<const ConstBytes> pieces) {
         }
         if (room() > out_.bytes) return broken("towards");
       }
-      const std::size_t now = std::min(piece.size(), room());
+      const std::size_t now = std::min({piece.size(), room(), kStep});
       put(piece.first(now));
       piece = piece.subspan(now);
       written += now;
+      if (!piece.empty()) out_.control->tail.store(tail_, std::memory_order_release);
     }
   }
   if (written > 0) {
@@ -113,20 +118,26 @@ Result<std::size_t> SharedStream::read(std::span<const MutableBytes> pieces) {
   if (mark_.forked()) return Status(Code::aborted, "a forked child cannot use its parent's connections");
   // The end is looked at before the position: what was published before the end is then seen.
   const bool ended = in_.control->ended.load(std::memory_order_acquire) != 0;
-  const std::uint64_t tail = in_.control->tail.load(std::memory_order_acquire);
-  if (tail - head_ > in_.bytes) return broken("from");
-  std::size_t available = static_cast<std::size_t>(tail - head_);
+  std::size_t available = this->available();
+  if (available > in_.bytes) return broken("from");
   if (available == 0) {
     if (ended) return Status(Code::closed, "local rank " + std::to_string(peer_) + " has closed its side of the shared ring");
     return std::size_t{0};
   }
   std::size_t got = 0;
-  for (const MutableBytes piece : pieces) {
-    const std::size_t now = std::min(piece.size(), available);
-    if (now == 0) continue;
-    take(piece.first(now));
-    available -= now;
-    got += now;
+  for (MutableBytes piece : pieces) {
+    while (!piece.empty()) {
+      if (available == 0) available = this->available();
+      if (available > in_.bytes) return broken("from");
+      const std::size_t now = std::min({piece.size(), available, kStep});
+      if (now == 0) break;
+      take(piece.first(now));
+      piece = piece.subspan(now);
+      available -= now;
+      got += now;
+      if (!piece.empty()) in_.control->head.store(head_, std::memory_order_release);
+    }
+    if (!piece.empty()) break;  // what comes now belongs there
   }
   if (got == 0) return got;
   in_.control->head.store(head_, std::memory_order_seq_cst);

@@ -373,7 +373,7 @@ void SocketConnector::count_cores() {
   for (std::size_t rank = 0; rank < hosts_.size(); ++rank) {
     if (hosts_[rank] == hosts_[static_cast<std::size_t>(options_.rank)]) here.push_back(&book_[rank]);
   }
-  cores_ = cores_together(here, cpu_quota());
+  cores_ = cores_together(here);
 }
 
 void SocketConnector::watch_local_processes() {

@@ -1,5 +1,4 @@
 #include "muster/cli/bench/algorithms.h"
-#include "muster/base/temporary_folder.h"
 
 #include <algorithm>
 #include <cmath>
@@ -11,9 +10,12 @@
 #include <memory>
 #include <sstream>
 
+#include "muster/base/cores.h"
+#include "muster/base/temporary_folder.h"
 #include "muster/cli/bench/contestant.h"
 #include "muster/cli/bench/progress_line.h"
 #include "muster/cli/bench/results.h"
+#include "muster/transport/core_sharing.h"
 
 namespace muster::cli::bench {
 namespace {
@@ -256,7 +258,9 @@ Status check_selection(const Contest& contest) {
   ProgressLine progress(laps_in(contest));
   int cells = 0, slow = 0;
   const Status raced = for_each_race(contest, [&](Race& race, Op op, int ranks) {
-    const Selection selection = select(*tuning, race.ground(), ranks);
+    const Selection selection =
+        select(*tuning, race.ground(), ranks,
+               {.per_host = ranks, .per_core = transport::ranks_per_core(static_cast<std::size_t>(ranks), usable_cores())});
     for (const std::uint64_t bytes : contest.sizes) {
       auto lap = race.run(bytes, contest.rounds, progress);
       const Algorithm selected = selection.choose(op, bytes);

@@ -55,10 +55,8 @@ int ranks_per_host(const Simulation& simulation, int ranks) {
   return simulation.hosts > 0 ? ranks / simulation.hosts : 1;
 }
 
-/// What a group of the crew goes by (`collective::ranks_per_host`).
-int selectable(plan::Crew crew) {
-  return crew.ranks_per_host < crew.ranks && crew.ranks % crew.ranks_per_host == 0 ? crew.ranks_per_host : 1;
-}
+/// What a group of the crew goes by.
+collective::Standing standing_of(plan::Crew crew) { return {.per_host = crew.ranks % crew.ranks_per_host == 0 ? crew.ranks_per_host : 1}; }
 
 std::string json_of(Op op, plan::Crew crew, std::uint64_t bytes, const Prediction& each, bool selected) {
   char text[320];
@@ -79,8 +77,8 @@ std::string line_of(Op op, plan::Crew crew, std::uint64_t bytes, const std::vect
   const Prediction *picked = nullptr, *best = nullptr;
   for (const Prediction& each : all) {
     // What is never used for calls of this size is no rival.
-    const bool able =
-        bytes <= most_bytes(Ground::links, op, each.algorithm, crew.ranks) && (each.algorithm != Algorithm::hosts || selectable(crew) > 1);
+    const bool able = bytes <= most_bytes(Ground::links, op, each.algorithm, crew.ranks) &&
+                      (each.algorithm != Algorithm::hosts || standing_of(crew).several_on_each_host(crew.ranks));
     line += " | " + std::string(name_of(each.algorithm)) + (each.ours ? " " : " (model) ") + (able ? seconds_text(each.seconds) : "-");
     if (each.algorithm == selected) picked = &each;
     if (each.ours && able && (best == nullptr || each.seconds < best->seconds)) best = &each;
@@ -118,7 +116,7 @@ Status simulate(const Simulation& simulation) {
     for (const int ranks : simulation.ranks) {
       const plan::Crew crew{ranks, ranks_per_host(simulation, ranks)};
       auto all = algorithms_for(*op, crew);
-      const collective::Selection selection = collective::select(*tuning, Ground::links, ranks, selectable(crew));
+      const collective::Selection selection = collective::select(*tuning, Ground::links, ranks, standing_of(crew));
       const std::vector<std::uint64_t> sizes = *op == Op::barrier ? std::vector<std::uint64_t>{0} : simulation.sizes;
       for (const std::uint64_t bytes : sizes) {
         for (Prediction& each : all)

@@ -59,7 +59,7 @@ bool NativeBackend::supports(Op, at::ScalarType, c10::DeviceType device, std::st
 }
 
 std::unique_ptr<PreparedCall> NativeBackend::prepare(Request request) {
-  if (request.async_op || request.op == Op::send || request.op == Op::recv) return nullptr;
+  if (request.async_op || collective::is_message(request.op)) return nullptr;
   if (const auto* tensor = representative(request); tensor != nullptr && !tensor->is_cpu())
     return nullptr;  // each start has its own stream
   return std::make_unique<Prepared>(*this, std::move(request));
@@ -69,7 +69,7 @@ void NativeBackend::run_plain(const collective::Args& args, std::string_view nam
   const Status status = communicator_->run(args, valid, meanwhile);
   if (status.ok()) [[likely]]
     return;
-  if (args.op != Op::send && args.op != Op::recv) fail(args.op, name, status);
+  if (!collective::is_message(args.op)) fail(args.op, name, status);
   *shown_ = true;  // a message is no call of the group's, and nobody else need be told
   raise(status.with_context(name));
 }
@@ -113,7 +113,7 @@ bool NativeBackend::failure_was_shown() const {
 
 WorkRef NativeBackend::submit(Request request) {
   Staging staging(request, request.root == communicator_->rank());
-  const bool point_to_point = request.op == Op::send || request.op == Op::recv;
+  const bool point_to_point = collective::is_message(request.op);
   if (!request.async_op && !point_to_point) {
     if (auto status = communicator_->run(staging.args(), request.deadline); !status.ok()) fail(request.op, request.name, status);
     staging.finish();
