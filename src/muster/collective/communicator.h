@@ -46,8 +46,8 @@ struct Args {
   double factor = 1.0;  ///< premul_sum
   int root = -1;        ///< position in the group
   std::uint64_t tag = 0;
-  std::vector<ConstBytes> inputs;
-  std::vector<MutableBytes> outputs;
+  std::vector<ConstBytes> inputs = {};
+  std::vector<MutableBytes> outputs = {};
 };
 
 /// What a caller has to do besides its blocking call, such as writing it down. Done while what the other members wait for is on its way to

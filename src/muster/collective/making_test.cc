@@ -8,6 +8,30 @@ namespace {
 
 using namespace communicator_test;
 
+// By it every member works out for itself what an offered group runs by.
+TEST(Making, EveryMemberKnowsHowItsGroupStands) {
+  for (Wire wire : testing::kWiresAndHosts) {
+    run_ranks(6, wire, [&](int, std::shared_ptr<transport::Fabric> fabric) {
+      const auto standing = [&](std::vector<int> members) {
+        const Standing found = standing_of(*fabric, members);
+        return std::pair(found.per_host, found.per_core);
+      };
+      const auto crowd = [&](int ranks) { return (ranks + fabric->cores() - 1) / fabric->cores(); };
+      if (wire == Wire::hosts) {
+        EXPECT_EQ(standing({0, 1, 2, 3, 4, 5}), std::pair(2, 1));
+        EXPECT_EQ(standing({2, 3}), std::pair(2, crowd(2)));
+        EXPECT_EQ(standing({0, 2, 4}), std::pair(1, 1));
+      } else if (wire == Wire::mixed) {
+        EXPECT_EQ(standing({0, 2, 4, 1, 3, 5}), std::pair(3, 1));
+        EXPECT_EQ(standing({1, 3, 5}), std::pair(3, crowd(3)));
+      } else if (wire != Wire::loopback) {
+        EXPECT_EQ(standing({0, 1, 2, 3, 4, 5}), std::pair(6, crowd(6)));
+        EXPECT_EQ(standing({4}), std::pair(1, 1));
+      }
+    });
+  }
+}
+
 TEST(Making, GroupsOfEveryShape) {
   for (Wire wire : testing::kWires) {
     run_ranks(4, wire, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {

@@ -196,26 +196,29 @@ TEST(Messages, ThatBlockFailAsTheOthersDo) {
   }
 }
 
-// spec: E4 nobody waits for a message that cannot come: whether it is asked for before, while or after the group closes
-TEST(Messages, ThatAreWaitedForWhileTheirGroupClosesAreTakenBack) {
-  for (Wire wire : testing::kWires) {
-    for (const bool blocks : {true, false}) {
-      with_group(2, wire, [blocks](int rank, Communicator& group) {
-        Values value(1);
-        Status taken;
-        std::latch asks(1);
-        std::thread other([&] {
-          asks.count_down();
-          taken = blocks ? group.run(message(Op::recv, 1 - rank, 4, value), soon())
-                         : group.receive(1 - rank, 4, bytes(value), DType::int64, soon())->wait(soon());
-        });
-        asks.wait();
-        EXPECT_TRUE(group.close(soon()).ok());
-        other.join();
-        EXPECT_NE(taken.code(), Code::timed_out);
-        EXPECT_TRUE(contains(taken.message(), "has been closed")) << taken.message();
-      });
+TEST(Messages, ThatAGroupMeetsAsItClosesAreTakenBack) {
+  /// The message is on its way, and nobody looks after it yet.
+  struct Between final : Meanwhile {
+    TimePoint begun() noexcept override {
+      posted.count_down();
+      closed.wait();
+      return soon();
     }
+    std::latch posted{1}, closed{1};
+  };
+  for (Wire wire : testing::kWires) {
+    with_group(2, wire, [](int rank, Communicator& group) {
+      Values value(1);
+      Between between;
+      Status taken;
+      std::thread other([&] { taken = group.run(message(Op::recv, 1 - rank, 4, value), false, between); });
+      between.posted.wait();
+      EXPECT_TRUE(group.close(soon()).ok());
+      between.closed.count_down();
+      other.join();
+      EXPECT_EQ(taken.code(), Code::aborted);
+      EXPECT_TRUE(contains(taken.message(), "its group has been closed")) << taken.message();
+    });
   }
 }
 

@@ -130,8 +130,8 @@ Selection::Selection(Ground ground, int ranks, Standing standing) : ground_(grou
     for (const Op op : {Op::all_reduce, Op::reduce}) set_bound(op, Algorithm::one_shot, read / members + 1);
     return;
   }
-  // A chain pays once its chunks are more than its ranks. Ranks that share cores gain nothing by being busy all at once: what moves the
-  // fewest bytes in all takes least.
+  // A chain pays once its chunks are more than its ranks. Ranks that share cores gain nothing by being busy all at once: what copies least
+  // and waits least takes least.
   set_bound(Op::broadcast, Algorithm::tree, ranks < 4 || crowded ? kAlways : 2 * plan::kTreeChunkBytes * members + 1);
   // Between two ranks as many bytes travel whatever the algorithm, so the one with the fewest rounds wins, until what it holds
   // meanwhile leaves the caches.

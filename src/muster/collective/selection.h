@@ -1,7 +1,8 @@
 /// Which algorithm runs: the algorithms of every operation and the sizes at which one gives way to the next.
 ///
 /// A group's `Selection` is made by its first member, of the defaults here or of a tuning file (`tuning.h`), and handed to all others when
-/// the group is made: members never choose differently. Every algorithm computes the same bits.
+/// the group is made; where the first member's offer came with another call, by every member, of the defaults, which go by what all know
+/// alike. Members never choose differently. Every algorithm computes the same bits.
 #pragma once
 
 #include <array>

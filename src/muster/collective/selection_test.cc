@@ -82,7 +82,7 @@ TEST(Selection, KnowsWhoStandsHostByHost) {
   EXPECT_EQ(each({0, 0, 1, 1, 0, 0}), 1) << "a host comes twice";
 }
 
-TEST(Selection, OfRanksThatShareCoresTheFewestBytesTravel) {
+TEST(Selection, RanksThatShareCoresCopyAndWaitLeast) {
   const Selection links(Ground::links, 8, {.per_host = 8, .per_core = 4});
   EXPECT_EQ(links.choose(Op::reduce, 512 * kKiB), Algorithm::direct);
   EXPECT_EQ(links.choose(Op::reduce, 512 * kKiB + 1), Algorithm::slices) << "more than one rank may hold at once";

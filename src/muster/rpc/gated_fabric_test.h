@@ -93,6 +93,7 @@ class GatedFabric final : public transport::Fabric {
   transport::Channel& agreements() override { return agreements_; }
   int rank() const override { return inner_->rank(); }
   int world_size() const override { return inner_->world_size(); }
+  int cores() const override { return inner_->cores(); }
   const Clock& clock() const override { return inner_->clock(); }
   std::span<const int> hosts() const override { return inner_->hosts(); }
   transport::HostRegion* region() override { return inner_->region(); }

@@ -29,6 +29,7 @@ class SimConnector final : public Connector {
   ~SimConnector() override { job_.process(rank_).events = nullptr; }
 
   std::vector<int> hosts() const override { return job_.host_numbers(); }
+  int cores() const override { return 2; }  // whatever this machine has
   HostRegion* region() override { return job_.region_of(rank_); }
   Mailbox& mailbox() override { return *job_.process(rank_).mailbox; }
   void connect(int peer, TimePoint) override { job_.request_stream(rank_, peer); }

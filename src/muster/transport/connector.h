@@ -42,7 +42,7 @@ class Connector {
 
   /// After settle: host number of each rank, from 0 in the order of the first rank on each; the same on all ranks.
   virtual std::vector<int> hosts() const = 0;
-  /// After settle: how many cores the ranks of this host can keep busy together.
+  /// After settle: how many cores the ranks of this host can keep busy together; the same to all of them.
   virtual int cores() const { return usable_cores(); }
   /// This host's region; null where nothing is shared (then every pair uses streams only).
   virtual HostRegion* region() = 0;

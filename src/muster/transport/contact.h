@@ -41,7 +41,7 @@ std::string encode(const Contact& contact);
 /// `rank` published it: named in the error where it is malformed.
 Result<Contact> decode_contact(std::string_view text, int rank);
 
-/// How many cores these processes have together, cut by the least of their quotas (`cores_within`).
+/// How many cores these processes have together, cut by the least of their quotas (`cores_within`), as of ranks of one control group.
 int cores_together(std::span<const Contact* const> contacts);
 /// Whether the two could meet at an abstract Unix socket of one machine and trust each other there.
 bool could_share_memory(const Contact& a, const Contact& b);

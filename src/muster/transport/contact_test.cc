@@ -17,11 +17,13 @@ TEST(Contact, IsReadBackAndNeverTrusted) {
   contact.local_name = "muster-1-2";
   contact.host_label = "a";
   contact.nonce = 77;
+  contact.quota = 2.5;
   contact.addresses = {*SocketAddress::numeric("10.0.0.1", 5), *SocketAddress::numeric("::1", 6)};
   const std::string text = encode(contact);
   const auto back = decode_contact(text, 3);
   ASSERT_TRUE(back.ok());
   EXPECT_EQ(encode(*back), text);
+  EXPECT_EQ(back->quota, 2.5);
   EXPECT_TRUE(same_process(*back, contact));
   EXPECT_TRUE(could_share_memory(*back, contact));
   for (std::size_t cut = 0; cut < text.size(); ++cut) {

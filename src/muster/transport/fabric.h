@@ -61,7 +61,7 @@ class Fabric {
   /// Host number of every rank.
   virtual std::span<const int> hosts() const = 0;
   /// How many cores the ranks of this host can keep busy together: those that any of them may run on, hardware threads of one core once, as
-  /// far as the control groups let them.
+  /// far as the control groups let them. The same to all ranks of a host.
   virtual int cores() const { return usable_cores(); }
   /// Null where nothing is shared on this host.
   virtual HostRegion* region() = 0;

@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "muster/transport/region_layout.h"
+#include "muster/transport/region_view.h"
 #include "muster/transport/shared_mapping.h"
 
 namespace muster::transport {
@@ -167,6 +168,24 @@ TEST_P(RegionMemory, FullRingTakesWhatFitsAndWakesItsWriterWhenThereIsRoom) {
   EXPECT_NE(first->mailbox(0).word.load(), before) << "the writer was not woken";
   first->mailbox(0).cancel_sleep();
   EXPECT_EQ(writer->write(out).value(), 100u);
+}
+
+TEST_P(RegionMemory, RingWithImpossiblePositionsIsRefusedByBothSides) {
+  TestRegion memory(shape_of(2), GetParam());
+  auto first = memory.open(0);
+  auto second = memory.open(1);
+  auto writer = open_shared_stream(*first, 1);
+  auto reader = open_shared_stream(*second, 0);
+  const std::vector<std::byte> data(4096);
+  const std::array<ConstBytes, 1> out{data};
+  EXPECT_EQ(writer->write(out).value(), 4096u);
+  RingControl& control = *static_cast<RegionView&>(*first).ring(0, 1).control;
+  control.head.store(5000);
+  EXPECT_EQ(writer->write(out).status().code(), Code::internal) << "more was read than was written";
+  control.tail.store(10'000);
+  std::array<std::byte, 100> some{};
+  const std::array<MutableBytes, 1> in{some};
+  EXPECT_EQ(reader->read(in).status().code(), Code::internal) << "more was written than there is room for";
 }
 
 TEST_P(RegionMemory, OpeningAStreamRingsThePeersDoorbell) {

@@ -37,7 +37,7 @@ class SharedStream final : public ByteStream {
 
  private:
   std::size_t room() const { return out_.bytes - static_cast<std::size_t>(tail_ - cached_head_); }
-  std::size_t available() const { return static_cast<std::size_t>(in_.control->tail.load(std::memory_order_acquire) - head_); }
+  std::size_t published() const { return static_cast<std::size_t>(in_.control->tail.load(std::memory_order_acquire) - head_); }
   bool make_room();
   void put(ConstBytes piece);
   void take(MutableBytes piece);
@@ -118,7 +118,7 @@ Result<std::size_t> SharedStream::read(std::span<const MutableBytes> pieces) {
   if (mark_.forked()) return Status(Code::aborted, "a forked child cannot use its parent's connections");
   // The end is looked at before the position: what was published before the end is then seen.
   const bool ended = in_.control->ended.load(std::memory_order_acquire) != 0;
-  std::size_t available = this->available();
+  std::size_t available = published();
   if (available > in_.bytes) return broken("from");
   if (available == 0) {
     if (ended) return Status(Code::closed, "local rank " + std::to_string(peer_) + " has closed its side of the shared ring");
@@ -127,8 +127,10 @@ Result<std::size_t> SharedStream::read(std::span<const MutableBytes> pieces) {
   std::size_t got = 0;
   for (MutableBytes piece : pieces) {
     while (!piece.empty()) {
-      if (available == 0) available = this->available();
-      if (available > in_.bytes) return broken("from");
+      if (available == 0) {
+        available = published();
+        if (available > in_.bytes) return broken("from");
+      }
       const std::size_t now = std::min({piece.size(), available, kStep});
       if (now == 0) break;
       take(piece.first(now));

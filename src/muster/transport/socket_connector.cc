@@ -11,7 +11,6 @@
 #include <cstring>
 #include <optional>
 
-#include "muster/base/cores.h"
 #include "muster/base/log.h"
 #include "muster/transport/arena.h"
 #include "muster/transport/local_socket.h"
