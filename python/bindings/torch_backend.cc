@@ -6,11 +6,14 @@
 #include <utility>
 
 #include "bindings.h"
+#include "blocking.h"
 #include "muster/base/env.h"
 #include "muster/compat/torch_job.h"
 #include "muster/compat/torch_store.h"
+#include "muster/group/errors.h"
 #include "muster/group/init.h"
 #include "muster/group/store.h"
+#include "muster/store/rendezvous.h"
 
 namespace muster::python {
 namespace {
@@ -29,9 +32,13 @@ void meet_by_torchrun(InitProcessGroupOptions& options) {
   if (options.timeout) limit["timeout"] = *options.timeout;
   const auto rendezvous = pybind11::module_::import("torch.distributed").attr("rendezvous");
   const pybind11::tuple met = rendezvous("env://", options.rank, options.world_size, **limit).attr("__next__")();
-  options.store = std::make_shared<Store>(compat::adapt_store(met[0].cast<c10::intrusive_ptr<c10d::Store>>()));
+  const auto store = met[0].cast<c10::intrusive_ptr<c10d::Store>>();
   options.rank = met[1].cast<int>();
   options.world_size = met[2].cast<int>();
+  const auto timeout = options.timeout.value_or(store::RendezvousOptions().timeout);
+  auto own = blocking_on_store([&] { return compat::meet_on(store, options.rank, options.world_size, timeout); });
+  if (!own.ok()) group::raise_from_store(own.status().with_context("init_process_group"));
+  options.store = std::make_shared<Store>(std::move(own).value());
   options.init_method.reset();
 }
 

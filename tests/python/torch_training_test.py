@@ -27,6 +27,42 @@ os.write(1, f"rank {dist.get_rank()} of {dist.get_world_size()} {x.tolist()}\\n"
 dist.destroy_process_group()
 """
 
+DIST_OF_THE_WAY = """
+import datetime, os, sys
+import torch
+if sys.argv[1] == "torch":
+    import torch.distributed as dist
+    import muster.torch
+else:
+    import muster as dist
+backend = {"backend": "muster"} if sys.argv[1] == "torch" else {}
+"""
+
+TURNS_WORKER = DIST_OF_THE_WAY + """
+for turn in range(3):
+    dist.init_process_group(**backend, timeout=datetime.timedelta(seconds=60))
+    group = dist.new_group([0, 1])
+    x = torch.full((1,), turn)
+    dist.all_reduce(x, group=group)
+    os.write(1, f"rank {dist.get_rank()} turn {turn} sum {x.item()}\\n".encode())
+    dist.destroy_process_group()
+"""
+
+# Of the first two runs one rank ends, each time another; torchrun kills the others wherever they are.
+RESTART_WORKER = DIST_OF_THE_WAY + """
+rank, run, end = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"]), sys.argv[2]
+if run < 2 and rank == run and end == "before init":
+    os._exit(3)
+dist.init_process_group(**backend, timeout=datetime.timedelta(seconds=60))
+x = torch.full((1,), rank + 1.0)
+dist.all_reduce(x)
+if run < 2 and rank == run:
+    os._exit(3)
+if run == 2:
+    os.write(1, f"rank {rank} run {run} sum {x.item()}\\n".encode())
+dist.destroy_process_group()
+"""
+
 
 def on_ranks(size, body, *arguments, backend="muster"):
     name = meeting_file()
@@ -224,16 +260,32 @@ def test_tensors_on_a_mesh():
     on_ranks(3, tensors_on_a_mesh)
 
 
-# spec: J5 a stock torchrun script
-def test_torchrun(tmp_path):
-    script = tmp_path / "worker.py"
-    script.write_text(TORCHRUN_WORKER)
+def torchrun(folder, program, *arguments, options=()):
+    """What the ranks' lines that begin with "rank" say, sorted."""
+    script = folder / "worker.py"
+    script.write_text(program)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MUSTER_SECRET")}
     run = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script), "muster"],
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *options, str(script), *arguments],
         capture_output=True, text=True, timeout=240, env=environment | {"OMP_NUM_THREADS": "1"},
     )
     assert run.returncode == 0, run.stderr
-    assert sorted(line for line in run.stdout.splitlines() if line.startswith("rank")) == [
-        f"rank {rank} of 2 [3.0, 3.0, 3.0]" for rank in range(2)
-    ]
+    return sorted(line for line in run.stdout.splitlines() if line.startswith("rank"))
+
+
+# spec: J5 a stock torchrun script
+def test_torchrun(tmp_path):
+    assert torchrun(tmp_path, TORCHRUN_WORKER, "muster") == [f"rank {rank} of 2 [3.0, 3.0, 3.0]" for rank in range(2)]
+
+
+# spec: J5 under stock torchrun, init after destroy, by torch and by muster's own interface
+@pytest.mark.parametrize("way", ["torch", "muster"])
+def test_torchrun_init_after_destroy(tmp_path, way):
+    assert torchrun(tmp_path, TURNS_WORKER, way) == [f"rank {rank} turn {turn} sum {2 * turn}" for rank in range(2) for turn in range(3)]
+
+
+# spec: J5 under stock torchrun, workers that are started again meet on the store in which the first ones left their keys
+@pytest.mark.parametrize("way, end", [("torch", "before init"), ("muster", "after init")])
+def test_torchrun_starts_workers_again(tmp_path, way, end):
+    said = torchrun(tmp_path, RESTART_WORKER, way, end, options=["--max-restarts", "2"])
+    assert said == [f"rank {rank} run 2 sum 3.0" for rank in range(2)]

@@ -1,4 +1,5 @@
-/// From muster's exceptions to the ones that stock torch turns into torch.distributed.DistBackendError and its sisters.
+/// From muster's exceptions to the ones that stock torch turns into torch.distributed.DistBackendError and its sisters, and what torch's
+/// say.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -10,6 +11,12 @@
 #include "muster/group/errors.h"
 
 namespace muster::compat {
+
+/// What an exception of torch's or of anybody's says, without the backtrace that torch's end in.
+inline std::string text_of(const std::exception& error) {
+  const auto* theirs = dynamic_cast<const c10::Error*>(&error);
+  return theirs == nullptr ? error.what() : theirs->what_without_backtrace();
+}
 
 /// Runs `body`; an exception of muster's comes out as torch's class of the same name, with the same text. Where time ran out it begins with
 /// the words that programs look for in the errors of torch's own backends.

@@ -33,11 +33,13 @@ std::shared_ptr<TorchJob> TorchJob::open(const c10::intrusive_ptr<c10d::Store>& 
   store::RendezvousOptions options;
   options.rank = rank;
   options.world_size = size;
-  options.timeout = timeout;
   const auto deadline = deadline_after(steady_clock(), timeout);
   group::share_memory_if_asked({});
   // Others block on the store that was given; a clone has a connection of its own.
-  auto found = store::rendezvous_over(adapt_store(store->clone()), options);
+  auto own = meet_on(store->clone(), rank, size, timeout);
+  if (!own.ok()) group::raise_from_store(own.status().with_context("init_process_group"));
+  options.timeout = time_left(steady_clock(), deadline);
+  auto found = store::rendezvous_over(std::move(own).value(), options);
   if (!found.ok()) group::raise_from_store(found.status().with_context("init_process_group"));
   const auto config = BackendConfig::parse("cpu:native");
   std::shared_ptr<TorchJob> job(new TorchJob(group::open_job(std::move(found).value(), config, timeout, deadline)));

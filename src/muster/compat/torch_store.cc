@@ -1,5 +1,7 @@
 #include "muster/compat/torch_store.h"
 
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
 #include <algorithm>
 #include <map>
 #include <mutex>
@@ -7,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "muster/compat/torch_error.h"
 #include "muster/store/request_store.h"
 
 namespace muster::compat {
@@ -30,6 +33,19 @@ Value value_of(const Bytes& bytes) { return std::make_shared<const std::string>(
 Reply reply_of(std::vector<Value> values) { return {{}, 0, std::move(values)}; }
 Reply failure(Code code, std::string text) { return {Status(code, std::move(text)), 0, {}}; }
 
+/// Who did not come to a meeting that ended with `error`; `keys`: what each of them would have written. A success where all had come.
+Status absent(c10d::Store& store, const std::vector<std::string>& keys, Duration timeout, const std::exception& error) {
+  std::vector<int> missing;
+  for (std::size_t member = 0; member < keys.size(); ++member) {
+    if (!store.check({keys[member]})) missing.push_back(static_cast<int>(member));
+  }
+  if (missing.empty()) return {};
+  return Status(Code::timed_out,
+                std::string(missing.size() == 1 ? "rank " : "ranks ") + store::listed(missing) + " did not come within " +
+                    describe(timeout) + " (" + text_of(error) + ")",
+                missing);
+}
+
 class TorchStore : public store::RequestStore<store::Store> {
  public:
   TorchStore(c10::intrusive_ptr<c10d::Store> store, Duration timeout) : RequestStore(timeout), store_(std::move(store)) {}
@@ -38,7 +54,7 @@ class TorchStore : public store::RequestStore<store::Store> {
     try {
       return std::shared_ptr<store::Store>(std::make_shared<TorchStore>(store_->clone(), timeout()));
     } catch (const std::exception& error) {
-      return Status(Code::store, std::string("torch's store cannot be cloned: ") + error.what());
+      return Status(Code::store, "torch's store cannot be cloned: " + text_of(error));
     }
   }
   const char* kind() const override { return "torch"; }
@@ -52,7 +68,7 @@ class TorchStore : public store::RequestStore<store::Store> {
       const bool late = request.timeout >= Duration::zero() && steady_clock().now() - begin >= request.timeout;
       return failure(late ? Code::timed_out : Code::store,
                      std::string(name_of(request.op)) + "(" + store::quoted(request.keys) +
-                         ") on torch's store: " + (late ? "not there after " + describe(request.timeout) : std::string(error.what())));
+                         ") on torch's store: " + (late ? "not there after " + describe(request.timeout) : text_of(error)));
     }
   }
 
@@ -107,16 +123,9 @@ class TorchStore : public store::RequestStore<store::Store> {
     try {
       return read(keys, request.timeout);
     } catch (const std::exception& error) {
-      std::vector<int> missing;
-      for (int member = 0; member < request.members; ++member) {
-        if (!store_->check({keys[static_cast<std::size_t>(member)]})) missing.push_back(member);
-      }
-      if (missing.empty()) throw;
-      return {Status(Code::timed_out,
-                     "rank " + store::listed(missing) + " did not come within " + describe(request.timeout) + " (" + error.what() + ")",
-                     missing),
-              0,
-              {}};
+      auto status = absent(*store_, keys, request.timeout, error);
+      if (status.ok()) throw;
+      return {std::move(status), 0, {}};
     }
   }
 
@@ -132,7 +141,92 @@ class TorchStore : public store::RequestStore<store::Store> {
   std::map<std::string, std::uint64_t> meetings_;
 };
 
+std::string cannot_join(int rank, int world_size) {
+  return "rank " + std::to_string(rank) + " of " + std::to_string(world_size) + " cannot join the job on torch's store";
+}
+
+/// The n-th init on one store. It has begun when rank 0 is there, and ends when all are, or when a later rank 0 finds it without an end:
+/// its own is gone then. An end stays, so nobody takes an init of before for this one.
+class Init {
+ public:
+  Init(c10d::Store& store, std::int64_t number) : store_(store), name_(kPrefix + std::to_string(number)) {}
+  /// `more` inits are begun; the number of the latest.
+  static std::int64_t count(c10d::Store& store, int more) { return store.add(std::string(kPrefix) + "count", more); }
+
+  const std::string& name() const { return name_; }
+  std::vector<std::string> places(int world_size) const {
+    std::vector<std::string> keys;
+    for (int rank = 0; rank < world_size; ++rank) keys.push_back(place(rank));
+    return keys;
+  }
+  void take_place(int rank) { store_.set(place(rank), Bytes{1}); }
+  void wait_for_rank_zero(Duration timeout) { store_.wait({place(0)}, limit_of(timeout)); }
+  void wait_for_all(int world_size, Duration timeout) { store_.wait(places(world_size), limit_of(timeout)); }
+
+  bool has_ended() { return store_.check({end()}); }
+  void put_end(bool complete) { store_.set(end(), Bytes{complete}); }
+  /// Whether it is complete.
+  bool wait_for_end(Duration timeout) {
+    store_.wait({end()}, limit_of(timeout));
+    return store_.get(end()) == Bytes{true};
+  }
+
+ private:
+  static constexpr const char* kPrefix = "muster/init/";
+  std::string place(int rank) const { return name_ + "/" + std::to_string(rank); }
+  std::string end() const { return name_ + "/end"; }
+
+  c10d::Store& store_;
+  const std::string name_;
+};
+
+/// Rank 0's part. `number` tells the caller which init it is in, also where this throws.
+void lead(c10d::Store& store, int world_size, TimePoint deadline, std::int64_t& number) {
+  number = Init::count(store, 1);
+  for (auto earlier = number - 1; earlier > 0; --earlier) {
+    Init lost(store, earlier);
+    if (lost.has_ended()) break;
+    lost.take_place(0);
+    lost.put_end(false);
+  }
+  Init init(store, number);
+  init.take_place(0);
+  init.wait_for_all(world_size, time_left(steady_clock(), deadline));
+  init.put_end(true);
+}
+
+void follow(c10d::Store& store, int rank, TimePoint deadline, std::int64_t& number) {
+  for (number = std::max<std::int64_t>(Init::count(store, 0), 1);; ++number) {
+    Init init(store, number);
+    init.wait_for_rank_zero(time_left(steady_clock(), deadline));
+    if (init.has_ended()) continue;
+    init.take_place(rank);
+    if (init.wait_for_end(time_left(steady_clock(), deadline))) return;
+  }
+}
+
 }  // namespace
+
+Result<std::shared_ptr<store::Store>> meet_on(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size, Duration timeout) {
+  const auto deadline = deadline_after(steady_clock(), timeout);
+  std::int64_t number = 0;
+  try {
+    try {
+      rank == 0 ? lead(*store, world_size, deadline, number) : follow(*store, rank, deadline, number);
+      return adapt_store(c10::make_intrusive<c10d::PrefixStore>(Init(*store, number).name(), store));
+    } catch (const std::exception& error) {
+      if (steady_clock().now() < deadline || number == 0) throw;
+      // Without rank 0 nobody else takes a place.
+      const Init init(*store, number);
+      auto status = absent(*store, init.places(1), timeout, error);
+      if (status.ok()) status = absent(*store, init.places(world_size), timeout, error);
+      if (status.ok()) throw;
+      return status.with_context(cannot_join(rank, world_size));
+    }
+  } catch (const std::exception& error) {
+    return Status(Code::store, cannot_join(rank, world_size) + ": " + text_of(error));
+  }
+}
 
 std::shared_ptr<store::Store> adapt_store(c10::intrusive_ptr<c10d::Store> store, Duration timeout) {
   return std::make_shared<TorchStore>(std::move(store), timeout);

@@ -13,6 +13,10 @@
 
 namespace muster::compat {
 
+/// Every rank of a job calls it at init; blocks until all have come, and gives what `adapt_store` makes of the part of `store` that is this
+/// init's own. The ranks of earlier inits, of this process or of one that a launcher has started again, may have left anything there.
+Result<std::shared_ptr<store::Store>> meet_on(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size, Duration timeout);
+
 /// Everything of `store::Store` but queues (Code::unsupported where the store has none). Keys get names of their own in it only as far as
 /// the given store has a prefix. `store` is used from several threads; it is the caller's to clone one that others block on.
 std::shared_ptr<store::Store> adapt_store(c10::intrusive_ptr<c10d::Store> store, Duration timeout = store::kDefaultTimeout);
