@@ -15,6 +15,8 @@ import muster  # the check of torch's version
 from muster import _C
 
 import torch.distributed as _dist
+import torch.distributed.distributed_c10d as _c10d
+from torch import device as _device
 from torch.cuda import device_count as _gpus
 from torch.nn.parallel import DistributedDataParallel as _DDP
 
@@ -48,6 +50,24 @@ def register():
     """Makes `muster` a backend of torch.distributed. Importing this module does it; torch calls it by the entry point."""
     if "MUSTER" not in _dist.Backend._plugins:
         _dist.Backend.register_backend("muster", _create("muster"), extended_api=True, devices=["cpu", "cuda"])
+        if hasattr(_c10d, "_create_shrunk_process_group"):
+            _c10d._create_shrunk_process_group = _shrunk_as_custom(_c10d._create_shrunk_process_group)
+
+
+def _shrunk_as_custom(create):
+    """torch takes what is left of any group of CPU tensors for its own Gloo, and DDP then reads it as one."""
+
+    @functools.wraps(create)
+    def created(backend, remaining_ranks, metadata, is_default_group):
+        group = create(backend, remaining_ranks, metadata, is_default_group)
+        if backend.name() == metadata["backend_name"] and backend.name() in ("muster", "gloo"):
+            for device, name in _c10d.BackendConfig(metadata["backend_config"]).get_device_backend_map().items():
+                if name == backend.name():
+                    group._register_backend(_device(device), _dist.ProcessGroup.BackendType.CUSTOM, backend)
+            group._set_default_backend(_dist.ProcessGroup.BackendType.CUSTOM)
+        return group
+
+    return created
 
 
 def replace_gloo():

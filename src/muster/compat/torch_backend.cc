@@ -11,6 +11,7 @@
 #include "muster/group/collectives.h"
 #include "muster/group/debug.h"
 #include "muster/group/point_to_point.h"
+#include "muster/group/rank_list.h"
 #include "muster/group/shared_tensor.h"
 
 namespace muster::compat {
@@ -19,6 +20,7 @@ namespace {
 using c10d::OpType;
 using Tensors = TorchBackend::Tensors;
 
+constexpr int kShrinkAbort = 1;  // torch's SHRINK_ABORT
 constexpr Duration kLimitBesideRpc = std::chrono::seconds(5);
 
 std::optional<Duration> given(std::chrono::milliseconds timeout) {
@@ -78,6 +80,13 @@ std::string monitored_text(int rank, const std::optional<Duration>& timeout, con
            "for faulty rank.\n Original exception:\n" +
            why;
   return timeout == Duration::zero() ? "Rank 0 timed out in monitoredBarrier after 0 ms.\n Original exception:\n" + why : why;
+}
+
+/// Of the member that errors call `first_rank`; -1 where it is none.
+int position_in(const ProcessGroup& group, int first_rank) {
+  int member = group.size() - 1;
+  while (member >= 0 && group.first_rank_of(member) != first_rank) --member;
+  return member;
 }
 
 std::chrono::milliseconds milliseconds(Duration timeout) { return std::chrono::duration_cast<std::chrono::milliseconds>(timeout); }
@@ -339,6 +348,32 @@ c10::intrusive_ptr<c10d::Backend> TorchBackend::split(const c10::intrusive_ptr<c
     for (const int rank : ranks) of_job.push_back(group_->global_rank_of(rank));
     auto group = job_->make_group(options->group_name, std::move(of_job), options->timeout);
     return c10::make_intrusive<TorchBackend>(name_, job_, std::move(group), false);
+  });
+}
+
+c10::intrusive_ptr<c10d::Backend> TorchBackend::shrink(const std::vector<std::int64_t>& ranks_to_exclude, int flags,
+                                                       const c10::intrusive_ptr<c10d::Backend::Options>& options) {
+  return in_torch_errors([&]() -> c10::intrusive_ptr<c10d::Backend> {
+    if (flags == kShrinkAbort) group_->abort("shrink_group was called with SHRINK_ABORT");
+    const auto stays = [&](int rank) { return std::ranges::find(ranks_to_exclude, rank) == ranks_to_exclude.end(); };
+    const auto before = left_.value_or(TorchJob::Left{job_, group_});
+    std::vector<int> exclude;
+    for (int rank = 0; rank < getSize(); ++rank) {
+      const int member = position_in(*before.group, group_->first_rank_of(rank));
+      if (member >= 0 && !stays(rank)) exclude.push_back(member);
+    }
+    if (!left_ || !exclude.empty()) left_ = before.job->shrink(before.group, exclude, options ? options->timeout : group_->timeout());
+    std::vector<int> lost;
+    for (int rank = 0; rank < getSize(); ++rank) {
+      if (stays(rank) && position_in(*left_->group, group_->first_rank_of(rank)) < 0) lost.push_back(rank);
+    }
+    if (!lost.empty())
+      throw DistBackendError("shrink_group: ranks " + group::list(lost) +
+                                 " of the group died too; call it again with ranks_to_exclude naming all that are lost",
+                             Code::peer_failed, lost);
+    if (!shut_down_.exchange(true) && !whole_job_) job_->retire(group_);
+    const auto left = *std::exchange(left_, std::nullopt);
+    return c10::make_intrusive<TorchBackend>(name_, left.job, left.group, whole_job_);
   });
 }
 

@@ -10,7 +10,9 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <atomic>
+#include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -83,6 +85,11 @@ class TorchBackend : public c10d::Backend {
   bool supportsSplitting() const { return true; }
   c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
                                           const c10::intrusive_ptr<c10d::Backend::Options>& options);
+  bool supportsShrinking() const { return true; }
+  /// torch keeps its own account of who is left. So where more members have died than it was told to leave out this throws, naming them,
+  /// and may be called again with them.
+  c10::intrusive_ptr<c10d::Backend> shrink(const std::vector<std::int64_t>& ranks_to_exclude, int flags,
+                                           const c10::intrusive_ptr<c10d::Backend::Options>& options);
   void setTimeout(std::chrono::milliseconds timeout);
   c10d::ErrorType getError();
   /// Ends everything in flight; the other members learn it.
@@ -106,6 +113,7 @@ class TorchBackend : public c10d::Backend {
   std::atomic<std::uint64_t> sequence_{0};
   std::atomic<bool> shut_down_{false};
   BackwardCalls::Latest in_backward_;
+  std::optional<TorchJob::Left> left_;  // where `shrink` found more dead than it was told of
 };
 
 }  // namespace muster::compat

@@ -67,6 +67,24 @@ Group TorchJob::make_group(std::string name, std::vector<int> ranks, Duration ti
   return group::make_group(job_, std::move(name), std::move(ranks), BackendConfig::parse("cpu:native"), timeout);
 }
 
+TorchJob::Left TorchJob::shrink(const Group& old, const std::vector<int>& exclude, Duration timeout) {
+  const bool of_world = old == world_, of_default = of_default_group().get() == this;
+  auto shrunk = group::shrink_group(job_, *old, exclude, of_world, timeout, nullptr);
+  if (!of_world) return {shared_from_this(), std::move(shrunk.group)};
+  std::shared_ptr<TorchJob> left(new TorchJob(std::move(shrunk.job)));
+  left->world_ = shrunk.group;
+  {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+    left->retired_ = std::exchange(retired_, {});
+  }
+  left->retired_.push_back(world_);
+  if (of_default) left->make_default();
+  // Who was left out, and still waits in it, learns it.
+  world_->abort("the default group was shrunk");
+  return {std::move(left), std::move(shrunk.group)};
+}
+
 bool TorchJob::is_open() const {
   const std::lock_guard lock(mutex_);
   return !closed_;

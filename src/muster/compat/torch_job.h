@@ -29,6 +29,14 @@ class TorchJob : public std::enable_shared_from_this<TorchJob> {
   /// `ranks` of the job, in group order. Blocks until all of them have come.
   Group make_group(std::string name, std::vector<int> ranks, Duration timeout);
 
+  struct Left {
+    std::shared_ptr<TorchJob> job;  ///< another one where the group of all ranks was shrunk, which then ends, and this job with it
+    Group group;
+  };
+  /// Those members of `old` that are left without `exclude` (positions in it), which must not call it, and without the dead; all of them
+  /// call it.
+  Left shrink(const Group& old, const std::vector<int>& exclude, Duration timeout);
+
   /// Stock torch lets every member destroy its groups when it likes and in any order, so that nobody may wait there: the group goes with
   /// the job.
   void retire(Group group);
