@@ -2,14 +2,17 @@
 
 import datetime
 import os
+import re
 import signal
+import subprocess
+import sys
 
 import pytest
 import torch
 import torch.distributed as dist
 
 import muster.torch
-from ranks import meeting_file, run_ranks
+from ranks import LIMIT_S, meeting_file, run_ranks
 
 SIZES = [1, 2, 3]
 
@@ -389,6 +392,133 @@ def test_missing_rank_is_named(rank):
         assert "frame #" not in str(caught.value)
 
     run_ranks(1, body)
+
+
+def summed(rank, group=None):
+    x = torch.tensor([float(1 << rank)])
+    dist.all_reduce(x, group=group)
+    return int(x.item())
+
+
+# spec: D7 shrink_group in stock torch: the new default group's ranks are numbered anew, groups and models are made on it
+def test_shrink_group():
+    name = meeting_file()
+
+    def body(rank):
+        start(rank, 4, name)
+        odd = dist.new_group([1, 3])
+        dist.barrier()
+        if rank == 1:
+            with pytest.raises(dist.DistBackendError, match="shrunk"):
+                dist.barrier()
+            dist.destroy_process_group()
+            return
+        left = dist.shrink_group([1])
+        assert left is dist.group.WORLD and left.size() == 3
+        now = [0, 2, 3].index(rank)
+        assert dist.get_rank() == now and dist.get_world_size() == 3
+        assert summed(rank) == 0b1101
+        if rank == 3:
+            with pytest.raises(ValueError):
+                dist.all_reduce(torch.ones(1), group=odd)
+        pair = dist.new_group([0, 2])
+        if now != 1:
+            assert summed(rank, pair) == 0b1001
+        x = torch.full((1,), float(now))
+        dist.broadcast(x, src=2)
+        assert x.item() == 2
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 3))
+        model(torch.ones(2, 3) * rank).sum().backward()
+        all_of_it = dist.new_group()
+        if now == 0:
+            dist.destroy_process_group()
+            return
+        smaller = dist.shrink_group([0], group=all_of_it)
+        assert smaller.size() == 2 and smaller.rank() == now - 1
+        assert summed(rank, smaller) == 0b1100
+        dist.destroy_process_group()
+
+    run_ranks(4, body)
+
+
+# spec: D7 shrink_group in stock torch after deaths, also of a rank that it was not told of
+@pytest.mark.parametrize("flags", [dist.distributed_c10d.SHRINK_DEFAULT, dist.distributed_c10d.SHRINK_ABORT])
+def test_shrink_group_after_kills(flags):
+    name = meeting_file()
+
+    def body(rank):
+        start(rank, 5, name)
+        dist.barrier()
+        if rank in (0, 2):
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(dist.DistBackendError, match="rank [02]"):
+            while True:
+                dist.barrier()
+        with pytest.raises(dist.DistBackendError, match=r"ranks \[0\] of the group died too"):
+            dist.shrink_group([2], shrink_flags=flags)
+        dist.shrink_group([0, 2], shrink_flags=flags)
+        assert dist.get_world_size() == 3 and dist.get_rank() == [1, 3, 4].index(rank)
+        assert summed(rank) == 0b11010
+        if rank == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(dist.DistBackendError, match="rank 4"):
+            dist.barrier()
+        dist.shrink_group([2], shrink_flags=flags)
+        assert summed(rank) == 0b1010
+        dist.destroy_process_group()
+
+    run_ranks(5, body, killed=(0, 2, 4))
+
+
+# A host of its own is a network namespace that is joined to rank 0's.
+HOSTS = """
+import os, subprocess, sys
+def ip(*words):
+    subprocess.run(["ip", *words], check=True)
+there = subprocess.Popen(["unshare", "-n", "sh", "-c", "echo here; read go; ip link set lo up; ip address add 10.77.0.2/24 dev wire1;"
+                          " ip link set wire1 up; RANK=1 exec $0 -c \\"$PROGRAM\\"", sys.executable],
+                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+assert there.stdout.readline() == "here\\n"
+ip("link", "set", "lo", "up")
+ip("link", "add", "wire0", "type", "veth", "peer", "name", "wire1", "netns", str(there.pid))
+ip("address", "add", "10.77.0.1/24", "dev", "wire0")
+ip("link", "set", "wire0", "up")
+here = subprocess.Popen([sys.executable, "-c", os.environ["PROGRAM"]], env=os.environ | {"RANK": "0"}, stdout=subprocess.PIPE, text=True)
+print("rank 1:", there.communicate("go\\n")[0])
+print("rank 0:", here.communicate()[0])
+"""
+
+ON_TWO_HOSTS = """
+import datetime
+import torch, torch.distributed as dist
+import muster.torch
+try:
+    dist.init_process_group("muster", timeout=datetime.timedelta(seconds=60))
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    print("sum", x.item())
+    dist.destroy_process_group()
+except dist.DistError as error:
+    print(type(error).__name__, error)
+"""
+
+
+# Over stock torch's open store ranks of other hosts are let in only with a secret, and are told so
+@pytest.mark.parametrize("secret", [None, "the secret of this job's ranks"])
+def test_hosts_need_a_secret(secret):
+    unshare = ["unshare", "--user", "--map-root-user", "--net"]
+    if subprocess.run([*unshare, "ip", "link"], capture_output=True).returncode != 0:
+        pytest.skip("hosts as network namespaces need a kernel that lets this user make them, and iproute2")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MUSTER_")}
+    environment |= {"MASTER_ADDR": "10.77.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": "2", "PROGRAM": ON_TWO_HOSTS}
+    if secret:
+        environment["MUSTER_SECRET"] = secret
+    run = subprocess.run([*unshare, sys.executable, "-c", HOSTS], env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+    for rank in range(2):
+        if secret:
+            assert f"rank {rank}: sum 2.0" in run.stdout, run.stdout + run.stderr
+        else:
+            assert re.search(f"rank {rank}: Dist\\w*Error .*set MUSTER_SECRET to the same text", run.stdout), run.stdout + run.stderr
 
 
 def test_abort_ends_the_others():

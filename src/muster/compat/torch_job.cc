@@ -41,6 +41,7 @@ std::shared_ptr<TorchJob> TorchJob::open(const c10::intrusive_ptr<c10d::Store>& 
   options.timeout = time_left(steady_clock(), deadline);
   auto found = store::rendezvous_over(std::move(own).value(), options);
   if (!found.ok()) group::raise_from_store(found.status().with_context("init_process_group"));
+  found->any_host = found->host.empty();
   const auto config = BackendConfig::parse("cpu:native");
   std::shared_ptr<TorchJob> job(new TorchJob(group::open_job(std::move(found).value(), config, timeout, deadline)));
   std::vector<int> all(static_cast<std::size_t>(size));

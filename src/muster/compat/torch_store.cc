@@ -1,6 +1,7 @@
 #include "muster/compat/torch_store.h"
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <algorithm>
 #include <map>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "muster/compat/torch_error.h"
+#include "muster/store/factory.h"
 #include "muster/store/request_store.h"
 
 namespace muster::compat {
@@ -46,9 +48,25 @@ Status absent(c10d::Store& store, const std::vector<std::string>& keys, Duration
                 missing);
 }
 
-class TorchStore : public store::RequestStore<store::Store> {
+/// Null where the store stands on something else.
+c10::intrusive_ptr<c10d::TCPStore> tcp_below(c10::intrusive_ptr<c10d::Store> store) {
+  while (auto* prefix = dynamic_cast<c10d::PrefixStore*>(store.get())) store = prefix->getUnderlyingStore();
+  return c10::dynamic_intrusive_pointer_cast<c10d::TCPStore>(store);
+}
+
+/// Where it is served decides which of its addresses a rank listens on: the host is empty where that is not known.
+class TorchStore : public store::RequestStore<store::TcpStore> {
  public:
-  TorchStore(c10::intrusive_ptr<c10d::Store> store, Duration timeout) : RequestStore(timeout), store_(std::move(store)) {}
+  TorchStore(c10::intrusive_ptr<c10d::Store> store, Duration timeout) : RequestStore(timeout), store_(std::move(store)) {
+    if (const auto tcp = tcp_below(store_)) {
+      host_ = tcp->getHost();
+      port_ = tcp->getPort();
+    }
+  }
+
+  const std::string& host() const override { return host_; }
+  std::uint16_t port() const override { return port_; }
+  Status attend(const std::string&, int, int) override { return Status(Code::unsupported, "torch's stores keep no account of ranks"); }
 
   Result<std::shared_ptr<store::Store>> clone() override {
     try {
@@ -137,6 +155,8 @@ class TorchStore : public store::RequestStore<store::Store> {
   }
 
   const c10::intrusive_ptr<c10d::Store> store_;
+  std::string host_;
+  std::uint16_t port_ = 0;
   std::mutex mutex_;
   std::map<std::string, std::uint64_t> meetings_;
 };
