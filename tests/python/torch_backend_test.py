@@ -470,9 +470,10 @@ def test_shrink_group_after_kills(flags):
     run_ranks(5, body, killed=(0, 2, 4))
 
 
-# A host of its own is a network namespace that is joined to rank 0's.
+# A host of its own is a network namespace that is joined to rank 0's, where the store is served too, as torchrun does it.
 HOSTS = """
 import os, subprocess, sys
+import torch.distributed as dist
 def ip(*words):
     subprocess.run(["ip", *words], check=True)
 there = subprocess.Popen(["unshare", "-n", "sh", "-c", "echo here; read go; ip link set lo up; ip address add 10.77.0.2/24 dev wire1;"
@@ -483,17 +484,22 @@ ip("link", "set", "lo", "up")
 ip("link", "add", "wire0", "type", "veth", "peer", "name", "wire1", "netns", str(there.pid))
 ip("address", "add", "10.77.0.1/24", "dev", "wire0")
 ip("link", "set", "wire0", "up")
+store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=True, wait_for_workers=False)
 here = subprocess.Popen([sys.executable, "-c", os.environ["PROGRAM"]], env=os.environ | {"RANK": "0"}, stdout=subprocess.PIPE, text=True)
 print("rank 1:", there.communicate("go\\n")[0])
 print("rank 0:", here.communicate()[0])
 """
 
 ON_TWO_HOSTS = """
-import datetime
-import torch, torch.distributed as dist
-import muster.torch
+import datetime, os
+import torch
+if os.environ["WAY"] == "torch":
+    import torch.distributed as dist
+    import muster.torch
+else:
+    import muster as dist
 try:
-    dist.init_process_group("muster", timeout=datetime.timedelta(seconds=60))
+    dist.init_process_group("muster" if os.environ["WAY"] == "torch" else None, timeout=datetime.timedelta(seconds=60))
     x = torch.ones(1)
     dist.all_reduce(x)
     print("sum", x.item())
@@ -504,13 +510,14 @@ except dist.DistError as error:
 
 
 # Over stock torch's open store ranks of other hosts are let in only with a secret, and are told so
-@pytest.mark.parametrize("secret", [None, "the secret of this job's ranks"])
-def test_hosts_need_a_secret(secret):
+@pytest.mark.parametrize("way, secret", [("torch", None), ("torch", "the secret of this job's ranks"), ("muster", "the secret of this job's ranks")])
+def test_hosts_need_a_secret(way, secret):
     unshare = ["unshare", "--user", "--map-root-user", "--net"]
     if subprocess.run([*unshare, "ip", "link"], capture_output=True).returncode != 0:
         pytest.skip("hosts as network namespaces need a kernel that lets this user make them, and iproute2")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MUSTER_")}
-    environment |= {"MASTER_ADDR": "10.77.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": "2", "PROGRAM": ON_TWO_HOSTS}
+    environment |= {"MASTER_ADDR": "10.77.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": "2", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    environment |= {"WAY": way, "PROGRAM": ON_TWO_HOSTS}
     if secret:
         environment["MUSTER_SECRET"] = secret
     run = subprocess.run([*unshare, sys.executable, "-c", HOSTS], env=environment, capture_output=True, text=True, timeout=LIMIT_S)
