@@ -60,7 +60,7 @@ def _shrunk_as_custom(create):
     @functools.wraps(create)
     def created(backend, remaining_ranks, metadata, is_default_group):
         group = create(backend, remaining_ranks, metadata, is_default_group)
-        if backend.name() == metadata["backend_name"] and backend.name() in ("muster", "gloo"):
+        if backend.name() in ("muster", "gloo"):  # torch's own Gloo cannot shrink
             for device, name in _c10d.BackendConfig(metadata["backend_config"]).get_device_backend_map().items():
                 if name == backend.name():
                     group._register_backend(_device(device), _dist.ProcessGroup.BackendType.CUSTOM, backend)

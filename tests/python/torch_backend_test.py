@@ -401,11 +401,12 @@ def summed(rank, group=None):
 
 
 # spec: D7 shrink_group in stock torch: the new default group's ranks are numbered anew, groups and models are made on it
-def test_shrink_group():
+@pytest.mark.parametrize("backend", ["muster", "cpu:muster"])
+def test_shrink_group(backend):
     name = meeting_file()
 
     def body(rank):
-        start(rank, 4, name)
+        start(rank, 4, name, backend)
         odd = dist.new_group([1, 3])
         dist.barrier()
         if rank == 1:
@@ -510,7 +511,7 @@ except dist.DistError as error:
 
 
 # Over stock torch's open store ranks of other hosts are let in only with a secret, and are told so
-@pytest.mark.parametrize("way, secret", [("torch", None), ("torch", "the secret of this job's ranks"), ("muster", "the secret of this job's ranks")])
+@pytest.mark.parametrize("way, secret", [("torch", None), ("torch", "that of this job's ranks"), ("muster", "that of this job's ranks")])
 def test_hosts_need_a_secret(way, secret):
     unshare = ["unshare", "--user", "--map-root-user", "--net"]
     if subprocess.run([*unshare, "ip", "link"], capture_output=True).returncode != 0:
