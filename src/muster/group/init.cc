@@ -62,7 +62,8 @@ std::vector<int> all_ranks(int count) {
 }
 
 std::vector<int> checked_ranks(const NewGroupOptions& options, int world_size) {
-  auto ranks = options.ranks.value_or(all_ranks(world_size));
+  const auto given = options.ranks.value_or(all_ranks(world_size));
+  auto ranks = given;
   std::sort(ranks.begin(), ranks.end());
   if (ranks.empty()) group::invalid("new_group: ranks is empty; leave it out for all ranks");
   if (ranks.front() < 0 || ranks.back() >= world_size)
@@ -70,7 +71,7 @@ std::vector<int> checked_ranks(const NewGroupOptions& options, int world_size) {
                    ", the ranks of the default group");
   if (std::adjacent_find(ranks.begin(), ranks.end()) != ranks.end())
     group::invalid("new_group: ranks " + list(ranks) + " names a rank twice");
-  return ranks;
+  return options.sort_ranks ? ranks : given;
 }
 
 /// Whether these are some, all of whom are among `others`.

@@ -47,15 +47,17 @@ int get_world_size(const Group& group = nullptr);
 std::string get_backend(const Group& group = nullptr);
 
 struct NewGroupOptions {
-  Ranks ranks = {};                                           ///< of the default group, in any order; left out: all
+  Ranks ranks = {};                                           ///< of the default group; left out: all
   std::optional<Duration> timeout = {};                       ///< absent: 30 minutes, 10 for nccl; for making the group too
   std::optional<std::string> backend = {};                    ///< absent: the default group's
   std::shared_ptr<ProcessGroupOptions> pg_options = nullptr;  ///< as in init_process_group
   bool use_local_synchronization = false;                     ///< only members call it
+  bool sort_ranks = true;                                     ///< false: the group's order is that of `ranks`
 };
 
 /// All ranks of the default group call it, in the same order, with the same ranks; a difference throws on all, naming both calls. The
-/// group's order is that of the sorted ranks. A process that is not in `ranks` gets a group of rank -1.
+/// group's order is that of the sorted ranks, or with `sort_ranks` false of the ranks as they are given. A process that is not in `ranks`
+/// gets a group of rank -1.
 Group new_group(const NewGroupOptions& options = {});
 
 /// Throw DistError where the rank is not a member.

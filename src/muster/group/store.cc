@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "muster/group/errors.h"
 #include "muster/store/factory.h"
 
 namespace muster {
@@ -61,7 +60,13 @@ void Store::append(std::string_view key, std::string_view value) { check_store(e
 std::vector<std::string> Store::multi_get(const Keys& keys) { return take_store(engine_->multi_get(keys)); }
 void Store::multi_set(const Keys& keys, const std::vector<std::string>& values) { check_store(engine_->multi_set(keys, values)); }
 void Store::queue_push(std::string_view key, std::string_view value) { check_store(engine_->queue_push(key, value)); }
-std::string Store::queue_pop(std::string_view key, bool block) { return take_store(engine_->queue_pop(key, block)); }
+std::string Store::queue_pop(std::string_view key, bool block) {
+  auto popped = engine_->queue_pop(key, block);
+  // All engines say it in these words, which come from the server as they are.
+  if (!popped.ok() && popped.status().code() == Code::store && popped.status().message().ends_with("the queue is empty"))
+    throw QueueEmptyError(popped.status());
+  return take_store(std::move(popped));
+}
 std::int64_t Store::queue_len(std::string_view key) { return take_store(engine_->queue_len(key)); }
 std::vector<std::string> Store::list_keys() { return take_store(engine_->list_keys()); }
 std::shared_ptr<Store> Store::clone() { return std::make_shared<Store>(take_store(engine_->clone())); }

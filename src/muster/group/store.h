@@ -17,9 +17,16 @@
 #include <vector>
 
 #include "muster/base/clock.h"
+#include "muster/group/errors.h"
 #include "muster/store/store.h"
 
 namespace muster {
+
+/// A queue from which nobody wanted to wait for a value had none.
+class QueueEmptyError : public DistStoreError {
+ public:
+  using DistStoreError::DistStoreError;
+};
 
 class Store {
  public:
@@ -53,7 +60,7 @@ class Store {
   void multi_set(const Keys& keys, const std::vector<std::string>& values);
   /// Queues are apart from the keys.
   void queue_push(std::string_view key, std::string_view value);
-  /// First in, first out among all users; with `block` waits for a value, else DistStoreError when the queue is empty.
+  /// First in, first out among all users; with `block` waits for a value, else QueueEmptyError when the queue is empty.
   std::string queue_pop(std::string_view key, bool block = true);
   std::int64_t queue_len(std::string_view key);
   std::vector<std::string> list_keys();

@@ -155,27 +155,37 @@ struct DeviceMesh::State {
     if (at != ranks.end()) coordinate = coordinate_of(shape, static_cast<int>(at - ranks.begin()));
   }
   /// This process's group among those of all walks over `dims`.
-  Group divide(const std::vector<int>& dims) const {
+  Group divide(const std::vector<int>& dims, const DimensionBackend& on = {}) const {
     std::vector<std::vector<int>> parts;
     for (const int start : starts_of(shape, dims)) {
       parts.emplace_back();
       for (const int position : walk(shape, dims, start)) parts.back().push_back(ranks[static_cast<std::size_t>(position)]);
     }
     const auto world = default_group();
-    if (parts.size() == 1 && parts.front() == world->ranks()) return world;
-    return split_group(world, parts);
+    if (!on.backend && !on.pg_options) {
+      if (parts.size() == 1 && parts.front() == world->ranks()) return world;
+      return split_group(world, parts);
+    }
+    Group mine;
+    for (auto& part : parts) {
+      auto made = new_group(
+          {.ranks = std::move(part), .timeout = world->timeout(), .backend = on.backend, .pg_options = on.pg_options, .sort_ranks = false});
+      if (made->is_member() || !mine) mine = std::move(made);
+    }
+    return mine;
   }
 };
 
-DeviceMesh::DeviceMesh(const std::string& device_type, const MeshRanks& mesh, const DeviceMeshOptions& options) {
+std::shared_ptr<DeviceMesh::State> DeviceMesh::lay_out(const std::string& device_type, const MeshRanks& mesh,
+                                                       const DeviceMeshOptions& options) {
   const std::string caller = "DeviceMesh";
   const auto world = default_group();
-  if (options._init_process_groups)
-    group::compare_calls(world, "DeviceMesh('" + device_type + "', " + (mesh.trouble().empty() ? list(mesh.values()) : mesh.trouble()) +
-                                    " of shape " + list(mesh.shape()) + ", mesh_dim_names=" + quoted(options.mesh_dim_names) + ")");
   check_device(device_type, caller);
   check_ranks(mesh, world->size(), caller);
   check_names(options.mesh_dim_names, mesh.shape().size(), caller);
+  if (const auto given = options.backend_override.size(); given != 0 && given != mesh.shape().size())
+    invalid(caller + ": backend_override is for " + std::to_string(given) + " dimensions, and the mesh has " +
+            std::to_string(mesh.shape().size()));
   auto state = std::make_shared<State>();
   state->device_type = device_type;
   state->ranks = mesh.values();
@@ -183,9 +193,48 @@ DeviceMesh::DeviceMesh(const std::string& device_type, const MeshRanks& mesh, co
   state->names = options.mesh_dim_names;
   state->rank = world->rank();
   state->find_itself();
+  return state;
+}
+
+DeviceMesh::DeviceMesh(const std::string& device_type, const MeshRanks& mesh, const DeviceMeshOptions& options) {
   if (options._init_process_groups)
-    for (int dim = 0; dim < static_cast<int>(state->shape.size()); ++dim) state->groups.push_back(state->divide({dim}));
+    group::compare_calls(default_group(), "DeviceMesh('" + device_type + "', " +
+                                              (mesh.trouble().empty() ? list(mesh.values()) : mesh.trouble()) + " of shape " +
+                                              list(mesh.shape()) + ", mesh_dim_names=" + quoted(options.mesh_dim_names) + ")");
+  auto state = lay_out(device_type, mesh, options);
+  if (options._init_process_groups)
+    for (int dim = 0; dim < static_cast<int>(state->shape.size()); ++dim)
+      state->groups.push_back(state->divide(
+          {dim}, options.backend_override.empty() ? DimensionBackend() : options.backend_override[static_cast<std::size_t>(dim)]));
   state_ = std::move(state);
+}
+
+DeviceMesh DeviceMesh::from_groups(const std::vector<Group>& groups, const std::string& device_type, const std::optional<MeshRanks>& mesh,
+                                   const std::vector<std::string>& mesh_dim_names) {
+  const std::string caller = "DeviceMesh.from_group";
+  if (groups.empty()) invalid(caller + ": no group is given");
+  for (const auto& group : groups)
+    if (!group) invalid(caller + ": a group is None");
+  if (groups.size() > 1 && (!mesh || mesh_dim_names.empty())) invalid(caller + ": several groups need mesh and mesh_dim_names");
+  auto state = lay_out(device_type, mesh ? *mesh : MeshRanks(groups.front()->ranks()), {.mesh_dim_names = mesh_dim_names});
+  if (state->shape.size() != groups.size())
+    invalid(caller + ": the mesh has " + std::to_string(state->shape.size()) + " dimensions for " + std::to_string(groups.size()) +
+            " groups");
+  for (std::size_t dim = 0; dim < groups.size(); ++dim) {
+    if (!state->coordinate && !groups[dim]->is_member()) continue;
+    int start = 0;
+    const auto strides = row_major_strides(state->shape);
+    for (std::size_t other = 0; other < strides.size() && state->coordinate; ++other)
+      if (other != dim) start += (*state->coordinate)[other] * strides[other];
+    std::vector<int> line;  // empty where this process is not in the mesh
+    for (const int position : state->coordinate ? walk(state->shape, {static_cast<int>(dim)}, start) : std::vector<int>())
+      line.push_back(state->ranks[static_cast<std::size_t>(position)]);
+    if (line != groups[dim]->ranks())
+      invalid(caller + ": along dimension " + std::to_string(dim) + " rank " + std::to_string(state->rank) + " stands in " + list(line) +
+              " of the mesh, and the group has ranks " + list(groups[dim]->ranks()));
+  }
+  state->groups = groups;
+  return DeviceMesh(std::shared_ptr<const State>(std::move(state)));
 }
 
 const std::string& DeviceMesh::device_type() const { return state_->device_type; }
@@ -337,7 +386,8 @@ DeviceMesh init_device_mesh(const std::string& device_type, const std::vector<in
             std::to_string(world->size()));
   std::vector<int> all(static_cast<std::size_t>(world->size()));
   std::iota(all.begin(), all.end(), 0);
-  return DeviceMesh(device_type, MeshRanks(std::move(all), mesh_shape), {.mesh_dim_names = options.mesh_dim_names});
+  return DeviceMesh(device_type, MeshRanks(std::move(all), mesh_shape),
+                    {.mesh_dim_names = options.mesh_dim_names, .backend_override = options.backend_override});
 }
 
 }  // namespace muster

@@ -20,6 +20,7 @@
 #include <variant>
 #include <vector>
 
+#include "muster/group/pg_options.h"
 #include "muster/group/process_group.h"
 
 namespace muster {
@@ -46,9 +47,16 @@ class MeshRanks {
   std::string trouble_;
 };
 
+/// What the groups along one dimension run on, where that is not what the default group runs on. A dimension that has neither keeps it.
+struct DimensionBackend {
+  std::optional<std::string> backend = {};                    ///< as `NewGroupOptions::backend`
+  std::shared_ptr<ProcessGroupOptions> pg_options = nullptr;  ///< as in init_process_group
+};
+
 struct DeviceMeshOptions {
-  std::vector<std::string> mesh_dim_names = {};  ///< one per dimension, all different; or none
-  bool _init_process_groups = true;              ///< false: a layout without groups; nobody is talked to
+  std::vector<std::string> mesh_dim_names = {};         ///< one per dimension, all different; or none
+  bool _init_process_groups = true;                     ///< false: a layout without groups; nobody is talked to
+  std::vector<DimensionBackend> backend_override = {};  ///< one per dimension; or none. Such groups cost an agreement each
 };
 
 /// Immutable; copies share everything. Its groups are of the default group and end with it. Thread-safe, except that what makes groups is
@@ -56,6 +64,11 @@ struct DeviceMeshOptions {
 class DeviceMesh {
  public:
   DeviceMesh(const std::string& device_type, const MeshRanks& mesh, const DeviceMeshOptions& options = {});
+
+  /// A mesh on groups that are there: groups[i] is this process's along dimension i. Talks to nobody. Throws where a group's members are
+  /// not those of this process's line. `mesh` may be left out for one group: its ranks in their order.
+  static DeviceMesh from_groups(const std::vector<Group>& groups, const std::string& device_type, const std::optional<MeshRanks>& mesh = {},
+                                const std::vector<std::string>& mesh_dim_names = {});
 
   const std::string& device_type() const;
   /// The ranks, as an int64 tensor.
@@ -114,6 +127,7 @@ class DeviceMesh {
 
  private:
   struct State;
+  static std::shared_ptr<State> lay_out(const std::string& device_type, const MeshRanks& mesh, const DeviceMeshOptions& options);
   explicit DeviceMesh(std::shared_ptr<const State> state) : state_(std::move(state)) {}
   int number_of(const Dimension& dimension, std::string_view caller) const;
 
@@ -122,6 +136,7 @@ class DeviceMesh {
 
 struct InitDeviceMeshOptions {
   std::vector<std::string> mesh_dim_names = {};
+  std::vector<DimensionBackend> backend_override = {};  ///< as in DeviceMeshOptions
 };
 /// A mesh of all ranks in order, of the shape given: its product is the world size. Makes the default group (from env://) where there is
 /// none. Blocks until all ranks have called it.
