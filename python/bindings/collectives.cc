@@ -1,5 +1,7 @@
 #include "muster/group/collectives.h"
 
+#include <pybind11/chrono.h>
+
 #include "bindings.h"
 #include "blocking.h"
 
@@ -122,8 +124,9 @@ void bind_reductions(py::module_& module) {
         });
       },
       py::arg("output_tensors"), py::arg("input_tensor_lists"), sum(), no_group(), synchronous(),
-      "`reduce_scatter` of each output and its input list, as one call. With async_op a Work; None without, and for a"
-      " non-member. Raises DistBackendError, with the ranks at fault, where a rank fails, does not come within the "
+      "input_tensor_lists[r][i] of all members, combined by `op`, becomes output_tensors[i] of member r, as one call. "
+      "With async_op a Work; None without, and for a non-member. Raises DistBackendError, with the ranks at fault, where a rank fails, "
+      "does not come within the "
       "group's timeout, or makes another call.");
 }
 
@@ -183,15 +186,15 @@ void bind_exchanges(py::module_& module) {
       "ranks at fault, where a rank fails, does not come within the group's timeout, or makes another call.");
   module.def(
       "barrier",
-      [](const Group& group, bool async_op, std::optional<std::vector<int>> device_ids) {
+      [](const Group& group, bool async_op, std::optional<std::vector<int>> device_ids, std::optional<Duration> timeout) {
         const BarrierOptions options{
-            .group = group, .async_op = async_op, .device_ids = std::move(device_ids).value_or(std::vector<int>{})};
+            .group = group, .async_op = async_op, .device_ids = std::move(device_ids).value_or(std::vector<int>{}), .timeout = timeout};
         return blocking(group, [&] { return barrier(options); });
       },
-      no_group(), synchronous(), py::arg("device_ids") = py::none(),
-      "Returns when all members have come. device_ids is taken for torch's sake. With async_op a Work; None without, "
-      "and for a non-member. Raises DistBackendError, with the ranks at fault, where a rank fails, does not come "
-      "within the group's timeout, or makes another call.");
+      no_group(), synchronous(), py::arg("device_ids") = py::none(), py::arg("timeout") = py::none(),
+      "Returns when all members have come, within `timeout` (datetime.timedelta; None: the group's). device_ids is taken for torch's sake. "
+      "With async_op a Work; None without, and for a non-member. Raises DistBackendError, with the ranks at fault, where a rank fails, "
+      "does not come in time, or makes another call.");
 }
 
 }  // namespace

@@ -51,12 +51,14 @@ void bind_debug(py::module_& module) {
       py::arg("rank"), py::arg("stop"));
   module.def(
       "set_timeout", [](Duration timeout, const Group& group) { set_timeout(timeout, group); }, py::arg("timeout"),
-      py::arg("group") = py::none(), "Of the group's calls from now on (None: the default group's); datetime.timedelta.");
+      py::arg("group") = py::none(),
+      "Of the group's later calls in this process (None: the default group's); datetime.timedelta. Nothing for a non-member's. Raises "
+      "ValueError (DistArgumentError) before init_process_group.");
   module.def(
       "abort_process_group", [](const Group& group) { blocking(group, [&] { abort_process_group(group); }); },
       py::arg("group") = py::none(),
       "Ends what is in flight on the group (None: the default one), here and on the other members, whose calls raise "
-      "naming this rank.");
+      "naming this rank. Raises ValueError (DistArgumentError) before init_process_group.");
   module.def(
       "empty_shared",
       [](const std::vector<std::int64_t>& size, std::optional<at::ScalarType> dtype) {

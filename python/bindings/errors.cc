@@ -4,6 +4,7 @@
 
 #include "bindings.h"
 #include "muster/group/spawn.h"
+#include "muster/group/store.h"
 #include "rpc_values.h"
 
 namespace muster::python {
@@ -13,7 +14,7 @@ namespace py = pybind11;
 
 /// The exception classes; held for ever.
 struct Classes {
-  PyObject *error, *argument, *backend, *network, *store, *spawn;
+  PyObject *error, *argument, *backend, *network, *store, *queue_empty, *spawn;
 };
 Classes classes{};
 
@@ -41,6 +42,8 @@ void raise_or_rethrow(const std::exception_ptr& thrown) {
     raise(classes.backend, error);
   } catch (const DistNetworkError& error) {
     raise(classes.network, error);
+  } catch (const QueueEmptyError& error) {
+    raise(classes.queue_empty, error);
   } catch (const DistStoreError& error) {
     raise(classes.store, error);
   } catch (const DistError& error) {
@@ -58,6 +61,7 @@ void bind_errors(py::module_& module) {
   classes.backend = make(module, "DistBackendError", classes.error, "An operation failed, or the backend does not have it.");
   classes.network = make(module, "DistNetworkError", classes.error, "A socket, an address or a handshake failed.");
   classes.store = make(module, "DistStoreError", classes.error, "A store, or the initialisation that goes through it, failed.");
+  classes.queue_empty = make(module, "QueueEmptyError", classes.store, "`queue_pop` was not to wait, and the queue was empty.");
   classes.spawn = make(module, "SpawnError", classes.error, "A rank of a spawn failed.");
   py::register_local_exception_translator([](std::exception_ptr thrown) {
     if (thrown) raise_or_rethrow(thrown);

@@ -1,8 +1,13 @@
 #include "muster/mesh/device_mesh.h"
 
+#include <map>
+#include <set>
+#include <variant>
+
 #include "bindings.h"
 #include "blocking.h"
 #include "no_gil.h"
+#include "pg_options.h"
 
 namespace muster::python {
 namespace {
@@ -23,6 +28,40 @@ std::vector<std::unique_ptr<DeviceMesh::Scope>>& scopes() {
   return entered;
 }
 
+using Override = std::optional<std::map<std::variant<int, std::string>, py::object>>;
+
+/// torch's dict, from a dimension (number or name) to a backend's name, its options, or both as a tuple: by dimension.
+std::vector<DimensionBackend> by_dimension(const Override& given, std::size_t dimensions, const Names& names) {
+  std::vector<DimensionBackend> all(given ? dimensions : 0);
+  std::set<std::size_t> seen;
+  for (const auto& [where, what] : given.value_or(std::map<std::variant<int, std::string>, py::object>{})) {
+    std::size_t dim = dimensions;
+    if (const auto* number = std::get_if<int>(&where)) {
+      dim = static_cast<std::size_t>(*number);
+    } else if (names) {
+      const auto at = std::find(names->begin(), names->end(), std::get<std::string>(where));
+      if (at != names->end()) dim = static_cast<std::size_t>(at - names->begin());
+    }
+    const auto key = py::repr(py::cast(where)).cast<std::string>();
+    if (dim >= dimensions) group::invalid("init_device_mesh: backend_override has the key " + key + ", which is no dimension");
+    if (!seen.insert(dim).second) group::invalid("init_device_mesh: backend_override names dimension " + key + " twice");
+    const bool pair = py::isinstance<py::tuple>(what);
+    const py::object backend = pair ? py::object(what[py::int_(0)]) : what, options = pair ? py::object(what[py::int_(1)]) : what;
+    if (py::isinstance<py::str>(backend)) all[dim].backend = backend.cast<std::string>();
+    if (!py::isinstance<py::str>(options)) all[dim].pg_options = pg_options_of(options);
+  }
+  return all;
+}
+
+DeviceMesh mesh_of_groups(const std::variant<Group, std::vector<Group>>& group, const std::string& device_type, const py::object& mesh,
+                          const Names& names) {
+  const auto* one = std::get_if<Group>(&group);
+  std::optional<MeshRanks> ranks;
+  if (!mesh.is_none()) ranks.emplace(py::module_::import("torch").attr("as_tensor")(mesh).cast<at::Tensor>());
+  return DeviceMesh::from_groups(one != nullptr ? std::vector{*one} : std::get<std::vector<Group>>(group), device_type, ranks,
+                                 names.value_or(std::vector<std::string>{}));
+}
+
 DeviceMesh make_mesh(const std::string& device_type, const py::object& mesh, const Names& names, bool groups) {
   const auto ranks = py::module_::import("torch").attr("as_tensor")(mesh).cast<at::Tensor>();
   return blocking(nullptr, [&] {
@@ -38,6 +77,12 @@ void bind_mesh(py::module_& module) {
       module, "DeviceMesh", "A grid of ranks, with a group for every line along every dimension.", let_go_without_gil<DeviceMesh>())
       .def(py::init(&make_mesh), py::arg("device_type"), py::arg("mesh"), py::kw_only(), py::arg("mesh_dim_names") = py::none(),
            py::arg("_init_process_groups") = true)
+      .def_static(
+          "from_group", &mesh_of_groups, py::arg("group"), py::arg("device_type"), py::arg("mesh") = py::none(), py::kw_only(),
+          py::arg("mesh_dim_names") = py::none(),
+          "A mesh on groups that are there: one, or a list with this process's group along each dimension. mesh: the ranks, with as "
+          "many dimensions; it may be left out of one group, mesh_dim_names too. Talks to nobody. Raises ValueError "
+          "(DistArgumentError) where a group's ranks are not those of this process's line in the mesh.")
       .def_property_readonly("device_type", &DeviceMesh::device_type)
       .def_property_readonly("mesh", &DeviceMesh::mesh)
       .def_property_readonly("ndim", &DeviceMesh::ndim)
@@ -83,14 +128,17 @@ void bind_mesh(py::module_& module) {
       });
   module.def(
       "init_device_mesh",
-      [](const std::string& device_type, const std::vector<int>& mesh_shape, const Names& names) {
-        return blocking_on_store(
-            [&] { return init_device_mesh(device_type, mesh_shape, {.mesh_dim_names = names.value_or(std::vector<std::string>{})}); });
+      [](const std::string& device_type, const std::vector<int>& mesh_shape, const Names& names, const Override& backend_override) {
+        const InitDeviceMeshOptions options{.mesh_dim_names = names.value_or(std::vector<std::string>{}),
+                                            .backend_override = by_dimension(backend_override, mesh_shape.size(), names)};
+        return blocking_on_store([&] { return init_device_mesh(device_type, mesh_shape, options); });
       },
       py::arg("device_type"), py::arg("mesh_shape"), py::kw_only(), py::arg("mesh_dim_names") = py::none(),
+      py::arg("backend_override") = py::none(),
       "A DeviceMesh of all ranks in rows: mesh_shape, one number for each dimension, mesh_dim_names as many. Makes "
-      "the default group where there is none. Raises ValueError (DistArgumentError) on every rank where the product "
-      "is not the world size or shapes differ.");
+      "the default group where there is none. backend_override: from a dimension (number or name) to the backend of its groups, its "
+      "pg_options, or a tuple of both. Raises ValueError (DistArgumentError) on every rank where the product "
+      "is not the world size or shapes differ, and for keys that are no dimension; DistBackendError where a rank fails or does not come.");
 }
 
 }  // namespace muster::python

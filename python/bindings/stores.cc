@@ -75,7 +75,7 @@ void bind_stores(py::module_& module) {
             return py::bytes(blocking_on_store([&] { return self.queue_pop(key, block); }));
           },
           py::arg("key"), py::arg("block") = true,
-          "First in, first out among all users, as bytes; with `block` waits for one, else raises DistStoreError where "
+          "First in, first out among all users, as bytes; with `block` waits for one, else raises QueueEmptyError where "
           "the queue is empty.")
       .def(
           "queue_len", [](Store& self, std::string_view key) { return blocking_on_store([&] { return self.queue_len(key); }); },
@@ -106,15 +106,18 @@ void bind_stores(py::module_& module) {
       "will be; None or -1: any number. is_master: this process serves. timeout: datetime.timedelta. wait_for_workers: with a world_size "
       "the "
       "constructor waits for all of them. multi_tenant: instances of one process with the same address share a server. master_listen_fd: a "
-      "socket that is bound already. Raises DistNetworkError where the server cannot be reached, or does not accept this process's secret.")
+      "socket that is bound already. use_libuv is taken for torch's sake. Raises DistStoreError "
+      "where the server does not answer in time, DistNetworkError where the port cannot be served at or the server does not accept this "
+      "process's "
+      "secret.")
       .def(py::init([](std::string host_name, std::uint16_t port, std::optional<int> world_size, bool is_master, Duration timeout,
-                       bool wait_for_workers, bool multi_tenant, std::optional<int> master_listen_fd) {
+                       bool wait_for_workers, bool multi_tenant, std::optional<int> master_listen_fd, bool) {
              const TCPStoreOptions options{world_size, is_master, timeout, wait_for_workers, multi_tenant, master_listen_fd};
              return blocking_on_store([&] { return std::make_shared<TCPStore>(std::move(host_name), port, options); });
            }),
            py::arg("host_name"), py::arg("port"), py::arg("world_size") = py::none(), py::arg("is_master") = false,
            py::arg("timeout") = store::kDefaultTimeout, py::arg("wait_for_workers") = true, py::arg("multi_tenant") = false,
-           py::arg("master_listen_fd") = py::none())
+           py::arg("master_listen_fd") = py::none(), py::arg("use_libuv") = true)
       .def_property_readonly("host", &TCPStore::host)
       .def_property_readonly("port", &TCPStore::port);
   py::class_<FileStore, Store, std::shared_ptr<FileStore>>(

@@ -30,6 +30,7 @@ from ._C import (
     PrefixStore,
     ProcessGroup,
     ProcessGroupNCCL,
+    QueueEmptyError,
     ReduceOp,
     Request,
     SpawnError,
@@ -130,8 +131,8 @@ from .spawning import spawn
 __all__ = [
     "Backend", "DebugLevel", "DeviceMesh", "DistArgumentError", "DistBackendError", "DistError", "DistNetworkError", "DistStoreError",
     "DistributedBackendOptions", "FileStore", "GradBucket", "GroupMember", "HashStore", "P2POp", "PrefixStore", "ProcessGroup",
-    "ProcessGroupBackend", "ProcessGroupNCCL", "ReduceOp", "Request", "SHRINK_ABORT", "SHRINK_DEFAULT", "SpawnError", "Store",
-    "TCPStore", "Work", "_all_gather_base", "_make_nccl_premul_sum", "_reduce_scatter_base", "abort_process_group", "all_gather",
+    "ProcessGroupBackend", "ProcessGroupNCCL", "QueueEmptyError", "ReduceOp", "Request", "SHRINK_ABORT", "SHRINK_DEFAULT", "SpawnError",
+    "Store", "TCPStore", "Work", "_all_gather_base", "_make_nccl_premul_sum", "_reduce_scatter_base", "abort_process_group", "all_gather",
     "all_gather_coalesced", "all_gather_into_tensor", "all_gather_object", "all_gather_single", "all_reduce", "all_reduce_coalesced",
     "all_to_all", "all_to_all_single", "barrier", "batch_isend_irecv", "breakpoint", "broadcast", "broadcast_object_list",
     "default_pg_timeout", "destroy_process_group", "empty_shared", "gather", "gather_into_tensor", "gather_object", "gather_single",

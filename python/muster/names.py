@@ -4,6 +4,10 @@ import contextlib
 import datetime
 import importlib
 import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -26,13 +30,15 @@ class Backend(str):
     MPI = "mpi"
     UCC = "ucc"
 
-    def __new__(cls, name):
+    def __new__(cls, name: str) -> "Backend":
         if not isinstance(name, str):
             raise ValueError(f"Backend takes a name, not {name!r}")
         return str.__new__(cls, _C.parse_backend(name))
 
     @classmethod
-    def register_backend(cls, name, func, extended_api=False, devices=None):
+    def register_backend(
+        cls, name: str, func: Callable[..., Any], extended_api: bool = False, devices: str | list[str] | None = None
+    ) -> None:
         """Makes `name` a backend of this process, and an attribute of Backend in capitals.
 
         func(store, rank, world_size, timeout) gives a ProcessGroupBackend; with `extended_api` func(DistributedBackendOptions, pg_options).
@@ -56,7 +62,7 @@ class reduce_op:
 
 class _World(type):
     @property
-    def WORLD(cls):
+    def WORLD(cls) -> _C.ProcessGroup | None:
         """The default group; None before init_process_group."""
         return _C.default_group() if _C.is_initialized() else None
 
@@ -72,27 +78,40 @@ class GroupMember(metaclass=_World):
 
 
 class P2POp:
-    """One operation of a batch: `op` is `isend` or `irecv`, `peer` a rank of the default group, `group_peer` one of `group`."""
+    """One operation of a batch: `op` is `isend` or `irecv`, `peer` a rank of the default group, `group_peer` one of `group`. Raises
+    ValueError for another op."""
 
-    def __init__(self, op, tensor, peer=None, group=None, tag=0, group_peer=None):
+    def __init__(
+        self,
+        op: Callable[..., _C.Work | None],
+        tensor: torch.Tensor,
+        peer: int | None = None,
+        group: _C.ProcessGroup | None = None,
+        tag: int = 0,
+        group_peer: int | None = None,
+    ) -> None:
         if op not in (_C.isend, _C.irecv):
             raise ValueError(f"P2POp: op must be isend or irecv, not {op!r}")
         self.op, self.tensor, self.peer, self.group, self.tag, self.group_peer = op, tensor, peer, group, tag, group_peer
 
 
-def batch_isend_irecv(p2p_op_list):
-    """Any mix in any order that matches the peers'. One Work per operation; none for a non-member."""
+def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[_C.Work]:
+    """Any mix in any order that matches the peers'. One Work per operation; none for a non-member. Raises ValueError for entries that
+    are no P2POp, and (DistArgumentError) for ranks that there are not; what fails later is raised by the Work's wait, as of `isend` and
+    `irecv`."""
+    if not all(isinstance(each, P2POp) for each in p2p_op_list):
+        raise ValueError("batch_isend_irecv takes a list of P2POp")
     return _C.batch_of_messages(
         [(each.op is _C.isend, each.tensor, each.peer, each.group, each.tag, each.group_peer) for each in p2p_op_list]
     )
 
 
-def is_available():
+def is_available() -> bool:
     """True wherever muster can be imported."""
     return True
 
 
-def is_backend_available(backend):
+def is_backend_available(backend: str) -> bool:
     """Whether this build can make a backend of that name (text, either case)."""
     try:
         name = _C.parse_backend(backend)
@@ -101,12 +120,12 @@ def is_backend_available(backend):
     return getattr(_C, f"is_{name}_available", lambda: True)()
 
 
-def is_xccl_available():
+def is_xccl_available() -> bool:
     """False: muster has no such backend."""
     return False
 
 
-def get_default_backend_for_device(device):
+def get_default_backend_for_device(device: str | torch.device) -> str:
     """The name of the backend that serves such tensors (a torch.device, or its text) where a group names none. Raises ValueError for kinds
     that none serves."""
     kind = torch.device(device).type
@@ -116,13 +135,13 @@ def get_default_backend_for_device(device):
     return name
 
 
-def get_backend_config(group=None):
+def get_backend_config(group: _C.ProcessGroup | None = None) -> str:
     """Which backend serves which kind of device in the group (None: the default one), as text: `cpu:native`."""
     name = _C.get_backend(group)
     return name if ":" in name else ",".join(f"{kind}:{name}" for kind in ("cpu", "cuda"))
 
 
-def get_node_local_rank(fallback_rank=None):
+def get_node_local_rank(fallback_rank: int | None = None) -> int:
     """This process's rank on its host, as the launcher gave it (LOCAL_RANK). Raises RuntimeError where there is neither that nor a
     fallback_rank."""
     if "LOCAL_RANK" in os.environ:
@@ -132,15 +151,23 @@ def get_node_local_rank(fallback_rank=None):
     raise RuntimeError("LOCAL_RANK is not set: start the program with `muster run`, or give fallback_rank")
 
 
-def supports_complex(reduceOp):
+def supports_complex(reduceOp: _C.ReduceOp) -> bool:
     """Whether complex tensors can be combined by it."""
     op = _C.ReduceOp
     return reduceOp not in (op.MAX, op.MIN, op.PRODUCT, op.BAND, op.BOR, op.BXOR)
 
 
-def gather_into_tensor(tensor, gather_tensor=None, dst=None, group=None, async_op=False, group_dst=None):
-    """`gather` into one tensor: on dst (0 where none is given) gather_tensor is all ranks' tensors, concatenated along dimension 0 or stacked
-    along a new one; elsewhere None. Work with async_op, else None. Raises ValueError (DistArgumentError) for other shapes."""
+def gather_into_tensor(
+    tensor: torch.Tensor,
+    gather_tensor: torch.Tensor | None = None,
+    dst: int | None = None,
+    group: _C.ProcessGroup | None = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+) -> _C.Work | None:
+    """`gather` into one tensor: on dst (0 where none is given) gather_tensor is all ranks' tensors, concatenated along dimension 0 or
+    stacked along a new one; elsewhere None. Work with async_op, else None. Raises ValueError (DistArgumentError) for other shapes,
+    DistBackendError, with the ranks at fault, where a rank fails, does not come within the group's timeout, or makes another call."""
     parts = None
     if gather_tensor is not None:
         size = _C.get_world_size(group)
@@ -155,13 +182,13 @@ def gather_into_tensor(tensor, gather_tensor=None, dst=None, group=None, async_o
 
 
 @contextlib.contextmanager
-def record_comm(name):
+def record_comm(name: str) -> Iterator[None]:
     """A range in torch's profiler around some calls, which show as ranges themselves."""
     with torch.autograd.profiler.record_function(name):
         yield
 
 
-def _debugger():
+def _debugger() -> Callable[[], Any]:
     name = os.environ.get("PYTHONBREAKPOINT", "")
     if name == "0":
         return lambda: None
@@ -173,8 +200,20 @@ def _debugger():
     return getattr(importlib.import_module(module or "builtins"), function)
 
 
-def breakpoint(rank=0):
-    """All ranks call it: `rank` stops in a debugger (PYTHONBREAKPOINT names another than pdb), the others wait without limit."""
+_passed = threading.local()  # .counts: how often each place has been passed, by file and line; of one rank where ranks are threads
+
+
+def breakpoint(rank: int = 0, skip: int = 0, timeout_s: float | None = 3600) -> None:
+    """All ranks call it: `rank` stops in a debugger (PYTHONBREAKPOINT names another than pdb), the others wait without limit. skip: the
+    first so many calls from this line of the program do nothing. timeout_s is taken for torch's sake: nothing waits for less. Raises
+    ValueError (DistArgumentError) for a rank that there is not, DistBackendError where a rank ends meanwhile."""
+    if skip > 0:
+        caller = sys._getframe(1)
+        counts = _passed.__dict__.setdefault("counts", {})
+        place = caller.f_code.co_filename, caller.f_lineno
+        counts[place] = counts.get(place, 0) + 1
+        if counts[place] <= skip:
+            return
     _C.breakpoint(rank, _debugger())
 
 

@@ -1,7 +1,6 @@
 """`import muster as dist`: torch.distributed's names and signatures, and what stands around the package."""
 
 import inspect
-import operator
 import os
 import pathlib
 import re
@@ -16,45 +15,69 @@ import muster as dist
 from thread_ranks import on_threads, row, same
 
 
-def signature(function):
-    """Names of the arguments in order, with the defaults as text: "-" for none, those of ReduceOp as muster shows them."""
-    if not inspect.isbuiltin(function):
-        return {name: "-" if each.default is each.empty else re.sub(r"<RedOpType\.(\w+): \d+>", r"<ReduceOp.\1>", repr(each.default))
-                for name, each in inspect.signature(function).parameters.items()}
-    text = function.__doc__.splitlines()[0]
-    arguments = re.split(r", (?=\w+: )", text[text.index("(") + 1 : text.rindex(") ->")])
-    return {each.partition(":")[0]: each.partition(" = ")[2] or "-" for each in arguments}
+def arguments(function):
+    """As "name=default" in order, "name" without one, those of ReduceOp as muster shows them; those that torch gives no name as None."""
+    try:
+        found = [each.name if each.default is each.empty else f"{each.name}={each.default!r}"
+                 for each in inspect.signature(function).parameters.values()]
+    except ValueError:  # the extension's
+        texts = re.findall(r"^(?:\d+\. )?\w+\((.*)\) ->", function.__doc__, re.M)
+        found = re.split(r", (?=\*|\w+: )", max(texts, key=len))  # of overloads that which takes most
+        found = [re.sub(r": .*?(?= = |$)", "", each).replace(" = ", "=") for each in found]
+    found = [re.sub(r"<(?:RedOpType|ReduceOp)\.(\w+)(?:: \d+)?>", r"\1", each) for each in found if each not in ("", "*", "self")]
+    return [None if re.fullmatch(r"arg\d+", each) else each for each in found]
 
 
-# What torch has and muster does not: devices of GPUs, and options that came later.
-NOT_HERE = {"device_id", "_ranks", "enable_reconfigure", "sort_ranks", "weights_only", "use_batch", "backend_override", ("barrier", "timeout")}
-
-
-HERE_ONLY = {"share_memory"}
-
-
-# spec: F20 signatures and defaults as torch's
-@pytest.mark.parametrize("name", [
-    "broadcast", "all_reduce", "all_reduce_coalesced", "reduce", "all_gather", "all_gather_into_tensor", "all_gather_coalesced", "gather",
-    "scatter", "reduce_scatter", "reduce_scatter_tensor", "all_to_all_single", "all_to_all", "barrier", "send", "recv", "isend", "irecv",
-    "P2POp.__init__", "batch_isend_irecv", "split_group", "gather_into_tensor", "get_backend_config", "get_node_local_rank", "broadcast_object_list", "all_gather_object", "gather_object", "scatter_object_list",
-    "send_object_list", "recv_object_list", "init_process_group", "destroy_process_group", "new_group", "new_subgroups",
-    "new_subgroups_by_enumeration", "monitored_barrier", "get_rank", "get_world_size", "get_backend", "get_group_rank", "get_global_rank",
-    "get_process_group_ranks", "init_device_mesh"])
-def test_signatures(name):
+def shared_functions():
+    """Functions, methods and constructors that both have, as the page names them."""
     import torch.distributed as theirs
 
-    get = operator.attrgetter(name)
-    wanted = {each: default for each, default in signature(get(theirs)).items() if each not in NOT_HERE and (name, each) not in NOT_HERE}
-    mine = {each: default for each, default in signature(get(dist)).items() if each not in HERE_ONLY}
-    assert list(mine.items()) == list(wanted.items())
+    for name in dist.__all__:
+        here, there = getattr(dist, name), getattr(theirs, name, None)
+        if not inspect.isclass(here):
+            if callable(here) and callable(there):
+                yield name, here, there
+            continue
+        if name in ("TCPStore", "FileStore", "HashStore", "PrefixStore", "DeviceMesh", "P2POp", "ReduceOp"):
+            yield name, here.__init__, there.__init__
+        for method in vars(here) if inspect.isclass(there) else ():
+            each, other = getattr(here, method), getattr(there, method, None)
+            if (not method.startswith("_") or method == "_flatten") and callable(each) and callable(other) and not inspect.isclass(each):
+                yield f"{name}.{method}", each, other
+
+
+def names_in(texts):
+    return {each.partition("=")[0] for each in texts}
+
+
+# spec: F20 signatures and defaults as torch's, but for the table of docs/python.md, which is whole
+def test_signatures():
+    differ = {}
+    compared = set()
+    for name, here, there in shared_functions():
+        compared.add(name)
+        mine, wanted = arguments(here), arguments(there)
+        if wanted and all(each is None for each in wanted):
+            assert len(mine) == len(wanted), name
+            continue
+        shared = set(mine) & set(wanted)
+        assert [each for each in mine if each in shared] == [each for each in wanted if each in shared], name
+        if set(mine) != set(wanted):
+            differ[name] = names_in(set(mine) - shared), names_in(set(wanted) - shared)
+    page = pathlib.Path(__file__).parents[2].joinpath("docs/python.md").read_text()
+    rows = re.findall(r"^  \| `([\w.]+)` \|(.*)\|(.*)\|$", page, re.M)
+    told = {name: (set(re.findall(r"`(\w+)`", here)), set(re.findall(r"`(\w+)`", there))) for name, here, there in rows}
+    assert differ == told
+    assert compared >= {"all_reduce", "new_group", "breakpoint", "set_timeout", "shrink_group", "TCPStore", "Work.wait"}
+    assert len(compared) > 100
 
 
 # Of torch.distributed's public names, those that muster does not have; docs/python.md says why.
 LEFT_OUT = {
     "AllToAllOptions", "AllreduceCoalescedOptions", "AllreduceOptions", "BarrierOptions", "BroadcastOptions", "GatherOptions",
     "ReduceOptions", "ReduceScatterOptions", "ScatterOptions", "BackendConfig", "BuiltinCommHookType", "GroupName", "Logger", "Reducer",
-    "ProcessGroupGloo", "ProcessGroupNCCL2", "ProcessGroupNCCLLazy", "QueueEmptyError", "get_backend_impl", "get_pg_count", "register_rendezvous_handler", "rendezvous"}
+    "ProcessGroupGloo", "ProcessGroupNCCL2", "ProcessGroupNCCLLazy", "get_backend_impl", "get_pg_count", "register_rendezvous_handler",
+    "rendezvous"}
 
 
 # spec: A8 F14 F19 H7 torch.distributed's public names are muster's
@@ -66,7 +89,7 @@ def test_public_names():
             "set_debug_level_from_env", "breakpoint", "DeviceMesh", "init_device_mesh", "is_available", "rendezvous",
             "register_rendezvous_handler", "reduce_scatter_coalesced", "_make_nccl_premul_sum", "_all_gather_base", "_reduce_scatter_base"}
     wanted = here | set(distributed_c10d.__all__)
-    assert {name for name in wanted if not hasattr(dist, name)} <= LEFT_OUT
+    assert {name for name in wanted if not hasattr(dist, name)} == LEFT_OUT
     page = pathlib.Path(__file__).parents[2].joinpath("docs/python.md").read_text()
     assert [name for name in sorted(LEFT_OUT) if f"`{name}`" not in page] == []
 
@@ -83,6 +106,26 @@ def test_every_public_function_says_what_it_does():
         if len(text.split()) < 3:
             silent.append(name)
     assert not silent
+
+
+# Those that talk to nobody: what they can raise is a TypeError, or that there is no such group.
+SILENT = {
+    "_make_nccl_premul_sum", "get_backend", "get_backend_config", "get_debug_level", "get_process_group_ranks", "get_rank",
+    "get_world_size", "in_shared_memory", "is_available", "is_backend_available", "is_gloo_available", "is_initialized",
+    "is_mpi_available", "is_nccl_available", "is_torchelastic_launched", "is_ucc_available", "is_xccl_available", "record_comm", "set_debug_level", "shared_allocator_stats",
+    "supports_complex", "trim_shared_allocator", "use_shared_allocator"}
+
+
+def test_what_communicates_says_what_it_raises():
+    all_of_them = ((name, getattr(dist, name)) for name in dist.__all__)
+    functions = {name: each.__doc__ for name, each in all_of_them if callable(each) and not inspect.isclass(each)}
+    assert {name for name, text in functions.items() if not re.search(r"\braises\b", text, re.I)} == SILENT
+
+
+def test_every_name_is_used_in_a_test():
+    files = [file.read_text() for file in pathlib.Path(__file__).parent.glob("*.py")]
+    tests = "".join(text for text in files if "import muster as dist" in text)
+    assert [name for name in dist.__all__ if callable(getattr(dist, name)) and not re.search(rf"\bdist\.{name}\b", tests)] == []
 
 
 # spec: A9 in Python
