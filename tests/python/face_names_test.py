@@ -170,6 +170,14 @@ def test_package_is_typed():
     assert checked.returncode == 0, checked.stderr
     public = {name for name in dir(dist) if not name.startswith("_") and not inspect.ismodule(getattr(dist, name))}
     assert set(dist.__all__) | {"__version__"} >= public and all(hasattr(dist, name) for name in dist.__all__)
+    kinds = re.findall(r": ([^:=]+) = None", (package / "_C.pyi").read_text())
+    assert len(kinds) > 100 and [kind for kind in kinds if "None" not in kind and kind != "object"] == []
+    for name in dist.__all__:
+        each = getattr(dist, name)
+        if inspect.isfunction(each):
+            signature = inspect.signature(each)
+            untyped = [one.name for one in signature.parameters.values() if one.annotation is one.empty]
+            assert not untyped and signature.return_annotation is not signature.empty, name
 
 
 # spec: J3 muster run starts a script with the Python of the environment that it is installed in
