@@ -45,6 +45,19 @@ TEST(Groups, EveryArgumentOfNewGroup) {
       "gloo");
 }
 
+// spec: D1 the group's order is that of the list where it is not to be sorted
+TEST(Groups, OrderOfTheList) {
+  on_ranks(3, [](int rank) {
+    const auto turned = new_group({.ranks = Ranks{2, 0}, .sort_ranks = false});
+    EXPECT_EQ(turned->is_member(), rank != 1);
+    if (rank == 1) return;
+    EXPECT_EQ(get_process_group_ranks(turned), (Ranks{2, 0}));
+    EXPECT_EQ(get_rank(turned), rank == 2 ? 0 : 1);
+    EXPECT_EQ(sum_over(turned, 1 << rank), 5);
+    EXPECT_HAS(message_of<DistError>([&] { new_group({.ranks = Ranks{2, 2}, .sort_ranks = false}); }), "names a rank twice");
+  });
+}
+
 // spec: D1 a mismatch is an error naming both calls: other backend, other timeout
 TEST(Groups, DifferentArgumentsAreNamed) {
   on_ranks(2, [](int rank) {

@@ -375,6 +375,7 @@ TEST(Stores, ThrowWhatTheyReport) {
     store->set_timeout(std::chrono::milliseconds(50));
     EXPECT_EQ(store->timeout(), Duration(std::chrono::milliseconds(50)));
     EXPECT_HAS(message_of<DistStoreError>([&, store = store] { store->get("absent"); }), "absent");
+    EXPECT_HAS(message_of<QueueEmptyError>([&, store = store] { store->queue_pop("nobody's", false); }), "nobody's");
     EXPECT_HAS(message_of<DistStoreError>([&, store = store] {
                  store->wait({"first", "missing"}, std::chrono::milliseconds(30));
                }),

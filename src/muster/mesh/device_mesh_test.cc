@@ -59,6 +59,24 @@ TEST(DeviceMesh, DescribesItself) {
   });
 }
 
+// spec: D6 a mesh on groups that are there, D5 dimensions on backends of their own
+TEST(DeviceMesh, OnGroupsAndBackendsOfItsOwn) {
+  on_ranks(4, [](int rank) {
+    const auto made = init_device_mesh("cpu", {2, 2}, {.mesh_dim_names = {"dp", "tp"}, .backend_override = {{.backend = "tcp"}, {}}});
+    EXPECT_EQ(get_backend(made.get_group("dp")), "tcp");
+    EXPECT_EQ(get_process_group_ranks(made.get_group("dp")), (Ranks{rank % 2, rank % 2 + 2}));
+    EXPECT_EQ(get_backend(made.get_group("tp")), "cpu:native");
+    const auto again = DeviceMesh::from_groups(made.get_all_groups(), "cpu", MeshRanks({{0, 1}, {2, 3}}), {"dp", "tp"});
+    EXPECT_EQ(again, made);
+    EXPECT_EQ(sum_over(again.get_group("dp"), 1 << rank), 0b101 << rank % 2);
+    const auto line = made.get_group("tp");
+    EXPECT_EQ(DeviceMesh::from_groups({line}, "cpu").get_group(), line);
+    EXPECT_HAS(message_of<DistError>([&] { DeviceMesh::from_groups({line}, "cpu", MeshRanks{0, 3}); }), "the group has ranks");
+    EXPECT_HAS(message_of<DistError>([&] { DeviceMesh::from_groups({line, line}, "cpu"); }), "need mesh and mesh_dim_names");
+    EXPECT_HAS(message_of<DistError>([&] { DeviceMesh("cpu", {0, 1}, {.backend_override = {{}, {}}}); }), "for 2 dimensions");
+  });
+}
+
 /// A port that was free a moment ago.
 std::uint16_t free_port() { return TCPStore("127.0.0.1", 0, {.is_master = true, .wait_for_workers = false}).port(); }
 
