@@ -98,6 +98,7 @@ void bind_reduce_op(py::module_& module) {
 void bind_work(py::module_& module) {
   const auto without_gil_held = py::call_guard<py::gil_scoped_release>();
   const auto wait = [](const GroupWork& self, Limit timeout) {
+    if (timeout == Duration::zero()) timeout.reset();
     return without_gil([group = self.group] { interrupt(group.lock()); }, [&] { return self.work->wait(timeout); });
   };
   const auto source_rank = [](const GroupWork& self) { return self.work->source_rank(); };
@@ -109,7 +110,7 @@ void bind_work(py::module_& module) {
           "is_success", [](const GroupWork& self) { return self.work->is_success(); }, without_gil_held, "Whether it has ended well.")
       .def("wait", wait, py::arg("timeout") = py::none(),
            "Returns True once it is completed; raises what it failed with, and DistBackendError (`timed out`) when "
-           "`timeout` (datetime.timedelta) passes first.")
+           "`timeout` (datetime.timedelta; None or 0: the operation's own) passes first.")
       .def(
           "synchronize", [wait](const GroupWork& self) { wait(self, std::nullopt); }, "As `wait()`; returns None.")
       .def(

@@ -1,11 +1,13 @@
 #include "muster/mesh/device_mesh.h"
 
+#include <algorithm>
 #include <map>
 #include <set>
 #include <variant>
 
 #include "bindings.h"
 #include "blocking.h"
+#include "muster/group/errors.h"
 #include "no_gil.h"
 #include "pg_options.h"
 

@@ -295,7 +295,7 @@ def test_synchronize():
     def body(rank, size):
         x = torch.ones(3)
         work = dist.all_reduce(x, async_op=True)
-        assert work.synchronize() is None and work.is_completed() and x.tolist() == [2, 2, 2]
+        assert work.wait(datetime.timedelta(0)) and work.synchronize() is None and work.is_completed() and x.tolist() == [2, 2, 2]
         group = dist.new_group()
         if rank == 1:
             dist.abort_process_group(group)
