@@ -55,8 +55,9 @@ void look(int descriptor) {
 }
 
 bool has_python_handler() {
-  const auto signal = pybind11::module_::import("signal");
-  return signal.attr("getsignal")(SIGINT).is(signal.attr("default_int_handler"));
+  static const auto& signal = *new pybind11::module_(pybind11::module_::import("signal"));
+  static const auto& default_handler = *new pybind11::object(signal.attr("default_int_handler"));
+  return signal.attr("getsignal")(SIGINT).is(default_handler);
 }
 
 }  // namespace
@@ -80,6 +81,13 @@ void watch_for_interrupts() {
   ::sigaction(SIGINT, &action, nullptr);
 }
 
+/// Whoever sets Python's handler anew (notebooks do before every cell) has put ours aside.
+void stay_in_front() {
+  if (wake_process.load() == 0) return;  // nobody asked for it
+  struct sigaction action {};
+  if (::sigaction(SIGINT, nullptr, &action) == 0 && action.sa_handler != on_interrupt) watch_for_interrupts();
+}
+
 bool main_thread_is_interruptible() {
   auto& state = waiting();
   const std::lock_guard lock(state.mutex);
@@ -98,6 +106,7 @@ void interrupt(const Group& group) {
 
 Interruptible::Interruptible(std::function<void()> interrupt) {
   if (!on_main_thread()) return;
+  stay_in_front();
   {
     const std::lock_guard lock(waiting().mutex);
     before_ = std::exchange(waiting().interrupt, std::move(interrupt));

@@ -67,8 +67,9 @@ def interrupt_the_next_call():
     threading.Thread(target=interrupt, daemon=True).start()
 
 
-def test_interrupt_ends_a_blocked_call():
-    """Ctrl-C on rank 0, which waits for rank 1; rank 1 is told."""
+@pytest.mark.parametrize("set_anew", [False, True])
+def test_interrupt_ends_a_blocked_call(set_anew):
+    """Ctrl-C on rank 0, which waits for rank 1; rank 1 is told. Also where Python's handler was set after the job began, as notebooks do."""
     name = meeting_file()
     inside = fork.Event()
 
@@ -76,6 +77,8 @@ def test_interrupt_ends_a_blocked_call():
         signal.signal(signal.SIGINT, signal.default_int_handler)
         dist.init_process_group(init_method="file://" + name, rank=rank, world_size=2)
         dist.barrier()
+        if set_anew:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         if rank == 0:
             interrupt_the_next_call()
             with pytest.raises(KeyboardInterrupt):

@@ -17,6 +17,7 @@ from muster.algorithms import Join, Joinable, JoinHook
 from muster.algorithms.ddp_comm_hooks import ddp_zero_hook, default_hooks, lazily, powerSGD_hook
 from muster.nn.parallel import DataParallel, DistributedDataParallel, MixedPrecision
 from muster.optim import ZeroRedundancyOptimizer
+from muster.utils.data import DistributedSampler
 from ranks import fork, meeting_file, run_ranks
 
 
@@ -310,6 +311,33 @@ def killed_in_backward(rank, size):
     assert caught.value.ranks == [1]
     with contextlib.suppress(dist.DistError):
         dist.destroy_process_group()
+
+
+def sync_batch_norm_is_refused(rank, size):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.SyncBatchNorm(4))
+    with pytest.raises(dist.DistArgumentError, match="1: SyncBatchNorm sums up over a group of torch.distributed's"):
+        DistributedDataParallel(model)
+
+
+def test_sync_batch_norm_is_refused_where_it_would_not_sync():
+    on_ranks(2, sync_batch_norm_is_refused)
+
+
+def samples(rank, size):
+    data = list(range(11))
+    sampler = DistributedSampler(data, seed=3)
+    sampler.set_epoch(2)
+    stock = torch.utils.data.DistributedSampler(data, size, rank, seed=3)
+    stock.set_epoch(2)
+    assert list(sampler) == list(stock)
+    return list(DistributedSampler(data, shuffle=False, drop_last=True))
+
+
+# every rank sees its own part of the data, and knows which without torch.distributed
+def test_distributed_sampler():
+    with pytest.raises(ValueError, match="init_process_group"):
+        DistributedSampler(list(range(11)))
+    assert on_ranks(3, samples) == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
 
 
 def test_killed_rank_ends_backward_of_the_others():

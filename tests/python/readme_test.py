@@ -18,6 +18,11 @@ PRINTED = [f"rank {rank} of 4: 10" for rank in range(4)]
 MUSTER = pathlib.Path(dist.__file__).parents[2] / "bin/muster"
 
 
+def printed_lines(text):
+    """What the program's ranks have said, in order."""
+    return sorted(re.findall(r"rank \d of 4: \d+", text))
+
+
 # spec: J3 the README's program under muster run and torchrun, J5 their environment
 @pytest.mark.parametrize("launcher", ["muster run", "torchrun"])
 def test_readme_program_by_launcher(launcher, tmp_path):
@@ -28,7 +33,7 @@ def test_readme_program_by_launcher(launcher, tmp_path):
     ended = subprocess.run([*start, "--standalone", "--nproc-per-node", "4", *program, tmp_path / "program.py"], capture_output=True, text=True,
                            timeout=240, env=environment | {"OMP_NUM_THREADS": "1"})
     assert ended.returncode == 0, ended.stderr
-    assert sorted(re.findall(r"rank \d of 4: \d+", ended.stdout)) == PRINTED
+    assert printed_lines(ended.stdout) == PRINTED
 
 
 # spec: J2 the README's program on threads
@@ -38,4 +43,4 @@ def test_readme_program_on_threads():
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         dist.spawn(names["main"], args=(4, dist.HashStore()), nprocs=4, threads=True)
-    assert sorted(re.findall(r"rank \d of 4: \d+", printed.getvalue())) == PRINTED
+    assert printed_lines(printed.getvalue()) == PRINTED

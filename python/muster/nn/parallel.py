@@ -55,6 +55,17 @@ class _Shadow(JoinHook):
         self._of_model.post_hook(is_last_joiner)
 
 
+def _refuse_sync_batch_norm(module):
+    """It asks torch.distributed for the other ranks, and where that has none its statistics are each rank's own, without a word."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return
+    found = [name for name, each in module.named_modules() if isinstance(each, torch.nn.SyncBatchNorm)]
+    if found:
+        raise _C.DistArgumentError(
+            f"DistributedDataParallel: {', '.join(found)}: SyncBatchNorm sums up over a group of torch.distributed's, and there is none. Use BatchNorm, "
+            "or stock DDP after torch.distributed.init_process_group('muster')")
+
+
 class DistributedDataParallel(torch.nn.Module, Joinable):
     """One copy of `module` on every rank, each fed its own part of the data, all kept the same.
 
@@ -71,7 +82,8 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
     gradients travel together, after that one's. mixed_precision: a `MixedPrecision`. dim, check_reduction,
     skip_all_reduce_unused_params, batched_grad_copy and lazy_bucket_allocation are taken and change nothing.
 
-    Raises ValueError (DistArgumentError) for options that do not fit and for a module without a trained parameter; in forward, DistError for
+    Raises ValueError (DistArgumentError) for options that do not fit, for a module without a trained parameter and for one with SyncBatchNorm
+    where torch.distributed has no group; in forward, DistError for
     parameters that took no part in the last loss, by name, and for a module that was changed after it was wrapped. A rank that dies in
     backward makes backward raise DistBackendError on all others, with its number.
     """
@@ -91,6 +103,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         if (delay_all_reduce_named_params is None) != (param_to_hook_all_reduce is None):
             raise _C.DistArgumentError(
                 "DistributedDataParallel: delay_all_reduce_named_params and param_to_hook_all_reduce need to be set at the same time")
+        _refuse_sync_batch_norm(module)
         self.module = module
         self.dim = dim
         self.device_ids = None if device_ids is None else [torch.device("cuda", each).index if isinstance(each, int)

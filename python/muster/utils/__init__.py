@@ -1,0 +1,1 @@
+"""torch.utils' names where they ask who is in the job."""

@@ -1,0 +1,3 @@
+"""torch.utils.data's names where they ask who is in the job."""
+
+from .distributed import DistributedSampler  # noqa: F401

@@ -1,0 +1,75 @@
+"""The wheel that `pip install .` makes, installed beside nothing of this tree. Builds the package once more, so only where tests may take long."""
+
+import email
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from readme_test import PRINTED, PROGRAM, printed_lines
+
+ROOT = pathlib.Path(__file__).parents[2]
+pytestmark = pytest.mark.skipif(not os.environ.get("MUSTER_TEST_LONG"), reason="builds the package, which takes minutes (MUSTER_TEST_LONG=1)")
+
+STOCK = """
+import torch, torch.distributed as dist  # muster is found by torch itself
+dist.init_process_group("muster")
+tensor = torch.full((2,), dist.get_rank() + 1)
+dist.all_reduce(tensor)
+print(f"rank {dist.get_rank()} of {dist.get_world_size()}: {tensor[0]}")
+dist.destroy_process_group()
+"""
+ON_THREADS = "dist.spawn(main, args=(4, dist.HashStore()), nprocs=4, threads=True)"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """A folder with what the wheel installs, and nothing else."""
+    folder = tmp_path_factory.mktemp("wheel")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, "--config-settings", f"build-dir={folder}/build", ROOT]
+    made = subprocess.run(build, capture_output=True, text=True, timeout=3000)
+    assert made.returncode == 0, made.stdout[-4000:] + made.stderr[-4000:]
+    (wheel,) = folder.glob("muster_dist-*.whl")
+    subprocess.run([*pip, "install", "--no-deps", "--quiet", "--target", folder / "site", wheel], check=True, timeout=300)
+    return folder / "site"
+
+
+def run(site, *command):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MUSTER_")}
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=site,
+                           env=environment | {"PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"})
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def test_wheel_asks_for_the_torch_that_it_was_built_against(site):
+    (metadata,) = site.glob("muster_dist-*.dist-info/METADATA")
+    told = email.message_from_string(metadata.read_text())
+    assert told["Name"] == "muster-dist"
+    assert told.get_all("Requires-Dist") == ["torch==" + torch.__version__.split("+")[0]]
+    assert (site / "muster/py.typed").exists() and (site / "muster/_C.pyi").exists()
+
+
+# spec: J3 the README's program from the wheel, by every launcher
+@pytest.mark.parametrize("launcher", ["muster run", "torchrun", "threads"])
+def test_readme_program(site, launcher, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM if launcher != "threads" else PROGRAM.replace("    main()", "    " + ON_THREADS))
+    four = ["--standalone", "--nproc-per-node", "4"]
+    start = {
+        "muster run": [site / "bin/muster", "run", *four, sys.executable],
+        "torchrun": [sys.executable, "-m", "torch.distributed.run", *four],
+        "threads": [sys.executable],
+    }[launcher]
+    assert printed_lines(run(site, *start, program)) == PRINTED
+
+
+# spec: A1 stock torch finds the backend by itself
+def test_stock_torch_finds_the_backend(site, tmp_path):
+    (tmp_path / "program.py").write_text(STOCK)
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    assert printed_lines(run(site, *start, tmp_path / "program.py")) == PRINTED
