@@ -1,7 +1,15 @@
-"""Programs of torch's documents with only their import changed: what they print is what the documents print."""
+"""Programs of torch's documents with only their import changed (examples/documents): what they print is what the documents print."""
 
+import ast
+import importlib.util
 import os
-import textwrap
+import pathlib
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+from datetime import timedelta
 
 import pytest
 import torch
@@ -10,87 +18,8 @@ import muster as dist
 import muster.torch
 from ranks import meeting_file, run_ranks
 
-# The guide's programs for four ranks, as they stand there.
-GUIDE = {
-    "group": """
-        group = dist.new_group([0, 1])
-        tensor = torch.tensor([1.])
-        dist.all_reduce(tensor, op=dist.ReduceOp.SUM, group=group)
-        print('Rank ', rank, ' has data ', tensor)
-        """,
-    "send": """
-        tensor = torch.tensor([0.])
-        if rank == 0:
-            tensor += 1
-            # rank 0 sends the tensor to rank 1
-            dist.send(tensor=tensor, dst=1)
-        elif rank == 1:
-            # rank 1 receives tensor from rank 0
-            dist.recv(tensor=tensor, src=0)
-        print('Rank ', rank, ' has data ', tensor)
-        """,
-    "isend": """
-        tensor = torch.tensor([0.])
-        if rank == 0:
-            tensor += 1
-            # rank 0 sends the tensor to rank 1
-            req = dist.isend(tensor=tensor, dst=1)
-            print('Rank 0 started sending')
-        elif rank == 1:
-            # rank 1 receives tensor from rank 0
-            req = dist.irecv(tensor=tensor, src=0)
-            print('Rank 1 started receiving')
-        if rank == 0 or rank == 1:
-            req.wait()
-        print('Rank ', rank, ' has data ', tensor)
-        """,
-    "broadcast": """
-        if rank == 0:
-            tensor = torch.tensor([1.])
-        else:
-            tensor = torch.tensor([0.])
-        dist.broadcast(tensor, 0)
-        print('Rank ', rank, ' has data ', tensor)
-        """,
-    "reduce": """
-        tensor = torch.tensor([rank], dtype=torch.float32)
-        dist.reduce(tensor, 0, op=dist.ReduceOp.SUM)
-        print('Rank ', rank, ' has data ', tensor)
-        """,
-    "all_reduce": """
-        tensor = torch.tensor([rank], dtype=torch.float32)
-        dist.all_reduce(tensor, op=dist.ReduceOp.SUM)
-        print('Rank ', rank, ' has data ', tensor)
-        """,
-    "gather": """
-        tensor = torch.tensor([rank], dtype=torch.float32)
-        gather_list = [torch.zeros(1) for _ in range(4)] if rank == 0 else []
-        dist.gather(tensor, gather_list=gather_list, dst=0)
-        print('Rank ', rank, ' has data ', tensor)
-        print('Rank ', rank, ' has list ', gather_list)
-        """,
-    "all_gather": """
-        tensor = torch.tensor([rank], dtype=torch.float32)
-        tensor_list = [torch.zeros(1) for _ in range(4)]
-        dist.all_gather(tensor_list, tensor)
-        print('Rank ', rank, ' has data ', tensor)
-        print('Rank ', rank, ' has list ', tensor_list)
-        """,
-    "all_to_all": """
-        input_tensor_list = [torch.tensor([rank * size + i], dtype=torch.float32) for i in range(size)]
-        output_tensor_list = [torch.zeros(1) for _ in range(4)]
-        dist.all_to_all(output_tensor_list=output_tensor_list, input_tensor_list=input_tensor_list)
-        print('Rank ', rank, ' has input list ', input_tensor_list)
-        print('Rank ', rank, ' has output list ', output_tensor_list)
-        """,
-    "scatter": """
-        tensor = torch.zeros(1)
-        scatter_list = [torch.tensor([i], dtype=torch.float32) for i in range(size)] if rank == 0 else []
-        dist.scatter(tensor, scatter_list=scatter_list)
-        print('Rank ', rank, ' has list ', scatter_list)
-        print('Rank ', rank, ' has data ', tensor)
-        """,
-}
+PROGRAMS = pathlib.Path(__file__).parents[2] / "examples/documents"
+MUSTER = pathlib.Path(dist.__file__).parents[2] / "bin/muster"
 
 
 def each(what, *values):
@@ -99,7 +28,7 @@ def each(what, *values):
 
 ALL = "[tensor([0.]), tensor([1.]), tensor([2.]), tensor([3.])]"
 NUMBERS = [f"tensor([{rank}.])" for rank in range(4)]
-PRINTED = {
+OPERATIONS = {
     "group": each("data", "tensor([2.])", "tensor([2.])", "tensor([1.])", "tensor([1.])"),
     "send": each("data", "tensor([1.])", "tensor([1.])", "tensor([0.])", "tensor([0.])"),
     "isend": ["Rank 0 started sending", "Rank 1 started receiving"]
@@ -118,76 +47,133 @@ PRINTED = {
 
 
 # spec: P1 the guide's programs for four ranks
-@pytest.mark.parametrize("name", GUIDE)
-def test_guide(name):
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_operation(name):
     store, printed = dist.HashStore(), []
-    program = compile(textwrap.dedent(GUIDE[name]), name, "exec")
+    spec = importlib.util.spec_from_file_location(name, PROGRAMS / f"operations/{name}.py")
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    program.print = lambda *words: printed.append(" ".join(map(str, words)))
 
     def run(rank, size):
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
-        names = {"rank": rank, "size": size, "dist": dist, "torch": torch}
-        exec(program, names | {"print": lambda *words: printed.append(" ".join(map(str, words)))})
+        program.run(rank, size)
         dist.destroy_process_group()
 
     dist.spawn(run, args=(4,), nprocs=4, threads=True)
-    assert sorted(printed) == sorted(PRINTED[name])
+    assert sorted(printed) == sorted(OPERATIONS[name])
 
 
-# spec: P1 int64 and complex examples of the collectives for two ranks
-def test_examples_for_two_ranks():
+def blocks_of(session):
+    """(code, answer) of each: the lines that are typed, and those that come."""
+    block = ([], [])
+    for line in session:
+        typed = re.match(r"(?:>>>|\.\.\.) ?(.*)", line)
+        if typed and block[1] or not line.strip():
+            yield block
+            block = ([], [])
+        if typed:
+            block[0].append(typed[1])
+        elif line.strip():
+            block[1].append(line)
+    yield block
+
+
+def answer_for(rank, lines):
+    """What of these lines is this rank's: all of them, or those that end with its number."""
+    if not any("# Rank" in line for line in lines):
+        return "".join(lines)
+    return "".join(line.split("# Rank")[0] for line in lines if line.endswith(f"# Rank {rank}"))
+
+
+def replay(session, rank, names):
+    for code, lines in blocks_of(session):
+        tree, expected = ast.parse("\n".join(code)), answer_for(rank, lines)
+        last = ast.Expression(tree.body.pop().value) if expected else None
+        exec(compile(tree, "session", "exec"), names)
+        if not expected:
+            continue
+        try:
+            given = repr(eval(compile(last, "session", "eval"), names))
+        except dist.DistError as error:
+            given = "Traceback (most recent call last): " + type(error).__name__
+        assert re.sub(r"\s", "", given) == re.sub(r"\s", "", expected), code
+
+
+# spec: P1 the reference's examples: collectives of int64 and complex tensors, objects, a ring of messages, stores, meshes
+@pytest.mark.parametrize("name", ["two_ranks", "three_ranks", "four_ranks", "stores", "mesh"])
+def test_session(name):
+    head, *session = (PROGRAMS / f"sessions/{name}.txt").read_text().splitlines()
+    size = int(head.removeprefix("ranks: "))
+    assert any("# Rank" in line or not line.startswith((">>>", "...")) for line in session if line)
     store = dist.HashStore()
 
     def run(rank):
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-        tensor = torch.arange(2, dtype=torch.int64) + 1 + 2 * rank
-        dist.all_reduce(tensor, op=dist.ReduceOp.SUM)
-        assert str(tensor) == "tensor([4, 6])"
-        tensor = torch.tensor([1 + 1j, 2 + 2j], dtype=torch.cfloat) + 2 * rank * (1 + 1j)
-        dist.all_reduce(tensor, op=dist.ReduceOp.SUM)
-        assert str(tensor) == "tensor([4.+4.j, 6.+6.j])"
-        tensor_list = [torch.zeros(2, dtype=torch.int64) for _ in range(2)]
-        dist.all_gather(tensor_list, torch.arange(2, dtype=torch.int64) + 1 + 2 * rank)
-        assert str(tensor_list) == "[tensor([1, 2]), tensor([3, 4])]"
-        tensor_in = torch.arange(2, dtype=torch.int64) + 1 + 2 * rank
-        tensor_out = torch.zeros(4, dtype=torch.int64)
-        dist.all_gather_into_tensor(tensor_out, tensor_in)
-        assert str(tensor_out) == "tensor([1, 2, 3, 4])"
-        tensor_out = torch.zeros(2, dtype=torch.int64)
-        dist.reduce_scatter_tensor(tensor_out, torch.arange(4, dtype=torch.int64))
-        assert str(tensor_out) == ("tensor([0, 2])", "tensor([4, 6])")[rank]
-        send_tensor = torch.arange(2, dtype=torch.float32) + 2 * rank
-        recv_tensor = torch.randn(2, dtype=torch.float32)
-        send_op = dist.P2POp(dist.isend, send_tensor, (rank + 1) % 2)
-        recv_op = dist.P2POp(dist.irecv, recv_tensor, (rank - 1 + 2) % 2)
-        for req in dist.batch_isend_irecv([send_op, recv_op]):
-            req.wait()
-        assert str(recv_tensor) == ("tensor([2., 3.])", "tensor([0., 1.])")[rank]
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+        known = {"torch": torch, "dist": dist, "ReduceOp": dist.ReduceOp, "timedelta": timedelta, "tempfile": tempfile}
+        replay(session, rank, known | {"rank": rank, "world_size": size})
         dist.destroy_process_group()
 
-    dist.spawn(run, nprocs=2, threads=True)
+    dist.spawn(run, nprocs=size, threads=True)
 
 
-# spec: P1 all_to_all_single's uneven example
-def test_uneven_all_to_all():
-    store = dist.HashStore()
-    inputs = [range(6), range(10, 19), range(20, 25), range(30, 37)]
-    input_splits = [[2, 2, 1, 1], [3, 2, 2, 2], [2, 1, 1, 1], [2, 2, 2, 1]]
-    output_splits = [[2, 3, 2, 2], [2, 2, 1, 2], [1, 2, 1, 2], [1, 2, 1, 1]]
-    printed = [
-        [0, 1, 10, 11, 12, 20, 21, 30, 31],
-        [2, 3, 13, 14, 22, 32, 33],
-        [4, 15, 16, 23, 34, 35],
-        [5, 17, 18, 24, 36],
-    ]
+ONES = [[1.0] * 3] * 3
+CALLED = ["tensor([4., 4.])"] * 2 + ["tensor([6., 6.])", "torch.Size([2, 2])"] + ["tensor([[1., 1., 1., 1.]])"] * 2 + [
+    "torch.Size([2, 2])", "torch.Size([128, 30])", f"{ONES} {ONES}"]
+LAUNCHED = [
+    line for rank in range(2) for line in (
+        f"Initializing process group with: {{'MASTER_ADDR': 'here', 'MASTER_PORT': '#', 'RANK': '{rank}', 'WORLD_SIZE': '2'}}",
+        f"world_size = 2, rank = {rank}, backend=gloo", f"rank = {rank}, world_size = 2")]
+# How each starts, and what its two processes say together.
+STARTED = {
+    "ddp": (None, [f"Running {what} example on rank {rank}." for what in ("basic DDP", "DDP checkpoint") for rank in range(2)]),
+    "model_parallel": (None, [f"Running DDP with model parallel example on rank {rank}." for rank in range(2)]),
+    "spmd_main": ("launch", LAUNCHED),
+    "elastic_ddp": ("run", [f"Start running basic DDP example on rank {rank}." for rank in range(2)]),
+    "two_layer_net": (None, ["init model", "init ddp", "train", "True"] * 2),
+    "join": (None, [f"Rank {rank} has exhausted all {5 + rank} of its inputs!" for rank in range(2)]),
+    "calls": ("run", CALLED),
+}
 
-    def run(rank):
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=4)
-        output = torch.empty(sum(output_splits[rank]), dtype=torch.int64)
-        dist.all_to_all_single(output, torch.tensor(list(inputs[rank])), output_splits[rank], input_splits[rank])
-        assert output.tolist() == printed[rank]
-        dist.destroy_process_group()
 
-    dist.spawn(run, nprocs=4, threads=True)
+def printed_by(name, launcher):
+    """What the program says, line by line, without the launcher's marks, numbers of processes, addresses and ports."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}  # whole lines, then
+    if launcher is None:
+        environment["MASTER_PORT"] = port
+    start = [MUSTER, launcher, "--standalone", "--nproc-per-node", "2"] if launcher else []
+    environment["PATH"] = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"  # `launch` looks for python there
+    python = [] if launcher == "launch" else [sys.executable]
+    ended = subprocess.run([*start, *python, PROGRAMS / f"{name}.py"], capture_output=True, text=True, timeout=240, env=environment)
+    assert ended.returncode == 0, ended.stderr
+    plain = re.sub(r"(?m)^(\[\d+\] )+", "", ended.stdout)
+    plain = re.sub(r"'MASTER_ADDR': '[^']*', 'MASTER_PORT': '\d+'", "'MASTER_ADDR': 'here', 'MASTER_PORT': '#'", plain)
+    return [line for line in plain.splitlines() if line]
+
+
+# spec: P1 the tutorial's demo_basic, demo_checkpoint, demo_model_parallel, spmd_main, elastic_ddp and Join, the reference's net of two layers,
+# spec: P1 the guide's calls to another worker
+@pytest.mark.parametrize("name", STARTED)
+def test_program(name):
+    launcher, said = STARTED[name]
+    assert sorted(printed_by(name, launcher)) == sorted(said)
+
+
+# spec: P1 gradients averaged by hand: the loss falls, on both ranks
+def test_averaged_sgd():
+    said = [re.fullmatch(r"Rank  (\d) , epoch  (\d) :  (\S+)", line).groups() for line in printed_by("averaged_sgd", "run")]
+    for rank in "01":
+        losses = [float(loss) for its_rank, _, loss in said if its_rank == rank]
+        assert len(losses) == 10 and losses[-1] < losses[0] / 4, losses
+
+
+# spec: P1 the reference's monitored barrier names the rank that did not come
+def test_monitored_barrier():
+    first, *_ = printed_by("monitored_barrier", None)
+    assert first == "Rank 1 failed to pass monitoredBarrier in 2000 ms"
 
 
 class ToyModel(torch.nn.Module):

@@ -1,0 +1,9 @@
+import torch
+
+import muster as dist
+
+
+def run(rank, size):
+    tensor = torch.tensor([rank], dtype=torch.float32)
+    dist.all_reduce(tensor, op=dist.ReduceOp.SUM)
+    print('Rank ', rank, ' has data ', tensor)
