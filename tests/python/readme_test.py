@@ -42,5 +42,5 @@ def test_readme_program_on_threads():
     exec(compile(PROGRAM, "program.py", "exec"), names)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        dist.spawn(names["main"], args=(4, dist.HashStore()), nprocs=4, threads=True)
+        dist.spawn(names["main"], nprocs=4, threads=True)
     assert printed_lines(printed.getvalue()) == PRINTED

@@ -22,7 +22,7 @@ dist.all_reduce(tensor)
 print(f"rank {dist.get_rank()} of {dist.get_world_size()}: {tensor[0]}")
 dist.destroy_process_group()
 """
-ON_THREADS = "dist.spawn(main, args=(4, dist.HashStore()), nprocs=4, threads=True)"
+ON_THREADS = "dist.spawn(main, nprocs=4, threads=True)"
 
 
 @pytest.fixture(scope="module")

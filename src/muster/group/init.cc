@@ -43,14 +43,20 @@ void check_options(const InitProcessGroupOptions& options) {
         (options.world_size > 0 ? " = " + std::to_string(options.world_size - 1) : ""));
 }
 
-store::Rendezvous find_job(const InitProcessGroupOptions& options, TimePoint deadline) {
+store::Rendezvous find_job(const InitProcessGroupOptions& options, const group::Seat& seat, TimePoint deadline) {
   store::RendezvousOptions rendezvous;
   rendezvous.init_method = options.init_method.value_or("env://");
   rendezvous.rank = options.rank;
   rendezvous.world_size = options.world_size;
   rendezvous.group_name = options.group_name;
   rendezvous.timeout = time_left(steady_clock(), deadline);
-  auto found = options.store ? store::rendezvous_over(options.store->engine(), rendezvous) : store::rendezvous(rendezvous);
+  auto store = options.store ? options.store->engine() : nullptr;
+  if (seat.store && !store && !options.init_method && options.rank < 0 && options.world_size < 0) {
+    store = seat.store;
+    rendezvous.rank = seat.rank;
+    rendezvous.world_size = seat.world_size;
+  }
+  auto found = store ? store::rendezvous_over(std::move(store), rendezvous) : store::rendezvous(rendezvous);
   if (!found.ok()) group::raise_from_store(found.status().with_context("init_process_group"));
   return std::move(found).value();
 }
@@ -112,7 +118,7 @@ void init_process_group(const InitProcessGroupOptions& options) {
   const auto timeout = options.timeout.value_or(config.default_timeout());
   const auto deadline = deadline_after(steady_clock(), timeout);  // of the whole: every stage gets what the earlier ones have left
 
-  auto job = group::open_job(find_job(options, deadline), config, timeout, deadline);
+  auto job = group::open_job(find_job(options, scope->seat(), deadline), config, timeout, deadline);
   set_log_rank(job->rank);
   auto world = group::make_group(job, "default", all_ranks(job->world_size), std::move(config), timeout,
                                  {.pg_options = options.pg_options, .deadline = deadline});

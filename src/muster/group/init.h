@@ -16,7 +16,7 @@ namespace muster {
 
 struct InitProcessGroupOptions {
   std::optional<std::string> backend = {};      ///< absent: native for CPU tensors, nccl for CUDA tensors where the build has it
-  std::optional<std::string> init_method = {};  ///< absent, and no store: "env://"
+  std::optional<std::string> init_method = {};  ///< absent, and no store: "env://"; in ranks that are threads of `spawn`, each other
   std::optional<Duration> timeout = {};         ///< absent: 30 minutes, 10 for nccl
   int world_size = -1;
   int rank = -1;

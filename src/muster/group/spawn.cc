@@ -6,6 +6,7 @@
 #include "muster/base/interruption.h"
 #include "muster/group/world.h"
 #include "muster/launch/spawn.h"
+#include "muster/store/factory.h"
 
 namespace muster::group {
 namespace {
@@ -44,7 +45,8 @@ class ProcessContext : public SpawnContext {
 class ThreadContext : public SpawnContext {
  public:
   ThreadContext(std::function<void(int)> body, int count) {
-    for (int rank = 0; rank < count; ++rank) scopes_.push_back(std::make_shared<WorldScope>());
+    const auto store = store::make_hash_store();
+    for (int rank = 0; rank < count; ++rank) scopes_.push_back(std::make_shared<WorldScope>(Seat{store, rank, count}));
     result_ = std::async(std::launch::async, [this, body = std::move(body), count] {
       const auto rank_body = [&](int rank) {
         const auto& scope = scopes_[static_cast<std::size_t>(rank)];

@@ -5,7 +5,8 @@
 /// aborted, so that they leave their collectives with an error.
 ///
 /// With threads, a rank's default group and what was made from it are bound to its thread (`WorldScope`): init_process_group, the calls
-/// that name no group and destroy_process_group see the group of the thread they are made on. A helper thread that a rank starts has none:
+/// that name no group and destroy_process_group see the group of the thread they are made on; an init_process_group that is told nothing
+/// joins the ranks of this spawn. A helper thread that a rank starts has none:
 /// give it the group itself, or bind it (`WorldScope::Binding`). When fn returns, what the rank has not destroyed goes, without the orderly
 /// end that destroy_process_group is; fn, its arguments and all threads are gone when `spawn` or `join` has returned, or the context is
 /// destroyed. What fn refers to must live until then.

@@ -41,6 +41,25 @@ TEST(Spawn, ThreadsGetRankAndArguments) {
   EXPECT_EQ(calls, 1);
 }
 
+// spec: B10 J2 ranks that are threads know each other: init_process_group needs to be told nothing, again and again
+TEST(Spawn, ThreadsMeetByThemselves) {
+  std::atomic<int> sum{0};
+  spawn(
+      [&](int rank) {
+        for (int turn = 0; turn < 3; ++turn) {
+          init_process_group();
+          EXPECT_EQ(get_rank(), rank);
+          EXPECT_EQ(get_world_size(), 3);
+          auto tensor = at::full({1}, rank, at::kInt);
+          all_reduce(tensor);
+          sum += tensor.item<int>();
+          destroy_process_group();
+        }
+      },
+      {.nprocs = 3, .mode = SpawnMode::threads});
+  EXPECT_EQ(sum, 27);
+}
+
 // What tests of ranks as threads wait for each other with: one that fails early fails its test, rather than hang it.
 TEST(Spawn, ARankThatFailsEndsTheWaitsOfOthersForIt) {
   testing::RankLatch never(1);

@@ -7,15 +7,24 @@
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "muster/base/shared_slot.h"
 #include "muster/group/process_group.h"
+#include "muster/store/store.h"
 
 namespace muster {
 
 namespace group {
 struct Job;  // job.h
+
+/// Where a rank that is a thread of `spawn` belongs: what init_process_group goes by there when it is told nothing.
+struct Seat {
+  std::shared_ptr<store::Store> store;
+  int rank = -1;
+  int world_size = -1;
+};
 }
 
 /// The default group and the groups made after it. One belongs to the process; where ranks are threads, each rank's thread binds one of its
@@ -39,10 +48,13 @@ class WorldScope {
   };
 
   WorldScope() = default;
+  explicit WorldScope(group::Seat seat) : seat_(std::move(seat)) {}
   ~WorldScope();
   WorldScope(const WorldScope&) = delete;
   WorldScope& operator=(const WorldScope&) = delete;
 
+  /// Without a store in the process's own scope.
+  const group::Seat& seat() const { return seat_; }
   bool initialized() const;
   /// The default group; before init_process_group throws DistError naming `caller`.
   Group world(std::string_view caller) const;
@@ -71,6 +83,7 @@ class WorldScope {
   std::string unique_name(const std::string& text);
 
  private:
+  const group::Seat seat_ = {};
   mutable std::mutex mutex_;
   std::shared_ptr<group::Job> job_;
   Group world_;
