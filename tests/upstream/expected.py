@@ -5,6 +5,12 @@ import os
 import re
 import time
 
+# Which name torch expects; with another, the test runs in another way. In the way "replaced" that is a reason only where Gloo skips it too.
+PINNED = 'pinned to names of backends; runs in the ways "widened" or "replaced", as far as Gloo can do it'
+# Test -> why it is not run at all.
+LEFT_OUT = {
+    "test_backward_ddp_outside_uneven_inputs": "a rank of it may crash in torch's own RPC, on Gloo too, after which the others wait for it",
+}
 # What a skipped test says -> why it is skipped.
 SKIPPED = {
     r"^Need at least \d+ accelerator|^accelerator is not available": "needs a GPU for each rank",
@@ -14,7 +20,7 @@ SKIPPED = {
     r"world size of 4$": "wants 4 ranks, and has them in the world of 4",
     r"^Skipped due to small world size": "wants 8 ranks, and has them in the world of 8",
     r"Only MPI supports": 'pinned to the name of MPI; passes in the way "as_mpi"',
-    r"Gloo|gloo|GLOO|ucc|DistributedDataParallel|communication hook|creating subgroups|get_future": 'pinned to names of backends; passes in the ways "widened" or "replaced"',
+    r"Gloo|gloo|GLOO|ucc|DistributedDataParallel|communication hook|creating subgroups|get_future": PINNED,
     r"does not support (CPU tensors|isend|irecv)": "is about NCCL",
 }
 
