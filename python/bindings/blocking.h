@@ -18,8 +18,8 @@
 
 namespace muster::python {
 
-/// Puts the handler in front, on the main thread and where Python's own is there. Called at import and where a job begins; from then on every
-/// call of the main thread sees to it that it still is.
+/// Puts the handler in front, on the main thread and where Python's own is there. Called at import and where a job begins; from then on
+/// every call of the main thread sees to it that it still is.
 void watch_for_interrupts();
 
 /// Whether the main thread is in a call that Ctrl-C ends.

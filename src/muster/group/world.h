@@ -25,7 +25,7 @@ struct Seat {
   int rank = -1;
   int world_size = -1;
 };
-}
+}  // namespace group
 
 /// The default group and the groups made after it. One belongs to the process; where ranks are threads, each rank's thread binds one of its
 /// own
