@@ -243,7 +243,7 @@ def test_timeout_of_a_barrier():
         dist.barrier(timeout=SECONDS)
         group = dist.new_group()
         if rank == 0:
-            with pytest.raises(dist.DistBackendError, match=r"waited 300(\.\d+)? ms") as caught:
+            with pytest.raises(dist.DistBackendError, match=r"waited \d+(\.\d+)? ms") as caught:
                 dist.barrier(group, timeout=SHORT)
             assert caught.value.code == "timed out" and caught.value.ranks == [1]
         dist.barrier()

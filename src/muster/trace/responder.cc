@@ -152,6 +152,12 @@ struct Responder::State {
     changed.notify_all();
   }
 
+  /// Whoever asked deletes what it has fetched.
+  bool was_fetched(const std::string& key) {
+    const auto there = store->check(std::span(&key, 1));
+    return there.ok() && !*there;
+  }
+
   void answer_all() {
     std::deque<std::string> kept;
     for (;;) {
@@ -159,7 +165,8 @@ struct Responder::State {
       if (!bytes.ok() || stops()) break;
       const auto question = decode_question(*bytes);
       if (!question) continue;
-      if (kept.size() == kKeptAnswers) {
+      if (kept.size() == kKeptAnswers) std::erase_if(kept, [&](const std::string& key) { return was_fetched(key); });
+      if (kept.size() == kKeptAnswers) {  // their askers may be gone
         static_cast<void>(store->delete_key(kept.front()));
         kept.pop_front();
       }
