@@ -5,6 +5,7 @@
 #include <optional>
 #include <thread>
 
+#include "muster/base/hand_back.h"
 #include "muster/collective/region_member.h"
 #include "muster/transport/core_sharing.h"
 #include "muster/transport/woken.h"
@@ -24,9 +25,6 @@ void pause_once() {
   asm volatile("yield");
 #endif
 }
-
-// Beyond that the caches have better to do.
-constexpr std::size_t kFetchedBytes = 1024;
 
 /// Sends for memory that will be written.
 void claim(const std::byte* memory, std::size_t bytes) {
@@ -124,10 +122,17 @@ bool RegionMember::express(const Args& args, const transport::Fingerprint& call,
     if (source == rank_ && !flow.scaled) continue;
     if (!resolve(args, flow, source)) return false;
     const Source& from = sources_[static_cast<std::size_t>(source)];
-    if (!flow.combines && from.bytes != 0) std::memcpy(taken(args, source).data(), from.data, from.bytes);
+    if (flow.combines || from.bytes == 0) continue;
+    if (flow.hands_back && from.place == Place::slot) {
+      copy_and_hand_back(taken(args, source).data(), from.data, from.bytes);
+    } else {
+      std::memcpy(taken(args, source).data(), from.data, from.bytes);
+    }
   }
   for (std::size_t step = 0; flow.combines && step < flow.takes; ++step) combine(args, flow, step);
   published_ = false;
+  if (size() == 2 && flow.gives && flow.last > 0 && !flow.scaled)
+    hand_back(line(1 - rank_, sequence_).payload, 1);  // its line, if only its first half
   return true;
 }
 

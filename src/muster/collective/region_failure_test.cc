@@ -122,28 +122,28 @@ TEST(RegionFailure, MemoryReadFromAMemberThatGaveUpIsNoSuccess) {
   for (const bool unmapped : {false, true}) {
     SCOPED_TRACE(unmapped);
     Random random(1);
-    RegionJob job(2, {}, true);
-    CallShape shape = shape_of(Op::scatter, kReadBytes, 0);
+    RegionJob job(3, {}, true);
+    CallShape shape = shape_of(Op::scatter, read_bytes(3), 0);
     shape.dtype = DType::uint8;
-    TestCall first(shape, 2, 1, random);
+    TestCall first(shape, 3, 1, random);
     auto tasks = start(job, first);
-    ASSERT_TRUE(finish(tasks));  // from now on the giver knows that its reader can
+    ASSERT_TRUE(finish(tasks));  // from now on the giver knows that its readers can
 
-    TestCall call(shape, 2, 2, random);
+    TestCall call(shape, 3, 2, random);
     Args given = call.args(0);
-    void* const mapping = ::mmap(nullptr, kReadBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void* const mapping = ::mmap(nullptr, read_bytes(3), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     ASSERT_NE(mapping, MAP_FAILED);
-    given.inputs[1] = {static_cast<const std::byte*>(mapping), kReadBytes};
+    given.inputs[1] = {static_cast<const std::byte*>(mapping), read_bytes(3)};
     tasks[0] = job.run(0, given, call.fingerprint(0));
     tasks[1] = job.run(1, call.args(1), call.fingerprint(1));
     EXPECT_FALSE(tasks[0].step());
     if (unmapped) {
-      ::munmap(mapping, kReadBytes);
+      ::munmap(mapping, read_bytes(3));
       while (!tasks[1].step()) std::this_thread::yield();  // a better cause may come for a moment
       const Status status = tasks[1].result();
       EXPECT_EQ(status.code(), Code::peer_failed);
       EXPECT_EQ(status.ranks(), std::vector<int>{job_rank(0)});
-      EXPECT_NE(status.message().find("262144 bytes"), std::string::npos) << status.message();
+      EXPECT_NE(status.message().find(std::to_string(read_bytes(3)) + " bytes"), std::string::npos) << status.message();
       ASSERT_TRUE(tasks[0].step());
       continue;
     }
@@ -152,7 +152,7 @@ TEST(RegionFailure, MemoryReadFromAMemberThatGaveUpIsNoSuccess) {
     job.channels[1]->fail(Status(Code::timed_out, "too late", {10}));
     EXPECT_TRUE(tasks[1].step());
     EXPECT_EQ(tasks[1].result().code(), Code::timed_out);
-    ::munmap(mapping, kReadBytes);
+    ::munmap(mapping, read_bytes(3));
   }
 }
 
@@ -188,7 +188,7 @@ class OneGivesMuch {
 
  private:
   static constexpr int kMembers = 3;
-  static std::size_t bytes(int giver) { return giver == 0 ? kReadBytes : 1000; }
+  static std::size_t bytes(int giver) { return giver == 0 ? read_bytes(kMembers) : 1000; }
   std::deque<std::vector<std::byte>> memory_;
   std::vector<Args> args_;
   std::vector<transport::Fingerprint> calls_;
@@ -218,7 +218,7 @@ TEST(RegionFailure, WhoIsReadInItsMemoryLeavesItToThoseThatHaveBegun) {
 TEST(RegionFailure, ARootThatIsReadInItsMemoryFailsAtOnce) {
   Random random(1);
   RegionJob job(3, {}, true);
-  CallShape shape = shape_of(Op::scatter, kReadBytes, 0);
+  CallShape shape = shape_of(Op::scatter, read_bytes(3), 0);
   shape.dtype = DType::uint8;
   TestCall before(shape, 3, 1, random), call(shape, 3, 2, random);
   auto first = start(job, before);
@@ -235,18 +235,18 @@ TEST(RegionFailure, ARootThatIsReadInItsMemoryFailsAtOnce) {
 // What a process has closed to others (prctl), they do not try to read.
 TEST(RegionFailure, MemoryOfAProcessThatIsClosedToOthersGoesThroughWindows) {
   Random random(1);
-  RegionJob job(2, {}, true);
-  CallShape shape = shape_of(Op::scatter, kReadBytes, 0);
+  RegionJob job(3, {}, true);
+  CallShape shape = shape_of(Op::scatter, read_bytes(3), 0);
   shape.dtype = DType::uint8;
   for (std::uint64_t sequence = 1; sequence <= 4; ++sequence) {
     const bool closed = sequence == 3;
     ASSERT_EQ(::prctl(PR_SET_DUMPABLE, closed ? 0 : 1), 0);
-    TestCall call(shape, 2, sequence, random);
+    TestCall call(shape, 3, sequence, random);
     auto tasks = start(job, call);
     // A root whose slices all stand in windows is done; one that is read waits.
     EXPECT_EQ(tasks[0].step(), closed || sequence == 1) << sequence;
     ASSERT_TRUE(finish(tasks));
-    for (int member = 0; member < 2; ++member) EXPECT_TRUE(call.check(member));
+    for (int member = 0; member < 3; ++member) EXPECT_TRUE(call.check(member));
   }
 }
 

@@ -226,20 +226,23 @@ TEST(RegionGroup, AMemberWithNothingToTakeHasDoneWithTheOthersMemory) {
 TEST(RegionGroup, LargeSlicesAreCopiedFromWhereTheyAre) {
   for (const bool reads : {true, false}) {
     Random random(testing::test_seed());
-    RegionJob job(2, {}, reads);
+    RegionJob job(3, {}, reads);
     CallShape shape;
     shape.op = Op::scatter;
     shape.dtype = DType::uint8;
-    shape.count = kReadBytes + 1;
+    shape.count = read_bytes(3) + 1;
     shape.arena = 0;
     for (std::uint64_t sequence = 1; sequence < 5; ++sequence) {
       SCOPED_TRACE(sequence);
-      TestCall call(shape, 2, sequence, random);
+      TestCall call(shape, 3, sequence, random);
       auto giver = job.run(0, call.args(0), call.fingerprint(0));
       auto reader = job.run(1, call.args(1), call.fingerprint(1));
+      auto other = job.run(2, call.args(2), call.fingerprint(2));
       EXPECT_EQ(giver.step(), !reads || sequence == 1);
       ASSERT_TRUE(reader.step());
       EXPECT_TRUE(call.check(1));
+      ASSERT_TRUE(other.step());
+      EXPECT_TRUE(call.check(2));
       ASSERT_TRUE(giver.step());
       EXPECT_TRUE(giver.result().ok());
       EXPECT_TRUE(call.check(0));

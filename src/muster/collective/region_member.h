@@ -61,6 +61,7 @@ class RegionMember final : public RegionGroup {
     bool combines = false;    // the readers reduce what they take
     bool scaled = false;      // premul_sum: what is given is the product
     int reader = -1;          // the only one; -1: everybody else
+    bool hands_back = false;  // what is staged for me has no other reader, and I hand it back
     int first = 0, last = 0;  // takes from members [first, last)
     std::size_t chunk = 0;
     std::size_t steps = 0;  // of the windows given
@@ -162,6 +163,7 @@ class RegionMember final : public RegionGroup {
   void place(const Args& args, Flow& flow);
   Flow flow_of(const Args& args) const;
   std::size_t broadcast_chunk(std::size_t bytes) const;
+  bool hands_back(const Args& args, const Flow& flow) const;
   ConstBytes given(const Args& args, const Flow& flow, int reader) const;
   // Where what `source` gives goes, or is reduced into.
   static MutableBytes taken(const Args& args, int source) {

@@ -9,11 +9,15 @@
 #include <cstring>
 #include <utility>
 
+#include "muster/base/hand_back.h"
 #include "muster/collective/kernels.h"
 #include "muster/collective/region_member.h"
 
 namespace muster::collective::region {
 namespace {
+
+// Of two ranks. Windows of that size stay in the caches.
+constexpr std::size_t kBroadcastChunk = 256 * 1024;
 
 // Nearly always one or none: a division would cost more than all the rest.
 std::size_t chunks(std::size_t bytes, std::size_t chunk) {
@@ -51,6 +55,7 @@ RegionMember::Flow RegionMember::flow_of(const Args& args) const {
     flow.takes = std::max(flow.takes, chunks(taken(args, source).size(), flow.chunk));
     if (!table.lists_output) break;  // the same for all
   }
+  if (flow.lists || to_root || size() == 2) flow.hands_back = hands_back(args, flow);
   return flow;
 }
 
@@ -58,7 +63,21 @@ RegionMember::Flow RegionMember::flow_of(const Args& args) const {
 /// many as the root may fill without waiting. Several readers that share cores are better served by few windows.
 std::size_t RegionMember::broadcast_chunk(std::size_t bytes) const {
   if (size() > 2) return layout_.window_bytes;
-  return std::clamp(align_up(bytes / kWindows, kCacheLine), std::size_t{32 * 1024}, layout_.window_bytes);
+  return std::clamp(align_up(bytes / kWindows, kCacheLine), std::size_t{32 * 1024}, kBroadcastChunk);
+}
+
+/// Whether a giver's lines are still in this member's cache when the giver writes there again. A broadcast's are in the chunks that it
+/// comes in.
+bool RegionMember::hands_back(const Args& args, const Flow& flow) const {
+  if (!muster::hands_back() || flow.scaled) return false;  // a product is for its giver too
+  if (args.op == Op::broadcast) return true;
+  std::size_t most = 0;
+  for (int source = flow.first; source < flow.last; ++source) {
+    if (source != rank_) most = std::max(most, taken(args, source).size());
+  }
+  if (most <= kFetchedBytes) return false;
+  const bool all_give_lists = flow.lists && args.op != Op::scatter;
+  return most * size() * (all_give_lists ? size() : 1) <= kHandedBytes;
 }
 
 /// What this member gives `reader`.
@@ -116,7 +135,7 @@ void RegionMember::place_input(const Args& args, Flow& flow) {
   } else if (const auto offset = arena_offset(input); offset && !flow.scaled) {
     mine.place = Place::arena;
     mine.input = *offset;
-  } else if (input.size() >= kReadBytes && read_once(args, flow) && all_can_read() && readable(input)) {
+  } else if (input.size() >= read_bytes(size()) && read_once(args, flow) && all_can_read() && readable(input)) {
     mine.place = Place::memory;
     mine.input = reinterpret_cast<std::uint64_t>(input.data());
   } else {
@@ -139,7 +158,7 @@ void RegionMember::place_slices(const Args& args, Flow& flow) {
   }
   const bool fits = mine.bytes <= kSlotBytes;
   // All slices or none: who has returned with its own knows then that everybody else's stand there too.
-  const bool stays = largest >= kReadBytes && read_once(args, flow) && all_can_read() &&
+  const bool stays = largest >= read_bytes(size()) && read_once(args, flow) && all_can_read() &&
                      std::all_of(args.inputs.begin(), args.inputs.end(), [&](ConstBytes input) { return readable(input); });
   mine.place = mine.bytes == 0 ? Place::nothing : fits ? Place::slot : Place::window;
   auto* table = reinterpret_cast<Slice*>(slot(rank_));
@@ -259,7 +278,9 @@ Status RegionMember::take(const Args& args, const Flow& flow, int source, std::s
   const Source& from = sources_[static_cast<std::size_t>(source)];
   const std::size_t at = step * chunk_from(from, flow);
   const MutableBytes to = taken(args, source).subspan(at, bytes);
-  if (from.place != Place::memory) {
+  if (flow.hands_back && is_staged(from.place)) {
+    copy_and_hand_back(to.data(), chunk_of(from, flow, source, step), bytes);
+  } else if (from.place != Place::memory) {
     copy(to.data(), chunk_of(from, flow, source, step), bytes);
   } else if (!region_.read(local_[static_cast<std::size_t>(source)], from.address + at, to)) {
     return cannot_read(source, bytes);
@@ -280,7 +301,19 @@ void RegionMember::combine(const Args& args, const Flow& flow, std::size_t step)
       inputs_[index] = given(args, flow, rank_).data() + at;
     }
   }
-  reduce_complete(out.data() + at, inputs_, elements_in(bytes, args.dtype), args.dtype, args.reduce);
+  if (!flow.hands_back) {
+    reduce_complete(out.data() + at, inputs_, elements_in(bytes, args.dtype), args.dtype, args.reduce);
+    return;
+  }
+  for (std::size_t done = 0; done < bytes; done += kBlockBytes) {
+    const std::size_t block = std::min(kBlockBytes, bytes - done);
+    reduce_complete(out.data() + at + done, inputs_, elements_in(block, args.dtype), args.dtype, args.reduce);
+    for (int member = 0; member < group_size(); ++member) {
+      const auto index = static_cast<std::size_t>(member);
+      if (member != rank_ && is_staged(sources_[index].place)) hand_back(inputs_[index], block);
+      inputs_[index] += block;
+    }
+  }
 }
 
 /// What a member gives itself, where nothing is reduced.
@@ -352,7 +385,7 @@ Task<Status> RegionMember::pull(const Args& args, const transport::Fingerprint& 
         if (!resolved) co_return co_await refuse_late(std::move(resolved));
         const Place place = line(source, sequence_).place;
         drains = drains || place == Place::window || in_place(place);
-        if (from.place == Place::window && from.bytes >= kReadBytes && read_once(args, flow)) offer_to_read();
+        if (from.place == Place::window && from.bytes >= read_bytes(size()) && read_once(args, flow)) offer_to_read();
       }
       const std::size_t bytes = part(from, flow, step);
       if (flow.combines || bytes == 0) continue;

@@ -7,16 +7,11 @@
 #include <algorithm>
 #include <cstring>
 
+#include "muster/base/hand_back.h"
 #include "muster/collective/kernels.h"
 #include "muster/collective/region_member.h"
 
 namespace muster::collective::region {
-namespace {
-
-// Results are handed on in blocks that are still in the cache.
-constexpr std::size_t kBlockBytes = 8 * 1024;
-
-}  // namespace
 
 struct RegionMember::Reduction {
   const Args& args;
@@ -31,6 +26,7 @@ struct RegionMember::Reduction {
   bool staged = false;  // my input passes through my windows
   bool copies = false;  // I copy results out of the others' buffers
   bool offers = false;  // somebody copies results out of my buffer
+  bool hands_back = false;
 
   bool wants(int member) const { return root < 0 || root == member; }
   std::size_t start(std::size_t round) const { return round * window; }
@@ -132,6 +128,10 @@ bool RegionMember::reduce_round(const Reduction& job, std::size_t round) {
       to = outputs_[static_cast<std::size_t>(job.root)] + first + at;
     }
     reduce_complete(to, inputs_, block / job.element, job.args.dtype, job.args.reduce);
+    for (int member = 0; job.hands_back && member < group_size(); ++member) {
+      const auto index = static_cast<std::size_t>(member);
+      if (member != rank_ && sources_[index].place == Place::window) hand_back(inputs_[index], block);
+    }
     if (job.offers && to != buffer + at) std::memcpy(buffer + at, to, block);
     for (std::byte* output : outputs_) {
       if (output != nullptr && to != output + first + at) std::memcpy(output + first + at, to, block);
@@ -144,7 +144,12 @@ bool RegionMember::reduce_round(const Reduction& job, std::size_t round) {
 void RegionMember::copy_result(const Reduction& job, int member, std::size_t round) {
   const Share share = job.share(round, size(), member);
   const std::byte* from = result(member, line(member, sequence_).first_result + round);
-  std::memcpy(job.args.outputs[0].data() + (job.start(round) + share.begin) * job.element, from, share.count() * job.element);
+  std::byte* const to = job.args.outputs[0].data() + (job.start(round) + share.begin) * job.element;
+  if (job.hands_back && (job.root >= 0 || size() == 2)) {
+    copy_and_hand_back(to, from, share.count() * job.element);
+  } else {
+    std::memcpy(to, from, share.count() * job.element);
+  }
 }
 
 Task<Status> RegionMember::reduce_shares(const Args& args, const transport::Fingerprint& call) {
@@ -156,6 +161,7 @@ Task<Status> RegionMember::reduce_shares(const Args& args, const transport::Fing
   job.rounds = (job.count + job.window - 1) / job.window;
   job.root = args.op == Op::reduce ? args.root : -1;
   job.scaled = args.reduce == Reduce::premul_sum;
+  job.hands_back = muster::hands_back() && job.input.size() * size() <= kHandedBytes;
 
   Line& mine = my_line();
   const auto input = job.scaled ? std::nullopt : arena_offset(job.input);

@@ -4,7 +4,8 @@
 ///   progress   for every member one line of counters
 ///   staging    for every member: kSlots small slots, kWindows windows (inputs on their way out), kWindows results (reduced slices)
 ///
-/// Everything has a single writer, its member, and nothing is ever reset.
+/// Everything has a single writer, its member, and nothing is ever reset. (The only reader of staged memory hands its lines back, which
+/// leaves what stands there: `base/hand_back.h`.)
 #pragma once
 
 #include <atomic>
@@ -19,14 +20,22 @@ inline constexpr std::uint64_t kSlots = 32;
 inline constexpr std::size_t kInlineBytes = 48;
 /// Payload staged beside the line, as long-lived as it.
 inline constexpr std::size_t kSlotBytes = 16 * 1024;
-/// A member whose largest slice is at least that has its slices copied from its memory where readers can: windows are as quick for
-/// smaller ones.
-inline constexpr std::size_t kReadBytes = 256 * 1024;
+/// A member whose largest slice is at least that has its slices copied from its memory where readers can. To smaller ones windows are
+/// quicker: to those for a single reader, which waits for nobody else, up to far larger ones.
+constexpr std::size_t read_bytes(std::size_t members) { return members == 2 ? 4 * 1024 * 1024 : 512 * 1024; }
 /// As much of them at a time: beyond that the call asks whether the group has failed.
 inline constexpr std::size_t kReadPiece = 4 * 1024 * 1024;
+/// Staged memory is handed back (`base/hand_back.h`) where all members together stage at most that much in a call: more has left the caches
+/// until it is written again.
+inline constexpr std::size_t kHandedBytes = 512 * 1024;
+/// Of the next call's slot so much is fetched while this call waits (`fetch_ahead`), so that needs no handing back. Beyond that the caches
+/// have better to do.
+inline constexpr std::size_t kFetchedBytes = 1024;
 /// Windows that a member may have filled ahead of its readers.
 inline constexpr std::size_t kWindows = 4;
 inline constexpr std::size_t kCacheLine = 64;
+/// What is reduced, or handed on, at a time: it is still in the cache for what is done with it next.
+inline constexpr std::size_t kBlockBytes = 8 * 1024;
 
 /// Where a member's data stands.
 enum class Place : std::uint8_t {
@@ -40,6 +49,9 @@ enum class Place : std::uint8_t {
 
 /// Whether readers go to the member's own memory: it must wait for them then.
 constexpr bool in_place(Place place) { return place == Place::arena || place == Place::memory; }
+
+/// Whether it stands in a slot or passes through windows: in lines that are the writer's again once all have read them.
+constexpr bool is_staged(Place place) { return place == Place::slot || place == Place::window; }
 
 /// One call of one member. Written before `sequence` is stored; overwritten only once every member has `seen` it.
 struct alignas(2 * kCacheLine) Line {

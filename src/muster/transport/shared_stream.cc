@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "muster/base/fork_guard.h"
+#include "muster/base/hand_back.h"
 #include "muster/transport/region_view.h"
 
 namespace muster::transport {
@@ -79,6 +80,8 @@ void SharedStream::take(MutableBytes piece) {
   const std::size_t first = std::min(piece.size(), in_.bytes - at);
   std::memcpy(piece.data(), in_.data + at, first);
   std::memcpy(piece.data() + first, in_.data, piece.size() - first);
+  hand_back(in_.data + at, first);
+  hand_back(in_.data, piece.size() - first);
   head_ += piece.size();
 }
 

@@ -1,0 +1,23 @@
+/// Memory that one core writes and another one reads, in turn.
+///
+/// What a core has read of another's writing stands in the caches of both, and before the writer can write there again every line must be
+/// taken from both. On AMD's processors that is slow, and many lines at once make it no quicker: a line that the reader alone holds comes
+/// in a third to a sixth of the time. So the only reader of such memory writes into each line it has read what stands there already.
+/// Measured on EPYC (Zen 4), written and read once: 8 KiB 1.6 -> 0.6 us, 32 KiB 5.8 -> 2.1, 512 KiB 278 -> 48.
+#pragma once
+
+#include <cstddef>
+
+namespace muster {
+
+/// Whether that is done here: on AMD's processors. Elsewhere the functions below only read.
+bool hands_back() noexcept;
+
+/// Hands back `bytes` that the caller has read. They must be writable, the caller's alone to read, and nobody may write them meanwhile;
+/// neighbours in the same lines may be anybody's.
+void hand_back(const std::byte* memory, std::size_t bytes) noexcept;
+
+/// Copies `bytes` and hands them back.
+void copy_and_hand_back(std::byte* to, const std::byte* from, std::size_t bytes) noexcept;
+
+}  // namespace muster
