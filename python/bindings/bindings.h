@@ -6,6 +6,18 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include "muster/group/process_group.h"
+
+/// None is the group that most calls are given. pybind11 recognises it last, after an AttributeError that takes longer than the rest of the
+/// call.
+template <>
+class pybind11::detail::type_caster<muster::Group> : public copyable_holder_caster<muster::ProcessGroup, muster::Group> {
+ public:
+  bool load(handle source, bool convert) {
+    return source.is_none() || copyable_holder_caster<muster::ProcessGroup, muster::Group>::load(source, convert);
+  }
+};
+
 namespace muster {
 struct InitProcessGroupOptions;
 }
