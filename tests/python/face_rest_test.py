@@ -4,6 +4,7 @@ import contextlib
 import copy
 import datetime
 import pickle
+import re
 
 import pytest
 import torch
@@ -245,6 +246,8 @@ def test_timeout_of_a_barrier():
         if rank == 0:
             with pytest.raises(dist.DistBackendError, match=r"waited \d+(\.\d+)? ms") as caught:
                 dist.barrier(group, timeout=SHORT)
+            waited = re.search(r"waited ([\d.]+) ms", str(caught.value))[1]
+            assert float(waited) >= SHORT.total_seconds() * 1000  # and below a second, or the unit would be another
             assert caught.value.code == "timed out" and caught.value.ranks == [1]
         dist.barrier()
         with contextlib.suppress(dist.DistBackendError):  # rank 1 learns of the failure here

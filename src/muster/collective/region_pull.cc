@@ -301,14 +301,12 @@ void RegionMember::combine(const Args& args, const Flow& flow, std::size_t step)
       inputs_[index] = given(args, flow, rank_).data() + at;
     }
   }
-  if (!flow.hands_back) {
-    reduce_complete(out.data() + at, inputs_, elements_in(bytes, args.dtype), args.dtype, args.reduce);
-    return;
-  }
-  for (std::size_t done = 0; done < bytes; done += kBlockBytes) {
-    const std::size_t block = std::min(kBlockBytes, bytes - done);
+  // All at once, or in blocks whose lines are still near when they are handed back.
+  const std::size_t most = flow.hands_back ? kBlockBytes : bytes;
+  for (std::size_t done = 0; done < bytes; done += most) {
+    const std::size_t block = std::min(most, bytes - done);
     reduce_complete(out.data() + at + done, inputs_, elements_in(block, args.dtype), args.dtype, args.reduce);
-    for (int member = 0; member < group_size(); ++member) {
+    for (int member = 0; flow.hands_back && member < group_size(); ++member) {
       const auto index = static_cast<std::size_t>(member);
       if (member != rank_ && is_staged(sources_[index].place)) hand_back(inputs_[index], block);
       inputs_[index] += block;

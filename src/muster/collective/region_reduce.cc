@@ -21,12 +21,12 @@ struct RegionMember::Reduction {
   std::size_t count = 0;
   std::size_t window = 0;  // elements
   std::size_t rounds = 0;
-  int root = -1;        // the only one that wants the result; -1: all do
-  bool scaled = false;  // premul_sum: my windows hold the product, my own share too
-  bool staged = false;  // my input passes through my windows
-  bool copies = false;  // I copy results out of the others' buffers
-  bool offers = false;  // somebody copies results out of my buffer
-  bool hands_back = false;
+  int root = -1;            // the only one that wants the result; -1: all do
+  bool scaled = false;      // premul_sum: my windows hold the product, my own share too
+  bool staged = false;      // my input passes through my windows
+  bool copies = false;      // I copy results out of the others' buffers
+  bool offers = false;      // somebody copies results out of my buffer
+  bool hands_back = false;  // what I read of the others' windows, and of results that only I read
 
   bool wants(int member) const { return root < 0 || root == member; }
   std::size_t start(std::size_t round) const { return round * window; }

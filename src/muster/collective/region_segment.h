@@ -20,8 +20,8 @@ inline constexpr std::uint64_t kSlots = 32;
 inline constexpr std::size_t kInlineBytes = 48;
 /// Payload staged beside the line, as long-lived as it.
 inline constexpr std::size_t kSlotBytes = 16 * 1024;
-/// A member whose largest slice is at least that has its slices copied from its memory where readers can. To smaller ones windows are
-/// quicker: to those for a single reader, which waits for nobody else, up to far larger ones.
+/// A member whose largest slice is at least that has its slices copied from its memory where readers can. Windows are quicker
+/// for smaller ones, and between two members for far larger ones too.
 constexpr std::size_t read_bytes(std::size_t members) { return members == 2 ? 4 * 1024 * 1024 : 512 * 1024; }
 /// As much of them at a time: beyond that the call asks whether the group has failed.
 inline constexpr std::size_t kReadPiece = 4 * 1024 * 1024;

@@ -80,7 +80,7 @@ void SharedStream::take(MutableBytes piece) {
   const std::size_t first = std::min(piece.size(), in_.bytes - at);
   std::memcpy(piece.data(), in_.data + at, first);
   std::memcpy(piece.data() + first, in_.data, piece.size() - first);
-  hand_back(in_.data + at, first);
+  hand_back(in_.data + at, first);  // after the whole: large copies are quicker in one piece than in those of copy_and_hand_back
   hand_back(in_.data, piece.size() - first);
   head_ += piece.size();
 }
