@@ -3,6 +3,7 @@
 import argparse
 import datetime
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -43,18 +44,29 @@ def get(options, rank):
     tell(options, rank, microseconds(start) / calls)
 
 
-def start_job(options, rank):
-    dist.init_process_group("gloo", init_method=f"file://{options.folder}/store", rank=rank, world_size=options.count,
+def start_job(options, rank, method=None):
+    dist.init_process_group("gloo", init_method=method or f"file://{options.folder}/store", rank=rank, world_size=options.count,
                             timeout=datetime.timedelta(minutes=2))
 
 
-def init(options, rank):
+def init(options, rank, method=None):
     meet(options, rank)
     start = time.perf_counter()
-    start_job(options, rank)
+    start_job(options, rank, method)
     tell(options, rank, microseconds(start))
     dist.barrier()
     dist.destroy_process_group()
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def init_over_tcp():
+    method = f"tcp://127.0.0.1:{free_port()}"
+    return lambda options, rank: init(options, rank, method)
 
 
 def new_group(options, rank):
@@ -81,14 +93,14 @@ def launch(options):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=["get", "init", "new_group", "launch"])
+    parser.add_argument("what", choices=["get", "init", "init_file", "new_group", "launch"])
     parser.add_argument("--count", type=int, required=True)
     parser.add_argument("--seconds", type=float, default=0.5)
     parser.add_argument("--folder", required=True)
     options = parser.parse_args()
     if options.what == "launch":
         return launch(options)
-    body = {"get": get, "init": init, "new_group": new_group}[options.what]
+    body = {"get": get, "init": init_over_tcp(), "init_file": init, "new_group": new_group}[options.what]
     ranks = os.fork()
     if ranks == 0:
         while options.what == "get" and not os.path.exists(f"{options.folder}/port"):

@@ -73,15 +73,25 @@ double time_gets(int clients, double seconds) {
   });
 }
 
-double time_init(int ranks) {
-  const TemporaryFolder folder("muster-bench-");
+double time_init(int ranks, const std::string& method) {
   return in_processes(ranks, [&](int rank, Board& board) {
     meet(board, ranks);
     const auto start = Clock::now();
-    muster::init_process_group({.init_method = "file://" + folder.path() + "/store", .world_size = ranks, .rank = rank});
+    muster::init_process_group({.init_method = method, .world_size = ranks, .rank = rank});
     board.figures[rank] = microseconds(Clock::now() - start);
     muster::destroy_process_group();
   });
+}
+
+/// As launchers do it: rank 0 serves the store.
+double time_init_over_tcp(int ranks) {
+  const int port = muster::TCPStore("127.0.0.1", 0, {.is_master = true, .wait_for_workers = false}).port();
+  return time_init(ranks, "tcp://127.0.0.1:" + std::to_string(port));
+}
+
+double time_init_over_a_file(int ranks) {
+  const TemporaryFolder folder("muster-bench-");
+  return time_init(ranks, "file://" + folder.path() + "/store");
 }
 
 double time_new_group(int ranks) {
@@ -221,7 +231,7 @@ int main(int count, char** words) {
     return command;
   };
   auto* store = add("store", "get from a TCPStore, by clients that are processes", "clients, comma separated; 1,32");
-  auto* group = add("group", "init_process_group, until the last rank is through, and new_group", "ranks, comma separated; 2,16,32");
+  auto* group = add("group", "init_process_group, over TCP and over a file, until the last rank is through, and new_group", "ranks, comma separated; 2,16,32");
   add("launch", "muster run beside torchrun, of a Python program that does nothing", "ranks, comma separated; 2");
   double idle_seconds = 10;
   auto* idle = app.add_subcommand("idle", "what a group costs that does nothing, and one that waits for a rank that is late");
@@ -238,7 +248,10 @@ int main(int count, char** words) {
   }
   if (group->parsed()) {
     otherwise({2, 16, 32});
-    return compare(options, "ranks", {{"init_process_group", time_init, "init"}, {"new_group", time_new_group, "new_group"}});
+    return compare(options, "ranks",
+                   {{"init_process_group", time_init_over_tcp, "init"},
+                    {"the same over a file", time_init_over_a_file, "init_file"},
+                    {"new_group", time_new_group, "new_group"}});
   }
   otherwise({2});
   if (idle->parsed()) return print_idle(options, idle_seconds);

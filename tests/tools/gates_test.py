@@ -97,6 +97,12 @@ class Gates(unittest.TestCase):
         self.assertEqual(self.verdicts(rows, "init, "), ["?"])
         self.assertEqual(self.verdicts(rows, "new_group on "), ["?", "?", "OPEN"])
 
+    def test_a_start_is_judged_by_the_way_of_launchers(self):
+        rows = [{"bench": "init", "count": 32, "muster_us": 50, "stock_us": 501}, {"bench": "init_file", "count": 32, "muster_us": 50, "stock_us": 100}]
+        self.assertEqual(self.verdicts(rows, "init, 32 at once: "), ["kept"])
+        self.assertIn("meeting in a file: 2.0 times", self.line(rows, "init, 32 at once, meeting"))
+        self.assertEqual(self.verdicts([rows[1]], "init, 32 at once: "), ["?"])
+
     def test_nothing_is_said_of_a_rival_without_an_overhead(self):
         self.assertEqual(self.verdicts(steps("mlp", 2, 2, -1, 6), "mlp", "on Gloo:"), ["?"])
 
