@@ -14,6 +14,9 @@ import torch.distributed as dist
 from forked_ranks import run_ranks
 
 LOOPS = 11
+# Where one call takes many times as long as all loops were to take: their sum would be minutes.
+FEW_LOOPS = 3
+MANY_TIMES = 5
 MOST_CALLS = 200_000
 MOST_SINGLES = 2000
 
@@ -77,10 +80,14 @@ def measure(cell, rank, size):
     data, call = prepare(cell, rank, size)
     if call is None:
         return "skip Gloo has no such operation\n"
-    more = calls_in(cell["seconds"] / 4, loop(data, call, 3), 2, 20)
-    times = calls_in(cell["seconds"] / LOOPS, loop(data, call, more), 1, MOST_CALLS)
-    loop_us = statistics.median(loop(data, call, times) for _ in range(LOOPS))
-    singles = min(max(times, LOOPS), MOST_SINGLES)
+    warm = loop(data, call, 1)
+    in_time = calls_in(MANY_TIMES * cell["seconds"], warm, 0, 1)
+    rounds = LOOPS if in_time else FEW_LOOPS
+    for _ in range(2 * in_time):
+        warm = loop(data, call, calls_in(cell["seconds"] / 4, warm, 2, 20))
+    times = calls_in(cell["seconds"] / LOOPS, warm, 1, MOST_CALLS)
+    loop_us = statistics.median(loop(data, call, times) for _ in range(rounds))
+    singles = min(max(times, rounds), MOST_SINGLES)
     stamps = torch.empty(2 * singles, dtype=torch.int64)
     for i in range(singles):
         data.fill_(1)
@@ -91,7 +98,7 @@ def measure(cell, rank, size):
     dist.all_reduce(stamps, op=dist.ReduceOp.MAX)
     spans = sorted((stamps[1::2] - stamps[::2]).double().div(1000).tolist())
     return (f"row {loop_us:.4f} {spans[singles // 2]:.4f} {spans[0]:.4f} {spans[singles * 99 // 100]:.4f} "
-            f"{times * LOOPS + singles}\n")
+            f"{times * rounds + singles}\n")
 
 
 def serve(rank, size, folder):

@@ -23,7 +23,8 @@ std::vector<std::size_t> counts_for(Op op, DType dtype, int members, Random& ran
   const std::size_t chunk = info(op).lists_input ? layout.column_bytes : layout.window_bytes;
   std::vector<std::size_t> counts{0, 1, 2, 47, 4097 / element + 1, (2 * chunk + 8 * 1024) / element + draw(random, 100)};
   const std::size_t one_shot = 64 * 1024 / static_cast<std::size_t>(members);
-  for (std::size_t bytes : {kInlineBytes, kSlotBytes, one_shot, std::size_t{64 * 1024}, chunk, (kWindows + 2) * chunk}) {
+  for (std::size_t bytes :
+       {kInlineBytes, kSlotBytes, one_shot, std::size_t{64 * 1024}, std::size_t{128 * 1024}, chunk, (kWindows + 2) * chunk}) {
     counts.push_back(bytes / element - 1 + draw(random, 3));
   }
   return counts;
@@ -35,7 +36,7 @@ const char* seed_text() {
 }
 
 // All sizes of one operation, back to back on one group for each number of members, stepped in random order.
-void run_operation(Op op, bool uneven) {
+void run_operation(Op op, bool uneven, bool crowded = false) {
   SCOPED_TRACE(seed_text());
   std::vector<int> sizes(std::begin(kSizes), std::end(kSizes));
   if (testing::kSanitized && !testing::long_tests()) {
@@ -45,7 +46,7 @@ void run_operation(Op op, bool uneven) {
   }
   for (int members : sizes) {
     Random random(testing::test_seed() + static_cast<std::uint64_t>(members));
-    RegionJob job(members);
+    RegionJob job(members, {}, {}, crowded);
     std::vector<std::unique_ptr<TestCall>> calls;
     std::uint64_t sequence = 0;
     const int rounds = testing::test_rounds(testing::kSanitized ? 1 : 2, 12);
@@ -79,6 +80,8 @@ TEST(RegionGroup, Broadcast) { run_operation(Op::broadcast, false); }
 TEST(RegionGroup, AllReduce) { run_operation(Op::all_reduce, false); }
 // spec: F4 reduce over shared memory: the root holds the result, the others' tensors are left as they were
 TEST(RegionGroup, Reduce) { run_operation(Op::reduce, false); }
+// spec: F4 the same where ranks share cores: the root alone reads and reduces up to a larger size
+TEST(RegionGroup, ReduceOfRanksThatShareCores) { run_operation(Op::reduce, false, true); }
 // spec: F5 all_gather over shared memory
 TEST(RegionGroup, AllGather) { run_operation(Op::all_gather, false); }
 // spec: F5 all_gather of uneven sizes over shared memory

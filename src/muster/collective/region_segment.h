@@ -1,4 +1,4 @@
-/// What a group's segment of the host region looks like. Pure arithmetic and plain structs; `docs/shared-memory.md` tells the protocol.
+/// What a group's segment of the host region looks like. Arithmetic and plain structs; `docs/shared-memory.md` tells the protocol.
 ///
 ///   lines      for every member a ring of kSlots control lines, one for each call under way
 ///   progress   for every member one line of counters
@@ -12,6 +12,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "muster/base/hand_back.h"
+
 namespace muster::collective::region {
 
 /// Calls that a member may be ahead of the slowest one.
@@ -21,8 +23,11 @@ inline constexpr std::size_t kInlineBytes = 48;
 /// Payload staged beside the line, as long-lived as it.
 inline constexpr std::size_t kSlotBytes = 16 * 1024;
 /// A member whose largest slice is at least that has its slices copied from its memory where readers can. Windows are quicker
-/// for smaller ones, and between two members for far larger ones too.
-constexpr std::size_t read_bytes(std::size_t members) { return members == 2 ? 4 * 1024 * 1024 : 512 * 1024; }
+/// for smaller ones, and where their lines are handed back, for far larger ones too.
+inline std::size_t read_bytes(std::size_t members) {
+  if (hands_back()) return members == 2 ? 4 * 1024 * 1024 : 512 * 1024;
+  return members == 2 ? 1024 * 1024 : 128 * 1024;
+}
 /// As much of them at a time: beyond that the call asks whether the group has failed.
 inline constexpr std::size_t kReadPiece = 4 * 1024 * 1024;
 /// Staged memory is handed back (`base/hand_back.h`) where all members together stage at most that much in a call: more has left the caches

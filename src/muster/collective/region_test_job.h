@@ -113,8 +113,8 @@ struct Told final : Meanwhile {
 class RegionJob {
  public:
   /// `reads`: whether members can read each other's memory where it is, as the system may forbid; by seed and size where it does not
-  /// matter.
-  explicit RegionJob(int size, const transport::ArenaLookup& lookup = {}, std::optional<bool> reads = {}) {
+  /// matter. `crowded`: the ranks share cores, as the selection of algorithms sees it.
+  explicit RegionJob(int size, const transport::ArenaLookup& lookup = {}, std::optional<bool> reads = {}, bool crowded = false) {
     transport::RegionShape shape;
     for (int member = 0; member < size; ++member) shape.ranks.push_back(job_rank(member));
     shape.ring_bytes = 4096;
@@ -135,8 +135,9 @@ class RegionJob {
     }
     auto segment = regions[0]->claim(RegionGroup::segment_bytes(size));
     EXPECT_TRUE(segment.ok()) << segment.status().message();
+    const Selection selection(Ground::region, size, {.per_host = size, .per_core = crowded ? 2 : 1});
     for (int member = 0; member < size; ++member) {
-      groups.push_back(RegionGroup::attach(*regions[at(member)], *segment, *channels[at(member)], Selection(Ground::region, size)));
+      groups.push_back(RegionGroup::attach(*regions[at(member)], *segment, *channels[at(member)], selection));
     }
   }
   static std::size_t at(int member) { return static_cast<std::size_t>(member); }

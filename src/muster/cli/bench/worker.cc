@@ -17,6 +17,9 @@ namespace muster::cli::bench {
 namespace {
 
 constexpr int kLoops = 11;
+// Of a library whose one call takes many times as long as all loops were to take: their sum would be minutes.
+constexpr int kFewLoops = 3;
+constexpr double kManyTimes = 5;
 constexpr std::int64_t kMostCalls = 200'000;
 constexpr std::int64_t kMostSingles = 2000;
 
@@ -83,26 +86,31 @@ std::string one_line(std::string text) {
 
 Result<Figures> measure(Subject& subject, const Cell& cell) {
   if (Status ready = subject.prepare(cell); !ready) return ready;
-  auto warm = loop(subject, 3);
+  auto warm = loop(subject, 1);
   if (!warm) return warm.status();
   const auto calls_in = [&](double seconds, std::int64_t least, std::int64_t most) {
     return std::clamp(static_cast<std::int64_t>(seconds * 1e6 / std::max(*warm, 0.05)), least, most);
   };
-  std::int64_t more = calls_in(cell.seconds / 4, 2, 20);
-  if (Status agreed = subject.share(more); !agreed) return agreed;
-  if (warm = loop(subject, more); !warm) return warm.status();
+  std::int64_t in_time = calls_in(kManyTimes * cell.seconds, 0, 1);
+  if (Status agreed = subject.share(in_time); !agreed) return agreed;
+  const int rounds = in_time > 0 ? kLoops : kFewLoops;
+  for (int i = 0; in_time > 0 && i < 2; ++i) {
+    std::int64_t more = calls_in(cell.seconds / 4, 2, 20);
+    if (Status agreed = subject.share(more); !agreed) return agreed;
+    if (warm = loop(subject, more); !warm) return warm.status();
+  }
   std::int64_t times = calls_in(cell.seconds / kLoops, 1, kMostCalls);
   if (Status agreed = subject.share(times); !agreed) return agreed;
   std::vector<double> loops;
-  for (int i = 0; i < kLoops; ++i) {
+  for (int i = 0; i < rounds; ++i) {
     auto took = loop(subject, times);
     if (!took) return took.status();
     loops.push_back(*took);
   }
   Figures figures;
   figures.loop_us = median(std::move(loops));
-  const std::int64_t singles = std::clamp<std::int64_t>(times, kLoops, kMostSingles);
-  figures.iterations = static_cast<std::uint64_t>(times * kLoops + singles);
+  const std::int64_t singles = std::clamp<std::int64_t>(times, rounds, kMostSingles);
+  figures.iterations = static_cast<std::uint64_t>(times * rounds + singles);
   if (Status done = measure_singles(subject, singles, figures); !done) return done;
   return figures;
 }
