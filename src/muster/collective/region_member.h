@@ -193,13 +193,16 @@ class RegionMember final : public RegionGroup {
   bool see_sources(const Flow& flow);
   bool gives_at_once(const Args& args, const Flow& flow, int source) const;
 
-  // region_reduce.cc: each member reduces its share and hands the result to all, or to the root.
+  // region_reduce.cc: each member reduces its share and hands the result to all, or to the root, which may reduce for others.
   struct Reduction;
   Task<Status> reduce_shares(const Args& args, const transport::Fingerprint& call);
   bool all_mapped(const Reduction& job);
   Status meet(Reduction& job);
   void fill_input(const Reduction& job, std::size_t round);
+  int reducer(const Reduction& job, int member) const;
+  void settle(Reduction& job);
   bool reduce_round(const Reduction& job, std::size_t round);
+  bool reduce_share(const Reduction& job, std::size_t round, Share share, std::byte* buffer);
   void copy_result(const Reduction& job, int member, std::size_t round);
 
   transport::HostRegion& region_;

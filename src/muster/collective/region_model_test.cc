@@ -447,6 +447,88 @@ class Script {
     for (int window = 0; window < kModelWindows; ++window) free_[index(window)] = {};
   }
 
+  // The same with a root that wants the result and takes the shares of all whose input is private. They give and are done; so only the root
+  // finds out whether others reduce, and then fills its first window, late.
+  void reduce(std::uint64_t call, int rounds, int root, unsigned arena) {
+    const auto in_arena = [&](int member) { return (arena >> member & 1) != 0; };
+    const bool at_root = me_ == root, root_gives = !in_arena(root) && arena != 0;
+    const auto first_window = windows_;
+    const auto first_result = results_;
+    for (int other = 0; other < members_; ++other) {
+      if (other != me_ && !in_arena(other) && (other != root || root_gives)) windows_[index(other)] += rounds;
+      if (other != me_ && in_arena(other) && !in_arena(root)) results_[index(other)] += rounds;
+    }
+    if (!at_root && !in_arena(me_)) {
+      fill(call, 0, kReduced);
+      raise(kReduced, end_of(call));
+      raise(kDrained, end_of(call));
+      raise(kLine, position(call, 0));
+      for (int round = 1; round < rounds; ++round) {
+        fill(call, round, kReduced);
+        raise(kFilled, after(call, round));
+      }
+      return;
+    }
+    if (in_arena(me_)) {
+      for (int share = 0; share < members_; ++share) write(me_, kArenaOutput + share, tag(call, me_, 0));  // the caller
+      raise(kDrained, end_of(call));
+    }
+    raise(kLine, position(call, 0));
+    for (int other = 0; other < members_; ++other) {
+      if (other != me_) wait(other, kLine, position(call, 0));
+    }
+    if (at_root && root_gives) {
+      fill(call, 0, kReduced);
+      raise(kFilled, after(call, 0));
+    }
+    for (int turn = 0; turn < rounds + 1; ++turn) {
+      if (at_root && root_gives && turn + 1 < rounds) {
+        fill(call, turn + 1, kReduced);
+        raise(kFilled, after(call, turn + 1));
+      }
+      if (turn < rounds) {
+        for (int other = 0; other < members_; ++other) {
+          const bool late = other == root && !forgets_late_;
+          if (other != me_ && !in_arena(other) && (turn > 0 || late)) wait(other, kFilled, after(call, turn));
+        }
+        const bool offers = !at_root && !in_arena(root);
+        const int result = kFirstResult + results_[index(me_)] % kModelWindows;
+        if (offers) wait_free(result);
+        for (int other = 0; other < members_; ++other) {
+          if (other == me_) continue;
+          if (!in_arena(other)) {
+            read(other, (first_window[index(other)] + turn) % kModelWindows, tag(call, other, turn));
+            continue;
+          }
+          for (int share = 0; turn == 0 && share < members_; ++share) {
+            if (share == me_ || (at_root && !in_arena(share))) read(other, kArenaOutput + share, tag(call, other, 0));
+          }
+        }
+        if (offers) {
+          write(me_, result, tag(call, me_, 100 + turn));
+          free_[index(result)] = {kDrained, after(call, turn), root};
+          ++results_[index(me_)];
+        }
+        if (!at_root && in_arena(root)) write(root, kArenaOutput + me_, tag(call, me_, 100 + turn));
+        raise(kReduced, turn + 1 < rounds ? after(call, turn) : end_of(call));
+      }
+      if (at_root && !in_arena(me_) && turn > 0) {
+        for (int other = 0; other < members_; ++other) {
+          if (!in_arena(other)) continue;
+          wait(other, kReduced, after(call, turn - 1));
+          read(other, kFirstResult + (first_result[index(other)] + turn - 1) % kModelWindows, tag(call, other, 100 + turn - 1));
+        }
+        raise(kDrained, turn < rounds ? after(call, turn - 1) : end_of(call));
+      }
+    }
+    wait_all(kReduced, end_of(call));
+    for (int other = 0; other < members_; ++other) {
+      if (other != me_ && at_root && in_arena(me_) && in_arena(other)) read(me_, kArenaOutput + other, tag(call, other, 100 + rounds - 1));
+    }
+    for (int window = 0; window < kModelWindows; ++window) free_[index(window)] = {};
+  }
+  void forget_late() { forgets_late_ = true; }
+
  private:
   static std::size_t index(int member) { return static_cast<std::size_t>(member); }
   static int tag(std::uint64_t call, int member, int step) { return static_cast<int>(call) * 1000 + member * 300 + step; }
@@ -461,7 +543,8 @@ class Script {
   }
   void wait_free(int buffer) {
     const Free& use = free_[index(buffer)];
-    if (use.position != 0 && !forgets_) wait_all(use.counter, use.position);
+    if (use.position == 0 || forgets_ || use.reader == me_) return;
+    use.reader < 0 ? wait_all(use.counter, use.position) : wait(use.reader, use.counter, use.position);
   }
   void fill(std::uint64_t call, int step, int counter) {
     const int buffer = windows_[index(me_)]++ % kModelWindows;
@@ -481,11 +564,13 @@ class Script {
   struct Free {
     int counter = 0;
     Position position = 0;
+    int reader = -1;  // the only one; -1: all
   };
   int me_;
   int members_;
   std::vector<Step>& out_;
   bool forgets_;
+  bool forgets_late_ = false;
   std::array<int, 3> windows_{};  // every member's cursor
   std::array<int, 3> results_{};
   std::array<Free, 2 * kModelWindows> free_{};
@@ -531,6 +616,26 @@ TEST(RegionModel, WindowsAndArenaBuffersAreReusedOnlyWhenAllHaveRead) {
   }
 }
 
+const auto kReducesToRoot = [](unsigned arena, int root, bool forgetful = false) {
+  return [=](Script& script) {
+    if (forgetful) script.forget_late();
+    script.reduce(1, 3, root, arena);
+    script.all_gather(2, 1, 0);
+    script.reduce(3, 3, 1, 0);
+    script.reduce(4, 1, 0, arena);
+  };
+};
+
+TEST(RegionModel, ARootMayReduceEverything) {
+  for (unsigned arena = 0; arena < 4; ++arena) {
+    for (const int root : {0, 1}) EXPECT_EQ(explore_program(2, kReducesToRoot(arena, root)), "") << arena;
+  }
+  for (unsigned arena = 0; arena < 8; ++arena) {
+    EXPECT_EQ(explore_program(3, [&](Script& script) { script.reduce(1, 3, 1, arena), script.all_gather(2, 1, 0); }), "") << arena;
+    EXPECT_EQ(explore_program(3, [&](Script& script) { script.reduce(1, 2, 0, 0), script.reduce(2, 2, 2, arena); }), "") << arena;
+  }
+}
+
 // ---- The models see what they are for ----
 
 TEST(RegionModel, FindsAForgottenWait) {
@@ -540,6 +645,8 @@ TEST(RegionModel, FindsAForgottenWait) {
   EXPECT_NE(explore_program(2, kGathers(0), 0), "");
   EXPECT_NE(explore_program(2, kGathers(1), 0), "");
   EXPECT_NE(explore_program(2, kReduces(0), 0), "");
+  EXPECT_NE(explore_program(2, kReducesToRoot(0, 1), 0), "");
+  EXPECT_NE(explore_program(2, kReducesToRoot(2, 0, true)), "") << "the root's first window is not there with its line";
 }
 
 TEST(RegionModel, FindsADeadlockWithoutTheWordOfWaitingMembers) {

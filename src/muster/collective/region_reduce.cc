@@ -4,6 +4,9 @@
 // reduces itself. A result is stored straight into outputs in the arena; for private ones it stands in the reducer's result
 // buffer until they have copied it. Every mix of the two works, member by member. In place is safe: of a member's memory, only the
 // reducer of a share reads that share's input, and it stores the result after that.
+//
+// A private result has to be handed on, and a reduce's goes to one member only. So where the others' cores would gain little, between two
+// members or where members share cores, the root of a reduce takes the shares of those with private inputs too. They give and are done.
 #include <algorithm>
 #include <cstring>
 
@@ -12,6 +15,19 @@
 #include "muster/collective/region_member.h"
 
 namespace muster::collective::region {
+
+namespace {
+
+// Of members that share cores, beyond that the root's way through all inputs is the longer one.
+constexpr std::size_t kMostForRoot = 4 * 1024 * 1024;
+
+/// Bytes of a round where the root reduces for others: they fill some while it reduces one, and all of those stay in the caches.
+std::size_t round_for_root(std::size_t members, std::size_t bytes) {
+  if (members > 2) return 256 * 1024;
+  return std::clamp(align_up(bytes / 16, kCacheLine), std::size_t{32 * 1024}, std::size_t{128 * 1024});
+}
+
+}  // namespace
 
 struct RegionMember::Reduction {
   const Args& args;
@@ -27,7 +43,13 @@ struct RegionMember::Reduction {
   bool copies = false;      // I copy results out of the others' buffers
   bool offers = false;      // somebody copies results out of my buffer
   bool hands_back = false;  // what I read of the others' windows, and of results that only I read
+  bool by_root = false;     // the root reduces the shares of members with private inputs
+  bool late = false;        // the root fills its first window after its line: only then it knows that others reduce
 
+  void cut(std::size_t bytes) {
+    window = bytes / element;
+    rounds = (count + window - 1) / window;
+  }
   bool wants(int member) const { return root < 0 || root == member; }
   std::size_t start(std::size_t round) const { return round * window; }
   std::size_t length(std::size_t round) const { return std::min(window, count - start(round)); }
@@ -86,6 +108,8 @@ void RegionMember::fill_input(const Reduction& job, std::size_t round) {
   const std::size_t length = job.length(round);
   if (job.scaled) {
     scale(to, from, length, job.args.dtype, job.args.factor);
+  } else if (job.by_root && rank_ != job.root) {
+    std::memcpy(to, from, length * job.element);
   } else {
     const Share mine = job.share(round, size(), rank_);
     std::memcpy(to, from, mine.begin * job.element);
@@ -94,17 +118,46 @@ void RegionMember::fill_input(const Reduction& job, std::size_t round) {
   window_uses_[number % kWindows] = {position(sequence_, round + 1), Counter::reduced, -1, true};
 }
 
-/// Reduces my share of a round and hands it on; false where a member gave up on the way, whose memory must be left alone from then on.
+/// Who reduces `member`'s share. All lines have been seen.
+int RegionMember::reducer(const Reduction& job, int member) const {
+  return job.by_root && sources_[static_cast<std::size_t>(member)].place != Place::arena ? job.root : member;
+}
+
+/// Now that all lines have been seen: whether there are other reducers than the root.
+void RegionMember::settle(Reduction& job) {
+  if (!job.by_root) return;
+  const auto others = std::count_if(sources_.begin(), sources_.end(), [](const Source& each) { return each.place == Place::arena; });
+  if (others == group_size()) return job.cut(layout_.window_bytes);  // nobody has filled a window
+  const bool root_gives = sources_[static_cast<std::size_t>(job.root)].place == Place::window;
+  job.late = others > 0 && root_gives && !job.scaled;
+  if (rank_ != job.root) return;
+  if (job.late) {
+    fill_input(job, 0);
+    advance(Counter::filled, position(sequence_, 1));
+    wake_others();
+  } else if (!job.scaled) {
+    job.staged = false;
+  }
+}
+
+/// Reduces my shares of a round and hands them on; false where a member gave up on the way, whose memory must be left alone from then on.
 bool RegionMember::reduce_round(const Reduction& job, std::size_t round) {
-  const Share share = job.share(round, size(), rank_);
-  const std::size_t first = (job.start(round) + share.begin) * job.element;  // byte of the whole
-  const std::size_t bytes = share.count() * job.element;
   std::byte* buffer = nullptr;
   if (job.offers) {
     const std::size_t number = next_result_++;
     buffer = result(rank_, number);
     result_uses_[number % kWindows] = {position(sequence_, round + 1), Counter::drained, job.root, true};
   }
+  for (int member = 0; member < group_size(); ++member) {
+    if (reducer(job, member) == rank_ && !reduce_share(job, round, job.share(round, size(), member), buffer)) return false;
+  }
+  return true;
+}
+
+/// Leaves the result in `buffer` too, unless that is null.
+bool RegionMember::reduce_share(const Reduction& job, std::size_t round, Share share, std::byte* buffer) {
+  const std::size_t first = (job.start(round) + share.begin) * job.element;  // byte of the whole
+  const std::size_t bytes = share.count() * job.element;
   for (std::size_t at = 0; at < bytes; at += kBlockBytes) {
     if (someone_gave_up(sequence_)) return false;
     const std::size_t block = std::min(kBlockBytes, bytes - at);
@@ -122,7 +175,7 @@ bool RegionMember::reduce_round(const Reduction& job, std::size_t round) {
     std::byte* to = nullptr;
     if (job.wants(rank_)) {
       to = job.args.outputs[0].data() + first + at;
-    } else if (job.offers) {
+    } else if (buffer != nullptr) {
       to = buffer + at;
     } else {
       to = outputs_[static_cast<std::size_t>(job.root)] + first + at;
@@ -132,7 +185,7 @@ bool RegionMember::reduce_round(const Reduction& job, std::size_t round) {
       const auto index = static_cast<std::size_t>(member);
       if (member != rank_ && sources_[index].place == Place::window) hand_back(inputs_[index], block);
     }
-    if (job.offers && to != buffer + at) std::memcpy(buffer + at, to, block);
+    if (buffer != nullptr && to != buffer + at) std::memcpy(buffer + at, to, block);
     for (std::byte* output : outputs_) {
       if (output != nullptr && to != output + first + at) std::memcpy(output + first + at, to, block);
     }
@@ -157,11 +210,11 @@ Task<Status> RegionMember::reduce_shares(const Args& args, const transport::Fing
   job.element = size_of(args.dtype);
   job.grain = kCacheLine / job.element;
   job.count = job.input.size() / job.element;
-  job.window = layout_.window_bytes / job.element;
-  job.rounds = (job.count + job.window - 1) / job.window;
   job.root = args.op == Op::reduce ? args.root : -1;
+  job.by_root = job.root >= 0 && (size() == 2 || (per_core_ > 1 && job.input.size() <= kMostForRoot));
+  job.cut(job.by_root ? round_for_root(size(), job.input.size()) : layout_.window_bytes);
   job.scaled = args.reduce == Reduce::premul_sum;
-  job.hands_back = muster::hands_back() && job.input.size() * size() <= kHandedBytes;
+  job.hands_back = muster::hands_back() && ((job.by_root && size() == 2) || job.input.size() * size() <= kHandedBytes);
 
   Line& mine = my_line();
   const auto input = job.scaled ? std::nullopt : arena_offset(job.input);
@@ -180,16 +233,26 @@ Task<Status> RegionMember::reduce_shares(const Args& args, const transport::Fing
   if (job.staged) {
     co_await come(until_free(window_uses_[next_window_ % kWindows]));
     if (failed()) co_return channel_.failure();
-    fill_input(job, 0);
+    if (!job.by_root || job.root != rank_ || job.scaled) fill_input(job, 0);
   }
+  const bool reduces = !job.by_root || job.root == rank_ || !job.staged;
+  if (!reduces) advance(Counter::reduced, end_of(sequence_));
   if (!job.copies) advance(Counter::drained, end_of(sequence_));
   publish(call);
+  for (std::size_t round = 1; !reduces && round < job.rounds; ++round) {
+    if (!co_await come(until_free(window_uses_[next_window_ % kWindows]))) co_return channel_.failure();
+    fill_input(job, round);
+    advance(Counter::filled, position(sequence_, round + 1));
+    wake_others();
+  }
+  if (!reduces) co_return Status();
 
   wait_ = {Wait::For::lines, Counter::filled, -1, 0};
   if (!co_await come([&] { return see_all(sequence_); })) co_return channel_.failure();
   if (!co_await come([&] { return all_mapped(job); })) co_return channel_.failure();
   Status met = meet(job);
   if (!met) co_return co_await refuse_late(std::move(met));
+  settle(job);
 
   // Fill one window ahead of what is reduced, reduce one ahead of what is copied: nobody waits for what has only just begun.
   for (std::size_t turn = 0; turn < job.rounds + 1; ++turn) {
@@ -200,7 +263,8 @@ Task<Status> RegionMember::reduce_shares(const Args& args, const transport::Fing
       wake_others();
     }
     if (turn < job.rounds) {
-      for (int member = 0; turn > 0 && member < group_size(); ++member) {
+      for (int member = 0; member < group_size(); ++member) {
+        if (turn == 0 && !(job.late && member == job.root)) continue;  // filled before its line
         if (member == rank_ || sources_[static_cast<std::size_t>(member)].place != Place::window) continue;
         if (!co_await come(until_reached(Counter::filled, position(sequence_, turn + 1), member))) co_return channel_.failure();
       }
@@ -219,6 +283,7 @@ Task<Status> RegionMember::reduce_shares(const Args& args, const transport::Fing
     if (job.copies && turn > 0) {
       for (int step = 1; step < group_size(); ++step) {
         const int member = (rank_ + step) % group_size();
+        if (reducer(job, member) == rank_) continue;
         if (!co_await come(until_reached(Counter::reduced, position(sequence_, turn), member))) co_return channel_.failure();
         copy_result(job, member, turn - 1);
       }

@@ -89,8 +89,8 @@ std::span<const Algorithm> algorithms_of(Ground ground, Op op) {
 }
 
 std::uint64_t most_bytes(Ground ground, Op op, Algorithm algorithm, int ranks) {
-  // What every member reads for itself must stand beside the line: each one's output may be its input. Of a reduce only the root reads.
-  if (algorithm == Algorithm::one_shot && op != Op::reduce) return region::kSlotBytes;
+  // What every reader reads for itself must stand beside the line: the output may be the input.
+  if (algorithm == Algorithm::one_shot) return region::kSlotBytes;
   if (ground != Ground::links) return Selection::kAlways;
   if (algorithm == Algorithm::bruck) return op == Op::all_gather ? kMostGathered : kMostGathered / static_cast<std::uint64_t>(ranks);
   if (algorithm == Algorithm::direct && op == Op::reduce) return kMostGathered / static_cast<std::uint64_t>(ranks);
@@ -125,10 +125,9 @@ Selection::Selection(Ground ground, int ranks, Standing standing) : ground_(grou
   const auto members = static_cast<std::uint64_t>(ranks);
   const bool crowded = standing.per_core > 1;
   if (ground == Ground::region) {
-    // Ranks that share cores pay more for each time that they wait for one another, so a root that shares them also reads far more alone.
+    // Ranks that share cores pay more for each time that they wait for one another.
     const std::uint64_t read = (crowded ? 128 : 64) * 1024;
-    set_bound(Op::all_reduce, Algorithm::one_shot, read / members + 1);
-    set_bound(Op::reduce, Algorithm::one_shot, (crowded ? read : std::min<std::uint64_t>(read / members, region::kSlotBytes)) + 1);
+    for (const Op op : {Op::all_reduce, Op::reduce}) set_bound(op, Algorithm::one_shot, read / members + 1);
     return;
   }
   // A chain pays once its chunks are more than its ranks. Ranks that share cores gain nothing by being busy all at once: what copies least

@@ -51,8 +51,6 @@ TEST(Selection, NothingIsChosenBeyondWhatItCanDo) {
   region.force(Op::all_reduce, Algorithm::shares);
   EXPECT_EQ(region.choose(Op::all_reduce, 1), Algorithm::shares);
   EXPECT_EQ(region.choose(Op::all_reduce, 0), Algorithm::one_shot) << "of nothing there are no shares";
-  region.force(Op::reduce, Algorithm::one_shot);
-  EXPECT_EQ(region.choose(Op::reduce, 1024 * kKiB), Algorithm::one_shot) << "only the root reads, and writes";
   Selection links(Ground::links, 4);
   links.force(Op::all_reduce, Algorithm::bruck);
   EXPECT_EQ(links.choose(Op::all_reduce, 1024 * kKiB), Algorithm::bruck);
@@ -101,9 +99,7 @@ TEST(Selection, RanksThatShareCoresReadMoreForThemselves) {
     const Selection region(Ground::region, 8, {.per_host = 8, .per_core = per_core});
     EXPECT_EQ(region.choose(Op::all_reduce, 8 * kKiB), Algorithm::one_shot);
     EXPECT_EQ(region.choose(Op::all_reduce, 16 * kKiB), per_core > 1 ? Algorithm::one_shot : Algorithm::shares);
-    EXPECT_EQ(region.choose(Op::reduce, 8 * kKiB), Algorithm::one_shot);
-    EXPECT_EQ(region.choose(Op::reduce, 128 * kKiB), per_core > 1 ? Algorithm::one_shot : Algorithm::shares);
-    EXPECT_EQ(region.choose(Op::reduce, 128 * kKiB + 1), Algorithm::shares);
+    EXPECT_EQ(region.choose(Op::reduce, 16 * kKiB + 1), Algorithm::shares);
   }
 }
 

@@ -84,8 +84,10 @@ class Race {
         Row row;
         row.cell = cell;
         row.figures = *answer.figures;
+        // A root that only gives is through with a loop before the others are.
+        const double us = collective::info(op_).rooted ? row.figures.p50_us : compared(row);
         const auto known = lap.us.find(algorithm);
-        lap.us[algorithm] = known == lap.us.end() ? compared(row) : std::min(known->second, compared(row));
+        lap.us[algorithm] = known == lap.us.end() ? us : std::min(known->second, us);
       }
     }
     return lap;
