@@ -28,6 +28,9 @@ struct Contest {
 struct Lap {
   std::uint64_t bytes = 0;
   std::map<collective::Algorithm, double> us;
+
+  /// Takes what was less in another lap of that size.
+  void take_less(const Lap& other);
 };
 
 /// The sizes at which one algorithm of `row` should give way to the next, so that all laps (of growing sizes) take least; borders stand

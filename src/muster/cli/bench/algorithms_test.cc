@@ -47,6 +47,12 @@ TEST(Fit, PassesOverWhatWinsNowhereAndWhatCannot) {
   EXPECT_EQ(fit(kThree, laps), (Rule{{Algorithm::direct, 512}, {Algorithm::ring}}));
 }
 
+TEST(Lap, KeepsWhatWasLess) {
+  Lap lap{8, {{Algorithm::bruck, 1.0}, {Algorithm::direct, 3.0}}};
+  lap.take_less({8, {{Algorithm::bruck, 2.0}, {Algorithm::direct, 1.05}, {Algorithm::ring, 2.0}}});
+  EXPECT_EQ(lap.us, (std::map<Algorithm, double>{{Algorithm::bruck, 1.0}, {Algorithm::direct, 1.05}, {Algorithm::ring, 2.0}}));
+}
+
 TEST(Upset, IsWhatIsMoreThanATenthFaster) {
   const Lap lap{8, {{Algorithm::bruck, 1.0}, {Algorithm::direct, 1.05}, {Algorithm::ring, 2.0}}};
   EXPECT_FALSE(upset(lap, Algorithm::bruck));
