@@ -6,7 +6,8 @@
 Libraries are compared by p50_us from 64 KiB up and by loop_us below. A rival's figure over ours is how many times as fast we are. A cell
 is kept too where ours is within 1.15 of what the machine itself needs (rows of `muster bench floors`). Training steps (`muster bench ddp
 --stock`) are compared by what they take longer than the model alone, until all ranks are done; of stock torch's it is also told, not judged,
-without what it takes where nothing is sent; and how much sooner a job has started that meets in a file. What each promise needs and the rows do not have is said, not passed over.
+without what it takes where nothing is sent; and how many times as fast a job starts that meets in a file. What each promise needs and the
+rows do not have is said, not passed over.
 """
 
 import json
@@ -65,7 +66,8 @@ class Floors:
         return {
             "all_reduce": r * (into + reduced + 1 / r / 2 + out),
             "reduce_scatter": r * (into + reduced),
-            "reduce": r * (into + reduced) + rest,
+            # Each reduces a share and the root fetches the results, or the root reduces all.
+            "reduce": min(r * (into + reduced) + rest, r - 1 + (r + 1) / 2),
             "broadcast": r,
             "all_gather": r * (1 / r + 1),
             "all_to_all": r * (into + 1 / r + out),
@@ -221,7 +223,8 @@ def main(paths):
         row = rows.services.get((bench, count), {})
         results.append(report_figure(f"{bench}, {count} at once: times as fast as stock torch's", over(row.get("stock_us"), row.get("muster_us")), least=least))
     for count, row in sorted((count, row) for (bench, count), row in rows.services.items() if bench == "init_file"):
-        print(f"      init, {count} at once, meeting in a file: {row['stock_us'] / row['muster_us']:.1f} times as fast as stock torch's")
+        if row["stock_us"] > 0:
+            print(f"      init, {count} at once, meeting in a file: {row['stock_us'] / row['muster_us']:.1f} times as fast as stock torch's")
     for count in (2, 16, 32):
         us = rows.services.get(("new_group", count), {}).get("muster_us")
         results.append(report_figure(f"new_group on {count} ranks, microseconds", us, most=1000))

@@ -64,9 +64,8 @@ def free_port():
         return listener.getsockname()[1]
 
 
-def init_over_tcp():
-    method = f"tcp://127.0.0.1:{free_port()}"
-    return lambda options, rank: init(options, rank, method)
+def init_over_tcp(options, rank):
+    init(options, rank, f"tcp://127.0.0.1:{options.port}")
 
 
 def new_group(options, rank):
@@ -100,7 +99,8 @@ def main():
     options = parser.parse_args()
     if options.what == "launch":
         return launch(options)
-    body = {"get": get, "init": init_over_tcp(), "init_file": init, "new_group": new_group}[options.what]
+    body = {"get": get, "init": init_over_tcp, "init_file": init, "new_group": new_group}[options.what]
+    options.port = free_port() if options.what == "init" else 0
     ranks = os.fork()
     if ranks == 0:
         while options.what == "get" and not os.path.exists(f"{options.folder}/port"):

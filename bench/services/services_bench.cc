@@ -231,7 +231,8 @@ int main(int count, char** words) {
     return command;
   };
   auto* store = add("store", "get from a TCPStore, by clients that are processes", "clients, comma separated; 1,32");
-  auto* group = add("group", "init_process_group, over TCP and over a file, until the last rank is through, and new_group", "ranks, comma separated; 2,16,32");
+  auto* group = add("group", "init_process_group, over TCP and over a file, until the last rank is through, and new_group",
+                    "ranks, comma separated; 2,16,32");
   add("launch", "muster run beside torchrun, of a Python program that does nothing", "ranks, comma separated; 2");
   double idle_seconds = 10;
   auto* idle = app.add_subcommand("idle", "what a group costs that does nothing, and one that waits for a rank that is late");

@@ -25,11 +25,14 @@ Addresses search(const std::string& host, std::uint16_t port, const Resolver& re
   // A closing dot makes the resolver read digits as a name; it must not be handed an address of one number.
   auto found = resolver(host + ".", port);
   if (found) return found;
-  return Status(Code::network, "cannot find the address of host \"" + host +
-                                   "\" (digits only: taken as a name, not as an address): " + found.status().message());
+  return Status(Code::network, "cannot find the address of " + describe_host(host) + ": " + found.status().message());
 }
 
 }  // namespace
+
+std::string describe_host(const std::string& name) {
+  return "host \"" + name + (only_digits(name) ? "\" (digits only: taken as a name, not as an address)" : "\"");
+}
 
 /// Shared with the thread, which may outlive the search.
 struct NameSearch::State {
@@ -65,7 +68,7 @@ void NameSearch::ask(std::string name, std::uint16_t port, Resolver resolver) {
   try {
     std::thread([state = state_, name, port, resolver = std::move(resolver)] { state->give(search(name, port, resolver)); }).detach();
   } catch (const std::system_error& error) {
-    state_->give(Status(Code::exhausted, "cannot start a thread to find the address of host \"" + name + "\": " + error.what()));
+    state_->give(Status(Code::exhausted, "cannot start a thread to find the address of " + describe_host(name) + ": " + error.what()));
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
@@ -85,7 +88,7 @@ Addresses resolve(const std::string& host, std::uint16_t port, TimePoint deadlin
   const TimePoint begin = steady_clock().now();
   NameSearch search(host, port, std::move(resolver));
   if (const Addresses* answer = search.wait(deadline)) return *answer;
-  return Status(Code::timed_out, "cannot find the address of host \"" + host + "\": the resolver did not answer within " +
+  return Status(Code::timed_out, "cannot find the address of " + describe_host(host) + ": the resolver did not answer within " +
                                      describe(steady_clock().now() - begin) +
                                      "; check the name and this host's name service, or give a numeric address");
 }

@@ -44,6 +44,8 @@ class SocketAddress {
 
 /// Asks whoever knows the names: the system's resolver, or a test's own. May block for as long as it likes.
 using Resolver = std::function<Result<std::vector<SocketAddress>>(const std::string& host, std::uint16_t port)>;
+/// `host "NAME"`, for messages; of digits alone it says what they are taken for.
+std::string describe_host(const std::string& name);
 /// getaddrinfo, for one name.
 Result<std::vector<SocketAddress>> ask_resolver(const std::string& host, std::uint16_t port);
 

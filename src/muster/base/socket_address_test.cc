@@ -30,15 +30,12 @@ TEST(SocketAddress, KnowsLoopbackAndMulticast) {
   EXPECT_EQ(SocketAddress().host(), "no address");
 }
 
-TEST(SocketAddress, ResolvesNumbersNamesAndNamesOfDigits) {
+TEST(SocketAddress, ResolvesNumbersAndNames) {
   EXPECT_EQ(resolve("127.0.0.1", 5, TimePoint::max())->front().text(), "127.0.0.1:5");
   EXPECT_EQ(resolve("[::1]", 5, TimePoint::max())->front().text(), "[::1]:5");
   const auto local = resolve("localhost", 5, TimePoint::max());
   ASSERT_TRUE(local.ok());
   for (const auto& address : *local) EXPECT_TRUE(address.is_loopback());
-  const Status digits = resolve("12345", 5, TimePoint::max()).status();
-  EXPECT_NE(digits.message().find("12345"), std::string::npos) << digits.message();
-  EXPECT_NE(digits.message().find("name"), std::string::npos) << digits.message();
   const Status unknown = resolve("no-such-host.invalid", 5, TimePoint::max()).status();
   EXPECT_EQ(unknown.code(), Code::network);
   EXPECT_NE(unknown.message().find("no-such-host.invalid"), std::string::npos);
@@ -71,7 +68,9 @@ TEST(SocketAddress, ResolverIsAskedForDigitsAsAName) {
   const auto echo = [](const std::string& host, std::uint16_t) -> Result<std::vector<SocketAddress>> {
     return Status(Code::network, "asked for <" + host + ">");
   };
-  EXPECT_NE(resolve("12345", 5, TimePoint::max(), echo).status().message().find("<12345.>"), std::string::npos);
+  const Status digits = resolve("12345", 5, TimePoint::max(), echo).status();
+  EXPECT_NE(digits.message().find("<12345.>"), std::string::npos) << digits.message();
+  EXPECT_NE(digits.message().find("taken as a name"), std::string::npos) << digits.message();
   EXPECT_NE(resolve("[node1]", 5, TimePoint::max(), echo).status().message().find("<node1>"), std::string::npos);
 }
 

@@ -233,6 +233,23 @@ TEST(RegionFailure, ARootThatIsReadInItsMemoryFailsAtOnce) {
 }
 
 // What a process has closed to others (prctl), they do not try to read.
+// It waits for windows that its root will never empty. (The root is through: nobody reads what it gives.)
+TEST(RegionFailure, AGiverOfAReduceSeesThatItsRootCallsSomethingElse) {
+  Random random(1);
+  RegionJob job(2);
+  CallShape shape = shape_of(Op::broadcast, 1 << 20, 0);
+  shape.root = 0;
+  TestCall broadcast(shape, 2, 1, random);
+  shape.op = Op::reduce;
+  TestCall reduce(shape, 2, 1, random);
+  auto root = job.run(0, broadcast.args(0), broadcast.fingerprint(0));
+  EXPECT_FALSE(root.step());
+  auto giver = job.run(1, reduce.args(1), reduce.fingerprint(1));
+  ASSERT_TRUE(giver.step());
+  EXPECT_EQ(giver.result().code(), Code::mismatch);
+  EXPECT_EQ(job.channels[0]->failure().code(), Code::mismatch);
+}
+
 TEST(RegionFailure, MemoryOfAProcessThatIsClosedToOthersGoesThroughWindows) {
   Random random(1);
   RegionJob job(3, {}, true);

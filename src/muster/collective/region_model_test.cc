@@ -472,11 +472,14 @@ class Script {
     if (in_arena(me_)) {
       for (int share = 0; share < members_; ++share) write(me_, kArenaOutput + share, tag(call, me_, 0));  // the caller
       raise(kDrained, end_of(call));
+    } else {
+      wait_free(windows_[index(me_)] % kModelWindows);  // whether or not the root is to fill it
     }
     raise(kLine, position(call, 0));
     for (int other = 0; other < members_; ++other) {
       if (other != me_) wait(other, kLine, position(call, 0));
     }
+    if (at_root && arena == 0) raise(kDrained, end_of(call));
     if (at_root && root_gives) {
       fill(call, 0, kReduced);
       raise(kFilled, after(call, 0));
@@ -512,7 +515,7 @@ class Script {
         if (!at_root && in_arena(root)) write(root, kArenaOutput + me_, tag(call, me_, 100 + turn));
         raise(kReduced, turn + 1 < rounds ? after(call, turn) : end_of(call));
       }
-      if (at_root && !in_arena(me_) && turn > 0) {
+      if (at_root && root_gives && turn > 0) {
         for (int other = 0; other < members_; ++other) {
           if (!in_arena(other)) continue;
           wait(other, kReduced, after(call, turn - 1));
@@ -543,8 +546,12 @@ class Script {
   }
   void wait_free(int buffer) {
     const Free& use = free_[index(buffer)];
-    if (use.position == 0 || forgets_ || use.reader == me_) return;
-    use.reader < 0 ? wait_all(use.counter, use.position) : wait(use.reader, use.counter, use.position);
+    if (use.position == 0 || forgets_) return;
+    if (use.reader < 0) {
+      wait_all(use.counter, use.position);
+    } else {
+      wait(use.reader, use.counter, use.position);
+    }
   }
   void fill(std::uint64_t call, int step, int counter) {
     const int buffer = windows_[index(me_)]++ % kModelWindows;

@@ -128,15 +128,16 @@ void RegionMember::settle(Reduction& job) {
   if (!job.by_root) return;
   const auto others = std::count_if(sources_.begin(), sources_.end(), [](const Source& each) { return each.place == Place::arena; });
   if (others == group_size()) return job.cut(layout_.window_bytes);  // nobody has filled a window
-  const bool root_gives = sources_[static_cast<std::size_t>(job.root)].place == Place::window;
-  job.late = others > 0 && root_gives && !job.scaled;
+  job.late = others > 0 && sources_[static_cast<std::size_t>(job.root)].place == Place::window;
   if (rank_ != job.root) return;
   if (job.late) {
     fill_input(job, 0);
     advance(Counter::filled, position(sequence_, 1));
     wake_others();
-  } else if (!job.scaled) {
-    job.staged = false;
+  } else if (others == 0) {
+    job.staged = job.scaled;
+    job.copies = false;
+    advance(Counter::drained, end_of(sequence_));
   }
 }
 
@@ -240,7 +241,12 @@ Task<Status> RegionMember::reduce_shares(const Args& args, const transport::Fing
   if (!job.copies) advance(Counter::drained, end_of(sequence_));
   publish(call);
   for (std::size_t round = 1; !reduces && round < job.rounds; ++round) {
-    if (!co_await come(until_free(window_uses_[next_window_ % kWindows]))) co_return channel_.failure();
+    auto free = until_free(window_uses_[next_window_ % kWindows]);
+    const auto ready = [&] {
+      see_all(sequence_);  // who calls something else never empties it
+      return free();
+    };
+    if (!co_await come(ready)) co_return channel_.failure();
     fill_input(job, round);
     advance(Counter::filled, position(sequence_, round + 1));
     wake_others();

@@ -31,7 +31,7 @@ inline std::size_t read_bytes(std::size_t members) {
 /// As much of them at a time: beyond that the call asks whether the group has failed.
 inline constexpr std::size_t kReadPiece = 4 * 1024 * 1024;
 /// Staged memory is handed back (`base/hand_back.h`) where all members together stage at most that much in a call: more has left the caches
-/// until it is written again.
+/// until it is written again. (Between two members a broadcast and a reduce come in rounds that stay there, whatever their size.)
 inline constexpr std::size_t kHandedBytes = 512 * 1024;
 /// Of the next call's slot so much is fetched while this call waits (`fetch_ahead`), so that needs no handing back. Beyond that the caches
 /// have better to do.

@@ -48,7 +48,10 @@ class TestFabric final : public transport::Fabric {
   void declare_dead(int, Status) override {}
   void suspend_heartbeats(bool) override {}
 
+  int cores() const override { return shared_cores > 0 ? shared_cores : usable_cores(); }
+
   int dead = -1;
+  int shared_cores = 0;  // by all ranks; 0: those of this machine
 };
 
 /// The failure of one member's channel reaches the others when `spread` says so.
@@ -113,8 +116,10 @@ struct Told final : Meanwhile {
 class RegionJob {
  public:
   /// `reads`: whether members can read each other's memory where it is, as the system may forbid; by seed and size where it does not
-  /// matter. `crowded`: the ranks share cores, as the selection of algorithms sees it.
-  explicit RegionJob(int size, const transport::ArenaLookup& lookup = {}, std::optional<bool> reads = {}, bool crowded = false) {
+  /// matter. `crowded`: whether the ranks share one core or have one each; else as on this machine.
+  explicit RegionJob(int size, const transport::ArenaLookup& lookup = {}, std::optional<bool> reads = {},
+                     std::optional<bool> crowded = {}) {
+    if (crowded) fabric.shared_cores = *crowded ? 1 : size;
     transport::RegionShape shape;
     for (int member = 0; member < size; ++member) shape.ranks.push_back(job_rank(member));
     shape.ring_bytes = 4096;
@@ -135,7 +140,7 @@ class RegionJob {
     }
     auto segment = regions[0]->claim(RegionGroup::segment_bytes(size));
     EXPECT_TRUE(segment.ok()) << segment.status().message();
-    const Selection selection(Ground::region, size, {.per_host = size, .per_core = crowded ? 2 : 1});
+    const Selection selection(Ground::region, size, {.per_host = size, .per_core = crowded.value_or(false) ? 2 : 1});
     for (int member = 0; member < size; ++member) {
       groups.push_back(RegionGroup::attach(*regions[at(member)], *segment, *channels[at(member)], selection));
     }

@@ -76,9 +76,6 @@ TEST(Rendezvous, MalformedUrlsAreNamed) {
 TEST(Rendezvous, DigitsAreAName) {
   EXPECT_FALSE(SocketAddress::numeric("12345", 1).ok());
   EXPECT_EQ(parse_init_url("tcp://12345:29500")->host, "12345");
-  const Environment environment({});
-  const Status status = rendezvous({"tcp://999999999:29500", 1, 2, "", seconds(3)}).status();  // time for the resolver
-  EXPECT_TRUE(mentions(status, "taken as a name")) << status.message();
 }
 
 // spec: B13 a rank outside 0..world_size-1 is an error; world_size has no default

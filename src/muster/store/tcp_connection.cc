@@ -97,7 +97,7 @@ class Impatience {
 
 Result<std::vector<SocketAddress>> find(const TcpEndpoint& endpoint, TimePoint deadline, Impatience& impatience, const Resolver& resolver) {
   NameSearch search(endpoint.host, endpoint.port, resolver);
-  const Status silent(Code::timed_out, "the resolver does not answer for host \"" + endpoint.host + "\"");
+  const Status silent(Code::timed_out, "the resolver does not answer for " + describe_host(endpoint.host));
   if (const auto* early = search.wait(std::min(deadline, impatience.tells_at()))) return *early;
   impatience.look(now(), silent.message());
   const auto* answer = search.wait(deadline);

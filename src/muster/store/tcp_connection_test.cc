@@ -61,6 +61,26 @@ TEST(TcpConnection, ResolverThatHangs) {
   end.set_value();
 }
 
+// spec: B5 all-digit host names are names, which the error tells whether or not the resolver answers
+TEST(TcpConnection, DigitsAreAName) {
+  std::promise<void> end;
+  const auto hangs = [over = end.get_future().share()](const std::string&, std::uint16_t) -> Result<std::vector<SocketAddress>> {
+    over.wait();
+    return Status(Code::network, "over");
+  };
+  const auto knows_nothing = [](const std::string&, std::uint16_t) -> Result<std::vector<SocketAddress>> {
+    return Status(Code::network, "not known");
+  };
+  auto endpoint = nobody();
+  endpoint.host = "12345";
+  for (const Resolver& resolver : {Resolver(hangs), Resolver(knows_nothing)}) {
+    Status status;
+    logged(endpoint, milliseconds(100), &status, resolver);
+    EXPECT_NE(status.message().find("\"12345\" (digits only: taken as a name"), std::string::npos) << status.message();
+  }
+  end.set_value();
+}
+
 // Nothing is said where the server is only a moment late.
 TEST(TcpConnection, SaysNothingTooEarly) {
   ::testing::internal::CaptureStderr();

@@ -30,7 +30,7 @@ TEST(ChannelCredit, SmallMessagesAskOnceTheCreditIsSpent) {
   }
   Frame credit = frame_of(FrameKind::credit);
   credit.header.amount = kEagerCredit;
-  credit.header.tag = 16;
+  credit.header.tag = kEagerCredit / kEagerBytes;
   job.say(1, credit);
   job.channel().send(1, 0, as_bytes(payload), {});
   EXPECT_EQ(kinds(job.heard(1)), (std::vector{FrameKind::eager}));

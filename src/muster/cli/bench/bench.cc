@@ -323,9 +323,8 @@ int run_bench(const std::vector<std::string>& arguments) {
   if (options.p2p) options.ops = {"ping_pong"};
   CLI::App app(
       "Times muster's collectives between processes of this machine, alone or against other libraries in the same run.\n"
-      "Every rank rewrites its buffer before each call. loop: back to back, rewrite included, median of 11 loops (3 of a library whose "
-      "one\n"
-      "call takes five times as long as all loops were to).\n"
+      "Every rank rewrites its buffer before each call. loop: back to back, rewrite included, median of 11 loops (3, and 3 calls for p50,\n"
+      "of a library whose one call takes five times as long as all loops were to).\n"
       "p50: one call after a barrier, from the last rank's start to the last rank's end. Microseconds.\n"
       "Libraries are compared by p50 from 64 KiB up and by loop below; a ratio below 1 is faster than the best rival.\n"
       "Which algorithm runs at which size: --tune, --check-selection, --simulate.\n"
