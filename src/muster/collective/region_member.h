@@ -162,7 +162,7 @@ class RegionMember final : public RegionGroup {
   Task<Status> pull(const Args& args, const transport::Fingerprint& call);
   void place(const Args& args, Flow& flow);
   Flow flow_of(const Args& args) const;
-  std::size_t broadcast_chunk(std::size_t bytes) const;
+  std::size_t relayed_chunk(const Args& args, const Flow& flow) const;
   bool hands_back(const Args& args, const Flow& flow) const;
   ConstBytes given(const Args& args, const Flow& flow, int reader) const;
   // Where what `source` gives goes, or is reduced into.

@@ -17,7 +17,7 @@ namespace muster::collective::region {
 namespace {
 
 // Of two ranks. Windows of that size stay in the caches.
-constexpr std::size_t kBroadcastChunk = 256 * 1024;
+constexpr std::size_t kRelayedChunk = 256 * 1024;
 
 // Nearly always one or none: a division would cost more than all the rest.
 std::size_t chunks(std::size_t bytes, std::size_t chunk) {
@@ -49,7 +49,7 @@ RegionMember::Flow RegionMember::flow_of(const Args& args) const {
     flow.last = group_size();
   }
   flow.chunk = flow.lists ? layout_.column_bytes : layout_.window_bytes;
-  if (args.op == Op::broadcast) flow.chunk = broadcast_chunk(args.outputs[0].size());
+  if (size() == 2 && (from_root || to_root) && !flow.combines) flow.chunk = std::min(flow.chunk, relayed_chunk(args, flow));
   for (int source = flow.first; source < flow.last; ++source) {
     if (source == rank_ && !flow.combines) continue;
     flow.takes = std::max(flow.takes, chunks(taken(args, source).size(), flow.chunk));
@@ -59,11 +59,12 @@ RegionMember::Flow RegionMember::flow_of(const Args& args) const {
   return flow;
 }
 
-/// Where one reader waits for the root, it empties a window while the root fills the next: several even for what would fit into one, as
-/// many as the root may fill without waiting. Several readers that share cores are better served by few windows.
-std::size_t RegionMember::broadcast_chunk(std::size_t bytes) const {
-  if (size() > 2) return layout_.window_bytes;
-  return std::clamp(align_up(bytes / kWindows, kCacheLine), std::size_t{32 * 1024}, kBroadcastChunk);
+/// Between two, one gives and the other takes: it empties a window while the other fills the next. Several even for what would fit into
+/// one, as many as can be filled without waiting. (Several readers that share cores are better served by few windows.)
+std::size_t RegionMember::relayed_chunk(const Args& args, const Flow& flow) const {
+  const int other = 1 - rank_;
+  const std::size_t bytes = flow.gives ? given(args, flow, other).size() : taken(args, other).size();
+  return std::clamp(align_up(bytes / kWindows, kCacheLine), std::size_t{32 * 1024}, kRelayedChunk);
 }
 
 /// Whether a giver's lines are still in this member's cache when the giver writes there again. A broadcast's are in the chunks that it
@@ -353,7 +354,8 @@ Task<Status> RegionMember::pull(const Args& args, const transport::Fingerprint& 
     return std::any_of(table, table + size(), [](const Slice& slice) { return in_place(slice.place); });
   }();
   if (begins) publish(call);
-  copy_own(args, flow);
+  const bool takes_nothing = flow.last == 0;
+  if (!takes_nothing) copy_own(args, flow);
   if (flow.scaled && flow.last > 0) {
     if (Status resolved = resolve(args, flow, rank_); !resolved) co_return resolved;
   }
@@ -401,6 +403,8 @@ Task<Status> RegionMember::pull(const Args& args, const transport::Fingerprint& 
       wake_others();
     }
   }
+  // A root that scatters: nobody shall wait for windows while it copies what it keeps.
+  if (takes_nothing) copy_own(args, flow);
   if (readers_come_here && !co_await come(until_reached(Counter::drained, end_of(sequence_), flow.reader))) {
     // Who reads here may have all else that it needs, where somebody else gives it that.
     if (flow.last > 0) co_await come_to_rest(Counter::drained, flow.reader);
