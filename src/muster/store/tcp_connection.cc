@@ -31,6 +31,10 @@ constexpr std::size_t kLargeBufferBytes = std::size_t{1} << 20;
 constexpr Duration kTick = seconds(1);
 constexpr Duration kConnectLimit = seconds(5);
 constexpr Duration kGreetingLimit = seconds(3);
+/// So long a client looks for its answer before it sleeps: mostly the answer is there sooner than a sleeper would be woken.
+constexpr Duration kLook = std::chrono::microseconds(60);
+/// After misses in a row it does not look for twice as many answers each time, at most for 2 to the power of this.
+constexpr int kMostMisses = 6;
 /// So often may whoever listens there take a connection and not greet before it is taken for something else than a store.
 constexpr int kMostSilences = 3;
 
@@ -219,10 +223,31 @@ Status TcpConnection::send_all(std::vector<ConstBytes> pieces, TimePoint deadlin
   return {};
 }
 
+/// Looks for what is to come, for a moment; as recv, EAGAIN where nothing came. A miss means that others need the cores, that the server is
+/// far or that a key is not there yet: looking would only cost.
+ssize_t TcpConnection::look() {
+  const TimePoint until = now() + kLook;
+  while (unlooked_ == 0) {
+    const ssize_t n = ::recv(socket_.get(), buffer_.data(), buffer_.size(), MSG_DONTWAIT);
+    if (n >= 0 || (errno != EAGAIN && errno != EINTR)) {
+      misses_ = 0;
+      return n;
+    }
+    std::this_thread::yield();
+    if (now() < until) continue;
+    misses_ = std::min(misses_ + 1, kMostMisses);
+    unlooked_ = 1 << misses_;
+  }
+  --unlooked_;
+  errno = EAGAIN;
+  return -1;
+}
+
 Result<ConstBytes> TcpConnection::receive(TimePoint deadline) {
   for (;;) {
     if (!arm(SO_RCVTIMEO, receive_limit_, deadline)) return Status(Code::timed_out, name_ + " did not answer in time");
-    const ssize_t n = ::recv(socket_.get(), buffer_.data(), buffer_.size(), 0);
+    ssize_t n = look();
+    if (n < 0 && errno == EAGAIN) n = ::recv(socket_.get(), buffer_.data(), buffer_.size(), 0);
     if (n > 0) return ConstBytes(buffer_).first(static_cast<std::size_t>(n));
     if (n == 0) return Status(Code::network, name_ + " closed the connection; the process that hosts it has probably ended");
     if (errno == EINTR || errno == EAGAIN || errno == EWOULDBLOCK) {

@@ -43,6 +43,7 @@ class TcpConnection {
   explicit TcpConnection(Descriptor socket, std::string name);
   Status shake_hands(const TcpEndpoint& endpoint, TimePoint deadline);
   Status send_all(std::vector<ConstBytes> pieces, TimePoint deadline);
+  ssize_t look();
   /// Receives what there is, waiting for the first byte.
   Result<ConstBytes> receive(TimePoint deadline);
   /// How long the next call into the kernel may block; false when the deadline has passed.
@@ -57,6 +58,8 @@ class TcpConnection {
   std::uint64_t next_id_ = 1;
   Duration receive_limit_{0};
   Duration send_limit_{0};
+  int misses_ = 0;    // in a row, of `look`
+  int unlooked_ = 0;  // answers that are still slept for at once
   bool broken_ = false;
 };
 
