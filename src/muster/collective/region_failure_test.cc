@@ -232,8 +232,7 @@ TEST(RegionFailure, ARootThatIsReadInItsMemoryFailsAtOnce) {
   ASSERT_TRUE(finish(tasks));
 }
 
-// What a process has closed to others (prctl), they do not try to read.
-// It waits for windows that its root will never empty. (The root is through: nobody reads what it gives.)
+// It waits for windows that its root will never empty.
 TEST(RegionFailure, AGiverOfAReduceSeesThatItsRootCallsSomethingElse) {
   Random random(1);
   RegionJob job(2);
@@ -250,6 +249,32 @@ TEST(RegionFailure, AGiverOfAReduceSeesThatItsRootCallsSomethingElse) {
   EXPECT_EQ(job.channels[0]->failure().code(), Code::mismatch);
 }
 
+// Who gives without waiting, a reduce or a gather, sees it at its next call: there it waits for the windows of the call before.
+TEST(RegionFailure, AGiverThatIsThroughSeesItAtItsNextCall) {
+  for (const Op op : {Op::reduce, Op::gather}) {
+    SCOPED_TRACE(info(op).name);
+    Random random(1);
+    RegionJob job(2);
+    CallShape shape = shape_of(Op::broadcast, 4, 0);
+    shape.root = 0;
+    TestCall broadcast(shape, 2, 1, random);
+    shape = shape_of(op, 32 * 1024, 0);  // as many windows as there are
+    shape.root = 0;
+    TestCall first(shape, 2, 1, random);
+    TestCall second(shape, 2, 2, random);
+    auto root = job.run(0, broadcast.args(0), broadcast.fingerprint(0));
+    ASSERT_TRUE(root.step());
+    auto giver = job.run(1, first.args(1), first.fingerprint(1));
+    ASSERT_TRUE(giver.step());
+    EXPECT_TRUE(giver.result().ok());
+    auto again = job.run(1, second.args(1), second.fingerprint(1));
+    ASSERT_TRUE(again.step());
+    EXPECT_EQ(again.result().code(), Code::mismatch);
+    EXPECT_EQ(job.channels[0]->failure().code(), Code::mismatch);
+  }
+}
+
+// What a process has closed to others (prctl), they do not try to read.
 TEST(RegionFailure, MemoryOfAProcessThatIsClosedToOthersGoesThroughWindows) {
   Random random(1);
   RegionJob job(3, {}, true);

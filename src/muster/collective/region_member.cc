@@ -283,6 +283,12 @@ RegionMember::Reached RegionMember::until_free(const Use& use) {
   return {*this, use.counter, 0, rank_};  // nobody's
 }
 
+bool RegionMember::Emptied::operator()() {
+  if (free()) return true;
+  my.see_all(limit);
+  return false;
+}
+
 bool RegionMember::someone_gave_up(std::uint64_t sequence) const {
   for (int member = 0; member < group_size(); ++member) {
     if (member == rank_) continue;

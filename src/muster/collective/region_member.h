@@ -89,6 +89,14 @@ class RegionMember final : public RegionGroup {
     int at = 0;
     bool operator()();
   };
+  // Whether my next window is free. Who waits for that looks at what the others call, up to `limit`: who calls something else may never
+  // empty it.
+  struct Emptied {
+    RegionMember& my;
+    Reached free;
+    std::uint64_t limit;
+    bool operator()();
+  };
   // `co_await come(there)`, of a call that is published: waits until `there()`, or until the channel has failed, after which it may
   // never be; returns whether it is. What came before the failure is seen: who failed the channel had seen it, or done it.
   template <class There>
@@ -135,6 +143,7 @@ class RegionMember final : public RegionGroup {
   void wake_others();
   Reached until_reached(Counter counter, Position until, int only = -1);
   Reached until_free(const Use& use);
+  Emptied until_emptied(std::uint64_t limit) { return {*this, until_free(window_uses_[next_window_ % kWindows]), limit}; }
   template <class There>
   Come<There> come(There there) const {
     return Come<There>(*this, std::move(there));

@@ -343,7 +343,7 @@ Task<Status> RegionMember::pull(const Args& args, const transport::Fingerprint& 
   if (begins) place(args, flow);
   const Line& mine = my_line();
   if (flow.steps > 0) {
-    co_await come(until_free(window_uses_[next_window_ % kWindows]));
+    co_await come(until_emptied(sequence_ - 1));
     if (failed()) co_return channel_.failure();
     fill_window(args, flow, 0);
   }
@@ -365,7 +365,7 @@ Task<Status> RegionMember::pull(const Args& args, const transport::Fingerprint& 
   for (std::size_t step = 0; step < steps; ++step) {
     if (read_in_place_ && failed() && someone_gave_up(sequence_)) co_return channel_.failure();  // what is read may be anything
     if (step + 1 < flow.steps) {
-      if (!co_await come(until_free(window_uses_[next_window_ % kWindows]))) co_return channel_.failure();
+      if (!co_await come(until_emptied(sequence_))) co_return channel_.failure();
       fill_window(args, flow, step + 1);
       advance(Counter::filled, position(sequence_, step + 2));
       wake_others();

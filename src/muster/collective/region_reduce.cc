@@ -232,7 +232,7 @@ Task<Status> RegionMember::reduce_shares(const Args& args, const transport::Fing
   mine.first_result = static_cast<std::uint8_t>(next_result_ % kWindows);
   sources_[static_cast<std::size_t>(rank_)] = {mine.place, nullptr, mine.bytes, 0, mine.first_window};
   if (job.staged) {
-    co_await come(until_free(window_uses_[next_window_ % kWindows]));
+    co_await come(until_emptied(sequence_ - 1));
     if (failed()) co_return channel_.failure();
     if (!job.by_root || job.root != rank_ || job.scaled) fill_input(job, 0);
   }
@@ -241,12 +241,7 @@ Task<Status> RegionMember::reduce_shares(const Args& args, const transport::Fing
   if (!job.copies) advance(Counter::drained, end_of(sequence_));
   publish(call);
   for (std::size_t round = 1; !reduces && round < job.rounds; ++round) {
-    auto free = until_free(window_uses_[next_window_ % kWindows]);
-    const auto ready = [&] {
-      see_all(sequence_);  // who calls something else never empties it
-      return free();
-    };
-    if (!co_await come(ready)) co_return channel_.failure();
+    if (!co_await come(until_emptied(sequence_))) co_return channel_.failure();
     fill_input(job, round);
     advance(Counter::filled, position(sequence_, round + 1));
     wake_others();

@@ -226,19 +226,22 @@ Status TcpConnection::send_all(std::vector<ConstBytes> pieces, TimePoint deadlin
 /// Looks for what is to come, for a moment; as recv, EAGAIN where nothing came. A miss means that others need the cores, that the server is
 /// far or that a key is not there yet: looking would only cost.
 ssize_t TcpConnection::look() {
+  if (unlooked_ > 0) {
+    --unlooked_;
+    errno = EAGAIN;
+    return -1;
+  }
   const TimePoint until = now() + kLook;
-  while (unlooked_ == 0) {
+  do {
     const ssize_t n = ::recv(socket_.get(), buffer_.data(), buffer_.size(), MSG_DONTWAIT);
     if (n >= 0 || (errno != EAGAIN && errno != EINTR)) {
       misses_ = 0;
       return n;
     }
     std::this_thread::yield();
-    if (now() < until) continue;
-    misses_ = std::min(misses_ + 1, kMostMisses);
-    unlooked_ = 1 << misses_;
-  }
-  --unlooked_;
+  } while (now() < until);
+  misses_ = std::min(misses_ + 1, kMostMisses);
+  unlooked_ = 1 << misses_;
   errno = EAGAIN;
   return -1;
 }
