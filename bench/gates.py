@@ -179,8 +179,10 @@ class Training:
             for model in self.MODELS:
                 sent = self.share(model, ranks, "stock on muster", "stock ddp", "stock, nothing sent")
                 if sent is not None:
-                    print(f"      of stock torch's DDP, {model} on {ranks} ranks, without its own copying: {sent:.2f} of what sending takes on Gloo")
-        return [report_figure(f"what training takes longer, {model} on {ranks} ranks, share {title}", self.share(model, ranks, *modes), most=most)
+                    print(f"      of stock torch's DDP, {model} on {ranks} ranks, without its own copying: "
+                          f"{sent:.2f} of what sending takes on Gloo")
+        return [report_figure(f"what training takes longer, {model} on {ranks} ranks, share {title}",
+                              self.share(model, ranks, *modes), most=most)
                 for title, most, *modes in self.PROMISES for ranks in self.ranks or (2,) for model in self.MODELS]
 
 
@@ -212,7 +214,8 @@ def main(paths):
         report("4 bytes over TCP between two ranks against Open MPI's tcp",
                rows.cells("private", ("openmpi",), lambda op, r, b: r == 2 and b == 4, "tcp"), 1),
     ]
-    over_tcp = {(op, size): us for (op, ranks, size, kind, wire), us in rows.ours.items() if wire == "tcp" and ranks == 2 and kind == "private"}
+    over_tcp = {(op, size): us for (op, ranks, size, kind, wire), us in rows.ours.items()
+                if wire == "tcp" and ranks == 2 and kind == "private"}
     results += [
         report_figure("4 bytes over TCP there and back, times a busy loopback round trip",
                       over(over_tcp.get(("ping_pong", 4)), rows.floors.simple("tcp round trip", 4)), most=2),
@@ -221,10 +224,12 @@ def main(paths):
     ]
     for bench, count, least in (("get", 1, 2), ("get", 32, 2), ("init", 32, 10)):
         row = rows.services.get((bench, count), {})
-        results.append(report_figure(f"{bench}, {count} at once: times as fast as stock torch's", over(row.get("stock_us"), row.get("muster_us")), least=least))
+        ratio = over(row.get("stock_us"), row.get("muster_us"))
+        results.append(report_figure(f"{bench}, {count} at once: times as fast as stock torch's", ratio, least=least))
     for count, row in sorted((count, row) for (bench, count), row in rows.services.items() if bench == "init_file"):
         if row["stock_us"] > 0:
-            print(f"      init, {count} at once, meeting in a file: {row['stock_us'] / row['muster_us']:.1f} times as fast as stock torch's")
+            ratio = row["stock_us"] / row["muster_us"]
+            print(f"      init, {count} at once, meeting in a file: {ratio:.1f} times as fast as stock torch's")
     for count in (2, 16, 32):
         us = rows.services.get(("new_group", count), {}).get("muster_us")
         results.append(report_figure(f"new_group on {count} ranks, microseconds", us, most=1000))

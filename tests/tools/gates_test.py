@@ -91,14 +91,16 @@ class Gates(unittest.TestCase):
         self.assertEqual(judged(rows)[1], 1)
 
     def test_services(self):
-        rows = [{"bench": "get", "count": 1, "muster_us": 50, "stock_us": 101}, {"bench": "get", "count": 32, "muster_us": 60, "stock_us": 101},
+        rows = [{"bench": "get", "count": 1, "muster_us": 50, "stock_us": 101},
+                {"bench": "get", "count": 32, "muster_us": 60, "stock_us": 101},
                 {"bench": "new_group", "count": 32, "muster_us": 1001, "stock_us": None}]
         self.assertEqual(self.verdicts(rows, "get, "), ["kept", "OPEN"])
         self.assertEqual(self.verdicts(rows, "init, "), ["?"])
         self.assertEqual(self.verdicts(rows, "new_group on "), ["?", "?", "OPEN"])
 
     def test_a_start_is_judged_by_the_way_of_launchers(self):
-        rows = [{"bench": "init", "count": 32, "muster_us": 50, "stock_us": 501}, {"bench": "init_file", "count": 32, "muster_us": 50, "stock_us": 100}]
+        rows = [{"bench": "init", "count": 32, "muster_us": 50, "stock_us": 501},
+                {"bench": "init_file", "count": 32, "muster_us": 50, "stock_us": 100}]
         self.assertEqual(self.verdicts(rows, "init, 32 at once: "), ["kept"])
         self.assertIn("meeting in a file: 2.0 times", self.line(rows, "init, 32 at once, meeting"))
         self.assertEqual(self.verdicts([rows[1]], "init, 32 at once: "), ["?"])

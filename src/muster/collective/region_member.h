@@ -153,6 +153,10 @@ class RegionMember final : public RegionGroup {
   bool quiet(Counter done, int only = -1) const;
   Task<bool> come_to_rest(Counter done, int only = -1);
   bool pause_due(std::size_t bytes);
+  /// Gives the thread away once.
+  static auto pause() {
+    return until([asked = 0]() mutable { return asked++ > 0; });
+  }
   std::optional<std::uint64_t> arena_offset(ConstBytes memory) const;
   std::optional<std::uint64_t> writable_offset(ConstBytes memory) const;
   bool arena_ready(int member) { return region_.arena_ready(local_[static_cast<std::size_t>(member)]); }

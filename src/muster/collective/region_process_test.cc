@@ -16,7 +16,7 @@
 namespace muster::collective {
 namespace {
 
-constexpr int kRanks = 4;
+constexpr int kProcesses = 4;
 constexpr std::size_t kCount = 300'000;
 
 // Sums float64 buffers, in the arena on the ranks of `in_arena`, private on the others; "" or what went wrong.
@@ -55,10 +55,10 @@ TEST(RegionProcesses, AllMapEachOthersArenasInOneCall) {
   };
   for (const Case& run : {Case{15, false}, Case{5, false}, Case{15, true}, Case{6, true}}) {
     const testing::ScratchFolder folder;
-    testing::RankProcesses ranks(kRanks, [&](int rank) -> std::string {
+    testing::RankProcesses ranks(kProcesses, [&](int rank) -> std::string {
       testing::ProcessJobOptions options;
       options.rank = rank;
-      options.world_size = kRanks;
+      options.world_size = kProcesses;
       options.store_path = folder.file("store");
       auto job = testing::join_process_job(options);
       if (!job.ok()) return job.status().message();

@@ -391,11 +391,11 @@ Task<Status> RegionMember::pull(const Args& args, const transport::Fingerprint& 
       if (flow.combines || bytes == 0) continue;
       Status took = take(args, flow, source, step, bytes);
       if (!took) co_return co_await refuse_late(std::move(took));
-      if (pause_due(bytes)) co_await until([asked = 0]() mutable { return asked++ > 0; });
+      if (pause_due(bytes)) co_await pause();
     }
     if (flow.combines && flow.last > 0 && step < flow.takes) {
       combine(args, flow, step);
-      if (pause_due(flow.chunk * size())) co_await until([asked = 0]() mutable { return asked++ > 0; });
+      if (pause_due(flow.chunk * size())) co_await pause();
     }
     if (drains) {
       // With the last of what I take: others may have more windows to fill, for somebody else.

@@ -231,7 +231,7 @@ Task<Status> RegionMember::reduce_shares(const Args& args, const transport::Fing
   mine.first_window = static_cast<std::uint8_t>(next_window_ % kWindows);
   mine.first_result = static_cast<std::uint8_t>(next_result_ % kWindows);
   sources_[static_cast<std::size_t>(rank_)] = {mine.place, nullptr, mine.bytes, 0, mine.first_window};
-  if (job.staged) {
+  if (job.staged) {  // a root that reduces for all has to fill one too, if it learns that others reduce (`settle`)
     co_await come(until_emptied(sequence_ - 1));
     if (failed()) co_return channel_.failure();
     if (!job.by_root || job.root != rank_ || job.scaled) fill_input(job, 0);
@@ -245,6 +245,7 @@ Task<Status> RegionMember::reduce_shares(const Args& args, const transport::Fing
     fill_input(job, round);
     advance(Counter::filled, position(sequence_, round + 1));
     wake_others();
+    if (pause_due(job.length(round) * job.element)) co_await pause();
   }
   if (!reduces) co_return Status();
 
@@ -279,7 +280,7 @@ Task<Status> RegionMember::reduce_shares(const Args& args, const transport::Fing
       }
       advance(Counter::reduced, turn + 1 < job.rounds ? position(sequence_, turn + 1) : end_of(sequence_));
       wake_others();
-      if (pause_due(job.length(turn) * job.element)) co_await until([asked = 0]() mutable { return asked++ > 0; });
+      if (pause_due(job.length(turn) * job.element)) co_await pause();
     }
     if (job.copies && turn > 0) {
       for (int step = 1; step < group_size(); ++step) {

@@ -30,8 +30,8 @@ class TcpConnection {
   static Result<std::unique_ptr<TcpConnection>> open(const TcpEndpoint& endpoint, TimePoint deadline, bool was_there,
                                                      Duration patience = std::chrono::seconds(5), const Resolver& resolver = ask_resolver);
 
-  /// One write, and one read where the reply is small and does not make the caller wait for more. After a failure of the connection itself
-  /// (`broken`) it can only be thrown away: the reply may still come.
+  /// One write of the request, then reads until the reply is there: the first look for a moment (`look`), then asleep in the kernel. After
+  /// a failure of the connection itself (`broken`) it can only be thrown away: the reply may still come.
   Reply exchange(const Request& request, TimePoint deadline);
   /// Sends a request and waits for nothing. Its reply, if one comes, is not for this connection's other calls: use it for nothing else.
   Status post(const Request& request, TimePoint deadline);

@@ -1,271 +1,21 @@
-// The protocol of the shared region as a model, explored in every interleaving of its accesses to shared memory.
+// Windows, results and counters of the shared region (`RegionMember::pull`, `reduce_shares`) as a model, explored in every interleaving of
+// its accesses to shared memory.
 //
-// Two models, with rings of two so that every buffer is reused within a few calls. `Lines`: control lines, run-ahead, late looks
-// (`RegionMember::room_for_line`, `see`, `publish`). `Buffers`: windows, results and counters (`pull`, `reduce_shares`). In each state that
-// can be reached: nobody writes what somebody else reads; what is read is what was meant; somebody can go on until all are done.
-// Removing any one wait from a model makes its test fail; the tests at the end check that for the waits that are easiest to forget.
+// Two windows and two results a member, so that each is reused within a few calls. In each state that can be reached: nobody writes what
+// somebody else reads; what is read is what was meant; somebody can go on until all are done. Removing any one wait makes a test fail;
+// the test at the end checks that for those that are easiest to forget.
 #include <gtest/gtest.h>
 
 #include <array>
 #include <cstdint>
-#include <functional>
 #include <string>
-#include <string_view>
-#include <type_traits>
-#include <unordered_set>
 #include <vector>
 
+#include "muster/collective/region_model_test.h"
 #include "muster/collective/region_segment.h"
-#include "muster/testing/budget.h"
 
 namespace muster::collective::region {
 namespace {
-
-struct Hash {
-  template <class State>
-  std::size_t operator()(const State& state) const {
-    if constexpr (std::has_unique_object_representations_v<State>) {
-      return std::hash<std::string_view>()({reinterpret_cast<const char*>(&state), sizeof state});
-    } else {
-      return std::hash<std::string_view>()({reinterpret_cast<const char*>(state.data()), state.size() * sizeof state[0]});
-    }
-  }
-};
-
-/// Visits every state that `next` reaches from `first`; "" or what is wrong. `next` appends the successors, or returns what is wrong.
-template <class State, class Next>
-std::string explore(const State& first, Next next, std::size_t* visited = nullptr) {
-  std::unordered_set<State, Hash> known{first};
-  std::vector<State> open{first};
-  std::vector<State> successors;
-  while (!open.empty()) {
-    const State state = open.back();
-    open.pop_back();
-    successors.clear();
-    if (std::string wrong = next(state, successors); !wrong.empty()) return wrong;
-    for (const State& successor : successors) {
-      if (known.insert(successor).second) open.push_back(successor);
-    }
-  }
-  if (visited != nullptr) *visited = known.size();
-  return "";
-}
-
-// ---- Lines ----
-
-constexpr int kMembers = 3;
-constexpr int kRing = 2;
-
-// What a call needs of the others' lines: those of all, of one root (who needs none), or, at the root, of all (others none).
-struct ModelCall {
-  enum class Needs { all, from_root, at_root } needs = Needs::all;
-  int root = 0;
-  bool reads(int member, int other) const {
-    if (member == other) return false;
-    switch (needs) {
-      case Needs::all: return true;
-      case Needs::from_root: return other == root;
-      case Needs::at_root: return member == root;
-    }
-    return false;
-  }
-};
-
-enum class Stage : std::uint8_t { room, payload, sequence, read, done };
-
-struct LineState {
-  struct Shared {
-    std::array<std::uint8_t, kRing> sequence{};  // what readers look at first
-    std::array<std::uint8_t, kRing> payload{};   // the call whose payload stands there; 255: being written
-    std::array<std::uint8_t, kRing> told{};      // Line::seen
-    std::uint8_t seen = 0;                       // Progress::seen
-    auto operator<=>(const Shared&) const = default;
-  };
-  struct Local {
-    Stage stage = Stage::room;
-    std::uint8_t call = 1;
-    std::array<std::uint8_t, kMembers> next{1, 1, 1};
-    std::array<std::uint8_t, kMembers> known{};
-    std::array<std::uint8_t, kMembers> read{};  // ghost: last call whose payload was read or was not needed
-    auto operator<=>(const Local&) const = default;
-  };
-  std::array<Shared, kMembers> shared;
-  std::array<Local, kMembers> local;
-  auto operator<=>(const LineState&) const = default;
-};
-
-struct LineRules {
-  bool word = true;       // a waiting member brings Progress::seen up to date
-  bool others = true;     // room waits for what others have seen
-  bool published = true;  // who has published this call has found room
-};
-
-class LineModel {
- public:
-  LineModel(std::vector<ModelCall> calls, LineRules rules = {}) : calls_(std::move(calls)), rules_(rules) {}
-
-  std::string operator()(const LineState& state, std::vector<LineState>& out) const {
-    bool all_done = true;
-    for (int member = 0; member < kMembers; ++member) {
-      all_done = all_done && at(state, member).stage == Stage::done;
-      if (std::string wrong = step(state, member, out); !wrong.empty()) return wrong;
-    }
-    if (out.empty() && !all_done) return "nobody can go on: " + describe(state);
-    return "";
-  }
-
- private:
-  static const LineState::Local& at(const LineState& state, int member) { return state.local[static_cast<std::size_t>(member)]; }
-  static std::size_t slot(int call) { return static_cast<std::size_t>(call % kRing); }
-
-  // One look at the next line of `other`, up to `limit`; false where there is nothing new.
-  bool look(LineState& state, int member, int other, int limit) const {
-    auto& mine = state.local[static_cast<std::size_t>(member)];
-    auto& next = mine.next[static_cast<std::size_t>(other)];
-    const auto& theirs = state.shared[static_cast<std::size_t>(other)];
-    if (next > limit || theirs.sequence[slot(next)] != next) return false;
-    auto& known = mine.known[static_cast<std::size_t>(other)];
-    known = std::max(known, theirs.told[slot(next)]);
-    ++next;
-    return true;
-  }
-
-  std::uint8_t seen_by(const LineState& state, int member, int limit) const {
-    int seen = limit;
-    for (int other = 0; other < kMembers; ++other) {
-      if (other != member) seen = std::min<int>(seen, at(state, member).next[static_cast<std::size_t>(other)] - 1);
-    }
-    return static_cast<std::uint8_t>(seen);
-  }
-
-  // Every access to shared memory is a step of its own; those that change nothing are left out.
-  std::string step(const LineState& state, int member, std::vector<LineState>& out) const {
-    const auto index = static_cast<std::size_t>(member);
-    const auto& mine = at(state, member);
-    const auto add = [&](auto change) {
-      LineState next = state;
-      change(next, next.local[index], next.shared[index]);
-      if (next != state) out.push_back(next);
-    };
-    const int call = mine.call;
-    switch (mine.stage) {
-      case Stage::room: {
-        bool room = true;
-        for (int other = 0; other < kMembers; ++other) {
-          if (other == member) continue;
-          const auto o = static_cast<std::size_t>(other);
-          add([&](LineState& next, auto&, auto&) { look(next, member, other, call - 1); });
-          add([&](LineState& next, auto& local, auto&) { local.known[o] = std::max(local.known[o], next.shared[o].seen); });
-          if (rules_.published && state.shared[o].sequence[slot(call)] == call && mine.known[o] + kRing < call) {
-            add([&](LineState&, auto& local, auto&) { local.known[o] = static_cast<std::uint8_t>(call - kRing); });
-          }
-          if (call > kRing && (mine.next[o] + kRing <= call || (rules_.others && mine.known[o] + kRing < call))) room = false;
-        }
-        if (room) {
-          add([](LineState&, auto& local, auto&) { local.stage = Stage::payload; });
-        } else if (rules_.word) {
-          add([&](LineState& next, auto&, auto& shared) { shared.seen = std::max(shared.seen, seen_by(next, member, call - 1)); });
-        }
-        return "";
-      }
-      case Stage::payload: {
-        // Overwriting: every member must have looked at what stood here, and must have read it if it needed it.
-        for (int other = 0; other < kMembers && call > kRing; ++other) {
-          if (other == member) continue;
-          const auto& reader = at(state, other);
-          const int old = call - kRing;
-          if (reader.next[index] <= old)
-            return "line " + std::to_string(old) + " is overwritten before it was looked at: " + describe(state);
-          if (calls_[static_cast<std::size_t>(old - 1)].reads(other, member) && reader.read[index] < old) {
-            return "line " + std::to_string(old) + " is overwritten before it was read: " + describe(state);
-          }
-        }
-        add([&](LineState& next, auto& local, auto& shared) {
-          shared.payload[slot(call)] = static_cast<std::uint8_t>(call);
-          shared.told[slot(call)] = seen_by(next, member, call - 1);
-          local.stage = Stage::sequence;
-        });
-        return "";
-      }
-      case Stage::sequence:
-        add([&](LineState&, auto& local, auto& shared) {
-          shared.sequence[slot(call)] = static_cast<std::uint8_t>(call);
-          local.stage = Stage::read;
-        });
-        return "";
-      case Stage::read: {
-        bool complete = true;
-        for (int other = 0; other < kMembers; ++other) {
-          const auto o = static_cast<std::size_t>(other);
-          if (other == member || !calls_[static_cast<std::size_t>(call - 1)].reads(member, other)) continue;
-          complete = complete && mine.read[o] == call;
-          if (mine.next[o] <= call) {
-            add([&](LineState& next, auto&, auto&) { look(next, member, other, call); });
-          } else if (mine.read[o] != call) {
-            if (state.shared[o].payload[slot(call)] != call) return "read another call's payload: " + describe(state);
-            add([&](LineState&, auto& local, auto&) { local.read[o] = static_cast<std::uint8_t>(call); });
-          }
-        }
-        if (!complete) return "";
-        add([&](LineState&, auto& local, auto&) {
-          if (local.call == calls_.size()) {
-            local.stage = Stage::done;
-          } else {
-            ++local.call;
-            local.stage = Stage::room;
-          }
-        });
-        return "";
-      }
-      case Stage::done: return "";
-    }
-    return "";
-  }
-
-  std::string describe(const LineState& state) const {
-    std::string text;
-    for (int member = 0; member < kMembers; ++member) {
-      const auto& mine = at(state, member);
-      text += "member " + std::to_string(member) + " in call " + std::to_string(mine.call) + " stage " +
-              std::to_string(static_cast<int>(mine.stage)) + ", next";
-      for (auto next : mine.next) text += " " + std::to_string(next);
-      text += ", known";
-      for (auto known : mine.known) text += " " + std::to_string(known);
-      text += ", told " + std::to_string(state.shared[static_cast<std::size_t>(member)].seen) + "; ";
-    }
-    return text;
-  }
-
-  std::vector<ModelCall> calls_;
-  LineRules rules_;
-};
-
-using Needs = ModelCall::Needs;
-const std::vector<std::vector<ModelCall>> kLinePrograms{
-    {{Needs::all}, {Needs::all}, {Needs::all}, {Needs::all}},
-    {{Needs::from_root, 0}, {Needs::from_root, 0}, {Needs::from_root, 0}, {Needs::from_root, 0}},
-    {{Needs::at_root, 0}, {Needs::at_root, 0}, {Needs::at_root, 0}, {Needs::at_root, 0}},
-    {{Needs::from_root, 0}, {Needs::from_root, 1}, {Needs::at_root, 2}, {Needs::from_root, 0}},
-    {{Needs::from_root, 0}, {Needs::all}, {Needs::from_root, 1}, {Needs::all}},
-    {{Needs::at_root, 1}, {Needs::from_root, 0}, {Needs::all}, {Needs::at_root, 0}},
-};
-
-// The model itself has no threads: sanitizers look at one program.
-constexpr std::size_t kStride = testing::kSanitized ? 6 : 3;
-
-TEST(RegionModel, LinesAreReusedOnlyWhenAllHaveDoneWithThem) {
-  std::size_t states = 0;
-  for (std::size_t number = 0; number < kLinePrograms.size(); number += testing::whole_matrices() ? 1 : kStride) {
-    auto program = kLinePrograms[number];
-    if (!testing::whole_matrices()) program.resize(3);  // the first reuse; four calls have some millions of states
-    std::size_t visited = 0;
-    EXPECT_EQ(explore(LineState{}, LineModel(program), &visited), "");
-    states += visited;
-  }
-  EXPECT_GT(states, 1000u);  // the model moves at all
-}
-
-// ---- Buffers ----
 
 // A member is a list of steps; each touches shared memory once. Counters never fall, so a state is how far each member has come.
 struct Step {
@@ -595,14 +345,14 @@ std::string explore_program(int members, const Program& program, int forgetful =
   return explore(model.first(), model, visited);
 }
 
-const auto kGathers = [](unsigned arena) {
+const auto kProgramOfGathers = [](unsigned arena) {
   return [arena](Script& script) {
     script.all_gather(1, 3, 0);
     script.all_gather(2, 1, arena);
     script.all_gather(3, 2, 0);
   };
 };
-const auto kReduces = [](unsigned arena) {
+const auto kProgramOfReduces = [](unsigned arena) {
   return [arena](Script& script) {
     script.all_reduce(1, 3, arena);
     script.all_gather(2, 1, 0);
@@ -610,11 +360,11 @@ const auto kReduces = [](unsigned arena) {
   };
 };
 
-TEST(RegionModel, WindowsAndArenaBuffersAreReusedOnlyWhenAllHaveRead) {
+TEST(RegionBuffersModel, WindowsAndArenaBuffersAreReusedOnlyWhenAllHaveRead) {
   for (unsigned arena = 0; arena < 4; ++arena) {
     std::size_t visited = 0;
-    EXPECT_EQ(explore_program(2, kGathers(arena), -1, &visited), "") << arena;
-    EXPECT_EQ(explore_program(2, kReduces(arena), -1, &visited), "") << arena;
+    EXPECT_EQ(explore_program(2, kProgramOfGathers(arena), -1, &visited), "") << arena;
+    EXPECT_EQ(explore_program(2, kProgramOfReduces(arena), -1, &visited), "") << arena;
     EXPECT_GT(visited, 100u);
   }
   for (unsigned arena = 0; arena < 8; ++arena) {
@@ -623,7 +373,7 @@ TEST(RegionModel, WindowsAndArenaBuffersAreReusedOnlyWhenAllHaveRead) {
   }
 }
 
-const auto kReducesToRoot = [](unsigned arena, int root, bool forgetful = false) {
+const auto kProgramOfReducesToRoot = [](unsigned arena, int root, bool forgetful = false) {
   return [=](Script& script) {
     if (forgetful) script.forget_late();
     script.reduce(1, 3, root, arena);
@@ -633,9 +383,9 @@ const auto kReducesToRoot = [](unsigned arena, int root, bool forgetful = false)
   };
 };
 
-TEST(RegionModel, ARootMayReduceEverything) {
+TEST(RegionBuffersModel, ARootMayReduceEverything) {
   for (unsigned arena = 0; arena < 4; ++arena) {
-    for (const int root : {0, 1}) EXPECT_EQ(explore_program(2, kReducesToRoot(arena, root)), "") << arena;
+    for (const int root : {0, 1}) EXPECT_EQ(explore_program(2, kProgramOfReducesToRoot(arena, root)), "") << arena;
   }
   for (unsigned arena = 0; arena < 8; ++arena) {
     EXPECT_EQ(explore_program(3, [&](Script& script) { script.reduce(1, 3, 1, arena), script.all_gather(2, 1, 0); }), "") << arena;
@@ -643,27 +393,12 @@ TEST(RegionModel, ARootMayReduceEverything) {
   }
 }
 
-// ---- The models see what they are for ----
-
-TEST(RegionModel, FindsAForgottenWait) {
-  LineRules forgetful;
-  forgetful.others = false;
-  EXPECT_NE(explore(LineState{}, LineModel(kLinePrograms[1], forgetful)), "");
-  EXPECT_NE(explore_program(2, kGathers(0), 0), "");
-  EXPECT_NE(explore_program(2, kGathers(1), 0), "");
-  EXPECT_NE(explore_program(2, kReduces(0), 0), "");
-  EXPECT_NE(explore_program(2, kReducesToRoot(0, 1), 0), "");
-  EXPECT_NE(explore_program(2, kReducesToRoot(2, 0, true)), "") << "the root's first window is not there with its line";
-}
-
-TEST(RegionModel, FindsADeadlockWithoutTheWordOfWaitingMembers) {
-  bool stuck = false;
-  for (const auto& program : kLinePrograms) {
-    LineRules silent;
-    silent.word = false;
-    stuck = stuck || explore(LineState{}, LineModel(program, silent)).starts_with("nobody");
-  }
-  EXPECT_TRUE(stuck);
+TEST(RegionBuffersModel, FindsAForgottenWait) {
+  EXPECT_NE(explore_program(2, kProgramOfGathers(0), 0), "");
+  EXPECT_NE(explore_program(2, kProgramOfGathers(1), 0), "");
+  EXPECT_NE(explore_program(2, kProgramOfReduces(0), 0), "");
+  EXPECT_NE(explore_program(2, kProgramOfReducesToRoot(0, 1), 0), "");
+  EXPECT_NE(explore_program(2, kProgramOfReducesToRoot(2, 0, true)), "") << "the root's first window is not there with its line";
 }
 
 }  // namespace
