@@ -174,7 +174,7 @@ function(muster_test_executable target)
   set(filter "")
   if(MUSTER_SANITIZE MATCHES "thread")
     # Of one thread each, fibers or steps in turn: there is no race to find, and some of them would take minutes.
-    set(filter TEST_FILTER "-RegionGroup.*:RegionFailure.*:Region*Model.*:Kernels.*:Schedule.*:Proof.*:Cost.*:Sim*:RpcMessageFuzz.*")
+    set(filter TEST_FILTER "-RegionGroup.*:RegionFailure.*:Region*Model.*:LinkGroup.*:Kernels.*:Schedule.*:Proof.*:Cost.*:Sim*:RpcMessageFuzz.*")
   endif()
   gtest_discover_tests(${target} ${filter} TEST_PREFIX "${MUSTER_TEST_PREFIX}${layer}." DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
                        PROPERTIES ENVIRONMENT "${MUSTER_TEST_ENVIRONMENT}" RUN_SERIAL ${arg_SERIAL})
