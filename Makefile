@@ -59,7 +59,7 @@ tests-built: setup
 	@printf 'subdirs("%s")\n' release asan tsan > build/CTestTestfile.cmake
 
 test: tests-built
-	@$(CTEST) --timeout 600
+	@$(CTEST) --timeout 300
 
 # Those free of torch in the build with AddressSanitizer, where a mistake shows; torch's half is not in it, so its fuzzers run in release. They
 # share the cores: each gets its half minute beside others.

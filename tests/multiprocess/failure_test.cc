@@ -195,7 +195,7 @@ void play_all(Scene scene, const char* name, int times) {
     if (++judged == times && kJudged && !enough_in_time()) times = most;
   }
   if (passed_over > 0) std::printf("%s: %d kills not judged, the machine stood still meanwhile\n", name, passed_over);
-  if (delays.empty()) return;
+  if (delays.empty()) GTEST_SKIP() << name << ": the machine stood still during every one of " << most << " kills, so none is judged";
   std::sort(delays.begin(), delays.end());
   std::printf("%s: %zu survivors' errors after %.1f ms (median), %.1f ms (worst)\n", name, delays.size(), delays[delays.size() / 2] / 1000,
               delays.back() / 1000);

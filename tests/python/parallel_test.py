@@ -1,4 +1,4 @@
-"""`muster.nn`, `muster.optim` and `muster.algorithms`: training on several ranks, beside torch's own on Gloo."""
+"""`muster.nn.parallel`: training on several ranks, beside torch's own on Gloo. Join and ZeRO: parallel_sharded_test.py."""
 
 import contextlib
 import dataclasses
