@@ -4,10 +4,11 @@
     bench/gates.py rows.jsonl...
 
 Libraries are compared by p50_us from 64 KiB up and by loop_us below. A rival's figure over ours is how many times as fast we are. A cell
-is kept too where ours is within 1.15 of what the machine itself needs (rows of `muster bench floors`). Training steps (`muster bench ddp
+is kept too where ours is within 1.15 of what the machine itself needs (rows of `muster bench floors`) and no rival needs less. Every cell that
+is promised is expected, with every rival: what the rows do not have is named, and the promise is not kept (`?`). Of several rows of a cell the
+last of ours counts and the least of a rival's; rows of the engine alone do not count. MPICH is expected where each rank has a core. Training steps (`muster bench ddp
 --stock`) are compared by what they take longer than the model alone, until all ranks are done; of stock torch's it is also told, not judged,
-without what it takes where nothing is sent; and how many times as fast a job starts that meets in a file. What each promise needs and the
-rows do not have is said, not passed over.
+without what it takes where nothing is sent; and how many times as fast a job starts that meets in a file.
 """
 
 import json
@@ -17,6 +18,15 @@ from collections import defaultdict
 
 KIB, MIB = 1024, 1024 * 1024
 MPIS = ("openmpi", "mpich", "impi")
+GLOO = ("gloo",)
+RANKS = (2, 4, 8)
+REDUCTIONS = ("all_reduce", "reduce_scatter")
+OTHERS = ("all_to_all", "all_gather", "broadcast", "reduce", "gather", "scatter")
+#: The sizes at which each operation is measured up to 1 KiB: of 8 bytes nothing is left for each of several ranks.
+SMALL = {**dict.fromkeys(("all_reduce", "broadcast", "reduce"), (8, KIB)), "barrier": (0,),
+         **dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"), (64, KIB))}
+MIDDLE = (64 * KIB, MIB, 16 * MIB)
+LARGE = (*MIDDLE, 64 * MIB)
 
 
 def compared(row):
@@ -35,6 +45,8 @@ class Floors:
     """The least time of a call, from how long a word takes from core to core and how long copies take on this machine."""
 
     NEAR = 1.15
+    #: In a loop of these every rank waits in each call for the others; of the rest the one that only gives may run ahead.
+    MEETING = ("all_reduce", "barrier", "all_gather", "reduce_scatter", "all_to_all")
 
     def __init__(self, rows):
         self.rows = {(row["floor"], row["bytes"], row["at_once"]): row["us"] for row in rows}
@@ -47,6 +59,8 @@ class Floors:
         """Microseconds, or None where the rows do not tell."""
         turns = max(1, ranks / self.cores)  # of a core, for each of its ranks to have been there
         if size < 64 * KIB:
+            if op not in self.MEETING:
+                return None
             hop, switch = self.simple("hop"), self.simple("switch")
             if switch is None or (turns == 1 and hop is None):
                 return None
@@ -55,12 +69,13 @@ class Floors:
         copy = self.rows.get(("copy", size, busy))
         if copy is None:
             return None
-        moved = (self.arena if memory == "arena" else self.private)(op, ranks)
+        moved = (self.private if memory == "private" else self.shared)(op, ranks)
         return None if moved is None else copy * moved / busy
 
     @staticmethod
     def private(op, r):
-        """Copies of a cell's bytes that all ranks together make, through memory that they share: a byte read and one written is a copy."""
+        """Copies of a cell's bytes that all ranks together make: a byte read and one written is a copy. What is only moved can be fetched
+        from its owner at once; what is added up goes through memory that they share."""
         rest = (r - 1) / r
         into, out, reduced = rest, rest, (1 + 1 / r) / 2
         return {
@@ -68,15 +83,15 @@ class Floors:
             "reduce_scatter": r * (into + reduced),
             # Each reduces a share and the root fetches the results, or the root reduces all.
             "reduce": min(r * (into + reduced) + rest, r - 1 + (r + 1) / 2),
-            "broadcast": r,
-            "all_gather": r * (1 / r + 1),
-            "all_to_all": r * (into + 1 / r + out),
-            "gather": rest + 1,
-            "scatter": rest + 1,
+            "broadcast": r - 1,
+            "all_gather": r,
+            "all_to_all": r,
+            "gather": 1,
+            "scatter": 1,
         }.get(op)
 
     @staticmethod
-    def arena(op, r):
+    def shared(op, r):
         """The same where every rank's memory is in everybody's reach."""
         return {
             "all_reduce": r * 1,
@@ -100,28 +115,53 @@ class Rows:
         self.ours = {}
         self.theirs = defaultdict(dict)
         for row in rows:
-            if row.get("dtype") != "float32":
+            if row.get("dtype") != "float32" or row.get("engine"):
                 continue
             place = (row["op"], row["ranks"], row["bytes"])
             if row["library"] == "muster":
                 self.ours[(*place, row["memory"], row["transport"])] = compared(row)
             else:
-                known = self.theirs[(*place, row["transport"])]
+                # Gloo knows nothing but TCP, within a host too: that is what it is compared by.
+                known = self.theirs[(*place, "shm" if row["library"] in GLOO else row["transport"])]
                 known[row["library"]] = min(compared(row), known.get(row["library"], math.inf))
 
-    def cells(self, memory, rivals, wanted, transport="shm"):
-        """{cell: (factor, whether ours is near the floor)} for every cell of ours that `wanted(op, ranks, bytes)` and a rival has too."""
-        found = {}
-        for (op, ranks, size, kind, wire), ours in self.ours.items():
-            best = min((us for name, us in self.theirs[(op, ranks, size, wire)].items() if name in rivals), default=None)
-            if kind == memory and wire == transport and best is not None and wanted(op, ranks, size):
-                floor = self.floors.of(op, ranks, size, memory) if wire == "shm" else None
-                found[(op, ranks, size)] = (best / ours, floor is not None and ours <= Floors.NEAR * floor)
-        return found
+    def wanted(self, rivals, ranks):
+        return [name for name in rivals if name != "mpich" or ranks <= self.floors.cores]
+
+    def cells(self, memory, rivals, expected, transport="shm"):
+        """{cell: (factor, whether ours is near the floor)} of the (op, ranks, bytes) in `expected`, and what of them is missing, as text."""
+        found, missing = {}, []
+        for cell in expected:
+            op, ranks, size = cell
+            ours = self.ours.get((*cell, memory, transport))
+            known = self.theirs[(*cell, transport)]
+            absent = ["muster"] * (ours is None) + [name for name in self.wanted(rivals, ranks) if name not in known]
+            if absent:
+                missing.append(f"{cell_text(cell)}: no row of {', '.join(absent)}")
+            best = min((us for name, us in known.items() if name in rivals), default=None)
+            if ours is None or best is None:
+                continue
+            floor = self.floors.of(op, ranks, size, memory) if transport == "shm" else None
+            # What somebody stays below is no floor.
+            found[cell] = (best / ours, floor is not None and best >= floor and ours <= Floors.NEAR * floor)
+        return found, missing
 
 
-def report(title, cells, each=None, together=None):
-    """One promise: every factor at least `each` or near the floor, their geometric mean at least `together`."""
+def cell_text(cell):
+    op, ranks, size = cell
+    return f"{op} of {size_text(size)} on {ranks} ranks"
+
+
+def first_of(lines, most=12):
+    for line in lines[:most]:
+        print(f"        {line}")
+    if len(lines) > most:
+        print(f"        and {len(lines) - most} more")
+
+
+def report(title, cells_and_missing, each=None, together=None):
+    """One promise: every factor at least `each` or near the floor, their geometric mean at least `together`, and no cell missing."""
+    cells, missing = cells_and_missing
     if not cells:
         print(f"?     {title}: no rows")
         return False
@@ -132,13 +172,12 @@ def report(title, cells, each=None, together=None):
     kept = not slow and (together is None or average >= together)
     wanted = " and ".join(filter(None, [each and f"each {each}", together and f"mean {together}"]))
     floors = f", {saved} of them by the floor" if saved else ""
-    print(f"{'kept' if kept else 'OPEN'}  {title}: {len(cells) - len(slow)} of {len(cells)} cells{floors}, mean {average:.2f}, "
+    verdict = "OPEN" if not kept else "?" if missing else "kept"
+    print(f"{verdict:4}  {title}: {len(cells) - len(slow)} of {len(cells)} cells{floors}, mean {average:.2f}, "
           f"least {min(factors):.2f} (wanted: {wanted})")
-    for factor, (op, ranks, size) in slow[:12]:
-        print(f"        {op} of {size_text(size)} on {ranks} ranks: {factor:.2f}")
-    if len(slow) > 12:
-        print(f"        and {len(slow) - 12} more")
-    return kept
+    first_of([f"{cell_text(cell)}: {factor:.2f}" for factor, cell in slow])
+    first_of(missing)
+    return kept and not missing
 
 
 def report_figure(title, figure, most=None, least=None):
@@ -196,23 +235,31 @@ def half(figure):
 
 def main(paths):
     rows = Rows([json.loads(line) for path in paths for line in open(path) if line.strip()])
-    reductions = ("all_reduce", "reduce_scatter")
 
-    def small(op, ranks, size):
-        return size <= KIB
+    def expected(ops, sizes, ranks=RANKS):
+        return [(op, r, size) for op in ops for r in ranks for size in sizes]
 
-    results = [
-        report("arena tensors against the best MPI, reductions from 64 KiB",
-               rows.cells("arena", MPIS, lambda op, r, b: op in reductions and b >= 64 * KIB), 1.5, 3),
-        report("arena tensors against the best MPI, the other operations from 64 KiB",
-               rows.cells("arena", MPIS, lambda op, r, b: op not in reductions and b >= 64 * KIB), None, 1.5),
-        report("private buffers against the best MPI, every cell", rows.cells("private", MPIS, lambda *_: True), 1, 1.2),
+    small = [cell for op, sizes in SMALL.items() for cell in expected([op], sizes)]
+    middle = expected((*REDUCTIONS, *OTHERS), MIDDLE)
+    above = [cell for cell in middle if cell[2] > 64 * KIB] + expected(["all_reduce"], [64 * MIB])
+    private = small + middle + expected(["all_reduce"], [64 * MIB]) + expected(["ping_pong"], [8, MIB], [2])
+    to_64_kib = small + expected((*REDUCTIONS, *OTHERS), [64 * KIB])
+    results = []
+    for memory, title in (("arena", "arena tensors"), ("allocator", "ordinary tensors of the shared allocator")):
+        results += [
+            report(f"{title} against the best MPI, reductions from 64 KiB", rows.cells(memory, MPIS, expected(REDUCTIONS, LARGE)), 1.5, 3),
+            report(f"{title} against the best MPI, the other operations from 64 KiB",
+                   rows.cells(memory, MPIS, expected(OTHERS, LARGE)), None, 1.5),
+        ]
+    results += [
+        report("private buffers against the best MPI, every cell", rows.cells("private", MPIS, private), 1, 1.2),
         report("up to 1 KiB and the barrier against the best MPI", rows.cells("private", MPIS, small), 1),
-        report("against Gloo up to 64 KiB", rows.cells("private", ("gloo",), lambda op, r, b: b <= 64 * KIB), 20),
-        report("private buffers against Gloo above 64 KiB", rows.cells("private", ("gloo",), lambda op, r, b: b > 64 * KIB), None, 5),
-        report("arena tensors against Gloo above 64 KiB", rows.cells("arena", ("gloo",), lambda op, r, b: b > 64 * KIB), None, 8),
+        report("against Gloo up to 64 KiB", rows.cells("private", GLOO, to_64_kib), 20),
+        report("private buffers against Gloo above 64 KiB", rows.cells("private", GLOO, above), None, 5),
+        report("arena tensors against Gloo above 64 KiB", rows.cells("arena", GLOO, above), None, 8),
+        report("ordinary tensors of the shared allocator against Gloo above 64 KiB", rows.cells("allocator", GLOO, above), None, 8),
         report("4 bytes over TCP between two ranks against Open MPI's tcp",
-               rows.cells("private", ("openmpi",), lambda op, r, b: r == 2 and b == 4, "tcp"), 1),
+               rows.cells("private", ("openmpi",), [("all_reduce", 2, 4)], "tcp"), 1),
     ]
     over_tcp = {(op, size): us for (op, ranks, size, kind, wire), us in rows.ours.items()
                 if wire == "tcp" and ranks == 2 and kind == "private"}

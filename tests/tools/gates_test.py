@@ -11,9 +11,10 @@ TOOL = pathlib.Path(__file__).resolve().parents[2] / "bench" / "gates.py"
 
 
 def judged(rows):
-    """The lines of the report, and its exit status."""
+    """The lines of the report on a machine of two cores, and its exit status."""
+    cores = floor("switch", 0, 1, 0.001)
     with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
-        file.write("".join(json.dumps(row) + "\n" for row in rows))
+        file.write("".join(json.dumps(row) + "\n" for row in [cores, *rows]))
         file.flush()
         done = subprocess.run([sys.executable, "-B", TOOL, file.name], capture_output=True, text=True)
     assert not done.stderr, done.stderr
@@ -111,19 +112,107 @@ class Gates(unittest.TestCase):
     def test_a_step_as_short_as_the_models_alone_is_kept(self):
         self.assertEqual(self.verdicts(steps("mlp", -0.5, 2, 20, 6), "mlp", "on Gloo:"), ["kept"])
 
-    def test_collectives_by_the_middle_call_from_64_kib_and_the_loop_below(self):
+    def test_every_cell_measured_and_fast_enough_is_kept(self):
+        for title in CELLS:
+            self.assertEqual(self.verdicts(everything(), title), ["kept"], title)
+
+    def test_a_missing_cell_is_named_and_the_promise_not_kept(self):
+        for memory, title in (("arena", "arena tensors against the best MPI, reductions"),
+                              ("allocator", "ordinary tensors of the shared allocator against the best MPI, reductions"),
+                              ("private", "private buffers against the best MPI, every cell")):
+            rows = [row for row in everything() if (row["library"], row["op"], row["ranks"], row["bytes"], row["memory"]) !=
+                    ("muster", "reduce_scatter", 4, 1 << 20, memory)]
+            self.assertEqual(self.verdicts(rows, title), ["?"])
+            self.assertIn("reduce_scatter of 1 MiB on 4 ranks: no row of muster", "\n".join(judged(rows)[0]))
+
+    def test_messages_between_two_ranks_are_cells_of_private_buffers(self):
+        rows = [row for row in everything() if row["op"] != "ping_pong"]
+        self.assertEqual(self.verdicts(rows, "private buffers against the best MPI, every cell"), ["?"])
+        rows += [cell(library, "ping_pong", size, 9 if library == "muster" else 1, 9 if library == "muster" else 1)
+                 for library in LIBRARIES for size in (8, 1 << 20)]
+        self.assertEqual(self.verdicts(rows, "private buffers against the best MPI, every cell"), ["OPEN"])
+
+    def test_a_missing_rival_is_named(self):
         line = "up to 1 KiB and the barrier"
-        self.assertEqual(self.verdicts([cell("muster", "all_reduce", 8, 99, 1), cell("openmpi", "all_reduce", 8, 1, 2)], line), ["kept"])
-        self.assertEqual(self.verdicts([cell("muster", "all_reduce", 8, 1, 2), cell("openmpi", "all_reduce", 8, 99, 1)], line), ["OPEN"])
-        line = "private buffers against the best MPI, every cell"
-        big = 64 * 1024
-        self.assertEqual(self.verdicts([cell("muster", "reduce", big, 1, 99), cell("openmpi", "reduce", big, 2, 1)], line), ["kept"])
+        rows = [row for row in everything() if row["library"] != "impi" or row["op"] != "barrier"]
+        self.assertEqual(self.verdicts(rows, line), ["?"])
+        self.assertIn("barrier of 0 B on 8 ranks: no row of impi", "\n".join(judged(rows)[0]))
+        rows = [row for row in everything() if row["library"] != "gloo" or row["bytes"] != 65536]
+        self.assertEqual(self.verdicts(rows, "against Gloo up to 64 KiB"), ["?"])
+
+    def test_mpich_is_expected_where_each_rank_has_a_core(self):
+        line = "up to 1 KiB and the barrier"
+        without = [row for row in everything() if row["library"] != "mpich" or row["ranks"] > 2]
+        self.assertEqual(self.verdicts(everything(), line), ["kept"])  # of 4 and 8 ranks it has no rows
+        self.assertEqual(self.verdicts(without, line), ["?"])
+
+    def test_rows_of_the_engine_alone_do_not_count(self):
+        rows = [dict(row, engine=True) if row["library"] == "muster" else row for row in everything()]
+        for title in CELLS:
+            self.assertEqual(self.verdicts(rows, title), ["?"], title)
+
+    def test_collectives_by_the_middle_call_from_64_kib_and_the_loop_below(self):
+        def verdict(size, p50, loop, title):
+            return self.verdicts(everything(("all_reduce", 2, size), p50, loop), title)
+
+        self.assertEqual(verdict(8, 99, 1, "up to 1 KiB and the barrier"), ["kept"])
+        self.assertEqual(verdict(8, 1, 99, "up to 1 KiB and the barrier"), ["OPEN"])
+        self.assertEqual(verdict(65536, 1, 99, "private buffers against the best MPI, every cell"), ["kept"])
+        self.assertEqual(verdict(65536, 99, 1, "private buffers against the best MPI, every cell"), ["OPEN"])
 
     def test_a_cell_near_the_floor_is_kept(self):
-        rows = [cell("muster", "broadcast", 1 << 20, 110, 110), cell("openmpi", "broadcast", 1 << 20, 100, 100)]
         line = "private buffers against the best MPI, every cell"
-        self.assertIn("1 of 1 cells, 1 of them by the floor", self.line(rows + [floor("copy", 1 << 20, 2, 100)], line))
-        self.assertIn("0 of 1 cells", self.line(rows + [floor("copy", 1 << 20, 2, 90)], line))
+        rows = everything(("broadcast", 2, 1 << 20), 110, 110, theirs=100)
+        self.assertEqual(self.verdicts(rows, line), ["OPEN"])
+        # A broadcast to one other is one copy of one of two busy cores.
+        self.assertIn("1 of them by the floor", self.line(rows + [floor("copy", 1 << 20, 2, 200)], line))
+        self.assertEqual(self.verdicts(rows + [floor("copy", 1 << 20, 2, 200)], line), ["kept"])
+        self.assertEqual(self.verdicts(rows + [floor("copy", 1 << 20, 2, 180)], line), ["OPEN"])
+
+    def test_a_floor_that_a_rival_stays_below_forgives_nothing(self):
+        rows = everything(("broadcast", 2, 1 << 20), 110, 110, theirs=90) + [floor("copy", 1 << 20, 2, 200)]
+        self.assertEqual(self.verdicts(rows, "private buffers against the best MPI, every cell"), ["OPEN"])
+
+    def test_who_only_gives_needs_no_word_from_the_others(self):
+        line = "up to 1 KiB and the barrier"
+        hop = [floor("hop", 0, 1, 100)]
+        self.assertEqual(self.verdicts(everything(("all_reduce", 2, 8), 110, 110, theirs=105) + hop, line), ["kept"])
+        self.assertEqual(self.verdicts(everything(("broadcast", 2, 8), 110, 110, theirs=105) + hop, line), ["OPEN"])
+
+
+LIBRARIES = ("muster", "openmpi", "mpich", "impi", "gloo")
+CELLS = ("arena tensors against the best MPI, reductions", "arena tensors against the best MPI, the other",
+         "ordinary tensors of the shared allocator against the best MPI, reductions",
+         "ordinary tensors of the shared allocator against the best MPI, the other",
+         "private buffers against the best MPI, every cell", "up to 1 KiB and the barrier", "against Gloo up to 64 KiB",
+         "private buffers against Gloo above", "arena tensors against Gloo above",
+         "ordinary tensors of the shared allocator against Gloo above")
+
+
+def everything(changed=None, p50=None, loop=None, theirs=None):
+    """Rows of all that is promised of cells, fast enough; one cell with other figures of ours (private buffers) and
+    of the rivals'."""
+    small = {"all_reduce": (8, 1024), "broadcast": (8, 1024), "reduce": (8, 1024), "barrier": (0,)}
+    small.update(dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"), (64, 1024)))
+    rows = []
+    for op, sizes in small.items():
+        for ranks in (2, 4, 8):
+            large = () if op == "barrier" else (1 << 16, 1 << 20, 1 << 24, 1 << 26)
+            for size in (*sizes, *large):
+                for library in LIBRARIES:
+                    if library == "mpich" and ranks > 2:
+                        continue
+                    figure = {"muster": 1, "gloo": 20}.get(library, 3)
+                    figures = (figure, figure)
+                    if (op, ranks, size) == changed:
+                        figures = (p50, loop) if library == "muster" else (theirs, theirs) if theirs and library != "gloo" else figures
+                    transport = "tcp" if library == "gloo" else "shm"
+                    rows.append(cell(library, op, size, *figures, ranks=ranks, transport=transport))
+                    if library == "muster" and large and size in large:
+                        rows += [cell(library, op, size, 1, 1, memory, ranks) for memory in ("arena", "allocator")]
+    rows += [cell(library, "ping_pong", size, *((1, 1) if library == "muster" else (3, 3))) for library in LIBRARIES
+             for size in (8, 1 << 20)]
+    return rows
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ struct Upset {
   double times = 1;
 };
 inline constexpr double kTolerance = 1.10;
-std::optional<Upset> upset(const Lap& lap, collective::Algorithm selected);
+std::optional<Upset> upset(const Lap& lap, collective::Algorithm selected, double tolerance = kTolerance);
 
 /// Measures where the crossover points are and writes them to `path`, beside what stands there of others. Prints them.
 Status tune(const Contest& contest, const std::string& path);

@@ -18,6 +18,7 @@
 #include "muster/cli/bench/progress_line.h"
 #include "muster/cli/bench/results.h"
 #include "muster/cli/bench/simulate.h"
+#include "muster/launch/host.h"
 
 namespace muster::cli {
 namespace {
@@ -42,7 +43,7 @@ struct Options {
   std::vector<int> ranks{2};
   std::vector<std::string> rivals;
   std::string dtype = "float32";
-  std::string memory = "private";
+  std::vector<std::string> memories{"private"};
   std::string json, picture;
   double seconds = 0.3;
   int rounds = 0;  // 0: three with rivals, else one
@@ -76,7 +77,7 @@ class Run {
   std::size_t number_of_cells() const {
     std::size_t cells = 0;
     for (const std::string& op : options_.ops) cells += sizes_of(options_, op).size();
-    return cells * options_.ranks.size() * static_cast<std::size_t>(rounds()) * (1 + options_.rivals.size());
+    return cells * options_.ranks.size() * static_cast<std::size_t>(rounds()) * (options_.memories.size() + options_.rivals.size());
   }
   int rounds() const { return options_.rounds > 0 ? options_.rounds : options_.rivals.empty() ? 1 : 3; }
 
@@ -88,55 +89,83 @@ class Run {
     field.ranks = ranks;
     std::vector<std::unique_ptr<Contestant>> contestants;
     for (const std::string& library : libraries_) {
+      if (library == "mpich" && ranks > launch::allowed_cores()) {
+        tell(library, "passed over where ranks outnumber cores: it spins without giving its core away, tens of milliseconds a call");
+        continue;
+      }
       const std::string own = folder.path() + "/" + library;
       std::filesystem::create_directory(own);
       auto plan = bench::plan_start(library, field, own);
       if (!plan) return plan.status();
+      engine_ = engine_ || plan->engine;
+      if (plan->engine && field.tensors)
+        tell(library,
+             "muster_bench_worker is not beside this command (it is built with the half that needs torch), so what is timed is the "
+             "engine below the tensors, without recorder and validation");
       auto started = Contestant::start(*plan, ranks, own);
       if (!started) return started.status().with_context("starting " + library);
       contestants.push_back(std::move(*started));
     }
     for (const std::string& op : options_.ops) {
       for (const std::uint64_t bytes : sizes_of(options_, op)) {
-        if (Status played = play_cell(contestants, ranks, {op, bytes, options_.dtype, options_.memory, options_.seconds}); !played)
-          return played;
+        if (Status played = play_cell(contestants, ranks, {op, bytes, options_.dtype, "private", options_.seconds}); !played) return played;
       }
     }
     return {};
   }
 
+  /// muster with each of its memories, the others once: a round after the other.
   Status play_cell(std::vector<std::unique_ptr<Contestant>>& contestants, int ranks, const Cell& cell) {
-    std::map<std::string, std::vector<Figures>> figures;
+    std::map<std::pair<std::string, std::string>, std::vector<Figures>> figures;  // by library and memory
     std::map<std::string, std::string> reasons;
     for (int round = 0; round < rounds(); ++round) {
       for (const auto& contestant : contestants) {
-        progress_.next(cell.op + " " + bench::size_text(cell.bytes) + ", " + std::to_string(ranks) + " ranks, " + contestant->library());
-        const Answer answer = contestant->play(cell);
-        if (answer.figures) {
-          figures[contestant->library()].push_back(*answer.figures);
-          continue;
-        }
-        reasons.try_emplace(contestant->library(), answer.reason);
-        if (!answer.skipped && contestant->library() == "muster") {
-          return Status(Code::internal, cell.op + " of " + std::to_string(cell.bytes) + " bytes: " + answer.reason);
+        const std::string& library = contestant->library();
+        for (const std::string& memory : memories_of(library)) {
+          progress_.next(cell.op + " " + bench::size_text(cell.bytes) + ", " + std::to_string(ranks) + " ranks, " + library);
+          Cell own = cell;
+          own.memory = memory;
+          const Answer answer = contestant->play(own);
+          if (answer.figures) {
+            figures[{library, memory}].push_back(*answer.figures);
+            continue;
+          }
+          reasons.try_emplace(library, answer.reason);
+          if (!answer.skipped && library == "muster") {
+            return Status(Code::internal, cell.op + " of " + std::to_string(cell.bytes) + " bytes: " + answer.reason);
+          }
         }
       }
     }
     std::vector<Row> rows;
     for (const std::string& library : libraries_) {
-      rows.push_back(bench::summarize(library, cell, ranks, options_.field.transport, figures[library]));
-      rows.back().no_figures = reasons[library];
-      if (library != "muster") rows.back().cell.memory = "private";
+      for (const std::string& memory : memories_of(library)) {
+        Cell own = cell;
+        own.memory = memory;
+        // Gloo has nothing else, within a host too.
+        rows.push_back(
+            bench::summarize(library, own, ranks, library == "gloo" ? "tcp" : options_.field.transport, figures[{library, memory}]));
+        rows.back().no_figures = reasons[library];
+        rows.back().engine = library == "muster" && engine_;
+      }
     }
     bench::compare(rows);
     progress_.clear();
-    std::printf("%s", bench::table_line(rows).c_str());
+    std::printf("%s", bench::table_lines(rows).c_str());
     std::fflush(stdout);
-    for (const auto& [library, reason] : reasons) {
-      if (!reason.empty() && told_.insert(library + reason).second) std::fprintf(stderr, "%s: %s\n", library.c_str(), reason.c_str());
-    }
+    for (const auto& [library, reason] : reasons) tell(library, reason);
     rows_.insert(rows_.end(), rows.begin(), rows.end());
     return {};
+  }
+
+  const std::vector<std::string>& memories_of(const std::string& library) const {
+    static const std::vector<std::string> others = {"private"};
+    return library == "muster" ? options_.memories : others;
+  }
+
+  /// Once.
+  void tell(const std::string& library, const std::string& reason) {
+    if (!reason.empty() && told_.insert(library + reason).second) std::fprintf(stderr, "%s: %s\n", library.c_str(), reason.c_str());
   }
 
   Status write_files() const {
@@ -160,6 +189,7 @@ class Run {
   ProgressLine progress_;
   std::vector<Row> rows_;
   std::set<std::string> told_;
+  bool engine_ = false;  // what is timed of muster is the engine alone
 };
 
 void add_options(CLI::App& app, Options& options) {
@@ -180,9 +210,10 @@ void add_options(CLI::App& app, Options& options) {
       ->transform(CLI::Transformer(kTransports))
       ->check(CLI::IsMember({"shm", "tcp"}))
       ->capture_default_str();
-  app.add_option("--memory", options.memory,
-                 "of muster's ranks: private, arena or shared (both: shared between the ranks of a host), or allocator (ordinary "
-                 "tensors, with the shared allocator)")
+  app.add_option("--memory", options.memories,
+                 "of muster's ranks, comma separated, each beside one measurement of the others: private, arena or shared (both: shared "
+                 "between the ranks of a host), or allocator (ordinary tensors, with the shared allocator)")
+      ->delimiter(',')
       ->transform(CLI::Transformer(kMemories))
       ->check(CLI::IsMember({"private", "arena", "allocator"}))
       ->capture_default_str();
@@ -245,7 +276,7 @@ bench::Contest contest_of(const CLI::App& app, const Options& options) {
   contest.transports =
       app.count("--transport") > 0 ? std::vector<std::string>{options.field.transport} : std::vector<std::string>{"shm", "tcp"};
   contest.dtype = options.dtype;
-  contest.memory = options.memory;
+  contest.memory = options.memories.front();
   contest.seconds = app.count("--seconds") > 0 ? options.seconds : 0.05;
   if (options.rounds > 0) contest.rounds = options.rounds;
   contest.threads = options.field.threads;
@@ -273,6 +304,8 @@ Status measure(const CLI::App& app, const Options& options) {
   if (options.simulate) return simulate(app, options);
   if (*std::max_element(options.ranks.begin(), options.ranks.end()) > 128)
     return Status(Code::invalid_argument, "at most 128 ranks can be started here; --simulate predicts larger groups");
+  if ((app.count("--tune") > 0 || options.check_selection) && options.memories.size() > 1)
+    return Status(Code::invalid_argument, "--tune and --check-selection take one --memory: what is selected does not depend on it");
   if (app.count("--tune") > 0) return tune(app, options);
   if (options.check_selection) return bench::check_selection(contest_of(app, options));
   return Run(options).play();
@@ -323,7 +356,8 @@ int run_bench(const std::vector<std::string>& arguments) {
   if (options.p2p) options.ops = {"ping_pong"};
   CLI::App app(
       "Times muster's collectives between processes of this machine, alone or against other libraries in the same run.\n"
-      "Every rank rewrites its buffer before each call. loop: back to back, rewrite included, median of 11 loops (3, and 3 calls for p50,\n"
+      "Every rank rewrites its buffer before each call. loop: back to back, rewrite included, until the last rank is through, median of 11 "
+      "loops (3, and 3 calls for p50,\n"
       "of a library whose one call takes five times as long as all loops were to).\n"
       "p50: one call after a barrier, from the last rank's start to the last rank's end. Microseconds.\n"
       "Libraries are compared by p50 from 64 KiB up and by loop below; a ratio below 1 is faster than the best rival.\n"

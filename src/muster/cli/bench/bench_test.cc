@@ -57,6 +57,7 @@ TEST(Bench, MeasuresRivalsInTheSameRunAndComparesWithThem) {
   const std::string rows = contents(json);
   EXPECT_EQ(count_of(rows, "\"library\":\"muster\""), 2);
   EXPECT_EQ(count_of(rows, "\"library\":\"gloo\",\"op\":\"all_reduce\",\"ranks\":2,\"bytes\":8,"), 1) << rows;
+  EXPECT_EQ(count_of(rows, "\"memory\":\"private\",\"transport\":\"tcp\""), 1) << "Gloo's way within a host: " << rows;
   EXPECT_EQ(count_of(rows, "\"loop_us\":1000.0000"), 1) << rows;
   EXPECT_EQ(count_of(rows, "\"ratio_to_best\":null"), 1) << "of the cell at which the rival ended: " << rows;
   EXPECT_EQ(count_of(outcome.err, "the rival is out of memory"), 1) << outcome.err;
@@ -79,6 +80,27 @@ TEST(Bench, KnowsTheOtherNamesOfTransportsAndMemories) {
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_EQ(count_of(contents(json), "\"memory\":\"arena\",\"transport\":\"shm\""), 1) << contents(json);
   std::filesystem::remove(json);
+}
+
+TEST(Bench, MeasuresSeveralMemoriesBesideOneMeasurementOfARival) {
+  Fifo scratch;
+  const std::string folder = scratch.folder(), json = folder + "/rows.json";
+  const Outcome outcome =
+      run({"bench", "--vs", "gloo", "--sizes", "64KiB", "--seconds", "0.01", "--rounds", "1", "--memory", "private,shared", "--json", json},
+          rival(folder, 1 << 20));
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  const std::string rows = contents(json);
+  EXPECT_EQ(count_of(rows, "\"library\":\"muster\""), 2) << rows;
+  EXPECT_EQ(count_of(rows, "\"memory\":\"arena\",\"transport\":\"shm\""), 1) << rows;
+  EXPECT_EQ(count_of(rows, "\"library\":\"gloo\""), 1) << rows;
+  EXPECT_EQ(count_of(rows, "\"ratio_to_best\":null"), 0) << rows;
+  for (const char* name : {"/rows.json", "/python", "/gloo_worker.py"}) std::filesystem::remove(folder + name);
+}
+
+TEST(Bench, OneMemoryIsEnoughToFindOutWhichAlgorithmIsFaster) {
+  const Outcome outcome = run({"bench", "--check-selection", "--memory", "private,arena"});
+  EXPECT_NE(outcome.code, 0);
+  EXPECT_EQ(count_of(outcome.err, "take one --memory"), 1) << outcome.err;
 }
 
 TEST(Bench, NamesWhatItDoesNotKnow) {

@@ -35,8 +35,10 @@ struct Cell {
 };
 
 struct Figures {
-  double loop_us = 0;  ///< back to back, every rank rewrites its buffer before each call; the median of 11 loops' means
-  double p50_us = 0;   ///< one call after a barrier, from the last rank's start to the last rank's end
+  /// Back to back, every rank rewrites its buffer before each call; from the last rank's start to the last rank's end; the median of 11
+  /// loops' means.
+  double loop_us = 0;
+  double p50_us = 0;  ///< one call after a barrier, from the last rank's start to the last rank's end
   double min_us = 0;
   double p99_us = 0;
   std::uint64_t iterations = 0;

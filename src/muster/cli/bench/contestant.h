@@ -24,6 +24,7 @@ struct StartPlan {
   std::string library;
   std::vector<std::string> command;
   std::vector<std::pair<std::string, std::string>> environment;  ///< set on top of ours
+  bool engine = false;                                           ///< muster's engine alone, below the tensors
 };
 
 /// "muster", "gloo", "openmpi", "mpich", "impi". What is missing on this machine is named, with what to install. The programs of MPI are

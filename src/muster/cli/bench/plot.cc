@@ -44,6 +44,8 @@ Range range_of(const std::vector<const Row*>& rows, double (*value)(const Row&))
   return range.high > range.low ? range : Range{range.low, range.low + 1};
 }
 
+std::string line_name(const Row& row) { return row.library + (row.cell.memory == "private" ? "" : ", " + row.cell.memory); }
+
 double bytes_of(const Row& row) { return std::max(1.0, static_cast<double>(row.cell.bytes)); }
 
 std::string time_label(double exponent) {
@@ -51,6 +53,12 @@ std::string time_label(double exponent) {
   if (us >= 1e6) return number(us / 1e6) + " s";
   if (us >= 1e3) return std::to_string(static_cast<long>(us / 1e3)) + " ms";
   return (us < 1 ? number(us) : std::to_string(static_cast<long>(us))) + " us";
+}
+
+/// A library's memories by the line's kind, since its colour is the library's.
+std::string dashes(const Row& row) {
+  if (row.cell.memory == "private") return "";
+  return row.cell.memory == "arena" ? " stroke-dasharray=\"6 3\"" : " stroke-dasharray=\"2 3\"";
 }
 
 /// One operation on one number of ranks.
@@ -68,13 +76,14 @@ std::string panel(const std::string& title, const std::vector<const Row*>& rows,
   std::map<std::string, std::vector<const Row*>> lines;
   std::map<std::uint64_t, bool> sizes;
   for (const Row* row : rows) {
-    lines[row->library].push_back(row);
+    lines[line_name(*row)].push_back(row);
     sizes[row->cell.bytes] = true;
   }
   for (const auto& [bytes, unused] : sizes) {
     svg += label(at_x(std::max<double>(1, static_cast<double>(bytes))), top + kHeight - kBottom + 15, size_text(bytes), "middle");
   }
-  for (auto& [library, points] : lines) {
+  for (auto& [name, points] : lines) {
+    const std::string& library = points.front()->library;
     std::sort(points.begin(), points.end(), [](const Row* a, const Row* b) { return a->cell.bytes < b->cell.bytes; });
     std::string path;
     for (const Row* row : points) {
@@ -84,7 +93,7 @@ std::string panel(const std::string& title, const std::vector<const Row*>& rows,
              "\"/>\n";
     }
     svg += "<polyline points=\"" + path + "\" fill=\"none\" stroke=\"" + colour(library) + "\" stroke-width=\"" +
-           (library == "muster" ? "2.5" : "1.3") + "\"/>\n";
+           (library == "muster" ? "2.5" : "1.3") + "\"" + dashes(*points.front()) + "/>\n";
   }
   return svg;
 }
@@ -93,10 +102,11 @@ std::string panel(const std::string& title, const std::vector<const Row*>& rows,
 
 std::string plot(const std::vector<Row>& rows) {
   std::vector<std::pair<std::string, std::vector<const Row*>>> panels;
-  std::vector<std::string> libraries;
+  std::vector<std::pair<std::string, const Row*>> names;
   for (const Row& row : rows) {
     if (row.figures.iterations == 0) continue;
-    if (std::find(libraries.begin(), libraries.end(), row.library) == libraries.end()) libraries.push_back(row.library);
+    const bool known = std::any_of(names.begin(), names.end(), [&](const auto& name) { return name.first == line_name(row); });
+    if (!known) names.emplace_back(line_name(row), &row);
     const std::string title = row.cell.op + ", " + std::to_string(row.ranks) + " ranks";
     auto found = std::find_if(panels.begin(), panels.end(), [&](const auto& panel) { return panel.first == title; });
     if (found == panels.end()) found = panels.insert(panels.end(), {title, {}});
@@ -109,10 +119,10 @@ std::string plot(const std::vector<Row>& rows) {
                     " " + height +
                     "\" font-family=\"sans-serif\" font-size=\"10\">\n<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n";
   double at = kLeft;
-  for (const std::string& library : libraries) {
-    svg += "<rect x=\"" + number(at) + "\" y=\"8\" width=\"10\" height=\"10\" fill=\"" + colour(library) + "\"/>\n" +
-           label(at + 14, 17, library, "start");
-    at += 30 + 7.0 * static_cast<double>(library.size());
+  for (const auto& [name, row] : names) {
+    svg += "<line x1=\"" + number(at) + "\" x2=\"" + number(at + 20) + "\" y1=\"13\" y2=\"13\" stroke-width=\"2.5\" stroke=\"" +
+           colour(row->library) + "\"" + dashes(*row) + "/>\n" + label(at + 24, 17, name, "start");
+    at += 40 + 6.0 * static_cast<double>(name.size());
   }
   svg += label(at + 10, 17, "time of one call (below 64 KiB back to back, from there on alone), by bytes; lower is better", "start");
   for (std::size_t i = 0; i < panels.size(); ++i) {

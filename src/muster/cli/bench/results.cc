@@ -58,7 +58,7 @@ void compare(std::vector<Row>& rows) {
   for (Row& row : rows) {
     double best = 0;
     for (const Row& other : rows) {
-      if (&other == &row || other.figures.iterations == 0) continue;
+      if (other.library == row.library || other.figures.iterations == 0) continue;
       if (best == 0 || compared(other) < best) best = compared(other);
     }
     row.ratio = best > 0 ? compared(row) / best : 0;
@@ -66,24 +66,29 @@ void compare(std::vector<Row>& rows) {
 }
 
 std::string table_head(const std::vector<std::string>& libraries) {
-  std::string head = print("%-15s %5s %8s", "us", "ranks", "bytes");
+  std::string head = print("%-15s %5s %8s %9s", "us", "ranks", "bytes", "memory");
   for (const std::string& library : libraries) head += print(" | %9s loop %8s p50", library.c_str(), "");
   if (libraries.size() > 1) head += " | times the best rival (spread)";
   return head + "\n";
 }
 
-std::string table_line(const std::vector<Row>& rows) {
-  const Row& first = rows.front();
-  std::string line = print("%-15s %5d %8s", first.cell.op.c_str(), first.ranks, size_text(first.cell.bytes).c_str());
-  for (const Row& row : rows) {
-    if (row.figures.iterations == 0) {
-      line += print(" | %14s %12s", "-", "-");
-    } else {
-      line += print(" | %14s %12s", time_text(row.figures.loop_us).c_str(), time_text(row.figures.p50_us).c_str());
+std::string table_lines(const std::vector<Row>& rows) {
+  std::string lines;
+  for (const Row& first : rows) {
+    if (first.library != rows.front().library) continue;
+    lines += print("%-15s %5d %8s %9s", first.cell.op.c_str(), first.ranks, size_text(first.cell.bytes).c_str(), first.cell.memory.c_str());
+    for (const Row& row : rows) {
+      if (&row != &first && row.library == first.library) continue;
+      if (row.figures.iterations == 0) {
+        lines += print(" | %14s %12s", "-", "-");
+      } else {
+        lines += print(" | %14s %12s", time_text(row.figures.loop_us).c_str(), time_text(row.figures.p50_us).c_str());
+      }
     }
+    if (first.ratio > 0) lines += print(" | %.2f (%.0f %%)", first.ratio, first.spread * 100);
+    lines += "\n";
   }
-  if (first.ratio > 0) line += print(" | %.2f (%.0f %%)", first.ratio, first.spread * 100);
-  return line + "\n";
+  return lines;
 }
 
 std::string json(const Row& row) {
@@ -94,6 +99,7 @@ std::string json(const Row& row) {
   text += print("\"loop_us\":%.4f,\"p50_us\":%.4f,\"min_us\":%.4f,\"p99_us\":%.4f,\"iterations\":%llu,\"spread\":%.4f,",
                 row.figures.loop_us, row.figures.p50_us, row.figures.min_us, row.figures.p99_us,
                 static_cast<unsigned long long>(row.figures.iterations), row.spread);
+  if (row.engine) text += "\"engine\":true,";
   return text + (row.ratio > 0 ? print("\"ratio_to_best\":%.4f}", row.ratio) : "\"ratio_to_best\":null}");
 }
 

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 namespace muster::cli::bench {
 namespace {
 
@@ -45,6 +47,24 @@ TEST(BenchResults, SmallCallsAreComparedBackToBackAndLargeOnesAlone) {
   compare(alone);
   EXPECT_EQ(alone[0].ratio, 0);
   EXPECT_NE(json(alone[0]).find("\"ratio_to_best\":null"), std::string::npos);
+}
+
+TEST(BenchResults, EachMemoryStandsBesideTheSameRivals) {
+  Row arena = row("muster", 65536, 1, 1), plain = row("muster", 65536, 2, 4);
+  arena.cell.memory = "arena";
+  arena.engine = true;
+  std::vector<Row> rows = {plain, arena, row("openmpi", 65536, 2, 2)};
+  compare(rows);
+  EXPECT_DOUBLE_EQ(rows[0].ratio, 2) << "of the rival's, not of the other memory's";
+  EXPECT_DOUBLE_EQ(rows[1].ratio, 0.5);
+  EXPECT_DOUBLE_EQ(rows[2].ratio, 2);
+  const std::string lines = table_lines(rows);
+  EXPECT_EQ(std::count(lines.begin(), lines.end(), '\n'), 2) << lines;
+  EXPECT_LT(lines.find("private"), lines.find("arena"));
+  EXPECT_EQ(json(rows[0]).find("engine"), std::string::npos);
+  EXPECT_NE(json(rows[1]).find("\"engine\":true,"), std::string::npos);
+  const std::string svg = plot(rows);
+  EXPECT_NE(svg.find("muster, arena"), std::string::npos);
 }
 
 TEST(BenchResults, RoundsBecomeMediansAndASpread) {

@@ -128,6 +128,7 @@ StartPlan plan_muster(const Field& field, const std::string& folder) {
     plan.command = {tensors.string()};
   } else {
     plan.command = {own, "bench-worker"};
+    plan.engine = true;
   }
   plan.command.insert(plan.command.end(), {"--ranks", std::to_string(field.ranks), "--folder", folder, "--transport", field.transport});
   if (field.threads) plan.command.emplace_back("--threads");
