@@ -6,6 +6,7 @@
 #include <thread>
 #include <vector>
 
+#include "muster/base/copy_past_caches.h"
 #include "muster/collective/region_test_job.h"
 #include "muster/testing/budget.h"
 #include "muster/testing/seed.h"
@@ -284,6 +285,31 @@ TEST(RegionGroup, LargeSlicesAreCopiedFromWhereTheyAre) {
       ASSERT_TRUE(giver.step());
       EXPECT_TRUE(giver.result().ok());
       EXPECT_TRUE(call.check(0));
+    }
+  }
+}
+
+// What all write together is more than the caches hold: it is written past them, from windows and from the arena, whole lines and parts.
+TEST(RegionGroup, WhatIsLargerThanTheCachesComesWhole) {
+  for (const double arena : {0.0, 1.0}) {
+    SCOPED_TRACE(arena);
+    Random random(testing::test_seed());
+    RegionJob job(2);
+    CallShape shape;
+    shape.op = Op::all_gather;
+    shape.dtype = DType::uint8;
+    shape.count = kPastCaches / 4 + 3;
+    shape.arena = arena;
+    TestCall call(shape, 2, 1, random);
+    std::vector<Task<Status>> tasks;
+    for (int member = 0; member < 2; ++member) tasks.push_back(job.run(member, call.args(member), call.fingerprint(member)));
+    for (bool all = false; !all;) {
+      all = true;
+      for (auto& task : tasks) all = task.step() && all;
+    }
+    for (int member = 0; member < 2; ++member) {
+      EXPECT_TRUE(tasks[static_cast<std::size_t>(member)].result().ok());
+      EXPECT_TRUE(call.check(member));
     }
   }
 }

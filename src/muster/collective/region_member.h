@@ -62,6 +62,7 @@ class RegionMember final : public RegionGroup {
     bool scaled = false;      // premul_sum: what is given is the product
     int reader = -1;          // the only one; -1: everybody else
     bool hands_back = false;  // what is staged for me has no other reader, and I hand it back
+    bool far = false;         // what all take together is more than the caches hold
     int first = 0, last = 0;  // takes from members [first, last)
     std::size_t chunk = 0;
     std::size_t steps = 0;  // of the windows given

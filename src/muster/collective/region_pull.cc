@@ -9,6 +9,7 @@
 #include <cstring>
 #include <utility>
 
+#include "muster/base/copy_past_caches.h"
 #include "muster/base/hand_back.h"
 #include "muster/collective/kernels.h"
 #include "muster/collective/region_member.h"
@@ -25,8 +26,20 @@ std::size_t chunks(std::size_t bytes, std::size_t chunk) {
   return (bytes + chunk - 1) / chunk;
 }
 
-void copy(std::byte* to, const std::byte* from, std::size_t bytes) {
-  if (bytes != 0 && to != from) std::memcpy(to, from, bytes);
+void copy(std::byte* to, const std::byte* from, std::size_t bytes, bool far) {
+  if (bytes == 0 || to == from) return;
+  if (far) {
+    copy_past_caches(to, from, bytes);
+  } else {
+    std::memcpy(to, from, bytes);
+  }
+}
+
+/// By all members that take something: each as much as this one.
+std::size_t written_together(const Args& args, std::size_t members) {
+  std::size_t bytes = 0;
+  for (const MutableBytes output : args.outputs) bytes += output.size();
+  return args.op == Op::gather ? bytes : bytes * members;
 }
 
 }  // namespace
@@ -56,6 +69,7 @@ RegionMember::Flow RegionMember::flow_of(const Args& args) const {
     if (!table.lists_output) break;  // the same for all
   }
   if (flow.lists || to_root || size() == 2) flow.hands_back = hands_back(args, flow);
+  flow.far = !flow.combines && written_together(args, size()) >= kPastCaches;
   return flow;
 }
 
@@ -279,10 +293,11 @@ Status RegionMember::take(const Args& args, const Flow& flow, int source, std::s
   const Source& from = sources_[static_cast<std::size_t>(source)];
   const std::size_t at = step * chunk_from(from, flow);
   const MutableBytes to = taken(args, source).subspan(at, bytes);
-  if (flow.hands_back && is_staged(from.place)) {
+  if (flow.hands_back && !flow.far && is_staged(from.place)) {
     copy_and_hand_back(to.data(), chunk_of(from, flow, source, step), bytes);
   } else if (from.place != Place::memory) {
-    copy(to.data(), chunk_of(from, flow, source, step), bytes);
+    copy(to.data(), chunk_of(from, flow, source, step), bytes, flow.far);
+    if (flow.hands_back && is_staged(from.place)) hand_back(chunk_of(from, flow, source, step), bytes);
   } else if (!region_.read(local_[static_cast<std::size_t>(source)], from.address + at, to)) {
     return cannot_read(source, bytes);
   }
@@ -321,7 +336,7 @@ void RegionMember::copy_own(const Args& args, const Flow& flow) {
   if ((args.op == Op::gather || args.op == Op::scatter) && args.root != rank_) return;
   const ConstBytes mine = given(args, flow, rank_);
   const MutableBytes to = taken(args, rank_);
-  copy(to.data(), mine.data(), std::min(mine.size(), to.size()));
+  copy(to.data(), mine.data(), std::min(mine.size(), to.size()), flow.far);
 }
 
 /// Decides where what this member gives stands, in my line for this call.

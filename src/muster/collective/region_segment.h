@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include "muster/base/hand_back.h"
 
@@ -23,9 +24,9 @@ inline constexpr std::size_t kInlineBytes = 48;
 /// Payload staged beside the line, as long-lived as it.
 inline constexpr std::size_t kSlotBytes = 16 * 1024;
 /// A member whose largest slice is at least that has its slices copied from its memory where readers can. Windows are quicker
-/// for smaller ones, and where their lines are handed back, for far larger ones too.
+/// for smaller ones, and where their lines are handed back, for far larger ones too, between two members for all.
 inline std::size_t read_bytes(std::size_t members) {
-  if (hands_back()) return members == 2 ? 4 * 1024 * 1024 : 512 * 1024;
+  if (hands_back()) return members == 2 ? std::numeric_limits<std::size_t>::max() : 512 * 1024;
   return members == 2 ? 1024 * 1024 : 128 * 1024;
 }
 /// As much of them at a time: beyond that the call asks whether the group has failed.
