@@ -17,13 +17,13 @@ namespace {
 // Temporary memory that is kept between calls.
 constexpr std::size_t kKeptScratch = std::size_t{1} << 20;
 
-void copy(MutableBytes to, ConstBytes from) {
-  if (!from.empty() && to.data() != from.data()) std::memcpy(to.data(), from.data(), from.size());
-}
-
 std::size_t at(int index) { return static_cast<std::size_t>(index); }
 
 }  // namespace
+
+void LinkGroup::copy(MutableBytes to, ConstBytes from) {
+  if (!from.empty() && to.data() != from.data()) std::memcpy(to.data(), from.data(), from.size());
+}
 
 void LinkGroup::contribute(std::byte* to, ConstBytes from, const Args& args) {
   if (args.reduce == Reduce::premul_sum) {
@@ -55,7 +55,7 @@ Task<Status> LinkGroup::finish() {
 
 Task<Status> LinkGroup::run(const Args& args, const transport::Fingerprint& call) {
   flight_.begin(call);
-  const Algorithm way = selection_.choose(args.op, selected_bytes(args));
+  const Algorithm way = selection_.choose(args.op, selected_bytes(args, size_));
   if (way == Algorithm::hosts) return reduce_by_hosts(args);
   switch (args.op) {
     case Op::broadcast:
@@ -67,8 +67,8 @@ Task<Status> LinkGroup::run(const Args& args, const transport::Fingerprint& call
     case Op::all_gather:
       if (way == Algorithm::bruck) return all_gather_small(args);
       return way == Algorithm::direct ? all_gather_direct(args) : all_gather_ring(args);
-    case Op::gather: return gather(args);
-    case Op::scatter: return scatter(args);
+    case Op::gather: return way == Algorithm::tree ? gather_along_tree(args) : gather(args);
+    case Op::scatter: return way == Algorithm::tree ? scatter_along_tree(args) : scatter(args);
     case Op::all_to_all: return all_to_all(args);
     default: return barrier();
   }

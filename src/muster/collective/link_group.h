@@ -52,6 +52,13 @@ class LinkGroup {
   Task<Status> all_gather_direct(const Args& args);
   Task<Status> gather(const Args& args);
   Task<Status> scatter(const Args& args);
+  /// The same for small pieces, those of a subtree together (`link_tree.cc`).
+  Task<Status> gather_along_tree(const Args& args);
+  Task<Status> scatter_along_tree(const Args& args);
+  Task<Status> take_pieces(const Args& args);
+  Task<Status> pass_up(const Args& args);
+  Task<Status> hand_pieces(const Args& args);
+  Task<Status> pass_down(const Args& args);
   Task<Status> all_to_all(const Args& args);
 
   /// Sends the `held[0]` bytes at position 0 around until positions 0 to size - 1 are filled (`BruckPlan`); `starts[i]` is where
@@ -63,6 +70,8 @@ class LinkGroup {
   /// At least `bytes`, 64-byte aligned, kept for the next call where it is not large.
   std::byte* scratch(std::size_t bytes);
   void drop_large_scratch();
+  /// Nothing where they are the same memory.
+  static void copy(MutableBytes to, ConstBytes from);
   /// This member's contribution as it goes into the sum.
   static void contribute(std::byte* to, ConstBytes from, const Args& args);
 

@@ -112,6 +112,7 @@ class Play {
         size_(size),
         per_host_(per_host),
         root_(root),
+        gap_(root == size / 2 && root > 0 ? 1 : 0),
         count_(count),
         uneven_(uneven),
         in_(at(size)),
@@ -166,9 +167,9 @@ class Play {
     if (op_ == Op::barrier) return;
     const bool reads = op_ == Op::scatter || op_ == Op::broadcast ? rank == root_ : true;
     const bool writes = op_ == Op::gather || op_ == Op::reduce ? rank == root_ : true;
-    const auto room = [](Values& values, const auto& sizes) {
+    const auto room = [this](Values& values, const auto& sizes) {
       std::size_t all = 0;
-      for (const std::size_t each : sizes) all += each;
+      for (const std::size_t each : sizes) all += each + gap_;
       values.assign(all, -1);
     };
     std::vector<std::size_t> ins, outs;
@@ -183,12 +184,12 @@ class Play {
       const int to = info(op_).lists_input ? static_cast<int>(slice) : 0;
       for (std::size_t i = 0; i < ins[slice]; ++i) in_[at(rank)][begin + i] = given(rank, to, i);
       args.inputs.push_back(std::as_bytes(std::span(in_[at(rank)]).subspan(begin, ins[slice])));
-      begin += ins[slice];
+      begin += ins[slice] + gap_;
     }
     begin = 0;
     for (const std::size_t each : outs) {
       args.outputs.push_back(std::as_writable_bytes(std::span(out_[at(rank)]).subspan(begin, each)));
-      begin += each;
+      begin += each + gap_;
     }
     if (op_ == Op::broadcast) {
       if (rank == root_) out_[at(rank)] = in_[at(rank)];
@@ -219,6 +220,9 @@ class Play {
         if (out_[at(rank)][begin + i] != expected(rank, static_cast<int>(slice), i)) return false;
       }
       begin += length;
+      for (std::size_t i = 0; i < gap_ && op_ != Op::broadcast; ++i) {
+        if (out_[at(rank)][begin++] != -1) return false;
+      }
     }
     return true;
   }
@@ -230,6 +234,9 @@ class Play {
       case plan::Cargo::Kind::whole: elements_in = count_; break;
       case plan::Cargo::Kind::block:
         for (int i = 0; i < cargo.count; ++i) elements_in += elements(plan::wrap(cargo.first + i, size_), to);
+        break;
+      case plan::Cargo::Kind::pieces:
+        for (int i = 0; i < cargo.count; ++i) elements_in += elements(from, plan::wrap(cargo.first + i, size_));
         break;
       case plan::Cargo::Kind::piece:
         elements_in = info(op_).lists_input ? elements(from, to) : plan::slice_of(count_, size_, to).count;
@@ -263,6 +270,7 @@ class Play {
   const Op op_;
   const Algorithm algorithm_;
   const int size_, per_host_, root_;
+  const std::size_t gap_;  // between slices: those that lie side by side may travel as one
   const std::size_t count_;
   const bool uneven_;
   Wires wires_;

@@ -40,6 +40,7 @@ constexpr Algorithm kAllReduce[] = {Algorithm::bruck, Algorithm::slices, Algorit
 constexpr Algorithm kReduce[] = {Algorithm::direct, Algorithm::slices, Algorithm::hosts};
 constexpr Algorithm kAllGather[] = {Algorithm::bruck, Algorithm::direct, Algorithm::ring};
 constexpr Algorithm kReduceScatter[] = {Algorithm::slices, Algorithm::hosts};
+constexpr Algorithm kPieces[] = {Algorithm::tree, Algorithm::direct};
 constexpr Algorithm kDirect[] = {Algorithm::direct};
 constexpr Algorithm kShared[] = {Algorithm::one_shot, Algorithm::shares};
 constexpr Algorithm kPull[] = {Algorithm::pull};
@@ -83,6 +84,8 @@ std::span<const Algorithm> algorithms_of(Ground ground, Op op) {
     case Op::reduce: return kReduce;
     case Op::all_gather: return kAllGather;
     case Op::reduce_scatter: return kReduceScatter;
+    case Op::gather:
+    case Op::scatter: return kPieces;
     case Op::barrier: return kDissemination;
     default: return kDirect;
   }
@@ -93,17 +96,20 @@ std::uint64_t most_bytes(Ground ground, Op op, Algorithm algorithm, int ranks) {
   if (algorithm == Algorithm::one_shot) return region::kSlotBytes;
   if (ground != Ground::links) return Selection::kAlways;
   if (algorithm == Algorithm::bruck) return op == Op::all_gather ? kMostGathered : kMostGathered / static_cast<std::uint64_t>(ranks);
+  if (algorithm == Algorithm::tree && op != Op::broadcast) return kMostGathered;
   if (algorithm == Algorithm::direct && op == Op::reduce) return kMostGathered / static_cast<std::uint64_t>(ranks);
   return Selection::kAlways;
 }
 
-std::uint64_t selected_bytes(const Args& args) {
+std::uint64_t selected_bytes(const Args& args, int ranks) {
   switch (args.op) {
     case Op::broadcast: return args.outputs[0].size();
     case Op::all_reduce:
     case Op::reduce: return args.inputs[0].size();
     case Op::all_gather: return bytes_of(args.outputs);
     case Op::reduce_scatter: return bytes_of(args.inputs);
+    case Op::gather: return args.inputs[0].size() * static_cast<std::uint64_t>(ranks);
+    case Op::scatter: return args.outputs[0].size() * static_cast<std::uint64_t>(ranks);
     default: return 0;
   }
 }

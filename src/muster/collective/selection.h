@@ -20,7 +20,7 @@ namespace muster::collective {
 
 enum class Algorithm : std::uint8_t {
   dissemination,
-  tree,    ///< down a binomial tree, chunk behind chunk
+  tree,    ///< down a binomial tree, chunk behind chunk; pieces go up or down it, those of a subtree together
   chain,   ///< from each rank to the next, chunk behind chunk
   bruck,   ///< everybody gathers everything in log2(ranks) steps
   direct,  ///< straight to whom it concerns
@@ -52,8 +52,8 @@ std::span<const Algorithm> algorithms_of(Ground ground, Op op);
 std::uint64_t most_bytes(Ground ground, Op op, Algorithm algorithm, int ranks);
 
 /// The size by which an algorithm is chosen; equal on all members where there is a choice. The tensor of a reduction or a broadcast; all
-/// pieces together where an operation gathers, or each member gets one.
-std::uint64_t selected_bytes(const Args& args);
+/// pieces together where an operation gathers, or each member gets one. `ranks`: of the group; a member may know its own piece alone.
+std::uint64_t selected_bytes(const Args& args, int ranks);
 
 /// Of a group whose members are on these hosts, in this order: how many are on each, where those of a host stand side by side, as many on
 /// each; all of them where there is one host. Else 1.

@@ -24,6 +24,7 @@ double share_of(Op op, const Cargo& cargo, int ranks) {
     case Cargo::Kind::token: return 0;
     case Cargo::Kind::whole: return 1;
     case Cargo::Kind::block: return each_gives_all ? cargo.count : static_cast<double>(cargo.count) / ranks;
+    case Cargo::Kind::pieces: return static_cast<double>(cargo.count) / ranks;
     case Cargo::Kind::piece: return 1.0 / ranks;
     case Cargo::Kind::partial:
     case Cargo::Kind::result: return cargo.slice < 0 ? 1 : 1.0 / ranks;
@@ -74,12 +75,10 @@ double busy_seconds(const Work& work, double bytes, const Machine& machine) {
 }
 
 /// A tree or a chain, message by message: when the last rank has its first chunk, and how long the busiest place works for each chunk
-/// behind it.
-template <class Plan>
-double predict_down(double bytes, const Machine& machine, Crew crew) {
+/// behind it. `bytes_to(child)`: of a chunk on its way there.
+template <class Plan, class Bytes>
+double predict_down(double chunks, const Bytes& bytes_to, const Machine& machine, Crew crew) {
   const auto per_host = crew.ranks_per_host;
-  const double chunks = std::max(1.0, std::ceil(bytes / static_cast<double>(kTreeChunkBytes)));
-  const double far = bytes / chunks / machine.bandwidth, near = bytes / chunks / machine.host_bandwidth;
   std::vector<double> network(static_cast<std::size_t>((crew.ranks + per_host - 1) / per_host), 0);  // a host's is free from then on
   std::vector<double> network_work(network.size(), 0);
   double end = 0, busiest = 0;
@@ -95,6 +94,7 @@ double predict_down(double bytes, const Machine& machine, Crew crew) {
     for (int i = 0; i < plan.children(); ++i) {
       const int child = plan.child(i);
       const auto host = static_cast<std::size_t>(rank / per_host);
+      const double far = bytes_to(child) / machine.bandwidth, near = bytes_to(child) / machine.host_bandwidth;
       now += machine.overhead;
       work += machine.overhead;
       double there = 0;
@@ -114,6 +114,19 @@ double predict_down(double bytes, const Machine& machine, Crew crew) {
   }
   for (const double work : network_work) busiest = std::max(busiest, work);
   return end + (chunks - 1) * busiest;
+}
+
+template <class Plan>
+double predict_broadcast(double bytes, const Machine& machine, Crew crew) {
+  const double chunks = std::max(1.0, std::ceil(bytes / static_cast<double>(kTreeChunkBytes)));
+  return predict_down<Plan>(
+      chunks, [=](int) { return bytes / chunks; }, machine, crew);
+}
+
+/// A scatter; a gather sends the same messages the other way in the opposite order, and takes as long.
+double predict_pieces(double bytes, const Machine& machine, Crew crew) {
+  const auto below = [=](int child) { return bytes / crew.ranks * TreePlan{child, crew.ranks, 0}.subtree(); };
+  return predict_down<TreePlan>(1, below, machine, crew);
 }
 
 /// Sums that go from host to host, all lanes at once: the way of the first chunk of each, and how long the busiest place works for each
@@ -168,8 +181,9 @@ Work work_of(Op op, Algorithm algorithm, Crew crew) {
 
 double predict(Op op, Algorithm algorithm, double bytes, const Machine& machine, Crew crew, const Work& work) {
   if (crew.ranks < 2) return 0;
-  if (algorithm == Algorithm::tree) return predict_down<TreePlan>(bytes, machine, crew);
-  if (algorithm == Algorithm::chain) return predict_down<ChainPlan>(bytes, machine, crew);
+  if (algorithm == Algorithm::tree && op != Op::broadcast) return predict_pieces(bytes, machine, crew);
+  if (algorithm == Algorithm::tree) return predict_broadcast<TreePlan>(bytes, machine, crew);
+  if (algorithm == Algorithm::chain) return predict_broadcast<ChainPlan>(bytes, machine, crew);
   if (algorithm == Algorithm::hosts) return predict_hosts(op, bytes, machine, crew);
   const double chunks = chunks_of(op, algorithm, bytes, crew.ranks);
   return work.hops * machine.latency + work.host_hops * machine.host_latency + chunks * busy_seconds(work, bytes / chunks, machine);

@@ -42,6 +42,18 @@ TEST(Cost, OfTreesAndChainsFollowsTheMessages) {
   EXPECT_DOUBLE_EQ(cost(Algorithm::chain, 4.0 * kTreeChunkBytes, 4), 3 * (1 + chunk + 100 + 1) + 3 * chunk);
 }
 
+TEST(Cost, OfPiecesAlongATreeFollowsTheMessages) {
+  for (const Op op : {Op::gather, Op::scatter}) {
+    const auto cost = [op](double bytes, Crew crew) { return predict(op, Algorithm::tree, bytes, kMachine, crew); };
+    // Two pieces to rank 2, one of them on to rank 3; the root's own way to rank 1 is shorter.
+    EXPECT_DOUBLE_EQ(cost(4, {4, 1}), 2 * (1 + 100 + 1) + (2 + 1) * kFar);
+    // Rank 2 is on another host, rank 3 beside it.
+    EXPECT_DOUBLE_EQ(cost(4, {4, 2}), (1 + 100 + 1 + 2 * kFar) + (1 + 10 + 1 + kNear));
+    EXPECT_DOUBLE_EQ(cost(3, {3, 3}), (1 + kNear) + (1 + kNear) + 10 + 1) << "both are the root's own";
+    EXPECT_DOUBLE_EQ(cost(1, {1, 1}), 0);
+  }
+}
+
 TEST(Cost, RanksOfAHostShareItsNetwork) {
   const Crew crew{4, 2};
   // Around the ring one rank of each host sends away and one stays inside.
@@ -95,6 +107,8 @@ TEST(Cost, RanksAlgorithmsBySize) {
     EXPECT_TRUE(faster(Op::broadcast, Algorithm::tree, Algorithm::chain, 8));
     EXPECT_TRUE(faster(Op::broadcast, Algorithm::chain, Algorithm::tree, 1e9));
     EXPECT_TRUE(faster(Op::all_gather, Algorithm::bruck, Algorithm::ring, 64));
+    EXPECT_EQ(faster(Op::gather, Algorithm::tree, Algorithm::direct, 64), ranks > 8);
+    EXPECT_EQ(faster(Op::scatter, Algorithm::tree, Algorithm::direct, 64), ranks > 8);
   }
 }
 

@@ -177,11 +177,30 @@ TEST(TreePlan, ReachesEveryRankOnceFromEveryRoot) {
   }
 }
 
+TEST(TreePlan, ASubtreeIsARunOfRanks) {
+  for (int size = 1; size <= kLargest; ++size) {
+    for (int root = 0; root < size; ++root) {
+      ASSERT_EQ((TreePlan{root, size, root}.subtree()), size);
+      for (int rank = 0; rank < size; ++rank) {
+        const TreePlan plan{rank, size, root};
+        int next = rank + 1;
+        for (int index = plan.children() - 1; index >= 0; --index) {  // the smallest is next to it
+          ASSERT_EQ(plan.child(index), wrap(next, size));
+          ASSERT_EQ(plan.below(index).rank, plan.child(index));
+          next += plan.below(index).subtree();
+        }
+        ASSERT_EQ(next - rank, plan.subtree());
+      }
+    }
+  }
+}
+
 TEST(Plans, CostNothingAtAHundredThousandRanks) {
   constexpr int size = 100'000;
   EXPECT_EQ((BruckPlan{99'999, size}.steps()), 17);
   EXPECT_EQ((DisseminationPlan{5, size}.target(16)), 65541);
   EXPECT_EQ((TreePlan{7, size, 7}.children()), 17);
+  EXPECT_EQ((TreePlan{65'543, size, 7}.subtree()), 100'000 - 65'536);
   EXPECT_EQ((RingPlan{0, size}.received_block(99'998)), 1);
 }
 

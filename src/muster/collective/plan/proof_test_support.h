@@ -50,8 +50,9 @@ class Proof {
     for (int rank = 0; rank < size; ++rank) {
       sums_of_all_.push_back({rank, 1});
       blocks_.add(rank, rank);
-      if (op != Op::scatter || rank == root) pieces_.add(rank, rank);
+      if (op != Op::scatter) pieces_.add(rank, rank);
       whole_[index(rank)] = rank == root;
+      if (op == Op::scatter) pieces_.add(root, rank);
     }
     if (op == Op::reduce_scatter || op == Op::reduce || op == Op::all_reduce) {
       for (int rank = 0; rank < size; ++rank) reduce(rank);  // alone, all is there
@@ -112,7 +113,8 @@ class Proof {
       case Kind::token:
       case Kind::block: return all(blocks_);
       case Kind::whole: return whole_[index(rank)];
-      case Kind::piece: return cargo.first == rank && (op_ != Op::scatter || rank == root_) && to >= 0;
+      case Kind::piece: return cargo.first == rank && op_ != Op::scatter && to >= 0;
+      case Kind::pieces: return op_ == Op::scatter && all(pieces_);
       case Kind::partial: return sum(rank, cargo.slice).first == cargo.first && sum(rank, cargo.slice).count == cargo.count;
       case Kind::result: return cargo.slice < 0 ? sum(rank, -1).count == size_ : cargo.slice < size_ && results_.has(rank, cargo.slice);
     }
@@ -128,6 +130,7 @@ class Proof {
       if (out.peer < 0 || out.peer >= size_ || out.peer == rank) return fail(rank, step, "sends to " + std::to_string(out.peer));
       if (!holds(rank, out.peer, out.cargo)) return fail(rank, step, "sends what it does not have");
       if (out.cargo.kind == Kind::result) ++handed_[index(rank)];
+      if (out.cargo.kind == Kind::block || out.cargo.kind == Kind::pieces) handed_[index(rank)] += out.cargo.count;
       ++sent_;
     }
   }
@@ -187,6 +190,11 @@ class Proof {
         whole_[index(rank)] = true;
         return true;
       case Kind::piece: return pieces_.add(rank, cargo.first);
+      case Kind::pieces:
+        for (int i = 0; i < cargo.count; ++i) {
+          if (!pieces_.add(rank, wrap(cargo.first + i, size_))) return false;
+        }
+        return true;
       case Kind::partial: return merge(sum(rank, cargo.slice), cargo);
       case Kind::result:
         if (cargo.slice >= 0) return results_.add(rank, cargo.slice);
@@ -229,8 +237,9 @@ class Proof {
       case Op::broadcast: return whole_[index(rank)];
       case Op::all_reduce: return everything;
       case Op::reduce: return rank == root_ ? everything : nothing;
-      case Op::gather: return rank == root_ ? everything : nothing;
-      case Op::scatter: return pieces_.has(rank, root_) && pieces_.count(rank) == 1;
+      // On a way through others, each has passed on all that it has, or all but its own.
+      case Op::gather: return rank == root_ ? everything : blocks_.count(rank) == handed_[index(rank)];
+      case Op::scatter: return pieces_.has(rank, rank) && pieces_.count(rank) == 1 + handed_[index(rank)];
       // Who hands the others their results has seen them.
       case Op::reduce_scatter: return results_.has(rank, rank) && results_.count(rank) <= 1 + handed_[index(rank)];
       case Op::all_to_all: return pieces_.count(rank) == size_;
@@ -241,9 +250,9 @@ class Proof {
   const Op op_;
   const int size_, root_;
   const Plans& plans_;
-  Table blocks_, pieces_, results_;
+  Table blocks_, pieces_, results_;  // a piece by its giver; of a scatter by whom it is for
   std::vector<bool> whole_;
-  std::vector<int> handed_;  // results sent, by rank
+  std::vector<int> handed_;  // results, blocks and pieces sent, by rank
   std::vector<Sum> sums_;    // by rank and slice; made when first used
   std::vector<Sum> sums_of_all_;
   std::vector<int> step_;

@@ -11,7 +11,10 @@ Pattern pattern_of(Op op, Algorithm algorithm, int rank, int size, int root, int
   const Then then = op == Op::all_reduce ? Then::all : op == Op::reduce ? Then::root : Then::nobody;
   switch (algorithm) {
     case Algorithm::dissemination: return pattern::Dissemination{{rank, size}};
-    case Algorithm::tree: return pattern::Down<TreePlan>{{rank, size, root}};
+    case Algorithm::tree:
+      if (op == Op::gather) return pattern::Collect{{rank, size, root}};
+      if (op == Op::scatter) return pattern::Deal{{rank, size, root}};
+      return pattern::Down<TreePlan>{{rank, size, root}};
     case Algorithm::chain: return pattern::Down<ChainPlan>{{rank, size, root}};
     case Algorithm::bruck: return pattern::Bruck{{rank, size}};
     case Algorithm::ring:

@@ -22,6 +22,7 @@ struct Cargo {
     whole,    ///< the root's data
     block,    ///< all that each of `count` ranks from `first` on contributes (and wrapping around)
     piece,    ///< what rank `first` contributes for its receiver
+    pieces,   ///< what the root has for each of `count` ranks from `first` on (and wrapping around)
     partial,  ///< slice `slice` summed over `count` ranks from `first` on; -1: of everything
     result,   ///< slice `slice`, reduced; -1: everything
   };
@@ -183,6 +184,28 @@ struct Down {
   Cargo whole() const { return {Cargo::Kind::whole, plan.root, 1, 0}; }
 };
 
+/// Up to the root: everybody passes on what its subtree contributes, as one message.
+struct Collect {
+  TreePlan plan;
+  int steps() const { return 2; }
+  int sends(int step) const { return step == 1 && plan.parent() >= 0 ? 1 : 0; }
+  Transfer send(int, int) const { return {plan.parent(), blocks(plan)}; }
+  int receives(int step) const { return step == 0 ? plan.children() : 0; }
+  Transfer receive(int, int index) const { return {plan.child(index), blocks(plan.below(index))}; }
+  static Cargo blocks(const TreePlan& top) { return {Cargo::Kind::block, top.rank, top.subtree(), 0}; }
+};
+
+/// And down from the root: everybody gets what is for its subtree.
+struct Deal {
+  TreePlan plan;
+  int steps() const { return 2; }
+  int sends(int step) const { return step == 1 ? plan.children() : 0; }
+  Transfer send(int, int index) const { return {plan.child(index), pieces(plan.below(index))}; }
+  int receives(int step) const { return step == 0 && plan.parent() >= 0 ? 1 : 0; }
+  Transfer receive(int, int) const { return {plan.parent(), pieces(plan)}; }
+  static Cargo pieces(const TreePlan& top) { return {Cargo::Kind::pieces, top.rank, top.subtree(), 0}; }
+};
+
 /// Everybody sends its block straight to the root.
 struct ToRoot {
   PairwisePlan plan;
@@ -200,9 +223,10 @@ struct FromRoot {
   int root;
   int steps() const { return 1; }
   int sends(int) const { return plan.rank == root ? plan.steps() : 0; }
-  Transfer send(int, int index) const { return {plan.target(index + 1), Slices::piece(root)}; }
+  Transfer send(int, int index) const { return {plan.target(index + 1), piece(plan.target(index + 1))}; }
   int receives(int) const { return plan.rank == root ? 0 : 1; }
-  Transfer receive(int, int) const { return {root, Slices::piece(root)}; }
+  Transfer receive(int, int) const { return {root, piece(plan.rank)}; }
+  static Cargo piece(int receiver) { return {Cargo::Kind::pieces, receiver, 1, 0}; }
 };
 
 struct RingReduce {
@@ -248,8 +272,8 @@ struct RecursiveDoubling {
 }  // namespace pattern
 
 using Pattern = std::variant<pattern::Dissemination, pattern::Bruck, pattern::Ring, pattern::Spread, pattern::Slices,
-                             pattern::Down<TreePlan>, pattern::Down<ChainPlan>, pattern::Hosts, pattern::ToRoot, pattern::FromRoot,
-                             pattern::RingReduce, pattern::RecursiveDoubling>;
+                             pattern::Down<TreePlan>, pattern::Down<ChainPlan>, pattern::Collect, pattern::Deal, pattern::Hosts,
+                             pattern::ToRoot, pattern::FromRoot, pattern::RingReduce, pattern::RecursiveDoubling>;
 
 class Schedule {
  public:

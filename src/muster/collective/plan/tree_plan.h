@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+
 #include "muster/collective/plan/slices.h"
 
 namespace muster::collective::plan {
@@ -22,6 +24,9 @@ struct TreePlan {
     return number;
   }
   int child(int index) const { return at(place() + (1 << (children() - 1 - index))); }
+  TreePlan below(int index) const { return {child(index), size, root}; }
+  /// The ranks of this one's subtree: so many from its own on, wrapping around.
+  int subtree() const { return std::min(lowest_bit(), size - place()); }
 
  private:
   int place() const { return wrap(rank - root, size); }

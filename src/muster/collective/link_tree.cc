@@ -1,0 +1,150 @@
+// Gather and scatter of small pieces along a binomial tree (`plan::TreePlan`): the root exchanges a few messages with a few members, each
+// of which passes on the pieces of the ranks below it as one. These are a run of ranks from the member's own on, and travel in that order.
+//
+// Memory: a member with others below it holds the pieces of its subtree, at most half of all; the root those of the subtrees whose slices
+// do not lie side by side in the caller's memory, at most all but its own. `most_bytes` limits it.
+#include <optional>
+
+#include "muster/collective/link_group.h"
+#include "muster/collective/plan/tree_plan.h"
+
+namespace muster::collective {
+namespace {
+
+std::size_t as_size(int number) { return static_cast<std::size_t>(number); }
+
+/// The slices of a subtree, which are all as long.
+template <class Bytes>
+class PieceRun {
+ public:
+  PieceRun(const std::vector<Bytes>& slices, const plan::TreePlan& top) : slices_(slices), top_(top) {}
+
+  std::size_t count() const { return as_size(top_.subtree()); }
+  std::size_t size() const { return count() * each(); }
+  std::size_t each() const { return slices_[0].size(); }
+  const Bytes& operator[](std::size_t index) const { return slices_[as_size(plan::wrap(top_.rank + static_cast<int>(index), top_.size))]; }
+  /// Where they lie side by side.
+  std::optional<Bytes> as_one() const {
+    for (std::size_t i = 1; i < count(); ++i) {
+      if ((*this)[i - 1].data() + each() != (*this)[i].data()) return std::nullopt;
+    }
+    return Bytes((*this)[0].data(), size());
+  }
+
+ private:
+  const std::vector<Bytes>& slices_;
+  const plan::TreePlan top_;
+};
+
+/// Of the root's slices, those that have to travel through other memory.
+template <class Bytes>
+std::size_t bytes_apart(const std::vector<Bytes>& slices, const plan::TreePlan& root) {
+  std::size_t bytes = 0;
+  for (int child = 0; child < root.children(); ++child) {
+    const PieceRun pieces(slices, root.below(child));
+    if (!pieces.as_one()) bytes += pieces.size();
+  }
+  return bytes;
+}
+
+/// Which of a subtree's pieces are those of the subtree of its top's child.
+plan::Slice part_of(const plan::TreePlan& tree, int child) {
+  const plan::TreePlan below = tree.below(child);
+  return {as_size(plan::wrap(below.rank - tree.rank, tree.size)), as_size(below.subtree())};
+}
+
+}  // namespace
+
+Task<Status> LinkGroup::gather_along_tree(const Args& args) { return rank_ == args.root ? take_pieces(args) : pass_up(args); }
+
+Task<Status> LinkGroup::take_pieces(const Args& args) {
+  const plan::TreePlan tree{rank_, size_, args.root};
+  const auto lane = [](int child) { return child % Flight::kLanes; };
+  const auto pieces_of = [&](int child) { return PieceRun(args.outputs, tree.below(child)); };
+  const std::size_t apart = bytes_apart(args.outputs, tree);
+  std::byte* next = apart > 0 ? scratch(apart) : nullptr;
+  std::vector<std::byte*> staged(as_size(tree.children()), nullptr);
+  for (int child = 0; child < tree.children(); ++child) {
+    const auto pieces = pieces_of(child);
+    auto place = pieces.as_one();
+    if (!place) {
+      place = MutableBytes(staged[as_size(child)] = next, pieces.size());
+      next += pieces.size();
+    }
+    flight_.receive(lane(child), tree.child(child), 0, *place);
+  }
+  copy(args.outputs[as_size(rank_)], args.inputs[0]);
+  // The last has the smallest subtree, and comes first.
+  for (int child = tree.children() - 1; child >= 0 && apart > 0 && flight_.ok(); --child) {
+    if (staged[as_size(child)] == nullptr) continue;
+    co_await until([&] { return flight_.done(lane(child)); });
+    if (!flight_.ok()) break;
+    const auto pieces = pieces_of(child);
+    for (std::size_t i = 0; i < pieces.count(); ++i) copy(pieces[i], {staged[as_size(child)] + i * pieces.each(), pieces.each()});
+  }
+  Status status = co_await finish();
+  drop_large_scratch();
+  co_return status;
+}
+
+Task<Status> LinkGroup::pass_up(const Args& args) {
+  const plan::TreePlan tree{rank_, size_, args.root};
+  ConstBytes pieces = args.inputs[0];
+  if (tree.children() > 0) {
+    const std::size_t each = pieces.size();
+    std::byte* memory = scratch(as_size(tree.subtree()) * each);
+    for (int child = 0; child < tree.children(); ++child) {
+      const auto [begin, count] = part_of(tree, child);
+      flight_.receive(0, tree.child(child), 0, {memory + begin * each, count * each});
+    }
+    copy({memory, each}, pieces);
+    co_await until([this] { return flight_.done(0); });
+    pieces = {memory, as_size(tree.subtree()) * each};
+  }
+  if (flight_.ok()) flight_.send(1, tree.parent(), 0, pieces);
+  Status status = co_await finish();
+  drop_large_scratch();
+  co_return status;
+}
+
+Task<Status> LinkGroup::scatter_along_tree(const Args& args) { return rank_ == args.root ? hand_pieces(args) : pass_down(args); }
+
+Task<Status> LinkGroup::hand_pieces(const Args& args) {
+  const plan::TreePlan tree{rank_, size_, args.root};
+  const auto pieces_of = [&](int child) { return PieceRun(args.inputs, tree.below(child)); };
+  const std::size_t apart = bytes_apart(args.inputs, tree);
+  std::byte* next = apart > 0 ? scratch(apart) : nullptr;
+  for (int child = 0; child < tree.children(); ++child) {
+    const auto pieces = pieces_of(child);
+    auto place = pieces.as_one();
+    if (!place) {
+      place = ConstBytes(next, pieces.size());
+      for (std::size_t i = 0; i < pieces.count(); ++i, next += pieces.each()) copy({next, pieces.each()}, pieces[i]);
+    }
+    flight_.send(0, tree.child(child), 0, *place);
+  }
+  copy(args.outputs[0], args.inputs[as_size(rank_)]);
+  Status status = co_await finish();
+  drop_large_scratch();
+  co_return status;
+}
+
+Task<Status> LinkGroup::pass_down(const Args& args) {
+  const plan::TreePlan tree{rank_, size_, args.root};
+  const std::size_t each = args.outputs[0].size();
+  const bool last = tree.children() == 0;
+  const MutableBytes pieces =
+      last ? args.outputs[0] : MutableBytes(scratch(as_size(tree.subtree()) * each), as_size(tree.subtree()) * each);
+  flight_.receive(0, tree.parent(), 0, pieces);
+  co_await until([this] { return flight_.done(0); });
+  for (int child = 0; child < tree.children() && flight_.ok(); ++child) {
+    const auto [begin, count] = part_of(tree, child);
+    flight_.send(1, tree.child(child), 0, pieces.subspan(begin * each, count * each));
+  }
+  if (flight_.ok()) copy(args.outputs[0], pieces.first(each));
+  Status status = co_await finish();
+  drop_large_scratch();
+  co_return status;
+}
+
+}  // namespace muster::collective
