@@ -89,6 +89,40 @@ TEST(Together, CallsInSeveralChunksKeepThemApart) {
   });
 }
 
+// Every member is the root of some, and passes the pieces of others on in calls in which it gives nothing itself.
+TEST(Together, CallsAlongTreesKeepThemApart) {
+  constexpr int kRanks = 7;
+  constexpr std::size_t kCalls = 42;
+  const Variable by_tree("MUSTER_ALGORITHM", "gather:tree,scatter:tree");
+  for (Wire wire : {Wire::loopback, Wire::tcp}) {
+    with_group(
+        kRanks, wire,
+        [](int rank, Communicator& group) {
+          std::mt19937_64 random(testing::test_seed());  // the same on all ranks
+          std::vector<Values> mine(kCalls), all(kCalls), expected(kCalls);
+          std::vector<PendingRef> pending;
+          const auto value = [](std::size_t call, int member) { return static_cast<std::int64_t>(100 * call) + member; };
+          for (std::size_t i = 0; i < kCalls; ++i) {
+            const int root = static_cast<int>(i % kRanks);
+            const Op op = random() % 2 == 0 ? Op::gather : Op::scatter;
+            const std::size_t count = random() % 40;
+            for (int member = 0; member < kRanks; ++member) expected[i].insert(expected[i].end(), count, value(i, member));
+            mine[i].assign(count, op == Op::gather ? value(i, rank) : -1);
+            all[i] = op == Op::gather ? Values(kRanks * count, -1) : expected[i];
+            pending.push_back(group.start(pieces(op, mine[i], all[i], root, group), in_a_minute()));
+          }
+          for (std::size_t i = 0; i < kCalls; ++i) {
+            const Status status = pending[i]->wait(in_a_minute());
+            ASSERT_TRUE(status.ok()) << status.message();
+            EXPECT_EQ(mine[i], Values(mine[i].size(), value(i, rank))) << "call " << i;
+            if (rank == static_cast<int>(i % kRanks)) EXPECT_EQ(all[i], expected[i]) << "call " << i;
+          }
+          ASSERT_TRUE(group.close(in_a_minute()).ok());
+        },
+        false);
+  }
+}
+
 TEST(Together, CallsOnTheSameMemoryGoOneAfterAnother) {
   for (Wire wire : {Wire::loopback, Wire::tcp}) {
     with_group(

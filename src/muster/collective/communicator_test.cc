@@ -1,10 +1,12 @@
 // Calls that are queued; deadlines, disagreements, ends.
 #include <array>
 #include <ctime>
+#include <fstream>
 #include <future>
 
 #include "muster/collective/communicator_test_job.h"
 #include "muster/collective/driving_thread.h"
+#include "muster/testing/scratch_folder.h"
 
 namespace muster::collective {
 namespace {
@@ -324,6 +326,27 @@ TEST(Failure, DifferentCallsAreNamedOnEveryRank) {
   }
 }
 
+// By its own size the odd one exchanges with the root, or the root with all, while the others use a tree: messages come for which nobody
+// waits. spec: F18 different sizes, where they choose different algorithms
+TEST(Failure, DifferentSizesThatChooseDifferentAlgorithmsAreNamed) {
+  constexpr int kRanks = 8;
+  const testing::ScratchFolder scratch;
+  std::ofstream(scratch.file("tuning")) << "version = 1\nlinks.gather.8 = tree <= 256, direct\nlinks.scatter.8 = tree <= 256, direct\n";
+  const Variable tuning("MUSTER_TUNING", scratch.file("tuning"));
+  for (const Op op : {Op::gather, Op::scatter}) {
+    for (int odd = 0; odd < kRanks; ++odd) {
+      with_group(kRanks, Wire::loopback, [&](int rank, Communicator& group) {
+        const std::size_t count = rank == odd ? 8 : 4;
+        Values mine(count), all(kRanks * count);
+        Status status = group.run(pieces(op, mine, all, 0, group), soon());
+        if (status.ok()) status = group.close(soon());  // it had returned before anybody knew
+        EXPECT_EQ(status.code(), Code::mismatch) << "rank " << rank << ", rank " << odd << " is odd: " << status.message();
+        EXPECT_TRUE(contains(status.message(), "4 elements") && contains(status.message(), "8 elements")) << status.message();
+      });
+    }
+  }
+}
+
 // spec: F18 sizes may differ where the operation lets them, but all must give the same ones
 TEST(Failure, DifferentSplitsAreNamed) {
   with_group(2, Wire::loopback, [](int rank, Communicator& group) {
@@ -424,30 +447,47 @@ TEST(Failure, AForkedChildIsKeptOutOfItsParentsGroups) {
 }
 
 TEST(Failure, ADeadRankIsNamedByAllSurvivors) {
+  struct Case {
+    Op op;
+    int victim;
+    std::size_t count;
+  };
+  // Along the tree of four, rank 2 passes on what rank 3 gives or gets.
+  const Variable by_tree("MUSTER_ALGORITHM", "gather:tree,scatter:tree");
+  std::vector<Case> cases{{Op::all_reduce, 3, 30'000}};
+  for (const Op op : {Op::gather, Op::scatter}) {
+    for (const int victim : {0, 2, 3}) {
+      for (const std::size_t count : {1, 30'000}) cases.push_back({op, victim, count});
+    }
+  }
   for (Wire wire : {Wire::loopback, Wire::region}) {
-    testing::RankThreadsOptions options;
-    options.ranks = 4;
-    options.wire = wire;
-    options.hub = transport::make_loopback_hub(4, wire == Wire::region);
-    std::barrier gate(4);
-    run_ranks(options, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
-      const Group group = make(fabric, all_of(4), "test");
-      ASSERT_TRUE(group);
-      Values in(30'000, 1), out(30'000);
-      for (int round = 0; round < 5; ++round) ASSERT_TRUE(group->run(all_reduce(in, out), soon()).ok());
-      gate.arrive_and_wait();
-      if (rank == 3) {
-        options.hub->kill(3);
-        return;
-      }
-      Status status;
-      while (status.ok()) status = group->run(all_reduce(in, out), soon());
-      EXPECT_EQ(status.code(), Code::peer_failed) << status.message();
-      EXPECT_EQ(status.ranks(), std::vector<int>{3}) << status.message();
-      EXPECT_TRUE(contains(status.message(), "all_reduce") && contains(status.message(), "group 'test'") &&
-                  contains(status.message(), "rank 3"))
-          << status.message();
-    });
+    for (const Case& each : cases) {
+      testing::RankThreadsOptions options;
+      options.ranks = 4;
+      options.wire = wire;
+      options.hub = transport::make_loopback_hub(4, wire == Wire::region);
+      std::barrier gate(4);
+      run_ranks(options, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
+        const Group group = make(fabric, all_of(4), "test");
+        ASSERT_TRUE(group);
+        Values in(each.count, 1), out(each.count), all(4 * each.count, 1);
+        const Args call = each.op == Op::all_reduce ? all_reduce(in, out) : pieces(each.op, in, all, 0, *group);
+        for (int round = 0; round < 5; ++round) ASSERT_TRUE(group->run(call, soon()).ok());
+        gate.arrive_and_wait();
+        if (rank == each.victim) {
+          options.hub->kill(rank);
+          return;
+        }
+        Status status;
+        while (status.ok()) status = group->run(call, soon());
+        const std::string dead = "rank " + std::to_string(each.victim);
+        EXPECT_EQ(status.code(), Code::peer_failed) << status.message();
+        EXPECT_EQ(status.ranks(), std::vector<int>{each.victim}) << status.message();
+        EXPECT_TRUE(contains(status.message(), std::string(info(each.op).name) + "(") && contains(status.message(), "group 'test'") &&
+                    contains(status.message(), dead))
+            << status.message();
+      });
+    }
   }
 }
 

@@ -85,6 +85,21 @@ inline Args broadcast(Values& values, int root) {
   args.outputs = {bytes(values)};
   return args;
 }
+/// A gather of `mine` or a scatter into it. `all` has one behind the other what the root gets or gives, and is used there alone.
+inline Args pieces(Op op, Values& mine, Values& all, int root, const Communicator& group) {
+  Args args;
+  args.op = op;
+  args.dtype = DType::int64;
+  args.root = root;
+  if (op == Op::gather) args.inputs = {bytes(std::as_const(mine))};
+  if (op == Op::scatter) args.outputs = {bytes(mine)};
+  for (int member = 0; group.rank() == root && member < group.size(); ++member) {
+    const MutableBytes piece = bytes(all).subspan(static_cast<std::size_t>(member) * bytes(mine).size(), bytes(mine).size());
+    if (op == Op::gather) args.outputs.push_back(piece);
+    if (op == Op::scatter) args.inputs.push_back(piece);
+  }
+  return args;
+}
 
 inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 

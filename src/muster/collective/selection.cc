@@ -1,6 +1,7 @@
 #include "muster/collective/selection.h"
 
 #include <algorithm>
+#include <bit>
 #include <vector>
 
 #include "muster/collective/plan/slices.h"
@@ -28,6 +29,15 @@ constexpr std::uint64_t kSentTwice = 256 * 1024;
 std::uint64_t worth_the_hops(int ranks, int per_host) {
   const auto lanes = static_cast<std::uint64_t>(per_host), hosts = static_cast<std::uint64_t>(ranks) / lanes;
   return hosts * (48 * 1024 + 8 * 1024 * lanes) / (lanes - 1);
+}
+
+/// Along a tree the root sends or takes a message for each step and not for each rank, but waits for every step in turn. By the model, with
+/// a message's overhead as the unit: a hop costs one at both ends, and its way ten between hosts, two within one.
+bool worth_the_steps(int ranks, int per_host) {
+  constexpr int kNear = 2, kFar = 10;
+  const auto doublings = [](int number) { return std::bit_width(static_cast<unsigned>(number)) - 1; };
+  const int near = doublings(per_host), far = doublings(ranks) - near;
+  return ranks - 1 + (far > 0 ? kFar : kNear) > near * (2 + kNear) + far * (2 + kFar);
 }
 
 /// Measured over loopback.
@@ -145,6 +155,8 @@ Selection::Selection(Ground ground, int ranks, Standing standing) : ground_(grou
   set_bound(Op::all_reduce, Algorithm::bruck, (ranks == 2 ? kPairExchanges : gathered / members) + 1);
   set_bound(Op::reduce, Algorithm::direct, crowded ? kAlways : (ranks == 2 ? kPairReduces : gathered / members) + 1);
   set_bound(Op::all_gather, Algorithm::bruck, (crowded ? gathered / 2 : gathered) + 1);
+  const bool by_tree = ranks > kFewRanks && !crowded && worth_the_steps(ranks, standing.per_host);
+  for (const Op op : {Op::gather, Op::scatter}) set_bound(op, Algorithm::tree, by_tree ? gathered + 1 : 0);
   const bool several = standing.several_on_each_host(ranks);
   // A ring spares the network's switches many streams at once; few ranks do not need that, and it takes a round for each. But a host of
   // several gets everything once by a ring, else once for each of them.

@@ -6,7 +6,9 @@
 #include <cstdlib>
 #include <fstream>
 
+#include "muster/collective/call.h"
 #include "muster/collective/communicator_test_job.h"
+#include "muster/collective/plan/cost.h"
 #include "muster/collective/region_segment.h"
 #include "muster/collective/tuning.h"
 #include "muster/testing/scratch_folder.h"
@@ -69,6 +71,65 @@ TEST(Selection, NothingIsChosenBeyondWhatItCanDo) {
                 .bounds());
 }
 
+TEST(Selection, SmallPiecesOfManyRanksGoAlongATree) {
+  for (const Op op : {Op::gather, Op::scatter}) {
+    for (const int ranks : {2, 8, 16, 51}) {
+      const Selection links(Ground::links, ranks);
+      EXPECT_EQ(links.choose(op, 0), Algorithm::direct) << ranks << ", a host each";
+    }
+    for (const int ranks : {52, 64, 1000}) {
+      const Selection links(Ground::links, ranks);
+      const std::uint64_t most = static_cast<std::uint64_t>(4 * ranks) * kKiB;
+      EXPECT_EQ(links.choose(op, 0), Algorithm::tree) << ranks;
+      EXPECT_EQ(links.choose(op, most), Algorithm::tree) << ranks;
+      EXPECT_EQ(links.choose(op, most + 1), Algorithm::direct) << ranks;
+    }
+    EXPECT_EQ(Selection(Ground::links, 8, {.per_host = 8}).choose(op, 64), Algorithm::direct);
+    EXPECT_EQ(Selection(Ground::links, 16, {.per_host = 16}).choose(op, 64), Algorithm::tree) << "ways within a host are short";
+    EXPECT_EQ(Selection(Ground::links, 16, {.per_host = 8}).choose(op, 64), Algorithm::tree);
+    EXPECT_EQ(Selection(Ground::links, 64, {.per_host = 64, .per_core = 4}).choose(op, 64), Algorithm::direct) << "ranks share cores";
+    Selection forced(Ground::links, 4);
+    forced.force(op, Algorithm::tree);
+    EXPECT_EQ(forced.choose(op, 0), Algorithm::tree);
+    EXPECT_EQ(forced.choose(op, 4096 * kKiB), Algorithm::tree);
+    EXPECT_EQ(forced.choose(op, 4096 * kKiB + 1), Algorithm::direct) << "those that pass pieces on hold them";
+    forced.force(op, Algorithm::direct);
+    EXPECT_EQ(forced.choose(op, 0), Algorithm::direct);
+  }
+}
+
+TEST(Selection, SmallPiecesGoAsTheModelSays) {
+  constexpr plan::Machine kUsual;
+  for (int ranks = 2; ranks <= 300; ++ranks) {
+    for (const int per_host : {1, 2, 4, 8, 12, 16, ranks}) {
+      if (ranks % per_host != 0) continue;
+      const Algorithm chosen = Selection(Ground::links, ranks, {.per_host = per_host}).choose(Op::gather, 64);
+      const auto seconds = [&](Algorithm way) { return plan::predict(Op::gather, way, 64, kUsual, {ranks, per_host}); };
+      EXPECT_LE(seconds(chosen), 1.1 * std::min(seconds(Algorithm::tree), seconds(Algorithm::direct)))
+          << ranks << " ranks, " << per_host << " on a host";
+    }
+  }
+}
+
+// What a member knows of the others' pieces must not matter.
+TEST(Selection, EveryMemberSeesTheSameSize) {
+  std::vector<std::byte> memory(1024);
+  const auto part = [&](std::size_t index) { return std::span(memory).subspan(index * 24, 24); };
+  constexpr int kRanks = 9;
+  Args root{.op = Op::gather, .dtype = DType::int64, .root = 3, .inputs = {part(9)}}, other = root;
+  for (std::size_t r = 0; r < kRanks; ++r) root.outputs.push_back(part(r));
+  EXPECT_EQ(selected_bytes(root, kRanks), 9u * 24);
+  EXPECT_EQ(selected_bytes(other, kRanks), 9u * 24);
+  EXPECT_EQ(fingerprint_of(root, 1).count, 3u) << "and it is held against the others'";
+  EXPECT_EQ(fingerprint_of(other, 1).count, 3u);
+  root = other = Args{.op = Op::scatter, .dtype = DType::int64, .root = 3, .outputs = {part(9)}};
+  for (std::size_t r = 0; r < kRanks; ++r) root.inputs.push_back(part(r));
+  EXPECT_EQ(selected_bytes(root, kRanks), 9u * 24);
+  EXPECT_EQ(selected_bytes(other, kRanks), 9u * 24);
+  EXPECT_EQ(fingerprint_of(root, 1).count, 3u);
+  EXPECT_EQ(fingerprint_of(other, 1).count, 3u);
+}
+
 TEST(Selection, KnowsWhoStandsHostByHost) {
   const auto each = [](std::vector<int> hosts) { return ranks_per_host(hosts); };
   EXPECT_EQ(each({0, 0, 1, 1}), 2);
@@ -126,7 +187,7 @@ TEST(Selection, SumsGoFromHostToHostWhereThereAreSeveralOfSeveralRanks) {
   const auto tuning = parse_tuning(
       "version = 1\nlinks.all_reduce.8 = bruck <= 256 KiB, slices\nlinks.reduce.8 = slices <= 1 MiB, hosts\n"
       "links.all_gather.8 = bruck <= 4 KiB, direct\nlinks.broadcast.8 = tree\nlinks.reduce_scatter.6 = slices <= 1 MiB, "
-      "hosts\nlinks.reduce_scatter.8 = slices\n",
+      "hosts\nlinks.reduce_scatter.8 = slices\nlinks.gather.8 = tree\nlinks.scatter.8 = tree <= 2 KiB, direct\n",
       "a file");
   ASSERT_TRUE(tuning.ok()) << tuning.status().message();
   const Selection tuned = select(*tuning, Ground::links, 8, {.per_host = 4});
@@ -140,6 +201,10 @@ TEST(Selection, SumsGoFromHostToHostWhereThereAreSeveralOfSeveralRanks) {
   EXPECT_EQ(select(*tuning, Ground::links, 8).choose(Op::all_gather, 1024 * kKiB), Algorithm::direct);
   EXPECT_EQ(tuned.choose(Op::broadcast, 64 * 1024 * kKiB), Algorithm::tree);
   EXPECT_EQ(tuned.choose(Op::reduce_scatter, 64 * kKiB), Algorithm::hosts) << "the last line that fits counts";
+  EXPECT_EQ(tuned.choose(Op::gather, 4096 * kKiB), Algorithm::tree) << "nothing of it is for several hosts";
+  EXPECT_EQ(tuned.choose(Op::gather, 4096 * kKiB + 1), Algorithm::direct);
+  EXPECT_EQ(tuned.choose(Op::scatter, 2 * kKiB), Algorithm::tree);
+  EXPECT_EQ(tuned.choose(Op::scatter, 2 * kKiB + 1), Algorithm::direct);
 }
 
 TEST(Tuning, LinesOfTheNearestNumberOfRanksCount) {
@@ -184,6 +249,7 @@ TEST(Tuning, WrongLinesAreNamed) {
            {"links.all_reduce.2 = slice", "\"slice\" is no algorithm"},
            {"links.all_reduce.2 = tree", "\"tree\" cannot stand there; all_reduce over links has, in this order, bruck, slices, hosts"},
            {"links.all_reduce.2 = slices <= 4, bruck", "cannot stand there"},
+           {"links.gather.16 = direct <= 4, tree", "\"tree\" cannot stand there; gather over links has, in this order, tree, direct"},
            {"links.all_reduce.2 = bruck, slices", "\"bruck\" needs a limit"},
            {"links.all_reduce.2 = bruck <= some, slices", "\"some\" is no size"},
            {"links.all_reduce.2 = bruck <= 99999999999999999999, slices", "is no size"},
@@ -202,12 +268,14 @@ TEST(Tuning, WrongLinesAreNamed) {
 }
 
 TEST(Tuning, AnAlgorithmCanBeForced) {
-  const auto forced = parse_forced("all_reduce:bruck, broadcast:chain");
+  const auto forced = parse_forced("all_reduce:bruck, broadcast:chain, gather:tree, scatter:direct");
   ASSERT_TRUE(forced.ok()) << forced.status().message();
   Tuning tuning;
   tuning.forced = *forced;
   EXPECT_EQ(select(tuning, Ground::links, 2).choose(Op::all_reduce, 1024 * kKiB), Algorithm::bruck);
   EXPECT_EQ(select(tuning, Ground::links, 2).choose(Op::broadcast, 1), Algorithm::chain);
+  EXPECT_EQ(select(tuning, Ground::links, 2).choose(Op::gather, 1024 * kKiB), Algorithm::tree);
+  EXPECT_EQ(select(tuning, Ground::links, 1000).choose(Op::scatter, 1), Algorithm::direct);
   EXPECT_EQ(select(tuning, Ground::region, 2).bounds(), Selection(Ground::region, 2).bounds());
   EXPECT_TRUE(
       contains(parse_forced("all_reduce:tree").status().message(), "all_reduce has bruck, slices, hosts over links and one_shot, shares"));

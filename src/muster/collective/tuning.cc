@@ -126,6 +126,12 @@ class Line {
   std::string_view key_, value_;
 };
 
+/// Whether the last of its algorithms is for groups over several hosts.
+bool goes_by_hosts(Op op) {
+  const Algorithm last = algorithms_of(Ground::links, op).back();
+  return last == Algorithm::hosts || last == Algorithm::ring;
+}
+
 // One host, where it was measured, does not tell of several: what goes on without a limit there gives way where it would without a file.
 std::uint64_t bound_over_hosts(Op op, Algorithm algorithm, int ranks, Standing standing) {
   const auto row = algorithms_of(Ground::links, op);
@@ -253,7 +259,7 @@ Selection select(const Tuning& tuning, Ground ground, int ranks, Standing standi
       const auto step = std::find_if(rule.begin(), rule.end(), [each](const Tuning::Step& s) { return s.algorithm == each; });
       const std::uint64_t up_to = step == rule.end() ? 0 : step->up_to;
       std::uint64_t bound = step == rule.end() ? 0 : up_to == Selection::kAlways ? up_to : up_to + 1;
-      if (standing.several_on_each_host(ranks) && bound == Selection::kAlways && place.op != Op::broadcast)
+      if (standing.several_on_each_host(ranks) && bound == Selection::kAlways && goes_by_hosts(place.op))
         bound = bound_over_hosts(place.op, each, ranks, standing);
       selection.set_bound(place.op, each, bound);
     }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "muster/collective/communicator.h"
+#include "muster/collective/tuning.h"
 #include "muster/testing/budget.h"
 #include "muster/testing/rank_processes.h"
 #include "muster/testing/seed.h"
@@ -142,6 +143,13 @@ Status play(Communicator& group, int number, const Script::Call& call, TimePoint
   return {};
 }
 
+/// In every other job pieces go along a tree, which so few ranks would not use.
+std::shared_ptr<const collective::Tuning> tuning_of(std::uint64_t seed) {
+  auto tuning = std::make_shared<collective::Tuning>();
+  if (seed % 2 == 0) tuning->forced = {{Op::gather, collective::Algorithm::tree}, {Op::scatter, collective::Algorithm::tree}};
+  return tuning;
+}
+
 SimReport play_job(const SimOptions& options, int length) {
   if (std::getenv("MUSTER_SIM_VERBOSE") != nullptr) std::fprintf(stderr, "%s\n", describe_options(options).c_str());
   const int n = static_cast<int>(options.hosts.size());
@@ -153,6 +161,7 @@ SimReport play_job(const SimOptions& options, int length) {
     std::iota(members.begin(), members.end(), 0);
     collective::CommunicatorOptions group_options;
     group_options.timeout = kOpTimeout;
+    group_options.tuning = tuning_of(options.seed);
     auto group = Communicator::create(*fabric, members, group_options);
     if (!group) return group.status();
     for (int i = 0; i < length; ++i) {
