@@ -36,6 +36,9 @@ std::vector<Algorithm> rivals(Ground ground, Op op) {
   return here;
 }
 
+/// Whether its algorithms send the same messages: up to three ranks stand right below a tree's root, or are it.
+bool all_alike(Op op, int ranks) { return (op == Op::gather || op == Op::scatter) && ranks < 4; }
+
 /// One operation on so many ranks, by every algorithm that it has; all stand ready and take turns.
 class Race {
  public:
@@ -116,7 +119,7 @@ Status for_each_race(const Contest& contest, const Work& work) {
     for (const int ranks : contest.ranks) {
       for (const std::string& name : contest.ops) {
         const auto op = collective::op_named(name);
-        if (!op || ranks < 2 || rivals(ground_of(transport), *op).size() < 2) continue;
+        if (!op || ranks < 2 || rivals(ground_of(transport), *op).size() < 2 || all_alike(*op, ranks)) continue;
         any = true;
         auto race = Race::prepare(contest, transport, *op, ranks);
         if (!race) return race.status();
@@ -127,7 +130,8 @@ Status for_each_race(const Contest& contest, const Work& work) {
   if (any) return {};
   return Status(Code::invalid_argument,
                 "none of these operations has more than one algorithm there; over tcp broadcast, all_reduce, reduce and "
-                "all_gather have, over shm all_reduce and reduce, with at least two ranks");
+                "all_gather have, over shm all_reduce and reduce, with at least two ranks, and over tcp gather and scatter with at least "
+                "four");
 }
 
 std::size_t laps_in(const Contest& contest) {
@@ -135,7 +139,8 @@ std::size_t laps_in(const Contest& contest) {
   for (const std::string& transport : contest.transports) {
     for (const std::string& name : contest.ops) {
       const auto op = collective::op_named(name);
-      if (op && rivals(ground_of(transport), *op).size() > 1) laps += contest.ranks.size() * contest.sizes.size();
+      if (!op || rivals(ground_of(transport), *op).size() < 2) continue;
+      for (const int ranks : contest.ranks) laps += all_alike(*op, ranks) ? 0 : contest.sizes.size();
     }
   }
   return laps;

@@ -94,6 +94,29 @@ TEST(Bench, TunesAndReadsWhatItWrote) {
   std::filesystem::remove_all(scratch.folder() + "/settings");
 }
 
+TEST(Bench, TunesPiecesWhereATreeIsMoreThanItsRoot) {
+  testing::Fifo scratch;  // for its folder
+  const std::string file = scratch.folder() + "/tuning";
+  const Outcome tuned = run({"bench", "--tune", file, "--op", "gather", "--sizes", "64", "--ranks", "2,4", "--transport", "tcp",
+                             "--seconds", "0.01", "--rounds", "1"});
+  ASSERT_EQ(tuned.code, 0) << tuned.err;
+  const auto rules = collective::parse_tuning(contents(file), file);
+  ASSERT_TRUE(rules.ok()) << rules.status().message();
+  EXPECT_TRUE(rules->rules.contains({Ground::links, Op::gather, 4}));
+  EXPECT_EQ(rules->rules.size(), 1u) << "of two ranks both are the same";
+  EXPECT_EQ(count_of(tuned.out, "| tree "), 1) << tuned.out;
+  EXPECT_EQ(count_of(tuned.out, "| direct "), 1) << tuned.out;
+  std::filesystem::remove(file);
+}
+
+TEST(Bench, SimulatesPieces) {
+  const Outcome outcome = run({"bench", "--simulate", "--op", "gather,scatter", "--ranks", "8,1000", "--bytes", "1KiB,64MiB"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(count_of(outcome.out, "| picks tree"), 2) << outcome.out;
+  EXPECT_EQ(count_of(outcome.out, "| picks direct"), 6) << outcome.out;
+  EXPECT_EQ(count_of(outcome.out, "| tree - |"), 4) << "too large for it: " << outcome.out;
+}
+
 TEST(Bench, SimulatesGroupsOfEverySize) {
   testing::Fifo scratch;
   const std::string json = scratch.folder() + "/rows.json";
