@@ -108,6 +108,7 @@ class GatedFabric final : public transport::Fabric {
   Status death_of(int rank) const override { return inner_->death_of(rank); }
   void declare_dead(int rank, Status evidence) override { inner_->declare_dead(rank, std::move(evidence)); }
   bool threads() const override { return inner_->threads(); }
+  transport::Traffic traffic() const override { return inner_->traffic(); }
   void suspend_heartbeats(bool on) override { inner_->suspend_heartbeats(on); }
 
  private:

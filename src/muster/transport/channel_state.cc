@@ -103,7 +103,8 @@ void ChannelState::post_send(const TransferStateRef& transfer) {
 }
 
 /// A small message to a peer whose link has nothing else to write goes into the stream from where it lies: nothing is queued, and where the
-/// stream takes all of it, as it mostly does, nothing is made for it. Null: it has to go the ordinary way.
+/// stream takes all of it, as it mostly does, nothing is made for it. One that travels together with others goes into the link's buffer
+/// instead. Null: it has to go the ordinary way.
 TransferRef ChannelState::send_at_once(int member, std::uint64_t tag, ConstBytes data, const Fingerprint& call) {
   const int rank = members_[static_cast<std::size_t>(member)];
   Link* const link = engine_.find_link(rank);
@@ -118,8 +119,10 @@ TransferRef ChannelState::send_at_once(int member, std::uint64_t tag, ConstBytes
   header.channel = id_;
   header.tag = tag;
   header.call = call;
-  const std::size_t took = link->write_at_once(header, data);
+  std::size_t took = engine_.gather(*link, header, data);
+  if (took == 0) took = link->write_at_once(header, data);
   if (took == 0) return nullptr;
+  engine_.count_message();
   --flow.envelopes_left;
   flow.eager_left -= data.size();
   if (took == sizeof header + data.size()) {
@@ -142,6 +145,7 @@ TransferRef ChannelState::send_at_once(int member, std::uint64_t tag, ConstBytes
 /// Hands the message, or the question for it, to the link; false without credit.
 bool ChannelState::try_send(Flow& flow, const TransferStateRef& transfer) {
   if (flow.envelopes_left == 0) return false;
+  engine_.count_message();
   --flow.envelopes_left;
   Link& link = engine_.link_to(transfer->rank);
   FrameHeader header;

@@ -16,6 +16,9 @@ constexpr std::size_t kMaxUnopened = 4096;
 constexpr std::uint64_t kPlainPasses = 64;
 // So few are read in every pass without being asked first whether there is anything: one system call less for each message.
 constexpr std::size_t kFew = 2;
+// What is copied to travel with others, and how much of it makes a write.
+constexpr std::size_t kGatheredMessage = 4 * 1024;
+constexpr std::size_t kGatheredWrite = 32 * 1024;
 constexpr Duration kGoodbyeLimit = std::chrono::seconds(1);
 constexpr Duration kShortestConnect = std::chrono::seconds(10);
 
@@ -242,6 +245,31 @@ void Engine::mark_dirty(Link& link) {
   if (link.dirty) return;
   link.dirty = true;
   dirty_.push_back(&link);
+}
+
+std::size_t Engine::gather(Link& link, const FrameHeader& header, ConstBytes payload) {
+  if (payload.size() > kGatheredMessage || !link.up() || link.dirty || link.in_service || !link.write_failure.ok()) return 0;
+  Together* const together = Together::of(*fabric_);
+  if (together == nullptr) return 0;
+  together->note();
+  if (!std::exchange(link.holds, true)) holding_.push_back(&link);
+  if (link.protocol.gather_message(header, payload) >= kGatheredWrite) mark_dirty(link);
+  return sizeof header + payload.size();
+}
+
+void Engine::write_gathered() {
+  if (forked()) return;
+  Entry entry(*this);
+  for (Link* const link : holding_) {
+    link->holds = false;
+    if (link->protocol.has_output()) mark_dirty(*link);
+  }
+  holding_.clear();
+}
+
+Traffic Engine::traffic() {
+  Entry entry(*this);
+  return traffic_;
 }
 
 void Engine::on_stream(int peer, std::unique_ptr<ByteStream> stream) {

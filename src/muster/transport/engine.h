@@ -82,11 +82,14 @@ class Engine final : public ConnectorEvents {
   }
   bool wait(const std::function<bool()>& done, TimePoint deadline);
   void wake() { connector_->mailbox().wake(); }
+  /// All that threads have gathered: theirs and what others' stretches still hold.
+  void write_gathered();
   Result<std::shared_ptr<Channel>> open(std::shared_ptr<Engine> self, std::uint32_t id, std::vector<int> members);
   std::uint32_t next_channel_id();
   Status death_of(int rank);
   void declare_dead(int rank, Status evidence);
   void suspend_heartbeats(bool on);
+  Traffic traffic();
 
   const FabricOptions& options() const { return options_; }
   const Clock& clock() const { return *options_.clock; }
@@ -105,8 +108,14 @@ class Engine final : public ConnectorEvents {
   /// Asks for the stream where there is none.
   Link& link_to(int rank);
   Link* find_link(int rank) { return links_[static_cast<std::size_t>(rank)].get(); }
+  /// What the link has to write is written when the lock is given back.
   void mark_dirty(Link& link);
+  /// Into the link's buffer, where this thread sends together and the link has nothing else to write; says how many bytes it took, header
+  /// included: all or none.
+  std::size_t gather(Link& link, const FrameHeader& header, ConstBytes payload);
   void note_completion() { completed_ = true; }
+  void count_message() { ++traffic_.messages; }
+  void count_write() { ++traffic_.writes; }
   /// When the pass under way began, which is near enough for whatever comes in it.
   TimePoint pass_time() const { return pass_time_; }
   /// Why nothing can come from or go to `rank` any more; success while it can.
@@ -218,9 +227,11 @@ class Engine final : public ConnectorEvents {
   std::vector<Link*> with_descriptor_;  // up
   bool aside_ = false;                  // they are not in ready_: so few are read in every pass
   std::vector<Link*> dirty_;
+  std::vector<Link*> holding_;  // gathered messages that nobody has asked to be written yet; perhaps written since
   TimePoint connector_timer_ = TimePoint::min();
   TimePoint pass_time_{};
   std::uint64_t passes_ = 0;
+  Traffic traffic_;
   bool completed_ = false;
   bool closing_ = false;
 

@@ -35,8 +35,8 @@ class ActivePoller {
 namespace {
 
 // How long a waiting thread keeps its core before it gives it away, and then gives it away before it sleeps. Longer than a sleeper takes to
-// come back, which a machine that is shared may make some hundred microseconds: else ranks that have slept once would find each other asleep
-// at every call from then on.
+// come back, which a machine that is shared may make some hundred microseconds: else ranks that have slept once would find each other
+// asleep at every call from then on.
 constexpr Duration kSpin = std::chrono::microseconds(40);
 constexpr Duration kYield = std::chrono::milliseconds(1);
 constexpr Duration kLongestSleep = std::chrono::milliseconds(100);
@@ -56,6 +56,7 @@ void pause_briefly(bool others_look) {
 bool Engine::wait(const std::function<bool()>& done, TimePoint deadline) {
   if (done()) return true;
   if (forked()) return false;
+  const Together::Aside aside;
   ActivePoller active(*this);
   TimePoint idle_since = TimePoint::max();
   for (;;) {

@@ -25,14 +25,20 @@ class EngineFabric final : public Fabric {
   }
   std::uint32_t next_channel_id() const override { return engine_->next_channel_id(); }
   bool threads() const override { return engine_->options().threads; }
-  bool poll() override { return engine_->poll(false); }
+  bool poll() override {
+    if (Together* const together = Together::of(*this)) together->write();
+    return engine_->poll(false);
+  }
   bool wait(const std::function<bool()>& done, TimePoint deadline) override { return engine_->wait(done, deadline); }
   void wake() override { engine_->wake(); }
   Status death_of(int rank) const override { return engine_->death_of(rank); }
   void declare_dead(int rank, Status evidence) override { engine_->declare_dead(rank, std::move(evidence)); }
+  Traffic traffic() const override { return engine_->traffic(); }
   void suspend_heartbeats(bool on) override { engine_->suspend_heartbeats(on); }
 
  private:
+  void write_gathered() override { engine_->write_gathered(); }
+
   // Channels that their users still hold keep it alive; all of them have failed by then.
   std::shared_ptr<Engine> engine_;
 };

@@ -23,6 +23,7 @@
 #include "muster/store/store.h"
 #include "muster/transport/channel.h"
 #include "muster/transport/connector.h"
+#include "muster/transport/together.h"
 
 namespace muster::transport {
 
@@ -46,6 +47,12 @@ struct FabricOptions {
 using Exchange = std::function<Result<std::vector<std::string>>(const std::string& round, const std::string& mine)>;
 /// An exchange over a store: keys under `prefix`, one all_gather request each, all of them before the deadline.
 Exchange exchange_over(std::shared_ptr<store::Store> store, std::string prefix, int rank, int world_size, TimePoint deadline);
+
+/// What a rank has handed to its links since its fabric was made.
+struct Traffic {
+  std::uint64_t messages = 0;  ///< of channels, to other ranks: a large one counts once, when it asks
+  std::uint64_t writes = 0;    ///< by which these and all else went out: a system call each where the link is a socket
+};
 
 class Fabric {
  public:
@@ -84,6 +91,8 @@ class Fabric {
   virtual bool wait(const std::function<bool()>& done, TimePoint deadline) = 0;
   /// Wakes this rank's sleepers (something that they wait for has changed within the process).
   virtual void wake() = 0;
+  /// While the result lives, small messages that this thread sends travel together.
+  [[nodiscard]] Together together() { return Together(*this); }
 
   /// Why `rank` is lost, or success while it is not.
   virtual Status death_of(int rank) const = 0;
@@ -103,10 +112,16 @@ class Fabric {
     return companion_;
   }
 
+  virtual Traffic traffic() const { return {}; }
+
   /// Suspends heartbeats' judgement (a debugger holds a rank); counted.
   virtual void suspend_heartbeats(bool on) = 0;
 
  private:
+  friend class Together;
+  /// Writes what stands in links' buffers. A fabric that never keeps anything there has nothing to do.
+  virtual void write_gathered() {}
+
   std::mutex companion_lock_;
   std::shared_ptr<Companion> companion_;
 };

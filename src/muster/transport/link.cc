@@ -57,6 +57,7 @@ std::size_t Link::write_at_once(const FrameHeader& header, ConstBytes payload) {
   if (!up() || in_service || protocol.has_output() || !write_failure.ok()) return 0;
   const std::array<ConstBytes, 2> pieces{std::as_bytes(std::span(&header, 1)), payload};
   const Result<std::size_t> took = stream->write(pieces);
+  if (took && *took > 0) engine_.count_write();
   return took ? *took : 0;  // a failure is final: the ordinary way meets it again and deals with it
 }
 
@@ -78,6 +79,7 @@ bool Link::write_some() {
       break;
     }
     total += *took;
+    engine_.count_write();
     protocol.sent(*took);
     if (*took < offered && has_descriptor) {
       stuck = protocol.has_output();

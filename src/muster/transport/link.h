@@ -54,6 +54,7 @@ class Link final : public LinkEvents {
   std::unordered_map<std::uint64_t, Incoming> incoming;          // the peer's, by its message id
   bool connecting = false;
   bool dirty = false;          // in the engine's list of links with something to write
+  bool holds = false;          // in the engine's list of links with gathered messages
   bool stuck = false;          // the stream took less than it was offered
   bool goodbye = false;        // the peer has said it
   bool farewell = false;       // the peer has answered ours

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 namespace muster::transport {
 namespace {
@@ -18,8 +19,6 @@ MutableBytes drain() {
   thread_local const std::unique_ptr<std::byte[]> memory(new std::byte[kDrainBytes]);
   return {memory.get(), kDrainBytes};
 }
-
-std::size_t size_of(const FrameHeader& header) { return sizeof header + header.length; }
 
 }  // namespace
 
@@ -140,13 +139,26 @@ void LinkProtocol::push_message(const FrameHeader& header, ConstBytes payload, O
   frame.owner = std::move(owner);
 }
 
+std::size_t LinkProtocol::gather_message(const FrameHeader& header, ConstBytes payload) {
+  if (messages_.empty() || !messages_.back().gathered) {
+    OutFrame& fresh = messages_.emplace_back();
+    fresh.gathered = true;
+    fresh.copy = std::exchange(spare_, {});
+  }
+  std::string& copy = messages_.back().copy;
+  FrameHeader whole = header;
+  whole.length = static_cast<std::uint32_t>(payload.size());
+  copy.append(as_text(std::as_bytes(std::span(&whole, 1)))).append(as_text(payload));
+  return copy.size();
+}
+
 void LinkProtocol::push_begun(const FrameHeader& header, ConstBytes payload, Owner owner, std::size_t written) {
   OutFrame& frame = committed_.emplace_back();
   frame.header = header;
   frame.header.length = static_cast<std::uint32_t>(payload.size());
   frame.payload = payload;
   frame.owner = std::move(owner);
-  committed_bytes_ += size_of(frame.header);
+  committed_bytes_ += frame.size();
   written_ = written;
 }
 
@@ -193,7 +205,7 @@ void LinkProtocol::commit() {
     } else if (!messages_.empty() && !fragments_turn) {
       committed_.push_back(std::move(messages_.front()));
       messages_.pop_front();
-      messages_in_a_row_ += size_of(committed_.back().header);
+      messages_in_a_row_ += committed_.back().size();
     } else if (!streams_.empty()) {
       commit_fragment();
     } else {
@@ -201,7 +213,7 @@ void LinkProtocol::commit() {
     }
     OutFrame& frame = committed_.back();
     if (!frame.copy.empty()) frame.payload = as_bytes(frame.copy);
-    committed_bytes_ += size_of(frame.header);
+    committed_bytes_ += frame.size();
   }
 }
 
@@ -216,7 +228,7 @@ std::size_t LinkProtocol::output(std::array<ConstBytes, kMaxPieces>& pieces) {
   };
   for (const OutFrame& frame : committed_) {
     if (count + 2 > kMaxPieces) break;
-    add(std::as_bytes(std::span(&frame.header, 1)));
+    if (!frame.gathered) add(std::as_bytes(std::span(&frame.header, 1)));
     add(frame.payload);
   }
   return count;
@@ -224,11 +236,15 @@ std::size_t LinkProtocol::output(std::array<ConstBytes, kMaxPieces>& pieces) {
 
 void LinkProtocol::sent(std::size_t bytes) {
   written_ += bytes;
-  while (!committed_.empty() && written_ >= size_of(committed_.front().header)) {
+  while (!committed_.empty() && written_ >= committed_.front().size()) {
     OutFrame frame = std::move(committed_.front());
     committed_.pop_front();
-    written_ -= size_of(frame.header);
-    committed_bytes_ -= size_of(frame.header);
+    written_ -= frame.size();
+    committed_bytes_ -= frame.size();
+    if (frame.gathered) {
+      spare_ = std::move(frame.copy);
+      spare_.clear();
+    }
     if (frame.owner && frame.last) events_.on_sent(frame.owner);
   }
 }

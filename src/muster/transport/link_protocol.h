@@ -53,6 +53,9 @@ class LinkProtocol {
   void push_message(const FrameHeader& header, ConstBytes payload = {}, Owner owner = nullptr);
   /// A message of which the stream has taken `written` bytes already, its header included; only where there is no other output.
   void push_begun(const FrameHeader& header, ConstBytes payload, Owner owner, std::size_t written);
+  /// A small message that is copied, and becomes one piece with those gathered before it while nothing has come between and nothing of them
+  /// was offered to the stream. How many bytes that piece has now.
+  std::size_t gather_message(const FrameHeader& header, ConstBytes payload);
   /// A large payload (not empty), sent in fragments; `header` is that of the first one.
   void push_stream(const FrameHeader& header, ConstBytes payload, Owner owner);
   bool has_output() const { return !committed_.empty() || !control_.empty() || !messages_.empty() || !streams_.empty(); }
@@ -76,7 +79,9 @@ class LinkProtocol {
     ConstBytes payload;
     std::string copy;  // holds the payload where it is our own
     Owner owner;
-    bool last = true;  // of its owner
+    bool last = true;       // of its owner
+    bool gathered = false;  // the copy holds whole messages, their headers too
+    std::size_t size() const { return gathered ? copy.size() : sizeof header + header.length; }
   };
   struct OutStream {
     FrameHeader header;
@@ -116,6 +121,7 @@ class LinkProtocol {
   std::size_t written_ = 0;  // of the first committed frame, header included
   std::deque<OutFrame> control_;
   std::deque<OutFrame> messages_;
+  std::string spare_;  // memory of gathered messages that have been written
   std::deque<ChannelStreams> streams_;
   std::size_t messages_in_a_row_ = 0;  // bytes committed since the last fragment
 };

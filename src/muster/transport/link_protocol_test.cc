@@ -141,6 +141,36 @@ TEST(LinkProtocol, WritesFramesCutAnywhere) {
   }
 }
 
+TEST(LinkProtocol, GatheredMessagesAreOnePieceInTheirPlace) {
+  for (const std::size_t step : {std::size_t{1}, std::size_t{71}, std::size_t{100}, SIZE_MAX}) {
+    Recorder recorder;
+    LinkProtocol protocol(recorder);
+    for (int round = 0; round < 3; ++round) {
+      const std::string large = pattern(10'000, 3);
+      std::vector<Frame> wanted{frame_of(FrameKind::ping), eager("one", 1), eager("", 2), eager(large, 3), eager("four", 4), eager("5", 5)};
+      std::size_t held = 0;
+      for (std::size_t i = 1; i < wanted.size(); ++i) {
+        std::string text = wanted[i].payload;
+        if (i == 3) {
+          protocol.push_message(wanted[i].header, as_bytes(large));
+          held = 0;
+          continue;
+        }
+        held += sizeof(FrameHeader) + text.size();
+        EXPECT_EQ(protocol.gather_message(wanted[i].header, as_bytes(text)), held);
+        text.assign(text.size(), 'x');  // it has been copied
+      }
+      protocol.push_control(wanted[0].header);
+      if (step == SIZE_MAX) {
+        std::array<ConstBytes, LinkProtocol::kMaxPieces> pieces;
+        EXPECT_EQ(protocol.output(pieces), 5u) << "control, one piece, header and payload, one piece";
+      }
+      std::string out = drain(protocol, step);
+      expect_same(take_frames(out), wanted);
+    }
+  }
+}
+
 TEST(LinkProtocol, ControlAndMessagesOvertakeFragments) {
   Recorder recorder;
   LinkProtocol protocol(recorder);

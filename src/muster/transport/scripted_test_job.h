@@ -88,6 +88,7 @@ struct ScriptedWire {
   std::size_t chunk = SIZE_MAX;  ///< most bytes of one read
   bool ended = false;            ///< after to_fabric has been read
   bool closed = false;           ///< by the fabric
+  int writes = 0;                ///< that took something
 };
 
 class ScriptedStream final : public ByteStream {
@@ -103,6 +104,7 @@ class ScriptedStream final : public ByteStream {
       wire_->room -= take;
       total += take;
     }
+    wire_->writes += total > 0 ? 1 : 0;
     return total;
   }
   Result<std::size_t> read(std::span<const MutableBytes> pieces) override {
