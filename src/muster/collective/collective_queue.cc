@@ -278,7 +278,10 @@ void CollectiveQueue::advance(const std::atomic<int>& attending, int self) {
     const std::unique_lock drive(state_, std::try_to_lock);
     if (!drive.owns_lock()) return;
     if (control_.news()) control_.poll();
+    std::optional<transport::Together> together;
     while (Operation* operation = front()) {
+      // With others behind it, what it sends may travel with what they send; a call alone sends sooner without.
+      if (!region_ && !together && state_.number() != operation->call_.sequence) together.emplace(*group_.fabric);
       if (!operation->begun_) begin(*operation, links_);
       if (operation->task_.valid() && !operation->task_.step()) {
         go_ahead(*operation);

@@ -123,6 +123,25 @@ TEST(Together, CallsAlongTreesKeepThemApart) {
   }
 }
 
+// Batches as long as may be under way at once: what they send to a member in one round stands together.
+TEST(Together, MessagesOfCallsStartedTogetherShareWrites) {
+  constexpr std::size_t kCalls = 8;
+  for (const int ranks : {2, 4}) {
+    with_group_alone(ranks, [&](int rank, Communicator& group) {
+      const auto& fabric = group.channel().fabric();
+      std::vector<Values> in(kCalls, Values{rank}), out(kCalls, Values{-1});
+      const transport::Traffic before = fabric.traffic();
+      std::vector<PendingRef> pending;
+      for (std::size_t i = 0; i < kCalls; ++i) pending.push_back(group.start(all_reduce(in[i], out[i]), in_a_minute()));
+      for (const auto& each : pending) ASSERT_TRUE(each->wait(in_a_minute()).ok());
+      const transport::Traffic after = fabric.traffic();
+      for (const Values& each : out) EXPECT_EQ(each, Values{ranks * (ranks - 1) / 2});
+      EXPECT_GE(after.messages - before.messages, kCalls);
+      EXPECT_LE(2 * (after.writes - before.writes), after.messages - before.messages);
+    });
+  }
+}
+
 TEST(Together, CallsOnTheSameMemoryGoOneAfterAnother) {
   for (Wire wire : {Wire::loopback, Wire::tcp}) {
     with_group(

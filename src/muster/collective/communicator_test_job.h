@@ -54,6 +54,16 @@ inline void with_group(int ranks, Wire wire, const std::function<void(int rank, 
   });
 }
 
+/// The same where only the ranks' own threads do anything: calls that are started stand in the queue until somebody waits.
+inline void with_group_alone(int ranks, const std::function<void(int rank, Communicator& group)>& body) {
+  testing::RankThreadsOptions options;
+  options.ranks = ranks;
+  options.threads = false;
+  run_ranks(options, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
+    if (const Group group = make(fabric, all_of(ranks), "test")) body(rank, *group);
+  });
+}
+
 /// A variable of this process while it lives; no rank runs when it comes and goes.
 class Variable {
  public:

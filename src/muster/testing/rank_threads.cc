@@ -89,6 +89,7 @@ void run_ranks(const RankThreadsOptions& options, const RankBody& body) {
     fabric_options.world_size = options.ranks;
     fabric_options.timeout = options.timeout;
     fabric_options.heartbeat_limit = options.heartbeat_limit;
+    fabric_options.threads = options.threads;
     fabric_options.rules = &collective::fingerprint_rules();
     auto connector = in_memory(options.wire) ? hub->connector(rank) : socket_connector(options, rank, job);
     const transport::Exchange exchange =

@@ -32,6 +32,7 @@ struct RankThreadsOptions {
   Wire wire = Wire::loopback;
   Duration timeout = std::chrono::seconds(30);
   Duration heartbeat_limit = Duration::zero();  ///< threads that share two cores with a sanitizer may be silent for long
+  bool threads = true;                          ///< false: none but the ranks' own, so that nothing moves but by what they do
   std::shared_ptr<transport::LoopbackHub> hub;  ///< loopback and region: the caller's own, for its faults
 };
 
