@@ -151,6 +151,7 @@ TorchBackend::Works TorchBackend::issue_each(OpType type, const Tensors& inputs,
   const auto pass = driven_by_this_pass(inputs);
   parts.pass = pass;
   in_torch_errors([&] {
+    const auto together = group_->send_together();
     for (std::size_t i = 0; i < outputs.size(); ++i) {
       if (auto work = each(i, given(timeout))) parts.works.push_back(std::move(work));
     }

@@ -55,9 +55,11 @@ P2POp::P2POp(Recv op, at::Tensor tensor, std::optional<int> peer, Group group, s
 
 std::vector<WorkRef> batch_isend_irecv(const std::vector<P2POp>& p2p_op_list) {
   std::vector<WorkRef> works;
+  std::shared_ptr<void> together;  // for all: the groups of a job share its connections
   for (const auto& op : p2p_op_list) {
     const auto group = group::acting(op.group_, "batch_isend_irecv");
     if (!group) continue;
+    if (!together && p2p_op_list.size() > 1) together = group->send_together();
     int peer = 0;
     try {
       peer = group::group_rank(*group, "peer", op.peer_, op.group_peer_);

@@ -2,6 +2,7 @@
 
 #include <ATen/core/ivalue.h>
 
+#include "muster/group/backends/native.h"
 #include "muster/group/test_ranks.h"
 
 namespace muster {
@@ -213,6 +214,34 @@ TEST(Batch, RingInBothDirectionsNeverDeadlocks) {
       EXPECT_SAME(from_before, torch::full({elements}, before, torch::kInt64));
     });
   }
+}
+
+// What a batch sends to a peer leaves in one write, or few.
+TEST(Batch, SmallMessagesToAPeerTravelTogether) {
+  on_ranks(2, [](int rank) {
+    constexpr int kMessages = 20;
+    const auto group = default_group();
+    const auto& backend = dynamic_cast<const group::NativeBackend&>(*group->parts().backends.front().second);
+    const auto& fabric = backend.communicator()->channel().fabric();
+    const int peer = 1 - rank;
+    std::vector<at::Tensor> in, out;
+    std::vector<P2POp> operations;
+    for (int i = 0; i < kMessages; ++i) {
+      in.push_back(torch::full({i}, i + rank));
+      out.push_back(torch::full({i}, -1));
+      operations.push_back(P2POp(irecv, out.back(), peer));
+    }
+    for (int i = 0; i < kMessages; ++i) operations.push_back(P2POp(isend, in[static_cast<std::size_t>(i)], peer));
+    auto token = torch::zeros({1});
+    for (const int sender : {0, 1}) rank == sender ? send(token, {.dst = peer}) : void(recv(token, {.src = peer}));  // the link is up
+    const auto before = fabric.traffic();
+    const auto works = batch_isend_irecv(operations);
+    const auto after = fabric.traffic();
+    EXPECT_EQ(after.messages - before.messages, static_cast<std::uint64_t>(kMessages));
+    EXPECT_LE(after.writes - before.writes, 3u);
+    for (const auto& work : works) work->wait();
+    for (int i = 0; i < kMessages; ++i) EXPECT_SAME(out[static_cast<std::size_t>(i)], torch::full({i}, i + peer));
+  });
 }
 
 // spec: E5 a subset of the ranks

@@ -256,10 +256,20 @@ bool ProcessGroup::failure_was_shown() const {
                                  [](const auto& entry) { return !entry.second->failure().ok() && entry.second->failure_was_shown(); });
 }
 
-std::shared_ptr<void> ProcessGroup::drive_here() const {
+ProcessGroupBackend* ProcessGroup::backend_of_cpu() const {
   for (const auto& [device, backend] : parts_.backends)
-    if (device == c10::DeviceType::CPU) return backend->drive_here();
-  return is_member() ? parts_.backends.front().second->drive_here() : nullptr;
+    if (device == c10::DeviceType::CPU) return backend.get();
+  return is_member() ? parts_.backends.front().second.get() : nullptr;
+}
+
+std::shared_ptr<void> ProcessGroup::drive_here() const {
+  auto* const backend = backend_of_cpu();
+  return backend != nullptr ? backend->drive_here() : nullptr;
+}
+
+std::shared_ptr<void> ProcessGroup::send_together() const {
+  auto* const backend = backend_of_cpu();
+  return backend != nullptr ? backend->send_together() : nullptr;
 }
 
 bool ProcessGroup::shares_memory() const {

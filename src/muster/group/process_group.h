@@ -110,6 +110,8 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
 
   /// `ProcessGroupBackend::drive_here`, of the backend that serves CPU tensors or else the first; null on a non-member.
   std::shared_ptr<void> drive_here() const;
+  /// `ProcessGroupBackend::send_together`, of the same backend.
+  std::shared_ptr<void> send_together() const;
   /// `ProcessGroupBackend::shares_memory`, of the backend that serves CPU tensors; false on a non-member.
   bool shares_memory() const;
 
@@ -122,6 +124,7 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   class PlainEntry;
   ProcessGroupBackend& checked(const Request& request);
   ProcessGroupBackend& backend_for(const Request& request) const;
+  ProcessGroupBackend* backend_of_cpu() const;
   struct Armed {
     std::uint64_t sequence = 0;
     TimePoint begun, deadline;

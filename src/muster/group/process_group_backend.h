@@ -52,6 +52,9 @@ class ProcessGroupBackend {
   /// While what it returns lives, the caller's thread drives the calls that it starts: with `Work::is_completed` now and then, and by
   /// waiting for them in the end. Null: others had better do that, because the machine has cores to spare or a network moves the data.
   virtual std::shared_ptr<void> drive_here() { return nullptr; }
+  /// While what it returns lives, small messages that the caller's thread sends travel together (`transport::Together`, whose rules hold).
+  /// Null: each goes by itself.
+  virtual std::shared_ptr<void> send_together() { return nullptr; }
   /// Whether all members are on one host and read each other's memory, so that nothing need be copied of tensors in shared memory.
   virtual bool shares_memory() const { return false; }
   /// This member's next collective, an `op`, was refused: counts it and tells the other members (`ProcessGroup::refuse`). Never blocks. The

@@ -85,6 +85,16 @@ std::shared_ptr<void> NativeBackend::drive_here() {
   return fabric.cores() >= threads ? nullptr : communicator_->drive_here();
 }
 
+std::shared_ptr<void> NativeBackend::send_together() {
+  struct Stretch {
+    explicit Stretch(std::shared_ptr<collective::Communicator> in)
+        : communicator(std::move(in)), together(communicator->channel().fabric()) {}
+    const std::shared_ptr<collective::Communicator> communicator;  // and with it the fabric
+    transport::Together together;
+  };
+  return std::make_shared<Stretch>(communicator_);
+}
+
 bool NativeBackend::shares_memory() const {
   return collective::share_a_region(communicator_->channel().fabric(), communicator_->members());
 }

@@ -26,6 +26,7 @@ class NativeBackend : public ProcessGroupBackend {
   void run_plain(const collective::Args& args, std::string_view name, bool valid, collective::Meanwhile& meanwhile) override;
   std::unique_ptr<PreparedCall> prepare(Request request) override;
   std::shared_ptr<void> drive_here() override;
+  std::shared_ptr<void> send_together() override;
   bool shares_memory() const override;
   void refuse(Op op) override;
   Status failure() const override { return communicator_->failure(); }
