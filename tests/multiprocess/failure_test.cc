@@ -1,6 +1,5 @@
 // What survivors see when a rank dies in the middle of an all_reduce loop. Real processes, real kills.
 #include <gtest/gtest.h>
-#include <sched.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -16,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "muster/base/hardware_threads.h"
 #include "muster/testing/budget.h"
 #include "muster/testing/network_namespaces.h"
 #include "muster/testing/process_job.h"
@@ -77,11 +77,7 @@ std::string loop_until_failure(const ProcessJobOptions& options, const Scene& sc
 class Witness {
  public:
   Witness() {
-    cpu_set_t cores;
-    if (::sched_getaffinity(0, sizeof cores, &cores) != 0) return;
-    for (int core = 0; core < CPU_SETSIZE; ++core) {
-      if (CPU_ISSET(core, &cores)) threads_.emplace_back([this, core] { watch(core); });
-    }
+    for (const int core : own_hardware_threads()) threads_.emplace_back([this, core] { watch(core); });
   }
   ~Witness() { end(); }
 
@@ -96,10 +92,7 @@ class Witness {
  private:
   void watch(int core) {
     constexpr auto kMoment = std::chrono::milliseconds(2);
-    cpu_set_t one;
-    CPU_ZERO(&one);
-    CPU_SET(core, &one);
-    ::sched_setaffinity(0, sizeof one, &one);
+    static_cast<void>(bind_to_hardware_thread(core));  // else it watches where it is put
     for (TimePoint before = began_; !ended_;) {
       std::this_thread::sleep_for(kMoment);
       const TimePoint time = steady_clock().now();

@@ -1,14 +1,12 @@
 #include "muster/base/cores.h"
 
-#include <sched.h>
-
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <sstream>
 #include <string_view>
 
 #include "muster/base/control_group.h"
+#include "muster/base/hardware_threads.h"
 
 namespace muster {
 namespace {
@@ -38,20 +36,12 @@ std::vector<int> numbers_in(std::string_view list) {
 }
 
 std::vector<int> allowed_threads(const std::string& root) {
-  std::vector<int> threads;
-  if (!root.empty()) {
-    constexpr std::string_view kField = "Cpus_allowed_list:";
-    const std::string status = small_file(root + "/proc/self/status").value_or("");
-    const auto at = status.find(kField);
-    if (at == std::string::npos) return threads;
-    return numbers_in(std::string_view(status).substr(status.find_first_not_of(" \t", at + kField.size())));
-  }
-  std::array<unsigned char, kMostThreads / 8> set{};
-  if (::sched_getaffinity(0, sizeof set, reinterpret_cast<cpu_set_t*>(set.data())) != 0) return threads;
-  for (int thread = 0; thread < kMostThreads; ++thread) {
-    if (CPU_ISSET_S(static_cast<std::size_t>(thread), sizeof set, reinterpret_cast<cpu_set_t*>(set.data()))) threads.push_back(thread);
-  }
-  return threads;
+  if (root.empty()) return own_hardware_threads();
+  constexpr std::string_view kField = "Cpus_allowed_list:";
+  const std::string status = small_file(root + "/proc/self/status").value_or("");
+  const auto at = status.find(kField);
+  if (at == std::string::npos) return {};
+  return numbers_in(std::string_view(status).substr(status.find_first_not_of(" \t", at + kField.size())));
 }
 
 /// Of one control group; 0: none.

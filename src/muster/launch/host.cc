@@ -2,20 +2,18 @@
 
 #include <limits.h>
 #include <netdb.h>
-#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
 
 #include "muster/base/cores.h"
+#include "muster/base/hardware_threads.h"
 
 namespace muster::launch {
 int allowed_cores() {
   int cores = static_cast<int>(std::max(1L, ::sysconf(_SC_NPROCESSORS_ONLN)));
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (::sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) > 0) cores = CPU_COUNT(&set);
+  if (const auto threads = own_hardware_threads(); !threads.empty()) cores = static_cast<int>(threads.size());
   const double quota = cpu_quota();
   if (quota > 0) cores = std::min(cores, static_cast<int>(std::ceil(quota)));
   return std::max(1, cores);

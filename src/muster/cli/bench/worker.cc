@@ -1,7 +1,6 @@
 #include "muster/cli/bench/worker.h"
 
 #include <fcntl.h>
-#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,6 +10,7 @@
 
 #include "muster/base/clock.h"
 #include "muster/base/descriptor.h"
+#include "muster/base/hardware_threads.h"
 #include "muster/base/socket_address.h"
 
 namespace muster::cli::bench {
@@ -61,17 +61,10 @@ Status measure_singles(Subject& subject, std::int64_t times, Figures& figures) {
 }
 
 void bind_to_a_core(const Subject& subject) {
-  cpu_set_t allowed;
-  if (::sched_getaffinity(0, sizeof allowed, &allowed) != 0 || CPU_COUNT(&allowed) < subject.size()) return;
-  int left = subject.rank();
-  for (int core = 0; core < CPU_SETSIZE; ++core) {
-    if (!CPU_ISSET(core, &allowed) || left-- > 0) continue;
-    cpu_set_t one;
-    CPU_ZERO(&one);
-    CPU_SET(core, &one);
-    ::sched_setaffinity(0, sizeof one, &one);
-    return;
-  }
+  const auto threads = own_hardware_threads();
+  if (threads.size() < static_cast<std::size_t>(subject.size())) return;
+  // Where it is refused, ranks run where the system puts them.
+  static_cast<void>(bind_to_hardware_thread(threads[static_cast<std::size_t>(subject.rank())]));
 }
 
 Status say(int descriptor, const std::string& line) {
