@@ -3,7 +3,6 @@ group of each rank alone, where nothing is sent, in turn; each rank writes start
 the folder."""
 
 import argparse
-import sys
 import time
 
 import torch
@@ -88,7 +87,6 @@ def train(rank, options):
     dist.init_process_group("gloo", init_method=f"file://{options.folder}/stock-store", rank=rank, world_size=options.ranks)
     trainers = [Trainer(options, None), Trainer(options, dist.new_group(backend="gloo"))]
     if options.muster:
-        sys.path.insert(0, options.muster)
         import muster.torch
 
         alone = [dist.new_group([each], backend="muster") for each in range(options.ranks)]
@@ -111,7 +109,7 @@ def main():
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--warm", type=int, default=5)
     parser.add_argument("--folder", required=True)
-    parser.add_argument("--muster", help="the folder that holds the package: its backend is measured too")
+    parser.add_argument("--muster", action="store_true", help="its backend is measured too")
     options = parser.parse_args()
     run_ranks(options.ranks, lambda rank: train(rank, options))
 

@@ -6,7 +6,7 @@ include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
 set(MUSTER_LAYER_EXPORT core)  # muster_torch_layer() sets it to `muster`
-set(CMAKE_INSTALL_RPATH_USE_LINK_PATH ON)  # the installed programs find the LibTorch that they were linked with
+set(CMAKE_INSTALL_RPATH_USE_LINK_PATH ON)  # installed programs find what they were linked with, outside the source tree
 set(MUSTER_PACKAGE_FOLDER ${CMAKE_INSTALL_LIBDIR}/cmake/muster)
 
 # muster_install_layer(NAME core|muster)
@@ -17,6 +17,18 @@ function(muster_install_layer name component)
   set_target_properties(muster_${name} PROPERTIES EXPORT_NAME ${name})
   install(TARGETS muster_${name} EXPORT muster-${component} ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
   set_property(GLOBAL APPEND PROPERTY muster_layers_of_${component} muster_${name})
+endfunction()
+
+# muster_install_command(PROGRAMS target... FOLDER name FILES file...)
+# The `muster` command's programs, and the files that they look for in share/muster/FOLDER next to theirs. They go with the wheel too.
+function(muster_install_command)
+  cmake_parse_arguments(PARSE_ARGV 0 arg "" "FOLDER" "PROGRAMS;FILES")
+  install(TARGETS ${arg_PROGRAMS} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+  install(FILES ${arg_FILES} DESTINATION ${CMAKE_INSTALL_DATADIR}/muster/${arg_FOLDER})
+  if(SKBUILD)  # `pip install .`
+    install(TARGETS ${arg_PROGRAMS} RUNTIME DESTINATION ${SKBUILD_SCRIPTS_DIR} COMPONENT python)
+    install(FILES ${arg_FILES} DESTINATION ${SKBUILD_DATA_DIR}/share/muster/${arg_FOLDER} COMPONENT python)
+  endif()
 endfunction()
 
 # Called once, when all layers are known.

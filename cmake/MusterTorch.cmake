@@ -57,6 +57,13 @@ function(muster_torch_layer name)
   muster_use_torch_headers(muster_${name})
 endfunction()
 
+# Where installed programs find the LibTorch that they were linked with: said by hand, since CMake leaves out what is below the source tree, as
+# .venv is. Those of a wheel look in the environment that it is installed into first.
+set(MUSTER_TORCH_RPATH ${Libtorch_ROOT}/lib)
+if(SKBUILD AND Libtorch_ROOT MATCHES "/(lib[^/]*/python[0-9.]+/site-packages/torch)$")
+  list(PREPEND MUSTER_TORCH_RPATH "\$ORIGIN/../${CMAKE_MATCH_1}/lib")
+endif()
+
 # muster_torch_executable(NAME [FAST] SOURCES file... [LIBRARIES target...])
 # A program (an example, a benchmark) on tensors; lands in bin/ of the build folder. What takes time in it is torch and muster, so it is itself
 # compiled as tests are, soon, unless it is to be FAST: what times microseconds.
@@ -64,7 +71,7 @@ function(muster_torch_executable target)
   cmake_parse_arguments(PARSE_ARGV 1 arg "FAST" "" "SOURCES;LIBRARIES")
   add_executable(${target} ${arg_SOURCES})
   target_link_libraries(${target} PRIVATE ${arg_LIBRARIES} Libtorch::Libtorch)
-  set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
+  set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin INSTALL_RPATH "${MUSTER_TORCH_RPATH}")
   muster_join_sources(${target})
   if(NOT arg_FAST AND TARGET muster_torch_test_headers)
     set_target_properties(${target} PROPERTIES MUSTER_LIGHT ON)

@@ -15,7 +15,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <fstream>
 #include <map>
 #include <memory>
@@ -24,6 +23,7 @@
 #include <tuple>
 #include <vector>
 
+#include "../stock.h"
 #include "models.h"
 #include "muster/base/temporary_folder.h"
 #include "muster/cli/bench/cell.h"
@@ -45,7 +45,7 @@ struct Options {
   std::vector<std::string> models{"mlp", "resnet"};
   int ranks = 2, steps = 20, rounds = 3;
   bool stock = false;
-  std::string json, timeline, python = "python3", worker = MUSTER_STOCK_WORKER, package = MUSTER_PYTHON_PACKAGE;
+  std::string json, timeline, package;
 };
 
 /// How gradients are averaged: not at all, by DistributedDataParallel, by an all_reduce for every parameter after backward.
@@ -165,12 +165,16 @@ void run_ours(const std::string& model, const Options& options, Columns& columns
   std::ofstream(options.timeline) << bench_ddp::draw(ranks, "a step of " + model + ", " + std::to_string(options.ranks) + " ranks");
 }
 
-void run_stock(const std::string& model, const Options& options, Columns& columns) {
+void run_stock(muster_bench::Stock& stock, const std::string& model, const Options& options, Columns& columns) {
   const TemporaryFolder folder("muster-bench-");
-  const std::string command = options.python + " " + options.worker + " --model " + model + " --ranks " + std::to_string(options.ranks) +
-                              " --steps " + std::to_string(options.steps) + " --folder " + folder.path() +
-                              (options.stock ? " --muster " + options.package : "");
-  if (std::system(command.c_str()) != 0) std::fprintf(stderr, "bench ddp: stock torch could not be run: %s\n", command.c_str());
+  std::vector<std::string> arguments{
+      "--model", model, "--ranks", std::to_string(options.ranks), "--steps", std::to_string(options.steps), "--folder", folder.path()};
+  std::vector<std::pair<std::string, std::string>> variables;
+  if (options.stock) {
+    arguments.emplace_back("--muster");
+    variables = muster::cli::bench::variables_to_import_muster(options.package);
+  }
+  stock.run(arguments, variables);
   std::vector<std::string> names{"stock local", "stock ddp"};
   if (options.stock) names.insert(names.end(), {"stock on muster", kSendsNothing});
   append(columns, folder.path(), options.ranks, names);
@@ -208,11 +212,11 @@ void print(const std::string& clock, std::map<std::string, double> more, bool st
 }
 
 /// False where somebody has no figures.
-bool measure(const std::string& model, const Options& options) {
+bool measure(muster_bench::Stock& stock, const std::string& model, const Options& options) {
   Columns times;
   for (int round = 0; round < options.rounds; ++round) {
     run_ours(model, options, times);
-    run_stock(model, options, times);
+    run_stock(stock, model, options, times);
   }
   std::printf("%s, %d ranks, %zu turns; steps until all ranks are done:", model.c_str(), options.ranks, times["local"].all.size());
   for (const auto& [mode, steps] : times)
@@ -239,7 +243,7 @@ bool measure(const std::string& model, const Options& options) {
 
 int main(int count, char** words) {
   Options options;
-  if (const char* python = std::getenv("MUSTER_PYTHON"); python != nullptr && *python != '\0') options.python = python;
+  muster_bench::Stock stock("stock_ddp_worker.py");
   CLI::App app(
       "Times training steps: the model alone, with muster's DistributedDataParallel, with one all_reduce for every parameter by hand,\n"
       "and with stock torch's on Gloo. Milliseconds, one thread a rank. Modes take their steps in turn; an overhead is the median of what\n"
@@ -253,16 +257,17 @@ int main(int count, char** words) {
   app.add_option("--ranks", options.ranks, "processes")->check(CLI::Range(1, 64))->capture_default_str();
   app.add_option("--steps", options.steps, "steps of a round that count")->check(CLI::Range(1, 100000))->capture_default_str();
   app.add_option("--rounds", options.rounds, "how often all processes are started anew")->check(CLI::Range(1, 100))->capture_default_str();
-  app.add_option("--python", options.python, "a Python that has torch, for stock DDP; default MUSTER_PYTHON or python3");
+  stock.add_option(app);
   app.add_flag(
       "--stock", options.stock,
       "also stock torch's DistributedDataParallel on the backend \"muster\", and where nothing is sent: what its own copying takes");
-  app.add_option("--package", options.package, "the folder that holds the Python package `muster`, for --stock");
+  app.add_option("--package", options.package,
+                 "the folder that holds the Python package `muster`, for --stock; default: the build folder's, or where it is installed");
   app.add_option("--timeline", options.timeline,
                  "draw the last step of the last model as an SVG: what computes, and which calls are under way");
   app.add_option("--json", options.json, "also append the rows to this file, one JSON object a line");
   CLI11_PARSE(app, count, words);
   bool whole = true;
-  for (const std::string& model : options.models) whole = measure(model, options) && whole;
+  for (const std::string& model : options.models) whole = measure(stock, model, options) && whole;
   return whole ? 0 : 1;
 }

@@ -17,6 +17,7 @@
 #include <thread>
 #include <vector>
 
+#include "../stock.h"
 #include "muster/base/temporary_folder.h"
 #include "muster/cli/bench/cell.h"
 #include "muster/group/spawn.h"
@@ -37,7 +38,7 @@ struct Options {
   std::vector<std::string> versus;
   int rounds = 3;
   bool quick = false;
-  std::string json, python = "python3", worker = MUSTER_STOCK_RPC_WORKER;
+  std::string json;
 };
 
 using Figures = std::map<std::string, double>;
@@ -126,10 +127,11 @@ Figures run_ours(bool shared_memory, const Options& options) {
   return read_figures(in);
 }
 
-Figures run_stock(const Options& options) {
+Figures run_stock(muster_bench::Stock& stock, bool quick) {
   const TemporaryFolder folder("muster-bench-");
-  const std::string command = options.python + " " + options.worker + " --folder " + folder.path() + (options.quick ? " --quick" : "");
-  if (std::system(command.c_str()) != 0) std::fprintf(stderr, "muster bench rpc: stock torch's worker has failed\n");
+  std::vector<std::string> arguments{"--folder", folder.path()};
+  if (quick) arguments.emplace_back("--quick");
+  if (!stock.run(arguments)) return {};
   std::ifstream in(folder.path() + "/result");
   return read_figures(in);
 }
@@ -138,7 +140,7 @@ Figures run_stock(const Options& options) {
 
 int main(int count, char** words) {
   Options options;
-  if (const char* python = std::getenv("MUSTER_PYTHON"); python != nullptr && *python != '\0') options.python = python;
+  muster_bench::Stock stock("stock_rpc_worker.py");
   CLI::App app(
       "Times calls between two processes of this host: an empty function that is run at once, on the pool, and after 5 ms of silence; "
       "echoes of\n"
@@ -147,7 +149,7 @@ int main(int count, char** words) {
   app.add_option("--vs", options.versus, "also measure: torch (stock RPC)")->delimiter(',')->check(CLI::IsMember({"torch"}));
   app.add_option("--rounds", options.rounds, "how often everything is repeated, in turn")->check(CLI::Range(1, 100))->capture_default_str();
   app.add_flag("--quick", options.quick, "few calls: to see that it works");
-  app.add_option("--python", options.python, "a Python that has torch, for stock RPC; default MUSTER_PYTHON or python3");
+  stock.add_option(app);
   app.add_option("--json", options.json, "also append the rows to this file, one JSON object a line");
   CLI11_PARSE(app, count, words);
 
@@ -158,7 +160,7 @@ int main(int count, char** words) {
   for (int round = 0; round < options.rounds; ++round) {
     add("muster", run_ours(true, options));
     add("muster, sockets", run_ours(false, options));
-    if (!options.versus.empty()) add("torch", run_stock(options));
+    if (!options.versus.empty()) add("torch", run_stock(stock, options.quick));
   }
   std::printf("%-16s %-8s", "case", "unit");
   for (const auto& [library, figures] : all) std::printf(" %16s", library.c_str());

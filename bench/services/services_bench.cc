@@ -14,8 +14,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <memory>
@@ -23,12 +21,15 @@
 #include <vector>
 
 #include "../forked.h"
+#include "../stock.h"
 #include "muster/base/temporary_folder.h"
 #include "muster/cli/bench/cell.h"
+#include "muster/cli/bench/files.h"
 #include "muster/distributed.h"
 
 namespace {
 
+namespace bench = muster::cli::bench;
 using muster::TemporaryFolder;
 using muster::cli::bench::median;
 using muster_bench::Board;
@@ -37,24 +38,21 @@ using muster_bench::in_processes;
 using muster_bench::kMostRanks;
 using muster_bench::meet;
 using muster_bench::microseconds;
+using muster_bench::Stock;
 
 struct Options {
   std::vector<int> counts;
   int rounds = 3;
   double seconds = 0.5;
-  std::string json, python = "python3", worker = MUSTER_STOCK_SERVICES;
+  std::string json;
 };
 
-/// A line of the stock worker's output.
-double stock(const Options& options, const std::string& what, int count, const std::string& folder) {
-  const std::string command = options.python + " " + options.worker + " " + what + " --count " + std::to_string(count) + " --seconds " +
-                              std::to_string(options.seconds) + " --folder " + folder;
-  FILE* pipe = ::popen(command.c_str(), "r");
-  if (pipe == nullptr) return -1;
+/// Microseconds that stock torch takes for `what`; negative where there is no figure.
+double time_stock(Stock& stock, const std::string& what, int count, double seconds) {
+  const TemporaryFolder folder("muster-bench-");
+  const auto said = stock.run({what, "--count", std::to_string(count), "--seconds", std::to_string(seconds), "--folder", folder.path()});
   double figure = -1;
-  if (std::fscanf(pipe, "%lf", &figure) != 1) figure = -1;
-  ::pclose(pipe);
-  return figure;
+  return said && std::sscanf(said->c_str(), "%lf", &figure) == 1 ? figure : -1;
 }
 
 /// Mean time of a get, of the slowest client.
@@ -111,15 +109,17 @@ double time_new_group(int ranks) {
 }
 
 /// From the launcher's start to its end, of a Python program that does nothing, on every rank.
-double time_launch(const Options& options, int ranks) {
+double time_launch(Stock& stock, int ranks) {
+  if (!stock.python()) return -1;
   const TemporaryFolder folder("muster-bench-");
   std::ofstream(folder.path() + "/nothing.py") << "\n";
-  const auto muster = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "muster";
-  const std::string command = muster.string() + " run --standalone --nproc-per-node " + std::to_string(ranks) + " " + options.python + " " +
-                              folder.path() + "/nothing.py";
+  const std::vector<std::string> command{
+      bench::program_beside("muster"), "run", "--standalone", "--nproc-per-node", std::to_string(ranks), *stock.python(),
+      folder.path() + "/nothing.py"};
   const auto start = Clock::now();
-  const int status = std::system(command.c_str());
-  return status == 0 ? microseconds(Clock::now() - start) : -1;
+  const auto ended = bench::run_program(command, bench::Complaints::shown);
+  if (!ended) std::fprintf(stderr, "muster bench launch: %s\n", ended.status().message().c_str());
+  return ended ? microseconds(Clock::now() - start) : -1;
 }
 
 double processor_ms() {
@@ -190,15 +190,14 @@ struct Line {
   std::string stock;  ///< the stock worker's name of it
 };
 
-int compare(const Options& options, const std::string& counted, const std::vector<Line>& lines) {
+int compare(const Options& options, Stock& stock, const std::string& counted, const std::vector<Line>& lines) {
   std::printf("%-24s %8s %14s %14s   times as fast\n", "", counted.c_str(), "muster us", "stock us");
   for (const Line& line : lines) {
     for (const int count : options.counts) {
       std::vector<double> ours, theirs;
       for (int round = 0; round < options.rounds; ++round) {
-        const TemporaryFolder folder("muster-bench-");
         ours.push_back(line.ours(count));
-        theirs.push_back(stock(options, line.stock, count, folder.path()));
+        theirs.push_back(time_stock(stock, line.stock, count, options.seconds));
       }
       const double mine = median(ours), other = median(theirs);
       if (mine < 0) return 1;
@@ -217,7 +216,7 @@ int compare(const Options& options, const std::string& counted, const std::vecto
 
 int main(int count, char** words) {
   Options options;
-  if (const char* python = std::getenv("MUSTER_PYTHON"); python != nullptr && *python != '\0') options.python = python;
+  Stock stock("stock_services.py");
   CLI::App app("Times what stands around the collectives, beside stock torch's in the same run. Microseconds, medians of the rounds.",
                "muster bench");
   app.require_subcommand(1);
@@ -226,7 +225,7 @@ int main(int count, char** words) {
     command->add_option("--count", options.counts, counted)->delimiter(',')->check(CLI::Range(1, kMostRanks));
     command->add_option("--rounds", options.rounds, "how often everything is repeated, in turn")->check(CLI::Range(1, 100));
     command->add_option("--seconds", options.seconds, "time of one measurement of a store")->check(CLI::Range(0.01, 60.0));
-    command->add_option("--python", options.python, "a Python that has torch; default MUSTER_PYTHON or python3");
+    stock.add_option(*command);
     command->add_option("--json", options.json, "also append the rows to this file, one JSON object a line");
     return command;
   };
@@ -245,16 +244,16 @@ int main(int count, char** words) {
   };
   if (store->parsed()) {
     otherwise({1, 32});
-    return compare(options, "clients", {{"get", [&](int clients) { return time_gets(clients, options.seconds); }, "get"}});
+    return compare(options, stock, "clients", {{"get", [&](int clients) { return time_gets(clients, options.seconds); }, "get"}});
   }
   if (group->parsed()) {
     otherwise({2, 16, 32});
-    return compare(options, "ranks",
+    return compare(options, stock, "ranks",
                    {{"init_process_group", time_init_over_tcp, "init"},
                     {"the same over a file", time_init_over_a_file, "init_file"},
                     {"new_group", time_new_group, "new_group"}});
   }
   otherwise({2});
   if (idle->parsed()) return print_idle(options, idle_seconds);
-  return compare(options, "ranks", {{"launch", [&](int ranks) { return time_launch(options, ranks); }, "launch"}});
+  return compare(options, stock, "ranks", {{"launch", [&](int ranks) { return time_launch(stock, ranks); }, "launch"}});
 }

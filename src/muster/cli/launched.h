@@ -13,6 +13,9 @@
 
 namespace muster::cli::testing {
 
+/// A program that does as a rank what its argument says (test_worker_main.cc).
+inline const std::string kWorker = MUSTER_TEST_WORKER;
+
 inline bool contains(const std::string& text, const std::string& what) { return text.find(what) != std::string::npos; }
 
 struct Outcome {

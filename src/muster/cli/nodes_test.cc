@@ -9,7 +9,6 @@
 namespace muster::cli::testing {
 namespace {
 
-const std::string kWorker = MUSTER_TEST_WORKER;
 using Lines = std::vector<std::string>;
 const Launched::Variables kSecret = {{"MUSTER_SECRET", "a secret for the tests"}};
 const Launched::Variables kTalkative = {{"MUSTER_SECRET", "a secret for the tests"}, {"MUSTER_LOG_LEVEL", "info"}};

@@ -14,7 +14,6 @@
 namespace muster::cli::testing {
 namespace {
 
-const std::string kWorker = MUSTER_TEST_WORKER;
 using Lines = std::vector<std::string>;
 
 std::vector<std::string> run_words(int workers, std::vector<std::string> rest) {

@@ -15,6 +15,7 @@
 #include "muster/base/temporary_folder.h"
 #include "muster/cli/bench/algorithms.h"
 #include "muster/cli/bench/contestant.h"
+#include "muster/cli/bench/files.h"
 #include "muster/cli/bench/progress_line.h"
 #include "muster/cli/bench/results.h"
 #include "muster/cli/bench/simulate.h"
@@ -98,10 +99,6 @@ class Run {
       auto plan = bench::plan_start(library, field, own);
       if (!plan) return plan.status();
       engine_ = engine_ || plan->engine;
-      if (plan->engine && field.tensors)
-        tell(library,
-             "muster_bench_worker is not beside this command (it is built with the half that needs torch), so what is timed is the "
-             "engine below the tensors, without recorder and validation");
       auto started = Contestant::start(*plan, ranks, own);
       if (!started) return started.status().with_context("starting " + library);
       contestants.push_back(std::move(*started));
@@ -322,9 +319,7 @@ int become(const std::vector<std::string>& words) {
 
 /// Becomes `program` beside this one, which needs torch; this one is free of it.
 int become_program(const std::string& name, const std::vector<std::string>& arguments) {
-  std::error_code error;
-  const auto program = std::filesystem::read_symlink("/proc/self/exe", error).parent_path() / name;
-  std::vector<std::string> words{program.string()};
+  std::vector<std::string> words{bench::program_beside(name)};
   words.insert(words.end(), arguments.begin(), arguments.end());
   const int failed = become(words);
   std::fprintf(stderr, "muster bench: %s is not there; it is built with the half of muster that needs torch (make build)\n",

@@ -1,14 +1,11 @@
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <cstdlib>
+#include <cstdio>
 #include <filesystem>
-#include <thread>
+#include <utility>
 
 #include "muster/base/env.h"
 #include "muster/base/secret.h"
-#include "muster/base/socket_address.h"
 #include "muster/cli/bench/contestant.h"
+#include "muster/cli/bench/files.h"
 #include "muster/launch/host.h"
 #include "muster/launch/worker.h"
 
@@ -17,40 +14,15 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string own_path() {
-  std::error_code error;
-  return fs::read_symlink("/proc/self/exe", error).string();
-}
-
-/// A file of bench/: beside the installed command, in the tree it was built from, or where MUSTER_BENCH_DIR says.
-Result<std::string> bench_file(const std::string& name) {
-  std::vector<fs::path> folders;
-  if (auto given = env_text("MUSTER_BENCH_DIR")) folders.emplace_back(*given);
-  folders.push_back(fs::path(own_path()).parent_path() / "../share/muster/bench");
-  folders.emplace_back(MUSTER_BENCH_SOURCES);
-  for (const fs::path& folder : folders) {
-    std::error_code error;
-    if (fs::exists(folder / name, error)) return (folder / name).string();
-  }
-  return Status(Code::invalid_argument, "bench/" + name + " of muster's sources is not here; say in MUSTER_BENCH_DIR where it is");
-}
-
-Result<std::string> run_quietly(const std::string& command) {
-  FILE* pipe = ::popen((command + " 2>&1").c_str(), "r");
-  if (pipe == nullptr) return Status(Code::exhausted, "cannot run " + command + ": " + errno_text(errno));
-  std::string said;
-  char bytes[4096];
-  while (const std::size_t n = std::fread(bytes, 1, sizeof bytes, pipe)) said.append(bytes, n);
-  if (::pclose(pipe) != 0) return Status(Code::invalid_argument, command + " failed: " + said);
-  return said;
-}
-
 /// Compiles the MPI worker; the program.
-Result<std::string> build_mpi_worker(const std::string& compiler, const std::string& folder, const std::string& libraries = "") {
+Result<std::string> build_mpi_worker(std::vector<std::string> compiler, const std::string& folder,
+                                     const std::vector<std::string>& libraries = {}) {
   auto source = bench_file("mpi_worker.c");
   if (!source) return source.status();
   const std::string program = folder + "/mpi_worker";
-  auto built = run_quietly(compiler + " -O2 -o " + program + " " + *source + " " + libraries);
+  compiler.insert(compiler.end(), {"-O2", "-o", program, *source});
+  compiler.insert(compiler.end(), libraries.begin(), libraries.end());
+  auto built = run_program(compiler, Complaints::kept);
   return built ? Result<std::string>(program) : Result<std::string>(built.status());
 }
 
@@ -61,7 +33,7 @@ Status missing(const std::string& what, const std::string& remedy) {
 // Each library as its own documents advise: bound to cores where every rank has one, giving its core away while it waits where not.
 Result<StartPlan> plan_openmpi(const Field& field, const std::string& folder) {
   if (!launch::find_program("mpicc.openmpi")) return missing("Open MPI", "apt-get install openmpi-bin libopenmpi-dev");
-  auto program = build_mpi_worker("mpicc.openmpi", folder);
+  auto program = build_mpi_worker({"mpicc.openmpi"}, folder);
   if (!program) return program.status();
   StartPlan plan{"openmpi", {"mpirun.openmpi", "--allow-run-as-root", "-n", std::to_string(field.ranks)}, {}};
   const bool crowded = field.ranks > launch::allowed_cores();
@@ -75,7 +47,7 @@ Result<StartPlan> plan_openmpi(const Field& field, const std::string& folder) {
 
 Result<StartPlan> plan_mpich(const Field& field, const std::string& folder) {
   if (!launch::find_program("mpicc.mpich")) return missing("MPICH", "apt-get install mpich libmpich-dev");
-  auto program = build_mpi_worker("mpicc.mpich", folder);
+  auto program = build_mpi_worker({"mpicc.mpich"}, folder);
   if (!program) return program.status();
   StartPlan plan{"mpich", {"mpirun.mpich", "-n", std::to_string(field.ranks)}, {}};
   if (field.ranks <= launch::allowed_cores()) plan.command.insert(plan.command.end(), {"-bind-to", "core"});
@@ -89,7 +61,8 @@ Result<StartPlan> plan_impi(const Field& field, const std::string& folder) {
   if (!root || !fs::exists(*root + "/bin/mpiexec.hydra")) {
     return missing("Intel MPI", "pip install impi-rt impi-devel into a virtual environment and set I_MPI_ROOT to its folder");
   }
-  auto program = build_mpi_worker("cc -I" + *root + "/include", folder, "-L" + *root + "/lib -lmpi -Wl,-rpath," + *root + "/lib");
+  auto program =
+      build_mpi_worker({"cc", "-I" + *root + "/include"}, folder, {"-L" + *root + "/lib", "-lmpi", "-Wl,-rpath," + *root + "/lib"});
   if (!program) return program.status();
   StartPlan plan{"impi", {*root + "/bin/mpiexec.hydra", "-n", std::to_string(field.ranks), *program, folder}, {}};
   plan.environment = {{"I_MPI_ROOT", *root}, {"I_MPI_HYDRA_IFACE", "lo"}};
@@ -101,16 +74,6 @@ Result<StartPlan> plan_impi(const Field& field, const std::string& folder) {
   return plan;
 }
 
-/// One that has torch.
-Result<std::string> find_python() {
-  std::string python = env_text("MUSTER_PYTHON").value_or("");
-  if (python.empty()) python = ::access(".venv/bin/python", X_OK) == 0 ? ".venv/bin/python" : "python3";
-  if (auto has = run_quietly(python + " -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec(\"torch\") is None)'"); !has) {
-    return missing("a Python with torch", "pip install torch, and say in MUSTER_PYTHON which Python has it (tried " + python + ")");
-  }
-  return python;
-}
-
 Result<StartPlan> plan_gloo(const Field& field, const std::string& folder) {
   auto worker = bench_file("gloo_worker.py");
   if (!worker) return worker.status();
@@ -119,17 +82,24 @@ Result<StartPlan> plan_gloo(const Field& field, const std::string& folder) {
   return StartPlan{"gloo", {*python, *worker, "--ranks", std::to_string(field.ranks), "--folder", folder}, {}};
 }
 
-StartPlan plan_muster(const Field& field, const std::string& folder) {
-  const std::string own = own_path();
-  const fs::path tensors = fs::path(own).parent_path() / "muster_bench_worker";
+/// False, and said once why, where calls on tensors are asked for and cannot be timed.
+bool times_tensors(const Field& field, const std::string& worker) {
   std::error_code error;
-  StartPlan plan{"muster", {}, {}};
-  if (field.tensors && fs::exists(tensors, error)) {
-    plan.command = {tensors.string()};
-  } else {
-    plan.command = {own, "bench-worker"};
-    plan.engine = true;
-  }
+  if (!field.tensors || fs::exists(worker, error)) return field.tensors;
+  static bool said = false;
+  if (!std::exchange(said, true))
+    std::fprintf(
+        stderr,
+        "muster bench: times the engine alone, below the tensors: %s is not there; it is built with the half of muster that needs torch\n",
+        worker.c_str());
+  return false;
+}
+
+StartPlan plan_muster(const Field& field, const std::string& folder) {
+  const std::string worker = program_beside("muster_bench_worker");
+  StartPlan plan{"muster", {worker}, {}};
+  plan.engine = !times_tensors(field, worker);
+  if (plan.engine) plan.command = {own_program(), "bench-worker"};
   plan.command.insert(plan.command.end(), {"--ranks", std::to_string(field.ranks), "--folder", folder, "--transport", field.transport});
   if (field.threads) plan.command.emplace_back("--threads");
   plan.environment = {{"MUSTER_SECRET", Secret::random_text()}};
@@ -145,13 +115,7 @@ Result<StartPlan> plan_python_calls(const std::vector<std::string>& arguments) {
   if (!python) return python.status();
   StartPlan plan{"muster", {*python, *program}, {}};
   plan.command.insert(plan.command.end(), arguments.begin(), arguments.end());
-  // The package of the tree that this command was built in; an installed one is found by itself.
-  const auto package = fs::path(own_path()).parent_path().parent_path() / "python";
-  std::error_code error;
-  if (fs::exists(package / "muster", error)) {
-    const auto path = env_text("PYTHONPATH");
-    plan.environment = {{"PYTHONPATH", package.string() + (path ? ":" + *path : "")}};
-  }
+  plan.environment = variables_to_import_muster();
   return plan;
 }
 
