@@ -1,6 +1,7 @@
 """The wheel that `pip install .` makes, installed beside nothing of this tree. Builds the package once more, so only where tests may take long."""
 
 import email
+import json
 import os
 import pathlib
 import subprocess
@@ -40,8 +41,9 @@ def site(tmp_path_factory):
 
 def run(site, *command):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MUSTER_")}
+    path = os.path.dirname(sys.executable) + os.pathsep + environment["PATH"]  # as where the environment is activated
     ended = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=site,
-                           env=environment | {"PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"})
+                           env=environment | {"PATH": path, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"})
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 
@@ -66,6 +68,16 @@ def test_readme_program(site, launcher, tmp_path):
         "threads": [sys.executable],
     }[launcher]
     assert printed_lines(run(site, *start, program)) == PRINTED
+
+
+def test_bench_is_whole(site):
+    bench = [site / "bin/muster", "bench"]
+    for kind in ("floors", "store", "ddp", "rpc", "python"):
+        assert "--help" in run(site, *bench, kind, "--help")
+    assert "all_reduce" in run(site, *bench, "--sizes", "8", "--seconds", "0.01", "--vs", "gloo")
+    rows = site / "rows.jsonl"
+    run(site, *bench, "store", "--count", "1", "--rounds", "1", "--seconds", "0.01", "--python", sys.executable, "--json", rows)
+    assert json.loads(rows.read_text())["stock_us"] > 0
 
 
 # spec: A1 stock torch finds the backend by itself

@@ -1,0 +1,177 @@
+"""Every kind of `muster bench`: what it can be asked, and the rows of the smallest run. Figures are not judged.
+
+MUSTER_BIN: the folder of the programs. MUSTER_PYTHON: a Python that has torch, where there is one.
+"""
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import tempfile
+import unittest
+
+BIN = pathlib.Path(os.environ["MUSTER_BIN"])
+TORCH = (BIN / "muster_bench_worker").exists()
+STOCK = "MUSTER_PYTHON" in os.environ
+needs_torch = unittest.skipUnless(TORCH, "this build has no torch")
+
+OPTIONS = {
+    (): "op sizes bytes ranks vs dtype transport memory threads engine seconds rounds json plot tune check-selection simulate hosts",
+    ("p2p",): "sizes transport vs seconds json",
+    ("floors",): "rounds json",
+}
+OPTIONS_WITH_TORCH = {
+    ("ddp",): "model ranks steps rounds python stock package timeline json",
+    ("rpc",): "vs rounds quick python json",
+    ("store",): "count rounds seconds python json",
+    ("group",): "count rounds seconds python json",
+    ("launch",): "count rounds seconds python json",
+    ("idle",): "count seconds json",
+}
+
+
+def bench(*words, command=BIN / "muster", environment=None):
+    done = subprocess.run([command, "bench", *words], capture_output=True, text=True, timeout=240,
+                          env={**os.environ, **(environment or {})})
+    assert done.returncode == 0, f"{words}: {done.returncode}\n{done.stdout}{done.stderr}"
+    return done
+
+
+class Kinds(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="muster test ")
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def rows(self, *words, environment=None):
+        """Those of a run, each with its fields; and what it printed."""
+        file = self.folder / "rows.jsonl"
+        done = bench(*words, "--json", file, environment=environment)
+        return [json.loads(line) for line in file.read_text().splitlines()], done
+
+    def assert_figures(self, rows, *fields):
+        for row in rows:
+            for field in fields:
+                self.assertGreater(row[field], 0, f"{field} of {row}")
+
+    def help_names(self, kinds):
+        for kind, options in kinds.items():
+            with self.subTest(kind=kind):
+                told = bench(*kind, "--help").stdout
+                for option in options.split():
+                    self.assertRegex(told, rf"(?m)^.*--{re.escape(option)}\b")
+
+    def test_help_names_the_options(self):
+        self.help_names(OPTIONS)
+
+    @needs_torch
+    def test_help_of_what_needs_torch(self):
+        self.help_names(OPTIONS_WITH_TORCH)
+        if STOCK:
+            self.help_names({("python",): "help"})
+
+    @unittest.skipIf(TORCH, "this build has torch")
+    def test_what_needs_torch_says_so(self):
+        for (kind,) in OPTIONS_WITH_TORCH:
+            done = subprocess.run([BIN / "muster", "bench", kind], capture_output=True, text=True, timeout=60)
+            self.assertNotEqual(done.returncode, 0)
+            self.assertIn("needs torch", done.stderr)
+
+    def test_collectives(self):
+        rows, done = self.rows("--sizes", "8", "--seconds", "0.01")
+        (row,) = rows
+        self.assertEqual({name: row[name] for name in ("library", "op", "ranks", "bytes", "memory", "transport", "dtype")},
+                         {"library": "muster", "op": "all_reduce", "ranks": 2, "bytes": 8, "memory": "private", "transport": "shm",
+                          "dtype": "float32"})
+        self.assert_figures(rows, "loop_us", "p50_us", "min_us", "p99_us", "iterations")
+        self.assertEqual("engine alone" in done.stderr, not TORCH, done.stderr)
+
+    def test_messages(self):
+        rows, _ = self.rows("p2p", "--sizes", "8", "--seconds", "0.01")
+        self.assertEqual([(row["op"], row["ranks"], row["bytes"]) for row in rows], [("ping_pong", 2, 8)])
+        self.assert_figures(rows, "loop_us", "p50_us")
+
+    def test_floors(self):
+        rows, _ = self.rows("floors", "--rounds", "1")
+        self.assertLessEqual({"switch", "copy", "tcp round trip", "tcp stream"}, {row["floor"] for row in rows})
+        self.assert_figures(rows, "us", "cores", "at_once")
+        self.assertEqual([row["bytes"] for row in rows if row["floor"] == "tcp stream"], [64 << 20])
+
+    def test_the_engine_alone_where_the_worker_of_tensors_is_missing(self):
+        """And that it is said, once."""
+        alone = self.folder / "bin" / "muster"
+        alone.parent.mkdir()
+        shutil.copy2(BIN / "muster", alone)
+        done = bench("--sizes", "8", "--seconds", "0.01", "--ranks", "1,2", command=alone)
+        self.assertEqual(done.stdout.count("all_reduce"), 2, done.stdout)
+        self.assertEqual(done.stderr.count("times the engine alone"), 1, done.stderr)
+        self.assertIn("needs torch", done.stderr)
+        asked = bench("--engine", "--sizes", "8", "--seconds", "0.01", command=alone)
+        self.assertNotIn("engine alone", asked.stderr)
+
+    def test_workers_are_not_looked_for_outside_of_the_folder_of_the_command(self):
+        """So that a command that has moved does not run what it was built with."""
+        alone = self.folder / "bin" / "muster"
+        alone.parent.mkdir()
+        shutil.copy2(BIN / "muster", alone)
+        done = subprocess.run([alone, "bench", "python", "--help"], capture_output=True, text=True, timeout=60)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn(str(self.folder / "share/muster/bench"), done.stderr)
+
+    @needs_torch
+    def test_store(self):
+        rows, _ = self.rows("store", "--count", "1", "--rounds", "1", "--seconds", "0.01")
+        self.assertEqual([(row["bench"], row["count"], row["rounds"]) for row in rows], [("get", 1, 1)])
+        self.assert_figures(rows, "muster_us", *(["stock_us"] if STOCK else []))
+
+    @needs_torch
+    def test_group(self):
+        rows, _ = self.rows("group", "--count", "2", "--rounds", "1")
+        self.assertEqual([row["bench"] for row in rows], ["init", "init_file", "new_group"])
+        self.assert_figures(rows, "muster_us", *(["stock_us"] if STOCK else []))
+
+    @needs_torch
+    @unittest.skipUnless(STOCK, "no Python with torch is said")
+    def test_launch(self):
+        rows, _ = self.rows("launch", "--count", "1", "--rounds", "1")
+        self.assertEqual([row["bench"] for row in rows], ["launch"])
+        self.assert_figures(rows, "muster_us", "stock_us")
+
+    @needs_torch
+    def test_idle(self):
+        rows, _ = self.rows("idle", "--count", "2", "--seconds", "0.1")
+        self.assertEqual([(row["bench"], row["count"]) for row in rows], [("idle", 2)])
+        self.assertLessEqual({"idle_cpu_ms", "late_cpu_ms", "late_us"}, set(rows[0]))
+
+    @needs_torch
+    @unittest.skipUnless(STOCK, "no Python with torch is said")
+    def test_ddp(self):
+        picture = self.folder / "step.svg"
+        rows, _ = self.rows("ddp", "--model", "mlp", "--ranks", "1", "--steps", "1", "--rounds", "1", "--stock", "--timeline", picture)
+        modes = {"local", "muster", "by hand", "stock local", "stock ddp", "stock on muster", "stock, nothing sent"}
+        self.assertEqual({row["mode"] for row in rows}, modes)
+        self.assertLessEqual({"overhead_ms", "rank0_overhead_ms"}, set(rows[0]))
+        self.assert_figures(rows, "step_ms", "rank0_step_ms", "steps", "ranks")
+        self.assertIn("<svg", picture.read_text())
+
+    @needs_torch
+    def test_rpc(self):
+        versus = ["--vs", "torch"] if STOCK else []
+        rows, _ = self.rows("rpc", "--quick", "--rounds", "1", *versus)
+        libraries = {"muster", "muster, sockets"} | ({"torch"} if STOCK else set())
+        self.assertEqual({row["library"] for row in rows}, libraries)
+        self.assertEqual({row["case"] for row in rows if "calls_per_s" in row}, {f"{count} in flight" for count in (1, 4, 16, 64)})
+        for row in rows:
+            self.assertGreater(row.get("p50_us", row.get("calls_per_s", 0)), 0, row)
+
+    @needs_torch
+    def test_without_a_python_that_has_torch_ours_are_timed_and_the_reason_is_said_once(self):
+        rows, done = self.rows("store", "--count", "1", "--rounds", "2", "--seconds", "0.01", environment={"MUSTER_PYTHON": "false"})
+        self.assert_figures(rows, "muster_us")
+        self.assertEqual(done.stderr.count("stock torch is not measured"), 1, done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
