@@ -89,7 +89,10 @@ class Kinds(unittest.TestCase):
         self.assertEqual("engine alone" in done.stderr, not TORCH, done.stderr)
 
     def test_messages(self):
-        rows, _ = self.rows("p2p", "--sizes", "8", "--seconds", "0.01")
+        rows, done = self.rows("p2p", "--sizes", "8", "--seconds", "0.01")
+        if not TORCH:
+            self.assertIn("the engine has no ping_pong", done.stderr)
+            return
         self.assertEqual([(row["op"], row["ranks"], row["bytes"]) for row in rows], [("ping_pong", 2, 8)])
         self.assert_figures(rows, "loop_us", "p50_us")
 
