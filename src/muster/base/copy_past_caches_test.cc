@@ -14,7 +14,7 @@ TEST(CopyPastCaches, CopiesEveryLengthFromAndToEverywhere) {
   for (const std::size_t bytes : {0, 1, 15, 63, 64, 65, 127, 128, 191, 4096, 4097, 100'000}) {
     for (const std::size_t at : {0, 1, 16, 33, 63}) {
       for (const std::size_t shift : {0, 1, 40}) {
-        SCOPED_TRACE(testing::Message() << bytes << " bytes from " << shift << " to " << at);
+        SCOPED_TRACE(::testing::Message() << bytes << " bytes from " << shift << " to " << at);
         alignas(64) static std::byte to[100'200];
         std::fill(std::begin(to), std::end(to), std::byte{0xee});
         copy_past_caches(to + 1 + at, from.data() + shift, bytes);

@@ -18,7 +18,7 @@ std::vector<std::byte> numbered(std::size_t bytes, int salt = 0) {
 TEST(HandBack, CopiesAndLeavesWhatStandsThere) {
   for (const std::size_t bytes : {0, 1, 63, 64, 65, 4095, 4096, 4097, 100'000}) {
     for (const std::size_t shift : {0, 1, 40}) {
-      SCOPED_TRACE(testing::Message() << bytes << " bytes from " << shift);
+      SCOPED_TRACE(::testing::Message() << bytes << " bytes from " << shift);
       const auto before = numbered(bytes + shift + 64);
       auto from = before;
       std::vector<std::byte> to(bytes + 2, std::byte{0xee});

@@ -26,7 +26,7 @@ std::size_t chunks(std::size_t bytes, std::size_t chunk) {
   return (bytes + chunk - 1) / chunk;
 }
 
-void copy(std::byte* to, const std::byte* from, std::size_t bytes, bool far) {
+void copy(std::byte* to, const std::byte* from, std::size_t bytes, bool far = false) {
   if (bytes == 0 || to == from) return;
   if (far) {
     copy_past_caches(to, from, bytes);
