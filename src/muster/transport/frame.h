@@ -14,7 +14,7 @@
 namespace muster::transport {
 
 /// Messages up to this size travel with their envelope; larger ones ask first.
-inline constexpr std::size_t kEagerBytes = 32 * 1024;
+inline constexpr std::size_t kEagerBytes = 64 * 1024;
 /// Large payloads are cut into fragments of this size.
 inline constexpr std::size_t kFragmentBytes = 256 * 1024;
 /// Largest payload of a frame that carries a record (a cause of failure).
