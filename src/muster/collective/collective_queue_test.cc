@@ -115,7 +115,9 @@ TEST(Together, CallsAlongTreesKeepThemApart) {
             const Status status = pending[i]->wait(in_a_minute());
             ASSERT_TRUE(status.ok()) << status.message();
             EXPECT_EQ(mine[i], Values(mine[i].size(), value(i, rank))) << "call " << i;
-            if (rank == static_cast<int>(i % kRanks)) EXPECT_EQ(all[i], expected[i]) << "call " << i;
+            if (rank == static_cast<int>(i % kRanks)) {
+              EXPECT_EQ(all[i], expected[i]) << "call " << i;
+            }
           }
           ASSERT_TRUE(group.close(in_a_minute()).ok());
         },
