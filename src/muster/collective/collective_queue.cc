@@ -104,7 +104,7 @@ void CollectiveQueue::note_memory(Operation& operation, const Args& args) const 
 
 void CollectiveQueue::enqueue(Operation& operation, const Args& args, bool refused) {
   operation.args_ = &args;
-  operation.made_ = group_.now();
+  if (operation.made_ == TimePoint()) operation.made_ = group_.now();
   if (!refused) note_memory(operation, args);
   const std::lock_guard guard(lock_);
   queue_.push_back(&operation);
@@ -152,6 +152,7 @@ Status CollectiveQueue::run(Driver& driver, const Args& args, Meanwhile& meanwhi
   const std::uint64_t sequence = state_.try_lock_as_next();
   if (sequence == 0) {
     Operation operation(*this, nullptr, meanwhile.begun());
+    operation.made_ = meanwhile.since();
     enqueue(operation, args);
     return attend(driver, operation);
   }
@@ -169,7 +170,8 @@ Status CollectiveQueue::go_on(Driver& driver, const Args& args, Underway& underw
   operation.call_ = underway.call;
   operation.counted_ = underway.counted;
   operation.args_ = &args;
-  operation.made_ = group_.now();
+  operation.made_ = underway.caller.since();
+  if (operation.made_ == TimePoint()) operation.made_ = group_.now();
   note_memory(operation, args);
   if (underway.task.valid()) {
     operation.begun_ = true;

@@ -57,6 +57,8 @@ class Meanwhile {
   /// The call has begun. Returns its deadline. Called once, on the caller's thread, before the call waits for longer than some
   /// microseconds; not at all where the call is refused.
   virtual TimePoint begun() noexcept = 0;
+  /// After that: what the deadline counts from, so that errors tell the whole of the wait. The epoch: unknown.
+  virtual TimePoint since() const noexcept { return {}; }
 
  protected:
   ~Meanwhile() = default;

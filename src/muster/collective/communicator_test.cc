@@ -132,6 +132,23 @@ TEST(Queue, AFailureDoesNotOvertakeWhatCameBeforeIt) {
   }
 }
 
+// What it did before it began to wait belongs to the time that a deadline allows.
+TEST(Queue, AMissedDeadlineTellsTheWholeOfTheWait) {
+  for (const std::size_t count : {std::size_t{1}, std::size_t{50'000}}) {
+    with_group(2, Wire::shm, [&](int rank, Communicator& group) {
+      if (rank == 1) return;
+      struct BegunLongAgo final : Meanwhile {
+        TimePoint begun() noexcept override { return steady_clock().now(); }
+        TimePoint since() const noexcept override { return steady_clock().now() - seconds(72'000); }
+      } meanwhile;
+      Values mine(count, 1), sum(count);
+      const Status status = group.run(all_reduce(mine, sum), true, meanwhile);
+      EXPECT_EQ(status.code(), Code::timed_out);
+      EXPECT_TRUE(contains(status.message(), "rank 0 waited 1200 min")) << status.message();
+    });
+  }
+}
+
 TEST(DrivingThread, IsAtWorkWhileItComputes) {
   const auto computed = [] {
     timespec time{};

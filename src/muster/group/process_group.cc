@@ -81,6 +81,7 @@ class ProcessGroup::PlainEntry final : public collective::Meanwhile {
   TimePoint begun() noexcept override {
     entered_ = true;
     const Armed armed = group_.arm(call_.name, !call_.tag, call_.timeout);
+    since_ = armed.begun;
     if (group_.parts_.recorder) {
       trace::Call recorded{.name = call_.name, .sequence = armed.sequence, .bytes = call_.bytes, .shape = call_.shape, .peer = call_.peer};
       if (call_.dtype) recorded.dtype = static_cast<std::uint8_t>(*call_.dtype);
@@ -89,6 +90,7 @@ class ProcessGroup::PlainEntry final : public collective::Meanwhile {
     }
     return armed.deadline;
   }
+  TimePoint since() const noexcept override { return since_; }
   void ended() {
     if (group_.parts_.recorder) group_.parts_.recorder->end(ticket_, quick_now());
   }
@@ -101,6 +103,7 @@ class ProcessGroup::PlainEntry final : public collective::Meanwhile {
   ProcessGroup& group_;
   const PlainCall& call_;
   trace::Ticket ticket_;
+  TimePoint since_;
   bool entered_ = false;
 };
 
