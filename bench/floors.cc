@@ -21,6 +21,7 @@
 #include "forked.h"
 #include "muster/base/hardware_threads.h"
 #include "muster/cli/bench/cell.h"
+#include "muster/launch/host.h"
 
 namespace {
 
@@ -237,7 +238,7 @@ int main(int count, char** words) {
     std::fflush(stdout);
     if (json.empty()) continue;
     std::ofstream(json, std::ios::app) << R"({"floor":")" << floor.what << R"(","bytes":)" << floor.bytes << R"(,"at_once":)"
-                                       << floor.at_once << R"(,"cores":)" << cores.size() << R"(,"us":)" << us << "}\n";
+                                       << floor.at_once << R"(,"cores":)" << muster::launch::allowed_cores() << R"(,"us":)" << us << "}\n";
   }
   return 0;
 }

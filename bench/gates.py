@@ -243,7 +243,8 @@ def main(paths):
     middle = expected((*REDUCTIONS, *OTHERS), MIDDLE)
     above = [cell for cell in middle if cell[2] > 64 * KIB] + expected(["all_reduce"], [64 * MIB])
     private = small + middle + expected(["all_reduce"], [64 * MIB]) + expected(["ping_pong"], [8, MIB], [2])
-    to_64_kib = small + expected((*REDUCTIONS, *OTHERS), [64 * KIB])
+    at_64_kib = expected((*REDUCTIONS, *OTHERS), [64 * KIB])
+    to_64_kib = small + at_64_kib
     results = []
     for memory, title in (("arena", "arena tensors"), ("allocator", "ordinary tensors of the shared allocator")):
         results += [
@@ -255,6 +256,8 @@ def main(paths):
         report("private buffers against the best MPI, every cell", rows.cells("private", MPIS, private), 1, 1.2),
         report("up to 1 KiB and the barrier against the best MPI", rows.cells("private", MPIS, small), 1),
         report("against Gloo up to 64 KiB", rows.cells("private", GLOO, to_64_kib), 20),
+        report("arena tensors against Gloo at 64 KiB", rows.cells("arena", GLOO, at_64_kib), 20),
+        report("ordinary tensors of the shared allocator against Gloo at 64 KiB", rows.cells("allocator", GLOO, at_64_kib), 20),
         report("private buffers against Gloo above 64 KiB", rows.cells("private", GLOO, above), None, 5),
         report("arena tensors against Gloo above 64 KiB", rows.cells("arena", GLOO, above), None, 8),
         report("ordinary tensors of the shared allocator against Gloo above 64 KiB", rows.cells("allocator", GLOO, above), None, 8),

@@ -60,7 +60,7 @@ endfunction()
 # Where installed programs find the LibTorch that they were linked with: said by hand, since CMake leaves out what is below the source tree, as
 # .venv is. Those of a wheel look in the environment that it is installed into first.
 set(MUSTER_TORCH_RPATH ${Libtorch_ROOT}/lib)
-if(SKBUILD AND Libtorch_ROOT MATCHES "/(lib[^/]*/python[0-9.]+/site-packages/torch)$")
+if(SKBUILD AND Libtorch_ROOT MATCHES "/(lib[^/]*/python[0-9.]+/(site|dist)-packages/torch)$")
   list(PREPEND MUSTER_TORCH_RPATH "\$ORIGIN/../${CMAKE_MATCH_1}/lib")
 endif()
 

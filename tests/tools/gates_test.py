@@ -186,7 +186,8 @@ CELLS = ("arena tensors against the best MPI, reductions", "arena tensors agains
          "ordinary tensors of the shared allocator against the best MPI, the other",
          "private buffers against the best MPI, every cell", "up to 1 KiB and the barrier", "against Gloo up to 64 KiB",
          "private buffers against Gloo above", "arena tensors against Gloo above",
-         "ordinary tensors of the shared allocator against Gloo above")
+         "ordinary tensors of the shared allocator against Gloo above", "arena tensors against Gloo at 64 KiB",
+         "ordinary tensors of the shared allocator against Gloo at 64 KiB")
 
 
 def everything(changed=None, p50=None, loop=None, theirs=None):

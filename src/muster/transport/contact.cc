@@ -16,7 +16,7 @@
 namespace muster::transport {
 namespace {
 
-constexpr std::uint8_t kContactVersion = 3;
+constexpr std::uint8_t kContactVersion = 4;
 constexpr std::uint32_t kMostAddresses = 64;
 
 // Of the calling thread, whose namespaces decide whom its sockets reach.

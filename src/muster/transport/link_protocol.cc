@@ -20,6 +20,11 @@ MutableBytes drain() {
   return {memory.get(), kDrainBytes};
 }
 
+/// After it the receiver takes nothing more for a channel, or from this rank.
+bool ends_messages(FrameKind kind) {
+  return kind == FrameKind::channel_failure || kind == FrameKind::rank_failure || kind == FrameKind::goodbye;
+}
+
 }  // namespace
 
 LinkProtocol::LinkProtocol(LinkEvents& events) : events_(events), staging_(new std::byte[kStagingBytes]) {}
@@ -125,6 +130,8 @@ Status LinkProtocol::finish_frame() {
 // ---- out -----------------------------------------------------------------------------------------------------------
 
 void LinkProtocol::push_control(const FrameHeader& header, std::string record) {
+  // Gathered messages are done for who sent them: the news that ends what they belong to shall not overtake them.
+  while (ends_messages(header.kind) && !messages_.empty() && messages_.front().gathered) commit_message();
   OutFrame& frame = control_.emplace_back();
   frame.header = header;
   frame.copy = std::move(record);
@@ -195,6 +202,19 @@ void LinkProtocol::commit_fragment() {
   messages_in_a_row_ = 0;
 }
 
+void LinkProtocol::commit_message() {
+  OutFrame& frame = committed_.emplace_back(std::move(messages_.front()));
+  messages_.pop_front();
+  messages_in_a_row_ += frame.size();
+  account(frame);
+}
+
+/// Of what has just been given its place.
+void LinkProtocol::account(OutFrame& frame) {
+  if (!frame.copy.empty()) frame.payload = as_bytes(frame.copy);
+  committed_bytes_ += frame.size();
+}
+
 /// Gives frames their place in the byte stream, the most urgent first.
 void LinkProtocol::commit() {
   while (committed_bytes_ < kCommitBytes && committed_.size() < kCommitFrames) {
@@ -202,18 +222,15 @@ void LinkProtocol::commit() {
     if (!control_.empty()) {
       committed_.push_back(std::move(control_.front()));
       control_.pop_front();
+      account(committed_.back());
     } else if (!messages_.empty() && !fragments_turn) {
-      committed_.push_back(std::move(messages_.front()));
-      messages_.pop_front();
-      messages_in_a_row_ += committed_.back().size();
+      commit_message();
     } else if (!streams_.empty()) {
       commit_fragment();
+      account(committed_.back());
     } else {
       return;
     }
-    OutFrame& frame = committed_.back();
-    if (!frame.copy.empty()) frame.payload = as_bytes(frame.copy);
-    committed_bytes_ += frame.size();
   }
 }
 

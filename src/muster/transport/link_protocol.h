@@ -96,7 +96,9 @@ class LinkProtocol {
   };
 
   void commit();
+  void commit_message();
   void commit_fragment();
+  void account(OutFrame& frame);
   Status parse();
   Status start_frame();
   Status finish_frame();

@@ -171,6 +171,20 @@ TEST(LinkProtocol, GatheredMessagesAreOnePieceInTheirPlace) {
   }
 }
 
+TEST(LinkProtocol, TheNewsOfAnEndDoesNotOvertakeWhatWasGathered) {
+  for (const FrameKind kind : {FrameKind::channel_failure, FrameKind::rank_failure, FrameKind::goodbye}) {
+    Recorder recorder;
+    LinkProtocol protocol(recorder);
+    protocol.gather_message(eager("one", 1).header, as_bytes(std::string_view("one")));
+    protocol.gather_message(eager("two", 2).header, as_bytes(std::string_view("two")));
+    protocol.push_control(frame_of(kind).header);
+    protocol.push_control(frame_of(FrameKind::ping).header);
+    std::string out = drain(protocol);
+    expect_same(take_frames(out), {eager("one", 1), eager("two", 2), frame_of(kind), frame_of(FrameKind::ping)});
+    EXPECT_FALSE(protocol.has_output());
+  }
+}
+
 TEST(LinkProtocol, ControlAndMessagesOvertakeFragments) {
   Recorder recorder;
   LinkProtocol protocol(recorder);

@@ -17,7 +17,9 @@ Together::Together(Fabric& fabric) : fabric_(fabric), inner_(of(fabric) != nullp
 
 Together::~Together() {
   if (inner_) return;
-  innermost = outer_;
+  Together** place = &innermost;  // of two fabrics' stretches either may end first
+  while (*place != nullptr && *place != this) place = &(*place)->outer_;
+  if (*place == this) *place = outer_;
   write();
 }
 

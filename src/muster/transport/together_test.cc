@@ -57,6 +57,21 @@ TEST(Together, SmallMessagesToAPeerAreOneWrite) {
   expect_patterns(job.heard(2), 15, 5);
 }
 
+TEST(Together, StretchesOfTwoFabricsEndInAnyOrder) {
+  ScriptedJob one(2), two(2);
+  std::optional<Together> first, second;
+  first.emplace(*one.fabric);
+  second.emplace(*two.fabric);
+  first.reset();
+  const int before_one = one.wire(1).writes, before_two = two.wire(1).writes;
+  EXPECT_TRUE(send_copied(one, 1, 10)->done());
+  EXPECT_EQ(one.wire(1).writes, before_one + 1) << "its stretch is over";
+  EXPECT_TRUE(send_copied(two, 1, 10)->done());
+  EXPECT_EQ(two.wire(1).writes, before_two) << "its stretch is not";
+  second.reset();
+  EXPECT_EQ(two.wire(1).writes, before_two + 1);
+}
+
 TEST(Together, ALoneMessageGoesAtOnceAndNothingCostsNothing) {
   ScriptedJob job;
   const ScriptedWire& wire = job.wire(1);

@@ -78,9 +78,16 @@ class Run {
   std::size_t number_of_cells() const {
     std::size_t cells = 0;
     for (const std::string& op : options_.ops) cells += sizes_of(options_, op).size();
-    return cells * options_.ranks.size() * static_cast<std::size_t>(rounds()) * (options_.memories.size() + options_.rivals.size());
+    std::size_t turns = 0;
+    for (const int ranks : options_.ranks) {
+      turns += options_.memories.size();
+      for (const std::string& library : options_.rivals) turns += passed_over(library, ranks) ? 0 : 1;
+    }
+    return cells * turns * static_cast<std::size_t>(rounds());
   }
   int rounds() const { return options_.rounds > 0 ? options_.rounds : options_.rivals.empty() ? 1 : 3; }
+
+  static bool passed_over(const std::string& library, int ranks) { return library == "mpich" && ranks > launch::allowed_cores(); }
 
   /// All libraries stand ready at the same time and take turns; those that wait for an order sleep.
   Status play_ranks(int ranks) {
@@ -90,7 +97,7 @@ class Run {
     field.ranks = ranks;
     std::vector<std::unique_ptr<Contestant>> contestants;
     for (const std::string& library : libraries_) {
-      if (library == "mpich" && ranks > launch::allowed_cores()) {
+      if (passed_over(library, ranks)) {
         tell(library, "passed over where ranks outnumber cores: it spins without giving its core away, tens of milliseconds a call");
         continue;
       }
