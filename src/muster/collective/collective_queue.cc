@@ -35,8 +35,10 @@ MemoryRange range_of(const Slices& slices, std::size_t& bytes) {
 
 /// A call that takes no place in the queue yet: remembered for later comparisons once it has begun, beside what the caller does then.
 struct CollectiveQueue::Underway final : Meanwhile {
-  Underway(Control& known, const Args& args, std::uint64_t sequence, Meanwhile& other)
-      : control(known), call(fingerprint_of(args, sequence)), caller(other) {}
+  Underway(Control& known, const transport::Fingerprint& like, std::uint64_t sequence, Meanwhile& other)
+      : control(known), call(like), caller(other) {
+    call.sequence = sequence;
+  }
   /// Before anything of it is sent to members that have told what they are in.
   void count() noexcept {
     if (!std::exchange(counted, true)) control.begin(call);
@@ -48,7 +50,7 @@ struct CollectiveQueue::Underway final : Meanwhile {
   }
 
   Control& control;
-  const transport::Fingerprint call;
+  transport::Fingerprint call;
   Meanwhile& caller;
   TimePoint deadline;
   bool counted = false;
@@ -157,7 +159,7 @@ Status CollectiveQueue::run(Driver& driver, const Args& args, Meanwhile& meanwhi
     return attend(driver, operation);
   }
   std::unique_lock drive(state_, std::adopt_lock);
-  Underway underway(control_, args, sequence, meanwhile);
+  Underway underway(control_, recall_(outline_of(args), [&args] { return fingerprint_of(args, 0); }), sequence, meanwhile);
   if (!express(driver, underway, args)) return go_on(driver, args, underway, std::move(drive));
   drive.unlock();
   if (!empty() || driver.attended()) driver.let_others_go_on();

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "muster/base/task.h"
+#include "muster/collective/call.h"
 #include "muster/collective/communicator.h"
 #include "muster/collective/completion.h"
 #include "muster/collective/control.h"
@@ -90,6 +91,7 @@ class CollectiveQueue {
 
   const GroupContext& group_;
   QueueState state_;
+  Recall<transport::Fingerprint> recall_;  // under the drive lock
   Control control_;
   const Selection selection_;  // over links
   LinkGroup links_;            // of the call that began as the first in the queue

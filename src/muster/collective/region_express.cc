@@ -87,18 +87,32 @@ bool RegionMember::see_sources(const Flow& flow) {
   }
 }
 
-/// Whether what `source` gives stands beside its line, with the size that is expected. Not where it has windows or memory of its own
-/// for anybody: it waits to hear that all have done with those, this member too.
-bool RegionMember::gives_at_once(const Args& args, const Flow& flow, int source) const {
+/// Whether what `source` gives stands beside its line, with the size that is expected; notes where. Not where it has windows or memory of
+/// its own for anybody: it waits to hear that all have done with those, this member too.
+bool RegionMember::find_at_once(const Args& args, const Flow& flow, int source) {
   const Line& theirs = line(source, sequence_);
-  if (theirs.place == Place::window || in_place(theirs.place)) return false;
-  std::uint64_t bytes = theirs.bytes;
-  if (flow.lists && theirs.place != Place::nothing) bytes = reinterpret_cast<const Slice*>(slot(source))[rank_].bytes;
-  return bytes == taken(args, source).size();
+  Source& from = sources_[static_cast<std::size_t>(source)];
+  from.place = theirs.place;
+  if (from.place == Place::window || in_place(from.place)) return false;
+  from.bytes = theirs.bytes;
+  if (from.place == Place::line) {
+    from.data = theirs.payload;
+  } else if (from.place == Place::slot) {
+    const std::byte* const beside = slot(source);
+    from.data = beside + layout_.table_bytes;
+    if (flow.lists) {
+      const Slice& mine = reinterpret_cast<const Slice*>(beside)[rank_];
+      from.bytes = mine.bytes;
+      from.data = beside + mine.where;
+    }
+  }
+  return from.bytes == taken(args, source).size();
 }
 
 bool RegionMember::express(const Args& args, const transport::Fingerprint& call, Meanwhile& meanwhile) {
-  if (size() == 1 || failed() || call.sequence != sequence_ + 1 || (call.flags & kRefused) != 0 || !is_small(args)) return false;
+  if (size() == 1 || failed() || call.sequence != sequence_ + 1 || (call.flags & kRefused) != 0) return false;
+  const Sketch& sketch = recall_(outline_of(args), [&] { return is_small(args) ? Sketch{flow_of(args), true} : Sketch{}; });
+  if (!sketch.small) return false;
   sequence_ = call.sequence;
   if (!room_for_line()) {
     --sequence_;
@@ -107,7 +121,7 @@ bool RegionMember::express(const Args& args, const transport::Fingerprint& call,
   outputs_shared_ = false;
   read_in_place_ = false;
   calls_[sequence_ % kSlots] = call;
-  Flow flow = flow_of(args);
+  Flow flow = sketch.flow;
   place(args, flow);
   publish(call);
   published_ = true;
@@ -115,25 +129,35 @@ bool RegionMember::express(const Args& args, const transport::Fingerprint& call,
   meanwhile.begun();
   if (!see_sources(flow)) return false;
   for (int source = flow.first; source < flow.last; ++source) {
-    if (source != rank_ && !gives_at_once(args, flow, source)) return false;
+    if ((source != rank_ || flow.scaled) && !find_at_once(args, flow, source)) return false;
+  }
+  take_at_once(args, flow);
+  published_ = false;
+  if (size() == 2 && flow.gives && flow.last > 0 && !flow.scaled)
+    hand_back(line(1 - rank_, sequence_).payload, 1);  // its line, if only its first half
+  return true;
+}
+
+/// Takes what all sources give, which has been found.
+void RegionMember::take_at_once(const Args& args, const Flow& flow) {
+  if (flow.combines) {
+    for (int source = flow.first; source < flow.last; ++source) {
+      const auto index = static_cast<std::size_t>(source);
+      inputs_[index] = source != rank_ || flow.scaled ? sources_[index].data : given(args, flow, rank_).data();
+    }
+    if (flow.takes > 0) combine_inputs(args, flow, 0, args.outputs[0].size());
+    return;
   }
   copy_own(args, flow);
   for (int source = flow.first; source < flow.last; ++source) {
-    if (source == rank_ && !flow.scaled) continue;
-    if (!resolve(args, flow, source)) return false;
     const Source& from = sources_[static_cast<std::size_t>(source)];
-    if (flow.combines || from.bytes == 0) continue;
+    if (source == rank_ || from.bytes == 0) continue;
     if (flow.hands_back && from.place == Place::slot) {
       copy_and_hand_back(taken(args, source).data(), from.data, from.bytes);
     } else {
       std::memcpy(taken(args, source).data(), from.data, from.bytes);
     }
   }
-  for (std::size_t step = 0; flow.combines && step < flow.takes; ++step) combine(args, flow, step);
-  published_ = false;
-  if (size() == 2 && flow.gives && flow.last > 0 && !flow.scaled)
-    hand_back(line(1 - rank_, sequence_).payload, 1);  // its line, if only its first half
-  return true;
 }
 
 }  // namespace muster::collective::region

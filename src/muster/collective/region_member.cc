@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstring>
 
+#include "muster/base/host_barrier.h"
 #include "muster/collective/alone.h"
 #include "muster/transport/core_sharing.h"
 #include "muster/transport/fabric.h"
@@ -252,15 +253,23 @@ bool RegionMember::compare(int member, const Line& line) {
   return false;
 }
 
+bool RegionMember::others_send_barriers() const {
+  return takes_host_barriers() && std::all_of(others_.begin(), others_.end(), [](const transport::Mailbox* mailbox) {
+           return mailbox->sends_barriers.load(std::memory_order_relaxed) != 0;
+         });
+}
+
 void RegionMember::wake_others() {
 #if defined(__SANITIZE_THREAD__)
   for (transport::Mailbox* mailbox : others_) mailbox->wake();
 #else
-  // One fence for all: what was published stands before the look for sleepers (see Mailbox::wake).
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  for (transport::Mailbox* mailbox : others_) {
-    if (mailbox->sleepers.load(std::memory_order_relaxed) != 0) mailbox->wake();
+  // One fence for all, if any: what was published stands before the look for sleepers (see Mailbox::wake).
+  if (barriers_ || (barriers_ = others_send_barriers())) {
+    meet_host_barrier();
+  } else {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
   }
+  for (transport::Mailbox* mailbox : others_) mailbox->wake_announced();
 #endif
 }
 
@@ -303,12 +312,13 @@ void RegionMember::give_up() {
   std::atomic<std::uint64_t>& mine = progress(rank_).gave_up;
   if (mine.load(std::memory_order_relaxed) != 0) return;
   mine.store(sequence_, std::memory_order_release);
+  send_host_barrier();  // others may publish without a fence
   wake_others();
 }
 
 // Whether no peer (or not this one) stores into my output (`reduced`) or reads my input (`drained`) any more: each has finished its part,
 // has given up, is dead, or has not begun (and then sees my word before it begins: publish and give_up both have a full fence between their
-// store and what they look at next; a reader sees it after it has read).
+// store and what they look at next, or give_up sends one to all; a reader sees it after it has read).
 bool RegionMember::quiet(Counter done, int only) const {
   for (int member = 0; member < group_size(); ++member) {
     if (member == rank_ || (only >= 0 && member != only)) continue;

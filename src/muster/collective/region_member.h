@@ -22,6 +22,7 @@
 
 #include "muster/base/status.h"
 #include "muster/base/task.h"
+#include "muster/collective/call.h"
 #include "muster/collective/communicator.h"
 #include "muster/collective/region_group.h"
 #include "muster/collective/region_segment.h"
@@ -67,6 +68,11 @@ class RegionMember final : public RegionGroup {
     std::size_t chunk = 0;
     std::size_t steps = 0;  // of the windows given
     std::size_t takes = 0;  // steps of what is taken
+  };
+  // What follows from a call's outline.
+  struct Sketch {
+    Flow flow;
+    bool small = false;  // all that this member gives fits beside its line
   };
   // A window or result buffer whose last use others may not have finished with.
   struct Use {
@@ -141,6 +147,7 @@ class RegionMember final : public RegionGroup {
   bool see(int member, std::uint64_t limit);
   bool see_all(std::uint64_t limit);
   bool compare(int member, const Line& line);
+  bool others_send_barriers() const;
   void wake_others();
   Reached until_reached(Counter counter, Position until, int only = -1);
   Reached until_free(const Use& use);
@@ -199,13 +206,15 @@ class RegionMember final : public RegionGroup {
   Status resolve(const Args& args, const Flow& flow, int source);
   const std::byte* chunk_of(const Source& source, const Flow& flow, int member, std::size_t step) const;
   void combine(const Args& args, const Flow& flow, std::size_t step);
+  void combine_inputs(const Args& args, const Flow& flow, std::size_t at, std::size_t bytes);
   void copy_own(const Args& args, const Flow& flow);
 
   // region_express.cc: small calls without a task.
   void fetch_ahead(const Flow& flow) const;
   bool is_small(const Args& args) const;
   bool see_sources(const Flow& flow);
-  bool gives_at_once(const Args& args, const Flow& flow, int source) const;
+  bool find_at_once(const Args& args, const Flow& flow, int source);
+  void take_at_once(const Args& args, const Flow& flow);
 
   // region_reduce.cc: each member reduces its share and hands the result to all, or to the root, which may reduce for others.
   struct Reduction;
@@ -231,6 +240,7 @@ class RegionMember final : public RegionGroup {
   const bool spins_;        // one: every rank has a core
   std::vector<int> local_;  // members' positions in the region
   std::vector<transport::Mailbox*> others_;
+  bool barriers_ = false;  // whoever of them sleeps sends barriers, so that publishing needs no fence
 
   std::uint64_t sequence_ = 0;                          // of the call under way, or of the last one
   std::vector<std::uint64_t> next_;                     // next line to look at, for each member
@@ -242,6 +252,7 @@ class RegionMember final : public RegionGroup {
   std::size_t next_result_ = 0;
   std::array<Use, kWindows> window_uses_{};
   std::array<Use, kWindows> result_uses_{};
+  Recall<Sketch> recall_;
   std::vector<Source> sources_;
   std::vector<const std::byte*> inputs_;
   std::vector<std::byte*> outputs_;  // peers' outputs in the arena, in a reduction

@@ -317,6 +317,12 @@ void RegionMember::combine(const Args& args, const Flow& flow, std::size_t step)
       inputs_[index] = given(args, flow, rank_).data() + at;
     }
   }
+  combine_inputs(args, flow, at, bytes);
+}
+
+/// Reduces `inputs_` into `bytes` of the output.
+void RegionMember::combine_inputs(const Args& args, const Flow& flow, std::size_t at, std::size_t bytes) {
+  const MutableBytes out = args.outputs[0];
   // All at once, or in blocks whose lines are still near when they are handed back.
   const std::size_t most = flow.hands_back ? kBlockBytes : bytes;
   for (std::size_t done = 0; done < bytes; done += most) {

@@ -108,9 +108,14 @@ class Call {
   }
 
   bool run(Slices slices) {
+    const auto& inputs = args_->inputs;
+    const auto& outputs = args_->outputs;
+    const std::size_t first = !inputs.empty() ? inputs.front().size() : !outputs.empty() ? outputs.front().size() : 0;
     std::uint64_t in = 0, out = 0;
-    for (const auto& slice : args_->inputs) in += slice.size();
-    for (const auto& slice : args_->outputs) out += slice.size();
+    std::size_t unlike = 0;
+    for (const auto& slice : inputs) in += slice.size(), unlike |= slice.size() ^ first;
+    for (const auto& slice : outputs) out += slice.size(), unlike |= slice.size() ^ first;
+    args_->each = unlike == 0 ? first : collective::Args::kUnsaid;
     call_.bytes = std::max(in, out);
     if (like_) call_.dtype = args_->dtype;
     call_.valid = slices == Slices::right || few_and_apart();

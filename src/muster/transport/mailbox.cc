@@ -9,6 +9,7 @@
 #include <climits>
 #include <utility>
 
+#include "muster/base/host_barrier.h"
 #include "muster/transport/woken.h"
 
 namespace muster::transport {
@@ -54,6 +55,7 @@ bool take_woken() { return std::exchange(woken, false); }
 std::uint32_t Mailbox::prepare_sleep() {
   sleepers.fetch_add(1, std::memory_order_seq_cst);
   full_fence(sleepers);
+  if (sends_barriers.load(std::memory_order_relaxed) != 0) send_host_barrier();
   return word.load(std::memory_order_acquire);
 }
 

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <optional>
 
+#include "muster/base/host_barrier.h"
 #include "muster/base/log.h"
 #include "muster/transport/arena.h"
 #include "muster/transport/local_socket.h"
@@ -411,6 +412,7 @@ Status SocketConnector::settle(std::span<const std::string> texts, ConnectorEven
     peers.push_back({name_of(rank, contact), contact.addresses, contact.nonce});
   }
   links_->settle(std::move(peers), events);
+  if (region_ && takes_host_barriers()) mailbox().sends_barriers.store(1, std::memory_order_relaxed);
   mailbox().pid.store(static_cast<std::uint32_t>(::getpid()), std::memory_order_release);
   return {};
 }
