@@ -1,31 +1,16 @@
 #include "muster/base/quick_clock.h"
 
-#include <cstdint>
 #include <fstream>
 #include <string>
 
 #if defined(__x86_64__)
-#include <x86intrin.h>
-#endif
-
-namespace muster {
-
-#if defined(__x86_64__)
+namespace muster::quick_clock_detail {
 namespace {
 
 // How long a thread goes by the counter before it asks the clock again, and what it must have seen of both to know the counter's rate.
 constexpr std::int64_t kTrusted = 10'000'000, kShortest = 5'000'000, kLongest = 10'000'000'000;  // nanoseconds
 // A thread that lost its core between its looks at the two has not seen one moment on both.
 constexpr std::uint64_t kOneMoment = 5000;
-
-/// A moment on the clock and the counter.
-struct Anchor {
-  std::uint64_t ticks = 0;
-  std::int64_t nanoseconds = 0;
-  std::uint64_t rate = 0;   // nanoseconds for 2^32 ticks; 0: not known
-  std::uint64_t valid = 0;  // so many ticks from there on
-};
-constinit thread_local Anchor anchor;
 
 bool kernel_trusts_counter() {
   static const bool trusted = [] {
@@ -41,11 +26,12 @@ bool differs(std::uint64_t rate, std::uint64_t before) {
   return difference > before / 1000;
 }
 
-/// Asks the clock, and goes on from there.
+}  // namespace
+
 TimePoint look_again() {
-  const std::uint64_t ticks = __rdtsc();
+  const std::uint64_t ticks = __builtin_ia32_rdtsc();
   const TimePoint now = steady_clock().now();
-  if (!kernel_trusts_counter() || __rdtsc() - ticks > kOneMoment) {
+  if (!kernel_trusts_counter() || __builtin_ia32_rdtsc() - ticks > kOneMoment) {
     anchor.valid = 0;
     return now;
   }
@@ -63,15 +49,5 @@ TimePoint look_again() {
   return now;
 }
 
-}  // namespace
-
-TimePoint quick_now() {
-  const std::uint64_t since = __rdtsc() - anchor.ticks;
-  if (since >= anchor.valid) return look_again();
-  return TimePoint(Duration(anchor.nanoseconds + static_cast<std::int64_t>(since * anchor.rate >> 32)));
-}
-#else
-TimePoint quick_now() { return steady_clock().now(); }
+}  // namespace muster::quick_clock_detail
 #endif
-
-}  // namespace muster

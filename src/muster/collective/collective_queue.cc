@@ -108,6 +108,7 @@ void CollectiveQueue::enqueue(Operation& operation, const Args& args, bool refus
   operation.args_ = &args;
   if (operation.made_ == TimePoint()) operation.made_ = group_.now();
   if (!refused) note_memory(operation, args);
+  state_.prepare();
   const std::lock_guard guard(lock_);
   queue_.push_back(&operation);
   const std::uint64_t sequence = state_.queue_next();
@@ -143,6 +144,7 @@ bool CollectiveQueue::over_links(Underway& underway, const Args& args) {
 }
 
 void CollectiveQueue::remove(Operation& operation) {
+  state_.prepare();
   const std::lock_guard guard(lock_);
   const auto place = std::find(queue_.begin(), queue_.end(), &operation);
   if (place == queue_.end()) return;
@@ -161,6 +163,7 @@ Status CollectiveQueue::run(Driver& driver, const Args& args, Meanwhile& meanwhi
   std::unique_lock drive(state_, std::adopt_lock);
   Underway underway(control_, recall_(outline_of(args), [&args] { return fingerprint_of(args, 0); }), sequence, meanwhile);
   if (!express(driver, underway, args)) return go_on(driver, args, underway, std::move(drive));
+  meanwhile.at_once = underway.at_once;
   drive.unlock();
   if (!empty() || driver.attended()) driver.let_others_go_on();
   return {};

@@ -62,6 +62,8 @@ class Meanwhile {
   virtual TimePoint begun() noexcept = 0;
   /// After that: what the deadline counts from, so that errors tell the whole of the wait. The epoch: unknown.
   virtual TimePoint since() const noexcept { return {}; }
+  /// Set by a call that is over as soon as it has begun: it is small, what it needed was there, and it has not waited.
+  bool at_once = false;
 
  protected:
   ~Meanwhile() = default;

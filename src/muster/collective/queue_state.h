@@ -6,26 +6,52 @@
 #include <cstdint>
 #include <thread>
 
+#include "muster/base/bias.h"
+
 namespace muster::collective {
 
-/// Thread-safe. Every access is sequentially consistent: who fails to take the lock counts on its holder to see what it did before.
+/// Thread-safe. Every access is sequentially consistent: who fails to take the lock counts on its holder to see what it did before. As long
+/// as one thread alone makes the calls, it holds the lock by being inside the bias.
 class QueueState {
  public:
   /// The drive lock, for `std::unique_lock` and the like: held for one pass, or by a small call for the time of a round trip, and mostly
   /// only tried.
-  bool try_lock() { return (word_.load() & kDriven) == 0 && (word_.fetch_or(kDriven) & kDriven) == 0; }
+  bool try_lock() {
+    bias_.stand_back();
+    return (word_.load() & kDriven) == 0 && (word_.fetch_or(kDriven) & kDriven) == 0;
+  }
   void lock() {
     while (!try_lock()) std::this_thread::yield();
   }
-  void unlock() { word_.fetch_and(~kDriven); }
+  void unlock() {
+    if (biased_) {
+      biased_ = false;
+      bias_.leave();
+    } else {
+      word_.fetch_and(~kDriven);
+    }
+  }
 
   /// Where nobody drives and nothing is queued: takes the lock, and returns the number of the call that goes first. Else 0.
   std::uint64_t try_lock_as_next() {
+    if (bias_.enter()) {
+      const std::uint64_t seen = word_.load(std::memory_order_relaxed);
+      if (seen <= kNumbers) [[likely]] {
+        word_.store(seen + 1, std::memory_order_relaxed);
+        biased_ = true;
+        return seen + 1;
+      }
+      bias_.leave();
+      return 0;
+    }
+    bias_.revoke();
     std::uint64_t seen = word_.load();
     if (seen > kNumbers || !word_.compare_exchange_strong(seen, (seen + 1) | kDriven)) return 0;
     return seen + 1;
   }
 
+  /// Before the queue's lock is taken for one of the next two: what waits for a holder of the drive lock must hold nothing that it may need.
+  void prepare() { bias_.stand_back(); }
   /// The number of a call that stands in the queue from now on. Under the queue's lock, so that numbers and places agree.
   std::uint64_t queue_next() {
     std::uint64_t seen = word_.load();
@@ -45,6 +71,8 @@ class QueueState {
   static constexpr std::uint64_t kNumbers = kQueued - 1;
 
   std::atomic<std::uint64_t> word_{0};
+  Bias bias_;
+  bool biased_ = false;  // the lock is held by being inside; its holder's
 };
 
 }  // namespace muster::collective

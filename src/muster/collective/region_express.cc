@@ -67,13 +67,16 @@ bool RegionMember::is_small(const Args& args) const {
   return bytes <= kSlotBytes && (!info(args.op).reduces || info(args.op).lists_input || one_shot(args.op, bytes));
 }
 
-/// Looks at the lines of all that `flow` takes from, for a moment.
-bool RegionMember::see_sources(const Flow& flow) {
+/// Looks at the lines of all that `flow` takes from, for a moment. `at_once`: whether they were all there already.
+bool RegionMember::see_sources(const Flow& flow, bool& at_once) {
   int source = flow.first;
   std::optional<TimePoint> end;
   for (int looks = 0;; ++looks) {
     while (source < flow.last && (source == rank_ || see(source, sequence_))) ++source;
-    if (source >= flow.last) return !disagreed_;  // in an earlier call, where this one reads from nobody
+    if (source >= flow.last) {
+      at_once = looks == 0;
+      return !disagreed_;  // in an earlier call, where this one reads from nobody
+    }
     if (failed() || !patient_) return false;
     if (spins_) {
       if (looks == kPauses) return false;
@@ -127,7 +130,7 @@ bool RegionMember::express(const Args& args, const transport::Fingerprint& call,
   published_ = true;
   if (spins_) fetch_ahead(flow);
   meanwhile.begun();
-  if (!see_sources(flow)) return false;
+  if (!see_sources(flow, meanwhile.at_once)) return false;
   for (int source = flow.first; source < flow.last; ++source) {
     if ((source != rank_ || flow.scaled) && !find_at_once(args, flow, source)) return false;
   }

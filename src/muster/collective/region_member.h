@@ -212,7 +212,7 @@ class RegionMember final : public RegionGroup {
   // region_express.cc: small calls without a task.
   void fetch_ahead(const Flow& flow) const;
   bool is_small(const Args& args) const;
-  bool see_sources(const Flow& flow);
+  bool see_sources(const Flow& flow, bool& at_once);
   bool find_at_once(const Args& args, const Flow& flow, int source);
   void take_at_once(const Args& args, const Flow& flow);
 

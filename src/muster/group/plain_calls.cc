@@ -11,9 +11,6 @@
 namespace muster::group::plain {
 namespace {
 
-ConstBytes bytes_of(const at::Tensor& tensor) { return {static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()}; }
-MutableBytes mutable_bytes_of(const at::Tensor& tensor) { return {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()}; }
-
 bool apart(ConstBytes a, ConstBytes b) {
   return a.empty() || b.empty() || a.data() + a.size() <= b.data() || b.data() + b.size() <= a.data();
 }
@@ -30,14 +27,22 @@ void changed(const TensorList& tensors) {
   for (const auto& tensor : tensors) changed(tensor);
 }
 
+/// What a function is called.
+struct Name {
+  std::string_view text;
+  trace::Name recorded;
+  constexpr Name(const char* name) : text(name), recorded(name) {}
+};
+
 /// One call on its way. `ok` becomes false at the first thing that is out of the ordinary.
 class Call {
  public:
-  Call(Op op, std::string_view name, const Group& given, const std::optional<Duration>& timeout, bool async_op)
+  Call(Op op, const Name& name, const Group& given, const std::optional<Duration>& timeout, bool async_op)
       : held_(given ? WorldScope::Hold() : WorldScope::current()->hold()), group_(given ? given.get() : held_.get()) {
     ok = !async_op && group_ != nullptr && group_->takes_plain();
     if (!ok) return;
-    call_.name = name;
+    call_.name = name.text;
+    call_.recorded = name.recorded;
     call_.timeout = timeout;
     args_->op = op;
   }
@@ -96,10 +101,10 @@ class Call {
     for (std::size_t member = 0; member < size(); ++member) get(whole.subspan(member * part, part));
   }
   void give_all(const TensorList& tensors) {
-    for (const auto& tensor : tensors) give(bytes_of(tensor));
+    for (const auto& tensor : tensors) give(plain_bytes(tensor));
   }
   void get_all(const TensorList& tensors) {
-    for (const auto& tensor : tensors) get(mutable_bytes_of(tensor));
+    for (const auto& tensor : tensors) get(plain_mutable_bytes(tensor));
   }
   /// A list with a tensor for each member.
   void take_all(const TensorList& tensors) {
@@ -161,58 +166,63 @@ bool equal_sizes(const TensorList& tensors, std::int64_t elements) {
 }  // namespace
 
 bool broadcast(const at::Tensor& tensor, const BroadcastOptions& options) {
-  Call call(Op::broadcast, "broadcast", options.group, options.timeout, options.async_op);
+  static constexpr Name kName = "broadcast";
+  Call call(Op::broadcast, kName, options.group, options.timeout, options.async_op);
   call.root(options.src, options.group_src);
   call.take(tensor);
   if (!call.ok) return false;
-  call.get(mutable_bytes_of(tensor));
+  call.get(plain_mutable_bytes(tensor));
   return call.run(Slices::right, tensor);
 }
 
 bool all_reduce(const at::Tensor& tensor, const AllReduceOptions& options) {
-  Call call(Op::all_reduce, "all_reduce", options.group, options.timeout, options.async_op);
+  static constexpr Name kName = "all_reduce";
+  Call call(Op::all_reduce, kName, options.group, options.timeout, options.async_op);
   call.take(tensor);
   call.reduces(options.op);
   if (!call.ok) return false;
-  const auto bytes = mutable_bytes_of(tensor);
+  const auto bytes = plain_mutable_bytes(tensor);
   call.give(bytes);
   call.get(bytes);
   return call.run(Slices::right, tensor);
 }
 
 bool reduce(const at::Tensor& tensor, const ReduceOptions& options) {
-  Call call(Op::reduce, "reduce", options.group, options.timeout, options.async_op);
+  static constexpr Name kName = "reduce";
+  Call call(Op::reduce, kName, options.group, options.timeout, options.async_op);
   call.root(options.dst, options.group_dst);
   call.take(tensor);
   call.reduces(options.op);
   if (!call.ok) return false;
   if (!call.at_root()) {
-    call.give(bytes_of(tensor));
+    call.give(plain_bytes(tensor));
     return call.run(Slices::right);
   }
-  const auto bytes = mutable_bytes_of(tensor);
+  const auto bytes = plain_mutable_bytes(tensor);
   call.give(bytes);
   call.get(bytes);
   return call.run(Slices::right, tensor);
 }
 
 bool all_gather(const TensorList& tensor_list, const at::Tensor& tensor, const CollectiveOptions& options) {
-  Call call(Op::all_gather, "all_gather", options.group, options.timeout, options.async_op);
+  static constexpr Name kName = "all_gather";
+  Call call(Op::all_gather, kName, options.group, options.timeout, options.async_op);
   call.take(tensor);
   call.take_all(tensor_list);
   if (!call.ok || tensor_list[call.rank()].numel() != tensor.numel()) return false;
-  call.give(bytes_of(tensor));
+  call.give(plain_bytes(tensor));
   call.get_all(tensor_list);
   return call.run(Slices::right_if_apart, tensor_list);
 }
 
 bool all_gather_into_tensor(const at::Tensor& output, const at::Tensor& input, const CollectiveOptions& options) {
-  Call call(Op::all_gather, "all_gather_into_tensor", options.group, options.timeout, options.async_op);
+  static constexpr Name kName = "all_gather_into_tensor";
+  Call call(Op::all_gather, kName, options.group, options.timeout, options.async_op);
   call.take(input);
   call.take(output);
   if (!call.ok || output.nbytes() != call.size() * input.nbytes()) return false;
-  const auto from = bytes_of(input);
-  const auto to = mutable_bytes_of(output);
+  const auto from = plain_bytes(input);
+  const auto to = plain_mutable_bytes(output);
   if (!apart(from, to)) return false;
   call.give(from);
   call.get_parts(to, from.size());
@@ -220,24 +230,26 @@ bool all_gather_into_tensor(const at::Tensor& output, const at::Tensor& input, c
 }
 
 bool gather(const at::Tensor& tensor, const GatherOptions& options) {
-  Call call(Op::gather, "gather", options.group, options.timeout, options.async_op);
+  static constexpr Name kName = "gather";
+  Call call(Op::gather, kName, options.group, options.timeout, options.async_op);
   call.root(options.dst, options.group_dst, 0);
   call.take(tensor);
   if (!call.ok) return false;
   if (!call.at_root()) {
     if (!options.gather_list.empty()) return false;
-    call.give(bytes_of(tensor));
+    call.give(plain_bytes(tensor));
     return call.run(Slices::right);
   }
   call.take_all(options.gather_list);
   if (!call.ok || !equal_sizes(options.gather_list, tensor.numel())) return false;
-  call.give(bytes_of(tensor));
+  call.give(plain_bytes(tensor));
   call.get_all(options.gather_list);
   return call.run(Slices::right_if_apart, options.gather_list);
 }
 
 bool scatter(const at::Tensor& tensor, const ScatterOptions& options) {
-  Call call(Op::scatter, "scatter", options.group, options.timeout, options.async_op);
+  static constexpr Name kName = "scatter";
+  Call call(Op::scatter, kName, options.group, options.timeout, options.async_op);
   call.root(options.src, options.group_src, 0);
   call.take(tensor);
   if (!call.ok) return false;
@@ -245,29 +257,31 @@ bool scatter(const at::Tensor& tensor, const ScatterOptions& options) {
   if (root) call.take_all(options.scatter_list);
   if (!call.ok || (root ? !equal_sizes(options.scatter_list, tensor.numel()) : !options.scatter_list.empty())) return false;
   call.give_all(options.scatter_list);
-  call.get(mutable_bytes_of(tensor));
+  call.get(plain_mutable_bytes(tensor));
   return call.run(root ? Slices::right_if_apart : Slices::right, tensor);
 }
 
 bool reduce_scatter(const at::Tensor& output, const TensorList& input_list, const ReduceScatterOptions& options) {
-  Call call(Op::reduce_scatter, "reduce_scatter", options.group, options.timeout, options.async_op);
+  static constexpr Name kName = "reduce_scatter";
+  Call call(Op::reduce_scatter, kName, options.group, options.timeout, options.async_op);
   call.take_all(input_list);
   call.take(output);
   call.reduces(options.op);
   if (!call.ok || input_list[call.rank()].numel() != output.numel()) return false;
   call.give_all(input_list);
-  call.get(mutable_bytes_of(output));
+  call.get(plain_mutable_bytes(output));
   return call.run(Slices::right_if_apart, output);
 }
 
 bool reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input, const ReduceScatterOptions& options) {
-  Call call(Op::reduce_scatter, "reduce_scatter_tensor", options.group, options.timeout, options.async_op);
+  static constexpr Name kName = "reduce_scatter_tensor";
+  Call call(Op::reduce_scatter, kName, options.group, options.timeout, options.async_op);
   call.take(output);
   call.take(input);
   call.reduces(options.op);
   if (!call.ok || input.nbytes() != call.size() * output.nbytes()) return false;
-  const auto from = bytes_of(input);
-  const auto to = mutable_bytes_of(output);
+  const auto from = plain_bytes(input);
+  const auto to = plain_mutable_bytes(output);
   if (!apart(from, to)) return false;
   call.give_parts(from, to.size());
   call.get(to);
@@ -275,15 +289,16 @@ bool reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input, co
 }
 
 bool all_to_all_single(const at::Tensor& output, const at::Tensor& input, const AllToAllSingleOptions& options) {
-  Call call(Op::all_to_all, "all_to_all_single", options.group, options.timeout, options.async_op);
+  static constexpr Name kName = "all_to_all_single";
+  Call call(Op::all_to_all, kName, options.group, options.timeout, options.async_op);
   call.take(input);
   call.take(output);
   if (!call.ok || !options.input_split_sizes.empty() || !options.output_split_sizes.empty()) return false;
   const auto members = static_cast<std::int64_t>(call.size());
   const auto shared = [&](const at::Tensor& tensor) { return tensor.dim() > 0 && tensor.size(0) % members == 0; };
   if (!shared(input) || !shared(output) || input.nbytes() != output.nbytes()) return false;
-  const auto from = bytes_of(input);
-  const auto to = mutable_bytes_of(output);
+  const auto from = plain_bytes(input);
+  const auto to = plain_mutable_bytes(output);
   if (!apart(from, to)) return false;
   call.give_parts(from, from.size() / call.size());
   call.get_parts(to, to.size() / call.size());
@@ -291,7 +306,8 @@ bool all_to_all_single(const at::Tensor& output, const at::Tensor& input, const 
 }
 
 bool all_to_all(const TensorList& output_tensor_list, const TensorList& input_tensor_list, const CollectiveOptions& options) {
-  Call call(Op::all_to_all, "all_to_all", options.group, options.timeout, options.async_op);
+  static constexpr Name kName = "all_to_all";
+  Call call(Op::all_to_all, kName, options.group, options.timeout, options.async_op);
   call.take_all(input_tensor_list);
   call.take_all(output_tensor_list);
   if (!call.ok || input_tensor_list[call.rank()].numel() != output_tensor_list[call.rank()].numel()) return false;
@@ -301,25 +317,28 @@ bool all_to_all(const TensorList& output_tensor_list, const TensorList& input_te
 }
 
 bool barrier(const BarrierOptions& options) {
-  Call call(Op::barrier, "barrier", options.group, options.timeout, options.async_op);
+  static constexpr Name kName = "barrier";
+  Call call(Op::barrier, kName, options.group, options.timeout, options.async_op);
   return call.ok && call.run(Slices::right);
 }
 
 bool send(const at::Tensor& tensor, const SendOptions& options) {
-  Call call(Op::send, "send", options.group, options.timeout, false);
+  static constexpr Name kName = "send";
+  Call call(Op::send, kName, options.group, options.timeout, false);
   call.message(options.dst, options.group_dst, options.tag);
   call.take(tensor);
   if (!call.ok) return false;
-  call.give(bytes_of(tensor));
+  call.give(plain_bytes(tensor));
   return call.run(Slices::right);
 }
 
 std::optional<int> recv(const at::Tensor& tensor, const RecvOptions& options) {
-  Call call(Op::recv, "recv", options.group, options.timeout, false);
+  static constexpr Name kName = "recv";
+  Call call(Op::recv, kName, options.group, options.timeout, false);
   call.message(options.src, options.group_src, options.tag);
   call.take(tensor);
   if (!call.ok) return {};
-  call.get(mutable_bytes_of(tensor));
+  call.get(plain_mutable_bytes(tensor));
   if (!call.run(Slices::right, tensor)) return {};
   return call.other_end();
 }

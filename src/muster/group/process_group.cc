@@ -64,6 +64,17 @@ ProcessGroup::ProcessGroup(ProcessGroupParts parts) : parts_(std::move(parts)), 
   if (device == c10::DeviceType::CPU && backend->takes_plain()) plain_ = backend.get();
 }
 
+inline std::uint64_t ProcessGroup::next_number() {
+  if (!counting_.enter()) {
+    counting_.revoke();
+    return collectives_.fetch_add(1, std::memory_order_relaxed) + 1;
+  }
+  const std::uint64_t number = collectives_.load(std::memory_order_relaxed) + 1;
+  collectives_.store(number, std::memory_order_relaxed);
+  counting_.leave();
+  return number;
+}
+
 WorkRef ProcessGroup::submit(Request request) {
   if (!is_member()) return nullptr;
   auto& backend = checked(request);
@@ -83,7 +94,7 @@ class ProcessGroup::PlainEntry final : public collective::Meanwhile {
     const Armed armed = group_.arm(call_.name, !call_.tag, call_.timeout);
     since_ = armed.begun;
     if (group_.parts_.recorder) {
-      trace::Call recorded{.name = call_.name, .sequence = armed.sequence, .bytes = call_.bytes, .shape = call_.shape, .peer = call_.peer};
+      trace::Call recorded{.name = call_.recorded, .sequence = armed.sequence, .bytes = call_.bytes, .shape = call_.shape, .peer = call_.peer};
       if (call_.dtype) recorded.dtype = static_cast<std::uint8_t>(*call_.dtype);
       recorded.tag = call_.tag.value_or(0);
       ticket_ = group_.parts_.recorder->begin(group_.parts_.recorded_as, recorded, armed.begun);
@@ -92,7 +103,7 @@ class ProcessGroup::PlainEntry final : public collective::Meanwhile {
   }
   TimePoint since() const noexcept override { return since_; }
   void ended() {
-    if (group_.parts_.recorder) group_.parts_.recorder->end(ticket_, quick_now());
+    if (group_.parts_.recorder) group_.parts_.recorder->end(ticket_, at_once ? since_ : quick_now());
   }
   void failed(std::string_view why) {
     if (!entered_) begun();  // refused before it began; it counts all the same
@@ -188,7 +199,7 @@ ProcessGroupBackend& ProcessGroup::checked(const Request& request) {
 void ProcessGroup::refuse(Op op, std::string_view name, const std::exception& why) {
   drawn_observers.reset();
   if (!collective::is_message(op)) {
-    collectives_.fetch_add(1, std::memory_order_relaxed);
+    next_number();
     parts_.backends.front().second->refuse(op);
   }
   const auto text = std::string(name) + " on rank " + std::to_string(first_rank_of(rank())) + " (group " + parts_.name + "): " + why.what();
@@ -200,7 +211,7 @@ void ProcessGroup::refuse(Op op, std::string_view name, const std::exception& wh
 
 ProcessGroup::Armed ProcessGroup::arm(std::string_view name, bool collective, const std::optional<Duration>& given) {
   Armed armed;
-  if (collective) armed.sequence = collectives_.fetch_add(1, std::memory_order_relaxed) + 1;
+  if (collective) armed.sequence = next_number();
   armed.begun = quick_now();
   const Duration timeout = given.value_or(this->timeout());
   const bool unlimited = timeout < Duration::zero() || timeout >= TimePoint::max() - armed.begun;

@@ -15,11 +15,13 @@
 #include <string_view>
 #include <vector>
 
+#include "muster/base/bias.h"
 #include "muster/group/backend_name.h"
 #include "muster/group/process_group_backend.h"
 #include "muster/group/request.h"
 #include "muster/group/work.h"
 #include "muster/store/store.h"
+#include "muster/trace/recorder.h"
 
 namespace muster {
 
@@ -50,6 +52,7 @@ class PreparedRequest;
 /// A synchronous collective or message as `plain_calls.h` has laid it out, with what is recorded of it.
 struct PlainCall {
   std::string_view name = {};  ///< a literal
+  trace::Name recorded = {};   ///< the same
   bool valid = false;          ///< see ProcessGroupBackend::run_plain
   std::optional<Duration> timeout = {};
   std::uint64_t bytes = 0;
@@ -130,6 +133,7 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
     TimePoint begun, deadline;
   };
   Armed arm(std::string_view name, bool collective, const std::optional<Duration>& timeout);
+  std::uint64_t next_number();
   void arm(Request& request);
   template <class Start>
   WorkRef observed(ProcessGroupBackend& backend, Request& request, Start start);
@@ -140,6 +144,7 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   ProcessGroupBackend* plain_ = nullptr;
   std::atomic<Duration> timeout_;
   std::atomic<std::uint64_t> collectives_{0};
+  Bias counting_;  // of the threads that count there
   std::atomic<std::uint64_t> monitored_barriers_{0};
   std::atomic<bool> aborted_{false};  // by this process
 };

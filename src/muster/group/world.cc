@@ -11,7 +11,7 @@
 namespace muster {
 namespace {
 
-thread_local std::shared_ptr<WorldScope> bound;
+constinit thread_local const std::shared_ptr<WorldScope>* bound = nullptr;
 
 const std::shared_ptr<WorldScope>& of_process() {
   static const auto scope = std::make_shared<WorldScope>();
@@ -21,15 +21,15 @@ const std::shared_ptr<WorldScope>& of_process() {
 [[noreturn]] void not_initialized(std::string_view caller) {
   group::invalid(std::string(caller) +
                  " was called before init_process_group (or after destroy_process_group): there is no default group in this " +
-                 (bound ? "rank's thread" : "process") + "; call init_process_group first");
+                 (bound != nullptr ? "rank's thread" : "process") + "; call init_process_group first");
 }
 
 }  // namespace
 
-const std::shared_ptr<WorldScope>& WorldScope::current() { return bound ? bound : of_process(); }
+const std::shared_ptr<WorldScope>& WorldScope::current() { return bound != nullptr ? *bound : of_process(); }
 
-WorldScope::Binding::Binding(std::shared_ptr<WorldScope> scope) : before_(std::exchange(bound, std::move(scope))) {}
-WorldScope::Binding::~Binding() { bound = std::move(before_); }
+WorldScope::Binding::Binding(std::shared_ptr<WorldScope> scope) : scope_(std::move(scope)), before_(std::exchange(bound, scope_ ? &scope_ : nullptr)) {}
+WorldScope::Binding::~Binding() { bound = before_; }
 
 WorldScope::~WorldScope() { drop(); }
 

@@ -44,7 +44,8 @@ class WorldScope {
     Binding& operator=(const Binding&) = delete;
 
    private:
-    std::shared_ptr<WorldScope> before_;
+    const std::shared_ptr<WorldScope> scope_;
+    const std::shared_ptr<WorldScope>* const before_;
   };
 
   WorldScope() = default;

@@ -84,7 +84,8 @@ struct alignas(64) Entry {
 static_assert(sizeof(Entry) == 128);
 
 /// State, the ticket's last 16 bits and the time that the call took, in one word: written once the call is over, by whoever ends it,
-/// without claiming the entry. A word with another ticket's bits (the slot was taken by a later call at that very moment) says nothing.
+/// without claiming the entry. A time of 1 says no more than that the call was over at once: what it needed was there, and it did not
+/// wait. A word with another ticket's bits (the slot was taken by a later call at that very moment) says nothing.
 inline constexpr std::uint64_t kLongestCall = (std::uint64_t{1} << 44) - 1;  // nanoseconds: almost five hours; longer ones read as that
 constexpr std::uint64_t outcome_of(State state, std::uint64_t ticket, std::uint64_t took_ns) {
   return static_cast<std::uint64_t>(state) << 60 | (ticket & 0xffff) << 44 | (took_ns < kLongestCall ? took_ns : kLongestCall);

@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <bit>
 #include <cerrno>
 #include <cstddef>
 #include <cstdio>
@@ -34,23 +33,6 @@ template <std::size_t Size>
 void put_text(char (&target)[Size], std::string_view text) {
   std::memset(target, 0, Size);
   std::memcpy(target, text.data(), std::min(text.size(), Size - 1));
-}
-
-/// What `put_text` puts into Body::name, in words, without a call.
-std::array<std::uint64_t, 3> name_words(std::string_view text) {
-  static_assert(sizeof(Body::name) == 24 && std::endian::native == std::endian::little);
-  const std::size_t length = std::min(text.size(), sizeof(Body::name) - 1);
-  const auto eight = [&](std::size_t at) {
-    std::uint64_t word;
-    std::memcpy(&word, text.data() + at, 8);
-    return word;
-  };
-  // The last word ends where the name ends, so it is read from there and moved down.
-  if (length > 16) return {eight(0), eight(8), eight(length - 8) >> 8 * (24 - length)};
-  if (length > 8) return {eight(0), eight(length - 8) >> 8 * (16 - length), 0};
-  std::uint64_t word = 0;
-  for (std::size_t i = 0; i < length; ++i) word |= std::uint64_t{static_cast<unsigned char>(text[i])} << 8 * i;
-  return {word, 0, 0};
 }
 
 /// The same short name on every member, and another for another long name.
@@ -182,19 +164,42 @@ std::uint16_t Recorder::add_group(std::string_view name, std::span<const int> ra
 
 Ticket Recorder::begin(std::uint16_t group, const Call& call, TimePoint now) noexcept {
   if (mark_.forked()) return {};
-  const std::uint64_t number = std::atomic_ref(header_->tickets).fetch_add(1, std::memory_order_relaxed) + 1;
   if (call.sequence != 0) raise_to(groups_[group].started, call.sequence);
+  const std::int64_t start_ns = nanoseconds(now);
+  if (bias_.enter()) [[likely]] {  // nobody else can have a ticket or claim an entry meanwhile
+    const std::uint64_t number = std::atomic_ref(header_->tickets).load(std::memory_order_relaxed) + 1;
+    std::atomic_ref(header_->tickets).store(number, std::memory_order_relaxed);
+    Entry& entry = entries_[(number - 1) & (entry_count_ - 1)];
+    std::atomic_ref(entry.stamp).store(2 * number + 1, std::memory_order_relaxed);
+    write(entry, group, call, start_ns);
+    store(entry.stamp, 2 * number);
+    bias_.leave();
+    return {number, call.sequence, start_ns, group};
+  }
+  bias_.revoke();
+  std::uint64_t number = 0;
+  Entry* const entry = claim(number);
+  if (entry == nullptr) return {0, call.sequence, 0, group};
+  write(*entry, group, call, start_ns);
+  store(entry->stamp, 2 * number);
+  return {number, call.sequence, start_ns, group};
+}
+
+/// Takes a ticket and its entry, whose stamp is odd then; null where another thread writes there.
+Entry* Recorder::claim(std::uint64_t& number) noexcept {
+  number = std::atomic_ref(header_->tickets).fetch_add(1, std::memory_order_relaxed) + 1;
   Entry& entry = entries_[(number - 1) & (entry_count_ - 1)];
   std::atomic_ref stamp(entry.stamp);
   std::uint64_t before = stamp.load(std::memory_order_relaxed);
   const bool free = (before & 1) == 0 && before < 2 * number;
-  if (!free || !stamp.compare_exchange_strong(before, 2 * number + 1, std::memory_order_acq_rel, std::memory_order_relaxed)) {
-    std::atomic_ref(header_->dropped).fetch_add(1, std::memory_order_relaxed);
-    return {0, call.sequence, 0, group};
-  }
+  if (free && stamp.compare_exchange_strong(before, 2 * number + 1, std::memory_order_acq_rel, std::memory_order_relaxed)) return &entry;
+  std::atomic_ref(header_->dropped).fetch_add(1, std::memory_order_relaxed);
+  return nullptr;
+}
+
+void Recorder::write(Entry& entry, std::uint16_t group, const Call& call, std::int64_t start_ns) noexcept {
   // Word for word, not by way of a Body: what was put together from bytes is slow to read again as words.
   const auto put = [&entry](std::size_t at, std::uint64_t word) { store(entry.words[at / 8], word); };
-  const std::int64_t start_ns = nanoseconds(now);
   store(entry.outcome, 0);
   put(offsetof(Body, sequence), call.sequence);
   put(offsetof(Body, start_ns), static_cast<std::uint64_t>(start_ns));
@@ -203,8 +208,7 @@ Ticket Recorder::begin(std::uint16_t group, const Call& call, TimePoint now) noe
   const std::size_t dimensions = call.shape.size();
   for (std::size_t i = 0; i < std::size(Body().shape); ++i)
     put(offsetof(Body, shape) + 8 * i, i < dimensions ? static_cast<std::uint64_t>(call.shape[i]) : 0);
-  const auto name = name_words(call.name);
-  for (std::size_t i = 0; i < name.size(); ++i) put(offsetof(Body, name) + 8 * i, name[i]);
+  for (std::size_t i = 0; i < call.name.words.size(); ++i) put(offsetof(Body, name) + 8 * i, call.name.words[i]);
   put(offsetof(Body, peer), static_cast<std::uint32_t>(call.peer) | std::uint64_t{this_thread()} << 32);
   const State state = call.async ? State::queued : State::started;
   static_assert(offsetof(Body, thread) == offsetof(Body, peer) + 4 && offsetof(Body, dtype) == offsetof(Body, group) + 2 &&
@@ -213,8 +217,6 @@ Ticket Recorder::begin(std::uint16_t group, const Call& call, TimePoint now) noe
   put(offsetof(Body, group), group | std::uint64_t{call.dtype} << 16 | static_cast<std::uint64_t>(state) << 24 |
                                  std::uint64_t{std::min<std::size_t>(dimensions, 255)} << 32 | std::uint64_t{call.async} << 40);
   put(offsetof(Body, reserved), 0);
-  stamp.store(2 * number, std::memory_order_release);
-  return {number, call.sequence, start_ns, group};
 }
 
 void Recorder::settle(const Ticket& ticket, State state, TimePoint now) noexcept {

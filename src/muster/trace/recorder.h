@@ -5,11 +5,13 @@
 /// store/. Test it alone: `ctest -R '^trace'`.
 ///
 /// The ring is a file mapped shared: the kernel keeps it whatever ends the process. Recording a call takes no lock, no allocation and no
-/// system call; slots are claimed with one compare-and-swap, and where two threads meet in one slot (the ring is too small for what is
-/// under way) the later call is not recorded and counted as dropped.
+/// system call; slots are claimed with one compare-and-swap (while one thread alone makes calls, with plain stores: `base/bias.h`), and where
+/// two threads meet in one slot (the ring is too small for what is under way) the later call is not recorded and counted as dropped.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -18,6 +20,7 @@
 #include <string_view>
 #include <vector>
 
+#include "muster/base/bias.h"
 #include "muster/base/clock.h"
 #include "muster/base/dtype.h"
 #include "muster/base/fork_guard.h"
@@ -36,9 +39,22 @@ struct RecorderOptions {
 
 inline constexpr std::uint8_t kNoDType = 255;
 
+/// The name of a function as entries hold it: its first 23 characters, in words. Of a literal it is made by the compiler.
+struct Name {
+  std::array<std::uint64_t, sizeof(Body::name) / 8> words{};
+
+  constexpr Name() = default;
+  constexpr Name(std::string_view text) {
+    static_assert(std::endian::native == std::endian::little);
+    for (std::size_t i = 0; i < std::min(text.size(), sizeof(Body::name) - 1); ++i)
+      words[i / 8] |= std::uint64_t{static_cast<unsigned char>(text[i])} << i % 8 * 8;
+  }
+  constexpr Name(const char* text) : Name(std::string_view(text)) {}
+};
+
 /// A call, as it is made.
 struct Call {
-  std::string_view name;       ///< of the function; the first 23 characters are kept
+  Name name;                   ///< of the function
   std::uint64_t sequence = 0;  ///< 0: point-to-point
   std::uint64_t bytes = 0;
   std::uint8_t dtype = kNoDType;
@@ -86,6 +102,8 @@ class Recorder {
  private:
   Recorder(const RecorderOptions& options, std::uint32_t entries);
   Status open();
+  Entry* claim(std::uint64_t& number) noexcept;
+  static void write(Entry& entry, std::uint16_t group, const Call& call, std::int64_t start_ns) noexcept;
   void write_header(const RecorderOptions& options, std::uint32_t entries);
   void settle(const Ticket& ticket, State state, TimePoint now) noexcept;
 
@@ -94,6 +112,7 @@ class Recorder {
   std::string directory_, path_;
   GuardedDescriptor file_;
   ProcessMark mark_;
+  Bias bias_;  // of the threads that call
   std::byte* memory_ = nullptr;
   std::size_t bytes_ = 0;
   FileHeader* header_ = nullptr;

@@ -1,53 +1,51 @@
 #include "muster/group/backends/spare_args.h"
 
-#include <utility>
-
 namespace muster::group {
 namespace {
 
-// Args may outlive them: those of a global object, at the end of the process. Nor are they to be had while they are lent.
-constinit thread_local bool spare_lists_taken = false;
-struct SpareLists : collective::Args {
-  ~SpareLists() { spare_lists_taken = true; }
+// Args may outlive the thread's own: those of a global object, at the end of the process.
+constinit thread_local bool spare_args_over = false;
+struct OwnArgs : collective::Args {
+  ~OwnArgs() {
+    spare_args = nullptr;
+    spare_args_over = true;
+  }
+  bool made = false;
 };
-thread_local SpareLists spare_lists;
+thread_local OwnArgs own_args;
+
+/// Null where they are lent.
+collective::Args* find_spare_args() {
+  if (spare_args != nullptr || spare_args_over) return spare_args;
+  if (own_args.made) return nullptr;
+  own_args.made = true;
+  return spare_args = &own_args;
+}
 
 }  // namespace
 
-LentArgs::LentArgs() {
-  if (spare_lists_taken) {
-    own_ = std::make_unique<collective::Args>();
-    args_ = own_.get();
-    return;
-  }
-  spare_lists_taken = true;
-  args_ = &spare_lists;
-  args_->dtype = DType::uint8;
-  args_->reduce = collective::Reduce::sum;
-  args_->factor = 1.0;
-  args_->root = -1;
-  args_->tag = 0;
-}
-
-LentArgs::~LentArgs() {
-  if (own_) return;
-  args_->inputs.clear();
-  args_->outputs.clear();
-  spare_lists_taken = false;
+void LentArgs::make() {
+  args_ = find_spare_args();
+  spare_args = nullptr;
+  if (args_ != nullptr) return;
+  own_ = std::make_unique<collective::Args>();
+  args_ = own_.get();
 }
 
 SpareArgs::SpareArgs() {
-  if (spare_lists_taken) return;
-  std::swap(args_.inputs, spare_lists.inputs);
-  std::swap(args_.outputs, spare_lists.outputs);
+  collective::Args* const spare = find_spare_args();
+  if (spare == nullptr) return;
+  std::swap(args_.inputs, spare->inputs);
+  std::swap(args_.outputs, spare->outputs);
 }
 
 SpareArgs::~SpareArgs() {
-  if (spare_lists_taken) return;
+  collective::Args* const spare = find_spare_args();
+  if (spare == nullptr) return;
   args_.inputs.clear();
   args_.outputs.clear();
-  if (args_.inputs.capacity() > spare_lists.inputs.capacity()) std::swap(args_.inputs, spare_lists.inputs);
-  if (args_.outputs.capacity() > spare_lists.outputs.capacity()) std::swap(args_.outputs, spare_lists.outputs);
+  if (args_.inputs.capacity() > spare->inputs.capacity()) std::swap(args_.inputs, spare->inputs);
+  if (args_.outputs.capacity() > spare->outputs.capacity()) std::swap(args_.outputs, spare->outputs);
 }
 
 }  // namespace muster::group
