@@ -16,6 +16,7 @@ namespace {
 // How often the lines are looked at with a pause between (some 40 ns each), where every rank of the host has a core. Where not, the core is
 // given away between; how long it stays away is for others to say, so the clock is asked.
 constexpr int kPauses = 500;
+constexpr int kPausesForRoom = 8;
 constexpr Duration kYielding = std::chrono::microseconds(100);
 
 void pause_once() {
@@ -49,15 +50,30 @@ void reach_for(const std::byte* memory, std::size_t bytes) {
 /// that others have read has to be taken back from their caches first, which is as long a way as that of the data itself.
 void RegionMember::fetch_ahead(const Flow& flow) const {
   const Line& mine = my_line();
-  const std::size_t staged = mine.place == Place::slot ? layout_.table_bytes + std::min<std::size_t>(mine.bytes, kFetchedBytes) : 0;
+  const bool row = mine.place == Place::slot_row;
+  const std::size_t staged = row                        ? std::min<std::size_t>(mine.bytes, kFetchedBytes)
+                             : mine.place == Place::slot ? layout_.table_bytes + std::min<std::size_t>(mine.bytes, kFetchedBytes)
+                                                         : 0;
   for (int source = flow.first; staged > 0 && source < flow.last; ++source) {
     if (source == rank_) continue;
     reach_for(reinterpret_cast<const std::byte*>(&line(source, sequence_)), kCacheLine);
-    reach_for(slot(source), staged);
+    const std::size_t part = row ? mine.bytes / (size() - 1) : 0;  // all give as much, mostly
+    reach_for(slot(source) + part * place_in_row(source, rank_), row ? part : staged);
   }
-  const std::size_t in_line = offsetof(Line, payload) + (mine.place == Place::line ? mine.bytes : 0);
-  claim(reinterpret_cast<const std::byte*>(&line(rank_, sequence_ + 1)), in_line);
+  const bool in_line = mine.place == Place::line || mine.place == Place::line_row;
+  claim(reinterpret_cast<const std::byte*>(&line(rank_, sequence_ + 1)), offsetof(Line, payload) + (in_line ? mine.bytes : 0));
   claim(base_ + layout_.slot(rank_, sequence_ + 1), staged);
+}
+
+/// Who takes, and gives nothing, and finds the givers ahead, sends for what they have given in the next call.
+void RegionMember::reach_further(const Flow& flow) const {
+  for (int source = flow.first; source < flow.last; ++source) {
+    if (source == rank_) continue;
+    reach_for(reinterpret_cast<const std::byte*>(&line(source, sequence_ + 1)), sizeof(Line));
+    const Line& theirs = line(source, sequence_);
+    if (is_staged(theirs.place))
+      reach_for(base_ + layout_.slot(source, sequence_ + 1), layout_.table_bytes + std::min<std::size_t>(theirs.bytes, kFetchedBytes));
+  }
 }
 
 /// Whether all that this member gives fits beside its line.
@@ -67,26 +83,54 @@ bool RegionMember::is_small(const Args& args) const {
   return bytes <= kSlotBytes && (!info(args.op).reduces || info(args.op).lists_input || one_shot(args.op, bytes));
 }
 
-/// Looks at the lines of all that `flow` takes from, for a moment. `at_once`: whether they were all there already.
-bool RegionMember::see_sources(const Flow& flow, bool& at_once) {
-  int source = flow.first;
-  std::optional<TimePoint> end;
-  for (int looks = 0;; ++looks) {
-    while (source < flow.last && (source == rank_ || see(source, sequence_))) ++source;
-    if (source >= flow.last) {
-      at_once = looks == 0;
-      return !disagreed_;  // in an earlier call, where this one reads from nobody
-    }
-    if (failed() || !patient_) return false;
-    if (spins_) {
-      if (looks == kPauses) return false;
-      looks == 0 && transport::take_woken() ? std::this_thread::yield() : pause_once();
-      continue;
+/// A moment that a small call waits on its caller's core.
+class RegionMember::Moment {
+ public:
+  explicit Moment(const RegionMember& member) : my_(member) {}
+  /// Between two looks. False: it is over.
+  bool pass(int pauses = 1) {
+    if (my_.failed() || !my_.patient_) return false;
+    if (my_.spins_) {
+      if (paused_ >= kPauses) return false;
+      if (paused_ == 0 && transport::take_woken()) {
+        std::this_thread::yield();
+        pauses = 1;
+      } else {
+        for (int i = 0; i < pauses; ++i) pause_once();
+      }
+      paused_ += pauses;
+      return true;
     }
     const TimePoint now = steady_clock().now();
-    if (!end) end = now + transport::until_all_came_round(kYielding, per_core_);
-    if (now >= *end) return false;
+    if (!end_) end_ = now + transport::until_all_came_round(kYielding, my_.per_core_);
+    if (now >= *end_) return false;
     std::this_thread::yield();
+    return true;
+  }
+
+ private:
+  const RegionMember& my_;
+  int paused_ = 0;
+  std::optional<TimePoint> end_;
+};
+
+/// Who is ahead of the others by the whole ring lets them get on between its looks: each look at their lines keeps them.
+bool RegionMember::await_room() {
+  if (room_for_line()) return true;
+  for (Moment moment(*this); moment.pass(kPausesForRoom);) {
+    if (room_for_line()) return true;
+  }
+  return false;
+}
+
+/// Looks at the lines of all that `flow` takes from, for a moment. `at_once`: whether they were all there already.
+bool RegionMember::see_sources(const Flow& flow, bool& at_once) {
+  Moment moment(*this);
+  int source = flow.first;
+  for (at_once = true;; at_once = false) {
+    while (source < flow.last && (source == rank_ || see(source, sequence_))) ++source;
+    if (source >= flow.last) return !disagreed_;  // in an earlier call, where this one reads from nobody
+    if (!moment.pass()) return false;
   }
 }
 
@@ -100,6 +144,10 @@ bool RegionMember::find_at_once(const Args& args, const Flow& flow, int source) 
   from.bytes = theirs.bytes;
   if (from.place == Place::line) {
     from.data = theirs.payload;
+  } else if (from.place == Place::line_row || from.place == Place::slot_row) {
+    from.bytes = taken(args, source).size();
+    if (from.bytes * (size() - 1) != theirs.bytes) return false;
+    from.data = (from.place == Place::line_row ? theirs.payload : slot(source)) + place_in_row(source, rank_) * from.bytes;
   } else if (from.place == Place::slot) {
     const std::byte* const beside = slot(source);
     from.data = beside + layout_.table_bytes;
@@ -117,7 +165,7 @@ bool RegionMember::express(const Args& args, const transport::Fingerprint& call,
   const Sketch& sketch = recall_(outline_of(args), [&] { return is_small(args) ? Sketch{flow_of(args), true} : Sketch{}; });
   if (!sketch.small) return false;
   sequence_ = call.sequence;
-  if (!room_for_line()) {
+  if (!await_room()) {
     --sequence_;
     return false;
   }
@@ -131,6 +179,7 @@ bool RegionMember::express(const Args& args, const transport::Fingerprint& call,
   if (spins_) fetch_ahead(flow);
   meanwhile.begun();
   if (!see_sources(flow, meanwhile.at_once)) return false;
+  if (meanwhile.at_once && !flow.gives) reach_further(flow);
   for (int source = flow.first; source < flow.last; ++source) {
     if ((source != rank_ || flow.scaled) && !find_at_once(args, flow, source)) return false;
   }
@@ -155,7 +204,7 @@ void RegionMember::take_at_once(const Args& args, const Flow& flow) {
   for (int source = flow.first; source < flow.last; ++source) {
     const Source& from = sources_[static_cast<std::size_t>(source)];
     if (source == rank_ || from.bytes == 0) continue;
-    if (flow.hands_back && from.place == Place::slot) {
+    if (flow.hands_back && is_staged(from.place)) {
       copy_and_hand_back(taken(args, source).data(), from.data, from.bytes);
     } else {
       std::memcpy(taken(args, source).data(), from.data, from.bytes);

@@ -197,6 +197,7 @@ class RegionMember final : public RegionGroup {
   void put(const Args& args, const Flow& flow, std::byte* to, ConstBytes from) const;
   void place_input(const Args& args, Flow& flow);
   void place_slices(const Args& args, Flow& flow);
+  void place_row(const Args& args, const Flow& flow);
   static std::size_t chunk_from(const Source& from, const Flow& flow);
   static std::size_t part(const Source& from, const Flow& flow, std::size_t step);
   Status take(const Args& args, const Flow& flow, int source, std::size_t step, std::size_t bytes);
@@ -211,7 +212,10 @@ class RegionMember final : public RegionGroup {
 
   // region_express.cc: small calls without a task.
   void fetch_ahead(const Flow& flow) const;
+  void reach_further(const Flow& flow) const;
   bool is_small(const Args& args) const;
+  class Moment;
+  bool await_room();
   bool see_sources(const Flow& flow, bool& at_once);
   bool find_at_once(const Args& args, const Flow& flow, int source);
   void take_at_once(const Args& args, const Flow& flow);

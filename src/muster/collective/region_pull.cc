@@ -163,6 +163,7 @@ void RegionMember::place_input(const Args& args, Flow& flow) {
 /// windows.
 void RegionMember::place_slices(const Args& args, Flow& flow) {
   Line& mine = my_line();
+  if (!flow.scaled && args.each <= kSlotBytes / (size() - 1)) return place_row(args, flow);
   std::size_t largest = 0;
   mine.bytes = 0;
   mine.first_window = static_cast<std::uint8_t>(next_window_ % kWindows);
@@ -196,6 +197,20 @@ void RegionMember::place_slices(const Args& args, Flow& flow) {
     } else {
       flow.steps = std::max(flow.steps, chunks(input.size(), flow.chunk));
     }
+  }
+}
+
+/// Where all slices are equally long no table need tell where each stands.
+void RegionMember::place_row(const Args& args, const Flow& flow) {
+  Line& mine = my_line();
+  const std::size_t each = args.each;
+  mine.bytes = each * (size() - 1);
+  mine.place = mine.bytes == 0 ? Place::nothing : mine.bytes <= kInlineBytes ? Place::line_row : Place::slot_row;
+  std::byte* to = mine.place == Place::line_row ? mine.payload : slot(rank_);
+  for (int reader = 0; reader < group_size(); ++reader) {
+    if (reader == rank_) continue;
+    put(args, flow, to, given(args, flow, reader));
+    to += each;
   }
 }
 
@@ -241,7 +256,10 @@ Status RegionMember::resolve(const Args& args, const Flow& flow, int member) {
   source = {theirs.place, nullptr, theirs.bytes, 0, theirs.first_window};
   std::uint64_t where = theirs.input;
   std::uint64_t in_slot = layout_.table_bytes;
-  if (flow.lists && theirs.place != Place::nothing) {
+  if (theirs.place == Place::line_row || theirs.place == Place::slot_row) {
+    source.bytes /= size() - 1;
+    in_slot = source.bytes * place_in_row(member, rank_);
+  } else if (flow.lists && theirs.place != Place::nothing) {
     const Slice slice = reinterpret_cast<const Slice*>(slot(member))[rank_];
     source.place = slice.place;
     source.bytes = slice.bytes;
@@ -260,7 +278,9 @@ Status RegionMember::resolve(const Args& args, const Flow& flow, int member) {
     case Place::nothing:
     case Place::window: break;
     case Place::line: source.data = theirs.payload; break;
-    case Place::slot: source.data = slot(member) + in_slot; break;
+    case Place::slot:
+    case Place::slot_row: source.data = slot(member) + in_slot; break;
+    case Place::line_row: source.data = theirs.payload + in_slot; break;
     case Place::arena:
       read_in_place_ = true;
       source.data = arena_of(member, where, source.bytes);

@@ -48,6 +48,8 @@ enum class Place : std::uint8_t {
   nothing,  ///< no bytes
   line,     ///< in the control line
   slot,     ///< in the slot beside it
+  line_row,  ///< slices for all other members, equally long, one after another in the line
+  slot_row,  ///< the same in the slot, without a table
   window,   ///< passes through the windows, one after another
   arena,    ///< where it is: at an offset of the member's arena
   memory,   ///< where it is: at an address of the member's process, which its reader copies from
@@ -57,7 +59,10 @@ enum class Place : std::uint8_t {
 constexpr bool in_place(Place place) { return place == Place::arena || place == Place::memory; }
 
 /// Whether it stands in a slot or passes through windows: in lines that are the writer's again once all have read them.
-constexpr bool is_staged(Place place) { return place == Place::slot || place == Place::window; }
+constexpr bool is_staged(Place place) { return place == Place::slot || place == Place::slot_row || place == Place::window; }
+
+/// Which slice of a member's row is for `reader`.
+constexpr std::size_t place_in_row(int member, int reader) { return static_cast<std::size_t>(reader < member ? reader : reader - 1); }
 
 /// One call of one member. Written before `sequence` is stored; overwritten only once every member has `seen` it.
 struct alignas(2 * kCacheLine) Line {
@@ -68,7 +73,7 @@ struct alignas(2 * kCacheLine) Line {
   std::uint64_t count;
   std::uint64_t digest;
   std::uint64_t bytes;  ///< of the input; of all slices together where there is one for each member
-  Place place;          ///< of the input; with slices: `slot`, else `window`, whatever the table says of each
+  Place place;          ///< of the input; with slices: a row, `slot`, else `window`, whatever the table says of each
   Place output_place;   ///< `arena` where peers may store results straight into the output
   std::uint8_t first_window;
   std::uint8_t first_result;
