@@ -18,14 +18,15 @@ class QueueState {
   /// only tried.
   bool try_lock() {
     bias_.stand_back();
+    if (biased_.load(std::memory_order_relaxed)) return false;  // this thread is inside
     return (word_.load() & kDriven) == 0 && (word_.fetch_or(kDriven) & kDriven) == 0;
   }
   void lock() {
     while (!try_lock()) std::this_thread::yield();
   }
   void unlock() {
-    if (biased_) {
-      biased_ = false;
+    if (biased_.load(std::memory_order_relaxed)) {
+      biased_.store(false, std::memory_order_relaxed);
       bias_.leave();
     } else {
       word_.fetch_and(~kDriven);
@@ -35,10 +36,11 @@ class QueueState {
   /// Where nobody drives and nothing is queued: takes the lock, and returns the number of the call that goes first. Else 0.
   std::uint64_t try_lock_as_next() {
     if (bias_.enter()) {
+      if (biased_.load(std::memory_order_relaxed)) return 0;  // from inside
       const std::uint64_t seen = word_.load(std::memory_order_relaxed);
       if (seen <= kNumbers) [[likely]] {
         word_.store(seen + 1, std::memory_order_relaxed);
-        biased_ = true;
+        biased_.store(true, std::memory_order_relaxed);
         return seen + 1;
       }
       bias_.leave();
@@ -72,7 +74,7 @@ class QueueState {
 
   std::atomic<std::uint64_t> word_{0};
   Bias bias_;
-  bool biased_ = false;  // the lock is held by being inside; its holder's
+  std::atomic<bool> biased_{false};  // the lock is held by being inside
 };
 
 }  // namespace muster::collective

@@ -95,12 +95,15 @@ bool gather_plainly(ProcessGroup& group, const Announced& own, std::vector<Annou
   args->dtype = DType::int64;
   args->inputs.push_back(std::as_bytes(std::span(&own, 1)));
   for (auto& one : all) args->outputs.push_back(std::as_writable_bytes(std::span(&one, 1)));
+  static constexpr trace::Name kRecorded = kExchange;
+  const std::optional<Duration> limit = timeout;
   const PlainCall call{.name = kExchange,
-                       .valid = true,
-                       .timeout = timeout,
+                       .recorded = &kRecorded,
+                       .timeout = &limit,
                        .bytes = all.size() * sizeof(Announced),
-                       .dtype = DType::int64,
-                       .shape = {&kAnnouncedWords, 1}};
+                       .shape = {&kAnnouncedWords, 1},
+                       .dtype = static_cast<std::uint8_t>(DType::int64),
+                       .valid = true};
   auto* const engine = give_up ? native_engine(group) : nullptr;
   if (engine == nullptr) return group.run_plain(*args, call);
   bool done = false;

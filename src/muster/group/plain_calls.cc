@@ -42,8 +42,8 @@ class Call {
     ok = !async_op && group_ != nullptr && group_->takes_plain();
     if (!ok) return;
     call_.name = name.text;
-    call_.recorded = name.recorded;
-    call_.timeout = timeout;
+    call_.recorded = &name.recorded;
+    call_.timeout = &timeout;
     args_->op = op;
   }
 
@@ -68,6 +68,7 @@ class Call {
     ok = ok && args_->root != group_->rank() && tag >= 0;
     args_->tag = static_cast<std::uint64_t>(tag);
     call_.tag = tag;
+    call_.message = true;
   }
   /// Its rank of the default group.
   int other_end() const { return group_->ranks()[static_cast<std::size_t>(args_->root)]; }
@@ -76,19 +77,21 @@ class Call {
   void take(const at::Tensor& tensor) {
     ok = ok && is_plain(tensor);
     if (!ok) return;
-    if (!like_.has_value()) {
+    if (like_ == at::ScalarType::Undefined) {
       like_ = tensor.scalar_type();
-      args_->dtype = to_dtype(*like_);
+      args_->dtype = to_dtype(like_);
+      call_.dtype = static_cast<std::uint8_t>(args_->dtype);
       call_.shape = {tensor.sizes().data(), tensor.sizes().size()};
     } else {
-      ok = tensor.scalar_type() == *like_;
+      ok = tensor.scalar_type() == like_;
     }
   }
   void reduces(const ReduceOp& op) {
     if (!ok) return;
     args_->reduce = op.engine();
     args_->factor = op.factor();
-    ok = is_reducible(args_->dtype) && collective::reduce_supports(args_->reduce, args_->dtype, nullptr);
+    const bool sums = args_->reduce == collective::Reduce::sum || args_->reduce == collective::Reduce::avg;  // of whatever can be reduced
+    ok = is_reducible(args_->dtype) && (sums || collective::reduce_supports(args_->reduce, args_->dtype, nullptr));
   }
 
   void give(ConstBytes bytes) { args_->inputs.push_back(bytes); }
@@ -122,7 +125,6 @@ class Call {
     for (const auto& slice : outputs) out += slice.size(), unlike |= slice.size() ^ first;
     args_->each = unlike == 0 ? first : collective::Args::kUnsaid;
     call_.bytes = std::max(in, out);
-    if (like_) call_.dtype = args_->dtype;
     call_.valid = slices == Slices::right || few_and_apart();
     return group_->run_plain(*args_, call_);
   }
@@ -156,7 +158,7 @@ class Call {
   ProcessGroup* const group_;
   LentArgs args_;
   PlainCall call_;
-  std::optional<at::ScalarType> like_;
+  at::ScalarType like_ = at::ScalarType::Undefined;
 };
 
 bool equal_sizes(const TensorList& tensors, std::int64_t elements) {

@@ -84,34 +84,52 @@ WorkRef ProcessGroup::submit(Request request) {
 
 bool ProcessGroup::takes_plain() const { return plain_ != nullptr && get_debug_level() != DebugLevel::DETAIL; }
 
+inline ProcessGroup::Armed ProcessGroup::arm(std::string_view name, bool collective, const std::optional<Duration>* given) {
+  Armed armed;
+  if (collective) armed.sequence = next_number();
+  armed.begun = quick_now();
+  const Duration timeout = given != nullptr && *given ? **given : this->timeout();
+  const bool unlimited = timeout < Duration::zero() || timeout >= TimePoint::max() - armed.begun;
+  armed.deadline = unlimited ? TimePoint::max() : armed.begun + timeout;
+  if (logs(LogLevel::trace)) [[unlikely]]
+    log(LogLevel::trace, "group " + parts_.name + ": " + std::string(name) + (collective ? " #" + std::to_string(armed.sequence) : ""));
+  return armed;
+}
+
 /// Numbers, logs, arms and records a plain call.
 class ProcessGroup::PlainEntry final : public collective::Meanwhile {
  public:
-  PlainEntry(ProcessGroup& group, const PlainCall& call) : group_(group), call_(call) {}
+  PlainEntry(ProcessGroup& group, const PlainCall& call) : group_(group), recorder_(group.parts_.recorder.get()), call_(call) {}
 
   TimePoint begun() noexcept override {
     entered_ = true;
-    const Armed armed = group_.arm(call_.name, !call_.tag, call_.timeout);
+    const Armed armed = group_.arm(call_.name, !call_.message, call_.timeout);
     since_ = armed.begun;
-    if (group_.parts_.recorder) {
-      trace::Call recorded{.name = call_.recorded, .sequence = armed.sequence, .bytes = call_.bytes, .shape = call_.shape, .peer = call_.peer};
-      if (call_.dtype) recorded.dtype = static_cast<std::uint8_t>(*call_.dtype);
-      recorded.tag = call_.tag.value_or(0);
-      ticket_ = group_.parts_.recorder->begin(group_.parts_.recorded_as, recorded, armed.begun);
+    if (recorder_ != nullptr) {
+      ticket_ = recorder_->begin(group_.parts_.recorded_as,
+                                 {.name = *call_.recorded,
+                                  .sequence = armed.sequence,
+                                  .bytes = call_.bytes,
+                                  .dtype = call_.dtype,
+                                  .shape = call_.shape,
+                                  .peer = call_.peer,
+                                  .tag = call_.tag},
+                                 armed.begun);
     }
     return armed.deadline;
   }
   TimePoint since() const noexcept override { return since_; }
   void ended() {
-    if (group_.parts_.recorder) group_.parts_.recorder->end(ticket_, at_once ? since_ : quick_now());
+    if (recorder_ != nullptr) recorder_->end(ticket_, at_once ? since_ : quick_now());
   }
   void failed(std::string_view why) {
     if (!entered_) begun();  // refused before it began; it counts all the same
-    if (group_.parts_.recorder) group_.parts_.recorder->fail(ticket_, why, steady_clock().now());
+    if (recorder_ != nullptr) recorder_->fail(ticket_, why, steady_clock().now());
   }
 
  private:
   ProcessGroup& group_;
+  trace::Recorder* const recorder_;
   const PlainCall& call_;
   trace::Ticket ticket_;
   TimePoint since_;
@@ -209,20 +227,8 @@ void ProcessGroup::refuse(Op op, std::string_view name, const std::exception& wh
   throw DistError(text, code, error != nullptr ? error->ranks() : std::vector<int>{});
 }
 
-ProcessGroup::Armed ProcessGroup::arm(std::string_view name, bool collective, const std::optional<Duration>& given) {
-  Armed armed;
-  if (collective) armed.sequence = next_number();
-  armed.begun = quick_now();
-  const Duration timeout = given.value_or(this->timeout());
-  const bool unlimited = timeout < Duration::zero() || timeout >= TimePoint::max() - armed.begun;
-  armed.deadline = unlimited ? TimePoint::max() : armed.begun + timeout;
-  if (logs(LogLevel::trace)) [[unlikely]]
-    log(LogLevel::trace, "group " + parts_.name + ": " + std::string(name) + (collective ? " #" + std::to_string(armed.sequence) : ""));
-  return armed;
-}
-
 void ProcessGroup::arm(Request& request) {
-  const Armed armed = arm(request.name, !collective::is_message(request.op), request.timeout);
+  const Armed armed = arm(request.name, !collective::is_message(request.op), &request.timeout);
   request.sequence = armed.sequence;
   request.begun = armed.begun;
   request.deadline = armed.deadline;

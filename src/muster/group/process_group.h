@@ -51,15 +51,16 @@ class PreparedRequest;
 
 /// A synchronous collective or message as `plain_calls.h` has laid it out, with what is recorded of it.
 struct PlainCall {
-  std::string_view name = {};  ///< a literal
-  trace::Name recorded = {};   ///< the same
-  bool valid = false;          ///< see ProcessGroupBackend::run_plain
-  std::optional<Duration> timeout = {};
+  std::string_view name = {};                 ///< a literal
+  const trace::Name* recorded = nullptr;      ///< the same
+  const std::optional<Duration>* timeout = nullptr;  ///< null: as one that is not said
   std::uint64_t bytes = 0;
-  std::optional<DType> dtype = {};
   std::span<const std::int64_t> shape = {};
-  int peer = -1;                         ///< what traces call the root, or the other end
-  std::optional<std::int64_t> tag = {};  ///< of a message
+  std::int64_t tag = 0;                      ///< of a message
+  int peer = -1;                             ///< what traces call the root, or the other end
+  std::uint8_t dtype = trace::kNoDType;
+  bool valid = false;    ///< see ProcessGroupBackend::run_plain
+  bool message = false;  ///< from one member to another
 };
 
 /// Thread-safe. A process that is no member holds a group too: its rank and size are -1 and calls on it do nothing.
@@ -132,7 +133,7 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
     std::uint64_t sequence = 0;
     TimePoint begun, deadline;
   };
-  Armed arm(std::string_view name, bool collective, const std::optional<Duration>& timeout);
+  Armed arm(std::string_view name, bool collective, const std::optional<Duration>* timeout);
   std::uint64_t next_number();
   void arm(Request& request);
   template <class Start>
