@@ -171,7 +171,7 @@ bool RegionMember::express(const Args& args, const transport::Fingerprint& call,
   }
   outputs_shared_ = false;
   read_in_place_ = false;
-  calls_[sequence_ % kSlots] = call;
+  calls_[sequence_ % kMostSlots] = call;
   Flow flow = sketch.flow;
   place(args, flow);
   publish(call);

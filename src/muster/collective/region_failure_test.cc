@@ -434,10 +434,10 @@ TEST(RegionFailure, AGiverRunsAheadByTheRingOfLines) {
   RegionJob job(3);
   CallShape shape = shape_of(Op::broadcast, 100, 0);
   std::vector<std::unique_ptr<TestCall>> calls;
-  for (std::uint64_t sequence = 1; sequence <= kSlots + 1; ++sequence) {
+  for (std::uint64_t sequence = 1; sequence <= kMostSlots + 1; ++sequence) {
     calls.push_back(std::make_unique<TestCall>(shape, 3, sequence, random));
     Task<Status> task = job.run(0, calls.back()->args(0), calls.back()->fingerprint(0));
-    if (sequence <= kSlots) {
+    if (sequence <= kMostSlots) {
       ASSERT_TRUE(task.step());
       ASSERT_TRUE(calls.back()->check(0));
       continue;

@@ -142,7 +142,7 @@ Task<Status> RegionMember::run_call(const Args& args, const transport::Fingerpri
     wait_ = {Wait::For::room, Counter::filled, -1, 0};
     co_await until([&] { return failed() || room_for_line(); });
     if (failed()) co_return channel_.failure();
-    calls_[sequence_ % kSlots] = call;
+    calls_[sequence_ % kMostSlots] = call;
 
     if ((call.flags & kRefused) != 0) {  // only the line: who reads it sees why nothing follows
       my_line().place = Place::nothing;
@@ -166,23 +166,23 @@ Task<Status> RegionMember::run_call(const Args& args, const transport::Fingerpri
   co_return channel_.failure();
 }
 
-// Whether my line of kSlots calls ago may be overwritten: every member has done with it, and I with theirs of that call.
+// Whether my line of as many calls ago as there are lines may be overwritten: every member has done with it, and I with theirs of that call.
 bool RegionMember::room_for_line() {
-  if (sequence_ <= known_by_all_ + kSlots) return true;
+  if (sequence_ <= known_by_all_ + layout_.slots) return true;
   see_all(sequence_ - 1);
   std::uint64_t by_all = sequence_;
   for (int member = 0; member < group_size(); ++member) {
     if (member == rank_) continue;
     const auto index = static_cast<std::size_t>(member);
     std::uint64_t& known = known_seen_[index];
-    if (known + kSlots < sequence_) known = std::max(known, progress(member).seen.load(std::memory_order_acquire));
+    if (known + layout_.slots < sequence_) known = std::max(known, progress(member).seen.load(std::memory_order_acquire));
     // Who has published a line for this very call has found this room before.
-    if (known + kSlots < sequence_ && line(member, sequence_).sequence.load(std::memory_order_acquire) == sequence_)
-      known = sequence_ - kSlots;
+    if (known + layout_.slots < sequence_ && line(member, sequence_).sequence.load(std::memory_order_acquire) == sequence_)
+      known = sequence_ - layout_.slots;
     by_all = std::min({by_all, known, next_[index] - 1});
   }
   known_by_all_ = std::max(known_by_all_, by_all);
-  if (sequence_ <= known_by_all_ + kSlots) return true;
+  if (sequence_ <= known_by_all_ + layout_.slots) return true;
   // The others may be waiting for me in the same way.
   std::uint64_t mine = sequence_ - 1;
   for (int member = 0; member < group_size(); ++member) {
@@ -238,7 +238,7 @@ bool RegionMember::compare(int member, const Line& line) {
   transport::Fingerprint& theirs = heard_[static_cast<std::size_t>(member)];
   theirs.sequence = sequence;
   std::memcpy(bytes_at(theirs, kKind), bytes_at(line, kLineKind), kKindBytes);
-  const transport::Fingerprint& mine = calls_[sequence % kSlots];
+  const transport::Fingerprint& mine = calls_[sequence % kMostSlots];
   if (std::memcmp(bytes_at(line, kLineKind), bytes_at(mine, kKind), kKindBytes) == 0 || fingerprint_rules().agree(theirs, mine))
     return true;
   disagreed_ = true;
@@ -421,7 +421,7 @@ std::vector<int> RegionMember::awaited() const {
     const auto index = static_cast<std::size_t>(member);
     const bool begun = line(member, sequence_).sequence.load(std::memory_order_acquire) == sequence_;
     bool behind = !begun;
-    if (wait_.what == Wait::For::room) behind = std::min(known_seen_[index], next_[index] - 1) + kSlots < sequence_;
+    if (wait_.what == Wait::For::room) behind = std::min(known_seen_[index], next_[index] - 1) + layout_.slots < sequence_;
     if (wait_.what == Wait::For::counter) behind = !reached(counter(member, wait_.counter), wait_.until);
     if (!behind) continue;
     waited.push_back(channel_.members()[index]);

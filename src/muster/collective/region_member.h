@@ -251,7 +251,7 @@ class RegionMember final : public RegionGroup {
   std::vector<std::uint64_t> known_seen_;               // what each member is known to have seen
   std::vector<transport::Fingerprint> heard_;           // the latest call seen of each member
   std::uint64_t known_by_all_ = 0;                      // all members have seen these, and I have seen theirs
-  std::array<transport::Fingerprint, kSlots> calls_{};  // mine, for late comparison
+  std::array<transport::Fingerprint, kMostSlots> calls_{};  // mine, for late comparison
   std::size_t next_window_ = 0;                         // cursors through my windows and results
   std::size_t next_result_ = 0;
   std::array<Use, kWindows> window_uses_{};

@@ -1,8 +1,8 @@
 /// What a group's segment of the host region looks like. Arithmetic and plain structs; `docs/shared-memory.md` tells the protocol.
 ///
-///   lines      for every member a ring of kSlots control lines, one for each call under way
+///   lines      for every member a ring of control lines, one for each call under way
 ///   progress   for every member one line of counters
-///   staging    for every member: kSlots small slots, kWindows windows (inputs on their way out), kWindows results (reduced slices)
+///   staging    for every member: a small slot for each line, kWindows windows (inputs on their way out), kWindows results (reduced slices)
 ///
 /// Everything has a single writer, its member, and nothing is ever reset. (The only reader of staged memory hands its lines back, which
 /// leaves what stands there: `base/hand_back.h`.)
@@ -17,8 +17,9 @@
 
 namespace muster::collective::region {
 
-/// Calls that a member may be ahead of the slowest one.
-inline constexpr std::uint64_t kSlots = 32;
+/// Calls that a member may be ahead of the slowest one: many, since where ranks share a core each wait for the others' turn costs as much as
+/// several calls. Fewer in groups of which each member would otherwise take much memory.
+inline constexpr std::uint64_t kMostSlots = 128, kFewSlots = 32;
 /// Payload inside the line.
 inline constexpr std::size_t kInlineBytes = 48;
 /// Payload staged beside the line, as long-lived as it.
@@ -118,27 +119,29 @@ constexpr std::size_t align_up(std::size_t value, std::size_t to) { return (valu
 struct Layout {
   explicit constexpr Layout(int size)
       : members(static_cast<std::size_t>(size)),
+        slots(members <= 16 ? kMostSlots : kFewSlots),
         table_bytes(align_up(members * sizeof(Slice), kCacheLine)),
         slot_bytes(align_up(kSlotBytes + table_bytes, kCacheLine)),
         window_bytes(members <= 16 ? 512 * 1024 : 256 * 1024),
         column_bytes(window_bytes / members / kCacheLine * kCacheLine),
         result_bytes(align_up((window_bytes + members - 1) / members, kCacheLine)),
-        lines_stride(kSlots * sizeof(Line) + sizeof(Progress)),
+        lines_stride(slots * sizeof(Line) + sizeof(Progress)),
         staging(align_up(members * lines_stride, kPage)),
-        staging_stride(align_up(kSlots * slot_bytes + kWindows * (window_bytes + result_bytes), kPage)),
+        staging_stride(align_up(slots * slot_bytes + kWindows * (window_bytes + result_bytes), kPage)),
         total(staging + members * staging_stride + sizeof(Line)) {}
 
-  std::size_t line(int member, std::uint64_t sequence) const { return index(member) * lines_stride + sequence % kSlots * sizeof(Line); }
-  std::size_t progress(int member) const { return index(member) * lines_stride + kSlots * sizeof(Line); }
-  std::size_t slot(int member, std::uint64_t sequence) const { return stage(member) + sequence % kSlots * slot_bytes; }
+  std::size_t line(int member, std::uint64_t sequence) const { return index(member) * lines_stride + (sequence & (slots - 1)) * sizeof(Line); }
+  std::size_t progress(int member) const { return index(member) * lines_stride + slots * sizeof(Line); }
+  std::size_t slot(int member, std::uint64_t sequence) const { return stage(member) + (sequence & (slots - 1)) * slot_bytes; }
   std::size_t window(int member, std::size_t number) const {
-    return stage(member) + kSlots * slot_bytes + number % kWindows * window_bytes;
+    return stage(member) + slots * slot_bytes + number % kWindows * window_bytes;
   }
   std::size_t result(int member, std::size_t number) const {
-    return stage(member) + kSlots * slot_bytes + kWindows * window_bytes + number % kWindows * result_bytes;
+    return stage(member) + slots * slot_bytes + kWindows * window_bytes + number % kWindows * result_bytes;
   }
 
   std::size_t members;
+  std::uint64_t slots;      ///< of each member, a power of two; as many lines
   std::size_t table_bytes;  ///< at the start of a slot, for slices
   std::size_t slot_bytes;   ///< table and payload
   std::size_t window_bytes;
