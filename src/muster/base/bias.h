@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <thread>
 
+#include "muster/base/fork_guard.h"
 #include "muster/base/host_barrier.h"
 
 namespace muster {
@@ -26,7 +27,8 @@ class Bias {
   /// True: the caller is favoured and inside, until `leave`. Not to be entered twice. False: it must `revoke` before it does what those do
   /// who are inside.
   bool enter() noexcept {
-    if (favoured_.load(std::memory_order_relaxed) != bias_detail::this_thread() && !settle()) return false;
+    if (favoured_.load(std::memory_order_relaxed) != bias_detail::this_thread()) [[unlikely]]
+      if (!settle()) return false;
     inside_.store(1, std::memory_order_relaxed);
     meet_host_barrier();
     if (revoked_.load(std::memory_order_relaxed) == 0) [[likely]]
@@ -51,23 +53,24 @@ class Bias {
   static constexpr std::uint32_t kWanted = 1, kOver = 2;
 
   /// Whether the caller is favoured from now on.
-  bool settle() noexcept {
+  [[gnu::noinline, gnu::cold]] bool settle() noexcept {
     std::uintptr_t nobody = 0;
     return favoured_.load(std::memory_order_relaxed) == 0 && revoked_.load(std::memory_order_relaxed) == 0 && takes_host_barriers() &&
            favoured_.compare_exchange_strong(nobody, bias_detail::this_thread(), std::memory_order_relaxed);
   }
-  [[gnu::noinline]] void end() noexcept {
+  [[gnu::noinline, gnu::cold]] void end() noexcept {
     std::uint32_t none = 0;
     revoked_.compare_exchange_strong(none, kWanted, std::memory_order_seq_cst);
     send_host_barrier();
     // The favoured thread sees that it is wanted, or is seen inside here.
-    while (inside_.load(std::memory_order_acquire) != 0) std::this_thread::yield();
+    while (inside_.load(std::memory_order_acquire) != 0 && !mark_.forked()) std::this_thread::yield();
     revoked_.store(kOver, std::memory_order_release);
   }
 
   std::atomic<std::uintptr_t> favoured_{0};
   std::atomic<std::uint32_t> inside_{0};
   std::atomic<std::uint32_t> revoked_{0};
+  ProcessMark mark_;  // in a forked child who was inside is not there any more
 };
 
 }  // namespace muster

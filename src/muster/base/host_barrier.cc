@@ -4,6 +4,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cerrno>
+
+#include "muster/base/log.h"
+#include "muster/base/socket_address.h"
+
 namespace muster {
 namespace {
 
@@ -25,7 +30,12 @@ bool takes_host_barriers() noexcept {
 void send_host_barrier() noexcept {
 #if !defined(__SANITIZE_THREAD__)
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  barrier_call(MEMBARRIER_CMD_GLOBAL_EXPEDITED);
+  // The slow kind reaches everybody too.
+  if (barrier_call(MEMBARRIER_CMD_GLOBAL_EXPEDITED) || barrier_call(MEMBARRIER_CMD_GLOBAL) || !takes_host_barriers()) return;
+  static std::atomic<bool> said{false};
+  if (!said.exchange(true))
+    log(LogLevel::error, "the system no longer sends barriers to all processors (membarrier), which it did when this process began: " +
+                             errno_text(errno) + "; other threads of this process may meet in what only one of them should be in");
 #endif
 }
 

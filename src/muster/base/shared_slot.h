@@ -34,12 +34,7 @@ class SharedSlot {
         noted_ = true;
         return;
       }
-      std::uint64_t seen = slot.word_.load(std::memory_order_relaxed);
-      while (seen != 0 && (seen & kHolders) != kHolders) {
-        if (!slot.word_.compare_exchange_weak(seen, seen + 1, std::memory_order_acquire, std::memory_order_relaxed)) continue;
-        tenant_ = tenant_in(seen);
-        return;
-      }
+      tenant_ = slot.count_in();
     }
     Hold(const Hold&) = delete;
     Hold& operator=(const Hold&) = delete;
@@ -89,10 +84,22 @@ class SharedSlot {
   }
 
   bool is_favoured() const {
-    const std::uintptr_t here = bias_detail::this_thread();
-    std::uintptr_t known = favoured_.load(std::memory_order_relaxed);
-    if (known == 0 && takes_host_barriers() && favoured_.compare_exchange_strong(known, here, std::memory_order_relaxed)) return true;
-    return known == here;
+    const std::uintptr_t known = favoured_.load(std::memory_order_relaxed);
+    return known == bias_detail::this_thread() || (known == 0 && favour());
+  }
+  [[gnu::noinline, gnu::cold]] bool favour() const {
+    std::uintptr_t nobody = 0;
+    if (!takes_host_barriers() || !favoured_.compare_exchange_strong(nobody, bias_detail::this_thread(), std::memory_order_relaxed))
+      return false;
+    std::atomic_thread_fence(std::memory_order_seq_cst);  // who has seen nobody favoured has changed the place before this looks there
+    return true;
+  }
+  [[gnu::noinline]] Tenant* count_in() const {
+    std::uint64_t seen = word_.load(std::memory_order_relaxed);
+    while (seen != 0 && (seen & kHolders) != kHolders) {
+      if (word_.compare_exchange_weak(seen, seen + 1, std::memory_order_acquire, std::memory_order_relaxed)) return tenant_in(seen);
+    }
+    return nullptr;
   }
   /// The favoured thread: holds what stands there; null where it is to count itself in, since it holds something already or the tenant
   /// has just moved out.
@@ -100,7 +107,7 @@ class SharedSlot {
     if (noted_.load(std::memory_order_relaxed) != nullptr) return nullptr;
     Tenant* const tenant = tenant_in(word_.load(std::memory_order_relaxed));
     if (tenant == nullptr) return nullptr;
-    noted_.store(tenant, std::memory_order_relaxed);
+    noted_.store(tenant, std::memory_order_release);
     meet_host_barrier();  // from here on it is either seen there, or sees here that the place has changed
     if (tenant_in(word_.load(std::memory_order_acquire)) == tenant) [[likely]]
       return tenant;
@@ -113,12 +120,13 @@ class SharedSlot {
     if (moved_out_.load(std::memory_order_relaxed) == tenant) [[unlikely]]
       leave_moved(tenant);
   }
-  void leave_moved(Tenant* tenant) const {
+  [[gnu::noinline, gnu::cold]] void leave_moved(Tenant* tenant) const {
     Tenant* expected = tenant;
     if (moved_out_.compare_exchange_strong(expected, nullptr, std::memory_order_acq_rel)) settle(tenant, -1);
   }
   /// Whether the favoured thread holds `tenant`, which stands there no longer, and will settle that when it lets go: 1 or 0.
   std::int64_t favoured_holds(Tenant* tenant) const {
+    std::atomic_thread_fence(std::memory_order_seq_cst);
     if (favoured_.load(std::memory_order_relaxed) == 0) return 0;
     send_host_barrier();
     if (noted_.load(std::memory_order_acquire) != tenant) return 0;
@@ -132,7 +140,7 @@ class SharedSlot {
   }
 
   // A tenant that is held is not deleted, so nobody else can stand there under its address.
-  void let_go(Tenant* tenant) const {
+  [[gnu::noinline]] void let_go(Tenant* tenant) const {
     std::uint64_t seen = word_.load(std::memory_order_relaxed);
     while (tenant_in(seen) == tenant) {
       if (word_.compare_exchange_weak(seen, seen - 1, std::memory_order_release, std::memory_order_relaxed)) return;

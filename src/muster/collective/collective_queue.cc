@@ -36,7 +36,8 @@ MemoryRange range_of(const Slices& slices, std::size_t& bytes) {
 /// A call that takes no place in the queue yet: remembered for later comparisons once it has begun, beside what the caller does then.
 struct CollectiveQueue::Underway final : Meanwhile {
   Underway(Control& known, const transport::Fingerprint& like, std::uint64_t sequence, Meanwhile& other)
-      : control(known), call(like), caller(other) {
+      : control(known), caller(other) {
+    transport::copy_words(call, like);
     call.sequence = sequence;
   }
   /// Before anything of it is sent to members that have told what they are in.

@@ -109,8 +109,8 @@ void Control::note_left(int member, const Left& left) {
 }
 
 void Control::begin(const transport::Fingerprint& call) {
-  latest_ = call;
-  recent_[call.sequence % recent_.size()] = call;
+  transport::copy_words(latest_, call);
+  transport::copy_words(recent_[call.sequence % recent_.size()], call);
   history_ = add_to(history_, call);
   if (!waiting_.empty()) {
     for (const auto& [member, theirs] : waiting_) {

@@ -35,8 +35,8 @@ class QueueState {
 
   /// Where nobody drives and nothing is queued: takes the lock, and returns the number of the call that goes first. Else 0.
   std::uint64_t try_lock_as_next() {
+    if (biased_.load(std::memory_order_relaxed)) return 0;  // somebody is inside, perhaps this thread
     if (bias_.enter()) {
-      if (biased_.load(std::memory_order_relaxed)) return 0;  // from inside
       const std::uint64_t seen = word_.load(std::memory_order_relaxed);
       if (seen <= kNumbers) [[likely]] {
         word_.store(seen + 1, std::memory_order_relaxed);

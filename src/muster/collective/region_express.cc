@@ -17,6 +17,8 @@ namespace {
 // given away between; how long it stays away is for others to say, so the clock is asked.
 constexpr int kPauses = 500;
 constexpr int kPausesForRoom = 8;
+/// Of so many givers their next call's slots are sent for.
+constexpr int kFewSources = 8;
 constexpr Duration kYielding = std::chrono::microseconds(100);
 
 void pause_once() {
@@ -58,7 +60,7 @@ void RegionMember::fetch_ahead(const Flow& flow) const {
     if (source == rank_) continue;
     reach_for(reinterpret_cast<const std::byte*>(&line(source, sequence_)), kCacheLine);
     const std::size_t part = row ? mine.bytes / (size() - 1) : 0;  // all give as much, mostly
-    reach_for(slot(source) + part * place_in_row(source, rank_), row ? part : staged);
+    reach_for(slot(source) + part * place_in_row(source, rank_), std::min(row ? part : staged, kFetchedBytes));
   }
   const bool in_line = mine.place == Place::line || mine.place == Place::line_row;
   claim(reinterpret_cast<const std::byte*>(&line(rank_, sequence_ + 1)), offsetof(Line, payload) + (in_line ? mine.bytes : 0));
@@ -71,7 +73,7 @@ void RegionMember::reach_further(const Flow& flow) const {
     if (source == rank_) continue;
     reach_for(reinterpret_cast<const std::byte*>(&line(source, sequence_ + 1)), sizeof(Line));
     const Line& theirs = line(source, sequence_);
-    if (is_staged(theirs.place))
+    if (is_staged(theirs.place) && flow.last - flow.first <= kFewSources)
       reach_for(base_ + layout_.slot(source, sequence_ + 1), layout_.table_bytes + std::min<std::size_t>(theirs.bytes, kFetchedBytes));
   }
 }
@@ -116,7 +118,6 @@ class RegionMember::Moment {
 
 /// Who is ahead of the others by the whole ring lets them get on between its looks: each look at their lines keeps them.
 bool RegionMember::await_room() {
-  if (room_for_line()) return true;
   for (Moment moment(*this); moment.pass(kPausesForRoom);) {
     if (room_for_line()) return true;
   }
@@ -165,21 +166,26 @@ bool RegionMember::express(const Args& args, const transport::Fingerprint& call,
   const Sketch& sketch = recall_(outline_of(args), [&] { return is_small(args) ? Sketch{flow_of(args), true} : Sketch{}; });
   if (!sketch.small) return false;
   sequence_ = call.sequence;
-  if (!await_room()) {
-    --sequence_;
-    return false;
+  const bool room = room_for_line();
+  if (!room) {
+    meanwhile.begun();
+    if (!await_room()) {
+      --sequence_;
+      return false;
+    }
   }
   outputs_shared_ = false;
   read_in_place_ = false;
-  calls_[sequence_ % kMostSlots] = call;
+  transport::copy_words(calls_[sequence_ % kMostSlots], call);
   Flow flow = sketch.flow;
   place(args, flow);
   publish(call);
   published_ = true;
   if (spins_) fetch_ahead(flow);
-  meanwhile.begun();
+  if (room) meanwhile.begun();
   if (!see_sources(flow, meanwhile.at_once)) return false;
   if (meanwhile.at_once && !flow.gives) reach_further(flow);
+  meanwhile.at_once = meanwhile.at_once && room;
   for (int source = flow.first; source < flow.last; ++source) {
     if ((source != rank_ || flow.scaled) && !find_at_once(args, flow, source)) return false;
   }

@@ -197,14 +197,18 @@ bool RegionMember::room_for_line() {
 }
 
 void RegionMember::publish(const transport::Fingerprint& call) {
-  // Of those that it has not read from it knows no more than what it needed to find room: a look would take the line from who writes it.
+  // A look takes the line from who writes it: at the lines of those that it does not read from it looks in batches, often enough that nobody
+  // waits for its word.
   std::uint64_t seen = sequence_ - 1;
   for (int member = 0; member < group_size(); ++member) {
-    if (member != rank_) seen = std::min(seen, next_[static_cast<std::size_t>(member)] - 1);
+    if (member == rank_) continue;
+    const std::uint64_t& next = next_[static_cast<std::size_t>(member)];
+    if (next + layout_.slots / 8 <= sequence_) see(member, sequence_ - 1);
+    seen = std::min(seen, next - 1);
   }
   Line& mine = my_line();
   mine.seen = seen;
-  std::memcpy(bytes_at(mine, kLineKind), bytes_at(call, kKind), kKindBytes);
+  transport::copy_words<kKindBytes / 8>(bytes_at(mine, kLineKind), bytes_at(call, kKind));
   mine.sequence.store(sequence_, std::memory_order_release);
   wake_others();
 }
@@ -239,8 +243,14 @@ bool RegionMember::compare(int member, const Line& line) {
   theirs.sequence = sequence;
   std::memcpy(bytes_at(theirs, kKind), bytes_at(line, kLineKind), kKindBytes);
   const transport::Fingerprint& mine = calls_[sequence % kMostSlots];
-  if (std::memcmp(bytes_at(line, kLineKind), bytes_at(mine, kKind), kKindBytes) == 0 || fingerprint_rules().agree(theirs, mine))
+  if (std::memcmp(bytes_at(line, kLineKind), bytes_at(mine, kKind), kKindBytes) == 0) [[likely]]
     return true;
+  return compare_by_rules(member, theirs, mine);
+}
+
+bool RegionMember::compare_by_rules(int member, const transport::Fingerprint& theirs, const transport::Fingerprint& mine) {
+  if (fingerprint_rules().agree(theirs, mine)) return true;
+  const std::uint64_t sequence = mine.sequence;
   disagreed_ = true;
   channel_.begin(mine);  // a call that took the express way has not told it yet
   channel_.compare(member, theirs);

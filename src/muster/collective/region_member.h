@@ -147,6 +147,7 @@ class RegionMember final : public RegionGroup {
   bool see(int member, std::uint64_t limit);
   bool see_all(std::uint64_t limit);
   bool compare(int member, const Line& line);
+  bool compare_by_rules(int member, const transport::Fingerprint& theirs, const transport::Fingerprint& mine);
   bool others_send_barriers() const;
   void wake_others();
   Reached until_reached(Counter counter, Position until, int only = -1);

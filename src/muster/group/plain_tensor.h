@@ -21,7 +21,7 @@ inline bool is_plain(const at::Tensor& tensor) {
   if ((impl->key_set().raw_repr() & ~plain_detail::kHarmless.raw_repr()) == plain_detail::kDense.raw_repr()) [[likely]]
     return impl->is_contiguous();
   return tensor.defined() && tensor.is_cpu() && tensor.layout() == at::kStrided && tensor.is_contiguous() && !tensor.is_conj() &&
-         !tensor.is_neg() && !tensor.is_quantized();
+         !tensor.is_neg() && !tensor.is_quantized() && !tensor._is_zerotensor() && !impl->key_set().has(c10::DispatchKey::Python);
 }
 
 /// Of a plain tensor.

@@ -106,15 +106,15 @@ class ProcessGroup::PlainEntry final : public collective::Meanwhile {
     const Armed armed = group_.arm(call_.name, !call_.message, call_.timeout);
     since_ = armed.begun;
     if (recorder_ != nullptr) {
-      ticket_ = recorder_->begin(group_.parts_.recorded_as,
-                                 {.name = *call_.recorded,
-                                  .sequence = armed.sequence,
-                                  .bytes = call_.bytes,
-                                  .dtype = call_.dtype,
-                                  .shape = call_.shape,
-                                  .peer = call_.peer,
-                                  .tag = call_.tag},
-                                 armed.begun);
+      recorder_->begin(group_.parts_.recorded_as,
+                       {.name = *call_.recorded,
+                        .sequence = armed.sequence,
+                        .bytes = call_.bytes,
+                        .dtype = call_.dtype,
+                        .shape = call_.shape,
+                        .peer = call_.peer,
+                        .tag = call_.tag},
+                       armed.begun, ticket_);
     }
     return armed.deadline;
   }

@@ -49,10 +49,12 @@ struct ProcessGroupParts {
 
 class PreparedRequest;
 
+inline constexpr trace::Name kNoName;
+
 /// A synchronous collective or message as `plain_calls.h` has laid it out, with what is recorded of it.
 struct PlainCall {
   std::string_view name = {};                 ///< a literal
-  const trace::Name* recorded = nullptr;      ///< the same
+  const trace::Name* recorded = &kNoName;     ///< the same
   const std::optional<Duration>* timeout = nullptr;  ///< null: as one that is not said
   std::uint64_t bytes = 0;
   std::span<const std::int64_t> shape = {};

@@ -162,42 +162,7 @@ std::uint16_t Recorder::add_group(std::string_view name, std::span<const int> ra
   return index;
 }
 
-Ticket Recorder::begin(std::uint16_t group, const Call& call, TimePoint now) noexcept {
-  if (mark_.forked()) return {};
-  if (call.sequence != 0) raise_to(groups_[group].started, call.sequence);
-  const std::int64_t start_ns = nanoseconds(now);
-  if (bias_.enter()) [[likely]] {  // nobody else can have a ticket or claim an entry meanwhile
-    const std::uint64_t number = std::atomic_ref(header_->tickets).load(std::memory_order_relaxed) + 1;
-    std::atomic_ref(header_->tickets).store(number, std::memory_order_relaxed);
-    Entry& entry = entries_[(number - 1) & (entry_count_ - 1)];
-    std::atomic_ref(entry.stamp).store(2 * number + 1, std::memory_order_relaxed);
-    write(entry, group, call, start_ns);
-    store(entry.stamp, 2 * number);
-    bias_.leave();
-    return {number, call.sequence, start_ns, group};
-  }
-  bias_.revoke();
-  std::uint64_t number = 0;
-  Entry* const entry = claim(number);
-  if (entry == nullptr) return {0, call.sequence, 0, group};
-  write(*entry, group, call, start_ns);
-  store(entry->stamp, 2 * number);
-  return {number, call.sequence, start_ns, group};
-}
-
-/// Takes a ticket and its entry, whose stamp is odd then; null where another thread writes there.
-Entry* Recorder::claim(std::uint64_t& number) noexcept {
-  number = std::atomic_ref(header_->tickets).fetch_add(1, std::memory_order_relaxed) + 1;
-  Entry& entry = entries_[(number - 1) & (entry_count_ - 1)];
-  std::atomic_ref stamp(entry.stamp);
-  std::uint64_t before = stamp.load(std::memory_order_relaxed);
-  const bool free = (before & 1) == 0 && before < 2 * number;
-  if (free && stamp.compare_exchange_strong(before, 2 * number + 1, std::memory_order_acq_rel, std::memory_order_relaxed)) return &entry;
-  std::atomic_ref(header_->dropped).fetch_add(1, std::memory_order_relaxed);
-  return nullptr;
-}
-
-void Recorder::write(Entry& entry, std::uint16_t group, const Call& call, std::int64_t start_ns) noexcept {
+[[gnu::always_inline]] inline void Recorder::write(Entry& entry, std::uint16_t group, const Call& call, std::int64_t start_ns) noexcept {
   // Word for word, not by way of a Body: what was put together from bytes is slow to read again as words.
   const auto put = [&entry](std::size_t at, std::uint64_t word) { store(entry.words[at / 8], word); };
   store(entry.outcome, 0);
@@ -217,6 +182,48 @@ void Recorder::write(Entry& entry, std::uint16_t group, const Call& call, std::i
   put(offsetof(Body, group), group | std::uint64_t{call.dtype} << 16 | static_cast<std::uint64_t>(state) << 24 |
                                  std::uint64_t{std::min<std::size_t>(dimensions, 255)} << 32 | std::uint64_t{call.async} << 40);
   put(offsetof(Body, reserved), 0);
+}
+
+void Recorder::begin(std::uint16_t group, const Call& call, TimePoint now, Ticket& ticket) noexcept {
+  ticket.number = 0;
+  if (mark_.forked()) return;
+  if (call.sequence != 0) raise_to(groups_[group].started, call.sequence);
+  ticket.sequence = call.sequence;
+  ticket.start_ns = nanoseconds(now);
+  ticket.group = group;
+  if (!bias_.enter()) return begin_among_others(group, call, ticket);
+  // Nobody else can have a ticket or claim an entry meanwhile.
+  const std::uint64_t number = std::atomic_ref(header_->tickets).load(std::memory_order_relaxed) + 1;
+  std::atomic_ref(header_->tickets).store(number, std::memory_order_relaxed);
+  Entry& entry = entries_[(number - 1) & (entry_count_ - 1)];
+  std::atomic_ref(entry.stamp).store(2 * number + 1, std::memory_order_relaxed);
+  write(entry, group, call, ticket.start_ns);
+  store(entry.stamp, 2 * number);
+  bias_.leave();
+  ticket.number = number;
+}
+
+/// Where several threads make calls.
+void Recorder::begin_among_others(std::uint16_t group, const Call& call, Ticket& ticket) noexcept {
+  bias_.revoke();
+  std::uint64_t number = 0;
+  Entry* const entry = claim(number);
+  if (entry == nullptr) return;
+  write(*entry, group, call, ticket.start_ns);
+  store(entry->stamp, 2 * number);
+  ticket.number = number;
+}
+
+/// Takes a ticket and its entry, whose stamp is odd then; null where another thread writes there.
+Entry* Recorder::claim(std::uint64_t& number) noexcept {
+  number = std::atomic_ref(header_->tickets).fetch_add(1, std::memory_order_relaxed) + 1;
+  Entry& entry = entries_[(number - 1) & (entry_count_ - 1)];
+  std::atomic_ref stamp(entry.stamp);
+  std::uint64_t before = stamp.load(std::memory_order_relaxed);
+  const bool free = (before & 1) == 0 && before < 2 * number;
+  if (free && stamp.compare_exchange_strong(before, 2 * number + 1, std::memory_order_acq_rel, std::memory_order_relaxed)) return &entry;
+  std::atomic_ref(header_->dropped).fetch_add(1, std::memory_order_relaxed);
+  return nullptr;
 }
 
 void Recorder::settle(const Ticket& ticket, State state, TimePoint now) noexcept {

@@ -86,7 +86,13 @@ class Recorder {
   /// A group that calls are made on; `ranks` are job ranks, `rank` this one's place among them.
   std::uint16_t add_group(std::string_view name, std::span<const int> ranks, int rank);
 
-  Ticket begin(std::uint16_t group, const Call& call, TimePoint now) noexcept;
+  Ticket begin(std::uint16_t group, const Call& call, TimePoint now) noexcept {
+    Ticket ticket;
+    begin(group, call, now, ticket);
+    return ticket;
+  }
+  /// The same into a ticket that is there: what is copied just after it was written takes longer than to write it.
+  void begin(std::uint16_t group, const Call& call, TimePoint now, Ticket& ticket) noexcept;
   void end(const Ticket& ticket, TimePoint now) noexcept { settle(ticket, State::completed, now); }
   /// Also after `end`. Not on the fast path: keeps the text.
   void fail(const Ticket& ticket, std::string_view text, TimePoint now) noexcept;
@@ -102,6 +108,7 @@ class Recorder {
  private:
   Recorder(const RecorderOptions& options, std::uint32_t entries);
   Status open();
+  void begin_among_others(std::uint16_t group, const Call& call, Ticket& ticket) noexcept;
   Entry* claim(std::uint64_t& number) noexcept;
   static void write(Entry& entry, std::uint16_t group, const Call& call, std::int64_t start_ns) noexcept;
   void write_header(const RecorderOptions& options, std::uint32_t entries);

@@ -97,7 +97,7 @@ class ChannelState final : public Channel {
     Fingerprint call;
     bool valid = false;
   };
-  static constexpr std::size_t kRememberedCalls = 64;
+  static constexpr std::size_t kRememberedCalls = 128;
 
   TransferStateRef start(bool sends, int member, std::uint64_t tag, const Fingerprint& call);
   static TransferRef refused_in_child(bool sends);

@@ -14,6 +14,7 @@
 #include "muster/base/host_barrier.h"
 #include "muster/base/log.h"
 #include "muster/transport/arena.h"
+#include "muster/transport/core_sharing.h"
 #include "muster/transport/local_socket.h"
 
 namespace muster::transport {
@@ -412,7 +413,9 @@ Status SocketConnector::settle(std::span<const std::string> texts, ConnectorEven
     peers.push_back({name_of(rank, contact), contact.addresses, contact.nonce});
   }
   links_->settle(std::move(peers), events);
-  if (region_ && takes_host_barriers()) mailbox().sends_barriers.store(1, std::memory_order_relaxed);
+  // Where ranks share cores they sleep often, and a barrier would interrupt them all each time.
+  if (region_ && ranks_per_core(region_->ranks().size(), cores_) == 1 && takes_host_barriers())
+    mailbox().sends_barriers.store(1, std::memory_order_relaxed);
   mailbox().pid.store(static_cast<std::uint32_t>(::getpid()), std::memory_order_release);
   return {};
 }

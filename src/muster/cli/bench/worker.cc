@@ -32,7 +32,7 @@ Result<double> loop(Subject& subject, std::int64_t times) {
   if (Status met = subject.barrier(); !met) return met;
   std::int64_t stamps[2] = {nanoseconds_now(), 0};
   for (std::int64_t i = 0; i < times; ++i) {
-    std::memset(written.data(), 1, written.size());
+    if (!written.empty()) std::memset(written.data(), 1, written.size());
     if (Status done = subject.call(); !done) return done;
   }
   stamps[1] = nanoseconds_now();
@@ -44,7 +44,7 @@ Status measure_singles(Subject& subject, std::int64_t times, Figures& figures) {
   const MutableBytes written = subject.written();
   std::vector<std::int64_t> stamps(static_cast<std::size_t>(2 * times));
   for (std::size_t i = 0; i < stamps.size(); i += 2) {
-    std::memset(written.data(), 1, written.size());
+    if (!written.empty()) std::memset(written.data(), 1, written.size());
     if (Status met = subject.barrier(); !met) return met;
     stamps[i] = nanoseconds_now();
     if (Status done = subject.call(); !done) return done;
