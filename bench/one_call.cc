@@ -1,8 +1,8 @@
 // One call on 8 bytes for each rank, again and again, for instruction counters; OP is all_reduce (if nothing is said), broadcast, gather,
 // scatter, all_to_all or ping_pong (a message from rank 0 to rank 1 and back), BACKEND native or tcp:
 //
-//   valgrind --tool=callgrind --toggle-collect='measured_call*' --callgrind-out-file=calls.out bin/muster_one_call RANKS [CALLS] [OP] [BACKEND]
-//   callgrind_annotate calls.out
+//   valgrind --tool=callgrind --toggle-collect='measured_call*' --callgrind-out-file=calls.out bin/muster_one_call RANKS [CALLS] [OP]
+//   [BACKEND] callgrind_annotate calls.out
 //
 // With several ranks these are threads, which valgrind runs one at a time: what waiting costs is not what it costs outside.
 #include <torch/types.h>
@@ -50,12 +50,9 @@ struct Tensors {
   if (rank == 1) muster::send(with.mine, {.dst = 0});
 }
 
-constexpr std::pair<std::string_view, void (*)(Tensors&)> kCalls[] = {{"all_reduce", measured_call_of_all_reduce},
-                                                                      {"broadcast", measured_call_of_broadcast},
-                                                                      {"gather", measured_call_of_gather},
-                                                                      {"scatter", measured_call_of_scatter},
-                                                                      {"all_to_all", measured_call_of_all_to_all},
-                                                                      {"ping_pong", measured_call_of_ping_pong}};
+constexpr std::pair<std::string_view, void (*)(Tensors&)> kCalls[] = {
+    {"all_reduce", measured_call_of_all_reduce}, {"broadcast", measured_call_of_broadcast},   {"gather", measured_call_of_gather},
+    {"scatter", measured_call_of_scatter},       {"all_to_all", measured_call_of_all_to_all}, {"ping_pong", measured_call_of_ping_pong}};
 
 int main(int count, char** words) {
   const int ranks = count > 1 ? std::atoi(words[1]) : 1;

@@ -14,11 +14,21 @@ struct Row {
 };
 
 constexpr std::array<Row, kDTypes> kTable{{
-    {"bool", 1, false, true},       {"uint8", 1, false, true},     {"int8", 1, false, true},
-    {"int16", 2, false, true},      {"int32", 4, false, true},     {"int64", 8, false, true},
-    {"float16", 2, false, false},   {"bfloat16", 2, false, false}, {"float32", 4, false, false},
-    {"float64", 8, false, false},   {"complex64", 8, true, false}, {"complex128", 16, true, false},
-    {"raw8", 1, false, false},      {"raw16", 2, false, false},    {"raw32", 4, false, false},
+    {"bool", 1, false, true},
+    {"uint8", 1, false, true},
+    {"int8", 1, false, true},
+    {"int16", 2, false, true},
+    {"int32", 4, false, true},
+    {"int64", 8, false, true},
+    {"float16", 2, false, false},
+    {"bfloat16", 2, false, false},
+    {"float32", 4, false, false},
+    {"float64", 8, false, false},
+    {"complex64", 8, true, false},
+    {"complex128", 16, true, false},
+    {"raw8", 1, false, false},
+    {"raw16", 2, false, false},
+    {"raw32", 4, false, false},
     {"raw64", 8, false, false},
 }};
 

@@ -11,8 +11,22 @@ namespace muster {
 /// The twelve that can be reduced come first; `raw8` to `raw64` stand for every other type of that width
 /// (float8, uint16, ...) and can only be moved.
 enum class DType : std::uint8_t {
-  boolean, uint8, int8, int16, int32, int64, float16, bfloat16, float32, float64, complex64, complex128,
-  raw8, raw16, raw32, raw64,
+  boolean,
+  uint8,
+  int8,
+  int16,
+  int32,
+  int64,
+  float16,
+  bfloat16,
+  float32,
+  float64,
+  complex64,
+  complex128,
+  raw8,
+  raw16,
+  raw32,
+  raw64,
 };
 inline constexpr int kReducibleDTypes = 12;
 inline constexpr int kDTypes = 16;

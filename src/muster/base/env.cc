@@ -20,8 +20,8 @@ Result<std::optional<std::int64_t>> env_integer(const char* name, std::int64_t l
   const char* end = text->data() + text->size();
   const auto [stop, error] = std::from_chars(text->data(), end, value);
   if (error != std::errc() || stop != end || value < low || value > high) {
-    return Status(Code::invalid_argument, "environment variable " + std::string(name) + " is \"" + *text + "\"; expected a whole number from " +
-                                              std::to_string(low) + " to " + std::to_string(high));
+    return Status(Code::invalid_argument, "environment variable " + std::string(name) + " is \"" + *text +
+                                              "\"; expected a whole number from " + std::to_string(low) + " to " + std::to_string(high));
   }
   return std::optional<std::int64_t>(value);
 }
@@ -33,7 +33,8 @@ Result<std::optional<bool>> env_flag(const char* name) {
   std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   if (lower == "1" || lower == "true" || lower == "yes" || lower == "on") return std::optional<bool>(true);
   if (lower == "0" || lower == "false" || lower == "no" || lower == "off") return std::optional<bool>(false);
-  return Status(Code::invalid_argument, "environment variable " + std::string(name) + " is \"" + *text + "\"; expected 1 or 0 (true, false, yes, no, on, off)");
+  return Status(Code::invalid_argument,
+                "environment variable " + std::string(name) + " is \"" + *text + "\"; expected 1 or 0 (true, false, yes, no, on, off)");
 }
 
 }  // namespace muster

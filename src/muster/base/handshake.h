@@ -6,7 +6,8 @@
 ///   connector -> acceptor   proof over ("connector", both greetings), 32 bytes
 ///   acceptor -> connector   verdict byte, then its own proof over ("acceptor", both greetings), 32 bytes
 /// The acceptor reveals nothing made with the secret before the connector has proved that it holds it. Differences in role,
-/// protocol, build, job or secret kind are told apart, and the error names both sides' values. A refusal is a verdict byte other than `accepted`.
+/// protocol, build, job or secret kind are told apart, and the error names both sides' values. A refusal is a verdict byte other than
+/// `accepted`.
 #pragma once
 
 #include <array>

@@ -52,6 +52,59 @@ TEST(SharedSlot, LeavesOneThatOthersOwnTooToThem) {
   EXPECT_EQ(count, 1);
 }
 
+// The first thread that holds only writes it down; another one changes the place.
+TEST(SharedSlot, KeepsWhatTheFavouredThreadHoldsWhileAnotherChangesThePlace) {
+  std::atomic<int> count{0};
+  Slot slot;
+  slot.set(std::make_shared<Counted>(count));
+  for (int round = 0; round < 100; ++round) {
+    const auto* const before = Slot::Hold(slot).get();
+    {
+      const Slot::Hold held(slot);
+      ASSERT_EQ(held.get(), before);
+      std::thread([&] {
+        slot.set(std::make_shared<Counted>(count));
+        EXPECT_EQ(count, 2);
+        slot.set(std::make_shared<Counted>(count));
+        EXPECT_EQ(count, 2);  // the one that nobody holds has gone
+      }).join();
+      ASSERT_TRUE(held.get()->alive);
+      const Slot::Hold another(slot);
+      ASSERT_NE(another.get(), held.get());
+    }
+    ASSERT_EQ(count, 1);
+  }
+  slot.set(nullptr);
+  EXPECT_EQ(count, 0);
+}
+
+// The place changes all the time while one thread holds what it finds there for a moment: at whichever moment that is seen, what moves out
+// goes, and goes once.
+TEST(SharedSlot, LosesNothingOfWhatOneThreadHoldsForAMoment) {
+  constexpr int kRounds = 20'000;
+  std::atomic<int> count{0};
+  std::atomic<bool> over{false};
+  Slot slot;
+  std::thread changing;
+  {
+    const Slot::Hold first(slot);  // this thread is favoured
+    changing = std::thread([&] {
+      for (int round = 0; round < kRounds; ++round) slot.set(std::make_shared<Counted>(count));
+      over = true;
+    });
+  }
+  bool wrong = false;
+  while (!over) {
+    const Slot::Hold held(slot);
+    wrong = wrong || (held.get() != nullptr && !held.get()->alive);
+  }
+  changing.join();
+  EXPECT_FALSE(wrong);
+  EXPECT_EQ(count, 1);
+  slot.set(nullptr);
+  EXPECT_EQ(count, 0);
+}
+
 TEST(SharedSlot, ThreadsNeverSeeWhatIsGone) {
   constexpr int kThreads = 4, kRounds = 5000;
   std::atomic<int> count{0};

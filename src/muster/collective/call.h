@@ -24,13 +24,13 @@ transport::Fingerprint refusal_of(Op op, std::uint64_t sequence);
 
 /// What a call is, but for where its memory lies: calls of one group with the same outline compare, and move, in the same way.
 struct Outline {
-  std::uint64_t kind = 0;                  // operation, element type, reduction and root
-  std::uint64_t each = Args::kUnsaid;      // unsaid: slices may be of any length, and the outline says nothing
+  std::uint64_t kind = 0;              // operation, element type, reduction and root
+  std::uint64_t each = Args::kUnsaid;  // unsaid: slices may be of any length, and the outline says nothing
   bool operator==(const Outline&) const = default;
 };
 inline Outline outline_of(const Args& args) {
-  return {static_cast<std::uint64_t>(args.op) | static_cast<std::uint64_t>(args.dtype) << 8 | static_cast<std::uint64_t>(args.reduce) << 16 |
-              std::uint64_t{static_cast<std::uint32_t>(args.root)} << 32,
+  return {static_cast<std::uint64_t>(args.op) | static_cast<std::uint64_t>(args.dtype) << 8 |
+              static_cast<std::uint64_t>(args.reduce) << 16 | std::uint64_t{static_cast<std::uint32_t>(args.root)} << 32,
           args.each};
 }
 

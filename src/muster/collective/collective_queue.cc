@@ -35,8 +35,7 @@ MemoryRange range_of(const Slices& slices, std::size_t& bytes) {
 
 /// A call that takes no place in the queue yet: remembered for later comparisons once it has begun, beside what the caller does then.
 struct CollectiveQueue::Underway final : Meanwhile {
-  Underway(Control& known, const transport::Fingerprint& like, std::uint64_t sequence, Meanwhile& other)
-      : control(known), caller(other) {
+  Underway(Control& known, const transport::Fingerprint& like, std::uint64_t sequence, Meanwhile& other) : control(known), caller(other) {
     transport::copy_words(call, like);
     call.sequence = sequence;
   }

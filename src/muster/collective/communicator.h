@@ -48,7 +48,8 @@ struct Args {
   std::uint64_t tag = 0;
   std::vector<ConstBytes> inputs = {};
   std::vector<MutableBytes> outputs = {};
-  /// The length of every slice, said by a caller who has seen that they are all equal: what follows from it need not be found out anew then.
+  /// The length of every slice, said by a caller who has seen that they are all equal: what follows from it need not be found out anew
+  /// then.
   std::size_t each = kUnsaid;
   static constexpr std::size_t kUnsaid = ~std::size_t{0};
 };

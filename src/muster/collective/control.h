@@ -88,7 +88,7 @@ class Control {
 
   const GroupContext& group_;
   transport::Fingerprint latest_;
-  std::array<transport::Fingerprint, 256> recent_{};             // by sequence; members are never further apart than a region's ring of lines
+  std::array<transport::Fingerprint, 256> recent_{};  // by sequence; members are never further apart than a region's ring of lines
   std::vector<std::pair<int, transport::Fingerprint>> waiting_;  // members' calls that have not begun here
   std::vector<std::optional<Left>> left_;                        // of every member, once one has told; before that none
   std::uint64_t history_ = 0;

@@ -52,7 +52,8 @@ class QueueState {
     return seen + 1;
   }
 
-  /// Before the queue's lock is taken for one of the next two: what waits for a holder of the drive lock must hold nothing that it may need.
+  /// Before the queue's lock is taken for one of the next two: what waits for a holder of the drive lock must hold nothing that it may
+  /// need.
   void prepare() { bias_.stand_back(); }
   /// The number of a call that stands in the queue from now on. Under the queue's lock, so that numbers and places agree.
   std::uint64_t queue_next() {

@@ -53,7 +53,7 @@ void reach_for(const std::byte* memory, std::size_t bytes) {
 void RegionMember::fetch_ahead(const Flow& flow) const {
   const Line& mine = my_line();
   const bool row = mine.place == Place::slot_row;
-  const std::size_t staged = row                        ? std::min<std::size_t>(mine.bytes, kFetchedBytes)
+  const std::size_t staged = row                         ? std::min<std::size_t>(mine.bytes, kFetchedBytes)
                              : mine.place == Place::slot ? layout_.table_bytes + std::min<std::size_t>(mine.bytes, kFetchedBytes)
                                                          : 0;
   for (int source = flow.first; staged > 0 && source < flow.last; ++source) {

@@ -452,5 +452,41 @@ TEST(RegionFailure, AGiverRunsAheadByTheRingOfLines) {
   }
 }
 
+// And it goes on as they come, however seldom they look at each other's lines.
+TEST(RegionFailure, AGiverGoesOnAsItsReadersCome) {
+  Random random(1);
+  for (const Op op : {Op::broadcast, Op::gather}) {
+    RegionJob job(3);
+    const CallShape shape = shape_of(op, 3, 0);
+    std::vector<std::unique_ptr<TestCall>> calls;
+    const auto call = [&](std::uint64_t sequence) -> TestCall& {
+      while (calls.size() < sequence) calls.push_back(std::make_unique<TestCall>(shape, 3, calls.size() + 1, random));
+      return *calls[sequence - 1];
+    };
+    const auto play = [&](int member, std::uint64_t sequence) {
+      Task<Status> task = job.run(member, call(sequence).args(member), call(sequence).fingerprint(member));
+      const bool over = task.step();
+      if (over) EXPECT_TRUE(call(sequence).check(member));
+      return over;
+    };
+    // Of a gather one member gives and the other two are behind it: the root, and the other giver.
+    const int ahead = op == Op::broadcast ? 0 : 1;
+    for (std::uint64_t sequence = 1; sequence <= kMostSlots; ++sequence) ASSERT_TRUE(play(ahead, sequence)) << sequence;
+    constexpr std::uint64_t kCome = kMostSlots / 2;
+    for (std::uint64_t sequence = 1; sequence <= kCome; ++sequence) {
+      if (op == Op::broadcast) {
+        ASSERT_TRUE(play(1, sequence));
+        ASSERT_TRUE(play(2, sequence));
+      } else {
+        ASSERT_TRUE(play(2, sequence));
+        ASSERT_TRUE(play(0, sequence));
+      }
+    }
+    // They tell in batches of an eighth.
+    for (std::uint64_t sequence = kMostSlots + 1; sequence <= kMostSlots + kCome - kMostSlots / 8; ++sequence)
+      ASSERT_TRUE(play(ahead, sequence)) << sequence;
+  }
+}
+
 }  // namespace
 }  // namespace muster::collective::region

@@ -166,7 +166,8 @@ Task<Status> RegionMember::run_call(const Args& args, const transport::Fingerpri
   co_return channel_.failure();
 }
 
-// Whether my line of as many calls ago as there are lines may be overwritten: every member has done with it, and I with theirs of that call.
+// Whether my line of as many calls ago as there are lines may be overwritten: every member has done with it, and I with theirs of that
+// call.
 bool RegionMember::room_for_line() {
   if (sequence_ <= known_by_all_ + layout_.slots) return true;
   see_all(sequence_ - 1);
@@ -197,8 +198,8 @@ bool RegionMember::room_for_line() {
 }
 
 void RegionMember::publish(const transport::Fingerprint& call) {
-  // A look takes the line from who writes it: at the lines of those that it does not read from it looks in batches, often enough that nobody
-  // waits for its word.
+  // A look takes the line from who writes it: at the lines of those that it does not read from it looks in batches, often enough that
+  // nobody waits for its word.
   std::uint64_t seen = sequence_ - 1;
   for (int member = 0; member < group_size(); ++member) {
     if (member == rank_) continue;

@@ -247,13 +247,13 @@ class RegionMember final : public RegionGroup {
   std::vector<transport::Mailbox*> others_;
   bool barriers_ = false;  // whoever of them sleeps sends barriers, so that publishing needs no fence
 
-  std::uint64_t sequence_ = 0;                          // of the call under way, or of the last one
-  std::vector<std::uint64_t> next_;                     // next line to look at, for each member
-  std::vector<std::uint64_t> known_seen_;               // what each member is known to have seen
-  std::vector<transport::Fingerprint> heard_;           // the latest call seen of each member
-  std::uint64_t known_by_all_ = 0;                      // all members have seen these, and I have seen theirs
+  std::uint64_t sequence_ = 0;                              // of the call under way, or of the last one
+  std::vector<std::uint64_t> next_;                         // next line to look at, for each member
+  std::vector<std::uint64_t> known_seen_;                   // what each member is known to have seen
+  std::vector<transport::Fingerprint> heard_;               // the latest call seen of each member
+  std::uint64_t known_by_all_ = 0;                          // all members have seen these, and I have seen theirs
   std::array<transport::Fingerprint, kMostSlots> calls_{};  // mine, for late comparison
-  std::size_t next_window_ = 0;                         // cursors through my windows and results
+  std::size_t next_window_ = 0;                             // cursors through my windows and results
   std::size_t next_result_ = 0;
   std::array<Use, kWindows> window_uses_{};
   std::array<Use, kWindows> result_uses_{};

@@ -17,8 +17,8 @@
 
 namespace muster::collective::region {
 
-/// Calls that a member may be ahead of the slowest one: many, since where ranks share a core each wait for the others' turn costs as much as
-/// several calls. Fewer in groups of which each member would otherwise take much memory.
+/// Calls that a member may be ahead of the slowest one: many, since where ranks share a core each wait for the others' turn costs as much
+/// as several calls. Fewer in groups of which each member would otherwise take much memory.
 inline constexpr std::uint64_t kMostSlots = 128, kFewSlots = 32;
 /// Payload inside the line.
 inline constexpr std::size_t kInlineBytes = 48;
@@ -46,14 +46,14 @@ inline constexpr std::size_t kBlockBytes = 8 * 1024;
 
 /// Where a member's data stands.
 enum class Place : std::uint8_t {
-  nothing,  ///< no bytes
-  line,     ///< in the control line
-  slot,     ///< in the slot beside it
+  nothing,   ///< no bytes
+  line,      ///< in the control line
+  slot,      ///< in the slot beside it
   line_row,  ///< slices for all other members, equally long, one after another in the line
   slot_row,  ///< the same in the slot, without a table
-  window,   ///< passes through the windows, one after another
-  arena,    ///< where it is: at an offset of the member's arena
-  memory,   ///< where it is: at an address of the member's process, which its reader copies from
+  window,    ///< passes through the windows, one after another
+  arena,     ///< where it is: at an offset of the member's arena
+  memory,    ///< where it is: at an address of the member's process, which its reader copies from
 };
 
 /// Whether readers go to the member's own memory: it must wait for them then.
@@ -130,12 +130,12 @@ struct Layout {
         staging_stride(align_up(slots * slot_bytes + kWindows * (window_bytes + result_bytes), kPage)),
         total(staging + members * staging_stride + sizeof(Line)) {}
 
-  std::size_t line(int member, std::uint64_t sequence) const { return index(member) * lines_stride + (sequence & (slots - 1)) * sizeof(Line); }
+  std::size_t line(int member, std::uint64_t sequence) const {
+    return index(member) * lines_stride + (sequence & (slots - 1)) * sizeof(Line);
+  }
   std::size_t progress(int member) const { return index(member) * lines_stride + slots * sizeof(Line); }
   std::size_t slot(int member, std::uint64_t sequence) const { return stage(member) + (sequence & (slots - 1)) * slot_bytes; }
-  std::size_t window(int member, std::size_t number) const {
-    return stage(member) + slots * slot_bytes + number % kWindows * window_bytes;
-  }
+  std::size_t window(int member, std::size_t number) const { return stage(member) + slots * slot_bytes + number % kWindows * window_bytes; }
   std::size_t result(int member, std::size_t number) const {
     return stage(member) + slots * slot_bytes + kWindows * window_bytes + number % kWindows * result_bytes;
   }

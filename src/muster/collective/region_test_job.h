@@ -244,6 +244,7 @@ class TestCall {
     if (shape.uneven) vary(counts, random);
     for (int member = 0; member < size; ++member) make_member(member, row, counts, random);
     expect(row);
+    for (Member& member : members_) say_equal(member.args, random);
   }
 
   const Args& args(int member) const { return at(member).args; }
@@ -311,6 +312,15 @@ class TestCall {
         }
       }
     }
+  }
+
+  // Some callers say that all slices are equally long, where they are; others leave that to be found out.
+  static void say_equal(Args& args, Random& random) {
+    std::vector<std::size_t> lengths;
+    for (const ConstBytes input : args.inputs) lengths.push_back(input.size());
+    for (const MutableBytes output : args.outputs) lengths.push_back(output.size());
+    const bool equal = std::adjacent_find(lengths.begin(), lengths.end(), std::not_equal_to<>()) == lengths.end();
+    if (equal && draw(random, 2) == 0) args.each = lengths.empty() ? 0 : lengths.front();
   }
 
   MutableBytes add_buffer(Member& member, std::size_t count, Random& random) {

@@ -29,8 +29,12 @@ inline std::size_t plain_size(const at::Tensor& tensor) {
   const c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
   return static_cast<std::size_t>(impl->numel()) * impl->itemsize();
 }
-inline ConstBytes plain_bytes(const at::Tensor& tensor) { return {static_cast<const std::byte*>(tensor.const_data_ptr()), plain_size(tensor)}; }
-inline MutableBytes plain_mutable_bytes(const at::Tensor& tensor) { return {static_cast<std::byte*>(tensor.data_ptr()), plain_size(tensor)}; }
+inline ConstBytes plain_bytes(const at::Tensor& tensor) {
+  return {static_cast<const std::byte*>(tensor.const_data_ptr()), plain_size(tensor)};
+}
+inline MutableBytes plain_mutable_bytes(const at::Tensor& tensor) {
+  return {static_cast<std::byte*>(tensor.data_ptr()), plain_size(tensor)};
+}
 
 /// Tells autograd that a call has written it. Tensors of inference mode count nothing.
 inline void mark_written(const at::Tensor& tensor) {

@@ -53,13 +53,13 @@ inline constexpr trace::Name kNoName;
 
 /// A synchronous collective or message as `plain_calls.h` has laid it out, with what is recorded of it.
 struct PlainCall {
-  std::string_view name = {};                 ///< a literal
-  const trace::Name* recorded = &kNoName;     ///< the same
+  std::string_view name = {};                        ///< a literal
+  const trace::Name* recorded = &kNoName;            ///< the same
   const std::optional<Duration>* timeout = nullptr;  ///< null: as one that is not said
   std::uint64_t bytes = 0;
   std::span<const std::int64_t> shape = {};
-  std::int64_t tag = 0;                      ///< of a message
-  int peer = -1;                             ///< what traces call the root, or the other end
+  std::int64_t tag = 0;  ///< of a message
+  int peer = -1;         ///< what traces call the root, or the other end
   std::uint8_t dtype = trace::kNoDType;
   bool valid = false;    ///< see ProcessGroupBackend::run_plain
   bool message = false;  ///< from one member to another

@@ -48,10 +48,10 @@ namespace group {
 void share_memory_if_asked(std::optional<bool> wanted);
 
 /// Tensors of certain sizes that a thread makes for a while, in shared memory, whether the shared allocator is enabled or not: what a
-/// library knows that it will give to collectives, though torch makes it. All others stay where they were. MUSTER_SHARE_MEMORY=0 switches it
-/// off. It installs the allocator, so tensors of the whole process are made and freed through it from then on; as for `use_shared_allocator`,
-/// no other thread should make tensors at that time. What a process frees of such tensors is kept for later ones, beyond
-/// `SharedAllocatorOptions::keep`, while this lives.
+/// library knows that it will give to collectives, though torch makes it. All others stay where they were. MUSTER_SHARE_MEMORY=0 switches
+/// it off. It installs the allocator, so tensors of the whole process are made and freed through it from then on; as for
+/// `use_shared_allocator`, no other thread should make tensors at that time. What a process frees of such tensors is kept for later ones,
+/// beyond `SharedAllocatorOptions::keep`, while this lives.
 class SharedSizes {
  public:
   /// `bytes` of each tensor, as often as there are such; what is not above 16 KiB is left out.

@@ -135,7 +135,8 @@ TEST(SharedAllocator, TensorsOfGivenSizesStandInTheArenaWhileAThreadSaysSo) {
     gone->begin();
     gone.reset();
     EXPECT_FALSE(in_shared_memory(bytes(60'000)));
-  }).join();
+  })
+      .join();
 }
 
 TEST(SharedAllocator, WhatWillBeMadeAgainIsKept) {

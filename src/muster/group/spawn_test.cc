@@ -19,7 +19,7 @@ std::string new_file(const std::string& name) {
   return path;
 }
 
-void join_job(const std::string& file, int rank, int world_size) {
+void join_its_job(const std::string& file, int rank, int world_size) {
   init_process_group({.init_method = "file://" + file, .timeout = std::chrono::seconds(60), .world_size = world_size, .rank = rank});
 }
 
@@ -79,7 +79,7 @@ TEST(Spawn, ProcessesTrainTogether) {
   const auto file = new_file("job");
   const auto context = spawn(
       [](int i, const std::string& path, int world_size) {
-        join_job(path, i, world_size);
+        join_its_job(path, i, world_size);
         auto tensor = torch::full({1000}, i + 1);
         all_reduce(tensor);
         if (!tensor.eq(10).all().item<bool>()) throw std::runtime_error("wrong sum");
@@ -101,7 +101,7 @@ TEST(Spawn, ProcessFailureComesBackWithRankAndText) {
   try {
     spawn(
         [&](int i) {
-          join_job(file, i, 3);
+          join_its_job(file, i, 3);
           if (i == 1) throw std::runtime_error("the data of rank one is bad");
           auto tensor = torch::zeros({4});
           for (;;) all_reduce(tensor);  // ended by the failure of rank 1
@@ -209,7 +209,7 @@ TEST(Init, InterfaceListsOfDifferentLengthsAreNamed) {
   spawn(
       [&](int i) {
         ::setenv("MUSTER_SOCKET_IFNAME", i == 0 ? "lo,lo" : "lo", 1);
-        const auto said = message_of<DistError>([&] { join_job(file, i, 2); });
+        const auto said = message_of<DistError>([&] { join_its_job(file, i, 2); });
         if (said.find("2 network interfaces") == std::string::npos || said.find("rank 1") == std::string::npos)
           throw std::runtime_error("said: " + said);
       },
@@ -221,7 +221,7 @@ TEST(Spawn, SurvivorsNameTheDeadRank) {
   const auto file = new_file("dying");
   spawn(
       [&](int i) {
-        join_job(file, i, 4);
+        join_its_job(file, i, 4);
         auto tensor = torch::zeros({1000});
         all_reduce(tensor);
         if (i == 2) {
@@ -240,7 +240,7 @@ TEST(Spawn, SurvivorsNameTheDeadRank) {
     spawn(
         [&](int i) {
           ::signal(SIGTERM, SIG_IGN);  // the others' end is to let each speak
-          join_job(again, i, 4);
+          join_its_job(again, i, 4);
           auto tensor = torch::zeros({1000});
           try {
             for (int round = 0;; ++round) {

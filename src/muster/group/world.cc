@@ -28,7 +28,8 @@ const std::shared_ptr<WorldScope>& of_process() {
 
 const std::shared_ptr<WorldScope>& WorldScope::current() { return bound != nullptr ? *bound : of_process(); }
 
-WorldScope::Binding::Binding(std::shared_ptr<WorldScope> scope) : scope_(std::move(scope)), before_(std::exchange(bound, scope_ ? &scope_ : nullptr)) {}
+WorldScope::Binding::Binding(std::shared_ptr<WorldScope> scope)
+    : scope_(std::move(scope)), before_(std::exchange(bound, scope_ ? &scope_ : nullptr)) {}
 WorldScope::Binding::~Binding() { bound = before_; }
 
 WorldScope::~WorldScope() { drop(); }

@@ -117,8 +117,8 @@ struct Reducer::State : std::enable_shared_from_this<State> {
   } owners = {};  // of the gradient that arrives just now: how many tensors hold its memory where no user's does
   std::size_t went_in_place = 0;
   std::optional<group::SharedSizes> shared_sizes;  // of gradients that travel where they lie: autograd makes those in shared memory
-  std::shared_ptr<void> driving = {};  // from the first gradient to the end, where this thread is to move what travels
-  bool one_by_one = false;             // then, at the end: each call is done before the next begins, and needs no Work and no other thread
+  std::shared_ptr<void> driving = {};              // from the first gradient to the end, where this thread is to move what travels
+  bool one_by_one = false;  // then, at the end: each call is done before the next begins, and needs no Work and no other thread
   /// What is done with gradients that come: `done` is after a pass that was reduced, before the next forward.
   enum class Mode { local, reduce, done } mode = Mode::local;
   bool under_way = false;  // gradients have come that are not averaged yet

@@ -5,8 +5,8 @@
 /// store/. Test it alone: `ctest -R '^trace'`.
 ///
 /// The ring is a file mapped shared: the kernel keeps it whatever ends the process. Recording a call takes no lock, no allocation and no
-/// system call; slots are claimed with one compare-and-swap (while one thread alone makes calls, with plain stores: `base/bias.h`), and where
-/// two threads meet in one slot (the ring is too small for what is under way) the later call is not recorded and counted as dropped.
+/// system call; slots are claimed with one compare-and-swap (while one thread alone makes calls, with plain stores: `base/bias.h`), and
+/// where two threads meet in one slot (the ring is too small for what is under way) the later call is not recorded and counted as dropped.
 #pragma once
 
 #include <algorithm>

@@ -64,15 +64,16 @@ class Channel {
   int size() const { return static_cast<int>(members().size()); }
   virtual Fabric& fabric() = 0;
 
-  /// `member` is a position in `members()`; sending to oneself is allowed and copies. Thread-safe, never blocks. Point-to-point messages have
-  /// sequence 0 in `call`; a collective's messages carry its sequence, and `tag` numbers its steps. Tags of different sequences never meet.
+  /// `member` is a position in `members()`; sending to oneself is allowed and copies. Thread-safe, never blocks. Point-to-point messages
+  /// have sequence 0 in `call`; a collective's messages carry its sequence, and `tag` numbers its steps. Tags of different sequences never
+  /// meet.
   virtual TransferRef send(int member, std::uint64_t tag, ConstBytes data, const Fingerprint& call) = 0;
   /// `member` may be kAnyMember for point-to-point messages. A message of another size than `data`, or whose dtype is another's, completes
   /// this receive with Code::mismatch naming both; the channel goes on. Bytes past `exact = false` buffers' end never are written:
   /// with `exact` false a shorter message is fine (`bytes()` says how long it was).
   virtual TransferRef receive(int member, std::uint64_t tag, MutableBytes data, const Fingerprint& call, bool exact = true) = 0;
-  /// Takes a transfer back; it is done (Code::aborted) on return. A receive that has begun drains to scratch. A send that has begun ends with
-  /// its current fragment, from a copy; where more was to come, the receive that takes it fails with Code::aborted naming this rank.
+  /// Takes a transfer back; it is done (Code::aborted) on return. A receive that has begun drains to scratch. A send that has begun ends
+  /// with its current fragment, from a copy; where more was to come, the receive that takes it fails with Code::aborted naming this rank.
   virtual void cancel(const TransferRef& transfer) = 0;
 
   /// Says that this member now runs the collective `call` (sequence > 0): messages of the same sequence that disagree with it,

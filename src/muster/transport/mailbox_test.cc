@@ -8,15 +8,23 @@
 #include <new>
 #include <thread>
 
+#include "muster/base/host_barrier.h"
+
 namespace muster::transport {
 namespace {
 
 using std::chrono::seconds;
 
 // Two threads hand a number to and fro ten thousand times; a lost wake-up would take a whole minute each and so pass the limit.
-TEST(Mailbox, LosesNoWakeUpBetweenThreads) {
+void hand_to_and_fro(bool barriers) {
   constexpr int kRounds = 10'000;
   Mailbox boxes[2];
+  for (Mailbox& box : boxes) box.sends_barriers = barriers;
+  const auto wake = [&](Mailbox& box) {
+    if (!barriers) return box.wake();
+    meet_host_barrier();
+    box.wake_announced();
+  };
   std::atomic<int> turn{0};
   const auto wait_for = [&](int me, int value) {
     while (turn.load(std::memory_order_acquire) != value) {
@@ -33,18 +41,25 @@ TEST(Mailbox, LosesNoWakeUpBetweenThreads) {
     for (int i = 0; i < kRounds; ++i) {
       wait_for(1, 2 * i + 1);
       turn.store(2 * i + 2, std::memory_order_release);
-      boxes[0].wake();
+      wake(boxes[0]);
     }
   });
   for (int i = 0; i < kRounds; ++i) {
     turn.store(2 * i + 1, std::memory_order_release);
-    boxes[1].wake();
+    wake(boxes[1]);
     wait_for(0, 2 * i + 2);
   }
   other.join();
   EXPECT_LT(std::chrono::steady_clock::now() - started, seconds(50));
   EXPECT_EQ(boxes[0].sleepers.load(), 0u);
   EXPECT_EQ(boxes[1].sleepers.load(), 0u);
+}
+
+TEST(Mailbox, LosesNoWakeUpBetweenThreads) { hand_to_and_fro(false); }
+
+TEST(Mailbox, LosesNoneWhereItsSleepersSendBarriers) {
+  if (!takes_host_barriers()) GTEST_SKIP() << "this system knows no such barriers, or this build does not";
+  hand_to_and_fro(true);
 }
 
 TEST(Mailbox, WakesASleeperInAnotherProcess) {
