@@ -2,10 +2,10 @@
 // is not that quick, or something is out of the ordinary, `run` goes on from there.
 #include <algorithm>
 #include <cstring>
-#include <optional>
 #include <thread>
 
 #include "muster/base/hand_back.h"
+#include "muster/base/pause.h"
 #include "muster/collective/region_member.h"
 #include "muster/transport/core_sharing.h"
 #include "muster/transport/woken.h"
@@ -20,14 +20,6 @@ constexpr int kPausesForRoom = 8;
 /// Of so many givers their next call's slots are sent for.
 constexpr int kFewSources = 8;
 constexpr Duration kYielding = std::chrono::microseconds(100);
-
-void pause_once() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 /// Sends for memory that will be written.
 void claim(const std::byte* memory, std::size_t bytes) {
@@ -104,8 +96,8 @@ class RegionMember::Moment {
       return true;
     }
     const TimePoint now = steady_clock().now();
-    if (!end_) end_ = now + transport::until_all_came_round(kYielding, my_.per_core_);
-    if (now >= *end_) return false;
+    if (end_ == TimePoint()) end_ = now + transport::until_all_came_round(kYielding, my_.per_core_);
+    if (now >= end_) return false;
     std::this_thread::yield();
     return true;
   }
@@ -113,7 +105,7 @@ class RegionMember::Moment {
  private:
   const RegionMember& my_;
   int paused_ = 0;
-  std::optional<TimePoint> end_;
+  TimePoint end_;
 };
 
 /// Who is ahead of the others by the whole ring lets them get on between its looks: each look at their lines keeps them.

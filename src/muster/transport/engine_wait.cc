@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <thread>
 
+#include "muster/base/pause.h"
 #include "muster/transport/engine.h"
 #include "muster/transport/watcher.h"
 #include "muster/transport/woken.h"
@@ -43,12 +44,7 @@ constexpr Duration kLongestSleep = std::chrono::milliseconds(100);
 
 /// Shorter for the thread that looks itself: what comes meanwhile is seen late by as much.
 void pause_briefly(bool others_look) {
-#if defined(__x86_64__)
-  for (int i = others_look ? 8 : 2; i > 0; --i) __builtin_ia32_pause();
-#else
-  static_cast<void>(others_look);
-  std::this_thread::yield();
-#endif
+  for (int i = others_look ? 8 : 2; i > 0; --i) pause_once();
 }
 
 }  // namespace

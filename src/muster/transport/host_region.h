@@ -27,6 +27,9 @@ class HostRegion {
   /// Mailbox of the rank at a position of `ranks()`.
   virtual Mailbox& mailbox(int local_rank) = 0;
 
+  /// Whether bytes of a local rank's stream to this one stand in their ring. One look, of any thread, without a lock.
+  virtual bool holds_bytes_from([[maybe_unused]] int local_rank) { return false; }
+
   /// Takes `bytes` of zeroed memory (64-byte aligned) from the heap of segments. Any one rank may; the offset then means the same
   /// memory on every rank. Thread-safe and safe between processes. Code::exhausted when the region is full.
   virtual Result<std::uint64_t> claim(std::size_t bytes) = 0;

@@ -26,6 +26,10 @@ class RegionView final : public HostRegion {
   std::span<const int> ranks() const override { return ranks_; }
   int local_rank() const override { return local_rank_; }
   Mailbox& mailbox(int local_rank) override { return at_as<Mailbox>(layout_.mailboxes)[local_rank]; }
+  bool holds_bytes_from(int local_rank) override {
+    const RingControl& control = *ring(local_rank, local_rank_).control;
+    return control.tail.load(std::memory_order_acquire) != control.head.load(std::memory_order_relaxed);
+  }
   Result<std::uint64_t> claim(std::size_t bytes) override;
   void release(std::uint64_t offset) override;
   std::byte* at(std::uint64_t offset) override { return memory_ + offset; }

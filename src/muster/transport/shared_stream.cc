@@ -4,6 +4,7 @@
 
 #include "muster/base/fork_guard.h"
 #include "muster/base/hand_back.h"
+#include "muster/base/host_barrier.h"
 #include "muster/transport/region_view.h"
 
 namespace muster::transport {
@@ -40,6 +41,7 @@ class SharedStream final : public ByteStream {
   std::size_t room() const { return out_.bytes - static_cast<std::size_t>(tail_ - cached_head_); }
   std::size_t published() const { return static_cast<std::size_t>(in_.control->tail.load(std::memory_order_acquire) - head_); }
   bool make_room();
+  void announce();
   void put(ConstBytes piece);
   void take(MutableBytes piece);
   Status broken(const char* what) const {
@@ -51,6 +53,7 @@ class SharedStream final : public ByteStream {
   SharedRing in_;
   Mailbox& peer_mailbox_;
   int peer_;
+  bool quietly_ = false;  // see announce()
   std::shared_ptr<void> memory_;   // may outlive the region's view
   std::uint64_t tail_ = 0;         // ours in out_
   std::uint64_t cached_head_ = 0;  // the peer's in out_, as last seen: a look at it costs a cache line
@@ -110,11 +113,20 @@ Result<std::size_t> SharedStream::write(std::span<const ConstBytes> pieces) {
       if (!piece.empty()) out_.control->tail.store(tail_, std::memory_order_release);
     }
   }
-  if (written > 0) {
+  if (written > 0) announce();
+  return written;
+}
+
+/// Tells the reader all that has been put. No fence where whoever sleeps there sends a barrier first.
+void SharedStream::announce() {
+  if (quietly_ || (quietly_ = takes_host_barriers() && peer_mailbox_.sends_barriers.load(std::memory_order_relaxed) != 0)) {
+    out_.control->tail.store(tail_, std::memory_order_release);
+    meet_host_barrier();
+    peer_mailbox_.wake_announced();
+  } else {
     out_.control->tail.store(tail_, std::memory_order_seq_cst);
     peer_mailbox_.wake();
   }
-  return written;
 }
 
 Result<std::size_t> SharedStream::read(std::span<const MutableBytes> pieces) {
