@@ -6,7 +6,6 @@
 #include <optional>
 
 #include "muster/base/fork_guard.h"
-#include "muster/base/pause.h"
 #include "muster/collective/call.h"
 #include "muster/collective/collective_queue.h"
 #include "muster/collective/driver.h"
@@ -14,7 +13,6 @@
 #include "muster/collective/lookout.h"
 #include "muster/collective/making.h"
 #include "muster/collective/point_to_point.h"
-#include "muster/transport/core_sharing.h"
 
 namespace muster::collective {
 namespace {
@@ -95,7 +93,6 @@ class GroupCommunicator final : public Communicator, public Driver, public std::
   Status check_open(Op op) const;
   Status check(const Args& args) const;
   Status pass(const Args& args, Meanwhile& meanwhile);
-  void await_bytes_from(int member) const;
   Status check_message(std::string_view what, int member, std::uint64_t tag, std::size_t bytes, DType dtype, bool any) const;
   PendingRef track(std::shared_ptr<PointToPoint::Message> message) {
     if (!message->published()) watch(false);
@@ -280,18 +277,6 @@ PendingRef GroupCommunicator::receive(int member, std::uint64_t tag, MutableByte
   return track(messages_.receive(shared_from_this(), member, tag, data, dtype, deadline));
 }
 
-/// For a moment, where every rank of the host has a core: a look at the ring takes a twentieth of one at all that the fabric looks at.
-void GroupCommunicator::await_bytes_from(int member) const {
-  constexpr int kLooks = 200;
-  transport::HostRegion* const region = group_.fabric->region();
-  if (region == nullptr || !group_.fabric->threads()) return;
-  const auto ranks = region->ranks();
-  if (transport::ranks_per_core(ranks.size(), group_.fabric->cores()) > 1) return;
-  const auto place = std::ranges::lower_bound(ranks, group_.job_rank_of(member));
-  if (place == ranks.end() || *place != group_.job_rank_of(member)) return;
-  for (int looks = 0; looks < kLooks && !region->holds_bytes_from(static_cast<int>(place - ranks.begin())); ++looks) pause_once();
-}
-
 /// One message, from start to end. What has gone at once, or comes in the time of a round trip, needs nobody to look after it.
 Status GroupCommunicator::pass(const Args& args, Meanwhile& meanwhile) {
   const bool receives = args.op == Op::recv;
@@ -305,7 +290,7 @@ Status GroupCommunicator::pass(const Args& args, Meanwhile& meanwhile) {
   const transport::TransferRef transfer = messages_.post(args);
   const TimePoint deadline = meanwhile.begun();
   if (receives && !transfer->done() && !busy()) {
-    await_bytes_from(args.root);
+    group_.fabric->await_briefly(group_.job_rank_of(args.root));
     group_.fabric->wait([&transfer] { return transfer->done(); }, std::min(deadline, group_.now() + CollectiveQueue::kRoundTrip));
   }
   if (transfer->done() && transfer->status().ok()) return {};

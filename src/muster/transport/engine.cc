@@ -403,14 +403,18 @@ bool Engine::poll_few() {
 bool Engine::poll_plain() {
   bool moved = false;
   for (std::size_t i = 0; i < plain_.size(); ++i) {
-    Link* link = plain_[i];
-    if (link == nullptr || link->in_service) continue;
-    link->in_service = true;
-    moved |= link->read_some();
-    link->in_service = false;
-    if (!link->ended.ok()) stream_ended(*link, link->ended);
+    if (plain_[i] != nullptr) moved |= read_plain(*plain_[i]);
   }
   std::erase(plain_, nullptr);
+  return moved;
+}
+
+bool Engine::read_plain(Link& link) {
+  if (link.in_service) return false;
+  link.in_service = true;
+  const bool moved = link.read_some();
+  link.in_service = false;
+  if (!link.ended.ok()) stream_ended(link, link.ended);
   return moved;
 }
 

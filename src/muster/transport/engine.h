@@ -81,6 +81,7 @@ class Engine final : public ConnectorEvents {
     return look(in_earnest, now) == Looked::moved;
   }
   bool wait(const std::function<bool()>& done, TimePoint deadline);
+  void await_briefly(int rank);
   void wake() { connector_->mailbox().wake(); }
   /// All that threads have gathered: theirs and what others' stretches still hold.
   void write_gathered();
@@ -168,6 +169,7 @@ class Engine final : public ConnectorEvents {
   bool poll_connector(TimePoint now);
   bool poll_ready();
   bool poll_plain();
+  bool read_plain(Link& link);
   bool poll_few();
   void flush_dirty(TimePoint now);
   bool service_read(Link& link);

@@ -94,6 +94,21 @@ bool Engine::wait(const std::function<bool()>& done, TimePoint deadline) {
   }
 }
 
+void Engine::await_briefly(int rank) {
+  constexpr int kLooks = 200;
+  const int place = may_spin_ && region_ != nullptr && !forked() ? local_position_[static_cast<std::size_t>(rank)] : -1;
+  if (place < 0) return;
+  int looks = 0;
+  while (looks < kLooks && !region_->holds_bytes_from(place)) ++looks, pause_once();
+  if (looks == kLooks || !lock_.try_lock()) return;
+  const auto link = std::find(plain_.begin(), plain_.end(), find_link(rank));
+  if (link != plain_.end() && *link != nullptr) {
+    read_plain(**link);
+    std::erase(plain_, nullptr);
+  }
+  leave_entry();
+}
+
 void Engine::sleep_until_news(TimePoint until, const std::function<bool()>& done, bool& finished) {
   Mailbox& mailbox = connector_->mailbox();
   sleepers_.fetch_add(1);

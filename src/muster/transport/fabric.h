@@ -86,6 +86,9 @@ class Fabric {
 
   /// One pass: connector, links. Never blocks. Says whether anything moved. Thread-safe; a second thread returns at once.
   virtual bool poll() = 0;
+  /// Looks for some microseconds at nothing but what comes from `rank`, and takes it in. Only where that stands in this host's region, and every
+  /// rank of the host has a core: one such look takes a twentieth of `poll`. To be followed by `wait`. Thread-safe.
+  virtual void await_briefly([[maybe_unused]] int rank) {}
   /// Returns true once `done()` holds, false at the deadline. Drives links meanwhile: pauses or yields, then sleeps on the mailbox.
   /// `done` is asked without any lock, often; it may advance work of its own and should publish nothing slow.
   virtual bool wait(const std::function<bool()>& done, TimePoint deadline) = 0;
