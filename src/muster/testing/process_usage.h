@@ -41,6 +41,20 @@ inline MemoryInUse memory_in_use() {
   return use;
 }
 
+/// Bytes of physical memory that this process answers for: what it shares is divided by those who have it mapped (PSS). Summed over all who
+/// share it is what they take together; each alone also grows by what it only comes to look at of the others'. 0 where the system does not
+/// tell.
+inline std::size_t proportional_memory() {
+  ::malloc_trim(0);
+  std::ifstream sums("/proc/self/smaps_rollup");
+  for (std::string word; sums >> word;) {
+    std::size_t kib = 0;
+    if (word == "Pss:" && sums >> kib) return kib * 1024;
+    sums.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
+  }
+  return 0;
+}
+
 /// Sanitizers keep freed memory for a while: how much is resident says nothing under them.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 inline constexpr bool kMemoryTells = false;
