@@ -1,8 +1,9 @@
 // One call on 8 bytes for each rank, again and again, for instruction counters; OP is all_reduce (if nothing is said), broadcast, gather,
 // scatter, all_to_all or ping_pong (a message from rank 0 to rank 1 and back), BACKEND native or tcp:
 //
-//   valgrind --tool=callgrind --toggle-collect='measured_call*' --callgrind-out-file=calls.out bin/muster_one_call RANKS [CALLS] [OP]
-//   [BACKEND] callgrind_annotate calls.out
+//   valgrind --tool=callgrind --toggle-collect='measured_call*' bin/muster_one_call RANKS [CALLS] [OP] [BACKEND]
+//
+//   callgrind_annotate callgrind.out.*
 //
 // With several ranks these are threads, which valgrind runs one at a time: what waiting costs is not what it costs outside.
 #include <torch/types.h>

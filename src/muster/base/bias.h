@@ -70,7 +70,7 @@ class Bias {
   std::atomic<std::uintptr_t> favoured_{0};
   std::atomic<std::uint32_t> inside_{0};
   std::atomic<std::uint32_t> revoked_{0};
-  ProcessMark mark_;  // in a forked child who was inside is not there any more
+  ProcessMark mark_;  // in a forked child, where who was inside may be gone, nobody is waited for: there it excludes nobody
 };
 
 }  // namespace muster

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <string>
 
 #include "muster/base/log.h"
 #include "muster/base/socket_address.h"
@@ -30,12 +31,14 @@ bool takes_host_barriers() noexcept {
 void send_host_barrier() noexcept {
 #if !defined(__SANITIZE_THREAD__)
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  // The slow kind reaches everybody too.
-  if (barrier_call(MEMBARRIER_CMD_GLOBAL_EXPEDITED) || barrier_call(MEMBARRIER_CMD_GLOBAL) || !takes_host_barriers()) return;
+  if (!takes_host_barriers()) return;  // then nobody here relies on them
+  if (barrier_call(MEMBARRIER_CMD_GLOBAL_EXPEDITED)) return;
+  const std::string why = errno_text(errno);
+  if (barrier_call(MEMBARRIER_CMD_GLOBAL)) return;  // slow, but it reaches everybody too
   static std::atomic<bool> said{false};
   if (!said.exchange(true))
     log(LogLevel::error, "the system no longer sends barriers to all processors (membarrier), which it did when this process began: " +
-                             errno_text(errno) + "; other threads of this process may meet in what only one of them should be in");
+                             why + "; threads may meet in what only one of them should be in, and sleepers may wake up 100 ms late");
 #endif
 }
 

@@ -41,18 +41,19 @@ inline MemoryInUse memory_in_use() {
   return use;
 }
 
-/// Bytes of physical memory that this process answers for: what it shares is divided by those who have it mapped (PSS). Summed over all who
-/// share it is what they take together; each alone also grows by what it only comes to look at of the others'. 0 where the system does not
-/// tell.
+/// Bytes of anonymous and shared memory that this process answers for: what it shares is divided by those who have it mapped (PSS, without
+/// files). Summed over all who share it is what they take together; each alone also grows by what it only comes to look at of the others'.
+/// 0 where the system does not tell.
 inline std::size_t proportional_memory() {
   ::malloc_trim(0);
+  std::size_t bytes = 0;
   std::ifstream sums("/proc/self/smaps_rollup");
   for (std::string word; sums >> word;) {
     std::size_t kib = 0;
-    if (word == "Pss:" && sums >> kib) return kib * 1024;
+    if ((word == "Pss_Anon:" || word == "Pss_Shmem:") && sums >> kib) bytes += kib * 1024;
     sums.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
   }
-  return 0;
+  return bytes;
 }
 
 /// Sanitizers keep freed memory for a while: how much is resident says nothing under them.

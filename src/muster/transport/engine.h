@@ -269,6 +269,7 @@ class Engine final : public ConnectorEvents {
   std::atomic<int> active_pollers_{0};
   std::atomic<int> sleepers_{0};
   std::atomic<std::uint64_t> polls_{0};
+  std::atomic<std::uint32_t> brief_waits_{0};  // of threads together; one lost now and then is none the worse
   std::uint64_t polls_watched_ = 0;             // as of the watcher's last look
   TimePoint last_news_ = TimePoint::min();      // of the watcher's looks that found something moved, or that somebody had polled
   TimePoint watcher_wakes_ = TimePoint::min();  // when it will look again by itself
