@@ -1,7 +1,7 @@
 /// Exclusion where one thread goes in and out all the time and others hardly ever want to.
 ///
-/// The first thread that comes is favoured: it goes in by two stores and a look, without an atomic exchange, which would take as long as
-/// twenty or more other instructions each. When another thread wants something, it revokes that: it sends a barrier (`host_barrier.h`),
+/// The first thread that comes is favoured: it goes in by two stores and a look, without an atomic exchange, each of which would take as
+/// long as dozens of other instructions. When another thread wants something, it revokes that: it sends a barrier (`host_barrier.h`),
 /// waits until the favoured one is outside, and from then on, for good, all threads go by whatever exclusion there is beside this one.
 ///
 ///   if (bias.enter()) { plain reads and writes; bias.leave(); } else { bias.revoke(); atomic ones }

@@ -22,7 +22,6 @@ class Number {
     value_.fetch_add(1, std::memory_order_relaxed);
   }
   std::uint64_t value() const { return value_; }
-  Bias& bias() { return bias_; }
 
  private:
   Bias bias_;

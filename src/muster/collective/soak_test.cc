@@ -244,17 +244,23 @@ std::string soak(int rank, const std::string& store, std::uint64_t calls) {
   constexpr std::int64_t kMemoryLimit = std::int64_t{8} << 20;
   Player player(*job->world);
   std::int64_t before = 0;
+  std::size_t own_before = 0;
   for (std::uint64_t number = 0; number < calls; ++number) {
     const Step step(testing::test_seed(), number);
     if (auto wrong = player.play(step, testing::test_seed()); !wrong.empty()) {
       job->world->abort("a result is wrong");
       return wrong;
     }
-    if (number == calls / 5) before = memory_of_all(*job->world);
+    if (number != calls / 5) continue;
+    before = memory_of_all(*job->world);
+    own_before = testing::memory_in_use().own;
   }
   const std::int64_t after = memory_of_all(*job->world);
+  const std::size_t own_after = testing::memory_in_use().own;
   if (const Status closed = job->world->close(steady_clock().now() + seconds(60)); !closed) return closed.message();
   if (testing::kMemoryTells && testing::proportional_memory() == 0) return "this system does not tell how much memory a process takes";
+  if (testing::whole_matrices() && own_after > own_before + std::size_t{kMemoryLimit})
+    return "this rank's own memory grew from " + std::to_string(own_before) + " to " + std::to_string(own_after) + " bytes";
   if (testing::whole_matrices() && after > before + kMemoryLimit)
     return "what all ranks take together grew from " + std::to_string(before) + " to " + std::to_string(after) + " bytes";
   if (rank == 0)

@@ -21,9 +21,6 @@ void each_part(const at::Tensor& flat, const Slice& slice, Visit visit) {
   }
 }
 
-const std::byte* bytes_of(const at::Tensor& tensor) { return static_cast<const std::byte*>(tensor.const_data_ptr()); }
-std::byte* mutable_bytes_of(const at::Tensor& tensor) { return static_cast<std::byte*>(tensor.data_ptr()); }
-
 }  // namespace
 
 Staging::Staging(Request& request, bool at_root) : inputs_(std::move(request.inputs)), outputs_(std::move(request.outputs)) {
@@ -65,23 +62,23 @@ at::Tensor Staging::flat_like(const Slice& slice) {
 
 ConstBytes Staging::stage_input(const Slice& slice) {
   if (slice.empty()) return {};
-  if (is_plain(slice)) return {bytes_of(slice.front()), slice.front().nbytes()};
+  if (is_plain(slice)) return plain_bytes(slice.front());
   const auto memory = flat_like(slice);
   copy_in(memory, slice);
   copies_in_.emplace_back(memory, slice);
-  return {bytes_of(memory), memory.nbytes()};
+  return plain_bytes(memory);
 }
 
 MutableBytes Staging::stage_output(const Slice& slice, bool filled) {
   if (slice.empty()) return {};
-  if (is_plain(slice)) return {mutable_bytes_of(slice.front()), slice.front().nbytes()};
+  if (is_plain(slice)) return plain_mutable_bytes(slice.front());
   const auto memory = flat_like(slice);
   if (filled) {
     copy_in(memory, slice);
     copies_in_.emplace_back(memory, slice);
   }
   copies_back_.emplace_back(memory, slice);
-  return {mutable_bytes_of(memory), memory.nbytes()};
+  return plain_mutable_bytes(memory);
 }
 
 void Staging::refill() {
