@@ -11,8 +11,10 @@
 
 namespace muster {
 
-/// Whether that is done here: on AMD's processors. Elsewhere the functions below only read.
-bool hands_back() noexcept;
+/// Up to how many bytes, written at once, that is quicker here; 0, but on AMD's processors: the functions below only read there. Zen 5 fetches
+/// larger ones ahead by itself.
+std::size_t most_handed_back() noexcept;
+inline bool hands_back() noexcept { return most_handed_back() > 0; }
 
 /// Hands back `bytes` that the caller has read. They must be writable, the caller's alone to read, and nobody may write them meanwhile;
 /// neighbours in the same lines may be anybody's.

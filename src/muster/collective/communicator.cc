@@ -287,12 +287,25 @@ Status GroupCommunicator::pass(const Args& args, Meanwhile& meanwhile) {
                                               " inputs and " + std::to_string(args.outputs.size()) + " outputs");
   }
   if (Status valid = check_message(name, args.root, args.tag, message_bytes(args), args.dtype, false); !valid) return valid;
-  const transport::TransferRef transfer = messages_.post(args);
-  const TimePoint deadline = meanwhile.begun();
-  if (receives && !transfer->done() && !busy()) {
-    group_.fabric->await_briefly(group_.job_rank_of(args.root));
-    group_.fabric->wait([&transfer] { return transfer->done(); }, std::min(deadline, group_.now() + CollectiveQueue::kRoundTrip));
+  // A receive begins before it waits; a send is on its way before it does anything else.
+  const bool alone = receives && !busy();
+  TimePoint deadline;
+  if (receives) deadline = meanwhile.begun();
+  const int rank = group_.job_rank_of(args.root);
+  transport::Taken taken = alone ? messages_.take_at_once(args) : transport::Taken::otherwise;
+  meanwhile.at_once = taken == transport::Taken::yes;
+  const bool came = taken == transport::Taken::not_yet && group_.fabric->await_briefly(rank);
+  if (came) taken = messages_.take_at_once(args);
+  if (taken == transport::Taken::yes) return {};
+  const transport::TransferRef transfer = receives ? messages_.post(args) : messages_.send_off(args);
+  if (!receives) {
+    deadline = meanwhile.begun();
+    meanwhile.at_once = transfer == nullptr;
+    if (meanwhile.at_once) return {};
   }
+  if (came && !transfer->done()) group_.fabric->take_in(rank);
+  if (alone && !transfer->done())
+    group_.fabric->wait([&transfer] { return transfer->done(); }, std::min(deadline, group_.now() + CollectiveQueue::kRoundTrip));
   if (transfer->done() && transfer->status().ok()) return {};
   const auto message = messages_.follow(shared_from_this(), args, transfer, deadline);
   track(message);

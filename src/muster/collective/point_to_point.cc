@@ -8,17 +8,6 @@ namespace muster::collective {
 
 using Message = PointToPoint::Message;
 
-namespace {
-
-transport::Fingerprint header_of(DType dtype) {
-  transport::Fingerprint header;
-  header.op = static_cast<std::uint8_t>(Op::send);
-  header.dtype = static_cast<std::uint8_t>(dtype);
-  return header;
-}
-
-}  // namespace
-
 Message::Message(const GroupContext& group, std::shared_ptr<Driver> driver, Envelope envelope, transport::TransferRef transfer,
                  TimePoint deadline)
     : group_(group),

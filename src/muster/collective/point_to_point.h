@@ -19,6 +19,13 @@ inline std::size_t message_bytes(const Args& args) {
   return args.op == Op::recv ? args.outputs.front().size() : args.inputs.front().size();
 }
 
+inline transport::Fingerprint header_of(DType dtype) {
+  transport::Fingerprint header;
+  header.op = static_cast<std::uint8_t>(Op::send);
+  header.dtype = static_cast<std::uint8_t>(dtype);
+  return header;
+}
+
 class PointToPoint {
  public:
   explicit PointToPoint(const GroupContext& group) : group_(group) {}
@@ -34,6 +41,15 @@ class PointToPoint {
   /// The same in two steps: the message that `args` tell of is on its way; and is looked after from here on, until it is over.
   transport::TransferRef post(const Args& args);
   std::shared_ptr<Message> follow(std::shared_ptr<Driver> driver, const Args& args, transport::TransferRef transfer, TimePoint deadline);
+
+  /// Sends the message that `args` tell of; null where it has gone already.
+  transport::TransferRef send_off(const Args& args) {
+    return group_.channel->send_off(args.root, args.tag, args.inputs.front(), header_of(args.dtype));
+  }
+  /// The message that `args` ask for, without a transfer.
+  transport::Taken take_at_once(const Args& args) {
+    return group_.channel->receive_at_once(args.root, args.tag, args.outputs.front(), header_of(args.dtype));
+  }
 
   /// Publishes the messages that are over. Never blocks.
   void sweep();

@@ -168,7 +168,7 @@ bool RegionMember::express(const Args& args, const transport::Fingerprint& call,
   }
   outputs_shared_ = false;
   read_in_place_ = false;
-  transport::copy_words(calls_[sequence_ % kMostSlots], call);
+  copy_words(calls_[sequence_ % kMostSlots], call);
   Flow flow = sketch.flow;
   place(args, flow);
   publish(call);

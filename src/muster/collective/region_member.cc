@@ -209,7 +209,7 @@ void RegionMember::publish(const transport::Fingerprint& call) {
   }
   Line& mine = my_line();
   mine.seen = seen;
-  transport::copy_words<kKindBytes / 8>(bytes_at(mine, kLineKind), bytes_at(call, kKind));
+  copy_words<kKindBytes / 8>(bytes_at(mine, kLineKind), bytes_at(call, kKind));
   mine.sequence.store(sequence_, std::memory_order_release);
   wake_others();
 }

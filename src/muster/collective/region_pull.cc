@@ -85,12 +85,12 @@ std::size_t RegionMember::relayed_chunk(const Args& args, const Flow& flow) cons
 /// comes in.
 bool RegionMember::hands_back(const Args& args, const Flow& flow) const {
   if (!muster::hands_back() || flow.scaled) return false;  // a product is for its giver too
-  if (args.op == Op::broadcast) return true;
+  if (args.op == Op::broadcast) return args.outputs[0].size() <= most_handed_back();
   std::size_t most = 0;
   for (int source = flow.first; source < flow.last; ++source) {
     if (source != rank_) most = std::max(most, taken(args, source).size());
   }
-  if (most <= kFetchedBytes) return false;
+  if (most <= kFetchedBytes || most > most_handed_back()) return false;
   const bool all_give_lists = flow.lists && args.op != Op::scatter;
   return most * size() * (all_give_lists ? size() : 1) <= kHandedBytes;
 }

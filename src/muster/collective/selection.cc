@@ -40,8 +40,9 @@ bool worth_the_steps(int ranks, int per_host) {
   return ranks - 1 + (far > 0 ? kFar : kNear) > near * (2 + kNear) + far * (2 + kFar);
 }
 
-/// Measured over loopback.
-constexpr std::uint64_t kPairExchanges = 256 * 1024, kPairReduces = 1024 * 1024;
+/// Measured over links of one host.
+constexpr std::uint64_t kPairExchanges = 1024 * 1024, kPairReduces = 1024 * 1024;
+constexpr std::uint64_t kCrowdExchanges = 32 * 1024, kCrowdScatters = 16 * 1024;
 constexpr int kFewRanks = 8;
 
 constexpr Algorithm kDissemination[] = {Algorithm::dissemination};
@@ -152,11 +153,13 @@ Selection::Selection(Ground ground, int ranks, Standing standing) : ground_(grou
   // Between two ranks as many bytes travel whatever the algorithm, so the one with the fewest rounds wins, until what it holds
   // meanwhile leaves the caches.
   const std::uint64_t gathered = gathered_bytes(ranks);
-  set_bound(Op::all_reduce, Algorithm::bruck, (ranks == 2 ? kPairExchanges : gathered / members) + 1);
+  set_bound(Op::all_reduce, Algorithm::bruck, (ranks == 2 ? kPairExchanges : crowded ? kCrowdExchanges : gathered / members) + 1);
   set_bound(Op::reduce, Algorithm::direct, crowded ? kAlways : (ranks == 2 ? kPairReduces : gathered / members) + 1);
-  set_bound(Op::all_gather, Algorithm::bruck, (crowded ? gathered / 2 : gathered) + 1);
+  set_bound(Op::all_gather, Algorithm::bruck, ranks == 2 ? 0 : (crowded ? gathered / 2 : gathered) + 1);
   const bool by_tree = ranks > kFewRanks && !crowded && worth_the_steps(ranks, standing.per_host);
   for (const Op op : {Op::gather, Op::scatter}) set_bound(op, Algorithm::tree, by_tree ? gathered + 1 : 0);
+  // Who shares its core with the root is waited for by the root's next message, whoever that is for: so it sends few.
+  if (crowded) set_bound(Op::scatter, Algorithm::tree, kCrowdScatters + 1);
   const bool several = standing.several_on_each_host(ranks);
   // A ring spares the network's switches many streams at once; few ranks do not need that, and it takes a round for each. But a host of
   // several gets everything once by a ring, else once for each of them.

@@ -26,13 +26,13 @@ TEST(Selection, DefaultsGiveWayByWhatIsGathered) {
     const Selection links(Ground::links, ranks);
     const std::uint64_t gathered = ranks == 1000 ? 4000 * kKiB : 64 * kKiB;
     const std::uint64_t share = gathered / static_cast<std::uint64_t>(ranks);
-    const std::uint64_t each = ranks == 2 ? 256 * kKiB : share, to_one = ranks == 2 ? 1024 * kKiB : share;
+    const std::uint64_t each = ranks == 2 ? 1024 * kKiB : share, to_one = ranks == 2 ? 1024 * kKiB : share;
     EXPECT_EQ(links.choose(Op::all_reduce, 0), Algorithm::bruck);
     EXPECT_EQ(links.choose(Op::all_reduce, each), Algorithm::bruck);
     EXPECT_EQ(links.choose(Op::all_reduce, each + 1), Algorithm::slices);
     EXPECT_EQ(links.choose(Op::reduce, to_one), Algorithm::direct);
     EXPECT_EQ(links.choose(Op::reduce, to_one + 1), Algorithm::slices);
-    EXPECT_EQ(links.choose(Op::all_gather, gathered), Algorithm::bruck);
+    EXPECT_EQ(links.choose(Op::all_gather, gathered), ranks == 2 ? Algorithm::direct : Algorithm::bruck) << "two have one message each";
     EXPECT_EQ(links.choose(Op::all_gather, gathered + 1), ranks <= 8 ? Algorithm::direct : Algorithm::ring);
     EXPECT_EQ(links.choose(Op::all_gather, 1024 * 1024 * kKiB), ranks <= 8 ? Algorithm::direct : Algorithm::ring);
     EXPECT_EQ(links.choose(Op::broadcast, gathered), Algorithm::tree);
@@ -42,6 +42,17 @@ TEST(Selection, DefaultsGiveWayByWhatIsGathered) {
     EXPECT_EQ(region.choose(Op::all_reduce, one_shot), Algorithm::one_shot);
     EXPECT_EQ(region.choose(Op::reduce, one_shot + 1), Algorithm::shares);
     EXPECT_EQ(region.choose(Op::broadcast, 1), Algorithm::pull);
+  }
+}
+
+TEST(Selection, RanksThatShareCoresSendFewMessages) {
+  for (const int ranks : {4, 8, 64}) {
+    const Selection links(Ground::links, ranks, {.per_host = ranks, .per_core = ranks / 2});
+    EXPECT_EQ(links.choose(Op::all_reduce, 32 * kKiB), Algorithm::bruck);
+    EXPECT_EQ(links.choose(Op::all_reduce, 32 * kKiB + 1), Algorithm::slices);
+    EXPECT_EQ(links.choose(Op::scatter, 16 * kKiB), Algorithm::tree);
+    EXPECT_EQ(links.choose(Op::scatter, 16 * kKiB + 1), Algorithm::direct);
+    EXPECT_EQ(links.choose(Op::gather, 64), Algorithm::direct);
   }
 }
 
@@ -87,7 +98,6 @@ TEST(Selection, SmallPiecesOfManyRanksGoAlongATree) {
     EXPECT_EQ(Selection(Ground::links, 8, {.per_host = 8}).choose(op, 64), Algorithm::direct);
     EXPECT_EQ(Selection(Ground::links, 16, {.per_host = 16}).choose(op, 64), Algorithm::tree) << "ways within a host are short";
     EXPECT_EQ(Selection(Ground::links, 16, {.per_host = 8}).choose(op, 64), Algorithm::tree);
-    EXPECT_EQ(Selection(Ground::links, 64, {.per_host = 64, .per_core = 4}).choose(op, 64), Algorithm::direct) << "ranks share cores";
     Selection forced(Ground::links, 4);
     forced.force(op, Algorithm::tree);
     EXPECT_EQ(forced.choose(op, 0), Algorithm::tree);

@@ -2,6 +2,7 @@
 /// and to the simulator: everything above speaks messages (`channel.h`).
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <span>
 
@@ -20,6 +21,12 @@ class ByteStream {
   /// Fills the pieces in order with what is there and says how many bytes; 0 when nothing is. Never blocks.
   /// Code::closed at the end of the stream, once all bytes before it were read; a failure is final.
   virtual Result<std::size_t> read(std::span<const MutableBytes> pieces) = 0;
+
+  /// What has come and can be looked at where it is, in order; it stays there until it is read or dropped. Nothing, where a stream keeps
+  /// what comes elsewhere.
+  virtual std::array<ConstBytes, 2> look() { return {}; }
+  /// Done with the first `bytes` of what `look` has just named.
+  virtual void drop([[maybe_unused]] std::size_t bytes) {}
 
   /// For epoll: readable when `read` may get on. -1 where the owner's mailbox is woken instead.
   virtual int descriptor() const = 0;

@@ -52,6 +52,13 @@ class Transfer {
 };
 using TransferRef = std::shared_ptr<Transfer>;
 
+/// Whether a message has been taken without a transfer.
+enum class Taken : std::uint8_t {
+  yes,
+  not_yet,    ///< nothing has come that could be
+  otherwise,  ///< that takes a `receive`
+};
+
 class Channel {
  public:
   virtual ~Channel() = default;
@@ -68,10 +75,20 @@ class Channel {
   /// have sequence 0 in `call`; a collective's messages carry its sequence, and `tag` numbers its steps. Tags of different sequences never
   /// meet.
   virtual TransferRef send(int member, std::uint64_t tag, ConstBytes data, const Fingerprint& call) = 0;
+  /// As `send`, but null where the message has gone already: nothing is made for it then.
+  virtual TransferRef send_off(int member, std::uint64_t tag, ConstBytes data, const Fingerprint& call) {
+    return send(member, tag, data, call);
+  }
   /// `member` may be kAnyMember for point-to-point messages. A message of another size than `data`, or whose dtype is another's, completes
   /// this receive with Code::mismatch naming both; the channel goes on. Bytes past `exact = false` buffers' end never are written:
   /// with `exact` false a shorter message is fine (`bytes()` says how long it was).
   virtual TransferRef receive(int member, std::uint64_t tag, MutableBytes data, const Fingerprint& call, bool exact = true) = 0;
+  /// What a `receive` of a small message would get now, into `data`: where that stands in this host's memory, as the first thing that does,
+  /// and has the size of `data`. But for `yes` nothing has happened. Thread-safe, never blocks.
+  virtual Taken receive_at_once([[maybe_unused]] int member, [[maybe_unused]] std::uint64_t tag, [[maybe_unused]] MutableBytes data,
+                                [[maybe_unused]] const Fingerprint& call) {
+    return Taken::otherwise;
+  }
   /// Takes a transfer back; it is done (Code::aborted) on return. A receive that has begun drains to scratch. A send that has begun ends
   /// with its current fragment, from a copy; where more was to come, the receive that takes it fails with Code::aborted naming this rank.
   virtual void cancel(const TransferRef& transfer) = 0;

@@ -55,15 +55,34 @@ TransferRef ChannelState::refused_in_child(bool sends) {
 }
 
 TransferRef ChannelState::send(int member, std::uint64_t tag, ConstBytes data, const Fingerprint& call) {
+  TransferRef transfer = send_off(member, tag, data, call);
+  if (transfer) return transfer;
+  // One stands for every message that the stream took at once.
+  Engine::Entry entry(engine_);
+  TransferStateRef& sent = flow_with(members_[static_cast<std::size_t>(member)]).sent;
+  if (!sent) {
+    sent = std::make_shared<TransferState>();
+    sent->sends = true;
+    sent->set_peer(member);
+    sent->complete(Status());
+  }
+  return sent;
+}
+
+TransferRef ChannelState::send_off(int member, std::uint64_t tag, ConstBytes data, const Fingerprint& call) {
   if (engine_.forked()) return refused_in_child(true);
   Engine::Entry entry(engine_);
   const bool valid = member >= 0 && member < size();
-  if (valid && data.size() <= kEagerBytes) {
-    if (TransferRef sent = send_at_once(member, tag, data, call)) return sent;
-  }
+  std::size_t took = valid && data.size() <= kEagerBytes ? send_at_once(member, tag, data, call) : 0;
+  if (took == sizeof(FrameHeader) + data.size()) return nullptr;
   TransferStateRef transfer = start(true, valid ? member : kAnyMember, tag, call);
   transfer->out = data;
-  if (!valid) {
+  if (took > 0) {
+    transfer->stage = TransferState::Stage::queued;
+    Link& link = engine_.link_to(transfer->rank);
+    link.protocol.push_begun(eager_header(tag, data.size(), call), data, transfer, took);
+    engine_.mark_dirty(link);
+  } else if (!valid) {
     finish(*transfer, Status(Code::invalid_argument,
                              "a message was sent to member " + std::to_string(member) + " of a group of " + std::to_string(size())));
   } else {
@@ -88,6 +107,24 @@ TransferRef ChannelState::receive(int member, std::uint64_t tag, MutableBytes da
   return transfer;
 }
 
+/// What `begin_eager` and `end_eager` would do with such a message.
+Taken ChannelState::receive_at_once(int member, std::uint64_t tag, MutableBytes data, const Fingerprint& call) {
+  if (call.sequence != 0 || member < 0 || member >= size() || engine_.forked()) return Taken::otherwise;
+  Engine::Entry entry(engine_);
+  const int rank = members_[static_cast<std::size_t>(member)];
+  Link* const link = engine_.find_link(rank);
+  const MatchKey key{rank, 0, tag};
+  if (link == nullptr || !failure_.ok() || unexpected_.find(key) != nullptr) return Taken::otherwise;
+  if (posted_.find(key) != nullptr || posted_any_.find(MatchKey{-1, 0, tag}) != nullptr) return Taken::otherwise;  // they come first
+  const FrameHeader header = eager_header(tag, data.size(), call);
+  Flow& flow = flow_with(rank);
+  if (!within_credit(flow, std::min(data.size(), kEagerBytes))) return Taken::otherwise;
+  if (const Taken taken = link->take_at_once(header, data); taken != Taken::yes) return taken;
+  hold_credit(flow, data.size());
+  give_credit(rank, flow, data.size());
+  return Taken::yes;
+}
+
 void ChannelState::post_send(const TransferStateRef& transfer) {
   if (!failure_.ok()) return finish(*transfer, failure_);
   const int rank = transfer->rank;
@@ -95,7 +132,7 @@ void ChannelState::post_send(const TransferStateRef& transfer) {
   engine_.now_needed(rank);
   if (!failure_.ok()) return;  // now_needed has finished it
   if (const Status& gone = engine_.gone(rank); !gone.ok()) return finish(*transfer, gone);
-  Flow& flow = flows_[rank];
+  Flow& flow = flow_with(rank);
   if (!flow.blocked.empty() || !try_send(flow, transfer)) {
     transfer->stage = TransferState::Stage::blocked;
     flow.blocked.push_back(transfer);
@@ -104,42 +141,33 @@ void ChannelState::post_send(const TransferStateRef& transfer) {
 
 /// A small message to a peer whose link has nothing else to write goes into the stream from where it lies: nothing is queued, and where the
 /// stream takes all of it, as it mostly does, nothing is made for it. One that travels together with others goes into the link's buffer
-/// instead. Null: it has to go the ordinary way.
-TransferRef ChannelState::send_at_once(int member, std::uint64_t tag, ConstBytes data, const Fingerprint& call) {
+/// instead. How many bytes went, its header included; 0: it has to go the ordinary way.
+std::size_t ChannelState::send_at_once(int member, std::uint64_t tag, ConstBytes data, const Fingerprint& call) {
   const int rank = members_[static_cast<std::size_t>(member)];
   Link* const link = engine_.find_link(rank);
-  if (link == nullptr || rank == engine_.rank()) return nullptr;
+  if (link == nullptr || rank == engine_.rank()) return 0;
   engine_.now_needed(rank);
-  if (!failure_.ok() || !engine_.gone(rank).ok()) return nullptr;
-  Flow& flow = flows_[rank];
-  if (!flow.blocked.empty() || flow.envelopes_left == 0 || data.size() > flow.eager_left) return nullptr;
-  FrameHeader header;
-  header.kind = FrameKind::eager;
-  header.length = static_cast<std::uint32_t>(data.size());
-  header.channel = id_;
-  header.tag = tag;
-  header.call = call;
+  if (!failure_.ok() || !engine_.gone(rank).ok()) return 0;
+  Flow& flow = flow_with(rank);
+  if (!flow.blocked.empty() || flow.envelopes_left == 0 || data.size() > flow.eager_left) return 0;
+  const FrameHeader header = eager_header(tag, data.size(), call);
   std::size_t took = engine_.gather(*link, header, data);
   if (took == 0) took = link->write_at_once(header, data);
-  if (took == 0) return nullptr;
+  if (took == 0) return 0;
   engine_.count_message();
   --flow.envelopes_left;
   flow.eager_left -= data.size();
-  if (took == sizeof header + data.size()) {
-    if (!flow.sent) {
-      flow.sent = std::make_shared<TransferState>();
-      flow.sent->sends = true;
-      flow.sent->set_peer(member);
-      flow.sent->complete(Status());
-    }
-    return flow.sent;
-  }
-  TransferStateRef transfer = start(true, member, tag, call);
-  transfer->out = data;
-  transfer->stage = TransferState::Stage::queued;
-  link->protocol.push_begun(header, data, transfer, took);
-  engine_.mark_dirty(*link);
-  return transfer;
+  return took;
+}
+
+FrameHeader ChannelState::eager_header(std::uint64_t tag, std::size_t bytes, const Fingerprint& call) const {
+  FrameHeader header;
+  header.length = static_cast<std::uint32_t>(bytes);
+  header.kind = FrameKind::eager;
+  header.channel = id_;
+  header.tag = tag;
+  copy_words(header.call, call);
+  return header;
 }
 
 /// Hands the message, or the question for it, to the link; false without credit.
@@ -309,7 +337,8 @@ Result<Arrival> ChannelState::begin_eager(int source, const FrameHeader& header)
   if (!failure_.ok()) return arrival;
   if (opened() && !has_member(source))
     return Status(Code::internal, "a message on channel " + std::to_string(id_) + ", of which it is no member");
-  if (Status status = hold_credit(source, header.length); !status) return status;
+  if (Status status = check_credit(source, header.length); !status) return status;
+  hold_credit(flow_with(source), header.length);
   if (!check_call(source, header.call)) return arrival;
   const MatchKey key{source, header.call.sequence, header.tag};
   // Straight into the receive where there is one that it fits.
@@ -348,7 +377,8 @@ Status ChannelState::on_request(Link& link, const FrameHeader& header) {
   const int source = link.peer();
   if (opened() && !has_member(source))
     return Status(Code::internal, "a message on channel " + std::to_string(id_) + ", of which it is no member");
-  if (Status status = hold_credit(source, 0); !status) return status;
+  if (Status status = check_credit(source, 0); !status) return status;
+  hold_credit(flow_with(source), 0);
   if (!check_call(source, header.call)) return {};
   const MatchKey key{source, header.call.sequence, header.tag};
   if (TransferStateRef receive = match(key)) {
@@ -374,20 +404,26 @@ void ChannelState::on_withdraw(Link& link, std::uint64_t message) {
 
 // ---- credit ----------------------------------------------------------------------------------------------------------
 
-Status ChannelState::hold_credit(int source, std::size_t eager_bytes) {
-  Flow& flow = flows_[source];
-  if (flow.envelopes_held >= kEnvelopeCredit || flow.eager_held + eager_bytes > kEagerCredit) {
-    return Status(Code::internal, "more messages on channel " + std::to_string(id_) + " than its credit allows");
-  }
+bool ChannelState::within_credit(const Flow& flow, std::size_t eager_bytes) {
+  return flow.envelopes_held < kEnvelopeCredit && flow.eager_held + eager_bytes <= kEagerCredit;
+}
+
+Status ChannelState::check_credit(int source, std::size_t eager_bytes) {
+  if (within_credit(flow_with(source), eager_bytes)) return {};
+  return Status(Code::internal, "more messages on channel " + std::to_string(id_) + " than its credit allows");
+}
+
+void ChannelState::hold_credit(Flow& flow, std::size_t eager_bytes) {
   ++flow.envelopes_held;
   flow.eager_held += eager_bytes;
-  return {};
+}
+
+void ChannelState::give_credit(int source, std::size_t eager_bytes) {
+  if (failure_.ok()) give_credit(source, flow_with(source), eager_bytes);
 }
 
 /// One envelope of `source`, with so many eager bytes, has been taken.
-void ChannelState::give_credit(int source, std::size_t eager_bytes) {
-  if (!failure_.ok()) return;
-  Flow& flow = flows_[source];
+void ChannelState::give_credit(int source, Flow& flow, std::size_t eager_bytes) {
   ++flow.envelopes_due;
   flow.eager_due += eager_bytes;
   if (flow.envelopes_due < kEnvelopesDue && flow.eager_due < kEagerDue) return;
@@ -407,7 +443,7 @@ void ChannelState::give_credit(int source, std::size_t eager_bytes) {
 
 Status ChannelState::on_credit(Link& link, const FrameHeader& header) {
   if (!failure_.ok()) return {};
-  Flow& flow = flows_[link.peer()];
+  Flow& flow = flow_with(link.peer());
   if (header.tag > kEnvelopeCredit - flow.envelopes_left || header.amount > kEagerCredit - flow.eager_left) {
     return Status(Code::internal, "more credit on channel " + std::to_string(id_) + " than was ever taken");
   }

@@ -52,7 +52,9 @@ class ChannelState final : public Channel {
   int rank() const override { return position_; }
   Fabric& fabric() override;
   TransferRef send(int member, std::uint64_t tag, ConstBytes data, const Fingerprint& call) override;
+  TransferRef send_off(int member, std::uint64_t tag, ConstBytes data, const Fingerprint& call) override;
   TransferRef receive(int member, std::uint64_t tag, MutableBytes data, const Fingerprint& call, bool exact) override;
+  Taken receive_at_once(int member, std::uint64_t tag, MutableBytes data, const Fingerprint& call) override;
   void cancel(const TransferRef& transfer) override;
   void begin(const Fingerprint& call) override;
   void compare(int member, const Fingerprint& call) override;
@@ -103,7 +105,8 @@ class ChannelState final : public Channel {
   static TransferRef refused_in_child(bool sends);
   void post_send(const TransferStateRef& transfer);
   void post_receive(const TransferStateRef& transfer);
-  TransferRef send_at_once(int member, std::uint64_t tag, ConstBytes data, const Fingerprint& call);
+  std::size_t send_at_once(int member, std::uint64_t tag, ConstBytes data, const Fingerprint& call);
+  FrameHeader eager_header(std::uint64_t tag, std::size_t bytes, const Fingerprint& call) const;
   bool try_send(Flow& flow, const TransferStateRef& transfer);
   void send_local(const TransferStateRef& transfer);
   TransferStateRef match(const MatchKey& key);
@@ -111,8 +114,11 @@ class ChannelState final : public Channel {
   void take(Envelope* envelope, const TransferStateRef& receive);
   void accept_request(Link& link, const FrameHeader& header, const TransferStateRef& receive);
   Status fit(const TransferState& receive, int source, const FrameHeader& header, std::size_t bytes) const;
-  Status hold_credit(int source, std::size_t eager_bytes);
+  static bool within_credit(const Flow& flow, std::size_t eager_bytes);
+  Status check_credit(int source, std::size_t eager_bytes);
+  static void hold_credit(Flow& flow, std::size_t eager_bytes);
   void give_credit(int source, std::size_t eager_bytes);
+  void give_credit(int source, Flow& flow, std::size_t eager_bytes);
   void keep(std::unique_ptr<Envelope> envelope);
   void drop_unexpected();
   /// After this no buffer of the transfer is touched any more. The link's other side is told where it must know.
@@ -135,7 +141,17 @@ class ChannelState final : public Channel {
   MatchTable<TransferState> posted_;      // by their source
   MatchTable<TransferState> posted_any_;  // source -1
   MatchTable<Envelope> unexpected_;
-  std::unordered_map<int, Flow> flows_;
+  Flow& flow_with(int rank) {
+    if (rank != last_peer_) {
+      last_flow_ = &flows_[rank];
+      last_peer_ = rank;
+    }
+    return *last_flow_;
+  }
+
+  std::unordered_map<int, Flow> flows_;  // nothing is ever erased
+  int last_peer_ = -1;                   // of the flow that was last asked for
+  Flow* last_flow_ = nullptr;
   std::uint64_t next_order_ = 0;
   TransferState* first_ = nullptr;
 

@@ -81,7 +81,8 @@ class Engine final : public ConnectorEvents {
     return look(in_earnest, now) == Looked::moved;
   }
   bool wait(const std::function<bool()>& done, TimePoint deadline);
-  void await_briefly(int rank);
+  bool await_briefly(int rank);
+  void take_in(int rank);
   void wake() { connector_->mailbox().wake(); }
   /// All that threads have gathered: theirs and what others' stretches still hold.
   void write_gathered();

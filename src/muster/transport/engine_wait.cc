@@ -94,24 +94,27 @@ bool Engine::wait(const std::function<bool()>& done, TimePoint deadline) {
   }
 }
 
-void Engine::await_briefly(int rank) {
+bool Engine::await_briefly(int rank) {
   constexpr int kLooks = 200;
   // Now and then all that there is gets looked at: what others send meanwhile must not wait for the watcher.
-  constexpr std::uint32_t kBriefly = 32;
+  constexpr std::uint32_t kBriefly = 128;
   const std::uint32_t turn = brief_waits_.load(std::memory_order_relaxed) + 1;
   brief_waits_.store(turn, std::memory_order_relaxed);
-  if (turn % kBriefly == 0) return;
-  const int place = may_spin_ && region_ != nullptr && !forked() ? local_position_[static_cast<std::size_t>(rank)] : -1;
-  if (place < 0) return;
-  int looks = 0;
-  for (; looks < kLooks && !region_->holds_bytes_from(place); ++looks)
+  const int place = may_spin_ && region_ != nullptr && turn % kBriefly != 0 && !forked() ? local_position_[static_cast<std::size_t>(rank)] : -1;
+  if (place < 0) return false;
+  for (int looks = 0; looks < kLooks; ++looks) {
+    if (region_->holds_bytes_from(place)) return true;
     looks == 0 && take_woken() ? std::this_thread::yield() : pause_once();
-  if (looks == kLooks || !lock_.try_lock()) return;
+  }
+  return false;
+}
+
+void Engine::take_in(int rank) {
+  if (forked() || !lock_.try_lock()) return;
   const auto link = std::find(plain_.begin(), plain_.end(), find_link(rank));
   if (link != plain_.end() && *link != nullptr) {
     read_plain(**link);
     std::erase(plain_, nullptr);
-    polls_.store(polls_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);  // the fabric is in use
   }
   leave_entry();
 }

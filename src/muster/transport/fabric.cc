@@ -29,10 +29,11 @@ class EngineFabric final : public Fabric {
     if (Together* const together = Together::of(*this)) together->write();
     return engine_->poll(false);
   }
-  void await_briefly(int rank) override {
+  bool await_briefly(int rank) override {
     if (Together* const together = Together::of(*this)) together->write();
-    engine_->await_briefly(rank);
+    return engine_->await_briefly(rank);
   }
+  void take_in(int rank) override { engine_->take_in(rank); }
   bool wait(const std::function<bool()>& done, TimePoint deadline) override { return engine_->wait(done, deadline); }
   void wake() override { engine_->wake(); }
   Status death_of(int rank) const override { return engine_->death_of(rank); }

@@ -86,9 +86,11 @@ class Fabric {
 
   /// One pass: connector, links. Never blocks. Says whether anything moved. Thread-safe; a second thread returns at once.
   virtual bool poll() = 0;
-  /// Looks for some microseconds at nothing but what comes from `rank`, and takes it in. Only where that stands in this host's region, and every
-  /// rank of the host has a core: one such look takes a twentieth of `poll`. To be followed by `wait`. Thread-safe.
-  virtual void await_briefly([[maybe_unused]] int rank) {}
+  /// Waits for some microseconds until something has come from `rank`, and says whether it has. Only where that stands in this host's region,
+  /// and every rank of the host has a core: a look there takes a twentieth of `poll`. False: to be followed by `wait`. Thread-safe.
+  virtual bool await_briefly([[maybe_unused]] int rank) { return false; }
+  /// Takes in what has come from `rank` there, and looks at nothing else. Thread-safe, never blocks.
+  virtual void take_in([[maybe_unused]] int rank) {}
   /// Returns true once `done()` holds, false at the deadline. Drives links meanwhile: pauses or yields, then sleeps on the mailbox.
   /// `done` is asked without any lock, often; it may advance work of its own and should publish nothing slow.
   virtual bool wait(const std::function<bool()>& done, TimePoint deadline) = 0;

@@ -6,8 +6,9 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <string>
+
+#include "muster/base/words.h"
 
 namespace muster::transport {
 
@@ -26,20 +27,7 @@ struct Fingerprint {
 };
 static_assert(sizeof(Fingerprint) == 32);
 
-/// Copies word for word. What has just been written in words is slow to read in anything wider: the read waits until all of it has left the
-/// processor's store buffer.
-template <std::size_t Words>
-inline void copy_words(void* to, const void* from) {
-  for (std::size_t i = 0; i < Words; ++i) {
-    std::uint64_t word;
-    std::memcpy(&word, static_cast<const std::byte*>(from) + 8 * i, sizeof word);
-#if defined(__GNUC__)
-    asm("" : "+r"(word));  // in a register of its own
-#endif
-    std::memcpy(static_cast<std::byte*>(to) + 8 * i, &word, sizeof word);
-  }
-}
-inline void copy_words(Fingerprint& to, const Fingerprint& from) { copy_words<sizeof(Fingerprint) / 8>(&to, &from); }
+inline void copy_words(Fingerprint& to, const Fingerprint& from) { muster::copy_words<sizeof(Fingerprint) / 8>(&to, &from); }
 
 /// How two members' calls with the same sequence compare and read. Pure, thread-safe.
 class FingerprintRules {

@@ -1,7 +1,9 @@
 #include "muster/transport/link.h"
 
 #include <algorithm>
+#include <cstring>
 
+#include "muster/base/words.h"
 #include "muster/transport/engine.h"
 
 namespace muster::transport {
@@ -10,6 +12,9 @@ namespace {
 // A link's share of one pass.
 constexpr std::size_t kReadShare = 1024 * 1024;
 constexpr std::size_t kWriteShare = 1024 * 1024;
+
+// From memory a header is read first, and then its payload to where it belongs: so much is not copied twice.
+constexpr std::size_t kWorthTwoReads = 4 * 1024;
 
 Status wrong(const std::string& what) { return Status(Code::internal, what); }
 
@@ -30,7 +35,8 @@ bool Link::read_some() {
   std::size_t total = 0;
   while (up() && total < kReadShare) {
     std::array<MutableBytes, 2> pieces;
-    const std::size_t count = protocol.input(pieces);
+    const auto in_memory = stream->look();
+    const std::size_t count = protocol.input(pieces, in_memory[0].size() + in_memory[1].size() > kWorthTwoReads);
     const std::size_t room = total_of(std::span<const MutableBytes>(pieces.data(), count));
     const Result<std::size_t> got = stream->read(std::span(pieces.data(), count));
     if (!got) {
@@ -59,6 +65,30 @@ std::size_t Link::write_at_once(const FrameHeader& header, ConstBytes payload) {
   const Result<std::size_t> took = stream->write(pieces);
   if (took && *took > 0) engine_.count_write();
   return took ? *took : 0;  // a failure is final: the ordinary way meets it again and deals with it
+}
+
+Taken Link::take_at_once(const FrameHeader& expected, MutableBytes data) {
+  if (!up() || in_service || !protocol.between_frames()) return Taken::otherwise;
+  const auto [front, rest] = stream->look();
+  if (front.empty()) return Taken::not_yet;
+  if (front.size() + rest.size() < sizeof expected + data.size()) return Taken::otherwise;
+  FrameHeader around;
+  const std::byte* header = front.data();
+  if (front.size() < sizeof expected) {
+    const auto from_front = std::copy(front.begin(), front.end(), reinterpret_cast<std::byte*>(&around));
+    std::copy_n(rest.begin(), sizeof around - front.size(), from_front);
+    header = reinterpret_cast<const std::byte*>(&around);
+  }
+  if (!equal_words<sizeof expected / 8>(header, &expected)) return Taken::otherwise;
+  const ConstBytes behind = front.subspan(std::min(front.size(), sizeof expected));
+  const std::size_t there = std::min(data.size(), behind.size());
+  if (there > 0) std::memcpy(data.data(), behind.data(), there);
+  const std::size_t skipped = sizeof expected - std::min(front.size(), sizeof expected);
+  if (there < data.size()) std::memcpy(data.data() + there, rest.data() + skipped, data.size() - there);
+  stream->drop(sizeof expected + data.size());
+  heard = last_message = engine_.pass_time();
+  asked = TimePoint{};
+  return Taken::yes;
 }
 
 bool Link::write_some() {

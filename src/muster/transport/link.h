@@ -28,6 +28,9 @@ class Link final : public LinkEvents {
   /// the protocol, `push_begun`) or all.
   std::size_t write_at_once(const FrameHeader& header, ConstBytes payload);
 
+  /// Takes the next message of the stream into `data` where its header is `expected` and all of it has come; else leaves all as it is.
+  Taken take_at_once(const FrameHeader& expected, MutableBytes data);
+
   // Messages that ask first.
   std::uint64_t add_request(const TransferStateRef& send);
   void forget_request(std::uint64_t message) { requests.erase(message); }

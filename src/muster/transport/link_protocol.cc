@@ -31,8 +31,9 @@ LinkProtocol::LinkProtocol(LinkEvents& events) : events_(events), staging_(new s
 
 // ---- in ------------------------------------------------------------------------------------------------------------
 
-std::size_t LinkProtocol::input(std::array<MutableBytes, 2>& pieces) {
-  const MutableBytes staging(staging_.get() + staged_end_, kStagingBytes - staged_end_);
+std::size_t LinkProtocol::input(std::array<MutableBytes, 2>& pieces, bool headers_alone) {
+  const std::size_t most = headers_alone ? sizeof header_ : kStagingBytes;  // fewer than a header's are ever staged here
+  const MutableBytes staging(staging_.get() + staged_end_, most - staged_end_);
   if (payload_left_ == 0) {
     pieces[0] = staging;
     return 1;

@@ -40,10 +40,13 @@ class LinkProtocol {
   explicit LinkProtocol(LinkEvents& events);
 
   // In.
-  /// Where to read to, in order; the number of pieces. Valid until the next call of anything else here.
-  std::size_t input(std::array<MutableBytes, 2>& pieces);
+  /// Where to read to, in order; the number of pieces. Valid until the next call of anything else here. `headers_alone`: of a frame that has
+  /// not begun no more than its header, so that a payload goes where it belongs at once; that takes more calls.
+  std::size_t input(std::array<MutableBytes, 2>& pieces, bool headers_alone = false);
   /// `bytes` have been read into the pieces that `input` named. A failure is final: the peer does not keep the protocol.
   Status received(std::size_t bytes);
+  /// Whether the next byte that comes is the first of a frame.
+  bool between_frames() const { return payload_left_ == 0 && staged_end_ == 0 && !broken_; }
   /// The payload under way (if any) goes nowhere from here on.
   void drain_payload() { sink_ = {}; }
 

@@ -5,6 +5,7 @@
 #include "muster/base/fork_guard.h"
 #include "muster/base/hand_back.h"
 #include "muster/base/host_barrier.h"
+#include "muster/base/words.h"
 #include "muster/transport/region_view.h"
 
 namespace muster::transport {
@@ -12,6 +13,9 @@ namespace {
 
 // After so many bytes the other side is told how far this one is: it copies meanwhile.
 constexpr std::size_t kStep = 16 * 1024;
+
+// Headers and the smallest messages.
+constexpr std::size_t kFew = 96;
 
 class SharedStream final : public ByteStream {
  public:
@@ -34,6 +38,8 @@ class SharedStream final : public ByteStream {
 
   Result<std::size_t> write(std::span<const ConstBytes> pieces) override;
   Result<std::size_t> read(std::span<const MutableBytes> pieces) override;
+  std::array<ConstBytes, 2> look() override;
+  void drop(std::size_t bytes) override;
   int descriptor() const override { return -1; }
   const char* kind() const override { return "shm"; }
 
@@ -44,6 +50,8 @@ class SharedStream final : public ByteStream {
   void announce();
   void put(ConstBytes piece);
   void take(MutableBytes piece);
+  void taken(std::size_t bytes);
+  void tell_writer();
   Status broken(const char* what) const {
     return Status(Code::internal, std::string("the shared ring ") + what + " local rank " + std::to_string(peer_) +
                                       " holds impossible positions: something has overwritten the host region");
@@ -73,8 +81,12 @@ bool SharedStream::make_room() {
 void SharedStream::put(ConstBytes piece) {
   const std::size_t at = static_cast<std::size_t>(tail_) & (out_.bytes - 1);
   const std::size_t first = std::min(piece.size(), out_.bytes - at);
-  std::memcpy(out_.data + at, piece.data(), first);
-  std::memcpy(out_.data, piece.data() + first, piece.size() - first);
+  if (piece.size() <= kFew && first == piece.size()) {
+    copy_few(out_.data + at, piece.data(), first);
+  } else {
+    std::memcpy(out_.data + at, piece.data(), first);
+    std::memcpy(out_.data, piece.data() + first, piece.size() - first);
+  }
   tail_ += piece.size();
 }
 
@@ -83,9 +95,36 @@ void SharedStream::take(MutableBytes piece) {
   const std::size_t first = std::min(piece.size(), in_.bytes - at);
   std::memcpy(piece.data(), in_.data + at, first);
   std::memcpy(piece.data() + first, in_.data, piece.size() - first);
-  hand_back(in_.data + at, first);  // after the whole: large copies are quicker in one piece than in those of copy_and_hand_back
-  hand_back(in_.data, piece.size() - first);
-  head_ += piece.size();
+  taken(piece.size());  // after the whole: large copies are quicker in one piece than in those of copy_and_hand_back
+}
+
+/// Hands back the memory of what has been copied out, where that is worth it.
+void SharedStream::taken(std::size_t bytes) {
+  if (bytes <= most_handed_back()) {
+    const std::size_t at = static_cast<std::size_t>(head_) & (in_.bytes - 1);
+    const std::size_t first = std::min(bytes, in_.bytes - at);
+    hand_back(in_.data + at, first);
+    hand_back(in_.data, bytes - first);
+  }
+  head_ += bytes;
+}
+
+void SharedStream::tell_writer() {
+  in_.control->head.store(head_, std::memory_order_seq_cst);
+  if (in_.control->writer_waits.load(std::memory_order_seq_cst) != 0 && in_.control->writer_waits.exchange(0) != 0) peer_mailbox_.wake();
+}
+
+std::array<ConstBytes, 2> SharedStream::look() {
+  const std::size_t there = published();
+  if (there > in_.bytes) return {};  // `read` says so
+  const std::size_t at = static_cast<std::size_t>(head_) & (in_.bytes - 1);
+  const std::size_t first = std::min(there, in_.bytes - at);
+  return {ConstBytes(in_.data + at, first), ConstBytes(in_.data, there - first)};
+}
+
+void SharedStream::drop(std::size_t bytes) {
+  taken(bytes);
+  tell_writer();
 }
 
 Result<std::size_t> SharedStream::write(std::span<const ConstBytes> pieces) {
@@ -156,9 +195,7 @@ Result<std::size_t> SharedStream::read(std::span<const MutableBytes> pieces) {
     }
     if (!piece.empty()) break;  // what comes now belongs there
   }
-  if (got == 0) return got;
-  in_.control->head.store(head_, std::memory_order_seq_cst);
-  if (in_.control->writer_waits.load(std::memory_order_seq_cst) != 0 && in_.control->writer_waits.exchange(0) != 0) peer_mailbox_.wake();
+  if (got > 0) tell_writer();
   return got;
 }
 
