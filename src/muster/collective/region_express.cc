@@ -1,5 +1,7 @@
 // Small calls without a task: the line is written, the others' lines are awaited for a moment, and what they hold is taken. Where somebody
 // is not that quick, or something is out of the ordinary, `run` goes on from there.
+#include <sched.h>
+
 #include <algorithm>
 #include <cstring>
 #include <thread>
@@ -19,6 +21,8 @@ constexpr int kPauses = 500;
 constexpr int kPausesForRoom = 8;
 /// Of so many givers their next call's slots are sent for.
 constexpr int kFewSources = 8;
+// So many looks a core is kept for while nobody who shares it is waited for: some microseconds, which is less than until it comes back.
+constexpr int kMostKept = 100;
 constexpr Duration kYielding = std::chrono::microseconds(100);
 
 /// Sends for memory that will be written.
@@ -81,8 +85,8 @@ bool RegionMember::is_small(const Args& args) const {
 class RegionMember::Moment {
  public:
   explicit Moment(const RegionMember& member) : my_(member) {}
-  /// Between two looks. False: it is over.
-  bool pass(int pauses = 1) {
+  /// Between two looks. False: it is over. `keeps`: nobody who shares this core is waited for.
+  bool pass(int pauses = 1, bool keeps = false) {
     if (my_.failed() || !my_.patient_) return false;
     if (my_.spins_) {
       if (paused_ >= kPauses) return false;
@@ -95,6 +99,11 @@ class RegionMember::Moment {
       paused_ += pauses;
       return true;
     }
+    if (keeps && ++kept_ <= kMostKept) {
+      pause_once();
+      return true;
+    }
+    kept_ = 0;
     const TimePoint now = steady_clock().now();
     if (end_ == TimePoint()) end_ = now + transport::until_all_came_round(kYielding, my_.per_core_);
     if (now >= end_) return false;
@@ -105,6 +114,7 @@ class RegionMember::Moment {
  private:
   const RegionMember& my_;
   int paused_ = 0;
+  int kept_ = 0;  // looks since the core was last given away
   TimePoint end_;
 };
 
@@ -116,14 +126,33 @@ bool RegionMember::await_room() {
   return false;
 }
 
-/// Looks at the lines of all that `flow` takes from, for a moment. `at_once`: whether they were all there already.
+/// Tells the others on which processor this member runs.
+void RegionMember::say_where() {
+  const auto core = static_cast<std::uint32_t>(::sched_getcpu() + 1);
+  if (core != core_) progress(rank_).core.store(core_ = core, std::memory_order_relaxed);
+}
+
+/// Whether all lines that are missing, of `first` and those after it, are to come from members on other processors, as far as is known.
+bool RegionMember::comes_from_elsewhere(const Flow& flow, int first) {
+  for (int source = first; source < flow.last; ++source) {
+    if (source == rank_ || see(source, sequence_)) continue;
+    const std::uint32_t theirs = progress(source).core.load(std::memory_order_relaxed);
+    if (theirs == core_ || theirs == 0) return false;
+  }
+  return true;
+}
+
+/// Looks at the lines of all that `flow` takes from, for a moment. Where ranks share cores, and all that is missing comes from another core,
+/// the core is kept for a little: those who share it wait as well, and who gives it away finds the last line a whole round later. Then the
+/// others miss its next one, so that a call takes two rounds. `at_once`: whether they were all there already.
 bool RegionMember::see_sources(const Flow& flow, bool& at_once) {
   Moment moment(*this);
   int source = flow.first;
+  const bool crowded = !spins_ && flow.last - flow.first == group_size();
   for (at_once = true;; at_once = false) {
     while (source < flow.last && (source == rank_ || see(source, sequence_))) ++source;
     if (source >= flow.last) return !disagreed_;  // in an earlier call, where this one reads from nobody
-    if (!moment.pass()) return false;
+    if (!moment.pass(1, crowded && comes_from_elsewhere(flow, source))) return false;
   }
 }
 
@@ -173,7 +202,11 @@ bool RegionMember::express(const Args& args, const transport::Fingerprint& call,
   place(args, flow);
   publish(call);
   published_ = true;
-  if (spins_) fetch_ahead(flow);
+  if (spins_) {
+    fetch_ahead(flow);
+  } else {
+    say_where();
+  }
   if (room) meanwhile.begun();
   if (!see_sources(flow, meanwhile.at_once)) return false;
   if (meanwhile.at_once && !flow.gives) reach_further(flow);

@@ -217,6 +217,8 @@ class RegionMember final : public RegionGroup {
   bool is_small(const Args& args) const;
   class Moment;
   bool await_room();
+  void say_where();
+  bool comes_from_elsewhere(const Flow& flow, int first);
   bool see_sources(const Flow& flow, bool& at_once);
   bool find_at_once(const Args& args, const Flow& flow, int source);
   void take_at_once(const Args& args, const Flow& flow);
@@ -264,6 +266,7 @@ class RegionMember final : public RegionGroup {
   bool outputs_shared_ = false;      // peers may be storing into my output
   bool read_by_all_ = false;         // everybody can copy from my memory
   bool read_in_place_ = false;       // this call reads peers' memory where it is
+  std::uint32_t core_ = 0;           // what my progress says
   bool published_ = false;           // `express` has published the call under way
   bool disagreed_ = false;           // somebody made another call: nothing can be read any more
   std::size_t moved_ = 0;            // since this task last gave its thread away

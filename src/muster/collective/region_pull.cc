@@ -17,8 +17,8 @@
 namespace muster::collective::region {
 namespace {
 
-// Of two ranks. Windows of that size stay in the caches.
-constexpr std::size_t kRelayedChunk = 256 * 1024;
+// Of two ranks: so that all windows together stay in the cache of a core, and several are under way.
+constexpr std::size_t kRelayedChunk = 128 * 1024, kLeastRelayed = 16 * 1024;
 
 // Nearly always one or none: a division would cost more than all the rest.
 std::size_t chunks(std::size_t bytes, std::size_t chunk) {
@@ -78,7 +78,7 @@ RegionMember::Flow RegionMember::flow_of(const Args& args) const {
 std::size_t RegionMember::relayed_chunk(const Args& args, const Flow& flow) const {
   const int other = 1 - rank_;
   const std::size_t bytes = flow.gives ? given(args, flow, other).size() : taken(args, other).size();
-  return std::clamp(align_up(bytes / kWindows, kCacheLine), std::size_t{32 * 1024}, kRelayedChunk);
+  return std::clamp(align_up(bytes / kWindows, kCacheLine), kLeastRelayed, kRelayedChunk);
 }
 
 /// Whether a giver's lines are still in this member's cache when the giver writes there again. A broadcast's are in the chunks that it

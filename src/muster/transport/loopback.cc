@@ -137,6 +137,8 @@ class RegionStream final : public ByteStream {
     if (got && *got == 0 && over) return ended();
     return got;
   }
+  std::array<ConstBytes, 2> look() override { return joint_->killed[side_].load() ? std::array<ConstBytes, 2>{} : inner_->look(); }
+  void drop(std::size_t bytes) override { inner_->drop(bytes); }
   int descriptor() const override { return inner_->descriptor(); }
   const char* kind() const override { return "loopback"; }
 

@@ -89,6 +89,8 @@ struct ScriptedWire {
   bool ended = false;            ///< after to_fabric has been read
   bool closed = false;           ///< by the fabric
   int writes = 0;                ///< that took something
+  bool in_memory = false;        ///< what is there can be looked at
+  std::size_t turn = SIZE_MAX;   ///< after so much of it the memory goes on elsewhere
 };
 
 class ScriptedStream final : public ByteStream {
@@ -118,6 +120,13 @@ class ScriptedStream final : public ByteStream {
     if (total == 0 && wire_->ended) return Status(Code::closed, "end of stream");
     return total;
   }
+  std::array<ConstBytes, 2> look() override {
+    if (!wire_->in_memory) return {};
+    const ConstBytes there = as_bytes(wire_->to_fabric);
+    const std::size_t front = std::min(there.size(), wire_->turn);
+    return {there.first(front), there.subspan(front)};
+  }
+  void drop(std::size_t bytes) override { wire_->to_fabric.erase(0, bytes); }
   int descriptor() const override { return -1; }
   const char* kind() const override { return "scripted"; }
 

@@ -20,6 +20,9 @@
 namespace muster::transport {
 namespace {
 
+/// So few ranks of a host send barriers before they sleep also where they share cores.
+constexpr std::size_t kFewSleepers = 16;
+
 // A pass that finds nothing in memory looks at the descriptors no more often than this: it is a system call.
 constexpr Duration kLookInterval = std::chrono::microseconds(50);
 // The others' processes are looked for when they have come through their meeting: the ranks of a full host keep each other from it enough.
@@ -413,8 +416,8 @@ Status SocketConnector::settle(std::span<const std::string> texts, ConnectorEven
     peers.push_back({name_of(rank, contact), contact.addresses, contact.nonce});
   }
   links_->settle(std::move(peers), events);
-  // Where ranks share cores they sleep often, and a barrier would interrupt them all each time.
-  if (region_ && ranks_per_core(region_->ranks().size(), cores_) == 1 && takes_host_barriers())
+  // Where many ranks share cores they sleep often, and each barrier would interrupt them all.
+  if (region_ && (ranks_per_core(region_->ranks().size(), cores_) == 1 || region_->ranks().size() <= kFewSleepers) && takes_host_barriers())
     mailbox().sends_barriers.store(1, std::memory_order_relaxed);
   mailbox().pid.store(static_cast<std::uint32_t>(::getpid()), std::memory_order_release);
   return {};

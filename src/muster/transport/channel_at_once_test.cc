@@ -1,0 +1,190 @@
+// Messages that go and come without a transfer: one real fabric against a peer that the test plays frame by frame.
+#include <gtest/gtest.h>
+
+#include "muster/base/dtype.h"
+#include "muster/transport/channel.h"
+#include "muster/transport/channel_state.h"
+#include "muster/transport/loopback_test_job.h"
+#include "muster/transport/scripted_test_job.h"
+
+namespace muster::transport {
+namespace {
+
+Fingerprint of(DType dtype) {
+  Fingerprint call;
+  call.dtype = static_cast<std::uint8_t>(dtype);
+  return call;
+}
+
+/// A peer whose messages stand in memory; they are not taken in before something looks.
+struct MemoryJob : ScriptedJob {
+  explicit MemoryJob(int ranks = 2) : ScriptedJob(ranks) { wire(1).in_memory = true; }
+  void put(const Frame& frame) { wire(1).to_fabric += frame.bytes(); }
+  Taken take(std::string& into, std::uint64_t tag = 0, const Fingerprint& call = {}) {
+    return channel().receive_at_once(1, tag, writable(into), call);
+  }
+  /// The ordinary way.
+  std::string receive(std::size_t bytes, std::uint64_t tag = 0) {
+    std::string got(bytes, 'x');
+    const TransferRef receive = channel().receive(1, tag, writable(got), {});
+    settle();
+    EXPECT_TRUE(receive->done() && receive->status().ok());
+    return got;
+  }
+};
+
+// spec: E1 a message that stands in memory is taken from there, in the order of its tag
+TEST(ChannelAtOnce, WhatHasComeIsTakenInOrder) {
+  MemoryJob job;
+  std::string got(3, 'x'), none;
+  EXPECT_EQ(job.take(got), Taken::not_yet);
+  for (const char* each : {"one", "two", "tri"}) job.put(eager(each, 5));
+  job.put(eager("", 5));
+  for (const char* each : {"one", "two", "tri"}) {
+    ASSERT_EQ(job.take(got, 5), Taken::yes);
+    EXPECT_EQ(got, each);
+  }
+  EXPECT_EQ(job.take(none, 5), Taken::yes) << "of nothing, too";
+  EXPECT_EQ(job.take(got, 5), Taken::not_yet);
+  const std::string large = pattern(kEagerBytes, 3);
+  std::string all(large.size(), 'x');
+  job.put(eager(large));
+  ASSERT_EQ(job.take(all), Taken::yes);
+  EXPECT_TRUE(all == large);
+}
+
+TEST(ChannelAtOnce, WhereverTheMemoryTurns) {
+  const std::string payload = pattern(100, 1);
+  for (std::size_t turn = 0; turn <= sizeof(FrameHeader) + payload.size() + 1; ++turn) {
+    MemoryJob job;
+    job.wire(1).turn = turn;
+    job.put(eager(payload));
+    job.put(eager("next"));
+    std::string got(payload.size(), 'x');
+    const Taken taken = job.take(got);
+    if (turn == 0) {  // a ring has no such memory: where its end is reached all that is there stands in the first piece
+      EXPECT_NE(taken, Taken::yes);
+      continue;
+    }
+    ASSERT_EQ(taken, Taken::yes) << turn;
+    EXPECT_TRUE(got == payload) << turn;
+    job.wire(1).turn = SIZE_MAX;
+    EXPECT_EQ(job.receive(4), "next") << turn;
+  }
+}
+
+// spec: E4 E1 what does not fit, is something else, or has others before it goes the ordinary way, untouched
+TEST(ChannelAtOnce, AnythingElseIsLeftAsItIs) {
+  const Fingerprint whole = of(DType::int32);
+  Fingerprint collective = whole;
+  collective.sequence = 1;
+  const auto left = [](const Frame& frame, std::uint64_t tag, const Fingerprint& call, std::size_t bytes = 4) {
+    MemoryJob job;
+    job.put(frame);
+    std::string got(bytes, 'x');
+    EXPECT_EQ(job.take(got, tag, call), Taken::otherwise);
+    EXPECT_EQ(got, std::string(bytes, 'x'));
+    EXPECT_EQ(job.wire(1).to_fabric.size(), frame.bytes().size());
+  };
+  left(eager("four", 1, 0, whole), 2, whole);
+  left(eager("four", 1, 0, whole), 1, of(DType::float32));
+  left(eager("four", 1, 0, whole), 1, whole, 8);
+  left(eager("four and more", 1, 0, whole), 1, whole);
+  left(eager("four", 1, 7, whole), 1, whole);
+  left(eager("four", 1, 0, collective), 1, collective);
+  left(request(1, 1 << 20, 1, 0, whole), 1, whole, 1 << 20);
+  Frame part = eager("four", 1, 0, whole);
+  MemoryJob job;
+  job.wire(1).to_fabric = part.bytes().substr(0, part.bytes().size() - 1);
+  std::string got(4, 'x');
+  EXPECT_EQ(job.take(got, 1, whole), Taken::otherwise) << "a part of it";
+  job.settle();  // has begun to read it
+  job.wire(1).to_fabric += part.payload.substr(3);
+  EXPECT_EQ(job.take(got, 1, whole), Taken::otherwise) << "the rest of it";
+}
+
+TEST(ChannelAtOnce, WhoCameFirstIsFirst) {
+  MemoryJob job(3);
+  std::string got(1, 'x'), mine(1, 'x'), any(1, 'x');
+  job.say(1, eager("a"));  // taken in, and not wanted yet
+  job.put(eager("b"));
+  EXPECT_EQ(job.take(got), Taken::otherwise);
+  EXPECT_EQ(job.receive(1), "a");
+  EXPECT_EQ(job.receive(1), "b");
+  const TransferRef named = job.channel().receive(1, 0, writable(mine), {});
+  job.put(eager("c"));
+  EXPECT_EQ(job.take(got), Taken::otherwise) << "a receive waits for it";
+  job.settle();
+  EXPECT_EQ(mine, "c");
+  const TransferRef first = job.channel().receive(kAnyMember, 0, writable(any), {});
+  job.put(eager("d"));
+  EXPECT_EQ(job.take(got), Taken::otherwise) << "one from anybody, too";
+  EXPECT_EQ(job.take(got, 1), Taken::otherwise);
+  job.settle();
+  EXPECT_EQ(any, "d");
+  EXPECT_EQ(got, "x");
+}
+
+TEST(ChannelAtOnce, ChannelsThatHaveFailedAndStrangersGiveNothing) {
+  MemoryJob job;
+  std::string got(1, 'x');
+  job.put(eager("a"));
+  EXPECT_EQ(job.channel().receive_at_once(2, 0, writable(got), {}), Taken::otherwise);
+  EXPECT_EQ(job.channel().receive_at_once(kAnyMember, 0, writable(got), {}), Taken::otherwise);
+  EXPECT_EQ(job.channel().receive_at_once(0, 0, writable(got), {}), Taken::otherwise) << "oneself";
+  job.channel().fail(Status(Code::aborted, "over"));
+  EXPECT_EQ(job.take(got), Taken::otherwise);
+}
+
+TEST(ChannelAtOnce, CreditComesBackAsEver) {
+  MemoryJob job;
+  const std::string payload = pattern(kEagerBytes, 1);
+  std::size_t given = 0;
+  std::uint64_t envelopes = 0;
+  for (int i = 0; i < 200; ++i) {
+    std::string got(payload.size(), 'x');
+    job.put(eager(payload));
+    ASSERT_EQ(job.take(got), Taken::yes) << i;
+    for (const Frame& frame : job.heard(1)) {
+      ASSERT_EQ(frame.header.kind, FrameKind::credit);
+      given += frame.header.amount;
+      envelopes += frame.header.tag;
+    }
+  }
+  EXPECT_GE(given, 200 * payload.size() - kEagerCredit / 4);
+  EXPECT_EQ(envelopes * payload.size(), given);
+  // Who has used all of its credit is found out the ordinary way.
+  for (std::size_t i = 0; i < kEagerCredit / kEagerBytes; ++i) job.say(1, eager(payload, 9));
+  job.put(eager(payload, 1));
+  std::string got(payload.size(), 'x');
+  EXPECT_EQ(job.take(got, 1), Taken::otherwise);
+  job.settle();
+  EXPECT_NE(job.fabric->death_of(1).message().find("credit"), std::string::npos);
+}
+
+// spec: E1 a send that is gone needs nothing more; one of which a part is gone has its place before all later ones
+TEST(ChannelAtOnce, ASendIsATransferOnlyWhereItHasNotGone) {
+  ScriptedJob job;
+  ScriptedWire& wire = job.wire(1);
+  EXPECT_EQ(job.channel().send_off(1, 0, as_bytes("gone"), {}), nullptr);
+  EXPECT_TRUE(job.channel().send(1, 0, as_bytes("too"), {})->done());
+  wire.room = 10;
+  const std::string last = "last";
+  const TransferRef part = job.channel().send_off(1, 0, as_bytes(last), {});
+  ASSERT_NE(part, nullptr);
+  EXPECT_FALSE(part->done());
+  const TransferRef behind = job.channel().send_off(1, 0, as_bytes("behind"), {});
+  ASSERT_NE(behind, nullptr) << "it may not overtake";
+  wire.room = SIZE_MAX;
+  const auto frames = job.heard(1);
+  ASSERT_EQ(frames.size(), 4u);
+  EXPECT_EQ(frames[2].payload, "last");
+  EXPECT_EQ(frames[3].payload, "behind");
+  EXPECT_TRUE(part->done() && behind->done());
+  const TransferRef nobody = job.channel().send_off(5, 0, as_bytes("x"), {});
+  ASSERT_NE(nobody, nullptr);
+  EXPECT_EQ(nobody->status().code(), Code::invalid_argument);
+}
+
+}  // namespace
+}  // namespace muster::transport
