@@ -36,10 +36,10 @@ class Recorder final : public LinkEvents {
 };
 
 /// Feeds `bytes`, at most `step` at a time.
-Status feed(LinkProtocol& protocol, std::string_view bytes, std::size_t step) {
+Status feed(LinkProtocol& protocol, std::string_view bytes, std::size_t step, bool headers_alone = false) {
   while (!bytes.empty()) {
     std::array<MutableBytes, 2> pieces;
-    const std::size_t count = protocol.input(pieces);
+    const std::size_t count = protocol.input(pieces, headers_alone);
     std::size_t taken = 0;
     for (std::size_t i = 0; i < count; ++i) {
       const std::size_t take = std::min({pieces[i].size(), bytes.size() - taken, step - taken});
@@ -102,6 +102,11 @@ TEST(LinkProtocol, ReadsFramesCutAnywhere) {
     LinkProtocol protocol(recorder);
     ASSERT_TRUE(feed(protocol, bytes, step).ok());
     expect_same(recorder.frames, sample_frames());
+    Recorder sparing;
+    LinkProtocol alone(sparing);
+    ASSERT_TRUE(feed(alone, bytes, step, true).ok());
+    expect_same(sparing.frames, sample_frames());
+    EXPECT_TRUE(alone.between_frames());
   }
   // Every single cut of a shorter exchange into two.
   const std::string two = eager(pattern(300, 1), 5).bytes() + eager("tail", 6).bytes();
@@ -112,6 +117,26 @@ TEST(LinkProtocol, ReadsFramesCutAnywhere) {
     ASSERT_TRUE(feed(protocol, std::string_view(two).substr(cut), SIZE_MAX).ok());
     expect_same(recorder.frames, {eager(pattern(300, 1), 5), eager("tail", 6)});
   }
+}
+
+TEST(LinkProtocol, AHeaderAloneLeavesThePayloadToItsPlace) {
+  Recorder recorder;
+  LinkProtocol protocol(recorder);
+  std::array<MutableBytes, 2> pieces;
+  ASSERT_EQ(protocol.input(pieces, true), 1u);
+  EXPECT_EQ(pieces[0].size(), sizeof(FrameHeader));
+  const std::string bytes = eager(pattern(5000, 1)).bytes();
+  std::memcpy(pieces[0].data(), bytes.data(), 10);
+  ASSERT_TRUE(protocol.received(10).ok());
+  EXPECT_FALSE(protocol.between_frames());
+  ASSERT_EQ(protocol.input(pieces, true), 1u);
+  EXPECT_EQ(pieces[0].size(), sizeof(FrameHeader) - 10) << "the rest of it";
+  std::memcpy(pieces[0].data(), bytes.data() + 10, pieces[0].size());
+  ASSERT_TRUE(protocol.received(pieces[0].size()).ok());
+  ASSERT_EQ(protocol.input(pieces, true), 2u);
+  EXPECT_EQ(pieces[0].data(), reinterpret_cast<std::byte*>(recorder.sink.data()));
+  EXPECT_EQ(pieces[0].size(), 5000u);
+  EXPECT_EQ(pieces[1].size(), sizeof(FrameHeader)) << "of the next frame";
 }
 
 TEST(LinkProtocol, WritesFramesCutAnywhere) {
