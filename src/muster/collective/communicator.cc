@@ -93,6 +93,9 @@ class GroupCommunicator final : public Communicator, public Driver, public std::
   Status check_open(Op op) const;
   Status check(const Args& args) const;
   Status pass(const Args& args, Meanwhile& meanwhile);
+  Status send_off(const Args& args, Meanwhile& meanwhile);
+  Status take(const Args& args, Meanwhile& meanwhile);
+  Status see_through(const Args& args, const transport::TransferRef& transfer, TimePoint deadline);
   Status check_message(std::string_view what, int member, std::uint64_t tag, std::size_t bytes, DType dtype, bool any) const;
   PendingRef track(std::shared_ptr<PointToPoint::Message> message) {
     if (!message->published()) watch(false);
@@ -287,25 +290,36 @@ Status GroupCommunicator::pass(const Args& args, Meanwhile& meanwhile) {
                                               " inputs and " + std::to_string(args.outputs.size()) + " outputs");
   }
   if (Status valid = check_message(name, args.root, args.tag, message_bytes(args), args.dtype, false); !valid) return valid;
-  // A receive begins before it waits; a send is on its way before it does anything else.
-  const bool alone = receives && !busy();
-  TimePoint deadline;
-  if (receives) deadline = meanwhile.begun();
+  return receives ? take(args, meanwhile) : send_off(args, meanwhile);
+}
+
+/// On its way before anything else is done.
+Status GroupCommunicator::send_off(const Args& args, Meanwhile& meanwhile) {
+  const transport::TransferRef transfer = messages_.send_off(args);
+  const TimePoint deadline = meanwhile.begun();
+  meanwhile.at_once = transfer == nullptr;
+  return meanwhile.at_once ? Status() : see_through(args, transfer, deadline);
+}
+
+Status GroupCommunicator::take(const Args& args, Meanwhile& meanwhile) {
+  using transport::Taken;
+  const TimePoint deadline = meanwhile.begun();
+  const bool alone = !busy();
   const int rank = group_.job_rank_of(args.root);
-  transport::Taken taken = alone ? messages_.take_at_once(args) : transport::Taken::otherwise;
-  meanwhile.at_once = taken == transport::Taken::yes;
-  const bool came = taken == transport::Taken::not_yet && group_.fabric->await_briefly(rank);
+  Taken taken = alone ? messages_.take_at_once(args) : Taken::otherwise;
+  meanwhile.at_once = taken == Taken::yes;
+  const bool came = taken == Taken::not_yet && group_.fabric->await_briefly(rank);
   if (came) taken = messages_.take_at_once(args);
-  if (taken == transport::Taken::yes) return {};
-  const transport::TransferRef transfer = receives ? messages_.post(args) : messages_.send_off(args);
-  if (!receives) {
-    deadline = meanwhile.begun();
-    meanwhile.at_once = transfer == nullptr;
-    if (meanwhile.at_once) return {};
-  }
+  if (taken == Taken::yes) return {};
+  const transport::TransferRef transfer = messages_.post(args);
   if (came && !transfer->done()) group_.fabric->take_in(rank);
   if (alone && !transfer->done())
     group_.fabric->wait([&transfer] { return transfer->done(); }, std::min(deadline, group_.now() + CollectiveQueue::kRoundTrip));
+  return see_through(args, transfer, deadline);
+}
+
+/// Waits for a message that is under way, or over.
+Status GroupCommunicator::see_through(const Args& args, const transport::TransferRef& transfer, TimePoint deadline) {
   if (transfer->done() && transfer->status().ok()) return {};
   const auto message = messages_.follow(shared_from_this(), args, transfer, deadline);
   track(message);

@@ -15,7 +15,7 @@ namespace muster::collective {
 namespace {
 
 // Temporary memory that is kept between calls.
-constexpr std::size_t kKeptScratch = std::size_t{1} << 20;
+constexpr std::size_t kKeptScratch = std::size_t{2} << 20;
 
 std::size_t at(int index) { return static_cast<std::size_t>(index); }
 

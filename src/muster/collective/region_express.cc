@@ -134,6 +134,7 @@ void RegionMember::say_where() {
 
 /// Whether all lines that are missing, of `first` and those after it, are to come from members on other processors, as far as is known.
 bool RegionMember::comes_from_elsewhere(const Flow& flow, int first) {
+  if (core_ == 0) return false;
   for (int source = first; source < flow.last; ++source) {
     if (source == rank_ || see(source, sequence_)) continue;
     const std::uint32_t theirs = progress(source).core.load(std::memory_order_relaxed);
@@ -143,7 +144,7 @@ bool RegionMember::comes_from_elsewhere(const Flow& flow, int first) {
 }
 
 /// Looks at the lines of all that `flow` takes from, for a moment. Where ranks share cores, and all that is missing comes from another core,
-/// the core is kept for a little: those who share it wait as well, and who gives it away finds the last line a whole round later. Then the
+/// the core is kept for a little: the members that share it wait as well, and who gives it away finds the last line a whole round later. Then the
 /// others miss its next one, so that a call takes two rounds. `at_once`: whether they were all there already.
 bool RegionMember::see_sources(const Flow& flow, bool& at_once) {
   Moment moment(*this);

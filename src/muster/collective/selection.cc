@@ -42,7 +42,7 @@ bool worth_the_steps(int ranks, int per_host) {
 
 /// Measured over links of one host.
 constexpr std::uint64_t kPairExchanges = 1024 * 1024, kPairReduces = 1024 * 1024;
-constexpr std::uint64_t kCrowdExchanges = 32 * 1024, kCrowdScatters = 16 * 1024;
+constexpr std::uint64_t kCrowdExchanges = 32 * 1024, kCrowdGathers = 256 * 1024, kCrowdScatters = 16 * 1024;
 constexpr int kFewRanks = 8;
 
 constexpr Algorithm kDissemination[] = {Algorithm::dissemination};
@@ -153,7 +153,8 @@ Selection::Selection(Ground ground, int ranks, Standing standing) : ground_(grou
   // Between two ranks as many bytes travel whatever the algorithm, so the one with the fewest rounds wins, until what it holds
   // meanwhile leaves the caches.
   const std::uint64_t gathered = gathered_bytes(ranks);
-  set_bound(Op::all_reduce, Algorithm::bruck, (ranks == 2 ? kPairExchanges : crowded ? kCrowdExchanges : gathered / members) + 1);
+  const std::uint64_t in_crowd = crowded ? std::min(kCrowdExchanges, kCrowdGathers / members) : 0;
+  set_bound(Op::all_reduce, Algorithm::bruck, (ranks == 2 ? kPairExchanges : std::max(in_crowd, gathered / members)) + 1);
   set_bound(Op::reduce, Algorithm::direct, crowded ? kAlways : (ranks == 2 ? kPairReduces : gathered / members) + 1);
   set_bound(Op::all_gather, Algorithm::bruck, ranks == 2 ? 0 : (crowded ? gathered / 2 : gathered) + 1);
   const bool by_tree = ranks > kFewRanks && !crowded && worth_the_steps(ranks, standing.per_host);

@@ -48,8 +48,9 @@ TEST(Selection, DefaultsGiveWayByWhatIsGathered) {
 TEST(Selection, RanksThatShareCoresSendFewMessages) {
   for (const int ranks : {4, 8, 64}) {
     const Selection links(Ground::links, ranks, {.per_host = ranks, .per_core = ranks / 2});
-    EXPECT_EQ(links.choose(Op::all_reduce, 32 * kKiB), Algorithm::bruck);
-    EXPECT_EQ(links.choose(Op::all_reduce, 32 * kKiB + 1), Algorithm::slices);
+    const std::uint64_t each = ranks == 64 ? 4 * kKiB : 32 * kKiB;
+    EXPECT_EQ(links.choose(Op::all_reduce, each), Algorithm::bruck);
+    EXPECT_EQ(links.choose(Op::all_reduce, each + 1), Algorithm::slices);
     EXPECT_EQ(links.choose(Op::scatter, 16 * kKiB), Algorithm::tree);
     EXPECT_EQ(links.choose(Op::scatter, 16 * kKiB + 1), Algorithm::direct);
     EXPECT_EQ(links.choose(Op::gather, 64), Algorithm::direct);

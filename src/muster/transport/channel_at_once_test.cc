@@ -63,7 +63,7 @@ TEST(ChannelAtOnce, WhereverTheMemoryTurns) {
     std::string got(payload.size(), 'x');
     const Taken taken = job.take(got);
     if (turn == 0) {  // a ring has no such memory: where its end is reached all that is there stands in the first piece
-      EXPECT_NE(taken, Taken::yes);
+      EXPECT_EQ(taken, Taken::not_yet);
       continue;
     }
     ASSERT_EQ(taken, Taken::yes) << turn;
@@ -160,6 +160,42 @@ TEST(ChannelAtOnce, CreditComesBackAsEver) {
   EXPECT_EQ(job.take(got, 1), Taken::otherwise);
   job.settle();
   EXPECT_NE(job.fabric->death_of(1).message().find("credit"), std::string::npos);
+}
+
+TEST(ChannelAtOnce, WhatOthersSendIsLookedAtMeanwhile) {
+  MemoryJob job(3);
+  job.wire(2).in_memory = true;
+  job.wire(2).to_fabric = eager("other").bytes();
+  std::string got(3, 'x');
+  int taken = 0;
+  for (; !job.wire(2).to_fabric.empty() && taken < 1000; ++taken) {
+    job.put(eager("mes"));
+    if (job.take(got) == Taken::yes) continue;
+    const TransferRef posted = job.channel().receive(1, 0, writable(got), {});
+    job.fabric->wait([&] { return posted->done(); }, job.clock.now());
+    ASSERT_TRUE(posted->done());
+  }
+  EXPECT_GT(taken, 10);
+  EXPECT_LT(taken, 1000) << "a rank that finds all its messages there never saw what another sent";
+}
+
+TEST(ChannelAtOnce, AFailureOnTheWayOutOfASendLeavesItWhole) {
+  ScriptedJob job(3);
+  job.wire(1);
+  ScriptedWire& broken = job.wire(2);
+  broken.room = 0;
+  const TransferRef stuck = job.channel().send(2, 0, as_bytes("stuck"), {});
+  Frame failure = frame_of(FrameKind::channel_failure);
+  failure.payload = encode_cause(Status(Code::aborted, "over", {2}));
+  broken.to_fabric += failure.bytes();
+  broken.ended = true;  // the write fails, and what it had to say is read
+  const TransferRef sent = job.channel().send(1, 0, as_bytes("gone"), {});
+  ASSERT_NE(sent, nullptr);
+  EXPECT_TRUE(sent->done());
+  EXPECT_TRUE(job.channel().failed());
+  EXPECT_EQ(stuck->status().code(), Code::aborted);
+  const TransferRef late = job.channel().send(1, 0, as_bytes("late"), {});
+  EXPECT_EQ(late->status().code(), Code::aborted);
 }
 
 // spec: E1 a send that is gone needs nothing more; one of which a part is gone has its place before all later ones

@@ -41,7 +41,7 @@ void ChannelState::release_buffer(TransferState& transfer) {
       if (Link* link = engine_.find_link(transfer.from)) link->abandon(transfer);
       return;
     case Stage::blocked: {
-      auto& blocked = flows_[transfer.rank].blocked;
+      auto& blocked = flow_with(transfer.rank).blocked;
       std::erase_if(blocked, [&](const TransferStateRef& t) { return t.get() == &transfer; });
       return;
     }
@@ -57,7 +57,7 @@ void ChannelState::release_buffer(TransferState& transfer) {
       Link& link = *engine_.find_link(transfer.rank);
       const LinkProtocol::Detached detached = link.protocol.detach(&transfer);
       if (detached.message_dropped) {
-        Flow& flow = flows_[transfer.rank];
+        Flow& flow = flow_with(transfer.rank);
         ++flow.envelopes_left;
         flow.eager_left += transfer.out.size();
       }
@@ -103,7 +103,7 @@ bool ChannelState::fail_locked(const Status& cause) {
     finish(*transfer, cause);
   }
   drop_unexpected();
-  flows_.clear();
+  forget_flows();
   early_.clear();
   engine_.note_completion();
   return true;

@@ -55,26 +55,20 @@ TransferRef ChannelState::refused_in_child(bool sends) {
 }
 
 TransferRef ChannelState::send(int member, std::uint64_t tag, ConstBytes data, const Fingerprint& call) {
-  TransferRef transfer = send_off(member, tag, data, call);
-  if (transfer) return transfer;
-  // One stands for every message that the stream took at once.
-  Engine::Entry entry(engine_);
-  TransferStateRef& sent = flow_with(members_[static_cast<std::size_t>(member)]).sent;
-  if (!sent) {
-    sent = std::make_shared<TransferState>();
-    sent->sends = true;
-    sent->set_peer(member);
-    sent->complete(Status());
-  }
-  return sent;
+  return send(member, tag, data, call, true);
 }
 
 TransferRef ChannelState::send_off(int member, std::uint64_t tag, ConstBytes data, const Fingerprint& call) {
+  return send(member, tag, data, call, false);
+}
+
+/// `stand_in`: also of what has gone there is to be a transfer.
+TransferRef ChannelState::send(int member, std::uint64_t tag, ConstBytes data, const Fingerprint& call, bool stand_in) {
   if (engine_.forked()) return refused_in_child(true);
   Engine::Entry entry(engine_);
   const bool valid = member >= 0 && member < size();
-  std::size_t took = valid && data.size() <= kEagerBytes ? send_at_once(member, tag, data, call) : 0;
-  if (took == sizeof(FrameHeader) + data.size()) return nullptr;
+  const std::size_t took = valid && data.size() <= kEagerBytes ? send_at_once(member, tag, data, call) : 0;
+  if (took == sizeof(FrameHeader) + data.size()) return stand_in ? sent(member) : nullptr;
   TransferStateRef transfer = start(true, valid ? member : kAnyMember, tag, call);
   transfer->out = data;
   if (took > 0) {
@@ -89,6 +83,18 @@ TransferRef ChannelState::send_off(int member, std::uint64_t tag, ConstBytes dat
     post_send(transfer);
   }
   return transfer;
+}
+
+/// Stands for every message to that member that the stream took at once.
+TransferRef ChannelState::sent(int member) {
+  TransferStateRef& sent = flow_with(members_[static_cast<std::size_t>(member)]).sent;
+  if (!sent) {
+    sent = std::make_shared<TransferState>();
+    sent->sends = true;
+    sent->set_peer(member);
+    sent->complete(Status());
+  }
+  return sent;
 }
 
 TransferRef ChannelState::receive(int member, std::uint64_t tag, MutableBytes data, const Fingerprint& call, bool exact) {
@@ -114,12 +120,14 @@ Taken ChannelState::receive_at_once(int member, std::uint64_t tag, MutableBytes 
   const int rank = members_[static_cast<std::size_t>(member)];
   Link* const link = engine_.find_link(rank);
   const MatchKey key{rank, 0, tag};
-  if (link == nullptr || !failure_.ok() || unexpected_.find(key) != nullptr) return Taken::otherwise;
+  if (engine_.owes_a_pass() || link == nullptr || !failure_.ok() || unexpected_.find(key) != nullptr) return Taken::otherwise;
   if (posted_.find(key) != nullptr || posted_any_.find(MatchKey{-1, 0, tag}) != nullptr) return Taken::otherwise;  // they come first
   const FrameHeader header = eager_header(tag, data.size(), call);
   Flow& flow = flow_with(rank);
+  // (A large message asks first. What stands there is looked at all the same: nothing, or its question.)
   if (!within_credit(flow, std::min(data.size(), kEagerBytes))) return Taken::otherwise;
   if (const Taken taken = link->take_at_once(header, data); taken != Taken::yes) return taken;
+  engine_.taken_without_a_pass();
   hold_credit(flow, data.size());
   give_credit(rank, flow, data.size());
   return Taken::yes;

@@ -101,6 +101,19 @@ class ChannelState final : public Channel {
   };
   static constexpr std::size_t kRememberedCalls = 128;
 
+  Flow& flow_with(int rank) {
+    if (rank != last_peer_) {
+      last_flow_ = &flows_[rank];
+      last_peer_ = rank;
+    }
+    return *last_flow_;
+  }
+  void forget_flows() {
+    flows_.clear();
+    last_peer_ = -1;
+  }
+  TransferRef send(int member, std::uint64_t tag, ConstBytes data, const Fingerprint& call, bool stand_in);
+  TransferRef sent(int member);
   TransferStateRef start(bool sends, int member, std::uint64_t tag, const Fingerprint& call);
   static TransferRef refused_in_child(bool sends);
   void post_send(const TransferStateRef& transfer);
@@ -141,15 +154,7 @@ class ChannelState final : public Channel {
   MatchTable<TransferState> posted_;      // by their source
   MatchTable<TransferState> posted_any_;  // source -1
   MatchTable<Envelope> unexpected_;
-  Flow& flow_with(int rank) {
-    if (rank != last_peer_) {
-      last_flow_ = &flows_[rank];
-      last_peer_ = rank;
-    }
-    return *last_flow_;
-  }
-
-  std::unordered_map<int, Flow> flows_;  // nothing is ever erased
+  std::unordered_map<int, Flow> flows_;  // see flow_with(), forget_flows()
   int last_peer_ = -1;                   // of the flow that was last asked for
   Flow* last_flow_ = nullptr;
   std::uint64_t next_order_ = 0;

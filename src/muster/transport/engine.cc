@@ -421,6 +421,7 @@ bool Engine::read_plain(Link& link) {
 /// Looks at everything once. Under the lock.
 bool Engine::pass() {
   const TimePoint now = pass_time_ = clock().now();
+  taken_since_pass_ = 0;
   bool moved = false;
   moved |= poll_connector(now);  // cheap without news
   if (ready_) {

@@ -115,6 +115,12 @@ class Engine final : public ConnectorEvents {
   /// Into the link's buffer, where this thread sends together and the link has nothing else to write; says how many bytes it took, header
   /// included: all or none.
   std::size_t gather(Link& link, const FrameHeader& header, ConstBytes payload);
+  /// A message has been taken although nothing else was looked at. After some of those there has to be a pass: what others send must not
+  /// wait for the watcher.
+  void taken_without_a_pass() { ++taken_since_pass_; }
+  bool owes_a_pass() const { return taken_since_pass_ >= kTakenWithoutAPass; }
+  /// Of what has just come: exact where it matters whether that was after a failure, else when the last pass began.
+  TimePoint time_of_news() const { return cause_.ok() ? pass_time_ : clock().now(); }
   void note_completion() { completed_ = true; }
   void count_message() { ++traffic_.messages; }
   void count_write() { ++traffic_.writes; }
@@ -234,6 +240,8 @@ class Engine final : public ConnectorEvents {
   TimePoint connector_timer_ = TimePoint::min();
   TimePoint pass_time_{};
   std::uint64_t passes_ = 0;
+  static constexpr int kTakenWithoutAPass = 128;
+  int taken_since_pass_ = 0;
   Traffic traffic_;
   bool completed_ = false;
   bool closing_ = false;
@@ -270,7 +278,6 @@ class Engine final : public ConnectorEvents {
   std::atomic<int> active_pollers_{0};
   std::atomic<int> sleepers_{0};
   std::atomic<std::uint64_t> polls_{0};
-  std::atomic<std::uint32_t> brief_waits_{0};  // of threads together; one lost now and then is none the worse
   std::uint64_t polls_watched_ = 0;             // as of the watcher's last look
   TimePoint last_news_ = TimePoint::min();      // of the watcher's looks that found something moved, or that somebody had polled
   TimePoint watcher_wakes_ = TimePoint::min();  // when it will look again by itself

@@ -96,11 +96,7 @@ bool Engine::wait(const std::function<bool()>& done, TimePoint deadline) {
 
 bool Engine::await_briefly(int rank) {
   constexpr int kLooks = 200;
-  // Now and then all that there is gets looked at: what others send meanwhile must not wait for the watcher.
-  constexpr std::uint32_t kBriefly = 128;
-  const std::uint32_t turn = brief_waits_.load(std::memory_order_relaxed) + 1;
-  brief_waits_.store(turn, std::memory_order_relaxed);
-  const int place = may_spin_ && region_ != nullptr && turn % kBriefly != 0 && !forked() ? local_position_[static_cast<std::size_t>(rank)] : -1;
+  const int place = may_spin_ && region_ != nullptr && !forked() ? local_position_[static_cast<std::size_t>(rank)] : -1;
   if (place < 0) return false;
   for (int looks = 0; looks < kLooks; ++looks) {
     if (region_->holds_bytes_from(place)) return true;

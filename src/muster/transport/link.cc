@@ -13,7 +13,7 @@ namespace {
 constexpr std::size_t kReadShare = 1024 * 1024;
 constexpr std::size_t kWriteShare = 1024 * 1024;
 
-// From memory a header is read first, and then its payload to where it belongs: so much is not copied twice.
+// From memory the header of a larger payload is read first, so that this is not copied twice.
 constexpr std::size_t kWorthTwoReads = 4 * 1024;
 
 Status wrong(const std::string& what) { return Status(Code::internal, what); }
@@ -30,13 +30,21 @@ std::size_t total_of(std::span<const Bytes> pieces) {
 // Where a descriptor tells when there is more, a stream that gave or took less than it might is not asked again: that would be a system
 // call for nothing.
 
+/// Whether no more than the next frame's header is to be read: it announces much, or stands behind a payload that is much.
+bool Link::header_alone() const {
+  const ConstBytes front = stream->look()[0];
+  if (!protocol.between_frames() || front.size() < sizeof(FrameHeader)) return !front.empty();
+  std::uint32_t length;
+  std::memcpy(&length, front.data() + offsetof(FrameHeader, length), sizeof length);
+  return length > kWorthTwoReads;
+}
+
 bool Link::read_some() {
   const bool has_descriptor = up() && stream->descriptor() >= 0;
   std::size_t total = 0;
   while (up() && total < kReadShare) {
     std::array<MutableBytes, 2> pieces;
-    const auto in_memory = stream->look();
-    const std::size_t count = protocol.input(pieces, in_memory[0].size() + in_memory[1].size() > kWorthTwoReads);
+    const std::size_t count = protocol.input(pieces, header_alone());
     const std::size_t room = total_of(std::span<const MutableBytes>(pieces.data(), count));
     const Result<std::size_t> got = stream->read(std::span(pieces.data(), count));
     if (!got) {
@@ -71,7 +79,7 @@ Taken Link::take_at_once(const FrameHeader& expected, MutableBytes data) {
   if (!up() || in_service || !protocol.between_frames()) return Taken::otherwise;
   const auto [front, rest] = stream->look();
   if (front.empty()) return Taken::not_yet;
-  if (front.size() + rest.size() < sizeof expected + data.size()) return Taken::otherwise;
+  if (data.size() > kEagerBytes || front.size() + rest.size() < sizeof expected + data.size()) return Taken::otherwise;
   FrameHeader around;
   const std::byte* header = front.data();
   if (front.size() < sizeof expected) {
@@ -86,7 +94,7 @@ Taken Link::take_at_once(const FrameHeader& expected, MutableBytes data) {
   const std::size_t skipped = sizeof expected - std::min(front.size(), sizeof expected);
   if (there < data.size()) std::memcpy(data.data() + there, rest.data() + skipped, data.size() - there);
   stream->drop(sizeof expected + data.size());
-  heard = last_message = engine_.pass_time();
+  heard = last_message = engine_.time_of_news();
   asked = TimePoint{};
   return Taken::yes;
 }

@@ -70,6 +70,7 @@ class Link final : public LinkEvents {
   Status write_failure;      // the stream takes nothing more; what it still gives is read first
 
  private:
+  bool header_alone() const;
   Result<MutableBytes> on_data_payload(const FrameHeader& header);
   Status on_data(const FrameHeader& header);
   Status on_clear(const FrameHeader& header);
