@@ -2,12 +2,15 @@
 
 #include <algorithm>
 #include <optional>
+#include <thread>
 #include <utility>
 
+#include "muster/base/pause.h"
 #include "muster/collective/alone.h"
 #include "muster/collective/call.h"
 #include "muster/collective/making.h"
 #include "muster/collective/op.h"
+#include "muster/transport/woken.h"
 
 namespace muster::collective {
 namespace {
@@ -55,7 +58,7 @@ struct CollectiveQueue::Underway final : Meanwhile {
   TimePoint deadline;
   bool counted = false;
   bool told = false;
-  Task<Status> task;  // over links
+  Task<Status> task;  // where the call is more than a line
 };
 
 CollectiveQueue::CollectiveQueue(const GroupContext& group, std::unique_ptr<RegionGroup> region, const Selection::Bounds& bounds)
@@ -120,7 +123,7 @@ void CollectiveQueue::enqueue(Operation& operation, const Args& args, bool refus
 bool CollectiveQueue::express(Driver& driver, Underway& underway, const Args& args) {
   if (control_.news()) control_.poll();
   if (group_.channel->failed()) return false;
-  if (region_) return region_->express(args, underway.call, underway);
+  if (region_) return region_->express(args, underway.call, underway) || (region_->spins() && !driver.busy() && in_region(underway, args));
   if (group_.size() > 1) return !driver.busy() && over_links(underway, args);
   underway.begun();
   run_alone(args);
@@ -141,6 +144,24 @@ bool CollectiveQueue::over_links(Underway& underway, const Args& args) {
   underway.begun();
   const TimePoint end = std::min(underway.deadline, group_.now() + kRoundTrip);
   return group_.fabric->wait([&task] { return task.step(); }, end) && task.peek().ok();
+}
+
+/// A larger call, where every rank has a core and nothing else of the group is to be done: for a while its thread looks at nothing but what
+/// the call waits for. Leaves the task to `go_on` like `over_links`.
+bool CollectiveQueue::in_region(Underway& underway, const Args& args) {
+  constexpr int kLooks = 500;
+  underway.at_once = false;
+  group_.channel->begin(underway.call);
+  underway.count();
+  Task<Status>& task = underway.task = region_->run(args, underway.call);
+  bool over = task.step();
+  if (!underway.told) underway.begun();
+  if (!over && transport::take_woken()) std::this_thread::yield();
+  for (int looks = 0; !over && looks < kLooks; ++looks) {
+    pause_once();
+    over = task.step();
+  }
+  return over && task.peek().ok();
 }
 
 void CollectiveQueue::remove(Operation& operation) {

@@ -77,6 +77,7 @@ class CollectiveQueue {
   struct Underway;
   bool express(Driver& driver, Underway& underway, const Args& args);
   bool over_links(Underway& underway, const Args& args);
+  bool in_region(Underway& underway, const Args& args);
   Status go_on(Driver& driver, const Args& args, Underway& underway, std::unique_lock<QueueState> drive);
   void note_memory(Operation& operation, const Args& args) const;
   Status attend(Driver& driver, const Operation& operation);

@@ -42,6 +42,7 @@ class RegionMember final : public RegionGroup {
 
   Task<Status> run(const Args& args, const transport::Fingerprint& call) override;
   bool express(const Args& args, const transport::Fingerprint& call, Meanwhile& meanwhile) override;
+  bool spins() const override { return patient_ && spins_; }
   std::vector<int> awaited() const override;
   transport::Fingerprint heard(int member) const override;
 
