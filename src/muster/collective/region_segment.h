@@ -25,10 +25,12 @@ inline constexpr std::size_t kInlineBytes = 48;
 /// Payload staged beside the line, as long-lived as it.
 inline constexpr std::size_t kSlotBytes = 16 * 1024;
 /// A member whose largest slice is at least that has its slices copied from its memory where readers can. Windows are quicker
-/// for smaller ones, and where their lines are handed back, for far larger ones too, between two members for all.
+/// for smaller ones, and on AMD's processors for far larger ones too, between two members for all: where lines are handed back, or need not be.
 inline std::size_t read_bytes(std::size_t members) {
-  if (hands_back()) return members == 2 ? std::numeric_limits<std::size_t>::max() : 512 * 1024;
-  return members == 2 ? 1024 * 1024 : 128 * 1024;
+  constexpr std::size_t kNever = std::numeric_limits<std::size_t>::max(), kMiB = 1024 * 1024;
+  if (!hands_back()) return members == 2 ? kMiB : kMiB / 8;
+  if (members == 2) return kNever;
+  return most_handed_back() == kNever ? kMiB / 2 : 2 * kMiB;
 }
 /// As much of them at a time: beyond that the call asks whether the group has failed.
 inline constexpr std::size_t kReadPiece = 4 * 1024 * 1024;

@@ -28,11 +28,14 @@ using collective::Tuning;
 
 Ground ground_of(const std::string& transport) { return transport == "tcp" ? Ground::links : Ground::region; }
 
-/// Those that one host can try: sums from host to host need several.
-std::vector<Algorithm> rivals(Ground ground, Op op) {
+/// Those that one host can try: sums from host to host need several. And of two that send the same messages one: between two ranks each side
+/// of a ring is straight to the other.
+std::vector<Algorithm> rivals(Ground ground, Op op, int ranks) {
   const auto row = algorithms_of(ground, op);
   std::vector<Algorithm> here;
-  std::copy_if(row.begin(), row.end(), std::back_inserter(here), [](Algorithm algorithm) { return algorithm != Algorithm::hosts; });
+  std::copy_if(row.begin(), row.end(), std::back_inserter(here), [ranks](Algorithm algorithm) {
+    return algorithm != Algorithm::hosts && (algorithm != Algorithm::ring || ranks > 2);
+  });
   return here;
 }
 
@@ -50,7 +53,7 @@ class Race {
     field.transport = transport;
     field.threads = contest.threads;
     field.tensors = false;  // the engine alone: what stands above it costs the same whatever the algorithm
-    for (const Algorithm algorithm : rivals(race->ground_, op)) {
+    for (const Algorithm algorithm : rivals(race->ground_, op, ranks)) {
       const std::string name(name_of(algorithm));
       const std::string own = race->folder_.path() + "/" + name;
       std::filesystem::create_directory(own);
@@ -119,7 +122,7 @@ Status for_each_race(const Contest& contest, const Work& work) {
     for (const int ranks : contest.ranks) {
       for (const std::string& name : contest.ops) {
         const auto op = collective::op_named(name);
-        if (!op || ranks < 2 || rivals(ground_of(transport), *op).size() < 2 || all_alike(*op, ranks)) continue;
+        if (!op || ranks < 2 || rivals(ground_of(transport), *op, ranks).size() < 2 || all_alike(*op, ranks)) continue;
         any = true;
         auto race = Race::prepare(contest, transport, *op, ranks);
         if (!race) return race.status();
@@ -139,8 +142,9 @@ std::size_t laps_in(const Contest& contest) {
   for (const std::string& transport : contest.transports) {
     for (const std::string& name : contest.ops) {
       const auto op = collective::op_named(name);
-      if (!op || rivals(ground_of(transport), *op).size() < 2) continue;
-      for (const int ranks : contest.ranks) laps += all_alike(*op, ranks) ? 0 : contest.sizes.size();
+      for (const int ranks : contest.ranks) {
+        if (op && rivals(ground_of(transport), *op, ranks).size() >= 2 && !all_alike(*op, ranks)) laps += contest.sizes.size();
+      }
     }
   }
   return laps;
@@ -245,7 +249,7 @@ Status tune(const Contest& contest, const std::string& path) {
       laps.push_back(std::move(*lap));
     }
     if (laps.empty()) return Status();
-    const auto row = rivals(race.ground(), op);
+    const auto row = rivals(race.ground(), op, ranks);
     auto rule = fit(row, laps);
     // Beyond what was measured the most scalable one goes on, where only it can.
     const std::uint64_t most = most_bytes(race.ground(), op, rule.back().algorithm, ranks);
