@@ -140,12 +140,18 @@ class RegionJob {
     }
     auto segment = regions[0]->claim(RegionGroup::segment_bytes(size));
     EXPECT_TRUE(segment.ok()) << segment.status().message();
+    segment_ = *segment;
     const Selection selection(Ground::region, size, {.per_host = size, .per_core = crowded.value_or(false) ? 2 : 1});
     for (int member = 0; member < size; ++member) {
       groups.push_back(RegionGroup::attach(*regions[at(member)], *segment, *channels[at(member)], selection));
     }
   }
   static std::size_t at(int member) { return static_cast<std::size_t>(member); }
+  /// Whether the slice that `giver` has for `reader` in a call is to be read in its own memory. Of a call whose slices do not fit its slot.
+  bool stays(int giver, std::uint64_t sequence, int reader) {
+    const auto begin = align_up(reinterpret_cast<std::uintptr_t>(regions[0]->at(segment_)), sizeof(Line));
+    return reinterpret_cast<const Slice*>(begin + Layout(size()).slot(giver, sequence))[reader].place == Place::memory;
+  }
   int size() const { return static_cast<int>(groups.size()); }
   Task<Status> run(int member, const Args& args, const transport::Fingerprint& call) {
     channels[at(member)]->begin(call);
@@ -168,6 +174,7 @@ class RegionJob {
   }
 
   std::shared_ptr<void> owner_;
+  std::uint64_t segment_ = 0;
 };
 
 /// Memory with guards around it, of its own or in the arena.
