@@ -11,9 +11,10 @@
 
 namespace muster {
 
-/// Up to how many bytes, written at once, that is quicker here; 0, but on AMD's processors: the functions below only read there. Zen 5 fetches
-/// larger ones ahead by itself.
+/// Up to how many bytes, written at once, that is quicker here: any number on AMD's processors, but 4 KiB from Zen 5 on, which fetches more
+/// ahead by itself. 0 on all others, where the functions below only read.
 std::size_t most_handed_back() noexcept;
+/// Whether it ever is.
 inline bool hands_back() noexcept { return most_handed_back() > 0; }
 
 /// Hands back `bytes` that the caller has read. They must be writable, the caller's alone to read, and nobody may write them meanwhile;

@@ -1,9 +1,10 @@
 /// A full fence between two processes of which one side pays for both.
 ///
 /// Two sides that each store something and then look at what the other has stored need a full fence in between, each of them: else both
-/// may miss what the other did. Where one side does so a million times a second and the other seldom (before it sleeps), the latter can send a barrier:
-/// the system then makes every processor that runs a thread of a process which takes part pass a full fence, and returns when all have. The
-/// former needs none of its own any more; a fence that waits for a line which another core has just read costs it up to 50 ns.
+/// may miss what the other did. Where one side does so a million times a second and the other seldom (before it sleeps), the latter can
+/// send a barrier: the system then makes every processor that runs a thread of a process which takes part pass a full fence, and returns
+/// when all have. The former needs none of its own any more; a fence that waits for a line which another core has just read costs it up to
+/// 50 ns.
 #pragma once
 
 #include <atomic>

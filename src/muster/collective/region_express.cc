@@ -143,9 +143,9 @@ bool RegionMember::comes_from_elsewhere(const Flow& flow, int first) {
   return true;
 }
 
-/// Looks at the lines of all that `flow` takes from, for a moment. Where ranks share cores, and all that is missing comes from another core,
-/// the core is kept for a little: the members that share it wait as well, and who gives it away finds the last line a whole round later. Then the
-/// others miss its next one, so that a call takes two rounds. `at_once`: whether they were all there already.
+/// Looks at the lines of all that `flow` takes from, for a moment. Where ranks share cores, and all that is missing comes from another
+/// core, the core is kept for a little: the members that share it wait as well, and who gives it away finds the last line a whole round
+/// later. Then the others miss its next one, so that a call takes two rounds. `at_once`: whether they were all there already.
 bool RegionMember::see_sources(const Flow& flow, bool& at_once) {
   Moment moment(*this);
   int source = flow.first;

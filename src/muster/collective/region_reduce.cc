@@ -215,7 +215,8 @@ Task<Status> RegionMember::reduce_shares(const Args& args, const transport::Fing
   job.by_root = job.root >= 0 && (size() == 2 || (per_core_ > 1 && job.input.size() <= kMostForRoot));
   job.cut(job.by_root ? round_for_root(size(), job.input.size()) : layout_.window_bytes);
   job.scaled = args.reduce == Reduce::premul_sum;
-  job.hands_back = job.input.size() / size() <= most_handed_back() && ((job.by_root && size() == 2) || job.input.size() * size() <= kHandedBytes);
+  job.hands_back =
+      job.input.size() / size() <= most_handed_back() && ((job.by_root && size() == 2) || job.input.size() * size() <= kHandedBytes);
 
   Line& mine = my_line();
   const auto input = job.scaled ? std::nullopt : arena_offset(job.input);

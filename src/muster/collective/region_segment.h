@@ -25,7 +25,8 @@ inline constexpr std::size_t kInlineBytes = 48;
 /// Payload staged beside the line, as long-lived as it.
 inline constexpr std::size_t kSlotBytes = 16 * 1024;
 /// A member whose largest slice is at least that has its slices copied from its memory where readers can. Windows are quicker
-/// for smaller ones, and on AMD's processors for far larger ones too, between two members for all: where lines are handed back, or need not be.
+/// for smaller ones, and on AMD's processors for far larger ones too, between two members for all: where lines are handed back, or need not
+/// be.
 inline std::size_t read_bytes(std::size_t members) {
   constexpr std::size_t kNever = std::numeric_limits<std::size_t>::max(), kMiB = 1024 * 1024;
   if (!hands_back()) return members == 2 ? kMiB : kMiB / 8;

@@ -152,6 +152,8 @@ class RegionJob {
     const auto begin = align_up(reinterpret_cast<std::uintptr_t>(regions[0]->at(segment_)), sizeof(Line));
     return reinterpret_cast<const Slice*>(begin + Layout(size()).slot(giver, sequence))[reader].place == Place::memory;
   }
+  /// Whether a giver's windows hold slices so long whole: it is done then before anybody has read them.
+  bool windows_hold(std::size_t bytes) const { return bytes <= kWindows * Layout(size()).column_bytes; }
   int size() const { return static_cast<int>(groups.size()); }
   Task<Status> run(int member, const Args& args, const transport::Fingerprint& call) {
     channels[at(member)]->begin(call);
@@ -176,6 +178,16 @@ class RegionJob {
   std::shared_ptr<void> owner_;
   std::uint64_t segment_ = 0;
 };
+
+/// Steps all tasks in turn until all are done; false after `passes`.
+inline bool finish(std::vector<Task<Status>>& tasks, int passes = 1000) {
+  for (int pass = 0; pass < passes; ++pass) {
+    bool all = true;
+    for (auto& task : tasks) all = task.step() && all;
+    if (all) return true;
+  }
+  return false;
+}
 
 /// Memory with guards around it, of its own or in the arena.
 class Buffer {

@@ -139,20 +139,16 @@ TEST(ChannelAtOnce, ChannelsThatHaveFailedAndStrangersGiveNothing) {
 TEST(ChannelAtOnce, CreditComesBackAsEver) {
   MemoryJob job;
   const std::string payload = pattern(kEagerBytes, 1);
-  std::size_t given = 0;
-  std::uint64_t envelopes = 0;
+  GivenCredit given;
   for (int i = 0; i < 200; ++i) {
     std::string got(payload.size(), 'x');
     job.put(eager(payload));
     ASSERT_EQ(job.take(got), Taken::yes) << i;
-    for (const Frame& frame : job.heard(1)) {
-      ASSERT_EQ(frame.header.kind, FrameKind::credit);
-      given += frame.header.amount;
-      envelopes += frame.header.tag;
-    }
+    given.hear(job, 1);
+    if (::testing::Test::HasFailure()) return;
   }
-  EXPECT_GE(given, 200 * payload.size() - kEagerCredit / 4);
-  EXPECT_EQ(envelopes * payload.size(), given);
+  EXPECT_GE(given.bytes, 200 * payload.size() - kEagerCredit / 4);
+  EXPECT_EQ(given.envelopes * payload.size(), given.bytes);
   // Who has used all of its credit is found out the ordinary way.
   for (std::size_t i = 0; i < kEagerCredit / kEagerBytes; ++i) job.say(1, eager(payload, 9));
   job.put(eager(payload, 1));

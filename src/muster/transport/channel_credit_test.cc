@@ -62,8 +62,7 @@ TEST(ChannelCredit, EnvelopesRunOutAndBlockThisChannelAlone) {
 TEST(ChannelCredit, AReceiverGivesBackWhatItHasTaken) {
   ScriptedJob job;
   const std::string payload = pattern(kEagerBytes, 1);
-  std::size_t given = 0;
-  std::uint64_t envelopes = 0;
+  GivenCredit given;
   for (int i = 0; i < 200; ++i) {
     std::string got(payload.size(), 'x');
     TransferRef receive;
@@ -71,15 +70,12 @@ TEST(ChannelCredit, AReceiverGivesBackWhatItHasTaken) {
     job.say(1, eager(payload));
     if (i % 2 == 1) receive = job.channel().receive(1, 0, writable(got), {});
     ASSERT_TRUE(receive->done() && receive->status().ok()) << i << receive->status().message();
-    for (const Frame& frame : job.heard(1)) {
-      ASSERT_EQ(frame.header.kind, FrameKind::credit);
-      given += frame.header.amount;
-      envelopes += frame.header.tag;
-    }
+    given.hear(job, 1);
+    if (::testing::Test::HasFailure()) return;
   }
-  EXPECT_GE(given, 200 * payload.size() - kEagerCredit / 4);
-  EXPECT_LE(given, 200 * payload.size());
-  EXPECT_EQ(envelopes * payload.size(), given);
+  EXPECT_GE(given.bytes, 200 * payload.size() - kEagerCredit / 4);
+  EXPECT_LE(given.bytes, 200 * payload.size());
+  EXPECT_EQ(given.envelopes * payload.size(), given.bytes);
 }
 
 TEST(ChannelCredit, WhoIgnoresItsCreditIsCutOff) {

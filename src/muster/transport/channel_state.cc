@@ -345,8 +345,7 @@ Result<Arrival> ChannelState::begin_eager(int source, const FrameHeader& header)
   if (!failure_.ok()) return arrival;
   if (opened() && !has_member(source))
     return Status(Code::internal, "a message on channel " + std::to_string(id_) + ", of which it is no member");
-  if (Status status = check_credit(source, header.length); !status) return status;
-  hold_credit(flow_with(source), header.length);
+  if (Status status = hold_credit(source, header.length); !status) return status;
   if (!check_call(source, header.call)) return arrival;
   const MatchKey key{source, header.call.sequence, header.tag};
   // Straight into the receive where there is one that it fits.
@@ -385,8 +384,7 @@ Status ChannelState::on_request(Link& link, const FrameHeader& header) {
   const int source = link.peer();
   if (opened() && !has_member(source))
     return Status(Code::internal, "a message on channel " + std::to_string(id_) + ", of which it is no member");
-  if (Status status = check_credit(source, 0); !status) return status;
-  hold_credit(flow_with(source), 0);
+  if (Status status = hold_credit(source, 0); !status) return status;
   if (!check_call(source, header.call)) return {};
   const MatchKey key{source, header.call.sequence, header.tag};
   if (TransferStateRef receive = match(key)) {
@@ -416,14 +414,17 @@ bool ChannelState::within_credit(const Flow& flow, std::size_t eager_bytes) {
   return flow.envelopes_held < kEnvelopeCredit && flow.eager_held + eager_bytes <= kEagerCredit;
 }
 
-Status ChannelState::check_credit(int source, std::size_t eager_bytes) {
-  if (within_credit(flow_with(source), eager_bytes)) return {};
-  return Status(Code::internal, "more messages on channel " + std::to_string(id_) + " than its credit allows");
-}
-
 void ChannelState::hold_credit(Flow& flow, std::size_t eager_bytes) {
   ++flow.envelopes_held;
   flow.eager_held += eager_bytes;
+}
+
+Status ChannelState::hold_credit(int source, std::size_t eager_bytes) {
+  Flow& flow = flow_with(source);
+  if (!within_credit(flow, eager_bytes))
+    return Status(Code::internal, "more messages on channel " + std::to_string(id_) + " than its credit allows");
+  hold_credit(flow, eager_bytes);
+  return {};
 }
 
 void ChannelState::give_credit(int source, std::size_t eager_bytes) {

@@ -101,6 +101,7 @@ class ChannelState final : public Channel {
   };
   static constexpr std::size_t kRememberedCalls = 128;
 
+  /// Good until the channel fails. The one asked for last is at hand: a group's messages mostly are one peer's for a while.
   Flow& flow_with(int rank) {
     if (rank != last_peer_) {
       last_flow_ = &flows_[rank];
@@ -128,8 +129,8 @@ class ChannelState final : public Channel {
   void accept_request(Link& link, const FrameHeader& header, const TransferStateRef& receive);
   Status fit(const TransferState& receive, int source, const FrameHeader& header, std::size_t bytes) const;
   static bool within_credit(const Flow& flow, std::size_t eager_bytes);
-  Status check_credit(int source, std::size_t eager_bytes);
   static void hold_credit(Flow& flow, std::size_t eager_bytes);
+  Status hold_credit(int source, std::size_t eager_bytes);
   void give_credit(int source, std::size_t eager_bytes);
   void give_credit(int source, Flow& flow, std::size_t eager_bytes);
   void keep(std::unique_ptr<Envelope> envelope);

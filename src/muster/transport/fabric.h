@@ -86,8 +86,8 @@ class Fabric {
 
   /// One pass: connector, links. Never blocks. Says whether anything moved. Thread-safe; a second thread returns at once.
   virtual bool poll() = 0;
-  /// Waits for some microseconds until something has come from `rank`, and says whether it has. Only where that stands in this host's region,
-  /// and every rank of the host has a core: a look there takes a twentieth of `poll`. False: to be followed by `wait`. Thread-safe.
+  /// Waits for some microseconds until something has come from `rank`, and says whether it has. Only where that stands in this host's
+  /// region, and every rank of the host has a core: a look there takes a twentieth of `poll`. False: to be followed by `wait`. Thread-safe.
   virtual bool await_briefly([[maybe_unused]] int rank) { return false; }
   /// Takes in what has come from `rank` there, and looks at nothing else. Thread-safe, never blocks.
   virtual void take_in([[maybe_unused]] int rank) {}

@@ -27,9 +27,6 @@ std::size_t total_of(std::span<const Bytes> pieces) {
 
 }  // namespace
 
-// Where a descriptor tells when there is more, a stream that gave or took less than it might is not asked again: that would be a system
-// call for nothing.
-
 /// Whether no more than the next frame's header is to be read: it announces much, or stands behind a payload that is much.
 bool Link::header_alone() const {
   const ConstBytes front = stream->look()[0];
@@ -38,6 +35,9 @@ bool Link::header_alone() const {
   std::memcpy(&length, front.data() + offsetof(FrameHeader, length), sizeof length);
   return length > kWorthTwoReads;
 }
+
+// Where a descriptor tells when there is more, a stream that gave or took less than it might is not asked again: that would be a system
+// call for nothing.
 
 bool Link::read_some() {
   const bool has_descriptor = up() && stream->descriptor() >= 0;

@@ -40,8 +40,8 @@ class LinkProtocol {
   explicit LinkProtocol(LinkEvents& events);
 
   // In.
-  /// Where to read to, in order; the number of pieces. Valid until the next call of anything else here. `headers_alone`: of a frame that has
-  /// not begun no more than its header, so that a payload goes where it belongs at once; that takes more calls.
+  /// Where to read to, in order; the number of pieces. Valid until the next call of anything else here. `headers_alone`: of a frame that
+  /// has not begun no more than its header, so that a payload goes where it belongs at once; that takes more calls.
   std::size_t input(std::array<MutableBytes, 2>& pieces, bool headers_alone = false);
   /// `bytes` have been read into the pieces that `input` named. A failure is final: the peer does not keep the protocol.
   Status received(std::size_t bytes);

@@ -234,6 +234,21 @@ struct ScriptedJob {
   std::unique_ptr<Fabric> fabric;
 };
 
+/// What the fabric gives back to a peer.
+struct GivenCredit {
+  std::size_t bytes = 0;
+  std::uint64_t envelopes = 0;
+
+  /// Since the last call; it has sent nothing else.
+  void hear(ScriptedJob& job, int peer) {
+    for (const Frame& frame : job.heard(peer)) {
+      EXPECT_EQ(frame.header.kind, FrameKind::credit);
+      bytes += frame.header.amount;
+      envelopes += frame.header.tag;
+    }
+  }
+};
+
 inline std::vector<FrameKind> kinds(const std::vector<Frame>& frames) {
   std::vector<FrameKind> all;
   for (const Frame& frame : frames) all.push_back(frame.header.kind);

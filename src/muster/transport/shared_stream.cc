@@ -61,7 +61,7 @@ class SharedStream final : public ByteStream {
   SharedRing in_;
   Mailbox& peer_mailbox_;
   int peer_;
-  bool quietly_ = false;  // see announce()
+  bool quietly_ = false;           // see announce()
   std::shared_ptr<void> memory_;   // may outlive the region's view
   std::uint64_t tail_ = 0;         // ours in out_
   std::uint64_t cached_head_ = 0;  // the peer's in out_, as last seen: a look at it costs a cache line

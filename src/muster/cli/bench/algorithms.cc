@@ -28,14 +28,13 @@ using collective::Tuning;
 
 Ground ground_of(const std::string& transport) { return transport == "tcp" ? Ground::links : Ground::region; }
 
-/// Those that one host can try: sums from host to host need several. And of two that send the same messages one: between two ranks each side
-/// of a ring is straight to the other.
+/// Those that one host can try: sums from host to host need several. And of two that send the same messages one: between two ranks each
+/// side of a ring is straight to the other.
 std::vector<Algorithm> rivals(Ground ground, Op op, int ranks) {
   const auto row = algorithms_of(ground, op);
   std::vector<Algorithm> here;
-  std::copy_if(row.begin(), row.end(), std::back_inserter(here), [ranks](Algorithm algorithm) {
-    return algorithm != Algorithm::hosts && (algorithm != Algorithm::ring || ranks > 2);
-  });
+  std::copy_if(row.begin(), row.end(), std::back_inserter(here),
+               [ranks](Algorithm algorithm) { return algorithm != Algorithm::hosts && (algorithm != Algorithm::ring || ranks > 2); });
   return here;
 }
 
