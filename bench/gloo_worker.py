@@ -90,6 +90,11 @@ def measure(cell, rank, size):
     rounds = LOOPS if in_time else FEW_LOOPS
     for _ in range(2 * in_time):
         warm = loop(data, call, calls_in(cell["seconds"] / 4, warm, 2, 20))
+    settled = 0
+    while settled < cell["settling"]:
+        more = calls_in(cell["settling"] - settled, warm, 1, MOST_CALLS)
+        warm = loop(data, call, more)
+        settled += warm * more / 1e6
     times = calls_in(cell["seconds"] / LOOPS, warm, 1, MOST_CALLS)
     loop_us = statistics.median(loop(data, call, times) for _ in range(rounds))
     singles = min(max(times, rounds), MOST_SINGLES)
@@ -115,7 +120,8 @@ def serve(rank, size, folder):
             words = line.split()
             if words[:1] != ["cell"]:
                 break
-            cell = dict(op=words[1], bytes=int(words[2]), dtype=words[3], memory=words[4], seconds=float(words[5]))
+            cell = dict(op=words[1], bytes=int(words[2]), dtype=words[3], memory=words[4], seconds=float(words[5]),
+                        settling=float(words[6]))
             answer = measure(cell, rank, size)
             if rank == 0:
                 back.write(answer)

@@ -21,7 +21,7 @@ static size_t capacity;
 struct cell {
   char op[64], dtype[64], memory[64];
   unsigned long long bytes;
-  double seconds;
+  double seconds, settling;
   MPI_Datatype type;
   int width;
 };
@@ -119,6 +119,11 @@ static void measure(const struct cell* cell, FILE* back) {
   const int in_time = calls_in(MANY_TIMES * cell->seconds, warm, 0, 1) > 0;
   const int rounds = in_time ? LOOPS : FEW_LOOPS;
   for (int i = 0; in_time && i < 2; ++i) warm = loop(cell, calls_in(cell->seconds / 4, warm, 2, 20));
+  for (double settled = 0; settled < cell->settling;) {
+    const long long more = calls_in(cell->settling - settled, warm, 1, MOST_CALLS);
+    warm = loop(cell, more);
+    settled += warm * (double)more / 1e6;
+  }
   const long long times = calls_in(cell->seconds / LOOPS, warm, 1, MOST_CALLS);
   double loops[LOOPS];
   for (int i = 0; i < rounds; ++i) loops[i] = loop(cell, times);
@@ -161,7 +166,9 @@ int main(int count, char** words) {
   }
   while (fgets(line, sizeof line, orders) != NULL) {
     struct cell cell;
-    if (sscanf(line, "cell %63s %llu %63s %63s %lf", cell.op, &cell.bytes, cell.dtype, cell.memory, &cell.seconds) != 5) break;
+    if (sscanf(line, "cell %63s %llu %63s %63s %lf %lf", cell.op, &cell.bytes, cell.dtype, cell.memory, &cell.seconds,
+               &cell.settling) != 6)
+      break;
     if (!find_type(&cell)) {
       answer(back, "skip the worker for MPI knows no such element type\n");
       continue;

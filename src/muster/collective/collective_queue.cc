@@ -146,18 +146,20 @@ bool CollectiveQueue::over_links(Underway& underway, const Args& args) {
   return group_.fabric->wait([&task] { return task.step(); }, end) && task.peek().ok();
 }
 
-/// A larger call, where every rank has a core and nothing else of the group is to be done: for a while its thread looks at nothing but what
-/// the call waits for. Leaves the task to `go_on` like `over_links`.
+/// A larger call, where every rank has a core and nothing else of the group is to be done: for the time of a round trip its thread looks at
+/// nothing but what the call waits for. Told before its first byte moves: whoever is killed meanwhile was in it. Leaves the task to `go_on`
+/// like `over_links`.
 bool CollectiveQueue::in_region(Underway& underway, const Args& args) {
-  constexpr int kLooks = 500;
+  constexpr int kLooksAClock = 8;
   underway.at_once = false;
   group_.channel->begin(underway.call);
-  underway.count();
+  if (!underway.told) underway.begun();
+  const TimePoint end = std::min(underway.deadline, group_.now() + kRoundTrip);
   Task<Status>& task = underway.task = region_->run(args, underway.call);
   bool over = task.step();
-  if (!underway.told) underway.begun();
   if (!over && transport::take_woken()) std::this_thread::yield();
-  for (int looks = 0; !over && looks < kLooks; ++looks) {
+  for (int looks = 1; !over; ++looks) {
+    if (looks % kLooksAClock == 0 && group_.now() >= end) break;
     pause_once();
     over = task.step();
   }

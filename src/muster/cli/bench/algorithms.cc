@@ -77,7 +77,7 @@ class Race {
     progress.next(std::string(info(op_).name) + " " + size_text(bytes) + ", " + std::to_string(ranks_) + " ranks over " +
                   std::string(name_of(ground_)));
     if (able.size() < 2) return lap;
-    const Cell cell{std::string(info(op_).name), bytes, contest_.dtype, contest_.memory, contest_.seconds};
+    const Cell cell{std::string(info(op_).name), bytes, contest_.dtype, contest_.memory, contest_.seconds, settling_of(ranks_)};
     for (int round = 0; round < rounds; ++round) {
       for (const std::size_t i : able) {
         auto& [algorithm, contestant] = runners_[i];
@@ -292,8 +292,12 @@ Status check_selection(const Contest& contest) {
       progress.clear();
       if (!lap.ok()) return lap.status();
       if (lap->us.size() < 2) continue;
-      ++cells;
       std::string line = lap_text(op, ranks, race.ground(), *lap) + " | selected: " + std::string(name_of(selected));
+      if (!lap->us.contains(selected)) {
+        print_line(line + "  not measured: it sends what another one of these does");
+        continue;
+      }
+      ++cells;
       if (const auto found = upset(*lap, selected)) {
         ++slow;
         char much[32];

@@ -112,7 +112,8 @@ class Run {
     }
     for (const std::string& op : options_.ops) {
       for (const std::uint64_t bytes : sizes_of(options_, op)) {
-        if (Status played = play_cell(contestants, ranks, {op, bytes, options_.dtype, "private", options_.seconds}); !played) return played;
+        const Cell cell{op, bytes, options_.dtype, "private", options_.seconds, bench::settling_of(ranks)};
+        if (Status played = play_cell(contestants, ranks, cell); !played) return played;
       }
     }
     return {};

@@ -3,11 +3,16 @@
 #include <algorithm>
 #include <sstream>
 
+#include "muster/base/cores.h"
+
 namespace muster::cli::bench {
+
+double settling_of(int ranks) { return ranks > usable_cores() ? 0.2 : 0; }
 
 std::string encode(const Cell& cell) {
   std::ostringstream line;
-  line << "cell " << cell.op << ' ' << cell.bytes << ' ' << cell.dtype << ' ' << cell.memory << ' ' << cell.seconds << '\n';
+  line << "cell " << cell.op << ' ' << cell.bytes << ' ' << cell.dtype << ' ' << cell.memory << ' ' << cell.seconds << ' ' << cell.settling
+       << '\n';
   return line.str();
 }
 
@@ -17,7 +22,7 @@ Result<std::optional<Cell>> decode_order(const std::string& line) {
   words >> kind;
   if (kind.empty() || kind == "quit") return std::optional<Cell>();
   Cell cell;
-  if (kind == "cell" && words >> cell.op >> cell.bytes >> cell.dtype >> cell.memory >> cell.seconds) return std::optional(cell);
+  if (kind == "cell" && words >> cell.op >> cell.bytes >> cell.dtype >> cell.memory >> cell.seconds >> cell.settling) return std::optional(cell);
   return Status(Code::internal, "an order that this worker does not know: " + line);
 }
 

@@ -2,7 +2,7 @@
 ///
 /// A contestant is a library with its ranks. Each rank reads its orders, a line each, from the named pipe `to-<rank>` of a folder:
 ///
-///   cell <op> <bytes> <dtype> <memory> <seconds>
+///   cell <op> <bytes> <dtype> <memory> <seconds> <settling>
 ///   quit
 ///
 /// and somebody of them answers every cell with one line in the pipe `back`:
@@ -32,6 +32,8 @@ struct Cell {
   std::string dtype = "float32";
   std::string memory = "private";
   double seconds = 0.3;  ///< for the back-to-back loops
+  /// So many seconds calls go on before anything is measured, in every library.
+  double settling = 0;
 };
 
 struct Figures {
@@ -50,6 +52,10 @@ struct Answer {
   std::string reason;  ///< why there are none
   bool skipped = false;
 };
+
+/// What ranks need until the system has spread them over the cores: it wakes them all near the one who wakes, and moves some of those that
+/// share a core within 0.2 s (Linux 6.18: 0.03 to 0.17 s). Ranks with a core each need none.
+double settling_of(int ranks);
 
 std::string encode(const Cell& cell);
 /// Absent for `quit` and the end of the pipe; what is no order is a failure.

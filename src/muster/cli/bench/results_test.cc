@@ -12,7 +12,7 @@ Row row(const std::string& library, std::uint64_t bytes, double loop_us, double 
 }
 
 TEST(BenchLines, OrdersAndAnswersComeBackAsTheyWere) {
-  const Cell cell{"all_to_all", 1 << 20, "int64", "arena", 0.25};
+  const Cell cell{"all_to_all", 1 << 20, "int64", "arena", 0.25, 0.5};
   const auto back = decode_order(encode(cell));
   ASSERT_TRUE(back.ok() && back->has_value());
   EXPECT_EQ((*back)->op, "all_to_all");
@@ -20,6 +20,7 @@ TEST(BenchLines, OrdersAndAnswersComeBackAsTheyWere) {
   EXPECT_EQ((*back)->dtype, "int64");
   EXPECT_EQ((*back)->memory, "arena");
   EXPECT_EQ((*back)->seconds, 0.25);
+  EXPECT_EQ((*back)->settling, 0.5);
   EXPECT_FALSE(decode_order("quit")->has_value());
   EXPECT_FALSE(decode_order("cell all_reduce many").ok());
 
