@@ -1,12 +1,13 @@
 """Ranks as forks of one process that has imported torch once, for the workers beside this file."""
 
 import os
+import signal
 import sys
 import traceback
 
 
 def run_ranks(count, body):
-    """body(rank) in `count` children; ends this process with the worst of their exit codes."""
+    """body(rank) in `count` children; ends this process with the exit code of the first that fails, which ends the others."""
     children = []
     for rank in range(count):
         child = os.fork()
@@ -22,4 +23,11 @@ def run_ranks(count, body):
                 sys.stderr.flush()
                 os._exit(status)
         children.append(child)
-    sys.exit(max(abs(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])) for child in children))
+    while children:
+        child, status = os.wait()
+        children.remove(child)
+        if status != 0:
+            for other in children:
+                os.kill(other, signal.SIGKILL)
+            sys.exit(abs(os.waitstatus_to_exitcode(status)))
+    sys.exit(0)

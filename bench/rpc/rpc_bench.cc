@@ -46,7 +46,7 @@ using Figures = std::map<std::string, double>;
 template <class Call>
 double median_us(int calls, Call call) {
   std::vector<double> times;
-  for (int i = 0; i < calls / 10 + 3; ++i) call();
+  for (int i = 0; i < calls / 10 + 1; ++i) call();
   for (int i = 0; i < calls; ++i) {
     const auto start = Clock::now();
     call();
@@ -74,7 +74,7 @@ double calls_a_second(int in_flight, int calls) {
 }
 
 void measure(bool quick, const std::string& file) {
-  const int many = quick ? 300 : 5000;
+  const int many = quick ? 50 : 5000;
   Figures figures;
   figures["empty"] = median_us(many, [] { rpc::rpc_sync("callee", "nothing"); });
   figures["empty, pooled"] = median_us(many / 5, [] { rpc::rpc_sync("callee", "nothing_pooled"); });
@@ -92,7 +92,7 @@ void measure(bool quick, const std::string& file) {
   };
   figures["1 KiB"] = echo(1 << 10, many / 2);
   figures["1 MiB"] = echo(1 << 20, many / 10);
-  figures["64 MiB"] = echo(64 << 20, quick ? 3 : 15);
+  figures["64 MiB"] = echo(64 << 20, quick ? 1 : 15);
   for (const int in_flight : {1, 4, 16, 64}) figures[std::to_string(in_flight) + " in flight"] = calls_a_second(in_flight, 4 * many);
   std::ofstream out(file);
   for (const auto& [name, figure] : figures) out << name << '\t' << figure << '\n';
