@@ -58,10 +58,12 @@ def init(options, rank, method=None):
     dist.destroy_process_group()
 
 
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+def reserve_port():
+    """Kept by a socket that does not listen: nobody is given it but who asks for it by its number, with SO_REUSEADDR as every server."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    return held, held.getsockname()[1]
 
 
 def init_over_tcp(options, rank):
@@ -100,7 +102,7 @@ def main():
     if options.what == "launch":
         return launch(options)
     body = {"get": get, "init": init_over_tcp, "init_file": init, "new_group": new_group}[options.what]
-    options.port = free_port() if options.what == "init" else 0
+    options.held, options.port = reserve_port() if options.what == "init" else (None, 0)
     ranks = os.fork()
     if ranks == 0:
         while options.what == "get" and not os.path.exists(f"{options.folder}/port"):

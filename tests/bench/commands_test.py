@@ -33,8 +33,11 @@ OPTIONS_WITH_TORCH = {
 
 
 def bench(*words, command=BIN / "muster", environment=None):
-    done = subprocess.run([command, "bench", *words], capture_output=True, text=True, timeout=240,
-                          env={**os.environ, **(environment or {})})
+    try:
+        done = subprocess.run([command, "bench", *words], capture_output=True, text=True, timeout=240,
+                              env={**os.environ, **(environment or {})})
+    except subprocess.TimeoutExpired as late:
+        raise AssertionError(f"{words}: still at it after {late.timeout} s\n{late.stdout}{late.stderr}") from None
     assert done.returncode == 0, f"{words}: {done.returncode}\n{done.stdout}{done.stderr}"
     return done
 

@@ -5,7 +5,6 @@ import importlib.util
 import os
 import pathlib
 import re
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,7 +15,7 @@ import torch
 
 import muster as dist
 import muster.torch
-from ranks import meeting_file, run_ranks
+from ranks import meeting_file, reserve_port, run_ranks
 
 PROGRAMS = pathlib.Path(__file__).parents[2] / "examples/documents"
 MUSTER = pathlib.Path(dist.__file__).parents[2] / "bin/muster"
@@ -138,12 +137,9 @@ STARTED = {
 
 def printed_by(name, launcher):
     """What the program says, line by line, without the launcher's marks, numbers of processes, addresses and ports."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}  # whole lines, then
     if launcher is None:
-        environment["MASTER_PORT"] = port
+        environment["MASTER_PORT"] = str(reserve_port())
     start = [MUSTER, launcher, "--standalone", "--nproc-per-node", "2"] if launcher else []
     environment["PATH"] = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"  # `launch` looks for python there
     python = [] if launcher == "launch" else [sys.executable]

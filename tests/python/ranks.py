@@ -10,6 +10,7 @@ import torch._dynamo  # noqa: F401  what the first DDP or functional collective 
 import torch.distributed._functional_collectives  # noqa: F401
 
 from scratch import meeting_file as meeting_file
+from scratch import reserve_port as reserve_port
 
 fork = multiprocessing.get_context("fork")
 LIMIT_S = 60 * (5 if os.environ.get("MUSTER_TEST_LONG") else 2)

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import muster as dist
-from ranks import fork, meeting_file, run_ranks
+from ranks import fork, meeting_file, reserve_port, run_ranks
 from rpc_workers import on_workers
 
 rpc = dist.rpc
@@ -544,9 +544,7 @@ def listening_ports():
 
 # spec: N2 a wrong secret is refused before any pickle is read
 def test_strangers_are_refused_before_anything_is_unpickled(tmp_path, monkeypatch):
-    mark, port = str(tmp_path / "mark"), socket.create_server(("127.0.0.1", 0))
-    address = f"tcp://127.0.0.1:{port.getsockname()[1]}"
-    port.close()
+    mark, address = str(tmp_path / "mark"), f"tcp://127.0.0.1:{reserve_port()}"
     monkeypatch.setenv("MUSTER_SECRET", "the secret of this job")
     ready, tried = fork.Event(), fork.Event()
     ports = fork.Array("i", 16)

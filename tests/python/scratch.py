@@ -1,4 +1,4 @@
-"""Where the ranks of a run keep what they need on the disk for a while."""
+"""What the ranks of a run keep on the disk for a while, and where they meet."""
 
 import atexit
 import fcntl
@@ -6,6 +6,7 @@ import functools
 import glob
 import os
 import shutil
+import socket
 import tempfile
 import time
 
@@ -45,6 +46,30 @@ def _folder():
     _lock(folder)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
+
+
+_held = []
+
+
+def _bound(family, host, port):
+    bound = socket.socket(family)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+    except OSError:
+        bound.close()
+        return None
+    _held.append(bound)
+    return bound
+
+
+def reserve_port():
+    """Free on this host's loopback, for whoever asks for it by its number with SO_REUSEADDR, as every server does. Kept for the run by
+    sockets that do not listen: the system gives it to nobody else, neither for port 0 nor for an outgoing connection."""
+    while True:
+        port = _bound(socket.AF_INET, "127.0.0.1", 0).getsockname()[1]
+        if not socket.has_ipv6 or _bound(socket.AF_INET6, "::1", port) or not _bound(socket.AF_INET6, "::1", 0):
+            return port
 
 
 def meeting_file():

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import muster as dist
-from ranks import meeting_file, run_ranks
+from ranks import meeting_file, reserve_port, run_ranks
 from thread_ranks import SECONDS, on_threads
 
 
@@ -25,12 +25,6 @@ def on_processes(size, body, init_method, **options):
         return result
 
     return run_ranks(size, rank_body)
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def summed(rank):
@@ -136,7 +130,7 @@ def test_arguments_of_init_exclude_each_other():
 # spec: B3 rank and world_size in the URL in Python, B5 tcp:// in Python
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
 def test_tcp(host):
-    port = free_port()
+    port = reserve_port()
     assert on_processes(2, summed, lambda rank: f"tcp://{host}:{port}?rank={rank}&world_size=2") == [1, 1]
 
 
@@ -171,7 +165,7 @@ def test_timeouts():
 
 # spec: B9 env:// in Python: what is missing or malformed is named
 def test_environment(monkeypatch):
-    port = str(free_port())
+    port = str(reserve_port())
     given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "1", "RANK": "0"}
     for name, value in given.items():
         monkeypatch.setenv(name, value)
@@ -234,7 +228,7 @@ def test_every_store_has_everything(tmp_path):
 
 # spec: C3 multi_tenant and master_listen_fd in Python
 def test_servers_of_tcp_stores():
-    port = free_port()
+    port = reserve_port()
     first = dist.TCPStore("127.0.0.1", port, None, True, multi_tenant=True)
     second = dist.TCPStore("127.0.0.1", port, None, True, multi_tenant=True)
     first.set("key", "shared")

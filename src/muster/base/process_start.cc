@@ -14,9 +14,9 @@
 
 namespace muster {
 
-std::uint64_t process_start(std::int64_t pid) {
+std::optional<std::uint64_t> process_start(std::int64_t pid) {
   const Descriptor file(::open(("/proc/" + std::to_string(pid) + "/stat").c_str(), O_RDONLY | O_CLOEXEC));
-  if (!file) return 0;
+  if (!file) return errno == ENOENT || errno == ESRCH ? std::optional<std::uint64_t>(0) : std::nullopt;
   std::array<char, 1024> line;  // numbers, and a name of at most 64 bytes
   ssize_t got;
   while ((got = ::read(file.get(), line.data(), line.size())) < 0 && errno == EINTR) {

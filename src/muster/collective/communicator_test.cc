@@ -149,6 +149,82 @@ TEST(Queue, AMissedDeadlineTellsTheWholeOfTheWait) {
   }
 }
 
+/// What a caller is told of its call, and what it does then.
+struct Told final : Meanwhile {
+  explicit Told(std::function<void()> then = {}, Duration limit = seconds(20)) : then(std::move(then)), limit(limit) {}
+  TimePoint begun() noexcept override {
+    ++times;
+    if (then) then();
+    return in(limit);
+  }
+  std::function<void()> then;
+  Duration limit;
+  int times = 0;
+};
+
+// Three ranks with a core each: a call too large for a line has its caller's thread for a moment, and stands in the queue after that.
+TEST(Queue, ALargerCallIsToldOnceAndHasItsCallersThread) {
+  with_group(3, Wire::region, [](int rank, Communicator& group) {
+    for (const std::size_t count : {5'000, 50'000, 500'000}) {
+      for (int turn = 0; turn < 20; ++turn) {
+        Values mine(count, rank + turn), sum(count);
+        Told told;
+        const Status status = group.run(all_reduce(mine, sum), true, told);
+        ASSERT_TRUE(status.ok()) << status.message();
+        EXPECT_EQ(told.times, 1);
+        EXPECT_FALSE(told.at_once) << "others are not as late as they can be";
+        EXPECT_EQ(sum, Values(count, 3 + 3 * turn));
+      }
+    }
+  });
+}
+
+// Rank 2 comes when the others' calls have left their threads' hands for the queue: another thread of theirs has found it there.
+TEST(Queue, ALargerCallThatMustWaitLetsOthersIn) {
+  constexpr std::size_t kCount = 50'000;
+  std::barrier gate(3);
+  with_group(3, Wire::region, [&](int rank, Communicator& group) {
+    Values mine(kCount, rank), sum(kCount), next{rank}, next_sum(1);
+    std::thread behind;
+    Told told([&] {
+      if (rank == 2) return;
+      behind = std::thread([&] {
+        const auto second = group.start(all_reduce(next, next_sum), soon());
+        EXPECT_EQ(second->wait(in(milliseconds(20))).code(), Code::timed_out);  // it drives both meanwhile
+        gate.arrive_and_wait();
+        EXPECT_TRUE(second->wait(soon()).ok());
+      });
+    });
+    if (rank == 2) gate.arrive_and_wait();
+    const Status status = group.run(all_reduce(mine, sum), true, told);
+    EXPECT_TRUE(status.ok()) << status.message();
+    EXPECT_EQ(told.times, 1);
+    if (rank == 2) EXPECT_TRUE(group.run(all_reduce(next, next_sum), soon()).ok());
+    if (behind.joinable()) behind.join();
+    EXPECT_EQ(sum, Values(kCount, 3));
+    EXPECT_EQ(next_sum[0], 3);
+  });
+}
+
+// Its deadline may pass before a round trip's time has, or after.
+TEST(Queue, ALargerCallThatIsMissedNamesWhoIsMissing) {
+  for (const Duration limit : {Duration::zero(), Duration(milliseconds(20))}) {
+    std::barrier gate(3);
+    with_group(3, Wire::region, [&](int rank, Communicator& group) {
+      Values mine(50'000, rank), sum(mine.size());
+      if (rank != 2) {
+        Told told({}, limit);
+        const Status late = group.run(all_reduce(mine, sum), true, told);
+        EXPECT_EQ(late.code(), Code::timed_out) << late.message();
+        EXPECT_TRUE(contains(late.message(), "all_reduce(SUM, int64, 50000 elements), call 1 of group 'test'")) << late.message();
+        EXPECT_EQ(told.times, 1);
+      }
+      gate.arrive_and_wait();
+      EXPECT_FALSE(group.run(all_reduce(mine, sum), soon()).ok());
+    });
+  }
+}
+
 TEST(DrivingThread, IsAtWorkWhileItComputes) {
   const auto computed = [] {
     timespec time{};
@@ -482,7 +558,7 @@ TEST(Failure, ADeadRankIsNamedByAllSurvivors) {
       testing::RankThreadsOptions options;
       options.ranks = 4;
       options.wire = wire;
-      options.hub = transport::make_loopback_hub(4, wire == Wire::region);
+      options.hub = transport::make_loopback_hub(4, wire == Wire::region, 4);
       std::barrier gate(4);
       run_ranks(options, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
         const Group group = make(fabric, all_of(4), "test");

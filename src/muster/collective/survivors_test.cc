@@ -143,7 +143,7 @@ TEST(Shrink, GoesOnWithTheSurvivorsOfTwoDeaths) {
     RankThreadsOptions options;
     options.ranks = 5;
     options.wire = wire;
-    options.hub = transport::make_loopback_hub(5, wire == Wire::region);
+    options.hub = transport::make_loopback_hub(5, wire == Wire::region, 5);
     std::barrier done(5);  // nobody dies while others still need it
     run_ranks(options, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
       auto world = Communicator::create(fabric, {0, 1, 2, 3, 4}, named("world"));

@@ -53,16 +53,18 @@ struct Member {
   static Member self(std::uint64_t id) {
     char host[256] = "";
     ::gethostname(host, sizeof host - 1);
-    return {id,         boot_id(),           machine_id(), process_namespace(), host, std::to_string(process_start(::getpid())),
-            ::getpid(), seconds_since_boot()};
+    const auto start = process_start(::getpid());
+    return {id,   boot_id(), machine_id(), process_namespace(), host, start ? std::to_string(*start) : "", ::getpid(),
+            seconds_since_boot()};
   }
   /// As seen from `here`. True only where it is certain: a process of this boot that is no more, or one from before this machine's last
   /// start. `lately`: it lived a moment ago; to see whether it still does takes a tenth of the time then.
   bool is_dead(const Member& here, bool lately = false) const {
     if (boot != here.boot) return !machine.empty() && machine == here.machine && host == here.host;
     if (space != here.space) return false;
-    if (lately) return ::kill(static_cast<pid_t>(pid), 0) != 0 && errno == ESRCH;
-    return std::to_string(process_start(pid)) != started;
+    if (lately || started.empty()) return ::kill(static_cast<pid_t>(pid), 0) != 0 && errno == ESRCH;
+    const auto start = process_start(pid);
+    return start && std::to_string(*start) != started;
   }
   std::string text() const { return "process " + std::to_string(pid) + " on " + host; }
 };

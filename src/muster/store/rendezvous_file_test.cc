@@ -122,7 +122,7 @@ TEST(Rendezvous, FileOfAProcessWhoseNumberWasUsedAgainIsReported) {
     const std::int64_t ticks = ::sysconf(_SC_CLK_TCK);
     return static_cast<std::uint64_t>(now.tv_sec * ticks + now.tv_nsec * ticks / 1'000'000'000);
   };
-  while (tick() <= process_start(::getpid()) + 1) std::this_thread::yield();
+  while (tick() <= process_start(::getpid()).value() + 1) std::this_thread::yield();
   const testing::ScratchFolder directory;
   const std::string path = directory.path() + "/job", method = "file://" + path;
   Child earlier([&] {

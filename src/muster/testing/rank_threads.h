@@ -15,7 +15,7 @@ namespace muster::testing {
 /// How the ranks reach each other.
 enum class Wire {
   loopback,  ///< memory, no host region
-  region,    ///< memory and one host region
+  region,    ///< memory and one host region, with a core for each rank, whatever this machine has
   tcp,       ///< sockets only
   shm,       ///< sockets, shared memory and a host region, as processes of one host
   mixed,     ///< as shm on each of two pretended hosts (even and odd ranks), sockets between them

@@ -55,7 +55,9 @@ Status describe_this_process(Contact& contact) {
   contact.pid_namespace = namespace_inode("pid");
   contact.user = ::geteuid();
   contact.pid = static_cast<std::uint32_t>(::getpid());
-  contact.start_time = process_start(contact.pid);
+  const auto start = process_start(contact.pid);
+  if (!start) return Status(Code::exhausted, "this process cannot look at itself in /proc: " + errno_text(errno));
+  contact.start_time = *start;
   contact.cores = bits_of(own_cores());
   contact.quota = cpu_quota();
   if (contact.boot_id.empty() || contact.start_time == 0) {

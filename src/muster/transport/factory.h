@@ -32,13 +32,14 @@ std::unique_ptr<Connector> make_socket_connector(ConnectorOptions options, Secre
 class LoopbackHub {
  public:
   virtual ~LoopbackHub() = default;
-  /// Once per rank; the connector keeps the hub alive. With `with_region` the ranks share a host region in ordinary memory.
+  /// Once per rank; the connector keeps the hub alive.
   virtual std::unique_ptr<Connector> connector(int rank) = 0;
   /// As if the process of `rank` were killed: its streams end, every other rank sees its death.
   virtual void kill(int rank) = 0;
   /// An exchange for Fabric::create.
   virtual std::vector<std::string> exchange(const std::string& round, int rank, const std::string& mine) = 0;
 };
-std::shared_ptr<LoopbackHub> make_loopback_hub(int world_size, bool with_region);
+/// With `with_region` the ranks share a host region in ordinary memory. `cores`: how many they are told to have together; 0: this machine's.
+std::shared_ptr<LoopbackHub> make_loopback_hub(int world_size, bool with_region, int cores = 0);
 
 }  // namespace muster::transport

@@ -11,6 +11,7 @@
 #include <mutex>
 #include <utility>
 
+#include "muster/base/cores.h"
 #include "muster/base/fork_guard.h"
 #include "muster/transport/factory.h"
 #include "muster/transport/region_memory.h"
@@ -153,7 +154,7 @@ class RegionStream final : public ByteStream {
 
 class Hub final : public LoopbackHub, public std::enable_shared_from_this<Hub> {
  public:
-  Hub(int world_size, bool with_region) : seats_(static_cast<std::size_t>(world_size)) {
+  Hub(int world_size, bool with_region, int cores) : cores_(cores), seats_(static_cast<std::size_t>(world_size)) {
     if (with_region) make_region();
   }
 
@@ -162,6 +163,7 @@ class Hub final : public LoopbackHub, public std::enable_shared_from_this<Hub> {
   std::vector<std::string> exchange(const std::string& round, int rank, const std::string& mine) override;
 
   int world_size() const { return static_cast<int>(seats_.size()); }
+  int cores() const { return cores_; }
   /// The dead write nothing any more: a killed rank gets a mailbox that nobody else sees.
   Mailbox& mailbox_of(int rank) {
     return region_memory_ && !seat(rank).killed.load() ? views_[static_cast<std::size_t>(rank)]->mailbox(rank) : seat(rank).mailbox;
@@ -198,6 +200,7 @@ class Hub final : public LoopbackHub, public std::enable_shared_from_this<Hub> {
   void tell(int rank, News news);
   std::unique_ptr<ByteStream> side_of(const std::shared_ptr<Joint>& joint, int side, int me, int peer);
 
+  const int cores_;  // of all ranks together, as they are told
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Seat> seats_;
@@ -235,6 +238,7 @@ class LoopbackConnector final : public Connector {
   }
   int descriptor() const override { return -1; }
   TimePoint next_timer() const override { return TimePoint::max(); }
+  int cores() const override { return hub_->cores(); }
 
  private:
   const ProcessMark mark_;
@@ -360,6 +364,8 @@ std::vector<std::string> Hub::exchange(const std::string& round, int rank, const
 
 }  // namespace
 
-std::shared_ptr<LoopbackHub> make_loopback_hub(int world_size, bool with_region) { return std::make_shared<Hub>(world_size, with_region); }
+std::shared_ptr<LoopbackHub> make_loopback_hub(int world_size, bool with_region, int cores) {
+  return std::make_shared<Hub>(world_size, with_region, cores > 0 ? cores : usable_cores());
+}
 
 }  // namespace muster::transport

@@ -15,6 +15,9 @@ namespace {
 
 // So many are looked for in one pass, which others may wait for.
 constexpr int kLooksAPass = 8;
+constexpr Duration kUntilDescriptors = std::chrono::seconds(1);
+
+bool lacks_room(int error) { return error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOSPC; }
 
 }  // namespace
 
@@ -28,30 +31,36 @@ void ProcessWatch::watch(int rank, std::uint32_t pid, std::uint64_t start_time, 
   waiting_.push_back({rank, pid, start_time, from});
 }
 
-/// True where it lives and is watched.
-bool ProcessWatch::look_for(const Waiting& wanted, Seen& seen) {
+ProcessWatch::Found ProcessWatch::look_for(const Waiting& wanted) {
+  const auto without = [] { return lacks_room(errno) ? Found::no_descriptor : Found::unknown; };
   Descriptor process(static_cast<int>(::syscall(SYS_pidfd_open, static_cast<pid_t>(wanted.pid), 0)));
-  seen = !process && errno != ESRCH ? Seen::unknown : Seen::gone;
+  if (!process) return errno == ESRCH ? Found::gone : without();
   // Looked at after it was opened: the descriptor stays with the process that had the number then.
-  if (!process || process_start(wanted.pid) != wanted.start_time) return false;
+  const auto start = process_start(wanted.pid);
+  if (!start) return without();
+  if (*start != wanted.start_time) return Found::gone;
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.fd = process.get();
-  seen = Seen::unknown;
-  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, process.get(), &event) != 0) return false;
+  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, process.get(), &event) != 0) return without();
   const int fd = process.get();
   watched_.emplace(fd, Watched{wanted.rank, GuardedDescriptor(std::move(process))});
-  return true;
+  return Found::watched;
 }
 
 bool ProcessWatch::poll(TimePoint now, const std::function<void(int rank, Seen seen)>& told) {
   bool moved = false;
   for (int looks = 0; looks < kLooksAPass && next_timer() <= now; ++looks) {
-    const Waiting wanted = waiting_.front();
+    Waiting wanted = waiting_.front();
     waiting_.pop_front();
-    Seen seen{};
-    if (look_for(wanted, seen)) continue;
-    told(wanted.rank, seen);
+    const Found found = look_for(wanted);
+    if (found == Found::watched) continue;
+    if (found == Found::no_descriptor) {
+      wanted.from = now + kUntilDescriptors;
+      waiting_.push_back(wanted);
+      continue;
+    }
+    told(wanted.rank, found == Found::gone ? Seen::gone : Seen::unknown);
     moved = true;
   }
   if (watched_.empty()) return moved;

@@ -19,7 +19,7 @@ class ProcessWatch {
   enum class Seen : std::uint8_t {
     ended,    ///< while it was watched
     gone,     ///< before it could be
-    unknown,  ///< this system cannot watch it (no descriptor, no permission)
+    unknown,  ///< this system cannot watch it (no permission)
   };
 
   Status open();
@@ -30,7 +30,8 @@ class ProcessWatch {
   int descriptor() const { return epoll_.get(); }
   /// When there are processes to be looked for.
   TimePoint next_timer() const { return waiting_.empty() ? TimePoint::max() : waiting_.front().from; }
-  /// Looks for some of those whose time has come, and calls `told(rank, seen)` of processes that it will tell nothing more of.
+  /// Looks for some of those whose time has come, and calls `told(rank, seen)` of processes that it will tell nothing more of. Where no
+  /// descriptor is left for one, it is looked for again a second later.
   bool poll(TimePoint now, const std::function<void(int rank, Seen seen)>& told);
 
  private:
@@ -44,7 +45,8 @@ class ProcessWatch {
     int rank;
     GuardedDescriptor process;
   };
-  bool look_for(const Waiting& wanted, Seen& seen);
+  enum class Found : std::uint8_t { watched, gone, unknown, no_descriptor };
+  Found look_for(const Waiting& wanted);
 
   GuardedDescriptor epoll_;
   std::deque<Waiting> waiting_;
