@@ -7,7 +7,7 @@ import traceback
 
 
 def run_ranks(count, body):
-    """body(rank) in `count` children; ends this process with the exit code of the first that fails, which ends the others."""
+    """body(rank) in `count` children. The first that fails ends the others, and this process with its exit code; else that is 0."""
     children = []
     for rank in range(count):
         child = os.fork()
@@ -29,5 +29,6 @@ def run_ranks(count, body):
         if status != 0:
             for other in children:
                 os.kill(other, signal.SIGKILL)
+                os.waitpid(other, 0)
             sys.exit(abs(os.waitstatus_to_exitcode(status)))
     sys.exit(0)

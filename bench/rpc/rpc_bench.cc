@@ -7,6 +7,7 @@
 #include <torch/types.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -46,7 +47,7 @@ using Figures = std::map<std::string, double>;
 template <class Call>
 double median_us(int calls, Call call) {
   std::vector<double> times;
-  for (int i = 0; i < calls / 10 + 1; ++i) call();
+  for (int i = 0; i < std::min(calls, calls / 10 + 3); ++i) call();
   for (int i = 0; i < calls; ++i) {
     const auto start = Clock::now();
     call();

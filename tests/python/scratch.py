@@ -52,7 +52,10 @@ _held = []
 
 
 def _bound(family, host, port):
-    bound = socket.socket(family)
+    try:
+        bound = socket.socket(family)
+    except OSError:  # a host without IPv6
+        return None
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind((host, port))
@@ -66,10 +69,11 @@ def _bound(family, host, port):
 def reserve_port():
     """Free on this host's loopback, for whoever asks for it by its number with SO_REUSEADDR, as every server does. Kept for the run by
     sockets that do not listen: the system gives it to nobody else, neither for port 0 nor for an outgoing connection."""
-    while True:
+    for _ in range(100):
         port = _bound(socket.AF_INET, "127.0.0.1", 0).getsockname()[1]
-        if not socket.has_ipv6 or _bound(socket.AF_INET6, "::1", port) or not _bound(socket.AF_INET6, "::1", 0):
+        if _bound(socket.AF_INET6, "::1", port) or not _bound(socket.AF_INET6, "::1", 0):
             return port
+    raise OSError("no port is free")
 
 
 def meeting_file():

@@ -21,7 +21,8 @@ std::optional<std::uint64_t> process_start(std::int64_t pid) {
   ssize_t got;
   while ((got = ::read(file.get(), line.data(), line.size())) < 0 && errno == EINTR) {
   }
-  std::string_view text(line.data(), got > 0 ? static_cast<std::size_t>(got) : 0);
+  if (got < 0) return errno == ESRCH ? std::optional<std::uint64_t>(0) : std::nullopt;
+  const std::string_view text(line.data(), static_cast<std::size_t>(got));
   // The name, in parentheses, may hold anything; after it come "state ppid ...": the start is field 22, the 20th after the name.
   std::size_t at = text.rfind(')');
   if (at == std::string_view::npos) return 0;
@@ -34,12 +35,9 @@ std::optional<std::uint64_t> process_start(std::int64_t pid) {
   return value;
 }
 
-const std::string& boot_id() {
-  static const std::string id = [] {
-    const std::string text = small_file("/proc/sys/kernel/random/boot_id").value_or("");
-    return text.substr(0, text.find('\n'));
-  }();
-  return id;
+std::string boot_id() {
+  const std::string text = small_file("/proc/sys/kernel/random/boot_id").value_or("");
+  return text.substr(0, text.find('\n'));
 }
 
 }  // namespace muster

@@ -58,8 +58,10 @@ struct Member {
             seconds_since_boot()};
   }
   /// As seen from `here`. True only where it is certain: a process of this boot that is no more, or one from before this machine's last
-  /// start. `lately`: it lived a moment ago; to see whether it still does takes a tenth of the time then.
+  /// start; what could not be told (empty) is no certainty. `lately`: it lived a moment ago; to see whether it still does takes a tenth of
+  /// the time then.
   bool is_dead(const Member& here, bool lately = false) const {
+    if (boot.empty() || here.boot.empty()) return false;
     if (boot != here.boot) return !machine.empty() && machine == here.machine && host == here.host;
     if (space != here.space) return false;
     if (lately || started.empty()) return ::kill(static_cast<pid_t>(pid), 0) != 0 && errno == ESRCH;

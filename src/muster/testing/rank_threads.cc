@@ -75,7 +75,8 @@ void run_ranks(const RankThreadsOptions& options, const RankBody& body) {
   static std::atomic<int> jobs{0};
   const std::string job = "rank-threads-" + std::to_string(jobs.fetch_add(1));
   auto hub = options.hub;
-  if (in_memory(options.wire) && hub == nullptr) hub = transport::make_loopback_hub(options.ranks, options.wire == Wire::region, options.ranks);
+  const bool region = options.wire == Wire::region;
+  if (in_memory(options.wire) && hub == nullptr) hub = transport::make_loopback_hub(options.ranks, region, region ? options.ranks : 0);
   const auto store = store::make_hash_store(options.timeout);
 
   std::barrier<> gate(options.ranks);

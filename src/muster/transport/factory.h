@@ -39,7 +39,8 @@ class LoopbackHub {
   /// An exchange for Fabric::create.
   virtual std::vector<std::string> exchange(const std::string& round, int rank, const std::string& mine) = 0;
 };
-/// With `with_region` the ranks share a host region in ordinary memory. `cores`: how many they are told to have together; 0: this machine's.
+/// With `with_region` the ranks share a host region in ordinary memory. `cores`: how many they are told to have together; 0: this
+/// machine's.
 std::shared_ptr<LoopbackHub> make_loopback_hub(int world_size, bool with_region, int cores = 0);
 
 }  // namespace muster::transport

@@ -15,7 +15,7 @@ namespace {
 
 // So many are looked for in one pass, which others may wait for.
 constexpr int kLooksAPass = 8;
-constexpr Duration kUntilDescriptors = std::chrono::seconds(1);
+constexpr Duration kUntilRoom = std::chrono::seconds(1);
 
 bool lacks_room(int error) { return error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOSPC; }
 
@@ -32,17 +32,17 @@ void ProcessWatch::watch(int rank, std::uint32_t pid, std::uint64_t start_time, 
 }
 
 ProcessWatch::Found ProcessWatch::look_for(const Waiting& wanted) {
-  const auto without = [] { return lacks_room(errno) ? Found::no_descriptor : Found::unknown; };
+  const auto hindered = [] { return lacks_room(errno) ? Found::no_room : Found::unknown; };
   Descriptor process(static_cast<int>(::syscall(SYS_pidfd_open, static_cast<pid_t>(wanted.pid), 0)));
-  if (!process) return errno == ESRCH ? Found::gone : without();
+  if (!process) return errno == ESRCH ? Found::gone : hindered();
   // Looked at after it was opened: the descriptor stays with the process that had the number then.
   const auto start = process_start(wanted.pid);
-  if (!start) return without();
+  if (!start) return hindered();
   if (*start != wanted.start_time) return Found::gone;
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.fd = process.get();
-  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, process.get(), &event) != 0) return without();
+  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, process.get(), &event) != 0) return hindered();
   const int fd = process.get();
   watched_.emplace(fd, Watched{wanted.rank, GuardedDescriptor(std::move(process))});
   return Found::watched;
@@ -55,8 +55,8 @@ bool ProcessWatch::poll(TimePoint now, const std::function<void(int rank, Seen s
     waiting_.pop_front();
     const Found found = look_for(wanted);
     if (found == Found::watched) continue;
-    if (found == Found::no_descriptor) {
-      wanted.from = now + kUntilDescriptors;
+    if (found == Found::no_room) {
+      wanted.from = now + kUntilRoom;
       waiting_.push_back(wanted);
       continue;
     }

@@ -19,7 +19,7 @@ class ProcessWatch {
   enum class Seen : std::uint8_t {
     ended,    ///< while it was watched
     gone,     ///< before it could be
-    unknown,  ///< this system cannot watch it (no permission)
+    unknown,  ///< this system cannot watch it (no permission, a kernel before pidfd)
   };
 
   Status open();
@@ -45,7 +45,7 @@ class ProcessWatch {
     int rank;
     GuardedDescriptor process;
   };
-  enum class Found : std::uint8_t { watched, gone, unknown, no_descriptor };
+  enum class Found : std::uint8_t { watched, gone, unknown, no_room };
   Found look_for(const Waiting& wanted);
 
   GuardedDescriptor epoll_;

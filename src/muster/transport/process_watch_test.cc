@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -23,6 +24,8 @@ using std::chrono::seconds;
 class Child {
  public:
   Child() : pid_(::fork()) {
+    EXPECT_GE(pid_, 0);
+    if (pid_ == 0) ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     while (pid_ == 0) ::pause();
   }
   ~Child() { kill(); }
