@@ -37,7 +37,8 @@ def bench(*words, command=BIN / "muster", environment=None):
         done = subprocess.run([command, "bench", *words], capture_output=True, text=True, timeout=240,
                               env={**os.environ, **(environment or {})})
     except subprocess.TimeoutExpired as late:
-        raise AssertionError(f"{words}: still at it after {late.timeout} s\n{late.stdout}\n{late.stderr}") from None
+        said = b"".join(filter(None, (late.stdout, late.stderr))).decode(errors="replace")  # bytes, also where text was asked for
+        raise AssertionError(f"{words}: still at it after {late.timeout} s\n{said}") from None
     assert done.returncode == 0, f"{words}: {done.returncode}\n{done.stdout}{done.stderr}"
     return done
 

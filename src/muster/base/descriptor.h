@@ -1,6 +1,7 @@
 /// Owning file descriptor. Moves, never copies; closes at the end of its life.
 #pragma once
 
+#include <cerrno>
 #include <utility>
 
 namespace muster {
@@ -24,5 +25,8 @@ class Descriptor {
  private:
   int fd_ = -1;
 };
+
+/// Whether a system call failed for the want of a descriptor, or of the kernel's memory for one: it may do later.
+inline bool lacks_room(int error) { return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM || error == ENOSPC; }
 
 }  // namespace muster

@@ -23,12 +23,13 @@ std::optional<std::uint64_t> process_start(std::int64_t pid) {
   }
   if (got < 0) return errno == ESRCH ? std::optional<std::uint64_t>(0) : std::nullopt;
   const std::string_view text(line.data(), static_cast<std::size_t>(got));
+  errno = EPROTO;  // should the line not be what it always is
   // The name, in parentheses, may hold anything; after it come "state ppid ...": the start is field 22, the 20th after the name.
   std::size_t at = text.rfind(')');
-  if (at == std::string_view::npos) return 0;
+  if (at == std::string_view::npos) return std::nullopt;
   for (int field = 0; field < 20; ++field) {
     at = text.find(' ', at + 1);
-    if (at == std::string_view::npos) return 0;
+    if (at == std::string_view::npos) return std::nullopt;
   }
   std::uint64_t value = 0;
   std::from_chars(text.data() + at + 1, text.data() + text.size(), value);

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "muster/base/clock.h"
+#include "muster/base/descriptor.h"
 #include "muster/base/fork_guard.h"
 #include "muster/base/log.h"
 #include "muster/base/socket_address.h"
@@ -166,7 +167,7 @@ class AsioServer final : public TcpServer {
         continue;
       }
       if (errno == EAGAIN || errno == EWOULDBLOCK) break;
-      if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) return pause_accepting(listener);
+      if (lacks_room(errno)) return pause_accepting(listener);
     }
     pump();
     watch_listener(listener);

@@ -7,6 +7,7 @@
 #include <array>
 #include <cerrno>
 
+#include "muster/base/descriptor.h"
 #include "muster/base/process_start.h"
 #include "muster/base/socket_address.h"
 
@@ -16,8 +17,6 @@ namespace {
 // So many are looked for in one pass, which others may wait for.
 constexpr int kLooksAPass = 8;
 constexpr Duration kUntilRoom = std::chrono::seconds(1);
-
-bool lacks_room(int error) { return error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOSPC; }
 
 }  // namespace
 

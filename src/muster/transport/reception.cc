@@ -9,6 +9,7 @@
 #include <array>
 #include <cerrno>
 
+#include "muster/base/descriptor.h"
 #include "muster/base/log.h"
 #include "muster/base/socket_address.h"
 
@@ -83,7 +84,7 @@ bool Reception::accept_from(int listener, TimePoint now) {
   if (!socket) {
     if (errno == EINTR || errno == ECONNABORTED) return true;
     if (errno == EAGAIN || errno == EWOULDBLOCK) return false;
-    const bool scarce = errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
+    const bool scarce = lacks_room(errno);
     if (scarce && find_descriptor(now)) return true;
     if (quiet_until_ <= now)
       log(LogLevel::warning, "cannot accept connections for now: " + errno_text(errno) + "; trying again shortly" +
