@@ -1,56 +1,59 @@
 #include "muster/base/hand_back.h"
 
-#include <algorithm>
 #include <cstring>
-#include <limits>
 
 #if defined(__x86_64__)
-#include <cpuid.h>
+#include <emmintrin.h>
 #endif
 
 namespace muster {
 namespace {
 
 constexpr std::size_t kLine = 64;
-constexpr std::size_t kBlock = 4096;  // copied before its lines are handed back: they are still near
 
+bool is_quicker() noexcept {
 #if defined(__x86_64__)
-/// The family of an AMD processor; 0: another one.
-unsigned amd_family() noexcept {
   __builtin_cpu_init();
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  if (__builtin_cpu_is("amd") == 0 || __get_cpuid(1, &a, &b, &c, &d) == 0) return 0;
-  return (a >> 8 & 0xf) + (a >> 20 & 0xff);
-}
+  return __builtin_cpu_is("amd") != 0;
 #else
-unsigned amd_family() noexcept { return 0; }
+  return false;
 #endif
-
-std::size_t find_most() noexcept {
-  constexpr unsigned kZen5 = 0x1a;
-  const unsigned family = amd_family();
-  if (family == 0) return 0;
-  return family < kZen5 ? std::numeric_limits<std::size_t>::max() : 4096;
 }
 
-const std::size_t most = find_most();
+const bool quicker = is_quicker();
 
 }  // namespace
 
-std::size_t most_handed_back() noexcept { return most; }
+bool hands_back() noexcept { return quicker; }
 
 void hand_back(const std::byte* memory, std::size_t bytes) noexcept {
-  if (most == 0) return;
+  if (!quicker) return;
   auto* const lines = const_cast<volatile std::byte*>(memory);
   for (std::size_t at = 0; at < bytes; at += kLine) lines[at] = lines[at];
 }
 
 void copy_and_hand_back(std::byte* to, const std::byte* from, std::size_t bytes) noexcept {
-  for (std::size_t at = 0; at < bytes; at += kBlock) {
-    const std::size_t now = std::min(kBlock, bytes - at);
-    std::memcpy(to + at, from + at, now);
-    hand_back(from + at, now);
+#if defined(__x86_64__)
+  if (quicker) {
+    // Copying first and handing back what was copied takes a third longer.
+    std::size_t at = 0;
+    for (; at + kLine <= bytes; at += kLine) {
+      auto* source = reinterpret_cast<__m128i*>(const_cast<std::byte*>(from + at));
+      auto* target = reinterpret_cast<__m128i*>(to + at);
+      const __m128i first = _mm_loadu_si128(source), second = _mm_loadu_si128(source + 1);
+      const __m128i third = _mm_loadu_si128(source + 2), fourth = _mm_loadu_si128(source + 3);
+      _mm_storeu_si128(target, first);
+      _mm_storeu_si128(target + 1, second);
+      _mm_storeu_si128(target + 2, third);
+      _mm_storeu_si128(target + 3, fourth);
+      asm volatile("movups %1, %0" : "=m"(*source) : "x"(first));  // the compiler would leave it out
+    }
+    std::memcpy(to + at, from + at, bytes - at);
+    hand_back(from + at, bytes - at);
+    return;
   }
+#endif
+  std::memcpy(to, from, bytes);
 }
 
 }  // namespace muster

@@ -81,18 +81,15 @@ std::size_t RegionMember::relayed_chunk(const Args& args, const Flow& flow) cons
   return std::clamp(align_up(bytes / kWindows, kCacheLine), kLeastRelayed, kRelayedChunk);
 }
 
-/// Whether a giver's lines are still in this member's cache when the giver writes there again. A broadcast's are in the chunks that it
-/// comes in.
+/// Whether this member is the only one that reads what stands in windows and slots for it, and not so little that it was fetched ahead.
 bool RegionMember::hands_back(const Args& args, const Flow& flow) const {
   if (!muster::hands_back() || flow.scaled) return false;  // a product is for its giver too
-  if (args.op == Op::broadcast) return args.outputs[0].size() <= most_handed_back();
+  if (args.op == Op::broadcast) return true;
   std::size_t most = 0;
   for (int source = flow.first; source < flow.last; ++source) {
     if (source != rank_) most = std::max(most, taken(args, source).size());
   }
-  if (most <= kFetchedBytes || most > most_handed_back()) return false;
-  const bool all_give_lists = flow.lists && args.op != Op::scatter;
-  return most * size() * (all_give_lists ? size() : 1) <= kHandedBytes;
+  return most > kFetchedBytes;
 }
 
 /// What this member gives `reader`.
@@ -344,7 +341,7 @@ void RegionMember::combine(const Args& args, const Flow& flow, std::size_t step)
 void RegionMember::combine_inputs(const Args& args, const Flow& flow, std::size_t at, std::size_t bytes) {
   const MutableBytes out = args.outputs[0];
   // All at once, or in blocks whose lines are still near when they are handed back.
-  const std::size_t most = flow.hands_back ? kBlockBytes : bytes;
+  const std::size_t most = flow.hands_back ? kHandedBlock : bytes;
   for (std::size_t done = 0; done < bytes; done += most) {
     const std::size_t block = std::min(most, bytes - done);
     reduce_complete(out.data() + at + done, inputs_, elements_in(block, args.dtype), args.dtype, args.reduce);

@@ -37,6 +37,7 @@ struct RegionMember::Reduction {
   std::size_t count = 0;
   std::size_t window = 0;  // elements
   std::size_t rounds = 0;
+  std::size_t block = kBlockBytes;  // bytes that are reduced at a time
   int root = -1;            // the only one that wants the result; -1: all do
   bool scaled = false;      // premul_sum: my windows hold the product, my own share too
   bool staged = false;      // my input passes through my windows
@@ -85,6 +86,7 @@ Status RegionMember::meet(Reduction& job) {
                                std::to_string(job.input.size()) + "; all members must give the same number",
                            {channel_.members()[index], channel_.members()[static_cast<std::size_t>(rank_)]}));
     }
+    if (source.place == Place::window && job.hands_back) job.block = kHandedBlock;
     if (source.place == Place::arena) {
       read_in_place_ = true;
       source.data = arena_of(member, theirs.input, source.bytes);
@@ -159,9 +161,9 @@ bool RegionMember::reduce_round(const Reduction& job, std::size_t round) {
 bool RegionMember::reduce_share(const Reduction& job, std::size_t round, Share share, std::byte* buffer) {
   const std::size_t first = (job.start(round) + share.begin) * job.element;  // byte of the whole
   const std::size_t bytes = share.count() * job.element;
-  for (std::size_t at = 0; at < bytes; at += kBlockBytes) {
+  for (std::size_t at = 0; at < bytes; at += job.block) {
     if (someone_gave_up(sequence_)) return false;
-    const std::size_t block = std::min(kBlockBytes, bytes - at);
+    const std::size_t block = std::min(job.block, bytes - at);
     for (int member = 0; member < group_size(); ++member) {
       const auto index = static_cast<std::size_t>(member);
       const Source& source = sources_[index];
@@ -215,8 +217,7 @@ Task<Status> RegionMember::reduce_shares(const Args& args, const transport::Fing
   job.by_root = job.root >= 0 && (size() == 2 || (per_core_ > 1 && job.input.size() <= kMostForRoot));
   job.cut(job.by_root ? round_for_root(size(), job.input.size()) : layout_.window_bytes);
   job.scaled = args.reduce == Reduce::premul_sum;
-  job.hands_back =
-      job.input.size() / size() <= most_handed_back() && ((job.by_root && size() == 2) || job.input.size() * size() <= kHandedBytes);
+  job.hands_back = muster::hands_back();
 
   Line& mine = my_line();
   const auto input = job.scaled ? std::nullopt : arena_offset(job.input);

@@ -25,19 +25,14 @@ inline constexpr std::size_t kInlineBytes = 48;
 /// Payload staged beside the line, as long-lived as it.
 inline constexpr std::size_t kSlotBytes = 16 * 1024;
 /// A member whose largest slice is at least that has its slices copied from its memory where readers can. Windows are quicker
-/// for smaller ones, and on AMD's processors for far larger ones too, between two members for all: where lines are handed back, or need not
-/// be.
+/// for smaller ones, and where lines are handed back for far larger ones too, between two members for all.
 inline std::size_t read_bytes(std::size_t members) {
   constexpr std::size_t kNever = std::numeric_limits<std::size_t>::max(), kMiB = 1024 * 1024;
   if (!hands_back()) return members == 2 ? kMiB : kMiB / 8;
-  if (members == 2) return kNever;
-  return most_handed_back() == kNever ? kMiB / 2 : 2 * kMiB;
+  return members == 2 ? kNever : 2 * kMiB;
 }
 /// As much of them at a time: beyond that the call asks whether the group has failed.
 inline constexpr std::size_t kReadPiece = 4 * 1024 * 1024;
-/// Staged memory is handed back (`base/hand_back.h`) where all members together stage at most that much in a call: more has left the caches
-/// until it is written again. (Between two members a broadcast and a reduce come in rounds that stay there, whatever their size.)
-inline constexpr std::size_t kHandedBytes = 512 * 1024;
 /// Of the next call's slot so much is fetched while this call waits (`fetch_ahead`), so that needs no handing back. Beyond that the caches
 /// have better to do.
 inline constexpr std::size_t kFetchedBytes = 1024;

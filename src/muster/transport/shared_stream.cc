@@ -50,7 +50,6 @@ class SharedStream final : public ByteStream {
   void announce();
   void put(ConstBytes piece);
   void take(MutableBytes piece);
-  void taken(std::size_t bytes);
   void tell_writer();
   Status broken(const char* what) const {
     return Status(Code::internal, std::string("the shared ring ") + what + " local rank " + std::to_string(peer_) +
@@ -93,20 +92,9 @@ void SharedStream::put(ConstBytes piece) {
 void SharedStream::take(MutableBytes piece) {
   const std::size_t at = static_cast<std::size_t>(head_) & (in_.bytes - 1);
   const std::size_t first = std::min(piece.size(), in_.bytes - at);
-  std::memcpy(piece.data(), in_.data + at, first);
-  std::memcpy(piece.data() + first, in_.data, piece.size() - first);
-  taken(piece.size());  // after the whole: large copies are quicker in one piece than in those of copy_and_hand_back
-}
-
-/// Hands back the memory of what has been copied out, where that is worth it.
-void SharedStream::taken(std::size_t bytes) {
-  if (bytes <= most_handed_back()) {
-    const std::size_t at = static_cast<std::size_t>(head_) & (in_.bytes - 1);
-    const std::size_t first = std::min(bytes, in_.bytes - at);
-    hand_back(in_.data + at, first);
-    hand_back(in_.data, bytes - first);
-  }
-  head_ += bytes;
+  copy_and_hand_back(piece.data(), in_.data + at, first);
+  copy_and_hand_back(piece.data() + first, in_.data, piece.size() - first);
+  head_ += piece.size();
 }
 
 void SharedStream::tell_writer() {
@@ -123,7 +111,11 @@ std::array<ConstBytes, 2> SharedStream::look() {
 }
 
 void SharedStream::drop(std::size_t bytes) {
-  taken(bytes);
+  const std::size_t at = static_cast<std::size_t>(head_) & (in_.bytes - 1);
+  const std::size_t first = std::min(bytes, in_.bytes - at);
+  hand_back(in_.data + at, first);
+  hand_back(in_.data, bytes - first);
+  head_ += bytes;
   tell_writer();
 }
 
