@@ -340,15 +340,19 @@ void RegionMember::combine(const Args& args, const Flow& flow, std::size_t step)
 /// Reduces `inputs_` into `bytes` of the output.
 void RegionMember::combine_inputs(const Args& args, const Flow& flow, std::size_t at, std::size_t bytes) {
   const MutableBytes out = args.outputs[0];
+  const auto hands_back = [&](std::size_t member) {
+    return flow.hands_back && member != static_cast<std::size_t>(rank_) && is_staged(sources_[member].place);
+  };
+  bool any = false;
+  for (std::size_t member = 0; member < size(); ++member) any = any || hands_back(member);
   // All at once, or in blocks whose lines are still near when they are handed back.
-  const std::size_t most = flow.hands_back ? kHandedBlock : bytes;
+  const std::size_t most = any ? kHandedBlock : bytes;
   for (std::size_t done = 0; done < bytes; done += most) {
     const std::size_t block = std::min(most, bytes - done);
     reduce_complete(out.data() + at + done, inputs_, elements_in(block, args.dtype), args.dtype, args.reduce);
-    for (int member = 0; flow.hands_back && member < group_size(); ++member) {
-      const auto index = static_cast<std::size_t>(member);
-      if (member != rank_ && is_staged(sources_[index].place)) hand_back(inputs_[index], block);
-      inputs_[index] += block;
+    for (std::size_t member = 0; any && member < size(); ++member) {
+      if (hands_back(member)) hand_back(inputs_[member], block);
+      inputs_[member] += block;
     }
   }
 }

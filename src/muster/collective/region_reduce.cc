@@ -38,14 +38,14 @@ struct RegionMember::Reduction {
   std::size_t window = 0;  // elements
   std::size_t rounds = 0;
   std::size_t block = kBlockBytes;  // bytes that are reduced at a time
-  int root = -1;            // the only one that wants the result; -1: all do
-  bool scaled = false;      // premul_sum: my windows hold the product, my own share too
-  bool staged = false;      // my input passes through my windows
-  bool copies = false;      // I copy results out of the others' buffers
-  bool offers = false;      // somebody copies results out of my buffer
-  bool hands_back = false;  // what I read of the others' windows, and of results that only I read
-  bool by_root = false;     // the root reduces the shares of members with private inputs
-  bool late = false;        // the root fills its first window after its line: only then it knows that others reduce
+  int root = -1;                    // the only one that wants the result; -1: all do
+  bool scaled = false;              // premul_sum: my windows hold the product, my own share too
+  bool staged = false;              // my input passes through my windows
+  bool copies = false;              // I copy results out of the others' buffers
+  bool offers = false;              // somebody copies results out of my buffer
+  bool hands_back = false;          // what I read of the others' windows, and of results that only I read
+  bool by_root = false;             // the root reduces the shares of members with private inputs
+  bool late = false;                // the root fills its first window after its line: only then it knows that others reduce
 
   void cut(std::size_t bytes) {
     window = bytes / element;
