@@ -2,7 +2,7 @@
 ///
 /// What a core has read of another's writing stands in the caches of both, and before the writer can write there again every line must be
 /// taken from both. On AMD's processors that is slow, and many lines at once make it no quicker: a line that the reader alone holds comes
-/// in a third to a twentieth of the time. So the only reader of such memory writes into each line it has read what stands there already.
+/// in a third to a twentieth of the time. So a reader of such memory writes into each line it has read what stands there already.
 /// Measured on EPYC, 512 KiB written and then read: Zen 4 278 -> 48 us; Zen 5 62 -> 23 where both cores share their last cache, and 255 ->
 /// 48 (64 KiB: 32 -> 8) where they do not, which a virtual machine's cores do by turns. On Xeon (Ice Lake) it makes all of that slower: 32
 /// KiB 4.8 -> 7.0 us, 512 KiB 60 -> 80.
@@ -19,8 +19,8 @@ inline constexpr std::size_t kHandedBlock = 2048;
 /// Whether that is quicker here: on AMD's processors. On all others the functions below only read.
 bool hands_back() noexcept;
 
-/// Hands back `bytes` that the caller has read. They must be writable, the caller's alone to read, and nobody may write them meanwhile;
-/// neighbours in the same lines may be anybody's.
+/// Hands back `bytes` that the caller has read. They must be writable, and nobody may write them meanwhile; neighbours in the same lines
+/// may be anybody's. Others may read them and hand them back too, where they run on few cores: the lines go round among those.
 void hand_back(const std::byte* memory, std::size_t bytes) noexcept;
 
 /// Copies `bytes` and hands them back, in one go.

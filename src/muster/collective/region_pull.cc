@@ -20,6 +20,9 @@ namespace {
 // Of two ranks: so that all windows together stay in the cache of a core, and several are under way.
 constexpr std::size_t kRelayedChunk = 128 * 1024, kLeastRelayed = 16 * 1024;
 
+// Of more than two members: what all of them together write of a broadcast whose lines are handed back.
+constexpr std::size_t kMostBroadcast = 4 * 1024 * 1024;
+
 // Nearly always one or none: a division would cost more than all the rest.
 std::size_t chunks(std::size_t bytes, std::size_t chunk) {
   if (bytes <= chunk) return bytes == 0 ? 0 : 1;
@@ -68,7 +71,7 @@ RegionMember::Flow RegionMember::flow_of(const Args& args) const {
     flow.takes = std::max(flow.takes, chunks(taken(args, source).size(), flow.chunk));
     if (!table.lists_output) break;  // the same for all
   }
-  if (flow.lists || to_root || size() == 2) flow.hands_back = hands_back(args, flow);
+  flow.hands_back = hands_back(args, flow);
   flow.far = !flow.combines && written_together(args, size()) >= kPastCaches;
   return flow;
 }
@@ -81,10 +84,14 @@ std::size_t RegionMember::relayed_chunk(const Args& args, const Flow& flow) cons
   return std::clamp(align_up(bytes / kWindows, kCacheLine), kLeastRelayed, kRelayedChunk);
 }
 
-/// Whether this member is the only one that reads what stands in windows and slots for it, and not so little that it was fetched ahead.
+/// Whether this member is the only one that reads what stands in windows and slots for it, and not so little that it was fetched ahead. Of
+/// a broadcast too where all members share two cores, as long as it stays in their caches: lines go back and forth between those two then,
+/// which is quicker than that the root takes them from both.
 bool RegionMember::hands_back(const Args& args, const Flow& flow) const {
   if (!muster::hands_back() || flow.scaled) return false;  // a product is for its giver too
-  if (args.op == Op::broadcast) return true;
+  if (args.op == Op::broadcast)
+    return size() == 2 || (size() <= 2 * static_cast<std::size_t>(per_core_) && args.outputs[0].size() * size() <= kMostBroadcast);
+  if (!flow.lists && flow.reader < 0 && size() > 2) return false;
   std::size_t most = 0;
   for (int source = flow.first; source < flow.last; ++source) {
     if (source != rank_) most = std::max(most, taken(args, source).size());
@@ -100,7 +107,9 @@ ConstBytes RegionMember::given(const Args& args, const Flow& flow, int reader) c
 }
 
 void RegionMember::put(const Args& args, const Flow& flow, std::byte* to, ConstBytes from) const {
-  if (!flow.scaled) return copy(to, from.data(), from.size());
+  // What many read of a large broadcast stands in all caches, which the root would have to take it from: line by line.
+  const bool far = flow.far && args.op == Op::broadcast && !flow.hands_back;
+  if (!flow.scaled) return copy(to, from.data(), from.size(), far);
   scale(to, from.data(), elements_in(from.size(), args.dtype), args.dtype, args.factor);
 }
 
