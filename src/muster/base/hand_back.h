@@ -16,14 +16,22 @@ namespace muster {
 /// with 2 KiB, 74 with 8.)
 inline constexpr std::size_t kHandedBlock = 2048;
 
+/// Whether several readers may hand back the same memory at the same time. That does no harm, since all write what stands there, but a race
+/// detector objects.
+#if defined(__SANITIZE_THREAD__)
+inline constexpr bool kSeveralHandBack = false;
+#else
+inline constexpr bool kSeveralHandBack = true;
+#endif
+
 /// Whether that is quicker here: on AMD's processors. On all others the functions below only read.
 bool hands_back() noexcept;
 
-/// Hands back `bytes` that the caller has read. They must be writable, and nobody may write them meanwhile; neighbours in the same lines
-/// may be anybody's. Others may read them and hand them back too, where they run on few cores: the lines go round among those.
+/// Hands back `bytes` that the caller has read. They must be writable, and nobody may write them meanwhile but others who hand them back
+/// (`kSeveralHandBack`); neighbours in the same lines may be anybody's.
 void hand_back(const std::byte* memory, std::size_t bytes) noexcept;
 
-/// Copies `bytes` and hands them back, in one go.
-void copy_and_hand_back(std::byte* to, const std::byte* from, std::size_t bytes) noexcept;
+/// Copies `bytes` and hands them back, line by line; or all of them `past_caches` (base/copy_past_caches.h), and hands them back then.
+void copy_and_hand_back(std::byte* to, const std::byte* from, std::size_t bytes, bool past_caches = false) noexcept;
 
 }  // namespace muster

@@ -229,7 +229,7 @@ void RegionMember::take_at_once(const Args& args, const Flow& flow) {
       const auto index = static_cast<std::size_t>(source);
       inputs_[index] = source != rank_ || flow.scaled ? sources_[index].data : given(args, flow, rank_).data();
     }
-    if (flow.takes > 0) combine_inputs(args, flow, 0, args.outputs[0].size());
+    if (flow.takes > 0) reduce_inputs(args, flow.hands_back, args.outputs[0].data(), args.outputs[0].size());
     return;
   }
   copy_own(args, flow);

@@ -77,6 +77,8 @@ void run_operation(Op op, bool uneven, bool crowded = false) {
 
 // spec: F2 broadcast over shared memory, every size class, root and mix of memory
 TEST(RegionGroup, Broadcast) { run_operation(Op::broadcast, false); }
+// spec: F2 the same where several readers hand their root's lines back
+TEST(RegionGroup, BroadcastToRanksThatShareCores) { run_operation(Op::broadcast, false, true); }
 // spec: F3 all_reduce over shared memory: in place or not, the same bits on every rank
 TEST(RegionGroup, AllReduce) { run_operation(Op::all_reduce, false); }
 // spec: F4 reduce over shared memory: the root holds the result, the others' tensors are left as they were
@@ -301,25 +303,29 @@ TEST(RegionGroup, LargeSlicesAreCopiedFromWhereTheyAre) {
 
 // What all write together is more than the caches hold: it is written past them, from windows and from the arena, whole lines and parts.
 TEST(RegionGroup, WhatIsLargerThanTheCachesComesWhole) {
-  for (const double arena : {0.0, 1.0}) {
-    SCOPED_TRACE(arena);
-    Random random(testing::test_seed());
-    RegionJob job(2);
-    CallShape shape;
-    shape.op = Op::all_gather;
-    shape.dtype = DType::uint8;
-    shape.count = kPastCaches / 4 + 3;
-    shape.arena = arena;
-    TestCall call(shape, 2, 1, random);
-    std::vector<Task<Status>> tasks;
-    for (int member = 0; member < 2; ++member) tasks.push_back(job.run(member, call.args(member), call.fingerprint(member)));
-    for (bool all = false; !all;) {
-      all = true;
-      for (auto& task : tasks) all = task.step() && all;
-    }
-    for (int member = 0; member < 2; ++member) {
-      EXPECT_TRUE(tasks[static_cast<std::size_t>(member)].result().ok());
-      EXPECT_TRUE(call.check(member));
+  const std::pair<Op, int> cases[] = {{Op::all_gather, 2}, {Op::broadcast, 3}};
+  for (const auto& [op, members] : cases) {
+    for (const double arena : {0.0, 1.0}) {
+      SCOPED_TRACE(::testing::Message() << info(op).name << ", share in the arena " << arena);
+      Random random(testing::test_seed());
+      RegionJob job(members);
+      CallShape shape;
+      shape.op = op;
+      shape.dtype = DType::uint8;
+      const auto size = static_cast<std::size_t>(members);
+      shape.count = kPastCaches / (op == Op::broadcast ? size : size * size) + 3;
+      shape.arena = arena;
+      TestCall call(shape, members, 1, random);
+      std::vector<Task<Status>> tasks;
+      for (int member = 0; member < members; ++member) tasks.push_back(job.run(member, call.args(member), call.fingerprint(member)));
+      for (bool all = false; !all;) {
+        all = true;
+        for (auto& task : tasks) all = task.step() && all;
+      }
+      for (int member = 0; member < members; ++member) {
+        EXPECT_TRUE(tasks[static_cast<std::size_t>(member)].result().ok());
+        EXPECT_TRUE(call.check(member));
+      }
     }
   }
 }

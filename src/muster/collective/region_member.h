@@ -63,7 +63,7 @@ class RegionMember final : public RegionGroup {
     bool combines = false;    // the readers reduce what they take
     bool scaled = false;      // premul_sum: what is given is the product
     int reader = -1;          // the only one; -1: everybody else
-    bool hands_back = false;  // what is staged for me has no other reader, and I hand it back
+    bool hands_back = false;  // I hand back what I read where it is staged
     bool far = false;         // what all take together is more than the caches hold
     int first = 0, last = 0;  // takes from members [first, last)
     std::size_t chunk = 0;
@@ -209,7 +209,7 @@ class RegionMember final : public RegionGroup {
   Status resolve(const Args& args, const Flow& flow, int source);
   const std::byte* chunk_of(const Source& source, const Flow& flow, int member, std::size_t step) const;
   void combine(const Args& args, const Flow& flow, std::size_t step);
-  void combine_inputs(const Args& args, const Flow& flow, std::size_t at, std::size_t bytes);
+  void reduce_inputs(const Args& args, bool hands_back, std::byte* to, std::size_t bytes);
   void copy_own(const Args& args, const Flow& flow);
 
   // region_express.cc: small calls without a task.
@@ -246,6 +246,7 @@ class RegionMember final : public RegionGroup {
   const bool patient_;      // this thread may wait: the other ranks are not its own fibers
   const int per_core_;      // ranks of the host for each core, rounded up
   const bool spins_;        // one: every rank has a core
+  const bool two_cores_;    // or one, for all ranks of the host
   std::vector<int> local_;  // members' positions in the region
   std::vector<transport::Mailbox*> others_;
   bool barriers_ = false;  // whoever of them sleeps sends barriers, so that publishing needs no fence

@@ -84,13 +84,14 @@ std::size_t RegionMember::relayed_chunk(const Args& args, const Flow& flow) cons
   return std::clamp(align_up(bytes / kWindows, kCacheLine), kLeastRelayed, kRelayedChunk);
 }
 
-/// Whether this member is the only one that reads what stands in windows and slots for it, and not so little that it was fetched ahead. Of
-/// a broadcast too where all members share two cores, as long as it stays in their caches: lines go back and forth between those two then,
-/// which is quicker than that the root takes them from both.
+/// Whether this member hands back what it reads in windows and slots: what is there for it alone, unless it is so little that it was
+/// fetched ahead. Of a broadcast to several too where all ranks of the host share two cores: lines go back and forth between those then,
+/// which is quicker than that the root takes them from both, as long as all of it stays in their caches.
 bool RegionMember::hands_back(const Args& args, const Flow& flow) const {
   if (!muster::hands_back() || flow.scaled) return false;  // a product is for its giver too
-  if (args.op == Op::broadcast)
-    return size() == 2 || (size() <= 2 * static_cast<std::size_t>(per_core_) && args.outputs[0].size() * size() <= kMostBroadcast);
+  if (args.op == Op::broadcast) {
+    return size() == 2 || (kSeveralHandBack && two_cores_ && args.outputs[0].size() * size() <= kMostBroadcast);
+  }
   if (!flow.lists && flow.reader < 0 && size() > 2) return false;
   std::size_t most = 0;
   for (int source = flow.first; source < flow.last; ++source) {
@@ -108,7 +109,7 @@ ConstBytes RegionMember::given(const Args& args, const Flow& flow, int reader) c
 
 void RegionMember::put(const Args& args, const Flow& flow, std::byte* to, ConstBytes from) const {
   // What many read of a large broadcast stands in all caches, which the root would have to take it from: line by line.
-  const bool far = flow.far && args.op == Op::broadcast && !flow.hands_back;
+  const bool far = flow.far && args.op == Op::broadcast && size() > 2;
   if (!flow.scaled) return copy(to, from.data(), from.size(), far);
   scale(to, from.data(), elements_in(from.size(), args.dtype), args.dtype, args.factor);
 }
@@ -319,11 +320,10 @@ Status RegionMember::take(const Args& args, const Flow& flow, int source, std::s
   const Source& from = sources_[static_cast<std::size_t>(source)];
   const std::size_t at = step * chunk_from(from, flow);
   const MutableBytes to = taken(args, source).subspan(at, bytes);
-  if (flow.hands_back && !flow.far && is_staged(from.place)) {
-    copy_and_hand_back(to.data(), chunk_of(from, flow, source, step), bytes);
+  if (flow.hands_back && is_staged(from.place)) {
+    copy_and_hand_back(to.data(), chunk_of(from, flow, source, step), bytes, flow.far);
   } else if (from.place != Place::memory) {
     copy(to.data(), chunk_of(from, flow, source, step), bytes, flow.far);
-    if (flow.hands_back && is_staged(from.place)) hand_back(chunk_of(from, flow, source, step), bytes);
   } else if (!region_.read(local_[static_cast<std::size_t>(source)], from.address + at, to)) {
     return cannot_read(source, bytes);
   }
@@ -343,24 +343,22 @@ void RegionMember::combine(const Args& args, const Flow& flow, std::size_t step)
       inputs_[index] = given(args, flow, rank_).data() + at;
     }
   }
-  combine_inputs(args, flow, at, bytes);
+  reduce_inputs(args, flow.hands_back, out.data() + at, bytes);
 }
 
-/// Reduces `inputs_` into `bytes` of the output.
-void RegionMember::combine_inputs(const Args& args, const Flow& flow, std::size_t at, std::size_t bytes) {
-  const MutableBytes out = args.outputs[0];
-  const auto hands_back = [&](std::size_t member) {
-    return flow.hands_back && member != static_cast<std::size_t>(rank_) && is_staged(sources_[member].place);
+/// Reduces `inputs_` into `bytes` from `to` on. Those that others have staged for this member alone are handed back, block by block.
+void RegionMember::reduce_inputs(const Args& args, bool hands_back, std::byte* to, std::size_t bytes) {
+  const auto comes_back = [&](std::size_t member) {
+    return hands_back && member != static_cast<std::size_t>(rank_) && is_staged(sources_[member].place);
   };
   bool any = false;
-  for (std::size_t member = 0; member < size(); ++member) any = any || hands_back(member);
-  // All at once, or in blocks whose lines are still near when they are handed back.
+  for (std::size_t member = 0; member < size(); ++member) any = any || comes_back(member);
   const std::size_t most = any ? kHandedBlock : bytes;
   for (std::size_t done = 0; done < bytes; done += most) {
     const std::size_t block = std::min(most, bytes - done);
-    reduce_complete(out.data() + at + done, inputs_, elements_in(block, args.dtype), args.dtype, args.reduce);
+    reduce_complete(to + done, inputs_, elements_in(block, args.dtype), args.dtype, args.reduce);
     for (std::size_t member = 0; any && member < size(); ++member) {
-      if (hands_back(member)) hand_back(inputs_[member], block);
+      if (comes_back(member)) hand_back(inputs_[member], block);
       inputs_[member] += block;
     }
   }

@@ -37,15 +37,14 @@ struct RegionMember::Reduction {
   std::size_t count = 0;
   std::size_t window = 0;  // elements
   std::size_t rounds = 0;
-  std::size_t block = kBlockBytes;  // bytes that are reduced at a time
-  int root = -1;                    // the only one that wants the result; -1: all do
-  bool scaled = false;              // premul_sum: my windows hold the product, my own share too
-  bool staged = false;              // my input passes through my windows
-  bool copies = false;              // I copy results out of the others' buffers
-  bool offers = false;              // somebody copies results out of my buffer
-  bool hands_back = false;          // what I read of the others' windows, and of results that only I read
-  bool by_root = false;             // the root reduces the shares of members with private inputs
-  bool late = false;                // the root fills its first window after its line: only then it knows that others reduce
+  int root = -1;            // the only one that wants the result; -1: all do
+  bool scaled = false;      // premul_sum: my windows hold the product, my own share too
+  bool staged = false;      // my input passes through my windows
+  bool copies = false;      // I copy results out of the others' buffers
+  bool offers = false;      // somebody copies results out of my buffer
+  bool hands_back = false;  // what I read of the others' windows, and of results that only I read
+  bool by_root = false;     // the root reduces the shares of members with private inputs
+  bool late = false;        // the root fills its first window after its line: only then it knows that others reduce
 
   void cut(std::size_t bytes) {
     window = bytes / element;
@@ -86,7 +85,6 @@ Status RegionMember::meet(Reduction& job) {
                                std::to_string(job.input.size()) + "; all members must give the same number",
                            {channel_.members()[index], channel_.members()[static_cast<std::size_t>(rank_)]}));
     }
-    if (source.place == Place::window && job.hands_back) job.block = kHandedBlock;
     if (source.place == Place::arena) {
       read_in_place_ = true;
       source.data = arena_of(member, theirs.input, source.bytes);
@@ -161,9 +159,9 @@ bool RegionMember::reduce_round(const Reduction& job, std::size_t round) {
 bool RegionMember::reduce_share(const Reduction& job, std::size_t round, Share share, std::byte* buffer) {
   const std::size_t first = (job.start(round) + share.begin) * job.element;  // byte of the whole
   const std::size_t bytes = share.count() * job.element;
-  for (std::size_t at = 0; at < bytes; at += job.block) {
+  for (std::size_t at = 0; at < bytes; at += kBlockBytes) {
     if (someone_gave_up(sequence_)) return false;
-    const std::size_t block = std::min(job.block, bytes - at);
+    const std::size_t block = std::min(kBlockBytes, bytes - at);
     for (int member = 0; member < group_size(); ++member) {
       const auto index = static_cast<std::size_t>(member);
       const Source& source = sources_[index];
@@ -183,11 +181,7 @@ bool RegionMember::reduce_share(const Reduction& job, std::size_t round, Share s
     } else {
       to = outputs_[static_cast<std::size_t>(job.root)] + first + at;
     }
-    reduce_complete(to, inputs_, block / job.element, job.args.dtype, job.args.reduce);
-    for (int member = 0; job.hands_back && member < group_size(); ++member) {
-      const auto index = static_cast<std::size_t>(member);
-      if (member != rank_ && sources_[index].place == Place::window) hand_back(inputs_[index], block);
-    }
+    reduce_inputs(job.args, job.hands_back, to, block);
     if (buffer != nullptr && to != buffer + at) std::memcpy(buffer + at, to, block);
     for (std::byte* output : outputs_) {
       if (output != nullptr && to != output + first + at) std::memcpy(output + first + at, to, block);

@@ -4,8 +4,8 @@
 ///   progress   for every member one line of counters
 ///   staging    for every member: a small slot for each line, kWindows windows (inputs on their way out), kWindows results (reduced slices)
 ///
-/// Everything has a single writer, its member, and nothing is ever reset. (The only reader of staged memory hands its lines back, which
-/// leaves what stands there: `base/hand_back.h`.)
+/// Everything has a single writer, its member, and nothing is ever reset. (Readers of staged memory hand its lines back, which leaves what
+/// stands there: `base/hand_back.h`.)
 #pragma once
 
 #include <atomic>
