@@ -29,6 +29,7 @@ struct Context {
   std::coroutine_handle<> leaf;
   bool (*ready)(void*) = nullptr;
   void* argument = nullptr;
+  std::size_t turns = 0;
 
   static void* operator new(std::size_t bytes) { return allocate_frame(bytes); }
   static void operator delete(void* context, std::size_t bytes) noexcept { free_frame(context, bytes); }
@@ -93,9 +94,12 @@ class [[nodiscard]] Task {
       return false;
     }
     context_->ready = nullptr;
+    ++context_->turns;
     context_->leaf.resume();
     return frame_.done();
   }
+  /// How often it has gone on: the same after a `step()` that found nothing to do.
+  std::size_t turns() const { return context_ == nullptr ? 0 : context_->turns; }
   /// Once, after `step()` returned true.
   T result() { return std::move(*frame_.promise().value); }
   /// The same, as often as one likes, left where it is.

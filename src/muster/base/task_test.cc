@@ -33,6 +33,26 @@ TEST(Task, RunsOnlyWhenStepped) {
   EXPECT_TRUE(task.result().ok());
 }
 
+TEST(Task, CountsHowOftenItWentOn) {
+  bool go = false;
+  const auto twice = [](const bool& condition) -> Task<int> {
+    co_await until([&] { return condition; });
+    co_await until([asked = 0]() mutable { return asked++ > 0; });
+    co_return 1;
+  };
+  Task<int> task = twice(go);
+  EXPECT_EQ(task.turns(), 0u);
+  EXPECT_FALSE(task.step());
+  const std::size_t begun = task.turns();
+  EXPECT_FALSE(task.step());
+  EXPECT_EQ(task.turns(), begun) << "it found nothing to do";
+  go = true;
+  EXPECT_FALSE(task.step());
+  EXPECT_EQ(task.turns(), begun + 1);
+  EXPECT_TRUE(task.step());
+  EXPECT_EQ(task.turns(), begun + 2);
+}
+
 TEST(Task, WaitsForItsPredicate) {
   bool go = false;
   Task<int> task = when(go, 5);

@@ -10,6 +10,7 @@
 #include "muster/collective/call.h"
 #include "muster/collective/making.h"
 #include "muster/collective/op.h"
+#include "muster/transport/headway.h"
 #include "muster/transport/woken.h"
 
 namespace muster::collective {
@@ -313,7 +314,11 @@ void CollectiveQueue::advance(const std::atomic<int>& attending, int self) {
       // With others behind it, what it sends may travel with what they send; a call alone sends sooner without.
       if (!region_ && !together && state_.number() != operation->call_.sequence) together.emplace(*group_.fabric);
       if (!operation->begun_) begin(*operation, links_);
-      if (operation->task_.valid() && !operation->task_.step()) {
+      Task<Status>& task = operation->task_;
+      const std::size_t turns = task.turns();
+      const bool ended = !task.valid() || task.step();
+      if (self > 0 && task.turns() != turns) transport::note_headway();
+      if (!ended) {
         go_ahead(*operation);
         break;
       }

@@ -45,7 +45,8 @@ class CollectiveQueue {
   /// Queues the news that this member's next call, an `op`, was refused.
   void refuse(std::shared_ptr<Driver> driver, Op op);
 
-  /// Goes on as far as it can, unless another thread is doing that just now. `others_wait`: more threads than this one wait for the group.
+  /// Goes on as far as it can, unless another thread is doing that just now. `attending` threads wait for the group; `self` is how many of
+  /// them this one is, 1 or 0.
   void advance(const std::atomic<int>& attending, int self);
   bool empty() const { return !state_.queued(); }
   std::uint64_t sequence() const { return state_.number(); }

@@ -19,6 +19,7 @@
 namespace muster::collective::region {
 namespace {
 
+// Reading includes handing back, which is over before the counter says that the reader is done: nobody but readers is there meanwhile.
 // A member is a list of steps; each touches shared memory once. Counters never fall, so a state is how far each member has come.
 struct Step {
   enum class Kind { raise, wait, begin_write, end_write, begin_read, end_read } kind;

@@ -1,9 +1,11 @@
 /// How threads wait: passes while there is something to do, then a pause, then sleep.
 #include <algorithm>
 #include <thread>
+#include <utility>
 
 #include "muster/base/pause.h"
 #include "muster/transport/engine.h"
+#include "muster/transport/headway.h"
 #include "muster/transport/watcher.h"
 #include "muster/transport/woken.h"
 
@@ -35,6 +37,8 @@ class ActivePoller {
 
 namespace {
 
+thread_local bool headway = false;
+
 // How long a waiting thread keeps its core before it gives it away, and then gives it away before it sleeps. Longer than a sleeper takes to
 // come back, which a machine that is shared may make some hundred microseconds: else ranks that have slept once would find each other
 // asleep at every call from then on.
@@ -49,6 +53,9 @@ void pause_briefly(bool others_look) {
 
 }  // namespace
 
+void note_headway() { headway = true; }
+bool take_headway() { return std::exchange(headway, false); }
+
 bool Engine::wait(const std::function<bool()>& done, TimePoint deadline) {
   if (done()) return true;
   if (forked()) return false;
@@ -60,7 +67,7 @@ bool Engine::wait(const std::function<bool()>& done, TimePoint deadline) {
     const Looked looked = look(false, now);
     if (done()) return true;
     if (now >= deadline) return false;
-    if (looked == Looked::moved) {
+    if (take_headway() || looked == Looked::moved) {
       idle_since = TimePoint::max();
       continue;
     }
@@ -90,7 +97,7 @@ bool Engine::wait(const std::function<bool()>& done, TimePoint deadline) {
     sleep_until_news(std::min(deadline, now + kLongestSleep), done, finished);
     active.enter();
     if (finished) return true;
-    idle_since = clock().now() - kYield;  // woken for nothing: look once, sleep again
+    idle_since = take_headway() ? TimePoint::max() : clock().now() - kYield;  // woken for nothing: look once, sleep again
   }
 }
 

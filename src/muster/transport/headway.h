@@ -1,0 +1,13 @@
+/// A thread that waits by looking, and gets on with what it waits for, shall go on looking.
+#pragma once
+
+namespace muster::transport {
+
+/// Says that what this thread waits for (`Fabric::wait`) has got on, if not to its end: it is not idle, and does not sleep before it has
+/// been again. Not for a thread that only looks after others' work: it would take the cores of those who compute.
+void note_headway();
+
+/// Whether that has been said since the last answer.
+bool take_headway();
+
+}  // namespace muster::transport
