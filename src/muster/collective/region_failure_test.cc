@@ -193,11 +193,12 @@ TEST(RegionFailure, WhoIsReadInItsMemoryLeavesItToThoseThatHaveBegun) {
   auto tasks = call.start(job);
   EXPECT_FALSE(tasks[2].step());
   EXPECT_FALSE(tasks[0].step());
-  ASSERT_TRUE(tasks[1].step());
+  const auto comes_through = [&](int reader) { return tasks[RegionJob::at(reader)].step() || tasks[RegionJob::at(reader)].step(); };
+  ASSERT_TRUE(comes_through(1));  // in two steps, if that was much
   ASSERT_TRUE(tasks[1].result().ok());
   job.channels[1]->fail(Status(Code::aborted, "it went its way", {job_rank(1)}));
   EXPECT_FALSE(tasks[0].step());
-  EXPECT_TRUE(tasks[2].step());
+  EXPECT_TRUE(comes_through(2));
   EXPECT_TRUE(tasks[2].result().ok()) << "it has all it needs";
   EXPECT_TRUE(tasks[0].step());
   EXPECT_TRUE(tasks[0].result().ok());
