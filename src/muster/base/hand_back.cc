@@ -8,8 +8,6 @@
 namespace muster {
 namespace {
 
-constexpr std::size_t kLine = 64;
-
 bool is_quicker() noexcept {
 #if defined(__x86_64__)
   __builtin_cpu_init();
@@ -28,7 +26,7 @@ bool hands_back() noexcept { return quicker; }
 void hand_back(const std::byte* memory, std::size_t bytes) noexcept {
   if (!quicker) return;
   auto* const lines = const_cast<volatile std::byte*>(memory);
-  for (std::size_t at = 0; at < bytes; at += kLine) lines[at] = lines[at];
+  for (std::size_t at = 0; at < bytes; at += kCopiedLine) lines[at] = lines[at];
 }
 
 void copy_and_hand_back(std::byte* to, const std::byte* from, std::size_t bytes, bool past_caches) noexcept {

@@ -1,16 +1,17 @@
-/// A cache line through vector registers, for copies that do more with it than memcpy. Private to base/; x86-64 only.
+/// A cache line through vector registers, for copies that do more with it than memcpy. Private to base/; the functions are x86-64's only.
 #pragma once
 
 #include <cstddef>
+#include <iterator>
+
+namespace muster {
+inline constexpr std::size_t kCopiedLine = 64;
+}  // namespace muster
 
 #if defined(__x86_64__)
 #include <emmintrin.h>
 
-#include <iterator>
-
 namespace muster {
-
-inline constexpr std::size_t kCopiedLine = 64;
 
 struct CopiedLine {
   __m128i parts[kCopiedLine / sizeof(__m128i)];

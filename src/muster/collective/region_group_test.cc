@@ -371,9 +371,10 @@ Status drive(Task<Status>& task, transport::Mailbox& mailbox) {
 // Ranks as threads on one mapping, asleep when there is nothing to do.
 TEST(RegionThreads, SleepWhenThereIsNothingToDo) {
   SCOPED_TRACE(seed_text());
-  for (int members : {2, 4}) {
+  for (const auto& [members, crowded] : {std::pair{2, false}, {4, false}, {4, true}}) {
+    SCOPED_TRACE(::testing::Message() << members << (crowded ? " members on one core" : " members"));
     Random random(testing::test_seed() + 77);
-    RegionJob job(members);
+    RegionJob job(members, {}, {}, crowded);
     std::vector<std::unique_ptr<TestCall>> calls;
     const auto count = static_cast<std::size_t>(testing::test_rounds(300, 5000));
     for (std::size_t i = 1; i <= count; ++i) {

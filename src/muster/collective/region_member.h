@@ -194,6 +194,7 @@ class RegionMember final : public RegionGroup {
     return index < args.outputs.size() ? args.outputs[index] : MutableBytes();
   }
   bool read_once(const Args& args, const Flow& flow) const;
+  std::size_t least_read(const Args& args) const { return read_bytes(size(), args.op == Op::scatter); }
   bool all_can_read();
   bool readable(ConstBytes memory);
   void put(const Args& args, const Flow& flow, std::byte* to, ConstBytes from) const;
@@ -246,7 +247,7 @@ class RegionMember final : public RegionGroup {
   const bool patient_;      // this thread may wait: the other ranks are not its own fibers
   const int per_core_;      // ranks of the host for each core, rounded up
   const bool spins_;        // one: every rank has a core
-  const bool two_cores_;    // or one, for all ranks of the host
+  const bool two_cores_;    // at most, for all ranks of the host
   std::vector<int> local_;  // members' positions in the region
   std::vector<transport::Mailbox*> others_;
   bool barriers_ = false;  // whoever of them sleeps sends barriers, so that publishing needs no fence

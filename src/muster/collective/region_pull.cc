@@ -157,7 +157,7 @@ void RegionMember::place_input(const Args& args, Flow& flow) {
   } else if (const auto offset = arena_offset(input); offset && !flow.scaled) {
     mine.place = Place::arena;
     mine.input = *offset;
-  } else if (input.size() >= read_bytes(size(), args.op == Op::scatter) && read_once(args, flow) && all_can_read() && readable(input)) {
+  } else if (input.size() >= least_read(args) && read_once(args, flow) && all_can_read() && readable(input)) {
     mine.place = Place::memory;
     mine.input = reinterpret_cast<std::uint64_t>(input.data());
   } else {
@@ -181,7 +181,7 @@ void RegionMember::place_slices(const Args& args, Flow& flow) {
   }
   const bool fits = mine.bytes <= kSlotBytes;
   // All slices or none: who has returned with its own knows then that everybody else's stand there too.
-  const bool stays = largest >= read_bytes(size(), args.op == Op::scatter) && read_once(args, flow) && all_can_read() &&
+  const bool stays = largest >= least_read(args) && read_once(args, flow) && all_can_read() &&
                      std::all_of(args.inputs.begin(), args.inputs.end(), [&](ConstBytes input) { return readable(input); });
   mine.place = mine.bytes == 0 ? Place::nothing : fits ? Place::slot : Place::window;
   auto* table = reinterpret_cast<Slice*>(slot(rank_));
@@ -434,7 +434,7 @@ Task<Status> RegionMember::pull(const Args& args, const transport::Fingerprint& 
         if (!resolved) co_return co_await refuse_late(std::move(resolved));
         const Place place = line(source, sequence_).place;
         drains = drains || place == Place::window || in_place(place);
-        if (from.place == Place::window && from.bytes >= read_bytes(size(), args.op == Op::scatter) && read_once(args, flow))
+        if (from.place == Place::window && from.bytes >= least_read(args) && read_once(args, flow))
           offer_to_read();
       }
       const std::size_t bytes = part(from, flow, step);

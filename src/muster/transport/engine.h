@@ -188,7 +188,8 @@ class Engine final : public ConnectorEvents {
   void retire(std::uint32_t id);
   bool quiet();
   void say_goodbye();
-  void sleep_until_news(TimePoint deadline, const std::function<bool()>& done, bool& finished);
+  /// Whether what is waited for has got on (`take_headway`), if not to its end.
+  bool sleep_until_news(TimePoint deadline, const std::function<bool()>& done, bool& finished);
   TimePoint next_wake() const;
   bool looks_at_plain() const;
   bool watcher_oversleeps();

@@ -57,6 +57,7 @@ void note_headway() { headway = true; }
 bool take_headway() { return std::exchange(headway, false); }
 
 bool Engine::wait(const std::function<bool()>& done, TimePoint deadline) {
+  take_headway();  // of an earlier wait
   if (done()) return true;
   if (forked()) return false;
   const Together::Aside aside;
@@ -94,10 +95,11 @@ bool Engine::wait(const std::function<bool()>& done, TimePoint deadline) {
     }
     active.leave();
     bool finished = false;
-    sleep_until_news(std::min(deadline, now + kLongestSleep), done, finished);
+    const bool got_on = sleep_until_news(std::min(deadline, now + kLongestSleep), done, finished);
     active.enter();
     if (finished) return true;
-    idle_since = take_headway() ? TimePoint::max() : clock().now() - kYield;  // woken for nothing: look once, sleep again
+    // Woken for nothing: look once, sleep again.
+    idle_since = got_on ? TimePoint::max() : clock().now() - kYield;
   }
 }
 
@@ -122,21 +124,24 @@ void Engine::take_in(int rank) {
   leave_entry();
 }
 
-void Engine::sleep_until_news(TimePoint until, const std::function<bool()>& done, bool& finished) {
+bool Engine::sleep_until_news(TimePoint until, const std::function<bool()>& done, bool& finished) {
   Mailbox& mailbox = connector_->mailbox();
   sleepers_.fetch_add(1);
   const std::uint32_t ticket = mailbox.prepare_sleep();
   const bool moved = poll(true);
   finished = done();
-  if (moved || finished) {
+  bool got_on = take_headway();
+  if (moved || finished || got_on) {
     mailbox.cancel_sleep();
   } else {
     if (watcher_) watcher_->rearm();
     mailbox.sleep(ticket, until - clock().now());
     // Who woke us has mostly published all there was to wait for, in memory or by a pass of the watcher: no pass of our own before that.
     finished = done();
+    got_on = take_headway();
   }
   sleepers_.fetch_sub(1);
+  return got_on;
 }
 
 }  // namespace muster::transport

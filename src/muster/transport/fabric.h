@@ -92,6 +92,7 @@ class Fabric {
   /// Takes in what has come from `rank` there, and looks at nothing else. Thread-safe, never blocks.
   virtual void take_in([[maybe_unused]] int rank) {}
   /// Returns true once `done()` holds, false at the deadline. Drives links meanwhile: pauses or yields, then sleeps on the mailbox.
+  /// `done` may say that it has got on (headway.h), which puts the sleep off.
   /// `done` is asked without any lock, often; it may advance work of its own and should publish nothing slow.
   virtual bool wait(const std::function<bool()>& done, TimePoint deadline) = 0;
   /// Wakes this rank's sleepers (something that they wait for has changed within the process).

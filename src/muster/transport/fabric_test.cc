@@ -6,6 +6,7 @@
 #include <set>
 
 #include "muster/transport/frame.h"
+#include "muster/transport/headway.h"
 #include "muster/transport/loopback_test_job.h"
 
 namespace muster::transport {
@@ -147,6 +148,33 @@ TEST_P(Loopback, ADeadRankIsNamedByAll) {
     EXPECT_EQ(status.ranks(), std::vector<int>{2}) << status.message();
     EXPECT_EQ(fabric.death_of(2).ranks(), std::vector<int>{2});
   });
+}
+
+// Whether a thread that waits for `limit` lies down meanwhile, of whose waiting `look` is asked.
+bool lies_down(Duration limit, const std::function<void()>& look) {
+  LoopbackJob job(2, true);
+  bool lay = false;
+  job.run([&](Fabric& fabric) {
+    if (fabric.rank() != 0) return;
+    const Mailbox& mine = fabric.region()->mailbox(0);
+    fabric.wait(
+        [&] {
+          look();
+          lay = lay || mine.sleepers.load() > 0;
+          return lay;
+        },
+        steady_clock().now() + limit);
+  });
+  return lay;
+}
+
+TEST(Fabric, WhoGetsOnDoesNotSleep) {
+  EXPECT_TRUE(lies_down(std::chrono::minutes(1), [] {}));
+  EXPECT_FALSE(lies_down(std::chrono::milliseconds(50), note_headway));
+  take_headway();
+  note_headway();
+  EXPECT_TRUE(take_headway());
+  EXPECT_FALSE(take_headway()) << "taken once";
 }
 
 }  // namespace
