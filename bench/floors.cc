@@ -19,9 +19,9 @@
 #include <system_error>
 
 #include "forked.h"
+#include "muster/base/cores.h"
 #include "muster/base/hardware_threads.h"
 #include "muster/cli/bench/cell.h"
-#include "muster/launch/host.h"
 
 namespace {
 
@@ -207,23 +207,25 @@ int main(int count, char** words) {
   CLI::App app(
       "What this machine itself takes, which no library can be faster than: microseconds, medians of the rounds.\n"
       "hop: a word from one core to another. switch: the same between two processes of one core. copy: bytes just written, by one process\n"
-      "and by one on every core. tcp round trip: 4 bytes there and back. tcp stream: 64 MiB one way, by the best of\n"
+      "and by 2, 4 ... at the same time, up to one on every core. tcp round trip: 4 bytes there and back. tcp stream: 64 MiB one way, by the best of\n"
       "several sizes of a write; the ends of both on cores of their own.",
       "muster bench floors");
   app.add_option("--rounds", rounds, "how often everything is repeated, in turn")->check(CLI::Range(1, 100))->capture_default_str();
   app.add_option("--json", json, "also append the rows to this file, one JSON object a line");
   CLI11_PARSE(app, count, words);
 
-  const auto cores = muster::own_hardware_threads();
+  const auto cores = muster::own_cores();
   if (cores.empty()) return 1;
+  const int most = std::min(muster::usable_cores(), static_cast<int>(muster_bench::kMostRanks));
   std::vector<Floor> floors;
   if (cores.size() > 1) floors.push_back({"hop", 0, 1, [&] { return time_hops(cores[0], cores[1]); }});
   floors.push_back({"switch", 0, 1, [&] { return time_hops(cores[0], cores[0]); }});
   for (const std::size_t bytes : {std::size_t{64} << 10, std::size_t{1} << 20, std::size_t{16} << 20, std::size_t{64} << 20}) {
     floors.push_back({"copy", bytes, 1, [&cores, bytes] { return time_copies(bytes, cores, 1); }});
-    if (cores.size() == 1) continue;
-    const int all = static_cast<int>(std::min<std::size_t>(cores.size(), muster_bench::kMostRanks));
-    floors.push_back({"copy", bytes, all, [&cores, bytes, all] { return time_copies(bytes, cores, all); }});
+    for (int at_once = 2; at_once < 2 * most; at_once *= 2) {
+      const int copies = std::min(at_once, most);
+      floors.push_back({"copy", bytes, copies, [&cores, bytes, copies] { return time_copies(bytes, cores, copies); }});
+    }
   }
   floors.push_back({"tcp round trip", 4, 1, [&] { return time_round_trips(cores); }});
   floors.push_back({"tcp stream", std::size_t{64} << 20, 1, [&] { return time_best_stream(std::size_t{64} << 20, cores); }});
@@ -238,7 +240,7 @@ int main(int count, char** words) {
     std::fflush(stdout);
     if (json.empty()) continue;
     std::ofstream(json, std::ios::app) << R"({"floor":")" << floor.what << R"(","bytes":)" << floor.bytes << R"(,"at_once":)"
-                                       << floor.at_once << R"(,"cores":)" << muster::launch::allowed_cores() << R"(,"us":)" << us << "}\n";
+                                       << floor.at_once << R"(,"cores":)" << muster::usable_cores() << R"(,"us":)" << us << "}\n";
   }
   return 0;
 }

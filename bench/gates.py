@@ -6,7 +6,7 @@
 Libraries are compared by p50_us from 64 KiB up and by loop_us below. A rival's figure over ours is how many times as fast we are. A cell
 is kept too where ours is within 1.15 of what the machine itself needs (rows of `muster bench floors`) and no rival needs less. Every cell that
 is promised is expected, with every rival: what the rows do not have is named, and the promise is not kept (`?`). Of several rows of a cell the
-last of ours counts and the least of a rival's; rows of the engine alone do not count. MPICH is expected where each rank has a core. Training steps (`muster bench ddp
+last of ours counts and the least of a rival's or of the machine's; rows of the engine alone and of ranks as threads do not count. MPICH is expected where each rank has a core. Training steps (`muster bench ddp
 --stock`) are compared by what they take longer than the model alone, until all ranks are done; of stock torch's it is also told, not judged,
 without what it takes where nothing is sent; and how many times as fast a job starts that meets in a file.
 """
@@ -49,7 +49,10 @@ class Floors:
     MEETING = ("all_reduce", "barrier", "all_gather", "reduce_scatter", "all_to_all")
 
     def __init__(self, rows):
-        self.rows = {(row["floor"], row["bytes"], row["at_once"]): row["us"] for row in rows}
+        self.rows = {}
+        for row in rows:
+            place = (row["floor"], row["bytes"], row["at_once"])
+            self.rows[place] = min(row["us"], self.rows.get(place, math.inf))
         self.cores = max((row["cores"] for row in rows), default=1)
 
     def simple(self, what, size=0):
@@ -115,7 +118,7 @@ class Rows:
         self.ours = {}
         self.theirs = defaultdict(dict)
         for row in rows:
-            if row.get("dtype") != "float32" or row.get("engine"):
+            if row.get("dtype") != "float32" or row.get("engine") or row.get("threads"):
                 continue
             place = (row["op"], row["ranks"], row["bytes"])
             if row["library"] == "muster":

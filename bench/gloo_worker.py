@@ -97,7 +97,7 @@ def measure(cell, rank, size):
         settled += warm * more / 1e6
     times = calls_in(cell["seconds"] / LOOPS, warm, 1, MOST_CALLS)
     loop_us = statistics.median(loop(data, call, times) for _ in range(rounds))
-    singles = min(max(times, rounds), MOST_SINGLES)
+    singles = calls_in(cell["seconds"] / 2, warm, rounds, MOST_SINGLES)
     stamps = torch.empty(2 * singles, dtype=torch.int64)
     for i in range(singles):
         data.fill_(1)

@@ -129,8 +129,7 @@ static void measure(const struct cell* cell, FILE* back) {
   for (int i = 0; i < rounds; ++i) loops[i] = loop(cell, times);
   qsort(loops, (size_t)rounds, sizeof *loops, compare_doubles);
 
-  long long singles = times < rounds ? rounds : times;
-  if (singles > MOST_SINGLES) singles = MOST_SINGLES;
+  const long long singles = calls_in(cell->seconds / 2, warm, rounds, MOST_SINGLES);
   long long* stamps = malloc(sizeof *stamps * 2 * (size_t)singles);
   double* spans = malloc(sizeof *spans * (size_t)singles);
   for (long long i = 0; i < singles; ++i) {

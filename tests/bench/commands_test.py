@@ -92,6 +92,23 @@ class Kinds(unittest.TestCase):
         self.assert_figures(rows, "loop_us", "p50_us", "min_us", "p99_us", "iterations")
         self.assertEqual("engine alone" in done.stderr, not TORCH, done.stderr)
 
+    def test_ranks_as_threads_other_dtypes_and_memories(self):
+        for option, value, field in (("--threads", None, None), ("--dtype", "float64", "dtype"), ("--memory", "arena", "memory")):
+            with self.subTest(option=option):
+                rows, _ = self.rows("--sizes", "64", "--seconds", "0.01", option, *([value] if value else []))
+                self.assertEqual(len(rows), 1)
+                self.assert_figures(rows, "loop_us", "p50_us")
+                self.assertEqual(rows[0].get("threads", False), option == "--threads")
+                if field:
+                    self.assertEqual(rows[0][field], value)
+            (self.folder / "rows.jsonl").unlink()
+
+    @needs_torch
+    def test_ordinary_tensors_of_the_shared_allocator(self):
+        rows, _ = self.rows("--sizes", "64KiB", "--seconds", "0.01", "--memory", "allocator")
+        self.assertEqual([row["memory"] for row in rows], ["allocator"])
+        self.assert_figures(rows, "loop_us", "p50_us")
+
     def test_messages(self):
         rows, done = self.rows("p2p", "--sizes", "8", "--seconds", "0.01")
         if not TORCH:

@@ -74,8 +74,11 @@ def test_bench_is_whole(site):
     bench = [site / "bin/muster", "bench"]
     for kind in ("floors", "store", "ddp", "rpc", "python"):
         assert "--help" in run(site, *bench, kind, "--help")
-    assert "all_reduce" in run(site, *bench, "--sizes", "8", "--seconds", "0.01", "--vs", "gloo")
     rows = site / "rows.jsonl"
+    run(site, *bench, "--sizes", "8", "--seconds", "0.01", "--rounds", "1", "--vs", "gloo", "--json", rows)
+    gloo = next(row for row in map(json.loads, rows.read_text().splitlines()) if row["library"] == "gloo")
+    assert gloo["op"] == "all_reduce" and gloo["loop_us"] > 0 and gloo["p50_us"] > 0
+    rows.unlink()
     run(site, *bench, "store", "--count", "1", "--rounds", "1", "--seconds", "0.01", "--python", sys.executable, "--json", rows)
     assert json.loads(rows.read_text())["stock_us"] > 0
 

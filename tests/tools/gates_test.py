@@ -146,10 +146,11 @@ class Gates(unittest.TestCase):
         self.assertEqual(self.verdicts(everything(), line), ["kept"])  # of 4 and 8 ranks it has no rows
         self.assertEqual(self.verdicts(without, line), ["?"])
 
-    def test_rows_of_the_engine_alone_do_not_count(self):
-        rows = [dict(row, engine=True) if row["library"] == "muster" else row for row in everything()]
-        for title in CELLS:
-            self.assertEqual(self.verdicts(rows, title), ["?"], title)
+    def test_rows_of_the_engine_alone_or_of_threads_do_not_count(self):
+        for mark in ("engine", "threads"):
+            rows = [dict(row, **{mark: True}) if row["library"] == "muster" else row for row in everything()]
+            for title in CELLS:
+                self.assertEqual(self.verdicts(rows, title), ["?"], title)
 
     def test_collectives_by_the_middle_call_from_64_kib_and_the_loop_below(self):
         def verdict(size, p50, loop, title):
@@ -178,6 +179,74 @@ class Gates(unittest.TestCase):
         hop = [floor("hop", 0, 1, 100)]
         self.assertEqual(self.verdicts(everything(("all_reduce", 2, 8), 110, 110, theirs=105) + hop, line), ["kept"])
         self.assertEqual(self.verdicts(everything(("broadcast", 2, 8), 110, 110, theirs=105) + hop, line), ["OPEN"])
+
+    def test_each_bound_by_figures_just_beside_it(self):
+        reductions, others = ("all_reduce", "reduce_scatter"), ("all_gather", "all_to_all", "broadcast", "reduce", "gather", "scatter")
+        for memory, name in (("arena", "arena tensors"), ("allocator", "ordinary tensors of the shared allocator")):
+            for title, ops, bound in ((f"{name} against the best MPI, reductions from 64 KiB", reductions, 3),
+                                      (f"{name} against the best MPI, the other operations", others, 1.5)):
+                self.assertEqual(self.verdicts(faster(bound, MPIS, ops, memory), title), ["kept"], title)
+                self.assertEqual(self.verdicts(faster(bound - 0.01, MPIS, ops, memory), title), ["OPEN"], title)
+            title = f"{name} against the best MPI, reductions from 64 KiB"
+            one = ("reduce_scatter", 8, 1 << 24)
+            self.assertEqual(self.verdicts(faster(4, MPIS, reductions, memory, {one: 1.5}), title), ["kept"])
+            self.assertEqual(self.verdicts(faster(4, MPIS, reductions, memory, {one: 1.49}), title), ["OPEN"])
+            title = f"{name} against Gloo "
+            self.assertEqual(self.verdicts(faster(8, ("gloo",), memory=memory), title + "above 64 KiB"), ["kept"])
+            self.assertEqual(self.verdicts(faster(7.9, ("gloo",), memory=memory), title + "above 64 KiB"), ["OPEN"])
+            self.assertEqual(self.verdicts(faster(20, ("gloo",), memory=memory), title + "at 64 KiB"), ["kept"])
+            self.assertEqual(self.verdicts(faster(19.9, ("gloo",), memory=memory), title + "at 64 KiB"), ["OPEN"])
+        title = "private buffers against the best MPI, every cell"
+        self.assertEqual(self.verdicts(faster(1.2, MPIS), title), ["kept"])
+        self.assertEqual(self.verdicts(faster(1.19, MPIS), title), ["OPEN"])
+        one = ("gather", 4, 1 << 20)
+        self.assertEqual(self.verdicts(faster(2, MPIS, but={one: 1}), title), ["kept"])
+        self.assertEqual(self.verdicts(faster(2, MPIS, but={one: 0.99}), title), ["OPEN"])
+        one = ("gather", 4, 1024)
+        self.assertEqual(self.verdicts(faster(2, MPIS, but={one: 1}), "up to 1 KiB"), ["kept"])
+        self.assertEqual(self.verdicts(faster(2, MPIS, but={one: 0.99}), "up to 1 KiB"), ["OPEN"])
+        for title, bound in (("against Gloo up to 64 KiB", 20), ("private buffers against Gloo above", 5)):
+            self.assertEqual(self.verdicts(faster(bound, ("gloo",)), title), ["kept"], title)
+            self.assertEqual(self.verdicts(faster(bound - 0.1, ("gloo",)), title), ["OPEN"], title)
+
+    def test_tcp(self):
+        def rows(word, stream):
+            return [cell("muster", "all_reduce", 4, word, word, transport="tcp"), cell("openmpi", "all_reduce", 4, 10, 10, transport="tcp"),
+                    cell("muster", "ping_pong", 4, word, word, transport="tcp"), floor("tcp round trip", 4, 1, 5),
+                    cell("muster", "ping_pong", 64 << 20, 2 * stream, 2 * stream, transport="tcp"), floor("tcp stream", 64 << 20, 1, 900)]
+
+        self.assertEqual(self.verdicts(rows(10, 1000), "over TCP"), ["kept"] * 3)
+        self.assertEqual(self.verdicts(rows(10.1, 1001), "over TCP"), ["OPEN"] * 3)
+        faster_later = rows(10, 1000) + [floor("tcp stream", 64 << 20, 1, 890)]
+        self.assertEqual(self.verdicts(faster_later, "64 MiB over TCP"), ["OPEN"])
+
+    def test_each_bound_of_services(self):
+        def rows(factor, new_group):
+            return ([{"bench": bench, "count": count, "muster_us": 100, "stock_us": 100 * bound * factor}
+                     for bench, count, bound in (("get", 1, 2), ("get", 32, 2), ("init", 32, 10))] +
+                    [{"bench": "new_group", "count": count, "muster_us": new_group, "stock_us": None} for count in (2, 16, 32)])
+
+        for words in ("get, ", "init, ", "new_group on "):
+            self.assertEqual(set(self.verdicts(rows(1, 1000), words)), {"kept"}, words)
+            self.assertEqual(set(self.verdicts(rows(0.99, 1001), words)), {"OPEN"}, words)
+
+
+MPIS = ("openmpi", "mpich", "impi")
+
+
+def faster(factor, rivals, ops=None, memory="private", but=None):
+    """Rows of all that is promised of cells, and how many times as fast as these rivals ours are: in the cells of `ops` (None: all) by
+    `factor`, in those that `but` names by that; and a little more, so that means do not fall short by their rounding."""
+    rows = []
+    for row in everything():
+        place = (row["op"], row["ranks"], row["bytes"])
+        if row["library"] in rivals:
+            row = dict(row, p50_us=100, loop_us=100)
+        elif row["library"] == "muster" and row["memory"] == memory and (ops is None or row["op"] in ops):
+            us = 99.99 / (but or {}).get(place, factor)
+            row = dict(row, p50_us=us, loop_us=us)
+        rows.append(row)
+    return rows
 
 
 LIBRARIES = ("muster", "openmpi", "mpich", "impi", "gloo")

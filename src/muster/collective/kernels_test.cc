@@ -2,10 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <complex>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <random>
 #include <string>
@@ -323,6 +325,75 @@ TEST(Kernels, ComplexSumsAddParts) {
   std::complex<double> out;
   reduce_many(reinterpret_cast<std::byte*>(&out), pointers, 1, DType::complex128, Reduce::sum);
   EXPECT_EQ(out, std::complex<double>(111, 222));
+}
+
+/// Random bits, but none of a NaN: which of two NaNs comes out is left to the compiler.
+std::vector<std::byte> random_values(DType dtype, std::size_t bytes, std::mt19937_64& random) {
+  std::vector<std::byte> values(bytes);
+  for (std::byte& value : values) value = static_cast<std::byte>(random());
+  const bool complex = dtype == DType::complex64 || dtype == DType::complex128;
+  const bool floats = complex || dtype == DType::float16 || dtype == DType::bfloat16 || dtype == DType::float32 || dtype == DType::float64;
+  const std::size_t width = size_of(dtype) / (complex ? 2 : 1);
+  if (floats) {
+    for (std::size_t i = width - 1; i < bytes; i += width) values[i] &= std::byte{0xbf};  // the highest bit of the exponent
+  }
+  return values;
+}
+
+/// What every function of a table makes of the same values, one after the other.
+std::vector<std::byte> results_of(const kernels::Table& table, std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<std::byte> all;
+  const auto keep = [&all](const auto& values) {
+    const auto* bytes = reinterpret_cast<const std::byte*>(values.data());
+    all.insert(all.end(), bytes, bytes + values.size() * sizeof values[0]);
+  };
+  for (int number = 0; number < kReducibleDTypes; ++number) {
+    const auto dtype = static_cast<DType>(number);
+    const bool complex = dtype == DType::complex64 || dtype == DType::complex128;
+    const std::size_t bytes = kBig * size_of(dtype) / (complex ? 2 : 1);  // of complex types parts are counted
+    const auto first = random_values(dtype, bytes, random), second = random_values(dtype, bytes, random),
+               third = random_values(dtype, bytes, random);
+    for (int kind = 0; kind < kReduces; ++kind) {
+      if (table.reduce[number][kind] == nullptr) continue;
+      const std::byte* const inputs[] = {first.data(), second.data(), third.data()};
+      for (const int divisor : {0, 3}) {
+        std::vector<std::byte> out(bytes);
+        table.reduce[number][kind](out.data(), inputs, std::size(inputs), kBig, divisor);
+        keep(out);
+      }
+    }
+    for (const double factor : {1.0 / 3, -2.75}) {
+      std::vector<std::byte> out(bytes);
+      table.scale[number](out.data(), first.data(), kBig, factor);
+      keep(out);
+    }
+    auto divided = first;
+    table.divide[number](divided.data(), kBig, 7);
+    keep(divided);
+  }
+  for (const bool half : {true, false}) {
+    const auto narrow_values = random_values(half ? DType::float16 : DType::bfloat16, 2 * kBig, random);
+    std::vector<float> wide(kBig);
+    (half ? table.widen_half : table.widen_bfloat)(wide.data(), narrow_values.data(), kBig);
+    keep(wide);
+    const auto wide_values = random_values(DType::float32, 4 * kBig, random);
+    std::vector<std::byte> back(2 * kBig);
+    (half ? table.narrow_half : table.narrow_bfloat)(back.data(), reinterpret_cast<const float*>(wide_values.data()), kBig);
+    keep(back);
+  }
+  return all;
+}
+
+TEST(Kernels, EveryInstructionSetComputesTheSameBits) {
+  const auto sets = instruction_sets();
+  const auto expected = results_of(*sets.front().table, 5);
+  for (std::size_t i = 1; i < sets.size(); ++i) {
+    const auto results = results_of(*sets[i].table, 5);
+    ASSERT_EQ(results.size(), expected.size());
+    const auto different = std::mismatch(results.begin(), results.end(), expected.begin()).first;
+    EXPECT_TRUE(different == results.end()) << sets[i].name << " differs at byte " << different - results.begin() << " of all results";
+  }
 }
 
 // The same bits wherever the memory starts.

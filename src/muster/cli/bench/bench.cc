@@ -12,6 +12,7 @@
 #include <memory>
 #include <set>
 
+#include "muster/base/cores.h"
 #include "muster/base/temporary_folder.h"
 #include "muster/cli/bench/algorithms.h"
 #include "muster/cli/bench/contestant.h"
@@ -19,7 +20,6 @@
 #include "muster/cli/bench/progress_line.h"
 #include "muster/cli/bench/results.h"
 #include "muster/cli/bench/simulate.h"
-#include "muster/launch/host.h"
 
 namespace muster::cli {
 namespace {
@@ -87,7 +87,7 @@ class Run {
   }
   int rounds() const { return options_.rounds > 0 ? options_.rounds : options_.rivals.empty() ? 1 : 3; }
 
-  static bool passed_over(const std::string& library, int ranks) { return library == "mpich" && ranks > launch::allowed_cores(); }
+  static bool passed_over(const std::string& library, int ranks) { return library == "mpich" && ranks > usable_cores(); }
 
   /// All libraries stand ready at the same time and take turns; those that wait for an order sleep.
   Status play_ranks(int ranks) {
@@ -152,6 +152,7 @@ class Run {
             bench::summarize(library, own, ranks, library == "gloo" ? "tcp" : options_.field.transport, figures[{library, memory}]));
         rows.back().no_figures = reasons[library];
         rows.back().engine = library == "muster" && engine_;
+        rows.back().threads = library == "muster" && options_.field.threads;
       }
     }
     bench::compare(rows);

@@ -31,7 +31,7 @@ struct Cell {
   std::uint64_t bytes = 0;
   std::string dtype = "float32";
   std::string memory = "private";
-  double seconds = 0.3;  ///< for the back-to-back loops
+  double seconds = 0.3;  ///< of the back-to-back loops; half of it of single calls (2000 at most)
   /// So many seconds calls go on before anything is measured, in every library.
   double settling = 0;
 };

@@ -100,6 +100,7 @@ std::string json(const Row& row) {
                 row.figures.loop_us, row.figures.p50_us, row.figures.min_us, row.figures.p99_us,
                 static_cast<unsigned long long>(row.figures.iterations), row.spread);
   if (row.engine) text += "\"engine\":true,";
+  if (row.threads) text += "\"threads\":true,";
   return text + (row.ratio > 0 ? print("\"ratio_to_best\":%.4f}", row.ratio) : "\"ratio_to_best\":null}");
 }
 

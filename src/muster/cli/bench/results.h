@@ -19,6 +19,7 @@ struct Row {
   double ratio = 0;        ///< to the best other library's compared figure; 0: there is none. Below 1 is faster
   std::string no_figures;  ///< why there are none
   bool engine = false;     ///< muster's engine below the tensors, without recorder and validation
+  bool threads = false;    ///< muster's ranks are threads of one process
 };
 
 /// The figure by which libraries are compared: `p50_us` from 64 KiB up, where bandwidth counts, `loop_us` below.

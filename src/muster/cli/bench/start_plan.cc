@@ -2,11 +2,11 @@
 #include <filesystem>
 #include <utility>
 
+#include "muster/base/cores.h"
 #include "muster/base/env.h"
 #include "muster/base/secret.h"
 #include "muster/cli/bench/contestant.h"
 #include "muster/cli/bench/files.h"
-#include "muster/launch/host.h"
 #include "muster/launch/worker.h"
 
 namespace muster::cli::bench {
@@ -36,7 +36,7 @@ Result<StartPlan> plan_openmpi(const Field& field, const std::string& folder) {
   auto program = build_mpi_worker({"mpicc.openmpi"}, folder);
   if (!program) return program.status();
   StartPlan plan{"openmpi", {"mpirun.openmpi", "--allow-run-as-root", "-n", std::to_string(field.ranks)}, {}};
-  const bool crowded = field.ranks > launch::allowed_cores();
+  const bool crowded = field.ranks > usable_cores();
   const std::vector<std::string> bound = {"--bind-to", "core"};
   const std::vector<std::string> yielding = {"--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"};
   plan.command.insert(plan.command.end(), crowded ? yielding.begin() : bound.begin(), crowded ? yielding.end() : bound.end());
@@ -50,7 +50,7 @@ Result<StartPlan> plan_mpich(const Field& field, const std::string& folder) {
   auto program = build_mpi_worker({"mpicc.mpich"}, folder);
   if (!program) return program.status();
   StartPlan plan{"mpich", {"mpirun.mpich", "-n", std::to_string(field.ranks)}, {}};
-  if (field.ranks <= launch::allowed_cores()) plan.command.insert(plan.command.end(), {"-bind-to", "core"});
+  if (field.ranks <= usable_cores()) plan.command.insert(plan.command.end(), {"-bind-to", "core"});
   if (field.transport == "tcp") plan.environment = {{"MPIR_CVAR_NOLOCAL", "1"}, {"MPIR_CVAR_CH4_NETMOD", "ofi"}, {"FI_PROVIDER", "tcp"}};
   plan.command.insert(plan.command.end(), {*program, folder});
   return plan;
@@ -66,7 +66,7 @@ Result<StartPlan> plan_impi(const Field& field, const std::string& folder) {
   if (!program) return program.status();
   StartPlan plan{"impi", {*root + "/bin/mpiexec.hydra", "-n", std::to_string(field.ranks), *program, folder}, {}};
   plan.environment = {{"I_MPI_ROOT", *root}, {"I_MPI_HYDRA_IFACE", "lo"}};
-  if (field.ranks > launch::allowed_cores()) {
+  if (field.ranks > usable_cores()) {
     plan.environment.insert(plan.environment.end(), {{"I_MPI_PIN", "0"}, {"I_MPI_THREAD_YIELD", "2"}, {"I_MPI_WAIT_MODE", "0"}});
   }
   plan.environment.emplace_back("I_MPI_FABRICS", field.transport == "tcp" ? "ofi" : "shm");

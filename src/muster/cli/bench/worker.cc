@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "muster/base/clock.h"
+#include "muster/base/cores.h"
 #include "muster/base/descriptor.h"
 #include "muster/base/hardware_threads.h"
 #include "muster/base/socket_address.h"
@@ -61,10 +62,10 @@ Status measure_singles(Subject& subject, std::int64_t times, Figures& figures) {
 }
 
 void bind_to_a_core(const Subject& subject) {
-  const auto threads = own_hardware_threads();
-  if (threads.size() < static_cast<std::size_t>(subject.size())) return;
+  const auto cores = own_cores();
+  if (usable_cores() < subject.size()) return;
   // Where it is refused, ranks run where the system puts them.
-  static_cast<void>(bind_to_hardware_thread(threads[static_cast<std::size_t>(subject.rank())]));
+  static_cast<void>(bind_to_hardware_thread(cores[static_cast<std::size_t>(subject.rank())]));
 }
 
 Status say(int descriptor, const std::string& line) {
@@ -114,7 +115,8 @@ Result<Figures> measure(Subject& subject, const Cell& cell) {
   }
   Figures figures;
   figures.loop_us = median(std::move(loops));
-  const std::int64_t singles = std::clamp<std::int64_t>(times, rounds, kMostSingles);
+  std::int64_t singles = calls_in(cell.seconds / 2, rounds, kMostSingles);
+  if (Status agreed = subject.share(singles); !agreed) return agreed;
   figures.iterations = static_cast<std::uint64_t>(times * rounds + singles);
   if (Status done = measure_singles(subject, singles, figures); !done) return done;
   return figures;
