@@ -113,7 +113,7 @@ TEST(RegionFailure, MemoryReadFromAMemberThatGaveUpIsNoSuccess) {
     SCOPED_TRACE(unmapped);
     Random random(1);
     RegionJob job(3, {}, true);
-    CallShape shape = shape_of(Op::scatter, read_bytes(3, true), 0);
+    CallShape shape = shape_of(Op::scatter, read_bytes(3), 0);
     shape.dtype = DType::uint8;
     TestCall first(shape, 3, 1, random);
     auto tasks = start(job, first);
@@ -121,19 +121,19 @@ TEST(RegionFailure, MemoryReadFromAMemberThatGaveUpIsNoSuccess) {
 
     TestCall call(shape, 3, 2, random);
     Args given = call.args(0);
-    void* const mapping = ::mmap(nullptr, read_bytes(3, true), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void* const mapping = ::mmap(nullptr, read_bytes(3), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     ASSERT_NE(mapping, MAP_FAILED);
-    given.inputs[1] = {static_cast<const std::byte*>(mapping), read_bytes(3, true)};
+    given.inputs[1] = {static_cast<const std::byte*>(mapping), read_bytes(3)};
     tasks[0] = job.run(0, given, call.fingerprint(0));
     tasks[1] = job.run(1, call.args(1), call.fingerprint(1));
     EXPECT_FALSE(tasks[0].step());
     if (unmapped) {
-      ::munmap(mapping, read_bytes(3, true));
+      ::munmap(mapping, read_bytes(3));
       while (!tasks[1].step()) std::this_thread::yield();  // a better cause may come for a moment
       const Status status = tasks[1].result();
       EXPECT_EQ(status.code(), Code::peer_failed);
       EXPECT_EQ(status.ranks(), std::vector<int>{job_rank(0)});
-      EXPECT_NE(status.message().find(std::to_string(read_bytes(3, true)) + " bytes"), std::string::npos) << status.message();
+      EXPECT_NE(status.message().find(std::to_string(read_bytes(3)) + " bytes"), std::string::npos) << status.message();
       ASSERT_TRUE(tasks[0].step());
       continue;
     }
@@ -142,7 +142,7 @@ TEST(RegionFailure, MemoryReadFromAMemberThatGaveUpIsNoSuccess) {
     job.channels[1]->fail(Status(Code::timed_out, "too late", {10}));
     EXPECT_TRUE(tasks[1].step());
     EXPECT_EQ(tasks[1].result().code(), Code::timed_out);
-    ::munmap(mapping, read_bytes(3, true));
+    ::munmap(mapping, read_bytes(3));
   }
 }
 
@@ -178,7 +178,7 @@ class OneGivesMuch {
 
  private:
   static constexpr int kMembers = 3;
-  static std::size_t bytes(int giver) { return giver == 0 ? read_bytes(kMembers, false) : 1000; }
+  static std::size_t bytes(int giver) { return giver == 0 ? read_bytes(kMembers) : 1000; }
   std::deque<std::vector<std::byte>> memory_;
   std::vector<Args> args_;
   std::vector<transport::Fingerprint> calls_;
@@ -209,7 +209,7 @@ TEST(RegionFailure, WhoIsReadInItsMemoryLeavesItToThoseThatHaveBegun) {
 TEST(RegionFailure, ARootThatIsReadInItsMemoryFailsAtOnce) {
   Random random(1);
   RegionJob job(3, {}, true);
-  CallShape shape = shape_of(Op::scatter, read_bytes(3, true), 0);
+  CallShape shape = shape_of(Op::scatter, read_bytes(3), 0);
   shape.dtype = DType::uint8;
   TestCall before(shape, 3, 1, random), call(shape, 3, 2, random);
   auto first = start(job, before);
@@ -269,7 +269,7 @@ TEST(RegionFailure, AGiverThatIsThroughSeesItAtItsNextCall) {
 TEST(RegionFailure, MemoryOfAProcessThatIsClosedToOthersGoesThroughWindows) {
   Random random(1);
   RegionJob job(3, {}, true);
-  CallShape shape = shape_of(Op::scatter, read_bytes(3, true), 0);
+  CallShape shape = shape_of(Op::scatter, read_bytes(3), 0);
   shape.dtype = DType::uint8;
   for (std::uint64_t sequence = 1; sequence <= 4; ++sequence) {
     const bool closed = sequence == 3;

@@ -271,7 +271,7 @@ TEST(RegionGroup, LargeSlicesAreCopiedFromWhereTheyAre) {
     CallShape shape;
     shape.op = Op::scatter;
     shape.dtype = DType::uint8;
-    shape.count = read_bytes(3, true) + 1;
+    shape.count = read_bytes(3) + 1;
     shape.arena = 0;
     for (std::uint64_t sequence = 1; sequence < 5; ++sequence) {
       SCOPED_TRACE(sequence);

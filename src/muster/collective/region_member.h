@@ -183,9 +183,11 @@ class RegionMember final : public RegionGroup {
 
   // region_pull.cc: every reader takes what it needs from the givers.
   Task<Status> pull(const Args& args, const transport::Fingerprint& call);
+  void line_up(const Flow& flow);
   void place(const Args& args, Flow& flow);
   Flow flow_of(const Args& args) const;
   std::size_t relayed_chunk(const Args& args, const Flow& flow) const;
+  bool several_hand_back(Op op, std::size_t written) const;
   bool hands_back(const Args& args, const Flow& flow) const;
   ConstBytes given(const Args& args, const Flow& flow, int reader) const;
   // Where what `source` gives goes, or is reduced into.
@@ -194,7 +196,6 @@ class RegionMember final : public RegionGroup {
     return index < args.outputs.size() ? args.outputs[index] : MutableBytes();
   }
   bool read_once(const Args& args, const Flow& flow) const;
-  std::size_t least_read(const Args& args) const { return read_bytes(size(), args.op == Op::scatter); }
   bool all_can_read();
   bool readable(ConstBytes memory);
   void put(const Args& args, const Flow& flow, std::byte* to, ConstBytes from) const;
@@ -264,6 +265,7 @@ class RegionMember final : public RegionGroup {
   std::array<Use, kWindows> result_uses_{};
   Recall<Sketch> recall_;
   std::vector<Source> sources_;
+  std::vector<int> left_;  // sources of a step that have not been read
   std::vector<const std::byte*> inputs_;
   std::vector<std::byte*> outputs_;  // peers' outputs in the arena, in a reduction
   bool outputs_shared_ = false;      // peers may be storing into my output

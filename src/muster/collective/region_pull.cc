@@ -20,8 +20,9 @@ namespace {
 // Of two ranks: so that all windows together stay in the cache of a core, and several are under way.
 constexpr std::size_t kRelayedChunk = 128 * 1024, kLeastRelayed = 16 * 1024;
 
-// Of more than two members: what all of them together write of a broadcast whose lines are handed back.
-constexpr std::size_t kMostBroadcast = 4 * 1024 * 1024;
+// What all of more than two members together write at most of a call in which several of them hand the same lines back: of a broadcast, and of
+// other calls, where few do that.
+constexpr std::size_t kMostBroadcast = 4 * 1024 * 1024, kMostOfFew = 16 * 1024 * 1024, kFewMembers = 4;
 
 // Nearly always one or none: a division would cost more than all the rest.
 std::size_t chunks(std::size_t bytes, std::size_t chunk) {
@@ -84,15 +85,21 @@ std::size_t RegionMember::relayed_chunk(const Args& args, const Flow& flow) cons
   return std::clamp(align_up(bytes / kWindows, kCacheLine), kLeastRelayed, kRelayedChunk);
 }
 
+/// Whether lines that several members read are handed back by each of them, in a call in which all together write so much. Where all ranks
+/// of the host share two cores: lines go back and forth between those then, which is quicker than that their owner takes them from both, as
+/// long as what they write stays in their caches.
+bool RegionMember::several_hand_back(Op op, std::size_t written) const {
+  const std::size_t most = op == Op::broadcast ? kMostBroadcast : size() <= kFewMembers ? kMostOfFew : 0;
+  return kSeveralHandBack && two_cores_ && muster::hands_back() && written <= most;
+}
+
 /// Whether this member hands back what it reads in windows and slots: what is there for it alone, unless it is so little that it was
-/// fetched ahead. Of a broadcast to several too where all ranks of the host share two cores: lines go back and forth between those then,
-/// which is quicker than that the root takes them from both, as long as all of it stays in their caches.
+/// fetched ahead, or what `several_hand_back`.
 bool RegionMember::hands_back(const Args& args, const Flow& flow) const {
   if (!muster::hands_back() || flow.scaled) return false;  // a product is for its giver too
-  if (args.op == Op::broadcast) {
-    return size() == 2 || (kSeveralHandBack && two_cores_ && args.outputs[0].size() * size() <= kMostBroadcast);
-  }
-  if (!flow.lists && flow.reader < 0 && size() > 2) return false;
+  const bool read_by_several = args.op == Op::broadcast || (!flow.lists && flow.reader < 0);
+  if (read_by_several && size() > 2 && (flow.combines || !several_hand_back(args.op, written_together(args, size())))) return false;
+  if (args.op == Op::broadcast) return true;
   std::size_t most = 0;
   for (int source = flow.first; source < flow.last; ++source) {
     if (source != rank_) most = std::max(most, taken(args, source).size());
@@ -157,7 +164,7 @@ void RegionMember::place_input(const Args& args, Flow& flow) {
   } else if (const auto offset = arena_offset(input); offset && !flow.scaled) {
     mine.place = Place::arena;
     mine.input = *offset;
-  } else if (input.size() >= least_read(args) && read_once(args, flow) && all_can_read() && readable(input)) {
+  } else if (input.size() >= read_bytes(size()) && read_once(args, flow) && all_can_read() && readable(input)) {
     mine.place = Place::memory;
     mine.input = reinterpret_cast<std::uint64_t>(input.data());
   } else {
@@ -181,7 +188,7 @@ void RegionMember::place_slices(const Args& args, Flow& flow) {
   }
   const bool fits = mine.bytes <= kSlotBytes;
   // All slices or none: who has returned with its own knows then that everybody else's stand there too.
-  const bool stays = largest >= least_read(args) && read_once(args, flow) && all_can_read() &&
+  const bool stays = largest >= read_bytes(size()) && read_once(args, flow) && all_can_read() &&
                      std::all_of(args.inputs.begin(), args.inputs.end(), [&](ConstBytes input) { return readable(input); });
   mine.place = mine.bytes == 0 ? Place::nothing : fits ? Place::slot : Place::window;
   auto* table = reinterpret_cast<Slice*>(slot(rank_));
@@ -386,6 +393,17 @@ void RegionMember::place(const Args& args, Flow& flow) {
   }
 }
 
+/// Of whom this member takes something in the step that begins. Whose data is there first is taken first; of several each member begins at
+/// its own neighbour, so that not all read from one at once.
+void RegionMember::line_up(const Flow& flow) {
+  left_.clear();
+  const int sources = flow.last - flow.first;
+  for (int turn = 0; turn < sources; ++turn) {
+    const int source = flow.first + (turn + rank_ + 1) % sources;
+    if (source != rank_) left_.push_back(source);
+  }
+}
+
 Task<Status> RegionMember::pull(const Args& args, const transport::Fingerprint& call) {
   Flow flow = flow_of(args);
   const bool begins = !std::exchange(published_, false);
@@ -420,28 +438,35 @@ Task<Status> RegionMember::pull(const Args& args, const transport::Fingerprint& 
       wake_others();
     }
     if (step > 0 && step >= flow.takes) continue;
-    for (int turn = flow.first; turn < flow.last; ++turn) {
-      // Each starts at its own neighbour, so that not all read from one member at once.
-      const int source = flow.first + (turn + rank_ + 1 - flow.first) % (flow.last - flow.first);
-      if (source == rank_) continue;
-      wait_ = {step == 0 ? Wait::For::lines : Wait::For::counter, Counter::filled, flow.last - flow.first == 1 ? source : -1,
+    line_up(flow);
+    while (!left_.empty()) {
+      const auto there = [&](int source) { return available(flow, source, step); };
+      wait_ = {step == 0 ? Wait::For::lines : Wait::For::counter, Counter::filled, left_.size() == 1 ? left_.front() : -1,
                position(sequence_, step + 1)};
-      if (!co_await come([&] { return available(flow, source, step); })) co_return channel_.failure();
-      const Source& from = sources_[static_cast<std::size_t>(source)];
-      if (step == 0) {
-        if (!co_await come([&] { return mapped(flow, source); })) co_return channel_.failure();
-        Status resolved = resolve(args, flow, source);
-        if (!resolved) co_return co_await refuse_late(std::move(resolved));
-        const Place place = line(source, sequence_).place;
-        drains = drains || place == Place::window || in_place(place);
-        if (from.place == Place::window && from.bytes >= least_read(args) && read_once(args, flow))
-          offer_to_read();
+      if (!co_await come([&] { return std::any_of(left_.begin(), left_.end(), there); })) co_return channel_.failure();
+      std::size_t later = 0;
+      for (std::size_t turn = 0; turn < left_.size(); ++turn) {
+        const int source = left_[turn];
+        if (!there(source)) {
+          left_[later++] = source;
+          continue;
+        }
+        const Source& from = sources_[static_cast<std::size_t>(source)];
+        if (step == 0) {
+          if (!co_await come([&] { return mapped(flow, source); })) co_return channel_.failure();
+          Status resolved = resolve(args, flow, source);
+          if (!resolved) co_return co_await refuse_late(std::move(resolved));
+          const Place place = line(source, sequence_).place;
+          drains = drains || place == Place::window || in_place(place);
+          if (from.place == Place::window && from.bytes >= read_bytes(size()) && read_once(args, flow)) offer_to_read();
+        }
+        const std::size_t bytes = part(from, flow, step);
+        if (flow.combines || bytes == 0) continue;
+        Status took = take(args, flow, source, step, bytes);
+        if (!took) co_return co_await refuse_late(std::move(took));
+        if (pause_due(bytes)) co_await pause();
       }
-      const std::size_t bytes = part(from, flow, step);
-      if (flow.combines || bytes == 0) continue;
-      Status took = take(args, flow, source, step, bytes);
-      if (!took) co_return co_await refuse_late(std::move(took));
-      if (pause_due(bytes)) co_await pause();
+      left_.resize(later);
     }
     if (flow.combines && flow.last > 0 && step < flow.takes) {
       combine(args, flow, step);

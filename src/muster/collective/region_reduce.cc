@@ -42,7 +42,8 @@ struct RegionMember::Reduction {
   bool staged = false;      // my input passes through my windows
   bool copies = false;      // I copy results out of the others' buffers
   bool offers = false;      // somebody copies results out of my buffer
-  bool hands_back = false;  // what I read of the others' windows, and of results that only I read
+  bool hands_back = false;          // what I read of the others' windows
+  bool results_come_back = false;  // and of their results
   bool by_root = false;     // the root reduces the shares of members with private inputs
   bool late = false;        // the root fills its first window after its line: only then it knows that others reduce
 
@@ -195,7 +196,7 @@ void RegionMember::copy_result(const Reduction& job, int member, std::size_t rou
   const Share share = job.share(round, size(), member);
   const std::byte* from = result(member, line(member, sequence_).first_result + round);
   std::byte* const to = job.args.outputs[0].data() + (job.start(round) + share.begin) * job.element;
-  if (job.hands_back && (job.root >= 0 || size() == 2)) {
+  if (job.results_come_back) {
     copy_and_hand_back(to, from, share.count() * job.element);
   } else {
     std::memcpy(to, from, share.count() * job.element);
@@ -212,6 +213,7 @@ Task<Status> RegionMember::reduce_shares(const Args& args, const transport::Fing
   job.cut(job.by_root ? round_for_root(size(), job.input.size()) : layout_.window_bytes);
   job.scaled = args.reduce == Reduce::premul_sum;
   job.hands_back = muster::hands_back();
+  job.results_come_back = job.hands_back && (job.root >= 0 || size() == 2 || several_hand_back(args.op, size() * job.input.size()));
 
   Line& mine = my_line();
   const auto input = job.scaled ? std::nullopt : arena_offset(job.input);

@@ -25,12 +25,11 @@ inline constexpr std::size_t kInlineBytes = 48;
 /// Payload staged beside the line, as long-lived as it.
 inline constexpr std::size_t kSlotBytes = 16 * 1024;
 /// A member whose largest slice is at least that has its slices copied from its memory where readers can. Windows are quicker for smaller
-/// ones, and where lines are handed back for far larger ones too, between two members for all; but not where a root would copy everything
-/// itself (`scatters`).
-inline std::size_t read_bytes(std::size_t members, bool scatters) {
+/// ones, and where lines are handed back for larger ones too, between two members for all.
+inline std::size_t read_bytes(std::size_t members) {
   constexpr std::size_t kNever = std::numeric_limits<std::size_t>::max(), kMiB = 1024 * 1024;
   if (!hands_back()) return members == 2 ? kMiB : kMiB / 8;
-  return members == 2 ? kNever : scatters ? 2 * kMiB : 8 * kMiB;
+  return members == 2 ? kNever : 2 * kMiB;
 }
 /// As much of them at a time: beyond that the call asks whether the group has failed.
 inline constexpr std::size_t kReadPiece = 4 * 1024 * 1024;
