@@ -81,12 +81,16 @@ TEST(RegionGroup, Broadcast) { run_operation(Op::broadcast, false); }
 TEST(RegionGroup, BroadcastToRanksThatShareCores) { run_operation(Op::broadcast, false, true); }
 // spec: F3 all_reduce over shared memory: in place or not, the same bits on every rank
 TEST(RegionGroup, AllReduce) { run_operation(Op::all_reduce, false); }
+// spec: F3 the same where all members hand each other's results back
+TEST(RegionGroup, AllReduceOfRanksThatShareCores) { run_operation(Op::all_reduce, false, true); }
 // spec: F4 reduce over shared memory: the root holds the result, the others' tensors are left as they were
 TEST(RegionGroup, Reduce) { run_operation(Op::reduce, false); }
 // spec: F4 the same where ranks share cores: the root reduces for all whose inputs are private
 TEST(RegionGroup, ReduceOfRanksThatShareCores) { run_operation(Op::reduce, false, true); }
 // spec: F5 all_gather over shared memory
 TEST(RegionGroup, AllGather) { run_operation(Op::all_gather, false); }
+// spec: F5 the same where all members hand each other's lines back
+TEST(RegionGroup, AllGatherOfRanksThatShareCores) { run_operation(Op::all_gather, true, true); }
 // spec: F5 all_gather of uneven sizes over shared memory
 TEST(RegionGroup, AllGatherUneven) { run_operation(Op::all_gather, true); }
 // spec: F7 gather over shared memory
@@ -318,14 +322,42 @@ TEST(RegionGroup, WhatIsLargerThanTheCachesComesWhole) {
       TestCall call(shape, members, 1, random);
       std::vector<Task<Status>> tasks;
       for (int member = 0; member < members; ++member) tasks.push_back(job.run(member, call.args(member), call.fingerprint(member)));
-      for (bool all = false; !all;) {
-        all = true;
-        for (auto& task : tasks) all = task.step() && all;
-      }
+      ASSERT_TRUE(finish(tasks));
       for (int member = 0; member < members; ++member) {
         EXPECT_TRUE(tasks[static_cast<std::size_t>(member)].result().ok());
         EXPECT_TRUE(call.check(member));
       }
+    }
+  }
+}
+
+// Nobody waits for one while another's data is there: the last of those that are read in turn comes last, and all else has been read.
+TEST(RegionGroup, WhatIsThereFirstIsTakenFirst) {
+  for (const Op op : {Op::all_gather, Op::all_to_all, Op::gather}) {
+    for (int missing = 1; missing < 4; ++missing) {
+      SCOPED_TRACE(::testing::Message() << info(op).name << " without member " << missing);
+      Random random(testing::test_seed());
+      RegionJob job(4);
+      CallShape shape;
+      shape.op = op;
+      shape.dtype = DType::uint8;
+      shape.count = 40'000;
+      TestCall call(shape, 4, 1, random);
+      std::vector<Task<Status>> tasks;
+      for (int member = 0; member < 4; ++member) tasks.push_back(job.run(member, call.args(member), call.fingerprint(member)));
+      for (int pass = 0; pass < 3; ++pass) {
+        for (int member = 3; member >= 0; --member) {
+          if (member != missing) tasks[RegionJob::at(member)].step();
+        }
+      }
+      const auto& outputs = call.args(0).outputs;
+      for (int member = 1; member < 4; ++member) {
+        if (member == missing) continue;
+        const ConstBytes given = call.args(member).inputs[0];
+        EXPECT_TRUE(std::equal(given.begin(), given.end(), outputs[RegionJob::at(member)].begin())) << "of member " << member;
+      }
+      ASSERT_TRUE(finish(tasks));
+      for (int member = 0; member < 4; ++member) EXPECT_TRUE(call.check(member));
     }
   }
 }

@@ -20,8 +20,8 @@ namespace {
 // Of two ranks: so that all windows together stay in the cache of a core, and several are under way.
 constexpr std::size_t kRelayedChunk = 128 * 1024, kLeastRelayed = 16 * 1024;
 
-// What all of more than two members together write at most of a call in which several of them hand the same lines back: of a broadcast, and of
-// other calls, where few do that.
+// What all of more than two members together write at most of a call in which several of them hand the same lines back: of a broadcast, and
+// of other calls, where few do that.
 constexpr std::size_t kMostBroadcast = 4 * 1024 * 1024, kMostOfFew = 16 * 1024 * 1024, kFewMembers = 4;
 
 // Nearly always one or none: a division would cost more than all the rest.

@@ -37,15 +37,15 @@ struct RegionMember::Reduction {
   std::size_t count = 0;
   std::size_t window = 0;  // elements
   std::size_t rounds = 0;
-  int root = -1;            // the only one that wants the result; -1: all do
-  bool scaled = false;      // premul_sum: my windows hold the product, my own share too
-  bool staged = false;      // my input passes through my windows
-  bool copies = false;      // I copy results out of the others' buffers
-  bool offers = false;      // somebody copies results out of my buffer
-  bool hands_back = false;          // what I read of the others' windows
+  int root = -1;                   // the only one that wants the result; -1: all do
+  bool scaled = false;             // premul_sum: my windows hold the product, my own share too
+  bool staged = false;             // my input passes through my windows
+  bool copies = false;             // I copy results out of the others' buffers
+  bool offers = false;             // somebody copies results out of my buffer
+  bool hands_back = false;         // what I read of the others' windows
   bool results_come_back = false;  // and of their results
-  bool by_root = false;     // the root reduces the shares of members with private inputs
-  bool late = false;        // the root fills its first window after its line: only then it knows that others reduce
+  bool by_root = false;            // the root reduces the shares of members with private inputs
+  bool late = false;               // the root fills its first window after its line: only then it knows that others reduce
 
   void cut(std::size_t bytes) {
     window = bytes / element;

@@ -29,7 +29,8 @@ class Rivals : public ::testing::Test {
     for (const char* name : {"mpicc.openmpi", "mpicc.mpich", "cc", "mpiexec.hydra"}) {
       const std::string program = path("bin") + "/" + name;
       fs::create_directories(path("bin"));
-      std::ofstream(program) << "#!/bin/sh\necho \"$0 $*\" >> " << path("asked") << "\nwhile [ $# -gt 1 ]; do [ $1 = -o ] && : > $2; shift; done\n";
+      std::ofstream(program) << "#!/bin/sh\necho \"$0 $*\" >> " << path("asked")
+                             << "\nwhile [ $# -gt 1 ]; do [ $1 = -o ] && : > $2; shift; done\n";
       fs::permissions(program, fs::perms::owner_all);
     }
     std::ofstream(path("mpi_worker.c")) << "";
