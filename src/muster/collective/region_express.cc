@@ -197,6 +197,7 @@ bool RegionMember::express(const Args& args, const transport::Fingerprint& call,
     }
   }
   outputs_shared_ = false;
+  inputs_lent_ = false;
   read_in_place_ = false;
   copy_words(calls_[sequence_ % kMostSlots], call);
   Flow flow = sketch.flow;

@@ -325,6 +325,46 @@ TEST(RegionFailure, AFailedMemberWaitsForPeersThatMayBeStoringIntoItsOutput) {
   }
 }
 
+// The same of inputs in the arena whose reader writes their lines back.
+TEST(RegionFailure, AFailedMemberWaitsForPeersThatMayBeHandingItsInputsBack) {
+  if (!hands_back()) GTEST_SKIP() << "nobody hands back here";
+  for (const bool dies : {false, true}) {
+    Random random(1);
+    RegionJob job(3);
+    for (auto& channel : job.channels) channel->spread = nullptr;
+    TestCall call(shape_of(Op::reduce_scatter, 40'000, 1), 3, 1, random);
+    auto tasks = start(job, call);
+    EXPECT_FALSE(tasks[0].step());
+    EXPECT_FALSE(tasks[1].step());  // has begun; the third has not
+    job.channels[0]->fail(Status(Code::timed_out, "too late"));
+    EXPECT_FALSE(tasks[0].step());
+    if (dies) {
+      job.fabric.dead = job_rank(1);
+    } else {
+      job.channels[1]->fail(Status(Code::timed_out, "too late"));
+      EXPECT_TRUE(tasks[1].step());
+    }
+    EXPECT_TRUE(tasks[0].step());
+  }
+}
+
+// Who has all it needs, but one of whom has given up, does not touch what that one lent, and fails with it.
+TEST(RegionFailure, NobodyReducesWhatWasLentByAMemberThatGaveUp) {
+  if (!hands_back()) GTEST_SKIP() << "nobody hands back here";
+  Random random(1);
+  RegionJob job(2);
+  for (auto& channel : job.channels) channel->spread = nullptr;
+  TestCall call(shape_of(Op::reduce_scatter, 40'000, 1), 2, 1, random);
+  auto tasks = start(job, call);
+  EXPECT_FALSE(tasks[0].step());
+  job.channels[0]->fail(Status(Code::timed_out, "too late"));
+  EXPECT_TRUE(tasks[0].step());
+  for (int i = 0; i < 10; ++i) EXPECT_FALSE(tasks[1].step());
+  job.channels[1]->fail(Status(Code::timed_out, "too late"));
+  EXPECT_TRUE(tasks[1].step());
+  EXPECT_EQ(tasks[1].result().code(), Code::timed_out);
+}
+
 // spec: F18 ranks that call different collectives learn it, both calls named
 TEST(RegionFailure, DifferentCallsAreNamed) {
   Random random(1);

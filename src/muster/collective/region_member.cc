@@ -112,6 +112,8 @@ Task<Status> RegionMember::run(const Args& args, const transport::Fingerprint& c
   sequence_ = call.sequence;
   outputs_shared_ = false;
   read_in_place_ = false;
+  borrows_ = false;
+  if (!published_) inputs_lent_ = false;
   // Tells the others also where this task is destroyed before its end.
   struct Guard {
     RegionMember* member;
@@ -130,6 +132,7 @@ Task<Status> RegionMember::run(const Args& args, const transport::Fingerprint& c
   }
   give_up();
   if (outputs_shared_) co_await come_to_rest(Counter::reduced);
+  if (inputs_lent_) co_await come_to_rest(Counter::drained);
   co_return status;
 }
 
@@ -329,9 +332,9 @@ void RegionMember::give_up() {
   wake_others();
 }
 
-// Whether no peer (or not this one) stores into my output (`reduced`) or reads my input (`drained`) any more: each has finished its part,
-// has given up, is dead, or has not begun (and then sees my word before it begins: publish and give_up both have a full fence between their
-// store and what they look at next, or give_up sends one to all; a reader sees it after it has read).
+// Whether no peer (or not this one) stores into my output (`reduced`), or reads my input and hands it back (`drained`) any more: each has
+// finished its part, has given up, is dead, or has not begun (and then sees my word before it begins: publish and give_up both have a full
+// fence between their store and what they look at next, or give_up sends one to all; a reader sees it after it has read).
 bool RegionMember::quiet(Counter done, int only) const {
   for (int member = 0; member < group_size(); ++member) {
     if (member == rank_ || (only >= 0 && member != only)) continue;

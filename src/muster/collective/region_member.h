@@ -55,6 +55,7 @@ class RegionMember final : public RegionGroup {
     std::size_t column = 0;  // where this member's part of its windows starts
     std::size_t first_window = 0;
     std::uint64_t address = 0;  // of memory of its process
+    bool lent = false;          // in its arena: I hand it back
   };
   // Who gives and who takes in a call whose data only moves towards its readers.
   struct Flow {
@@ -210,7 +211,7 @@ class RegionMember final : public RegionGroup {
   bool mapped(const Flow& flow, int source);
   Status resolve(const Args& args, const Flow& flow, int source);
   const std::byte* chunk_of(const Source& source, const Flow& flow, int member, std::size_t step) const;
-  void combine(const Args& args, const Flow& flow, std::size_t step);
+  bool combine(const Args& args, const Flow& flow, std::size_t step);
   void reduce_inputs(const Args& args, bool hands_back, std::byte* to, std::size_t bytes);
   void copy_own(const Args& args, const Flow& flow);
 
@@ -269,6 +270,8 @@ class RegionMember final : public RegionGroup {
   std::vector<const std::byte*> inputs_;
   std::vector<std::byte*> outputs_;  // peers' outputs in the arena, in a reduction
   bool outputs_shared_ = false;      // peers may be storing into my output
+  bool inputs_lent_ = false;         // peers may be handing back what they read of my inputs
+  bool borrows_ = false;             // and I do that with theirs
   bool read_by_all_ = false;         // everybody can copy from my memory
   bool read_in_place_ = false;       // this call reads peers' memory where it is
   std::uint32_t core_ = 0;           // what my progress says

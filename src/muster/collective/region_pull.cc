@@ -24,6 +24,9 @@ constexpr std::size_t kRelayedChunk = 128 * 1024, kLeastRelayed = 16 * 1024;
 // of other calls, where few do that.
 constexpr std::size_t kMostBroadcast = 4 * 1024 * 1024, kMostOfFew = 16 * 1024 * 1024, kFewMembers = 4;
 
+// What all members together give of a call whose slices in the arena are handed back.
+constexpr std::size_t kMostLent = 16 * 1024 * 1024;
+
 // Nearly always one or none: a division would cost more than all the rest.
 std::size_t chunks(std::size_t bytes, std::size_t chunk) {
   if (bytes <= chunk) return bytes == 0 ? 0 : 1;
@@ -190,13 +193,15 @@ void RegionMember::place_slices(const Args& args, Flow& flow) {
   // All slices or none: who has returned with its own knows then that everybody else's stand there too.
   const bool stays = largest >= read_bytes(size()) && read_once(args, flow) && all_can_read() &&
                      std::all_of(args.inputs.begin(), args.inputs.end(), [&](ConstBytes input) { return readable(input); });
+  // What one reader reduces is its own until it has said that it is through, lines and all, while they stay in its caches.
+  const bool lends = flow.combines && muster::hands_back() && mine.bytes * size() <= kMostLent;
   mine.place = mine.bytes == 0 ? Place::nothing : fits ? Place::slot : Place::window;
   auto* table = reinterpret_cast<Slice*>(slot(rank_));
   std::uint64_t at = layout_.table_bytes;
   for (int reader = 0; reader < group_size(); ++reader) {
     const ConstBytes input = reader != rank_ || flow.scaled ? given(args, flow, reader) : ConstBytes();
     Slice& slice = table[reader];
-    slice = {input.size(), at, fits ? Place::slot : Place::window, {}};
+    slice = {input.size(), at, fits ? Place::slot : Place::window, false, {}};
     if (input.empty()) {
       slice.place = Place::nothing;
     } else if (fits) {
@@ -205,6 +210,8 @@ void RegionMember::place_slices(const Args& args, Flow& flow) {
     } else if (const auto offset = arena_offset(input); offset && !flow.scaled) {
       slice.place = Place::arena;
       slice.where = *offset;
+      slice.lent = lends && writable_offset(input);
+      inputs_lent_ = inputs_lent_ || slice.lent;
     } else if (stays) {
       slice.place = Place::memory;
       slice.where = reinterpret_cast<std::uint64_t>(input.data());
@@ -277,6 +284,8 @@ Status RegionMember::resolve(const Args& args, const Flow& flow, int member) {
     const Slice slice = reinterpret_cast<const Slice*>(slot(member))[rank_];
     source.place = slice.place;
     source.bytes = slice.bytes;
+    source.lent = slice.lent;
+    borrows_ = borrows_ || slice.lent;
     source.column = static_cast<std::size_t>(rank_) * layout_.column_bytes;
     where = in_slot = slice.where;
   }
@@ -337,8 +346,8 @@ Status RegionMember::take(const Args& args, const Flow& flow, int source, std::s
   return {};
 }
 
-/// Reduces the chunk of `step` of all members into the output.
-void RegionMember::combine(const Args& args, const Flow& flow, std::size_t step) {
+/// Reduces the chunk of `step` of all members into the output. False where somebody has given up, who may have other uses for what it lent.
+bool RegionMember::combine(const Args& args, const Flow& flow, std::size_t step) {
   const MutableBytes out = args.outputs[0];
   const std::size_t at = step * flow.chunk;
   const std::size_t bytes = std::min(flow.chunk, out.size() - at);
@@ -350,13 +359,20 @@ void RegionMember::combine(const Args& args, const Flow& flow, std::size_t step)
       inputs_[index] = given(args, flow, rank_).data() + at;
     }
   }
-  reduce_inputs(args, flow.hands_back, out.data() + at, bytes);
+  const std::size_t most = borrows_ ? kBlockBytes : bytes;
+  for (std::size_t done = 0; done < bytes; done += most) {
+    if (borrows_ && someone_gave_up(sequence_)) return false;
+    reduce_inputs(args, flow.hands_back, out.data() + at + done, std::min(most, bytes - done));
+  }
+  return true;
 }
 
-/// Reduces `inputs_` into `bytes` from `to` on. Those that others have staged for this member alone are handed back, block by block.
+/// Reduces `inputs_` into `bytes` from `to` on, and leaves them behind what was reduced. Those that others have staged for this member
+/// alone, or lent it, are handed back, block by block.
 void RegionMember::reduce_inputs(const Args& args, bool hands_back, std::byte* to, std::size_t bytes) {
   const auto comes_back = [&](std::size_t member) {
-    return hands_back && member != static_cast<std::size_t>(rank_) && is_staged(sources_[member].place);
+    const Source& source = sources_[member];
+    return hands_back && member != static_cast<std::size_t>(rank_) && (is_staged(source.place) || source.lent);
   };
   bool any = false;
   for (std::size_t member = 0; member < size(); ++member) any = any || comes_back(member);
@@ -469,7 +485,11 @@ Task<Status> RegionMember::pull(const Args& args, const transport::Fingerprint& 
       left_.resize(later);
     }
     if (flow.combines && flow.last > 0 && step < flow.takes) {
-      combine(args, flow, step);
+      if (!combine(args, flow, step)) {
+        give_up();  // who gave up first waits to hear that I stopped
+        co_await until([&] { return failed(); });
+        co_return channel_.failure();
+      }
       if (pause_due(flow.chunk * size())) co_await pause();
     }
     if (drains) {

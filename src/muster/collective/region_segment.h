@@ -109,7 +109,8 @@ struct Slice {
   std::uint64_t bytes;
   std::uint64_t where;  ///< byte of the slot, offset in the arena, or address
   Place place;
-  std::byte spare[7];
+  bool lent;  ///< stands in the arena, and its reader hands its lines back
+  std::byte spare[6];
 };
 static_assert(sizeof(Slice) == 24);
 
