@@ -67,7 +67,7 @@ Result<StartPlan> plan_impi(const Field& field, const std::string& folder) {
   StartPlan plan{"impi", {*root + "/bin/mpiexec.hydra", "-n", std::to_string(field.ranks), *program, folder}, {}};
   plan.environment = {{"I_MPI_ROOT", *root}, {"I_MPI_HYDRA_IFACE", "lo"}};
   if (field.ranks > usable_cores()) {
-    plan.environment.insert(plan.environment.end(), {{"I_MPI_PIN", "0"}, {"I_MPI_THREAD_YIELD", "2"}, {"I_MPI_WAIT_MODE", "0"}});
+    plan.environment.insert(plan.environment.end(), {{"I_MPI_PIN", "0"}, {"I_MPI_THREAD_YIELD", "2"}});
   }
   plan.environment.emplace_back("I_MPI_FABRICS", field.transport == "tcp" ? "ofi" : "shm");
   if (field.transport == "tcp") plan.environment.emplace_back("FI_PROVIDER", "tcp");

@@ -82,6 +82,7 @@ TEST_F(Rivals, EachGivesItsCoreAwayWhereRanksShareOne) {
   const StartPlan impi = plan("impi", crowd_);
   EXPECT_EQ(value(impi, "I_MPI_PIN"), "0");
   EXPECT_EQ(value(impi, "I_MPI_THREAD_YIELD"), "2") << "sched_yield; 3 would sleep";
+  EXPECT_EQ(value(impi, "I_MPI_WAIT_MODE"), "") << "once it is named it sleeps, whatever its value";
 }
 
 TEST_F(Rivals, EachTakesTheTransportThatIsMeasured) {
