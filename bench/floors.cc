@@ -207,9 +207,8 @@ int main(int count, char** words) {
   CLI::App app(
       "What this machine itself takes, which no library can be faster than: microseconds, medians of the rounds.\n"
       "hop: a word from one core to another. switch: the same between two processes of one core. copy: bytes just written, by one process\n"
-      "and by 2, 4 ... at the same time, up to one on every core. tcp round trip: 4 bytes there and back. tcp stream: 64 MiB one way, by "
-      "the best of\n"
-      "several sizes of a write; the ends of both on cores of their own.",
+      "and by 2, 4 ... at the same time, up to one on every core. tcp round trip: 4 bytes there and back. tcp stream: 64 MiB one way,\n"
+      "by the best of several sizes of a write; the ends of both on cores of their own.",
       "muster bench floors");
   app.add_option("--rounds", rounds, "how often everything is repeated, in turn")->check(CLI::Range(1, 100))->capture_default_str();
   app.add_option("--json", json, "also append the rows to this file, one JSON object a line");

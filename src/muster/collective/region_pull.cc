@@ -372,7 +372,8 @@ bool RegionMember::combine(const Args& args, const Flow& flow, std::size_t step)
 void RegionMember::reduce_inputs(const Args& args, bool hands_back, std::byte* to, std::size_t bytes) {
   const auto comes_back = [&](std::size_t member) {
     const Source& source = sources_[member];
-    return hands_back && member != static_cast<std::size_t>(rank_) && (is_staged(source.place) || source.lent);
+    const bool mine_for_now = is_staged(source.place) || (source.place == Place::arena && source.lent);
+    return hands_back && member != static_cast<std::size_t>(rank_) && mine_for_now;
   };
   bool any = false;
   for (std::size_t member = 0; member < size(); ++member) any = any || comes_back(member);

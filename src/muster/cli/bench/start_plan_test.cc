@@ -44,7 +44,7 @@ class Rivals : public ::testing::Test {
   std::string path(const std::string& name) const { return folder_.path() + (name.empty() ? "" : "/" + name); }
   void set(const std::string& name, const std::string& value) {
     const char* now = std::getenv(name.c_str());
-    before_[name] = now == nullptr ? "" : now;
+    before_.try_emplace(name, now == nullptr ? "" : now);
     setenv(name.c_str(), value.c_str(), 1);
   }
   StartPlan plan(const std::string& library, int ranks, const std::string& transport = "shm") {
