@@ -7,10 +7,6 @@ import time
 
 # Which name torch expects; with another, the test runs in another way. In the way "replaced" that is a reason only where Gloo skips it too.
 PINNED = 'pinned to names of backends; runs in the ways "widened" or "replaced", as far as Gloo can do it'
-# Test -> why it is not run at all.
-LEFT_OUT = {
-    "test_backward_ddp_outside_uneven_inputs": "a rank of it may crash in torch's own RPC, on Gloo too, after which the others wait for it",
-}
 # What a skipped test says -> why it is skipped.
 SKIPPED = {
     r"^Need at least \d+ accelerator|^accelerator is not available": "needs a GPU for each rank",

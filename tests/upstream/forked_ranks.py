@@ -34,6 +34,7 @@ class ForkedRanks(MultiProcessTestCase):
         log = os.open(cls.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(log, 1)
         os.dup2(log, 2)
+        torch.set_num_threads(1)  # torch mends its pool at the first call in a fork, which must not be two threads'
         super()._run(rank, *arguments, **options)
 
     def run_test(self, *arguments):
