@@ -13,6 +13,7 @@
 #include "muster/parallel/distributed_data_parallel.h"
 #include "muster/parallel/flat_memory.h"
 #include "muster/parallel/power_sgd_hook.h"
+#include "muster/parallel/sharded_unit.h"
 #include "muster/parallel/zero_redundancy_optimizer.h"
 #include "no_gil.h"
 
@@ -188,10 +189,63 @@ void bind_hooks(py::module_& module) {
   module.def("_batched_powerSGD_hook", [](std::shared_ptr<State> state) { return NativeHook{batched_powerSGD_hook(std::move(state))}; });
 }
 
+void bind_sharded(py::module_& module) {
+  using parallel::ShardedUnit;
+  using Tensors = std::vector<std::pair<std::string, Tensor>>;
+  py::class_<ShardedUnit, std::shared_ptr<ShardedUnit>>(module, "_ShardedUnit", let_go_without_gil<ShardedUnit>())
+      .def(py::init([](std::string class_name, const Tensors& parameters, const Tensors& buffers, const Group& group,
+                       const py::object& mixed_precision, bool reshard_after_forward, bool sync_module_states) {
+             const parallel::ModuleParts parts{
+                 .class_name = std::move(class_name), .parameters = named(parameters, {}), .buffers = named(buffers, {})};
+             parallel::ShardedUnitOptions options{.group = group, .frame = frame()};
+             if (!mixed_precision.is_none()) options.mixed_precision = precision_of(mixed_precision);
+             options.reshard_after_forward = reshard_after_forward;
+             options.sync_module_states = sync_module_states;
+             return blocking(group, [&] { return std::make_shared<ShardedUnit>(parts, options); });
+           }),
+           py::arg("class_name"), py::arg("parameters"), py::arg("buffers"), py::arg("group"), py::arg("mixed_precision"),
+           py::arg("reshard_after_forward"), py::arg("sync_module_states"))
+      .def("before_forward",
+           [](ShardedUnit& self, std::vector<Tensor> inputs) {
+             return blocking(self.group(), [&] { return self.before_forward(std::move(inputs)); });
+           })
+      .def("after_forward", [](ShardedUnit& self, const std::vector<Tensor>& outputs) { self.after_forward(outputs); }, Released())
+      .def("leave_forward", &ShardedUnit::leave_forward, Released())
+      .def("unshard", [](ShardedUnit& self) { blocking(self.group(), [&] { self.unshard(); }); })
+      .def("reshard", &ShardedUnit::reshard, Released())
+      .def_property("require_sync", &ShardedUnit::require_sync, &ShardedUnit::set_require_sync)
+      .def_property_readonly("group", &ShardedUnit::group)
+      .def("summon", [](ShardedUnit& self) { blocking(self.group(), [&] { self.summon(); }); })
+      .def("end_summon", &ShardedUnit::end_summon, Released())
+      .def_property_readonly("is_summoned", &ShardedUnit::is_summoned)
+      .def_property_readonly("unsharded_bytes", [](ShardedUnit& self) { return self.parameters().unsharded_bytes(); })
+      .def("parameters",
+           [](ShardedUnit& self) {
+             std::vector<Tensor> all;
+             for (std::size_t i = 0; i < self.parameters().size(); ++i) all.push_back(self.parameters()[i]);
+             return all;
+           })
+      .def("sizes_of", [](ShardedUnit& self, std::size_t index) { return self.parameters().sizes_of(index).vec(); })
+      .def("full_of",
+           [](ShardedUnit& self, const std::vector<Tensor>& shards) {
+             return blocking(self.group(), [&] { return self.parameters().full_of(shards); });
+           })
+      .def(
+          "shard_of", [](ShardedUnit& self, std::size_t index, const Tensor& whole) { return self.parameters().shard_of(index, whole); },
+          Released());
+  module.def("_is_sharded", &parallel::is_sharded);
+  module.def("_clip_grad_norm", [](const std::vector<std::shared_ptr<ShardedUnit>>& units, double max_norm, double norm_type) {
+    std::vector<ShardedUnit*> all;
+    for (const auto& unit : units) all.push_back(unit.get());
+    return blocking(units.empty() ? nullptr : units.front()->group(), [&] { return parallel::clip_grad_norm(all, max_norm, norm_type); });
+  });
+}
+
 }  // namespace
 
 void bind_parallel(py::module_& module) {
   bind_hooks(module);
+  bind_sharded(module);
   py::class_<ShadowOfModel>(module, "_ShadowOfModel")
       .def("main_hook", [](const ShadowOfModel& self) { blocking(self.model->group(), [&] { self.hook->main_hook(); }); })
       .def("post_hook", [](const ShadowOfModel& self, bool is_last_joiner) {

@@ -5,6 +5,7 @@
 #include "muster/parallel/comm_hook.h"
 #include "muster/parallel/data_parallel.h"
 #include "muster/parallel/distributed_data_parallel.h"
+#include "muster/parallel/fully_sharded_data_parallel.h"
 #include "muster/parallel/join.h"
 #include "muster/parallel/model_averaging.h"
 #include "muster/parallel/post_local_sgd_hook.h"

@@ -14,6 +14,7 @@ std::string described(const std::vector<ModuleParts::Named>& tensors);
 std::string described(const DistributedDataParallelOptions& options);
 
 /// Collective. Throws on every rank, naming the first line that differs and the rank, where the members' descriptions are not the same.
-void compare_modules(const Group& group, const std::string& mine);
+/// `what`: the class that is being made.
+void compare_modules(const std::string& what, const Group& group, const std::string& mine);
 
 }  // namespace muster::parallel

@@ -1,0 +1,218 @@
+"""`FullyShardedDataParallel`: a module around the one that is sharded."""
+
+import contextlib
+
+import torch
+
+from muster import _C
+
+from . import state_dict as states
+from . import units
+from .options import FullStateDictConfig, ShardedStateDictConfig, ShardingStrategy, StateDictType
+from .wrap import as_call
+
+
+class FullyShardedDataParallel(torch.nn.Module):
+    """One model on all ranks, each fed its own part of the data, of which every rank keeps a share: 1/n of the parameters, of their gradients
+    and of what the optimizer keeps.
+
+    auto_wrap_policy chooses the modules inside that become units of their own (`muster.fsdp.wrap`; a set of classes is one too). A unit's
+    parameters are gathered when its forward begins and given back when it ends, gathered once more for its part of backward, and given back
+    with the gradients, of which each rank keeps its shard of the averages. Between passes each parameter holds, in one dimension, the
+    elements of it that lie on this rank; an optimizer made from `parameters()` after this works on those. Names are the module's own.
+
+    process_group (or device_mesh, of one dimension): None is the default group. sharding_strategy: FULL_SHARD or SHARD_GRAD_OP.
+    mixed_precision: a `MixedPrecision`. sync_module_states: rank 0's values go to all first (torch's default is False). ignored_states,
+    ignored_modules: what stays whole, and is nobody's business. device_id: where the module is moved first. backward_prefetch,
+    forward_prefetch, limit_all_gathers and use_orig_params are taken and change nothing.
+
+    Collective, like forward and backward: every rank makes it, with the same module, else a DistError on all ranks shows the first
+    difference. One thread at a time. Raises ValueError (DistArgumentError) for options that are not there. A rank that dies in backward makes
+    backward raise DistBackendError on all others, with its number.
+    """
+
+    def __init__(self, module, process_group=None, sharding_strategy=None, cpu_offload=None, auto_wrap_policy=None, backward_prefetch=None,
+                 mixed_precision=None, ignored_modules=None, param_init_fn=None, device_id=None, sync_module_states=True,
+                 forward_prefetch=False, limit_all_gathers=True, use_orig_params=True, ignored_states=None, device_mesh=None):
+        super().__init__()
+        group = units.group_from(process_group, device_mesh)
+        if cpu_offload is not None and getattr(cpu_offload, "offload_params", bool(cpu_offload)):
+            units.refuse("cpu_offload is not there: parameters stay on the module's device")
+        if param_init_fn is not None:
+            units.refuse("param_init_fn is not there: give a module whose parameters have values")
+        strategy = getattr(sharding_strategy, "name", sharding_strategy) or "FULL_SHARD"
+        if strategy not in ShardingStrategy.__members__:
+            units.refuse(f"sharding_strategy {strategy} is not there; FULL_SHARD and SHARD_GRAD_OP are (NO_SHARD is DistributedDataParallel)")
+        if units.unit_of(module) is not None:
+            units.refuse(f"this {type(module).__name__} is sharded already")
+        if device_id is not None:
+            module.to(torch.device("cuda", device_id) if isinstance(device_id, int) else device_id)
+        ignored = {id(each) for of in ignored_modules or () for each in of.parameters()}
+        for each in ignored_states or ():
+            ignored.update(map(id, each.parameters()) if isinstance(each, torch.nn.Module) else [id(each)])
+        if auto_wrap_policy is not None:
+            options = dict(process_group=group, sharding_strategy=sharding_strategy, mixed_precision=mixed_precision,
+                           sync_module_states=sync_module_states)
+            _wrap_inside(module, as_call(auto_wrap_policy), options, ignored)
+        self._fsdp_wrapped_module = module
+        self._fsdp_unit = units.make_unit(module, ignored, group, mixed_precision, strategy == "FULL_SHARD", sync_module_states)
+        self._fsdp_state = (StateDictType.FULL_STATE_DICT, FullStateDictConfig())
+        self.register_load_state_dict_pre_hook(_add_wrapper)
+
+    @property
+    def module(self):
+        """What was wrapped."""
+        return self._fsdp_wrapped_module
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == units.WRAPPED:
+                raise
+            return getattr(self._fsdp_wrapped_module, name)
+
+    def __getitem__(self, key):
+        return self._fsdp_wrapped_module[key]
+
+    def forward(self, *args, **kwargs):
+        """The module's own, on its whole parameters. Backward on the tensors among its results (also in lists, tuples, dicts and dataclasses)
+        gives each rank its shards of the averaged gradients."""
+        with torch.autograd.profiler.record_function("FullyShardedDataParallel.forward"):
+            return units.run(self._fsdp_unit, self._fsdp_wrapped_module, args, kwargs)
+
+    @property
+    def process_group(self):
+        """The ranks that share the model. The model's own calls travel in a group of its own, of the same ranks."""
+        return self._fsdp_unit.group
+
+    def named_parameters(self, *args, **kwargs):
+        """The module's names."""
+        for name, each in super().named_parameters(*args, **kwargs):
+            yield units.plain(name), each
+
+    def named_buffers(self, *args, **kwargs):
+        """The module's names."""
+        for name, each in super().named_buffers(*args, **kwargs):
+            yield units.plain(name), each
+
+    @staticmethod
+    def fsdp_modules(module, root_only=False):
+        """Those inside of `module`, itself among them."""
+        found = [each for each in module.modules() if isinstance(each, FullyShardedDataParallel)]
+        return found[:1] if root_only else found
+
+    @contextlib.contextmanager
+    def no_sync(self):
+        """Inside of it backward adds whole gradients up on this rank, which takes their memory; the first backward pass after it averages the
+        sums."""
+        of = units.units_in(self)
+        before = [unit.require_sync for unit in of]
+        for unit in of:
+            unit.require_sync = False
+        try:
+            yield
+        finally:
+            for unit, was in zip(of, before):
+                unit.require_sync = was
+
+    def clip_grad_norm_(self, max_norm, norm_type=2.0):
+        """Collective: the norm of all gradients over all ranks, which are multiplied so that it is at most `max_norm`.
+        torch.nn.utils.clip_grad_norm_ would see only this rank's shards."""
+        return torch.tensor(_C._clip_grad_norm(units.units_in(self), float(max_norm), float(norm_type)))
+
+    @staticmethod
+    @contextlib.contextmanager
+    def summon_full_params(module, recurse=True, writeback=True, rank0_only=False, offload_to_cpu=False, with_grads=False):
+        """While it lasts, the parameters of the units inside of `module` are whole on every rank. writeback: what is changed in them on this rank
+        counts for its shard. Collective."""
+        if with_grads or offload_to_cpu:
+            units.refuse("summon_full_params gives parameters where they are, without gradients")
+        if rank0_only and writeback:
+            units.refuse("summon_full_params(rank0_only=True) goes with writeback=False: the other ranks keep their own shards")
+        of = units.units_in(module)
+        with states.whole_parameters(of if recurse else of[:1], writeback):
+            yield
+
+    # ---- state ----
+
+    @staticmethod
+    def set_state_dict_type(module, state_dict_type, state_dict_config=None, optim_state_dict_config=None):
+        """What `state_dict` and `load_state_dict` of the models inside of `module` give and take from now on: a `StateDictType` with its config.
+        Returns what it was."""
+        kind = StateDictType[state_dict_type.name]
+        if state_dict_config is None:
+            state_dict_config = FullStateDictConfig() if kind is StateDictType.FULL_STATE_DICT else ShardedStateDictConfig()
+        models = FullyShardedDataParallel.fsdp_modules(module)
+        before = models[0]._fsdp_state if models else None
+        for each in models:
+            each._fsdp_state = (kind, state_dict_config)
+        return before
+
+    @staticmethod
+    @contextlib.contextmanager
+    def state_dict_type(module, state_dict_type, state_dict_config=None, optim_state_dict_config=None):
+        """The same for as long as it lasts."""
+        models = FullyShardedDataParallel.fsdp_modules(module)
+        before = [each._fsdp_state for each in models]
+        FullyShardedDataParallel.set_state_dict_type(module, state_dict_type, state_dict_config)
+        try:
+            yield
+        finally:
+            for each, state in zip(models, before):
+                each._fsdp_state = state
+
+    def state_dict(self, *args, destination=None, prefix="", keep_vars=False):
+        """The module's, by its own names. Whole parameters, as copies, on every rank or on rank 0: collective. Or this rank's shards
+        (`state_dict_type`)."""
+        kind, config = self._fsdp_state
+        inner = self._fsdp_wrapped_module
+        known = set(destination or ())
+        whole = kind is StateDictType.FULL_STATE_DICT
+        with states.whole_parameters([self._fsdp_unit], writeback=False) if whole else contextlib.nullcontext():
+            state = inner.state_dict(*args, destination=destination, prefix=prefix, keep_vars=keep_vars)
+            wanted = not whole or not config.rank0_only or self.process_group.rank() == 0
+            for name in [name for name in state if name not in known]:
+                value = state[name]
+                if not wanted:
+                    del state[name]
+                elif isinstance(value, torch.Tensor) and (whole or config.offload_to_cpu):
+                    state[name] = value.detach().to("cpu" if config.offload_to_cpu else value.device, copy=True)
+        return state
+
+    def load_state_dict(self, state_dict, strict=True, assign=False):
+        """Each rank takes its shards of whole values, which it is given on every rank; or its own shards (`state_dict_type`). Whole values may
+        come from any number of ranks. Raises RuntimeError for names and sizes that are not the module's."""
+        if assign:
+            units.refuse("load_state_dict(assign=True) would put other tensors in the parameters' place")
+        whole = self._fsdp_state[0] is StateDictType.FULL_STATE_DICT
+        with states.whole_parameters(units.units_in(self), writeback=True) if whole else contextlib.nullcontext():
+            return super().load_state_dict(state_dict, strict)
+
+    optim_state_dict = staticmethod(states.optim_state_dict)
+    optim_state_dict_to_load = staticmethod(states.optim_state_dict_to_load)
+
+
+def _add_wrapper(module, state_dict, prefix, *args):
+    """What is saved under the wrapped module's names is loaded under the wrapper's."""
+    inner = f"{prefix}{units.WRAPPED}."
+    for name in [name for name in state_dict if name.startswith(prefix) and not name.startswith(inner)]:
+        state_dict[inner + name[len(prefix):]] = state_dict.pop(name)
+
+
+def _wrap_inside(module, policy, options, ignored, wrapped=None):
+    """Inner ones first. What stands in several places is wrapped once."""
+    wrapped = {} if wrapped is None else wrapped
+    for name, child in list(module._modules.items()):
+        if child is None or units.unit_of(child) is not None:
+            continue
+        if id(child) not in wrapped:
+            if policy(child, True):
+                _wrap_inside(child, policy, options, ignored, wrapped)
+            chosen = policy(child, False)
+            if not chosen or all(_C._is_sharded(each) or id(each) in ignored for each in child.parameters()):
+                continue
+            own = dict(options, **chosen) if isinstance(chosen, dict) else options
+            leaves = [each for each in child.parameters() if id(each) in ignored]
+            wrapped[id(child)] = FullyShardedDataParallel(child, ignored_states=leaves, **own)
+        setattr(module, name, wrapped[id(child)])

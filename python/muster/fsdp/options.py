@@ -1,0 +1,84 @@
+"""What FullyShardedDataParallel and fully_shard are told, under torch.distributed.fsdp's names. Torch's own objects will do as well."""
+
+import dataclasses
+import enum
+
+import torch
+
+from muster.nn import parallel
+
+
+class ShardingStrategy(enum.Enum):
+    """FULL_SHARD: whole parameters are given back between forward and backward. SHARD_GRAD_OP: they stay until backward, which saves gathering
+    them again."""
+
+    FULL_SHARD = enum.auto()
+    SHARD_GRAD_OP = enum.auto()
+
+
+class BackwardPrefetch(enum.Enum):
+    """Taken for torch's sake: a unit is gathered when it is needed."""
+
+    BACKWARD_PRE = enum.auto()
+    BACKWARD_POST = enum.auto()
+
+
+@dataclasses.dataclass
+class CPUOffload:
+    """offload_params=True is refused: parameters stay on the module's device."""
+
+    offload_params: bool = False
+
+
+@dataclasses.dataclass
+class MixedPrecision:
+    """Forward and backward in a narrower type than the one that shards are kept and updated in. What is None stays as it is; only
+    floating-point tensors are cast."""
+
+    param_dtype: torch.dtype | None = None  #: of whole parameters, and of forward's inputs
+    reduce_dtype: torch.dtype | None = None  #: what gradients travel as; None: param_dtype
+    buffer_dtype: torch.dtype | None = None  #: of buffers, from the construction on
+    keep_low_precision_grads: bool = False  #: taken for torch's sake: gradients are in the shards' type
+    cast_forward_inputs: bool = False  #: tensors that a unit is given become param_dtype
+    cast_root_forward_inputs: bool = True  #: the same
+
+
+@dataclasses.dataclass(frozen=True)
+class MixedPrecisionPolicy:
+    """The same for `fully_shard`."""
+
+    param_dtype: torch.dtype | None = None  #: of whole parameters, and of forward's inputs
+    reduce_dtype: torch.dtype | None = None  #: what gradients travel as; None: param_dtype
+    output_dtype: torch.dtype | None = None  #: of the floating-point tensors that forward returns
+    cast_forward_inputs: bool = True  #: tensors that forward is given become param_dtype
+
+
+class StateDictType(enum.Enum):
+    """What `state_dict` gives. FULL_STATE_DICT: whole parameters. SHARDED_STATE_DICT, LOCAL_STATE_DICT: this rank's shards."""
+
+    FULL_STATE_DICT = enum.auto()
+    LOCAL_STATE_DICT = enum.auto()
+    SHARDED_STATE_DICT = enum.auto()
+
+
+@dataclasses.dataclass
+class FullStateDictConfig:
+    """What whole parameters come as."""
+
+    offload_to_cpu: bool = False  #: on the CPU
+    rank0_only: bool = False  #: on the group's rank 0; the others get an empty dictionary
+
+
+@dataclasses.dataclass
+class ShardedStateDictConfig:
+    """What shards come as."""
+
+    offload_to_cpu: bool = False  #: on the CPU, as copies
+
+
+def native(precision):
+    """What the engine knows of `precision`, an object with MixedPrecision's or MixedPrecisionPolicy's fields, or None."""
+    if precision is None:
+        return None
+    casts = precision.cast_forward_inputs or getattr(precision, "cast_root_forward_inputs", False)
+    return parallel.MixedPrecision(precision.param_dtype, precision.reduce_dtype, getattr(precision, "buffer_dtype", None), cast_forward_inputs=casts)

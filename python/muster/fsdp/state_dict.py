@@ -1,0 +1,92 @@
+"""Whole parameters for a while, and states of optimizers: whole ones from shards, and the way back."""
+
+import contextlib
+
+import torch
+
+from . import units
+
+
+@contextlib.contextmanager
+def whole_parameters(of, writeback):
+    """While it lasts the parameters of these units are whole, on every rank; those that are so already stay. Collective."""
+    done = []
+    try:
+        for unit in of:
+            if not unit.is_summoned:
+                unit.summon()
+                done.append(unit)
+        yield
+    finally:
+        for unit in done:
+            unit.end_summon(writeback)
+
+
+def _numbered(optim):
+    return [each for of in optim.param_groups for each in of["params"]]
+
+
+def _names_of(model, optim):
+    """By the optimizer's numbers."""
+    names = {id(each): units.plain(name) for name, each in model.named_parameters()}
+    missing = [number for number, each in enumerate(_numbered(optim)) if id(each) not in names]
+    if missing:
+        units.refuse(f"the optimizer's parameters {missing} are not the model's")
+    return [names[id(each)] for each in _numbered(optim)]
+
+
+def _is_shard(value, parameter):
+    return isinstance(value, torch.Tensor) and value.shape == parameter.shape and value.dim() == 1
+
+
+def optim_state_dict(model, optim, optim_state_dict=None, group=None):
+    """Collective: the optimizer's state by the parameters' names. What is as long as a parameter's shard comes whole, on every rank; all else
+    is this rank's."""
+    state = optim.state_dict() if optim_state_dict is None else optim_state_dict
+    names = _names_of(model, optim)
+    number_of = {id(each): number for number, each in enumerate(_numbered(optim))}
+    whole = {name: dict(state["state"].get(number, {})) for number, name in enumerate(names)}
+    for unit in units.units_in(model):
+        parameters = unit.parameters()
+        numbers = [number_of.get(id(each)) for each in parameters]
+        own = [{} if number is None else state["state"].get(number, {}) for number in numbers]
+        # Ranks may have no elements of a parameter, but its state all the same: they agree on the keys.
+        for key in sorted({key for each in own for key in each}):
+            values = [each.get(key) for each in own]
+            known = [at for at, value in enumerate(values) if value is not None]
+            if not all(_is_shard(values[at], parameters[at]) for at in known):
+                continue
+            like = values[known[0]]
+            filled = [like.new_zeros(parameter.shape) if value is None else value for value, parameter in zip(values, parameters)]
+            gathered = unit.full_of(filled)
+            for at in known:
+                whole[names[numbers[at]]][key] = gathered[at]
+    at, groups = 0, []
+    for each in state["param_groups"]:
+        groups.append(dict(each, params=names[at:at + len(each["params"])]))
+        at += len(each["params"])
+    return {"state": {name: each for name, each in whole.items() if each}, "param_groups": groups}
+
+
+def optim_state_dict_to_load(model, optim, optim_state_dict, is_named_optimizer=False, load_directly=False, group=None):
+    """The way back: this rank's part of what `optim_state_dict` gave, for `optim.load_state_dict`; load_directly=True loads it too."""
+    names = _names_of(model, optim)
+    number_of = {id(each): number for number, each in enumerate(_numbered(optim))}
+    state = {number: dict(optim_state_dict["state"][name]) for number, name in enumerate(names) if name in optim_state_dict["state"]}
+    of_parameters = [(unit, index, state.get(number_of.get(id(each)), {}))
+                     for unit in units.units_in(model) for index, each in enumerate(unit.parameters())]
+    # A number beside a scalar parameter says nothing of itself; what is like its parameter everywhere else is so here.
+    not_like = {"step"} | {key for unit, index, own in of_parameters for key, value in own.items()
+                           if not isinstance(value, torch.Tensor) or list(value.shape) != unit.sizes_of(index)}
+    for unit, index, own in of_parameters:
+        for key in own.keys() - not_like:
+            own[key] = unit.shard_of(index, own[key])
+    numbers = {name: number for number, name in enumerate(names)}
+    unknown = [name for each in optim_state_dict["param_groups"] for name in each["params"] if name not in numbers]
+    if unknown:
+        units.refuse(f"the optimizer has no {', '.join(map(repr, unknown))}, which is in the state that is to be loaded")
+    groups = [dict(each, params=[numbers[name] for name in each["params"]]) for each in optim_state_dict["param_groups"]]
+    result = {"state": state, "param_groups": groups}
+    if load_directly:
+        optim.load_state_dict(result)
+    return result

@@ -1,0 +1,260 @@
+#include "muster/parallel/sharded_parameters.h"
+
+#include <ATen/ScalarOps.h>
+#include <torch/types.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "muster/group/collectives.h"
+#include "muster/group/errors.h"
+#include "muster/group/shared_tensor.h"
+#include "muster/parallel/flat_memory.h"
+
+namespace muster::parallel {
+namespace {
+
+// Whole parameters and shards begin where the widest loads like it.
+constexpr std::int64_t kAlignment = 64;  // bytes
+
+std::int64_t rounded_up(std::int64_t value, std::int64_t step) { return (value + step - 1) / step * step; }
+
+/// The memory of `tensor`, element by element as it lies, where it lies like `like`; else in a copy that does.
+at::Tensor in_memory_order(const at::Tensor& tensor, const at::Tensor& like) {
+  const auto flat = [](const at::Tensor& dense) {
+    return at::empty({0}, dense.options()).set_(dense.storage(), dense.storage_offset(), {dense.numel()}, {1});
+  };
+  const at::Tensor plain = tensor.detach();
+  if (plain.strides() == like.strides() && plain.is_non_overlapping_and_dense() && !plain.is_neg()) return flat(plain);
+  at::Tensor copy = at::empty_strided(like.sizes(), like.strides(), plain.options());
+  copy.copy_(plain);
+  return flat(copy);
+}
+
+/// Memory for `tensor`, whose own has been given back.
+void give_memory(const at::Tensor& tensor) {
+  const at::Tensor fresh = unset_memory(tensor.numel(), tensor.options());
+  tensor.storage().set_nbytes(fresh.storage().nbytes());
+  tensor.storage().set_data_ptr_noswap(fresh.storage().set_data_ptr(at::DataPtr(nullptr, tensor.device())));
+}
+
+void take_memory(const at::Tensor& tensor) {
+  tensor.storage().set_data_ptr_noswap(at::DataPtr(nullptr, tensor.device()));
+  tensor.storage().set_nbytes(0);
+}
+
+}  // namespace
+
+ShardedParameters::ShardedParameters(std::vector<ModuleParts::Named> parameters, ShardingOptions options)
+    : parameters_(std::move(parameters)), options_(std::move(options)), other_gradients_(parameters_.size()) {
+  const at::NoGradGuard no_grad;
+  const c10::InferenceMode ordinary(false);
+  lay_out();
+}
+
+/// In steps of how many elements things are aligned.
+std::int64_t ShardedParameters::aligned_elements(const Flat& flat) {
+  const auto narrowest = std::min(c10::elementSize(flat.unsharded_dtype), flat.options.dtype().itemsize());
+  return std::max<std::int64_t>(1, kAlignment / static_cast<std::int64_t>(narrowest));
+}
+
+/// Shards them: what the parameters held is free after it, if nobody else holds it.
+void ShardedParameters::lay_out() {
+  const int ranks = options_.group->size();
+  std::vector<std::int64_t> elements;
+  places_.resize(size());
+  for (std::size_t i = 0; i < size(); ++i) {
+    const at::Tensor& tensor = parameters_[i].tensor;
+    const bool floats = tensor.is_floating_point();
+    const at::ScalarType whole_dtype = floats ? options_.param_dtype.value_or(tensor.scalar_type()) : tensor.scalar_type();
+    // Those that are not trained lie apart: their gradients need not travel.
+    auto flat = std::find_if(flats_.begin(), flats_.end(), [&](const Flat& each) {
+      return each.options.dtype() == tensor.dtype() && parameters_[each.indices.front()].tensor.requires_grad() == tensor.requires_grad();
+    });
+    if (flat == flats_.end()) {
+      flats_.push_back({.options = at::TensorOptions(tensor.scalar_type()).device(tensor.device()),
+                        .unsharded_dtype = whole_dtype,
+                        .reduced_dtype = floats ? options_.reduce_dtype.value_or(whole_dtype) : whole_dtype,
+                        .indices = {},
+                        .shard = {},
+                        .unsharded = {}});
+      elements.push_back(0);
+      flat = std::prev(flats_.end());
+    }
+    const auto number = static_cast<std::size_t>(flat - flats_.begin());
+    const std::int64_t step = aligned_elements(*flat);
+    places_[i] = {number, rounded_up(elements[number], step), tensor.numel()};
+    elements[number] = places_[i].at + tensor.numel();
+    flat->indices.push_back(i);
+  }
+  shards_.resize(size());
+  whole_.resize(size());
+  for (std::size_t number = 0; number < flats_.size(); ++number) {
+    Flat& flat = flats_[number];
+    flat.shard_elements = rounded_up((elements[number] + ranks - 1) / ranks, aligned_elements(flat));
+    flat.shard = flat_memory(flat.shard_elements, flat.options);
+    flat.unsharded = at::empty({flat.shard_elements * ranks}, flat.options.dtype(flat.unsharded_dtype));
+    for (const std::size_t i : flat.indices) {
+      const at::Tensor& tensor = parameters_[i].tensor;
+      whole_[i] = shaped_like(flat.unsharded, places_[i].at, tensor);
+      const Stretch stretch = mine(i);
+      shards_[i] = shaped_like(flat.shard, stretch.in_shard, at::empty({stretch.elements}, flat.options));
+      shards_[i].copy_(shard_of(i, tensor));
+      std::swap(tensor.mutable_grad(), other_gradients_[i]);
+      tensor.set_data(shards_[i]);
+    }
+    take_memory(flat.unsharded);
+  }
+}
+
+std::vector<ShardedParameters::Stretch> ShardedParameters::stretches_of(std::size_t index) const {
+  const Place& place = places_[index];
+  const std::int64_t shard = flats_[place.flat].shard_elements;
+  std::vector<Stretch> all;
+  for (std::int64_t at = place.at; at < place.at + place.elements;) {
+    const std::int64_t end = std::min((at / shard + 1) * shard, place.at + place.elements);
+    all.push_back({static_cast<int>(at / shard), at % shard, at - place.at, end - at});
+    at = end;
+  }
+  return all;
+}
+
+ShardedParameters::Stretch ShardedParameters::mine(std::size_t index) const {
+  const int rank = options_.group->rank();
+  for (const Stretch& stretch : stretches_of(index))
+    if (stretch.rank == rank) return stretch;
+  return {.rank = rank};
+}
+
+std::int64_t ShardedParameters::unsharded_bytes() const {
+  std::int64_t bytes = 0;
+  for (const Flat& flat : flats_) bytes += static_cast<std::int64_t>(flat.unsharded.storage().nbytes());
+  return bytes;
+}
+
+// ---- the two forms ---------------------------------------------------------------------------------------------------
+
+void ShardedParameters::show(const std::vector<at::Tensor>& form) {
+  for (std::size_t i = 0; i < size(); ++i) {
+    const at::Tensor& parameter = parameters_[i].tensor;
+    std::swap(parameter.mutable_grad(), other_gradients_[i]);
+    parameter.set_data(form[i]);
+  }
+}
+
+void ShardedParameters::gather(Flat& flat) {
+  if (!flat.is_there) give_memory(flat.unsharded);
+  flat.is_there = true;
+  const at::Tensor shard = flat.shard.to(flat.unsharded_dtype);
+  all_gather_into_tensor(flat.unsharded, shard, {.group = options_.group});
+}
+
+void ShardedParameters::unshard(bool gather_anew) {
+  if (is_unsharded_) return;
+  const at::NoGradGuard no_grad;
+  for (Flat& flat : flats_)
+    if (!flat.is_there || gather_anew) gather(flat);
+  show(whole_);
+  is_unsharded_ = true;
+}
+
+void ShardedParameters::reshard(bool keep_memory) {
+  const at::NoGradGuard no_grad;
+  if (std::exchange(is_unsharded_, false)) show(shards_);
+  if (keep_memory) return;
+  for (Flat& flat : flats_)
+    if (std::exchange(flat.is_there, false)) take_memory(flat.unsharded);
+}
+
+// ---- gradients -------------------------------------------------------------------------------------------------------
+
+void ShardedParameters::reduce_gradients() {
+  const at::NoGradGuard no_grad;
+  for (const Flat& flat : flats_)
+    if (std::any_of(flat.indices.begin(), flat.indices.end(), [this](std::size_t i) { return parameters_[i].tensor.requires_grad(); }))
+      reduce(flat);
+}
+
+/// Each rank's shard of the gradients is followed by a number for each parameter, which is more than zero where any rank has a gradient of
+/// it: one call for both.
+void ShardedParameters::reduce(const Flat& flat) {
+  const int ranks = options_.group->size();
+  const auto parameters = static_cast<std::int64_t>(flat.indices.size());
+  const auto options = flat.options.dtype(flat.reduced_dtype);
+  const at::Tensor all = flat_memory(ranks * (flat.shard_elements + parameters), options).view({ranks, -1});
+  const at::Tensor factor = at::native::wrapped_scalar_tensor(1.0 / ranks);
+  for (std::int64_t slot = 0; slot < parameters; ++slot) {
+    const std::size_t i = flat.indices[static_cast<std::size_t>(slot)];
+    at::Tensor& gradient = parameters_[i].tensor.mutable_grad();
+    if (!gradient.defined()) continue;
+    all.select(1, flat.shard_elements + slot).fill_(1);
+    const at::Tensor values = in_memory_order(gradient.is_sparse() ? gradient.to_dense() : gradient, whole_[i]);
+    gradient.reset();
+    for (const Stretch& stretch : stretches_of(i)) {
+      at::Tensor to = all.select(0, stretch.rank).narrow(0, stretch.in_shard, stretch.elements);
+      at::mul_out(to, values.narrow(0, stretch.in_parameter, stretch.elements), factor);
+    }
+  }
+  const at::Tensor reduced = unset_memory(flat.shard_elements + parameters, options);
+  reduce_scatter_tensor(reduced, all.view({-1}), {.group = options_.group});
+  const at::Tensor used = reduced.narrow(0, flat.shard_elements, parameters).to(at::kCPU, at::kFloat);
+  const at::Tensor averages = reduced.to(flat.options.dtype());
+  for (std::int64_t slot = 0; slot < parameters; ++slot) {
+    if (used.const_data_ptr<float>()[slot] == 0) continue;
+    const std::size_t i = flat.indices[static_cast<std::size_t>(slot)];
+    const at::Tensor average = shaped_like(averages, mine(i).in_shard, shards_[i]);
+    at::Tensor& sum = other_gradients_[i];
+    sum.defined() ? void(sum.add_(average)) : void(sum = average);
+  }
+}
+
+// ---- whole values ----------------------------------------------------------------------------------------------------
+
+std::vector<at::Tensor> ShardedParameters::full() const { return full_of(shards_); }
+
+std::vector<at::Tensor> ShardedParameters::full_of(const std::vector<at::Tensor>& shards) const {
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> all(size());
+  for (const Flat& flat : flats_) {
+    const auto options = flat.options.dtype(shards[flat.indices.front()].scalar_type());
+    const at::Tensor shard = flat_memory(flat.shard_elements, options);
+    for (const std::size_t i : flat.indices) {
+      const Stretch stretch = mine(i);
+      if (shards[i].numel() != stretch.elements)
+        group::invalid(name(i) + " has " + std::to_string(stretch.elements) + " elements on this rank, and " +
+                       std::to_string(shards[i].numel()) + " were given for it");
+      shard.narrow(0, stretch.in_shard, stretch.elements).copy_(shards[i].view({-1}));
+    }
+    const at::Tensor flat_values = unset_memory(flat.shard_elements * options_.group->size(), options);
+    all_gather_into_tensor(flat_values, shard, {.group = options_.group});
+    for (const std::size_t i : flat.indices) all[i] = shaped_like(flat_values, places_[i].at, whole_[i]);
+  }
+  return all;
+}
+
+at::Tensor ShardedParameters::shard_of(std::size_t index, const at::Tensor& whole) const {
+  if (whole.sizes() != sizes_of(index))
+    group::invalid(name(index) + " has the sizes " + c10::str(sizes_of(index)) + ", and a tensor of " + c10::str(whole.sizes()) +
+                   " was given for it");
+  const Stretch stretch = mine(index);
+  return in_memory_order(whole, whole_[index]).narrow(0, stretch.in_parameter, stretch.elements).clone();
+}
+
+void ShardedParameters::set(std::size_t index, const at::Tensor& whole) {
+  const at::NoGradGuard no_grad;
+  shards_[index].copy_(shard_of(index, whole));
+}
+
+void ShardedParameters::lend(const std::vector<at::Tensor>& whole) {
+  const at::NoGradGuard no_grad;
+  show(whole);
+}
+
+void ShardedParameters::take_back(bool keep_values) {
+  const at::NoGradGuard no_grad;
+  if (keep_values)
+    for (std::size_t i = 0; i < size(); ++i) set(i, parameters_[i].tensor);
+  show(shards_);
+}
+
+}  // namespace muster::parallel
