@@ -209,7 +209,8 @@ void bind_sharded(py::module_& module) {
            [](ShardedUnit& self, std::vector<Tensor> inputs) {
              return blocking(self.group(), [&] { return self.before_forward(std::move(inputs)); });
            })
-      .def("after_forward", [](ShardedUnit& self, const std::vector<Tensor>& outputs) { self.after_forward(outputs); }, Released())
+      .def(
+          "after_forward", [](ShardedUnit& self, const std::vector<Tensor>& outputs) { self.after_forward(outputs); }, Released())
       .def("leave_forward", &ShardedUnit::leave_forward, Released())
       .def("unshard", [](ShardedUnit& self) { blocking(self.group(), [&] { self.unshard(); }); })
       .def("reshard", &ShardedUnit::reshard, Released())

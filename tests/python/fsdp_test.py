@@ -28,7 +28,7 @@ class Block(torch.nn.Module):
 class Net(torch.nn.Module):
     """Words to numbers, through blocks; the table is also the way out."""
 
-    def __init__(self, seed=1, width=12, checkpointed=False):
+    def __init__(self, seed=1, width=12, checkpointed=""):
         super().__init__()
         torch.manual_seed(seed)
         self.table = torch.nn.Embedding(11, width)
@@ -40,7 +40,7 @@ class Net(torch.nn.Module):
     def forward(self, words):
         x = self.table(words)
         for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x)
+            x = checkpoint(block, x, use_reentrant=self.checkpointed == "reentrant") if self.checkpointed else block(x)
         return {"scores": x @ self.table.weight.T * self.scale + self.bias}
 
 
@@ -106,7 +106,7 @@ def as_others(rank, size):
         (sum(loss_of(alone, each, step) for each in range(size)) / size).backward()
         optimizer.step()
     for way, wrap in WAYS.items():
-        for checkpointed in (False, True):
+        for checkpointed in ("", "reentrant", "not reentrant"):
             model = wrap(Net(seed=1 + rank, checkpointed=checkpointed))  # rank 0's counts
             losses = train(model, adam(model), rank)
             torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-6, msg=lambda text, way=way: f"{way}: {text}")
@@ -342,8 +342,9 @@ def odd(rank, size):
     torch.optim.SGD(model.parameters(), lr=0.1).step()
     torch.optim.SGD(alone.parameters(), lr=0.1).step()
     assert_same(whole(model), alone.state_dict())
-    with torch.no_grad():
-        model(torch.ones(1, 6), factor=torch.ones(()))
+    for off in (torch.no_grad, torch.inference_mode):
+        with off():
+            model(torch.ones(1, 6), factor=torch.ones(()))
     assert sum(unit.unsharded_bytes for unit in fsdp.units.units_in(model)) == 0
 
     # What stays whole is nobody's business.

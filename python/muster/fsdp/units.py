@@ -4,7 +4,7 @@ import torch
 from torch.utils import _pytree
 
 from muster import _C
-from muster.nn.parallel import _tensors_in
+from muster.nn.parallel import _refuse_sync_batch_norm, _tensors_in
 
 from .options import native
 
@@ -44,6 +44,7 @@ def group_from(process_group, mesh):
 
 def make_unit(module, ignored, group, precision, reshard_after_forward, sync_module_states):
     """Collective: of the parameters of `module` that are in no unit yet and not among `ignored` (ids)."""
+    _refuse_sync_batch_norm(module, "FullyShardedDataParallel")
     wanted = [(plain(name), each) for name, each in module.named_parameters() if not _C._is_sharded(each) and id(each) not in ignored]
     lazy = [name for name, each in wanted if isinstance(each, torch.nn.parameter.UninitializedParameter)]
     if lazy:

@@ -55,15 +55,15 @@ class _Shadow(JoinHook):
         self._of_model.post_hook(is_last_joiner)
 
 
-def _refuse_sync_batch_norm(module):
+def _refuse_sync_batch_norm(module, wrapper="DistributedDataParallel"):
     """It asks torch.distributed for the other ranks, and where that has none its statistics are each rank's own, without a word."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return
     found = [name for name, each in module.named_modules() if isinstance(each, torch.nn.SyncBatchNorm)]
     if found:
         raise _C.DistArgumentError(
-            f"DistributedDataParallel: {', '.join(found)}: SyncBatchNorm sums up over a group of torch.distributed's, and there is none. Use BatchNorm, "
-            "or stock DDP after torch.distributed.init_process_group('muster')")
+            f"{wrapper}: {', '.join(found)}: SyncBatchNorm sums up over a group of torch.distributed's, and there is none. Use BatchNorm, "
+            "or torch's own after torch.distributed.init_process_group('muster')")
 
 
 class DistributedDataParallel(torch.nn.Module, Joinable):

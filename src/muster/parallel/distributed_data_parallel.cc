@@ -234,7 +234,8 @@ DataParallelCore::DataParallelCore(const ModuleParts& parts, const DistributedDa
   check_options(parameters, options);
   state.given = options.process_group ? options.process_group : default_group();
   if (!state.given->is_member()) refuse("this rank is not a member of process_group");
-  if (options.init_sync) compare_modules("DistributedDataParallel", state.given, described(parameters) + described(buffers) + described(options));
+  if (options.init_sync)
+    compare_modules("DistributedDataParallel", state.given, described(parameters) + described(buffers) + described(options));
   state.options = options;
   if (has_devices(options) && !options.output_device) state.options.output_device = options.device_ids->front();
   state.class_name = parts.class_name;

@@ -126,11 +126,13 @@ std::map<std::string, at::Tensor> by_name(const StateDict& state) {
 }  // namespace
 
 struct ShardedCore::State {
-  torch::nn::Module* module;
+  torch::nn::Module* module = nullptr;
   std::shared_ptr<torch::nn::Module> keeps_alive;
   std::unique_ptr<ShardedUnit> unit;
 
-  ~State() { Units::of_process().remove(*module); }
+  ~State() {
+    if (unit) Units::of_process().remove(*module);
+  }
   /// This one and those inside.
   std::vector<ShardedUnit*> units() const {
     std::vector<ShardedUnit*> all;
@@ -161,7 +163,9 @@ ShardedCore::ShardedCore(torch::nn::Module& module, const FullyShardedDataParall
 
 ShardedCore::~ShardedCore() = default;
 
-std::vector<at::Tensor> ShardedCore::before_forward(std::vector<at::Tensor> inputs) { return state_->unit->before_forward(std::move(inputs)); }
+std::vector<at::Tensor> ShardedCore::before_forward(std::vector<at::Tensor> inputs) {
+  return state_->unit->before_forward(std::move(inputs));
+}
 void ShardedCore::after_forward(const std::vector<at::Tensor>& outputs) { state_->unit->after_forward(outputs); }
 void ShardedCore::leave_forward() noexcept { state_->unit->leave_forward(); }
 

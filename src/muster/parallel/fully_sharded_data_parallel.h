@@ -2,8 +2,8 @@
 /// parameters, of their gradients, and so of what the optimizer keeps.
 ///
 /// A model is divided into units. A unit's parameters are gathered when its forward begins and given back when it ends, gathered once more
-/// for its part of backward, and given back with the gradients, of which each rank keeps the averages of its shard. So a rank holds one unit
-/// whole at a time, and 1/n of all else. Source: torch.distributed.fsdp.
+/// for its part of backward, and given back with the gradients, of which each rank keeps the averages of its shard. So a rank holds one
+/// unit whole at a time, and 1/n of all else. Source: torch.distributed.fsdp.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -107,8 +107,8 @@ class ShardedCore {
 ///     muster::FullyShardedDataParallel<torch::nn::Linear> unit;
 ///   };
 ///
-/// Made by all members of the group, then used alike on all: construction, forward and backward are collective. One thread at a time. Throws
-/// DistError on all members where their modules differ; a backward pass that fails on one rank fails on all.
+/// Made by all members of the group, then used alike on all: construction, forward and backward are collective. One thread at a time.
+/// Throws DistError on all members where their modules differ; a backward pass that fails on one rank fails on all.
 template <class Module>
 class FullyShardedDataParallel {
  public:

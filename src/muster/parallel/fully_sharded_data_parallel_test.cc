@@ -116,7 +116,8 @@ TEST_P(Sharded, TrainsAsOneProcessOnTheWholeBatch) {
   const int ranks = GetParam();
   const auto alone = trained_alone(10);
   for (std::size_t i = 0; i < kVariants.size(); ++i)
-    on_ranks(ranks, [&](int rank) { EXPECT_LT(difference(trained_together(rank, ranks, 10, kVariants[i]), alone), 1e-9) << "variant " << i; });
+    on_ranks(ranks,
+             [&](int rank) { EXPECT_LT(difference(trained_together(rank, ranks, 10, kVariants[i]), alone), 1e-9) << "variant " << i; });
 }
 
 // spec: M3 the same losses and parameters as DDP
@@ -369,8 +370,8 @@ TEST(ShardedUnits, AreWholeWhileTheyAreNeeded) {
     for (const auto strategy : {ShardingStrategy::FULL_SHARD, ShardingStrategy::SHARD_GRAD_OP}) {
       Watched first, second;
       nn::Sequential both(first, second);
-      FullyShardedDataParallel<nn::Sequential> model(both,
-                                                     {.auto_wrap_policy = module_wrap_policy<WatchedImpl>(), .sharding_strategy = strategy});
+      FullyShardedDataParallel<nn::Sequential> model(
+          both, {.auto_wrap_policy = module_wrap_policy<WatchedImpl>(), .sharding_strategy = strategy});
       ASSERT_EQ(model.units(), 3u);
       // What a graph keeps of a weight is in this memory, whose size says whether it is there.
       const auto expect_given_back = [&](const char* when) {
@@ -512,6 +513,25 @@ TEST(ShardedTraining, AUnitMayRunSeveralTimesInAPass) {
   });
 }
 
+// A graph may be kept and gone through again; gradients add up.
+TEST(ShardedTraining, AGraphMayBeUsedTwice) {
+  on_ranks(2, [&](int rank) {
+    Net alone = net_of(1), mine = net_of(1);
+    FullyShardedDataParallel<Net> model(mine, kVariants[1]);
+    const auto expected = loss_of(alone(inputs()), targets());
+    const auto loss = loss_of(model(share(inputs(), rank, 2)), share(targets(), rank, 2));
+    for (int pass = 0; pass < 2; ++pass) {
+      expected.backward({}, pass == 0);
+      loss.backward({}, pass == 0);
+      EXPECT_EQ(model.unsharded_bytes(), 0);
+    }
+    torch::optim::SGD ours(mine->parameters(), 0.1), theirs(alone->parameters(), 0.1);
+    ours.step();
+    theirs.step();
+    EXPECT_LT(difference(whole(model), flat(alone->parameters())), 1e-12);
+  });
+}
+
 TEST(ShardedTraining, AnElementMayStandInSeveralPlaces) {
   on_ranks(2, [&](int rank) {
     const auto make = [] {
@@ -604,7 +624,8 @@ struct Throws : torch::autograd::Function<Throws> {
     context->saved_data["really"] = really;
     return x.clone();
   }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, const torch::autograd::variable_list& gradients) {
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
     if (context->saved_data["really"].toBool()) throw std::runtime_error("no gradient today");
     return {gradients[0], {}};
   }
@@ -639,7 +660,8 @@ TEST(ShardedFailures, OtherModulesOnOtherRanksAreRefusedOnAll) {
     EXPECT_HAS(text, "FullyShardedDataParallel");
     EXPECT_HAS(text, "weight [5, 3]");
     EXPECT_HAS(message_of<DistError>([&] {
-                 fully_shard(nn::Linear(3, 4), {.sharding_strategy = rank == 0 ? ShardingStrategy::FULL_SHARD : ShardingStrategy::SHARD_GRAD_OP});
+                 fully_shard(nn::Linear(3, 4),
+                             {.sharding_strategy = rank == 0 ? ShardingStrategy::FULL_SHARD : ShardingStrategy::SHARD_GRAD_OP});
                }),
                "reshard_after_forward");
   });
@@ -657,6 +679,19 @@ TEST(ShardedFailures, WhatCannotBeIsSaid) {
     const auto full = model.summon_full_params();
     EXPECT_HAS(message_of<DistError>([&] { model(torch::ones({1, 5})); }), "summoned");
     EXPECT_HAS(message_of<DistError>([&] { (void)model.summon_full_params(); }), "not sharded now");
+  });
+}
+
+TEST(ShardedFailures, WhatWouldGoWrongUnseenIsRefused) {
+  on_ranks(2, [&](int rank) {
+    FullyShardedDataParallel<Net> model(net_of(1)), other(net_of(2)), third(net_of(3));
+    model.module()->to(at::kFloat);
+    EXPECT_HAS(message_of<DistError>([&] { model(share(inputs(), rank, 2)); }), "was given other memory");
+    const auto loss = loss_of(other(share(inputs(), rank, 2)), share(targets(), rank, 2));
+    EXPECT_HAS(message_of<DistError>([&] { loss.backward({}, true, /*create_graph=*/true); }), "create_graph");
+    const auto later = loss_of(third(share(inputs(), rank, 2)), share(targets(), rank, 2));
+    const auto full = third.summon_full_params();
+    EXPECT_HAS(message_of<DistError>([&] { later.backward(); }), "summoned");
   });
 }
 
@@ -729,11 +764,11 @@ TEST(ShardedTraining, GradientsAreClippedByTheNormOfAllRanks) {
     loss_of(alone(inputs()), targets()).backward();
     for (const double type : {1.0, 2.0, 3.0, std::numeric_limits<double>::infinity()}) {
       const double expected = torch::linalg_vector_norm(flat([&] {
-                                                           std::vector<at::Tensor> all;
-                                                           for (const auto& each : alone->parameters()) all.push_back(each.grad());
-                                                           return all;
-                                                         }()),
-                                                         type)
+                                                          std::vector<at::Tensor> all;
+                                                          for (const auto& each : alone->parameters()) all.push_back(each.grad());
+                                                          return all;
+                                                        }()),
+                                                        type)
                                   .item<double>();
       Net net = net_of(1);
       FullyShardedDataParallel<Net> model(net, kVariants[1]);

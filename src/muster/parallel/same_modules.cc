@@ -58,9 +58,8 @@ void compare_modules(const std::string& what, const Group& group, const std::str
   const auto all = group::exchange_text(group, mine);
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] == all[0]) continue;
-    throw DistError(what + ": the ranks' modules or options differ: the first difference is " +
-                        first_line_that_differs(all[0], all[rank]) + " on rank " + std::to_string(rank) +
-                        "; build the same module with the same options on every rank",
+    throw DistError(what + ": the ranks' modules or options differ: the first difference is " + first_line_that_differs(all[0], all[rank]) +
+                        " on rank " + std::to_string(rank) + "; build the same module with the same options on every rank",
                     Code::mismatch, {group->global_rank_of(static_cast<int>(rank))});
   }
 }

@@ -149,8 +149,21 @@ void ShardedParameters::gather(Flat& flat) {
   all_gather_into_tensor(flat.unsharded, shard, {.group = options_.group});
 }
 
+/// What has come into the parameters' place otherwise would be lost.
+void ShardedParameters::check_unchanged() const {
+  for (std::size_t i = 0; i < size(); ++i) {
+    const at::Tensor& tensor = parameters_[i].tensor;
+    if (tensor.scalar_type() == shards_[i].scalar_type() && tensor.is_alias_of(shards_[i]) && tensor.sizes() == shards_[i].sizes())
+      continue;
+    group::invalid("'" + name(i) +
+                   "' was given other memory after it was sharded: move and cast a module (to(), half(), cuda()) before, and " +
+                   "change its values in place");
+  }
+}
+
 void ShardedParameters::unshard(bool gather_anew) {
   if (is_unsharded_) return;
+  check_unchanged();
   const at::NoGradGuard no_grad;
   for (Flat& flat : flats_)
     if (!flat.is_there || gather_anew) gather(flat);

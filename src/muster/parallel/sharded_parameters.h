@@ -91,6 +91,7 @@ class ShardedParameters {
   void lay_out();
   std::vector<Stretch> stretches_of(std::size_t index) const;
   Stretch mine(std::size_t index) const;
+  void check_unchanged() const;
   void gather(Flat& flat);
   void show(const std::vector<at::Tensor>& form);
   void reduce(const Flat& flat);
@@ -99,7 +100,7 @@ class ShardedParameters {
   ShardingOptions options_;
   std::vector<Flat> flats_;
   std::vector<Place> places_;
-  std::vector<at::Tensor> shards_, whole_;  // the two forms
+  std::vector<at::Tensor> shards_, whole_;   // the two forms
   std::vector<at::Tensor> other_gradients_;  // of the form that is not seen
   bool is_unsharded_ = false;
 };

@@ -91,8 +91,9 @@ void check(const std::vector<ModuleParts::Named>& parameters) {
 
 std::string described_options(const ShardedUnitOptions& options) {
   const auto dtype = [](const std::optional<at::ScalarType>& type) { return std::string(type ? c10::toString(*type) : "as it is"); };
-  return "param_dtype " + dtype(options.mixed_precision.param_dtype) + "\nreduce_dtype " + dtype(options.mixed_precision.reduce_dtype) + "\nreshard_after_forward " +
-         (options.reshard_after_forward ? "on\n" : "off\n") + "sync_module_states " + (options.sync_module_states ? "on\n" : "off\n");
+  return "param_dtype " + dtype(options.mixed_precision.param_dtype) + "\nreduce_dtype " + dtype(options.mixed_precision.reduce_dtype) +
+         "\nreshard_after_forward " + (options.reshard_after_forward ? "on\n" : "off\n") + "sync_module_states " +
+         (options.sync_module_states ? "on\n" : "off\n");
 }
 
 bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
@@ -102,7 +103,8 @@ bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; 
 bool is_sharded(const at::Tensor& parameter) { return Registry::of_process().has(parameter); }
 
 struct ShardedUnit::State : std::enable_shared_from_this<State> {
-  using NodeRef = std::remove_cvref_t<decltype(std::declval<const at::Tensor&>().grad_fn())>;  // which pointer it is depends on torch's version
+  using NodeRef =
+      std::remove_cvref_t<decltype(std::declval<const at::Tensor&>().grad_fn())>;  // which pointer it is depends on torch's version
   struct Gate;
   struct Watch;
 
@@ -117,8 +119,8 @@ struct ShardedUnit::State : std::enable_shared_from_this<State> {
   void begin_part();
   void end_part();
   void end_pass();
-  template <class Step>
-  void step_of_backward(Step step);
+  template <class Check, class Step>
+  void step_of_backward(Check check, Step step);
   void expect_end_of_pass();
   void left_in_the_middle() noexcept;
   void fail() noexcept;
@@ -203,22 +205,25 @@ void ShardedUnit::State::hook_parameters() {
     parameters[i].register_hook([weak = weak_from_this(), i](const at::Tensor&) {
       const auto alive = weak.lock();
       if (!alive || alive->parameters.is_unsharded()) return;
-      alive->step_of_backward([&] {
-        refuse("the gradient of '" + alive->parameters.name(i) + "' came while it was sharded. It was used outside of its unit's forward, or " +
+      const auto check = [&] {
+        refuse("the gradient of '" + alive->parameters.name(i) +
+               "' came while it was sharded. It was used outside of its unit's forward, or " +
                "forward gave its tensors in a type that is not searched for them");
-      });
+      };
+      alive->step_of_backward(check, [] {});
     });
   }
 }
 
 // ---- backward --------------------------------------------------------------------------------------------------------
 
-/// The others wait for this rank's part of what will not come.
-template <class Step>
-void ShardedUnit::State::step_of_backward(Step step) {
+/// What `check` throws, every rank does. Where `step` fails the others wait for this rank's part of what will not come.
+template <class Check, class Step>
+void ShardedUnit::State::step_of_backward(Check check, Step step) {
   try {
     const std::lock_guard lock(mutex);
     check_failure();
+    check();
     try {
       options.frame.wait_in ? options.frame.wait_in(group, step) : step();
     } catch (...) {
@@ -233,7 +238,12 @@ void ShardedUnit::State::step_of_backward(Step step) {
 }
 
 void ShardedUnit::State::begin_part() {
-  step_of_backward([this] {
+  const auto check = [this] {
+    if (summoned) refuse("backward while the full parameters are summoned: end that first");
+    if (at::GradMode::is_enabled())
+      refuse("backward(create_graph=true) is not there: whole parameters are gone when a graph of it would need them");
+  };
+  step_of_backward(check, [this] {
     expect_end_of_pass();
     has_gradients = true;
     parameters.unshard(/*gather_anew=*/false);
@@ -250,10 +260,11 @@ void ShardedUnit::State::expect_end_of_pass() {
 }
 
 void ShardedUnit::State::end_part() {
-  step_of_backward([this] {
-    if (std::exchange(has_gradients, false) && require_sync) parameters.reduce_gradients();
-    if (!held) parameters.reshard(/*keep_memory=*/false);
-  });
+  step_of_backward([] {},
+                   [this] {
+                     if (std::exchange(has_gradients, false) && require_sync) parameters.reduce_gradients();
+                     if (!held) parameters.reshard(/*keep_memory=*/false);
+                   });
 }
 
 void ShardedUnit::State::end_pass() {
@@ -397,7 +408,8 @@ double clip_grad_norm(const std::vector<ShardedUnit*>& units, double max_norm, d
   std::vector<at::Tensor> gradients;
   for (ShardedUnit* unit : units)
     for (std::size_t i = 0; i < unit->parameters().size(); ++i)
-      if (const at::Tensor& gradient = unit->parameters()[i].grad(); gradient.defined() && gradient.numel() > 0) gradients.push_back(gradient);
+      if (const at::Tensor& gradient = unit->parameters()[i].grad(); gradient.defined() && gradient.numel() > 0)
+        gradients.push_back(gradient);
   for (const at::Tensor& gradient : gradients) {
     const double norm = at::linalg_vector_norm(gradient.to(at::kFloat), norm_type).item<double>();
     sum = largest ? std::max(sum, norm) : sum + std::pow(norm, norm_type);

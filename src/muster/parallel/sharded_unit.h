@@ -1,7 +1,7 @@
 /// A unit of FSDP: parameters that are gathered, used, and given back together, in a forward pass and again in the backward pass.
 ///
-/// Forward gathers them, runs, and gives them back. A hook on what forward returned gathers them again as soon as its gradient comes. A node
-/// that stands in front of what forward was given ends the unit's part of backward: autograd comes to it when all that forward did is
+/// Forward gathers them, runs, and gives them back. A hook on what forward returned gathers them again as soon as its gradient comes. A
+/// node that stands in front of what forward was given ends the unit's part of backward: autograd comes to it when all that forward did is
 /// behind it. There each rank gets its shard of the averages, and the whole parameters are given back; a unit none of whose inputs wants a
 /// gradient does so at the end of the pass. So every rank makes the same calls in the same order, whichever parameters its forward used.
 /// Units may stand inside each other: the outer one then has what the inner ones left. After: Zhao et al., "PyTorch FSDP: Experiences on
@@ -38,16 +38,16 @@ struct ShardedUnitOptions {
 /// Used by one thread at a time; its hooks run on autograd's. Neither copied nor moved: autograd knows where it stands.
 class ShardedUnit {
  public:
-  /// Collective. Throws DistError on all members where their parameters differ, naming the first difference; and where one is no leaf, or is
-  /// part of another unit already.
+  /// Collective. Throws DistError on all members where their parameters differ, naming the first difference; and where one is no leaf, or
+  /// is part of another unit already.
   ShardedUnit(const ModuleParts& parts, const ShardedUnitOptions& options);
   ~ShardedUnit();
   ShardedUnit(const ShardedUnit&) = delete;
   ShardedUnit& operator=(const ShardedUnit&) = delete;
 
   /// Around the unit's part of a forward pass. Collective. `inputs`: the tensors that it was given, by value; returns what is to be used in
-  /// their place. `outputs`: the tensors that it returns. Every before_forward() is followed by after_forward(), or by leave_forward() where
-  /// an exception came between.
+  /// their place. `outputs`: the tensors that it returns. Every before_forward() is followed by after_forward(), or by leave_forward()
+  /// where an exception came between.
   std::vector<at::Tensor> before_forward(std::vector<at::Tensor> inputs);
   void after_forward(std::span<const at::Tensor> outputs);
   void leave_forward() noexcept;
@@ -74,8 +74,8 @@ class ShardedUnit {
 /// Whether the tensor is a parameter of a unit that exists.
 bool is_sharded(const at::Tensor& parameter);
 
-/// Collective: the norm of all gradients of these units together, over all ranks; gradients are multiplied so that it is at most `max_norm`.
-/// `norm_type`: infinity or positive. All units are of one group.
+/// Collective: the norm of all gradients of these units together, over all ranks; gradients are multiplied so that it is at most
+/// `max_norm`. `norm_type`: infinity or positive. All units are of one group.
 double clip_grad_norm(const std::vector<ShardedUnit*>& units, double max_norm, double norm_type);
 
 }  // namespace muster::parallel

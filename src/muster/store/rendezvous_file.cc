@@ -54,8 +54,7 @@ struct Member {
     char host[256] = "";
     ::gethostname(host, sizeof host - 1);
     const auto start = process_start(::getpid());
-    return {id,   boot_id(), machine_id(), process_namespace(), host, start ? std::to_string(*start) : "", ::getpid(),
-            seconds_since_boot()};
+    return {id, boot_id(), machine_id(), process_namespace(), host, start ? std::to_string(*start) : "", ::getpid(), seconds_since_boot()};
   }
   /// As seen from `here`. True only where it is certain: a process of this boot that is no more, or one from before this machine's last
   /// start; what could not be told (empty) is no certainty. `lately`: it lived a moment ago; to see whether it still does takes a tenth of

@@ -22,7 +22,8 @@ Result<std::optional<Cell>> decode_order(const std::string& line) {
   words >> kind;
   if (kind.empty() || kind == "quit") return std::optional<Cell>();
   Cell cell;
-  if (kind == "cell" && words >> cell.op >> cell.bytes >> cell.dtype >> cell.memory >> cell.seconds >> cell.settling) return std::optional(cell);
+  if (kind == "cell" && words >> cell.op >> cell.bytes >> cell.dtype >> cell.memory >> cell.seconds >> cell.settling)
+    return std::optional(cell);
   return Status(Code::internal, "an order that this worker does not know: " + line);
 }
 
