@@ -10,9 +10,11 @@
 #include <torch/optim/adam.h>
 #include <torch/types.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <string>
 
 #include "digits/dataset.h"
 #include "muster/distributed.h"
@@ -70,7 +72,8 @@ int main() {
   nn::Sequential net = make_net();
   const std::int64_t all = elements(net);
   muster::FullyShardedDataParallel<nn::Sequential> model(net, {.auto_wrap_policy = muster::module_wrap_policy<nn::LinearImpl>()});
-  bool good = check(elements(net) <= all / ranks + all / 20, "this rank's part of the parameters", static_cast<double>(elements(net)) / all);
+  bool good =
+      check(elements(net) <= all / ranks + all / 20, "this rank's part of the parameters", static_cast<double>(elements(net)) / all);
   auto* trained = &model;
   train(trained, net, data, rank, ranks);
 
@@ -78,7 +81,8 @@ int main() {
   train(alone, alone, data, 0, 1);
   const muster::StateDict state = model.state_dict();  // whole, on rank 0
   double difference = 0;
-  for (const auto& [name, value] : state) difference = std::max(difference, (value - alone->named_parameters()[name]).abs().max().item<double>());
+  for (const auto& [name, value] : state)
+    difference = std::max(difference, (value - alone->named_parameters()[name]).abs().max().item<double>());
   good = check(difference < 1e-9, "like one process: weights differ by", difference) && good;
   muster::destroy_process_group();
   return good ? EXIT_SUCCESS : EXIT_FAILURE;

@@ -13,6 +13,7 @@
 #include "muster/parallel/distributed_data_parallel.h"
 #include "muster/parallel/flat_memory.h"
 #include "muster/parallel/power_sgd_hook.h"
+#include "muster/parallel/sharded_norm.h"
 #include "muster/parallel/sharded_unit.h"
 #include "muster/parallel/zero_redundancy_optimizer.h"
 #include "no_gil.h"
@@ -194,17 +195,19 @@ void bind_sharded(py::module_& module) {
   using Tensors = std::vector<std::pair<std::string, Tensor>>;
   py::class_<ShardedUnit, std::shared_ptr<ShardedUnit>>(module, "_ShardedUnit", let_go_without_gil<ShardedUnit>())
       .def(py::init([](std::string class_name, const Tensors& parameters, const Tensors& buffers, const Group& group,
-                       const py::object& mixed_precision, bool reshard_after_forward, bool sync_module_states) {
+                       const py::object& mixed_precision, bool cast_root_forward_inputs, bool reshard_after_forward,
+                       bool sync_module_states) {
              const parallel::ModuleParts parts{
                  .class_name = std::move(class_name), .parameters = named(parameters, {}), .buffers = named(buffers, {})};
              parallel::ShardedUnitOptions options{.group = group, .frame = frame()};
              if (!mixed_precision.is_none()) options.mixed_precision = precision_of(mixed_precision);
+             options.cast_root_forward_inputs = cast_root_forward_inputs;
              options.reshard_after_forward = reshard_after_forward;
              options.sync_module_states = sync_module_states;
              return blocking(group, [&] { return std::make_shared<ShardedUnit>(parts, options); });
            }),
            py::arg("class_name"), py::arg("parameters"), py::arg("buffers"), py::arg("group"), py::arg("mixed_precision"),
-           py::arg("reshard_after_forward"), py::arg("sync_module_states"))
+           py::arg("cast_root_forward_inputs"), py::arg("reshard_after_forward"), py::arg("sync_module_states"))
       .def("before_forward",
            [](ShardedUnit& self, std::vector<Tensor> inputs) {
              return blocking(self.group(), [&] { return self.before_forward(std::move(inputs)); });
@@ -227,6 +230,14 @@ void bind_sharded(py::module_& module) {
              return all;
            })
       .def("sizes_of", [](ShardedUnit& self, std::size_t index) { return self.parameters().sizes_of(index).vec(); })
+      .def_property_readonly("names",
+                             [](ShardedUnit& self) {
+                               std::vector<std::string> all;
+                               for (std::size_t i = 0; i < self.parameters().size(); ++i) all.push_back(self.parameters().name(i));
+                               return all;
+                             })
+      .def("drop_gradients", &ShardedUnit::drop_gradients, Released())
+      .def("full", [](ShardedUnit& self) { return blocking(self.group(), [&] { return self.parameters().full(); }); })
       .def("full_of",
            [](ShardedUnit& self, const std::vector<Tensor>& shards) {
              return blocking(self.group(), [&] { return self.parameters().full_of(shards); });
@@ -235,10 +246,12 @@ void bind_sharded(py::module_& module) {
           "shard_of", [](ShardedUnit& self, std::size_t index, const Tensor& whole) { return self.parameters().shard_of(index, whole); },
           Released());
   module.def("_is_sharded", &parallel::is_sharded);
-  module.def("_clip_grad_norm", [](const std::vector<std::shared_ptr<ShardedUnit>>& units, double max_norm, double norm_type) {
+  module.def("_clip_grad_norm", [](const std::vector<std::shared_ptr<ShardedUnit>>& units, const std::vector<Tensor>& others,
+                                   double max_norm, double norm_type) {
     std::vector<ShardedUnit*> all;
     for (const auto& unit : units) all.push_back(unit.get());
-    return blocking(units.empty() ? nullptr : units.front()->group(), [&] { return parallel::clip_grad_norm(all, max_norm, norm_type); });
+    return blocking(units.empty() ? nullptr : units.front()->group(),
+                    [&] { return parallel::clip_grad_norm(all, others, max_norm, norm_type); });
   });
 }
 

@@ -149,7 +149,7 @@ def shares(rank, size):
     state = sum(each.numel() for of in optimizer.state.values() for each in of.values() if each.dim() > 0)
     assert held == pytest.approx(4 * elements / size, rel=0.05)
     assert state <= 2 * (elements / size * 1.1)
-    assert [each.shape == parameter.shape and parameter.dim() == 1 for parameter in model.parameters() for each in [parameter.grad]]
+    assert all(each.dim() == 1 and each.grad.shape == each.shape for each in model.parameters())
     units = fsdp.units.units_in(model)
     assert len(units) == 4 and sum(unit.unsharded_bytes for unit in units) == 0
     assert sorted(name for name, _ in model.named_parameters()) == sorted(name for name, _ in Net().named_parameters())
@@ -262,17 +262,17 @@ def adds_up(rank, size):
         model = wrap(Net())
         if isinstance(model, FSDP):
             with model.no_sync():
+                (loss_of(model, rank, 0) * 1000).backward()
+                model.zero_grad()
                 loss_of(model, rank, 0).backward()
+                assert all(each.grad is None for each in model.parameters())
         else:
             model.set_requires_gradient_sync(False)
             loss_of(model, rank, 0).backward()
             model.set_requires_gradient_sync(True)
         loss_of(model, rank, 1).backward()
         loss_of(model, rank, 2).backward()
-        if isinstance(model, FSDP):
-            torch.testing.assert_close(model.clip_grad_norm_(0.5), norm, rtol=1e-5, atol=0)
-        else:
-            continue
+        torch.testing.assert_close(model.clip_grad_norm_(0.5), norm, rtol=1e-5, atol=0)
         sgd = torch.optim.SGD(model.parameters(), lr=1)
         sgd.step()
         reference = copy.deepcopy(alone)
@@ -285,6 +285,27 @@ def adds_up(rank, size):
 # spec: M1 gradients of several passes add up, with and without no_sync
 def test_gradients_add_up():
     on_ranks(2, adds_up)
+
+
+class Inner(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(4))
+
+    def forward(self, x, angle):
+        self.saw = x.dtype, angle.dtype
+        return self.scale * x * angle.to(x.dtype)
+
+
+class Outer(torch.nn.Module):
+    """Gives its inner module a tensor of its own making."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.last = Inner(), torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.last(self.inner(x, torch.ones(4)))
 
 
 def narrow(rank, size):
@@ -300,7 +321,10 @@ def narrow(rank, size):
         loss = torch.tensor(losses[0])
         dist.all_reduce(loss)
         torch.testing.assert_close(loss.item() / size, expected[0], rtol=0.05, atol=0.05)
-        assert losses[-1] < losses[0] + 0.5
+    for everywhere, angle in ((False, torch.float32), (True, torch.bfloat16)):  # only the outermost unit casts, unless it is told otherwise
+        model = FSDP(Outer(), auto_wrap_policy={Inner}, mixed_precision=fsdp.MixedPrecision(torch.bfloat16, cast_forward_inputs=everywhere))
+        assert model(torch.ones(2, 4)).dtype == torch.bfloat16
+        assert model.inner.module.saw == (torch.bfloat16, angle)
     policy = fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=torch.float32)
     model = fully_shard(Block(8), mp_policy=policy)
     assert model(torch.ones(2, 8)).dtype == torch.float32
@@ -356,10 +380,11 @@ def odd(rank, size):
     module = sharded(Net())
     module.unshard()
     assert module.table.weight.shape == (11, 12) and module.blocks[0].up.weight.dim() == 1
-    module(batch(0, 0)[0])
-    assert module.table.weight.shape == (11, 12)
     module.reshard()
     assert module.table.weight.dim() == 1
+    module.unshard()
+    loss_of(module, rank, 0).backward()
+    assert module.table.weight.dim() == 1 and all(each.grad.shape == each.shape for each in module.parameters())
     mesh = dist.init_device_mesh("cpu", (size,))
     assert fully_shard(torch.nn.Linear(2, 2), mesh=mesh).weight.dim() == 1
     with fsdp.wrap.enable_wrap(wrapper_cls=FSDP, process_group=dist.group.WORLD):
@@ -374,6 +399,87 @@ def odd(rank, size):
     assert len(FSDP.fsdp_modules(FSDP(Net(), auto_wrap_policy=by_name))) == 4
     linear = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
     assert len(FSDP.fsdp_modules(FSDP(linear, auto_wrap_policy=fsdp.wrap.always_wrap_policy))) == 2
+
+
+def surroundings(rank, size):
+    """What people do around a model."""
+    # A model inside of another module; checkpoints of it come and go whole.
+    class Around(torch.nn.Module):
+        def __init__(self, seed):
+            super().__init__()
+            self.net = FSDP(Net(seed), auto_wrap_policy={Block})
+
+    first, second = Around(1), Around(2)
+    state = first.state_dict()
+    assert [name.removeprefix("net.") for name in state] == list(Net().state_dict())
+    second.load_state_dict(state)
+    assert_same(whole(second.net), Net(1).state_dict(), 0)
+    with pytest.raises(RuntimeError, match=r"(?s)sizes \[36, 12\], and \[1\]"):
+        second.load_state_dict({**state, "net.blocks.0.up.weight": torch.zeros(1)})
+
+    # Dictionaries that forward fills are the caller's own; hooks see whole parameters; other methods gather too where they are told to.
+    class Caching(torch.nn.Linear):
+        def forward(self, x, cache):
+            cache["x"] = x
+            return super().forward(x)
+
+        def twice(self, x):
+            return self(x, {}) + torch.nn.functional.linear(x, self.weight, self.bias)
+
+    module, seen = fully_shard(Caching(3, 3)), []
+    module.register_forward_pre_hook(lambda each, args: seen.append(each.weight.shape))
+    fsdp.register_fsdp_forward_method(module, "twice")
+    cache = {}
+    with torch.no_grad():
+        once = module(torch.ones(1, 3), cache)
+        torch.testing.assert_close(module.twice(torch.ones(1, 3)), 2 * once)
+    assert cache["x"].shape == (1, 3) and set(seen) == {(3, 3)} and module.weight.dim() == 1
+
+    # Wrappers that pass on what is asked of them are no units.
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+    net = torch.nn.Sequential(checkpoint_wrapper(fully_shard(Block(4))), fully_shard(Block(4)))
+    fully_shard(net)
+    assert len(fsdp.units.units_in(net)) == 3
+    optimizer = adam(net)
+    net(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    states_of_optimizer = FSDP.optim_state_dict(net, optimizer)
+    assert sorted(states_of_optimizer["state"]) == sorted(whole(net))
+    optimizer.load_state_dict(FSDP.optim_state_dict_to_load(net, optimizer, states_of_optimizer))
+    model = FSDP(Net(), auto_wrap_policy={Block})
+    optimizer = adam(model)
+    train(model, optimizer, rank, 1)
+    config = fsdp.FullOptimStateDictConfig(rank0_only=True)
+    with FSDP.state_dict_type(model, fsdp.StateDictType.FULL_STATE_DICT, None, config):
+        assert bool(FSDP.optim_state_dict(model, optimizer)) == (rank == 0)
+
+    # Ignored modules keep their buffers, and count in the norm.
+    norm = torch.nn.BatchNorm1d(4)
+    norm.running_mean.fill_(rank)
+    model = FSDP(torch.nn.Sequential(torch.nn.Linear(4, 4), norm), ignored_modules=[norm])
+    assert norm.running_mean[0].item() == rank
+    for each in model.parameters():
+        each.grad = torch.ones_like(each)
+    assert model.clip_grad_norm_(1).item() == pytest.approx(28 ** 0.5)  # 16 + 4 sharded, 8 on each rank alike
+    for each in model.parameters():
+        each.grad = torch.full_like(each, float("nan") if rank else 1)
+    assert model.clip_grad_norm_(1, float("inf")).isnan()
+    with pytest.raises(dist.DistError, match="another unit"):
+        tied = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+        tied[1].weight = tied[0].weight
+        FSDP(tied, auto_wrap_policy={torch.nn.Linear})
+    with pytest.raises(dist.DistError, match="other memory"):
+        moved = FSDP(torch.nn.Linear(4, 4)).double()
+        moved.state_dict()
+    # The ranks of a group may stand in another order than their numbers.
+    turned = dist.new_group([1, 0], sort_ranks=False)
+    assert FSDP(torch.nn.Linear(4, 4), process_group=turned).process_group.rank() == turned.rank() == 1 - rank
+    with pytest.raises(ValueError, match="SyncBatchNorm"):
+        FSDP(torch.nn.SyncBatchNorm(4))
+
+
+def test_surroundings():
+    on_ranks(2, surroundings)
 
 
 def test_models_of_other_kinds():

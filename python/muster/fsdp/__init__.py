@@ -2,14 +2,16 @@
 ranks."""
 
 from . import wrap
-from .fully_shard import FSDPModule, fully_shard
+from .fully_shard import FSDPModule, fully_shard, register_fsdp_forward_method
 from .fully_sharded_data_parallel import FullyShardedDataParallel
-from .options import (BackwardPrefetch, CPUOffload, FullStateDictConfig, MixedPrecision, MixedPrecisionPolicy, ShardedStateDictConfig,
-                      ShardingStrategy, StateDictType)
+from .gradients import clip_grad_norm_
 from .model_state import StateDictOptions, get_model_state_dict, set_model_state_dict
+from .options import (BackwardPrefetch, CPUOffload, FullOptimStateDictConfig, FullStateDictConfig, MixedPrecision, MixedPrecisionPolicy, OffloadPolicy,
+                      ShardedStateDictConfig, ShardingStrategy, StateDictType)
 
 FSDP = FullyShardedDataParallel
 
 __all__ = ["FullyShardedDataParallel", "FSDP", "fully_shard", "FSDPModule", "ShardingStrategy", "MixedPrecision", "MixedPrecisionPolicy",
-           "BackwardPrefetch", "CPUOffload", "StateDictType", "StateDictOptions", "FullStateDictConfig", "ShardedStateDictConfig",
-           "get_model_state_dict", "set_model_state_dict", "wrap"]
+           "BackwardPrefetch", "CPUOffload", "OffloadPolicy", "StateDictType", "StateDictOptions", "FullStateDictConfig",
+           "FullOptimStateDictConfig", "ShardedStateDictConfig", "clip_grad_norm_", "get_model_state_dict", "set_model_state_dict",
+           "register_fsdp_forward_method", "wrap"]

@@ -1,26 +1,30 @@
 """`fully_shard`: a module becomes a unit where it stands."""
 
+import functools
+
 import torch
 from torch.utils import _pytree
 
 from . import units
+from .gradients import clip_grad_norm_
 from .options import MixedPrecisionPolicy
 
 
 class FSDPModule:
     """What `fully_shard` makes of a module, besides what it is."""
 
-    def forward(self, *args, **kwargs):
-        """The module's own, on its whole parameters. Backward on the tensors among its results (also in lists, tuples, dicts and dataclasses)
-        gives each rank its shards of the averaged gradients."""
-        outputs = units.run(self._fsdp_unit, super().forward, args, kwargs)
+    def __call__(self, *args, **kwargs):
+        """The module's own, with its hooks, on its whole parameters. Backward on the tensors among its results (also in lists, tuples, dicts and
+        dataclasses) gives each rank its shards of the averaged gradients."""
+        outputs = units.run(self._fsdp_unit, super().__call__, args, kwargs)
         dtype = self._fsdp_output_dtype
         if dtype is None:
             return outputs
         return _pytree.tree_map_only(torch.Tensor, lambda each: each.to(dtype) if each.is_floating_point() else each, outputs)
 
     def unshard(self, async_op=False):
-        """Collective: the whole parameters stand in their places until `reshard()`. async_op=True is refused."""
+        """Collective: the whole parameters stand in their places until `reshard()`, or the end of the next forward or backward. async_op=True is
+        refused."""
         if async_op:
             units.refuse("unshard gathers at once: async_op=True is not there")
         self._fsdp_unit.unshard()
@@ -34,8 +38,38 @@ class FSDPModule:
         for unit in units.units_in(self) if recurse else [self._fsdp_unit]:
             unit.require_sync = requires_gradient_sync
 
+    def zero_grad(self, set_to_none=True):
+        """The module's own; gradients that wait on this rank to be averaged are dropped too."""
+        super().zero_grad(set_to_none)
+        for unit in units.units_in(self):
+            unit.drop_gradients()
+
+    def clip_grad_norm_(self, max_norm, norm_type=2.0):
+        """Collective: `muster.fsdp.clip_grad_norm_` of this module."""
+        return clip_grad_norm_(self, max_norm, norm_type)
+
+    def set_modules_to_forward_prefetch(self, modules):
+        """Taken for torch's sake: a unit is gathered when it is needed."""
+
+    def set_modules_to_backward_prefetch(self, modules):
+        """Taken for torch's sake: a unit is gathered when it is needed."""
+
     def set_is_last_backward(self, is_last_backward):
         """Taken for torch's sake: every backward pass ends by itself."""
+
+
+def register_fsdp_forward_method(module, method_name):
+    """Makes a method of a module that `fully_shard` was applied to gather the parameters, as calling the module does. Does nothing to others."""
+    unit = units.unit_of(module)
+    if unit is None:
+        return
+    method = getattr(module, method_name)
+
+    @functools.wraps(method)
+    def gathering(*args, **kwargs):
+        return units.run(unit, method, args, kwargs)
+
+    setattr(module, method_name, gathering)
 
 
 def fully_shard(module, *, mesh=None, reshard_after_forward=None, mp_policy=None, offload_policy=None, ignored_params=None,
@@ -46,6 +80,9 @@ def fully_shard(module, *, mesh=None, reshard_after_forward=None, mp_policy=None
     the elements of it that lie on this rank. `state_dict()` of the module is that of the shards, `muster.fsdp.get_model_state_dict` gives the
     whole. mesh (of one dimension) or process_group: None is the default group. reshard_after_forward=False: whole parameters stay until
     backward. mp_policy: a `MixedPrecisionPolicy`. ignored_params: what stays whole, and is nobody's business. Rank 0's values go to all first.
+
+    `muster.fsdp.clip_grad_norm_` clips by the norm of all ranks: torch's own sees this rank's shards, as does whatever else looks at a
+    parameter's shape or asks whether all gradients are finite.
 
     Collective, like forward and backward; else as FullyShardedDataParallel.
     """
@@ -59,8 +96,6 @@ def fully_shard(module, *, mesh=None, reshard_after_forward=None, mp_policy=None
         units.refuse(f"nobody calls the forward of a {type(module).__name__}: shard the modules in it")
     if units.unit_of(module) is not None:
         units.refuse(f"this {type(module).__name__} is sharded already")
-    if "forward" in vars(module):
-        units.refuse(f"this {type(module).__name__} has a forward of its own, apart from its class: it would not gather the parameters")
     policy = mp_policy or MixedPrecisionPolicy()
     unit = units.make_unit(module, set(map(id, ignored_params or ())), units.group_from(process_group, mesh), policy,
                            reshard_after_forward is not False, True)

@@ -8,6 +8,7 @@ from muster import _C
 
 from . import state_dict as states
 from . import units
+from .gradients import clip_grad_norm_
 from .options import FullStateDictConfig, ShardedStateDictConfig, ShardingStrategy, StateDictType
 from .wrap import as_call
 
@@ -47,17 +48,17 @@ class FullyShardedDataParallel(torch.nn.Module):
             units.refuse(f"this {type(module).__name__} is sharded already")
         if device_id is not None:
             module.to(torch.device("cuda", device_id) if isinstance(device_id, int) else device_id)
-        ignored = {id(each) for of in ignored_modules or () for each in of.parameters()}
-        for each in ignored_states or ():
-            ignored.update(map(id, each.parameters()) if isinstance(each, torch.nn.Module) else [id(each)])
+        ignored = set()
+        for each in (*(ignored_modules or ()), *(ignored_states or ())):
+            ignored.update(map(id, (*each.parameters(), *each.buffers()) if isinstance(each, torch.nn.Module) else [each]))
         if auto_wrap_policy is not None:
             options = dict(process_group=group, sharding_strategy=sharding_strategy, mixed_precision=mixed_precision,
                            sync_module_states=sync_module_states)
             _wrap_inside(module, as_call(auto_wrap_policy), options, ignored)
         self._fsdp_wrapped_module = module
         self._fsdp_unit = units.make_unit(module, ignored, group, mixed_precision, strategy == "FULL_SHARD", sync_module_states)
-        self._fsdp_state = (StateDictType.FULL_STATE_DICT, FullStateDictConfig())
-        self.register_load_state_dict_pre_hook(_add_wrapper)
+        self._fsdp_state = (StateDictType.FULL_STATE_DICT, FullStateDictConfig(), None)
+        self.register_load_state_dict_pre_hook(_before_load)
 
     @property
     def module(self):
@@ -105,7 +106,7 @@ class FullyShardedDataParallel(torch.nn.Module):
     @contextlib.contextmanager
     def no_sync(self):
         """Inside of it backward adds whole gradients up on this rank, which takes their memory; the first backward pass after it averages the
-        sums."""
+        sums. An optimizer's zero_grad does not reach them, the model's does."""
         of = units.units_in(self)
         before = [unit.require_sync for unit in of]
         for unit in of:
@@ -117,9 +118,14 @@ class FullyShardedDataParallel(torch.nn.Module):
                 unit.require_sync = was
 
     def clip_grad_norm_(self, max_norm, norm_type=2.0):
-        """Collective: the norm of all gradients over all ranks, which are multiplied so that it is at most `max_norm`.
-        torch.nn.utils.clip_grad_norm_ would see only this rank's shards."""
-        return torch.tensor(_C._clip_grad_norm(units.units_in(self), float(max_norm), float(norm_type)))
+        """Collective: `muster.fsdp.clip_grad_norm_` of this model. torch.nn.utils.clip_grad_norm_ would see only this rank's shards."""
+        return clip_grad_norm_(self, max_norm, norm_type)
+
+    def zero_grad(self, set_to_none=True):
+        """The module's own; gradients that wait on this rank to be averaged (`no_sync`) are dropped too."""
+        super().zero_grad(set_to_none)
+        for unit in units.units_in(self):
+            unit.drop_gradients()
 
     @staticmethod
     @contextlib.contextmanager
@@ -138,15 +144,15 @@ class FullyShardedDataParallel(torch.nn.Module):
 
     @staticmethod
     def set_state_dict_type(module, state_dict_type, state_dict_config=None, optim_state_dict_config=None):
-        """What `state_dict` and `load_state_dict` of the models inside of `module` give and take from now on: a `StateDictType` with its config.
-        Returns what it was."""
+        """What `state_dict`, `load_state_dict` and `optim_state_dict` of the models inside of `module` give and take from now on: a `StateDictType`
+        with its configs. Returns what it was."""
         kind = StateDictType[state_dict_type.name]
         if state_dict_config is None:
             state_dict_config = FullStateDictConfig() if kind is StateDictType.FULL_STATE_DICT else ShardedStateDictConfig()
         models = FullyShardedDataParallel.fsdp_modules(module)
         before = models[0]._fsdp_state if models else None
         for each in models:
-            each._fsdp_state = (kind, state_dict_config)
+            each._fsdp_state = (kind, state_dict_config, optim_state_dict_config)
         return before
 
     @staticmethod
@@ -155,7 +161,7 @@ class FullyShardedDataParallel(torch.nn.Module):
         """The same for as long as it lasts."""
         models = FullyShardedDataParallel.fsdp_modules(module)
         before = [each._fsdp_state for each in models]
-        FullyShardedDataParallel.set_state_dict_type(module, state_dict_type, state_dict_config)
+        FullyShardedDataParallel.set_state_dict_type(module, state_dict_type, state_dict_config, optim_state_dict_config)
         try:
             yield
         finally:
@@ -165,7 +171,7 @@ class FullyShardedDataParallel(torch.nn.Module):
     def state_dict(self, *args, destination=None, prefix="", keep_vars=False):
         """The module's, by its own names. Whole parameters, as copies, on every rank or on rank 0: collective. Or this rank's shards
         (`state_dict_type`)."""
-        kind, config = self._fsdp_state
+        kind, config, _ = self._fsdp_state
         inner = self._fsdp_wrapped_module
         known = set(destination or ())
         whole = kind is StateDictType.FULL_STATE_DICT
@@ -185,19 +191,23 @@ class FullyShardedDataParallel(torch.nn.Module):
         come from any number of ranks. Raises RuntimeError for names and sizes that are not the module's."""
         if assign:
             units.refuse("load_state_dict(assign=True) would put other tensors in the parameters' place")
-        whole = self._fsdp_state[0] is StateDictType.FULL_STATE_DICT
-        with states.whole_parameters(units.units_in(self), writeback=True) if whole else contextlib.nullcontext():
-            return super().load_state_dict(state_dict, strict)
+        return super().load_state_dict(state_dict, strict)
 
     optim_state_dict = staticmethod(states.optim_state_dict)
     optim_state_dict_to_load = staticmethod(states.optim_state_dict_to_load)
 
 
-def _add_wrapper(module, state_dict, prefix, *args):
-    """What is saved under the wrapped module's names is loaded under the wrapper's."""
+def _before_load(module, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs):
+    """What is saved under the wrapped module's names is loaded under the wrapper's; of whole values this rank's shards."""
+    whole = module._fsdp_state[0] is StateDictType.FULL_STATE_DICT and not module._fsdp_unit.is_summoned
+    places = units.parameters_by_name(module) if whole else {}
     inner = f"{prefix}{units.WRAPPED}."
     for name in [name for name in state_dict if name.startswith(prefix) and not name.startswith(inner)]:
-        state_dict[inner + name[len(prefix):]] = state_dict.pop(name)
+        value = state_dict.pop(name)
+        unit, index = places.get(name[len(prefix):]) or (None, None)
+        if unit is module._fsdp_unit and isinstance(value, torch.Tensor):
+            value = states.shard_or_complain(unit, index, value, error_msgs)
+        state_dict[inner + name[len(prefix):]] = value
 
 
 def _wrap_inside(module, policy, options, ignored, wrapped=None):
@@ -213,6 +223,6 @@ def _wrap_inside(module, policy, options, ignored, wrapped=None):
             if not chosen or all(_C._is_sharded(each) or id(each) in ignored for each in child.parameters()):
                 continue
             own = dict(options, **chosen) if isinstance(chosen, dict) else options
-            leaves = [each for each in child.parameters() if id(each) in ignored]
+            leaves = [each for each in (*child.parameters(), *child.buffers()) if id(each) in ignored]
             wrapped[id(child)] = FullyShardedDataParallel(child, ignored_states=leaves, **own)
         setattr(module, name, wrapped[id(child)])

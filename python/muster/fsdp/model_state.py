@@ -1,6 +1,5 @@
 """States of models that `fully_shard` or FullyShardedDataParallel has sharded, under torch.distributed.checkpoint.state_dict's names."""
 
-import contextlib
 import dataclasses
 
 import torch
@@ -20,34 +19,51 @@ class StateDictOptions:
     strict: bool = True  #: names must be the model's
 
 
-@contextlib.contextmanager
-def _shown(model, options, writeback):
-    """While it lasts `model.state_dict()` is what its parameters hold, and that is the asked for."""
-    whole = states.whole_parameters(units.units_in(model), writeback) if options.full_state_dict else contextlib.nullcontext()
-    with whole, FullyShardedDataParallel.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):
-        yield
+def _shards(model):
+    """While it lasts `model.state_dict()` is that of the shards."""
+    return FullyShardedDataParallel.state_dict_type(model, StateDictType.SHARDED_STATE_DICT)
 
 
 def get_model_state_dict(model, *, options=None):
     """The model's state by the names that it has without wrappers; a `StateDictOptions` says what of. Whole parameters are copies, and getting
-    them is collective."""
+    them is collective; one unit after the other is gathered."""
     options = options or StateDictOptions()
     of = units.units_in(model)
-    if options.full_state_dict and options.cpu_offload and of and of[0].group.rank() != 0:
-        with _shown(model, options, writeback=False):
-            return {}
-    copies = options.full_state_dict or options.cpu_offload
-    with _shown(model, options, writeback=False):
+    wanted = not (options.full_state_dict and options.cpu_offload and of and of[0].group.rank() != 0)
+
+    def copied(tensor):
+        return tensor.detach().to("cpu" if options.cpu_offload else tensor.device, copy=True)
+
+    whole = {}
+    for unit in of if options.full_state_dict else ():
+        gathered = unit.full()
+        whole |= {(unit, index): copied(each) for index, each in enumerate(gathered) if wanted}
+    if not wanted:
+        return {}
+    with _shards(model):
         state = model.state_dict()
-        for name, each in state.items():
-            if copies and isinstance(each, torch.Tensor):
-                state[name] = each.to("cpu" if options.cpu_offload else each.device, copy=True)
+    places = units.parameters_by_name(model)
+    for name, each in state.items():
+        place = places.get(name)
+        if place in whole:
+            state[name] = whole[place]
+        elif isinstance(each, torch.Tensor) and (options.full_state_dict or options.cpu_offload):
+            state[name] = copied(each)
     return state
 
 
 def set_model_state_dict(model, model_state_dict, *, options=None):
-    """The way back: what `get_model_state_dict` gave with the same options. Whole values are given on every rank, each takes its shards of them:
-    collective. Returns what `load_state_dict` does."""
+    """The way back: what `get_model_state_dict` gave with the same options. Whole values are given on every rank, each takes its shards of them.
+    Returns what `load_state_dict` does; raises RuntimeError for names and sizes that are not the model's, and leaves the model as it was where
+    a size is not."""
     options = options or StateDictOptions()
-    with _shown(model, options, writeback=True):
-        return model.load_state_dict(model_state_dict, strict=options.strict)
+    state = dict(model_state_dict)
+    if options.full_state_dict:
+        complaints = []
+        for name, place in units.parameters_by_name(model).items():
+            if place is not None and isinstance(state.get(name), torch.Tensor):
+                state[name] = states.shard_or_complain(*place, state[name], complaints)
+        if complaints:
+            raise RuntimeError("\n".join(complaints))
+    with _shards(model):
+        return model.load_state_dict(state, strict=options.strict)

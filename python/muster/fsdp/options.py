@@ -39,8 +39,8 @@ class MixedPrecision:
     reduce_dtype: torch.dtype | None = None  #: what gradients travel as; None: param_dtype
     buffer_dtype: torch.dtype | None = None  #: of buffers, from the construction on
     keep_low_precision_grads: bool = False  #: taken for torch's sake: gradients are in the shards' type
-    cast_forward_inputs: bool = False  #: tensors that a unit is given become param_dtype
-    cast_root_forward_inputs: bool = True  #: the same
+    cast_forward_inputs: bool = False  #: tensors that any unit is given become param_dtype
+    cast_root_forward_inputs: bool = True  #: those that the outermost unit is given do
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,9 +76,24 @@ class ShardedStateDictConfig:
     offload_to_cpu: bool = False  #: on the CPU, as copies
 
 
+@dataclasses.dataclass
+class FullOptimStateDictConfig:
+    """What an optimizer's whole state comes as."""
+
+    offload_to_cpu: bool = True  #: on the CPU
+    rank0_only: bool = False  #: on the group's rank 0; the others get an empty one
+
+
+@dataclasses.dataclass
+class OffloadPolicy:
+    """Parameters stay where they are: the only policy there is. CPUOffloadPolicy is refused."""
+
+
 def native(precision):
-    """What the engine knows of `precision`, an object with MixedPrecision's or MixedPrecisionPolicy's fields, or None."""
+    """What the engine knows of `precision`, an object with MixedPrecision's or MixedPrecisionPolicy's fields, or None: a MixedPrecision of its own,
+    and whether only the outermost unit casts what it is given."""
     if precision is None:
-        return None
-    casts = precision.cast_forward_inputs or getattr(precision, "cast_root_forward_inputs", False)
-    return parallel.MixedPrecision(precision.param_dtype, precision.reduce_dtype, getattr(precision, "buffer_dtype", None), cast_forward_inputs=casts)
+        return None, False
+    mine = parallel.MixedPrecision(precision.param_dtype, precision.reduce_dtype, getattr(precision, "buffer_dtype", None),
+                                   cast_forward_inputs=precision.cast_forward_inputs)
+    return mine, getattr(precision, "cast_root_forward_inputs", False)

@@ -22,6 +22,15 @@ def whole_parameters(of, writeback):
             unit.end_summon(writeback)
 
 
+def shard_or_complain(unit, index, value, complaints):
+    """This rank's shard of a whole value; where its sizes are others, a sentence of that and what is there already."""
+    wanted = unit.sizes_of(index)
+    if list(value.shape) == wanted:
+        return unit.shard_of(index, value)
+    complaints.append(f"size mismatch for {unit.names[index]}: the whole parameter has the sizes {wanted}, and {list(value.shape)} was given")
+    return unit.parameters()[index].detach()
+
+
 def _numbered(optim):
     return [each for of in optim.param_groups for each in of["params"]]
 
@@ -40,8 +49,11 @@ def _is_shard(value, parameter):
 
 
 def optim_state_dict(model, optim, optim_state_dict=None, group=None):
-    """Collective: the optimizer's state by the parameters' names. What is as long as a parameter's shard comes whole, on every rank; all else
-    is this rank's."""
+    """Collective: the optimizer's state by the parameters' names. What is as long as a parameter's shard comes whole; all else is this rank's.
+    `FSDP.state_dict_type` with a FullOptimStateDictConfig says whether it comes on the CPU and on rank 0 alone."""
+    config = getattr(model, "_fsdp_state", (None, None, None))[2]
+    of = units.units_in(model)
+    wanted = not (config and config.rank0_only and of and of[0].group.rank() != 0)
     state = optim.state_dict() if optim_state_dict is None else optim_state_dict
     names = _names_of(model, optim)
     number_of = {id(each): number for number, each in enumerate(_numbered(optim))}
@@ -59,8 +71,10 @@ def optim_state_dict(model, optim, optim_state_dict=None, group=None):
             like = values[known[0]]
             filled = [like.new_zeros(parameter.shape) if value is None else value for value, parameter in zip(values, parameters)]
             gathered = unit.full_of(filled)
-            for at in known:
-                whole[names[numbers[at]]][key] = gathered[at]
+            for at in known if wanted else ():
+                whole[names[numbers[at]]][key] = gathered[at].to("cpu" if config and config.offload_to_cpu else gathered[at].device, copy=True)
+    if not wanted:
+        return {}
     at, groups = 0, []
     for each in state["param_groups"]:
         groups.append(dict(each, params=names[at:at + len(each["params"])]))

@@ -4,11 +4,12 @@ import torch
 from torch.utils import _pytree
 
 from muster import _C
-from muster.nn.parallel import _refuse_sync_batch_norm, _tensors_in
+from muster.nn.modules_in_use import refuse_sync_batch_norm, tensors_in
 
 from .options import native
 
 WRAPPED = "_fsdp_wrapped_module"
+_WRAPPERS = (WRAPPED + ".", "_checkpoint_wrapped_module.")
 
 
 def refuse(text):
@@ -18,12 +19,14 @@ def refuse(text):
 
 def plain(name):
     """The name that a parameter has without the wrappers around its modules."""
-    return name.replace(WRAPPED + ".", "")
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
 
 
 def unit_of(module):
     """The unit that `module` itself has, or None."""
-    return getattr(module, "_fsdp_unit", None)
+    return vars(module).get("_fsdp_unit")  # wrappers pass on what is asked of them
 
 
 def units_in(module):
@@ -42,32 +45,57 @@ def group_from(process_group, mesh):
     return mesh.get_group()
 
 
+def _own(module, ignored):
+    """Named parameters and buffers of `module` and of the modules inside that have no unit."""
+    parameters, buffers, seen = [], [], set()
+
+    def visit(part, path):
+        seen.add(id(part))
+        for found, of in ((parameters, part._parameters), (buffers, part._buffers)):
+            found += [(plain(path + name), each) for name, each in of.items() if each is not None and id(each) not in ignored]
+        for name, child in part._modules.items():
+            if child is not None and id(child) not in seen and unit_of(child) is None:
+                visit(child, f"{path}{name}.")
+
+    visit(module, "")
+    return parameters, buffers
+
+
 def make_unit(module, ignored, group, precision, reshard_after_forward, sync_module_states):
-    """Collective: of the parameters of `module` that are in no unit yet and not among `ignored` (ids)."""
-    _refuse_sync_batch_norm(module, "FullyShardedDataParallel")
-    wanted = [(plain(name), each) for name, each in module.named_parameters() if not _C._is_sharded(each) and id(each) not in ignored]
-    lazy = [name for name, each in wanted if isinstance(each, torch.nn.parameter.UninitializedParameter)]
+    """Collective: of what is in no unit inside of `module` and not among `ignored` (ids of parameters and buffers)."""
+    refuse_sync_batch_norm(module, "FullyShardedDataParallel")
+    parameters, buffers = _own(module, ignored)
+    lazy = [name for name, each in parameters if isinstance(each, torch.nn.parameter.UninitializedParameter)]
     if lazy:
         refuse(f"{', '.join(lazy)}: a lazy module has no parameters yet; run a forward pass before it is sharded")
-    meta = [name for name, each in wanted if each.is_meta]
+    meta = [name for name, each in parameters if each.is_meta]
     if meta:
         refuse(f"{', '.join(meta)}: on the meta device parameters have no values; give the module some first (to_empty, and its own initialisation)")
-    elsewhere = {id(each) for inner in module.modules() if inner is not module and unit_of(inner) for each in inner.buffers()}
-    buffers = [(plain(name), each) for name, each in module.named_buffers() if id(each) not in elsewhere]
-    return _C._ShardedUnit(type(module).__name__, wanted, buffers, group, native(precision), reshard_after_forward, sync_module_states)
+    precision, cast_root_forward_inputs = native(precision)
+    return _C._ShardedUnit(type(module).__name__, parameters, buffers, group, precision, cast_root_forward_inputs, reshard_after_forward,
+                           sync_module_states)
 
 
 def run(unit, forward, args, kwargs):
     """`forward(*args, **kwargs)` of the unit's module, on whole parameters."""
     leaves, form = _pytree.tree_flatten((args, kwargs))
     where = [at for at, each in enumerate(leaves) if isinstance(each, torch.Tensor)]
-    for at, tensor in zip(where, unit.before_forward([leaves[at] for at in where])):
-        leaves[at] = tensor
-    args, kwargs = _pytree.tree_unflatten(leaves, form)
+    given = [leaves[at] for at in where]
+    inputs = unit.before_forward(given)
+    if any(mine is not theirs for mine, theirs in zip(inputs, given)):  # else lists and dictionaries stay the caller's own
+        for at, tensor in zip(where, inputs):
+            leaves[at] = tensor
+        args, kwargs = _pytree.tree_unflatten(leaves, form)
     try:
         outputs = forward(*args, **kwargs)
     except BaseException:
         unit.leave_forward()
         raise
-    unit.after_forward(_tensors_in(outputs, []))
+    unit.after_forward(tensors_in(outputs, []))
     return outputs
+
+
+def parameters_by_name(module):
+    """Of `module`'s own names without wrappers, shared parameters by each: (the unit, the parameter's number there); None of what is in no unit."""
+    places = {id(each): (unit, index) for unit in units_in(module) for index, each in enumerate(unit.parameters())}
+    return {plain(name): places.get(id(each)) for name, each in module.named_parameters(remove_duplicate=False)}

@@ -10,6 +10,7 @@ from torch.utils import _pytree
 from muster import _C
 from muster.algorithms.ddp_comm_hooks.default_hooks import NativeHook
 from muster.algorithms.join import Join, Joinable, JoinHook
+from muster.nn.modules_in_use import refuse_sync_batch_norm, tensors_in
 
 __all__ = ["DistributedDataParallel", "DataParallel", "MixedPrecision"]
 
@@ -26,22 +27,6 @@ class MixedPrecision:
     cast_forward_inputs: bool = True  #: floating-point tensors among forward's arguments become param_dtype
 
 
-def _tensors_in(value, found):
-    """Those that a loss can be made of."""
-    if isinstance(value, torch.Tensor):
-        found.append(value)
-    elif isinstance(value, (list, tuple, set)):
-        for each in value:
-            _tensors_in(each, found)
-    elif isinstance(value, dict):
-        for each in value.values():
-            _tensors_in(each, found)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            _tensors_in(getattr(value, field.name, None), found)
-    return found
-
-
 class _Shadow(JoinHook):
     """A rank that has run out of inputs: makes the calls of the others' forward and backward."""
 
@@ -53,17 +38,6 @@ class _Shadow(JoinHook):
 
     def post_hook(self, is_last_joiner):
         self._of_model.post_hook(is_last_joiner)
-
-
-def _refuse_sync_batch_norm(module, wrapper="DistributedDataParallel"):
-    """It asks torch.distributed for the other ranks, and where that has none its statistics are each rank's own, without a word."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return
-    found = [name for name, each in module.named_modules() if isinstance(each, torch.nn.SyncBatchNorm)]
-    if found:
-        raise _C.DistArgumentError(
-            f"{wrapper}: {', '.join(found)}: SyncBatchNorm sums up over a group of torch.distributed's, and there is none. Use BatchNorm, "
-            "or torch's own after torch.distributed.init_process_group('muster')")
 
 
 class DistributedDataParallel(torch.nn.Module, Joinable):
@@ -103,7 +77,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         if (delay_all_reduce_named_params is None) != (param_to_hook_all_reduce is None):
             raise _C.DistArgumentError(
                 "DistributedDataParallel: delay_all_reduce_named_params and param_to_hook_all_reduce need to be set at the same time")
-        _refuse_sync_batch_norm(module)
+        refuse_sync_batch_norm(module, "DistributedDataParallel")
         self.module = module
         self.dim = dim
         self.device_ids = None if device_ids is None else [torch.device("cuda", each).index if isinstance(each, int)
@@ -158,7 +132,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
             if self._core.changes_arguments():
                 inputs, kwargs = _pytree.tree_map_only(torch.Tensor, self._core.changed, (inputs, kwargs))
             outputs = self.module(*inputs, **kwargs)
-            self._core.after_forward(_tensors_in(outputs, []))
+            self._core.after_forward(tensors_in(outputs, []))
             return outputs
 
     def _present(self):

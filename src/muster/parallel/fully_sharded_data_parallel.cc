@@ -6,12 +6,13 @@
 
 #include <algorithm>
 #include <map>
-#include <mutex>
 #include <span>
 #include <unordered_map>
 
 #include "muster/group/errors.h"
 #include "muster/parallel/module_parts.h"
+#include "muster/parallel/process_table.h"
+#include "muster/parallel/sharded_norm.h"
 #include "muster/parallel/sharded_unit.h"
 
 namespace muster {
@@ -20,31 +21,12 @@ namespace {
 
 [[noreturn]] void refuse(const std::string& text) { group::invalid("FullyShardedDataParallel: " + text); }
 
-/// Which modules of this process have units of their own.
-class Units {
- public:
-  static Units& of_process() {
-    static Units units;
-    return units;
-  }
-  void add(const torch::nn::Module& module, ShardedUnit* unit) {
-    const std::lock_guard lock(mutex_);
-    units_[&module] = unit;
-  }
-  void remove(const torch::nn::Module& module) {
-    const std::lock_guard lock(mutex_);
-    units_.erase(&module);
-  }
-  ShardedUnit* find(const torch::nn::Module& module) const {
-    const std::lock_guard lock(mutex_);
-    const auto found = units_.find(&module);
-    return found == units_.end() ? nullptr : found->second;
-  }
-
- private:
-  mutable std::mutex mutex_;
-  std::unordered_map<const torch::nn::Module*, ShardedUnit*> units_;
-};
+/// Of the modules of this process that have one of their own.
+ProcessTable<ShardedUnit*>& units_of_modules() {
+  static ProcessTable<ShardedUnit*> table;
+  return table;
+}
+ShardedUnit* unit_of(const torch::nn::Module& module) { return units_of_modules().find(&module); }
 
 std::string joined(const std::string& path, const std::string& name) { return path.empty() ? name : path + "." + name; }
 
@@ -53,7 +35,7 @@ void collect_own(const torch::nn::Module& module, const std::string& path, Modul
   for (const auto& item : module.named_parameters(/*recurse=*/false)) parts.parameters.push_back({joined(path, item.key()), item.value()});
   for (const auto& item : module.named_buffers(/*recurse=*/false)) parts.buffers.push_back({joined(path, item.key()), item.value()});
   for (const auto& child : module.named_children())
-    if (Units::of_process().find(*child.value()) == nullptr) collect_own(*child.value(), joined(path, child.key()), parts);
+    if (unit_of(*child.value()) == nullptr) collect_own(*child.value(), joined(path, child.key()), parts);
 }
 
 ModuleParts own_parts(torch::nn::Module& module) {
@@ -74,15 +56,8 @@ struct ShardedElement : torch::nn::Module {
   ShardedElement(torch::nn::AnyModule element, const FullyShardedDataParallelOptions& options)
       : element(std::move(element)), core(*this->element.ptr(), options) {}
   at::Tensor forward(at::Tensor input) {
-    input = core.before_forward({std::move(input)}).front();
-    try {
-      at::Tensor output = element.forward(std::move(input));
-      core.after_forward({output});
-      return output;
-    } catch (...) {
-      core.leave_forward();
-      throw;
-    }
+    return through_unit(
+        core, [this](at::Tensor each) -> at::Tensor { return element.forward(std::move(each)); }, std::move(input));
   }
   torch::nn::AnyModule element;
   ShardedCore core;
@@ -91,7 +66,7 @@ struct ShardedElement : torch::nn::Module {
 /// Inner ones first. What stands in several places is wrapped once.
 void wrap_elements(torch::nn::Module& module, const FullyShardedDataParallelOptions& options,
                    std::unordered_map<const torch::nn::Module*, torch::nn::AnyModule>& wrapped) {
-  if (Units::of_process().find(module) != nullptr) return;
+  if (unit_of(module) != nullptr) return;
   for (const auto& child : module.children()) wrap_elements(*child, options, wrapped);
   auto* sequential = module.as<torch::nn::SequentialImpl>();
   if (sequential == nullptr) return;
@@ -99,7 +74,7 @@ void wrap_elements(torch::nn::Module& module, const FullyShardedDataParallelOpti
   inner.auto_wrap_policy = {};
   for (torch::nn::AnyModule& element : *sequential) {
     const auto part = element.ptr();
-    const bool is_new = Units::of_process().find(*part) == nullptr && part->as<ShardedElement>() == nullptr;
+    const bool is_new = unit_of(*part) == nullptr && part->as<ShardedElement>() == nullptr;
     if (is_new && options.auto_wrap_policy(*part, parameters_without_unit(*part)))
       wrapped.emplace(part.get(), std::make_shared<ShardedElement>(element, inner));
     if (const auto found = wrapped.find(part.get()); found != wrapped.end()) element = found->second;
@@ -131,7 +106,7 @@ struct ShardedCore::State {
   std::unique_ptr<ShardedUnit> unit;
 
   ~State() {
-    if (unit) Units::of_process().remove(*module);
+    if (unit) units_of_modules().take_out(module);
   }
   /// This one and those inside.
   std::vector<ShardedUnit*> units() const {
@@ -140,7 +115,7 @@ struct ShardedCore::State {
     return all;
   }
   static void collect(const torch::nn::Module& from, std::vector<ShardedUnit*>& all) {
-    ShardedUnit* found = Units::of_process().find(from);
+    ShardedUnit* found = unit_of(from);
     if (found != nullptr && std::ranges::find(all, found) == all.end()) all.push_back(found);
     for (const auto& child : from.children()) collect(*child, all);
   }
@@ -150,7 +125,7 @@ struct ShardedCore::State {
 };
 
 ShardedCore::ShardedCore(torch::nn::Module& module, const FullyShardedDataParallelOptions& options) : state_(std::make_unique<State>()) {
-  if (Units::of_process().find(module) != nullptr) refuse("this " + module.name() + " is sharded already");
+  if (unit_of(module) != nullptr) refuse("this " + module.name() + " is sharded already");
   if (options.auto_wrap_policy) {
     std::unordered_map<const torch::nn::Module*, torch::nn::AnyModule> wrapped;
     wrap_elements(module, options, wrapped);
@@ -158,7 +133,7 @@ ShardedCore::ShardedCore(torch::nn::Module& module, const FullyShardedDataParall
   state_->module = &module;
   state_->keeps_alive = module.weak_from_this().lock();
   state_->unit = std::make_unique<ShardedUnit>(own_parts(module), unit_options(options));
-  Units::of_process().add(module, state_->unit.get());
+  units_of_modules().put(&module, state_->unit.get());
 }
 
 ShardedCore::~ShardedCore() = default;
@@ -172,6 +147,9 @@ void ShardedCore::leave_forward() noexcept { state_->unit->leave_forward(); }
 void ShardedCore::set_require_sync(bool on) {
   for (ShardedUnit* unit : state_->units()) unit->set_require_sync(on);
 }
+void ShardedCore::drop_gradients() {
+  for (ShardedUnit* unit : state_->units()) unit->drop_gradients();
+}
 bool ShardedCore::require_sync() const { return state_->unit->require_sync(); }
 
 void ShardedCore::summon() {
@@ -182,7 +160,7 @@ void ShardedCore::end_summon(bool writeback) {
 }
 
 double ShardedCore::clip_grad_norm(double max_norm, double norm_type) {
-  return parallel::clip_grad_norm(state_->units(), max_norm, norm_type);
+  return parallel::clip_grad_norm(state_->units(), {}, max_norm, norm_type);
 }
 const Group& ShardedCore::group() const { return state_->unit->group(); }
 std::size_t ShardedCore::units() const { return state_->units().size(); }

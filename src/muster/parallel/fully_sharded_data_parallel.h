@@ -71,6 +71,7 @@ class ShardedCore {
 
   void set_require_sync(bool on);
   bool require_sync() const;
+  void drop_gradients();
   void summon();
   void end_summon(bool writeback);
   StateDict state_dict(bool rank0_only);
@@ -86,6 +87,35 @@ class ShardedCore {
   struct State;
   std::unique_ptr<State> state_;
 };
+
+template <class T>
+using HeldArgument = std::conditional_t<holds_tensors<std::remove_cvref_t<T>>, std::remove_cvref_t<T>, T&&>;
+
+/// `forward(arguments...)` between the core's two halves; tensors among the arguments are what before_forward() makes of them.
+template <class Forward, class... Arguments>
+auto through_unit(ShardedCore& core, const Forward& forward, Arguments&&... arguments) {
+  std::tuple<HeldArgument<Arguments>...> held(std::forward<Arguments>(arguments)...);
+  const auto each_tensor = [&held](const TensorMap& visit) {
+    std::apply([&visit](auto&... each) { (replace_tensors(each, visit), ...); }, held);
+  };
+  std::vector<at::Tensor> inputs;
+  each_tensor([&inputs](const at::Tensor& each) { return inputs.emplace_back(each); });
+  inputs = core.before_forward(std::move(inputs));
+  auto next = inputs.begin();
+  each_tensor([&next](const at::Tensor&) { return *next++; });
+  auto output = [&] {
+    try {
+      return std::apply([&forward](auto&... each) { return forward(static_cast<Arguments&&>(each)...); }, held);
+    } catch (...) {
+      core.leave_forward();
+      throw;
+    }
+  }();
+  std::vector<at::Tensor> outputs;
+  collect_tensors(output, outputs);
+  core.after_forward(outputs);
+  return output;
+}
 
 }  // namespace parallel
 
@@ -120,18 +150,8 @@ class FullyShardedDataParallel {
   /// The module's own forward, on its whole parameters. Its tensors are what the loss is made of.
   template <class... Arguments>
   auto forward(Arguments&&... arguments) {
-    std::tuple<Held<Arguments>...> held(std::forward<Arguments>(arguments)...);
-    return std::apply(
-        [this](auto&... each) {
-          enter(each...);
-          try {
-            return finish(module_->forward(static_cast<Arguments&&>(each)...));
-          } catch (...) {
-            core_->leave_forward();
-            throw;
-          }
-        },
-        held);
+    const auto inner = [this](auto&&... each) { return module_->forward(std::forward<decltype(each)>(each)...); };
+    return parallel::through_unit(*core_, inner, std::forward<Arguments>(arguments)...);
   }
   template <class... Arguments>
   auto operator()(Arguments&&... arguments) {
@@ -147,7 +167,7 @@ class FullyShardedDataParallel {
   std::int64_t unsharded_bytes() const { return core_->unsharded_bytes(); }
 
   /// While it lives, backward adds whole gradients up on this rank; the first backward pass after it averages the sums. That takes the
-  /// memory of all gradients.
+  /// memory of all gradients; drop_gradients() forgets them.
   class NoSync {
    public:
     explicit NoSync(parallel::ShardedCore& core) : core_(core), before_(core.require_sync()) { core.set_require_sync(false); }
@@ -160,6 +180,8 @@ class FullyShardedDataParallel {
     bool before_;
   };
   [[nodiscard]] NoSync no_sync() { return NoSync(*core_); }
+  /// Forgets what backward has added up inside of no_sync(), which zero_grad() of an optimizer does not reach.
+  void drop_gradients() { core_->drop_gradients(); }
 
   /// While it lives, the module's parameters are whole on every rank: to look at, or to torch::save. `writeback`: what has been changed in
   /// them on this rank counts for its shard. Collective.
@@ -185,31 +207,10 @@ class FullyShardedDataParallel {
   void load_sharded_state_dict(const StateDict& state) { core_->load_sharded_state_dict(state); }
 
   /// Collective: the norm of all gradients over all ranks, which are multiplied so that it is at most `max_norm`. torch's own function sees
-  /// only one rank's shards.
+  /// only one rank's shards, and scales every rank's by another factor.
   double clip_grad_norm_(double max_norm, double norm_type = 2) { return core_->clip_grad_norm(max_norm, norm_type); }
 
  private:
-  template <class T>
-  using Held = std::conditional_t<parallel::holds_tensors<std::remove_cvref_t<T>>, std::remove_cvref_t<T>, T&&>;
-  template <class... Arguments>
-  void enter(Arguments&... arguments) {
-    std::vector<at::Tensor> inputs;
-    const auto take = [&inputs](const at::Tensor& each) { return inputs.emplace_back(each); };
-    (parallel::replace_tensors(arguments, take), ...);
-    inputs = core_->before_forward(std::move(inputs));
-    auto next = inputs.begin();
-    const auto give = [&next](const at::Tensor&) { return *next++; };
-    (parallel::replace_tensors(arguments, give), ...);
-  }
-  template <class Output>
-  Output finish(Output output) {
-    std::vector<at::Tensor> tensors;
-    using parallel::collect_tensors;
-    collect_tensors(output, tensors);
-    core_->after_forward(tensors);
-    return output;
-  }
-
   Module module_;
   std::shared_ptr<parallel::ShardedCore> core_;
 };

@@ -6,13 +6,20 @@
 
 namespace muster::parallel {
 
+at::Tensor cast_floating_point(const at::Tensor& tensor, std::optional<at::ScalarType> dtype) {
+  return dtype && tensor.is_floating_point() ? tensor.to(*dtype) : tensor;
+}
+
+void cast_in_place(const std::vector<at::Tensor>& tensors, std::optional<at::ScalarType> dtype) {
+  for (const at::Tensor& tensor : tensors)
+    if (dtype && tensor.is_floating_point()) tensor.set_data(tensor.detach().to(*dtype));
+}
+
 LowPrecision::LowPrecision(std::vector<at::Tensor> parameters, const std::vector<at::Tensor>& buffers, const MixedPrecision& config)
     : config_(config) {
   for (at::Tensor& parameter : parameters)
     if (parameter.is_floating_point()) parameters_.push_back(std::move(parameter));
-  if (!config.buffer_dtype) return;
-  for (const at::Tensor& buffer : buffers)
-    if (buffer.is_floating_point()) buffer.set_data(buffer.detach().to(*config.buffer_dtype));
+  cast_in_place(buffers, config.buffer_dtype);
 }
 
 bool LowPrecision::lower() {
@@ -38,7 +45,7 @@ void LowPrecision::restore() {
 }
 
 at::Tensor LowPrecision::cast(const at::Tensor& input) const {
-  return config_.param_dtype && config_.cast_forward_inputs && input.is_floating_point() ? input.to(*config_.param_dtype) : input;
+  return config_.cast_forward_inputs ? cast_floating_point(input, config_.param_dtype) : input;
 }
 
 }  // namespace muster::parallel

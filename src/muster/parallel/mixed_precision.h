@@ -19,6 +19,11 @@ struct MixedPrecision {
 
 namespace parallel {
 
+/// In that type, where there is one and it is a floating-point tensor.
+at::Tensor cast_floating_point(const at::Tensor& tensor, std::optional<at::ScalarType> dtype);
+/// The same of tensors that stay the tensors that they are.
+void cast_in_place(const std::vector<at::Tensor>& tensors, std::optional<at::ScalarType> dtype);
+
 /// The parameters of one module between their two types. One thread at a time.
 class LowPrecision {
  public:

@@ -25,7 +25,7 @@ at::Tensor in_memory_order(const at::Tensor& tensor, const at::Tensor& like) {
     return at::empty({0}, dense.options()).set_(dense.storage(), dense.storage_offset(), {dense.numel()}, {1});
   };
   const at::Tensor plain = tensor.detach();
-  if (plain.strides() == like.strides() && plain.is_non_overlapping_and_dense() && !plain.is_neg()) return flat(plain);
+  if (plain.strides() == like.strides() && plain.is_non_overlapping_and_dense() && !plain.is_neg() && !plain.is_conj()) return flat(plain);
   at::Tensor copy = at::empty_strided(like.sizes(), like.strides(), plain.options());
   copy.copy_(plain);
   return flat(copy);
@@ -46,7 +46,7 @@ void take_memory(const at::Tensor& tensor) {
 }  // namespace
 
 ShardedParameters::ShardedParameters(std::vector<ModuleParts::Named> parameters, ShardingOptions options)
-    : parameters_(std::move(parameters)), options_(std::move(options)), other_gradients_(parameters_.size()) {
+    : parameters_(std::move(parameters)), options_(std::move(options)), shard_gradients_(parameters_.size()), sums_(parameters_.size()) {
   const at::NoGradGuard no_grad;
   const c10::InferenceMode ordinary(false);
   lay_out();
@@ -100,7 +100,7 @@ void ShardedParameters::lay_out() {
       const Stretch stretch = mine(i);
       shards_[i] = shaped_like(flat.shard, stretch.in_shard, at::empty({stretch.elements}, flat.options));
       shards_[i].copy_(shard_of(i, tensor));
-      std::swap(tensor.mutable_grad(), other_gradients_[i]);
+      tensor.mutable_grad().reset();
       tensor.set_data(shards_[i]);
     }
     take_memory(flat.unsharded);
@@ -126,6 +126,10 @@ ShardedParameters::Stretch ShardedParameters::mine(std::size_t index) const {
   return {.rank = rank};
 }
 
+bool ShardedParameters::is_in_unsharded(const at::Tensor& tensor) const {
+  return std::ranges::any_of(flats_, [&](const Flat& flat) { return tensor.is_alias_of(flat.unsharded); });
+}
+
 std::int64_t ShardedParameters::unsharded_bytes() const {
   std::int64_t bytes = 0;
   for (const Flat& flat : flats_) bytes += static_cast<std::int64_t>(flat.unsharded.storage().nbytes());
@@ -134,11 +138,21 @@ std::int64_t ShardedParameters::unsharded_bytes() const {
 
 // ---- the two forms ---------------------------------------------------------------------------------------------------
 
-void ShardedParameters::show(const std::vector<at::Tensor>& form) {
+/// A shard's gradient waits until its parameter is seen as a shard again.
+void ShardedParameters::show_whole(const std::vector<at::Tensor>& whole) {
+  check_unchanged();
   for (std::size_t i = 0; i < size(); ++i) {
     const at::Tensor& parameter = parameters_[i].tensor;
-    std::swap(parameter.mutable_grad(), other_gradients_[i]);
-    parameter.set_data(form[i]);
+    shard_gradients_[i] = std::exchange(parameter.mutable_grad(), at::Tensor());
+    parameter.set_data(whole[i]);
+  }
+}
+
+void ShardedParameters::show_shards() {
+  for (std::size_t i = 0; i < size(); ++i) {
+    const at::Tensor& parameter = parameters_[i].tensor;
+    parameter.mutable_grad() = std::exchange(shard_gradients_[i], at::Tensor());
+    parameter.set_data(shards_[i]);
   }
 }
 
@@ -163,23 +177,39 @@ void ShardedParameters::check_unchanged() const {
 
 void ShardedParameters::unshard(bool gather_anew) {
   if (is_unsharded_) return;
-  check_unchanged();
   const at::NoGradGuard no_grad;
   for (Flat& flat : flats_)
     if (!flat.is_there || gather_anew) gather(flat);
-  show(whole_);
+  show_whole(whole_);
   is_unsharded_ = true;
 }
 
 void ShardedParameters::reshard(bool keep_memory) {
   const at::NoGradGuard no_grad;
-  if (std::exchange(is_unsharded_, false)) show(shards_);
+  if (std::exchange(is_unsharded_, false)) show_shards();
   if (keep_memory) return;
   for (Flat& flat : flats_)
     if (std::exchange(flat.is_there, false)) take_memory(flat.unsharded);
 }
 
 // ---- gradients -------------------------------------------------------------------------------------------------------
+
+void ShardedParameters::collect_gradients(bool will_wait) {
+  const at::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < size(); ++i) {
+    at::Tensor gradient = std::exchange(parameters_[i].tensor.mutable_grad(), at::Tensor());
+    if (!gradient.defined()) continue;
+    if (gradient.is_sparse()) gradient = gradient.to_dense();
+    if (sums_[i].defined())
+      sums_[i].add_(gradient);
+    else
+      sums_[i] = will_wait ? gradient.to(flats_[places_[i].flat].reduced_dtype) : gradient;
+  }
+}
+
+void ShardedParameters::drop_gradients() {
+  for (at::Tensor& sum : sums_) sum.reset();
+}
 
 void ShardedParameters::reduce_gradients() {
   const at::NoGradGuard no_grad;
@@ -198,32 +228,41 @@ void ShardedParameters::reduce(const Flat& flat) {
   const at::Tensor factor = at::native::wrapped_scalar_tensor(1.0 / ranks);
   for (std::int64_t slot = 0; slot < parameters; ++slot) {
     const std::size_t i = flat.indices[static_cast<std::size_t>(slot)];
-    at::Tensor& gradient = parameters_[i].tensor.mutable_grad();
-    if (!gradient.defined()) continue;
+    if (!sums_[i].defined()) continue;
     all.select(1, flat.shard_elements + slot).fill_(1);
-    const at::Tensor values = in_memory_order(gradient.is_sparse() ? gradient.to_dense() : gradient, whole_[i]);
-    gradient.reset();
+    const at::Tensor values = in_memory_order(std::exchange(sums_[i], at::Tensor()), whole_[i]);
     for (const Stretch& stretch : stretches_of(i)) {
       at::Tensor to = all.select(0, stretch.rank).narrow(0, stretch.in_shard, stretch.elements);
-      at::mul_out(to, values.narrow(0, stretch.in_parameter, stretch.elements), factor);
+      const at::Tensor from = values.narrow(0, stretch.in_parameter, stretch.elements);
+      // Divided in the type that it travels in.
+      from.scalar_type() == to.scalar_type() ? at::mul_out(to, from, factor) : to.copy_(from).mul_(factor);
     }
   }
   const at::Tensor reduced = unset_memory(flat.shard_elements + parameters, options);
   reduce_scatter_tensor(reduced, all.view({-1}), {.group = options_.group});
-  const at::Tensor used = reduced.narrow(0, flat.shard_elements, parameters).to(at::kCPU, at::kFloat);
+  const at::Tensor flags = reduced.narrow(0, flat.shard_elements, parameters);
+  const at::Tensor used = (flags.is_complex() ? at::real(flags) : flags).to(at::kCPU, at::kFloat);
   const at::Tensor averages = reduced.to(flat.options.dtype());
   for (std::int64_t slot = 0; slot < parameters; ++slot) {
     if (used.const_data_ptr<float>()[slot] == 0) continue;
     const std::size_t i = flat.indices[static_cast<std::size_t>(slot)];
     const at::Tensor average = shaped_like(averages, mine(i).in_shard, shards_[i]);
-    at::Tensor& sum = other_gradients_[i];
+    at::Tensor& sum = is_unsharded_ ? shard_gradients_[i] : parameters_[i].tensor.mutable_grad();
     sum.defined() ? void(sum.add_(average)) : void(sum = average);
   }
 }
 
 // ---- whole values ----------------------------------------------------------------------------------------------------
 
-std::vector<at::Tensor> ShardedParameters::full() const { return full_of(shards_); }
+std::vector<at::Tensor> ShardedParameters::full() const {
+  if (is_lent_) {
+    std::vector<at::Tensor> all;
+    for (const auto& parameter : parameters_) all.push_back(parameter.tensor.detach());
+    return all;
+  }
+  if (!is_unsharded_) check_unchanged();
+  return full_of(shards_);
+}
 
 std::vector<at::Tensor> ShardedParameters::full_of(const std::vector<at::Tensor>& shards) const {
   const at::NoGradGuard no_grad;
@@ -254,20 +293,23 @@ at::Tensor ShardedParameters::shard_of(std::size_t index, const at::Tensor& whol
 }
 
 void ShardedParameters::set(std::size_t index, const at::Tensor& whole) {
+  check_unchanged();
   const at::NoGradGuard no_grad;
   shards_[index].copy_(shard_of(index, whole));
 }
 
 void ShardedParameters::lend(const std::vector<at::Tensor>& whole) {
   const at::NoGradGuard no_grad;
-  show(whole);
+  show_whole(whole);
+  is_lent_ = true;
 }
 
 void ShardedParameters::take_back(bool keep_values) {
   const at::NoGradGuard no_grad;
   if (keep_values)
-    for (std::size_t i = 0; i < size(); ++i) set(i, parameters_[i].tensor);
-  show(shards_);
+    for (std::size_t i = 0; i < size(); ++i) shards_[i].copy_(shard_of(i, parameters_[i].tensor));
+  show_shards();
+  is_lent_ = false;
 }
 
 }  // namespace muster::parallel

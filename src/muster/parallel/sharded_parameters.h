@@ -25,8 +25,8 @@ struct ShardingOptions {
   std::optional<at::ScalarType> reduce_dtype = {};  ///< what gradients travel as; absent: that of the unsharded parameters
 };
 
-/// One thread at a time. All members call what is collective alike. A gradient has the form in which its parameter is seen: that of a
-/// parameter in the other form is kept beside it until the form changes.
+/// One thread at a time. All members call what is collective alike. A parameter's gradient is of the form in which it is seen: while it is
+/// whole, its shard's gradient is kept aside.
 class ShardedParameters {
  public:
   /// Shards them as they are; each of them once, strided, all on one device. Sends nothing.
@@ -40,6 +40,8 @@ class ShardedParameters {
   /// Of the whole parameter.
   at::IntArrayRef sizes_of(std::size_t index) const { return whole_[index].sizes(); }
   bool is_unsharded() const { return is_unsharded_; }
+  /// Whether it lies in the memory of the unsharded parameters.
+  bool is_in_unsharded(const at::Tensor& tensor) const;
   /// Bytes that the unsharded parameters hold now.
   std::int64_t unsharded_bytes() const;
 
@@ -48,11 +50,15 @@ class ShardedParameters {
   /// `keep_memory`: for a graph that is about to need the values; else the memory is given back.
   void reshard(bool keep_memory);
 
-  /// Collective, while unsharded: gradients are averaged over the ranks, and each rank's shards of them added to what it has; one that no
-  /// rank has in this pass stays as it was. Whole gradients are gone then.
+  /// While unsharded: takes the parameters' gradients and adds them to those that were taken before. `will_wait`: more are to come before
+  /// they are reduced; they add up in the type in which they will travel.
+  void collect_gradients(bool will_wait);
+  /// Collective: what was collected is averaged over the ranks, and each rank's shards of it added to the shards' gradients; a parameter of
+  /// which no rank has collected one keeps what it has.
   void reduce_gradients();
+  void drop_gradients();
 
-  /// Collective, in either form: the values of each whole parameter, in its own dtype.
+  /// Collective, in any form: the values of each whole parameter, in its own dtype; those that are lent as they are.
   std::vector<at::Tensor> full() const;
   /// The same of other tensors of which there is one for each parameter, as long as its shard here, all of one dtype.
   std::vector<at::Tensor> full_of(const std::vector<at::Tensor>& shards) const;
@@ -93,7 +99,8 @@ class ShardedParameters {
   Stretch mine(std::size_t index) const;
   void check_unchanged() const;
   void gather(Flat& flat);
-  void show(const std::vector<at::Tensor>& form);
+  void show_whole(const std::vector<at::Tensor>& whole);
+  void show_shards();
   void reduce(const Flat& flat);
 
   std::vector<ModuleParts::Named> parameters_;
@@ -101,8 +108,9 @@ class ShardedParameters {
   std::vector<Flat> flats_;
   std::vector<Place> places_;
   std::vector<at::Tensor> shards_, whole_;   // the two forms
-  std::vector<at::Tensor> other_gradients_;  // of the form that is not seen
-  bool is_unsharded_ = false;
+  std::vector<at::Tensor> shard_gradients_;  // while the parameters are whole
+  std::vector<at::Tensor> sums_;             // of whole gradients, that are not reduced yet
+  bool is_unsharded_ = false, is_lent_ = false;
 };
 
 }  // namespace muster::parallel

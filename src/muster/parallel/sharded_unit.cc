@@ -8,7 +8,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <exception>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <type_traits>
@@ -20,6 +22,7 @@
 #include "muster/group/errors.h"
 #include "muster/group/init.h"
 #include "muster/parallel/packed_broadcast.h"
+#include "muster/parallel/process_table.h"
 #include "muster/parallel/same_modules.h"
 
 namespace muster::parallel {
@@ -27,47 +30,10 @@ namespace {
 
 [[noreturn]] void refuse(const std::string& text) { group::invalid("FullyShardedDataParallel: " + text); }
 
-/// Of a given group's ranks, for the calls of all units on it: nobody else's come between them. It lives as long as the given one.
-Group group_of_units(const Group& given) {
-  static std::mutex mutex;
-  static std::map<std::weak_ptr<ProcessGroup>, std::weak_ptr<ProcessGroup>, std::owner_less<>> groups;
-  {
-    const std::lock_guard lock(mutex);
-    std::erase_if(groups, [](const auto& entry) { return entry.first.expired(); });
-    if (const auto found = groups.find(given); found != groups.end())
-      if (Group group = found->second.lock()) return group;
-  }
-  Group group =
-      new_group({.ranks = given->ranks(), .timeout = given->timeout(), .backend = given->backend(), .use_local_synchronization = true});
-  const std::lock_guard lock(mutex);
-  groups[given] = group;
-  return group;
+ProcessTable<bool>& sharded_parameters() {
+  static ProcessTable<bool> table;
+  return table;
 }
-
-/// The parameters of all units of this process.
-class Registry {
- public:
-  static Registry& of_process() {
-    static Registry registry;
-    return registry;
-  }
-  void add(const at::Tensor& parameter) {
-    const std::lock_guard lock(mutex_);
-    parameters_.insert(parameter.unsafeGetTensorImpl());
-  }
-  void remove(const at::Tensor& parameter) {
-    const std::lock_guard lock(mutex_);
-    parameters_.erase(parameter.unsafeGetTensorImpl());
-  }
-  bool has(const at::Tensor& parameter) const {
-    const std::lock_guard lock(mutex_);
-    return parameters_.count(parameter.unsafeGetTensorImpl()) != 0;
-  }
-
- private:
-  mutable std::mutex mutex_;
-  std::unordered_set<const void*> parameters_;
-};
 
 std::vector<ModuleParts::Named> once_each(const std::vector<ModuleParts::Named>& registered) {
   std::unordered_set<const void*> seen;
@@ -75,6 +41,12 @@ std::vector<ModuleParts::Named> once_each(const std::vector<ModuleParts::Named>&
   for (const auto& each : registered)
     if (each.tensor.defined() && seen.insert(each.tensor.unsafeGetTensorImpl()).second) all.push_back(each);
   return all;
+}
+
+std::vector<at::Tensor> tensors_of(const std::vector<ModuleParts::Named>& named) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& each : named) tensors.push_back(each.tensor);
+  return tensors;
 }
 
 void check(const std::vector<ModuleParts::Named>& parameters) {
@@ -100,25 +72,40 @@ bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; 
 
 }  // namespace
 
-bool is_sharded(const at::Tensor& parameter) { return Registry::of_process().has(parameter); }
+bool is_sharded(const at::Tensor& parameter) { return sharded_parameters().find(parameter.unsafeGetTensorImpl()); }
+
+/// The units on one group's ranks: their calls travel in a group of their own, so that nobody else's come between them.
+struct ShardedUnit::Family {
+  /// And that group, which the units hold. Collective where there is none yet, or a failure has ended it.
+  static std::pair<std::shared_ptr<Family>, Group> of(const Group& given);
+
+  std::weak_ptr<ProcessGroup> group;
+  std::vector<std::weak_ptr<State>> units;  // in the order in which every member makes them
+  int in_forward = 0;
+};
 
 struct ShardedUnit::State : std::enable_shared_from_this<State> {
   using NodeRef =
       std::remove_cvref_t<decltype(std::declval<const at::Tensor&>().grad_fn())>;  // which pointer it is depends on torch's version
+  struct Call;
   struct Gate;
   struct Watch;
+  using CallRef = std::shared_ptr<Call>;
 
-  State(std::vector<ModuleParts::Named> named, const ShardedUnitOptions& given, Group units)
+  State(std::vector<ModuleParts::Named> named, const ShardedUnitOptions& given, std::pair<std::shared_ptr<Family>, Group> of)
       : options(given),
-        group(std::move(units)),
+        family(std::move(of.first)),
+        group(std::move(of.second)),
         parameters(std::move(named), {group, given.mixed_precision.param_dtype, given.mixed_precision.reduce_dtype}) {}
 
-  std::vector<at::Tensor> behind_gate(std::vector<at::Tensor> inputs);
-  void hook_outputs(std::span<const at::Tensor> outputs);
+  void put_gate(Call& call, std::vector<at::Tensor>& inputs);
+  void hook_outputs(const CallRef& call, std::span<const at::Tensor> outputs);
   void hook_parameters();
-  void begin_part();
-  void end_part();
+  void begin_part(Call& call);
+  void end_part(Call& call);
   void end_pass();
+  void reduce_if_due();
+  void reduce_what_is_owed();
   template <class Check, class Step>
   void step_of_backward(Check check, Step step);
   void expect_end_of_pass();
@@ -130,31 +117,41 @@ struct ShardedUnit::State : std::enable_shared_from_this<State> {
   std::string why() const;
 
   const ShardedUnitOptions options;
+  const std::shared_ptr<Family> family;
   const Group group;
   ShardedParameters parameters;
   std::shared_ptr<const void> keeps_alive;
-  std::optional<LowPrecision> low;  // of buffers and inputs
 
   std::recursive_mutex mutex;
-  int depth = 0;      // of forward passes
-  bool held = false;  // unshard() was called, and reshard() was not
+  std::vector<CallRef> in_forward;  // one inside the other
   bool summoned = false;
   bool require_sync = true;
-  // Of a backward pass.
-  bool awaits_end = false;  // it has come to this unit
-  bool has_gradients = false;
+  // Of a backward pass that has come to this unit.
+  bool awaits_end = false;
+  std::uint64_t pass = 1;
+  int parts = 0;      // calls whose part of the pass has begun and not ended
+  bool due = false;   // gradients may have come
+  bool owes = false;  // and were not reduced
   std::exception_ptr failure;
+};
+
+/// One forward pass of the unit.
+struct ShardedUnit::State::Call {
+  std::vector<std::pair<at::Tensor, std::int64_t>> given;  // inputs behind the gate and their versions
+  std::uint64_t begun = 0;                                 // in which backward pass
 };
 
 /// In front of a forward's inputs.
 struct ShardedUnit::State::Gate final : torch::autograd::Node {
-  Gate(std::weak_ptr<State> state, torch::autograd::edge_list&& next) : Node(std::move(next)), state(std::move(state)) {}
+  Gate(std::shared_ptr<State> state, CallRef call, torch::autograd::edge_list&& next)
+      : Node(std::move(next)), state(std::move(state)), call(std::move(call)) {}
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
-    if (const auto alive = state.lock()) alive->end_part();
+    state->end_part(*call);
     return std::move(gradients);
   }
   std::string name() const override { return "ShardedUnitGate"; }
-  std::weak_ptr<State> state;
+  std::shared_ptr<State> state;
+  CallRef call;
 };
 
 /// Lives as long as autograd keeps the callback for the end of a backward pass: it is dropped uncalled where an exception ends the pass.
@@ -167,11 +164,32 @@ struct ShardedUnit::State::Watch {
   bool ended = false;
 };
 
+std::pair<std::shared_ptr<ShardedUnit::Family>, Group> ShardedUnit::Family::of(const Group& given) {
+  static std::mutex mutex;
+  static std::map<std::weak_ptr<ProcessGroup>, std::shared_ptr<Family>, std::owner_less<>> families;
+  {
+    const std::lock_guard lock(mutex);
+    std::erase_if(families, [](const auto& entry) { return entry.first.expired(); });
+    if (const auto found = families.find(given); found != families.end())
+      if (const Group group = found->second->group.lock(); group && group->failure().ok()) return {found->second, group};
+  }
+  const Group group = new_group({.ranks = given->ranks(),
+                                 .timeout = given->timeout(),
+                                 .backend = given->backend(),
+                                 .use_local_synchronization = true,
+                                 .sort_ranks = false});
+  const auto family = std::make_shared<Family>();
+  family->group = group;
+  const std::lock_guard lock(mutex);
+  families[given] = family;
+  return {family, group};
+}
+
 // ---- forward ---------------------------------------------------------------------------------------------------------
 
 /// One node for all of them, so that it is reached once.
-std::vector<at::Tensor> ShardedUnit::State::behind_gate(std::vector<at::Tensor> inputs) {
-  if (!at::GradMode::is_enabled()) return inputs;
+void ShardedUnit::State::put_gate(Call& call, std::vector<at::Tensor>& inputs) {
+  if (!at::GradMode::is_enabled()) return;
   std::vector<at::Tensor*> wanting;
   torch::autograd::edge_list edges;
   for (at::Tensor& input : inputs) {
@@ -179,23 +197,20 @@ std::vector<at::Tensor> ShardedUnit::State::behind_gate(std::vector<at::Tensor> 
     wanting.push_back(&input);
     edges.push_back(torch::autograd::impl::gradient_edge(input));
   }
-  if (wanting.empty()) return inputs;
-  const NodeRef gate(std::unique_ptr<torch::autograd::Node>(new Gate(weak_from_this(), std::move(edges))));
+  if (wanting.empty()) return;
+  const NodeRef gate(std::unique_ptr<torch::autograd::Node>(new Gate(shared_from_this(), in_forward.back(), std::move(edges))));
   for (at::Tensor* input : wanting) {
     at::Tensor same = input->detach();
     torch::autograd::create_gradient_edge(same, gate);
+    call.given.emplace_back(same, static_cast<std::int64_t>(same._version()));
     *input = same;
   }
-  return inputs;
 }
 
-void ShardedUnit::State::hook_outputs(std::span<const at::Tensor> outputs) {
-  for (const at::Tensor& output : outputs) {
-    if (!output.defined() || !output.requires_grad() || output.is_leaf()) continue;
-    output.register_hook([weak = weak_from_this()](const at::Tensor&) {
-      if (const auto alive = weak.lock()) alive->begin_part();
-    });
-  }
+void ShardedUnit::State::hook_outputs(const CallRef& call, std::span<const at::Tensor> outputs) {
+  for (const at::Tensor& output : outputs)
+    if (output.defined() && output.requires_grad() && !output.is_leaf())
+      output.register_hook([state = shared_from_this(), call](const at::Tensor&) { state->begin_part(*call); });
 }
 
 /// What comes while the parameter is sharded would not be averaged.
@@ -207,8 +222,8 @@ void ShardedUnit::State::hook_parameters() {
       if (!alive || alive->parameters.is_unsharded()) return;
       const auto check = [&] {
         refuse("the gradient of '" + alive->parameters.name(i) +
-               "' came while it was sharded. It was used outside of its unit's forward, or " +
-               "forward gave its tensors in a type that is not searched for them");
+               "' came while it was sharded. It was used outside of its unit's forward, or forward gave its tensors in a type that is not "
+               "searched for them");
       };
       alive->step_of_backward(check, [] {});
     });
@@ -237,15 +252,16 @@ void ShardedUnit::State::step_of_backward(Check check, Step step) {
   }
 }
 
-void ShardedUnit::State::begin_part() {
+void ShardedUnit::State::begin_part(Call& call) {
   const auto check = [this] {
     if (summoned) refuse("backward while the full parameters are summoned: end that first");
     if (at::GradMode::is_enabled())
       refuse("backward(create_graph=true) is not there: whole parameters are gone when a graph of it would need them");
   };
-  step_of_backward(check, [this] {
+  step_of_backward(check, [&] {
     expect_end_of_pass();
-    has_gradients = true;
+    if (std::exchange(call.begun, pass) != pass) ++parts;
+    due = true;
     parameters.unshard(/*gather_anew=*/false);
   });
 }
@@ -259,17 +275,43 @@ void ShardedUnit::State::expect_end_of_pass() {
   });
 }
 
-void ShardedUnit::State::end_part() {
+void ShardedUnit::State::end_part(Call& call) {
   step_of_backward([] {},
-                   [this] {
-                     if (std::exchange(has_gradients, false) && require_sync) parameters.reduce_gradients();
-                     if (!held) parameters.reshard(/*keep_memory=*/false);
+                   [&] {
+                     if (std::exchange(call.begun, 0) == pass) --parts;
+                     if (parts == 0) reduce_if_due();
                    });
 }
 
+void ShardedUnit::State::reduce_if_due() {
+  if (parameters.is_unsharded()) parameters.collect_gradients(/*will_wait=*/!require_sync);
+  if (std::exchange(due, false)) owes = true;
+  if (owes && require_sync) {
+    owes = false;
+    parameters.reduce_gradients();
+  }
+  parameters.reshard(/*keep_memory=*/false);
+}
+
 void ShardedUnit::State::end_pass() {
-  awaits_end = false;
-  end_part();
+  step_of_backward([] {},
+                   [this] {
+                     awaits_end = false;
+                     ++pass;
+                     parts = 0;
+                     reduce_if_due();
+                     reduce_what_is_owed();
+                   });
+}
+
+/// By units that this pass has not come to.
+void ShardedUnit::State::reduce_what_is_owed() {
+  for (const auto& each : family->units) {
+    const auto unit = each.lock();
+    if (!unit) continue;
+    const std::lock_guard lock(unit->mutex);
+    if (unit->owes && unit->require_sync && !unit->awaits_end) unit->reduce_if_due();
+  }
 }
 
 void ShardedUnit::State::left_in_the_middle() noexcept {
@@ -283,7 +325,6 @@ void ShardedUnit::State::left_in_the_middle() noexcept {
 
 /// The parameters are to be looked at whatever has happened.
 void ShardedUnit::State::fail() noexcept {
-  has_gradients = false;
   try {
     parameters.reshard(false);
     group->abort("a pass of a sharded model failed on rank " + std::to_string(group->rank()) + ": " + why());
@@ -307,27 +348,27 @@ std::string ShardedUnit::State::why() const {
 ShardedUnit::ShardedUnit(const ModuleParts& parts, const ShardedUnitOptions& options) {
   const Group given = options.group ? options.group : default_group();
   if (!given->is_member()) refuse("this rank is not a member of process_group");
-  const auto parameters = once_each(parts.parameters);
+  const auto parameters = once_each(parts.parameters), buffers = once_each(parts.buffers);
   check(parameters);
-  compare_modules("FullyShardedDataParallel", given, described(parameters) + described_options(options));
-  const Group group = group_of_units(given);
-  std::vector<at::Tensor> buffers;
-  for (const auto& each : once_each(parts.buffers)) buffers.push_back(each.tensor);
+  compare_modules("FullyShardedDataParallel", given, described(parameters) + described(buffers) + described_options(options));
+  const auto family = Family::of(given);
   if (options.sync_module_states) {
-    std::vector<at::Tensor> tensors;
-    for (const auto& each : parameters) tensors.push_back(each.tensor);
-    tensors.insert(tensors.end(), buffers.begin(), buffers.end());
-    PackedBroadcast().send_from(group, 0, tensors);
+    std::vector<at::Tensor> tensors = tensors_of(parameters);
+    for (const at::Tensor& each : tensors_of(buffers)) tensors.push_back(each);
+    PackedBroadcast().send_from(family.second, 0, tensors);
   }
-  state_ = std::make_shared<State>(parameters, options, group);
+  state_ = std::make_shared<State>(parameters, options, family);
   state_->keeps_alive = parts.keeps_alive;
-  state_->low.emplace(std::vector<at::Tensor>(), buffers, options.mixed_precision);
+  cast_in_place(tensors_of(buffers), options.mixed_precision.buffer_dtype);
   state_->hook_parameters();
-  for (const auto& each : parameters) Registry::of_process().add(each.tensor);
+  auto& siblings = family.first->units;
+  std::erase_if(siblings, [](const auto& each) { return each.expired(); });
+  siblings.push_back(state_);
+  for (const auto& each : parameters) sharded_parameters().put(each.tensor.unsafeGetTensorImpl(), true);
 }
 
 ShardedUnit::~ShardedUnit() {
-  for (std::size_t i = 0; i < state_->parameters.size(); ++i) Registry::of_process().remove(state_->parameters[i]);
+  for (std::size_t i = 0; i < state_->parameters.size(); ++i) sharded_parameters().take_out(state_->parameters[i].unsafeGetTensorImpl());
 }
 
 std::vector<at::Tensor> ShardedUnit::before_forward(std::vector<at::Tensor> inputs) {
@@ -336,31 +377,55 @@ std::vector<at::Tensor> ShardedUnit::before_forward(std::vector<at::Tensor> inpu
   state.check_failure();
   if (state.summoned) refuse("forward while the full parameters are summoned: end that first");
   state.parameters.unshard(/*gather_anew=*/true);
-  ++state.depth;
-  if (state.options.mixed_precision.cast_forward_inputs)
-    for (at::Tensor& input : inputs)
-      if (input.defined()) input = state.low->cast(input);
-  return state.behind_gate(std::move(inputs));
+  // Recomputed in backward, for a checkpoint, a unit inside of another is called from there and not from the other.
+  const bool is_root = state.family->in_forward++ == 0 && !in_backward();
+  state.in_forward.push_back(std::make_shared<State::Call>());
+  try {
+    if (state.options.mixed_precision.cast_forward_inputs || (state.options.cast_root_forward_inputs && is_root))
+      for (at::Tensor& input : inputs)
+        if (input.defined()) input = cast_floating_point(input, state.options.mixed_precision.param_dtype);
+    state.put_gate(*state.in_forward.back(), inputs);
+  } catch (...) {
+    leave_forward();
+    throw;
+  }
+  return inputs;
 }
 
-/// Where no output is found that wants a gradient, the memory stays all the same: a graph that cannot be seen from here may need it.
 void ShardedUnit::after_forward(std::span<const at::Tensor> outputs) {
   State& state = *state_;
   const std::lock_guard lock(state.mutex);
-  --state.depth;
+  const auto call = state.in_forward.back();
+  try {
+    for (const auto& [tensor, version] : std::exchange(call->given, {}))
+      if (static_cast<std::int64_t>(tensor._version()) != version)
+        refuse("forward has changed one of its inputs in place, whose gradient would be wrong: change a copy");
+    for (const at::Tensor& output : outputs)
+      if (output.defined() && state.parameters.is_in_unsharded(output))
+        refuse("forward returns a parameter or a view of one, whose memory is given back now: return a copy (clone())");
+  } catch (...) {
+    leave_forward();
+    throw;
+  }
+  state.in_forward.pop_back();
+  --state.family->in_forward;
   const bool records = at::GradMode::is_enabled();
   const bool found = records && std::ranges::any_of(outputs, [](const at::Tensor& each) { return each.defined() && each.requires_grad(); });
-  if (found) state.hook_outputs(outputs);
-  if (state.depth > 0 || state.held) return;
+  if (found) state.hook_outputs(call, outputs);
+  if (!state.in_forward.empty()) return;
   // A forward inside of backward, of a checkpoint: what it has saved is needed at once.
   if (in_backward()) return state.expect_end_of_pass();
+  // Where no output is found that wants a gradient, the memory stays all the same: a graph that cannot be seen from here may need it.
   state.parameters.reshard(/*keep_memory=*/records && (!found || !state.options.reshard_after_forward));
 }
 
 void ShardedUnit::leave_forward() noexcept {
   State& state = *state_;
   const std::lock_guard lock(state.mutex);
-  if (--state.depth == 0 && !state.held && !state.awaits_end) state.parameters.reshard(false);
+  if (state.in_forward.empty()) return;
+  state.in_forward.pop_back();
+  --state.family->in_forward;
+  if (state.in_forward.empty() && !state.awaits_end) state.parameters.reshard(false);
 }
 
 void ShardedUnit::unshard() {
@@ -368,17 +433,20 @@ void ShardedUnit::unshard() {
   state_->check_failure();
   if (state_->summoned) refuse("unshard while the full parameters are summoned");
   state_->parameters.unshard(true);
-  state_->held = true;
 }
 
 void ShardedUnit::reshard() {
   const std::lock_guard lock(state_->mutex);
-  state_->held = false;
-  if (state_->depth == 0 && !state_->awaits_end) state_->parameters.reshard(false);
+  if (state_->in_forward.empty() && !state_->awaits_end && !state_->summoned) state_->parameters.reshard(false);
 }
 
 void ShardedUnit::set_require_sync(bool on) { state_->require_sync = on; }
 bool ShardedUnit::require_sync() const { return state_->require_sync; }
+void ShardedUnit::drop_gradients() {
+  const std::lock_guard lock(state_->mutex);
+  state_->parameters.drop_gradients();
+  state_->owes = false;
+}
 ShardedParameters& ShardedUnit::parameters() { return state_->parameters; }
 const Group& ShardedUnit::group() const { return state_->group; }
 
@@ -386,8 +454,9 @@ void ShardedUnit::summon() {
   State& state = *state_;
   const std::lock_guard lock(state.mutex);
   state.check_failure();
-  if (state.depth > 0 || state.awaits_end) refuse("the full parameters cannot be summoned inside of a forward or backward pass");
-  if (state.held || state.summoned) refuse("the parameters are not sharded now: reshard(), or end the summoning before, first");
+  if (!state.in_forward.empty() || state.awaits_end) refuse("the full parameters cannot be summoned inside of a forward or backward pass");
+  if (state.parameters.is_unsharded() || state.summoned)
+    refuse("the parameters are not sharded now: reshard(), or end the summoning before, first");
   state.parameters.lend(state.parameters.full());
   state.summoned = true;
 }
@@ -398,28 +467,5 @@ void ShardedUnit::end_summon(bool writeback) {
 }
 
 bool ShardedUnit::is_summoned() const { return state_->summoned; }
-
-double clip_grad_norm(const std::vector<ShardedUnit*>& units, double max_norm, double norm_type) {
-  if (units.empty()) refuse("clip_grad_norm_ of a model without units");
-  if (!(norm_type > 0)) refuse("norm_type must be more than 0");
-  const at::NoGradGuard no_grad;
-  const bool largest = std::isinf(norm_type);
-  double sum = 0;
-  std::vector<at::Tensor> gradients;
-  for (ShardedUnit* unit : units)
-    for (std::size_t i = 0; i < unit->parameters().size(); ++i)
-      if (const at::Tensor& gradient = unit->parameters()[i].grad(); gradient.defined() && gradient.numel() > 0)
-        gradients.push_back(gradient);
-  for (const at::Tensor& gradient : gradients) {
-    const double norm = at::linalg_vector_norm(gradient.to(at::kFloat), norm_type).item<double>();
-    sum = largest ? std::max(sum, norm) : sum + std::pow(norm, norm_type);
-  }
-  const at::Tensor all = at::full({1}, sum, at::kDouble);
-  all_reduce(all, {.op = largest ? ReduceOp::MAX : ReduceOp::SUM, .group = units.front()->group()});
-  const double total = largest ? all.item<double>() : std::pow(all.item<double>(), 1 / norm_type);
-  if (const double factor = max_norm / (total + 1e-6); factor < 1)
-    for (const at::Tensor& gradient : gradients) gradient.mul_(factor);
-  return total;
-}
 
 }  // namespace muster::parallel

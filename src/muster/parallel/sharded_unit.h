@@ -28,6 +28,8 @@ struct ShardedUnitOptions {
   Group group = nullptr;  ///< the ranks that share the parameters; null: the default group
   /// Of whole parameters, of what forward is given, of what gradients travel as, and of buffers. keep_low_precision_grads changes nothing.
   MixedPrecision mixed_precision = {};
+  /// Without cast_forward_inputs: what forward is given is cast where it is not called inside of another unit's.
+  bool cast_root_forward_inputs = false;
   /// Whether whole parameters are given back between forward and backward; else they stay in memory for backward.
   bool reshard_after_forward = true;
   /// Rank 0's values go to all before they are sharded; else each rank keeps its shard of its own.
@@ -52,12 +54,14 @@ class ShardedUnit {
   void after_forward(std::span<const at::Tensor> outputs);
   void leave_forward() noexcept;
 
-  /// Collective: the whole parameters stand in their places until reshard(), and a forward pass leaves them there.
+  /// Collective: the whole parameters stand in their places until reshard(), or the end of the next forward pass.
   void unshard();
   void reshard();
-  /// While false, backward adds whole gradients up on this rank, and the first pass after it averages the sums.
+  /// While false, backward adds whole gradients up on this rank. The first pass of a unit of this group after it averages the sums.
   void set_require_sync(bool on);
   bool require_sync() const;
+  /// Forgets those sums.
+  void drop_gradients();
 
   ShardedParameters& parameters();
   const Group& group() const;
@@ -67,15 +71,12 @@ class ShardedUnit {
   bool is_summoned() const;
 
  private:
+  struct Family;
   struct State;
   std::shared_ptr<State> state_;
 };
 
 /// Whether the tensor is a parameter of a unit that exists.
 bool is_sharded(const at::Tensor& parameter);
-
-/// Collective: the norm of all gradients of these units together, over all ranks; gradients are multiplied so that it is at most
-/// `max_norm`. `norm_type`: infinity or positive. All units are of one group.
-double clip_grad_norm(const std::vector<ShardedUnit*>& units, double max_norm, double norm_type);
 
 }  // namespace muster::parallel
