@@ -2,10 +2,13 @@
 
 import copy
 import functools
+import gc
+import weakref
 
 import pytest
 import torch
 import torch.distributed.fsdp as theirs
+from torch.distributed.checkpoint.state_dict import StateDictOptions
 from torch.utils.checkpoint import checkpoint
 
 import muster as dist
@@ -482,6 +485,82 @@ def test_surroundings():
     on_ranks(2, surroundings)
 
 
+class Trunk(torch.nn.Module):
+    """A plain module that has a sharded block recomputed."""
+
+    def __init__(self, reentrant):
+        super().__init__()
+        self.block = FSDP(Block(4), mixed_precision=fsdp.MixedPrecision(torch.bfloat16))
+        self.reentrant = reentrant
+
+    def forward(self, x):
+        return checkpoint(self.block, x, use_reentrant=self.reentrant)
+
+
+def keeps_nothing(rank, size):
+    for reentrant in (True, False):
+        trunk = Trunk(reentrant)
+        for _ in range(2):
+            x = torch.ones(3, 4, requires_grad=True)
+            trunk(x).sum().backward()
+            assert x.grad.dtype == torch.float32
+    # An input dies with its graph, also where forward ends with an exception, as it does when a checkpoint has recomputed enough.
+    model = sharded(Net(checkpointed="not reentrant"))
+    seen = []
+    model.blocks[1].register_forward_pre_hook(lambda module, args: seen.append(weakref.ref(args[0].untyped_storage())))
+    for step in range(3):
+        loss_of(model, rank, step).backward()
+    block, x = fully_shard(Block(4)), torch.ones(2, 4, requires_grad=True) * 1
+    block.register_forward_pre_hook(lambda module, args: seen.append(weakref.ref(args[0].untyped_storage())))
+    block.down = None
+    with pytest.raises(TypeError):
+        block(x)
+    del x
+    gc.collect()
+    assert len(seen) == 7 and not any(each() for each in seen)
+    # A frozen part that nothing flows back through gives its memory back at once.
+    net = Net()
+    net.blocks[0].requires_grad_(False)
+    net.blocks[1].requires_grad_(False)
+    net.table.requires_grad_(False)
+    model = FSDP(net, auto_wrap_policy={Block})
+    loss = loss_of(model, rank, 0)
+    assert sum(unit.unsharded_bytes for unit in fsdp.units.units_in(model)) == 0
+    loss.backward()
+    assert net.blocks[0].module.up.weight.grad is None and net.blocks[2].module.up.weight.grad is not None
+    # What is whole by unshard() may be used anywhere.
+    module = fully_shard(torch.nn.Linear(4, 4))
+    module.unshard()
+    (module.weight * (rank + 1)).sum().backward()
+    assert module.weight.dim() == 1 and (module.weight.grad == 1.5).all()
+
+
+# spec: M1 free: nothing is kept that is not needed
+def test_keeps_nothing():
+    on_ranks(2, keeps_nothing)
+
+
+class Apart(torch.nn.Module):
+    """Whose inner unit ends its part of backward at its gate on some ranks and at the end of the pass on others."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.weight = torch.nn.Linear(8, 8, bias=False), torch.nn.Parameter(torch.eye(8))
+
+    def forward(self, x):
+        return self.inner(x) @ self.weight
+
+
+def apart(rank, size):
+    model = FSDP(Apart(), auto_wrap_policy={torch.nn.Linear})
+    with pytest.raises(dist.DistError, match="(?s)different|differ"):
+        model(torch.ones(2, 8, requires_grad=rank == 0)).sum().backward()
+
+
+def test_ranks_out_of_step_are_told():
+    on_ranks(2, apart)
+
+
 def test_models_of_other_kinds():
     on_ranks(2, odd)
 
@@ -501,6 +580,11 @@ def fails(rank, size):
     model = sharded(Net())
     for again, what in [(lambda: fully_shard(model), "sharded already"), (lambda: FSDP(model), "sharded already"),
                         (lambda: fully_shard(torch.nn.ModuleList([torch.nn.Linear(2, 2)])), "ModuleList"),
+                        (lambda: FSDP(torch.nn.Sequential(torch.nn.ModuleList([torch.nn.Linear(2, 2)])), auto_wrap_policy={torch.nn.ModuleList}),
+                         "ModuleList"),
+                        (lambda: FSDP(torch.nn.Sequential(fully_shard(torch.nn.Linear(2, 2)))), "one of the two"),
+                        (lambda: fully_shard(torch.nn.Sequential(FSDP(torch.nn.Linear(2, 2)))), "one of the two"),
+                        (lambda: fsdp.set_model_state_dict(model, {}, options=StateDictOptions(broadcast_from_rank0=True)), "broadcast_from_rank0"),
                         (lambda: fully_shard([torch.nn.Linear(2, 2)]), "one module"),
                         (lambda: fully_shard(torch.nn.Linear(2, 2), reshard_after_forward=2), "True or False"),
                         (lambda: model.unshard(async_op=True), "async_op"),

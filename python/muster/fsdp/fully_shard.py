@@ -92,10 +92,10 @@ def fully_shard(module, *, mesh=None, reshard_after_forward=None, mp_policy=None
         units.refuse(f"reshard_after_forward is True or False, and {reshard_after_forward!r} was given: parameters are resharded to all ranks")
     if isinstance(module, (list, tuple)):
         units.refuse("fully_shard takes one module; a unit of several is one that has them inside")
-    if isinstance(module, (torch.nn.ModuleList, torch.nn.ModuleDict)):
-        units.refuse(f"nobody calls the forward of a {type(module).__name__}: shard the modules in it")
     if units.unit_of(module) is not None:
         units.refuse(f"this {type(module).__name__} is sharded already")
+    if any(units.WRAPPED in each._modules for each in module.modules()):
+        units.refuse("FullyShardedDataParallel is around a part of this module already: use one of the two for a model, or their states mix")
     policy = mp_policy or MixedPrecisionPolicy()
     unit = units.make_unit(module, set(map(id, ignored_params or ())), units.group_from(process_group, mesh), policy,
                            reshard_after_forward is not False, True)

@@ -46,6 +46,8 @@ class FullyShardedDataParallel(torch.nn.Module):
             units.refuse(f"sharding_strategy {strategy} is not there; FULL_SHARD and SHARD_GRAD_OP are (NO_SHARD is DistributedDataParallel)")
         if units.unit_of(module) is not None:
             units.refuse(f"this {type(module).__name__} is sharded already")
+        if any(units.unit_of(each) is not None and not isinstance(each, FullyShardedDataParallel) for each in module.modules()):
+            units.refuse("fully_shard was applied to a part of this module already: use one of the two for a model, or their states mix")
         if device_id is not None:
             module.to(torch.device("cuda", device_id) if isinstance(device_id, int) else device_id)
         ignored = set()

@@ -57,6 +57,8 @@ def set_model_state_dict(model, model_state_dict, *, options=None):
     Returns what `load_state_dict` does; raises RuntimeError for names and sizes that are not the model's, and leaves the model as it was where
     a size is not."""
     options = options or StateDictOptions()
+    if getattr(options, "broadcast_from_rank0", False):
+        units.refuse("broadcast_from_rank0 is not there: every rank is given the whole values")
     state = dict(model_state_dict)
     if options.full_state_dict:
         complaints = []

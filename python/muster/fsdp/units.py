@@ -64,6 +64,8 @@ def _own(module, ignored):
 def make_unit(module, ignored, group, precision, reshard_after_forward, sync_module_states):
     """Collective: of what is in no unit inside of `module` and not among `ignored` (ids of parameters and buffers)."""
     refuse_sync_batch_norm(module, "FullyShardedDataParallel")
+    if isinstance(module, (torch.nn.ModuleList, torch.nn.ModuleDict)):
+        refuse(f"nobody calls the forward of a {type(module).__name__}: shard the modules in it")
     parameters, buffers = _own(module, ignored)
     lazy = [name for name, each in parameters if isinstance(each, torch.nn.parameter.UninitializedParameter)]
     if lazy:

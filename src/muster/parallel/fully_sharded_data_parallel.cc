@@ -9,6 +9,7 @@
 #include <span>
 #include <unordered_map>
 
+#include "muster/base/log.h"
 #include "muster/group/errors.h"
 #include "muster/parallel/module_parts.h"
 #include "muster/parallel/process_table.h"
@@ -153,10 +154,22 @@ void ShardedCore::drop_gradients() {
 bool ShardedCore::require_sync() const { return state_->unit->require_sync(); }
 
 void ShardedCore::summon() {
-  for (ShardedUnit* unit : state_->units()) unit->summon();
+  try {
+    for (ShardedUnit* unit : state_->units()) unit->summon();
+  } catch (...) {
+    end_summon(false);
+    throw;
+  }
 }
-void ShardedCore::end_summon(bool writeback) {
-  for (ShardedUnit* unit : state_->units()) unit->end_summon(writeback);
+void ShardedCore::end_summon(bool writeback) noexcept {
+  for (ShardedUnit* unit : state_->units()) {
+    try {
+      unit->end_summon(writeback);
+    } catch (const std::exception& error) {
+      log(LogLevel::error,
+          std::string("FullyShardedDataParallel: changes made while the full parameters were summoned are lost: ") + error.what());
+    }
+  }
 }
 
 double ShardedCore::clip_grad_norm(double max_norm, double norm_type) {

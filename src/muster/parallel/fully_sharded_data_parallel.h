@@ -73,7 +73,7 @@ class ShardedCore {
   bool require_sync() const;
   void drop_gradients();
   void summon();
-  void end_summon(bool writeback);
+  void end_summon(bool writeback) noexcept;
   StateDict state_dict(bool rank0_only);
   StateDict sharded_state_dict();
   void load_state_dict(const StateDict& state);

@@ -4,6 +4,7 @@
 #include <torch/types.h>
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "muster/group/collectives.h"
@@ -16,6 +17,7 @@ namespace {
 
 // Whole parameters and shards begin where the widest loads like it.
 constexpr std::int64_t kAlignment = 64;  // bytes
+constexpr int kLengths = 64;             // of reductions that are equally long else
 
 std::int64_t rounded_up(std::int64_t value, std::int64_t step) { return (value + step - 1) / step * step; }
 
@@ -126,6 +128,10 @@ ShardedParameters::Stretch ShardedParameters::mine(std::size_t index) const {
   return {.rank = rank};
 }
 
+bool ShardedParameters::any_trained() const {
+  return std::ranges::any_of(parameters_, [](const auto& each) { return each.tensor.requires_grad(); });
+}
+
 bool ShardedParameters::is_in_unsharded(const at::Tensor& tensor) const {
   return std::ranges::any_of(flats_, [&](const Flat& flat) { return tensor.is_alias_of(flat.unsharded); });
 }
@@ -219,12 +225,13 @@ void ShardedParameters::reduce_gradients() {
 }
 
 /// Each rank's shard of the gradients is followed by a number for each parameter, which is more than zero where any rank has a gradient of
-/// it: one call for both.
+/// it: one call for both. Behind that it is as much longer as these parameters' number says.
 void ShardedParameters::reduce(const Flat& flat) {
   const int ranks = options_.group->size();
   const auto parameters = static_cast<std::int64_t>(flat.indices.size());
+  const std::int64_t length = flat.shard_elements + parameters + options_.number % kLengths;
   const auto options = flat.options.dtype(flat.reduced_dtype);
-  const at::Tensor all = flat_memory(ranks * (flat.shard_elements + parameters), options).view({ranks, -1});
+  const at::Tensor all = flat_memory(ranks * length, options).view({ranks, -1});
   const at::Tensor factor = at::native::wrapped_scalar_tensor(1.0 / ranks);
   for (std::int64_t slot = 0; slot < parameters; ++slot) {
     const std::size_t i = flat.indices[static_cast<std::size_t>(slot)];
@@ -238,7 +245,7 @@ void ShardedParameters::reduce(const Flat& flat) {
       from.scalar_type() == to.scalar_type() ? at::mul_out(to, from, factor) : to.copy_(from).mul_(factor);
     }
   }
-  const at::Tensor reduced = unset_memory(flat.shard_elements + parameters, options);
+  const at::Tensor reduced = unset_memory(length, options);
   reduce_scatter_tensor(reduced, all.view({-1}), {.group = options_.group});
   const at::Tensor flags = reduced.narrow(0, flat.shard_elements, parameters);
   const at::Tensor used = (flags.is_complex() ? at::real(flags) : flags).to(at::kCPU, at::kFloat);
@@ -306,10 +313,17 @@ void ShardedParameters::lend(const std::vector<at::Tensor>& whole) {
 
 void ShardedParameters::take_back(bool keep_values) {
   const at::NoGradGuard no_grad;
-  if (keep_values)
-    for (std::size_t i = 0; i < size(); ++i) shards_[i].copy_(shard_of(i, parameters_[i].tensor));
+  std::vector<at::Tensor> values(keep_values ? size() : 0);
+  std::exception_ptr failure;
+  try {
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = shard_of(i, parameters_[i].tensor);
+    for (std::size_t i = 0; i < values.size(); ++i) shards_[i].copy_(values[i]);
+  } catch (...) {
+    failure = std::current_exception();
+  }
   show_shards();
   is_lent_ = false;
+  if (failure) std::rethrow_exception(failure);
 }
 
 }  // namespace muster::parallel

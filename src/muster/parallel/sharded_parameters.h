@@ -23,6 +23,9 @@ struct ShardingOptions {
   Group group = nullptr;                            ///< a shard on each of its members
   std::optional<at::ScalarType> param_dtype = {};   ///< of unsharded parameters of floating point; absent: their own
   std::optional<at::ScalarType> reduce_dtype = {};  ///< what gradients travel as; absent: that of the unsharded parameters
+  /// The same on all members, and another for each set of parameters: reductions of two sets differ in length then, and ranks that are
+  /// out of step with each other are told, where equal ones would mix.
+  int number = 0;
 };
 
 /// One thread at a time. All members call what is collective alike. A parameter's gradient is of the form in which it is seen: while it is
@@ -40,6 +43,7 @@ class ShardedParameters {
   /// Of the whole parameter.
   at::IntArrayRef sizes_of(std::size_t index) const { return whole_[index].sizes(); }
   bool is_unsharded() const { return is_unsharded_; }
+  bool any_trained() const;
   /// Whether it lies in the memory of the unsharded parameters.
   bool is_in_unsharded(const at::Tensor& tensor) const;
   /// Bytes that the unsharded parameters hold now.

@@ -80,6 +80,7 @@ struct ShardedUnit::Family {
   static std::pair<std::shared_ptr<Family>, Group> of(const Group& given);
 
   std::weak_ptr<ProcessGroup> group;
+  int made = 0;
   std::vector<std::weak_ptr<State>> units;  // in the order in which every member makes them
   int in_forward = 0;
 };
@@ -87,18 +88,26 @@ struct ShardedUnit::Family {
 struct ShardedUnit::State : std::enable_shared_from_this<State> {
   using NodeRef =
       std::remove_cvref_t<decltype(std::declval<const at::Tensor&>().grad_fn())>;  // which pointer it is depends on torch's version
-  struct Call;
   struct Gate;
   struct Watch;
+  /// One forward pass of the unit, as its graph knows it.
+  struct Call {
+    std::uint64_t begun = 0;  // in which backward pass
+  };
   using CallRef = std::shared_ptr<Call>;
+  /// And while it goes on. The gate must not hold what is behind it.
+  struct Running {
+    CallRef call = std::make_shared<Call>();
+    std::vector<std::pair<at::Tensor, std::int64_t>> given = {};  // inputs behind the gate and their versions
+  };
 
   State(std::vector<ModuleParts::Named> named, const ShardedUnitOptions& given, std::pair<std::shared_ptr<Family>, Group> of)
       : options(given),
         family(std::move(of.first)),
         group(std::move(of.second)),
-        parameters(std::move(named), {group, given.mixed_precision.param_dtype, given.mixed_precision.reduce_dtype}) {}
+        parameters(std::move(named), {group, given.mixed_precision.param_dtype, given.mixed_precision.reduce_dtype, family->made++}) {}
 
-  void put_gate(Call& call, std::vector<at::Tensor>& inputs);
+  void put_gate(Running& running, std::vector<at::Tensor>& inputs);
   void hook_outputs(const CallRef& call, std::span<const at::Tensor> outputs);
   void hook_parameters();
   void begin_part(Call& call);
@@ -123,7 +132,8 @@ struct ShardedUnit::State : std::enable_shared_from_this<State> {
   std::shared_ptr<const void> keeps_alive;
 
   std::recursive_mutex mutex;
-  std::vector<CallRef> in_forward;  // one inside the other
+  std::vector<Running> in_forward;  // one inside the other
+  bool was_root = false;            // the last time, outside of backward
   bool summoned = false;
   bool require_sync = true;
   // Of a backward pass that has come to this unit.
@@ -133,12 +143,6 @@ struct ShardedUnit::State : std::enable_shared_from_this<State> {
   bool due = false;   // gradients may have come
   bool owes = false;  // and were not reduced
   std::exception_ptr failure;
-};
-
-/// One forward pass of the unit.
-struct ShardedUnit::State::Call {
-  std::vector<std::pair<at::Tensor, std::int64_t>> given;  // inputs behind the gate and their versions
-  std::uint64_t begun = 0;                                 // in which backward pass
 };
 
 /// In front of a forward's inputs.
@@ -188,7 +192,7 @@ std::pair<std::shared_ptr<ShardedUnit::Family>, Group> ShardedUnit::Family::of(c
 // ---- forward ---------------------------------------------------------------------------------------------------------
 
 /// One node for all of them, so that it is reached once.
-void ShardedUnit::State::put_gate(Call& call, std::vector<at::Tensor>& inputs) {
+void ShardedUnit::State::put_gate(Running& running, std::vector<at::Tensor>& inputs) {
   if (!at::GradMode::is_enabled()) return;
   std::vector<at::Tensor*> wanting;
   torch::autograd::edge_list edges;
@@ -198,11 +202,11 @@ void ShardedUnit::State::put_gate(Call& call, std::vector<at::Tensor>& inputs) {
     edges.push_back(torch::autograd::impl::gradient_edge(input));
   }
   if (wanting.empty()) return;
-  const NodeRef gate(std::unique_ptr<torch::autograd::Node>(new Gate(shared_from_this(), in_forward.back(), std::move(edges))));
+  const NodeRef gate(std::unique_ptr<torch::autograd::Node>(new Gate(shared_from_this(), running.call, std::move(edges))));
   for (at::Tensor* input : wanting) {
     at::Tensor same = input->detach();
     torch::autograd::create_gradient_edge(same, gate);
-    call.given.emplace_back(same, static_cast<std::int64_t>(same._version()));
+    running.given.emplace_back(same, static_cast<std::int64_t>(same._version()));
     *input = same;
   }
 }
@@ -219,13 +223,18 @@ void ShardedUnit::State::hook_parameters() {
     if (!parameters[i].requires_grad()) continue;
     parameters[i].register_hook([weak = weak_from_this(), i](const at::Tensor&) {
       const auto alive = weak.lock();
-      if (!alive || alive->parameters.is_unsharded()) return;
+      if (!alive || (alive->parameters.is_unsharded() && alive->awaits_end)) return;
       const auto check = [&] {
+        if (alive->parameters.is_unsharded()) return;
         refuse("the gradient of '" + alive->parameters.name(i) +
                "' came while it was sharded. It was used outside of its unit's forward, or forward gave its tensors in a type that is not "
                "searched for them");
       };
-      alive->step_of_backward(check, [] {});
+      // Whole by unshard(), it may be used anywhere.
+      alive->step_of_backward(check, [&] {
+        alive->expect_end_of_pass();
+        alive->due = true;
+      });
     });
   }
 }
@@ -377,14 +386,15 @@ std::vector<at::Tensor> ShardedUnit::before_forward(std::vector<at::Tensor> inpu
   state.check_failure();
   if (state.summoned) refuse("forward while the full parameters are summoned: end that first");
   state.parameters.unshard(/*gather_anew=*/true);
-  // Recomputed in backward, for a checkpoint, a unit inside of another is called from there and not from the other.
-  const bool is_root = state.family->in_forward++ == 0 && !in_backward();
-  state.in_forward.push_back(std::make_shared<State::Call>());
+  // Recomputed in backward, for a checkpoint, a unit is called from there and not from the one around it.
+  const bool outermost = state.family->in_forward++ == 0;
+  if (!in_backward()) state.was_root = outermost;
+  state.in_forward.emplace_back();
   try {
-    if (state.options.mixed_precision.cast_forward_inputs || (state.options.cast_root_forward_inputs && is_root))
+    if (state.options.mixed_precision.cast_forward_inputs || (state.options.cast_root_forward_inputs && state.was_root))
       for (at::Tensor& input : inputs)
         if (input.defined()) input = cast_floating_point(input, state.options.mixed_precision.param_dtype);
-    state.put_gate(*state.in_forward.back(), inputs);
+    state.put_gate(state.in_forward.back(), inputs);
   } catch (...) {
     leave_forward();
     throw;
@@ -395,9 +405,9 @@ std::vector<at::Tensor> ShardedUnit::before_forward(std::vector<at::Tensor> inpu
 void ShardedUnit::after_forward(std::span<const at::Tensor> outputs) {
   State& state = *state_;
   const std::lock_guard lock(state.mutex);
-  const auto call = state.in_forward.back();
+  const auto [call, given] = state.in_forward.back();
   try {
-    for (const auto& [tensor, version] : std::exchange(call->given, {}))
+    for (const auto& [tensor, version] : given)
       if (static_cast<std::int64_t>(tensor._version()) != version)
         refuse("forward has changed one of its inputs in place, whose gradient would be wrong: change a copy");
     for (const at::Tensor& output : outputs)
@@ -415,8 +425,9 @@ void ShardedUnit::after_forward(std::span<const at::Tensor> outputs) {
   if (!state.in_forward.empty()) return;
   // A forward inside of backward, of a checkpoint: what it has saved is needed at once.
   if (in_backward()) return state.expect_end_of_pass();
-  // Where no output is found that wants a gradient, the memory stays all the same: a graph that cannot be seen from here may need it.
-  state.parameters.reshard(/*keep_memory=*/records && (!found || !state.options.reshard_after_forward));
+  // Where no output is found that wants a gradient, the memory stays all the same if there may be a graph that cannot be seen from here.
+  const bool hidden = !found && (!given.empty() || state.parameters.any_trained());
+  state.parameters.reshard(/*keep_memory=*/records && (hidden || (found && !state.options.reshard_after_forward)));
 }
 
 void ShardedUnit::leave_forward() noexcept {
@@ -463,7 +474,9 @@ void ShardedUnit::summon() {
 
 void ShardedUnit::end_summon(bool writeback) {
   const std::lock_guard lock(state_->mutex);
-  if (std::exchange(state_->summoned, false)) state_->parameters.take_back(writeback);
+  if (!state_->summoned) return;
+  state_->summoned = false;
+  state_->parameters.take_back(writeback);
 }
 
 bool ShardedUnit::is_summoned() const { return state_->summoned; }
