@@ -307,7 +307,7 @@ TEST(RegionFailure, NobodyStoresIntoTheOutputOfAMemberThatGaveUp) {
 void expect_to_wait_for_whoever_has_begun(Op op, std::size_t count) {
   for (const bool dies : {false, true}) {
     Random random(1);
-    RegionJob job(3);
+    RegionJob job(3, {}, {}, false);
     for (auto& channel : job.channels) channel->spread = nullptr;
     TestCall call(shape_of(op, count, 1), 3, 1, random);
     auto tasks = start(job, call);

@@ -99,10 +99,14 @@ TEST(RegionGroup, Gather) { run_operation(Op::gather, false); }
 TEST(RegionGroup, Scatter) { run_operation(Op::scatter, false); }
 // spec: F9 reduce_scatter over shared memory
 TEST(RegionGroup, ReduceScatter) { run_operation(Op::reduce_scatter, false); }
+// spec: F9 the same where ranks share cores: what stands in the arena is staged too
+TEST(RegionGroup, ReduceScatterOfRanksThatShareCores) { run_operation(Op::reduce_scatter, true, true); }
 // spec: F9 reduce_scatter of uneven sizes over shared memory
 TEST(RegionGroup, ReduceScatterUneven) { run_operation(Op::reduce_scatter, true); }
 // spec: F12 all_to_all over shared memory
 TEST(RegionGroup, AllToAll) { run_operation(Op::all_to_all, false); }
+// spec: F12 the same where ranks share cores: what stands in the arena is staged too
+TEST(RegionGroup, AllToAllOfRanksThatShareCores) { run_operation(Op::all_to_all, true, true); }
 // spec: F11 uneven and empty splits, over shared memory; F12 uneven lists
 TEST(RegionGroup, AllToAllUneven) { run_operation(Op::all_to_all, true); }
 
@@ -195,7 +199,7 @@ TEST(RegionGroup, SmallCallsOfManyMembersAreReducedWhole) {
 // spec: F12 an uneven exchange that leaves a member out
 TEST(RegionGroup, AMemberWithNothingToTakeHasDoneWithTheOthersMemory) {
   constexpr std::size_t kBytes = 100'000;
-  RegionJob job(3);
+  RegionJob job(3, {}, {}, false);
   std::vector<Buffer> given, taken;
   std::vector<Args> args(3);
   for (std::size_t member = 0; member < 3; ++member) {
@@ -358,6 +362,33 @@ TEST(RegionGroup, WhatIsThereFirstIsTakenFirst) {
       }
       ASSERT_TRUE(finish(tasks));
       for (int member = 0; member < 4; ++member) EXPECT_TRUE(call.check(member));
+    }
+  }
+}
+
+// Where members share cores, each leaves a copy of little and goes on; else what stands in the arena has been read when its owner returns.
+TEST(RegionGroup, WhoSharesACoreDoesNotWaitForReadersOfItsArena) {
+  for (const Op op : {Op::all_to_all, Op::reduce_scatter, Op::reduce}) {
+    for (const bool crowded : {true, false}) {
+      for (const std::size_t count : {9'000, 900'000}) {
+        Random random(1);
+        RegionJob job(3, {}, {}, crowded);
+        CallShape shape;
+        shape.op = op;
+        shape.count = count;
+        shape.arena = 1;
+        TestCall call(shape, 3, 1, random);
+        std::vector<Task<Status>> tasks;
+        for (int member = 0; member < 3; ++member) tasks.push_back(job.run(member, call.args(member), call.fingerprint(member)));
+        for (int step = 0; step < 50; ++step) {
+          EXPECT_FALSE(tasks[0].step());
+          if (op != Op::reduce) EXPECT_FALSE(tasks[1].step());
+        }
+        bool done = false;
+        for (int step = 0; step < 50 && !done; ++step) done = tasks[2].step();
+        EXPECT_EQ(done, crowded && count < 10'000) << info(op).name << " of " << count;
+        EXPECT_TRUE(finish(tasks));
+      }
     }
   }
 }

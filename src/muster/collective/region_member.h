@@ -189,6 +189,7 @@ class RegionMember final : public RegionGroup {
   Flow flow_of(const Args& args) const;
   std::size_t relayed_chunk(const Args& args, const Flow& flow) const;
   bool several_hand_back(Op op, std::size_t written) const;
+  bool leaves_early(Op op, std::size_t given) const;
   bool hands_back(const Args& args, const Flow& flow) const;
   ConstBytes given(const Args& args, const Flow& flow, int reader) const;
   // Where what `source` gives goes, or is reduced into.

@@ -24,6 +24,9 @@ constexpr std::size_t kRelayedChunk = 128 * 1024, kLeastRelayed = 16 * 1024;
 // of other calls, where few do that.
 constexpr std::size_t kMostBroadcast = 4 * 1024 * 1024, kMostOfFew = 16 * 1024 * 1024, kFewMembers = 4;
 
+// What all members together give at most of a call of which they leave copies (`leaves_early`).
+constexpr std::size_t kMostLeft = 2 * 1024 * 1024;
+
 // What all members together give of a call whose slices in the arena are handed back.
 constexpr std::size_t kMostLent = 16 * 1024 * 1024;
 
@@ -110,6 +113,12 @@ bool RegionMember::hands_back(const Args& args, const Flow& flow) const {
   return most > kFetchedBytes;
 }
 
+/// Whether members leave copies of what they give in a call, though it stands in the arena: where they share cores, waiting until the last
+/// reader had its turn takes longer than the copy.
+bool RegionMember::leaves_early(Op op, std::size_t given) const {
+  return per_core_ > 1 && (op == Op::reduce || op == Op::reduce_scatter || op == Op::all_to_all) && given * size() <= kMostLeft;
+}
+
 /// What this member gives `reader`.
 ConstBytes RegionMember::given(const Args& args, const Flow& flow, int reader) const {
   if (args.op == Op::broadcast) return args.outputs[0];
@@ -189,7 +198,7 @@ void RegionMember::place_slices(const Args& args, Flow& flow) {
     mine.bytes += bytes;
     largest = std::max(largest, bytes);
   }
-  const bool fits = mine.bytes <= kSlotBytes;
+  const bool fits = mine.bytes <= kSlotBytes, leaves = leaves_early(args.op, mine.bytes);
   // All slices or none: who has returned with its own knows then that everybody else's stand there too.
   const bool stays = largest >= read_bytes(size()) && read_once(args, flow) && all_can_read() &&
                      std::all_of(args.inputs.begin(), args.inputs.end(), [&](ConstBytes input) { return readable(input); });
@@ -207,7 +216,7 @@ void RegionMember::place_slices(const Args& args, Flow& flow) {
     } else if (fits) {
       put(args, flow, slot(rank_) + at, input);
       at += input.size();
-    } else if (const auto offset = arena_offset(input); offset && !flow.scaled) {
+    } else if (const auto offset = leaves ? std::nullopt : arena_offset(input); offset && !flow.scaled) {
       slice.place = Place::arena;
       slice.where = *offset;
       slice.lent = lends && writable_offset(input);

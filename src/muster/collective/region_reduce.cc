@@ -216,7 +216,7 @@ Task<Status> RegionMember::reduce_shares(const Args& args, const transport::Fing
   job.results_come_back = job.hands_back && (job.root >= 0 || size() == 2 || several_hand_back(args.op, size() * job.input.size()));
 
   Line& mine = my_line();
-  const auto input = job.scaled ? std::nullopt : arena_offset(job.input);
+  const auto input = job.scaled || leaves_early(args.op, job.input.size()) ? std::nullopt : arena_offset(job.input);
   const auto output = job.wants(rank_) ? writable_offset(args.outputs[0]) : std::nullopt;
   job.staged = !input;
   job.copies = job.wants(rank_) && !output;
