@@ -382,7 +382,9 @@ TEST(RegionGroup, WhoSharesACoreDoesNotWaitForReadersOfItsArena) {
         for (int member = 0; member < 3; ++member) tasks.push_back(job.run(member, call.args(member), call.fingerprint(member)));
         for (int step = 0; step < 50; ++step) {
           EXPECT_FALSE(tasks[0].step());
-          if (op != Op::reduce) EXPECT_FALSE(tasks[1].step());
+          if (op != Op::reduce) {
+            EXPECT_FALSE(tasks[1].step());
+          }
         }
         bool done = false;
         for (int step = 0; step < 50 && !done; ++step) done = tasks[2].step();
