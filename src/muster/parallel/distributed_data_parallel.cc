@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <unordered_set>
 
 #include "muster/base/log.h"
 #include "muster/group/collectives.h"
@@ -25,15 +24,6 @@ using Named = ModuleParts::Named;
 
 bool is_among(const std::vector<at::Tensor>& tensors, const at::Tensor& tensor) {
   return std::any_of(tensors.begin(), tensors.end(), [&](const at::Tensor& each) { return each.is_same(tensor); });
-}
-
-/// Each tensor once, under its first name: a tensor may be registered in several modules.
-std::vector<Named> once_each(const std::vector<Named>& registered) {
-  std::unordered_set<const void*> seen;
-  std::vector<Named> all;
-  for (const Named& each : registered)
-    if (each.tensor.defined() && seen.insert(each.tensor.unsafeGetTensorImpl()).second) all.push_back(each);
-  return all;
 }
 
 [[noreturn]] void refuse(const std::string& text) { group::invalid("DistributedDataParallel: " + text); }

@@ -4,6 +4,7 @@
 #include <torch/nn/modules/embedding.h>
 
 #include <algorithm>
+#include <unordered_set>
 
 #include "muster/parallel/ddp_logging.h"
 
@@ -33,6 +34,14 @@ void collect_parameters(const torch::nn::Module& module, std::vector<at::Tensor>
 }
 
 }  // namespace
+
+std::vector<ModuleParts::Named> once_each(const std::vector<ModuleParts::Named>& registered) {
+  std::unordered_set<const void*> seen;
+  std::vector<ModuleParts::Named> all;
+  for (const ModuleParts::Named& each : registered)
+    if (each.tensor.defined() && seen.insert(each.tensor.unsafeGetTensorImpl()).second) all.push_back(each);
+  return all;
+}
 
 ModuleParts parts_of(torch::nn::Module& module) {
   ModuleParts parts{

@@ -33,6 +33,9 @@ struct ModuleParts {
 /// Of a module of C++'s.
 ModuleParts parts_of(torch::nn::Module& module);
 
+/// Each tensor once, under its first name: one may be registered in several modules. Undefined ones are left out.
+std::vector<ModuleParts::Named> once_each(const std::vector<ModuleParts::Named>& registered);
+
 /// What `module.parameters()` gives, in its order, without a copy of every name. `expected`: about how many.
 std::vector<at::Tensor> parameters_of(const torch::nn::Module& module, std::size_t expected);
 

@@ -7,18 +7,14 @@
 #include <torch/types.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <exception>
-#include <limits>
 #include <map>
 #include <mutex>
 #include <type_traits>
-#include <unordered_set>
 #include <utility>
 
 #include "muster/base/log.h"
-#include "muster/group/collectives.h"
 #include "muster/group/errors.h"
 #include "muster/group/init.h"
 #include "muster/parallel/packed_broadcast.h"
@@ -33,14 +29,6 @@ namespace {
 ProcessTable<bool>& sharded_parameters() {
   static ProcessTable<bool> table;
   return table;
-}
-
-std::vector<ModuleParts::Named> once_each(const std::vector<ModuleParts::Named>& registered) {
-  std::unordered_set<const void*> seen;
-  std::vector<ModuleParts::Named> all;
-  for (const auto& each : registered)
-    if (each.tensor.defined() && seen.insert(each.tensor.unsafeGetTensorImpl()).second) all.push_back(each);
-  return all;
 }
 
 std::vector<at::Tensor> tensors_of(const std::vector<ModuleParts::Named>& named) {

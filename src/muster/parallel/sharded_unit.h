@@ -3,7 +3,8 @@
 /// Forward gathers them, runs, and gives them back. A hook on what forward returned gathers them again as soon as its gradient comes. A
 /// node that stands in front of what forward was given ends the unit's part of backward: autograd comes to it when all that forward did is
 /// behind it. There each rank gets its shard of the averages, and the whole parameters are given back; a unit none of whose inputs wants a
-/// gradient does so at the end of the pass. So every rank makes the same calls in the same order, whichever parameters its forward used.
+/// gradient does so at the end of the pass. So every rank makes the same calls in the same order, whichever parameters its forward used, as
+/// long as inputs want gradients on all ranks or on none; reductions of two units differ in length, so that ranks out of step are told.
 /// Units may stand inside each other: the outer one then has what the inner ones left. After: Zhao et al., "PyTorch FSDP: Experiences on
 /// Scaling Fully Sharded Data Parallel", VLDB 2023.
 #pragma once

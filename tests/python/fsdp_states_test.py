@@ -1,0 +1,103 @@
+"""`muster.fsdp`: states of models and of their optimizers come and go."""
+
+import pytest
+import torch
+
+import muster as dist
+from muster import fsdp
+from muster.fsdp import FSDP
+from sharded_models import WAYS, Block, Net, adam, assert_same, sharded, train, whole
+from training import on_ranks
+
+
+def states(rank, size, folder):
+    expected = Net().state_dict()
+    model = FSDP(Net(), auto_wrap_policy={Block})
+    assert_same(model.state_dict(), expected, 0)
+    kind, config = fsdp.StateDictType, fsdp.FullStateDictConfig(offload_to_cpu=True, rank0_only=True)
+    with FSDP.state_dict_type(model, kind.FULL_STATE_DICT, config):
+        state = model.state_dict()
+        assert_same(state, expected if rank == 0 else {}, 0)
+        if rank == 0:
+            torch.save(state, f"{folder}/whole.pt")
+    dist.barrier()
+    with FSDP.state_dict_type(model, kind.SHARDED_STATE_DICT, fsdp.ShardedStateDictConfig(offload_to_cpu=True)):
+        part = model.state_dict()
+        assert list(part) == list(expected)
+        elements = torch.tensor([part[name].numel() for name, _ in model.named_parameters()])
+        dist.all_reduce(elements)
+        assert elements.tolist() == [each.numel() for _, each in Net().named_parameters()]
+    for wrap in WAYS.values():
+        other = wrap(Net(seed=5))
+        fsdp.set_model_state_dict(other, torch.load(f"{folder}/whole.pt"), options=fsdp.StateDictOptions(full_state_dict=True))
+        assert_same(whole(other), expected, 0)
+        own = fsdp.get_model_state_dict(other, options=fsdp.StateDictOptions(cpu_offload=True))
+        again = wrap(Net(seed=6))
+        assert not fsdp.set_model_state_dict(again, own).missing_keys
+        assert_same(whole(again), expected, 0)
+        on_zero = fsdp.get_model_state_dict(other, options=fsdp.StateDictOptions(full_state_dict=True, cpu_offload=True))
+        assert_same(on_zero, expected if rank == 0 else {}, 0)
+        with FSDP.summon_full_params(other), torch.no_grad():
+            other.scale.fill_(3)
+        assert whole(other)["scale"].item() == 3
+    other = FSDP(Net(seed=5))
+    other.load_state_dict(torch.load(f"{folder}/whole.pt"))
+    assert_same(other.state_dict(), expected, 0)
+    with FSDP.state_dict_type(model, kind.SHARDED_STATE_DICT):
+        again = FSDP(Net(seed=7), auto_wrap_policy={Block})
+        FSDP.set_state_dict_type(again, kind.SHARDED_STATE_DICT)
+        again.load_state_dict(model.state_dict())
+        assert_same(whole(again), expected, 0)
+    wrong = dict(expected, scale=torch.zeros(2))
+    with pytest.raises(RuntimeError, match="size mismatch for.*scale"):
+        other.load_state_dict(wrong)
+    del wrong["scale"]
+    with pytest.raises(RuntimeError, match="scale"):
+        other.load_state_dict(wrong)
+    assert_same(other.state_dict(), expected, 0)
+
+
+# spec: M2 state_dict called on every rank gives the full one on rank 0, and a sharded form; loading reshards
+@pytest.mark.parametrize("size", [1, 3])
+def test_states(size, tmp_path):
+    on_ranks(size, states, str(tmp_path))
+
+
+def saves(rank, size, folder):
+    model = FSDP(Net(), auto_wrap_policy={Block})
+    optimizer = adam(model)
+    losses = train(model, optimizer, rank=0)  # the same batches whatever the number of ranks
+    state = {"model": model.state_dict(), "optimizer": FSDP.optim_state_dict(model, optimizer)}
+    if rank == 0:
+        torch.save(state, f"{folder}/both.pt")
+    return losses + train(model, optimizer, rank=0)
+
+
+def goes_on(rank, size, folder):
+    state = torch.load(f"{folder}/both.pt")
+    model = sharded(Net(seed=4))
+    optimizer = adam(model)
+    fsdp.set_model_state_dict(model, state["model"], options=fsdp.StateDictOptions(full_state_dict=True))
+    optimizer.load_state_dict(FSDP.optim_state_dict_to_load(model, optimizer, state["optimizer"]))
+    losses = train(model, optimizer, rank=0)
+    with pytest.raises(ValueError, match="'nobody'"):
+        FSDP.optim_state_dict_to_load(model, optimizer, {"state": {}, "param_groups": [{"params": ["nobody"]}]})
+    with pytest.raises(ValueError, match="not the model's"):
+        FSDP.optim_state_dict(model, adam(Net()))
+    return losses
+
+
+# spec: M2 a job of another size goes on where one has stopped, with its optimizer
+def test_goes_on_with_another_number_of_ranks(tmp_path):
+    whole_run = on_ranks(2, saves, str(tmp_path))[0]
+    # The optimizer's state is what one process has, by name.
+    state = torch.load(f"{tmp_path}/both.pt")["optimizer"]
+    alone = Net()
+    optimizer = adam(alone)
+    train(alone, optimizer, rank=0)
+    for name, parameter in alone.named_parameters():
+        for key, value in optimizer.state[parameter].items():
+            torch.testing.assert_close(state["state"][name][key], value, rtol=1e-4, atol=1e-6)
+    for size in (1, 3):
+        for losses in on_ranks(size, goes_on, str(tmp_path)):
+            torch.testing.assert_close(losses, whole_run[4:], rtol=1e-4, atol=1e-5)

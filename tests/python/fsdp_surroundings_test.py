@@ -1,0 +1,155 @@
+"""`muster.fsdp`: what people do around a model, and what goes wrong."""
+
+import pytest
+import torch
+from torch.distributed.checkpoint.state_dict import StateDictOptions
+
+import muster as dist
+from muster import fsdp
+from muster.fsdp import FSDP, fully_shard
+from sharded_models import Block, Net, adam, assert_same, sharded, train, whole
+from training import on_ranks
+
+
+def surroundings(rank, size):
+    """What people do around a model."""
+    # A model inside of another module; checkpoints of it come and go whole.
+    class Around(torch.nn.Module):
+        def __init__(self, seed):
+            super().__init__()
+            self.net = FSDP(Net(seed), auto_wrap_policy={Block})
+
+    first, second = Around(1), Around(2)
+    state = first.state_dict()
+    assert [name.removeprefix("net.") for name in state] == list(Net().state_dict())
+    second.load_state_dict(state)
+    assert_same(whole(second.net), Net(1).state_dict(), 0)
+    with pytest.raises(RuntimeError, match=r"(?s)sizes \[36, 12\], and \[1\]"):
+        second.load_state_dict({**state, "net.blocks.0.up.weight": torch.zeros(1)})
+
+    # Dictionaries that forward fills are the caller's own; hooks see whole parameters; other methods gather too where they are told to.
+    class Caching(torch.nn.Linear):
+        def forward(self, x, cache):
+            cache["x"] = x
+            return super().forward(x)
+
+        def twice(self, x):
+            return self(x, {}) + torch.nn.functional.linear(x, self.weight, self.bias)
+
+    module, seen = fully_shard(Caching(3, 3)), []
+    module.register_forward_pre_hook(lambda each, args: seen.append(each.weight.shape))
+    fsdp.register_fsdp_forward_method(module, "twice")
+    cache = {}
+    with torch.no_grad():
+        once = module(torch.ones(1, 3), cache)
+        torch.testing.assert_close(module.twice(torch.ones(1, 3)), 2 * once)
+    assert cache["x"].shape == (1, 3) and set(seen) == {(3, 3)} and module.weight.dim() == 1
+
+    # Wrappers that pass on what is asked of them are no units.
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+    net = torch.nn.Sequential(checkpoint_wrapper(fully_shard(Block(4))), fully_shard(Block(4)))
+    fully_shard(net)
+    assert len(fsdp.units.units_in(net)) == 3
+    optimizer = adam(net)
+    net(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    states_of_optimizer = FSDP.optim_state_dict(net, optimizer)
+    assert sorted(states_of_optimizer["state"]) == sorted(whole(net))
+    optimizer.load_state_dict(FSDP.optim_state_dict_to_load(net, optimizer, states_of_optimizer))
+    model = FSDP(Net(), auto_wrap_policy={Block})
+    optimizer = adam(model)
+    train(model, optimizer, rank, 1)
+    config = fsdp.FullOptimStateDictConfig(rank0_only=True)
+    with FSDP.state_dict_type(model, fsdp.StateDictType.FULL_STATE_DICT, None, config):
+        assert bool(FSDP.optim_state_dict(model, optimizer)) == (rank == 0)
+
+    # Ignored modules keep their buffers, and count in the norm.
+    norm = torch.nn.BatchNorm1d(4)
+    norm.running_mean.fill_(rank)
+    model = FSDP(torch.nn.Sequential(torch.nn.Linear(4, 4), norm), ignored_modules=[norm])
+    assert norm.running_mean[0].item() == rank
+    for each in model.parameters():
+        each.grad = torch.ones_like(each)
+    assert model.clip_grad_norm_(1).item() == pytest.approx(28 ** 0.5)  # 16 + 4 sharded, 8 on each rank alike
+    for each in model.parameters():
+        each.grad = torch.full_like(each, float("nan") if rank else 1)
+    assert model.clip_grad_norm_(1, float("inf")).isnan()
+    with pytest.raises(dist.DistError, match="another unit"):
+        tied = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+        tied[1].weight = tied[0].weight
+        FSDP(tied, auto_wrap_policy={torch.nn.Linear})
+    with pytest.raises(dist.DistError, match="other memory"):
+        moved = FSDP(torch.nn.Linear(4, 4)).double()
+        moved.state_dict()
+    # The ranks of a group may stand in another order than their numbers.
+    turned = dist.new_group([1, 0], sort_ranks=False)
+    assert FSDP(torch.nn.Linear(4, 4), process_group=turned).process_group.rank() == turned.rank() == 1 - rank
+    with pytest.raises(ValueError, match="SyncBatchNorm"):
+        FSDP(torch.nn.SyncBatchNorm(4))
+
+
+def test_surroundings():
+    on_ranks(2, surroundings)
+
+
+def fails(rank, size):
+    for options, what in [
+            (dict(cpu_offload=fsdp.CPUOffload(True)), "cpu_offload"), (dict(param_init_fn=print), "param_init_fn"),
+            (dict(sharding_strategy="NO_SHARD"), "NO_SHARD is DistributedDataParallel"), (dict(auto_wrap_policy=3), "policy.*int"),
+            (dict(process_group=dist.group.WORLD, device_mesh=dist.init_device_mesh("cpu", (2,))), "not both"),
+            (dict(device_mesh=dist.init_device_mesh("cpu", (2, 1))), "2 dimensions")]:
+        with pytest.raises(ValueError, match=what):
+            FSDP(Net(), **options)
+    with pytest.raises(ValueError, match="meta device"):
+        FSDP(torch.nn.Linear(2, 2, device="meta"))
+    with pytest.raises(ValueError, match="lazy module"):
+        FSDP(torch.nn.LazyLinear(2))
+    model = sharded(Net())
+    for again, what in [(lambda: fully_shard(model), "sharded already"), (lambda: FSDP(model), "sharded already"),
+                        (lambda: fully_shard(torch.nn.ModuleList([torch.nn.Linear(2, 2)])), "ModuleList"),
+                        (lambda: FSDP(torch.nn.Sequential(torch.nn.ModuleList([torch.nn.Linear(2, 2)])), auto_wrap_policy={torch.nn.ModuleList}),
+                         "ModuleList"),
+                        (lambda: FSDP(torch.nn.Sequential(fully_shard(torch.nn.Linear(2, 2)))), "one of the two"),
+                        (lambda: fully_shard(torch.nn.Sequential(FSDP(torch.nn.Linear(2, 2)))), "one of the two"),
+                        (lambda: fsdp.set_model_state_dict(model, {}, options=StateDictOptions(broadcast_from_rank0=True)), "broadcast_from_rank0"),
+                        (lambda: fully_shard([torch.nn.Linear(2, 2)]), "one module"),
+                        (lambda: fully_shard(torch.nn.Linear(2, 2), reshard_after_forward=2), "True or False"),
+                        (lambda: model.unshard(async_op=True), "async_op"),
+                        (lambda: FSDP(Net()).load_state_dict({}, assign=True), "assign"),
+                        (lambda: FSDP.summon_full_params(FSDP(Net()), rank0_only=True).__enter__(), "writeback=False")]:
+        with pytest.raises(ValueError, match=what):
+            again()
+    with pytest.raises(dist.DistError, match=r"FullyShardedDataParallel.*weight \[3, 2\]"):
+        FSDP(torch.nn.Linear(2, 2 + rank))
+    # An exception in forward leaves the model as it was.
+    with pytest.raises(IndexError):
+        model(torch.full((1, 1), 99))
+    assert model.table.weight.dim() == 1 and model.blocks[0].up.weight.dim() == 1
+    train(model, adam(model), rank, 1)
+
+    class Fragile(torch.autograd.Function):
+        @staticmethod
+        def forward(context, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(context, gradient):
+            if rank == 1:
+                raise KeyError("no gradient today")
+            return gradient
+
+    class Middle(torch.nn.Module):
+        def forward(self, x):
+            return Fragile.apply(x)
+
+    model = FSDP(torch.nn.Sequential(Block(4), Middle(), Block(4)), auto_wrap_policy={Block})
+    loss = model(torch.ones(2, 4)).sum()
+    with pytest.raises(KeyError if rank == 1 else dist.DistError, match="today" if rank == 1 else "rank 1"):
+        loss.backward()
+    assert all(each.dim() == 1 for each in model.parameters())
+    with pytest.raises(dist.DistError, match="cannot go on"):
+        model(torch.ones(2, 4))
+
+
+def test_failures():
+    on_ranks(2, fails)
