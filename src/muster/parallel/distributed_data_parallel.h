@@ -22,6 +22,7 @@
 #include "muster/parallel/join.h"
 #include "muster/parallel/mixed_precision.h"
 #include "muster/parallel/module_parts.h"
+#include "muster/parallel/no_sync.h"
 #include "muster/parallel/reducer.h"
 #include "muster/parallel/tensor_structures.h"
 
@@ -153,17 +154,7 @@ class DistributedDataParallel final : public Joinable {
   std::optional<int> output_device() const { return core_.output_device(); }
 
   /// While it lives, backward adds gradients up on this rank only; the first backward pass of a forward made after it averages the sums.
-  class NoSync {
-   public:
-    explicit NoSync(parallel::DataParallelCore& core) : core_(core), before_(core.require_sync()) { core.set_require_sync(false); }
-    ~NoSync() { core_.set_require_sync(before_); }
-    NoSync(const NoSync&) = delete;
-    NoSync& operator=(const NoSync&) = delete;
-
-   private:
-    parallel::DataParallelCore& core_;
-    bool before_;
-  };
+  using NoSync = parallel::NoSync<parallel::DataParallelCore>;
   [[nodiscard]] NoSync no_sync() { return NoSync(core_); }
 
   /// A Join of this model alone. A rank that has run out of inputs gives zeros to the others' averages, which are divided by all ranks or,

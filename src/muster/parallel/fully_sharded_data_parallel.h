@@ -22,6 +22,7 @@
 
 #include "muster/group/process_group.h"
 #include "muster/parallel/mixed_precision.h"
+#include "muster/parallel/no_sync.h"
 #include "muster/parallel/tensor_structures.h"
 
 namespace muster {
@@ -168,17 +169,7 @@ class FullyShardedDataParallel {
 
   /// While it lives, backward adds whole gradients up on this rank; the first backward pass after it averages the sums. That takes the
   /// memory of all gradients; drop_gradients() forgets them.
-  class NoSync {
-   public:
-    explicit NoSync(parallel::ShardedCore& core) : core_(core), before_(core.require_sync()) { core.set_require_sync(false); }
-    ~NoSync() { core_.set_require_sync(before_); }
-    NoSync(const NoSync&) = delete;
-    NoSync& operator=(const NoSync&) = delete;
-
-   private:
-    parallel::ShardedCore& core_;
-    bool before_;
-  };
+  using NoSync = parallel::NoSync<parallel::ShardedCore>;
   [[nodiscard]] NoSync no_sync() { return NoSync(*core_); }
   /// Forgets what backward has added up inside of no_sync(), which zero_grad() of an optimizer does not reach.
   void drop_gradients() { core_->drop_gradients(); }

@@ -1,5 +1,4 @@
 #include <ATen/ScalarOps.h>
-#include <torch/csrc/autograd/engine.h>
 
 #include <cstring>
 #include <numeric>
@@ -9,34 +8,24 @@
 #include "muster/group/collectives.h"
 #include "muster/group/errors.h"
 #include "muster/group/plain_tensor.h"
+#include "muster/parallel/end_of_backward.h"
 #include "muster/parallel/flat_memory.h"
 #include "muster/parallel/reducer_state.h"
 
 namespace muster::parallel {
 
-/// Lives as long as autograd keeps the callback for the end of a backward pass: autograd drops it uncalled where an exception ends the
-/// pass.
-struct Reducer::State::Watch {
-  explicit Watch(std::shared_ptr<State> state) : state(std::move(state)) {}
-  ~Watch() {
-    if (!ended) state->left_in_the_middle();
-  }
-  std::shared_ptr<State> state;
-  bool ended = false;
-};
-
 // ---- during backward -------------------------------------------------------------------------------------------------
 
 void Reducer::State::begin_backward() {
   if (mode == Mode::done || failure || std::exchange(end_queued, true)) return;
-  torch::autograd::Engine::get_default_engine().queue_callback([watch = std::make_shared<Watch>(shared_from_this())] {
-    watch->ended = true;
+  const auto at_end = [self = shared_from_this()] {
     try {
-      watch->state->end_backward();
+      self->end_backward();
     } catch (...) {
-      watch->state->leave_backward();
+      self->leave_backward();
     }
-  });
+  };
+  at_end_of_backward(at_end, [self = shared_from_this()] { self->left_in_the_middle(); });
   if (shared_sizes) shared_sizes->begin();
 }
 

@@ -38,7 +38,6 @@ struct Reducer::State : std::enable_shared_from_this<State> {
     std::size_t slot = 0;
   };
   struct Hook;
-  struct Watch;
 
   State(std::vector<at::Tensor> parameters, ReducerOptions given);
   void attach();

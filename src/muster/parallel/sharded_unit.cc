@@ -1,6 +1,5 @@
 #include "muster/parallel/sharded_unit.h"
 
-#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
@@ -17,6 +16,7 @@
 #include "muster/base/log.h"
 #include "muster/group/errors.h"
 #include "muster/group/init.h"
+#include "muster/parallel/end_of_backward.h"
 #include "muster/parallel/packed_broadcast.h"
 #include "muster/parallel/process_table.h"
 #include "muster/parallel/same_modules.h"
@@ -77,7 +77,6 @@ struct ShardedUnit::State : std::enable_shared_from_this<State> {
   using NodeRef =
       std::remove_cvref_t<decltype(std::declval<const at::Tensor&>().grad_fn())>;  // which pointer it is depends on torch's version
   struct Gate;
-  struct Watch;
   /// One forward pass of the unit, as its graph knows it.
   struct Call {
     std::uint64_t begun = 0;  // in which backward pass
@@ -144,16 +143,6 @@ struct ShardedUnit::State::Gate final : torch::autograd::Node {
   std::string name() const override { return "ShardedUnitGate"; }
   std::shared_ptr<State> state;
   CallRef call;
-};
-
-/// Lives as long as autograd keeps the callback for the end of a backward pass: it is dropped uncalled where an exception ends the pass.
-struct ShardedUnit::State::Watch {
-  explicit Watch(std::shared_ptr<State> state) : state(std::move(state)) {}
-  ~Watch() {
-    if (!ended) state->left_in_the_middle();
-  }
-  std::shared_ptr<State> state;
-  bool ended = false;
 };
 
 std::pair<std::shared_ptr<ShardedUnit::Family>, Group> ShardedUnit::Family::of(const Group& given) {
@@ -266,10 +255,8 @@ void ShardedUnit::State::begin_part(Call& call) {
 /// A pass may end without having come to a gate.
 void ShardedUnit::State::expect_end_of_pass() {
   if (std::exchange(awaits_end, true)) return;
-  torch::autograd::Engine::get_default_engine().queue_callback([watch = std::make_shared<Watch>(shared_from_this())] {
-    watch->ended = true;
-    watch->state->end_pass();
-  });
+  const auto self = shared_from_this();
+  at_end_of_backward([self] { self->end_pass(); }, [self] { self->left_in_the_middle(); });
 }
 
 void ShardedUnit::State::end_part(Call& call) {

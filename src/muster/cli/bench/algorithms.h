@@ -33,6 +33,9 @@ struct Lap {
   void take_less(const Lap& other);
 };
 
+/// The median of what each algorithm took in several laps of one size, at least one.
+Lap median(const std::vector<Lap>& laps);
+
 /// The sizes at which one algorithm of `row` should give way to the next, so that all laps (of growing sizes) take least; borders stand
 /// half-way between measured sizes. Algorithms that win nowhere do not appear.
 std::vector<collective::Tuning::Step> fit(std::span<const collective::Algorithm> row, const std::vector<Lap>& laps);
@@ -47,7 +50,8 @@ std::optional<Upset> upset(const Lap& lap, collective::Algorithm selected, doubl
 
 /// Measures where the crossover points are and writes them to `path`, beside what stands there of others. Prints them.
 Status tune(const Contest& contest, const std::string& path);
-/// Prints every cell; a failure where a selected algorithm is slower than another by more than 10 %, also when measured again.
+/// Prints every cell, its least times; a failure where a selected algorithm is slower than another by more than 10 %, also when measured
+/// again by ranks started anew: by the least and by the median of what they took.
 Status check_selection(const Contest& contest);
 
 }  // namespace muster::cli::bench
