@@ -120,8 +120,9 @@ class Race {
 };
 
 /// What seems wrong, or is near to it, is measured so often again, by ranks started anew, before it is judged. As often whatever comes out,
-/// so that a lucky look acquits nobody. By the least, since what the machine does meanwhile makes calls longer; and by the median, since small
-/// calls of which one rank only gives, where ranks share cores, go as the system lets them run: now and then much quicker than mostly.
+/// so that a lucky look acquits nobody. By the least, since what the machine does meanwhile makes calls longer; and by the median, since
+/// small calls of which one rank only gives, where ranks share cores, go as the system lets them run: now and then much quicker than
+/// mostly.
 constexpr int kLooksAgain = 4;
 constexpr double kSuspicion = 1.05;
 
