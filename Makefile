@@ -5,7 +5,7 @@
 #   make fuzz        every parser's fuzzer for half a minute (about two minutes in all)
 #   make test-long   the same with full matrices, soaks and fuzzers (up to an hour)
 #   make bench       muster against Gloo, Open MPI and Intel MPI on this machine (under 10 minutes); a table and a picture in bench/results
-#   make bench-gates every figure that muster promises, measured and judged; half an hour
+#   make bench-gates every figure that muster promises, measured and judged; 35 minutes
 #   make docs        the pages of docs/ and the reference of the Python package, as HTML in build/docs
 #   make build       everything, optimised, in build/release
 #   make format      clang-format over all C++ files

@@ -25,7 +25,7 @@ void Reducer::State::begin_backward() {
       self->leave_backward();
     }
   };
-  at_end_of_backward(at_end, [self = shared_from_this()] { self->left_in_the_middle(); });
+  at_end_of_backward(at_end, [self = shared_from_this()]() noexcept { self->left_in_the_middle(); });
   if (shared_sizes) shared_sizes->begin();
 }
 

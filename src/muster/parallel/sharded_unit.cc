@@ -256,7 +256,7 @@ void ShardedUnit::State::begin_part(Call& call) {
 void ShardedUnit::State::expect_end_of_pass() {
   if (std::exchange(awaits_end, true)) return;
   const auto self = shared_from_this();
-  at_end_of_backward([self] { self->end_pass(); }, [self] { self->left_in_the_middle(); });
+  at_end_of_backward([self] { self->end_pass(); }, [self]() noexcept { self->left_in_the_middle(); });
 }
 
 void ShardedUnit::State::end_part(Call& call) {
