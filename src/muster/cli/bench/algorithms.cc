@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstddef>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -96,8 +95,7 @@ class Race {
     return lap;
   }
 
-  /// The same with ranks that are started anew. Which of them the system puts on one core stays through a race and can make one algorithm
-  /// look better for its whole length.
+  /// The same with ranks that are started anew: where the system happens to run those of this race is not what is asked.
   Result<Lap> run_afresh(std::uint64_t bytes, int rounds, ProgressLine& progress) const {
     auto race = prepare(contest_, transport_, op_, ranks_);
     if (!race) return race.status();
@@ -119,12 +117,10 @@ class Race {
   std::vector<std::pair<Algorithm, std::unique_ptr<Contestant>>> runners_;
 };
 
-/// What seems wrong, or is near to it, is measured so often again, by ranks started anew, before it is judged. As often whatever comes out,
-/// so that a lucky look acquits nobody. By the least, since what the machine does meanwhile makes calls longer; and by the median, since
-/// small calls in which one rank only gives are, where ranks share cores, now and then much quicker than mostly, which is luck too.
+/// What seems wrong, or is near to it, is measured so often again, by ranks started anew, before it is judged: what the machine does
+/// meanwhile only ever makes a call longer. As often whatever comes out, so that a lucky look acquits nobody.
 constexpr int kLooksAgain = 4;
 constexpr double kSuspicion = 1.05;
-static_assert(kSuspicion <= kTolerance, "what is wrong has been looked at again");
 
 /// Calls `work(race, op, ranks)` for everything that has a choice.
 template <class Work>
@@ -200,20 +196,6 @@ void Lap::take_less(const Lap& other) {
     const auto known = us.emplace(algorithm, time).first;
     known->second = std::min(known->second, time);
   }
-}
-
-Lap median(const std::vector<Lap>& laps) {
-  std::map<Algorithm, std::vector<double>> all;
-  for (const Lap& lap : laps) {
-    for (const auto& [algorithm, time] : lap.us) all[algorithm].push_back(time);
-  }
-  Lap found{laps.front().bytes, {}};
-  for (auto& [algorithm, times] : all) {
-    const auto middle = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2);
-    std::nth_element(times.begin(), middle, times.end());
-    found.us[algorithm] = *middle;
-  }
-  return found;
 }
 
 std::vector<Tuning::Step> fit(std::span<const Algorithm> row, const std::vector<Lap>& laps) {
@@ -311,13 +293,10 @@ Status check_selection(const Contest& contest) {
       auto lap = race.run(bytes, contest.rounds, progress);
       const Algorithm selected = selection.choose(op, bytes);
       const bool suspect = lap.ok() && upset(*lap, selected, kSuspicion);
-      std::vector<Lap> looks;
-      if (suspect) looks.push_back(*lap);
       for (int look = 0; look < kLooksAgain && suspect; ++look) {
         auto again = race.run_afresh(bytes, contest.rounds, progress);
         if (!again.ok()) return again.status();
         lap->take_less(*again);
-        looks.push_back(std::move(*again));
       }
       progress.clear();
       if (!lap.ok()) return lap.status();
@@ -329,13 +308,10 @@ Status check_selection(const Contest& contest) {
       }
       ++cells;
       if (const auto found = upset(*lap, selected)) {
-        const Lap usual = median(looks);
-        const bool mostly = usual.us.at(selected) > kTolerance * usual.us.at(found->better);
-        slow += mostly ? 1 : 0;
+        ++slow;
         char much[32];
         std::snprintf(much, sizeof much, "%.2f", found->times);
-        line += (mostly ? "  WRONG: " : "  mostly as quick: ") + std::string(name_of(found->better)) + " is " + much + " times as fast" +
-                (mostly ? "" : " at its best");
+        line += "  WRONG: " + std::string(name_of(found->better)) + " is " + much + " times as fast";
       }
       print_line(line);
     }

@@ -33,9 +33,6 @@ struct Lap {
   void take_less(const Lap& other);
 };
 
-/// The median of what each algorithm took in several laps of one size, at least one; of an even number the upper one.
-Lap median(const std::vector<Lap>& laps);
-
 /// The sizes at which one algorithm of `row` should give way to the next, so that all laps (of growing sizes) take least; borders stand
 /// half-way between measured sizes. Algorithms that win nowhere do not appear.
 std::vector<collective::Tuning::Step> fit(std::span<const collective::Algorithm> row, const std::vector<Lap>& laps);
@@ -50,8 +47,8 @@ std::optional<Upset> upset(const Lap& lap, collective::Algorithm selected, doubl
 
 /// Measures where the crossover points are and writes them to `path`, beside what stands there of others. Prints them.
 Status tune(const Contest& contest, const std::string& path);
-/// Prints every cell, its least times. Fails where a selected algorithm is slower than another by more than 10 % both by the least and by
-/// the median of five looks, four of them by ranks started anew.
+/// Prints every cell, its least times. Fails where a selected algorithm is slower than another by more than 10 %, also when measured again
+/// by ranks started anew.
 Status check_selection(const Contest& contest);
 
 }  // namespace muster::cli::bench

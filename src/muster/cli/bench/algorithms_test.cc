@@ -53,15 +53,6 @@ TEST(Lap, KeepsWhatWasLess) {
   EXPECT_EQ(lap.us, (std::map<Algorithm, double>{{Algorithm::bruck, 1.0}, {Algorithm::direct, 1.05}, {Algorithm::ring, 2.0}}));
 }
 
-TEST(Lap, HasAMedianOfSeveral) {
-  const std::vector<Lap> laps = {{8, {{Algorithm::bruck, 1.0}, {Algorithm::direct, 3.0}}},
-                                 {8, {{Algorithm::bruck, 9.0}, {Algorithm::direct, 2.0}}},
-                                 {8, {{Algorithm::bruck, 4.0}}}};
-  const Lap middle = median(laps);
-  EXPECT_EQ(middle.bytes, 8u);
-  EXPECT_EQ(middle.us, (std::map<Algorithm, double>{{Algorithm::bruck, 4.0}, {Algorithm::direct, 3.0}}));
-}
-
 TEST(Upset, IsWhatIsMoreThanATenthFaster) {
   const Lap lap{8, {{Algorithm::bruck, 1.0}, {Algorithm::direct, 1.05}, {Algorithm::ring, 2.0}}};
   EXPECT_FALSE(upset(lap, Algorithm::bruck));
