@@ -8,6 +8,7 @@
 #include <iterator>
 #include <limits>
 #include <memory>
+#include <ranges>
 #include <sstream>
 
 #include "muster/base/cores.h"
@@ -64,44 +65,58 @@ class Race {
       if (!started) return started.status().with_context("starting " + name);
       race->runners_.emplace_back(algorithm, std::move(*started));
     }
+    // Ranks get ready while their first cell waits for them: nobody is to be measured beside others that still start.
+    const Cell ready{"barrier", 8, contest.dtype, contest.memory, contest.seconds / 20};
+    for (auto& [algorithm, contestant] : race->runners_) {
+      const Answer answer = contestant->play(ready);
+      if (!answer.figures) return Status(Code::internal, "starting " + std::string(name_of(algorithm)) + ": " + answer.reason);
+    }
     return race;
   }
 
-  /// Fewer than two entries where only one algorithm can do calls of this size.
-  Result<Lap> run(std::uint64_t bytes, int rounds, ProgressLine& progress) {
+  /// Every algorithm that can do calls of this size, once. Which of them comes first depends on `turn`.
+  Result<Lap> look(std::uint64_t bytes, std::size_t turn) {
     Lap lap{bytes, {}};
     std::vector<std::size_t> able;
     for (std::size_t i = 0; i < runners_.size(); ++i) {
       if (bytes <= most_bytes(ground_, op_, runners_[i].first, ranks_)) able.push_back(i);
     }
-    progress.next(std::string(info(op_).name) + " " + size_text(bytes) + ", " + std::to_string(ranks_) + " ranks over " +
-                  std::string(name_of(ground_)));
     if (able.size() < 2) return lap;
     const Cell cell{std::string(info(op_).name), bytes, contest_.dtype, contest_.memory, contest_.seconds, settling_of(ranks_)};
-    for (int round = 0; round < rounds; ++round) {
-      for (const std::size_t i : able) {
-        auto& [algorithm, contestant] = runners_[i];
-        const Answer answer = contestant->play(cell);
-        if (!answer.figures) {
-          return Status(Code::internal,
-                        cell.op + " of " + std::to_string(bytes) + " bytes by " + std::string(name_of(algorithm)) + ": " + answer.reason);
-        }
-        Row row;
-        row.cell = cell;
-        row.figures = *answer.figures;
-        lap.take_less({bytes, {{algorithm, compared(row)}}});
-      }
+    for (std::size_t i = 0; i < able.size(); ++i) {
+      auto& [algorithm, contestant] = runners_[able[(i + turn) % able.size()]];
+      const Answer answer = contestant->play(cell);
+      if (!answer.figures) return Status(Code::internal, title(bytes) + ", by " + std::string(name_of(algorithm)) + ": " + answer.reason);
+      Row row;
+      row.cell = cell;
+      row.figures = *answer.figures;
+      lap.us.emplace(algorithm, compared(row));
     }
     return lap;
   }
 
-  /// The same with ranks that are started anew: where the system happens to run those of this race is not what is asked.
-  Result<Lap> run_afresh(std::uint64_t bytes, int rounds, ProgressLine& progress) const {
-    auto race = prepare(contest_, transport_, op_, ranks_);
-    if (!race) return race.status();
-    return (*race)->run(bytes, rounds, progress);
+  /// A look for each round. None where only one algorithm can do calls of this size.
+  Result<std::vector<Lap>> run(std::uint64_t bytes) {
+    std::vector<Lap> laps;
+    for (int round = 0; round < contest_.rounds; ++round) {
+      auto lap = look(bytes, static_cast<std::size_t>(round));
+      if (!lap) return lap.status();
+      if (lap->us.size() >= 2) laps.push_back(std::move(*lap));
+    }
+    return laps;
   }
 
+  /// A look at ranks that are started anew: where the system happens to run those of this race is not what is asked.
+  Result<Lap> look_afresh(std::uint64_t bytes, std::size_t turn) const {
+    auto race = prepare(contest_, transport_, op_, ranks_);
+    if (!race) return race.status().with_context(title(bytes));
+    return (*race)->look(bytes, turn);
+  }
+
+  std::string title(std::uint64_t bytes) const {
+    return std::string(info(op_).name) + " " + size_text(bytes) + ", " + std::to_string(ranks_) + " ranks over " +
+           std::string(name_of(ground_));
+  }
   Ground ground() const { return ground_; }
 
  private:
@@ -117,11 +132,8 @@ class Race {
   std::vector<std::pair<Algorithm, std::unique_ptr<Contestant>>> runners_;
 };
 
-/// What seems wrong, or is near to it, is measured so often again, one round each, by ranks started anew, before it is judged: what the
-/// machine does meanwhile only ever makes a call longer. As often whatever comes out, so that a lucky look acquits nobody. So often, since
-/// looks at ranks that share cores differ by a half: two algorithms whose times over a hundred looks are spread alike were found more than
-/// 10 % apart by every fourth draw of seven of these looks, by every hundredth of fifty.
-constexpr int kLooksAgain = 40;
+/// What seems wrong, or is near to it, is looked at again so often for each round, and on until that is clear, up to the second number.
+constexpr std::size_t kLooksAgain = 4, kMostLooksAgain = 30;
 constexpr double kSuspicion = 1.05;
 
 /// Calls `work(race, op, ranks)` for everything that has a choice.
@@ -233,15 +245,33 @@ std::vector<Tuning::Step> fit(std::span<const Algorithm> row, const std::vector<
   return rule;
 }
 
-std::optional<Upset> upset(const Lap& lap, Algorithm selected, double tolerance) {
-  const auto own = lap.us.find(selected);
-  if (own == lap.us.end()) return std::nullopt;
-  std::optional<Upset> found;
-  for (const auto& [algorithm, us] : lap.us) {
-    const double times = own->second / us;
-    if (times > tolerance && (!found || times > found->times)) found = Upset{algorithm, times};
+Lap middle_of(const std::vector<Lap>& laps) {
+  std::map<Algorithm, std::vector<double>> times;
+  for (const Lap& lap : laps) {
+    for (const auto& [algorithm, us] : lap.us) times[algorithm].push_back(us);
   }
-  return found;
+  Lap middle{laps.empty() ? 0 : laps.front().bytes, {}};
+  for (auto& [algorithm, us] : times) middle.us.emplace(algorithm, median(std::move(us)));
+  return middle;
+}
+
+Verdict judge(const std::vector<Lap>& laps, Algorithm selected, double tolerance) {
+  std::map<Algorithm, std::vector<double>> times_as_fast;
+  for (const Lap& lap : laps) {
+    const auto own = lap.us.find(selected);
+    if (own == lap.us.end()) continue;
+    for (const auto& [algorithm, us] : lap.us) times_as_fast[algorithm].push_back(own->second / us);
+  }
+  Verdict verdict;
+  for (auto& [algorithm, times] : times_as_fast) {
+    const auto all = static_cast<double>(times.size());
+    const auto faster = static_cast<double>(std::ranges::count_if(times, [tolerance](double each) { return each > tolerance; }));
+    // Twice the standard deviation of the number of heads among as many throws of a coin.
+    if (std::abs(faster - all / 2) < std::sqrt(all)) verdict.clear = false;
+    const double middle = median(std::move(times));
+    if (middle > tolerance && (!verdict.upset || middle > verdict.upset->times)) verdict.upset = Upset{algorithm, middle};
+  }
+  return verdict;
 }
 
 Status tune(const Contest& contest, const std::string& path) {
@@ -251,12 +281,15 @@ Status tune(const Contest& contest, const std::string& path) {
   const Status raced = for_each_race(contest, [&](Race& race, Op op, int ranks) {
     std::vector<Lap> laps;
     for (const std::uint64_t bytes : contest.sizes) {
-      auto lap = race.run(bytes, contest.rounds, progress);
+      progress.next(race.title(bytes));
+      auto rounds = race.run(bytes);
       progress.clear();
-      if (!lap) return lap.status();
-      if (lap->us.size() < 2) continue;
-      print_line(lap_text(op, ranks, race.ground(), *lap));
-      laps.push_back(std::move(*lap));
+      if (!rounds) return rounds.status();
+      if (rounds->empty()) continue;
+      Lap lap{bytes, {}};
+      for (const Lap& round : *rounds) lap.take_less(round);
+      print_line(lap_text(op, ranks, race.ground(), lap));
+      laps.push_back(std::move(lap));
     }
     if (laps.empty()) return Status();
     const auto row = rivals(race.ground(), op, ranks);
@@ -282,6 +315,23 @@ Status tune(const Contest& contest, const std::string& path) {
   return {};
 }
 
+namespace {
+
+/// The rounds of a race, and where they seem to upset the selection as many more looks as it takes. So often whatever comes out.
+Result<std::vector<Lap>> laps_enough(Race& race, std::uint64_t bytes, Algorithm selected, std::size_t rounds) {
+  auto laps = race.run(bytes);
+  if (!laps || !judge(*laps, selected, kSuspicion).upset) return laps;
+  for (std::size_t again = 0; again < kMostLooksAgain * rounds; ++again) {
+    if (again >= kLooksAgain * rounds && judge(*laps, selected).clear) break;
+    auto lap = race.look_afresh(bytes, again);
+    if (!lap) return lap.status();
+    laps->push_back(std::move(*lap));
+  }
+  return laps;
+}
+
+}  // namespace
+
 Status check_selection(const Contest& contest) {
   auto tuning = collective::tuning_of_environment();
   if (!tuning) return tuning.status();
@@ -292,28 +342,24 @@ Status check_selection(const Contest& contest) {
         select(*tuning, race.ground(), ranks,
                {.per_host = ranks, .per_core = transport::ranks_per_core(static_cast<std::size_t>(ranks), usable_cores())});
     for (const std::uint64_t bytes : contest.sizes) {
-      auto lap = race.run(bytes, contest.rounds, progress);
+      progress.next(race.title(bytes));
       const Algorithm selected = selection.choose(op, bytes);
-      const bool suspect = lap.ok() && upset(*lap, selected, kSuspicion);
-      for (int look = 0; look < kLooksAgain && suspect; ++look) {
-        auto again = race.run_afresh(bytes, 1, progress);
-        if (!again.ok()) return again.status();
-        lap->take_less(*again);
-      }
+      auto laps = laps_enough(race, bytes, selected, static_cast<std::size_t>(contest.rounds));
       progress.clear();
-      if (!lap.ok()) return lap.status();
-      if (lap->us.size() < 2) continue;
-      std::string line = lap_text(op, ranks, race.ground(), *lap) + " | selected: " + std::string(name_of(selected));
-      if (!lap->us.contains(selected)) {
+      if (!laps.ok()) return laps.status();
+      if (laps->empty()) continue;
+      const Lap middle = middle_of(*laps);
+      std::string line = lap_text(op, ranks, race.ground(), middle) + " | selected: " + std::string(name_of(selected));
+      if (!middle.us.contains(selected)) {
         print_line(line + "  not measured: it sends what another one of these does");
         continue;
       }
       ++cells;
-      if (const auto found = upset(*lap, selected)) {
+      if (const auto found = judge(*laps, selected).upset) {
         ++slow;
-        char much[32];
-        std::snprintf(much, sizeof much, "%.2f", found->times);
-        line += "  WRONG: " + std::string(name_of(found->better)) + " is " + much + " times as fast";
+        char much[64];
+        std::snprintf(much, sizeof much, "%.2f times as fast (%zu looks)", found->times, laps->size());
+        line += "  WRONG: " + std::string(name_of(found->better)) + " is " + much;
       }
       print_line(line);
     }

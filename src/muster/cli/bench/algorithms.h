@@ -37,18 +37,28 @@ struct Lap {
 /// half-way between measured sizes. Algorithms that win nowhere do not appear.
 std::vector<collective::Tuning::Step> fit(std::span<const collective::Algorithm> row, const std::vector<Lap>& laps);
 
-/// A lap in which the selected algorithm is not good enough: the other one and how many times as fast it is.
+/// What each algorithm took in the middle of several laps of one size.
+Lap middle_of(const std::vector<Lap>& laps);
+
+/// A selected algorithm that is not good enough: the other one and how many times as fast it is.
 struct Upset {
   collective::Algorithm better;
   double times = 1;
 };
+struct Verdict {
+  std::optional<Upset> upset;
+  bool clear = true;  ///< whether more laps would hardly change it
+};
 inline constexpr double kTolerance = 1.10;
-std::optional<Upset> upset(const Lap& lap, collective::Algorithm selected, double tolerance = kTolerance);
+/// Of laps of one size, in each of which the algorithms ran one after the other. An upset is what was more than `tolerance` times as fast
+/// in most of them: the middle counts and not the least, since a rare good moment may halve a time. Clear is what so many more than half of
+/// the laps agree upon as chance seldom brings together.
+Verdict judge(const std::vector<Lap>& laps, collective::Algorithm selected, double tolerance = kTolerance);
 
 /// Measures where the crossover points are and writes them to `path`, beside what stands there of others. Prints them.
 Status tune(const Contest& contest, const std::string& path);
-/// Prints every cell, its least times. Fails where a selected algorithm is slower than another by more than 10 %, also when measured again
-/// by ranks started anew.
+/// Prints every cell, its middle times. Fails where a selected algorithm is slower than another by more than 10 %, also when measured again
+/// by ranks started anew, until that is clear.
 Status check_selection(const Contest& contest);
 
 }  // namespace muster::cli::bench
