@@ -8,7 +8,6 @@
 #include <iterator>
 #include <limits>
 #include <memory>
-#include <ranges>
 #include <sstream>
 
 #include "muster/base/cores.h"
@@ -62,14 +61,17 @@ class Race {
       plan->environment.emplace_back("MUSTER_TUNING", "off");
       plan->environment.emplace_back("MUSTER_ALGORITHM", std::string(collective::info(op).name) + ":" + name);
       auto started = Contestant::start(*plan, ranks, own);
-      if (!started) return started.status().with_context("starting " + name);
+      if (!started) return started.status().with_context("starting " + name + " for " + race->title());
       race->runners_.emplace_back(algorithm, std::move(*started));
     }
     // Ranks get ready while their first cell waits for them: nobody is to be measured beside others that still start.
-    const Cell ready{"barrier", 8, contest.dtype, contest.memory, contest.seconds / 20};
+    Cell ready;
+    ready.op = "barrier";
+    ready.seconds = contest.seconds / 20;
     for (auto& [algorithm, contestant] : race->runners_) {
       const Answer answer = contestant->play(ready);
-      if (!answer.figures) return Status(Code::internal, "starting " + std::string(name_of(algorithm)) + ": " + answer.reason);
+      if (answer.figures) continue;
+      return Status(Code::internal, "starting " + std::string(name_of(algorithm)) + " for " + race->title() + ": " + answer.reason);
     }
     return race;
   }
@@ -86,7 +88,8 @@ class Race {
     for (std::size_t i = 0; i < able.size(); ++i) {
       auto& [algorithm, contestant] = runners_[able[(i + turn) % able.size()]];
       const Answer answer = contestant->play(cell);
-      if (!answer.figures) return Status(Code::internal, title(bytes) + ", by " + std::string(name_of(algorithm)) + ": " + answer.reason);
+      if (!answer.figures)
+        return Status(Code::internal, title() + ", " + size_text(bytes) + ", by " + std::string(name_of(algorithm)) + ": " + answer.reason);
       Row row;
       row.cell = cell;
       row.figures = *answer.figures;
@@ -109,13 +112,12 @@ class Race {
   /// A look at ranks that are started anew: where the system happens to run those of this race is not what is asked.
   Result<Lap> look_afresh(std::uint64_t bytes, std::size_t turn) const {
     auto race = prepare(contest_, transport_, op_, ranks_);
-    if (!race) return race.status().with_context(title(bytes));
+    if (!race) return race.status();
     return (*race)->look(bytes, turn);
   }
 
-  std::string title(std::uint64_t bytes) const {
-    return std::string(info(op_).name) + " " + size_text(bytes) + ", " + std::to_string(ranks_) + " ranks over " +
-           std::string(name_of(ground_));
+  std::string title() const {
+    return std::string(info(op_).name) + ", " + std::to_string(ranks_) + " ranks over " + std::string(name_of(ground_));
   }
   Ground ground() const { return ground_; }
 
@@ -131,10 +133,6 @@ class Race {
   const TemporaryFolder folder_{"muster-bench-"};
   std::vector<std::pair<Algorithm, std::unique_ptr<Contestant>>> runners_;
 };
-
-/// What seems wrong, or is near to it, is looked at again so often for each round, and on until that is clear, up to the second number.
-constexpr std::size_t kLooksAgain = 4, kMostLooksAgain = 30;
-constexpr double kSuspicion = 1.05;
 
 /// Calls `work(race, op, ranks)` for everything that has a choice.
 template <class Work>
@@ -260,7 +258,9 @@ Verdict judge(const std::vector<Lap>& laps, Algorithm selected, double tolerance
   for (const Lap& lap : laps) {
     const auto own = lap.us.find(selected);
     if (own == lap.us.end()) continue;
-    for (const auto& [algorithm, us] : lap.us) times_as_fast[algorithm].push_back(own->second / us);
+    for (const auto& [algorithm, us] : lap.us) {
+      if (algorithm != selected) times_as_fast[algorithm].push_back(own->second / us);
+    }
   }
   Verdict verdict;
   for (auto& [algorithm, times] : times_as_fast) {
@@ -281,7 +281,7 @@ Status tune(const Contest& contest, const std::string& path) {
   const Status raced = for_each_race(contest, [&](Race& race, Op op, int ranks) {
     std::vector<Lap> laps;
     for (const std::uint64_t bytes : contest.sizes) {
-      progress.next(race.title(bytes));
+      progress.next(race.title() + ", " + size_text(bytes));
       auto rounds = race.run(bytes);
       progress.clear();
       if (!rounds) return rounds.status();
@@ -317,13 +317,19 @@ Status tune(const Contest& contest, const std::string& path) {
 
 namespace {
 
-/// The rounds of a race, and where they seem to upset the selection as many more looks as it takes. So often whatever comes out.
-Result<std::vector<Lap>> laps_enough(Race& race, std::uint64_t bytes, Algorithm selected, std::size_t rounds) {
+/// Of ranks that share cores one lap differs from the next by a quarter and more, and neither lucky nor unlucky ones are to decide. These
+/// many for each round tell 10 % from 20 %; more than the last number of them would take minutes for a cell.
+constexpr std::size_t kFewestLapsAgain = 4, kMostLapsAgain = 30;
+constexpr double kSuspicion = 1.05;
+
+/// The rounds of a race; or, where these seem to upset the selection, as many laps of ranks started anew as it takes to be clear.
+Result<std::vector<Lap>> enough_laps(Race& race, std::uint64_t bytes, Algorithm selected) {
   auto laps = race.run(bytes);
   if (!laps || !judge(*laps, selected, kSuspicion).upset) return laps;
-  for (std::size_t again = 0; again < kMostLooksAgain * rounds; ++again) {
-    if (again >= kLooksAgain * rounds && judge(*laps, selected).clear) break;
-    auto lap = race.look_afresh(bytes, again);
+  const std::size_t rounds = laps->size();
+  laps->clear();  // they were chosen for being bad
+  while (!looked_enough(*laps, rounds, selected)) {
+    auto lap = race.look_afresh(bytes, laps->size());
     if (!lap) return lap.status();
     laps->push_back(std::move(*lap));
   }
@@ -331,6 +337,11 @@ Result<std::vector<Lap>> laps_enough(Race& race, std::uint64_t bytes, Algorithm 
 }
 
 }  // namespace
+
+bool looked_enough(const std::vector<Lap>& laps, std::size_t rounds, Algorithm selected) {
+  if (laps.size() < kFewestLapsAgain * rounds) return false;
+  return laps.size() >= kMostLapsAgain * rounds || judge(laps, selected).clear;
+}
 
 Status check_selection(const Contest& contest) {
   auto tuning = collective::tuning_of_environment();
@@ -342,9 +353,9 @@ Status check_selection(const Contest& contest) {
         select(*tuning, race.ground(), ranks,
                {.per_host = ranks, .per_core = transport::ranks_per_core(static_cast<std::size_t>(ranks), usable_cores())});
     for (const std::uint64_t bytes : contest.sizes) {
-      progress.next(race.title(bytes));
+      progress.next(race.title() + ", " + size_text(bytes));
       const Algorithm selected = selection.choose(op, bytes);
-      auto laps = laps_enough(race, bytes, selected, static_cast<std::size_t>(contest.rounds));
+      auto laps = enough_laps(race, bytes, selected);
       progress.clear();
       if (!laps.ok()) return laps.status();
       if (laps->empty()) continue;
@@ -355,12 +366,15 @@ Status check_selection(const Contest& contest) {
         continue;
       }
       ++cells;
-      if (const auto found = judge(*laps, selected).upset) {
+      const Verdict verdict = judge(*laps, selected);
+      if (verdict.upset) {
         ++slow;
-        char much[64];
-        std::snprintf(much, sizeof much, "%.2f times as fast (%zu looks)", found->times, laps->size());
-        line += "  WRONG: " + std::string(name_of(found->better)) + " is " + much;
+        char much[32];
+        std::snprintf(much, sizeof much, "%.2f", verdict.upset->times);
+        line += "  WRONG: " + std::string(name_of(verdict.upset->better)) + " is " + much + " times as fast";
       }
+      if (laps->size() > static_cast<std::size_t>(contest.rounds))
+        line += "  (" + std::to_string(laps->size()) + " looks" + (verdict.clear ? ")" : ", not clear)");
       print_line(line);
     }
     return Status();

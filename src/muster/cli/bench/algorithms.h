@@ -24,7 +24,7 @@ struct Contest {
   bool threads = false;
 };
 
-/// What each algorithm took at one size, microseconds: the best of the rounds.
+/// What each algorithm took at one size, microseconds: in one look at all of them, or the least or the middle of several.
 struct Lap {
   std::uint64_t bytes = 0;
   std::map<collective::Algorithm, double> us;
@@ -47,7 +47,7 @@ struct Upset {
 };
 struct Verdict {
   std::optional<Upset> upset;
-  bool clear = true;  ///< whether more laps would hardly change it
+  bool clear = true;  ///< whether more laps would hardly change it for any algorithm; of no lap too
 };
 inline constexpr double kTolerance = 1.10;
 /// Of laps of one size, in each of which the algorithms ran one after the other. An upset is what was more than `tolerance` times as fast
@@ -55,10 +55,14 @@ inline constexpr double kTolerance = 1.10;
 /// the laps agree upon as chance seldom brings together.
 Verdict judge(const std::vector<Lap>& laps, collective::Algorithm selected, double tolerance = kTolerance);
 
+/// Whether so many laps, measured since so many `rounds` seemed to upset the selection, are enough: at least 4 for each round, at most 30,
+/// in between until their verdict is clear.
+bool looked_enough(const std::vector<Lap>& laps, std::size_t rounds, collective::Algorithm selected);
+
 /// Measures where the crossover points are and writes them to `path`, beside what stands there of others. Prints them.
 Status tune(const Contest& contest, const std::string& path);
 /// Prints every cell, its middle times. Fails where a selected algorithm is slower than another by more than 10 %, also when measured again
-/// by ranks started anew, until that is clear.
+/// by ranks started anew, until that is clear (`looked_enough`).
 Status check_selection(const Contest& contest);
 
 }  // namespace muster::cli::bench

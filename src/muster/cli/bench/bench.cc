@@ -47,7 +47,7 @@ struct Options {
   std::vector<std::string> memories{"private"};
   std::string json, picture;
   double seconds = 0.3;
-  int rounds = 0;  // 0: three with rivals, else one
+  int rounds = 0;  // 0: three with rivals, for tuning and its check, else one
   Field field;
   bool simulate = false, check_selection = false;
   bool p2p = false;
@@ -226,7 +226,9 @@ void add_options(CLI::App& app, Options& options) {
   app.add_flag("--threads", options.field.threads, "muster's ranks as threads of one process");
   app.add_flag("!--engine", options.field.tensors, "time the engine below the tensors, without recorder and validation");
   app.add_option("--seconds", options.seconds, "time of the loops of one cell")->check(CLI::Range(0.01, 60.0))->capture_default_str();
-  app.add_option("--rounds", options.rounds, "how often everything is repeated; medians are shown. Default 3 with --vs, else 1")
+  app.add_option("--rounds", options.rounds,
+                 "how often everything is repeated; medians are shown, by --tune the least. Default 3 with --vs, --tune and "
+                 "--check-selection, else 1")
       ->check(CLI::Range(1, 100));
   app.add_option("--json", options.json, "also append the rows to this file, one JSON object a line");
   app.add_option("--plot", options.picture, "also draw them into this SVG file");
@@ -240,10 +242,12 @@ void add_selection_options(CLI::App& app, Options& options) {
                      "MUSTER_TUNING, else ~/.config/muster/tuning. Quiet machine!")
           ->expected(0, 1)
           ->group(group);
-  auto* check = app.add_flag("--check-selection", options.check_selection,
-                             "measure every algorithm of muster's and fail where the selected one is slower than another by more than 10 %")
-                    ->group(group)
-                    ->excludes(tune);
+  auto* check =
+      app.add_flag("--check-selection", options.check_selection,
+                   "measure every algorithm of muster's and fail where the selected one is slower than another by more than 10 %; takes "
+                   "longer where that is not clear at once")
+          ->group(group)
+          ->excludes(tune);
   auto* simulate =
       app.add_flag("--simulate", options.simulate, "predict times over links from a model, for any number of ranks; nothing is measured")
           ->group(group)
