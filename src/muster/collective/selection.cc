@@ -42,8 +42,11 @@ bool worth_the_steps(int ranks, int per_host) {
 
 /// Measured over links of one host.
 constexpr std::uint64_t kPairExchanges = 1024 * 1024, kPairReduces = 1024 * 1024;
-constexpr std::uint64_t kCrowdExchanges = 32 * 1024, kCrowdGathers = 256 * 1024, kCrowdScatters = 16 * 1024;
+constexpr std::uint64_t kCrowdExchanges = 32 * 1024, kCrowdGathers = 256 * 1024, kCrowdScatters = 16 * 1024, kCrowdReduces = 112 * 1024;
 constexpr int kFewRanks = 8;
+
+/// Measured over the region: beyond, what everybody reads of everybody takes longer than to wait for one another once more.
+constexpr std::uint64_t kReducedByAll = 12 * 1024;
 
 constexpr Algorithm kDissemination[] = {Algorithm::dissemination};
 constexpr Algorithm kBroadcast[] = {Algorithm::tree, Algorithm::chain};
@@ -140,22 +143,24 @@ int ranks_per_host(std::span<const int> hosts) {
 
 Selection::Selection(Ground ground, int ranks, Standing standing) : ground_(ground), ranks_(ranks), standing_(standing) {
   const auto members = static_cast<std::uint64_t>(ranks);
-  const bool crowded = standing.per_core > 1;
+  const bool crowded = standing.per_core > 1, packed = standing.per_core > 2;
   if (ground == Ground::region) {
     // Ranks that share cores pay more for each time that they wait for one another.
     const std::uint64_t read = (crowded ? 128 : 64) * 1024;
-    for (const Op op : {Op::all_reduce, Op::reduce}) set_bound(op, Algorithm::one_shot, read / members + 1);
+    set_bound(Op::all_reduce, Algorithm::one_shot, std::min(read / members, kReducedByAll) + 1);
+    set_bound(Op::reduce, Algorithm::one_shot, read / members + 1);
     return;
   }
-  // A chain pays once its chunks are more than its ranks. Ranks that share cores gain nothing by being busy all at once: what copies least
-  // and waits least takes least.
-  set_bound(Op::broadcast, Algorithm::tree, ranks < 4 || crowded ? kAlways : 2 * plan::kTreeChunkBytes * members + 1);
+  // A chain pays once its chunks are more than its ranks. Where more than two share a core, they gain nothing by being busy all at once:
+  // what copies least and waits least takes least.
+  set_bound(Op::broadcast, Algorithm::tree, ranks < 4 || packed ? kAlways : 2 * plan::kTreeChunkBytes * members + 1);
   // Between two ranks as many bytes travel whatever the algorithm, so the one with the fewest rounds wins, until what it holds
   // meanwhile leaves the caches.
   const std::uint64_t gathered = gathered_bytes(ranks);
   const std::uint64_t in_crowd = crowded ? std::min(kCrowdExchanges, kCrowdGathers / members) : 0;
   set_bound(Op::all_reduce, Algorithm::bruck, (ranks == 2 ? kPairExchanges : std::max(in_crowd, gathered / members)) + 1);
-  set_bound(Op::reduce, Algorithm::direct, crowded ? kAlways : (ranks == 2 ? kPairReduces : gathered / members) + 1);
+  const std::uint64_t reduced = ranks == 2 ? kPairReduces : crowded ? kCrowdReduces : gathered / members;
+  set_bound(Op::reduce, Algorithm::direct, packed ? kAlways : reduced + 1);
   set_bound(Op::all_gather, Algorithm::bruck, ranks == 2 ? 0 : (crowded ? gathered / 2 : gathered) + 1);
   const bool by_tree = ranks > kFewRanks && !crowded && worth_the_steps(ranks, standing.per_host);
   for (const Op op : {Op::gather, Op::scatter}) set_bound(op, Algorithm::tree, by_tree ? gathered + 1 : 0);
