@@ -109,13 +109,7 @@ class Race {
     return laps;
   }
 
-  /// A look at ranks that are started anew: where the system happens to run those of this race is not what is asked.
-  Result<Lap> look_afresh(std::uint64_t bytes, std::size_t turn) const {
-    auto race = prepare(contest_, transport_, op_, ranks_);
-    if (!race) return race.status();
-    return (*race)->look(bytes, turn);
-  }
-
+  const std::string& transport() const { return transport_; }
   std::string title() const {
     return std::string(info(op_).name) + ", " + std::to_string(ranks_) + " ranks over " + std::string(name_of(ground_));
   }
@@ -322,18 +316,54 @@ namespace {
 constexpr std::size_t kFewestLapsAgain = 4, kMostLapsAgain = 30;
 constexpr double kSuspicion = 1.05;
 
-/// The rounds of a race; or, where these seem to upset the selection, as many laps of ranks started anew as it takes to be clear.
-Result<std::vector<Lap>> enough_laps(Race& race, std::uint64_t bytes, Algorithm selected) {
-  auto laps = race.run(bytes);
-  if (!laps || !judge(*laps, selected, kSuspicion).upset) return laps;
-  const std::size_t rounds = laps->size();
-  laps->clear();  // they were chosen for being bad
-  while (!looked_enough(*laps, rounds, selected)) {
-    auto lap = race.look_afresh(bytes, laps->size());
-    if (!lap) return lap.status();
-    laps->push_back(std::move(*lap));
+/// What is checked: an operation on so many ranks, at one size.
+struct Choice {
+  std::string transport;
+  Op op;
+  int ranks;
+  std::uint64_t bytes;
+  Algorithm selected;
+  std::vector<Lap> laps;
+
+  /// Prints it; whether the selected algorithm is good enough.
+  bool print(const std::string& remark) const {
+    const Verdict verdict = judge(laps, selected);
+    std::string line = lap_text(op, ranks, ground_of(transport), middle_of(laps)) + " | selected: " + std::string(name_of(selected));
+    if (verdict.upset) {
+      char much[32];
+      std::snprintf(much, sizeof much, "%.2f", verdict.upset->times);
+      line += "  WRONG: " + std::string(name_of(verdict.upset->better)) + " is " + much + " times as fast";
+    }
+    print_line(line + remark);
+    return !verdict.upset;
   }
-  return laps;
+};
+
+/// Looks again at what seems wrong, by ranks started anew: where the system happens to run a race's ranks is not what is asked. All in
+/// turn, so that each is seen over minutes: a machine has minutes in which its cores are near to each other, and others. How many are
+/// wrong.
+Result<int> look_again(const Contest& contest, std::vector<Choice>& suspects) {
+  const auto rounds = static_cast<std::size_t>(contest.rounds);
+  int wrong = 0;
+  for (std::size_t turn = 0; !suspects.empty(); ++turn) {
+    ProgressLine progress(suspects.size());
+    for (Choice& each : suspects) {
+      auto race = Race::prepare(contest, each.transport, each.op, each.ranks);
+      if (!race) return race.status();
+      progress.next((*race)->title() + ", " + size_text(each.bytes) + ", look " + std::to_string(turn + 1));
+      auto lap = (*race)->look(each.bytes, turn);
+      progress.clear();
+      if (!lap) return lap.status();
+      each.laps.push_back(std::move(*lap));
+    }
+    std::erase_if(suspects, [&](const Choice& each) {
+      if (!looked_enough(each.laps, rounds, each.selected)) return false;
+      const bool clear = judge(each.laps, each.selected).clear;
+      wrong += each.print("  (" + std::to_string(each.laps.size()) + " looks" + (clear ? ")" : ", not clear)")) ? 0 : 1;
+      return true;
+    });
+  }
+  return wrong;
 }
 
 }  // namespace
@@ -347,44 +377,41 @@ Status check_selection(const Contest& contest) {
   auto tuning = collective::tuning_of_environment();
   if (!tuning) return tuning.status();
   ProgressLine progress(laps_in(contest));
-  int cells = 0, slow = 0;
+  int cells = 0;
+  std::vector<Choice> suspects;
   const Status raced = for_each_race(contest, [&](Race& race, Op op, int ranks) {
     const Selection selection =
         select(*tuning, race.ground(), ranks,
                {.per_host = ranks, .per_core = transport::ranks_per_core(static_cast<std::size_t>(ranks), usable_cores())});
     for (const std::uint64_t bytes : contest.sizes) {
       progress.next(race.title() + ", " + size_text(bytes));
-      const Algorithm selected = selection.choose(op, bytes);
-      auto laps = enough_laps(race, bytes, selected);
+      auto laps = race.run(bytes);
       progress.clear();
-      if (!laps.ok()) return laps.status();
+      if (!laps) return laps.status();
       if (laps->empty()) continue;
-      const Lap middle = middle_of(*laps);
-      std::string line = lap_text(op, ranks, race.ground(), middle) + " | selected: " + std::string(name_of(selected));
-      if (!middle.us.contains(selected)) {
-        print_line(line + "  not measured: it sends what another one of these does");
+      Choice choice{race.transport(), op, ranks, bytes, selection.choose(op, bytes), std::move(*laps)};
+      if (!choice.laps.front().us.contains(choice.selected)) {
+        choice.print("  not measured: it sends what another one of these does");
         continue;
       }
       ++cells;
-      const Verdict verdict = judge(*laps, selected);
-      if (verdict.upset) {
-        ++slow;
-        char much[32];
-        std::snprintf(much, sizeof much, "%.2f", verdict.upset->times);
-        line += "  WRONG: " + std::string(name_of(verdict.upset->better)) + " is " + much + " times as fast";
+      if (judge(choice.laps, choice.selected, kSuspicion).upset) {
+        choice.laps.clear();  // they were chosen for being bad
+        suspects.push_back(std::move(choice));
+      } else {
+        choice.print("");
       }
-      if (laps->size() > static_cast<std::size_t>(contest.rounds))
-        line += "  (" + std::to_string(laps->size()) + " looks" + (verdict.clear ? ")" : ", not clear)");
-      print_line(line);
     }
     return Status();
   });
   if (!raced) return raced;
-  if (slow == 0) {
+  const auto wrong = look_again(contest, suspects);
+  if (!wrong) return wrong.status();
+  if (*wrong == 0) {
     print_line("the selected algorithm is within 10 % of the best in all " + std::to_string(cells) + " cells");
     return {};
   }
-  return Status(Code::internal, "in " + std::to_string(slow) + " of " + std::to_string(cells) +
+  return Status(Code::internal, "in " + std::to_string(*wrong) + " of " + std::to_string(cells) +
                                     " cells another algorithm is more than 10 % faster than the selected one; on a quiet machine "
                                     "muster bench --tune finds better limits");
 }
