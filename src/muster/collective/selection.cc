@@ -40,7 +40,7 @@ bool worth_the_steps(int ranks, int per_host) {
   return ranks - 1 + (far > 0 ? kFar : kNear) > near * (2 + kNear) + far * (2 + kFar);
 }
 
-/// Measured over links of one host.
+/// Measured over links of one host: two ranks, or as many as share two cores two by two or four by four.
 constexpr std::uint64_t kPairExchanges = 1024 * 1024, kPairReduces = 1024 * 1024;
 constexpr std::uint64_t kCrowdExchanges = 32 * 1024, kCrowdGathers = 256 * 1024, kCrowdScatters = 16 * 1024, kCrowdReduces = 112 * 1024;
 constexpr int kFewRanks = 8;
@@ -156,7 +156,7 @@ Selection::Selection(Ground ground, int ranks, Standing standing) : ground_(grou
   const std::uint64_t in_crowd = crowded ? std::min(kCrowdExchanges, kCrowdGathers / members) : 0;
   set_bound(Op::all_reduce, Algorithm::bruck, (ranks == 2 ? kPairExchanges : std::max(in_crowd, gathered / members)) + 1);
   const std::uint64_t reduced = ranks == 2 ? kPairReduces : crowded ? kCrowdReduces : gathered / members;
-  set_bound(Op::reduce, Algorithm::direct, packed ? kAlways : reduced + 1);
+  set_bound(Op::reduce, Algorithm::direct, packed || (crowded && ranks == 2) ? kAlways : reduced + 1);
   set_bound(Op::all_gather, Algorithm::bruck, ranks == 2 ? 0 : (crowded ? gathered / 2 : gathered) + 1);
   const bool by_tree = ranks > kFewRanks && !crowded && worth_the_steps(ranks, standing.per_host);
   for (const Op op : {Op::gather, Op::scatter}) set_bound(op, Algorithm::tree, by_tree ? gathered + 1 : 0);

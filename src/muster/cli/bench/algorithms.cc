@@ -340,7 +340,7 @@ struct Choice {
 };
 
 /// Looks again at what seems wrong, by ranks started anew: where the system happens to run a race's ranks is not what is asked. All in
-/// turn, so that each is seen over minutes: a machine has minutes in which its cores are near to each other, and others. How many are
+/// turn, so that the looks at one lie apart: a machine has minutes in which its cores are near to each other, and others. How many are
 /// wrong.
 Result<int> look_again(const Contest& contest, std::vector<Choice>& suspects) {
   const auto rounds = static_cast<std::size_t>(contest.rounds);
@@ -396,6 +396,8 @@ Status check_selection(const Contest& contest) {
       }
       ++cells;
       if (judge(choice.laps, choice.selected, kSuspicion).upset) {
+        progress.clear();
+        print_line(lap_text(op, ranks, race.ground(), middle_of(choice.laps)) + " | may be wrong, looked at again below");
         choice.laps.clear();  // they were chosen for being bad
         suspects.push_back(std::move(choice));
       } else {

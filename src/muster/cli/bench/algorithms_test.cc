@@ -149,6 +149,20 @@ TEST(Bench, TunesAndReadsWhatItWrote) {
   std::filesystem::remove_all(scratch.folder() + "/settings");
 }
 
+TEST(Bench, LooksAgainAtWhatMayBeWrong) {
+  testing::Fifo scratch;  // for its folder
+  const std::string file = scratch.folder() + "/tuning";
+  std::ofstream(file) << "version = 1\nlinks.reduce.2 = slices\n";  // a message more, and nothing that it would save
+  const Outcome checked = run({"bench", "--check-selection", "--op", "reduce", "--sizes", "8,64", "--ranks", "2", "--seconds", "0.01",
+                               "--rounds", "1", "--transport", "tcp"},
+                              {{"MUSTER_TUNING", file}});
+  // As good as always it is wrong; how quick the algorithms were must not decide a test.
+  EXPECT_EQ(count_of(checked.out, "| selected: slices"), 2) << checked.out << checked.err;
+  EXPECT_EQ(count_of(checked.out, " looks"), count_of(checked.out, "looked at again below")) << checked.out;
+  EXPECT_EQ(checked.code, count_of(checked.out, "WRONG") > 0 ? 1 : 0) << checked.out << checked.err;
+  std::filesystem::remove(file);
+}
+
 TEST(Bench, TunesPiecesWhereATreeIsMoreThanItsRoot) {
   testing::Fifo scratch;  // for its folder
   const std::string file = scratch.folder() + "/tuning";
