@@ -396,7 +396,6 @@ Status check_selection(const Contest& contest) {
       }
       ++cells;
       if (judge(choice.laps, choice.selected, kSuspicion).upset) {
-        progress.clear();
         print_line(lap_text(op, ranks, race.ground(), middle_of(choice.laps)) + " | may be wrong, looked at again below");
         choice.laps.clear();  // they were chosen for being bad
         suspects.push_back(std::move(choice));

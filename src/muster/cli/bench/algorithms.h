@@ -62,8 +62,7 @@ bool looked_enough(const std::vector<Lap>& laps, std::size_t rounds, collective:
 /// Measures where the crossover points are and writes them to `path`, beside what stands there of others. Prints them.
 Status tune(const Contest& contest, const std::string& path);
 /// Prints every cell, its middle times. Fails where a selected algorithm is slower than another by more than 10 %, also when measured again
-/// by ranks started anew after all others, until that is clear
-/// (`looked_enough`).
+/// by ranks started anew after all others, until that is clear (`looked_enough`).
 Status check_selection(const Contest& contest);
 
 }  // namespace muster::cli::bench
