@@ -124,7 +124,7 @@ void CollectiveQueue::enqueue(Operation& operation, const Args& args, bool refus
 bool CollectiveQueue::express(Driver& driver, Underway& underway, const Args& args) {
   if (control_.news()) control_.poll();
   if (group_.channel->failed()) return false;
-  if (region_) return region_->express(args, underway.call, underway) || (region_->spins() && !driver.busy() && in_region(underway, args));
+  if (region_) return region_->express(args, underway.call, underway) || (region_->patient() && !driver.busy() && in_region(underway, args));
   if (group_.size() > 1) return !driver.busy() && over_links(underway, args);
   underway.begun();
   run_alone(args);
@@ -147,24 +147,14 @@ bool CollectiveQueue::over_links(Underway& underway, const Args& args) {
   return group_.fabric->wait([&task] { return task.step(); }, end) && task.peek().ok();
 }
 
-/// A larger call, where every rank has a core and nothing else of the group is to be done: for the time of a round trip its thread looks at
-/// nothing but what the call waits for. Told before its first byte moves: whoever is killed meanwhile was in it. Leaves the task to `go_on`
-/// like `over_links`.
+/// A larger call, where nothing else of the group is to be done: for a moment its thread looks at nothing but what the call waits for. Told
+/// before its first byte moves: whoever is killed meanwhile was in it. Leaves the task to `go_on` like `over_links`.
 bool CollectiveQueue::in_region(Underway& underway, const Args& args) {
-  constexpr int kLooksAClock = 8;
   underway.at_once = false;
   group_.channel->begin(underway.call);
   if (!underway.told) underway.begun();
-  const TimePoint end = std::min(underway.deadline, group_.now() + kRoundTrip);
   Task<Status>& task = underway.task = region_->run(args, underway.call);
-  bool over = task.step();
-  if (!over && transport::take_woken()) std::this_thread::yield();
-  for (int looks = 1; !over; ++looks) {
-    if (looks % kLooksAClock == 0 && group_.now() >= end) break;
-    pause_once();
-    over = task.step();
-  }
-  return over && task.peek().ok();
+  return region_->attend(task) && task.peek().ok();
 }
 
 void CollectiveQueue::remove(Operation& operation) {

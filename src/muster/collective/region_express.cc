@@ -19,6 +19,8 @@ namespace {
 // given away between; how long it stays away is for others to say, so the clock is asked.
 constexpr int kPauses = 500;
 constexpr int kPausesForRoom = 8;
+/// The same for a larger call: each look takes longer there.
+constexpr int kPausesOfTask = 800;
 /// Of so many givers their next call's slots are sent for.
 constexpr int kFewSources = 8;
 // So many looks a core is kept for while nobody who shares it is waited for: some microseconds, which is less than until it comes back.
@@ -84,12 +86,12 @@ bool RegionMember::is_small(const Args& args) const {
 /// A moment that a small call waits on its caller's core.
 class RegionMember::Moment {
  public:
-  explicit Moment(const RegionMember& member) : my_(member) {}
+  explicit Moment(const RegionMember& member, int pauses = kPauses) : my_(member), most_(pauses) {}
   /// Between two looks. False: it is over. `keeps`: nobody who shares this core is waited for.
   bool pass(int pauses = 1, bool keeps = false) {
     if (my_.failed() || !my_.patient_) return false;
     if (my_.spins_) {
-      if (paused_ >= kPauses) return false;
+      if (paused_ >= most_) return false;
       if (paused_ == 0 && transport::take_woken()) {
         std::this_thread::yield();
         pauses = 1;
@@ -113,6 +115,7 @@ class RegionMember::Moment {
 
  private:
   const RegionMember& my_;
+  const int most_;
   int paused_ = 0;
   int kept_ = 0;  // looks since the core was last given away
   TimePoint end_;
@@ -132,13 +135,25 @@ void RegionMember::say_where() {
   if (core != core_) progress(rank_).core.store(core_ = core, std::memory_order_relaxed);
 }
 
-/// Whether all lines that are missing, of `first` and those after it, are to come from members on other processors, as far as is known.
+/// Whether a member runs on another processor, as far as is known.
+bool RegionMember::is_elsewhere(int member) const {
+  const std::uint32_t theirs = progress(member).core.load(std::memory_order_relaxed);
+  return core_ != 0 && theirs != 0 && theirs != core_;
+}
+
+/// Whether all lines that are missing, of `first` and those after it, are to come from there.
 bool RegionMember::comes_from_elsewhere(const Flow& flow, int first) {
-  if (core_ == 0) return false;
   for (int source = first; source < flow.last; ++source) {
-    if (source == rank_ || see(source, sequence_)) continue;
-    const std::uint32_t theirs = progress(source).core.load(std::memory_order_relaxed);
-    if (theirs == core_ || theirs == 0) return false;
+    if (source != rank_ && !see(source, sequence_) && !is_elsewhere(source)) return false;
+  }
+  return true;
+}
+
+/// The same of what the running task waits for.
+bool RegionMember::awaits_elsewhere() const {
+  if (wait_.what == Wait::For::nothing) return false;
+  for (int member = 0; member < group_size(); ++member) {
+    if (is_behind(member) && !is_elsewhere(member)) return false;
   }
   return true;
 }
@@ -220,6 +235,14 @@ bool RegionMember::express(const Args& args, const transport::Fingerprint& call,
   published_ = false;
   if (size() == 2 && flow.gives && flow.last > 0 && !flow.scaled)
     hand_back(line(1 - rank_, sequence_).payload, 1);  // its line, if only its first half
+  return true;
+}
+
+bool RegionMember::attend(Task<Status>& task) {
+  if (!spins_) say_where();
+  for (Moment moment(*this, kPausesOfTask); !task.step();) {
+    if (!moment.pass(1, !spins_ && awaits_elsewhere())) return false;
+  }
   return true;
 }
 

@@ -37,8 +37,11 @@ class RegionGroup {
   /// before any other, and goes on from where this stopped. Waits for the others for some microseconds at most, on the caller's core. Tells
   /// `meanwhile` once it has published the call, or before it waits for room to do so; where the call is not for this way, nothing.
   virtual bool express(const Args& args, const transport::Fingerprint& call, Meanwhile& meanwhile) = 0;
-  /// Whether a thread may keep its core while it waits: every rank of the host has one, and the others are not this thread's own fibers.
-  virtual bool spins() const = 0;
+  /// Whether the caller's thread may wait for the others: they are not its own fibers.
+  virtual bool patient() const = 0;
+  /// Goes on with a task of `run` while the thread does nothing else, for up to some microseconds without the others, or some hundred where
+  /// they share its core; true when it is over. Where not, `step()` goes on with it.
+  virtual bool attend(Task<Status>& task) = 0;
   /// Job ranks whose line the running task waits for: for deadline errors.
   virtual std::vector<int> awaited() const = 0;
   /// The latest call of the member at a position of the group that this member has looked at; sequence 0 where it has seen none.

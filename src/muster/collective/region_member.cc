@@ -338,7 +338,7 @@ void RegionMember::give_up() {
 bool RegionMember::quiet(Counter done, int only) const {
   for (int member = 0; member < group_size(); ++member) {
     if (member == rank_ || (only >= 0 && member != only)) continue;
-    if (line(member, sequence_).sequence.load(std::memory_order_acquire) != sequence_) continue;
+    if (!has_begun(member)) continue;
     if (reached(counter(member, done), end_of(sequence_))) continue;
     if (progress(member).gave_up.load(std::memory_order_acquire) != 0) continue;
     if (!channel_.fabric().death_of(channel_.members()[static_cast<std::size_t>(member)]).ok()) continue;
@@ -428,19 +428,28 @@ Task<Status> RegionMember::refuse_late(Status cause) {
   co_return refuse(std::move(cause));
 }
 
+bool RegionMember::has_begun(int member) const { return line(member, sequence_).sequence.load(std::memory_order_acquire) == sequence_; }
+
+// Whether what the running task waits for, of this member or another one, is not there from this member.
+bool RegionMember::is_behind(int member) const {
+  if (member == rank_) return false;
+  const auto index = static_cast<std::size_t>(member);
+  switch (wait_.what) {
+    case Wait::For::nothing: return false;
+    case Wait::For::room: return std::min(known_seen_[index], next_[index] - 1) + layout_.slots < sequence_;
+    case Wait::For::lines: return !has_begun(member);
+    case Wait::For::counter: return !reached(counter(member, wait_.counter), wait_.until);
+  }
+  return false;
+}
+
 std::vector<int> RegionMember::awaited() const {
   std::vector<int> late;    // have not begun this call
   std::vector<int> waited;  // have not come as far as this task needs
   for (int member = 0; member < group_size(); ++member) {
-    if (member == rank_ || wait_.what == Wait::For::nothing || (wait_.only >= 0 && wait_.only != member)) continue;
-    const auto index = static_cast<std::size_t>(member);
-    const bool begun = line(member, sequence_).sequence.load(std::memory_order_acquire) == sequence_;
-    bool behind = !begun;
-    if (wait_.what == Wait::For::room) behind = std::min(known_seen_[index], next_[index] - 1) + layout_.slots < sequence_;
-    if (wait_.what == Wait::For::counter) behind = !reached(counter(member, wait_.counter), wait_.until);
-    if (!behind) continue;
-    waited.push_back(channel_.members()[index]);
-    if (!begun) late.push_back(channel_.members()[index]);
+    if ((wait_.only >= 0 && wait_.only != member) || !is_behind(member)) continue;
+    waited.push_back(channel_.members()[static_cast<std::size_t>(member)]);
+    if (!has_begun(member)) late.push_back(waited.back());
   }
   return late.empty() ? waited : late;
 }

@@ -42,7 +42,8 @@ class RegionMember final : public RegionGroup {
 
   Task<Status> run(const Args& args, const transport::Fingerprint& call) override;
   bool express(const Args& args, const transport::Fingerprint& call, Meanwhile& meanwhile) override;
-  bool spins() const override { return patient_ && spins_; }
+  bool patient() const override { return patient_; }
+  bool attend(Task<Status>& task) override;
   std::vector<int> awaited() const override;
   transport::Fingerprint heard(int member) const override;
 
@@ -159,6 +160,8 @@ class RegionMember final : public RegionGroup {
   Come<There> come(There there) const {
     return Come<There>(*this, std::move(there));
   }
+  bool has_begun(int member) const;
+  bool is_behind(int member) const;
   bool someone_gave_up(std::uint64_t sequence) const;
   void give_up();
   bool quiet(Counter done, int only = -1) const;
@@ -223,7 +226,9 @@ class RegionMember final : public RegionGroup {
   class Moment;
   bool await_room();
   void say_where();
+  bool is_elsewhere(int member) const;
   bool comes_from_elsewhere(const Flow& flow, int first);
+  bool awaits_elsewhere() const;
   bool see_sources(const Flow& flow, bool& at_once);
   bool find_at_once(const Args& args, const Flow& flow, int source);
   void take_at_once(const Args& args, const Flow& flow);

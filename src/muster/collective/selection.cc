@@ -45,6 +45,9 @@ constexpr std::uint64_t kPairExchanges = 1024 * 1024, kPairReduces = 1024 * 1024
 constexpr std::uint64_t kCrowdExchanges = 32 * 1024, kCrowdGathers = 256 * 1024, kCrowdScatters = 16 * 1024, kCrowdReduces = 112 * 1024;
 constexpr int kFewRanks = 8;
 
+/// Measured over the region: from there on shares take less whether the cores share a cache or not.
+constexpr std::uint64_t kReadByAll = 12 * 1024;
+
 constexpr Algorithm kDissemination[] = {Algorithm::dissemination};
 constexpr Algorithm kBroadcast[] = {Algorithm::tree, Algorithm::chain};
 constexpr Algorithm kAllReduce[] = {Algorithm::bruck, Algorithm::slices, Algorithm::hosts};
@@ -143,8 +146,9 @@ Selection::Selection(Ground ground, int ranks, Standing standing) : ground_(grou
   const bool crowded = standing.per_core > 1, packed = standing.per_core > 2;
   if (ground == Ground::region) {
     // Ranks that share cores pay more for each time that they wait for one another.
-    const std::uint64_t read = (crowded ? 128 : 64) * 1024;
-    for (const Op op : {Op::all_reduce, Op::reduce}) set_bound(op, Algorithm::one_shot, read / members + 1);
+    const std::uint64_t read = (crowded ? 128 : 64) * 1024 / members;
+    set_bound(Op::all_reduce, Algorithm::one_shot, std::min(read, kReadByAll) + 1);
+    set_bound(Op::reduce, Algorithm::one_shot, read + 1);
     return;
   }
   // A chain pays once its chunks are more than its ranks. Where more than two share a core, they gain nothing by being busy all at once:
