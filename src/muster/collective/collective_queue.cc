@@ -124,7 +124,8 @@ void CollectiveQueue::enqueue(Operation& operation, const Args& args, bool refus
 bool CollectiveQueue::express(Driver& driver, Underway& underway, const Args& args) {
   if (control_.news()) control_.poll();
   if (group_.channel->failed()) return false;
-  if (region_) return region_->express(args, underway.call, underway) || (region_->patient() && !driver.busy() && in_region(underway, args));
+  if (region_)
+    return region_->express(args, underway.call, underway) || (region_->patient() && !driver.busy() && in_region(underway, args));
   if (group_.size() > 1) return !driver.busy() && over_links(underway, args);
   underway.begun();
   run_alone(args);

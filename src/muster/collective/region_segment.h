@@ -21,7 +21,7 @@ namespace muster::collective::region {
 /// as several calls. Fewer in groups of which each member would otherwise take much memory.
 inline constexpr std::uint64_t kMostSlots = 128, kFewSlots = 32;
 /// Payload inside the line.
-inline constexpr std::size_t kInlineBytes = 48;
+inline constexpr std::size_t kInlineBytes = 72;
 /// Payload staged beside the line, as long-lived as it.
 inline constexpr std::size_t kSlotBytes = 16 * 1024;
 /// A member whose largest slice is at least that has its slices copied from its memory where readers can. Windows are quicker for smaller
@@ -76,11 +76,16 @@ struct alignas(2 * kCacheLine) Line {
   Place output_place;   ///< `arena` where peers may store results straight into the output
   std::uint8_t first_window;
   std::uint8_t first_result;
-  std::byte payload[kInlineBytes];
-  std::uint64_t input;   ///< arena offset, or address
-  std::uint64_t output;  ///< arena offset
+  union {
+    struct {
+      std::uint64_t input;   ///< arena offset, or address
+      std::uint64_t output;  ///< arena offset
+    };
+    std::byte payload[kInlineBytes];  ///< where `place` says that it stands in the line
+  };
 };
-static_assert(sizeof(Line) == 2 * kCacheLine && std::atomic<std::uint64_t>::is_always_lock_free);
+static_assert(sizeof(Line) == 2 * kCacheLine && offsetof(Line, payload) + kInlineBytes == sizeof(Line));
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
 /// A point in the life of the group: call and step. Counters hold positions, so a member that is done with a call has passed all its
 /// steps whatever their number. Wraps around; compare with `reached`.
