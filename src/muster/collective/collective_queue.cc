@@ -2,16 +2,13 @@
 
 #include <algorithm>
 #include <optional>
-#include <thread>
 #include <utility>
 
-#include "muster/base/pause.h"
 #include "muster/collective/alone.h"
 #include "muster/collective/call.h"
 #include "muster/collective/making.h"
 #include "muster/collective/op.h"
 #include "muster/transport/headway.h"
-#include "muster/transport/woken.h"
 
 namespace muster::collective {
 namespace {
@@ -155,7 +152,7 @@ bool CollectiveQueue::in_region(Underway& underway, const Args& args) {
   group_.channel->begin(underway.call);
   if (!underway.told) underway.begun();
   Task<Status>& task = underway.task = region_->run(args, underway.call);
-  return region_->attend(task) && task.peek().ok();
+  return region_->attend(task, underway.deadline) && task.peek().ok();
 }
 
 void CollectiveQueue::remove(Operation& operation) {

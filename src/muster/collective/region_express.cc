@@ -1,10 +1,13 @@
-// Small calls without a task: the line is written, the others' lines are awaited for a moment, and what they hold is taken. Where somebody
-// is not that quick, or something is out of the ordinary, `run` goes on from there.
+// What a caller's thread does at once. Small calls without a task: the line is written, the others' lines are awaited for a moment, and
+// what they hold is taken. Where somebody is not that quick, or something is out of the ordinary, `run` goes on from there; the first
+// moment of its task, a larger call's too, belongs to the caller's thread as well (`attend`).
 #include <sched.h>
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <thread>
+#include <utility>
 
 #include "muster/base/hand_back.h"
 #include "muster/base/pause.h"
@@ -19,13 +22,14 @@ namespace {
 // given away between; how long it stays away is for others to say, so the clock is asked.
 constexpr int kPauses = 500;
 constexpr int kPausesForRoom = 8;
-/// The same for a larger call: each look takes longer there.
-constexpr int kPausesOfTask = 800;
 /// Of so many givers their next call's slots are sent for.
 constexpr int kFewSources = 8;
 // So many looks a core is kept for while nobody who shares it is waited for: some microseconds, which is less than until it comes back.
 constexpr int kMostKept = 100;
 constexpr Duration kYielding = std::chrono::microseconds(100);
+// So long a thread attends to a larger call where every rank has a core; so many looks at it for one at the clock.
+constexpr Duration kAttending = std::chrono::microseconds(50);
+constexpr int kLooksAClock = 8;
 
 /// Sends for memory that will be written.
 void claim(const std::byte* memory, std::size_t bytes) {
@@ -83,9 +87,10 @@ bool RegionMember::is_small(const Args& args) const {
   return bytes <= kSlotBytes && (!info(args.op).reduces || info(args.op).lists_input || one_shot(args.op, bytes));
 }
 
-/// A moment that a small call waits on its caller's core.
+/// A moment that a call waits on its caller's core.
 class RegionMember::Moment {
  public:
+  /// `pauses`: at most, where every rank has a core.
   explicit Moment(const RegionMember& member, int pauses = kPauses) : my_(member), most_(pauses) {}
   /// Between two looks. False: it is over. `keeps`: nobody who shares this core is waited for.
   bool pass(int pauses = 1, bool keeps = false) {
@@ -141,21 +146,16 @@ bool RegionMember::is_elsewhere(int member) const {
   return core_ != 0 && theirs != 0 && theirs != core_;
 }
 
-/// Whether all lines that are missing, of `first` and those after it, are to come from there.
-bool RegionMember::comes_from_elsewhere(const Flow& flow, int first) {
-  for (int source = first; source < flow.last; ++source) {
-    if (source != rank_ && !see(source, sequence_) && !is_elsewhere(source)) return false;
+/// Whether something is missing of members [first, last), and comes from others than those on this processor.
+template <class Missing>
+bool RegionMember::only_from_elsewhere(int first, int last, Missing missing) const {
+  bool any = false;
+  for (int member = first; member < last; ++member) {
+    if (member == rank_ || !missing(member)) continue;
+    if (!is_elsewhere(member)) return false;
+    any = true;
   }
-  return true;
-}
-
-/// The same of what the running task waits for.
-bool RegionMember::awaits_elsewhere() const {
-  if (wait_.what == Wait::For::nothing) return false;
-  for (int member = 0; member < group_size(); ++member) {
-    if (is_behind(member) && !is_elsewhere(member)) return false;
-  }
-  return true;
+  return any;
 }
 
 /// Looks at the lines of all that `flow` takes from, for a moment. Where ranks share cores, and all that is missing comes from another
@@ -168,7 +168,8 @@ bool RegionMember::see_sources(const Flow& flow, bool& at_once) {
   for (at_once = true;; at_once = false) {
     while (source < flow.last && (source == rank_ || see(source, sequence_))) ++source;
     if (source >= flow.last) return !disagreed_;  // in an earlier call, where this one reads from nobody
-    if (!moment.pass(1, crowded && comes_from_elsewhere(flow, source))) return false;
+    const auto missing = [this](int member) { return !see(member, sequence_); };
+    if (!moment.pass(1, crowded && only_from_elsewhere(source, flow.last, missing))) return false;
   }
 }
 
@@ -199,6 +200,7 @@ bool RegionMember::find_at_once(const Args& args, const Flow& flow, int source) 
 }
 
 bool RegionMember::express(const Args& args, const transport::Fingerprint& call, Meanwhile& meanwhile) {
+  waited_ = false;
   if (size() == 1 || failed() || call.sequence != sequence_ + 1 || (call.flags & kRefused) != 0) return false;
   const Sketch& sketch = recall_(outline_of(args), [&] { return is_small(args) ? Sketch{flow_of(args), true} : Sketch{}; });
   if (!sketch.small) return false;
@@ -208,6 +210,7 @@ bool RegionMember::express(const Args& args, const transport::Fingerprint& call,
     meanwhile.begun();
     if (!await_room()) {
       --sequence_;
+      waited_ = true;
       return false;
     }
   }
@@ -225,7 +228,10 @@ bool RegionMember::express(const Args& args, const transport::Fingerprint& call,
     say_where();
   }
   if (room) meanwhile.begun();
-  if (!see_sources(flow, meanwhile.at_once)) return false;
+  if (!see_sources(flow, meanwhile.at_once)) {
+    waited_ = true;
+    return false;
+  }
   if (meanwhile.at_once && !flow.gives) reach_further(flow);
   meanwhile.at_once = meanwhile.at_once && room;
   for (int source = flow.first; source < flow.last; ++source) {
@@ -238,10 +244,18 @@ bool RegionMember::express(const Args& args, const transport::Fingerprint& call,
   return true;
 }
 
-bool RegionMember::attend(Task<Status>& task) {
+bool RegionMember::attend(Task<Status>& task, TimePoint deadline) {
+  if (std::exchange(waited_, false) && !spins_) return false;
   if (!spins_) say_where();
-  for (Moment moment(*this, kPausesOfTask); !task.step();) {
-    if (!moment.pass(1, !spins_ && awaits_elsewhere())) return false;
+  const Clock& clock = channel_.fabric().clock();
+  const TimePoint end = std::min(deadline, clock.now() + (spins_ ? kAttending : transport::until_all_came_round(kYielding, per_core_)));
+  const auto behind = [this](int member) { return is_behind(member); };
+  Moment moment(*this, std::numeric_limits<int>::max());
+  std::size_t turns = 0;
+  for (int looks = 1; !task.step(); ++looks) {
+    const bool got_on = task.turns() != std::exchange(turns, task.turns());
+    if ((got_on || looks % kLooksAClock == 0) && clock.now() >= end) return false;
+    if (!moment.pass(1, !spins_ && only_from_elsewhere(0, group_size(), behind))) return false;
   }
   return true;
 }

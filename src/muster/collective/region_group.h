@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "muster/base/clock.h"
 #include "muster/base/status.h"
 #include "muster/base/task.h"
 #include "muster/collective/communicator.h"
@@ -39,9 +40,10 @@ class RegionGroup {
   virtual bool express(const Args& args, const transport::Fingerprint& call, Meanwhile& meanwhile) = 0;
   /// Whether the caller's thread may wait for the others: they are not its own fibers.
   virtual bool patient() const = 0;
-  /// Goes on with a task of `run` while the thread does nothing else, for up to some microseconds without the others, or some hundred where
-  /// they share its core; true when it is over. Where not, `step()` goes on with it.
-  virtual bool attend(Task<Status>& task) = 0;
+  /// Goes on with a task of `run`, while the thread does nothing else, until it is over (true), has failed to get on for want of others, or
+  /// a moment has passed: 50 us where every rank has a core, else 0.1 ms for each rank that shares one, up to 0.8 ms; at once where `express`
+  /// has waited for the others in vain on a shared core. Looks at `deadline` whenever the task has got on. `step()` goes on with what is left.
+  virtual bool attend(Task<Status>& task, TimePoint deadline) = 0;
   /// Job ranks whose line the running task waits for: for deadline errors.
   virtual std::vector<int> awaited() const = 0;
   /// The latest call of the member at a position of the group that this member has looked at; sequence 0 where it has seen none.

@@ -24,8 +24,8 @@ std::vector<std::size_t> counts_for(Op op, DType dtype, int members, Random& ran
   const std::size_t chunk = info(op).lists_input ? layout.column_bytes : layout.window_bytes;
   std::vector<std::size_t> counts{0, 1, 2, 47, 4097 / element + 1, (2 * chunk + 8 * 1024) / element + draw(random, 100)};
   const std::size_t one_shot = 64 * 1024 / static_cast<std::size_t>(members);
-  for (std::size_t bytes :
-       {kInlineBytes, kSlotBytes, one_shot, std::size_t{64 * 1024}, std::size_t{128 * 1024}, chunk, (kWindows + 2) * chunk}) {
+  for (std::size_t bytes : {kInlineBytes, std::size_t{12 * 1024}, kSlotBytes, one_shot, std::size_t{64 * 1024}, std::size_t{128 * 1024},
+                            chunk, (kWindows + 2) * chunk}) {
     counts.push_back(bytes / element - 1 + draw(random, 3));
   }
   return counts;
@@ -392,6 +392,81 @@ TEST(RegionGroup, WhoSharesACoreDoesNotWaitForReadersOfItsArena) {
         EXPECT_TRUE(finish(tasks));
       }
     }
+  }
+}
+
+// A caller's thread attends to a call until it cannot get on without others; what it leaves goes on as any task does.
+TEST(RegionGroup, AThreadAttendsToItsCallForAMoment) {
+  for (const bool crowded : {false, true}) {
+    SCOPED_TRACE(crowded ? "on one core" : "a core each");
+    Random random(testing::test_seed());
+    RegionJob job(3, {}, {}, crowded);
+    const TimePoint never = TimePoint::max();
+    TestCall sum({.op = Op::all_reduce, .dtype = DType::int32, .count = 64 * 1024, .arena = 0}, 3, 1, random);
+    std::vector<Task<Status>> tasks;
+    for (int member = 0; member < 3; ++member) {
+      job.channels[RegionJob::at(member)]->begin(sum.fingerprint(member));
+      tasks.push_back(job.groups[RegionJob::at(member)]->run(sum.args(member), sum.fingerprint(member)));
+      EXPECT_FALSE(job.groups[RegionJob::at(member)]->attend(tasks.back(), never)) << "others have shares to reduce";
+    }
+    ASSERT_TRUE(finish(tasks));
+    for (int member = 0; member < 3; ++member) EXPECT_TRUE(sum.check(member));
+
+    TestCall news({.op = Op::broadcast, .dtype = DType::int32, .count = 64 * 1024, .root = 0, .arena = 0}, 3, 2, random);
+    for (int member = 0; member < 3; ++member) {
+      job.channels[RegionJob::at(member)]->begin(news.fingerprint(member));
+      Task<Status> task = job.groups[RegionJob::at(member)]->run(news.args(member), news.fingerprint(member));
+      EXPECT_TRUE(job.groups[RegionJob::at(member)]->attend(task, never)) << "all that member " << member << " needs is there";
+      EXPECT_TRUE(news.check(member));
+    }
+
+    TestCall failing({.op = Op::all_reduce, .dtype = DType::int32, .count = 64 * 1024}, 3, 3, random);
+    job.channels[0]->begin(failing.fingerprint(0));
+    Task<Status> task = job.groups[0]->run(failing.args(0), failing.fingerprint(0));
+    EXPECT_FALSE(task.step());
+    job.channels[1]->fail(Status(Code::aborted, "enough"));
+    EXPECT_TRUE(job.groups[0]->attend(task, never));
+    EXPECT_EQ(task.result().code(), Code::aborted);
+  }
+}
+
+// However well it gets on: deadlines are for others to look at, and they wait until the thread lets go of the call.
+TEST(RegionGroup, AThreadThatGetsOnLooksAtItsDeadline) {
+  for (const bool crowded : {false, true}) {
+    Random random(testing::test_seed());
+    RegionJob job(2, {}, {}, crowded);
+    // More than is moved between two looks, from the arena, where nothing has to be waited for once a first call has had it mapped.
+    TestCall first({.op = Op::broadcast, .dtype = DType::uint8, .count = 1024 * 1024, .root = 0, .arena = 1}, 2, 1, random);
+    TestCall large({.op = Op::broadcast, .dtype = DType::uint8, .count = 20 * 1024 * 1024, .root = 0, .arena = 1}, 2, 2, random);
+    for (TestCall* call : {&first, &large}) {
+      std::vector<Task<Status>> tasks;
+      for (int member = 0; member < 2; ++member) {
+        job.channels[RegionJob::at(member)]->begin(call->fingerprint(member));
+        tasks.push_back(job.groups[RegionJob::at(member)]->run(call->args(member), call->fingerprint(member)));
+      }
+      EXPECT_FALSE(tasks[0].step());
+      EXPECT_FALSE(call == &large && job.groups[1]->attend(tasks[1], steady_clock().now()));
+      ASSERT_TRUE(finish(tasks));
+      for (int member = 0; member < 2; ++member) EXPECT_TRUE(call->check(member));
+    }
+  }
+}
+
+// A small call that has waited for the others in vain, where they share its core, does not do so twice.
+TEST(RegionGroup, ALateCallIsWaitedForOnce) {
+  for (const bool crowded : {false, true}) {
+    Random random(testing::test_seed());
+    RegionJob job(2, {}, {}, crowded);
+    TestCall call({.op = Op::all_reduce, .dtype = DType::int32, .count = 2}, 2, 1, random);
+    Told told;
+    job.channels[0]->begin(call.fingerprint(0));
+    ASSERT_FALSE(job.groups[0]->express(call.args(0), call.fingerprint(0), told));
+    Task<Status> first = job.groups[0]->run(call.args(0), call.fingerprint(0));
+    job.channels[1]->begin(call.fingerprint(1));
+    ASSERT_TRUE(job.groups[1]->express(call.args(1), call.fingerprint(1), told));
+    EXPECT_EQ(job.groups[0]->attend(first, TimePoint::max()), !crowded);
+    ASSERT_TRUE(first.step());
+    for (int member = 0; member < 2; ++member) EXPECT_TRUE(call.check(member));
   }
 }
 

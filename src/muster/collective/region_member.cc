@@ -182,8 +182,7 @@ bool RegionMember::room_for_line() {
     std::uint64_t& known = known_seen_[index];
     if (known + layout_.slots < sequence_) known = std::max(known, progress(member).seen.load(std::memory_order_acquire));
     // Who has published a line for this very call has found this room before.
-    if (known + layout_.slots < sequence_ && line(member, sequence_).sequence.load(std::memory_order_acquire) == sequence_)
-      known = sequence_ - layout_.slots;
+    if (known + layout_.slots < sequence_ && has_begun(member)) known = sequence_ - layout_.slots;
     by_all = std::min({by_all, known, next_[index] - 1});
   }
   known_by_all_ = std::max(known_by_all_, by_all);
@@ -430,7 +429,7 @@ Task<Status> RegionMember::refuse_late(Status cause) {
 
 bool RegionMember::has_begun(int member) const { return line(member, sequence_).sequence.load(std::memory_order_acquire) == sequence_; }
 
-// Whether what the running task waits for, of this member or another one, is not there from this member.
+// Whether this member has not done yet what the running task waits for, if only of another one. (Who does not take part in it never does.)
 bool RegionMember::is_behind(int member) const {
   if (member == rank_) return false;
   const auto index = static_cast<std::size_t>(member);

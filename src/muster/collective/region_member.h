@@ -43,7 +43,7 @@ class RegionMember final : public RegionGroup {
   Task<Status> run(const Args& args, const transport::Fingerprint& call) override;
   bool express(const Args& args, const transport::Fingerprint& call, Meanwhile& meanwhile) override;
   bool patient() const override { return patient_; }
-  bool attend(Task<Status>& task) override;
+  bool attend(Task<Status>& task, TimePoint deadline) override;
   std::vector<int> awaited() const override;
   transport::Fingerprint heard(int member) const override;
 
@@ -219,7 +219,7 @@ class RegionMember final : public RegionGroup {
   void reduce_inputs(const Args& args, bool hands_back, std::byte* to, std::size_t bytes);
   void copy_own(const Args& args, const Flow& flow);
 
-  // region_express.cc: small calls without a task.
+  // region_express.cc: what the caller's thread does at once: small calls without a task, and the first moment of larger ones.
   void fetch_ahead(const Flow& flow) const;
   void reach_further(const Flow& flow) const;
   bool is_small(const Args& args) const;
@@ -227,8 +227,8 @@ class RegionMember final : public RegionGroup {
   bool await_room();
   void say_where();
   bool is_elsewhere(int member) const;
-  bool comes_from_elsewhere(const Flow& flow, int first);
-  bool awaits_elsewhere() const;
+  template <class Missing>
+  bool only_from_elsewhere(int first, int last, Missing missing) const;
   bool see_sources(const Flow& flow, bool& at_once);
   bool find_at_once(const Args& args, const Flow& flow, int source);
   void take_at_once(const Args& args, const Flow& flow);
@@ -282,6 +282,7 @@ class RegionMember final : public RegionGroup {
   bool read_in_place_ = false;       // this call reads peers' memory where it is
   std::uint32_t core_ = 0;           // what my progress says
   bool published_ = false;           // `express` has published the call under way
+  bool waited_ = false;              // and has waited for others in vain
   bool disagreed_ = false;           // somebody made another call: nothing can be read any more
   std::size_t moved_ = 0;            // since this task last gave its thread away
   Wait wait_;

@@ -106,7 +106,7 @@ struct alignas(2 * kCacheLine) Progress {
   std::atomic<std::uint64_t> seen;     ///< like Line::seen, brought up to date while the member waits for a free line
   std::atomic<std::uint64_t> gave_up;  ///< sequence of the call that failed on this member; 0: none has. Final.
   std::atomic<std::uint32_t> reads;    ///< 1: the member can copy from the memory of all others. Final.
-  std::atomic<std::uint32_t> core;     ///< 1 + the processor that the member was on when it last made a small call; 0: nobody knows
+  std::atomic<std::uint32_t> core;     ///< 1 + the processor that the member was on when it last blocked in a call; 0: nobody knows
 };
 
 /// An entry of the table at the start of a slot, where a member gives each member a slice of its own.
