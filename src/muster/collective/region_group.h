@@ -40,9 +40,9 @@ class RegionGroup {
   virtual bool express(const Args& args, const transport::Fingerprint& call, Meanwhile& meanwhile) = 0;
   /// Whether the caller's thread may wait for the others: they are not its own fibers.
   virtual bool patient() const = 0;
-  /// Goes on with a task of `run`, while the thread does nothing else, until it is over (true), has failed to get on for want of others, or
-  /// a moment has passed: 50 us where every rank has a core, else 0.1 ms for each rank that shares one, up to 0.8 ms; at once where `express`
-  /// has waited for the others in vain on a shared core. Looks at `deadline` whenever the task has got on. `step()` goes on with what is left.
+  /// Goes on with a task of `run`, while the thread does nothing else, until it is over (true) or a moment has passed: 50 us where every
+  /// rank has a core, else 0.1 ms for each rank that shares one, up to 0.8 ms; none where `express` has waited for the others in vain on a
+  /// shared core. Looks at `deadline` whenever the task has got on. `step()` goes on with what is left.
   virtual bool attend(Task<Status>& task, TimePoint deadline) = 0;
   /// Job ranks whose line the running task waits for: for deadline errors.
   virtual std::vector<int> awaited() const = 0;

@@ -159,8 +159,8 @@ TEST(Selection, KnowsWhoStandsHostByHost) {
 
 TEST(Selection, RanksThatShareCoresCopyAndWaitLeast) {
   const Selection links(Ground::links, 8, {.per_host = 8, .per_core = 4});
-  EXPECT_EQ(links.choose(Op::reduce, 512 * kKiB), Algorithm::direct);
-  EXPECT_EQ(links.choose(Op::reduce, 512 * kKiB + 1), Algorithm::slices) << "more than one rank may hold at once";
+  EXPECT_EQ(links.choose(Op::reduce, 192 * kKiB), Algorithm::direct);
+  EXPECT_EQ(links.choose(Op::reduce, 192 * kKiB + 1), Algorithm::slices);
   EXPECT_EQ(links.choose(Op::all_gather, 32 * kKiB), Algorithm::bruck);
   EXPECT_EQ(links.choose(Op::all_gather, 32 * kKiB + 1), Algorithm::direct);
   EXPECT_EQ(links.choose(Op::broadcast, 1024 * 1024 * kKiB), Algorithm::tree);
@@ -173,7 +173,7 @@ TEST(Selection, RanksThatShareCoresCopyAndWaitLeast) {
   EXPECT_EQ(two_to_a_core.choose(Op::broadcast, 2048 * kKiB), Algorithm::tree);
   EXPECT_EQ(two_to_a_core.choose(Op::broadcast, 2048 * kKiB + 1), Algorithm::chain);
   const Selection three_to_a_core(Ground::links, 6, {.per_host = 6, .per_core = 3});
-  EXPECT_EQ(three_to_a_core.choose(Op::reduce, 600 * kKiB), Algorithm::direct);
+  EXPECT_EQ(three_to_a_core.choose(Op::reduce, 192 * kKiB), Algorithm::direct);
   EXPECT_EQ(three_to_a_core.choose(Op::broadcast, 1024 * 1024 * kKiB), Algorithm::tree);
   EXPECT_EQ(Selection(Ground::links, 2, {.per_host = 2, .per_core = 2}).choose(Op::reduce, 2048 * kKiB), Algorithm::direct);
   const Selection many(Ground::links, 64, {.per_host = 64, .per_core = 2});
