@@ -92,6 +92,8 @@ class RegionMember::Moment {
  public:
   /// `pauses`: at most, where every rank has a core.
   explicit Moment(const RegionMember& member, int pauses = kPauses) : my_(member), most_(pauses) {}
+  /// Something has come: whoever keeps the core does so for something else.
+  void keeps_anew() { kept_ = 0; }
   /// Between two looks. False: it is over. `keeps`: nobody who shares this core is waited for.
   bool pass(int pauses = 1, bool keeps = false) {
     if (my_.failed() || !my_.patient_) return false;
@@ -146,18 +148,6 @@ bool RegionMember::is_elsewhere(int member) const {
   return core_ != 0 && theirs != 0 && theirs != core_;
 }
 
-/// Whether something is missing of members [first, last), and comes from others than those on this processor.
-template <class Missing>
-bool RegionMember::only_from_elsewhere(int first, int last, Missing missing) const {
-  bool any = false;
-  for (int member = first; member < last; ++member) {
-    if (member == rank_ || !missing(member)) continue;
-    if (!is_elsewhere(member)) return false;
-    any = true;
-  }
-  return any;
-}
-
 /// Looks at the lines of all that `flow` takes from, for a moment. Where ranks share cores, and all that is missing comes from another
 /// core, the core is kept for a little: the members that share it wait as well, and who gives it away finds the last line a whole round
 /// later. Then the others miss its next one, so that a call takes two rounds. `at_once`: whether they were all there already.
@@ -168,8 +158,10 @@ bool RegionMember::see_sources(const Flow& flow, bool& at_once) {
   for (at_once = true;; at_once = false) {
     while (source < flow.last && (source == rank_ || see(source, sequence_))) ++source;
     if (source >= flow.last) return !disagreed_;  // in an earlier call, where this one reads from nobody
-    const auto missing = [this](int member) { return !see(member, sequence_); };
-    if (!moment.pass(1, crowded && only_from_elsewhere(source, flow.last, missing))) return false;
+    const auto missing = [this](int member) { return member != rank_ && !see(member, sequence_); };
+    const bool keeps =
+        crowded && missing_among(source, flow.last, missing, [this](int member) { return is_elsewhere(member); }) != Missing::here;
+    if (!moment.pass(1, keeps)) return false;
   }
 }
 
@@ -250,12 +242,17 @@ bool RegionMember::attend(Task<Status>& task, TimePoint deadline) {
   const Clock& clock = channel_.fabric().clock();
   const TimePoint end = std::min(deadline, clock.now() + (spins_ ? kAttending : transport::until_all_came_round(kYielding, per_core_)));
   const auto behind = [this](int member) { return is_behind(member); };
+  const auto elsewhere = [this](int member) { return is_elsewhere(member); };
   Moment moment(*this, std::numeric_limits<int>::max());
   std::size_t turns = 0;
+  int idle = 0;  // looks since nobody is missing: the first finds what came meanwhile, else it is not the members that are waited for
   for (int looks = 1; !task.step(); ++looks) {
     const bool got_on = task.turns() != std::exchange(turns, task.turns());
     if ((got_on || looks % kLooksAClock == 0) && clock.now() >= end) return false;
-    if (!moment.pass(1, !spins_ && only_from_elsewhere(0, group_size(), behind))) return false;
+    if (got_on) moment.keeps_anew();
+    const Missing missing = spins_ ? Missing::elsewhere : missing_among(0, group_size(), behind, elsewhere);
+    idle = missing == Missing::nobody ? idle + 1 : 0;
+    if (!moment.pass(1, missing == Missing::elsewhere || idle == 1)) return false;
   }
   return true;
 }

@@ -35,7 +35,7 @@ class RegionGroup {
   /// its buffers at once, arena or not. Wakes the mailboxes of members it has published something for.
   virtual Task<Status> run(const Args& args, const transport::Fingerprint& call) = 0;
   /// The whole of a small call at once, without a task: true when it is over, with success. Else `run` must follow with the same call,
-  /// before any other, and goes on from where this stopped. Waits for the others for some microseconds at most, on the caller's core. Tells
+  /// before any other, and goes on from where this stopped. Waits for the others for a moment at most (as long as `attend`). Tells
   /// `meanwhile` once it has published the call, or before it waits for room to do so; where the call is not for this way, nothing.
   virtual bool express(const Args& args, const transport::Fingerprint& call, Meanwhile& meanwhile) = 0;
   /// Whether the caller's thread may wait for the others: they are not its own fibers.

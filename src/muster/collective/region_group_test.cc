@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <random>
+#include <set>
 #include <thread>
 #include <vector>
 
@@ -435,20 +436,17 @@ TEST(RegionGroup, AThreadThatGetsOnLooksAtItsDeadline) {
   for (const bool crowded : {false, true}) {
     Random random(testing::test_seed());
     RegionJob job(2, {}, {}, crowded);
-    // More than is moved between two looks, from the arena, where nothing has to be waited for once a first call has had it mapped.
-    TestCall first({.op = Op::broadcast, .dtype = DType::uint8, .count = 1024 * 1024, .root = 0, .arena = 1}, 2, 1, random);
-    TestCall large({.op = Op::broadcast, .dtype = DType::uint8, .count = 20 * 1024 * 1024, .root = 0, .arena = 1}, 2, 2, random);
-    for (TestCall* call : {&first, &large}) {
-      std::vector<Task<Status>> tasks;
-      for (int member = 0; member < 2; ++member) {
-        job.channels[RegionJob::at(member)]->begin(call->fingerprint(member));
-        tasks.push_back(job.groups[RegionJob::at(member)]->run(call->args(member), call->fingerprint(member)));
-      }
-      EXPECT_FALSE(tasks[0].step());
-      EXPECT_FALSE(call == &large && job.groups[1]->attend(tasks[1], steady_clock().now()));
-      ASSERT_TRUE(finish(tasks));
-      for (int member = 0; member < 2; ++member) EXPECT_TRUE(call->check(member));
+    // More than is moved between two looks, from the arena, where nothing has to be waited for.
+    TestCall call({.op = Op::broadcast, .dtype = DType::uint8, .count = 10 * 1024 * 1024, .root = 0, .arena = 1}, 2, 1, random);
+    std::vector<Task<Status>> tasks;
+    for (int member = 0; member < 2; ++member) {
+      job.channels[RegionJob::at(member)]->begin(call.fingerprint(member));
+      tasks.push_back(job.groups[RegionJob::at(member)]->run(call.args(member), call.fingerprint(member)));
     }
+    EXPECT_FALSE(tasks[0].step());
+    EXPECT_FALSE(job.groups[1]->attend(tasks[1], steady_clock().now()));
+    ASSERT_TRUE(finish(tasks));
+    for (int member = 0; member < 2; ++member) EXPECT_TRUE(call.check(member));
   }
 }
 
@@ -467,7 +465,36 @@ TEST(RegionGroup, ALateCallIsWaitedForOnce) {
     EXPECT_EQ(job.groups[0]->attend(first, TimePoint::max()), !crowded);
     ASSERT_TRUE(first.step());
     for (int member = 0; member < 2; ++member) EXPECT_TRUE(call.check(member));
+
+    // One that goes on without its moment leaves nothing behind for the next.
+    TestCall late({.op = Op::all_reduce, .dtype = DType::int32, .count = 2}, 2, 2, random);
+    job.channels[0]->begin(late.fingerprint(0));
+    ASSERT_FALSE(job.groups[0]->express(late.args(0), late.fingerprint(0), told));
+    first = job.groups[0]->run(late.args(0), late.fingerprint(0));
+    job.channels[1]->begin(late.fingerprint(1));
+    ASSERT_TRUE(job.groups[1]->express(late.args(1), late.fingerprint(1), told));
+    ASSERT_TRUE(first.step());
+    TestCall news({.op = Op::broadcast, .dtype = DType::int32, .count = 64 * 1024, .root = 0, .arena = 0}, 2, 3, random);
+    for (int member = 0; member < 2; ++member) {
+      RegionGroup& group = *job.groups[RegionJob::at(member)];
+      job.channels[RegionJob::at(member)]->begin(news.fingerprint(member));
+      ASSERT_FALSE(group.express(news.args(member), news.fingerprint(member), told)) << "more than fits beside a line";
+      Task<Status> task = group.run(news.args(member), news.fingerprint(member));
+      EXPECT_TRUE(group.attend(task, TimePoint::max()));
+    }
   }
+}
+
+TEST(RegionGroup, WhoIsMissingOnTheOwnCoreCountsMost) {
+  const auto among = [](const std::set<int>& missing, const std::set<int>& elsewhere) {
+    return missing_among(
+        1, 4, [&](int member) { return missing.contains(member); }, [&](int member) { return elsewhere.contains(member); });
+  };
+  EXPECT_EQ(among({}, {1, 2}), Missing::nobody);
+  EXPECT_EQ(among({0, 4}, {}), Missing::nobody) << "others than those that are waited for";
+  EXPECT_EQ(among({1, 3}, {1, 2, 3}), Missing::elsewhere);
+  EXPECT_EQ(among({1, 3}, {1, 2}), Missing::here);
+  EXPECT_EQ(among({1, 3}, {3}), Missing::here);
 }
 
 // Every operation after every other, members running ahead as far as they may: no line, slot or window is overwritten too early.

@@ -35,6 +35,21 @@ namespace muster::collective::region {
 /// Finds out whether memory lies in the arena that peers can map: the process's own, another one in tests.
 using ArenaOf = const transport::Arena* (*)();
 
+/// Where those run that a member waits for.
+enum class Missing : std::uint8_t { nobody, elsewhere, here };
+
+/// `here`: on its own processor, as far as is known.
+template <class IsMissing, class IsElsewhere>
+Missing missing_among(int first, int last, IsMissing is_missing, IsElsewhere is_elsewhere) {
+  Missing found = Missing::nobody;
+  for (int member = first; member < last; ++member) {
+    if (!is_missing(member)) continue;
+    if (!is_elsewhere(member)) return Missing::here;
+    found = Missing::elsewhere;
+  }
+  return found;
+}
+
 class RegionMember final : public RegionGroup {
  public:
   RegionMember(transport::HostRegion& region, std::uint64_t segment, transport::Channel& channel, const Selection& selection,
@@ -227,8 +242,6 @@ class RegionMember final : public RegionGroup {
   bool await_room();
   void say_where();
   bool is_elsewhere(int member) const;
-  template <class Missing>
-  bool only_from_elsewhere(int first, int last, Missing missing) const;
   bool see_sources(const Flow& flow, bool& at_once);
   bool find_at_once(const Args& args, const Flow& flow, int source);
   void take_at_once(const Args& args, const Flow& flow);
@@ -282,7 +295,7 @@ class RegionMember final : public RegionGroup {
   bool read_in_place_ = false;       // this call reads peers' memory where it is
   std::uint32_t core_ = 0;           // what my progress says
   bool published_ = false;           // `express` has published the call under way
-  bool waited_ = false;              // and has waited for others in vain
+  bool waited_ = false;              // `express` has waited in vain, for the others' lines or for room
   bool disagreed_ = false;           // somebody made another call: nothing can be read any more
   std::size_t moved_ = 0;            // since this task last gave its thread away
   Wait wait_;

@@ -153,7 +153,7 @@ Selection::Selection(Ground ground, int ranks, Standing standing) : ground_(grou
     return;
   }
   // A chain pays once its chunks are more than its ranks. Where more than two share a core, they gain nothing by being busy all at once:
-  // what copies least and waits least takes least.
+  // what copies least and waits least takes least, until the one that takes everything is what all wait for.
   set_bound(Op::broadcast, Algorithm::tree, ranks < 4 || packed ? kAlways : 2 * plan::kTreeChunkBytes * members + 1);
   // Between two ranks as many bytes travel whatever the algorithm, so the one with the fewest rounds wins, until what it holds
   // meanwhile leaves the caches.

@@ -45,7 +45,7 @@ std::string_view name_of(Ground ground);
 /// Operations that have algorithms: all but send and recv.
 inline constexpr int kCollectives = static_cast<int>(Op::send);
 
-/// The algorithms of a collective, those for small calls first. On the region a reduce goes as an all_reduce of its size does.
+/// The algorithms of a collective, those for small calls first.
 std::span<const Algorithm> algorithms_of(Ground ground, Op op);
 /// The largest call that this algorithm is used for, whatever a tuning file says: what it needs is limited. In bytes as in
 /// `selected_bytes`.

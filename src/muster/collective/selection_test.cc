@@ -174,6 +174,7 @@ TEST(Selection, RanksThatShareCoresCopyAndWaitLeast) {
   EXPECT_EQ(two_to_a_core.choose(Op::broadcast, 2048 * kKiB + 1), Algorithm::chain);
   const Selection three_to_a_core(Ground::links, 6, {.per_host = 6, .per_core = 3});
   EXPECT_EQ(three_to_a_core.choose(Op::reduce, 192 * kKiB), Algorithm::direct);
+  EXPECT_EQ(three_to_a_core.choose(Op::reduce, 192 * kKiB + 1), Algorithm::slices);
   EXPECT_EQ(three_to_a_core.choose(Op::broadcast, 1024 * 1024 * kKiB), Algorithm::tree);
   EXPECT_EQ(Selection(Ground::links, 2, {.per_host = 2, .per_core = 2}).choose(Op::reduce, 2048 * kKiB), Algorithm::direct);
   const Selection many(Ground::links, 64, {.per_host = 64, .per_core = 2});
