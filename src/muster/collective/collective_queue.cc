@@ -8,6 +8,7 @@
 #include "muster/collective/call.h"
 #include "muster/collective/making.h"
 #include "muster/collective/op.h"
+#include "muster/transport/core_sharing.h"
 #include "muster/transport/headway.h"
 
 namespace muster::collective {
@@ -141,7 +142,7 @@ bool CollectiveQueue::over_links(Underway& underway, const Args& args) {
   Task<Status>& task = underway.task = links_.run(args, underway.call);
   task.step();
   underway.begun();
-  const TimePoint end = std::min(underway.deadline, group_.now() + kRoundTrip);
+  const TimePoint end = std::min(underway.deadline, group_.now() + transport::kRoundTrip);
   return group_.fabric->wait([&task] { return task.step(); }, end) && task.peek().ok();
 }
 

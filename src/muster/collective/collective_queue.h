@@ -38,8 +38,6 @@ class CollectiveQueue {
 
   /// Runs a valid call on this thread, after those before it.
   Status run(Driver& driver, const Args& args, Meanwhile& meanwhile);
-  /// What an answer takes that is on its way: so long a thread waits for it before others need know that it waits.
-  static constexpr Duration kRoundTrip = std::chrono::microseconds(50);
   /// Queues a valid call.
   std::shared_ptr<Operation> start(std::shared_ptr<Driver> driver, Args args, TimePoint deadline);
   /// Queues the news that this member's next call, an `op`, was refused.

@@ -13,6 +13,7 @@
 #include "muster/collective/lookout.h"
 #include "muster/collective/making.h"
 #include "muster/collective/point_to_point.h"
+#include "muster/transport/core_sharing.h"
 
 namespace muster::collective {
 namespace {
@@ -314,7 +315,7 @@ Status GroupCommunicator::take(const Args& args, Meanwhile& meanwhile) {
   const transport::TransferRef transfer = messages_.post(args);
   if (came && !transfer->done()) group_.fabric->take_in(rank);
   if (alone && !transfer->done())
-    group_.fabric->wait([&transfer] { return transfer->done(); }, std::min(deadline, group_.now() + CollectiveQueue::kRoundTrip));
+    group_.fabric->wait([&transfer] { return transfer->done(); }, std::min(deadline, group_.now() + transport::kRoundTrip));
   return see_through(args, transfer, deadline);
 }
 

@@ -14,8 +14,7 @@ namespace muster::collective {
 /// as one thread alone makes the calls, it holds the lock by being inside the bias.
 class QueueState {
  public:
-  /// The drive lock, for `std::unique_lock` and the like: held for one pass, or by a call for a moment, and mostly only
-  /// tried.
+  /// The drive lock, for `std::unique_lock` and the like: held for one pass, or by a call for a moment, and mostly only tried.
   bool try_lock() {
     bias_.stand_back();
     if (biased_.load(std::memory_order_relaxed)) return false;  // this thread is inside

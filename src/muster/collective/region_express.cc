@@ -27,8 +27,7 @@ constexpr int kFewSources = 8;
 // So many looks a core is kept for while nobody who shares it is waited for: some microseconds, which is less than until it comes back.
 constexpr int kMostKept = 100;
 constexpr Duration kYielding = std::chrono::microseconds(100);
-// So long a thread attends to a larger call where every rank has a core; so many looks at it for one at the clock.
-constexpr Duration kAttending = std::chrono::microseconds(50);
+// So many looks at a larger call for one at the clock.
 constexpr int kLooksAClock = 8;
 
 /// Sends for memory that will be written.
@@ -90,8 +89,10 @@ bool RegionMember::is_small(const Args& args) const {
 /// A moment that a call waits on its caller's core.
 class RegionMember::Moment {
  public:
-  /// `pauses`: at most, where every rank has a core.
-  explicit Moment(const RegionMember& member, int pauses = kPauses) : my_(member), most_(pauses) {}
+  /// As long as is told above.
+  explicit Moment(const RegionMember& member) : my_(member), most_(kPauses) {}
+  /// Until then; where every rank has a core its owner looks at the clock.
+  Moment(const RegionMember& member, TimePoint end) : my_(member), most_(std::numeric_limits<int>::max()), end_(end) {}
   /// Something has come: whoever keeps the core does so for something else.
   void keeps_anew() { kept_ = 0; }
   /// Between two looks. False: it is over. `keeps`: nobody who shares this core is waited for.
@@ -113,7 +114,7 @@ class RegionMember::Moment {
       return true;
     }
     kept_ = 0;
-    const TimePoint now = steady_clock().now();
+    const TimePoint now = my_.channel_.fabric().clock().now();
     if (end_ == TimePoint()) end_ = now + transport::until_all_came_round(kYielding, my_.per_core_);
     if (now >= end_) return false;
     std::this_thread::yield();
@@ -124,8 +125,8 @@ class RegionMember::Moment {
   const RegionMember& my_;
   const int most_;
   int paused_ = 0;
-  int kept_ = 0;  // looks since the core was last given away
-  TimePoint end_;
+  int kept_ = 0;   // looks since the core was last given away
+  TimePoint end_;  // none yet: counts from when the core is given away for the first time
 };
 
 /// Who is ahead of the others by the whole ring lets them get on between its looks: each look at their lines keeps them.
@@ -240,10 +241,11 @@ bool RegionMember::attend(Task<Status>& task, TimePoint deadline) {
   if (std::exchange(waited_, false) && !spins_) return false;
   if (!spins_) say_where();
   const Clock& clock = channel_.fabric().clock();
-  const TimePoint end = std::min(deadline, clock.now() + (spins_ ? kAttending : transport::until_all_came_round(kYielding, per_core_)));
+  const TimePoint end =
+      std::min(deadline, clock.now() + (spins_ ? transport::kRoundTrip : transport::until_all_came_round(kYielding, per_core_)));
   const auto behind = [this](int member) { return is_behind(member); };
   const auto elsewhere = [this](int member) { return is_elsewhere(member); };
-  Moment moment(*this, std::numeric_limits<int>::max());
+  Moment moment(*this, end);
   std::size_t turns = 0;
   int idle = 0;  // looks since nobody is missing: the first finds what came meanwhile, else it is not the members that are waited for
   for (int looks = 1; !task.step(); ++looks) {

@@ -1,12 +1,16 @@
-/// What threads that wait by looking go by where ranks share cores.
+/// How long threads wait by looking, where every rank has a core and where ranks share cores.
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 
 #include "muster/base/clock.h"
 
 namespace muster::transport {
+
+/// What an answer takes that is on its way: so long a thread waits for it before others need know that it waits.
+inline constexpr Duration kRoundTrip = std::chrono::microseconds(50);
 
 /// Ranks of one host for each of its `cores` (at least 1), rounded up: 1 where every rank has a core.
 inline int ranks_per_core(std::size_t ranks, int cores) {
