@@ -62,7 +62,7 @@ Task<Status> LinkGroup::run(const Args& args, const transport::Fingerprint& call
       return way == Algorithm::chain ? broadcast(args, plan::ChainPlan{rank_, size_, args.root})
                                      : broadcast(args, plan::TreePlan{rank_, size_, args.root});
     case Op::all_reduce: return way == Algorithm::bruck ? all_reduce_small(args) : reduce_by_slices(args);
-    case Op::reduce: return way == Algorithm::direct ? reduce_small(args) : reduce_by_slices(args);
+    case Op::reduce: return way == Algorithm::direct ? reduce_direct(args) : reduce_by_slices(args);
     case Op::reduce_scatter: return reduce_by_slices(args);
     case Op::all_gather:
       if (way == Algorithm::bruck) return all_gather_small(args);
@@ -137,36 +137,51 @@ Task<Status> LinkGroup::all_reduce_small(const Args& args) {
   co_return Status();
 }
 
-Task<Status> LinkGroup::reduce_small(const Args& args) {
+// The root reduces one chunk while it still lies in its caches and the next arrive.
+Task<Status> LinkGroup::reduce_direct(const Args& args) {
+  constexpr std::size_t kWindow = 2;  // chunk k uses lane k % kWindow
   const bool root = rank_ == args.root;
   const bool scaled = args.reduce == Reduce::premul_sum;
-  ConstBytes mine = args.inputs[0];
-  const std::size_t bytes = mine.size();
-  // For what arrives, and for the product where the contribution is one.
-  std::byte* next = scratch(bytes * (at(root ? size_ - 1 : 0) + (scaled ? 1 : 0)));
-  const auto take = [&next, bytes] { return std::exchange(next, next + bytes); };
-  if (scaled) {
-    std::byte* product = take();
-    contribute(product, mine, args);
-    mine = {product, bytes};
+  const std::size_t bytes = args.inputs[0].size();
+  const std::size_t longest = std::min(bytes, plan::direct_chunk_bytes(size_));
+  const std::size_t chunks = bytes == 0 ? 1 : plan::chunks_in(bytes, longest);
+  // Of each chunk under way: what the others give, and last the product where the contribution is one.
+  const std::size_t arrivals = root ? at(size_ - 1) : 0;
+  const std::size_t blocks = arrivals + (scaled ? 1 : 0);
+  std::byte* const memory = scratch(longest * blocks * std::min(chunks, kWindow));
+  const auto block = [&](std::size_t k, std::size_t index) { return memory + longest * (k % kWindow * blocks + index); };
+  const auto contribution = [&](std::size_t k) {
+    const plan::Slice part = plan::chunk_of(bytes, longest, k);
+    const ConstBytes mine = args.inputs[0].subspan(part.begin, part.count);
+    if (!scaled) return mine;
+    contribute(block(k, arrivals), mine, args);
+    return ConstBytes(block(k, arrivals), part.count);
+  };
+  const plan::PairwisePlan peers{rank_, size_};
+  const auto post = [&](std::size_t k) {
+    const int lane = static_cast<int>(k % kWindow);
+    if (!root) return flight_.send(lane, args.root, 0, contribution(k));
+    const std::size_t theirs = plan::chunk_of(bytes, longest, k).count;
+    for (int step = 1; step <= peers.steps(); ++step) flight_.receive(lane, peers.source(step), 0, {block(k, at(step - 1)), theirs});
+  };
+  std::vector<const std::byte*> inputs(root ? at(size_) : 0);
+  const auto reduce_chunk = [&](std::size_t k) {
+    const ConstBytes mine = contribution(k);
+    inputs[at(rank_)] = mine.data();
+    for (int step = 1; step <= peers.steps(); ++step) inputs[at(peers.source(step))] = block(k, at(step - 1));
+    reduce_complete(args.outputs[0].data() + k * longest, inputs, elements_in(mine.size(), args.dtype), args.dtype, args.reduce);
+  };
+
+  for (std::size_t k = 0; k < std::min(chunks, kWindow); ++k) post(k);
+  for (std::size_t k = 0; k < chunks; ++k) {
+    co_await until([&] { return flight_.done(static_cast<int>(k % kWindow)); });
+    if (!flight_.ok()) break;
+    if (root) reduce_chunk(k);
+    if (k + kWindow < chunks) post(k + kWindow);
   }
-  if (!root) {
-    flight_.send(0, args.root, 0, mine);
-    Status sent = co_await finish();
-    drop_large_scratch();
-    co_return sent;
-  }
-  std::vector<const std::byte*> inputs(at(size_), mine.data());
-  for (int member = 0; member < size_; ++member) {
-    if (member == rank_) continue;
-    std::byte* block = take();
-    inputs[at(member)] = block;
-    flight_.receive(0, member, 0, {block, bytes});
-  }
-  if (Status gathered = co_await finish(); !gathered) co_return gathered;
-  reduce_complete(args.outputs[0].data(), inputs, elements_in(bytes, args.dtype), args.dtype, args.reduce);
+  Status status = co_await finish();
   drop_large_scratch();
-  co_return Status();
+  co_return status;
 }
 
 // Where the slices of a reduction lie, and the temporary memory through which their chunks pass.

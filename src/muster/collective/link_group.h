@@ -3,8 +3,8 @@
 ///
 /// Every result is computed in one place from all members' contributions in the order of their ranks, then handed out: the same
 /// bits on every member, every run, and one rounding for 16-bit floats. Which algorithm runs is the `Selection`'s to say. Temporary memory
-/// is at most 512 KiB per member (1 MiB for a premul_sum; between two 2 MiB), whatever the size of the call, with the defaults, and 4 MiB
-/// at the root of a reduce among ranks that share cores, and all pieces of a gather or scatter along a tree; see `most_bytes`.
+/// is at most 512 KiB per member (1 MiB for a premul_sum; between two 2 MiB), whatever the size of the call, with the defaults, and all
+/// pieces of a gather or scatter along a tree; see `most_bytes`.
 ///
 /// What each algorithm sends is told a second time in `plan/schedule.h`, for the proof and the cost model; a test holds the two together.
 #pragma once
@@ -42,7 +42,7 @@ class LinkGroup {
   template <class Plan>
   Task<Status> broadcast(const Args& args, Plan plan);
   Task<Status> all_reduce_small(const Args& args);
-  Task<Status> reduce_small(const Args& args);
+  Task<Status> reduce_direct(const Args& args);
   /// all_reduce, reduce and reduce_scatter of any size: every member reduces one slice and hands it to whom it concerns.
   Task<Status> reduce_by_slices(const Args& args);
   /// The same from host to host (`link_hosts.cc`).

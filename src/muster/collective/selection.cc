@@ -41,9 +41,8 @@ bool worth_the_steps(int ranks, int per_host) {
 }
 
 /// Measured over links of one host: two ranks, or as many as share two cores two by two or four by four.
-constexpr std::uint64_t kPairExchanges = 1024 * 1024, kPairReduces = 1024 * 1024;
-constexpr std::uint64_t kCrowdExchanges = 32 * 1024, kCrowdGathers = 256 * 1024, kCrowdScatters = 16 * 1024;
-constexpr std::uint64_t kCrowdReduces = 112 * 1024, kPackedReduces = 192 * 1024;  // two that share a core, and more
+constexpr std::uint64_t kPairExchanges = 1024 * 1024;
+constexpr std::uint64_t kCrowdExchanges = 32 * 1024, kCrowdGathers = 256 * 1024, kCrowdScatters = 16 * 1024, kCrowdReduces = 128 * 1024;
 constexpr int kFewRanks = 8;
 
 /// Measured over the region (EPYC, Zen 5, two cores): from there on shares take less whether the cores share a cache or not.
@@ -112,7 +111,6 @@ std::uint64_t most_bytes(Ground ground, Op op, Algorithm algorithm, int ranks) {
   if (ground != Ground::links) return Selection::kAlways;
   if (algorithm == Algorithm::bruck) return op == Op::all_gather ? kMostGathered : kMostGathered / static_cast<std::uint64_t>(ranks);
   if (algorithm == Algorithm::tree && op != Op::broadcast) return kMostGathered;
-  if (algorithm == Algorithm::direct && op == Op::reduce) return kMostGathered / static_cast<std::uint64_t>(ranks);
   return Selection::kAlways;
 }
 
@@ -160,9 +158,11 @@ Selection::Selection(Ground ground, int ranks, Standing standing) : ground_(grou
   const std::uint64_t gathered = gathered_bytes(ranks);
   const std::uint64_t in_crowd = crowded ? std::min(kCrowdExchanges, kCrowdGathers / members) : 0;
   set_bound(Op::all_reduce, Algorithm::bruck, (ranks == 2 ? kPairExchanges : std::max(in_crowd, gathered / members)) + 1);
-  const std::uint64_t by_crowd = packed ? kPackedReduces : kCrowdReduces;
-  const std::uint64_t reduced = ranks == 2 ? kPairReduces : crowded ? by_crowd : gathered / members;
-  set_bound(Op::reduce, Algorithm::direct, ranks == 2 && crowded ? kAlways : reduced + 1);
+  // A root that does everything alone is no loss where there is hardly a core besides its own; from many it takes more than caches hold.
+  const bool on_two_cores = crowded && ranks <= 2 * standing.per_core;
+  const std::uint64_t by_crowd = std::min(on_two_cores ? kAlways : kCrowdReduces, kMostGathered / members);
+  const bool by_root = ranks == 2 || (on_two_cores && ranks <= kFewRanks);
+  set_bound(Op::reduce, Algorithm::direct, by_root ? kAlways : (crowded ? by_crowd : gathered / members) + 1);
   set_bound(Op::all_gather, Algorithm::bruck, ranks == 2 ? 0 : (crowded ? gathered / 2 : gathered) + 1);
   const bool by_tree = ranks > kFewRanks && !crowded && worth_the_steps(ranks, standing.per_host);
   for (const Op op : {Op::gather, Op::scatter}) set_bound(op, Algorithm::tree, by_tree ? gathered + 1 : 0);

@@ -26,12 +26,12 @@ TEST(Selection, DefaultsGiveWayByWhatIsGathered) {
     const Selection links(Ground::links, ranks);
     const std::uint64_t gathered = ranks == 1000 ? 4000 * kKiB : 64 * kKiB;
     const std::uint64_t share = gathered / static_cast<std::uint64_t>(ranks);
-    const std::uint64_t each = ranks == 2 ? 1024 * kKiB : share, to_one = ranks == 2 ? 1024 * kKiB : share;
+    const std::uint64_t each = ranks == 2 ? 1024 * kKiB : share;
     EXPECT_EQ(links.choose(Op::all_reduce, 0), Algorithm::bruck);
     EXPECT_EQ(links.choose(Op::all_reduce, each), Algorithm::bruck);
     EXPECT_EQ(links.choose(Op::all_reduce, each + 1), Algorithm::slices);
-    EXPECT_EQ(links.choose(Op::reduce, to_one), Algorithm::direct);
-    EXPECT_EQ(links.choose(Op::reduce, to_one + 1), Algorithm::slices);
+    EXPECT_EQ(links.choose(Op::reduce, share), Algorithm::direct);
+    EXPECT_EQ(links.choose(Op::reduce, share + 1), ranks == 2 ? Algorithm::direct : Algorithm::slices);
     EXPECT_EQ(links.choose(Op::all_gather, gathered), ranks == 2 ? Algorithm::direct : Algorithm::bruck) << "two have one message each";
     EXPECT_EQ(links.choose(Op::all_gather, gathered + 1), ranks <= 8 ? Algorithm::direct : Algorithm::ring);
     EXPECT_EQ(links.choose(Op::all_gather, 1024 * 1024 * kKiB), ranks <= 8 ? Algorithm::direct : Algorithm::ring);
@@ -159,8 +159,7 @@ TEST(Selection, KnowsWhoStandsHostByHost) {
 
 TEST(Selection, RanksThatShareCoresCopyAndWaitLeast) {
   const Selection links(Ground::links, 8, {.per_host = 8, .per_core = 4});
-  EXPECT_EQ(links.choose(Op::reduce, 192 * kKiB), Algorithm::direct);
-  EXPECT_EQ(links.choose(Op::reduce, 192 * kKiB + 1), Algorithm::slices);
+  EXPECT_EQ(links.choose(Op::reduce, 1024 * 1024 * kKiB), Algorithm::direct);
   EXPECT_EQ(links.choose(Op::all_gather, 32 * kKiB), Algorithm::bruck);
   EXPECT_EQ(links.choose(Op::all_gather, 32 * kKiB + 1), Algorithm::direct);
   EXPECT_EQ(links.choose(Op::broadcast, 1024 * 1024 * kKiB), Algorithm::tree);
@@ -168,18 +167,31 @@ TEST(Selection, RanksThatShareCoresCopyAndWaitLeast) {
     EXPECT_EQ(links.choose(op, 1024 * kKiB), Algorithm::slices) << "there is no other host";
   EXPECT_EQ(Selection(Ground::links, 8, {.per_host = 8, .per_core = 1}).bounds(), Selection(Ground::links, 8).bounds());
   const Selection two_to_a_core(Ground::links, 4, {.per_host = 4, .per_core = 2});
-  EXPECT_EQ(two_to_a_core.choose(Op::reduce, 112 * kKiB), Algorithm::direct);
-  EXPECT_EQ(two_to_a_core.choose(Op::reduce, 112 * kKiB + 1), Algorithm::slices);
+  EXPECT_EQ(two_to_a_core.choose(Op::reduce, 1024 * 1024 * kKiB), Algorithm::direct);
   EXPECT_EQ(two_to_a_core.choose(Op::broadcast, 2048 * kKiB), Algorithm::tree);
   EXPECT_EQ(two_to_a_core.choose(Op::broadcast, 2048 * kKiB + 1), Algorithm::chain);
   const Selection three_to_a_core(Ground::links, 6, {.per_host = 6, .per_core = 3});
-  EXPECT_EQ(three_to_a_core.choose(Op::reduce, 192 * kKiB), Algorithm::direct);
-  EXPECT_EQ(three_to_a_core.choose(Op::reduce, 192 * kKiB + 1), Algorithm::slices);
   EXPECT_EQ(three_to_a_core.choose(Op::broadcast, 1024 * 1024 * kKiB), Algorithm::tree);
-  EXPECT_EQ(Selection(Ground::links, 2, {.per_host = 2, .per_core = 2}).choose(Op::reduce, 2048 * kKiB), Algorithm::direct);
-  const Selection many(Ground::links, 64, {.per_host = 64, .per_core = 2});
-  EXPECT_EQ(many.choose(Op::reduce, 64 * kKiB), Algorithm::direct);
-  EXPECT_EQ(many.choose(Op::reduce, 64 * kKiB + 1), Algorithm::slices) << "more than one rank may hold at once";
+}
+
+TEST(Selection, TheRootReducesAloneWhereOthersCouldHardlyHelp) {
+  const auto most = [](int ranks, int per_core) {
+    const Selection links(Ground::links, ranks, {.per_host = ranks, .per_core = per_core});
+    std::uint64_t kib = 1;
+    while (kib < 1024 * 1024 && links.choose(Op::reduce, kib * kKiB) == Algorithm::direct) kib *= 2;
+    return kib / 2;
+  };
+  constexpr std::uint64_t kAnything = 1024 * 1024 / 2;
+  EXPECT_EQ(most(2, 1), kAnything) << "as many bytes travel either way";
+  EXPECT_EQ(most(2, 2), kAnything);
+  EXPECT_EQ(most(4, 4), kAnything) << "on one core";
+  EXPECT_EQ(most(3, 2), kAnything) << "on two";
+  EXPECT_EQ(most(8, 4), kAnything);
+  EXPECT_EQ(most(8, 2), 128u) << "on four";
+  EXPECT_EQ(most(16, 8), 256u) << "more than its caches hold";
+  EXPECT_EQ(most(64, 32), 64u);
+  EXPECT_EQ(most(64, 2), 64u) << "more than one rank may hold at once";
+  EXPECT_EQ(most(4, 1), 16u) << "a core each";
 }
 
 TEST(Selection, RanksThatShareCoresReadMoreForThemselves) {

@@ -2,6 +2,7 @@
 /// I/O and costs the same for 4 ranks and for 100,000.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 
 namespace muster::collective::plan {
@@ -32,6 +33,14 @@ constexpr Slice chunk_of(std::size_t count, std::size_t chunk, std::size_t index
   return {begin, count - begin < chunk ? count - begin : chunk};
 }
 constexpr std::size_t chunks_in(std::size_t count, std::size_t chunk) { return (count + chunk - 1) / chunk; }
+
+/// What one member takes in of each of the others at a time, twice: large enough that few questions are asked for it, and of many
+/// members so much that it stays within some MiB.
+constexpr std::size_t direct_chunk_bytes(int size) {
+  constexpr std::size_t kMost = 256 * 1024, kLeast = 4 * 1024, kHeld = 4 * 1024 * 1024;
+  const std::size_t others = size < 2 ? 1 : static_cast<std::size_t>(size) - 1;
+  return std::clamp(kHeld / (2 * others) / 64 * 64, kLeast, kMost);
+}
 
 constexpr int wrap(int rank, int size) {
   const int rest = rank % size;
