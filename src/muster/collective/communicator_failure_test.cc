@@ -217,8 +217,9 @@ TEST(Failure, ADeadRankIsNamedByAllSurvivors) {
     std::size_t count;
   };
   // Along the tree of four, rank 2 passes on what rank 3 gives or gets.
-  const Variable by_tree("MUSTER_ALGORITHM", "gather:tree,scatter:tree");
+  const Variable forced("MUSTER_ALGORITHM", "gather:tree,scatter:tree,reduce:direct");
   std::vector<Case> cases{{Op::all_reduce, 3, 30'000}};
+  for (const int victim : {0, 3}) cases.push_back({Op::reduce, victim, 100'000});  // in several chunks
   for (const Op op : {Op::gather, Op::scatter}) {
     for (const int victim : {0, 2, 3}) {
       for (const std::size_t count : {1, 30'000}) cases.push_back({op, victim, count});
@@ -235,7 +236,12 @@ TEST(Failure, ADeadRankIsNamedByAllSurvivors) {
         const Group group = make(fabric, all_of(4), "test");
         ASSERT_TRUE(group);
         Values in(each.count, 1), out(each.count), all(4 * each.count, 1);
-        const Args call = each.op == Op::all_reduce ? all_reduce(in, out) : pieces(each.op, in, all, 0, *group);
+        Args call = each.op == Op::gather || each.op == Op::scatter ? pieces(each.op, in, all, 0, *group) : all_reduce(in, out);
+        if (each.op == Op::reduce) {
+          call.op = Op::reduce;
+          call.root = 0;
+          if (rank != 0) call.outputs.clear();
+        }
         for (int round = 0; round < 5; ++round) ASSERT_TRUE(group->run(call, soon()).ok());
         gate.arrive_and_wait();
         if (rank == each.victim) {

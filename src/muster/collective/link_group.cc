@@ -137,7 +137,7 @@ Task<Status> LinkGroup::all_reduce_small(const Args& args) {
   co_return Status();
 }
 
-// The root reduces one chunk while it still lies in its caches and the next arrive.
+// The root reduces a chunk while it is still in its caches and the next one arrives.
 Task<Status> LinkGroup::reduce_direct(const Args& args) {
   constexpr std::size_t kWindow = 2;  // chunk k uses lane k % kWindow
   const bool root = rank_ == args.root;

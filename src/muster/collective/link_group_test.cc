@@ -148,7 +148,9 @@ class Play {
     }
     return count_ <= kOneChunk ? sent_as_told() : std::string();
   }
-  /// Elements that pass in one message; more go in several, of which schedules do not tell.
+  /// After `run`: the sizes of the messages between two ranks, in order.
+  const std::vector<std::size_t>& sent(int from, int to) { return wires_.sent[{from, to}]; }
+  /// So many elements pass in one message whatever the algorithm; more may go in several, of which schedules do not tell.
   static constexpr std::size_t kOneChunk = plan::kReduceChunkBytes / kWidth;
 
  private:
@@ -298,6 +300,7 @@ class BitsOf {
     std::mt19937_64 random(testing::test_seed());
     for (int rank = 0; rank < size_; ++rank) {
       prepare(args[at(rank)], rank, in[at(rank)], out[at(rank)], random);
+      EXPECT_EQ(selection.choose(op_, selected_bytes(args[at(rank)], size_)), algorithm);
       channels.push_back(std::make_unique<MemoryChannel>(wires, rank, size_));
       groups.push_back(std::make_unique<LinkGroup>(*channels.back(), selection));
       tasks.push_back(groups.back()->run(args[at(rank)], call));
@@ -360,6 +363,21 @@ TEST(LinkGroup, AllAlgorithmsGiveTheSameBits) {
               << info(op).name << " by " << name_of(other) << ", " << name_of(static_cast<Reduce>(reduce)) << " of " << name_of(dtype)
               << " on " << size << " ranks, " << per_host << " on a host" << (in_place ? ", in place" : "");
         }
+      }
+    }
+  }
+}
+
+// spec: F4 the root of a direct reduce takes a tensor of any size in chunks, so that it needs little memory
+TEST(LinkGroup, ADirectReduceComesInChunks) {
+  for (const int size : {2, 5, 17}) {
+    const std::size_t chunk = plan::direct_chunk_bytes(size), rest = 40;
+    for (const int root : {0, size - 1}) {
+      Play play(Op::reduce, Algorithm::direct, size, 1, root, (4 * chunk + rest) / sizeof(std::int64_t), false);
+      ASSERT_EQ(play.run(), "") << size << " ranks, root " << root;
+      for (int rank = 0; rank < size; ++rank) {
+        EXPECT_EQ(play.sent(root, rank), std::vector<std::size_t>());
+        if (rank != root) EXPECT_EQ(play.sent(rank, root), (std::vector<std::size_t>{chunk, chunk, chunk, chunk, rest}));
       }
     }
   }

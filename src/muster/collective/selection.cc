@@ -40,9 +40,11 @@ bool worth_the_steps(int ranks, int per_host) {
   return ranks - 1 + (far > 0 ? kFar : kNear) > near * (2 + kNear) + far * (2 + kFar);
 }
 
-/// Measured over links of one host: two ranks, or as many as share two cores two by two or four by four.
+/// Measured over links of one host: two ranks, or as many as share two cores two by two or four by four, and reductions by the root also
+/// of 12 to 32 ranks.
 constexpr std::uint64_t kPairExchanges = 1024 * 1024;
-constexpr std::uint64_t kCrowdExchanges = 32 * 1024, kCrowdGathers = 256 * 1024, kCrowdScatters = 16 * 1024, kCrowdReduces = 128 * 1024;
+constexpr std::uint64_t kCrowdExchanges = 32 * 1024, kCrowdGathers = 256 * 1024, kCrowdScatters = 16 * 1024;
+constexpr std::uint64_t kCrowdReduces = 128 * 1024, kManyReduces = 256 * 1024;
 constexpr int kFewRanks = 8;
 
 /// Measured over the region (EPYC, Zen 5, two cores): from there on shares take less whether the cores share a cache or not.
@@ -158,10 +160,11 @@ Selection::Selection(Ground ground, int ranks, Standing standing) : ground_(grou
   const std::uint64_t gathered = gathered_bytes(ranks);
   const std::uint64_t in_crowd = crowded ? std::min(kCrowdExchanges, kCrowdGathers / members) : 0;
   set_bound(Op::all_reduce, Algorithm::bruck, (ranks == 2 ? kPairExchanges : std::max(in_crowd, gathered / members)) + 1);
-  // A root that does everything alone is no loss where there is hardly a core besides its own; from many it takes more than caches hold.
-  const bool on_two_cores = crowded && ranks <= 2 * standing.per_core;
-  const std::uint64_t by_crowd = std::min(on_two_cores ? kAlways : kCrowdReduces, kMostGathered / members);
-  const bool by_root = ranks == 2 || (on_two_cores && ranks <= kFewRanks);
+  // A root that does everything alone is no loss where there is hardly a core besides its own (two, or three for four ranks), until what it
+  // takes in at a time is more than its caches hold. What other cores are worth has not been measured.
+  const bool hardly_others = crowded && ranks <= 2 * standing.per_core;
+  const std::uint64_t by_crowd = hardly_others ? kManyReduces : std::min(kCrowdReduces, kMostGathered / members);
+  const bool by_root = ranks == 2 || (hardly_others && ranks <= kFewRanks);
   set_bound(Op::reduce, Algorithm::direct, by_root ? kAlways : (crowded ? by_crowd : gathered / members) + 1);
   set_bound(Op::all_gather, Algorithm::bruck, ranks == 2 ? 0 : (crowded ? gathered / 2 : gathered) + 1);
   const bool by_tree = ranks > kFewRanks && !crowded && worth_the_steps(ranks, standing.per_host);

@@ -132,7 +132,12 @@ bool goes_by_hosts(Op op) {
   return last == Algorithm::hosts || last == Algorithm::ring;
 }
 
-// One host, where it was measured, does not tell of several: what goes on without a limit there gives way where it would without a file.
+/// One host, where it was measured, does not tell of several: what goes on without a limit there gives way where it would without a file.
+bool gives_way(Op op, int ranks, Standing standing) {
+  if (standing.several_on_each_host(ranks)) return goes_by_hosts(op);
+  return op == Op::reduce && standing.per_host < ranks;  // the wire to the root has to take what on one host memory did
+}
+
 std::uint64_t bound_over_hosts(Op op, Algorithm algorithm, int ranks, Standing standing) {
   const auto row = algorithms_of(Ground::links, op);
   const auto place = std::find(row.begin(), row.end(), algorithm) - row.begin();
@@ -255,12 +260,13 @@ Selection select(const Tuning& tuning, Ground ground, int ranks, Standing standi
   Selection selection(ground, ranks, standing);
   for (const auto& [place, rule] : tuning.rules) {  // by growing numbers of ranks: the last that fits counts
     if (place.ground != ground || place.ranks > ranks || 2 * static_cast<std::int64_t>(place.ranks) <= ranks) continue;
+    bool as_without = false;  // from here on
     for (const Algorithm each : algorithms_of(ground, place.op)) {
       const auto step = std::find_if(rule.begin(), rule.end(), [each](const Tuning::Step& s) { return s.algorithm == each; });
       const std::uint64_t up_to = step == rule.end() ? 0 : step->up_to;
       std::uint64_t bound = step == rule.end() ? 0 : up_to == Selection::kAlways ? up_to : up_to + 1;
-      if (standing.several_on_each_host(ranks) && bound == Selection::kAlways && goes_by_hosts(place.op))
-        bound = bound_over_hosts(place.op, each, ranks, standing);
+      as_without = as_without || (ground == Ground::links && bound == Selection::kAlways && gives_way(place.op, ranks, standing));
+      if (as_without) bound = bound_over_hosts(place.op, each, ranks, standing);
       selection.set_bound(place.op, each, bound);
     }
   }

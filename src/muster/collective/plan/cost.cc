@@ -152,8 +152,10 @@ double predict_hosts(Op op, double bytes, const Machine& machine, Crew crew) {
 }
 
 double chunks_of(Op op, Algorithm algorithm, double bytes, int ranks) {
-  if (algorithm != Algorithm::slices || !info(op).reduces) return 1;
-  return std::max(1.0, std::ceil(bytes / ranks / static_cast<double>(kReduceChunkBytes)));
+  if (!info(op).reduces) return 1;
+  const auto in_chunks = [](double part, std::size_t chunk) { return std::max(1.0, std::ceil(part / static_cast<double>(chunk))); };
+  if (algorithm == Algorithm::direct) return in_chunks(bytes, direct_chunk_bytes(ranks));
+  return algorithm == Algorithm::slices ? in_chunks(bytes / ranks, kReduceChunkBytes) : 1;
 }
 
 }  // namespace

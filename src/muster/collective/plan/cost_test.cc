@@ -86,6 +86,12 @@ TEST(Cost, SumsGoFromHostToHost) {
   EXPECT_DOUBLE_EQ(quickly(12 * chunk), quickly(6 * chunk) + 3 * 2 * (2 * chunk * kFar));
 }
 
+TEST(Cost, ChunksToARootFollowEachOther) {
+  // Three ranks, four chunks of each: latency is paid once, the root's two messages a chunk and its work for each.
+  const double bytes = 4.0 * static_cast<double>(direct_chunk_bytes(3));
+  EXPECT_NEAR(predict(Op::reduce, Algorithm::direct, bytes, kMachine, {3, 1}) / (100 + 4 * 2 + 2 * bytes * (kFar + kAdd)), 1, 1e-12);
+}
+
 TEST(Cost, ChunksOfSlicesFollowEachOther) {
   // Two ranks, slices of two chunks: latency is paid once for both.
   const double bytes = 4.0 * kReduceChunkBytes;

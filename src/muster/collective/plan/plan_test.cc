@@ -34,6 +34,17 @@ TEST(Slices, CoverEverythingOnce) {
   }
 }
 
+TEST(Slices, ARootThatReducesAloneHoldsLittle) {
+  for (const int size : {1, 2, 9}) EXPECT_EQ(direct_chunk_bytes(size), 256u * 1024) << size;
+  for (const int size : {10, 17, 64, 513}) {
+    const std::size_t chunk = direct_chunk_bytes(size), all = 2 * chunk * static_cast<std::size_t>(size - 1);
+    EXPECT_LE(all, 4u * 1024 * 1024) << size;
+    EXPECT_GT(all, 3u * 1024 * 1024) << size;
+    EXPECT_EQ(chunk % 64, 0u) << size;
+  }
+  EXPECT_EQ(direct_chunk_bytes(100'000), 4u * 1024);
+}
+
 TEST(Slices, ChunksCoverEverythingOnce) {
   for (std::size_t count : {0u, 1u, 7u, 8u, 9u, 100u}) {
     std::size_t at = 0;

@@ -34,8 +34,8 @@ constexpr Slice chunk_of(std::size_t count, std::size_t chunk, std::size_t index
 }
 constexpr std::size_t chunks_in(std::size_t count, std::size_t chunk) { return (count + chunk - 1) / chunk; }
 
-/// What one member takes in of each of the others at a time, twice: large enough that few questions are asked for it, and of many
-/// members so much that it stays within some MiB.
+/// What a root that reduces alone takes in of each of the others at a time, while as much is under way: enough that it is seldom asked
+/// whether it may come, of more than nine members less, so that all is at most 4 MiB, but at least 4 KiB.
 constexpr std::size_t direct_chunk_bytes(int size) {
   constexpr std::size_t kMost = 256 * 1024, kLeast = 4 * 1024, kHeld = 4 * 1024 * 1024;
   const std::size_t others = size < 2 ? 1 : static_cast<std::size_t>(size) - 1;
