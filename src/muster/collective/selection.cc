@@ -47,9 +47,6 @@ constexpr std::uint64_t kCrowdExchanges = 32 * 1024, kCrowdGathers = 256 * 1024,
 constexpr std::uint64_t kCrowdReduces = 128 * 1024, kManyReduces = 256 * 1024;
 constexpr int kFewRanks = 8;
 
-/// Measured over the region (EPYC, Zen 5, two cores): from there on shares take less whether the cores share a cache or not.
-constexpr std::uint64_t kReadByAll = 12 * 1024;
-
 constexpr Algorithm kDissemination[] = {Algorithm::dissemination};
 constexpr Algorithm kBroadcast[] = {Algorithm::tree, Algorithm::chain};
 constexpr Algorithm kAllReduce[] = {Algorithm::bruck, Algorithm::slices, Algorithm::hosts};
@@ -148,8 +145,7 @@ Selection::Selection(Ground ground, int ranks, Standing standing) : ground_(grou
   if (ground == Ground::region) {
     // Ranks that share cores pay more for each time that they wait for one another.
     const std::uint64_t read = (crowded ? 128 : 64) * 1024 / members;
-    set_bound(Op::all_reduce, Algorithm::one_shot, std::min(read, kReadByAll) + 1);
-    set_bound(Op::reduce, Algorithm::one_shot, read + 1);
+    for (const Op op : {Op::all_reduce, Op::reduce}) set_bound(op, Algorithm::one_shot, read + 1);
     return;
   }
   // A chain pays once its chunks are more than its ranks. Where more than two share a core, they gain nothing by being busy all at once:

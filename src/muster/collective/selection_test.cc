@@ -38,12 +38,11 @@ TEST(Selection, DefaultsGiveWayByWhatIsGathered) {
     EXPECT_EQ(links.choose(Op::broadcast, gathered), Algorithm::tree);
     EXPECT_EQ(links.choose(Op::broadcast, 1024 * 1024 * kKiB), ranks < 4 ? Algorithm::tree : Algorithm::chain);
     const Selection region(Ground::region, ranks);
-    const std::uint64_t read = 64 * kKiB / static_cast<std::uint64_t>(ranks), by_all = std::min(read, 12 * kKiB);
-    const std::uint64_t by_root = std::min<std::uint64_t>(read, region::kSlotBytes);
-    EXPECT_EQ(region.choose(Op::all_reduce, by_all), Algorithm::one_shot);
-    EXPECT_EQ(region.choose(Op::all_reduce, by_all + 1), Algorithm::shares);
-    EXPECT_EQ(region.choose(Op::reduce, by_root), Algorithm::one_shot);
-    EXPECT_EQ(region.choose(Op::reduce, by_root + 1), Algorithm::shares);
+    const std::uint64_t read = std::min<std::uint64_t>(64 * kKiB / static_cast<std::uint64_t>(ranks), region::kSlotBytes);
+    for (const Op op : {Op::all_reduce, Op::reduce}) {
+      EXPECT_EQ(region.choose(op, read), Algorithm::one_shot);
+      EXPECT_EQ(region.choose(op, read + 1), Algorithm::shares);
+    }
     EXPECT_EQ(region.choose(Op::broadcast, 1), Algorithm::pull);
   }
 }
@@ -198,11 +197,11 @@ TEST(Selection, TheRootReducesAloneWhereOthersCouldHardlyHelp) {
 TEST(Selection, RanksThatShareCoresReadMoreForThemselves) {
   for (const int per_core : {1, 2, 4}) {
     const Selection region(Ground::region, 8, {.per_host = 8, .per_core = per_core});
-    const std::uint64_t by_all = (per_core > 1 ? 12 : 8) * kKiB, by_root = (per_core > 1 ? 16 : 8) * kKiB;
-    EXPECT_EQ(region.choose(Op::all_reduce, by_all), Algorithm::one_shot);
-    EXPECT_EQ(region.choose(Op::all_reduce, by_all + 1), Algorithm::shares);
-    EXPECT_EQ(region.choose(Op::reduce, by_root), Algorithm::one_shot);
-    EXPECT_EQ(region.choose(Op::reduce, by_root + 1), Algorithm::shares);
+    const std::uint64_t read = (per_core > 1 ? 16 : 8) * kKiB;
+    for (const Op op : {Op::all_reduce, Op::reduce}) {
+      EXPECT_EQ(region.choose(op, read), Algorithm::one_shot);
+      EXPECT_EQ(region.choose(op, read + 1), Algorithm::shares);
+    }
   }
 }
 
