@@ -281,7 +281,7 @@ class Play {
   transport::Fingerprint call_{1};
 };
 
-/// A reduction of random bits, in several chunks, on all ranks by one algorithm; all outputs, one behind the other.
+/// A reduction of random bits (a reduce in several chunks) on all ranks by one algorithm; all outputs, one behind the other.
 class BitsOf {
  public:
   BitsOf(Op op, DType dtype, Reduce reduce, int size, int per_host, bool in_place)
@@ -368,7 +368,7 @@ TEST(LinkGroup, AllAlgorithmsGiveTheSameBits) {
   }
 }
 
-// spec: F4 the root of a direct reduce takes a tensor of any size in chunks, so that it needs little memory
+// A root that reduces alone needs little memory, whatever the size.
 TEST(LinkGroup, ADirectReduceComesInChunks) {
   for (const int size : {2, 5, 17}) {
     const std::size_t chunk = plan::direct_chunk_bytes(size), rest = 40;

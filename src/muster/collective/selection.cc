@@ -156,8 +156,8 @@ Selection::Selection(Ground ground, int ranks, Standing standing) : ground_(grou
   const std::uint64_t gathered = gathered_bytes(ranks);
   const std::uint64_t in_crowd = crowded ? std::min(kCrowdExchanges, kCrowdGathers / members) : 0;
   set_bound(Op::all_reduce, Algorithm::bruck, (ranks == 2 ? kPairExchanges : std::max(in_crowd, gathered / members)) + 1);
-  // A root that does everything alone is no loss where there is hardly a core besides its own (two, or three for four ranks), until what it
-  // takes in at a time is more than its caches hold. What other cores are worth has not been measured.
+  // A root that does everything alone is no loss where there is hardly a core besides its own (two, or three for four ranks), until it has
+  // to listen to very many. What more cores are worth has not been measured.
   const bool hardly_others = crowded && ranks <= 2 * standing.per_core;
   const std::uint64_t by_crowd = hardly_others ? kManyReduces : std::min(kCrowdReduces, kMostGathered / members);
   const bool by_root = ranks == 2 || (hardly_others && ranks <= kFewRanks);

@@ -181,16 +181,16 @@ TEST(Selection, TheRootReducesAloneWhereOthersCouldHardlyHelp) {
     return kib / 2;
   };
   constexpr std::uint64_t kAnything = 1024 * 1024 / 2;
-  EXPECT_EQ(most(2, 1), kAnything) << "as many bytes travel either way";
+  EXPECT_EQ(most(2, 1), kAnything) << "slices send no fewer bytes";
   EXPECT_EQ(most(2, 2), kAnything);
   EXPECT_EQ(most(4, 4), kAnything) << "on one core";
   EXPECT_EQ(most(3, 2), kAnything) << "on two";
   EXPECT_EQ(most(4, 2), kAnything);
   EXPECT_EQ(most(8, 4), kAnything);
   EXPECT_EQ(most(8, 2), 128u) << "on four";
-  EXPECT_EQ(most(16, 8), 256u) << "more than its caches hold";
+  EXPECT_EQ(most(16, 8), 256u) << "as measured";
   EXPECT_EQ(most(64, 32), 256u);
-  EXPECT_EQ(most(64, 2), 64u) << "4 MiB in all";
+  EXPECT_EQ(most(64, 2), 64u) << "4 MiB of all";
   EXPECT_EQ(most(4, 1), 16u) << "a core each";
 }
 
@@ -237,15 +237,14 @@ TEST(Selection, SumsGoFromHostToHostWhereThereAreSeveralOfSeveralRanks) {
   EXPECT_EQ(tuned.choose(Op::reduce, 1024 * kKiB), Algorithm::slices);
   EXPECT_EQ(tuned.choose(Op::reduce, 1024 * kKiB + 1), Algorithm::hosts);
   EXPECT_EQ(select(*tuning, Ground::links, 8).choose(Op::reduce, 1), Algorithm::slices);
-  const auto by_root = parse_tuning("version = 1\nlinks.reduce.4 = direct\nregion.reduce.4 = shares\n", "a file");
+  const auto by_root = parse_tuning("version = 1\nlinks.reduce.4 = direct\n", "a file");
   ASSERT_TRUE(by_root.ok()) << by_root.status().message();
   for (const int per_host : {1, 2}) {
     EXPECT_EQ(select(*by_root, Ground::links, 4, {.per_host = per_host}).bounds(),
               Selection(Ground::links, 4, {.per_host = per_host}).bounds())
-        << "one host does not tell what several roots' cores and wires can do";
+        << "one host does not tell what the wires between several can do";
   }
   EXPECT_EQ(select(*by_root, Ground::links, 4, {.per_host = 4}).choose(Op::reduce, 1024 * 1024 * kKiB), Algorithm::direct);
-  EXPECT_EQ(select(*by_root, Ground::region, 4).choose(Op::reduce, 1), Algorithm::shares);
   EXPECT_EQ(tuned.choose(Op::all_gather, 4 * kKiB + 1), Algorithm::direct);
   EXPECT_EQ(tuned.choose(Op::all_gather, 256 * kKiB + 1), Algorithm::ring);
   EXPECT_EQ(select(*tuning, Ground::links, 8).choose(Op::all_gather, 1024 * kKiB), Algorithm::direct);

@@ -265,7 +265,7 @@ Selection select(const Tuning& tuning, Ground ground, int ranks, Standing standi
       const auto step = std::find_if(rule.begin(), rule.end(), [each](const Tuning::Step& s) { return s.algorithm == each; });
       const std::uint64_t up_to = step == rule.end() ? 0 : step->up_to;
       std::uint64_t bound = step == rule.end() ? 0 : up_to == Selection::kAlways ? up_to : up_to + 1;
-      as_without = as_without || (ground == Ground::links && bound == Selection::kAlways && gives_way(place.op, ranks, standing));
+      as_without = as_without || (ground == Ground::links && up_to == Selection::kAlways && gives_way(place.op, ranks, standing));
       if (as_without) bound = bound_over_hosts(place.op, each, ranks, standing);
       selection.set_bound(place.op, each, bound);
     }
