@@ -112,8 +112,8 @@ TEST(Judge, LooksUntilItIsClear) {
   EXPECT_TRUE(enough(12, 0));
   EXPECT_TRUE(enough(0, 12));
   EXPECT_FALSE(enough(6, 6));
-  EXPECT_FALSE(enough(44, 45));
-  EXPECT_TRUE(enough(45, 45)) << "thirty for each round";
+  EXPECT_FALSE(enough(149, 150));
+  EXPECT_TRUE(enough(150, 150)) << "a hundred for each round";
 }
 
 TEST(Bench, TunesAndReadsWhatItWrote) {
