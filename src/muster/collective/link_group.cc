@@ -10,6 +10,7 @@
 #include "muster/collective/plan/pairwise_plan.h"
 #include "muster/collective/plan/ring_plan.h"
 #include "muster/collective/plan/tree_plan.h"
+#include "muster/transport/frame.h"
 
 namespace muster::collective {
 namespace {
@@ -89,7 +90,7 @@ template <class Plan>
 Task<Status> LinkGroup::broadcast(const Args& args, Plan plan) {
   constexpr int kWindow = 4;  // lanes 0 to 3 hold arrivals, 4 to 7 departures
   const MutableBytes data = args.outputs[0];
-  const std::size_t chunks = data.empty() ? 1 : plan::chunks_in(data.size(), plan::kTreeChunkBytes);
+  const std::size_t chunks = plan::messages_for(data.size(), plan::kTreeChunkBytes);
   const auto chunk = [&](std::size_t k) {
     const plan::Slice slice = plan::chunk_of(data.size(), plan::kTreeChunkBytes, k);
     return data.subspan(slice.begin, slice.count);
@@ -137,14 +138,19 @@ Task<Status> LinkGroup::all_reduce_small(const Args& args) {
   co_return Status();
 }
 
+static_assert(plan::kUnaskedBytes == transport::kEagerBytes);
+
 // The root reduces a chunk while it is still in its caches and the next one arrives.
 Task<Status> LinkGroup::reduce_direct(const Args& args) {
   constexpr std::size_t kWindow = 2;  // chunk k uses lane k % kWindow
+  constexpr int kInvitations = 2;
+  enum Tag : std::uint64_t { kPart, kInvitation };
   const bool root = rank_ == args.root;
   const bool scaled = args.reduce == Reduce::premul_sum;
   const std::size_t bytes = args.inputs[0].size();
-  const std::size_t longest = std::min(bytes, plan::direct_chunk_bytes(size_));
-  const std::size_t chunks = bytes == 0 ? 1 : plan::chunks_in(bytes, longest);
+  const bool invites = plan::direct_invites(bytes, size_);
+  const std::size_t longest = std::min(bytes, invites ? plan::kUnaskedBytes : plan::direct_chunk_bytes(size_));
+  const std::size_t chunks = plan::messages_for(bytes, longest);
   // Of each chunk under way: what the others give, and last the product where the contribution is one.
   const std::size_t arrivals = root ? at(size_ - 1) : 0;
   const std::size_t blocks = arrivals + (scaled ? 1 : 0);
@@ -160,9 +166,9 @@ Task<Status> LinkGroup::reduce_direct(const Args& args) {
   const plan::PairwisePlan peers{rank_, size_};
   const auto post = [&](std::size_t k) {
     const int lane = static_cast<int>(k % kWindow);
-    if (!root) return flight_.send(lane, args.root, 0, contribution(k));
+    if (!root) return flight_.send(lane, args.root, kPart, contribution(k));
     const std::size_t theirs = plan::chunk_of(bytes, longest, k).count;
-    for (int step = 1; step <= peers.steps(); ++step) flight_.receive(lane, peers.source(step), 0, {block(k, at(step - 1)), theirs});
+    for (int step = 1; step <= peers.steps(); ++step) flight_.receive(lane, peers.source(step), kPart, {block(k, at(step - 1)), theirs});
   };
   std::vector<const std::byte*> inputs(root ? at(size_) : 0);
   const auto reduce_chunk = [&](std::size_t k) {
@@ -172,7 +178,13 @@ Task<Status> LinkGroup::reduce_direct(const Args& args) {
     reduce_complete(args.outputs[0].data() + k * longest, inputs, elements_in(mine.size(), args.dtype), args.dtype, args.reduce);
   };
 
-  for (std::size_t k = 0; k < std::min(chunks, kWindow); ++k) post(k);
+  if (invites && !root) {
+    flight_.receive(kInvitations, args.root, kInvitation, {});
+    co_await until([&] { return flight_.done(kInvitations); });
+  }
+  for (std::size_t k = 0; k < std::min(chunks, kWindow) && flight_.ok(); ++k) post(k);
+  if (invites && root)
+    for (int step = 1; step <= peers.steps(); ++step) flight_.send(kInvitations, peers.source(step), kInvitation, {});
   for (std::size_t k = 0; k < chunks; ++k) {
     co_await until([&] { return flight_.done(static_cast<int>(k % kWindow)); });
     if (!flight_.ok()) break;
@@ -208,7 +220,7 @@ struct LinkGroup::Reduction {
     std::size_t longest = 0;
     for (int owner = 0; owner < size; ++owner) longest = std::max(longest, slice(owner).count);
     chunk_elements = std::min(std::max<std::size_t>(longest, 1), plan::kReduceChunkBytes / width);
-    chunks = std::max<std::size_t>(1, plan::chunks_in(longest, chunk_elements));
+    chunks = plan::messages_for(longest, chunk_elements);
   }
 
   // In elements; begin counts from the start of the tensor for all_reduce and reduce, from that of the owner's own slice for

@@ -146,11 +146,11 @@ class Play {
     for (int rank = 0; rank < size_; ++rank) {
       if (!right(rank)) return "rank " + std::to_string(rank) + " has something else";
     }
-    return count_ <= kOneChunk ? sent_as_told() : std::string();
+    return count_ * kWidth <= plan::kUnaskedBytes ? sent_as_told() : std::string();
   }
   /// After `run`: the sizes of the messages between two ranks, in order.
   const std::vector<std::size_t>& sent(int from, int to) { return wires_.sent[{from, to}]; }
-  /// So many elements pass in one message whatever the algorithm; more may go in several, of which schedules do not tell.
+  /// Of more elements a reduction's slices may go in several messages.
   static constexpr std::size_t kOneChunk = plan::kReduceChunkBytes / kWidth;
 
  private:
@@ -379,6 +379,23 @@ TEST(LinkGroup, ADirectReduceComesInChunks) {
         EXPECT_EQ(play.sent(root, rank), std::vector<std::size_t>());
         if (rank == root) continue;
         EXPECT_EQ(play.sent(rank, root), (std::vector<std::size_t>{chunk, chunk, chunk, chunk, rest}));
+      }
+    }
+  }
+}
+
+// What two messages carry that need not ask comes in two; of several members only once the root has said that it is ready.
+TEST(LinkGroup, ADirectReduceOfAFewMessagesIsInvited) {
+  const std::size_t half = plan::kUnaskedBytes;
+  for (const int size : {2, 3, 5}) {
+    for (const std::size_t bytes : {half, half + 8, 2 * half, 2 * half + 8}) {
+      Play play(Op::reduce, Algorithm::direct, size, 1, 1, bytes / sizeof(std::int64_t), false);
+      ASSERT_EQ(play.run(), "") << size << " ranks, " << bytes << " bytes";
+      const bool invited = size > 2 && bytes > half && bytes <= 2 * half;
+      for (int rank = 0; rank < size; ++rank) {
+        if (rank == 1) continue;
+        EXPECT_EQ(play.sent(1, rank), std::vector<std::size_t>(invited ? 1 : 0)) << size << " ranks, " << bytes << " bytes";
+        EXPECT_EQ(play.sent(rank, 1), invited ? (std::vector<std::size_t>{half, bytes - half}) : std::vector<std::size_t>{bytes});
       }
     }
   }

@@ -143,9 +143,8 @@ Selection::Selection(Ground ground, int ranks, Standing standing) : ground_(grou
   const auto members = static_cast<std::uint64_t>(ranks);
   const bool crowded = standing.per_core > 1, packed = standing.per_core > 2;
   if (ground == Ground::region) {
-    // Ranks that share cores pay more for each time that they wait for one another: in an all_reduce by shares twice, in a reduce once.
-    set_bound(Op::all_reduce, Algorithm::one_shot, (crowded ? 128 : 64) * 1024 / members + 1);
-    set_bound(Op::reduce, Algorithm::one_shot, (crowded ? 96 : 64) * 1024 / members + 1);
+    // Ranks that share cores pay more for each time that they wait for one another.
+    for (const Op op : {Op::all_reduce, Op::reduce}) set_bound(op, Algorithm::one_shot, (crowded ? 128 : 64) * 1024 / members + 1);
     return;
   }
   // A chain pays once its chunks are more than its ranks. Where more than two share a core, they gain nothing by being busy all at once:

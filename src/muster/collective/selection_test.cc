@@ -197,11 +197,11 @@ TEST(Selection, TheRootReducesAloneWhereOthersCouldHardlyHelp) {
 TEST(Selection, RanksThatShareCoresReadMoreForThemselves) {
   for (const int per_core : {1, 2, 4}) {
     const Selection region(Ground::region, 8, {.per_host = 8, .per_core = per_core});
-    const std::uint64_t by_all = (per_core > 1 ? 16 : 8) * kKiB, by_root = (per_core > 1 ? 12 : 8) * kKiB;
-    EXPECT_EQ(region.choose(Op::all_reduce, by_all), Algorithm::one_shot);
-    EXPECT_EQ(region.choose(Op::all_reduce, by_all + 1), Algorithm::shares);
-    EXPECT_EQ(region.choose(Op::reduce, by_root), Algorithm::one_shot);
-    EXPECT_EQ(region.choose(Op::reduce, by_root + 1), Algorithm::shares);
+    const std::uint64_t most = (per_core > 1 ? 16 : 8) * kKiB;
+    for (const Op op : {Op::all_reduce, Op::reduce}) {
+      EXPECT_EQ(region.choose(op, most), Algorithm::one_shot);
+      EXPECT_EQ(region.choose(op, most + 1), Algorithm::shares);
+    }
   }
 }
 
@@ -225,6 +225,9 @@ TEST(Selection, SumsGoFromHostToHostWhereThereAreSeveralOfSeveralRanks) {
     flat.force(Op::all_reduce, Algorithm::hosts);
     EXPECT_EQ(flat.choose(Op::all_reduce, 1), large);
   }
+}
+
+TEST(Selection, AFileMeasuredOnOneHostDoesNotTellOfSeveral) {
   const auto tuning = parse_tuning(
       "version = 1\nlinks.all_reduce.8 = bruck <= 256 KiB, slices\nlinks.reduce.8 = slices <= 1 MiB, hosts\n"
       "links.all_gather.8 = bruck <= 4 KiB, direct\nlinks.broadcast.8 = tree\nlinks.reduce_scatter.6 = slices <= 1 MiB, "

@@ -138,6 +138,7 @@ bool gives_way(Op op, int ranks, Standing standing) {
   return op == Op::reduce && standing.per_host < ranks;  // the wire to the root has to take what on one host memory did
 }
 
+/// Where an algorithm ends without a file, on ranks that stand so.
 std::uint64_t bound_over_hosts(Op op, Algorithm algorithm, int ranks, Standing standing) {
   const auto row = algorithms_of(Ground::links, op);
   const auto place = std::find(row.begin(), row.end(), algorithm) - row.begin();

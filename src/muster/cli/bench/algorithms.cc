@@ -312,7 +312,7 @@ Status tune(const Contest& contest, const std::string& path) {
 namespace {
 
 /// Of ranks that share cores one lap differs from the next by a quarter and more, and neither lucky nor unlucky ones are to decide. These
-/// many for each round tell 10 % from 20 %; more than the last number of them would take a quarter of an hour for a cell.
+/// many for each round tell 10 % from 20 %; more than the last number of them would take more than some six minutes for a cell.
 constexpr std::size_t kFewestLapsAgain = 4, kMostLapsAgain = 100;
 constexpr double kSuspicion = 1.05;
 

@@ -45,6 +45,21 @@ TEST(Slices, ARootThatReducesAloneHoldsLittle) {
   EXPECT_EQ(direct_chunk_bytes(100'000), 4u * 1024);
 }
 
+TEST(Slices, ARootInvitesSeveralToWhatTwoMessagesCarry) {
+  for (const int size : {3, 9, 32}) {
+    for (const std::size_t bytes : {std::size_t{0}, kUnaskedBytes, 2 * kUnaskedBytes + 1})
+      EXPECT_FALSE(direct_invites(bytes, size)) << bytes;
+    for (const std::size_t bytes : {kUnaskedBytes + 1, 2 * kUnaskedBytes}) EXPECT_TRUE(direct_invites(bytes, size)) << bytes;
+  }
+  for (const int size : {1, 2, 64}) EXPECT_FALSE(direct_invites(2 * kUnaskedBytes, size)) << size;
+}
+
+TEST(Slices, NothingGoesInOneMessage) {
+  EXPECT_EQ(messages_for(0, 0), 1u);
+  EXPECT_EQ(messages_for(8, 8), 1u);
+  EXPECT_EQ(messages_for(9, 8), 2u);
+}
+
 TEST(Slices, ChunksCoverEverythingOnce) {
   for (std::size_t count : {0u, 1u, 7u, 8u, 9u, 100u}) {
     std::size_t at = 0;
