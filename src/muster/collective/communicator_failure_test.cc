@@ -219,7 +219,9 @@ TEST(Failure, ADeadRankIsNamedByAllSurvivors) {
   // Along the tree of four, rank 2 passes on what rank 3 gives or gets.
   const Variable forced("MUSTER_ALGORITHM", "gather:tree,scatter:tree,reduce:direct");
   std::vector<Case> cases{{Op::all_reduce, 3, 30'000}};
-  for (const int victim : {0, 3}) cases.push_back({Op::reduce, victim, 100'000});  // in several chunks
+  for (const int victim : {0, 3}) {
+    for (const std::size_t count : {12'000, 100'000}) cases.push_back({Op::reduce, victim, count});  // invited; in several chunks
+  }
   for (const Op op : {Op::gather, Op::scatter}) {
     for (const int victim : {0, 2, 3}) {
       for (const std::size_t count : {1, 30'000}) cases.push_back({op, victim, count});

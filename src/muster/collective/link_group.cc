@@ -10,7 +10,7 @@
 #include "muster/collective/plan/pairwise_plan.h"
 #include "muster/collective/plan/ring_plan.h"
 #include "muster/collective/plan/tree_plan.h"
-#include "muster/transport/frame.h"
+#include "muster/transport/channel.h"
 
 namespace muster::collective {
 namespace {

@@ -7,6 +7,7 @@
 /// pieces of a gather or scatter along a tree; see `most_bytes`.
 ///
 /// What each algorithm sends is told a second time in `plan/schedule.h`, for the proof and the cost model; a test holds the two together.
+/// Of a root's invitations to a direct reduce, which carry nothing, schedules do not tell.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,6 @@
 // What the engine does over links, on channels of memory, one thread for all ranks: every algorithm, for many numbers of ranks and sizes
-// that divide and do not, gives what it should and sends exactly what its schedule says. So what is proven of schedules holds for the
-// engine.
+// that divide and do not, gives what it should and sends exactly what its schedule says (of larger calls several messages for one, and
+// the invitations to a direct reduce). So what is proven of schedules holds for the engine.
 #include "muster/collective/link_group.h"
 
 #include <gtest/gtest.h>
@@ -53,6 +53,8 @@ struct Wires {
   std::map<Place, std::deque<Message>> messages;
   std::map<Place, std::deque<std::shared_ptr<MemoryTransfer>>> receives;
   std::map<std::pair<int, int>, std::vector<std::size_t>> sent;  // sizes, by (from, to)
+  std::map<std::pair<int, int>, std::size_t> uncalled;           // of these, with bytes and before there was a receive
+  std::map<std::pair<int, int>, std::size_t> called;             // receives that stood from there when an empty one was sent back
 };
 
 class MemoryChannel final : public transport::Channel {
@@ -67,8 +69,10 @@ class MemoryChannel final : public transport::Channel {
   transport::TransferRef send(int member, std::uint64_t tag, ConstBytes data, const transport::Fingerprint&) override {
     const Wires::Message message{data, std::make_shared<MemoryTransfer>(MutableBytes(), member)};
     wires_.sent[{rank_, member}].push_back(data.size());
+    if (data.empty()) wires_.called[{member, rank_}] = wires_.receives[{member, rank_, 0}].size();
     auto& awaited = wires_.receives[{rank_, member, tag}];
     if (awaited.empty()) {
+      wires_.uncalled[{rank_, member}] += data.empty() ? 0 : 1;
       wires_.messages[{rank_, member, tag}].push_back(message);
     } else {
       message.hand_to(*awaited.front());
@@ -150,6 +154,10 @@ class Play {
   }
   /// After `run`: the sizes of the messages between two ranks, in order.
   const std::vector<std::size_t>& sent(int from, int to) { return wires_.sent[{from, to}]; }
+  /// After `run`: how many of these, empty ones aside, were sent before the receiver waited for them.
+  std::size_t uncalled(int from, int to) { return wires_.uncalled[{from, to}]; }
+  /// After `run`: for how many of these `to` waited when it last sent `from` an empty message.
+  std::size_t called(int from, int to) { return wires_.called[{from, to}]; }
   /// Of more elements a reduction's slices may go in several messages.
   static constexpr std::size_t kOneChunk = plan::kReduceChunkBytes / kWidth;
 
@@ -284,8 +292,13 @@ class Play {
 /// A reduction of random bits (a reduce in several chunks) on all ranks by one algorithm; all outputs, one behind the other.
 class BitsOf {
  public:
-  BitsOf(Op op, DType dtype, Reduce reduce, int size, int per_host, bool in_place)
-      : op_(op), dtype_(dtype), reduce_(reduce), size_(size), per_host_(per_host), in_place_(in_place) {}
+  BitsOf(Op op, DType dtype, Reduce reduce, std::size_t bytes, int size, int per_host, bool in_place)
+      : op_(op), dtype_(dtype), reduce_(reduce), bytes_(bytes), size_(size), per_host_(per_host), in_place_(in_place) {}
+  /// Of each part: for a reduce what comes in several chunks, and what the root invites.
+  static std::vector<std::size_t> sizes(Op op) {
+    if (op == Op::reduce) return {600'011, 100'003};
+    return {op == Op::reduce_scatter ? 41'000u : 83'003u};
+  }
 
   std::vector<std::byte> by(Algorithm algorithm) const {
     Selection selection(Ground::links, size_, {.per_host = per_host_});
@@ -321,7 +334,7 @@ class BitsOf {
  private:
   void prepare(Args& args, int rank, std::vector<std::byte>& in, std::vector<std::byte>& out, std::mt19937_64& random) const {
     const bool lists = op_ == Op::reduce_scatter;
-    const std::size_t width = size_of(dtype_), each = (lists ? 41'000u : op_ == Op::reduce ? 600'011u : 83'003u) / width * width;
+    const std::size_t width = size_of(dtype_), each = bytes_ / width * width;
     in.resize(each * at(lists ? size_ : 1));
     for (std::size_t i = 0; i < in.size(); i += sizeof(std::uint64_t)) {
       const std::uint64_t word = random();
@@ -343,6 +356,7 @@ class BitsOf {
   const Op op_;
   const DType dtype_;
   const Reduce reduce_;
+  const std::size_t bytes_;
   const int size_, per_host_;
   const bool in_place_;
 };
@@ -356,12 +370,15 @@ TEST(LinkGroup, AllAlgorithmsGiveTheSameBits) {
       for (const Op op : {Op::all_reduce, Op::reduce, Op::reduce_scatter}) {
         const bool in_place = (reduce + static_cast<int>(op)) % 2 == 0, many = static_cast<int>(dtype) % 2 == 0;
         const int size = many ? 12 : 6, per_host = many ? 4 : 3;
-        const BitsOf bits(op, dtype, static_cast<Reduce>(reduce), size, per_host, in_place);
-        const auto expected = bits.by(Algorithm::slices);
-        for (const Algorithm other : algorithms_of(Ground::links, op)) {
-          ASSERT_TRUE(bits.by(other) == expected)
-              << info(op).name << " by " << name_of(other) << ", " << name_of(static_cast<Reduce>(reduce)) << " of " << name_of(dtype)
-              << " on " << size << " ranks, " << per_host << " on a host" << (in_place ? ", in place" : "");
+        for (const std::size_t bytes : BitsOf::sizes(op)) {
+          const BitsOf bits(op, dtype, static_cast<Reduce>(reduce), bytes, size, per_host, in_place);
+          const auto expected = bits.by(Algorithm::slices);
+          for (const Algorithm other : algorithms_of(Ground::links, op)) {
+            ASSERT_TRUE(bits.by(other) == expected)
+                << info(op).name << " by " << name_of(other) << ", " << name_of(static_cast<Reduce>(reduce)) << " of " << bytes
+                << " bytes of " << name_of(dtype) << " on " << size << " ranks, " << per_host << " on a host"
+                << (in_place ? ", in place" : "");
+          }
         }
       }
     }
@@ -394,6 +411,9 @@ TEST(LinkGroup, ADirectReduceOfAFewMessagesIsInvited) {
       const bool invited = size > 2 && bytes > half && bytes <= 2 * half;
       for (int rank = 0; rank < size; ++rank) {
         if (rank == 1) continue;
+        // Rank 0 runs before the root.
+        EXPECT_EQ(play.uncalled(rank, 1), rank == 0 && !invited ? play.sent(0, 1).size() : 0u) << size << " ranks, " << bytes << " bytes";
+        EXPECT_EQ(play.called(rank, 1), invited ? 2u : 0u) << size << " ranks, " << bytes << " bytes";
         EXPECT_EQ(play.sent(1, rank), std::vector<std::size_t>(invited ? 1 : 0)) << size << " ranks, " << bytes << " bytes";
         EXPECT_EQ(play.sent(rank, 1), invited ? (std::vector<std::size_t>{half, bytes - half}) : std::vector<std::size_t>{bytes});
       }

@@ -287,7 +287,9 @@ inline std::vector<Kind> all_kinds() {
 inline std::vector<std::size_t> counts_of(Op op, DType dtype, int ranks) {
   const std::size_t width = size_of(dtype);
   const std::size_t parts = info(op).lists_input || info(op).lists_output ? 1 : static_cast<std::size_t>(ranks);
-  return {0, 1, 7, 1009, 65536 / width / static_cast<std::size_t>(ranks) + 1, (parts * 600 * 1024 + 8) / width + 1};
+  std::vector<std::size_t> counts{0, 1, 7, 1009, 65536 / width / static_cast<std::size_t>(ranks) + 1, (parts * 600 * 1024 + 8) / width + 1};
+  if (op == Op::reduce) counts.push_back(96 * 1024 / width + 1);  // what a root of several invites
+  return counts;
 }
 
 inline std::vector<Cell> draw_cells(std::mt19937_64& random, int ranks) {

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -23,6 +24,9 @@
 namespace muster::transport {
 
 class Fabric;
+
+/// Messages up to this size travel with their envelope; larger ones ask first.
+inline constexpr std::size_t kEagerBytes = 64 * 1024;
 
 inline constexpr int kAnyMember = -1;
 

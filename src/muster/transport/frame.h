@@ -9,12 +9,11 @@
 
 #include "muster/base/bytes.h"
 #include "muster/base/status.h"
+#include "muster/transport/channel.h"
 #include "muster/transport/fingerprint.h"
 
 namespace muster::transport {
 
-/// Messages up to this size travel with their envelope; larger ones ask first.
-inline constexpr std::size_t kEagerBytes = 64 * 1024;
 /// Large payloads are cut into fragments of this size.
 inline constexpr std::size_t kFragmentBytes = 256 * 1024;
 /// Largest payload of a frame that carries a record (a cause of failure).

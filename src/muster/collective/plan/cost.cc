@@ -75,7 +75,7 @@ double busy_seconds(const Work& work, double bytes, const Machine& machine) {
 }
 
 /// At least one: an empty one where there is nothing.
-double messages_for(double bytes, double most) { return std::max(1.0, std::ceil(bytes / most)); }
+double chunks_for(double bytes, double most) { return std::max(1.0, std::ceil(bytes / most)); }
 
 /// A tree or a chain, message by message: when the last rank has its first chunk, and how long the busiest place works for each chunk
 /// behind it. `bytes_to(child)`: of a chunk on its way there.
@@ -121,7 +121,7 @@ double predict_down(double chunks, const Bytes& bytes_to, const Machine& machine
 
 template <class Plan>
 double predict_broadcast(double bytes, const Machine& machine, Crew crew) {
-  const double chunks = messages_for(bytes, static_cast<double>(kTreeChunkBytes));
+  const double chunks = chunks_for(bytes, static_cast<double>(kTreeChunkBytes));
   return predict_down<Plan>(
       chunks, [=](int) { return bytes / chunks; }, machine, crew);
 }
@@ -138,7 +138,7 @@ double predict_hosts(Op op, double bytes, const Machine& machine, Crew crew) {
   const double each = crew.ranks_per_host, others = each - 1;
   const double hosts = std::ceil(crew.ranks / each);
   const auto most = static_cast<double>(HostsPlan::chunk_bytes(static_cast<std::size_t>(bytes / each), static_cast<int>(hosts)));
-  const double chunks = messages_for(bytes / each, most);
+  const double chunks = chunks_for(bytes / each, most);
   const double chunk = bytes / each / chunks;
   const double message = 2 * machine.overhead;  // at both of its ends
   const double near = chunk / machine.host_bandwidth, far = each * chunk / machine.bandwidth, add = chunk / machine.reduction;
@@ -156,8 +156,11 @@ double predict_hosts(Op op, double bytes, const Machine& machine, Crew crew) {
 
 double chunks_of(Op op, Algorithm algorithm, double bytes, int ranks) {
   if (!info(op).reduces) return 1;
-  if (algorithm == Algorithm::direct) return messages_for(bytes, static_cast<double>(direct_chunk_bytes(ranks)));
-  return algorithm == Algorithm::slices ? messages_for(bytes / ranks, static_cast<double>(kReduceChunkBytes)) : 1;
+  if (algorithm == Algorithm::direct) {
+    const bool invites = direct_invites(static_cast<std::size_t>(bytes), ranks);
+    return chunks_for(bytes, static_cast<double>(invites ? kUnaskedBytes : direct_chunk_bytes(ranks)));
+  }
+  return algorithm == Algorithm::slices ? chunks_for(bytes / ranks, static_cast<double>(kReduceChunkBytes)) : 1;
 }
 
 }  // namespace

@@ -4,7 +4,8 @@
 /// What is modelled: a message costs each of its ends `overhead`, arrives `latency` later (`host_latency` within a host), and its bytes
 /// pass at the bandwidth of the host's network, one after another and shared by all ranks of the host, or at `host_bandwidth` within it;
 /// adding received bytes takes time; chunks follow each other through slices, trees and chains. Not modelled: switches between hosts that
-/// are themselves shared, ranks that come late, memory of different speeds, and the region of a host: groups of one host run over that.
+/// are themselves shared, ranks that come late, memory of different speeds, questions before
+/// large messages and invitations to them, and the region of a host: groups of one host run over that.
 ///
 /// Where all ranks do the same, those of one host stand for all; trees and chains are played message by message; for sums from host to host
 /// the first chunk is followed on its way, and the busiest host works on those behind it.
