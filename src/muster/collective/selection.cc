@@ -43,7 +43,8 @@ bool worth_the_steps(int ranks, int per_host) {
 /// Measured over links of one host: two ranks, or as many as share two cores two by two or four by four, and reductions by the root also
 /// of 12 to 32 ranks.
 constexpr std::uint64_t kPairExchanges = 1024 * 1024;
-constexpr std::uint64_t kCrowdExchanges = 32 * 1024, kCrowdGathers = 256 * 1024, kCrowdScatters = 16 * 1024;
+constexpr std::uint64_t kCrowdExchanges = 32 * 1024, kCrowdGathers = 256 * 1024;
+constexpr std::uint64_t kCrowdScatters = 128 * 1024, kLeastScattered = 16 * 1024, kMostScattered = 32 * 1024;
 constexpr std::uint64_t kCrowdReduces = 128 * 1024, kManyReduces = 256 * 1024;
 constexpr int kFewRanks = 8;
 
@@ -165,7 +166,7 @@ Selection::Selection(Ground ground, int ranks, Standing standing) : ground_(grou
   const bool by_tree = ranks > kFewRanks && !crowded && worth_the_steps(ranks, standing.per_host);
   for (const Op op : {Op::gather, Op::scatter}) set_bound(op, Algorithm::tree, by_tree ? gathered + 1 : 0);
   // Who shares its core with the root is waited for by the root's next message, whoever that is for: so it sends few.
-  if (crowded) set_bound(Op::scatter, Algorithm::tree, kCrowdScatters + 1);
+  if (crowded) set_bound(Op::scatter, Algorithm::tree, std::clamp(kCrowdScatters / members, kLeastScattered, kMostScattered) + 1);
   const bool several = standing.several_on_each_host(ranks);
   // A ring spares the network's switches many streams at once; few ranks do not need that, and it takes a round for each. But a host of
   // several gets everything once by a ring, else once for each of them.

@@ -53,8 +53,9 @@ TEST(Selection, RanksThatShareCoresSendFewMessages) {
     const std::uint64_t each = ranks == 64 ? 4 * kKiB : 32 * kKiB;
     EXPECT_EQ(links.choose(Op::all_reduce, each), Algorithm::bruck);
     EXPECT_EQ(links.choose(Op::all_reduce, each + 1), Algorithm::slices);
-    EXPECT_EQ(links.choose(Op::scatter, 16 * kKiB), Algorithm::tree);
-    EXPECT_EQ(links.choose(Op::scatter, 16 * kKiB + 1), Algorithm::direct);
+    const std::uint64_t scattered = ranks == 4 ? 32 * kKiB : 16 * kKiB;
+    EXPECT_EQ(links.choose(Op::scatter, scattered), Algorithm::tree);
+    EXPECT_EQ(links.choose(Op::scatter, scattered + 1), Algorithm::direct);
     EXPECT_EQ(links.choose(Op::gather, 64), Algorithm::direct);
   }
 }
