@@ -23,7 +23,8 @@ namespace muster::cli {
 namespace {
 
 constexpr std::int64_t kWindow = 5'000'000'000;
-constexpr Duration kConnectLimit = std::chrono::seconds(10);
+/// The store of a running job takes connections at once; this leaves room for a lost packet.
+constexpr Duration kConnectLimit = std::chrono::seconds(4);
 /// Asked of each rank over the store: `top` needs the calls of its window only, refreshed again and again.
 constexpr std::size_t kAllRecords = trace::kMostEntries, kRecordsOfTop = 500;
 

@@ -35,6 +35,8 @@ constexpr Duration kGreetingLimit = seconds(3);
 constexpr Duration kLook = std::chrono::microseconds(60);
 /// After misses in a row it does not look for twice as many answers each time, at most for 2 to the power of this.
 constexpr int kMostMisses = 6;
+/// A name that is searched for this long makes the resolver the cause of the delay; before, it is what the last attempt met.
+constexpr Duration kSlowSearch = seconds(1);
 /// So often may whoever listens there take a connection and not greet before it is taken for something else than a store.
 constexpr int kMostSilences = 3;
 
@@ -99,13 +101,30 @@ class Impatience {
   bool told_ = false;
 };
 
-Result<std::vector<SocketAddress>> find(const TcpEndpoint& endpoint, TimePoint deadline, Impatience& impatience, const Resolver& resolver) {
+/// The addresses of the host. `before` is why the last attempt failed; ok in the first.
+Result<std::vector<SocketAddress>> find(const TcpEndpoint& endpoint, TimePoint deadline, Impatience& impatience, const Resolver& resolver,
+                                        const Status& before) {
+  const TimePoint begin = now();
   NameSearch search(endpoint.host, endpoint.port, resolver);
-  const Status silent(Code::timed_out, "the resolver does not answer for " + describe_host(endpoint.host));
-  if (const auto* early = search.wait(std::min(deadline, impatience.tells_at()))) return *early;
-  impatience.look(now(), silent.message());
+  const auto cause = [&] {
+    const Duration asked = now() - begin;
+    if (!before && asked < kSlowSearch) return before;
+    return Status(Code::timed_out,
+                  "the resolver does not answer for " + describe_host(endpoint.host) + " (asked " + describe(asked) + " ago)");
+  };
+  // Once the time to tell has passed, a prompt answer must still have time to come.
+  const TimePoint looks_up = impatience.tells_at() > begin ? impatience.tells_at() : begin + kSlowSearch;
+  if (const auto* early = search.wait(std::min(deadline, looks_up))) return *early;
+  impatience.look(now(), cause().message());
   const auto* answer = search.wait(deadline);
-  return answer == nullptr ? silent : *answer;
+  return answer == nullptr ? cause() : *answer;
+}
+
+/// What one attempt met at several addresses, as one sentence.
+Status both(const Status& first, const Status& second) {
+  if (first.ok() || first.message() == second.message()) return second;
+  const Code code = first.code() == Code::timed_out ? second.code() : first.code();
+  return Status(code, first.message() + "; " + second.message());
 }
 
 }  // namespace
@@ -127,23 +146,23 @@ Result<std::unique_ptr<TcpConnection>> TcpConnection::open(const TcpEndpoint& en
   Status last;
   int silences = 0;
   for (;;) {
-    const auto addresses = find(endpoint, deadline, impatience, resolver);
-    if (!addresses) last = addresses.status();
+    const auto addresses = find(endpoint, deadline, impatience, resolver, last);
+    Status met = addresses.status();  // in this attempt
     for (std::size_t i = 0; addresses && i < addresses->size(); ++i) {
       auto socket = connect_to((*addresses)[i], std::min(deadline, now() + kConnectLimit));
       if (!socket) {
-        // A refusal says more than the last attempt's having run out of time.
-        if (last.ok() || socket.status().code() != Code::timed_out) last = socket.status();
+        met = both(met, socket.status());
         continue;
       }
       const int flags = ::fcntl(socket->get(), F_GETFL);
       ::fcntl(socket->get(), F_SETFL, flags & ~O_NONBLOCK);
       tune_tcp(socket->get());
       std::unique_ptr<TcpConnection> connection(new TcpConnection(std::move(*socket), endpoint.name()));
-      last = connection->shake_hands(endpoint, std::min(deadline, now() + kGreetingLimit));
-      if (last) return connection;
-      if (last.code() == Code::refused) return last.with_context(endpoint.name());
-      if (last.code() == Code::timed_out && ++silences == kMostSilences) {
+      const Status greeted = connection->shake_hands(endpoint, std::min(deadline, now() + kGreetingLimit));
+      if (greeted) return connection;
+      if (greeted.code() == Code::refused) return greeted.with_context(endpoint.name());
+      met = both(met, greeted);
+      if (greeted.code() == Code::timed_out && ++silences == kMostSilences) {
         return Status(
             Code::refused,
             "something takes connections at " + endpoint.host + ":" + std::to_string(endpoint.port) +
@@ -151,6 +170,8 @@ Result<std::unique_ptr<TcpConnection>> TcpConnection::open(const TcpEndpoint& en
                 "(then give MASTER_PORT another port and unset TORCHELASTIC_USE_AGENT_STORE, or start the job with muster run)");
       }
     }
+    // A refusal says more than the last attempt's having run out of time.
+    if (last.ok() || met.code() != Code::timed_out) last = met;
     if (was_there && last.message().find("ECONNREFUSED") != std::string::npos) {
       return Status(Code::network, endpoint.name() + " is gone (" + last.message() + "); the process that hosts it has probably ended");
     }

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <future>
 
 #include "muster/base/log.h"
@@ -58,6 +59,30 @@ TEST(TcpConnection, ResolverThatHangs) {
   EXPECT_EQ(status.code(), Code::timed_out);
   EXPECT_NE(status.message().find("\"node1\""), std::string::npos) << status.message();
   EXPECT_EQ(count(text, "resolver does not answer for host \"node1\""), 1U) << text;
+  end.set_value();
+}
+
+// spec: B5 who waits for a late store by name is told what its address answered, however slow the next search for the name is
+TEST(TcpConnection, ARefusalIsNotTheResolversFault) {
+  std::promise<void> end;
+  const auto over = end.get_future().share();
+  const auto endpoint = nobody();
+  const auto asked = std::make_shared<std::atomic<int>>(0);  // the last search outlives this test
+  const auto answers_once = [asked, over](const std::string&, std::uint16_t port) -> Result<std::vector<SocketAddress>> {
+    if ((*asked)++ > 0) over.wait();
+    return std::vector<SocketAddress>{*SocketAddress::numeric("::1", port), *SocketAddress::numeric("127.0.0.1", port)};
+  };
+  auto by_name = endpoint;
+  by_name.host = "node1";
+  Status status;
+  const auto text = logged(by_name, milliseconds(300), &status, answers_once);
+  EXPECT_EQ(status.code(), Code::timed_out);
+  for (const std::string& said : {text, status.message()}) {
+    EXPECT_EQ(count(said, "resolver"), 0U) << said;
+    for (const char* host : {"[::1]:", "127.0.0.1:"}) EXPECT_EQ(count(said, host + std::to_string(endpoint.port)), 1U) << said;
+    EXPECT_GE(count(said, "ECONNREFUSED"), 1U) << said;
+  }
+  EXPECT_GE(*asked, 2);
   end.set_value();
 }
 
