@@ -1,8 +1,12 @@
 // Several nodes: agents of one job on this machine.
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
+#include "muster/base/descriptor.h"
+#include "muster/base/socket_address.h"
 #include "muster/cli/launched.h"
 #include "muster/testing/reserved_port.h"
 
@@ -115,6 +119,45 @@ TEST(Nodes, ASignalEndsTheWait) {
   ASSERT_TRUE(first.wait_for_error("waiting for 1 other node"));
   first.signal(SIGTERM);
   EXPECT_EQ(first.finish().code, 128 + SIGTERM);
+}
+
+/// Takes connections and says nothing, as a machine does that hangs.
+class Silent {
+ public:
+  std::string port() const { return std::to_string(SocketAddress::local_of(listener_.get())->port()); }
+  bool take_one() {
+    pollfd waiting{listener_.get(), POLLIN, 0};
+    if (::poll(&waiting, 1, 60'000) != 1) return false;
+    taken_.reset(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    return static_cast<bool>(taken_);
+  }
+
+ private:
+  Descriptor listener_ = std::move(*listen_on(*SocketAddress::numeric("127.0.0.1", 0), 1));
+  Descriptor taken_;
+};
+
+// spec: J3 a launcher that waits for its store can be stopped, also where it has no other node to wait for
+TEST(Nodes, ASignalEndsTheWaitForAStore) {
+  const auto at = [](const Silent& store, std::vector<std::string> words) {
+    words.insert(words.begin(), "run");
+    words.insert(words.end(), {"--rdzv-endpoint", "127.0.0.1:" + store.port(), "true"});
+    return words;
+  };
+  const std::vector<std::vector<std::string>> kinds = {{"--nnodes", "1", "--rdzv-backend", "c10d"},
+                                                       {"--nnodes", "2", "--rdzv-backend", "c10d"},
+                                                       {"--nnodes", "2", "--node-rank", "1"}};
+  for (const auto& kind : kinds) {
+    for (const int number : {SIGTERM, SIGINT}) {
+      Silent store;
+      Launched launcher(at(store, kind), kSecret);
+      ASSERT_TRUE(store.take_one());
+      launcher.signal(number);
+      const Outcome outcome = launcher.finish();
+      EXPECT_EQ(outcome.code, 128 + number) << outcome.err;
+      EXPECT_TRUE(contains(outcome.err, "stopped by SIG")) << outcome.err;
+    }
+  }
 }
 
 // spec: J3 a node that does not come is named when the time is up

@@ -47,9 +47,16 @@ struct Program {
   std::vector<std::string> before;  // arguments[0] and what stands before the user's own arguments
 };
 
+/// What stands before the first worker is started.
+struct Prepared {
+  JobSecret secret;
+  NodeJob job;
+  std::unique_ptr<NodeLink> link;  ///< with several nodes
+};
+
 class Agent {
  public:
-  Agent(const RunOptions& options, NodeJob job, JobSecret secret, SignalWatch& signals);
+  Agent(const RunOptions& options, Prepared prepared, SignalWatch& signals);
   /// The exit code.
   Result<int> run(const Program& program, const std::string& log_folder);
 
@@ -107,8 +114,8 @@ std::string python_executable() {
   return found ? *found : "python3";
 }
 
-Agent::Agent(const RunOptions& options, NodeJob job, JobSecret secret, SignalWatch& signals)
-    : options_(options), job_(std::move(job)), signals_(signals) {
+Agent::Agent(const RunOptions& options, Prepared prepared, SignalWatch& signals)
+    : options_(options), job_(std::move(prepared.job)), signals_(signals), link_(std::move(prepared.link)) {
   host_ = job_.nodes[static_cast<std::size_t>(job_.node)].host;
   ranks_ = assign_ranks(job_.nodes, job_.node);
   told_.master_addr = job_.master_addr;
@@ -118,7 +125,7 @@ Agent::Agent(const RunOptions& options, NodeJob job, JobSecret secret, SignalWat
   told_.max_restarts = options_.max_restarts;
   told_.agent_store = options_.agent_store;
   told_.python = python_executable();
-  told_.secret = std::move(secret.hand_down);
+  told_.secret = std::move(prepared.secret.hand_down);
   if (options_.workers > 1) told_.threads = std::max(1, allowed_cores() / options_.workers);
   rules_.workers = options_.workers;
   rules_.max_restarts = options_.max_restarts;
@@ -143,12 +150,7 @@ Status Agent::open(const std::string& log_folder) {
   if (!epoll_ || !timer_) return Status(Code::exhausted, "no descriptor to wait for events: " + errno_text(errno));
   watch(signals_.descriptor(), false, pack(Source::signals, 0));
   watch(timer_.get(), false, pack(Source::timer, 0));
-  if (job_.nodes.size() > 1) {
-    auto link = NodeLink::open(job_);
-    if (!link) return link.status();
-    link_ = std::move(*link);
-    watch(link_->descriptor(), false, pack(Source::nodes, 0));
-  }
+  if (link_) watch(link_->descriptor(), false, pack(Source::nodes, 0));
   log_folder_ = log_folder;
   output_ = std::make_unique<WorkerOutput>(
       OutputPlan{options_.redirects, options_.tee, options_.shown_ranks, log_folder},
@@ -387,13 +389,28 @@ Result<std::string> log_folder(const RunOptions& options, const NodeJob& job) {
   return base;
 }
 
-// Joining may take as long as the slowest node; a signal must end it all the same.
-Result<NodeJob> join_or_be_stopped(const RunOptions& options, const Secret& secret, SignalWatch& signals) {
-  if (options.nodes == 1) return join_nodes(options, secret);
+Result<Prepared> prepare(const RunOptions& options) {
+  auto secret = job_secret(options);
+  if (!secret) return secret.status();
+  auto job = join_nodes(options, secret->secret);
+  if (!job) return job.status();
+  std::unique_ptr<NodeLink> link;
+  if (job->nodes.size() > 1) {
+    auto opened = NodeLink::open(*job);
+    if (!opened) return opened.status();
+    link = std::move(*opened);
+  }
+  return Prepared{std::move(*secret), std::move(*job), std::move(link)};
+}
+
+/// `prepare` on a thread of its own: names, stores and other nodes may keep it waiting for the whole join timeout, and none of these waits
+/// would see a signal, which ends this process at once.
+Result<Prepared> prepare_or_be_stopped(const RunOptions& options, SignalWatch& signals) {
   Descriptor done(::eventfd(0, EFD_CLOEXEC));
-  std::optional<Result<NodeJob>> joined;
-  std::thread joining([&] {
-    joined = join_nodes(options, secret);
+  if (!done) return Status(Code::exhausted, "no event descriptor: " + errno_text(errno));
+  std::optional<Result<Prepared>> prepared;
+  std::thread preparing([&] {
+    prepared = prepare(options);
     const std::uint64_t one = 1;
     [[maybe_unused]] const ssize_t told = ::write(done.get(), &one, sizeof one);
   });
@@ -403,12 +420,13 @@ Result<NodeJob> join_or_be_stopped(const RunOptions& options, const Secret& secr
     if (ready[0].revents != 0) break;
     for (int signal : signals.take()) {
       if (signal == SIGUSR1 || signal == SIGUSR2) continue;
-      std::cerr << options.command << ": stopped by " << signal_name(signal) << " while waiting for the other nodes" << std::endl;
+      const char* what = options.nodes == 1 ? "joining the job's store" : "waiting for the other nodes";
+      std::cerr << options.command << ": stopped by " << signal_name(signal) << " while " << what << std::endl;
       ::_exit(128 + signal);
     }
   }
-  joining.join();
-  return std::move(*joined);
+  preparing.join();
+  return std::move(*prepared);
 }
 
 Result<int> try_job(const RunOptions& options) {
@@ -419,13 +437,11 @@ Result<int> try_job(const RunOptions& options) {
   }
   auto signals = SignalWatch::open();
   if (!signals) return signals.status();
-  auto secret = job_secret(options);
-  if (!secret) return secret.status();
-  auto job = join_or_be_stopped(options, secret->secret, *signals);
-  if (!job) return job.status();
-  auto logs = log_folder(options, *job);
+  auto prepared = prepare_or_be_stopped(options, *signals);
+  if (!prepared) return prepared.status();
+  auto logs = log_folder(options, prepared->job);
   if (!logs) return logs.status();
-  return Agent(options, std::move(*job), std::move(*secret), *signals).run(*program, *logs);
+  return Agent(options, std::move(*prepared), *signals).run(*program, *logs);
 }
 
 }  // namespace
