@@ -3,8 +3,8 @@
 /// `register_function("lookup", lookup)` on the worker that is to run it (usually everywhere); arguments and results are of any type that
 /// `value.h` can carry. A function that returns `Future<T>` frees its thread at once and answers when the future is done
 /// (torch: async_execution). Numbers are converted where nothing is lost, so that `3` may be given for a double; everything else must be of
-/// the same type on both sides, else the call fails saying which argument differs. torch's operators need no registration: "aten::add".
-/// One registry per process; thread-safe.
+/// the same type on both sides, else the call fails saying which argument differs. torch's operators that compute tensors need no
+/// registration: "aten::add"; others need `allow_operator`. One registry per process; thread-safe.
 #pragma once
 
 #include <cmath>
@@ -311,9 +311,19 @@ void register_function(std::string name, F function, FunctionOptions options = {
 /// The handler of Kind::call: registered functions and torch's operators.
 Handler function_handler();
 /// Runs one of torch's operators ("aten::add") on arguments that came with put_arguments. The overload is the first whose arguments fit.
-/// Throws DistError where none does.
+/// Throws DistError where none does, and (Code::refused) where other workers may not call it.
 void serve_operator(Request& request);
 /// Whether there is an operator of that name.
 bool is_operator(std::string_view name);
+/// Whether it is one of the operators that any worker may call: those that compute tensors from
+/// their arguments and touch nothing else (`allowed_operators.cc` lists them).
+bool is_computing_operator(std::string_view name);
+/// Whether other workers may call it by name here.
+bool is_allowed_operator(std::string_view name);
+/// Lets other workers call an operator by name on this process that they may not call otherwise:
+/// one of a library of your own ("mylib::scale"), or one of torch's that does more than compute.
+/// Stays so for the life of the process. Thread-safe. Throws DistError (Code::invalid_argument)
+/// where torch has no such operator: load the library that defines it first.
+void allow_operator(const std::string& name);
 
 }  // namespace muster::rpc

@@ -5,6 +5,7 @@
 
 #include <map>
 #include <mutex>
+#include <set>
 #include <shared_mutex>
 #include <sstream>
 
@@ -45,11 +46,25 @@ class Operators {
     kept = std::move(overloads);
     return kept.empty() ? nullptr : &kept;
   }
+  void forget_names() {
+    const std::unique_lock lock(mutex_);
+    names_.clear();
+  }
+  void allow(const std::string& name) {
+    const std::unique_lock lock(mutex_);
+    allowed_.insert(name);
+  }
+  bool allows(std::string_view name) {
+    if (is_computing_operator(name)) return true;
+    const std::shared_lock lock(mutex_);
+    return allowed_.contains(name);
+  }
 
  private:
   std::shared_mutex mutex_;
   std::map<std::string, std::vector<c10::OperatorName>, std::less<>> names_;
   std::map<std::string, Overloads, std::less<>> known_;  // never shrinks: references stay good
+  std::set<std::string, std::less<>> allowed_;           // besides those that compute
 };
 Operators& operators() {
   static auto* all = new Operators;
@@ -146,8 +161,27 @@ void put_values(Value& value, Passage& passage, const torch::jit::Stack& results
 
 bool is_operator(std::string_view name) { return name.find("::") != std::string_view::npos && operators().find(name) != nullptr; }
 
+bool is_allowed_operator(std::string_view name) { return operators().allows(name); }
+
+void allow_operator(const std::string& name) {
+  operators().forget_names();  // of libraries that have been loaded since
+  if (!is_operator(name)) {
+    group::invalid("allow_operator: torch has no operator '" + name +
+                   "'; give its namespace and name without an overload (\"aten::add\"), and load "
+                   "the library that defines it first");
+  }
+  operators().allow(name);
+}
+
 void serve_operator(Request& request) {
   const auto& name = request.parcel.name;
+  if (!is_allowed_operator(name)) {
+    throw DistError("'" + name +
+                        "' is not among the operators that other workers may call by name: those "
+                        "compute tensors and touch nothing else. Call allow_operator(\"" +
+                        name + "\") on this worker, or register a function that calls it",
+                    Code::refused);
+  }
   const auto* overloads = operators().find(name);
   ValueInput archive(request.parcel.value, *request.passage);
   std::uint8_t count = 0;

@@ -108,6 +108,30 @@ TEST(Rpc, TorchsOperatorsByName) {
   });
 }
 
+// spec: W5 RPC calls only what the callee allows: operators that compute, others one by one
+TEST(Rpc, OperatorsThatDoMoreThanComputeMustBeAllowed) {
+  on_workers(2, [](int rank) {
+    const int other = 1 - rank;
+    const auto refusal = message_of<DistError>(
+        [&] { rpc_sync<at::Tensor>(other, "aten::from_file", "/etc/hostname", true, 8); });
+    EXPECT_HAS(refusal, "'aten::from_file' is not among the operators that other workers may call");
+    EXPECT_HAS(refusal, "allow_operator(\"aten::from_file\")");
+    for (const char* name : {"aten::empty_like", "aten::set_", "aten::threshold_backward", "mkl::_mkl_linear"})
+      EXPECT_HAS(message_of<DistError>([&] { rpc_sync<at::Tensor>(other, name, torch::ones({1})); }),
+                 "is not among the operators");
+    EXPECT_EQ(rpc_sync<at::Tensor>(other, "aten::add_", torch::ones({1}), 1).item<float>(), 2.0F);
+  });
+  allow_operator("aten::special_softmax");  // allowed already: nothing changes
+  EXPECT_FALSE(is_allowed_operator("aten::empty_like"));
+  allow_operator("aten::empty_like");
+  EXPECT_TRUE(is_allowed_operator("aten::empty_like"));
+  on_workers(2, [](int rank) {
+    EXPECT_EQ(rpc_sync<at::Tensor>(1 - rank, "aten::empty_like", torch::ones({3})).numel(), 3);
+  });
+  EXPECT_HAS(message_of<DistError>([] { allow_operator("aten::no_such_thing"); }),
+             "torch has no operator 'aten::no_such_thing'");
+}
+
 TEST(Rpc, ObjectsOfAnyTypeTravel) {
   on_workers(2, [](int rank) {
     Row row{"row", {torch::ones({2}), torch::zeros({70000})}, {{1, 2.5}}};
