@@ -434,6 +434,8 @@ void bind_life(py::module_& module) {
         [&] { rpc::shutdown(graceful, limit); });
   });
   module.def("_rpc_is_initialized", &rpc::is_initialized);
+  module.def("_is_allowed_operator", &rpc::is_allowed_operator);
+  module.def("_allow_operator", &rpc::allow_operator);
   module.def("_worker_info",
              [](const py::object& worker) { return worker.is_none() ? rpc::get_worker_info() : rpc::get_worker_info(to_of(worker)); });
   module.def("_worker_infos", &rpc::get_worker_infos);

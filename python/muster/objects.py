@@ -1,7 +1,8 @@
 """Collectives on picklable objects. Pickles run code: they are read only from ranks of the job, which have proved its secret.
 
 With weights_only, on all ranks alike, objects travel as `torch.save` writes them and are read by torch's restricted unpickler: tensors,
-numbers, text, lists, dicts and the like.
+numbers, text, lists, dicts and the like. That is the form to use where not every rank is trusted. MUSTER_ALLOW_PICKLE=0, set alike on all
+ranks, makes it the only one.
 
 What they raise: ValueError (DistArgumentError) on all members where one cannot take part, naming it: ranks that there are not, lists of
 a wrong length, objects that cannot be pickled; DistError (`mismatch`) on all where calls or lengths differ; DistBackendError, with the
@@ -10,6 +11,7 @@ classes. Before init_process_group: DistArgumentError.
 """
 
 import io
+import os
 import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +21,20 @@ import torch
 from . import _C
 
 
+def pickles_are_refused() -> bool:
+    """Whether MUSTER_ALLOW_PICKLE=0 refuses pickles that may name anything, for the whole job. Raises DistArgumentError where it is
+    neither 0 nor 1."""
+    given = os.environ.get("MUSTER_ALLOW_PICKLE", "1").strip().lower()
+    if given in ("1", "true", "yes", "on", ""):
+        return False
+    if given in ("0", "false", "no", "off"):
+        return True
+    raise _C.DistArgumentError(f"MUSTER_ALLOW_PICKLE is {given!r}; it is 1 (the default) or 0")
+
+
 def _packer(objects: Sequence[Any], weights_only: bool) -> Callable[[], list[bytes]]:
+    weights_only = weights_only or pickles_are_refused()
+
     def as_saved(value: Any) -> bytes:
         file = io.BytesIO()
         torch.save(value, file)
@@ -29,7 +44,9 @@ def _packer(objects: Sequence[Any], weights_only: bool) -> Callable[[], list[byt
 
 
 def _unpack(packed: bytes, weights_only: bool) -> Any:
-    return torch.load(io.BytesIO(packed), weights_only=True) if weights_only else pickle.loads(packed)
+    if weights_only or pickles_are_refused():
+        return torch.load(io.BytesIO(packed), weights_only=True)
+    return pickle.loads(packed)
 
 
 def _fill(target: list[Any] | None, packed: list[bytes] | None, weights_only: bool) -> None:

@@ -5,7 +5,7 @@
     rpc.shutdown()
 
 docs/rpc.md tells of the rest. Functions and their arguments travel as pickles, which are read only from workers that have proved the job's
-secret; tensors travel beside them.
+secret, and name only what `init_rpc(functions=[...])` lists where that is given; tensors travel beside them.
 """
 
 import atexit
@@ -14,9 +14,10 @@ from .. import _C
 from .._C import BackendType, RpcBackendOptions, RRef, WorkerInfo
 from . import functions
 from .inside import Future, dumps, name_of
+from .policy import in_force, policy_of
 
 __all__ = [
-    "BackendType", "Future", "RRef", "RpcBackendOptions", "TensorPipeRpcBackendOptions", "WorkerInfo", "functions", "get_rpc_timeout",
+    "BackendType", "Future", "RRef", "RpcBackendOptions", "TensorPipeRpcBackendOptions", "WorkerInfo", "allow_operator", "functions", "get_rpc_timeout",
     "get_worker_info", "get_worker_infos", "init_rpc", "is_available", "is_initialized", "remote", "rpc_async", "rpc_sync",
     "set_rpc_timeout", "shutdown",
 ]
@@ -37,20 +38,40 @@ def is_initialized():
     return _C._rpc_is_initialized()
 
 
-def init_rpc(name, backend=None, rank=-1, world_size=None, rpc_backend_options=None, *, store=None):
+def init_rpc(name, backend=None, rank=-1, world_size=None, rpc_backend_options=None, *, store=None, allow_pickle=None, functions=None):
     """Joins the workers of the job as `name`, and blocks until all have come.
 
     Names are unique: letters, digits, `_`, `-` and `:`. rank and world_size come from the environment (`muster run`, `torchrun`) where they
-    are left out. `store` (any of muster's) replaces `rpc_backend_options.init_method`, and needs both. Starts no process group. Raises
-    DistArgumentError where RPC is running already or two workers take one name, DistStoreError naming the ranks that did not come.
+    are left out. `store` (any of muster's) replaces `rpc_backend_options.init_method`, and needs both. Starts no process group.
+
+    functions: the functions and classes that calls and answers of other workers may name here, all of modules: functions to be called,
+    classes of arguments and results, classes whose public methods may be called through an RRef. Anything else is refused where it is
+    read. Tensors, numbers, text, containers of them, RRefs and operators by name need not be listed. allow_pickle: True, the default where
+    functions is None, lets them name anything that this worker can import, as torch does; False without functions lets them name nothing.
+    MUSTER_ALLOW_PICKLE=0 makes False the default for the whole job, and refuses True.
+
+    Raises DistArgumentError where RPC is running already, two workers take one name or these two contradict each other, DistStoreError
+    naming the ranks that did not come.
     """
-    _C._init_rpc(name, backend, rank, -1 if world_size is None else world_size, rpc_backend_options, store)
+    in_force.enter(policy_of(allow_pickle, functions))
+    try:
+        _C._init_rpc(name, backend, rank, -1 if world_size is None else world_size, rpc_backend_options, store)
+    except BaseException:
+        in_force.leave()
+        raise
+
+
+def allow_operator(name):
+    """Lets other workers call an operator of torch by name here that does more than compute tensors, or one of a library of your own
+    ("mylib::scale"), for the life of the process. Raises DistArgumentError where torch has no such operator."""
+    _C._allow_operator(name)
 
 
 def shutdown(graceful=True, timeout=0):
     """Ends RPC of this worker. Graceful: waits until all workers have called it and nothing is under way anywhere, `timeout` seconds at
     most (0: for ever); then raises DistBackendError naming the workers that it waits for. Otherwise ends at once."""
     _C._shutdown_rpc(graceful, timeout)
+    in_force.leave()
 
 
 def get_worker_info(worker_name=None):

@@ -1,17 +1,20 @@
 """What calls between workers are made of on Python's side: pickles, functions that others ask for, exceptions, futures.
 
-A pickle can run code. What is read here came over a link whose other end has proved the job's secret before anything of it was read.
+A pickle can run code. What is read here came over a link whose other end has proved the job's secret before anything of it was read; what
+it may name where init_rpc was told so is bounded (policy.py).
 """
 
 import functools
 import importlib
 import io
 import pickle
+import sys
 import traceback
 
 import torch
 
 from .. import _C
+from .policy import BoundedUnpickler, in_force
 
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 
@@ -66,22 +69,56 @@ class _Pickler(pickle.Pickler):
         return NotImplemented
 
 
+def _beside(tensors, references):
+    """What a pickle calls to get the parts that travel beside it, by (module, name)."""
+
+    def parameter(position, requires_grad):
+        tensor = tensors[position]
+        if isinstance(tensor, torch.nn.Parameter):
+            return tensor  # of this worker, for a value that is made here
+        # In a context of distributed autograd it has come out of an operation: gradients go back to the parameter itself.
+        return tensor if tensor.grad_fn is not None else torch.nn.Parameter(tensor.detach(), requires_grad)
+
+    return {(__name__, "_tensor"): tensors.__getitem__, (__name__, "_reference"): references.__getitem__,
+            (__name__, "_parameter"): parameter}
+
+
 class _Unpickler(pickle.Unpickler):
     def __init__(self, data, tensors, references):
         super().__init__(io.BytesIO(data))
-
-        def parameter(position, requires_grad):
-            tensor = tensors[position]
-            if isinstance(tensor, torch.nn.Parameter):
-                return tensor  # of this worker, for a value that is made here
-            # In a context of distributed autograd it has come out of an operation: gradients go back to the parameter itself.
-            return tensor if tensor.grad_fn is not None else torch.nn.Parameter(tensor.detach(), requires_grad)
-
         # Nothing that knows this object: references go when it does, not when Python looks for cycles.
-        self._own = {"_tensor": tensors.__getitem__, "_reference": references.__getitem__, "_parameter": parameter}
+        self._own = _beside(tensors, references)
 
     def find_class(self, module, name):
-        return self._own[name] if module == __name__ and name in self._own else super().find_class(module, name)
+        return self._own.get((module, name)) or super().find_class(module, name)
+
+
+def _allowed_operator(path, overload):
+    if not isinstance(path, str) or not _C._is_allowed_operator(path):
+        raise pickle.UnpicklingError(f"{path!r} is not among the operators that other workers may call here")
+    return _operator(path, overload)
+
+
+# What muster's own modules ask of other workers, whatever those let programs call: they make objects of classes that the caller names,
+# which are bounded as all are.
+_OF_MUSTER = {
+    __name__: ["call_method"],
+    "muster.nn.api.remote_module": ["_make", "_forward", "_parameters"],
+    "muster.optim.distributed_optimizer": ["_make", "_step"],
+}
+
+
+@functools.cache
+def _asked_by_muster():
+    """Those functions by (module, name)."""
+    return {(module, name): getattr(importlib.import_module(module), name) for module, names in _OF_MUSTER.items() for name in names}
+
+
+def _loads_bounded(policy, data, tensors, references):
+    own = _beside(tensors, references)
+    own[(__name__, "_operator")] = _allowed_operator
+    own.update(_asked_by_muster())
+    return BoundedUnpickler(data, policy, own).load()
 
 
 def dumps(each):
@@ -92,6 +129,8 @@ def dumps(each):
 
 
 def loads(data, tensors, references):
+    if (policy := in_force.policy) is not None:
+        return _loads_bounded(policy, data, tensors, references)
     try:
         return _Unpickler(data, tensors, references).load() if tensors or references else pickle.loads(data)
     except (AttributeError, ModuleNotFoundError) as error:
@@ -114,6 +153,9 @@ def serve(data, tensors, references, answer):
     """Runs the function of a call. Returns its result, or LATER where `answer` will get it."""
     function, arguments, named = loads(data, tensors, references)
     del tensors, references
+    if in_force.policy is not None and function not in _asked_by_muster().values() and not in_force.policy.may_call(function):
+        raise PermissionError(
+            f"{name_of(function)} is not among what other workers may call here: give it to init_rpc(functions=[...]) on this worker")
     result = function(*arguments, **named)
     del arguments, named
     if isinstance(result, Later):
@@ -137,7 +179,12 @@ def serve(data, tensors, references, answer):
 
 def call_method(reference, name, arguments, named):
     """On the owner of `reference`: a method of its value."""
-    method = getattr(reference.local_value(), name)
+    value = reference.local_value()
+    if in_force.policy is not None and not in_force.policy.may_call_method(value, name):
+        raise PermissionError(
+            f"{type(value).__qualname__}.{name} is not among what other workers may call here: those are public methods of the classes that "
+            "init_rpc(functions=[...]) lists on this worker")
+    method = getattr(value, name)
     result = method(*arguments, **named)
     return Later(result) if hasattr(method, "_wrapped_async_rpc_function") else result
 
@@ -180,15 +227,17 @@ def describe(error):
 
 
 def _class_of(name):
-    """The exception class of that full name; None where this worker has none."""
+    """The exception class of that full name, in a module that is imported already: an answer imports nothing. None where there is none."""
     if "::" in name or "." not in name:
         return None  # of C++'s
     parts = name.split(".")
     for length in range(len(parts) - 1, 0, -1):
-        try:
-            found = functools.reduce(getattr, parts[length:], importlib.import_module(".".join(parts[:length])))
-        except (ImportError, AttributeError):
+        module = sys.modules.get(".".join(parts[:length]))
+        if module is None:
             continue
+        found = module
+        for part in parts[length:]:
+            found = vars(found).get(part) if isinstance(found, type) or found is module else None
         return found if isinstance(found, type) and issubclass(found, Exception) else None
     return None
 
