@@ -6,6 +6,8 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include <string>
+
 #include "muster/group/process_group.h"
 
 /// None is the group that most calls are given. pybind11 recognises it last, after an AttributeError that takes longer than the rest of the
@@ -36,6 +38,9 @@ void bind_mesh(pybind11::module_& module);
 void bind_parallel(pybind11::module_& module);
 void bind_registry(pybind11::module_& module);
 void bind_torch_backend(pybind11::module_& module);
+
+/// What `group_desc` gives of a group that no description was given for. With the GIL.
+void describe_group(const Group& group, const std::string& description);
 
 /// In a handler, where Python is not the caller but will see what is thrown: an exception of muster's becomes Python's, others go on.
 void throw_in_python();

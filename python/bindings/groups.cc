@@ -136,6 +136,10 @@ void bind_work(py::module_& module) {
 
 }  // namespace
 
+void describe_group(const Group& group, const std::string& description) {
+  if (description_of(group) == "undefined") descriptions()[group] = description;
+}
+
 void bind_groups(py::module_& module) {
   bind_reduce_op(module);
   bind_work(module);

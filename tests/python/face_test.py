@@ -198,7 +198,7 @@ def test_device_mesh():
     def body(rank, size):
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
         assert mesh.shape == (2, 2) and mesh.ndim == 2 and mesh.mesh_dim_names == ("dp", "tp")
-        assert mesh.size() == 4 and mesh.size(0) == 2 and mesh.get_coordinate() == [rank // 2, rank % 2]
+        assert mesh.size() == 4 and mesh.size(0) == 2 and mesh.get_coordinate() == (rank // 2, rank % 2)
         x = row(rank)
         dist.all_reduce(x, group=mesh.get_group("dp"))
         same(x, row(rank % 2) + row(rank % 2 + 2))

@@ -98,6 +98,13 @@ void WorldScope::add(Group group) {
   groups_.push_back(std::move(group));
 }
 
+Group WorldScope::find(std::string_view name) const {
+  const std::lock_guard lock(mutex_);
+  if (world_ != nullptr && world_->name() == name) return world_;
+  const auto at = std::find_if(groups_.begin(), groups_.end(), [&](const Group& each) { return each->is_member() && each->name() == name; });
+  return at == groups_.end() ? nullptr : *at;
+}
+
 WorldScope::Closing WorldScope::remove(const Group& group, std::string_view caller) {
   const std::lock_guard lock(mutex_);
   if (world_ == nullptr) not_initialized(caller);

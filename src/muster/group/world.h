@@ -67,6 +67,8 @@ class WorldScope {
   /// Throws when there is a default group already.
   void open(std::shared_ptr<group::Job> job, Group world);
   void add(Group group);
+  /// The group of that name (`ProcessGroup::name`) of which this process is a member, the default group too; null where there is none.
+  Group find(std::string_view name) const;
   /// After the default group was shrunk: its successor takes its place. Returns all groups that there were, which end with it.
   std::vector<Group> replace(std::shared_ptr<group::Job> job, Group world);
   /// Takes out `group`, or everything for the default group (null or itself): the groups to close, youngest first, and the job where all of

@@ -7,61 +7,28 @@
 #include <map>
 #include <mutex>
 #include <numeric>
+#include <set>
 
+#include "muster/group/debug.h"
 #include "muster/group/errors.h"
 #include "muster/group/exchange.h"
 #include "muster/group/init.h"
 #include "muster/group/rank_list.h"
 #include "muster/group/subgroups.h"
+#include "muster/group/world.h"
+#include "muster/mesh/mesh_axis.h"
 
 namespace muster {
 namespace {
 
 using group::invalid;
 using group::list;
+using mesh::MeshAxis;
 
 std::string quoted(const std::vector<std::string>& names) {
   std::string out = "(";
   for (const auto& name : names) out += (out.size() > 1 ? ", '" : "'") + name + "'";
   return out + ")";
-}
-
-int product(const std::vector<int>& shape) { return std::accumulate(shape.begin(), shape.end(), 1, std::multiplies<>()); }
-
-std::vector<int> row_major_strides(const std::vector<int>& shape) {
-  std::vector<int> strides(shape.size(), 1);
-  for (std::size_t i = shape.size(); i-- > 1;) strides[i - 1] = strides[i] * shape[i];
-  return strides;
-}
-
-/// Positions in the array that a walk over `dims` (in that order, the last quickest) visits from `start`.
-std::vector<int> walk(const std::vector<int>& shape, const std::vector<int>& dims, int start) {
-  const auto strides = row_major_strides(shape);
-  std::vector<int> positions{start};
-  for (const int dim : dims) {
-    std::vector<int> next;
-    for (const int position : positions)
-      for (int i = 0; i < shape[static_cast<std::size_t>(dim)]; ++i) next.push_back(position + i * strides[static_cast<std::size_t>(dim)]);
-    positions = std::move(next);
-  }
-  return positions;
-}
-
-std::vector<int> coordinate_of(const std::vector<int>& shape, int position) {
-  std::vector<int> coordinate;
-  for (const int stride : row_major_strides(shape)) {
-    coordinate.push_back(position / stride);
-    position %= stride;
-  }
-  return coordinate;
-}
-
-/// Where the walks over `dims` start: one for each position along all other dimensions.
-std::vector<int> starts_of(const std::vector<int>& shape, const std::vector<int>& dims) {
-  std::vector<int> others;
-  for (int dim = 0; dim < static_cast<int>(shape.size()); ++dim)
-    if (std::find(dims.begin(), dims.end(), dim) == dims.end()) others.push_back(dim);
-  return walk(shape, others, 0);
 }
 
 void check_device(const std::string& device_type, const std::string& caller) {
@@ -85,14 +52,16 @@ void check_names(const std::vector<std::string>& names, std::size_t dimensions, 
     invalid(caller + ": mesh_dim_names " + quoted(names) + " has '" + *twice + "' twice; the names must differ");
 }
 
-void check_ranks(const MeshRanks& mesh, int world_size, const std::string& caller) {
+/// `world_size`: absent where there is no default group.
+void check_ranks(const MeshRanks& mesh, std::optional<int> world_size, const std::string& caller) {
   if (!mesh.trouble().empty()) invalid(caller + ": " + mesh.trouble());
   if (mesh.values().empty()) invalid(caller + ": the mesh holds no rank");
   auto sorted = mesh.values();
   std::sort(sorted.begin(), sorted.end());
-  if (sorted.front() < 0 || sorted.back() >= world_size)
-    invalid(caller + ": the mesh holds rank " + std::to_string(sorted.front() < 0 ? sorted.front() : sorted.back()) +
-            "; the ranks of the default group are 0 to " + std::to_string(world_size - 1));
+  if (sorted.front() < 0) invalid(caller + ": the mesh holds rank " + std::to_string(sorted.front()));
+  if (world_size && sorted.back() >= *world_size)
+    invalid(caller + ": the mesh holds rank " + std::to_string(sorted.back()) + "; the ranks of the default group are 0 to " +
+            std::to_string(*world_size - 1));
   if (const auto twice = std::adjacent_find(sorted.begin(), sorted.end()); twice != sorted.end())
     invalid(caller + ": the mesh holds rank " + std::to_string(*twice) + " twice");
 }
@@ -134,33 +103,74 @@ MeshRanks::MeshRanks(const std::vector<std::vector<int>>& rows) {
   shape_ = {static_cast<int>(rows.size()), rows.empty() ? 0 : static_cast<int>(rows.front().size())};
 }
 
-struct DeviceMesh::State {
-  std::string device_type;
-  std::vector<int> ranks;
-  std::vector<int> shape;
+struct DeviceMesh::Part {
+  std::vector<MeshAxis> axes;
   std::vector<std::string> names;
-  std::vector<Group> groups;  // this process's, by dimension; empty without groups
-  int rank = -1;
-  std::optional<std::vector<int>> coordinate;
+  std::vector<Group> groups;  // this process's, by axis; empty without groups
 
-  // Of a slice: the mesh that it is of, and its dimensions there.
-  std::shared_ptr<const State> root;
-  std::vector<int> root_dims;
-  // Of a mesh that is no slice: its flattened parts.
-  mutable std::mutex mutex;
-  mutable std::map<std::string, std::shared_ptr<const State>> flattened;
+  // Found by Root::place.
+  std::vector<int> shape = {};
+  std::vector<int> ranks = {};  // of the copy on which this process stands, in row-major order
+  std::optional<std::vector<int>> coordinate = {};
+};
 
-  void find_itself() {
-    const auto at = std::find(ranks.begin(), ranks.end(), rank);
-    if (at != ranks.end()) coordinate = coordinate_of(shape, static_cast<int>(at - ranks.begin()));
+/// What all parts of a mesh share. Parts do not know it, so that the flattened ones may live in it.
+struct DeviceMesh::Root {
+  const std::string device_type;
+  const std::vector<int> ranks;
+  const bool preserve_rank_order;
+  const int rank;
+  std::shared_ptr<const Part> whole;
+  std::mutex mutex;
+  std::map<std::string, std::shared_ptr<const Part>> flattened;
+
+  Root(std::string device_type, std::vector<int> ranks, bool preserve_rank_order, int rank)
+      : device_type(std::move(device_type)), ranks(std::move(ranks)), preserve_rank_order(preserve_rank_order), rank(rank) {}
+
+  int count() const { return static_cast<int>(ranks.size()); }
+
+  std::shared_ptr<const Part> flattened_as(const std::string& name) {
+    const std::lock_guard lock(mutex);
+    const auto at = flattened.find(name);
+    return at == flattened.end() ? nullptr : at->second;
   }
-  /// This process's group among those of all walks over `dims`.
-  Group divide(const std::vector<int>& dims, const DimensionBackend& on = {}) const {
-    std::vector<std::vector<int>> parts;
-    for (const int start : starts_of(shape, dims)) {
-      parts.emplace_back();
-      for (const int position : walk(shape, dims, start)) parts.back().push_back(ranks[static_cast<std::size_t>(position)]);
+
+  /// Finds where this process stands in a part whose axes are set. A rank that is in none of its
+  /// copies sees the first.
+  std::shared_ptr<const Part> place(Part part, const std::string& caller) const {
+    part.shape = mesh::shape_of(part.axes);
+    const auto begins = mesh::origins(part.axes, count());
+    if (!begins) invalid(caller + ": the dimensions " + quoted(part.names) + " overlap: a rank would stand in them twice");
+    const auto offsets = mesh::joined(part.axes);
+    const auto here = std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();
+    int origin = begins->front();
+    for (const int begin : *begins) {
+      const auto at = std::find(offsets.begin(), offsets.end(), here - begin);
+      if (at == offsets.end()) continue;
+      origin = begin;
+      part.coordinate = mesh::coordinate_of(part.shape, static_cast<int>(at - offsets.begin()));
     }
+    for (const int offset : offsets) part.ranks.push_back(ranks[static_cast<std::size_t>(origin + offset)]);
+    return std::make_shared<const Part>(std::move(part));
+  }
+
+  /// All lines along an axis, in the mesh's order.
+  std::vector<std::vector<int>> lines(const MeshAxis& axis, const std::string& caller) const {
+    const auto begins = mesh::origins({{axis}}, count());
+    if (!begins) invalid(caller + ": the dimension does not divide the mesh");
+    std::vector<std::vector<int>> all;
+    for (const int begin : *begins) {
+      all.emplace_back();
+      for (const int offset : axis) all.back().push_back(ranks[static_cast<std::size_t>(begin + offset)]);
+    }
+    return all;
+  }
+
+  /// This process's group among those of all lines along an axis.
+  Group divide(const MeshAxis& axis, const DimensionBackend& on, const std::string& caller) const {
+    auto parts = lines(axis, caller);
+    if (!preserve_rank_order)
+      for (auto& part : parts) std::sort(part.begin(), part.end());
     const auto world = default_group();
     if (!on.backend && !on.pg_options) {
       if (parts.size() == 1 && parts.front() == world->ranks()) return world;
@@ -174,39 +184,47 @@ struct DeviceMesh::State {
     }
     return mine;
   }
+
+  std::vector<Group> divide(const std::vector<MeshAxis>& axes, const std::vector<DimensionBackend>& on, const std::string& caller) const {
+    if (!on.empty() && on.size() != axes.size())
+      invalid(caller + ": backend_override is for " + std::to_string(on.size()) + " dimensions, and there are " +
+              std::to_string(axes.size()));
+    std::vector<Group> groups;
+    for (std::size_t dim = 0; dim < axes.size(); ++dim)
+      groups.push_back(divide(axes[dim], on.empty() ? DimensionBackend() : on[dim], caller));
+    return groups;
+  }
+
+  /// A mesh of ranks, without groups.
+  static std::shared_ptr<Root> lay_out(const std::string& device_type, const MeshRanks& mesh, const DeviceMeshOptions& options) {
+    const std::string caller = "DeviceMesh";
+    const auto world = !options._init_process_groups && options._rank && !is_initialized() ? nullptr : default_group();
+    check_device(device_type, caller);
+    check_ranks(mesh, world ? std::optional(world->size()) : std::nullopt, caller);
+    check_names(options.mesh_dim_names, mesh.shape().size(), caller);
+    auto root =
+        std::make_shared<Root>(device_type, mesh.values(), options.preserve_rank_order, options._rank.value_or(world ? world->rank() : -1));
+    root->whole = root->place({.axes = mesh::row_major_axes(mesh.shape()), .names = options.mesh_dim_names, .groups = {}}, caller);
+    return root;
+  }
+
+  void give_groups(std::vector<Group> groups) {
+    auto with = *whole;
+    with.groups = std::move(groups);
+    whole = std::make_shared<const Part>(std::move(with));
+  }
 };
 
-std::shared_ptr<DeviceMesh::State> DeviceMesh::lay_out(const std::string& device_type, const MeshRanks& mesh,
-                                                       const DeviceMeshOptions& options) {
-  const std::string caller = "DeviceMesh";
-  const auto world = default_group();
-  check_device(device_type, caller);
-  check_ranks(mesh, world->size(), caller);
-  check_names(options.mesh_dim_names, mesh.shape().size(), caller);
-  if (const auto given = options.backend_override.size(); given != 0 && given != mesh.shape().size())
-    invalid(caller + ": backend_override is for " + std::to_string(given) + " dimensions, and the mesh has " +
-            std::to_string(mesh.shape().size()));
-  auto state = std::make_shared<State>();
-  state->device_type = device_type;
-  state->ranks = mesh.values();
-  state->shape = mesh.shape();
-  state->names = options.mesh_dim_names;
-  state->rank = world->rank();
-  state->find_itself();
-  return state;
-}
-
 DeviceMesh::DeviceMesh(const std::string& device_type, const MeshRanks& mesh, const DeviceMeshOptions& options) {
-  if (options._init_process_groups)
+  if (options._init_process_groups) {
+    if (!is_initialized()) init_process_group();
     group::compare_calls(default_group(), "DeviceMesh('" + device_type + "', " +
                                               (mesh.trouble().empty() ? list(mesh.values()) : mesh.trouble()) + " of shape " +
                                               list(mesh.shape()) + ", mesh_dim_names=" + quoted(options.mesh_dim_names) + ")");
-  auto state = lay_out(device_type, mesh, options);
-  if (options._init_process_groups)
-    for (int dim = 0; dim < static_cast<int>(state->shape.size()); ++dim)
-      state->groups.push_back(state->divide(
-          {dim}, options.backend_override.empty() ? DimensionBackend() : options.backend_override[static_cast<std::size_t>(dim)]));
-  state_ = std::move(state);
+  }
+  root_ = Root::lay_out(device_type, mesh, options);
+  if (options._init_process_groups) root_->give_groups(root_->divide(root_->whole->axes, options.backend_override, "DeviceMesh"));
+  part_ = root_->whole;
 }
 
 DeviceMesh DeviceMesh::from_groups(const std::vector<Group>& groups, const std::string& device_type, const std::optional<MeshRanks>& mesh,
@@ -216,144 +234,251 @@ DeviceMesh DeviceMesh::from_groups(const std::vector<Group>& groups, const std::
   for (const auto& group : groups)
     if (!group) invalid(caller + ": a group is None");
   if (groups.size() > 1 && (!mesh || mesh_dim_names.empty())) invalid(caller + ": several groups need mesh and mesh_dim_names");
-  auto state = lay_out(device_type, mesh ? *mesh : MeshRanks(groups.front()->ranks()), {.mesh_dim_names = mesh_dim_names});
-  if (state->shape.size() != groups.size())
-    invalid(caller + ": the mesh has " + std::to_string(state->shape.size()) + " dimensions for " + std::to_string(groups.size()) +
-            " groups");
+  const auto root = Root::lay_out(device_type, mesh ? *mesh : MeshRanks(groups.front()->ranks()), {.mesh_dim_names = mesh_dim_names});
+  const auto& axes = root->whole->axes;
+  if (axes.size() != groups.size())
+    invalid(caller + ": the mesh has " + std::to_string(axes.size()) + " dimensions for " + std::to_string(groups.size()) + " groups");
   for (std::size_t dim = 0; dim < groups.size(); ++dim) {
-    if (!state->coordinate && !groups[dim]->is_member()) continue;
-    int start = 0;
-    const auto strides = row_major_strides(state->shape);
-    for (std::size_t other = 0; other < strides.size() && state->coordinate; ++other)
-      if (other != dim) start += (*state->coordinate)[other] * strides[other];
-    std::vector<int> line;  // empty where this process is not in the mesh
-    for (const int position : state->coordinate ? walk(state->shape, {static_cast<int>(dim)}, start) : std::vector<int>())
-      line.push_back(state->ranks[static_cast<std::size_t>(position)]);
-    if (line != groups[dim]->ranks())
-      invalid(caller + ": along dimension " + std::to_string(dim) + " rank " + std::to_string(state->rank) + " stands in " + list(line) +
+    if (!root->whole->coordinate && !groups[dim]->is_member()) continue;
+    auto line = root->place({.axes = {axes[dim]}, .names = {}, .groups = {}}, caller)->ranks;
+    if (!root->whole->coordinate) line.clear();
+    // Groups of a mesh are sorted unless it preserves its order; a mesh of one is in its group's order.
+    auto same = groups[dim]->ranks();
+    auto sorted = line;
+    std::sort(sorted.begin(), sorted.end());
+    if (groups.size() > 1) std::sort(same.begin(), same.end());
+    if ((groups.size() > 1 ? sorted : line) != same)
+      invalid(caller + ": along dimension " + std::to_string(dim) + " rank " + std::to_string(root->rank) + " stands in " + list(line) +
               " of the mesh, and the group has ranks " + list(groups[dim]->ranks()));
   }
-  state->groups = groups;
-  return DeviceMesh(std::shared_ptr<const State>(std::move(state)));
+  root->give_groups(groups);
+  return {root, root->whole};
 }
 
-const std::string& DeviceMesh::device_type() const { return state_->device_type; }
+const std::string& DeviceMesh::device_type() const { return root_->device_type; }
+bool DeviceMesh::preserve_rank_order() const { return root_->preserve_rank_order; }
 
 at::Tensor DeviceMesh::mesh() const {
-  auto tensor = at::empty({static_cast<std::int64_t>(state_->ranks.size())}, at::kLong);
-  std::copy(state_->ranks.begin(), state_->ranks.end(), tensor.mutable_data_ptr<std::int64_t>());
+  auto tensor = at::empty({static_cast<std::int64_t>(part_->ranks.size())}, at::kInt);
+  std::copy(part_->ranks.begin(), part_->ranks.end(), tensor.mutable_data_ptr<int>());
   return tensor.view(shape());
 }
 
-int DeviceMesh::ndim() const { return static_cast<int>(state_->shape.size()); }
-std::vector<std::int64_t> DeviceMesh::shape() const { return {state_->shape.begin(), state_->shape.end()}; }
+int DeviceMesh::ndim() const { return static_cast<int>(part_->shape.size()); }
+std::vector<std::int64_t> DeviceMesh::shape() const { return {part_->shape.begin(), part_->shape.end()}; }
 
 std::int64_t DeviceMesh::size(std::optional<int> mesh_dim) const {
-  if (!mesh_dim) return product(state_->shape);
-  return state_->shape[static_cast<std::size_t>(number_of(*mesh_dim, "size"))];
+  if (!mesh_dim) return static_cast<std::int64_t>(part_->ranks.size());
+  return part_->shape[number_of(*mesh_dim, "size")];
 }
 
-const std::vector<std::string>& DeviceMesh::mesh_dim_names() const { return state_->names; }
+const std::vector<std::string>& DeviceMesh::mesh_dim_names() const { return part_->names; }
 
-int DeviceMesh::number_of(const Dimension& dimension, std::string_view caller) const {
-  const auto what = "DeviceMesh." + std::string(caller) + ": ";
-  if (const auto* number = std::get_if<int>(&dimension.which_)) {
-    if (*number < 0 || *number >= ndim())
-      invalid(what + "there is no dimension " + std::to_string(*number) + "; the mesh has " + std::to_string(ndim()));
-    return *number;
-  }
+std::size_t DeviceMesh::number_of(int number, std::string_view caller) const {
+  if (number < -ndim() || number >= ndim())
+    invalid("DeviceMesh." + std::string(caller) + ": there is no dimension " + std::to_string(number) + "; the mesh has " +
+            std::to_string(ndim()));
+  return static_cast<std::size_t>(number < 0 ? number + ndim() : number);
+}
+
+std::size_t DeviceMesh::number_of(const std::string& name, std::string_view caller) const {
+  const auto& names = part_->names;
+  const auto at = std::find(names.begin(), names.end(), name);
+  if (at == names.end())
+    invalid("DeviceMesh." + std::string(caller) + ": there is no dimension '" + name + "'; " +
+            (names.empty() ? std::string("the mesh has no names") : "the names are " + quoted(names)));
+  return static_cast<std::size_t>(at - names.begin());
+}
+
+std::pair<std::shared_ptr<const DeviceMesh::Part>, std::size_t> DeviceMesh::find(const Dimension& dimension,
+                                                                                 std::string_view caller) const {
+  if (const auto* number = std::get_if<int>(&dimension.which_)) return {part_, number_of(*number, caller)};
   if (const auto* name = std::get_if<std::string>(&dimension.which_)) {
-    const auto at = std::find(state_->names.begin(), state_->names.end(), *name);
-    if (at == state_->names.end())
-      invalid(what + "there is no dimension '" + *name + "'; " +
-              (state_->names.empty() ? std::string("the mesh has no names") : "the names are " + quoted(state_->names)));
-    return static_cast<int>(at - state_->names.begin());
+    const auto& names = part_->names;
+    if (std::find(names.begin(), names.end(), *name) == names.end())
+      if (const auto flat = root_->flattened_as(*name)) return {flat, 0};
+    return {part_, number_of(*name, caller)};
   }
-  if (ndim() != 1) invalid(what + "say which of the " + std::to_string(ndim()) + " dimensions is meant");
-  return 0;
+  if (ndim() != 1) invalid("DeviceMesh." + std::string(caller) + ": say which of the " + std::to_string(ndim()) + " dimensions is meant");
+  return {part_, 0};
 }
 
 Group DeviceMesh::get_group(const Dimension& mesh_dim) const {
-  const int dim = number_of(mesh_dim, "get_group");
-  if (state_->groups.empty()) invalid("DeviceMesh.get_group: the mesh was made without groups (_init_process_groups)");
-  return state_->groups[static_cast<std::size_t>(dim)];
+  const auto [part, dim] = find(mesh_dim, "get_group");
+  if (part->groups.empty())
+    invalid(
+        "DeviceMesh.get_group: the mesh was made without groups (_init_process_groups, _init_backend), or read from a pickle where no "
+        "groups have its names");
+  return part->groups[dim];
 }
 
 std::vector<Group> DeviceMesh::get_all_groups() const {
-  if (state_->groups.empty()) invalid("DeviceMesh.get_all_groups: the mesh was made without groups (_init_process_groups)");
-  return state_->groups;
+  std::vector<Group> all;
+  for (int dim = 0; dim < ndim(); ++dim) all.push_back(get_group(dim));
+  return all;
 }
 
-int DeviceMesh::get_rank() const { return state_->rank; }
+int DeviceMesh::get_rank() const { return root_->rank; }
 
 int DeviceMesh::get_local_rank(const Dimension& mesh_dim) const {
-  const int dim = number_of(mesh_dim, "get_local_rank");
-  if (!state_->coordinate) invalid("DeviceMesh.get_local_rank: rank " + std::to_string(state_->rank) + " is not in the mesh");
-  return (*state_->coordinate)[static_cast<std::size_t>(dim)];
+  const auto [part, dim] = find(mesh_dim, "get_local_rank");
+  if (!part->coordinate) invalid("DeviceMesh.get_local_rank: rank " + std::to_string(root_->rank) + " is not in the mesh");
+  return part->groups.empty() ? (*part->coordinate)[dim] : part->groups[dim]->rank();
 }
 
-std::optional<std::vector<int>> DeviceMesh::get_coordinate() const { return state_->coordinate; }
+std::optional<std::vector<int>> DeviceMesh::get_coordinate() const { return part_->coordinate; }
 
 DeviceMesh DeviceMesh::slice(const std::vector<std::string>& names) const {
-  const auto& root = state_->root ? state_->root : state_;
-  if (names.size() == 1) {
-    const std::lock_guard lock(root->mutex);
-    if (const auto at = root->flattened.find(names.front()); at != root->flattened.end()) return DeviceMesh(at->second);
-  }
-  if (names.empty()) invalid("DeviceMesh.slice: no name is given");
-  std::vector<int> dims;
+  const std::string caller = "DeviceMesh.slice";
+  if (names.empty()) invalid(caller + ": no name is given");
+  if (names == part_->names) return *this;
+  Part part{.axes = {}, .names = names, .groups = {}};
   for (const auto& name : names) {
-    dims.push_back(number_of(name, "slice"));
-    if (std::count(dims.begin(), dims.end(), dims.back()) > 1) invalid("DeviceMesh.slice: '" + name + "' is named twice");
+    if (std::count(names.begin(), names.end(), name) > 1) invalid(caller + ": '" + name + "' is named twice");
+    const auto& own = part_->names;
+    const bool is_own = std::find(own.begin(), own.end(), name) != own.end();
+    const auto flat = !is_own && part_->axes == root_->whole->axes ? root_->flattened_as(name) : nullptr;
+    const auto& of = flat ? *flat : *part_;
+    const auto dim = flat ? 0 : number_of(name, "slice");
+    part.axes.push_back(of.axes[dim]);
+    if (!of.groups.empty()) part.groups.push_back(of.groups[dim]);
   }
-  auto state = std::make_shared<State>();
-  state->device_type = state_->device_type;
-  state->names = names;
-  state->rank = state_->rank;
-  state->root = root;
-  // A rank that is not in the mesh sees the first part.
-  const auto here = state_->coordinate.value_or(std::vector<int>(state_->shape.size(), 0));
-  int start = 0;
-  const auto strides = row_major_strides(state_->shape);
-  for (std::size_t dim = 0; dim < strides.size(); ++dim) {
-    if (std::find(dims.begin(), dims.end(), static_cast<int>(dim)) == dims.end()) start += here[dim] * strides[dim];
-  }
-  for (const int position : walk(state_->shape, dims, start)) state->ranks.push_back(state_->ranks[static_cast<std::size_t>(position)]);
-  for (const int dim : dims) {
-    const auto at = static_cast<std::size_t>(dim);
-    state->shape.push_back(state_->shape[at]);
-    state->root_dims.push_back(state_->root ? state_->root_dims[at] : dim);
-    if (!state_->groups.empty()) state->groups.push_back(state_->groups[at]);
-  }
-  state->find_itself();
-  return DeviceMesh(std::shared_ptr<const State>(std::move(state)));
+  if (part.groups.size() != names.size()) part.groups.clear();
+  return {root_, root_->place(std::move(part), caller)};
 }
 
-DeviceMesh DeviceMesh::flatten(const std::optional<std::string>& mesh_dim_name) const {
+DeviceMesh DeviceMesh::flatten(const std::optional<std::string>& mesh_dim_name, const DimensionBackend& backend_override) const {
+  const std::string caller = "DeviceMesh.flatten";
   std::string name = mesh_dim_name.value_or("");
   if (name.empty())
-    for (const auto& one : state_->names) name += (name.empty() ? "" : "_") + one;
-  const auto& root = state_->root ? state_->root : state_;
-  auto dims = state_->root_dims;
-  if (!state_->root) {
-    dims.resize(state_->shape.size());
-    std::iota(dims.begin(), dims.end(), 0);
+    for (const auto& one : part_->names) name += (name.empty() ? "" : "_") + one;
+  if (part_->names == std::vector{name}) return *this;
+  const auto& taken = root_->whole->names;
+  if (std::find(taken.begin(), taken.end(), name) != taken.end()) invalid(caller + ": '" + name + "' is the name of a dimension already");
+  Part part{.axes = {mesh::joined(part_->axes)}, .names = {}, .groups = {}};
+  if (!name.empty()) part.names = {name};
+  if (const auto before = root_->flattened_as(name)) {
+    if (before->axes == part.axes) return {root_, before};
+    invalid(caller + ": '" + name + "' is the name of other flattened dimensions already");
   }
-  if (std::find(root->names.begin(), root->names.end(), name) != root->names.end() && dims.size() > 1)
-    invalid("DeviceMesh.flatten: '" + name + "' is the name of a dimension already");
-  auto state = std::make_shared<State>();
-  state->device_type = state_->device_type;
-  state->ranks = state_->ranks;
-  state->shape = {product(state_->shape)};
-  if (!name.empty()) state->names = {name};
-  state->rank = state_->rank;
-  state->find_itself();
-  if (!state_->groups.empty()) state->groups = {dims.size() == 1 ? state_->groups.front() : root->divide(dims)};
+  if (!part_->groups.empty()) part.groups = {root_->divide(part.axes.front(), backend_override, caller)};
+  const auto placed = root_->place(std::move(part), caller);
   if (!name.empty()) {
-    const std::lock_guard lock(root->mutex);
-    root->flattened[name] = state;
+    const std::lock_guard lock(root_->mutex);
+    root_->flattened[name] = placed;
   }
-  return DeviceMesh(std::shared_ptr<const State>(std::move(state)));
+  return {root_, placed};
+}
+
+DeviceMesh DeviceMesh::unflatten(const Dimension& dim, const std::vector<int>& mesh_sizes, const std::vector<std::string>& mesh_dim_names,
+                                 const std::vector<DimensionBackend>& backend_override) const {
+  const std::string caller = "DeviceMesh.unflatten";
+  const auto* name = std::get_if<std::string>(&dim.which_);
+  const auto at = static_cast<std::ptrdiff_t>(name != nullptr ? number_of(*name, "unflatten") : find(dim, "unflatten").second);
+  const auto& axis = part_->axes[static_cast<std::size_t>(at)];
+  if (mesh_sizes.size() != mesh_dim_names.size() || mesh_sizes.empty())
+    invalid(caller + ": mesh_sizes " + list(mesh_sizes) + " needs as many mesh_dim_names, not " + quoted(mesh_dim_names));
+  if (part_->names.empty()) invalid(caller + ": the mesh has no names");
+  for (const int extent : mesh_sizes)
+    if (extent < 1) invalid(caller + ": mesh_sizes " + list(mesh_sizes) + " has a dimension without ranks");
+  auto parts = mesh::split(axis, mesh_sizes);
+  if (!parts)
+    invalid(caller + ": dimension " + std::to_string(at) + " of size " + std::to_string(axis.size()) + " cannot be cut into mesh_sizes " +
+            list(mesh_sizes) + "; their product must be its size, and each must divide the dimensions that it was flattened from");
+  Part made{.axes = part_->axes, .names = part_->names, .groups = part_->groups};
+  const auto replace = [at](auto& values, const auto& with) {
+    values.erase(values.begin() + at);
+    values.insert(values.begin() + at, with.begin(), with.end());
+  };
+  replace(made.axes, *parts);
+  replace(made.names, mesh_dim_names);
+  check_names(made.names, made.names.size(), caller);
+  if (!made.groups.empty()) replace(made.groups, root_->divide(*parts, backend_override, caller));
+  return {root_, root_->place(std::move(made), caller)};
+}
+
+DeviceMesh DeviceMesh::concatenate(const std::vector<DeviceMesh>& meshes) {
+  const std::string caller = "DeviceMesh.concatenate";
+  if (meshes.empty()) invalid(caller + ": no mesh is given");
+  const auto& root = meshes.front().root_;
+  Part made{.axes = {}, .names = {}, .groups = {}};
+  for (const auto& each : meshes) {
+    if (each.root_->ranks != root->ranks) invalid(caller + ": the meshes are parts of different meshes");
+    if (each.part_->names.empty()) invalid(caller + ": one of the meshes has no names");
+    const auto append = [](auto& to, const auto& from) { to.insert(to.end(), from.begin(), from.end()); };
+    append(made.axes, each.part_->axes);
+    append(made.names, each.part_->names);
+    append(made.groups, each.part_->groups);
+  }
+  check_names(made.names, made.names.size(), caller);
+  if (made.groups.size() != made.axes.size()) made.groups.clear();
+  return {root, root->place(std::move(made), caller)};
+}
+
+std::vector<DeviceMesh> DeviceMesh::lines(const std::string& mesh_dim_name) const {
+  const auto dim = number_of(mesh_dim_name, "lines");
+  std::vector<DeviceMesh> all;
+  for (auto& ranks : root_->lines(part_->axes[dim], "DeviceMesh.lines")) {
+    const auto root = Root::lay_out(root_->device_type, MeshRanks(ranks),
+                                    {.mesh_dim_names = {mesh_dim_name},
+                                     ._init_process_groups = false,
+                                     .preserve_rank_order = root_->preserve_rank_order,
+                                     ._rank = root_->rank});
+    if (root->whole->coordinate && !part_->groups.empty()) root->give_groups({part_->groups[dim]});
+    all.push_back({root, root->whole});
+  }
+  return all;
+}
+
+DeviceMesh DeviceMesh::root() const { return {root_, root_->whole}; }
+
+std::map<std::string, DeviceMesh> DeviceMesh::flattened() const {
+  const std::lock_guard lock(root_->mutex);
+  std::map<std::string, DeviceMesh> all;
+  for (const auto& [name, part] : root_->flattened) all.emplace(name, DeviceMesh(root_, part));
+  return all;
+}
+
+void DeviceMesh::abort() const {
+  if (part_ != root_->whole) invalid("DeviceMesh.abort: this mesh is a part of another; call it on the root mesh");
+  std::set<Group> groups(part_->groups.begin(), part_->groups.end());
+  for (const auto& [name, flat] : flattened()) groups.insert(flat.part_->groups.begin(), flat.part_->groups.end());
+  for (const auto& group : groups)
+    if (group->is_member()) abort_process_group(group, "DeviceMesh.abort was called");
+}
+
+DeviceMeshDescription DeviceMesh::describe() const {
+  const auto told = [](const Part& part) {
+    DeviceMeshDescription::Part out{.axes = part.axes, .names = part.names, .group_names = {}};
+    for (const auto& group : part.groups) out.group_names.push_back(group->name());
+    return out;
+  };
+  DeviceMeshDescription out{.device_type = root_->device_type,
+                            .ranks = root_->ranks,
+                            .preserve_rank_order = root_->preserve_rank_order,
+                            .rank = root_->rank,
+                            .root = told(*root_->whole),
+                            .flattened = {},
+                            .part = told(*part_)};
+  for (const auto& [name, flat] : flattened()) out.flattened.emplace(name, told(*flat.part_));
+  return out;
+}
+
+DeviceMesh DeviceMesh::from_description(const DeviceMeshDescription& description) {
+  const auto& scope = WorldScope::current();
+  const int rank = is_initialized() ? default_group()->rank() : description.rank;
+  const auto root = std::make_shared<Root>(description.device_type, description.ranks, description.preserve_rank_order, rank);
+  const auto found = [&](const DeviceMeshDescription::Part& told) {
+    Part part{.axes = told.axes, .names = told.names, .groups = {}};
+    for (const auto& name : told.group_names)
+      if (auto group = scope->find(name)) part.groups.push_back(std::move(group));
+    if (part.groups.size() != part.axes.size()) part.groups.clear();
+    return root->place(std::move(part), "DeviceMesh");
+  };
+  root->whole = found(description.root);
+  for (const auto& [name, told] : description.flattened) root->flattened[name] = found(told);
+  if (description.part.axes == description.root.axes && description.part.names == description.root.names) return {root, root->whole};
+  return {root, found(description.part)};
 }
 
 DeviceMesh::Scope::Scope(const DeviceMesh& mesh) { scopes.push_back(mesh); }
@@ -365,8 +490,8 @@ DeviceMesh DeviceMesh::current() {
 }
 
 bool operator==(const DeviceMesh& a, const DeviceMesh& b) {
-  return a.state_->ranks == b.state_->ranks && a.state_->shape == b.state_->shape && a.state_->names == b.state_->names &&
-         a.state_->device_type == b.state_->device_type;
+  return a.root_->ranks == b.root_->ranks && a.part_->axes == b.part_->axes && a.part_->names == b.part_->names &&
+         a.root_->device_type == b.root_->device_type && a.root_->preserve_rank_order == b.root_->preserve_rank_order;
 }
 
 DeviceMesh init_device_mesh(const std::string& device_type, const std::vector<int>& mesh_shape, const InitDeviceMeshOptions& options) {

@@ -52,7 +52,7 @@ TEST(DeviceMesh, DescribesItself) {
     EXPECT_EQ(mesh.get_coordinate(), (Ranks{0, rank / 3, rank % 3}));
     EXPECT_EQ(mesh.get_local_rank("tp"), rank % 3);
     EXPECT_EQ(mesh.get_local_rank(1), rank / 3);
-    EXPECT_SAME(mesh.mesh(), torch::arange(6).view({1, 2, 3}));
+    EXPECT_SAME(mesh.mesh(), torch::arange(6, at::kInt).view({1, 2, 3}));
     EXPECT_HAS(message_of<DistError>([&] { mesh.get_group(3); }), "no dimension 3");
     EXPECT_HAS(message_of<DistError>([&] { mesh.get_group("ep"); }), "no dimension 'ep'; the names are ('pp', 'dp', 'tp')");
     EXPECT_HAS(message_of<DistError>([&] { mesh.get_group(); }), "which of the 3 dimensions");
@@ -136,10 +136,16 @@ TEST(DeviceMesh, DifferentShapesAreAnErrorOnEveryRank) {
 // spec: D6 from any integer array: nested lists, vectors, tensors of other types, of some of the ranks, in any order
 TEST(DeviceMesh, OfAnyIntegerArray) {
   on_ranks(4, [](int rank) {
-    const DeviceMesh nested("cpu", {{3, 1}, {2, 0}}, {.mesh_dim_names = {"x", "y"}});
+    const DeviceMesh nested("cpu", {{3, 1}, {2, 0}}, {.mesh_dim_names = {"x", "y"}, .preserve_rank_order = true});
     EXPECT_EQ(get_process_group_ranks(nested.get_group("y")), rank % 2 == 1 ? (Ranks{3, 1}) : (Ranks{2, 0}));
     EXPECT_EQ(nested.get_coordinate(), rank == 3 ? (Ranks{0, 0}) : rank == 1 ? (Ranks{0, 1}) : rank == 2 ? (Ranks{1, 0}) : (Ranks{1, 1}));
-    EXPECT_EQ(nested, DeviceMesh("cpu", std::vector<Ranks>{{3, 1}, {2, 0}}, {.mesh_dim_names = {"x", "y"}}));
+    EXPECT_EQ(nested, DeviceMesh("cpu", std::vector<Ranks>{{3, 1}, {2, 0}}, {.mesh_dim_names = {"x", "y"}, .preserve_rank_order = true}));
+    EXPECT_EQ(nested.get_local_rank("y"), rank == 0 || rank == 1 ? 1 : 0);
+    const DeviceMesh sorted("cpu", {{3, 1}, {2, 0}}, {.mesh_dim_names = {"x", "y"}});
+    EXPECT_EQ(get_process_group_ranks(sorted.get_group("y")), rank % 2 == 1 ? (Ranks{1, 3}) : (Ranks{0, 2}));
+    EXPECT_EQ(sorted.get_local_rank("y"), rank / 2);
+    EXPECT_EQ(sorted.get_coordinate(), nested.get_coordinate());
+    EXPECT_FALSE(sorted == nested);
     const DeviceMesh of_tensor("cpu", torch::tensor({2, 1}, at::kShort));
     EXPECT_EQ(of_tensor.ndim(), 1);
     const bool inside = rank == 1 || rank == 2;
@@ -175,9 +181,9 @@ TEST(DeviceMesh, Slices) {
     EXPECT_EQ(tp.ndim(), 1);
     EXPECT_EQ(tp.get_group(), mesh.get_group("tp"));
     EXPECT_EQ(tp.get_local_rank(), rank % 2);
-    EXPECT_SAME(tp.mesh(), torch::arange(2) + rank / 2 * 2);
+    EXPECT_SAME(tp.mesh(), torch::arange(2, at::kInt) + rank / 2 * 2);
     const auto both = mesh[{"dp", "tp"}];
-    EXPECT_SAME(both.mesh(), (torch::arange(4) + rank / 4 * 4).view({2, 2}));
+    EXPECT_SAME(both.mesh(), (torch::arange(4, at::kInt) + rank / 4 * 4).view({2, 2}));
     EXPECT_EQ(both.mesh_dim_names(), (Names{"dp", "tp"}));
     EXPECT_EQ(both.get_group("dp"), mesh.get_group("dp"));
     EXPECT_EQ(both["dp"], mesh["dp"]);
@@ -195,7 +201,7 @@ TEST(DeviceMesh, Flattens) {
     const auto mesh = init_device_mesh("cpu", {2, 2, 2}, {.mesh_dim_names = {"pp", "dp", "tp"}});
     const auto flat = mesh[{"pp", "tp"}].flatten();
     const int first = rank / 2 % 2 * 2;
-    EXPECT_SAME(flat.mesh(), torch::tensor({first, first + 1, first + 4, first + 5}));
+    EXPECT_SAME(flat.mesh(), torch::tensor({first, first + 1, first + 4, first + 5}, at::kInt));
     EXPECT_EQ(get_process_group_ranks(flat.get_group()), (Ranks{first, first + 1, first + 4, first + 5}));
     EXPECT_EQ(sum_over(flat.get_group(), 1 << rank), 0b110011 << first);
     EXPECT_EQ(mesh["pp_tp"], flat);
@@ -204,6 +210,82 @@ TEST(DeviceMesh, Flattens) {
     EXPECT_EQ(all.get_group(), default_group());
     EXPECT_EQ(all.mesh_dim_names(), Names{"all"});
     EXPECT_HAS(message_of<DistError>([&] { mesh.flatten("tp"); }), "'tp' is the name of a dimension");
+    EXPECT_EQ(mesh.slice({"pp", "tp"}).flatten().get_group(), flat.get_group());
+    EXPECT_HAS(message_of<DistError>([&] { mesh[{"pp", "dp"}].flatten("pp_tp"); }), "other flattened dimensions");
+  });
+}
+
+// spec: D6 a flattened dimension is one of the mesh's: in slices beside others, get_group and get_local_rank by its name, flattening again
+TEST(DeviceMesh, FlattenedDimensionsAreDimensions) {
+  on_ranks(8, [](int rank) {
+    const auto mesh = init_device_mesh("cpu", {2, 2, 2}, {.mesh_dim_names = {"rep", "shard", "tp"}});
+    const auto dp = mesh[{"rep", "shard"}].flatten("dp");
+    EXPECT_EQ(mesh.get_group("dp"), dp.get_group());
+    EXPECT_EQ(mesh["tp"].get_group("dp"), dp.get_group());
+    EXPECT_EQ(mesh.get_local_rank("dp"), rank / 2);
+    EXPECT_EQ(dp.root(), mesh);
+    const auto both = mesh[{"dp", "tp"}];
+    EXPECT_SAME(both.mesh(), torch::arange(8, at::kInt).view({4, 2}));
+    EXPECT_EQ(both.get_coordinate(), (Ranks{rank / 2, rank % 2}));
+    EXPECT_EQ(both.get_group("dp"), dp.get_group());
+    EXPECT_EQ(both.get_group("tp"), mesh.get_group("tp"));
+    EXPECT_EQ(both.get_group(-1), mesh.get_group("tp"));
+    EXPECT_EQ(both.flatten("all").get_group(), default_group());
+    EXPECT_EQ(mesh.flattened().size(), 2U);
+    EXPECT_HAS(message_of<DistError>([&] { mesh[{"dp", "rep"}]; }), "overlap");
+    EXPECT_HAS(message_of<DistError>([&] { mesh["tp"]["dp"]; }), "no dimension 'dp'");
+  });
+}
+
+// spec: D6 a dimension as several, and parts of one mesh as one
+TEST(DeviceMesh, UnflattensAndConcatenates) {
+  on_ranks(8, [](int rank) {
+    const auto mesh = init_device_mesh("cpu", {4, 2}, {.mesh_dim_names = {"dp", "tp"}});
+    const auto split = mesh.unflatten("dp", {2, 2}, {"rep", "shard"});
+    EXPECT_SAME(split.mesh(), torch::arange(8, at::kInt).view({2, 2, 2}));
+    EXPECT_EQ(split.mesh_dim_names(), (Names{"rep", "shard", "tp"}));
+    EXPECT_EQ(get_process_group_ranks(split.get_group("rep")), (Ranks{rank % 4, rank % 4 + 4}));
+    EXPECT_EQ(sum_over(split.get_group("shard"), 1 << rank), 0b101 << (rank / 4 * 4 + rank % 2));
+    EXPECT_EQ(split.get_group("tp"), mesh.get_group("tp"));
+    const auto back = DeviceMesh::concatenate({split["rep"], split["tp"]});
+    EXPECT_EQ(back, (split[{"rep", "tp"}]));
+    EXPECT_EQ(back.get_all_groups(), (std::vector<Group>{split.get_group("rep"), split.get_group("tp")}));
+    const auto strided = split[{"rep", "tp"}].flatten("strided");
+    const auto cut = strided.unflatten(0, {2, 2}, {"a", "b"});
+    EXPECT_EQ(cut.get_coordinate(), (Ranks{rank / 4, rank % 2}));
+    EXPECT_HAS(message_of<DistError>([&] { mesh.unflatten("dp", {3, 2}, {"a", "b"}); }), "cannot be cut into mesh_sizes [3, 2]");
+    EXPECT_HAS(message_of<DistError>([&] { mesh.unflatten("dp", {2, 2}, {"a", "tp"}); }), "'tp' twice");
+    EXPECT_HAS(message_of<DistError>([&] { DeviceMesh::concatenate({split, mesh["dp"]}); }), "overlap");
+    EXPECT_HAS(message_of<DistError>([&] {
+                 DeviceMesh::concatenate({mesh["dp"], DeviceMesh("cpu", {7, 6, 5, 4, 3, 2, 1, 0}, {.mesh_dim_names = {"x"}})});
+               }),
+               "parts of different meshes");
+    barrier();
+  });
+}
+
+// spec: D6 what a mesh is, as plain values and back, with the groups of this process
+TEST(DeviceMesh, IsDescribedAndMadeAgain) {
+  on_ranks(4, [](int rank) {
+    const auto mesh = init_device_mesh("cpu", {2, 2}, {.mesh_dim_names = {"dp", "tp"}});
+    const auto all = mesh.flatten("all");
+    for (const auto& each : {mesh, mesh["tp"], all}) {
+      const auto again = DeviceMesh::from_description(each.describe());
+      EXPECT_EQ(again, each);
+      EXPECT_EQ(again.get_all_groups(), each.get_all_groups());
+      EXPECT_EQ(again.get_coordinate(), each.get_coordinate());
+      EXPECT_EQ(again.root()["all"], all);
+    }
+    auto told = mesh.describe();
+    told.root.group_names[0] = told.part.group_names[0] = "none of this name";
+    EXPECT_HAS(message_of<DistError>([&] { DeviceMesh::from_description(told).get_group(0); }), "read from a pickle");
+    const auto lines = mesh.lines("tp");
+    ASSERT_EQ(lines.size(), 2U);
+    EXPECT_SAME(lines[1].mesh(), torch::tensor({2, 3}, at::kInt));
+    EXPECT_EQ(lines[static_cast<std::size_t>(rank / 2)].get_group(), mesh.get_group("tp"));
+    EXPECT_FALSE(lines[static_cast<std::size_t>(1 - rank / 2)].get_coordinate().has_value());
+    EXPECT_HAS(message_of<DistError>([&] { mesh["tp"].abort(); }), "a part of another");
+    barrier();
   });
 }
 
