@@ -132,9 +132,9 @@ bool same_network_stack(const Contact& a, const Contact& b) {
   return a.boot_id == b.boot_id && a.host_label == b.host_label && a.network_namespace == b.network_namespace;
 }
 
-bool same_process(const Contact& a, const Contact& b) {
-  return a.boot_id == b.boot_id && a.pid_namespace == b.pid_namespace && a.pid == b.pid && a.start_time == b.start_time;
-}
+bool same_pids(const Contact& a, const Contact& b) { return a.boot_id == b.boot_id && a.pid_namespace == b.pid_namespace; }
+
+bool same_process(const Contact& a, const Contact& b) { return same_pids(a, b) && a.pid == b.pid && a.start_time == b.start_time; }
 
 std::string name_of(int rank, const Contact& contact) {
   return "rank " + std::to_string(rank) + " (pid " + std::to_string(contact.pid) + " on " + contact.host_name +

@@ -47,6 +47,8 @@ int cores_together(std::span<const Contact* const> contacts);
 bool could_share_memory(const Contact& a, const Contact& b);
 /// One running kernel and one network namespace: loopback addresses of one reach the other.
 bool same_network_stack(const Contact& a, const Contact& b);
+/// The pid of the one means that process to the other too.
+bool same_pids(const Contact& a, const Contact& b);
 /// The same process (ranks as threads).
 bool same_process(const Contact& a, const Contact& b);
 /// "rank 3 (pid 1234 on node7)".

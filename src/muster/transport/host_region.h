@@ -13,6 +13,7 @@
 #include "muster/base/bytes.h"
 #include "muster/base/status.h"
 #include "muster/transport/mailbox.h"
+#include "muster/transport/process_end.h"
 
 namespace muster::transport {
 
@@ -36,6 +37,8 @@ class HostRegion {
   /// Gives a segment back (its pages return to the system). Once, by any rank, when nobody uses it any more.
   virtual void release(std::uint64_t offset) = 0;
   virtual std::byte* at(std::uint64_t offset) = 0;
+  /// Keeps what `at` gives where it is after this object has gone; null where nothing can.
+  virtual std::shared_ptr<void> memory() { return nullptr; }
 
   /// Arena memory of a local rank as seen from this process (`arena.h`): `bytes` at `offset` of arena `rank`; maps on first
   /// use. Null where that rank has no arena that this process can map.
@@ -43,6 +46,10 @@ class HostRegion {
   /// Begins to map the arena of a local rank where that takes a round trip to its owner. Never blocks: true once `arena_at` answers at
   /// once (null where it could not be mapped); until then the caller asks again, and its own mailbox is woken when it should.
   virtual bool arena_ready([[maybe_unused]] int local_rank) { return true; }
+
+  /// The process of a local rank, to be asked whether it has ended. Null where nobody can tell (it
+  /// is in another pid namespace), and where it is the caller's.
+  virtual std::shared_ptr<ProcessEnd> process_of([[maybe_unused]] int local_rank) { return nullptr; }
 
   /// Whether any memory of a local rank can be copied from where it is (`read`). Found out by trying, once that rank is there: the system
   /// may forbid it (Yama's ptrace_scope, a container's filter of system calls), or hide the process (another pid namespace). Thread-safe.

@@ -1,14 +1,11 @@
 #include "muster/transport/process_watch.h"
 
 #include <sys/epoll.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <array>
 #include <cerrno>
 
 #include "muster/base/descriptor.h"
-#include "muster/base/process_start.h"
 #include "muster/base/socket_address.h"
 
 namespace muster::transport {
@@ -30,21 +27,18 @@ void ProcessWatch::watch(int rank, std::uint32_t pid, std::uint64_t start_time, 
   waiting_.push_back({rank, pid, start_time, from});
 }
 
-ProcessWatch::Found ProcessWatch::look_for(const Waiting& wanted) {
-  const auto hindered = [] { return lacks_room(errno) ? Found::no_room : Found::unknown; };
-  Descriptor process(static_cast<int>(::syscall(SYS_pidfd_open, static_cast<pid_t>(wanted.pid), 0)));
-  if (!process) return errno == ESRCH ? Found::gone : hindered();
-  // Looked at after it was opened: the descriptor stays with the process that had the number then.
-  const auto start = process_start(wanted.pid);
-  if (!start) return hindered();
-  if (*start != wanted.start_time) return Found::gone;
+FoundProcess ProcessWatch::look_for(const Waiting& wanted) {
+  Descriptor process;
+  const FoundProcess found = open_process(wanted.pid, wanted.start_time, process);
+  if (found != FoundProcess::running) return found;
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.fd = process.get();
-  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, process.get(), &event) != 0) return hindered();
+  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, process.get(), &event) != 0)
+    return lacks_room(errno) ? FoundProcess::no_room : FoundProcess::unknown;
   const int fd = process.get();
   watched_.emplace(fd, Watched{wanted.rank, GuardedDescriptor(std::move(process))});
-  return Found::watched;
+  return found;
 }
 
 bool ProcessWatch::poll(TimePoint now, const std::function<void(int rank, Seen seen)>& told) {
@@ -52,14 +46,14 @@ bool ProcessWatch::poll(TimePoint now, const std::function<void(int rank, Seen s
   for (int looks = 0; looks < kLooksAPass && next_timer() <= now; ++looks) {
     Waiting wanted = waiting_.front();
     waiting_.pop_front();
-    const Found found = look_for(wanted);
-    if (found == Found::watched) continue;
-    if (found == Found::no_room) {
+    const FoundProcess found = look_for(wanted);
+    if (found == FoundProcess::running) continue;
+    if (found == FoundProcess::no_room) {
       wanted.from = now + kUntilRoom;
       waiting_.push_back(wanted);
       continue;
     }
-    told(wanted.rank, found == Found::gone ? Seen::gone : Seen::unknown);
+    told(wanted.rank, found == FoundProcess::gone ? Seen::gone : Seen::unknown);
     moved = true;
   }
   if (watched_.empty()) return moved;

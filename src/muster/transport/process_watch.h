@@ -10,6 +10,7 @@
 #include "muster/base/clock.h"
 #include "muster/base/fork_guard.h"
 #include "muster/base/status.h"
+#include "muster/transport/process_end.h"
 
 namespace muster::transport {
 
@@ -45,8 +46,7 @@ class ProcessWatch {
     int rank;
     GuardedDescriptor process;
   };
-  enum class Found : std::uint8_t { watched, gone, unknown, no_room };
-  Found look_for(const Waiting& wanted);
+  FoundProcess look_for(const Waiting& wanted);
 
   GuardedDescriptor epoll_;
   std::deque<Waiting> waiting_;

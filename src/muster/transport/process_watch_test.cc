@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "muster/base/descriptor.h"
@@ -93,6 +94,23 @@ TEST_F(Watching, WithoutDescriptorsLooksAgainLater) {
   }
   kill_other();
   EXPECT_EQ(await(now), ProcessWatch::Seen::ended);
+}
+
+// Asked instead: a process that is stopped is there, one that is killed is gone before anybody has
+// waited for it.
+TEST_F(Watching, ProcessEndTellsAnEndedProcessFromAStoppedOne) {
+  ProcessEnd asked_before(pid(), start()), asked_after(pid(), start()), another(pid(), start() + 1);
+  EXPECT_TRUE(another.seen()) << "its number is another process's";
+  other.kill(0, SIGSTOP);
+  EXPECT_FALSE(asked_before.seen());
+  other.kill(0, SIGKILL);
+  for (const TimePoint end = steady_clock().now() + seconds(60); !asked_before.seen() && steady_clock().now() < end;)
+    std::this_thread::yield();
+  EXPECT_TRUE(asked_before.seen());
+  EXPECT_TRUE(asked_after.seen()) << "nobody has waited for it yet";
+  const std::uint64_t began = start();
+  kill_other();
+  EXPECT_TRUE(ProcessEnd(pid(), began).seen());
 }
 
 }  // namespace

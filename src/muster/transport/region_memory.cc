@@ -85,18 +85,19 @@ Status check_region(const std::byte* memory, const RegionShape& shape) {
 }
 
 Result<std::unique_ptr<HostRegion>> open_region(std::byte* memory, const RegionShape& shape, int local_rank, std::shared_ptr<void> owner,
-                                                ArenaLookup lookup, ArenaReady ready) {
+                                                ArenaLookup lookup, ArenaReady ready, ProcessOf processes) {
   const std::size_t members = shape.ranks.size();
   if (local_rank < 0 || static_cast<std::size_t>(local_rank) >= members || members > places_of(shape)) {
     return Status(Code::invalid_argument, "place " + std::to_string(local_rank) + " of a host region for " + std::to_string(members) +
                                               " ranks with " + std::to_string(places_of(shape)) + " places");
   }
   if (Status checked = check_region(memory, shape); !checked) return checked;
-  return std::unique_ptr<HostRegion>(new RegionView(memory, shape, local_rank, std::move(owner), std::move(lookup), std::move(ready)));
+  return std::unique_ptr<HostRegion>(
+      new RegionView(memory, shape, local_rank, std::move(owner), std::move(lookup), std::move(ready), std::move(processes)));
 }
 
 RegionView::RegionView(std::byte* memory, const RegionShape& shape, int local_rank, std::shared_ptr<void> owner, ArenaLookup lookup,
-                       ArenaReady ready)
+                       ArenaReady ready, ProcessOf processes)
     : memory_(memory),
       layout_(layout_of(shape)),
       ranks_(shape.ranks),
@@ -104,6 +105,7 @@ RegionView::RegionView(std::byte* memory, const RegionShape& shape, int local_ra
       owner_(std::move(owner)),
       lookup_(std::move(lookup)),
       ready_(std::move(ready)),
+      processes_(std::move(processes)),
       heap_(*reinterpret_cast<RegionHeader*>(memory), at_as<SegmentEntry>(layout_.entries), memory + layout_.segments, layout_.units),
       word_(word_of(shape, local_rank, this)),
       reach_(ranks_.size()) {

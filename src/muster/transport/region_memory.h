@@ -37,6 +37,8 @@ struct RegionShape {
 using ArenaLookup = std::function<std::byte*(int local_rank, std::uint64_t offset, std::size_t bytes)>;
 /// Says whether that look-up would answer at once (`HostRegion::arena_ready`).
 using ArenaReady = std::function<bool(int local_rank)>;
+/// Finds the process of a local rank (`HostRegion::process_of`).
+using ProcessOf = std::function<std::shared_ptr<ProcessEnd>(int local_rank)>;
 
 /// Bytes of the whole region.
 std::size_t region_bytes(const RegionShape& shape);
@@ -47,7 +49,7 @@ Status check_region(const std::byte* memory, const RegionShape& shape);
 /// A member's view. `owner` keeps the memory alive (a mapping, a vector). Checks the header. Without a `lookup` the ranks are threads of
 /// this process and every arena is its own.
 Result<std::unique_ptr<HostRegion>> open_region(std::byte* memory, const RegionShape& shape, int local_rank, std::shared_ptr<void> owner,
-                                                ArenaLookup lookup = {}, ArenaReady ready = {});
+                                                ArenaLookup lookup = {}, ArenaReady ready = {}, ProcessOf processes = {});
 
 /// This rank's side of the pair of rings shared with another local rank, of a region that open_region made. Both sides
 /// may be opened at any time; an end is final. Opening rings the peer's doorbell and wakes its mailbox.

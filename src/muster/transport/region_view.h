@@ -20,8 +20,8 @@ struct SharedRing {
 
 class RegionView final : public HostRegion {
  public:
-  RegionView(std::byte* memory, const RegionShape& shape, int local_rank, std::shared_ptr<void> owner, ArenaLookup lookup,
-             ArenaReady ready);
+  RegionView(std::byte* memory, const RegionShape& shape, int local_rank, std::shared_ptr<void> owner, ArenaLookup lookup, ArenaReady ready,
+             ProcessOf processes);
 
   std::span<const int> ranks() const override { return ranks_; }
   int local_rank() const override { return local_rank_; }
@@ -33,8 +33,10 @@ class RegionView final : public HostRegion {
   Result<std::uint64_t> claim(std::size_t bytes) override;
   void release(std::uint64_t offset) override;
   std::byte* at(std::uint64_t offset) override { return memory_ + offset; }
+  std::shared_ptr<void> memory() override { return owner_; }
   std::byte* arena_at(int local_rank, std::uint64_t offset, std::size_t bytes) override;
   bool arena_ready(int local_rank) override { return !ready_ || ready_(local_rank); }
+  std::shared_ptr<ProcessEnd> process_of(int local_rank) override { return processes_ ? processes_(local_rank) : nullptr; }
   bool can_read(int local_rank) override;
   bool read(int local_rank, std::uint64_t address, MutableBytes to) override;
 
@@ -58,6 +60,7 @@ class RegionView final : public HostRegion {
   std::shared_ptr<void> owner_;
   ArenaLookup lookup_;
   ArenaReady ready_;
+  ProcessOf processes_;
   SegmentHeap heap_;
   ProcessMark mark_;
   const std::uint64_t word_;  // what my card says

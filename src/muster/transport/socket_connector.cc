@@ -348,6 +348,11 @@ Status SocketConnector::open_settled_region(const std::vector<MeetingVerdict>& v
       [arenas = arenas_](int local_rank, std::uint64_t offset, std::size_t bytes) { return arenas->at(local_rank, offset, bytes); },
       [this](int local_rank) {
         return arenas_->ready(local_rank, [memory = region_mapping_, box = &region_->mailbox(region_->local_rank())] { box->wake(); });
+      },
+      [this](int local_rank) -> std::shared_ptr<ProcessEnd> {
+        const Contact& other = contact_of(region_->ranks()[static_cast<std::size_t>(local_rank)]);
+        const bool known = same_pids(mine(), other) && !same_process(mine(), other);
+        return known ? std::make_shared<ProcessEnd>(other.pid, other.start_time) : nullptr;
       });
   if (!region) return region.status();
   region_ = std::move(*region);
@@ -384,8 +389,7 @@ void SocketConnector::watch_local_processes() {
   const TimePoint from = steady_clock().now() + kWatchAfter;
   for (int rank = 0; rank < options_.world_size; ++rank) {
     const Contact& other = contact_of(rank);
-    const bool here = hosts_[static_cast<std::size_t>(rank)] == hosts_[static_cast<std::size_t>(options_.rank)] &&
-                      other.boot_id == mine().boot_id && other.pid_namespace == mine().pid_namespace;
+    const bool here = hosts_[static_cast<std::size_t>(rank)] == hosts_[static_cast<std::size_t>(options_.rank)] && same_pids(mine(), other);
     if (here && !same_process(mine(), other)) processes_.watch(rank, other.pid, other.start_time, from);
   }
 }
