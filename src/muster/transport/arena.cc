@@ -11,15 +11,19 @@
 #include <atomic>
 #include <bit>
 #include <cerrno>
+#include <chrono>
 #include <limits>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "muster/base/clock.h"
 #include "muster/base/fork_guard.h"
 #include "muster/base/log.h"
 #include "muster/transport/arena_heap.h"
 #include "muster/transport/host_memory.h"
+#include "muster/transport/quarantine.h"
 #include "muster/transport/segment_heap.h"
 #include "muster/transport/shared_mapping.h"
 
@@ -31,6 +35,7 @@ constexpr std::size_t kMostAddressSpace = std::size_t{1} << 40;
 constexpr std::size_t kFewestUseful = std::size_t{1} << 28;
 // For requests from this size on the system is asked what it has before it is made to give it.
 constexpr std::size_t kAskedBytes = std::size_t{16} << 20;
+constexpr Duration kBetweenLooks = std::chrono::milliseconds(10);
 // MADV_POPULATE_WRITE (Linux 5.14), which not all C libraries know.
 constexpr int kPopulateWrite = 23;
 
@@ -51,6 +56,7 @@ class ProcessArena final : public Arena {
 
   Result<std::byte*> allocate(std::size_t bytes) override;
   void free(std::byte* memory) override;
+  void quarantine(const std::byte* memory, std::size_t bytes, std::function<bool()> held) override;
   void trim() override;
   void set_limits(const ArenaLimits& limits) override;
   void keep_more(std::ptrdiff_t bytes) override;
@@ -64,7 +70,8 @@ class ProcessArena final : public Arena {
   std::size_t bytes_in_use() const override { return stats().bytes_in_use; }
   ArenaStats stats() const override {
     const std::lock_guard hold(lock_);
-    return {heap_.bytes_in_use(), heap_.bytes_kept(), heap_.limit(), returned_, allocations_};
+    const std::size_t out_of_use = quarantine_.bytes();
+    return {heap_.bytes_in_use() - out_of_use, heap_.bytes_kept(), out_of_use, heap_.limit(), returned_, allocations_};
   }
   bool forked() const { return mark_.forked(); }
   ProcessArena* inherited() const { return inherited_; }
@@ -74,6 +81,8 @@ class ProcessArena final : public Arena {
   std::optional<std::byte*> try_allocate(std::size_t bytes, bool& refused);
   bool warm(const ArenaHeap::Range& range);
   void punch(const std::vector<ArenaHeap::Range>& ranges);
+  void give_back(const std::vector<ArenaHeap::Range>& holes);
+  bool look_at_quarantine(bool at_once);
   std::size_t most_kept() const { return keep_ + std::min(kept_besides_, std::numeric_limits<std::size_t>::max() - keep_); }
 
   GuardedDescriptor file_;
@@ -85,6 +94,9 @@ class ProcessArena final : public Arena {
   ProcessMark mark_;
   mutable std::mutex lock_;
   ArenaHeap heap_;
+  Quarantine quarantine_;
+  std::atomic<bool> quarantines_{false};  // there is something in it
+  TimePoint next_look_{};
   std::size_t keep_ = ArenaLimits().keep, kept_besides_ = 0;
   std::uint64_t returned_ = 0;
   std::uint64_t allocations_ = 0;
@@ -132,11 +144,13 @@ void ProcessArena::keep_own_copy() {
 
 Result<std::byte*> ProcessArena::allocate(std::size_t bytes) {
   if (forked()) return Status(Code::aborted, "a forked child cannot take memory from its parent's shared arena");
+  look_at_quarantine(false);
   bool refused = false;
   if (const auto memory = try_allocate(bytes, refused)) return *memory;
+  const bool came_back = look_at_quarantine(true);
   ArenaStats now = stats();
   // What is kept may stand in the way: of a block in one piece, of the limit, or of the system.
-  if (now.bytes_kept > 0 && bytes <= now.most - std::min(now.most, now.bytes_in_use)) {
+  if ((came_back || now.bytes_kept > 0) && bytes <= now.most - std::min(now.most, now.bytes_in_use + now.bytes_quarantined)) {
     trim();
     refused = false;
     if (const auto memory = try_allocate(bytes, refused)) return *memory;
@@ -144,6 +158,10 @@ Result<std::byte*> ProcessArena::allocate(std::size_t bytes) {
   }
   return Status(Code::exhausted, "the shared arena has no room for " + std::to_string(bytes) +
                                      " bytes: " + std::to_string(now.bytes_in_use) + " of " + std::to_string(now.most) + " are in use" +
+                                     (now.bytes_quarantined > 0 ? ", " + std::to_string(now.bytes_quarantined) +
+                                                                      " more are kept out of use, since a peer that is stopped "
+                                                                      "in a call which failed may still write to them"
+                                                                : "") +
                                      (refused ? ", and the system gives no more memory" : ""));
 }
 
@@ -201,12 +219,19 @@ void ProcessArena::free(std::byte* memory) {
   bool known = false;
   {
     const std::lock_guard hold(lock_);
-    known = offset && heap_.free(*offset, holes);
+    const std::size_t bytes = offset ? heap_.bytes_at(*offset) : 0;
+    known = bytes > 0;
+    if (known && !quarantine_.keep({*offset, bytes})) heap_.free(*offset, holes);
   }
   if (!known) {
     log(LogLevel::error, "memory was given back to the shared arena that was not taken from it; ignored");
     return;
   }
+  give_back(holes);
+  look_at_quarantine(false);
+}
+
+void ProcessArena::give_back(const std::vector<ArenaHeap::Range>& holes) {
   if (holes.empty()) return;
   punch(holes);
   const std::lock_guard hold(lock_);
@@ -216,19 +241,42 @@ void ProcessArena::free(std::byte* memory) {
   }
 }
 
+void ProcessArena::quarantine(const std::byte* memory, std::size_t bytes, std::function<bool()> held) {
+  const auto offset = offset_of(memory, bytes);
+  if (forked() || !offset) return;
+  const std::lock_guard hold(lock_);
+  quarantine_.add({*offset, bytes}, std::move(held));
+  quarantines_.store(true, std::memory_order_relaxed);
+}
+
+/// To ask who holds what takes system calls: now and then, unless `at_once`. Whether a block has
+/// come back.
+bool ProcessArena::look_at_quarantine(bool at_once) {
+  if (!quarantines_.load(std::memory_order_relaxed)) return false;
+  Quarantine::Over over;  // its holders go without the lock: they may unmap a region
+  std::vector<ArenaHeap::Range> holes;
+  {
+    const std::lock_guard hold(lock_);
+    const TimePoint now = steady_clock().now();
+    if (!at_once && now < next_look_) return false;
+    next_look_ = now + kBetweenLooks;
+    over = quarantine_.sweep();
+    for (const std::uint64_t block : over.blocks) heap_.free(block, holes);
+    quarantines_.store(!quarantine_.empty(), std::memory_order_relaxed);
+  }
+  give_back(holes);
+  return !over.blocks.empty();
+}
+
 void ProcessArena::trim() {
   if (forked()) return;
+  look_at_quarantine(true);
   std::vector<ArenaHeap::Range> holes;
   {
     const std::lock_guard hold(lock_);
     heap_.trim(holes);
   }
-  punch(holes);
-  const std::lock_guard hold(lock_);
-  for (const auto& hole : holes) {
-    heap_.punched(hole);
-    returned_ += hole.bytes;
-  }
+  give_back(holes);
 }
 
 void ProcessArena::set_limits(const ArenaLimits& limits) {
@@ -241,7 +289,7 @@ void ProcessArena::set_limits(const ArenaLimits& limits) {
     heap_.set_limits(most, kept);
   }
   const ArenaStats now = stats();
-  if (now.bytes_kept > kept || now.bytes_in_use + now.bytes_kept > most) trim();
+  if (now.bytes_kept > kept || now.bytes_in_use + now.bytes_quarantined + now.bytes_kept > most) trim();
 }
 
 void ProcessArena::keep_more(std::ptrdiff_t bytes) {

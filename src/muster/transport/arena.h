@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -22,10 +23,11 @@ struct ArenaLimits {
 
 struct ArenaStats {
   std::size_t bytes_in_use = 0;
-  std::size_t bytes_kept = 0;        ///< free, with memory
-  std::size_t most = 0;              ///< the limit of both together
-  std::uint64_t bytes_returned = 0;  ///< to the system, so far
-  std::uint64_t allocations = 0;     ///< so far
+  std::size_t bytes_kept = 0;         ///< free, with memory
+  std::size_t bytes_quarantined = 0;  ///< freed, but kept out of use: a peer may still write to it
+  std::size_t most = 0;               ///< the limit of all three together
+  std::uint64_t bytes_returned = 0;   ///< to the system, so far
+  std::uint64_t allocations = 0;      ///< so far
 };
 
 class Arena {
@@ -42,7 +44,12 @@ class Arena {
   /// 64-byte aligned memory, zeroed only where it is fresh; zero bytes give a valid pointer. Thread-safe. Code::exhausted names the limit.
   virtual Result<std::byte*> allocate(std::size_t bytes) = 0;
   virtual void free(std::byte* memory) = 0;
-  /// Gives all memory that is kept for later back to the system.
+  /// Keeps [memory, memory + bytes) from other uses once it is freed, for as long as `held()`: a
+  /// peer may still write to it. Asked now and then, on any thread, when memory is taken or given
+  /// back; not any more once it has said no.
+  virtual void quarantine(const std::byte* memory, std::size_t bytes, std::function<bool()> held) = 0;
+  /// Gives all memory that is kept for later back to the system. Looks at what is quarantined
+  /// first.
   virtual void trim() = 0;
   /// Holds for what is allocated and freed from now on.
   virtual void set_limits(const ArenaLimits& limits) = 0;

@@ -209,6 +209,13 @@ bool ArenaHeap::free(std::uint64_t offset, std::vector<Range>& punch) {
   return true;
 }
 
+std::size_t ArenaHeap::bytes_at(std::uint64_t offset) const {
+  if (offset / kPage >= pages_.size()) return 0;
+  const std::uint32_t kind = pages_[offset / kPage];
+  if ((kind & kSpanPage) != 0) return bytes_of_class(kind - kSpanPage);
+  return offset % kPage == 0 ? kind * kPage : 0;
+}
+
 void ArenaHeap::flush_quick() {
   for (std::size_t pages = 1; pages < quick_.size(); ++pages) {
     for (const std::uint64_t offset : quick_[pages]) warm_.insert({offset, pages * kPage});

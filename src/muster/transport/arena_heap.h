@@ -66,6 +66,8 @@ class ArenaHeap {
   void refused(const Taken& block);
   /// False where no block begins at `offset`. Appends what should be given back to the system; it is nobody's until it is `punched`.
   bool free(std::uint64_t offset, std::vector<Range>& punch);
+  /// Of the block in use that begins at `offset`; 0 where none does.
+  std::size_t bytes_at(std::uint64_t offset) const;
   /// Appends all that is kept.
   void trim(std::vector<Range>& punch) { shrink_to(0, punch); }
   void punched(const Range& range);

@@ -232,6 +232,56 @@ TEST(Arena, PeersThatMayOnlyReadCannotMapItToWrite) {
   EXPECT_EQ(status, 0);
 }
 
+// spec: F25 memory that a stopped peer may still write to gets no other use until that peer has given it up
+TEST(Arena, WhatIsQuarantinedGetsNoOtherUseOnceFreed) {
+  Arena& arena = **Arena::of_process();
+  for (const std::size_t bytes : {std::size_t{100}, std::size_t{100'000}, std::size_t{5'000'000}}) {
+    SCOPED_TRACE(bytes);
+    const std::size_t in_use = arena.bytes_in_use();
+    bool held = true;
+    std::byte* const lent = arena.allocate(bytes).value();
+    std::byte* const other = arena.allocate(bytes).value();
+    arena.quarantine(lent + bytes / 2, 10, [&held] { return held; });
+    EXPECT_EQ(arena.stats().bytes_quarantined, 0u) << "it is in use as before";
+    arena.free(lent);
+    arena.free(other);
+    EXPECT_GE(arena.stats().bytes_quarantined, bytes);
+    EXPECT_LT(arena.stats().bytes_quarantined, bytes + ArenaHeap::kPage);
+    EXPECT_EQ(arena.bytes_in_use(), in_use);
+    for (int i = 0; i < 3; ++i) {
+      std::byte* const next = arena.allocate(bytes).value();
+      EXPECT_NE(next, lent);
+      arena.free(next);
+      arena.trim();
+    }
+    held = false;
+    arena.trim();
+    EXPECT_EQ(arena.stats().bytes_quarantined, 0u);
+    EXPECT_EQ(arena.bytes_in_use(), in_use);
+  }
+}
+
+// The limit holds for all; where it is reached, what nobody holds any more is found.
+TEST(Arena, WhatIsQuarantinedCountsForTheLimit) {
+  constexpr std::size_t kBytes = std::size_t{32} << 20;
+  Arena& arena = **Arena::of_process();
+  arena.trim();
+  bool held = true;
+  std::byte* const lent = arena.allocate(kBytes).value();
+  arena.quarantine(lent, kBytes, [&held] { return held; });
+  arena.free(lent);
+  arena.set_limits({.most = arena.bytes_in_use() + kBytes + kBytes / 2, .keep = 0});
+  const auto none = arena.allocate(kBytes);
+  EXPECT_EQ(none.status().code(), Code::exhausted);
+  EXPECT_NE(none.status().message().find(std::to_string(kBytes) + " more are kept out of use"), std::string::npos)
+      << none.status().message();
+  held = false;
+  const auto some = arena.allocate(kBytes);
+  EXPECT_TRUE(some.ok()) << some.status().message();
+  if (some.ok()) arena.free(*some);
+  arena.set_limits({});
+}
+
 TEST(Arena, ThreadsShareIt) {
   Arena& arena = **Arena::of_process();
   const std::size_t before = arena.bytes_in_use();
