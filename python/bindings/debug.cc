@@ -87,6 +87,7 @@ void bind_debug(py::module_& module) {
         all["enabled"] = stats.enabled;
         all["bytes_in_use"] = stats.bytes_in_use;
         all["bytes_reserved"] = stats.bytes_reserved;
+        all["bytes_quarantined"] = stats.bytes_quarantined;
         all["limit"] = stats.limit;
         all["bytes_returned"] = stats.bytes_returned;
         all["allocations"] = stats.allocations;

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <deque>
 #include <limits>
+#include <optional>
 #include <thread>
+#include <vector>
 
 #include "muster/collective/call.h"
 #include "muster/collective/region_test_job.h"
@@ -334,6 +336,63 @@ TEST(RegionFailure, AFailedMemberWaitsForPeersThatMayBeStoringIntoItsOutput) {
 TEST(RegionFailure, AFailedMemberWaitsForPeersThatMayBeHandingItsInputsBack) {
   if (!hands_back()) GTEST_SKIP() << "nobody hands back here";
   expect_to_wait_for_whoever_has_begun(Op::reduce_scatter, 40'000);
+}
+
+/// A member of three fails in a call that a peer has begun, and which that peer does not go on
+/// with; or its task is dropped there.
+void expect_what_is_lent_to_be_quarantined(Op op, bool dropped) {
+  transport::Arena& arena = **transport::Arena::of_process();
+  constexpr int kMembers = 3;
+  constexpr std::size_t kEach = 400'000;
+  RegionJob job(kMembers, {}, {}, false);
+  for (auto& channel : job.channels) channel->spread = nullptr;
+  std::vector<std::optional<Buffer>> memory(kMembers);
+  std::vector<std::vector<std::byte>> taken(kMembers, std::vector<std::byte>(kEach));
+  std::vector<Args> args(kMembers);
+  std::vector<transport::Fingerprint> calls;
+  for (std::size_t member = 0; member < kMembers; ++member) {
+    const bool lists = info(op).lists_input;
+    const MutableBytes whole = memory[member].emplace(lists ? kMembers * kEach : kEach, true).bytes();
+    args[member].op = op;
+    args[member].dtype = DType::float32;
+    for (std::size_t slice = 0; slice < (lists ? kMembers : 1); ++slice)
+      args[member].inputs.emplace_back(whole.subspan(slice * kEach, kEach));
+    args[member].outputs.push_back(lists ? MutableBytes(taken[member]) : whole);
+    calls.push_back(fingerprint_of(args[member], 1));
+  }
+  auto failed = job.run(0, args[0], calls[0]);
+  auto stopped = job.run(1, args[1], calls[1]);
+  EXPECT_FALSE(failed.step());
+  EXPECT_FALSE(stopped.step());
+  if (dropped) {
+    failed = {};
+  } else {
+    job.channels[0]->fail(Status(Code::timed_out, "too late"));
+    while (!failed.step()) std::this_thread::yield();  // gives up waiting after a while
+  }
+  arena.trim();
+  const auto before = arena.stats();
+  memory[0].reset();
+  arena.trim();
+  EXPECT_GE(arena.stats().bytes_quarantined, before.bytes_quarantined + kEach);
+  EXPECT_EQ(arena.stats().bytes_kept, 0u);
+  job.groups[0].reset();  // it is the memory's affair, not the member's
+  job.channels[1]->fail(Status(Code::timed_out, "too late"));
+  EXPECT_TRUE(stopped.step());
+  arena.trim();
+  EXPECT_EQ(arena.stats().bytes_quarantined, before.bytes_quarantined);
+}
+
+// It does not wait for ever. What a peer may still be storing into then gets no other use before
+// that peer has given up.
+// spec: D7 who goes on after a failure does so with memory that a stopped rank which comes back leaves alone
+TEST(RegionFailure, WhatAPeerMayBeStoringIntoIsQuarantined) {
+  for (const bool dropped : {false, true}) expect_what_is_lent_to_be_quarantined(Op::all_reduce, dropped);
+}
+
+TEST(RegionFailure, WhatAPeerMayBeHandingBackIsQuarantined) {
+  if (!hands_back()) GTEST_SKIP() << "nobody hands back here";
+  for (const bool dropped : {false, true}) expect_what_is_lent_to_be_quarantined(Op::reduce_scatter, dropped);
 }
 
 // Who has all it needs, but one of whom has given up, does not touch what that one lent, and fails with it.

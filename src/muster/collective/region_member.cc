@@ -4,8 +4,10 @@
 #include <chrono>
 #include <cstddef>
 #include <cstring>
+#include <exception>
 
 #include "muster/base/host_barrier.h"
+#include "muster/base/log.h"
 #include "muster/collective/alone.h"
 #include "muster/transport/core_sharing.h"
 #include "muster/transport/fabric.h"
@@ -18,8 +20,7 @@ std::size_t RegionGroup::segment_bytes(int members) { return region::Layout(memb
 
 std::unique_ptr<RegionGroup> RegionGroup::attach(transport::HostRegion& region, std::uint64_t segment, transport::Channel& channel,
                                                  const Selection& selection) {
-  return std::make_unique<RegionMember>(region, segment, channel, selection,
-                                        [] { return static_cast<const transport::Arena*>(transport::Arena::if_made()); });
+  return std::make_unique<RegionMember>(region, segment, channel, selection, &transport::Arena::if_made);
 }
 
 namespace region {
@@ -53,6 +54,33 @@ template <class T>
 std::byte* bytes_at(T& object, std::size_t at) {
   return reinterpret_cast<std::byte*>(&object) + at;
 }
+
+/// Peers that may be in the middle of a store into this process's memory, for its arena to ask,
+/// this member gone or not.
+class Storing {
+ public:
+  explicit Storing(std::shared_ptr<void> region) : region_(std::move(region)) {}
+  void add(const Progress& peer, Counter done, Position end, std::shared_ptr<transport::ProcessEnd> process) {
+    peers_.push_back({&peer, done, end, std::move(process)});
+  }
+  bool operator()() {
+    std::erase_if(peers_, [](const Peer& peer) {
+      return reached(peer.progress->counters[static_cast<int>(peer.done)].load(std::memory_order_acquire), peer.end) ||
+             peer.progress->gave_up.load(std::memory_order_acquire) != 0 || (peer.process != nullptr && peer.process->seen());
+    });
+    return !peers_.empty();
+  }
+
+ private:
+  struct Peer {
+    const Progress* progress;
+    Counter done;
+    Position end;
+    std::shared_ptr<transport::ProcessEnd> process;
+  };
+  std::shared_ptr<void> region_;  // where `progress` stands; of a group that failed no segment is given back
+  std::vector<Peer> peers_;
+};
 
 // Orders reads of memory that is not the protocol's (a peer's own) before a look at the peer's `gave_up`.
 void fence_reads() {
@@ -117,12 +145,14 @@ Task<Status> RegionMember::run(const Args& args, const transport::Fingerprint& c
   // Tells the others also where this task is destroyed before its end.
   struct Guard {
     RegionMember* member;
+    const Args& args;
     ~Guard() {
       if (member == nullptr) return;
       member->wait_.what = Wait::For::nothing;
       member->give_up();
+      member->quarantine(args);
     }
-  } guard{this};
+  } guard{this, args};
 
   Status status = co_await run_call(args, call);
   wait_.what = Wait::For::nothing;
@@ -364,6 +394,31 @@ Task<bool> RegionMember::come_to_rest(Counter done, int only) {
     return quiet(done, only) || clock.now() >= limit;
   });
   co_return quiet(done, only);
+}
+
+// My call has failed, and I have said so. Who is stopped in the middle of a store, or so slow,
+// finishes it when it goes on: until then the memory gets no other use.
+void RegionMember::quarantine(const Args& args) noexcept try {
+  if (outputs_shared_) quarantine(args.outputs[0], Counter::reduced, -1);
+  if (!inputs_lent_) return;
+  const auto* const table = reinterpret_cast<const Slice*>(slot(rank_));
+  for (int reader = 0; reader < group_size(); ++reader) {
+    if (table[reader].lent) quarantine(args.inputs[static_cast<std::size_t>(reader)], Counter::drained, reader);
+  }
+} catch (const std::exception& error) {
+  log(LogLevel::error, std::string("memory that a failed call has lent cannot be kept out of use: ") + error.what());
+}
+
+// Unlike `quiet` takes nobody for dead whose process is there: it may only have been stopped.
+void RegionMember::quarantine(ConstBytes memory, Counter done, int only) {
+  transport::Arena* const arena = find_arena_();
+  if (arena == nullptr) return;
+  Storing storing(region_.memory());
+  for (int member = 0; member < group_size(); ++member) {
+    if (member == rank_ || (only >= 0 && member != only) || !has_begun(member)) continue;
+    storing.add(progress(member), done, end_of(sequence_), region_.process_of(local_[static_cast<std::size_t>(member)]));
+  }
+  if (storing()) arena->quarantine(memory.data(), memory.size(), std::move(storing));
 }
 
 // True now and then: the task should give its thread away once. Wakes its own mailbox, since nobody else will.

@@ -33,7 +33,7 @@
 namespace muster::collective::region {
 
 /// Finds out whether memory lies in the arena that peers can map: the process's own, another one in tests.
-using ArenaOf = const transport::Arena* (*)();
+using ArenaOf = transport::Arena* (*)();
 
 /// Where those run that a member waits for.
 enum class Missing : std::uint8_t { nobody, elsewhere, here };
@@ -180,6 +180,8 @@ class RegionMember final : public RegionGroup {
   bool someone_gave_up(std::uint64_t sequence) const;
   void give_up();
   bool quiet(Counter done, int only = -1) const;
+  void quarantine(const Args& args) noexcept;
+  void quarantine(ConstBytes memory, Counter done, int only);
   Task<bool> come_to_rest(Counter done, int only = -1);
   bool pause_due(std::size_t bytes);
   /// Gives the thread away once.

@@ -1,8 +1,15 @@
 // The region between real processes: what threads on one mapping cannot show.
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -69,6 +76,155 @@ TEST(RegionProcesses, AllMapEachOthersArenasInOneCall) {
       return closed.ok() ? "done" : closed.message();
     });
     for (const auto& end : ranks.join(std::chrono::seconds(60))) EXPECT_EQ(end.report, "done");
+  }
+}
+
+// ---- peers that are stopped in the middle of a store
+// -----------------------------------------------------------------
+
+/// In the rank that is to be stopped: what it has mapped of the others' arenas is closed to stores,
+/// and the first one stops it in its tracks. When it goes on, it finishes that store.
+class StopAtTheFirstStore {
+ public:
+  static void arm(testing::SharedCounter& stopped) {
+    stopped_ = &stopped;
+    const auto own = reinterpret_cast<std::uintptr_t>((*transport::Arena::of_process())->at(0, 1));
+    std::ifstream maps("/proc/self/maps");
+    for (std::string line; std::getline(maps, line);) {
+      std::uintptr_t begin = 0, end = 0;
+      if (line.find("muster-arena") == std::string::npos || std::sscanf(line.c_str(), "%lx-%lx", &begin, &end) != 2 || begin == own)
+        continue;
+      theirs_[count_++] = {reinterpret_cast<void*>(begin), end - begin};
+    }
+    struct sigaction action {};
+    action.sa_handler = &stop;
+    ::sigaction(SIGSEGV, &action, nullptr);
+    protect(PROT_READ);
+  }
+
+ private:
+  struct Mapping {
+    void* memory;
+    std::size_t bytes;
+  };
+  static void protect(int how) {
+    for (int i = 0; i < count_; ++i) ::mprotect(theirs_[i].memory, theirs_[i].bytes, how);
+  }
+  static void stop(int) {
+    stopped_->add(1);
+    ::raise(SIGSTOP);
+    protect(PROT_READ | PROT_WRITE);
+  }
+  static inline testing::SharedCounter* stopped_ = nullptr;
+  static inline std::array<Mapping, 8> theirs_{};
+  static inline int count_ = 0;
+};
+
+struct StoppedInACall {
+  Op op;
+  bool found_dead;  // the call fails since the stopped rank does not answer; else at its deadline
+  bool goes_on;     // else it is killed
+};
+
+/// Of three ranks the last one is stopped while it stores into the others' outputs. Those free them
+/// when their calls have failed, make others and fill them; then it goes on, or dies.
+class StoppedPeer {
+ public:
+  explicit StoppedPeer(const StoppedInACall& run) : run_(run) {}
+
+  void play() {
+    testing::RankProcesses ranks(kRanks, [this](int rank) { return rank == kVictim ? victim() : survivor(rank); });
+    EXPECT_TRUE(refilled_.wait_for(kRanks - 1, std::chrono::seconds(30)));
+    EXPECT_EQ(stopped_.value(), 1) << "it did not store into anybody's memory";
+    ranks.kill(kVictim, run_.goes_on ? SIGCONT : SIGKILL);
+    if (!run_.goes_on) over_.add(1);
+    const auto ends = ranks.join(std::chrono::seconds(60));
+    for (int rank = 0; rank < kRanks; ++rank) {
+      if (rank != kVictim || run_.goes_on) EXPECT_EQ(ends[static_cast<std::size_t>(rank)].report, "done") << "rank " << rank;
+    }
+  }
+
+ private:
+  static constexpr int kRanks = 3, kVictim = 2;
+  static constexpr std::size_t kBytes = std::size_t{6} << 20;
+  static constexpr std::byte kPattern{0x77};
+
+  Result<testing::ProcessJob> join(int rank) {
+    testing::ProcessJobOptions options;
+    options.rank = rank;
+    options.world_size = kRanks;
+    options.store_path = folder_.file("store");
+    options.heartbeat_limit = std::chrono::milliseconds(run_.found_dead ? 1000 : 0);
+    return testing::join_process_job(options);
+  }
+  Status call(Communicator& world, std::byte* input, std::byte* output, Duration limit) const {
+    Args args;
+    args.op = run_.op;
+    args.dtype = DType::float64;
+    args.root = run_.op == Op::reduce ? 0 : -1;
+    args.inputs = {ConstBytes(input, kBytes)};
+    if (run_.op != Op::reduce || world.rank() == 0) args.outputs = {MutableBytes(output, kBytes)};
+    return world.run(args, steady_clock().now() + limit);
+  }
+  static std::byte* make(std::byte fill = {}) {
+    std::byte* const memory = (*transport::Arena::of_process())->allocate(kBytes).value();
+    std::fill_n(memory, kBytes, fill);
+    return memory;
+  }
+  static bool holds(const std::byte* memory) {
+    return std::all_of(memory, memory + kBytes, [](std::byte byte) { return byte == kPattern; });
+  }
+
+  std::string victim() {
+    auto job = join(kVictim);
+    if (!job.ok()) return job.status().message();
+    std::byte *const input = make(), *const output = make();
+    if (Status first = call(*job->world, input, output, std::chrono::seconds(20)); !first) return first.message();
+    StopAtTheFirstStore::arm(stopped_);
+    const Status status = call(*job->world, input, output, std::chrono::seconds(60));
+    over_.add(1);
+    return status.ok() ? "a call that the others gave up succeeded" : "done";
+  }
+
+  std::string survivor(int rank) {
+    auto job = join(rank);
+    if (!job.ok()) return job.status().message();
+    std::byte *const input = make(), *const output = make();
+    if (Status first = call(*job->world, input, output, std::chrono::seconds(20)); !first) return first.message();
+    const Status failed = call(*job->world, input, output, std::chrono::milliseconds(run_.found_dead ? 30'000 : 1500));
+    if (failed.code() != (run_.found_dead ? Code::peer_failed : Code::timed_out)) return "the call ended with: " + failed.message();
+
+    transport::Arena& arena = **transport::Arena::of_process();
+    arena.free(output);
+    const bool lends = run_.op != Op::reduce || rank == 0;
+    if (const auto stats = arena.stats(); stats.bytes_quarantined != (lends ? kBytes : 0))
+      return std::to_string(stats.bytes_quarantined) + " bytes are kept out of use";
+    const std::byte* const other = make(kPattern);
+    const std::byte* const another = make(kPattern);
+    refilled_.add(1);
+    if (!over_.wait_for(1, std::chrono::seconds(30))) return "the stopped rank did not go on";
+    const auto limit = steady_clock().now() + std::chrono::seconds(20);
+    do {  // no process is gone at once
+      arena.trim();
+    } while (arena.stats().bytes_quarantined != 0 && steady_clock().now() < limit);
+    if (arena.stats().bytes_quarantined != 0) return "what nobody holds any more was not given back";
+    return holds(other) && holds(another) ? "done" : "a late store reached memory that has another use";
+  }
+
+  const StoppedInACall run_;
+  const testing::ScratchFolder folder_;
+  testing::SharedCounter stopped_, refilled_, over_;
+};
+
+// spec: D7 who goes on after a failure does so with memory that a stopped rank which comes back leaves alone
+TEST(RegionProcesses, APeerThatWasStoppedInAStoreFindsNoOtherUseOfThatMemory) {
+  for (const Op op : {Op::all_reduce, Op::reduce}) {
+    for (const bool found_dead : {false, true}) {
+      for (const bool goes_on : {true, false}) {
+        SCOPED_TRACE(std::string(info(op).name) + (found_dead ? ", found dead" : ", deadline") + (goes_on ? ", goes on" : ", is killed"));
+        StoppedPeer({op, found_dead, goes_on}).play();
+      }
+    }
   }
 }
 

@@ -130,7 +130,8 @@ SharedAllocatorStats shared_allocator_stats() {
   if (const auto* const arena = Arena::if_made()) {
     const auto now = arena->stats();
     stats.bytes_in_use = now.bytes_in_use;
-    stats.bytes_reserved = now.bytes_in_use + now.bytes_kept;
+    stats.bytes_quarantined = now.bytes_quarantined;
+    stats.bytes_reserved = now.bytes_in_use + now.bytes_kept + now.bytes_quarantined;
     stats.limit = now.most;
     stats.bytes_returned = now.bytes_returned;
     stats.allocations = now.allocations;

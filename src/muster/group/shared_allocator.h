@@ -31,8 +31,12 @@ void use_shared_allocator(const SharedAllocatorOptions& options = {});
 
 struct SharedAllocatorStats {
   bool enabled = false;
-  std::size_t bytes_in_use = 0;      ///< of tensors in the arena, `empty_shared`'s too
-  std::size_t bytes_reserved = 0;    ///< memory that the arena has of the system: in use, or kept for later
+  std::size_t bytes_in_use = 0;    ///< of tensors in the arena, `empty_shared`'s too
+  std::size_t bytes_reserved = 0;  ///< memory that the arena has of the system: in use, kept for later, or quarantined
+  /// Of tensors that are gone, but that a peer which is stopped in a call that failed may still
+  /// write to. Looked at whenever tensors are made or freed: no part of it any more once every such
+  /// peer has gone on or its process has ended.
+  std::size_t bytes_quarantined = 0;
   std::size_t limit = 0;             ///< of bytes_reserved
   std::uint64_t bytes_returned = 0;  ///< to the system, so far
   std::uint64_t allocations = 0;     ///< in the arena, so far
