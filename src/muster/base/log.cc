@@ -1,7 +1,7 @@
 #include "muster/base/log.h"
 
 #include <spdlog/pattern_formatter.h>
-#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/sinks/base_sink.h>
 #include <spdlog/spdlog.h>
 
 #include <atomic>
@@ -9,6 +9,7 @@
 #include <string>
 
 #include "muster/base/debug_level.h"
+#include "muster/base/log_lines.h"
 
 namespace muster {
 namespace {
@@ -30,15 +31,25 @@ class RankFlag final : public spdlog::custom_flag_formatter {
   std::unique_ptr<spdlog::custom_flag_formatter> clone() const override { return std::make_unique<RankFlag>(); }
 };
 
+/// Under the lock of the lines.
+class LinesSink final : public spdlog::sinks::base_sink<spdlog::details::null_mutex> {
+  void sink_it_(const spdlog::details::log_msg& message) override {
+    spdlog::memory_buf_t line;
+    formatter_->format(message, line);
+    log_lines::put({line.data(), line.size()});
+  }
+  void flush_() override {}
+};
+
 /// Never destroyed: threads may log while the process ends.
 spdlog::logger& logger() {
   static auto* const made = [] {
-    auto* fresh = new spdlog::logger("muster", std::make_shared<spdlog::sinks::stderr_sink_mt>());
+    auto* fresh = new spdlog::logger("muster", std::make_shared<LinesSink>());
+    fresh->set_error_handler([](const std::string&) {});  // its own writes to standard error, and may block there
     auto formatter = std::make_unique<spdlog::pattern_formatter>();
     formatter->add_flag<RankFlag>('*').set_pattern("[%H:%M:%S.%e %l%*] %v");
     fresh->set_formatter(std::move(formatter));
     fresh->set_level(spdlog::level::trace);
-    fresh->flush_on(spdlog::level::trace);
     return fresh;
   }();
   return *made;
@@ -63,6 +74,7 @@ void set_log_rank(int rank) { log_rank = rank; }
 
 void log(LogLevel wanted, std::string_view message) {
   if (!logs(wanted)) return;
+  const log_lines::Lock lock;
   logger().log(spdlog_level(wanted), spdlog::string_view_t(message.data(), message.size()));
 }
 

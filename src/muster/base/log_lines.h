@@ -1,0 +1,27 @@
+/// Writes finished lines to standard error without ever waiting for its reader. Private to `log.cc`.
+///
+/// A line is written at once where there is room. Where standard error is a full pipe or terminal, the line waits in a bounded queue;
+/// a thread of its own, started then, writes it once the reader goes on. So a line may be logged under any lock.
+#pragma once
+
+#include <cstddef>
+#include <string_view>
+
+namespace muster::log_lines {
+
+/// At most so much waits; the lines that come after that are counted, and their number is written in their place.
+inline constexpr std::size_t kMostWaiting = std::size_t{1} << 20;
+
+/// Held while a line is made and handed over. Its holder may fork: the child begins with an empty queue.
+class Lock {
+ public:
+  Lock();
+  ~Lock();
+  Lock(const Lock&) = delete;
+  Lock& operator=(const Lock&) = delete;
+};
+
+/// A whole line with its end. Under the lock. Never blocks.
+void put(std::string_view line);
+
+}  // namespace muster::log_lines
