@@ -1,15 +1,11 @@
 // The search for the addresses of a name, and its deadline: `socket_address.h`.
-#include <pthread.h>
-#include <signal.h>
-
 #include <algorithm>
 #include <condition_variable>
 #include <mutex>
-#include <system_error>
-#include <thread>
 #include <utility>
 
 #include "muster/base/socket_address.h"
+#include "muster/base/thread_start.h"
 
 namespace muster {
 namespace {
@@ -61,16 +57,10 @@ NameSearch::NameSearch(const std::string& host, std::uint16_t port, Resolver res
 }
 
 void NameSearch::ask(std::string name, std::uint16_t port, Resolver resolver) {
-  // Signals are the program's business: none shall be delivered on the resolver's thread.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  try {
-    std::thread([state = state_, name, port, resolver = std::move(resolver)] { state->give(search(name, port, resolver)); }).detach();
-  } catch (const std::system_error& error) {
-    state_->give(Status(Code::exhausted, "cannot start a thread to find the address of " + describe_host(name) + ": " + error.what()));
-  }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  auto thread = start_thread("the thread that finds the address of " + describe_host(name),
+                             [state = state_, name, port, resolver = std::move(resolver)] { state->give(search(name, port, resolver)); });
+  if (!thread.ok()) return state_->give(thread.status());
+  thread->detach();
 }
 
 const Addresses* NameSearch::wait(TimePoint until) {

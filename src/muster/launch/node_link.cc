@@ -7,6 +7,7 @@
 
 #include "muster/base/bytes.h"
 #include "muster/base/socket_address.h"
+#include "muster/base/thread_start.h"
 
 namespace muster::launch {
 namespace {
@@ -35,7 +36,10 @@ Result<std::unique_ptr<NodeLink>> NodeLink::open(const NodeJob& job, const NodeL
       if (node != job.node) link->heard_[node] = steady_clock().now();
     }
   }
-  link->thread_ = std::thread([raw = link.get()] { raw->run(); });
+  auto thread = start_thread(
+      "the thread that speaks with the other nodes", [raw = link.get()] { raw->run(); }, Signals::inherited);
+  if (!thread.ok()) return thread.status();
+  link->thread_ = std::move(*thread);
   return link;
 }
 

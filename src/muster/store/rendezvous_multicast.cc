@@ -17,6 +17,7 @@
 
 #include "muster/base/secret.h"
 #include "muster/base/socket_address.h"
+#include "muster/base/thread_start.h"
 #include "muster/store/announcement.h"
 #include "muster/store/factory.h"
 #include "muster/store/join.h"
@@ -115,10 +116,17 @@ class Crier {
   using Peers = std::map<std::uint64_t, Peer>;
 
   Crier(GroupSocket socket, Announcement self, const GroupHash& group, const Secret& secret)
-      : socket_(std::move(socket)), self_(self), group_(group), secret_(secret), thread_([this] { run(); }) {}
+      : socket_(std::move(socket)), self_(self), group_(group), secret_(secret) {}
   ~Crier() {
     stop_ = true;
-    thread_.join();
+    if (thread_.joinable()) thread_.join();
+  }
+  Status start() {
+    auto thread = start_thread(
+        "the thread that announces this process to the multicast group", [this] { run(); }, Signals::inherited);
+    if (!thread.ok()) return thread.status();
+    thread_ = std::move(*thread);
+    return {};
   }
 
   void open_store(std::uint16_t port) {
@@ -235,6 +243,7 @@ Result<Rendezvous> rendezvous_by_multicast(const std::string& host, std::uint16_
   self.rank = options.rank;
   self.world_size = options.world_size;
   Crier crier(std::move(*socket), self, short_hash(options.group_name), *secret);
+  if (Status started = crier.start(); !started) return started;
 
   Crier::Peers peers;
   const bool all = crier.wait(options.deadline, peers,

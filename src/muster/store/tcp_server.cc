@@ -7,7 +7,6 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <pthread.h>
-#include <signal.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -27,6 +26,7 @@
 #include "muster/base/fork_guard.h"
 #include "muster/base/log.h"
 #include "muster/base/socket_address.h"
+#include "muster/base/thread_start.h"
 #include "muster/store/store_server.h"
 #include "muster/store/tcp_socket.h"
 
@@ -121,18 +121,20 @@ class AsioServer final : public TcpServer {
     if (const auto name = SocketAddress::local_of(listeners.front().get())) port_ = name->port();
     for (Descriptor& each : listeners) listeners_.push_back(std::make_unique<Watched>(io_, std::move(each)));
     for (auto& listener : listeners_) watch_listener(*listener);
-    // Signals are the program's business: none shall be delivered here.
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    thread_ = std::thread([this] {
+  }
+
+  Status serve() {
+    auto thread = start_thread("the thread of the store's server", [this] {
       pthread_setname_np(pthread_self(), "muster-store");
       io_.run();
     });
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    if (!thread.ok()) return thread.status();
+    thread_ = std::move(*thread);
+    return {};
   }
 
   ~AsioServer() override {
+    if (!thread_.joinable()) return;
     if (mark_.forked()) {  // the thread is the parent's
       thread_.detach();
       return;
@@ -346,7 +348,9 @@ Result<std::shared_ptr<TcpServer>> TcpServer::start(TcpServerOptions options) {
   auto listeners =
       options.listener ? adopt(std::move(options.listener), options.port) : listen_at(options.host, options.port, options.deadline);
   if (!listeners) return listeners.status();
-  return std::shared_ptr<TcpServer>(std::make_shared<AsioServer>(std::move(options), std::move(*listeners)));
+  auto server = std::make_shared<AsioServer>(std::move(options), std::move(*listeners));
+  if (Status serves = server->serve(); !serves) return serves;
+  return std::shared_ptr<TcpServer>(std::move(server));
 }
 
 }  // namespace muster::store

@@ -14,6 +14,7 @@
 
 #include "muster/base/bytes.h"
 #include "muster/base/secret.h"
+#include "muster/base/thread_start.h"
 #include "muster/store/factory.h"
 #include "muster/trace/analysis.h"
 #include "muster/trace/run_directory.h"
@@ -185,7 +186,9 @@ std::unique_ptr<Responder> Responder::start(std::shared_ptr<Recorder> recorder, 
   state->store = job;
   state->rank = mine->rank;
   if (mine->rank == 0) static_cast<void>(job->set(kJobKey, encode(Announcement{mine->job, mine->world_size, mine->since_ns})));
-  state->thread = std::thread([state] { state->run(); });
+  auto thread = start_thread("the thread that answers `muster trace`", [state] { state->run(); });
+  if (!thread.ok()) return nullptr;
+  state->thread = std::move(*thread);
   return std::unique_ptr<Responder>(new Responder(std::move(state)));
 }
 

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <iterator>
 
+#include "muster/base/thread_start.h"
 #include "muster/trace/analysis.h"
 #include "muster/trace/run_directory.h"
 #include "muster/trace/trace_bytes.h"
@@ -57,7 +58,8 @@ Witness::Witness(std::shared_ptr<Recorder> recorder, std::shared_ptr<store::Stor
   if (!clone) return;
   store_ = std::move(*clone);
   store_->set_timeout(kStoreTimeout);
-  thread_ = std::thread([this] { publish(); });
+  auto thread = start_thread("the thread that publishes this rank's trace", [this] { publish(); });
+  if (thread.ok()) thread_ = std::move(*thread);  // else the others do without
 }
 
 Witness::~Witness() { stop(); }

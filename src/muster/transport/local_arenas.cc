@@ -1,12 +1,8 @@
 #include "muster/transport/local_arenas.h"
 
-#include <pthread.h>
-#include <signal.h>
-
-#include <thread>
-
 #include "muster/base/clock.h"
 #include "muster/base/log.h"
+#include "muster/base/thread_start.h"
 #include "muster/transport/arena.h"
 #include "muster/transport/local_socket.h"
 
@@ -54,18 +50,18 @@ bool LocalArenas::ready(int local_rank, std::function<void()> done) {
   if (peer.is_this_process || peer.mapped.load(std::memory_order_acquire) != nullptr) return true;
   Fetch state = Fetch::idle;
   if (!peer.ahead.compare_exchange_strong(state, Fetch::running)) return state == Fetch::over;
-  // Detached: nobody has to wait for a peer that does not answer. Keeps alive what it uses; takes no signals, which are the program's.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::thread([self = shared_from_this(), &peer, done = std::move(done)] {
+  // Detached: nobody has to wait for a peer that does not answer. Keeps alive what it uses.
+  auto thread = start_thread("the thread that maps the memory of a peer", [self = shared_from_this(), &peer, done = std::move(done)] {
     const bool mapped = self->fetch(peer) != nullptr;
     peer.ahead.store(mapped ? Fetch::idle : Fetch::over, std::memory_order_release);
     done();
-  }).detach();
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  return false;
+  });
+  if (thread.ok()) {
+    thread->detach();
+    return false;
+  }
+  peer.ahead.store(Fetch::idle, std::memory_order_release);  // the caller maps it itself
+  return true;
 }
 
 SharedMapping* LocalArenas::fetch(Peer& peer) {

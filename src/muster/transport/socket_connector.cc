@@ -13,6 +13,7 @@
 
 #include "muster/base/host_barrier.h"
 #include "muster/base/log.h"
+#include "muster/base/thread_start.h"
 #include "muster/transport/arena.h"
 #include "muster/transport/core_sharing.h"
 #include "muster/transport/local_socket.h"
@@ -263,9 +264,9 @@ Status SocketConnector::fetch_region(const std::vector<int>& ranks, TimePoint de
   return {};
 }
 
-void SocketConnector::serve_locally() {
+Status SocketConnector::serve_locally() {
   stop_server_ = GuardedDescriptor(Descriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)));
-  server_ = std::thread([this] {
+  auto thread = start_thread("the thread that hands the shared region to the other ranks of this host", [this] {
     for (;;) {
       std::array<pollfd, 2> waits{pollfd{local_->descriptor(), POLLIN, 0}, pollfd{stop_server_.get(), POLLIN, 0}};
       const TimePoint now = steady_clock().now();
@@ -275,6 +276,9 @@ void SocketConnector::serve_locally() {
       local_->poll(steady_clock().now());
     }
   });
+  if (!thread.ok()) return thread.status();
+  server_ = std::move(*thread);
+  return {};
 }
 
 void SocketConnector::stop_serving() {
@@ -307,7 +311,9 @@ Result<std::string> SocketConnector::meet(std::span<const std::string> contacts,
   const bool makes = ranks.front() == options_.rank;
   const Status mapped = makes ? make_region(ranks) : fetch_region(ranks, deadline);
   // Also where there is no region: the others' requests are answered by saying so.
-  if (makes) serve_locally();
+  if (makes) {
+    if (Status serves = serve_locally(); !serves) return serves;
+  }
   if (mapped.code() == Code::timed_out) {
     return Status(Code::timed_out, "meeting " + name_of(ranks.front(), contact_of(ranks.front())) + " on this host: " + mapped.message(),
                   {ranks.front()});

@@ -51,7 +51,7 @@ class SocketConnector final : public Connector {
   RegionShape shape_for(const std::vector<int>& ranks, std::size_t places, int maker) const;
   Status make_region(const std::vector<int>& ranks);
   Status fetch_region(const std::vector<int>& ranks, TimePoint deadline);
-  void serve_locally();
+  Status serve_locally();
   void stop_serving();
 
   Status open_settled_region(const std::vector<MeetingVerdict>& verdicts);

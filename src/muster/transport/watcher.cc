@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -11,6 +10,7 @@
 
 #include "muster/base/log.h"
 #include "muster/base/socket_address.h"
+#include "muster/base/thread_start.h"
 #include "muster/transport/engine.h"
 
 namespace muster::transport {
@@ -46,13 +46,9 @@ Status Watcher::start(int news) {
   armed_.store(true);
   epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, news_, &event);
 
-  // The watcher takes no signals: they are the program's.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread_ = std::thread([this] { run(); });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  auto thread = start_thread("the thread that watches the links", [this] { run(); });
+  if (!thread.ok()) return thread.status();
+  thread_ = std::move(*thread);
   return {};
 }
 
