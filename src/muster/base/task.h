@@ -7,14 +7,19 @@
 /// sees to that). Frames come from a small per-thread pool, so a steady state allocates nothing.
 ///
 /// Destroying an unfinished task destroys its whole chain of frames; references that its predicates hold must outlive it.
+///
+/// A task throws nothing: an exception that leaves its body, or that the predicate it waits for throws, is its result, as
+/// `status_of_exception` tells it. So its value is a Status, or can be made of one, such as a Result.
 #pragma once
 
 #include <coroutine>
 #include <cstddef>
 #include <exception>
 #include <optional>
+#include <type_traits>
 #include <utility>
 
+#include "muster/base/exception_status.h"
 #include "muster/base/status.h"
 
 namespace muster {
@@ -55,18 +60,20 @@ struct PromiseBase {
     void await_resume() noexcept {}
   };
   Final final_suspend() noexcept { return {}; }
-  void unhandled_exception() noexcept { std::terminate(); }
 };
 
 }  // namespace task_detail
 
 template <class T = Status>
 class [[nodiscard]] Task {
+  static_assert(std::is_convertible_v<Status, T>, "a task that throws has a Status");
+
  public:
   struct promise_type : task_detail::PromiseBase {
     std::optional<T> value;
     Task get_return_object() { return Task(std::coroutine_handle<promise_type>::from_promise(*this)); }
     void return_value(T result) { value.emplace(std::move(result)); }
+    void unhandled_exception() noexcept { value.emplace(status_of_exception()); }
   };
 
   Task() = default;
@@ -140,13 +147,27 @@ class until {
   void await_suspend(std::coroutine_handle<Promise> self) {
     auto* context = self.promise().context;
     context->leaf = self;
-    context->ready = [](void* me) { return static_cast<until*>(me)->predicate_(); };
+    context->ready = [](void* me) { return static_cast<until*>(me)->holds(); };
     context->argument = this;
   }
-  void await_resume() const noexcept {}
+  void await_resume() const {
+    if (thrown_) [[unlikely]]
+      std::rethrow_exception(thrown_);
+  }
 
  private:
+  // What it throws, it throws in the task and not in whoever steps it.
+  bool holds() noexcept {
+    try {
+      return predicate_();
+    } catch (...) {
+      thrown_ = std::current_exception();
+      return true;
+    }
+  }
+
   Predicate predicate_;
+  std::exception_ptr thrown_;
 };
 
 }  // namespace muster

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <new>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -10,9 +12,9 @@
 namespace muster {
 namespace {
 
-Task<int> immediately(int value) { co_return value; }
+Task<Result<int>> immediately(int value) { co_return value; }
 
-Task<int> when(const bool& condition, int value) {
+Task<Result<int>> when(const bool& condition, int value) {
   co_await until([&] { return condition; });
   co_return value;
 }
@@ -35,12 +37,12 @@ TEST(Task, RunsOnlyWhenStepped) {
 
 TEST(Task, CountsHowOftenItWentOn) {
   bool go = false;
-  const auto twice = [](const bool& condition) -> Task<int> {
+  const auto twice = [](const bool& condition) -> Task<Result<int>> {
     co_await until([&] { return condition; });
     co_await until([asked = 0]() mutable { return asked++ > 0; });
     co_return 1;
   };
-  Task<int> task = twice(go);
+  Task<Result<int>> task = twice(go);
   EXPECT_EQ(task.turns(), 0u);
   EXPECT_FALSE(task.step());
   const std::size_t begun = task.turns();
@@ -55,31 +57,31 @@ TEST(Task, CountsHowOftenItWentOn) {
 
 TEST(Task, WaitsForItsPredicate) {
   bool go = false;
-  Task<int> task = when(go, 5);
+  Task<Result<int>> task = when(go, 5);
   EXPECT_FALSE(task.step());
   EXPECT_FALSE(task.step());
   go = true;
   EXPECT_TRUE(task.step());
-  EXPECT_EQ(task.result(), 5);
+  EXPECT_EQ(*task.result(), 5);
 }
 
-Task<int> sum(const bool& first, const bool& second) {
-  const int a = co_await when(first, 1);
-  const int b = co_await immediately(10);
-  const int c = co_await when(second, 100);
+Task<Result<int>> sum(const bool& first, const bool& second) {
+  const int a = *co_await when(first, 1);
+  const int b = *co_await immediately(10);
+  const int c = *co_await when(second, 100);
   co_return a + b + c;
 }
 
 TEST(Task, ChildrenGoOnWhereTheyWaited) {
   bool first = false, second = false;
-  Task<int> task = sum(first, second);
+  Task<Result<int>> task = sum(first, second);
   EXPECT_FALSE(task.step());
   first = true;
   EXPECT_FALSE(task.step());
   EXPECT_FALSE(task.step());
   second = true;
   EXPECT_TRUE(task.step());
-  EXPECT_EQ(task.result(), 111);
+  EXPECT_EQ(*task.result(), 111);
 }
 
 Task<> passes_on() {
@@ -94,23 +96,23 @@ TEST(Task, FailuresAreValues) {
 }
 
 // A step must cost the innermost predicate only, however deep the chain is.
-Task<int> deep(int levels, int& asked) {
-  if (levels > 0) co_return co_await deep(levels - 1, asked) + 1;
+Task<Result<int>> deep(int levels, int& asked) {
+  if (levels > 0) co_return *co_await deep(levels - 1, asked) + 1;
   co_await until([&] { return ++asked == 50; });
   co_return 0;
 }
 
 TEST(Task, AStepAsksTheInnermostPredicateOnce) {
   int asked = 0;
-  Task<int> task = deep(100, asked);
+  Task<Result<int>> task = deep(100, asked);
   int steps = 1;
   while (!task.step()) ++steps;
   EXPECT_EQ(steps, 50);
-  EXPECT_EQ(task.result(), 100);
+  EXPECT_EQ(*task.result(), 100);
 }
 
-Task<int> holds(std::shared_ptr<int> held, const bool& go) {
-  auto inner = [](std::shared_ptr<int> more, const bool& signal) -> Task<int> {
+Task<Result<int>> holds(std::shared_ptr<int> held, const bool& go) {
+  auto inner = [](std::shared_ptr<int> more, const bool& signal) -> Task<Result<int>> {
     co_await until([&] { return signal; });
     co_return *more;
   };
@@ -121,13 +123,13 @@ TEST(Task, DestroyingAnUnfinishedTaskFreesTheWholeChain) {
   const auto held = std::make_shared<int>(1);
   const bool never = false;
   {
-    Task<int> task = holds(held, never);
+    Task<Result<int>> task = holds(held, never);
     EXPECT_FALSE(task.step());
     EXPECT_GT(held.use_count(), 2);
   }
   EXPECT_EQ(held.use_count(), 1);
   {
-    const Task<int> never_stepped = holds(held, never);
+    const Task<Result<int>> never_stepped = holds(held, never);
     EXPECT_EQ(held.use_count(), 2);
   }
   EXPECT_EQ(held.use_count(), 1);
@@ -135,30 +137,51 @@ TEST(Task, DestroyingAnUnfinishedTaskFreesTheWholeChain) {
 
 TEST(Task, MovesKeepTheirPlace) {
   bool go = false;
-  Task<int> task = when(go, 3);
+  Task<Result<int>> task = when(go, 3);
   EXPECT_FALSE(task.step());
-  Task<int> moved = std::move(task);
+  Task<Result<int>> moved = std::move(task);
   EXPECT_FALSE(task.valid());
   go = true;
   EXPECT_TRUE(moved.step());
-  Task<int> assigned;
+  Task<Result<int>> assigned;
   assigned = std::move(moved);
-  EXPECT_EQ(assigned.result(), 3);
+  EXPECT_EQ(*assigned.result(), 3);
 }
 
 TEST(Task, MayBeSteppedAndFreedByAnotherThread) {
   bool go = false;
   for (int round = 0; round < 100; ++round) {
     go = false;
-    auto task = std::make_unique<Task<int>>(when(go, round));
+    auto task = std::make_unique<Task<Result<int>>>(when(go, round));
     EXPECT_FALSE(task->step());
     std::thread([&, mine = std::move(task)]() mutable {
       go = true;
       EXPECT_TRUE(mine->step());
-      EXPECT_EQ(mine->result(), round);
+      EXPECT_EQ(*mine->result(), round);
       mine.reset();
     }).join();
   }
+}
+
+// spec: H7 what a task throws is its result, wherever in the chain it is thrown
+TEST(Task, AnExceptionIsItsResult) {
+  const auto thrower = [](bool in_predicate) -> Task<> {
+    if (!in_predicate) throw std::bad_alloc();
+    co_await until([asked = 0]() mutable -> bool { return asked++ > 0 ? throw std::runtime_error("the predicate") : false; });
+    co_return Status();
+  };
+  const auto outer = [&](bool in_predicate) -> Task<> {
+    const Status status = co_await thrower(in_predicate);
+    co_return status.with_context("outer");
+  };
+  Task<> at_once = outer(false);
+  EXPECT_TRUE(at_once.step());
+  EXPECT_EQ(at_once.peek().code(), Code::exhausted) << at_once.peek().message();
+  Task<> later = outer(true);
+  EXPECT_FALSE(later.step());
+  EXPECT_TRUE(later.step());
+  EXPECT_EQ(later.peek().code(), Code::internal);
+  EXPECT_NE(later.peek().message().find("the predicate"), std::string::npos) << later.peek().message();
 }
 
 }  // namespace

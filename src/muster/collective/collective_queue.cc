@@ -1,9 +1,12 @@
 #include "muster/collective/collective_queue.h"
 
+#include <cxxabi.h>
+
 #include <algorithm>
 #include <optional>
 #include <utility>
 
+#include "muster/base/exception_status.h"
 #include "muster/collective/alone.h"
 #include "muster/collective/call.h"
 #include "muster/collective/making.h"
@@ -70,7 +73,7 @@ CollectiveQueue::CollectiveQueue(const GroupContext& group, std::unique_ptr<Regi
 }
 
 CollectiveQueue::Operation::~Operation() {
-  if (queued_ && !published()) queue_.remove(*this);  // its thread is being unwound
+  if (queued_ && !published()) queue_.abandon(*this);
 }
 
 std::shared_ptr<Driver> CollectiveQueue::Operation::driver() const {
@@ -106,16 +109,37 @@ void CollectiveQueue::note_memory(Operation& operation, const Args& args) const 
   operation.small_ = bytes <= kSmallBytes;
 }
 
-void CollectiveQueue::enqueue(Operation& operation, const Args& args, bool refused) {
+/// Under the queue's lock.
+void CollectiveQueue::add(Operation& operation, bool first) noexcept {
+  operation.queued_ = true;
+  if (first_ == nullptr) {
+    first_ = last_ = &operation;
+  } else if (first) {
+    operation.next_ = std::exchange(first_, &operation);
+  } else {
+    last_ = last_->next_ = &operation;
+  }
+}
+
+void CollectiveQueue::enqueue(Operation& operation, const Args& args, bool refused) noexcept {
   operation.args_ = &args;
   if (operation.made_ == TimePoint()) operation.made_ = group_.now();
   if (!refused) note_memory(operation, args);
   state_.prepare();
   const std::lock_guard guard(lock_);
-  queue_.push_back(&operation);
+  add(operation, false);
   const std::uint64_t sequence = state_.queue_next();
   operation.call_ = refused ? refusal_of(args.op, sequence) : fingerprint_of(args, sequence);
-  operation.queued_ = true;
+}
+
+/// What is thrown fails the call, which ends like any other that has failed.
+bool CollectiveQueue::tries_express(Driver& driver, Underway& underway, const Args& args) {
+  try {
+    return express(driver, underway, args);
+  } catch (...) {
+    static_cast<void>(fail_by_exception(&underway.call));
+    return false;
+  }
 }
 
 /// The whole call at once, where that takes but a moment. Under the drive lock.
@@ -156,13 +180,35 @@ bool CollectiveQueue::in_region(Underway& underway, const Args& args) {
   return region_->attend(task, underway.deadline) && task.peek().ok();
 }
 
-void CollectiveQueue::remove(Operation& operation) {
+void CollectiveQueue::remove(Operation& operation) noexcept {
   state_.prepare();
   const std::lock_guard guard(lock_);
-  const auto place = std::find(queue_.begin(), queue_.end(), &operation);
-  if (place == queue_.end()) return;
-  queue_.erase(place);
-  if (queue_.empty()) state_.set_queued(false);
+  Operation* before = nullptr;
+  for (Operation* each = first_; each != &operation; each = each->next_) {
+    if (each == nullptr) return;
+    before = each;
+  }
+  (before == nullptr ? first_ : before->next_) = operation.next_;
+  if (last_ == &operation) last_ = before;
+  operation.next_ = nullptr;
+  if (first_ == nullptr) state_.set_queued(false);
+}
+
+/// The thread that waits for it is being ended. No other may be in it then.
+void CollectiveQueue::abandon(Operation& operation) {
+  const std::lock_guard drive(state_);
+  remove(operation);
+}
+
+Status CollectiveQueue::fail_by_exception(const transport::Fingerprint* call) noexcept {
+  const Status thrown = status_of_exception();
+  try {
+    const std::string where = call != nullptr ? call_text(*call) : group_.here();
+    group_.channel->fail(Status(thrown.code(), where + " failed there: " + thrown.message(), {group_.job_rank()}));
+    return group_.channel->failure();
+  } catch (...) {
+    return thrown;
+  }
 }
 
 Status CollectiveQueue::run(Driver& driver, const Args& args, Meanwhile& meanwhile) {
@@ -175,7 +221,7 @@ Status CollectiveQueue::run(Driver& driver, const Args& args, Meanwhile& meanwhi
   }
   std::unique_lock drive(state_, std::adopt_lock);
   Underway underway(control_, recall_(outline_of(args), [&args] { return fingerprint_of(args, 0); }), sequence, meanwhile);
-  if (!express(driver, underway, args)) return go_on(driver, args, underway, std::move(drive));
+  if (!tries_express(driver, underway, args)) return go_on(driver, args, underway, std::move(drive));
   meanwhile.at_once = underway.at_once;
   drive.unlock();
   if (!empty() || driver.attended()) driver.let_others_go_on();
@@ -198,22 +244,32 @@ Status CollectiveQueue::go_on(Driver& driver, const Args& args, Underway& underw
   }
   {
     const std::lock_guard guard(lock_);
-    operation.queued_ = true;
-    queue_.push_front(&operation);
+    add(operation, true);
     state_.set_queued(true);
   }
   drive.unlock();
   return attend(driver, operation);
 }
 
+/// Returns once the call has ended, whatever is thrown meanwhile: its memory is the caller's.
 Status CollectiveQueue::attend(Driver& driver, const Operation& operation) {
-  driver.attend([&operation] { return operation.published(); }, TimePoint::max());
+  while (!operation.published()) {
+    try {
+      driver.attend([&operation] { return operation.published(); }, TimePoint::max());
+    } catch (const abi::__forced_unwind&) {  // the thread is being ended
+      throw;
+    } catch (...) {
+      static_cast<void>(fail_by_exception(&operation.call_));
+    }
+  }
   return operation.status();
 }
 
-std::shared_ptr<CollectiveQueue::Operation> CollectiveQueue::start(std::shared_ptr<Driver> driver, Args args, TimePoint deadline) {
+std::shared_ptr<CollectiveQueue::Operation> CollectiveQueue::start(std::shared_ptr<Driver> driver, Args args, TimePoint deadline,
+                                                                   std::shared_ptr<void> owner) {
   auto operation = std::make_shared<Operation>(*this, std::move(driver), deadline);
   operation->owned_ = std::move(args);
+  operation->owner_ = std::move(owner);
   operation->self_ = operation;
   enqueue(*operation, operation->owned_);
   additions_.fetch_add(1);
@@ -230,7 +286,12 @@ void CollectiveQueue::refuse(std::shared_ptr<Driver> driver, Op op) {
 
 CollectiveQueue::Operation* CollectiveQueue::front() {
   const std::lock_guard guard(lock_);
-  return queue_.empty() ? nullptr : queue_.front();
+  return first_;
+}
+
+/// "all_reduce of 3 float32, call 7 of group 'world' on rank 2".
+std::string CollectiveQueue::call_text(const transport::Fingerprint& call) const {
+  return fingerprint_rules().describe(call) + ", call " + std::to_string(call.sequence) + " of " + group_.here();
 }
 
 void CollectiveQueue::begin(Operation& operation, LinkGroup& links) {
@@ -251,7 +312,7 @@ void CollectiveQueue::go_ahead(const Operation& first) {
   std::size_t number = 0;
   {
     const std::lock_guard guard(lock_);
-    for (; number < std::min(kTogether, queue_.size()); ++number) window[number] = queue_[number];
+    for (Operation* each = first_; each != nullptr && number < kTogether; each = each->next_) window[number++] = each;
   }
   const auto apart = [](const Operation& a, const Operation& b) {
     return !a.writes_.meets(b.writes_) && !a.writes_.meets(b.reads_) && !a.reads_.meets(b.writes_);
@@ -278,58 +339,89 @@ const Flight& CollectiveQueue::flight() {
 }
 
 Status CollectiveQueue::outcome(Operation& operation) {
-  Status status = operation.task_.valid() ? operation.task_.result() : group_.channel->failure();
-  operation.task_ = Task<Status>();
+  Status status = operation.task_.valid() ? operation.task_.peek() : group_.channel->failure();
   // What was under way beside a call that failed, and got through, comes after it all the same.
   if (status.ok() && broken_) status = group_.channel->failure();
   if (status.ok()) return status;
   broken_ = true;
   // The channel's failure is the first cause; what this task saw may only be what followed from it.
   if (group_.channel->failed()) status = group_.channel->failure();
-  return status.with_context(fingerprint_rules().describe(operation.call_) + ", call " + std::to_string(operation.call_.sequence) + " of " +
-                             group_.here());
+  return status.with_context(call_text(operation.call_));
+}
+
+/// Of a call whose task has ended. One that has failed by itself, by an exception, has told nobody yet, and leaves transfers under way,
+/// which end with the channel.
+bool CollectiveQueue::comes_to_rest(Operation& operation) {
+  if (!operation.task_.valid() || operation.task_.peek().ok()) [[likely]]
+    return true;
+  if (!group_.channel->failed()) {
+    const Status& why = operation.task_.peek();
+    group_.channel->fail(Status(why.code(), call_text(operation.call_) + " failed there: " + why.message(),
+                                why.ranks().empty() ? std::vector<int>{group_.job_rank()} : why.ranks()));
+  }
+  return operation.links_ == nullptr || operation.links_->at_rest();
+}
+
+/// What ended in a pass; let go of once no lock is held.
+struct CollectiveQueue::Ended {
+  struct Call {
+    std::shared_ptr<Operation> operation;
+    Completion::Callbacks callbacks;
+    std::shared_ptr<Driver> driver;
+    std::shared_ptr<void> owner;
+  };
+  std::vector<Call> shared;
+  bool any = false;
+};
+
+/// Under the drive lock.
+void CollectiveQueue::pass(Ended& ended, int self) {
+  if (control_.news()) control_.poll();
+  std::optional<transport::Together> together;
+  while (Operation* operation = front()) {
+    // With others behind it, what it sends may travel with what they send; a call alone sends sooner without.
+    if (!region_ && !together && state_.number() != operation->call_.sequence) together.emplace(*group_.fabric);
+    if (!operation->begun_) begin(*operation, links_);
+    Task<Status>& task = operation->task_;
+    const std::size_t turns = task.turns();
+    const bool over = !task.valid() || task.step();
+    if (self > 0 && task.turns() != turns) transport::note_headway();
+    if (!over) return go_ahead(*operation);
+    if (!comes_to_rest(*operation)) return;
+    Status status = outcome(*operation);
+    const bool shared = operation->self_ != nullptr;
+    if (shared) ended.shared.emplace_back();  // from here on nothing throws
+    remove(*operation);
+    task = Task<Status>();
+    ended.any = true;
+    if (!shared) {
+      operation->publish_unshared(std::move(status));
+      continue;
+    }
+    Ended::Call& call = ended.shared.back();
+    call.operation = std::move(operation->self_);
+    call.callbacks = operation->publish(std::move(status));
+    const std::lock_guard guard(operation->lock_);
+    call.driver = std::move(operation->driver_);
+    call.owner = std::move(operation->owner_);
+  }
 }
 
 void CollectiveQueue::advance(const std::atomic<int>& attending, int self) {
-  std::vector<std::pair<std::shared_ptr<Operation>, Completion::Callbacks>> over;
-  std::vector<std::shared_ptr<Driver>> let_go;
-  bool finished = false;
+  Ended ended;
   {
     const std::unique_lock drive(state_, std::try_to_lock);
     if (!drive.owns_lock()) return;
-    if (control_.news()) control_.poll();
-    std::optional<transport::Together> together;
-    while (Operation* operation = front()) {
-      // With others behind it, what it sends may travel with what they send; a call alone sends sooner without.
-      if (!region_ && !together && state_.number() != operation->call_.sequence) together.emplace(*group_.fabric);
-      if (!operation->begun_) begin(*operation, links_);
-      Task<Status>& task = operation->task_;
-      const std::size_t turns = task.turns();
-      const bool ended = !task.valid() || task.step();
-      if (self > 0 && task.turns() != turns) transport::note_headway();
-      if (!ended) {
-        go_ahead(*operation);
-        break;
-      }
-      Status status = outcome(*operation);
-      remove(*operation);
-      finished = true;
-      if (operation->self_ == nullptr) {
-        operation->publish_unshared(std::move(status));
-        continue;
-      }
-      auto shared = std::move(operation->self_);
-      auto callbacks = shared->publish(std::move(status));
-      {
-        const std::lock_guard guard(shared->lock_);
-        let_go.push_back(std::move(shared->driver_));
-      }
-      over.emplace_back(std::move(shared), std::move(callbacks));
+    try {
+      pass(ended, self);
+    } catch (...) {
+      const Operation* running = front();
+      static_cast<void>(fail_by_exception(running != nullptr ? &running->call_ : nullptr));
     }
   }
-  if (finished && attending.load() > self) group_.fabric->wake();
-  for (auto& [operation, callbacks] : over) {
-    for (auto& callback : callbacks) callback(operation->status());
+  if (ended.any && attending.load() > self) group_.fabric->wake();
+  for (auto& call : ended.shared) {
+    for (auto& callback : call.callbacks) callback(call.operation->status());
   }
 }
 
@@ -337,7 +429,7 @@ TimePoint CollectiveQueue::next_deadline() {
   if (group_.channel->failed()) return TimePoint::max();
   const std::lock_guard guard(lock_);
   TimePoint earliest = TimePoint::max();
-  for (const Operation* operation : queue_) earliest = std::min(earliest, operation->deadline_);
+  for (const Operation* each = first_; each != nullptr; each = each->next_) earliest = std::min(earliest, each->deadline_);
   return earliest;
 }
 
@@ -373,8 +465,8 @@ void CollectiveQueue::check_deadlines(TimePoint now) {
   const Operation* late = nullptr;
   {
     const std::lock_guard guard(lock_);
-    for (const Operation* operation : queue_) {
-      if (operation->deadline_ <= now && (late == nullptr || operation->deadline_ < late->deadline_)) late = operation;
+    for (const Operation* each = first_; each != nullptr; each = each->next_) {
+      if (each->deadline_ <= now && (late == nullptr || each->deadline_ < late->deadline_)) late = each;
     }
   }
   if (late == nullptr) return;

@@ -5,7 +5,6 @@
 
 #include <array>
 #include <atomic>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -38,13 +37,13 @@ class CollectiveQueue {
 
   /// Runs a valid call on this thread, after those before it.
   Status run(Driver& driver, const Args& args, Meanwhile& meanwhile);
-  /// Queues a valid call.
-  std::shared_ptr<Operation> start(std::shared_ptr<Driver> driver, Args args, TimePoint deadline);
+  /// Queues a valid call, which holds `owner` until it is over. Throws nothing once it is queued.
+  std::shared_ptr<Operation> start(std::shared_ptr<Driver> driver, Args args, TimePoint deadline, std::shared_ptr<void> owner);
   /// Queues the news that this member's next call, an `op`, was refused.
   void refuse(std::shared_ptr<Driver> driver, Op op);
 
-  /// Goes on as far as it can, unless another thread is doing that just now. `attending` threads wait for the group; `self` is how many of
-  /// them this one is, 1 or 0.
+  /// Goes on as far as it can, unless another thread is doing that just now; what is thrown meanwhile fails the group. `attending` threads
+  /// wait for the group; `self` is how many of them this one is, 1 or 0.
   void advance(const std::atomic<int>& attending, int self);
   bool empty() const { return !state_.queued(); }
   std::uint64_t sequence() const { return state_.number(); }
@@ -68,20 +67,30 @@ class CollectiveQueue {
     return true;
   }
 
+  /// Within a catch block: ends the group on all members with what was thrown here, in `call` where one is known; the group's failure.
+  Status fail_by_exception(const transport::Fingerprint* call = nullptr) noexcept;
+
   /// Orderly end: lets go of the region.
   void drop_region();
 
  private:
-  void enqueue(Operation& operation, const Args& args, bool refused = false);
+  void enqueue(Operation& operation, const Args& args, bool refused = false) noexcept;
+  void add(Operation& operation, bool first) noexcept;
   struct Underway;
+  bool tries_express(Driver& driver, Underway& underway, const Args& args);
   bool express(Driver& driver, Underway& underway, const Args& args);
   bool over_links(Underway& underway, const Args& args);
   bool in_region(Underway& underway, const Args& args);
   Status go_on(Driver& driver, const Args& args, Underway& underway, std::unique_lock<QueueState> drive);
   void note_memory(Operation& operation, const Args& args) const;
   Status attend(Driver& driver, const Operation& operation);
-  void remove(Operation& operation);
+  void remove(Operation& operation) noexcept;
+  void abandon(Operation& operation);
   Operation* front();
+  std::string call_text(const transport::Fingerprint& call) const;
+  struct Ended;
+  void pass(Ended& ended, int self);
+  bool comes_to_rest(Operation& operation);
   void begin(Operation& operation, LinkGroup& links);
   void go_ahead(const Operation& first);
   const Flight& flight();
@@ -101,8 +110,9 @@ class CollectiveQueue {
   std::unique_ptr<RegionGroup> region_;
   bool broken_ = false;  // a call has failed
 
-  std::mutex lock_;  // guards the queue
-  std::deque<Operation*> queue_;
+  std::mutex lock_;  // guards the queue: a list, so that a call takes its place without memory
+  Operation* first_ = nullptr;
+  Operation* last_ = nullptr;
   std::atomic<std::uint64_t> additions_{0};
 };
 
@@ -122,6 +132,8 @@ class CollectiveQueue::Operation final : public Completion {
 
   CollectiveQueue& queue_;
   std::shared_ptr<Driver> driver_;  // of a started call, until it is over
+  std::shared_ptr<void> owner_;     // of its memory, so long too
+  Operation* next_ = nullptr;       // in the queue
   std::shared_ptr<Operation> self_;
   Args owned_;
   const Args* args_ = nullptr;

@@ -1,10 +1,13 @@
 #include "muster/collective/communicator.h"
 
+#include <cxxabi.h>
+
 #include <algorithm>
 #include <atomic>
 #include <mutex>
 #include <optional>
 
+#include "muster/base/exception_status.h"
 #include "muster/base/fork_guard.h"
 #include "muster/collective/call.h"
 #include "muster/collective/collective_queue.h"
@@ -31,7 +34,10 @@ class GroupCommunicator final : public Communicator, public Driver, public std::
         shared_(std::move(shared)),
         segment_(handout.segment),
         messages_(group_),
-        queue_(group_, std::move(region), handout.bounds) {}
+        queue_(group_, std::move(region), handout.bounds) {
+    shared_->progress.enter();
+  }
+  ~GroupCommunicator() override { shared_->progress.leave(); }
 
   int rank() const override { return group_.rank(); }
   int size() const override { return group_.size(); }
@@ -43,20 +49,23 @@ class GroupCommunicator final : public Communicator, public Driver, public std::
 
   Status run(const Args& args, TimePoint deadline) override;
   Status run(const Args& args, bool valid, Meanwhile& meanwhile) override;
-  PendingRef start(Args args, TimePoint deadline) override;
+  PendingRef start(Args args, TimePoint deadline, std::shared_ptr<void> owner) override;
   std::shared_ptr<void> drive_here() override;
   std::shared_ptr<void> look_while_waiting(std::function<void()> look) override;
   void refuse(Op op) override;
-  PendingRef send(int member, std::uint64_t tag, ConstBytes data, DType dtype, TimePoint deadline) override;
-  PendingRef receive(int member, std::uint64_t tag, MutableBytes data, DType dtype, TimePoint deadline) override;
+  PendingRef send(int member, std::uint64_t tag, ConstBytes data, DType dtype, TimePoint deadline, std::shared_ptr<void> owner) override;
+  PendingRef receive(int member, std::uint64_t tag, MutableBytes data, DType dtype, TimePoint deadline,
+                     std::shared_ptr<void> owner) override;
   void abort(const std::string& reason) override;
   Status close(TimePoint deadline) override;
 
   std::shared_ptr<transport::Fabric> fabric() override { return group_.fabric; }
   void advance() override { advance_as(0); }
   void check_deadlines(TimePoint now) override {
-    queue_.check_deadlines(now);
-    messages_.check_deadlines(now);
+    guarded([&] {
+      queue_.check_deadlines(now);
+      messages_.check_deadlines(now);
+    });
   }
   bool busy() override { return !queue_.empty() || !messages_.empty(); }
   bool attended() override { return attending_.load() > 0 || (driving_.load() > 0 && driver_.is_at_work(group_.now())); }
@@ -79,15 +88,33 @@ class GroupCommunicator final : public Communicator, public Driver, public std::
   class Presence;
 
   void advance_as(int self) {
-    queue_.advance(attending_, self);
-    messages_.sweep();
+    guarded([&] {
+      queue_.advance(attending_, self);
+      messages_.sweep();
+    });
   }
+  /// What `work` throws ends the group: it stands for all of its calls.
+  template <class Work>
+  void guarded(Work work) {
+    try {
+      work();
+    } catch (const abi::__forced_unwind&) {  // the thread is being ended
+      throw;
+    } catch (...) {
+      static_cast<void>(queue_.fail_by_exception());
+    }
+  }
+  Status prepare() { return group_.fabric->threads() ? shared_->progress.prepare() : Status(); }
   void watch(bool soon) {
     if (group_.fabric->threads()) shared_->progress.watch(shared_from_this(), soon);
   }
+  /// Of a call, an `op`, that could not be made: the others would wait for it.
+  PendingRef not_made(Op op, const Status& why);
+  template <class Start>
+  PendingRef message(Op op, Start start);
   // What this thread has finished must not look like work that it leaves to others.
   bool leave(bool reached) {
-    messages_.sweep();
+    guarded([&] { messages_.sweep(); });
     return reached;
   }
   Status in_a_child(std::string_view what) const;
@@ -98,10 +125,6 @@ class GroupCommunicator final : public Communicator, public Driver, public std::
   Status take(const Args& args, Meanwhile& meanwhile);
   Status see_through(const Args& args, const transport::TransferRef& transfer, TimePoint deadline);
   Status check_message(std::string_view what, int member, std::uint64_t tag, std::size_t bytes, DType dtype, bool any) const;
-  PendingRef track(std::shared_ptr<PointToPoint::Message> message) {
-    if (!message->published()) watch(false);
-    return message;
-  }
   Status drain(TimePoint deadline);
   Status part(TimePoint deadline);
   Status part_as_first(TimePoint deadline);
@@ -202,9 +225,26 @@ Status GroupCommunicator::run(const Args& args, bool valid, Meanwhile& meanwhile
   return queue_.run(*this, args, meanwhile);
 }
 
-PendingRef GroupCommunicator::start(Args args, TimePoint deadline) {
+PendingRef GroupCommunicator::not_made(Op op, const Status& why) {
+  const Status cause(why.code(),
+                     "rank " + std::to_string(group_.job_rank()) + " could not make its call of " + std::string(info(op).name) + " in " +
+                         group_.text() + ": " + why.message(),
+                     {group_.job_rank()});
+  group_.channel->fail(cause);
+  group_.fabric->wake();
+  return std::make_shared<Finished>(group_.channel->failure());
+}
+
+PendingRef GroupCommunicator::start(Args args, TimePoint deadline, std::shared_ptr<void> owner) {
   if (Status valid = check(args); !valid) return std::make_shared<Finished>(std::move(valid));
-  auto operation = queue_.start(shared_from_this(), std::move(args), deadline);
+  const Op op = args.op;
+  if (Status ready = prepare(); !ready) return not_made(op, ready);
+  std::shared_ptr<CollectiveQueue::Operation> operation;
+  try {
+    operation = queue_.start(shared_from_this(), std::move(args), deadline, std::move(owner));
+  } catch (...) {
+    return not_made(op, status_of_exception());
+  }
   const bool driven = attended();  // whoever leaves after this sees the call
   if (driven) {
     group_.fabric->wake();  // its limit does not know of this deadline
@@ -246,7 +286,12 @@ std::shared_ptr<void> GroupCommunicator::look_while_waiting(std::function<void()
 
 void GroupCommunicator::refuse(Op op) {
   if (mark_.forked() || closed_.load() || size() == 1) return;
-  queue_.refuse(shared_from_this(), op);
+  if (Status ready = prepare(); !ready) return static_cast<void>(not_made(op, ready));
+  try {
+    queue_.refuse(shared_from_this(), op);
+  } catch (...) {
+    return static_cast<void>(not_made(op, status_of_exception()));
+  }
   watch(true);
   advance();
 }
@@ -269,16 +314,31 @@ Status GroupCommunicator::check_message(std::string_view what, int member, std::
   return {};
 }
 
-PendingRef GroupCommunicator::send(int member, std::uint64_t tag, ConstBytes data, DType dtype, TimePoint deadline) {
-  if (Status valid = check_message("send", member, tag, data.size(), dtype, false); !valid)
-    return std::make_shared<Finished>(std::move(valid));
-  return track(messages_.send(shared_from_this(), member, tag, data, dtype, deadline));
+/// Of messages a failure ends the group too: what may still write into the caller's memory ends with it.
+template <class Start>
+PendingRef GroupCommunicator::message(Op op, Start start) {
+  if (Status ready = prepare(); !ready) return not_made(op, ready);
+  try {
+    const std::shared_ptr<PointToPoint::Message> made = start();
+    if (!made->published()) watch(false);
+    return made;
+  } catch (...) {
+    return not_made(op, status_of_exception());
+  }
 }
 
-PendingRef GroupCommunicator::receive(int member, std::uint64_t tag, MutableBytes data, DType dtype, TimePoint deadline) {
+PendingRef GroupCommunicator::send(int member, std::uint64_t tag, ConstBytes data, DType dtype, TimePoint deadline,
+                                   std::shared_ptr<void> owner) {
+  if (Status valid = check_message("send", member, tag, data.size(), dtype, false); !valid)
+    return std::make_shared<Finished>(std::move(valid));
+  return message(Op::send, [&] { return messages_.send(shared_from_this(), member, tag, data, dtype, deadline, std::move(owner)); });
+}
+
+PendingRef GroupCommunicator::receive(int member, std::uint64_t tag, MutableBytes data, DType dtype, TimePoint deadline,
+                                      std::shared_ptr<void> owner) {
   if (Status valid = check_message("recv", member, tag, data.size(), dtype, true); !valid)
     return std::make_shared<Finished>(std::move(valid));
-  return track(messages_.receive(shared_from_this(), member, tag, data, dtype, deadline));
+  return message(Op::recv, [&] { return messages_.receive(shared_from_this(), member, tag, data, dtype, deadline, std::move(owner)); });
 }
 
 /// One message, from start to end. What has gone at once, or comes in the time of a round trip, needs nobody to look after it.
@@ -291,7 +351,13 @@ Status GroupCommunicator::pass(const Args& args, Meanwhile& meanwhile) {
                                               " inputs and " + std::to_string(args.outputs.size()) + " outputs");
   }
   if (Status valid = check_message(name, args.root, args.tag, message_bytes(args), args.dtype, false); !valid) return valid;
-  return receives ? take(args, meanwhile) : send_off(args, meanwhile);
+  try {
+    return receives ? take(args, meanwhile) : send_off(args, meanwhile);
+  } catch (const abi::__forced_unwind&) {  // the thread is being ended
+    throw;
+  } catch (...) {
+    return queue_.fail_by_exception();
+  }
 }
 
 /// On its way before anything else is done.
@@ -319,12 +385,20 @@ Status GroupCommunicator::take(const Args& args, Meanwhile& meanwhile) {
   return see_through(args, transfer, deadline);
 }
 
-/// Waits for a message that is under way, or over.
+/// Waits for a message that is under way, or over. Whatever is thrown meanwhile, it is over in the end: its memory is the caller's.
 Status GroupCommunicator::see_through(const Args& args, const transport::TransferRef& transfer, TimePoint deadline) {
   if (transfer->done() && transfer->status().ok()) return {};
-  const auto message = messages_.follow(shared_from_this(), args, transfer, deadline);
-  track(message);
-  return message->wait(TimePoint::max());
+  try {
+    const auto message = messages_.follow(shared_from_this(), args, transfer, deadline);
+    if (!message->published()) watch(false);
+    return message->wait(TimePoint::max());
+  } catch (const abi::__forced_unwind&) {  // the thread is being ended
+    throw;
+  } catch (...) {
+    const Status why = queue_.fail_by_exception();
+    group_.fabric->wait([&transfer] { return transfer->done(); }, TimePoint::max());
+    return why;
+  }
 }
 
 void GroupCommunicator::abort(const std::string& reason) {
@@ -332,7 +406,7 @@ void GroupCommunicator::abort(const std::string& reason) {
   group_.channel->fail(Status(Code::aborted, "rank " + std::to_string(group_.job_rank()) + " aborted " + group_.text() + ": " + reason,
                               {group_.job_rank()}));
   group_.fabric->wake();
-  if (busy()) watch(true);
+  if (busy() && prepare().ok()) watch(true);
 }
 
 Status GroupCommunicator::late_at_close(const std::vector<int>& missing, const char* what) {

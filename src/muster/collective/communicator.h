@@ -142,8 +142,9 @@ class Communicator {
   /// The same for a caller with other things to do. `valid`: the slices are right in number and length, and apart, by the way they were
   /// made, and are not looked at again.
   virtual Status run(const Args& args, bool valid, Meanwhile& meanwhile) = 0;
-  /// Queued; the process's progress thread advances it, `Pending::wait` takes over.
-  virtual PendingRef start(Args args, TimePoint deadline) = 0;
+  /// Queued; the process's progress thread advances it, `Pending::wait` takes over. What the call reads and writes may belong to `owner`,
+  /// which is held until nothing does so any more. Where the call cannot be queued (no memory, no thread) the group fails on all members.
+  virtual PendingRef start(Args args, TimePoint deadline, std::shared_ptr<void> owner = {}) = 0;
 
   /// While what it returns lives, the caller drives what is started here, by `Pending::done` now and then and by a `wait` in the end: the
   /// progress thread keeps off as long as the calling thread computes (driving_thread.h). Where that stands still elsewhere, it helps some
@@ -159,8 +160,11 @@ class Communicator {
   virtual void refuse(Op op) = 0;
 
   /// Point-to-point; members by position. Non-blocking; order is kept per (peer, tag).
-  virtual PendingRef send(int member, std::uint64_t tag, ConstBytes data, DType dtype, TimePoint deadline) = 0;
-  virtual PendingRef receive(int member_or_any, std::uint64_t tag, MutableBytes data, DType dtype, TimePoint deadline) = 0;
+  /// `owner` as in `start`.
+  virtual PendingRef send(int member, std::uint64_t tag, ConstBytes data, DType dtype, TimePoint deadline,
+                          std::shared_ptr<void> owner = {}) = 0;
+  virtual PendingRef receive(int member_or_any, std::uint64_t tag, MutableBytes data, DType dtype, TimePoint deadline,
+                             std::shared_ptr<void> owner = {}) = 0;
 
   /// Collectives started so far.
   virtual std::uint64_t sequence() const = 0;

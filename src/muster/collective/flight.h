@@ -27,10 +27,10 @@ class Flight {
     status_ = Status();
   }
   void send(int lane, int member, std::uint64_t tag, ConstBytes data) {
-    post(lane, {channel_.send(member, tag, data, call_), member, false});
+    post(lane, member, false, [&] { return channel_.send(member, tag, data, call_); });
   }
   void receive(int lane, int member, std::uint64_t tag, MutableBytes data) {
-    post(lane, {channel_.receive(member, tag, data, call_), member, true});
+    post(lane, member, true, [&] { return channel_.receive(member, tag, data, call_); });
   }
 
   /// Whether nothing of this lane is under way; asked often.
@@ -70,8 +70,17 @@ class Flight {
     std::size_t settled = 0;
   };
 
-  void post(int lane, Posted posted) {
-    lanes_[static_cast<std::size_t>(lane)].posted.push_back(std::move(posted));
+  /// The place first: a transfer that has been posted must be known here.
+  template <class Start>
+  void post(int lane, int member, bool receives, Start start) {
+    auto& posted = lanes_[static_cast<std::size_t>(lane)].posted;
+    posted.push_back({nullptr, member, receives});
+    try {
+      posted.back().transfer = start();
+    } catch (...) {
+      posted.pop_back();
+      throw;
+    }
     used_ |= 1u << lane;
   }
   void settle(const Posted& posted) {

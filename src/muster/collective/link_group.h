@@ -33,6 +33,8 @@ class LinkGroup {
   Task<Status> run(const Args& args, const transport::Fingerprint& call);
   /// What the running task waits for.
   const Flight& flight() const { return flight_; }
+  /// Whether nothing of the last task is under way. A task that has thrown leaves something behind, which ends with the channel.
+  bool at_rest() { return flight_.all_done(); }
 
  private:
   struct Reduction;

@@ -8,14 +8,9 @@ namespace muster::collective {
 
 using Message = PointToPoint::Message;
 
-Message::Message(const GroupContext& group, std::shared_ptr<Driver> driver, Envelope envelope, transport::TransferRef transfer,
-                 TimePoint deadline)
-    : group_(group),
-      driver_(std::move(driver)),
-      envelope_(envelope),
-      transfer_(std::move(transfer)),
-      made_(group.now()),
-      deadline_(deadline) {}
+Message::Message(const GroupContext& group, std::shared_ptr<Driver> driver, Envelope envelope, TimePoint deadline,
+                 std::shared_ptr<void> owner)
+    : group_(group), driver_(std::move(driver)), envelope_(envelope), owner_(std::move(owner)), made_(group.now()), deadline_(deadline) {}
 
 std::shared_ptr<Driver> Message::driver() {
   const std::lock_guard guard(lock_);
@@ -36,11 +31,12 @@ bool Message::settle() {
   if (!transfer_->done()) return false;
   Status status = transfer_->status();
   std::shared_ptr<Driver> let_go;
+  std::shared_ptr<void> owner;
   {
     const std::lock_guard guard(lock_);
     if (!status.ok() && taken_back_ && !group_.channel->failed()) status = why_;
     let_go = std::move(driver_);
-    driver_ = nullptr;
+    owner = std::move(owner_);
   }
   Callbacks callbacks = publish(status.ok() ? status : status.with_context(text()));
   for (auto& callback : callbacks) callback(this->status());
@@ -89,18 +85,45 @@ Status Message::wait(TimePoint deadline) {
   return status();
 }
 
+/// A place among the open messages, taken before the message is on its way: what comes after that must not fail.
+class PointToPoint::Place {
+ public:
+  explicit Place(PointToPoint& all) : all_(all) {
+    const std::lock_guard guard(all_.lock_);
+    const std::size_t wanted = all_.open_.size() + all_.reserved_ + 1;
+    if (all_.open_.capacity() < wanted) all_.open_.reserve(2 * wanted);
+    ++all_.reserved_;
+  }
+  ~Place() {
+    const std::lock_guard guard(all_.lock_);
+    --all_.reserved_;
+  }
+  Place(const Place&) = delete;
+  Place& operator=(const Place&) = delete;
+
+ private:
+  PointToPoint& all_;
+};
+
 std::shared_ptr<Message> PointToPoint::send(std::shared_ptr<Driver> driver, int member, std::uint64_t tag, ConstBytes data, DType dtype,
-                                            TimePoint deadline) {
-  return posted(std::move(driver), {.op = Op::send, .dtype = dtype, .root = member, .tag = tag, .inputs = {data}}, deadline);
+                                            TimePoint deadline, std::shared_ptr<void> owner) {
+  return posted(std::move(driver), {.op = Op::send, .dtype = dtype, .root = member, .tag = tag, .inputs = {data}}, deadline,
+                std::move(owner));
 }
 
 std::shared_ptr<Message> PointToPoint::receive(std::shared_ptr<Driver> driver, int member, std::uint64_t tag, MutableBytes data,
-                                               DType dtype, TimePoint deadline) {
-  return posted(std::move(driver), {.op = Op::recv, .dtype = dtype, .root = member, .tag = tag, .outputs = {data}}, deadline);
+                                               DType dtype, TimePoint deadline, std::shared_ptr<void> owner) {
+  return posted(std::move(driver), {.op = Op::recv, .dtype = dtype, .root = member, .tag = tag, .outputs = {data}}, deadline,
+                std::move(owner));
 }
 
-std::shared_ptr<Message> PointToPoint::posted(std::shared_ptr<Driver> driver, const Args& args, TimePoint deadline) {
-  return follow(std::move(driver), args, post(args), deadline);
+std::shared_ptr<Message> PointToPoint::posted(std::shared_ptr<Driver> driver, const Args& args, TimePoint deadline,
+                                              std::shared_ptr<void> owner) {
+  Place place(*this);
+  const auto message = make(std::move(driver), args, deadline, std::move(owner));
+  message->transfer_ = post(args);
+  track(place, message);
+  return message;
 }
 
 transport::TransferRef PointToPoint::post(const Args& args) {
@@ -109,24 +132,33 @@ transport::TransferRef PointToPoint::post(const Args& args) {
                              : group_.channel->send(args.root, args.tag, args.inputs.front(), header);
 }
 
-std::shared_ptr<Message> PointToPoint::follow(std::shared_ptr<Driver> driver, const Args& args, transport::TransferRef transfer,
+std::shared_ptr<Message> PointToPoint::follow(std::shared_ptr<Driver> driver, const Args& args, const transport::TransferRef& transfer,
                                               TimePoint deadline) {
-  const bool receives = args.op == Op::recv;
-  const Message::Envelope envelope{receives, args.root, args.tag, message_bytes(args), args.dtype};
-  return track(std::make_shared<Message>(group_, std::move(driver), envelope, std::move(transfer), deadline));
+  Place place(*this);
+  const auto message = make(std::move(driver), args, deadline, nullptr);
+  message->transfer_ = transfer;
+  track(place, message);
+  return message;
 }
 
-std::shared_ptr<Message> PointToPoint::track(std::shared_ptr<Message> message) {
-  if (message->settle()) return message;
+std::shared_ptr<Message> PointToPoint::make(std::shared_ptr<Driver> driver, const Args& args, TimePoint deadline,
+                                            std::shared_ptr<void> owner) {
+  const bool receives = args.op == Op::recv;
+  const Message::Envelope envelope{receives, args.root, args.tag, message_bytes(args), args.dtype};
+  return std::make_shared<Message>(group_, std::move(driver), envelope, deadline, std::move(owner));
+}
+
+/// Looks after a message that is on its way.
+void PointToPoint::track(Place&, const std::shared_ptr<Message>& message) {
+  if (message->settle()) return;
   std::string cancelled;
   {
     const std::lock_guard guard(lock_);
-    open_.push_back(message);
+    open_.push_back(message);  // into its place
     open_count_.store(open_.size());
     if (message->envelope_.receives) cancelled = cancelled_;
   }
   if (!cancelled.empty()) message->take_back(Status(Code::aborted, cancelled));
-  return message;
 }
 
 // Callbacks run within `settle`, so it is called without the lock.

@@ -32,15 +32,17 @@ class PointToPoint {
 
   class Message;
 
-  /// Posts a message. `member` may be kAnyMember for a receive.
+  /// Posts a message, which holds `owner` until it is over. `member` may be kAnyMember for a receive. What is thrown is thrown before the
+  /// message is on its way, or by the channel, which has to be failed then.
   std::shared_ptr<Message> send(std::shared_ptr<Driver> driver, int member, std::uint64_t tag, ConstBytes data, DType dtype,
-                                TimePoint deadline);
+                                TimePoint deadline, std::shared_ptr<void> owner);
   std::shared_ptr<Message> receive(std::shared_ptr<Driver> driver, int member, std::uint64_t tag, MutableBytes data, DType dtype,
-                                   TimePoint deadline);
+                                   TimePoint deadline, std::shared_ptr<void> owner);
 
   /// The same in two steps: the message that `args` tell of is on its way; and is looked after from here on, until it is over.
   transport::TransferRef post(const Args& args);
-  std::shared_ptr<Message> follow(std::shared_ptr<Driver> driver, const Args& args, transport::TransferRef transfer, TimePoint deadline);
+  std::shared_ptr<Message> follow(std::shared_ptr<Driver> driver, const Args& args, const transport::TransferRef& transfer,
+                                  TimePoint deadline);
 
   /// Sends the message that `args` tell of; null where it has gone already.
   transport::TransferRef send_off(const Args& args) {
@@ -63,12 +65,15 @@ class PointToPoint {
   void cancel_receives(const std::string& why);
 
  private:
-  std::shared_ptr<Message> posted(std::shared_ptr<Driver> driver, const Args& args, TimePoint deadline);
-  std::shared_ptr<Message> track(std::shared_ptr<Message> message);
+  std::shared_ptr<Message> posted(std::shared_ptr<Driver> driver, const Args& args, TimePoint deadline, std::shared_ptr<void> owner);
+  std::shared_ptr<Message> make(std::shared_ptr<Driver> driver, const Args& args, TimePoint deadline, std::shared_ptr<void> owner);
+  class Place;
+  void track(Place& place, const std::shared_ptr<Message>& message);
 
   const GroupContext& group_;
   std::mutex lock_;
   std::vector<std::shared_ptr<Message>> open_;
+  std::size_t reserved_ = 0;  // places in it for messages that are being posted
   std::atomic<std::size_t> open_count_{0};
   std::string cancelled_;  // why receives are taken back; empty: they are not
 };
@@ -82,8 +87,7 @@ class PointToPoint::Message final : public Completion {
     std::size_t bytes;
     DType dtype;
   };
-  Message(const GroupContext& group, std::shared_ptr<Driver> driver, Envelope envelope, transport::TransferRef transfer,
-          TimePoint deadline);
+  Message(const GroupContext& group, std::shared_ptr<Driver> driver, Envelope envelope, TimePoint deadline, std::shared_ptr<void> owner);
 
   bool done() const override;
   Status wait(TimePoint deadline) override;
@@ -103,7 +107,8 @@ class PointToPoint::Message final : public Completion {
   const GroupContext& group_;
   std::shared_ptr<Driver> driver_;  // until it is over
   const Envelope envelope_;
-  const transport::TransferRef transfer_;
+  transport::TransferRef transfer_;  // once it is on its way, before anybody else knows of it
+  std::shared_ptr<void> owner_;      // of its memory, until it is over
   const TimePoint made_;
   const TimePoint deadline_;
   bool taken_back_ = false;

@@ -1,6 +1,9 @@
 #include "muster/collective/progress.h"
 
 #include <algorithm>
+#include <new>
+
+#include "muster/base/thread_start.h"
 
 namespace muster::collective {
 namespace {
@@ -19,6 +22,7 @@ struct Progress::Shared {
   std::mutex lock;
   std::condition_variable changed;
   std::vector<std::shared_ptr<Driven>> work;
+  std::size_t entered = 0;  // `work` has room for so many
   std::atomic<bool> kicked{false};
   std::atomic<transport::Fabric*> sleeping_in{nullptr};
   bool drowsy = false;  // may take longer than a tick to look again
@@ -82,6 +86,7 @@ void Progress::Shared::drive(const std::vector<std::shared_ptr<Driven>>& batch) 
 
 void Progress::Shared::run() {
   int idle_ticks = 0;
+  std::vector<std::shared_ptr<Driven>> batch, finished;
   std::unique_lock guard(lock);
   thread = std::this_thread::get_id();
   while (!stop) {
@@ -92,14 +97,21 @@ void Progress::Shared::run() {
       continue;
     }
     idle_ticks = 0;
-    auto batch = work;
+    try {
+      batch = work;
+      finished.reserve(work.size());
+    } catch (const std::bad_alloc&) {  // there may be some in a moment; nobody who waits depends on it
+      batch.clear();
+      changed.wait_for(guard, kTick);
+      continue;
+    }
     driving = true;
     guard.unlock();
     drive(batch);
-    std::vector<std::shared_ptr<Driven>> finished;
     guard.lock();
     std::erase_if(work, [&](const auto& driven) {
-      if (driven->busy()) return false;
+      const auto known = std::find(batch.begin(), batch.end(), driven);  // what came later is looked at next time
+      if (known == batch.end() || driven->busy()) return false;
       finished.push_back(driven);
       return true;
     });
@@ -130,8 +142,31 @@ Progress::~Progress() {
   }
 }
 
-void Progress::watch(std::shared_ptr<Driven> work, bool soon) {
-  std::call_once(started_, [this] { thread_ = std::thread([shared = shared_] { shared->run(); }); });
+void Progress::enter() {
+  const std::lock_guard guard(shared_->lock);
+  shared_->work.reserve(shared_->entered + 1);
+  ++shared_->entered;
+}
+
+void Progress::leave() {
+  const std::lock_guard guard(shared_->lock);
+  --shared_->entered;
+}
+
+Status Progress::prepare() {
+  if (running_.load(std::memory_order_acquire)) return {};
+  const std::lock_guard guard(starting_);
+  if (running_.load()) return {};
+  auto thread = start_thread(
+      "the thread that advances what was started", [shared = shared_] { shared->run(); }, Signals::inherited);
+  if (!thread.ok()) return thread.status();
+  thread_ = std::move(*thread);
+  running_.store(true, std::memory_order_release);
+  return {};
+}
+
+void Progress::watch(std::shared_ptr<Driven> work, bool soon) noexcept {
+  if (!running_.load(std::memory_order_acquire)) return;
   bool wake = soon;
   {
     const std::lock_guard guard(shared_->lock);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "muster/base/clock.h"
+#include "muster/base/status.h"
 #include "muster/transport/fabric.h"
 
 namespace muster::collective {
@@ -37,9 +38,16 @@ class Progress {
   /// Joins the thread; nothing may be watched any more.
   ~Progress();
 
-  /// Advances `work` until it is not busy, whenever nobody attends to it. With `soon` false (a wait is likely to follow at once) the thread
-  /// may take a millisecond to notice, and a thread that is awake anyway costs the caller no system call.
-  void watch(std::shared_ptr<Driven> work, bool soon);
+  /// Makes room to watch one more, until `leave`. May throw for want of memory.
+  void enter();
+  void leave();
+  /// Starts the thread where it does not run yet. Code::exhausted where there is none to be had: then nothing is watched.
+  Status prepare();
+
+  /// Advances `work`, one of those that have entered, until it is not busy, whenever nobody attends to it. With `soon` false (a wait is
+  /// likely to follow at once) the thread may take a millisecond to notice, and a thread that is awake anyway costs the caller no system
+  /// call. Throws nothing.
+  void watch(std::shared_ptr<Driven> work, bool soon) noexcept;
   /// Lets go of `work`, which has nothing under way any more. Afterwards the thread holds neither it nor its fabric: whoever drops them
   /// last is the caller, and the goodbye of the fabric is said before the caller goes on. Blocks for the rest of one pass.
   void forget(const Driven& work);
@@ -49,8 +57,9 @@ class Progress {
  private:
   struct Shared;
   std::shared_ptr<Shared> shared_;
+  std::mutex starting_;
+  std::atomic<bool> running_{false};
   std::thread thread_;
-  std::once_flag started_;
 };
 
 }  // namespace muster::collective

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <exception>
 
+#include "muster/base/exception_status.h"
 #include "muster/base/host_barrier.h"
 #include "muster/base/log.h"
 #include "muster/collective/alone.h"
@@ -154,15 +155,24 @@ Task<Status> RegionMember::run(const Args& args, const transport::Fingerprint& c
     }
   } guard{this, args};
 
-  Status status = co_await run_call(args, call);
+  Status status;
+  try {
+    status = co_await run_call(args, call);
+  } catch (...) {  // its frame may not have been had
+    status = status_of_exception();
+  }
   wait_.what = Wait::For::nothing;
   if (status) {
     guard.member = nullptr;
     co_return status;
   }
+  // What was thrown, nobody else knows yet.
+  if (!failed())
+    status = refuse(Status(status.code(), who(rank_) + " failed in " + what(args) + ": " + status.message(),
+                           {channel_.members()[static_cast<std::size_t>(rank_)]}));
   give_up();
-  if (outputs_shared_) co_await come_to_rest(Counter::reduced);
-  if (inputs_lent_) co_await come_to_rest(Counter::drained);
+  if (outputs_shared_) static_cast<void>(co_await come_to_rest(Counter::reduced));
+  if (inputs_lent_) static_cast<void>(co_await come_to_rest(Counter::drained));
   co_return status;
 }
 
@@ -376,8 +386,8 @@ bool RegionMember::quiet(Counter done, int only) const {
   return true;
 }
 
-// After a failure: gives peers that have begun the call time to finish while they get on; whether they have, or never will.
-Task<bool> RegionMember::come_to_rest(Counter done, int only) {
+// After a failure: gives peers that have begun the call time to finish while they get on.
+Task<> RegionMember::come_to_rest(Counter done, int only) {
   const Clock& clock = channel_.fabric().clock();
   const auto progress = [&] {
     Position all = 0;
@@ -393,7 +403,7 @@ Task<bool> RegionMember::come_to_rest(Counter done, int only) {
     }
     return quiet(done, only) || clock.now() >= limit;
   });
-  co_return quiet(done, only);
+  co_return Status();
 }
 
 // My call has failed, and I have said so. Who is stopped in the middle of a store, or so slow,

@@ -141,7 +141,10 @@ class RegionMember final : public RegionGroup {
     void await_suspend(std::coroutine_handle<Promise> self) {
       either.await_suspend(self);
     }
-    bool await_resume() { return there(); }
+    bool await_resume() {
+      either.await_resume();
+      return there();
+    }
   };
 
   // region_member.cc: the protocol.
@@ -182,7 +185,7 @@ class RegionMember final : public RegionGroup {
   bool quiet(Counter done, int only = -1) const;
   void quarantine(const Args& args) noexcept;
   void quarantine(ConstBytes memory, Counter done, int only);
-  Task<bool> come_to_rest(Counter done, int only = -1);
+  Task<> come_to_rest(Counter done, int only = -1);
   bool pause_due(std::size_t bytes);
   /// Gives the thread away once.
   static auto pause() {

@@ -512,7 +512,7 @@ Task<Status> RegionMember::pull(const Args& args, const transport::Fingerprint& 
   if (takes_nothing) copy_own(args, flow);
   if (readers_come_here && !co_await come(until_reached(Counter::drained, end_of(sequence_), flow.reader))) {
     // Who reads here may have all else that it needs, where somebody else gives it that.
-    if (flow.last > 0) co_await come_to_rest(Counter::drained, flow.reader);
+    if (flow.last > 0) static_cast<void>(co_await come_to_rest(Counter::drained, flow.reader));
     if (!until_reached(Counter::drained, end_of(sequence_), flow.reader)()) co_return channel_.failure();
   }
   co_return Status();

@@ -8,6 +8,7 @@
 /// stands there: `base/hand_back.h`.)
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -127,7 +128,7 @@ struct Layout {
         slots(members <= 16 ? kMostSlots : kFewSlots),
         table_bytes(align_up(members * sizeof(Slice), kCacheLine)),
         slot_bytes(align_up(kSlotBytes + table_bytes, kCacheLine)),
-        window_bytes(members <= 16 ? 512 * 1024 : 256 * 1024),
+        window_bytes(members <= 16 ? 512 * 1024 : std::max<std::size_t>(256 * 1024, members * kCacheLine)),  // no column is empty
         column_bytes(window_bytes / members / kCacheLine * kCacheLine),
         result_bytes(align_up((window_bytes + members - 1) / members, kCacheLine)),
         lines_stride(slots * sizeof(Line) + sizeof(Progress)),

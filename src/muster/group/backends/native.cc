@@ -12,15 +12,17 @@
 namespace muster::group {
 namespace {
 
-collective::PendingRef start(collective::Communicator& communicator, const Request& request, const collective::Args& args) {
+/// The call holds `owner`, whose memory it works on, until it is over.
+collective::PendingRef start(collective::Communicator& communicator, const Request& request, const collective::Args& args,
+                             std::shared_ptr<void> owner) {
   const auto tag = static_cast<std::uint64_t>(request.tag);
   switch (request.op) {
-    case Op::send: return communicator.send(request.peer, tag, args.inputs.front(), args.dtype, request.deadline);
+    case Op::send: return communicator.send(request.peer, tag, args.inputs.front(), args.dtype, request.deadline, std::move(owner));
     case Op::recv: {
       const int member = request.peer == kAnyRank ? transport::kAnyMember : request.peer;
-      return communicator.receive(member, tag, args.outputs.front(), args.dtype, request.deadline);
+      return communicator.receive(member, tag, args.outputs.front(), args.dtype, request.deadline, std::move(owner));
     }
-    default: return communicator.start(args, request.deadline);
+    default: return communicator.start(args, request.deadline, std::move(owner));
   }
 }
 
@@ -130,7 +132,7 @@ WorkRef NativeBackend::submit(Request request) {
     return nullptr;
   }
   auto work = std::make_shared<NativeWork>(request.name, std::move(staging), communicator_, ranks_, shown_, std::move(request.mark));
-  auto pending = start(*communicator_, request, work->staging().args());
+  auto pending = start(*communicator_, request, work->staging().args(), work);
   if (!point_to_point && pending->done())
     if (const auto status = pending->wait(TimePoint::max()); refused_by_engine(status)) fail(request.op, request.name, status);
   work->track(std::move(pending));

@@ -1,0 +1,12 @@
+/// What was thrown, as a Status: at the few places where the torch-free half meets exceptions.
+#pragma once
+
+#include "muster/base/status.h"
+
+namespace muster {
+
+/// Of the exception that is being handled, within a catch block: Code::exhausted for what the system refuses (memory, threads,
+/// descriptors), Code::internal for anything else, with its text. Needs no memory where there is none left.
+Status status_of_exception() noexcept;
+
+}  // namespace muster
