@@ -18,7 +18,8 @@ class Stock {
 
   CLI::Option* add_option(CLI::App& app) {
     return app.add_option("--python", given_,
-                          "a Python that has torch, for stock torch; default: what MUSTER_PYTHON says, else .venv/bin/python or python3");
+                          "a Python that has torch, for stock torch; default: what MUSTER_PYTHON says, else the first of those that muster run takes "
+                          "that has it");
   }
 
   /// The Python of its processes; without one it says once why.

@@ -1,10 +1,12 @@
 """README's program in Python, as it stands there: under muster run, under torchrun, and on threads."""
 
 import contextlib
+import importlib.util
 import io
 import os
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 
@@ -12,8 +14,10 @@ import pytest
 
 import muster as dist
 
-README = pathlib.Path(__file__).parents[2] / "README.md"
-PROGRAM = re.search(r"```python\n(import torch\nimport muster as dist\n.*?)```", README.read_text(), re.DOTALL)[1]
+ROOT = pathlib.Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+PROGRAM = re.search(r"```python\n(import torch\nimport muster as dist\n.*?)```", README, re.DOTALL)[1]
+COMMANDS = [shlex.split(line, comments=True) for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL) for line in block.splitlines()]
 PRINTED = [f"rank {rank} of 4: 10" for rank in range(4)]
 MUSTER = pathlib.Path(dist.__file__).parents[2] / "bin/muster"
 
@@ -34,6 +38,33 @@ def test_readme_program_by_launcher(launcher, tmp_path):
                            timeout=240, env=environment | {"OMP_NUM_THREADS": "1"})
     assert ended.returncode == 0, ended.stderr
     assert printed_lines(ended.stdout) == PRINTED
+
+
+# spec: J3 the README's command from the tree, in an environment that says nothing of any Python
+def test_readme_program_from_the_tree(tmp_path):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    (command,) = [words for words in COMMANDS if "build/release/bin/muster" in words]
+    places = {"build/release": str(MUSTER.parents[1]), "program.py": str(tmp_path / "program.py")}
+    words = [re.sub("|".join(places), lambda found: places[found[0]], word) for word in command]
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    if not (ROOT / ".venv/bin/python3").exists():  # built with another torch: MUSTER_PYTHON, then as now
+        environment["MUSTER_PYTHON"] = sys.executable
+    ended = subprocess.run(["env", *words], capture_output=True, text=True, timeout=240, env=environment, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert printed_lines(ended.stdout) == PRINTED
+
+
+# spec: J3 what the README installs is built against the torch that is there: pip needs nothing but what the line before has brought
+def test_readme_installs_without_fetching_torch_again():
+    brings, installs = [words for words in COMMANDS if words[:2] == ["pip", "install"]]
+    needs = re.search(r"requires = \[(.*?)\]", (ROOT / "pyproject.toml").read_text())[1]
+    assert {re.match(r"[\w-]+", word)[0] for word in brings[2:]} == {re.match(r"[\w-]+", word)[0] for word in re.findall(r'"(.*?)"', needs)}
+    assert installs == ["pip", "install", "--no-build-isolation", "."]
+    if importlib.util.find_spec("scikit_build_core"):  # tools/setup brings it; an environment of somebody's own may lack it
+        dry = [sys.executable, "-m", *installs[:-1], "--dry-run", "--no-index", "--disable-pip-version-check", str(ROOT)]
+        done = subprocess.run(dry, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert re.search(r"Would install muster[-_]dist-[\d.]+$", done.stdout.strip()), done.stdout
 
 
 # spec: J2 the README's program on threads

@@ -309,6 +309,27 @@ TEST(Run, RunsPythonFiles) {
   EXPECT_EQ(run(run_words(1, {"--no-python", path, "a"}), {{"PYTHON_EXEC", python}}).out, "[0] run directly a\n");
 }
 
+// spec: J3 MUSTER_PYTHON and the activated environment say which Python runs a file that ends in .py, and a missing torch is explained
+TEST(Run, FindsThePython) {
+  Fifo folder;
+  const std::string path = folder.folder() + "/train.py", active = folder.folder() + "/active";
+  std::filesystem::create_directories(active + "/bin");
+  std::ofstream(active + "/pyvenv.cfg") << "home = /usr/bin\n";
+  std::ofstream(path) << "import torch\n";
+  const std::string python = active + "/bin/python3";
+  std::ofstream(python) << "#!/bin/sh\necho \"ModuleNotFoundError: No module named 'torch'\" >&2\nexit 1\n";
+  ::chmod(python.c_str(), 0755);
+  for (const Launched::Variables& variables : {Launched::Variables{{"VIRTUAL_ENV", active}}, {{"MUSTER_PYTHON", python}}}) {
+    const Outcome outcome = run(run_words(1, {path}), variables);
+    EXPECT_EQ(outcome.code, 1);
+    EXPECT_TRUE(contains(outcome.err, "muster run: " + python + " ran the program, the first of PYTHON_EXEC (none)")) << outcome.err;
+    EXPECT_TRUE(contains(outcome.err, "say in MUSTER_PYTHON which Python has torch")) << outcome.err;
+  }
+  const Outcome wrong = run(run_words(1, {path}), {{"MUSTER_PYTHON", "/nowhere/python"}});
+  EXPECT_EQ(wrong.code, 127);
+  EXPECT_TRUE(contains(wrong.err, "/nowhere/python")) << wrong.err;
+}
+
 // spec: J3 a program that cannot be run, and options that make no sense, are told apart and explained
 TEST(Run, ExplainsMistakes) {
   const auto check = [](const std::vector<std::string>& words, int code, const std::string& what) {

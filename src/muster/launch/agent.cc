@@ -11,17 +11,16 @@
 #include <cerrno>
 #include <cstdlib>
 #include <deque>
-#include <filesystem>
 #include <iostream>
 #include <thread>
 
-#include "muster/base/env.h"
 #include "muster/base/socket_address.h"
 #include "muster/base/temporary_folder.h"
 #include "muster/launch/agent_machine.h"
 #include "muster/launch/host.h"
 #include "muster/launch/node_link.h"
 #include "muster/launch/node_rendezvous.h"
+#include "muster/launch/python.h"
 #include "muster/launch/report.h"
 #include "muster/launch/signal_watch.h"
 #include "muster/launch/worker.h"
@@ -43,6 +42,8 @@ struct RunningWorker {
 };
 
 struct Program {
+  std::vector<PythonPlace> pythons;
+  bool is_python = false;  // the first of them runs it
   std::string file;
   std::vector<std::string> before;  // arguments[0] and what stands before the user's own arguments
 };
@@ -98,22 +99,6 @@ class Agent {
   std::deque<AgentEvent> events_;
 };
 
-/// That of the virtual environment which this command is installed in; it need not be activated.
-std::optional<std::string> python_beside_this_program() {
-  std::error_code error;
-  const auto folder = std::filesystem::read_symlink("/proc/self/exe", error).parent_path();
-  const auto python = folder / "python3";
-  if (error || !std::filesystem::exists(folder.parent_path() / "pyvenv.cfg", error) || !std::filesystem::exists(python, error)) return {};
-  return python.string();
-}
-
-std::string python_executable() {
-  if (auto chosen = env_text("PYTHON_EXEC")) return *chosen;
-  if (auto own = python_beside_this_program()) return *own;
-  auto found = find_program("python3");
-  return found ? *found : "python3";
-}
-
 Agent::Agent(const RunOptions& options, Prepared prepared, SignalWatch& signals)
     : options_(options), job_(std::move(prepared.job)), signals_(signals), link_(std::move(prepared.link)) {
   host_ = job_.nodes[static_cast<std::size_t>(job_.node)].host;
@@ -124,7 +109,6 @@ Agent::Agent(const RunOptions& options, Prepared prepared, SignalWatch& signals)
   told_.role = options_.role;
   told_.max_restarts = options_.max_restarts;
   told_.agent_store = options_.agent_store;
-  told_.python = python_executable();
   told_.secret = std::move(prepared.secret.hand_down);
   if (options_.workers > 1) told_.threads = std::max(1, allowed_cores() / options_.workers);
   rules_.workers = options_.workers;
@@ -161,6 +145,8 @@ Status Agent::open(const std::string& log_folder) {
 
 Result<int> Agent::run(const Program& program, const std::string& log_folder) {
   program_ = program;
+  const auto python = first_python(program.pythons);
+  told_.python = python ? *python : "python3";
   if (Status opened = open(log_folder); !opened) return opened;
   happen(Begin{});
   while (!finished_) wait_and_dispatch();
@@ -346,8 +332,9 @@ void Agent::sweep() {
 }
 
 ReportFacts Agent::facts() const {
-  ReportFacts facts{options_.command, host_, ranks_, records_, {}, log_folder_};
+  ReportFacts facts{options_.command, host_, ranks_, records_, {}, {}, log_folder_};
   if (state_.first_failure && output_) facts.tail = output_->tail(state_.ends[*state_.first_failure].local_rank);
+  if (program_.is_python) facts.advice = explain_missing_module(facts.tail, program_.pythons, own_program());
   return facts;
 }
 
@@ -360,11 +347,16 @@ void Agent::report() {
 }
 
 Result<Program> resolve_program(const RunOptions& options) {
-  const bool python = !options.no_python && (options.module || options.program.ends_with(".py"));
-  auto file = find_program(python ? python_executable() : options.program);
+  Program program;
+  program.pythons = python_places(inherited_environment(), own_program());
+  program.is_python = !options.no_python && (options.module || options.program.ends_with(".py"));
+  auto python = first_python(program.pythons);
+  if (program.is_python && !python) return python.status();
+  auto file = find_program(program.is_python ? *python : options.program);
   if (!file) return file.status();
-  Program program{*file, {python ? *file : options.program}};
-  if (!python) return program;
+  program.file = *file;
+  program.before = {program.is_python ? *file : options.program};
+  if (!program.is_python) return program;
   program.before.push_back("-u");
   if (options.module) program.before.push_back("-m");
   program.before.push_back(options.program);

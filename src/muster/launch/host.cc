@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 
 #include "muster/base/cores.h"
 #include "muster/base/hardware_threads.h"
@@ -43,6 +44,11 @@ std::string full_host_name() {
   const std::string canonical = found->ai_canonname != nullptr ? found->ai_canonname : "";
   ::freeaddrinfo(found);
   return canonical.starts_with(plain + ".") ? canonical : plain;
+}
+
+std::string own_program() {
+  std::error_code error;
+  return std::filesystem::read_symlink("/proc/self/exe", error).string();
 }
 
 }  // namespace muster::launch

@@ -11,5 +11,7 @@ int allowed_cores();
 int gpu_count();
 /// Host name with domain where the resolver knows one.
 std::string full_host_name();
+/// The path of the program that runs.
+std::string own_program();
 
 }  // namespace muster::launch

@@ -83,6 +83,7 @@ std::string failure_report(const AgentState& state, const ReportFacts& facts) {
     }
     text += "\n";
     if (!facts.tail.empty()) text += who + "the last of its standard error:\n" + indent(facts.tail);
+    if (!facts.advice.empty()) text += who + facts.advice + "\n";
   }
   if (state.cause == AgentCause::stopped_by_signal) text += who + "stopped by " + signal_name(state.stop_signal) + "\n";
   if (state.cause == AgentCause::other_node_failed) text += who + "FAILED on another node: " + state.other_node + "\n";

@@ -25,6 +25,7 @@ struct ReportFacts {
   std::vector<WorkerRanks> ranks;
   std::vector<WorkerRecord> workers;
   std::string tail;        ///< of the first failure's standard error
+  std::string advice;      ///< on what that says; mostly empty
   std::string log_folder;  ///< empty: nothing was redirected
 };
 

@@ -11,13 +11,15 @@
 
 #include "muster/base/env.h"
 #include "muster/base/socket_address.h"
+#include "muster/launch/host.h"
+#include "muster/launch/python.h"
 
 namespace muster::cli::bench {
 namespace {
 
 namespace fs = std::filesystem;
 
-fs::path own_folder() { return fs::path(own_program()).parent_path(); }
+fs::path own_folder() { return fs::path(launch::own_program()).parent_path(); }
 
 /// For a shell, which takes it as one word whatever it holds.
 std::string quoted(const std::string& word) {
@@ -34,11 +36,6 @@ bool has_torch(const std::string& python) {
 }
 
 }  // namespace
-
-std::string own_program() {
-  std::error_code error;
-  return fs::read_symlink("/proc/self/exe", error).string();
-}
 
 std::string program_beside(const std::string& name) { return (own_folder() / name).string(); }
 
@@ -57,17 +54,16 @@ Result<std::string> bench_file(const std::string& name) {
 
 Result<std::string> find_python(const std::string& given) {
   const std::string said = given.empty() ? env_text("MUSTER_PYTHON").value_or("") : given;
-  std::vector<std::string> candidates{said};
-  if (said.empty()) candidates = {program_beside("python3"), ".venv/bin/python", "python3"};
+  std::vector<launch::PythonPlace> places{{"as said", said}};
+  if (said.empty()) places = launch::python_places(launch::inherited_environment(), launch::own_program());
   std::string tried;
-  for (const std::string& python : candidates) {
-    if (python.find('/') != std::string::npos && ::access(python.c_str(), X_OK) != 0 && said.empty()) continue;
+  for (const auto& [place, python] : places) {
+    if (python.empty()) continue;
     if (has_torch(python)) return python;
     tried += (tried.empty() ? "" : ", ") + python;
   }
-  return Status(
-      Code::invalid_argument,
-      "a Python with torch is not on this machine; pip install torch, and say in MUSTER_PYTHON which Python has it (tried " + tried + ")");
+  return Status(Code::invalid_argument,
+                "no Python with torch was found (tried " + tried + "); pip install torch, or say in MUSTER_PYTHON which Python has it");
 }
 
 std::vector<std::pair<std::string, std::string>> variables_to_import_muster(const std::string& package) {

@@ -10,15 +10,13 @@
 
 namespace muster::cli::bench {
 
-/// The path of the program that runs.
-std::string own_program();
-/// The path of another one in its folder. Whether it exists is not looked at.
+/// The path of another program in the folder of this one. Whether it exists is not looked at.
 std::string program_beside(const std::string& name);
 
 /// A worker of another library, by the name that it has in bench/ of the sources; those in MUSTER_BENCH_DIR go first.
 Result<std::string> bench_file(const std::string& name);
 
-/// One that has torch: `given`, else what MUSTER_PYTHON says, else the first of that beside the command, .venv/bin/python and python3.
+/// One that has torch: `given`, else what MUSTER_PYTHON says, else the first of `launch::python_places` that has it.
 Result<std::string> find_python(const std::string& given = "");
 
 /// Variables that a Python needs to import muster: from `package`, the folder that holds it, else from the build folder that this program

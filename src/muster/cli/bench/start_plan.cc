@@ -7,6 +7,7 @@
 #include "muster/base/secret.h"
 #include "muster/cli/bench/contestant.h"
 #include "muster/cli/bench/files.h"
+#include "muster/launch/host.h"
 #include "muster/launch/worker.h"
 
 namespace muster::cli::bench {
@@ -99,7 +100,7 @@ StartPlan plan_muster(const Field& field, const std::string& folder) {
   const std::string worker = program_beside("muster_bench_worker");
   StartPlan plan{"muster", {worker}, {}};
   plan.engine = !times_tensors(field, worker);
-  if (plan.engine) plan.command = {own_program(), "bench-worker"};
+  if (plan.engine) plan.command = {launch::own_program(), "bench-worker"};
   plan.command.insert(plan.command.end(), {"--ranks", std::to_string(field.ranks), "--folder", folder, "--transport", field.transport});
   if (field.threads) plan.command.emplace_back("--threads");
   plan.environment = {{"MUSTER_SECRET", Secret::random_text()}};
