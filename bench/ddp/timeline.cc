@@ -82,6 +82,13 @@ std::string draw(const std::vector<RankTimeline>& ranks, const std::string& titl
   std::string svg = "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"" + number(kWidth) + "\" height=\"" + number(height) +
                     "\" font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n" +
                     text_at(kLeft, 22, title, "start");
+  double at = kWidth - kRight;
+  for (const char* name : {"call", "optimizer", "backward", "forward"}) {
+    svg += text_at(at, 22, name, "end");
+    at -= 8 * static_cast<double>(std::string(name).size()) + 14;
+    svg += "<rect x=\"" + number(at) + "\" y=\"12.0\" width=\"10\" height=\"10\" fill=\"" + colour(name) + "\"/>\n";
+    at -= 14;
+  }
   double y = kTop;
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     svg += text_at(kLeft - 8, y + 15, "rank " + std::to_string(rank) + " computes", "end") +
@@ -96,8 +103,8 @@ std::string draw(const std::vector<RankTimeline>& ranks, const std::string& titl
     y += 2 * kLane + kGap;
   }
   const double whole_ms = static_cast<double>(last - first) / 1e6;
-  for (int tick = 0; tick <= 4; ++tick)
-    svg += text_at(kLeft + (kWidth - kLeft - kRight) * tick / 4, y + 12, number(whole_ms * tick / 4) + " ms", "middle");
+  for (int tick = 0; tick <= 4; ++tick)  // the last one ends where the bars do
+    svg += text_at(kLeft + (kWidth - kLeft - kRight) * tick / 4, y + 12, number(whole_ms * tick / 4) + " ms", tick < 4 ? "middle" : "end");
   return svg + "</svg>\n";
 }
 

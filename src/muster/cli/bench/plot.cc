@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdio>
 #include <map>
+#include <sstream>
 #include <utility>
 
 #include "muster/cli/bench/results.h"
@@ -11,6 +12,10 @@ namespace muster::cli::bench {
 namespace {
 
 constexpr int kWidth = 300, kHeight = 220, kLeft = 52, kBottom = 34, kTop = 26, kRight = 12, kColumns = 3;
+constexpr int kLegendLine = 14;
+/// Of a letter in pixels, on the average: text is laid out without knowing the font.
+constexpr double kLetter = 5.3;
+constexpr const char* kNote = "time of one call (below 64 KiB back to back, from there on alone), by bytes; lower is better";
 
 struct Range {
   double low = 0, high = 1;  // logarithms
@@ -65,7 +70,8 @@ std::string dashes(const Row& row) {
 std::string panel(const std::string& title, const std::vector<const Row*>& rows, double left, double top) {
   const Range x = range_of(rows, bytes_of), y = range_of(rows, compared);
   const double width = kWidth - kLeft - kRight, height = kHeight - kTop - kBottom;
-  const auto at_x = [&](double bytes) { return left + kLeft + width * (x.high > x.low ? x.place(bytes) : 0.5); };
+  const bool one_size = std::all_of(rows.begin(), rows.end(), [&](const Row* row) { return bytes_of(*row) == bytes_of(*rows.front()); });
+  const auto at_x = [&](double bytes) { return left + kLeft + width * (one_size ? 0.5 : x.place(bytes)); };
   const auto at_y = [&](double us) { return top + kTop + height * (1 - y.place(us)); };
   std::string svg = label(left + kLeft, top + 16, title, "start", " font-weight=\"bold\"");
   for (double exponent = y.low; exponent <= y.high + 0.5; ++exponent) {
@@ -98,6 +104,55 @@ std::string panel(const std::string& title, const std::vector<const Row*>& rows,
   return svg;
 }
 
+/// Names and note above the panels, in as many lines as `width` asks for.
+class Legend {
+ public:
+  explicit Legend(double width) : width_(width) {}
+
+  void add_line(const Row& row) {
+    const std::string name = line_name(row);
+    make_room(24 + kLetter * static_cast<double>(name.size()));
+    svg_ += "<line x1=\"" + number(at_) + "\" x2=\"" + number(at_ + 20) + "\" y1=\"" + number(line_) + "\" y2=\"" + number(line_) +
+            "\" stroke-width=\"2.5\" stroke=\"" + colour(row.library) + "\"" + dashes(row) + "/>\n" +
+            label(at_ + 24, line_ + 4, name, "start");
+    at_ += 40 + 6.0 * static_cast<double>(name.size());
+  }
+  void add_note(const std::string& note) {
+    const double letters = (width_ - kLeft - kRight) / kLetter;
+    if (static_cast<double>(note.size()) <= letters) {
+      make_room(10 + kLetter * static_cast<double>(note.size()));
+      svg_ += label(at_ > kLeft ? at_ + 10 : at_, line_ + 4, note, "start");
+      return;
+    }
+    if (at_ > kLeft) next_line();
+    std::string part;
+    std::istringstream words(note);
+    for (std::string word; words >> word;) {
+      if (static_cast<double>(part.size() + word.size() + 1) > letters) {
+        svg_ += label(at_, line_ + 4, std::exchange(part, ""), "start");
+        next_line();
+      }
+      part += (part.empty() ? "" : " ") + word;
+    }
+    svg_ += label(at_, line_ + 4, part, "start");
+  }
+  const std::string& svg() const { return svg_; }
+  int height() const { return static_cast<int>(line_) + 17; }
+
+ private:
+  void make_room(double wanted) {
+    if (at_ > kLeft && at_ + wanted > width_ - kRight) next_line();
+  }
+  void next_line() {
+    at_ = kLeft;
+    line_ += kLegendLine;
+  }
+
+  const double width_;
+  double at_ = kLeft, line_ = 13;
+  std::string svg_;
+};
+
 }  // namespace
 
 std::string plot(const std::vector<Row>& rows) {
@@ -114,20 +169,16 @@ std::string plot(const std::vector<Row>& rows) {
   }
   const int columns = std::min<int>(kColumns, std::max<int>(1, static_cast<int>(panels.size())));
   const int lines = (static_cast<int>(panels.size()) + columns - 1) / columns;
-  const std::string width = std::to_string(columns * kWidth), height = std::to_string(lines * kHeight + 30);
-  std::string svg = "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"" + width + "\" height=\"" + height + "\" viewBox=\"0 0 " + width +
-                    " " + height +
-                    "\" font-family=\"sans-serif\" font-size=\"10\">\n<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n";
-  double at = kLeft;
-  for (const auto& [name, row] : names) {
-    svg += "<line x1=\"" + number(at) + "\" x2=\"" + number(at + 20) + "\" y1=\"13\" y2=\"13\" stroke-width=\"2.5\" stroke=\"" +
-           colour(row->library) + "\"" + dashes(*row) + "/>\n" + label(at + 24, 17, name, "start");
-    at += 40 + 6.0 * static_cast<double>(name.size());
-  }
-  svg += label(at + 10, 17, "time of one call (below 64 KiB back to back, from there on alone), by bytes; lower is better", "start");
+  Legend legend(columns * kWidth);
+  for (const auto& [name, row] : names) legend.add_line(*row);
+  legend.add_note(kNote);
+  const std::string width = std::to_string(columns * kWidth), height = std::to_string(lines * kHeight + legend.height());
+  std::string svg =
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"" + width + "\" height=\"" + height + "\" viewBox=\"0 0 " + width + " " + height +
+      "\" font-family=\"sans-serif\" font-size=\"10\">\n<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n" + legend.svg();
   for (std::size_t i = 0; i < panels.size(); ++i) {
     const int column = static_cast<int>(i) % columns, line = static_cast<int>(i) / columns;
-    svg += panel(panels[i].first, panels[i].second, column * kWidth, 30.0 + line * kHeight);
+    svg += panel(panels[i].first, panels[i].second, column * kWidth, legend.height() + line * kHeight);
   }
   return svg + "</svg>\n";
 }

@@ -97,5 +97,36 @@ TEST(BenchResults, ThePictureHasAPanelForEachOperationAndALineForEachLibrary) {
   EXPECT_EQ(svg.find("nan"), std::string::npos);
 }
 
+/// Where the texts of a picture end, at the average width of a letter of a wide font.
+double right_edge_of_texts(const std::string& svg) {
+  double edge = 0;
+  for (std::size_t at = 0; (at = svg.find("<text x=\"", at)) != std::string::npos; ++at) {
+    if (svg.compare(svg.find("text-anchor", at), 19, "text-anchor=\"start\"") != 0) continue;
+    const std::size_t from = svg.find('>', at) + 1;
+    edge = std::max(edge, std::stod(svg.substr(at + 9)) + 5.2 * static_cast<double>(svg.find('<', from) - from));
+  }
+  return edge;
+}
+
+// A picture of one panel has the legend of one with three, and no room for it in one line.
+TEST(BenchResults, TheLegendStaysWithinThePicture) {
+  std::vector<Row> rows;
+  for (const char* op : {"all_reduce", "broadcast", "all_gather"}) {
+    for (const char* library : {"muster", "gloo", "openmpi", "mpich", "impi"}) {
+      rows.push_back(row(library, 8, 1, 1));
+      rows.back().cell.op = op;
+      if (rows.back().library != "muster") continue;
+      for (const char* memory : {"arena", "allocator"}) {
+        rows.push_back(rows.back());
+        rows.back().cell.memory = memory;
+      }
+    }
+    const std::string svg = plot(rows);
+    const double width = std::stod(svg.substr(svg.find("width=\"") + 7));
+    EXPECT_LE(right_edge_of_texts(svg), width) << svg;
+    EXPECT_NE(svg.find("better<"), std::string::npos);
+  }
+}
+
 }  // namespace
 }  // namespace muster::cli::bench
