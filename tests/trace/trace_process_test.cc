@@ -52,6 +52,15 @@ Output run(const std::string& command) {
 
 Output muster(const std::string& arguments) { return run(std::string(MUSTER_COMMAND) + " " + arguments); }
 
+/// What `command` prints once the wait that it is to show is no longer a usual one.
+Output once_behind(const std::string& command) {
+  const auto late = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  for (;;) {
+    Output output = run(command);
+    if (!has(output.text, "no rank is behind yet") || std::chrono::steady_clock::now() > late) return output;
+  }
+}
+
 /// Blocks until a child has stopped (WSTOPPED) or ended (WEXITED), which is left for others to collect.
 bool has_changed(pid_t child, int how) {
   siginfo_t info{};
@@ -233,7 +242,7 @@ TEST_F(TraceProcesses, ATerminalOnAnotherHostSeesEveryRankThroughTheStore) {
   };
   const auto as_terminal = [&]() -> std::string {
     ready.wait_for(kRanks, kLimit);
-    const auto top = run(from_elsewhere(kSecret, "top --once --wait 60 --store " + store));
+    const auto top = once_behind(from_elsewhere(kSecret, "top --once --wait 60 --store " + store));
     const auto trace = run(from_elsewhere(kSecret, "trace --wait 60 --store " + store + " -o " + base_ + "/asked"));
     const auto stranger = run(from_elsewhere("some other secret, a guess", "top --once --store " + store));
     over.add(1);
@@ -311,7 +320,7 @@ TEST_F(TraceProcesses, RemainsOfAKilledAndAStoppedRankNameTheSlowOne) {
   };
   RankProcesses ranks(kRanks, reporting(body));
   ASSERT_TRUE(ready.wait_for(kRanks, kLimit));
-  const auto live = muster("trace --pid " + std::to_string(ranks.pid(0)));
+  const auto live = once_behind(std::string(MUSTER_COMMAND) + " trace --pid " + std::to_string(ranks.pid(0)));
   EXPECT_TRUE(has(live.text, "rank 2 is behind: ranks 0, 1 and 3 are in call 6")) << live.text;
   const auto top = muster("top --once --pid " + std::to_string(ranks.pid(3)));
   EXPECT_EQ(top.status, 0);

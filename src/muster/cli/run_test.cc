@@ -309,6 +309,29 @@ TEST(Run, RunsPythonFiles) {
   EXPECT_EQ(run(run_words(1, {"--no-python", path, "a"}), {{"PYTHON_EXEC", python}}).out, "[0] run directly a\n");
 }
 
+// spec: J3 the report of a failure says where the last calls of the ranks are, and the job's name finds them too
+TEST(Run, ReportsWhereTheTracesAre) {
+  for (const char* kind : {"trace", "trace-of-child"}) {
+    const TemporaryFolder folder("muster-test-");
+    const Launched::Variables variables = {{"MUSTER_RUN_DIR", folder.path()}};
+    const Outcome outcome = run(run_words(1, {"--rdzv-id", "job7", kWorker, kind}), variables);
+    EXPECT_EQ(outcome.code, 3);
+    const std::string directory = folder.path() + "/job-job-of-a-worker";
+    EXPECT_TRUE(contains(outcome.err, "what the ranks called last: muster trace --dir " + directory + "\n")) << outcome.err;
+    for (const std::vector<std::string>& words : {std::vector<std::string>{"--dir", directory}, {"--job", "job7"}, {}}) {
+      for (const char* command : {"trace", "top"}) {
+        std::vector<std::string> all = {command};
+        all.insert(all.end(), words.begin(), words.end());
+        const Outcome shown = run(all, variables);
+        EXPECT_EQ(shown.code, 0) << shown.err;
+        EXPECT_TRUE(contains(shown.out, "job 'job7', job-of-a-worker, begun ")) << shown.out;
+      }
+    }
+    const Outcome none = run(run_words(1, {"--rdzv-id", "job8", "false"}), variables);
+    EXPECT_FALSE(contains(none.err, "muster trace")) << none.err;
+  }
+}
+
 // spec: J3 MUSTER_PYTHON and the activated environment say which Python runs a file that ends in .py, and a missing torch is explained
 TEST(Run, FindsThePython) {
   Fifo folder;

@@ -1,14 +1,18 @@
 /// A worker for the launcher's tests; the first argument says what it does.
 #include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
 #include <string>
+#include <vector>
 
+#include "muster/base/env.h"
 #include "muster/launch/process.h"
 #include "muster/store/rendezvous.h"
+#include "muster/trace/recorder.h"
 
 namespace {
 
@@ -60,6 +64,22 @@ int meet() {
   return 0;
 }
 
+// Is a rank that has called something, and fails; or that is a child of the worker.
+int leave_a_trace(bool as_child) {
+  if (as_child) {
+    const pid_t child = ::fork();
+    int state = 0;
+    if (child > 0) return ::waitpid(child, &state, 0) == child ? WEXITSTATUS(state) : 1;
+  }
+  const auto rank = muster::env_integer("RANK", 0, 1000), size = muster::env_integer("WORLD_SIZE", 1, 1000);
+  const auto recorder = muster::trace::Recorder::from_environment("job-of-a-worker", static_cast<int>(**rank), static_cast<int>(**size));
+  if (!recorder) return 1;
+  const std::vector<int> world = {0};
+  const auto group = (*recorder)->add_group("default", world, 0);
+  (*recorder)->begin(group, {.name = "barrier", .sequence = 1}, muster::steady_clock().now());
+  return 3;
+}
+
 }  // namespace
 
 int main(int count, char** words) {
@@ -69,6 +89,7 @@ int main(int count, char** words) {
   if (what == "ignore") return ignore_signals();
   if (what == "flood") return flood(number);
   if (what == "meet") return meet();
+  if (what == "trace" || what == "trace-of-child") return leave_a_trace(what != "trace");
   std::cerr << "unknown: " << what << "\n";
   return 64;
 }

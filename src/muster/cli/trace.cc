@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "muster/base/clock.h"
+#include "muster/cli/parse.h"
 #include "muster/launch/options.h"
 #include "muster/store/factory.h"
 #include "muster/trace/responder.h"
@@ -28,6 +29,12 @@ constexpr Duration kConnectLimit = std::chrono::seconds(4);
 /// Asked of each rank over the store: `top` needs the calls of its window only, refreshed again and again.
 constexpr std::size_t kAllRecords = trace::kMostEntries, kRecordsOfTop = 500;
 
+Result<launch::Endpoint> endpoint_of(const std::string& text) {
+  auto endpoint = launch::parse_endpoint("--store", text);
+  if (endpoint && !endpoint->port) return Status(Code::invalid_argument, "\"" + text + "\" has no port; write HOST:PORT");
+  return endpoint;
+}
+
 /// What is shown: a job, and what must be said about where it comes from.
 struct Shown {
   trace::JobTrace job;
@@ -38,37 +45,47 @@ struct Shown {
 class Choice {
  public:
   void add_to(CLI::App& app) {
-    auto* pid_option = app.add_option("--pid", pid_, "the job that has this process as a rank")->check(CLI::PositiveNumber);
+    auto* pid_option =
+        app.add_option("--pid", pid_, "the job that has this process as a rank")->type_name("PID")->check(whole_above_zero());
     auto* directory_option =
         app.add_option("--dir", directory_, "the directory of a job's traces, or of several jobs (then the latest)")->excludes(pid_option);
+    auto* job_option =
+        app.add_option("--job", name_, "the latest job of this name: its --rdzv-id, or what the first lines of a trace call it")
+            ->type_name("NAME")
+            ->excludes(pid_option)
+            ->excludes(directory_option);
     app.add_option("--store", store_text_,
                    "ask all ranks of the running job whose store is served there (MASTER_ADDR:MASTER_PORT), whatever host they are on; "
                    "needs the job's MUSTER_SECRET or MUSTER_SECRET_FILE in the environment")
         ->type_name("HOST:PORT")
+        ->check(CLI::Validator([](const std::string& text) { return endpoint_of(text).status().message(); }, ""))
         ->excludes(pid_option)
-        ->excludes(directory_option);
+        ->excludes(directory_option)
+        ->excludes(job_option);
     app.add_option("--wait", wait_, "seconds to wait for ranks that do not answer (with --store)")
         ->check(CLI::Range(0.1, 3600.0))
         ->capture_default_str();
   }
   bool by_store() const { return !store_text_.empty(); }
 
-  /// Finds the job, once; `records` are wanted of each rank.
-  Status find(std::size_t records) {
+  /// Finds the job, once; `records` are wanted of each rank. Where nobody says which job, it is the latest, of those that run where
+  /// `prefers_live`.
+  Status find(std::size_t records, bool prefers_live) {
     ask_.records = records;
     ask_.patience = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(wait_));
     if (by_store()) return connect();
-    const auto found = pid_ != 0 ? trace::find_job_of(trace::run_directory(), pid_)
-                                 : trace::find_job(directory_.empty() ? trace::run_directory() : directory_);
+    const bool chosen = pid_ != 0 || !name_.empty() || !directory_.empty();
+    const auto found = find_directory(prefers_live && !chosen);
     if (!found) return found.status();
     directory_ = *found;
+    if (!chosen) note_other_jobs();
     return {};
   }
   Result<Shown> read() const {
     if (!by_store()) {
       auto job = trace::read_job(directory_);
       if (!job) return job.status();
-      return Shown{std::move(*job), {}};
+      return Shown{std::move(*job), notes_};
     }
     auto asked = trace::ask_job(*store_, ask_);
     if (!asked) return asked.status();
@@ -77,10 +94,27 @@ class Choice {
   }
 
  private:
+  Result<std::string> find_directory(bool prefers_live) const {
+    const std::string base = trace::run_directory();
+    if (pid_ != 0) return trace::find_job_of(base, pid_);
+    if (!name_.empty()) return trace::find_job_called(base, name_);
+    if (prefers_live) {
+      if (const auto live = trace::live_jobs_but(base, ""); !live.empty()) return live.front().directory;
+    }
+    return trace::find_job(directory_.empty() ? base : directory_);
+  }
+
+  void note_other_jobs() {
+    for (const auto& job : trace::live_jobs_but(trace::run_directory(), directory_)) {
+      const auto& first = job.ranks.front();
+      notes_.push_back("not shown: " + trace::title(job) + ", which runs here too; choose it with --job " +
+                       (first.run_id.empty() ? first.job : first.run_id));
+    }
+  }
+
   Status connect() {
-    const auto endpoint = launch::parse_endpoint("--store", store_text_);
+    const auto endpoint = endpoint_of(store_text_);
     if (!endpoint) return endpoint.status();
-    if (!endpoint->port) return Status(Code::invalid_argument, "--store: \"" + store_text_ + "\" has no port; write HOST:PORT");
     store::TcpStoreOptions options;
     options.host = endpoint->host;
     options.port = *endpoint->port;
@@ -92,7 +126,8 @@ class Choice {
   }
 
   std::int64_t pid_ = 0;
-  std::string directory_, store_text_;
+  std::string directory_, store_text_, name_;
+  std::vector<std::string> notes_;
   double wait_ = 2;
   trace::AskOptions ask_;
   std::shared_ptr<store::Store> store_;
@@ -101,17 +136,6 @@ class Choice {
 int complain(const char* command, const std::string& text) {
   std::cerr << "muster " << command << ": " << text << "\n";
   return 1;
-}
-
-/// Zero where the arguments are fine; else what to exit with, plus one.
-int parse(CLI::App& app, std::vector<std::string> arguments) {
-  std::reverse(arguments.begin(), arguments.end());
-  try {
-    app.parse(std::move(arguments));
-  } catch (const CLI::ParseError& error) {
-    return 1 + (app.exit(error) == 0 ? 0 : 2);
-  }
-  return 0;
 }
 
 bool write_file(const std::string& path, const std::string& text) {
@@ -167,8 +191,8 @@ int run_trace(const std::vector<std::string>& arguments) {
   choice.add_to(app);
   std::string output;
   app.add_option("-o,--output", output, "write FILE.json (Chrome, Perfetto) and FILE.html (a page of its own)")->type_name("FILE");
-  if (const int stop = parse(app, arguments); stop != 0) return stop - 1;
-  if (const auto found = choice.find(kAllRecords); !found) return complain("trace", found.message());
+  if (const auto stop = parse(app, arguments)) return *stop;
+  if (const auto found = choice.find(kAllRecords, false); !found) return complain("trace", found.message());
   const auto shown = choice.read();
   if (!shown) return complain("trace", shown.status().message());
   const auto* job = &shown->job;
@@ -183,8 +207,8 @@ int run_trace(const std::vector<std::string>& arguments) {
 
 std::string top_table(const trace::JobTrace& job) {
   const std::int64_t now = job.now_ns();
-  std::string out = printable("job " + job.ranks.front().job + ": " + std::to_string(job.world_size()) + " ranks, " +
-                              std::to_string(job.ranks.size()) + " shown; " + trace::headline(job, trace::find_holdups(job))) +
+  std::string out = printable(trace::title(job) + ": " + std::to_string(job.world_size()) + " ranks, " + std::to_string(job.ranks.size()) +
+                              " shown; " + trace::headline(job, trace::find_holdups(job))) +
                     "\n";
   char line[256];
   std::snprintf(line, sizeof line, "%5s %8s %-8s %6s %8s %8s  %s\n", "rank", "pid", "process", "wait", "calls/s", "bytes/s", "in flight");
@@ -225,8 +249,8 @@ int run_top(const std::vector<std::string>& arguments) {
   double interval = 1;
   app.add_flag("--once", once, "print one table and end");
   app.add_option("--interval", interval, "seconds between two tables")->check(CLI::Range(0.1, 3600.0))->capture_default_str();
-  if (const int stop = parse(app, arguments); stop != 0) return stop - 1;
-  if (const auto found = choice.find(kRecordsOfTop); !found) return complain("top", found.message());
+  if (const auto stop = parse(app, arguments)) return *stop;
+  if (const auto found = choice.find(kRecordsOfTop, true); !found) return complain("top", found.message());
   for (bool first = true;; first = false) {
     const auto shown = choice.read();
     if (!shown && first) return complain("top", shown.status().message());

@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <deque>
 #include <iostream>
+#include <limits>
 #include <thread>
 
 #include "muster/base/socket_address.h"
@@ -26,6 +27,8 @@
 #include "muster/launch/worker.h"
 #include "muster/launch/worker_environment.h"
 #include "muster/launch/worker_output.h"
+#include "muster/trace/reader.h"
+#include "muster/trace/run_directory.h"
 
 namespace muster::launch {
 namespace {
@@ -76,6 +79,7 @@ class Agent {
   void signal_workers(int signal);
   void sweep();
   ReportFacts facts() const;
+  std::string traces() const;
   void report();
 
   const RunOptions& options_;
@@ -332,17 +336,33 @@ void Agent::sweep() {
 }
 
 ReportFacts Agent::facts() const {
-  ReportFacts facts{options_.command, host_, ranks_, records_, {}, {}, log_folder_};
+  ReportFacts facts{options_.command, host_, ranks_, records_, {}, {}, log_folder_, {}};
   if (state_.first_failure && output_) facts.tail = output_->tail(state_.ends[*state_.first_failure].local_rank);
   if (program_.is_python) facts.advice = explain_missing_module(facts.tail, program_.pythons, own_program());
   return facts;
+}
+
+/// Found by a worker's number, or, where a worker only starts the program that is a rank, by the job's name.
+std::string Agent::traces() const {
+  const std::string base = trace::run_directory();
+  std::int64_t since = std::numeric_limits<std::int64_t>::max();
+  for (const WorkerRecord& worker : records_)
+    since = std::min<std::int64_t>(since, worker.started.time_since_epoch() / std::chrono::nanoseconds(1));
+  for (const WorkerRecord& worker : records_) {
+    if (const auto found = trace::find_job_of(base, worker.pid, since)) return *found;
+  }
+  if (job_.run_id == "none") return {};  // many jobs have no name
+  const auto named = trace::find_job_called(base, job_.run_id, since);
+  return named ? *named : std::string();
 }
 
 void Agent::report() {
   // First all that the workers said, then the last word.
   while (!output_->drained() && events_.empty()) wait_and_dispatch();
   events_.clear();
-  const std::string text = failure_report(state_, facts());
+  ReportFacts known = facts();
+  if (state_.exit_code != 0) known.traces = traces();
+  const std::string text = failure_report(state_, known);
   if (!text.empty()) output_->say(text);
 }
 

@@ -89,6 +89,7 @@ std::string failure_report(const AgentState& state, const ReportFacts& facts) {
   if (state.cause == AgentCause::other_node_failed) text += who + "FAILED on another node: " + state.other_node + "\n";
   if (text.empty()) return text;
   if (const std::string rest = others(state, facts); !rest.empty()) text += who + "the other workers of this node: " + rest + "\n";
+  if (!facts.traces.empty()) text += who + "what the ranks called last: muster trace --dir " + facts.traces + "\n";
   if (!facts.log_folder.empty()) text += who + "logs are in " + facts.log_folder + "\n";
   return text + who + "exit code " + std::to_string(state.exit_code) + "\n";
 }

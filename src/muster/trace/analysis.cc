@@ -11,6 +11,9 @@ namespace muster::trace {
 namespace {
 
 constexpr std::size_t kRanksListed = 10;
+/// A wait that is `usual` whatever the calls before took, and how many of these are looked at.
+constexpr std::int64_t kShortWait = 1'000'000'000;
+constexpr int kLastCalls = 32;
 
 std::string ago(std::int64_t then, std::int64_t now) { return muster::describe(Duration(std::max<std::int64_t>(now - then, 0))); }
 
@@ -146,6 +149,29 @@ bool find_missed(const std::vector<Member>& members, std::uint64_t most, Holdup&
   return false;  // the ring has forgotten that call
 }
 
+/// The longest of the last calls that a rank has completed on `group`.
+std::int64_t longest_of_last(const RankTrace& trace, const std::string& group) {
+  std::int64_t longest = 0;
+  int calls = 0;
+  for (auto at = trace.records.rbegin(); at != trace.records.rend() && calls < kLastCalls; ++at) {
+    if (at->sequence == 0 || at->state != State::completed || trace.groups[at->group].name != group) continue;
+    longest = std::max(longest, at->end_ns - at->start_ns);
+    ++calls;
+  }
+  return longest;
+}
+
+bool is_usual(const Holdup& holdup, const std::vector<Member>& members, std::int64_t now) {
+  if (holdup.reason != Reason::not_entered && holdup.reason != Reason::unfinished) return false;
+  std::int64_t longest = kShortWait;
+  for (const auto& member : members) {
+    if (member.trace == nullptr) continue;
+    if (member.trace->life != Life::running || (member.open != nullptr && !member.open->under_way())) return false;
+    longest = std::max(longest, 2 * longest_of_last(*member.trace, holdup.group));
+  }
+  return now - holdup.since_ns <= longest;
+}
+
 std::optional<Holdup> holdup_of(const JobTrace& job, const std::string& name) {
   const auto members = members_of(job, name);
   const Record* first = nullptr;  // the earliest call that somebody is in
@@ -192,6 +218,7 @@ std::optional<Holdup> holdup_of(const JobTrace& job, const std::string& name) {
     if (holdup.sequence != first->sequence && member.open != nullptr && member.open->sequence != holdup.sequence) return false;
     return member.open != nullptr && std::find(holdup.behind.begin(), holdup.behind.end(), member.rank) == holdup.behind.end();
   });
+  holdup.usual = is_usual(holdup, members, job.now_ns());
   return holdup;
 }
 
@@ -250,7 +277,7 @@ std::vector<Holdup> find_holdups(const JobTrace& job) {
     if (auto holdup = holdup_of(job, name)) holdups.push_back(std::move(*holdup));
   }
   std::stable_sort(holdups.begin(), holdups.end(), [](const auto& a, const auto& b) {
-    return std::tuple(a.behind.empty(), b.gap, a.since_ns) < std::tuple(b.behind.empty(), a.gap, b.since_ns);
+    return std::tuple(a.behind.empty(), a.usual, b.gap, a.since_ns) < std::tuple(b.behind.empty(), b.usual, a.gap, b.since_ns);
   });
   return holdups;
 }
@@ -306,10 +333,17 @@ std::string list_ranks(std::span<const int> ranks) {
   return text;
 }
 
+std::string title(const JobTrace& job) {
+  const RankTrace& first = job.ranks.front();
+  return "job " + (first.run_id.empty() ? std::string() : "'" + first.run_id + "', ") + first.job + ", begun " +
+         ago(first.since_ns, wall_now_ns()) + " ago";
+}
+
 std::string headline(const JobTrace& job, const std::vector<Holdup>& holdups) {
   if (holdups.empty()) return "no rank is behind: nobody waits in a collective";
   const auto& worst = holdups.front();
   if (worst.behind.empty()) return "no rank is behind the others in group '" + worst.group + "'";
+  if (worst.usual) return "no rank is behind yet: " + describe(worst, job);
   const bool one = worst.behind.size() == 1;
   const char* what = worst.reason == Reason::different ? (one ? " makes a different call: " : " make different calls: ")
                                                        : (one ? " is behind: " : " are behind: ");
@@ -320,8 +354,8 @@ std::string summary(const JobTrace& job) {
   const auto now = job.now_ns();
   const auto holdups = find_holdups(job);
   std::string text = headline(job, holdups) + "\n\n";
-  text += "job " + job.ranks.front().job + ": " + std::to_string(job.world_size()) + " ranks, " + std::to_string(job.ranks.size()) +
-          " traces in " + job.directory + "\n";
+  text += title(job) + ": " + std::to_string(job.world_size()) + " ranks, " + std::to_string(job.ranks.size()) + " traces in " +
+          job.directory + "\n";
   if (holdups.size() > 1) {
     text += "\n";
     for (const auto& holdup : holdups) text += "- " + describe(holdup, job) + "\n";

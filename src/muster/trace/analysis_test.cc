@@ -235,5 +235,54 @@ TEST(Latest, TravelsAsBytesAndBrokenOnesAreRefused) {
   for (std::size_t length = 0; length < bytes.size(); ++length) EXPECT_FALSE(decode_latest(bytes.substr(0, length)).has_value());
 }
 
+/// A job of two live ranks whose calls take half a second; rank 0 has been in the next one for `waits`.
+JobTrace waiting_job(double waits) {
+  auto job = job_of(2, 40);
+  for (auto& rank : job.ranks) rank.life = Life::running;
+  enter(job.ranks[0], 41);
+  job.ranks[0].records.back().start_ns = wall_now_ns() - static_cast<std::int64_t>(waits * kSecond);
+  return job;
+}
+
+// spec: F18 ranks of a job that runs enter a call one after the other: nobody is behind before the wait is an unusual one
+TEST(Analysis, AUsualWaitMakesNobodyBehind) {
+  const auto headline_of = [](const JobTrace& job) { return headline(job, find_holdups(job)); };
+  const std::string yet = "no rank is behind yet: rank 0 is in call 41 of group 'default'",
+                    behind = "rank 1 is behind: rank 0 is in call 41";
+  EXPECT_EQ(headline_of(waiting_job(0.5)).find(yet), 0u) << headline_of(waiting_job(0.5));
+  EXPECT_EQ(headline_of(waiting_job(30)).find(behind), 0u) << headline_of(waiting_job(30));
+
+  auto slow = waiting_job(30);
+  for (auto& record : slow.ranks[1].records) record.start_ns = record.end_ns - 20 * kSecond;  // as its calls before
+  EXPECT_EQ(headline_of(slow).find(yet), 0u);
+  slow.ranks[1].records.front().start_ns -= 1000 * kSecond;  // long ago
+  EXPECT_EQ(headline_of(slow).find(yet), 0u);
+  slow.ranks[0].records.back().start_ns -= 60 * kSecond;
+  EXPECT_EQ(headline_of(slow).find(behind), 0u);
+
+  for (const Life life : {Life::stopped, Life::gone}) {
+    auto job = waiting_job(0.5);
+    job.ranks[1].life = life;
+    EXPECT_EQ(headline_of(job).find(behind), 0u) << "whoever cannot come is behind at once";
+  }
+}
+
+// A group that stands still goes before one in which a rank is a moment late, whatever their gaps.
+TEST(Analysis, AnUnusualWaitComesFirst) {
+  auto job = waiting_job(0.1);
+  for (auto& rank : job.ranks) {
+    rank.groups.push_back(rank.groups[0]);
+    rank.groups.back().name = "other";
+  }
+  job.ranks[0].groups[0].started = 100;
+  job.ranks[0].groups[1].started = 40;
+  enter(job.ranks[1], 41);
+  job.ranks[1].groups[0].started = 40;
+  job.ranks[1].groups[1].started = 41;
+  job.ranks[1].records.back().group = 1;
+  job.ranks[1].records.back().start_ns = wall_now_ns() - 60 * kSecond;
+  EXPECT_EQ(headline(job, find_holdups(job)).find("rank 0 is behind: rank 1 is in call 41 of group 'other'"), 0u) << summary(job);
+}
+
 }  // namespace
 }  // namespace muster::trace

@@ -16,7 +16,7 @@
 namespace muster::trace {
 
 inline constexpr std::uint64_t kMagic = 0x65636172'7473756d;  // "mustrace"
-inline constexpr std::uint32_t kVersion = 1;
+inline constexpr std::uint32_t kVersion = 2;
 inline constexpr std::uint32_t kGroups = 128;  ///< the last one stands for all that found no room
 inline constexpr int kMembersShown = 1024;     ///< ranks beyond are members that the table does not tell of
 inline constexpr std::uint32_t kMostEntries = 1u << 20;
@@ -33,6 +33,7 @@ struct FileHeader {
   char host[64];
   char boot[40];  ///< the kernel's boot id: whether the monotonic clock is the reader's own
   char job[128];
+  char run_id[64];                    ///< the launcher's name for the job, --rdzv-id; empty: none
   alignas(64) std::uint64_t tickets;  ///< handed out so far
   std::uint64_t group_count;
   std::uint64_t dropped;  ///< calls that met another thread in their slot

@@ -181,6 +181,7 @@ Result<RankTrace> read_trace(const std::string& path) {
   trace.host = text_of(header.host);
   trace.boot = text_of(header.boot);
   trace.job = text_of(header.job);
+  trace.run_id = text_of(header.run_id);
   trace.rank = header.rank;
   trace.world_size = header.world_size;
   trace.pid = header.pid;
@@ -255,16 +256,43 @@ Result<std::string> find_job(const std::string& path) {
                     "MUSTER_RUN_DIR, then XDG_RUNTIME_DIR");
 }
 
-Result<std::string> find_job_of(const std::string& base, std::int64_t pid) {
+namespace {
+
+/// The first job below `base`, the latest first, that `is_it`.
+template <class Test>
+std::optional<std::string> first_job(const std::string& base, std::int64_t since_ns, Test is_it) {
   for (const auto& directory : list_jobs(base)) {
+    if (directory.changed_ns < since_ns) break;
     const auto job = read_job(directory.path);
-    if (!job) continue;
-    for (const auto& trace : job->ranks) {
-      if (trace.pid == pid) return directory.path;
-    }
+    if (job && std::any_of(job->ranks.begin(), job->ranks.end(), is_it)) return directory.path;
   }
+  return std::nullopt;
+}
+
+}  // namespace
+
+Result<std::string> find_job_of(const std::string& base, std::int64_t pid, std::int64_t since_ns) {
+  if (auto found = first_job(base, since_ns, [&](const RankTrace& trace) { return trace.pid == pid; })) return *found;
   return Status(Code::invalid_argument, "process " + std::to_string(pid) + " has no trace in " + base +
                                             "; where the job ran with another MUSTER_RUN_DIR, give its directory with --dir");
+}
+
+Result<std::string> find_job_called(const std::string& base, const std::string& name, std::int64_t since_ns) {
+  const std::string kept = name.substr(0, sizeof(FileHeader::run_id) - 1);
+  if (auto found = first_job(base, since_ns, [&](const RankTrace& trace) { return trace.run_id == kept || trace.job == name; }))
+    return *found;
+  return Status(Code::invalid_argument, "no job called \"" + name + "\" has traces in " + base +
+                                            ": a job is called what --rdzv-id says, and its ranks remove their traces when it ends well");
+}
+
+std::vector<JobTrace> live_jobs_but(const std::string& base, const std::string& shown) {
+  std::vector<JobTrace> jobs;
+  for (const auto& directory : list_jobs(base)) {
+    auto job = directory.path == shown ? Result<JobTrace>(Status(Code::invalid_argument, "shown")) : read_job(directory.path);
+    const auto lives = [](const RankTrace& trace) { return trace.life != Life::gone; };
+    if (job && std::any_of(job->ranks.begin(), job->ranks.end(), lives)) jobs.push_back(std::move(*job));
+  }
+  return jobs;
 }
 
 }  // namespace muster::trace

@@ -44,7 +44,7 @@ enum class Life : std::uint8_t { running, stopped, gone };
 const char* name_of(Life life);
 
 struct RankTrace {
-  std::string path, host, boot, job;
+  std::string path, host, boot, job, run_id;
   int rank = 0, world_size = 1;
   std::int64_t pid = 0;
   std::int64_t since_ns = 0;
@@ -81,8 +81,12 @@ Result<JobTrace> read_job(const std::string& directory);
 
 /// The job's directory that is meant: `path` itself where it holds traces, else the latest job below it.
 Result<std::string> find_job(const std::string& path);
-/// The job below `base` that a process writes or wrote to.
-Result<std::string> find_job_of(const std::string& base, std::int64_t pid);
+/// The job below `base` that a process writes or wrote to; none that was last changed before `since_ns`.
+Result<std::string> find_job_of(const std::string& base, std::int64_t pid, std::int64_t since_ns = 0);
+/// The latest job below `base` whose launcher called it `name` (--rdzv-id), or that is called so in its traces.
+Result<std::string> find_job_called(const std::string& base, const std::string& name, std::int64_t since_ns = 0);
+/// Those below `base` that a process is writing to, the latest first, but for `shown`.
+std::vector<JobTrace> live_jobs_but(const std::string& base, const std::string& shown);
 
 std::int64_t wall_now_ns();
 

@@ -59,6 +59,8 @@ Result<std::shared_ptr<Recorder>> Recorder::from_environment(const std::string& 
   if (!entries) return entries.status();
   RecorderOptions options;
   options.job = job;
+  options.run_id = env_text("TORCHELASTIC_RUN_ID").value_or("none");
+  if (options.run_id == "none") options.run_id.clear();  // what launchers call a job that nobody has named
   options.rank = rank;
   options.world_size = world_size;
   if (*entries) options.entries = static_cast<std::uint32_t>(**entries);
@@ -135,6 +137,7 @@ void Recorder::write_header(const RecorderOptions& options, std::uint32_t entrie
   put_text(header_->host, host);
   put_text(header_->boot, boot_id());
   put_text(header_->job, options.job);
+  put_text(header_->run_id, options.run_id);
 }
 
 std::uint16_t Recorder::add_group(std::string_view name, std::span<const int> ranks, int rank) {

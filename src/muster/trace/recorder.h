@@ -35,6 +35,7 @@ struct RecorderOptions {
   int world_size = 1;
   std::uint32_t entries = 2000;  ///< at least so many calls are kept; rounded up to a power of two
   std::string directory;         ///< empty: `run_directory()`
+  std::string run_id = {};       ///< the launcher's name for the job
 };
 
 inline constexpr std::uint8_t kNoDType = 255;
@@ -75,8 +76,8 @@ struct Ticket {
 /// Thread-safe. In a forked child it does nothing, and leaves the parent's file alone.
 class Recorder {
  public:
-  /// Takes the number of entries from MUSTER_TRACE_ENTRIES; null where that is 0. A trace that cannot be kept is a warning in the log and
-  /// null too: it must not stop a job. A number that is none is an error.
+  /// Takes the number of entries from MUSTER_TRACE_ENTRIES and the launcher's name of the job from TORCHELASTIC_RUN_ID; null where that is
+  /// 0. A trace that cannot be kept is a warning in the log and null too: it must not stop a job. A number that is none is an error.
   static Result<std::shared_ptr<Recorder>> from_environment(const std::string& job, int rank, int world_size);
   static Result<std::shared_ptr<Recorder>> create(const RecorderOptions& options);
   ~Recorder();

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <thread>
 
 #include "muster/testing/scratch_folder.h"
@@ -283,6 +284,34 @@ TEST_F(RecorderTest, TheEnvironmentSaysHowMuchIsKept) {
   for (std::uint64_t i = 1; i <= 3000; ++i) (*usual)->begin(world, {.name = "barrier", .sequence = i}, now());
   EXPECT_GE(read((*usual)->path()).records.size(), 2000u);
   ::unsetenv("MUSTER_RUN_DIR");
+}
+
+// spec: J8 the launcher's name of a job finds its traces
+TEST_F(RecorderTest, AJobIsFoundByItsNames) {
+  ::setenv("MUSTER_RUN_DIR", base_.c_str(), 1);
+  ::setenv("TORCHELASTIC_RUN_ID", "job7", 1);
+  auto named = *Recorder::from_environment("job-1", 0, 2);
+  ::setenv("TORCHELASTIC_RUN_ID", "none", 1);
+  const auto unnamed = *Recorder::from_environment("job-2", 0, 2);
+  ::unsetenv("TORCHELASTIC_RUN_ID");
+  ::unsetenv("MUSTER_RUN_DIR");
+  EXPECT_EQ(read(named->path()).run_id, "job7");
+  EXPECT_EQ(read(unnamed->path()).run_id, "");
+  const std::string first = named->directory(), second = unnamed->directory();
+  for (const char* name : {"job7", "job-1"}) EXPECT_EQ(find_job_called(base_, name).value(), first);
+  EXPECT_EQ(find_job_called(base_, "job-2").value(), second);
+  EXPECT_FALSE(find_job_called(base_, "none"));
+  EXPECT_EQ(find_job_of(base_, ::getpid(), wall_now_ns() + 1'000'000'000).status().code(), Code::invalid_argument);
+  EXPECT_TRUE(find_job_of(base_, ::getpid()));
+  const auto names_but = [&](const std::string& shown) {
+    std::set<std::string> names;
+    for (const auto& job : live_jobs_but(base_, shown)) names.insert(job.ranks.front().job);
+    return names;
+  };
+  EXPECT_EQ(names_but(""), (std::set<std::string>{"job-1", "job-2"}));
+  EXPECT_EQ(names_but(first), std::set<std::string>{"job-2"});
+  named.reset();
+  EXPECT_EQ(names_but(second), std::set<std::string>{}) << "who has gone runs no more";
 }
 
 TEST_F(RecorderTest, GroupsOfOneNameAndTooManyGroups) {

@@ -95,7 +95,7 @@ std::string encode_trace(const RankTrace& trace) {
   ByteWriter out;
   out.put(kVersion).put(wall_now_ns()).put(trace.rank).put(trace.world_size).put(trace.pid).put(trace.since_ns).put(trace.life);
   out.put(trace.calls).put(trace.dropped).put(trace.torn).put(trace.failures).put(trace.failure_at_ns);
-  out.put_text(trace.path).put_text(trace.host).put_text(trace.boot).put_text(trace.job).put_text(trace.failure);
+  out.put_text(trace.path).put_text(trace.host).put_text(trace.boot).put_text(trace.job).put_text(trace.run_id).put_text(trace.failure);
   out.put(static_cast<std::uint32_t>(trace.groups.size()));
   for (const auto& group : trace.groups) put(out, group);
   out.put(static_cast<std::uint32_t>(trace.records.size()));
@@ -124,6 +124,7 @@ std::optional<SentTrace> decode_trace(std::string_view bytes) {
   trace.host = in.get_text();
   trace.boot = in.get_text();
   trace.job = in.get_text();
+  trace.run_id = in.get_text();
   trace.failure = in.get_text();
   const auto groups = std::min<std::uint32_t>(in.get<std::uint32_t>(), kGroups);
   for (std::uint32_t i = 0; i < groups && in.ok(); ++i) trace.groups.push_back(get_group(in));
