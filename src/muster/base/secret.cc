@@ -50,7 +50,7 @@ Result<std::string> secret_from_file(const std::string& path) {
   return contents;
 }
 
-std::string host_directory() {
+std::string path_of_host_directory() {
   if (const auto runtime = env_text("XDG_RUNTIME_DIR")) return *runtime + "/muster";
   return "/tmp/muster-" + std::to_string(::geteuid());
 }
@@ -91,7 +91,7 @@ Status place_host_key(int directory, const std::string& path) {
 }
 
 Result<std::string> host_key() {
-  const std::string path = host_directory();
+  const std::string path = path_of_host_directory();
   const auto directory = open_host_directory(path);
   if (!directory) return directory.status();
   for (int attempt = 0; attempt < 2; ++attempt) {
@@ -108,6 +108,12 @@ Result<std::string> host_key() {
 }
 
 }  // namespace
+
+Result<std::string> host_directory() {
+  const std::string path = path_of_host_directory();
+  const auto directory = open_host_directory(path);
+  return directory ? Result<std::string>(path) : Result<std::string>(directory.status());
+}
 
 Result<Secret> Secret::from_environment() {
   if (auto text = env_text("MUSTER_SECRET")) {

@@ -38,6 +38,9 @@ class Secret {
   std::string key_;
 };
 
+/// A directory of this user on this host, where the secret of jobs without a given one lies: made if need be, and closed to all others.
+Result<std::string> host_directory();
+
 /// Takes the same time whatever the contents.
 bool equal_in_constant_time(ConstBytes a, ConstBytes b);
 /// Cryptographically strong.

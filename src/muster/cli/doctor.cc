@@ -14,9 +14,10 @@
 #include <string>
 
 #include "muster/base/descriptor.h"
+#include "muster/base/scheduler.h"
 #include "muster/base/secret.h"
 #include "muster/base/socket_address.h"
-#include "muster/launch/environment.h"
+#include "muster/cli/parse.h"
 #include "muster/launch/host.h"
 #include "muster/launch/process.h"
 
@@ -75,6 +76,18 @@ void look_at_secret(Findings& findings) {
   }
 }
 
+/// What env:// makes of it.
+void look_at_scheduler(Findings& findings) {
+  const auto scheduler = detect_scheduler();
+  if (!scheduler) return;
+  const std::string who = scheduler->name + " as rank " + std::to_string(scheduler->rank) + " of " + std::to_string(scheduler->world_size);
+  const bool explicitly = env_text("RANK") || env_text("WORLD_SIZE");
+  if (explicitly) return findings.say("started by", who + "; but RANK and WORLD_SIZE are set, and go before it");
+  const bool addressed = env_text("MASTER_ADDR") && env_text("MASTER_PORT");
+  if (addressed || scheduler->can_meet_on_this_host()) return findings.say("started by", who + ", as which env:// joins the job");
+  findings.warn("started by", who + ", as which env:// joins the job; it also needs MASTER_ADDR and MASTER_PORT");
+}
+
 void look_at_interfaces(Findings& findings) {
   ifaddrs* list = nullptr;
   if (::getifaddrs(&list) != 0) return findings.warn("interfaces", "cannot be listed: " + errno_text(errno));
@@ -90,7 +103,9 @@ void look_at_interfaces(Findings& findings) {
 
 }  // namespace
 
-int run_doctor() {
+int run_doctor(const std::vector<std::string>& arguments) {
+  CLI::App app("What this machine offers to a job, and what is in the way of one. Exit code 1 where something is.", "muster doctor");
+  if (const auto stop = parse(app, arguments)) return *stop;
   Findings findings;
   utsname system{};
   ::uname(&system);
@@ -115,10 +130,7 @@ int run_doctor() {
                  launch::open_pidfd(::getpid()).ok() ? "works" : "does not work: Linux 5.3 is needed");
   look_at_secret(findings);
   look_at_interfaces(findings);
-  if (const auto scheduler = launch::detect_scheduler()) {
-    findings.say("started by",
-                 scheduler->name + " as rank " + std::to_string(scheduler->rank) + " of " + std::to_string(scheduler->world_size));
-  }
+  look_at_scheduler(findings);
   return findings.troubled() ? 1 : 0;
 }
 

@@ -2,8 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include "muster/launch/environment.h"
-
 namespace muster::launch {
 namespace {
 
@@ -102,28 +100,6 @@ TEST(WorkerEnvironment, LeavesTheUsersThreads) {
   const auto result = worker_environment({{"OMP_NUM_THREADS", "8"}}, job, {}, 0);
   EXPECT_EQ(result.at("OMP_NUM_THREADS"), "8");
   EXPECT_FALSE(result.contains("MUSTER_SECRET"));
-}
-
-// Ranks under Slurm and MPI.
-TEST(DetectScheduler, ReadsTheirVariables) {
-  const auto slurm = detect_scheduler(Environment{
-      {"SLURM_PROCID", "5"}, {"SLURM_NTASKS", "8"}, {"SLURM_LOCALID", "1"}, {"SLURM_NODEID", "1"}, {"SLURM_NTASKS_PER_NODE", "4"}});
-  ASSERT_TRUE(slurm.has_value());
-  EXPECT_EQ(slurm->name, "Slurm");
-  EXPECT_EQ(slurm->rank, 5);
-  EXPECT_EQ(slurm->world_size, 8);
-  EXPECT_EQ(slurm->local_rank, 1);
-  EXPECT_EQ(slurm->local_world_size, 4);
-  EXPECT_EQ(slurm->node, 1);
-  const auto mpi = detect_scheduler(
-      Environment{{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}, {"OMPI_COMM_WORLD_RANK", "2"}, {"OMPI_COMM_WORLD_SIZE", "4"}});
-  ASSERT_TRUE(mpi.has_value());
-  EXPECT_EQ(mpi->rank, 2);
-  EXPECT_FALSE(mpi->local_rank.has_value());
-  EXPECT_EQ(detect_scheduler(Environment{{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}})->world_size, 2);
-  EXPECT_FALSE(detect_scheduler(Environment{{"PMI_RANK", "2"}, {"PMI_SIZE", "2"}}).has_value());
-  EXPECT_FALSE(detect_scheduler(Environment{{"SLURM_PROCID", "x"}, {"SLURM_NTASKS", "1"}}).has_value());
-  EXPECT_FALSE(detect_scheduler(Environment{}).has_value());
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "muster/base/env.h"
+#include "muster/base/scheduler.h"
 #include "muster/base/secret.h"
 #include "muster/base/socket_address.h"
 #include "muster/store/factory.h"
@@ -26,10 +27,15 @@ Status settle(int& argument, const std::optional<int>& query, const char* name) 
   return {};
 }
 
-Status settle_from_environment(int& value, const char* name, int low) {
+/// An argument, else the variable, else what another launcher says.
+Status settle_from_environment(int& value, const char* name, int low, std::optional<int> scheduled) {
   if (value >= 0) return {};
   const auto found = env_integer(name, low, kMostRanks);
   if (!found) return found.status();
+  if (!*found && scheduled) {
+    value = *scheduled;
+    return {};
+  }
   if (!*found) {
     return Status(Code::invalid_argument, std::string("env:// needs the environment variable ") + name +
                                               ", which is not set; start the program with a launcher (muster run) or give " +
@@ -128,15 +134,42 @@ Result<std::string> host_of_rank_zero() {
   return secret->kind() == Secret::Kind::host ? std::string("localhost") : std::string();
 }
 
+/// For ranks of another launcher on one host, which need to be told no address.
+Result<Rendezvous> rendezvous_on_this_host(const SchedulerRanks& scheduler, JoinOptions join) {
+  join.where = "the job that " + scheduler.name + " has started on this host (env://)";
+  const auto folder = host_directory();
+  if (!folder) return folder.status().with_context(cannot_join(join.rank, join));
+  const std::string name = hexadecimal(short_hash(scheduler.job));
+  auto joined = rendezvous_by_file(*folder + "/meeting-" + name, std::move(join));
+  if (joined) joined->any_host = false;
+  return joined;
+}
+
+/// What to say of a variable that is not there.
+Status missing_address(const std::string& variable, const std::string& meaning, const std::optional<SchedulerRanks>& scheduler) {
+  std::string text = "env:// needs the environment variable " + variable + ", which is not set; it is " + meaning;
+  if (scheduler) {
+    text +=
+        ". " + scheduler->name + " has started this process as rank " + std::to_string(scheduler->rank) + " of " +
+        std::to_string(scheduler->world_size) +
+        " and tells it no address: set MASTER_ADDR to the name of the host on which rank 0 runs, and MASTER_PORT to a port that is free "
+        "there, the same on all ranks";
+  }
+  return Status(Code::invalid_argument, text);
+}
+
 Result<Rendezvous> rendezvous_by_environment(JoinOptions join) {
-  if (Status world = settle_from_environment(join.world_size, "WORLD_SIZE", 1); !world) return world;
-  if (Status rank = settle_from_environment(join.rank, "RANK", 0); !rank) return rank;
+  const auto scheduler = detect_scheduler();
+  const auto scheduled = [&](int SchedulerRanks::*number) { return scheduler ? std::optional(*scheduler.*number) : std::nullopt; };
+  if (Status world = settle_from_environment(join.world_size, "WORLD_SIZE", 1, scheduled(&SchedulerRanks::world_size)); !world)
+    return world;
+  if (Status rank = settle_from_environment(join.rank, "RANK", 0, scheduled(&SchedulerRanks::rank)); !rank) return rank;
   if (Status range = check_range(join, false); !range) return range;
   const auto port = env_integer("MASTER_PORT", 1, 65535);
   if (!port) return port.status();
-  if (!*port)
-    return Status(Code::invalid_argument,
-                  "env:// needs the environment variable MASTER_PORT, which is not set; it is the port of rank 0's store");
+  if (!*port && !env_text("MASTER_ADDR") && scheduler && scheduler->can_meet_on_this_host())
+    return rendezvous_on_this_host(*scheduler, std::move(join));
+  if (!*port) return missing_address("MASTER_PORT", "the port of rank 0's store", scheduler);
   const auto muster_agent = env_flag("MUSTER_AGENT_STORE"), torch_agent = env_flag("TORCHELASTIC_USE_AGENT_STORE");
   if (!muster_agent) return muster_agent.status();
   const bool agent = muster_agent->value_or(false) || (torch_agent && torch_agent->value_or(false));
@@ -149,8 +182,10 @@ Result<Rendezvous> rendezvous_by_environment(JoinOptions join) {
     auto chosen = host_of_rank_zero();
     if (!chosen) return chosen.status();
     way.host = *chosen;
+  } else if (scheduler && scheduler->one_host) {
+    way.host = "localhost";
   } else {
-    return Status(Code::invalid_argument, "env:// needs the environment variable MASTER_ADDR, which is not set; it is the host of rank 0");
+    return missing_address("MASTER_ADDR", "the host of rank 0", scheduler);
   }
   const auto restart = env_integer("TORCHELASTIC_RESTART_COUNT", 0, std::numeric_limits<std::int64_t>::max());
   if (!restart) return restart.status();

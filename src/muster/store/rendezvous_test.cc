@@ -225,6 +225,78 @@ TEST(Rendezvous, EnvironmentErrorsNameTheVariable) {
   }
 }
 
+using Variables = std::map<std::string, std::string>;
+
+/// Launchers other than ours: what they tell a rank; the address of rank 0 aside, all that env:// needs.
+struct Scheduled {
+  const char* name;
+  Variables shared;
+  const char* rank;
+};
+const Scheduled kScheduled[] = {
+    {"Slurm", {{"SLURM_NTASKS", "2"}, {"SLURM_NNODES", "1"}, {"SLURM_JOB_ID", "77"}, {"SLURM_STEP_ID", "0"}}, "SLURM_PROCID"},
+    {"Open MPI",
+     {{"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}, {"PMIX_NAMESPACE", "1322713089"}},
+     "OMPI_COMM_WORLD_RANK"},
+    {"MPICH (PMI)", {{"PMI_SIZE", "2"}, {"MPI_LOCALNRANKS", "2"}}, "PMI_RANK"},
+};
+
+/// Two processes, each with the variables of its rank, meet and exchange a word.
+void expect_two_meet(const Scheduled& scheduled, const Variables& more) {
+  const auto body = [&](int rank) {
+    return [&, rank] {
+      ::setenv(scheduled.rank, std::to_string(rank).c_str(), 1);
+      for (int again = 0; again < 3; ++again) {
+        const auto met = rendezvous({"env://", -1, -1, "", kLong});
+        if (!met || met->rank != rank || met->world_size != 2 || met->any_host) return false;
+        const auto all = met->store->all_gather("words", rank, 2, std::to_string(rank));
+        if (!all || *all != std::vector<std::string>{"0", "1"}) return false;
+      }
+      return true;
+    };
+  };
+  auto variables = scheduled.shared;
+  variables.insert(more.begin(), more.end());
+  const Environment environment(variables);
+  Child zero(body(0)), one(body(1));
+  EXPECT_TRUE(zero.succeeded()) << scheduled.name;
+  EXPECT_TRUE(one.succeeded()) << scheduled.name;
+}
+
+// spec: B9 rank and world size from srun and mpirun; the address as ever, and none needed where all are on this host
+TEST(Rendezvous, EnvironmentOfOtherLaunchers) {
+  const std::string port = std::to_string(testing::reserve_port());
+  const testing::ScratchFolder folder;
+  for (const Scheduled& scheduled : kScheduled) {
+    expect_two_meet(scheduled, {{"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", port}});
+    expect_two_meet(scheduled, {{"MASTER_PORT", port}});
+    // The ranks of MPICH are told apart by its process that has started them; there is none here.
+    if (std::string(scheduled.name) != "MPICH (PMI)") expect_two_meet(scheduled, {{"XDG_RUNTIME_DIR", folder.path()}});
+  }
+}
+
+// spec: B9 explicit variables and arguments win over those of another launcher; an address that is missing is asked for by name
+TEST(Rendezvous, EnvironmentOfOtherLaunchersComesLast) {
+  for (const Scheduled& scheduled : kScheduled) {
+    auto variables = scheduled.shared;
+    variables[scheduled.rank] = "1";
+    variables.insert({{"WORLD_SIZE", "1"}, {"RANK", "0"}, {"MASTER_PORT", std::to_string(testing::reserve_port())}});
+    {
+      const Environment environment(variables);
+      const auto alone = rendezvous({"env://", -1, -1, "", kLong});
+      ASSERT_TRUE(alone.ok()) << alone.status().message();
+      EXPECT_EQ(alone->world_size, 1);
+    }
+    for (const char* name : {"WORLD_SIZE", "RANK", "MASTER_PORT", "SLURM_STEP_ID", "SLURM_JOB_ID", "PMIX_NAMESPACE"}) variables.erase(name);
+    const Environment environment(variables);
+    const Status status = rendezvous({"env://", -1, -1, "", kShort}).status();
+    EXPECT_EQ(status.code(), Code::invalid_argument);
+    const std::string started = std::string(scheduled.name) + " has started this process as rank 1 of 2";
+    for (const std::string& part : {std::string("MASTER_PORT"), std::string("MASTER_ADDR"), started})
+      EXPECT_TRUE(mentions(status, part)) << status.message();
+  }
+}
+
 // spec: B9 under a launcher that hosts the store rank 0 is a client too, and every restart meets anew
 TEST(Rendezvous, EnvironmentWithTheLaunchersStore) {
   TcpStoreOptions options;

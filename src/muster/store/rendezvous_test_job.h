@@ -34,7 +34,9 @@ class Environment {
  public:
   explicit Environment(const std::map<std::string, std::string>& values) {
     for (const char* name : {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "MUSTER_AGENT_STORE", "TORCHELASTIC_USE_AGENT_STORE",
-                             "TORCHELASTIC_RESTART_COUNT", "MUSTER_SECRET", "MUSTER_SECRET_FILE", "MUSTER_INSECURE"}) {
+                             "TORCHELASTIC_RESTART_COUNT", "MUSTER_SECRET", "MUSTER_SECRET_FILE", "MUSTER_INSECURE",
+                             // of a scheduler that these tests may run under
+                             "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"}) {
       change(name, "");
     }
     change("MUSTER_SECRET", "the secret of the rendezvous tests");
