@@ -22,6 +22,7 @@
 #include "muster/base/cores.h"
 #include "muster/base/hardware_threads.h"
 #include "muster/cli/bench/cell.h"
+#include "muster/cli/parse.h"
 
 namespace {
 
@@ -212,7 +213,7 @@ int main(int count, char** words) {
       "muster bench floors");
   app.add_option("--rounds", rounds, "how often everything is repeated, in turn")->check(CLI::Range(1, 100))->capture_default_str();
   app.add_option("--json", json, "also append the rows to this file, one JSON object a line");
-  CLI11_PARSE(app, count, words);
+  if (const auto stop = muster::cli::parse(app, {words + 1, words + count})) return *stop;
 
   const auto cores = muster::own_cores();
   if (cores.empty()) return 1;

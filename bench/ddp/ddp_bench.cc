@@ -27,6 +27,7 @@
 #include "models.h"
 #include "muster/base/temporary_folder.h"
 #include "muster/cli/bench/cell.h"
+#include "muster/cli/parse.h"
 #include "muster/distributed.h"
 #include "muster/parallel.h"
 #include "muster/trace/reader.h"
@@ -180,29 +181,28 @@ void run_stock(muster_bench::Stock& stock, const std::string& model, const Optio
   append(columns, folder.path(), options.ranks, names);
 }
 
-/// The median of what a step took longer than the other one of its turn.
-double median_more(const std::vector<double>& longer, const std::vector<double>& shorter) {
-  std::vector<double> more;
-  for (std::size_t i = 0; i < std::min(longer.size(), shorter.size()); ++i) more.push_back(longer[i] - shorter[i]);
-  return more.empty() ? 0 : median(more);
-}
-
-/// Milliseconds that steps take longer than local ones of the same turns, by mode.
+/// The medians of what steps of a mode took longer than the local one of the same turn, in milliseconds; without modes that were not
+/// measured.
 std::map<std::string, double> overheads(Columns& times, std::vector<double> Steps::*clock) {
-  const auto more = [&](const char* mode, const char* local) { return median_more(times[mode].*clock, times[local].*clock); };
-  return {{"muster", more("muster", "local")},
-          {"by hand", more("by hand", "local")},
-          {"stock ddp", more("stock ddp", "stock local")},
-          {"stock on muster", more("stock on muster", "stock local")},
-          {kSendsNothing, more(kSendsNothing, "stock local")}};
+  std::map<std::string, double> medians;
+  for (const char* mode : {"muster", "by hand", "stock ddp", "stock on muster", kSendsNothing}) {
+    const bool ours = std::string(mode) == "muster" || std::string(mode) == "by hand";
+    const std::vector<double>&longer = times[mode].*clock, &shorter = times[ours ? "local" : "stock local"].*clock;
+    std::vector<double> more;
+    for (std::size_t i = 0; i < std::min(longer.size(), shorter.size()); ++i) more.push_back(longer[i] - shorter[i]);
+    if (!more.empty()) medians[mode] = median(more);
+  }
+  return medians;
 }
 
-void print(const std::string& clock, std::map<std::string, double> more, bool stock) {
-  const double reference = more["stock ddp"];
-  std::printf("  %-28s %9.2f %9.2f %9.2f", clock.c_str(), more["muster"], more["by hand"], reference);
-  std::printf(reference > 0 ? "   %.2f" : "   -", more["muster"] / reference);
-  if (stock && reference > 0) {
-    const double ours = more["stock on muster"], copies = more[kSendsNothing];
+void print(const std::string& clock, const std::map<std::string, double>& more) {
+  std::printf("  %-28s", clock.c_str());
+  for (const char* mode : {"muster", "by hand", "stock ddp"})
+    more.contains(mode) ? std::printf(" %9.2f", more.at(mode)) : std::printf(" %9s", "-");
+  const double reference = more.contains("stock ddp") ? more.at("stock ddp") : 0;
+  std::printf(reference > 0 ? "   %.2f" : "   -", more.at("muster") / reference);
+  if (reference > 0 && more.contains("stock on muster") && more.contains(kSendsNothing)) {
+    const double ours = more.at("stock on muster"), copies = more.at(kSendsNothing);
     std::printf("   | stock's with backend \"muster\" %.2f: %.2f", ours, ours / reference);
     if (copies < reference)
       std::printf("; where nothing is sent %.2f, so communication %.2f of %.2f: %.2f", copies, ours - copies, reference - copies,
@@ -223,8 +223,8 @@ bool measure(muster_bench::Stock& stock, const std::string& model, const Options
     if (!steps.all.empty()) std::printf("  %s %.2f", mode.c_str(), median(steps.all));
   std::printf("\n  %-28s %9s %9s %9s   muster/stock\n", "longer than local", "muster", "by hand", "stock");
   const auto all = overheads(times, &Steps::all), rank0 = overheads(times, &Steps::rank0);
-  print("until all ranks are done", all, options.stock);
-  print("on rank 0 alone", rank0, options.stock);
+  print("until all ranks are done", all);
+  print("on rank 0 alone", rank0);
   std::fflush(stdout);
   const bool whole = !times["local"].all.empty() && !times["stock local"].all.empty();
   if (options.json.empty()) return whole;
@@ -266,7 +266,7 @@ int main(int count, char** words) {
   app.add_option("--timeline", options.timeline,
                  "draw the last step of the last model as an SVG: what computes, and which calls are under way");
   app.add_option("--json", options.json, "also append the rows to this file, one JSON object a line");
-  CLI11_PARSE(app, count, words);
+  if (const auto stop = muster::cli::parse(app, {words + 1, words + count})) return *stop;
   bool whole = true;
   for (const std::string& model : options.models) whole = measure(stock, model, options) && whole;
   return whole ? 0 : 1;

@@ -21,6 +21,7 @@
 #include "../stock.h"
 #include "muster/base/temporary_folder.h"
 #include "muster/cli/bench/cell.h"
+#include "muster/cli/parse.h"
 #include "muster/group/spawn.h"
 #include "muster/rpc.h"
 
@@ -152,7 +153,7 @@ int main(int count, char** words) {
   app.add_flag("--quick", options.quick, "few calls: to see that it works");
   stock.add_option(app);
   app.add_option("--json", options.json, "also append the rows to this file, one JSON object a line");
-  CLI11_PARSE(app, count, words);
+  if (const auto stop = muster::cli::parse(app, {words + 1, words + count})) return *stop;
 
   std::map<std::string, std::map<std::string, std::vector<double>>> all;  // by library, by case
   const auto add = [&](const std::string& library, const Figures& figures) {

@@ -25,6 +25,7 @@
 #include "muster/base/temporary_folder.h"
 #include "muster/cli/bench/cell.h"
 #include "muster/cli/bench/files.h"
+#include "muster/cli/parse.h"
 #include "muster/distributed.h"
 
 namespace {
@@ -238,7 +239,7 @@ int main(int count, char** words) {
   idle->add_option("--count", options.counts, "ranks, comma separated; 2")->delimiter(',')->check(CLI::Range(2, kMostRanks));
   idle->add_option("--seconds", idle_seconds, "how long nothing is done")->check(CLI::Range(0.1, 600.0))->capture_default_str();
   idle->add_option("--json", options.json, "also append the rows to this file, one JSON object a line");
-  CLI11_PARSE(app, count, words);
+  if (const auto stop = muster::cli::parse(app, {words + 1, words + count})) return *stop;
   const auto otherwise = [&](std::vector<int> counts) {
     if (options.counts.empty()) options.counts = std::move(counts);
   };

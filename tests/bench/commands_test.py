@@ -76,6 +76,23 @@ class Kinds(unittest.TestCase):
         if STOCK:
             self.help_names({("python",): "help"})
 
+    def refused(self, *kind):
+        for words in (("--dance",), ("--json",), ("--rounds", "many")):
+            done = subprocess.run([BIN / "muster", "bench", *kind, *words], capture_output=True, text=True, timeout=60)
+            self.assertEqual((done.returncode, done.stdout), (2, ""), f"{kind} {words}: {done.stderr}")
+            self.assertIn("--help", done.stderr)
+
+    # spec: J3 what is not understood is refused with exit code 2
+    def test_what_is_not_understood_is_refused(self):
+        for kind in OPTIONS:
+            self.refused(*kind)
+
+    # spec: J3 what is not understood is refused with exit code 2
+    @needs_torch
+    def test_what_is_not_understood_is_refused_by_what_needs_torch(self):
+        for kind in OPTIONS_WITH_TORCH:
+            self.refused(*kind)
+
     @unittest.skipIf(TORCH, "this build has torch")
     def test_what_needs_torch_says_so(self):
         for (kind,) in OPTIONS_WITH_TORCH:
@@ -189,6 +206,15 @@ class Kinds(unittest.TestCase):
         self.assertEqual({row["case"] for row in rows if "calls_per_s" in row}, {f"{count} in flight" for count in (1, 4, 16, 64)})
         for row in rows:
             self.assertGreater(row.get("p50_us", row.get("calls_per_s", 0)), 0, row)
+
+    @needs_torch
+    def test_training_without_a_python_that_has_torch_shows_no_figure_for_it(self):
+        words = ("ddp", "--model", "mlp", "--ranks", "1", "--steps", "1", "--rounds", "2")
+        done = subprocess.run([BIN / "muster", "bench", *words], capture_output=True, text=True, timeout=240,
+                              env={**os.environ, "MUSTER_PYTHON": "false"})
+        self.assertEqual(done.stderr.count("stock torch is not measured"), 1, done.stderr)
+        for line in ("until all ranks are done", "on rank 0 alone"):
+            self.assertRegex(done.stdout, rf"(?m)^ *{line} +-?[\d.]+ +-?[\d.]+ +- +-$")
 
     @needs_torch
     def test_without_a_python_that_has_torch_ours_are_timed_and_the_reason_is_said_once(self):

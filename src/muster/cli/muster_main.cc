@@ -6,6 +6,7 @@
 #include "muster/cli/bench/bench.h"
 #include "muster/cli/bench/engine_worker.h"
 #include "muster/cli/doctor.h"
+#include "muster/cli/parse.h"
 #include "muster/cli/run_arguments.h"
 #include "muster/cli/trace.h"
 #include "muster/launch/agent.h"
@@ -19,7 +20,7 @@ constexpr const char* kHelp =
     "  muster launch [options] program [arguments]   the same with torch.distributed.launch's options\n"
     "  muster bench [options]                        how long collectives take between processes of this machine\n"
     "  muster doctor                                 what this machine offers and what is wrong with it\n"
-    "  muster trace [--pid PID | --dir DIR | --store HOST:PORT] [-o FILE]\n"
+    "  muster trace [--job NAME | --pid PID | --dir DIR | --store HOST:PORT] [-o FILE]\n"
     "                                                what a job's ranks called last, live or dead, and who is behind\n"
     "  muster top [the same choices] [--once]        what a job's ranks are in, refreshed\n"
     "  muster --version\n"
@@ -44,17 +45,22 @@ int main(int count, char** words) {
   if (command == "launch") return run(muster::cli::RunFlavour::launch, rest);
   if (command == "bench") return muster::cli::run_bench(rest);
   if (command == "bench-worker") return muster::cli::bench::run_engine_worker(rest);
-  if (command == "doctor") return muster::cli::run_doctor();
+  if (command == "doctor") return muster::cli::run_doctor(rest);
   if (command == "trace") return muster::cli::run_trace(rest);
   if (command == "top") return muster::cli::run_top(rest);
-  if (command == "--version") {
+  const bool version = command == "--version", help = command == "--help" || command == "-h" || command == "help";
+  if ((version || help) && !rest.empty()) {
+    std::cerr << "muster: \"" << rest.front() << "\" is not understood after " << command << "; muster COMMAND --help tells of a command\n";
+    return muster::cli::kUsageError;
+  }
+  if (version) {
     std::cout << "muster " << MUSTER_VERSION << "\n";
     return 0;
   }
-  if (command == "--help" || command == "-h" || command == "help") {
+  if (help) {
     std::cout << kHelp;
-    return arguments.empty() ? 2 : 0;
+    return arguments.empty() ? muster::cli::kUsageError : 0;
   }
   std::cerr << "muster: there is no command \"" << command << "\"\n\n" << kHelp;
-  return 2;
+  return muster::cli::kUsageError;
 }

@@ -206,7 +206,7 @@ TEST(Bench, SaysWhatDoesNotGoTogether) {
   EXPECT_EQ(uneven.code, 1);
   EXPECT_EQ(count_of(uneven.err, "100 ranks do not stand evenly on 3 hosts"), 1) << uneven.err;
   const Outcome many = run({"bench", "--ranks", "1000"});
-  EXPECT_EQ(many.code, 1);
+  EXPECT_EQ(many.code, 2);
   EXPECT_EQ(count_of(many.err, "--simulate predicts larger groups"), 1) << many.err;
   const Outcome none = run({"bench", "--check-selection", "--op", "barrier"});
   EXPECT_EQ(none.code, 1);

@@ -20,6 +20,7 @@
 #include "muster/cli/bench/progress_line.h"
 #include "muster/cli/bench/results.h"
 #include "muster/cli/bench/simulate.h"
+#include "muster/cli/parse.h"
 
 namespace muster::cli {
 namespace {
@@ -262,7 +263,7 @@ void add_selection_options(CLI::App& app, Options& options) {
   const auto figure = [&](const char* name, double& value, double unit, const char* what) {
     app.add_option_function<double>(
            name, [&value, unit](const double& given) { value = given * unit; }, what)
-        ->check(CLI::PositiveNumber)
+        ->check(above_zero())
         ->group(parts)
         ->needs(simulate);
   };
@@ -310,12 +311,18 @@ Status simulate(const CLI::App& app, Options options) {
   return bench::simulate(options.simulation);
 }
 
+/// Of options that are fine by themselves; empty where there is none.
+std::string contradiction(const CLI::App& app, const Options& options) {
+  if (options.simulate) return {};
+  if (*std::max_element(options.ranks.begin(), options.ranks.end()) > 128)
+    return "at most 128 ranks can be started here; --simulate predicts larger groups";
+  if ((app.count("--tune") > 0 || options.check_selection) && options.memories.size() > 1)
+    return "--tune and --check-selection take one --memory: what is selected does not depend on it";
+  return {};
+}
+
 Status measure(const CLI::App& app, const Options& options) {
   if (options.simulate) return simulate(app, options);
-  if (*std::max_element(options.ranks.begin(), options.ranks.end()) > 128)
-    return Status(Code::invalid_argument, "at most 128 ranks can be started here; --simulate predicts larger groups");
-  if ((app.count("--tune") > 0 || options.check_selection) && options.memories.size() > 1)
-    return Status(Code::invalid_argument, "--tune and --check-selection take one --memory: what is selected does not depend on it");
   if (app.count("--tune") > 0) return tune(app, options);
   if (options.check_selection) return bench::check_selection(contest_of(app, options));
   return Run(options).play();
@@ -375,10 +382,10 @@ int run_bench(const std::vector<std::string>& arguments) {
       "muster bench");
   add_options(app, options);
   add_selection_options(app, options);
-  try {
-    app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend() - (options.p2p ? 1 : 0)));
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error);
+  if (const auto stop = parse(app, {arguments.begin() + (options.p2p ? 1 : 0), arguments.end()})) return *stop;
+  if (const std::string why = contradiction(app, options); !why.empty()) {
+    std::fprintf(stderr, "muster bench: %s\n", why.c_str());
+    return kUsageError;
   }
   const Status played = measure(app, options);
   if (!played) std::fprintf(stderr, "muster bench: %s\n", played.message().c_str());

@@ -8,7 +8,6 @@
 #include "muster/base/descriptor.h"
 #include "muster/base/status.h"
 #include "muster/cli/bench/cell.h"
-#include "muster/launch/environment.h"
 
 namespace muster::cli::bench {
 

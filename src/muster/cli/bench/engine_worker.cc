@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "muster/cli/bench/worker.h"
+#include "muster/cli/parse.h"
 #include "muster/collective/communicator.h"
 #include "muster/collective/selection.h"
 #include "muster/launch/spawn.h"
@@ -168,11 +169,7 @@ int run_engine_worker(const std::vector<std::string>& arguments) {
   app.add_option("--ranks", options.ranks)->required();
   app.add_option("--transport", options.transport);
   app.add_flag("--threads", options.threads);
-  try {
-    app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error);
-  }
+  if (const auto stop = parse(app, arguments)) return *stop;
   options.secret = Secret::random_text();
   const auto body = [&](int rank) { return serve_rank(options, rank); };
   const Status status = options.threads ? launch::spawn_threads(options.ranks, body) : launch::spawn_processes(options.ranks, body);
