@@ -135,11 +135,13 @@ void bind_hooks(py::module_& module) {
           "index", [](const GradBucket& self) { return self.index; }, "Its number: buckets come in this order, the same on every rank.")
       .def(
           "buffer", [](const GradBucket& self) { return self.buffer; },
-          "All its gradients, one dimension: this rank's own sums, not divided. It may be written to.")
+          "All its gradients, one dimension: this rank's own sums, not divided. Complex gradients are pairs of reals. It may be written "
+          "to.")
       .def("set_buffer", &set_buffer, py::arg("buffer"),
            "What `buffer()` gives from now on, and `gradients()` views of; as many elements, else ValueError (DistArgumentError).")
       .def(
-          "gradients", [](const GradBucket& self) { return self.gradients; }, "Views of the bucket, shaped like their parameters.")
+          "gradients", [](const GradBucket& self) { return self.gradients; },
+          "Views of the bucket, shaped like their parameters; those of complex ones have one more dimension, of two.")
       .def(
           "parameters", [](const GradBucket& self) { return self.parameters; }, "The parameters, in the order of the gradients.")
       .def(

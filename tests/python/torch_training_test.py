@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
@@ -110,6 +111,45 @@ def test_ddp_trains_as_on_gloo(options):
     assert by_muster[0][0] == by_muster[1][0]
     for mine, theirs in zip(by_muster[0], by_gloo[0]):
         torch.testing.assert_close(torch.tensor(mine), torch.tensor(theirs))
+
+
+class Waves(torch.nn.Module):
+    """Complex within."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.way_in = torch.nn.Linear(8, 6)
+        self.turn = torch.nn.Parameter(torch.randn(6, 7, dtype=torch.complex64) / 2)
+        self.out = torch.nn.Linear(7, 4, dtype=torch.complex128)
+
+    def forward(self, x):
+        z = self.way_in(x).to(torch.complex64) @ self.turn
+        return self.out(z.to(torch.complex128)).abs().float()
+
+
+def trained_with_complex_parameters(rank, size, options, hook):
+    net = torch.nn.parallel.DistributedDataParallel(Waves(), **options)
+    if hook is not None:
+        net.register_comm_hook(None, hook)
+    train(net, rank)
+    numbers = [each.detach().to(torch.complex128) for each in net.parameters()]
+    return [torch.view_as_real(each).flatten().tolist() for each in numbers]
+
+
+# spec: A2 stock DDP trains complex parameters as on Gloo, whose buckets are lent too
+@pytest.mark.parametrize("options, hook", [
+    ({}, None), ({"gradient_as_bucket_view": True}, None), ({"bucket_cap_mb": 1e-5}, None),
+    ({"static_graph": True}, None), ({"find_unused_parameters": True}, None),
+    ({}, default_hooks.allreduce_hook), ({}, default_hooks.fp16_compress_hook),
+    ({}, default_hooks.bf16_compress_hook)])
+def test_ddp_trains_complex_parameters(options, hook):
+    by_muster, by_gloo = (
+        on_ranks(2, trained_with_complex_parameters, options, hook, backend=backend)
+        for backend in ("muster", "gloo"))
+    assert by_muster[0] == by_muster[1]
+    for mine, theirs in zip(by_muster[0], by_gloo[0]):
+        torch.testing.assert_close(torch.tensor(mine), torch.tensor(theirs), rtol=1e-5, atol=1e-6)
 
 
 def buckets_in_shared_memory(rank, size):

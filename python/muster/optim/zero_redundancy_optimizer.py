@@ -208,6 +208,8 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
             owner = self._owner_of.get(parameter)
             if owner is None:
                 continue
+            if parameter.is_complex():
+                gradient = torch.view_as_complex(gradient)
             if gradient.dtype != parameter.dtype:
                 raise dist.DistArgumentError("ZeroRedundancyOptimizer: with mixed_precision the parameters are not themselves inside backward: "
                                              "leave overlap_with_ddp out and call step() after it")

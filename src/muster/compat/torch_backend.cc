@@ -383,7 +383,12 @@ void TorchBackend::setTimeout(std::chrono::milliseconds timeout) {
   options_->timeout = timeout;
 }
 
+/// Torch's Reducer, which alone asks for complex numbers, takes them as pairs of reals.
 at::Tensor TorchBackend::allocateTensor(long size, at::TensorOptions options) {
+  if (const auto dtype = c10::typeMetaToScalarType(options.dtype()); c10::isComplexType(dtype)) {
+    options = options.dtype(c10::toRealValueType(dtype));
+    size *= 2;
+  }
   return in_torch_errors([&] {
     try {
       return empty_shared({size}, options);

@@ -13,10 +13,11 @@ namespace muster {
 
 /// One bucket on its way. The tensors alias the reducer's memory; they are valid until the hook's result has been taken.
 struct GradBucket {
-  std::size_t index = 0;                   ///< buckets come in this order, the same on every rank
-  bool is_last = false;                    ///< of this backward pass
-  at::Tensor buffer = {};                  ///< all gradients of the bucket, one dimension; this rank's own sums, not divided
-  std::vector<at::Tensor> gradients = {};  ///< views of `buffer`, shaped like their parameters
+  std::size_t index = 0;  ///< buckets come in this order, the same on every rank
+  bool is_last = false;   ///< of this backward pass
+  /// All gradients of the bucket, one dimension; this rank's own sums, not divided. Complex gradients are pairs of reals.
+  at::Tensor buffer = {};
+  std::vector<at::Tensor> gradients = {};  ///< views of `buffer`, shaped like their parameters; pairs in one more dimension, of two
   std::vector<at::Tensor> parameters = {};
   /// The model's own, of the ranks that train together. What hooks communicate belongs on it: a failure in backward, which leaves the other
   /// ranks in the middle of a bucket, ends the calls on this group; on another they wait until its timeout.

@@ -141,11 +141,13 @@ void Reducer::State::give_memory(Bucket& bucket) {
   const at::NoGradGuard no_grad;
   std::int64_t elements = 0;
   for (const std::size_t index : bucket.indices) elements += parameters[index].numel();
-  const at::Tensor& first = parameters[bucket.indices.front()];
-  bucket.memory = flat_memory(elements, first.options().requires_grad(false).dtype(bucket.dtype));
+  const auto of_gradients = parameters[bucket.indices.front()].options().requires_grad(false).dtype(bucket.dtype);
+  const std::int64_t parts = c10::isComplexType(bucket.dtype) ? 2 : 1;
+  bucket.memory = flat_memory(elements * parts, of_gradients.dtype(c10::toRealValueType(bucket.dtype)));
+  const at::Tensor gradients = at::empty({0}, of_gradients).set_(bucket.memory.storage(), 0, {elements}, {1});
   std::int64_t at = 0;
   for (const std::size_t index : bucket.indices) {
-    bucket.views.push_back(shaped_like(bucket.memory, at, parameters[index]));
+    bucket.views.push_back(shaped_like(gradients, at, parameters[index]));
     at += parameters[index].numel();
     at::Tensor& gradient = parameters[index].mutable_grad();
     if (options.gradient_as_bucket_view && gradient.defined()) {

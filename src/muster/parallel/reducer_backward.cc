@@ -238,6 +238,8 @@ void Reducer::State::launch(std::size_t number) {
   }
   GradBucket given{
       .index = number, .is_last = number + 1 == buckets.size(), .buffer = bucket.memory, .gradients = bucket.views, .group = options.group};
+  for (at::Tensor& gradient : given.gradients)
+    if (gradient.is_complex()) gradient = at::view_as_real(gradient);
   if (bucket.sparse) given.gradients = {bucket.memory};
   for (const std::size_t index : bucket.indices) given.parameters.push_back(parameters[index]);
   bucket.finish = hook(given);

@@ -25,10 +25,10 @@ struct Reducer::State : std::enable_shared_from_this<State> {
     BucketIndices indices;
     bool sparse = false;                // then of one parameter, and `memory` is this pass's gradient
     bool alone = false;                 // of one large parameter
-    at::ScalarType dtype = at::kFloat;  // what travels
-    at::Tensor memory;                  // of one that is alone: made when its gradient cannot travel where it lies
+    at::ScalarType dtype = at::kFloat;  // of the gradients in it
+    at::Tensor memory;                  // what travels; of one that is alone: made when its gradient cannot travel where it lies
     at::Tensor in_place;                // the memory of such a gradient, while it travels
-    std::vector<at::Tensor> views;
+    std::vector<at::Tensor> views;      // of the memory; complex ones too, which travel as pairs of reals
     std::size_t pending = 0;
     WorkRef work;
     std::function<at::Tensor()> finish;  // with a hook

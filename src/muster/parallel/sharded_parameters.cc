@@ -248,7 +248,7 @@ void ShardedParameters::reduce(const Flat& flat) {
   const at::Tensor reduced = unset_memory(length, options);
   reduce_scatter_tensor(reduced, all.view({-1}), {.group = options_.group});
   const at::Tensor flags = reduced.narrow(0, flat.shard_elements, parameters);
-  const at::Tensor used = (flags.is_complex() ? at::real(flags) : flags).to(at::kCPU, at::kFloat);
+  const at::Tensor used = (flags.is_complex() ? at::real(flags) : flags).to(at::kCPU, at::kFloat).contiguous();
   const at::Tensor averages = reduced.to(flat.options.dtype());
   for (std::int64_t slot = 0; slot < parameters; ++slot) {
     if (used.const_data_ptr<float>()[slot] == 0) continue;

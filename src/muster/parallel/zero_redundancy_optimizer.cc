@@ -243,14 +243,17 @@ at::Tensor ShardedOptimizer::State::step_bucket(const ParamGroups& groups, const
     at::Tensor parameter = bucket.parameters[i];
     const auto found = owner_of.find(parameter.unsafeGetTensorImpl());
     if (found == owner_of.end()) continue;
-    if (averaged.scalar_type() != found->second.dtype || parameter.scalar_type() != found->second.dtype)
+    const at::ScalarType dtype = found->second.dtype;
+    if (averaged.scalar_type() != c10::toRealValueType(dtype) || parameter.scalar_type() != dtype)
       group::invalid(
           "ZeroRedundancyOptimizer: with mixed_precision the parameters are not themselves inside backward: leave overlap_with_ddp out and "
           "call step() after it");
     updated.emplace_back(parameter, found->second.owner);
     if (found->second.owner != group->rank()) continue;
     mine.push_back(parameter);
-    gradients_before.push_back(std::exchange(parameter.mutable_grad(), sparse ? averaged : bucket.gradients[i]));
+    const at::Tensor& gradient = sparse ? averaged : bucket.gradients[i];
+    gradients_before.push_back(
+        std::exchange(parameter.mutable_grad(), c10::isComplexType(dtype) ? at::view_as_complex(gradient) : gradient));
   }
   copy_options(groups, local->param_groups());
   try {
