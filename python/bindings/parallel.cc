@@ -300,7 +300,7 @@ void bind_parallel(py::module_& module) {
       .def("join_device", &Core::join_device)
       .def("join_process_group", &Core::join_process_group)
       .def_property("require_sync", &Core::require_sync, &Core::set_require_sync)
-      .def_property_readonly("reduces", &Core::reduces)
+      .def_property_readonly("syncs", &Core::syncs)
       .def("register_comm_hook",
            [](Core& self, const py::object& given) {
              auto hook = hook_of(given);

@@ -46,7 +46,8 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
     Every member of the group makes it, with modules of the same parameters and buffers (names, shapes, dtypes; else a DistError on all ranks
     shows the first difference). Rank 0's go to all. Every backward pass averages the gradients over the ranks, overlapped with the pass
     itself: when it returns they are there, the same bits on every rank, and any optimizer works as it does on one process. `state_dict` is
-    the module's, with `module.` before the names.
+    the module's, with `module.` before the names. A pass in which all parameters are frozen has
+    nothing to average.
 
     device_ids, output_device: for a module on one accelerator; None on the CPU and for modules on several devices. broadcast_buffers: rank
     0's buffers go to all before forward; forward_sync_buffers is torch's newer name for it. init_sync=False: the modules are known to be
@@ -125,7 +126,7 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         """The module's own forward. Backward on the tensors among its results (also in lists, tuples, dicts and dataclasses) averages the
         gradients. With device_ids, tensors among the arguments that lie elsewhere are copied to the device first."""
         with torch.autograd.profiler.record_function("DistributedDataParallel.forward"):
-            if self._join is not None and self._core.reduces:
+            if self._join is not None and self._core.syncs:
                 self._core.end_iteration()
             Join.notify_join_context(self)
             self._core.before_forward(self._present() if torch.is_grad_enabled() else [], self._names)

@@ -73,6 +73,12 @@ struct Wrapped {
 }  // namespace
 
 struct DataParallelCore::State {
+  /// One iteration inside a Join.
+  struct Iteration {
+    bool syncs = false, reduces = false;
+    int last = -1;  // the last rank that has inputs; -1 where none has
+  };
+
   Group given;
   Group group;                // of this module alone
   std::vector<Group> groups;  // one for each reducer; `group` is the first
@@ -86,27 +92,25 @@ struct DataParallelCore::State {
   bool require_sync = true;
   bool buffers_may_differ = true;
   const Shadow* joined = nullptr;  // while a Join is on
+  bool frozen = false;             // in the last forward that records gradients, every parameter was
   PackedBroadcast packed;
-  std::unique_ptr<LowPrecision> low;
-  std::weak_ptr<const void> graph;                 // of the last forward that may be followed by a backward; lives as long as that can be
+  std::shared_ptr<LowPrecision> low;
   std::vector<std::unique_ptr<Reducer>> reducers;  // the module's own, and that of delayed parameters; one of them may be missing
   bool has_main = false;
 
   void send_parameters(int group_rank) { packed.send_from(group, group_rank, parameters); }
   void send_buffers(int group_rank);
-  void check_unchanged(const std::vector<at::Tensor>& present, const std::function<std::string(std::size_t)>& name_of) const;
+  void check_unchanged(const std::vector<at::Tensor>& present, const std::function<std::string(std::size_t)>& name_of);
   void make_reducers(const std::vector<Named>& all, const BackwardFrame& frame);
   void add_reducer(std::vector<Named> parameters, ReducerOptions reducing);
   void log_block(const std::vector<Named>& all) const;
-  /// Whether the pass that begins now will average.
-  bool reduces() const { return at::GradMode::is_enabled() && require_sync; }
+  bool syncs() const { return at::GradMode::is_enabled() && require_sync; }
+  /// Whether the pass that begins now will average. Where nothing is trained, there is nothing to.
+  bool reduces() const { return syncs() && !frozen; }
   void prepare();
   void refuse_call(const std::exception& why) const;
   void end_calls(const std::exception& why) const;
-  int meet_in_join(bool active, bool reduces, bool* reduce);
-  /// Whether the parameters that were lowered are part of a graph that backward has not run over yet. They must then stay as they are.
-  bool awaits_backward() const { return low->is_low() && !graph.expired(); }
-  void watch_graph(const std::vector<at::Tensor>& outputs);
+  Iteration meet_in_join(const Iteration& mine, bool active);
 };
 
 /// What a rank without inputs does in place of forward and backward.
@@ -127,7 +131,7 @@ class DataParallelCore::Shadow final : public JoinHook {
 };
 
 void DataParallelCore::State::check_unchanged(const std::vector<at::Tensor>& present,
-                                              const std::function<std::string(std::size_t)>& name_of) const {
+                                              const std::function<std::string(std::size_t)>& name_of) {
   if (present.size() < wrapped.size())
     refuse_change("it has lost " + std::to_string(wrapped.size() - present.size()) + " of its parameters");
   if (present.size() > wrapped.size()) {
@@ -136,6 +140,7 @@ void DataParallelCore::State::check_unchanged(const std::vector<at::Tensor>& pre
         refuse_change("'" + name_of(i) + "' is new");
     refuse_change("a parameter is registered once more");
   }
+  const bool all_frozen = std::ranges::none_of(present, [](const at::Tensor& each) { return each.requires_grad(); });
   for (std::size_t i = 0; i < present.size(); ++i) {
     const at::Tensor& tensor = present[i];
     const Wrapped& before = wrapped[i];
@@ -143,9 +148,11 @@ void DataParallelCore::State::check_unchanged(const std::vector<at::Tensor>& pre
     if (tensor.sizes() != before.sizes) refuse_change("'" + name_of(i) + "' has another shape");
     if (tensor.scalar_type() != before.dtype && !(low && low->is_low())) refuse_change("'" + name_of(i) + "' has another dtype");
     if (tensor.requires_grad() && !before.trained) refuse_change("'" + name_of(i) + "' was not trained then, and is now");
-    if (!tensor.requires_grad() && before.trained && (!options.find_unused_parameters || options.static_graph))
-      refuse_change("'" + name_of(i) + "' was trained then, and is not now (find_unused_parameters allows that)");
+    if (!tensor.requires_grad() && before.trained && !all_frozen && (!options.find_unused_parameters || options.static_graph))
+      refuse_change("'" + name_of(i) +
+                    "' was trained then, and is not now, while others are (find_unused_parameters allows that, and so does freezing all)");
   }
+  frozen = all_frozen;
 }
 
 void DataParallelCore::State::add_reducer(std::vector<Named> of, ReducerOptions reducing) {
@@ -241,7 +248,7 @@ DataParallelCore::DataParallelCore(const ModuleParts& parts, const DistributedDa
     state.send_parameters(0);
     state.send_buffers(0);
   }
-  if (options.mixed_precision) state.low = std::make_unique<LowPrecision>(state.parameters, state.buffers, *options.mixed_precision);
+  if (options.mixed_precision) state.low = std::make_shared<LowPrecision>(state.parameters, state.buffers, *options.mixed_precision);
   state.log_block(parameters);
 }
 
@@ -256,11 +263,10 @@ DataParallelCore::~DataParallelCore() {
 
 void DataParallelCore::State::prepare() {
   // Rank 0 may have run out of inputs, and its buffers may be old.
-  bool all_reduce = false;
-  const int source = joined != nullptr ? meet_in_join(true, reduces(), &all_reduce) : 0;
-  if (reduces()) {
+  const int source = joined != nullptr ? meet_in_join({.syncs = syncs(), .reduces = reduces()}, true).last : 0;
+  if (syncs()) {
     try {
-      for (const auto& reducer : reducers) reducer->prepare_forward();
+      for (const auto& reducer : reducers) frozen ? reducer->check_finished() : reducer->prepare_forward();
     } catch (const std::exception& error) {
       refuse_call(error);
       throw;
@@ -305,10 +311,8 @@ void DataParallelCore::State::end_calls(const std::exception& why) const {
 template <class Check>
 void DataParallelCore::begin_forward(Check check_unchanged) {
   State& state = *state_;
-  if (state.low && !state.awaits_backward()) {
-    state.low->restore();  // after a pass whose outputs were dropped
-    state.graph.reset();
-  }
+  if (state.low) state.low->restore_if_over();
+  state.frozen = false;
   try {
     if (at::GradMode::is_enabled()) check_unchanged();
   } catch (const std::exception& error) {
@@ -334,31 +338,20 @@ void DataParallelCore::before_forward(const std::vector<at::Tensor>& parameters,
 
 void DataParallelCore::after_forward(const std::vector<at::Tensor>& outputs) {
   State& state = *state_;
-  const bool reduces = state.reduces();
-  // As in torch: buffers are sent again after each pass that reduced, not between passes whose gradients only add up.
-  state.buffers_may_differ = reduces;
+  const bool records = at::GradMode::is_enabled();
+  // As in torch: buffers are sent again after each pass under synchronisation, not between passes whose gradients only add up.
+  state.buffers_may_differ = state.syncs();
+  // A pass in which all is frozen gives no gradient: what the reducers expect of an earlier forward's backward stays.
   for (const auto& reducer : state.reducers) {
-    if (reduces) {
+    if (state.reduces()) {
       reducer->prepare_backward(outputs);
-    } else if (at::GradMode::is_enabled()) {
+    } else if (records && !state.frozen) {
       reducer->skip_backward(outputs);
     }
   }
   if (!state.low) return;
-  if (at::GradMode::is_enabled()) {
-    state.watch_graph(outputs);
-  } else if (!state.awaits_backward()) {
-    state.low->restore();
-  }
-}
-
-/// Its hooks die with it. Several forwards before one backward are one graph.
-void DataParallelCore::State::watch_graph(const std::vector<at::Tensor>& outputs) {
-  auto token = graph.lock();
-  if (token == nullptr) token = std::make_shared<int>();
-  graph = token;
-  for (const at::Tensor& output : outputs)
-    if (output.defined() && output.requires_grad() && !output.is_leaf()) output.register_hook([token](const at::Tensor&) {});
+  if (records) state.low->watch(outputs, !state.frozen);
+  if (!records || state.frozen) state.low->restore_if_over();
 }
 
 bool DataParallelCore::changes_arguments() const { return has_devices(state_->options) || state_->low; }
@@ -371,46 +364,48 @@ at::Tensor DataParallelCore::changed(const at::Tensor& argument) const {
 
 // ---- uneven inputs ---------------------------------------------------------------------------------------------------
 
-/// Before each iteration inside a Join, after its notice: every rank says whether it has inputs and will average. Returns the last rank
-/// that has inputs, -1 where none has.
-int DataParallelCore::State::meet_in_join(bool active, bool reduces, bool* reduce) {
-  constexpr std::int64_t kActive = 1, kReduces = 2;
-  const auto mine = torch::tensor({(active ? kActive : 0) | (reduces ? kReduces : 0)}, at::kLong);
+/// Before each iteration inside a Join, after its notice: every rank says whether it has inputs and what it will do with them.
+DataParallelCore::State::Iteration DataParallelCore::State::meet_in_join(const Iteration& mine, bool active) {
+  constexpr std::int64_t kActive = 1, kSyncs = 2, kReduces = 4;
+  const std::int64_t says = (active ? kActive : 0) | (mine.syncs ? kSyncs : 0) | (mine.reduces ? kReduces : 0);
   const auto all = at::zeros({group->size()}, at::kLong);
-  all_gather_into_tensor(all, mine, {.group = group});
-  int last = -1, count = 0, reducing = 0;
+  all_gather_into_tensor(all, torch::tensor({says}, at::kLong), {.group = group});
+  Iteration met;
+  int count = 0;
+  std::int64_t any = 0, every = kSyncs | kReduces;
   for (int rank = 0; rank < group->size(); ++rank) {
-    const std::int64_t says = all[rank].item<std::int64_t>();
-    if (!(says & kActive)) continue;
-    last = rank;
+    const std::int64_t theirs = all[rank].item<std::int64_t>();
+    if (!(theirs & kActive)) continue;
+    met.last = rank;
     ++count;
-    if (says & kReduces) ++reducing;
+    any |= theirs;
+    every &= theirs;
   }
-  if (reducing != 0 && reducing != count)
+  if (count != 0 && (any & ~kActive) != every)
     throw DistError(
-        "DistributedDataParallel in a Join: some ranks run this iteration under no_sync and others do not; all must do the same",
+        "DistributedDataParallel in a Join: some ranks average gradients in this iteration and others do not, which run it under no_sync, "
+        "without gradients, or with all parameters frozen; all must do the same",
         Code::mismatch);
-  *reduce = reducing != 0;
+  met.syncs = any & kSyncs;
+  met.reduces = any & kReduces;
   const bool by_all = joined == nullptr || joined->divides_by_all();
   for (const auto& reducer : reducers) reducer->set_divisor(by_all || count == 0 ? group->size() : count);
-  return last;
+  return met;
 }
 
 void DataParallelCore::Shadow::main_hook() {
   const at::NoGradGuard no_grad;
-  bool reduces = false;
-  const int source = state_.meet_in_join(false, false, &reduces);
-  if (reduces)
+  const State::Iteration met = state_.meet_in_join({}, false);
+  if (met.reduces)
     for (const auto& reducer : state_.reducers) reducer->prepare_forward();
-  if (state_.options.broadcast_buffers && state_.buffers_may_differ) state_.send_buffers(source);
-  state_.buffers_may_differ = reduces;
-  if (!reduces) return;
+  if (state_.options.broadcast_buffers && state_.buffers_may_differ) state_.send_buffers(met.last);
+  state_.buffers_may_differ = met.syncs;
+  if (!met.reduces) return;
   for (const auto& reducer : state_.reducers) reducer->shadow_backward();
 }
 
 void DataParallelCore::Shadow::post_hook(bool is_last_joiner) {
-  bool reduces = false;
-  const int source = state_.meet_in_join(is_last_joiner, false, &reduces);
+  const int source = state_.meet_in_join({}, is_last_joiner).last;
   if (source < 0) return;
   state_.send_parameters(source);
   if (state_.options.broadcast_buffers) state_.send_buffers(source);
@@ -431,7 +426,7 @@ Group DataParallelCore::join_process_group() const { return state_->given; }
 
 void DataParallelCore::set_require_sync(bool on) { state_->require_sync = on; }
 bool DataParallelCore::require_sync() const { return state_->require_sync; }
-bool DataParallelCore::reduces() const { return state_->reduces(); }
+bool DataParallelCore::syncs() const { return state_->syncs(); }
 void DataParallelCore::register_comm_hook(CommHook hook) {
   if (!state_->has_main) refuse("all parameters are delayed, and a communication hook is for those that are not");
   state_->reducers.front()->set_hook(std::move(hook));

@@ -82,8 +82,8 @@ class DataParallelCore {
 
   void set_require_sync(bool on);
   bool require_sync() const;
-  /// Whether a pass that begins now will average: this thread records gradients, and outside of no_sync.
-  bool reduces() const;
+  /// Whether a pass that begins now will average, if it trains anything: this thread records gradients, and outside of no_sync.
+  bool syncs() const;
   void register_comm_hook(CommHook hook);
   void set_sample_rate(int iterations);
   const Group& group() const;
@@ -130,7 +130,7 @@ class DistributedDataParallel final : public Joinable {
   /// not compile. With device_ids, tensors among the arguments that lie elsewhere are copied to the device first.
   template <class... Arguments>
   auto forward(Arguments&&... arguments) {
-    if (takes_part_in_join() && core_.reduces()) core_.end_iteration();
+    if (takes_part_in_join() && core_.syncs()) core_.end_iteration();
     Join::notify_join_context(*this);
     core_.before_forward(parallel::dereference(module_));
     if (!core_.changes_arguments()) return finish(call(std::forward<Arguments>(arguments)...));

@@ -4,6 +4,8 @@
 
 #include <utility>
 
+#include "muster/parallel/end_of_backward.h"
+
 namespace muster::parallel {
 
 at::Tensor cast_floating_point(const at::Tensor& tensor, std::optional<at::ScalarType> dtype) {
@@ -42,6 +44,33 @@ void LowPrecision::restore() {
     const bool low = config_.keep_low_precision_grads && config_.param_dtype;
     gradient = gradient.to(low ? *config_.param_dtype : parameter.scalar_type());
   }
+}
+
+/// Several forwards before one backward are one graph, whose hooks die with it.
+void LowPrecision::watch(const std::vector<at::Tensor>& outputs, bool trained) {
+  auto& graph = trained ? trained_ : frozen_;
+  auto token = graph.lock();
+  if (token == nullptr) token = std::make_shared<int>();
+  graph = token;
+  const auto hook = [token, trained, weak = weak_from_this()](const at::Tensor&) {
+    if (trained) return;
+    const auto at_end = [weak]() noexcept {
+      const auto alive = weak.lock();
+      if (!alive) return;
+      alive->frozen_.reset();
+      alive->restore_if_over();
+    };
+    at_end_of_backward(at_end, at_end);
+  };
+  for (const at::Tensor& output : outputs)
+    if (output.defined() && output.requires_grad() && !output.is_leaf()) output.register_hook(hook);
+}
+
+void LowPrecision::restore_if_over() {
+  if (is_low() && !(trained_.expired() && frozen_.expired())) return;
+  restore();
+  trained_.reset();
+  frozen_.reset();
 }
 
 at::Tensor LowPrecision::cast(const at::Tensor& input) const {

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -24,8 +25,8 @@ at::Tensor cast_floating_point(const at::Tensor& tensor, std::optional<at::Scala
 /// The same of tensors that stay the tensors that they are.
 void cast_in_place(const std::vector<at::Tensor>& tensors, std::optional<at::ScalarType> dtype);
 
-/// The parameters of one module between their two types. One thread at a time.
-class LowPrecision {
+/// The parameters of one module between their two types. One thread at a time. In a shared_ptr.
+class LowPrecision : public std::enable_shared_from_this<LowPrecision> {
  public:
   /// Casts the buffers.
   LowPrecision(std::vector<at::Tensor> parameters, const std::vector<at::Tensor>& buffers, const MixedPrecision& config);
@@ -36,12 +37,19 @@ class LowPrecision {
   void restore();
   /// Between the two.
   bool is_low() const { return !full_.empty(); }
+  /// After a forward pass that records gradients: what it has made of the parameters needs them as they are until its backward. The end of
+  /// that calls restore() where gradients come, `trained`; where all is frozen, this sees to it.
+  void watch(const std::vector<at::Tensor>& outputs, bool trained);
+  /// restore(), unless a pass that was watched may still be followed by its backward.
+  void restore_if_over();
   /// An argument of forward.
   at::Tensor cast(const at::Tensor& input) const;
 
  private:
   std::vector<at::Tensor> parameters_;
   std::vector<at::Tensor> full_;  // what restore() brings back; empty while nothing is lowered
+  // Live as long as outputs do that were watched.
+  std::weak_ptr<const void> trained_, frozen_;
   MixedPrecision config_;
 };
 
