@@ -1,12 +1,18 @@
 """What programs do with a model of `muster.nn.parallel` besides training it: they freeze it for a
-pass."""
+pass, and copy it."""
+
+import copy
+import io
+import pickle
 
 import pytest
 import torch
+from torch.optim.swa_utils import AveragedModel, update_bn
 
 import muster as dist
+from muster.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from muster.nn.parallel import DistributedDataParallel, MixedPrecision
-from training import Net, batch, on_ranks, sgd
+from training import Net, assert_equal, batch, loss_of, on_ranks, sgd, train
 
 OPTIONS = [
     {},
@@ -173,3 +179,100 @@ def frozen_with_mixed_precision(rank, size):
 # spec: K1 in Python: mixed_precision and passes in which all is frozen
 def test_frozen_pass_with_mixed_precision():
     on_ranks(2, frozen_with_mixed_precision)
+
+
+def copied_by_one_rank(rank, size):
+    """What one rank does with copies waits for nobody; then all train as if nothing had been."""
+    model = DistributedDataParallel(Net(seed=rank))
+    optimizer = sgd(model)
+    reference = copy.deepcopy(model.module)
+    averages = copy.deepcopy(model.module)
+    for step in range(3):
+        optimizer.zero_grad()
+        loss_of(model, rank, step).backward()
+        optimizer.step()
+        if rank == 0:
+            if step == 0:
+                averaged = AveragedModel(model, avg_fn=lambda old, new, _: 0.5 * old + 0.5 * new)
+            averaged.update_parameters(model)
+            with torch.no_grad():
+                for old, new in zip(averages.parameters(), model.parameters()):
+                    old.copy_(new if step == 0 else 0.5 * old + 0.5 * new)
+    if rank == 0:
+        x, _ = batch(0, 9)
+        for (name, mine), expected in zip(
+            averaged.module.module.named_parameters(), averages.parameters()
+        ):
+            assert torch.equal(mine, expected), name
+        written = io.BytesIO()
+        torch.save(model, written)
+        written.seek(0)
+        for each in (
+            copy.deepcopy(model),
+            pickle.loads(pickle.dumps(model)),
+            torch.load(written, weights_only=False),
+            averaged.module,
+        ):
+            assert (
+                list(each.state_dict()) == list(model.state_dict())
+                and each.require_backward_grad_sync
+            )
+            assert (
+                each.process_group == dist.group.WORLD
+                and each.device == torch.device("cpu")
+                and each.output_device is None
+            )
+            with torch.no_grad():
+                assert torch.equal(each.eval()(x), each.module(x))
+            each.requires_grad_(False)
+            each(x)
+        update_bn([x], averaged)
+    dist.barrier()
+    other = DistributedDataParallel(reference)
+    train(other, sgd(other), rank, steps=3)
+    assert_equal(model, other)
+
+
+# spec: K1 in Python: copies of one rank (AveragedModel, deepcopy, pickle, torch.save)
+def test_copies_wait_for_nobody():
+    on_ranks(2, copied_by_one_rank)
+
+
+def copied_by_all(rank, size):
+    """Copies that all make train like the original, with its options."""
+    for options in (*OPTIONS, {"mixed_precision": MixedPrecision(reduce_dtype=torch.float64)}):
+        model = DistributedDataParallel(Net(seed=rank), **options)
+        train(model, sgd(model), rank, steps=2)
+        copies = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+        train(model, sgd(model), rank, steps=3)
+        for each in copies:
+            with torch.no_grad():
+                each(batch(rank, 1)[0])
+            with each.no_sync():
+                assert not each.require_backward_grad_sync
+            train(each, sgd(each), rank, steps=3)
+            for mine, expected in zip(each.parameters(), model.parameters()):
+                torch.testing.assert_close(mine, expected)
+    net = Net()
+    late = [(name, each) for name, each in net.named_parameters() if name.startswith("twice")]
+    model = DistributedDataParallel(
+        net, delay_all_reduce_named_params=late, param_to_hook_all_reduce=net.first.weight
+    )
+    again = copy.deepcopy(model)
+    for each in (model, again):
+        train(each, sgd(each), rank, steps=2)
+    assert_equal(model, again)
+    again = copy.deepcopy(again)
+    with again.join():
+        train(again, sgd(again), rank, steps=1 + rank)
+    again = copy.deepcopy(again)
+    again.register_comm_hook(None, allreduce_hook)
+    train(again, sgd(again), rank, steps=1)
+    with again.no_sync():
+        alone = copy.deepcopy(again)
+    assert not alone.require_backward_grad_sync
+
+
+# spec: K2 in Python: a copy's first forward that trains is a construction
+def test_copies_train():
+    on_ranks(2, copied_by_all)

@@ -27,6 +27,8 @@ class FullyShardedDataParallel(torch.nn.Module):
     ignored_modules: what stays whole, and is nobody's business. device_id: where the module is moved first. backward_prefetch,
     forward_prefetch, limit_all_gathers and use_orig_params are taken and change nothing.
 
+    It is neither copied nor pickled.
+
     Collective, like forward and backward: every rank makes it, with the same module, else a DistError on all ranks shows the first
     difference. One thread at a time. Raises ValueError (DistArgumentError) for options that are not there. A rank that dies in backward makes
     backward raise DistBackendError on all others, with its number.
@@ -61,6 +63,8 @@ class FullyShardedDataParallel(torch.nn.Module):
         self._fsdp_unit = units.make_unit(module, ignored, group, mixed_precision, strategy == "FULL_SHARD", sync_module_states)
         self._fsdp_state = (StateDictType.FULL_STATE_DICT, FullStateDictConfig(), None)
         self.register_load_state_dict_pre_hook(_before_load)
+
+    __deepcopy__ = __reduce_ex__ = units.refuse_copy
 
     @property
     def module(self):

@@ -17,6 +17,12 @@ def refuse(text):
     raise _C.DistArgumentError(f"FullyShardedDataParallel: {text}")
 
 
+def refuse_copy(model, *_):
+    """In place of what copies a module or pickles it."""
+    refuse(f"this {type(model).__name__} is not copied or pickled: it is part of a model on all ranks. "
+           "Copy the module before it is sharded, or save a state_dict and load it")
+
+
 def plain(name):
     """The name that a parameter has without the wrappers around its modules."""
     for wrapper in _WRAPPERS:

@@ -7,6 +7,7 @@ import torch
 from torch.nn import DataParallel  # noqa: F401  threads of one process, as they are
 from torch.utils import _pytree
 
+import muster as dist
 from muster import _C
 from muster.algorithms.ddp_comm_hooks.default_hooks import NativeHook
 from muster.algorithms.join import Join, Joinable, JoinHook
@@ -49,6 +50,10 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
     the module's, with `module.` before the names. A pass in which all parameters are frozen has
     nothing to average.
 
+    One rank alone may copy it (copy.deepcopy, pickle, torch.optim.swa_utils.AveragedModel). The copy
+    is of the default group, without a communication hook, and makes no calls as long as it trains
+    nothing. Its first forward that does is a construction: every rank makes it.
+
     device_ids, output_device: for a module on one accelerator; None on the CPU and for modules on several devices. broadcast_buffers: rank
     0's buffers go to all before forward; forward_sync_buffers is torch's newer name for it. init_sync=False: the modules are known to be
     the same. process_group (or device_mesh, of one dimension): None is the default group. bucket_cap_mb: MiB of gradients that travel
@@ -84,11 +89,15 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         self.device_ids = None if device_ids is None else [torch.device("cuda", each).index if isinstance(each, int)
                                                            else torch.device(each).index for each in device_ids]
         self.broadcast_buffers = broadcast_buffers is not False and forward_sync_buffers is not False
+        self.forward_sync_buffers = self.broadcast_buffers
         self.bucket_bytes_cap = int((25 if bucket_cap_mb is None else bucket_cap_mb) * 1024 * 1024)
         self.find_unused_parameters = find_unused_parameters
         self.gradient_as_bucket_view = gradient_as_bucket_view
         self.static_graph = static_graph
         self.mixed_precision = mixed_precision
+        self.output_device = output_device
+        if output_device is None and self.device_ids:
+            self.output_device = self.device_ids[0]
         self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         self._options = dict(
             device_ids=self.device_ids, output_device=output_device, broadcast_buffers=self.broadcast_buffers, init_sync=init_sync,
@@ -96,10 +105,23 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
             check_reduction=check_reduction, gradient_as_bucket_view=gradient_as_bucket_view, static_graph=static_graph,
             delay_all_reduce_named_params=delay_all_reduce_named_params, param_to_hook_all_reduce=param_to_hook_all_reduce,
             mixed_precision=mixed_precision)
-        self._make_core()
+        self._requires_sync = True
+        self._made_core = None
+        self._made_core = self._make_core()
+        devices = {each.device for each in self._present()}
+        self.device, self.is_multi_device_module = self._present()[0].device, len(devices) > 1
+        self.device_type = self.device.type
 
     def _named(self, tensors):
         return [(name, tensor) for name, tensor in tensors if name not in self.parameters_to_ignore and tensor is not None]
+
+    @property
+    def _core(self):
+        """Of a copy, made by the first call that needs it. That is then collective."""
+        if self._made_core is None:
+            self._made_core = self._make_core()
+            self._made_core.require_sync = self._requires_sync
+        return self._made_core
 
     def _make_core(self):
         parameters = self._named(self.module.named_parameters())
@@ -115,10 +137,8 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         def buffers_now():  # forward may have put others in their place
             return [each for name, each in module.named_buffers() if name not in ignored]
 
-        self._core = _C._DataParallelCore(
+        return _C._DataParallelCore(
             type(self.module).__name__, parameters, buffers, sparse, self._options, buffers_now if buffers else None)
-        self.device = parameters[0][1].device
-        self.output_device = self._core.output_device
 
     # ---- each iteration ----
 
@@ -126,6 +146,11 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         """The module's own forward. Backward on the tensors among its results (also in lists, tuples, dicts and dataclasses) averages the
         gradients. With device_ids, tensors among the arguments that lie elsewhere are copied to the device first."""
         with torch.autograd.profiler.record_function("DistributedDataParallel.forward"):
+            if self._is_copy_that_trains_nothing():
+                if self.device_ids:
+                    inputs, kwargs = _pytree.tree_map_only(
+                        torch.Tensor, lambda each: each.to(self.device), (inputs, kwargs))
+                return self.module(*inputs, **kwargs)
             if self._join is not None and self._core.syncs:
                 self._core.end_iteration()
             Join.notify_join_context(self)
@@ -135,6 +160,12 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
             outputs = self.module(*inputs, **kwargs)
             self._core.after_forward(tensors_in(outputs, []))
             return outputs
+
+    def _is_copy_that_trains_nothing(self):
+        """Such a forward has nothing to do with other ranks. Only the core has a narrower type."""
+        if self._made_core is not None or self.mixed_precision is not None:
+            return False
+        return not (torch.is_grad_enabled() and any(each.requires_grad for each in self._present()))
 
     def _present(self):
         if self.parameters_to_ignore:
@@ -147,16 +178,19 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
     @property
     def process_group(self):
         """The ranks that train together. The model's own calls travel in a group of its own, of the same ranks."""
-        return self._core.join_process_group()
+        group = self._options["process_group"]
+        return dist.group.WORLD if group is None else group
 
     @property
     def require_backward_grad_sync(self):
         """Whether backward averages; False inside `no_sync`."""
-        return self._core.require_sync
+        return self._requires_sync
 
     @require_backward_grad_sync.setter
     def require_backward_grad_sync(self, on):
-        self._core.require_sync = on
+        self._requires_sync = on
+        if self._made_core is not None:
+            self._made_core.require_sync = on
 
     @contextlib.contextmanager
     def no_sync(self):
@@ -223,10 +257,11 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         return self._core.bucket_bytes()
 
     def __getstate__(self):
-        state = {name: value for name, value in self.__dict__.items() if name not in ("_core", "_join")}
+        state = {name: value for name, value in self.__dict__.items() if name != "_join"}
+        state["_made_core"] = None
         state["_options"] = dict(self._options, process_group=None)
         return state
 
     def __setstate__(self, state):
         super().__setstate__(state)
-        self._make_core()
+        self.device = self._present()[0].device  # torch.load may have put it elsewhere

@@ -20,7 +20,7 @@ namespace muster {
 namespace parallel {
 namespace {
 
-[[noreturn]] void refuse(const std::string& text) { group::invalid("FullyShardedDataParallel: " + text); }
+[[noreturn]] void refuse_sharding(const std::string& text) { group::invalid("FullyShardedDataParallel: " + text); }
 
 /// Of the modules of this process that have one of their own.
 ProcessTable<ShardedUnit*>& units_of_modules() {
@@ -60,6 +60,9 @@ struct ShardedElement : torch::nn::Module {
     return through_unit(
         core, [this](at::Tensor each) -> at::Tensor { return element.forward(std::move(each)); }, std::move(input));
   }
+  std::shared_ptr<Module> clone(const std::optional<at::Device>&) const override {
+    refuse_sharding("a Sequential of which elements are sharded is not cloned: clone it before, or load its state_dict() into another");
+  }
   torch::nn::AnyModule element;
   ShardedCore core;
 };
@@ -95,7 +98,7 @@ ShardedUnitOptions unit_options(const FullyShardedDataParallelOptions& options) 
 std::map<std::string, at::Tensor> by_name(const StateDict& state) {
   std::map<std::string, at::Tensor> all;
   for (const auto& [name, tensor] : state)
-    if (!all.emplace(name, tensor).second) refuse("'" + name + "' stands twice in the state that is to be loaded");
+    if (!all.emplace(name, tensor).second) refuse_sharding("'" + name + "' stands twice in the state that is to be loaded");
   return all;
 }
 
@@ -126,7 +129,7 @@ struct ShardedCore::State {
 };
 
 ShardedCore::ShardedCore(torch::nn::Module& module, const FullyShardedDataParallelOptions& options) : state_(std::make_unique<State>()) {
-  if (unit_of(module) != nullptr) refuse("this " + module.name() + " is sharded already");
+  if (unit_of(module) != nullptr) refuse_sharding("this " + module.name() + " is sharded already");
   if (options.auto_wrap_policy) {
     std::unordered_map<const torch::nn::Module*, torch::nn::AnyModule> wrapped;
     wrap_elements(module, options, wrapped);
@@ -229,7 +232,7 @@ void ShardedCore::State::load(const StateDict& state, bool whole) {
   auto given = by_name(state);
   const auto take = [&given](const std::string& name) {
     const auto found = given.find(name);
-    if (found == given.end()) refuse("'" + name + "' is not in the state that is to be loaded");
+    if (found == given.end()) refuse_sharding("'" + name + "' is not in the state that is to be loaded");
     const at::Tensor tensor = found->second;
     given.erase(found);
     return tensor;
@@ -238,7 +241,7 @@ void ShardedCore::State::load(const StateDict& state, bool whole) {
   for (const auto& item : module->named_parameters()) values[item.value().unsafeGetTensorImpl()] = take(item.key());
   std::vector<std::pair<at::Tensor, at::Tensor>> buffers;
   for (const auto& item : module->named_buffers()) buffers.emplace_back(item.value(), take(item.key()));
-  if (!given.empty()) refuse("the module has no '" + given.begin()->first + "', which is in the state that is to be loaded");
+  if (!given.empty()) refuse_sharding("the module has no '" + given.begin()->first + "', which is in the state that is to be loaded");
   for (ShardedUnit* of : units()) {
     ShardedParameters& parameters = of->parameters();
     for (std::size_t i = 0; i < parameters.size(); ++i) {
@@ -247,8 +250,8 @@ void ShardedCore::State::load(const StateDict& state, bool whole) {
         parameters.set(i, value);
       } else {
         if (value.sizes() != parameters[i].sizes())
-          refuse("'" + parameters.name(i) + "' has " + std::to_string(parameters[i].numel()) + " elements on this rank and " +
-                 std::to_string(value.numel()) + " in the state: it is of another number of ranks, or of another rank");
+          refuse_sharding("'" + parameters.name(i) + "' has " + std::to_string(parameters[i].numel()) + " elements on this rank and " +
+                          std::to_string(value.numel()) + " in the state: it is of another number of ranks, or of another rank");
         parameters[i].copy_(value);
       }
     }
