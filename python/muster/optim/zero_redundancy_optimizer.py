@@ -34,8 +34,13 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
     parameters lie in one piece of memory and travel as one message. overlap_with_ddp: backward takes the step (`hook_with_zero_step` of
     muster.algorithms.ddp_comm_hooks.ddp_zero_hook), and `step` does nothing.
 
-    What is set in `param_groups` (a learning rate, by hand or by a scheduler) counts from the next step on. `state` is empty: what this rank
-    remembers is in `optim`. An update that raises on one rank raises on the others too; the group has then failed.
+    What is set in `param_groups` (a learning rate, by hand or by a scheduler) counts from the next step
+    on. `defaults`, `state` and what else can be read are those of this rank's part, `optim`; methods of
+    `optimizer_class` are not there, for they would work on this rank's parameters alone. Hooks are
+    called on every rank, with this optimizer. An update that raises on one rank raises on the others
+    too; the group has then failed.
+
+    copy.deepcopy and pickle need no other rank. They go for the default group only.
     """
 
     def __init__(self, params, optimizer_class, process_group=None, parameters_as_bucket_view=False, overlap_with_ddp=False, **defaults):
@@ -54,9 +59,39 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
         self._compare()
         self._divide()
         self.optim = optimizer_class([self._part(index) for index in range(len(self.param_groups))], **defaults)
-        for mine, whole in zip(self.optim.param_groups, self.param_groups):
-            for name, value in _settings(mine).items():
-                whole.setdefault(name, value)
+        self.defaults = self.optim.defaults
+        self._settings_from_local()
+
+    # ---- what is seen of it ----
+
+    @property
+    def state(self):
+        """What this rank remembers of its own parameters."""
+        return self.__dict__["_state"] if self.optim is None else self.optim.state
+
+    @state.setter
+    def state(self, state):
+        if self.optim is None:
+            self.__dict__["_state"] = state
+        else:
+            self.optim.state = state
+
+    def __getattr__(self, name):
+        if not name.startswith("_") and self.__dict__.get("optim") is not None:
+            value = getattr(self.optim, name)
+            if not callable(value):
+                return value
+        raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+
+    def __getstate__(self):
+        if self.process_group != dist.group.WORLD:
+            raise dist.DistArgumentError("ZeroRedundancyOptimizer: one of a process_group other than the default "
+                                         "group is not copied; load its state_dict() into another")
+        left_out = ("process_group", "_join", "_on_their_way", "step")  # a scheduler's step is the original's
+        return {name: value for name, value in vars(self).items() if name not in left_out}
+
+    def __setstate__(self, state):
+        super().__setstate__({**state, "process_group": dist.group.WORLD, "_on_their_way": []})
 
     # ---- who has what ----
 
@@ -133,14 +168,18 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
         self._compare()
         self._divide()
         self.optim.add_param_group(self._part(len(self.param_groups) - 1))
-        for name, value in _settings(self.optim.param_groups[-1]).items():
-            self.param_groups[-1].setdefault(name, value)
+        self._settings_from_local()
 
     # ---- the step ----
 
     def _settings_to_local(self):
         for whole, mine in zip(self.param_groups, self.optim.param_groups):
             mine.update(_settings(whole))
+
+    def _settings_from_local(self):
+        """Defaults of the class, and what its step has changed."""
+        for whole, mine in zip(self.param_groups, self.optim.param_groups):
+            whole.update(_settings(mine))
 
     def step(self, closure=None, **kwargs):
         """Updates this rank's parameters, then all members meet to send theirs. Returns what the closure gives, where there is one. With
@@ -166,6 +205,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
             else:
                 self._end_calls(error)
             raise
+        self._settings_from_local()
         self._share()
         return loss
 
@@ -224,6 +264,7 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
         except Exception as error:
             self._end_calls(error)
             raise
+        self._settings_from_local()
         for parameter, gradient in zip(mine, gradients_before):
             parameter.grad = gradient
         for parameter, owner in updated:
@@ -271,6 +312,8 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
         if self._collected is None:
             raise dist.DistError(f"ZeroRedundancyOptimizer: the state was not collected on rank {self._name()}: call "
                                  "consolidate_state_dict(to=...) on all ranks before, and state_dict() on that rank")
+        for hook in self._optimizer_state_dict_pre_hooks.values():
+            hook(self)
         state = {}
         for rank, theirs in enumerate(self._collected):
             numbers = self._numbers_of(rank)
@@ -278,11 +321,19 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
         groups = [{**{name: value for name, value in group.items() if name != "params"},
                    "params": list(range(first, first + len(group["params"])))}
                   for group, first in zip(self.param_groups, self._first_indices())]
-        return {"state": dict(sorted(state.items())), "param_groups": groups}
+        whole = {"state": dict(sorted(state.items())), "param_groups": groups}
+        for hook in self._optimizer_state_dict_post_hooks.values():
+            changed = hook(self, whole)
+            whole = whole if changed is None else changed
+        return whole
 
     def load_state_dict(self, state_dict):
         """What an undivided optimizer or `state_dict` gave, at any number of ranks: this rank's part is kept. Every member loads the same.
         Raises ValueError where the parameter groups differ."""
+        state_dict = dict(state_dict)
+        for hook in self._optimizer_load_state_dict_pre_hooks.values():
+            changed = hook(self, state_dict)
+            state_dict = state_dict if changed is None else changed
         groups = state_dict["param_groups"]
         if [len(each["params"]) for each in groups] != [len(each["params"]) for each in self.param_groups]:
             raise dist.DistArgumentError("ZeroRedundancyOptimizer: the state is of other parameter groups than this optimizer has")
@@ -295,9 +346,10 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
             mine.append({**_settings(each), "params": list(range(first, first + count))})
             first += count
         self.optim.load_state_dict({"state": state, "param_groups": mine})
-        for whole, each in zip(self.param_groups, groups):
-            whole.update(_settings(each))
+        self._settings_from_local()
         self._collected = None
+        for hook in self._optimizer_load_state_dict_post_hooks.values():
+            hook(self)
 
     # ---- uneven inputs ----
 

@@ -1,6 +1,8 @@
 #include "muster/parallel/sharded_parameters.h"
 
 #include <ATen/ScalarOps.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/types.h>
 
 #include <algorithm>
@@ -151,6 +153,10 @@ void ShardedParameters::show_whole(const std::vector<at::Tensor>& whole) {
     const at::Tensor& parameter = parameters_[i].tensor;
     shard_gradients_[i] = std::exchange(parameter.mutable_grad(), at::Tensor());
     parameter.set_data(whole[i]);
+    // A graph of the shard, which a program may keep, would have gradients come in the shard's sizes.
+    const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(parameter);
+    if (accumulator && !accumulator->input_metadata(0).is_same_shape(parameter))
+      torch::autograd::impl::get_autograd_meta(parameter)->grad_accumulator_.reset();
   }
 }
 
