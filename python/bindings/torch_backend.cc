@@ -43,6 +43,15 @@ void meet_by_torchrun(InitProcessGroupOptions& options) {
 }
 
 void bind_torch_backend(pybind11::module_& module) {
+  using Backend = compat::TorchBackend;
+  pybind11::class_<Backend, c10d::Backend, c10::intrusive_ptr<Backend>>(module, "ProcessGroupMuster", "A backend of stock torch.")
+      .def(
+          "allocate_tensor",
+          [](Backend& self, std::int64_t size, at::ScalarType dtype, c10::Device device) {
+            return self.lend(size, at::TensorOptions(dtype).device(device));
+          },
+          pybind11::arg("size"), pybind11::kw_only(), pybind11::arg("dtype"), pybind11::arg("device"),
+          pybind11::call_guard<pybind11::gil_scoped_release>());
   module.def(
       "create_torch_backend",
       [](std::string backend, c10::intrusive_ptr<c10d::Store> store, int rank, int size, std::chrono::milliseconds timeout, std::string id,

@@ -4,6 +4,7 @@ import datetime
 import typing
 
 import torch
+import torch._C._distributed_c10d
 
 class BackendType:
     def __init__(self: BackendType, name: str) -> None: ...
@@ -122,6 +123,8 @@ class ProcessGroup:
     @property
     def group_desc(self) -> str: ...
     def __bool__(self: ProcessGroup) -> bool: ...
+class ProcessGroupMuster(torch._C._distributed_c10d.Backend):
+    def allocate_tensor(self: ProcessGroupMuster, size: typing.SupportsInt | typing.SupportsIndex, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor: ...
 class ProcessGroupNCCL:
     class Options:
         def __init__(self: ProcessGroupNCCL.Options, is_high_priority_stream: bool = False) -> None: ...

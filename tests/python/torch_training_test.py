@@ -160,8 +160,9 @@ def buckets_in_shared_memory(rank, size):
     cpu = torch.device("cpu")
     backend = dist.group.WORLD._get_backend(cpu)
     assert backend.supports_tensor_alloc(cpu)
-    memory = backend.allocate_tensor(5, dtype=torch.int64, device=cpu)
-    assert memory.shape == (5,) and memory.dtype == torch.int64 and muster.in_shared_memory(memory)
+    for dtype in (torch.int64, torch.complex64):
+        memory = backend.allocate_tensor(5, dtype=dtype, device=cpu)
+        assert memory.shape == (5,) and memory.dtype == dtype and muster.in_shared_memory(memory)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() > 0, reason="left to the user where a GPU's backend would lend memory too")
@@ -282,6 +283,26 @@ def sharded(rank, size, folder):
 # spec: A2 stock fully_shard trains as one process, stock checkpoints are saved and loaded
 def test_fully_shard_and_checkpoint(tmp_path):
     on_ranks(2, sharded, str(tmp_path))
+
+
+def sharded_with_complex_parameters(rank, size):
+    grads = []
+    for lent in (False, True):
+        torch.manual_seed(1)
+        net = torch.nn.Linear(8, 5, dtype=torch.complex64)
+        fully_shard(net, mesh=dist.init_device_mesh("cpu", (size,)))
+        net.set_allocate_memory_from_process_group_for_comm(lent)
+        net(batch(rank, 0)[0].to(torch.complex64)).abs().sum().backward()
+        grads += [each.grad.full_tensor() for each in net.parameters()]
+    return [torch.view_as_real(each.to(torch.complex128)).flatten().tolist() for each in grads]
+
+
+# spec: A2 stock fully_shard of complex parameters, in lent memory too
+def test_fully_shard_of_complex_parameters():
+    by_muster, by_gloo = (
+        on_ranks(2, sharded_with_complex_parameters, backend=backend) for backend in ("muster", "gloo"))
+    for mine, theirs in zip(by_muster[0], by_gloo[0]):
+        torch.testing.assert_close(torch.tensor(mine), torch.tensor(theirs), rtol=1e-5, atol=1e-6)
 
 
 def tensors_on_a_mesh(rank, size):

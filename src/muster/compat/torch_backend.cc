@@ -383,12 +383,7 @@ void TorchBackend::setTimeout(std::chrono::milliseconds timeout) {
   options_->timeout = timeout;
 }
 
-/// Torch's Reducer, which alone asks for complex numbers, takes them as pairs of reals.
-at::Tensor TorchBackend::allocateTensor(long size, at::TensorOptions options) {
-  if (const auto dtype = c10::typeMetaToScalarType(options.dtype()); c10::isComplexType(dtype)) {
-    options = options.dtype(c10::toRealValueType(dtype));
-    size *= 2;
-  }
+at::Tensor TorchBackend::lend(std::int64_t size, const at::TensorOptions& options) {
   return in_torch_errors([&] {
     try {
       return empty_shared({size}, options);
@@ -397,6 +392,12 @@ at::Tensor TorchBackend::allocateTensor(long size, at::TensorOptions options) {
       return at::empty({size}, options);
     }
   });
+}
+
+/// For torch's Reducer, which takes complex gradients as pairs of reals.
+at::Tensor TorchBackend::allocateTensor(long size, at::TensorOptions options) {
+  const auto dtype = c10::typeMetaToScalarType(options.dtype());
+  return c10::isComplexType(dtype) ? lend(2 * size, options.dtype(c10::toRealValueType(dtype))) : lend(size, options);
 }
 
 c10d::ErrorType TorchBackend::getError() {

@@ -82,6 +82,8 @@ class TorchBackend : public c10d::Backend {
   /// memory where the arena has no room.
   bool supportsTensorAlloc(c10::DeviceIndex device) { return device < 0; }
   at::Tensor allocateTensor(long size, at::TensorOptions options);
+  /// What Python's `allocate_tensor` gives: a tensor of one dimension in memory that the ranks of the host share, if there is room.
+  at::Tensor lend(std::int64_t size, const at::TensorOptions& options);
   bool supportsSplitting() const { return true; }
   c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
                                           const c10::intrusive_ptr<c10d::Backend::Options>& options);
