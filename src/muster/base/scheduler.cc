@@ -19,7 +19,6 @@ struct Dialect {
   const char* local_rank;
   const char* local_world_size;
   const char* node;
-  const char* nodes;
   Job job;
 };
 
@@ -42,12 +41,13 @@ std::string job_of_pmix(const VariableOf& variable) {
   return job ? "pmix " + *job : std::string();
 }
 
-/// Hydra, the launcher of MPICH and its kin, tells ranks no name of their job; but all of a host descend from one process of it.
-std::string job_of_hydra(const VariableOf&) {
+/// Hydra, the launcher of MPICH and its kin, tells ranks no name of their job; but all of a host descend from one process of it. Where
+/// there is none, srun has started them and speaks PMI.
+std::string job_of_pmi(const VariableOf& variable) {
   for (pid_t process = ::getppid(); process > 1;) {
     const auto stat = small_file("/proc/" + std::to_string(process) + "/stat");  // number (name) state parent ...
     const auto open = stat ? stat->find('(') : std::string::npos, close = stat ? stat->rfind(')') : std::string::npos;
-    if (open == std::string::npos || close == std::string::npos || close + 4 > stat->size()) return {};
+    if (open == std::string::npos || close == std::string::npos || close + 4 > stat->size()) break;
     if (stat->substr(open + 1, close - open - 1) == "hydra_pmi_proxy") {
       const auto start = process_start(process);
       return start ? "hydra " + std::to_string(process) + " " + std::to_string(*start) : std::string();
@@ -56,16 +56,15 @@ std::string job_of_hydra(const VariableOf&) {
     std::from_chars(stat->data() + close + 4, stat->data() + stat->size(), parent);
     process = parent;
   }
-  return {};
+  return job_of_slurm(variable);
 }
 
 constexpr Dialect kDialects[] = {
-    {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "", "",
+    {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "",
      job_of_pmix},
-    {"MVAPICH2", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE", "", "",
-     job_of_hydra},
-    {"MPICH (PMI)", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "", "", job_of_hydra},
-    {"Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE", "SLURM_NODEID", "SLURM_NNODES", job_of_slurm},
+    {"MVAPICH2", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE", "", job_of_pmi},
+    {"MPICH (PMI)", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "", job_of_pmi},
+    {"Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE", "SLURM_NODEID", job_of_slurm},
 };
 
 bool is_batch_script(const VariableOf& variable) {
@@ -86,7 +85,7 @@ std::optional<SchedulerRanks> detect_scheduler(const VariableOf& variable) {
     found.local_rank = number(variable, dialect.local_rank);
     found.local_world_size = number(variable, dialect.local_world_size);
     found.node = number(variable, dialect.node);
-    found.one_host = found.local_world_size == found.world_size || number(variable, dialect.nodes) == 1;
+    found.one_host = found.local_world_size == found.world_size || number(variable, "SLURM_NNODES") == 1;
     found.job = dialect.job(variable);
     return found;
   }

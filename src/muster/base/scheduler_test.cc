@@ -50,6 +50,10 @@ TEST(Scheduler, KnowsWhoCanMeetOnThisHost) {
   const auto without_hydra = detect({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}, {"MPI_LOCALNRANKS", "2"}});
   EXPECT_TRUE(without_hydra->one_host);
   EXPECT_FALSE(without_hydra->can_meet_on_this_host()) << "nothing tells this launch from another";
+  const auto pmi_by_srun =
+      detect({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}, {"SLURM_NNODES", "1"}, {"SLURM_JOB_ID", "77"}, {"SLURM_STEP_ID", "3"}});
+  EXPECT_EQ(pmi_by_srun->job, "slurm 77.3");
+  EXPECT_TRUE(pmi_by_srun->can_meet_on_this_host());
 }
 
 TEST(Scheduler, WhatABatchScriptRunsItselfIsNoRank) {

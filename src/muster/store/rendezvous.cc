@@ -167,7 +167,9 @@ Result<Rendezvous> rendezvous_by_environment(JoinOptions join) {
   if (Status range = check_range(join, false); !range) return range;
   const auto port = env_integer("MASTER_PORT", 1, 65535);
   if (!port) return port.status();
-  if (!*port && !env_text("MASTER_ADDR") && scheduler && scheduler->can_meet_on_this_host())
+  // Ranks that were numbered in another way are not those that the launcher has started.
+  const bool as_scheduled = scheduler && join.rank == scheduler->rank && join.world_size == scheduler->world_size;
+  if (!*port && !env_text("MASTER_ADDR") && as_scheduled && scheduler->can_meet_on_this_host())
     return rendezvous_on_this_host(*scheduler, std::move(join));
   if (!*port) return missing_address("MASTER_PORT", "the port of rank 0's store", scheduler);
   const auto muster_agent = env_flag("MUSTER_AGENT_STORE"), torch_agent = env_flag("TORCHELASTIC_USE_AGENT_STORE");
@@ -182,7 +184,7 @@ Result<Rendezvous> rendezvous_by_environment(JoinOptions join) {
     auto chosen = host_of_rank_zero();
     if (!chosen) return chosen.status();
     way.host = *chosen;
-  } else if (scheduler && scheduler->one_host) {
+  } else if (as_scheduled && scheduler->one_host) {
     way.host = "localhost";
   } else {
     return missing_address("MASTER_ADDR", "the host of rank 0", scheduler);

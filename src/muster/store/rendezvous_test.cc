@@ -287,7 +287,12 @@ TEST(Rendezvous, EnvironmentOfOtherLaunchersComesLast) {
       ASSERT_TRUE(alone.ok()) << alone.status().message();
       EXPECT_EQ(alone->world_size, 1);
     }
-    for (const char* name : {"WORLD_SIZE", "RANK", "MASTER_PORT", "SLURM_STEP_ID", "SLURM_JOB_ID", "PMIX_NAMESPACE"}) variables.erase(name);
+    variables.erase("MASTER_PORT");
+    {
+      const Environment environment(variables);  // numbered by others: the launcher's ranks are not the job's
+      EXPECT_EQ(rendezvous({"env://", -1, -1, "", kShort}).status().code(), Code::invalid_argument);
+    }
+    for (const char* name : {"WORLD_SIZE", "RANK", "SLURM_STEP_ID", "SLURM_JOB_ID", "PMIX_NAMESPACE"}) variables.erase(name);
     const Environment environment(variables);
     const Status status = rendezvous({"env://", -1, -1, "", kShort}).status();
     EXPECT_EQ(status.code(), Code::invalid_argument);
