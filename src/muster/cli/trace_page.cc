@@ -118,7 +118,7 @@ std::string timeline_page(const trace::JobTrace& job) {
          std::to_string(job.ranks.size()) + "</p>\n";
   out += timeline(job);
   for (const auto& rank : job.ranks) {
-    const bool behind = !holdups.empty() &&
+    const bool behind = !holdups.empty() && !holdups.front().usual &&
                         std::find(holdups.front().behind.begin(), holdups.front().behind.end(), rank.rank) != holdups.front().behind.end();
     out += table(rank, behind);
   }

@@ -2,8 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
+
 #include "muster/cli/launched.h"
 #include "muster/store/factory.h"
+#include "muster/trace/reader.h"
 
 namespace muster::cli::testing {
 namespace {
@@ -16,6 +19,33 @@ TEST(TraceCommand, ChoicesThatContradictAreNamed) {
     EXPECT_EQ(both.code, 2);
     EXPECT_TRUE(has(both.err, "--store excludes --dir") || has(both.err, "--dir excludes --store")) << both.err;
   }
+}
+
+/// Two live ranks, of which one has been in a call for `waits`.
+trace::JobTrace job_that_waits(std::chrono::nanoseconds waits) {
+  trace::JobTrace job;
+  for (int rank = 0; rank < 2; ++rank) {
+    trace::RankTrace one;
+    one.rank = rank;
+    one.world_size = 2;
+    one.life = trace::Life::running;
+    const std::uint64_t started = rank == 0 ? 1 : 0;
+    one.groups.push_back({"default", 2, rank, {0, 1}, started, 0});
+    job.ranks.push_back(one);
+  }
+  trace::Record call;
+  call.ticket = call.sequence = 1;
+  call.start_ns = trace::wall_now_ns() - waits.count();
+  call.name = "barrier";
+  job.ranks[0].records.push_back(call);
+  return job;
+}
+
+TEST(TraceCommand, WhoIsAMomentLateIsNotShownAsBehind) {
+  const std::string mark = "Rank 1, behind</h2>";
+  EXPECT_FALSE(has(timeline_page(job_that_waits(std::chrono::milliseconds(10))), mark));
+  EXPECT_TRUE(has(timeline_page(job_that_waits(std::chrono::minutes(1))), mark));
+  EXPECT_TRUE(has(top_table(job_that_waits(std::chrono::milliseconds(10))), "no rank is behind yet"));
 }
 
 // spec: J3 what is not understood is refused by every command, in one line that names it, with exit code 2
