@@ -22,7 +22,12 @@ class FSDPModule:
             return outputs
         return _pytree.tree_map_only(torch.Tensor, lambda each: each.to(dtype) if each.is_floating_point() else each, outputs)
 
-    __deepcopy__ = __reduce_ex__ = units.refuse_copy
+    __reduce_ex__ = units.refuse_copy  # pickle would miss the class
+
+    def __copy__(self):
+        other = self.__class__.__new__(self.__class__)
+        vars(other).update(vars(self))
+        return other
 
     def unshard(self, async_op=False):
         """Collective: the whole parameters stand in their places until `reshard()`, or the end of the next forward or backward. async_op=True is

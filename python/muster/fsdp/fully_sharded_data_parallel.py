@@ -64,8 +64,6 @@ class FullyShardedDataParallel(torch.nn.Module):
         self._fsdp_state = (StateDictType.FULL_STATE_DICT, FullStateDictConfig(), None)
         self.register_load_state_dict_pre_hook(_before_load)
 
-    __deepcopy__ = __reduce_ex__ = units.refuse_copy
-
     @property
     def module(self):
         """What was wrapped."""

@@ -17,10 +17,13 @@ def refuse(text):
     raise _C.DistArgumentError(f"FullyShardedDataParallel: {text}")
 
 
-def refuse_copy(model, *_):
-    """In place of what copies a module or pickles it."""
-    refuse(f"this {type(model).__name__} is not copied or pickled: it is part of a model on all ranks. "
-           "Copy the module before it is sharded, or save a state_dict and load it")
+def refuse_copy(*_):
+    """In place of what copies or pickles an object."""
+    refuse("a sharded module is not copied or pickled: it is part of a model on all ranks. Copy the module "
+           "before it is sharded, or save a state_dict and load it")
+
+
+_C._ShardedUnit.__reduce_ex__ = refuse_copy  # whoever copies or pickles a module comes to its unit
 
 
 def plain(name):
