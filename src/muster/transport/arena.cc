@@ -23,6 +23,7 @@
 #include "muster/base/log.h"
 #include "muster/transport/arena_heap.h"
 #include "muster/transport/host_memory.h"
+#include "muster/transport/page_ranges.h"
 #include "muster/transport/quarantine.h"
 #include "muster/transport/segment_heap.h"
 #include "muster/transport/shared_mapping.h"
@@ -44,6 +45,16 @@ std::size_t largest_file() {
   return ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY ? limit.rlim_cur : kMostAddressSpace;
 }
 
+/// The pages that [range) fills. The first and the last page of its block count as filled: of what
+/// else stands there nothing is large enough to be lent by itself.
+ArenaHeap::Range whole_pages(const ArenaHeap::Range& range, const ArenaHeap::Range& block) {
+  constexpr std::size_t kPage = ArenaHeap::kPage;
+  const std::uint64_t end = range.offset + range.bytes, block_end = block.offset + block.bytes;
+  const std::uint64_t from = range.offset < block.offset + kPage ? block.offset : (range.offset + kPage - 1) / kPage * kPage;
+  const std::uint64_t to = end + kPage > block_end ? block_end : end / kPage * kPage;
+  return {from, block.bytes > 0 && to > from ? to - from : 0};
+}
+
 class ProcessArena final : public Arena {
  public:
   static Result<std::unique_ptr<ProcessArena>> make(ProcessArena* inherited);
@@ -61,6 +72,8 @@ class ProcessArena final : public Arena {
   void set_limits(const ArenaLimits& limits) override;
   void keep_more(std::ptrdiff_t bytes) override;
   std::optional<std::uint64_t> offset_of(const std::byte* memory, std::size_t bytes) const override;
+  /// The same of memory that is this process's alone for now.
+  std::optional<std::uint64_t> position_of(const std::byte* memory, std::size_t bytes) const;
   std::byte* at(std::uint64_t offset, std::size_t bytes) const override {
     return offset <= mapping_->bytes() && bytes <= mapping_->bytes() - offset ? mapping_->memory() + offset : nullptr;
   }
@@ -83,6 +96,10 @@ class ProcessArena final : public Arena {
   void punch(const std::vector<ArenaHeap::Range>& ranges);
   void give_back(const std::vector<ArenaHeap::Range>& holes);
   bool look_at_quarantine(bool at_once);
+  void isolated_changed();
+  bool isolate(const ArenaHeap::Range& range);
+  bool map_pages(const ArenaHeap::Range& range, int how);
+  bool rejoin(const ArenaHeap::Range& range);
   std::size_t most_kept() const { return keep_ + std::min(kept_besides_, std::numeric_limits<std::size_t>::max() - keep_); }
 
   GuardedDescriptor file_;
@@ -97,6 +114,8 @@ class ProcessArena final : public Arena {
   Quarantine quarantine_;
   std::atomic<bool> quarantines_{false};  // there is something in it
   TimePoint next_look_{};
+  PageRanges isolated_;                                   // of blocks in use
+  std::atomic<const PageRanges*> isolated_now_{nullptr};  // the same for a forked child; null: none
   std::size_t keep_ = ArenaLimits().keep, kept_besides_ = 0;
   std::uint64_t returned_ = 0;
   std::uint64_t allocations_ = 0;
@@ -129,16 +148,21 @@ Result<std::unique_ptr<ProcessArena>> ProcessArena::make(ProcessArena* inherited
   }
 }
 
-// In a child, right after the fork, where only this thread runs. Nothing here takes a lock. Where it fails the child goes on sharing pages.
+// In a child, right after the fork, where only this thread runs. Nothing here takes a lock. Where
+// it fails the child goes on sharing pages. What was its parent's alone is a copy already.
 void ProcessArena::keep_own_copy() {
   if (!for_children_) return;
-  if (const std::size_t bytes = heap_.end(); bytes > 0) {
+  const PageRanges none;
+  const PageRanges* const isolated = isolated_now_.load(std::memory_order_acquire);
+  (isolated != nullptr ? *isolated : none).each_gap({0, heap_.end()}, [this](const ArenaHeap::Range& range) {
     // Elsewhere first: a mapping over the old one that failed would leave nothing.
-    void* const copy = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, for_children_.get(), 0);
-    if (copy != MAP_FAILED && ::mremap(copy, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, mapping_->memory()) == MAP_FAILED) {
-      ::munmap(copy, bytes);
+    void* const copy = ::mmap(nullptr, range.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, for_children_.get(),
+                              static_cast<off_t>(range.offset));
+    if (copy != MAP_FAILED &&
+        ::mremap(copy, range.bytes, range.bytes, MREMAP_MAYMOVE | MREMAP_FIXED, mapping_->memory() + range.offset) == MAP_FAILED) {
+      ::munmap(copy, range.bytes);
     }
-  }
+  });
   for_children_.reset();
 }
 
@@ -211,9 +235,9 @@ void ProcessArena::punch(const std::vector<ArenaHeap::Range>& ranges) {
 void ProcessArena::free(std::byte* memory) {
   // What a child drops may still be in use in its parent, whose bookkeeping the child has only a copy of.
   if (memory == nullptr || forked()) return;
-  const auto offset = offset_of(memory, 0);
+  const auto offset = position_of(memory, 0);
   for (const ProcessArena* parent = inherited_; !offset && parent != nullptr; parent = parent->inherited_) {
-    if (parent->offset_of(memory, 0)) return;
+    if (parent->position_of(memory, 0)) return;
   }
   std::vector<ArenaHeap::Range> holes;
   bool known = false;
@@ -221,7 +245,7 @@ void ProcessArena::free(std::byte* memory) {
     const std::lock_guard hold(lock_);
     const std::size_t bytes = offset ? heap_.bytes_at(*offset) : 0;
     known = bytes > 0;
-    if (known && !quarantine_.keep({*offset, bytes})) heap_.free(*offset, holes);
+    if (known && rejoin({*offset, bytes}) && !quarantine_.keep({*offset, bytes})) heap_.free(*offset, holes);
   }
   if (!known) {
     log(LogLevel::error, "memory was given back to the shared arena that was not taken from it; ignored");
@@ -242,11 +266,66 @@ void ProcessArena::give_back(const std::vector<ArenaHeap::Range>& holes) {
 }
 
 void ProcessArena::quarantine(const std::byte* memory, std::size_t bytes, std::function<bool()> held) {
-  const auto offset = offset_of(memory, bytes);
-  if (forked() || !offset) return;
-  const std::lock_guard hold(lock_);
-  quarantine_.add({*offset, bytes}, std::move(held));
-  quarantines_.store(true, std::memory_order_relaxed);
+  const auto offset = position_of(memory, bytes);
+  if (forked() || !offset || bytes == 0) return;
+  std::vector<ArenaHeap::Range> alone;
+  {
+    const std::lock_guard hold(lock_);
+    quarantine_.add({*offset, bytes}, std::move(held));
+    quarantines_.store(true, std::memory_order_relaxed);
+    const ArenaHeap::Range block = heap_.pages_around(*offset);
+    isolated_.each_gap(whole_pages({*offset, bytes}, block), [&](const ArenaHeap::Range& range) { alone.push_back(range); });
+    for (const auto& range : alone) isolated_.insert(range);
+    isolated_changed();
+  }
+  for (const auto& range : alone) {
+    if (isolate(range)) continue;
+    log(LogLevel::warning, "a peer that is stopped in a call which failed may still write to " + std::to_string(range.bytes) +
+                               " bytes of that call's memory when it goes on: no memory is left for a copy of them; make new "
+                               "tensors instead of using the call's again");
+    const std::lock_guard hold(lock_);
+    isolated_.erase(range);
+    isolated_changed();
+  }
+}
+
+/// Under the lock. A forked child finds the one or the other whole.
+void ProcessArena::isolated_changed() {
+  delete isolated_now_.exchange(isolated_.empty() ? nullptr : new PageRanges(isolated_), std::memory_order_acq_rel);
+}
+
+/// Breaks the sharing of pages in use, for as long as they are. No store of this process is lost
+/// meanwhile: one that comes before its page is copied is copied with it.
+bool ProcessArena::isolate(const ArenaHeap::Range& range) {
+  if (range.bytes >= kAskedBytes && host_memory().available < range.bytes) return false;
+  if (!map_pages(range, MAP_PRIVATE)) return false;
+  std::byte* const memory = mapping_->memory() + range.offset;
+  if (::madvise(memory, range.bytes, kPopulateWrite) == 0) return true;
+  if (errno != EINVAL) return !map_pages(range, MAP_SHARED);
+  for (std::size_t at = 0; at < range.bytes; at += ArenaHeap::kPage) {  // before Linux 5.14
+    const std::atomic_ref<unsigned char> byte(reinterpret_cast<unsigned char&>(memory[at]));
+    unsigned char there = byte.load(std::memory_order_relaxed);
+    while (!byte.compare_exchange_weak(there, there)) continue;
+  }
+  return true;
+}
+
+bool ProcessArena::map_pages(const ArenaHeap::Range& range, int how) {
+  return ::mmap(mapping_->memory() + range.offset, range.bytes, PROT_READ | PROT_WRITE, how | MAP_FIXED, file_.get(),
+                static_cast<off_t>(range.offset)) != MAP_FAILED;
+}
+
+/// Shares the pages of a block again that has been freed. Under the lock.
+bool ProcessArena::rejoin(const ArenaHeap::Range& block) {
+  bool all = true;
+  if (isolated_.empty()) return all;
+  for (const auto& range : isolated_.take_within(block)) {
+    const bool shared = map_pages(range, MAP_SHARED);
+    if (!shared) isolated_.insert(range);  // such a block is lost
+    all = all && shared;
+  }
+  isolated_changed();
+  return all;
 }
 
 /// To ask who holds what takes system calls: now and then, unless `at_once`. Whether a block has
@@ -310,6 +389,13 @@ void ProcessArena::make_read_only() {
 }
 
 std::optional<std::uint64_t> ProcessArena::offset_of(const std::byte* memory, std::size_t bytes) const {
+  const auto offset = position_of(memory, bytes);
+  if (!offset || forked() || isolated_now_.load(std::memory_order_acquire) == nullptr) return offset;
+  const std::lock_guard hold(lock_);
+  return isolated_.touches({*offset, bytes}) ? std::nullopt : offset;
+}
+
+std::optional<std::uint64_t> ProcessArena::position_of(const std::byte* memory, std::size_t bytes) const {
   const auto address = reinterpret_cast<std::uintptr_t>(memory);
   const auto base = reinterpret_cast<std::uintptr_t>(mapping_->memory());
   if (address < base || address - base > mapping_->bytes() || bytes > mapping_->bytes() - (address - base)) return std::nullopt;
@@ -320,7 +406,7 @@ std::optional<std::uint64_t> ProcessArena::offset_of(const std::byte* memory, st
 
 Arena* Arena::holder_of(const std::byte* memory) {
   for (ProcessArena* each = g_arena.load(std::memory_order_acquire); each != nullptr; each = each->inherited()) {
-    if (each->offset_of(memory, 1)) return each;
+    if (each->position_of(memory, 1)) return each;
   }
   return nullptr;
 }

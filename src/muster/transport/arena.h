@@ -44,9 +44,13 @@ class Arena {
   /// 64-byte aligned memory, zeroed only where it is fresh; zero bytes give a valid pointer. Thread-safe. Code::exhausted names the limit.
   virtual Result<std::byte*> allocate(std::size_t bytes) = 0;
   virtual void free(std::byte* memory) = 0;
-  /// Keeps [memory, memory + bytes) from other uses once it is freed, for as long as `held()`: a
-  /// peer may still write to it. Asked now and then, on any thread, when memory is taken or given
-  /// back; not any more once it has said no.
+  /// A peer may still write to [memory, memory + bytes), in use now, for as long as `held()`. What
+  /// it writes does not show here from now on: the memory becomes this process's alone, with what
+  /// stands there, until it is freed, and `offset_of` does not know it any more. (Not so of small
+  /// blocks, of pages that it fills in part only but at the ends of a block, and where the system
+  /// has no memory.) Once freed it gets no other use as long as it is held.
+  /// Asked now and then, on any thread, when memory is taken or given back; not any more once it
+  /// has said no.
   virtual void quarantine(const std::byte* memory, std::size_t bytes, std::function<bool()> held) = 0;
   /// Gives all memory that is kept for later back to the system. Looks at what is quarantined
   /// first.
@@ -56,7 +60,7 @@ class Arena {
   /// Adds to `ArenaLimits::keep`, whatever that is or becomes; negative to take back what was added. For users who know what they will free
   /// and ask for again.
   virtual void keep_more(std::ptrdiff_t bytes) = 0;
-  /// Where [memory, memory + bytes) stands in the arena, if it lies in it.
+  /// Where [memory, memory + bytes) stands in the arena for peers, if it lies in it.
   virtual std::optional<std::uint64_t> offset_of(const std::byte* memory, std::size_t bytes) const = 0;
   /// The memory at [offset, offset + bytes); null where that lies outside.
   virtual std::byte* at(std::uint64_t offset, std::size_t bytes) const = 0;

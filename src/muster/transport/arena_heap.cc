@@ -216,6 +216,15 @@ std::size_t ArenaHeap::bytes_at(std::uint64_t offset) const {
   return offset % kPage == 0 ? kind * kPage : 0;
 }
 
+ArenaHeap::Range ArenaHeap::pages_around(std::uint64_t offset) const {
+  if (pages_.empty()) return {offset, 0};
+  std::size_t first = std::min<std::size_t>(offset / kPage, pages_.size() - 1);
+  while (first > 0 && pages_[first] == 0) --first;
+  const std::uint32_t kind = pages_[first];
+  if ((kind & kSpanPage) != 0 || offset / kPage - first >= kind) return {offset, 0};
+  return {first * kPage, kind * kPage};
+}
+
 void ArenaHeap::flush_quick() {
   for (std::size_t pages = 1; pages < quick_.size(); ++pages) {
     for (const std::uint64_t offset : quick_[pages]) warm_.insert({offset, pages * kPage});

@@ -68,6 +68,8 @@ class ArenaHeap {
   bool free(std::uint64_t offset, std::vector<Range>& punch);
   /// Of the block in use that begins at `offset`; 0 where none does.
   std::size_t bytes_at(std::uint64_t offset) const;
+  /// The block in use of whole pages that `offset` lies in; no bytes where it lies in none.
+  Range pages_around(std::uint64_t offset) const;
   /// Appends all that is kept.
   void trim(std::vector<Range>& punch) { shrink_to(0, punch); }
   void punched(const Range& range);

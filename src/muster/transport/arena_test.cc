@@ -7,6 +7,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -17,6 +19,7 @@
 #include "muster/testing/scratch_folder.h"
 #include "muster/transport/arena_heap.h"
 #include "muster/transport/host_memory.h"
+#include "muster/transport/page_ranges.h"
 #include "muster/transport/shared_mapping.h"
 
 namespace muster::transport {
@@ -62,6 +65,10 @@ TEST(ArenaHeap, BlocksAreAlignedApartAndComeBack) {
       set_pages(taken->cold, true);
       if (taken->cold.bytes > 0) heap.warmed(*taken);
       const std::uint64_t last = taken->offset + std::max<std::size_t>(bytes, 1) - 1;
+      ASSERT_GE(heap.bytes_at(taken->offset), bytes);
+      const auto around = heap.pages_around(last);
+      ASSERT_EQ(around.bytes, bytes > ArenaHeap::kSmall ? heap.bytes_at(taken->offset) : 0);
+      if (around.bytes > 0) ASSERT_EQ(around.offset, taken->offset);
       for (std::size_t page = taken->offset / ArenaHeap::kPage; page <= last / ArenaHeap::kPage; ++page) ASSERT_TRUE(warm[page]);
       const auto next = used.lower_bound(taken->offset);
       if (next != used.end()) {
@@ -280,6 +287,149 @@ TEST(Arena, WhatIsQuarantinedCountsForTheLimit) {
   EXPECT_TRUE(some.ok()) << some.status().message();
   if (some.ok()) arena.free(*some);
   arena.set_limits({});
+}
+
+/// A peer's mapping of one block of the arena.
+class PeersView {
+ public:
+  PeersView(const Arena& arena, const std::byte* memory, std::size_t bytes)
+      : bytes_(bytes),
+        memory_(static_cast<std::byte*>(::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, arena.descriptor(),
+                                               static_cast<off_t>(*arena.offset_of(memory, bytes))))) {}
+  ~PeersView() { ::munmap(memory_, bytes_); }
+  void fill(std::byte with) { std::fill_n(memory_, bytes_, with); }
+  std::byte operator[](std::size_t at) const { return memory_[at]; }
+
+ private:
+  std::size_t bytes_;
+  std::byte* memory_;
+};
+
+bool all_are(const std::byte* memory, std::size_t bytes, int value) {
+  return std::all_of(memory, memory + bytes, [value](std::byte byte) { return byte == static_cast<std::byte>(value); });
+}
+
+// spec: D7 who goes on after a failure does so with memory that a stopped rank which comes back leaves alone
+TEST(Arena, WhatIsQuarantinedIsTheProcesssOwnAsLongAsItIsInUse) {
+  constexpr std::size_t kBytes = 50 * ArenaHeap::kPage + 100;
+  Arena& arena = **Arena::of_process();
+  bool held = true;
+  std::byte* const memory = arena.allocate(kBytes).value();
+  std::fill_n(memory, kBytes, std::byte{1});
+  PeersView peer(arena, memory, kBytes);
+  for (int again = 0; again < 2; ++again) {  // of two calls that failed
+    arena.quarantine(memory, kBytes, [&held] { return held; });
+    EXPECT_TRUE(all_are(memory, kBytes, 1));
+    peer.fill(std::byte{9});
+    EXPECT_TRUE(all_are(memory, kBytes, 1)) << "a late store shows";
+  }
+  EXPECT_FALSE(arena.offset_of(memory, kBytes)) << "peers do not see what stands there";
+  EXPECT_EQ(Arena::holder_of(memory), &arena);
+  std::fill_n(memory, kBytes, std::byte{2});
+
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const bool same = all_are(memory, kBytes, 2);
+    std::fill_n(memory, kBytes, std::byte{3});
+    ::_exit(same && all_are(memory, kBytes, 3) ? 0 : 1);
+  }
+  int status = -1;
+  ::waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  EXPECT_TRUE(all_are(memory, kBytes, 2));
+
+  arena.free(memory);
+  EXPECT_GE(arena.stats().bytes_quarantined, kBytes);
+  peer.fill(std::byte{9});
+  held = false;
+  arena.trim();
+  EXPECT_EQ(arena.stats().bytes_quarantined, 0u);
+  std::byte* const next = arena.allocate(kBytes).value();
+  std::fill_n(next, kBytes, std::byte{4});
+  ASSERT_TRUE(arena.offset_of(next, kBytes));
+  const PeersView view(arena, next, kBytes);
+  EXPECT_EQ(view[0], std::byte{4}) << "peers see what has the memory now";
+  EXPECT_EQ(view[kBytes - 1], std::byte{4});
+  arena.free(next);
+}
+
+// A slice: what stands beside it in its block may be lent to others, who write to it.
+TEST(Arena, WhatIsQuarantinedOfABlockLeavesTheRestShared) {
+  constexpr std::size_t kPage = ArenaHeap::kPage, kBytes = 10 * kPage;
+  Arena& arena = **Arena::of_process();
+  std::byte* const memory = arena.allocate(kBytes).value();
+  std::fill_n(memory, kBytes, std::byte{1});
+  PeersView peer(arena, memory, kBytes);
+  bool held = true;
+  arena.quarantine(memory + 2 * kPage + 100, 4 * kPage, [&held] { return held; });
+  peer.fill(std::byte{9});
+  for (std::size_t page = 0; page < 10; ++page) {
+    SCOPED_TRACE(page);
+    const bool own = page >= 3 && page < 6;
+    EXPECT_TRUE(all_are(memory + page * kPage, kPage, own ? 1 : 9));
+    EXPECT_EQ(arena.offset_of(memory + page * kPage, kPage).has_value(), !own);
+  }
+  held = false;
+  arena.free(memory);
+  arena.trim();
+  EXPECT_EQ(arena.stats().bytes_quarantined, 0u);
+}
+
+// Another thread writes to what stands beside it all the while.
+TEST(Arena, NoStoreIsLostWhileMemoryBecomesTheProcesssOwn) {
+  constexpr std::size_t kPage = ArenaHeap::kPage, kPages = 500;
+  Arena& arena = **Arena::of_process();
+  std::byte* const memory = arena.allocate(kPages * kPage).value();
+  std::fill_n(memory, kPages * kPage, std::byte{0});
+  bool held = true;
+  std::atomic<bool> over{false};
+  std::uint64_t rounds = 0;
+  std::thread writer([&] {
+    for (; !over.load() || rounds < 10; ++rounds) {
+      for (std::size_t page = 0; page < kPages; ++page) ++*reinterpret_cast<std::uint64_t*>(memory + page * kPage);
+    }
+  });
+  for (std::size_t page = 0; page + 5 < kPages; page += 5) arena.quarantine(memory + page * kPage, 5 * kPage, [&held] { return held; });
+  over = true;
+  writer.join();
+  for (std::size_t page = 0; page < kPages; ++page) ASSERT_EQ(*reinterpret_cast<std::uint64_t*>(memory + page * kPage), rounds);
+  held = false;
+  arena.free(memory);
+  arena.trim();
+  EXPECT_EQ(arena.stats().bytes_quarantined, 0u);
+}
+
+// Beside a plain set of bytes.
+TEST(PageRanges, AreWhatAPlainSetWouldBe) {
+  PageRanges ranges;
+  std::vector<bool> taken(300);
+  std::mt19937_64 random(3);
+  for (int round = 0; round < 3000; ++round) {
+    const std::size_t begin = random() % 250, bytes = random() % 50;
+    bool any = false;
+    for (std::size_t at = begin; at < begin + bytes; ++at) any = any || taken[at];
+    ASSERT_EQ(ranges.touches({begin, bytes}), any);
+    if (random() % 4 == 0) {
+      for (const auto& range : ranges.take_within({begin, bytes})) {
+        ASSERT_TRUE(range.offset >= begin && range.offset + range.bytes <= begin + bytes);
+        for (std::size_t at = range.offset; at < range.offset + range.bytes; ++at) taken[at] = false;
+      }
+      continue;
+    }
+    std::vector<bool> gaps(taken.size());
+    std::vector<PageRanges::Range> free;
+    ranges.each_gap({begin, bytes}, [&](const PageRanges::Range& gap) { free.push_back(gap); });
+    for (const auto& gap : free) {
+      for (std::size_t at = gap.offset; at < gap.offset + gap.bytes; ++at) gaps[at] = true;
+      ranges.insert(gap);
+    }
+    for (std::size_t at = 0; at < taken.size(); ++at) {
+      const bool inside = at >= begin && at < begin + bytes;
+      ASSERT_EQ(gaps[at], inside && !taken[at]);
+      taken[at] = taken[at] || inside;
+    }
+    ASSERT_EQ(ranges.empty(), std::none_of(taken.begin(), taken.end(), [](bool is) { return is; }));
+  }
 }
 
 TEST(Arena, ThreadsShareIt) {
