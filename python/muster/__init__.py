@@ -150,7 +150,7 @@ __all__ = [
 
 def __getattr__(name):
     # What few programs use is imported when they ask for it.
-    if name in ("algorithms", "autograd", "device_mesh", "fsdp", "nn", "optim", "rpc"):
+    if name in ("algorithms", "autograd", "device_mesh", "distributed", "fsdp", "nn", "optim", "rpc"):
         import importlib
 
         return importlib.import_module("." + name, __name__)

@@ -17,17 +17,10 @@
 #include <vector>
 
 #include "muster/group/process_group.h"
+#include "muster/parallel/backward_frame.h"
 #include "muster/parallel/comm_hook.h"
 
 namespace muster::parallel {
-
-/// What a language around C++ has to do where autograd's threads call the reducer.
-struct BackwardFrame {
-  /// Called in the handler of what is about to leave backward; may throw another exception in its place.
-  std::function<void()> throw_as = {};
-  /// Calls `wait`, once, which blocks on `group` until the averages of this backward pass are there.
-  std::function<void(const Group& group, const std::function<void()>& wait)> wait_in = {};
-};
 
 struct ReducerOptions {
   /// Must be the reducer's own: nobody else's calls may come between its own. All members make their reducers alike.
