@@ -413,14 +413,46 @@ TEST(Collectives, SkippedCallIsNamedAtDestroy) {
   EXPECT_EQ(named.load(), 2);
 }
 
-// Parameters that require gradients can be written; what autograd has saved of them is then stale, and it says so.
-TEST(Collectives, AutogradSeesTheChange) {
+// spec: A2 what a call writes in place is no change to autograd, as in torch: views of parameters can be reduced, and used further
+TEST(Collectives, WriteInPlaceWithoutAWordToAutograd) {
   on_ranks(2, [](int rank) {
-    auto weight = torch::full({2}, rank + 1.0).requires_grad_();
+    for (const bool contiguous : {true, false}) {
+      const auto fresh = [&] { return contiguous ? torch::full({2, 2}, rank + 1.0) : torch::full({2, 2}, rank + 1.0).t(); };
+      const auto weight = fresh().requires_grad_();
+      broadcast(weight, {.src = 1});
+      all_reduce(weight, {.async_op = true})->wait();
+      EXPECT_EQ(weight[0][0].item<double>(), 4.0);
+      const auto tensor = fresh();
+      reduce(tensor, {.dst = 0});
+      scatter(tensor, {.scatter_list = rank == 0 ? TensorList{fresh(), fresh()} : TensorList{}});
+      all_to_all_single(tensor, fresh());
+      rank == 0 ? send(tensor, {.dst = 1}) : static_cast<void>(recv(tensor, {.src = 0}));
+      EXPECT_EQ(weight._version(), 0);
+      EXPECT_EQ(tensor._version(), 0);
+      const auto half = (weight * 2).split(1)[0];
+      all_reduce(half);
+      half.sum().backward();
+      EXPECT_EQ(weight.grad().sum().item<double>(), 4.0);
+    }
+  });
+}
+
+// spec: A2 what a call writes into a list of tensors, or into one of all members' parts, is a change to autograd, as in torch
+TEST(Collectives, TellAutogradOfWhatIsGathered) {
+  on_ranks(2, [](int rank) {
+    const auto input = torch::full({2}, rank + 1.0);
+    const auto weight = torch::ones({4}).requires_grad_();
     const auto loss = (weight * weight).sum();
-    broadcast(weight, {.src = 1});
-    EXPECT_EQ(weight[0].item<double>(), 2.0);
+    all_gather_into_tensor(weight, input);
     EXPECT_THROW(loss.backward(), std::exception);  // needs the value that was overwritten
+    TensorList parts{torch::ones({2}), torch::ones({2})};
+    all_gather(parts, input);
+    all_to_all(parts, {input, input});
+    gather(input, {.gather_list = rank == 0 ? parts : TensorList{}, .dst = 0});
+    reduce_scatter(parts[0], {input, input});
+    all_reduce_coalesced(parts);
+    EXPECT_EQ(parts[0]._version(), rank == 0 ? 5 : 4);
+    EXPECT_EQ(parts[1]._version(), rank == 0 ? 4 : 3);
   });
 }
 

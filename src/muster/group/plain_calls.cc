@@ -174,7 +174,7 @@ bool broadcast(const at::Tensor& tensor, const BroadcastOptions& options) {
   call.take(tensor);
   if (!call.ok) return false;
   call.get(plain_mutable_bytes(tensor));
-  return call.run(Slices::right, tensor);
+  return call.run(Slices::right);
 }
 
 bool all_reduce(const at::Tensor& tensor, const AllReduceOptions& options) {
@@ -186,7 +186,7 @@ bool all_reduce(const at::Tensor& tensor, const AllReduceOptions& options) {
   const auto bytes = plain_mutable_bytes(tensor);
   call.give(bytes);
   call.get(bytes);
-  return call.run(Slices::right, tensor);
+  return call.run(Slices::right);
 }
 
 bool reduce(const at::Tensor& tensor, const ReduceOptions& options) {
@@ -196,14 +196,9 @@ bool reduce(const at::Tensor& tensor, const ReduceOptions& options) {
   call.take(tensor);
   call.reduces(options.op);
   if (!call.ok) return false;
-  if (!call.at_root()) {
-    call.give(plain_bytes(tensor));
-    return call.run(Slices::right);
-  }
-  const auto bytes = plain_mutable_bytes(tensor);
-  call.give(bytes);
-  call.get(bytes);
-  return call.run(Slices::right, tensor);
+  call.give(plain_bytes(tensor));
+  if (call.at_root()) call.get(plain_mutable_bytes(tensor));
+  return call.run(Slices::right);
 }
 
 bool all_gather(const TensorList& tensor_list, const at::Tensor& tensor, const CollectiveOptions& options) {
@@ -260,7 +255,7 @@ bool scatter(const at::Tensor& tensor, const ScatterOptions& options) {
   if (!call.ok || (root ? !equal_sizes(options.scatter_list, tensor.numel()) : !options.scatter_list.empty())) return false;
   call.give_all(options.scatter_list);
   call.get(plain_mutable_bytes(tensor));
-  return call.run(root ? Slices::right_if_apart : Slices::right, tensor);
+  return call.run(root ? Slices::right_if_apart : Slices::right);
 }
 
 bool reduce_scatter(const at::Tensor& output, const TensorList& input_list, const ReduceScatterOptions& options) {
@@ -304,7 +299,7 @@ bool all_to_all_single(const at::Tensor& output, const at::Tensor& input, const 
   if (!apart(from, to)) return false;
   call.give_parts(from, from.size() / call.size());
   call.get_parts(to, to.size() / call.size());
-  return call.run(Slices::right, output);
+  return call.run(Slices::right);
 }
 
 bool all_to_all(const TensorList& output_tensor_list, const TensorList& input_tensor_list, const CollectiveOptions& options) {
@@ -341,7 +336,7 @@ std::optional<int> recv(const at::Tensor& tensor, const RecvOptions& options) {
   call.take(tensor);
   if (!call.ok) return {};
   call.get(plain_mutable_bytes(tensor));
-  if (!call.run(Slices::right, tensor)) return {};
+  if (!call.run(Slices::right)) return {};
   return call.other_end();
 }
 

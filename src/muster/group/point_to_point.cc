@@ -26,6 +26,7 @@ WorkRef submit_recv(const at::Tensor& tensor, const RecvOptions& options, std::s
                    .peer = any ? kAnyRank : group::group_rank(group, "src", options.src, options.group_src),
                    .tag = options.tag,
                    .async_op = async_op,
+                   .quiet = true,
                    .timeout = options.timeout};
   });
 }

@@ -37,6 +37,7 @@ struct Request {
   int peer = kAnyRank;   ///< send, recv
   std::int64_t tag = 0;  ///< send, recv
   bool async_op = false;
+  bool quiet = false;  ///< writes without a word to autograd, as torch's backends do wherever they copy nothing
   std::optional<Duration> timeout = {};  ///< absent: the group's
   TimePoint begun{};                     ///< set by ProcessGroup::submit
   TimePoint deadline{};                  ///< set by ProcessGroup::submit

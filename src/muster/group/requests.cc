@@ -113,6 +113,7 @@ Request broadcast(const ProcessGroup& group, at::Tensor tensor, const BroadcastO
           .outputs = one(tensor),
           .root = root,
           .async_op = options.async_op,
+          .quiet = true,
           .timeout = options.timeout};
 }
 
@@ -123,6 +124,7 @@ Request all_reduce(const ProcessGroup&, at::Tensor tensor, const AllReduceOption
           .outputs = one(tensor),
           .reduce_op = options.op,
           .async_op = options.async_op,
+          .quiet = true,
           .timeout = options.timeout};
 }
 
@@ -135,6 +137,7 @@ Request reduce(const ProcessGroup& group, at::Tensor tensor, const ReduceOptions
           .reduce_op = options.op,
           .root = root,
           .async_op = options.async_op,
+          .quiet = true,
           .timeout = options.timeout};
 }
 
@@ -176,6 +179,7 @@ Request scatter(const ProcessGroup& group, at::Tensor tensor, const ScatterOptio
           .outputs = one(tensor),
           .root = root,
           .async_op = options.async_op,
+          .quiet = true,
           .timeout = options.timeout};
 }
 
@@ -205,6 +209,7 @@ Request all_to_all_single(const ProcessGroup& group, at::Tensor output, const at
           .inputs = split(input, options.input_split_sizes, group.size(), "input"),
           .outputs = split(output, options.output_split_sizes, group.size(), "output"),
           .async_op = options.async_op,
+          .quiet = true,
           .timeout = options.timeout};
 }
 

@@ -57,6 +57,10 @@ void unpack(const at::Tensor& tensor, const at::Tensor& memory, std::int64_t at,
 void PackedBroadcast::send_from(const Group& group, int root, const std::vector<at::Tensor>& tensors, Autograd autograd) {
   const at::NoGradGuard no_grad;
   std::vector<WorkRef> works;
+  const auto send = [&](Slice slice) {
+    works.push_back(
+        group->submit({.op = Op::broadcast, .name = "broadcast", .outputs = {std::move(slice)}, .root = root, .async_op = true}));
+  };
   std::int64_t bytes = 0;
   std::vector<Slice> on_devices;  // each of one dtype and device, in the order in which those come: ranks number devices differently
   for (const at::Tensor& tensor : tensors) {
@@ -69,12 +73,10 @@ void PackedBroadcast::send_from(const Group& group, int root, const std::vector<
       const auto slice = std::find_if(on_devices.begin(), on_devices.end(), alike);
       (slice != on_devices.end() ? *slice : on_devices.emplace_back()).push_back(written(tensor, autograd));
     } else {
-      works.push_back(broadcast(written(tensor, autograd), {.group = group, .async_op = true, .group_src = root}));
+      send({written(tensor, autograd)});
     }
   }
-  for (Slice& slice : on_devices)
-    works.push_back(
-        group->submit({.op = Op::broadcast, .name = "broadcast", .outputs = {std::move(slice)}, .root = root, .async_op = true}));
+  for (Slice& slice : on_devices) send(std::move(slice));
   if (bytes > 0) {
     if (!memory_.defined() || memory_.numel() != bytes) memory_ = at::empty({bytes}, at::kByte);
     const auto each = [&](const auto& visit) {

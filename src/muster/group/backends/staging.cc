@@ -1,5 +1,6 @@
 #include "muster/group/backends/staging.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
@@ -23,7 +24,8 @@ void each_part(const at::Tensor& flat, const Slice& slice, Visit visit) {
 
 }  // namespace
 
-Staging::Staging(Request& request, bool at_root) : inputs_(std::move(request.inputs)), outputs_(std::move(request.outputs)) {
+Staging::Staging(Request& request, bool at_root)
+    : quiet_(request.quiet), inputs_(std::move(request.inputs)), outputs_(std::move(request.outputs)) {
   args_->op = request.op;
   args_->reduce = request.reduce_op.engine();
   args_->factor = request.reduce_op.factor();
@@ -86,14 +88,21 @@ void Staging::refill() {
   if (device_) device_->wait_for_host();
 }
 
+void Staging::copy_back() {
+  const at::NoGradGuard no_grad;
+  for (const auto& [flat, slice] : copies_back_)
+    each_part(flat, slice, [this](const at::Tensor& part, const at::Tensor& piece) {
+      device_ ? device_->to_device(piece, part) : static_cast<void>(piece.copy_(part));
+    });
+}
+
 void Staging::finish() {
-  if (!copies_back_.empty()) {
-    const at::NoGradGuard no_grad;
-    for (const auto& [flat, slice] : copies_back_)
-      each_part(flat, slice, [this](const at::Tensor& part, const at::Tensor& piece) {
-        device_ ? device_->to_device(piece, part) : static_cast<void>(piece.copy_(part));
-      });
+  if (quiet_) {
+    if (copies_back_.empty()) return;
+    const at::AutoDispatchBelowADInplaceOrView uncounted;
+    return copy_back();
   }
+  if (!copies_back_.empty()) copy_back();
   for (const auto& slice : outputs_)
     for (const auto& tensor : slice)
       if (is_plain(slice)) mark_written(tensor);

@@ -22,8 +22,8 @@ class Staging {
   const collective::Args& args() const { return *args_; }
   /// Copies flat inputs anew from the tensors, for another run.
   void refill();
-  /// After success: copies flat outputs back into the tensors, and tells autograd that they have changed. On an accelerator the copies are
-  /// enqueued on the stream that was current where the request was made.
+  /// After success: copies flat outputs back into the tensors, and tells autograd that they have changed unless the request is quiet. On an
+  /// accelerator the copies are enqueued on the stream that was current where the request was made.
   void finish();
   /// The accelerator's side, or null where the tensors are on the CPU.
   const DeviceCopies* device() const { return device_.get(); }
@@ -31,12 +31,14 @@ class Staging {
   std::vector<at::Tensor> outputs() const;
 
  private:
+  void copy_back();
   void copy_in(const at::Tensor& flat, const Slice& slice);
   at::Tensor flat_like(const Slice& slice);
   ConstBytes stage_input(const Slice& slice);
   MutableBytes stage_output(const Slice& slice, bool filled);
 
   SpareArgs args_;
+  const bool quiet_;
   Slices inputs_, outputs_;
   std::unique_ptr<DeviceCopies> device_;
   std::vector<std::pair<at::Tensor, Slice>> copies_in_;
