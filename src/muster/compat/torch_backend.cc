@@ -4,8 +4,11 @@
 #include <torch/csrc/distributed/rpc/rpc_agent.h>
 
 #include <algorithm>
+#include <typeinfo>
 #include <utility>
 
+#include "muster/compat/gloo_words.h"
+#include "muster/compat/several_tensors.h"
 #include "muster/compat/torch_error.h"
 #include "muster/compat/torch_work.h"
 #include "muster/group/collectives.h"
@@ -18,7 +21,6 @@ namespace muster::compat {
 namespace {
 
 using c10d::OpType;
-using Tensors = TorchBackend::Tensors;
 
 constexpr int kShrinkAbort = 1;  // torch's SHRINK_ABORT
 constexpr Duration kLimitBesideRpc = std::chrono::seconds(5);
@@ -48,24 +50,51 @@ ReduceOp reduction(const c10d::ReduceOp& op) {
 
 /// The one entry of a list that torch's interface keeps for several devices of one process.
 template <class T>
-T& only(std::vector<T>& list, const char* what) {
-  if (list.size() != 1) group::invalid(std::string(what) + ": one entry is expected, " + std::to_string(list.size()) + " were given");
+T& only(ProcessGroup& group, Op op, std::vector<T>& list, const char* what, std::int64_t index = 0) {
+  if (list.size() != 1) group.refuse(op, what, DistError("one entry is expected, " + std::to_string(list.size()) + " were given"));
+  if (index != 0) group.refuse(op, what, DistError("the only tensor is number 0, not " + std::to_string(index)));
   return list.front();
 }
 
-/// A flat tensor as one view per member, in any shape. Where it is none, the other members are told that this one's call cannot be made.
+/// What `call` gives. Where it is refused, what torch's Gloo would say follows what we say.
+template <class Call, class Words>
+auto in_both_words(Call call, Words words) -> decltype(call()) {
+  try {
+    return call();
+  } catch (const DistError& error) {
+    const std::string theirs = typeid(error) == typeid(DistError) ? words() : std::string();
+    if (theirs.empty()) throw;
+    throw DistError(std::string(error.what()) + " (" + theirs + ")", error.code(), error.ranks());
+  }
+}
+
+/// A tensor as one part per member: any shape where it is contiguous, else dimension 0 is shared out. Where that cannot be, the other
+/// members are told that this one's call cannot be made.
 Tensors parts_of(ProcessGroup& group, Op op, const at::Tensor& whole, const at::Tensor& part, const char* what) {
   const int members = group.size();
-  if (whole.numel() != part.numel() * members || !whole.is_contiguous()) {
-    group.refuse(op, what,
-                 DistError("a contiguous tensor of " + std::to_string(part.numel() * members) +
-                           " elements is expected, as many from each of " + std::to_string(members) + " ranks, not one of " +
-                           std::to_string(whole.numel()) + " elements" + (whole.is_contiguous() ? "" : " that is not contiguous")));
+  const bool flat_memory = whole.is_contiguous();
+  const bool divides = flat_memory || whole.size(0) % members == 0;
+  if (whole.numel() != part.numel() * members || !divides) {
+    group.refuse(
+        op, what,
+        DistError("a tensor of " + std::to_string(part.numel() * members) + " elements is expected, as many from each of " +
+                  std::to_string(members) + " ranks, not one of " + std::to_string(whole.numel()) + " elements" +
+                  (divides ? "" : ", not contiguous, whose " + std::to_string(whole.size(0)) + " rows they cannot share equally")));
   }
   Tensors parts;
-  const auto flat = whole.view({-1});
-  for (int member = 0; member < members; ++member) parts.push_back(flat.narrow(0, member * part.numel(), part.numel()).view(part.sizes()));
+  const auto shared = flat_memory ? whole.view({-1}) : whole;
+  const auto rows = shared.size(0) / members;
+  for (int member = 0; member < members; ++member) {
+    auto rows_of_member = shared.narrow(0, member * rows, rows);
+    parts.push_back(flat_memory ? rows_of_member.view(part.sizes()) : std::move(rows_of_member));
+  }
   return parts;
+}
+
+Tensors flat(const TorchBackend::Lists& lists) {
+  Tensors all;
+  for (const auto& list : lists) all.insert(all.end(), list.begin(), list.end());
+  return all;
 }
 
 bool one_dtype(const Tensors& tensors) {
@@ -125,53 +154,91 @@ std::shared_ptr<BackwardCalls> TorchBackend::driven_by_this_pass(const Tensors& 
   return BackwardCalls::of_this_pass(*group_, in_backward_);
 }
 
-/// `call(timeout)` gives a Work, or none where it is done.
-template <class Call>
-TorchBackend::Works TorchBackend::issue(OpType type, const Tensors& inputs, Tensors outputs, std::chrono::milliseconds timeout, Call call) {
+/// `call(timeout)` gives a Work, or none where it is done. `words()`: what torch's Gloo says to these arguments.
+template <class Call, class Words>
+TorchBackend::Works TorchBackend::issue(OpType type, const Tensors& inputs, Tensors outputs, std::chrono::milliseconds timeout, Call call,
+                                        Words words) {
   auto shown = CallRange::begin(name_, type, inputs);
   const bool counts = type != OpType::SEND && type != OpType::RECV && type != OpType::RECVANYSOURCE;
   TorchWork::Parts parts{
-      .type = type, .works = {}, .outputs = std::move(outputs), .group = group_, .sequence = 0, .timeout = {}, .pass = {}};
+      .type = type, .works = {}, .outputs = std::move(outputs), .lists = 1, .group = group_, .sequence = 0, .timeout = {}, .pass = {}};
   parts.sequence = counts ? sequence_.fetch_add(1, std::memory_order_relaxed) + 1 : 0;
   parts.timeout = given(timeout).value_or(group_->timeout());
   const auto pass = counts ? driven_by_this_pass(inputs) : nullptr;
   parts.pass = pass;
-  if (auto work = in_torch_errors([&] { return call(given(timeout)); })) parts.works.push_back(std::move(work));
+  if (auto work = in_torch_errors([&] { return in_both_words([&] { return call(given(timeout)); }, words); }))
+    parts.works.push_back(std::move(work));
   return TorchWork::create(std::move(parts), std::move(shown));
 }
 
-/// `each(i, timeout)` for every output, as one Work.
+/// `each(i, timeout)` for every output, or for each of so many lists that the outputs come in, as one Work.
 template <class Each>
 TorchBackend::Works TorchBackend::issue_each(OpType type, const Tensors& inputs, const Tensors& outputs, std::chrono::milliseconds timeout,
-                                             Each each) {
+                                             Each each, std::size_t lists) {
   auto shown = CallRange::begin(name_, type, inputs);
-  TorchWork::Parts parts{.type = type, .works = {}, .outputs = outputs, .group = group_, .sequence = 0, .timeout = {}, .pass = {}};
+  TorchWork::Parts parts{
+      .type = type, .works = {}, .outputs = outputs, .lists = lists, .group = group_, .sequence = 0, .timeout = {}, .pass = {}};
   parts.sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
   parts.timeout = given(timeout).value_or(group_->timeout());
   const auto pass = driven_by_this_pass(inputs);
   parts.pass = pass;
   in_torch_errors([&] {
     const auto together = group_->send_together();
-    for (std::size_t i = 0; i < outputs.size(); ++i) {
+    for (std::size_t i = 0; i < (lists > 1 ? lists : outputs.size()); ++i) {
       if (auto work = each(i, given(timeout))) parts.works.push_back(std::move(work));
     }
   });
   return TorchWork::create(std::move(parts), std::move(shown));
 }
 
-TorchBackend::Works TorchBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
-  return issue(OpType::BROADCAST, tensors, tensors, options.timeout, [&](auto timeout) {
-    return muster::broadcast(
-        only(tensors, "broadcast"),
-        {.group = group_, .async_op = options.asyncOp, .group_src = static_cast<int>(options.rootRank), .timeout = timeout});
+/// Several tensors in one call: `prepare(tensors)` does what is to be done on this rank, then each has a call of its own. Refused where
+/// torch's Gloo would, too.
+template <class Prepare, class Each>
+TorchBackend::Works TorchBackend::issue_several(Op op, const Tensors& tensors, std::chrono::milliseconds timeout, const std::string& words,
+                                                Prepare prepare, Each each) {
+  const bool sums = op == Op::all_reduce;
+  in_torch_errors([&] {
+    if (!words.empty())
+      group_->refuse(
+          op, sums ? "allreduce" : "broadcast",
+          DistError(std::to_string(tensors.size()) +
+                    " tensors were given; a call takes one or more that are alike in layout, dtype, device and shape, and where it "
+                    "has a root, one that is there, with a tensor that is (" +
+                    words + ")"));
   });
+  prepare(tensors);
+  const auto written = with_memory_of_their_own(tensors);
+  return issue_each(sums ? OpType::ALLREDUCE : OpType::BROADCAST, tensors, tensors, timeout,
+                    [&](std::size_t i, auto limit) { return each(written[i], limit); });
+}
+
+TorchBackend::Works TorchBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
+  const auto words = [&] { return gloo_words().broadcast(tensors, options.rootRank, options.rootTensor); };
+  const auto call = [&](const at::Tensor& tensor, auto timeout) {
+    return muster::broadcast(
+        tensor, {.group = group_, .async_op = options.asyncOp, .group_src = static_cast<int>(options.rootRank), .timeout = timeout});
+  };
+  if (tensors.size() == 1 && options.rootTensor == 0)
+    return issue(
+        OpType::BROADCAST, tensors, tensors, options.timeout, [&](auto timeout) { return call(tensors.front(), timeout); }, words);
+  const auto give_root_to_all = [&](const Tensors& all) {
+    if (options.rootRank == getRank()) copy_to_all(all, static_cast<std::size_t>(options.rootTensor));
+  };
+  return issue_several(Op::broadcast, tensors, options.timeout, words(), give_root_to_all, call);
 }
 
 TorchBackend::Works TorchBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
-  return issue(OpType::ALLREDUCE, tensors, tensors, options.timeout, [&](auto timeout) {
-    return muster::all_reduce(only(tensors, "allreduce"),
+  const auto words = [&] { return gloo_words().allreduce(tensors, options.reduceOp == c10d::ReduceOp::SUM); };
+  const auto call = [&](const at::Tensor& tensor, auto timeout) {
+    return muster::all_reduce(tensor,
                               {.op = reduction(options.reduceOp), .group = group_, .async_op = options.asyncOp, .timeout = timeout});
-  });
+  };
+  if (tensors.size() == 1)
+    return issue(
+        OpType::ALLREDUCE, tensors, tensors, options.timeout, [&](auto timeout) { return call(tensors.front(), timeout); }, words);
+  return issue_several(
+      Op::all_reduce, tensors, options.timeout, words(),
+      [&](const Tensors& all) { in_torch_errors([&] { reduce_locally(all, reduction(options.reduceOp)); }); }, call);
 }
 
 TorchBackend::Works TorchBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) {
@@ -183,27 +250,55 @@ TorchBackend::Works TorchBackend::allreduce_coalesced(Tensors& tensors, const c1
     return AllReduceOptions{.op = reduction(options.reduceOp), .group = group_, .async_op = options.asyncOp, .timeout = timeout};
   };
   if (tensors.empty() || one_dtype(tensors))
-    return issue(OpType::ALLREDUCE_COALESCED, tensors, tensors, options.timeout,
-                 [&](auto timeout) { return muster::all_reduce_coalesced(tensors, with(timeout)); });
+    return issue(
+        OpType::ALLREDUCE_COALESCED, tensors, tensors, options.timeout,
+        [&](auto timeout) { return muster::all_reduce_coalesced(tensors, with(timeout)); },
+        [&] { return gloo_words().allreduce_coalesced(tensors); });
   return issue_each(OpType::ALLREDUCE_COALESCED, tensors, tensors, options.timeout,
                     [&](std::size_t i, auto timeout) { return muster::all_reduce(tensors[i], with(timeout)); });
 }
 
 TorchBackend::Works TorchBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
-  return issue(OpType::REDUCE, tensors, tensors, options.timeout, [&](auto timeout) {
-    return muster::reduce(only(tensors, "reduce"), {.op = reduction(options.reduceOp),
-                                                    .group = group_,
-                                                    .async_op = options.asyncOp,
-                                                    .group_dst = static_cast<int>(options.rootRank),
-                                                    .timeout = timeout});
-  });
+  return issue(
+      OpType::REDUCE, tensors, tensors, options.timeout,
+      [&](auto timeout) {
+        return muster::reduce(only(*group_, Op::reduce, tensors, "reduce", options.rootTensor),
+                              {.op = reduction(options.reduceOp),
+                               .group = group_,
+                               .async_op = options.asyncOp,
+                               .group_dst = static_cast<int>(options.rootRank),
+                               .timeout = timeout});
+      },
+      [&] { return gloo_words().reduce(tensors, options.rootRank, options.rootTensor); });
 }
 
 TorchBackend::Works TorchBackend::allgather(Lists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
-  return issue(OpType::ALLGATHER, inputs, outputs.empty() ? Tensors{} : outputs.front(), options.timeout, [&](auto timeout) {
-    return muster::all_gather(only(outputs, "allgather"), only(inputs, "allgather"),
-                              {.group = group_, .async_op = options.asyncOp, .timeout = timeout});
-  });
+  const auto words = [&] { return gloo_words().allgather(outputs, inputs); };
+  if (inputs.size() > 1 && words().empty()) return allgather_of_several(outputs, inputs, options);
+  return issue(
+      OpType::ALLGATHER, inputs, outputs.empty() ? Tensors{} : outputs.front(), options.timeout,
+      [&](auto timeout) {
+        return muster::all_gather(only(*group_, Op::all_gather, outputs, "allgather"), only(*group_, Op::all_gather, inputs, "allgather"),
+                                  {.group = group_, .async_op = options.asyncOp, .timeout = timeout});
+      },
+      words);
+}
+
+/// Every list of outputs gets all inputs of all members, member by member.
+TorchBackend::Works TorchBackend::allgather_of_several(const Lists& outputs, const Tensors& inputs, const c10d::AllgatherOptions& options) {
+  const auto by_member = [&](const Tensors& list) {
+    Lists parts;
+    for (auto at = list.begin(); at != list.end(); at += static_cast<std::ptrdiff_t>(inputs.size()))
+      parts.emplace_back(at, at + static_cast<std::ptrdiff_t>(inputs.size()));
+    return parts;
+  };
+  return issue_each(
+      OpType::ALLGATHER, inputs, flat(outputs), options.timeout,
+      [&](std::size_t i, auto timeout) {
+        return muster::all_gather_coalesced(by_member(outputs[i]), inputs,
+                                            {.group = group_, .async_op = options.asyncOp, .timeout = timeout});
+      },
+      outputs.size());
 }
 
 TorchBackend::Works TorchBackend::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) {
@@ -214,12 +309,12 @@ TorchBackend::Works TorchBackend::_allgather_base(at::Tensor& output, at::Tensor
 }
 
 TorchBackend::Works TorchBackend::allgather_coalesced(Lists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
-  Tensors all;
-  for (const auto& list : outputs) all.insert(all.end(), list.begin(), list.end());
   const CollectiveOptions with{.group = group_, .async_op = options.asyncOp, .timeout = given(options.timeout)};
   if (inputs.empty() || one_dtype(inputs))
-    return issue(OpType::ALLGATHER_COALESCED, inputs, std::move(all), options.timeout,
-                 [&](auto) { return muster::all_gather_coalesced(outputs, inputs, with); });
+    return issue(
+        OpType::ALLGATHER_COALESCED, inputs, flat(outputs), options.timeout,
+        [&](auto) { return muster::all_gather_coalesced(outputs, inputs, with); },
+        [&] { return gloo_words().allgather_coalesced(outputs, inputs); });
   return issue_each(OpType::ALLGATHER_COALESCED, inputs, inputs, options.timeout, [&](std::size_t i, auto) {
     Tensors column;
     for (const auto& list : outputs) column.push_back(list.at(i));
@@ -236,14 +331,17 @@ TorchBackend::Works TorchBackend::allgather_into_tensor_coalesced(Tensors& outpu
 }
 
 TorchBackend::Works TorchBackend::gather(Lists& outputs, Tensors& inputs, const c10d::GatherOptions& options) {
-  const auto list = outputs.empty() ? Tensors{} : outputs.front();
-  return issue(OpType::GATHER, inputs, list, options.timeout, [&](auto timeout) {
-    return muster::gather(only(inputs, "gather"), {.gather_list = list,
-                                                   .group = group_,
-                                                   .async_op = options.asyncOp,
-                                                   .group_dst = static_cast<int>(options.rootRank),
-                                                   .timeout = timeout});
-  });
+  return issue(
+      OpType::GATHER, inputs, outputs.empty() ? Tensors{} : outputs.front(), options.timeout,
+      [&](auto timeout) {
+        return muster::gather(only(*group_, Op::gather, inputs, "gather"),
+                              {.gather_list = outputs.empty() ? Tensors{} : only(*group_, Op::gather, outputs, "gather"),
+                               .group = group_,
+                               .async_op = options.asyncOp,
+                               .group_dst = static_cast<int>(options.rootRank),
+                               .timeout = timeout});
+      },
+      [&] { return gloo_words().gather(outputs, inputs, options.rootRank); });
 }
 
 TorchBackend::Works TorchBackend::gather_into_tensor(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& options) {
@@ -258,20 +356,28 @@ TorchBackend::Works TorchBackend::gather_into_tensor(at::Tensor& output, at::Ten
 }
 
 TorchBackend::Works TorchBackend::scatter(Tensors& outputs, Lists& inputs, const c10d::ScatterOptions& options) {
-  return issue(OpType::SCATTER, inputs.empty() ? Tensors{} : inputs.front(), outputs, options.timeout, [&](auto timeout) {
-    return muster::scatter(only(outputs, "scatter"), {.scatter_list = inputs.empty() ? Tensors{} : inputs.front(),
-                                                      .group = group_,
-                                                      .async_op = options.asyncOp,
-                                                      .group_src = static_cast<int>(options.rootRank),
-                                                      .timeout = timeout});
-  });
+  return issue(
+      OpType::SCATTER, inputs.empty() ? Tensors{} : inputs.front(), outputs, options.timeout,
+      [&](auto timeout) {
+        return muster::scatter(only(*group_, Op::scatter, outputs, "scatter"),
+                               {.scatter_list = inputs.empty() ? Tensors{} : only(*group_, Op::scatter, inputs, "scatter"),
+                                .group = group_,
+                                .async_op = options.asyncOp,
+                                .group_src = static_cast<int>(options.rootRank),
+                                .timeout = timeout});
+      },
+      [&] { return gloo_words().scatter(outputs, inputs, options.rootRank); });
 }
 
 TorchBackend::Works TorchBackend::reduce_scatter(Tensors& outputs, Lists& inputs, const c10d::ReduceScatterOptions& options) {
-  return issue(OpType::REDUCE_SCATTER, inputs.empty() ? Tensors{} : inputs.front(), outputs, options.timeout, [&](auto timeout) {
-    return muster::reduce_scatter(only(outputs, "reduce_scatter"), only(inputs, "reduce_scatter"),
-                                  {.op = reduction(options.reduceOp), .group = group_, .async_op = options.asyncOp, .timeout = timeout});
-  });
+  return issue(
+      OpType::REDUCE_SCATTER, inputs.empty() ? Tensors{} : inputs.front(), outputs, options.timeout,
+      [&](auto timeout) {
+        return muster::reduce_scatter(
+            only(*group_, Op::reduce_scatter, outputs, "reduce_scatter"), only(*group_, Op::reduce_scatter, inputs, "reduce_scatter"),
+            {.op = reduction(options.reduceOp), .group = group_, .async_op = options.asyncOp, .timeout = timeout});
+      },
+      [&] { return gloo_words().reduce_scatter(outputs, inputs); });
 }
 
 TorchBackend::Works TorchBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) {
@@ -292,20 +398,27 @@ TorchBackend::Works TorchBackend::reduce_scatter_tensor_coalesced(Tensors& outpu
 
 TorchBackend::Works TorchBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>& output_splits,
                                                 std::vector<std::int64_t>& input_splits, const c10d::AllToAllOptions& options) {
-  return issue(OpType::ALLTOALL_BASE, {input}, {output}, options.timeout, [&](auto timeout) {
-    return muster::all_to_all_single(output, input,
-                                     {.output_split_sizes = output_splits,
-                                      .input_split_sizes = input_splits,
-                                      .group = group_,
-                                      .async_op = options.asyncOp,
-                                      .timeout = timeout});
-  });
+  return issue(
+      OpType::ALLTOALL_BASE, {input}, {output}, options.timeout,
+      [&](auto timeout) {
+        return muster::all_to_all_single(output, input,
+                                         {.output_split_sizes = output_splits,
+                                          .input_split_sizes = input_splits,
+                                          .group = group_,
+                                          .async_op = options.asyncOp,
+                                          .timeout = timeout});
+      },
+      [&] {
+        const auto of_input = gloo_words().alltoall_base(input, input_splits);
+        return of_input.empty() ? gloo_words().alltoall_base(output, output_splits) : of_input;
+      });
 }
 
 TorchBackend::Works TorchBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
-  return issue(OpType::ALLTOALL, inputs, outputs, options.timeout, [&](auto timeout) {
-    return muster::all_to_all(outputs, inputs, {.group = group_, .async_op = options.asyncOp, .timeout = timeout});
-  });
+  return issue(
+      OpType::ALLTOALL, inputs, outputs, options.timeout,
+      [&](auto timeout) { return muster::all_to_all(outputs, inputs, {.group = group_, .async_op = options.asyncOp, .timeout = timeout}); },
+      [&] { return gloo_words().alltoall(outputs, inputs); });
 }
 
 TorchBackend::Works TorchBackend::barrier(const c10d::BarrierOptions& options) {
@@ -327,18 +440,26 @@ void TorchBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wa
 }
 
 TorchBackend::Works TorchBackend::send(Tensors& tensors, int destination, int tag) {
-  return issue(OpType::SEND, tensors, {}, c10d::kUnsetTimeout,
-               [&](auto) { return muster::isend(only(tensors, "send"), {.group = group_, .tag = tag, .group_dst = destination}); });
+  return issue(
+      OpType::SEND, tensors, {}, c10d::kUnsetTimeout,
+      [&](auto) {
+        return muster::isend(only(*group_, Op::send, tensors, "send"), {.group = group_, .tag = tag, .group_dst = destination});
+      },
+      [&] { return gloo_words().message(tensors); });
 }
 
 TorchBackend::Works TorchBackend::recv(Tensors& tensors, int source, int tag) {
-  return issue(OpType::RECV, tensors, tensors, c10d::kUnsetTimeout,
-               [&](auto) { return muster::irecv(only(tensors, "recv"), {.group = group_, .tag = tag, .group_src = source}); });
+  return issue(
+      OpType::RECV, tensors, tensors, c10d::kUnsetTimeout,
+      [&](auto) { return muster::irecv(only(*group_, Op::recv, tensors, "recv"), {.group = group_, .tag = tag, .group_src = source}); },
+      [&] { return gloo_words().message(tensors); });
 }
 
 TorchBackend::Works TorchBackend::recvAnysource(Tensors& tensors, int tag) {
-  return issue(OpType::RECVANYSOURCE, tensors, tensors, c10d::kUnsetTimeout,
-               [&](auto) { return muster::irecv(only(tensors, "recv"), {.group = group_, .tag = tag}); });
+  return issue(
+      OpType::RECVANYSOURCE, tensors, tensors, c10d::kUnsetTimeout,
+      [&](auto) { return muster::irecv(only(*group_, Op::recv, tensors, "recv"), {.group = group_, .tag = tag}); },
+      [&] { return gloo_words().message(tensors); });
 }
 
 c10::intrusive_ptr<c10d::Backend> TorchBackend::split(const c10::intrusive_ptr<c10d::Store>&, const std::vector<int>& ranks,

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "muster/compat/backward_calls.h"
+#include "muster/compat/gloo_words.h"
 #include "muster/compat/torch_job.h"
 #include "muster/group/process_group.h"
 #include "muster/group/work.h"
@@ -102,10 +103,18 @@ class TorchBackend : public c10d::Backend {
  private:
   std::shared_ptr<BackwardCalls> driven_by_this_pass(const Tensors& inputs);
   /// `inputs`: what a profiler shows of the call. `outputs`: what the Work's future gives.
-  template <class Call>
-  Works issue(c10d::OpType type, const Tensors& inputs, Tensors outputs, std::chrono::milliseconds timeout, Call call);
+  template <class Call, class Words = std::string (*)()>
+  Works issue(
+      c10d::OpType type, const Tensors& inputs, Tensors outputs, std::chrono::milliseconds timeout, Call call,
+      Words words = [] { return std::string(); });
   template <class Each>
-  Works issue_each(c10d::OpType type, const Tensors& inputs, const Tensors& outputs, std::chrono::milliseconds timeout, Each each);
+  Works issue_each(c10d::OpType type, const Tensors& inputs, const Tensors& outputs, std::chrono::milliseconds timeout, Each each,
+                   std::size_t lists = 1);
+  template <class Prepare, class Each>
+  Works issue_several(Op op, const Tensors& tensors, std::chrono::milliseconds timeout, const std::string& words, Prepare prepare,
+                      Each each);
+  Works allgather_of_several(const Lists& outputs, const Tensors& inputs, const c10d::AllgatherOptions& options);
+  GlooWords gloo_words() const { return {getRank(), getSize()}; }
 
   const std::string name_;
   const std::shared_ptr<TorchJob> job_;

@@ -60,21 +60,29 @@ c10::intrusive_ptr<c10::ivalue::Future> TorchWork::getFuture() {
   return future();
 }
 
+c10::IValue TorchWork::value() const {
+  if (parts_.lists == 1) return parts_.outputs;
+  std::vector<std::vector<at::Tensor>> lists(parts_.lists);
+  for (std::size_t i = 0; i < parts_.outputs.size(); ++i) lists[i * parts_.lists / parts_.outputs.size()].push_back(parts_.outputs[i]);
+  return lists;
+}
+
 c10::intrusive_ptr<c10::ivalue::Future> TorchWork::future() {
   const std::lock_guard lock(future_mutex_);
   if (future_) return future_;
-  future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+  auto result = value();
+  future_ = c10::make_intrusive<c10::ivalue::Future>(result.type());
   if (parts_.works.empty()) {
-    future_->markCompleted(c10::IValue(parts_.outputs));
+    future_->markCompleted(std::move(result));
     return future_;
   }
   const auto left = std::make_shared<std::atomic<std::size_t>>(parts_.works.size());
   for (const auto& work : parts_.works) {
-    work->get_future()->addCallback([left, whole = future_, outputs = parts_.outputs](c10::ivalue::Future& part) {
+    work->get_future()->addCallback([left, whole = future_, result](c10::ivalue::Future& part) {
       if (part.hasError()) {
         whole->setErrorIfNeeded(as_torch_error(part.exception_ptr()));
       } else if (left->fetch_sub(1) == 1) {
-        whole->markCompleted(c10::IValue(outputs));
+        whole->markCompleted(result);
       }
     });
   }

@@ -22,6 +22,7 @@ class TorchWork : public c10d::Work {
     c10d::OpType type = c10d::OpType::UNKNOWN;
     std::vector<WorkRef> works;
     std::vector<at::Tensor> outputs;  ///< what the future gives
+    std::size_t lists = 1;            ///< more: it gives the outputs as so many lists of the same length
     Group group;                      ///< for the sender's rank
     std::uint64_t sequence = 0;
     Duration timeout{};
@@ -46,6 +47,7 @@ class TorchWork : public c10d::Work {
 
  private:
   c10::intrusive_ptr<c10::ivalue::Future> future();
+  c10::IValue value() const;
 
   const Parts parts_;
   const std::shared_ptr<CallRange> shown_;
