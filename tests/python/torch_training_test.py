@@ -152,6 +152,33 @@ def test_ddp_trains_complex_parameters(options, hook):
         torch.testing.assert_close(torch.tensor(mine), torch.tensor(theirs), rtol=1e-5, atol=1e-6)
 
 
+def trained_by_hook_that_resizes(rank, size, options):
+    net = torch.nn.parallel.DistributedDataParallel(model(), **options)
+
+    def hook(_, bucket):
+        buffer = bucket.buffer()
+        count = buffer.numel()
+        buffer.resize_(count + 7)[count:].zero_()
+
+        def back(future):
+            return future.value()[0].resize_(count).div_(size)
+
+        return dist.all_reduce(buffer, async_op=True).get_future().then(back)
+
+    net.register_comm_hook(None, hook)
+    train(net, rank)
+    return [value.flatten().tolist() for value in net.state_dict().values()]
+
+
+# spec: A2 a communication hook may resize its bucket, lent memory too, as on Gloo
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}])
+def test_hook_resizes_bucket(options):
+    by_muster, by_gloo = (on_ranks(2, trained_by_hook_that_resizes, options, backend=backend) for backend in ("muster", "gloo"))
+    assert by_muster[0][0] == by_muster[1][0]
+    for mine, theirs in zip(by_muster[0], by_gloo[0]):
+        torch.testing.assert_close(torch.tensor(mine), torch.tensor(theirs))
+
+
 def buckets_in_shared_memory(rank, size):
     net = torch.nn.parallel.DistributedDataParallel(model(), gradient_as_bucket_view=True)
     for step in range(2):  # the second with buckets that were laid out anew

@@ -1,6 +1,7 @@
 #include "muster/group/shared_tensor.h"
 
 #include <ATen/ops/from_blob.h>
+#include <c10/core/CPUAllocator.h>
 
 #include "muster/group/errors.h"
 #include "muster/transport/arena.h"
@@ -17,8 +18,12 @@ at::Tensor empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options)
     if (__builtin_mul_overflow(bytes, static_cast<std::uint64_t>(size), &bytes))
       group::invalid("empty_shared: a tensor of shape " + c10::str(sizes) + " is larger than any memory");
   auto* memory = group::take(arena->allocate(static_cast<std::size_t>(bytes)));
-  return at::from_blob(
-      memory, sizes, [arena](void* freed) { arena->free(static_cast<std::byte*>(freed)); }, options);
+  return at::for_blob(memory, sizes)
+      .deleter([arena](void* freed) { arena->free(static_cast<std::byte*>(freed)); })
+      .options(options)
+      .resizeable_storage()
+      .allocator(c10::GetCPUAllocator())
+      .make_tensor();
 }
 
 bool in_shared_memory(const at::Tensor& tensor) {

@@ -6,7 +6,8 @@
 
 namespace muster {
 
-/// Like at::empty on the CPU, contiguous, in the process's arena. An ordinary tensor otherwise; freed with its last reference. Throws
+/// Like at::empty on the CPU, contiguous, in the process's arena. An ordinary tensor otherwise, which moves
+/// to other memory where resize_() makes it larger; freed with its last reference. Throws
 /// DistError (Code::exhausted) where the arena's limit is reached.
 at::Tensor empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options = {});
 
