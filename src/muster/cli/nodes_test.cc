@@ -48,15 +48,22 @@ TEST(Nodes, StaticNumbers) {
   const std::string port = free_port();
   const std::vector<std::string> program = {
       "sh", "-c",
-      "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $GROUP_RANK $ROLE_RANK $MASTER_ADDR $MASTER_PORT; exec " + kWorker + " meet"};
+      "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $GROUP_RANK $ROLE_RANK $MASTER_ADDR $MUSTER_AGENT_STORE; "
+      "echo at $MASTER_PORT; exec " +
+          kWorker + " meet"};
   Launched second(node_words(port, 1, 1, program), kSecret);
   Launched first(node_words(port, 0, 2, program), kSecret);
   const Outcome one = first.finish(), two = second.finish();
   EXPECT_EQ(one.code, 0) << one.err;
   EXPECT_EQ(two.code, 0) << two.err;
-  EXPECT_EQ(sorted_lines(one.out),
-            (Lines{"[0] 0 3 0 2 0 0 127.0.0.1 " + port, "[0] met 012", "[1] 1 3 1 2 0 1 127.0.0.1 " + port, "[1] met 012"}));
-  EXPECT_EQ(sorted_lines(two.out), (Lines{"[2] 2 3 0 1 1 2 127.0.0.1 " + port, "[2] met 012"}));
+  const std::string store = " 127.0.0.1 127.0.0.1:" + port;
+  const std::size_t at = one.out.find("at ");
+  ASSERT_NE(at, std::string::npos) << one.out;
+  const std::string meeting = one.out.substr(at, one.out.find('\n', at) - at);  // the same on both nodes, and not the store's
+  EXPECT_NE(meeting, "at " + port);
+  EXPECT_EQ(sorted_lines(one.out), (Lines{"[0] 0 3 0 2 0 0" + store, "[0] " + meeting, "[0] met 012", "[1] 1 3 1 2 0 1" + store,
+                                          "[1] " + meeting, "[1] met 012"}));
+  EXPECT_EQ(sorted_lines(two.out), (Lines{"[2] 2 3 0 1 1 2" + store, "[2] " + meeting, "[2] met 012"}));
 }
 
 // spec: J3 --rdzv-backend c10d: who serves the endpoint is node 0, the others are numbered as they come; J8 TORCHELASTIC_RUN_ID is
@@ -144,9 +151,8 @@ TEST(Nodes, ASignalEndsTheWaitForAStore) {
     words.insert(words.end(), {"--rdzv-endpoint", "127.0.0.1:" + store.port(), "true"});
     return words;
   };
-  const std::vector<std::vector<std::string>> kinds = {{"--nnodes", "1", "--rdzv-backend", "c10d"},
-                                                       {"--nnodes", "2", "--rdzv-backend", "c10d"},
-                                                       {"--nnodes", "2", "--node-rank", "1"}};
+  const std::vector<std::vector<std::string>> kinds = {
+      {"--nnodes", "1", "--rdzv-backend", "c10d"}, {"--nnodes", "2", "--rdzv-backend", "c10d"}, {"--nnodes", "2", "--node-rank", "1"}};
   for (const auto& kind : kinds) {
     for (const int number : {SIGTERM, SIGINT}) {
       Silent store;

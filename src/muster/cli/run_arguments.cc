@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <memory>
 
+#include "muster/base/env.h"
+
 namespace muster::cli {
 namespace {
 
@@ -14,7 +16,8 @@ struct Words {
   std::string nodes = "1", workers = "1", node_rank, master_addr, master_port, run_id, backend, endpoint, configuration, local_addr;
   std::string restarts = "0", shutdown_timeout = "30", join_timeout = "600", monitor_interval;
   std::string log_dir, redirects = "0", tee = "0", shown_ranks, role = "default", spelling = "dash", start_method;
-  bool standalone = false, module = false, no_python = false, run_path = false, use_env = false, no_agent_store = false;
+  bool standalone = false, module = false, no_python = false, run_path = false, use_env = false, no_agent_store = false,
+       replace_gloo = false;
 };
 
 // "--nproc-per-node,--nproc_per_node": both spellings of a name, or of several.
@@ -134,6 +137,8 @@ void Parser::add_output() {
 
 void Parser::add_program() {
   flag("-m,--module", words_.module, "The program is a Python module, run by python -m");
+  flag("--replace-gloo", words_.replace_gloo,
+       "Run the Python program with muster as its backend gloo (also MUSTER_REPLACE_GLOO=1); see docs/torch-backend.md");
   flag("--no-python", words_.no_python, "Execute the program itself even if its name ends in .py");
   flag("--run-path", words_.run_path, "Accepted for torchrun's sake")->group("");
   if (flavour_ == RunFlavour::launch) {
@@ -267,6 +272,9 @@ Status Parser::understand(RunOptions& options) const {
   if (Status output = understand_output(options); !output) return output;
   options.module = words_.module;
   options.no_python = words_.no_python;
+  const auto replace_gloo = env_flag("MUSTER_REPLACE_GLOO");
+  if (!replace_gloo) return replace_gloo.status();
+  options.replace_gloo = words_.replace_gloo || (replace_gloo->value_or(false) && launch::is_python(options));
   if (flavour_ == RunFlavour::launch) {
     if (words_.spelling != "dash" && words_.spelling != "underscore") {
       return Status(Code::invalid_argument, "--local-rank-spelling: \"" + words_.spelling + "\" is neither dash nor underscore");

@@ -6,10 +6,12 @@
 
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <sstream>
 
 #include "muster/cli/launched.h"
 #include "muster/launch/host.h"
+#include "muster/testing/reserved_port.h"
 
 namespace muster::cli::testing {
 namespace {
@@ -39,14 +41,14 @@ TEST(Run, PrefixesTheOutputOfEveryRank) {
 TEST(Run, TellsWorkersWhatTheyAre) {
   const std::string script =
       "echo $WORLD_SIZE $RANK $LOCAL_RANK $GROUP_RANK $ROLE_RANK $LOCAL_WORLD_SIZE $ROLE_WORLD_SIZE $ROLE_NAME $MASTER_ADDR "
-      "$TORCHELASTIC_RESTART_COUNT $TORCHELASTIC_MAX_RESTARTS $TORCHELASTIC_RUN_ID $PYTHON_EXEC $MUSTER_AGENT_STORE "
+      "$TORCHELASTIC_RESTART_COUNT $TORCHELASTIC_MAX_RESTARTS $TORCHELASTIC_RUN_ID $PYTHON_EXEC ${MUSTER_AGENT_STORE%:*} "
       "$(test \"$MASTER_PORT\" -gt 0 && echo port) ${#MUSTER_SECRET}";
   const Outcome outcome =
       run(shell(2, script, {"--rdzv-id", "job7", "--max-restarts", "3", "--role", "trainer", "--local-addr", "localhost"}),
           {{"PYTHON_EXEC", "/opt/python"}});
   EXPECT_EQ(outcome.code, 0);
-  EXPECT_EQ(sorted_lines(outcome.out), (Lines{"[0] 2 0 0 0 0 2 2 trainer localhost 0 3 job7 /opt/python 1 port 64",
-                                              "[1] 2 1 1 0 1 2 2 trainer localhost 0 3 job7 /opt/python 1 port 64"}));
+  EXPECT_EQ(sorted_lines(outcome.out), (Lines{"[0] 2 0 0 0 0 2 2 trainer localhost 0 3 job7 /opt/python localhost port 64",
+                                              "[1] 2 1 1 0 1 2 2 trainer localhost 0 3 job7 /opt/python localhost port 64"}));
 }
 
 // spec: J8 MASTER_ADDR is the full host name of rank 0; TORCHELASTIC_RUN_ID and ROLE_NAME have defaults (J5)
@@ -56,7 +58,27 @@ TEST(Run, CallsTheMasterByItsFullName) {
   EXPECT_EQ(outcome.out, "[0] " + launch::full_host_name() + "\n[0] default\n[0] yes\n");
 }
 
-// spec: J5 MASTER_ADDR and MASTER_PORT lead to a store that all ranks reach with the secret that they inherit
+// spec: J5 every restart has a MASTER_PORT that nobody listens at, and all ranks the same
+TEST(Run, LeavesMasterPortToTheProgram) {
+  const std::string port = std::to_string(muster::testing::reserve_port());
+  const Outcome outcome = run(shell(2,
+                                    "echo $TORCHELASTIC_RESTART_COUNT $MASTER_PORT $MUSTER_AGENT_STORE; "
+                                    "test $TORCHELASTIC_RESTART_COUNT = 1 || exit 1",
+                                    {"--max-restarts", "1", "--master-port", port, "--local-addr", "localhost"}));
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  std::set<std::string> ports;
+  for (const std::string& line : sorted_lines(outcome.out)) {
+    std::istringstream words(line);
+    std::string rank, restart, own, store;
+    words >> rank >> restart >> own >> store;
+    EXPECT_EQ(store, "localhost:" + port);
+    ports.insert(restart + " " + own);
+    EXPECT_NE(own, port);
+  }
+  EXPECT_EQ(ports.size(), 2U) << outcome.out;
+}
+
+// spec: J5 the launcher's store, which all ranks reach with the secret that they inherit
 TEST(Run, ServesTheStore) {
   const Outcome outcome = run(run_words(4, {kWorker, "meet"}));
   EXPECT_EQ(outcome.code, 0) << outcome.err;
@@ -243,9 +265,9 @@ TEST(Run, QuotesRedirectedErrors) {
 
 // spec: J5 without the launcher's store rank 0 opens its own at MASTER_PORT
 TEST(Run, LeavesTheStoreToRankZero) {
-  const Outcome outcome = run(run_words(2, {"--no-agent-store", "sh", "-c", "echo $MUSTER_AGENT_STORE; exec " + kWorker + " meet"}));
+  const Outcome outcome = run(run_words(2, {"--no-agent-store", "sh", "-c", "echo ${MUSTER_AGENT_STORE-none}; exec " + kWorker + " meet"}));
   EXPECT_EQ(outcome.code, 0) << outcome.err;
-  EXPECT_EQ(sorted_lines(outcome.out), (Lines{"[0] 0", "[0] met 01", "[1] 0", "[1] met 01"}));
+  EXPECT_EQ(sorted_lines(outcome.out), (Lines{"[0] met 01", "[0] none", "[1] met 01", "[1] none"}));
 }
 
 // spec: J3 --local-ranks-filter shows some local ranks only; failures of others are still quoted

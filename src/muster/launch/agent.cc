@@ -74,6 +74,7 @@ class Agent {
   void act(const AgentAction& action);
   void arm_timer();
   void start_workers(int attempt);
+  void take_another_port();
   Status start_one(int local_rank, int attempt, int* exit_code);
   WorkerCommand command_of(int local_rank, int attempt) const;
   void signal_workers(int signal);
@@ -107,12 +108,12 @@ Agent::Agent(const RunOptions& options, Prepared prepared, SignalWatch& signals)
     : options_(options), job_(std::move(prepared.job)), signals_(signals), link_(std::move(prepared.link)) {
   host_ = job_.nodes[static_cast<std::size_t>(job_.node)].host;
   ranks_ = assign_ranks(job_.nodes, job_.node);
-  told_.master_addr = job_.master_addr;
-  told_.master_port = job_.master_port;
+  told_.master_addr = job_.program_addr;
+  told_.master_port = job_.program_port;
   told_.run_id = job_.run_id;
   told_.role = options_.role;
   told_.max_restarts = options_.max_restarts;
-  told_.agent_store = options_.agent_store;
+  if (options_.agent_store) told_.agent_store = endpoint_text({job_.master_addr, job_.master_port});
   told_.secret = std::move(prepared.secret.hand_down);
   if (options_.workers > 1) told_.threads = std::max(1, allowed_cores() / options_.workers);
   rules_.workers = options_.workers;
@@ -296,6 +297,7 @@ void Agent::start_workers(int attempt) {
   if (attempt > 0) {
     output_->say(options_.command + ": " + describe_end(*state_.restart_cause, facts()) + "; restarting all workers (restart " +
                  std::to_string(attempt) + " of " + std::to_string(options_.max_restarts) + ")");
+    take_another_port();
   }
   bool failed = false;
   for (int local_rank = 0; local_rank < options_.workers; ++local_rank) {
@@ -310,6 +312,15 @@ void Agent::start_workers(int attempt) {
     events_.push_back(WorkerEnded{local_rank, failed ? ProcessExit{.signal = SIGTERM} : ProcessExit{.code = exit_code}});
     failed = true;
   }
+}
+
+// What the attempt before has left at its port (sockets that still end, children that live on) is not in the way of the next.
+void Agent::take_another_port() {
+  if (!options_.agent_store) return;
+  auto port = ReservedPort::take();
+  if (!port) return output_->say(options_.command + ": MASTER_PORT stays the same: " + port.status().message());
+  told_.master_port = port->number();
+  job_.reserved = std::make_shared<ReservedPort>(std::move(*port));
 }
 
 void Agent::signal_workers(int signal) {
@@ -369,7 +380,7 @@ void Agent::report() {
 Result<Program> resolve_program(const RunOptions& options) {
   Program program;
   program.pythons = python_places(inherited_environment(), own_program());
-  program.is_python = !options.no_python && (options.module || options.program.ends_with(".py"));
+  program.is_python = is_python(options);
   auto python = first_python(program.pythons);
   if (program.is_python && !python) return python.status();
   auto file = find_program(program.is_python ? *python : options.program);
@@ -378,6 +389,7 @@ Result<Program> resolve_program(const RunOptions& options) {
   program.before = {program.is_python ? *file : options.program};
   if (!program.is_python) return program;
   program.before.push_back("-u");
+  if (options.replace_gloo) program.before.insert(program.before.end(), {"-m", "muster.torch"});
   if (options.module) program.before.push_back("-m");
   program.before.push_back(options.program);
   return program;

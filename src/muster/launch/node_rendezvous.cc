@@ -50,6 +50,9 @@ class Joining {
   Status connect(const Place& place);
   Status claim_number();
   Status exchange();
+  Status choose_program_place();
+  Status tell_program_place();
+  Status learn_program_place();
   bool claim(int number, std::string* holder);
 
   const RunOptions& options_;
@@ -202,6 +205,7 @@ Status Joining::exchange() {
                     me + ": the address of the job's store came in a form that this version does not know; run the same muster everywhere");
     }
   }
+  if (const Status place = job_.node == 0 ? tell_program_place() : Status(); !place) return place.with_context(me);
   const std::string others = std::to_string(options_.nodes - 1) + (options_.nodes == 2 ? " other node" : " other nodes");
   log(LogLevel::info, me + ", store at " + job_.master_addr + ":" + std::to_string(job_.master_port) + ": waiting for " + others);
   const NodeFacts facts{options_.workers, options_.role, host_name_, options_.max_restarts};
@@ -213,7 +217,38 @@ Status Joining::exchange() {
     if (!node) return node.status();
     job_.nodes.push_back(std::move(*node));
   }
+  return job_.node == 0 ? Status() : learn_program_place().with_context(me);
+}
+
+// The store has a port already, and stock torch's rank 0 opens a store of its own at MASTER_PORT.
+Status Joining::choose_program_place() {
+  job_.program_addr = job_.master_addr;
+  job_.program_port = job_.master_port;
+  if (!options_.agent_store) return {};
+  auto port = ReservedPort::take();
+  if (!port) return port.status();
+  if (!job_.hosts_store) job_.program_addr = options_.local_addr.value_or(host_name_);
+  job_.program_port = port->number();
+  job_.reserved = std::make_shared<ReservedPort>(std::move(*port));
   return {};
+}
+
+Status Joining::tell_program_place() {
+  if (Status chosen = choose_program_place(); !chosen) return chosen;
+  ByteWriter writer;
+  writer.put(job_.program_port).put_text(job_.program_addr);
+  return job_.store->set(job_.key_prefix + "program", writer.view());
+}
+
+Status Joining::learn_program_place() {
+  auto place = job_.store->get(job_.key_prefix + "program", options_.join_timeout);
+  if (!place) return place.status().with_context("asking node 0 where the program's ranks are to meet");
+  ByteReader reader(*place);
+  job_.program_port = reader.get<std::uint16_t>();
+  job_.program_addr = reader.get_text();
+  if (reader.at_end()) return {};
+  return Status(Code::mismatch,
+                "where the program's ranks are to meet came in a form that this version does not know; run the same muster everywhere");
 }
 
 Result<NodeJob> Joining::run() {
@@ -230,6 +265,7 @@ Result<NodeJob> Joining::run() {
   if (options_.nodes == 1) {
     job_.node = 0;
     job_.nodes = {NodeFacts{options_.workers, options_.role, host_name_, options_.max_restarts}};
+    if (Status chosen = choose_program_place(); !chosen) return chosen;
     return std::move(job_);
   }
   if (Status claimed = claim_number(); !claimed) return claimed;

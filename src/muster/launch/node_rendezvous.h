@@ -9,6 +9,7 @@
 #include "muster/base/secret.h"
 #include "muster/launch/options.h"
 #include "muster/launch/rank_assignment.h"
+#include "muster/launch/reserved_port.h"
 #include "muster/store/store.h"
 
 namespace muster::launch {
@@ -29,8 +30,11 @@ struct NodeJob {
   int node = 0;
   int host_node = 0;  ///< the node whose agent serves the store
   std::vector<NodeFacts> nodes;
-  std::string master_addr;
+  std::string master_addr;  ///< of the store
   std::uint16_t master_port = 0;
+  std::string program_addr;  ///< MASTER_ADDR and MASTER_PORT of the workers: of rank 0's host
+  std::uint16_t program_port = 0;
+  std::shared_ptr<const ReservedPort> reserved;  ///< on that host, while the port is the agent's choice
   std::string run_id;
   std::string key_prefix;  ///< of the agents' own keys
 };

@@ -124,6 +124,13 @@ Result<Endpoint> parse_endpoint(const std::string& option, const std::string& te
   return endpoint;
 }
 
+std::string endpoint_text(const Endpoint& endpoint) {
+  const bool bare = endpoint.host.find(':') == std::string::npos;
+  return (bare ? endpoint.host : "[" + endpoint.host + "]") + (endpoint.port ? ":" + std::to_string(*endpoint.port) : "");
+}
+
+bool is_python(const RunOptions& options) { return !options.no_python && (options.module || options.program.ends_with(".py")); }
+
 Status validate(const RunOptions& options) {
   if (options.standalone && options.nodes != 1) return bad("--standalone is for one node; leave out --nnodes, or --standalone");
   if (options.node_rank && *options.node_rank >= options.nodes) {
@@ -147,6 +154,10 @@ Status validate(const RunOptions& options) {
                "\": it names a directory of logs, so it may not be empty, start with a dot or hold a slash");
   }
   if (options.program.empty()) return bad("no program was given; say: " + options.command + " [options] program [arguments]");
+  if (options.replace_gloo && !is_python(options)) {
+    return bad("--replace-gloo is for Python programs that the launcher starts by Python: give a file that ends in .py (not \"" +
+               options.program + "\"), or -m and a module");
+  }
   return {};
 }
 

@@ -36,7 +36,7 @@ struct RunOptions {
   std::optional<std::string> run_id;
   std::string role = "default";
   Duration join_timeout = std::chrono::seconds(600);  ///< for all nodes to come
-  bool agent_store = true;                            ///< the agent of node 0 serves the job's store at MASTER_ADDR:MASTER_PORT
+  bool agent_store = true;                            ///< the agent of node 0 serves the job's store
 
   // Watching.
   int max_restarts = 0;
@@ -49,8 +49,9 @@ struct RunOptions {
   std::optional<std::set<int>> shown_ranks;  ///< local ranks whose output reaches the console; absent: all
 
   // The program.
-  bool no_python = false;  ///< run it directly whatever its name
-  bool module = false;     ///< the program is the name of a Python module
+  bool no_python = false;     ///< run it directly whatever its name
+  bool module = false;        ///< the program is the name of a Python module
+  bool replace_gloo = false;  ///< a Python program's backend gloo becomes muster's
   LocalRankArgument local_rank_argument = LocalRankArgument::none;
   std::string program;
   std::vector<std::string> arguments;
@@ -71,9 +72,13 @@ struct Endpoint {
 };
 /// "host", "host:29400", "[::1]:29400", "::1".
 Result<Endpoint> parse_endpoint(const std::string& option, const std::string& text);
+/// "host:29400", an IPv6 address in brackets.
+std::string endpoint_text(const Endpoint& endpoint);
 /// A whole decimal number in [low, high]; errors name `what` and the text.
 Result<std::int64_t> parse_whole(const std::string& what, const std::string& text, std::int64_t low, std::int64_t high);
 
+/// Whether Python runs the program, not the program itself.
+bool is_python(const RunOptions& options);
 /// Contradictions between options, in words; `workers`, `redirects` and `tee` must be resolved.
 Status validate(const RunOptions& options);
 

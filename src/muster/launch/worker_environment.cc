@@ -31,9 +31,10 @@ Environment worker_environment(const Environment& inherited, const JobEnvironmen
   result["TORCHELASTIC_MAX_RESTARTS"] = std::to_string(job.max_restarts);
   result["TORCHELASTIC_RUN_ID"] = job.run_id;
   result["PYTHON_EXEC"] = job.python;
-  result["MUSTER_AGENT_STORE"] = job.agent_store ? "1" : "0";
   // An outer launcher's word about its own store would mislead our workers.
   result.erase("TORCHELASTIC_USE_AGENT_STORE");
+  result.erase("MUSTER_AGENT_STORE");
+  if (job.agent_store) result["MUSTER_AGENT_STORE"] = *job.agent_store;
   if (job.secret) result["MUSTER_SECRET"] = *job.secret;
   if (job.threads) result.emplace("OMP_NUM_THREADS", std::to_string(*job.threads));
   return result;

@@ -17,10 +17,10 @@ struct JobEnvironment {
   std::string run_id;
   std::string role;
   int max_restarts = 0;
-  bool agent_store = true;
-  std::string python;                   ///< PYTHON_EXEC
-  std::optional<std::string> secret{};  ///< MUSTER_SECRET to hand down; absent: whatever is inherited
-  std::optional<int> threads{};         ///< OMP_NUM_THREADS where the user has set none
+  std::optional<std::string> agent_store{};  ///< HOST:PORT of the launcher's store; absent: it serves none
+  std::string python;                        ///< PYTHON_EXEC
+  std::optional<std::string> secret{};       ///< MUSTER_SECRET to hand down; absent: whatever is inherited
+  std::optional<int> threads{};              ///< OMP_NUM_THREADS where the user has set none
 };
 
 using Environment = std::map<std::string, std::string>;

@@ -64,12 +64,13 @@ TEST(WorkerEnvironment, SaysEverything) {
                            .run_id = "job7",
                            .role = "trainer",
                            .max_restarts = 3,
-                           .agent_store = true,
+                           .agent_store = "host.example:1233",
                            .python = "/usr/bin/python3",
                            .secret = "0123456789abcdef",
                            .threads = 2};
-  const auto result = worker_environment({{"HOME", "/h"}, {"RANK", "99"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"}}, job,
-                                         assign_ranks(three_nodes(), 2)[0], 1);
+  const auto result =
+      worker_environment({{"HOME", "/h"}, {"RANK", "99"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"}, {"MUSTER_AGENT_STORE", "[::1]:9"}}, job,
+                         assign_ranks(three_nodes(), 2)[0], 1);
   const Environment expected = {{"HOME", "/h"},
                                 {"RANK", "3"},
                                 {"WORLD_SIZE", "6"},
@@ -87,7 +88,7 @@ TEST(WorkerEnvironment, SaysEverything) {
                                 {"TORCHELASTIC_MAX_RESTARTS", "3"},
                                 {"TORCHELASTIC_RUN_ID", "job7"},
                                 {"PYTHON_EXEC", "/usr/bin/python3"},
-                                {"MUSTER_AGENT_STORE", "1"},
+                                {"MUSTER_AGENT_STORE", "host.example:1233"},
                                 {"MUSTER_SECRET", "0123456789abcdef"},
                                 {"OMP_NUM_THREADS", "2"}};
   EXPECT_EQ(result, expected);

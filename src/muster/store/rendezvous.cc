@@ -158,25 +158,26 @@ Status missing_address(const std::string& variable, const std::string& meaning, 
   return Status(Code::invalid_argument, text);
 }
 
-Result<Rendezvous> rendezvous_by_environment(JoinOptions join) {
-  const auto scheduler = detect_scheduler();
-  const auto scheduled = [&](int SchedulerRanks::*number) { return scheduler ? std::optional(*scheduler.*number) : std::nullopt; };
-  if (Status world = settle_from_environment(join.world_size, "WORLD_SIZE", 1, scheduled(&SchedulerRanks::world_size)); !world)
-    return world;
-  if (Status rank = settle_from_environment(join.rank, "RANK", 0, scheduled(&SchedulerRanks::rank)); !rank) return rank;
-  if (Status range = check_range(join, false); !range) return range;
-  const auto port = env_integer("MASTER_PORT", 1, 65535);
-  if (!port) return port.status();
-  // Ranks that were numbered in another way are not those that the launcher has started.
-  const bool as_scheduled = scheduler && join.rank == scheduler->rank && join.world_size == scheduler->world_size;
-  if (!*port && !env_text("MASTER_ADDR") && as_scheduled && scheduler->can_meet_on_this_host())
-    return rendezvous_on_this_host(*scheduler, std::move(join));
-  if (!*port) return missing_address("MASTER_PORT", "the port of rank 0's store", scheduler);
-  const auto muster_agent = env_flag("MUSTER_AGENT_STORE"), torch_agent = env_flag("TORCHELASTIC_USE_AGENT_STORE");
-  if (!muster_agent) return muster_agent.status();
-  const bool agent = muster_agent->value_or(false) || (torch_agent && torch_agent->value_or(false));
-  TcpRendezvous way;
-  way.port = static_cast<std::uint16_t>(**port);
+/// Ranks that were numbered in another way are not those that the launcher has started.
+bool as_scheduled(const JoinOptions& join, const std::optional<SchedulerRanks>& scheduler) {
+  return scheduler && join.rank == scheduler->rank && join.world_size == scheduler->world_size;
+}
+
+/// Where the launcher serves its store: `agent` is HOST:PORT.
+Status place_of_agent(const std::string& agent, TcpRendezvous& way) {
+  const auto url = parse_init_url("tcp://" + agent);
+  if (!url) return url.status().with_context("reading MUSTER_AGENT_STORE, where the launcher serves its store");
+  way.host = url->host;
+  way.port = url->port;
+  way.hosts = Host::never;
+  return {};
+}
+
+/// MASTER_ADDR and MASTER_PORT: rank 0 hosts the store there, or torchrun's agent.
+Status place_of_master(const JoinOptions& join, std::uint16_t port, const std::optional<SchedulerRanks>& scheduler, TcpRendezvous& way) {
+  const auto torch_agent = env_flag("TORCHELASTIC_USE_AGENT_STORE");
+  const bool agent = torch_agent && torch_agent->value_or(false);
+  way.port = port;
   way.hosts = agent ? Host::never : Host::rank_zero;
   if (const auto host = env_text("MASTER_ADDR")) {
     way.host = *host;
@@ -184,14 +185,35 @@ Result<Rendezvous> rendezvous_by_environment(JoinOptions join) {
     auto chosen = host_of_rank_zero();
     if (!chosen) return chosen.status();
     way.host = *chosen;
-  } else if (as_scheduled && scheduler->one_host) {
+  } else if (as_scheduled(join, scheduler) && scheduler->one_host) {
     way.host = "localhost";
   } else {
     return missing_address("MASTER_ADDR", "the host of rank 0", scheduler);
   }
+  return {};
+}
+
+Result<Rendezvous> rendezvous_by_environment(JoinOptions join) {
+  const auto scheduler = detect_scheduler();
+  const auto scheduled = [&](int SchedulerRanks::*number) { return scheduler ? std::optional(*scheduler.*number) : std::nullopt; };
+  if (Status world = settle_from_environment(join.world_size, "WORLD_SIZE", 1, scheduled(&SchedulerRanks::world_size)); !world)
+    return world;
+  if (Status rank = settle_from_environment(join.rank, "RANK", 0, scheduled(&SchedulerRanks::rank)); !rank) return rank;
+  if (Status range = check_range(join, false); !range) return range;
+  TcpRendezvous way;
+  if (const auto agent = env_text("MUSTER_AGENT_STORE")) {
+    if (Status place = place_of_agent(*agent, way); !place) return place;
+  } else {
+    const auto port = env_integer("MASTER_PORT", 1, 65535);
+    if (!port) return port.status();
+    if (!*port && !env_text("MASTER_ADDR") && as_scheduled(join, scheduler) && scheduler->can_meet_on_this_host())
+      return rendezvous_on_this_host(*scheduler, std::move(join));
+    if (!*port) return missing_address("MASTER_PORT", "the port of rank 0's store", scheduler);
+    if (Status place = place_of_master(join, static_cast<std::uint16_t>(**port), scheduler, way); !place) return place;
+  }
   const auto restart = env_integer("TORCHELASTIC_RESTART_COUNT", 0, std::numeric_limits<std::int64_t>::max());
   if (!restart) return restart.status();
-  if (agent) join.scope = "restart " + std::to_string(restart->value_or(0));
+  if (way.hosts == Host::never) join.scope = "restart " + std::to_string(restart->value_or(0));
   join.where = "the job at " + (way.host.empty() ? std::string("this host") : way.host) + ":" + std::to_string(way.port) + " (env://)";
   way.join = std::move(join);
   return rendezvous_by_tcp(way);

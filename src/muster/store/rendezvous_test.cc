@@ -311,18 +311,13 @@ TEST(Rendezvous, EnvironmentWithTheLaunchersStore) {
   options.secret = Secret::given("the secret of the rendezvous tests");
   const auto launcher = make_tcp_store(options);
   ASSERT_TRUE(launcher.ok());
+  const std::string place = "127.0.0.1:" + std::to_string((*launcher)->port());
   for (const std::string restart : {"0", "1"}) {
-    const Environment environment({{"MASTER_ADDR", "127.0.0.1"},
-                                   {"MASTER_PORT", std::to_string((*launcher)->port())},
-                                   {"MUSTER_AGENT_STORE", "1"},
-                                   {"TORCHELASTIC_RESTART_COUNT", restart}});
+    const Environment environment({{"MUSTER_AGENT_STORE", place}, {"TORCHELASTIC_RESTART_COUNT", restart}});
     for (int again = 0; again < 3; ++again) expect_met(on_threads(ranks_of("env://", 3, true)));
   }
   // Somebody of an earlier restart who still waits is not taken for one of this restart.
-  const Environment old({{"MASTER_ADDR", "127.0.0.1"},
-                         {"MASTER_PORT", std::to_string((*launcher)->port())},
-                         {"MUSTER_AGENT_STORE", "1"},
-                         {"TORCHELASTIC_RESTART_COUNT", "1"}});
+  const Environment old({{"MUSTER_AGENT_STORE", place}, {"TORCHELASTIC_RESTART_COUNT", "1"}});
   auto left_over = std::async(std::launch::async, [] { return rendezvous({"env://", 0, 2, "", seconds(2)}); });
   Child next([] {
     ::setenv("TORCHELASTIC_RESTART_COUNT", "2", 1);
