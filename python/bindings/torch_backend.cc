@@ -18,10 +18,10 @@
 namespace muster::python {
 namespace {
 
-/// Such an agent's workers find stock torch's store at MASTER_ADDR and MASTER_PORT; those of `muster run` find one of muster's.
+/// Such an agent's workers find stock torch's store at MASTER_ADDR and MASTER_PORT; those of `muster run` are told of one of muster's.
 bool started_by_torchrun() {
-  const auto theirs = env_flag("TORCHELASTIC_USE_AGENT_STORE"), ours = env_flag("MUSTER_AGENT_STORE");
-  return theirs && theirs->value_or(false) && !(ours && ours->value_or(false));
+  const auto theirs = env_flag("TORCHELASTIC_USE_AGENT_STORE");
+  return theirs && theirs->value_or(false) && !env_text("MUSTER_AGENT_STORE");
 }
 
 }  // namespace
@@ -43,8 +43,25 @@ void meet_by_torchrun(InitProcessGroupOptions& options) {
 }
 
 void bind_torch_backend(pybind11::module_& module) {
+  // Torch makes backends by the function below; this is for programs that make a ProcessGroupGloo themselves.
   using Backend = compat::TorchBackend;
-  pybind11::class_<Backend, c10d::Backend, c10::intrusive_ptr<Backend>>(module, "ProcessGroupMuster", "A backend of stock torch.")
+  pybind11::class_<Backend, c10d::Backend, c10::intrusive_ptr<Backend>>(
+      module, "ProcessGroupMuster",
+      "A backend of stock torch, made as its ProcessGroupGloo is: by ranks that share `store`, each of which blocks until all `size` have\n"
+      "come. It has an engine of its own. `shutdown()` waits for the other ranks; a rank that drops it without fails those that still "
+      "call.")
+      .def(pybind11::init([](c10::intrusive_ptr<c10d::Store> store, int rank, int size, std::chrono::milliseconds timeout) {
+             return Backend::create({.backend = "muster",
+                                     .store = std::move(store),
+                                     .rank = rank,
+                                     .size = size,
+                                     .timeout = timeout,
+                                     .id = "ProcessGroupMuster",
+                                     .alone = true});
+           }),
+           pybind11::arg("store"), pybind11::arg("rank"), pybind11::arg("size"),
+           pybind11::arg("timeout") = std::chrono::milliseconds(kBackendDefaultTimeout),
+           pybind11::call_guard<pybind11::gil_scoped_release>())
       .def(
           "allocate_tensor",
           [](Backend& self, std::int64_t size, at::ScalarType dtype, c10::Device device) {

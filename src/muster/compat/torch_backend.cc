@@ -125,11 +125,11 @@ std::chrono::milliseconds milliseconds(Duration timeout) { return std::chrono::d
 c10::intrusive_ptr<TorchBackend> TorchBackend::create(const TorchGroup& made_of) {
   return in_torch_errors([&] {
     auto ranks = made_of.global_ranks;
-    auto job = ranks.empty() ? nullptr : TorchJob::of_default_group();
+    auto job = ranks.empty() || made_of.alone ? nullptr : TorchJob::of_default_group();
     const bool whole_job = job == nullptr;
     if (whole_job) {
       job = TorchJob::open(made_of.store, made_of.id, made_of.rank, made_of.size, made_of.timeout);
-      if (ranks.empty()) job->make_default();
+      if (ranks.empty() && !made_of.alone) job->make_default();
     }
     auto group = whole_job ? job->world() : job->make_group(made_of.id, std::move(ranks), made_of.timeout);
     return c10::make_intrusive<TorchBackend>(made_of.backend, std::move(job), std::move(group), whole_job);

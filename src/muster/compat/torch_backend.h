@@ -33,6 +33,7 @@ struct TorchGroup {
   std::chrono::milliseconds timeout{};
   std::string id;                 ///< the same on all members, different for every group
   std::vector<int> global_ranks;  ///< ranks of the default group, by rank of this one; empty for the default group itself
+  bool alone = false;             ///< an engine of its own, beside the default group's
 };
 
 class TorchBackend : public c10d::Backend {

@@ -1,7 +1,8 @@
 """muster's engine as a backend of stock torch: `import muster.torch`, then `torch.distributed.init_process_group("muster")`.
 
 An installed muster needs no import: torch finds the backend by its entry point when the name is first used. `replace_gloo()` is for
-programs whose backend name is fixed. CUDA tensors travel through pinned memory of the host.
+programs whose backend name is fixed; `python -m muster.torch program.py`, `muster run --replace-gloo` and MUSTER_REPLACE_GLOO=1 do it for
+programs that are not to be edited. CUDA tensors travel through pinned memory of the host.
 docs/torch-backend.md has the details.
 """
 
@@ -10,6 +11,7 @@ import datetime
 import functools
 import os
 import sys
+from multiprocessing import spawn as _spawn
 
 import muster  # the check of torch's version
 from muster import _C
@@ -20,7 +22,12 @@ from torch import device as _device
 from torch.cuda import device_count as _gpus
 from torch.nn.parallel import DistributedDataParallel as _DDP
 
-__all__ = ["register", "replace_gloo"]
+from muster._C import ProcessGroupMuster
+
+__all__ = ["ProcessGroupMuster", "register", "replace_gloo"]
+
+_GLOO = _dist.ProcessGroup.BackendType.GLOO
+_CUSTOM = _dist.ProcessGroup.BackendType.CUSTOM
 
 
 def _lend_buckets():
@@ -52,6 +59,7 @@ def register():
         _dist.Backend.register_backend("muster", _create("muster"), extended_api=True, devices=["cpu", "cuda"])
         if hasattr(_c10d, "_create_shrunk_process_group"):
             _c10d._create_shrunk_process_group = _shrunk_as_custom(_c10d._create_shrunk_process_group)
+        _c10d._get_object_coll_device = _on_the_cpu(_c10d._get_object_coll_device)
 
 
 def _shrunk_as_custom(create):
@@ -73,14 +81,64 @@ def _shrunk_as_custom(create):
 def replace_gloo():
     """From now on torch.distributed's backend `gloo` is muster's engine, in this process. Call it before init_process_group.
 
-    What DDP logs (`_get_ddp_logging_data`) reads as on gloo with its default options.
+    `torch.distributed.ProcessGroupGloo` is then `ProcessGroupMuster`. What DDP logs (`_get_ddp_logging_data`) reads as on gloo with its
+    default options. Called again it does nothing.
     """
+    if getattr(_dist, "ProcessGroupGloo", None) is ProcessGroupMuster:
+        return
     if _dist.is_initialized():
         raise RuntimeError("replace_gloo() comes too late: torch.distributed is initialised already")
     # Registered anew, its type becomes CUSTOM: torch then takes it for no ProcessGroupGloo.
     _dist.Backend.register_backend("gloo", _create("gloo"), extended_api=True, devices=["cpu", "cuda"])
-    if not hasattr(_DDP._get_ddp_logging_data, "__wrapped__"):
-        _DDP._get_ddp_logging_data = _logged_as_gloo(_DDP._get_ddp_logging_data)
+    _DDP._get_ddp_logging_data = _logged_as_gloo(_DDP._get_ddp_logging_data)
+    _dist.ProcessGroup._register_backend = _never_as_gloo(_dist.ProcessGroup._register_backend)
+    # In torch.distributed only: what stands beside it in distributed_c10d is for torch's own wrapper, which takes no other class.
+    _dist.ProcessGroupGloo = ProcessGroupMuster
+
+
+def replace_gloo_if_asked():
+    """`replace_gloo()` where MUSTER_REPLACE_GLOO asks for it, in this process and in those that multiprocessing spawns."""
+    if os.environ.get("MUSTER_REPLACE_GLOO", "").lower() not in ("1", "true", "yes", "on"):
+        return
+    replace_gloo()
+    if not hasattr(_spawn.get_command_line, "__wrapped__"):
+        _spawn.get_command_line = _importing_this(_spawn.get_command_line)
+
+
+def _importing_this(command_line):
+    @functools.wraps(command_line)
+    def command_that_imports(**arguments):
+        command = command_line(**arguments)
+        if "-c" in command:
+            command[command.index("-c") + 1] = "import muster.torch; " + command[command.index("-c") + 1]
+        return command
+
+    return command_that_imports
+
+
+def _never_as_gloo(register_backend):
+    """Programs register what they take for a ProcessGroupGloo as one; torch's C++ would then read it as one."""
+
+    @functools.wraps(register_backend)
+    def registered(group, device, kind, backend=None):
+        if not isinstance(backend, ProcessGroupMuster) or kind != _GLOO:
+            return register_backend(group, device, kind, backend)
+        register_backend(group, device, _CUSTOM, backend)
+        if group.name() == "gloo":
+            group._set_default_backend(_CUSTOM)
+        return None
+
+    return registered
+
+
+def _on_the_cpu(device_of):
+    """torch asks where objects that a group sends are to lie, and takes a bare backend only if it is its own Gloo."""
+
+    @functools.wraps(device_of)
+    def object_device(group=None):
+        return "cpu" if isinstance(group, ProcessGroupMuster) else device_of(group)
+
+    return object_device
 
 
 def _logged_as_gloo(logging_data):
@@ -105,3 +163,4 @@ def _leave():
 
 
 register()
+replace_gloo_if_asked()
