@@ -367,6 +367,13 @@ void Engine::beat_mailboxes(TimePoint now, bool judge) {
     if (gone(ranks[static_cast<std::size_t>(position)]).ok()) next = position;
   }
   if (next < 0) return;
+  // A process that runs another program has not ended, and its connections within the host have no descriptors that would.
+  if (!region_->keeps_memory(next)) {
+    const int peer = ranks[static_cast<std::size_t>(next)];
+    return on_death(
+        peer, Status(Code::peer_failed, rank_text(peer) + " has lost its memory: its process has ended, or runs another program now (exec)",
+                     {peer}));
+  }
   const std::uint64_t value = region_->mailbox(next).heartbeat.load(std::memory_order_relaxed);
   if (next != watched_local_ || value != watched_value_ || !judge || value == 0) {
     watched_local_ = next;

@@ -54,6 +54,9 @@ class HostRegion {
   /// Whether any memory of a local rank can be copied from where it is (`read`). Found out by trying, once that rank is there: the system
   /// may forbid it (Yama's ptrace_scope, a container's filter of system calls), or hide the process (another pid namespace). Thread-safe.
   virtual bool can_read(int local_rank) = 0;
+  /// Whether the process of a local rank still has the memory that it had: false once it has ended, or runs another program (exec), where
+  /// this rank could read that memory before. A system call.
+  virtual bool keeps_memory([[maybe_unused]] int local_rank) { return true; }
   /// Copies from `address` of the process of a local rank (also one's own). False where the process has gone (another that has its number
   /// now is not taken for it), or has no memory there or none that the system lets others read (a driver's mappings, as pinned memory);
   /// `to` may have been written then. What it reads

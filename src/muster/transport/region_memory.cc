@@ -127,6 +127,13 @@ bool RegionView::can_read(int local_rank) {
   return reads;
 }
 
+bool RegionView::keeps_memory(int local_rank) {
+  if (!can_read(local_rank)) return true;  // it may; nobody can tell
+  std::byte some;
+  if (read(local_rank, card(local_rank).address.load(std::memory_order_relaxed), {&some, 1})) return true;
+  return reach_[static_cast<std::size_t>(local_rank)].load(std::memory_order_relaxed) != Reach::yes;  // forbidden by now
+}
+
 // Every time the card's word comes along, out of the same process by the same call: its number may have gone to another.
 bool RegionView::read(int local_rank, std::uint64_t address, MutableBytes to) {
   const Card& theirs = card(local_rank);

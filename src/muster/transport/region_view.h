@@ -38,6 +38,7 @@ class RegionView final : public HostRegion {
   bool arena_ready(int local_rank) override { return !ready_ || ready_(local_rank); }
   std::shared_ptr<ProcessEnd> process_of(int local_rank) override { return processes_ ? processes_(local_rank) : nullptr; }
   bool can_read(int local_rank) override;
+  bool keeps_memory(int local_rank) override;
   bool read(int local_rank, std::uint64_t address, MutableBytes to) override;
 
   Card& card(int local_rank) { return at_as<Card>(layout_.cards)[local_rank]; }

@@ -1,4 +1,5 @@
 /// The fabric over sockets and shared memory, between real processes and across network namespaces.
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/socket.h>
@@ -11,6 +12,7 @@
 #include <set>
 #include <thread>
 
+#include "muster/base/log.h"
 #include "muster/base/socket_address.h"
 #include "muster/store/factory.h"
 #include "muster/testing/network_namespaces.h"
@@ -183,6 +185,69 @@ TEST_P(ProcessFabric, KilledRankIsNamedByAllOthers) {
         const Status ended = finish(*fabric, receive, std::chrono::seconds(20));
         EXPECT_EQ(ended.code(), Code::peer_failed) << ended.message();
         EXPECT_EQ(ended.ranks(), std::vector<int>({1})) << ended.message();
+      },
+      {1});
+}
+
+// Each rank logs the death, under its engine's lock, and nobody reads what it logs.
+// spec: H2 a full standard error stops nobody
+TEST_P(ProcessFabric, ADeathIsToldWhereNobodyReadsStandardError) {
+  start(3);
+  SharedCounter received;
+  run(
+      [&](int rank) {
+        std::array<int, 2> ends{};
+        ASSERT_EQ(::pipe2(ends.data(), O_CLOEXEC | O_NONBLOCK), 0);
+        for (const std::string some(4096, 'x'); ::write(ends[1], some.data(), some.size()) > 0;) {
+        }
+        ::fcntl(ends[1], F_SETFL, 0);
+        ::dup2(ends[1], STDERR_FILENO);
+        set_log_level(LogLevel::trace);
+        auto fabric = join(rank);
+        ASSERT_NE(fabric, nullptr);
+        exchange_with_all(*fabric);
+        received.add(1);
+        received.wait_for(3, std::chrono::seconds(60));
+        if (rank == 1) ::kill(::getpid(), SIGKILL);
+        std::string never(8, 'x');
+        const Status ended = finish(*fabric, fabric->bootstrap().receive(1, 99, writable(never), {}), std::chrono::seconds(20));
+        EXPECT_EQ(ended.ranks(), std::vector<int>({1})) << ended.message();
+      },
+      {1});
+}
+
+// The process goes on, and is no rank any more. Without an end of the process and of any connection the others look at its memory.
+TEST_P(ProcessFabric, ARankThatRunsAnotherProgramIsNamedByAllOthers) {
+  start(3);
+  SharedCounter received, victim, seen;
+  run(
+      [&](int rank) {
+        auto fabric = join(rank);
+        ASSERT_NE(fabric, nullptr);
+        exchange_with_all(*fabric);
+        if (rank == 1) victim.add(::getpid());
+        received.add(1);
+        received.wait_for(3, std::chrono::seconds(60));
+        if (rank == 1) {
+          ::execl("/bin/sleep", "sleep", "100", nullptr);
+          ::_exit(1);
+        }
+        // Where the system lets nobody read another's memory, the heartbeat tells it.
+        HostRegion* const region = fabric->region();
+        const bool reads = region == nullptr || region->can_read(region->local_rank());
+        std::string never(8, 'x');
+        const TransferRef receive = fabric->bootstrap().receive(1, 99, writable(never), {});
+        const Status ended = finish(*fabric, receive, std::chrono::seconds(20));
+        EXPECT_EQ(ended.code(), Code::peer_failed) << ended.message();
+        EXPECT_EQ(ended.ranks(), std::vector<int>({1})) << ended.message();
+        if (reads) {
+          EXPECT_EQ(ended.message().find("has not answered for"), std::string::npos) << ended.message();
+        }
+        seen.add(1);
+        if (rank == 0) {
+          seen.wait_for(2, std::chrono::seconds(60));
+          ::kill(victim.value(), SIGKILL);
+        }
       },
       {1});
 }
