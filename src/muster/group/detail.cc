@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <cctype>
 #include <mutex>
-#include <thread>
 #include <utility>
 
+#include "muster/base/thread_start.h"
 #include "muster/group/errors.h"
 
 namespace muster::group {
@@ -151,13 +151,16 @@ class DetailedWork final : public Work {
     } catch (const DistError& error) {
       if (!concerns(error)) return future->setErrorIfNeeded(std::current_exception());
       // Waits for what the others tell: not on the thread that runs the operations.
-      std::thread([future, detail, error] {
+      const auto report = [future, detail, error] {
         try {
           detail.report(error);
         } catch (...) {
           future->setErrorIfNeeded(std::current_exception());
         }
-      }).detach();
+      };
+      auto thread = start_thread("the thread that asks the other ranks what they called", report, Signals::inherited);
+      if (!thread.ok()) return future->setErrorIfNeeded(std::current_exception());
+      thread->detach();
     } catch (...) {
       future->setErrorIfNeeded(std::current_exception());
     }

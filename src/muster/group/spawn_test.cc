@@ -4,6 +4,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <filesystem>
+#include <iterator>
+
 #include "muster/group/test_ranks.h"
 #include "muster/testing/reserved_port.h"
 
@@ -39,6 +42,32 @@ TEST(Spawn, ThreadsGetRankAndArguments) {
   int calls = 0;
   spawn([&](int i) { calls += 1 + i; }, {.mode = SpawnMode::threads});
   EXPECT_EQ(calls, 1);
+}
+
+std::size_t entries_of(const char* folder) {
+  return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator(folder), std::filesystem::directory_iterator()));
+}
+
+// spec: B10 E3 after destroy nothing of the job is left, also where somebody keeps a Work
+TEST(Spawn, AWorkThatIsKeptKeepsNoConnectionsAndNoThreads) {
+  std::array<WorkRef, 3> kept;
+  const auto job = [&](int rank) {
+    init_process_group();
+    auto tensor = at::full({1}, rank, at::kInt);
+    kept.at(static_cast<std::size_t>(rank)) = all_reduce(tensor, {.async_op = true});
+    kept.at(static_cast<std::size_t>(rank))->wait();
+    destroy_process_group();
+  };
+  spawn(job, {.nprocs = 3, .mode = SpawnMode::threads});  // what a process opens once, it keeps
+  kept = {};
+  const std::size_t files = entries_of("/proc/self/fd"), threads = entries_of("/proc/self/task");
+  spawn(job, {.nprocs = 3, .mode = SpawnMode::threads});
+  EXPECT_EQ(entries_of("/proc/self/fd"), files);
+  EXPECT_EQ(entries_of("/proc/self/task"), threads);
+  for (const auto& work : kept) {
+    EXPECT_TRUE(work->is_success());
+    EXPECT_EQ(work->result().at(0).item<int>(), 3);
+  }
 }
 
 // spec: B10 J2 ranks that are threads know each other: init_process_group needs to be told nothing, again and again

@@ -28,9 +28,11 @@ void NativeWork::track(collective::PendingRef pending) {
 
 void NativeWork::complete(const Status& status) {
   c10::intrusive_ptr<c10::ivalue::Future> future;
+  std::shared_ptr<collective::Communicator> let_go;  // a Work that is kept keeps no connections and no threads
   {
     const std::lock_guard lock(mutex_);
     if (completed_.load(std::memory_order_relaxed)) return;
+    let_go = std::move(communicator_);
     try {
       check(status.ok() ? status : status.with_context(name_));
       staging_.finish();

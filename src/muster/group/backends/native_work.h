@@ -39,9 +39,9 @@ class NativeWork : public Work, public std::enable_shared_from_this<NativeWork> 
   void complete(const Status& status);
 
   std::string_view name_;
-  std::shared_ptr<collective::Communicator> communicator_;
-  std::shared_ptr<const std::vector<int>> ranks_;  // of the default group, by position
-  std::shared_ptr<std::atomic<bool>> shown_;       // whether anybody has seen a failure of the group
+  std::shared_ptr<collective::Communicator> communicator_;  // until it is completed
+  std::shared_ptr<const std::vector<int>> ranks_;           // of the default group, by position
+  std::shared_ptr<std::atomic<bool>> shown_;                // whether anybody has seen a failure of the group
   collective::PendingRef pending_;
 
   std::atomic<bool> completed_{false};
