@@ -59,7 +59,7 @@ class Talk {
   }
 
   // Nobody is told before all have come, and what is told then is final: the id is the first member's to give.
-  Result<Agreement> lead(const std::function<Result<Handout>()>& hand_out) {
+  Result<Agreement> lead(const std::function<Result<Handout>()>& hand_out, const std::function<void(const Handout&)>& take_back) {
     if (Status heard = collect(Kind::ready); !heard) return heard;
     auto channel = fabric_.open(fabric_.next_channel_id(), members_);
     if (!channel.ok()) return lost(channel.status());
@@ -67,7 +67,12 @@ class Talk {
     if (!handout.ok()) return lost(handout.status());
     Note settled{Kind::settled, (*channel)->id()};
     settled.handout = *handout;
-    if (Status sent = tell_all(settled); !sent) return lost(std::move(sent));
+    bool some_know = false;
+    if (Status sent = tell_all(settled, some_know); !sent) {
+      if (!some_know && take_back) take_back(*handout);
+      if (some_know) (*channel)->fail(sent);
+      return lost(std::move(sent));
+    }
     return Agreement{std::move(*channel), *handout};
   }
 
@@ -197,9 +202,12 @@ class Talk {
                   missing);
   }
 
-  Status tell_all(const Note& note) {
+  Status tell_all(const Note& note, bool& some_know) {
     for (std::size_t i = 1; i < members_.size(); ++i) {
-      if (Status sent = tell(members_[i], note); !sent) return sent;
+      Status sent = tell(members_[i], note);
+      // What was not sent in time may be on its way all the same.
+      some_know = some_know || sent.ok() || sent.code() == Code::timed_out;
+      if (!sent) return sent;
     }
     return {};
   }
@@ -238,9 +246,10 @@ class Talk {
 }  // namespace
 
 Result<Agreement> agree(transport::Fabric& fabric, const std::vector<int>& members, const std::string& name, std::uint64_t use,
-                        TimePoint deadline, const std::function<Result<Handout>()>& hand_out, const std::function<Status()>& give_up) {
+                        TimePoint deadline, const std::function<Result<Handout>()>& hand_out,
+                        const std::function<void(const Handout&)>& take_back, const std::function<Status()>& give_up) {
   Talk talk(fabric, members, tag_of(members, name, use), deadline, give_up);
-  return fabric.rank() == members[0] ? talk.lead(hand_out) : talk.follow();
+  return fabric.rank() == members[0] ? talk.lead(hand_out, take_back) : talk.follow();
 }
 
 }  // namespace muster::collective

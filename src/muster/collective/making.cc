@@ -179,10 +179,13 @@ Result<std::shared_ptr<Communicator>> Communicator::create(std::shared_ptr<trans
   const TimePoint deadline = deadline_after(fabric->clock(), options.timeout);
   const bool region = options.use_region && share_a_region(*fabric, members);
   const auto decide = [&] { return hand_out(*fabric, options.tuning.get(), members, region); };
+  const auto take_back = [&](const Handout& handout) {
+    if (handout.segment != kNoSegment) fabric->region()->release(handout.segment);
+  };
   const std::string key = options.terms.empty() ? options.name : options.name + "\n" + options.terms;
-  auto agreed = members.size() == 1
-                    ? open_alone(*fabric, members)
-                    : agree(*fabric, members, key, shared_of(*fabric)->next_use(members, key), deadline, decide, options.give_up);
+  auto agreed = members.size() == 1 ? open_alone(*fabric, members)
+                                    : agree(*fabric, members, key, shared_of(*fabric)->next_use(members, key), deadline, decide, take_back,
+                                            options.give_up);
   if (!agreed.ok()) {
     Status failure = agreed.status();
     if (failure.code() == Code::timed_out && options.witness)

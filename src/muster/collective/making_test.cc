@@ -144,6 +144,28 @@ TEST(Making, TunedGroupsAreNotOffered) {
   });
 }
 
+// Members of which one dies between its word and the answer.
+TEST(Making, WhatReachesNobodyIsTakenBack) {
+  testing::RankThreadsOptions options;
+  options.ranks = 2;
+  options.wire = Wire::region;
+  options.hub = transport::make_loopback_hub(2, true, 2);
+  run_ranks(options, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
+    std::vector<Handout> taken_back;
+    const auto hand_out = [&]() -> Result<Handout> {
+      options.hub->kill(1);
+      fabric->wait([&] { return !fabric->death_of(1).ok(); }, soon());
+      return Handout{7, {}};
+    };
+    const auto agreed = agree(*fabric, {0, 1}, "cut", 0, soon(), hand_out, [&](const Handout& handout) { taken_back.push_back(handout); });
+    EXPECT_FALSE(agreed.ok());
+    if (rank != 0) return;
+    EXPECT_EQ(agreed.status().ranks(), std::vector<int>{1}) << agreed.status().message();
+    ASSERT_EQ(taken_back.size(), 1u);
+    EXPECT_EQ(taken_back[0].segment, 7u);
+  });
+}
+
 // A thread that waits looks after something else now and then, and what it finds may end its wait.
 TEST(Making, WhoWaitsLooksAround) {
   for (Wire wire : testing::kWires) {
