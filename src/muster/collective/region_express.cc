@@ -197,7 +197,7 @@ bool RegionMember::express(const Args& args, const transport::Fingerprint& call,
   if (size() == 1 || failed() || call.sequence != sequence_ + 1 || (call.flags & kRefused) != 0) return false;
   const Sketch& sketch = recall_(outline_of(args), [&] { return is_small(args) ? Sketch{flow_of(args), true} : Sketch{}; });
   if (!sketch.small) return false;
-  sequence_ = call.sequence;
+  begin_call(call.sequence);
   const bool room = room_for_line();
   if (!room) {
     meanwhile.begun();

@@ -154,6 +154,48 @@ CallShape random_shape(Random& random, int members, std::size_t most_bytes) {
   return shape;
 }
 
+TEST(RegionGroup, AWindowOfAVeryLargeGroupHasAColumnForEveryMember) {
+  for (const int members : {2, 16, 17, 4096, 4097, 10'000, 100'000}) {
+    const Layout layout(members);
+    EXPECT_GE(layout.column_bytes, kCacheLine) << members;
+    EXPECT_LE(layout.column_bytes * layout.members, layout.window_bytes) << members;
+  }
+}
+
+// Windows that were used long ago, and counters that have not moved since, mean what they say after more calls than positions tell apart.
+// spec: F3 F7 a group of any age
+TEST(RegionGroup, CallsGoOnAfterHalfOfAllPositions) {
+  constexpr int kMembers = 3;
+  Random random(testing::test_seed());
+  for (const Op between : {Op::all_gather, Op::all_reduce}) {
+    RegionJob job(kMembers, {}, false);
+    std::uint64_t sequence = 0;
+    const auto play = [&](Op op, std::size_t count) {
+      std::vector<std::unique_ptr<TestCall>> calls;
+      for (int i = 0; i < 3; ++i)
+        calls.push_back(
+            std::make_unique<TestCall>(CallShape{.op = op, .dtype = DType::float64, .count = count, .root = i % kMembers, .arena = 0.0},
+                                       kMembers, ++sequence, random));
+      return run_in_random_order(job, calls, random);
+    };
+    // Goes through several windows.
+    constexpr std::size_t kLarge = 160'000;
+    ASSERT_TRUE(play(Op::all_reduce, kLarge)) << info(between).name;
+    for (int jump = 1; jump <= 3; ++jump) {
+      // As a group that makes small calls, which use no windows, and brings itself up to date now and then.
+      const std::uint64_t half = std::uint64_t{1} << 39;
+      const std::uint64_t target = sequence / kRefreshEvery * kRefreshEvery + half / 2 * static_cast<std::uint64_t>(jump % 3 + 1);
+      for (std::uint64_t at = sequence / kRefreshEvery + 1; at < target / kRefreshEvery; at += half / 4 / kRefreshEvery) {
+        sequence = at * kRefreshEvery - 3;
+        for (auto& group : job.groups) static_cast<RegionMember&>(*group).count_from(sequence);
+        ASSERT_TRUE(play(Op::barrier, 0)) << info(between).name << " after " << sequence;
+      }
+      ASSERT_TRUE(play(between, kLarge)) << info(between).name << " after " << sequence;
+      ASSERT_TRUE(play(Op::reduce, kLarge)) << info(between).name << " after " << sequence;
+    }
+  }
+}
+
 // With many members the columns of a window are narrow: what one of them takes may be more than a step although all of it stands beside the
 // lines. The last to come finds all lines and needs no task.
 // spec: F9 reduce_scatter, uneven, on 32 ranks

@@ -138,7 +138,7 @@ Task<Status> RegionMember::run(const Args& args, const transport::Fingerprint& c
     co_return refuse(Status(Code::internal, "call " + std::to_string(call.sequence) + " was started on a shared region after call " +
                                                 std::to_string(sequence_)));
   }
-  sequence_ = call.sequence;
+  if (!published_) begin_call(call.sequence);
   outputs_shared_ = false;
   read_in_place_ = false;
   borrows_ = false;
@@ -208,6 +208,21 @@ Task<Status> RegionMember::run_call(const Args& args, const transport::Fingerpri
   if (!someone_gave_up(sequence_)) co_return status;
   co_await until([&] { return failed(); });
   co_return channel_.failure();
+}
+
+// What I count has passed all earlier calls. Windows that were used before the ring of lines has come round are free: all members have done
+// with those calls.
+void RegionMember::refresh() {
+  const Position now = position(sequence_, 0);
+  for (const Counter each : {Counter::filled, Counter::reduced, Counter::drained}) advance(each, now);
+  for (auto* uses : {&window_uses_, &result_uses_})
+    for (Use& use : *uses) use.pending = use.pending && now - use.until <= position(layout_.slots + 1, 0);
+}
+
+void RegionMember::count_from(std::uint64_t sequence) {
+  sequence_ = known_by_all_ = sequence;
+  std::ranges::fill(next_, sequence + 1);
+  std::ranges::fill(known_seen_, sequence);
 }
 
 // Whether my line of as many calls ago as there are lines may be overwritten: every member has done with it, and I with theirs of that

@@ -61,6 +61,8 @@ class RegionMember final : public RegionGroup {
   bool attend(Task<Status>& task, TimePoint deadline) override;
   std::vector<int> awaited() const override;
   transport::Fingerprint heard(int member) const override;
+  /// For tests: as if the calls up to `sequence` had been made, by all members, without windows. All earlier calls have ended everywhere.
+  void count_from(std::uint64_t sequence);
 
  private:
   // What a member gives in the call under way, as its line says.
@@ -163,6 +165,12 @@ class RegionMember final : public RegionGroup {
   std::string what(const Args& args) const;
 
   Task<Status> run_call(const Args& args, const transport::Fingerprint& call);
+  void begin_call(std::uint64_t sequence) {
+    sequence_ = sequence;
+    if (sequence % kRefreshEvery == 0) [[unlikely]]
+      refresh();
+  }
+  void refresh();
   bool room_for_line();
   void publish(const transport::Fingerprint& call);
   bool see(int member, std::uint64_t limit);

@@ -94,6 +94,8 @@ using Position = std::uint64_t;
 constexpr Position position(std::uint64_t sequence, std::uint64_t step) { return (sequence << 24) + step; }
 constexpr Position end_of(std::uint64_t sequence) { return position(sequence + 1, 0); }
 constexpr bool reached(Position counter, Position wanted) { return static_cast<std::int64_t>(counter - wanted) >= 0; }
+/// Positions compare over half of their range, 2^39 calls. So often every member brings up to date what it keeps of earlier ones.
+inline constexpr std::uint64_t kRefreshEvery = std::uint64_t{1} << 32;
 
 enum class Counter : std::uint8_t {
   filled,   ///< windows filled
