@@ -569,7 +569,8 @@ def test_replaces_gloo():
         start(rank, 2, name, backend="gloo")
         assert dist.get_backend() == "gloo"
         same_as_muster = dist.group.WORLD._get_backend(torch.device("cpu"))
-        assert not isinstance(same_as_muster, dist.ProcessGroupGloo)
+        assert not isinstance(same_as_muster, torch._C._distributed_c10d.ProcessGroupGloo)
+        assert dist.ProcessGroupGloo is muster.torch.ProcessGroupMuster and isinstance(same_as_muster, dist.ProcessGroupGloo)
         all_collectives(rank, 2)
         model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 3))
         model(torch.ones(2, 3)).sum().backward()

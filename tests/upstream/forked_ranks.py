@@ -40,7 +40,7 @@ class ForkedRanks(MultiProcessTestCase):
     def run_test(self, *arguments):
         if self.backend_of_torch is not None:
             backend = dist.group.WORLD._get_backend(torch.device("cpu"))
-            assert isinstance(backend, dist.ProcessGroupGloo) == self.backend_of_torch, f"the ranks are on {backend}"
+            assert isinstance(backend, torch._C._distributed_c10d.ProcessGroupGloo) == self.backend_of_torch, f"the ranks are on {backend}"
         super().run_test(*arguments)
 
     def _barrier(self, *_, **__):
