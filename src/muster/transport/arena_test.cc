@@ -68,7 +68,9 @@ TEST(ArenaHeap, BlocksAreAlignedApartAndComeBack) {
       ASSERT_GE(heap.bytes_at(taken->offset), bytes);
       const auto around = heap.pages_around(last);
       ASSERT_EQ(around.bytes, bytes > ArenaHeap::kSmall ? heap.bytes_at(taken->offset) : 0);
-      if (around.bytes > 0) ASSERT_EQ(around.offset, taken->offset);
+      if (around.bytes > 0) {
+        ASSERT_EQ(around.offset, taken->offset);
+      }
       for (std::size_t page = taken->offset / ArenaHeap::kPage; page <= last / ArenaHeap::kPage; ++page) ASSERT_TRUE(warm[page]);
       const auto next = used.lower_bound(taken->offset);
       if (next != used.end()) {
