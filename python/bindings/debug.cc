@@ -5,15 +5,42 @@
 
 #include "bindings.h"
 #include "blocking.h"
+#include "muster/group/detail.h"
 #include "muster/group/shared_allocator.h"
 #include "muster/group/shared_tensor.h"
 
 namespace muster::python {
 namespace {
 namespace py = pybind11;
+
+constexpr int kMostFrames = 20;
+
+/// Where Python has called from, as its tracebacks show frames, the innermost first; nothing on a thread that runs no Python.
+std::string python_stack() {
+  if (Py_IsInitialized() == 0 || PyGILState_GetThisThreadState() == nullptr) return {};
+  const py::gil_scoped_acquire held;
+  std::string text;
+  try {
+    const auto source_line = py::module_::import("linecache").attr("getline");
+    auto frame = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(PyEval_GetFrame()));
+    for (int i = 0; frame && !frame.is_none() && i < kMostFrames; ++i, frame = frame.attr("f_back")) {
+      const auto code = frame.attr("f_code");
+      const auto file = py::str(code.attr("co_filename")), name = py::str(code.attr("co_name"));
+      const auto line = frame.attr("f_lineno");
+      text += py::str("  File \"{}\", line {}, in {}\n").format(file, line, name).cast<std::string>();
+      const auto source = py::str(source_line(file, line).attr("strip")()).cast<std::string>();
+      if (!source.empty()) text += "    " + source + "\n";
+    }
+  } catch (const py::error_already_set&) {
+    return {};  // the stack of C++ says what it can
+  }
+  return text;
 }
 
+}  // namespace
+
 void bind_debug(py::module_& module) {
+  group::set_caller_stack(&python_stack);
   py::enum_<DebugLevel>(module, "DebugLevel")
       .value("OFF", DebugLevel::OFF)
       .value("INFO", DebugLevel::INFO)

@@ -408,6 +408,11 @@ def test_mismatched_shapes_at_detail():
         text = str(caught.value)
         assert f"Error when verifying shape tensors for collective ALLREDUCE on rank {rank}" in text
         assert "input shapes into the collective are mismatched across ranks" in text and f"Got shapes: {10 if rank == 0 else 11}" in text
+        # Both sides say where the program has called, with its source.
+        place = re.escape(f'File "{__file__}", line ') + r"\d+, in body\n    dist\.all_reduce\(torch\.ones\(10 if rank == 0 else 11\)\)"
+        for side in (0, 1):
+            assert re.search(rf"Rank {side}: all_reduce with shapes {10 + side}, called from\n  {place}", text), text
+        assert "unknown function" not in text
 
     with debug_level(dist.DebugLevel.DETAIL):
         on_threads(2, body)

@@ -9,6 +9,7 @@
 
 #include "muster/base/exception_status.h"
 #include "muster/base/fork_guard.h"
+#include "muster/base/log.h"
 #include "muster/collective/call.h"
 #include "muster/collective/collective_queue.h"
 #include "muster/collective/driver.h"
@@ -16,6 +17,7 @@
 #include "muster/collective/lookout.h"
 #include "muster/collective/making.h"
 #include "muster/collective/point_to_point.h"
+#include "muster/collective/selection.h"
 #include "muster/transport/core_sharing.h"
 
 namespace muster::collective {
@@ -495,6 +497,12 @@ std::shared_ptr<Communicator> assemble(std::shared_ptr<transport::Fabric> fabric
   if (handout.segment != kNoSegment) {
     const Selection selection(Ground::region, agreed.channel->size(), handout.bounds);
     region_group = RegionGroup::attach(*fabric->region(), handout.segment, *agreed.channel, selection);
+  }
+  if (logs(LogLevel::debug) && agreed.channel->size() > 1) {
+    const bool in_region = region_group != nullptr;
+    const Selection used(in_region ? Ground::region : Ground::links, agreed.channel->size(), handout.bounds,
+                         standing_of(*fabric, agreed.channel->members()));
+    log(LogLevel::debug, "group " + name + ", algorithms over " + (in_region ? "shared memory" : "links") + ":" + text_of(used));
   }
   auto shared = shared_of(*fabric);
   GroupContext context{std::move(fabric), std::move(agreed.channel), std::move(name), std::move(witness)};

@@ -191,4 +191,26 @@ void Selection::force(Op op, Algorithm algorithm) {
   for (const Algorithm each : row) set_bound(op, each, each == algorithm ? kAlways : 0);
 }
 
+std::string text_of(const Selection& selection) {
+  std::string out;
+  for (int number = 0; number < kCollectives; ++number) {
+    const auto op = static_cast<Op>(number);
+    const auto row = algorithms_of(selection.ground(), op);
+    if (row.empty()) continue;
+    std::string line;
+    std::uint64_t covered = 0;
+    for (std::size_t k = 0; k < row.size(); ++k) {
+      const bool last = k + 1 == row.size();
+      const auto bound = last ? Selection::kAlways : selection.bounds()[static_cast<std::size_t>(number)][k];
+      if (bound <= covered) continue;  // never
+      covered = bound;
+      line += (line.empty() ? "" : ", then ") + std::string(name_of(selection.choose(op, bound - 1)));
+      if (bound == Selection::kAlways) break;
+      line += " below " + std::to_string(bound) + " bytes";
+    }
+    out += "\n  " + std::string(info(op).name) + ": " + line;
+  }
+  return out;
+}
+
 }  // namespace muster::collective

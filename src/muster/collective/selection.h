@@ -104,4 +104,7 @@ class Selection {
   Bounds bounds_{};
 };
 
+/// What it chooses, for people: a line for each operation that has a choice.
+std::string text_of(const Selection& selection);
+
 }  // namespace muster::collective

@@ -47,6 +47,20 @@ TEST(Selection, DefaultsGiveWayByWhatIsGathered) {
   }
 }
 
+// spec: H2 the table of algorithms by size, for people: what it says is what is chosen
+TEST(Selection, IsTold) {
+  Selection region(Ground::region, 4);
+  const auto told = text_of(region);
+  const std::string small(name_of(region.choose(Op::all_reduce, 0))), large(name_of(region.choose(Op::all_reduce, 1u << 30)));
+  EXPECT_NE(told.find("\n  all_reduce: " + small + " below "), std::string::npos) << told;
+  EXPECT_NE(told.find(", then " + large), std::string::npos) << told;
+  region.force(Op::all_reduce, Algorithm::shares);
+  EXPECT_NE(text_of(region).find("\n  all_reduce: one_shot below 1 bytes, then shares\n"), std::string::npos) << "empty calls stay";
+  const Selection hosts(Ground::links, 8, {.per_host = 4, .per_core = 1});
+  EXPECT_NE(text_of(hosts).find("hosts"), std::string::npos) << text_of(hosts);
+  EXPECT_EQ(text_of(Selection(Ground::links, 8)).find("hosts"), std::string::npos) << "one rank a host has no sums of its own";
+}
+
 TEST(Selection, RanksThatShareCoresSendFewMessages) {
   for (const int ranks : {4, 8, 64}) {
     const Selection links(Ground::links, ranks, {.per_host = ranks, .per_core = ranks / 2});

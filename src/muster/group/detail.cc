@@ -1,13 +1,13 @@
 #include "muster/group/detail.h"
 
 #include <ATen/core/ivalue.h>
-#include <c10/util/Backtrace.h>
 
 #include <algorithm>
 #include <cctype>
 #include <mutex>
 #include <utility>
 
+#include "muster/base/call_stack.h"
 #include "muster/base/thread_start.h"
 #include "muster/group/errors.h"
 
@@ -21,8 +21,16 @@ constexpr std::size_t kMostRanks = 8;  // whose sides are shown
 struct Side {
   std::string call;    // "all_reduce"
   std::string shapes;  // "10", "2, 3; 4"
-  c10::Backtrace stack;
+  std::string caller;  // as the language around says it
+  CallStack stack;     // shown where that says nothing
+
+  std::string called_from() const { return caller.empty() ? stack.text() : caller; }
 };
+
+std::function<std::string()>& caller_stack() {
+  static auto* const told = new std::function<std::string()>;
+  return *told;
+}
 
 std::string shapes_of(const Request& request) {
   std::string out;
@@ -52,7 +60,7 @@ class Detail {
         members_(group.parts().first_ranks),
         store_(group.parts().store),
         key_("detail/" + group.name() + "/"),
-        side_{std::string(request.name), shapes_of(request), c10::get_lazy_backtrace(2)} {}
+        side_{std::string(request.name), shapes_of(request), caller_stack() ? caller_stack()() : std::string(), CallStack::here(2)} {}
 
   [[noreturn]] void report(const DistError& error) const {
     std::string text = error.what();
@@ -61,7 +69,7 @@ class Detail {
       if (rank != me_) others.push_back(rank);
     if (others.empty()) std::copy_if(members_.begin(), members_.end(), std::back_inserter(others), [&](int rank) { return rank != me_; });
     if (others.size() > kMostRanks) others.resize(kMostRanks);
-    const auto mine = side_.call + " with shapes " + side_.shapes + ", called from\n" + side_.stack->get();
+    const auto mine = side_.call + " with shapes " + side_.shapes + ", called from\n" + side_.called_from();
     if (error.code() == Code::timed_out) {
       throw DistBackendError(text + "\nRanks stuck before the collective " + shouted(side_.call) + ": " + listed(error.ranks()) +
                                  "\nRank " + std::to_string(me_) + ": " + mine,
@@ -173,6 +181,8 @@ class DetailedWork final : public Work {
 };
 
 }  // namespace
+
+void set_caller_stack(std::function<std::string()> told) { caller_stack() = std::move(told); }
 
 WorkRef submit_in_detail(ProcessGroup& group, ProcessGroupBackend& backend, Request request) {
   Detail detail(group, request);

@@ -6,7 +6,6 @@
 #include <span>
 #include <utility>
 
-#include "muster/base/log.h"
 #include "muster/group/errors.h"
 #include "muster/group/exchange.h"
 #include "muster/group/job.h"
@@ -119,7 +118,6 @@ void init_process_group(const InitProcessGroupOptions& options) {
   const auto deadline = deadline_after(steady_clock(), timeout);  // of the whole: every stage gets what the earlier ones have left
 
   auto job = group::open_job(find_job(options, scope->seat(), deadline), config, timeout, deadline);
-  set_log_rank(job->rank);
   auto world = group::make_group(job, "default", all_ranks(job->world_size), std::move(config), timeout,
                                  {.pg_options = options.pg_options, .deadline = deadline});
   scope->open(std::move(job), std::move(world));

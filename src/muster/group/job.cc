@@ -1,9 +1,18 @@
 #include "muster/group/job.h"
 
+#if __has_include(<torch/headeronly/version.h>)
+#include <torch/headeronly/version.h>
+#else
+#include <torch/csrc/api/include/torch/version.h>
+#endif
+#include <unistd.h>
+
 #include <algorithm>
 #include <numeric>
 #include <utility>
 
+#include "muster/base/log.h"
+#include "muster/base/version.h"
 #include "muster/collective/communicator.h"
 #include "muster/collective/op.h"
 #include "muster/collective/survivors.h"
@@ -127,11 +136,41 @@ void keep_record(Job& job) {
   }
   job.witness = std::make_shared<trace::Witness>(job.recorder, job.store, std::move(elsewhere));
   job.responder = trace::Responder::start(job.recorder, job.store);
+  if (logs(LogLevel::info)) job.long_waits = std::make_shared<trace::LongWaits>(job.recorder, job.witness, job.rank);
+}
+
+constexpr std::size_t kRanksShown = 16;
+
+std::string shown(const std::vector<int>& ranks) {
+  if (ranks.size() <= kRanksShown) return list(ranks);
+  const auto first = std::vector<int>(ranks.begin(), ranks.begin() + kRanksShown);
+  return std::to_string(ranks.size()) + " ranks, the first " + list(first);
+}
+
+void log_job(const Job& job, const BackendConfig& config, Duration timeout, Duration took) {
+  if (!logs(LogLevel::info)) return;
+  const auto hosts = job.fabric->hosts();
+  const int count = *std::max_element(hosts.begin(), hosts.end()) + 1;
+  log(LogLevel::info, "muster " + std::string(version()) + " with torch " TORCH_VERSION ": rank " + std::to_string(job.rank) + " of " +
+                          std::to_string(job.world_size) + " of job " + job.name + " on " + std::to_string(count) +
+                          (count == 1 ? " host" : " hosts") + ", process " + std::to_string(::getpid()) + ", backend " + config.text() +
+                          ", timeout " + describe(timeout) + "; connected in " +
+                          describe(took) + (job.recorder ? "; trace in " + job.recorder->directory() : ""));
+}
+
+/// `group` was made since `begin`.
+void log_group(const ProcessGroup& group, TimePoint begin) {
+  if (!logs(LogLevel::info) || !group.is_member()) return;
+  log(LogLevel::info, "group " + group.name() + " of ranks " + shown(group.ranks()) + ": this is its rank " + std::to_string(group.rank()) +
+                          ", backend " + group.backend() + " over " + (group.shares_memory() ? "shared memory" : "links") + ", timeout " +
+                          describe(group.timeout()) + "; made in " + describe(steady_clock().now() - begin));
 }
 
 }  // namespace
 
 std::shared_ptr<Job> open_job(store::Rendezvous found, const BackendConfig& config, Duration timeout, TimePoint deadline) {
+  const auto begin = steady_clock().now();
+  set_log_rank(found.rank);
   transport::JobFabricOptions fabric;
   fabric.terms = "backend '" + config.text() + "' and " + std::to_string(fabric.interfaces.size()) + " network interfaces";
   fabric.shared_memory = shares_memory(config);
@@ -149,11 +188,13 @@ std::shared_ptr<Job> open_job(store::Rendezvous found, const BackendConfig& conf
   job->fabric = meet_others(found, fabric);
   job->store = std::move(found.store);
   keep_record(*job);
+  log_job(*job, config, timeout, steady_clock().now() - begin);
   return job;
 }
 
 Group make_group(const std::shared_ptr<Job>& job, std::string name, std::vector<int> ranks, BackendConfig config, Duration timeout,
                  Meeting meeting) {
+  const auto begin = steady_clock().now();
   ProcessGroupParts parts;
   parts.config = std::move(config);
   parts.ranks = std::move(ranks);
@@ -166,7 +207,9 @@ Group make_group(const std::shared_ptr<Job>& job, std::string name, std::vector<
       if (is_native(backend)) meeting.offer = {};  // it is good for one
       return made;
     });
-  return std::make_shared<ProcessGroup>(std::move(parts));
+  auto made = std::make_shared<ProcessGroup>(std::move(parts));
+  log_group(*made, begin);
+  return made;
 }
 
 collective::Offer offer_group(const Job& job, const std::vector<int>& ranks, const BackendConfig& config) {
@@ -179,6 +222,7 @@ std::string name_of(const Job& job, const std::vector<int>& ranks) { return list
 
 Group split_group(const std::shared_ptr<Job>& job, const ProcessGroup& parent, const std::vector<std::vector<int>>& parts, int own,
                   std::string name, BackendConfig config, Duration timeout, const Meeting& meeting) {
+  const auto begin = steady_clock().now();
   ProcessGroupParts made;
   if (own >= 0) {
     const auto& positions = parts[static_cast<std::size_t>(own)];
@@ -197,11 +241,14 @@ Group split_group(const std::shared_ptr<Job>& job, const ProcessGroup& parent, c
     return std::make_shared<NativeBackend>(backend, std::move(communicator), made.ranks);
   });
   if (own < 0) return nullptr;
-  return std::make_shared<ProcessGroup>(std::move(made));
+  auto group = std::make_shared<ProcessGroup>(std::move(made));
+  log_group(*group, begin);
+  return group;
 }
 
 ShrunkGroup shrink_group(const std::shared_ptr<Job>& job, const ProcessGroup& old, const std::vector<int>& exclude, bool of_world,
                          Duration timeout, std::shared_ptr<ProcessGroupOptions> pg_options) {
+  const auto begin = steady_clock().now();
   const auto deadline = deadline_after(job->fabric->clock(), timeout);
   const auto& before = old.parts();
   collective::Lineage lineage;
@@ -241,7 +288,9 @@ ShrunkGroup shrink_group(const std::shared_ptr<Job>& job, const ProcessGroup& ol
     if (backend == first && is_native(backend)) return std::make_shared<NativeBackend>(backend, shrunk.communicator, parts.ranks);
     return make_backend(*now, backend, name, parts.ranks, timeout, meeting);
   });
-  return {std::make_shared<ProcessGroup>(std::move(parts)), std::move(now)};
+  auto group = std::make_shared<ProcessGroup>(std::move(parts));
+  log_group(*group, begin);
+  return {std::move(group), std::move(now)};
 }
 
 int host_of(const Job& job, int rank) {

@@ -14,6 +14,7 @@
 #include "muster/group/process_group.h"
 #include "muster/store/rendezvous.h"
 #include "muster/store/store.h"
+#include "muster/trace/long_waits.h"
 #include "muster/trace/recorder.h"
 #include "muster/trace/responder.h"
 #include "muster/trace/witness.h"
@@ -38,6 +39,7 @@ struct Job {
   std::shared_ptr<trace::Recorder> recorder;    ///< of this rank's calls; null: none is kept
   std::shared_ptr<trace::Witness> witness;      ///< null without a recorder
   std::shared_ptr<trace::Responder> responder;  ///< to those who ask over the store; null where nobody can
+  std::shared_ptr<trace::LongWaits> long_waits;  ///< null where the log does not show them
 };
 
 /// Meets the other ranks over the store, up to the deadline; `timeout` is the default group's. Throws naming the ranks that did not come,

@@ -209,6 +209,8 @@ void StoreServer::on_time(TimePoint now) {
   StoreTable::Answers answers;
   table_.expire(now, answers);
   answer(answers);
+  if (logs(LogLevel::info))
+    for (const std::string& sentence : table_.overdue(now)) log(LogLevel::info, sentence);
   resume(now);
 }
 
@@ -246,7 +248,7 @@ bool StoreServer::wants_close(Connection connection) const {
 }
 
 TimePoint StoreServer::next_timer() const {
-  const TimePoint deadline = table_.next_deadline();
+  const TimePoint deadline = logs(LogLevel::info) ? std::min(table_.next_deadline(), table_.next_overdue()) : table_.next_deadline();
   return strangers_.empty() ? deadline : std::min(deadline, strangers_.front().first);
 }
 

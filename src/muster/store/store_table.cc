@@ -9,6 +9,8 @@
 namespace muster::store {
 namespace {
 
+constexpr Duration kLongWait = std::chrono::seconds(10);
+
 Reply failure(Code code, std::string message) { return {Status(code, std::move(message)), 0, {}}; }
 
 std::optional<std::int64_t> decimal(std::string_view text) {
@@ -234,7 +236,11 @@ void StoreTable::submit_meeting(Ticket ticket, const Request& request, TimePoint
     return;
   }
   Meeting& meeting = meetings_[key];
-  if (meeting.members == 0) meeting.members = request.members;
+  if (meeting.members == 0) {
+    meeting.members = request.members;
+    meeting.since = now;
+    meeting.overdue = now + kLongWait;
+  }
   if (meeting.members != request.members) {
     answers.push_back({ticket, failure(Code::mismatch, call + ": others wait there for " + std::to_string(meeting.members) +
                                                            " members, this call is for " + std::to_string(request.members) +
@@ -395,6 +401,32 @@ void StoreTable::expire(TimePoint now, Answers& answers) {
     }
     fail_meeting(key, Status(Code::timed_out, std::move(text), std::move(ranks)), answers);
   }
+}
+
+std::vector<std::string> StoreTable::overdue(TimePoint now) {
+  std::vector<std::string> said;
+  for (auto& [key, meeting] : meetings_) {
+    if (meeting.overdue > now || meeting.present.empty()) continue;
+    const auto waited = now - meeting.since;
+    meeting.overdue = meeting.since + 2 * waited;
+    std::string text = "the store has waited " + describe(waited) + " for ";
+    if (key.first == Op::all_gather) {
+      const auto ranks = absent(meeting);
+      text += (ranks.size() == 1 ? "member " : "members ") + listed(ranks) + " of " + std::to_string(meeting.members);
+    } else {
+      text += std::to_string(meeting.members - static_cast<std::int32_t>(meeting.present.size())) + " of " + std::to_string(meeting.members) +
+              " members";
+    }
+    said.push_back(text + ", in " + std::string(name_of(key.first)) + "(" + quoted(key.second) + ")");
+  }
+  return said;
+}
+
+TimePoint StoreTable::next_overdue() const {
+  TimePoint next = TimePoint::max();
+  for (const auto& [key, meeting] : meetings_)
+    if (!meeting.present.empty()) next = std::min(next, meeting.overdue);
+  return next;
 }
 
 void StoreTable::drop(Ticket ticket, TimePoint now, Answers& answers) {

@@ -37,6 +37,11 @@ class StoreTable {
   void drop(Ticket ticket, TimePoint now, Answers& answers);
   /// The earliest deadline of the parked; max if none.
   TimePoint next_deadline() const;
+  /// Sentences for a log about the meetings that have waited for members for ten seconds, and then for twice as long, and so on: who is
+  /// missing. Each is said once.
+  std::vector<std::string> overdue(TimePoint now);
+  /// When `overdue` has something to say; max if never.
+  TimePoint next_overdue() const;
   std::size_t parked() const { return parked_.size(); }
   std::size_t keys() const { return values_.size(); }
 
@@ -62,6 +67,8 @@ class StoreTable {
     std::int32_t members = 0;
     std::map<std::int32_t, std::pair<Ticket, Value>> present;  // a barrier numbers its members as they come
     std::int32_t next_index = 0;
+    TimePoint since = {};
+    TimePoint overdue = {};
   };
   /// What became of a failed all_gather, kept for the members that had not come yet: they learn it at once instead of waiting in vain.
   struct Obituary {

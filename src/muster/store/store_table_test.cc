@@ -197,5 +197,28 @@ TEST_F(TableTest, AppendCopiesWhatIsShared) {
   EXPECT_EQ(*replies.at(ask({.op = Op::get, .keys = {"key"}})).values[0], "value+more");
 }
 
+// spec: H2 at info the store's host says for whom an initialisation waits: after ten seconds, after twenty, and then no more
+TEST_F(TableTest, MeetingsThatWaitForLongAreTold) {
+  EXPECT_EQ(table.next_overdue(), TimePoint::max());
+  const auto begin = now;
+  ask(gather("join", 0, 4, seconds(300)));
+  advance(seconds(2));
+  ask(gather("join", 2, 4, seconds(300)));
+  EXPECT_EQ(table.next_overdue(), begin + seconds(10));
+  advance(seconds(7));
+  EXPECT_TRUE(table.overdue(now).empty());
+  advance(seconds(1));
+  const auto said = table.overdue(now);
+  ASSERT_EQ(said.size(), 1U);
+  EXPECT_EQ(said[0], "the store has waited 10 s for members 1 and 3 of 4, in all_gather(\"join\")");
+  EXPECT_TRUE(table.overdue(now).empty());
+  EXPECT_EQ(table.next_overdue(), begin + seconds(20));
+  ask(gather("join", 1, 4, seconds(300)));
+  advance(seconds(10));
+  ASSERT_EQ(table.overdue(now).size(), 1U);
+  ask(gather("join", 3, 4, seconds(300)));
+  EXPECT_EQ(table.next_overdue(), TimePoint::max());
+}
+
 }  // namespace
 }  // namespace muster::store

@@ -1,5 +1,6 @@
 #include "muster/transport/socket_connector.h"
 
+#include <net/if.h>
 #include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -9,6 +10,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <memory>
 #include <optional>
 
 #include "muster/base/host_barrier.h"
@@ -28,6 +30,25 @@ constexpr std::size_t kFewSleepers = 16;
 constexpr Duration kLookInterval = std::chrono::microseconds(50);
 // The others' processes are looked for when they have come through their meeting: the ranks of a full host keep each other from it enough.
 constexpr Duration kWatchAfter = std::chrono::milliseconds(20);
+
+/// "rank 3", or "ranks 0, 2, 3".
+std::string some_of(const std::vector<int>& ranks) {
+  constexpr std::size_t kShown = 16;
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < std::min(ranks.size(), kShown); ++i) text += (i > 0 ? ", " : "") + std::to_string(ranks[i]);
+  return ranks.size() > kShown ? text + " and " + std::to_string(ranks.size() - kShown) + " more" : text;
+}
+
+/// " (eth0)", or nothing where no interface has the address.
+std::string interface_of(const SocketAddress& address) {
+  const std::unique_ptr<struct if_nameindex, void (*)(struct if_nameindex*)> all(::if_nameindex(), ::if_freenameindex);
+  for (const auto* each = all.get(); each != nullptr && each->if_name != nullptr; ++each) {
+    const auto found = interface_addresses(each->if_name);
+    const auto is_it = [&](const SocketAddress& other) { return other.host() == address.host(); };
+    if (found && std::any_of(found->begin(), found->end(), is_it)) return std::string(" (") + each->if_name + ")";
+  }
+  return {};
+}
 
 std::uint64_t random_number() {
   std::uint64_t value = 0;
@@ -400,6 +421,24 @@ void SocketConnector::watch_local_processes() {
   }
 }
 
+std::string SocketConnector::describe_links() const {
+  std::vector<int> here, elsewhere;
+  for (int rank = 0; rank < options_.world_size; ++rank) {
+    if (rank == options_.rank) continue;
+    (place_of_[static_cast<std::size_t>(rank)] >= 0 ? here : elsewhere).push_back(rank);
+  }
+  std::string text = "links";
+  if (!here.empty())
+    text += " to " + some_of(here) + " through shared memory of host " + mine().host_name + " (" + std::to_string(here.size() + 1) +
+            " ranks on " + std::to_string(cores_) + (cores_ == 1 ? " core)" : " cores)");
+  if (elsewhere.empty()) return text;
+  text += (here.empty() ? " to " : "; to ") + some_of(elsewhere) + " over TCP";
+  if (!verdict_.reason.empty()) text += " (" + verdict_.reason + ")";
+  for (const auto& address : links_->addresses())
+    text += (&address == &links_->addresses().front() ? ", from " : " and ") + address.text() + interface_of(address);
+  return text;
+}
+
 Status SocketConnector::settle(std::span<const std::string> texts, ConnectorEvents& events) {
   stop_serving();
   events_ = &events;
@@ -426,6 +465,7 @@ Status SocketConnector::settle(std::span<const std::string> texts, ConnectorEven
     peers.push_back({name_of(rank, contact), contact.addresses, contact.nonce});
   }
   links_->settle(std::move(peers), events);
+  if (logs(LogLevel::info) && options_.world_size > 1) log(LogLevel::info, describe_links());
   // Where many ranks share cores they sleep often, and each barrier would interrupt them all.
   if (region_ && (ranks_per_core(region_->ranks().size(), cores_) == 1 || region_->ranks().size() <= kFewSleepers) && takes_host_barriers())
     mailbox().sends_barriers.store(1, std::memory_order_relaxed);
@@ -453,6 +493,10 @@ void SocketConnector::connect(int peer, TimePoint deadline) {
 void SocketConnector::link_locally(int place) {
   if (linked_locally_[static_cast<std::size_t>(place)]) return;
   linked_locally_[static_cast<std::size_t>(place)] = true;
+  if (logs(LogLevel::debug)) {
+    const int rank = region_->ranks()[static_cast<std::size_t>(place)];
+    log(LogLevel::debug, "linked to " + name_of(rank, contact_of(rank)) + " through shared memory");
+  }
   events_->on_stream(region_->ranks()[static_cast<std::size_t>(place)], open_shared_stream(*region_, place));
 }
 

@@ -57,6 +57,7 @@ class SocketConnector final : public Connector {
   Status open_settled_region(const std::vector<MeetingVerdict>& verdicts);
   void number_hosts(const std::vector<MeetingVerdict>& verdicts);
   void count_cores();
+  std::string describe_links() const;
   void watch_local_processes();
 
   void link_locally(int place);

@@ -146,6 +146,11 @@ void SocketLinks::finish(int to, Attempt& attempt) {
 void SocketLinks::establish(int with, GuardedDescriptor socket) {
   attempts_.erase(with);
   linked_[static_cast<std::size_t>(with)] = true;
+  if (logs(LogLevel::debug)) {
+    const auto here = SocketAddress::local_of(socket.get()), there = SocketAddress::peer_of(socket.get());
+    log(LogLevel::debug, "connected to " + peer(with).name + " over TCP" +
+                             (here && there ? ", from " + here->text() + " to " + there->text() : std::string()));
+  }
   events_->on_stream(with, make_tcp_stream(std::move(socket)));
 }
 

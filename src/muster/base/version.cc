@@ -1,0 +1,7 @@
+#include "muster/base/version.h"
+
+namespace muster {
+
+std::string_view version() { return MUSTER_VERSION; }
+
+}  // namespace muster

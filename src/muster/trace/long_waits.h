@@ -1,0 +1,58 @@
+/// Says in the log which of this rank's calls wait for long, and for whom.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "muster/base/clock.h"
+#include "muster/base/fork_guard.h"
+#include "muster/trace/reader.h"
+#include "muster/trace/recorder.h"
+#include "muster/trace/witness.h"
+
+namespace muster::trace {
+
+/// The calls that have been under way for `limit`, and then for twice as long, and so on. It remembers
+/// what it has said.
+class WaitReports {
+ public:
+  explicit WaitReports(Duration limit) : limit_(limit) {}
+  /// Calls of `mine` to be told of now, the oldest first.
+  std::vector<const Record*> due(const RankTrace& mine, std::int64_t now_ns);
+
+ private:
+  Duration limit_;
+  std::map<std::uint64_t, Duration> next_;  // by ticket
+};
+
+/// "all_reduce #7 on group default has waited for 10 s; rank 2 has not entered this call; ...". `job` is what is known of the ranks.
+std::string describe_wait(const Record& call, const JobTrace& job, int rank, std::int64_t now_ns);
+
+/// A thread that looks at this rank's trace once a second; info. It costs calls nothing.
+class LongWaits {
+ public:
+  LongWaits(std::shared_ptr<const Recorder> recorder, std::shared_ptr<const Witness> witness, int rank);
+  ~LongWaits();
+  LongWaits(const LongWaits&) = delete;
+  LongWaits& operator=(const LongWaits&) = delete;
+
+ private:
+  void watch();
+
+  const std::shared_ptr<const Recorder> recorder_;
+  const std::shared_ptr<const Witness> witness_;
+  const int rank_;
+  ProcessMark mark_;
+  std::mutex lock_;
+  std::condition_variable changed_;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+}  // namespace muster::trace

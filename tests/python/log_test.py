@@ -1,0 +1,124 @@
+"""What a job says on stderr with MUSTER_LOG_LEVEL, by running one."""
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from ranks import meeting_file, reserve_port
+
+PROGRAM = textwrap.dedent("""
+    import os, sys, time
+    import torch
+    import muster as dist
+
+    rank = int(sys.argv[1])
+    how = {"rank": rank, "world_size": 2}
+    if sys.argv[2].startswith("tcp"):
+        how["init_method"] = sys.argv[2]
+    else:
+        how["init_method"] = "file://" + sys.argv[2]
+    if sys.argv[3] == "late" and rank == 1:
+        sys.stdin.readline()
+    dist.init_process_group(None if sys.argv[3] != "sockets" else "tcp", **how)
+    pair = dist.new_group([0, 1])
+    if sys.argv[3] == "waits" and rank == 1:
+        sys.stdin.readline()
+    dist.all_reduce(torch.ones(3))
+    dist.all_reduce(torch.ones(3), group=pair)
+    dist.destroy_process_group()
+""")
+
+
+def started(rank, where, how, level):
+    environment = {name: value for name, value in os.environ.items() if name not in ("MUSTER_LOG_LEVEL", "TORCH_DISTRIBUTED_DEBUG")}
+    if level:
+        environment["MUSTER_LOG_LEVEL"] = level
+    return subprocess.Popen([sys.executable, "-c", PROGRAM, str(rank), where, how], env=environment, stdin=subprocess.PIPE,
+                            stderr=subprocess.PIPE, text=True)
+
+
+def said(how, level):
+    """What two ranks wrote to stderr."""
+    where = meeting_file()
+    ranks = [started(rank, where, how, level) for rank in (0, 1)]
+    texts = [rank.communicate(timeout=120)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], texts
+    return texts
+
+
+# spec: H2 the default level is quiet
+def test_nothing_is_said_by_default():
+    assert said("plain", None) == ["", ""]
+
+
+# spec: H2 info: version, who is reached how, groups with ranks, backend and what they cost
+def test_info_says_what_a_job_runs_on():
+    import torch
+
+    import muster
+
+    for rank, text in enumerate(said("plain", "info")):
+        start = (rf"muster {re.escape(muster.__version__)} with torch {re.escape(torch.__version__.split(chr(43))[0])}: "
+                 rf"rank {rank} of 2 of job job-\w+ on 1 host")
+        assert re.search(start, text), text
+        assert re.search(rf" rank {rank}\] links to rank {1 - rank} through shared memory of host \S+ \(2 ranks on \d+ cores?\)", text), text
+        for name in ("default", r"\[0, 1\]"):
+            assert re.search(rf"group {name} of ranks \[0, 1\]: this is its rank {rank}, backend cpu:native over shared memory, "
+                             r"timeout 30 min; made in [\d.]+ (us|ms|s)", text), text
+        assert "debug" not in text
+
+
+# spec: H2 debug: algorithms by size, and links as they come up; over sockets with address and interface
+def test_debug_says_what_runs_over_what():
+    for rank, text in enumerate(said("plain", "debug")):
+        assert re.search(r"group default, algorithms over shared memory:\n(  \w+: .*\n)*  all_reduce: \w+ below \d+ bytes, then", text), text
+    for rank, text in enumerate(said("sockets", "debug")):
+        assert re.search(rf"links to rank {1 - rank} over TCP \(shared memory is off\), from [\d.]+:\d+ \(\w+\)", text), text
+        assert re.search(r"connected to rank \d \(pid \d+ on \S+\) over TCP, from [\d.]+:\d+ to [\d.]+:\d+", text), text
+        assert "group default, algorithms over links:" in text
+
+
+def read_until(process, pattern):
+    """Lines of stderr up to one that fits; the process is told to go on then."""
+    seen = ""
+    for line in process.stderr:
+        seen += line
+        if re.search(pattern, line):
+            return seen
+    pytest.fail(f"it ended without {pattern!r}:\n{seen}")
+
+
+# spec: H2 info: a call that waits for more than ten seconds, and for whom
+def test_a_long_wait_is_told():
+    where = meeting_file()
+    ranks = [started(rank, where, "waits", "info") for rank in (0, 1)]
+    try:
+        text = read_until(ranks[0], "has waited for")
+        assert re.search(r"all_reduce #\d+ on group default has waited for 1\d s; rank 1 has not entered this call", text), text
+        ranks[1].stdin.write("\n")
+        for rank in reversed(ranks):
+            rank.communicate(timeout=60)
+            assert rank.returncode == 0
+    finally:
+        for rank in ranks:
+            rank.kill()
+
+
+# spec: H2 info: rank 0 says for whom the initialisation waits
+def test_who_has_not_come_is_told():
+    where = f"tcp://127.0.0.1:{reserve_port()}"
+    ranks = [started(rank, where, "late", "info") for rank in (0, 1)]
+    try:
+        text = read_until(ranks[0], "the store has waited")
+        assert re.search(r"the store has waited 1\d s for member 1 of 2, in all_gather\(.muster/join", text), text
+        ranks[1].stdin.write("\n")
+        for rank in reversed(ranks):
+            rank.communicate(timeout=60)
+            assert rank.returncode == 0
+    finally:
+        for rank in ranks:
+            rank.kill()
