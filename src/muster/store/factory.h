@@ -37,6 +37,8 @@ class TcpStore : public Store {
   /// in good order or not, meetings (barrier, all_gather) of all `world_size` ranks under such keys that would need it fail at once, naming
   /// it.
   virtual Status attend(const std::string& job, int rank, int world_size) = 0;
+  /// How many times all ranks of a job have met in this store to join it.
+  virtual Result<std::int64_t> count_joins() { return std::int64_t{0}; }
 };
 
 /// Clients started before the server wait for it, up to the timeout, within which the whole of this call ends. After five seconds without

@@ -175,7 +175,7 @@ void FileMeeting::give_up(FileLog::Transaction& file, Duration waited) {
   for (std::int32_t index = 0; index < round.members && op_ == Op::all_gather; ++index) {
     if (std::find(round.present.begin(), round.present.end(), index) == round.present.end()) absent.push_back(index);
   }
-  if (!absent.empty()) text += "; missing: " + listed(absent);
+  if (!absent.empty()) text += "; missing: " + named_ranks(absent);
   end(file, round, Status(Code::timed_out, std::move(text), std::move(absent)));
   finished(file.map());
 }

@@ -10,6 +10,8 @@
 namespace muster::store {
 namespace {
 
+constexpr std::string_view kJoinPrefix = "muster/join/";
+
 std::string random_token() {
   std::array<std::byte, 16> token;
   fill_random(token);
@@ -22,9 +24,8 @@ Status explain(const Status& status, int rank, const JoinOptions& options) {
     case Code::timed_out:
       if (status.ranks().empty()) break;
       return Status(Code::timed_out,
-                    what + (status.ranks().size() == 1 ? "rank " : "ranks ") + listed(status.ranks()) +
-                        " did not come in time; were they started with the same address" + ", world size and group name? (" +
-                        status.message() + ")",
+                    what + named_ranks(status.ranks()) + " did not come in time; were they started with the same address" +
+                        ", world size and group name? (" + status.message() + ")",
                     status.ranks());
     case Code::mismatch:
       return Status(Code::mismatch,
@@ -39,6 +40,17 @@ Status explain(const Status& status, int rank, const JoinOptions& options) {
 
 }  // namespace
 
+std::string join_key(const std::string& scope, const std::string& group_name) {
+  return std::string(kJoinPrefix) + scope + "/" + group_name;
+}
+
+bool is_join_key(std::string_view key) { return key.starts_with(kJoinPrefix); }
+
+std::string job_of(std::string_view join_key, std::string_view all_tokens) {
+  const std::string_view group_name = join_key.substr(join_key.find('/', kJoinPrefix.size()) + 1);
+  return std::string(group_name.empty() ? "job" : group_name) + "-" + hexadecimal(short_hash(all_tokens));
+}
+
 std::string cannot_join(int rank, const JoinOptions& options) {
   const std::string who = rank < 0 ? "this process" : "rank " + std::to_string(rank);
   return who + " of " + std::to_string(options.world_size) + " cannot join " + options.where;
@@ -47,10 +59,23 @@ std::string cannot_join(int rank, const JoinOptions& options) {
 Result<Rendezvous> join(const std::shared_ptr<Store>& store, const JoinOptions& options) {
   // The meeting leaves nothing behind in the store, so a process that tries again, or a second run on the same store, finds no old marks.
   // What the members throw together makes a name that nobody had before.
-  const std::string key = "muster/join/" + options.scope + "/" + options.group_name;
+  const std::string key = join_key(options.scope, options.group_name);
   const std::string token = random_token();
   int rank = std::max(options.rank, 0);
+  const auto tcp = options.attend ? std::dynamic_pointer_cast<TcpStore>(store) : nullptr;
+  const auto attend = [&](const std::string& job) {
+    tcp->set_timeout(time_left(steady_clock(), options.deadline));
+    return tcp->attend(job, rank, options.world_size);
+  };
+  // Who has a rank already is missed from here on, also before all have come.
+  if (tcp && options.rank >= 0) {
+    if (Status attends = attend(key); !attends) return explain(attends, rank, options);
+  }
+  const auto joins = tcp ? tcp->count_joins() : Result<std::int64_t>(std::int64_t{1});
   auto tokens = store->all_gather(key, rank, options.world_size, token, time_left(steady_clock(), options.deadline));
+  // Nobody has joined through it before, so it was this run's: no other one comes in its place.
+  if (tokens.status().code() == Code::network && joins && *joins == 0)
+    tokens = Status(Code::peer_failed, tokens.status().message() + ", while the ranks were joining", tokens.status().ranks());
   while (options.rank < 0 && tokens.status().code() == Code::mismatch && ++rank < options.world_size) {
     tokens = store->all_gather(key, rank, options.world_size, token, time_left(steady_clock(), options.deadline));
   }
@@ -60,11 +85,10 @@ Result<Rendezvous> join(const std::shared_ptr<Store>& store, const JoinOptions& 
   Rendezvous joined;
   joined.rank = rank;
   joined.world_size = options.world_size;
-  joined.job = (options.group_name.empty() ? "job" : options.group_name) + "-" + hexadecimal(short_hash(all));
+  joined.job = job_of(key, all);
   joined.store = make_prefix_store(joined.job, store);
-  if (const auto tcp = options.attend ? std::dynamic_pointer_cast<TcpStore>(store) : nullptr) {
-    tcp->set_timeout(time_left(steady_clock(), options.deadline));
-    if (Status attends = tcp->attend(joined.job, rank, options.world_size); !attends) return explain(attends, rank, options);
+  if (tcp) {
+    if (Status attends = attend(joined.job); !attends) return explain(attends, rank, options);
   }
   return joined;
 }

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "muster/store/rendezvous.h"
 
@@ -17,6 +18,11 @@ struct JoinOptions {
   TimePoint deadline;
   bool attend = true;  ///< a TCP store, which says once for its life whose it is, tells the others when this rank goes
 };
+
+/// The key under which the ranks meet to join, and what the job is called once they have: by the tokens that all of them brought.
+std::string join_key(const std::string& scope, const std::string& group_name);
+bool is_join_key(std::string_view key);
+std::string job_of(std::string_view join_key, std::string_view all_tokens);
 
 /// "rank 1 of 4 cannot join the job at tcp://host:port", for messages; "this process of 4" where the rank is to be assigned.
 std::string cannot_join(int rank, const JoinOptions& options);

@@ -344,6 +344,23 @@ TEST(Rendezvous, NamesARankKilledInside) {
   EXPECT_EQ(status.ranks(), std::vector<int>{2}) << status.message();
 }
 
+// spec: B1 rank 0, which hosts the store, killed while others are inside with it: they do not wait for another one
+TEST(Rendezvous, NamesRankZeroKilledInside) {
+  const Environment environment({});
+  const std::string method = "tcp://127.0.0.1:" + std::to_string(testing::reserve_port());
+  auto one = std::async(std::launch::async, [&] { return rendezvous({method, 1, 3, "", kLong}); });
+  // As above: where rank 1 had not come in yet when rank 0 was killed, the next rank 0 gets more time.
+  for (Duration time = milliseconds(50); one.wait_for(milliseconds(200)) != std::future_status::ready; time *= 2) {
+    Child zero([&] { return rendezvous({method, 0, 3, "", kLong}).ok(); });
+    one.wait_for(time);
+    zero.kill();
+  }
+  const Status status = one.get().status();
+  EXPECT_EQ(status.code(), Code::peer_failed) << status.message();
+  EXPECT_EQ(status.ranks(), std::vector<int>{0}) << status.message();
+  EXPECT_TRUE(mentions(status, "rank 0")) << status.message();
+}
+
 // spec: B1 killed after it has joined: the next meeting of all ranks names it at once
 TEST(Rendezvous, NamesARankKilledAfterwards) {
   const Environment environment({});

@@ -26,6 +26,7 @@ constexpr std::array<Shape, kLastOp + 1> kShapes{{
     {"check", kAny, 0},     {"append", 1, 1},     {"multi_get", kAny, 0}, {"multi_set", kAny, kAny},
     {"queue_push", 1, 1},   {"queue_pop", 1, 0},  {"queue_len", 1, 0},    {"list_keys", 0, 0},
     {"barrier", 1, 0},      {"all_gather", 1, 1}, {"attend", 1, 0},       {"leave", 1, 0},
+    {"count_joins", 0, 0},
 }};
 
 constexpr int kMostMembers = 1 << 20;
@@ -95,6 +96,8 @@ std::string quoted(const std::vector<std::string_view>& keys) {
   if (keys.size() > kShown) text += " and " + std::to_string(keys.size() - kShown) + " more";
   return text;
 }
+
+std::string named_ranks(const std::vector<int>& ranks) { return (ranks.size() == 1 ? "rank " : "ranks ") + listed(ranks); }
 
 std::string listed(const std::vector<int>& numbers) {
   constexpr std::size_t kShown = 16;

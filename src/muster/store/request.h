@@ -33,8 +33,9 @@ enum class Op : std::uint8_t {
   all_gather,
   attend,
   leave,
+  count_joins,
 };
-inline constexpr std::uint8_t kLastOp = static_cast<std::uint8_t>(Op::leave);
+inline constexpr std::uint8_t kLastOp = static_cast<std::uint8_t>(Op::count_joins);
 
 /// "set", "get", ...
 std::string_view name_of(Op op);
@@ -67,5 +68,7 @@ std::string quoted(const std::vector<std::string_view>& keys);
 std::string quoted(std::string_view key);
 /// "1, 2 and 5", cut where there are many.
 std::string listed(const std::vector<int>& numbers);
+/// "rank 1", "ranks 1, 2 and 5".
+std::string named_ranks(const std::vector<int>& ranks);
 
 }  // namespace muster::store

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <optional>
 
+#include "muster/store/join.h"
 #include "muster/store/store.h"
 
 namespace muster::store {
@@ -67,6 +68,7 @@ Reply StoreTable::execute(const Request& request, Answers& answers) {
       unpark(attending);
       return {{}, 1, {}};
     }
+    case Op::count_joins: return {{}, joins_, {}};
     case Op::num_keys: return {{}, static_cast<std::int64_t>(values_.size()), {}};
     case Op::delete_key: {
       const auto entry = values_.find(key);
@@ -225,6 +227,7 @@ void StoreTable::submit_meeting(Ticket ticket, const Request& request, TimePoint
     const Status cause = past->second.cause;
     if (!late || past->second.untold.empty()) obituaries_.erase(past);  // somebody begins anew
     if (late) {
+      if (request.op == Op::all_gather) forget_arrival(key.second, request.index);
       answers.push_back({ticket, {cause.with_context("came too late"), 0, {}}});
       return;
     }
@@ -259,6 +262,7 @@ void StoreTable::submit_meeting(Ticket ticket, const Request& request, TimePoint
   if (static_cast<std::int32_t>(meeting.present.size()) < meeting.members) return;
   const Meeting complete = std::move(meeting);
   meetings_.erase(key);
+  if (request.op == Op::all_gather && is_join_key(key.second)) settle_attendance(key.second, complete);
   Reply reply;
   if (request.op == Op::all_gather) {
     for (const auto& [member, entry] : complete.present) reply.values.push_back(entry.second);
@@ -272,6 +276,11 @@ void StoreTable::submit_meeting(Ticket ticket, const Request& request, TimePoint
 void StoreTable::submit_attend(Ticket ticket, const Request& request, TimePoint now, Answers& answers) {
   Attendance& job = attendances_[std::string(request.keys[0])];
   if (job.members == 0) job.members = request.members;
+  // A process that was started anew joins afresh.
+  if (is_join_key(request.keys[0]) && obituaries_.contains({Op::all_gather, std::string(request.keys[0])})) {
+    const auto past = obituaries_.find({Op::all_gather, std::string(request.keys[0])});
+    if (!past->second.untold.contains(request.index)) obituaries_.erase(past);
+  }
   if (job.members != request.members || job.present.contains(request.index) || job.gone.contains(request.index)) {
     answers.push_back({ticket, failure(Code::mismatch, "attend(" + quoted(request.keys[0]) + "): member " + std::to_string(request.index) +
                                                            " is known already, or the number of members differs")});
@@ -280,6 +289,42 @@ void StoreTable::submit_attend(Ticket ticket, const Request& request, TimePoint 
   job.present[request.index] = ticket;
   park(ticket, request, now);
   parked_.at(ticket).index = request.index;
+}
+
+void StoreTable::settle_attendance(const std::string& key, const Meeting& complete) {
+  ++joins_;
+  auto attendance = attendances_.extract(key);
+  if (attendance.empty()) return;
+  std::string tokens;
+  for (const auto& [member, entry] : complete.present) tokens += *entry.second;
+  attendance.key() = job_of(key, tokens);
+  for (const auto& [index, ticket] : attendance.mapped().present) parked_.at(ticket).keys[0] = attendance.key();
+  attendances_.insert(std::move(attendance));
+}
+
+/// Of a member that has been told how its joining ended, or has told how: what it does next concerns nobody.
+void StoreTable::forget_arrival(const std::string& key, std::int32_t index) {
+  const auto entry = is_join_key(key) ? attendances_.find(key) : attendances_.end();
+  if (entry == attendances_.end()) return;
+  entry->second.present.erase(index);
+  if (entry->second.present.empty()) attendances_.erase(entry);
+}
+
+/// The others, also those who have not come yet, learn at once that they wait in vain.
+void StoreTable::depart_while_joining(const std::string& key, std::int32_t index, const Status& cause, Answers& answers) {
+  const auto entry = attendances_.find(key);
+  if (entry == attendances_.end() || !entry->second.present.contains(index)) return;
+  const std::int32_t members = entry->second.members;
+  forget_arrival(key, index);
+  const MeetingKey meeting(Op::all_gather, key);
+  if (meetings_.contains(meeting)) {
+    fail_meeting(meeting, cause.with_context(std::string(name_of(Op::all_gather)) + "(" + quoted(key) + ")"), answers);
+  } else if (!obituaries_.contains(meeting)) {
+    const auto all = absent(members, nullptr);
+    obituaries_[meeting] = {cause, std::set<std::int32_t>(all.begin(), all.end())};
+  }
+  const auto past = obituaries_.find(meeting);
+  if (past != obituaries_.end() && past->second.untold.erase(index) > 0 && past->second.untold.empty()) obituaries_.erase(past);
 }
 
 void StoreTable::depart(const std::string& job, std::int32_t index, Status cause, Answers& answers) {
@@ -311,10 +356,10 @@ Status StoreTable::absence(std::string_view key, std::int32_t members, const Mee
   return {};
 }
 
-std::vector<int> StoreTable::absent(const Meeting& meeting) {
+std::vector<int> StoreTable::absent(std::int32_t members, const Meeting* meeting) {
   std::vector<int> indices;
-  for (int index = 0; index < meeting.members; ++index) {
-    if (!meeting.present.contains(index)) indices.push_back(index);
+  for (int index = 0; index < members; ++index) {
+    if (meeting == nullptr || !meeting->present.contains(index)) indices.push_back(index);
   }
   return indices;
 }
@@ -324,8 +369,9 @@ void StoreTable::fail_meeting(const MeetingKey& key, const Status& cause, Answer
   const Meeting meeting = std::move(entry->second);
   meetings_.erase(entry);
   if (key.first == Op::all_gather) {
-    const auto missing = absent(meeting);
+    const auto missing = absent(meeting.members, &meeting);
     obituaries_[key] = {cause, std::set<std::int32_t>(missing.begin(), missing.end())};
+    for (const auto& [member, who] : meeting.present) forget_arrival(key.second, member);
   }
   for (const auto& [member, who] : meeting.present) {
     answers.push_back({who.first, {cause, 0, {}}});
@@ -396,8 +442,8 @@ void StoreTable::expire(TimePoint now, Answers& answers) {
                        " of " + std::to_string(meeting.members) + " members came within " + describe(now - parked.since);
     std::vector<int> ranks;
     if (parked.op == Op::all_gather) {
-      ranks = absent(meeting);
-      text += "; missing: " + listed(ranks);
+      ranks = absent(meeting.members, &meeting);
+      text += "; missing: " + named_ranks(ranks);
     }
     fail_meeting(key, Status(Code::timed_out, std::move(text), std::move(ranks)), answers);
   }
@@ -436,7 +482,12 @@ void StoreTable::drop(Ticket ticket, TimePoint now, Answers& answers) {
   if (parked.op == Op::attend) {
     const std::string text =
         "rank " + std::to_string(parked.index) + " has lost its connection to the store; its process has probably ended";
-    depart(parked.keys[0], parked.index, Status(Code::peer_failed, text, {parked.index}), answers);
+    const Status cause(Code::peer_failed, text, {parked.index});
+    if (is_join_key(parked.keys[0])) {
+      depart_while_joining(parked.keys[0], parked.index, cause, answers);
+    } else {
+      depart(parked.keys[0], parked.index, cause, answers);
+    }
     return unpark(ticket);
   }
   if (parked.op != Op::barrier && parked.op != Op::all_gather) return unpark(ticket);
@@ -445,8 +496,9 @@ void StoreTable::drop(Ticket ticket, TimePoint now, Answers& answers) {
   const std::int32_t index = parked.index;
   const std::string waited = describe(now - parked.since);
   meetings_.at(key).present.erase(index);
+  if (gather) forget_arrival(key.second, index);
   unpark(ticket);
-  const std::string who = gather ? "member " + std::to_string(index) : std::string("one of the members that had come");
+  const std::string who = gather ? "rank " + std::to_string(index) : std::string("one of the members that had come");
   const std::string call = std::string(name_of(key.first)) + "(" + quoted(key.second) + "): ";
   Status cause(Code::peer_failed,
                call + who + " lost its connection to the store after " + waited + " of waiting; its process has probably ended",

@@ -76,7 +76,8 @@ class StoreTable {
     std::set<std::int32_t> untold;
   };
   using MeetingKey = std::pair<Op, std::string>;
-  /// Who attends a job (the prefix of its keys): a member that goes is named in every meeting of all members that would need it.
+  /// Who attends a job (the prefix of its keys): a member that goes is named in every meeting of all members that would need it. Before
+  /// there is a job, its members attend the meeting in which they join it.
   struct Attendance {
     std::int32_t members = 0;
     std::map<std::int32_t, Ticket> present;
@@ -101,11 +102,15 @@ class StoreTable {
   void submit_meeting(Ticket ticket, const Request& request, TimePoint now, Answers& answers);
   void submit_attend(Ticket ticket, const Request& request, TimePoint now, Answers& answers);
   void depart(const std::string& job, std::int32_t index, Status cause, Answers& answers);
+  void depart_while_joining(const std::string& key, std::int32_t index, const Status& cause, Answers& answers);
+  void forget_arrival(const std::string& key, std::int32_t index);
+  /// All have met to join: those who attended the meeting attend the job.
+  void settle_attendance(const std::string& key, const Meeting& complete);
   /// Why a meeting of `members` under `key` cannot come to its end, or success.
   Status absence(std::string_view key, std::int32_t members, const Meeting* meeting, std::int32_t self) const;
   void fail_meeting(const MeetingKey& key, const Status& cause, Answers& answers);
   Status timeout_of(const Parked& parked, TimePoint now) const;
-  static std::vector<int> absent(const Meeting& meeting);
+  static std::vector<int> absent(std::int32_t members, const Meeting* meeting);
 
   TextMap<MutableValue> values_;
   TextMap<std::deque<Value>> queues_;  // none is empty
@@ -116,6 +121,7 @@ class StoreTable {
   std::map<MeetingKey, Meeting> meetings_;
   std::map<MeetingKey, Obituary> obituaries_;
   std::map<std::string, Attendance> attendances_;
+  std::int64_t joins_ = 0;
 };
 
 }  // namespace muster::store

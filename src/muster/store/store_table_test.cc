@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include "muster/store/join.h"
+
 namespace muster::store {
 namespace {
 
@@ -120,7 +122,7 @@ TEST_F(TableTest, GatherEndsForAllAtTheFirstDeadline) {
   const auto three = ask(gather("key", 3, 4, seconds(500)));
   advance(seconds(5));
   for (const auto member : {zero, three}) {
-    EXPECT_EQ(status(member).message(), "all_gather(\"key\"): 2 of 4 members came within 5 s; missing: 1 and 2");
+    EXPECT_EQ(status(member).message(), "all_gather(\"key\"): 2 of 4 members came within 5 s; missing: ranks 1 and 2");
     EXPECT_EQ(status(member).ranks(), (std::vector<int>{1, 2}));
   }
   EXPECT_EQ(status(ask(gather("key", 2, 4))).ranks(), (std::vector<int>{1, 2}));
@@ -175,6 +177,59 @@ TEST_F(TableTest, AttendanceNamesWhoIsGone) {
   EXPECT_NE(status(ask(barrier("job/more", 3))).message().find("has left the job"), std::string::npos);
   ask({.op = Op::leave, .index = 0, .keys = {"job"}});
   EXPECT_FALSE(answered(ask(gather("job/new", 0, 3)))) << "when all are gone the name is free again";
+}
+
+Request arrival(int rank, int members, std::string_view key) {
+  return {.op = Op::attend, .index = rank, .members = members, .keys = {key}};
+}
+
+// spec: B1 a rank that ends before it has come to the meeting in which all join is named to all, also to those who come later
+TEST_F(TableTest, ArrivalNamesWhoIsGoneBeforeAllHaveJoined) {
+  const std::string key = join_key("", "");
+  std::vector<StoreTable::Ticket> arrived;
+  for (int rank = 0; rank < 3; ++rank) arrived.push_back(ask(arrival(rank, 4, key)));
+  const auto zero = ask(gather(key, 0, 4));
+  drop(arrived[2]);
+  EXPECT_EQ(status(zero).code(), Code::peer_failed);
+  EXPECT_NE(status(zero).message().find("rank 2 has lost its connection"), std::string::npos) << status(zero).message();
+  for (const int late : {1, 3}) EXPECT_EQ(status(ask(gather(key, late, 4))).ranks(), std::vector<int>{2});
+  // What the others do then concerns nobody who tries again.
+  drop(arrived[0]);
+  drop(arrived[1]);
+  std::vector<StoreTable::Ticket> again;
+  for (int rank = 0; rank < 4; ++rank) {
+    ask(arrival(rank, 4, key));
+    again.push_back(ask(gather(key, rank, 4)));
+  }
+  for (const auto each : again) EXPECT_TRUE(status(each).ok()) << status(each).message();
+}
+
+// spec: B1 nobody waits for the first to come, which is gone again before anybody else is there
+TEST_F(TableTest, TheFirstToArriveIsMissedByThoseWhoCome) {
+  const std::string key = join_key("restart 3", "group");
+  drop(ask(arrival(1, 3, key)));
+  EXPECT_EQ(status(ask(gather(key, 0, 3))).ranks(), std::vector<int>{1});
+  // It comes back: all begin anew.
+  ask(arrival(1, 3, key));
+  std::vector<StoreTable::Ticket> again;
+  for (const int rank : {0, 1, 2}) again.push_back(ask(gather(key, rank, 3)));
+  for (const auto each : again) EXPECT_TRUE(status(each).ok()) << status(each).message();
+}
+
+// spec: B1 between joining and the first meeting of the job nobody is missed too late
+TEST_F(TableTest, ArrivalsAttendTheJobOnceAllHaveJoined) {
+  const std::string key = join_key("", "group/of mine");
+  EXPECT_EQ(replies.at(ask({.op = Op::count_joins})).number, 0);
+  std::vector<StoreTable::Ticket> arrived;
+  for (int rank = 0; rank < 3; ++rank) arrived.push_back(ask(arrival(rank, 3, key)));
+  for (int rank = 0; rank < 3; ++rank) ask(gather(key, rank, 3));
+  EXPECT_EQ(replies.at(ask({.op = Op::count_joins})).number, 1);
+  const std::string job = job_of(key, "valuevaluevalue");
+  EXPECT_TRUE(job.starts_with("group/of mine-")) << job;
+  const auto waiting = ask(gather(job + "/contacts", 0, 3));
+  drop(arrived[2]);
+  EXPECT_EQ(status(waiting).ranks(), std::vector<int>{2});
+  EXPECT_EQ(status(ask(gather(job + "/contacts", 1, 3))).ranks(), std::vector<int>{2});
 }
 
 // spec: C14 all_gather under one key, many times, in any order of arrival

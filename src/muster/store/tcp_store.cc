@@ -5,6 +5,7 @@
 
 #include "muster/base/socket_address.h"
 #include "muster/store/factory.h"
+#include "muster/store/join.h"
 #include "muster/store/request_store.h"
 #include "muster/store/tcp_connection.h"
 #include "muster/store/tcp_server.h"
@@ -27,14 +28,14 @@ class TcpStoreClient final : public RequestStore<TcpStore> {
       : RequestStore(timeout), endpoint_(std::move(endpoint)), server_(std::move(server)), host_rank_(host_rank) {}
 
   ~TcpStoreClient() override {
-    if (!attendance_ || attendance_->forked()) return;
+    if (!attendance_ || attendance_->forked() || is_join_key(attended_job_)) return;
     const Status ignored =
         attendance_->post({.op = Op::leave, .index = attending_rank_, .keys = {attended_job_}}, steady_clock().now() + kGoodbyeLimit);
     static_cast<void>(ignored);  // a server that is gone needs no goodbye
   }
 
-  Status connect(TimePoint deadline) {
-    auto connection = TcpConnection::open(endpoint_, deadline, false);
+  Status connect(TimePoint deadline, bool was_there = false) {
+    auto connection = TcpConnection::open(endpoint_, deadline, was_there);
     if (!connection) return connection.status();
     give_back(std::move(*connection));
     return {};
@@ -51,6 +52,13 @@ class TcpStoreClient final : public RequestStore<TcpStore> {
   }
 
   Status attend(const std::string& job, int rank, int world_size) override {
+    {
+      const std::lock_guard lock(mutex_);
+      if (attendance_ && is_join_key(attended_job_) && rank == attending_rank_) {  // the server knows what became of it
+        attended_job_ = job;
+        return {};
+      }
+    }
     const TimePoint deadline = deadline_after(steady_clock(), timeout());
     auto connection = take(deadline);
     if (!connection) return lost(connection.status());
@@ -64,9 +72,15 @@ class TcpStoreClient final : public RequestStore<TcpStore> {
     return {};
   }
 
+  Result<std::int64_t> count_joins() override {
+    Reply reply = call({.op = Op::count_joins});
+    if (!reply.status.ok()) return reply.status;
+    return reply.number;
+  }
+
   Result<std::shared_ptr<Store>> clone() override {
     auto copy = std::make_shared<TcpStoreClient>(endpoint_, server_, timeout(), host_rank_);
-    if (Status connected = copy->connect(deadline_after(steady_clock(), timeout())); !connected) return connected;
+    if (Status connected = copy->connect(deadline_after(steady_clock(), timeout()), true); !connected) return lost(connected);
     return std::shared_ptr<Store>(std::move(copy));
   }
 
