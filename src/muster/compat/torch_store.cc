@@ -43,7 +43,7 @@ Status absent(c10d::Store& store, const std::vector<std::string>& keys, Duration
   }
   if (missing.empty()) return {};
   return Status(Code::timed_out,
-                std::string(missing.size() == 1 ? "rank " : "ranks ") + store::listed(missing) + " did not come within " +
+                store::named_ranks(missing) + " did not come within " +
                     describe(timeout) + " (" + text_of(error) + ")",
                 missing);
 }
@@ -227,10 +227,43 @@ void follow(c10d::Store& store, int rank, TimePoint deadline, std::int64_t& numb
 
 }  // namespace
 
+/// How many inits each rank has begun on this store. Told before anybody waits: rank 0 may still wait for another rank in torch's own
+/// rendezvous, and nobody has a place before rank 0 comes.
+class Begun {
+ public:
+  Begun(c10d::Store& store, int rank) : store_(store), rank_(rank), mine_(store.add(key(rank), 1)) {}
+  /// The ranks that have begun fewer than this one, rank 0 aside.
+  std::vector<int> behind(int world_size) {
+    std::vector<int> ranks;
+    for (int rank = 1; rank < world_size; ++rank) {
+      if (rank != rank_ && store_.add(key(rank), 0) < mine_) ranks.push_back(rank);
+    }
+    return ranks;
+  }
+
+ private:
+  static std::string key(int rank) { return "muster/begun/" + std::to_string(rank); }
+
+  c10d::Store& store_;
+  const int rank_;
+  const std::int64_t mine_;
+};
+
+/// Why an init that rank 0 has not begun did not come about. Success where that is not known.
+Status absent_with_rank_zero(Begun& begun, int world_size, Duration timeout, const std::exception& error) {
+  const auto ranks = begun.behind(world_size);
+  if (ranks.empty()) return {};
+  return Status(Code::timed_out,
+                store::named_ranks(ranks) + " did not come within " + describe(timeout) +
+                    ", nor did rank 0, whose store may wait for all to come (" + text_of(error) + ")",
+                ranks);
+}
+
 Result<std::shared_ptr<store::Store>> meet_on(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size, Duration timeout) {
   const auto deadline = deadline_after(steady_clock(), timeout);
   std::int64_t number = 0;
   try {
+    Begun begun(*store, rank);
     try {
       rank == 0 ? lead(*store, world_size, deadline, number) : follow(*store, rank, deadline, number);
       return adapt_store(c10::make_intrusive<c10d::PrefixStore>(Init(*store, number).name(), store));
@@ -239,6 +272,9 @@ Result<std::shared_ptr<store::Store>> meet_on(const c10::intrusive_ptr<c10d::Sto
       // Without rank 0 nobody else takes a place.
       const Init init(*store, number);
       auto status = absent(*store, init.places(1), timeout, error);
+      if (!status.ok()) {
+        if (auto others = absent_with_rank_zero(begun, world_size, timeout, error); !others.ok()) status = std::move(others);
+      }
       if (status.ok()) status = absent(*store, init.places(world_size), timeout, error);
       if (status.ok()) throw;
       return status.with_context(cannot_join(rank, world_size));
