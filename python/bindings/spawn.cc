@@ -3,6 +3,7 @@
 #include "bindings.h"
 #include "muster/group/world.h"
 #include "muster/rpc/rpc.h"
+#include "muster/transport/process_failure.h"
 
 namespace muster::python {
 namespace {
@@ -35,19 +36,34 @@ std::string traceback_of(const py::error_already_set& error) {
   }
 }
 
-/// `fn(rank, *args)` on a rank's thread. What it raises comes out as a DistError with the traceback, so that it needs no GIL any more.
+/// For the errors of the other ranks: "ValueError: bad batch (train.py:33)", and the ranks whose failure led to this one.
+std::pair<std::string, std::vector<int>> brief_of(const py::error_already_set& error) {
+  try {
+    const auto failure = py::module_::import("muster._failure");
+    if (error.trace()) error.value().attr("with_traceback")(error.trace());
+    return {failure.attr("describe")(error.value()).cast<std::string>(), failure.attr("earlier")(error.value()).cast<std::vector<int>>()};
+  } catch (const py::error_already_set&) {
+    return {error.what(), {}};
+  }
+}
+
+/// `fn(rank, *args)` on a rank's thread. What it raises comes out with its traceback as text, so that it needs no GIL any more.
 void run(const py::function& fn, const py::tuple& args, int rank) {
   const py::gil_scoped_acquire held;
   try {
     fn(rank, *args);
   } catch (const py::error_already_set& error) {
-    throw DistError(traceback_of(error), Code::internal, {rank});
+    auto [brief, earlier] = brief_of(error);
+    throw group::RankFailure(traceback_of(error), std::move(brief), std::move(earlier), rank);
   }
 }
 
 }  // namespace
 
 void bind_spawn(py::module_& module) {
+  module.def("note_failure", &transport::note_process_failure);
+  module.def(
+      "tell_failure", [] { transport::tell_process_failure(); }, py::call_guard<py::gil_scoped_release>());
   module.def("spawn_threads", [](const py::function& fn, const py::tuple& args, int nprocs) {
     RunningRanks running;
     std::unique_ptr<SpawnContext> context;

@@ -126,6 +126,7 @@ from .objects import (
     send_object_list,
 )
 from .spawning import spawn
+from . import _failure  # noqa: E402,F401  the other ranks are told why this process fails
 
 
 __all__ = [

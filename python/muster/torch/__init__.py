@@ -157,7 +157,8 @@ def _logged_as_gloo(logging_data):
 
 @atexit.register
 def _leave():
-    # A program that ended without destroy_process_group: others may still read what this rank has sent. After an error nobody waits.
+    # A program that ended without destroy_process_group: others may still read what this rank has sent. After an error nobody waits:
+    # the others are told of it (_failure.py).
     if not hasattr(sys, "last_type"):
         _C.leave_torch_job(datetime.timedelta(seconds=10))
 

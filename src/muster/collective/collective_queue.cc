@@ -386,7 +386,10 @@ void CollectiveQueue::pass(Ended& ended, int self) {
     const std::size_t turns = task.turns();
     const bool over = !task.valid() || task.step();
     if (self > 0 && task.turns() != turns) transport::note_headway();
-    if (!over) return go_ahead(*operation);
+    if (!over) {
+      if (region_ && group_.channel->someone_left() && waits_for_one_that_left()) continue;  // ends it
+      return go_ahead(*operation);
+    }
     if (!comes_to_rest(*operation)) return;
     Status status = outcome(*operation);
     const bool shared = operation->self_ != nullptr;
@@ -423,6 +426,19 @@ void CollectiveQueue::advance(const std::atomic<int>& attending, int self) {
   for (auto& call : ended.shared) {
     for (auto& callback : call.callbacks) callback(call.operation->status());
   }
+}
+
+/// In a region no message tells that nothing more comes of a member: its line is missing, or its part of the call. Fails the channel
+/// then; what a member did before it left counts.
+bool CollectiveQueue::waits_for_one_that_left() {
+  if (group_.channel->failed()) return false;
+  for (const int rank : region_->awaited()) {
+    Status left = group_.fabric->gone(rank);
+    if (left.ok()) continue;
+    group_.channel->fail(std::move(left));
+    return true;
+  }
+  return false;
 }
 
 TimePoint CollectiveQueue::next_deadline() {

@@ -95,6 +95,7 @@ class CollectiveQueue {
   void go_ahead(const Operation& first);
   const Flight& flight();
   Status outcome(Operation& operation);
+  bool waits_for_one_that_left();
   std::vector<int> awaited();
   std::string late_text(const Operation& late, TimePoint now, const trace::Testimony& known);
 

@@ -436,6 +436,8 @@ Status GroupCommunicator::part_as_first(TimePoint deadline) {
   std::vector<int> missing;
   const auto all_leave = [&] {
     queue_.with_control([&](Control& control) { missing = control.not_leaving(); });
+    // A rank whose process has ended tells nothing any more. It made all calls that needed it.
+    if (group_.channel->someone_left()) std::erase_if(missing, [this](int rank) { return !group_.fabric->gone(rank).ok(); });
     return missing.empty() || group_.channel->failed();
   };
   missing = {-1};
@@ -466,7 +468,7 @@ Status GroupCommunicator::part(TimePoint deadline) {
   bool released = false;
   const auto let_go = [&] {
     queue_.with_control([&](Control& control) { released = control.released(); });
-    return released || group_.channel->failed();
+    return released || group_.channel->failed() || (group_.channel->someone_left() && !group_.fabric->gone(group_.job_rank_of(0)).ok());
   };
   // The first member knows who is missing: it gets the chance to say so.
   const TimePoint limit = deadline < TimePoint::max() - kVerdictGrace ? deadline + kVerdictGrace : deadline;

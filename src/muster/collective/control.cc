@@ -183,13 +183,13 @@ std::vector<int> Control::not_leaving() const {
 }
 
 Status Control::compare_leaving() const {
-  const auto made = [](const auto& last) { return last->call.sequence; };
+  const auto made = [](const auto& last) { return last ? last->call.sequence : 0; };
   const auto most = std::max_element(left_.begin(), left_.end(), [&](const auto& a, const auto& b) { return made(a) < made(b); });
   std::vector<int> fewer;
   std::string calls;
   for (std::size_t member = 0; member < left_.size(); ++member) {
     const auto& last = left_[member];
-    if (made(last) == made(*most)) continue;
+    if (!last || made(last) == made(*most)) continue;
     fewer.push_back(group_.job_rank_of(static_cast<int>(member)));
     calls += "rank " + std::to_string(fewer.back()) + " made " + std::to_string(made(last)) + " (the last: " + numbered(last->call) + "), ";
   }
@@ -205,7 +205,7 @@ Status Control::compare_leaving() const {
 // As many calls everywhere; but a member may have returned from a call before the news of another's different one came.
 Status Control::compare_histories() const {
   for (std::size_t member = 1; member < left_.size(); ++member) {
-    if (left_[member]->history == left_[0]->history) continue;
+    if (!left_[member] || left_[member]->history == left_[0]->history) continue;
     const int first = group_.job_rank_of(0), other = group_.job_rank_of(static_cast<int>(member));
     std::string calls;
     for (std::uint64_t i = std::min<std::uint64_t>(kTold, latest_.sequence); i > 0 && calls.empty(); --i) {

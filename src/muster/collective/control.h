@@ -46,7 +46,7 @@ class Control {
   void tell_leaving();
   /// The first member: who has not told yet (job ranks).
   std::vector<int> not_leaving() const;
-  /// The first member, once all have told: success if all have made the same calls, else who skipped some.
+  /// The first member, once all have told that ever will: success if these have made the same calls, else who skipped some.
   Status compare_leaving() const;
   /// The first member lets all others go.
   void tell_released();

@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "muster/base/log.h"
@@ -28,6 +27,10 @@ Default& default_job() {
 
 }  // namespace
 
+TorchJob::~TorchJob() {
+  if (!closed_) job_->fabric->leave_unclosed();
+}
+
 std::shared_ptr<TorchJob> TorchJob::open(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name, int rank, int size,
                                          Duration timeout) {
   store::RendezvousOptions options;
@@ -44,9 +47,7 @@ std::shared_ptr<TorchJob> TorchJob::open(const c10::intrusive_ptr<c10d::Store>& 
   found->any_host = found->host.empty();
   const auto config = BackendConfig::parse("cpu:native");
   std::shared_ptr<TorchJob> job(new TorchJob(group::open_job(std::move(found).value(), config, timeout, deadline)));
-  std::vector<int> all(static_cast<std::size_t>(size));
-  std::iota(all.begin(), all.end(), 0);
-  job->world_ = group::make_group(job->job_, name, std::move(all), config, timeout, {.deadline = deadline});
+  job->world_ = group::make_default_group(job->job_, name, config, timeout, {.deadline = deadline});
   return job;
 }
 

@@ -17,6 +17,10 @@ namespace muster::compat {
 /// Thread-safe.
 class TorchJob : public std::enable_shared_from_this<TorchJob> {
  public:
+  ~TorchJob();
+  TorchJob(const TorchJob&) = delete;
+  TorchJob& operator=(const TorchJob&) = delete;
+
   /// Every rank calls it, with a store that is the job's own; blocks until all have come. Throws muster's exceptions.
   static std::shared_ptr<TorchJob> open(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name, int rank, int size,
                                         Duration timeout);

@@ -42,9 +42,7 @@ Status absent(c10d::Store& store, const std::vector<std::string>& keys, Duration
     if (!store.check({keys[member]})) missing.push_back(static_cast<int>(member));
   }
   if (missing.empty()) return {};
-  return Status(Code::timed_out,
-                store::named_ranks(missing) + " did not come within " +
-                    describe(timeout) + " (" + text_of(error) + ")",
+  return Status(Code::timed_out, store::named_ranks(missing) + " did not come within " + describe(timeout) + " (" + text_of(error) + ")",
                 missing);
 }
 

@@ -13,6 +13,7 @@
 #include "muster/group/shared_allocator.h"
 #include "muster/group/world.h"
 #include "muster/store/rendezvous.h"
+#include "muster/transport/process_failure.h"
 
 namespace muster {
 namespace {
@@ -118,8 +119,8 @@ void init_process_group(const InitProcessGroupOptions& options) {
   const auto deadline = deadline_after(steady_clock(), timeout);  // of the whole: every stage gets what the earlier ones have left
 
   auto job = group::open_job(find_job(options, scope->seat(), deadline), config, timeout, deadline);
-  auto world = group::make_group(job, "default", all_ranks(job->world_size), std::move(config), timeout,
-                                 {.pg_options = options.pg_options, .deadline = deadline});
+  auto world =
+      group::make_default_group(job, "default", std::move(config), timeout, {.pg_options = options.pg_options, .deadline = deadline});
   scope->open(std::move(job), std::move(world));
 }
 
@@ -152,6 +153,8 @@ void destroy_process_group(const Group& group) {
   closing.job.reset();
   if (!first.ok()) group::raise(first.with_context("destroy_process_group"));
 }
+
+void note_failure(const std::string& why) { transport::note_process_failure(why); }
 
 bool is_initialized() { return WorldScope::current()->initialized(); }
 Group default_group() { return WorldScope::current()->world("default_group"); }

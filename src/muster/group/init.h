@@ -36,6 +36,11 @@ void init_process_group(const InitProcessGroupOptions& options = {});
 /// init_process_group may be called again afterwards.
 void destroy_process_group(const Group& group = nullptr);
 
+/// Why this process is about to end without destroy_process_group. The other ranks are told when it
+/// does, and their calls fail with "rank 2 failed: <why>". The first reason counts. Without one they
+/// are told what `std::terminate` was called for, or the exit status where it is not 0. Thread-safe.
+void note_failure(const std::string& why);
+
 bool is_initialized();
 /// The default group.
 Group default_group();

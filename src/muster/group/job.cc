@@ -34,7 +34,7 @@ bool shares_memory(const BackendConfig& config) {
   return !backend || !(*backend == Backend::TCP);
 }
 
-std::unique_ptr<transport::Fabric> meet_others(const store::Rendezvous& found, const transport::JobFabricOptions& options) {
+std::shared_ptr<transport::Fabric> meet_others(const store::Rendezvous& found, const transport::JobFabricOptions& options) {
   auto joined = transport::join_fabric(found, options);
   if (joined.status().code() != Code::mismatch) return take(std::move(joined));
   throw DistError("init_process_group: " + joined.status().message() +
@@ -210,6 +210,18 @@ Group make_group(const std::shared_ptr<Job>& job, std::string name, std::vector<
   auto made = std::make_shared<ProcessGroup>(std::move(parts));
   log_group(*made, begin);
   return made;
+}
+
+Group make_default_group(const std::shared_ptr<Job>& job, const std::string& name, BackendConfig config, Duration timeout,
+                         const Meeting& meeting) {
+  std::vector<int> ranks(static_cast<std::size_t>(job->world_size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  try {
+    return make_group(job, name, std::move(ranks), std::move(config), timeout, meeting);
+  } catch (const DistError& error) {
+    job->fabric->fail_rank(error.what(), error.ranks());
+    throw;
+  }
 }
 
 collective::Offer offer_group(const Job& job, const std::vector<int>& ranks, const BackendConfig& config) {

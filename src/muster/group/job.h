@@ -64,6 +64,10 @@ collective::Offer offer_group(const Job& job, const std::vector<int>& ranks, con
 Group make_group(const std::shared_ptr<Job>& job, std::string name, std::vector<int> ranks, BackendConfig config, Duration timeout,
                  Meeting meeting = {});
 
+/// The default group of a job. Where it cannot be made the job ends: the others are told that this rank gives up, and why.
+Group make_default_group(const std::shared_ptr<Job>& job, const std::string& name, BackendConfig config, Duration timeout,
+                         const Meeting& meeting);
+
 /// What a group of these ranks of the default group is called: "[0, 2]", and after a shrinking "[0, 2] of default shrunk".
 std::string name_of(const Job& job, const std::vector<int>& ranks);
 

@@ -11,21 +11,27 @@
 namespace muster::group {
 namespace {
 
-/// Runs one rank's body on `scope` and puts what it throws in words.
-Status run_rank(const std::function<void(int)>& body, int rank, WorldScope& scope) {
-  Status status;
+struct Outcome {
+  Status status;             ///< for the one who joins
+  std::string brief;         ///< for the other ranks
+  std::vector<int> earlier;  ///< as `transport::Fabric::fail_rank` takes it
+};
+
+/// Runs one rank's body and puts what it throws in words.
+Outcome run_rank(const std::function<void(int)>& body, int rank) {
   try {
     body(rank);
+    return {};
+  } catch (const RankFailure& error) {
+    return {Status(error.code(), error.what(), error.ranks()), error.brief(), error.earlier()};
   } catch (const DistError& error) {
-    status = Status(error.code(), error.what(), error.ranks());
+    return {Status(error.code(), error.what(), error.ranks()), error.what(), error.ranks()};
   } catch (const std::exception& error) {
-    status = Status(Code::internal, error.what(), {rank});
+    return {Status(Code::internal, error.what(), {rank}), error.what(), {}};
   } catch (...) {
-    status = Status(Code::internal, "threw something that is no std::exception", {rank});
+    const char* what = "threw something that is no std::exception";
+    return {Status(Code::internal, what, {rank}), what, {}};
   }
-  if (!status.ok()) scope.abort("rank " + std::to_string(rank) + " failed: " + status.message());
-  scope.drop();
-  return status;
 }
 
 class ProcessContext : public SpawnContext {
@@ -46,18 +52,24 @@ class ThreadContext : public SpawnContext {
  public:
   ThreadContext(std::function<void(int)> body, int count) {
     const auto store = store::make_hash_store();
+    outcomes_.resize(static_cast<std::size_t>(count));
     for (int rank = 0; rank < count; ++rank) scopes_.push_back(std::make_shared<WorldScope>(Seat{store, rank, count}));
     result_ = std::async(std::launch::async, [this, body = std::move(body), count] {
       const auto rank_body = [&](int rank) {
         const auto& scope = scopes_[static_cast<std::size_t>(rank)];
         const WorldScope::Binding binding(scope);
         const Interruption::Binding waits(interruption_);
-        return run_rank(body, rank, *scope);
+        auto& outcome = outcomes_[static_cast<std::size_t>(rank)] = run_rank(body, rank);
+        return outcome.status;
       };
-      return launch::spawn_threads(count, rank_body, [this](const Status& failure) {
-        interruption_->raise(failure.message());
-        for (const auto& scope : scopes_) scope->abort(failure.message());
-      });
+      // The others learn of a failure only after it was noted: what they then fail with is no first failure.
+      const auto tell = [this](int culprit, const Status& failure) { end_after(culprit, failure); };
+      const auto leave = [this](int rank) {
+        const auto& scope = scopes_[static_cast<std::size_t>(rank)];
+        const WorldScope::Binding binding(scope);
+        scope->drop();
+      };
+      return launch::spawn_threads(count, rank_body, {.on_first_failure = tell, .at_end = leave});
     });
   }
   bool join(std::optional<Duration> timeout) override {
@@ -68,7 +80,19 @@ class ThreadContext : public SpawnContext {
   std::vector<pid_t> pids() const override { return {}; }
 
  private:
+  void end_after(int culprit, const Status& failure) {
+    interruption_->raise(failure.message());
+    const auto at = static_cast<std::size_t>(culprit);
+    const auto& outcome = outcomes_[at];
+    const std::string& why = outcome.brief.empty() ? failure.message() : outcome.brief;
+    for (const auto& scope : scopes_) {
+      if (scope != scopes_[at]) scope->end_after(*scopes_[at], why);
+    }
+    scopes_[at]->fail(why, outcome.earlier);
+  }
+
   std::vector<std::shared_ptr<WorldScope>> scopes_;
+  std::vector<Outcome> outcomes_;                                                  // each written by its rank's thread
   std::shared_ptr<Interruption> interruption_ = std::make_shared<Interruption>();  // for those that still wait for the others to come
   std::shared_future<Status> result_;                                              // waits for the threads when it is destroyed
 };
@@ -86,7 +110,10 @@ std::unique_ptr<SpawnContext> spawn_ranks(std::function<void(int)> body, const S
     const auto child = [body = std::move(body)](int rank) {
       const auto scope = WorldScope::current();
       scope->drop();  // what the parent had
-      return run_rank(body, rank, *scope);
+      auto outcome = run_rank(body, rank);
+      if (!outcome.status.ok()) scope->fail(outcome.brief, outcome.earlier);
+      scope->drop();
+      return std::move(outcome.status);
     };
     context = std::make_unique<ProcessContext>(take(launch::start_processes(options.nprocs, child, engine)));
   }

@@ -53,8 +53,22 @@ class SpawnContext {
 };
 
 namespace group {
+/// What a body throws that tells its failure in two lengths: `what()` for the one who joins, `brief()` for the errors of the other ranks.
+class RankFailure : public DistError {
+ public:
+  RankFailure(const std::string& text, std::string brief, std::vector<int> earlier, int rank)
+      : DistError(text, Code::internal, {rank}), brief_(std::move(brief)), earlier_(std::move(earlier)) {}
+  const std::string& brief() const noexcept { return brief_; }
+  /// The ranks whose failure led to this one.
+  const std::vector<int>& earlier() const noexcept { return earlier_; }
+
+ private:
+  std::string brief_;
+  std::vector<int> earlier_;
+};
+
 std::unique_ptr<SpawnContext> spawn_ranks(std::function<void(int)> body, const SpawnOptions& options);
-}
+}  // namespace group
 
 /// Runs fn(i, args...) for i from 0 to nprocs - 1. With `join` returns null when all have ended well, else what to join.
 template <class Function, class... Arguments>

@@ -52,7 +52,35 @@ void WorldScope::drop() {
     new auto(std::move(groups));
     return;
   }
+  job->fabric->leave_unclosed();
   while (!groups.empty()) groups.pop_back();
+}
+
+void WorldScope::fail(const std::string& why, const std::vector<int>& earlier) {
+  std::shared_ptr<group::Job> job;
+  {
+    const std::lock_guard lock(mutex_);
+    job = job_;
+  }
+  if (job != nullptr) job->fabric->fail_rank(why, earlier);
+  abort(why);
+}
+
+void WorldScope::end_after(const WorldScope& culprit, const std::string& why) {
+  std::shared_ptr<group::Job> job, theirs;
+  {
+    const std::lock_guard lock(mutex_);
+    job = job_;
+  }
+  {
+    const std::lock_guard lock(culprit.mutex_);
+    theirs = culprit.job_;
+  }
+  if (job != nullptr && theirs != nullptr && job->name == theirs->name) {
+    const int rank = theirs->fabric->rank();
+    job->fabric->declare_dead(rank, Status(Code::peer_failed, "rank " + std::to_string(rank) + " failed: " + why, {rank}));
+  }
+  abort(why);
 }
 
 void WorldScope::abort(const std::string& reason) {
@@ -101,7 +129,8 @@ void WorldScope::add(Group group) {
 Group WorldScope::find(std::string_view name) const {
   const std::lock_guard lock(mutex_);
   if (world_ != nullptr && world_->name() == name) return world_;
-  const auto at = std::find_if(groups_.begin(), groups_.end(), [&](const Group& each) { return each->is_member() && each->name() == name; });
+  const auto at =
+      std::find_if(groups_.begin(), groups_.end(), [&](const Group& each) { return each->is_member() && each->name() == name; });
   return at == groups_.end() ? nullptr : *at;
 }
 

@@ -80,6 +80,11 @@ class WorldScope {
   Closing remove(const Group& group, std::string_view caller);
   /// Ends everything in flight on all groups and tells the other members.
   void abort(const std::string& reason);
+  /// This rank has failed: the other ranks of its job are told `why` at once, and all its groups end.
+  /// `earlier` as `transport::Fabric::fail_rank` takes it.
+  void fail(const std::string& why, const std::vector<int>& earlier);
+  /// Another rank that is a thread of this process has failed, for `why`: ends everything in flight.
+  void end_after(const WorldScope& culprit, const std::string& why);
   /// Lets everything go without closing it: the other members see this rank leave. In a forked child, where it is the parent's, forgets it.
   void drop();
   /// `text`, then "text (2)", "text (3)", ...: tells groups of the same description apart.

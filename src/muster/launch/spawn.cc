@@ -274,21 +274,21 @@ Status spawn_processes(int n, const SpawnBody& body, const SpawnOptions& options
   return spawned->join().status();
 }
 
-Status spawn_threads(int n, const SpawnBody& body, const std::function<void(const Status&)>& on_first_failure) {
+Status spawn_threads(int n, const SpawnBody& body, const ThreadHooks& hooks) {
   if (n < 1) return Status(Code::invalid_argument, "cannot spawn " + std::to_string(n) + " threads: at least 1 is needed");
   std::mutex mutex;
   Status first;
-  const auto note = [&](Status failure) {
+  const auto note = [&](int rank, Status failure) {
     const std::lock_guard lock(mutex);
     if (!first) return;
     first = std::move(failure);
-    if (on_first_failure) on_first_failure(first);
+    if (hooks.on_first_failure) hooks.on_first_failure(rank, first);
   };
   const auto run = [&](int rank) {
-    const Status said = body(rank);
-    if (said) return;
-    note(Status(said.code(), "rank " + std::to_string(rank) + " (a thread) failed: " + said.message(),
-                said.ranks().empty() ? std::vector{rank} : said.ranks()));
+    if (const Status said = body(rank); !said)
+      note(rank, Status(said.code(), "rank " + std::to_string(rank) + " (a thread) failed: " + said.message(),
+                        said.ranks().empty() ? std::vector{rank} : said.ranks()));
+    if (hooks.at_end) hooks.at_end(rank);
   };
   std::vector<std::thread> threads;
   threads.reserve(static_cast<std::size_t>(n));
@@ -296,7 +296,7 @@ Status spawn_threads(int n, const SpawnBody& body, const std::function<void(cons
     for (int rank = 0; rank < n; ++rank) threads.emplace_back(run, rank);
   } catch (const std::system_error& error) {
     const int rank = static_cast<int>(threads.size());
-    note(Status(Code::exhausted, "cannot start the thread of rank " + std::to_string(rank) + ": " + error.what(), {rank}));
+    note(rank, Status(Code::exhausted, "cannot start the thread of rank " + std::to_string(rank) + ": " + error.what(), {rank}));
   }
   for (std::thread& thread : threads) thread.join();
   return first;

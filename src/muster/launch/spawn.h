@@ -54,9 +54,16 @@ Result<SpawnedProcesses> start_processes(int n, const SpawnBody& body, const Spa
 /// start_processes and join.
 Status spawn_processes(int n, const SpawnBody& body, const SpawnOptions& options = {});
 
-/// Runs `body` in n threads of this process and waits for all. A thread cannot be ended from outside: `on_first_failure` is called once, by
-/// the thread that failed first, with the failure (rank in its text), so that the caller can abort what the others wait for. Returns that
-/// failure.
-Status spawn_threads(int n, const SpawnBody& body, const std::function<void(const Status&)>& on_first_failure = {});
+struct ThreadHooks {
+  /// Called once, with the rank that failed first and its failure (rank in its text), when that has been
+  /// noted: the caller ends what the others wait for, since a thread cannot be ended from outside. No
+  /// other failure is noted after it. On the thread that failed, but for one that could not be started.
+  std::function<void(int rank, const Status& failure)> on_first_failure = {};
+  /// Called last on each rank's thread, after its failure was noted.
+  std::function<void(int rank)> at_end = {};
+};
+
+/// Runs `body` in n threads of this process and waits for all. Returns the first failure.
+Status spawn_threads(int n, const SpawnBody& body, const ThreadHooks& hooks = {});
 
 }  // namespace muster::launch

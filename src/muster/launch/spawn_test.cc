@@ -181,17 +181,17 @@ TEST(SpawnThreads, RunsTheBodyOnceForEveryRank) {
 // spec: J2 in threads the first failure is returned with its rank and text, and the caller is told in time to end the others
 TEST(SpawnThreads, TheFirstFailureIsToldAtOnce) {
   std::atomic<bool> stop = false;
-  const Status status = spawn_threads(
-      3,
-      [&](int rank) {
-        if (rank == 2) return Status(Code::store, "no such key");
-        while (!stop) std::this_thread::yield();
-        return Status(Code::aborted, "stopped");
-      },
-      [&](const Status& first) {
-        EXPECT_EQ(first.ranks(), std::vector{2});
-        stop = true;
-      });
+  const Status status = spawn_threads(3,
+                                      [&](int rank) {
+                                        if (rank == 2) return Status(Code::store, "no such key");
+                                        while (!stop) std::this_thread::yield();
+                                        return Status(Code::aborted, "stopped");
+                                      },
+                                      {.on_first_failure = [&](int rank, const Status& first) {
+                                        EXPECT_EQ(rank, 2);
+                                        EXPECT_EQ(first.ranks(), std::vector{2});
+                                        stop = true;
+                                      }});
   EXPECT_EQ(status.code(), Code::store);
   EXPECT_EQ(status.ranks(), std::vector{2});
   EXPECT_NE(status.message().find("rank 2"), std::string::npos);

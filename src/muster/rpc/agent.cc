@@ -35,7 +35,7 @@ void check_names(const std::vector<std::string>& names) {
 
 }  // namespace
 
-std::shared_ptr<Agent> Agent::create(std::unique_ptr<transport::Fabric> fabric, const std::vector<std::string>& names,
+std::shared_ptr<Agent> Agent::create(std::shared_ptr<transport::Fabric> fabric, const std::vector<std::string>& names,
                                      AgentOptions options) {
   if (static_cast<int>(names.size()) != fabric->world_size())
     group::invalid("an agent needs one name for each of its " + std::to_string(fabric->world_size()) + " workers");
@@ -43,7 +43,7 @@ std::shared_ptr<Agent> Agent::create(std::unique_ptr<transport::Fabric> fabric, 
   return std::shared_ptr<Agent>(new Agent(std::move(fabric), names, std::move(options)));
 }
 
-Agent::Agent(std::unique_ptr<transport::Fabric> fabric, const std::vector<std::string>& names, AgentOptions options)
+Agent::Agent(std::shared_ptr<transport::Fabric> fabric, const std::vector<std::string>& names, AgentOptions options)
     : fabric_(std::move(fabric)),
       channel_(fabric_->agreements()),
       id_(fabric_->rank()),

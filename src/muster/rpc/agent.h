@@ -140,7 +140,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
  public:
   /// `names[rank]`, all different. The fabric must be this agent's alone: calls use its `agreements()` channel. Handlers may be added until
   /// `start`; messages that come before wait.
-  static std::shared_ptr<Agent> create(std::unique_ptr<transport::Fabric> fabric, const std::vector<std::string>& names,
+  static std::shared_ptr<Agent> create(std::shared_ptr<transport::Fabric> fabric, const std::vector<std::string>& names,
                                        AgentOptions options);
   /// Ends at once, as `stop`.
   ~Agent();
@@ -247,7 +247,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
   friend class Answering;
   friend class Closing;
 
-  Agent(std::unique_ptr<transport::Fabric> fabric, const std::vector<std::string>& names, AgentOptions options);
+  Agent(std::shared_ptr<transport::Fabric> fabric, const std::vector<std::string>& names, AgentOptions options);
 
   // agent.cc: calls and their ends
   std::uint64_t begin_call(Call& call, const Limit& limit, bool expires, Copies copies, Completion completion);
@@ -294,7 +294,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
   bool quiet();
   void fail_all();
 
-  std::unique_ptr<transport::Fabric> fabric_;
+  std::shared_ptr<transport::Fabric> fabric_;
   transport::Channel& channel_;
   const int id_;
   std::vector<WorkerInfo> workers_;

@@ -107,6 +107,8 @@ class Channel {
   /// The first cause, or success while the channel works. Thread-safe and cheap (an atomic load while it works).
   virtual Status failure() const = 0;
   bool failed() const { return failed_.load(std::memory_order_acquire); }
+  /// Whether a member has left the job (`Fabric::gone`): calls that need it will never end.
+  bool someone_left() const { return someone_left_.load(std::memory_order_acquire); }
   /// Fails the channel here and tells every member, with the cause's ranks as the culprits. The first cause wins.
   virtual void fail(Status cause) = 0;
 
@@ -115,6 +117,7 @@ class Channel {
 
  protected:
   std::atomic<bool> failed_{false};
+  std::atomic<bool> someone_left_{false};
 };
 
 }  // namespace muster::transport

@@ -110,6 +110,7 @@ bool ChannelState::fail_locked(const Status& cause) {
 }
 
 void ChannelState::leave_locked(int rank, const Status& cause) {
+  if (has_member(rank)) someone_left_.store(true, std::memory_order_release);
   if (const auto flow = flows_.find(rank); flow != flows_.end()) flow->second.blocked.clear();
   // What it has asked to send will never come.
   while (Envelope* asked =
@@ -152,6 +153,7 @@ void ChannelState::open_locked(std::vector<int> members) {
   }
   for (const int member : members_) {
     if (const Status& death = engine_.death_locked(member); !death.ok()) fail_locked(death);
+    if (!engine_.gone(member).ok()) someone_left_.store(true, std::memory_order_release);
   }
 }
 

@@ -98,27 +98,58 @@ Status Engine::start(Fabric& fabric) {
 
 void Engine::shut_down() {
   if (mark_.forked()) return;  // the links are our parent's
-  const bool may_wait = options_.threads || (options_.idle && std::uncaught_exceptions() == 0);
+  bool failed = false, unclosed = false;
   {
     Entry entry(*this);
     closing_ = true;
+    failed = own_failure_;
+    unclosed = unclosed_;
     const Status over(Code::aborted, "rank " + std::to_string(rank()) + " has closed its connections to the job");
     for (auto& [id, channel] : channels_) channel->fail_locked(over);
-    say_goodbye();
+    if (!failed) say_goodbye();
   }
-  if (may_wait) {
-    wait([this] { return quiet(); }, deadline_after(clock(), kGoodbyeLimit));
-  } else {
-    poll(true);
-  }
+  if (!failed) flush_at_the_end();
   if (watcher_) watcher_->stop();
   // Only now: who reads it looks for nothing more from us.
-  connector_->mailbox().aborted.store(1, std::memory_order_release);
+  if (!failed) connector_->mailbox().aborted.store(unclosed ? Mailbox::kUnclosed : Mailbox::kLeft, std::memory_order_release);
   lock_.lock();
   for (auto& link : links_) {
     if (link && link->up()) close_stream(*link);
   }
   lock_.unlock();
+}
+
+void Engine::flush_at_the_end() {
+  if (options_.threads || (options_.idle && std::uncaught_exceptions() == 0)) {
+    wait([this] { return quiet(); }, deadline_after(clock(), kGoodbyeLimit));
+  } else {
+    poll(true);
+  }
+}
+
+void Engine::leave_unclosed() {
+  if (forked()) return;
+  Entry entry(*this);
+  unclosed_ = true;
+}
+
+void Engine::fail_rank(const std::string& why, const std::vector<int>& earlier) {
+  if (forked()) return;
+  {
+    Entry entry(*this);
+    if (closing_) return;
+    const Status cause = own_failure(why, earlier);
+    for (auto& [id, channel] : channels_) channel->fail_locked(cause);
+    note_cause(cause);
+    FrameHeader header;
+    header.kind = FrameKind::rank_failure;
+    header.message = static_cast<std::uint64_t>(rank());
+    header.amount = 1;
+    spread(bootstrap_->members(), header, encode_cause(cause), -1);
+    // From here on this rank judges nobody: peers drop their links as soon as they hear of it.
+    closing_ = own_failure_ = true;
+  }
+  flush_at_the_end();
 }
 
 void Engine::say_goodbye() {
@@ -131,6 +162,7 @@ void Engine::say_goodbye() {
   }
   FrameHeader header;
   header.kind = FrameKind::goodbye;
+  header.amount = unclosed_ ? 1 : 0;
   for (auto& link : links_) {
     if (!link || !gone(link->peer()).ok()) continue;
     link->protocol.push_control(header);
@@ -290,9 +322,10 @@ void Engine::on_stream(int peer, std::unique_ptr<ByteStream> stream) {
   } else {
     plain_.push_back(link.get());
   }
-  if (closing_) {
+  if (closing_ && !own_failure_) {
     FrameHeader header;
     header.kind = FrameKind::goodbye;
+    header.amount = unclosed_ ? 1 : 0;
     link->protocol.push_control(header);
   }
   mark_dirty(*link);

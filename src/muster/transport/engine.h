@@ -54,6 +54,8 @@ class Engine final : public ConnectorEvents {
   Status start(Fabric& fabric);
   /// Fails what is still under way, says goodbye, flushes, stops the watcher.
   void shut_down();
+  void leave_unclosed();
+  void fail_rank(const std::string& why, const std::vector<int>& earlier);
 
   /// In a forked child everything here is the parent's: nothing may be sent, and the lock may be held for ever.
   bool forked() const { return mark_.forked(); }
@@ -89,6 +91,7 @@ class Engine final : public ConnectorEvents {
   Result<std::shared_ptr<Channel>> open(std::shared_ptr<Engine> self, std::uint32_t id, std::vector<int> members);
   std::uint32_t next_channel_id();
   Status death_of(int rank);
+  Status why_gone(int rank);
   void declare_dead(int rank, Status evidence);
   void suspend_heartbeats(bool on);
   Traffic traffic();
@@ -133,8 +136,8 @@ class Engine final : public ConnectorEvents {
   void now_needed(int rank);
   /// Fails the channel and tells its members, but not `source`, who told us.
   void fail_channel(ChannelState& channel, const Status& cause, int source = -1);
-  void on_rank_failure(int source, int rank, const Status& cause);
-  void on_goodbye(Link& link);
+  void on_rank_failure(int source, int rank, const Status& cause, bool says_so_itself);
+  void on_goodbye(Link& link, bool unclosed);
   void posted_from(int rank, int change) { posted_from_[static_cast<std::size_t>(rank)] += change; }
 
   // ConnectorEvents.
@@ -188,6 +191,7 @@ class Engine final : public ConnectorEvents {
   void retire(std::uint32_t id);
   bool quiet();
   void say_goodbye();
+  void flush_at_the_end();
   /// Whether what is waited for has got on (`take_headway`), if not to its end.
   bool sleep_until_news(TimePoint deadline, const std::function<bool()>& done, bool& finished);
   TimePoint next_wake() const;
@@ -196,10 +200,14 @@ class Engine final : public ConnectorEvents {
 
   // engine_failure.cc
   void declare_dead_locked(int rank, const Status& evidence);
+  void on_own_failure(int source, int rank, const Status& cause);
+  void end_own_failure(int rank);
   void blame(int rank, const Status& evidence);
   void suspect(int rank, Duration hold, Status evidence);
   void suspect_left(int rank);
   void leave(int rank);
+  bool left_unclosed(int rank);
+  Status own_failure(const std::string& why, const std::vector<int>& earlier) const;
   void tell(std::span<const int> members, const FrameHeader& header, const std::string& record, int source);
   void spread(std::span<const int> members, const FrameHeader& header, std::string record, int source);
   void spread_failure(const ChannelState& channel, const Status& cause, int source);
@@ -208,7 +216,7 @@ class Engine final : public ConnectorEvents {
   std::optional<Status> explanation(int rank) const;
   bool needed(int rank) const;
   /// What a local rank says of itself in its mailbox (`Mailbox::aborted`, `troubled`); `unknown` where it has none in the region.
-  enum class Word : std::uint8_t { unknown, working, troubled, left };
+  enum class Word : std::uint8_t { unknown, working, troubled, left, left_unclosed };
   Word word_of(int rank);
   void duties(TimePoint now);
   void judge_suspects(TimePoint now);
@@ -246,6 +254,8 @@ class Engine final : public ConnectorEvents {
   Traffic traffic_;
   bool completed_ = false;
   bool closing_ = false;
+  bool unclosed_ = false;     // the goodbye says that the groups were not closed
+  bool own_failure_ = false;  // all have been told that this rank has failed: no goodbye
 
   std::unordered_map<std::uint32_t, std::shared_ptr<ChannelState>> channels_;
   std::size_t unopened_ = 0;

@@ -11,6 +11,8 @@ namespace {
 constexpr Duration kHoldForCause = std::chrono::milliseconds(20);
 // A local rank that has said itself that it gave up: its cause is on its way.
 constexpr Duration kHoldForGivenUp = std::chrono::milliseconds(500);
+// A rank has said that it has failed: so long the calls for which it had come may go on.
+constexpr Duration kHoldOwnFailure = std::chrono::milliseconds(50);
 // So long a cause may explain why somebody else went, unless that one has sent messages since; those that were in flight do not count.
 constexpr Duration kCauseExplains = std::chrono::seconds(2);
 constexpr Duration kInFlight = std::chrono::milliseconds(50);
@@ -26,7 +28,11 @@ std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
 Engine::Word Engine::word_of(int rank) {
   if (region_ == nullptr || !in_region(rank)) return Word::unknown;
   const Mailbox& theirs = region_->mailbox(local_position_[static_cast<std::size_t>(rank)]);
-  if (theirs.aborted.load(std::memory_order_acquire) != 0) return Word::left;
+  switch (theirs.aborted.load(std::memory_order_acquire)) {
+    case Mailbox::kLeft: return Word::left;
+    case Mailbox::kUnclosed: return Word::left_unclosed;
+    default: break;
+  }
   return theirs.troubled.load(std::memory_order_acquire) != 0 ? Word::troubled : Word::working;
 }
 
@@ -38,7 +44,7 @@ void Engine::stream_ended(Link& link, Status why) {
   if (!gone(peer).ok()) return;
   const Word said = word_of(peer);
   if (link.goodbye) return leave(peer);
-  if (said == Word::left) return suspect_left(peer);
+  if (said == Word::left || said == Word::left_unclosed) return suspect_left(peer);
   if (why.code() == Code::internal) return declare_dead_locked(peer, why);
   suspect(peer, said == Word::troubled ? kHoldForGivenUp : kHoldForCause,
           Status(Code::peer_failed,
@@ -56,7 +62,7 @@ void Engine::on_death(int peer, Status evidence) {
   if (!gone(peer).ok()) return;
   const Word said = word_of(peer);
   if (link != nullptr && link->goodbye) return leave(peer);
-  if (said == Word::left) return suspect_left(peer);
+  if (said == Word::left || said == Word::left_unclosed) return suspect_left(peer);
   if (said == Word::working) return declare_dead_locked(peer, evidence);
   if (said == Word::troubled) return suspect(peer, explanation(peer) ? Duration::zero() : kHoldForGivenUp, evidence);
   if (link != nullptr) return blame(peer, evidence);
@@ -100,8 +106,9 @@ void Engine::on_connect_failed(int peer, Status cause) {
   for (auto& channel : hit) fail_channel(*channel, evidence);
 }
 
-void Engine::on_goodbye(Link& link) {
+void Engine::on_goodbye(Link& link, bool unclosed) {
   link.goodbye = true;
+  link.unclosed = unclosed;
   FrameHeader farewell;
   farewell.kind = FrameKind::farewell;
   link.protocol.push_control(farewell);
@@ -109,12 +116,17 @@ void Engine::on_goodbye(Link& link) {
   leave(link.peer());
 }
 
-/// `rank` has ended in good order: only what waits for it ends with it.
+bool Engine::left_unclosed(int rank) {
+  const Link* link = find_link(rank);
+  return (link != nullptr && link->unclosed) || word_of(rank) == Word::left_unclosed;
+}
+
+/// `rank` has ended and said so: only what waits for it ends with it.
 void Engine::leave(int rank) {
   if (!gone(rank).ok()) return;
-  const Status cause(Code::closed,
-                     rank_text(rank) + " has left the job in good order (it closed its process group or ended); nothing more comes from it",
-                     {rank});
+  const char* how = left_unclosed(rank) ? "'s process has ended, and called no destroy_process_group before; nothing more comes from it"
+                                        : " has left the job in good order (it closed its process group); nothing more comes from it";
+  const Status cause(Code::closed, rank_text(rank) + how, {rank});
   gone_[static_cast<std::size_t>(rank)] = cause;
   suspects_.erase(rank);
   for (auto& [id, channel] : channels_) channel->leave_locked(rank, cause);
@@ -166,7 +178,11 @@ void Engine::judge_suspects(TimePoint now) {
     const int rank = it->first;
     const Status evidence = std::move(it->second.evidence);
     suspects_.erase(it);
-    if (gone(rank).ok()) evidence.code() == Code::closed ? leave(rank) : blame(rank, evidence);
+    if (gone(rank).ok()) {
+      evidence.code() == Code::closed ? leave(rank) : blame(rank, evidence);
+    } else if (death_locked(rank).ok() && !closing_) {
+      end_own_failure(rank);
+    }
     it = suspects_.upper_bound(rank);
   }
 }
@@ -177,6 +193,20 @@ Status Engine::death_of(int rank) {
   if (rank < 0 || rank >= world_size()) return {};
   Entry entry(*this);
   return death_locked(rank);
+}
+
+Status Engine::why_gone(int rank) {
+  if (rank < 0 || rank >= world_size()) return {};
+  Entry entry(*this);
+  return gone(rank);
+}
+
+/// What the others are told of this rank's own failure. A rank that has just heard of another's failure gave up because of that.
+Status Engine::own_failure(const std::string& why, const std::vector<int>& earlier) const {
+  const std::string gave_up = rank_text(rank()) + " gave up after an earlier failure: ";
+  if (!earlier.empty() && std::ranges::find(earlier, rank()) == earlier.end()) return Status(Code::peer_failed, gave_up + why, earlier);
+  if (const auto first = explanation(rank())) return *first;
+  return Status(Code::peer_failed, rank_text(rank()) + " failed: " + why, {rank()});
 }
 
 void Engine::declare_dead(int rank, Status evidence) {
@@ -215,8 +245,45 @@ void Engine::declare_dead_locked(int rank, const Status& evidence) {
   completed_ = true;
 }
 
-void Engine::on_rank_failure(int source, int rank, const Status& cause) {
-  if (rank != this->rank()) return declare_dead_locked(rank, cause);
+/// What needs `rank` fails at once, everything else a moment later: calls for which it had come may still end well.
+void Engine::on_own_failure(int source, int rank, const Status& cause) {
+  if (!gone(rank).ok() || closing_) return;
+  gone_[static_cast<std::size_t>(rank)] = cause;
+  unneeded_deaths_.erase(rank);
+  if (logs(LogLevel::info)) log(LogLevel::info, cause.message());
+  note_cause(cause);
+  for (auto& [id, channel] : channels_) channel->leave_locked(rank, cause);
+  FrameHeader header;
+  header.kind = FrameKind::rank_failure;
+  header.message = static_cast<std::uint64_t>(rank);
+  header.amount = 1;
+  spread(bootstrap_->members(), header, encode_cause(cause), source);
+  if (Link* link = find_link(rank); link != nullptr && source == rank) {  // it waits to be heard
+    FrameHeader farewell;
+    farewell.kind = FrameKind::farewell;
+    link->protocol.push_control(farewell);
+    mark_dirty(*link);
+  }
+  const TimePoint judge_at = clock().now() + kHoldOwnFailure;
+  suspects_.insert_or_assign(rank, Suspect{judge_at, cause});
+  schedule(judge_at);
+}
+
+void Engine::end_own_failure(int rank) {
+  const Status& cause = gone(rank);
+  deaths_[static_cast<std::size_t>(rank)] = cause;
+  for (auto& [id, channel] : channels_) {
+    if (channel != agreements_ && channel->has_member(rank)) channel->fail_locked(cause);
+  }
+  if (Link* link = find_link(rank)) {
+    close_stream(*link);
+    if (link->ended.ok()) link->ended = cause;
+  }
+  completed_ = true;
+}
+
+void Engine::on_rank_failure(int source, int rank, const Status& cause, bool says_so_itself) {
+  if (rank != this->rank()) return says_so_itself ? on_own_failure(source, rank, cause) : declare_dead_locked(rank, cause);
   // The others go on without us; so must we end.
   const Status fenced(
       Code::peer_failed,
@@ -384,7 +451,7 @@ void Engine::beat_mailboxes(TimePoint now, bool judge) {
   const Duration silence = now - watched_since_;
   if (silence <= options_.heartbeat_limit - interval_) return;
   const int peer = ranks[static_cast<std::size_t>(next)];
-  if (word_of(peer) == Word::left) return suspect_left(peer);
+  if (const Word said = word_of(peer); said == Word::left || said == Word::left_unclosed) return suspect_left(peer);
   declare_dead_locked(
       peer, Status(Code::peer_failed, rank_text(peer) + " has not answered for " + muster::describe(silence) + ": it is stopped or hung",
                    {peer}));

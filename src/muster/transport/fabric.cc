@@ -36,7 +36,10 @@ class EngineFabric final : public Fabric {
   void take_in(int rank) override { engine_->take_in(rank); }
   bool wait(const std::function<bool()>& done, TimePoint deadline) override { return engine_->wait(done, deadline); }
   void wake() override { engine_->wake(); }
+  void leave_unclosed() override { engine_->leave_unclosed(); }
+  void fail_rank(const std::string& why, const std::vector<int>& earlier) override { engine_->fail_rank(why, earlier); }
   Status death_of(int rank) const override { return engine_->death_of(rank); }
+  Status gone(int rank) const override { return engine_->why_gone(rank); }
   void declare_dead(int rank, Status evidence) override { engine_->declare_dead(rank, std::move(evidence)); }
   Traffic traffic() const override { return engine_->traffic(); }
   void suspend_heartbeats(bool on) override { engine_->suspend_heartbeats(on); }

@@ -62,6 +62,14 @@ class Fabric {
   /// Says goodbye to every peer (so that they see an end, not a death), flushes for at most a second, joins the watcher.
   virtual ~Fabric() = default;
 
+  /// Says that the destructor ends a rank that has not closed its groups. Calls that need this rank
+  /// fail at once with that reason; all others go on. Thread-safe, does not block.
+  virtual void leave_unclosed() {}
+  /// This rank has failed: every channel here fails, and every rank is told "rank 2 failed: <why>".
+  /// `earlier`: the ranks whose failure led to this one, if any; they are then at fault. The first
+  /// call counts, and no goodbye follows. Blocks for at most a second. Thread-safe.
+  virtual void fail_rank([[maybe_unused]] const std::string& why, [[maybe_unused]] const std::vector<int>& earlier) {}
+
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
   virtual const Clock& clock() const = 0;
@@ -102,6 +110,8 @@ class Fabric {
 
   /// Why `rank` is lost, or success while it is not.
   virtual Status death_of(int rank) const = 0;
+  /// Why nothing more comes from `rank`: it is lost, or it has left. Success while it is there.
+  virtual Status gone(int rank) const { return death_of(rank); }
   /// Declares a rank lost (evidence from elsewhere): every channel that has it as a member fails, and every rank is told.
   virtual void declare_dead(int rank, Status evidence) = 0;
   /// False for simulated ranks (`FabricOptions::threads`): then nobody above may start a thread for it either.

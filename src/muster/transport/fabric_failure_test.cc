@@ -155,6 +155,105 @@ TEST(StreamEnd, SaysGoodbyeToAll) {
   EXPECT_NE(job.net->mailbox.aborted.load(), 0u);
 }
 
+// A rank that fails tells why, and says no goodbye: what it tells is spread like the news of a death.
+TEST(OwnFailure, IsToldToAllWithItsReason) {
+  ScriptedJob job(3);
+  job.wire(1);
+  job.wire(2);
+  const auto one = job.wires[1];
+  const auto two = job.wires[2];
+  std::string got(1, 'x');
+  const TransferRef receive = job.channel().receive(1, 0, writable(got), {});
+  job.fabric->fail_rank("ValueError: bad batch", {});
+  EXPECT_EQ(receive->status().message(), "rank 0 failed: ValueError: bad batch");
+  job.fabric->fail_rank("again", {});
+  job.fabric.reset();
+  for (const auto& wire : {one, two}) {
+    const auto frames = take_frames(wire->from_fabric);
+    EXPECT_EQ(count(frames, FrameKind::rank_failure), 1u);
+    EXPECT_EQ(count(frames, FrameKind::goodbye), 0u);
+    for (const Frame& frame : frames) {
+      if (frame.header.kind != FrameKind::rank_failure) continue;
+      EXPECT_EQ(frame.header.message, 0u);
+      const auto cause = decode_cause(frame.payload, 3);
+      ASSERT_TRUE(cause.has_value());
+      EXPECT_EQ(cause->message(), "rank 0 failed: ValueError: bad batch");
+      EXPECT_EQ(cause->ranks(), std::vector<int>{0});
+    }
+  }
+  EXPECT_EQ(job.net->mailbox.aborted.load(), 0u);
+  EXPECT_NE(job.net->mailbox.troubled.load(), 0u) << "it ends because of what is on its way to the others";
+}
+
+TEST(OwnFailure, OfAPeerFailsAllChannelsAndIsPassedOn) {
+  ScriptedJob job(3);
+  job.wire(2);
+  std::string needs(1, 'x'), got(1, 'x'), comes(1, 'x');
+  const TransferRef from_one = job.channel().receive(1, 0, writable(needs), {});
+  const TransferRef receive = job.channel().receive(2, 0, writable(got), {});
+  const TransferRef in_time = job.channel().receive(2, 1, writable(comes), {});
+  job.wire(1);
+  Frame failed = rank_failure(1, Status(Code::peer_failed, "rank 1 failed: ValueError: bad batch", {1}));
+  failed.header.amount = 1;
+  job.say(1, failed);
+  ASSERT_TRUE(from_one->done()) << "what needs that rank ends at once";
+  EXPECT_EQ(from_one->status().message(), "rank 1 failed: ValueError: bad batch");
+  EXPECT_FALSE(job.channel().failed());
+  job.say(2, eager("y", 1));
+  EXPECT_TRUE(in_time->done() && in_time->status().ok()) << "a call for which it had come still ends well";
+  job.advance(milliseconds(50));
+  ASSERT_TRUE(receive->done()) << "what does not need that rank ends too";
+  EXPECT_EQ(receive->status().message(), "rank 1 failed: ValueError: bad batch");
+  EXPECT_EQ(job.fabric->death_of(1).message(), "rank 1 failed: ValueError: bad batch");
+  EXPECT_EQ(count(take_frames(job.wires[2]->from_fabric), FrameKind::rank_failure), 1u);
+}
+
+TEST(OwnFailure, AfterAnothersIsThatOnes) {
+  ScriptedJob job(3);
+  job.wire(1);
+  job.wire(2);
+  job.say(1, rank_failure(2, killed(2)));
+  const auto one = job.wires[1];
+  take_frames(one->from_fabric);
+  job.fabric->fail_rank("RuntimeError: all_reduce failed", {});
+  const auto frames = take_frames(one->from_fabric);
+  ASSERT_EQ(count(frames, FrameKind::rank_failure), 1u);
+  const auto cause = decode_cause(frames.back().payload, 3);
+  ASSERT_TRUE(cause.has_value());
+  EXPECT_EQ(cause->message(), "rank 0 gave up after an earlier failure: rank 2 was killed");
+  EXPECT_EQ(cause->ranks(), std::vector<int>{2});
+}
+
+TEST(StreamEnd, ThatWasNotClosedIsToldSo) {
+  ScriptedJob job(3);
+  std::string got(1, 'x'), other(1, 'x');
+  const TransferRef receive = job.channel().receive(1, 0, writable(got), {});
+  const TransferRef from_two = job.channel().receive(2, 0, writable(other), {});
+  job.wire(1);
+  Frame goodbye = frame_of(FrameKind::goodbye);
+  goodbye.header.amount = 1;
+  job.say(1, goodbye);
+  ASSERT_TRUE(receive->done());
+  EXPECT_NE(receive->status().message().find("rank 1's process has ended, and called no destroy_process_group"), std::string::npos)
+      << receive->status().message();
+  EXPECT_FALSE(from_two->done());
+  EXPECT_FALSE(job.channel().failed());
+  EXPECT_TRUE(job.channel().someone_left());
+  EXPECT_EQ(job.fabric->gone(1).code(), Code::closed);
+}
+
+TEST(StreamEnd, SaysThatItWasNotClosed) {
+  ScriptedJob job(2);
+  job.wire(1);
+  const auto one = job.wires[1];
+  job.fabric->leave_unclosed();
+  job.fabric.reset();
+  const auto frames = take_frames(one->from_fabric);
+  ASSERT_EQ(count(frames, FrameKind::goodbye), 1u);
+  EXPECT_EQ(frames.back().header.amount, 1u);
+  EXPECT_EQ(job.net->mailbox.aborted.load(), Mailbox::kUnclosed);
+}
+
 TEST(StreamEnd, OfANeighbourThatHasLeftUnseenDisturbsNobody) {
   // Ranks 3 and 2 leave at once: 3 tells its neighbours 2 and 0, 2 tells 1 and 3. What rank 1 watches next, rank 3, is not there.
   ScriptedJob job(4, 1);

@@ -28,10 +28,10 @@ enum class FrameKind : std::uint8_t {
   refuse,           ///< the receiver does not want the message: message id
   credit,           ///< what was taken of a channel: amount = bytes of eager messages, tag = envelopes
   channel_failure,  ///< the channel has failed: a cause
-  rank_failure,     ///< a rank is lost: message = that rank, and a cause
+  rank_failure,     ///< a rank is lost: message = that rank, amount = 1: it says so itself; and a cause
   ping,             ///< somebody wants to hear of us
   pong,
-  goodbye,   ///< nothing more will come, in good order
+  goodbye,   ///< nothing more will come; amount = 1: the sender's process ended and had not closed its groups
   farewell,  ///< the answer to a goodbye: everything before it was read
 };
 inline constexpr std::uint8_t kLastFrameKind = static_cast<std::uint8_t>(FrameKind::farewell);

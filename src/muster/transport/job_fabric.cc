@@ -7,6 +7,7 @@
 #include "muster/base/env.h"
 #include "muster/base/secret.h"
 #include "muster/transport/factory.h"
+#include "muster/transport/process_failure.h"
 
 namespace muster::transport {
 
@@ -50,7 +51,7 @@ Exchange compare_on_the_way(Exchange exchange, const std::string& terms) {
 
 }  // namespace
 
-Result<std::unique_ptr<Fabric>> join_fabric(const store::Rendezvous& found, const JobFabricOptions& options) {
+Result<std::shared_ptr<Fabric>> join_fabric(const store::Rendezvous& found, const JobFabricOptions& options) {
   auto secret = Secret::from_environment();
   if (!secret) return secret.status();
 
@@ -72,7 +73,11 @@ Result<std::unique_ptr<Fabric>> join_fabric(const store::Rendezvous& found, cons
   fabric.rules = options.rules;
 
   auto exchange = compare_on_the_way(exchange_over(found.store, "fabric", found.rank, found.world_size, options.deadline), options.terms);
-  return Fabric::create(fabric, make_socket_connector(std::move(connector), std::move(*secret)), exchange);
+  auto made = Fabric::create(fabric, make_socket_connector(std::move(connector), std::move(*secret)), exchange);
+  if (!made) return made.status();
+  std::shared_ptr<Fabric> joined = std::move(*made);
+  follow_process_failure(joined);
+  return joined;
 }
 
 }  // namespace muster::transport

@@ -29,6 +29,7 @@ struct JobFabricOptions {
 };
 
 /// Sockets, and shared memory within a host, with the secret of the environment. Blocks until all ranks have met, up to the deadline.
-Result<std::unique_ptr<Fabric>> join_fabric(const store::Rendezvous& found, const JobFabricOptions& options);
+/// Where the process fails, the other ranks are told (process_failure.h).
+Result<std::shared_ptr<Fabric>> join_fabric(const store::Rendezvous& found, const JobFabricOptions& options);
 
 }  // namespace muster::transport

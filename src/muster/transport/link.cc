@@ -234,11 +234,10 @@ Status Link::on_frame(const FrameHeader& header, ConstBytes record) {
     }
     case FrameKind::rank_failure: {
       const auto cause = decode_cause(as_text(record), engine_.world_size());
-      if (!cause || header.message >= static_cast<std::uint64_t>(engine_.world_size()) ||
-          header.message == static_cast<std::uint64_t>(peer_)) {
+      if (!cause || header.message >= static_cast<std::uint64_t>(engine_.world_size())) {
         return wrong("the news of a failed rank that cannot be read");
       }
-      engine_.on_rank_failure(peer_, static_cast<int>(header.message), *cause);
+      engine_.on_rank_failure(peer_, static_cast<int>(header.message), *cause, header.amount != 0);
       return {};
     }
     case FrameKind::ping: {
@@ -250,7 +249,7 @@ Status Link::on_frame(const FrameHeader& header, ConstBytes record) {
       return {};
     }
     case FrameKind::pong: return {};
-    case FrameKind::goodbye: engine_.on_goodbye(*this); return {};
+    case FrameKind::goodbye: engine_.on_goodbye(*this, header.amount != 0); return {};
     case FrameKind::farewell:
       farewell = true;
       engine_.note_completion();

@@ -60,6 +60,7 @@ class Link final : public LinkEvents {
   bool holds = false;          // in the engine's list of links with gathered messages
   bool stuck = false;          // the stream took less than it was offered
   bool goodbye = false;        // the peer has said it
+  bool unclosed = false;       // and that it had not closed its groups
   bool farewell = false;       // the peer has answered ours
   bool in_service = false;     // its protocol stands on the stack
   std::uint32_t interest = 0;  // epoll events that the engine asked for

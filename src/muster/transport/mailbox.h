@@ -19,11 +19,14 @@ struct alignas(64) Mailbox {
   std::atomic<std::uint32_t> sleepers{0};
   std::atomic<std::uint64_t> heartbeat{0};  ///< grows by one per beat of the owner's watcher
   std::atomic<std::uint32_t> pid{0};        ///< 0: not there yet
-  std::atomic<std::uint32_t> aborted{0};    ///< the owner's own word that it has left, in good order: its end is no death
+  std::atomic<std::uint32_t> aborted{0};    ///< the owner's own word that it has left (its end is no death): one of the two below
   std::atomic<std::uint32_t> troubled{0};   ///< the owner knows of a failure: if it ends now, that is why
   /// The owner's sleepers send a barrier (`base/host_barrier.h`) between their announcement and their look: who publishes for them and
   /// takes such barriers needs no fence of its own before it looks for sleepers. Set before the owner has met anybody, if at all.
   std::atomic<std::uint32_t> sends_barriers{0};
+
+  static constexpr std::uint32_t kLeft = 1;      ///< in good order
+  static constexpr std::uint32_t kUnclosed = 2;  ///< its process ended and had not closed its groups
 
   /// After publishing: wakes every sleeper; costs a fence and a load where there is none.
   void wake();

@@ -1,0 +1,29 @@
+/// What the jobs of this process are told where it ends without closing them.
+///
+/// The process's jobs are the fabrics of `join_fabric`. Once there is one, the process tells all of
+/// them, before it is gone, that their rank has failed and why: on `std::terminate` (whose earlier
+/// handler is called afterwards) and on an exit with a status other than 0. Death by a signal, and
+/// `_exit`, are seen by the others alone.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "muster/transport/fabric.h"
+
+namespace muster::transport {
+
+/// Why the process has failed, said before it ends: "ValueError: bad batch (train.py:33)". The first
+/// reason counts. `earlier`: the ranks whose failure led to this one, as `Fabric::fail_rank` takes
+/// them. Nobody is told before the process ends. Thread-safe.
+void note_process_failure(std::string why, std::vector<int> earlier = {});
+
+/// The process ends: tells all its jobs of the failure that was noted, else of `unless_noted`; empty:
+/// then nobody is told anything. Blocks for at most a second for each job. Thread-safe.
+void tell_process_failure(const std::string& unless_noted = {});
+
+/// For `join_fabric`.
+void follow_process_failure(const std::shared_ptr<Fabric>& fabric);
+
+}  // namespace muster::transport
