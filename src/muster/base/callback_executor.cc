@@ -1,0 +1,147 @@
+#include "muster/base/callback_executor.h"
+
+#include <cxxabi.h>
+
+#include <atomic>
+#include <exception>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "muster/base/log.h"
+
+namespace muster {
+namespace {
+
+constexpr auto kSpareLife = std::chrono::seconds(10);
+constexpr auto kLook = std::chrono::milliseconds(10);
+
+thread_local constinit bool is_spared = false;
+
+}  // namespace
+
+void CallbackExecutor::spare_this_thread() { is_spared = true; }
+bool CallbackExecutor::spares_this_thread() { return is_spared; }
+
+void run_callback(const std::function<void()>& callback) {
+  try {
+    callback();
+  } catch (const abi::__forced_unwind&) {
+    throw;  // the thread is being ended
+  } catch (const std::exception& error) {
+    log(LogLevel::error, std::string("a callback threw: ") + error.what());
+  } catch (...) {
+    log(LogLevel::error, "a callback threw something that is no std::exception");
+  }
+}
+
+CallbackExecutor& CallbackExecutor::of_process() {
+  static constinit std::atomic<CallbackExecutor*> current{nullptr};
+  CallbackExecutor* one = current.load(std::memory_order_acquire);
+  while (one == nullptr || one->process_.forked()) {
+    auto* fresh = new CallbackExecutor;
+    fresh->parents_ = one;
+    if (current.compare_exchange_strong(one, fresh, std::memory_order_acq_rel)) return *fresh;
+    delete fresh;
+  }
+  return *one;
+}
+
+/// Under the lock. The new thread counts as idle from here on.
+bool CallbackExecutor::add_thread() {
+  try {
+    std::thread([this] { work(); }).detach();
+  } catch (const std::system_error&) {
+    return false;
+  }
+  ++idle_;
+  return true;
+}
+
+Status CallbackExecutor::prepare() {
+  const std::lock_guard guard(lock_);
+  if (idle_ > 0 || add_thread()) return {};
+  return {Code::exhausted, "no thread can be started to run callbacks on; see `ulimit -u` and the memory that is left"};
+}
+
+void CallbackExecutor::run(Job job) {
+  bool has_thread = true;
+  {
+    const std::lock_guard guard(lock_);
+    if (finished_) {
+      new Job(std::move(job));  // what it holds may need an interpreter that is gone
+      return;
+    }
+    jobs_.push_back(std::move(job));
+    has_thread = idle_ > 0 || add_thread();
+  }
+  changed_.notify_one();
+  if (!has_thread) log(LogLevel::error, "no thread can be started to run a callback on; it waits until another callback has returned");
+}
+
+void CallbackExecutor::watch(std::weak_ptr<Watched> what) {
+  {
+    const std::lock_guard guard(lock_);
+    watched_.push_back(std::move(what));
+    if (idle_ == 0) add_thread();
+  }
+  changed_.notify_one();
+}
+
+void CallbackExecutor::look_after(std::unique_lock<std::mutex>& guard) {
+  auto looked_at = std::exchange(watched_, {});
+  guard.unlock();
+  std::erase_if(looked_at, [now = steady_clock().now()](const auto& each) {
+    const auto watched = each.lock();
+    return watched == nullptr || !watched->look(now);
+  });
+  guard.lock();
+  watched_.insert(watched_.end(), looked_at.begin(), looked_at.end());
+}
+
+/// Until there is a job. False: this thread is one too many.
+bool CallbackExecutor::rest(std::unique_lock<std::mutex>& guard) {
+  const auto called = [this] { return !jobs_.empty() || !watched_.empty(); };
+  while (jobs_.empty()) {
+    if (!watched_.empty()) {
+      changed_.wait_for(guard, kLook, [this] { return !jobs_.empty(); });
+      if (jobs_.empty()) look_after(guard);
+    } else if (idle_ == 1) {
+      changed_.wait(guard, called);
+    } else if (!changed_.wait_for(guard, kSpareLife, called) && idle_ > 1) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void CallbackExecutor::work() {
+  std::unique_lock guard(lock_);
+  while (rest(guard)) {
+    Job job = std::move(jobs_.front());
+    jobs_.pop_front();
+    --idle_;
+    ++running_;
+    if (idle_ == 0) add_thread();
+    guard.unlock();
+    run_callback(job);
+    job = nullptr;
+    guard.lock();
+    --running_;
+    ++idle_;
+    if (running_ == 0 && jobs_.empty()) over_.notify_all();
+  }
+  --idle_;
+}
+
+bool CallbackExecutor::finish(Duration limit) {
+  std::unique_lock guard(lock_);
+  const bool over = over_.wait_for(guard, limit, [this] { return running_ == 0 && jobs_.empty(); });
+  finished_ = true;
+  for (auto& job : jobs_) new Job(std::move(job));
+  jobs_.clear();
+  return over;
+}
+
+}  // namespace muster

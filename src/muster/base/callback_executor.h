@@ -1,0 +1,74 @@
+/// Threads for code of the user's.
+///
+/// A callback may compute, sleep, take locks, wait for other calls, or never return. No thread that moves calls or checks deadlines
+/// runs one, nor does anybody under a lock of ours: callbacks come here, to threads that nobody else needs.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "muster/base/clock.h"
+#include "muster/base/fork_guard.h"
+#include "muster/base/status.h"
+
+namespace muster {
+
+/// Thread-safe. A job that waits for another never keeps it waiting, to any depth: before a thread begins a job it sees to it that
+/// another one waits for the next. Threads that are not needed for some seconds end, down to one, which sleeps.
+class CallbackExecutor {
+ public:
+  using Job = std::function<void()>;
+
+  /// The process's own; a forked child has another. Never destroyed.
+  static CallbackExecutor& of_process();
+
+  /// After it, `run` always finds a thread. Code::exhausted where none can be started.
+  Status prepare();
+  /// Runs `job` soon, on a thread of its own, and destroys it there. Jobs begin in the order in which they came. What a job throws is
+  /// logged.
+  void run(Job job);
+
+  /// From here on the calling thread is one that others need: `spares_this_thread` tells those who would destroy what may hold objects
+  /// of the user's.
+  static void spare_this_thread();
+  static bool spares_this_thread();
+
+  /// Something whose state a thread that has no job looks at every 10 ms.
+  class Watched {
+   public:
+    virtual ~Watched() = default;
+    /// False: need not be looked at any more.
+    virtual bool look(TimePoint now) = 0;
+  };
+  void watch(std::weak_ptr<Watched> what);
+
+  /// Waits until no job is left, `limit` at most, and runs none from then on: the process ends. Whether none was left.
+  bool finish(Duration limit);
+
+ private:
+  CallbackExecutor() = default;
+  bool add_thread();
+  void work();
+  bool rest(std::unique_lock<std::mutex>& guard);
+  void look_after(std::unique_lock<std::mutex>& guard);
+
+  const ProcessMark process_;
+  const CallbackExecutor* parents_ = nullptr;  // in a forked child: keeps what it holds from looking lost
+  std::mutex lock_;
+  std::condition_variable changed_, over_;
+  std::deque<Job> jobs_;
+  std::vector<std::weak_ptr<Watched>> watched_;
+  int idle_ = 0;
+  int running_ = 0;
+  bool finished_ = false;
+};
+
+/// Runs `callback()`; what it throws is logged.
+void run_callback(const std::function<void()>& callback);
+
+}  // namespace muster

@@ -1,0 +1,29 @@
+/// Whether another thread of this process stands still.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+
+#include "muster/base/clock.h"
+
+namespace muster {
+
+/// One observer's view of one thread: not for several observers at once.
+class ThreadRest {
+ public:
+  explicit ThreadRest(pid_t thread) : thread_(thread) {}
+  /// The calling thread.
+  static pid_t this_thread();
+
+  /// How long the thread has slept without waking once, as far as the calls of this function tell: the first gives zero. A thread that
+  /// waits for a core does not sleep, nor does one that waits for Python's interpreter, which wakes every 5 ms.
+  Duration asleep_for(TimePoint now);
+
+ private:
+  pid_t thread_;
+  std::int64_t switches_ = -1;  // how often it had gone to sleep
+  TimePoint since_{};
+};
+
+}  // namespace muster
