@@ -86,6 +86,10 @@ bool CollectiveQueue::Operation::done() const {
   if (const auto driver = this->driver()) {
     driver->fabric()->poll();
     driver->look_in();
+    if (!published() && queue_.group_.now() >= deadline_) {
+      driver->check_deadlines(queue_.group_.now());
+      driver->look_in();
+    }
   }
   return published();
 }
@@ -266,12 +270,14 @@ Status CollectiveQueue::attend(Driver& driver, const Operation& operation) {
 }
 
 std::shared_ptr<CollectiveQueue::Operation> CollectiveQueue::start(std::shared_ptr<Driver> driver, Args args, TimePoint deadline,
-                                                                   std::shared_ptr<void> owner) {
+                                                                   std::shared_ptr<void> owner, bool beside) {
   auto operation = std::make_shared<Operation>(*this, std::move(driver), deadline);
   operation->owned_ = std::move(args);
   operation->owner_ = std::move(owner);
   operation->self_ = operation;
+  operation->beside_ = beside;
   enqueue(*operation, operation->owned_);
+  if (beside) beside_.fetch_add(1);
   additions_.fetch_add(1);
   return operation;
 }
@@ -366,7 +372,7 @@ bool CollectiveQueue::comes_to_rest(Operation& operation) {
 struct CollectiveQueue::Ended {
   struct Call {
     std::shared_ptr<Operation> operation;
-    Completion::Callbacks callbacks;
+    Completion::Notices notices;
     std::shared_ptr<Driver> driver;
     std::shared_ptr<void> owner;
   };
@@ -403,10 +409,14 @@ void CollectiveQueue::pass(Ended& ended, int self) {
     }
     Ended::Call& call = ended.shared.back();
     call.operation = std::move(operation->self_);
-    call.callbacks = operation->publish(std::move(status));
-    const std::lock_guard guard(operation->lock_);
-    call.driver = std::move(operation->driver_);
-    call.owner = std::move(operation->owner_);
+    if (operation->beside_) beside_.fetch_sub(1);
+    call.notices = operation->publish(std::move(status));
+    {
+      const std::lock_guard guard(operation->lock_);
+      call.driver = std::move(operation->driver_);
+      call.owner = std::move(operation->owner_);
+    }
+    for (const auto& notice : call.notices) notice(operation->status());
   }
 }
 
@@ -423,9 +433,6 @@ void CollectiveQueue::advance(const std::atomic<int>& attending, int self) {
     }
   }
   if (ended.any && attending.load() > self) group_.fabric->wake();
-  for (auto& call : ended.shared) {
-    for (auto& callback : call.callbacks) callback(call.operation->status());
-  }
 }
 
 /// In a region no message tells that nothing more comes of a member: its line is missing, or its part of the call. Fails the channel

@@ -37,8 +37,10 @@ class CollectiveQueue {
 
   /// Runs a valid call on this thread, after those before it.
   Status run(Driver& driver, const Args& args, Meanwhile& meanwhile);
-  /// Queues a valid call, which holds `owner` until it is over. Throws nothing once it is queued.
-  std::shared_ptr<Operation> start(std::shared_ptr<Driver> driver, Args args, TimePoint deadline, std::shared_ptr<void> owner);
+  /// Queues a valid call, which holds `owner` until it is over. Throws nothing once it is queued. `beside`: another thread than this one has
+  /// promised to drive calls, and knows nothing of this one.
+  std::shared_ptr<Operation> start(std::shared_ptr<Driver> driver, Args args, TimePoint deadline, std::shared_ptr<void> owner,
+                                   bool beside);
   /// Queues the news that this member's next call, an `op`, was refused.
   void refuse(std::shared_ptr<Driver> driver, Op op);
 
@@ -46,6 +48,8 @@ class CollectiveQueue {
   /// wait for the group; `self` is how many of them this one is, 1 or 0.
   void advance(const std::atomic<int>& attending, int self);
   bool empty() const { return !state_.queued(); }
+  /// Whether a call that was started `beside` is under way.
+  bool has_calls_beside() const { return beside_.load(std::memory_order_relaxed) > 0; }
   std::uint64_t sequence() const { return state_.number(); }
   /// Grows when a call is added that the waiting threads' limits do not know of.
   std::uint64_t additions() const { return additions_.load(std::memory_order_relaxed); }
@@ -115,6 +119,7 @@ class CollectiveQueue {
   Operation* first_ = nullptr;
   Operation* last_ = nullptr;
   std::atomic<std::uint64_t> additions_{0};
+  std::atomic<int> beside_{0};
 };
 
 /// One call; shared where it was started, on the stack of its thread where it blocks.
@@ -144,6 +149,7 @@ class CollectiveQueue::Operation final : public Completion {
   int reminders_ = 0;
   bool queued_ = false;
   bool begun_ = false;
+  bool beside_ = false;
   bool counted_ = false;        // the control knows of it
   bool small_ = false;          // may be under way beside others
   MemoryRange reads_, writes_;  // where it is small

@@ -41,7 +41,7 @@ TEST(Together, BatchesOfSmallCallsEndRightAndInTheirOrder) {
             } else {
               pending.push_back(group.start(all_reduce(in[i], out[i]), in_a_minute()));
             }
-            pending.back()->when_done([&, i](const Status&) {
+            pending.back()->when_settled([&, i](const Status&) {
               called[i].fetch_add(1);
               for (std::size_t before = 0; before <= i; ++before) early[i].fetch_add(right(before) ? 0 : 1);
             });

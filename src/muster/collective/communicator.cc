@@ -7,6 +7,7 @@
 #include <mutex>
 #include <optional>
 
+#include "muster/base/callback_lane.h"
 #include "muster/base/exception_status.h"
 #include "muster/base/fork_guard.h"
 #include "muster/base/log.h"
@@ -70,7 +71,9 @@ class GroupCommunicator final : public Communicator, public Driver, public std::
     });
   }
   bool busy() override { return !queue_.empty() || !messages_.empty(); }
-  bool attended() override { return attending_.load() > 0 || (driving_.load() > 0 && driver_.is_at_work(group_.now())); }
+  bool attended() override {
+    return attending_.load() > 0 || (driving_.load() > 0 && !queue_.has_calls_beside() && driver_.is_at_work(group_.now()));
+  }
   bool attended_between() override { return attending_.load() == 0 && driving_.load() > 0; }
   void look_in() override {
     if (driving_.load() > 0) driver_.is_here(group_.now());
@@ -161,6 +164,7 @@ class GroupCommunicator::Presence {
 
  private:
   GroupCommunicator& owner_;
+  const CallbackLane::Busy busy_;  // where it is a callback that waits
 };
 
 bool GroupCommunicator::attend(const std::function<bool()>& done, TimePoint limit) {
@@ -243,7 +247,8 @@ PendingRef GroupCommunicator::start(Args args, TimePoint deadline, std::shared_p
   if (Status ready = prepare(); !ready) return not_made(op, ready);
   std::shared_ptr<CollectiveQueue::Operation> operation;
   try {
-    operation = queue_.start(shared_from_this(), std::move(args), deadline, std::move(owner));
+    const bool beside = driving_.load() > 0 && !driver_.is_this_thread();
+    operation = queue_.start(shared_from_this(), std::move(args), deadline, std::move(owner), beside);
   } catch (...) {
     return not_made(op, status_of_exception());
   }

@@ -84,9 +84,12 @@ class Pending {
   /// Receives: member it came from, and bytes.
   virtual int source() const = 0;
   virtual std::size_t bytes() const = 0;
-  /// Runs `callback` once, when done (at once if it is already), on the thread that finds out; it must not block. Calls before this one are
-  /// done by then, but their callbacks may run on other threads, beside this one or after it.
+  /// Runs `callback` once, when done, on a thread that nobody else needs (base/callback_executor.h): it may block, and wait for other
+  /// calls. What it throws is logged. Calls before this one are done by then, but their callbacks may run beside this one or after it.
   virtual void when_done(std::function<void(const Status&)> callback) = 0;
+  /// Runs `notice` once, when done, on the thread that finds out (at once if it is already). The notices of collectives run in their
+  /// order, under a lock of the communicator's: they must not block, throw, or run code of the user's.
+  virtual void when_settled(std::function<void(const Status&)> notice) = 0;
 };
 using PendingRef = std::shared_ptr<Pending>;
 

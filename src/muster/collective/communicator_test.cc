@@ -25,8 +25,7 @@ TEST(Queue, StartedCallsRunInTheirOrder) {
         in[i].assign(i % 2 == 0 ? 3 : 30'000, rank + static_cast<int>(i));
         out[i].resize(in[i].size());
         pending.push_back(group.start(all_reduce(in[i], out[i]), soon()));
-        // Callbacks may pass each other where they run on different threads; what they stand for may not.
-        pending.back()->when_done([&, i](const Status&) {
+        pending.back()->when_settled([&, i](const Status&) {
           called[i].fetch_add(1);
           for (std::size_t before = 0; before <= i; ++before) early[i].fetch_add(right(before) ? 0 : 1);
         });

@@ -7,41 +7,47 @@
 #include <utility>
 #include <vector>
 
+#include "muster/base/callback_executor.h"
 #include "muster/base/status.h"
 #include "muster/collective/communicator.h"
 
 namespace muster::collective {
 
-/// Thread-safe. Whoever publishes runs the callbacks, once no lock is held.
+/// Thread-safe. Whoever publishes runs the notices, and destroys them once no lock is held.
 class Completion : public Pending {
  public:
-  using Callbacks = std::vector<std::function<void(const Status&)>>;
+  using Notices = std::vector<std::function<void(const Status&)>>;
 
   bool published() const { return done_.load(std::memory_order_acquire); }
   /// Once `published`.
   const Status& status() const { return status_; }
 
   void when_done(std::function<void(const Status&)> callback) override {
+    when_settled([callback = std::move(callback)](const Status& status) {
+      CallbackExecutor::of_process().run([callback, status] { callback(status); });
+    });
+  }
+  void when_settled(std::function<void(const Status&)> notice) override {
     {
       const std::lock_guard guard(lock_);
       if (!published()) {
-        callbacks_.push_back(std::move(callback));
+        notices_.push_back(std::move(notice));
         return;
       }
     }
-    callback(status_);
+    notice(status_);
   }
   int source() const override { return -1; }
   std::size_t bytes() const override { return 0; }
 
  protected:
-  /// Only the first publication counts; the callbacks to run are returned.
-  Callbacks publish(Status status) {
+  /// Only the first publication counts; the notices to run are returned.
+  Notices publish(Status status) {
     const std::lock_guard guard(lock_);
     if (published()) return {};
     status_ = std::move(status);
     done_.store(true);
-    return std::exchange(callbacks_, {});
+    return std::exchange(notices_, {});
   }
   /// For a call that nobody but its waiting thread knows: touches nothing once that thread can see it.
   void publish_unshared(Status status) {
@@ -54,7 +60,7 @@ class Completion : public Pending {
  private:
   std::atomic<bool> done_{false};
   Status status_;
-  Callbacks callbacks_;
+  Notices notices_;
 };
 
 /// A call that was over before it began.

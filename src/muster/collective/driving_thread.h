@@ -25,6 +25,11 @@ class DrivingThread {
     seen_.store(now);
   }
 
+  bool is_this_thread() const {
+    clockid_t clock{};
+    return ::pthread_getcpuclockid(::pthread_self(), &clock) == 0 && clock_.load() == clock;
+  }
+
   /// It has been here lately, or has had a core for a good part of the time since anybody asked.
   bool is_at_work(TimePoint now) {
     const TimePoint seen = seen_.load();

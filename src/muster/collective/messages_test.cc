@@ -244,8 +244,10 @@ TEST(Messages, CallBackWithoutAWait) {
       while (called.load() == 0) std::this_thread::yield();
       EXPECT_EQ(called.load(), 1);
       EXPECT_TRUE(pending->done());
-      pending->when_done([&](const Status&) { called += 1; });
+      pending->when_settled([&](const Status&) { called += 1; });
       EXPECT_EQ(called.load(), 2) << "at once where it is done already";
+      pending->when_done([&](const Status&) { called += 1; });
+      while (called.load() < 3) std::this_thread::yield();
     });
   }
 }

@@ -38,8 +38,8 @@ bool Message::settle() {
     let_go = std::move(driver_);
     owner = std::move(owner_);
   }
-  Callbacks callbacks = publish(status.ok() ? status : status.with_context(text()));
-  for (auto& callback : callbacks) callback(this->status());
+  const Notices notices = publish(status.ok() ? status : status.with_context(text()));
+  for (const auto& notice : notices) notice(this->status());
   return true;
 }
 
@@ -71,6 +71,7 @@ bool Message::done() const {
   if (const auto driver = self->driver()) {
     driver->fabric()->poll();
     driver->advance();
+    if (const TimePoint now = group_.now(); now >= deadline_) self->check_deadline(now);
   }
   return self->settle();
 }
@@ -161,7 +162,7 @@ void PointToPoint::track(Place&, const std::shared_ptr<Message>& message) {
   if (!cancelled.empty()) message->take_back(Status(Code::aborted, cancelled));
 }
 
-// Callbacks run within `settle`, so it is called without the lock.
+// Notices run within `settle`, so it is called without the lock.
 void PointToPoint::sweep() {
   if (empty()) return;
   std::vector<std::shared_ptr<Message>> over;

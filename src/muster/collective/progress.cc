@@ -5,6 +5,8 @@
 
 #include "muster/base/thread_start.h"
 
+#include "muster/base/callback_executor.h"
+
 namespace muster::collective {
 namespace {
 
@@ -32,11 +34,16 @@ struct Progress::Shared {
   std::uint64_t passes = 0;
   std::condition_variable passed;
   std::thread::id thread;
+  std::vector<std::shared_ptr<Driven>> batch, finished;  // the thread's own
 
   void run();
   void kick();
   void nap(std::unique_lock<std::mutex>& guard, int& idle_ticks);
-  void drive(const std::vector<std::shared_ptr<Driven>>& batch);
+  void drive();
+  void check_deadlines(TimePoint limit);
+  TimePoint next_deadline() const;
+  template <class Visit>
+  void visit(std::unique_lock<std::mutex>& guard, Visit visit);
 };
 
 /// Under the lock.
@@ -62,10 +69,23 @@ void Progress::Shared::nap(std::unique_lock<std::mutex>& guard, int& idle_ticks)
   drowsy = false;
 }
 
-void Progress::Shared::drive(const std::vector<std::shared_ptr<Driven>>& batch) {
+/// Of the batch.
+TimePoint Progress::Shared::next_deadline() const {
+  TimePoint earliest = TimePoint::max();
+  for (const auto& driven : batch) earliest = std::min(earliest, driven->next_deadline());
+  return earliest;
+}
+
+/// Where `limit`, the earliest of the batch, has passed.
+void Progress::Shared::check_deadlines(TimePoint limit) {
+  const TimePoint now = batch.front()->fabric()->clock().now();
+  if (now < limit) return;
+  for (const auto& driven : batch) driven->check_deadlines(now);
+}
+
+void Progress::Shared::drive() {
   const std::shared_ptr<transport::Fabric> fabric = batch.front()->fabric();
-  TimePoint limit = TimePoint::max();
-  for (const auto& driven : batch) limit = std::min(limit, driven->next_deadline());
+  const TimePoint limit = next_deadline();
   const auto pass = [&] {
     bool unattended = false;
     for (const auto& driven : batch) {
@@ -77,16 +97,44 @@ void Progress::Shared::drive(const std::vector<std::shared_ptr<Driven>>& batch) 
     return !unattended || kicked.load();
   };
   sleeping_in.store(fabric.get());
-  const bool news = fabric->wait(pass, limit);
+  fabric->wait(pass, limit);
   sleeping_in.store(nullptr);
-  if (news) return;
-  const TimePoint now = fabric->clock().now();
-  for (const auto& driven : batch) driven->check_deadlines(now);
+  check_deadlines(limit);  // also where there was news: one group's may come without end
+}
+
+/// `visit()` without the lock, with all that is watched as the batch; then lets go of what is over.
+template <class Visit>
+void Progress::Shared::visit(std::unique_lock<std::mutex>& guard, Visit visit) {
+  try {
+    batch = work;
+    finished.reserve(work.size());
+  } catch (const std::bad_alloc&) {  // there may be some in a moment; nobody who waits depends on it
+    batch.clear();
+    changed.wait_for(guard, kTick);
+    return;
+  }
+  driving = true;
+  guard.unlock();
+  visit();
+  guard.lock();
+  std::erase_if(work, [&](const auto& driven) {
+    const auto known = std::find(batch.begin(), batch.end(), driven);  // what came later is looked at next time
+    if (known == batch.end() || driven->busy()) return false;
+    finished.push_back(driven);
+    return true;
+  });
+  guard.unlock();
+  finished.clear();  // may drop the last owner of a communicator, and with it of this thread's handle
+  batch.clear();
+  guard.lock();
+  driving = false;
+  ++passes;
+  passed.notify_all();
 }
 
 void Progress::Shared::run() {
   int idle_ticks = 0;
-  std::vector<std::shared_ptr<Driven>> batch, finished;
+  CallbackExecutor::spare_this_thread();
   std::unique_lock guard(lock);
   thread = std::this_thread::get_id();
   while (!stop) {
@@ -94,34 +142,13 @@ void Progress::Shared::run() {
     const bool any = std::any_of(work.begin(), work.end(), [](const auto& driven) { return !driven->attended(); });
     if (!any) {
       nap(guard, idle_ticks);
+      // Who attends by promise alone, and computes, does not look at deadlines.
+      if (stop || work.empty()) continue;
+      visit(guard, [this] { check_deadlines(next_deadline()); });
       continue;
     }
     idle_ticks = 0;
-    try {
-      batch = work;
-      finished.reserve(work.size());
-    } catch (const std::bad_alloc&) {  // there may be some in a moment; nobody who waits depends on it
-      batch.clear();
-      changed.wait_for(guard, kTick);
-      continue;
-    }
-    driving = true;
-    guard.unlock();
-    drive(batch);
-    guard.lock();
-    std::erase_if(work, [&](const auto& driven) {
-      const auto known = std::find(batch.begin(), batch.end(), driven);  // what came later is looked at next time
-      if (known == batch.end() || driven->busy()) return false;
-      finished.push_back(driven);
-      return true;
-    });
-    guard.unlock();
-    finished.clear();  // may drop the last owner of a communicator, and with it of this thread's handle
-    batch.clear();
-    guard.lock();
-    driving = false;
-    ++passes;
-    passed.notify_all();
+    visit(guard, [this] { drive(); });
   }
 }
 
