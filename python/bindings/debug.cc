@@ -12,6 +12,7 @@
 namespace muster::python {
 namespace {
 namespace py = pybind11;
+using Released = py::call_guard<py::gil_scoped_release>;
 
 constexpr int kMostFrames = 20;
 
@@ -91,10 +92,10 @@ void bind_debug(py::module_& module) {
       [](const std::vector<std::int64_t>& size, std::optional<at::ScalarType> dtype) {
         return empty_shared(size, dtype ? at::TensorOptions(*dtype) : at::TensorOptions());
       },
-      py::arg("size"), py::arg("dtype") = py::none(),
+      py::arg("size"), py::arg("dtype") = py::none(), Released(),
       "A tensor (size: list of numbers; dtype None: torch's default) in memory that the other ranks of the host read "
       "where it is: its collectives copy less. Raises DistError where there is no room.");
-  module.def("in_shared_memory", &in_shared_memory, py::arg("tensor"),
+  module.def("in_shared_memory", &in_shared_memory, py::arg("tensor"), Released(),
              "Whether the other ranks of the host can read the tensor where it is.");
   module.def(
       "use_shared_allocator",
@@ -102,7 +103,7 @@ void bind_debug(py::module_& module) {
         use_shared_allocator({.enabled = enabled, .private_up_to = private_up_to, .limit = limit, .keep = keep, .read_only = read_only});
       },
       py::arg("enabled") = true, py::arg("private_up_to") = SharedAllocatorOptions().private_up_to, py::arg("limit") = py::none(),
-      py::arg("keep") = SharedAllocatorOptions().keep, py::arg("read_only") = false,
+      py::arg("keep") = SharedAllocatorOptions().keep, py::arg("read_only") = false, Released(),
       "From now on torch's CPU tensors of this process lie where the other ranks of the host can read them. Sizes in bytes: private_up_to, "
       "of "
       "tensors that stay private; limit, of all (None: what the machine allows); keep, of freed memory. read_only: others may not write.");
@@ -122,7 +123,7 @@ void bind_debug(py::module_& module) {
         return all;
       },
       "What the shared allocator has done: a dict of counts, sizes in bytes.");
-  module.def("trim_shared_allocator", &trim_shared_allocator, "Gives freed memory of the shared allocator back to the system.");
+  module.def("trim_shared_allocator", &trim_shared_allocator, Released(), "Gives freed memory of the shared allocator back to the system.");
 }
 
 }  // namespace muster::python

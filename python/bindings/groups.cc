@@ -115,15 +115,21 @@ void bind_work(py::module_& module) {
           "synchronize", [wait](const GroupWork& self) { wait(self, std::nullopt); }, "As `wait()`; returns None.")
       .def(
           "get_future", [](const GroupWork& self) { return std::make_shared<torch::jit::PythonFutureWrapper>(self.work->get_future()); },
-          "torch.futures.Future of the list of output tensors.")
-      .def("source_rank", source_rank, "Receives, once completed: the rank that sent. -1 for other operations.")
-      .def("_source_rank", source_rank)
+          without_gil_held,
+          "torch.futures.Future of the list of output tensors. Its callbacks run on threads of their own, where they may wait for other "
+          "calls; those of futures that are asked for in a backward pass once the pass has made all its calls.")
+      .def("source_rank", source_rank, without_gil_held, "Receives, once completed: the rank that sent. -1 for other operations.")
+      .def("_source_rank", source_rank, without_gil_held)
       .def(
           "result", [](const GroupWork& self) { return self.work->result(); }, "The output tensors.")
       .def(
           "exception",
           [](const GroupWork& self) -> py::object {
-            const auto error = self.work->exception();
+            std::exception_ptr error;
+            {
+              const py::gil_scoped_release released;
+              error = self.work->exception();
+            }
             if (!error) return py::none();
             try {
               std::rethrow_exception(error);

@@ -293,10 +293,12 @@ void bind_parallel(py::module_& module) {
       .def("end_iteration", &Core::end_iteration, Released())
       .def("changes_arguments", &Core::changes_arguments)
       .def("changed", &Core::changed, Released())
-      .def("join_hook",
-           [](const std::shared_ptr<Core>& self, bool divide_by_initial_world_size) {
-             return ShadowOfModel{self, self->join_hook({.divide_by_initial_world_size = divide_by_initial_world_size})};
-           })
+      .def(
+          "join_hook",
+          [](const std::shared_ptr<Core>& self, bool divide_by_initial_world_size) {
+            return ShadowOfModel{self, self->join_hook({.divide_by_initial_world_size = divide_by_initial_world_size})};
+          },
+          Released())
       .def("join_device", &Core::join_device)
       .def("join_process_group", &Core::join_process_group)
       .def_property("require_sync", &Core::require_sync, &Core::set_require_sync)

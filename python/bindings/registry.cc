@@ -10,6 +10,7 @@
 
 #include "bindings.h"
 #include "blocking.h"
+#include "muster/base/callback_executor.h"
 #include "muster/collective/op.h"
 #include "muster/group/errors.h"
 #include "no_gil.h"
@@ -34,7 +35,7 @@ std::vector<std::vector<at::Tensor>> listed(const Slices& slices) {
 }
 
 /// What a backend's `submit` has started: something with `wait()`, or None for what is done.
-class WorkOfPython final : public Work {
+class WorkOfPython final : public Work, public std::enable_shared_from_this<WorkOfPython> {
  public:
   /// `source`: the rank that a message comes from, as the default group counts; -1: not known, or no message.
   WorkOfPython(const py::object& pending, const Request& request, int source)
@@ -55,11 +56,13 @@ class WorkOfPython final : public Work {
   }
   c10::intrusive_ptr<c10::ivalue::Future> get_future() override {
     auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
-    finish();
-    if (const auto error = failure()) {
-      future->setError(error);
+    if (done_) {
+      end(*future);
     } else {
-      future->markCompleted(c10::IValue(outputs_));
+      CallbackExecutor::of_process().run([self = shared_from_this(), future] {
+        self->finish();
+        self->end(*future);
+      });
     }
     return future;
   }
@@ -75,12 +78,16 @@ class WorkOfPython final : public Work {
   std::vector<at::Tensor> result() override { return outputs_; }
 
  private:
+  void end(c10::ivalue::Future& future) {
+    if (const auto error = failure()) return future.setError(error);
+    future.markCompleted(c10::IValue(outputs_));
+  }
   void finish() {
     if (done_) return;
     try {
       const py::gil_scoped_acquire held;
       pending_->attr("wait")();
-    } catch (...) {
+    } catch (const std::exception&) {
       const std::lock_guard lock(mutex_);
       failure_ = std::current_exception();
     }

@@ -124,7 +124,7 @@ void bind_stores(py::module_& module) {
       module, "FileStore",
       "A store in a file of a file system that all users see. Keys survive opening the file again. world_size: the last of so many users "
       "removes the file; -1: nobody does.")
-      .def(py::init<std::string, int>(), py::arg("file_name"), py::arg("world_size") = -1)
+      .def(py::init<std::string, int>(), py::arg("file_name"), py::arg("world_size") = -1, py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("path", &FileStore::path);
   py::class_<HashStore, Store, std::shared_ptr<HashStore>>(module, "HashStore", "A store for the threads of one process.")
       .def(py::init<>());

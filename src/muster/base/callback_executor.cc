@@ -5,11 +5,10 @@
 #include <atomic>
 #include <exception>
 #include <string>
-#include <system_error>
-#include <thread>
 #include <utility>
 
 #include "muster/base/log.h"
+#include "muster/base/thread_start.h"
 
 namespace muster {
 namespace {
@@ -50,11 +49,10 @@ CallbackExecutor& CallbackExecutor::of_process() {
 
 /// Under the lock. The new thread counts as idle from here on.
 bool CallbackExecutor::add_thread() {
-  try {
-    std::thread([this] { work(); }).detach();
-  } catch (const std::system_error&) {
-    return false;
-  }
+  auto thread = start_thread(
+      "a thread for callbacks", [this] { work(); }, Signals::inherited);
+  if (!thread.ok()) return false;
+  thread->detach();
   ++idle_;
   return true;
 }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "muster/base/clock.h"
+#include "muster/group/backward_gate.h"
 
 namespace muster::compat {
 namespace {
@@ -45,12 +46,13 @@ WorkRef BackwardCalls::next() {
     over_ = true;
     return nullptr;
   }
-  auto work = std::move(works_.front());
-  works_.erase(works_.begin());
+  auto work = std::move(works_.back());  // whoever waits for it drives those before it
+  works_.pop_back();
   return work;
 }
 
 void BackwardCalls::end() {
+  group::BackwardGate::open_on_this_thread();
   const auto deadline = deadline_after(steady_clock(), kStay);
   while (const auto work = next()) {
     if (work->is_completed()) continue;

@@ -68,17 +68,20 @@ c10::IValue TorchWork::value() const {
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> TorchWork::future() {
-  const std::lock_guard lock(future_mutex_);
-  if (future_) return future_;
   auto result = value();
-  future_ = c10::make_intrusive<c10::ivalue::Future>(result.type());
+  c10::intrusive_ptr<c10::ivalue::Future> whole;
+  {
+    const std::lock_guard lock(future_mutex_);
+    if (future_) return future_;
+    whole = future_ = c10::make_intrusive<c10::ivalue::Future>(result.type());
+  }
   if (parts_.works.empty()) {
-    future_->markCompleted(std::move(result));
-    return future_;
+    whole->markCompleted(std::move(result));
+    return whole;
   }
   const auto left = std::make_shared<std::atomic<std::size_t>>(parts_.works.size());
   for (const auto& work : parts_.works) {
-    work->get_future()->addCallback([left, whole = future_, result](c10::ivalue::Future& part) {
+    work->get_future()->addCallback([left, whole, result](c10::ivalue::Future& part) {
       if (part.hasError()) {
         whole->setErrorIfNeeded(as_torch_error(part.exception_ptr()));
       } else if (left->fetch_sub(1) == 1) {
@@ -86,7 +89,7 @@ c10::intrusive_ptr<c10::ivalue::Future> TorchWork::future() {
       }
     });
   }
-  return future_;
+  return whole;
 }
 
 }  // namespace muster::compat

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "muster/base/call_stack.h"
-#include "muster/base/thread_start.h"
+#include "muster/base/callback_executor.h"
 #include "muster/group/errors.h"
 
 namespace muster::group {
@@ -138,12 +138,15 @@ class DetailedWork final : public Work {
     }
   }
   c10::intrusive_ptr<c10::ivalue::Future> get_future() override {
-    const std::lock_guard lock(mutex_);
-    if (future_) return future_;
     const auto plain = work_->get_future();
-    future_ = c10::make_intrusive<c10::ivalue::Future>(plain->elementType());
-    plain->addCallback([future = future_, detail = detail_](c10::ivalue::Future& done) { pass_on(done, future, detail); });
-    return future_;
+    FutureRef future;
+    {
+      const std::lock_guard lock(mutex_);
+      if (future_) return future_;
+      future = future_ = c10::make_intrusive<c10::ivalue::Future>(plain->elementType());
+    }
+    plain->addCallback([future, detail = detail_](c10::ivalue::Future& done) { pass_on(done, future, detail); });
+    return future;
   }
   int source_rank() override { return work_->source_rank(); }
   std::exception_ptr exception() override { return work_->exception(); }
@@ -158,17 +161,14 @@ class DetailedWork final : public Work {
       std::rethrow_exception(done.exception_ptr());
     } catch (const DistError& error) {
       if (!concerns(error)) return future->setErrorIfNeeded(std::current_exception());
-      // Waits for what the others tell: not on the thread that runs the operations.
-      const auto report = [future, detail, error] {
+      // Waits for what the others tell: not on the thread that asks for the future.
+      CallbackExecutor::of_process().run([future, detail, error] {
         try {
           detail.report(error);
-        } catch (...) {
+        } catch (const std::exception&) {
           future->setErrorIfNeeded(std::current_exception());
         }
-      };
-      auto thread = start_thread("the thread that asks the other ranks what they called", report, Signals::inherited);
-      if (!thread.ok()) return future->setErrorIfNeeded(std::current_exception());
-      thread->detach();
+      });
     } catch (...) {
       future->setErrorIfNeeded(std::current_exception());
     }

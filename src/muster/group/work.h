@@ -30,7 +30,9 @@ class Work {
   /// Returns true once it is completed; throws what it failed with. When `timeout` passes first, throws DistBackendError (Code::timed_out)
   /// and leaves the operation going. The operation has its own deadline, the group's timeout, in any case.
   virtual bool wait(std::optional<Duration> timeout = {}) = 0;
-  /// Completed with the list of output tensors, or with the error.
+  /// Completed with the list of output tensors, or with the error. Its callbacks run on threads of their own (base/callback_executor.h),
+  /// those of a group's collectives one after another; they may wait for other calls. Where it is asked for in a backward pass it is
+  /// completed once the pass has made all its calls, or its thread stands still.
   virtual c10::intrusive_ptr<c10::ivalue::Future> get_future() = 0;
   /// Receives, once completed: the rank of the default group that sent the message. -1 for other operations.
   virtual int source_rank() = 0;

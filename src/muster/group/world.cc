@@ -161,7 +161,7 @@ std::vector<Group> WorldScope::replace(std::shared_ptr<group::Job> job, Group wo
   auto before = std::exchange(groups_, {});
   before.push_back(std::exchange(world_, std::move(world)));
   held_.set(world_);
-  job_ = std::move(job);
+  job_.swap(job);  // the old one ends after the lock
   counts_.clear();
   return before;
 }

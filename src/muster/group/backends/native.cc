@@ -131,7 +131,7 @@ WorkRef NativeBackend::submit(Request request) {
     staging.finish();
     return nullptr;
   }
-  auto work = std::make_shared<NativeWork>(request.name, std::move(staging), communicator_, ranks_, shown_, std::move(request.mark));
+  auto work = NativeWork::create(request.name, std::move(staging), {communicator_, ranks_, shown_, callbacks_}, std::move(request.mark));
   auto pending = start(*communicator_, request, work->staging().args(), work);
   if (!point_to_point && pending->done())
     if (const auto status = pending->wait(TimePoint::max()); refused_by_engine(status)) fail(request.op, request.name, status);

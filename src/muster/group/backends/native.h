@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "muster/base/callback_lane.h"
 #include "muster/collective/communicator.h"
 #include "muster/group/process_group_backend.h"
 
@@ -45,6 +46,7 @@ class NativeBackend : public ProcessGroupBackend {
   std::shared_ptr<collective::Communicator> communicator_;
   const std::shared_ptr<const std::vector<int>> ranks_;
   std::atomic<bool> refused_{false};
+  const std::shared_ptr<CallbackLane> callbacks_ = std::make_shared<CallbackLane>();
   const std::shared_ptr<std::atomic<bool>> shown_ = std::make_shared<std::atomic<bool>>(false);  // the Works', too
 };
 

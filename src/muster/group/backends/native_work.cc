@@ -4,47 +4,112 @@
 #include <ATen/core/jit_type.h>
 #include <c10/core/StreamGuard.h>
 
-#include <optional>
 #include <utility>
 
 #include "muster/group/errors.h"
 
 namespace muster::group {
 
-NativeWork::NativeWork(std::string_view name, Staging staging, std::shared_ptr<collective::Communicator> communicator,
-                       std::shared_ptr<const std::vector<int>> ranks, std::shared_ptr<std::atomic<bool>> shown, trace::Mark mark)
-    : name_(name),
-      communicator_(std::move(communicator)),
-      ranks_(std::move(ranks)),
-      shown_(std::move(shown)),
-      staging_(std::move(staging)),
-      mark_(std::move(mark)) {}
+namespace {
+
+/// So long a wait for a call waits for the future of the same call too, which another thread completes. It need not come sooner than the
+/// callbacks of earlier calls have returned.
+constexpr auto kForTheFuture = std::chrono::milliseconds(100);
+
+}  // namespace
+
+struct NativeWork::Delivery {
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  std::shared_ptr<CallbackLane> lane;            // null: in no order
+  std::shared_ptr<BackwardGate> gate;            // null: at once
+  std::optional<CallbackLane::Busy> waited_for;  // the callback that has asked for the future may wait for it
+  std::weak_ptr<WorldScope> world;               // where it was asked for: callbacks make calls on groups of theirs
+  std::atomic<bool> posted{false};
+  bool ended = false;  // under the Work's mutex
+};
+
+std::shared_ptr<NativeWork> NativeWork::create(std::string_view name, Staging staging, NativeContext context, trace::Mark mark) {
+  // The end of tensors may take Python's lock, which the engine's own thread must not wait for.
+  const auto destroy = [](NativeWork* work) {
+    if (!CallbackExecutor::spares_this_thread()) {
+      delete work;
+    } else {
+      CallbackExecutor::of_process().run([work] { delete work; });
+    }
+  };
+  return {new NativeWork(name, std::move(staging), std::move(context), std::move(mark)), destroy};
+}
+
+NativeWork::NativeWork(std::string_view name, Staging staging, NativeContext context, trace::Mark mark)
+    : name_(name), context_(std::move(context)), staging_(std::move(staging)), mark_(std::move(mark)) {}
 
 void NativeWork::track(collective::PendingRef pending) {
   pending_ = std::move(pending);
   // Holds the tensors until the engine is done with them, also when the user drops the Work.
-  pending_->when_done([self = shared_from_this()](const Status& status) { self->complete(status); });
+  pending_->when_settled([self = shared_from_this()](const Status& status) { self->settle(status); });
 }
 
-void NativeWork::complete(const Status& status) {
-  c10::intrusive_ptr<c10::ivalue::Future> future;
-  std::shared_ptr<collective::Communicator> let_go;  // a Work that is kept keeps no connections and no threads
+/// On whichever thread has found out, under the engine's lock. Copies may run code of the user's, where a tensor is of a class of theirs.
+void NativeWork::settle(const Status& status) {
+  if (!status.ok() || !staging_.copies_back()) {
+    try_finish(status);
+  } else if (!claimed_.load()) {
+    CallbackExecutor::of_process().run([self = shared_from_this(), status] { self->try_finish(status); });
+  }
+}
+
+/// Does what is left to do once the engine is done with `status`. False where another thread does or did.
+bool NativeWork::try_finish(const Status& status) {
+  if (claimed_.exchange(true)) return false;
+  finish(status);
+  return true;
+}
+
+void NativeWork::finish(const Status& status) {
+  const auto let_go = std::move(context_.communicator);  // a Work that is kept keeps no connections and no threads
+  try {
+    check(status.ok() ? status : status.with_context(name_));
+    staging_.finish();
+    mark_.end();
+  } catch (const std::exception& error) {
+    mark_.fail(error.what());
+    error_ = std::current_exception();
+  }
+  std::shared_ptr<Delivery> delivery;
   {
     const std::lock_guard lock(mutex_);
-    if (completed_.load(std::memory_order_relaxed)) return;
-    let_go = std::move(communicator_);
-    try {
-      check(status.ok() ? status : status.with_context(name_));
-      staging_.finish();
-      mark_.end();
-    } catch (const std::exception& error) {
-      mark_.fail(error.what());
-      error_ = std::current_exception();
-    }
     completed_.store(true, std::memory_order_release);
-    future = future_;
+    delivery = delivery_;
   }
-  if (future) end(*future);
+  completion_.notify_all();
+  if (delivery) deliver(delivery);
+}
+
+/// Once it is completed: ends the future where and when its callbacks may run.
+void NativeWork::deliver(const std::shared_ptr<Delivery>& delivery) {
+  if (!delivery->gate) return post(delivery);
+  delivery->gate->run([self = shared_from_this(), delivery] { self->post(delivery); });
+}
+
+void NativeWork::post(const std::shared_ptr<Delivery>& delivery) {
+  if (delivery->posted.exchange(true)) return;
+  auto end = [self = shared_from_this(), delivery] {
+    const WorldScope::Binding bound(delivery->world.lock());
+    self->end(*delivery->future);
+    delivery->waited_for.reset();
+  };
+  delivery->lane ? delivery->lane->run(std::move(end)) : CallbackExecutor::of_process().run(std::move(end));
+}
+
+/// Who has waited for the call and has its future finds that completed too.
+void NativeWork::wait_for_future() {
+  std::unique_lock lock(mutex_);
+  const auto delivery = delivery_;
+  if (!delivery || delivery->ended) return;
+  lock.unlock();
+  post(delivery);  // whoever waits in a backward pass waits here on every rank
+  lock.lock();
+  completion_.wait_for(lock, kForTheFuture, [&] { return delivery->ended; });
 }
 
 /// A future of tensors on an accelerator remembers what its device is still to do on the current stream.
@@ -61,10 +126,10 @@ void NativeWork::end(c10::ivalue::Future& future) {
 
 bool NativeWork::is_completed() {
   if (completed_.load(std::memory_order_acquire)) return true;
-  // The callback may be just about to run on another thread; whoever sees the end first does what is left.
+  // The engine's notice may be just about to run on another thread: whoever sees the end first does what is left.
   if (!pending_->done()) return false;
-  complete(pending_->wait(TimePoint::max()));
-  return true;
+  try_finish(pending_->wait(TimePoint::max()));
+  return completed_.load(std::memory_order_acquire);
 }
 
 bool NativeWork::is_success() {
@@ -73,17 +138,30 @@ bool NativeWork::is_success() {
   return !error_;
 }
 
+bool NativeWork::wait_until_completed(TimePoint deadline) {
+  std::unique_lock lock(mutex_);
+  const auto completed = [this] { return completed_.load(std::memory_order_relaxed); };
+  if (deadline != TimePoint::max()) return completion_.wait_until(lock, deadline, completed);
+  completion_.wait(lock, completed);
+  return true;
+}
+
+void NativeWork::throw_late(Duration timeout, const Status& status) const {
+  raise(Status(Code::timed_out, std::string(name_) + " was not done within the " + describe(timeout) + " that wait() was given; it goes on",
+               status.ranks()));
+}
+
 bool NativeWork::wait(std::optional<Duration> timeout) {
   if (!completed_.load(std::memory_order_acquire)) {
     const auto deadline = timeout ? deadline_after(steady_clock(), *timeout) : TimePoint::max();
-    const auto status = pending_->wait(deadline);
-    if (status.code() == Code::timed_out && !pending_->done()) {
-      raise(Status(Code::timed_out,
-                   std::string(name_) + " was not done within the " + describe(*timeout) + " that wait() was given; it goes on",
-                   status.ranks()));
+    auto status = pending_->wait(deadline);
+    if (status.code() == Code::timed_out) {  // it, or this wait
+      if (!pending_->done()) throw_late(*timeout, status);
+      status = pending_->wait(TimePoint::max());
     }
-    complete(status);
+    if (!try_finish(status) && !wait_until_completed(deadline)) throw_late(*timeout, status);
   }
+  wait_for_future();
   if (!error_) {
     if (staging_.device() != nullptr) staging_.device()->join();
     return true;
@@ -93,26 +171,51 @@ bool NativeWork::wait(std::optional<Duration> timeout) {
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> NativeWork::get_future() {
-  c10::intrusive_ptr<c10::ivalue::Future> future;
   {
     const std::lock_guard lock(mutex_);
-    if (!future_) {
-      const auto* device = staging_.device();
-      future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()),
-                                                         device != nullptr ? device->asynchronous() : std::vector<c10::Device>{});
-      if (!completed_.load(std::memory_order_relaxed)) return future_;
-      future = future_;
-    } else {
-      return future_;
-    }
+    if (delivery_) return delivery_->future;
   }
-  end(*future);  // it was completed before anybody asked for the future
-  return future;
+  const auto* device = staging_.device();
+  const auto delivery = std::make_shared<Delivery>();
+  delivery->future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()),
+                                                              device != nullptr ? device->asynchronous() : std::vector<c10::Device>{});
+  if (!collective::is_message(staging_.args().op)) {
+    delivery->lane = CallbackLane::of_this_job();
+    if (!delivery->lane) delivery->lane = context_.callbacks;
+    delivery->gate = BackwardGate::of_this_pass();
+    delivery->waited_for.emplace();
+  }
+  delivery->world = WorldScope::current();
+  // The first of its callbacks: it is completed, and the others are about to run.
+  delivery->future->addCallback([weak = weak_from_this()](c10::ivalue::Future&) {
+    const auto self = weak.lock();
+    if (!self) return;
+    {
+      const std::lock_guard lock(self->mutex_);
+      self->delivery_->ended = true;
+    }
+    self->completion_.notify_all();
+  });
+  check(CallbackExecutor::of_process().prepare());
+  {
+    const std::lock_guard lock(mutex_);
+    if (delivery_) return delivery_->future;
+    delivery_ = delivery;
+    if (!completed_.load(std::memory_order_relaxed)) return delivery->future;
+  }
+  // It was completed before anybody asked. In a backward pass that makes no difference, or it would on some ranks alone.
+  if (delivery->gate) {
+    deliver(delivery);
+  } else {
+    end(*delivery->future);  // nobody has given it a callback yet
+    delivery->waited_for.reset();
+  }
+  return delivery->future;
 }
 
 int NativeWork::source_rank() {
   if (staging_.args().op != Op::recv || !is_success()) return -1;
-  return (*ranks_)[static_cast<std::size_t>(pending_->source())];
+  return (*context_.ranks)[static_cast<std::size_t>(pending_->source())];
 }
 
 std::exception_ptr NativeWork::exception() {

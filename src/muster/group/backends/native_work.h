@@ -2,23 +2,35 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
+#include "muster/base/callback_lane.h"
 #include "muster/collective/communicator.h"
 #include "muster/group/backends/staging.h"
+#include "muster/group/backward_gate.h"
 #include "muster/group/work.h"
+#include "muster/group/world.h"
 #include "muster/trace/recorder.h"
 
 namespace muster::group {
+
+/// What the calls of one backend have in common.
+struct NativeContext {
+  std::shared_ptr<collective::Communicator> communicator;
+  std::shared_ptr<const std::vector<int>> ranks;  ///< of the default group, by position
+  std::shared_ptr<std::atomic<bool>> shown;       ///< whether anybody has seen a failure of the group
+  std::shared_ptr<CallbackLane> callbacks = {};   ///< the order in which the futures of collectives are completed
+};
 
 /// Of tensors on an accelerator it is completed once its outputs' copies are enqueued: they are usable on the stream that was current where
 /// the call was made, and after `wait` on the caller's current one.
 class NativeWork : public Work, public std::enable_shared_from_this<NativeWork> {
  public:
-  NativeWork(std::string_view name, Staging staging, std::shared_ptr<collective::Communicator> communicator,
-             std::shared_ptr<const std::vector<int>> ranks, std::shared_ptr<std::atomic<bool>> shown, trace::Mark mark);
+  static std::shared_ptr<NativeWork> create(std::string_view name, Staging staging, NativeContext context, trace::Mark mark);
   /// Once: what was started on `staging().args()`. From then on the call holds this Work until it is done.
   void track(collective::PendingRef pending);
   const Staging& staging() const { return staging_; }
@@ -32,24 +44,33 @@ class NativeWork : public Work, public std::enable_shared_from_this<NativeWork> 
   std::vector<at::Tensor> result() override { return staging_.outputs(); }
 
  private:
+  /// How a future that was asked for comes to its end: its callbacks are the user's.
+  struct Delivery;
+
+  NativeWork(std::string_view name, Staging staging, NativeContext context, trace::Mark mark);
+  void settle(const Status& status);
+  bool try_finish(const Status& status);
+  void finish(const Status& status);
+  bool wait_until_completed(TimePoint deadline);
+  [[noreturn]] void throw_late(Duration timeout, const Status& status) const;
   /// The user sees what it failed with.
-  void show_error() { *shown_ = true; }
+  void show_error() { *context_.shown = true; }
+  void deliver(const std::shared_ptr<Delivery>& delivery);
+  void post(const std::shared_ptr<Delivery>& delivery);
+  void wait_for_future();
   void end(c10::ivalue::Future& future);
-  /// Runs what is left to do after the engine is done, once; others that come meanwhile wait for it.
-  void complete(const Status& status);
 
-  std::string_view name_;
-  std::shared_ptr<collective::Communicator> communicator_;  // until it is completed
-  std::shared_ptr<const std::vector<int>> ranks_;           // of the default group, by position
-  std::shared_ptr<std::atomic<bool>> shown_;                // whether anybody has seen a failure of the group
+  const std::string_view name_;
+  NativeContext context_;  // its communicator until it is completed
   collective::PendingRef pending_;
-
-  std::atomic<bool> completed_{false};
-  std::mutex mutex_;
-  Staging staging_;           // its finish() under mutex_
-  trace::Mark mark_;          // told once, under mutex_
-  std::exception_ptr error_;  // written before completed_
-  c10::intrusive_ptr<c10::ivalue::Future> future_;
+  Staging staging_;
+  trace::Mark mark_;
+  std::exception_ptr error_;            // written before completed_
+  std::atomic<bool> claimed_{false};    // by the thread that does what is left once the engine is done
+  std::atomic<bool> completed_{false};  // that is done; set under mutex_
+  std::mutex mutex_;                    // no code of others runs under it
+  std::condition_variable completion_;
+  std::shared_ptr<Delivery> delivery_;  // once there is a future
 };
 
 }  // namespace muster::group

@@ -22,6 +22,8 @@ class Staging {
   const collective::Args& args() const { return *args_; }
   /// Copies flat inputs anew from the tensors, for another run.
   void refill();
+  /// Whether `finish` runs operators of torch's, which may be slow, and the user's where a tensor is of a class of theirs.
+  bool copies_back() const { return !copies_back_.empty(); }
   /// After success: copies flat outputs back into the tensors, and tells autograd that they have changed unless the request is quiet. On an
   /// accelerator the copies are enqueued on the stream that was current where the request was made.
   void finish();
