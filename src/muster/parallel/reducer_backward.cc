@@ -5,6 +5,7 @@
 
 #include "muster/base/debug_level.h"
 #include "muster/base/log.h"
+#include "muster/group/backward_gate.h"
 #include "muster/group/collectives.h"
 #include "muster/group/errors.h"
 #include "muster/group/plain_tensor.h"
@@ -209,10 +210,39 @@ void Reducer::State::fill_sparse(std::size_t index) {
   memory = hook ? memory.clone() : memory.div(divisor);
 }
 
+namespace {
+
+/// While it lives the caller's lock is free: hooks are the user's code, and may ask the model things.
+class Unlocked {
+ public:
+  explicit Unlocked(std::mutex& mutex) : mutex_(mutex) { mutex_.unlock(); }
+  ~Unlocked() { mutex_.lock(); }
+  Unlocked(const Unlocked&) = delete;
+  Unlocked& operator=(const Unlocked&) = delete;
+
+ private:
+  std::mutex& mutex_;
+};
+
+/// Buckets are launched by one thread at a time, in their order.
+class Launching {
+ public:
+  explicit Launching(bool& flag) : flag_(flag) { flag_ = true; }
+  ~Launching() { flag_ = false; }
+  Launching(const Launching&) = delete;
+  Launching& operator=(const Launching&) = delete;
+
+ private:
+  bool& flag_;
+};
+
+}  // namespace
+
 /// Where no core is free nothing can overlap: what travels in the middle of backward only takes core and cache away from it.
 void Reducer::State::launch_full() {
   if (driving && !released) return;
-  if (is_held() || next == buckets.size()) return;
+  if (is_held() || launching || next == buckets.size()) return;
+  const Launching one(launching);
   const auto now = steady_clock().now();
   while (next < buckets.size() && buckets[next].pending == 0) launch(next++);
   if (next < buckets.size()) return;
@@ -242,7 +272,13 @@ void Reducer::State::launch(std::size_t number) {
     if (gradient.is_complex()) gradient = at::view_as_real(gradient);
   if (bucket.sparse) given.gradients = {bucket.memory};
   for (const std::size_t index : bucket.indices) given.parameters.push_back(parameters[index]);
-  bucket.finish = hook(given);
+  const CommHook call = hook;
+  std::function<at::Tensor()> finish;
+  {
+    const Unlocked callers(mutex);
+    finish = call(given);
+  }
+  buckets[number].finish = std::move(finish);
 }
 
 // ---- after backward --------------------------------------------------------------------------------------------------
@@ -256,6 +292,7 @@ void Reducer::State::end_backward() {
     if (failure || !gave_gradients) return;
     try {
       if (mode == Mode::reduce && under_way) {
+        group::BackwardGate::open_on_this_thread();
         released = true;
         const auto finish = [this] {
           one_by_one = std::exchange(driving, nullptr) != nullptr;
@@ -336,7 +373,13 @@ at::Tensor Reducer::State::finish_bucket(Bucket& bucket) {
     if (bucket.sparse) all_reduce(bucket.memory, {.group = options.group});
     return bucket.memory;
   }
-  at::Tensor averaged = std::exchange(bucket.finish, nullptr)();
+  auto finish = std::exchange(bucket.finish, nullptr);
+  at::Tensor averaged;
+  {
+    const Unlocked callers(mutex);
+    averaged = finish();
+    finish = nullptr;
+  }
   if (averaged.numel() != bucket.memory.numel())
     throw DistError("a communication hook gave back " + std::to_string(averaged.numel()) + " elements for a bucket of " +
                     std::to_string(bucket.memory.numel()));

@@ -110,7 +110,8 @@ struct Reducer::State : std::enable_shared_from_this<State> {
   mutable std::mutex mutex;
   std::vector<Bucket> buckets;
   std::vector<Place> places;
-  std::size_t next = 0;  // the bucket to be launched next
+  std::size_t next = 0;    // the bucket to be launched next
+  bool launching = false;  // a thread is in a hook, perhaps without the lock: it launches what comes meanwhile too
   struct {
     std::size_t index = SIZE_MAX, count = 1;
   } owners = {};  // of the gradient that arrives just now: how many tensors hold its memory where no user's does
