@@ -233,6 +233,24 @@ def copied_by_one_rank(rank, size):
     assert_equal(model, other)
 
 
+def mixed_copied_by_one_rank(rank, size):
+    """In mixed precision, where a copy that trains nothing runs in full."""
+    precision = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+    model = DistributedDataParallel(Net(), mixed_precision=precision)
+    train(model, sgd(model), rank, steps=1)
+    if rank == 0:
+        x = batch(rank, 1)[0]
+        for each in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            with torch.no_grad():
+                assert torch.equal(each(x), each.module(x))
+    train(model, sgd(model), rank, steps=1)
+
+
+# spec: K1 in Python: copies of one rank in mixed precision
+def test_copies_in_mixed_precision_wait_for_nobody():
+    on_ranks(2, mixed_copied_by_one_rank)
+
+
 # spec: K1 in Python: copies of one rank (AveragedModel, deepcopy, pickle, torch.save)
 def test_copies_wait_for_nobody():
     on_ranks(2, copied_by_one_rank)

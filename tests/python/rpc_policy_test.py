@@ -76,6 +76,28 @@ class ChangesListed:
         return Counter, (), (None, {"up": 1})
 
 
+class MakesWhileRead:
+    """Has one of muster's own functions call a listed one where it is read."""
+
+    def __reduce__(self):
+        from muster.nn.api import remote_module
+
+        return remote_module._make, (double, (2,), {}, "cpu")
+
+
+class Overload:
+    """An attribute of an operator in an overload's place, filled like a container."""
+
+    def __init__(self, name, items=None):
+        self.name, self.items = name, items
+
+    def __reduce__(self):
+        from muster.rpc import inside
+
+        made = inside._operator, ("aten::erfinv", self.name)
+        return made if self.items is None else (*made, None, None, iter(self.items))
+
+
 class LooksUp:
     def __init__(self, owner, name):
         self.owner, self.name = owner, name
@@ -137,6 +159,13 @@ def test_arguments_run_no_code_where_they_are_read(tmp_path):
                 rpc.rpc_sync(other, double, (evil,))
         with pytest.raises(pickle.UnpicklingError, match="makes no value that other workers may send here"):
             rpc.rpc_sync(other, double, (CallsListed(),))
+        with pytest.raises(pickle.UnpicklingError, match="_make.* makes no value that other workers may send here"):
+            rpc.rpc_sync(other, double, (MakesWhileRead(),))
+        for name in ("__dict__", "_op", "__class__"):
+            with pytest.raises(pickle.UnpicklingError, match=f"'{name}' is no overload of 'aten::erfinv'"):
+                rpc.rpc_sync(other, double, (Overload(name),))
+        with pytest.raises(pickle.UnpicklingError, match="OpOverloadPacket is no container that a pickle of a call may fill"):
+            rpc.rpc_sync(other, double, (Overload("", [("_op", 1)]),))
         assert not mark.exists()
         # Values of listed classes are made anew, with their state; harmless ones need no list.
         assert rpc.rpc_sync(other, double, ((torch.float16, torch.Size([2]), {1, 2}, torch.device("cpu")),))[0] is torch.float16
@@ -157,7 +186,7 @@ def test_the_state_of_a_listed_class_is_its_values_alone():
         from muster.rpc.policy import BoundedUnpickler, Policy
 
         changes_class = pickle.PROTO + b"\x04" + pickle.dumps(Counter)[2:-1] + b"N}(\x8c\x02upK\x01u\x86b."
-        BoundedUnpickler(changes_class, Policy([Counter]), {}).load()
+        BoundedUnpickler(changes_class, Policy([Counter]), {}, {}).load()
 
 
 # spec: W5 RPC: what an answer may make the caller read
@@ -209,6 +238,11 @@ def test_remote_modules_and_optimizers_of_listed_classes():
             return
         module = dist.nn.RemoteModule("worker1", torch.nn.Linear, (2, 1))
         assert module.forward(torch.ones(3, 2)).shape == (3, 1)
+        remote = module.get_module_rref()
+        remote.rpc_sync().train(False)  # inherited, and listed
+        for inherited in ("compile", "register_module", "apply", "load_state_dict"):
+            with pytest.raises(PermissionError, match=f"Linear.{inherited} is not among"):
+                getattr(remote.rpc_sync(), inherited)()
         with pytest.raises(pickle.UnpicklingError, match="Bilinear is not among"):
             dist.nn.RemoteModule("worker1", torch.nn.Bilinear, (2, 2, 1))
         optimizer = dist.optim.DistributedOptimizer(torch.optim.SGD, module.remote_parameters(), lr=0.5)
@@ -218,7 +252,7 @@ def test_remote_modules_and_optimizers_of_listed_classes():
             optimizer.step(context)
         assert torch.allclose(module.remote_parameters()[1].to_here(), before - 0.5)
 
-    bounded(body, torch.nn.Linear, torch.optim.SGD)
+    bounded(body, torch.nn.Linear, torch.nn.Linear.train, torch.optim.SGD)
 
 
 # ---- operators by name -----------------------------------------------------------------------------------------------

@@ -162,8 +162,8 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
             return outputs
 
     def _is_copy_that_trains_nothing(self):
-        """Such a forward has nothing to do with other ranks. Only the core has a narrower type."""
-        if self._made_core is not None or self.mixed_precision is not None:
+        """Such a forward makes no calls to other ranks, and runs in full precision."""
+        if self._made_core is not None:
             return False
         return not (torch.is_grad_enabled() and any(each.requires_grad for each in self._present()))
 

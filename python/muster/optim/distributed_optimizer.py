@@ -43,7 +43,10 @@ def _make(optimizer_class, parameters, args, kwargs):
 
 
 def _step(optimizer, context_id):
-    optimizer.local_value().step(context_id)
+    local = optimizer.local_value()
+    if not isinstance(local, _OwnerOptimizer):
+        raise ValueError(f"DistributedOptimizer: the reference is to {type(local).__name__}, which is no optimizer of its")
+    local.step(context_id)
 
 
 def _all(futures):

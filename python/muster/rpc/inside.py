@@ -96,7 +96,12 @@ class _Unpickler(pickle.Unpickler):
 def _allowed_operator(path, overload):
     if not isinstance(path, str) or not _C._is_allowed_operator(path):
         raise pickle.UnpicklingError(f"{path!r} is not among the operators that other workers may call here")
-    return _operator(path, overload)
+    packet = _operator(path, "")
+    if overload == "":
+        return packet
+    if not isinstance(overload, str) or overload not in packet.overloads():
+        raise pickle.UnpicklingError(f"{overload!r} is no overload of {path!r}")
+    return getattr(packet, overload)
 
 
 # What muster's own modules ask of other workers, whatever those let programs call: they make objects of classes that the caller names,
@@ -115,10 +120,9 @@ def _asked_by_muster():
 
 
 def _loads_bounded(policy, data, tensors, references):
-    own = _beside(tensors, references)
-    own[(__name__, "_operator")] = _allowed_operator
-    own.update(_asked_by_muster())
-    return BoundedUnpickler(data, policy, own).load()
+    makers = _beside(tensors, references)
+    makers[(__name__, "_operator")] = _allowed_operator
+    return BoundedUnpickler(data, policy, makers, _asked_by_muster()).load()
 
 
 def dumps(each):
@@ -182,8 +186,8 @@ def call_method(reference, name, arguments, named):
     value = reference.local_value()
     if in_force.policy is not None and not in_force.policy.may_call_method(value, name):
         raise PermissionError(
-            f"{type(value).__qualname__}.{name} is not among what other workers may call here: those are public methods of the classes that "
-            "init_rpc(functions=[...]) lists on this worker")
+            f"{type(value).__qualname__}.{name} is not among what other workers may call here: those are the public methods that the classes "
+            "listed by init_rpc(functions=[...]) on this worker define themselves, and inherited ones that are listed")
     method = getattr(value, name)
     result = method(*arguments, **named)
     return Later(result) if hasattr(method, "_wrapped_async_rpc_function") else result

@@ -21,12 +21,13 @@ _HARMLESS = {
                  collections.OrderedDict, torch.Size, torch.device)
 }
 _HARMLESS.update({("torch", str(kind).removeprefix("torch.")): kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)})
+_CONTAINERS = (list, dict, set, collections.OrderedDict)
 # Where torch's own functions and methods are found: they are pickled as getattr(owner, name).
 _OWNERS = {(owner.__module__, owner.__qualname__): owner for owner in (torch._C._VariableFunctionsClass, torch._C.TensorBase)}
 
 
 class Policy:
-    """What may be named, by (module, qualified name). Immutable, and compared by what it allows."""
+    """Names that may be used, by (module, qualified name). Immutable, and compared by what it allows."""
 
     def __init__(self, functions):
         self.named, self.members = {}, []
@@ -51,20 +52,25 @@ class Policy:
                 or isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)))
 
     def may_call_method(self, value, name):
-        """Public methods of values of the classes that are listed."""
-        return type(value) in self.named.values() and not name.startswith("_")
+        """Public methods that a listed class defines itself, and inherited ones that are listed: those of large base classes, such as
+        torch.nn.Module.compile, can be made to run anything."""
+        if type(value) not in self.named.values() or not isinstance(name, str) or name.startswith("_"):
+            return False
+        return name in vars(type(value)) or any(getattr(type(value), name, None) is each for each in self.named.values())
 
 
 class BoundedUnpickler(pickle._Unpickler):
-    """Reads what names nothing but a policy's functions and classes, harmless values, and `own`: functions by name that stand for the
-    parts that travel beside the pickle. The interpreter's own unpickler would let any object that was read be called or changed."""
+    """Reads pickles that name a policy's functions and classes, harmless values, `makers` and `readable`, and nothing else.
 
-    def __init__(self, data, policy, own):
+    makers: functions by (module, name) that the pickle may call while it is read. readable: functions that it may name only, as it may
+    name the policy's. The interpreter's own unpickler would let any object that was read be called or changed."""
+
+    def __init__(self, data, policy, makers, readable):
         super().__init__(io.BytesIO(data))
-        self._policy, self._own = policy, own
+        self._policy, self._makers, self._readable = policy, makers, readable
 
     def find_class(self, module, name):
-        for known in (self._own, self._policy.named, _HARMLESS, _OWNERS):
+        for known in (self._makers, self._readable, self._policy.named, _HARMLESS, _OWNERS):
             if (module, name) in known:
                 return known[(module, name)]
         if (module, name) == ("builtins", "getattr"):
@@ -81,7 +87,7 @@ class BoundedUnpickler(pickle._Unpickler):
         return found
 
     def _may_be_made_by(self, maker):
-        return (maker == self._member or any(maker is each for each in self._own.values())
+        return (maker == self._member or any(maker is each for each in self._makers.values())
                 or any(maker is each for each in _HARMLESS.values() if isinstance(each, type))
                 or isinstance(maker, type) and any(maker is each for each in self._policy.named.values()))
 
@@ -106,12 +112,38 @@ class BoundedUnpickler(pickle._Unpickler):
             raise pickle.UnpicklingError(f"the state of {type(self.stack[-2]).__qualname__} is not other workers' to set")
         super().load_build()
 
+    def _check_container(self, container):
+        if type(container) not in _CONTAINERS:
+            raise pickle.UnpicklingError(f"{type(container).__qualname__} is no container that a pickle of a call may fill")
+
+    def load_append(self):
+        self._check_container(self.stack[-2])
+        super().load_append()
+
+    def load_setitem(self):
+        self._check_container(self.stack[-3])
+        super().load_setitem()
+
+    def load_appends(self):
+        self._check_container(self.metastack[-1][-1])
+        super().load_appends()
+
+    def load_setitems(self):
+        self._check_container(self.metastack[-1][-1])
+        super().load_setitems()
+
+    def load_additems(self):
+        self._check_container(self.metastack[-1][-1])
+        super().load_additems()
+
     def refuse(self):
         raise pickle.UnpicklingError("an instruction that no pickle of a call has")
 
     dispatch = dict(pickle._Unpickler.dispatch)
     dispatch.update({
         pickle.REDUCE[0]: load_reduce, pickle.NEWOBJ[0]: load_newobj, pickle.NEWOBJ_EX[0]: load_newobj_ex, pickle.BUILD[0]: load_build,
+        pickle.APPEND[0]: load_append, pickle.APPENDS[0]: load_appends, pickle.SETITEM[0]: load_setitem,
+        pickle.SETITEMS[0]: load_setitems, pickle.ADDITEMS[0]: load_additems,
         pickle.INST[0]: refuse, pickle.OBJ[0]: refuse, pickle.EXT1[0]: refuse, pickle.EXT2[0]: refuse, pickle.EXT4[0]: refuse,
         pickle.PERSID[0]: refuse, pickle.BINPERSID[0]: refuse,
     })
@@ -126,7 +158,7 @@ class _InForce:
 
     @property
     def policy(self):
-        """None: pickles may name anything."""
+        """The policy of all workers of this process. None: a pickle may name anything."""
         return self._policy
 
     def enter(self, policy):
@@ -147,7 +179,7 @@ in_force = _InForce()
 
 
 def policy_of(allow_pickle, functions):
-    """What init_rpc was told, as a policy; None where pickles may name anything."""
+    """The policy that init_rpc's arguments ask for. None: a pickle may name anything."""
     if allow_pickle is None:
         allow_pickle = functions is None and not pickles_are_refused()
     elif allow_pickle and pickles_are_refused():

@@ -71,11 +71,26 @@ bool is_batch_script(const VariableOf& variable) {
   return variable("SLURM_JOB_ID") && !variable("SLURM_STEP_ID") && !variable("SLURM_STEPID");
 }
 
+/// Slurm's size is the step's: what an allocation's interactive shell runs is a step of one task.
+std::optional<int> world_size_of(const Dialect& dialect, const VariableOf& variable) {
+  if (dialect.job == job_of_slurm) {
+    if (const auto step = number(variable, "SLURM_STEP_NUM_TASKS")) return step;
+  }
+  return number(variable, dialect.world_size);
+}
+
+/// Slurm's tasks per node are a limit that srun may stay below, and say nothing of where ranks are.
+bool is_one_host(const Dialect& dialect, const SchedulerRanks& found, const VariableOf& variable) {
+  if (dialect.job != job_of_slurm && found.local_world_size) return found.local_world_size == found.world_size;
+  const auto step = number(variable, "SLURM_STEP_NUM_NODES");
+  return (step ? step : number(variable, "SLURM_NNODES")) == 1;
+}
+
 }  // namespace
 
 std::optional<SchedulerRanks> detect_scheduler(const VariableOf& variable) {
   for (const Dialect& dialect : kDialects) {
-    const auto rank = number(variable, dialect.rank), world_size = number(variable, dialect.world_size);
+    const auto rank = number(variable, dialect.rank), world_size = world_size_of(dialect, variable);
     if (!rank || !world_size || *rank >= *world_size) continue;
     if (dialect.job == job_of_slurm && is_batch_script(variable)) continue;
     SchedulerRanks found;
@@ -85,7 +100,7 @@ std::optional<SchedulerRanks> detect_scheduler(const VariableOf& variable) {
     found.local_rank = number(variable, dialect.local_rank);
     found.local_world_size = number(variable, dialect.local_world_size);
     found.node = number(variable, dialect.node);
-    found.one_host = found.local_world_size == found.world_size || number(variable, "SLURM_NNODES") == 1;
+    found.one_host = is_one_host(dialect, found, variable);
     found.job = dialect.job(variable);
     return found;
   }

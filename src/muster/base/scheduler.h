@@ -25,7 +25,7 @@ struct SchedulerRanks {
 using VariableOf = std::function<std::optional<std::string>(const char* name)>;
 
 /// What the environment says of this process, from the first launcher whose variables are all there and make sense. MPI's come before
-/// Slurm's, which stay set in what an allocation's shell runs. What a batch script runs without srun is no rank of Slurm's.
+/// Slurm's, which stay set in what an allocation's shell runs. A process that a batch script starts without srun is none of Slurm's ranks.
 std::optional<SchedulerRanks> detect_scheduler(const VariableOf& variable = env_text);
 
 }  // namespace muster

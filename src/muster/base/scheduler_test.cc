@@ -56,6 +56,26 @@ TEST(Scheduler, KnowsWhoCanMeetOnThisHost) {
   EXPECT_TRUE(pmi_by_srun->can_meet_on_this_host());
 }
 
+// spec: B9 ranks of a step on several hosts do not meet on one, whatever limits the allocation has
+TEST(Scheduler, TasksPerNodeAreALimitOfSlurms) {
+  std::map<std::string, std::string> step = {{"SLURM_PROCID", "1"},  {"SLURM_NTASKS", "4"},
+                                             {"SLURM_NNODES", "2"},  {"SLURM_NTASKS_PER_NODE", "4"},
+                                             {"SLURM_JOB_ID", "77"}, {"SLURM_STEP_ID", "0"}};
+  EXPECT_FALSE(detect(step)->one_host);
+  step["SLURM_STEP_NUM_NODES"] = "1";
+  EXPECT_TRUE(detect(step)->one_host);
+}
+
+// spec: B9 the shell of an allocation is a step of one task
+TEST(Scheduler, TheStepSaysHowManyItsTasksAre) {
+  const auto shell = detect({{"SLURM_PROCID", "0"},
+                             {"SLURM_NTASKS", "8"},
+                             {"SLURM_STEP_NUM_TASKS", "1"},
+                             {"SLURM_JOB_ID", "77"},
+                             {"SLURM_STEP_ID", "4294967290"}});
+  EXPECT_EQ(shell->world_size, 1);
+}
+
 TEST(Scheduler, WhatABatchScriptRunsItselfIsNoRank) {
   EXPECT_FALSE(detect({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"SLURM_JOB_ID", "77"}}).has_value());
 }

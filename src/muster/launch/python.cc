@@ -16,10 +16,14 @@ bool is_there(const fs::path& path) {
   return fs::exists(path, error);
 }
 
+/// Empty where it cannot be executed.
+std::string executable(const fs::path& program) {
+  return ::access(program.c_str(), X_OK) == 0 ? program.string() : std::string();
+}
+
 /// That of a virtual environment; empty where `folder` is none.
 std::string python_in(const fs::path& folder) {
-  const fs::path python = folder / "bin/python3";
-  return ::access(python.c_str(), X_OK) == 0 && is_there(folder / "pyvenv.cfg") ? python.string() : std::string();
+  return is_there(folder / "pyvenv.cfg") ? executable(folder / "bin/python3") : std::string();
 }
 
 std::string variable(const Environment& environment, const char* name) {
@@ -34,18 +38,21 @@ std::string python_of_tree(const fs::path& own_program) {
 }
 
 bool lacks(const std::string& last_words, const std::string& module) {
-  return last_words.find("No module named '" + module) != std::string::npos;
+  const std::string said = "No module named '" + module;
+  return last_words.find(said + "'") != std::string::npos || last_words.find(said + ".") != std::string::npos;
 }
 
 }  // namespace
 
 std::vector<PythonPlace> python_places(const Environment& environment, const std::string& own_program) {
-  const std::string active = variable(environment, "VIRTUAL_ENV");
+  const std::string active = variable(environment, "VIRTUAL_ENV"), conda = variable(environment, "CONDA_PREFIX");
+  const bool chosen = !conda.empty() && variable(environment, "CONDA_DEFAULT_ENV") != "base";
   const auto on_path = find_program("python3");
   return {{"PYTHON_EXEC", variable(environment, "PYTHON_EXEC")},
           {"MUSTER_PYTHON", variable(environment, "MUSTER_PYTHON")},
           {"the virtual environment of this command", python_in(fs::path(own_program).parent_path().parent_path())},
           {"VIRTUAL_ENV", active.empty() ? std::string() : python_in(active)},
+          {"CONDA_PREFIX", chosen ? executable(fs::path(conda) / "bin/python3") : std::string()},
           {".venv of the source tree around this command", python_of_tree(own_program)},
           {"python3 on PATH", on_path ? *on_path : std::string()}};
 }

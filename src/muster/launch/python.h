@@ -16,7 +16,7 @@ struct PythonPlace {
 };
 
 /// In the order in which they are taken: what PYTHON_EXEC says, what MUSTER_PYTHON says, the virtual environment that `own_program` is
-/// installed in, the activated one (VIRTUAL_ENV), the `.venv` of the source tree that `own_program` was built in, and python3 on PATH.
+/// installed in, the activated one (VIRTUAL_ENV, or CONDA_PREFIX but for conda's "base"), the `.venv` of the source tree that `own_program` was built in, and python3 on PATH.
 /// What a variable says is not looked at: a wrong path shall be an error rather than another Python.
 std::vector<PythonPlace> python_places(const Environment& environment, const std::string& own_program);
 

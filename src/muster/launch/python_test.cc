@@ -53,6 +53,11 @@ TEST_F(PythonPlaces, TheirOrder) {
   EXPECT_EQ(first({{"MUSTER_PYTHON", "/opt/python"}, {"VIRTUAL_ENV", path("active")}}, installed), "/opt/python");
   EXPECT_EQ(first({{"MUSTER_PYTHON", "/opt/python"}, {"PYTHON_EXEC", "/opt/other"}}, installed), "/opt/other");
   EXPECT_EQ(first({{"VIRTUAL_ENV", path("removed")}}, built), of_tree) << "an environment that has gone is none";
+  const std::string of_conda = executable("conda/bin/python3");
+  const Environment conda = {{"CONDA_PREFIX", path("conda")}, {"CONDA_DEFAULT_ENV", "train"}};
+  EXPECT_EQ(first(conda, built), of_conda);
+  EXPECT_EQ(first({{"CONDA_PREFIX", path("conda")}, {"CONDA_DEFAULT_ENV", "base"}}, built), of_tree)
+      << "conda activates that one by itself";
 }
 
 TEST_F(PythonPlaces, AnEnvironmentThatIsNotOfAMusterTreeIsLeftAlone) {
@@ -76,6 +81,8 @@ TEST_F(PythonPlaces, AMissingModuleIsExplained) {
   fs::create_directories(path("build/python/muster"));
   EXPECT_NE(explained("No module named 'muster'").find("PYTHONPATH=" + path("build/python")), std::string::npos);
   EXPECT_EQ(explained("ValueError: bad batch"), "");
+  EXPECT_EQ(explained("No module named 'torchvision'"), "") << "another module's name";
+  EXPECT_NE(explained("No module named 'torch.distributed'"), "");
 }
 
 }  // namespace

@@ -32,14 +32,22 @@ def _make(module_cls, args, kwargs, device):
     return rpc.RRef(module.to(device))
 
 
+def _module_of(reference):
+    module = reference.local_value()
+    if not isinstance(module, torch.nn.Module):
+        raise ValueError(f"RemoteModule: the reference is to {type(module).__name__}, which is no torch.nn.Module")
+    return module
+
+
 def _forward(module, device, args, kwargs):
+    local = _module_of(module)
     if torch.device(device).type == "cpu":
-        return module.local_value()(*args, **kwargs)
-    return _moved(module.local_value()(*_moved(args, device), **_moved(kwargs, device)), "cpu")
+        return local(*args, **kwargs)
+    return _moved(local(*_moved(args, device), **_moved(kwargs, device)), "cpu")
 
 
 def _parameters(module, recurse):
-    return [rpc.RRef(each) for each in module.local_value().parameters(recurse)]
+    return [rpc.RRef(each) for each in _module_of(module).parameters(recurse)]
 
 
 def _without(name):
