@@ -241,7 +241,7 @@ TEST(Arena, PeersThatMayOnlyReadCannotMapItToWrite) {
   EXPECT_EQ(status, 0);
 }
 
-// spec: F25 memory that a stopped peer may still write to gets no other use until that peer has given it up
+// spec: D7 memory that a stopped peer may still write to gets no other use until that peer has given it up
 TEST(Arena, WhatIsQuarantinedGetsNoOtherUseOnceFreed) {
   Arena& arena = **Arena::of_process();
   for (const std::size_t bytes : {std::size_t{100}, std::size_t{100'000}, std::size_t{5'000'000}}) {

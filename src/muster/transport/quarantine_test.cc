@@ -18,7 +18,7 @@ struct Holder {
   }
 };
 
-// spec: F25 memory that a stopped peer may still write to gets no other use until that peer has given it up
+// spec: D7 memory that a stopped peer may still write to gets no other use until that peer has given it up
 TEST(Quarantine, KeepsABlockUntilNobodyHoldsAnyPartOfIt) {
   Quarantine quarantine;
   const Holder first, second;
