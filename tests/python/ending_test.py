@@ -86,7 +86,7 @@ def judge(survivors, culprit, reason):
         assert after < SOON_S
 
 
-# spec: H an exception that ends a rank's process stands in the errors of all others, at once
+# spec: H7 an exception that ends a rank's process stands in the errors of all others, at once
 @pytest.mark.parametrize("backend", ["native", "tcp"])
 def test_the_exception_of_a_process_is_told(backend):
     worst = 0.0
@@ -98,7 +98,7 @@ def test_the_exception_of_a_process_is_told(backend):
     print(f"{backend}: {RUNS} runs, the last survivor knew after {worst * 1e3:.1f} ms at worst")
 
 
-# spec: H J2 an exception that ends a rank that is a thread stands in the errors of all others; the spawn names that rank
+# spec: H7 J2 an exception that ends a rank that is a thread stands in the errors of all others; the spawn names that rank
 def test_the_exception_of_a_thread_is_told():
     worst = 0.0
     for run in range(RUNS if not LONG else 1000):
@@ -124,7 +124,7 @@ def test_the_exception_of_a_thread_is_told():
     print(f"threads: the last survivor knew after {worst * 1e3:.1f} ms at worst")
 
 
-# spec: H what does not need the lost rank fails too, and so does every later call
+# spec: H7 what does not need the lost rank fails too, and so does every later call
 def test_all_calls_fail_after_an_exception():
     def receive():
         with pytest.raises(dist.DistBackendError, match="ValueError: bad batch"):
@@ -134,7 +134,7 @@ def test_all_calls_fail_after_an_exception():
     judge(survivors_of(bad_batch, 1, 3, receive), 1, "ValueError: bad batch")
 
 
-# spec: H ways to end a process, and what is told of them
+# spec: H7 ways to end a process, and what is told of them
 @pytest.mark.parametrize(
     "end, reason",
     [
@@ -147,7 +147,7 @@ def test_other_ends_are_told(end, reason):
     judge(survivors_of(end, 2, 3, reduce_for_ever), 2, reason)
 
 
-# spec: H torch.multiprocessing.spawn, which catches the exception of a rank itself
+# spec: H7 torch.multiprocessing.spawn, which catches the exception of a rank itself
 def test_torch_multiprocessing_leaves_the_exception():
     def end():
         try:
@@ -158,7 +158,7 @@ def test_torch_multiprocessing_leaves_the_exception():
     judge(survivors_of(end, 0, 3, reduce_for_ever), 0, f"ValueError: bad batch (ending_test.py:{LINE})")
 
 
-# spec: H a rank that gives up because of another's failure is not at fault
+# spec: H7 a rank that gives up because of another's failure is not at fault
 def test_who_gives_up_is_not_at_fault():
     where = meeting_file()
     results = fork.Queue()
@@ -225,7 +225,7 @@ def run_program(body, size=2, face="muster", extra="", backend="", tmp=None):
             rank.kill()
 
 
-# spec: H an exception that ends the program, and later calls; hooks that were there before go on working
+# spec: H7 an exception that ends the program, and later calls; hooks that were there before go on working
 def test_program_that_raises(tmp_path):
     body = """
 sys_hook = sys.excepthook
@@ -240,7 +240,7 @@ told(lambda: [dist.all_reduce(torch.ones(4)) for _ in range(10)])
     assert culprit.count("my hook") == 1 and culprit.count("Traceback") == 1, culprit
 
 
-# spec: H exit with a status, which only the end of the process knows
+# spec: H7 exit with a status, which only the end of the process knows
 def test_program_that_exits(tmp_path):
     body = """
 if rank == 1:
@@ -252,7 +252,7 @@ told(lambda: [dist.all_reduce(torch.ones(4)) for _ in range(10)])
     assert "rank 1 failed: its process ended with exit status 7 and had not called destroy_process_group" in told_text, told_text
 
 
-# spec: H B10 a program whose ranks just end works, also where others still close their groups
+# spec: H7 B10 a program whose ranks just end works, also where others still close their groups
 @pytest.mark.parametrize("close", ["dist.destroy_process_group()", "pass"])
 def test_program_that_just_ends(tmp_path, close):
     body = f"""
@@ -265,7 +265,7 @@ told(lambda: dist.destroy_process_group() if {close != "pass"} else None)
         assert code == 0 and text == "", text
 
 
-# spec: H of a rank that has just ended, a call that needs it says so at once
+# spec: H7 of a rank that has just ended, a call that needs it says so at once
 def test_call_that_needs_a_rank_that_has_ended(tmp_path):
     body = """
 if rank == 1:
@@ -277,7 +277,7 @@ told(lambda: [dist.all_reduce(torch.ones(4)) for _ in range(10)])
     assert "rank 1's process has ended, and called no destroy_process_group before" in told_text, told_text
 
 
-# spec: H the exception of a thread, where the process then ends
+# spec: H7 the exception of a thread, where the process then ends
 def test_program_whose_thread_raised(tmp_path):
     body = """
 def work():
@@ -294,7 +294,7 @@ told(lambda: [dist.all_reduce(torch.ones(4)) for _ in range(10)])
     assert "rank 1 failed: ValueError: bad batch (train.py:" in told_text and "in its thread loader" in told_text, told_text
 
 
-# spec: H in stock torch on backend muster
+# spec: H7 in stock torch on backend muster
 def test_program_of_stock_torch_that_raises(tmp_path):
     body = """
 if rank == 1:

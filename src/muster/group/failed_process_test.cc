@@ -61,18 +61,18 @@ void expect_told(const std::function<void()>& end, const std::string& reason) {
   }
 }
 
-// spec: H an exception that nobody catches stands in the errors of the others
+// spec: H7 an exception that nobody catches stands in the errors of the others
 TEST(ProcessEnd, AnUncaughtExceptionIsTold) {
   const auto end = [] { std::thread([] { throw std::runtime_error("the batch is bad"); }).join(); };
   expect_told(end, "rank 2 failed: std::runtime_error: the batch is bad");
 }
 
-// spec: H exit with a status other than 0
+// spec: H7 exit with a status other than 0
 TEST(ProcessEnd, AnExitStatusIsTold) {
   expect_told([] { std::exit(3); }, "rank 2 failed: its process ended with exit status 3 and had not called destroy_process_group");
 }
 
-// spec: H what the program has noted; the first reason counts
+// spec: H7 what the program has noted; the first reason counts
 TEST(ProcessEnd, ANotedFailureIsTold) {
   const auto end = [] {
     note_failure("the batch is bad");
@@ -82,7 +82,7 @@ TEST(ProcessEnd, ANotedFailureIsTold) {
   expect_told(end, "rank 2 failed: the batch is bad");
 }
 
-// spec: H a rank that just ends: a call that needs it says so at once
+// spec: H7 a rank that just ends: a call that needs it says so at once
 TEST(ProcessEnd, ACallThatNeedsAnEndedRankSaysSo) {
   expect_told([] { std::exit(0); }, "rank 2's process has ended, and called no destroy_process_group before");
 }
