@@ -457,7 +457,7 @@ std::vector<std::string> StoreTable::overdue(TimePoint now) {
     meeting.overdue = meeting.since + 2 * waited;
     std::string text = "the store has waited " + describe(waited) + " for ";
     if (key.first == Op::all_gather) {
-      const auto ranks = absent(meeting);
+      const auto ranks = absent(meeting.members, &meeting);
       text += (ranks.size() == 1 ? "member " : "members ") + listed(ranks) + " of " + std::to_string(meeting.members);
     } else {
       text += std::to_string(meeting.members - static_cast<std::int32_t>(meeting.present.size())) + " of " + std::to_string(meeting.members) +
