@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 
@@ -135,9 +136,12 @@ TEST(Bench, TunesAndReadsWhatItWrote) {
   EXPECT_TRUE(rules->rules.contains({Ground::region, Op::all_reduce, 2}));
   EXPECT_EQ(rules->rules.size(), 3u);
 
-  // How quick they were must not decide a test; that every cell is there must.
-  const Outcome checked = run(with({"--check-selection", "--transport", "tcp"}), {{"MUSTER_TUNING", file}});
-  EXPECT_EQ(count_of(checked.out, "| selected: "), 4) << checked.out << checked.err;
+  // How quick they were must not decide a test; that every cell is there must. Between two ranks the
+  // algorithms of a broadcast take the same time: hundreds of looks would be needed to tell.
+  auto check = with({"--check-selection", "--transport", "tcp"});
+  *std::find(check.begin(), check.end(), "all_reduce,broadcast") = "all_reduce";
+  const Outcome checked = run(check, {{"MUSTER_TUNING", file}});
+  EXPECT_EQ(count_of(checked.out, "| selected: "), 2) << checked.out << checked.err;
   EXPECT_EQ(checked.code, count_of(checked.out, "WRONG") > 0 ? 1 : 0) << checked.err;
 
   std::ofstream(file) << "version = 1\nlinks.all_reduce.2 = fast\n";
