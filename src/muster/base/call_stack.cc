@@ -110,10 +110,14 @@ std::optional<std::string_view> exported_at(std::uint64_t address, const Dl_info
 
 }  // namespace
 
-CallStack CallStack::here(int skip) {
+[[gnu::noinline]] CallStack CallStack::here(int skip) {
   CallStack stack;
   stack.end_ = ::backtrace(stack.frames_.data(), kDeepest);
-  stack.first_ = std::min(skip + 1, stack.end_);
+  // A sanitizer's backtrace has a frame of its own before this function's.
+  const auto end = stack.frames_.begin() + stack.end_;
+  const auto caller = std::find(stack.frames_.begin(), end, __builtin_return_address(0));
+  const int own = caller == end ? 1 : static_cast<int>(caller - stack.frames_.begin());
+  stack.first_ = std::min(own + skip, stack.end_);
   return stack;
 }
 
