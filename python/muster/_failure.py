@@ -60,11 +60,17 @@ def _others_run():
     return any(not thread.daemon and thread is not threading.main_thread() for thread in threading.enumerate())
 
 
+def _last():
+    """The exception that ended the program, as the interpreter has noted it; None before."""
+    return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+
+
 def _chain_excepthook():
     before = sys.excepthook
 
     def hook(kind, error, trace):
-        if not _interactive():
+        # Programs that show an exception by this hook and go on have not ended by it.
+        if error is _last() and not _interactive():
             try:
                 _C.note_failure(describe(error), earlier(error))
                 if threading.current_thread() is threading.main_thread() and not _others_run():
@@ -91,7 +97,7 @@ def _chain_threading_excepthook():
 
 
 def _at_exit():
-    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    error = _last()
     if sys.excepthook is not _hook and error is not None and not _interactive():
         _C.note_failure(describe(error), earlier(error))  # another hook took the place of ours
     if _of_a_thread:
@@ -102,10 +108,10 @@ def _at_exit():
 def _at_end_of_child():
     """multiprocessing catches what ends a child; here it is still under way."""
     error = sys.exc_info()[1]
-    if isinstance(error, SystemExit) and isinstance(error.__context__, Exception):
-        error = error.__context__  # as torch.multiprocessing.spawn leaves, after it has noted the exception
     if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
         return
+    if isinstance(error, SystemExit) and isinstance(error.__context__, Exception):
+        error = error.__context__  # as torch.multiprocessing.spawn leaves, after it has noted the exception
     if isinstance(error, SystemExit):
         status = f"its process ended with exit status {error.code} and had not called destroy_process_group"
         _C.note_failure(status, [])

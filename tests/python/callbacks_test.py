@@ -6,6 +6,7 @@ import faulthandler
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 import torch
@@ -123,6 +124,56 @@ def waits_for_what_came_later(face, rank, size):
 @pytest.mark.parametrize("face", FACES)
 def test_callbacks_wait_for_later_calls(face):
     on_ranks(2, face, waits_for_what_came_later)
+
+
+class Polls(torch.autograd.Function):
+    """Backward asks for a future until it is done."""
+
+    @staticmethod
+    def forward(ctx, x, start, pause):
+        ctx.start, ctx.pause = start, pause
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        future = ctx.start(gradient.clone())
+        while not future.done():
+            time.sleep(ctx.pause)
+        return future.value()[0], None, None
+
+
+def polls_in_backward(face, rank, size, pause):
+    x = torch.full((4,), float(rank + 1), requires_grad=True)
+    (Polls.apply(Polls.apply(x, face.sum_later, pause), face.sum_later, pause) * (rank + 1)).sum().backward()
+    assert torch.equal(x.grad, torch.full((4,), 3.0 * size)), x.grad
+
+
+# spec: E3 get_future: backward may poll for a future between sleeps, short ones too
+@pytest.mark.parametrize("pause", [0.001, 0.02])
+@pytest.mark.parametrize("face", FACES)
+def test_backward_polls_for_a_future(face, pause):
+    on_ranks(2, face, polls_in_backward, pause)
+
+
+def polls_for_what_came_later(face, rank, size):
+    later = threading.Event()
+
+    def poll(_):
+        while not later.wait(0.02):
+            pass
+        return "came"
+
+    first = face.sum_later(torch.ones(5))
+    with concurrent.futures.ThreadPoolExecutor() as pool:  # where the call is done already `then` runs the callback itself
+        polled = pool.submit(lambda: first.then(poll).wait())
+        face.sum_later(torch.ones(5)).then(lambda _: later.set())
+        assert polled.result() == "came"
+
+
+# spec: E3 get_future: a callback may poll, between short sleeps, for what a later one does
+@pytest.mark.parametrize("face", FACES)
+def test_callbacks_poll_for_later_ones(face):
+    on_ranks(2, face, polls_for_what_came_later)
 
 
 def keeps_order(face, rank, size):
@@ -349,6 +400,37 @@ def test_a_process_ends_while_callbacks_run(what):
             rank.kill()
     assert [rank.returncode for rank in ranks] == [0, 0]
     assert printed == ["returned\n" if what == "returns" else "", ""]
+
+
+LATE_PROGRAM = '''
+import atexit, sys
+
+@atexit.register
+def last():
+    import torch
+    import muster as dist
+    future = dist.all_reduce(torch.ones(3), async_op=True).get_future()
+    print(future.then(lambda done: done.value()[0].tolist()).wait())
+    dist.destroy_process_group()
+
+import muster as dist
+dist.init_process_group(init_method="file://" + sys.argv[2], rank=int(sys.argv[1]), world_size=2)
+'''
+
+
+# spec: E3 get_future: an exit handler that was registered before muster was imported still gets its callbacks
+def test_an_earlier_exit_handler_makes_calls():
+    meeting = meeting_file()
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", LATE_PROGRAM, str(rank), meeting], text=True, stdout=subprocess.PIPE)
+        for rank in range(2)
+    ]
+    try:
+        printed = [rank.communicate(timeout=LIMIT_S)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert printed == ["[2.0, 2.0, 2.0]\n"] * 2 and [rank.returncode for rank in ranks] == [0, 0]
 
 
 # ---- tensors whose copies run Python

@@ -240,6 +240,24 @@ told(lambda: [dist.all_reduce(torch.ones(4)) for _ in range(10)])
     assert culprit.count("my hook") == 1 and culprit.count("Traceback") == 1, culprit
 
 
+# spec: H7 a program that shows an exception by the hook, and goes on, has not failed
+def test_program_that_shows_an_exception(tmp_path):
+    body = """
+if rank == 1:
+    try:
+        raise ValueError("mended")
+    except ValueError:
+        sys.excepthook(*sys.exc_info())
+for _ in range(3):
+    dist.all_reduce(torch.ones(4))
+dist.destroy_process_group()
+print("went on", flush=True)
+"""
+    (text, code), (shown, other) = run_program(body, tmp=tmp_path)
+    assert (code, other) == (0, 0), (text, shown)
+    assert text == "went on\n" and "ValueError: mended" in shown and shown.endswith("went on\n"), (text, shown)
+
+
 # spec: H7 exit with a status, which only the end of the process knows
 def test_program_that_exits(tmp_path):
     body = """

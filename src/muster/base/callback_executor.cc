@@ -67,7 +67,7 @@ void CallbackExecutor::run(Job job) {
   bool has_thread = true;
   {
     const std::lock_guard guard(lock_);
-    if (finished_) {
+    if (!may_begin()) {
       new Job(std::move(job));  // what it holds may need an interpreter that is gone
       return;
     }
@@ -119,6 +119,10 @@ void CallbackExecutor::work() {
   while (rest(guard)) {
     Job job = std::move(jobs_.front());
     jobs_.pop_front();
+    if (!may_begin()) {
+      new Job(std::move(job));
+      continue;
+    }
     --idle_;
     ++running_;
     if (idle_ == 0) add_thread();
@@ -133,12 +137,10 @@ void CallbackExecutor::work() {
   --idle_;
 }
 
-bool CallbackExecutor::finish(Duration limit) {
+bool CallbackExecutor::finish(Duration limit, std::function<bool()> usable) {
   std::unique_lock guard(lock_);
   const bool over = over_.wait_for(guard, limit, [this] { return running_ == 0 && jobs_.empty(); });
-  finished_ = true;
-  for (auto& job : jobs_) new Job(std::move(job));
-  jobs_.clear();
+  usable_ = std::move(usable);
   return over;
 }
 

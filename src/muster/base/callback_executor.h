@@ -47,14 +47,17 @@ class CallbackExecutor {
   };
   void watch(std::weak_ptr<Watched> what);
 
-  /// Waits until no job is left, `limit` at most, and runs none from then on: the process ends. Whether none was left.
-  bool finish(Duration limit);
+  /// The process ends: waits until no job is left, `limit` at most, and begins none from then on
+  /// once `usable()` is false, asked before each. Whether none was left.
+  bool finish(Duration limit, std::function<bool()> usable);
 
  private:
   CallbackExecutor() = default;
   bool add_thread();
   void work();
   bool rest(std::unique_lock<std::mutex>& guard);
+  /// Under the lock.
+  bool may_begin() const { return !usable_ || usable_(); }
   void look_after(std::unique_lock<std::mutex>& guard);
 
   const ProcessMark process_;
@@ -65,7 +68,7 @@ class CallbackExecutor {
   std::vector<std::weak_ptr<Watched>> watched_;
   int idle_ = 0;
   int running_ = 0;
-  bool finished_ = false;
+  std::function<bool()> usable_;  // null: before the end
 };
 
 /// Runs `callback()`; what it throws is logged.

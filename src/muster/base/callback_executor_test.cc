@@ -81,9 +81,14 @@ TEST(CallbackExecutor, TheEndWaitsForJobsAndRunsNoneAfter) {
       inner.get_future().wait();
       done.store(true);
     });
-    const bool over = executor().finish(kLong);
+    std::atomic<bool> usable{true};
+    const bool over = executor().finish(kLong, [&] { return usable.load(); });
+    std::promise<void> late;
+    executor().run([&] { late.set_value(); });
+    late.get_future().wait();
+    usable.store(false);
     executor().run([&] { after.store(true); });
-    return over && done.load() && executor().finish(kLong) && !after.load();
+    return over && done.load() && executor().finish(kLong, [] { return false; }) && !after.load();
   };
   const pid_t child = ::fork();
   if (child == 0) ::_exit(ends_well() ? 0 : 1);

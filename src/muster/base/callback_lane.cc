@@ -9,6 +9,10 @@ namespace muster {
 namespace {
 
 constexpr auto kStandstill = std::chrono::milliseconds(200);
+/// The same for a job that polls between short sleeps, and for one that polls without any, which
+/// cannot be told from one that computes.
+constexpr auto kIdle = std::chrono::seconds(1);
+constexpr auto kLongest = std::chrono::seconds(10);
 
 }  // namespace
 
@@ -17,6 +21,13 @@ struct CallbackLane::Runner {
   std::atomic<int> busy{0};
   std::optional<ThreadRest> rest;          // once it has begun; under the lane's lock
   std::shared_ptr<CallbackLane> children;  // of the job that runs: its own thread's
+  TimePoint began{};                       // the job that runs; under the lane's lock
+
+  bool stands_still(TimePoint now) {
+    if (!rest || busy.load() > 0) return false;
+    const bool idle = rest->idle_for(now) >= kIdle;
+    return rest->asleep_for(now) >= kStandstill || idle || now - began >= kLongest;
+  }
 };
 
 thread_local constinit const std::shared_ptr<CallbackLane::Runner>* CallbackLane::of_thread = nullptr;
@@ -59,6 +70,7 @@ void CallbackLane::serve(const std::shared_ptr<Runner>& me) {
   while (runner_ == me && !waiting_.empty()) {
     auto job = std::move(waiting_.front());
     waiting_.pop_front();
+    me->began = steady_clock().now();
     guard.unlock();
     run_callback(job);
     job = nullptr;
@@ -72,8 +84,13 @@ void CallbackLane::serve(const std::shared_ptr<Runner>& me) {
 bool CallbackLane::look(TimePoint now) {
   const std::lock_guard guard(lock_);
   if (waiting_.empty() || !runner_) return is_watched_ = false;
-  if (runner_->rest && runner_->rest->asleep_for(now) >= kStandstill && runner_->busy.load() == 0) begin();
+  if (runner_->stands_still(now)) begin();
   return true;
+}
+
+bool CallbackLane::runs_on_this_thread() {
+  const std::lock_guard guard(lock_);
+  return of_thread != nullptr && *of_thread == runner_;
 }
 
 }  // namespace muster

@@ -19,9 +19,14 @@ class ThreadRest {
   /// How long the thread has slept without waking once, as far as the calls of this function tell: the first gives zero. A thread that
   /// waits for a core does not sleep, nor does one that waits for Python's interpreter, which wakes every 5 ms.
   Duration asleep_for(TimePoint now);
+  /// How long it has been awake, or waited for a core, for less than a quarter of the time, as far
+  /// as the calls of this function tell. So is a thread that polls for something between sleeps.
+  Duration idle_for(TimePoint now);
 
  private:
   pid_t thread_;
+  std::int64_t awake_ = -1;  // how long it had been when it became idle
+  TimePoint idle_since_{};
   std::int64_t switches_ = -1;  // how often it had gone to sleep
   TimePoint since_{};
 };

@@ -9,6 +9,8 @@ namespace muster::group {
 namespace {
 
 constexpr auto kStandstill = std::chrono::milliseconds(20);
+constexpr auto kIdle = std::chrono::milliseconds(500);
+constexpr auto kLongest = std::chrono::seconds(10);
 
 thread_local std::weak_ptr<BackwardGate> latest;
 
@@ -33,6 +35,7 @@ std::shared_ptr<BackwardGate> BackwardGate::of_this_pass() {
     torch::autograd::Engine::get_default_engine().queue_callback([opener = std::make_shared<Opener>(gate)] { opener->gate->open(); });
   }
   const std::lock_guard guard(gate->lock_);
+  gate->latest_call_ = steady_clock().now();
   return gate->is_open_ ? nullptr : gate;
 }
 
@@ -64,7 +67,8 @@ bool BackwardGate::look(TimePoint now) {
   {
     const std::lock_guard guard(lock_);
     if (is_open_) return false;
-    opens = rest_.asleep_for(now) >= kStandstill;
+    const bool idle = rest_.idle_for(now) >= kIdle;
+    opens = rest_.asleep_for(now) >= kStandstill || idle || now - latest_call_ >= kLongest;
   }
   if (opens) open();
   return !opens;

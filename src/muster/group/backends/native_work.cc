@@ -87,7 +87,7 @@ void NativeWork::finish(const Status& status) {
 
 /// Once it is completed: ends the future where and when its callbacks may run.
 void NativeWork::deliver(const std::shared_ptr<Delivery>& delivery) {
-  if (!delivery->gate) return post(delivery);
+  if (!delivery->gate || error_) return post(delivery);
   delivery->gate->run([self = shared_from_this(), delivery] { self->post(delivery); });
 }
 
@@ -107,7 +107,8 @@ void NativeWork::wait_for_future() {
   const auto delivery = delivery_;
   if (!delivery || delivery->ended) return;
   lock.unlock();
-  post(delivery);  // whoever waits in a backward pass waits here on every rank
+  if (delivery->lane && delivery->lane->runs_on_this_thread()) return;  // it comes after this callback
+  post(delivery);                                                       // whoever waits in a backward pass waits here on every rank
   lock.lock();
   completion_.wait_for(lock, kForTheFuture, [&] { return delivery->ended; });
 }
