@@ -385,12 +385,11 @@ dist.destroy_process_group()
 '''
 
 
-# spec: E3 get_future: a process ends while a callback of Python's runs, and waits for one that returns
-@pytest.mark.parametrize("what", ["returns", "stays"])
-def test_a_process_ends_while_callbacks_run(what):
+def printed_by(program, *arguments):
+    """Runs a program on two ranks, given rank and meeting file; what each printed. Both must exit with 0."""
     meeting = meeting_file()
     ranks = [
-        subprocess.Popen([sys.executable, "-c", ENDING_PROGRAM, str(rank), meeting, what], text=True, stdout=subprocess.PIPE)
+        subprocess.Popen([sys.executable, "-c", program, str(rank), meeting, *arguments], text=True, stdout=subprocess.PIPE)
         for rank in range(2)
     ]
     try:
@@ -398,7 +397,14 @@ def test_a_process_ends_while_callbacks_run(what):
     finally:
         for rank in ranks:
             rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0]
+    assert [rank.returncode for rank in ranks] == [0, 0], printed
+    return printed
+
+
+# spec: E3 get_future: a process ends while a callback of Python's runs, and waits for one that returns
+@pytest.mark.parametrize("what", ["returns", "stays"])
+def test_a_process_ends_while_callbacks_run(what):
+    printed = printed_by(ENDING_PROGRAM, what)
     assert printed == ["returned\n" if what == "returns" else "", ""]
 
 
@@ -420,17 +426,7 @@ dist.init_process_group(init_method="file://" + sys.argv[2], rank=int(sys.argv[1
 
 # spec: E3 get_future: an exit handler that was registered before muster was imported still gets its callbacks
 def test_an_earlier_exit_handler_makes_calls():
-    meeting = meeting_file()
-    ranks = [
-        subprocess.Popen([sys.executable, "-c", LATE_PROGRAM, str(rank), meeting], text=True, stdout=subprocess.PIPE)
-        for rank in range(2)
-    ]
-    try:
-        printed = [rank.communicate(timeout=LIMIT_S)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert printed == ["[2.0, 2.0, 2.0]\n"] * 2 and [rank.returncode for rank in ranks] == [0, 0]
+    assert printed_by(LATE_PROGRAM) == ["[2.0, 2.0, 2.0]\n"] * 2
 
 
 # ---- tensors whose copies run Python
