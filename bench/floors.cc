@@ -1,5 +1,6 @@
-// What no library can be faster than on this machine: a flag from one core to another, a core given to the next process, copies, and TCP
-// on the loopback interface. bench/gates.py holds calls against it.
+// What no library can be faster than on this machine: a flag from one core to another, a core given
+// to the next process, copies, and TCP on the loopback interface. bench/gates.py holds calls
+// against it.
 //
 //   muster_bench_floors [--rounds N] [--json FILE]
 
@@ -35,12 +36,16 @@ using muster_bench::microseconds;
 
 /// A figure of a process that runs elsewhere would be another's.
 void bind_to(int core) {
-  if (const auto bound = muster::bind_to_hardware_thread(core); !bound) throw std::runtime_error(bound.message());
+  if (const auto bound = muster::bind_to_hardware_thread(core); !bound)
+    throw std::runtime_error(bound.message());
 }
 /// Each process its own, as far as there are so many.
-void bind_apart(int rank, const std::vector<int>& cores) { bind_to(cores[static_cast<std::size_t>(rank) % cores.size()]); }
+void bind_apart(int rank, const std::vector<int>& cores) {
+  bind_to(cores[static_cast<std::size_t>(rank) % cores.size()]);
+}
 
-/// One way of a word that goes from one process to another and back, microseconds. Processes of one core give it away while they wait.
+/// One way of a word that goes from one process to another and back, microseconds. Processes of one
+/// core give it away while they wait.
 double time_hops(int first_core, int second_core) {
   constexpr int kTrips = 20000;
   return in_processes(2, [&](int rank, Board& board) {
@@ -60,9 +65,11 @@ double time_hops(int first_core, int second_core) {
   });
 }
 
-/// A copy of `bytes` that has just been written, by `at_once` processes at the same time; the median of the slowest.
+/// A copy of `bytes` that has just been written, by `at_once` processes at the same time; the
+/// median of the slowest.
 double time_copies(std::size_t bytes, const std::vector<int>& cores, int at_once) {
-  const int copies = static_cast<int>(std::clamp<std::size_t>((std::size_t{256} << 20) / bytes, 8, 400));
+  const int copies =
+      static_cast<int>(std::clamp<std::size_t>((std::size_t{256} << 20) / bytes, 8, 400));
   return in_processes(at_once, [&](int rank, Board& board) {
     bind_apart(rank, cores);
     std::vector<char> from(bytes, 1), to(bytes, 2);
@@ -83,9 +90,12 @@ double time_copies(std::size_t bytes, const std::vector<int>& cores, int at_once
   });
 }
 
-[[noreturn]] void give_up(const char* what) { throw std::system_error(errno, std::generic_category(), what); }
+[[noreturn]] void give_up(const char* what) {
+  throw std::system_error(errno, std::generic_category(), what);
+}
 
-/// The two ends of one connection over the loopback interface, by rank; blocking, without Nagle's delay.
+/// The two ends of one connection over the loopback interface, by rank; blocking, without Nagle's
+/// delay.
 class Loopback {
  public:
   Loopback() {
@@ -93,7 +103,8 @@ class Loopback {
     address_.sin_family = AF_INET;
     address_.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     socklen_t size = sizeof address_;
-    if (listener_ < 0 || ::bind(listener_, reinterpret_cast<sockaddr*>(&address_), size) != 0 || ::listen(listener_, 1) != 0 ||
+    if (listener_ < 0 || ::bind(listener_, reinterpret_cast<sockaddr*>(&address_), size) != 0 ||
+        ::listen(listener_, 1) != 0 ||
         ::getsockname(listener_, reinterpret_cast<sockaddr*>(&address_), &size) != 0)
       give_up("listening on the loopback interface");
   }
@@ -103,8 +114,11 @@ class Loopback {
 
   int end(int rank) const {
     const int one = 1;
-    const int stream = rank == 0 ? ::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC) : ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (stream < 0 || (rank == 1 && ::connect(stream, reinterpret_cast<const sockaddr*>(&address_), sizeof address_) != 0) ||
+    const int stream = rank == 0 ? ::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC)
+                                 : ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (stream < 0 ||
+        (rank == 1 &&
+         ::connect(stream, reinterpret_cast<const sockaddr*>(&address_), sizeof address_) != 0) ||
         ::setsockopt(stream, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one) != 0)
       give_up("connecting over the loopback interface");
     return stream;
@@ -154,7 +168,8 @@ double time_round_trips(const std::vector<int>& cores) {
   });
 }
 
-/// `bytes` in one stream, until the last one is there; `at_once` of them are given to the system at a time.
+/// `bytes` in one stream, until the last one is there; `at_once` of them are given to the system at
+/// a time.
 double time_stream(std::size_t bytes, std::size_t at_once, const std::vector<int>& cores) {
   constexpr int kTimes = 9;
   const Loopback loopback;
@@ -169,7 +184,8 @@ double time_stream(std::size_t bytes, std::size_t at_once, const std::vector<int
       if (rank == 0) {
         std::memset(data.data(), i, bytes);
         receive_all(stream, &go, 1, true);
-        for (std::size_t sent = 0; sent < bytes; sent += at_once) send_all(stream, data.data() + sent, std::min(at_once, bytes - sent));
+        for (std::size_t sent = 0; sent < bytes; sent += at_once)
+          send_all(stream, data.data() + sent, std::min(at_once, bytes - sent));
       } else {
         const auto start = Clock::now();
         send_all(stream, &go, 1);
@@ -185,7 +201,8 @@ double time_stream(std::size_t bytes, std::size_t at_once, const std::vector<int
 /// As fast as it goes, however much is given at a time.
 double time_best_stream(std::size_t bytes, const std::vector<int>& cores) {
   double best = -1;
-  for (const std::size_t at_once : {std::size_t{64} << 10, std::size_t{256} << 10, std::size_t{1} << 20, std::size_t{4} << 20, bytes}) {
+  for (const std::size_t at_once : {std::size_t{64} << 10, std::size_t{256} << 10,
+                                    std::size_t{1} << 20, std::size_t{4} << 20, bytes}) {
     const double us = time_stream(bytes, at_once, cores);
     if (us < 0) return us;
     if (best < 0 || us < best) best = us;
@@ -206,12 +223,17 @@ int main(int count, char** words) {
   int rounds = 3;
   std::string json;
   CLI::App app(
-      "What this machine itself takes, which no library can be faster than: microseconds, medians of the rounds.\n"
-      "hop: a word from one core to another. switch: the same between two processes of one core. copy: bytes just written, by one process\n"
-      "and by 2, 4 ... at the same time, up to one on every core. tcp round trip: 4 bytes there and back. tcp stream: 64 MiB one way,\n"
+      "What this machine itself takes, which no library can be faster than: microseconds, medians "
+      "of the rounds.\n"
+      "hop: a word from one core to another. switch: the same between two processes of one core. "
+      "copy: bytes just written, by one process\n"
+      "and by 2, 4 ... at the same time, up to one on every core. tcp round trip: 4 bytes there "
+      "and back. tcp stream: 64 MiB one way,\n"
       "by the best of several sizes of a write; the ends of both on cores of their own.",
       "muster bench floors");
-  app.add_option("--rounds", rounds, "how often everything is repeated, in turn")->check(CLI::Range(1, 100))->capture_default_str();
+  app.add_option("--rounds", rounds, "how often everything is repeated, in turn")
+      ->check(CLI::Range(1, 100))
+      ->capture_default_str();
   app.add_option("--json", json, "also append the rows to this file, one JSON object a line");
   if (const auto stop = muster::cli::parse(app, {words + 1, words + count})) return *stop;
 
@@ -219,17 +241,21 @@ int main(int count, char** words) {
   if (cores.empty()) return 1;
   const int most = std::min(muster::usable_cores(), static_cast<int>(muster_bench::kMostRanks));
   std::vector<Floor> floors;
-  if (cores.size() > 1) floors.push_back({"hop", 0, 1, [&] { return time_hops(cores[0], cores[1]); }});
+  if (cores.size() > 1)
+    floors.push_back({"hop", 0, 1, [&] { return time_hops(cores[0], cores[1]); }});
   floors.push_back({"switch", 0, 1, [&] { return time_hops(cores[0], cores[0]); }});
-  for (const std::size_t bytes : {std::size_t{64} << 10, std::size_t{1} << 20, std::size_t{16} << 20, std::size_t{64} << 20}) {
+  for (const std::size_t bytes : {std::size_t{64} << 10, std::size_t{1} << 20,
+                                  std::size_t{16} << 20, std::size_t{64} << 20}) {
     floors.push_back({"copy", bytes, 1, [&cores, bytes] { return time_copies(bytes, cores, 1); }});
     for (int at_once = 2; at_once < 2 * most; at_once *= 2) {
       const int copies = std::min(at_once, most);
-      floors.push_back({"copy", bytes, copies, [&cores, bytes, copies] { return time_copies(bytes, cores, copies); }});
+      floors.push_back({"copy", bytes, copies,
+                        [&cores, bytes, copies] { return time_copies(bytes, cores, copies); }});
     }
   }
   floors.push_back({"tcp round trip", 4, 1, [&] { return time_round_trips(cores); }});
-  floors.push_back({"tcp stream", std::size_t{64} << 20, 1, [&] { return time_best_stream(std::size_t{64} << 20, cores); }});
+  floors.push_back({"tcp stream", std::size_t{64} << 20, 1,
+                    [&] { return time_best_stream(std::size_t{64} << 20, cores); }});
 
   std::printf("%-16s %12s %8s %12s\n", "", "bytes", "at once", "us");
   for (const Floor& floor : floors) {
@@ -240,8 +266,9 @@ int main(int count, char** words) {
     std::printf("%-16s %12zu %8d %12.2f\n", floor.what.c_str(), floor.bytes, floor.at_once, us);
     std::fflush(stdout);
     if (json.empty()) continue;
-    std::ofstream(json, std::ios::app) << R"({"floor":")" << floor.what << R"(","bytes":)" << floor.bytes << R"(,"at_once":)"
-                                       << floor.at_once << R"(,"cores":)" << muster::usable_cores() << R"(,"us":)" << us << "}\n";
+    std::ofstream(json, std::ios::app)
+        << R"({"floor":")" << floor.what << R"(","bytes":)" << floor.bytes << R"(,"at_once":)"
+        << floor.at_once << R"(,"cores":)" << muster::usable_cores() << R"(,"us":)" << us << "}\n";
   }
   return 0;
 }

@@ -18,21 +18,25 @@ namespace muster_bench {
 inline constexpr int kMostRanks = 128;
 
 using Clock = std::chrono::steady_clock;
-inline double microseconds(Clock::duration duration) { return std::chrono::duration<double, std::micro>(duration).count(); }
+inline double microseconds(Clock::duration duration) {
+  return std::chrono::duration<double, std::micro>(duration).count();
+}
 
 /// What the processes share.
 struct Board {
   std::atomic<int> ready{0};
   std::atomic<Clock::rep> came{0};
-  alignas(128) std::atomic<int> there{0};  ///< flags of two processes, each in a cache line of its own
+  alignas(128) std::atomic<int> there{
+      0};  ///< flags of two processes, each in a cache line of its own
   alignas(128) std::atomic<int> back{0};
   alignas(128) double figures[kMostRanks] = {};
 };
 
-/// Runs `body(rank, board)` in `count` processes; a body calls `meet` before what it measures. The largest figure; negative where one
-/// failed.
+/// Runs `body(rank, board)` in `count` processes; a body calls `meet` before what it measures. The
+/// largest figure; negative where one failed.
 inline double in_processes(int count, const std::function<void(int, Board&)>& body) {
-  void* memory = ::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  void* memory =
+      ::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) return -1;
   auto* board = new (memory) Board;
   std::vector<pid_t> children;

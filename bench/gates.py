@@ -23,8 +23,11 @@ RANKS = (2, 4, 8)
 REDUCTIONS = ("all_reduce", "reduce_scatter")
 OTHERS = ("all_to_all", "all_gather", "broadcast", "reduce", "gather", "scatter")
 #: The sizes at which each operation is measured up to 1 KiB: of 8 bytes nothing is left for each of several ranks.
-SMALL = {**dict.fromkeys(("all_reduce", "broadcast", "reduce"), (8, KIB)), "barrier": (0,),
-         **dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"), (64, KIB))}
+SMALL = {
+    **dict.fromkeys(("all_reduce", "broadcast", "reduce"), (8, KIB)),
+    "barrier": (0,),
+    **dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"), (64, KIB)),
+}
 MIDDLE = (64 * KIB, MIB, 16 * MIB)
 LARGE = (*MIDDLE, 64 * MIB)
 
@@ -38,7 +41,13 @@ def mean(values):
 
 
 def size_text(size):
-    return f"{size // MIB} MiB" if size >= MIB and size % MIB == 0 else f"{size // KIB} KiB" if size >= KIB else f"{size} B"
+    return (
+        f"{size // MIB} MiB"
+        if size >= MIB and size % MIB == 0
+        else f"{size // KIB} KiB"
+        if size >= KIB
+        else f"{size} B"
+    )
 
 
 class Floors:
@@ -113,7 +122,11 @@ class Rows:
 
     def __init__(self, rows):
         self.floors = Floors([row for row in rows if "floor" in row])
-        self.services = {(row["bench"], row["count"]): row for row in rows if "bench" in row and "stock_us" in row}
+        self.services = {
+            (row["bench"], row["count"]): row
+            for row in rows
+            if "bench" in row and "stock_us" in row
+        }
         self.training = Training([row for row in rows if row.get("bench") == "ddp"])
         self.ours = {}
         self.theirs = defaultdict(dict)
@@ -138,7 +151,9 @@ class Rows:
             op, ranks, size = cell
             ours = self.ours.get((*cell, memory, transport))
             known = self.theirs[(*cell, transport)]
-            absent = ["muster"] * (ours is None) + [name for name in self.wanted(rivals, ranks) if name not in known]
+            absent = ["muster"] * (ours is None) + [
+                name for name in self.wanted(rivals, ranks) if name not in known
+            ]
             if absent:
                 missing.append(f"{cell_text(cell)}: no row of {', '.join(absent)}")
             best = min((us for name, us in known.items() if name in rivals), default=None)
@@ -146,7 +161,10 @@ class Rows:
                 continue
             floor = self.floors.of(op, ranks, size, memory) if transport == "shm" else None
             # What somebody stays below is no floor.
-            found[cell] = (best / ours, floor is not None and best >= floor and ours <= Floors.NEAR * floor)
+            found[cell] = (
+                best / ours,
+                floor is not None and best >= floor and ours <= Floors.NEAR * floor,
+            )
         return found, missing
 
 
@@ -168,7 +186,11 @@ def report(title, cells_and_missing, each=None, together=None):
     if not cells:
         print(f"?     {title}: no rows")
         return False
-    slow = sorted((factor, cell) for cell, (factor, near) in cells.items() if each is not None and factor < each and not near)
+    slow = sorted(
+        (factor, cell)
+        for cell, (factor, near) in cells.items()
+        if each is not None and factor < each and not near
+    )
     saved = sum(each is not None and factor < each and near for factor, near in cells.values())
     factors = [factor for factor, _ in cells.values()]
     average = mean(factors)
@@ -176,8 +198,10 @@ def report(title, cells_and_missing, each=None, together=None):
     wanted = " and ".join(filter(None, [each and f"each {each}", together and f"mean {together}"]))
     floors = f", {saved} of them by the floor" if saved else ""
     verdict = "OPEN" if not kept else "?" if missing else "kept"
-    print(f"{verdict:4}  {title}: {len(cells) - len(slow)} of {len(cells)} cells{floors}, mean {average:.2f}, "
-          f"least {min(factors):.2f} (wanted: {wanted})")
+    print(
+        f"{verdict:4}  {title}: {len(cells) - len(slow)} of {len(cells)} cells{floors}, mean {average:.2f}, "
+        f"least {min(factors):.2f} (wanted: {wanted})"
+    )
     first_of([f"{cell_text(cell)}: {factor:.2f}" for factor, cell in slow])
     first_of(missing)
     return kept and not missing
@@ -202,16 +226,26 @@ class Training:
     PROMISES = (
         ("of stock torch's DDP on Gloo", 1 / 5, "muster", "stock ddp"),
         ("of an all_reduce for every parameter by hand", 1, "muster", "by hand"),
-        ("of stock torch's DDP on Gloo, by stock torch's on backend muster", 1 / 3, "stock on muster", "stock ddp"),
+        (
+            "of stock torch's DDP on Gloo, by stock torch's on backend muster",
+            1 / 3,
+            "stock on muster",
+            "stock ddp",
+        ),
     )
 
     def __init__(self, rows):
-        self.overheads = {(row["model"], row["ranks"], row["mode"]): row["overhead_ms"] for row in rows}
+        self.overheads = {
+            (row["model"], row["ranks"], row["mode"]): row["overhead_ms"] for row in rows
+        }
         self.ranks = sorted({ranks for _, ranks, _ in self.overheads})
 
     def share(self, model, ranks, ours, theirs, common=None):
         """None where a row is missing, or where the other's step is not longer than the model's alone: nothing can be said then."""
-        above, below, base = (0 if mode is None else self.overheads.get((model, ranks, mode)) for mode in (ours, theirs, common))
+        above, below, base = (
+            0 if mode is None else self.overheads.get((model, ranks, mode))
+            for mode in (ours, theirs, common)
+        )
         if above is None or below is None or base is None or below <= base:
             return None
         return max(0, above - base) / (below - base)
@@ -219,13 +253,24 @@ class Training:
     def report(self):
         for ranks in self.ranks:
             for model in self.MODELS:
-                sent = self.share(model, ranks, "stock on muster", "stock ddp", "stock, nothing sent")
+                sent = self.share(
+                    model, ranks, "stock on muster", "stock ddp", "stock, nothing sent"
+                )
                 if sent is not None:
-                    print(f"      of stock torch's DDP, {model} on {ranks} ranks, without its own copying: "
-                          f"{sent:.2f} of what sending takes on Gloo")
-        return [report_figure(f"what training takes longer, {model} on {ranks} ranks, share {title}",
-                              self.share(model, ranks, *modes), most=most)
-                for title, most, *modes in self.PROMISES for ranks in self.ranks or (2,) for model in self.MODELS]
+                    print(
+                        f"      of stock torch's DDP, {model} on {ranks} ranks, without its own copying: "
+                        f"{sent:.2f} of what sending takes on Gloo"
+                    )
+        return [
+            report_figure(
+                f"what training takes longer, {model} on {ranks} ranks, share {title}",
+                self.share(model, ranks, *modes),
+                most=most,
+            )
+            for title, most, *modes in self.PROMISES
+            for ranks in self.ranks or (2,)
+            for model in self.MODELS
+        ]
 
 
 def over(above, below):
@@ -245,44 +290,106 @@ def main(paths):
     small = [cell for op, sizes in SMALL.items() for cell in expected([op], sizes)]
     middle = expected((*REDUCTIONS, *OTHERS), MIDDLE)
     above = [cell for cell in middle if cell[2] > 64 * KIB] + expected(["all_reduce"], [64 * MIB])
-    private = small + middle + expected(["all_reduce"], [64 * MIB]) + expected(["ping_pong"], [8, MIB], [2])
+    private = (
+        small
+        + middle
+        + expected(["all_reduce"], [64 * MIB])
+        + expected(["ping_pong"], [8, MIB], [2])
+    )
     at_64_kib = expected((*REDUCTIONS, *OTHERS), [64 * KIB])
     to_64_kib = small + at_64_kib
     results = []
-    for memory, title in (("arena", "arena tensors"), ("allocator", "ordinary tensors of the shared allocator")):
+    for memory, title in (
+        ("arena", "arena tensors"),
+        ("allocator", "ordinary tensors of the shared allocator"),
+    ):
         results += [
-            report(f"{title} against the best MPI, reductions from 64 KiB", rows.cells(memory, MPIS, expected(REDUCTIONS, LARGE)), 1.5, 3),
-            report(f"{title} against the best MPI, the other operations from 64 KiB",
-                   rows.cells(memory, MPIS, expected(OTHERS, LARGE)), None, 1.5),
+            report(
+                f"{title} against the best MPI, reductions from 64 KiB",
+                rows.cells(memory, MPIS, expected(REDUCTIONS, LARGE)),
+                1.5,
+                3,
+            ),
+            report(
+                f"{title} against the best MPI, the other operations from 64 KiB",
+                rows.cells(memory, MPIS, expected(OTHERS, LARGE)),
+                None,
+                1.5,
+            ),
         ]
     results += [
-        report("private buffers against the best MPI, every cell", rows.cells("private", MPIS, private), 1, 1.2),
-        report("up to 1 KiB and the barrier against the best MPI", rows.cells("private", MPIS, small), 1),
+        report(
+            "private buffers against the best MPI, every cell",
+            rows.cells("private", MPIS, private),
+            1,
+            1.2,
+        ),
+        report(
+            "up to 1 KiB and the barrier against the best MPI",
+            rows.cells("private", MPIS, small),
+            1,
+        ),
         report("against Gloo up to 64 KiB", rows.cells("private", GLOO, to_64_kib), 20),
         report("arena tensors against Gloo at 64 KiB", rows.cells("arena", GLOO, at_64_kib), 20),
-        report("ordinary tensors of the shared allocator against Gloo at 64 KiB", rows.cells("allocator", GLOO, at_64_kib), 20),
-        report("private buffers against Gloo above 64 KiB", rows.cells("private", GLOO, above), None, 5),
-        report("arena tensors against Gloo above 64 KiB", rows.cells("arena", GLOO, above), None, 8),
-        report("ordinary tensors of the shared allocator against Gloo above 64 KiB", rows.cells("allocator", GLOO, above), None, 8),
-        report("4 bytes over TCP between two ranks against Open MPI's tcp",
-               rows.cells("private", ("openmpi",), [("all_reduce", 2, 4)], "tcp"), 1),
+        report(
+            "ordinary tensors of the shared allocator against Gloo at 64 KiB",
+            rows.cells("allocator", GLOO, at_64_kib),
+            20,
+        ),
+        report(
+            "private buffers against Gloo above 64 KiB", rows.cells("private", GLOO, above), None, 5
+        ),
+        report(
+            "arena tensors against Gloo above 64 KiB", rows.cells("arena", GLOO, above), None, 8
+        ),
+        report(
+            "ordinary tensors of the shared allocator against Gloo above 64 KiB",
+            rows.cells("allocator", GLOO, above),
+            None,
+            8,
+        ),
+        report(
+            "4 bytes over TCP between two ranks against Open MPI's tcp",
+            rows.cells("private", ("openmpi",), [("all_reduce", 2, 4)], "tcp"),
+            1,
+        ),
     ]
-    over_tcp = {(op, size): us for (op, ranks, size, kind, wire), us in rows.ours.items()
-                if wire == "tcp" and ranks == 2 and kind == "private"}
+    over_tcp = {
+        (op, size): us
+        for (op, ranks, size, kind, wire), us in rows.ours.items()
+        if wire == "tcp" and ranks == 2 and kind == "private"
+    }
     results += [
-        report_figure("4 bytes over TCP there and back, times a busy loopback round trip",
-                      over(over_tcp.get(("ping_pong", 4)), rows.floors.simple("tcp round trip", 4)), most=2),
-        report_figure("64 MiB over TCP one way, share of one stream's speed",
-                      over(rows.floors.simple("tcp stream", 64 * MIB), half(over_tcp.get(("ping_pong", 64 * MIB)))), least=0.9),
+        report_figure(
+            "4 bytes over TCP there and back, times a busy loopback round trip",
+            over(over_tcp.get(("ping_pong", 4)), rows.floors.simple("tcp round trip", 4)),
+            most=2,
+        ),
+        report_figure(
+            "64 MiB over TCP one way, share of one stream's speed",
+            over(
+                rows.floors.simple("tcp stream", 64 * MIB),
+                half(over_tcp.get(("ping_pong", 64 * MIB))),
+            ),
+            least=0.9,
+        ),
     ]
     for bench, count, least in (("get", 1, 2), ("get", 32, 2), ("init", 32, 10)):
         row = rows.services.get((bench, count), {})
         ratio = over(row.get("stock_us"), row.get("muster_us"))
-        results.append(report_figure(f"{bench}, {count} at once: times as fast as stock torch's", ratio, least=least))
-    for count, row in sorted((count, row) for (bench, count), row in rows.services.items() if bench == "init_file"):
+        results.append(
+            report_figure(
+                f"{bench}, {count} at once: times as fast as stock torch's", ratio, least=least
+            )
+        )
+    for count, row in sorted(
+        (count, row) for (bench, count), row in rows.services.items() if bench == "init_file"
+    ):
         if row["stock_us"] > 0:
             ratio = row["stock_us"] / row["muster_us"]
-            print(f"      init, {count} at once, meeting in a file: {ratio:.1f} times as fast as stock torch's")
+            print(
+                f"      init, {count} at once, meeting in a file: {ratio:.1f} times as fast as stock torch's"
+            )
     for count in (2, 16, 32):
         us = rows.services.get(("new_group", count), {}).get("muster_us")
         results.append(report_figure(f"new_group on {count} ranks, microseconds", us, most=1000))

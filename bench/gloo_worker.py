@@ -10,7 +10,6 @@ import time
 
 import torch
 import torch.distributed as dist
-
 from forked_ranks import run_ranks
 
 LOOPS = 11
@@ -27,7 +26,7 @@ def prepare(cell, rank, size):
     count = cell["bytes"] // dtype.itemsize
     part = cell["bytes"] // size // dtype.itemsize
     data = torch.ones(count, dtype=dtype)
-    whole = data[:part * size]
+    whole = data[: part * size]
     given = list(whole.chunk(size)) if part else [whole] * size
     every = torch.empty(part * size, dtype=dtype)
     pieces = list(every.chunk(size)) if part else [every] * size
@@ -107,21 +106,31 @@ def measure(cell, rank, size):
         stamps[2 * i + 1] = time.monotonic_ns()
     dist.all_reduce(stamps, op=dist.ReduceOp.MAX)
     spans = sorted((stamps[1::2] - stamps[::2]).double().div(1000).tolist())
-    return (f"row {loop_us:.4f} {spans[singles // 2]:.4f} {spans[0]:.4f} {spans[singles * 99 // 100]:.4f} "
-            f"{times * rounds + singles}\n")
+    return (
+        f"row {loop_us:.4f} {spans[singles // 2]:.4f} {spans[0]:.4f} {spans[singles * 99 // 100]:.4f} "
+        f"{times * rounds + singles}\n"
+    )
 
 
 def serve(rank, size, folder):
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size
+    )
     # Not bound to a core: Gloo's own threads need the others as well.
     with open(f"{folder}/back", "w") as back, open(f"{folder}/to-{rank}") as orders:
         for line in orders:
             words = line.split()
             if words[:1] != ["cell"]:
                 break
-            cell = dict(op=words[1], bytes=int(words[2]), dtype=words[3], memory=words[4], seconds=float(words[5]),
-                        settling=float(words[6]))
+            cell = dict(
+                op=words[1],
+                bytes=int(words[2]),
+                dtype=words[3],
+                memory=words[4],
+                seconds=float(words[5]),
+                settling=float(words[6]),
+            )
             answer = measure(cell, rank, size)
             if rank == 0:
                 back.write(answer)

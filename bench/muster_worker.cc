@@ -1,5 +1,5 @@
-// The ranks that `muster bench` measures: calls of muster::all_reduce(tensor) and its like, with the recorder, the check of calls and the
-// deadline that every program has.
+// The ranks that `muster bench` measures: calls of muster::all_reduce(tensor) and its like, with
+// the recorder, the check of calls and the deadline that every program has.
 
 #include <ATen/Parallel.h>
 #include <torch/types.h>
@@ -40,8 +40,9 @@ Status caught(const Call& call) {
 
 at::ScalarType dtype_named(const std::string& name) {
   static const std::pair<const char*, at::ScalarType> kNames[] = {
-      {"float32", at::kFloat}, {"float64", at::kDouble}, {"float16", at::kHalf}, {"bfloat16", at::kBFloat16}, {"uint8", at::kByte},
-      {"int8", at::kChar},     {"int16", at::kShort},    {"int32", at::kInt},    {"int64", at::kLong}};
+      {"float32", at::kFloat},     {"float64", at::kDouble}, {"float16", at::kHalf},
+      {"bfloat16", at::kBFloat16}, {"uint8", at::kByte},     {"int8", at::kChar},
+      {"int16", at::kShort},       {"int32", at::kInt},      {"int64", at::kLong}};
   for (const auto& [known, dtype] : kNames) {
     if (name == known) return dtype;
   }
@@ -55,9 +56,11 @@ class TensorSubject final : public muster::cli::bench::Subject {
 
   Status prepare(const Cell& cell) override {
     const auto dtype = dtype_named(cell.dtype);
-    if (dtype == at::ScalarType::Undefined) return Status(Code::unsupported, "the worker knows no element type " + cell.dtype);
+    if (dtype == at::ScalarType::Undefined)
+      return Status(Code::unsupported, "the worker knows no element type " + cell.dtype);
     const auto width = static_cast<std::int64_t>(c10::elementSize(dtype));
-    const std::int64_t count = static_cast<std::int64_t>(cell.bytes) / width, part = static_cast<std::int64_t>(cell.bytes) / size_ / width;
+    const std::int64_t count = static_cast<std::int64_t>(cell.bytes) / width,
+                       part = static_cast<std::int64_t>(cell.bytes) / size_ / width;
     const bool arena = cell.memory == "arena";
     const auto made = [&](std::int64_t elements) {
       return arena ? muster::empty_shared({elements}, dtype).zero_() : at::zeros({elements}, dtype);
@@ -73,7 +76,9 @@ class TensorSubject final : public muster::cli::bench::Subject {
       call_ = call_of(cell.op, part);
     });
   }
-  muster::MutableBytes written() override { return {static_cast<std::byte*>(data_.data_ptr()), static_cast<std::size_t>(data_.nbytes())}; }
+  muster::MutableBytes written() override {
+    return {static_cast<std::byte*>(data_.data_ptr()), static_cast<std::size_t>(data_.nbytes())};
+  }
   Status call() override { return caught(call_); }
 
   Status barrier() override {
@@ -84,12 +89,16 @@ class TensorSubject final : public muster::cli::bench::Subject {
   }
   Status latest(std::span<std::int64_t> values) override {
     const auto count = static_cast<std::int64_t>(values.size());
-    return caught([&] { muster::all_reduce(at::from_blob(values.data(), {count}, at::kLong), {.op = muster::ReduceOp::MAX}); });
+    return caught([&] {
+      muster::all_reduce(at::from_blob(values.data(), {count}, at::kLong),
+                         {.op = muster::ReduceOp::MAX});
+    });
   }
 
  private:
   std::function<void()> call_of(const std::string& op, std::int64_t part) {
-    const at::Tensor mine = data_.narrow(0, 0, part), out = pieces_[0], whole = data_.narrow(0, 0, part * size_);
+    const at::Tensor mine = data_.narrow(0, 0, part), out = pieces_[0],
+                     whole = data_.narrow(0, 0, part * size_);
     if (op == "all_reduce") return [this] { muster::all_reduce(data_); };
     if (op == "broadcast") return [this] { muster::broadcast(data_, {.src = 0}); };
     if (op == "reduce") return [this] { muster::reduce(data_, {.dst = 0}); };
@@ -107,11 +116,13 @@ class TensorSubject final : public muster::cli::bench::Subject {
       };
     }
     if (op == "gather")
-      return [mine, options = muster::GatherOptions{.gather_list = rank_ == 0 ? pieces_ : muster::TensorList{}}] {
+      return [mine, options = muster::GatherOptions{
+                        .gather_list = rank_ == 0 ? pieces_ : muster::TensorList{}}] {
         muster::gather(mine, options);
       };
     if (op == "scatter")
-      return [out, options = muster::ScatterOptions{.scatter_list = rank_ == 0 ? given_ : muster::TensorList{}}] {
+      return [out, options = muster::ScatterOptions{
+                       .scatter_list = rank_ == 0 ? given_ : muster::TensorList{}}] {
         muster::scatter(out, options);
       };
     throw muster::DistError("the worker knows no operation " + op, Code::unsupported);
@@ -133,7 +144,8 @@ void serve_rank(int rank, const Options& options) {
                               .rank = rank});
   {
     TensorSubject subject;
-    if (const Status served = muster::cli::bench::serve(subject, options.folder); !served) throw std::runtime_error(served.message());
+    if (const Status served = muster::cli::bench::serve(subject, options.folder); !served)
+      throw std::runtime_error(served.message());
   }
   muster::destroy_process_group();
 }
@@ -151,8 +163,10 @@ int main(int count, char** words) {
     if (word == "--transport") options.transport = words[++i];
   }
   try {
-    muster::spawn(serve_rank, std::tuple(options),
-                  {.nprocs = options.ranks, .mode = options.threads ? muster::SpawnMode::threads : muster::SpawnMode::processes});
+    muster::spawn(
+        serve_rank, std::tuple(options),
+        {.nprocs = options.ranks,
+         .mode = options.threads ? muster::SpawnMode::threads : muster::SpawnMode::processes});
   } catch (const std::exception& error) {
     std::cerr << "muster_bench_worker: " << error.what() << "\n";
     return 1;

@@ -1,5 +1,5 @@
-// What a tensor costs that is made, filled and dropped again: with torch's own allocator and with the shared one, in turn, microseconds.
-// The medians of many rounds.
+// What a tensor costs that is made, filled and dropped again: with torch's own allocator and with
+// the shared one, in turn, microseconds. The medians of many rounds.
 
 #include <torch/types.h>
 
@@ -14,7 +14,8 @@
 
 namespace {
 
-constexpr std::int64_t kSizes[] = {4 << 10, 16 << 10, 17 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20};
+constexpr std::int64_t kSizes[] = {4 << 10, 16 << 10, 17 << 10, 64 << 10,
+                                   1 << 20, 16 << 20, 64 << 20};
 
 double seconds_of(std::int64_t bytes, int times, bool fill) {
   const auto start = std::chrono::steady_clock::now();
@@ -26,7 +27,8 @@ double seconds_of(std::int64_t bytes, int times, bool fill) {
 }
 
 double median(std::vector<double>& values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
+  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2),
+                   values.end());
   return values[values.size() / 2];
 }
 
@@ -51,12 +53,14 @@ double measured(std::int64_t bytes, bool fill, bool shared, int threads) {
 }  // namespace
 
 int main() {
-  std::printf("%10s %9s %12s %12s %12s %12s\n", "bytes", "threads", "made", "shared", "and filled", "shared");
+  std::printf("%10s %9s %12s %12s %12s %12s\n", "bytes", "threads", "made", "shared", "and filled",
+              "shared");
   for (const int threads : {1, 2}) {
     for (const std::int64_t bytes : kSizes) {
       std::printf("%10lld %9d", static_cast<long long>(bytes), threads);
       for (const bool fill : {false, true}) {
-        const double own = measured(bytes, fill, false, threads), shared = measured(bytes, fill, true, threads);
+        const double own = measured(bytes, fill, false, threads),
+                     shared = measured(bytes, fill, true, threads);
         std::printf(" %12.2f %12.2f", own, shared);
       }
       std::printf("\n");

@@ -13,12 +13,16 @@ import time
 
 import torch
 import torch.distributed
+from forked_ranks import run_ranks
 
 import muster
 import muster.torch
-from forked_ranks import run_ranks
 
-WAYS = {"muster": (muster, "cpu:native"), "stock torch, muster": (torch.distributed, "muster"), "stock torch, Gloo": (torch.distributed, "gloo")}
+WAYS = {
+    "muster": (muster, "cpu:native"),
+    "stock torch, muster": (torch.distributed, "muster"),
+    "stock torch, Gloo": (torch.distributed, "gloo"),
+}
 
 
 def time_calls(rank, way, options, folder):
@@ -61,12 +65,18 @@ def measure(way, options):
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="muster bench python", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="muster bench python",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--bytes", type=int, default=8)
     parser.add_argument("--calls", type=int, default=2000, help="of a loop")
     parser.add_argument("--rounds", type=int, default=3, help="how often all ways take their turn")
-    parser.add_argument("--json", help="also append the figures to this file, one JSON object a line")
+    parser.add_argument(
+        "--json", help="also append the figures to this file, one JSON object a line"
+    )
     options = parser.parse_args()
     rounds = {way: [] for way in WAYS}
     for _ in range(options.rounds):
@@ -74,13 +84,26 @@ def main():
             times.append(measure(way, options))
     medians = {way: statistics.median(times) for way, times in rounds.items()}
     gloo = medians["stock torch, Gloo"]
-    print(f"{'all_reduce from Python':24} {'bytes':>8} {'ranks':>6} {'us a call':>10} {'Gloo takes':>11}")
+    print(
+        f"{'all_reduce from Python':24} {'bytes':>8} {'ranks':>6} {'us a call':>10} {'Gloo takes':>11}"
+    )
     for way, median in medians.items():
         print(f"{way:24} {options.bytes:8} {options.ranks:6} {median:10.2f} {gloo / median:9.1f} x")
         if options.json:
             with open(options.json, "a") as file:
-                row = {"op": "all_reduce", "from": "python", "way": way, "bytes": options.bytes, "ranks": options.ranks}
-                file.write(json.dumps(row | {"us": round(median, 3), "gloo_takes_times": round(gloo / median, 2)}) + "\n")
+                row = {
+                    "op": "all_reduce",
+                    "from": "python",
+                    "way": way,
+                    "bytes": options.bytes,
+                    "ranks": options.ranks,
+                }
+                file.write(
+                    json.dumps(
+                        row | {"us": round(median, 3), "gloo_takes_times": round(gloo / median, 2)}
+                    )
+                    + "\n"
+                )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-/// Stock torch beside muster: workers in Python, stock_*.py, each of which a benchmark runs to its end.
+/// Stock torch beside muster: workers in Python, stock_*.py, each of which a benchmark runs to its
+/// end.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -18,7 +19,8 @@ class Stock {
 
   CLI::Option* add_option(CLI::App& app) {
     return app.add_option("--python", given_,
-                          "a Python that has torch, for stock torch; default: what MUSTER_PYTHON says, else the first of those that muster run takes "
+                          "a Python that has torch, for stock torch; default: what MUSTER_PYTHON "
+                          "says, else the first of those that muster run takes "
                           "that has it");
   }
 
@@ -35,8 +37,9 @@ class Stock {
   }
 
   /// What the worker printed; none, and a word why, where it could not be run or failed.
-  std::optional<std::string> run(const std::vector<std::string>& arguments,
-                                 const std::vector<std::pair<std::string, std::string>>& variables = {}) {
+  std::optional<std::string> run(
+      const std::vector<std::string>& arguments,
+      const std::vector<std::pair<std::string, std::string>>& variables = {}) {
     namespace files = muster::cli::bench;
     if (!python()) return {};
     const auto worker = files::bench_file(worker_);

@@ -7,15 +7,16 @@ import time
 
 import torch
 import torch.distributed as dist
-from torch import nn
-
 from forked_ranks import run_ranks
+from torch import nn
 
 
 class Mlp(nn.Module):
     def __init__(self):
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(784, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 10))
+        self.layers = nn.Sequential(
+            nn.Linear(784, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 10)
+        )
 
     def forward(self, x):
         return self.layers(x)
@@ -32,7 +33,9 @@ class Block(nn.Module):
         self.norm_first = nn.BatchNorm2d(outer)
         self.second = nn.Conv2d(outer, outer, 3, 1, 1, bias=False)
         self.norm_second = nn.BatchNorm2d(outer)
-        self.shortcut = nn.Conv2d(inner, outer, 1, stride, bias=False) if inner != outer else nn.Identity()
+        self.shortcut = (
+            nn.Conv2d(inner, outer, 1, stride, bias=False) if inner != outer else nn.Identity()
+        )
 
     def forward(self, x):
         y = self.norm_second(self.second(torch.relu(self.norm_first(self.first(x)))))
@@ -84,13 +87,21 @@ class Trainer:
 def train(rank, options):
     torch.set_num_threads(1)
     torch.manual_seed(rank)
-    dist.init_process_group("gloo", init_method=f"file://{options.folder}/stock-store", rank=rank, world_size=options.ranks)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{options.folder}/stock-store",
+        rank=rank,
+        world_size=options.ranks,
+    )
     trainers = [Trainer(options, None), Trainer(options, dist.new_group(backend="gloo"))]
     if options.muster:
-        import muster.torch
+        import muster.torch  # noqa: F401
 
         alone = [dist.new_group([each], backend="muster") for each in range(options.ranks)]
-        trainers += [Trainer(options, dist.new_group(backend="muster")), Trainer(options, alone[rank])]
+        trainers += [
+            Trainer(options, dist.new_group(backend="muster")),
+            Trainer(options, alone[rank]),
+        ]
     with open(f"{options.folder}/result.{rank}", "w") as result:
         for turn in range(options.warm + options.steps):
             times = [()] * len(trainers)

@@ -8,7 +8,6 @@ import time
 
 import torch
 import torch.distributed.rpc as rpc
-
 from forked_ranks import run_ranks
 
 
@@ -58,9 +57,15 @@ def measure(quick):
         rpc.rpc_sync("callee", nothing)
         asleep.append((time.perf_counter() - start) * 1e6)
     figures["empty, asleep"] = statistics.median(asleep)
-    for name, size, calls in (("1 KiB", 1 << 10, many), ("1 MiB", 1 << 20, many // 3), ("64 MiB", 64 << 20, 1 if quick else 10)):
+    for name, size, calls in (
+        ("1 KiB", 1 << 10, many),
+        ("1 MiB", 1 << 20, many // 3),
+        ("64 MiB", 64 << 20, 1 if quick else 10),
+    ):
         tensor = torch.ones(size // 4)
-        figures[name] = median_us(calls, lambda tensor=tensor: rpc.rpc_sync("callee", echo, args=(tensor,)))
+        figures[name] = median_us(
+            calls, lambda tensor=tensor: rpc.rpc_sync("callee", echo, args=(tensor,))
+        )
     for in_flight in (1, 4, 16, 64):
         figures[f"{in_flight} in flight"] = calls_a_second(in_flight, 4 * many)
     return figures
@@ -69,8 +74,15 @@ def measure(quick):
 def work(rank, options):
     torch.set_num_threads(1)
     os.environ.setdefault("TP_SOCKET_IFNAME", "lo")
-    backend_options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{options.folder}/stock-store")
-    rpc.init_rpc("caller" if rank == 0 else "callee", rank=rank, world_size=2, rpc_backend_options=backend_options)
+    backend_options = rpc.TensorPipeRpcBackendOptions(
+        init_method=f"file://{options.folder}/stock-store"
+    )
+    rpc.init_rpc(
+        "caller" if rank == 0 else "callee",
+        rank=rank,
+        world_size=2,
+        rpc_backend_options=backend_options,
+    )
     if rank == 0:
         figures = measure(options.quick)
         with open(f"{options.folder}/result", "w", encoding="utf-8") as out:

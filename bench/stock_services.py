@@ -10,7 +10,6 @@ import sys
 import time
 
 import torch.distributed as dist
-
 from forked_ranks import run_ranks
 
 
@@ -45,8 +44,13 @@ def get(options, rank):
 
 
 def start_job(options, rank, method=None):
-    dist.init_process_group("gloo", init_method=method or f"file://{options.folder}/store", rank=rank, world_size=options.count,
-                            timeout=datetime.timedelta(minutes=2))
+    dist.init_process_group(
+        "gloo",
+        init_method=method or f"file://{options.folder}/store",
+        rank=rank,
+        world_size=options.count,
+        timeout=datetime.timedelta(minutes=2),
+    )
 
 
 def init(options, rank, method=None):
@@ -87,8 +91,19 @@ def launch(options):
     script = f"{options.folder}/nothing.py"
     open(script, "w").close()
     start = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(options.count), script],
-                   check=True, stderr=subprocess.DEVNULL)
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            str(options.count),
+            script,
+        ],
+        check=True,
+        stderr=subprocess.DEVNULL,
+    )
     print(microseconds(start))
 
 
@@ -101,7 +116,9 @@ def main():
     options = parser.parse_args()
     if options.what == "launch":
         return launch(options)
-    body = {"get": get, "init": init_over_tcp, "init_file": init, "new_group": new_group}[options.what]
+    body = {"get": get, "init": init_over_tcp, "init_file": init, "new_group": new_group}[
+        options.what
+    ]
     options.held, options.port = reserve_port() if options.what == "init" else (None, 0)
     ranks = os.fork()
     if ranks == 0:
@@ -116,7 +133,12 @@ def main():
         os.rename(f"{options.folder}/port.new", f"{options.folder}/port")
     status = os.waitstatus_to_exitcode(os.waitpid(ranks, 0)[1])
     if status == 0:
-        print(max(float(open(f"{options.folder}/figure-{rank}").read()) for rank in range(options.count)))
+        print(
+            max(
+                float(open(f"{options.folder}/figure-{rank}").read())
+                for rank in range(options.count)
+            )
+        )
     sys.exit(status)
 
 

@@ -1,7 +1,8 @@
-// A parameter server and its trainers. Worker 0 keeps the weights; every other worker has its share of the images, computes gradients of
-// its share and hands them in. The server answers nobody before all have come: its function returns a future, which frees the thread, adds
-// the gradients up, makes one step, and then gives everybody the new weights. So the run is the same as that of one process with all
-// images, which the server checks at the end.
+// A parameter server and its trainers. Worker 0 keeps the weights; every other worker has its share
+// of the images, computes gradients of its share and hands them in. The server answers nobody
+// before all have come: its function returns a future, which frees the thread, adds the gradients
+// up, makes one step, and then gives everybody the new weights. So the run is the same as that of
+// one process with all images, which the server checks at the end.
 //
 //   muster run --standalone --nproc-per-node 3 bin/parameter_server
 
@@ -28,8 +29,8 @@ constexpr double kRate = 0.3;
 
 Tensors first_weights() {
   torch::manual_seed(1);
-  return {torch::randn({64, 32}, torch::kDouble) * 0.1, torch::zeros({32}, torch::kDouble), torch::randn({32, 10}, torch::kDouble) * 0.1,
-          torch::zeros({10}, torch::kDouble)};
+  return {torch::randn({64, 32}, torch::kDouble) * 0.1, torch::zeros({32}, torch::kDouble),
+          torch::randn({32, 10}, torch::kDouble) * 0.1, torch::zeros({10}, torch::kDouble)};
 }
 
 at::Tensor scores(const Tensors& weights, const at::Tensor& images) {
@@ -41,14 +42,17 @@ Tensors gradients(const Tensors& weights, const at::Tensor& images, const at::Te
   Tensors leaves;
   for (const auto& weight : weights) leaves.push_back(weight.detach().requires_grad_(true));
   namespace F = torch::nn::functional;
-  F::cross_entropy(scores(leaves, images), labels, F::CrossEntropyFuncOptions().reduction(torch::kSum)).backward();
+  F::cross_entropy(scores(leaves, images), labels,
+                   F::CrossEntropyFuncOptions().reduction(torch::kSum))
+      .backward();
   Tensors gradients;
   for (const auto& leaf : leaves) gradients.push_back(leaf.grad());
   return gradients;
 }
 
 void step(Tensors& weights, const Tensors& gradients, std::int64_t images) {
-  for (std::size_t i = 0; i < weights.size(); ++i) weights[i] = weights[i] - gradients[i] * (kRate / static_cast<double>(images));
+  for (std::size_t i = 0; i < weights.size(); ++i)
+    weights[i] = weights[i] - gradients[i] * (kRate / static_cast<double>(images));
 }
 
 class Server {
@@ -90,19 +94,25 @@ class Server {
 
 void train(const at::Tensor& images, const at::Tensor& labels) {
   auto weights = rpc::rpc_sync<Tensors>("server", "weights");
-  for (int i = 0; i < kSteps; ++i) weights = rpc::rpc_sync<Tensors>("server", "hand_in", gradients(weights, images, labels));
+  for (int i = 0; i < kSteps; ++i)
+    weights = rpc::rpc_sync<Tensors>("server", "hand_in", gradients(weights, images, labels));
 }
 
-/// The largest difference from what one process with all images comes to, relative to the largest weight; and how many it recognises.
+/// The largest difference from what one process with all images comes to, relative to the largest
+/// weight; and how many it recognises.
 int check(const Tensors& served, const at::Tensor& images, const at::Tensor& labels) {
   auto weights = first_weights();
-  for (int i = 0; i < kSteps; ++i) step(weights, gradients(weights, images, labels), images.size(0));
+  for (int i = 0; i < kSteps; ++i)
+    step(weights, gradients(weights, images, labels), images.size(0));
   double difference = 0;
   for (std::size_t i = 0; i < weights.size(); ++i)
-    difference = std::max(difference, ((weights[i] - served[i]).abs().max() / weights[i].abs().max()).item<double>());
-  const auto right = (scores(served, images).argmax(1) == labels).to(torch::kDouble).mean().item<double>();
+    difference = std::max(
+        difference, ((weights[i] - served[i]).abs().max() / weights[i].abs().max()).item<double>());
+  const auto right =
+      (scores(served, images).argmax(1) == labels).to(torch::kDouble).mean().item<double>();
   const bool same = difference < 1e-9;
-  std::printf("%s weights like one process's: they differ by %.1e\n", same ? "ok     " : "FAILED ", difference);
+  std::printf("%s weights like one process's: they differ by %.1e\n", same ? "ok     " : "FAILED ",
+              difference);
   std::printf("%s images recognised: %.1f %%\n", right > 0.9 ? "ok     " : "FAILED ", 100 * right);
   return same && right > 0.9 ? 0 : 1;
 }
@@ -115,12 +125,15 @@ int main() {
   const char* ranks = std::getenv("WORLD_SIZE");
   const int trainers = (ranks != nullptr ? std::atoi(ranks) : 1) - 1;
   if (trainers < 1) {
-    std::fprintf(stderr, "a server and at least one trainer: muster run --standalone --nproc-per-node 3 parameter_server\n");
+    std::fprintf(stderr,
+                 "a server and at least one trainer: muster run --standalone --nproc-per-node 3 "
+                 "parameter_server\n");
     return 1;
   }
   const auto server = std::make_shared<Server>(trainers, images.size(0));
   rpc::register_function("weights", [server] { return server->weights(); });
-  rpc::register_function("hand_in", [server](const Tensors& gradients) { return server->hand_in(gradients); });
+  rpc::register_function("hand_in",
+                         [server](const Tensors& gradients) { return server->hand_in(gradients); });
 
   const char* rank_text = std::getenv("RANK");
   const int rank = rank_text != nullptr ? std::atoi(rank_text) : 0;

@@ -14,6 +14,8 @@ int main() {
     else
       muster::recv(ball, {.src = 1 - me});
   }
-  if (me < 2) std::cout << "rank " + std::to_string(me) + " saw the ball hit " + std::to_string(ball.item<int>()) + " times\n";
+  if (me < 2)
+    std::cout << "rank " + std::to_string(me) + " saw the ball hit " +
+                     std::to_string(ball.item<int>()) + " times\n";
   muster::destroy_process_group();
 }

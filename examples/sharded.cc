@@ -1,5 +1,6 @@
-// A net that no rank holds whole: parameters, gradients and Adam's state are divided among the ranks, and a layer is gathered while it is
-// needed. The batch is the same for any number of ranks, so the training is that of one process, which the program checks at the end.
+// A net that no rank holds whole: parameters, gradients and Adam's state are divided among the
+// ranks, and a layer is gathered while it is needed. The batch is the same for any number of ranks,
+// so the training is that of one process, which the program checks at the end.
 //
 //   muster run --standalone --nproc-per-node 2 bin/sharded
 
@@ -28,7 +29,8 @@ constexpr std::int64_t kBatch = 120;
 
 nn::Sequential make_net() {
   torch::manual_seed(1);
-  nn::Sequential net(nn::Linear(64, 256), nn::ReLU(), nn::Linear(256, 256), nn::ReLU(), nn::Linear(256, 10));
+  nn::Sequential net(nn::Linear(64, 256), nn::ReLU(), nn::Linear(256, 256), nn::ReLU(),
+                     nn::Linear(256, 10));
   net->to(torch::kDouble);
   return net;
 }
@@ -58,7 +60,8 @@ std::int64_t elements(const nn::Sequential& net) {
 }
 
 bool check(bool holds, const char* what, double figure) {
-  if (muster::get_rank() == 0) std::printf("%s %s: %.3g\n", holds ? "ok     " : "FAILED ", what, figure);
+  if (muster::get_rank() == 0)
+    std::printf("%s %s: %.3g\n", holds ? "ok     " : "FAILED ", what, figure);
   return holds;
 }
 
@@ -67,13 +70,15 @@ bool check(bool holds, const char* what, double figure) {
 int main() {
   muster::init_process_group();
   const int rank = muster::get_rank(), ranks = muster::get_world_size();
-  const Dataset data = load_digits(std::string(MUSTER_EXAMPLES_DATA) + "/digits.csv").train.to(torch::kDouble);
+  const Dataset data =
+      load_digits(std::string(MUSTER_EXAMPLES_DATA) + "/digits.csv").train.to(torch::kDouble);
 
   nn::Sequential net = make_net();
   const std::int64_t all = elements(net);
-  muster::FullyShardedDataParallel<nn::Sequential> model(net, {.auto_wrap_policy = muster::module_wrap_policy<nn::LinearImpl>()});
-  bool good =
-      check(elements(net) <= all / ranks + all / 20, "this rank's part of the parameters", static_cast<double>(elements(net)) / all);
+  muster::FullyShardedDataParallel<nn::Sequential> model(
+      net, {.auto_wrap_policy = muster::module_wrap_policy<nn::LinearImpl>()});
+  bool good = check(elements(net) <= all / ranks + all / 20, "this rank's part of the parameters",
+                    static_cast<double>(elements(net)) / all);
   auto* trained = &model;
   train(trained, net, data, rank, ranks);
 
@@ -82,7 +87,8 @@ int main() {
   const muster::StateDict state = model.state_dict();  // whole, on rank 0
   double difference = 0;
   for (const auto& [name, value] : state)
-    difference = std::max(difference, (value - alone->named_parameters()[name]).abs().max().item<double>());
+    difference =
+        std::max(difference, (value - alone->named_parameters()[name]).abs().max().item<double>());
   good = check(difference < 1e-9, "like one process: weights differ by", difference) && good;
   muster::destroy_process_group();
   return good ? EXIT_SUCCESS : EXIT_FAILURE;

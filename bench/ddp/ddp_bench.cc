@@ -1,11 +1,14 @@
-// How long a training step takes: the model alone, with DistributedDataParallel, with an all_reduce for every parameter by hand after
-// backward, step by step in turn; and with stock torch's DistributedDataParallel on Gloo beside the model alone, likewise (with --stock on
-// muster too, and in a group of each rank alone). One thread a rank; every step begins after a barrier, with the last rank's start, and
-// ends when all ranks are done, of the model alone as well: that a rank computes longer than another is no cost of communication. Overheads
-// are medians over turns of the difference to the local step of the same turn. Rank 0's own times are told too: they hold its waiting for
-// the other ranks' computing.
+// How long a training step takes: the model alone, with DistributedDataParallel, with an all_reduce
+// for every parameter by hand after backward, step by step in turn; and with stock torch's
+// DistributedDataParallel on Gloo beside the model alone, likewise (with --stock on muster too, and
+// in a group of each rank alone). One thread a rank; every step begins after a barrier, with the
+// last rank's start, and ends when all ranks are done, of the model alone as well: that a rank
+// computes longer than another is no cost of communication. Overheads are medians over turns of the
+// difference to the local step of the same turn. Rank 0's own times are told too: they hold its
+// waiting for the other ranks' computing.
 //
-//   muster_bench_ddp [--model mlp,resnet] [--ranks N] [--steps N] [--rounds N] [--timeline FILE] [--json FILE]
+//   muster_bench_ddp [--model mlp,resnet] [--ranks N] [--steps N] [--rounds N] [--timeline FILE]
+//   [--json FILE]
 
 #include <ATen/Parallel.h>
 #include <torch/nn/functional/loss.h>
@@ -39,7 +42,8 @@ using bench_ddp::Model;
 using muster::TemporaryFolder;
 using muster::cli::bench::median;
 constexpr int kWarm = 5;
-// Stock torch's DistributedDataParallel in a group of each rank alone: what is left is its own copying into buckets and back.
+// Stock torch's DistributedDataParallel in a group of each rank alone: what is left is its own
+// copying into buckets and back.
 constexpr const char* kSendsNothing = "stock, nothing sent";
 
 struct Options {
@@ -49,7 +53,8 @@ struct Options {
   std::string json, timeline, package;
 };
 
-/// How gradients are averaged: not at all, by DistributedDataParallel, by an all_reduce for every parameter after backward.
+/// How gradients are averaged: not at all, by DistributedDataParallel, by an all_reduce for every
+/// parameter after backward.
 enum Mode { kLocal, kMuster, kByHand, kModes };
 
 /// On the clock that all processes of a host share, as Python's time.perf_counter is.
@@ -64,7 +69,9 @@ double milliseconds(std::chrono::steady_clock::time_point time) {
 class Trainer {
  public:
   Trainer(Mode mode, const std::string& model_name)
-      : mode_(mode), model_(bench_ddp::make_model(model_name)), optimizer_(model_->parameters(), 0.01) {
+      : mode_(mode),
+        model_(bench_ddp::make_model(model_name)),
+        optimizer_(model_->parameters(), 0.01) {
     if (mode == kMuster) shared_.emplace(model_);
     inputs_ = model_->inputs();
     labels_ = torch::randint(10, {inputs_.size(0)}, torch::kInt64);
@@ -81,7 +88,8 @@ class Trainer {
     const auto backward_from = muster::trace::wall_now_ns();
     loss.backward();
     if (mode_ == kByHand)
-      for (const auto& parameter : model_->parameters()) muster::all_reduce(parameter.grad(), {.op = muster::ReduceOp::AVG});
+      for (const auto& parameter : model_->parameters())
+        muster::all_reduce(parameter.grad(), {.op = muster::ReduceOp::AVG});
     const auto optimizer_from = muster::trace::wall_now_ns();
     optimizer_.step();
     timeline.phases = {{"forward", forward_from, backward_from},
@@ -100,15 +108,18 @@ class Trainer {
   at::Tensor inputs_, labels_;
 };
 
-/// Steps of all modes in turn, so that what the machine does meanwhile meets all alike. Each rank's times are written to `folder`, a line a
-/// turn.
-void train(int rank, const std::string& model_name, const Options& options, const std::string& folder) {
+/// Steps of all modes in turn, so that what the machine does meanwhile meets all alike. Each rank's
+/// times are written to `folder`, a line a turn.
+void train(int rank, const std::string& model_name, const Options& options,
+           const std::string& folder) {
   at::set_num_threads(1);
   torch::manual_seed(static_cast<std::uint64_t>(rank));
-  muster::init_process_group({.init_method = "file://" + folder + "/store", .world_size = options.ranks, .rank = rank});
+  muster::init_process_group(
+      {.init_method = "file://" + folder + "/store", .world_size = options.ranks, .rank = rank});
   {
     std::vector<std::unique_ptr<Trainer>> trainers;
-    for (int mode = 0; mode < kModes; ++mode) trainers.push_back(std::make_unique<Trainer>(static_cast<Mode>(mode), model_name));
+    for (int mode = 0; mode < kModes; ++mode)
+      trainers.push_back(std::make_unique<Trainer>(static_cast<Mode>(mode), model_name));
     std::ofstream result(folder + "/result." + std::to_string(rank));
     result.precision(15);
     for (int turn = 0; turn < kWarm + options.steps; ++turn) {
@@ -124,7 +135,8 @@ void train(int rank, const std::string& model_name, const Options& options, cons
         }
       }
       if (turn < kWarm) continue;
-      for (const Mode mode : {kLocal, kMuster, kByHand}) result << times[mode].start << ' ' << times[mode].end << '\n';
+      for (const Mode mode : {kLocal, kMuster, kByHand})
+        result << times[mode].start << ' ' << times[mode].end << '\n';
     }
   }
   muster::destroy_process_group();
@@ -138,7 +150,8 @@ struct Steps {
 using Columns = std::map<std::string, Steps>;
 
 /// What the ranks have written into `folder`: starts and ends in turn, one of each for every name.
-void append(Columns& columns, const std::string& folder, int ranks, const std::vector<std::string>& names) {
+void append(Columns& columns, const std::string& folder, int ranks,
+            const std::vector<std::string>& names) {
   std::vector<std::vector<Span>> times(static_cast<std::size_t>(ranks));
   std::size_t count = SIZE_MAX;
   for (int rank = 0; rank < ranks; ++rank) {
@@ -149,7 +162,8 @@ void append(Columns& columns, const std::string& folder, int ranks, const std::v
   }
   for (std::size_t i = 0; i < count; ++i) {
     Span last;
-    for (const auto& own : times) last = {std::max(last.start, own[i].start), std::max(last.end, own[i].end)};
+    for (const auto& own : times)
+      last = {std::max(last.start, own[i].start), std::max(last.end, own[i].end)};
     Steps& steps = columns[names[i % names.size()]];
     steps.all.push_back(last.end - last.start);
     steps.rank0.push_back(times[0][i].end - times[0][i].start);
@@ -162,14 +176,19 @@ void run_ours(const std::string& model, const Options& options, Columns& columns
   append(columns, folder.path(), options.ranks, {"local", "muster", "by hand"});
   if (options.timeline.empty()) return;
   std::vector<bench_ddp::RankTimeline> ranks;
-  for (int rank = 0; rank < options.ranks; ++rank) ranks.push_back(bench_ddp::read(folder.path() + "/timeline." + std::to_string(rank)));
-  std::ofstream(options.timeline) << bench_ddp::draw(ranks, "a step of " + model + ", " + std::to_string(options.ranks) + " ranks");
+  for (int rank = 0; rank < options.ranks; ++rank)
+    ranks.push_back(bench_ddp::read(folder.path() + "/timeline." + std::to_string(rank)));
+  std::ofstream(options.timeline) << bench_ddp::draw(
+      ranks, "a step of " + model + ", " + std::to_string(options.ranks) + " ranks");
 }
 
-void run_stock(muster_bench::Stock& stock, const std::string& model, const Options& options, Columns& columns) {
+void run_stock(muster_bench::Stock& stock, const std::string& model, const Options& options,
+               Columns& columns) {
   const TemporaryFolder folder("muster-bench-");
-  std::vector<std::string> arguments{
-      "--model", model, "--ranks", std::to_string(options.ranks), "--steps", std::to_string(options.steps), "--folder", folder.path()};
+  std::vector<std::string> arguments{"--model",  model,
+                                     "--ranks",  std::to_string(options.ranks),
+                                     "--steps",  std::to_string(options.steps),
+                                     "--folder", folder.path()};
   std::vector<std::pair<std::string, std::string>> variables;
   if (options.stock) {
     arguments.emplace_back("--muster");
@@ -181,15 +200,17 @@ void run_stock(muster_bench::Stock& stock, const std::string& model, const Optio
   append(columns, folder.path(), options.ranks, names);
 }
 
-/// The medians of what steps of a mode took longer than the local one of the same turn, in milliseconds; without modes that were not
-/// measured.
+/// The medians of what steps of a mode took longer than the local one of the same turn, in
+/// milliseconds; without modes that were not measured.
 std::map<std::string, double> overheads(Columns& times, std::vector<double> Steps::*clock) {
   std::map<std::string, double> medians;
   for (const char* mode : {"muster", "by hand", "stock ddp", "stock on muster", kSendsNothing}) {
     const bool ours = std::string(mode) == "muster" || std::string(mode) == "by hand";
-    const std::vector<double>&longer = times[mode].*clock, &shorter = times[ours ? "local" : "stock local"].*clock;
+    const std::vector<double>&longer = times[mode].*clock,
+          &shorter = times[ours ? "local" : "stock local"].*clock;
     std::vector<double> more;
-    for (std::size_t i = 0; i < std::min(longer.size(), shorter.size()); ++i) more.push_back(longer[i] - shorter[i]);
+    for (std::size_t i = 0; i < std::min(longer.size(), shorter.size()); ++i)
+      more.push_back(longer[i] - shorter[i]);
     if (!more.empty()) medians[mode] = median(more);
   }
   return medians;
@@ -205,8 +226,8 @@ void print(const std::string& clock, const std::map<std::string, double>& more) 
     const double ours = more.at("stock on muster"), copies = more.at(kSendsNothing);
     std::printf("   | stock's with backend \"muster\" %.2f: %.2f", ours, ours / reference);
     if (copies < reference)
-      std::printf("; where nothing is sent %.2f, so communication %.2f of %.2f: %.2f", copies, ours - copies, reference - copies,
-                  (ours - copies) / (reference - copies));
+      std::printf("; where nothing is sent %.2f, so communication %.2f of %.2f: %.2f", copies,
+                  ours - copies, reference - copies, (ours - copies) / (reference - copies));
   }
   std::printf("\n");
 }
@@ -218,10 +239,12 @@ bool measure(muster_bench::Stock& stock, const std::string& model, const Options
     run_ours(model, options, times);
     run_stock(stock, model, options, times);
   }
-  std::printf("%s, %d ranks, %zu turns; steps until all ranks are done:", model.c_str(), options.ranks, times["local"].all.size());
+  std::printf("%s, %d ranks, %zu turns; steps until all ranks are done:", model.c_str(),
+              options.ranks, times["local"].all.size());
   for (const auto& [mode, steps] : times)
     if (!steps.all.empty()) std::printf("  %s %.2f", mode.c_str(), median(steps.all));
-  std::printf("\n  %-28s %9s %9s %9s   muster/stock\n", "longer than local", "muster", "by hand", "stock");
+  std::printf("\n  %-28s %9s %9s %9s   muster/stock\n", "longer than local", "muster", "by hand",
+              "stock");
   const auto all = overheads(times, &Steps::all), rank0 = overheads(times, &Steps::rank0);
   print("until all ranks are done", all);
   print("on rank 0 alone", rank0);
@@ -231,10 +254,13 @@ bool measure(muster_bench::Stock& stock, const std::string& model, const Options
   std::ofstream file(options.json, std::ios::app);
   for (const auto& [mode, steps] : times) {
     if (steps.all.empty()) continue;
-    const auto more = [&mode = mode](const auto& by_mode) { return by_mode.contains(mode) ? by_mode.at(mode) : 0.0; };
-    file << R"({"bench":"ddp","model":")" << model << R"(","ranks":)" << options.ranks << R"(,"mode":")" << mode << R"(","step_ms":)"
-         << median(steps.all) << R"(,"overhead_ms":)" << more(all) << R"(,"rank0_step_ms":)" << median(steps.rank0)
-         << R"(,"rank0_overhead_ms":)" << more(rank0) << R"(,"steps":)" << steps.all.size() << "}\n";
+    const auto more = [&mode = mode](const auto& by_mode) {
+      return by_mode.contains(mode) ? by_mode.at(mode) : 0.0;
+    };
+    file << R"({"bench":"ddp","model":")" << model << R"(","ranks":)" << options.ranks
+         << R"(,"mode":")" << mode << R"(","step_ms":)" << median(steps.all) << R"(,"overhead_ms":)"
+         << more(all) << R"(,"rank0_step_ms":)" << median(steps.rank0) << R"(,"rank0_overhead_ms":)"
+         << more(rank0) << R"(,"steps":)" << steps.all.size() << "}\n";
   }
   return whole;
 }
@@ -245,27 +271,40 @@ int main(int count, char** words) {
   Options options;
   muster_bench::Stock stock("stock_ddp_worker.py");
   CLI::App app(
-      "Times training steps: the model alone, with muster's DistributedDataParallel, with one all_reduce for every parameter by hand,\n"
-      "and with stock torch's on Gloo. Milliseconds, one thread a rank. Modes take their steps in turn; an overhead is the median of what\n"
-      "a step takes longer than the local one of the same turn, until all ranks are done (else a rank's waiting for another's computing\n"
+      "Times training steps: the model alone, with muster's DistributedDataParallel, with one "
+      "all_reduce for every parameter by hand,\n"
+      "and with stock torch's on Gloo. Milliseconds, one thread a rank. Modes take their steps in "
+      "turn; an overhead is the median of what\n"
+      "a step takes longer than the local one of the same turn, until all ranks are done (else a "
+      "rank's waiting for another's computing\n"
       "would count as communication), and on rank 0 alone.",
       "muster bench ddp");
-  app.add_option("--model", options.models, "mlp (784-2048-2048-10, batch 64), resnet (18 layers, 32 x 32, batch 8)")
+  app.add_option("--model", options.models,
+                 "mlp (784-2048-2048-10, batch 64), resnet (18 layers, 32 x 32, batch 8)")
       ->delimiter(',')
       ->check(CLI::IsMember({"mlp", "resnet"}))
       ->capture_default_str();
-  app.add_option("--ranks", options.ranks, "processes")->check(CLI::Range(1, 64))->capture_default_str();
-  app.add_option("--steps", options.steps, "steps of a round that count")->check(CLI::Range(1, 100000))->capture_default_str();
-  app.add_option("--rounds", options.rounds, "how often all processes are started anew")->check(CLI::Range(1, 100))->capture_default_str();
+  app.add_option("--ranks", options.ranks, "processes")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
+  app.add_option("--steps", options.steps, "steps of a round that count")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  app.add_option("--rounds", options.rounds, "how often all processes are started anew")
+      ->check(CLI::Range(1, 100))
+      ->capture_default_str();
   stock.add_option(app);
-  app.add_flag(
-      "--stock", options.stock,
-      "also stock torch's DistributedDataParallel on the backend \"muster\", and where nothing is sent: what its own copying takes");
+  app.add_flag("--stock", options.stock,
+               "also stock torch's DistributedDataParallel on the backend \"muster\", and where "
+               "nothing is sent: what its own copying takes");
   app.add_option("--package", options.package,
-                 "the folder that holds the Python package `muster`, for --stock; default: the build folder's, or where it is installed");
+                 "the folder that holds the Python package `muster`, for --stock; default: the "
+                 "build folder's, or where it is installed");
   app.add_option("--timeline", options.timeline,
-                 "draw the last step of the last model as an SVG: what computes, and which calls are under way");
-  app.add_option("--json", options.json, "also append the rows to this file, one JSON object a line");
+                 "draw the last step of the last model as an SVG: what computes, and which calls "
+                 "are under way");
+  app.add_option("--json", options.json,
+                 "also append the rows to this file, one JSON object a line");
   if (const auto stop = muster::cli::parse(app, {words + 1, words + count})) return *stop;
   bool whole = true;
   for (const std::string& model : options.models) whole = measure(stock, model, options) && whole;

@@ -34,11 +34,16 @@ struct Mlp final : Model {
 /// Two 3x3 convolutions beside a shortcut.
 struct Block final : nn::Module {
   Block(std::int64_t in, std::int64_t out, std::int64_t stride)
-      : first(register_module("first", nn::Conv2d(nn::Conv2dOptions(in, out, 3).stride(stride).padding(1).bias(false)))),
+      : first(register_module(
+            "first",
+            nn::Conv2d(nn::Conv2dOptions(in, out, 3).stride(stride).padding(1).bias(false)))),
         norm_first(register_module("norm_first", nn::BatchNorm2d(out))),
-        second(register_module("second", nn::Conv2d(nn::Conv2dOptions(out, out, 3).padding(1).bias(false)))),
+        second(register_module("second",
+                               nn::Conv2d(nn::Conv2dOptions(out, out, 3).padding(1).bias(false)))),
         norm_second(register_module("norm_second", nn::BatchNorm2d(out))) {
-    if (in != out) shortcut = register_module("shortcut", nn::Conv2d(nn::Conv2dOptions(in, out, 1).stride(stride).bias(false)));
+    if (in != out)
+      shortcut = register_module(
+          "shortcut", nn::Conv2d(nn::Conv2dOptions(in, out, 1).stride(stride).bias(false)));
   }
   at::Tensor forward(const at::Tensor& x) {
     const auto y = norm_second(second(torch::relu(norm_first(first(x)))));
@@ -56,8 +61,10 @@ struct ResNet final : Model {
   ResNet() {
     std::int64_t in = 64;
     for (const std::int64_t out : {64, 128, 256, 512}) {
-      blocks.push_back(register_module("block" + std::to_string(blocks.size()), std::make_shared<Block>(in, out, in == out ? 1 : 2)));
-      blocks.push_back(register_module("block" + std::to_string(blocks.size()), std::make_shared<Block>(out, out, 1)));
+      blocks.push_back(register_module("block" + std::to_string(blocks.size()),
+                                       std::make_shared<Block>(in, out, in == out ? 1 : 2)));
+      blocks.push_back(register_module("block" + std::to_string(blocks.size()),
+                                       std::make_shared<Block>(out, out, 1)));
       in = out;
     }
   }
@@ -67,7 +74,8 @@ struct ResNet final : Model {
     return head(x.mean({2, 3}));
   }
   at::Tensor inputs() const override { return torch::randn({8, 3, 32, 32}); }
-  nn::Conv2d stem{register_module("stem", nn::Conv2d(nn::Conv2dOptions(3, 64, 3).padding(1).bias(false)))};
+  nn::Conv2d stem{
+      register_module("stem", nn::Conv2d(nn::Conv2dOptions(3, 64, 3).padding(1).bias(false)))};
   nn::BatchNorm2d norm{register_module("norm", nn::BatchNorm2d(64))};
   std::vector<std::shared_ptr<Block>> blocks;
   nn::Linear head{register_module("head", nn::Linear(512, 10))};

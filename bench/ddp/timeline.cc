@@ -28,13 +28,15 @@ const char* colour(const std::string& name) {
 }
 
 std::string text_at(double x, double y, const std::string& text, const char* anchor) {
-  return "<text x=\"" + number(x) + "\" y=\"" + number(y) + "\" text-anchor=\"" + anchor + "\">" + text + "</text>\n";
+  return "<text x=\"" + number(x) + "\" y=\"" + number(y) + "\" text-anchor=\"" + anchor + "\">" +
+         text + "</text>\n";
 }
 
 std::string bar(const Span& span, double x, double width, double y) {
-  return "<rect x=\"" + number(x) + "\" y=\"" + number(y) + "\" width=\"" + number(std::max(width, 0.5)) + "\" height=\"" + number(kLane) +
-         "\" fill=\"" + colour(span.name) + "\" stroke=\"#ffffff\" stroke-width=\"0.5\"><title>" + span.name + ", " +
-         number(static_cast<double>(span.end_ns - span.start_ns) / 1e3) + " us" +
+  return "<rect x=\"" + number(x) + "\" y=\"" + number(y) + "\" width=\"" +
+         number(std::max(width, 0.5)) + "\" height=\"" + number(kLane) + "\" fill=\"" +
+         colour(span.name) + "\" stroke=\"#ffffff\" stroke-width=\"0.5\"><title>" + span.name +
+         ", " + number(static_cast<double>(span.end_ns - span.start_ns) / 1e3) + " us" +
          (span.bytes > 0 ? ", " + std::to_string(span.bytes) + " bytes" : "") + "</title></rect>\n";
 }
 
@@ -46,7 +48,9 @@ void add_calls(RankTimeline& timeline) {
   const auto trace = muster::trace::read_trace(recorder->path());
   if (!trace) return;
   for (const auto& record : trace->records) {
-    if (record.under_way() || record.start_ns < timeline.phases.front().start_ns || record.end_ns > timeline.phases.back().end_ns) continue;
+    if (record.under_way() || record.start_ns < timeline.phases.front().start_ns ||
+        record.end_ns > timeline.phases.back().end_ns)
+      continue;
     timeline.calls.push_back({record.name, record.start_ns, record.end_ns, record.bytes});
   }
 }
@@ -55,8 +59,8 @@ void write(const RankTimeline& timeline, const std::string& path) {
   std::ofstream file(path);
   for (const auto* spans : {&timeline.phases, &timeline.calls})
     for (const Span& span : *spans)
-      file << (spans == &timeline.phases ? "phase " : "call ") << span.name << ' ' << span.start_ns << ' ' << span.end_ns << ' '
-           << span.bytes << '\n';
+      file << (spans == &timeline.phases ? "phase " : "call ") << span.name << ' ' << span.start_ns
+           << ' ' << span.end_ns << ' ' << span.bytes << '\n';
 }
 
 RankTimeline read(const std::string& path) {
@@ -79,14 +83,17 @@ std::string draw(const std::vector<RankTimeline>& ranks, const std::string& titl
   if (first >= last) return {};
   const double scale = (kWidth - kLeft - kRight) / static_cast<double>(last - first);
   const double height = kTop + static_cast<double>(ranks.size()) * (2 * kLane + kGap) + 30;
-  std::string svg = "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"" + number(kWidth) + "\" height=\"" + number(height) +
-                    "\" font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n" +
+  std::string svg = "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"" + number(kWidth) +
+                    "\" height=\"" + number(height) +
+                    "\" font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%\" "
+                    "height=\"100%\" fill=\"#ffffff\"/>\n" +
                     text_at(kLeft, 22, title, "start");
   double at = kWidth - kRight;
   for (const char* name : {"call", "optimizer", "backward", "forward"}) {
     svg += text_at(at, 22, name, "end");
     at -= 8 * static_cast<double>(std::string(name).size()) + 14;
-    svg += "<rect x=\"" + number(at) + "\" y=\"12.0\" width=\"10\" height=\"10\" fill=\"" + colour(name) + "\"/>\n";
+    svg += "<rect x=\"" + number(at) + "\" y=\"12.0\" width=\"10\" height=\"10\" fill=\"" +
+           colour(name) + "\"/>\n";
     at -= 14;
   }
   double y = kTop;
@@ -104,7 +111,8 @@ std::string draw(const std::vector<RankTimeline>& ranks, const std::string& titl
   }
   const double whole_ms = static_cast<double>(last - first) / 1e6;
   for (int tick = 0; tick <= 4; ++tick)  // the last one ends where the bars do
-    svg += text_at(kLeft + (kWidth - kLeft - kRight) * tick / 4, y + 12, number(whole_ms * tick / 4) + " ms", tick < 4 ? "middle" : "end");
+    svg += text_at(kLeft + (kWidth - kLeft - kRight) * tick / 4, y + 12,
+                   number(whole_ms * tick / 4) + " ms", tick < 4 ? "middle" : "end");
   return svg + "</svg>\n";
 }
 

@@ -1,4 +1,5 @@
-/// One training step of every rank as a picture: what the model computed, and which of its calls were under way meanwhile.
+/// One training step of every rank as a picture: what the model computed, and which of its calls
+/// were under way meanwhile.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,6 @@
-// How long calls to another process take: an empty one, echoes of tensors, and how many a second with several in flight; muster's, over
-// shared memory and over sockets, and stock torch's, in turn.
+// How long calls to another process take: an empty one, echoes of tensors, and how many a second
+// with several in flight; muster's, over shared memory and over sockets, and stock torch's, in
+// turn.
 //
 //   muster_bench_rpc [--vs torch] [--rounds N] [--quick] [--json FILE]
 
@@ -32,9 +33,11 @@ using muster::TemporaryFolder;
 using muster::cli::bench::median;
 using Clock = std::chrono::steady_clock;
 
-/// Cases in the order in which they are measured; the workers of both libraries know them by these names. Microseconds, or calls a second.
-const std::vector<std::string> kCases{"empty",  "empty, pooled", "empty, asleep", "1 KiB",        "1 MiB",
-                                      "64 MiB", "1 in flight",   "4 in flight",   "16 in flight", "64 in flight"};
+/// Cases in the order in which they are measured; the workers of both libraries know them by these
+/// names. Microseconds, or calls a second.
+const std::vector<std::string> kCases{
+    "empty",  "empty, pooled", "empty, asleep", "1 KiB",        "1 MiB",
+    "64 MiB", "1 in flight",   "4 in flight",   "16 in flight", "64 in flight"};
 
 struct Options {
   std::vector<std::string> versus;
@@ -95,7 +98,8 @@ void measure(bool quick, const std::string& file) {
   figures["1 KiB"] = echo(1 << 10, many / 2);
   figures["1 MiB"] = echo(1 << 20, many / 10);
   figures["64 MiB"] = echo(64 << 20, quick ? 1 : 15);
-  for (const int in_flight : {1, 4, 16, 64}) figures[std::to_string(in_flight) + " in flight"] = calls_a_second(in_flight, 4 * many);
+  for (const int in_flight : {1, 4, 16, 64})
+    figures[std::to_string(in_flight) + " in flight"] = calls_a_second(in_flight, 4 * many);
   std::ofstream out(file);
   for (const auto& [name, figure] : figures) out << name << '\t' << figure << '\n';
 }
@@ -104,11 +108,13 @@ void worker(int rank, bool shared_memory, bool quick, const std::string& folder)
   at::set_num_threads(1);
   rpc::register_function("nothing", [] {}, {.runs = rpc::Runs::at_once});
   rpc::register_function("nothing_pooled", [] {});
-  rpc::register_function("echo", [](at::Tensor tensor) { return tensor; }, {.runs = rpc::Runs::at_once});
+  rpc::register_function("echo", [](at::Tensor tensor) { return tensor; },
+                         {.runs = rpc::Runs::at_once});
   rpc::RpcBackendOptions options;
   options.init_method = "file://" + folder + "/meet";
   options.shared_memory = shared_memory;
-  rpc::init_rpc(rank == 0 ? "caller" : "callee", {.rank = rank, .world_size = 2, .rpc_backend_options = options});
+  rpc::init_rpc(rank == 0 ? "caller" : "callee",
+                {.rank = rank, .world_size = 2, .rpc_backend_options = options});
   if (rank == 0) measure(quick, folder + "/result");
   rpc::shutdown();
 }
@@ -117,7 +123,8 @@ Figures read_figures(std::istream& in) {
   Figures figures;
   for (std::string line; std::getline(in, line);) {
     const auto tab = line.find('\t');
-    if (tab != std::string::npos) figures[line.substr(0, tab)] = std::strtod(line.c_str() + tab, nullptr);
+    if (tab != std::string::npos)
+      figures[line.substr(0, tab)] = std::strtod(line.c_str() + tab, nullptr);
   }
   return figures;
 }
@@ -144,15 +151,21 @@ int main(int count, char** words) {
   Options options;
   muster_bench::Stock stock("stock_rpc_worker.py");
   CLI::App app(
-      "Times calls between two processes of this host: an empty function that is run at once, on the pool, and after 5 ms of silence; "
+      "Times calls between two processes of this host: an empty function that is run at once, on "
+      "the pool, and after 5 ms of silence; "
       "echoes of\n"
       "tensors; calls a second with several in flight. Medians, microseconds; one thread each.",
       "muster bench rpc");
-  app.add_option("--vs", options.versus, "also measure: torch (stock RPC)")->delimiter(',')->check(CLI::IsMember({"torch"}));
-  app.add_option("--rounds", options.rounds, "how often everything is repeated, in turn")->check(CLI::Range(1, 100))->capture_default_str();
+  app.add_option("--vs", options.versus, "also measure: torch (stock RPC)")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"torch"}));
+  app.add_option("--rounds", options.rounds, "how often everything is repeated, in turn")
+      ->check(CLI::Range(1, 100))
+      ->capture_default_str();
   app.add_flag("--quick", options.quick, "few calls: to see that it works");
   stock.add_option(app);
-  app.add_option("--json", options.json, "also append the rows to this file, one JSON object a line");
+  app.add_option("--json", options.json,
+                 "also append the rows to this file, one JSON object a line");
   if (const auto stop = muster::cli::parse(app, {words + 1, words + count})) return *stop;
 
   std::map<std::string, std::map<std::string, std::vector<double>>> all;  // by library, by case
@@ -179,14 +192,16 @@ int main(int count, char** words) {
     }
     auto& stock = all["torch"][name];
     auto& ours = all["muster"][name];
-    if (!stock.empty() && !ours.empty()) std::printf(" %14.1f", rate ? median(ours) / median(stock) : median(stock) / median(ours));
+    if (!stock.empty() && !ours.empty())
+      std::printf(" %14.1f", rate ? median(ours) / median(stock) : median(stock) / median(ours));
     std::printf("\n");
     if (options.json.empty()) continue;
     std::ofstream file(options.json, std::ios::app);
     for (auto& [library, figures] : all) {
       if (figures[name].empty()) continue;
-      file << R"({"bench":"rpc","case":")" << name << R"(","library":")" << library << R"(",")" << (rate ? "calls_per_s" : "p50_us")
-           << R"(":)" << median(figures[name]) << R"(,"rounds":)" << options.rounds << "}\n";
+      file << R"({"bench":"rpc","case":")" << name << R"(","library":")" << library << R"(",")"
+           << (rate ? "calls_per_s" : "p50_us") << R"(":)" << median(figures[name])
+           << R"(,"rounds":)" << options.rounds << "}\n";
     }
   }
   return 0;

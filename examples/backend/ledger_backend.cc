@@ -1,7 +1,9 @@
-// A backend in a library of its own: every message is an entry of the group's store, as in a ledger. Slow, and short enough to copy from.
+// A backend in a library of its own: every message is an entry of the group's store, as in a
+// ledger. Slow, and short enough to copy from.
 //
-// `muster::load_backend_plugin("libledger_backend.so")` makes its name known; `init_process_group({.backend = "ledger"})` uses it.
-// It has all_reduce (SUM), broadcast, all_gather and barrier on CPU tensors, and says so of what it has not.
+// `muster::load_backend_plugin("libledger_backend.so")` makes its name known;
+// `init_process_group({.backend = "ledger"})` uses it. It has all_reduce (SUM), broadcast,
+// all_gather and barrier on CPU tensors, and says so of what it has not.
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
 #include <ATen/ops/empty_like.h>
@@ -29,7 +31,8 @@ class DoneWork final : public muster::Work {
   bool is_success() override { return true; }
   bool wait(std::optional<muster::Duration>) override { return true; }
   c10::intrusive_ptr<c10::ivalue::Future> get_future() override {
-    auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+    auto future =
+        c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
     future->markCompleted(c10::IValue(outputs_));
     return future;
   }
@@ -44,14 +47,19 @@ class DoneWork final : public muster::Work {
 class LedgerBackend final : public muster::ProcessGroupBackend {
  public:
   explicit LedgerBackend(const muster::DistributedBackendOptions& options)
-      : store_(options.store), rank_(options.group_rank), size_(options.group_size), timeout_(options.timeout) {}
+      : store_(options.store),
+        rank_(options.group_rank),
+        size_(options.group_size),
+        timeout_(options.timeout) {}
 
   std::string_view name() const override { return "ledger"; }
 
   bool supports(Op op, at::ScalarType, c10::DeviceType device, std::string* why) const override {
-    const bool known = op == Op::all_reduce || op == Op::broadcast || op == Op::all_gather || op == Op::barrier;
+    const bool known =
+        op == Op::all_reduce || op == Op::broadcast || op == Op::all_gather || op == Op::barrier;
     if (known && device == c10::DeviceType::CPU) return true;
-    *why = known ? "it keeps CPU tensors only" : "it has all_reduce, broadcast, all_gather and barrier only";
+    *why = known ? "it keeps CPU tensors only"
+                 : "it has all_reduce, broadcast, all_gather and barrier only";
     return false;
   }
 
@@ -68,19 +76,22 @@ class LedgerBackend final : public muster::ProcessGroupBackend {
       }
       case Op::all_gather: {
         const auto all = exchange(bytes_of(request.inputs[0][0]));
-        for (std::size_t i = 0; i < all.size(); ++i) request.outputs[i][0].copy_(read(all[i], request.outputs[i][0]));
+        for (std::size_t i = 0; i < all.size(); ++i)
+          request.outputs[i][0].copy_(read(all[i], request.outputs[i][0]));
         break;
       }
       default: {
         if (!(request.reduce_op == muster::ReduceOp::SUM))
-          throw muster::DistBackendError("backend 'ledger' cannot do all_reduce: it only sums", muster::Code::unsupported);
+          throw muster::DistBackendError("backend 'ledger' cannot do all_reduce: it only sums",
+                                         muster::Code::unsupported);
         auto& tensor = request.outputs[0][0];
         auto sum = at::zeros_like(tensor);
         for (const auto& bytes : exchange(bytes_of(tensor))) sum.add_(read(bytes, tensor));
         tensor.copy_(sum);
       }
     }
-    for (const auto& slice : request.outputs) outputs.insert(outputs.end(), slice.begin(), slice.end());
+    for (const auto& slice : request.outputs)
+      outputs.insert(outputs.end(), slice.begin(), slice.end());
     return std::make_shared<DoneWork>(std::move(outputs));
   }
 
@@ -91,8 +102,11 @@ class LedgerBackend final : public muster::ProcessGroupBackend {
  private:
   /// Everybody's bytes under the next page number.
   std::vector<std::string> exchange(const std::string& mine) {
-    auto all = store_->engine()->all_gather("page" + std::to_string(page_++), rank_, size_, mine, timeout_);
-    if (!all.ok()) throw muster::DistBackendError("backend 'ledger': " + all.status().message(), all.status().code());
+    auto all = store_->engine()->all_gather("page" + std::to_string(page_++), rank_, size_, mine,
+                                            timeout_);
+    if (!all.ok())
+      throw muster::DistBackendError("backend 'ledger': " + all.status().message(),
+                                     all.status().code());
     return *all;
   }
   static std::string bytes_of(const at::Tensor& tensor) {
@@ -102,9 +116,10 @@ class LedgerBackend final : public muster::ProcessGroupBackend {
   static at::Tensor read(const std::string& bytes, const at::Tensor& like) {
     auto tensor = at::empty_like(like, at::MemoryFormat::Contiguous);
     if (bytes.size() != tensor.nbytes())
-      throw muster::DistBackendError(
-          "backend 'ledger': a member gave " + std::to_string(bytes.size()) + " bytes, expected " + std::to_string(tensor.nbytes()),
-          muster::Code::mismatch);
+      throw muster::DistBackendError("backend 'ledger': a member gave " +
+                                         std::to_string(bytes.size()) + " bytes, expected " +
+                                         std::to_string(tensor.nbytes()),
+                                     muster::Code::mismatch);
     std::memcpy(tensor.mutable_data_ptr(), bytes.data(), bytes.size());
     return tensor;
   }
@@ -123,7 +138,8 @@ extern "C" unsigned muster_backend_plugin_abi() { return muster::kBackendPluginA
 
 extern "C" void muster_register_backends(muster::BackendRegistrar& registrar) {
   registrar.add("ledger",
-                [](const muster::DistributedBackendOptions& options, const std::shared_ptr<muster::ProcessGroupOptions>&) {
+                [](const muster::DistributedBackendOptions& options,
+                   const std::shared_ptr<muster::ProcessGroupOptions>&) {
                   return std::make_shared<LedgerBackend>(options);
                 },
                 {"cpu"});

@@ -15,7 +15,8 @@ int main(int argc, char** argv) {
   auto tensor = torch::full({3}, muster::get_rank() + 1);
   muster::all_reduce(tensor);
   if (muster::get_rank() == 0)
-    std::printf("%s over %d ranks: the sum is %ld\n", muster::get_backend().c_str(), muster::get_world_size(), tensor[0].item<long>());
+    std::printf("%s over %d ranks: the sum is %ld\n", muster::get_backend().c_str(),
+                muster::get_world_size(), tensor[0].item<long>());
   try {
     muster::reduce(tensor, {.dst = 0});
   } catch (const muster::DistBackendError& error) {

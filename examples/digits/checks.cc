@@ -30,25 +30,32 @@ double worst_of_all(double mine) {
 }
 
 /// |a - b| / |b|.
-double relative_difference(const torch::Tensor& a, const torch::Tensor& b) { return ((a - b).norm() / b.norm()).item<double>(); }
+double relative_difference(const torch::Tensor& a, const torch::Tensor& b) {
+  return ((a - b).norm() / b.norm()).item<double>();
+}
 
 torch::Tensor bytes_of(const Network& network) { return flat_weights(network).view(torch::kUInt8); }
 
-std::int64_t differing_bytes(const torch::Tensor& a, const torch::Tensor& b) { return a.ne(b).sum().item<std::int64_t>(); }
+std::int64_t differing_bytes(const torch::Tensor& a, const torch::Tensor& b) {
+  return a.ne(b).sum().item<std::int64_t>();
+}
 
 /// Rank 0's text on every rank.
 std::string from_rank_0(const std::string& text) {
   auto length = torch::tensor({static_cast<std::int64_t>(text.size())});
   muster::broadcast(length, {.src = 0});
   auto letters = torch::zeros({length.item<std::int64_t>()}, torch::kUInt8);
-  if (muster::get_rank() == 0) std::copy(text.begin(), text.end(), letters.data_ptr<std::uint8_t>());
+  if (muster::get_rank() == 0)
+    std::copy(text.begin(), text.end(), letters.data_ptr<std::uint8_t>());
   muster::broadcast(letters, {.src = 0});
   const auto* first = letters.data_ptr<std::uint8_t>();
   return std::string(first, first + letters.numel());
 }
 
-/// Samples [begin, end) of the epoch's common order: what all ranks' shares of a batch are together.
-std::vector<std::int64_t> whole_batch(const muster::DistributedSampler& everything, std::int64_t begin, std::int64_t end) {
+/// Samples [begin, end) of the epoch's common order: what all ranks' shares of a batch are
+/// together.
+std::vector<std::int64_t> whole_batch(const muster::DistributedSampler& everything,
+                                      std::int64_t begin, std::int64_t end) {
   const auto order = everything.indices();
   return {order.begin() + begin, order.begin() + end};
 }
@@ -59,9 +66,11 @@ Check same_bits_everywhere(const Network& network) {
   const auto mine = bytes_of(network);
   auto all = torch::empty({muster::get_world_size(), mine.numel()}, torch::kUInt8);
   muster::all_gather_into_tensor(all, mine);
-  const auto different = worst_of_all(static_cast<double>(differing_bytes(all, mine.expand_as(all))));
-  return {different == 0, std::to_string(mine.numel()) + " bytes of weights on each of " + std::to_string(muster::get_world_size()) +
-                              " ranks, " + print("%.0f differ", different)};
+  const auto different =
+      worst_of_all(static_cast<double>(differing_bytes(all, mine.expand_as(all))));
+  return {different == 0, std::to_string(mine.numel()) + " bytes of weights on each of " +
+                              std::to_string(muster::get_world_size()) + " ranks, " +
+                              print("%.0f differ", different)};
 }
 
 Check like_one_process(const Dataset& train, std::int64_t batch) {
@@ -73,7 +82,8 @@ Check like_one_process(const Dataset& train, std::int64_t batch) {
   Trainer together(shared, Averaging::all_ranks);
   {
     const torch::NoGradGuard no_grad;
-    for (std::size_t i = 0; i < alone->parameters().size(); ++i) alone->parameters()[i].copy_(shared->parameters()[i]);
+    for (std::size_t i = 0; i < alone->parameters().size(); ++i)
+      alone->parameters()[i].copy_(shared->parameters()[i]);
   }
   Trainer reference(alone, Averaging::nobody);
 
@@ -91,8 +101,9 @@ Check like_one_process(const Dataset& train, std::int64_t batch) {
   }
   worst = worst_of_all(std::isfinite(worst) ? worst : 1.0);
   const double moved = relative_difference(flat_weights(shared), start);
-  return {worst <= kTolerance && moved >= kMoved, print("the weights' largest relative difference is %.1e", worst) +
-                                                      print(", at most %.0e allowed", kTolerance) + print("; they moved by %.2f", moved)};
+  return {worst <= kTolerance && moved >= kMoved,
+          print("the weights' largest relative difference is %.1e", worst) +
+              print(", at most %.0e allowed", kTolerance) + print("; they moved by %.2f", moved)};
 }
 
 Check survives_checkpoint(Network& network) {
@@ -109,13 +120,14 @@ Check survives_checkpoint(Network& network) {
   muster::barrier();
   std::error_code ignored;
   if (muster::get_rank() == 0) std::filesystem::remove(path, ignored);
-  const auto different = worst_of_all(static_cast<double>(differing_bytes(bytes_of(network), before)));
-  return {different == 0,
-          "rank 0 saved, " + std::to_string(muster::get_world_size()) + " ranks loaded, " + print("%.0f bytes differ", different)};
+  const auto different =
+      worst_of_all(static_cast<double>(differing_bytes(bytes_of(network), before)));
+  return {different == 0, "rank 0 saved, " + std::to_string(muster::get_world_size()) +
+                              " ranks loaded, " + print("%.0f bytes differ", different)};
 }
 
 Check recognises(Network& network, const Dataset& held_out) {
   const auto right = accuracy(network, held_out);
-  return {right >= kAccuracy,
-          print("%.2f %% of ", 100 * right) + std::to_string(held_out.size()) + print(" images, at least %.0f %% asked", 100 * kAccuracy)};
+  return {right >= kAccuracy, print("%.2f %% of ", 100 * right) + std::to_string(held_out.size()) +
+                                  print(" images, at least %.0f %% asked", 100 * kAccuracy)};
 }

@@ -1,4 +1,5 @@
-/// What the example proves about its own run. Every rank calls each check and gets the same verdict.
+/// What the example proves about its own run. Every rank calls each check and gets the same
+/// verdict.
 #pragma once
 
 #include <string>
@@ -12,8 +13,8 @@ struct Check {
 
 /// All ranks hold the same weights, bit for bit.
 Check same_bits_everywhere(const Network& network);
-/// Trains in float64, twice for 20 steps: all ranks together, and rank 0 alone on the whole batches. After each step the weights must agree
-/// within 1e-5.
+/// Trains in float64, twice for 20 steps: all ranks together, and rank 0 alone on the whole
+/// batches. After each step the weights must agree within 1e-5.
 Check like_one_process(const Dataset& train, std::int64_t batch);
 /// Rank 0 saves, all load: the weights must be what they were.
 Check survives_checkpoint(Network& network);

@@ -14,7 +14,8 @@ constexpr float kMean = 4.884f;
 constexpr float kDeviation = 6.017f;
 constexpr std::uint64_t kSplitSeed = 1998;
 
-void read_line(const std::string& line, std::vector<float>& pixels, std::vector<std::int64_t>& labels) {
+void read_line(const std::string& line, std::vector<float>& pixels,
+               std::vector<std::int64_t>& labels) {
   std::istringstream in(line);
   std::string cell;
   for (int i = 0; i <= kSide * kSide; ++i) {
@@ -38,20 +39,25 @@ Dataset Dataset::select(const std::vector<std::int64_t>& indices) const {
 
 Split load_digits(const std::string& path) {
   std::ifstream file(path);
-  if (!file) throw std::runtime_error("cannot read " + path + "; give the folder of digits.csv with --data");
+  if (!file)
+    throw std::runtime_error("cannot read " + path + "; give the folder of digits.csv with --data");
   std::vector<float> pixels;
   std::vector<std::int64_t> labels;
   for (std::string line; std::getline(file, line);) {
     try {
       read_line(line, pixels, labels);
     } catch (const std::exception& error) {
-      throw std::runtime_error(path + ", line " + std::to_string(labels.size() + 1) + ": " + error.what());
+      throw std::runtime_error(path + ", line " + std::to_string(labels.size() + 1) + ": " +
+                               error.what());
     }
   }
   const auto count = static_cast<std::int64_t>(labels.size());
-  const Dataset all{torch::tensor(pixels).view({count, 1, kSide, kSide}), torch::tensor(labels, torch::kInt64)};
-  const auto order = torch::randperm(count, at::detail::createCPUGenerator(kSplitSeed), torch::kInt64);
+  const Dataset all{torch::tensor(pixels).view({count, 1, kSide, kSide}),
+                    torch::tensor(labels, torch::kInt64)};
+  const auto order =
+      torch::randperm(count, at::detail::createCPUGenerator(kSplitSeed), torch::kInt64);
   std::vector<std::int64_t> train, held_out;
-  for (std::int64_t i = 0; i < count; ++i) (i % 5 == 0 ? held_out : train).push_back(order[i].item<std::int64_t>());
+  for (std::int64_t i = 0; i < count; ++i)
+    (i % 5 == 0 ? held_out : train).push_back(order[i].item<std::int64_t>());
   return {all.select(train), all.select(held_out)};
 }

@@ -21,5 +21,6 @@ struct Split {
   Dataset held_out;  ///< every fifth image of a shuffled order, never trained on
 };
 
-/// The same on every rank. Throws std::runtime_error where the file is missing or broken, with the line.
+/// The same on every rank. Throws std::runtime_error where the file is missing or broken, with the
+/// line.
 Split load_digits(const std::string& path);

@@ -1,9 +1,10 @@
-// Trains a small convolutional net on handwritten digits with any number of processes, and checks its own run:
+// Trains a small convolutional net on handwritten digits with any number of processes, and checks
+// its own run:
 //
 //   muster run --standalone --nproc-per-node 4 digits [--epochs N] [--data FOLDER] [--join yes]
 //
-// Every rank holds the whole net, works on its share of each batch, and averages its gradients with the others' through
-// DistributedDataParallel.
+// Every rank holds the whole net, works on its share of each batch, and averages its gradients with
+// the others' through DistributedDataParallel.
 #include <muster/distributed.h>
 
 #include <chrono>
@@ -19,7 +20,8 @@
 
 namespace {
 
-constexpr std::int64_t kBatch = 64;  // of all ranks together, so that the training is the same for any number of them
+constexpr std::int64_t kBatch =
+    64;  // of all ranks together, so that the training is the same for any number of them
 constexpr double kLearningRate = 0.1;
 
 struct Settings {
@@ -40,7 +42,8 @@ Settings parse(int argc, char** argv) {
     else if (name == "--join")
       settings.join = std::string(argv[i + 1]) == "yes";
     else
-      throw std::runtime_error("there is no option " + name + "; the options are --epochs, --data and --join");
+      throw std::runtime_error("there is no option " + name +
+                               "; the options are --epochs, --data and --join");
   }
   return settings;
 }
@@ -60,7 +63,9 @@ Indices uneven_share(std::int64_t images, std::uint64_t epoch) {
   everything.set_epoch(epoch);
   const auto order = everything.indices();
   const std::int64_t rank = muster::get_rank(), ranks = muster::get_world_size();
-  const auto start_of = [&](std::int64_t r) { return order.begin() + images * r * (r + 1) / (ranks * (ranks + 1)); };
+  const auto start_of = [&](std::int64_t r) {
+    return order.begin() + images * r * (r + 1) / (ranks * (ranks + 1));
+  };
   return {start_of(rank), start_of(rank + 1)};
 }
 
@@ -71,7 +76,8 @@ double train_on(Trainer& trainer, const Dataset& train, const Indices& mine) {
   double sum = 0;
   for (std::int64_t begin = 0; begin < images; begin += step) {
     const auto end = std::min(begin + step, images);
-    sum += trainer.step(train.select({mine.begin() + begin, mine.begin() + end})) * static_cast<double>(end - begin);
+    sum += trainer.step(train.select({mine.begin() + begin, mine.begin() + end})) *
+           static_cast<double>(end - begin);
   }
   return sum;
 }
@@ -81,7 +87,9 @@ double train_epoch(Trainer& trainer, const Dataset& train, std::uint64_t epoch, 
   const auto mine = join ? uneven_share(train.size(), epoch) : equal_share(train.size(), epoch);
   double sum = 0;
   if (join) {
-    auto together = trainer.join();  // a rank that has no images left gives the others zeros, until all are done
+    auto together =
+        trainer
+            .join();  // a rank that has no images left gives the others zeros, until all are done
     together.run([&] { sum = train_on(trainer, train, mine); });
   } else {
     sum = train_on(trainer, train, mine);
@@ -95,12 +103,15 @@ void train(Trainer& trainer, const Split& digits, const Settings& settings) {
   const int epochs = settings.epochs;
   for (int epoch = 0; epoch < epochs; ++epoch) {
     const auto begin = std::chrono::steady_clock::now();
-    trainer.set_learning_rate(kLearningRate * (1 + std::cos(std::numbers::pi * epoch / epochs)) / 2);
-    const auto loss = train_epoch(trainer, digits.train, static_cast<std::uint64_t>(epoch), settings.join);
+    trainer.set_learning_rate(kLearningRate * (1 + std::cos(std::numbers::pi * epoch / epochs)) /
+                              2);
+    const auto loss =
+        train_epoch(trainer, digits.train, static_cast<std::uint64_t>(epoch), settings.join);
     const auto right = accuracy(trainer.network(), digits.held_out);
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
     if (muster::get_rank() != 0) continue;
-    std::printf("epoch %2d/%d  loss %.4f  held-out accuracy %.2f %%  %.2f s\n", epoch + 1, epochs, loss, 100 * right, took.count());
+    std::printf("epoch %2d/%d  loss %.4f  held-out accuracy %.2f %%  %.2f s\n", epoch + 1, epochs,
+                loss, 100 * right, took.count());
     std::fflush(stdout);
   }
 }
@@ -117,10 +128,12 @@ bool report(const char* what, const Check& check) {
 bool run(const Settings& settings) {
   const auto digits = load_digits(settings.data + "/digits.csv");
   if (muster::get_rank() == 0) {
-    std::printf("%d ranks; %lld images to train on, %lld held out\n", muster::get_world_size(), static_cast<long long>(digits.train.size()),
+    std::printf("%d ranks; %lld images to train on, %lld held out\n", muster::get_world_size(),
+                static_cast<long long>(digits.train.size()),
                 static_cast<long long>(digits.held_out.size()));
   }
-  bool all_hold = report("20 steps match one process on the whole batch", like_one_process(digits.train, kBatch));
+  bool all_hold = report("20 steps match one process on the whole batch",
+                         like_one_process(digits.train, kBatch));
 
   torch::manual_seed(7);
   Network network;
@@ -141,7 +154,8 @@ int main(int argc, char** argv) {
     at::set_num_threads(1);  // the ranks are the parallelism
     muster::init_process_group();
     if (kBatch % muster::get_world_size() != 0)
-      throw std::runtime_error("the batch of " + std::to_string(kBatch) + " cannot be shared equally by " +
+      throw std::runtime_error("the batch of " + std::to_string(kBatch) +
+                               " cannot be shared equally by " +
                                std::to_string(muster::get_world_size()) + " ranks");
     const bool all_hold = run(settings);
     muster::destroy_process_group();

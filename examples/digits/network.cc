@@ -23,8 +23,11 @@ torch::Tensor NetworkImpl::forward(torch::Tensor images) {
 
 Trainer::Trainer(Network network, Averaging averaging)
     : network_(std::move(network)),
-      shared_(averaging == Averaging::all_ranks ? std::make_unique<muster::DistributedDataParallel<Network>>(network_) : nullptr),
-      optimizer_(network_->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9).nesterov(true).weight_decay(1e-4)) {}
+      shared_(averaging == Averaging::all_ranks
+                  ? std::make_unique<muster::DistributedDataParallel<Network>>(network_)
+                  : nullptr),
+      optimizer_(network_->parameters(),
+                 torch::optim::SGDOptions(0.1).momentum(0.9).nesterov(true).weight_decay(1e-4)) {}
 
 double Trainer::step(const Dataset& share) {
   optimizer_.zero_grad();

@@ -14,14 +14,25 @@ DIGITS = pathlib.Path(__file__).parents[1] / "data/digits.csv"
 
 
 def partition_dataset():
-    rows = torch.tensor([[float(word) for word in line.split(",")] for line in DIGITS.read_text().splitlines() if line[:1].isdigit()])
+    rows = torch.tensor(
+        [
+            [float(word) for word in line.split(",")]
+            for line in DIGITS.read_text().splitlines()
+            if line[:1].isdigit()
+        ]
+    )
     data = torch.utils.data.TensorDataset(rows[:, :-1] / 16, rows[:, -1].long())
     bsz = 128 // dist.get_world_size()
     return torch.utils.data.DataLoader(data, batch_size=bsz, sampler=DistributedSampler(data)), bsz
 
 
 def Net():
-    return torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10), torch.nn.LogSoftmax(dim=1))
+    return torch.nn.Sequential(
+        torch.nn.Linear(64, 32),
+        torch.nn.ReLU(),
+        torch.nn.Linear(32, 10),
+        torch.nn.LogSoftmax(dim=1),
+    )
 
 
 def average_gradients(model):

@@ -30,7 +30,13 @@ class Net(torch.nn.Module):
 
 
 def digits():
-    rows = torch.tensor([[float(word) for word in line.split(",")] for line in DIGITS.read_text().splitlines() if line[:1].isdigit()])
+    rows = torch.tensor(
+        [
+            [float(word) for word in line.split(",")]
+            for line in DIGITS.read_text().splitlines()
+            if line[:1].isdigit()
+        ]
+    )
     return torch.utils.data.TensorDataset(rows[:, :-1].view(-1, 1, 8, 8) / 16, rows[:, -1].long())
 
 

@@ -16,10 +16,15 @@ def demo_basic(local_world_size, local_rank):
 
 def spmd_main(local_world_size, local_rank):
     # These are the parameters used to initialize the process group
-    env_dict = {key: os.environ[key] for key in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")}
+    env_dict = {
+        key: os.environ[key] for key in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
+    }
     print(f"[{os.getpid()}] Initializing process group with: {env_dict}")
     dist.init_process_group(backend="gloo")
-    print(f"[{os.getpid()}] world_size = {dist.get_world_size()}, " + f"rank = {dist.get_rank()}, backend={dist.get_backend()}")
+    print(
+        f"[{os.getpid()}] world_size = {dist.get_world_size()}, "
+        + f"rank = {dist.get_rank()}, backend={dist.get_backend()}"
+    )
 
     demo_basic(local_world_size, local_rank)
 

@@ -1,10 +1,11 @@
-// A net in two stages on two workers, trained on the handwritten digits with micro-batches: while the second stage works on one, the first
-// works on the next. A third worker drives them.
+// A net in two stages on two workers, trained on the handwritten digits with micro-batches: while
+// the second stage works on one, the first works on the next. A third worker drives them.
 //
 //   muster run --standalone --nproc-per-node 3 pipeline [--epochs N]
 //
-// Activations go straight from stage to stage: the driver holds references to them only. Gradients go back the same way by distributed
-// autograd, and an optimizer on each stage's worker applies them.
+// Activations go straight from stage to stage: the driver holds references to them only. Gradients
+// go back the same way by distributed autograd, and an optimizer on each stage's worker applies
+// them.
 #include <muster/rpc.h>
 #include <torch/nn/functional/activation.h>
 #include <torch/nn/functional/loss.h>
@@ -43,8 +44,10 @@ void start_alike(nn::Module& module, bool wide) {
   std::int64_t number = 1;
   for (auto& parameter : module.parameters()) {
     const auto fan = std::max<std::int64_t>(parameter.numel() / parameter.size(0), 1);
-    const auto steps = torch::arange(parameter.numel(), torch::kFloat64) * (0.7548776662466927 + 0.01 * static_cast<double>(number++));
-    parameter.copy_(((steps - steps.floor() - 0.5) * (2 / std::sqrt(static_cast<double>(fan)))).view_as(parameter));
+    const auto steps = torch::arange(parameter.numel(), torch::kFloat64) *
+                       (0.7548776662466927 + 0.01 * static_cast<double>(number++));
+    parameter.copy_(((steps - steps.floor() - 0.5) * (2 / std::sqrt(static_cast<double>(fan))))
+                        .view_as(parameter));
   }
 }
 
@@ -63,7 +66,8 @@ struct FirstStageImpl : nn::Module {
 
 struct SecondStageImpl : nn::Module {
   explicit SecondStageImpl(bool wide)
-      : hidden(register_module("hidden", nn::Linear(32 * 4 * 4, 64))), out(register_module("out", nn::Linear(64, 10))) {
+      : hidden(register_module("hidden", nn::Linear(32 * 4 * 4, 64))),
+        out(register_module("out", nn::Linear(64, 10))) {
     start_alike(*this, wide);
   }
   torch::Tensor classify(const torch::Tensor& x) { return out(torch::relu(hidden(x))); }
@@ -73,12 +77,14 @@ struct SecondStageImpl : nn::Module {
 };
 
 struct Pipeline {
-  explicit Pipeline(bool wide) : first("first/cpu", "first stage", wide), second("second/cpu", "second stage", wide) {}
+  explicit Pipeline(bool wide)
+      : first("first/cpu", "first stage", wide), second("second/cpu", "second stage", wide) {}
 
   /// Nothing waits in here but for the last answers: all micro-batches are under way at once.
   torch::Tensor forward(const torch::Tensor& images) const {
     std::vector<rpc::Future<torch::Tensor>> outputs;
-    for (const auto& part : images.split(kMicroBatch)) outputs.push_back(second.forward_async(first.forward_rref(part)));
+    for (const auto& part : images.split(kMicroBatch))
+      outputs.push_back(second.forward_async(first.forward_rref(part)));
     return torch::cat(rpc::wait_all(outputs));
   }
   std::vector<rpc::RRef<torch::Tensor>> parameters() const {
@@ -94,23 +100,29 @@ torch::Tensor gradient_of(const rpc::RRef<torch::Tensor>& parameter, std::int64_
   return dist_autograd::get_gradients(context).at(parameter.local_value());
 }
 
-/// The largest difference between the pipeline's gradients and those of one process, relative to the largest gradient.
+/// The largest difference between the pipeline's gradients and those of one process, relative to
+/// the largest gradient.
 double gradients_off(const Dataset& data, dist_autograd::Mode mode) {
   const Pipeline pipeline(true);
   FirstStageImpl first(true);
   SecondStageImpl second(true);
-  const auto expected_loss = functional::cross_entropy(second.classify(first.forward(data.images)), data.labels);
+  const auto expected_loss =
+      functional::cross_entropy(second.classify(first.forward(data.images)), data.labels);
   expected_loss.backward();
   auto weights = first.parameters();
   for (const auto& weight : second.parameters()) weights.push_back(weight);
 
   const dist_autograd::context context;
-  dist_autograd::backward(context.context_id(), {functional::cross_entropy(pipeline.forward(data.images), data.labels)}, false, mode);
+  dist_autograd::backward(context.context_id(),
+                          {functional::cross_entropy(pipeline.forward(data.images), data.labels)},
+                          false, mode);
   const auto parameters = pipeline.parameters();
   double worst = 0;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const auto got = parameters[i].rpc_sync().call<torch::Tensor>("gradient", context.context_id());
-    worst = std::max(worst, ((got - weights[i].grad()).abs().max() / weights[i].grad().abs().max()).item<double>());
+    worst = std::max(
+        worst,
+        ((got - weights[i].grad()).abs().max() / weights[i].grad().abs().max()).item<double>());
   }
   return worst;
 }
@@ -132,7 +144,8 @@ bool drive(int epochs) {
   std::iota(order.begin(), order.end(), 0);
 
   bool good = true;
-  const auto batch = digits.train.select({order.begin(), order.begin() + kBatch}).to(torch::kFloat64);
+  const auto batch =
+      digits.train.select({order.begin(), order.begin() + kBatch}).to(torch::kFloat64);
   for (const auto mode : {dist_autograd::Mode::fast, dist_autograd::Mode::smart}) {
     const double off = gradients_off(batch, mode);
     char text[120];
@@ -142,7 +155,8 @@ bool drive(int epochs) {
   }
 
   const Pipeline pipeline(false);
-  rpc::DistributedOptimizer<torch::optim::SGD> optimizer(pipeline.parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
+  rpc::DistributedOptimizer<torch::optim::SGD> optimizer(
+      pipeline.parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
   std::mt19937 random(1);
   for (int epoch = 0; epoch < epochs; ++epoch) {
     std::shuffle(order.begin(), order.end(), random);
@@ -170,7 +184,9 @@ int main(int argc, char** argv) {
   const char* rank = std::getenv("RANK");
   const char* size = std::getenv("WORLD_SIZE");
   if (rank == nullptr || size == nullptr || std::string(size) != "3") {
-    std::fprintf(stderr, "pipeline needs three workers: muster run --standalone --nproc-per-node 3 pipeline [--epochs N]\n");
+    std::fprintf(stderr,
+                 "pipeline needs three workers: muster run --standalone --nproc-per-node 3 "
+                 "pipeline [--epochs N]\n");
     return 2;
   }
   rpc::register_remote_module<FirstStageImpl, bool>("first stage");

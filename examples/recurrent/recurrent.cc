@@ -1,9 +1,11 @@
-// A recurrent net whose two large parts, the table of its input symbols and the decoder to its output symbols, live on another worker, as
-// where a table is too large for the trainer. It learns to spell a text: given the letters so far, the next one.
+// A recurrent net whose two large parts, the table of its input symbols and the decoder to its
+// output symbols, live on another worker, as where a table is too large for the trainer. It learns
+// to spell a text: given the letters so far, the next one.
 //
 //   muster run --standalone --nproc-per-node 2 recurrent [--steps N]
 //
-// Every step is one forward and one backward pass through both workers, and one optimizer step on both.
+// Every step is one forward and one backward pass through both workers, and one optimizer step on
+// both.
 #include <muster/rpc.h>
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/module.h>
@@ -34,31 +36,43 @@ constexpr std::int64_t kLength = 24;
 constexpr std::int64_t kBatch = 16;
 constexpr double kGood = 2.6;  // who knows the letters' frequencies alone has 3.0
 
-/// Weights that do not depend on who makes them: the same here and on the other worker. In double: gradients are compared.
+/// Weights that do not depend on who makes them: the same here and on the other worker. In double:
+/// gradients are compared.
 void start_alike(nn::Module& module) {
   module.to(torch::kFloat64);
   const torch::NoGradGuard guard;
   std::int64_t number = 1;
   for (auto& parameter : module.parameters()) {
-    const auto steps = torch::arange(parameter.numel(), torch::kFloat64) * (0.7548776662466927 + 0.01 * static_cast<double>(number++));
-    parameter.copy_(((steps - steps.floor() - 0.5) * (2 / std::sqrt(static_cast<double>(kSize)))).view_as(parameter));
+    const auto steps = torch::arange(parameter.numel(), torch::kFloat64) *
+                       (0.7548776662466927 + 0.01 * static_cast<double>(number++));
+    parameter.copy_(((steps - steps.floor() - 0.5) * (2 / std::sqrt(static_cast<double>(kSize))))
+                        .view_as(parameter));
   }
 }
 
 struct TableImpl : nn::Module {
-  explicit TableImpl(std::int64_t symbols) : table(register_module("table", nn::Embedding(symbols, kSize))) { start_alike(*this); }
+  explicit TableImpl(std::int64_t symbols)
+      : table(register_module("table", nn::Embedding(symbols, kSize))) {
+    start_alike(*this);
+  }
   torch::Tensor forward(const torch::Tensor& symbols) { return table(symbols); }
   nn::Embedding table;
 };
 
 struct DecoderImpl : nn::Module {
-  explicit DecoderImpl(std::int64_t symbols) : out(register_module("out", nn::Linear(kSize, symbols))) { start_alike(*this); }
+  explicit DecoderImpl(std::int64_t symbols)
+      : out(register_module("out", nn::Linear(kSize, symbols))) {
+    start_alike(*this);
+  }
   torch::Tensor forward(const torch::Tensor& x) { return out(x); }
   nn::Linear out;
 };
 
 struct RecurrentImpl : nn::Module {
-  RecurrentImpl() : lstm(register_module("lstm", nn::LSTM(nn::LSTMOptions(kSize, kSize).batch_first(true)))) { start_alike(*this); }
+  RecurrentImpl()
+      : lstm(register_module("lstm", nn::LSTM(nn::LSTMOptions(kSize, kSize).batch_first(true)))) {
+    start_alike(*this);
+  }
   torch::Tensor forward(const torch::Tensor& x) { return std::get<0>(lstm(x)); }
   nn::LSTM lstm;
 };
@@ -68,9 +82,12 @@ torch::Tensor loss_of(const torch::Tensor& scores, const Windows& text) {
 }
 
 struct Split {
-  explicit Split(std::int64_t symbols) : table("keeper", "table", symbols), decoder("keeper", "decoder", symbols) {}
+  explicit Split(std::int64_t symbols)
+      : table("keeper", "table", symbols), decoder("keeper", "decoder", symbols) {}
 
-  torch::Tensor loss(const Windows& text) { return loss_of(decoder.forward(recurrent.forward(table.forward(text.letters))), text); }
+  torch::Tensor loss(const Windows& text) {
+    return loss_of(decoder.forward(recurrent.forward(table.forward(text.letters))), text);
+  }
   std::vector<rpc::RRef<torch::Tensor>> parameters() const {
     auto all = table.remote_parameters();
     for (const auto& parameter : recurrent.parameters()) all.emplace_back(parameter);
@@ -86,7 +103,8 @@ torch::Tensor gradient_of(const rpc::RRef<torch::Tensor>& parameter, std::int64_
   return dist_autograd::get_gradients(context).at(parameter.local_value());
 }
 
-/// The largest difference between the gradients of the two workers and those of one process, relative to the largest gradient.
+/// The largest difference between the gradients of the two workers and those of one process,
+/// relative to the largest gradient.
 double gradients_off(std::int64_t symbols, const Windows& text, dist_autograd::Mode mode) {
   TableImpl table(symbols);
   RecurrentImpl recurrent;
@@ -104,7 +122,8 @@ double gradients_off(std::int64_t symbols, const Windows& text, dist_autograd::M
   double worst = 0;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const auto got = parameters[i].rpc_sync().call<torch::Tensor>("gradient", context.context_id());
-    worst = std::max(worst, ((got - expected[i]).abs().max() / expected[i].abs().max()).item<double>());
+    worst =
+        std::max(worst, ((got - expected[i]).abs().max() / expected[i].abs().max()).item<double>());
   }
   return worst;
 }
@@ -134,7 +153,8 @@ bool train(int steps) {
   }
 
   Split split(symbols);
-  rpc::DistributedOptimizer<torch::optim::Adam> optimizer(split.parameters(), torch::optim::AdamOptions(0.01));
+  rpc::DistributedOptimizer<torch::optim::Adam> optimizer(split.parameters(),
+                                                          torch::optim::AdamOptions(0.01));
   for (int step = 0; step < steps; ++step) {
     const dist_autograd::context context;
     const auto loss = split.loss(batch_at(text.train, step));
@@ -144,7 +164,9 @@ bool train(int steps) {
   }
   const torch::NoGradGuard guard;
   const double held_out = split.loss(batch_at(text.held_out, 0)).item<double>();
-  return report("held-out loss: " + std::to_string(held_out) + " nats a letter", held_out < kGood) && good;
+  return report("held-out loss: " + std::to_string(held_out) + " nats a letter",
+                held_out < kGood) &&
+         good;
 }
 
 }  // namespace
@@ -154,7 +176,9 @@ int main(int argc, char** argv) {
   const char* rank = std::getenv("RANK");
   const char* size = std::getenv("WORLD_SIZE");
   if (rank == nullptr || size == nullptr || std::string(size) != "2") {
-    std::fprintf(stderr, "recurrent needs two workers: muster run --standalone --nproc-per-node 2 recurrent [--steps N]\n");
+    std::fprintf(stderr,
+                 "recurrent needs two workers: muster run --standalone --nproc-per-node 2 "
+                 "recurrent [--steps N]\n");
     return 2;
   }
   rpc::register_remote_module<TableImpl, std::int64_t>("table");

@@ -13,7 +13,6 @@ import sys
 import torch
 from torch import nn
 
-import muster as dist
 from muster import autograd, rpc
 from muster.nn import RemoteModule
 from muster.optim import DistributedOptimizer
@@ -68,19 +67,30 @@ def gradient_of(parameter, context_id):
 
 def parameters_of(net):
     """References to all parameters, wherever they are."""
-    return [*net.table.remote_parameters(), *map(rpc.RRef, net.lstm.parameters()), *net.decoder.remote_parameters()]
+    return [
+        *net.table.remote_parameters(),
+        *map(rpc.RRef, net.lstm.parameters()),
+        *net.decoder.remote_parameters(),
+    ]
 
 
 def check(words, mode):
     """The largest difference between the gradients of the two workers and those of one process, relative to the largest gradient."""
     alone = Recurrent(Table(), Decoder())
     loss_of(alone, words).backward()
-    expected = [each.grad for part in (alone.table, alone.lstm, alone.decoder) for each in part.parameters()]
+    expected = [
+        each.grad for part in (alone.table, alone.lstm, alone.decoder) for each in part.parameters()
+    ]
     net = Recurrent(RemoteModule("keeper", Table), RemoteModule("keeper", Decoder))
     with autograd.context() as context_id:
         autograd.backward(context_id, [loss_of(net, words)], mode=mode)
-        found = [rpc.rpc_sync(each.owner(), gradient_of, (each, context_id)) for each in parameters_of(net)]
-    return max(((a - b).abs().max() / b.abs().max()).item() for a, b in zip(found, expected, strict=True))
+        found = [
+            rpc.rpc_sync(each.owner(), gradient_of, (each, context_id))
+            for each in parameters_of(net)
+        ]
+    return max(
+        ((a - b).abs().max() / b.abs().max()).item() for a, b in zip(found, expected, strict=True)
+    )
 
 
 def train(words, steps):
@@ -113,7 +123,12 @@ def main():
         words = torch.tensor([WORDS.index(each) for each in SENTENCE])
         for mode in ("fast", "smart"):
             off = check(words, mode)
-            good = report(f"gradients of one process in {mode.upper()} mode: off by {off:.1e}", off < 1e-6) and good
+            good = (
+                report(
+                    f"gradients of one process in {mode.upper()} mode: off by {off:.1e}", off < 1e-6
+                )
+                and good
+            )
         right = train(words, steps)
         good = report(f"words known by heart: {100 * right:.0f} %", right > 0.9) and good
     rpc.shutdown()

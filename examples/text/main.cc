@@ -1,5 +1,6 @@
-// A language model of letters, trained by all ranks together: DistributedDataParallel averages the gradients, each batch comes in pieces
-// whose gradients add up before they travel (no_sync), and the optimizer's state is divided among the ranks (ZeroRedundancyOptimizer).
+// A language model of letters, trained by all ranks together: DistributedDataParallel averages the
+// gradients, each batch comes in pieces whose gradients add up before they travel (no_sync), and
+// the optimizer's state is divided among the ranks (ZeroRedundancyOptimizer).
 #include <ATen/CPUGeneratorImpl.h>
 #include <muster/distributed.h>
 #include <muster/parallel.h>
@@ -21,7 +22,8 @@ namespace {
 constexpr std::int64_t kBatch = 16;  // windows of all ranks and pieces together
 constexpr std::int64_t kPieces = 2;
 constexpr double kLearningRate = 6e-3;
-constexpr double kLossBound = 2.3;  // nats a letter. Who knows only how frequent letters are: 3.1; who also knows the last letter: 2.4
+constexpr double kLossBound = 2.3;  // nats a letter. Who knows only how frequent letters are: 3.1;
+                                    // who also knows the last letter: 2.4
 
 using Optimizer = muster::ZeroRedundancyOptimizer<torch::optim::AdamW>;
 
@@ -40,21 +42,28 @@ Settings parse(int argc, char** argv) {
     else if (name == "--data")
       settings.data = argv[i + 1];
     else
-      throw std::runtime_error("unknown option " + name + "; usage: text [--steps N] [--data FOLDER]");
+      throw std::runtime_error("unknown option " + name +
+                               "; usage: text [--steps N] [--data FOLDER]");
   }
   return settings;
 }
 
-/// This rank's share of a piece of a batch. All ranks draw the same starts, so the batch is the same for any number of ranks.
+/// This rank's share of a piece of a batch. All ranks draw the same starts, so the batch is the
+/// same for any number of ranks.
 Windows share(const Text& text, int step, std::int64_t piece, std::int64_t pieces) {
   auto random = at::detail::createCPUGenerator(static_cast<std::uint64_t>(step));
   const auto starts = torch::randint(text.train.size(0) - kContext - 1, {kBatch}, random);
   const auto each = kBatch / pieces / muster::get_world_size();
-  return windows_at(text.train, starts.narrow(0, (piece * muster::get_world_size() + muster::get_rank()) * each, each), kContext);
+  return windows_at(
+      text.train,
+      starts.narrow(0, (piece * muster::get_world_size() + muster::get_rank()) * each, each),
+      kContext);
 }
 
-/// Gradients of the whole batch, averaged over the ranks; they travel with the last piece. Returns this rank's mean loss.
-double gradients(muster::DistributedDataParallel<LanguageModel>& model, const Text& text, int step, std::int64_t pieces) {
+/// Gradients of the whole batch, averaged over the ranks; they travel with the last piece. Returns
+/// this rank's mean loss.
+double gradients(muster::DistributedDataParallel<LanguageModel>& model, const Text& text, int step,
+                 std::int64_t pieces) {
   double sum = 0;
   const auto backward = [&](std::int64_t piece) {
     const auto windows = share(text, step, piece, pieces);
@@ -71,7 +80,8 @@ double gradients(muster::DistributedDataParallel<LanguageModel>& model, const Te
 }
 
 void set_learning_rate(Optimizer& optimizer, int step, int steps) {
-  const double warm = std::min(1.0, (step + 1) / 10.0), decay = 0.1 + 0.45 * (1 + std::cos(std::numbers::pi * step / steps));
+  const double warm = std::min(1.0, (step + 1) / 10.0),
+               decay = 0.1 + 0.45 * (1 + std::cos(std::numbers::pi * step / steps));
   for (auto& group : optimizer.param_groups()) group.options().set_lr(kLearningRate * warm * decay);
 }
 
@@ -83,19 +93,23 @@ double mean_over_ranks(double mine) {
 
 double held_out_loss(LanguageModel& model, const Text& text) {
   const torch::NoGradGuard no_grad;
-  const auto windows = windows_at(text.held_out, torch::arange(0, text.held_out.size(0) - kContext - 1, kContext), kContext);
+  const auto windows = windows_at(
+      text.held_out, torch::arange(0, text.held_out.size(0) - kContext - 1, kContext), kContext);
   return loss_of(model(windows.letters), windows.next).item<double>();
 }
 
 /// What the model thinks comes after `begin`: each letter drawn by its probability.
-std::string continued(LanguageModel& model, const Text& text, const std::string& begin, int letters) {
+std::string continued(LanguageModel& model, const Text& text, const std::string& begin,
+                      int letters) {
   const torch::NoGradGuard no_grad;
   auto random = at::detail::createCPUGenerator(1);
   auto numbers = text.numbers(begin);
   for (int i = 0; i < letters; ++i) {
-    const auto seen = numbers.narrow(0, std::max<std::int64_t>(0, numbers.size(0) - kContext), std::min(numbers.size(0), kContext));
+    const auto seen = numbers.narrow(0, std::max<std::int64_t>(0, numbers.size(0) - kContext),
+                                     std::min(numbers.size(0), kContext));
     const auto scores = model(seen.unsqueeze(0)).select(1, -1).squeeze(0);
-    numbers = torch::cat({numbers, torch::multinomial(torch::softmax(scores / 0.7, 0), 1, false, random)});
+    numbers = torch::cat(
+        {numbers, torch::multinomial(torch::softmax(scores / 0.7, 0), 1, false, random)});
   }
   return text.spell(numbers);
 }
@@ -152,7 +166,8 @@ class Training {
         steps_(steps),
         network_(static_cast<std::int64_t>(text.letters.size())),
         model_(network_),
-        optimizer_(network_->parameters(), torch::optim::AdamWOptions(kLearningRate).weight_decay(0.05),
+        optimizer_(network_->parameters(),
+                   torch::optim::AdamWOptions(kLearningRate).weight_decay(0.05),
                    {.parameters_as_bucket_view = true}) {}
 
   void run(int begin, int end, bool prints) {
@@ -163,14 +178,17 @@ class Training {
       optimizer_.step();
       if (!prints || (step + 1) % 20 != 0) continue;
       const auto unseen = held_out_loss(network_, text_);
-      if (muster::get_rank() == 0) std::printf("step %3d/%d  loss %.3f  held out %.3f\n", step + 1, steps_, loss, unseen);
+      if (muster::get_rank() == 0)
+        std::printf("step %3d/%d  loss %.3f  held out %.3f\n", step + 1, steps_, loss, unseen);
     }
   }
 
-  /// Goes on for three steps, back to here from what a checkpoint would hold, and on again: the weights must be the same both times.
+  /// Goes on for three steps, back to here from what a checkpoint would hold, and on again: the
+  /// weights must be the same both times.
   bool resumes() {
     optimizer_.consolidate_state_dict(0);
-    std::vector<std::string> state{muster::get_rank() == 0 ? optimizer_.state_dict() : std::string()};
+    std::vector<std::string> state{muster::get_rank() == 0 ? optimizer_.state_dict()
+                                                           : std::string()};
     muster::broadcast_object_list(state, {.src = 0});
     const auto before = copies(network_->parameters());
     run(steps_, steps_ + 3, false);
@@ -205,25 +223,29 @@ class Training {
 bool run(const Settings& settings) {
   const auto text = load_text(settings.data + "/alice.txt");
   const auto difference = difference_of_pieces(text);
-  bool all_hold = report("a batch in pieces is the batch at once", difference < 1e-4, "the gradients differ by %.1e", difference);
+  bool all_hold = report("a batch in pieces is the batch at once", difference < 1e-4,
+                         "the gradients differ by %.1e", difference);
 
   torch::manual_seed(7);
   Training training(text, settings.steps);
   training.run(0, settings.steps, true);
   const auto loss = held_out_loss(training.network(), text);
-  if (muster::get_rank() == 0) std::printf("\n%s\n\n", continued(training.network(), text, "Alice ", 160).c_str());
+  if (muster::get_rank() == 0)
+    std::printf("\n%s\n\n", continued(training.network(), text, "Alice ", 160).c_str());
 
   all_hold &= report("held-out loss", loss < kLossBound, "%.3f nats a letter", loss);
   auto largest = torch::tensor({training.share_of_state()}, torch::kFloat64);
   muster::all_reduce(largest, {.op = muster::ReduceOp::MAX});
   const auto ranks = muster::get_world_size();
-  all_hold &= report("the optimizer's state is divided", largest.item<double>() < 1.3 / ranks, "a rank holds at most %.0f %%",
-                     100 * largest.item<double>());
+  all_hold &= report("the optimizer's state is divided", largest.item<double>() < 1.3 / ranks,
+                     "a rank holds at most %.0f %%", 100 * largest.item<double>());
   const bool same = same_everywhere(training.network()->parameters());
-  all_hold &=
-      report("all ranks hold the same weights", same, "%.0f of them", static_cast<double>(flat(training.network()->parameters()).numel()));
+  all_hold &= report("all ranks hold the same weights", same, "%.0f of them",
+                     static_cast<double>(flat(training.network()->parameters()).numel()));
   const bool resumed = training.resumes();
-  return report("training goes on from a checkpoint as if it had not stopped", resumed, "%.0f steps", 3.0) && all_hold;
+  return report("training goes on from a checkpoint as if it had not stopped", resumed,
+                "%.0f steps", 3.0) &&
+         all_hold;
 }
 
 }  // namespace
@@ -234,7 +256,8 @@ int main(int argc, char** argv) {
     at::set_num_threads(1);  // the ranks are the parallelism
     muster::init_process_group();
     if (kBatch / kPieces % muster::get_world_size() != 0)
-      throw std::runtime_error("pieces of " + std::to_string(kBatch / kPieces) + " windows cannot be shared equally by " +
+      throw std::runtime_error("pieces of " + std::to_string(kBatch / kPieces) +
+                               " windows cannot be shared equally by " +
                                std::to_string(muster::get_world_size()) + " ranks");
     const bool all_hold = run(settings);
     muster::destroy_process_group();

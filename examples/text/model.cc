@@ -9,7 +9,8 @@ namespace functional = torch::nn::functional;
 
 BlockImpl::BlockImpl(std::int64_t width, std::int64_t heads)
     : heads(heads),
-      before_attention(register_module("before_attention", nn::LayerNorm(nn::LayerNormOptions({width})))),
+      before_attention(
+          register_module("before_attention", nn::LayerNorm(nn::LayerNormOptions({width})))),
       before_mixing(register_module("before_mixing", nn::LayerNorm(nn::LayerNormOptions({width})))),
       queries_keys_values(register_module("queries_keys_values", nn::Linear(width, 3 * width))),
       attended(register_module("attended", nn::Linear(width, width))),
@@ -19,13 +20,17 @@ BlockImpl::BlockImpl(std::int64_t width, std::int64_t heads)
 torch::Tensor BlockImpl::forward(torch::Tensor x) {
   const auto count = x.size(0), length = x.size(1), width = x.size(2);
   // count x length x 3 x heads x size, to three of count x heads x length x size
-  const auto parts = queries_keys_values(before_attention(x)).view({count, length, 3, heads, width / heads}).permute({2, 0, 3, 1, 4});
-  const auto seen = at::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, 0.0, /*is_causal=*/true);
+  const auto parts = queries_keys_values(before_attention(x))
+                         .view({count, length, 3, heads, width / heads})
+                         .permute({2, 0, 3, 1, 4});
+  const auto seen =
+      at::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, 0.0, /*is_causal=*/true);
   x = x + attended(seen.transpose(1, 2).reshape({count, length, width}));
   return x + narrow(functional::gelu(wide(before_mixing(x))));
 }
 
-LanguageModelImpl::LanguageModelImpl(std::int64_t letters, std::int64_t width, std::int64_t heads, int count)
+LanguageModelImpl::LanguageModelImpl(std::int64_t letters, std::int64_t width, std::int64_t heads,
+                                     int count)
     : letter(register_module("letter", nn::Embedding(letters, width))),
       place(register_module("place", nn::Embedding(kContext, width))),
       blocks(register_module("blocks", nn::ModuleList())),

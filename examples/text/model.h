@@ -11,8 +11,8 @@
 
 constexpr std::int64_t kContext = 48;  ///< letters that it sees at most
 
-/// Attention to what came before, then two linear layers; each is added to its input. After Vaswani et al., "Attention Is All You Need",
-/// NeurIPS 2017, normalised first.
+/// Attention to what came before, then two linear layers; each is added to its input. After Vaswani
+/// et al., "Attention Is All You Need", NeurIPS 2017, normalised first.
 struct BlockImpl : torch::nn::Module {
   BlockImpl(std::int64_t width, std::int64_t heads);
   torch::Tensor forward(torch::Tensor x);
@@ -24,7 +24,8 @@ struct BlockImpl : torch::nn::Module {
 TORCH_MODULE(Block);
 
 struct LanguageModelImpl : torch::nn::Module {
-  explicit LanguageModelImpl(std::int64_t letters, std::int64_t width = 48, std::int64_t heads = 4, int blocks = 2);
+  explicit LanguageModelImpl(std::int64_t letters, std::int64_t width = 48, std::int64_t heads = 4,
+                             int blocks = 2);
   /// count x length letters; count x length x letters scores of the next one.
   torch::Tensor forward(const torch::Tensor& letters);
 

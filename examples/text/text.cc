@@ -21,7 +21,8 @@ Text load_text(const std::string& path) {
 
 std::string Text::spell(const torch::Tensor& numbers) const {
   std::string words;
-  for (std::int64_t i = 0; i < numbers.size(0); ++i) words += letters[static_cast<std::size_t>(numbers[i].item<std::int64_t>())];
+  for (std::int64_t i = 0; i < numbers.size(0); ++i)
+    words += letters[static_cast<std::size_t>(numbers[i].item<std::int64_t>())];
   return words;
 }
 
@@ -29,7 +30,9 @@ torch::Tensor Text::numbers(const std::string& words) const {
   std::vector<std::int64_t> all;
   for (const char letter : words) {
     const auto at = letters.find(letter);
-    if (at == std::string::npos) throw std::runtime_error(std::string("the letter '") + letter + "' does not occur in the text");
+    if (at == std::string::npos)
+      throw std::runtime_error(std::string("the letter '") + letter +
+                               "' does not occur in the text");
     all.push_back(static_cast<std::int64_t>(at));
   }
   return torch::tensor(all, torch::kInt64);
@@ -37,5 +40,6 @@ torch::Tensor Text::numbers(const std::string& words) const {
 
 Windows windows_at(const torch::Tensor& text, const torch::Tensor& starts, std::int64_t length) {
   const auto places = starts.unsqueeze(1) + torch::arange(length);
-  return {text.index_select(0, places.flatten()).view_as(places), text.index_select(0, places.flatten() + 1).view_as(places)};
+  return {text.index_select(0, places.flatten()).view_as(places),
+          text.index_select(0, places.flatten() + 1).view_as(places)};
 }

@@ -1,7 +1,8 @@
 /// The parts of the extension module `muster._C`: one file for each layer of the Python face.
 ///
-/// Names, order and defaults of arguments are torch.distributed's. Durations are datetime.timedelta. Functions that may block go through
-/// `blocking` (blocking.h), which lets go of the GIL. A call of muster's that throws becomes the exception class of the same name.
+/// Names, order and defaults of arguments are torch.distributed's. Durations are
+/// datetime.timedelta. Functions that may block go through `blocking` (blocking.h), which lets go
+/// of the GIL. A call of muster's that throws becomes the exception class of the same name.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>
@@ -10,13 +11,15 @@
 
 #include "muster/group/process_group.h"
 
-/// None is the group that most calls are given. pybind11 recognises it last, after an AttributeError that takes longer than the rest of the
-/// call.
+/// None is the group that most calls are given. pybind11 recognises it last, after an
+/// AttributeError that takes longer than the rest of the call.
 template <>
-class pybind11::detail::type_caster<muster::Group> : public copyable_holder_caster<muster::ProcessGroup, muster::Group> {
+class pybind11::detail::type_caster<muster::Group>
+    : public copyable_holder_caster<muster::ProcessGroup, muster::Group> {
  public:
   bool load(handle source, bool convert) {
-    return source.is_none() || copyable_holder_caster<muster::ProcessGroup, muster::Group>::load(source, convert);
+    return source.is_none() ||
+           copyable_holder_caster<muster::ProcessGroup, muster::Group>::load(source, convert);
   }
 };
 
@@ -28,7 +31,8 @@ namespace muster::python {
 
 void bind_errors(pybind11::module_& module);
 void bind_stores(pybind11::module_& module);
-void bind_groups(pybind11::module_& module);  // and ReduceOp, Work, which the others have in their signatures
+void bind_groups(
+    pybind11::module_& module);  // and ReduceOp, Work, which the others have in their signatures
 void bind_point_to_point(pybind11::module_& module);
 void bind_collectives(pybind11::module_& module);
 void bind_objects(pybind11::module_& module);
@@ -43,11 +47,12 @@ void bind_torch_backend(pybind11::module_& module);
 /// What `group_desc` gives of a group that no description was given for. With the GIL.
 void describe_group(const Group& group, const std::string& description);
 
-/// In a handler, where Python is not the caller but will see what is thrown: an exception of muster's becomes Python's, others go on.
+/// In a handler, where Python is not the caller but will see what is thrown: an exception of
+/// muster's becomes Python's, others go on.
 void throw_in_python();
 
-/// Where torchrun has started this process and the job is to meet by its environment: over the store of torchrun's agent, which is stock
-/// torch's. Blocks as stock torch does.
+/// Where torchrun has started this process and the job is to meet by its environment: over the
+/// store of torchrun's agent, which is stock torch's. Blocks as stock torch does.
 void meet_by_torchrun(InitProcessGroupOptions& options);
 
 }  // namespace muster::python

@@ -16,13 +16,15 @@ namespace {
 
 /// What the signal handler may touch.
 std::atomic<int> wake_descriptor{-1};
-std::atomic<pid_t> wake_process{0};  // a fork has the descriptor too, and its interrupts are not this process's
+std::atomic<pid_t> wake_process{
+    0};  // a fork has the descriptor too, and its interrupts are not this process's
 std::atomic<void (*)(int)> next_handler{nullptr};
 
 void on_interrupt(int signal) {
   const int before = errno;
   const std::uint64_t one = 1;
-  if (wake_process.load() == ::getpid()) static_cast<void>(!::write(wake_descriptor.load(), &one, sizeof one));
+  if (wake_process.load() == ::getpid())
+    static_cast<void>(!::write(wake_descriptor.load(), &one, sizeof one));
   errno = before;
   if (auto* next = next_handler.load()) next(signal);
 }
@@ -75,7 +77,9 @@ void watch_for_interrupts() {
     std::thread(look, descriptor).detach();
   }
   struct sigaction action {};
-  if (::sigaction(SIGINT, nullptr, &action) != 0 || (action.sa_flags & SA_SIGINFO) != 0 || action.sa_handler == on_interrupt) return;
+  if (::sigaction(SIGINT, nullptr, &action) != 0 || (action.sa_flags & SA_SIGINFO) != 0 ||
+      action.sa_handler == on_interrupt)
+    return;
   next_handler = action.sa_handler;
   action.sa_handler = on_interrupt;
   ::sigaction(SIGINT, &action, nullptr);
@@ -85,7 +89,8 @@ void watch_for_interrupts() {
 void stay_in_front() {
   if (wake_process.load() == 0) return;  // nobody asked for it
   struct sigaction action {};
-  if (::sigaction(SIGINT, nullptr, &action) == 0 && action.sa_handler != on_interrupt) watch_for_interrupts();
+  if (::sigaction(SIGINT, nullptr, &action) == 0 && action.sa_handler != on_interrupt)
+    watch_for_interrupts();
 }
 
 bool main_thread_is_interruptible() {

@@ -1,8 +1,9 @@
 /// Calls that may block: without the GIL, and ended by Ctrl-C.
 ///
-/// Python runs its handlers on the main thread between two instructions of its own, so never while that thread is inside muster. Where
-/// SIGINT has Python's own handler (`KeyboardInterrupt`), a handler in front of it therefore wakes a thread, which aborts what the main
-/// thread waits in: the other ranks get an error that names this one.
+/// Python runs its handlers on the main thread between two instructions of its own, so never while
+/// that thread is inside muster. Where SIGINT has Python's own handler (`KeyboardInterrupt`), a
+/// handler in front of it therefore wakes a thread, which aborts what the main thread waits in: the
+/// other ranks get an error that names this one.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>
@@ -18,14 +19,15 @@
 
 namespace muster::python {
 
-/// Puts the handler in front, on the main thread and where Python's own is there. Called at import and where a job begins; from then on
-/// every call of the main thread sees to it that it still is.
+/// Puts the handler in front, on the main thread and where Python's own is there. Called at import
+/// and where a job begins; from then on every call of the main thread sees to it that it still is.
 void watch_for_interrupts();
 
 /// Whether the main thread is in a call that Ctrl-C ends.
 bool main_thread_is_interruptible();
 
-/// What Ctrl-C ends while this lives, on the main thread; on another one nothing. Made and destroyed with the GIL.
+/// What Ctrl-C ends while this lives, on the main thread; on another one nothing. Made and
+/// destroyed with the GIL.
 class Interruptible {
  public:
   /// Throws where Ctrl-C has come already.
@@ -36,7 +38,8 @@ class Interruptible {
 
  private:
   bool active_ = false;
-  std::function<void()> before_;  // a call may be within another: a backward pass calls hooks of the user's
+  std::function<void()>
+      before_;  // a call may be within another: a backward pass calls hooks of the user's
 };
 
 template <class Call>

@@ -16,7 +16,8 @@ using Released = py::call_guard<py::gil_scoped_release>;
 
 constexpr int kMostFrames = 20;
 
-/// Where Python has called from, as its tracebacks show frames, the innermost first; nothing on a thread that runs no Python.
+/// Where Python has called from, as its tracebacks show frames, the innermost first; nothing on a
+/// thread that runs no Python.
 std::string python_stack() {
   if (Py_IsInitialized() == 0 || PyGILState_GetThisThreadState() == nullptr) return {};
   const py::gil_scoped_acquire held;
@@ -24,11 +25,13 @@ std::string python_stack() {
   try {
     const auto source_line = py::module_::import("linecache").attr("getline");
     auto frame = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(PyEval_GetFrame()));
-    for (int i = 0; frame && !frame.is_none() && i < kMostFrames; ++i, frame = frame.attr("f_back")) {
+    for (int i = 0; frame && !frame.is_none() && i < kMostFrames;
+         ++i, frame = frame.attr("f_back")) {
       const auto code = frame.attr("f_code");
       const auto file = py::str(code.attr("co_filename")), name = py::str(code.attr("co_name"));
       const auto line = frame.attr("f_lineno");
-      text += py::str("  File \"{}\", line {}, in {}\n").format(file, line, name).cast<std::string>();
+      text +=
+          py::str("  File \"{}\", line {}, in {}\n").format(file, line, name).cast<std::string>();
       const auto source = py::str(source_line(file, line).attr("strip")()).cast<std::string>();
       if (!source.empty()) text += "    " + source + "\n";
     }
@@ -46,19 +49,27 @@ void bind_debug(py::module_& module) {
       .value("OFF", DebugLevel::OFF)
       .value("INFO", DebugLevel::INFO)
       .value("DETAIL", DebugLevel::DETAIL);
-  module.def("get_debug_level", &get_debug_level, "DebugLevel: that of TORCH_DISTRIBUTED_DEBUG, or what was set.");
-  module.def("set_debug_level", &set_debug_level, py::arg("level"), "OFF, INFO or DETAIL, for this process.");
+  module.def("get_debug_level", &get_debug_level,
+             "DebugLevel: that of TORCH_DISTRIBUTED_DEBUG, or what was set.");
+  module.def("set_debug_level", &set_debug_level, py::arg("level"),
+             "OFF, INFO or DETAIL, for this process.");
   module.def("set_debug_level_from_env", &set_debug_level_from_env,
-             "Reads TORCH_DISTRIBUTED_DEBUG again. Raises ValueError (DistArgumentError) for anything but OFF, INFO and "
+             "Reads TORCH_DISTRIBUTED_DEBUG again. Raises ValueError (DistArgumentError) for "
+             "anything but OFF, INFO and "
              "DETAIL.");
   module.def(
       "monitored_barrier",
       [](const Group& group, std::optional<Duration> timeout, bool wait_all_ranks) {
-        blocking(group, [&] { monitored_barrier({.group = group, .timeout = timeout, .wait_all_ranks = wait_all_ranks}); });
+        blocking(group, [&] {
+          monitored_barrier({.group = group, .timeout = timeout, .wait_all_ranks = wait_all_ranks});
+        });
       },
-      py::arg("group") = py::none(), py::arg("timeout") = py::none(), py::arg("wait_all_ranks") = false,
-      "A barrier that says who is missing: rank 0 raises DistBackendError at the first rank that does not come within"
-      " `timeout` (datetime.timedelta; None: the group's), or for all of them with wait_all_ranks; the others fail "
+      py::arg("group") = py::none(), py::arg("timeout") = py::none(),
+      py::arg("wait_all_ranks") = false,
+      "A barrier that says who is missing: rank 0 raises DistBackendError at the first rank that "
+      "does not come within"
+      " `timeout` (datetime.timedelta; None: the group's), or for all of them with wait_all_ranks; "
+      "the others fail "
       "too.");
   module.def(
       "breakpoint",
@@ -78,14 +89,17 @@ void bind_debug(py::module_& module) {
       },
       py::arg("rank"), py::arg("stop"));
   module.def(
-      "set_timeout", [](Duration timeout, const Group& group) { set_timeout(timeout, group); }, py::arg("timeout"),
-      py::arg("group") = py::none(),
-      "Of the group's later calls in this process (None: the default group's); datetime.timedelta. Nothing for a non-member's. Raises "
+      "set_timeout", [](Duration timeout, const Group& group) { set_timeout(timeout, group); },
+      py::arg("timeout"), py::arg("group") = py::none(),
+      "Of the group's later calls in this process (None: the default group's); datetime.timedelta. "
+      "Nothing for a non-member's. Raises "
       "ValueError (DistArgumentError) before init_process_group.");
   module.def(
-      "abort_process_group", [](const Group& group) { blocking(group, [&] { abort_process_group(group); }); },
+      "abort_process_group",
+      [](const Group& group) { blocking(group, [&] { abort_process_group(group); }); },
       py::arg("group") = py::none(),
-      "Ends what is in flight on the group (None: the default one), here and on the other members, whose calls raise "
+      "Ends what is in flight on the group (None: the default one), here and on the other members, "
+      "whose calls raise "
       "naming this rank. Raises ValueError (DistArgumentError) before init_process_group.");
   module.def(
       "empty_shared",
@@ -93,20 +107,29 @@ void bind_debug(py::module_& module) {
         return empty_shared(size, dtype ? at::TensorOptions(*dtype) : at::TensorOptions());
       },
       py::arg("size"), py::arg("dtype") = py::none(), Released(),
-      "A tensor (size: list of numbers; dtype None: torch's default) in memory that the other ranks of the host read "
+      "A tensor (size: list of numbers; dtype None: torch's default) in memory that the other "
+      "ranks of the host read "
       "where it is: its collectives copy less. Raises DistError where there is no room.");
   module.def("in_shared_memory", &in_shared_memory, py::arg("tensor"), Released(),
              "Whether the other ranks of the host can read the tensor where it is.");
   module.def(
       "use_shared_allocator",
-      [](bool enabled, std::size_t private_up_to, std::optional<std::size_t> limit, std::size_t keep, bool read_only) {
-        use_shared_allocator({.enabled = enabled, .private_up_to = private_up_to, .limit = limit, .keep = keep, .read_only = read_only});
+      [](bool enabled, std::size_t private_up_to, std::optional<std::size_t> limit,
+         std::size_t keep, bool read_only) {
+        use_shared_allocator({.enabled = enabled,
+                              .private_up_to = private_up_to,
+                              .limit = limit,
+                              .keep = keep,
+                              .read_only = read_only});
       },
-      py::arg("enabled") = true, py::arg("private_up_to") = SharedAllocatorOptions().private_up_to, py::arg("limit") = py::none(),
-      py::arg("keep") = SharedAllocatorOptions().keep, py::arg("read_only") = false, Released(),
-      "From now on torch's CPU tensors of this process lie where the other ranks of the host can read them. Sizes in bytes: private_up_to, "
+      py::arg("enabled") = true, py::arg("private_up_to") = SharedAllocatorOptions().private_up_to,
+      py::arg("limit") = py::none(), py::arg("keep") = SharedAllocatorOptions().keep,
+      py::arg("read_only") = false, Released(),
+      "From now on torch's CPU tensors of this process lie where the other ranks of the host can "
+      "read them. Sizes in bytes: private_up_to, "
       "of "
-      "tensors that stay private; limit, of all (None: what the machine allows); keep, of freed memory. read_only: others may not write.");
+      "tensors that stay private; limit, of all (None: what the machine allows); keep, of freed "
+      "memory. read_only: others may not write.");
   module.def(
       "shared_allocator_stats",
       [] {
@@ -123,7 +146,8 @@ void bind_debug(py::module_& module) {
         return all;
       },
       "What the shared allocator has done: a dict of counts, sizes in bytes.");
-  module.def("trim_shared_allocator", &trim_shared_allocator, Released(), "Gives freed memory of the shared allocator back to the system.");
+  module.def("trim_shared_allocator", &trim_shared_allocator, Released(),
+             "Gives freed memory of the shared allocator back to the system.");
 }
 
 }  // namespace muster::python

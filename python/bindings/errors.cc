@@ -19,7 +19,8 @@ struct Classes {
 Classes classes{};
 
 PyObject* make(py::module_& module, const char* name, PyObject* base, const char* doc) {
-  PyObject* made = PyErr_NewExceptionWithDoc((std::string("muster.") + name).c_str(), doc, base, nullptr);
+  PyObject* made =
+      PyErr_NewExceptionWithDoc((std::string("muster.") + name).c_str(), doc, base, nullptr);
   if (made == nullptr) throw py::error_already_set();
   module.add_object(name, py::reinterpret_borrow<py::object>(made));
   return made;
@@ -55,13 +56,19 @@ void raise_or_rethrow(const std::exception_ptr& thrown) {
 
 void bind_errors(py::module_& module) {
   classes.error =
-      make(module, "DistError", PyExc_RuntimeError, "The base of all. `ranks`: those at fault; `code`: what kind of failure, as a word.");
+      make(module, "DistError", PyExc_RuntimeError,
+           "The base of all. `ranks`: those at fault; `code`: what kind of failure, as a word.");
   const auto both = py::make_tuple(py::handle(classes.error), py::handle(PyExc_ValueError));
-  classes.argument = make(module, "DistArgumentError", both.ptr(), "A wrong argument, or a call out of its turn: a ValueError too.");
-  classes.backend = make(module, "DistBackendError", classes.error, "An operation failed, or the backend does not have it.");
-  classes.network = make(module, "DistNetworkError", classes.error, "A socket, an address or a handshake failed.");
-  classes.store = make(module, "DistStoreError", classes.error, "A store, or the initialisation that goes through it, failed.");
-  classes.queue_empty = make(module, "QueueEmptyError", classes.store, "`queue_pop` was not to wait, and the queue was empty.");
+  classes.argument = make(module, "DistArgumentError", both.ptr(),
+                          "A wrong argument, or a call out of its turn: a ValueError too.");
+  classes.backend = make(module, "DistBackendError", classes.error,
+                         "An operation failed, or the backend does not have it.");
+  classes.network = make(module, "DistNetworkError", classes.error,
+                         "A socket, an address or a handshake failed.");
+  classes.store = make(module, "DistStoreError", classes.error,
+                       "A store, or the initialisation that goes through it, failed.");
+  classes.queue_empty = make(module, "QueueEmptyError", classes.store,
+                             "`queue_pop` was not to wait, and the queue was empty.");
   classes.spawn = make(module, "SpawnError", classes.error, "A rank of a spawn failed.");
   py::register_local_exception_translator([](std::exception_ptr thrown) {
     if (thrown) raise_or_rethrow(thrown);

@@ -29,24 +29,33 @@ using Text = std::optional<std::string>;
 using DeviceId = std::optional<std::variant<int, at::Device>>;
 using AnyStore = std::variant<std::shared_ptr<Store>, c10::intrusive_ptr<c10d::Store>>;
 
-/// torch's device_id says what a group of GPUs is made for, ahead of its tensors. Here only whether there is such a device is looked at.
+/// torch's device_id says what a group of GPUs is made for, ahead of its tensors. Here only whether
+/// there is such a device is looked at.
 void check_device_id(const DeviceId& given, const std::string& call) {
   if (!given) return;
   const auto accelerator = at::getAccelerator(false);
   const auto* number = std::get_if<int>(&*given);
-  if (number != nullptr && !accelerator) group::invalid(call + ": device_id is a number, and this torch has no accelerator");
-  const auto device = number != nullptr ? at::Device(*accelerator, static_cast<at::DeviceIndex>(*number)) : std::get<at::Device>(*given);
-  if (!device.has_index()) group::invalid(call + ": device_id " + device.str() + " has no index; give one, as cpu:0 or cuda:0");
+  if (number != nullptr && !accelerator)
+    group::invalid(call + ": device_id is a number, and this torch has no accelerator");
+  const auto device = number != nullptr
+                          ? at::Device(*accelerator, static_cast<at::DeviceIndex>(*number))
+                          : std::get<at::Device>(*given);
+  if (!device.has_index())
+    group::invalid(call + ": device_id " + device.str() +
+                   " has no index; give one, as cpu:0 or cuda:0");
   if (device.is_cpu()) return;
-  if (device.type() != accelerator) group::invalid(call + ": device_id " + device.str() + " is none of this torch's accelerators");
+  if (device.type() != accelerator)
+    group::invalid(call + ": device_id " + device.str() + " is none of this torch's accelerators");
   if (const auto there = at::accelerator::deviceCount(); device.index() >= there)
-    group::invalid(call + ": device_id " + device.str() + " is out of range: this machine has " + std::to_string(there) + " of that kind");
+    group::invalid(call + ": device_id " + device.str() + " is out of range: this machine has " +
+                   std::to_string(there) + " of that kind");
 }
 
 std::shared_ptr<Store> store_of(const AnyStore& given) {
   if (const auto* own = std::get_if<std::shared_ptr<Store>>(&given)) return *own;
   // The caller may block on it from another thread; a clone has a connection of its own.
-  return std::make_shared<Store>(compat::adapt_store(std::get<c10::intrusive_ptr<c10d::Store>>(given)->clone()));
+  return std::make_shared<Store>(
+      compat::adapt_store(std::get<c10::intrusive_ptr<c10d::Store>>(given)->clone()));
 }
 
 /// What programs call their groups, which nothing but programs reads. With the GIL.
@@ -74,23 +83,36 @@ std::string description_of(const Group& group) {
 }
 
 void bind_reduce_op(py::module_& module) {
-  py::class_<ReduceOp> op(module, "ReduceOp", "How values are combined. PREMUL_SUM by itself has the factor 1.");
+  py::class_<ReduceOp> op(module, "ReduceOp",
+                          "How values are combined. PREMUL_SUM by itself has the factor 1.");
   constexpr std::pair<const char*, ReduceOp::Kind> kKinds[] = {
-      {"SUM", ReduceOp::SUM},   {"PRODUCT", ReduceOp::PRODUCT}, {"MIN", ReduceOp::MIN},
-      {"MAX", ReduceOp::MAX},   {"BAND", ReduceOp::BAND},       {"BOR", ReduceOp::BOR},
-      {"BXOR", ReduceOp::BXOR}, {"AVG", ReduceOp::AVG},         {"PREMUL_SUM", ReduceOp::PREMUL_SUM}};
+      {"SUM", ReduceOp::SUM},
+      {"PRODUCT", ReduceOp::PRODUCT},
+      {"MIN", ReduceOp::MIN},
+      {"MAX", ReduceOp::MAX},
+      {"BAND", ReduceOp::BAND},
+      {"BOR", ReduceOp::BOR},
+      {"BXOR", ReduceOp::BXOR},
+      {"AVG", ReduceOp::AVG},
+      {"PREMUL_SUM", ReduceOp::PREMUL_SUM}};
   for (const auto& [name, kind] : kKinds) op.attr(name) = ReduceOp(kind);
   op.def(py::init<const ReduceOp&>(), py::arg("op"))
       .def(py::self == py::self)
-      .def(py::pickle([](const ReduceOp& self) { return py::make_tuple(static_cast<int>(self.kind()), self.factor()); },
-                      [](const py::tuple& state) {
-                        const auto kind = state[0].cast<int>();
-                        if (kind < ReduceOp::SUM || kind > ReduceOp::PREMUL_SUM) throw py::value_error("this pickle holds no ReduceOp");
-                        return kind == ReduceOp::PREMUL_SUM ? ReduceOp::premul_sum(state[1].cast<double>())
-                                                            : ReduceOp(static_cast<ReduceOp::Kind>(kind));
-                      }))
+      .def(py::pickle(
+          [](const ReduceOp& self) {
+            return py::make_tuple(static_cast<int>(self.kind()), self.factor());
+          },
+          [](const py::tuple& state) {
+            const auto kind = state[0].cast<int>();
+            if (kind < ReduceOp::SUM || kind > ReduceOp::PREMUL_SUM)
+              throw py::value_error("this pickle holds no ReduceOp");
+            return kind == ReduceOp::PREMUL_SUM ? ReduceOp::premul_sum(state[1].cast<double>())
+                                                : ReduceOp(static_cast<ReduceOp::Kind>(kind));
+          }))
       .def("__hash__", [](const ReduceOp& self) { return static_cast<int>(self.kind()); })
-      .def("__repr__", [](const ReduceOp& self) { return "<ReduceOp." + std::string(collective::name_of(self.engine())) + ">"; });
+      .def("__repr__", [](const ReduceOp& self) {
+        return "<ReduceOp." + std::string(collective::name_of(self.engine())) + ">";
+      });
   module.def("_make_nccl_premul_sum", &ReduceOp::premul_sum, py::arg("factor"),
              "A ReduceOp: each rank's input times its factor, then summed.");
 }
@@ -99,29 +121,40 @@ void bind_work(py::module_& module) {
   const auto without_gil_held = py::call_guard<py::gil_scoped_release>();
   const auto wait = [](const GroupWork& self, Limit timeout) {
     if (timeout == Duration::zero()) timeout.reset();
-    return without_gil([group = self.group] { interrupt(group.lock()); }, [&] { return self.work->wait(timeout); });
+    return without_gil([group = self.group] { interrupt(group.lock()); },
+                       [&] { return self.work->wait(timeout); });
   };
   const auto source_rank = [](const GroupWork& self) { return self.work->source_rank(); };
   py::class_<GroupWork, std::shared_ptr<GroupWork>>(module, "Work", "A started operation.")
       .def(
-          "is_completed", [](const GroupWork& self) { return self.work->is_completed(); }, without_gil_held,
-          "Whether it has ended, well or badly. Never blocks.")
+          "is_completed", [](const GroupWork& self) { return self.work->is_completed(); },
+          without_gil_held, "Whether it has ended, well or badly. Never blocks.")
       .def(
-          "is_success", [](const GroupWork& self) { return self.work->is_success(); }, without_gil_held, "Whether it has ended well.")
+          "is_success", [](const GroupWork& self) { return self.work->is_success(); },
+          without_gil_held, "Whether it has ended well.")
       .def("wait", wait, py::arg("timeout") = py::none(),
-           "Returns True once it is completed; raises what it failed with, and DistBackendError (`timed out`) when "
+           "Returns True once it is completed; raises what it failed with, and DistBackendError "
+           "(`timed out`) when "
            "`timeout` (datetime.timedelta; None or 0: the operation's own) passes first.")
       .def(
-          "synchronize", [wait](const GroupWork& self) { wait(self, std::nullopt); }, "As `wait()`; returns None.")
+          "synchronize", [wait](const GroupWork& self) { wait(self, std::nullopt); },
+          "As `wait()`; returns None.")
       .def(
-          "get_future", [](const GroupWork& self) { return std::make_shared<torch::jit::PythonFutureWrapper>(self.work->get_future()); },
+          "get_future",
+          [](const GroupWork& self) {
+            return std::make_shared<torch::jit::PythonFutureWrapper>(self.work->get_future());
+          },
           without_gil_held,
-          "torch.futures.Future of the list of output tensors. Its callbacks run on threads of their own, where they may wait for other "
-          "calls; those of futures that are asked for in a backward pass once the pass has made all its calls.")
-      .def("source_rank", source_rank, without_gil_held, "Receives, once completed: the rank that sent. -1 for other operations.")
+          "torch.futures.Future of the list of output tensors. Its callbacks run on threads of "
+          "their own, where they may wait for other "
+          "calls; those of futures that are asked for in a backward pass once the pass has made "
+          "all its calls.")
+      .def("source_rank", source_rank, without_gil_held,
+           "Receives, once completed: the rank that sent. -1 for other operations.")
       .def("_source_rank", source_rank, without_gil_held)
       .def(
-          "result", [](const GroupWork& self) { return self.work->result(); }, "The output tensors.")
+          "result", [](const GroupWork& self) { return self.work->result(); },
+          "The output tensors.")
       .def(
           "exception",
           [](const GroupWork& self) -> py::object {
@@ -150,51 +183,77 @@ void bind_groups(py::module_& module) {
   bind_reduce_op(module);
   bind_work(module);
   watch_for_interrupts();
-  module.def("main_thread_is_interruptible", &main_thread_is_interruptible, "Whether the main thread is in a call that Ctrl-C ends.");
+  module.def("main_thread_is_interruptible", &main_thread_is_interruptible,
+             "Whether the main thread is in a call that Ctrl-C ends.");
 
-  py::class_<ProcessGroup, Group>(module, "ProcessGroup", "A set of ranks that communicate. False where this process is no member.",
-                                  let_go_without_gil<ProcessGroup>())
+  py::class_<ProcessGroup, Group>(
+      module, "ProcessGroup",
+      "A set of ranks that communicate. False where this process is no member.",
+      let_go_without_gil<ProcessGroup>())
       .def("rank", &ProcessGroup::rank, "This process's rank in it; -1 for a non-member.")
       .def("size", &ProcessGroup::size, "The number of members; -1 for a non-member.")
       .def(
-          "name", [](const ProcessGroup& self) { return self.backend().empty() ? std::string(Backend::UNDEFINED) : self.backend(); },
+          "name",
+          [](const ProcessGroup& self) {
+            return self.backend().empty() ? std::string(Backend::UNDEFINED) : self.backend();
+          },
           "The name that its backend was asked for by, as get_backend.")
       .def_property_readonly("group_name", &ProcessGroup::name, "What errors and traces call it.")
-      .def_property_readonly("group_desc", &description_of, "What it was made with; `default_pg` of the default group, else `undefined`.")
+      .def_property_readonly(
+          "group_desc", &description_of,
+          "What it was made with; `default_pg` of the default group, else `undefined`.")
       .def("__bool__", &ProcessGroup::is_member)
-      // Where torch has one value for every group that this process is no member of, programs compare with it.
+      // Where torch has one value for every group that this process is no member of, programs
+      // compare with it.
       .def(
-          "__eq__", [](const ProcessGroup& a, const ProcessGroup& b) { return &a == &b || (!a.is_member() && !b.is_member()); },
+          "__eq__",
+          [](const ProcessGroup& a, const ProcessGroup& b) {
+            return &a == &b || (!a.is_member() && !b.is_member());
+          },
           py::is_operator())
-      .def("__hash__", [](const ProcessGroup& self) { return std::hash<const void*>()(self.is_member() ? &self : nullptr); })
-      .def("__repr__", [](const ProcessGroup& self) { return "<muster.ProcessGroup " + self.name() + ">"; });
+      .def("__hash__",
+           [](const ProcessGroup& self) {
+             return std::hash<const void*>()(self.is_member() ? &self : nullptr);
+           })
+      .def("__repr__",
+           [](const ProcessGroup& self) { return "<muster.ProcessGroup " + self.name() + ">"; });
 
   ProcessGroupParts none;
   none.name = "of others";
   module.attr("NON_GROUP_MEMBER") = std::make_shared<ProcessGroup>(std::move(none));
 
-  auto nccl = py::class_<ProcessGroupNCCL>(module, "ProcessGroupNCCL", "What belongs to the nccl backend.");
+  auto nccl =
+      py::class_<ProcessGroupNCCL>(module, "ProcessGroupNCCL", "What belongs to the nccl backend.");
   py::class_<ProcessGroupNCCL::Options, std::shared_ptr<ProcessGroupNCCL::Options>>(
-      nccl, "Options", "pg_options of the nccl backend: is_high_priority_stream, whether its kernels run on CUDA streams of high priority.")
+      nccl, "Options",
+      "pg_options of the nccl backend: is_high_priority_stream, whether its kernels run on CUDA "
+      "streams of high priority.")
       .def(py::init<bool>(), py::arg("is_high_priority_stream") = false)
-      .def_readwrite("is_high_priority_stream", &ProcessGroupNCCL::Options::is_high_priority_stream);
+      .def_readwrite("is_high_priority_stream",
+                     &ProcessGroupNCCL::Options::is_high_priority_stream);
 
-  module.def("parse_backend", [](const std::string& name) { return std::string(Backend(name).name()); });
+  module.def("parse_backend",
+             [](const std::string& name) { return std::string(Backend(name).name()); });
   module.def("known_backends", &Backend::known);
-  module.def("is_gloo_available", &is_gloo_available, "True: `gloo` is another name for the native engine.");
+  module.def("is_gloo_available", &is_gloo_available,
+             "True: `gloo` is another name for the native engine.");
   module.def("is_mpi_available", &is_mpi_available, "Whether this build has the mpi backend.");
   module.def("is_nccl_available", &is_nccl_available, "Whether this build has the nccl backend.");
   module.def("is_ucc_available", &is_ucc_available, "Whether this build has the ucc backend.");
-  module.def("is_torchelastic_launched", &is_torchelastic_launched, "Whether TORCHELASTIC_RUN_ID is set, as the launcher does.");
+  module.def("is_torchelastic_launched", &is_torchelastic_launched,
+             "Whether TORCHELASTIC_RUN_ID is set, as the launcher does.");
 
   module.def(
       "init_process_group",
-      [](Text backend, Text init_method, Limit timeout, int world_size, int rank, const AnyStore& store, std::string group_name,
-         const py::object& pg_options, const DeviceId& device_id, const std::optional<std::vector<int>>&, bool enable_reconfigure,
+      [](Text backend, Text init_method, Limit timeout, int world_size, int rank,
+         const AnyStore& store, std::string group_name, const py::object& pg_options,
+         const DeviceId& device_id, const std::optional<std::vector<int>>&, bool enable_reconfigure,
          std::optional<bool> share_memory) {
         check_device_id(device_id, "init_process_group");
         if (enable_reconfigure)
-          group::invalid("init_process_group: muster has no enable_reconfigure; shrink_group goes on without ranks that are lost");
+          group::invalid(
+              "init_process_group: muster has no enable_reconfigure; shrink_group goes on without "
+              "ranks that are lost");
         watch_for_interrupts();
         InitProcessGroupOptions options{.backend = std::move(backend),
                                         .init_method = std::move(init_method),
@@ -208,45 +267,62 @@ void bind_groups(py::module_& module) {
         meet_by_torchrun(options);
         blocking_on_store([&] { init_process_group(options); });
       },
-      py::arg("backend") = py::none(), py::arg("init_method") = py::none(), py::arg("timeout") = py::none(), py::arg("world_size") = -1,
-      py::arg("rank") = -1, py::arg("store") = py::none(), py::arg("group_name") = "", py::arg("pg_options") = py::none(),
-      py::arg("device_id") = py::none(), py::arg("_ranks") = py::none(), py::arg("enable_reconfigure") = false,
-      py::arg("share_memory") = py::none(),
-      "Makes the default group; blocks until every rank has joined. backend: a name, or as `cpu:native,cuda:nccl`; "
-      "None: native for CPU tensors. init_method: an URL (`env://`, `tcp://host:port`, `file:///path`), `env://` "
-      "where there is neither it nor a store; store: with rank and world_size, torch.distributed's are taken too. timeout: "
+      py::arg("backend") = py::none(), py::arg("init_method") = py::none(),
+      py::arg("timeout") = py::none(), py::arg("world_size") = -1, py::arg("rank") = -1,
+      py::arg("store") = py::none(), py::arg("group_name") = "", py::arg("pg_options") = py::none(),
+      py::arg("device_id") = py::none(), py::arg("_ranks") = py::none(),
+      py::arg("enable_reconfigure") = false, py::arg("share_memory") = py::none(),
+      "Makes the default group; blocks until every rank has joined. backend: a name, or as "
+      "`cpu:native,cuda:nccl`; "
+      "None: native for CPU tensors. init_method: an URL (`env://`, `tcp://host:port`, "
+      "`file:///path`), `env://` "
+      "where there is neither it nor a store; store: with rank and world_size, torch.distributed's "
+      "are taken too. timeout: "
       "datetime.timedelta, of this "
-      "and of the group's calls; None: 30 minutes. group_name keeps jobs apart that share one address. pg_options: "
-      "for a registered backend or nccl. device_id: a torch.device with an index, or the number of a GPU: it must be there; tensors say "
+      "and of the group's calls; None: 30 minutes. group_name keeps jobs apart that share one "
+      "address. pg_options: "
+      "for a registered backend or nccl. device_id: a torch.device with an index, or the number of "
+      "a GPU: it must be there; tensors say "
       "where "
-      "they are. _ranks is taken for torch's sake; enable_reconfigure raises. share_memory: torch's CPU tensors lie where the other ranks "
+      "they are. _ranks is taken for torch's sake; enable_reconfigure raises. share_memory: "
+      "torch's CPU tensors lie where the other ranks "
       "of the host can read them; None: as "
-      "the environment says. Raises DistStoreError naming the ranks that did not come, DistNetworkError "
+      "the environment says. Raises DistStoreError naming the ranks that did not come, "
+      "DistNetworkError "
       "for addresses, ValueError (DistArgumentError) for arguments and for a second call.");
   module.def(
-      "destroy_process_group", [](const Group& group) { blocking(group, [&] { destroy_process_group(group); }); },
+      "destroy_process_group",
+      [](const Group& group) { blocking(group, [&] { destroy_process_group(group); }); },
       py::arg("group") = py::none(),
-      "Ends one group, or all of them for None and the default one; every member calls it. Raises what a member "
-      "called and another skipped, and a failure that no call has shown yet, after everything is taken down.");
-  module.def("is_initialized", &is_initialized, "Whether this process (or thread, where ranks are threads) has a default group.");
+      "Ends one group, or all of them for None and the default one; every member calls it. Raises "
+      "what a member "
+      "called and another skipped, and a failure that no call has shown yet, after everything is "
+      "taken down.");
+  module.def("is_initialized", &is_initialized,
+             "Whether this process (or thread, where ranks are threads) has a default group.");
   module.def("default_group", &default_group);
   module.def("get_rank", &get_rank, py::arg("group") = py::none(),
              "This process's rank in the group (None: the default one); -1 for a non-member.");
-  module.def("get_world_size", &get_world_size, py::arg("group") = py::none(), "The number of members; -1 for a non-member.");
+  module.def("get_world_size", &get_world_size, py::arg("group") = py::none(),
+             "The number of members; -1 for a non-member.");
   module.def("get_backend", &get_backend, py::arg("group") = py::none(),
-             "The lower-case name that the group's backend was asked for by; `cpu:native` where none was. Members only.");
+             "The lower-case name that the group's backend was asked for by; `cpu:native` where "
+             "none was. Members only.");
   module.def("get_group_rank", &get_group_rank, py::arg("group"), py::arg("global_rank"),
-             "From a rank of the default group to one of `group`. Raises ValueError (DistArgumentError) for a non-member.");
+             "From a rank of the default group to one of `group`. Raises ValueError "
+             "(DistArgumentError) for a non-member.");
   module.def("get_global_rank", &get_global_rank, py::arg("group"), py::arg("group_rank"),
-             "From a rank of `group` to one of the default group. Raises ValueError (DistArgumentError) for a rank that it "
+             "From a rank of `group` to one of the default group. Raises ValueError "
+             "(DistArgumentError) for a rank that it "
              "has not.");
   module.def("get_process_group_ranks", &get_process_group_ranks, py::arg("group"),
              "The members, as ranks of the default group, in the group's order.");
 
   module.def(
       "new_group",
-      [](std::optional<std::vector<int>> ranks, Limit timeout, Text backend, const py::object& pg_options, bool use_local_synchronization,
-         const Text& group_desc, const DeviceId& device_id, bool sort_ranks) {
+      [](std::optional<std::vector<int>> ranks, Limit timeout, Text backend,
+         const py::object& pg_options, bool use_local_synchronization, const Text& group_desc,
+         const DeviceId& device_id, bool sort_ranks) {
         check_device_id(device_id, "new_group");
         const NewGroupOptions options{.ranks = Ranks(std::move(ranks)),
                                       .timeout = timeout,
@@ -256,73 +332,116 @@ void bind_groups(py::module_& module) {
                                       .sort_ranks = sort_ranks};
         return described(blocking(nullptr, [&] { return new_group(options); }), group_desc);
       },
-      py::arg("ranks") = py::none(), py::arg("timeout") = py::none(), py::arg("backend") = py::none(), py::arg("pg_options") = py::none(),
-      py::arg("use_local_synchronization") = false, py::arg("group_desc") = py::none(), py::arg("device_id") = py::none(),
-      py::arg("sort_ranks") = true,
-      "A group of some ranks (of the default group; None: all), in sorted order, or in that of `ranks` with sort_ranks false. All ranks "
+      py::arg("ranks") = py::none(), py::arg("timeout") = py::none(),
+      py::arg("backend") = py::none(), py::arg("pg_options") = py::none(),
+      py::arg("use_local_synchronization") = false, py::arg("group_desc") = py::none(),
+      py::arg("device_id") = py::none(), py::arg("sort_ranks") = true,
+      "A group of some ranks (of the default group; None: all), in sorted order, or in that of "
+      "`ranks` with sort_ranks false. All ranks "
       "call it, in the same "
-      "order; with use_local_synchronization only its members. A process that is no member gets a group that is "
-      "false. device_id as in init_process_group; group_desc: what the property of that name gives. Raises DistBackendError on all where "
-      "calls differ, naming both, and where a rank fails or does not come within `timeout` (datetime.timedelta; None: the backend's, 30 "
-      "minutes), ValueError (DistArgumentError) for ranks that there are not, are named twice or are none, and for backends.");
+      "order; with use_local_synchronization only its members. A process that is no member gets a "
+      "group that is "
+      "false. device_id as in init_process_group; group_desc: what the property of that name "
+      "gives. Raises DistBackendError on all where "
+      "calls differ, naming both, and where a rank fails or does not come within `timeout` "
+      "(datetime.timedelta; None: the backend's, 30 "
+      "minutes), ValueError (DistArgumentError) for ranks that there are not, are named twice or "
+      "are none, and for backends.");
   module.def(
       "split_group",
-      [](const Group& parent, const std::optional<std::vector<std::vector<int>>>& split_ranks, Limit timeout, const py::object& pg_options,
-         const Text& group_desc, Text backend) {
-        if (!split_ranks) group::invalid("split_group: split_ranks is missing: give a list of lists of ranks of the parent");
-        const SplitGroupOptions options{.timeout = timeout, .backend = std::move(backend), .pg_options = pg_options_of(pg_options)};
-        return described(blocking(parent, [&] { return split_group(parent, *split_ranks, options); }), group_desc);
+      [](const Group& parent, const std::optional<std::vector<std::vector<int>>>& split_ranks,
+         Limit timeout, const py::object& pg_options, const Text& group_desc, Text backend) {
+        if (!split_ranks)
+          group::invalid(
+              "split_group: split_ranks is missing: give a list of lists of ranks of the parent");
+        const SplitGroupOptions options{.timeout = timeout,
+                                        .backend = std::move(backend),
+                                        .pg_options = pg_options_of(pg_options)};
+        return described(
+            blocking(parent, [&] { return split_group(parent, *split_ranks, options); }),
+            group_desc);
       },
-      py::arg("parent_pg") = py::none(), py::arg("split_ranks") = py::none(), py::arg("timeout") = py::none(),
-      py::arg("pg_options") = py::none(), py::arg("group_desc") = py::none(), py::arg("backend") = py::none(),
-      "Divides a group (None: the default one) by lists of its ranks, which must not overlap; each member gets the "
-      "group of its list, a false one where it is in none. Every member calls it with the same lists. backend: some of the parent's; "
-      "timeout (datetime.timedelta), None: the parent's. Raises DistBackendError on all where calls differ, naming both, and where a rank "
-      "fails or does not come in time; ValueError (DistArgumentError) without lists, where they overlap, are empty or name ranks that "
+      py::arg("parent_pg") = py::none(), py::arg("split_ranks") = py::none(),
+      py::arg("timeout") = py::none(), py::arg("pg_options") = py::none(),
+      py::arg("group_desc") = py::none(), py::arg("backend") = py::none(),
+      "Divides a group (None: the default one) by lists of its ranks, which must not overlap; each "
+      "member gets the "
+      "group of its list, a false one where it is in none. Every member calls it with the same "
+      "lists. backend: some of the parent's; "
+      "timeout (datetime.timedelta), None: the parent's. Raises DistBackendError on all where "
+      "calls differ, naming both, and where a rank "
+      "fails or does not come in time; ValueError (DistArgumentError) without lists, where they "
+      "overlap, are empty or name ranks that "
       "there "
       "are not, for another backend and for a process that is no member of the parent.");
   module.def(
       "new_subgroups",
-      [](std::optional<int> group_size, const Group& group, Limit timeout, Text backend, const py::object& pg_options,
-         const Text& group_desc) {
-        const NewSubgroupsOptions options{
-            .group = group, .timeout = timeout, .backend = std::move(backend), .pg_options = pg_options_of(pg_options)};
-        return described(blocking(group, [&] { return new_subgroups(group_size, options); }), group_desc);
+      [](std::optional<int> group_size, const Group& group, Limit timeout, Text backend,
+         const py::object& pg_options, const Text& group_desc) {
+        const NewSubgroupsOptions options{.group = group,
+                                          .timeout = timeout,
+                                          .backend = std::move(backend),
+                                          .pg_options = pg_options_of(pg_options)};
+        return described(blocking(group, [&] { return new_subgroups(group_size, options); }),
+                         group_desc);
       },
-      py::arg("group_size") = py::none(), py::arg("group") = py::none(), py::arg("timeout") = py::none(), py::arg("backend") = py::none(),
+      py::arg("group_size") = py::none(), py::arg("group") = py::none(),
+      py::arg("timeout") = py::none(), py::arg("backend") = py::none(),
       py::arg("pg_options") = py::none(), py::arg("group_desc") = py::none(),
-      "Groups of `group_size` consecutive ranks (None: one group per host): this process's own, and the list of all. "
-      "Every member of `group` (None: the default one) calls it. Raises ValueError (DistArgumentError) where the number of ranks is not a "
-      "multiple and for another backend than the group's, DistBackendError on all where calls differ, and where a rank fails or does not "
+      "Groups of `group_size` consecutive ranks (None: one group per host): this process's own, "
+      "and the list of all. "
+      "Every member of `group` (None: the default one) calls it. Raises ValueError "
+      "(DistArgumentError) where the number of ranks is not a "
+      "multiple and for another backend than the group's, DistBackendError on all where calls "
+      "differ, and where a rank fails or does not "
       "come in time.");
   module.def(
       "new_subgroups_by_enumeration",
-      [](const std::vector<std::vector<int>>& ranks_per_subgroup_list, Limit timeout, Text backend, const py::object& pg_options,
-         const Text& group_desc) {
-        const NewSubgroupsOptions options{.timeout = timeout, .backend = std::move(backend), .pg_options = pg_options_of(pg_options)};
-        return described(blocking(nullptr, [&] { return new_subgroups_by_enumeration(ranks_per_subgroup_list, options); }), group_desc);
+      [](const std::vector<std::vector<int>>& ranks_per_subgroup_list, Limit timeout, Text backend,
+         const py::object& pg_options, const Text& group_desc) {
+        const NewSubgroupsOptions options{.timeout = timeout,
+                                          .backend = std::move(backend),
+                                          .pg_options = pg_options_of(pg_options)};
+        return described(
+            blocking(
+                nullptr,
+                [&] { return new_subgroups_by_enumeration(ranks_per_subgroup_list, options); }),
+            group_desc);
       },
-      py::arg("ranks_per_subgroup_list"), py::arg("timeout") = py::none(), py::arg("backend") = py::none(),
-      py::arg("pg_options") = py::none(), py::arg("group_desc") = py::none(),
-      "Groups of the listed ranks of the default group, which must not overlap: this process's own, and the list of "
-      "all; a false one where it is in none. All ranks call it with the same lists. Raises ValueError (DistArgumentError) where they "
+      py::arg("ranks_per_subgroup_list"), py::arg("timeout") = py::none(),
+      py::arg("backend") = py::none(), py::arg("pg_options") = py::none(),
+      py::arg("group_desc") = py::none(),
+      "Groups of the listed ranks of the default group, which must not overlap: this process's "
+      "own, and the list of "
+      "all; a false one where it is in none. All ranks call it with the same lists. Raises "
+      "ValueError (DistArgumentError) where they "
       "overlap, "
-      "are empty or name ranks that there are not, and for another backend than the default group's; DistBackendError on all where calls "
+      "are empty or name ranks that there are not, and for another backend than the default "
+      "group's; DistBackendError on all where calls "
       "differ, and where a rank fails or does not come in time.");
   module.def(
       "shrink_group",
-      [](const std::vector<int>& ranks_to_exclude, const Group& group, int shrink_flags, const py::object& pg_options, Limit timeout) {
-        const auto flags = shrink_flags != 0 ? ShrinkFlags::SHRINK_ABORT : ShrinkFlags::SHRINK_DEFAULT;
-        const ShrinkGroupOptions options{
-            .group = group, .shrink_flags = flags, .timeout = timeout, .pg_options = pg_options_of(pg_options)};
+      [](const std::vector<int>& ranks_to_exclude, const Group& group, int shrink_flags,
+         const py::object& pg_options, Limit timeout) {
+        const auto flags =
+            shrink_flags != 0 ? ShrinkFlags::SHRINK_ABORT : ShrinkFlags::SHRINK_DEFAULT;
+        const ShrinkGroupOptions options{.group = group,
+                                         .shrink_flags = flags,
+                                         .timeout = timeout,
+                                         .pg_options = pg_options_of(pg_options)};
         return blocking(group, [&] { return shrink_group(ranks_to_exclude, options); });
       },
-      py::arg("ranks_to_exclude") = std::vector<int>{}, py::arg("group") = py::none(), py::arg("shrink_flags") = 0,
-      py::arg("pg_options") = py::none(), py::arg("timeout") = py::none(),
-      "A group of those members that are left: without the listed ranks of the group, and without those that have "
-      "died or die meanwhile. Every survivor calls it. shrink_flags: SHRINK_ABORT ends first what is in flight. Where"
-      " the default group is shrunk, the new one takes its place, with ranks from 0. Raises DistBackendError naming a living member that "
-      "does not call within `timeout` (datetime.timedelta; None: the group's), ValueError (DistArgumentError) for ranks that the group has "
+      py::arg("ranks_to_exclude") = std::vector<int>{}, py::arg("group") = py::none(),
+      py::arg("shrink_flags") = 0, py::arg("pg_options") = py::none(),
+      py::arg("timeout") = py::none(),
+      "A group of those members that are left: without the listed ranks of the group, and without "
+      "those that have "
+      "died or die meanwhile. Every survivor calls it. shrink_flags: SHRINK_ABORT ends first what "
+      "is in flight. Where"
+      " the default group is shrunk, the new one takes its place, with ranks from 0. Raises "
+      "DistBackendError naming a living member that "
+      "does not call within `timeout` (datetime.timedelta; None: the group's), ValueError "
+      "(DistArgumentError) for ranks that the group has "
       "not, for one named twice, for a caller that is excluded and for one that is no member.");
 }
 

@@ -5,13 +5,17 @@
 
 namespace {
 
-/// Callbacks of Python's need its interpreter: those that run get this long to return before it ends, and none begins once it ends.
+/// Callbacks of Python's need its interpreter: those that run get this long to return before it
+/// ends, and none begins once it ends.
 constexpr auto kLastCallbacks = std::chrono::seconds(3);
 
 void finish_callbacks_at_exit() {
   namespace py = pybind11;
   const auto finish = py::cpp_function(
-      [] { muster::CallbackExecutor::of_process().finish(kLastCallbacks, [] { return !muster::python::is_python_ending(); }); },
+      [] {
+        muster::CallbackExecutor::of_process().finish(
+            kLastCallbacks, [] { return !muster::python::is_python_ending(); });
+      },
       py::call_guard<py::gil_scoped_release>());
   py::module_::import("atexit").attr("register")(finish);
 }

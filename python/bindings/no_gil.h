@@ -1,5 +1,5 @@
-/// Objects whose end and the GIL must be thought of together: those that join threads (the last owner of a group ends its job's
-/// connections), and Python's own in the hands of C++.
+/// Objects whose end and the GIL must be thought of together: those that join threads (the last
+/// owner of a group ends its job's connections), and Python's own in the hands of C++.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>
@@ -9,19 +9,23 @@
 
 namespace muster::python {
 
-/// For a class_<T, std::shared_ptr<T>>: where Python frees the last owner of a T, the T goes without the GIL. Its end says goodbye to peers
-/// and joins threads, which takes up to a second; what those do may need the GIL, and so may Python's other threads.
+/// For a class_<T, std::shared_ptr<T>>: where Python frees the last owner of a T, the T goes
+/// without the GIL. Its end says goodbye to peers and joins threads, which takes up to a second;
+/// what those do may need the GIL, and so may Python's other threads.
 template <class T>
 pybind11::custom_type_setup let_go_without_gil() {
   return pybind11::custom_type_setup([](PyHeapTypeObject* type) {
     static destructor free_object = nullptr;
-    free_object = type->ht_type.tp_base->tp_dealloc;  // all of pybind11's types have the one of their base
+    free_object =
+        type->ht_type.tp_base->tp_dealloc;  // all of pybind11's types have the one of their base
     type->ht_type.tp_dealloc = [](PyObject* self) {
       std::shared_ptr<T> kept;
-      const auto value = reinterpret_cast<pybind11::detail::instance*>(self)->get_value_and_holder();
+      const auto value =
+          reinterpret_cast<pybind11::detail::instance*>(self)->get_value_and_holder();
       if (value.holder_constructed()) kept = value.template holder<std::shared_ptr<T>>();
       free_object(self);
-      if (kept.use_count() != 1) return;  // Python's was one of several, as that of `group.WORLD` always is
+      if (kept.use_count() != 1)
+        return;  // Python's was one of several, as that of `group.WORLD` always is
       const pybind11::gil_scoped_release released;
       kept.reset();
     };

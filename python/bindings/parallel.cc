@@ -18,8 +18,8 @@
 #include "muster/parallel/zero_redundancy_optimizer.h"
 #include "no_gil.h"
 
-// What muster/nn, muster/optim and muster/algorithms are made of. Nothing here takes the model's lock with the GIL held: backward has it
-// when it calls hooks of Python's.
+// What muster/nn, muster/optim and muster/algorithms are made of. Nothing here takes the model's
+// lock with the GIL held: backward has it when it calls hooks of Python's.
 namespace muster::python {
 namespace {
 
@@ -47,7 +47,8 @@ Tensor tensor_of(const py::object& value) {
   return (listed ? py::object(py::sequence(value)[0]) : value).cast<Tensor>();
 }
 
-/// `hook(bucket)` gives something with `wait()`: a torch.futures.Future of a tensor, or of a list with one.
+/// `hook(bucket)` gives something with `wait()`: a torch.futures.Future of a tensor, or of a list
+/// with one.
 CommHook in_python(const py::object& given) {
   return [hook = kept(given)](const GradBucket& bucket) -> std::function<Tensor()> {
     const py::gil_scoped_acquire held;
@@ -58,17 +59,20 @@ CommHook in_python(const py::object& given) {
   };
 }
 
-CommHook hook_of(const py::object& given) { return py::isinstance<NativeHook>(given) ? given.cast<NativeHook>().hook : in_python(given); }
+CommHook hook_of(const py::object& given) {
+  return py::isinstance<NativeHook>(given) ? given.cast<NativeHook>().hook : in_python(given);
+}
 
 parallel::BackwardFrame frame() {
-  return {.throw_as = throw_in_python, .wait_in = [](const Group& group, const std::function<void()>& wait) {
+  return {.throw_as = throw_in_python,
+          .wait_in = [](const Group& group, const std::function<void()>& wait) {
             const py::gil_scoped_acquire held;
             blocking(group, wait);
           }};
 }
 
-std::vector<parallel::ModuleParts::Named> named(const std::vector<std::pair<std::string, Tensor>>& tensors,
-                                                const std::vector<Tensor>& sparse) {
+std::vector<parallel::ModuleParts::Named> named(
+    const std::vector<std::pair<std::string, Tensor>>& tensors, const std::vector<Tensor>& sparse) {
   std::vector<parallel::ModuleParts::Named> all;
   for (const auto& [name, tensor] : tensors) {
     const auto is_it = [&each = tensor](const Tensor& other) { return other.is_same(each); };
@@ -84,21 +88,27 @@ void take(const py::dict& given, const char* name, Member& member) {
 
 MixedPrecision precision_of(const py::object& given) {
   MixedPrecision config;
-  const auto dtype = [&given](const char* name) { return given.attr(name).cast<std::optional<at::ScalarType>>(); };
+  const auto dtype = [&given](const char* name) {
+    return given.attr(name).cast<std::optional<at::ScalarType>>();
+  };
   config.param_dtype = dtype("param_dtype");
   config.reduce_dtype = dtype("reduce_dtype");
   config.buffer_dtype = dtype("buffer_dtype");
   // Torch's own class has not these two.
-  config.keep_low_precision_grads = py::getattr(given, "keep_low_precision_grads", py::bool_(false)).cast<bool>();
-  config.cast_forward_inputs = py::getattr(given, "cast_forward_inputs", py::bool_(true)).cast<bool>();
+  config.keep_low_precision_grads =
+      py::getattr(given, "keep_low_precision_grads", py::bool_(false)).cast<bool>();
+  config.cast_forward_inputs =
+      py::getattr(given, "cast_forward_inputs", py::bool_(true)).cast<bool>();
   return config;
 }
 
 /// By the names that they have in C++; those that are None have their defaults.
 DistributedDataParallelOptions options_of(const py::dict& given) {
   DistributedDataParallelOptions options;
-  if (given.contains("device_ids") && !given["device_ids"].is_none()) options.device_ids = given["device_ids"].cast<std::vector<int>>();
-  if (given.contains("output_device") && !given["output_device"].is_none()) options.output_device = given["output_device"].cast<int>();
+  if (given.contains("device_ids") && !given["device_ids"].is_none())
+    options.device_ids = given["device_ids"].cast<std::vector<int>>();
+  if (given.contains("output_device") && !given["output_device"].is_none())
+    options.output_device = given["output_device"].cast<int>();
   take(given, "broadcast_buffers", options.broadcast_buffers);
   take(given, "init_sync", options.init_sync);
   take(given, "process_group", options.process_group);
@@ -117,7 +127,8 @@ DistributedDataParallelOptions options_of(const py::dict& given) {
 void set_buffer(GradBucket& bucket, Tensor buffer) {
   const bool sparse = bucket.gradients.size() == 1 && bucket.gradients.front().is_sparse();
   if (buffer.numel() != bucket.buffer.numel())
-    group::invalid("GradBucket.set_buffer: the bucket has " + std::to_string(bucket.buffer.numel()) + " elements, the buffer " +
+    group::invalid("GradBucket.set_buffer: the bucket has " +
+                   std::to_string(bucket.buffer.numel()) + " elements, the buffer " +
                    std::to_string(buffer.numel()));
   if (!sparse) buffer = buffer.contiguous().view({-1});
   std::int64_t at = 0;
@@ -130,32 +141,45 @@ void set_buffer(GradBucket& bucket, Tensor buffer) {
 }
 
 void bind_hooks(py::module_& module) {
-  py::class_<GradBucket>(module, "GradBucket", "A bucket of gradients on its way: what a communication hook gets.")
+  py::class_<GradBucket>(module, "GradBucket",
+                         "A bucket of gradients on its way: what a communication hook gets.")
       .def(
-          "index", [](const GradBucket& self) { return self.index; }, "Its number: buckets come in this order, the same on every rank.")
+          "index", [](const GradBucket& self) { return self.index; },
+          "Its number: buckets come in this order, the same on every rank.")
       .def(
           "buffer", [](const GradBucket& self) { return self.buffer; },
-          "All its gradients, one dimension: this rank's own sums, not divided. Complex gradients are pairs of reals. It may be written "
+          "All its gradients, one dimension: this rank's own sums, not divided. Complex gradients "
+          "are pairs of reals. It may be written "
           "to.")
       .def("set_buffer", &set_buffer, py::arg("buffer"),
-           "What `buffer()` gives from now on, and `gradients()` views of; as many elements, else ValueError (DistArgumentError).")
+           "What `buffer()` gives from now on, and `gradients()` views of; as many elements, else "
+           "ValueError (DistArgumentError).")
       .def(
           "gradients", [](const GradBucket& self) { return self.gradients; },
-          "Views of the bucket, shaped like their parameters; those of complex ones have one more dimension, of two.")
+          "Views of the bucket, shaped like their parameters; those of complex ones have one more "
+          "dimension, of two.")
       .def(
-          "parameters", [](const GradBucket& self) { return self.parameters; }, "The parameters, in the order of the gradients.")
+          "parameters", [](const GradBucket& self) { return self.parameters; },
+          "The parameters, in the order of the gradients.")
       .def(
-          "is_last", [](const GradBucket& self) { return self.is_last; }, "Whether it is the last of this backward pass.")
-      .def_readonly("group", &GradBucket::group, "The model's own group: what hooks communicate belongs on it.");
+          "is_last", [](const GradBucket& self) { return self.is_last; },
+          "Whether it is the last of this backward pass.")
+      .def_readonly("group", &GradBucket::group,
+                    "The model's own group: what hooks communicate belongs on it.");
   py::class_<Started>(module, "_Started")
       .def(
           "wait", [](const Started& self) { return self.finish(); }, Released());
   py::class_<NativeHook>(module, "_NativeHook")
       .def(
-          "__call__", [](const NativeHook& self, const GradBucket& bucket) { return Started{self.hook(bucket)}; }, Released());
+          "__call__",
+          [](const NativeHook& self, const GradBucket& bucket) {
+            return Started{self.hook(bucket)};
+          },
+          Released());
   const auto averaging = [&module](const char* name, CommHook (*make)(const Group&)) {
     module.def(
-        name, [make](const Group& group) { return NativeHook{make(group)}; }, py::arg("group") = py::none());
+        name, [make](const Group& group) { return NativeHook{make(group)}; },
+        py::arg("group") = py::none());
   };
   averaging("_all_reduce_hook", all_reduce_hook);
   averaging("_fp16_compress_hook", fp16_compress_hook);
@@ -163,10 +187,12 @@ void bind_hooks(py::module_& module) {
 
   using State = PowerSGDState;
   py::class_<State, std::shared_ptr<State>>(module, "_PowerSGDState")
-      .def(py::init([](Group group, int rank, std::int64_t start, double min_rate, bool feedback, bool warm_start, double epsilon,
-                       std::uint64_t seed, std::int64_t log_frequency, bool batch) {
-        return std::make_shared<State>(
-            PowerSGDOptions{std::move(group), rank, start, min_rate, feedback, warm_start, epsilon, seed, log_frequency, batch});
+      .def(py::init([](Group group, int rank, std::int64_t start, double min_rate, bool feedback,
+                       bool warm_start, double epsilon, std::uint64_t seed,
+                       std::int64_t log_frequency, bool batch) {
+        return std::make_shared<State>(PowerSGDOptions{std::move(group), rank, start, min_rate,
+                                                       feedback, warm_start, epsilon, seed,
+                                                       log_frequency, batch});
       }))
       .def_property_readonly("iteration", &State::iteration)
       .def("compression_stats",
@@ -188,34 +214,47 @@ void bind_hooks(py::module_& module) {
         archive.load_from(in);
         self.load(archive);
       });
-  module.def("_powerSGD_hook", [](std::shared_ptr<State> state) { return NativeHook{powerSGD_hook(std::move(state))}; });
-  module.def("_batched_powerSGD_hook", [](std::shared_ptr<State> state) { return NativeHook{batched_powerSGD_hook(std::move(state))}; });
+  module.def("_powerSGD_hook", [](std::shared_ptr<State> state) {
+    return NativeHook{powerSGD_hook(std::move(state))};
+  });
+  module.def("_batched_powerSGD_hook", [](std::shared_ptr<State> state) {
+    return NativeHook{batched_powerSGD_hook(std::move(state))};
+  });
 }
 
 void bind_sharded(py::module_& module) {
   using parallel::ShardedUnit;
   using Tensors = std::vector<std::pair<std::string, Tensor>>;
-  py::class_<ShardedUnit, std::shared_ptr<ShardedUnit>>(module, "_ShardedUnit", let_go_without_gil<ShardedUnit>())
-      .def(py::init([](std::string class_name, const Tensors& parameters, const Tensors& buffers, const Group& group,
-                       const py::object& mixed_precision, bool cast_root_forward_inputs, bool reshard_after_forward,
+  py::class_<ShardedUnit, std::shared_ptr<ShardedUnit>>(module, "_ShardedUnit",
+                                                        let_go_without_gil<ShardedUnit>())
+      .def(py::init([](std::string class_name, const Tensors& parameters, const Tensors& buffers,
+                       const Group& group, const py::object& mixed_precision,
+                       bool cast_root_forward_inputs, bool reshard_after_forward,
                        bool sync_module_states) {
-             const parallel::ModuleParts parts{
-                 .class_name = std::move(class_name), .parameters = named(parameters, {}), .buffers = named(buffers, {})};
+             const parallel::ModuleParts parts{.class_name = std::move(class_name),
+                                               .parameters = named(parameters, {}),
+                                               .buffers = named(buffers, {})};
              parallel::ShardedUnitOptions options{.group = group, .frame = frame()};
-             if (!mixed_precision.is_none()) options.mixed_precision = precision_of(mixed_precision);
+             if (!mixed_precision.is_none())
+               options.mixed_precision = precision_of(mixed_precision);
              options.cast_root_forward_inputs = cast_root_forward_inputs;
              options.reshard_after_forward = reshard_after_forward;
              options.sync_module_states = sync_module_states;
              return blocking(group, [&] { return std::make_shared<ShardedUnit>(parts, options); });
            }),
-           py::arg("class_name"), py::arg("parameters"), py::arg("buffers"), py::arg("group"), py::arg("mixed_precision"),
-           py::arg("cast_root_forward_inputs"), py::arg("reshard_after_forward"), py::arg("sync_module_states"))
+           py::arg("class_name"), py::arg("parameters"), py::arg("buffers"), py::arg("group"),
+           py::arg("mixed_precision"), py::arg("cast_root_forward_inputs"),
+           py::arg("reshard_after_forward"), py::arg("sync_module_states"))
       .def("before_forward",
            [](ShardedUnit& self, std::vector<Tensor> inputs) {
              return blocking(self.group(), [&] { return self.before_forward(std::move(inputs)); });
            })
       .def(
-          "after_forward", [](ShardedUnit& self, const std::vector<Tensor>& outputs) { self.after_forward(outputs); }, Released())
+          "after_forward",
+          [](ShardedUnit& self, const std::vector<Tensor>& outputs) {
+            self.after_forward(outputs);
+          },
+          Released())
       .def("leave_forward", &ShardedUnit::leave_forward, Released())
       .def("unshard", [](ShardedUnit& self) { blocking(self.group(), [&] { self.unshard(); }); })
       .def("reshard", &ShardedUnit::reshard, Released())
@@ -224,37 +263,48 @@ void bind_sharded(py::module_& module) {
       .def("summon", [](ShardedUnit& self) { blocking(self.group(), [&] { self.summon(); }); })
       .def("end_summon", &ShardedUnit::end_summon, Released())
       .def_property_readonly("is_summoned", &ShardedUnit::is_summoned)
-      .def_property_readonly("unsharded_bytes", [](ShardedUnit& self) { return self.parameters().unsharded_bytes(); })
+      .def_property_readonly("unsharded_bytes",
+                             [](ShardedUnit& self) { return self.parameters().unsharded_bytes(); })
       .def("parameters",
            [](ShardedUnit& self) {
              std::vector<Tensor> all;
-             for (std::size_t i = 0; i < self.parameters().size(); ++i) all.push_back(self.parameters()[i]);
+             for (std::size_t i = 0; i < self.parameters().size(); ++i)
+               all.push_back(self.parameters()[i]);
              return all;
            })
-      .def("sizes_of", [](ShardedUnit& self, std::size_t index) { return self.parameters().sizes_of(index).vec(); })
+      .def("sizes_of", [](ShardedUnit& self,
+                          std::size_t index) { return self.parameters().sizes_of(index).vec(); })
       .def_property_readonly("names",
                              [](ShardedUnit& self) {
                                std::vector<std::string> all;
-                               for (std::size_t i = 0; i < self.parameters().size(); ++i) all.push_back(self.parameters().name(i));
+                               for (std::size_t i = 0; i < self.parameters().size(); ++i)
+                                 all.push_back(self.parameters().name(i));
                                return all;
                              })
       .def("drop_gradients", &ShardedUnit::drop_gradients, Released())
-      .def("full", [](ShardedUnit& self) { return blocking(self.group(), [&] { return self.parameters().full(); }); })
+      .def("full",
+           [](ShardedUnit& self) {
+             return blocking(self.group(), [&] { return self.parameters().full(); });
+           })
       .def("full_of",
            [](ShardedUnit& self, const std::vector<Tensor>& shards) {
              return blocking(self.group(), [&] { return self.parameters().full_of(shards); });
            })
       .def(
-          "shard_of", [](ShardedUnit& self, std::size_t index, const Tensor& whole) { return self.parameters().shard_of(index, whole); },
+          "shard_of",
+          [](ShardedUnit& self, std::size_t index, const Tensor& whole) {
+            return self.parameters().shard_of(index, whole);
+          },
           Released());
   module.def("_is_sharded", &parallel::is_sharded);
-  module.def("_clip_grad_norm", [](const std::vector<std::shared_ptr<ShardedUnit>>& units, const std::vector<Tensor>& others,
-                                   double max_norm, double norm_type) {
-    std::vector<ShardedUnit*> all;
-    for (const auto& unit : units) all.push_back(unit.get());
-    return blocking(units.empty() ? nullptr : units.front()->group(),
-                    [&] { return parallel::clip_grad_norm(all, others, max_norm, norm_type); });
-  });
+  module.def(
+      "_clip_grad_norm", [](const std::vector<std::shared_ptr<ShardedUnit>>& units,
+                            const std::vector<Tensor>& others, double max_norm, double norm_type) {
+        std::vector<ShardedUnit*> all;
+        for (const auto& unit : units) all.push_back(unit.get());
+        return blocking(units.empty() ? nullptr : units.front()->group(),
+                        [&] { return parallel::clip_grad_norm(all, others, max_norm, norm_type); });
+      });
 }
 
 }  // namespace
@@ -263,7 +313,10 @@ void bind_parallel(py::module_& module) {
   bind_hooks(module);
   bind_sharded(module);
   py::class_<ShadowOfModel>(module, "_ShadowOfModel")
-      .def("main_hook", [](const ShadowOfModel& self) { blocking(self.model->group(), [&] { self.hook->main_hook(); }); })
+      .def("main_hook",
+           [](const ShadowOfModel& self) {
+             blocking(self.model->group(), [&] { self.hook->main_hook(); });
+           })
       .def("post_hook", [](const ShadowOfModel& self, bool is_last_joiner) {
         blocking(self.model->group(), [&] { self.hook->post_hook(is_last_joiner); });
       });
@@ -271,16 +324,19 @@ void bind_parallel(py::module_& module) {
   using Core = DataParallelCore;
   using Tensors = std::vector<std::pair<std::string, Tensor>>;
   py::class_<Core, std::shared_ptr<Core>>(module, "_DataParallelCore", let_go_without_gil<Core>())
-      .def(py::init([](std::string class_name, const Tensors& parameters, const Tensors& buffers, const std::vector<Tensor>& sparse,
-                       const py::dict& given, std::function<std::vector<Tensor>()> buffers_now) {
+      .def(py::init([](std::string class_name, const Tensors& parameters, const Tensors& buffers,
+                       const std::vector<Tensor>& sparse, const py::dict& given,
+                       std::function<std::vector<Tensor>()> buffers_now) {
              const auto options = options_of(given);
              const parallel::ModuleParts parts{.class_name = std::move(class_name),
                                                .parameters = named(parameters, sparse),
                                                .buffers = named(buffers, {}),
                                                .buffers_now = std::move(buffers_now)};
-             return blocking(options.process_group, [&] { return std::make_shared<Core>(parts, options, frame()); });
+             return blocking(options.process_group,
+                             [&] { return std::make_shared<Core>(parts, options, frame()); });
            }),
-           py::arg("class_name"), py::arg("parameters"), py::arg("buffers"), py::arg("sparse"), py::arg("options"), py::arg("buffers_now"))
+           py::arg("class_name"), py::arg("parameters"), py::arg("buffers"), py::arg("sparse"),
+           py::arg("options"), py::arg("buffers_now"))
       .def("before_forward",
            [](Core& self, const std::vector<Tensor>& parameters, const py::function& names) {
              const auto name_of = [&names](std::size_t index) {
@@ -296,7 +352,8 @@ void bind_parallel(py::module_& module) {
       .def(
           "join_hook",
           [](const std::shared_ptr<Core>& self, bool divide_by_initial_world_size) {
-            return ShadowOfModel{self, self->join_hook({.divide_by_initial_world_size = divide_by_initial_world_size})};
+            return ShadowOfModel{self, self->join_hook({.divide_by_initial_world_size =
+                                                            divide_by_initial_world_size})};
           },
           Released())
       .def("join_device", &Core::join_device)
@@ -333,10 +390,11 @@ void bind_parallel(py::module_& module) {
         }
       },
       Released());
-  module.def(
-      "_shard_parameters", &parallel::shard_parameters, py::arg("elements"), py::arg("ranks"),
-      "Which rank keeps each parameter: for each list of numbers of elements a list of ranks. Largest first, each to the rank that has "
-      "the fewest elements so far.");
+  module.def("_shard_parameters", &parallel::shard_parameters, py::arg("elements"),
+             py::arg("ranks"),
+             "Which rank keeps each parameter: for each list of numbers of elements a list of "
+             "ranks. Largest first, each to the rank that has "
+             "the fewest elements so far.");
 }
 
 }  // namespace muster::python

@@ -16,7 +16,8 @@ struct OptionsOfPython : ProcessGroupOptions {
   const std::shared_ptr<pybind11::object> object;
 };
 
-/// Null for None; ProcessGroupNCCL.Options as what they are; anything else for a backend that Python has registered.
+/// Null for None; ProcessGroupNCCL.Options as what they are; anything else for a backend that
+/// Python has registered.
 std::shared_ptr<ProcessGroupOptions> pg_options_of(const pybind11::object& given);
 
 }  // namespace muster::python

@@ -16,7 +16,8 @@
 #include "no_gil.h"
 #include "pg_options.h"
 
-// Backends that are written in Python (muster/backends.py says what they are made of), and those of plugin libraries.
+// Backends that are written in Python (muster/backends.py says what they are made of), and those of
+// plugin libraries.
 namespace muster::python {
 namespace {
 
@@ -37,9 +38,13 @@ std::vector<std::vector<at::Tensor>> listed(const Slices& slices) {
 /// What a backend's `submit` has started: something with `wait()`, or None for what is done.
 class WorkOfPython final : public Work, public std::enable_shared_from_this<WorkOfPython> {
  public:
-  /// `source`: the rank that a message comes from, as the default group counts; -1: not known, or no message.
+  /// `source`: the rank that a message comes from, as the default group counts; -1: not known, or
+  /// no message.
   WorkOfPython(const py::object& pending, const Request& request, int source)
-      : pending_(pending.is_none() ? nullptr : kept(pending)), outputs_(flat(request.outputs)), source_(source), done_(!pending_) {}
+      : pending_(pending.is_none() ? nullptr : kept(pending)),
+        outputs_(flat(request.outputs)),
+        source_(source),
+        done_(!pending_) {}
 
   bool is_completed() override {
     if (done_) return true;
@@ -55,7 +60,8 @@ class WorkOfPython final : public Work, public std::enable_shared_from_this<Work
     return true;
   }
   c10::intrusive_ptr<c10::ivalue::Future> get_future() override {
-    auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+    auto future =
+        c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
     if (done_) {
       end(*future);
     } else {
@@ -69,7 +75,8 @@ class WorkOfPython final : public Work, public std::enable_shared_from_this<Work
   int source_rank() override {
     if (source_ >= 0 || !pending_) return source_;
     const py::gil_scoped_acquire held;
-    return py::hasattr(*pending_, "source_rank") ? pending_->attr("source_rank")().cast<int>() : source_;
+    return py::hasattr(*pending_, "source_rank") ? pending_->attr("source_rank")().cast<int>()
+                                                 : source_;
   }
   std::exception_ptr exception() override {
     if (is_completed()) finish();
@@ -110,12 +117,16 @@ class WorkOfPython final : public Work, public std::enable_shared_from_this<Work
 class BackendOfPython final : public ProcessGroupBackend {
  public:
   BackendOfPython(std::string name, py::object backend, std::vector<int> global_ranks)
-      : name_(std::move(name)), backend_(kept(std::move(backend))), global_ranks_(std::move(global_ranks)) {}
+      : name_(std::move(name)),
+        backend_(kept(std::move(backend))),
+        global_ranks_(std::move(global_ranks)) {}
 
   std::string_view name() const override { return name_; }
-  bool supports(Op op, at::ScalarType dtype, c10::DeviceType device, std::string* why) const override {
+  bool supports(Op op, at::ScalarType dtype, c10::DeviceType device,
+                std::string* why) const override {
     const py::gil_scoped_acquire held;
-    const py::object says = backend_->attr("supports")(std::string(collective::info(op).name), dtype, c10::DeviceTypeName(device, true));
+    const py::object says = backend_->attr("supports")(std::string(collective::info(op).name),
+                                                       dtype, c10::DeviceTypeName(device, true));
     if (!py::isinstance<py::str>(says)) return says.cast<bool>();
     *why = says.cast<std::string>();
     return false;
@@ -128,7 +139,8 @@ class BackendOfPython final : public ProcessGroupBackend {
       return nullptr;
     }
     const bool known = request.op == Op::recv && request.peer != kAnyRank;
-    return std::make_shared<WorkOfPython>(pending, request, known ? global_ranks_.at(static_cast<std::size_t>(request.peer)) : -1);
+    return std::make_shared<WorkOfPython>(
+        pending, request, known ? global_ranks_.at(static_cast<std::size_t>(request.peer)) : -1);
   }
   Status failure() const override {
     const std::lock_guard lock(mutex_);
@@ -137,7 +149,8 @@ class BackendOfPython final : public ProcessGroupBackend {
   Status close(TimePoint deadline) override {
     const py::gil_scoped_acquire held;
     try {
-      backend_->attr("close")(std::max(Duration::zero(), std::chrono::duration_cast<Duration>(deadline - steady_clock().now())));
+      backend_->attr("close")(std::max(
+          Duration::zero(), std::chrono::duration_cast<Duration>(deadline - steady_clock().now())));
     } catch (const std::exception& error) {
       return {Code::internal, "backend '" + name_ + "' could not be closed: " + error.what()};
     }
@@ -161,24 +174,35 @@ class BackendOfPython final : public ProcessGroupBackend {
 };
 
 void bind_request(py::module_& module) {
-  py::class_<Request>(module, "Request", "One call of any operation, as a backend gets it. Ranks in it are positions in the group.")
+  py::class_<Request>(
+      module, "Request",
+      "One call of any operation, as a backend gets it. Ranks in it are positions in the group.")
       .def_property_readonly(
-          "op", [](const Request& self) { return std::string(collective::info(self.op).name); }, "The operation's name, as `all_reduce`.")
+          "op", [](const Request& self) { return std::string(collective::info(self.op).name); },
+          "The operation's name, as `all_reduce`.")
       .def_property_readonly(
-          "name", [](const Request& self) { return std::string(self.name); }, "Of the function that the user called.")
+          "name", [](const Request& self) { return std::string(self.name); },
+          "Of the function that the user called.")
       .def_property_readonly(
           "inputs", [](const Request& self) { return listed(self.inputs); },
-          "A list of lists of tensors: one list for each member where the operation takes one each, else a single one.")
+          "A list of lists of tensors: one list for each member where the operation takes one "
+          "each, else a single one.")
       .def_property_readonly(
-          "outputs", [](const Request& self) { return listed(self.outputs); }, "As `inputs`: where the results go.")
+          "outputs", [](const Request& self) { return listed(self.outputs); },
+          "As `inputs`: where the results go.")
       .def_readonly("reduce_op", &Request::reduce_op, "ReduceOp.")
       .def_readonly("root", &Request::root, "Of broadcast, reduce, gather and scatter; else -1.")
       .def_readonly("peer", &Request::peer, "Of send and recv; -1: any.")
       .def_readonly("tag", &Request::tag, "Of send and recv.")
-      .def_readonly("async_op", &Request::async_op, "Whether `submit` should return before it is done.")
-      .def_readonly("sequence", &Request::sequence, "The number of this collective in its group, from 1.")
+      .def_readonly("async_op", &Request::async_op,
+                    "Whether `submit` should return before it is done.")
+      .def_readonly("sequence", &Request::sequence,
+                    "The number of this collective in its group, from 1.")
       .def_property_readonly(
-          "timeout", [](const Request& self) { return std::chrono::duration_cast<Duration>(self.deadline - steady_clock().now()); },
+          "timeout",
+          [](const Request& self) {
+            return std::chrono::duration_cast<Duration>(self.deadline - steady_clock().now());
+          },
           "datetime.timedelta: what is left until the call's deadline.");
 }
 
@@ -186,41 +210,55 @@ void bind_request(py::module_& module) {
 
 std::shared_ptr<ProcessGroupOptions> pg_options_of(const py::object& given) {
   if (given.is_none()) return nullptr;
-  if (py::isinstance<ProcessGroupNCCL::Options>(given)) return given.cast<std::shared_ptr<ProcessGroupNCCL::Options>>();
+  if (py::isinstance<ProcessGroupNCCL::Options>(given))
+    return given.cast<std::shared_ptr<ProcessGroupNCCL::Options>>();
   return std::make_shared<OptionsOfPython>(kept(given));
 }
 
 void bind_registry(py::module_& module) {
   bind_request(module);
   using Options = DistributedBackendOptions;
-  py::class_<Options>(module, "DistributedBackendOptions", "What a group's backend is made of, for functions of the extended form.")
+  py::class_<Options>(module, "DistributedBackendOptions",
+                      "What a group's backend is made of, for functions of the extended form.")
       .def_readonly("store", &Options::store, "Of this group alone.")
       .def_readonly("group_rank", &Options::group_rank)
       .def_readonly("group_size", &Options::group_size)
       .def_readonly("timeout", &Options::timeout, "datetime.timedelta")
-      .def_readonly("group_id", &Options::group_id, "The same on all members, different for every group.")
-      .def_readonly("global_ranks_in_group", &Options::global_ranks_in_group, "Ranks of the default group, by rank of this group.");
+      .def_readonly("group_id", &Options::group_id,
+                    "The same on all members, different for every group.")
+      .def_readonly("global_ranks_in_group", &Options::global_ranks_in_group,
+                    "Ranks of the default group, by rank of this group.");
 
   module.def(
       "_register_backend",
-      [](const std::string& name, const py::function& func, bool extended_api, const std::vector<std::string>& devices) {
+      [](const std::string& name, const py::function& func, bool extended_api,
+         const std::vector<std::string>& devices) {
         group::add_backend(
             name,
             [name, extended_api, make = kept(func)](
-                const Options& options, const std::shared_ptr<ProcessGroupOptions>& pg_options) -> std::shared_ptr<ProcessGroupBackend> {
+                const Options& options, const std::shared_ptr<ProcessGroupOptions>& pg_options)
+                -> std::shared_ptr<ProcessGroupBackend> {
               const py::gil_scoped_acquire held;
               const auto* given = dynamic_cast<const OptionsOfPython*>(pg_options.get());
-              py::object made = extended_api ? (*make)(options, given != nullptr ? *given->object : py::object(py::none()))
-                                             : (*make)(options.store, options.group_rank, options.group_size, options.timeout);
+              py::object made =
+                  extended_api
+                      ? (*make)(options, given != nullptr ? *given->object : py::object(py::none()))
+                      : (*make)(options.store, options.group_rank, options.group_size,
+                                options.timeout);
               if (made.is_none() || !py::hasattr(made, "submit"))
-                throw DistError("backend '" + name + "': the function that it was registered with gave no backend (ProcessGroupBackend)");
-              return std::make_shared<BackendOfPython>(name, std::move(made), options.global_ranks_in_group);
+                throw DistError("backend '" + name +
+                                "': the function that it was registered with gave no backend "
+                                "(ProcessGroupBackend)");
+              return std::make_shared<BackendOfPython>(name, std::move(made),
+                                                       options.global_ranks_in_group);
             },
             devices);
       },
       py::arg("name"), py::arg("func"), py::arg("extended_api"), py::arg("devices"));
-  module.def("load_backend_plugin", &load_backend_plugin, py::arg("path"), py::call_guard<py::gil_scoped_release>(),
-             "Loads a plugin library, which registers its backends, and keeps it for the rest of the process. Returns their names. Raises "
+  module.def("load_backend_plugin", &load_backend_plugin, py::arg("path"),
+             py::call_guard<py::gil_scoped_release>(),
+             "Loads a plugin library, which registers its backends, and keeps it for the rest of "
+             "the process. Returns their names. Raises "
              "DistError where it cannot be loaded, is no plugin, or was made for another muster.");
 }
 

@@ -15,9 +15,10 @@
 #include "rpc_values.h"
 #include "rpc_waiting.h"
 
-// What muster/rpc is made of. A call of a Python function is a message of a kind of its own, with a pickle of (function, args, kwargs) as
-// its value: whoever sends it has proved the job's secret when the link was made. The GIL is held while something of Python's is read, run
-// or made, and never while this waits.
+// What muster/rpc is made of. A call of a Python function is a message of a kind of its own, with a
+// pickle of (function, args, kwargs) as its value: whoever sends it has proved the job's secret
+// when the link was made. The GIL is held while something of Python's is read, run or made, and
+// never while this waits.
 namespace muster::python {
 namespace {
 
@@ -33,12 +34,15 @@ constexpr const char* kServed = "muster::python::call";
 rpc::To to_of(const py::object& given) {
   if (py::isinstance<py::str>(given)) return {given.cast<std::string>()};
   if (py::isinstance<rpc::WorkerInfo>(given)) return {given.cast<const rpc::WorkerInfo&>()};
-  if (py::isinstance<py::int_>(given) && !py::isinstance<py::bool_>(given)) return {given.cast<int>()};
-  throw DistError("a worker is named by its name, its rank or its WorkerInfo, not by " + py::repr(given).cast<std::string>());
+  if (py::isinstance<py::int_>(given) && !py::isinstance<py::bool_>(given))
+    return {given.cast<int>()};
+  throw DistError("a worker is named by its name, its rank or its WorkerInfo, not by " +
+                  py::repr(given).cast<std::string>());
 }
 
 Duration duration_of(double seconds, const char* what) {
-  if (std::isnan(seconds) || seconds < 0) throw DistError(std::string(what) + ": a time in seconds must not be negative; zero is none");
+  if (std::isnan(seconds) || seconds < 0)
+    throw DistError(std::string(what) + ": a time in seconds must not be negative; zero is none");
   if (seconds > 1e9) return Duration::zero();
   return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
 }
@@ -51,7 +55,8 @@ rpc::CallOptions options_of(double timeout) {
   return options;
 }
 
-// ---- serving ---------------------------------------------------------------------------------------------------------
+// ---- serving
+// ---------------------------------------------------------------------------------------------------------
 
 /// The end of a call whose function gave a future.
 class LateAnswer {
@@ -76,7 +81,9 @@ void serve(rpc::Request& request) {
   auto pickle = rpc::unpack<Pickled>(request.parcel.value, *request.passage);
   request.parcel.value = {};  // the arguments are the function's now
   const rpc::ResponderRef responder = request.responder;
-  if (!responder) throw DistError("a call of a Python function that wants no answer is none of muster's", Code::refused);
+  if (!responder)
+    throw DistError("a call of a Python function that wants no answer is none of muster's",
+                    Code::refused);
   if (is_python_ending()) throw DistError("the Python of this worker is ending", Code::closed);
   Outcome made;
   {
@@ -85,8 +92,10 @@ void serve(rpc::Request& request) {
       const Inside& python = inside();
       auto tensors = py::cast(std::move(pickle.tensors));
       py::list references;
-      for (auto& each : pickle.references) references.append(std::make_shared<Reference>(Reference{std::move(each)}));
-      py::object result = python.serve(py::bytes(pickle.bytes), std::move(tensors), std::move(references), LateAnswer(responder));
+      for (auto& each : pickle.references)
+        references.append(std::make_shared<Reference>(Reference{std::move(each)}));
+      py::object result = python.serve(py::bytes(pickle.bytes), std::move(tensors),
+                                       std::move(references), LateAnswer(responder));
       if (result.is(python.later)) return;
       made = outcome(responder, std::move(result));
     } catch (const py::error_already_set& thrown) {
@@ -96,18 +105,23 @@ void serve(rpc::Request& request) {
   answer(responder, made);
 }
 
-// ---- calling ---------------------------------------------------------------------------------------------------------
+// ---- calling
+// ---------------------------------------------------------------------------------------------------------
 
 struct What {
   rpc::Kind kind;
   std::string name;
   Fill fill;
 };
-/// `function`: text names one of C++'s or of torch's operators, with `arguments` as a sequence; else `arguments` is what is to be pickled.
+/// `function`: text names one of C++'s or of torch's operators, with `arguments` as a sequence;
+/// else `arguments` is what is to be pickled.
 What what_of(const py::object& function, const py::object& arguments, const std::string& name) {
-  if (py::isinstance<py::str>(function)) return {rpc::Kind::call, name, plain_arguments(name, arguments)};
+  if (py::isinstance<py::str>(function))
+    return {rpc::Kind::call, name, plain_arguments(name, arguments)};
   return {kPythonCall, name,
-          [pickle = pickled(arguments)](rpc::Value& value, rpc::Passage& passage) { rpc::pack(value, passage, pickle); }};
+          [pickle = pickled(arguments)](rpc::Value& value, rpc::Passage& passage) {
+            rpc::pack(value, passage, pickle);
+          }};
 }
 
 Agent::Call call_of(const Agent& agent, const py::object& to, What what, double timeout) {
@@ -126,10 +140,12 @@ py::object value_of(const std::string& name, const Answer& answer) {
   return result_of(name, answer);
 }
 
-py::object rpc_sync(const py::object& to, const py::object& function, const py::object& arguments, const std::string& name,
-                    double timeout) {
+py::object rpc_sync(const py::object& to, const py::object& function, const py::object& arguments,
+                    const std::string& name, double timeout) {
   const auto agent = rpc::current_agent("rpc_sync");
-  return value_of(name, wait_for_answer(agent, call_of(*agent, to, what_of(function, arguments, name), timeout)));
+  return value_of(
+      name,
+      wait_for_answer(agent, call_of(*agent, to, what_of(function, arguments, name), timeout)));
 }
 
 /// A call that nobody waits for yet.
@@ -144,7 +160,8 @@ class StartedCall : public std::enable_shared_from_this<StartedCall> {
       if (const auto self = weak.lock()) self->complete();
     });
     const py::gil_scoped_release released;
-    agent_->call(std::move(call), [self = shared_from_this()](Answer answer) { self->answered(std::move(answer)); });
+    agent_->call(std::move(call),
+                 [self = shared_from_this()](Answer answer) { self->answered(std::move(answer)); });
   }
 
   /// Until the future is completed, or whoever completes it is about to.
@@ -192,8 +209,9 @@ class StartedCall : public std::enable_shared_from_this<StartedCall> {
   std::atomic<bool> completed_{false};
 };
 
-std::shared_ptr<StartedCall> rpc_async(const py::object& to, const py::object& function, const py::object& arguments,
-                                       const std::string& name, double timeout, const py::object& future) {
+std::shared_ptr<StartedCall> rpc_async(const py::object& to, const py::object& function,
+                                       const py::object& arguments, const std::string& name,
+                                       double timeout, const py::object& future) {
   const auto agent = rpc::current_agent("rpc_async");
   auto call = call_of(*agent, to, what_of(function, arguments, name), timeout);
   auto started = std::make_shared<StartedCall>(agent, name, future);
@@ -201,16 +219,18 @@ std::shared_ptr<StartedCall> rpc_async(const py::object& to, const py::object& f
   return started;
 }
 
-// ---- references ------------------------------------------------------------------------------------------------------
+// ---- references
+// ------------------------------------------------------------------------------------------------------
 
-ReferenceRef remote(const py::object& to, const py::object& function, const py::object& arguments, const std::string& name,
-                    double timeout) {
+ReferenceRef remote(const py::object& to, const py::object& function, const py::object& arguments,
+                    const std::string& name, double timeout) {
   const auto agent = rpc::current_agent("remote");
   const int worker = agent->worker(to_of(to)).id();
   const auto options = options_of(timeout);
   auto what = what_of(function, arguments, name);
   const py::gil_scoped_release released;
-  auto held = rpc::RRefContext::of(*agent)->create_at(worker, what.kind == kPythonCall ? kServed : what.name, what.fill, options);
+  auto held = rpc::RRefContext::of(*agent)->create_at(
+      worker, what.kind == kPythonCall ? kServed : what.name, what.fill, options);
   return std::make_shared<Reference>(Reference{rpc::RRef<Anything>(std::move(held))});
 }
 
@@ -275,51 +295,71 @@ py::object proxy(const py::object& self, const char* way, double timeout) {
 
 void bind_references(py::module_& module) {
   constexpr auto kDefault = -1.0;
-  py::class_<Reference, ReferenceRef>(module, "RRef", let_go_without_gil<Reference>(),
-                                      "A reference to a value that stays on one worker, its owner, and lives as long as any worker "
-                                      "holds a reference. `RRef(value)` makes one of a value of this worker.")
+  py::class_<Reference, ReferenceRef>(
+      module, "RRef", let_go_without_gil<Reference>(),
+      "A reference to a value that stays on one worker, its owner, and lives as long as any worker "
+      "holds a reference. `RRef(value)` makes one of a value of this worker.")
       .def(py::init([](const py::object& value, const py::object&) {
              const auto agent = rpc::current_agent("RRef");
              auto held = keep(value);
              const py::gil_scoped_release released;
-             return std::make_shared<Reference>(Reference{rpc::RRef<Anything>(rpc::RRefContext::of(*agent)->keep_here(std::move(held)))});
+             return std::make_shared<Reference>(Reference{
+                 rpc::RRef<Anything>(rpc::RRefContext::of(*agent)->keep_here(std::move(held)))});
            }),
            py::arg("value"), py::arg("type_hint") = py::none())
       .def(
-          "is_owner", [](const Reference& self) { return self.rref.is_owner(); }, "Whether this worker has the value.")
+          "is_owner", [](const Reference& self) { return self.rref.is_owner(); },
+          "Whether this worker has the value.")
       .def(
-          "owner", [](const Reference& self) { return self.rref.owner(); }, "The worker that has the value, as WorkerInfo.")
+          "owner", [](const Reference& self) { return self.rref.owner(); },
+          "The worker that has the value, as WorkerInfo.")
       .def(
-          "owner_name", [](const Reference& self) { return self.rref.owner_name(); }, "The name of the worker that has the value.")
+          "owner_name", [](const Reference& self) { return self.rref.owner_name(); },
+          "The name of the worker that has the value.")
       .def(
-          "confirmed_by_owner", [](const Reference& self) { return self.rref.confirmed_by_owner(); },
-          py::call_guard<py::gil_scoped_release>(), "Whether the owner counts this reference; on the owner always True.")
+          "confirmed_by_owner",
+          [](const Reference& self) { return self.rref.confirmed_by_owner(); },
+          py::call_guard<py::gil_scoped_release>(),
+          "Whether the owner counts this reference; on the owner always True.")
       .def("local_value", &local_value,
-           "The value itself, on its owner; waits until it is made and raises what its making raised. Elsewhere raises DistError.")
+           "The value itself, on its owner; waits until it is made and raises what its making "
+           "raised. Elsewhere raises DistError.")
       .def("to_here", &to_here, py::arg("timeout") = kDefault,
-           "A copy of the value; on its owner the value itself. Blocks, `timeout` seconds at most (-1: the default, 0: for ever); raises "
+           "A copy of the value; on its owner the value itself. Blocks, `timeout` seconds at most "
+           "(-1: the default, 0: for ever); raises "
            "what its making raised.")
-      .def("backward", &backward, py::arg("dist_autograd_ctx_id") = -1, py::arg("retain_graph") = false,
-           "Backward from the value, a scalar tensor: in the context of that id, or without one (-1) on the owner alone.")
+      .def("backward", &backward, py::arg("dist_autograd_ctx_id") = -1,
+           py::arg("retain_graph") = false,
+           "Backward from the value, a scalar tensor: in the context of that id, or without one "
+           "(-1) on the owner alone.")
       .def(
-          "rpc_sync", [](const py::object& self, double timeout) { return proxy(self, "rpc_sync", timeout); },
-          py::arg("timeout") = kDefault, "`ref.rpc_sync().method(...)`: what that method of the value returns, run by its owner.")
+          "rpc_sync",
+          [](const py::object& self, double timeout) { return proxy(self, "rpc_sync", timeout); },
+          py::arg("timeout") = kDefault,
+          "`ref.rpc_sync().method(...)`: what that method of the value returns, run by its owner.")
       .def(
-          "rpc_async", [](const py::object& self, double timeout) { return proxy(self, "rpc_async", timeout); },
+          "rpc_async",
+          [](const py::object& self, double timeout) { return proxy(self, "rpc_async", timeout); },
           py::arg("timeout") = kDefault, "`ref.rpc_async().method(...)`: the same as a future.")
       .def(
-          "remote", [](const py::object& self, double timeout) { return proxy(self, "remote", timeout); }, py::arg("timeout") = kDefault,
+          "remote",
+          [](const py::object& self, double timeout) { return proxy(self, "remote", timeout); },
+          py::arg("timeout") = kDefault,
           "`ref.remote().method(...)`: an RRef to what that method returns.")
       .def("__reduce__",
            [](const Reference&) -> py::object {
-             throw DistError("an RRef can be pickled only as a part of a call to another worker, or of its answer");
+             throw DistError(
+                 "an RRef can be pickled only as a part of a call to another worker, or of its "
+                 "answer");
            })
       .def("__repr__", [](const Reference& self) {
-        return "<muster.rpc.RRef, owner '" + self.rref.owner_name() + (self.rref.is_owner() ? "' (this worker)>" : "'>");
+        return "<muster.rpc.RRef, owner '" + self.rref.owner_name() +
+               (self.rref.is_owner() ? "' (this worker)>" : "'>");
       });
 }
 
-// ---- options, start and end ------------------------------------------------------------------------------------------
+// ---- options, start and end
+// ------------------------------------------------------------------------------------------
 
 rpc::DeviceName device_of(const py::handle& given) {
   if (py::isinstance<py::int_>(given)) return {given.cast<int>()};
@@ -340,9 +380,10 @@ std::vector<rpc::DeviceName> devices_of(const py::sequence& given) {
 void bind_options(py::module_& module) {
   using Options = rpc::RpcBackendOptions;
   py::class_<Options>(module, "RpcBackendOptions",
-                      "What init_rpc may be told: times in seconds, devices as indices of CUDA's, text or torch.device.")
-      .def(py::init([](int threads, double timeout, std::string init_method, const py::object& maps, const py::object& devices,
-                       bool shared_memory) {
+                      "What init_rpc may be told: times in seconds, devices as indices of CUDA's, "
+                      "text or torch.device.")
+      .def(py::init([](int threads, double timeout, std::string init_method, const py::object& maps,
+                       const py::object& devices, bool shared_memory) {
              Options options;
              options.num_worker_threads = threads;
              options.rpc_timeout = duration_of(timeout, "rpc_timeout");
@@ -350,26 +391,31 @@ void bind_options(py::module_& module) {
              options.shared_memory = shared_memory;
              if (!maps.is_none()) {
                for (const auto& [to, map] : py::dict(maps))
-                 options.set_device_map(to.cast<std::string>(), map_of(py::reinterpret_borrow<py::dict>(map)));
+                 options.set_device_map(to.cast<std::string>(),
+                                        map_of(py::reinterpret_borrow<py::dict>(map)));
              }
              if (!devices.is_none()) options.set_devices(devices_of(devices));
              return options;
            }),
            py::kw_only(), py::arg("num_worker_threads") = rpc::kDefaultWorkerThreads,
-           py::arg("rpc_timeout") = seconds_of(rpc::kDefaultRpcTimeout), py::arg("init_method") = rpc::kDefaultInitMethod,
-           py::arg("device_maps") = py::none(), py::arg("devices") = py::none(), py::arg("shared_memory") = true)
+           py::arg("rpc_timeout") = seconds_of(rpc::kDefaultRpcTimeout),
+           py::arg("init_method") = rpc::kDefaultInitMethod, py::arg("device_maps") = py::none(),
+           py::arg("devices") = py::none(), py::arg("shared_memory") = true)
       .def_readwrite("num_worker_threads", &Options::num_worker_threads)
       .def_readwrite("init_method", &Options::init_method)
       .def_readwrite("shared_memory", &Options::shared_memory)
       .def_property(
           "rpc_timeout", [](const Options& self) { return seconds_of(self.rpc_timeout); },
-          [](Options& self, double seconds) { self.rpc_timeout = duration_of(seconds, "rpc_timeout"); })
+          [](Options& self, double seconds) {
+            self.rpc_timeout = duration_of(seconds, "rpc_timeout");
+          })
       .def_property_readonly("device_maps",
                              [](const Options& self) {
                                py::dict all;
                                for (const auto& [to, map] : self.device_maps) {
                                  py::dict one;
-                                 for (const auto& [from, into] : map) one[py::cast(from.device())] = py::cast(into.device());
+                                 for (const auto& [from, into] : map)
+                                   one[py::cast(from.device())] = py::cast(into.device());
                                  all[py::str(to)] = one;
                                }
                                return all;
@@ -377,23 +423,35 @@ void bind_options(py::module_& module) {
       .def_property_readonly("devices",
                              [](const Options& self) {
                                py::list all;
-                               for (const auto& each : self.devices) all.append(py::cast(each.device()));
+                               for (const auto& each : self.devices)
+                                 all.append(py::cast(each.device()));
                                return all;
                              })
       .def(
-          "set_device_map", [](Options& self, const std::string& to, const py::dict& map) { self.set_device_map(to, map_of(map)); },
+          "set_device_map",
+          [](Options& self, const std::string& to, const py::dict& map) {
+            self.set_device_map(to, map_of(map));
+          },
           py::arg("to"), py::arg("device_map"),
-          "Where tensors of this worker's devices live on worker `to`; adds to what was set before. Answers use the inverse.")
+          "Where tensors of this worker's devices live on worker `to`; adds to what was set "
+          "before. Answers use the inverse.")
       .def(
-          "set_devices", [](Options& self, const py::sequence& devices) { self.set_devices(devices_of(devices)); }, py::arg("devices"),
-          "The CUDA devices of this worker that calls use; where none are given, those of its device maps.");
+          "set_devices",
+          [](Options& self, const py::sequence& devices) { self.set_devices(devices_of(devices)); },
+          py::arg("devices"),
+          "The CUDA devices of this worker that calls use; where none are given, those of its "
+          "device maps.");
 
-  py::class_<rpc::BackendType>(module, "BackendType", "A kind of RPC agent, by name: NATIVE, and TENSORPIPE, torch's name for its default.")
+  py::class_<rpc::BackendType>(
+      module, "BackendType",
+      "A kind of RPC agent, by name: NATIVE, and TENSORPIPE, torch's name for its default.")
       .def(py::init<std::string>(), py::arg("name"))
       .def_property_readonly("name", [](const rpc::BackendType& self) { return self.name(); })
       .def(
-          "__eq__", [](const rpc::BackendType& a, const rpc::BackendType& b) { return a == b; }, py::is_operator())
-      .def("__hash__", [](const rpc::BackendType& self) { return std::hash<std::string>()(self.name()); })
+          "__eq__", [](const rpc::BackendType& a, const rpc::BackendType& b) { return a == b; },
+          py::is_operator())
+      .def("__hash__",
+           [](const rpc::BackendType& self) { return std::hash<std::string>()(self.name()); })
       .def("__repr__", [](const rpc::BackendType& self) { return "BackendType." + self.name(); });
   module.attr("BackendType").attr("NATIVE") = rpc::BackendType::NATIVE;
   module.attr("BackendType").attr("TENSORPIPE") = rpc::BackendType::TENSORPIPE;
@@ -407,23 +465,28 @@ void bind_options(py::module_& module) {
       .def("__hash__", [](const Info& self) { return std::hash<std::string>()(self.name()); })
       .def("__reduce__",
            [](const Info& self) {
-             return py::make_tuple(py::module_::import("muster.rpc").attr("get_worker_info"), py::make_tuple(self.name()));
+             return py::make_tuple(py::module_::import("muster.rpc").attr("get_worker_info"),
+                                   py::make_tuple(self.name()));
            })
-      .def("__repr__", [](const Info& self) { return "WorkerInfo(id=" + std::to_string(self.id()) + ", name=" + self.name() + ")"; });
+      .def("__repr__", [](const Info& self) {
+        return "WorkerInfo(id=" + std::to_string(self.id()) + ", name=" + self.name() + ")";
+      });
 }
 
 void bind_life(py::module_& module) {
-  module.def("_init_rpc", [](const std::string& name, const std::optional<rpc::BackendType>& backend, int rank, int world_size,
-                             const std::optional<rpc::RpcBackendOptions>& given, std::shared_ptr<Store> store) {
-    watch_for_interrupts();
-    rpc::InitRpcOptions options;
-    options.backend = backend;
-    options.rank = rank;
-    options.world_size = world_size;
-    if (given) options.rpc_backend_options = *given;
-    if (store) options.store = store->engine();
-    blocking_on_store([&] { rpc::init_rpc(name, options); });
-  });
+  module.def("_init_rpc",
+             [](const std::string& name, const std::optional<rpc::BackendType>& backend, int rank,
+                int world_size, const std::optional<rpc::RpcBackendOptions>& given,
+                std::shared_ptr<Store> store) {
+               watch_for_interrupts();
+               rpc::InitRpcOptions options;
+               options.backend = backend;
+               options.rank = rank;
+               options.world_size = world_size;
+               if (given) options.rpc_backend_options = *given;
+               if (store) options.store = store->engine();
+               blocking_on_store([&] { rpc::init_rpc(name, options); });
+             });
   module.def("_shutdown_rpc", [](bool graceful, double timeout) {
     const auto limit = duration_of(timeout, "shutdown");
     const std::weak_ptr<Agent> weak = rpc::current_agent("shutdown");
@@ -436,11 +499,13 @@ void bind_life(py::module_& module) {
   module.def("_rpc_is_initialized", &rpc::is_initialized);
   module.def("_is_allowed_operator", &rpc::is_allowed_operator);
   module.def("_allow_operator", &rpc::allow_operator);
-  module.def("_worker_info",
-             [](const py::object& worker) { return worker.is_none() ? rpc::get_worker_info() : rpc::get_worker_info(to_of(worker)); });
+  module.def("_worker_info", [](const py::object& worker) {
+    return worker.is_none() ? rpc::get_worker_info() : rpc::get_worker_info(to_of(worker));
+  });
   module.def("_worker_infos", &rpc::get_worker_infos);
   module.def("_rpc_timeout", [] { return seconds_of(rpc::get_rpc_timeout()); });
-  module.def("_set_rpc_timeout", [](double seconds) { rpc::set_rpc_timeout(duration_of(seconds, "set_rpc_timeout")); });
+  module.def("_set_rpc_timeout",
+             [](double seconds) { rpc::set_rpc_timeout(duration_of(seconds, "set_rpc_timeout")); });
 }
 
 }  // namespace
@@ -455,22 +520,27 @@ void bind_rpc(py::module_& module) {
   py::class_<StartedCall, std::shared_ptr<StartedCall>>(module, "_StartedCall")
       .def("wait", &StartedCall::wait)
       .def("result", &StartedCall::result);
-  py::class_<LateAnswer>(module, "_LateAnswer").def("value", &LateAnswer::value).def("error", &LateAnswer::error);
-  module.def("_set_rpc_inside", [](py::object dumps, py::object loads, py::object serving, py::object later, py::object describe,
-                                   py::object error, py::object complete) {
-    set_inside({std::move(dumps), std::move(loads), std::move(serving), std::move(later), std::move(describe), std::move(error),
-                std::move(complete)});
-    static const bool once = [] {
-      rpc::Function function;
-      function.name = kServed;
-      function.serve = serve;
-      rpc::add_function(std::move(function), nullptr);
-      rpc::extensions().push_back(
-          [](Agent& agent) { agent.on(kPythonCall, {.run = [](rpc::Request request) { serve(request); }, .is_short = {}}); });
-      return true;
-    }();
-    static_cast<void>(once);
-  });
+  py::class_<LateAnswer>(module, "_LateAnswer")
+      .def("value", &LateAnswer::value)
+      .def("error", &LateAnswer::error);
+  module.def("_set_rpc_inside",
+             [](py::object dumps, py::object loads, py::object serving, py::object later,
+                py::object describe, py::object error, py::object complete) {
+               set_inside({std::move(dumps), std::move(loads), std::move(serving), std::move(later),
+                           std::move(describe), std::move(error), std::move(complete)});
+               static const bool once = [] {
+                 rpc::Function function;
+                 function.name = kServed;
+                 function.serve = serve;
+                 rpc::add_function(std::move(function), nullptr);
+                 rpc::extensions().push_back([](Agent& agent) {
+                   agent.on(kPythonCall,
+                            {.run = [](rpc::Request request) { serve(request); }, .is_short = {}});
+                 });
+                 return true;
+               }();
+               static_cast<void>(once);
+             });
 }
 
 }  // namespace muster::python

@@ -41,7 +41,8 @@ dist_autograd::Mode mode_of(const std::string& name) {
   throw DistError("backward: mode is 'fast' or 'smart', not '" + name + "'");
 }
 
-void backward_in_context(std::int64_t context_id, const std::vector<at::Tensor>& roots, bool retain_graph, const std::string& mode) {
+void backward_in_context(std::int64_t context_id, const std::vector<at::Tensor>& roots,
+                         bool retain_graph, const std::string& mode) {
   const auto agent = rpc::current_agent("backward");
   struct Pass {
     std::atomic<bool> done{false};
@@ -53,12 +54,13 @@ void backward_in_context(std::int64_t context_id, const std::vector<at::Tensor>&
     wait_until(
         agent, [pass] { return pass->done.load(); },
         [&] {
-          rpc::DistAutograd::of(*agent)->backward(context_id, roots, retain_graph, way,
-                                                  [pass, weak = std::weak_ptr<rpc::Agent>(agent)](std::exception_ptr error) {
-                                                    pass->error = std::move(error);
-                                                    pass->done.store(true);
-                                                    if (const auto strong = weak.lock()) strong->wake();
-                                                  });
+          rpc::DistAutograd::of(*agent)->backward(
+              context_id, roots, retain_graph, way,
+              [pass, weak = std::weak_ptr<rpc::Agent>(agent)](std::exception_ptr error) {
+                pass->error = std::move(error);
+                pass->done.store(true);
+                if (const auto strong = weak.lock()) strong->wake();
+              });
         });
   } catch (py::error_already_set&) {
     throw;
@@ -82,7 +84,10 @@ py::dict get_gradients(std::int64_t context_id) {
 }  // namespace
 
 void bind_rpc_autograd(py::module_& module) {
-  py::class_<Context>(module, "_AutogradContext").def(py::init<>()).def("enter", &Context::enter).def("leave", &Context::leave);
+  py::class_<Context>(module, "_AutogradContext")
+      .def(py::init<>())
+      .def("enter", &Context::enter)
+      .def("leave", &Context::leave);
   module.def("_autograd_backward", &backward_in_context);
   module.def("_autograd_gradients", &get_gradients);
   module.def("_autograd_current", &dist_autograd::current_context);

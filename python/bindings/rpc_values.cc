@@ -80,11 +80,13 @@ py::object read(const std::string& function, const Value& from, Passage& passage
   }
   py::object value;
   if (take<at::Tensor>(hash, archive, value) || take<std::string>(hash, archive, value) ||
-      take<std::vector<std::int64_t>>(hash, archive, value) || take<std::vector<double>>(hash, archive, value) ||
+      take<std::vector<std::int64_t>>(hash, archive, value) ||
+      take<std::vector<double>>(hash, archive, value) ||
       take<std::vector<at::Tensor>>(hash, archive, value))
     return value;
   throw DistError("the result of '" + function + "' is " + rpc::detail::known_type(hash) +
-                  ", which Python has not: numbers, text, tensors and lists of them travel between the two languages");
+                  ", which Python has not: numbers, text, tensors and lists of them travel between "
+                  "the two languages");
 }
 
 /// An exception as `describe` of inside.py tells of it.
@@ -117,28 +119,36 @@ rpc::ErrorText text_of(const py::handle& exception) {
 void set_inside(Inside given) { functions = new Inside(std::move(given)); }
 
 const Inside& inside() {
-  if (functions == nullptr) throw DistError("a call of a Python function has come, and this worker has not imported muster.rpc");
+  if (functions == nullptr)
+    throw DistError(
+        "a call of a Python function has come, and this worker has not imported muster.rpc");
   return *functions;
 }
 
-// ---- objects ---------------------------------------------------------------------------------------------------------
+// ---- objects
+// ---------------------------------------------------------------------------------------------------------
 
 Pickled pickled(py::handle object) {
   const auto parts = inside().dumps(object).cast<py::tuple>();
   Pickled pickle;
   pickle.bytes = parts[0].cast<std::string>();
-  for (const auto& tensor : parts[1].cast<py::list>()) pickle.tensors.push_back(tensor.cast<at::Tensor>());
-  for (const auto& reference : parts[2].cast<py::list>()) pickle.references.push_back(reference.cast<ReferenceRef>()->rref);
+  for (const auto& tensor : parts[1].cast<py::list>())
+    pickle.tensors.push_back(tensor.cast<at::Tensor>());
+  for (const auto& reference : parts[2].cast<py::list>())
+    pickle.references.push_back(reference.cast<ReferenceRef>()->rref);
   return pickle;
 }
 
 py::object unpickled(Pickled pickle) {
-  return inside().loads(py::bytes(pickle.bytes), py::cast(std::move(pickle.tensors)), list_of(std::move(pickle.references)));
+  return inside().loads(py::bytes(pickle.bytes), py::cast(std::move(pickle.tensors)),
+                        list_of(std::move(pickle.references)));
 }
 
 rpc::KeptValue keep(const py::object& object) {
-  // Torch gives the same Python object for the same tensor, so it is the caller's own that comes back.
-  if (THPVariable_Check(object.ptr())) return rpc::kept_of<at::Tensor>(THPVariable_Unpack(object.ptr()));
+  // Torch gives the same Python object for the same tensor, so it is the caller's own that comes
+  // back.
+  if (THPVariable_Check(object.ptr()))
+    return rpc::kept_of<at::Tensor>(THPVariable_Unpack(object.ptr()));
   rpc::KeptValue value;
   value.type = &typeid(Kept);
   auto held = kept(object);
@@ -162,7 +172,8 @@ rpc::KeptValue keep(const py::object& object) {
 
 py::object object_of(const rpc::KeptValue& value) {
   if (*value.type == typeid(Kept)) return *std::static_pointer_cast<Kept>(value.object)->object;
-  if (*value.type == typeid(at::Tensor)) return py::cast(*std::static_pointer_cast<at::Tensor>(value.object));
+  if (*value.type == typeid(at::Tensor))
+    return py::cast(*std::static_pointer_cast<at::Tensor>(value.object));
   if (!value.pack) rpc::detail::cannot_travel(*value.type);
   // Of a function of C++'s.
   Value packed;
@@ -175,14 +186,18 @@ py::object result_of(const std::string& function, const rpc::Answer& answer) {
   return read(function, answer.parcel.value, *answer.passage);
 }
 
-std::function<void(Value&, Passage&)> plain_arguments(const std::string& function, const py::sequence& arguments) {
-  using Plain = std::variant<bool, std::int64_t, double, std::string, at::Tensor, std::vector<std::int64_t>, std::vector<double>,
-                             std::vector<at::Tensor>>;
+std::function<void(Value&, Passage&)> plain_arguments(const std::string& function,
+                                                      const py::sequence& arguments) {
+  using Plain =
+      std::variant<bool, std::int64_t, double, std::string, at::Tensor, std::vector<std::int64_t>,
+                   std::vector<double>, std::vector<at::Tensor>>;
   std::vector<Plain> all;
   for (const auto& given : arguments) {
     const bool listed = py::isinstance<py::list>(given) || py::isinstance<py::tuple>(given);
-    const py::object first = listed && py::len(given) > 0 ? py::object(py::sequence(py::reinterpret_borrow<py::object>(given))[0])
-                                                          : py::reinterpret_borrow<py::object>(given);
+    const py::object first =
+        listed && py::len(given) > 0
+            ? py::object(py::sequence(py::reinterpret_borrow<py::object>(given))[0])
+            : py::reinterpret_borrow<py::object>(given);
     if (py::isinstance<py::bool_>(given)) {
       all.emplace_back(given.cast<bool>());
     } else if (py::isinstance<py::int_>(given)) {
@@ -200,21 +215,28 @@ std::function<void(Value&, Passage&)> plain_arguments(const std::string& functio
     } else if (listed && (py::len(given) == 0 || py::isinstance<py::int_>(first))) {
       all.emplace_back(given.cast<std::vector<std::int64_t>>());
     } else {
-      throw DistError("'" + function + "' is called by its name: it takes numbers, text, tensors and lists of int, float or Tensor, not " +
-                      py::repr(py::type::of(py::reinterpret_borrow<py::object>(given))).cast<std::string>());
+      throw DistError(
+          "'" + function +
+          "' is called by its name: it takes numbers, text, tensors and lists of int, float or "
+          "Tensor, not " +
+          py::repr(py::type::of(py::reinterpret_borrow<py::object>(given))).cast<std::string>());
     }
   }
   return [all = std::move(all)](Value& value, Passage& passage) {
     rpc::ValueOutput archive(value, passage);
     const auto count = static_cast<std::uint8_t>(all.size());
     archive.put(&count, 1);
-    for (const Plain& each : all) std::visit([&archive](const auto& plain) { rpc::detail::put_typed(archive, plain); }, each);
+    for (const Plain& each : all)
+      std::visit([&archive](const auto& plain) { rpc::detail::put_typed(archive, plain); }, each);
   };
 }
 
-// ---- exceptions ------------------------------------------------------------------------------------------------------
+// ---- exceptions
+// ------------------------------------------------------------------------------------------------------
 
-std::exception_ptr described(const py::object& error) { return std::make_exception_ptr(rpc::DescribedError(text_of(error))); }
+std::exception_ptr described(const py::object& error) {
+  return std::make_exception_ptr(rpc::DescribedError(text_of(error)));
+}
 std::exception_ptr described(const py::error_already_set& error) {
   const py::object value = error.value();
   if (error.trace()) PyException_SetTraceback(value.ptr(), error.trace().ptr());
@@ -224,7 +246,9 @@ std::exception_ptr described(const py::error_already_set& error) {
 void raise_in_python(const std::exception_ptr& thrown) {
   const auto with = [&](const std::string& worker, int id, const rpc::ErrorText& text) {
     const auto fallback = error_object(thrown);
-    return inside().error(fallback, worker, id, text.type, text.text, text.trace).cast<py::object>();
+    return inside()
+        .error(fallback, worker, id, text.type, text.text, text.trace)
+        .cast<py::object>();
   };
   std::optional<py::object> error;
   try {
@@ -244,7 +268,8 @@ void raise_in_python(const std::exception_ptr& thrown) {
   raise_object(*error);
 }
 
-// ---- results ---------------------------------------------------------------------------------------------------------
+// ---- results
+// ---------------------------------------------------------------------------------------------------------
 
 Outcome outcome(const rpc::ResponderRef& responder, py::object result) {
   Outcome made;
@@ -265,7 +290,9 @@ Outcome outcome(const rpc::ResponderRef& responder, py::object result) {
 void answer(const rpc::ResponderRef& responder, const Outcome& outcome) {
   if (outcome.error) return responder->fail(outcome.error);
   if (outcome.kept.type != nullptr) return responder->keep(outcome.kept);
-  responder->reply([&](Value& value, Passage& passage) { rpc::detail::put_result(value, passage, outcome.pickle); });
+  responder->reply([&](Value& value, Passage& passage) {
+    rpc::detail::put_result(value, passage, outcome.pickle);
+  });
 }
 
 }  // namespace muster::python

@@ -1,6 +1,7 @@
-/// Python's objects in calls to other workers: pickled, with their tensors and references beside the pickle, or kept where they were made.
-/// How Python describes and makes exceptions, pickles and serves stands in muster/rpc/inside.py, which gives its functions to this module
-/// when it is imported.
+/// Python's objects in calls to other workers: pickled, with their tensors and references beside
+/// the pickle, or kept where they were made. How Python describes and makes exceptions, pickles and
+/// serves stands in muster/rpc/inside.py, which gives its functions to this module when it is
+/// imported.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>
@@ -49,7 +50,8 @@ struct Inside {
   pybind11::object serve;     ///< (bytes, tensors, references, answer) -> the result, or `later`
   pybind11::object later;     ///< the result comes by `answer`
   pybind11::object describe;  ///< (exception) -> (type, text, traceback, ranks, code)
-  pybind11::object error;     ///< (what to raise where its type is not known here, worker, id, type, text, traceback) -> exception
+  pybind11::object error;  ///< (what to raise where its type is not known here, worker, id, type,
+                           ///< text, traceback) -> exception
   pybind11::object complete;  ///< (future, call): gives the future what the call has come to
 };
 void set_inside(Inside functions);
@@ -69,14 +71,16 @@ pybind11::object object_of(const rpc::KeptValue& value);
 /// What came as an answer: of a Python function, of one of C++'s, or of torch's operators.
 pybind11::object result_of(const std::string& function, const rpc::Answer& answer);
 
-/// Packs arguments for a function that is named by text: numbers, text, tensors, and lists of int, float or Tensor.
-std::function<void(rpc::Value&, rpc::Passage&)> plain_arguments(const std::string& function, const pybind11::sequence& arguments);
+/// Packs arguments for a function that is named by text: numbers, text, tensors, and lists of int,
+/// float or Tensor.
+std::function<void(rpc::Value&, rpc::Passage&)> plain_arguments(
+    const std::string& function, const pybind11::sequence& arguments);
 
 /// A Python exception as it goes to other workers.
 std::exception_ptr described(const pybind11::error_already_set& error);
 std::exception_ptr described(const pybind11::object& error);
-/// Raises in Python what was thrown over there (or here): as the type that it had where that is known, with `worker`, `remote_type`,
-/// `remote_text` and `remote_traceback`.
+/// Raises in Python what was thrown over there (or here): as the type that it had where that is
+/// known, with `worker`, `remote_type`, `remote_text` and `remote_traceback`.
 [[noreturn]] void raise_in_python(const std::exception_ptr& error);
 
 /// What is to be sent or kept of a result; made with the GIL, used without.

@@ -14,7 +14,9 @@
 
 namespace muster::python {
 
-inline DistBackendError interrupted_error() { return DistBackendError("interrupted (SIGINT)", Code::aborted); }
+inline DistBackendError interrupted_error() {
+  return DistBackendError("interrupted (SIGINT)", Code::aborted);
+}
 
 /// Ctrl-C, seen by a thread that waits for the agent.
 class CallInterruption {
@@ -41,16 +43,20 @@ inline void wait_until(const std::shared_ptr<rpc::Agent>& agent, const std::func
                 agent->wait([&] { return done() || interruption->raised(); }, TimePoint::max());
                 if (done()) return;
                 if (interruption->raised()) throw interrupted_error();
-                throw DistBackendError("RPC of worker '" + agent->self().name() + "' has ended", Code::aborted);
+                throw DistBackendError("RPC of worker '" + agent->self().name() + "' has ended",
+                                       Code::aborted);
               });
 }
 
-/// The answer to `call`, errors in it. Interrupted, the call is given up; where its function has not begun, it will not.
-inline rpc::Answer wait_for_answer(const std::shared_ptr<rpc::Agent>& agent, rpc::Agent::Call call) {
+/// The answer to `call`, errors in it. Interrupted, the call is given up; where its function has
+/// not begun, it will not.
+inline rpc::Answer wait_for_answer(const std::shared_ptr<rpc::Agent>& agent,
+                                   rpc::Agent::Call call) {
   const auto interruption = std::make_shared<CallInterruption>(agent);
   return without_gil([interruption] { interruption->raise(); },
                      [&] {
-                       auto answer = agent->call_sync(std::move(call), [&] { return interruption->raised(); });
+                       auto answer = agent->call_sync(std::move(call),
+                                                      [&] { return interruption->raised(); });
                        if (answer.error && interruption->raised()) throw interrupted_error();
                        return answer;
                      });

@@ -29,25 +29,29 @@ class RunningRanks {
 
 std::string traceback_of(const py::error_already_set& error) {
   try {
-    const auto lines = py::module_::import("traceback").attr("format_exception")(error.type(), error.value(), error.trace());
+    const auto lines = py::module_::import("traceback")
+                           .attr("format_exception")(error.type(), error.value(), error.trace());
     return py::str("").attr("join")(lines).cast<std::string>();
   } catch (const py::error_already_set&) {
     return error.what();
   }
 }
 
-/// For the errors of the other ranks: "ValueError: bad batch (train.py:33)", and the ranks whose failure led to this one.
+/// For the errors of the other ranks: "ValueError: bad batch (train.py:33)", and the ranks whose
+/// failure led to this one.
 std::pair<std::string, std::vector<int>> brief_of(const py::error_already_set& error) {
   try {
     const auto failure = py::module_::import("muster._failure");
     if (error.trace()) error.value().attr("with_traceback")(error.trace());
-    return {failure.attr("describe")(error.value()).cast<std::string>(), failure.attr("earlier")(error.value()).cast<std::vector<int>>()};
+    return {failure.attr("describe")(error.value()).cast<std::string>(),
+            failure.attr("earlier")(error.value()).cast<std::vector<int>>()};
   } catch (const py::error_already_set&) {
     return {error.what(), {}};
   }
 }
 
-/// `fn(rank, *args)` on a rank's thread. What it raises comes out with its traceback as text, so that it needs no GIL any more.
+/// `fn(rank, *args)` on a rank's thread. What it raises comes out with its traceback as text, so
+/// that it needs no GIL any more.
 void run(const py::function& fn, const py::tuple& args, int rank) {
   const py::gil_scoped_acquire held;
   try {
@@ -63,7 +67,8 @@ void run(const py::function& fn, const py::tuple& args, int rank) {
 void bind_spawn(py::module_& module) {
   module.def("note_failure", &transport::note_process_failure);
   module.def(
-      "tell_failure", [] { transport::tell_process_failure(); }, py::call_guard<py::gil_scoped_release>());
+      "tell_failure", [] { transport::tell_process_failure(); },
+      py::call_guard<py::gil_scoped_release>());
   module.def("spawn_threads", [](const py::function& fn, const py::tuple& args, int nprocs) {
     RunningRanks running;
     std::unique_ptr<SpawnContext> context;
@@ -74,7 +79,8 @@ void bind_spawn(py::module_& module) {
     };
     const auto finished = [&] {
       const py::gil_scoped_release released;
-      if (!context) context = spawn(body, {.nprocs = nprocs, .join = false, .mode = SpawnMode::threads});
+      if (!context)
+        context = spawn(body, {.nprocs = nprocs, .join = false, .mode = SpawnMode::threads});
       return context->join(std::chrono::milliseconds(100));
     };
     // Python's signal handlers run between two looks; other waits of this process stay asleep.

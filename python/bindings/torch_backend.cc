@@ -18,7 +18,8 @@
 namespace muster::python {
 namespace {
 
-/// Such an agent's workers find stock torch's store at MASTER_ADDR and MASTER_PORT; those of `muster run` are told of one of muster's.
+/// Such an agent's workers find stock torch's store at MASTER_ADDR and MASTER_PORT; those of
+/// `muster run` are told of one of muster's.
 bool started_by_torchrun() {
   const auto theirs = env_flag("TORCHELASTIC_USE_AGENT_STORE");
   return theirs && theirs->value_or(false) && !env_text("MUSTER_AGENT_STORE");
@@ -27,30 +28,37 @@ bool started_by_torchrun() {
 }  // namespace
 
 void meet_by_torchrun(InitProcessGroupOptions& options) {
-  if (options.store || options.init_method.value_or("env://") != "env://" || !started_by_torchrun()) return;
+  if (options.store || options.init_method.value_or("env://") != "env://" || !started_by_torchrun())
+    return;
   pybind11::dict limit;
   if (options.timeout) limit["timeout"] = *options.timeout;
   const auto rendezvous = pybind11::module_::import("torch.distributed").attr("rendezvous");
-  const pybind11::tuple met = rendezvous("env://", options.rank, options.world_size, **limit).attr("__next__")();
+  const pybind11::tuple met =
+      rendezvous("env://", options.rank, options.world_size, **limit).attr("__next__")();
   const auto store = met[0].cast<c10::intrusive_ptr<c10d::Store>>();
   options.rank = met[1].cast<int>();
   options.world_size = met[2].cast<int>();
   const auto timeout = options.timeout.value_or(store::RendezvousOptions().timeout);
-  auto own = blocking_on_store([&] { return compat::meet_on(store, options.rank, options.world_size, timeout); });
+  auto own = blocking_on_store(
+      [&] { return compat::meet_on(store, options.rank, options.world_size, timeout); });
   if (!own.ok()) group::raise_from_store(own.status().with_context("init_process_group"));
   options.store = std::make_shared<Store>(std::move(own).value());
   options.init_method.reset();
 }
 
 void bind_torch_backend(pybind11::module_& module) {
-  // Torch makes backends by the function below; this is for programs that make a ProcessGroupGloo themselves.
+  // Torch makes backends by the function below; this is for programs that make a ProcessGroupGloo
+  // themselves.
   using Backend = compat::TorchBackend;
   pybind11::class_<Backend, c10d::Backend, c10::intrusive_ptr<Backend>>(
       module, "ProcessGroupMuster",
-      "A backend of stock torch, made as its ProcessGroupGloo is: by ranks that share `store`, each of which blocks until all `size` have\n"
-      "come. It has an engine of its own. `shutdown()` waits for the other ranks; a rank that drops it without fails those that still "
+      "A backend of stock torch, made as its ProcessGroupGloo is: by ranks that share `store`, "
+      "each of which blocks until all `size` have\n"
+      "come. It has an engine of its own. `shutdown()` waits for the other ranks; a rank that "
+      "drops it without fails those that still "
       "call.")
-      .def(pybind11::init([](c10::intrusive_ptr<c10d::Store> store, int rank, int size, std::chrono::milliseconds timeout) {
+      .def(pybind11::init([](c10::intrusive_ptr<c10d::Store> store, int rank, int size,
+                             std::chrono::milliseconds timeout) {
              return Backend::create({.backend = "muster",
                                      .store = std::move(store),
                                      .rank = rank,
@@ -67,14 +75,15 @@ void bind_torch_backend(pybind11::module_& module) {
           [](Backend& self, std::int64_t size, at::ScalarType dtype, c10::Device device) {
             return self.lend(size, at::TensorOptions(dtype).device(device));
           },
-          pybind11::arg("size"), pybind11::kw_only(), pybind11::arg("dtype"), pybind11::arg("device"),
-          pybind11::call_guard<pybind11::gil_scoped_release>());
+          pybind11::arg("size"), pybind11::kw_only(), pybind11::arg("dtype"),
+          pybind11::arg("device"), pybind11::call_guard<pybind11::gil_scoped_release>());
   module.def(
       "create_torch_backend",
-      [](std::string backend, c10::intrusive_ptr<c10d::Store> store, int rank, int size, std::chrono::milliseconds timeout, std::string id,
+      [](std::string backend, c10::intrusive_ptr<c10d::Store> store, int rank, int size,
+         std::chrono::milliseconds timeout, std::string id,
          std::vector<int> global_ranks) -> c10::intrusive_ptr<c10d::Backend> {
-        return compat::TorchBackend::create(
-            {std::move(backend), std::move(store), rank, size, timeout, std::move(id), std::move(global_ranks)});
+        return compat::TorchBackend::create({std::move(backend), std::move(store), rank, size,
+                                             timeout, std::move(id), std::move(global_ranks)});
       },
       pybind11::call_guard<pybind11::gil_scoped_release>());
   module.def(

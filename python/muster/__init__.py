@@ -7,7 +7,7 @@ same engine as a backend of stock torch.
 import torch as _torch
 
 from ._build import TORCH_VERSION as _BUILT_FOR
-from ._build import VERSION as __version__
+from ._build import VERSION as __version__  # noqa: F401
 
 if _torch.__version__.split("+")[0] != _BUILT_FOR:
     raise ImportError(
@@ -15,6 +15,7 @@ if _torch.__version__.split("+")[0] != _BUILT_FOR:
         f"Install torch {_BUILT_FOR}, or build muster again with this torch (pip install --no-build-isolation --force-reinstall muster-dist)."
     )
 
+from . import _failure  # noqa: E402,F401  the other ranks are told why this process fails
 from ._C import (
     DebugLevel,
     DeviceMesh,
@@ -126,32 +127,128 @@ from .objects import (
     send_object_list,
 )
 from .spawning import spawn
-from . import _failure  # noqa: E402,F401  the other ranks are told why this process fails
-
 
 __all__ = [
-    "Backend", "DebugLevel", "DeviceMesh", "DistArgumentError", "DistBackendError", "DistError", "DistNetworkError", "DistStoreError",
-    "DistributedBackendOptions", "FileStore", "GradBucket", "GroupMember", "HashStore", "P2POp", "PrefixStore", "ProcessGroup",
-    "ProcessGroupBackend", "ProcessGroupNCCL", "QueueEmptyError", "ReduceOp", "Request", "SHRINK_ABORT", "SHRINK_DEFAULT", "SpawnError",
-    "Store", "TCPStore", "Work", "_all_gather_base", "_make_nccl_premul_sum", "_reduce_scatter_base", "abort_process_group", "all_gather",
-    "all_gather_coalesced", "all_gather_into_tensor", "all_gather_object", "all_gather_single", "all_reduce", "all_reduce_coalesced",
-    "all_to_all", "all_to_all_single", "barrier", "batch_isend_irecv", "breakpoint", "broadcast", "broadcast_object_list",
-    "default_pg_timeout", "destroy_process_group", "empty_shared", "gather", "gather_into_tensor", "gather_object", "gather_single",
-    "get_backend", "get_backend_config", "get_debug_level", "get_default_backend_for_device", "get_global_rank", "get_group_rank",
-    "get_node_local_rank", "get_process_group_ranks", "get_rank", "get_world_size", "group", "in_shared_memory", "init_device_mesh",
-    "init_process_group", "irecv", "is_available", "is_backend_available", "is_gloo_available", "is_initialized", "is_mpi_available",
-    "is_nccl_available", "is_torchelastic_launched", "is_ucc_available", "is_xccl_available", "isend", "load_backend_plugin",
-    "monitored_barrier", "new_group", "new_subgroups", "new_subgroups_by_enumeration", "record_comm", "recv", "recv_object_list",
-    "reduce", "reduce_op", "reduce_scatter", "reduce_scatter_coalesced", "reduce_scatter_single", "reduce_scatter_tensor", "scatter",
-    "scatter_object_list", "send", "send_object_list", "set_debug_level", "set_debug_level_from_env", "set_timeout",
-    "shared_allocator_stats", "shrink_group", "spawn", "split_group", "supports_complex", "trim_shared_allocator",
+    "Backend",
+    "DebugLevel",
+    "DeviceMesh",
+    "DistArgumentError",
+    "DistBackendError",
+    "DistError",
+    "DistNetworkError",
+    "DistStoreError",
+    "DistributedBackendOptions",
+    "FileStore",
+    "GradBucket",
+    "GroupMember",
+    "HashStore",
+    "P2POp",
+    "PrefixStore",
+    "ProcessGroup",
+    "ProcessGroupBackend",
+    "ProcessGroupNCCL",
+    "QueueEmptyError",
+    "ReduceOp",
+    "Request",
+    "SHRINK_ABORT",
+    "SHRINK_DEFAULT",
+    "SpawnError",
+    "Store",
+    "TCPStore",
+    "Work",
+    "_all_gather_base",
+    "_make_nccl_premul_sum",
+    "_reduce_scatter_base",
+    "abort_process_group",
+    "all_gather",
+    "all_gather_coalesced",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_gather_single",
+    "all_reduce",
+    "all_reduce_coalesced",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "batch_isend_irecv",
+    "breakpoint",
+    "broadcast",
+    "broadcast_object_list",
+    "default_pg_timeout",
+    "destroy_process_group",
+    "empty_shared",
+    "gather",
+    "gather_into_tensor",
+    "gather_object",
+    "gather_single",
+    "get_backend",
+    "get_backend_config",
+    "get_debug_level",
+    "get_default_backend_for_device",
+    "get_global_rank",
+    "get_group_rank",
+    "get_node_local_rank",
+    "get_process_group_ranks",
+    "get_rank",
+    "get_world_size",
+    "group",
+    "in_shared_memory",
+    "init_device_mesh",
+    "init_process_group",
+    "irecv",
+    "is_available",
+    "is_backend_available",
+    "is_gloo_available",
+    "is_initialized",
+    "is_mpi_available",
+    "is_nccl_available",
+    "is_torchelastic_launched",
+    "is_ucc_available",
+    "is_xccl_available",
+    "isend",
+    "load_backend_plugin",
+    "monitored_barrier",
+    "new_group",
+    "new_subgroups",
+    "new_subgroups_by_enumeration",
+    "record_comm",
+    "recv",
+    "recv_object_list",
+    "reduce",
+    "reduce_op",
+    "reduce_scatter",
+    "reduce_scatter_coalesced",
+    "reduce_scatter_single",
+    "reduce_scatter_tensor",
+    "scatter",
+    "scatter_object_list",
+    "send",
+    "send_object_list",
+    "set_debug_level",
+    "set_debug_level_from_env",
+    "set_timeout",
+    "shared_allocator_stats",
+    "shrink_group",
+    "spawn",
+    "split_group",
+    "supports_complex",
+    "trim_shared_allocator",
     "use_shared_allocator",
 ]
 
 
 def __getattr__(name):
     # What few programs use is imported when they ask for it.
-    if name in ("algorithms", "autograd", "device_mesh", "distributed", "fsdp", "nn", "optim", "rpc"):
+    if name in (
+        "algorithms",
+        "autograd",
+        "device_mesh",
+        "distributed",
+        "fsdp",
+        "nn",
+        "optim",
+        "rpc",
+    ):
         import importlib
 
         return importlib.import_module("." + name, __name__)

@@ -14,7 +14,9 @@ import torch
 
 from . import _C
 
-_PACKAGES = tuple(os.path.dirname(os.path.abspath(file)) + os.sep for file in (__file__, torch.__file__))
+_PACKAGES = tuple(
+    os.path.dirname(os.path.abspath(file)) + os.sep for file in (__file__, torch.__file__)
+)
 _MOST_TEXT = 300
 _of_a_thread = ""
 
@@ -57,7 +59,10 @@ def _interactive():
 
 def _others_run():
     """Whether the process goes on when its main thread has ended."""
-    return any(not thread.daemon and thread is not threading.main_thread() for thread in threading.enumerate())
+    return any(
+        not thread.daemon and thread is not threading.main_thread()
+        for thread in threading.enumerate()
+    )
 
 
 def _last():
@@ -111,7 +116,9 @@ def _at_end_of_child():
     if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
         return
     if isinstance(error, SystemExit) and isinstance(error.__context__, Exception):
-        error = error.__context__  # as torch.multiprocessing.spawn leaves, after it has noted the exception
+        error = (
+            error.__context__
+        )  # as torch.multiprocessing.spawn leaves, after it has noted the exception
     if isinstance(error, SystemExit):
         status = f"its process ended with exit status {error.code} and had not called destroy_process_group"
         _C.note_failure(status, [])

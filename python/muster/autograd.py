@@ -1,7 +1,9 @@
 """Gradients of what was computed on several workers: torch.distributed.autograd's names. docs/dist-autograd.md tells of the rest."""
 
-from . import _C
-from . import rpc  # noqa: F401  no context without it
+from . import (
+    _C,
+    rpc,  # noqa: F401  no context without it
+)
 
 __all__ = ["backward", "context", "get_gradients", "is_available"]
 

@@ -37,7 +37,11 @@ class Backend(str):
 
     @classmethod
     def register_backend(
-        cls, name: str, func: Callable[..., Any], extended_api: bool = False, devices: str | list[str] | None = None
+        cls,
+        name: str,
+        func: Callable[..., Any],
+        extended_api: bool = False,
+        devices: str | list[str] | None = None,
     ) -> None:
         """Makes `name` a backend of this process, and an attribute of Backend in capitals.
 
@@ -92,7 +96,14 @@ class P2POp:
     ) -> None:
         if op not in (_C.isend, _C.irecv):
             raise ValueError(f"P2POp: op must be isend or irecv, not {op!r}")
-        self.op, self.tensor, self.peer, self.group, self.tag, self.group_peer = op, tensor, peer, group, tag, group_peer
+        self.op, self.tensor, self.peer, self.group, self.tag, self.group_peer = (
+            op,
+            tensor,
+            peer,
+            group,
+            tag,
+            group_peer,
+        )
 
 
 def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[_C.Work]:
@@ -102,7 +113,10 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[_C.Work]:
     if not all(isinstance(each, P2POp) for each in p2p_op_list):
         raise ValueError("batch_isend_irecv takes a list of P2POp")
     return _C.batch_of_messages(
-        [(each.op is _C.isend, each.tensor, each.peer, each.group, each.tag, each.group_peer) for each in p2p_op_list]
+        [
+            (each.op is _C.isend, each.tensor, each.peer, each.group, each.tag, each.group_peer)
+            for each in p2p_op_list
+        ]
     )
 
 
@@ -148,7 +162,9 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
         return int(os.environ["LOCAL_RANK"])
     if fallback_rank is not None:
         return int(fallback_rank)
-    raise RuntimeError("LOCAL_RANK is not set: start the program with `muster run`, or give fallback_rank")
+    raise RuntimeError(
+        "LOCAL_RANK is not set: start the program with `muster run`, or give fallback_rank"
+    )
 
 
 def supports_complex(reduceOp: _C.ReduceOp) -> bool:
@@ -176,7 +192,8 @@ def gather_into_tensor(
         if tuple(gather_tensor.shape) not in (stacked, joined):
             raise _C.DistArgumentError(
                 f"gather_into_tensor: gather_tensor is {list(gather_tensor.shape)}; {size} tensors of {list(tensor.shape)} need "
-                f"{list(joined or stacked)} or {list(stacked)}")
+                f"{list(joined or stacked)} or {list(stacked)}"
+            )
         parts = list(gather_tensor.view(stacked).unbind())
     return _C.gather(tensor, parts, dst, group, async_op, group_dst)
 

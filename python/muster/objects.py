@@ -66,15 +66,26 @@ def broadcast_object_list(
     which the bytes travel. weights_only: only what torch's restricted unpickler reads. Raises ValueError (DistArgumentError) on all for
     ranks that there are not and objects that cannot be pickled, DistError where lengths differ, DistBackendError where a rank fails or
     does not come."""
-    packed = _C.broadcast_objects(group, device, src, group_src, len(object_list), _packer(object_list, weights_only))
+    packed = _C.broadcast_objects(
+        group, device, src, group_src, len(object_list), _packer(object_list, weights_only)
+    )
     _fill(object_list, packed, weights_only)
 
 
-def all_gather_object(object_list: list[Any], obj: Any, group: _C.ProcessGroup | None = None, weights_only: bool = False) -> None:
+def all_gather_object(
+    object_list: list[Any],
+    obj: Any,
+    group: _C.ProcessGroup | None = None,
+    weights_only: bool = False,
+) -> None:
     """object_list[r] becomes the object of rank r; it has an entry for every member. weights_only: only what torch's restricted
     unpickler reads. Raises ValueError (DistArgumentError) on all for a list of another length and objects that cannot be pickled,
     DistBackendError where a rank fails or does not come."""
-    _fill(object_list, _C.all_gather_objects(group, len(object_list), _packer([obj], weights_only)), weights_only)
+    _fill(
+        object_list,
+        _C.all_gather_objects(group, len(object_list), _packer([obj], weights_only)),
+        weights_only,
+    )
 
 
 def gather_object(
@@ -89,7 +100,11 @@ def gather_object(
     what torch's restricted unpickler reads. Raises ValueError (DistArgumentError) on all for a list of another length, one elsewhere,
     ranks that there are not and objects that cannot be pickled, DistBackendError where a rank fails or does not come."""
     length = 0 if object_gather_list is None else len(object_gather_list)
-    _fill(object_gather_list, _C.gather_objects(group, dst, group_dst, length, _packer([obj], weights_only)), weights_only)
+    _fill(
+        object_gather_list,
+        _C.gather_objects(group, dst, group_dst, length, _packer([obj], weights_only)),
+        weights_only,
+    )
 
 
 def scatter_object_list(
@@ -104,7 +119,14 @@ def scatter_object_list(
     restricted unpickler reads. Raises ValueError (DistArgumentError) on all for lists of a wrong length, ranks that there are not and
     objects that cannot be pickled, DistBackendError where a rank fails or does not come."""
     given = scatter_object_input_list or []
-    mine = _C.scatter_objects(group, src, group_src, len(scatter_object_output_list), len(given), _packer(given, weights_only))
+    mine = _C.scatter_objects(
+        group,
+        src,
+        group_src,
+        len(scatter_object_output_list),
+        len(given),
+        _packer(given, weights_only),
+    )
     if mine is not None:
         scatter_object_output_list[0] = _unpack(mine, weights_only)
 

@@ -29,6 +29,8 @@ def spawn(
 
         return torch.multiprocessing.start_processes(fn, args, nprocs, join, daemon, start_method)
     if not join:
-        raise ValueError("spawn: ranks that are threads cannot be left to themselves; give join=True")
+        raise ValueError(
+            "spawn: ranks that are threads cannot be left to themselves; give join=True"
+        )
     _C.spawn_threads(fn, tuple(args), nprocs)
     return None

@@ -1,5 +1,6 @@
-/// Training one model on several ranks, in one include: DistributedDataParallel and its communication hooks, Join for uneven inputs, an
-/// optimizer whose state is divided among the ranks, averaging of models, collectives that gradients flow through; and DataParallel for the
+/// Training one model on several ranks, in one include: DistributedDataParallel and its
+/// communication hooks, Join for uneven inputs, an optimizer whose state is divided among the
+/// ranks, averaging of models, collectives that gradients flow through; and DataParallel for the
 /// devices of one process.
 #pragma once
 

@@ -1,5 +1,5 @@
-// DistributedDataParallel of modules on accelerators. Rank r has the devices 2r and 2r + 1, since autograd has one thread for each device
-// of a process, and ranks are threads here.
+// DistributedDataParallel of modules on accelerators. Rank r has the devices 2r and 2r + 1, since
+// autograd has one thread for each device of a process, and ranks are threads here.
 #include <gtest/gtest.h>
 #include <torch/nn/module.h>
 #include <torch/optim/sgd.h>
@@ -25,13 +25,18 @@ void on_devices(int ranks, const std::function<void(int)>& body) {
   on_ranks(ranks, body, "cpu:native,deferred:native");
 }
 
-at::Device device(int index) { return at::Device(deferred::kType, static_cast<c10::DeviceIndex>(index)); }
+at::Device device(int index) {
+  return at::Device(deferred::kType, static_cast<c10::DeviceIndex>(index));
+}
 
-/// Two layers, each with a buffer of what it has seen, on one device or on two; and a way out that need not be taken.
+/// Two layers, each with a buffer of what it has seen, on one device or on two; and a way out that
+/// need not be taken.
 struct SpreadImpl : nn::Module {
   SpreadImpl(at::Device here, at::Device there, double salt = 0) {
     const auto numbers = [&](at::IntArrayRef sizes) {
-      return torch::sin((torch::arange(c10::multiply_integers(sizes), at::kDouble) + (salt += 17)) * 12.9898).view(sizes);
+      return torch::sin((torch::arange(c10::multiply_integers(sizes), at::kDouble) + (salt += 17)) *
+                        12.9898)
+          .view(sizes);
     };
     first = register_parameter("first", numbers({3, 5}).to(here));
     shift = register_parameter("shift", numbers({5}).to(here));
@@ -50,11 +55,14 @@ struct SpreadImpl : nn::Module {
 };
 TORCH_MODULE(Spread);
 
-at::Tensor batch(int rank, int step) { return torch::sin(torch::arange(12, at::kDouble) * 0.7 + rank * 3 + step * 5).view({4, 3}); }
+at::Tensor batch(int rank, int step) {
+  return torch::sin(torch::arange(12, at::kDouble) * 0.7 + rank * 3 + step * 5).view({4, 3});
+}
 
 /// Trains for a few steps, one of them adding up locally first.
 template <class Model>
-void train(Model& model, const std::vector<at::Tensor>& parameters, at::Device inputs, int rank, bool both) {
+void train(Model& model, const std::vector<at::Tensor>& parameters, at::Device inputs, int rank,
+           bool both) {
   torch::optim::SGD optimizer(parameters, torch::optim::SGDOptions(0.1).momentum(0.9));
   for (int step = 0; step < 5; ++step) {
     optimizer.zero_grad();
@@ -71,9 +79,10 @@ void expect_same_state(const Spread& theirs, const Spread& ours, const char* wha
   const auto compare = [&](const auto& a, const auto& b) {
     for (const auto& item : a) {
       const auto mine = b[item.key()].cpu(), other = item.value().cpu();
-      EXPECT_LT((mine - other).abs().max().template item<double>(), 1e-12) << what << ": " << item.key() << "\n"
-                                                                           << mine << "\nand\n"
-                                                                           << other;
+      EXPECT_LT((mine - other).abs().max().template item<double>(), 1e-12)
+          << what << ": " << item.key() << "\n"
+          << mine << "\nand\n"
+          << other;
     }
   };
   compare(theirs->named_parameters(), ours->named_parameters());
@@ -119,7 +128,8 @@ TEST(DdpDevices, HooksSeeBucketsOfOneDeviceEach) {
     Spread net(device(2 * rank), device(2 * rank + 1), rank), same(at::kCPU, at::kCPU, rank);
     DistributedDataParallel<Spread> model(net), reference(same);
     model.register_comm_hook([rank, plain = all_reduce_hook()](const GradBucket& bucket) {
-      for (const auto& parameter : bucket.parameters) EXPECT_EQ(parameter.device(), bucket.buffer.device()) << "on rank " << rank;
+      for (const auto& parameter : bucket.parameters)
+        EXPECT_EQ(parameter.device(), bucket.buffer.device()) << "on rank " << rank;
       return plain(bucket);
     });
     train(model, net->parameters(), device(2 * rank), rank, true);
@@ -132,12 +142,16 @@ TEST(DdpDevices, HooksSeeBucketsOfOneDeviceEach) {
 TEST(DdpDevices, ModulesDividedOtherwiseAreRefused) {
   on_devices(2, [](int rank) {
     Spread net(device(2 * rank), device(rank == 0 ? 0 : 3));
-    const auto text = message_of<DistError>([&] { const DistributedDataParallel<Spread> model(net); });
-    EXPECT_HAS(text, "'second [5, 2] Double trained' on rank 0 and 'second [5, 2] Double on device 2 trained' on rank 1");
+    const auto text =
+        message_of<DistError>([&] { const DistributedDataParallel<Spread> model(net); });
+    EXPECT_HAS(text,
+               "'second [5, 2] Double trained' on rank 0 and 'second [5, 2] Double on device 2 "
+               "trained' on rank 1");
   });
 }
 
-// spec: K9 with device_ids, forward moves inputs to the device; output_device defaults to device_ids[0]
+// spec: K9 with device_ids, forward moves inputs to the device; output_device defaults to
+// device_ids[0]
 TEST(DdpDevices, DeviceIdsMoveInputs) {
   on_devices(2, [](int rank) {
     const int id = 2 * rank + 1;
@@ -145,7 +159,8 @@ TEST(DdpDevices, DeviceIdsMoveInputs) {
     DistributedDataParallel<Spread> model(net, {.device_ids = std::vector<int>{id}});
     EXPECT_EQ(model.output_device(), id);
     EXPECT_EQ(model(batch(rank, 0)).device(), device(id));
-    EXPECT_EQ(model(deferred::on_device(batch(rank, 0), 2 * rank)).device(), device(id)) << "from another device";
+    EXPECT_EQ(model(deferred::on_device(batch(rank, 0), 2 * rank)).device(), device(id))
+        << "from another device";
     model(batch(rank, 0)).sum().backward();
     train(model, net->parameters(), at::kCPU, rank, true);
     Spread same(at::kCPU, at::kCPU, rank);
@@ -159,8 +174,10 @@ TEST(DdpDevices, DeviceIdsMoveInputs) {
 
 /// Its arguments come as they are, or moved, wherever they stand.
 struct PlacesImpl : nn::Module {
-  explicit PlacesImpl(at::Device device) : weight(register_parameter("weight", torch::ones({2}).to(device))) {}
-  at::Tensor forward(const at::Tensor& x, const std::vector<at::Tensor>& list, const std::tuple<at::Tensor, int>& pair) {
+  explicit PlacesImpl(at::Device device)
+      : weight(register_parameter("weight", torch::ones({2}).to(device))) {}
+  at::Tensor forward(const at::Tensor& x, const std::vector<at::Tensor>& list,
+                     const std::tuple<at::Tensor, int>& pair) {
     seen = {x.device(), list.at(0).device(), std::get<0>(pair).device()};
     return weight * 2;
   }
@@ -168,7 +185,8 @@ struct PlacesImpl : nn::Module {
   std::vector<at::Device> seen;
 };
 
-// spec: K9 device_ids reach into structures of arguments; without them nothing is moved; output_device may be another
+// spec: K9 device_ids reach into structures of arguments; without them nothing is moved;
+// output_device may be another
 TEST(DdpDevices, WithoutDeviceIdsNothingIsMoved) {
   on_devices(1, [](int) {
     const auto x = torch::ones({2}), elsewhere = deferred::on_device(x, 5);
@@ -183,7 +201,8 @@ TEST(DdpDevices, WithoutDeviceIdsNothingIsMoved) {
     };
     EXPECT_EQ(seen({}), (std::vector<at::Device>{at::kCPU, device(5), at::kCPU}));
     EXPECT_EQ(seen({.device_ids = std::vector<int>{1}}), std::vector<at::Device>(3, device(1)));
-    EXPECT_EQ(seen({.device_ids = std::vector<int>{1}, .output_device = 4}), std::vector<at::Device>(3, device(1)));
+    EXPECT_EQ(seen({.device_ids = std::vector<int>{1}, .output_device = 4}),
+              std::vector<at::Device>(3, device(1)));
   });
 }
 
@@ -191,11 +210,15 @@ TEST(DdpDevices, WithoutDeviceIdsNothingIsMoved) {
 TEST(DdpDevices, DeviceIdsThatCannotBeAreRefused) {
   on_devices(1, [](int) {
     const auto said = [](int here, int there, const std::vector<int>& ids) {
-      return message_of<DistError>(
-          [&] { const DistributedDataParallel<Spread> model(Spread(device(here), device(there)), {.device_ids = ids}); });
+      return message_of<DistError>([&] {
+        const DistributedDataParallel<Spread> model(Spread(device(here), device(there)),
+                                                    {.device_ids = ids});
+      });
     };
     EXPECT_HAS(said(0, 0, {0, 1}), "device_ids has 2 entries");
-    EXPECT_HAS(said(0, 1, {0}), "device_ids is for modules on one device of an accelerator, and this one is on deferred:0 and deferred:1");
+    EXPECT_HAS(said(0, 1, {0}),
+               "device_ids is for modules on one device of an accelerator, and this one is on "
+               "deferred:0 and deferred:1");
     EXPECT_HAS(said(2, 2, {1}), "device_ids is {1}, and the module is on deferred:2");
   });
 }

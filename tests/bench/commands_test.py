@@ -34,10 +34,17 @@ OPTIONS_WITH_TORCH = {
 
 def bench(*words, command=BIN / "muster", environment=None):
     try:
-        done = subprocess.run([command, "bench", *words], capture_output=True, text=True, timeout=240,
-                              env={**os.environ, **(environment or {})})
+        done = subprocess.run(
+            [command, "bench", *words],
+            capture_output=True,
+            text=True,
+            timeout=240,
+            env={**os.environ, **(environment or {})},
+        )
     except subprocess.TimeoutExpired as late:
-        said = b"".join(filter(None, (late.stdout, late.stderr))).decode(errors="replace")  # bytes, also where text was asked for
+        said = b"".join(filter(None, (late.stdout, late.stderr))).decode(
+            errors="replace"
+        )  # bytes, also where text was asked for
         raise AssertionError(f"{words}: still at it after {late.timeout} s\n{said}") from None
     assert done.returncode == 0, f"{words}: {done.returncode}\n{done.stdout}{done.stderr}"
     return done
@@ -78,8 +85,12 @@ class Kinds(unittest.TestCase):
 
     def refused(self, *kind):
         for words in (("--dance",), ("--json",), ("--rounds", "many")):
-            done = subprocess.run([BIN / "muster", "bench", *kind, *words], capture_output=True, text=True, timeout=60)
-            self.assertEqual((done.returncode, done.stdout), (2, ""), f"{kind} {words}: {done.stderr}")
+            done = subprocess.run(
+                [BIN / "muster", "bench", *kind, *words], capture_output=True, text=True, timeout=60
+            )
+            self.assertEqual(
+                (done.returncode, done.stdout), (2, ""), f"{kind} {words}: {done.stderr}"
+            )
             self.assertIn("--help", done.stderr)
 
     # spec: J3 what is not understood is refused with exit code 2
@@ -96,23 +107,43 @@ class Kinds(unittest.TestCase):
     @unittest.skipIf(TORCH, "this build has torch")
     def test_what_needs_torch_says_so(self):
         for (kind,) in OPTIONS_WITH_TORCH:
-            done = subprocess.run([BIN / "muster", "bench", kind], capture_output=True, text=True, timeout=60)
+            done = subprocess.run(
+                [BIN / "muster", "bench", kind], capture_output=True, text=True, timeout=60
+            )
             self.assertNotEqual(done.returncode, 0)
             self.assertIn("needs torch", done.stderr)
 
     def test_collectives(self):
         rows, done = self.rows("--sizes", "8", "--seconds", "0.01")
         (row,) = rows
-        self.assertEqual({name: row[name] for name in ("library", "op", "ranks", "bytes", "memory", "transport", "dtype")},
-                         {"library": "muster", "op": "all_reduce", "ranks": 2, "bytes": 8, "memory": "private", "transport": "shm",
-                          "dtype": "float32"})
+        self.assertEqual(
+            {
+                name: row[name]
+                for name in ("library", "op", "ranks", "bytes", "memory", "transport", "dtype")
+            },
+            {
+                "library": "muster",
+                "op": "all_reduce",
+                "ranks": 2,
+                "bytes": 8,
+                "memory": "private",
+                "transport": "shm",
+                "dtype": "float32",
+            },
+        )
         self.assert_figures(rows, "loop_us", "p50_us", "min_us", "p99_us", "iterations")
         self.assertEqual("engine alone" in done.stderr, not TORCH, done.stderr)
 
     def test_ranks_as_threads_other_dtypes_and_memories(self):
-        for option, value, field in (("--threads", None, None), ("--dtype", "float64", "dtype"), ("--memory", "arena", "memory")):
+        for option, value, field in (
+            ("--threads", None, None),
+            ("--dtype", "float64", "dtype"),
+            ("--memory", "arena", "memory"),
+        ):
             with self.subTest(option=option):
-                rows, _ = self.rows("--sizes", "64", "--seconds", "0.01", option, *([value] if value else []))
+                rows, _ = self.rows(
+                    "--sizes", "64", "--seconds", "0.01", option, *([value] if value else [])
+                )
                 self.assertEqual(len(rows), 1)
                 self.assert_figures(rows, "loop_us", "p50_us")
                 self.assertEqual(rows[0].get("threads", False), option == "--threads")
@@ -131,12 +162,16 @@ class Kinds(unittest.TestCase):
         if not TORCH:
             self.assertIn("the engine has no ping_pong", done.stderr)
             return
-        self.assertEqual([(row["op"], row["ranks"], row["bytes"]) for row in rows], [("ping_pong", 2, 8)])
+        self.assertEqual(
+            [(row["op"], row["ranks"], row["bytes"]) for row in rows], [("ping_pong", 2, 8)]
+        )
         self.assert_figures(rows, "loop_us", "p50_us")
 
     def test_floors(self):
         rows, _ = self.rows("floors", "--rounds", "1")
-        self.assertLessEqual({"switch", "copy", "tcp round trip", "tcp stream"}, {row["floor"] for row in rows})
+        self.assertLessEqual(
+            {"switch", "copy", "tcp round trip", "tcp stream"}, {row["floor"] for row in rows}
+        )
         self.assert_figures(rows, "us", "cores", "at_once")
         self.assertEqual([row["bytes"] for row in rows if row["floor"] == "tcp stream"], [64 << 20])
 
@@ -157,14 +192,18 @@ class Kinds(unittest.TestCase):
         alone = self.folder / "bin" / "muster"
         alone.parent.mkdir()
         shutil.copy2(BIN / "muster", alone)
-        done = subprocess.run([alone, "bench", "python", "--help"], capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            [alone, "bench", "python", "--help"], capture_output=True, text=True, timeout=60
+        )
         self.assertNotEqual(done.returncode, 0)
         self.assertIn(str(self.folder / "share/muster/bench"), done.stderr)
 
     @needs_torch
     def test_store(self):
         rows, _ = self.rows("store", "--count", "1", "--rounds", "1", "--seconds", "0.01")
-        self.assertEqual([(row["bench"], row["count"], row["rounds"]) for row in rows], [("get", 1, 1)])
+        self.assertEqual(
+            [(row["bench"], row["count"], row["rounds"]) for row in rows], [("get", 1, 1)]
+        )
         self.assert_figures(rows, "muster_us", *(["stock_us"] if STOCK else []))
 
     @needs_torch
@@ -190,8 +229,29 @@ class Kinds(unittest.TestCase):
     @unittest.skipUnless(STOCK, "no Python with torch is said")
     def test_ddp(self):
         picture = self.folder / "step.svg"
-        rows, _ = self.rows("ddp", "--model", "mlp", "--ranks", "1", "--steps", "1", "--rounds", "1", "--stock", "--timeline", picture)
-        modes = {"local", "muster", "by hand", "stock local", "stock ddp", "stock on muster", "stock, nothing sent"}
+        rows, _ = self.rows(
+            "ddp",
+            "--model",
+            "mlp",
+            "--ranks",
+            "1",
+            "--steps",
+            "1",
+            "--rounds",
+            "1",
+            "--stock",
+            "--timeline",
+            picture,
+        )
+        modes = {
+            "local",
+            "muster",
+            "by hand",
+            "stock local",
+            "stock ddp",
+            "stock on muster",
+            "stock, nothing sent",
+        }
         self.assertEqual({row["mode"] for row in rows}, modes)
         self.assertLessEqual({"overhead_ms", "rank0_overhead_ms"}, set(rows[0]))
         self.assert_figures(rows, "step_ms", "rank0_step_ms", "steps", "ranks")
@@ -203,22 +263,39 @@ class Kinds(unittest.TestCase):
         rows, _ = self.rows("rpc", "--quick", "--rounds", "1", *versus)
         libraries = {"muster", "muster, sockets"} | ({"torch"} if STOCK else set())
         self.assertEqual({row["library"] for row in rows}, libraries)
-        self.assertEqual({row["case"] for row in rows if "calls_per_s" in row}, {f"{count} in flight" for count in (1, 4, 16, 64)})
+        self.assertEqual(
+            {row["case"] for row in rows if "calls_per_s" in row},
+            {f"{count} in flight" for count in (1, 4, 16, 64)},
+        )
         for row in rows:
             self.assertGreater(row.get("p50_us", row.get("calls_per_s", 0)), 0, row)
 
     @needs_torch
     def test_training_without_a_python_that_has_torch_shows_no_figure_for_it(self):
         words = ("ddp", "--model", "mlp", "--ranks", "1", "--steps", "1", "--rounds", "2")
-        done = subprocess.run([BIN / "muster", "bench", *words], capture_output=True, text=True, timeout=240,
-                              env={**os.environ, "MUSTER_PYTHON": "false"})
+        done = subprocess.run(
+            [BIN / "muster", "bench", *words],
+            capture_output=True,
+            text=True,
+            timeout=240,
+            env={**os.environ, "MUSTER_PYTHON": "false"},
+        )
         self.assertEqual(done.stderr.count("stock torch is not measured"), 1, done.stderr)
         for line in ("until all ranks are done", "on rank 0 alone"):
             self.assertRegex(done.stdout, rf"(?m)^ *{line} +-?[\d.]+ +-?[\d.]+ +- +-$")
 
     @needs_torch
     def test_without_a_python_that_has_torch_ours_are_timed_and_the_reason_is_said_once(self):
-        rows, done = self.rows("store", "--count", "1", "--rounds", "2", "--seconds", "0.01", environment={"MUSTER_PYTHON": "false"})
+        rows, done = self.rows(
+            "store",
+            "--count",
+            "1",
+            "--rounds",
+            "2",
+            "--seconds",
+            "0.01",
+            environment={"MUSTER_PYTHON": "false"},
+        )
         self.assert_figures(rows, "muster_us")
         self.assertEqual(done.stderr.count("stock torch is not measured"), 1, done.stderr)
 

@@ -21,7 +21,9 @@ struct Mlp final : Model {
       : a(register_module("a", nn::Linear(8, width))),
         b(register_module("b", nn::Linear(width, width))),
         c(register_module("c", nn::Linear(width, 3))) {}
-  at::Tensor forward(const Batch& batch) override { return c(torch::relu(b(torch::tanh(a(batch.x))))); }
+  at::Tensor forward(const Batch& batch) override {
+    return c(torch::relu(b(torch::tanh(a(batch.x)))));
+  }
   nn::Linear a, b, c;
 };
 /// A matrix of more than 64 KiB: its gradient is averaged where it lies.
@@ -43,10 +45,13 @@ struct Transformer final : Model {
   static constexpr std::int64_t kWidth = 8, kHeads = 2;
   at::Tensor forward(const Batch& batch) override {
     auto x = table(batch.x) + place.slice(0, 0, batch.x.size(1));
-    const auto parts = qkv(x).view({x.size(0), x.size(1), 3, kHeads, kWidth / kHeads}).permute({2, 0, 3, 1, 4});
+    const auto parts =
+        qkv(x).view({x.size(0), x.size(1), 3, kHeads, kWidth / kHeads}).permute({2, 0, 3, 1, 4});
     const auto q = parts[0], k = parts[1], v = parts[2];
-    const auto weights = torch::softmax(torch::matmul(q, k.transpose(-2, -1)) / std::sqrt(double{kWidth / kHeads}), -1);
-    const auto mixed = torch::matmul(weights, v).transpose(1, 2).reshape({x.size(0), x.size(1), kWidth});
+    const auto weights = torch::softmax(
+        torch::matmul(q, k.transpose(-2, -1)) / std::sqrt(double{kWidth / kHeads}), -1);
+    const auto mixed =
+        torch::matmul(weights, v).transpose(1, 2).reshape({x.size(0), x.size(1), kWidth});
     x = norm_a(x + out(mixed));
     x = norm_b(x + down(torch::gelu(up(x))));
     return head(x);
@@ -65,11 +70,14 @@ struct Transformer final : Model {
 /// One matrix in two places.
 struct Tied : nn::Module {
   explicit Tied(const at::Tensor& weight)
-      : weight(register_parameter("weight", weight)), bias(register_parameter("bias", torch::zeros({weight.size(0)}))) {}
+      : weight(register_parameter("weight", weight)),
+        bias(register_parameter("bias", torch::zeros({weight.size(0)}))) {}
   at::Tensor weight, bias;
 };
 struct Shared final : Model {
-  at::Tensor forward(const Batch& batch) override { return c(torch::tanh(torch::linear(torch::tanh(a(batch.x)), b->weight, b->bias))); }
+  at::Tensor forward(const Batch& batch) override {
+    return c(torch::tanh(torch::linear(torch::tanh(a(batch.x)), b->weight, b->bias)));
+  }
   nn::Linear a{register_module("a", nn::Linear(8, 8))};
   std::shared_ptr<Tied> b = register_module("b", std::make_shared<Tied>(a->weight));
   nn::Linear c{register_module("c", nn::Linear(8, 3))};
@@ -97,7 +105,8 @@ struct Normed final : Model {
 
 struct SparseTable final : Model {
   at::Tensor forward(const Batch& batch) override { return c(torch::tanh(table(batch.x).mean(1))); }
-  nn::Embedding table{register_module("table", nn::Embedding(nn::EmbeddingOptions(13, 8).sparse(true)))};
+  nn::Embedding table{
+      register_module("table", nn::Embedding(nn::EmbeddingOptions(13, 8).sparse(true)))};
   nn::Linear c{register_module("c", nn::Linear(8, 3))};
 };
 
@@ -108,12 +117,21 @@ const std::vector<Case>& cases() {
       {.name = "mlp", .x_shape = {4, 8}, .y_shape = {4, 3}, .bucket_cap_mb = 0.001},
       {.name = "large", .x_shape = {4, 8}, .y_shape = {4, 3}},
       {.name = "conv", .x_shape = {4, 3, 8, 8}, .y_shape = {4, 3}, .bucket_cap_mb = 0.001},
-      {.name = "transformer", .x_shape = {4, 6}, .y_shape = {4, 6}, .tokens = 11, .y_is_tokens = true},
+      {.name = "transformer",
+       .x_shape = {4, 6},
+       .y_shape = {4, 6},
+       .tokens = 11,
+       .y_is_tokens = true},
       {.name = "shared", .x_shape = {4, 8}, .y_shape = {4, 3}},
       {.name = "unused", .x_shape = {4, 8}, .y_shape = {4, 3}, .find_unused = true},
       {.name = "sparse", .x_shape = {4, 5}, .y_shape = {4, 3}, .tokens = 13, .momentum = 0},
       {.name = "uneven", .x_shape = {4, 8}, .y_shape = {4, 3}, .join = true},
-      {.name = "uneven_effective", .x_shape = {4, 8}, .y_shape = {4, 3}, .bucket_cap_mb = 0.001, .join = true, .divide_by_initial = false},
+      {.name = "uneven_effective",
+       .x_shape = {4, 8},
+       .y_shape = {4, 3},
+       .bucket_cap_mb = 0.001,
+       .join = true,
+       .divide_by_initial = false},
   };
   return all;
 }
@@ -134,7 +152,8 @@ std::shared_ptr<Model> make_model(const std::string& name, at::ScalarType dtype)
 }
 
 at::Tensor loss_of(const Case& what, const at::Tensor& output, const at::Tensor& y) {
-  if (what.y_is_tokens) return nn::functional::cross_entropy(output.view({-1, output.size(-1)}), y.view({-1}));
+  if (what.y_is_tokens)
+    return nn::functional::cross_entropy(output.view({-1, output.size(-1)}), y.view({-1}));
   return nn::functional::mse_loss(output, y);
 }
 

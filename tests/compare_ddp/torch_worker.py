@@ -53,7 +53,10 @@ class Transformer(nn.Module):
         super().__init__()
         self.place = nn.Parameter(torch.zeros(6, self.WIDTH))
         self.table = nn.Embedding(11, self.WIDTH)
-        self.qkv, self.out = nn.Linear(self.WIDTH, 3 * self.WIDTH), nn.Linear(self.WIDTH, self.WIDTH)
+        self.qkv, self.out = (
+            nn.Linear(self.WIDTH, 3 * self.WIDTH),
+            nn.Linear(self.WIDTH, self.WIDTH),
+        )
         self.norm_a = nn.LayerNorm(self.WIDTH)
         self.up, self.down = nn.Linear(self.WIDTH, 16), nn.Linear(16, self.WIDTH)
         self.norm_b = nn.LayerNorm(self.WIDTH)
@@ -84,7 +87,12 @@ class Shared(nn.Module):
 class Unused(nn.Module):
     def __init__(self):
         super().__init__()
-        self.a, self.side, self.never, self.c = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.a, self.side, self.never, self.c = (
+            nn.Linear(8, 8),
+            nn.Linear(8, 8),
+            nn.Linear(8, 8),
+            nn.Linear(8, 3),
+        )
 
     def forward(self, x, flag):
         x = torch.tanh(self.a(x))
@@ -121,8 +129,26 @@ CASES = {
     "shared": (Shared, (4, 8), (4, 3), False, False, {}, 0.9, None),
     "unused": (Unused, (4, 8), (4, 3), False, False, {"find_unused_parameters": True}, 0.9, None),
     "sparse": (SparseTable, (4, 5), (4, 3), True, False, {}, 0, None),
-    "uneven": (Normed, (4, 8), (4, 3), False, False, {}, 0.9, {"divide_by_initial_world_size": True}),
-    "uneven_effective": (Normed, (4, 8), (4, 3), False, False, SMALL, 0.9, {"divide_by_initial_world_size": False}),
+    "uneven": (
+        Normed,
+        (4, 8),
+        (4, 3),
+        False,
+        False,
+        {},
+        0.9,
+        {"divide_by_initial_world_size": True},
+    ),
+    "uneven_effective": (
+        Normed,
+        (4, 8),
+        (4, 3),
+        False,
+        False,
+        SMALL,
+        0.9,
+        {"divide_by_initial_world_size": False},
+    ),
 }
 
 
@@ -153,7 +179,9 @@ def train(folder, name, rank, ranks, dtype):
             optimizer.zero_grad()
             output = model(x[step][rank], (step + rank) % 3 == 1)
             if y_tokens:
-                loss = functional.cross_entropy(output.view(-1, output.size(-1)), y[step][rank].view(-1))
+                loss = functional.cross_entropy(
+                    output.view(-1, output.size(-1)), y[step][rank].view(-1)
+                )
             else:
                 loss = functional.mse_loss(output, y[step][rank])
             loss.backward()
@@ -165,7 +193,9 @@ def train(folder, name, rank, ranks, dtype):
 
 def worker(folder, meeting, rank, ranks, dtype):
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/{meeting}", rank=rank, world_size=ranks)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/{meeting}", rank=rank, world_size=ranks
+    )
     for name in CASES:
         train(folder, name, rank, ranks, dtype)
     dist.destroy_process_group()
@@ -194,9 +224,13 @@ def run(folder, meeting, ranks, dtype):
 def main():
     for job in sys.argv[2:]:
         ranks, dtype = job.split(":")
-        train_all = partial(run, os.path.join(sys.argv[1], ranks), ranks=int(ranks), dtype=getattr(torch, dtype))
+        train_all = partial(
+            run, os.path.join(sys.argv[1], ranks), ranks=int(ranks), dtype=getattr(torch, dtype)
+        )
         ends = train_all("gloo")
-        if min(ends) < 0:  # a crash inside of stock torch, which is what is compared with, not what is tested
+        if (
+            min(ends) < 0
+        ):  # a crash inside of stock torch, which is what is compared with, not what is tested
             print(f"stock torch crashed on a rank (ends: {ends}); once more", file=sys.stderr)
             ends = train_all("gloo-again")
         if any(ends):

@@ -1,4 +1,5 @@
-// What survivors see when a rank dies in the middle of an all_reduce loop. Real processes, real kills.
+// What survivors see when a rank dies in the middle of an all_reduce loop. Real processes, real
+// kills.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -31,14 +32,18 @@ struct Scene {
   int ranks = 4;
   int victim = 2;
   bool shared_memory = true;
-  bool forked_children = false;  ///< the victim has two children that outlive it with all they inherited
+  bool forked_children =
+      false;  ///< the victim has two children that outlive it with all they inherited
   std::size_t elements = 4096;
-  int rounds = 20;                             ///< that every rank has done before the kill
-  std::function<std::string(int)> enter_host;  ///< runs first in every rank; returns the address to be reached at
+  int rounds = 20;  ///< that every rank has done before the kill
+  std::function<std::string(int)>
+      enter_host;  ///< runs first in every rank; returns the address to be reached at
 };
 
-/// "<microseconds since the kill> <ranks named, comma separated> <message>", or what went wrong instead.
-std::string loop_until_failure(const ProcessJobOptions& options, const Scene& scene, SharedCounter& rounds, SharedCounter& kill) {
+/// "<microseconds since the kill> <ranks named, comma separated> <message>", or what went wrong
+/// instead.
+std::string loop_until_failure(const ProcessJobOptions& options, const Scene& scene,
+                               SharedCounter& rounds, SharedCounter& kill) {
   auto job = join_process_job(options);
   if (!job) return "JOIN " + job.status().message();
   if (scene.forked_children && options.rank == scene.victim) {
@@ -56,14 +61,18 @@ std::string loop_until_failure(const ProcessJobOptions& options, const Scene& sc
   args.inputs = {std::as_bytes(std::span(std::as_const(values)))};
   args.outputs = {std::as_writable_bytes(std::span(values))};
   for (;;) {
-    // One copy: a loop of 16 MiB takes longer under a sanitizer than a survivor has to notice, and all of it counts.
+    // One copy: a loop of 16 MiB takes longer under a sanitizer than a survivor has to notice, and
+    // all of it counts.
     std::memcpy(values.data(), ones.data(), values.size() * sizeof(float));
     const Status status = job->world->run(args, deadline_after(steady_clock(), kLimit));
     if (!status) {
-      const auto after = std::chrono::duration_cast<std::chrono::microseconds>(steady_clock().now() - kill.stamped()).count();
+      const auto after = std::chrono::duration_cast<std::chrono::microseconds>(
+                             steady_clock().now() - kill.stamped())
+                             .count();
       std::ostringstream line;
       line << after << ' ';
-      for (std::size_t i = 0; i < status.ranks().size(); ++i) line << (i ? "," : "") << status.ranks()[i];
+      for (std::size_t i = 0; i < status.ranks().size(); ++i)
+        line << (i ? "," : "") << status.ranks()[i];
       line << ' ' << status.message();
       return line.str();
     }
@@ -72,12 +81,14 @@ std::string loop_until_failure(const ProcessJobOptions& options, const Scene& sc
   }
 }
 
-/// Whether the machine stood still: on each core a thread sleeps for moments and sees how much later it wakes. A virtual machine's cores
-/// are kept from it for hundreds of milliseconds at times, and nobody's news travel then.
+/// Whether the machine stood still: on each core a thread sleeps for moments and sees how much
+/// later it wakes. A virtual machine's cores are kept from it for hundreds of milliseconds at
+/// times, and nobody's news travel then.
 class Witness {
  public:
   Witness() {
-    for (const int core : own_hardware_threads()) threads_.emplace_back([this, core] { watch(core); });
+    for (const int core : own_hardware_threads())
+      threads_.emplace_back([this, core] { watch(core); });
   }
   ~Witness() { end(); }
 
@@ -97,7 +108,8 @@ class Witness {
       std::this_thread::sleep_for(kMoment);
       const TimePoint time = steady_clock().now();
       const auto away = (time - std::exchange(before, time) - kMoment).count();
-      for (auto longest = longest_.load(); away > longest && !longest_.compare_exchange_weak(longest, away);) {
+      for (auto longest = longest_.load();
+           away > longest && !longest_.compare_exchange_weak(longest, away);) {
       }
     }
   }
@@ -151,14 +163,16 @@ Outcome play(const Scene& scene) {
     line >> after >> named;
     std::getline(line, message);
     EXPECT_EQ(named, std::to_string(scene.victim)) << "rank " << rank << " says: " << end.report;
-    EXPECT_NE(message.find("rank " + std::to_string(scene.victim)), std::string::npos) << "rank " << rank << " says: " << end.report;
+    EXPECT_NE(message.find("rank " + std::to_string(scene.victim)), std::string::npos)
+        << "rank " << rank << " says: " << end.report;
     outcome.delays.push_back(after);
   }
   return outcome;
 }
 
 #if defined(__SANITIZE_THREAD__)
-constexpr bool kJudged = false;  // what it instruments is many times slower: it only looks for races here
+constexpr bool kJudged =
+    false;  // what it instruments is many times slower: it only looks for races here
 #else
 constexpr bool kJudged = true;
 #endif
@@ -166,13 +180,15 @@ constexpr bool kJudged = true;
 /// A kill is not judged where the machine stood still for so long meanwhile.
 constexpr auto kStoodStill = std::chrono::milliseconds(20);
 
-/// Plays `times` kills of every rank in turn and prints what they took. That survivors know within 100 ms is the contract, not a matter of
-/// speed: nine in ten must also on a busy machine, and the rest within a second. One kill is slow or fast for all its survivors: where
-/// fewer than nine in ten were in time, four times as many more kills are played, and all together are judged.
+/// Plays `times` kills of every rank in turn and prints what they took. That survivors know within
+/// 100 ms is the contract, not a matter of speed: nine in ten must also on a busy machine, and the
+/// rest within a second. One kill is slow or fast for all its survivors: where fewer than nine in
+/// ten were in time, four times as many more kills are played, and all together are judged.
 void play_all(Scene scene, const char* name, int times) {
   std::vector<double> delays;
   const auto enough_in_time = [&] {
-    return std::ranges::count_if(delays, [](double delay) { return delay < 100e3; }) * 10 > std::ssize(delays) * 9;
+    return std::ranges::count_if(delays, [](double delay) { return delay < 100e3; }) * 10 >
+           std::ssize(delays) * 9;
   };
   const int most = 5 * times;
   int judged = 0, passed_over = 0;
@@ -187,11 +203,14 @@ void play_all(Scene scene, const char* name, int times) {
     delays.insert(delays.end(), outcome.delays.begin(), outcome.delays.end());
     if (++judged == times && kJudged && !enough_in_time()) times = most;
   }
-  if (passed_over > 0) std::printf("%s: %d kills not judged, the machine stood still meanwhile\n", name, passed_over);
-  if (delays.empty()) GTEST_SKIP() << name << ": the machine stood still during every one of " << most << " kills, so none is judged";
+  if (passed_over > 0)
+    std::printf("%s: %d kills not judged, the machine stood still meanwhile\n", name, passed_over);
+  if (delays.empty())
+    GTEST_SKIP() << name << ": the machine stood still during every one of " << most
+                 << " kills, so none is judged";
   std::sort(delays.begin(), delays.end());
-  std::printf("%s: %zu survivors' errors after %.1f ms (median), %.1f ms (worst)\n", name, delays.size(), delays[delays.size() / 2] / 1000,
-              delays.back() / 1000);
+  std::printf("%s: %zu survivors' errors after %.1f ms (median), %.1f ms (worst)\n", name,
+              delays.size(), delays[delays.size() / 2] / 1000, delays.back() / 1000);
   if (!kJudged) return;
   EXPECT_LT(delays[delays.size() * 9 / 10], 100e3);
   EXPECT_LT(delays.back(), 1e6);

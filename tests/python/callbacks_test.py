@@ -11,13 +11,17 @@ import time
 import pytest
 import torch
 import torch.distributed
-from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook, powerSGD_hook, quantization_hooks
+from ranks import LIMIT_S, meeting_file, run_ranks
+from torch.distributed.algorithms.ddp_comm_hooks import (
+    post_localSGD_hook,
+    powerSGD_hook,
+    quantization_hooks,
+)
 
 import muster
 import muster.torch
 from muster.algorithms.ddp_comm_hooks import powerSGD_hook as own_powerSGD_hook
 from muster.nn.parallel import DistributedDataParallel
-from ranks import LIMIT_S, meeting_file, run_ranks
 
 FACES = ["torch", "muster"]
 WAIT = datetime.timedelta(seconds=60)
@@ -30,11 +34,17 @@ class Face:
         self.is_own = name == "muster"
         self.dist = muster if self.is_own else torch.distributed
         store = self.dist.FileStore(meeting, size)
-        self.dist.init_process_group(None if self.is_own else "muster", store=store, rank=rank, world_size=size, timeout=WAIT)
+        self.dist.init_process_group(
+            None if self.is_own else "muster", store=store, rank=rank, world_size=size, timeout=WAIT
+        )
 
     def train(self, net, hook=None, state=None, steps=10, **options):
         """The losses and the weights, after training a copy on data of this rank's own."""
-        net = DistributedDataParallel(net, **options) if self.is_own else torch.nn.parallel.DistributedDataParallel(net, **options)
+        net = (
+            DistributedDataParallel(net, **options)
+            if self.is_own
+            else torch.nn.parallel.DistributedDataParallel(net, **options)
+        )
         if hook is not None:
             net.register_comm_hook(state, hook)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
@@ -81,7 +91,13 @@ def nested(face, value, groups, depth):
 
     def deeper(future):
         summed = future.value()[0]
-        return summed if depth == 1 else nested(face, summed / face.dist.get_world_size(), groups[1:] + groups[:1], depth - 1).wait()
+        return (
+            summed
+            if depth == 1
+            else nested(
+                face, summed / face.dist.get_world_size(), groups[1:] + groups[:1], depth - 1
+            ).wait()
+        )
 
     return face.sum_later(value.clone(), groups[0]).then(deeper)
 
@@ -112,7 +128,9 @@ def waits_for_what_came_later(face, rank, size):
         return future.value()[0] + later[0].wait()[0] + later[1].wait()
 
     future = face.sum_later(first)
-    with concurrent.futures.ThreadPoolExecutor() as pool:  # where the call is done already `then` runs the callback itself
+    with (
+        concurrent.futures.ThreadPoolExecutor() as pool
+    ):  # where the call is done already `then` runs the callback itself
         both = pool.submit(lambda: future.then(wait_for_later).wait())
         later.append(face.sum_later(second))
         later.append(later[0].then(lambda future: future.value()[0] * 10))
@@ -144,7 +162,9 @@ class Polls(torch.autograd.Function):
 
 def polls_in_backward(face, rank, size, pause):
     x = torch.full((4,), float(rank + 1), requires_grad=True)
-    (Polls.apply(Polls.apply(x, face.sum_later, pause), face.sum_later, pause) * (rank + 1)).sum().backward()
+    (
+        Polls.apply(Polls.apply(x, face.sum_later, pause), face.sum_later, pause) * (rank + 1)
+    ).sum().backward()
     assert torch.equal(x.grad, torch.full((4,), 3.0 * size)), x.grad
 
 
@@ -164,7 +184,9 @@ def polls_for_what_came_later(face, rank, size):
         return "came"
 
     first = face.sum_later(torch.ones(5))
-    with concurrent.futures.ThreadPoolExecutor() as pool:  # where the call is done already `then` runs the callback itself
+    with (
+        concurrent.futures.ThreadPoolExecutor() as pool
+    ):  # where the call is done already `then` runs the callback itself
         polled = pool.submit(lambda: first.then(poll).wait())
         face.sum_later(torch.ones(5)).then(lambda _: later.set())
         assert polled.result() == "came"
@@ -255,11 +277,16 @@ def test_hooks_ask_the_model():
 
 
 HOOKS = {
-    "powerSGD": (lambda dist: powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2), powerSGD_hook.powerSGD_hook),
+    "powerSGD": (
+        lambda dist: powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2),
+        powerSGD_hook.powerSGD_hook,
+    ),
     "quantization_pertensor": (lambda dist: None, quantization_hooks.quantization_pertensor_hook),
     "quantization_perchannel": (lambda dist: None, quantization_hooks.quantization_perchannel_hook),
     "post_localSGD": (
-        lambda dist: post_localSGD_hook.PostLocalSGDState(None, dist.new_group(list(range(dist.get_world_size()))), 10),
+        lambda dist: post_localSGD_hook.PostLocalSGDState(
+            None, dist.new_group(list(range(dist.get_world_size()))), 10
+        ),
         post_localSGD_hook.post_localSGD_hook,
     ),
 }
@@ -268,7 +295,9 @@ HOOKS = {
 def trains_by_torchs_hook(face, rank, size, name, options):
     if face.is_own:  # the hook itself communicates by stock torch, beside muster's own groups
         meeting = torch.distributed.FileStore(options.pop("meeting"), size)
-        torch.distributed.init_process_group("muster", store=meeting, rank=rank, world_size=size, timeout=WAIT)
+        torch.distributed.init_process_group(
+            "muster", store=meeting, rank=rank, world_size=size, timeout=WAIT
+        )
     state, hook = HOOKS[name]
     losses, weights = face.train(model(), hook, state(torch.distributed), steps=50, **options)
     if face.is_own:
@@ -297,7 +326,9 @@ def trains_by_own_hook(face, rank, size, hook, options):
 # spec: K9 muster's own PowerSGD hooks train
 @pytest.mark.parametrize("options", [{}, {"bucket_cap_mb": 0.002}], ids=["one bucket", "many"])
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("hook", [own_powerSGD_hook.powerSGD_hook, own_powerSGD_hook.batched_powerSGD_hook], ids=str)
+@pytest.mark.parametrize(
+    "hook", [own_powerSGD_hook.powerSGD_hook, own_powerSGD_hook.batched_powerSGD_hook], ids=str
+)
 def test_own_powerSGD_hooks_train(hook, size, options):
     ranks = on_ranks(size, "muster", trains_by_own_hook, hook, options)
     for losses, weights in ranks:
@@ -320,11 +351,15 @@ def times_out_beside(face, rank, size):
         returns.wait()
 
     future = face.sum_later(torch.ones(3), held)
-    asks = threading.Thread(target=lambda: future.add_done_callback(stays))  # which calls it itself where it is done already
+    asks = threading.Thread(
+        target=lambda: future.add_done_callback(stays)
+    )  # which calls it itself where it is done already
     asks.start()
     assert entered.wait(LIMIT_S)
     if rank == 0:
-        waited, polled, asked = (face.dist.all_reduce(torch.ones(3), group=group, async_op=True) for group in short)
+        waited, polled, asked = (
+            face.dist.all_reduce(torch.ones(3), group=group, async_op=True) for group in short
+        )
         with pytest.raises(RuntimeError, match="waited 1"):
             waited.wait()
         while not polled.is_completed():
@@ -357,7 +392,7 @@ def test_deadlines_fire_beside_callbacks(face):
 
 # ---- the end of the interpreter
 
-ENDING_PROGRAM = '''
+ENDING_PROGRAM = """
 import sys, threading
 import torch, muster as dist
 
@@ -382,14 +417,18 @@ else:
     store.wait(["asked"])
     dist.all_reduce(torch.ones(3))
 dist.destroy_process_group()
-'''
+"""
 
 
 def printed_by(program, *arguments):
     """Runs a program on two ranks, given rank and meeting file; what each printed. Both must exit with 0."""
     meeting = meeting_file()
     ranks = [
-        subprocess.Popen([sys.executable, "-c", program, str(rank), meeting, *arguments], text=True, stdout=subprocess.PIPE)
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(rank), meeting, *arguments],
+            text=True,
+            stdout=subprocess.PIPE,
+        )
         for rank in range(2)
     ]
     try:
@@ -408,7 +447,7 @@ def test_a_process_ends_while_callbacks_run(what):
     assert printed == ["returned\n" if what == "returns" else "", ""]
 
 
-LATE_PROGRAM = '''
+LATE_PROGRAM = """
 import atexit, sys
 
 @atexit.register
@@ -421,7 +460,7 @@ def last():
 
 import muster as dist
 dist.init_process_group(init_method="file://" + sys.argv[2], rank=int(sys.argv[1]), world_size=2)
-'''
+"""
 
 
 # spec: E3 get_future: an exit handler that was registered before muster was imported still gets its callbacks
@@ -450,7 +489,11 @@ class Counted(torch.Tensor):
         result = function(*map(plain, arguments), **(options or {}))
         if function._schema.name.endswith("_"):
             return arguments[0]
-        return Counted(result) if isinstance(result, torch.Tensor) and result.dtype == arguments[0].dtype else result
+        return (
+            Counted(result)
+            if isinstance(result, torch.Tensor) and result.dtype == arguments[0].dtype
+            else result
+        )
 
 
 def asked_from_all_sides(face, rank, size):
@@ -484,4 +527,6 @@ def asked_from_all_sides(face, rank, size):
 
 # spec: E3 a call on tensors whose copies run Python ends while other threads ask its Work
 def test_python_tensors_end_while_threads_ask():
-    on_ranks(2, "muster", asked_from_all_sides)  # stock torch hands a backend what such a tensor makes of the call
+    on_ranks(
+        2, "muster", asked_from_all_sides
+    )  # stock torch hands a backend what such a tensor makes of the call

@@ -3,6 +3,7 @@ inputs."""
 
 import pytest
 import torch
+from training import lazy_hook, on_ranks
 
 import muster as dist
 from muster.algorithms import Join
@@ -17,7 +18,6 @@ from muster.fsdp import (
 from muster.fsdp import MixedPrecision as ShardedPrecision
 from muster.nn.parallel import DistributedDataParallel, MixedPrecision
 from muster.optim import ZeroRedundancyOptimizer
-from training import lazy_hook, on_ranks
 
 
 class Waves(torch.nn.Module):

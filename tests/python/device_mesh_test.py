@@ -5,7 +5,6 @@ import pickle
 
 import pytest
 import torch
-
 from ranks import meeting_file, run_ranks
 
 
@@ -18,7 +17,9 @@ def both_faces(rank, size, file):
     import muster.device_mesh as our_meshes
 
     for name, dist, meshes in (("torch", theirs, their_meshes), ("muster", ours, our_meshes)):
-        dist.init_process_group("gloo", init_method=f"file://{file}-{name}", rank=rank, world_size=size)
+        dist.init_process_group(
+            "gloo", init_method=f"file://{file}-{name}", rank=rank, world_size=size
+        )
         yield name, dist, meshes
         dist.destroy_process_group()
 
@@ -28,7 +29,11 @@ def raised(call):
     try:
         call()
     except Exception as error:
-        return {each for each in (KeyError, IndexError, ValueError, RuntimeError) if isinstance(error, each)} or {type(error)}
+        return {
+            each
+            for each in (KeyError, IndexError, ValueError, RuntimeError)
+            if isinstance(error, each)
+        } or {type(error)}
     return set()
 
 
@@ -36,25 +41,54 @@ def told(dist, mesh, rank):
     """All that a mesh says of itself, in plain values."""
     inside = mesh.get_coordinate() is not None
     return {
-        "type": mesh.device_type, "mesh": mesh.mesh.tolist(), "dtype": mesh.mesh.dtype, "shape": mesh.shape, "ndim": mesh.ndim,
-        "size": mesh.size(), "sizes": [mesh.size(dim) for dim in range(-mesh.ndim, mesh.ndim)], "names": mesh.mesh_dim_names,
-        "coordinate": mesh.get_coordinate(), "symbolic": [mesh._sym_get_coordinate(d) for d in range(mesh.ndim)] if inside else None,
-        "part": mesh._is_current_rank_part_of_mesh(), "rank": mesh.get_rank(), "repr": repr(mesh),
-        "groups": [dist.get_process_group_ranks(group) for group in mesh.get_all_groups()] if inside else None,
-        "group": [dist.get_process_group_ranks(mesh.get_group(d)) for d in range(-mesh.ndim, mesh.ndim)] if inside else None,
+        "type": mesh.device_type,
+        "mesh": mesh.mesh.tolist(),
+        "dtype": mesh.mesh.dtype,
+        "shape": mesh.shape,
+        "ndim": mesh.ndim,
+        "size": mesh.size(),
+        "sizes": [mesh.size(dim) for dim in range(-mesh.ndim, mesh.ndim)],
+        "names": mesh.mesh_dim_names,
+        "coordinate": mesh.get_coordinate(),
+        "symbolic": [mesh._sym_get_coordinate(d) for d in range(mesh.ndim)] if inside else None,
+        "part": mesh._is_current_rank_part_of_mesh(),
+        "rank": mesh.get_rank(),
+        "repr": repr(mesh),
+        "groups": [dist.get_process_group_ranks(group) for group in mesh.get_all_groups()]
+        if inside
+        else None,
+        "group": [
+            dist.get_process_group_ranks(mesh.get_group(d)) for d in range(-mesh.ndim, mesh.ndim)
+        ]
+        if inside
+        else None,
         "local": [mesh.get_local_rank(d) for d in range(mesh.ndim)] if inside else None,
-        "root": (mesh._get_root_mesh().mesh_dim_names, mesh._get_root_mesh() == mesh, mesh._root_mesh is None),
+        "root": (
+            mesh._get_root_mesh().mesh_dim_names,
+            mesh._get_root_mesh() == mesh,
+            mesh._root_mesh is None,
+        ),
         "flattened": sorted(mesh._flatten_mapping),
-        "private": (mesh._device_type, mesh._mesh_dim_names, mesh._rank, mesh._coordinate_on_dim, mesh._flatten_rank_map,
-                    mesh._rank_map.tolist(), mesh._preserve_rank_order),
-        "current": mesh_in_scope(mesh), "equal": (mesh == mesh, mesh != mesh, mesh == 1, hash(mesh) == hash(mesh)),
+        "private": (
+            mesh._device_type,
+            mesh._mesh_dim_names,
+            mesh._rank,
+            mesh._coordinate_on_dim,
+            mesh._flatten_rank_map,
+            mesh._rank_map.tolist(),
+            mesh._preserve_rank_order,
+        ),
+        "current": mesh_in_scope(mesh),
+        "equal": (mesh == mesh, mesh != mesh, mesh == 1, hash(mesh) == hash(mesh)),
     }
 
 
 def mesh_in_scope(mesh):
     import sys
 
-    resources = sys.modules[type(mesh).__module__ if "torch" in type(mesh).__module__ else "muster.device_mesh"]._mesh_resources
+    resources = sys.modules[
+        type(mesh).__module__ if "torch" in type(mesh).__module__ else "muster.device_mesh"
+    ]._mesh_resources
     with mesh as entered:
         return entered is mesh, resources.get_current_mesh() == mesh
 
@@ -67,18 +101,27 @@ def a_program(dist, meshes, rank):
         said[name] = told(dist, mesh, rank)
         return mesh
 
-    mesh = look("cube", meshes.init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("rep", "shard", "tp")))
+    mesh = look(
+        "cube", meshes.init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("rep", "shard", "tp"))
+    )
     said["itself"] = mesh["rep", "shard", "tp"] is mesh
     look("tp", mesh["tp"])
     look("one of one", mesh[("rep",)])
     look("ends", mesh["rep", "tp"])
     dp = look("dp", mesh["rep", "shard"]._flatten("dp"))
     said["again"] = mesh["rep", "shard"]._flatten("dp") == dp
-    said["by name"] = (mesh["dp"] == dp, mesh.get_local_rank("dp"), dist.get_process_group_ranks(mesh.get_group("dp")),
-                       dist.get_process_group_ranks(mesh["tp"].get_group("dp")))
+    said["by name"] = (
+        mesh["dp"] == dp,
+        mesh.get_local_rank("dp"),
+        dist.get_process_group_ranks(mesh.get_group("dp")),
+        dist.get_process_group_ranks(mesh["tp"].get_group("dp")),
+    )
     both = look("dp, tp", mesh["dp", "tp"])
     look("dp of dp, tp", both["dp"])
-    said["names"] = [both._get_mesh_dim_by_name(name) for name in ("dp", "tp")], mesh["tp"]._get_root_mesh_dim()
+    said["names"] = (
+        [both._get_mesh_dim_by_name(name) for name in ("dp", "tp")],
+        mesh["tp"]._get_root_mesh_dim(),
+    )
     look("all", both._flatten())
     strided = look("strided", mesh["rep", "tp"]._flatten())
     look("cut", strided._unflatten("rep_tp", (2, 2), ("a", "b")))
@@ -96,39 +139,87 @@ def a_program(dist, meshes, rank):
     look("thin", meshes.init_device_mesh("cpu", (1, 8), mesh_dim_names=("one", "rest")))
     look("some", meshes.DeviceMesh("cpu", [1, 6, 2]))
     look("mixed", meshes.DeviceMesh("cpu", [[7, 1, 2, 4], [3, 5, 0, 6]], mesh_dim_names=("x", "y")))
-    look("in order", meshes.DeviceMesh("cpu", torch.tensor([[7, 1, 2, 4], [3, 5, 0, 6]]), preserve_rank_order=True))
+    look(
+        "in order",
+        meshes.DeviceMesh(
+            "cpu", torch.tensor([[7, 1, 2, 4], [3, 5, 0, 6]]), preserve_rank_order=True
+        ),
+    )
     look("reversed", meshes.DeviceMesh("cpu", torch.arange(7, -1, -1)))
     bare = meshes.DeviceMesh("cpu", torch.arange(8), _init_backend=False)
-    said["bare"] = raised(bare.get_group) >= {RuntimeError}, bare.get_coordinate(), bare.mesh.tolist(), bare.size()
+    said["bare"] = (
+        raised(bare.get_group) >= {RuntimeError},
+        bare.get_coordinate(),
+        bare.mesh.tolist(),
+        bare.size(),
+    )
     elsewhere = meshes.DeviceMesh("cpu", torch.arange(8).view(4, 2), _init_backend=False, _rank=5)
     said["elsewhere"] = elsewhere.get_coordinate(), elsewhere._rank
-    override = meshes.DeviceMesh("cpu", [[0, 1, 2, 3], [4, 5, 6, 7]], backend_override=(("gloo", None), (None, None)))
+    override = meshes.DeviceMesh(
+        "cpu", [[0, 1, 2, 3], [4, 5, 6, 7]], backend_override=(("gloo", None), (None, None))
+    )
     look("override", override)
 
-    look("of a group", meshes.DeviceMesh.from_group(mesh.get_group("tp"), "cpu", mesh_dim_names=("tp",)))
-    look("of groups", meshes.DeviceMesh.from_group(both.get_all_groups(), "cpu", both.mesh, mesh_dim_names=("dp", "tp")))
+    look(
+        "of a group",
+        meshes.DeviceMesh.from_group(mesh.get_group("tp"), "cpu", mesh_dim_names=("tp",)),
+    )
+    look(
+        "of groups",
+        meshes.DeviceMesh.from_group(
+            both.get_all_groups(), "cpu", both.mesh, mesh_dim_names=("dp", "tp")
+        ),
+    )
 
-    pairs = {"same": (mesh, meshes.init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("rep", "shard", "tp"))),
-             "other names": (line, meshes.init_device_mesh("cpu", (8,), mesh_dim_names=("w",))), "other shape": (line, grid),
-             "part": (mesh["tp"], mesh["tp"]), "parts": (mesh["tp"], mesh["rep"])}
-    said["equality"] = {name: (a == b, hash(a) == hash(b) if a == b else None) for name, (a, b) in pairs.items()}
-    for name, each in (("cube", mesh), ("dp, tp", both), ("tp", mesh["tp"]), ("dp", dp), ("some", meshes.DeviceMesh("cpu", [1, 6, 2]))):
-        for how, again in (("pickled", pickle.loads(pickle.dumps(each))), ("copied", copy.deepcopy(each))):
+    pairs = {
+        "same": (
+            mesh,
+            meshes.init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("rep", "shard", "tp")),
+        ),
+        "other names": (line, meshes.init_device_mesh("cpu", (8,), mesh_dim_names=("w",))),
+        "other shape": (line, grid),
+        "part": (mesh["tp"], mesh["tp"]),
+        "parts": (mesh["tp"], mesh["rep"]),
+    }
+    said["equality"] = {
+        name: (a == b, hash(a) == hash(b) if a == b else None) for name, (a, b) in pairs.items()
+    }
+    for name, each in (
+        ("cube", mesh),
+        ("dp, tp", both),
+        ("tp", mesh["tp"]),
+        ("dp", dp),
+        ("some", meshes.DeviceMesh("cpu", [1, 6, 2])),
+    ):
+        for how, again in (
+            ("pickled", pickle.loads(pickle.dumps(each))),
+            ("copied", copy.deepcopy(each)),
+        ):
             said[how, name] = told(dist, again, rank), again == each, hash(again) == hash(each)
 
     # What is wrong raises at least what torch raises.
     said["wrong"] = {
-        "no such name": lambda: mesh["nothing"], "no such name of a slice": lambda: mesh["tp"]["dp"],
-        "no such group": lambda: mesh.get_group("nothing"), "no such number": lambda: mesh.get_group(3),
-        "no such size": lambda: mesh.size(3), "which": lambda: mesh.get_group(), "which rank": lambda: mesh.get_local_rank(),
-        "overlapping": lambda: mesh["rep", "dp"], "taken": lambda: mesh["rep", "shard"]._flatten("tp"),
-        "taken by another": lambda: mesh["rep", "tp"]._flatten("dp"), "product": lambda: line._unflatten(0, (3, 2), ("a", "b")),
-        "range": lambda: line._unflatten(1, (4, 2), ("a", "b")), "names of sizes": lambda: line._unflatten(0, (4, 2), ("a",)),
+        "no such name": lambda: mesh["nothing"],
+        "no such name of a slice": lambda: mesh["tp"]["dp"],
+        "no such group": lambda: mesh.get_group("nothing"),
+        "no such number": lambda: mesh.get_group(3),
+        "no such size": lambda: mesh.size(3),
+        "which": lambda: mesh.get_group(),
+        "which rank": lambda: mesh.get_local_rank(),
+        "overlapping": lambda: mesh["rep", "dp"],
+        "taken": lambda: mesh["rep", "shard"]._flatten("tp"),
+        "taken by another": lambda: mesh["rep", "tp"]._flatten("dp"),
+        "product": lambda: line._unflatten(0, (3, 2), ("a", "b")),
+        "range": lambda: line._unflatten(1, (4, 2), ("a", "b")),
+        "names of sizes": lambda: line._unflatten(0, (4, 2), ("a",)),
         "concatenated twice": lambda: meshes.DeviceMesh._concatenate([mesh["tp"], mesh["tp"]]),
-        "not of one": lambda: meshes.DeviceMesh._concatenate([mesh["tp"], meshes.DeviceMesh("cpu", [1, 6, 2], mesh_dim_names=("z",))["z"]]),
+        "not of one": lambda: meshes.DeviceMesh._concatenate(
+            [mesh["tp"], meshes.DeviceMesh("cpu", [1, 6, 2], mesh_dim_names=("z",))["z"]]
+        ),
         "names twice": lambda: meshes.init_device_mesh("cpu", (4, 2), mesh_dim_names=("a", "a")),
         "indexed device": lambda: meshes.init_device_mesh("cpu:0", (8,)),
-        "no dimension": lambda: mesh._get_mesh_dim_by_name("nothing"), "submesh": lambda: mesh["tp"].abort(),
+        "no dimension": lambda: mesh._get_mesh_dim_by_name("nothing"),
+        "submesh": lambda: mesh["tp"].abort(),
         "no mesh": lambda: meshes._mesh_resources.get_current_mesh(),
         "other ranks": lambda: meshes.DeviceMesh.from_group(mesh.get_group("tp"), "cpu", [0, 7]),
     }
@@ -137,12 +228,20 @@ def a_program(dist, meshes, rank):
 
 
 def on_both(rank, file):
-    heard = {name: a_program(dist, meshes, rank) for name, dist, meshes in both_faces(rank, 8, file)}
+    heard = {
+        name: a_program(dist, meshes, rank) for name, dist, meshes in both_faces(rank, 8, file)
+    }
     theirs, ours = heard["torch"], heard["muster"]
     wrong = theirs.pop("wrong"), ours.pop("wrong")
     for name in theirs:
-        assert ours[name] == theirs[name], f"{name}:\n{ours[name]}\n  is not torch's\n{theirs[name]}"
-    assert {name: (theirs, wrong[1][name]) for name, theirs in wrong[0].items() if not theirs <= wrong[1][name] or not theirs} == {}
+        assert ours[name] == theirs[name], (
+            f"{name}:\n{ours[name]}\n  is not torch's\n{theirs[name]}"
+        )
+    assert {
+        name: (theirs, wrong[1][name])
+        for name, theirs in wrong[0].items()
+        if not theirs <= wrong[1][name] or not theirs
+    } == {}
 
 
 # spec: D6 every method and property gives what torch's gives, on the same program: slices, flattened, unflattened and concatenated
@@ -155,9 +254,20 @@ def test_device_mesh_beside_torch():
 def all_names(rank, file):
     theirs, ours = (meshes.DeviceMesh for _, _, meshes in both_faces(rank, 1, file))
     # What only torch.compile and the class itself use.
-    inside = {"_create_flatten_mesh", "_create_sub_mesh", "_create_unflatten_mesh", "_compute_coordinate_on_dim", "_compute_coordinates_from_mesh",
-              "_get_mesh_tensor_from_full_mesh", "_get_slice_mesh_layout", "_hash_key", "_init_one_process_group", "_init_process_groups",
-              "_setup_world_group_and_device", "_stable_hash"}
+    inside = {
+        "_create_flatten_mesh",
+        "_create_sub_mesh",
+        "_create_unflatten_mesh",
+        "_compute_coordinate_on_dim",
+        "_compute_coordinates_from_mesh",
+        "_get_mesh_tensor_from_full_mesh",
+        "_get_slice_mesh_layout",
+        "_hash_key",
+        "_init_one_process_group",
+        "_init_process_groups",
+        "_setup_world_group_and_device",
+        "_stable_hash",
+    }
     own = {name for each in theirs.__mro__[:1] for name in vars(each) if not name.startswith("__")}
     assert own - inside - set(dir(ours)) == set()
 

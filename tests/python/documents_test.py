@@ -13,10 +13,10 @@ from datetime import timedelta
 
 import pytest
 import torch
+from ranks import meeting_file, reserve_port, run_ranks
 
 import muster as dist
 import muster.torch
-from ranks import meeting_file, reserve_port, run_ranks
 
 PROGRAMS = pathlib.Path(__file__).parents[2] / "examples/documents"
 MUSTER = pathlib.Path(dist.__file__).parents[2] / "bin/muster"
@@ -40,8 +40,14 @@ OPERATIONS = {
     "gather": each("data", *NUMBERS) + each("list", ALL, "[]", "[]", "[]"),
     "all_gather": each("data", *NUMBERS) + each("list", *[ALL] * 4),
     # The documents have an error here: Gloo had no all_to_all.
-    "all_to_all": each("input list", *("[" + ", ".join(f"tensor([{4 * r + i}.])" for i in range(4)) + "]" for r in range(4)))
-    + each("output list", *("[" + ", ".join(f"tensor([{4 * i + r}.])" for i in range(4)) + "]" for r in range(4))),
+    "all_to_all": each(
+        "input list",
+        *("[" + ", ".join(f"tensor([{4 * r + i}.])" for i in range(4)) + "]" for r in range(4)),
+    )
+    + each(
+        "output list",
+        *("[" + ", ".join(f"tensor([{4 * i + r}.])" for i in range(4)) + "]" for r in range(4)),
+    ),
     "scatter": each("data", *NUMBERS) + each("list", ALL, "[]", "[]", "[]"),
 }
 
@@ -110,7 +116,13 @@ def test_session(name):
 
     def run(rank):
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
-        known = {"torch": torch, "dist": dist, "ReduceOp": dist.ReduceOp, "timedelta": timedelta, "tempfile": tempfile}
+        known = {
+            "torch": torch,
+            "dist": dist,
+            "ReduceOp": dist.ReduceOp,
+            "timedelta": timedelta,
+            "tempfile": tempfile,
+        }
         replay(session, rank, known | {"rank": rank, "world_size": size})
         dist.destroy_process_group()
 
@@ -118,36 +130,75 @@ def test_session(name):
 
 
 ONES = [[1.0] * 3] * 3
-CALLED = ["tensor([4., 4.])"] * 2 + ["tensor([6., 6.])", "torch.Size([2, 2])"] + ["tensor([[1., 1., 1., 1.]])"] * 2 + [
-    "torch.Size([2, 2])", "torch.Size([128, 30])", f"{ONES} {ONES}"]
+CALLED = (
+    ["tensor([4., 4.])"] * 2
+    + ["tensor([6., 6.])", "torch.Size([2, 2])"]
+    + ["tensor([[1., 1., 1., 1.]])"] * 2
+    + ["torch.Size([2, 2])", "torch.Size([128, 30])", f"{ONES} {ONES}"]
+)
 LAUNCHED = [
-    line for rank in range(2) for line in (
+    line
+    for rank in range(2)
+    for line in (
         f"Initializing process group with: {{'MASTER_ADDR': 'here', 'MASTER_PORT': '#', 'RANK': '{rank}', 'WORLD_SIZE': '2'}}",
-        f"world_size = 2, rank = {rank}, backend=gloo", f"rank = {rank}, world_size = 2")]
+        f"world_size = 2, rank = {rank}, backend=gloo",
+        f"rank = {rank}, world_size = 2",
+    )
+]
 # How each starts, and what its two processes say together.
 STARTED = {
-    "ddp": (None, [f"Running {what} example on rank {rank}." for what in ("basic DDP", "DDP checkpoint") for rank in range(2)]),
-    "model_parallel": (None, [f"Running DDP with model parallel example on rank {rank}." for rank in range(2)]),
+    "ddp": (
+        None,
+        [
+            f"Running {what} example on rank {rank}."
+            for what in ("basic DDP", "DDP checkpoint")
+            for rank in range(2)
+        ],
+    ),
+    "model_parallel": (
+        None,
+        [f"Running DDP with model parallel example on rank {rank}." for rank in range(2)],
+    ),
     "spmd_main": ("launch", LAUNCHED),
-    "elastic_ddp": ("run", [f"Start running basic DDP example on rank {rank}." for rank in range(2)]),
+    "elastic_ddp": (
+        "run",
+        [f"Start running basic DDP example on rank {rank}." for rank in range(2)],
+    ),
     "two_layer_net": (None, ["init model", "init ddp", "train", "True"] * 2),
-    "join": (None, [f"Rank {rank} has exhausted all {5 + rank} of its inputs!" for rank in range(2)]),
+    "join": (
+        None,
+        [f"Rank {rank} has exhausted all {5 + rank} of its inputs!" for rank in range(2)],
+    ),
     "calls": ("run", CALLED),
 }
 
 
 def printed_by(name, launcher, *arguments):
     """What the program says, line by line, without the launcher's marks, numbers of processes, addresses and ports."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}  # whole lines, then
+    environment = {
+        name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"
+    }  # whole lines, then
     if launcher is None:
         environment["MASTER_PORT"] = str(reserve_port())
     start = [MUSTER, launcher, "--standalone", "--nproc-per-node", "2"] if launcher else []
-    environment["PATH"] = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"  # `launch` looks for python there
+    environment["PATH"] = (
+        f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"  # `launch` looks for python there
+    )
     python = [] if launcher == "launch" else [sys.executable]
-    ended = subprocess.run([*start, *python, PROGRAMS / f"{name}.py", *arguments], capture_output=True, text=True, timeout=240, env=environment)
+    ended = subprocess.run(
+        [*start, *python, PROGRAMS / f"{name}.py", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=environment,
+    )
     assert ended.returncode == 0, ended.stderr
     plain = re.sub(r"(?m)^(\[\d+\] )+", "", ended.stdout)
-    plain = re.sub(r"'MASTER_ADDR': '[^']*', 'MASTER_PORT': '\d+'", "'MASTER_ADDR': 'here', 'MASTER_PORT': '#'", plain)
+    plain = re.sub(
+        r"'MASTER_ADDR': '[^']*', 'MASTER_PORT': '\d+'",
+        "'MASTER_ADDR': 'here', 'MASTER_PORT': '#'",
+        plain,
+    )
     return [line for line in plain.splitlines() if line]
 
 
@@ -161,7 +212,10 @@ def test_program(name):
 
 # spec: P1 gradients averaged by hand: the loss falls, on both ranks
 def test_averaged_sgd():
-    said = [re.fullmatch(r"Rank  (\d) , epoch  (\d) :  (\S+)", line).groups() for line in printed_by("averaged_sgd", "run")]
+    said = [
+        re.fullmatch(r"Rank  (\d) , epoch  (\d) :  (\S+)", line).groups()
+        for line in printed_by("averaged_sgd", "run")
+    ]
     for rank in "01":
         losses = [float(loss) for its_rank, _, loss in said if its_rank == rank]
         assert len(losses) == 10 and losses[-1] < losses[0] / 4, losses

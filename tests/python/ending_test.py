@@ -10,11 +10,11 @@ import time
 
 import pytest
 import torch
+from ranks import LIMIT_S, fork, meeting_file
+from scratch import reserve_port
 
 import muster as dist
 from muster import _failure
-from ranks import LIMIT_S, fork, meeting_file
-from scratch import reserve_port
 
 LONG = os.environ.get("MUSTER_TEST_LONG")
 RUNS = 100 if LONG else 3
@@ -23,7 +23,9 @@ SOON_S = 60
 
 
 def init(where, rank, size, backend=None):
-    dist.init_process_group(backend, init_method="file://" + where, rank=rank, world_size=size, timeout=TIMEOUT)
+    dist.init_process_group(
+        backend, init_method="file://" + where, rank=rank, world_size=size, timeout=TIMEOUT
+    )
     dist.all_reduce(torch.ones(4))
 
 
@@ -115,11 +117,17 @@ def test_the_exception_of_a_thread_is_told():
             texts.append(told(reduce_for_ever))
             raise RuntimeError("gave up")
 
-        with pytest.raises(dist.SpawnError, match=f"(?s)rank {culprit}.*ValueError: bad batch") as caught:
+        with pytest.raises(
+            dist.SpawnError, match=f"(?s)rank {culprit}.*ValueError: bad batch"
+        ) as caught:
             dist.spawn(body, nprocs=4, threads=True)
         assert caught.value.ranks == [culprit], run
         assert len(texts) == 3
-        judge([(text, named, at - ended[0]) for text, named, at in texts], culprit, f"ValueError: bad batch (ending_test.py:{LINE})")
+        judge(
+            [(text, named, at - ended[0]) for text, named, at in texts],
+            culprit,
+            f"ValueError: bad batch (ending_test.py:{LINE})",
+        )
         worst = max(worst, *(at - ended[0] for _, _, at in texts))
     print(f"threads: the last survivor knew after {worst * 1e3:.1f} ms at worst")
 
@@ -138,7 +146,10 @@ def test_all_calls_fail_after_an_exception():
 @pytest.mark.parametrize(
     "end, reason",
     [
-        (lambda: sys.exit(3), "its process ended with exit status 3 and had not called destroy_process_group"),
+        (
+            lambda: sys.exit(3),
+            "its process ended with exit status 3 and had not called destroy_process_group",
+        ),
         (lambda: sys.exit("no data"), "its process ended with exit status no data"),
         (lambda: (_ for _ in ()).throw(KeyboardInterrupt), "KeyboardInterrupt (ending_test.py:"),
     ],
@@ -155,7 +166,11 @@ def test_torch_multiprocessing_leaves_the_exception():
         except Exception:
             sys.exit(1)
 
-    judge(survivors_of(end, 0, 3, reduce_for_ever), 0, f"ValueError: bad batch (ending_test.py:{LINE})")
+    judge(
+        survivors_of(end, 0, 3, reduce_for_ever),
+        0,
+        f"ValueError: bad batch (ending_test.py:{LINE})",
+    )
 
 
 # spec: H7 a rank that gives up because of another's failure is not at fault
@@ -188,7 +203,10 @@ def test_who_gives_up_is_not_at_fault():
     text, named = results.get(timeout=LIMIT_S)
     for rank in ranks:
         rank.join(LIMIT_S)
-    assert "rank 1 gave up after an earlier failure" in text and "rank 3 failed: ValueError: bad batch" in text, text
+    assert (
+        "rank 1 gave up after an earlier failure" in text
+        and "rank 3 failed: ValueError: bad batch" in text
+    ), text
     assert named == [3]
 
 
@@ -213,9 +231,21 @@ def run_program(body, size=2, face="muster", extra="", backend="", tmp=None):
     with open(file, "w") as out:
         out.write(textwrap.dedent(PROGRAM).format(face=face, extra=extra, backend=backend) + body)
     port = str(reserve_port())
-    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1"}
+    common = {
+        **os.environ,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "WORLD_SIZE": str(size),
+        "OMP_NUM_THREADS": "1",
+    }
     ranks = [
-        subprocess.Popen([sys.executable, file], env={**common, "RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        subprocess.Popen(
+            [sys.executable, file],
+            env={**common, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
         for rank in range(size)
     ]
     try:
@@ -255,7 +285,10 @@ print("went on", flush=True)
 """
     (text, code), (shown, other) = run_program(body, tmp=tmp_path)
     assert (code, other) == (0, 0), (text, shown)
-    assert text == "went on\n" and "ValueError: mended" in shown and shown.endswith("went on\n"), (text, shown)
+    assert text == "went on\n" and "ValueError: mended" in shown and shown.endswith("went on\n"), (
+        text,
+        shown,
+    )
 
 
 # spec: H7 exit with a status, which only the end of the process knows
@@ -267,7 +300,10 @@ told(lambda: [dist.all_reduce(torch.ones(4)) for _ in range(10)])
 """
     (told_text, code), (_, failed) = run_program(body, tmp=tmp_path)
     assert code == 0 and failed == 7
-    assert "rank 1 failed: its process ended with exit status 7 and had not called destroy_process_group" in told_text, told_text
+    assert (
+        "rank 1 failed: its process ended with exit status 7 and had not called destroy_process_group"
+        in told_text
+    ), told_text
 
 
 # spec: H7 B10 a program whose ranks just end works, also where others still close their groups
@@ -292,7 +328,9 @@ told(lambda: [dist.all_reduce(torch.ones(4)) for _ in range(10)])
 """
     (told_text, code), (text, ended) = run_program(body, tmp=tmp_path)
     assert code == 0 and ended == 0 and text == ""
-    assert "rank 1's process has ended, and called no destroy_process_group before" in told_text, told_text
+    assert "rank 1's process has ended, and called no destroy_process_group before" in told_text, (
+        told_text
+    )
 
 
 # spec: H7 the exception of a thread, where the process then ends
@@ -309,7 +347,10 @@ told(lambda: [dist.all_reduce(torch.ones(4)) for _ in range(10)])
 """
     (told_text, code), _ = run_program(body, tmp=tmp_path)
     assert code == 0
-    assert "rank 1 failed: ValueError: bad batch (train.py:" in told_text and "in its thread loader" in told_text, told_text
+    assert (
+        "rank 1 failed: ValueError: bad batch (train.py:" in told_text
+        and "in its thread loader" in told_text
+    ), told_text
 
 
 # spec: H7 in stock torch on backend muster
@@ -320,7 +361,9 @@ if rank == 1:
 told(lambda: [dist.all_reduce(torch.ones(4)) for _ in range(10)])
 """
     extra = "import muster.torch"
-    (told_text, code), _ = run_program(body, face="torch.distributed", extra=extra, backend="'muster', ", tmp=tmp_path)
+    (told_text, code), _ = run_program(
+        body, face="torch.distributed", extra=extra, backend="'muster', ", tmp=tmp_path
+    )
     assert code == 0
     assert "rank 1 failed: ValueError: bad batch (train.py:" in told_text, told_text
 
@@ -334,10 +377,14 @@ def test_describe_names_type_text_and_place_of_the_users_code():
 
     assert described(bad_batch) == f"ValueError: bad batch (ending_test.py:{LINE})"
     inside = described(lambda: torch.zeros(2).view(3))  # raised within torch
-    assert inside.startswith("RuntimeError: ") and "(ending_test.py:" in inside and "\n" not in inside
+    assert (
+        inside.startswith("RuntimeError: ") and "(ending_test.py:" in inside and "\n" not in inside
+    )
     long = described(lambda: (_ for _ in ()).throw(ValueError("x" * 5000)))
     assert len(long) < 400
-    assert described(lambda: (_ for _ in ()).throw(ValueError("first\nsecond"))).startswith("ValueError: first (")
+    assert described(lambda: (_ for _ in ()).throw(ValueError("first\nsecond"))).startswith(
+        "ValueError: first ("
+    )
 
 
 def test_hooks_are_chained():

@@ -9,18 +9,20 @@ import traceback
 
 import pytest
 import torch
+from ranks import fork, meeting_file, run_ranks
+from thread_ranks import on_threads, row, same
 
 import muster as dist
 from muster import _C
-from ranks import fork, meeting_file, run_ranks
-from thread_ranks import on_threads, row, same
 
 
 # spec: H1 in Python
 def test_monitored_barrier():
     def body(rank, size):
         if rank == 0:
-            with pytest.raises(dist.DistBackendError, match="Rank 1 failed to pass monitoredBarrier in 500 ms") as caught:
+            with pytest.raises(
+                dist.DistBackendError, match="Rank 1 failed to pass monitoredBarrier in 500 ms"
+            ) as caught:
                 dist.monitored_barrier(timeout=datetime.timedelta(milliseconds=500))
             assert caught.value.ranks == [1]
         dist.barrier()
@@ -106,7 +108,9 @@ def test_interrupt_ends_the_wait_for_a_message_of_another_group(batch):
         if rank == 0:
             x, y = torch.zeros(4), torch.zeros(4)
             if batch:
-                first, work = dist.batch_isend_irecv([dist.P2POp(dist.irecv, y, 1), dist.P2POp(dist.irecv, x, 1, pair)])
+                first, work = dist.batch_isend_irecv(
+                    [dist.P2POp(dist.irecv, y, 1), dist.P2POp(dist.irecv, x, 1, pair)]
+                )
             else:
                 first, work = dist.irecv(y, 1), dist.irecv(x, 1, pair)
             interrupt_the_next_call()
@@ -144,7 +148,9 @@ def test_interrupt_of_a_forked_child_is_its_own():
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
-            signal.alarm(60)  # where a rank fails nothing of it stays: what waits for the test's output would wait for ever
+            signal.alarm(
+                60
+            )  # where a rank fails nothing of it stays: what waits for the test's output would wait for ever
             try:
                 os.write(writing, b"x")
                 while True:
@@ -181,7 +187,12 @@ def test_forked_child_keeps_out_of_the_job():
 
     def child():
         signal.alarm(60)  # ends it where a call hangs
-        for call in (lambda: dist.all_reduce(torch.ones(4)), lambda: dist.send(torch.ones(4), 1), lambda: dist.barrier(), lambda: dist.new_group([0])):
+        for call in (
+            lambda: dist.all_reduce(torch.ones(4)),
+            lambda: dist.send(torch.ones(4), 1),
+            lambda: dist.barrier(),
+            lambda: dist.new_group([0]),
+        ):
             with pytest.raises(dist.DistError):
                 call()
 

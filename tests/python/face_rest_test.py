@@ -8,12 +8,12 @@ import re
 
 import pytest
 import torch
-
-import muster as dist
-from muster.device_mesh import DeviceMesh, init_device_mesh
 from ranks import run_ranks
 from scratch import meeting_file
 from thread_ranks import SECONDS, on_threads, row, same
+
+import muster as dist
+from muster.device_mesh import DeviceMesh, init_device_mesh
 
 SHORT = datetime.timedelta(milliseconds=300)
 
@@ -25,7 +25,13 @@ SHORT = datetime.timedelta(milliseconds=300)
 def test_init_takes_torchs_keywords():
     def body(rank):
         start = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-        for wrong in (torch.device("cpu"), torch.device("meta", 0), torch.device("xpu", 0), torch.device("cuda", 99), 99):
+        for wrong in (
+            torch.device("cpu"),
+            torch.device("meta", 0),
+            torch.device("xpu", 0),
+            torch.device("cuda", 99),
+            99,
+        ):
             with pytest.raises(ValueError, match="init_process_group: device_id"):
                 dist.init_process_group(device_id=wrong, **start)
         with pytest.raises(ValueError, match="enable_reconfigure.*shrink_group"):
@@ -92,7 +98,11 @@ def test_what_this_build_has():
     for name in ("mpi", "ucc"):
         available = getattr(dist, f"is_{name}_available")()
         assert available == dist.is_backend_available(name)
-    assert isinstance(dist.is_mpi_available(), bool) and isinstance(dist.is_ucc_available(), bool) and dist.is_xccl_available() is False
+    assert (
+        isinstance(dist.is_mpi_available(), bool)
+        and isinstance(dist.is_ucc_available(), bool)
+        and dist.is_xccl_available() is False
+    )
 
 
 # spec: A11 what is no plugin is named in Python
@@ -113,7 +123,9 @@ class Alone(dist.ProcessGroupBackend):
 # spec: A11 what a backend is made of and gets
 def test_what_backends_get():
     def make(options, pg_options):
-        assert isinstance(options, dist.DistributedBackendOptions) and isinstance(options.store, dist.Store)
+        assert isinstance(options, dist.DistributedBackendOptions) and isinstance(
+            options.store, dist.Store
+        )
         return Alone()
 
     dist.Backend.register_backend("alone", make, extended_api=True, devices="cpu")
@@ -125,7 +137,11 @@ def test_what_backends_get():
 
 # spec: C2 use_libuv is taken, C14 a queue that is empty says so in a class of its own
 def test_empty_queues():
-    for store in (dist.HashStore(), dist.FileStore(meeting_file(), 1), dist.TCPStore("127.0.0.1", 0, is_master=True, use_libuv=False)):
+    for store in (
+        dist.HashStore(),
+        dist.FileStore(meeting_file(), 1),
+        dist.TCPStore("127.0.0.1", 0, is_master=True, use_libuv=False),
+    ):
         for each in (store, dist.PrefixStore("under", store)):
             with pytest.raises(dist.QueueEmptyError, match="the queue is empty") as caught:
                 each.queue_pop("q", block=False)
@@ -161,7 +177,9 @@ def test_order_of_new_groups():
             if rank == 1:
                 assert not group
                 continue
-            assert dist.get_process_group_ranks(group) == [2, 0] and dist.get_rank(group) == (0 if rank == 2 else 1)
+            assert dist.get_process_group_ranks(group) == [2, 0] and dist.get_rank(group) == (
+                0 if rank == 2 else 1
+            )
             out = [torch.empty(4, dtype=torch.int64) for _ in range(2)]
             dist.all_gather(out, row(rank), group=group)
             same(torch.stack(out), torch.stack([row(2), row(0)]))
@@ -176,8 +194,14 @@ def test_order_of_new_groups():
 def test_subgroups():
     def body(rank, size):
         mine, all_of_them = dist.new_subgroups(2, group_desc="pairs")
-        assert len(all_of_them) == 2 and [bool(each) for each in all_of_them] == [rank < 2, rank >= 2]
-        assert dist.get_process_group_ranks(mine) == ([0, 1] if rank < 2 else [2, 3]) and mine.group_desc == "pairs"
+        assert len(all_of_them) == 2 and [bool(each) for each in all_of_them] == [
+            rank < 2,
+            rank >= 2,
+        ]
+        assert (
+            dist.get_process_group_ranks(mine) == ([0, 1] if rank < 2 else [2, 3])
+            and mine.group_desc == "pairs"
+        )
         x = torch.tensor([rank])
         dist.all_reduce(x, group=mine)
         assert x.item() == (1 if rank < 2 else 5)
@@ -262,7 +286,11 @@ def test_what_a_group_says_of_itself():
     def body(rank, size):
         world = dist.group.WORLD
         assert isinstance(world, dist.ProcessGroup)
-        assert world.name() == "gloo" and world.group_name == "default" and world.group_desc == "default_pg"
+        assert (
+            world.name() == "gloo"
+            and world.group_name == "default"
+            and world.group_desc == "default_pg"
+        )
         pair = dist.new_group([0, 1], group_desc="the pair")
         assert pair.group_desc == "the pair" and pair.name() == "gloo" and "0, 1" in pair.group_name
         assert dist.new_group([0, 1]).group_desc == "undefined"
@@ -299,7 +327,12 @@ def test_synchronize():
     def body(rank, size):
         x = torch.ones(3)
         work = dist.all_reduce(x, async_op=True)
-        assert work.wait(datetime.timedelta(0)) and work.synchronize() is None and work.is_completed() and x.tolist() == [2, 2, 2]
+        assert (
+            work.wait(datetime.timedelta(0))
+            and work.synchronize() is None
+            and work.is_completed()
+            and x.tolist() == [2, 2, 2]
+        )
         group = dist.new_group()
         if rank == 1:
             dist.abort_process_group(group)
@@ -315,13 +348,21 @@ def test_synchronize():
 def test_reduce_ops_are_values():
     names = ("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "AVG", "PREMUL_SUM")
     for op in (*(getattr(dist.ReduceOp, name) for name in names), dist._make_nccl_premul_sum(2.5)):
-        for same_op in (pickle.loads(pickle.dumps(op)), copy.copy(op), copy.deepcopy(op), dist.ReduceOp(op)):
+        for same_op in (
+            pickle.loads(pickle.dumps(op)),
+            copy.copy(op),
+            copy.deepcopy(op),
+            dist.ReduceOp(op),
+        ):
             assert same_op == op and hash(same_op) == hash(op) and repr(same_op) == repr(op)
     assert dist._make_nccl_premul_sum(2.5) != dist.ReduceOp.PREMUL_SUM
     assert not hasattr(dist.ReduceOp, "__members__")
 
     def body(rank, size):
-        for op, factor in ((dist.ReduceOp.PREMUL_SUM, 1.0), (pickle.loads(pickle.dumps(dist._make_nccl_premul_sum(2.5))), 2.5)):
+        for op, factor in (
+            (dist.ReduceOp.PREMUL_SUM, 1.0),
+            (pickle.loads(pickle.dumps(dist._make_nccl_premul_sum(2.5))), 2.5),
+        ):
             x = torch.full((3,), 1.0 + rank)
             dist.all_reduce(x, op)
             assert x.tolist() == [3 * factor] * 3
@@ -335,7 +376,11 @@ def test_hooks_get_buckets():
 
     def hook(state, bucket):
         assert isinstance(bucket, dist.GradBucket) and bucket.is_last()
-        return dist.all_reduce(bucket.buffer(), group=bucket.group, async_op=True).get_future().then(lambda future: future.value()[0])
+        return (
+            dist.all_reduce(bucket.buffer(), group=bucket.group, async_op=True)
+            .get_future()
+            .then(lambda future: future.value()[0])
+        )
 
     def body(rank, size):
         model = DistributedDataParallel(torch.nn.Linear(2, 1))
@@ -349,7 +394,9 @@ def test_hooks_get_buckets():
 def test_empty_shared():
     x = dist.empty_shared([2, 3], torch.int32)
     assert x.shape == (2, 3) and x.dtype == torch.int32 and dist.in_shared_memory(x)
-    assert dist.empty_shared([4]).dtype == torch.get_default_dtype() and not dist.in_shared_memory(torch.empty(3))
+    assert dist.empty_shared([4]).dtype == torch.get_default_dtype() and not dist.in_shared_memory(
+        torch.empty(3)
+    )
 
 
 # ---- objects
@@ -367,7 +414,11 @@ def test_objects_with_weights_only():
     plain = {"weights": torch.arange(3.0), "step": 7, "names": ["a", None]}
 
     def equal(one):
-        return one["step"] == 7 and one["names"] == ["a", None] and torch.equal(one["weights"], plain["weights"])
+        return (
+            one["step"] == 7
+            and one["names"] == ["a", None]
+            and torch.equal(one["weights"], plain["weights"])
+        )
 
     def body(rank, size):
         out = [None, None]
@@ -380,19 +431,27 @@ def test_objects_with_weights_only():
         dist.gather_object(plain, out, dst=1, weights_only=True)
         assert out is None or all(map(equal, out))
         out = [None]
-        dist.scatter_object_list(out, [plain, plain] if rank == 0 else None, src=0, weights_only=True)
+        dist.scatter_object_list(
+            out, [plain, plain] if rank == 0 else None, src=0, weights_only=True
+        )
         assert equal(out[0])
         if rank == 0:
             dist.send_object_list([plain, 3], 1, use_batch=True, weights_only=True)
         else:
             out = [None, None]
-            assert dist.recv_object_list(out, 0, use_batch=True, weights_only=True) == 0 and equal(out[0]) and out[1] == 3
+            assert (
+                dist.recv_object_list(out, 0, use_batch=True, weights_only=True) == 0
+                and equal(out[0])
+                and out[1] == 3
+            )
         out = [None, None]
         with pytest.raises(pickle.UnpicklingError, match="Thing"):
             dist.all_gather_object(out, Thing(), weights_only=True)
         dist.all_gather_object(out, Thing())
         assert out == [Thing(), Thing()]
-        with pytest.raises(ValueError, match="pickle" if rank == 1 else "rank 1 could not take part"):
+        with pytest.raises(
+            ValueError, match="pickle" if rank == 1 else "rank 1 could not take part"
+        ):
             dist.all_gather_object(out, (lambda: 0) if rank == 1 else 0)
         with pytest.raises(dist.DistError, match="a list of length") as caught:
             dist.broadcast_object_list([0] * (rank + 1), src=0)
@@ -407,7 +466,12 @@ def test_objects_with_weights_only():
 # spec: D5 backend_override in Python: by name, by number, with options; keys that are no dimension
 def test_backends_of_a_mesh():
     def body(rank, size):
-        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"), backend_override={"dp": "gloo", 1: ("cpu:native", None)})
+        mesh = init_device_mesh(
+            "cpu",
+            (2, 2),
+            mesh_dim_names=("dp", "tp"),
+            backend_override={"dp": "gloo", 1: ("cpu:native", None)},
+        )
         assert mesh.get_group("dp").name() == "gloo" and mesh.get_group("tp").name() == "cpu:native"
         assert dist.get_process_group_ranks(mesh.get_group("dp")) == [rank % 2, rank % 2 + 2]
         x = torch.tensor([rank])
@@ -426,17 +490,34 @@ def test_mesh_from_groups():
         rows, _ = dist.new_subgroups_by_enumeration([[0, 1], [2, 3]])
         columns, _ = dist.new_subgroups_by_enumeration([[0, 2], [1, 3]])
         line = DeviceMesh.from_group(rows, "cpu")
-        assert line.ndim == 1 and line.mesh.tolist() == dist.get_process_group_ranks(rows) and line.get_group() == rows
-        grid = dist.DeviceMesh.from_group([columns, rows], "cpu", [[0, 1], [2, 3]], mesh_dim_names=("dp", "tp"))
-        assert grid.get_group("tp") == rows and grid.get_group("dp") == columns and grid.get_local_rank("tp") == rank % 2
+        assert (
+            line.ndim == 1
+            and line.mesh.tolist() == dist.get_process_group_ranks(rows)
+            and line.get_group() == rows
+        )
+        grid = dist.DeviceMesh.from_group(
+            [columns, rows], "cpu", [[0, 1], [2, 3]], mesh_dim_names=("dp", "tp")
+        )
+        assert (
+            grid.get_group("tp") == rows
+            and grid.get_group("dp") == columns
+            and grid.get_local_rank("tp") == rank % 2
+        )
         x = torch.tensor([rank])
         dist.all_reduce(x, group=grid["dp"].get_group())
         assert x.item() == 2 + 2 * (rank % 2)
         assert grid._flatten().size() == 4
-        for wrong in (lambda: DeviceMesh.from_group(rows, "cpu", [0, 3]), lambda: DeviceMesh.from_group([], "cpu"),
-                      lambda: DeviceMesh.from_group([rows, columns], "cpu"),
-                      lambda: DeviceMesh.from_group([rows, columns], "cpu", [[0, 1], [2, 3]], mesh_dim_names=("dp", "tp")),
-                      lambda: DeviceMesh.from_group([columns, rows], "cpu", [0, 1, 2, 3], mesh_dim_names=("dp",))):
+        for wrong in (
+            lambda: DeviceMesh.from_group(rows, "cpu", [0, 3]),
+            lambda: DeviceMesh.from_group([], "cpu"),
+            lambda: DeviceMesh.from_group([rows, columns], "cpu"),
+            lambda: DeviceMesh.from_group(
+                [rows, columns], "cpu", [[0, 1], [2, 3]], mesh_dim_names=("dp", "tp")
+            ),
+            lambda: DeviceMesh.from_group(
+                [columns, rows], "cpu", [0, 1, 2, 3], mesh_dim_names=("dp",)
+            ),
+        ):
             with pytest.raises(ValueError, match="DeviceMesh.from_group"):
                 wrong()
 

@@ -4,9 +4,9 @@ import datetime
 
 import pytest
 import torch
+from thread_ranks import on_threads, row, same
 
 import muster as dist
-from thread_ranks import on_threads, row, same
 
 DTYPES = [torch.int64, torch.float32, torch.complex64, torch.bfloat16]
 
@@ -83,9 +83,15 @@ def test_exchanges(size):
 # spec: F14 ReduceOp in Python, F19 PREMUL_SUM and reduce_op in Python
 def test_reductions():
     def body(rank, size):
-        for op, expected in [(dist.ReduceOp.MAX, row(1)), (dist.ReduceOp.MIN, row(0)), (dist.ReduceOp.PRODUCT, row(0) * row(1)),
-                             (dist.ReduceOp.BAND, row(0) & row(1)), (dist.ReduceOp.BOR, row(0) | row(1)),
-                             (dist.ReduceOp.BXOR, row(0) ^ row(1)), (dist.reduce_op.SUM, row(0) + row(1))]:
+        for op, expected in [
+            (dist.ReduceOp.MAX, row(1)),
+            (dist.ReduceOp.MIN, row(0)),
+            (dist.ReduceOp.PRODUCT, row(0) * row(1)),
+            (dist.ReduceOp.BAND, row(0) & row(1)),
+            (dist.ReduceOp.BOR, row(0) | row(1)),
+            (dist.ReduceOp.BXOR, row(0) ^ row(1)),
+            (dist.reduce_op.SUM, row(0) + row(1)),
+        ]:
             x = row(rank)
             dist.all_reduce(x, op)
             same(x, expected)
@@ -170,16 +176,32 @@ def test_groups():
         assert dist.get_backend() == "cpu:native" and dist.is_initialized()
         assert dist.group.WORLD.size() == size == dist.GroupMember.WORLD.size()
         pair = dist.new_group([0, 2])
-        assert dist.get_process_group_ranks(pair) == [0, 2] and dist.get_group_rank(pair, 2) == 1 and dist.get_global_rank(pair, 1) == 2
+        assert (
+            dist.get_process_group_ranks(pair) == [0, 2]
+            and dist.get_group_rank(pair, 2) == 1
+            and dist.get_global_rank(pair, 1) == 2
+        )
         x = row(rank)
         dist.all_reduce(x, group=pair)
         same(x, row(0) + row(2) if rank != 1 else row(1))
         assert bool(pair) == (rank != 1) and dist.get_rank(pair) == (0, -1, 1)[rank]
         if rank == 1:
-            assert dist.recv(x, group=pair) == -1 and dist.isend(x, 0, group=pair) is None and dist.barrier(pair, async_op=True) is None
+            assert (
+                dist.recv(x, group=pair) == -1
+                and dist.isend(x, 0, group=pair) is None
+                and dist.barrier(pair, async_op=True) is None
+            )
         outside = dist.GroupMember.NON_GROUP_MEMBER
-        assert (pair == outside) == (rank == 1) == (hash(pair) == hash(outside)) and dist.group.WORLD != outside and pair != -100
-        assert dist.all_reduce(x, group=outside) is None and dist.get_rank(outside) == -1 and not outside
+        assert (
+            (pair == outside) == (rank == 1) == (hash(pair) == hash(outside))
+            and dist.group.WORLD != outside
+            and pair != -100
+        )
+        assert (
+            dist.all_reduce(x, group=outside) is None
+            and dist.get_rank(outside) == -1
+            and not outside
+        )
         part = dist.split_group(split_ranks=[[0, 1], [2]])
         assert part.size() == (2, 2, 1)[rank]
         with pytest.raises(dist.DistError, match="twice"):
@@ -198,14 +220,20 @@ def test_device_mesh():
     def body(rank, size):
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
         assert mesh.shape == (2, 2) and mesh.ndim == 2 and mesh.mesh_dim_names == ("dp", "tp")
-        assert mesh.size() == 4 and mesh.size(0) == 2 and mesh.get_coordinate() == (rank // 2, rank % 2)
+        assert (
+            mesh.size() == 4
+            and mesh.size(0) == 2
+            and mesh.get_coordinate() == (rank // 2, rank % 2)
+        )
         x = row(rank)
         dist.all_reduce(x, group=mesh.get_group("dp"))
         same(x, row(rank % 2) + row(rank % 2 + 2))
         x = row(rank)
         dist.all_reduce(x, group=mesh["tp"].get_group())
         same(x, row(rank // 2 * 2) + row(rank // 2 * 2 + 1))
-        assert mesh.get_local_rank("tp") == rank % 2 and mesh == DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("dp", "tp"))
+        assert mesh.get_local_rank("tp") == rank % 2 and mesh == DeviceMesh(
+            "cpu", [[0, 1], [2, 3]], mesh_dim_names=("dp", "tp")
+        )
         with mesh as entered:
             assert entered == mesh
         flat = mesh["dp", "tp"]._flatten()
@@ -228,13 +256,22 @@ def test_backend_names():
     with pytest.raises(dist.DistError):
         dist.Backend("undefined")
     assert dist.is_available() and dist.is_gloo_available() and not dist.is_nccl_available()
-    on_threads(2, lambda rank, size: same(torch.tensor(dist.get_backend() == "gloo"), torch.tensor(True)), backend="GLOO")
+    on_threads(
+        2,
+        lambda rank, size: same(torch.tensor(dist.get_backend() == "gloo"), torch.tensor(True)),
+        backend="GLOO",
+    )
 
 
 # spec: C2 C5 C7 C8 C9 C10 C13 C15 C16 stores in Python
 def test_stores(tmp_path):
     tcp = dist.TCPStore("127.0.0.1", 0, 1, True, datetime.timedelta(seconds=30))
-    for store in (tcp, dist.HashStore(), dist.FileStore(str(tmp_path / "store")), dist.PrefixStore("p", dist.HashStore())):
+    for store in (
+        tcp,
+        dist.HashStore(),
+        dist.FileStore(str(tmp_path / "store")),
+        dist.PrefixStore("p", dist.HashStore()),
+    ):
         store.set("first_key", "first_value")
         assert store.get("first_key") == b"first_value"
         assert store.num_keys() == (2 if store is tcp else 1)
@@ -261,11 +298,17 @@ class Ledger(dist.ProcessGroupBackend):
         self.store, self.rank, self.size, self.page, self.aborted = store, rank, size, 0, None
 
     def supports(self, op, dtype, device):
-        return device == "cpu" if op in ("all_reduce", "all_gather", "barrier", "recv", "send") else "it keeps a ledger only"
+        return (
+            device == "cpu"
+            if op in ("all_reduce", "all_gather", "barrier", "recv", "send")
+            else "it keeps a ledger only"
+        )
 
     def submit(self, request):
         if request.op == "send":
-            self.store.set(f"to {request.peer} {request.tag}", bytes(request.inputs[0][0].numpy().tobytes()))
+            self.store.set(
+                f"to {request.peer} {request.tag}", bytes(request.inputs[0][0].numpy().tobytes())
+            )
             return None
         future = torch.futures.Future()
         if request.op == "recv":
@@ -276,11 +319,18 @@ class Ledger(dist.ProcessGroupBackend):
             mine = request.inputs[0][0].numpy().tobytes() if request.inputs else b""
             pages = self.store.all_gather(f"page {self.page}", self.rank, self.size, mine)
             if request.op == "all_reduce":
-                assert request.reduce_op == dist.ReduceOp.SUM and request.timeout > datetime.timedelta(0)
+                assert (
+                    request.reduce_op == dist.ReduceOp.SUM
+                    and request.timeout > datetime.timedelta(0)
+                )
                 tensor = request.outputs[0][0]
-                tensor.copy_(sum(torch.frombuffer(bytearray(each), dtype=tensor.dtype) for each in pages))
+                tensor.copy_(
+                    sum(torch.frombuffer(bytearray(each), dtype=tensor.dtype) for each in pages)
+                )
             for out, page in zip(request.outputs if request.op == "all_gather" else (), pages):
-                out[0].copy_(torch.frombuffer(bytearray(page), dtype=out[0].dtype).view(out[0].shape))
+                out[0].copy_(
+                    torch.frombuffer(bytearray(page), dtype=out[0].dtype).view(out[0].shape)
+                )
         future.set_result(None)
         return future
 
@@ -293,13 +343,19 @@ def test_backend_of_python():
     given = []
 
     def extended(options, pg_options):
-        given.append((options.group_rank, options.group_size, options.global_ranks_in_group, pg_options))
+        given.append(
+            (options.group_rank, options.group_size, options.global_ranks_in_group, pg_options)
+        )
         return Ledger(options.store, options.group_rank, options.group_size)
 
-    dist.Backend.register_backend("Ledger", lambda store, rank, size, timeout: Ledger(store, rank, size), devices="cpu")
+    dist.Backend.register_backend(
+        "Ledger", lambda store, rank, size, timeout: Ledger(store, rank, size), devices="cpu"
+    )
     dist.Backend.register_backend("ledger2", extended, extended_api=True, devices=["cpu"])
     dist.Backend.register_backend("broken", lambda *_: None)
-    assert dist.Backend.LEDGER == "ledger" == dist.Backend("LEDGER") and dist.is_backend_available("ledger")
+    assert dist.Backend.LEDGER == "ledger" == dist.Backend("LEDGER") and dist.is_backend_available(
+        "ledger"
+    )
     with pytest.raises(ValueError, match="ledger"):
         dist.Backend.register_backend("ledger", extended)
 
@@ -308,7 +364,9 @@ def test_backend_of_python():
         dist.all_reduce(x)
         same(x, sum(row(r, torch.float32) for r in range(size)))
         work = dist.all_reduce(x, async_op=True)
-        assert work.wait() and work.is_completed() and work.is_success() and work.exception() is None
+        assert (
+            work.wait() and work.is_completed() and work.is_success() and work.exception() is None
+        )
         same(work.get_future().wait()[0], x)
         if rank == 0:
             dist.send(row(7), 1, tag=3)
@@ -316,7 +374,9 @@ def test_backend_of_python():
             got = torch.empty(4, dtype=torch.int64)
             assert dist.recv(got, 0, tag=3) == 0
             same(got, row(7))
-        with pytest.raises(dist.DistBackendError, match="(?s)(?=.*ledger)(?=.*broadcast)(?=.*keeps a ledger only)"):
+        with pytest.raises(
+            dist.DistBackendError, match="(?s)(?=.*ledger)(?=.*broadcast)(?=.*keeps a ledger only)"
+        ):
             dist.broadcast(x, 0)
         pair = dist.new_group([0, 1], backend="ledger2", pg_options={"ink": "blue"})
         dist.all_reduce(x, group=pair)
@@ -326,4 +386,9 @@ def test_backend_of_python():
     with pytest.raises(dist.SpawnError, match="gave no backend"):
         on_threads(1, lambda rank, size: None, backend="broken")
     with pytest.raises(dist.SpawnError, match="pg_options"):
-        on_threads(1, lambda rank, size: dist.new_group(pg_options=dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)))
+        on_threads(
+            1,
+            lambda rank, size: dist.new_group(
+                pg_options=dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+            ),
+        )

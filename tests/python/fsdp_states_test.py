@@ -2,26 +2,31 @@
 
 import pytest
 import torch
+from sharded_models import WAYS, Block, Net, adam, assert_same, sharded, train, whole
+from training import on_ranks
 
 import muster as dist
 from muster import fsdp
 from muster.fsdp import FSDP
-from sharded_models import WAYS, Block, Net, adam, assert_same, sharded, train, whole
-from training import on_ranks
 
 
 def states(rank, size, folder):
     expected = Net().state_dict()
     model = FSDP(Net(), auto_wrap_policy={Block})
     assert_same(model.state_dict(), expected, 0)
-    kind, config = fsdp.StateDictType, fsdp.FullStateDictConfig(offload_to_cpu=True, rank0_only=True)
+    kind, config = (
+        fsdp.StateDictType,
+        fsdp.FullStateDictConfig(offload_to_cpu=True, rank0_only=True),
+    )
     with FSDP.state_dict_type(model, kind.FULL_STATE_DICT, config):
         state = model.state_dict()
         assert_same(state, expected if rank == 0 else {}, 0)
         if rank == 0:
             torch.save(state, f"{folder}/whole.pt")
     dist.barrier()
-    with FSDP.state_dict_type(model, kind.SHARDED_STATE_DICT, fsdp.ShardedStateDictConfig(offload_to_cpu=True)):
+    with FSDP.state_dict_type(
+        model, kind.SHARDED_STATE_DICT, fsdp.ShardedStateDictConfig(offload_to_cpu=True)
+    ):
         part = model.state_dict()
         assert list(part) == list(expected)
         elements = torch.tensor([part[name].numel() for name, _ in model.named_parameters()])
@@ -29,13 +34,19 @@ def states(rank, size, folder):
         assert elements.tolist() == [each.numel() for _, each in Net().named_parameters()]
     for wrap in WAYS.values():
         other = wrap(Net(seed=5))
-        fsdp.set_model_state_dict(other, torch.load(f"{folder}/whole.pt"), options=fsdp.StateDictOptions(full_state_dict=True))
+        fsdp.set_model_state_dict(
+            other,
+            torch.load(f"{folder}/whole.pt"),
+            options=fsdp.StateDictOptions(full_state_dict=True),
+        )
         assert_same(whole(other), expected, 0)
         own = fsdp.get_model_state_dict(other, options=fsdp.StateDictOptions(cpu_offload=True))
         again = wrap(Net(seed=6))
         assert not fsdp.set_model_state_dict(again, own).missing_keys
         assert_same(whole(again), expected, 0)
-        on_zero = fsdp.get_model_state_dict(other, options=fsdp.StateDictOptions(full_state_dict=True, cpu_offload=True))
+        on_zero = fsdp.get_model_state_dict(
+            other, options=fsdp.StateDictOptions(full_state_dict=True, cpu_offload=True)
+        )
         assert_same(on_zero, expected if rank == 0 else {}, 0)
         with FSDP.summon_full_params(other), torch.no_grad():
             other.scale.fill_(3)
@@ -77,11 +88,15 @@ def goes_on(rank, size, folder):
     state = torch.load(f"{folder}/both.pt")
     model = sharded(Net(seed=4))
     optimizer = adam(model)
-    fsdp.set_model_state_dict(model, state["model"], options=fsdp.StateDictOptions(full_state_dict=True))
+    fsdp.set_model_state_dict(
+        model, state["model"], options=fsdp.StateDictOptions(full_state_dict=True)
+    )
     optimizer.load_state_dict(FSDP.optim_state_dict_to_load(model, optimizer, state["optimizer"]))
     losses = train(model, optimizer, rank=0)
     with pytest.raises(ValueError, match="'nobody'"):
-        FSDP.optim_state_dict_to_load(model, optimizer, {"state": {}, "param_groups": [{"params": ["nobody"]}]})
+        FSDP.optim_state_dict_to_load(
+            model, optimizer, {"state": {}, "param_groups": [{"params": ["nobody"]}]}
+        )
     with pytest.raises(ValueError, match="not the model's"):
         FSDP.optim_state_dict(model, adam(Net()))
     return losses

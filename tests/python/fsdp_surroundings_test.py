@@ -2,17 +2,18 @@
 
 import pytest
 import torch
+from sharded_models import Block, Net, adam, assert_same, sharded, train, whole
 from torch.distributed.checkpoint.state_dict import StateDictOptions
+from training import on_ranks
 
 import muster as dist
 from muster import fsdp
 from muster.fsdp import FSDP, fully_shard
-from sharded_models import Block, Net, adam, assert_same, sharded, train, whole
-from training import on_ranks
 
 
 def surroundings(rank, size):
     """What people do around a model."""
+
     # A model inside of another module; checkpoints of it come and go whole.
     class Around(torch.nn.Module):
         def __init__(self, seed):
@@ -47,6 +48,7 @@ def surroundings(rank, size):
 
     # Wrappers that pass on what is asked of them are no units.
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
     net = torch.nn.Sequential(checkpoint_wrapper(fully_shard(Block(4))), fully_shard(Block(4)))
     fully_shard(net)
     assert len(fsdp.units.units_in(net)) == 3
@@ -70,7 +72,9 @@ def surroundings(rank, size):
     assert norm.running_mean[0].item() == rank
     for each in model.parameters():
         each.grad = torch.ones_like(each)
-    assert model.clip_grad_norm_(1).item() == pytest.approx(28 ** 0.5)  # 16 + 4 sharded, 8 on each rank alike
+    assert model.clip_grad_norm_(1).item() == pytest.approx(
+        28**0.5
+    )  # 16 + 4 sharded, 8 on each rank alike
     for each in model.parameters():
         each.grad = torch.full_like(each, float("nan") if rank else 1)
     assert model.clip_grad_norm_(1, float("inf")).isnan()
@@ -83,7 +87,11 @@ def surroundings(rank, size):
         moved.state_dict()
     # The ranks of a group may stand in another order than their numbers.
     turned = dist.new_group([1, 0], sort_ranks=False)
-    assert FSDP(torch.nn.Linear(4, 4), process_group=turned).process_group.rank() == turned.rank() == 1 - rank
+    assert (
+        FSDP(torch.nn.Linear(4, 4), process_group=turned).process_group.rank()
+        == turned.rank()
+        == 1 - rank
+    )
     with pytest.raises(ValueError, match="SyncBatchNorm"):
         FSDP(torch.nn.SyncBatchNorm(4))
 
@@ -94,10 +102,16 @@ def test_surroundings():
 
 def fails(rank, size):
     for options, what in [
-            (dict(cpu_offload=fsdp.CPUOffload(True)), "cpu_offload"), (dict(param_init_fn=print), "param_init_fn"),
-            (dict(sharding_strategy="NO_SHARD"), "NO_SHARD is DistributedDataParallel"), (dict(auto_wrap_policy=3), "policy.*int"),
-            (dict(process_group=dist.group.WORLD, device_mesh=dist.init_device_mesh("cpu", (2,))), "not both"),
-            (dict(device_mesh=dist.init_device_mesh("cpu", (2, 1))), "2 dimensions")]:
+        (dict(cpu_offload=fsdp.CPUOffload(True)), "cpu_offload"),
+        (dict(param_init_fn=print), "param_init_fn"),
+        (dict(sharding_strategy="NO_SHARD"), "NO_SHARD is DistributedDataParallel"),
+        (dict(auto_wrap_policy=3), "policy.*int"),
+        (
+            dict(process_group=dist.group.WORLD, device_mesh=dist.init_device_mesh("cpu", (2,))),
+            "not both",
+        ),
+        (dict(device_mesh=dist.init_device_mesh("cpu", (2, 1))), "2 dimensions"),
+    ]:
         with pytest.raises(ValueError, match=what):
             FSDP(Net(), **options)
     with pytest.raises(ValueError, match="meta device"):
@@ -105,18 +119,34 @@ def fails(rank, size):
     with pytest.raises(ValueError, match="lazy module"):
         FSDP(torch.nn.LazyLinear(2))
     model = sharded(Net())
-    for again, what in [(lambda: fully_shard(model), "sharded already"), (lambda: FSDP(model), "sharded already"),
-                        (lambda: fully_shard(torch.nn.ModuleList([torch.nn.Linear(2, 2)])), "ModuleList"),
-                        (lambda: FSDP(torch.nn.Sequential(torch.nn.ModuleList([torch.nn.Linear(2, 2)])), auto_wrap_policy={torch.nn.ModuleList}),
-                         "ModuleList"),
-                        (lambda: FSDP(torch.nn.Sequential(fully_shard(torch.nn.Linear(2, 2)))), "one of the two"),
-                        (lambda: fully_shard(torch.nn.Sequential(FSDP(torch.nn.Linear(2, 2)))), "one of the two"),
-                        (lambda: fsdp.set_model_state_dict(model, {}, options=StateDictOptions(broadcast_from_rank0=True)), "broadcast_from_rank0"),
-                        (lambda: fully_shard([torch.nn.Linear(2, 2)]), "one module"),
-                        (lambda: fully_shard(torch.nn.Linear(2, 2), reshard_after_forward=2), "True or False"),
-                        (lambda: model.unshard(async_op=True), "async_op"),
-                        (lambda: FSDP(Net()).load_state_dict({}, assign=True), "assign"),
-                        (lambda: FSDP.summon_full_params(FSDP(Net()), rank0_only=True).__enter__(), "writeback=False")]:
+    for again, what in [
+        (lambda: fully_shard(model), "sharded already"),
+        (lambda: FSDP(model), "sharded already"),
+        (lambda: fully_shard(torch.nn.ModuleList([torch.nn.Linear(2, 2)])), "ModuleList"),
+        (
+            lambda: FSDP(
+                torch.nn.Sequential(torch.nn.ModuleList([torch.nn.Linear(2, 2)])),
+                auto_wrap_policy={torch.nn.ModuleList},
+            ),
+            "ModuleList",
+        ),
+        (lambda: FSDP(torch.nn.Sequential(fully_shard(torch.nn.Linear(2, 2)))), "one of the two"),
+        (lambda: fully_shard(torch.nn.Sequential(FSDP(torch.nn.Linear(2, 2)))), "one of the two"),
+        (
+            lambda: fsdp.set_model_state_dict(
+                model, {}, options=StateDictOptions(broadcast_from_rank0=True)
+            ),
+            "broadcast_from_rank0",
+        ),
+        (lambda: fully_shard([torch.nn.Linear(2, 2)]), "one module"),
+        (lambda: fully_shard(torch.nn.Linear(2, 2), reshard_after_forward=2), "True or False"),
+        (lambda: model.unshard(async_op=True), "async_op"),
+        (lambda: FSDP(Net()).load_state_dict({}, assign=True), "assign"),
+        (
+            lambda: FSDP.summon_full_params(FSDP(Net()), rank0_only=True).__enter__(),
+            "writeback=False",
+        ),
+    ]:
         with pytest.raises(ValueError, match=what):
             again()
     with pytest.raises(dist.DistError, match=r"FullyShardedDataParallel.*weight \[3, 2\]"):
@@ -144,7 +174,9 @@ def fails(rank, size):
 
     model = FSDP(torch.nn.Sequential(Block(4), Middle(), Block(4)), auto_wrap_policy={Block})
     loss = model(torch.ones(2, 4)).sum()
-    with pytest.raises(KeyError if rank == 1 else dist.DistError, match="today" if rank == 1 else "rank 1"):
+    with pytest.raises(
+        KeyError if rank == 1 else dist.DistError, match="today" if rank == 1 else "rank 1"
+    ):
         loss.backward()
     assert all(each.dim() == 1 for each in model.parameters())
     with pytest.raises(dist.DistError, match="cannot go on"):
@@ -193,8 +225,12 @@ def frozen_in_turn(rank, size):
 
     alone = Maker(), judge_of()
     freeze_in_turn(*alone, lambda step: [(batch_of(each, step), 1 / size) for each in range(size)])
-    for wrap in (FSDP, lambda net: FSDP(net, auto_wrap_policy={Block}), fully_shard,
-                 lambda net: FSDP(net, sharding_strategy="SHARD_GRAD_OP")):
+    for wrap in (
+        FSDP,
+        lambda net: FSDP(net, auto_wrap_policy={Block}),
+        fully_shard,
+        lambda net: FSDP(net, sharding_strategy="SHARD_GRAD_OP"),
+    ):
         pair = wrap(Maker()), wrap(judge_of())
         freeze_in_turn(*pair, lambda step: [(batch_of(rank, step), 1)])
         for mine, expected in zip(pair, alone):

@@ -8,14 +8,14 @@ import weakref
 import pytest
 import torch
 import torch.distributed.fsdp as theirs
+from sharded_models import WAYS, Block, Net, adam, assert_same, loss_of, sharded, train, whole
 from torch.utils.checkpoint import checkpoint
+from training import on_ranks
 
 import muster as dist
 from muster import fsdp
 from muster.fsdp import FSDP, fully_shard
 from muster.nn.parallel import DistributedDataParallel
-from sharded_models import WAYS, Block, Net, adam, assert_same, loss_of, sharded, train, whole
-from training import on_ranks
 
 
 def as_others(rank, size):
@@ -31,7 +31,9 @@ def as_others(rank, size):
         for checkpointed in ("", "reentrant", "not reentrant"):
             model = wrap(Net(seed=1 + rank, checkpointed=checkpointed))  # rank 0's counts
             losses = train(model, adam(model), rank)
-            torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-6, msg=lambda text, way=way: f"{way}: {text}")
+            torch.testing.assert_close(
+                losses, expected, rtol=1e-5, atol=1e-6, msg=lambda text, way=way: f"{way}: {text}"
+            )
             assert_same(whole(model), reference.module.state_dict())
             assert_same(whole(model), alone.state_dict())
 
@@ -53,8 +55,10 @@ def as_theirs(rank, size):
     expected = train(stock, adam(stock), rank)
     model = sharded(mine)
     torch.testing.assert_close(train(model, adam(model), rank), expected, rtol=1e-5, atol=1e-6)
-    assert_same({name: each for name, each in whole(model).items() if name != "bias"},
-                {name: each.full_tensor() for name, each in stock.named_parameters()})
+    assert_same(
+        {name: each for name, each in whole(model).items() if name != "bias"},
+        {name: each.full_tensor() for name, each in stock.named_parameters()},
+    )
 
 
 # spec: M3 the same as torch's own fully_shard
@@ -67,14 +71,23 @@ def shares(rank, size):
     optimizer = adam(model)
     train(model, optimizer, rank, 2)
     elements = sum(each.numel() for each in Net(width=32).parameters())
-    held = sum({each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in model.parameters()}.values())
-    state = sum(each.numel() for of in optimizer.state.values() for each in of.values() if each.dim() > 0)
+    held = sum(
+        {
+            each.untyped_storage().data_ptr(): each.untyped_storage().nbytes()
+            for each in model.parameters()
+        }.values()
+    )
+    state = sum(
+        each.numel() for of in optimizer.state.values() for each in of.values() if each.dim() > 0
+    )
     assert held == pytest.approx(4 * elements / size, rel=0.05)
     assert state <= 2 * (elements / size * 1.1)
     assert all(each.dim() == 1 and each.grad.shape == each.shape for each in model.parameters())
     units = fsdp.units.units_in(model)
     assert len(units) == 4 and sum(unit.unsharded_bytes for unit in units) == 0
-    assert sorted(name for name, _ in model.named_parameters()) == sorted(name for name, _ in Net().named_parameters())
+    assert sorted(name for name, _ in model.named_parameters()) == sorted(
+        name for name, _ in Net().named_parameters()
+    )
 
 
 # spec: M1 parameters, gradients and optimizer state are sharded; M3 memory per rank falls as 1/n
@@ -139,19 +152,34 @@ class Outer(torch.nn.Module):
 
 def narrow(rank, size):
     reference = Net()
-    expected = [sum(loss_of(reference, each, step).item() for each in range(size)) / size for step in range(1)]
-    for precision in (fsdp.MixedPrecision(torch.bfloat16, torch.float32, torch.bfloat16), theirs.MixedPrecision(torch.bfloat16)):
+    expected = [
+        sum(loss_of(reference, each, step).item() for each in range(size)) / size
+        for step in range(1)
+    ]
+    for precision in (
+        fsdp.MixedPrecision(torch.bfloat16, torch.float32, torch.bfloat16),
+        theirs.MixedPrecision(torch.bfloat16),
+    ):
         model = FSDP(Net(), auto_wrap_policy={Block}, mixed_precision=precision)
         seen = []
-        model.blocks[0].module.up.register_forward_hook(lambda module, args, out: seen.append((args[0].dtype, module.weight.dtype, out.dtype)))
+        model.blocks[0].module.up.register_forward_hook(
+            lambda module, args, out: seen.append((args[0].dtype, module.weight.dtype, out.dtype))
+        )
         losses = train(model, adam(model), rank)
         assert set(seen) == {(torch.bfloat16,) * 3}
         assert all(each.dtype == each.grad.dtype == torch.float32 for each in model.parameters())
         loss = torch.tensor(losses[0])
         dist.all_reduce(loss)
         torch.testing.assert_close(loss.item() / size, expected[0], rtol=0.05, atol=0.05)
-    for everywhere, angle in ((False, torch.float32), (True, torch.bfloat16)):  # only the outermost unit casts, unless it is told otherwise
-        model = FSDP(Outer(), auto_wrap_policy={Inner}, mixed_precision=fsdp.MixedPrecision(torch.bfloat16, cast_forward_inputs=everywhere))
+    for everywhere, angle in (
+        (False, torch.float32),
+        (True, torch.bfloat16),
+    ):  # only the outermost unit casts, unless it is told otherwise
+        model = FSDP(
+            Outer(),
+            auto_wrap_policy={Inner},
+            mixed_precision=fsdp.MixedPrecision(torch.bfloat16, cast_forward_inputs=everywhere),
+        )
         assert model(torch.ones(2, 4)).dtype == torch.bfloat16
         assert model.inner.module.saw == (torch.bfloat16, angle)
     policy = fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=torch.float32)
@@ -179,13 +207,16 @@ class Tied(torch.nn.Module):
 
 def odd(rank, size):
     alone, model = Tied(), FSDP(Tied(), auto_wrap_policy={Block, torch.nn.Linear})
-    for net, x in ((alone, torch.arange(24.0).view(4, 6) / 24), (model, (torch.arange(24.0).view(4, 6) / 24)[2 * rank:2 * rank + 2].clone())):
+    for net, x in (
+        (alone, torch.arange(24.0).view(4, 6) / 24),
+        (model, (torch.arange(24.0).view(4, 6) / 24)[2 * rank : 2 * rank + 2].clone()),
+    ):
         x.requires_grad_()
         factor = torch.tensor(2.0, requires_grad=True)
         out = net(x, factor=factor, more=[x * 1])
         (out[0].square().mean() + out[1].mean()).backward()
         net.seen = x.grad, factor.grad
-    torch.testing.assert_close(model.seen[0], 2 * alone.seen[0][2 * rank:2 * rank + 2])
+    torch.testing.assert_close(model.seen[0], 2 * alone.seen[0][2 * rank : 2 * rank + 2])
     sums = model.seen[1].clone()
     dist.all_reduce(sums)
     torch.testing.assert_close(sums / 2, alone.seen[1])
@@ -203,7 +234,11 @@ def odd(rank, size):
     # What stays whole is nobody's business.
     net = Net()
     part = FSDP(net, ignored_states=[net.scale], ignored_modules=[net.blocks[0]])
-    assert net.scale.shape == () and net.blocks[0].up.weight.dim() == 2 and net.blocks[1].up.weight.dim() == 1
+    assert (
+        net.scale.shape == ()
+        and net.blocks[0].up.weight.dim() == 2
+        and net.blocks[1].up.weight.dim() == 1
+    )
     train(part, adam(part), rank)
 
     module = sharded(Net())
@@ -213,18 +248,31 @@ def odd(rank, size):
     assert module.table.weight.dim() == 1
     module.unshard()
     loss_of(module, rank, 0).backward()
-    assert module.table.weight.dim() == 1 and all(each.grad.shape == each.shape for each in module.parameters())
+    assert module.table.weight.dim() == 1 and all(
+        each.grad.shape == each.shape for each in module.parameters()
+    )
     mesh = dist.init_device_mesh("cpu", (size,))
     assert fully_shard(torch.nn.Linear(2, 2), mesh=mesh).weight.dim() == 1
     with fsdp.wrap.enable_wrap(wrapper_cls=FSDP, process_group=dist.group.WORLD):
         assert isinstance(fsdp.wrap.wrap(torch.nn.Linear(2, 2)), FSDP)
     assert isinstance(fsdp.wrap.wrap(torch.nn.Linear(2, 2)), torch.nn.Linear)
-    picked = FSDP(Net(), auto_wrap_policy=fsdp.wrap.CustomPolicy(
-        lambda module: {"sharding_strategy": "SHARD_GRAD_OP"} if isinstance(module, Block) else False))
+    picked = FSDP(
+        Net(),
+        auto_wrap_policy=fsdp.wrap.CustomPolicy(
+            lambda module: (
+                {"sharding_strategy": "SHARD_GRAD_OP"} if isinstance(module, Block) else False
+            )
+        ),
+    )
     assert len(FSDP.fsdp_modules(picked)) == 4
-    transformers = functools.partial(fsdp.wrap.transformer_auto_wrap_policy, transformer_layer_cls={Block})
+    transformers = functools.partial(
+        fsdp.wrap.transformer_auto_wrap_policy, transformer_layer_cls={Block}
+    )
     assert len(FSDP.fsdp_modules(FSDP(Net(), auto_wrap_policy=transformers))) == 4
-    by_name = functools.partial(fsdp.wrap.lambda_auto_wrap_policy, lambda_fn=lambda module: isinstance(module, torch.nn.LayerNorm))
+    by_name = functools.partial(
+        fsdp.wrap.lambda_auto_wrap_policy,
+        lambda_fn=lambda module: isinstance(module, torch.nn.LayerNorm),
+    )
     assert len(FSDP.fsdp_modules(FSDP(Net(), auto_wrap_policy=by_name))) == 4
     linear = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
     assert len(FSDP.fsdp_modules(FSDP(linear, auto_wrap_policy=fsdp.wrap.always_wrap_policy))) == 2
@@ -256,11 +304,15 @@ def keeps_nothing(rank, size):
     # An input dies with its graph, also where forward ends with an exception, as it does when a checkpoint has recomputed enough.
     model = sharded(Net(checkpointed="not reentrant"))
     seen = []
-    model.blocks[1].register_forward_pre_hook(lambda module, args: seen.append(weakref.ref(args[0].untyped_storage())))
+    model.blocks[1].register_forward_pre_hook(
+        lambda module, args: seen.append(weakref.ref(args[0].untyped_storage()))
+    )
     for step in range(3):
         loss_of(model, rank, step).backward()
     block, x = fully_shard(Block(4)), torch.ones(2, 4, requires_grad=True) * 1
-    block.register_forward_pre_hook(lambda module, args: seen.append(weakref.ref(args[0].untyped_storage())))
+    block.register_forward_pre_hook(
+        lambda module, args: seen.append(weakref.ref(args[0].untyped_storage()))
+    )
     block.down = None
     with pytest.raises(TypeError):
         block(x)
@@ -276,7 +328,10 @@ def keeps_nothing(rank, size):
     loss = loss_of(model, rank, 0)
     assert sum(unit.unsharded_bytes for unit in fsdp.units.units_in(model)) == 0
     loss.backward()
-    assert net.blocks[0].module.up.weight.grad is None and net.blocks[2].module.up.weight.grad is not None
+    assert (
+        net.blocks[0].module.up.weight.grad is None
+        and net.blocks[2].module.up.weight.grad is not None
+    )
     # What is whole by unshard() may be used anywhere.
     module = fully_shard(torch.nn.Linear(4, 4))
     module.unshard()
@@ -294,7 +349,10 @@ class Apart(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.inner, self.weight = torch.nn.Linear(8, 8, bias=False), torch.nn.Parameter(torch.eye(8))
+        self.inner, self.weight = (
+            torch.nn.Linear(8, 8, bias=False),
+            torch.nn.Parameter(torch.eye(8)),
+        )
 
     def forward(self, x):
         return self.inner(x) @ self.weight

@@ -8,7 +8,6 @@ import threading
 
 import pytest
 import torch
-
 from ranks import meeting_file, run_ranks
 
 
@@ -77,7 +76,11 @@ def exchanged_unevenly(F, dist, rank, size):
     """Member r sends (r + to) % 3 rows, which is none at times."""
     sent = [(rank + to) % 3 for to in range(size)]
     x = numbers(rank, sum(sent), 2)
-    return F.all_to_all_single(torch.empty(sum(sent), 2, dtype=torch.float64), x, sent, sent), [x], True
+    return (
+        F.all_to_all_single(torch.empty(sum(sent), 2, dtype=torch.float64), x, sent, sent),
+        [x],
+        True,
+    )
 
 
 def in_single_precision(F, dist, rank, size):
@@ -94,27 +97,51 @@ def cases(dist, size):
     ops = dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.MIN
     roots = range(size)
     yield from [(all_reduced, op) for op in ops] + [(reduce_scattered, op) for op in ops[:1]]
-    yield from [(body, root) for body in (broadcasted, reduced, gathered, scattered) for root in roots]
-    yield from [(body,) for body in (all_reduced_strided, all_gathered, all_gathered_strided, exchanged, exchanged_in_one,
-                                     exchanged_unevenly, in_single_precision, of_complex_numbers)]
+    yield from [
+        (body, root) for body in (broadcasted, reduced, gathered, scattered) for root in roots
+    ]
+    yield from [
+        (body,)
+        for body in (
+            all_reduced_strided,
+            all_gathered,
+            all_gathered_strided,
+            exchanged,
+            exchanged_in_one,
+            exchanged_unevenly,
+            in_single_precision,
+            of_complex_numbers,
+        )
+    ]
 
 
 def differentiated(F, dist, rank, size, body, *arguments):
     """Outputs (where they are defined), gradients, and gradients of the gradients."""
     results, inputs, defined = body(F, dist, rank, size, *arguments)
     results = list(results) if isinstance(results, (tuple, list)) else [results]
-    weights = [numbers(1000 + 10 * rank + i, *each.shape).detach().to(each.dtype) for i, each in enumerate(results)]
+    weights = [
+        numbers(1000 + 10 * rank + i, *each.shape).detach().to(each.dtype)
+        for i, each in enumerate(results)
+    ]
     if any(each.is_complex() for each in results):
         loss = sum((weight * each.abs() ** 2).real.sum() for weight, each in zip(weights, results))
     else:
-        loss = sum((weight * each ** 2).sum() for weight, each in zip(weights, results))
-    if not defined:  # what torch leaves in the tensor is none of anybody's business, and its gradient is zero
-        loss = sum((0 * each ** 2).sum() for each in results)
+        loss = sum((weight * each**2).sum() for weight, each in zip(weights, results))
+    if (
+        not defined
+    ):  # what torch leaves in the tensor is none of anybody's business, and its gradient is zero
+        loss = sum((0 * each**2).sum() for each in results)
     first = torch.autograd.grad(loss, inputs, create_graph=True)
     second = []
-    if body is not broadcasted and not first[0].is_complex():  # torch cuts the graph of a broadcast's gradient off src
-        second = torch.autograd.grad(sum((each ** 2).sum() for each in first), inputs)
-    return [each.detach() for each in results] if defined else [], [each.detach() for each in first], list(second)
+    if (
+        body is not broadcasted and not first[0].is_complex()
+    ):  # torch cuts the graph of a broadcast's gradient off src
+        second = torch.autograd.grad(sum((each**2).sum() for each in first), inputs)
+    return (
+        [each.detach() for each in results] if defined else [],
+        [each.detach() for each in first],
+        list(second),
+    )
 
 
 def beside_torch(rank, size, file):
@@ -123,17 +150,29 @@ def beside_torch(rank, size, file):
     import muster as ours
 
     heard = {}
-    for name, dist, path in (("torch", theirs, "torch.distributed.nn.functional"), ("muster", ours, "muster.nn.functional")):
-        dist.init_process_group("gloo", init_method=f"file://{file}-{name}", rank=rank, world_size=size)
+    for name, dist, path in (
+        ("torch", theirs, "torch.distributed.nn.functional"),
+        ("muster", ours, "muster.nn.functional"),
+    ):
+        dist.init_process_group(
+            "gloo", init_method=f"file://{file}-{name}", rank=rank, world_size=size
+        )
         F = importlib.import_module(path)
-        heard[name] = [(body.__name__, str(rest), differentiated(F, dist, rank, size, body, *rest)) for body, *rest in cases(dist, size)]
+        heard[name] = [
+            (body.__name__, str(rest), differentiated(F, dist, rank, size, body, *rest))
+            for body, *rest in cases(dist, size)
+        ]
         dist.destroy_process_group()
     assert len(heard["torch"]) == len(heard["muster"])
     for (case, how, wanted), (_, _, given) in zip(heard["torch"], heard["muster"]):
-        for what, theirs_all, ours_all in zip(("outputs", "gradients", "second gradients"), wanted, given):
+        for what, theirs_all, ours_all in zip(
+            ("outputs", "gradients", "second gradients"), wanted, given
+        ):
             assert len(theirs_all) == len(ours_all), (case, how, what)
             for a, b in zip(theirs_all, ours_all):
-                assert a.dtype == b.dtype and torch.equal(a, b), f"{case}{how}, {what}: {b} is not torch's {a}"
+                assert a.dtype == b.dtype and torch.equal(a, b), (
+                    f"{case}{how}, {what}: {b} is not torch's {a}"
+                )
 
 
 # spec: T4 muster.nn.functional: all_reduce, broadcast, reduce, gather, scatter, all_gather, reduce_scatter, all_to_all, all_to_all_single
@@ -155,7 +194,9 @@ def what_torch_lacks(rank, size, file):
         whole = F._all_gather_base(torch.empty(shape, dtype=torch.float64), x)
         assert torch.equal(whole.view(size, 2, 3)[rank], x) and whole.requires_grad
         weights = torch.stack([numbers(100 + r, 2, 3).detach() for r in range(size)])
-        (got,) = torch.autograd.grad((whole.view(size, 2, 3) * weights * (rank + 1)).sum(), x, create_graph=True)
+        (got,) = torch.autograd.grad(
+            (whole.view(size, 2, 3) * weights * (rank + 1)).sum(), x, create_graph=True
+        )
         assert torch.equal(got, weights[rank] * sum(range(1, size + 1)))
     # Lists of several sizes: entry r of a reduce_scatter has r + 1 elements.
     xs = [numbers(10 * rank + r, r + 1) for r in range(size)]
@@ -167,12 +208,18 @@ def what_torch_lacks(rank, size, file):
     xs = [numbers(10 * rank + r, r + 1) for r in range(size)]
     outs = [torch.empty(rank + 1, dtype=torch.float64) for _ in range(size)]
     results = F.all_to_all(outs, xs)
-    assert [torch.equal(each, numbers(10 * r + rank, rank + 1)) for r, each in enumerate(results)] == [True] * size
+    assert [
+        torch.equal(each, numbers(10 * r + rank, rank + 1)) for r, each in enumerate(results)
+    ] == [True] * size
     assert results[0].data_ptr() == outs[0].data_ptr()
     got = torch.autograd.grad(sum((rank + 1) * each.sum() for each in results), xs)
     assert all(torch.equal(each, torch.full_like(each, r + 1)) for r, each in enumerate(got))
     # An average, and another group than the default one, whose ranks are those of the default group.
-    pair = dist.new_group([2 * (rank // 2), 2 * (rank // 2) + 1]) if size == 2 else [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]
+    pair = (
+        dist.new_group([2 * (rank // 2), 2 * (rank // 2) + 1])
+        if size == 2
+        else [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]
+    )
     first = 2 * (rank // 2)
     x = numbers(rank, 4)
     mean = F.all_reduce(F.broadcast(x, first, pair), dist.ReduceOp.AVG, pair)
@@ -181,19 +228,29 @@ def what_torch_lacks(rank, size, file):
     assert torch.equal(got, torch.full((4,), 2.0 if rank == first else 0.0, dtype=torch.float64))
     # The second gradients of a broadcast, which torch does not have: first = 2 x sum(r + 1) on src, zeros elsewhere.
     x = numbers(rank, 3)
-    (slope,) = torch.autograd.grad(((rank + 1) * F.broadcast(x, 1) ** 2).sum(), x, create_graph=True)
-    (curve,) = torch.autograd.grad((slope ** 2).sum(), x)
+    (slope,) = torch.autograd.grad(
+        ((rank + 1) * F.broadcast(x, 1) ** 2).sum(), x, create_graph=True
+    )
+    (curve,) = torch.autograd.grad((slope**2).sum(), x)
     weight = size * (size + 1) * (rank == 1)
-    assert torch.equal(slope, weight * x) and torch.equal(curve, 2 * weight ** 2 * x)
+    assert torch.equal(slope, weight * x) and torch.equal(curve, 2 * weight**2 * x)
     # Memory that was given may be given again: it stays out of the graph.
     memory = torch.empty(4, dtype=torch.float64)
-    total = sum(F.all_to_all_single(memory, numbers(rank + i, 4).requires_grad_()).sum() for i in range(3))
+    total = sum(
+        F.all_to_all_single(memory, numbers(rank + i, 4).requires_grad_()).sum() for i in range(3)
+    )
     total.backward()
     assert not memory.requires_grad
     # Without gradients they are plain calls.
     with torch.no_grad():
-        assert not F.all_reduce(x).requires_grad and F.all_reduce(torch.ones(2, dtype=torch.int64)).tolist() == [size] * 2
-    for wrong, message in ((lambda: F.scatter([x]), "1 tensors for the"), (lambda: F.reduce_scatter(x, []), "input_list is empty")):
+        assert (
+            not F.all_reduce(x).requires_grad
+            and F.all_reduce(torch.ones(2, dtype=torch.int64)).tolist() == [size] * 2
+        )
+    for wrong, message in (
+        (lambda: F.scatter([x]), "1 tensors for the"),
+        (lambda: F.reduce_scatter(x, []), "input_list is empty"),
+    ):
         with pytest.raises(ValueError, match=message):
             wrong()
     dist.destroy_process_group()
@@ -224,7 +281,9 @@ def contrastive(rank, size, file):
     for each in (*images.parameters(), *texts.parameters()):
         each.grad = None
     mine = slice(2 * rank, 2 * rank + 2)
-    loss_of(torch.cat(F.all_gather(images(pictures[mine]))), torch.cat(F.all_gather(texts(words[mine])))).backward()
+    loss_of(
+        torch.cat(F.all_gather(images(pictures[mine]))), torch.cat(F.all_gather(texts(words[mine])))
+    ).backward()
     for each, whole in zip((*images.parameters(), *texts.parameters()), wanted):
         dist.all_reduce(each.grad)
         torch.testing.assert_close(each.grad / size, whole)
@@ -284,15 +343,32 @@ def test_names():
     import muster.distributed.nn.functional
     import muster.nn.functional as ours
 
-    names = {name for name in vars(theirs) if callable(getattr(theirs, name)) and getattr(theirs, name).__module__ == theirs.__name__}
-    names = {name for name in names if name == name.lower() and name not in ("_not_supported_under_compile", "_deprecated")}
+    names = {
+        name
+        for name in vars(theirs)
+        if callable(getattr(theirs, name)) and getattr(theirs, name).__module__ == theirs.__name__
+    }
+    names = {
+        name
+        for name in names
+        if name == name.lower() and name not in ("_not_supported_under_compile", "_deprecated")
+    }
     assert names >= {"all_gather", "_all_gather_base", "all_to_all_single"}
     for name in names:
         for place in (ours, muster.distributed.nn.functional):
             here = inspect.signature(getattr(place, name)).parameters.values()
             there = inspect.signature(getattr(theirs, name)).parameters.values()
             assert [each.name for each in here] == [each.name for each in there]
-            assert [each.default is each.empty for each in here] == [each.default is each.empty for each in there]
+            assert [each.default is each.empty for each in here] == [
+                each.default is each.empty for each in there
+            ]
         if not name.startswith("_"):
-            assert getattr(muster.nn, name) is getattr(muster.distributed.nn, name) is getattr(ours, name)
-    assert muster.distributed.all_reduce is muster.all_reduce and muster.distributed.nn.RemoteModule is muster.nn.RemoteModule
+            assert (
+                getattr(muster.nn, name)
+                is getattr(muster.distributed.nn, name)
+                is getattr(ours, name)
+            )
+    assert (
+        muster.distributed.all_reduce is muster.all_reduce
+        and muster.distributed.nn.RemoteModule is muster.nn.RemoteModule
+    )

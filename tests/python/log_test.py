@@ -7,7 +7,6 @@ import sys
 import textwrap
 
 import pytest
-
 from ranks import meeting_file, reserve_port
 
 PROGRAM = textwrap.dedent("""
@@ -34,11 +33,20 @@ PROGRAM = textwrap.dedent("""
 
 
 def started(rank, where, how, level):
-    environment = {name: value for name, value in os.environ.items() if name not in ("MUSTER_LOG_LEVEL", "TORCH_DISTRIBUTED_DEBUG")}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("MUSTER_LOG_LEVEL", "TORCH_DISTRIBUTED_DEBUG")
+    }
     if level:
         environment["MUSTER_LOG_LEVEL"] = level
-    return subprocess.Popen([sys.executable, "-c", PROGRAM, str(rank), where, how], env=environment, stdin=subprocess.PIPE,
-                            stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(rank), where, how],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def said(how, level):
@@ -62,23 +70,39 @@ def test_info_says_what_a_job_runs_on():
     import muster
 
     for rank, text in enumerate(said("plain", "info")):
-        start = (rf"muster {re.escape(muster.__version__)} with torch {re.escape(torch.__version__.split(chr(43))[0])}: "
-                 rf"rank {rank} of 2 of job job-\w+ on 1 host")
+        start = (
+            rf"muster {re.escape(muster.__version__)} with torch {re.escape(torch.__version__.split(chr(43))[0])}: "
+            rf"rank {rank} of 2 of job job-\w+ on 1 host"
+        )
         assert re.search(start, text), text
-        assert re.search(rf" rank {rank}\] links to rank {1 - rank} through shared memory of host \S+ \(2 ranks on \d+ cores?\)", text), text
+        assert re.search(
+            rf" rank {rank}\] links to rank {1 - rank} through shared memory of host \S+ \(2 ranks on \d+ cores?\)",
+            text,
+        ), text
         for name in ("default", r"\[0, 1\]"):
-            assert re.search(rf"group {name} of ranks \[0, 1\]: this is its rank {rank}, backend cpu:native over shared memory, "
-                             r"timeout 30 min; made in [\d.]+ (us|ms|s)", text), text
+            assert re.search(
+                rf"group {name} of ranks \[0, 1\]: this is its rank {rank}, backend cpu:native over shared memory, "
+                r"timeout 30 min; made in [\d.]+ (us|ms|s)",
+                text,
+            ), text
         assert "debug" not in text
 
 
 # spec: H2 debug: algorithms by size, and links as they come up; over sockets with address and interface
 def test_debug_says_what_runs_over_what():
     for rank, text in enumerate(said("plain", "debug")):
-        assert re.search(r"group default, algorithms over shared memory:\n(  \w+: .*\n)*  all_reduce: \w+ below \d+ bytes, then", text), text
+        assert re.search(
+            r"group default, algorithms over shared memory:\n(  \w+: .*\n)*  all_reduce: \w+ below \d+ bytes, then",
+            text,
+        ), text
     for rank, text in enumerate(said("sockets", "debug")):
-        assert re.search(rf"links to rank {1 - rank} over TCP \(shared memory is off\), from [\d.]+:\d+ \(\w+\)", text), text
-        assert re.search(r"connected to rank \d \(pid \d+ on \S+\) over TCP, from [\d.]+:\d+ to [\d.]+:\d+", text), text
+        assert re.search(
+            rf"links to rank {1 - rank} over TCP \(shared memory is off\), from [\d.]+:\d+ \(\w+\)",
+            text,
+        ), text
+        assert re.search(
+            r"connected to rank \d \(pid \d+ on \S+\) over TCP, from [\d.]+:\d+ to [\d.]+:\d+", text
+        ), text
         assert "group default, algorithms over links:" in text
 
 
@@ -98,7 +122,10 @@ def test_a_long_wait_is_told():
     ranks = [started(rank, where, "waits", "info") for rank in (0, 1)]
     try:
         text = read_until(ranks[0], "has waited for")
-        assert re.search(r"all_reduce #\d+ on group default has waited for 1\d s; rank 1 has not entered this call", text), text
+        assert re.search(
+            r"all_reduce #\d+ on group default has waited for 1\d s; rank 1 has not entered this call",
+            text,
+        ), text
         ranks[1].stdin.write("\n")
         for rank in reversed(ranks):
             rank.communicate(timeout=60)
@@ -114,7 +141,9 @@ def test_who_has_not_come_is_told():
     ranks = [started(rank, where, "late", "info") for rank in (0, 1)]
     try:
         text = read_until(ranks[0], "the store has waited")
-        assert re.search(r"the store has waited 1\d s for member 1 of 2, in all_gather\(.muster/join", text), text
+        assert re.search(
+            r"the store has waited 1\d s for member 1 of 2, in all_gather\(.muster/join", text
+        ), text
         ranks[1].stdin.write("\n")
         for rank in reversed(ranks):
             rank.communicate(timeout=60)

@@ -4,17 +4,22 @@ import datetime
 
 import pytest
 import torch
-
-import muster as dist
 from ranks import meeting_file
 from thread_ranks import on_threads, row, same
+
+import muster as dist
 
 
 # spec: B1 init_process_group throws at the timeout, naming the ranks that did not come
 def test_missing_ranks_are_named():
     with pytest.raises(dist.DistError, match="ranks? 1.*2") as caught:
         dist.init_process_group(
-            "native", init_method="file://" + meeting_file(), rank=0, world_size=3, timeout=datetime.timedelta(seconds=0.5))
+            "native",
+            init_method="file://" + meeting_file(),
+            rank=0,
+            world_size=3,
+            timeout=datetime.timedelta(seconds=0.5),
+        )
     assert caught.value.ranks == [1, 2]
     assert not dist.is_initialized()
 
@@ -56,7 +61,9 @@ def gathered(call, x, n):
 
 def exchanged(x, peer):
     got = torch.zeros_like(x)
-    for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, x, peer), dist.P2POp(dist.irecv, got, peer)]):
+    for work in dist.batch_isend_irecv(
+        [dist.P2POp(dist.isend, x, peer), dist.P2POp(dist.irecv, got, peer)]
+    ):
         work.wait()
     return got
 
@@ -102,12 +109,31 @@ def test_native_has(name):
 
 
 # spec: F18 different calls, and the same with another dtype, root or size, are named on every rank
-@pytest.mark.parametrize(("mine", "yours", "what"), [
-    (lambda: dist.all_reduce(torch.ones(4)), lambda: dist.broadcast(torch.ones(4), 0), "broadcast.*all_reduce|all_reduce.*broadcast"),
-    (lambda: dist.all_reduce(torch.ones(4)), lambda: dist.all_reduce(torch.ones(4, dtype=torch.int64)), "int64.*float32|float32.*int64"),
-    (lambda: dist.broadcast(torch.ones(4), 0), lambda: dist.broadcast(torch.ones(4), 1), "root|src"),
-    (lambda: dist.all_reduce(torch.ones(4)), lambda: dist.all_reduce(torch.ones(5)), "4.*5|5.*4"),
-])
+@pytest.mark.parametrize(
+    ("mine", "yours", "what"),
+    [
+        (
+            lambda: dist.all_reduce(torch.ones(4)),
+            lambda: dist.broadcast(torch.ones(4), 0),
+            "broadcast.*all_reduce|all_reduce.*broadcast",
+        ),
+        (
+            lambda: dist.all_reduce(torch.ones(4)),
+            lambda: dist.all_reduce(torch.ones(4, dtype=torch.int64)),
+            "int64.*float32|float32.*int64",
+        ),
+        (
+            lambda: dist.broadcast(torch.ones(4), 0),
+            lambda: dist.broadcast(torch.ones(4), 1),
+            "root|src",
+        ),
+        (
+            lambda: dist.all_reduce(torch.ones(4)),
+            lambda: dist.all_reduce(torch.ones(5)),
+            "4.*5|5.*4",
+        ),
+    ],
+)
 def test_different_calls_are_named(mine, yours, what):
     def body(rank, size):
         with pytest.raises(dist.DistError, match=what):

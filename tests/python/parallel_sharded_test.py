@@ -4,13 +4,13 @@ import copy
 
 import pytest
 import torch
+from training import Net, assert_equal, lazy_hook, loss_of, on_ranks, sgd, train
 
 import muster as dist
 from muster.algorithms import Join, Joinable, JoinHook
 from muster.algorithms.ddp_comm_hooks import ddp_zero_hook, default_hooks
 from muster.nn.parallel import DistributedDataParallel
 from muster.optim import ZeroRedundancyOptimizer
-from training import Net, assert_equal, lazy_hook, loss_of, on_ranks, sgd, train
 
 
 def uneven(rank, size):
@@ -100,6 +100,7 @@ def counted(rank, size):
     with Join([counter]), pytest.raises(ValueError, match="another Join"):
         Join([counter])
     with pytest.raises(ValueError, match="different ranks"):
+
         class Other(Counter):
             join_process_group = dist.new_group([rank], use_local_synchronization=True)
 
@@ -112,14 +113,19 @@ def test_join():
 
 
 def groups_of(net):
-    return [{"params": [net.first.weight, net.first.bias]},
-            {"params": [*net.last.parameters(), *net.twice.parameters()], "lr": 0.01},
-            {"params": [*net.norm.parameters(), *net.extra.parameters()]}]
+    return [
+        {"params": [net.first.weight, net.first.bias]},
+        {"params": [*net.last.parameters(), *net.twice.parameters()], "lr": 0.01},
+        {"params": [*net.norm.parameters(), *net.extra.parameters()]},
+    ]
 
 
 def sharded(rank, size):
-    for kind, defaults, options in [(torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}, {}), (torch.optim.Adam, {"lr": 1e-2}, {}),
-                                    (torch.optim.AdamW, {"lr": 1e-2}, {"parameters_as_bucket_view": True})]:
+    for kind, defaults, options in [
+        (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}, {}),
+        (torch.optim.Adam, {"lr": 1e-2}, {}),
+        (torch.optim.AdamW, {"lr": 1e-2}, {"parameters_as_bucket_view": True}),
+    ]:
         plain, model = Net(), DistributedDataParallel(Net())
         whole = kind(groups_of(plain), **defaults)
         part = ZeroRedundancyOptimizer(groups_of(model.module), kind, **options, **defaults)
@@ -132,18 +138,36 @@ def sharded(rank, size):
             for each in schedule:
                 each.step()
         assert_equal(model, reference)
-        remembered = sum(each.numel() for entry in part.optim.state.values() for each in entry.values() if torch.is_tensor(each))
-        assert 0 < remembered < sum(each.numel() for entry in whole.state.values() for each in entry.values() if torch.is_tensor(each))
+        remembered = sum(
+            each.numel()
+            for entry in part.optim.state.values()
+            for each in entry.values()
+            if torch.is_tensor(each)
+        )
+        assert (
+            0
+            < remembered
+            < sum(
+                each.numel()
+                for entry in whole.state.values()
+                for each in entry.values()
+                if torch.is_tensor(each)
+            )
+        )
         part.consolidate_state_dict(to=1)
         if rank == 0:
             with pytest.raises(dist.DistError, match="consolidate_state_dict"):
                 part.state_dict()
         else:
             mine, others = part.state_dict(), whole.state_dict()
-            assert mine["state"].keys() == others["state"].keys() and [len(g["params"]) for g in mine["param_groups"]] == [2, 4, 4]
+            assert mine["state"].keys() == others["state"].keys() and [
+                len(g["params"]) for g in mine["param_groups"]
+            ] == [2, 4, 4]
             for number, entry in others["state"].items():
                 for name, value in entry.items():
-                    assert torch.equal(torch.as_tensor(mine["state"][number][name]), torch.as_tensor(value)), name
+                    assert torch.equal(
+                        torch.as_tensor(mine["state"][number][name]), torch.as_tensor(value)
+                    ), name
             kind(groups_of(Net()), **defaults).load_state_dict(copy.deepcopy(mine))
         # Either reads the other's; then they go on alike.
         again = Net()
@@ -156,7 +180,9 @@ def sharded(rank, size):
             optimizer.step()
         assert_equal(again, plain)
     part.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))]})
-    assert len(part.optim.param_groups) == 4 and part.rank_of(part.param_groups[3]["params"][0]) in range(size)
+    assert len(part.optim.param_groups) == 4 and part.rank_of(
+        part.param_groups[3]["params"][0]
+    ) in range(size)
 
 
 # spec: K8 in Python: the same bits as the undivided optimizer, state dicts of either
@@ -169,7 +195,9 @@ def stepped_by_a_wrapped_hook(rank, size):
     net = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.zeros_(net.weight)
     model = DistributedDataParallel(net)
-    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, overlap_with_ddp=True, lr=1)
+    optimizer = ZeroRedundancyOptimizer(
+        model.parameters(), torch.optim.SGD, overlap_with_ddp=True, lr=1
+    )
     wrapped = default_hooks.fp16_compress_wrapper(default_hooks.allreduce_hook)
     model.register_comm_hook(None, ddp_zero_hook.hook_with_zero_step(wrapped, model, optimizer))
     model(torch.tensor([[2.0 + 8 * rank]])).sum().backward()
@@ -181,13 +209,17 @@ def overlapped(rank, size):
     train(plain, torch.optim.Adam(plain.parameters(), lr=1e-2), rank)
     for hook in (default_hooks.allreduce_hook, lazy_hook):
         model = DistributedDataParallel(Net(), bucket_cap_mb=0.0005)
-        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, overlap_with_ddp=True, lr=1e-2)
+        optimizer = ZeroRedundancyOptimizer(
+            model.parameters(), torch.optim.Adam, overlap_with_ddp=True, lr=1e-2
+        )
         model.register_comm_hook(None, ddp_zero_hook.hook_with_zero_step(hook, model, optimizer))
         train(model, optimizer, rank)
         for mine, expected in zip(model.parameters(), plain.parameters()):
             torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match="overlap_with_ddp"):
-        ddp_zero_hook.hook_with_zero_step(lazy_hook, model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=1))
+        ddp_zero_hook.hook_with_zero_step(
+            lazy_hook, model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=1)
+        )
 
 
 # spec: K8 in Python: backward takes the step

@@ -9,6 +9,8 @@ import threading
 
 import pytest
 import torch
+from ranks import fork, meeting_file, run_ranks
+from training import Net, assert_equal, batch, lazy_hook, loss_of, on_ranks, sgd, train
 
 import muster as dist
 from muster.algorithms import Join
@@ -16,11 +18,16 @@ from muster.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from muster.nn.parallel import DataParallel, DistributedDataParallel, MixedPrecision
 from muster.optim import ZeroRedundancyOptimizer
 from muster.utils.data import DistributedSampler
-from ranks import fork, meeting_file, run_ranks
-from training import Net, assert_equal, batch, lazy_hook, loss_of, on_ranks, sgd, train
 
-OPTIONS = [{}, {"bucket_cap_mb": 0.0005}, {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.0005}, {"static_graph": True},
-           {"find_unused_parameters": True, "narrow": True}, {"broadcast_buffers": False}, {"broadcast_buffers": None}]
+OPTIONS = [
+    {},
+    {"bucket_cap_mb": 0.0005},
+    {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.0005},
+    {"static_graph": True},
+    {"find_unused_parameters": True, "narrow": True},
+    {"broadcast_buffers": False},
+    {"broadcast_buffers": None},
+]
 
 
 def trained_beside_torch(rank, size):
@@ -50,22 +57,49 @@ def test_signatures():
     import inspect
 
     def arguments(function):
-        return [(name, each.default) for name, each in inspect.signature(function).parameters.items()]
+        return [
+            (name, each.default) for name, each in inspect.signature(function).parameters.items()
+        ]
 
-    for mine, other in [(DistributedDataParallel.__init__, torch.nn.parallel.DistributedDataParallel.__init__),
-                        (DistributedDataParallel.join, torch.nn.parallel.DistributedDataParallel.join),
-                        (DistributedDataParallel.register_comm_hook, torch.nn.parallel.DistributedDataParallel.register_comm_hook)]:
+    for mine, other in [
+        (DistributedDataParallel.__init__, torch.nn.parallel.DistributedDataParallel.__init__),
+        (DistributedDataParallel.join, torch.nn.parallel.DistributedDataParallel.join),
+        (
+            DistributedDataParallel.register_comm_hook,
+            torch.nn.parallel.DistributedDataParallel.register_comm_hook,
+        ),
+    ]:
         names = inspect.signature(other).parameters
         assert [each for each in arguments(mine) if each[0] in names] == arguments(other)
     assert [name for name, _ in arguments(ZeroRedundancyOptimizer.__init__)] == [
-        "self", "params", "optimizer_class", "process_group", "parameters_as_bucket_view", "overlap_with_ddp", "defaults"]
-    assert arguments(Join.__init__)[1:] == [("joinables", inspect.Parameter.empty), ("enable", True), ("throw_on_early_termination", False),
-                                            ("kwargs", inspect.Parameter.empty)]
+        "self",
+        "params",
+        "optimizer_class",
+        "process_group",
+        "parameters_as_bucket_view",
+        "overlap_with_ddp",
+        "defaults",
+    ]
+    assert arguments(Join.__init__)[1:] == [
+        ("joinables", inspect.Parameter.empty),
+        ("enable", True),
+        ("throw_on_early_termination", False),
+        ("kwargs", inspect.Parameter.empty),
+    ]
 
 
 def python_hook(state, bucket):
-    state.append((bucket.index(), bucket.is_last(), [each.shape for each in bucket.gradients()], len(bucket.parameters())))
-    work = dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), group=bucket.group, async_op=True)
+    state.append(
+        (
+            bucket.index(),
+            bucket.is_last(),
+            [each.shape for each in bucket.gradients()],
+            len(bucket.parameters()),
+        )
+    )
+    work = dist.all_reduce(
+        bucket.buffer().div_(dist.get_world_size()), group=bucket.group, async_op=True
+    )
     return work.get_future().then(lambda future: future.value()[0])
 
 
@@ -74,14 +108,22 @@ def trained_with_hooks(rank, size):
     train(plain, sgd(plain), rank)
     weights = [each.clone() for each in plain.parameters()]
     seen = []
-    for hook, state, near in [(default_hooks.allreduce_hook, None, 0), (python_hook, seen, 0), (lazy_hook, None, 1e-6),
-                              (default_hooks.fp16_compress_hook, None, 1e-2), (default_hooks.bf16_compress_hook, None, 5e-2),
-                              (default_hooks.fp16_compress_wrapper(default_hooks.allreduce_hook), None, 1e-2),
-                              (default_hooks.bf16_compress_wrapper(lazy_hook), None, 5e-2),
-                              (powerSGD_hook.powerSGD_hook, powerSGD_hook.PowerSGDState(start_powerSGD_iter=2), None),
-                              (default_hooks.fp16_compress_wrapper(powerSGD_hook.powerSGD_hook),
-                               powerSGD_hook.PowerSGDState(start_powerSGD_iter=2), None),
-                              (powerSGD_hook.batched_powerSGD_hook, powerSGD_hook.PowerSGDState(None, 2, 2), None)]:
+    for hook, state, near in [
+        (default_hooks.allreduce_hook, None, 0),
+        (python_hook, seen, 0),
+        (lazy_hook, None, 1e-6),
+        (default_hooks.fp16_compress_hook, None, 1e-2),
+        (default_hooks.bf16_compress_hook, None, 5e-2),
+        (default_hooks.fp16_compress_wrapper(default_hooks.allreduce_hook), None, 1e-2),
+        (default_hooks.bf16_compress_wrapper(lazy_hook), None, 5e-2),
+        (powerSGD_hook.powerSGD_hook, powerSGD_hook.PowerSGDState(start_powerSGD_iter=2), None),
+        (
+            default_hooks.fp16_compress_wrapper(powerSGD_hook.powerSGD_hook),
+            powerSGD_hook.PowerSGDState(start_powerSGD_iter=2),
+            None,
+        ),
+        (powerSGD_hook.batched_powerSGD_hook, powerSGD_hook.PowerSGDState(None, 2, 2), None),
+    ]:
         model = DistributedDataParallel(Net())
         model.register_comm_hook(state, hook)
         train(model, sgd(model), rank)
@@ -91,7 +133,10 @@ def trained_with_hooks(rank, size):
                 dist.all_gather(everybody, weight.detach())
                 assert torch.equal(everybody[0], everybody[1])
             else:
-                assert (weight - expected).abs().max() <= near, (hook, (weight - expected).abs().max())
+                assert (weight - expected).abs().max() <= near, (
+                    hook,
+                    (weight - expected).abs().max(),
+                )
     assert len(seen) == 5 and seen[0][:2] == (0, True) and seen[0][3] == len(weights)
     assert state.iter == 5 and state.compression_stats()[1] > 0
     again = pickle.loads(pickle.dumps(state))
@@ -113,14 +158,18 @@ def precise_and_delayed(rank, size):
     plain(x.double()).square().sum().backward()
     net = Net().double()
     late = [(name, each) for name, each in net.named_parameters() if name.startswith("twice")]
-    model = DistributedDataParallel(net, delay_all_reduce_named_params=late, param_to_hook_all_reduce=net.first.weight)
+    model = DistributedDataParallel(
+        net, delay_all_reduce_named_params=late, param_to_hook_all_reduce=net.first.weight
+    )
     assert len(model.bucket_bytes()) == 1
     model(x.double()).square().sum().backward()
     for a, b in zip(model.parameters(), plain.parameters()):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-12, atol=1e-12)
 
     net = torch.nn.Linear(8, 4)
-    model = DistributedDataParallel(net, mixed_precision=MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
+    model = DistributedDataParallel(
+        net, mixed_precision=MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    )
     assert model(x).dtype == torch.bfloat16
     model(x).float().square().sum().backward()
     assert net.weight.dtype == torch.float32 == net.weight.grad.dtype
@@ -174,7 +223,11 @@ def other_shapes_of_modules(rank, size):
     model.eval()
     with torch.no_grad():
         model(torch.tensor([0, 1]))
-    assert model.require_backward_grad_sync and model.process_group == dist.group.WORLD and model.device_ids is None
+    assert (
+        model.require_backward_grad_sync
+        and model.process_group == dist.group.WORLD
+        and model.device_ids is None
+    )
 
 
 # spec: K9 in Python: device_ids None, output_device None
@@ -201,7 +254,9 @@ def errors_of_ranks(rank, size):
 
     model = model_of_all()
     loss_of(model, rank, 0, narrow=True).backward()
-    with pytest.raises(ValueError, match="did not receive grad for rank . *: extra.weight, extra.bias"):
+    with pytest.raises(
+        ValueError, match="did not receive grad for rank . *: extra.weight, extra.bias"
+    ):
         loss_of(model, rank, 1)
     model = model_of_all()
     model.module.added = torch.nn.Parameter(torch.ones(1))
@@ -244,7 +299,9 @@ def killed_in_backward(rank, size):
 
 def sync_batch_norm_is_refused(rank, size):
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.SyncBatchNorm(4))
-    with pytest.raises(dist.DistArgumentError, match="1: SyncBatchNorm sums up over a group of torch.distributed's"):
+    with pytest.raises(
+        dist.DistArgumentError, match="1: SyncBatchNorm sums up over a group of torch.distributed's"
+    ):
         DistributedDataParallel(model)
 
 

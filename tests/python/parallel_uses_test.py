@@ -8,11 +8,11 @@ import pickle
 import pytest
 import torch
 from torch.optim.swa_utils import AveragedModel, update_bn
+from training import Net, assert_equal, batch, loss_of, on_ranks, sgd, train
 
 import muster as dist
 from muster.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from muster.nn.parallel import DistributedDataParallel, MixedPrecision
-from training import Net, assert_equal, batch, loss_of, on_ranks, sgd, train
 
 OPTIONS = [
     {},

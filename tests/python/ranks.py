@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch._dynamo  # noqa: F401  what the first DDP or functional collective of a process would import, here once for all ranks
 import torch.distributed._functional_collectives  # noqa: F401
-
 from scratch import meeting_file as meeting_file
 from scratch import reserve_port as reserve_port
 
@@ -28,7 +27,9 @@ def _main(body, rank, arguments, results):
 def run_ranks(count, body, *arguments, killed=()):
     """`body(rank, *arguments)` in `count` processes; what they return, by rank. Those in `killed` return nothing."""
     results = fork.Queue()
-    ranks = [fork.Process(target=_main, args=(body, rank, arguments, results)) for rank in range(count)]
+    ranks = [
+        fork.Process(target=_main, args=(body, rank, arguments, results)) for rank in range(count)
+    ]
     for rank in ranks:
         rank.start()
     returned = {}
@@ -37,7 +38,9 @@ def run_ranks(count, body, *arguments, killed=()):
             try:
                 rank, value, error = results.get(timeout=LIMIT_S)
             except Exception:
-                pytest.fail(f"ranks {sorted(set(range(count)) - set(returned))} did not come to an end in {LIMIT_S} s")
+                pytest.fail(
+                    f"ranks {sorted(set(range(count)) - set(returned))} did not come to an end in {LIMIT_S} s"
+                )
             if error is not None:
                 pytest.fail(f"rank {rank} failed:\n{error}", pytrace=False)
             returned[rank] = value

@@ -16,8 +16,14 @@ import muster as dist
 
 ROOT = pathlib.Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-PROGRAM = re.search(r"```python\n(import torch\nimport muster as dist\n.*?)```", README, re.DOTALL)[1]
-COMMANDS = [shlex.split(line, comments=True) for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL) for line in block.splitlines()]
+PROGRAM = re.search(r"```python\n(import torch\nimport muster as dist\n.*?)```", README, re.DOTALL)[
+    1
+]
+COMMANDS = [
+    shlex.split(line, comments=True)
+    for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+    for line in block.splitlines()
+]
 PRINTED = [f"rank {rank} of 4: 10" for rank in range(4)]
 MUSTER = pathlib.Path(dist.__file__).parents[2] / "bin/muster"
 
@@ -31,11 +37,22 @@ def printed_lines(text):
 @pytest.mark.parametrize("launcher", ["muster run", "torchrun"])
 def test_readme_program_by_launcher(launcher, tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
-    start = [MUSTER, "run"] if launcher == "muster run" else [sys.executable, "-m", "torch.distributed.run"]
+    start = (
+        [MUSTER, "run"]
+        if launcher == "muster run"
+        else [sys.executable, "-m", "torch.distributed.run"]
+    )
     program = [sys.executable] if launcher == "muster run" else []
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("MUSTER_SECRET")}
-    ended = subprocess.run([*start, "--standalone", "--nproc-per-node", "4", *program, tmp_path / "program.py"], capture_output=True, text=True,
-                           timeout=240, env=environment | {"OMP_NUM_THREADS": "1"})
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("MUSTER_SECRET")
+    }
+    ended = subprocess.run(
+        [*start, "--standalone", "--nproc-per-node", "4", *program, tmp_path / "program.py"],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=environment | {"OMP_NUM_THREADS": "1"},
+    )
     assert ended.returncode == 0, ended.stderr
     assert printed_lines(ended.stdout) == PRINTED
 
@@ -47,9 +64,13 @@ def test_readme_program_from_the_tree(tmp_path):
     places = {"build/release": str(MUSTER.parents[1]), "program.py": str(tmp_path / "program.py")}
     words = [re.sub("|".join(places), lambda found: places[found[0]], word) for word in command]
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    if not (ROOT / ".venv/bin/python3").exists():  # built with another torch: MUSTER_PYTHON, then as now
+    if not (
+        ROOT / ".venv/bin/python3"
+    ).exists():  # built with another torch: MUSTER_PYTHON, then as now
         environment["MUSTER_PYTHON"] = sys.executable
-    ended = subprocess.run(["env", *words], capture_output=True, text=True, timeout=240, env=environment, cwd=tmp_path)
+    ended = subprocess.run(
+        ["env", *words], capture_output=True, text=True, timeout=240, env=environment, cwd=tmp_path
+    )
     assert ended.returncode == 0, ended.stderr
     assert printed_lines(ended.stdout) == PRINTED
 
@@ -58,10 +79,22 @@ def test_readme_program_from_the_tree(tmp_path):
 def test_readme_installs_without_fetching_torch_again():
     brings, installs = [words for words in COMMANDS if words[:2] == ["pip", "install"]]
     needs = re.search(r"requires = \[(.*?)\]", (ROOT / "pyproject.toml").read_text())[1]
-    assert {re.match(r"[\w-]+", word)[0] for word in brings[2:]} == {re.match(r"[\w-]+", word)[0] for word in re.findall(r'"(.*?)"', needs)}
+    assert {re.match(r"[\w-]+", word)[0] for word in brings[2:]} == {
+        re.match(r"[\w-]+", word)[0] for word in re.findall(r'"(.*?)"', needs)
+    }
     assert installs == ["pip", "install", "--no-build-isolation", "."]
-    if importlib.util.find_spec("scikit_build_core"):  # tools/setup brings it; an environment of somebody's own may lack it
-        dry = [sys.executable, "-m", *installs[:-1], "--dry-run", "--no-index", "--disable-pip-version-check", str(ROOT)]
+    if importlib.util.find_spec(
+        "scikit_build_core"
+    ):  # tools/setup brings it; an environment of somebody's own may lack it
+        dry = [
+            sys.executable,
+            "-m",
+            *installs[:-1],
+            "--dry-run",
+            "--no-index",
+            "--disable-pip-version-check",
+            str(ROOT),
+        ]
         done = subprocess.run(dry, capture_output=True, text=True, timeout=240)
         assert done.returncode == 0, done.stdout + done.stderr
         assert re.search(r"Would install muster[-_]dist-[\d.]+$", done.stdout.strip()), done.stdout

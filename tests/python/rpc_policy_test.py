@@ -8,10 +8,10 @@ import sys
 
 import pytest
 import torch
-
-import muster as dist
 from ranks import meeting_file, run_ranks
 from rpc_workers import on_workers
+
+import muster as dist
 
 rpc = dist.rpc
 
@@ -110,8 +110,14 @@ def bounded(body, *functions, allow_pickle=None):
     """`body(rank)` on two workers that let each other name `functions`."""
 
     def worker(rank, where):
-        rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2, rpc_backend_options=rpc.RpcBackendOptions(init_method=where),
-                     functions=functions, allow_pickle=allow_pickle)
+        rpc.init_rpc(
+            f"worker{rank}",
+            rank=rank,
+            world_size=2,
+            rpc_backend_options=rpc.RpcBackendOptions(init_method=where),
+            functions=functions,
+            allow_pickle=allow_pickle,
+        )
         try:
             result = body(rank)
         except BaseException:
@@ -132,11 +138,16 @@ def test_listed_functions_are_called_and_others_are_not():
         other = f"worker{1 - rank}"
         assert torch.equal(rpc.rpc_sync(other, double, (torch.ones(2),)), torch.full((2,), 2.0))
         assert rpc.rpc_async(other, double, ({"a": [1]}["a"],)).wait() == [1, 1]
-        assert torch.equal(rpc.rpc_sync(other, torch.add, (torch.ones(2), 1)), torch.full((2,), 2.0))
+        assert torch.equal(
+            rpc.rpc_sync(other, torch.add, (torch.ones(2), 1)), torch.full((2,), 2.0)
+        )
         assert torch.equal(rpc.rpc_sync(other, torch.Tensor.neg, (torch.ones(2),)), -torch.ones(2))
         counter = rpc.remote(other, Counter, (5,))
         assert counter.rpc_sync().up(by=2) == 7 and counter.rpc_sync().up() == 8
-        with pytest.raises(pickle.UnpicklingError, match="not_listed is not among what other workers may name here: give it to"):
+        with pytest.raises(
+            pickle.UnpicklingError,
+            match="not_listed is not among what other workers may name here: give it to",
+        ):
             rpc.rpc_sync(other, not_listed, (1,))
         with pytest.raises(pickle.UnpicklingError, match="mul is not among"):
             rpc.rpc_sync(other, torch.mul, (torch.ones(2), 2))
@@ -155,20 +166,36 @@ def test_arguments_run_no_code_where_they_are_read(tmp_path):
         other = f"worker{1 - rank}"
         mark = tmp_path / f"touched-{rank}"
         for evil in (Evil(mark), CallsSystem(), LooksUp(torch.Tensor, "mul"), Plain()):
-            with pytest.raises(pickle.UnpicklingError, match="is not among what other workers may name here"):
+            with pytest.raises(
+                pickle.UnpicklingError, match="is not among what other workers may name here"
+            ):
                 rpc.rpc_sync(other, double, (evil,))
-        with pytest.raises(pickle.UnpicklingError, match="makes no value that other workers may send here"):
+        with pytest.raises(
+            pickle.UnpicklingError, match="makes no value that other workers may send here"
+        ):
             rpc.rpc_sync(other, double, (CallsListed(),))
-        with pytest.raises(pickle.UnpicklingError, match="_make.* makes no value that other workers may send here"):
+        with pytest.raises(
+            pickle.UnpicklingError, match="_make.* makes no value that other workers may send here"
+        ):
             rpc.rpc_sync(other, double, (MakesWhileRead(),))
         for name in ("__dict__", "_op", "__class__"):
-            with pytest.raises(pickle.UnpicklingError, match=f"'{name}' is no overload of 'aten::erfinv'"):
+            with pytest.raises(
+                pickle.UnpicklingError, match=f"'{name}' is no overload of 'aten::erfinv'"
+            ):
                 rpc.rpc_sync(other, double, (Overload(name),))
-        with pytest.raises(pickle.UnpicklingError, match="OpOverloadPacket is no container that a pickle of a call may fill"):
+        with pytest.raises(
+            pickle.UnpicklingError,
+            match="OpOverloadPacket is no container that a pickle of a call may fill",
+        ):
             rpc.rpc_sync(other, double, (Overload("", [("_op", 1)]),))
         assert not mark.exists()
         # Values of listed classes are made anew, with their state; harmless ones need no list.
-        assert rpc.rpc_sync(other, double, ((torch.float16, torch.Size([2]), {1, 2}, torch.device("cpu")),))[0] is torch.float16
+        assert (
+            rpc.rpc_sync(
+                other, double, ((torch.float16, torch.Size([2]), {1, 2}, torch.device("cpu")),)
+            )[0]
+            is torch.float16
+        )
 
     bounded(body, double, Counter)
 
@@ -182,20 +209,31 @@ def test_the_state_of_a_listed_class_is_its_values_alone():
         assert counter.count == 4
 
     bounded(body, Counter, Counter.up)
-    with pytest.raises(pickle.UnpicklingError, match="the state of type is not other workers' to set"):
+    with pytest.raises(
+        pickle.UnpicklingError, match="the state of type is not other workers' to set"
+    ):
         from muster.rpc.policy import BoundedUnpickler, Policy
 
-        changes_class = pickle.PROTO + b"\x04" + pickle.dumps(Counter)[2:-1] + b"N}(\x8c\x02upK\x01u\x86b."
+        changes_class = (
+            pickle.PROTO + b"\x04" + pickle.dumps(Counter)[2:-1] + b"N}(\x8c\x02upK\x01u\x86b."
+        )
         BoundedUnpickler(changes_class, Policy([Counter]), {}, {}).load()
 
 
 # spec: W5 RPC: what an answer may make the caller read
 def test_answers_are_bounded_as_calls_are():
     def worker(rank, where):
-        rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2, rpc_backend_options=rpc.RpcBackendOptions(init_method=where),
-                     functions=None if rank == 1 else [make_plain, double])
+        rpc.init_rpc(
+            f"worker{rank}",
+            rank=rank,
+            world_size=2,
+            rpc_backend_options=rpc.RpcBackendOptions(init_method=where),
+            functions=None if rank == 1 else [make_plain, double],
+        )
         if rank == 0:
-            with pytest.raises(pickle.UnpicklingError, match="Plain is not among what other workers may name here"):
+            with pytest.raises(
+                pickle.UnpicklingError, match="Plain is not among what other workers may name here"
+            ):
                 rpc.rpc_sync("worker1", make_plain)
             assert rpc.rpc_sync("worker1", double, (2,)) == 4
         rpc.shutdown(timeout=60)
@@ -216,8 +254,12 @@ def test_an_exception_of_another_worker_imports_nothing():
 def test_without_pickles_operators_and_nothing_else():
     def body(rank):
         other = f"worker{1 - rank}"
-        assert torch.equal(rpc.rpc_sync(other, "aten::add", (torch.ones(2), 1)), torch.full((2,), 2.0))
-        assert torch.equal(rpc.rpc_sync(other, torch.ops.aten.mul, (torch.ones(2), 3)), torch.full((2,), 3.0))
+        assert torch.equal(
+            rpc.rpc_sync(other, "aten::add", (torch.ones(2), 1)), torch.full((2,), 2.0)
+        )
+        assert torch.equal(
+            rpc.rpc_sync(other, torch.ops.aten.mul, (torch.ones(2), 3)), torch.full((2,), 3.0)
+        )
         with pytest.raises(pickle.UnpicklingError, match="double is not among"):
             rpc.rpc_sync(other, double, (1,))
         with pytest.raises(pickle.UnpicklingError, match="not among the operators"):
@@ -245,7 +287,9 @@ def test_remote_modules_and_optimizers_of_listed_classes():
                 getattr(remote.rpc_sync(), inherited)()
         with pytest.raises(pickle.UnpicklingError, match="Bilinear is not among"):
             dist.nn.RemoteModule("worker1", torch.nn.Bilinear, (2, 2, 1))
-        optimizer = dist.optim.DistributedOptimizer(torch.optim.SGD, module.remote_parameters(), lr=0.5)
+        optimizer = dist.optim.DistributedOptimizer(
+            torch.optim.SGD, module.remote_parameters(), lr=0.5
+        )
         before = module.remote_parameters()[1].to_here().clone()
         with dist.autograd.context() as context:
             dist.autograd.backward(context, [module.forward(torch.ones(1, 2)).sum()])
@@ -265,16 +309,26 @@ def test_operators_that_touch_more_than_tensors_are_refused(tmp_path):
 
     def body(rank):
         other = f"worker{1 - rank}"
-        for name, arguments in (("aten::from_file", (str(path), True, 64)), ("aten::empty", ([4],)), ("aten::set_", (torch.ones(1),)),
-                                ("aten::resize_", (torch.ones(1), [1000])), ("aten::as_strided", (torch.ones(1), [1], [1])),
-                                ("prims::add", (torch.ones(1), torch.ones(1)))):
-            with pytest.raises(RuntimeError, match=f"'{name}' is not among the operators that other workers may call by name"):
+        for name, arguments in (
+            ("aten::from_file", (str(path), True, 64)),
+            ("aten::empty", ([4],)),
+            ("aten::set_", (torch.ones(1),)),
+            ("aten::resize_", (torch.ones(1), [1000])),
+            ("aten::as_strided", (torch.ones(1), [1], [1])),
+            ("prims::add", (torch.ones(1), torch.ones(1))),
+        ):
+            with pytest.raises(
+                RuntimeError,
+                match=f"'{name}' is not among the operators that other workers may call by name",
+            ):
                 rpc.rpc_sync(other, name, arguments)
         rpc.rpc_sync(other, "aten::add_", (torch.ones(1), 1))
         if rank == 0:
             rpc.rpc_sync(other, rpc.allow_operator, ("aten::from_file",))
             assert rpc.rpc_sync(other, "aten::from_file", (str(path), True, 4)).numel() == 4
-        with pytest.raises(dist.DistArgumentError, match="torch has no operator 'aten::nothing_of_that_name'"):
+        with pytest.raises(
+            dist.DistArgumentError, match="torch has no operator 'aten::nothing_of_that_name'"
+        ):
             rpc.allow_operator("aten::nothing_of_that_name")
 
     on_workers(2, body)
@@ -310,8 +364,19 @@ dist.rpc.shutdown()
 # spec: W5 pickles can be refused for the whole job
 def test_pickles_refused_for_the_whole_job(tmp_path):
     environment = dict(os.environ, MUSTER_ALLOW_PICKLE="0")
-    ended = subprocess.run([sys.executable, "-c", PROGRAM, meeting_file()], env=environment, capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM, meeting_file()],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert ended.returncode == 0, ended.stderr
-    refused, contradiction, bounded = (ended.stdout.find(word) for word in ("refused", "contradiction", "bounded"))
+    refused, contradiction, bounded = (
+        ended.stdout.find(word) for word in ("refused", "contradiction", "bounded")
+    )
     assert 0 <= refused < contradiction < bounded, ended.stdout
-    assert "MUSTER_ALLOW_PICKLE" in ended.stdout[contradiction:bounded] and "init_rpc(functions=[...])" in ended.stdout[bounded:]
+    assert (
+        "MUSTER_ALLOW_PICKLE" in ended.stdout[contradiction:bounded]
+        and "init_rpc(functions=[...])" in ended.stdout[bounded:]
+    )

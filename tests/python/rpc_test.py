@@ -13,10 +13,10 @@ import weakref
 
 import pytest
 import torch
-
-import muster as dist
 from ranks import fork, meeting_file, reserve_port, run_ranks
 from rpc_workers import on_workers
+
+import muster as dist
 
 rpc = dist.rpc
 SOON_S = 60
@@ -38,7 +38,11 @@ def same(value):
 
 
 def parts_of(structure):
-    return structure["list"][0] is structure["again"], [type(each).__name__ for each in structure["list"]], structure
+    return (
+        structure["list"][0] is structure["again"],
+        [type(each).__name__ for each in structure["list"]],
+        structure,
+    )
 
 
 def erase(tensor):
@@ -95,24 +99,50 @@ def test_calls():
             assert torch.equal(rpc.rpc_sync(to, scaled, args=(x,), kwargs={"by": 3}), x * 3)
             assert torch.equal(rpc.rpc_async(to, scaled, (x,)).wait(), x * 2)
         assert rpc.rpc_sync(1, who) == "worker1" and rpc.rpc_sync(0, who) == "worker0"
-        assert torch.equal(rpc.rpc_sync("worker1", torch.add, args=(torch.ones(2), 3)), torch.full((2,), 4.0))
-        assert torch.equal(rpc.rpc_sync("worker1", "aten::add", args=(torch.ones(2), 3)), torch.full((2,), 4.0))
+        assert torch.equal(
+            rpc.rpc_sync("worker1", torch.add, args=(torch.ones(2), 3)), torch.full((2,), 4.0)
+        )
+        assert torch.equal(
+            rpc.rpc_sync("worker1", "aten::add", args=(torch.ones(2), 3)), torch.full((2,), 4.0)
+        )
         assert rpc.rpc_sync("worker1", "aten::cat", ([x, x],)).shape == (4, 3)
         assert torch.equal(rpc.rpc_sync(1, torch.ops.aten.mul.Tensor, (x, x)), x * x)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # torch would have us use another compiler
+            warnings.simplefilter(
+                "ignore", FutureWarning
+            )  # torch would have us use another compiler
             assert torch.equal(rpc.rpc_sync(1, torch.jit.script(grown), (x, 3)), x * 8)
         assert torch.equal(rpc.rpc_sync(1, torch.Tensor.view, (x, 3, 2)), x.view(3, 2))
 
         # Tensors anywhere, out of the pickle; what is one object stays one.
-        given = {"list": [x, torch.nn.Parameter(x.clone()), 3, "text", None], "again": x, "sparse": x.to_sparse(), "empty": x[:0]}
+        given = {
+            "list": [x, torch.nn.Parameter(x.clone()), 3, "text", None],
+            "again": x,
+            "sparse": x.to_sparse(),
+            "empty": x[:0],
+        }
         one, kinds, back = rpc.rpc_sync(1, parts_of, (given,))
-        assert one and kinds == ["Tensor", "Parameter", "int", "str", "NoneType"] and back["again"] is back["list"][0]
+        assert (
+            one
+            and kinds == ["Tensor", "Parameter", "int", "str", "NoneType"]
+            and back["again"] is back["list"][0]
+        )
         assert torch.equal(back["sparse"].to_dense(), x) and back["empty"].shape == (0, 3)
         assert isinstance(back["list"][1], torch.nn.Parameter)
-        for tensor in (x.t(), x[:, ::2], x.to(torch.bfloat16), x.to(torch.complex64).conj(), torch.tensor(3), torch.rand(3000, 40).t()):
+        for tensor in (
+            x.t(),
+            x[:, ::2],
+            x.to(torch.bfloat16),
+            x.to(torch.complex64).conj(),
+            torch.tensor(3),
+            torch.rand(3000, 40).t(),
+        ):
             came = rpc.rpc_sync(1, same, (tensor,))
-            assert came.dtype == tensor.dtype and came.shape == tensor.shape and torch.equal(came, tensor)
+            assert (
+                came.dtype == tensor.dtype
+                and came.shape == tensor.shape
+                and torch.equal(came, tensor)
+            )
         assert rpc.rpc_sync(1, same, (x.t(),)).stride() == x.t().stride()
 
         rpc.rpc_sync(1, erase, (x,))
@@ -122,9 +152,14 @@ def test_calls():
         later = rpc.rpc_async(1, torch.sum, (big,))
         big.zero_()
         assert later.wait() == 1 << 20
-        chained = [rpc.rpc_async(1, scaled, (torch.tensor(i),)).then(lambda done: done.wait() + 1) for i in range(20)]
+        chained = [
+            rpc.rpc_async(1, scaled, (torch.tensor(i),)).then(lambda done: done.wait() + 1)
+            for i in range(20)
+        ]
         assert [each.wait().item() for each in chained] == [2 * i + 1 for i in range(20)]
-        many = torch.futures.wait_all([rpc.rpc_async(1, scaled, (torch.tensor(i),)) for i in range(5)])
+        many = torch.futures.wait_all(
+            [rpc.rpc_async(1, scaled, (torch.tensor(i),)) for i in range(5)]
+        )
         assert [each.item() for each in many] == [0, 2, 4, 6, 8]
 
     on_workers(2, body)
@@ -136,45 +171,88 @@ def test_errors():
         if rank != 0:
             return
         error = raised(KeyError, rpc.rpc_sync, "worker1", fail, ("key",))
-        assert type(error) is KeyError and "on worker 'worker1' (rank 1), in 'fail'" in error.args[0] and "no such key" in error.args[0]
-        assert (error.worker, error.worker_id, error.remote_type, error.remote_text) == ("worker1", 1, "builtins.KeyError", "'no such key'")
-        assert 'rpc_test.py", line' in error.remote_traceback and "in fail" in error.remote_traceback
+        assert (
+            type(error) is KeyError
+            and "on worker 'worker1' (rank 1), in 'fail'" in error.args[0]
+            and "no such key" in error.args[0]
+        )
+        assert (error.worker, error.worker_id, error.remote_type, error.remote_text) == (
+            "worker1",
+            1,
+            "builtins.KeyError",
+            "'no such key'",
+        )
+        assert (
+            'rpc_test.py", line' in error.remote_traceback and "in fail" in error.remote_traceback
+        )
         assert "inside.py" not in error.remote_traceback
         if sys.version_info >= (3, 11):
             assert any("in fail" in note for note in error.__notes__)
-        assert "on worker 'worker1'" in str(raised(IndexError, rpc.rpc_async("worker1", fail, ("index",)).wait))
+        assert "on worker 'worker1'" in str(
+            raised(IndexError, rpc.rpc_async("worker1", fail, ("index",)).wait)
+        )
         odd = raised(Odd, rpc.rpc_sync, 1, fail, ("odd",))
         assert "one and two" in str(odd) and "worker1" in str(odd)
         unknown = raised(dist.DistBackendError, rpc.rpc_sync, 1, fail, ("local",))
-        assert "of nobody's" in str(unknown) and unknown.remote_type.endswith("Unknown") and unknown.ranks == [1]
-        assert "SystemExit" in str(raised(dist.DistBackendError, rpc.rpc_sync, 1, fail, ("system",)))
+        assert (
+            "of nobody's" in str(unknown)
+            and unknown.remote_type.endswith("Unknown")
+            and unknown.ranks == [1]
+        )
+        assert "SystemExit" in str(
+            raised(dist.DistBackendError, rpc.rpc_sync, 1, fail, ("system",))
+        )
         wrong = raised(dist.DistArgumentError, rpc.rpc_sync, 1, fail, ("dist",))
-        assert wrong.code == "invalid argument" and "a wrong argument" in str(wrong) and "in fail" in wrong.remote_traceback
+        assert (
+            wrong.code == "invalid argument"
+            and "a wrong argument" in str(wrong)
+            and "in fail" in wrong.remote_traceback
+        )
         twice = raised(KeyError, rpc.rpc_sync, 1, relay, ("worker2", "key"))
         assert "worker1" in twice.args[0] and "worker2" in twice.args[0]
-        assert "must match" in str(raised(RuntimeError, rpc.rpc_sync, 1, torch.add, (torch.ones(2), torch.ones(3))))
-        assert "no overload" in str(raised(dist.DistArgumentError, rpc.rpc_sync, 1, "aten::add", ("text", 1)))
-        assert "no function 'nothing'" in str(raised(dist.DistArgumentError, rpc.rpc_sync, 1, "nothing"))
+        assert "must match" in str(
+            raised(RuntimeError, rpc.rpc_sync, 1, torch.add, (torch.ones(2), torch.ones(3)))
+        )
+        assert "no overload" in str(
+            raised(dist.DistArgumentError, rpc.rpc_sync, 1, "aten::add", ("text", 1))
+        )
+        assert "no function 'nothing'" in str(
+            raised(dist.DistArgumentError, rpc.rpc_sync, 1, "nothing")
+        )
         raised((pickle.PicklingError, AttributeError), rpc.rpc_sync, 1, lambda: None)
-        assert "lambda" in str(raised((pickle.PicklingError, AttributeError), rpc.rpc_sync, 1, unpicklable))
-        assert "no worker 'nobody'" in str(raised(dist.DistArgumentError, rpc.rpc_sync, "nobody", who))
+        assert "lambda" in str(
+            raised((pickle.PicklingError, AttributeError), rpc.rpc_sync, 1, unpicklable)
+        )
+        assert "no worker 'nobody'" in str(
+            raised(dist.DistArgumentError, rpc.rpc_sync, "nobody", who)
+        )
         assert "not 3" in str(raised(dist.DistArgumentError, rpc.rpc_sync, 1, 3))
         assert "negative" in str(raised(dist.DistArgumentError, rpc.rpc_sync, 1, who, (), {}, -2))
-        assert "no keyword" in str(raised(dist.DistArgumentError, rpc.rpc_sync, 1, "aten::add", (), {"other": 1}))
+        assert "no keyword" in str(
+            raised(dist.DistArgumentError, rpc.rpc_sync, 1, "aten::add", (), {"other": 1})
+        )
 
         def only_here():
             pass
 
         only_here.__qualname__ = "only_here"
         globals()["only_here"] = only_here
-        assert "importable on both workers" in str(raised(AttributeError, rpc.rpc_sync, 1, only_here))
+        assert "importable on both workers" in str(
+            raised(AttributeError, rpc.rpc_sync, 1, only_here)
+        )
 
     on_workers(3, body)
 
 
 def test_before_and_after():
-    for call in (lambda: rpc.rpc_sync(1, who), lambda: rpc.remote(1, who), lambda: rpc.RRef(1), rpc.shutdown, rpc.get_worker_info,
-                 lambda: dist.autograd.context().__enter__()):
+    for call in (
+        lambda: rpc.rpc_sync(1, who),
+        lambda: rpc.remote(1, who),
+        lambda: rpc.RRef(1),
+        rpc.shutdown,
+        rpc.get_worker_info,
+        lambda: dist.autograd.context().__enter__(),
+    ):
         assert "init_rpc" in str(raised(dist.DistArgumentError, call))
 
     def body(rank):
@@ -210,15 +288,23 @@ def test_timeouts_and_threads():
             return
         assert rpc.get_rpc_timeout() == 30
         error = raised(dist.DistBackendError, rpc.rpc_sync, 1, stay, (), None, 0.2)
-        assert error.code == "timed out" and "'stay' on worker 'worker1'" in str(error) and error.ranks == [1]
-        assert "timeout" in str(raised(dist.DistBackendError, rpc.rpc_async(1, stay, timeout=0.2).wait))
+        assert (
+            error.code == "timed out"
+            and "'stay' on worker 'worker1'" in str(error)
+            and error.ranks == [1]
+        )
+        assert "timeout" in str(
+            raised(dist.DistBackendError, rpc.rpc_async(1, stay, timeout=0.2).wait)
+        )
         rpc.set_rpc_timeout(0)
         waits = rpc.rpc_async(1, stay)
         assert not waits.done()
         found = []
 
         def call(number):
-            found.append(sum(rpc.rpc_sync(1, scaled, (torch.tensor(number),)).item() for _ in range(50)))
+            found.append(
+                sum(rpc.rpc_sync(1, scaled, (torch.tensor(number),)).item() for _ in range(50))
+            )
 
         threads = [threading.Thread(target=call, args=(number,)) for number in range(4)]
         for each in threads:
@@ -259,9 +345,15 @@ def test_interrupt_ends_a_call():
     def body(rank):
         if rank != 0:
             return
-        for wait in (lambda: rpc.rpc_sync(1, stay), lambda: rpc.rpc_async(1, stay).wait(), lambda: rpc.remote(1, stay).to_here()):
+        for wait in (
+            lambda: rpc.rpc_sync(1, stay),
+            lambda: rpc.rpc_async(1, stay).wait(),
+            lambda: rpc.remote(1, stay).to_here(),
+        ):
             begun.clear()
-            thread = threading.Thread(target=lambda: begun.wait(SOON_S) and os.kill(os.getpid(), signal.SIGINT))
+            thread = threading.Thread(
+                target=lambda: begun.wait(SOON_S) and os.kill(os.getpid(), signal.SIGINT)
+            )
             thread.start()
             raised(KeyboardInterrupt, wait)
             thread.join()
@@ -299,7 +391,11 @@ class Gathering:
     @rpc.functions.async_execution
     def add(value, of):
         with Gathering.lock:
-            Gathering.sum, Gathering.came, answer = Gathering.sum + value, Gathering.came + 1, Gathering.future
+            Gathering.sum, Gathering.came, answer = (
+                Gathering.sum + value,
+                Gathering.came + 1,
+                Gathering.future,
+            )
             complete = Gathering.came == of
         if complete:
             answer.set_result(Gathering.sum)
@@ -340,10 +436,14 @@ def test_async_execution():
         if rank != 0:
             return
         # One thread over there, and three calls that wait for each other.
-        assert [each.wait() for each in [rpc.rpc_async(1, Gathering.add, (i, 3)) for i in (1, 2, 3)]] == [6, 6, 6]
+        assert [
+            each.wait() for each in [rpc.rpc_async(1, Gathering.add, (i, 3)) for i in (1, 2, 3)]
+        ] == [6, 6, 6]
         assert rpc.rpc_sync(1, ask_next, (0, torch.tensor(3))) == 7
         assert rpc.remote(1, ask_next, (0, torch.tensor(3))).to_here() == 7
-        assert "no such key" in str(raised(RuntimeError, rpc.rpc_sync, 1, fail_later, (0,)))  # what `then` makes of it
+        assert "no such key" in str(
+            raised(RuntimeError, rpc.rpc_sync, 1, fail_later, (0,))
+        )  # what `then` makes of it
         assert "torch.futures.Future, not int" in str(raised(TypeError, rpc.rpc_sync, 1, no_future))
         server = rpc.remote(1, Server, (1,))
         assert server.rpc_sync().add_at(0, torch.tensor(2.0)) == 5
@@ -400,7 +500,12 @@ def test_references():
         if rank != 0:
             return
         mine = rpc.RRef([1, torch.ones(2)])
-        assert mine.is_owner() and mine.owner() == rpc.get_worker_info() and mine.owner_name() == "worker0" and mine.confirmed_by_owner()
+        assert (
+            mine.is_owner()
+            and mine.owner() == rpc.get_worker_info()
+            and mine.owner_name() == "worker0"
+            and mine.confirmed_by_owner()
+        )
         assert mine.local_value() is mine.to_here() and mine.local_value()[0] == 1
         assert rpc.rpc_sync(1, read, (mine,))[1].sum() == 2
         weight = torch.nn.Parameter(torch.ones(3))
@@ -409,17 +514,23 @@ def test_references():
         theirs = rpc.remote("worker1", torch.add, args=(torch.ones(2), 3))
         assert not theirs.is_owner() and theirs.owner().id == 1 and theirs.owner_name() == "worker1"
         assert torch.equal(theirs.to_here(), torch.full((2,), 4.0)) and theirs.confirmed_by_owner()
-        assert "worker1" in repr(theirs) and "owner" in str(raised(dist.DistError, theirs.local_value))
+        assert "worker1" in repr(theirs) and "owner" in str(
+            raised(dist.DistError, theirs.local_value)
+        )
         assert rpc.rpc_sync(1, read_locally, (theirs,)) == (True, True, True)
         assert torch.equal(rpc.rpc_sync(2, read, (theirs,)), torch.full((2,), 4.0))
-        assert torch.equal(rpc.remote(1, "aten::add", (torch.ones(1), 1)).to_here(), torch.full((1,), 2.0))
+        assert torch.equal(
+            rpc.remote(1, "aten::add", (torch.ones(1), 1)).to_here(), torch.full((1,), 2.0)
+        )
         local = rpc.remote("worker0", scaled, (torch.ones(1),))
         assert local.is_owner() and local.to_here() == 2
 
         server = rpc.remote(1, Server, kwargs={"start": 2})
         assert server.rpc_sync().add(3.0, times=2) == 8 and server.rpc_async().add(1.0).wait() == 9
         assert server.remote().add(1.0).to_here() == 10
-        assert "no attribute" in str(raised(AttributeError, server.rpc_sync(timeout=SOON_S).nothing))
+        assert "no attribute" in str(
+            raised(AttributeError, server.rpc_sync(timeout=SOON_S).nothing)
+        )
         late = rpc.remote(1, refuse)
         error = raised(ValueError, late.to_here)
         assert "no value today" in str(error) and error.worker == "worker1"
@@ -462,9 +573,15 @@ def _root_gradient():
 def test_options():
     assert rpc.TensorPipeRpcBackendOptions is rpc.RpcBackendOptions
     options = rpc.RpcBackendOptions()
-    assert (options.num_worker_threads, options.rpc_timeout, options.init_method) == (16, 60, "env://")
+    assert (options.num_worker_threads, options.rpc_timeout, options.init_method) == (
+        16,
+        60,
+        "env://",
+    )
     assert options.device_maps == {} and options.devices == []
-    options = rpc.TensorPipeRpcBackendOptions(num_worker_threads=8, rpc_timeout=20, device_maps={"worker1": {0: 1}})
+    options = rpc.TensorPipeRpcBackendOptions(
+        num_worker_threads=8, rpc_timeout=20, device_maps={"worker1": {0: 1}}
+    )
     options.set_device_map("worker1", {"cuda:1": torch.device("cuda", 2)})
     cuda = [torch.device("cuda", i) for i in range(3)]
     assert options.device_maps == {"worker1": {cuda[0]: cuda[1], cuda[1]: cuda[2]}}
@@ -475,9 +592,20 @@ def test_options():
     raised(TypeError, rpc.RpcBackendOptions, 8)
     options.rpc_timeout = 1.5
     assert options.rpc_timeout == 1.5
-    assert rpc.BackendType("tensorpipe") == rpc.BackendType.TENSORPIPE and rpc.BackendType.NATIVE.name == "NATIVE"
+    assert (
+        rpc.BackendType("tensorpipe") == rpc.BackendType.TENSORPIPE
+        and rpc.BackendType.NATIVE.name == "NATIVE"
+    )
     assert "NATIVE" in str(raised(dist.DistArgumentError, rpc.BackendType, "none"))
-    raised(dist.DistArgumentError, rpc.init_rpc, "a", None, 0, 1, rpc.RpcBackendOptions(num_worker_threads=0))
+    raised(
+        dist.DistArgumentError,
+        rpc.init_rpc,
+        "a",
+        None,
+        0,
+        1,
+        rpc.RpcBackendOptions(num_worker_threads=0),
+    )
 
 
 # spec: N10 signatures as torch's, N1 arguments of init_rpc in Python
@@ -486,15 +614,31 @@ def test_signatures():
     from torch.distributed.optim import DistributedOptimizer
 
     def arguments(function):
-        return [(each.name, each.default) for each in inspect.signature(function).parameters.values() if each.kind is not each.KEYWORD_ONLY]
+        return [
+            (each.name, each.default)
+            for each in inspect.signature(function).parameters.values()
+            if each.kind is not each.KEYWORD_ONLY
+        ]
 
     for name in ("init_rpc", "rpc_sync", "rpc_async", "remote", "shutdown", "get_worker_info"):
         mine = arguments(getattr(rpc, name))
         assert mine == arguments(getattr(theirs, name)), name
         assert len(getattr(rpc, name).__doc__.split()) > 5
-    assert arguments(dist.optim.DistributedOptimizer.__init__) == arguments(DistributedOptimizer.__init__)
-    for name in ("to_here", "local_value", "is_owner", "owner", "owner_name", "confirmed_by_owner", "backward", "rpc_sync", "rpc_async",
-                 "remote"):
+    assert arguments(dist.optim.DistributedOptimizer.__init__) == arguments(
+        DistributedOptimizer.__init__
+    )
+    for name in (
+        "to_here",
+        "local_value",
+        "is_owner",
+        "owner",
+        "owner_name",
+        "confirmed_by_owner",
+        "backward",
+        "rpc_sync",
+        "rpc_async",
+        "remote",
+    ):
         assert hasattr(rpc.RRef, name)
 
 
@@ -503,7 +647,15 @@ def test_names_are_unique():
     where = "file://" + meeting_file()
 
     def body(rank):
-        error = raised(dist.DistArgumentError, rpc.init_rpc, "twin", None, rank, 2, rpc.RpcBackendOptions(init_method=where))
+        error = raised(
+            dist.DistArgumentError,
+            rpc.init_rpc,
+            "twin",
+            None,
+            rank,
+            2,
+            rpc.RpcBackendOptions(init_method=where),
+        )
         assert "ranks 0 and 1 both call themselves 'twin'" in str(error)
 
     run_ranks(2, body)
@@ -513,7 +665,12 @@ def test_workers_as_threads():
     where = "file://" + meeting_file()
 
     def body(rank):
-        rpc.init_rpc(f"thread{rank}", rank=rank, world_size=2, rpc_backend_options=rpc.RpcBackendOptions(init_method=where))
+        rpc.init_rpc(
+            f"thread{rank}",
+            rank=rank,
+            world_size=2,
+            rpc_backend_options=rpc.RpcBackendOptions(init_method=where),
+        )
         assert rpc.rpc_sync(1 - rank, who) == f"thread{1 - rank}"
         assert rpc.remote(1 - rank, Server, (rank,)).rpc_sync().add(1.0) == rank + 1
         rpc.shutdown()
@@ -538,8 +695,18 @@ def listening_ports():
     """Those of this process."""
     links = (f"/proc/self/fd/{each}" for each in os.listdir("/proc/self/fd"))
     mine = {os.readlink(each) for each in links if os.path.islink(each)}
-    lines = [line.split() for table in ("tcp", "tcp6") for line in open(f"/proc/net/{table}").readlines()[1:]]
-    return sorted({int(line[1].rpartition(":")[2], 16) for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in mine})
+    lines = [
+        line.split()
+        for table in ("tcp", "tcp6")
+        for line in open(f"/proc/net/{table}").readlines()[1:]
+    ]
+    return sorted(
+        {
+            int(line[1].rpartition(":")[2], 16)
+            for line in lines
+            if line[3] == "0A" and f"socket:[{line[9]}]" in mine
+        }
+    )
 
 
 # spec: N2 a wrong secret is refused before any pickle is read
@@ -550,8 +717,12 @@ def test_strangers_are_refused_before_anything_is_unpickled(tmp_path, monkeypatc
     ports = fork.Array("i", 16)
 
     def worker(rank):
-        rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2,
-                     rpc_backend_options=rpc.RpcBackendOptions(init_method=address, shared_memory=False))
+        rpc.init_rpc(
+            f"worker{rank}",
+            rank=rank,
+            world_size=2,
+            rpc_backend_options=rpc.RpcBackendOptions(init_method=address, shared_memory=False),
+        )
         assert rpc.rpc_sync(1 - rank, who) == f"worker{1 - rank}"
         if rank == 0:
             found = listening_ports()
@@ -568,7 +739,15 @@ def test_strangers_are_refused_before_anything_is_unpickled(tmp_path, monkeypatc
     def stranger():
         assert ready.wait(SOON_S)
         os.environ["MUSTER_SECRET"] = "some other job's words"
-        error = raised(dist.DistError, rpc.init_rpc, "worker1", None, 1, 2, rpc.RpcBackendOptions(init_method=address))
+        error = raised(
+            dist.DistError,
+            rpc.init_rpc,
+            "worker1",
+            None,
+            1,
+            2,
+            rpc.RpcBackendOptions(init_method=address),
+        )
         assert "secret" in str(error)
         data = pickle.dumps((same, (Mark(mark),), {}), protocol=5)
         doors = [each for each in ports if each]

@@ -4,11 +4,11 @@ import threading
 
 import pytest
 import torch
+from rpc_test import raised
+from rpc_workers import on_workers
 from torch import nn
 
 import muster as dist
-from rpc_test import raised
-from rpc_workers import on_workers
 
 rpc, autograd = dist.rpc, dist.autograd
 
@@ -29,7 +29,9 @@ def filled(module, name):
 
 
 def close(actual, expected):
-    assert (actual - expected).abs().max() <= 1e-6 * expected.abs().max(), f"{actual}\nis not\n{expected}"
+    assert (actual - expected).abs().max() <= 1e-6 * expected.abs().max(), (
+        f"{actual}\nis not\n{expected}"
+    )
 
 
 # ---- gradients across workers ----------------------------------------------------------------------------------------
@@ -90,7 +92,11 @@ def test_gradients():
         for mode in ("fast", "smart"):
             x = nn.Parameter(alike("x")(2, 3))
             with autograd.context() as context_id:
-                found = rpc.rpc_sync(1, product, (rpc.rpc_async(1, square, (rpc.rpc_sync(1, product, (x,)),)).wait(),))
+                found = rpc.rpc_sync(
+                    1,
+                    product,
+                    (rpc.rpc_async(1, square, (rpc.rpc_sync(1, product, (x,)),)).wait(),),
+                )
                 if mode == "smart":
                     rpc.rpc_sync(1, product, (x * 2,))  # nobody uses it
                 autograd.backward(context_id, [found.sum()], mode=mode)
@@ -100,21 +106,36 @@ def test_gradients():
             assert "no context" in str(raised(dist.DistError, autograd.get_gradients, context_id))
         assert "no context 99" in str(raised(dist.DistError, autograd.backward, 99, [x.sum()]))
         with autograd.context() as context_id:
-            assert "scalar" in str(raised(dist.DistError, autograd.backward, context_id, [rpc.rpc_sync(1, product, (x,))]))
-            assert "mode" in str(raised(dist.DistError, lambda: autograd.backward(context_id, [x.sum()], mode="other")))
+            assert "scalar" in str(
+                raised(
+                    dist.DistError, autograd.backward, context_id, [rpc.rpc_sync(1, product, (x,))]
+                )
+            )
+            assert "mode" in str(
+                raised(
+                    dist.DistError, lambda: autograd.backward(context_id, [x.sum()], mode="other")
+                )
+            )
             raised(dist.DistError, autograd.context().__enter__)
         with autograd.context() as context_id:
-            error = raised(Exception, autograd.backward, context_id, [rpc.rpc_sync(1, failing, (x,)).sum()])
+            error = raised(
+                Exception, autograd.backward, context_id, [rpc.rpc_sync(1, failing, (x,)).sum()]
+            )
             assert "this one has no gradient" in str(error) and "worker1" in str(error)
         with autograd.context() as context_id:
             lost = failing(rpc.rpc_sync(1, product, (x,))).sum()
-            assert "this one has no gradient" in str(raised(ValueError, autograd.backward, context_id, [lost]))
+            assert "this one has no gradient" in str(
+                raised(ValueError, autograd.backward, context_id, [lost])
+            )
         # Through references; the pass begins where the root is. Those of one context add up.
         with autograd.context() as context_id:
             root = rpc.remote(1, torch.sum, (rpc.rpc_sync(1, square, (x,)),))
             root.backward(context_id)
             close(autograd.get_gradients(context_id)[x], 2 * x)
-            twice = (rpc.remote(1, square, (x,)).to_here() * rpc.remote("worker0", square, (x,)).to_here()).sum()
+            twice = (
+                rpc.remote(1, square, (x,)).to_here()
+                * rpc.remote("worker0", square, (x,)).to_here()
+            ).sum()
             autograd.backward(context_id, [twice], mode="smart")
             close(autograd.get_gradients(context_id)[x], 2 * x + 4 * x**3)
             # Other passes of other contexts, at the same time on other threads.
@@ -125,7 +146,9 @@ def test_gradients():
                 for _ in range(5):
                     with autograd.context() as mine:
                         autograd.backward(mine, [rpc.rpc_sync(1, square, (y,)).sum()])
-                        found.append((autograd.get_gradients(mine)[y] - 2 * times).abs().max().item())
+                        found.append(
+                            (autograd.get_gradients(mine)[y] - 2 * times).abs().max().item()
+                        )
 
             threads = [threading.Thread(target=other, args=(times,)) for times in range(3)]
             for each in threads:
@@ -167,8 +190,12 @@ def locally(make, steps):
     return lines
 
 
-OPTIMIZERS = [(torch.optim.SGD, {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}), (torch.optim.Adam, {"lr": 0.05}),
-              (torch.optim.Adagrad, {"lr": 0.05}), (torch.optim.RMSprop, {"lr": 0.01})]
+OPTIMIZERS = [
+    (torch.optim.SGD, {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01}),
+    (torch.optim.Adam, {"lr": 0.05}),
+    (torch.optim.Adagrad, {"lr": 0.05}),
+    (torch.optim.RMSprop, {"lr": 0.01}),
+]
 
 
 def train(lines, context_id):
@@ -179,7 +206,9 @@ def train(lines, context_id):
 
 
 def step_often(lines, times):
-    optimizer = dist.optim.DistributedOptimizer(torch.optim.SGD, [p for each in lines for p in each.rpc_sync().parameters()], lr=0.5)
+    optimizer = dist.optim.DistributedOptimizer(
+        torch.optim.SGD, [p for each in lines for p in each.rpc_sync().parameters()], lr=0.5
+    )
     for _ in range(times):
         with autograd.context() as context_id:
             train(lines, context_id)
@@ -192,13 +221,20 @@ def test_optimizers():
         if rank != 0:
             return
         for kind, options in OPTIMIZERS:
-            lines = [rpc.remote("worker1", Line, ("first",)), rpc.remote("worker2", Line, ("second",))]
+            lines = [
+                rpc.remote("worker1", Line, ("first",)),
+                rpc.remote("worker2", Line, ("second",)),
+            ]
             parameters = [each for line in lines for each in line.rpc_sync().parameters()]
             optimizer = dist.optim.DistributedOptimizer(kind, parameters, **options)
             for step in range(3):
                 with autograd.context() as context_id:
                     x = alike("input", step)(4, 3)
-                    loss = (lines[0].rpc_sync().forward(x) * lines[1].rpc_sync().forward(x)).square().sum()
+                    loss = (
+                        (lines[0].rpc_sync().forward(x) * lines[1].rpc_sync().forward(x))
+                        .square()
+                        .sum()
+                    )
                     autograd.backward(context_id, [loss])
                     optimizer.step(context_id)
             for mine, theirs in zip(lines, locally(lambda all: kind(all, **options), 3)):
@@ -213,14 +249,22 @@ def test_optimizers():
         torch.futures.wait_all(others)
         for (weight, bias, _), each in zip(before, lines):
             after = each.rpc_sync().values()
-            assert torch.allclose(after[0], weight - 16, atol=1e-12) and torch.allclose(after[1], bias - 16, atol=1e-12)
+            assert torch.allclose(after[0], weight - 16, atol=1e-12) and torch.allclose(
+                after[1], bias - 16, atol=1e-12
+            )
 
         make = dist.optim.DistributedOptimizer
         assert "LBFGS" in str(raised(ValueError, make, torch.optim.LBFGS, parameters))
         assert "needs parameters" in str(raised(ValueError, make, torch.optim.SGD, []))
-        assert "learning rate" in str(raised(ValueError, lambda: make(torch.optim.SGD, parameters, lr=-1.0)))
-        assert "leaf" in str(raised(ValueError, make, torch.optim.SGD, [rpc.remote(1, torch.ones, (2,))]))
-        assert "no context" in str(raised(dist.DistError, make(torch.optim.SGD, parameters, lr=0.1).step, 7))
+        assert "learning rate" in str(
+            raised(ValueError, lambda: make(torch.optim.SGD, parameters, lr=-1.0))
+        )
+        assert "leaf" in str(
+            raised(ValueError, make, torch.optim.SGD, [rpc.remote(1, torch.ones, (2,))])
+        )
+        assert "no context" in str(
+            raised(dist.DistError, make(torch.optim.SGD, parameters, lr=0.1).step, 7)
+        )
 
     on_workers(3, body)
 
@@ -247,7 +291,9 @@ def through(module, x):
 
 # spec: N9 in Python, N11 RemoteModule(remote_device, module_cls, args, kwargs), "trainer0" means its cpu
 def test_remote_modules():
-    assert "init_rpc" in str(raised(dist.DistArgumentError, dist.nn.RemoteModule, "worker1", nn.Linear, (1, 1)))
+    assert "init_rpc" in str(
+        raised(dist.DistArgumentError, dist.nn.RemoteModule, "worker1", nn.Linear, (1, 1))
+    )
 
     def body(rank):
         if rank != 0:
@@ -255,10 +301,16 @@ def test_remote_modules():
         x, here = alike("x")(4, 3), Wide(3, 2, bias=False)
         here(x).sum().backward()
         module = dist.nn.RemoteModule("worker1/cpu", Wide, (3, 2), {"bias": False})
-        assert torch.equal(module(x), here(x)) and torch.equal(module.forward(x, scale=2), here(x, 2))
+        assert torch.equal(module(x), here(x)) and torch.equal(
+            module.forward(x, scale=2), here(x, 2)
+        )
         assert torch.equal(module.forward_async(x).wait(), here(x))
         parameters = module.remote_parameters()
-        assert len(parameters) == 1 and parameters[0].owner_name() == "worker1" and module.remote_parameters(recurse=False) == []
+        assert (
+            len(parameters) == 1
+            and parameters[0].owner_name() == "worker1"
+            and module.remote_parameters(recurse=False) == []
+        )
         assert module.get_module_rref().rpc_sync().forward(x).shape == (4, 2)
         with autograd.context() as context_id:
             autograd.backward(context_id, [module(x).sum()])
@@ -271,7 +323,9 @@ def test_remote_modules():
         again = dist.nn.RemoteModule.init_from_module_rref("worker1", module.get_module_rref())
         assert torch.equal(again(x), moved) and "worker1" in repr(again)
         assert "has no parameters" in str(raised(ValueError, module.parameters))
-        assert "no remote device" in str(raised(ValueError, dist.nn.RemoteModule, "worker1/", nn.Linear, (1, 1)))
+        assert "no remote device" in str(
+            raised(ValueError, dist.nn.RemoteModule, "worker1/", nn.Linear, (1, 1))
+        )
         assert "no torch.nn.Module" in str(raised(ValueError, dist.nn.RemoteModule, "worker1", int))
         assert dist.nn.RemoteModule is dist.nn.api.RemoteModule
 
@@ -304,7 +358,9 @@ def test_documents_first_steps():
             loss = rpc.rpc_sync("worker1", torch.add, args=(t1, t2)).sum()
             autograd.backward(context_id, [loss])
             gradients = autograd.get_gradients(context_id)
-            assert torch.equal(gradients[t1], torch.ones(3, 3)) and torch.equal(gradients[t2], torch.ones(3, 3))
+            assert torch.equal(gradients[t1], torch.ones(3, 3)) and torch.equal(
+                gradients[t2], torch.ones(3, 3)
+            )
 
     on_workers(2, body)
 
@@ -314,7 +370,12 @@ class BatchServer:
 
     def __init__(self, trainers):
         self.weight = nn.Parameter(torch.zeros(3, dtype=torch.float64))
-        self.lock, self.future, self.trainers, self.came = threading.Lock(), torch.futures.Future(), trainers, 0
+        self.lock, self.future, self.trainers, self.came = (
+            threading.Lock(),
+            torch.futures.Future(),
+            trainers,
+            0,
+        )
         self.optimizer = torch.optim.SGD([self.weight], lr=0.25)
         self.weight.grad = torch.zeros_like(self.weight)
 
@@ -341,7 +402,9 @@ def train_with(server, number, steps):
     weight = server.rpc_sync().get().requires_grad_(True)
     for step in range(steps):
         (alike("batch", number, step)(5, 3) @ weight - 1).square().mean().backward()
-        weight = rpc.rpc_sync(server.owner(), BatchServer.update, (server, weight.grad)).requires_grad_(True)
+        weight = rpc.rpc_sync(
+            server.owner(), BatchServer.update, (server, weight.grad)
+        ).requires_grad_(True)
     return weight.detach()
 
 
@@ -351,11 +414,16 @@ def test_documents_parameter_server():
         if rank != 0:
             return
         server = rpc.RRef(BatchServer(3))
-        found = torch.futures.wait_all([rpc.rpc_async(f"trainer{i}", train_with, (server, i, 5)) for i in (1, 2, 3)])
+        found = torch.futures.wait_all(
+            [rpc.rpc_async(f"trainer{i}", train_with, (server, i, 5)) for i in (1, 2, 3)]
+        )
         weight = torch.zeros(3, dtype=torch.float64)
         for step in range(5):
             leaf = weight.clone().requires_grad_(True)
-            (sum((alike("batch", i, step)(5, 3) @ leaf - 1).square().mean() for i in (1, 2, 3)) / 3).backward()
+            (
+                sum((alike("batch", i, step)(5, 3) @ leaf - 1).square().mean() for i in (1, 2, 3))
+                / 3
+            ).backward()
             weight -= 0.25 * leaf.grad
         for each in found:
             close(each, weight)
@@ -377,7 +445,11 @@ class Recurrent(nn.Module):
         return self.decoder.rpc_sync().forward(found), hidden
 
     def parameter_rrefs(self):
-        remote = [each for ref in (self.embedding, self.decoder) for each in rpc.rpc_sync(ref.owner(), _parameters_of, (ref,))]
+        remote = [
+            each
+            for ref in (self.embedding, self.decoder)
+            for each in rpc.rpc_sync(ref.owner(), _parameters_of, (ref,))
+        ]
         return remote + [rpc.RRef(each) for each in self.rnn.parameters()]
 
 
@@ -401,7 +473,9 @@ def test_documents_recurrent_model(mode):
     def losses(rnn_of, hidden, step):
         words = torch.arange(length * batch).view(length, batch).mul(7 + step) % count
         out, hidden = rnn_of(words, hidden)
-        return nn.functional.cross_entropy(out.view(-1, count), (words.flatten() * 3 + 1) % count), tuple(each.detach() for each in hidden)
+        return nn.functional.cross_entropy(
+            out.view(-1, count), (words.flatten() * 3 + 1) % count
+        ), tuple(each.detach() for each in hidden)
 
     def start():
         return tuple(torch.zeros(1, batch, size, dtype=torch.float64) for _ in range(2))
@@ -410,14 +484,20 @@ def test_documents_recurrent_model(mode):
         if rank != 0:
             return
         model = Recurrent("ps", count, size)
-        optimizer = dist.optim.DistributedOptimizer(torch.optim.SGD, model.parameter_rrefs(), lr=0.1)
+        optimizer = dist.optim.DistributedOptimizer(
+            torch.optim.SGD, model.parameter_rrefs(), lr=0.1
+        )
         hidden = start()
         for step in range(3):
             with autograd.context() as context_id:
                 loss, hidden = losses(model, hidden, step)
                 autograd.backward(context_id, [loss], mode=mode)
                 optimizer.step(context_id)
-        embedding, rnn, decoder = _embedding(count, size), filled(nn.LSTM(size, size), "rnn"), _decoder(count, size)
+        embedding, rnn, decoder = (
+            _embedding(count, size),
+            filled(nn.LSTM(size, size), "rnn"),
+            _decoder(count, size),
+        )
         alone = [*embedding.parameters(), *decoder.parameters(), *rnn.parameters()]
         optimizer, hidden = torch.optim.SGD(alone, lr=0.1), start()
 
@@ -454,15 +534,24 @@ def test_documents_pipeline():
     def body(rank):
         if rank != 0:
             return
-        first, second = rpc.remote("worker1", Shard, ("first", 4, 6)), rpc.remote("worker2", Shard, ("second", 6, 2))
+        first, second = (
+            rpc.remote("worker1", Shard, ("first", 4, 6)),
+            rpc.remote("worker2", Shard, ("second", 6, 2)),
+        )
         optimizer = dist.optim.DistributedOptimizer(
-            torch.optim.SGD, [*first.rpc_sync().parameters(), *second.rpc_sync().parameters()], lr=0.5)
+            torch.optim.SGD,
+            [*first.rpc_sync().parameters(), *second.rpc_sync().parameters()],
+            lr=0.5,
+        )
         alone = [Shard("first", 4, 6).module, Shard("second", 6, 2).module]
         here = torch.optim.SGD([each for part in alone for each in part.parameters()], lr=0.5)
         for step in range(2):
             x = alike("pipeline", step)(8, 4)
             with autograd.context() as context_id:
-                parts = [second.rpc_async().forward(first.remote().forward(rpc.RRef(each))) for each in x.split(2)]
+                parts = [
+                    second.rpc_async().forward(first.remote().forward(rpc.RRef(each)))
+                    for each in x.split(2)
+                ]
                 out = torch.cat(torch.futures.wait_all(parts))
                 autograd.backward(context_id, [(out - 1).square().mean()])
                 optimizer.step(context_id)

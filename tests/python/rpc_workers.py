@@ -1,12 +1,18 @@
 """Workers of RPC as forked processes of a test."""
 
-import muster as dist
 from ranks import meeting_file, run_ranks
+
+import muster as dist
 
 
 def _worker(rank, where, names, body, arguments, options):
     rpc = dist.rpc
-    rpc.init_rpc(names[rank], rank=rank, world_size=len(names), rpc_backend_options=rpc.RpcBackendOptions(init_method=where, **options))
+    rpc.init_rpc(
+        names[rank],
+        rank=rank,
+        world_size=len(names),
+        rpc_backend_options=rpc.RpcBackendOptions(init_method=where, **options),
+    )
     try:
         result = body(rank, *arguments)
     except BaseException:
@@ -20,4 +26,13 @@ def _worker(rank, where, names, body, arguments, options):
 def on_workers(names, body, *arguments, killed=(), **options):
     """`body(rank, *arguments)` between init_rpc and shutdown; names: a list, or how many "worker0", "worker1", ..."""
     names = [f"worker{rank}" for rank in range(names)] if isinstance(names, int) else names
-    return run_ranks(len(names), _worker, "file://" + meeting_file(), names, body, arguments, options, killed=killed)
+    return run_ranks(
+        len(names),
+        _worker,
+        "file://" + meeting_file(),
+        names,
+        body,
+        arguments,
+        options,
+        killed=killed,
+    )

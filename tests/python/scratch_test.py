@@ -6,7 +6,6 @@ import sys
 import time
 
 import pytest
-
 import scratch
 
 
@@ -15,9 +14,17 @@ class Run:
 
     def __init__(self, folder, then):
         self.process = subprocess.Popen(
-            [sys.executable, "-c", f"import scratch\nprint(scratch.meeting_file(), flush=True)\n{then}"], stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-            env={**os.environ, "TMPDIR": str(folder), "PYTHONPATH": os.pathsep.join(sys.path)})
+            [
+                sys.executable,
+                "-c",
+                f"import scratch\nprint(scratch.meeting_file(), flush=True)\n{then}",
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, "TMPDIR": str(folder), "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
         self.meeting = os.path.dirname(self.process.stdout.readline().strip())
 
     def __enter__(self):
@@ -50,7 +57,11 @@ def test_files_of_a_killed_run_go_at_the_next_start(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("then", ["input()", "import os\nif os.fork(): os.kill(os.getpid(), 9)\ninput()"], ids=["a run", "a rank of a killed run"])
+@pytest.mark.parametrize(
+    "then",
+    ["input()", "import os\nif os.fork(): os.kill(os.getpid(), 9)\ninput()"],
+    ids=["a run", "a rank of a killed run"],
+)
 def test_files_of_what_still_runs_stay(tmp_path, then):
     with Run(tmp_path, then) as run:
         if "fork" in then:

@@ -35,13 +35,19 @@ class Net(torch.nn.Module):
     def forward(self, words):
         x = self.table(words)
         for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=self.checkpointed == "reentrant") if self.checkpointed else block(x)
+            x = (
+                checkpoint(block, x, use_reentrant=self.checkpointed == "reentrant")
+                if self.checkpointed
+                else block(x)
+            )
         return {"scores": x @ self.table.weight.T * self.scale + self.bias}
 
 
 def batch(rank, step):
     generator = torch.Generator().manual_seed(100 * step + rank)
-    return torch.randint(0, 11, (4, 5), generator=generator), torch.randint(0, 11, (4, 5), generator=generator)
+    return torch.randint(0, 11, (4, 5), generator=generator), torch.randint(
+        0, 11, (4, 5), generator=generator
+    )
 
 
 def loss_of(model, rank, step):
@@ -84,8 +90,17 @@ def sharded(net):
 WAYS = {
     "one": FSDP,
     "classes": functools.partial(FSDP, auto_wrap_policy={Block}),
-    "size": functools.partial(FSDP, auto_wrap_policy=functools.partial(fsdp.wrap.size_based_auto_wrap_policy, min_num_params=400)),
-    "theirs": functools.partial(FSDP, auto_wrap_policy=theirs.wrap.ModuleWrapPolicy({torch.nn.Linear, Block})),
-    "kept": functools.partial(FSDP, auto_wrap_policy={Block}, sharding_strategy=fsdp.ShardingStrategy.SHARD_GRAD_OP),
+    "size": functools.partial(
+        FSDP,
+        auto_wrap_policy=functools.partial(
+            fsdp.wrap.size_based_auto_wrap_policy, min_num_params=400
+        ),
+    ),
+    "theirs": functools.partial(
+        FSDP, auto_wrap_policy=theirs.wrap.ModuleWrapPolicy({torch.nn.Linear, Block})
+    ),
+    "kept": functools.partial(
+        FSDP, auto_wrap_policy={Block}, sharding_strategy=fsdp.ShardingStrategy.SHARD_GRAD_OP
+    ),
     "in place": sharded,
 }

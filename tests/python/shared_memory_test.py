@@ -5,10 +5,10 @@ import os
 
 import pytest
 import torch
+from ranks import meeting_file, run_ranks
 from torch.utils.data import DataLoader, Dataset
 
 import muster as dist
-from ranks import meeting_file, run_ranks
 
 
 @pytest.fixture
@@ -22,16 +22,25 @@ def test_ordinary_tensors(sharing):
     before = dist.shared_allocator_stats()
     assert before["enabled"]
     x = torch.randn(300, 300)
-    assert dist.in_shared_memory(x) and dist.in_shared_memory(x @ x) and not dist.in_shared_memory(torch.ones(3))
+    assert (
+        dist.in_shared_memory(x)
+        and dist.in_shared_memory(x @ x)
+        and not dist.in_shared_memory(torch.ones(3))
+    )
     assert not dist.in_shared_memory(torch.from_numpy(x.numpy().copy()))
     assert dist.shared_allocator_stats()["bytes_in_use"] >= before["bytes_in_use"] + x.nbytes
     del x
     assert dist.shared_allocator_stats()["bytes_in_use"] == before["bytes_in_use"]
     dist.trim_shared_allocator()
     dist.use_shared_allocator(private_up_to=10**6)
-    assert not dist.in_shared_memory(torch.ones(200_000)) and dist.in_shared_memory(torch.ones(300_000))
+    assert not dist.in_shared_memory(torch.ones(200_000)) and dist.in_shared_memory(
+        torch.ones(300_000)
+    )
     dist.use_shared_allocator(enabled=False)
-    assert not dist.in_shared_memory(torch.ones(300_000)) and not dist.shared_allocator_stats()["enabled"]
+    assert (
+        not dist.in_shared_memory(torch.ones(300_000))
+        and not dist.shared_allocator_stats()["enabled"]
+    )
 
 
 class Pictures(Dataset):
@@ -49,17 +58,31 @@ class Pictures(Dataset):
         self.scratch.copy_(self.pictures[index])
         for _ in range(5):  # time for other workers to spoil it, if they could
             self.scratch.mul_(2).sub_(self.pictures[index])
-        return self.scratch.clone(), torch.full((20_000,), index), dist.in_shared_memory(torch.empty(100_000))
+        return (
+            self.scratch.clone(),
+            torch.full((20_000,), index),
+            dist.in_shared_memory(torch.empty(100_000)),
+        )
 
 
 def one_epoch(workers):
     torch.manual_seed(5)
     data = Pictures()
     kept = data.pictures.clone()
-    batches = list(DataLoader(data, batch_size=4, shuffle=True, num_workers=workers, multiprocessing_context="fork" if workers else None))
+    batches = list(
+        DataLoader(
+            data,
+            batch_size=4,
+            shuffle=True,
+            num_workers=workers,
+            multiprocessing_context="fork" if workers else None,
+        )
+    )
     assert torch.equal(data.pictures, kept)
     if workers:
-        assert torch.equal(data.scratch, torch.zeros(3, 64, 64)), "a worker's write shows in the parent"
+        assert torch.equal(data.scratch, torch.zeros(3, 64, 64)), (
+            "a worker's write shows in the parent"
+        )
     return batches
 
 
@@ -72,18 +95,26 @@ def test_data_loader_with_forked_workers_gives_the_same(sharing):
         assert len(batches) == len(expected) == 10
         for mine, wanted in zip(batches, expected):
             assert torch.equal(mine[0], wanted[0]) and torch.equal(mine[1], wanted[1])
-            assert mine[2].tolist() == [workers == 0] * 4, "a forked child takes its memory elsewhere"
+            assert mine[2].tolist() == [workers == 0] * 4, (
+                "a forked child takes its memory elsewhere"
+            )
 
 
 def _train(rank, size, name, share):
     dist.init_process_group(
-        init_method="file://" + name, rank=rank, world_size=size, timeout=datetime.timedelta(seconds=60), share_memory=share
+        init_method="file://" + name,
+        rank=rank,
+        world_size=size,
+        timeout=datetime.timedelta(seconds=60),
+        share_memory=share,
     )
     torch.manual_seed(1)
     model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.Tanh(), torch.nn.Linear(256, 10))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     data = [(torch.randn(64), i % 10) for i in range(48)]
-    loader = DataLoader(data[rank::size], batch_size=6, num_workers=1, multiprocessing_context="fork")
+    loader = DataLoader(
+        data[rank::size], batch_size=6, num_workers=1, multiprocessing_context="fork"
+    )
     shared = 0
     for _ in range(2):
         for inputs, labels in loader:
@@ -111,7 +142,9 @@ def test_the_environment_turns_it_on():
     os.environ["MUSTER_SHARE_MEMORY"] = "yes"
     try:
         dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
-        assert dist.shared_allocator_stats()["enabled"] and dist.in_shared_memory(torch.ones(100_000))
+        assert dist.shared_allocator_stats()["enabled"] and dist.in_shared_memory(
+            torch.ones(100_000)
+        )
         dist.destroy_process_group()
     finally:
         del os.environ["MUSTER_SHARE_MEMORY"]

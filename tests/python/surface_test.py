@@ -9,10 +9,10 @@ import threading
 
 import pytest
 import torch
-
-import muster as dist
 from ranks import meeting_file, reserve_port, run_ranks
 from thread_ranks import SECONDS, on_threads
+
+import muster as dist
 
 
 def on_processes(size, body, init_method, **options):
@@ -37,7 +37,16 @@ def summed(rank):
 
 
 # spec: A1 the names of the native engine in Python, A7 the tensor's device picks the backend
-@pytest.mark.parametrize("name, shown", [(None, "cpu:native"), ("native", "native"), ("Gloo", "gloo"), ("tcp", "tcp"), ("cpu:native", "cpu:native")])
+@pytest.mark.parametrize(
+    "name, shown",
+    [
+        (None, "cpu:native"),
+        ("native", "native"),
+        ("Gloo", "gloo"),
+        ("tcp", "tcp"),
+        ("cpu:native", "cpu:native"),
+    ],
+)
 def test_names_of_the_engine(name, shown):
     def body(rank, size):
         assert dist.get_backend() == shown
@@ -61,7 +70,9 @@ def test_a_backend_says_what_it_lacks():
     dist.Backend.register_backend("receiver", lambda *_: Receiver(), devices="cpu")
 
     def body(rank, size):
-        with pytest.raises(dist.DistBackendError, match="(?s)'receiver' cannot do all_reduce.*only listens") as caught:
+        with pytest.raises(
+            dist.DistBackendError, match="(?s)'receiver' cannot do all_reduce.*only listens"
+        ) as caught:
             dist.all_reduce(torch.ones(2))
         assert caught.value.code == "unsupported"
 
@@ -75,7 +86,9 @@ def test_lists_of_interfaces_must_agree():
     def body(rank):
         os.environ["MUSTER_SOCKET_IFNAME"] = "lo,lo" if rank == 0 else "lo"
         with pytest.raises(dist.DistError, match="MUSTER_SOCKET_IFNAME|network interfaces"):
-            dist.init_process_group(init_method="file://" + name, rank=rank, world_size=2, timeout=SECONDS)
+            dist.init_process_group(
+                init_method="file://" + name, rank=rank, world_size=2, timeout=SECONDS
+            )
 
     run_ranks(2, body)
 
@@ -86,10 +99,14 @@ CELLS = {
     "all_reduce": lambda x, rank: dist.all_reduce(x),
     "reduce": lambda x, rank: dist.reduce(x, 0),
     "all_gather": lambda x, rank: dist.all_gather([torch.empty_like(x), torch.empty_like(x)], x),
-    "gather": lambda x, rank: dist.gather(x, [torch.empty_like(x), torch.empty_like(x)] if rank == 0 else None),
+    "gather": lambda x, rank: dist.gather(
+        x, [torch.empty_like(x), torch.empty_like(x)] if rank == 0 else None
+    ),
     "scatter": lambda x, rank: dist.scatter(x, [x.clone(), x.clone()] if rank == 0 else None),
     "reduce_scatter": lambda x, rank: dist.reduce_scatter(x, [x.clone(), x.clone()]),
-    "all_to_all": lambda x, rank: dist.all_to_all([torch.empty_like(x), torch.empty_like(x)], [x.clone(), x.clone()]),
+    "all_to_all": lambda x, rank: dist.all_to_all(
+        [torch.empty_like(x), torch.empty_like(x)], [x.clone(), x.clone()]
+    ),
     "barrier": lambda x, rank: dist.barrier(),
 }
 
@@ -122,8 +139,15 @@ def test_arguments_of_init_exclude_each_other():
         with pytest.raises(ValueError, match="rank"):
             dist.init_process_group(store=dist.HashStore(), rank=rank, world_size=2)
     text = dist.init_process_group.__doc__.splitlines()[0]
-    for default in ("backend: str | None = None", "init_method: str | None = None", "timeout: datetime.timedelta | None = None",
-                    "= -1", "store: .*= None", "group_name: str = ''", "pg_options: object = None"):
+    for default in (
+        "backend: str | None = None",
+        "init_method: str | None = None",
+        "timeout: datetime.timedelta | None = None",
+        "= -1",
+        "store: .*= None",
+        "group_name: str = ''",
+        "pg_options: object = None",
+    ):
         assert re.search(default, text), (default, text)
 
 
@@ -131,7 +155,9 @@ def test_arguments_of_init_exclude_each_other():
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
 def test_tcp(host):
     port = reserve_port()
-    assert on_processes(2, summed, lambda rank: f"tcp://{host}:{port}?rank={rank}&world_size=2") == [1, 1]
+    assert on_processes(
+        2, summed, lambda rank: f"tcp://{host}:{port}?rank={rank}&world_size=2"
+    ) == [1, 1]
 
 
 # spec: B6 ranks assigned by the file in Python, B7 the file is removed by the last rank, B8 group_name keeps jobs apart, B14 in Python
@@ -142,7 +168,13 @@ def test_file():
 
     def body(which):
         job, rank = divmod(which, 2)
-        dist.init_process_group(init_method="file://" + name, world_size=2, rank=rank, group_name=f"job{job}", timeout=SECONDS)
+        dist.init_process_group(
+            init_method="file://" + name,
+            world_size=2,
+            rank=rank,
+            group_name=f"job{job}",
+            timeout=SECONDS,
+        )
         x = torch.tensor([float(10**job)])
         dist.all_reduce(x)
         dist.destroy_process_group()
@@ -169,7 +201,13 @@ def test_environment(monkeypatch):
     given = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "1", "RANK": "0"}
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    for name, wrong in [("MASTER_PORT", None), ("WORLD_SIZE", None), ("RANK", None), ("MASTER_PORT", "seven"), ("RANK", "1x")]:
+    for name, wrong in [
+        ("MASTER_PORT", None),
+        ("WORLD_SIZE", None),
+        ("RANK", None),
+        ("MASTER_PORT", "seven"),
+        ("RANK", "1x"),
+    ]:
         with monkeypatch.context() as changed:
             changed.delenv(name) if wrong is None else changed.setenv(name, wrong)
             with pytest.raises(dist.DistError, match=name):
@@ -188,8 +226,12 @@ def test_environment(monkeypatch):
 # spec: C1 C4 C6 C11 C12 C14 stores in Python
 def test_every_store_has_everything(tmp_path):
     server = dist.TCPStore("127.0.0.1", 0, None, True)
-    stores = {"tcp": server, "hash": dist.HashStore(), "file": dist.FileStore(str(tmp_path / "store")),
-              "prefix": dist.PrefixStore("outer", dist.PrefixStore("inner", dist.HashStore()))}
+    stores = {
+        "tcp": server,
+        "hash": dist.HashStore(),
+        "file": dist.FileStore(str(tmp_path / "store")),
+        "prefix": dist.PrefixStore("outer", dist.PrefixStore("inner", dist.HashStore())),
+    }
     for kind, store in stores.items():
         assert isinstance(store, dist.Store)
         assert not store.check(["a"])
@@ -200,7 +242,11 @@ def test_every_store_has_everything(tmp_path):
         assert store.check(["a", "b"]) and store.multi_get(["a", "b", "c"]) == [b"12", b"x", b"y"]
         store.queue_push("q", "first")
         store.queue_push("q", "second")
-        assert store.queue_len("q") == 2 and store.queue_pop("q") == b"first" and store.queue_pop("q", block=False) == b"second"
+        assert (
+            store.queue_len("q") == 2
+            and store.queue_pop("q") == b"first"
+            and store.queue_pop("q", block=False) == b"second"
+        )
         assert {"a", "b", "c"} <= set(store.list_keys())
         copy = store.clone()
         copy.set("d", "from the copy")
@@ -236,7 +282,9 @@ def test_servers_of_tcp_stores():
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     listener.listen()
-    store = dist.TCPStore("127.0.0.1", listener.getsockname()[1], None, True, master_listen_fd=listener.detach())
+    store = dist.TCPStore(
+        "127.0.0.1", listener.getsockname()[1], None, True, master_listen_fd=listener.detach()
+    )
     store.set("key", "bound before")
     assert dist.TCPStore("127.0.0.1", store.port).get("key") == b"bound before"
 
@@ -347,7 +395,11 @@ def debug_level(level):
 # spec: H2 debug levels in Python
 def test_debug_levels(monkeypatch):
     before = dist.get_debug_level()
-    for text, level in [("INFO", dist.DebugLevel.INFO), ("DETAIL", dist.DebugLevel.DETAIL), ("OFF", dist.DebugLevel.OFF)]:
+    for text, level in [
+        ("INFO", dist.DebugLevel.INFO),
+        ("DETAIL", dist.DebugLevel.DETAIL),
+        ("OFF", dist.DebugLevel.OFF),
+    ]:
         monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", text)
         dist.set_debug_level_from_env()
         assert dist.get_debug_level() == level
@@ -375,7 +427,9 @@ def test_what_ddp_logs(capfd):
     name = meeting_file()
 
     def body(rank):
-        dist.init_process_group(init_method="file://" + name, world_size=2, rank=rank, timeout=SECONDS)
+        dist.init_process_group(
+            init_method="file://" + name, world_size=2, rank=rank, timeout=SECONDS
+        )
         dist.set_debug_level(dist.DebugLevel.DETAIL)
         model = dist.nn.parallel.DistributedDataParallel(two_layers())
         model._set_ddp_runtime_logging_sample_rate(1)
@@ -392,11 +446,23 @@ def test_what_ddp_logs(capfd):
         del os.environ["TORCH_CPP_LOG_LEVEL"]
     said = capfd.readouterr().err
     assert "[Rank 0]: DDP Initialized with:" in said
-    for field in ("bucket_cap_bytes: 26214400", "num_parameter_tensors: 2", "total_parameter_size_bytes: 440", "bucket_sizes: 440",
-                  "dtypes: float", "nccl_debug: N/A"):
+    for field in (
+        "bucket_cap_bytes: 26214400",
+        "num_parameter_tensors: 2",
+        "total_parameter_size_bytes: 440",
+        "bucket_sizes: 440",
+        "dtypes: float",
+        "nccl_debug: N/A",
+    ):
         assert field in said, (field, said)
-    for label in ("[Rank 0 / 2] Training", "unused_parameter_size=", "Avg forward compute time", "Avg backward compute time",
-                  "Avg backward comm. time", "Avg backward comm/comp overlap time"):
+    for label in (
+        "[Rank 0 / 2] Training",
+        "unused_parameter_size=",
+        "Avg forward compute time",
+        "Avg backward compute time",
+        "Avg backward comm. time",
+        "Avg backward comm/comp overlap time",
+    ):
         assert label in said, (label, said)
 
 
@@ -407,11 +473,19 @@ def test_mismatched_shapes_at_detail():
             dist.all_reduce(torch.ones(10 if rank == 0 else 11))
         text = str(caught.value)
         assert f"Error when verifying shape tensors for collective ALLREDUCE on rank {rank}" in text
-        assert "input shapes into the collective are mismatched across ranks" in text and f"Got shapes: {10 if rank == 0 else 11}" in text
+        assert (
+            "input shapes into the collective are mismatched across ranks" in text
+            and f"Got shapes: {10 if rank == 0 else 11}" in text
+        )
         # Both sides say where the program has called, with its source.
-        place = re.escape(f'File "{__file__}", line ') + r"\d+, in body\n    dist\.all_reduce\(torch\.ones\(10 if rank == 0 else 11\)\)"
+        place = (
+            re.escape(f'File "{__file__}", line ')
+            + r"\d+, in body\n    dist\.all_reduce\(torch\.ones\(10 if rank == 0 else 11\)\)"
+        )
         for side in (0, 1):
-            assert re.search(rf"Rank {side}: all_reduce with shapes {10 + side}, called from\n  {place}", text), text
+            assert re.search(
+                rf"Rank {side}: all_reduce with shapes {10 + side}, called from\n  {place}", text
+            ), text
         assert "unknown function" not in text
 
     with debug_level(dist.DebugLevel.DETAIL):
@@ -435,7 +509,10 @@ def test_breakpoint(monkeypatch):
         dist.barrier()
         dist.set_timeout(datetime.timedelta(milliseconds=700))
         if rank == 0:
-            with pytest.raises(dist.DistBackendError, match="failed to pass monitoredBarrier in 700 ms(?s:.*)Original exception:"):
+            with pytest.raises(
+                dist.DistBackendError,
+                match="failed to pass monitoredBarrier in 700 ms(?s:.*)Original exception:",
+            ):
                 dist.monitored_barrier()
         dist.set_timeout(SECONDS)
         dist.barrier()
@@ -458,4 +535,7 @@ def test_profiler():
 
     name = meeting_file()
     ranges = dict(on_processes(2, body, lambda _: "file://" + name, world_size=2))
-    assert ranges == {0: ["native:all_reduce", "native:send"], 1: ["native:all_reduce", "native:recv"]}
+    assert ranges == {
+        0: ["native:all_reduce", "native:send"],
+        1: ["native:all_reduce", "native:recv"],
+    }

@@ -6,7 +6,6 @@ import torch
 
 import muster as dist
 
-
 SECONDS = datetime.timedelta(seconds=60)
 
 

@@ -10,15 +10,21 @@ import sys
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import LIMIT_S, meeting_file, run_ranks
 
 import muster.torch
-from ranks import LIMIT_S, meeting_file, run_ranks
 
 SIZES = [1, 2, 3]
 
 
 def start(rank, size, name, backend="muster", seconds=60):
-    dist.init_process_group(backend, store=dist.FileStore(name, size), rank=rank, world_size=size, timeout=datetime.timedelta(seconds=seconds))
+    dist.init_process_group(
+        backend,
+        store=dist.FileStore(name, size),
+        rank=rank,
+        world_size=size,
+        timeout=datetime.timedelta(seconds=seconds),
+    )
 
 
 def on_ranks(size, body, *arguments, **options):
@@ -107,7 +113,9 @@ def all_collectives(rank, size):
 
     out = torch.empty(size * 2)
     dist.all_to_all_single(out, torch.arange(size * 2.0) + 100 * rank)
-    same(out, torch.cat([torch.tensor([2.0 * rank, 2.0 * rank + 1]) + 100 * r for r in range(size)]))
+    same(
+        out, torch.cat([torch.tensor([2.0 * rank, 2.0 * rank + 1]) + 100 * r for r in range(size)])
+    )
     # rank r gives r + d + 1 rows to rank d
     give, take = [rank + d + 1 for d in range(size)], [r + rank + 1 for r in range(size)]
     out = torch.empty(sum(take), 2)
@@ -142,19 +150,29 @@ def coalesced(rank, size):
 
     group = dist.group.WORLD
     outs = [torch.empty(3 * size), torch.empty(2 * size, dtype=torch.int64)]
-    group.allgather_into_tensor_coalesced(outs, [mine(rank, 3), mine(rank, 2, dtype=torch.int64)]).wait()
+    group.allgather_into_tensor_coalesced(
+        outs, [mine(rank, 3), mine(rank, 2, dtype=torch.int64)]
+    ).wait()
     same(outs[0], torch.cat([mine(r, 3) for r in range(size)]))
     same(outs[1], torch.cat([mine(r, 2, dtype=torch.int64) for r in range(size)]))
     outs = [torch.empty(3), torch.empty(2, dtype=torch.int64)]
-    group.reduce_scatter_tensor_coalesced(outs, [mine(rank, 3 * size), mine(rank, 2 * size, dtype=torch.int64)]).wait()
+    group.reduce_scatter_tensor_coalesced(
+        outs, [mine(rank, 3 * size), mine(rank, 2 * size, dtype=torch.int64)]
+    ).wait()
     same(outs[0], total(size, 3 * size)[3 * rank : 3 * rank + 3])
     same(outs[1], total(size, 2 * size, dtype=torch.int64)[2 * rank : 2 * rank + 2])
 
     import torch.distributed._functional_collectives as functional
 
     same(functional.all_reduce(mine(rank, 4), "sum", group), total(size, 4))
-    same(functional.all_gather_tensor(mine(rank, 4), 0, group), torch.cat([mine(r, 4) for r in range(size)]))
-    same(functional.reduce_scatter_tensor(mine(rank, 2 * size), "sum", 0, group), total(size, 2 * size)[2 * rank : 2 * rank + 2])
+    same(
+        functional.all_gather_tensor(mine(rank, 4), 0, group),
+        torch.cat([mine(r, 4) for r in range(size)]),
+    )
+    same(
+        functional.reduce_scatter_tensor(mine(rank, 2 * size), "sum", 0, group),
+        total(size, 2 * size)[2 * rank : 2 * rank + 2],
+    )
 
 
 # spec: F17 coalesced forms in stock torch
@@ -297,7 +315,9 @@ def test_monitored_barrier():
     def body(rank, size):
         dist.monitored_barrier(timeout=datetime.timedelta(seconds=60))
         if rank == 0:
-            with pytest.raises(dist.DistBackendError, match="Rank 1 failed to pass monitoredBarrier in 500 ms"):
+            with pytest.raises(
+                dist.DistBackendError, match="Rank 1 failed to pass monitoredBarrier in 500 ms"
+            ):
                 dist.monitored_barrier(timeout=datetime.timedelta(milliseconds=500))
         dist.barrier()
 
@@ -308,11 +328,17 @@ def test_monitored_barrier():
 def test_monitored_barrier_says_what_torch_says():
     def body(rank, size):
         if rank == 0:
-            with pytest.raises(dist.DistBackendError, match="Rank 0 timed out in monitoredBarrier after 0 ms"):
+            with pytest.raises(
+                dist.DistBackendError, match="Rank 0 timed out in monitoredBarrier after 0 ms"
+            ):
                 dist.group.WORLD.monitored_barrier(datetime.timedelta(0))
         dist.barrier()
         if rank != 1:
-            came = "Rank 1 failed to pass" if rank == 0 else "Rank 2 successfully reached monitoredBarrier.*Rank 1 failed to pass"
+            came = (
+                "Rank 1 failed to pass"
+                if rank == 0
+                else "Rank 2 successfully reached monitoredBarrier.*Rank 1 failed to pass"
+            )
             with pytest.raises(dist.DistBackendError, match=f"(?s){came}"):
                 dist.monitored_barrier(timeout=datetime.timedelta(seconds=60 if rank else 0.5))
         dist.barrier()
@@ -332,7 +358,11 @@ def test_profiler_shows_calls():
             sending.wait()
         shown = [event for event in profiler.function_events if event.name.startswith("muster:")]
         assert sorted((event.name, event.input_shapes) for event in shown) == [
-            ("muster:all_reduce", [[3, 2]]), ("muster:all_reduce", [[4]]), ("muster:recv", [[5]]), ("muster:send", [[5]])]
+            ("muster:all_reduce", [[3, 2]]),
+            ("muster:all_reduce", [[4]]),
+            ("muster:recv", [[5]]),
+            ("muster:send", [[5]]),
+        ]
         assert all(event.is_async for event in shown)
 
     on_ranks(2, body)
@@ -343,7 +373,9 @@ def test_timeout_says_so():
     def body(rank, size):
         group = dist.new_group(timeout=datetime.timedelta(seconds=1))
         if rank == 0:
-            with pytest.raises(dist.DistBackendError, match="Timed out waiting: .*rank 1 has not entered"):
+            with pytest.raises(
+                dist.DistBackendError, match="Timed out waiting: .*rank 1 has not entered"
+            ):
                 dist.barrier(group)
         dist.barrier()
 
@@ -353,7 +385,9 @@ def test_timeout_says_so():
 # spec: F18 different calls in stock torch
 def test_different_calls_are_named():
     def body(rank, size):
-        with pytest.raises(dist.DistBackendError, match="broadcast.*all_reduce|all_reduce.*broadcast"):
+        with pytest.raises(
+            dist.DistBackendError, match="broadcast.*all_reduce|all_reduce.*broadcast"
+        ):
             if rank == 0:
                 dist.all_reduce(torch.ones(4))
             else:
@@ -387,8 +421,16 @@ def test_killed_rank_is_named(asynchronous):
 def test_missing_rank_is_named(rank):
     def body(_):
         server = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-        with pytest.raises(dist.DistStoreError, match=f"rank {1 - rank} did not come within") as caught:
-            dist.init_process_group("muster", store=server, rank=rank, world_size=2, timeout=datetime.timedelta(seconds=1))
+        with pytest.raises(
+            dist.DistStoreError, match=f"rank {1 - rank} did not come within"
+        ) as caught:
+            dist.init_process_group(
+                "muster",
+                store=server,
+                rank=rank,
+                world_size=2,
+                timeout=datetime.timedelta(seconds=1),
+            )
         assert "frame #" not in str(caught.value)
 
     run_ranks(1, body)
@@ -443,7 +485,9 @@ def test_shrink_group(backend):
 
 
 # spec: D7 shrink_group in stock torch after deaths, also of a rank that it was not told of
-@pytest.mark.parametrize("flags", [dist.distributed_c10d.SHRINK_DEFAULT, dist.distributed_c10d.SHRINK_ABORT])
+@pytest.mark.parametrize(
+    "flags", [dist.distributed_c10d.SHRINK_DEFAULT, dist.distributed_c10d.SHRINK_ABORT]
+)
 def test_shrink_group_after_kills(flags):
     name = meeting_file()
 
@@ -511,22 +555,46 @@ except dist.DistError as error:
 
 
 # Over stock torch's open store ranks of other hosts are let in only with a secret, and are told so
-@pytest.mark.parametrize("way, secret", [("torch", None), ("torch", "that of this job's ranks"), ("muster", "that of this job's ranks")])
+@pytest.mark.parametrize(
+    "way, secret",
+    [
+        ("torch", None),
+        ("torch", "that of this job's ranks"),
+        ("muster", "that of this job's ranks"),
+    ],
+)
 def test_hosts_need_a_secret(way, secret):
     unshare = ["unshare", "--user", "--map-root-user", "--net"]
     if subprocess.run([*unshare, "ip", "link"], capture_output=True).returncode != 0:
-        pytest.skip("hosts as network namespaces need a kernel that lets this user make them, and iproute2")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("MUSTER_")}
-    environment |= {"MASTER_ADDR": "10.77.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": "2", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        pytest.skip(
+            "hosts as network namespaces need a kernel that lets this user make them, and iproute2"
+        )
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("MUSTER_")
+    }
+    environment |= {
+        "MASTER_ADDR": "10.77.0.1",
+        "MASTER_PORT": "29500",
+        "WORLD_SIZE": "2",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
     environment |= {"WAY": way, "PROGRAM": ON_TWO_HOSTS}
     if secret:
         environment["MUSTER_SECRET"] = secret
-    run = subprocess.run([*unshare, sys.executable, "-c", HOSTS], env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+    run = subprocess.run(
+        [*unshare, sys.executable, "-c", HOSTS],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
     for rank in range(2):
         if secret:
             assert f"rank {rank}: sum 2.0" in run.stdout, run.stdout + run.stderr
         else:
-            assert re.search(f"rank {rank}: Dist\\w*Error .*set MUSTER_SECRET to the same text", run.stdout), run.stdout + run.stderr
+            assert re.search(
+                f"rank {rank}: Dist\\w*Error .*set MUSTER_SECRET to the same text", run.stdout
+            ), run.stdout + run.stderr
 
 
 def test_abort_ends_the_others():
@@ -570,12 +638,18 @@ def test_replaces_gloo():
         assert dist.get_backend() == "gloo"
         same_as_muster = dist.group.WORLD._get_backend(torch.device("cpu"))
         assert not isinstance(same_as_muster, torch._C._distributed_c10d.ProcessGroupGloo)
-        assert dist.ProcessGroupGloo is muster.torch.ProcessGroupMuster and isinstance(same_as_muster, dist.ProcessGroupGloo)
+        assert dist.ProcessGroupGloo is muster.torch.ProcessGroupMuster and isinstance(
+            same_as_muster, dist.ProcessGroupGloo
+        )
         all_collectives(rank, 2)
         model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 3))
         model(torch.ones(2, 3)).sum().backward()
         logged = model._get_ddp_logging_data()
-        assert logged["backend_name"] == "gloo" and logged["gloo_num_threads"] == 2 and logged["world_size"] == 2
+        assert (
+            logged["backend_name"] == "gloo"
+            and logged["gloo_num_threads"] == 2
+            and logged["world_size"] == 2
+        )
         dist.destroy_process_group()
 
     name = meeting_file()

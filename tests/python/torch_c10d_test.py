@@ -6,9 +6,9 @@ import re
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import meeting_file, run_ranks
 
 import muster.torch  # noqa: F401
-from ranks import meeting_file, run_ranks
 
 LIMIT = datetime.timedelta(seconds=60)
 
@@ -18,7 +18,9 @@ def on_ranks(size, body, *arguments, backend="muster"):
     name = meeting_file()
 
     def rank_body(rank):
-        dist.init_process_group(backend, store=dist.FileStore(name, size), rank=rank, world_size=size, timeout=LIMIT)
+        dist.init_process_group(
+            backend, store=dist.FileStore(name, size), rank=rank, world_size=size, timeout=LIMIT
+        )
         try:
             return body(rank, size, *arguments)
         finally:
@@ -29,7 +31,9 @@ def on_ranks(size, body, *arguments, backend="muster"):
 
 def as_on_gloo(size, body, *arguments):
     """What the body returns, by name, on every rank: the same on both."""
-    mine, theirs = (on_ranks(size, body, *arguments, backend=backend) for backend in ("muster", "gloo"))
+    mine, theirs = (
+        on_ranks(size, body, *arguments, backend=backend) for backend in ("muster", "gloo")
+    )
     for rank in range(size):
         assert mine[rank].keys() == theirs[rank].keys()
         for name, expected in theirs[rank].items():
@@ -37,7 +41,11 @@ def as_on_gloo(size, body, *arguments):
 
 
 def mine(rank, *shape, number=0):
-    return ((torch.arange(torch.Size(shape).numel()) * 3 + rank * 5 + number * 7) % 11 + 1).float().view(shape)
+    return (
+        ((torch.arange(torch.Size(shape).numel()) * 3 + rank * 5 + number * 7) % 11 + 1)
+        .float()
+        .view(shape)
+    )
 
 
 def turned(rank, *shape):
@@ -68,12 +76,20 @@ def versions(rank, size, make):
         found[name] = [tensor._version - was for tensor, was in zip(written, before)]
 
     group = dist.group.WORLD
-    x, leaf, out = make(rank, 4, 2), make(rank, 4, 2).requires_grad_(), [make(rank, 4, 2) for _ in range(size)]
+    x, leaf, out = (
+        make(rank, 4, 2),
+        make(rank, 4, 2).requires_grad_(),
+        [make(rank, 4, 2) for _ in range(size)],
+    )
     whole = make(rank, 4 * size, 2)
     call("all_reduce", lambda: dist.all_reduce(x), x)
     call("all_reduce, asynchronous", lambda: dist.all_reduce(x, async_op=True).wait(), x)
     call("all_reduce of a leaf", lambda: dist.all_reduce(leaf), leaf)
-    call("all_reduce of complex numbers", lambda c=torch.view_as_complex(mine(rank, 4, 2)): dist.all_reduce(c), x)
+    call(
+        "all_reduce of complex numbers",
+        lambda c=torch.view_as_complex(mine(rank, 4, 2)): dist.all_reduce(c),
+        x,
+    )
     call("broadcast", lambda: dist.broadcast(x, 0), x)
     call("broadcast of a leaf", lambda: dist.broadcast(leaf, 0), leaf)
     call("reduce", lambda: dist.reduce(x, 0), x)
@@ -85,14 +101,30 @@ def versions(rank, size, make):
     call("reduce_scatter_tensor", lambda: dist.reduce_scatter_tensor(x, whole), x)
     call("all_to_all", lambda: dist.all_to_all(out, [each.clone() for each in out]), *out)
     call("all_reduce_coalesced", lambda: dist.all_reduce_coalesced(out), *out)
-    call("allgather_into_tensor_coalesced", lambda: group.allgather_into_tensor_coalesced([whole], [x]).wait(), whole)
-    call("reduce_scatter_tensor_coalesced", lambda: group.reduce_scatter_tensor_coalesced([x], [whole]).wait(), x)
+    call(
+        "allgather_into_tensor_coalesced",
+        lambda: group.allgather_into_tensor_coalesced([whole], [x]).wait(),
+        whole,
+    )
+    call(
+        "reduce_scatter_tensor_coalesced",
+        lambda: group.reduce_scatter_tensor_coalesced([x], [whole]).wait(),
+        x,
+    )
     call("allreduce of two", lambda: group._get_backend(x.device).allreduce(out[:2]).wait(), *out)
     # Gloo sends and splits contiguous tensors only.
     a, b = mine(rank, size, 2), mine(rank, size, 2)
     call("all_to_all_single", lambda: dist.all_to_all_single(a, b), a)
-    call("all_to_all_single, with sizes", lambda: dist.all_to_all_single(a, b, [1] * size, [1] * size), a)
-    call("send and recv", lambda: dist.send(a, 1) if rank == 0 else dist.recv(a, 0) if rank == 1 else None, a)
+    call(
+        "all_to_all_single, with sizes",
+        lambda: dist.all_to_all_single(a, b, [1] * size, [1] * size),
+        a,
+    )
+    call(
+        "send and recv",
+        lambda: dist.send(a, 1) if rank == 0 else dist.recv(a, 0) if rank == 1 else None,
+        a,
+    )
     sparse = torch.sparse_coo_tensor([[0]], [1.0], (4,))
     call("all_reduce of a sparse tensor", lambda: dist.all_reduce(sparse), sparse)
     return found
@@ -110,7 +142,11 @@ def redistributed(rank, size):
 
     mesh = init_device_mesh("cpu", (size,))
     found = {}
-    for name, before, after in [("to a shard", Replicate(), Shard(0)), ("to another", Shard(0), Shard(1)), ("to all", Shard(1), Replicate())]:
+    for name, before, after in [
+        ("to a shard", Replicate(), Shard(0)),
+        ("to another", Shard(0), Shard(1)),
+        ("to all", Shard(1), Replicate()),
+    ]:
         for rows in (size, 2 * size + 1):
             whole = distribute_tensor(mine(0, rows, 6).requires_grad_(), mesh, [before])
             moved = whole.redistribute(mesh, [after])
@@ -149,13 +185,29 @@ def several(rank, size):
         call(f"allreduce, {op}", backend.allreduce, [each.long() for each in tensors(3, 5)], how)
     call("allreduce, one tensor twice", backend.allreduce, [mine(rank, 4)] * 2)
     call("allreduce, two views", backend.allreduce, list(mine(rank, 4).split(2)))
-    call("allreduce, sparse", backend.allreduce,
-         [torch.sparse_coo_tensor([[rank, 3]], [1.0, 2.0], (4,)), torch.sparse_coo_tensor([[0, rank]], [5.0, 7.0], (4,))])
+    call(
+        "allreduce, sparse",
+        backend.allreduce,
+        [
+            torch.sparse_coo_tensor([[rank, 3]], [1.0, 2.0], (4,)),
+            torch.sparse_coo_tensor([[0, rank]], [5.0, 7.0], (4,)),
+        ],
+    )
     for root in range(min(size, 2)):
         for tensor in range(2):
             how = options(dist.BroadcastOptions, rootRank=root, rootTensor=tensor)
-            call(f"broadcast of tensor {tensor} of rank {root}", backend.broadcast, tensors(2, 3), how)
-    call("allgather", backend.allgather, [[torch.empty(2, 2) for _ in range(2 * size)] for _ in range(2)], tensors(2, 2, 2))
+            call(
+                f"broadcast of tensor {tensor} of rank {root}",
+                backend.broadcast,
+                tensors(2, 3),
+                how,
+            )
+    call(
+        "allgather",
+        backend.allgather,
+        [[torch.empty(2, 2) for _ in range(2 * size)] for _ in range(2)],
+        tensors(2, 2, 2),
+    )
     return found
 
 
@@ -174,7 +226,9 @@ def average_of_several(rank, size):
         torch.testing.assert_close(tensor, sums / size)
     # Refused on every rank: the group goes on.
     for _ in range(2):
-        with pytest.raises(RuntimeError, match="2 tensors were given.*invalid tensor size at index 1"):
+        with pytest.raises(
+            RuntimeError, match="2 tensors were given.*invalid tensor size at index 1"
+        ):
             backend.allreduce([mine(rank, 3), mine(rank, 4)])
         dist.barrier()
 
@@ -189,17 +243,31 @@ def refusals(rank, size):
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     sparse = torch.sparse_coo_tensor([[rank]], [1.0], (4,))
     x, longer, wide = mine(rank, 3), mine(rank, 4), mine(rank, 3).double()
-    kinds = {"broadcast": dist.BroadcastOptions, "reduce": dist.ReduceOptions, "gather": dist.GatherOptions, "scatter": dist.ScatterOptions}
+    kinds = {
+        "broadcast": dist.BroadcastOptions,
+        "reduce": dist.ReduceOptions,
+        "gather": dist.GatherOptions,
+        "scatter": dist.ScatterOptions,
+    }
     from_0 = {name: options(kind, rootRank=0) for name, kind in kinds.items()}
     many = [x] * size
-    by_root = {"broadcast": ([x],), "reduce": ([x],), "gather": ([many], [x]), "scatter": ([x], [many])}
+    by_root = {
+        "broadcast": ([x],),
+        "reduce": ([x],),
+        "gather": ([many], [x]),
+        "scatter": ([x], [many]),
+    }
     calls, lone = {}, {}  # `lone`: those that one rank alone makes
     for name, arguments in by_root.items():
         for root in (-1, size):
             calls[f"{name} by {root}"] = (name, *arguments, options(kinds[name], rootRank=root))
     for name in ("broadcast", "reduce"):
         for tensor in (-1, 1):
-            calls[f"{name} of tensor {tensor}"] = (name, [x], options(kinds[name], rootRank=0, rootTensor=tensor))
+            calls[f"{name} of tensor {tensor}"] = (
+                name,
+                [x],
+                options(kinds[name], rootRank=0, rootTensor=tensor),
+            )
         calls[f"{name} of none"] = (name, [], from_0[name])
     for what, other in {"sizes": longer, "types": wide}.items():
         calls[f"allreduce, unlike {what}"] = ("allreduce", [x, other])
@@ -210,7 +278,11 @@ def refusals(rank, size):
         lone[f"scatter, unlike {what}"] = (0, "scatter", [x], [[other] * size], from_0["scatter"])
     calls["allreduce, unlike layouts"] = ("allreduce", [x, sparse])
     calls["allreduce of none"] = ("allreduce", [])
-    calls["allreduce of sparse tensors, MAX"] = ("allreduce", [sparse], options(dist.AllreduceOptions, reduceOp=dist.ReduceOp.MAX))
+    calls["allreduce of sparse tensors, MAX"] = (
+        "allreduce",
+        [sparse],
+        options(dist.AllreduceOptions, reduceOp=dist.ReduceOp.MAX),
+    )
     calls["allreduce_coalesced of none"] = ("allreduce_coalesced", [])
     calls["allreduce_coalesced of sparse tensors"] = ("allreduce_coalesced", [sparse])
     calls["reduce of two"] = ("reduce", [x, x.clone()], from_0["reduce"])
@@ -225,8 +297,20 @@ def refusals(rank, size):
     calls["reduce_scatter into two"] = ("reduce_scatter", [x, x], [many] * 2)
     calls["reduce_scatter, short list"] = ("reduce_scatter", [x], [[x]])
     calls["alltoall, short lists"] = ("alltoall", [x], [x])
-    calls["alltoall_base, wrong splits"] = ("alltoall_base", mine(rank, size), mine(rank, size), [2] * size, [1] * size)
-    calls["alltoall_base, uneven"] = ("alltoall_base", mine(rank, size + 1), mine(rank, size + 1), [], [])
+    calls["alltoall_base, wrong splits"] = (
+        "alltoall_base",
+        mine(rank, size),
+        mine(rank, size),
+        [2] * size,
+        [1] * size,
+    )
+    calls["alltoall_base, uneven"] = (
+        "alltoall_base",
+        mine(rank, size + 1),
+        mine(rank, size + 1),
+        [],
+        [],
+    )
     calls["send of two"] = ("send", [x, x], (rank + 1) % size, 0)
     calls["recv of two"] = ("recv", [x, x], (rank + 1) % size, 0)
     lone["gather without outputs"] = (0, "gather", [], [x], from_0["gather"])
@@ -259,8 +343,12 @@ def test_refusals():
         assert mine[rank].keys() == theirs[rank].keys()
         for name, words in theirs[rank].items():
             said = mine[rank][name]
-            assert re.sub(r"at index \d", "", words) in re.sub(r"at index \d", "", said), f"{name} on rank {rank}"
-            assert re.match(rf"\w+ on rank {rank} \(group \S+\): \S+ .* \(", said), f"{name} on rank {rank}: {said}"
+            assert re.sub(r"at index \d", "", words) in re.sub(r"at index \d", "", said), (
+                f"{name} on rank {rank}"
+            )
+            assert re.match(rf"\w+ on rank {rank} \(group \S+\): \S+ .* \(", said), (
+                f"{name} on rank {rank}: {said}"
+            )
 
 
 def in_any_layout(rank, size):
@@ -289,24 +377,81 @@ def in_any_layout(rank, size):
                 assert torch.equal(a, b), f"{what}, {name}"
 
         check(lambda x: dist.all_reduce(x), [fresh()], "all_reduce")
-        check(lambda x: dist.all_reduce(x, async_op=True).wait(), [fresh()], "all_reduce, asynchronous")
+        check(
+            lambda x: dist.all_reduce(x, async_op=True).wait(),
+            [fresh()],
+            "all_reduce, asynchronous",
+        )
         check(lambda x: dist.broadcast(x, last), [fresh()], "broadcast")
         check(lambda x: dist.reduce(x, last), [fresh()], "reduce")
-        check(lambda x, *out: dist.all_gather(list(out), x), [fresh(), *(blank() for _ in every)], "all_gather")
-        check(lambda x, *out: dist.gather(x, list(out) if rank == last else None, last), [fresh(), *(blank() for _ in every)], "gather")
-        check(lambda x, *give: dist.scatter(x, list(give) if rank == 0 else None), [blank(), *(fresh(number=n) for n in every)], "scatter")
-        check(lambda x, *give: dist.reduce_scatter(x, list(give)), [blank(), *(fresh(number=n) for n in every)], "reduce_scatter")
-        check(lambda x, out: dist.all_gather_into_tensor(out, x), [fresh(), blank(2 * size)], "all_gather_into_tensor")
-        check(lambda x, out: dist.all_gather_into_tensor(out, x, async_op=True).wait(), [fresh(), blank(2 * size)], "the same, asynchronous")
-        check(lambda x, out: dist.reduce_scatter_tensor(x, out), [blank(), fresh(2 * size)], "reduce_scatter_tensor")
-        check(lambda x, out: group.allgather_into_tensor_coalesced([out], [x]).wait(), [fresh(), blank(2 * size)], "all_gather coalesced")
-        check(lambda x, out: group.reduce_scatter_tensor_coalesced([x], [out]).wait(), [blank(), fresh(2 * size)], "reduce_scatter coalesced")
-        check(lambda x, out: dist.all_to_all_single(out, x), [fresh(size), blank(size)], "all_to_all_single")
-        check(lambda *both: dist.all_to_all(list(both[size:]), list(both[:size])),
-              [*(fresh(number=n) for n in every), *(blank() for _ in every)], "all_to_all")
-        check(lambda *both: dist.all_reduce_coalesced(list(both)), [fresh(), fresh(number=1)], "all_reduce_coalesced")
+        check(
+            lambda x, *out: dist.all_gather(list(out), x),
+            [fresh(), *(blank() for _ in every)],
+            "all_gather",
+        )
+        check(
+            lambda x, *out: dist.gather(x, list(out) if rank == last else None, last),
+            [fresh(), *(blank() for _ in every)],
+            "gather",
+        )
+        check(
+            lambda x, *give: dist.scatter(x, list(give) if rank == 0 else None),
+            [blank(), *(fresh(number=n) for n in every)],
+            "scatter",
+        )
+        check(
+            lambda x, *give: dist.reduce_scatter(x, list(give)),
+            [blank(), *(fresh(number=n) for n in every)],
+            "reduce_scatter",
+        )
+        check(
+            lambda x, out: dist.all_gather_into_tensor(out, x),
+            [fresh(), blank(2 * size)],
+            "all_gather_into_tensor",
+        )
+        check(
+            lambda x, out: dist.all_gather_into_tensor(out, x, async_op=True).wait(),
+            [fresh(), blank(2 * size)],
+            "the same, asynchronous",
+        )
+        check(
+            lambda x, out: dist.reduce_scatter_tensor(x, out),
+            [blank(), fresh(2 * size)],
+            "reduce_scatter_tensor",
+        )
+        check(
+            lambda x, out: group.allgather_into_tensor_coalesced([out], [x]).wait(),
+            [fresh(), blank(2 * size)],
+            "all_gather coalesced",
+        )
+        check(
+            lambda x, out: group.reduce_scatter_tensor_coalesced([x], [out]).wait(),
+            [blank(), fresh(2 * size)],
+            "reduce_scatter coalesced",
+        )
+        check(
+            lambda x, out: dist.all_to_all_single(out, x),
+            [fresh(size), blank(size)],
+            "all_to_all_single",
+        )
+        check(
+            lambda *both: dist.all_to_all(list(both[size:]), list(both[:size])),
+            [*(fresh(number=n) for n in every), *(blank() for _ in every)],
+            "all_to_all",
+        )
+        check(
+            lambda *both: dist.all_reduce_coalesced(list(both)),
+            [fresh(), fresh(number=1)],
+            "all_reduce_coalesced",
+        )
         after, before = (rank + 1) % size, (rank - 1) % size
-        check(lambda x, out: [work.wait() for work in (dist.isend(x, after), dist.irecv(out, before))], [fresh(), blank()], "messages")
+        check(
+            lambda x, out: [
+                work.wait() for work in (dist.isend(x, after), dist.irecv(out, before))
+            ],
+            [fresh(), blank()],
+            "messages",
+        )
 
 
 # spec: F4 F5 tensors that are not contiguous, in every call of stock torch's

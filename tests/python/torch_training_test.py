@@ -9,12 +9,12 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
+from ranks import meeting_file, run_ranks
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import muster.torch
-from ranks import meeting_file, run_ranks
 
 TORCHRUN_WORKER = """
 import os, sys
@@ -39,7 +39,9 @@ else:
 backend = {"backend": "muster"} if sys.argv[1] == "torch" else {}
 """
 
-TURNS_WORKER = DIST_OF_THE_WAY + """
+TURNS_WORKER = (
+    DIST_OF_THE_WAY
+    + """
 for turn in range(3):
     dist.init_process_group(**backend, timeout=datetime.timedelta(seconds=60))
     group = dist.new_group([0, 1])
@@ -48,9 +50,12 @@ for turn in range(3):
     os.write(1, f"rank {dist.get_rank()} turn {turn} sum {x.item()}\\n".encode())
     dist.destroy_process_group()
 """
+)
 
 # Of the first two runs one rank ends, each time another; torchrun kills the others wherever they are.
-RESTART_WORKER = DIST_OF_THE_WAY + """
+RESTART_WORKER = (
+    DIST_OF_THE_WAY
+    + """
 rank, run, end = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"]), sys.argv[2]
 if run < 2 and rank == run and end == "before init":
     os._exit(3)
@@ -63,13 +68,16 @@ if run == 2:
     os.write(1, f"rank {rank} run {run} sum {x.item()}\\n".encode())
 dist.destroy_process_group()
 """
+)
 
 
 def on_ranks(size, body, *arguments, backend="muster"):
     name = meeting_file()
 
     def rank_body(rank):
-        dist.init_process_group(backend, store=dist.FileStore(name, size), rank=rank, world_size=size)
+        dist.init_process_group(
+            backend, store=dist.FileStore(name, size), rank=rank, world_size=size
+        )
         try:
             return body(rank, size, *arguments)
         finally:
@@ -80,7 +88,9 @@ def on_ranks(size, body, *arguments, backend="muster"):
 
 def model():
     torch.manual_seed(1)
-    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+    return torch.nn.Sequential(
+        torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.ReLU(), torch.nn.Linear(16, 4)
+    )
 
 
 def batch(rank, step):
@@ -105,9 +115,14 @@ def trained_by_ddp(rank, size, options):
 
 
 # spec: A2 stock DDP trains as on Gloo
-@pytest.mark.parametrize("options", [{}, {"bucket_cap_mb": 0.0005, "gradient_as_bucket_view": True}, {"static_graph": True}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"bucket_cap_mb": 0.0005, "gradient_as_bucket_view": True}, {"static_graph": True}],
+)
 def test_ddp_trains_as_on_gloo(options):
-    by_muster, by_gloo = (on_ranks(2, trained_by_ddp, options, backend=backend) for backend in ("muster", "gloo"))
+    by_muster, by_gloo = (
+        on_ranks(2, trained_by_ddp, options, backend=backend) for backend in ("muster", "gloo")
+    )
     assert by_muster[0][0] == by_muster[1][0]
     for mine, theirs in zip(by_muster[0], by_gloo[0]):
         torch.testing.assert_close(torch.tensor(mine), torch.tensor(theirs))
@@ -138,15 +153,24 @@ def trained_with_complex_parameters(rank, size, options, hook):
 
 
 # spec: A2 stock DDP trains complex parameters as on Gloo, whose buckets are lent too
-@pytest.mark.parametrize("options, hook", [
-    ({}, None), ({"gradient_as_bucket_view": True}, None), ({"bucket_cap_mb": 1e-5}, None),
-    ({"static_graph": True}, None), ({"find_unused_parameters": True}, None),
-    ({}, default_hooks.allreduce_hook), ({}, default_hooks.fp16_compress_hook),
-    ({}, default_hooks.bf16_compress_hook)])
+@pytest.mark.parametrize(
+    "options, hook",
+    [
+        ({}, None),
+        ({"gradient_as_bucket_view": True}, None),
+        ({"bucket_cap_mb": 1e-5}, None),
+        ({"static_graph": True}, None),
+        ({"find_unused_parameters": True}, None),
+        ({}, default_hooks.allreduce_hook),
+        ({}, default_hooks.fp16_compress_hook),
+        ({}, default_hooks.bf16_compress_hook),
+    ],
+)
 def test_ddp_trains_complex_parameters(options, hook):
     by_muster, by_gloo = (
         on_ranks(2, trained_with_complex_parameters, options, hook, backend=backend)
-        for backend in ("muster", "gloo"))
+        for backend in ("muster", "gloo")
+    )
     assert by_muster[0] == by_muster[1]
     for mine, theirs in zip(by_muster[0], by_gloo[0]):
         torch.testing.assert_close(torch.tensor(mine), torch.tensor(theirs), rtol=1e-5, atol=1e-6)
@@ -173,7 +197,10 @@ def trained_by_hook_that_resizes(rank, size, options):
 # spec: A2 a communication hook may resize its bucket, lent memory too, as on Gloo
 @pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}])
 def test_hook_resizes_bucket(options):
-    by_muster, by_gloo = (on_ranks(2, trained_by_hook_that_resizes, options, backend=backend) for backend in ("muster", "gloo"))
+    by_muster, by_gloo = (
+        on_ranks(2, trained_by_hook_that_resizes, options, backend=backend)
+        for backend in ("muster", "gloo")
+    )
     assert by_muster[0][0] == by_muster[1][0]
     for mine, theirs in zip(by_muster[0], by_gloo[0]):
         torch.testing.assert_close(torch.tensor(mine), torch.tensor(theirs))
@@ -192,7 +219,10 @@ def buckets_in_shared_memory(rank, size):
         assert memory.shape == (5,) and memory.dtype == dtype and muster.in_shared_memory(memory)
 
 
-@pytest.mark.skipif(torch.cuda.device_count() > 0, reason="left to the user where a GPU's backend would lend memory too")
+@pytest.mark.skipif(
+    torch.cuda.device_count() > 0,
+    reason="left to the user where a GPU's backend would lend memory too",
+)
 def test_buckets_of_ddp_are_in_shared_memory():
     on_ranks(2, buckets_in_shared_memory)
 
@@ -207,7 +237,9 @@ def pass_with(hook):
 
 
 def calls_in_backward(rank, size):
-    torch.set_num_threads(2 * os.cpu_count())  # no core is free beside such ranks: the passes drive their calls themselves
+    torch.set_num_threads(
+        2 * os.cpu_count()
+    )  # no core is free beside such ranks: the passes drive their calls themselves
     whole = torch.full((100_000,), float(sum(range(size))))
 
     def mine():
@@ -251,7 +283,12 @@ def calls_in_backward(rank, size):
 
     # A pass within a pass, and one that fails.
     works, y = [], mine()
-    pass_with(lambda grad: (works.append(dist.all_reduce(y, async_op=True)), pass_with(waits), waits(grad)) and None)
+    pass_with(
+        lambda grad: (
+            (works.append(dist.all_reduce(y, async_op=True)), pass_with(waits), waits(grad))
+            and None
+        )
+    )
     works[0].wait()
     assert torch.equal(y, whole)
     x = mine()
@@ -286,7 +323,10 @@ def sharded(rank, size, folder):
     optimizer = torch.optim.SGD(whole.parameters(), lr=0.1, momentum=0.9)
     for step in range(4):
         optimizer.zero_grad()
-        sum(torch.nn.functional.mse_loss(whole(x), y) for x, y in (batch(r, step) for r in range(size))).div(size).backward()
+        sum(
+            torch.nn.functional.mse_loss(whole(x), y)
+            for x, y in (batch(r, step) for r in range(size))
+        ).div(size).backward()
         optimizer.step()
     for shard, parameter in zip(net.parameters(), whole.parameters()):
         torch.testing.assert_close(shard.full_tensor(), parameter)
@@ -327,7 +367,9 @@ def sharded_with_complex_parameters(rank, size):
 # spec: A2 stock fully_shard of complex parameters, in lent memory too
 def test_fully_shard_of_complex_parameters():
     by_muster, by_gloo = (
-        on_ranks(2, sharded_with_complex_parameters, backend=backend) for backend in ("muster", "gloo"))
+        on_ranks(2, sharded_with_complex_parameters, backend=backend)
+        for backend in ("muster", "gloo")
+    )
     for mine, theirs in zip(by_muster[0], by_gloo[0]):
         torch.testing.assert_close(torch.tensor(mine), torch.tensor(theirs), rtol=1e-5, atol=1e-6)
 
@@ -340,7 +382,9 @@ def tensors_on_a_mesh(rank, size):
     columns = rows.redistribute(mesh, [Shard(1)])
     assert torch.equal(columns.full_tensor(), whole)
     product = columns @ distribute_tensor(torch.ones(6, 2), mesh, [Shard(0)])
-    assert torch.equal(product.redistribute(mesh, [Replicate()]).to_local(), whole @ torch.ones(6, 2))
+    assert torch.equal(
+        product.redistribute(mesh, [Replicate()]).to_local(), whole @ torch.ones(6, 2)
+    )
 
 
 # spec: D6 stock DTensor on a stock DeviceMesh
@@ -352,10 +396,25 @@ def torchrun(folder, program, *arguments, options=()):
     """What the ranks' lines that begin with "rank" say, sorted."""
     script = folder / "worker.py"
     script.write_text(program)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("MUSTER_SECRET")}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("MUSTER_SECRET")
+    }
     run = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *options, str(script), *arguments],
-        capture_output=True, text=True, timeout=240, env=environment | {"OMP_NUM_THREADS": "1"},
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            "2",
+            *options,
+            str(script),
+            *arguments,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=environment | {"OMP_NUM_THREADS": "1"},
     )
     assert run.returncode == 0, run.stderr
     return sorted(line for line in run.stdout.splitlines() if line.startswith("rank"))
@@ -363,13 +422,17 @@ def torchrun(folder, program, *arguments, options=()):
 
 # spec: J5 a stock torchrun script
 def test_torchrun(tmp_path):
-    assert torchrun(tmp_path, TORCHRUN_WORKER, "muster") == [f"rank {rank} of 2 [3.0, 3.0, 3.0]" for rank in range(2)]
+    assert torchrun(tmp_path, TORCHRUN_WORKER, "muster") == [
+        f"rank {rank} of 2 [3.0, 3.0, 3.0]" for rank in range(2)
+    ]
 
 
 # spec: J5 under stock torchrun, init after destroy, by torch and by muster's own interface
 @pytest.mark.parametrize("way", ["torch", "muster"])
 def test_torchrun_init_after_destroy(tmp_path, way):
-    assert torchrun(tmp_path, TURNS_WORKER, way) == [f"rank {rank} turn {turn} sum {2 * turn}" for rank in range(2) for turn in range(3)]
+    assert torchrun(tmp_path, TURNS_WORKER, way) == [
+        f"rank {rank} turn {turn} sum {2 * turn}" for rank in range(2) for turn in range(3)
+    ]
 
 
 # spec: J5 under stock torchrun, workers that are started again meet on the store in which the first ones left their keys

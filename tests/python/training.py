@@ -2,10 +2,10 @@
 
 import torch
 import torch.distributed as theirs
+from ranks import meeting_file, run_ranks
 
 import muster as dist
 from muster.algorithms.ddp_comm_hooks import lazily
-from ranks import meeting_file, run_ranks
 
 
 def on_ranks(size, body, *arguments, gloo=False):
@@ -15,7 +15,9 @@ def on_ranks(size, body, *arguments, gloo=False):
     def rank_body(rank):
         dist.init_process_group(init_method="file://" + mine, rank=rank, world_size=size)
         if gloo:
-            theirs.init_process_group("gloo", store=theirs.FileStore(name_of_theirs, size), rank=rank, world_size=size)
+            theirs.init_process_group(
+                "gloo", store=theirs.FileStore(name_of_theirs, size), rank=rank, world_size=size
+            )
         value = body(rank, size, *arguments)
         if gloo:
             theirs.destroy_process_group()

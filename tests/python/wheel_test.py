@@ -9,11 +9,13 @@ import sys
 
 import pytest
 import torch
-
 from readme_test import PRINTED, PROGRAM, printed_lines
 
 ROOT = pathlib.Path(__file__).parents[2]
-pytestmark = pytest.mark.skipif(not os.environ.get("MUSTER_TEST_LONG"), reason="builds the package, which takes minutes (MUSTER_TEST_LONG=1)")
+pytestmark = pytest.mark.skipif(
+    not os.environ.get("MUSTER_TEST_LONG"),
+    reason="builds the package, which takes minutes (MUSTER_TEST_LONG=1)",
+)
 
 STOCK = """
 import torch, torch.distributed as dist  # muster is found by torch itself
@@ -31,19 +33,43 @@ def site(tmp_path_factory):
     """A folder with what the wheel installs, and nothing else."""
     folder = tmp_path_factory.mktemp("wheel")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, "--config-settings", f"build-dir={folder}/build", ROOT]
+    build = [
+        *pip,
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        folder,
+        "--config-settings",
+        f"build-dir={folder}/build",
+        ROOT,
+    ]
     made = subprocess.run(build, capture_output=True, text=True, timeout=3000)
     assert made.returncode == 0, made.stdout[-4000:] + made.stderr[-4000:]
     (wheel,) = folder.glob("muster_dist-*.whl")
-    subprocess.run([*pip, "install", "--no-deps", "--quiet", "--target", folder / "site", wheel], check=True, timeout=300)
+    subprocess.run(
+        [*pip, "install", "--no-deps", "--quiet", "--target", folder / "site", wheel],
+        check=True,
+        timeout=300,
+    )
     return folder / "site"
 
 
 def run(site, *command):
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("MUSTER_")}
-    path = os.path.dirname(sys.executable) + os.pathsep + environment["PATH"]  # as where the environment is activated
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=site,
-                           env=environment | {"PATH": path, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"})
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("MUSTER_")
+    }
+    path = (
+        os.path.dirname(sys.executable) + os.pathsep + environment["PATH"]
+    )  # as where the environment is activated
+    ended = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        cwd=site,
+        env=environment | {"PATH": path, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"},
+    )
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 
@@ -60,7 +86,9 @@ def test_wheel_asks_for_the_torch_that_it_was_built_against(site):
 @pytest.mark.parametrize("launcher", ["muster run", "torchrun", "threads"])
 def test_readme_program(site, launcher, tmp_path):
     program = tmp_path / "program.py"
-    program.write_text(PROGRAM if launcher != "threads" else PROGRAM.replace("    main()", "    " + ON_THREADS))
+    program.write_text(
+        PROGRAM if launcher != "threads" else PROGRAM.replace("    main()", "    " + ON_THREADS)
+    )
     four = ["--standalone", "--nproc-per-node", "4"]
     start = {
         "muster run": [site / "bin/muster", "run", *four, sys.executable],
@@ -75,11 +103,40 @@ def test_bench_is_whole(site):
     for kind in ("floors", "store", "ddp", "rpc", "python"):
         assert "--help" in run(site, *bench, kind, "--help")
     rows = site / "rows.jsonl"
-    run(site, *bench, "--sizes", "8", "--seconds", "0.01", "--rounds", "1", "--vs", "gloo", "--json", rows)
-    gloo = next(row for row in map(json.loads, rows.read_text().splitlines()) if row["library"] == "gloo")
+    run(
+        site,
+        *bench,
+        "--sizes",
+        "8",
+        "--seconds",
+        "0.01",
+        "--rounds",
+        "1",
+        "--vs",
+        "gloo",
+        "--json",
+        rows,
+    )
+    gloo = next(
+        row for row in map(json.loads, rows.read_text().splitlines()) if row["library"] == "gloo"
+    )
     assert gloo["op"] == "all_reduce" and gloo["loop_us"] > 0 and gloo["p50_us"] > 0
     rows.unlink()
-    run(site, *bench, "store", "--count", "1", "--rounds", "1", "--seconds", "0.01", "--python", sys.executable, "--json", rows)
+    run(
+        site,
+        *bench,
+        "store",
+        "--count",
+        "1",
+        "--rounds",
+        "1",
+        "--seconds",
+        "0.01",
+        "--python",
+        sys.executable,
+        "--json",
+        rows,
+    )
     assert json.loads(rows.read_text())["stock_us"] > 0
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler, swa_utils
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from training import assert_equal, on_ranks
 
 import muster as dist
 from muster.fsdp import (
@@ -19,7 +20,6 @@ from muster.fsdp import (
 )
 from muster.nn.parallel import DistributedDataParallel
 from muster.optim import ZeroRedundancyOptimizer
-from training import assert_equal, on_ranks
 
 SCHEDULERS = {
     "LambdaLR": lambda of: lr_scheduler.LambdaLR(of, lambda epoch: 0.9**epoch),
@@ -132,9 +132,7 @@ def trained_by_schedule(rank, size, schedule, kind, defaults):
         for (model, optimizer, look), each in zip(kinds, schedules):
             optimizer.zero_grad()
             loss = (
-                one_rank_on_all(model, size, step)
-                if model is plain
-                else loss_of(model, rank, step)
+                one_rank_on_all(model, size, step) if model is plain else loss_of(model, rank, step)
             )
             loss.backward()
             optimizer.step()

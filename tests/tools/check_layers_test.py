@@ -47,38 +47,74 @@ class CheckLayers(unittest.TestCase):
         self.assertIn(" 1 forbidden", output)
 
     def test_refuses_an_upward_include(self):
-        self.refuses("src/muster/base/clock.cc", '#include "muster/transport/factory.h"\n', "base/ may not include transport/")
+        self.refuses(
+            "src/muster/base/clock.cc",
+            '#include "muster/transport/factory.h"\n',
+            "base/ may not include transport/",
+        )
 
     def test_refuses_an_upward_include_into_the_top_level(self):
-        self.refuses("src/muster/base/clock.cc", '#include "muster/distributed.h"\n', "base/ may not include group/")
+        self.refuses(
+            "src/muster/base/clock.cc",
+            '#include "muster/distributed.h"\n',
+            "base/ may not include group/",
+        )
 
     def test_refuses_testing_outside_tests(self):
-        self.refuses("src/muster/group/work.cc", '#include "muster/testing/rank_threads.h"\n', "testing/ is for tests")
+        self.refuses(
+            "src/muster/group/work.cc",
+            '#include "muster/testing/rank_threads.h"\n',
+            "testing/ is for tests",
+        )
 
     def test_refuses_a_private_header_of_a_kind(self):
-        self.refuses("src/muster/group/work.cc", '#include "muster/transport/tcp/stream.h"\n', "private to transport/")
+        self.refuses(
+            "src/muster/group/work.cc",
+            '#include "muster/transport/tcp/stream.h"\n',
+            "private to transport/",
+        )
 
     def test_refuses_a_private_header_in_examples(self):
-        self.refuses("examples/bad.cc", '#include "muster/transport/tcp/stream.h"\n', "private to transport/")
+        self.refuses(
+            "examples/bad.cc", '#include "muster/transport/tcp/stream.h"\n', "private to transport/"
+        )
 
     def test_refuses_a_private_folder(self):
-        self.refuses("src/muster/parallel/reducer.cc", '#include "muster/group/backends/native.h"\n', "private to group/")
+        self.refuses(
+            "src/muster/parallel/reducer.cc",
+            '#include "muster/group/backends/native.h"\n',
+            "private to group/",
+        )
 
     def test_refuses_torch_in_the_torch_free_half(self):
         for header in ("torch/types.h", "ATen/ATen.h", "c10/util/Half.h"):
-            self.refuses("src/muster/transport/tcp/stream.cc", f"#include <{header}>\n", "torch is for group/")
+            self.refuses(
+                "src/muster/transport/tcp/stream.cc",
+                f"#include <{header}>\n",
+                "torch is for group/",
+            )
 
     def test_refuses_torch_distributed_outside_compat(self):
-        self.refuses("src/muster/group/work.cc", "#include <torch/csrc/distributed/c10d/Work.hpp>\n", "is for compat/")
+        self.refuses(
+            "src/muster/group/work.cc",
+            "#include <torch/csrc/distributed/c10d/Work.hpp>\n",
+            "is for compat/",
+        )
 
     def test_refuses_fmt_outside_the_log(self):
         self.refuses("src/muster/base/env.cc", "#include <fmt/core.h>\n", "stay behind base/log.h")
 
     def test_refuses_an_unknown_folder(self):
-        self.refuses("src/muster/helpers/strings.cc", '#include "muster/base/status.h"\n', "belongs to no layer")
+        self.refuses(
+            "src/muster/helpers/strings.cc",
+            '#include "muster/base/status.h"\n',
+            "belongs to no layer",
+        )
 
     def test_refuses_a_missing_header(self):
-        self.refuses("src/muster/base/env.cc", '#include "muster/base/missing.h"\n', "no such header")
+        self.refuses(
+            "src/muster/base/env.cc", '#include "muster/base/missing.h"\n', "no such header"
+        )
 
     def test_refuses_a_relative_include(self):
         self.refuses("src/muster/base/env.cc", '#include "status.h"\n', "are included as")

@@ -30,24 +30,35 @@ def run(files, *arguments):
             path = pathlib.Path(folder) / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        done = subprocess.run([sys.executable, "-B", TOOL, "--root", folder, *arguments], capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-B", TOOL, "--root", folder, *arguments],
+            capture_output=True,
+            text=True,
+        )
         return done.returncode, done.stdout + done.stderr
 
 
 class Conformance(unittest.TestCase):
     def test_counts_per_letter(self):
-        code, output = run({"src/muster/store/kinds_test.cc": "// spec: C1 kinds\nTEST(Store, Kinds) {}\n"})
+        code, output = run(
+            {"src/muster/store/kinds_test.cc": "// spec: C1 kinds\nTEST(Store, Kinds) {}\n"}
+        )
         self.assertEqual(code, 0, output)
         self.assertIn("C    1/2   Stores; no test names C2\n", output)
         self.assertIn("F    0/3   Collectives; no test names F1 F2 F3\n", output)
         self.assertIn("1/5   lines", output)
 
     def test_takes_every_kind_of_test(self):
-        code, output = run({
-            "src/muster/store/a_test.cc": "// spec: C1 kinds\nTEST_P(Store, Kinds) {}\n",
-            "tests/python/b_test.py": "# spec: C2 ports\ndef test_ports():\n    pass\n",
-            "tests/install/CMakeLists.txt": "# spec: F1 installed\nadd_test(NAME install COMMAND true)\n",
-        }, "--expect", "C", "F1")
+        code, output = run(
+            {
+                "src/muster/store/a_test.cc": "// spec: C1 kinds\nTEST_P(Store, Kinds) {}\n",
+                "tests/python/b_test.py": "# spec: C2 ports\ndef test_ports():\n    pass\n",
+                "tests/install/CMakeLists.txt": "# spec: F1 installed\nadd_test(NAME install COMMAND true)\n",
+            },
+            "--expect",
+            "C",
+            "F1",
+        )
         self.assertEqual(code, 0, output)
 
     def test_several_ids_in_one_comment(self):
@@ -55,13 +66,26 @@ class Conformance(unittest.TestCase):
         code, output = run({"src/muster/a_test.cc": test}, "--clauses", "C", "F")
         self.assertEqual(code, 0, output)
         place = "[A.B, src/muster/a_test.cc:1]"
-        self.assertEqual(output.splitlines(), [
-            "C1 Kinds.", f"    both  {place}", "C2 Ports, and what follows.", f"    both  {place}", "F1 Synchronous.",
-            f"    alone  {place}", "F2 Broadcast.", f"    a pair that goes on  {place}", "F3 All-reduce.",
-            f"    a pair that goes on  {place}"])
+        self.assertEqual(
+            output.splitlines(),
+            [
+                "C1 Kinds.",
+                f"    both  {place}",
+                "C2 Ports, and what follows.",
+                f"    both  {place}",
+                "F1 Synchronous.",
+                f"    alone  {place}",
+                "F2 Broadcast.",
+                f"    a pair that goes on  {place}",
+                "F3 All-reduce.",
+                f"    a pair that goes on  {place}",
+            ],
+        )
 
     def test_an_id_in_the_middle_of_words_is_no_clause(self):
-        code, output = run({"src/muster/a_test.cc": "// spec: C1 like F1 does\nTEST(A, B) {}\n"}, "--expect", "F1")
+        code, output = run(
+            {"src/muster/a_test.cc": "// spec: C1 like F1 does\nTEST(A, B) {}\n"}, "--expect", "F1"
+        )
         self.assertEqual(code, 1)
         self.assertIn("no test names F1", output)
 
@@ -76,7 +100,9 @@ class Conformance(unittest.TestCase):
             file.write("F1-F3  # collectives\nC2\n")
             file.flush()
             code, output = run(test, "--expect", file.name)
-            self.assertEqual((code, output), (1, "conformance: no test names C2: Ports, and what follows.\n"))
+            self.assertEqual(
+                (code, output), (1, "conformance: no test names C2: Ports, and what follows.\n")
+            )
 
     def test_refuses_what_would_not_count(self):
         for text, reason in (
@@ -91,7 +117,10 @@ class Conformance(unittest.TestCase):
             self.assertIn(reason, output)
 
     def test_python_alone(self):
-        files = {"src/muster/a_test.cc": "// spec: C1\nTEST(A, B) {}\n", "tests/python/b_test.py": "# spec: C2\ndef test_ports():\n    pass\n"}
+        files = {
+            "src/muster/a_test.cc": "// spec: C1\nTEST(A, B) {}\n",
+            "tests/python/b_test.py": "# spec: C2\ndef test_ports():\n    pass\n",
+        }
         self.assertEqual(run(files, "--python", "--expect", "C2")[0], 0)
         code, output = run(files, "--python", "--expect", "C")
         self.assertEqual(code, 1)

@@ -16,26 +16,57 @@ def judged(rows):
     with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
         file.write("".join(json.dumps(row) + "\n" for row in [cores, *rows]))
         file.flush()
-        done = subprocess.run([sys.executable, "-B", TOOL, file.name], capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-B", TOOL, file.name], capture_output=True, text=True
+        )
     assert not done.stderr, done.stderr
     return done.stdout.splitlines(), done.returncode
 
 
 def step(model, mode, overhead, ranks=2):
     """A row as `muster bench ddp --json` writes it."""
-    return {"bench": "ddp", "model": model, "ranks": ranks, "mode": mode, "step_ms": 30, "overhead_ms": overhead, "rank0_step_ms": 31,
-            "rank0_overhead_ms": 99, "steps": 60}
+    return {
+        "bench": "ddp",
+        "model": model,
+        "ranks": ranks,
+        "mode": mode,
+        "step_ms": 30,
+        "overhead_ms": overhead,
+        "rank0_step_ms": 31,
+        "rank0_overhead_ms": 99,
+        "steps": 60,
+    }
 
 
 def steps(model, muster, by_hand, stock, on_muster=None, ranks=2, nothing=None):
-    modes = {"local": 0, "stock local": 0, "muster": muster, "by hand": by_hand, "stock ddp": stock, "stock on muster": on_muster,
-             "stock, nothing sent": nothing}
-    return [step(model, mode, overhead, ranks) for mode, overhead in modes.items() if overhead is not None]
+    modes = {
+        "local": 0,
+        "stock local": 0,
+        "muster": muster,
+        "by hand": by_hand,
+        "stock ddp": stock,
+        "stock on muster": on_muster,
+        "stock, nothing sent": nothing,
+    }
+    return [
+        step(model, mode, overhead, ranks)
+        for mode, overhead in modes.items()
+        if overhead is not None
+    ]
 
 
 def cell(library, op, size, p50, loop, memory="private", ranks=2, transport="shm"):
-    return {"library": library, "op": op, "ranks": ranks, "bytes": size, "memory": memory, "transport": transport, "dtype": "float32",
-            "p50_us": p50, "loop_us": loop}
+    return {
+        "library": library,
+        "op": op,
+        "ranks": ranks,
+        "bytes": size,
+        "memory": memory,
+        "transport": transport,
+        "dtype": "float32",
+        "p50_us": p50,
+        "loop_us": loop,
+    }
 
 
 def floor(what, size, at_once, us, cores=2):
@@ -72,8 +103,12 @@ class Gates(unittest.TestCase):
 
     def test_what_stocks_own_copies_without_sending_is_no_communication(self):
         rows = steps("mlp", 2, 2, 31, 17, nothing=10) + steps("resnet", 2, 2, 31, 17, nothing=32)
-        self.assertIn("mlp on 2 ranks, without its own copying: 0.33", self.line(rows, "own copying"))
-        self.assertEqual(self.verdicts(rows, "own copying"), ["of"])  # not judged, and nothing is said where it cannot be
+        self.assertIn(
+            "mlp on 2 ranks, without its own copying: 0.33", self.line(rows, "own copying")
+        )
+        self.assertEqual(
+            self.verdicts(rows, "own copying"), ["of"]
+        )  # not judged, and nothing is said where it cannot be
         self.assertEqual(self.verdicts(rows, "on backend muster"), ["OPEN", "OPEN"])
 
     def test_each_number_of_ranks_by_itself(self):
@@ -82,7 +117,12 @@ class Gates(unittest.TestCase):
         self.assertEqual(self.verdicts(rows, "mlp on 4 ranks", "on Gloo:"), ["OPEN"])
 
     def test_the_last_of_several_runs_counts(self):
-        self.assertEqual(self.verdicts(steps("mlp", 20, 9, 20, 6) + steps("mlp", 2, 9, 20, 6), "mlp", "on Gloo:"), ["kept"])
+        self.assertEqual(
+            self.verdicts(
+                steps("mlp", 20, 9, 20, 6) + steps("mlp", 2, 9, 20, 6), "mlp", "on Gloo:"
+            ),
+            ["kept"],
+        )
 
     def test_what_is_missing_is_told_and_not_passed(self):
         self.assertEqual(self.verdicts([], "what training takes longer"), ["?"] * 6)
@@ -92,16 +132,20 @@ class Gates(unittest.TestCase):
         self.assertEqual(judged(rows)[1], 1)
 
     def test_services(self):
-        rows = [{"bench": "get", "count": 1, "muster_us": 50, "stock_us": 101},
-                {"bench": "get", "count": 32, "muster_us": 60, "stock_us": 101},
-                {"bench": "new_group", "count": 32, "muster_us": 1001, "stock_us": None}]
+        rows = [
+            {"bench": "get", "count": 1, "muster_us": 50, "stock_us": 101},
+            {"bench": "get", "count": 32, "muster_us": 60, "stock_us": 101},
+            {"bench": "new_group", "count": 32, "muster_us": 1001, "stock_us": None},
+        ]
         self.assertEqual(self.verdicts(rows, "get, "), ["kept", "OPEN"])
         self.assertEqual(self.verdicts(rows, "init, "), ["?"])
         self.assertEqual(self.verdicts(rows, "new_group on "), ["?", "?", "OPEN"])
 
     def test_a_start_is_judged_by_the_way_of_launchers(self):
-        rows = [{"bench": "init", "count": 32, "muster_us": 50, "stock_us": 501},
-                {"bench": "init_file", "count": 32, "muster_us": 50, "stock_us": 100}]
+        rows = [
+            {"bench": "init", "count": 32, "muster_us": 50, "stock_us": 501},
+            {"bench": "init_file", "count": 32, "muster_us": 50, "stock_us": 100},
+        ]
         self.assertEqual(self.verdicts(rows, "init, 32 at once: "), ["kept"])
         self.assertIn("meeting in a file: 2.0 times", self.line(rows, "init, 32 at once, meeting"))
         self.assertEqual(self.verdicts([rows[1]], "init, 32 at once: "), ["?"])
@@ -117,20 +161,44 @@ class Gates(unittest.TestCase):
             self.assertEqual(self.verdicts(everything(), title), ["kept"], title)
 
     def test_a_missing_cell_is_named_and_the_promise_not_kept(self):
-        for memory, title in (("arena", "arena tensors against the best MPI, reductions"),
-                              ("allocator", "ordinary tensors of the shared allocator against the best MPI, reductions"),
-                              ("private", "private buffers against the best MPI, every cell")):
-            rows = [row for row in everything() if (row["library"], row["op"], row["ranks"], row["bytes"], row["memory"]) !=
-                    ("muster", "reduce_scatter", 4, 1 << 20, memory)]
+        for memory, title in (
+            ("arena", "arena tensors against the best MPI, reductions"),
+            (
+                "allocator",
+                "ordinary tensors of the shared allocator against the best MPI, reductions",
+            ),
+            ("private", "private buffers against the best MPI, every cell"),
+        ):
+            rows = [
+                row
+                for row in everything()
+                if (row["library"], row["op"], row["ranks"], row["bytes"], row["memory"])
+                != ("muster", "reduce_scatter", 4, 1 << 20, memory)
+            ]
             self.assertEqual(self.verdicts(rows, title), ["?"])
-            self.assertIn("reduce_scatter of 1 MiB on 4 ranks: no row of muster", "\n".join(judged(rows)[0]))
+            self.assertIn(
+                "reduce_scatter of 1 MiB on 4 ranks: no row of muster", "\n".join(judged(rows)[0])
+            )
 
     def test_messages_between_two_ranks_are_cells_of_private_buffers(self):
         rows = [row for row in everything() if row["op"] != "ping_pong"]
-        self.assertEqual(self.verdicts(rows, "private buffers against the best MPI, every cell"), ["?"])
-        rows += [cell(library, "ping_pong", size, 9 if library == "muster" else 1, 9 if library == "muster" else 1)
-                 for library in LIBRARIES for size in (8, 1 << 20)]
-        self.assertEqual(self.verdicts(rows, "private buffers against the best MPI, every cell"), ["OPEN"])
+        self.assertEqual(
+            self.verdicts(rows, "private buffers against the best MPI, every cell"), ["?"]
+        )
+        rows += [
+            cell(
+                library,
+                "ping_pong",
+                size,
+                9 if library == "muster" else 1,
+                9 if library == "muster" else 1,
+            )
+            for library in LIBRARIES
+            for size in (8, 1 << 20)
+        ]
+        self.assertEqual(
+            self.verdicts(rows, "private buffers against the best MPI, every cell"), ["OPEN"]
+        )
 
     def test_a_missing_rival_is_named(self):
         line = "up to 1 KiB and the barrier"
@@ -143,12 +211,17 @@ class Gates(unittest.TestCase):
     def test_mpich_is_expected_where_each_rank_has_a_core(self):
         line = "up to 1 KiB and the barrier"
         without = [row for row in everything() if row["library"] != "mpich" or row["ranks"] > 2]
-        self.assertEqual(self.verdicts(everything(), line), ["kept"])  # of 4 and 8 ranks it has no rows
+        self.assertEqual(
+            self.verdicts(everything(), line), ["kept"]
+        )  # of 4 and 8 ranks it has no rows
         self.assertEqual(self.verdicts(without, line), ["?"])
 
     def test_rows_of_the_engine_alone_or_of_threads_do_not_count(self):
         for mark in ("engine", "threads"):
-            rows = [dict(row, **{mark: True}) if row["library"] == "muster" else row for row in everything()]
+            rows = [
+                dict(row, **{mark: True}) if row["library"] == "muster" else row
+                for row in everything()
+            ]
             for title in CELLS:
                 self.assertEqual(self.verdicts(rows, title), ["?"], title)
 
@@ -158,44 +231,85 @@ class Gates(unittest.TestCase):
 
         self.assertEqual(verdict(8, 99, 1, "up to 1 KiB and the barrier"), ["kept"])
         self.assertEqual(verdict(8, 1, 99, "up to 1 KiB and the barrier"), ["OPEN"])
-        self.assertEqual(verdict(65536, 1, 99, "private buffers against the best MPI, every cell"), ["kept"])
-        self.assertEqual(verdict(65536, 99, 1, "private buffers against the best MPI, every cell"), ["OPEN"])
+        self.assertEqual(
+            verdict(65536, 1, 99, "private buffers against the best MPI, every cell"), ["kept"]
+        )
+        self.assertEqual(
+            verdict(65536, 99, 1, "private buffers against the best MPI, every cell"), ["OPEN"]
+        )
 
     def test_a_cell_near_the_floor_is_kept(self):
         line = "private buffers against the best MPI, every cell"
         rows = everything(("broadcast", 2, 1 << 20), 110, 110, theirs=100)
         self.assertEqual(self.verdicts(rows, line), ["OPEN"])
         # A broadcast to one other is one copy of one of two busy cores.
-        self.assertIn("1 of them by the floor", self.line(rows + [floor("copy", 1 << 20, 2, 200)], line))
+        self.assertIn(
+            "1 of them by the floor", self.line(rows + [floor("copy", 1 << 20, 2, 200)], line)
+        )
         self.assertEqual(self.verdicts(rows + [floor("copy", 1 << 20, 2, 200)], line), ["kept"])
         self.assertEqual(self.verdicts(rows + [floor("copy", 1 << 20, 2, 180)], line), ["OPEN"])
 
     def test_a_floor_that_a_rival_stays_below_forgives_nothing(self):
-        rows = everything(("broadcast", 2, 1 << 20), 110, 110, theirs=90) + [floor("copy", 1 << 20, 2, 200)]
-        self.assertEqual(self.verdicts(rows, "private buffers against the best MPI, every cell"), ["OPEN"])
+        rows = everything(("broadcast", 2, 1 << 20), 110, 110, theirs=90) + [
+            floor("copy", 1 << 20, 2, 200)
+        ]
+        self.assertEqual(
+            self.verdicts(rows, "private buffers against the best MPI, every cell"), ["OPEN"]
+        )
 
     def test_who_only_gives_needs_no_word_from_the_others(self):
         line = "up to 1 KiB and the barrier"
         hop = [floor("hop", 0, 1, 100)]
-        self.assertEqual(self.verdicts(everything(("all_reduce", 2, 8), 110, 110, theirs=105) + hop, line), ["kept"])
-        self.assertEqual(self.verdicts(everything(("broadcast", 2, 8), 110, 110, theirs=105) + hop, line), ["OPEN"])
+        self.assertEqual(
+            self.verdicts(everything(("all_reduce", 2, 8), 110, 110, theirs=105) + hop, line),
+            ["kept"],
+        )
+        self.assertEqual(
+            self.verdicts(everything(("broadcast", 2, 8), 110, 110, theirs=105) + hop, line),
+            ["OPEN"],
+        )
 
     def test_each_bound_by_figures_just_beside_it(self):
-        reductions, others = ("all_reduce", "reduce_scatter"), ("all_gather", "all_to_all", "broadcast", "reduce", "gather", "scatter")
-        for memory, name in (("arena", "arena tensors"), ("allocator", "ordinary tensors of the shared allocator")):
-            for title, ops, bound in ((f"{name} against the best MPI, reductions from 64 KiB", reductions, 3),
-                                      (f"{name} against the best MPI, the other operations", others, 1.5)):
-                self.assertEqual(self.verdicts(faster(bound, MPIS, ops, memory), title), ["kept"], title)
-                self.assertEqual(self.verdicts(faster(bound - 0.01, MPIS, ops, memory), title), ["OPEN"], title)
+        reductions, others = (
+            ("all_reduce", "reduce_scatter"),
+            ("all_gather", "all_to_all", "broadcast", "reduce", "gather", "scatter"),
+        )
+        for memory, name in (
+            ("arena", "arena tensors"),
+            ("allocator", "ordinary tensors of the shared allocator"),
+        ):
+            for title, ops, bound in (
+                (f"{name} against the best MPI, reductions from 64 KiB", reductions, 3),
+                (f"{name} against the best MPI, the other operations", others, 1.5),
+            ):
+                self.assertEqual(
+                    self.verdicts(faster(bound, MPIS, ops, memory), title), ["kept"], title
+                )
+                self.assertEqual(
+                    self.verdicts(faster(bound - 0.01, MPIS, ops, memory), title), ["OPEN"], title
+                )
             title = f"{name} against the best MPI, reductions from 64 KiB"
             one = ("reduce_scatter", 8, 1 << 24)
-            self.assertEqual(self.verdicts(faster(4, MPIS, reductions, memory, {one: 1.5}), title), ["kept"])
-            self.assertEqual(self.verdicts(faster(4, MPIS, reductions, memory, {one: 1.49}), title), ["OPEN"])
+            self.assertEqual(
+                self.verdicts(faster(4, MPIS, reductions, memory, {one: 1.5}), title), ["kept"]
+            )
+            self.assertEqual(
+                self.verdicts(faster(4, MPIS, reductions, memory, {one: 1.49}), title), ["OPEN"]
+            )
             title = f"{name} against Gloo "
-            self.assertEqual(self.verdicts(faster(8, ("gloo",), memory=memory), title + "above 64 KiB"), ["kept"])
-            self.assertEqual(self.verdicts(faster(7.9, ("gloo",), memory=memory), title + "above 64 KiB"), ["OPEN"])
-            self.assertEqual(self.verdicts(faster(20, ("gloo",), memory=memory), title + "at 64 KiB"), ["kept"])
-            self.assertEqual(self.verdicts(faster(19.9, ("gloo",), memory=memory), title + "at 64 KiB"), ["OPEN"])
+            self.assertEqual(
+                self.verdicts(faster(8, ("gloo",), memory=memory), title + "above 64 KiB"), ["kept"]
+            )
+            self.assertEqual(
+                self.verdicts(faster(7.9, ("gloo",), memory=memory), title + "above 64 KiB"),
+                ["OPEN"],
+            )
+            self.assertEqual(
+                self.verdicts(faster(20, ("gloo",), memory=memory), title + "at 64 KiB"), ["kept"]
+            )
+            self.assertEqual(
+                self.verdicts(faster(19.9, ("gloo",), memory=memory), title + "at 64 KiB"), ["OPEN"]
+            )
         title = "private buffers against the best MPI, every cell"
         self.assertEqual(self.verdicts(faster(1.2, MPIS), title), ["kept"])
         self.assertEqual(self.verdicts(faster(1.19, MPIS), title), ["OPEN"])
@@ -205,15 +319,23 @@ class Gates(unittest.TestCase):
         one = ("gather", 4, 1024)
         self.assertEqual(self.verdicts(faster(2, MPIS, but={one: 1}), "up to 1 KiB"), ["kept"])
         self.assertEqual(self.verdicts(faster(2, MPIS, but={one: 0.99}), "up to 1 KiB"), ["OPEN"])
-        for title, bound in (("against Gloo up to 64 KiB", 20), ("private buffers against Gloo above", 5)):
+        for title, bound in (
+            ("against Gloo up to 64 KiB", 20),
+            ("private buffers against Gloo above", 5),
+        ):
             self.assertEqual(self.verdicts(faster(bound, ("gloo",)), title), ["kept"], title)
             self.assertEqual(self.verdicts(faster(bound - 0.1, ("gloo",)), title), ["OPEN"], title)
 
     def test_tcp(self):
         def rows(word, stream):
-            return [cell("muster", "all_reduce", 4, word, word, transport="tcp"), cell("openmpi", "all_reduce", 4, 10, 10, transport="tcp"),
-                    cell("muster", "ping_pong", 4, word, word, transport="tcp"), floor("tcp round trip", 4, 1, 5),
-                    cell("muster", "ping_pong", 64 << 20, 2 * stream, 2 * stream, transport="tcp"), floor("tcp stream", 64 << 20, 1, 900)]
+            return [
+                cell("muster", "all_reduce", 4, word, word, transport="tcp"),
+                cell("openmpi", "all_reduce", 4, 10, 10, transport="tcp"),
+                cell("muster", "ping_pong", 4, word, word, transport="tcp"),
+                floor("tcp round trip", 4, 1, 5),
+                cell("muster", "ping_pong", 64 << 20, 2 * stream, 2 * stream, transport="tcp"),
+                floor("tcp stream", 64 << 20, 1, 900),
+            ]
 
         self.assertEqual(self.verdicts(rows(10, 1000), "over TCP"), ["kept"] * 3)
         self.assertEqual(self.verdicts(rows(10.1, 1001), "over TCP"), ["OPEN"] * 3)
@@ -222,9 +344,13 @@ class Gates(unittest.TestCase):
 
     def test_each_bound_of_services(self):
         def rows(factor, new_group):
-            return ([{"bench": bench, "count": count, "muster_us": 100, "stock_us": 100 * bound * factor}
-                     for bench, count, bound in (("get", 1, 2), ("get", 32, 2), ("init", 32, 10))] +
-                    [{"bench": "new_group", "count": count, "muster_us": new_group, "stock_us": None} for count in (2, 16, 32)])
+            return [
+                {"bench": bench, "count": count, "muster_us": 100, "stock_us": 100 * bound * factor}
+                for bench, count, bound in (("get", 1, 2), ("get", 32, 2), ("init", 32, 10))
+            ] + [
+                {"bench": "new_group", "count": count, "muster_us": new_group, "stock_us": None}
+                for count in (2, 16, 32)
+            ]
 
         for words in ("get, ", "init, ", "new_group on "):
             self.assertEqual(set(self.verdicts(rows(1, 1000), words)), {"kept"}, words)
@@ -242,7 +368,11 @@ def faster(factor, rivals, ops=None, memory="private", but=None):
         place = (row["op"], row["ranks"], row["bytes"])
         if row["library"] in rivals:
             row = dict(row, p50_us=100, loop_us=100)
-        elif row["library"] == "muster" and row["memory"] == memory and (ops is None or row["op"] in ops):
+        elif (
+            row["library"] == "muster"
+            and row["memory"] == memory
+            and (ops is None or row["op"] in ops)
+        ):
             us = 99.99 / (but or {}).get(place, factor)
             row = dict(row, p50_us=us, loop_us=us)
         rows.append(row)
@@ -250,20 +380,31 @@ def faster(factor, rivals, ops=None, memory="private", but=None):
 
 
 LIBRARIES = ("muster", "openmpi", "mpich", "impi", "gloo")
-CELLS = ("arena tensors against the best MPI, reductions", "arena tensors against the best MPI, the other",
-         "ordinary tensors of the shared allocator against the best MPI, reductions",
-         "ordinary tensors of the shared allocator against the best MPI, the other",
-         "private buffers against the best MPI, every cell", "up to 1 KiB and the barrier", "against Gloo up to 64 KiB",
-         "private buffers against Gloo above", "arena tensors against Gloo above",
-         "ordinary tensors of the shared allocator against Gloo above", "arena tensors against Gloo at 64 KiB",
-         "ordinary tensors of the shared allocator against Gloo at 64 KiB")
+CELLS = (
+    "arena tensors against the best MPI, reductions",
+    "arena tensors against the best MPI, the other",
+    "ordinary tensors of the shared allocator against the best MPI, reductions",
+    "ordinary tensors of the shared allocator against the best MPI, the other",
+    "private buffers against the best MPI, every cell",
+    "up to 1 KiB and the barrier",
+    "against Gloo up to 64 KiB",
+    "private buffers against Gloo above",
+    "arena tensors against Gloo above",
+    "ordinary tensors of the shared allocator against Gloo above",
+    "arena tensors against Gloo at 64 KiB",
+    "ordinary tensors of the shared allocator against Gloo at 64 KiB",
+)
 
 
 def everything(changed=None, p50=None, loop=None, theirs=None):
     """Rows of all that is promised of cells, fast enough; one cell with other figures of ours (private buffers) and
     of the rivals'."""
     small = {"all_reduce": (8, 1024), "broadcast": (8, 1024), "reduce": (8, 1024), "barrier": (0,)}
-    small.update(dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"), (64, 1024)))
+    small.update(
+        dict.fromkeys(
+            ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"), (64, 1024)
+        )
+    )
     rows = []
     for op, sizes in small.items():
         for ranks in (2, 4, 8):
@@ -275,13 +416,25 @@ def everything(changed=None, p50=None, loop=None, theirs=None):
                     figure = {"muster": 1, "gloo": 20}.get(library, 3)
                     figures = (figure, figure)
                     if (op, ranks, size) == changed:
-                        figures = (p50, loop) if library == "muster" else (theirs, theirs) if theirs and library != "gloo" else figures
+                        figures = (
+                            (p50, loop)
+                            if library == "muster"
+                            else (theirs, theirs)
+                            if theirs and library != "gloo"
+                            else figures
+                        )
                     transport = "tcp" if library == "gloo" else "shm"
                     rows.append(cell(library, op, size, *figures, ranks=ranks, transport=transport))
                     if library == "muster" and large and size in large:
-                        rows += [cell(library, op, size, 1, 1, memory, ranks) for memory in ("arena", "allocator")]
-    rows += [cell(library, "ping_pong", size, *((1, 1) if library == "muster" else (3, 3))) for library in LIBRARIES
-             for size in (8, 1 << 20)]
+                        rows += [
+                            cell(library, op, size, 1, 1, memory, ranks)
+                            for memory in ("arena", "allocator")
+                        ]
+    rows += [
+        cell(library, "ping_pong", size, *((1, 1) if library == "muster" else (3, 3)))
+        for library in LIBRARIES
+        for size in (8, 1 << 20)
+    ]
     return rows
 
 

@@ -23,11 +23,17 @@ SKIPPED = {
 # Way -> test -> why it fails.
 FAILS = {
     "muster": {
-        "test_ddp_logging_data_cpu": 'DDP\'s log calls every backend that is not torch\'s own "custom"',
+        "test_ddp_logging_data_cpu": "DDP's log calls every backend that is not torch's own \"custom\"",
     },
-    "widened": {test: "the test makes its model only where its own list of names has the backend's" for test in (
-        "test_accumulate_gradients_no_sync", "test_accumulate_gradients_no_sync_allreduce_hook",
-        "test_accumulate_gradients_no_sync_allreduce_with_then_hook", "test_accumulate_gradients_no_sync_grad_is_view")},
+    "widened": {
+        test: "the test makes its model only where its own list of names has the backend's"
+        for test in (
+            "test_accumulate_gradients_no_sync",
+            "test_accumulate_gradients_no_sync_allreduce_hook",
+            "test_accumulate_gradients_no_sync_allreduce_with_then_hook",
+            "test_accumulate_gradients_no_sync_grad_is_view",
+        )
+    },
     "as_mpi": {},
     "replaced": {},
     "beside_rpc": {},

@@ -15,14 +15,18 @@ from torch.testing._internal.common_distributed import MultiProcessTestCase
 
 fork = multiprocessing.get_context("fork")
 torch.set_num_threads(1)  # of a pool with more threads a fork has only the locks
-logging.getLogger("torch.testing._internal.common_distributed").setLevel(logging.WARNING)  # not each rank that starts
+logging.getLogger("torch.testing._internal.common_distributed").setLevel(
+    logging.WARNING
+)  # not each rank that starts
 
 
 class ForkedRanks(MultiProcessTestCase):
     """What the ranks print goes to `log`. A test counts only where all ranks came to the same end."""
 
     log = os.devnull
-    backend_of_torch = None  # whether the default group must stand on torch's own Gloo; None: nobody asks
+    backend_of_torch = (
+        None  # whether the default group must stand on torch's own Gloo; None: nobody asks
+    )
 
     def setUp(self):
         super().setUp()
@@ -34,22 +38,31 @@ class ForkedRanks(MultiProcessTestCase):
         log = os.open(cls.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        torch.set_num_threads(1)  # torch mends its pool at the first call in a fork, which must not be two threads'
+        torch.set_num_threads(
+            1
+        )  # torch mends its pool at the first call in a fork, which must not be two threads'
         super()._run(rank, *arguments, **options)
 
     def run_test(self, *arguments):
         if self.backend_of_torch is not None:
             backend = dist.group.WORLD._get_backend(torch.device("cpu"))
-            assert isinstance(backend, torch._C._distributed_c10d.ProcessGroupGloo) == self.backend_of_torch, f"the ranks are on {backend}"
+            assert (
+                isinstance(backend, torch._C._distributed_c10d.ProcessGroupGloo)
+                == self.backend_of_torch
+            ), f"the ranks are on {backend}"
         super().run_test(*arguments)
 
     def _barrier(self, *_, **__):
-        self.meeting.wait(LIMIT_S)  # the suite's own looks into files ten times a second, and gives up after ten
+        self.meeting.wait(
+            LIMIT_S
+        )  # the suite's own looks into files ten times a second, and gives up after ten
 
     def _join_processes(self, test):
         running = {process.sentinel: process for process in self.processes}
         deadline = time.monotonic() + LIMIT_S
-        while running and (ended := multiprocessing.connection.wait(list(running), deadline - time.monotonic())):
+        while running and (
+            ended := multiprocessing.connection.wait(list(running), deadline - time.monotonic())
+        ):
             if any(running.pop(each).exitcode == self.TEST_ERROR_EXIT_CODE for each in ended):
                 break
         super()._join_processes(test)

@@ -29,58 +29,99 @@ import unittest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import expected
-import muster.torch
 from forked_ranks import ForkedRanks, fork
 from torch.testing._internal.common_distributed import DistTestCases
+
+import muster.torch
 
 WAYS = ("muster", "widened", "as_mpi", "replaced", "beside_rpc", "gloo")
 LONG = bool(os.environ.get("MUSTER_TEST_LONG"))
 GLOO_LIMIT = 3600 if LONG else 90  # seconds
 SAMPLE = {"muster": 4, "widened": 4, "as_mpi": 3, "replaced": 5, "beside_rpc": 1, "gloo": 4}
 GROUPS = re.compile(r"group|failure_order|wait_all_ranks")  # what needs a world of 8
-HURRIED = re.compile(r"timeout|monitored_barrier")  # has deadlines of 0.1 to 2 s, which a loaded machine misses: it may try again
-PROCESS_GROUPS_BESIDE_RPC = ("test_pg_init_no_rpc_init", "test_init_pg_then_rpc", "test_init_rpc_then_pg", "test_deadlock")
+HURRIED = re.compile(
+    r"timeout|monitored_barrier"
+)  # has deadlines of 0.1 to 2 s, which a loaded machine misses: it may try again
+PROCESS_GROUPS_BESIDE_RPC = (
+    "test_pg_init_no_rpc_init",
+    "test_init_pg_then_rpc",
+    "test_init_rpc_then_pg",
+    "test_deadlock",
+)
 
 
 def distributed_test(way, world, folder):
     """The suite reads most of what it should do while it is imported."""
     taken_for = {"muster": "muster", "as_mpi": "mpi"}.get(way, "gloo")
-    os.environ |= {"BACKEND": taken_for, "WORLD_SIZE": str(world), "TEMP_DIR": folder, "INIT_METHOD": f"file://{folder}/again"}
+    os.environ |= {
+        "BACKEND": taken_for,
+        "WORLD_SIZE": str(world),
+        "TEMP_DIR": folder,
+        "INIT_METHOD": f"file://{folder}/again",
+    }
     import torch.testing._internal.distributed.distributed_test as suite
 
     if way in ("widened", "as_mpi"):
         suite.BACKEND = "muster"
-        for names in (*DistTestCases.backend_feature.values(), DistTestCases.skip_collective["allgather_coalesced"]):
+        for names in (
+            *DistTestCases.backend_feature.values(),
+            DistTestCases.skip_collective["allgather_coalesced"],
+        ):
             if taken_for in names:
                 names.add("muster")
         suite.PROFILING_SUPPORTED_BACKENDS.append("muster")
         suite.SEND_RECV_PROFILING_SUPPORTED_BACKENDS.append("muster")
-    return [type("Distributed", (ForkedRanks, suite.TestDistBackend, suite.DistributedTest._DistTestBase), {"backend_of_torch": way == "gloo"})]
+    return [
+        type(
+            "Distributed",
+            (ForkedRanks, suite.TestDistBackend, suite.DistributedTest._DistTestBase),
+            {"backend_of_torch": way == "gloo"},
+        )
+    ]
 
 
 def beside_rpc():
     from torch.testing._internal.distributed import ddp_under_dist_autograd_test as ddp
     from torch.testing._internal.distributed.rpc.rpc_test import RpcTest
-    from torch.testing._internal.distributed.rpc.tensorpipe_rpc_agent_test_fixture import TensorPipeRpcAgentTestFixture
+    from torch.testing._internal.distributed.rpc.tensorpipe_rpc_agent_test_fixture import (
+        TensorPipeRpcAgentTestFixture,
+    )
 
-    return [type(suite.__name__, (suite, TensorPipeRpcAgentTestFixture, ForkedRanks), {"__module__": suite.__module__})
-            for suite in (ddp.DdpUnderDistAutogradTest, ddp.DdpComparisonTest, RpcTest)]
+    return [
+        type(
+            suite.__name__,
+            (suite, TensorPipeRpcAgentTestFixture, ForkedRanks),
+            {"__module__": suite.__module__},
+        )
+        for suite in (ddp.DdpUnderDistAutogradTest, ddp.DdpComparisonTest, RpcTest)
+    ]
 
 
 def chosen(classes, way, world, names):
     """(class, name of a test), of those named, else a sample or all."""
-    tests = [(each, name) for each in classes for name in unittest.TestLoader().getTestCaseNames(each)]
+    tests = [
+        (each, name) for each in classes for name in unittest.TestLoader().getTestCaseNames(each)
+    ]
     if names:
         return [test for test in tests if test[1] in names]
     if world is None:
-        tests = [test for test in tests if test[0].__name__ != "RpcTest" or test[1] in PROCESS_GROUPS_BESIDE_RPC]
+        tests = [
+            test
+            for test in tests
+            if test[0].__name__ != "RpcTest" or test[1] in PROCESS_GROUPS_BESIDE_RPC
+        ]
     if way == "as_mpi":
         tests = [test for test in tests if "all_to_all" in test[1]]
     elif world == 8:
         tests = [test for test in tests if GROUPS.search(test[1])]
     if LONG:
         return tests
-    quick = [test for test in tests if not hasattr(getattr(*test), "__unittest_skip__") and not hasattr(getattr(*test), "_min_gpus_required")]
+    quick = [
+        test
+        for test in tests
+        if not hasattr(getattr(*test), "__unittest_skip__")
+        and not hasattr(getattr(*test), "_min_gpus_required")
+    ]
     return random.Random(f"{expected.seed()} {way}").sample(quick, SAMPLE[way])
 
 
@@ -123,11 +164,19 @@ def run_world(pipe, way, engine, world, names):
             each.log = os.path.join(folder, f"log{number}")
             begun = time.monotonic()
             unittest.TestSuite([each(name)]).run(outcomes)
-            if HURRIED.search(name) and outcomes.of.get(f"{each.__name__}.{name}", ("",))[0] == "failed":
+            if (
+                HURRIED.search(name)
+                and outcomes.of.get(f"{each.__name__}.{name}", ("",))[0] == "failed"
+            ):
                 unittest.TestSuite([each(name)]).run(outcomes)
-            kind, text = outcomes.of.get(f"{each.__name__}.{name}", ("failed", "no outcome: " + str(outcomes.errors)))
+            kind, text = outcomes.of.get(
+                f"{each.__name__}.{name}", ("failed", "no outcome: " + str(outcomes.errors))
+            )
             if names or (LONG and kind != "skipped"):
-                print(f"{kind:8} {time.monotonic() - begun:6.1f} s  {engine} {world or ''} {name}", flush=True)
+                print(
+                    f"{kind:8} {time.monotonic() - begun:6.1f} s  {engine} {world or ''} {name}",
+                    flush=True,
+                )
             if names and os.path.exists(each.log):
                 with open(each.log, errors="replace") as log:
                     print(log.read())
@@ -165,13 +214,24 @@ def judge(way, world, mine, theirs):
                 surprises.append(f"{name} passes, and expected.py says that it fails")
         elif theirs.get(name, ("",))[0] == "passed":
             surprises.append(f"{name}: Gloo passes it; here it is {kind}\n{text}")
-        elif reason and not (way == "replaced" and reason == expected.PINNED and theirs.get(name, ("",))[0] != "skipped"):
+        elif reason and not (
+            way == "replaced"
+            and reason == expected.PINNED
+            and theirs.get(name, ("",))[0] != "skipped"
+        ):
             reasons[f"{kind}: {reason}"].append(name)
         elif theirs.get(name, ("",))[0] == "failed":
             reasons[f"{kind}, and Gloo fails it too"].append(name)
         else:
             surprises.append(f"{name} is {kind}, and expected.py gives no reason\n{text}")
-    print(f"== {way}{f', {world} ranks' if world else ''}: {len(mine)} tests" + (f"; Gloo passes {sum(kind == 'passed' for kind, _ in theirs.values())}" if theirs else ""))
+    print(
+        f"== {way}{f', {world} ranks' if world else ''}: {len(mine)} tests"
+        + (
+            f"; Gloo passes {sum(kind == 'passed' for kind, _ in theirs.values())}"
+            if theirs
+            else ""
+        )
+    )
     for reason, names in sorted(reasons.items(), key=lambda each: -len(each[1])):
         print(f"{len(names):5} {reason}")
         if reason != "passed" and (LONG or "failed" in reason):
@@ -182,13 +242,19 @@ def judge(way, world, mine, theirs):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("way", choices=WAYS)
     parser.add_argument("--world", type=int)
     parser.add_argument("tests", nargs="*")
     asked = parser.parse_intermixed_args()
     print(f"MUSTER_TEST_SEED={expected.seed()}", flush=True)
-    worlds = [3, 4, 8] if LONG else [random.Random(f"{expected.seed()} world of {asked.way}").choice([3, 4, 8])]
+    worlds = (
+        [3, 4, 8]
+        if LONG
+        else [random.Random(f"{expected.seed()} world of {asked.way}").choice([3, 4, 8])]
+    )
     if asked.world:
         worlds = [asked.world]
     if asked.way == "beside_rpc":

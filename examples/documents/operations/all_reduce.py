@@ -6,4 +6,4 @@ import muster as dist
 def run(rank, size):
     tensor = torch.tensor([rank], dtype=torch.float32)
     dist.all_reduce(tensor, op=dist.ReduceOp.SUM)
-    print('Rank ', rank, ' has data ', tensor)
+    print("Rank ", rank, " has data ", tensor)

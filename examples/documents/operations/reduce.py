@@ -6,4 +6,4 @@ import muster as dist
 def run(rank, size):
     tensor = torch.tensor([rank], dtype=torch.float32)
     dist.reduce(tensor, 0, op=dist.ReduceOp.SUM)
-    print('Rank ', rank, ' has data ', tensor)
+    print("Rank ", rank, " has data ", tensor)

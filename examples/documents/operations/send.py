@@ -4,7 +4,7 @@ import muster as dist
 
 
 def run(rank, size):
-    tensor = torch.tensor([0.])
+    tensor = torch.tensor([0.0])
     if rank == 0:
         tensor += 1
         # rank 0 sends the tensor to rank 1
@@ -12,4 +12,4 @@ def run(rank, size):
     elif rank == 1:
         # rank 1 receives tensor from rank 0
         dist.recv(tensor=tensor, src=0)
-    print('Rank ', rank, ' has data ', tensor)
+    print("Rank ", rank, " has data ", tensor)

@@ -71,12 +71,16 @@ class Join:
             if any(each is other for other in self._joinables[:place]):
                 raise dist.DistArgumentError("Join: a joinable is given twice")
             if each._join is not None:
-                raise dist.DistArgumentError("Join: a joinable takes part in another Join that is not over")
+                raise dist.DistArgumentError(
+                    "Join: a joinable takes part in another Join that is not over"
+                )
         groups = [each.join_process_group for each in self._joinables]
         self._group, self._device = groups[0], self._joinables[0].join_device
         self._ranks = dist.get_process_group_ranks(self._group)
         if any(dist.get_process_group_ranks(group) != self._ranks for group in groups):
-            raise dist.DistArgumentError("Join: the joinables' process groups have different ranks; make a Join for each set of ranks")
+            raise dist.DistArgumentError(
+                "Join: the joinables' process groups have different ranks; make a Join for each set of ranks"
+            )
         self._hooks = [each.join_hook(**kwargs) for each in self._joinables] if enable else []
         for each in self._joinables if enable else ():
             each._join = self
@@ -141,7 +145,9 @@ class Join:
             if iteration == MUCH_SKEW:
                 warnings.warn(
                     f"this rank ran out of inputs more than {MUCH_SKEW} iterations before the others; share the inputs more evenly, a rank "
-                    "that only shadows does no work", stacklevel=3)
+                    "that only shadows does no work",
+                    stacklevel=3,
+                )
             for hook in self._hooks:
                 hook.main_hook()
         for hook in self._hooks:

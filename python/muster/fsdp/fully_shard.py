@@ -20,7 +20,9 @@ class FSDPModule:
         dtype = self._fsdp_output_dtype
         if dtype is None:
             return outputs
-        return _pytree.tree_map_only(torch.Tensor, lambda each: each.to(dtype) if each.is_floating_point() else each, outputs)
+        return _pytree.tree_map_only(
+            torch.Tensor, lambda each: each.to(dtype) if each.is_floating_point() else each, outputs
+        )
 
     __reduce_ex__ = units.refuse_copy  # pickle would miss the class
 
@@ -79,8 +81,16 @@ def register_fsdp_forward_method(module, method_name):
     setattr(module, method_name, gathering)
 
 
-def fully_shard(module, *, mesh=None, reshard_after_forward=None, mp_policy=None, offload_policy=None, ignored_params=None,
-                process_group=None):
+def fully_shard(
+    module,
+    *,
+    mesh=None,
+    reshard_after_forward=None,
+    mp_policy=None,
+    offload_policy=None,
+    ignored_params=None,
+    process_group=None,
+):
     """Makes what of `module` is in no unit yet a unit, in place: inner modules first, then those around them.
 
     Returns the module, which is an `FSDPModule` too. Its parameters stay the tensors that they are; between passes each holds, in one dimension,
@@ -96,16 +106,26 @@ def fully_shard(module, *, mesh=None, reshard_after_forward=None, mp_policy=None
     if offload_policy is not None and type(offload_policy).__name__ != "OffloadPolicy":
         units.refuse("offload_policy is not there: parameters stay on the module's device")
     if reshard_after_forward is not None and not isinstance(reshard_after_forward, bool):
-        units.refuse(f"reshard_after_forward is True or False, and {reshard_after_forward!r} was given: parameters are resharded to all ranks")
+        units.refuse(
+            f"reshard_after_forward is True or False, and {reshard_after_forward!r} was given: parameters are resharded to all ranks"
+        )
     if isinstance(module, (list, tuple)):
         units.refuse("fully_shard takes one module; a unit of several is one that has them inside")
     if units.unit_of(module) is not None:
         units.refuse(f"this {type(module).__name__} is sharded already")
     if any(units.WRAPPED in each._modules for each in module.modules()):
-        units.refuse("FullyShardedDataParallel is around a part of this module already: use one of the two for a model, or their states mix")
+        units.refuse(
+            "FullyShardedDataParallel is around a part of this module already: use one of the two for a model, or their states mix"
+        )
     policy = mp_policy or MixedPrecisionPolicy()
-    unit = units.make_unit(module, set(map(id, ignored_params or ())), units.group_from(process_group, mesh), policy,
-                           reshard_after_forward is not False, True)
+    unit = units.make_unit(
+        module,
+        set(map(id, ignored_params or ())),
+        units.group_from(process_group, mesh),
+        policy,
+        reshard_after_forward is not False,
+        True,
+    )
 
     module._fsdp_unit, module._fsdp_output_dtype = unit, policy.output_dtype
     module.__class__ = type(f"FSDP{type(module).__name__}", (FSDPModule, type(module)), {})

@@ -34,9 +34,25 @@ class FullyShardedDataParallel(torch.nn.Module):
     backward raise DistBackendError on all others, with its number.
     """
 
-    def __init__(self, module, process_group=None, sharding_strategy=None, cpu_offload=None, auto_wrap_policy=None, backward_prefetch=None,
-                 mixed_precision=None, ignored_modules=None, param_init_fn=None, device_id=None, sync_module_states=True,
-                 forward_prefetch=False, limit_all_gathers=True, use_orig_params=True, ignored_states=None, device_mesh=None):
+    def __init__(
+        self,
+        module,
+        process_group=None,
+        sharding_strategy=None,
+        cpu_offload=None,
+        auto_wrap_policy=None,
+        backward_prefetch=None,
+        mixed_precision=None,
+        ignored_modules=None,
+        param_init_fn=None,
+        device_id=None,
+        sync_module_states=True,
+        forward_prefetch=False,
+        limit_all_gathers=True,
+        use_orig_params=True,
+        ignored_states=None,
+        device_mesh=None,
+    ):
         super().__init__()
         group = units.group_from(process_group, device_mesh)
         if cpu_offload is not None and getattr(cpu_offload, "offload_params", bool(cpu_offload)):
@@ -45,22 +61,42 @@ class FullyShardedDataParallel(torch.nn.Module):
             units.refuse("param_init_fn is not there: give a module whose parameters have values")
         strategy = getattr(sharding_strategy, "name", sharding_strategy) or "FULL_SHARD"
         if strategy not in ShardingStrategy.__members__:
-            units.refuse(f"sharding_strategy {strategy} is not there; FULL_SHARD and SHARD_GRAD_OP are (NO_SHARD is DistributedDataParallel)")
+            units.refuse(
+                f"sharding_strategy {strategy} is not there; FULL_SHARD and SHARD_GRAD_OP are (NO_SHARD is DistributedDataParallel)"
+            )
         if units.unit_of(module) is not None:
             units.refuse(f"this {type(module).__name__} is sharded already")
-        if any(units.unit_of(each) is not None and not isinstance(each, FullyShardedDataParallel) for each in module.modules()):
-            units.refuse("fully_shard was applied to a part of this module already: use one of the two for a model, or their states mix")
+        if any(
+            units.unit_of(each) is not None and not isinstance(each, FullyShardedDataParallel)
+            for each in module.modules()
+        ):
+            units.refuse(
+                "fully_shard was applied to a part of this module already: use one of the two for a model, or their states mix"
+            )
         if device_id is not None:
             module.to(torch.device("cuda", device_id) if isinstance(device_id, int) else device_id)
         ignored = set()
         for each in (*(ignored_modules or ()), *(ignored_states or ())):
-            ignored.update(map(id, (*each.parameters(), *each.buffers()) if isinstance(each, torch.nn.Module) else [each]))
+            ignored.update(
+                map(
+                    id,
+                    (*each.parameters(), *each.buffers())
+                    if isinstance(each, torch.nn.Module)
+                    else [each],
+                )
+            )
         if auto_wrap_policy is not None:
-            options = dict(process_group=group, sharding_strategy=sharding_strategy, mixed_precision=mixed_precision,
-                           sync_module_states=sync_module_states)
+            options = dict(
+                process_group=group,
+                sharding_strategy=sharding_strategy,
+                mixed_precision=mixed_precision,
+                sync_module_states=sync_module_states,
+            )
             _wrap_inside(module, as_call(auto_wrap_policy), options, ignored)
         self._fsdp_wrapped_module = module
-        self._fsdp_unit = units.make_unit(module, ignored, group, mixed_precision, strategy == "FULL_SHARD", sync_module_states)
+        self._fsdp_unit = units.make_unit(
+            module, ignored, group, mixed_precision, strategy == "FULL_SHARD", sync_module_states
+        )
         self._fsdp_state = (StateDictType.FULL_STATE_DICT, FullStateDictConfig(), None)
         self.register_load_state_dict_pre_hook(_before_load)
 
@@ -133,13 +169,22 @@ class FullyShardedDataParallel(torch.nn.Module):
 
     @staticmethod
     @contextlib.contextmanager
-    def summon_full_params(module, recurse=True, writeback=True, rank0_only=False, offload_to_cpu=False, with_grads=False):
+    def summon_full_params(
+        module,
+        recurse=True,
+        writeback=True,
+        rank0_only=False,
+        offload_to_cpu=False,
+        with_grads=False,
+    ):
         """While it lasts, the parameters of the units inside of `module` are whole on every rank. writeback: what is changed in them on this rank
         counts for its shard. Collective."""
         if with_grads or offload_to_cpu:
             units.refuse("summon_full_params gives parameters where they are, without gradients")
         if rank0_only and writeback:
-            units.refuse("summon_full_params(rank0_only=True) goes with writeback=False: the other ranks keep their own shards")
+            units.refuse(
+                "summon_full_params(rank0_only=True) goes with writeback=False: the other ranks keep their own shards"
+            )
         of = units.units_in(module)
         with states.whole_parameters(of if recurse else of[:1], writeback):
             yield
@@ -147,12 +192,18 @@ class FullyShardedDataParallel(torch.nn.Module):
     # ---- state ----
 
     @staticmethod
-    def set_state_dict_type(module, state_dict_type, state_dict_config=None, optim_state_dict_config=None):
+    def set_state_dict_type(
+        module, state_dict_type, state_dict_config=None, optim_state_dict_config=None
+    ):
         """What `state_dict`, `load_state_dict` and `optim_state_dict` of the models inside of `module` give and take from now on: a `StateDictType`
         with its configs. Returns what it was."""
         kind = StateDictType[state_dict_type.name]
         if state_dict_config is None:
-            state_dict_config = FullStateDictConfig() if kind is StateDictType.FULL_STATE_DICT else ShardedStateDictConfig()
+            state_dict_config = (
+                FullStateDictConfig()
+                if kind is StateDictType.FULL_STATE_DICT
+                else ShardedStateDictConfig()
+            )
         models = FullyShardedDataParallel.fsdp_modules(module)
         before = models[0]._fsdp_state if models else None
         for each in models:
@@ -161,11 +212,15 @@ class FullyShardedDataParallel(torch.nn.Module):
 
     @staticmethod
     @contextlib.contextmanager
-    def state_dict_type(module, state_dict_type, state_dict_config=None, optim_state_dict_config=None):
+    def state_dict_type(
+        module, state_dict_type, state_dict_config=None, optim_state_dict_config=None
+    ):
         """The same for as long as it lasts."""
         models = FullyShardedDataParallel.fsdp_modules(module)
         before = [each._fsdp_state for each in models]
-        FullyShardedDataParallel.set_state_dict_type(module, state_dict_type, state_dict_config, optim_state_dict_config)
+        FullyShardedDataParallel.set_state_dict_type(
+            module, state_dict_type, state_dict_config, optim_state_dict_config
+        )
         try:
             yield
         finally:
@@ -179,39 +234,55 @@ class FullyShardedDataParallel(torch.nn.Module):
         inner = self._fsdp_wrapped_module
         known = set(destination or ())
         whole = kind is StateDictType.FULL_STATE_DICT
-        with states.whole_parameters([self._fsdp_unit], writeback=False) if whole else contextlib.nullcontext():
-            state = inner.state_dict(*args, destination=destination, prefix=prefix, keep_vars=keep_vars)
+        with (
+            states.whole_parameters([self._fsdp_unit], writeback=False)
+            if whole
+            else contextlib.nullcontext()
+        ):
+            state = inner.state_dict(
+                *args, destination=destination, prefix=prefix, keep_vars=keep_vars
+            )
             wanted = not whole or not config.rank0_only or self.process_group.rank() == 0
             for name in [name for name in state if name not in known]:
                 value = state[name]
                 if not wanted:
                     del state[name]
                 elif isinstance(value, torch.Tensor) and (whole or config.offload_to_cpu):
-                    state[name] = value.detach().to("cpu" if config.offload_to_cpu else value.device, copy=True)
+                    state[name] = value.detach().to(
+                        "cpu" if config.offload_to_cpu else value.device, copy=True
+                    )
         return state
 
     def load_state_dict(self, state_dict, strict=True, assign=False):
         """Each rank takes its shards of whole values, which it is given on every rank; or its own shards (`state_dict_type`). Whole values may
         come from any number of ranks. Raises RuntimeError for names and sizes that are not the module's."""
         if assign:
-            units.refuse("load_state_dict(assign=True) would put other tensors in the parameters' place")
+            units.refuse(
+                "load_state_dict(assign=True) would put other tensors in the parameters' place"
+            )
         return super().load_state_dict(state_dict, strict)
 
     optim_state_dict = staticmethod(states.optim_state_dict)
     optim_state_dict_to_load = staticmethod(states.optim_state_dict_to_load)
 
 
-def _before_load(module, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs):
+def _before_load(
+    module, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+):
     """What is saved under the wrapped module's names is loaded under the wrapper's; of whole values this rank's shards."""
-    whole = module._fsdp_state[0] is StateDictType.FULL_STATE_DICT and not module._fsdp_unit.is_summoned
+    whole = (
+        module._fsdp_state[0] is StateDictType.FULL_STATE_DICT and not module._fsdp_unit.is_summoned
+    )
     places = units.parameters_by_name(module) if whole else {}
     inner = f"{prefix}{units.WRAPPED}."
-    for name in [name for name in state_dict if name.startswith(prefix) and not name.startswith(inner)]:
+    for name in [
+        name for name in state_dict if name.startswith(prefix) and not name.startswith(inner)
+    ]:
         value = state_dict.pop(name)
-        unit, index = places.get(name[len(prefix):]) or (None, None)
+        unit, index = places.get(name[len(prefix) :]) or (None, None)
         if unit is module._fsdp_unit and isinstance(value, torch.Tensor):
             value = states.shard_or_complain(unit, index, value, error_msgs)
-        state_dict[inner + name[len(prefix):]] = value
+        state_dict[inner + name[len(prefix) :]] = value
 
 
 def _wrap_inside(module, policy, options, ignored, wrapped=None):
@@ -224,9 +295,13 @@ def _wrap_inside(module, policy, options, ignored, wrapped=None):
             if policy(child, True):
                 _wrap_inside(child, policy, options, ignored, wrapped)
             chosen = policy(child, False)
-            if not chosen or all(_C._is_sharded(each) or id(each) in ignored for each in child.parameters()):
+            if not chosen or all(
+                _C._is_sharded(each) or id(each) in ignored for each in child.parameters()
+            ):
                 continue
             own = dict(options, **chosen) if isinstance(chosen, dict) else options
-            leaves = [each for each in (*child.parameters(), *child.buffers()) if id(each) in ignored]
+            leaves = [
+                each for each in (*child.parameters(), *child.buffers()) if id(each) in ignored
+            ]
             wrapped[id(child)] = FullyShardedDataParallel(child, ignored_states=leaves, **own)
         setattr(module, name, wrapped[id(child)])

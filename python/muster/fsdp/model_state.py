@@ -15,7 +15,9 @@ class StateDictOptions:
     """For `get_model_state_dict` and `set_model_state_dict`."""
 
     full_state_dict: bool = False  #: whole parameters; else this rank's shards
-    cpu_offload: bool = False  #: on the CPU; whole ones on rank 0 alone, the others get an empty dictionary
+    cpu_offload: bool = (
+        False  #: on the CPU; whole ones on rank 0 alone, the others get an empty dictionary
+    )
     strict: bool = True  #: names must be the model's
 
 
@@ -29,7 +31,9 @@ def get_model_state_dict(model, *, options=None):
     them is collective; one unit after the other is gathered."""
     options = options or StateDictOptions()
     of = units.units_in(model)
-    wanted = not (options.full_state_dict and options.cpu_offload and of and of[0].group.rank() != 0)
+    wanted = not (
+        options.full_state_dict and options.cpu_offload and of and of[0].group.rank() != 0
+    )
 
     def copied(tensor):
         return tensor.detach().to("cpu" if options.cpu_offload else tensor.device, copy=True)

@@ -38,7 +38,9 @@ class MixedPrecision:
     param_dtype: torch.dtype | None = None  #: of whole parameters, and of forward's inputs
     reduce_dtype: torch.dtype | None = None  #: what gradients travel as; None: param_dtype
     buffer_dtype: torch.dtype | None = None  #: of buffers, from the construction on
-    keep_low_precision_grads: bool = False  #: taken for torch's sake: gradients are in the shards' type
+    keep_low_precision_grads: bool = (
+        False  #: taken for torch's sake: gradients are in the shards' type
+    )
     cast_forward_inputs: bool = False  #: tensors that any unit is given become param_dtype
     cast_root_forward_inputs: bool = True  #: those that the outermost unit is given do
 
@@ -94,6 +96,10 @@ def native(precision):
     and whether only the outermost unit casts what it is given."""
     if precision is None:
         return None, False
-    mine = parallel.MixedPrecision(precision.param_dtype, precision.reduce_dtype, getattr(precision, "buffer_dtype", None),
-                                   cast_forward_inputs=precision.cast_forward_inputs)
+    mine = parallel.MixedPrecision(
+        precision.param_dtype,
+        precision.reduce_dtype,
+        getattr(precision, "buffer_dtype", None),
+        cast_forward_inputs=precision.cast_forward_inputs,
+    )
     return mine, getattr(precision, "cast_root_forward_inputs", False)

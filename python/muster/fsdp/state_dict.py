@@ -27,7 +27,9 @@ def shard_or_complain(unit, index, value, complaints):
     wanted = unit.sizes_of(index)
     if list(value.shape) == wanted:
         return unit.shard_of(index, value)
-    complaints.append(f"size mismatch for {unit.names[index]}: the whole parameter has the sizes {wanted}, and {list(value.shape)} was given")
+    complaints.append(
+        f"size mismatch for {unit.names[index]}: the whole parameter has the sizes {wanted}, and {list(value.shape)} was given"
+    )
     return unit.parameters()[index].detach()
 
 
@@ -69,37 +71,65 @@ def optim_state_dict(model, optim, optim_state_dict=None, group=None):
             if not all(_is_shard(values[at], parameters[at]) for at in known):
                 continue
             like = values[known[0]]
-            filled = [like.new_zeros(parameter.shape) if value is None else value for value, parameter in zip(values, parameters)]
+            filled = [
+                like.new_zeros(parameter.shape) if value is None else value
+                for value, parameter in zip(values, parameters)
+            ]
             gathered = unit.full_of(filled)
             for at in known if wanted else ():
-                whole[names[numbers[at]]][key] = gathered[at].to("cpu" if config and config.offload_to_cpu else gathered[at].device, copy=True)
+                whole[names[numbers[at]]][key] = gathered[at].to(
+                    "cpu" if config and config.offload_to_cpu else gathered[at].device, copy=True
+                )
     if not wanted:
         return {}
     at, groups = 0, []
     for each in state["param_groups"]:
-        groups.append(dict(each, params=names[at:at + len(each["params"])]))
+        groups.append(dict(each, params=names[at : at + len(each["params"])]))
         at += len(each["params"])
     return {"state": {name: each for name, each in whole.items() if each}, "param_groups": groups}
 
 
-def optim_state_dict_to_load(model, optim, optim_state_dict, is_named_optimizer=False, load_directly=False, group=None):
+def optim_state_dict_to_load(
+    model, optim, optim_state_dict, is_named_optimizer=False, load_directly=False, group=None
+):
     """The way back: this rank's part of what `optim_state_dict` gave, for `optim.load_state_dict`; load_directly=True loads it too."""
     names = _names_of(model, optim)
     number_of = {id(each): number for number, each in enumerate(_numbered(optim))}
-    state = {number: dict(optim_state_dict["state"][name]) for number, name in enumerate(names) if name in optim_state_dict["state"]}
-    of_parameters = [(unit, index, state.get(number_of.get(id(each)), {}))
-                     for unit in units.units_in(model) for index, each in enumerate(unit.parameters())]
+    state = {
+        number: dict(optim_state_dict["state"][name])
+        for number, name in enumerate(names)
+        if name in optim_state_dict["state"]
+    }
+    of_parameters = [
+        (unit, index, state.get(number_of.get(id(each)), {}))
+        for unit in units.units_in(model)
+        for index, each in enumerate(unit.parameters())
+    ]
     # A number beside a scalar parameter says nothing of itself; what is like its parameter everywhere else is so here.
-    not_like = {"step"} | {key for unit, index, own in of_parameters for key, value in own.items()
-                           if not isinstance(value, torch.Tensor) or list(value.shape) != unit.sizes_of(index)}
+    not_like = {"step"} | {
+        key
+        for unit, index, own in of_parameters
+        for key, value in own.items()
+        if not isinstance(value, torch.Tensor) or list(value.shape) != unit.sizes_of(index)
+    }
     for unit, index, own in of_parameters:
         for key in own.keys() - not_like:
             own[key] = unit.shard_of(index, own[key])
     numbers = {name: number for number, name in enumerate(names)}
-    unknown = [name for each in optim_state_dict["param_groups"] for name in each["params"] if name not in numbers]
+    unknown = [
+        name
+        for each in optim_state_dict["param_groups"]
+        for name in each["params"]
+        if name not in numbers
+    ]
     if unknown:
-        units.refuse(f"the optimizer has no {', '.join(map(repr, unknown))}, which is in the state that is to be loaded")
-    groups = [dict(each, params=[numbers[name] for name in each["params"]]) for each in optim_state_dict["param_groups"]]
+        units.refuse(
+            f"the optimizer has no {', '.join(map(repr, unknown))}, which is in the state that is to be loaded"
+        )
+    groups = [
+        dict(each, params=[numbers[name] for name in each["params"]])
+        for each in optim_state_dict["param_groups"]
+    ]
     result = {"state": state, "param_groups": groups}
     if load_directly:
         optim.load_state_dict(result)

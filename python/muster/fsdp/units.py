@@ -19,8 +19,10 @@ def refuse(text):
 
 def refuse_copy(*_):
     """In place of what copies or pickles an object."""
-    refuse("a sharded module is not copied or pickled: it is part of a model on all ranks. Copy the module "
-           "before it is sharded, or save a state_dict and load it")
+    refuse(
+        "a sharded module is not copied or pickled: it is part of a model on all ranks. Copy the module "
+        "before it is sharded, or save a state_dict and load it"
+    )
 
 
 _C._ShardedUnit.__reduce_ex__ = refuse_copy  # whoever copies or pickles a module comes to its unit
@@ -50,7 +52,9 @@ def group_from(process_group, mesh):
     if process_group is not None:
         refuse("give process_group or a mesh, not both")
     if mesh.ndim != 1:
-        refuse(f"the mesh has {mesh.ndim} dimensions, and parameters are sharded over one: give mesh['name'] of that one")
+        refuse(
+            f"the mesh has {mesh.ndim} dimensions, and parameters are sharded over one: give mesh['name'] of that one"
+        )
     return mesh.get_group()
 
 
@@ -61,7 +65,11 @@ def _own(module, ignored):
     def visit(part, path):
         seen.add(id(part))
         for found, of in ((parameters, part._parameters), (buffers, part._buffers)):
-            found += [(plain(path + name), each) for name, each in of.items() if each is not None and id(each) not in ignored]
+            found += [
+                (plain(path + name), each)
+                for name, each in of.items()
+                if each is not None and id(each) not in ignored
+            ]
         for name, child in part._modules.items():
             if child is not None and id(child) not in seen and unit_of(child) is None:
                 visit(child, f"{path}{name}.")
@@ -76,15 +84,31 @@ def make_unit(module, ignored, group, precision, reshard_after_forward, sync_mod
     if isinstance(module, (torch.nn.ModuleList, torch.nn.ModuleDict)):
         refuse(f"nobody calls the forward of a {type(module).__name__}: shard the modules in it")
     parameters, buffers = _own(module, ignored)
-    lazy = [name for name, each in parameters if isinstance(each, torch.nn.parameter.UninitializedParameter)]
+    lazy = [
+        name
+        for name, each in parameters
+        if isinstance(each, torch.nn.parameter.UninitializedParameter)
+    ]
     if lazy:
-        refuse(f"{', '.join(lazy)}: a lazy module has no parameters yet; run a forward pass before it is sharded")
+        refuse(
+            f"{', '.join(lazy)}: a lazy module has no parameters yet; run a forward pass before it is sharded"
+        )
     meta = [name for name, each in parameters if each.is_meta]
     if meta:
-        refuse(f"{', '.join(meta)}: on the meta device parameters have no values; give the module some first (to_empty, and its own initialisation)")
+        refuse(
+            f"{', '.join(meta)}: on the meta device parameters have no values; give the module some first (to_empty, and its own initialisation)"
+        )
     precision, cast_root_forward_inputs = native(precision)
-    return _C._ShardedUnit(type(module).__name__, parameters, buffers, group, precision, cast_root_forward_inputs, reshard_after_forward,
-                           sync_module_states)
+    return _C._ShardedUnit(
+        type(module).__name__,
+        parameters,
+        buffers,
+        group,
+        precision,
+        cast_root_forward_inputs,
+        reshard_after_forward,
+        sync_module_states,
+    )
 
 
 def run(unit, forward, args, kwargs):
@@ -93,7 +117,9 @@ def run(unit, forward, args, kwargs):
     where = [at for at, each in enumerate(leaves) if isinstance(each, torch.Tensor)]
     given = [leaves[at] for at in where]
     inputs = unit.before_forward(given)
-    if any(mine is not theirs for mine, theirs in zip(inputs, given)):  # else lists and dictionaries stay the caller's own
+    if any(
+        mine is not theirs for mine, theirs in zip(inputs, given)
+    ):  # else lists and dictionaries stay the caller's own
         for at, tensor in zip(where, inputs):
             leaves[at] = tensor
         args, kwargs = _pytree.tree_unflatten(leaves, form)
@@ -108,5 +134,12 @@ def run(unit, forward, args, kwargs):
 
 def parameters_by_name(module):
     """Of `module`'s own names without wrappers, shared parameters by each: (the unit, the parameter's number there); None of what is in no unit."""
-    places = {id(each): (unit, index) for unit in units_in(module) for index, each in enumerate(unit.parameters())}
-    return {plain(name): places.get(id(each)) for name, each in module.named_parameters(remove_duplicate=False)}
+    places = {
+        id(each): (unit, index)
+        for unit in units_in(module)
+        for index, each in enumerate(unit.parameters())
+    }
+    return {
+        plain(name): places.get(id(each))
+        for name, each in module.named_parameters(remove_duplicate=False)
+    }

@@ -11,8 +11,16 @@ import torch
 
 from muster import _C
 
-__all__ = ["ModuleWrapPolicy", "CustomPolicy", "always_wrap_policy", "lambda_auto_wrap_policy", "size_based_auto_wrap_policy",
-           "transformer_auto_wrap_policy", "enable_wrap", "wrap"]
+__all__ = [
+    "ModuleWrapPolicy",
+    "CustomPolicy",
+    "always_wrap_policy",
+    "lambda_auto_wrap_policy",
+    "size_based_auto_wrap_policy",
+    "transformer_auto_wrap_policy",
+    "enable_wrap",
+    "wrap",
+]
 
 
 def always_wrap_policy(*args, **kwargs):
@@ -30,8 +38,14 @@ def transformer_auto_wrap_policy(module, recurse, nonwrapped_numel, transformer_
     return recurse or isinstance(module, tuple(transformer_layer_cls))
 
 
-def size_based_auto_wrap_policy(module, recurse, nonwrapped_numel, min_num_params=100_000_000, force_leaf_modules=None,
-                                exclude_wrap_modules=None):
+def size_based_auto_wrap_policy(
+    module,
+    recurse,
+    nonwrapped_numel,
+    min_num_params=100_000_000,
+    force_leaf_modules=None,
+    exclude_wrap_modules=None,
+):
     """Modules with at least `min_num_params` elements that are in no unit yet. `exclude_wrap_modules` (lists and dictionaries of modules,
     whose forward nobody calls) are none themselves; nothing inside of `force_leaf_modules` (MultiheadAttention) is."""
     leaves = tuple(force_leaf_modules or (torch.nn.MultiheadAttention,))
@@ -64,13 +78,16 @@ def as_call(policy):
     """`policy(module, recurse)`."""
     if isinstance(policy, (set, frozenset, list, tuple)):
         policy = ModuleWrapPolicy(policy)
-    theirs = getattr(policy, "_lambda_fn", None) if not callable(policy) else None  # torch's CustomPolicy is no function
+    theirs = (
+        getattr(policy, "_lambda_fn", None) if not callable(policy) else None
+    )  # torch's CustomPolicy is no function
     if theirs is not None:
         policy = CustomPolicy(theirs)
     if not callable(policy):
         raise _C.DistArgumentError(
             "FullyShardedDataParallel: auto_wrap_policy is called as policy(module=, recurse=, nonwrapped_numel=) or is a set of classes, and this "
-            f"is {type(policy).__name__}")
+            f"is {type(policy).__name__}"
+        )
 
     def call(module, recurse):
         left = sum(each.numel() for each in module.parameters() if not _C._is_sharded(each))

@@ -14,11 +14,21 @@ import torch
 from muster import _C
 
 __all__ = [
-    "all_gather", "all_reduce", "all_to_all", "all_to_all_single", "broadcast", "gather", "reduce", "reduce_scatter", "scatter",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
+    "broadcast",
+    "gather",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
 ]
 
 
-def all_reduce(tensor: torch.Tensor, op: _C.ReduceOp = _C.ReduceOp.SUM, group: _C.ProcessGroup | None = None) -> torch.Tensor:
+def all_reduce(
+    tensor: torch.Tensor, op: _C.ReduceOp = _C.ReduceOp.SUM, group: _C.ProcessGroup | None = None
+) -> torch.Tensor:
     """All members' tensors combined by `op`. Backward is all_reduce with the same op: right for SUM and AVG."""
     return _C._nn_all_reduce(tensor, op, group)
 
@@ -29,25 +39,34 @@ def broadcast(tensor: torch.Tensor, src: int, group: _C.ProcessGroup | None = No
 
 
 def reduce(
-    tensor: torch.Tensor, dst: int, op: _C.ReduceOp = _C.ReduceOp.SUM, group: _C.ProcessGroup | None = None
+    tensor: torch.Tensor,
+    dst: int,
+    op: _C.ReduceOp = _C.ReduceOp.SUM,
+    group: _C.ProcessGroup | None = None,
 ) -> torch.Tensor:
     """On dst all members' tensors combined by `op`, elsewhere this member's own. Backward gives all the gradient of dst's result."""
     return _C._nn_reduce(tensor, dst, op, group)
 
 
-def gather(tensor: torch.Tensor, dst: int = 0, group: _C.ProcessGroup | None = None) -> tuple[torch.Tensor, ...]:
+def gather(
+    tensor: torch.Tensor, dst: int = 0, group: _C.ProcessGroup | None = None
+) -> tuple[torch.Tensor, ...]:
     """On dst the members' tensors; elsewhere zeros of their shapes, which belong into the loss so that backward comes to them. Backward
     gives each member its gradient from dst."""
     return _C._nn_gather(tensor, dst, group)
 
 
-def scatter(tensors: Sequence[torch.Tensor], src: int = 0, group: _C.ProcessGroup | None = None) -> torch.Tensor:
+def scatter(
+    tensors: Sequence[torch.Tensor], src: int = 0, group: _C.ProcessGroup | None = None
+) -> torch.Tensor:
     """This member's of src's tensors. Off src `tensors` are as many of the same shape, whose values do not matter and whose gradients are
     zeros. Backward gathers the gradients on src."""
     return _C._nn_scatter(list(tensors), src, group)
 
 
-def all_gather(tensor: torch.Tensor, group: _C.ProcessGroup | None = None) -> tuple[torch.Tensor, ...]:
+def all_gather(
+    tensor: torch.Tensor, group: _C.ProcessGroup | None = None
+) -> tuple[torch.Tensor, ...]:
     """The members' tensors, of one shape. Backward sums up every member's gradients of this member's tensor."""
     return _C._nn_all_gather(tensor, group)
 
@@ -72,7 +91,9 @@ def reduce_scatter(
 
 
 def all_to_all(
-    output_tensor_list: Sequence[torch.Tensor], input_tensor_list: Sequence[torch.Tensor], group: _C.ProcessGroup | None = None
+    output_tensor_list: Sequence[torch.Tensor],
+    input_tensor_list: Sequence[torch.Tensor],
+    group: _C.ProcessGroup | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """output_tensor_list, where entry r becomes input_tensor_list[this member] of member r; sizes may differ. Backward is the way back."""
     return _C._nn_all_to_all(list(output_tensor_list), list(input_tensor_list), group)

@@ -27,8 +27,11 @@ def refuse_sync_batch_norm(module, wrapper):
     """It asks torch.distributed for the other ranks, and where that has none its statistics are each rank's own, without a word."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return
-    found = [name for name, each in module.named_modules() if isinstance(each, torch.nn.SyncBatchNorm)]
+    found = [
+        name for name, each in module.named_modules() if isinstance(each, torch.nn.SyncBatchNorm)
+    ]
     if found:
         raise _C.DistArgumentError(
             f"{wrapper}: {', '.join(found)}: SyncBatchNorm sums up over a group of torch.distributed's, and there is none. Use BatchNorm, "
-            "or torch's own after torch.distributed.init_process_group('muster')")
+            "or torch's own after torch.distributed.init_process_group('muster')"
+        )

@@ -21,11 +21,15 @@ class MixedPrecision:
     """Forward and backward in a narrower type than the one that parameters are kept and updated in. What is None stays as it is; only
     floating-point tensors are cast. Torch's _MixedPrecision will do as well."""
 
-    param_dtype: torch.dtype | None = None  #: of parameters from forward to the end of backward, and of forward's inputs
+    param_dtype: torch.dtype | None = (
+        None  #: of parameters from forward to the end of backward, and of forward's inputs
+    )
     reduce_dtype: torch.dtype | None = None  #: what gradients travel as; None: param_dtype
     buffer_dtype: torch.dtype | None = None  #: of buffers, from the construction on
     keep_low_precision_grads: bool = False  #: gradients stay in param_dtype after backward
-    cast_forward_inputs: bool = True  #: floating-point tensors among forward's arguments become param_dtype
+    cast_forward_inputs: bool = (
+        True  #: floating-point tensors among forward's arguments become param_dtype
+    )
 
 
 class _Shadow(JoinHook):
@@ -68,27 +72,61 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
     backward makes backward raise DistBackendError on all others, with its number.
     """
 
-    def __init__(self, module, device_ids=None, output_device=None, dim=0, broadcast_buffers=None, init_sync=True, process_group=None,
-                 bucket_cap_mb=None, find_unused_parameters=False, check_reduction=False, gradient_as_bucket_view=False, static_graph=False,
-                 delay_all_reduce_named_params=None, param_to_hook_all_reduce=None, mixed_precision=None, device_mesh=None,
-                 skip_all_reduce_unused_params=False, bucket_cap_mb_list=None, batched_grad_copy=False, forward_sync_buffers=None,
-                 lazy_bucket_allocation=False):
+    def __init__(
+        self,
+        module,
+        device_ids=None,
+        output_device=None,
+        dim=0,
+        broadcast_buffers=None,
+        init_sync=True,
+        process_group=None,
+        bucket_cap_mb=None,
+        find_unused_parameters=False,
+        check_reduction=False,
+        gradient_as_bucket_view=False,
+        static_graph=False,
+        delay_all_reduce_named_params=None,
+        param_to_hook_all_reduce=None,
+        mixed_precision=None,
+        device_mesh=None,
+        skip_all_reduce_unused_params=False,
+        bucket_cap_mb_list=None,
+        batched_grad_copy=False,
+        forward_sync_buffers=None,
+        lazy_bucket_allocation=False,
+    ):
         super().__init__()
         if bucket_cap_mb_list is not None:
-            raise _C.DistArgumentError("DistributedDataParallel: bucket_cap_mb_list is not there; bucket_cap_mb is one size for all buckets")
+            raise _C.DistArgumentError(
+                "DistributedDataParallel: bucket_cap_mb_list is not there; bucket_cap_mb is one size for all buckets"
+            )
         if device_mesh is not None:
             if process_group is not None:
-                raise _C.DistArgumentError("DistributedDataParallel: give process_group or device_mesh, not both")
+                raise _C.DistArgumentError(
+                    "DistributedDataParallel: give process_group or device_mesh, not both"
+                )
             process_group = device_mesh.get_group()
         if (delay_all_reduce_named_params is None) != (param_to_hook_all_reduce is None):
             raise _C.DistArgumentError(
-                "DistributedDataParallel: delay_all_reduce_named_params and param_to_hook_all_reduce need to be set at the same time")
+                "DistributedDataParallel: delay_all_reduce_named_params and param_to_hook_all_reduce need to be set at the same time"
+            )
         refuse_sync_batch_norm(module, "DistributedDataParallel")
         self.module = module
         self.dim = dim
-        self.device_ids = None if device_ids is None else [torch.device("cuda", each).index if isinstance(each, int)
-                                                           else torch.device(each).index for each in device_ids]
-        self.broadcast_buffers = broadcast_buffers is not False and forward_sync_buffers is not False
+        self.device_ids = (
+            None
+            if device_ids is None
+            else [
+                torch.device("cuda", each).index
+                if isinstance(each, int)
+                else torch.device(each).index
+                for each in device_ids
+            ]
+        )
+        self.broadcast_buffers = (
+            broadcast_buffers is not False and forward_sync_buffers is not False
+        )
         self.forward_sync_buffers = self.broadcast_buffers
         self.bucket_bytes_cap = int((25 if bucket_cap_mb is None else bucket_cap_mb) * 1024 * 1024)
         self.find_unused_parameters = find_unused_parameters
@@ -100,11 +138,20 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
             self.output_device = self.device_ids[0]
         self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         self._options = dict(
-            device_ids=self.device_ids, output_device=output_device, broadcast_buffers=self.broadcast_buffers, init_sync=init_sync,
-            process_group=process_group, bucket_cap_mb=bucket_cap_mb, find_unused_parameters=find_unused_parameters,
-            check_reduction=check_reduction, gradient_as_bucket_view=gradient_as_bucket_view, static_graph=static_graph,
-            delay_all_reduce_named_params=delay_all_reduce_named_params, param_to_hook_all_reduce=param_to_hook_all_reduce,
-            mixed_precision=mixed_precision)
+            device_ids=self.device_ids,
+            output_device=output_device,
+            broadcast_buffers=self.broadcast_buffers,
+            init_sync=init_sync,
+            process_group=process_group,
+            bucket_cap_mb=bucket_cap_mb,
+            find_unused_parameters=find_unused_parameters,
+            check_reduction=check_reduction,
+            gradient_as_bucket_view=gradient_as_bucket_view,
+            static_graph=static_graph,
+            delay_all_reduce_named_params=delay_all_reduce_named_params,
+            param_to_hook_all_reduce=param_to_hook_all_reduce,
+            mixed_precision=mixed_precision,
+        )
         self._requires_sync = True
         self._made_core = None
         self._made_core = self._make_core()
@@ -113,7 +160,11 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
         self.device_type = self.device.type
 
     def _named(self, tensors):
-        return [(name, tensor) for name, tensor in tensors if name not in self.parameters_to_ignore and tensor is not None]
+        return [
+            (name, tensor)
+            for name, tensor in tensors
+            if name not in self.parameters_to_ignore and tensor is not None
+        ]
 
     @property
     def _core(self):
@@ -125,12 +176,20 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
 
     def _make_core(self):
         parameters = self._named(self.module.named_parameters())
-        uninitialised = [name for name, each in parameters if isinstance(each, torch.nn.parameter.UninitializedParameter)]
+        uninitialised = [
+            name
+            for name, each in parameters
+            if isinstance(each, torch.nn.parameter.UninitializedParameter)
+        ]
         if uninitialised:
             raise _C.DistArgumentError(
-                f"DistributedDataParallel: {', '.join(uninitialised)}: a lazy module has no parameters yet; run a forward pass before wrapping it")
-        sparse = [each.weight for each in self.module.modules()
-                  if isinstance(each, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and each.sparse]
+                f"DistributedDataParallel: {', '.join(uninitialised)}: a lazy module has no parameters yet; run a forward pass before wrapping it"
+            )
+        sparse = [
+            each.weight
+            for each in self.module.modules()
+            if isinstance(each, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and each.sparse
+        ]
         buffers = self._named(self.module.named_buffers())
         module, ignored = self.module, self.parameters_to_ignore
 
@@ -138,7 +197,13 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
             return [each for name, each in module.named_buffers() if name not in ignored]
 
         return _C._DataParallelCore(
-            type(self.module).__name__, parameters, buffers, sparse, self._options, buffers_now if buffers else None)
+            type(self.module).__name__,
+            parameters,
+            buffers,
+            sparse,
+            self._options,
+            buffers_now if buffers else None,
+        )
 
     # ---- each iteration ----
 
@@ -149,14 +214,19 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
             if self._is_copy_that_trains_nothing():
                 if self.device_ids:
                     inputs, kwargs = _pytree.tree_map_only(
-                        torch.Tensor, lambda each: each.to(self.device), (inputs, kwargs))
+                        torch.Tensor, lambda each: each.to(self.device), (inputs, kwargs)
+                    )
                 return self.module(*inputs, **kwargs)
             if self._join is not None and self._core.syncs:
                 self._core.end_iteration()
             Join.notify_join_context(self)
-            self._core.before_forward(self._present() if torch.is_grad_enabled() else [], self._names)
+            self._core.before_forward(
+                self._present() if torch.is_grad_enabled() else [], self._names
+            )
             if self._core.changes_arguments():
-                inputs, kwargs = _pytree.tree_map_only(torch.Tensor, self._core.changed, (inputs, kwargs))
+                inputs, kwargs = _pytree.tree_map_only(
+                    torch.Tensor, self._core.changed, (inputs, kwargs)
+                )
             outputs = self.module(*inputs, **kwargs)
             self._core.after_forward(tensors_in(outputs, []))
             return outputs
@@ -218,10 +288,17 @@ class DistributedDataParallel(torch.nn.Module, Joinable):
 
     # ---- uneven inputs ----
 
-    def join(self, divide_by_initial_world_size=True, enable=True, throw_on_early_termination=False):
+    def join(
+        self, divide_by_initial_world_size=True, enable=True, throw_on_early_termination=False
+    ):
         """A Join of this model alone. A rank that has run out of inputs gives zeros to the others' averages, which are divided by all ranks
         or, without divide_by_initial_world_size, by those that still have inputs; at the end the last ranks' weights go to all."""
-        return Join([self], enable, throw_on_early_termination, divide_by_initial_world_size=divide_by_initial_world_size)
+        return Join(
+            [self],
+            enable,
+            throw_on_early_termination,
+            divide_by_initial_world_size=divide_by_initial_world_size,
+        )
 
     def join_hook(self, **kwargs):
         """For Join; `divide_by_initial_world_size` (True) as in `join`."""

@@ -17,7 +17,9 @@ class _OwnerOptimizer:
         self.parameters = [each.local_value() for each in parameters]
         for each in self.parameters:
             if not isinstance(each, torch.Tensor) or not each.is_leaf or not each.requires_grad:
-                raise ValueError("DistributedOptimizer: parameters are leaf tensors that require grad")
+                raise ValueError(
+                    "DistributedOptimizer: parameters are leaf tensors that require grad"
+                )
         # The same memory with a version count and a grad of their own: what another trainer's forward has saved stays usable, and no step
         # sees another's gradients.
         self.views = [each.data.requires_grad_(True) for each in self.parameters]
@@ -45,7 +47,9 @@ def _make(optimizer_class, parameters, args, kwargs):
 def _step(optimizer, context_id):
     local = optimizer.local_value()
     if not isinstance(local, _OwnerOptimizer):
-        raise ValueError(f"DistributedOptimizer: the reference is to {type(local).__name__}, which is no optimizer of its")
+        raise ValueError(
+            f"DistributedOptimizer: the reference is to {type(local).__name__}, which is no optimizer of its"
+        )
     local.step(context_id)
 
 
@@ -72,16 +76,27 @@ class DistributedOptimizer:
 
     def __init__(self, optimizer_class, params_rref, *args, **kwargs):
         if issubclass(optimizer_class, torch.optim.LBFGS):
-            raise ValueError("DistributedOptimizer cannot run LBFGS: it asks for the loss again and again within one step")
+            raise ValueError(
+                "DistributedOptimizer cannot run LBFGS: it asks for the loss again and again within one step"
+            )
         by_owner = {}
         for each in params_rref:
             by_owner.setdefault(each.owner(), []).append(each)
         if not by_owner:
             raise ValueError("DistributedOptimizer needs parameters")
         self.remote_optimizers = _all(
-            [rpc.rpc_async(owner, _make, (optimizer_class, of_owner, args, kwargs)) for owner, of_owner in by_owner.items()])
+            [
+                rpc.rpc_async(owner, _make, (optimizer_class, of_owner, args, kwargs))
+                for owner, of_owner in by_owner.items()
+            ]
+        )
 
     def step(self, context_id):
         """Applies the gradients that the context has, on every owner; a parameter without one stays as it is. Blocks until all have
         stepped; then raises the first failure."""
-        _all([rpc.rpc_async(each.owner(), _step, (each, context_id)) for each in self.remote_optimizers])
+        _all(
+            [
+                rpc.rpc_async(each.owner(), _step, (each, context_id))
+                for each in self.remote_optimizers
+            ]
+        )

@@ -43,14 +43,26 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
     copy.deepcopy and pickle need no other rank. They go for the default group only.
     """
 
-    def __init__(self, params, optimizer_class, process_group=None, parameters_as_bucket_view=False, overlap_with_ddp=False, **defaults):
+    def __init__(
+        self,
+        params,
+        optimizer_class,
+        process_group=None,
+        parameters_as_bucket_view=False,
+        overlap_with_ddp=False,
+        **defaults,
+    ):
         if issubclass(optimizer_class, torch.optim.LBFGS):
-            raise dist.DistArgumentError("ZeroRedundancyOptimizer: LBFGS looks at all parameters together: it cannot be divided")
+            raise dist.DistArgumentError(
+                "ZeroRedundancyOptimizer: LBFGS looks at all parameters together: it cannot be divided"
+            )
         self.optim = None  # this rank's part
         super().__init__(params, defaults)
         self.process_group = dist.group.WORLD if process_group is None else process_group
         if not self.process_group:
-            raise dist.DistArgumentError("ZeroRedundancyOptimizer: this rank is no member of process_group; is a default group there?")
+            raise dist.DistArgumentError(
+                "ZeroRedundancyOptimizer: this rank is no member of process_group; is a default group there?"
+            )
         self.parameters_as_bucket_view = parameters_as_bucket_view
         self.overlap_with_ddp = overlap_with_ddp
         self.rank, self.world_size = self.process_group.rank(), self.process_group.size()
@@ -58,7 +70,9 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
         self._on_their_way = []
         self._compare()
         self._divide()
-        self.optim = optimizer_class([self._part(index) for index in range(len(self.param_groups))], **defaults)
+        self.optim = optimizer_class(
+            [self._part(index) for index in range(len(self.param_groups))], **defaults
+        )
         self.defaults = self.optim.defaults
         self._settings_from_local()
 
@@ -85,9 +99,16 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
 
     def __getstate__(self):
         if self.process_group != dist.group.WORLD:
-            raise dist.DistArgumentError("ZeroRedundancyOptimizer: one of a process_group other than the default "
-                                         "group is not copied; load its state_dict() into another")
-        left_out = ("process_group", "_join", "_on_their_way", "step")  # a scheduler's step is the original's
+            raise dist.DistArgumentError(
+                "ZeroRedundancyOptimizer: one of a process_group other than the default "
+                "group is not copied; load its state_dict() into another"
+            )
+        left_out = (
+            "process_group",
+            "_join",
+            "_on_their_way",
+            "step",
+        )  # a scheduler's step is the original's
         return {name: value for name, value in vars(self).items() if name not in left_out}
 
     def __setstate__(self, state):
@@ -96,8 +117,11 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
     # ---- who has what ----
 
     def _compare(self):
-        mine = [f"parameter {i} of group {g}: {list(each.shape)} {each.dtype}"
-                for g, group in enumerate(self.param_groups) for i, each in enumerate(group["params"])]
+        mine = [
+            f"parameter {i} of group {g}: {list(each.shape)} {each.dtype}"
+            for g, group in enumerate(self.param_groups)
+            for i, each in enumerate(group["params"])
+        ]
         if not mine:
             raise dist.DistArgumentError("ZeroRedundancyOptimizer: there are no parameters")
         everybody = [None] * self.world_size
@@ -105,19 +129,30 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
         for rank, theirs in enumerate(everybody):
             if theirs == everybody[0]:
                 continue
-            line = next((i for i, (a, b) in enumerate(zip(everybody[0], theirs)) if a != b), min(len(everybody[0]), len(theirs)))
-            ours, other = (lines[line] if line < len(lines) else "nothing more" for lines in (everybody[0], theirs))
+            line = next(
+                (i for i, (a, b) in enumerate(zip(everybody[0], theirs)) if a != b),
+                min(len(everybody[0]), len(theirs)),
+            )
+            ours, other = (
+                lines[line] if line < len(lines) else "nothing more"
+                for lines in (everybody[0], theirs)
+            )
             names = [dist.get_global_rank(self.process_group, each) for each in (0, rank)]
-            error = dist.DistError(f"ZeroRedundancyOptimizer: the ranks' parameters differ: '{ours}' on rank {names[0]}, '{other}' on rank "
-                                   f"{names[1]}; give the same parameters on every rank")
+            error = dist.DistError(
+                f"ZeroRedundancyOptimizer: the ranks' parameters differ: '{ours}' on rank {names[0]}, '{other}' on rank "
+                f"{names[1]}; give the same parameters on every rank"
+            )
             error.ranks, error.code = names[1:], "mismatch"
             raise error
 
     def _divide(self):
         elements = [[each.numel() for each in group["params"]] for group in self.param_groups]
         self._owners = _C._shard_parameters(elements, self.world_size)
-        self._owner_of = {each: owner for group, owners in zip(self.param_groups, self._owners)
-                          for each, owner in zip(group["params"], owners)}
+        self._owner_of = {
+            each: owner
+            for group, owners in zip(self.param_groups, self._owners)
+            for each, owner in zip(group["params"], owners)
+        }
         self._buckets = self._lay_out() if self.parameters_as_bucket_view else []
 
     def _mine(self, index, rank):
@@ -125,7 +160,10 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
 
     def _part(self, index):
         group = self.param_groups[index]
-        return {**_settings(group), "params": [group["params"][i] for i in self._mine(index, self.rank)]}
+        return {
+            **_settings(group),
+            "params": [group["params"][i] for i in self._mine(index, self.rank)],
+        }
 
     @torch.no_grad()
     def _lay_out(self):
@@ -135,7 +173,9 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
             kinds.setdefault((owner, parameter.dtype, parameter.device), []).append(parameter)
         buckets = []
         for (owner, dtype, device), parameters in kinds.items():
-            memory = torch.empty(sum(each.numel() for each in parameters), dtype=dtype, device=device)
+            memory = torch.empty(
+                sum(each.numel() for each in parameters), dtype=dtype, device=device
+            )
             places, at = [], 0
             for each in parameters:
                 places.append(memory[at : at + each.numel()].view(each.shape))
@@ -157,7 +197,9 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
     def rank_of(self, parameter):
         """The rank (of the group) that keeps a parameter of this optimizer."""
         if parameter not in self._owner_of:
-            raise dist.DistArgumentError("ZeroRedundancyOptimizer: this tensor is none of its parameters")
+            raise dist.DistArgumentError(
+                "ZeroRedundancyOptimizer: this tensor is none of its parameters"
+            )
         return self._owner_of[parameter]
 
     def add_param_group(self, param_group):
@@ -211,14 +253,21 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
 
     def _end_calls(self, error):
         """Nobody shall wait for parameters that this rank will not send."""
-        _C._end_calls(self.process_group, f"the step of a ZeroRedundancyOptimizer failed on rank {self._name()}: {error}")
+        _C._end_calls(
+            self.process_group,
+            f"the step of a ZeroRedundancyOptimizer failed on rank {self._name()}: {error}",
+        )
 
     def _name(self):
         return dist.get_global_rank(self.process_group, self.rank)
 
     def _send(self, tensor, owner):
         if tensor.numel() > 0:
-            self._on_their_way.append(dist.broadcast(tensor.detach(), group=self.process_group, async_op=True, group_src=owner))
+            self._on_their_way.append(
+                dist.broadcast(
+                    tensor.detach(), group=self.process_group, async_op=True, group_src=owner
+                )
+            )
 
     def _wait_for_all(self):
         works, self._on_their_way = self._on_their_way, []
@@ -251,8 +300,10 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
             if parameter.is_complex():
                 gradient = torch.view_as_complex(gradient)
             if gradient.dtype != parameter.dtype:
-                raise dist.DistArgumentError("ZeroRedundancyOptimizer: with mixed_precision the parameters are not themselves inside backward: "
-                                             "leave overlap_with_ddp out and call step() after it")
+                raise dist.DistArgumentError(
+                    "ZeroRedundancyOptimizer: with mixed_precision the parameters are not themselves inside backward: "
+                    "leave overlap_with_ddp out and call step() after it"
+                )
             updated.append((parameter, owner))
             if owner == self.rank:
                 mine.append(parameter)
@@ -289,7 +340,9 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
     def consolidate_state_dict(self, to=0):
         """Collects the state of all members on rank `to` of the group. Every member calls it."""
         self._settings_to_local()
-        mine = _pytree.tree_map_only(torch.Tensor, lambda each: each.cpu(), self.optim.state_dict()["state"])
+        mine = _pytree.tree_map_only(
+            torch.Tensor, lambda each: each.cpu(), self.optim.state_dict()["state"]
+        )
         collected = [None] * self.world_size if self.rank == to else None
         dist.gather_object(mine, collected, group=self.process_group, group_dst=to)
         self._collected = collected
@@ -304,23 +357,33 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
 
     def _numbers_of(self, rank):
         """The whole's numbers of the parameters of a rank, in the order of its part."""
-        return [first + i for index, first in enumerate(self._first_indices()) for i in self._mine(index, rank)]
+        return [
+            first + i
+            for index, first in enumerate(self._first_indices())
+            for i in self._mine(index, rank)
+        ]
 
     def state_dict(self):
         """The whole optimizer as it was at the last `consolidate_state_dict`, as an undivided one gives it; either can load it. Raises
         DistError on a rank that it was not collected on."""
         if self._collected is None:
-            raise dist.DistError(f"ZeroRedundancyOptimizer: the state was not collected on rank {self._name()}: call "
-                                 "consolidate_state_dict(to=...) on all ranks before, and state_dict() on that rank")
+            raise dist.DistError(
+                f"ZeroRedundancyOptimizer: the state was not collected on rank {self._name()}: call "
+                "consolidate_state_dict(to=...) on all ranks before, and state_dict() on that rank"
+            )
         for hook in self._optimizer_state_dict_pre_hooks.values():
             hook(self)
         state = {}
         for rank, theirs in enumerate(self._collected):
             numbers = self._numbers_of(rank)
             state.update((numbers[index], value) for index, value in theirs.items())
-        groups = [{**{name: value for name, value in group.items() if name != "params"},
-                   "params": list(range(first, first + len(group["params"])))}
-                  for group, first in zip(self.param_groups, self._first_indices())]
+        groups = [
+            {
+                **{name: value for name, value in group.items() if name != "params"},
+                "params": list(range(first, first + len(group["params"]))),
+            }
+            for group, first in zip(self.param_groups, self._first_indices())
+        ]
         whole = {"state": dict(sorted(state.items())), "param_groups": groups}
         for hook in self._optimizer_state_dict_post_hooks.values():
             changed = hook(self, whole)
@@ -335,11 +398,18 @@ class ZeroRedundancyOptimizer(torch.optim.Optimizer, Joinable):
             changed = hook(self, state_dict)
             state_dict = state_dict if changed is None else changed
         groups = state_dict["param_groups"]
-        if [len(each["params"]) for each in groups] != [len(each["params"]) for each in self.param_groups]:
-            raise dist.DistArgumentError("ZeroRedundancyOptimizer: the state is of other parameter groups than this optimizer has")
+        if [len(each["params"]) for each in groups] != [
+            len(each["params"]) for each in self.param_groups
+        ]:
+            raise dist.DistArgumentError(
+                "ZeroRedundancyOptimizer: the state is of other parameter groups than this optimizer has"
+            )
         names = [number for each in groups for number in each["params"]]  # by our own count
-        state = {index: state_dict["state"][names[number]] for index, number in enumerate(self._numbers_of(self.rank))
-                 if names[number] in state_dict["state"]}
+        state = {
+            index: state_dict["state"][names[number]]
+            for index, number in enumerate(self._numbers_of(self.rank))
+            if names[number] in state_dict["state"]
+        }
         first, mine = 0, []
         for index, each in enumerate(groups):
             count = len(self._mine(index, self.rank))

@@ -13,13 +13,29 @@ import atexit
 from .. import _C
 from .._C import BackendType, RpcBackendOptions, RRef, WorkerInfo
 from . import functions
-from .inside import Future, dumps, name_of
+from .inside import Future, dumps, name_of  # noqa: F401
 from .policy import in_force, policy_of
 
 __all__ = [
-    "BackendType", "Future", "RRef", "RpcBackendOptions", "TensorPipeRpcBackendOptions", "WorkerInfo", "allow_operator", "functions", "get_rpc_timeout",
-    "get_worker_info", "get_worker_infos", "init_rpc", "is_available", "is_initialized", "remote", "rpc_async", "rpc_sync",
-    "set_rpc_timeout", "shutdown",
+    "BackendType",
+    "Future",
+    "RRef",
+    "RpcBackendOptions",
+    "TensorPipeRpcBackendOptions",
+    "WorkerInfo",
+    "allow_operator",
+    "functions",
+    "get_rpc_timeout",
+    "get_worker_info",
+    "get_worker_infos",
+    "init_rpc",
+    "is_available",
+    "is_initialized",
+    "remote",
+    "rpc_async",
+    "rpc_sync",
+    "set_rpc_timeout",
+    "shutdown",
 ]
 
 UNSET_RPC_TIMEOUT = -1.0
@@ -38,7 +54,17 @@ def is_initialized():
     return _C._rpc_is_initialized()
 
 
-def init_rpc(name, backend=None, rank=-1, world_size=None, rpc_backend_options=None, *, store=None, allow_pickle=None, functions=None):
+def init_rpc(
+    name,
+    backend=None,
+    rank=-1,
+    world_size=None,
+    rpc_backend_options=None,
+    *,
+    store=None,
+    allow_pickle=None,
+    functions=None,
+):
     """Joins the workers of the job as `name`, and blocks until all have come.
 
     Names are unique: letters, digits, `_`, `-` and `:`. rank and world_size come from the environment (`muster run`, `torchrun`) where they
@@ -55,7 +81,14 @@ def init_rpc(name, backend=None, rank=-1, world_size=None, rpc_backend_options=N
     """
     in_force.enter(policy_of(allow_pickle, functions))
     try:
-        _C._init_rpc(name, backend, rank, -1 if world_size is None else world_size, rpc_backend_options, store)
+        _C._init_rpc(
+            name,
+            backend,
+            rank,
+            -1 if world_size is None else world_size,
+            rpc_backend_options,
+            store,
+        )
     except BaseException:
         in_force.leave()
         raise
@@ -102,10 +135,14 @@ def _call(func, args, kwargs):
     arguments = () if args is None else tuple(args)
     if isinstance(func, str):
         if kwargs:
-            raise _C.DistArgumentError(f"{func!r} is called by its name, and takes no keyword arguments: {', '.join(kwargs)}")
+            raise _C.DistArgumentError(
+                f"{func!r} is called by its name, and takes no keyword arguments: {', '.join(kwargs)}"
+            )
         return arguments, func
     if not callable(func):
-        raise _C.DistArgumentError(f"a call needs a function, or the name of one of C++'s or of torch's operators, not {func!r}")
+        raise _C.DistArgumentError(
+            f"a call needs a function, or the name of one of C++'s or of torch's operators, not {func!r}"
+        )
     return (func, arguments, {} if kwargs is None else kwargs), name_of(func)
 
 

@@ -56,7 +56,11 @@ class _Pickler(pickle.Pickler):
                 return NotImplemented
             self.tensors.append(each)
             place = len(self.tensors) - 1
-            return (_tensor, (place,)) if kind is torch.Tensor else (_parameter, (place, each.requires_grad))
+            return (
+                (_tensor, (place,))
+                if kind is torch.Tensor
+                else (_parameter, (place, each.requires_grad))
+            )
         if kind is _C.RRef:
             self.references.append(each)
             return _reference, (len(self.references) - 1,)
@@ -77,10 +81,17 @@ def _beside(tensors, references):
         if isinstance(tensor, torch.nn.Parameter):
             return tensor  # of this worker, for a value that is made here
         # In a context of distributed autograd it has come out of an operation: gradients go back to the parameter itself.
-        return tensor if tensor.grad_fn is not None else torch.nn.Parameter(tensor.detach(), requires_grad)
+        return (
+            tensor
+            if tensor.grad_fn is not None
+            else torch.nn.Parameter(tensor.detach(), requires_grad)
+        )
 
-    return {(__name__, "_tensor"): tensors.__getitem__, (__name__, "_reference"): references.__getitem__,
-            (__name__, "_parameter"): parameter}
+    return {
+        (__name__, "_tensor"): tensors.__getitem__,
+        (__name__, "_reference"): references.__getitem__,
+        (__name__, "_parameter"): parameter,
+    }
 
 
 class _Unpickler(pickle.Unpickler):
@@ -95,7 +106,9 @@ class _Unpickler(pickle.Unpickler):
 
 def _allowed_operator(path, overload):
     if not isinstance(path, str) or not _C._is_allowed_operator(path):
-        raise pickle.UnpicklingError(f"{path!r} is not among the operators that other workers may call here")
+        raise pickle.UnpicklingError(
+            f"{path!r} is not among the operators that other workers may call here"
+        )
     packet = _operator(path, "")
     if overload == "":
         return packet
@@ -116,7 +129,11 @@ _OF_MUSTER = {
 @functools.cache
 def _asked_by_muster():
     """Those functions by (module, name)."""
-    return {(module, name): getattr(importlib.import_module(module), name) for module, names in _OF_MUSTER.items() for name in names}
+    return {
+        (module, name): getattr(importlib.import_module(module), name)
+        for module, names in _OF_MUSTER.items()
+        for name in names
+    }
 
 
 def _loads_bounded(policy, data, tensors, references):
@@ -136,9 +153,15 @@ def loads(data, tensors, references):
     if (policy := in_force.policy) is not None:
         return _loads_bounded(policy, data, tensors, references)
     try:
-        return _Unpickler(data, tensors, references).load() if tensors or references else pickle.loads(data)
+        return (
+            _Unpickler(data, tensors, references).load()
+            if tensors or references
+            else pickle.loads(data)
+        )
     except (AttributeError, ModuleNotFoundError) as error:
-        raise type(error)(f"{error}. What a call names must be importable on both workers") from error
+        raise type(error)(
+            f"{error}. What a call names must be importable on both workers"
+        ) from error
 
 
 # ---- functions that other workers ask for ----------------------------------------------------------------------------
@@ -157,9 +180,14 @@ def serve(data, tensors, references, answer):
     """Runs the function of a call. Returns its result, or LATER where `answer` will get it."""
     function, arguments, named = loads(data, tensors, references)
     del tensors, references
-    if in_force.policy is not None and function not in _asked_by_muster().values() and not in_force.policy.may_call(function):
+    if (
+        in_force.policy is not None
+        and function not in _asked_by_muster().values()
+        and not in_force.policy.may_call(function)
+    ):
         raise PermissionError(
-            f"{name_of(function)} is not among what other workers may call here: give it to init_rpc(functions=[...]) on this worker")
+            f"{name_of(function)} is not among what other workers may call here: give it to init_rpc(functions=[...]) on this worker"
+        )
     result = function(*arguments, **named)
     del arguments, named
     if isinstance(result, Later):
@@ -167,7 +195,9 @@ def serve(data, tensors, references, answer):
     elif not hasattr(function, "_wrapped_async_rpc_function"):
         return result
     if not isinstance(result, torch._C.Future):  # what `then` gives is no torch.futures.Future
-        raise TypeError(f"a function under async_execution must return a torch.futures.Future, not {type(result).__name__}")
+        raise TypeError(
+            f"a function under async_execution must return a torch.futures.Future, not {type(result).__name__}"
+        )
 
     def finish(future):
         try:
@@ -187,7 +217,8 @@ def call_method(reference, name, arguments, named):
     if in_force.policy is not None and not in_force.policy.may_call_method(value, name):
         raise PermissionError(
             f"{type(value).__qualname__}.{name} is not among what other workers may call here: those are the public methods that the classes "
-            "listed by init_rpc(functions=[...]) on this worker define themselves, and inherited ones that are listed")
+            "listed by init_rpc(functions=[...]) on this worker define themselves, and inherited ones that are listed"
+        )
     method = getattr(value, name)
     result = method(*arguments, **named)
     return Later(result) if hasattr(method, "_wrapped_async_rpc_function") else result
@@ -197,7 +228,12 @@ class RRefProxy:
     """Methods of an RRef's value, run by its owner: what `rref.rpc_sync()`, `rref.rpc_async()` and `rref.remote()` give."""
 
     def __init__(self, rref, way, timeout):
-        self._call = functools.partial(getattr(importlib.import_module("muster.rpc"), way), rref.owner(), call_method, timeout=timeout)
+        self._call = functools.partial(
+            getattr(importlib.import_module("muster.rpc"), way),
+            rref.owner(),
+            call_method,
+            timeout=timeout,
+        )
         self._rref = rref
 
     def __getattr__(self, name):
@@ -205,7 +241,11 @@ class RRefProxy:
 
 
 def name_of(function):
-    return getattr(function, "__qualname__", None) or getattr(function, "__name__", None) or type(function).__qualname__
+    return (
+        getattr(function, "__qualname__", None)
+        or getattr(function, "__name__", None)
+        or type(function).__qualname__
+    )
 
 
 # ---- exceptions ------------------------------------------------------------------------------------------------------
@@ -224,8 +264,14 @@ def describe(error):
     ranks, code = None, ""
     if isinstance(error, _C.DistError):
         # Raised by a program, it has but a class.
-        of_class = [(_C.DistArgumentError, "invalid argument"), (_C.DistNetworkError, "network"), (_C.DistStoreError, "store")]
-        code = getattr(error, "code", None) or next((word for kind, word in of_class if isinstance(error, kind)), "internal")
+        of_class = [
+            (_C.DistArgumentError, "invalid argument"),
+            (_C.DistNetworkError, "network"),
+            (_C.DistStoreError, "store"),
+        ]
+        code = getattr(error, "code", None) or next(
+            (word for kind, word in of_class if isinstance(error, kind)), "internal"
+        )
         ranks = list(getattr(error, "ranks", []))
     return _full_name(type(error)), str(error), trace, ranks, code
 
@@ -258,7 +304,13 @@ def error(fallback, worker, worker_id, kind, text, trace):
             made = known.__new__(known, message)
             made.args = (message,)
     try:
-        made.worker, made.worker_id, made.remote_type, made.remote_text, made.remote_traceback = worker, worker_id, kind, text, trace
+        made.worker, made.worker_id, made.remote_type, made.remote_text, made.remote_traceback = (
+            worker,
+            worker_id,
+            kind,
+            text,
+            trace,
+        )
         if trace and hasattr(made, "add_note"):
             made.add_note(f"On worker {worker!r}:\n{trace}")
     except AttributeError:

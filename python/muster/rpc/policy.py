@@ -17,13 +17,39 @@ from ..objects import pickles_are_refused
 # Values that arguments and results are made of besides tensors, numbers, text, lists, tuples, dicts and None.
 _HARMLESS = {
     (kind.__module__, kind.__qualname__): kind
-    for kind in (bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, slice, range,
-                 collections.OrderedDict, torch.Size, torch.device)
+    for kind in (
+        bool,
+        int,
+        float,
+        complex,
+        str,
+        bytes,
+        bytearray,
+        list,
+        tuple,
+        dict,
+        set,
+        frozenset,
+        slice,
+        range,
+        collections.OrderedDict,
+        torch.Size,
+        torch.device,
+    )
 }
-_HARMLESS.update({("torch", str(kind).removeprefix("torch.")): kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)})
+_HARMLESS.update(
+    {
+        ("torch", str(kind).removeprefix("torch.")): kind
+        for kind in vars(torch).values()
+        if isinstance(kind, torch.dtype)
+    }
+)
 _CONTAINERS = (list, dict, set, collections.OrderedDict)
 # Where torch's own functions and methods are found: they are pickled as getattr(owner, name).
-_OWNERS = {(owner.__module__, owner.__qualname__): owner for owner in (torch._C._VariableFunctionsClass, torch._C.TensorBase)}
+_OWNERS = {
+    (owner.__module__, owner.__qualname__): owner
+    for owner in (torch._C._VariableFunctionsClass, torch._C.TensorBase)
+}
 
 
 class Policy:
@@ -33,30 +59,48 @@ class Policy:
         self.named, self.members = {}, []
         for each in functions:
             if not callable(each):
-                raise _C.DistArgumentError(f"init_rpc: functions has {each!r}, which is neither a function nor a class")
+                raise _C.DistArgumentError(
+                    f"init_rpc: functions has {each!r}, which is neither a function nor a class"
+                )
             name = getattr(each, "__qualname__", None)
-            if any(getattr(owner, getattr(each, "__name__", ""), None) == each for owner in _OWNERS.values()):
+            if any(
+                getattr(owner, getattr(each, "__name__", ""), None) == each
+                for owner in _OWNERS.values()
+            ):
                 self.members.append(each)
                 continue
             if name is None or "<" in name or getattr(each, "__module__", None) is None:
                 raise _C.DistArgumentError(
-                    f"init_rpc: functions has {each!r}, which other workers cannot name: give functions and classes of a module")
+                    f"init_rpc: functions has {each!r}, which other workers cannot name: give functions and classes of a module"
+                )
             self.named[(each.__module__, name)] = each
 
     def __eq__(self, other):
-        return isinstance(other, Policy) and (self.named, self.members) == (other.named, other.members)
+        return isinstance(other, Policy) and (self.named, self.members) == (
+            other.named,
+            other.members,
+        )
 
     def may_call(self, function):
         """Functions and classes that are listed, and torch's operators, which were looked at when they were read."""
-        return (any(function is each for each in self.named.values()) or function in self.members
-                or isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)))
+        return (
+            any(function is each for each in self.named.values())
+            or function in self.members
+            or isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket))
+        )
 
     def may_call_method(self, value, name):
         """Public methods that a listed class defines itself, and inherited ones that are listed: those of large base classes, such as
         torch.nn.Module.compile, can be made to run anything."""
-        if type(value) not in self.named.values() or not isinstance(name, str) or name.startswith("_"):
+        if (
+            type(value) not in self.named.values()
+            or not isinstance(name, str)
+            or name.startswith("_")
+        ):
             return False
-        return name in vars(type(value)) or any(getattr(type(value), name, None) is each for each in self.named.values())
+        return name in vars(type(value)) or any(
+            getattr(type(value), name, None) is each for each in self.named.values()
+        )
 
 
 class BoundedUnpickler(pickle._Unpickler):
@@ -76,24 +120,34 @@ class BoundedUnpickler(pickle._Unpickler):
         if (module, name) == ("builtins", "getattr"):
             return self._member
         raise pickle.UnpicklingError(
-            f"{module}.{name} is not among what other workers may name here: give it to init_rpc(functions=[...]) on this worker")
+            f"{module}.{name} is not among what other workers may name here: give it to init_rpc(functions=[...]) on this worker"
+        )
 
     def _member(self, owner, name):
-        found = getattr(owner, name) if owner in _OWNERS.values() and isinstance(name, str) else None
+        found = (
+            getattr(owner, name) if owner in _OWNERS.values() and isinstance(name, str) else None
+        )
         if found is None or found not in self._policy.members:
             raise pickle.UnpicklingError(
                 f"{getattr(owner, '__qualname__', owner)}.{name} is not among what other workers may name here: give it to "
-                "init_rpc(functions=[...]) on this worker")
+                "init_rpc(functions=[...]) on this worker"
+            )
         return found
 
     def _may_be_made_by(self, maker):
-        return (maker == self._member or any(maker is each for each in self._makers.values())
-                or any(maker is each for each in _HARMLESS.values() if isinstance(each, type))
-                or isinstance(maker, type) and any(maker is each for each in self._policy.named.values()))
+        return (
+            maker == self._member
+            or any(maker is each for each in self._makers.values())
+            or any(maker is each for each in _HARMLESS.values() if isinstance(each, type))
+            or isinstance(maker, type)
+            and any(maker is each for each in self._policy.named.values())
+        )
 
     def _check_maker(self, maker):
         if not self._may_be_made_by(maker):
-            raise pickle.UnpicklingError(f"{maker!r} makes no value that other workers may send here")
+            raise pickle.UnpicklingError(
+                f"{maker!r} makes no value that other workers may send here"
+            )
 
     def load_reduce(self):
         self._check_maker(self.stack[-2])
@@ -109,12 +163,16 @@ class BoundedUnpickler(pickle._Unpickler):
 
     def load_build(self):
         if type(self.stack[-2]) not in self._policy.named.values():
-            raise pickle.UnpicklingError(f"the state of {type(self.stack[-2]).__qualname__} is not other workers' to set")
+            raise pickle.UnpicklingError(
+                f"the state of {type(self.stack[-2]).__qualname__} is not other workers' to set"
+            )
         super().load_build()
 
     def _check_container(self, container):
         if type(container) not in _CONTAINERS:
-            raise pickle.UnpicklingError(f"{type(container).__qualname__} is no container that a pickle of a call may fill")
+            raise pickle.UnpicklingError(
+                f"{type(container).__qualname__} is no container that a pickle of a call may fill"
+            )
 
     def load_append(self):
         self._check_container(self.stack[-2])
@@ -140,13 +198,26 @@ class BoundedUnpickler(pickle._Unpickler):
         raise pickle.UnpicklingError("an instruction that no pickle of a call has")
 
     dispatch = dict(pickle._Unpickler.dispatch)
-    dispatch.update({
-        pickle.REDUCE[0]: load_reduce, pickle.NEWOBJ[0]: load_newobj, pickle.NEWOBJ_EX[0]: load_newobj_ex, pickle.BUILD[0]: load_build,
-        pickle.APPEND[0]: load_append, pickle.APPENDS[0]: load_appends, pickle.SETITEM[0]: load_setitem,
-        pickle.SETITEMS[0]: load_setitems, pickle.ADDITEMS[0]: load_additems,
-        pickle.INST[0]: refuse, pickle.OBJ[0]: refuse, pickle.EXT1[0]: refuse, pickle.EXT2[0]: refuse, pickle.EXT4[0]: refuse,
-        pickle.PERSID[0]: refuse, pickle.BINPERSID[0]: refuse,
-    })
+    dispatch.update(
+        {
+            pickle.REDUCE[0]: load_reduce,
+            pickle.NEWOBJ[0]: load_newobj,
+            pickle.NEWOBJ_EX[0]: load_newobj_ex,
+            pickle.BUILD[0]: load_build,
+            pickle.APPEND[0]: load_append,
+            pickle.APPENDS[0]: load_appends,
+            pickle.SETITEM[0]: load_setitem,
+            pickle.SETITEMS[0]: load_setitems,
+            pickle.ADDITEMS[0]: load_additems,
+            pickle.INST[0]: refuse,
+            pickle.OBJ[0]: refuse,
+            pickle.EXT1[0]: refuse,
+            pickle.EXT2[0]: refuse,
+            pickle.EXT4[0]: refuse,
+            pickle.PERSID[0]: refuse,
+            pickle.BINPERSID[0]: refuse,
+        }
+    )
 
 
 class _InForce:
@@ -164,7 +235,9 @@ class _InForce:
     def enter(self, policy):
         with self._lock:
             if self._workers > 0 and policy != self._policy:
-                raise _C.DistArgumentError("init_rpc: workers that are threads of one process must give the same functions")
+                raise _C.DistArgumentError(
+                    "init_rpc: workers that are threads of one process must give the same functions"
+                )
             self._policy = policy
             self._workers += 1
 
@@ -183,10 +256,13 @@ def policy_of(allow_pickle, functions):
     if allow_pickle is None:
         allow_pickle = functions is None and not pickles_are_refused()
     elif allow_pickle and pickles_are_refused():
-        raise _C.DistArgumentError("init_rpc: allow_pickle is True, and MUSTER_ALLOW_PICKLE=0 refuses pickles for the whole job")
+        raise _C.DistArgumentError(
+            "init_rpc: allow_pickle is True, and MUSTER_ALLOW_PICKLE=0 refuses pickles for the whole job"
+        )
     if allow_pickle:
         if functions is not None:
             raise _C.DistArgumentError(
-                "init_rpc: functions bound what other workers may name here, which nothing does with allow_pickle=True; give one of them")
+                "init_rpc: functions bound what other workers may name here, which nothing does with allow_pickle=True; give one of them"
+            )
         return None
     return Policy(functions or ())

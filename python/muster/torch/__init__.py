@@ -13,15 +13,14 @@ import os
 import sys
 from multiprocessing import spawn as _spawn
 
-import muster  # the check of torch's version
-from muster import _C
-
 import torch.distributed as _dist
 import torch.distributed.distributed_c10d as _c10d
 from torch import device as _device
 from torch.cuda import device_count as _gpus
 from torch.nn.parallel import DistributedDataParallel as _DDP
 
+import muster  # noqa: F401 - the check of torch's version
+from muster import _C
 from muster._C import ProcessGroupMuster
 
 __all__ = ["ProcessGroupMuster", "register", "replace_gloo"]
@@ -45,7 +44,9 @@ def _create(name):
             options.store,
             options.group_rank,
             options.group_size,
-            timeout if isinstance(timeout, datetime.timedelta) else datetime.timedelta(seconds=timeout),
+            timeout
+            if isinstance(timeout, datetime.timedelta)
+            else datetime.timedelta(seconds=timeout),
             options.group_id,
             list(options.global_ranks_in_group),
         )
@@ -56,9 +57,13 @@ def _create(name):
 def register():
     """Makes `muster` a backend of torch.distributed. Importing this module does it; torch calls it by the entry point."""
     if "MUSTER" not in _dist.Backend._plugins:
-        _dist.Backend.register_backend("muster", _create("muster"), extended_api=True, devices=["cpu", "cuda"])
+        _dist.Backend.register_backend(
+            "muster", _create("muster"), extended_api=True, devices=["cpu", "cuda"]
+        )
         if hasattr(_c10d, "_create_shrunk_process_group"):
-            _c10d._create_shrunk_process_group = _shrunk_as_custom(_c10d._create_shrunk_process_group)
+            _c10d._create_shrunk_process_group = _shrunk_as_custom(
+                _c10d._create_shrunk_process_group
+            )
         _c10d._get_object_coll_device = _on_the_cpu(_c10d._get_object_coll_device)
 
 
@@ -69,9 +74,13 @@ def _shrunk_as_custom(create):
     def created(backend, remaining_ranks, metadata, is_default_group):
         group = create(backend, remaining_ranks, metadata, is_default_group)
         if backend.name() in ("muster", "gloo"):  # torch's own Gloo cannot shrink
-            for device, name in _c10d.BackendConfig(metadata["backend_config"]).get_device_backend_map().items():
+            for device, name in (
+                _c10d.BackendConfig(metadata["backend_config"]).get_device_backend_map().items()
+            ):
                 if name == backend.name():
-                    group._register_backend(_device(device), _dist.ProcessGroup.BackendType.CUSTOM, backend)
+                    group._register_backend(
+                        _device(device), _dist.ProcessGroup.BackendType.CUSTOM, backend
+                    )
             group._set_default_backend(_dist.ProcessGroup.BackendType.CUSTOM)
         return group
 
@@ -87,9 +96,13 @@ def replace_gloo():
     if getattr(_dist, "ProcessGroupGloo", None) is ProcessGroupMuster:
         return
     if _dist.is_initialized():
-        raise RuntimeError("replace_gloo() comes too late: torch.distributed is initialised already")
+        raise RuntimeError(
+            "replace_gloo() comes too late: torch.distributed is initialised already"
+        )
     # Registered anew, its type becomes CUSTOM: torch then takes it for no ProcessGroupGloo.
-    _dist.Backend.register_backend("gloo", _create("gloo"), extended_api=True, devices=["cpu", "cuda"])
+    _dist.Backend.register_backend(
+        "gloo", _create("gloo"), extended_api=True, devices=["cpu", "cuda"]
+    )
     _DDP._get_ddp_logging_data = _logged_as_gloo(_DDP._get_ddp_logging_data)
     _dist.ProcessGroup._register_backend = _never_as_gloo(_dist.ProcessGroup._register_backend)
     # In torch.distributed only: what stands beside it in distributed_c10d is for torch's own wrapper, which takes no other class.
@@ -110,7 +123,9 @@ def _importing_this(command_line):
     def command_that_imports(**arguments):
         command = command_line(**arguments)
         if "-c" in command:
-            command[command.index("-c") + 1] = "import muster.torch; " + command[command.index("-c") + 1]
+            command[command.index("-c") + 1] = (
+                "import muster.torch; " + command[command.index("-c") + 1]
+            )
         return command
 
     return command_that_imports

@@ -38,7 +38,8 @@ TEST(Status, FailureKeepsCodeMessageAndRanksThroughContext) {
 
 TEST(Status, EveryCodeHasAName) {
   std::set<std::string> names;
-  for (int code = 0; code <= static_cast<int>(Code::internal); ++code) names.insert(code_name(static_cast<Code>(code)));
+  for (int code = 0; code <= static_cast<int>(Code::internal); ++code)
+    names.insert(code_name(static_cast<Code>(code)));
   EXPECT_EQ(names.size(), static_cast<std::size_t>(Code::internal) + 1);
   EXPECT_FALSE(names.contains("unknown"));
 }
@@ -96,8 +97,9 @@ TEST(Clock, DescribesTimesForPeople) {
 // spec: F15 twelve reducible element types, by torch's names
 TEST(DType, NamesSizesAndClasses) {
   const std::vector<std::pair<std::string_view, std::size_t>> expected = {
-      {"bool", 1},    {"uint8", 1},    {"int8", 1},    {"int16", 2},   {"int32", 4},     {"int64", 8},
-      {"float16", 2}, {"bfloat16", 2}, {"float32", 4}, {"float64", 8}, {"complex64", 8}, {"complex128", 16}};
+      {"bool", 1},    {"uint8", 1},   {"int8", 1},      {"int16", 2},
+      {"int32", 4},   {"int64", 8},   {"float16", 2},   {"bfloat16", 2},
+      {"float32", 4}, {"float64", 8}, {"complex64", 8}, {"complex128", 16}};
   ASSERT_EQ(expected.size(), static_cast<std::size_t>(kReducibleDTypes));
   for (int i = 0; i < kReducibleDTypes; ++i) {
     const auto dtype = static_cast<DType>(i);
@@ -118,7 +120,12 @@ TEST(DType, NamesSizesAndClasses) {
 
 TEST(Bytes, ReadsWhatWasWritten) {
   ByteWriter out;
-  out.put(std::uint8_t{7}).put(std::int64_t{-5}).put_text("text").put_text("").put(2.5).put_bytes("tail");
+  out.put(std::uint8_t{7})
+      .put(std::int64_t{-5})
+      .put_text("text")
+      .put_text("")
+      .put(2.5)
+      .put_bytes("tail");
   ByteReader in(out.view());
   EXPECT_EQ(in.get<std::uint8_t>(), 7);
   EXPECT_EQ(in.get<std::int64_t>(), -5);

@@ -12,13 +12,18 @@
 
 namespace muster {
 
-static_assert(std::endian::native == std::endian::little, "the wire format is little-endian and copied as it is");
+static_assert(std::endian::native == std::endian::little,
+              "the wire format is little-endian and copied as it is");
 
 using ConstBytes = std::span<const std::byte>;
 using MutableBytes = std::span<std::byte>;
 
-inline ConstBytes as_bytes(std::string_view text) { return std::as_bytes(std::span(text.data(), text.size())); }
-inline std::string_view as_text(ConstBytes bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
+inline ConstBytes as_bytes(std::string_view text) {
+  return std::as_bytes(std::span(text.data(), text.size()));
+}
+inline std::string_view as_text(ConstBytes bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
 
 /// Two digits a byte, in lower case.
 inline std::string hexadecimal(ConstBytes bytes) {
@@ -56,8 +61,9 @@ class ByteWriter {
   std::string out_;
 };
 
-/// Reads what ByteWriter wrote. Every read checks what is left; once one fails all later ones do, so that a
-/// parser may read a whole record and ask `ok()` once. Nothing is allocated on the word of the sender.
+/// Reads what ByteWriter wrote. Every read checks what is left; once one fails all later ones do,
+/// so that a parser may read a whole record and ask `ok()` once. Nothing is allocated on the word
+/// of the sender.
 class ByteReader {
  public:
   explicit ByteReader(std::string_view in) : in_(in) {}

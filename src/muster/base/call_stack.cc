@@ -47,9 +47,10 @@ class SymbolFile {
   SymbolFile(const SymbolFile&) = delete;
   SymbolFile& operator=(const SymbolFile&) = delete;
 
-  /// The function at an address, given as `loaded_at` plus an offset, or as itself in a program that
-  /// is not relocated.
-  std::optional<std::string_view> function_at(std::uint64_t address, std::uint64_t loaded_at) const {
+  /// The function at an address, given as `loaded_at` plus an offset, or as itself in a program
+  /// that is not relocated.
+  std::optional<std::string_view> function_at(std::uint64_t address,
+                                              std::uint64_t loaded_at) const {
     const std::uint64_t value = relocated_ ? address - loaded_at : address;
     for (const auto& symbol : symbols_) {
       if (ELF64_ST_TYPE(symbol.st_info) != STT_FUNC || value < symbol.st_value ||
@@ -65,7 +66,8 @@ class SymbolFile {
   /// Empty where the file is shorter than it says.
   template <class T>
   std::span<const T> at(std::uint64_t offset, std::uint64_t bytes) const {
-    if (offset > bytes_.size() || bytes > bytes_.size() - offset || offset % alignof(T) != 0) return {};
+    if (offset > bytes_.size() || bytes > bytes_.size() - offset || offset % alignof(T) != 0)
+      return {};
     return {reinterpret_cast<const T*>(bytes_.data() + offset), bytes / sizeof(T)};
   }
 
@@ -101,7 +103,8 @@ std::string demangled(std::string_view name) {
 }
 
 /// What the loader knows: functions that the file exports.
-std::optional<std::string_view> exported_at(std::uint64_t address, const Dl_info& place, const ElfW(Sym) * symbol) {
+std::optional<std::string_view> exported_at(std::uint64_t address, const Dl_info& place,
+                                            const ElfW(Sym) * symbol) {
   if (place.dli_sname == nullptr || symbol == nullptr) return std::nullopt;
   const auto begin = reinterpret_cast<std::uint64_t>(place.dli_saddr);
   if (address < begin || address - begin >= symbol->st_size) return std::nullopt;
@@ -129,7 +132,8 @@ std::string CallStack::text() const {
     const auto address = reinterpret_cast<std::uint64_t>(frames_[static_cast<std::size_t>(i)]) - 1;
     Dl_info place{};
     void* extra = nullptr;
-    const bool known = ::dladdr1(reinterpret_cast<const void*>(address), &place, &extra, RTLD_DL_SYMENT) != 0;
+    const bool known =
+        ::dladdr1(reinterpret_cast<const void*>(address), &place, &extra, RTLD_DL_SYMENT) != 0;
     out += "  #" + std::to_string(i - first_) + " ";
     char text[32];
     if (!known || place.dli_fname == nullptr) {

@@ -14,8 +14,10 @@ namespace {
 // spec: H6 stacks name functions, hidden ones too, as C++ spells them, with the file and the offset
 TEST(CallStack, NamesFunctions) {
   const auto text = stack_of_a_hidden_function().text();
-  EXPECT_EQ(text.find("  #0 muster::(anonymous namespace)::stack_of_a_hidden_function() ("), 0U) << text;
-  EXPECT_NE(text.find("NamesFunctions_Test::TestBody() (muster_base_test+0x"), std::string::npos) << text;
+  EXPECT_EQ(text.find("  #0 muster::(anonymous namespace)::stack_of_a_hidden_function() ("), 0U)
+      << text;
+  EXPECT_NE(text.find("NamesFunctions_Test::TestBody() (muster_base_test+0x"), std::string::npos)
+      << text;
   EXPECT_EQ(text.find("unknown"), std::string::npos) << text;
   EXPECT_EQ(text.back(), '\n');
 }

@@ -60,7 +60,9 @@ bool CallbackExecutor::add_thread() {
 Status CallbackExecutor::prepare() {
   const std::lock_guard guard(lock_);
   if (idle_ > 0 || add_thread()) return {};
-  return {Code::exhausted, "no thread can be started to run callbacks on; see `ulimit -u` and the memory that is left"};
+  return {
+      Code::exhausted,
+      "no thread can be started to run callbacks on; see `ulimit -u` and the memory that is left"};
 }
 
 void CallbackExecutor::run(Job job) {
@@ -75,7 +77,10 @@ void CallbackExecutor::run(Job job) {
     has_thread = idle_ > 0 || add_thread();
   }
   changed_.notify_one();
-  if (!has_thread) log(LogLevel::error, "no thread can be started to run a callback on; it waits until another callback has returned");
+  if (!has_thread)
+    log(LogLevel::error,
+        "no thread can be started to run a callback on; it waits until another callback has "
+        "returned");
 }
 
 void CallbackExecutor::watch(std::weak_ptr<Watched> what) {

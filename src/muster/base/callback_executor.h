@@ -1,7 +1,8 @@
 /// Threads for code of the user's.
 ///
-/// A callback may compute, sleep, take locks, wait for other calls, or never return. No thread that moves calls or checks deadlines
-/// runs one, nor does anybody under a lock of ours: callbacks come here, to threads that nobody else needs.
+/// A callback may compute, sleep, take locks, wait for other calls, or never return. No thread that
+/// moves calls or checks deadlines runs one, nor does anybody under a lock of ours: callbacks come
+/// here, to threads that nobody else needs.
 #pragma once
 
 #include <condition_variable>
@@ -18,8 +19,9 @@
 
 namespace muster {
 
-/// Thread-safe. A job that waits for another never keeps it waiting, to any depth: before a thread begins a job it sees to it that
-/// another one waits for the next. Threads that are not needed for some seconds end, down to one, which sleeps.
+/// Thread-safe. A job that waits for another never keeps it waiting, to any depth: before a thread
+/// begins a job it sees to it that another one waits for the next. Threads that are not needed for
+/// some seconds end, down to one, which sleeps.
 class CallbackExecutor {
  public:
   using Job = std::function<void()>;
@@ -29,12 +31,12 @@ class CallbackExecutor {
 
   /// After it, `run` always finds a thread. Code::exhausted where none can be started.
   Status prepare();
-  /// Runs `job` soon, on a thread of its own, and destroys it there. Jobs begin in the order in which they came. What a job throws is
-  /// logged.
+  /// Runs `job` soon, on a thread of its own, and destroys it there. Jobs begin in the order in
+  /// which they came. What a job throws is logged.
   void run(Job job);
 
-  /// From here on the calling thread is one that others need: `spares_this_thread` tells those who would destroy what may hold objects
-  /// of the user's.
+  /// From here on the calling thread is one that others need: `spares_this_thread` tells those who
+  /// would destroy what may hold objects of the user's.
   static void spare_this_thread();
   static bool spares_this_thread();
 
@@ -61,7 +63,8 @@ class CallbackExecutor {
   void look_after(std::unique_lock<std::mutex>& guard);
 
   const ProcessMark process_;
-  const CallbackExecutor* parents_ = nullptr;  // in a forked child: keeps what it holds from looking lost
+  const CallbackExecutor* parents_ =
+      nullptr;  // in a forked child: keeps what it holds from looking lost
   std::mutex lock_;
   std::condition_variable changed_, over_;
   std::deque<Job> jobs_;

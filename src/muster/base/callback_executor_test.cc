@@ -24,7 +24,9 @@ constexpr auto kLong = std::chrono::seconds(60);
 
 CallbackExecutor& executor() { return CallbackExecutor::of_process(); }
 
-void wait_for(std::future<void> future) { ASSERT_EQ(future.wait_for(kLong), std::future_status::ready); }
+void wait_for(std::future<void> future) {
+  ASSERT_EQ(future.wait_for(kLong), std::future_status::ready);
+}
 
 // spec: E3 get_future: a callback may wait for what a later one does, to any depth
 TEST(CallbackExecutor, JobsWaitForLaterJobs) {
@@ -53,7 +55,8 @@ TEST(CallbackExecutor, WhatAJobThrowsEndsNothing) {
   wait_for(over.get_future());
 }
 
-#if !defined(__SANITIZE_THREAD__)  // no threads are started there in a child of a process with several
+#if !defined( \
+    __SANITIZE_THREAD__)  // no threads are started there in a child of a process with several
 TEST(CallbackExecutor, AForkedChildHasItsOwn) {
   std::promise<void> here, go;
   executor().run([&] {

@@ -30,7 +30,8 @@ struct CallbackLane::Runner {
   }
 };
 
-thread_local constinit const std::shared_ptr<CallbackLane::Runner>* CallbackLane::of_thread = nullptr;
+thread_local constinit const std::shared_ptr<CallbackLane::Runner>* CallbackLane::of_thread =
+    nullptr;
 
 CallbackLane::Busy::Busy() : runner_(of_thread != nullptr ? *of_thread : nullptr) {
   if (runner_) runner_->busy.fetch_add(1);
@@ -49,7 +50,8 @@ std::shared_ptr<CallbackLane> CallbackLane::of_this_job() {
 /// Under the lock.
 void CallbackLane::begin() {
   runner_ = std::make_shared<Runner>();
-  CallbackExecutor::of_process().run([self = shared_from_this(), me = runner_] { self->serve(me); });
+  CallbackExecutor::of_process().run(
+      [self = shared_from_this(), me = runner_] { self->serve(me); });
 }
 
 void CallbackLane::run(CallbackExecutor::Job job) {

@@ -33,7 +33,8 @@ std::optional<std::string> small_file(const std::string& path) {
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return std::nullopt;
     text.append(part.data(), static_cast<std::size_t>(got));
-    if (static_cast<std::size_t>(got) < part.size()) return text;  // files of /proc and /sys fill what they can
+    if (static_cast<std::size_t>(got) < part.size())
+      return text;  // files of /proc and /sys fill what they can
   }
 }
 
@@ -43,12 +44,14 @@ std::vector<ControlGroup> control_groups(std::string_view controller, const std:
   for (std::string_view left(text); !left.empty();) {
     const std::string_view line = left.substr(0, left.find('\n'));
     left.remove_prefix(std::min(left.size(), line.size() + 1));
-    const std::size_t first = line.find(':'), second = first == line.npos ? first : line.find(':', first + 1);
+    const std::size_t first = line.find(':'),
+                      second = first == line.npos ? first : line.find(':', first + 1);
     if (second == line.npos) continue;
     const std::string_view controllers = line.substr(first + 1, second - first - 1);
     const bool unified = controllers.empty();
     if (!unified && !names(controllers, controller)) continue;
-    const std::string mount = root + "/sys/fs/cgroup" + (unified ? "" : "/" + std::string(controller));
+    const std::string mount =
+        root + "/sys/fs/cgroup" + (unified ? "" : "/" + std::string(controller));
     std::string inside(line.substr(second + 1));
     while (!inside.empty() && inside.back() == '/') inside.pop_back();
     for (;;) {

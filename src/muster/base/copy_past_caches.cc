@@ -11,7 +11,8 @@ namespace muster {
 #if defined(__x86_64__)
 void copy_past_caches(std::byte* to, const std::byte* from, std::size_t bytes) noexcept {
   // Whole lines only: of a part the rest would have to be read.
-  const std::size_t head = std::min(bytes, (kCopiedLine - reinterpret_cast<std::uintptr_t>(to) % kCopiedLine) % kCopiedLine);
+  const std::size_t head = std::min(
+      bytes, (kCopiedLine - reinterpret_cast<std::uintptr_t>(to) % kCopiedLine) % kCopiedLine);
   std::memcpy(to, from, head);
   std::size_t at = head;
   for (; at + kCopiedLine <= bytes; at += kCopiedLine) stream_line(to + at, load_line(from + at));
@@ -19,7 +20,9 @@ void copy_past_caches(std::byte* to, const std::byte* from, std::size_t bytes) n
   _mm_sfence();
 }
 #else
-void copy_past_caches(std::byte* to, const std::byte* from, std::size_t bytes) noexcept { std::memcpy(to, from, bytes); }
+void copy_past_caches(std::byte* to, const std::byte* from, std::size_t bytes) noexcept {
+  std::memcpy(to, from, bytes);
+}
 #endif
 
 }  // namespace muster

@@ -18,7 +18,8 @@ TEST(CopyPastCaches, CopiesEveryLengthFromAndToEverywhere) {
         alignas(64) static std::byte to[100'200];
         std::fill(std::begin(to), std::end(to), std::byte{0xee});
         copy_past_caches(to + 1 + at, from.data() + shift, bytes);
-        const auto differs = std::mismatch(to + 1 + at, to + 1 + at + bytes, from.begin() + static_cast<std::ptrdiff_t>(shift));
+        const auto differs = std::mismatch(to + 1 + at, to + 1 + at + bytes,
+                                           from.begin() + static_cast<std::ptrdiff_t>(shift));
         EXPECT_EQ(differs.first, to + 1 + at + bytes);
         EXPECT_EQ(to[at], std::byte{0xee});
         EXPECT_EQ(to[1 + at + bytes], std::byte{0xee});

@@ -41,7 +41,8 @@ std::vector<int> allowed_threads(const std::string& root) {
   const std::string status = small_file(root + "/proc/self/status").value_or("");
   const auto at = status.find(kField);
   if (at == std::string::npos) return {};
-  return numbers_in(std::string_view(status).substr(status.find_first_not_of(" \t", at + kField.size())));
+  return numbers_in(
+      std::string_view(status).substr(status.find_first_not_of(" \t", at + kField.size())));
 }
 
 /// Of one control group; 0: none.
@@ -50,7 +51,8 @@ double quota_of(const ControlGroup& group) {
   if (group.unified) {
     text = small_file(group.folder + "/cpu.max").value_or("");
   } else {
-    text = small_file(group.folder + "/cpu.cfs_quota_us").value_or("") + " " + small_file(group.folder + "/cpu.cfs_period_us").value_or("");
+    text = small_file(group.folder + "/cpu.cfs_quota_us").value_or("") + " " +
+           small_file(group.folder + "/cpu.cfs_period_us").value_or("");
   }
   std::istringstream words(text);
   double quota = 0, period = 0;
@@ -68,7 +70,8 @@ std::vector<int> own_cores(const std::string& root) {
   std::vector<bool> told(kMostThreads);  // a sibling has
   for (const int thread : threads) {
     if (told[static_cast<std::size_t>(thread)]) continue;
-    const auto list = small_file(cpus + "cpu" + std::to_string(thread) + "/topology/thread_siblings_list");
+    const auto list =
+        small_file(cpus + "cpu" + std::to_string(thread) + "/topology/thread_siblings_list");
     auto siblings = numbers_in(list.value_or(""));
     if (siblings.empty()) siblings = {thread};
     cores.push_back(siblings.front());

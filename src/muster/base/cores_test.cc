@@ -19,10 +19,12 @@ class Cores : public ::testing::Test {
     std::ofstream(whole) << text;
   }
   void allow(const std::string& threads) {
-    write("proc/self/status", "Name:\tx\nCpus_allowed:\tff\nCpus_allowed_list:\t" + threads + "\nMems_allowed_list:\t0\n");
+    write("proc/self/status", "Name:\tx\nCpus_allowed:\tff\nCpus_allowed_list:\t" + threads +
+                                  "\nMems_allowed_list:\t0\n");
   }
   void siblings(int thread, const std::string& list) {
-    write("sys/devices/system/cpu/cpu" + std::to_string(thread) + "/topology/thread_siblings_list", list + "\n");
+    write("sys/devices/system/cpu/cpu" + std::to_string(thread) + "/topology/thread_siblings_list",
+          list + "\n");
   }
 
   const TemporaryFolder folder_{"muster-test-"};
@@ -49,10 +51,12 @@ TEST_F(Cores, CountsTheHardwareThreadsOfOneCoreOnce) {
 
 TEST_F(Cores, FollowsTheAffinityMask) {
   write("sys/devices/system/cpu/smt/active", "1\n");
-  for (const int thread : {4, 5, 8}) siblings(thread, std::to_string(thread % 4) + "," + std::to_string(thread % 4 + 4));
+  for (const int thread : {4, 5, 8})
+    siblings(thread, std::to_string(thread % 4) + "," + std::to_string(thread % 4 + 4));
   siblings(8, "8");
   allow("4-5,8");
-  EXPECT_EQ(own_cores(root_), (Numbers{0, 1, 8})) << "named by the first thread, also where that one is not ours";
+  EXPECT_EQ(own_cores(root_), (Numbers{0, 1, 8}))
+      << "named by the first thread, also where that one is not ours";
   write("sys/devices/system/cpu/smt/active", "0\n");
   EXPECT_EQ(own_cores(root_), (Numbers{4, 5, 8}));
 }

@@ -15,7 +15,8 @@ namespace {
 
 std::string lower_case(std::string_view text) {
   std::string out(text);
-  std::transform(out.begin(), out.end(), out.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  std::transform(out.begin(), out.end(), out.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   return out;
 }
 
@@ -66,8 +67,8 @@ Result<DebugLevel> debug_level_from_environment() {
   if (wanted == "off") return DebugLevel::OFF;
   if (wanted == "info") return DebugLevel::INFO;
   if (wanted == "detail") return DebugLevel::DETAIL;
-  return Status(Code::invalid_argument,
-                "the environment variable TORCH_DISTRIBUTED_DEBUG is \"" + *text + "\"; it must be OFF, INFO or DETAIL");
+  return Status(Code::invalid_argument, "the environment variable TORCH_DISTRIBUTED_DEBUG is \"" +
+                                            *text + "\"; it must be OFF, INFO or DETAIL");
 }
 
 LogLevel log_level_for(std::string_view cpp_log_level, DebugLevel debug) {
@@ -80,7 +81,10 @@ LogLevel log_level_for(std::string_view cpp_log_level, DebugLevel debug) {
 LogLevel log_level_from_environment() {
   if (const auto text = env_text("MUSTER_LOG_LEVEL")) {
     if (const auto level = level_of(*text)) return *level;
-    std::fprintf(stderr, "muster: MUSTER_LOG_LEVEL is \"%s\"; expected error, warning, info, debug or trace\n", text->c_str());
+    std::fprintf(
+        stderr,
+        "muster: MUSTER_LOG_LEVEL is \"%s\"; expected error, warning, info, debug or trace\n",
+        text->c_str());
   }
   return log_level_for(env_text("TORCH_CPP_LOG_LEVEL").value_or("WARNING"), get_debug_level());
 }

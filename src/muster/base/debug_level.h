@@ -11,15 +11,18 @@ namespace muster {
 /// Ordered: DETAIL does all that INFO does.
 enum class DebugLevel { OFF, INFO, DETAIL };
 
-/// What was set last, else TORCH_DISTRIBUTED_DEBUG; OFF, with a line on standard error, where that cannot be read. Thread-safe, cheap.
+/// What was set last, else TORCH_DISTRIBUTED_DEBUG; OFF, with a line on standard error, where that
+/// cannot be read. Thread-safe, cheap.
 DebugLevel get_debug_level();
 /// For this process from now on. The log's level follows, unless MUSTER_LOG_LEVEL says what it is.
 void set_debug_level(DebugLevel level);
 
-/// OFF, INFO, DETAIL in any case, OFF where it is not set; anything else is Code::invalid_argument naming the variable.
+/// OFF, INFO, DETAIL in any case, OFF where it is not set; anything else is Code::invalid_argument
+/// naming the variable.
 Result<DebugLevel> debug_level_from_environment();
-/// The documents' table: ERROR, WARNING (the default) and INFO give error, warning, info; INFO with debug level INFO gives debug, with
-/// DETAIL trace. FATAL counts as ERROR; the numbers 0 to 3 stand for INFO to FATAL.
+/// The documents' table: ERROR, WARNING (the default) and INFO give error, warning, info; INFO with
+/// debug level INFO gives debug, with DETAIL trace. FATAL counts as ERROR; the numbers 0 to 3 stand
+/// for INFO to FATAL.
 LogLevel log_level_for(std::string_view cpp_log_level, DebugLevel debug);
 /// From MUSTER_LOG_LEVEL, else as `log_level_for` says.
 LogLevel log_level_from_environment();

@@ -11,7 +11,8 @@ namespace {
 class DebugLevels : public ::testing::Test {
  protected:
   void TearDown() override {
-    for (const char* name : {"TORCH_DISTRIBUTED_DEBUG", "TORCH_CPP_LOG_LEVEL", "MUSTER_LOG_LEVEL"}) ::unsetenv(name);
+    for (const char* name : {"TORCH_DISTRIBUTED_DEBUG", "TORCH_CPP_LOG_LEVEL", "MUSTER_LOG_LEVEL"})
+      ::unsetenv(name);
     set_debug_level(DebugLevel::OFF);
     set_log_level(LogLevel::warning);
   }

@@ -26,7 +26,11 @@ class Descriptor {
   int fd_ = -1;
 };
 
-/// Whether a system call failed for the want of a descriptor, or of the kernel's memory for one: it may do later.
-inline bool lacks_room(int error) { return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM || error == ENOSPC; }
+/// Whether a system call failed for the want of a descriptor, or of the kernel's memory for one: it
+/// may do later.
+inline bool lacks_room(int error) {
+  return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM ||
+         error == ENOSPC;
+}
 
 }  // namespace muster

@@ -32,7 +32,9 @@ constexpr std::array<Row, kDTypes> kTable{{
     {"raw64", 8, false, false},
 }};
 
-static_assert(std::all_of(kTable.begin(), kTable.end(), [](const Row& each) { return std::has_single_bit(unsigned{each.bytes}); }));
+static_assert(std::all_of(kTable.begin(), kTable.end(), [](const Row& each) {
+  return std::has_single_bit(unsigned{each.bytes});
+}));
 
 const Row& row(DType dtype) { return kTable[static_cast<std::size_t>(dtype)]; }
 

@@ -8,8 +8,8 @@
 
 namespace muster {
 
-/// The twelve that can be reduced come first; `raw8` to `raw64` stand for every other type of that width
-/// (float8, uint16, ...) and can only be moved.
+/// The twelve that can be reduced come first; `raw8` to `raw64` stand for every other type of that
+/// width (float8, uint16, ...) and can only be moved.
 enum class DType : std::uint8_t {
   boolean,
   uint8,
@@ -34,7 +34,9 @@ inline constexpr int kDTypes = 16;
 /// Bytes of one element: a power of two.
 std::size_t size_of(DType dtype);
 /// Whole elements in `bytes`, without the dozens of cycles that a division takes.
-inline std::size_t elements_in(std::size_t bytes, DType dtype) { return bytes >> std::countr_zero(size_of(dtype)); }
+inline std::size_t elements_in(std::size_t bytes, DType dtype) {
+  return bytes >> std::countr_zero(size_of(dtype));
+}
 /// torch's name: "bool", "float32", ...
 std::string_view name_of(DType dtype);
 bool is_reducible(DType dtype);

@@ -13,15 +13,17 @@ std::optional<std::string> env_text(const char* name) {
   return std::string(value);
 }
 
-Result<std::optional<std::int64_t>> env_integer(const char* name, std::int64_t low, std::int64_t high) {
+Result<std::optional<std::int64_t>> env_integer(const char* name, std::int64_t low,
+                                                std::int64_t high) {
   const auto text = env_text(name);
   if (!text) return std::optional<std::int64_t>();
   std::int64_t value = 0;
   const char* end = text->data() + text->size();
   const auto [stop, error] = std::from_chars(text->data(), end, value);
   if (error != std::errc() || stop != end || value < low || value > high) {
-    return Status(Code::invalid_argument, "environment variable " + std::string(name) + " is \"" + *text +
-                                              "\"; expected a whole number from " + std::to_string(low) + " to " + std::to_string(high));
+    return Status(Code::invalid_argument, "environment variable " + std::string(name) + " is \"" +
+                                              *text + "\"; expected a whole number from " +
+                                              std::to_string(low) + " to " + std::to_string(high));
   }
   return std::optional<std::int64_t>(value);
 }
@@ -30,11 +32,15 @@ Result<std::optional<bool>> env_flag(const char* name) {
   const auto text = env_text(name);
   if (!text) return std::optional<bool>();
   std::string lower = *text;
-  std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  if (lower == "1" || lower == "true" || lower == "yes" || lower == "on") return std::optional<bool>(true);
-  if (lower == "0" || lower == "false" || lower == "no" || lower == "off") return std::optional<bool>(false);
-  return Status(Code::invalid_argument,
-                "environment variable " + std::string(name) + " is \"" + *text + "\"; expected 1 or 0 (true, false, yes, no, on, off)");
+  std::transform(lower.begin(), lower.end(), lower.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  if (lower == "1" || lower == "true" || lower == "yes" || lower == "on")
+    return std::optional<bool>(true);
+  if (lower == "0" || lower == "false" || lower == "no" || lower == "off")
+    return std::optional<bool>(false);
+  return Status(Code::invalid_argument, "environment variable " + std::string(name) + " is \"" +
+                                            *text +
+                                            "\"; expected 1 or 0 (true, false, yes, no, on, off)");
 }
 
 }  // namespace muster

@@ -11,8 +11,10 @@ namespace muster {
 
 /// Unset and empty are both "not there".
 std::optional<std::string> env_text(const char* name);
-/// Absent: `std::nullopt`. Not a whole decimal number in [low, high]: Code::invalid_argument naming variable, text and range.
-Result<std::optional<std::int64_t>> env_integer(const char* name, std::int64_t low, std::int64_t high);
+/// Absent: `std::nullopt`. Not a whole decimal number in [low, high]: Code::invalid_argument naming
+/// variable, text and range.
+Result<std::optional<std::int64_t>> env_integer(const char* name, std::int64_t low,
+                                                std::int64_t high);
 /// 1, true, yes, on / 0, false, no, off in any case.
 Result<std::optional<bool>> env_flag(const char* name);
 

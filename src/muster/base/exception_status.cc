@@ -11,15 +11,17 @@ namespace {
 // Made ahead: where it is needed there may be no memory to make it of.
 const Status& no_memory() {
   static const Status one(Code::exhausted,
-                          "this process gets no more memory; look at what it uses and at its limits (ulimit -v, memory.max of the "
+                          "this process gets no more memory; look at what it uses and at its "
+                          "limits (ulimit -v, memory.max of the "
                           "control group)");
   return one;
 }
 [[maybe_unused]] const Status& made_ahead = no_memory();
 
 Code code_of(const std::system_error& error) {
-  for (const auto exhausted : {std::errc::resource_unavailable_try_again, std::errc::not_enough_memory, std::errc::too_many_files_open,
-                               std::errc::too_many_files_open_in_system})
+  for (const auto exhausted :
+       {std::errc::resource_unavailable_try_again, std::errc::not_enough_memory,
+        std::errc::too_many_files_open, std::errc::too_many_files_open_in_system})
     if (error.code() == exhausted) return Code::exhausted;
   return Code::internal;
 }

@@ -5,8 +5,9 @@
 
 namespace muster {
 
-/// Of the exception that is being handled, within a catch block: Code::exhausted for what the system refuses (memory, threads,
-/// descriptors), Code::internal for anything else, with its text. Needs no memory where there is none left.
+/// Of the exception that is being handled, within a catch block: Code::exhausted for what the
+/// system refuses (memory, threads, descriptors), Code::internal for anything else, with its text.
+/// Needs no memory where there is none left.
 Status status_of_exception() noexcept;
 
 }  // namespace muster

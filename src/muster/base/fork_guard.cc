@@ -9,7 +9,8 @@
 namespace muster {
 namespace {
 
-/// Guarded descriptors of this process. Leaked on purpose: handlers may run while statics are being destroyed.
+/// Guarded descriptors of this process. Leaked on purpose: handlers may run while statics are being
+/// destroyed.
 struct Registry {
   std::mutex lock;
   std::vector<bool> guarded;  // by descriptor number
@@ -19,7 +20,8 @@ Registry& registry() {
   return *one;
 }
 
-// The lock is held across the fork, so that the child sees no half-made change and no descriptor between its unmarking and its closing.
+// The lock is held across the fork, so that the child sees no half-made change and no descriptor
+// between its unmarking and its closing.
 void before_fork() { registry().lock.lock(); }
 void after_fork_in_parent() { registry().lock.unlock(); }
 void after_fork_in_child() {
@@ -35,7 +37,8 @@ void after_fork_in_child() {
 }  // namespace
 
 void fork_guard_detail::install() {
-  static const int installed = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+  static const int installed =
+      pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
   static_cast<void>(installed);
 }
 
@@ -48,7 +51,8 @@ GuardedDescriptor::GuardedDescriptor(Descriptor descriptor) : fd_(descriptor.rel
   if (fd_ < 0) return;
   Registry& all = registry();
   const std::lock_guard hold(all.lock);
-  if (all.guarded.size() <= static_cast<std::size_t>(fd_)) all.guarded.resize(static_cast<std::size_t>(fd_) + 64);
+  if (all.guarded.size() <= static_cast<std::size_t>(fd_))
+    all.guarded.resize(static_cast<std::size_t>(fd_) + 64);
   all.guarded[static_cast<std::size_t>(fd_)] = true;
 }
 

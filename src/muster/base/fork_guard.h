@@ -1,9 +1,10 @@
-/// What a forked child must not do: hold the job's sockets open (peers would never see this process end) or write to memory
-/// that the parent still works with.
+/// What a forked child must not do: hold the job's sockets open (peers would never see this process
+/// end) or write to memory that the parent still works with.
 ///
-/// A child made by fork() without exec (a data loader's worker) gets copies of every descriptor. Those given to a `GuardedDescriptor` are
-/// closed in it at once, and objects that remember the `process_generation()` in which they were made can tell that they are
-/// in a child and refuse to work. Children made by posix_spawn or vfork run no handlers; close-on-exec looks after them.
+/// A child made by fork() without exec (a data loader's worker) gets copies of every descriptor.
+/// Those given to a `GuardedDescriptor` are closed in it at once, and objects that remember the
+/// `process_generation()` in which they were made can tell that they are in a child and refuse to
+/// work. Children made by posix_spawn or vfork run no handlers; close-on-exec looks after them.
 #pragma once
 
 #include <atomic>
@@ -19,7 +20,8 @@ inline std::atomic<std::uint32_t> generation{0};
 void install();
 }  // namespace fork_guard_detail
 
-/// Differs between a process and its forked children. The first call (from any object that cares) arms the fork handlers. Cheap.
+/// Differs between a process and its forked children. The first call (from any object that cares)
+/// arms the fork handlers. Cheap.
 std::uint32_t process_generation();
 
 /// Remembers in which process it was made.
@@ -27,19 +29,22 @@ class ProcessMark {
  public:
   ProcessMark() : generation_(process_generation()) {}
   /// True in a child forked from the process that made this. One relaxed load.
-  bool forked() const { return fork_guard_detail::generation.load(std::memory_order_relaxed) != generation_; }
+  bool forked() const {
+    return fork_guard_detail::generation.load(std::memory_order_relaxed) != generation_;
+  }
 
  private:
   std::uint32_t generation_;
 };
 
-/// Owns a descriptor that forked children lose. Moves, never copies. In a child it is empty of effect: closing it does nothing, since
-/// the number may belong to somebody else by then.
+/// Owns a descriptor that forked children lose. Moves, never copies. In a child it is empty of
+/// effect: closing it does nothing, since the number may belong to somebody else by then.
 class GuardedDescriptor {
  public:
   GuardedDescriptor() = default;
   explicit GuardedDescriptor(Descriptor descriptor);
-  GuardedDescriptor(GuardedDescriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)), mark_(other.mark_) {}
+  GuardedDescriptor(GuardedDescriptor&& other) noexcept
+      : fd_(std::exchange(other.fd_, -1)), mark_(other.mark_) {}
   GuardedDescriptor& operator=(GuardedDescriptor&& other) noexcept {
     if (this != &other) {
       reset();

@@ -1,4 +1,5 @@
-// Fuzzers of what base/ parses from outside: the greeting of every connection, numbers and flags of the environment, addresses.
+// Fuzzers of what base/ parses from outside: the greeting of every connection, numbers and flags of
+// the environment, addresses.
 
 #include <gtest/gtest.h>
 
@@ -17,7 +18,12 @@ using Side = Handshake::Side;
 using testing::Fuzz;
 
 Handshake::Hello introduction(std::int32_t rank) {
-  return {.role = Handshake::Role::link, .rank = rank, .world_size = 8, .job = "job", .build = 1, .note = 7};
+  return {.role = Handshake::Role::link,
+          .rank = rank,
+          .world_size = 8,
+          .job = "job",
+          .build = 1,
+          .note = 7};
 }
 const Secret kFuzzSecret = Secret::given("the secret of the fuzzers' tests");
 
@@ -33,12 +39,14 @@ std::size_t feed(Fuzz& fuzz, Handshake& side, const std::string& bytes) {
   return eaten;
 }
 
-// spec: C2 strangers: whatever comes instead of a greeting proves nothing, and is answered by no more than the fixed sizes
+// spec: C2 strangers: whatever comes instead of a greeting proves nothing, and is answered by no
+// more than the fixed sizes
 TEST(HandshakeFuzz, DamagedGreetingsProveNothing) {
   Fuzz fuzz(1);
   testing::FuzzRun run(2000);
   for (int round = 0; run.goes_on(); ++round) {
-    Handshake connector(Side::connector, introduction(3), kFuzzSecret), acceptor(Side::acceptor, introduction(5), kFuzzSecret);
+    Handshake connector(Side::connector, introduction(3), kFuzzSecret),
+        acceptor(Side::acceptor, introduction(5), kFuzzSecret);
     const std::string greeting = connector.take_output();
     const std::string sent = fuzz.one_in(4) ? fuzz.noise(300) : fuzz.damaged(greeting);
     if (sent.substr(0, greeting.size()) == greeting) continue;
@@ -58,7 +66,8 @@ TEST(HandshakeFuzz, DamagedAnswersProveNothing) {
   Fuzz fuzz(2);
   testing::FuzzRun run(2000);
   for (int round = 0; run.goes_on(); ++round) {
-    Handshake connector(Side::connector, introduction(3), kFuzzSecret), acceptor(Side::acceptor, introduction(5), kFuzzSecret);
+    Handshake connector(Side::connector, introduction(3), kFuzzSecret),
+        acceptor(Side::acceptor, introduction(5), kFuzzSecret);
     acceptor.feed(as_bytes(connector.take_output()));
     std::string answer = acceptor.take_output();
     const bool greeting_first = fuzz.one_in(2);
@@ -79,7 +88,8 @@ TEST(EnvironmentFuzz, NumbersAndFlagsAreReadWholeOrRefusedByName) {
   Fuzz fuzz(3);
   constexpr const char* kName = "MUSTER_TEST_FUZZED";
   for (testing::FuzzRun run(3000); run.goes_on();) {
-    std::string text = fuzz.one_in(3) ? fuzz.damaged("4294967296") : fuzz.babble(24, "0123456789+-. xeEtTrRuUyYoOnNfFsSaAlL");
+    std::string text = fuzz.one_in(3) ? fuzz.damaged("4294967296")
+                                      : fuzz.babble(24, "0123456789+-. xeEtTrRuUyYoOnNfFsSaAlL");
     std::erase(text, '\0');
     ::setenv(kName, text.c_str(), 1);
     const auto number = env_integer(kName, -1000, 1'000'000'000);
@@ -101,7 +111,8 @@ TEST(EnvironmentFuzz, NumbersAndFlagsAreReadWholeOrRefusedByName) {
 TEST(SocketAddressFuzz, NumericTextsAreReadBackOrRefused) {
   Fuzz fuzz(4);
   for (testing::FuzzRun run(3000); run.goes_on();) {
-    std::string text = fuzz.one_in(2) ? fuzz.damaged(fuzz.one_in(2) ? "[2001:db8::ff00:42:8329]" : "192.168.100.200")
+    std::string text = fuzz.one_in(2) ? fuzz.damaged(fuzz.one_in(2) ? "[2001:db8::ff00:42:8329]"
+                                                                    : "192.168.100.200")
                                       : fuzz.babble(45, "0123456789abcdef:.[]%/");
     const auto address = SocketAddress::numeric(text, 29500);
     if (!address.ok()) continue;

@@ -29,7 +29,8 @@ void hand_back(const std::byte* memory, std::size_t bytes) noexcept {
   for (std::size_t at = 0; at < bytes; at += kCopiedLine) lines[at] = lines[at];
 }
 
-void copy_and_hand_back(std::byte* to, const std::byte* from, std::size_t bytes, bool past_caches) noexcept {
+void copy_and_hand_back(std::byte* to, const std::byte* from, std::size_t bytes,
+                        bool past_caches) noexcept {
   if (past_caches) {
     // One after the other: stores past the caches stall where others come between.
     copy_past_caches(to, from, bytes);
@@ -41,7 +42,8 @@ void copy_and_hand_back(std::byte* to, const std::byte* from, std::size_t bytes,
   for (; quicker && at + kCopiedLine <= bytes; at += kCopiedLine) {
     const CopiedLine line = load_line(from + at);
     store_line(to + at, line);
-    const_cast<volatile std::byte&>(from[at]) = static_cast<std::byte>(_mm_cvtsi128_si32(line.parts[0]));
+    const_cast<volatile std::byte&>(from[at]) =
+        static_cast<std::byte>(_mm_cvtsi128_si32(line.parts[0]));
   }
 #endif
   std::memcpy(to + at, from + at, bytes - at);

@@ -11,7 +11,8 @@ namespace {
 
 std::vector<std::byte> numbered(std::size_t bytes, int salt = 0) {
   std::vector<std::byte> all(bytes);
-  for (std::size_t i = 0; i < bytes; ++i) all[i] = static_cast<std::byte>(i * 7 + i / 251 + static_cast<std::size_t>(salt));
+  for (std::size_t i = 0; i < bytes; ++i)
+    all[i] = static_cast<std::byte>(i * 7 + i / 251 + static_cast<std::size_t>(salt));
   return all;
 }
 
@@ -19,7 +20,8 @@ TEST(HandBack, CopiesAndLeavesWhatStandsThere) {
   for (const std::size_t bytes : {0, 1, 63, 64, 65, 2047, 2048, 2049, 4095, 4096, 4097, 100'000}) {
     for (const std::size_t shift : {0, 1, 40}) {
       for (const bool past_caches : {false, true}) {
-        SCOPED_TRACE(::testing::Message() << bytes << " bytes from " << shift << (past_caches ? ", past the caches" : ""));
+        SCOPED_TRACE(::testing::Message() << bytes << " bytes from " << shift
+                                          << (past_caches ? ", past the caches" : ""));
         const auto before = numbered(bytes + shift + 64);
         auto from = before;
         std::vector<std::byte> to(bytes + 2, std::byte{0xee});
@@ -27,7 +29,8 @@ TEST(HandBack, CopiesAndLeavesWhatStandsThere) {
         EXPECT_EQ(from, before);
         EXPECT_EQ(to.front(), std::byte{0xee});
         EXPECT_EQ(to.back(), std::byte{0xee});
-        EXPECT_TRUE(std::equal(to.begin() + 1, to.end() - 1, before.begin() + static_cast<std::ptrdiff_t>(shift)));
+        EXPECT_TRUE(std::equal(to.begin() + 1, to.end() - 1,
+                               before.begin() + static_cast<std::ptrdiff_t>(shift)));
       }
     }
   }
@@ -40,7 +43,8 @@ TEST(HandBack, NeighboursInALineMayBeAnybodys) {
   const auto before = memory;
   const auto after = numbered(kBytes, 3);
   std::thread writer([&] {
-    for (int time = 0; time < 100; ++time) std::copy(after.begin(), after.end(), memory.begin() + kBytes);
+    for (int time = 0; time < 100; ++time)
+      std::copy(after.begin(), after.end(), memory.begin() + kBytes);
   });
   std::vector<std::byte> copied(kBytes);
   for (int time = 0; time < 100; ++time) {
@@ -53,7 +57,8 @@ TEST(HandBack, NeighboursInALineMayBeAnybodys) {
 }
 
 TEST(HandBack, SeveralReadersHandTheSameBack) {
-  if (!kSeveralHandBack || !hands_back()) GTEST_SKIP() << "nobody hands back here, or a race detector is looking";
+  if (!kSeveralHandBack || !hands_back())
+    GTEST_SKIP() << "nobody hands back here, or a race detector is looking";
   constexpr std::size_t kBytes = 10'000;
   auto memory = numbered(kBytes);
   const auto before = memory;
@@ -61,7 +66,8 @@ TEST(HandBack, SeveralReadersHandTheSameBack) {
   std::vector<std::thread> readers;
   for (auto& copy : copies) {
     readers.emplace_back([&memory, &copy] {
-      for (int time = 0; time < 100; ++time) copy_and_hand_back(copy.data(), memory.data(), copy.size());
+      for (int time = 0; time < 100; ++time)
+        copy_and_hand_back(copy.data(), memory.data(), copy.size());
     });
   }
   for (auto& reader : readers) reader.join();

@@ -1,13 +1,13 @@
-/// The greeting that every connection starts with: fixed sizes, both sides prove the job's secret before
-/// anything else is parsed. Bytes in, bytes out; no I/O, no clock.
+/// The greeting that every connection starts with: fixed sizes, both sides prove the job's secret
+/// before anything else is parsed. Bytes in, bytes out; no I/O, no clock.
 ///
-///   connector -> acceptor   Greeting (128 bytes: magic, protocol, role, secret kind, rank, world size, job hash, build hash, nonce, note)
-///   acceptor -> connector   Greeting
-///   connector -> acceptor   proof over ("connector", both greetings), 32 bytes
-///   acceptor -> connector   verdict byte, then its own proof over ("acceptor", both greetings), 32 bytes
-/// The acceptor reveals nothing made with the secret before the connector has proved that it holds it. Differences in role,
-/// protocol, build, job or secret kind are told apart, and the error names both sides' values. A refusal is a verdict byte other than
-/// `accepted`.
+///   connector -> acceptor   Greeting (128 bytes: magic, protocol, role, secret kind, rank, world
+///   size, job hash, build hash, nonce, note) acceptor -> connector   Greeting connector ->
+///   acceptor   proof over ("connector", both greetings), 32 bytes acceptor -> connector   verdict
+///   byte, then its own proof over ("acceptor", both greetings), 32 bytes
+/// The acceptor reveals nothing made with the secret before the connector has proved that it holds
+/// it. Differences in role, protocol, build, job or secret kind are told apart, and the error names
+/// both sides' values. A refusal is a verdict byte other than `accepted`.
 #pragma once
 
 #include <array>
@@ -27,15 +27,26 @@ class Handshake {
  public:
   enum class Side : std::uint8_t { connector, acceptor };
   enum class Role : std::uint8_t { store = 1, link = 2, region = 3, rendezvous = 4 };
-  enum class Verdict : std::uint8_t { accepted = 0, bad_magic, bad_protocol, bad_role, bad_job, bad_build, bad_kind, bad_proof, unwelcome };
+  enum class Verdict : std::uint8_t {
+    accepted = 0,
+    bad_magic,
+    bad_protocol,
+    bad_role,
+    bad_job,
+    bad_build,
+    bad_kind,
+    bad_proof,
+    unwelcome
+  };
 
   struct Hello {
     Role role = Role::store;
     std::int32_t rank = -1;        ///< -1: none yet
     std::int32_t world_size = -1;  ///< -1: unknown
-    std::string job;               ///< hashed; empty matches only empty. Stores and links of one job use the same text
-    std::uint64_t build = 0;       ///< hash of what both sides must share; 0 is not compared
-    std::uint64_t note = 0;        ///< free for the role (a stream number, say)
+    std::string
+        job;  ///< hashed; empty matches only empty. Stores and links of one job use the same text
+    std::uint64_t build = 0;  ///< hash of what both sides must share; 0 is not compared
+    std::uint64_t note = 0;   ///< free for the role (a stream number, say)
   };
   /// What the other side said, trustworthy once `done()`.
   struct Peer {
@@ -49,8 +60,8 @@ class Handshake {
 
   /// Bytes to be sent now; empties the buffer.
   std::string take_output();
-  /// Eats bytes from the other side; returns how many it took (the rest belongs to what follows the handshake).
-  /// Never asks for more than the fixed sizes, never allocates on the sender's word.
+  /// Eats bytes from the other side; returns how many it took (the rest belongs to what follows the
+  /// handshake). Never asks for more than the fixed sizes, never allocates on the sender's word.
   std::size_t feed(ConstBytes input);
   bool done() const { return state_ == State::done; }
   bool failed() const { return state_ == State::failed; }
@@ -59,8 +70,8 @@ class Handshake {
   /// Why it failed, ours or the other side's word; `accepted` while it has not.
   Verdict verdict() const { return verdict_; }
   const Peer& peer() const { return peer_; }
-  /// Acceptor: refuse a peer that is who it says but not wanted now (a crossing connection, a full house).
-  /// Must be set before the connector's proof arrives.
+  /// Acceptor: refuse a peer that is who it says but not wanted now (a crossing connection, a full
+  /// house). Must be set before the connector's proof arrives.
   void set_unwelcome() { unwelcome_ = true; }
 
  private:

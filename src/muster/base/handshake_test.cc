@@ -11,11 +11,17 @@ namespace {
 using Side = Handshake::Side;
 
 Handshake::Hello hello(std::int32_t rank) {
-  return {.role = Handshake::Role::link, .rank = rank, .world_size = 8, .job = "job", .build = 1, .note = 7};
+  return {.role = Handshake::Role::link,
+          .rank = rank,
+          .world_size = 8,
+          .job = "job",
+          .build = 1,
+          .note = 7};
 }
 const Secret kSecret = Secret::given("the secret of the handshake tests");
 
-/// Carries bytes both ways until neither side has anything to say, in pieces of at most `piece` bytes.
+/// Carries bytes both ways until neither side has anything to say, in pieces of at most `piece`
+/// bytes.
 void talk(Handshake& connector, Handshake& acceptor, std::size_t piece = 1000) {
   for (bool moved = true; moved;) {
     moved = false;
@@ -33,7 +39,8 @@ void talk(Handshake& connector, Handshake& acceptor, std::size_t piece = 1000) {
 
 TEST(Handshake, BothSidesMeetWhateverThePieces) {
   for (const std::size_t piece : {1u, 2u, 31u, 127u, 128u, 129u, 1000u}) {
-    Handshake connector(Side::connector, hello(3), kSecret), acceptor(Side::acceptor, hello(5), kSecret);
+    Handshake connector(Side::connector, hello(3), kSecret),
+        acceptor(Side::acceptor, hello(5), kSecret);
     talk(connector, acceptor, piece);
     ASSERT_TRUE(connector.done()) << connector.failure().message();
     ASSERT_TRUE(acceptor.done()) << acceptor.failure().message();
@@ -46,7 +53,8 @@ TEST(Handshake, BothSidesMeetWhateverThePieces) {
 }
 
 TEST(Handshake, WhatFollowsIsLeftAlone) {
-  Handshake connector(Side::connector, hello(3), kSecret), acceptor(Side::acceptor, hello(5), kSecret);
+  Handshake connector(Side::connector, hello(3), kSecret),
+      acceptor(Side::acceptor, hello(5), kSecret);
   acceptor.feed(as_bytes(connector.take_output()));
   connector.feed(as_bytes(acceptor.take_output()));
   const std::string proof = connector.take_output();
@@ -72,7 +80,8 @@ TEST(Handshake, WrongSecretsAreRefusedAlways) {
 }
 
 TEST(Handshake, TheAcceptorMakesNothingWithTheSecretBeforeTheConnectorHasProvedIt) {
-  Handshake connector(Side::connector, hello(3), kSecret), acceptor(Side::acceptor, hello(5), kSecret);
+  Handshake connector(Side::connector, hello(3), kSecret),
+      acceptor(Side::acceptor, hello(5), kSecret);
   acceptor.feed(as_bytes(connector.take_output()));
   EXPECT_EQ(acceptor.take_output().size(), 128u) << "the greeting and nothing more";
   acceptor.feed(as_bytes(std::string(32, 'x')));
@@ -80,7 +89,8 @@ TEST(Handshake, TheAcceptorMakesNothingWithTheSecretBeforeTheConnectorHasProvedI
 }
 
 TEST(Handshake, AnImpostorWhoAcceptsWithoutProofIsNoticed) {
-  Handshake connector(Side::connector, hello(3), kSecret), acceptor(Side::acceptor, hello(5), kSecret);
+  Handshake connector(Side::connector, hello(3), kSecret),
+      acceptor(Side::acceptor, hello(5), kSecret);
   acceptor.feed(as_bytes(connector.take_output()));
   connector.feed(as_bytes(acceptor.take_output()));
   connector.take_output();
@@ -100,7 +110,8 @@ TEST(Handshake, AReflectionProvesNothing) {
 }
 
 TEST(Handshake, ARecordingProvesNothingTheNextTime) {
-  Handshake connector(Side::connector, hello(3), kSecret), acceptor(Side::acceptor, hello(5), kSecret);
+  Handshake connector(Side::connector, hello(3), kSecret),
+      acceptor(Side::acceptor, hello(5), kSecret);
   const std::string greeting = connector.take_output();
   acceptor.feed(as_bytes(greeting));
   connector.feed(as_bytes(acceptor.take_output()));
@@ -126,22 +137,28 @@ TEST(Handshake, DifferencesAreToldApartAndNamed) {
   ::unsetenv("MUSTER_SECRET");
   const auto open = Secret::from_environment();
   ::unsetenv("MUSTER_INSECURE");
-  const std::vector<Differing> all = {{"role", role, kSecret, {"link", "store"}},
-                                      {"job", job, kSecret, {"job with hash"}},
-                                      {"build", build, kSecret, {"0000000000000001", "0000000000abcdef"}},
-                                      {"kind", hello(5), *open, {"MUSTER_SECRET", "MUSTER_INSECURE=1"}}};
+  const std::vector<Differing> all = {
+      {"role", role, kSecret, {"link", "store"}},
+      {"job", job, kSecret, {"job with hash"}},
+      {"build", build, kSecret, {"0000000000000001", "0000000000abcdef"}},
+      {"kind", hello(5), *open, {"MUSTER_SECRET", "MUSTER_INSECURE=1"}}};
   for (const Differing& each : all) {
-    Handshake connector(Side::connector, hello(3), kSecret), acceptor(Side::acceptor, each.theirs, each.secret);
+    Handshake connector(Side::connector, hello(3), kSecret),
+        acceptor(Side::acceptor, each.theirs, each.secret);
     talk(connector, acceptor);
     ASSERT_TRUE(connector.failed()) << each.what;
     ASSERT_TRUE(acceptor.failed()) << each.what;
     EXPECT_EQ(connector.failure().code(), Code::refused);
     for (const auto& text : each.named) {
-      EXPECT_NE(connector.failure().message().find(text), std::string::npos) << connector.failure().message();
-      EXPECT_NE(acceptor.failure().message().find(text), std::string::npos) << acceptor.failure().message();
+      EXPECT_NE(connector.failure().message().find(text), std::string::npos)
+          << connector.failure().message();
+      EXPECT_NE(acceptor.failure().message().find(text), std::string::npos)
+          << acceptor.failure().message();
     }
-    EXPECT_NE(connector.failure().message().find("rank 5"), std::string::npos) << connector.failure().message();
-    EXPECT_NE(acceptor.failure().message().find("rank 3"), std::string::npos) << acceptor.failure().message();
+    EXPECT_NE(connector.failure().message().find("rank 5"), std::string::npos)
+        << connector.failure().message();
+    EXPECT_NE(acceptor.failure().message().find("rank 3"), std::string::npos)
+        << acceptor.failure().message();
   }
 }
 
@@ -152,7 +169,9 @@ TEST(Handshake, JobsAreNamedByBothHashes) {
   talk(connector, acceptor);
   const std::string& mine = connector.failure().message();
   const std::string& theirs = acceptor.failure().message();
-  const auto first_hash = [](const std::string& text) { return text.substr(text.find("hash ") + 5, 32); };
+  const auto first_hash = [](const std::string& text) {
+    return text.substr(text.find("hash ") + 5, 32);
+  };
   EXPECT_NE(first_hash(mine), first_hash(theirs));
   EXPECT_NE(mine.find(first_hash(theirs)), std::string::npos);
   EXPECT_NE(theirs.find(first_hash(mine)), std::string::npos);
@@ -167,29 +186,36 @@ TEST(Handshake, ABuildOfZeroIsNotCompared) {
 }
 
 TEST(Handshake, AnotherProtocolIsNamed) {
-  Handshake connector(Side::connector, hello(3), kSecret), acceptor(Side::acceptor, hello(5), kSecret);
+  Handshake connector(Side::connector, hello(3), kSecret),
+      acceptor(Side::acceptor, hello(5), kSecret);
   std::string greeting = connector.take_output();
   greeting[8] = 99;
   acceptor.feed(as_bytes(greeting));
   ASSERT_TRUE(acceptor.failed());
-  EXPECT_NE(acceptor.failure().message().find("protocol 99"), std::string::npos) << acceptor.failure().message();
-  EXPECT_NE(acceptor.failure().message().find("protocol " + std::to_string(kProtocolVersion)), std::string::npos);
+  EXPECT_NE(acceptor.failure().message().find("protocol 99"), std::string::npos)
+      << acceptor.failure().message();
+  EXPECT_NE(acceptor.failure().message().find("protocol " + std::to_string(kProtocolVersion)),
+            std::string::npos);
 }
 
 TEST(Handshake, UnwelcomeIsKnownAndSaysSo) {
-  Handshake connector(Side::connector, hello(3), kSecret), acceptor(Side::acceptor, hello(5), kSecret);
+  Handshake connector(Side::connector, hello(3), kSecret),
+      acceptor(Side::acceptor, hello(5), kSecret);
   acceptor.set_unwelcome();
   talk(connector, acceptor);
   ASSERT_TRUE(acceptor.failed());
   ASSERT_TRUE(connector.failed());
-  EXPECT_NE(connector.failure().message().find("does not want"), std::string::npos) << connector.failure().message();
+  EXPECT_NE(connector.failure().message().find("does not want"), std::string::npos)
+      << connector.failure().message();
 }
 
 TEST(Handshake, ChangingAnyByteOnTheWayIsNoticed) {
-  // What a man in the middle changes in either greeting breaks the proofs, also in bytes that mean nothing.
+  // What a man in the middle changes in either greeting breaks the proofs, also in bytes that mean
+  // nothing.
   for (std::size_t at = 0; at < 128; ++at) {
     for (const bool first : {true, false}) {
-      Handshake connector(Side::connector, hello(3), kSecret), acceptor(Side::acceptor, hello(5), kSecret);
+      Handshake connector(Side::connector, hello(3), kSecret),
+          acceptor(Side::acceptor, hello(5), kSecret);
       std::string greeting = connector.take_output();
       if (first) greeting[at] = static_cast<char>(greeting[at] ^ 1);
       acceptor.feed(as_bytes(greeting));
@@ -234,7 +260,8 @@ TEST(Handshake, RandomBytesAreRefusedByTheFirstWrongOne) {
 
 TEST(Handshake, UnknownVerdictsAreRefusals) {
   for (int verdict = 1; verdict < 256; ++verdict) {
-    Handshake connector(Side::connector, hello(3), kSecret), acceptor(Side::acceptor, hello(5), kSecret);
+    Handshake connector(Side::connector, hello(3), kSecret),
+        acceptor(Side::acceptor, hello(5), kSecret);
     acceptor.feed(as_bytes(connector.take_output()));
     connector.feed(as_bytes(acceptor.take_output()));
     connector.feed(as_bytes(std::string(1, static_cast<char>(verdict))));

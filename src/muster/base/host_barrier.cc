@@ -18,7 +18,10 @@ bool register_here() { return false; }
 #else
 bool barrier_call(int command) { return ::syscall(SYS_membarrier, command, 0, 0) == 0; }
 
-bool register_here() { return barrier_call(MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED) && barrier_call(MEMBARRIER_CMD_GLOBAL_EXPEDITED); }
+bool register_here() {
+  return barrier_call(MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED) &&
+         barrier_call(MEMBARRIER_CMD_GLOBAL_EXPEDITED);
+}
 #endif
 
 }  // namespace
@@ -37,8 +40,12 @@ void send_host_barrier() noexcept {
   if (barrier_call(MEMBARRIER_CMD_GLOBAL)) return;  // slow, but it reaches everybody too
   static std::atomic<bool> said{false};
   if (!said.exchange(true))
-    log(LogLevel::error, "the system no longer sends barriers to all processors (membarrier), which it did when this process began: " +
-                             why + "; threads may meet in what only one of them should be in, and sleepers may wake up 100 ms late");
+    log(LogLevel::error,
+        "the system no longer sends barriers to all processors (membarrier), which it did when "
+        "this process began: " +
+            why +
+            "; threads may meet in what only one of them should be in, and sleepers may wake up "
+            "100 ms late");
 #endif
 }
 

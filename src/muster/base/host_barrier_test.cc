@@ -19,7 +19,8 @@ constexpr std::uint32_t kRounds = 20'000;
 struct Meeting {
   alignas(64) std::atomic<std::uint32_t> quick{0};
   alignas(64) std::atomic<std::uint32_t> slow{0};
-  alignas(64) std::atomic<std::uint32_t> quick_missed{0};  // round in which the quick side did not see the slow one's store
+  alignas(64) std::atomic<std::uint32_t> quick_missed{
+      0};  // round in which the quick side did not see the slow one's store
   alignas(64) std::atomic<std::uint32_t> quick_done{0};
   alignas(64) std::atomic<std::uint32_t> slow_done{0};
 };
@@ -34,7 +35,8 @@ void play_quick(Meeting& with) {
     wait_for(with.slow_done, round - 1);
     with.quick.store(round, std::memory_order_release);
     meet_host_barrier();
-    if (with.slow.load(std::memory_order_relaxed) < round) with.quick_missed.store(round, std::memory_order_relaxed);
+    if (with.slow.load(std::memory_order_relaxed) < round)
+      with.quick_missed.store(round, std::memory_order_relaxed);
     with.quick_done.store(round, std::memory_order_release);
   }
 }
@@ -55,7 +57,8 @@ int play_slow(Meeting& with) {
 }
 
 TEST(HostBarrier, OneSidePaysForBothThreads) {
-  if (!takes_host_barriers()) GTEST_SKIP() << "this system knows no such barriers, or this build does not";
+  if (!takes_host_barriers())
+    GTEST_SKIP() << "this system knows no such barriers, or this build does not";
   Meeting meeting;
   std::thread quick([&] { play_quick(meeting); });
   EXPECT_EQ(play_slow(meeting), 0);
@@ -63,8 +66,10 @@ TEST(HostBarrier, OneSidePaysForBothThreads) {
 }
 
 TEST(HostBarrier, ReachesOtherProcesses) {
-  if (!takes_host_barriers()) GTEST_SKIP() << "this system knows no such barriers, or this build does not";
-  void* const memory = ::mmap(nullptr, sizeof(Meeting), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (!takes_host_barriers())
+    GTEST_SKIP() << "this system knows no such barriers, or this build does not";
+  void* const memory =
+      ::mmap(nullptr, sizeof(Meeting), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(memory, MAP_FAILED);
   auto* const meeting = new (memory) Meeting;
   const pid_t child = ::fork();

@@ -20,7 +20,8 @@ Status Interruption::status() const {
   return raised_;
 }
 
-Interruption::Binding::Binding(std::shared_ptr<Interruption> interruption) : before_(std::exchange(bound, std::move(interruption))) {}
+Interruption::Binding::Binding(std::shared_ptr<Interruption> interruption)
+    : before_(std::exchange(bound, std::move(interruption))) {}
 Interruption::Binding::~Binding() { bound = std::move(before_); }
 
 Status Interruption::of_thread() { return bound ? bound->status() : Status(); }

@@ -1,7 +1,8 @@
 /// A word to threads that wait: nobody will come, stop waiting.
 ///
-/// Ranks that are threads cannot be ended from outside. Whoever runs them binds one `Interruption` to their threads; waits for other ranks
-/// that have no engine yet (stores, rendezvous) look at their thread's own every so often and end early with its words.
+/// Ranks that are threads cannot be ended from outside. Whoever runs them binds one `Interruption`
+/// to their threads; waits for other ranks that have no engine yet (stores, rendezvous) look at
+/// their thread's own every so often and end early with its words.
 #pragma once
 
 #include <memory>
@@ -35,7 +36,8 @@ class Interruption {
 
   /// The calling thread's; ok where none is bound.
   static Status of_thread();
-  /// The longest that a wait of this thread may go on without asking `of_thread`: no limit where none is bound.
+  /// The longest that a wait of this thread may go on without asking `of_thread`: no limit where
+  /// none is bound.
   static Duration look_every();
 
  private:

@@ -1,4 +1,5 @@
-/// A cache line through vector registers, for copies that do more with it than memcpy. Private to base/; the functions are x86-64's only.
+/// A cache line through vector registers, for copies that do more with it than memcpy. Private to
+/// base/; the functions are x86-64's only.
 #pragma once
 
 #include <cstddef>
@@ -20,16 +21,20 @@ struct CopiedLine {
 /// From anywhere.
 inline CopiedLine load_line(const std::byte* from) noexcept {
   CopiedLine line;
-  for (std::size_t i = 0; i < std::size(line.parts); ++i) line.parts[i] = _mm_loadu_si128(reinterpret_cast<const __m128i_u*>(from) + i);
+  for (std::size_t i = 0; i < std::size(line.parts); ++i)
+    line.parts[i] = _mm_loadu_si128(reinterpret_cast<const __m128i_u*>(from) + i);
   return line;
 }
 /// To anywhere.
 inline void store_line(std::byte* to, const CopiedLine& line) noexcept {
-  for (std::size_t i = 0; i < std::size(line.parts); ++i) _mm_storeu_si128(reinterpret_cast<__m128i_u*>(to) + i, line.parts[i]);
+  for (std::size_t i = 0; i < std::size(line.parts); ++i)
+    _mm_storeu_si128(reinterpret_cast<__m128i_u*>(to) + i, line.parts[i]);
 }
-/// Past the caches, to the start of a line. These stores keep no order by themselves: an _mm_sfence makes them visible.
+/// Past the caches, to the start of a line. These stores keep no order by themselves: an _mm_sfence
+/// makes them visible.
 inline void stream_line(std::byte* to, const CopiedLine& line) noexcept {
-  for (std::size_t i = 0; i < std::size(line.parts); ++i) _mm_stream_si128(reinterpret_cast<__m128i*>(to) + i, line.parts[i]);
+  for (std::size_t i = 0; i < std::size(line.parts); ++i)
+    _mm_stream_si128(reinterpret_cast<__m128i*>(to) + i, line.parts[i]);
 }
 
 }  // namespace muster

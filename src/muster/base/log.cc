@@ -28,7 +28,9 @@ class RankFlag final : public spdlog::custom_flag_formatter {
     const std::string text = " rank " + std::to_string(log_rank);
     out.append(text.data(), text.data() + text.size());
   }
-  std::unique_ptr<spdlog::custom_flag_formatter> clone() const override { return std::make_unique<RankFlag>(); }
+  std::unique_ptr<spdlog::custom_flag_formatter> clone() const override {
+    return std::make_unique<RankFlag>();
+  }
 };
 
 /// Under the lock of the lines.
@@ -45,7 +47,8 @@ class LinesSink final : public spdlog::sinks::base_sink<spdlog::details::null_mu
 spdlog::logger& logger() {
   static auto* const made = [] {
     auto* fresh = new spdlog::logger("muster", std::make_shared<LinesSink>());
-    fresh->set_error_handler([](const std::string&) {});  // its own writes to standard error, and may block there
+    fresh->set_error_handler(
+        [](const std::string&) {});  // its own writes to standard error, and may block there
     auto formatter = std::make_unique<spdlog::pattern_formatter>();
     formatter->add_flag<RankFlag>('*').set_pattern("[%H:%M:%S.%e %l%*] %v");
     fresh->set_formatter(std::move(formatter));

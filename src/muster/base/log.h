@@ -1,9 +1,11 @@
-/// The log. Nothing but `log.cc` sees the library behind it (torch bundles another version's headers).
-/// Level from `MUSTER_LOG_LEVEL` (error, warning, info, debug, trace), else from `TORCH_DISTRIBUTED_DEBUG` and
-/// `TORCH_CPP_LOG_LEVEL` as torch documents them (`debug_level.h`), else warning. Lines go to standard error with time, level and rank.
+/// The log. Nothing but `log.cc` sees the library behind it (torch bundles another version's
+/// headers). Level from `MUSTER_LOG_LEVEL` (error, warning, info, debug, trace), else from
+/// `TORCH_DISTRIBUTED_DEBUG` and `TORCH_CPP_LOG_LEVEL` as torch documents them (`debug_level.h`),
+/// else warning. Lines go to standard error with time, level and rank.
 ///
-/// Logging never waits for the reader of standard error, so it is allowed under any lock: while that is full, up to 1 MiB of lines waits
-/// for a thread of its own to write them, and later ones are counted. A process that ends writes what waits, unless nobody reads for 2 s.
+/// Logging never waits for the reader of standard error, so it is allowed under any lock: while
+/// that is full, up to 1 MiB of lines waits for a thread of its own to write them, and later ones
+/// are counted. A process that ends writes what waits, unless nobody reads for 2 s.
 #pragma once
 
 #include <string_view>
@@ -14,7 +16,8 @@ enum class LogLevel { error, warning, info, debug, trace };
 
 LogLevel log_level();
 void set_log_level(LogLevel level);
-/// Shown in every line of this thread from now on; -1 shows none. Threads of one rank share it by saying it.
+/// Shown in every line of this thread from now on; -1 shows none. Threads of one rank share it by
+/// saying it.
 void set_log_rank(int rank);
 void log(LogLevel level, std::string_view message);
 inline bool logs(LogLevel level) { return level <= log_level(); }

@@ -50,8 +50,10 @@ std::size_t write_now(std::string_view text) {
   } else if (S_ISSOCK(file.st_mode)) {
     done = ::send(STDERR_FILENO, text.data(), text.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
   } else {
-    // The flag O_NONBLOCK belongs to the open file, which other processes share: this is one of our own.
-    const Descriptor own(::open("/proc/self/fd/2", O_WRONLY | O_NONBLOCK | O_APPEND | O_CLOEXEC | O_NOCTTY));
+    // The flag O_NONBLOCK belongs to the open file, which other processes share: this is one of our
+    // own.
+    const Descriptor own(
+        ::open("/proc/self/fd/2", O_WRONLY | O_NONBLOCK | O_APPEND | O_CLOEXEC | O_NOCTTY));
     if (own) {
       done = ::write(own.get(), text.data(), text.size());
     } else {
@@ -72,7 +74,8 @@ bool drain(Lines& all) {
     all.waiting.erase(0, done);
     all.written += done;
     if (all.waiting.empty() && all.dropped > 0) {
-      all.waiting = "[muster log] " + std::to_string(all.dropped) + " lines were dropped: nobody read standard error\n";
+      all.waiting = "[muster log] " + std::to_string(all.dropped) +
+                    " lines were dropped: nobody read standard error\n";
       all.dropped = 0;
     }
   }

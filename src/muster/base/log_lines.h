@@ -1,7 +1,9 @@
-/// Writes finished lines to standard error without ever waiting for its reader. Private to `log.cc`.
+/// Writes finished lines to standard error without ever waiting for its reader. Private to
+/// `log.cc`.
 ///
-/// A line is written at once where there is room. Where standard error is a full pipe or terminal, the line waits in a bounded queue;
-/// a thread of its own, started then, writes it once the reader goes on. So a line may be logged under any lock.
+/// A line is written at once where there is room. Where standard error is a full pipe or terminal,
+/// the line waits in a bounded queue; a thread of its own, started then, writes it once the reader
+/// goes on. So a line may be logged under any lock.
 #pragma once
 
 #include <cstddef>
@@ -9,10 +11,12 @@
 
 namespace muster::log_lines {
 
-/// At most so much waits; the lines that come after that are counted, and their number is written in their place.
+/// At most so much waits; the lines that come after that are counted, and their number is written
+/// in their place.
 inline constexpr std::size_t kMostWaiting = std::size_t{1} << 20;
 
-/// Held while a line is made and handed over. Its holder may fork: the child begins with an empty queue.
+/// Held while a line is made and handed over. Its holder may fork: the child begins with an empty
+/// queue.
 class Lock {
  public:
   Lock();

@@ -136,7 +136,8 @@ TEST(Log, AForkedChildDoesNotRepeatItsParentsLines) {
   int status = -1;
   ::waitpid(child, &status, 0);
   EXPECT_EQ(status, 0);
-  const std::string rest = text.find("of the parent") == std::string::npos ? full.read("of the parent") : "";
+  const std::string rest =
+      text.find("of the parent") == std::string::npos ? full.read("of the parent") : "";
   log(LogLevel::error, "last");
   const std::string all = text + rest + full.read("last");
   EXPECT_EQ(all.find("of the parent"), all.rfind("of the parent")) << all;

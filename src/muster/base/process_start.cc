@@ -15,8 +15,10 @@
 namespace muster {
 
 std::optional<std::uint64_t> process_start(std::int64_t pid) {
-  const Descriptor file(::open(("/proc/" + std::to_string(pid) + "/stat").c_str(), O_RDONLY | O_CLOEXEC));
-  if (!file) return errno == ENOENT || errno == ESRCH ? std::optional<std::uint64_t>(0) : std::nullopt;
+  const Descriptor file(
+      ::open(("/proc/" + std::to_string(pid) + "/stat").c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file)
+    return errno == ENOENT || errno == ESRCH ? std::optional<std::uint64_t>(0) : std::nullopt;
   std::array<char, 1024> line;  // numbers, and a name of at most 64 bytes
   ssize_t got;
   while ((got = ::read(file.get(), line.data(), line.size())) < 0 && errno == EINTR) {
@@ -24,7 +26,8 @@ std::optional<std::uint64_t> process_start(std::int64_t pid) {
   if (got < 0) return errno == ESRCH ? std::optional<std::uint64_t>(0) : std::nullopt;
   const std::string_view text(line.data(), static_cast<std::size_t>(got));
   errno = EPROTO;  // should the line not be what it always is
-  // The name, in parentheses, may hold anything; after it come "state ppid ...": the start is field 22, the 20th after the name.
+  // The name, in parentheses, may hold anything; after it come "state ppid ...": the start is field
+  // 22, the 20th after the name.
   std::size_t at = text.rfind(')');
   if (at == std::string_view::npos) return std::nullopt;
   for (int field = 0; field < 20; ++field) {

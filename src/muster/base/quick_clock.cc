@@ -7,8 +7,10 @@
 namespace muster::quick_clock_detail {
 namespace {
 
-// How long a thread goes by the counter before it asks the clock again, and what it must have seen of both to know the counter's rate.
-constexpr std::int64_t kTrusted = 10'000'000, kShortest = 5'000'000, kLongest = 10'000'000'000;  // nanoseconds
+// How long a thread goes by the counter before it asks the clock again, and what it must have seen
+// of both to know the counter's rate.
+constexpr std::int64_t kTrusted = 10'000'000, kShortest = 5'000'000,
+                       kLongest = 10'000'000'000;  // nanoseconds
 // A thread that lost its core between its looks at the two has not seen one moment on both.
 constexpr std::uint64_t kOneMoment = 5000;
 
@@ -35,13 +37,18 @@ TimePoint look_again() {
     anchor.valid = 0;
     return now;
   }
-  const std::int64_t nanoseconds = now.time_since_epoch().count(), passed = nanoseconds - anchor.nanoseconds;
-  const bool known = anchor.nanoseconds != 0 && ticks > anchor.ticks && passed >= 0 && passed <= kLongest;
-  if (known && passed < kShortest) return now;  // valid is 0, or the anchor is younger than it: too early to tell the rate
+  const std::int64_t nanoseconds = now.time_since_epoch().count(),
+                     passed = nanoseconds - anchor.nanoseconds;
+  const bool known =
+      anchor.nanoseconds != 0 && ticks > anchor.ticks && passed >= 0 && passed <= kLongest;
+  if (known && passed < kShortest)
+    return now;  // valid is 0, or the anchor is younger than it: too early to tell the rate
   Anchor next{ticks, nanoseconds, 0, 0};
   if (known) {
-    next.rate = static_cast<std::uint64_t>((static_cast<unsigned __int128>(passed) << 32) / (ticks - anchor.ticks));
-    // A counter that has run differently meanwhile (a machine that was moved) has to prove itself anew.
+    next.rate = static_cast<std::uint64_t>((static_cast<unsigned __int128>(passed) << 32) /
+                                           (ticks - anchor.ticks));
+    // A counter that has run differently meanwhile (a machine that was moved) has to prove itself
+    // anew.
     const bool even = next.rate != 0 && (anchor.rate == 0 || !differs(next.rate, anchor.rate));
     if (even) next.valid = (static_cast<std::uint64_t>(kTrusted) << 32) / next.rate;
   }

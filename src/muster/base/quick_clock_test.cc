@@ -13,7 +13,8 @@ TEST(QuickClock, IsNeverFarFromTheClock) {
   constexpr Duration kOff = std::chrono::milliseconds(1), kLong = std::chrono::milliseconds(60);
   const auto compare = [&] {
     for (const TimePoint end = steady_clock().now() + kLong; steady_clock().now() < end;) {
-      const TimePoint before = steady_clock().now(), quick = quick_now(), after = steady_clock().now();
+      const TimePoint before = steady_clock().now(), quick = quick_now(),
+                      after = steady_clock().now();
       ASSERT_GE(quick, before - kOff);
       ASSERT_LE(quick, after + kOff);
     }

@@ -41,16 +41,19 @@ std::string job_of_pmix(const VariableOf& variable) {
   return job ? "pmix " + *job : std::string();
 }
 
-/// Hydra, the launcher of MPICH and its kin, tells ranks no name of their job; but all of a host descend from one process of it. Where
-/// there is none, srun has started them and speaks PMI.
+/// Hydra, the launcher of MPICH and its kin, tells ranks no name of their job; but all of a host
+/// descend from one process of it. Where there is none, srun has started them and speaks PMI.
 std::string job_of_pmi(const VariableOf& variable) {
   for (pid_t process = ::getppid(); process > 1;) {
-    const auto stat = small_file("/proc/" + std::to_string(process) + "/stat");  // number (name) state parent ...
-    const auto open = stat ? stat->find('(') : std::string::npos, close = stat ? stat->rfind(')') : std::string::npos;
+    const auto stat =
+        small_file("/proc/" + std::to_string(process) + "/stat");  // number (name) state parent ...
+    const auto open = stat ? stat->find('(') : std::string::npos,
+               close = stat ? stat->rfind(')') : std::string::npos;
     if (open == std::string::npos || close == std::string::npos || close + 4 > stat->size()) break;
     if (stat->substr(open + 1, close - open - 1) == "hydra_pmi_proxy") {
       const auto start = process_start(process);
-      return start ? "hydra " + std::to_string(process) + " " + std::to_string(*start) : std::string();
+      return start ? "hydra " + std::to_string(process) + " " + std::to_string(*start)
+                   : std::string();
     }
     pid_t parent = 0;
     std::from_chars(stat->data() + close + 4, stat->data() + stat->size(), parent);
@@ -60,11 +63,13 @@ std::string job_of_pmi(const VariableOf& variable) {
 }
 
 constexpr Dialect kDialects[] = {
-    {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "",
-     job_of_pmix},
-    {"MVAPICH2", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE", "", job_of_pmi},
+    {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+     "OMPI_COMM_WORLD_LOCAL_SIZE", "", job_of_pmix},
+    {"MVAPICH2", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK",
+     "MV2_COMM_WORLD_LOCAL_SIZE", "", job_of_pmi},
     {"MPICH (PMI)", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "", job_of_pmi},
-    {"Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE", "SLURM_NODEID", job_of_slurm},
+    {"Slurm", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE",
+     "SLURM_NODEID", job_of_slurm},
 };
 
 bool is_batch_script(const VariableOf& variable) {
@@ -81,7 +86,8 @@ std::optional<int> world_size_of(const Dialect& dialect, const VariableOf& varia
 
 /// Slurm's tasks per node are a limit that srun may stay below, and say nothing of where ranks are.
 bool is_one_host(const Dialect& dialect, const SchedulerRanks& found, const VariableOf& variable) {
-  if (dialect.job != job_of_slurm && found.local_world_size) return found.local_world_size == found.world_size;
+  if (dialect.job != job_of_slurm && found.local_world_size)
+    return found.local_world_size == found.world_size;
   const auto step = number(variable, "SLURM_STEP_NUM_NODES");
   return (step ? step : number(variable, "SLURM_NNODES")) == 1;
 }

@@ -16,8 +16,11 @@ std::optional<SchedulerRanks> detect(const std::map<std::string, std::string>& v
 
 // spec: B9 ranks under Slurm and MPI
 TEST(Scheduler, ReadsTheirVariables) {
-  const auto slurm =
-      detect({{"SLURM_PROCID", "5"}, {"SLURM_NTASKS", "8"}, {"SLURM_LOCALID", "1"}, {"SLURM_NODEID", "1"}, {"SLURM_NTASKS_PER_NODE", "4"}});
+  const auto slurm = detect({{"SLURM_PROCID", "5"},
+                             {"SLURM_NTASKS", "8"},
+                             {"SLURM_LOCALID", "1"},
+                             {"SLURM_NODEID", "1"},
+                             {"SLURM_NTASKS_PER_NODE", "4"}});
   ASSERT_TRUE(slurm.has_value());
   EXPECT_EQ(slurm->name, "Slurm");
   EXPECT_EQ(slurm->rank, 5);
@@ -26,7 +29,10 @@ TEST(Scheduler, ReadsTheirVariables) {
   EXPECT_EQ(slurm->local_world_size, 4);
   EXPECT_EQ(slurm->node, 1);
   EXPECT_FALSE(slurm->can_meet_on_this_host());
-  const auto mpi = detect({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}, {"OMPI_COMM_WORLD_RANK", "2"}, {"OMPI_COMM_WORLD_SIZE", "4"}});
+  const auto mpi = detect({{"SLURM_PROCID", "0"},
+                           {"SLURM_NTASKS", "1"},
+                           {"OMPI_COMM_WORLD_RANK", "2"},
+                           {"OMPI_COMM_WORLD_SIZE", "4"}});
   ASSERT_TRUE(mpi.has_value());
   EXPECT_EQ(mpi->rank, 2);
   EXPECT_FALSE(mpi->local_rank.has_value());
@@ -38,20 +44,29 @@ TEST(Scheduler, ReadsTheirVariables) {
 
 // spec: B9 ranks that are all on this host, and what tells their job from others
 TEST(Scheduler, KnowsWhoCanMeetOnThisHost) {
-  const auto step =
-      detect({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}, {"SLURM_NNODES", "1"}, {"SLURM_JOB_ID", "77"}, {"SLURM_STEP_ID", "0"}});
+  const auto step = detect({{"SLURM_PROCID", "0"},
+                            {"SLURM_NTASKS", "2"},
+                            {"SLURM_NNODES", "1"},
+                            {"SLURM_JOB_ID", "77"},
+                            {"SLURM_STEP_ID", "0"}});
   EXPECT_TRUE(step->can_meet_on_this_host());
   EXPECT_EQ(step->job, "slurm 77.0");
-  std::map<std::string, std::string> openmpi = {
-      {"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}, {"PMIX_NAMESPACE", "1322713089"}};
+  std::map<std::string, std::string> openmpi = {{"OMPI_COMM_WORLD_RANK", "0"},
+                                                {"OMPI_COMM_WORLD_SIZE", "2"},
+                                                {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                                                {"PMIX_NAMESPACE", "1322713089"}};
   EXPECT_TRUE(detect(openmpi)->can_meet_on_this_host());
   openmpi["OMPI_COMM_WORLD_LOCAL_SIZE"] = "1";
   EXPECT_FALSE(detect(openmpi)->can_meet_on_this_host()) << "there are others elsewhere";
-  const auto without_hydra = detect({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}, {"MPI_LOCALNRANKS", "2"}});
+  const auto without_hydra =
+      detect({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}, {"MPI_LOCALNRANKS", "2"}});
   EXPECT_TRUE(without_hydra->one_host);
   EXPECT_FALSE(without_hydra->can_meet_on_this_host()) << "nothing tells this launch from another";
-  const auto pmi_by_srun =
-      detect({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}, {"SLURM_NNODES", "1"}, {"SLURM_JOB_ID", "77"}, {"SLURM_STEP_ID", "3"}});
+  const auto pmi_by_srun = detect({{"PMI_RANK", "0"},
+                                   {"PMI_SIZE", "2"},
+                                   {"SLURM_NNODES", "1"},
+                                   {"SLURM_JOB_ID", "77"},
+                                   {"SLURM_STEP_ID", "3"}});
   EXPECT_EQ(pmi_by_srun->job, "slurm 77.3");
   EXPECT_TRUE(pmi_by_srun->can_meet_on_this_host());
 }
@@ -77,7 +92,8 @@ TEST(Scheduler, TheStepSaysHowManyItsTasksAre) {
 }
 
 TEST(Scheduler, WhatABatchScriptRunsItselfIsNoRank) {
-  EXPECT_FALSE(detect({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"SLURM_JOB_ID", "77"}}).has_value());
+  EXPECT_FALSE(
+      detect({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"SLURM_JOB_ID", "77"}}).has_value());
 }
 
 }  // namespace

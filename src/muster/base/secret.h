@@ -1,11 +1,14 @@
 /// The job's secret and the proofs made with it.
 ///
-/// Every connection of a job, store or link, proves the same secret both ways (`handshake.h`). Where it comes from, first match:
-///  1. `MUSTER_SECRET` (any text of at least 16 characters) or the contents of the file `MUSTER_SECRET_FILE`: kind `given`;
+/// Every connection of a job, store or link, proves the same secret both ways (`handshake.h`).
+/// Where it comes from, first match:
+///  1. `MUSTER_SECRET` (any text of at least 16 characters) or the contents of the file
+///  `MUSTER_SECRET_FILE`: kind `given`;
 ///  2. `MUSTER_INSECURE=1`: kind `open`, a constant that everybody knows, to be said aloud;
-///  3. neither: kind `host`, 32 random bytes in a directory that only this user can read on this host
-///     (`$XDG_RUNTIME_DIR/muster` or `/tmp/muster-UID`, mode 0700, owner checked), so that ranks of one user on one host
-///     find each other and nobody else does.
+///  3. neither: kind `host`, 32 random bytes in a directory that only this user can read on this
+///  host
+///     (`$XDG_RUNTIME_DIR/muster` or `/tmp/muster-UID`, mode 0700, owner checked), so that ranks of
+///     one user on one host find each other and nobody else does.
 #pragma once
 
 #include <array>
@@ -22,7 +25,8 @@ class Secret {
   enum class Kind : std::uint8_t { given = 1, open = 2, host = 3 };
   using Proof = std::array<std::byte, 32>;
 
-  /// As described above; an unreadable file or a too short secret is an error that names the variable.
+  /// As described above; an unreadable file or a too short secret is an error that names the
+  /// variable.
   static Result<Secret> from_environment();
   static Secret given(std::string text);
   /// 256 random bits as 64 hexadecimal digits: what a launcher makes for its job.
@@ -38,7 +42,8 @@ class Secret {
   std::string key_;
 };
 
-/// A directory of this user on this host, where the secret of jobs without a given one lies: made if need be, and closed to all others.
+/// A directory of this user on this host, where the secret of jobs without a given one lies: made
+/// if need be, and closed to all others.
 Result<std::string> host_directory();
 
 /// Takes the same time whatever the contents.

@@ -21,11 +21,14 @@ namespace {
 class SecretTest : public ::testing::Test {
  protected:
   SecretTest() {
-    for (const char* name : {"MUSTER_SECRET", "MUSTER_SECRET_FILE", "MUSTER_INSECURE"}) ::unsetenv(name);
+    for (const char* name : {"MUSTER_SECRET", "MUSTER_SECRET_FILE", "MUSTER_INSECURE"})
+      ::unsetenv(name);
     ::setenv("XDG_RUNTIME_DIR", directory.c_str(), 1);
   }
   ~SecretTest() override {
-    for (const char* name : {"MUSTER_SECRET", "MUSTER_SECRET_FILE", "MUSTER_INSECURE", "XDG_RUNTIME_DIR"}) ::unsetenv(name);
+    for (const char* name :
+         {"MUSTER_SECRET", "MUSTER_SECRET_FILE", "MUSTER_INSECURE", "XDG_RUNTIME_DIR"})
+      ::unsetenv(name);
   }
   static bool same(const Secret& a, const Secret& b) {
     const auto message = as_bytes("message");
@@ -39,11 +42,15 @@ class SecretTest : public ::testing::Test {
 TEST_F(SecretTest, ProvesWithHmacSha256) {
   EXPECT_EQ(hexadecimal(Secret::given("Jefe").prove(as_bytes("what do ya want for nothing?"))),
             "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
-  EXPECT_EQ(hexadecimal(Secret::given(std::string(131, '\xaa')).prove(as_bytes("Test Using Larger Than Block-Size Key - Hash Key First"))),
-            "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54");
+  EXPECT_EQ(
+      hexadecimal(Secret::given(std::string(131, '\xaa'))
+                      .prove(as_bytes("Test Using Larger Than Block-Size Key - Hash Key First"))),
+      "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54");
 }
 
-TEST_F(SecretTest, ShortHashIsSha256Cut) { EXPECT_EQ(hexadecimal(short_hash("abc")), "ba7816bf8f01cfea414140de5dae2223"); }
+TEST_F(SecretTest, ShortHashIsSha256Cut) {
+  EXPECT_EQ(hexadecimal(short_hash("abc")), "ba7816bf8f01cfea414140de5dae2223");
+}
 
 TEST_F(SecretTest, ComparesInFull) {
   EXPECT_TRUE(equal_in_constant_time(as_bytes("abc"), as_bytes("abc")));
@@ -79,10 +86,12 @@ TEST_F(SecretTest, GivenByVariableOrFile) {
 
 TEST_F(SecretTest, ErrorsNameTheVariable) {
   ::setenv("MUSTER_SECRET", "fifteen letters", 1);
-  EXPECT_NE(Secret::from_environment().status().message().find("MUSTER_SECRET has 15"), std::string::npos);
+  EXPECT_NE(Secret::from_environment().status().message().find("MUSTER_SECRET has 15"),
+            std::string::npos);
   ::unsetenv("MUSTER_SECRET");
   ::setenv("MUSTER_SECRET_FILE", "/no/such/file", 1);
-  EXPECT_NE(Secret::from_environment().status().message().find("MUSTER_SECRET_FILE"), std::string::npos);
+  EXPECT_NE(Secret::from_environment().status().message().find("MUSTER_SECRET_FILE"),
+            std::string::npos);
   const std::string path = directory + "/short";
   std::ofstream(path) << "short";
   ::setenv("MUSTER_SECRET_FILE", path.c_str(), 1);
@@ -101,7 +110,8 @@ TEST_F(SecretTest, InsecureMustBeSaidAloud) {
 
 TEST_F(SecretTest, HostKeyIsSharedByThisUserAlone) {
   std::vector<std::future<Result<Secret>>> ranks;
-  for (int i = 0; i < 8; ++i) ranks.push_back(std::async(std::launch::async, Secret::from_environment));
+  for (int i = 0; i < 8; ++i)
+    ranks.push_back(std::async(std::launch::async, Secret::from_environment));
   const auto one = Secret::from_environment();
   ASSERT_TRUE(one.ok()) << one.status().message();
   EXPECT_EQ(one->kind(), Secret::Kind::host);
@@ -116,7 +126,8 @@ TEST_F(SecretTest, HostKeyIsSharedByThisUserAlone) {
   ASSERT_EQ(::stat((directory + "/muster/secret").c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777, 0600u);
   EXPECT_EQ(info.st_size, 32);
-  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(directory + "/muster"), {}), 1) << "no temporary file may stay";
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(directory + "/muster"), {}), 1)
+      << "no temporary file may stay";
 }
 
 TEST_F(SecretTest, HostKeyInAnOpenDirectoryIsRefused) {
@@ -128,7 +139,8 @@ TEST_F(SecretTest, HostKeyInAnOpenDirectoryIsRefused) {
   std::filesystem::remove(directory + "/muster");
   std::filesystem::create_directory(directory + "/elsewhere");
   std::filesystem::create_directory_symlink(directory + "/elsewhere", directory + "/muster");
-  EXPECT_EQ(Secret::from_environment().status().code(), Code::refused) << "a link may lead anywhere";
+  EXPECT_EQ(Secret::from_environment().status().code(), Code::refused)
+      << "a link may lead anywhere";
 }
 
 TEST_F(SecretTest, DamagedHostKeyIsReported) {

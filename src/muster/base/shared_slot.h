@@ -1,9 +1,11 @@
 /// A place for a shared object that threads look at far more often than it changes.
 ///
-/// To hold what stands there costs one atomic addition, to let go another: no lock, and the object's own count stays untouched. The place
-/// and the number of those that hold from there are one word; who changes the place takes that number along and adds it to what its old
-/// tenant is owed, so that whoever lets go last drops that. The first thread that comes is favoured: what it holds it only writes down, and
-/// who changes the place sends a barrier (`host_barrier.h`) and looks there.
+/// To hold what stands there costs one atomic addition, to let go another: no lock, and the
+/// object's own count stays untouched. The place and the number of those that hold from there are
+/// one word; who changes the place takes that number along and adds it to what its old tenant is
+/// owed, so that whoever lets go last drops that. The first thread that comes is favoured: what it
+/// holds it only writes down, and who changes the place sends a barrier (`host_barrier.h`) and
+/// looks there.
 #pragma once
 
 #include <atomic>
@@ -21,11 +23,13 @@ template <class T>
 class SharedSlot {
   struct Tenant {
     std::shared_ptr<T> object;
-    std::atomic<std::int64_t> owed{0};  // since it moved out: holders; below 0 where they were quicker than that was written down
+    std::atomic<std::int64_t> owed{0};  // since it moved out: holders; below 0 where they were
+                                        // quicker than that was written down
   };
 
  public:
-  /// What stood there is kept as long as this lives. Empty, too, where so many hold it that the word cannot count them.
+  /// What stood there is kept as long as this lives. Empty, too, where so many hold it that the
+  /// word cannot count them.
   class Hold {
    public:
     Hold() = default;
@@ -66,18 +70,23 @@ class SharedSlot {
       tenant->object = std::move(object);
       word = reinterpret_cast<std::uintptr_t>(tenant.get()) << kHolderBits;
       // Where addresses are longer than a word has room for, holders find nothing.
-      tenant_in(word) == tenant.get() ? static_cast<void>(tenant.release()) : static_cast<void>(word = 0);
+      tenant_in(word) == tenant.get() ? static_cast<void>(tenant.release())
+                                      : static_cast<void>(word = 0);
     }
     const std::lock_guard one_at_a_time(changing_);
     const std::uint64_t before = word_.exchange(word, std::memory_order_acq_rel);
-    if (before != 0) settle(tenant_in(before), static_cast<std::int64_t>(before & kHolders) + favoured_holds(tenant_in(before)));
+    if (before != 0)
+      settle(tenant_in(before),
+             static_cast<std::int64_t>(before & kHolders) + favoured_holds(tenant_in(before)));
   }
 
  private:
   static constexpr int kHolderBits = 16;
   static constexpr std::uint64_t kHolders = (std::uint64_t{1} << kHolderBits) - 1;
 
-  static Tenant* tenant_in(std::uint64_t word) { return reinterpret_cast<Tenant*>(word >> kHolderBits); }
+  static Tenant* tenant_in(std::uint64_t word) {
+    return reinterpret_cast<Tenant*>(word >> kHolderBits);
+  }
 
   static void settle(Tenant* tenant, std::int64_t change) {
     if (tenant->owed.fetch_add(change, std::memory_order_acq_rel) + change == 0) delete tenant;
@@ -89,26 +98,33 @@ class SharedSlot {
   }
   [[gnu::noinline, gnu::cold]] bool favour() const {
     std::uintptr_t nobody = 0;
-    if (!takes_host_barriers() || !favoured_.compare_exchange_strong(nobody, bias_detail::this_thread(), std::memory_order_relaxed))
+    if (!takes_host_barriers() ||
+        !favoured_.compare_exchange_strong(nobody, bias_detail::this_thread(),
+                                           std::memory_order_relaxed))
       return false;
-    std::atomic_thread_fence(std::memory_order_seq_cst);  // who has seen nobody favoured has changed the place before this looks there
+    std::atomic_thread_fence(
+        std::memory_order_seq_cst);  // who has seen nobody favoured has changed the place before
+                                     // this looks there
     return true;
   }
   [[gnu::noinline]] Tenant* count_in() const {
     std::uint64_t seen = word_.load(std::memory_order_relaxed);
     while (seen != 0 && (seen & kHolders) != kHolders) {
-      if (word_.compare_exchange_weak(seen, seen + 1, std::memory_order_acquire, std::memory_order_relaxed)) return tenant_in(seen);
+      if (word_.compare_exchange_weak(seen, seen + 1, std::memory_order_acquire,
+                                      std::memory_order_relaxed))
+        return tenant_in(seen);
     }
     return nullptr;
   }
-  /// The favoured thread: holds what stands there; null where it is to count itself in, since it holds something already or the tenant
-  /// has just moved out.
+  /// The favoured thread: holds what stands there; null where it is to count itself in, since it
+  /// holds something already or the tenant has just moved out.
   Tenant* note_down() const {
     if (noted_.load(std::memory_order_relaxed) != nullptr) return nullptr;
     Tenant* const tenant = tenant_in(word_.load(std::memory_order_relaxed));
     if (tenant == nullptr) return nullptr;
     noted_.store(tenant, std::memory_order_release);
-    meet_host_barrier();  // from here on it is either seen there, or sees here that the place has changed
+    meet_host_barrier();  // from here on it is either seen there, or sees here that the place has
+                          // changed
     if (tenant_in(word_.load(std::memory_order_acquire)) == tenant) [[likely]]
       return tenant;
     strike_out(tenant);
@@ -122,9 +138,11 @@ class SharedSlot {
   }
   [[gnu::noinline, gnu::cold]] void leave_moved(Tenant* tenant) const {
     Tenant* expected = tenant;
-    if (moved_out_.compare_exchange_strong(expected, nullptr, std::memory_order_acq_rel)) settle(tenant, -1);
+    if (moved_out_.compare_exchange_strong(expected, nullptr, std::memory_order_acq_rel))
+      settle(tenant, -1);
   }
-  /// Whether the favoured thread holds `tenant`, which stands there no longer, and will settle that when it lets go: 1 or 0.
+  /// Whether the favoured thread holds `tenant`, which stands there no longer, and will settle that
+  /// when it lets go: 1 or 0.
   std::int64_t favoured_holds(Tenant* tenant) const {
     std::atomic_thread_fence(std::memory_order_seq_cst);
     if (favoured_.load(std::memory_order_relaxed) == 0) return 0;
@@ -143,15 +161,18 @@ class SharedSlot {
   [[gnu::noinline]] void let_go(Tenant* tenant) const {
     std::uint64_t seen = word_.load(std::memory_order_relaxed);
     while (tenant_in(seen) == tenant) {
-      if (word_.compare_exchange_weak(seen, seen - 1, std::memory_order_release, std::memory_order_relaxed)) return;
+      if (word_.compare_exchange_weak(seen, seen - 1, std::memory_order_release,
+                                      std::memory_order_relaxed))
+        return;
     }
     settle(tenant, -1);
   }
 
   mutable std::atomic<std::uint64_t> word_{0};
   mutable std::atomic<std::uintptr_t> favoured_{0};
-  mutable std::atomic<Tenant*> noted_{nullptr};      // what the favoured thread holds
-  mutable std::atomic<Tenant*> moved_out_{nullptr};  // what it holds of those that stand there no longer
+  mutable std::atomic<Tenant*> noted_{nullptr};  // what the favoured thread holds
+  mutable std::atomic<Tenant*> moved_out_{
+      nullptr};  // what it holds of those that stand there no longer
   std::mutex changing_;
 };
 

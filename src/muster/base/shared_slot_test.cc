@@ -78,8 +78,8 @@ TEST(SharedSlot, KeepsWhatTheFavouredThreadHoldsWhileAnotherChangesThePlace) {
   EXPECT_EQ(count, 0);
 }
 
-// The place changes all the time while one thread holds what it finds there for a moment: at whichever moment that is seen, what moves out
-// goes, and goes once.
+// The place changes all the time while one thread holds what it finds there for a moment: at
+// whichever moment that is seen, what moves out goes, and goes once.
 TEST(SharedSlot, LosesNothingOfWhatOneThreadHoldsForAMoment) {
   constexpr int kRounds = 20'000;
   std::atomic<int> count{0};
@@ -115,11 +115,14 @@ TEST(SharedSlot, ThreadsNeverSeeWhatIsGone) {
     threads.emplace_back([&] {
       while (!over) {
         const Slot::Hold one(slot), two(slot);
-        if ((one.get() != nullptr && !one.get()->alive) || (two.get() != nullptr && !two.get()->alive)) wrong = true;
+        if ((one.get() != nullptr && !one.get()->alive) ||
+            (two.get() != nullptr && !two.get()->alive))
+          wrong = true;
       }
     });
   }
-  for (int round = 0; round < kRounds; ++round) slot.set(round % 7 == 0 ? nullptr : std::make_shared<Counted>(count));
+  for (int round = 0; round < kRounds; ++round)
+    slot.set(round % 7 == 0 ? nullptr : std::make_shared<Counted>(count));
   over = true;
   for (auto& thread : threads) thread.join();
   EXPECT_FALSE(wrong);

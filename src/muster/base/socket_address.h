@@ -42,20 +42,24 @@ class SocketAddress {
   socklen_t length_ = 0;
 };
 
-/// Asks whoever knows the names: the system's resolver, or a test's own. May block for as long as it likes.
-using Resolver = std::function<Result<std::vector<SocketAddress>>(const std::string& host, std::uint16_t port)>;
+/// Asks whoever knows the names: the system's resolver, or a test's own. May block for as long as
+/// it likes.
+using Resolver =
+    std::function<Result<std::vector<SocketAddress>>(const std::string& host, std::uint16_t port)>;
 /// `host "NAME"`, for messages; of digits alone it says what they are taken for.
 std::string describe_host(const std::string& name);
 /// getaddrinfo, for one name.
 Result<std::vector<SocketAddress>> ask_resolver(const std::string& host, std::uint16_t port);
 
-/// The search for the addresses of a name, which can be waited for in turns. A host name of digits only ("12345") is a name, not an address
-/// (the resolver would read it as 0.0.48.57). Numeric addresses are there at once. A resolver cannot be interrupted, so a name is looked up
-/// on a thread of its own, which this object does not wait for when it goes. One thread at a time.
+/// The search for the addresses of a name, which can be waited for in turns. A host name of digits
+/// only ("12345") is a name, not an address (the resolver would read it as 0.0.48.57). Numeric
+/// addresses are there at once. A resolver cannot be interrupted, so a name is looked up on a
+/// thread of its own, which this object does not wait for when it goes. One thread at a time.
 class NameSearch {
  public:
   NameSearch(const std::string& host, std::uint16_t port, Resolver resolver = ask_resolver);
-  /// Null when `until` has come before the answer. An answer lists the addresses in the resolver's order, or is an error naming the host.
+  /// Null when `until` has come before the answer. An answer lists the addresses in the resolver's
+  /// order, or is an error naming the host.
   const Result<std::vector<SocketAddress>>* wait(TimePoint until);
 
  private:
@@ -66,17 +70,19 @@ class NameSearch {
 };
 
 /// All addresses of a name. At the deadline Code::timed_out, naming the host and the time waited.
-Result<std::vector<SocketAddress>> resolve(const std::string& host, std::uint16_t port, TimePoint deadline,
-                                           Resolver resolver = ask_resolver);
+Result<std::vector<SocketAddress>> resolve(const std::string& host, std::uint16_t port,
+                                           TimePoint deadline, Resolver resolver = ask_resolver);
 
-/// Non-blocking, close-on-exec listening socket; port 0 picks a free one. IPv6 sockets are v6-only unless `dual_stack`.
+/// Non-blocking, close-on-exec listening socket; port 0 picks a free one. IPv6 sockets are v6-only
+/// unless `dual_stack`.
 Result<Descriptor> listen_on(const SocketAddress& address, int backlog, bool dual_stack = false);
 /// Non-blocking connect; completion is for the caller's poll to see.
 Result<Descriptor> start_connect(const SocketAddress& address);
 /// Text of an errno value, thread-safe: "connection refused (ECONNREFUSED)".
 std::string errno_text(int error);
 
-/// Addresses of the interface called `name` (IPv4 first). Unknown: an error that lists the interfaces there are.
+/// Addresses of the interface called `name` (IPv4 first). Unknown: an error that lists the
+/// interfaces there are.
 Result<std::vector<SocketAddress>> interface_addresses(const std::string& name);
 /// The local address that a packet to `host` would leave from (UDP connect; nothing is sent).
 Result<SocketAddress> address_towards(const SocketAddress& peer);

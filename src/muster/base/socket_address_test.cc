@@ -16,7 +16,8 @@ TEST(SocketAddress, NumericTextBothWays) {
   EXPECT_EQ(SocketAddress::numeric("[::1]", 1)->host(), "::1");
   EXPECT_EQ(SocketAddress::numeric("ff15::77", 1)->host(), "ff15::77");
   EXPECT_EQ(SocketAddress::numeric("::", 7)->port(), 7);
-  for (const char* name : {"localhost", "12345", "10.1.2", "10.1.2.3.4", "", "1.2.3.256", ":::", "[::1"})
+  for (const char* name :
+       {"localhost", "12345", "10.1.2", "10.1.2.3.4", "", "1.2.3.256", ":::", "[::1"})
     EXPECT_FALSE(SocketAddress::numeric(name, 1).ok()) << name;
 }
 
@@ -25,8 +26,10 @@ TEST(SocketAddress, KnowsLoopbackAndMulticast) {
     EXPECT_TRUE(SocketAddress::numeric(host, 1)->is_loopback()) << host;
   for (const char* host : {"10.0.0.1", "::2", "::ffff:10.0.0.1", "0.0.0.0"})
     EXPECT_FALSE(SocketAddress::numeric(host, 1)->is_loopback()) << host;
-  for (const char* host : {"224.0.0.1", "239.255.1.1", "ff15::1"}) EXPECT_TRUE(SocketAddress::numeric(host, 1)->is_multicast()) << host;
-  for (const char* host : {"223.0.0.1", "240.0.0.1", "fe80::1"}) EXPECT_FALSE(SocketAddress::numeric(host, 1)->is_multicast()) << host;
+  for (const char* host : {"224.0.0.1", "239.255.1.1", "ff15::1"})
+    EXPECT_TRUE(SocketAddress::numeric(host, 1)->is_multicast()) << host;
+  for (const char* host : {"223.0.0.1", "240.0.0.1", "fe80::1"})
+    EXPECT_FALSE(SocketAddress::numeric(host, 1)->is_multicast()) << host;
   EXPECT_EQ(SocketAddress().host(), "no address");
 }
 
@@ -42,14 +45,19 @@ TEST(SocketAddress, ResolvesNumbersAndNames) {
   EXPECT_EQ(resolve("", 5, TimePoint::max()).status().code(), Code::invalid_argument);
 }
 
-// A resolver that never answers is left behind at the deadline; the error names the host and the time.
+// A resolver that never answers is left behind at the deadline; the error names the host and the
+// time.
 TEST(SocketAddress, ResolverThatHangs) {
   std::promise<void> end;
-  const auto hangs = [over = end.get_future().share()](const std::string&, std::uint16_t port) -> Result<std::vector<SocketAddress>> {
+  const auto hangs = [over = end.get_future().share()](
+                         const std::string&,
+                         std::uint16_t port) -> Result<std::vector<SocketAddress>> {
     over.wait();
     return std::vector<SocketAddress>{*SocketAddress::numeric("10.0.0.1", port)};
   };
-  const Status late = resolve("node1", 5, deadline_after(steady_clock(), std::chrono::milliseconds(50)), hangs).status();
+  const Status late =
+      resolve("node1", 5, deadline_after(steady_clock(), std::chrono::milliseconds(50)), hangs)
+          .status();
   EXPECT_EQ(late.code(), Code::timed_out);
   EXPECT_NE(late.message().find("node1"), std::string::npos) << late.message();
   EXPECT_NE(late.message().find(" ms"), std::string::npos) << late.message();
@@ -65,13 +73,15 @@ TEST(SocketAddress, ResolverThatHangs) {
 
 // spec: B5 all-digit host names are names: the resolver is asked for one with a closing dot
 TEST(SocketAddress, ResolverIsAskedForDigitsAsAName) {
-  const auto echo = [](const std::string& host, std::uint16_t) -> Result<std::vector<SocketAddress>> {
+  const auto echo = [](const std::string& host,
+                       std::uint16_t) -> Result<std::vector<SocketAddress>> {
     return Status(Code::network, "asked for <" + host + ">");
   };
   const Status digits = resolve("12345", 5, TimePoint::max(), echo).status();
   EXPECT_NE(digits.message().find("<12345.>"), std::string::npos) << digits.message();
   EXPECT_NE(digits.message().find("taken as a name"), std::string::npos) << digits.message();
-  EXPECT_NE(resolve("[node1]", 5, TimePoint::max(), echo).status().message().find("<node1>"), std::string::npos);
+  EXPECT_NE(resolve("[node1]", 5, TimePoint::max(), echo).status().message().find("<node1>"),
+            std::string::npos);
 }
 
 TEST(SocketAddress, ListensAndConnects) {

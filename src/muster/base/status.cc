@@ -22,7 +22,8 @@ const char* code_name(Code code) {
 }
 
 Status::Status(Code code, std::string message, std::vector<int> ranks) {
-  if (code != Code::ok) failure_ = std::make_shared<const Failure>(Failure{code, std::move(message), std::move(ranks)});
+  if (code != Code::ok)
+    failure_ = std::make_shared<const Failure>(Failure{code, std::move(message), std::move(ranks)});
 }
 
 const std::string& Status::message() const {

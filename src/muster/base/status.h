@@ -19,7 +19,8 @@ namespace muster {
 
 enum class Code : std::uint8_t {
   ok,
-  invalid_argument,  ///< the caller's request cannot be carried out; the message says what to change
+  invalid_argument,  ///< the caller's request cannot be carried out; the message says what to
+                     ///< change
   timed_out,         ///< a deadline passed; `ranks` are those still missing
   peer_failed,       ///< a rank died, hung or gave up; `ranks` names the first cause
   network,           ///< a socket or address failed for a reason that no rank is to blame for
@@ -69,7 +70,8 @@ class [[nodiscard]] Result {
   Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}
   /// `status` must be a failure.
   Result(Status status) : state_(std::in_place_index<1>, std::move(status)) {
-    if (std::get<1>(state_).ok()) state_.template emplace<1>(Code::internal, "a Result was made of a success without a value");
+    if (std::get<1>(state_).ok())
+      state_.template emplace<1>(Code::internal, "a Result was made of a success without a value");
   }
 
   bool ok() const { return state_.index() == 0; }

@@ -1,15 +1,18 @@
 /// Resumable work: coroutines that are advanced by whoever waits.
 ///
-/// A `Task` is lazily started and single-owner. Inside one, `co_await until(predicate)` gives the thread back until the
-/// predicate holds, and `co_await child_task()` runs another task to its end. Nothing inside blocks and
-/// nothing inside is called back: the owner calls `step()` as often as it likes, which asks only the innermost
-/// predicate and goes on from there. A task may be stepped by different threads, one at a time (the owner's lock
-/// sees to that). Frames come from a small per-thread pool, so a steady state allocates nothing.
+/// A `Task` is lazily started and single-owner. Inside one, `co_await until(predicate)` gives the
+/// thread back until the predicate holds, and `co_await child_task()` runs another task to its end.
+/// Nothing inside blocks and nothing inside is called back: the owner calls `step()` as often as it
+/// likes, which asks only the innermost predicate and goes on from there. A task may be stepped by
+/// different threads, one at a time (the owner's lock sees to that). Frames come from a small
+/// per-thread pool, so a steady state allocates nothing.
 ///
-/// Destroying an unfinished task destroys its whole chain of frames; references that its predicates hold must outlive it.
+/// Destroying an unfinished task destroys its whole chain of frames; references that its predicates
+/// hold must outlive it.
 ///
-/// A task throws nothing: an exception that leaves its body, or that the predicate it waits for throws, is its result, as
-/// `status_of_exception` tells it. So its value is a Status, or can be made of one, such as a Result.
+/// A task throws nothing: an exception that leaves its body, or that the predicate it waits for
+/// throws, is its result, as `status_of_exception` tells it. So its value is a Status, or can be
+/// made of one, such as a Result.
 #pragma once
 
 #include <coroutine>
@@ -37,7 +40,9 @@ struct Context {
   std::size_t turns = 0;
 
   static void* operator new(std::size_t bytes) { return allocate_frame(bytes); }
-  static void operator delete(void* context, std::size_t bytes) noexcept { free_frame(context, bytes); }
+  static void operator delete(void* context, std::size_t bytes) noexcept {
+    free_frame(context, bytes);
+  }
 };
 
 struct PromiseBase {
@@ -71,13 +76,16 @@ class [[nodiscard]] Task {
  public:
   struct promise_type : task_detail::PromiseBase {
     std::optional<T> value;
-    Task get_return_object() { return Task(std::coroutine_handle<promise_type>::from_promise(*this)); }
+    Task get_return_object() {
+      return Task(std::coroutine_handle<promise_type>::from_promise(*this));
+    }
     void return_value(T result) { value.emplace(std::move(result)); }
     void unhandled_exception() noexcept { value.emplace(status_of_exception()); }
   };
 
   Task() = default;
-  Task(Task&& other) noexcept : frame_(std::exchange(other.frame_, {})), context_(std::exchange(other.context_, nullptr)) {}
+  Task(Task&& other) noexcept
+      : frame_(std::exchange(other.frame_, {})), context_(std::exchange(other.context_, nullptr)) {}
   Task& operator=(Task&& other) noexcept {
     if (this != &other) {
       destroy();
@@ -136,8 +144,8 @@ class [[nodiscard]] Task {
   task_detail::Context* context_ = nullptr;  // set at the root only, by the first step
 };
 
-/// `co_await until([&] { return condition; })`. The predicate is asked at least once, must not block, and is
-/// asked by whichever thread steps the task.
+/// `co_await until([&] { return condition; })`. The predicate is asked at least once, must not
+/// block, and is asked by whichever thread steps the task.
 template <class Predicate>
 class until {
  public:

@@ -167,7 +167,9 @@ TEST(Task, MayBeSteppedAndFreedByAnotherThread) {
 TEST(Task, AnExceptionIsItsResult) {
   const auto thrower = [](bool in_predicate) -> Task<> {
     if (!in_predicate) throw std::bad_alloc();
-    co_await until([asked = 0]() mutable -> bool { return asked++ > 0 ? throw std::runtime_error("the predicate") : false; });
+    co_await until([asked = 0]() mutable -> bool {
+      return asked++ > 0 ? throw std::runtime_error("the predicate") : false;
+    });
     co_return Status();
   };
   const auto outer = [&](bool in_predicate) -> Task<> {
@@ -181,7 +183,8 @@ TEST(Task, AnExceptionIsItsResult) {
   EXPECT_FALSE(later.step());
   EXPECT_TRUE(later.step());
   EXPECT_EQ(later.peek().code(), Code::internal);
-  EXPECT_NE(later.peek().message().find("the predicate"), std::string::npos) << later.peek().message();
+  EXPECT_NE(later.peek().message().find("the predicate"), std::string::npos)
+      << later.peek().message();
 }
 
 }  // namespace

@@ -14,9 +14,12 @@ namespace muster {
 Result<std::string> make_temporary_folder(const std::string& prefix) {
   std::error_code error;
   const auto place = std::filesystem::temp_directory_path(error);
-  if (error) return Status(Code::invalid_argument, "there is no folder for temporary files (TMPDIR): " + error.message());
+  if (error)
+    return Status(Code::invalid_argument,
+                  "there is no folder for temporary files (TMPDIR): " + error.message());
   std::string name = (place / (prefix + "XXXXXX")).string();
-  if (::mkdtemp(name.data()) == nullptr) return Status(Code::invalid_argument, "cannot make " + name + ": " + errno_text(errno));
+  if (::mkdtemp(name.data()) == nullptr)
+    return Status(Code::invalid_argument, "cannot make " + name + ": " + errno_text(errno));
   return name;
 }
 

@@ -1,4 +1,5 @@
-/// Folders of this process's own, in the place that the system has for what need not last (TMPDIR, else /tmp).
+/// Folders of this process's own, in the place that the system has for what need not last (TMPDIR,
+/// else /tmp).
 #pragma once
 
 #include <string>
@@ -11,7 +12,8 @@ namespace muster {
 /// Makes one whose name begins with `prefix`, for this user alone. It stays.
 Result<std::string> make_temporary_folder(const std::string& prefix);
 
-/// One that is made with it, and removed with it and with all it holds. A forked child's copy leaves it to its maker.
+/// One that is made with it, and removed with it and with all it holds. A forked child's copy
+/// leaves it to its maker.
 class TemporaryFolder {
  public:
   explicit TemporaryFolder(const std::string& prefix);

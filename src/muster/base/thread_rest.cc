@@ -40,7 +40,8 @@ std::int64_t switches_of_sleeper(pid_t thread) {
   return std::strtoll(all.data() + switches + kSwitches.size(), nullptr, 10);
 }
 
-/// For how long the thread has had a core or waited for one, in nanoseconds; -1 where it is not known.
+/// For how long the thread has had a core or waited for one, in nanoseconds; -1 where it is not
+/// known.
 std::int64_t time_awake(pid_t thread) {
   const ThreadFile file(thread, "schedstat");
   if (file.text().empty()) return -1;

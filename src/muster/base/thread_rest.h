@@ -16,8 +16,9 @@ class ThreadRest {
   /// The calling thread.
   static pid_t this_thread();
 
-  /// How long the thread has slept without waking once, as far as the calls of this function tell: the first gives zero. A thread that
-  /// waits for a core does not sleep, nor does one that waits for Python's interpreter, which wakes every 5 ms.
+  /// How long the thread has slept without waking once, as far as the calls of this function tell:
+  /// the first gives zero. A thread that waits for a core does not sleep, nor does one that waits
+  /// for Python's interpreter, which wakes every 5 ms.
   Duration asleep_for(TimePoint now);
   /// How long it has been awake, or waited for a core, for less than a quarter of the time, as far
   /// as the calls of this function tell. So is a thread that polls for something between sleeps.

@@ -39,11 +39,13 @@ std::thread start(std::function<void()> body, Signals signals) {
 
 }  // namespace
 
-Result<std::thread> start_thread(std::string_view what, std::function<void()> body, Signals signals) try {
+Result<std::thread> start_thread(std::string_view what, std::function<void()> body,
+                                 Signals signals) try {
   return start(std::move(body), signals);
 } catch (const std::exception& error) {
   return Status(Code::exhausted, "cannot start " + std::string(what) + ": " + error.what() +
-                                     "; look at the limits of processes and of address space (ulimit -u, ulimit -v, pids.max of the "
+                                     "; look at the limits of processes and of address space "
+                                     "(ulimit -u, ulimit -v, pids.max of the "
                                      "control group)");
 }
 

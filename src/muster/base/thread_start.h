@@ -15,9 +15,10 @@ enum class Signals : bool {
   inherited,  ///< as in the thread that starts it
 };
 
-/// Runs `body`, which must not throw, on a new thread. Code::exhausted names `what` where the system gives no thread; nothing is changed
-/// then, the caller's signal mask included.
-Result<std::thread> start_thread(std::string_view what, std::function<void()> body, Signals signals = Signals::blocked);
+/// Runs `body`, which must not throw, on a new thread. Code::exhausted names `what` where the
+/// system gives no thread; nothing is changed then, the caller's signal mask included.
+Result<std::thread> start_thread(std::string_view what, std::function<void()> body,
+                                 Signals signals = Signals::blocked);
 
 /// While it lives, `start_thread` is refused on every thread of the process. For tests.
 class NoNewThreads {

@@ -31,7 +31,8 @@ TEST(ThreadStart, ARefusedThreadIsAStatusAndLeavesTheSignalsAlone) {
   const auto thread = start_thread("the thread of this test", [&] { ran = true; });
   ASSERT_FALSE(thread.ok());
   EXPECT_EQ(thread.status().code(), Code::exhausted);
-  EXPECT_NE(thread.status().message().find("the thread of this test"), std::string::npos) << thread.status().message();
+  EXPECT_NE(thread.status().message().find("the thread of this test"), std::string::npos)
+      << thread.status().message();
   EXPECT_FALSE(ran);
   EXPECT_FALSE(is_blocked(SIGTERM));
 }

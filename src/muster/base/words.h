@@ -1,5 +1,5 @@
-/// Memory read in words of 8 bytes. What has just been written in words is slow to read in anything wider: the read waits until all of it
-/// has left the processor's store buffer.
+/// Memory read in words of 8 bytes. What has just been written in words is slow to read in anything
+/// wider: the read waits until all of it has left the processor's store buffer.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +30,8 @@ template <std::size_t Words>
 inline bool equal_words(const void* a, const void* b) noexcept {
   std::uint64_t unlike = 0;
   for (std::size_t i = 0; i < Words; ++i)
-    unlike |= word_at(static_cast<const std::byte*>(a) + 8 * i) ^ word_at(static_cast<const std::byte*>(b) + 8 * i);
+    unlike |= word_at(static_cast<const std::byte*>(a) + 8 * i) ^
+              word_at(static_cast<const std::byte*>(b) + 8 * i);
   return unlike == 0;
 }
 

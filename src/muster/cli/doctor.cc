@@ -28,38 +28,47 @@ constexpr Duration kResolverLimit = std::chrono::seconds(20);
 
 class Findings {
  public:
-  void say(const char* what, const std::string& text) { std::printf("%-18s %s\n", what, text.c_str()); }
+  void say(const char* what, const std::string& text) {
+    std::printf("%-18s %s\n", what, text.c_str());
+  }
   void warn(const char* what, const std::string& text) {
     say(what, text + "   <-- look here");
     troubled_ = true;
   }
-  void judge(bool good, const char* what, const std::string& text) { good ? say(what, text) : warn(what, text); }
+  void judge(bool good, const char* what, const std::string& text) {
+    good ? say(what, text) : warn(what, text);
+  }
   bool troubled() const { return troubled_; }
 
  private:
   bool troubled_ = false;
 };
 
-std::string mebibytes(double bytes) { return std::to_string(static_cast<long long>(bytes / (1 << 20))) + " MiB"; }
+std::string mebibytes(double bytes) {
+  return std::to_string(static_cast<long long>(bytes / (1 << 20))) + " MiB";
+}
 
 void look_at_memory(Findings& findings) {
   struct statvfs shared {};
   if (::statvfs("/dev/shm", &shared) == 0) {
     const double free = static_cast<double>(shared.f_bavail) * static_cast<double>(shared.f_frsize);
     const double size = static_cast<double>(shared.f_blocks) * static_cast<double>(shared.f_frsize);
-    findings.say("/dev/shm",
-                 mebibytes(free) + " free of " + mebibytes(size) + " (muster itself uses memfds, which count against memory only)");
+    findings.say("/dev/shm", mebibytes(free) + " free of " + mebibytes(size) +
+                                 " (muster itself uses memfds, which count against memory only)");
   } else {
     findings.say("/dev/shm", "not there");
   }
   const Descriptor memory(::memfd_create("muster-doctor", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  findings.judge(static_cast<bool>(memory), "memfd", memory ? "works" : "does not work: ranks of one host cannot share memory");
+  findings.judge(static_cast<bool>(memory), "memfd",
+                 memory ? "works" : "does not work: ranks of one host cannot share memory");
 }
 
 void look_at_limit(Findings& findings, const char* what, __rlimit_resource resource, rlim_t least) {
   rlimit limit{};
   if (::getrlimit(resource, &limit) != 0) return;
-  const auto text = [](rlim_t value) { return value == RLIM_INFINITY ? std::string("unlimited") : std::to_string(value); };
+  const auto text = [](rlim_t value) {
+    return value == RLIM_INFINITY ? std::string("unlimited") : std::to_string(value);
+  };
   const std::string now = text(limit.rlim_cur) + " (up to " + text(limit.rlim_max) + ")";
   if (limit.rlim_cur >= least) return findings.say(what, now);
   findings.warn(what, now + "; at least " + std::to_string(least) + " is wise");
@@ -69,10 +78,14 @@ void look_at_secret(Findings& findings) {
   const auto secret = Secret::from_environment();
   if (!secret) return findings.warn("secret", secret.status().message());
   switch (secret->kind()) {
-    case Secret::Kind::given: return findings.say("secret", "given (MUSTER_SECRET or MUSTER_SECRET_FILE)");
-    case Secret::Kind::open: return findings.warn("secret", "none: MUSTER_INSECURE lets everybody in");
+    case Secret::Kind::given:
+      return findings.say("secret", "given (MUSTER_SECRET or MUSTER_SECRET_FILE)");
+    case Secret::Kind::open:
+      return findings.warn("secret", "none: MUSTER_INSECURE lets everybody in");
     case Secret::Kind::host:
-      return findings.say("secret", "this user's on this host; `muster run` makes one per job, several nodes need MUSTER_SECRET");
+      return findings.say("secret",
+                          "this user's on this host; `muster run` makes one per job, several nodes "
+                          "need MUSTER_SECRET");
   }
 }
 
@@ -80,23 +93,29 @@ void look_at_secret(Findings& findings) {
 void look_at_scheduler(Findings& findings) {
   const auto scheduler = detect_scheduler();
   if (!scheduler) return;
-  const std::string who = scheduler->name + " as rank " + std::to_string(scheduler->rank) + " of " + std::to_string(scheduler->world_size);
+  const std::string who = scheduler->name + " as rank " + std::to_string(scheduler->rank) + " of " +
+                          std::to_string(scheduler->world_size);
   const bool explicitly = env_text("RANK") || env_text("WORLD_SIZE");
-  if (explicitly) return findings.say("started by", who + "; but RANK and WORLD_SIZE are set, and go before it");
+  if (explicitly)
+    return findings.say("started by", who + "; but RANK and WORLD_SIZE are set, and go before it");
   const bool addressed = env_text("MASTER_ADDR") && env_text("MASTER_PORT");
-  if (addressed || scheduler->can_meet_on_this_host()) return findings.say("started by", who + ", as which env:// joins the job");
-  findings.warn("started by", who + ", as which env:// joins the job; it also needs MASTER_ADDR and MASTER_PORT");
+  if (addressed || scheduler->can_meet_on_this_host())
+    return findings.say("started by", who + ", as which env:// joins the job");
+  findings.warn("started by",
+                who + ", as which env:// joins the job; it also needs MASTER_ADDR and MASTER_PORT");
 }
 
 void look_at_interfaces(Findings& findings) {
   ifaddrs* list = nullptr;
-  if (::getifaddrs(&list) != 0) return findings.warn("interfaces", "cannot be listed: " + errno_text(errno));
+  if (::getifaddrs(&list) != 0)
+    return findings.warn("interfaces", "cannot be listed: " + errno_text(errno));
   for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
     if (entry->ifa_addr == nullptr || (entry->ifa_flags & IFF_UP) == 0) continue;
     const int family = entry->ifa_addr->sa_family;
     if (family != AF_INET && family != AF_INET6) continue;
     const socklen_t length = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
-    findings.say("interface", std::string(entry->ifa_name) + " " + SocketAddress(entry->ifa_addr, length).host());
+    findings.say("interface", std::string(entry->ifa_name) + " " +
+                                  SocketAddress(entry->ifa_addr, length).host());
   }
   ::freeifaddrs(list);
 }
@@ -104,7 +123,10 @@ void look_at_interfaces(Findings& findings) {
 }  // namespace
 
 int run_doctor(const std::vector<std::string>& arguments) {
-  CLI::App app("What this machine offers to a job, and what is in the way of one. Exit code 1 where something is.", "muster doctor");
+  CLI::App app(
+      "What this machine offers to a job, and what is in the way of one. Exit code 1 where "
+      "something is.",
+      "muster doctor");
   if (const auto stop = parse(app, arguments)) return *stop;
   Findings findings;
   utsname system{};
@@ -120,14 +142,17 @@ int run_doctor(const std::vector<std::string>& arguments) {
   std::string known;
   for (const std::string& host : hosts) known += " " + host;
   findings.judge(addresses.ok(), "host name",
-                 name + (addresses.ok() ? " ->" + known : " is not known to the resolver; put it into /etc/hosts"));
-  findings.say("cores", std::to_string(launch::allowed_cores()) + " for this process (affinity and control group)");
+                 name + (addresses.ok() ? " ->" + known
+                                        : " is not known to the resolver; put it into /etc/hosts"));
+  findings.say("cores", std::to_string(launch::allowed_cores()) +
+                            " for this process (affinity and control group)");
   findings.say("GPUs", std::to_string(launch::gpu_count()));
   look_at_memory(findings);
   look_at_limit(findings, "open files", RLIMIT_NOFILE, 1024);
   look_at_limit(findings, "processes", RLIMIT_NPROC, 256);
-  findings.judge(launch::open_pidfd(::getpid()).ok(), "pidfd",
-                 launch::open_pidfd(::getpid()).ok() ? "works" : "does not work: Linux 5.3 is needed");
+  findings.judge(
+      launch::open_pidfd(::getpid()).ok(), "pidfd",
+      launch::open_pidfd(::getpid()).ok() ? "works" : "does not work: Linux 5.3 is needed");
   look_at_secret(findings);
   look_at_interfaces(findings);
   look_at_scheduler(findings);

@@ -16,14 +16,17 @@ namespace muster::cli::testing {
 /// A program that does as a rank what its argument says (test_worker_main.cc).
 inline const std::string kWorker = MUSTER_TEST_WORKER;
 
-inline bool contains(const std::string& text, const std::string& what) { return text.find(what) != std::string::npos; }
+inline bool contains(const std::string& text, const std::string& what) {
+  return text.find(what) != std::string::npos;
+}
 
 struct Outcome {
   int code = -1;  ///< as a shell tells it: 128 + signal where one ended it
   std::string out, err;
 };
 
-/// One run of the command. Everything waits with a generous deadline and fails the test when it passes.
+/// One run of the command. Everything waits with a generous deadline and fails the test when it
+/// passes.
 class Launched {
  public:
   using Variables = std::map<std::string, std::string>;
@@ -49,7 +52,8 @@ class Launched {
   std::chrono::steady_clock::time_point deadline_;
 };
 
-inline Outcome run(const std::vector<std::string>& arguments, const Launched::Variables& variables = {}) {
+inline Outcome run(const std::vector<std::string>& arguments,
+                   const Launched::Variables& variables = {}) {
   return Launched(arguments, variables).finish();
 }
 

@@ -20,7 +20,9 @@ namespace {
 constexpr auto kPatience = std::chrono::seconds(120);
 
 int milliseconds_until(std::chrono::steady_clock::time_point deadline) {
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now()).count();
+  const auto left =
+      std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now())
+          .count();
   return static_cast<int>(std::max<decltype(left)>(left, 0));
 }
 
@@ -83,20 +85,26 @@ bool Launched::read_more() {
 bool Launched::wait_until(const std::string& stream, const std::string& text, int times) {
   while (count_of(stream, text) < times) {
     if ((!out_ && !err_) || !read_more()) {
-      ADD_FAILURE() << "never saw \"" << text << "\"; output so far:\n" << out_text_ << "\nerror so far:\n" << err_text_;
+      ADD_FAILURE() << "never saw \"" << text << "\"; output so far:\n"
+                    << out_text_ << "\nerror so far:\n"
+                    << err_text_;
       return false;
     }
   }
   return true;
 }
 
-bool Launched::wait_for_output(const std::string& text, int times) { return wait_until(out_text_, text, times); }
+bool Launched::wait_for_output(const std::string& text, int times) {
+  return wait_until(out_text_, text, times);
+}
 bool Launched::wait_for_error(const std::string& text) { return wait_until(err_text_, text, 1); }
 
 Outcome Launched::finish() {
   while (out_ || err_) {
     if (read_more()) continue;
-    ADD_FAILURE() << "the command did not end; output so far:\n" << out_text_ << "\nerror so far:\n" << err_text_;
+    ADD_FAILURE() << "the command did not end; output so far:\n"
+                  << out_text_ << "\nerror so far:\n"
+                  << err_text_;
     ::kill(pid_, SIGKILL);
     break;
   }
@@ -136,7 +144,9 @@ std::vector<std::string> sorted_lines(const std::string& text) {
 
 int count_of(const std::string& text, const std::string& what) {
   int count = 0;
-  for (std::size_t at = text.find(what); at != std::string::npos; at = text.find(what, at + what.size())) ++count;
+  for (std::size_t at = text.find(what); at != std::string::npos;
+       at = text.find(what, at + what.size()))
+    ++count;
   return count;
 }
 

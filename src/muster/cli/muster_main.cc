@@ -16,12 +16,17 @@ namespace {
 constexpr const char* kHelp =
     "muster: distributed training on LibTorch tensors\n"
     "\n"
-    "  muster run [options] program [arguments]      start the ranks of a job on this node (torchrun)\n"
-    "  muster launch [options] program [arguments]   the same with torch.distributed.launch's options\n"
-    "  muster bench [options]                        how long collectives take between processes of this machine\n"
-    "  muster doctor                                 what this machine offers and what is wrong with it\n"
+    "  muster run [options] program [arguments]      start the ranks of a job on this node "
+    "(torchrun)\n"
+    "  muster launch [options] program [arguments]   the same with torch.distributed.launch's "
+    "options\n"
+    "  muster bench [options]                        how long collectives take between processes "
+    "of this machine\n"
+    "  muster doctor                                 what this machine offers and what is wrong "
+    "with it\n"
     "  muster trace [--job NAME | --pid PID | --dir DIR | --store HOST:PORT] [-o FILE]\n"
-    "                                                what a job's ranks called last, live or dead, and who is behind\n"
+    "                                                what a job's ranks called last, live or dead, "
+    "and who is behind\n"
     "  muster top [the same choices] [--once]        what a job's ranks are in, refreshed\n"
     "  muster --version\n"
     "\n"
@@ -40,7 +45,8 @@ int run(muster::cli::RunFlavour flavour, const std::vector<std::string>& argumen
 int main(int count, char** words) {
   const std::vector<std::string> arguments(words + 1, words + count);
   const std::string command = arguments.empty() ? "--help" : arguments.front();
-  const std::vector<std::string> rest(arguments.begin() + (arguments.empty() ? 0 : 1), arguments.end());
+  const std::vector<std::string> rest(arguments.begin() + (arguments.empty() ? 0 : 1),
+                                      arguments.end());
   if (command == "run") return run(muster::cli::RunFlavour::run, rest);
   if (command == "launch") return run(muster::cli::RunFlavour::launch, rest);
   if (command == "bench") return muster::cli::run_bench(rest);
@@ -48,9 +54,11 @@ int main(int count, char** words) {
   if (command == "doctor") return muster::cli::run_doctor(rest);
   if (command == "trace") return muster::cli::run_trace(rest);
   if (command == "top") return muster::cli::run_top(rest);
-  const bool version = command == "--version", help = command == "--help" || command == "-h" || command == "help";
+  const bool version = command == "--version",
+             help = command == "--help" || command == "-h" || command == "help";
   if ((version || help) && !rest.empty()) {
-    std::cerr << "muster: \"" << rest.front() << "\" is not understood after " << command << "; muster COMMAND --help tells of a command\n";
+    std::cerr << "muster: \"" << rest.front() << "\" is not understood after " << command
+              << "; muster COMMAND --help tells of a command\n";
     return muster::cli::kUsageError;
   }
   if (version) {

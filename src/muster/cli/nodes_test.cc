@@ -15,19 +15,30 @@ namespace {
 
 using Lines = std::vector<std::string>;
 const Launched::Variables kSecret = {{"MUSTER_SECRET", "a secret for the tests"}};
-const Launched::Variables kTalkative = {{"MUSTER_SECRET", "a secret for the tests"}, {"MUSTER_LOG_LEVEL", "info"}};
+const Launched::Variables kTalkative = {{"MUSTER_SECRET", "a secret for the tests"},
+                                        {"MUSTER_LOG_LEVEL", "info"}};
 
 std::string free_port() { return std::to_string(muster::testing::reserve_port()); }
 
-std::vector<std::string> node_words(const std::string& port, int node, int workers, std::vector<std::string> rest, int nodes = 2) {
-  std::vector<std::string> words = {
-      "run",           "--nnodes", std::to_string(nodes), "--node-rank",          std::to_string(node), "--master-addr", "127.0.0.1",
-      "--master-port", port,       "--nproc-per-node",    std::to_string(workers)};
+std::vector<std::string> node_words(const std::string& port, int node, int workers,
+                                    std::vector<std::string> rest, int nodes = 2) {
+  std::vector<std::string> words = {"run",
+                                    "--nnodes",
+                                    std::to_string(nodes),
+                                    "--node-rank",
+                                    std::to_string(node),
+                                    "--master-addr",
+                                    "127.0.0.1",
+                                    "--master-port",
+                                    port,
+                                    "--nproc-per-node",
+                                    std::to_string(workers)};
   words.insert(words.end(), rest.begin(), rest.end());
   return words;
 }
 
-std::vector<std::string> assigned_words(const std::string& port, int workers, std::vector<std::string> rest) {
+std::vector<std::string> assigned_words(const std::string& port, int workers,
+                                        std::vector<std::string> rest) {
   std::vector<std::string> words = {"run",
                                     "--nnodes",
                                     "2:2",
@@ -48,7 +59,8 @@ TEST(Nodes, StaticNumbers) {
   const std::string port = free_port();
   const std::vector<std::string> program = {
       "sh", "-c",
-      "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $GROUP_RANK $ROLE_RANK $MASTER_ADDR $MUSTER_AGENT_STORE; "
+      "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $GROUP_RANK $ROLE_RANK $MASTER_ADDR "
+      "$MUSTER_AGENT_STORE; "
       "echo at $MASTER_PORT; exec " +
           kWorker + " meet"};
   Launched second(node_words(port, 1, 1, program), kSecret);
@@ -59,45 +71,59 @@ TEST(Nodes, StaticNumbers) {
   const std::string store = " 127.0.0.1 127.0.0.1:" + port;
   const std::size_t at = one.out.find("at ");
   ASSERT_NE(at, std::string::npos) << one.out;
-  const std::string meeting = one.out.substr(at, one.out.find('\n', at) - at);  // the same on both nodes, and not the store's
+  const std::string meeting = one.out.substr(
+      at, one.out.find('\n', at) - at);  // the same on both nodes, and not the store's
   EXPECT_NE(meeting, "at " + port);
-  EXPECT_EQ(sorted_lines(one.out), (Lines{"[0] 0 3 0 2 0 0" + store, "[0] " + meeting, "[0] met 012", "[1] 1 3 1 2 0 1" + store,
-                                          "[1] " + meeting, "[1] met 012"}));
-  EXPECT_EQ(sorted_lines(two.out), (Lines{"[2] 2 3 0 1 1 2" + store, "[2] " + meeting, "[2] met 012"}));
+  EXPECT_EQ(sorted_lines(one.out),
+            (Lines{"[0] 0 3 0 2 0 0" + store, "[0] " + meeting, "[0] met 012",
+                   "[1] 1 3 1 2 0 1" + store, "[1] " + meeting, "[1] met 012"}));
+  EXPECT_EQ(sorted_lines(two.out),
+            (Lines{"[2] 2 3 0 1 1 2" + store, "[2] " + meeting, "[2] met 012"}));
 }
 
-// spec: J3 --rdzv-backend c10d: who serves the endpoint is node 0, the others are numbered as they come; J8 TORCHELASTIC_RUN_ID is
+// spec: J3 --rdzv-backend c10d: who serves the endpoint is node 0, the others are numbered as they
+// come; J8 TORCHELASTIC_RUN_ID is
 // --rdzv-id
 TEST(Nodes, AssignedNumbers) {
   const std::string port = free_port();
-  const std::vector<std::string> program = {"sh", "-c", "echo $GROUP_RANK $TORCHELASTIC_RUN_ID; exec " + kWorker + " meet"};
-  Launched one(assigned_words(port, 1, program), kSecret), two(assigned_words(port, 1, program), kSecret);
+  const std::vector<std::string> program = {
+      "sh", "-c", "echo $GROUP_RANK $TORCHELASTIC_RUN_ID; exec " + kWorker + " meet"};
+  Launched one(assigned_words(port, 1, program), kSecret),
+      two(assigned_words(port, 1, program), kSecret);
   const Outcome a = one.finish(), b = two.finish();
   EXPECT_EQ(a.code, 0) << a.err;
   EXPECT_EQ(b.code, 0) << b.err;
-  EXPECT_EQ(sorted_lines(a.out + b.out), (Lines{"[0] 0 assigned", "[0] met 01", "[1] 1 assigned", "[1] met 01"}));
+  EXPECT_EQ(sorted_lines(a.out + b.out),
+            (Lines{"[0] 0 assigned", "[0] met 01", "[1] 1 assigned", "[1] met 01"}));
 }
 
-// spec: J3 the first failure ends the workers of all nodes; every launcher says where it was, and its exit code tells
+// spec: J3 the first failure ends the workers of all nodes; every launcher says where it was, and
+// its exit code tells
 TEST(Nodes, AFailureEndsTheOtherNodes) {
   for (int failing : {0, 1}) {
     const std::string port = free_port();
-    const std::string script = kWorker + " meet; test $GROUP_RANK = " + std::to_string(failing) + " && exit 6; exec sleep infinity";
-    Launched first(node_words(port, 0, 1, {"sh", "-c", script}), kSecret), second(node_words(port, 1, 1, {"sh", "-c", script}), kSecret);
+    const std::string script = kWorker + " meet; test $GROUP_RANK = " + std::to_string(failing) +
+                               " && exit 6; exec sleep infinity";
+    Launched first(node_words(port, 0, 1, {"sh", "-c", script}), kSecret),
+        second(node_words(port, 1, 1, {"sh", "-c", script}), kSecret);
     const Outcome outcomes[2] = {first.finish(), second.finish()};
     for (int node : {0, 1}) EXPECT_EQ(outcomes[node].code, 6) << outcomes[node].err;
     const std::string rank = "rank " + std::to_string(failing);
     EXPECT_TRUE(contains(outcomes[failing].err, "FAILED: " + rank)) << outcomes[failing].err;
-    EXPECT_TRUE(contains(outcomes[1 - failing].err, "FAILED on another node: node " + std::to_string(failing)))
+    EXPECT_TRUE(contains(outcomes[1 - failing].err,
+                         "FAILED on another node: node " + std::to_string(failing)))
         << outcomes[1 - failing].err;
-    EXPECT_TRUE(contains(outcomes[1 - failing].err, rank + " (local rank 0")) << outcomes[1 - failing].err;
+    EXPECT_TRUE(contains(outcomes[1 - failing].err, rank + " (local rank 0"))
+        << outcomes[1 - failing].err;
   }
 }
 
-// spec: J3 the launcher that serves the store is killed: the other node's workers end and its launcher says why
+// spec: J3 the launcher that serves the store is killed: the other node's workers end and its
+// launcher says why
 TEST(Nodes, TheServingLauncherDies) {
   const std::string port = free_port();
-  Launched first(node_words(port, 0, 1, {kWorker, "wait", "0"}), kSecret), second(node_words(port, 1, 1, {kWorker, "wait", "0"}), kSecret);
+  Launched first(node_words(port, 0, 1, {kWorker, "wait", "0"}), kSecret),
+      second(node_words(port, 1, 1, {kWorker, "wait", "0"}), kSecret);
   ASSERT_TRUE(first.wait_for_output("ready"));
   ASSERT_TRUE(second.wait_for_output("ready"));
   first.signal(SIGKILL);
@@ -110,7 +136,8 @@ TEST(Nodes, TheServingLauncherDies) {
 // spec: J3 a signal to one node's launcher ends the job on all
 TEST(Nodes, ASignalEndsAllNodes) {
   const std::string port = free_port();
-  Launched first(node_words(port, 0, 1, {kWorker, "wait", "0"}), kSecret), second(node_words(port, 1, 1, {kWorker, "wait", "0"}), kSecret);
+  Launched first(node_words(port, 0, 1, {kWorker, "wait", "0"}), kSecret),
+      second(node_words(port, 1, 1, {kWorker, "wait", "0"}), kSecret);
   ASSERT_TRUE(first.wait_for_output("ready"));
   ASSERT_TRUE(second.wait_for_output("ready"));
   second.signal(SIGINT);
@@ -131,7 +158,9 @@ TEST(Nodes, ASignalEndsTheWait) {
 /// Takes connections and says nothing, as a machine does that hangs.
 class Silent {
  public:
-  std::string port() const { return std::to_string(SocketAddress::local_of(listener_.get())->port()); }
+  std::string port() const {
+    return std::to_string(SocketAddress::local_of(listener_.get())->port());
+  }
   bool take_one() {
     pollfd waiting{listener_.get(), POLLIN, 0};
     if (::poll(&waiting, 1, 60'000) != 1) return false;
@@ -144,15 +173,17 @@ class Silent {
   Descriptor taken_;
 };
 
-// spec: J3 a launcher that waits for its store can be stopped, also where it has no other node to wait for
+// spec: J3 a launcher that waits for its store can be stopped, also where it has no other node to
+// wait for
 TEST(Nodes, ASignalEndsTheWaitForAStore) {
   const auto at = [](const Silent& store, std::vector<std::string> words) {
     words.insert(words.begin(), "run");
     words.insert(words.end(), {"--rdzv-endpoint", "127.0.0.1:" + store.port(), "true"});
     return words;
   };
-  const std::vector<std::vector<std::string>> kinds = {
-      {"--nnodes", "1", "--rdzv-backend", "c10d"}, {"--nnodes", "2", "--rdzv-backend", "c10d"}, {"--nnodes", "2", "--node-rank", "1"}};
+  const std::vector<std::vector<std::string>> kinds = {{"--nnodes", "1", "--rdzv-backend", "c10d"},
+                                                       {"--nnodes", "2", "--rdzv-backend", "c10d"},
+                                                       {"--nnodes", "2", "--node-rank", "1"}};
   for (const auto& kind : kinds) {
     for (const int number : {SIGTERM, SIGINT}) {
       Silent store;
@@ -168,7 +199,8 @@ TEST(Nodes, ASignalEndsTheWaitForAStore) {
 
 // spec: J3 a node that does not come is named when the time is up
 TEST(Nodes, AMissingNodeIsNamed) {
-  const Outcome outcome = run(node_words(free_port(), 0, 1, {"--join-timeout", "0.3", "true"}), kSecret);
+  const Outcome outcome =
+      run(node_words(free_port(), 0, 1, {"--join-timeout", "0.3", "true"}), kSecret);
   EXPECT_EQ(outcome.code, 1);
   EXPECT_TRUE(contains(outcome.err, "waiting for all nodes")) << outcome.err;
   EXPECT_TRUE(contains(outcome.err, "1")) << outcome.err;
@@ -192,8 +224,8 @@ TEST(Nodes, TheSameNumberTwice) {
 
 // spec: J3 a job over several machines needs a secret, and the message says which variable
 TEST(Nodes, AskForASecret) {
-  const Outcome outcome =
-      run({"run", "--nnodes", "2", "--node-rank", "1", "--master-addr", "192.0.2.99", "--master-port", "29500", "true"});
+  const Outcome outcome = run({"run", "--nnodes", "2", "--node-rank", "1", "--master-addr",
+                               "192.0.2.99", "--master-port", "29500", "true"});
   EXPECT_EQ(outcome.code, 1);
   EXPECT_TRUE(contains(outcome.err, "MUSTER_SECRET")) << outcome.err;
   EXPECT_TRUE(contains(outcome.err, "MUSTER_SECRET_FILE")) << outcome.err;
@@ -204,7 +236,8 @@ TEST(Nodes, RefuseAnotherSecret) {
   const std::string port = free_port();
   Launched first(node_words(port, 0, 1, {"true"}), kTalkative);
   ASSERT_TRUE(first.wait_for_error("waiting for 1 other node"));
-  const Outcome stranger = run(node_words(port, 1, 1, {"true"}), {{"MUSTER_SECRET", "quite another secret"}});
+  const Outcome stranger =
+      run(node_words(port, 1, 1, {"true"}), {{"MUSTER_SECRET", "quite another secret"}});
   EXPECT_EQ(stranger.code, 1);
   EXPECT_TRUE(contains(stranger.err, "MUSTER_SECRET")) << stranger.err;
   EXPECT_EQ(run(node_words(port, 1, 1, {"true"}), kSecret).code, 0);

@@ -13,11 +13,13 @@ using launch::RunOptions;
 
 // Text as it stood on the command line, before it is understood.
 struct Words {
-  std::string nodes = "1", workers = "1", node_rank, master_addr, master_port, run_id, backend, endpoint, configuration, local_addr;
+  std::string nodes = "1", workers = "1", node_rank, master_addr, master_port, run_id, backend,
+              endpoint, configuration, local_addr;
   std::string restarts = "0", shutdown_timeout = "30", join_timeout = "600", monitor_interval;
-  std::string log_dir, redirects = "0", tee = "0", shown_ranks, role = "default", spelling = "dash", start_method;
-  bool standalone = false, module = false, no_python = false, run_path = false, use_env = false, no_agent_store = false,
-       replace_gloo = false;
+  std::string log_dir, redirects = "0", tee = "0", shown_ranks, role = "default", spelling = "dash",
+                       start_method;
+  bool standalone = false, module = false, no_python = false, run_path = false, use_env = false,
+       no_agent_store = false, replace_gloo = false;
 };
 
 // "--nproc-per-node,--nproc_per_node": both spellings of a name, or of several.
@@ -27,7 +29,8 @@ std::string spellings(const std::string& names) {
   for (std::string name; std::getline(parts, name, ',');) {
     result += (result.empty() ? "" : ",") + name;
     std::string other = name;
-    std::replace(other.begin() + std::min<std::ptrdiff_t>(2, std::ssize(other)), other.end(), '-', '_');
+    std::replace(other.begin() + std::min<std::ptrdiff_t>(2, std::ssize(other)), other.end(), '-',
+                 '_');
     if (name.starts_with("--") && other != name) result += "," + other;
   }
   return result;
@@ -39,7 +42,9 @@ class OneSpelling : public CLI::Formatter {
   std::string make_usage(const CLI::App* app, std::string) const override {
     return "Usage: " + app->get_name() + " [options] program [arguments of the program...]\n";
   }
-  std::string make_option_opts(const CLI::Option* option) const override { return option->get_expected_min() > 0 ? " ..." : ""; }
+  std::string make_option_opts(const CLI::Option* option) const override {
+    return option->get_expected_min() > 0 ? " ..." : "";
+  }
   std::string make_option_name(const CLI::Option* option, bool) const override {
     std::string text;
     for (const std::string& name : option->get_snames()) text += "-" + name + ",";
@@ -54,7 +59,9 @@ class Parser {
 
  private:
   CLI::Option* value(const std::string& names, std::string& word, const std::string& what);
-  CLI::Option* flag(const std::string& names, bool& word, const std::string& what) { return app_.add_flag(spellings(names), word, what); }
+  CLI::Option* flag(const std::string& names, bool& word, const std::string& what) {
+    return app_.add_flag(spellings(names), word, what);
+  }
   void add_job();
   void add_watching();
   void add_output();
@@ -70,19 +77,23 @@ class Parser {
 };
 
 CLI::Option* Parser::value(const std::string& names, std::string& word, const std::string& what) {
-  CLI::Option* option = app_.add_option(spellings(names), word, what)->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  CLI::Option* option = app_.add_option(spellings(names), word, what)
+                            ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   // torchrun's variables: PET_NPROC_PER_NODE and so on.
   std::string variable = "PET_" + option->get_lnames().front();
-  for (char& letter : variable) letter = letter == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(letter)));
+  for (char& letter : variable)
+    letter =
+        letter == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(letter)));
   return option->envname(variable)->expected(1);
 }
 
 Parser::Parser(RunFlavour flavour) : flavour_(flavour) {
   const bool run = flavour == RunFlavour::run;
   app_.name(run ? "muster run" : "muster launch");
-  app_.description(
-      run ? "Starts N copies of a program as the ranks of one job, watches them and ends them together."
-          : "Like `muster run`, with torch.distributed.launch's options; passes --local-rank=N to the program unless --use-env.");
+  app_.description(run ? "Starts N copies of a program as the ranks of one job, watches them and "
+                         "ends them together."
+                       : "Like `muster run`, with torch.distributed.launch's options; passes "
+                         "--local-rank=N to the program unless --use-env.");
   app_.formatter(std::make_shared<OneSpelling>());
   app_.prefix_command();
   add_job();
@@ -90,60 +101,87 @@ Parser::Parser(RunFlavour flavour) : flavour_(flavour) {
   add_output();
   add_program();
   app_.footer(
-      "The program sees RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and the rest in its environment; see docs/launching.md.\n"
-      "Option names may be written with underscores. Every option with a value can also be set as PET_<NAME> in the environment.\n"
-      "Exit code: 0 when all ranks succeed, else that of the rank that failed first (128 + N where signal N ended it).");
+      "The program sees RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and the rest in its "
+      "environment; see docs/launching.md.\n"
+      "Option names may be written with underscores. Every option with a value can also be set as "
+      "PET_<NAME> in the environment.\n"
+      "Exit code: 0 when all ranks succeed, else that of the rank that failed first (128 + N where "
+      "signal N ended it).");
 }
 
 void Parser::add_job() {
-  flag("--standalone", words_.standalone, "One node, no address needed: the store takes a free port");
-  value("--nnodes,--nnode", words_.nodes, "Number of nodes, N or MIN:MAX (only MIN = MAX for now). Default 1");
+  flag("--standalone", words_.standalone,
+       "One node, no address needed: the store takes a free port");
+  value("--nnodes,--nnode", words_.nodes,
+        "Number of nodes, N or MIN:MAX (only MIN = MAX for now). Default 1");
   value("--nproc-per-node", words_.workers,
-        "Workers on this node: a number, cpu (one per core allowed to us), gpu (one per GPU) or auto. Default 1");
-  value("--node-rank", words_.node_rank, "Number of this node, 0 to nnodes - 1. Default 0 with one node, assigned by c10d");
+        "Workers on this node: a number, cpu (one per core allowed to us), gpu (one per GPU) or "
+        "auto. Default 1");
+  value("--node-rank", words_.node_rank,
+        "Number of this node, 0 to nnodes - 1. Default 0 with one node, assigned by c10d");
   value("--master-addr", words_.master_addr,
         "Host name or address of node 0, where its launcher serves the job's store. Default " +
-            std::string(flavour_ == RunFlavour::run ? "with one node: this host's full name where it leads here" : "127.0.0.1"));
-  value("--master-port", words_.master_port, "Port of the store. Default 29500 (a free one if taken, with one node); 0 takes a free one");
+            std::string(flavour_ == RunFlavour::run
+                            ? "with one node: this host's full name where it leads here"
+                            : "127.0.0.1"));
+  value(
+      "--master-port", words_.master_port,
+      "Port of the store. Default 29500 (a free one if taken, with one node); 0 takes a free one");
   if (flavour_ == RunFlavour::launch) return;
-  value("--rdzv-id", words_.run_id, "Name of the job, the same on all nodes. Default: random with --standalone, else none");
+  value("--rdzv-id", words_.run_id,
+        "Name of the job, the same on all nodes. Default: random with --standalone, else none");
   value("--rdzv-backend", words_.backend,
-        "static (nodes are numbered by --node-rank) or c10d (first come, first numbered). Default static");
-  value("--rdzv-endpoint", words_.endpoint, "HOST[:PORT] where the nodes meet; default port 29500 (static), 29400 (c10d)");
+        "static (nodes are numbered by --node-rank) or c10d (first come, first numbered). Default "
+        "static");
+  value("--rdzv-endpoint", words_.endpoint,
+        "HOST[:PORT] where the nodes meet; default port 29500 (static), 29400 (c10d)");
   value("--rdzv-conf", words_.configuration, "KEY=VALUE,...: join_timeout or timeout, in seconds");
-  value("--local-addr", words_.local_addr, "Address of this node to listen at and to tell the others");
+  value("--local-addr", words_.local_addr,
+        "Address of this node to listen at and to tell the others");
 }
 
 void Parser::add_watching() {
   if (flavour_ == RunFlavour::run) {
-    value("--max-restarts", words_.restarts, "After a failure start all workers again, at most this often (one node only). Default 0");
-    value("--monitor-interval", words_.monitor_interval, "Seconds; accepted for torchrun's sake, a worker's end is seen at once");
-    value("--start-method", words_.start_method, "spawn, fork or forkserver; accepted for torchrun's sake, programs are always executed");
-    value("--role", words_.role, "Name of this node's kind of workers (ROLE_NAME, ROLE_RANK). Default \"default\"");
+    value("--max-restarts", words_.restarts,
+          "After a failure start all workers again, at most this often (one node only). Default 0");
+    value("--monitor-interval", words_.monitor_interval,
+          "Seconds; accepted for torchrun's sake, a worker's end is seen at once");
+    value("--start-method", words_.start_method,
+          "spawn, fork or forkserver; accepted for torchrun's sake, programs are always executed");
+    value("--role", words_.role,
+          "Name of this node's kind of workers (ROLE_NAME, ROLE_RANK). Default \"default\"");
   }
-  value("--shutdown-timeout", words_.shutdown_timeout, "Seconds between SIGTERM and SIGKILL when workers are to end. Default 30");
+  value("--shutdown-timeout", words_.shutdown_timeout,
+        "Seconds between SIGTERM and SIGKILL when workers are to end. Default 30");
   value("--join-timeout", words_.join_timeout, "Seconds to wait for all nodes. Default 600");
-  flag("--no-agent-store", words_.no_agent_store, "Serve no store: rank 0 opens one at MASTER_PORT itself (programs of stock torch)");
+  flag("--no-agent-store", words_.no_agent_store,
+       "Serve no store: rank 0 opens one at MASTER_PORT itself (programs of stock torch)");
 }
 
 void Parser::add_output() {
   value("--log-dir", words_.log_dir,
-        "Directory of log files: DIR/<rdzv-id>/attempt_<n>/<local rank>/{stdout,stderr}.log. Default: a new one in /tmp");
+        "Directory of log files: DIR/<rdzv-id>/attempt_<n>/<local rank>/{stdout,stderr}.log. "
+        "Default: a new one in /tmp");
   value("-r,--redirects", words_.redirects,
-        "Streams that go to log files only: 0 none, 1 stdout, 2 stderr, 3 both; or by local rank: 0:3,1:2. Default 0");
-  value("-t,--tee", words_.tee, "Streams that go to log files and to the console; as --redirects. Default 0");
-  value("--local-ranks-filter", words_.shown_ranks, "Local ranks whose output is shown, such as 0,1. Default all");
+        "Streams that go to log files only: 0 none, 1 stdout, 2 stderr, 3 both; or by local rank: "
+        "0:3,1:2. Default 0");
+  value("-t,--tee", words_.tee,
+        "Streams that go to log files and to the console; as --redirects. Default 0");
+  value("--local-ranks-filter", words_.shown_ranks,
+        "Local ranks whose output is shown, such as 0,1. Default all");
 }
 
 void Parser::add_program() {
   flag("-m,--module", words_.module, "The program is a Python module, run by python -m");
   flag("--replace-gloo", words_.replace_gloo,
-       "Run the Python program with muster as its backend gloo (also MUSTER_REPLACE_GLOO=1); see docs/torch-backend.md");
+       "Run the Python program with muster as its backend gloo (also MUSTER_REPLACE_GLOO=1); see "
+       "docs/torch-backend.md");
   flag("--no-python", words_.no_python, "Execute the program itself even if its name ends in .py");
   flag("--run-path", words_.run_path, "Accepted for torchrun's sake")->group("");
   if (flavour_ == RunFlavour::launch) {
     flag("--use-env", words_.use_env, "Do not pass --local-rank; the program reads LOCAL_RANK");
-    value("--local-rank-spelling", words_.spelling, "dash (--local-rank=N) or underscore (--local_rank=N). Default dash");
+    value("--local-rank-spelling", words_.spelling,
+          "dash (--local-rank=N) or underscore (--local_rank=N). Default dash");
   }
 }
 
@@ -156,7 +194,8 @@ ParsedRun Parser::parse(const std::vector<std::string>& arguments) {
     parsed.text = app_.get_name() + ": " + message + "\nSee " + app_.get_name() + " --help.\n";
     return parsed;
   };
-  // After a lone "--" everything is the program's; the library would drop that word wherever it stands.
+  // After a lone "--" everything is the program's; the library would drop that word wherever it
+  // stands.
   std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
   try {
     app_.parse(reversed);
@@ -177,17 +216,21 @@ ParsedRun Parser::parse(const std::vector<std::string>& arguments) {
     parsed.options.program = rest.front();
     parsed.options.arguments.assign(rest.begin() + 1, rest.end());
   }
-  if (const Status understood = understand(parsed.options); !understood) return failed(understood.message());
+  if (const Status understood = understand(parsed.options); !understood)
+    return failed(understood.message());
   return parsed;
 }
 
-std::optional<std::string> given(const std::string& word) { return word.empty() ? std::nullopt : std::optional(word); }
+std::optional<std::string> given(const std::string& word) {
+  return word.empty() ? std::nullopt : std::optional(word);
+}
 
 Result<Duration> seconds(const std::string& option, const std::string& word) {
   char* end = nullptr;
   const double value = std::strtod(word.c_str(), &end);
   if (word.empty() || *end != '\0' || !(value >= 0) || value > 1e8) {
-    return Status(Code::invalid_argument, option + ": \"" + word + "\" is not a number of seconds from 0 to 100000000");
+    return Status(Code::invalid_argument,
+                  option + ": \"" + word + "\" is not a number of seconds from 0 to 100000000");
   }
   return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(value));
 }
@@ -213,9 +256,11 @@ Status Parser::understand_job(RunOptions& options) const {
   if (words_.backend == "c10d") {
     options.rendezvous = launch::RendezvousKind::assigned_ranks;
   } else if (words_.backend.starts_with("etcd")) {
-    return Status(Code::unsupported, "--rdzv-backend " + words_.backend + " is not supported yet; use c10d or static");
+    return Status(Code::unsupported,
+                  "--rdzv-backend " + words_.backend + " is not supported yet; use c10d or static");
   } else if (!words_.backend.empty() && words_.backend != "static") {
-    return Status(Code::invalid_argument, "--rdzv-backend: \"" + words_.backend + "\" is neither static nor c10d");
+    return Status(Code::invalid_argument,
+                  "--rdzv-backend: \"" + words_.backend + "\" is neither static nor c10d");
   }
   options.master_addr = given(words_.master_addr);
   options.run_id = given(words_.run_id);
@@ -240,10 +285,14 @@ Status Parser::understand_watching(RunOptions& options) const {
   for (std::string pair; std::getline(pairs, pair, ',');) {
     const std::string key = pair.substr(0, pair.find('='));
     if (key != "timeout" && key != "join_timeout" && key != "is_host") {
-      return Status(Code::invalid_argument, "--rdzv-conf: \"" + key + "\" is not known; there are join_timeout and timeout (seconds)");
+      return Status(Code::invalid_argument,
+                    "--rdzv-conf: \"" + key +
+                        "\" is not known; there are join_timeout and timeout (seconds)");
     }
     if (key == "is_host") continue;  // whoever can listen at the endpoint is
-    auto value = seconds("--rdzv-conf " + key, pair.find('=') == std::string::npos ? "" : pair.substr(pair.find('=') + 1));
+    auto value =
+        seconds("--rdzv-conf " + key,
+                pair.find('=') == std::string::npos ? "" : pair.substr(pair.find('=') + 1));
     if (!value) return value.status();
     options.join_timeout = *value;
   }
@@ -274,12 +323,15 @@ Status Parser::understand(RunOptions& options) const {
   options.no_python = words_.no_python;
   const auto replace_gloo = env_flag("MUSTER_REPLACE_GLOO");
   if (!replace_gloo) return replace_gloo.status();
-  options.replace_gloo = words_.replace_gloo || (replace_gloo->value_or(false) && launch::is_python(options));
+  options.replace_gloo =
+      words_.replace_gloo || (replace_gloo->value_or(false) && launch::is_python(options));
   if (flavour_ == RunFlavour::launch) {
     if (words_.spelling != "dash" && words_.spelling != "underscore") {
-      return Status(Code::invalid_argument, "--local-rank-spelling: \"" + words_.spelling + "\" is neither dash nor underscore");
+      return Status(Code::invalid_argument, "--local-rank-spelling: \"" + words_.spelling +
+                                                "\" is neither dash nor underscore");
     }
-    const auto spelled = words_.spelling == "dash" ? launch::LocalRankArgument::dash : launch::LocalRankArgument::underscore;
+    const auto spelled = words_.spelling == "dash" ? launch::LocalRankArgument::dash
+                                                   : launch::LocalRankArgument::underscore;
     if (options.nodes == 1 && !options.master_addr) options.master_addr = "127.0.0.1";
     options.local_rank_argument = words_.use_env ? launch::LocalRankArgument::none : spelled;
   }
@@ -288,6 +340,8 @@ Status Parser::understand(RunOptions& options) const {
 
 }  // namespace
 
-ParsedRun parse_run(RunFlavour flavour, const std::vector<std::string>& arguments) { return Parser(flavour).parse(arguments); }
+ParsedRun parse_run(RunFlavour flavour, const std::vector<std::string>& arguments) {
+  return Parser(flavour).parse(arguments);
+}
 
 }  // namespace muster::cli

@@ -1,4 +1,5 @@
-/// `muster run` and `muster launch`: from words to RunOptions. The parser's library throws; nothing leaves these functions but values.
+/// `muster run` and `muster launch`: from words to RunOptions. The parser's library throws; nothing
+/// leaves these functions but values.
 #pragma once
 
 #include <string>
@@ -18,8 +19,9 @@ struct ParsedRun {
   std::string text;
 };
 
-/// `arguments` without the program's and the subcommand's name. The first word that is no option is the program; all after it is the
-/// program's, untouched. Dashes in option names may be underscores. Numbers of cores and GPUs are resolved here.
+/// `arguments` without the program's and the subcommand's name. The first word that is no option is
+/// the program; all after it is the program's, untouched. Dashes in option names may be
+/// underscores. Numbers of cores and GPUs are resolved here.
 ParsedRun parse_run(RunFlavour flavour, const std::vector<std::string>& arguments);
 
 }  // namespace muster::cli

@@ -19,12 +19,14 @@ namespace {
 using Lines = std::vector<std::string>;
 
 std::vector<std::string> run_words(int workers, std::vector<std::string> rest) {
-  std::vector<std::string> words = {"run", "--standalone", "--nproc-per-node", std::to_string(workers)};
+  std::vector<std::string> words = {"run", "--standalone", "--nproc-per-node",
+                                    std::to_string(workers)};
   words.insert(words.end(), rest.begin(), rest.end());
   return words;
 }
 
-std::vector<std::string> shell(int workers, const std::string& script, std::vector<std::string> options = {}) {
+std::vector<std::string> shell(int workers, const std::string& script,
+                               std::vector<std::string> options = {}) {
   options.insert(options.end(), {"sh", "-c", script});
   return run_words(workers, options);
 }
@@ -40,31 +42,38 @@ TEST(Run, PrefixesTheOutputOfEveryRank) {
 // spec: J5 workers see these variables, each with its value
 TEST(Run, TellsWorkersWhatTheyAre) {
   const std::string script =
-      "echo $WORLD_SIZE $RANK $LOCAL_RANK $GROUP_RANK $ROLE_RANK $LOCAL_WORLD_SIZE $ROLE_WORLD_SIZE $ROLE_NAME $MASTER_ADDR "
-      "$TORCHELASTIC_RESTART_COUNT $TORCHELASTIC_MAX_RESTARTS $TORCHELASTIC_RUN_ID $PYTHON_EXEC ${MUSTER_AGENT_STORE%:*} "
+      "echo $WORLD_SIZE $RANK $LOCAL_RANK $GROUP_RANK $ROLE_RANK $LOCAL_WORLD_SIZE "
+      "$ROLE_WORLD_SIZE $ROLE_NAME $MASTER_ADDR "
+      "$TORCHELASTIC_RESTART_COUNT $TORCHELASTIC_MAX_RESTARTS $TORCHELASTIC_RUN_ID $PYTHON_EXEC "
+      "${MUSTER_AGENT_STORE%:*} "
       "$(test \"$MASTER_PORT\" -gt 0 && echo port) ${#MUSTER_SECRET}";
-  const Outcome outcome =
-      run(shell(2, script, {"--rdzv-id", "job7", "--max-restarts", "3", "--role", "trainer", "--local-addr", "localhost"}),
-          {{"PYTHON_EXEC", "/opt/python"}});
+  const Outcome outcome = run(shell(2, script,
+                                    {"--rdzv-id", "job7", "--max-restarts", "3", "--role",
+                                     "trainer", "--local-addr", "localhost"}),
+                              {{"PYTHON_EXEC", "/opt/python"}});
   EXPECT_EQ(outcome.code, 0);
-  EXPECT_EQ(sorted_lines(outcome.out), (Lines{"[0] 2 0 0 0 0 2 2 trainer localhost 0 3 job7 /opt/python localhost port 64",
-                                              "[1] 2 1 1 0 1 2 2 trainer localhost 0 3 job7 /opt/python localhost port 64"}));
+  EXPECT_EQ(sorted_lines(outcome.out),
+            (Lines{"[0] 2 0 0 0 0 2 2 trainer localhost 0 3 job7 /opt/python localhost port 64",
+                   "[1] 2 1 1 0 1 2 2 trainer localhost 0 3 job7 /opt/python localhost port 64"}));
 }
 
-// spec: J8 MASTER_ADDR is the full host name of rank 0; TORCHELASTIC_RUN_ID and ROLE_NAME have defaults (J5)
+// spec: J8 MASTER_ADDR is the full host name of rank 0; TORCHELASTIC_RUN_ID and ROLE_NAME have
+// defaults (J5)
 TEST(Run, CallsTheMasterByItsFullName) {
-  const Outcome outcome =
-      run(shell(1, "echo $MASTER_ADDR; test -n \"$TORCHELASTIC_RUN_ID\" && echo $ROLE_NAME; test -n \"$PYTHON_EXEC\" && echo yes"));
+  const Outcome outcome = run(shell(1,
+                                    "echo $MASTER_ADDR; test -n \"$TORCHELASTIC_RUN_ID\" && echo "
+                                    "$ROLE_NAME; test -n \"$PYTHON_EXEC\" && echo yes"));
   EXPECT_EQ(outcome.out, "[0] " + launch::full_host_name() + "\n[0] default\n[0] yes\n");
 }
 
 // spec: J5 every restart has a MASTER_PORT that nobody listens at, and all ranks the same
 TEST(Run, LeavesMasterPortToTheProgram) {
   const std::string port = std::to_string(muster::testing::reserve_port());
-  const Outcome outcome = run(shell(2,
-                                    "echo $TORCHELASTIC_RESTART_COUNT $MASTER_PORT $MUSTER_AGENT_STORE; "
-                                    "test $TORCHELASTIC_RESTART_COUNT = 1 || exit 1",
-                                    {"--max-restarts", "1", "--master-port", port, "--local-addr", "localhost"}));
+  const Outcome outcome =
+      run(shell(2,
+                "echo $TORCHELASTIC_RESTART_COUNT $MASTER_PORT $MUSTER_AGENT_STORE; "
+                "test $TORCHELASTIC_RESTART_COUNT = 1 || exit 1",
+                {"--max-restarts", "1", "--master-port", port, "--local-addr", "localhost"}));
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   std::set<std::string> ports;
   for (const std::string& line : sorted_lines(outcome.out)) {
@@ -82,29 +91,34 @@ TEST(Run, LeavesMasterPortToTheProgram) {
 TEST(Run, ServesTheStore) {
   const Outcome outcome = run(run_words(4, {kWorker, "meet"}));
   EXPECT_EQ(outcome.code, 0) << outcome.err;
-  EXPECT_EQ(sorted_lines(outcome.out), (Lines{"[0] met 0123", "[1] met 0123", "[2] met 0123", "[3] met 0123"}));
+  EXPECT_EQ(sorted_lines(outcome.out),
+            (Lines{"[0] met 0123", "[1] met 0123", "[2] met 0123", "[3] met 0123"}));
 }
 
-// spec: J3 a failure on one rank ends the others; it is reported last with rank, exit code, host and the tail of its stderr; the exit code
-// tells
+// spec: J3 a failure on one rank ends the others; it is reported last with rank, exit code, host
+// and the tail of its stderr; the exit code tells
 TEST(Run, ReportsTheFirstFailureLast) {
   // Rank 1 fails once rank 0 runs: it waits until the fifo is open for writing.
   Fifo fifo;
-  const std::string script =
-      "if test $RANK = 1; then : < " + fifo.path() + "; echo the reason >&2; exit 3; fi; exec sleep infinity > " + fifo.path();
+  const std::string script = "if test $RANK = 1; then : < " + fifo.path() +
+                             "; echo the reason >&2; exit 3; fi; exec sleep infinity > " +
+                             fifo.path();
   const Outcome outcome = run(shell(2, script));
   EXPECT_EQ(outcome.code, 3);
   EXPECT_EQ(outcome.out, "");
   EXPECT_TRUE(outcome.err.starts_with("[1] the reason\n")) << outcome.err;
   const std::string report = outcome.err.substr(outcome.err.find('\n') + 1);
   EXPECT_TRUE(report.starts_with("muster run: FAILED: rank 1 (local rank 1, process ")) << report;
-  EXPECT_TRUE(contains(report, "host " + launch::full_host_name() + ") ended with exit code 3 at 20")) << report;
+  EXPECT_TRUE(
+      contains(report, "host " + launch::full_host_name() + ") ended with exit code 3 at 20"))
+      << report;
   EXPECT_TRUE(contains(report, "  | the reason\n")) << report;
   EXPECT_TRUE(contains(report, "rank 0: ended by the launcher with SIGTERM")) << report;
   EXPECT_TRUE(report.ends_with("muster run: exit code 3\n")) << report;
 }
 
-// spec: J3 a worker that a signal ended is reported by the signal's name, and the exit code is 128 + signal
+// spec: J3 a worker that a signal ended is reported by the signal's name, and the exit code is 128
+// + signal
 TEST(Run, NamesTheSignalThatEndedAWorker) {
   const Outcome outcome = run(shell(2, "test $RANK = 0 && kill -KILL $$; exec sleep infinity"));
   EXPECT_EQ(outcome.code, 128 + SIGKILL);
@@ -115,8 +129,9 @@ TEST(Run, NamesTheSignalThatEndedAWorker) {
 // spec: J3 a worker that ignores SIGTERM is killed after --shutdown-timeout
 TEST(Run, KillsWorkersThatIgnoreTerm) {
   Fifo fifo;
-  const std::string script =
-      "if test $RANK = 1; then cat " + fifo.path() + "; exit 3; fi; trap '' TERM; : > " + fifo.path() + "; exec sleep infinity";
+  const std::string script = "if test $RANK = 1; then cat " + fifo.path() +
+                             "; exit 3; fi; trap '' TERM; : > " + fifo.path() +
+                             "; exec sleep infinity";
   const Outcome outcome = run(shell(2, script, {"--shutdown-timeout", "0.2"}));
   EXPECT_EQ(outcome.code, 3);
   EXPECT_TRUE(contains(outcome.err, "rank 0: ended by the launcher with SIGKILL")) << outcome.err;
@@ -126,7 +141,8 @@ TEST(Run, KillsWorkersThatIgnoreTerm) {
 TEST(Run, EndsTheChildrenOfWorkers) {
   Fifo fifo;
   // The child ignores SIGTERM and has lost its parent when the job ends.
-  const std::string script = "(trap '' TERM; exec sleep infinity) > " + fifo.path() + " & : < " + fifo.path() + "; exit 5";
+  const std::string script =
+      "(trap '' TERM; exec sleep infinity) > " + fifo.path() + " & : < " + fifo.path() + "; exit 5";
   Launched launched(shell(1, "exec 3<>" + fifo.path() + "; " + script));
   ASSERT_TRUE(fifo.open());
   EXPECT_EQ(launched.finish().code, 5);
@@ -146,7 +162,8 @@ TEST(Run, WorkersDieWithTheLauncher) {
 
 // spec: J3 SIGINT, SIGTERM and SIGHUP are passed on to the workers; the exit code is 128 + signal
 TEST(Run, PassesSignalsOn) {
-  for (const auto& [signal, name] : {std::pair{SIGINT, "SIGINT"}, {SIGTERM, "SIGTERM"}, {SIGHUP, "SIGHUP"}}) {
+  for (const auto& [signal, name] :
+       {std::pair{SIGINT, "SIGINT"}, {SIGTERM, "SIGTERM"}, {SIGHUP, "SIGHUP"}}) {
     Launched launched(run_words(2, {kWorker, "wait", "0"}));
     ASSERT_TRUE(launched.wait_for_output("ready", 2));
     launched.signal(signal);
@@ -196,18 +213,21 @@ TEST(Run, StandsAFlood) {
 // spec: J3 a flood of 100 MB into --redirects: nothing is lost
 TEST(Run, StandsAFloodIntoAFile) {
   Fifo folder;
-  const Outcome outcome =
-      run(run_words(1, {"--rdzv-id", "flood", "--log-dir", folder.folder(), "--redirects", "3", kWorker, "flood", "1000000"}));
+  const Outcome outcome = run(run_words(1, {"--rdzv-id", "flood", "--log-dir", folder.folder(),
+                                            "--redirects", "3", kWorker, "flood", "1000000"}));
   EXPECT_EQ(outcome.code, 0);
   EXPECT_EQ(outcome.out, "");
-  EXPECT_EQ(std::filesystem::file_size(folder.folder() + "/flood/attempt_0/0/stdout.log"), 100000000u);
+  EXPECT_EQ(std::filesystem::file_size(folder.folder() + "/flood/attempt_0/0/stdout.log"),
+            100000000u);
 }
 
-// spec: J3 a console that nobody reads stops neither the watching nor the ending of workers; the report still comes last
+// spec: J3 a console that nobody reads stops neither the watching nor the ending of workers; the
+// report still comes last
 TEST(Run, ASlowReaderDelaysNothingButOutput) {
   Fifo fifo;
-  const std::string script =
-      "if test $RANK = 1; then : < " + fifo.path() + "; exit 4; fi; exec 3> " + fifo.path() + "; " + kWorker + " flood 100000000";
+  const std::string script = "if test $RANK = 1; then : < " + fifo.path() +
+                             "; exit 4; fi; exec 3> " + fifo.path() + "; " + kWorker +
+                             " flood 100000000";
   Fifo alive;
   Launched launched(shell(2, "test $RANK = 0 && exec 4> " + alive.path() + "; " + script));
   // Nothing reads the launcher's output here, and yet rank 0 is ended when rank 1 fails.
@@ -237,11 +257,13 @@ TEST(Run, DoesNotWaitForStraysThatHoldTheStreams) {
   EXPECT_TRUE(fifo.wait_for_end());
 }
 
-// spec: J3 --log-dir, --redirects and --tee, for all or by local rank; what is redirected is not shown, what is teed is
+// spec: J3 --log-dir, --redirects and --tee, for all or by local rank; what is redirected is not
+// shown, what is teed is
 TEST(Run, RedirectsAndTees) {
   Fifo folder;
-  const Outcome outcome = run(
-      shell(3, "echo out; echo err >&2", {"--rdzv-id", "logs", "--log-dir", folder.folder(), "--redirects", "0:3,1:2", "--tee", "2:1"}));
+  const Outcome outcome = run(shell(3, "echo out; echo err >&2",
+                                    {"--rdzv-id", "logs", "--log-dir", folder.folder(),
+                                     "--redirects", "0:3,1:2", "--tee", "2:1"}));
   EXPECT_EQ(outcome.code, 0);
   EXPECT_EQ(sorted_lines(outcome.out), (Lines{"[1] out", "[2] out"}));
   EXPECT_EQ(sorted_lines(outcome.err), (Lines{"[2] err"}));
@@ -257,7 +279,9 @@ TEST(Run, RedirectsAndTees) {
 // spec: J3 the report quotes a redirected standard error too, and says where the logs are
 TEST(Run, QuotesRedirectedErrors) {
   Fifo folder;
-  const Outcome outcome = run(shell(1, "echo the reason >&2; exit 9", {"--rdzv-id", "logs", "--log-dir", folder.folder(), "-r", "3"}));
+  const Outcome outcome =
+      run(shell(1, "echo the reason >&2; exit 9",
+                {"--rdzv-id", "logs", "--log-dir", folder.folder(), "-r", "3"}));
   EXPECT_EQ(outcome.code, 9);
   EXPECT_TRUE(contains(outcome.err, "  | the reason\n")) << outcome.err;
   EXPECT_TRUE(contains(outcome.err, "logs are in " + folder.folder() + "/logs")) << outcome.err;
@@ -265,7 +289,9 @@ TEST(Run, QuotesRedirectedErrors) {
 
 // spec: J5 without the launcher's store rank 0 opens its own at MASTER_PORT
 TEST(Run, LeavesTheStoreToRankZero) {
-  const Outcome outcome = run(run_words(2, {"--no-agent-store", "sh", "-c", "echo ${MUSTER_AGENT_STORE-none}; exec " + kWorker + " meet"}));
+  const Outcome outcome =
+      run(run_words(2, {"--no-agent-store", "sh", "-c",
+                        "echo ${MUSTER_AGENT_STORE-none}; exec " + kWorker + " meet"}));
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_EQ(sorted_lines(outcome.out), (Lines{"[0] met 01", "[0] none", "[1] met 01", "[1] none"}));
 }
@@ -274,17 +300,24 @@ TEST(Run, LeavesTheStoreToRankZero) {
 TEST(Run, FiltersLocalRanks) {
   const Outcome outcome = run(shell(3, "echo out", {"--local-ranks-filter", "0,2"}));
   EXPECT_EQ(sorted_lines(outcome.out), (Lines{"[0] out", "[2] out"}));
-  const Outcome failed = run(shell(2, "test $RANK = 1 || exec sleep infinity; echo the reason >&2; exit 2", {"--local-ranks-filter", "0"}));
+  const Outcome failed =
+      run(shell(2, "test $RANK = 1 || exec sleep infinity; echo the reason >&2; exit 2",
+                {"--local-ranks-filter", "0"}));
   EXPECT_FALSE(contains(failed.err, "[1] the reason"));
   EXPECT_TRUE(contains(failed.err, "  | the reason")) << failed.err;
 }
 
-// spec: J4 all workers restart after a failure, up to --max-restarts, and see TORCHELASTIC_RESTART_COUNT (J5)
+// spec: J4 all workers restart after a failure, up to --max-restarts, and see
+// TORCHELASTIC_RESTART_COUNT (J5)
 TEST(Run, RestartsAllWorkers) {
   Fifo folder;
-  const std::string script = "echo attempt $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS; " + kWorker +
-                             " meet || exit 1; test $TORCHELASTIC_RESTART_COUNT = 2 || { test $RANK = 0 && exit 7; exec sleep infinity; }";
-  const Outcome outcome = run(shell(2, script, {"--max-restarts", "2", "--rdzv-id", "again", "--log-dir", folder.folder(), "--tee", "1"}));
+  const std::string script =
+      "echo attempt $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS; " + kWorker +
+      " meet || exit 1; test $TORCHELASTIC_RESTART_COUNT = 2 || { test $RANK = 0 && exit 7; exec "
+      "sleep infinity; }";
+  const Outcome outcome = run(shell(
+      2, script,
+      {"--max-restarts", "2", "--rdzv-id", "again", "--log-dir", folder.folder(), "--tee", "1"}));
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   for (const char* line : {"attempt 0 of 2\n", "attempt 1 of 2\n", "attempt 2 of 2\n"})
     EXPECT_EQ(count_of(outcome.out, line), 2) << outcome.out;
@@ -294,24 +327,27 @@ TEST(Run, RestartsAllWorkers) {
 
 // spec: J4 when the restarts are used up, the last failure is the job's
 TEST(Run, GivesUpAfterTheLastRestart) {
-  const Outcome outcome = run(shell(1, "exit $((TORCHELASTIC_RESTART_COUNT + 10))", {"--max-restarts", "1"}));
+  const Outcome outcome =
+      run(shell(1, "exit $((TORCHELASTIC_RESTART_COUNT + 10))", {"--max-restarts", "1"}));
   EXPECT_EQ(outcome.code, 11);
 }
 
 // spec: J3 a program's arguments are passed through untouched
 TEST(Run, LeavesTheProgramsArgumentsAlone) {
   const std::string script = "for word in \"$@\"; do echo \"<$word>\"; done";
-  const Outcome outcome =
-      run(run_words(1, {"sh", "-c", script, "sh", "--nproc-per-node", "9", "-h", "two words", "", "--x_y=1", "--", "--standalone"}));
+  const Outcome outcome = run(run_words(1, {"sh", "-c", script, "sh", "--nproc-per-node", "9", "-h",
+                                            "two words", "", "--x_y=1", "--", "--standalone"}));
   EXPECT_EQ(outcome.out,
-            "[0] <--nproc-per-node>\n[0] <9>\n[0] <-h>\n[0] <two words>\n[0] <>\n[0] <--x_y=1>\n[0] <-->\n[0] <--standalone>\n");
+            "[0] <--nproc-per-node>\n[0] <9>\n[0] <-h>\n[0] <two words>\n[0] <>\n[0] "
+            "<--x_y=1>\n[0] <-->\n[0] <--standalone>\n");
   EXPECT_EQ(run(run_words(1, {"--", "echo", "-n", "--", "x"})).out, "[0] -- x\n");
 }
 
 // spec: J6 underscores for dashes, and --nnode; J8 MASTER_ADDR without --standalone
 TEST(Run, TakesUnderscores) {
-  const Outcome outcome = run({"run", "--nproc_per_node=2", "--nnode=1", "--rdzv_id", "under", "--node_rank=0", "--max_restarts=0",
-                               "--master_port", "0", "sh", "-c", "echo $TORCHELASTIC_RUN_ID $MASTER_ADDR"});
+  const Outcome outcome = run({"run", "--nproc_per_node=2", "--nnode=1", "--rdzv_id", "under",
+                               "--node_rank=0", "--max_restarts=0", "--master_port", "0", "sh",
+                               "-c", "echo $TORCHELASTIC_RUN_ID $MASTER_ADDR"});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   const std::string name = launch::full_host_name();
   EXPECT_EQ(sorted_lines(outcome.out), (Lines{"[0] under " + name, "[1] under " + name}));
@@ -326,12 +362,16 @@ TEST(Run, RunsPythonFiles) {
   const std::string python = folder.folder() + "/python";
   std::ofstream(python) << "#!/bin/sh\necho \"$@\"\n";
   ::chmod(python.c_str(), 0755);
-  EXPECT_EQ(run(run_words(1, {path, "a"}), {{"PYTHON_EXEC", python}}).out, "[0] -u " + path + " a\n");
-  EXPECT_EQ(run(run_words(1, {"-m", "package.train", "a"}), {{"PYTHON_EXEC", python}}).out, "[0] -u -m package.train a\n");
-  EXPECT_EQ(run(run_words(1, {"--no-python", path, "a"}), {{"PYTHON_EXEC", python}}).out, "[0] run directly a\n");
+  EXPECT_EQ(run(run_words(1, {path, "a"}), {{"PYTHON_EXEC", python}}).out,
+            "[0] -u " + path + " a\n");
+  EXPECT_EQ(run(run_words(1, {"-m", "package.train", "a"}), {{"PYTHON_EXEC", python}}).out,
+            "[0] -u -m package.train a\n");
+  EXPECT_EQ(run(run_words(1, {"--no-python", path, "a"}), {{"PYTHON_EXEC", python}}).out,
+            "[0] run directly a\n");
 }
 
-// spec: J3 the report of a failure says where the last calls of the ranks are, and the job's name finds them too
+// spec: J3 the report of a failure says where the last calls of the ranks are, and the job's name
+// finds them too
 TEST(Run, ReportsWhereTheTracesAre) {
   for (const char* kind : {"trace", "trace-of-child"}) {
     const TemporaryFolder folder("muster-test-");
@@ -339,8 +379,11 @@ TEST(Run, ReportsWhereTheTracesAre) {
     const Outcome outcome = run(run_words(1, {"--rdzv-id", "job7", kWorker, kind}), variables);
     EXPECT_EQ(outcome.code, 3);
     const std::string directory = folder.path() + "/job-job-of-a-worker";
-    EXPECT_TRUE(contains(outcome.err, "what the ranks called last: muster trace --dir " + directory + "\n")) << outcome.err;
-    for (const std::vector<std::string>& words : {std::vector<std::string>{"--dir", directory}, {"--job", "job7"}, {}}) {
+    EXPECT_TRUE(
+        contains(outcome.err, "what the ranks called last: muster trace --dir " + directory + "\n"))
+        << outcome.err;
+    for (const std::vector<std::string>& words :
+         {std::vector<std::string>{"--dir", directory}, {"--job", "job7"}, {}}) {
       for (const char* command : {"trace", "top"}) {
         std::vector<std::string> all = {command};
         all.insert(all.end(), words.begin(), words.end());
@@ -354,7 +397,8 @@ TEST(Run, ReportsWhereTheTracesAre) {
   }
 }
 
-// spec: J3 MUSTER_PYTHON and the activated environment say which Python runs a file that ends in .py, and a missing torch is explained
+// spec: J3 MUSTER_PYTHON and the activated environment say which Python runs a file that ends in
+// .py, and a missing torch is explained
 TEST(Run, FindsThePython) {
   Fifo folder;
   const std::string path = folder.folder() + "/train.py", active = folder.folder() + "/active";
@@ -362,20 +406,26 @@ TEST(Run, FindsThePython) {
   std::ofstream(active + "/pyvenv.cfg") << "home = /usr/bin\n";
   std::ofstream(path) << "import torch\n";
   const std::string python = active + "/bin/python3";
-  std::ofstream(python) << "#!/bin/sh\necho \"ModuleNotFoundError: No module named 'torch'\" >&2\nexit 1\n";
+  std::ofstream(python)
+      << "#!/bin/sh\necho \"ModuleNotFoundError: No module named 'torch'\" >&2\nexit 1\n";
   ::chmod(python.c_str(), 0755);
-  for (const Launched::Variables& variables : {Launched::Variables{{"VIRTUAL_ENV", active}}, {{"MUSTER_PYTHON", python}}}) {
+  for (const Launched::Variables& variables :
+       {Launched::Variables{{"VIRTUAL_ENV", active}}, {{"MUSTER_PYTHON", python}}}) {
     const Outcome outcome = run(run_words(1, {path}), variables);
     EXPECT_EQ(outcome.code, 1);
-    EXPECT_TRUE(contains(outcome.err, "muster run: " + python + " ran the program, the first of PYTHON_EXEC (none)")) << outcome.err;
-    EXPECT_TRUE(contains(outcome.err, "say in MUSTER_PYTHON which Python has torch")) << outcome.err;
+    EXPECT_TRUE(contains(
+        outcome.err, "muster run: " + python + " ran the program, the first of PYTHON_EXEC (none)"))
+        << outcome.err;
+    EXPECT_TRUE(contains(outcome.err, "say in MUSTER_PYTHON which Python has torch"))
+        << outcome.err;
   }
   const Outcome wrong = run(run_words(1, {path}), {{"MUSTER_PYTHON", "/nowhere/python"}});
   EXPECT_EQ(wrong.code, 127);
   EXPECT_TRUE(contains(wrong.err, "/nowhere/python")) << wrong.err;
 }
 
-// spec: J3 a program that cannot be run, and options that make no sense, are told apart and explained
+// spec: J3 a program that cannot be run, and options that make no sense, are told apart and
+// explained
 TEST(Run, ExplainsMistakes) {
   const auto check = [](const std::vector<std::string>& words, int code, const std::string& what) {
     const Outcome outcome = run(words);
@@ -392,12 +442,14 @@ TEST(Run, ExplainsMistakes) {
   check({"walk"}, 2, "walk");
 }
 
-// spec: J3 the job's secret is made anew for every job, handed down by the environment and in no argument list
+// spec: J3 the job's secret is made anew for every job, handed down by the environment and in no
+// argument list
 TEST(Run, KeepsTheSecretOutOfArguments) {
   Launched launched(shell(2, "echo secret=$MUSTER_SECRET.; exec sleep infinity"));
   ASSERT_TRUE(launched.wait_for_output(".\n", 2));
   std::string everything;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc")) everything += contents(entry.path().string() + "/cmdline");
+  for (const auto& entry : std::filesystem::directory_iterator("/proc"))
+    everything += contents(entry.path().string() + "/cmdline");
   launched.signal(SIGTERM);
   const Outcome outcome = launched.finish();
   const std::size_t at = outcome.out.find("secret=") + 7;
@@ -412,17 +464,19 @@ TEST(Run, KeepsTheSecretOutOfArguments) {
 
 // spec: J3 a secret that the user has given is the job's
 TEST(Run, TakesAGivenSecret) {
-  EXPECT_EQ(run(shell(1, "echo $MUSTER_SECRET"), {{"MUSTER_SECRET", "correct horse battery"}}).out, "[0] correct horse battery\n");
+  EXPECT_EQ(run(shell(1, "echo $MUSTER_SECRET"), {{"MUSTER_SECRET", "correct horse battery"}}).out,
+            "[0] correct horse battery\n");
   const Outcome outcome = run(shell(1, "true"), {{"MUSTER_SECRET", "short"}});
   EXPECT_EQ(outcome.code, 1);
   EXPECT_TRUE(contains(outcome.err, "MUSTER_SECRET")) << outcome.err;
 }
 
 // spec: J1 torch.distributed.launch's options, those of a node too
-// spec: J7 --local-rank=N comes first, with --local-rank-spelling underscore --local_rank=N, with --use-env none; a single node needs no
-// address spec: J6 --use-env=True and --use_env
+// spec: J7 --local-rank=N comes first, with --local-rank-spelling underscore --local_rank=N, with
+// --use-env none; a single node needs no address spec: J6 --use-env=True and --use_env
 TEST(Launch, PassesTheLocalRank) {
-  const std::string script = "echo $MASTER_ADDR $RANK $WORLD_SIZE $LOCAL_RANK \"$@\"; test $MASTER_PORT -gt 0";
+  const std::string script =
+      "echo $MASTER_ADDR $RANK $WORLD_SIZE $LOCAL_RANK \"$@\"; test $MASTER_PORT -gt 0";
   const auto words = [&](std::vector<std::string> options) {
     std::vector<std::string> all = {"launch", "--nproc-per-node", "2"};
     all.insert(all.end(), options.begin(), options.end());
@@ -434,14 +488,19 @@ TEST(Launch, PassesTheLocalRank) {
   std::ofstream(program) << "#!/bin/sh\n" << script << "\n";
   ::chmod(program.c_str(), 0755);
   EXPECT_EQ(sorted_lines(run(words({program, "x", "--y"})).out),
-            (Lines{"[0] 127.0.0.1 0 2 0 --local-rank=0 x --y", "[1] 127.0.0.1 1 2 1 --local-rank=1 x --y"}));
-  EXPECT_EQ(sorted_lines(run(words({"--use-env", program, "x"})).out), (Lines{"[0] 127.0.0.1 0 2 0 x", "[1] 127.0.0.1 1 2 1 x"}));
+            (Lines{"[0] 127.0.0.1 0 2 0 --local-rank=0 x --y",
+                   "[1] 127.0.0.1 1 2 1 --local-rank=1 x --y"}));
+  EXPECT_EQ(sorted_lines(run(words({"--use-env", program, "x"})).out),
+            (Lines{"[0] 127.0.0.1 0 2 0 x", "[1] 127.0.0.1 1 2 1 x"}));
   for (const char* spelling : {"--use-env=True", "--use_env"}) {
-    EXPECT_EQ(sorted_lines(run(words({spelling, program})).out), (Lines{"[0] 127.0.0.1 0 2 0", "[1] 127.0.0.1 1 2 1"}));
+    EXPECT_EQ(sorted_lines(run(words({spelling, program})).out),
+              (Lines{"[0] 127.0.0.1 0 2 0", "[1] 127.0.0.1 1 2 1"}));
   }
   EXPECT_EQ(sorted_lines(run(words({"--local-rank-spelling", "underscore", program})).out),
             (Lines{"[0] 127.0.0.1 0 2 0 --local_rank=0", "[1] 127.0.0.1 1 2 1 --local_rank=1"}));
-  EXPECT_EQ(sorted_lines(run(words({"--nnodes=1", "--node-rank=0", "--master-addr=localhost", "--master-port=0", program})).out),
+  EXPECT_EQ(sorted_lines(run(words({"--nnodes=1", "--node-rank=0", "--master-addr=localhost",
+                                    "--master-port=0", program}))
+                             .out),
             (Lines{"[0] localhost 0 2 0 --local-rank=0", "[1] localhost 1 2 1 --local-rank=1"}));
 }
 

@@ -53,7 +53,8 @@ int meet() {
     std::cerr << met.status().message() << "\n";
     return 1;
   }
-  auto all = met->store->all_gather("meeting", met->rank, met->world_size, std::to_string(met->rank));
+  auto all =
+      met->store->all_gather("meeting", met->rank, met->world_size, std::to_string(met->rank));
   if (!all) {
     std::cerr << all.status().message() << "\n";
     return 1;
@@ -71,8 +72,10 @@ int leave_a_trace(bool as_child) {
     int state = 0;
     if (child > 0) return ::waitpid(child, &state, 0) == child ? WEXITSTATUS(state) : 1;
   }
-  const auto rank = muster::env_integer("RANK", 0, 1000), size = muster::env_integer("WORLD_SIZE", 1, 1000);
-  const auto recorder = muster::trace::Recorder::from_environment("job-of-a-worker", static_cast<int>(**rank), static_cast<int>(**size));
+  const auto rank = muster::env_integer("RANK", 0, 1000),
+             size = muster::env_integer("WORLD_SIZE", 1, 1000);
+  const auto recorder = muster::trace::Recorder::from_environment(
+      "job-of-a-worker", static_cast<int>(**rank), static_cast<int>(**size));
   if (!recorder) return 1;
   const std::vector<int> world = {0};
   const auto group = (*recorder)->add_group("default", world, 0);

@@ -26,12 +26,14 @@ namespace {
 constexpr std::int64_t kWindow = 5'000'000'000;
 /// The store of a running job takes connections at once; this leaves room for a lost packet.
 constexpr Duration kConnectLimit = std::chrono::seconds(4);
-/// Asked of each rank over the store: `top` needs the calls of its window only, refreshed again and again.
+/// Asked of each rank over the store: `top` needs the calls of its window only, refreshed again and
+/// again.
 constexpr std::size_t kAllRecords = trace::kMostEntries, kRecordsOfTop = 500;
 
 Result<launch::Endpoint> endpoint_of(const std::string& text) {
   auto endpoint = launch::parse_endpoint("--store", text);
-  if (endpoint && !endpoint->port) return Status(Code::invalid_argument, "\"" + text + "\" has no port; write HOST:PORT");
+  if (endpoint && !endpoint->port)
+    return Status(Code::invalid_argument, "\"" + text + "\" has no port; write HOST:PORT");
   return endpoint;
 }
 
@@ -45,20 +47,26 @@ struct Shown {
 class Choice {
  public:
   void add_to(CLI::App& app) {
-    auto* pid_option =
-        app.add_option("--pid", pid_, "the job that has this process as a rank")->type_name("PID")->check(whole_above_zero());
+    auto* pid_option = app.add_option("--pid", pid_, "the job that has this process as a rank")
+                           ->type_name("PID")
+                           ->check(whole_above_zero());
     auto* directory_option =
-        app.add_option("--dir", directory_, "the directory of a job's traces, or of several jobs (then the latest)")->excludes(pid_option);
-    auto* job_option =
-        app.add_option("--job", name_, "the latest job of this name: its --rdzv-id, or what the first lines of a trace call it")
-            ->type_name("NAME")
-            ->excludes(pid_option)
-            ->excludes(directory_option);
+        app.add_option("--dir", directory_,
+                       "the directory of a job's traces, or of several jobs (then the latest)")
+            ->excludes(pid_option);
+    auto* job_option = app.add_option("--job", name_,
+                                      "the latest job of this name: its --rdzv-id, or what the "
+                                      "first lines of a trace call it")
+                           ->type_name("NAME")
+                           ->excludes(pid_option)
+                           ->excludes(directory_option);
     app.add_option("--store", store_text_,
-                   "ask all ranks of the running job whose store is served there (MASTER_ADDR:MASTER_PORT), whatever host they are on; "
+                   "ask all ranks of the running job whose store is served there "
+                   "(MASTER_ADDR:MASTER_PORT), whatever host they are on; "
                    "needs the job's MUSTER_SECRET or MUSTER_SECRET_FILE in the environment")
         ->type_name("HOST:PORT")
-        ->check(CLI::Validator([](const std::string& text) { return endpoint_of(text).status().message(); }, ""))
+        ->check(CLI::Validator(
+            [](const std::string& text) { return endpoint_of(text).status().message(); }, ""))
         ->excludes(pid_option)
         ->excludes(directory_option)
         ->excludes(job_option);
@@ -68,8 +76,8 @@ class Choice {
   }
   bool by_store() const { return !store_text_.empty(); }
 
-  /// Finds the job, once; `records` are wanted of each rank. Where nobody says which job, it is the latest, of those that run where
-  /// `prefers_live`.
+  /// Finds the job, once; `records` are wanted of each rank. Where nobody says which job, it is the
+  /// latest, of those that run where `prefers_live`.
   Status find(std::size_t records, bool prefers_live) {
     ask_.records = records;
     ask_.patience = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(wait_));
@@ -99,7 +107,8 @@ class Choice {
     if (pid_ != 0) return trace::find_job_of(base, pid_);
     if (!name_.empty()) return trace::find_job_called(base, name_);
     if (prefers_live) {
-      if (const auto live = trace::live_jobs_but(base, ""); !live.empty()) return live.front().directory;
+      if (const auto live = trace::live_jobs_but(base, ""); !live.empty())
+        return live.front().directory;
     }
     return trace::find_job(directory_.empty() ? base : directory_);
   }
@@ -107,7 +116,8 @@ class Choice {
   void note_other_jobs() {
     for (const auto& job : trace::live_jobs_but(trace::run_directory(), directory_)) {
       const auto& first = job.ranks.front();
-      notes_.push_back("not shown: " + trace::title(job) + ", which runs here too; choose it with --job " +
+      notes_.push_back("not shown: " + trace::title(job) +
+                       ", which runs here too; choose it with --job " +
                        (first.run_id.empty() ? first.job : first.run_id));
     }
   }
@@ -155,7 +165,8 @@ std::string with_ending(std::string path, const std::string& ending) {
 /// Text as it may go to a terminal: a trace holds words of other programs.
 std::string printable(const std::string& text) {
   std::string out;
-  for (const char c : text) out += (static_cast<unsigned char>(c) < 32 && c != '\n') || c == 127 ? ' ' : c;
+  for (const char c : text)
+    out += (static_cast<unsigned char>(c) < 32 && c != '\n') || c == 127 ? ' ' : c;
   return out;
 }
 
@@ -170,7 +181,8 @@ std::string scaled(double value) {
   int unit = 0;
   for (; value >= 999.5 && unit < 4; ++unit) value /= 1000;
   char text[32];
-  std::snprintf(text, sizeof text, unit == 0 && value < 10 ? "%.1f%s" : "%.3g%s", value, kUnits[unit]);
+  std::snprintf(text, sizeof text, unit == 0 && value < 10 ? "%.1f%s" : "%.3g%s", value,
+                kUnits[unit]);
   return text;
 }
 
@@ -178,7 +190,8 @@ std::string scaled(double value) {
 const trace::Record* in_flight(const trace::RankTrace& rank) {
   const trace::Record* longest = nullptr;
   for (const auto& record : rank.records) {
-    if (record.under_way() && (longest == nullptr || record.start_ns < longest->start_ns)) longest = &record;
+    if (record.under_way() && (longest == nullptr || record.start_ns < longest->start_ns))
+      longest = &record;
   }
   return longest;
 }
@@ -186,13 +199,17 @@ const trace::Record* in_flight(const trace::RankTrace& rank) {
 }  // namespace
 
 int run_trace(const std::vector<std::string>& arguments) {
-  CLI::App app{"The last calls of a job's ranks, live or dead: who is behind, and a timeline.", "muster trace"};
+  CLI::App app{"The last calls of a job's ranks, live or dead: who is behind, and a timeline.",
+               "muster trace"};
   Choice choice;
   choice.add_to(app);
   std::string output;
-  app.add_option("-o,--output", output, "write FILE.json (Chrome, Perfetto) and FILE.html (a page of its own)")->type_name("FILE");
+  app.add_option("-o,--output", output,
+                 "write FILE.json (Chrome, Perfetto) and FILE.html (a page of its own)")
+      ->type_name("FILE");
   if (const auto stop = parse(app, arguments)) return *stop;
-  if (const auto found = choice.find(kAllRecords, false); !found) return complain("trace", found.message());
+  if (const auto found = choice.find(kAllRecords, false); !found)
+    return complain("trace", found.message());
   const auto shown = choice.read();
   if (!shown) return complain("trace", shown.status().message());
   const auto* job = &shown->job;
@@ -201,29 +218,35 @@ int run_trace(const std::vector<std::string>& arguments) {
   const std::string json = with_ending(output, ".json"), page = with_ending(output, ".html");
   if (!write_file(json, timeline_json(*job))) return complain("trace", "cannot write " + json);
   if (!write_file(page, timeline_page(*job))) return complain("trace", "cannot write " + page);
-  std::cout << "written: " << json << " (open it in chrome://tracing or ui.perfetto.dev) and " << page << "\n";
+  std::cout << "written: " << json << " (open it in chrome://tracing or ui.perfetto.dev) and "
+            << page << "\n";
   return 0;
 }
 
 std::string top_table(const trace::JobTrace& job) {
   const std::int64_t now = job.now_ns();
-  std::string out = printable(trace::title(job) + ": " + std::to_string(job.world_size()) + " ranks, " + std::to_string(job.ranks.size()) +
-                              " shown; " + trace::headline(job, trace::find_holdups(job))) +
+  std::string out = printable(trace::title(job) + ": " + std::to_string(job.world_size()) +
+                              " ranks, " + std::to_string(job.ranks.size()) + " shown; " +
+                              trace::headline(job, trace::find_holdups(job))) +
                     "\n";
   char line[256];
-  std::snprintf(line, sizeof line, "%5s %8s %-8s %6s %8s %8s  %s\n", "rank", "pid", "process", "wait", "calls/s", "bytes/s", "in flight");
+  std::snprintf(line, sizeof line, "%5s %8s %-8s %6s %8s %8s  %s\n", "rank", "pid", "process",
+                "wait", "calls/s", "bytes/s", "in flight");
   out += line;
   for (const auto& rank : job.ranks) {
     const auto rates = trace::rates_of(rank, now, kWindow);
     const bool gone = rank.life == trace::Life::gone;
-    std::snprintf(line, sizeof line, "%5d %8lld %-8s %5.0f%% %8s %8s  ", rank.rank, static_cast<long long>(rank.pid),
-                  trace::name_of(rank.life), gone ? 0 : rates.busy * 100, scaled(gone ? 0 : rates.operations).c_str(),
+    std::snprintf(line, sizeof line, "%5d %8lld %-8s %5.0f%% %8s %8s  ", rank.rank,
+                  static_cast<long long>(rank.pid), trace::name_of(rank.life),
+                  gone ? 0 : rates.busy * 100, scaled(gone ? 0 : rates.operations).c_str(),
                   scaled(gone ? 0 : rates.bytes).c_str());
     out += line;
     const auto* record = in_flight(rank);
     out += record == nullptr ? "-" : printable(trace::describe(*record, rank, now, true));
     out += "\n";
-    if (rank.failures > 0) out += "        last error: " + printable(rank.failure.substr(0, rank.failure.find('\n'))) + "\n";
+    if (rank.failures > 0)
+      out += "        last error: " + printable(rank.failure.substr(0, rank.failure.find('\n'))) +
+             "\n";
   }
   return out;
 }
@@ -232,15 +255,19 @@ std::string top_table(const trace::JobTrace& job) {
 std::pair<std::string, bool> screen_of(const Shown& shown, bool all_hosts) {
   std::string text = top_table(shown.job);
   if (!all_hosts && static_cast<int>(shown.job.ranks.size()) < shown.job.world_size())
-    text += "ranks of other hosts are not shown; give --store MASTER_ADDR:MASTER_PORT, with the job's MUSTER_SECRET in the environment\n";
+    text +=
+        "ranks of other hosts are not shown; give --store MASTER_ADDR:MASTER_PORT, with the job's "
+        "MUSTER_SECRET in the environment\n";
   const auto& ranks = shown.job.ranks;
-  const bool over = std::all_of(ranks.begin(), ranks.end(), [](const auto& rank) { return rank.life == trace::Life::gone; });
+  const bool over = std::all_of(ranks.begin(), ranks.end(),
+                                [](const auto& rank) { return rank.life == trace::Life::gone; });
   return {text + printable(lines_of(shown.notes)), !over};
 }
 
 int run_top(const std::vector<std::string>& arguments) {
   CLI::App app{
-      "What a job's ranks are in, refreshed: this host's, or with --store all. \"wait\" is the share of the last 5 s with a call under "
+      "What a job's ranks are in, refreshed: this host's, or with --store all. \"wait\" is the "
+      "share of the last 5 s with a call under "
       "way.",
       "muster top"};
   Choice choice;
@@ -248,15 +275,19 @@ int run_top(const std::vector<std::string>& arguments) {
   bool once = false;
   double interval = 1;
   app.add_flag("--once", once, "print one table and end");
-  app.add_option("--interval", interval, "seconds between two tables")->check(CLI::Range(0.1, 3600.0))->capture_default_str();
+  app.add_option("--interval", interval, "seconds between two tables")
+      ->check(CLI::Range(0.1, 3600.0))
+      ->capture_default_str();
   if (const auto stop = parse(app, arguments)) return *stop;
-  if (const auto found = choice.find(kRecordsOfTop, true); !found) return complain("top", found.message());
+  if (const auto found = choice.find(kRecordsOfTop, true); !found)
+    return complain("top", found.message());
   for (bool first = true;; first = false) {
     const auto shown = choice.read();
     if (!shown && first) return complain("top", shown.status().message());
     if (!shown) {
-      std::cout << (choice.by_store() ? printable("the job does not answer any more: " + shown.status().message())
-                                      : "the job has ended and has left no traces: all is well")
+      std::cout << (choice.by_store()
+                        ? printable("the job does not answer any more: " + shown.status().message())
+                        : "the job has ended and has left no traces: all is well")
                 << "\n";
       return 0;
     }
@@ -265,7 +296,8 @@ int run_top(const std::vector<std::string>& arguments) {
     std::cout << text << std::flush;
     if (once || !goes_on || !std::cout) return 0;
     const auto pause = static_cast<std::int64_t>(interval * 1e9);
-    const timespec span{static_cast<time_t>(pause / 1'000'000'000), static_cast<long>(pause % 1'000'000'000)};
+    const timespec span{static_cast<time_t>(pause / 1'000'000'000),
+                        static_cast<long>(pause % 1'000'000'000)};
     ::nanosleep(&span, nullptr);
   }
 }

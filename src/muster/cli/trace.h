@@ -8,7 +8,8 @@
 
 namespace muster::cli {
 
-/// Arguments after `trace`. Prints the summary to standard output, writes the timeline where asked; returns the exit code.
+/// Arguments after `trace`. Prints the summary to standard output, writes the timeline where asked;
+/// returns the exit code.
 int run_trace(const std::vector<std::string>& arguments);
 /// Arguments after `top`.
 int run_top(const std::vector<std::string>& arguments);

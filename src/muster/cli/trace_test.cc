@@ -11,13 +11,16 @@
 namespace muster::cli::testing {
 namespace {
 
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
 
 TEST(TraceCommand, ChoicesThatContradictAreNamed) {
   for (const char* command : {"trace", "top"}) {
     const auto both = run({command, "--store", "localhost:1", "--dir", "/tmp"});
     EXPECT_EQ(both.code, 2);
-    EXPECT_TRUE(has(both.err, "--store excludes --dir") || has(both.err, "--dir excludes --store")) << both.err;
+    EXPECT_TRUE(has(both.err, "--store excludes --dir") || has(both.err, "--dir excludes --store"))
+        << both.err;
   }
 }
 
@@ -45,10 +48,12 @@ TEST(TraceCommand, WhoIsAMomentLateIsNotShownAsBehind) {
   const std::string mark = "Rank 1, behind</h2>";
   EXPECT_FALSE(has(timeline_page(job_that_waits(std::chrono::milliseconds(10))), mark));
   EXPECT_TRUE(has(timeline_page(job_that_waits(std::chrono::minutes(1))), mark));
-  EXPECT_TRUE(has(top_table(job_that_waits(std::chrono::milliseconds(10))), "no rank is behind yet"));
+  EXPECT_TRUE(
+      has(top_table(job_that_waits(std::chrono::milliseconds(10))), "no rank is behind yet"));
 }
 
-// spec: J3 what is not understood is refused by every command, in one line that names it, with exit code 2
+// spec: J3 what is not understood is refused by every command, in one line that names it, with exit
+// code 2
 TEST(Commands, RefuseWhatTheyDoNotUnderstand) {
   struct Refused {
     std::vector<std::string> words;
@@ -68,9 +73,11 @@ TEST(Commands, RefuseWhatTheyDoNotUnderstand) {
                                   {{"bench", "p2p", "--dance"}, "--dance"},
                                   {{"bench", "floors", "--dance"}, "--dance"}};
   for (const char* command : {"trace", "top"}) {
-    for (const char* option : {"--pid", "--wait", "--store"}) refused.push_back({{command, option, "abc"}, "abc"});
+    for (const char* option : {"--pid", "--wait", "--store"})
+      refused.push_back({{command, option, "abc"}, "abc"});
     refused.push_back({{command, "--pid", "0"}, "\"0\" is not a whole number above 0"});
-    refused.push_back({{command, "--store", "localhost"}, "\"localhost\" has no port; write HOST:PORT"});
+    refused.push_back(
+        {{command, "--store", "localhost"}, "\"localhost\" has no port; write HOST:PORT"});
     refused.push_back({{command, "--dance"}, "--dance"});
   }
   for (const auto& [words, names] : refused) {
@@ -92,10 +99,12 @@ TEST(TraceCommand, AStoreWithoutAJobSaysSo) {
   const auto store = store::make_tcp_store(served);
   ASSERT_TRUE(store.ok()) << store.status().message();
   const auto place = "127.0.0.1:" + std::to_string((*store)->port());
-  const auto none = run({"top", "--once", "--store", place}, {{"MUSTER_SECRET", "the secret of this test"}});
+  const auto none =
+      run({"top", "--once", "--store", place}, {{"MUSTER_SECRET", "the secret of this test"}});
   EXPECT_EQ(none.code, 1);
   EXPECT_TRUE(has(none.err, "no job that can be asked runs on this store")) << none.err;
-  const auto stranger = run({"top", "--once", "--store", place}, {{"MUSTER_SECRET", "a guess of a stranger"}});
+  const auto stranger =
+      run({"top", "--once", "--store", place}, {{"MUSTER_SECRET", "a guess of a stranger"}});
   EXPECT_EQ(stranger.code, 1);
   EXPECT_TRUE(has(stranger.err, "secret")) << stranger.err;
 }

@@ -28,7 +28,8 @@ struct Note {
   std::uint32_t missing = 0;  // how many of `ranks` hold a missing (or lost) rank
   std::int32_t ranks[13] = {};
   Handout handout = {};  // of a note of kind `settled`
-  char said[240] = {};   // of a note of kind `failed` that blames no rank: the beginning of the cause
+  char said[240] =
+      {};  // of a note of kind `failed` that blames no rank: the beginning of the cause
 };
 static_assert(sizeof(Note) == 72 + sizeof(Handout) + 240);
 
@@ -46,8 +47,8 @@ std::uint64_t tag_of(std::vector<int> members, const std::string& name, std::uin
 
 class Talk {
  public:
-  Talk(transport::Fabric& fabric, const std::vector<int>& members, std::uint64_t tag, TimePoint deadline,
-       const std::function<Status()>& give_up)
+  Talk(transport::Fabric& fabric, const std::vector<int>& members, std::uint64_t tag,
+       TimePoint deadline, const std::function<Status()>& give_up)
       : fabric_(fabric),
         channel_(fabric.agreements()),
         members_(members),
@@ -58,8 +59,10 @@ class Talk {
     header_.op = static_cast<std::uint8_t>(Op::send);
   }
 
-  // Nobody is told before all have come, and what is told then is final: the id is the first member's to give.
-  Result<Agreement> lead(const std::function<Result<Handout>()>& hand_out, const std::function<void(const Handout&)>& take_back) {
+  // Nobody is told before all have come, and what is told then is final: the id is the first
+  // member's to give.
+  Result<Agreement> lead(const std::function<Result<Handout>()>& hand_out,
+                         const std::function<void(const Handout&)>& take_back) {
     if (Status heard = collect(Kind::ready); !heard) return heard;
     auto channel = fabric_.open(fabric_.next_channel_id(), members_);
     if (!channel.ok()) return lost(channel.status());
@@ -90,12 +93,14 @@ class Talk {
  private:
   bool leads() const { return fabric_.rank() == members_[0]; }
 
-  // One note from everybody (the first member) or from the first member (all others); what came stands in `notes_`.
+  // One note from everybody (the first member) or from the first member (all others); what came
+  // stands in `notes_`.
   Status collect(Kind expected) {
     std::vector<transport::TransferRef> receives(members_.size());
     for (std::size_t i = 0; i < members_.size(); ++i) {
       if ((i == 0) == leads()) continue;
-      receives[i] = channel_.receive(members_[i], tag_, std::as_writable_bytes(std::span(&notes_[i], 1)), header_);
+      receives[i] = channel_.receive(members_[i], tag_,
+                                     std::as_writable_bytes(std::span(&notes_[i], 1)), header_);
     }
     const auto over = [&] {
       bool all = true;
@@ -126,7 +131,8 @@ class Talk {
       }
     }
     const auto ended = [&] {
-      return std::all_of(receives.begin(), receives.end(), [](const auto& r) { return r == nullptr || r->done(); });
+      return std::all_of(receives.begin(), receives.end(),
+                         [](const auto& r) { return r == nullptr || r->done(); });
     };
     if (!quiet) fabric_.wait(ended, fabric_.clock().now() + kCancelLimit);
     if (!status.ok()) return lost(std::move(status));
@@ -161,7 +167,8 @@ class Talk {
     if (why.ranks().empty()) why.message().copy(failed.said, sizeof failed.said - 1);
     for (std::size_t i = 1; i < members_.size(); ++i) {
       const auto& ranks = why.ranks();
-      if (std::find(ranks.begin(), ranks.end(), members_[i]) == ranks.end()) static_cast<void>(send(members_[i], failed));
+      if (std::find(ranks.begin(), ranks.end(), members_[i]) == ranks.end())
+        static_cast<void>(send(members_[i], failed));
     }
     return why;
   }
@@ -174,31 +181,38 @@ class Talk {
         if (failed.missing < std::size(failed.ranks)) failed.ranks[failed.missing++] = rank;
       }
       for (std::size_t i = 1; i < members_.size(); ++i) {
-        if (!std::binary_search(missing.begin(), missing.end(), members_[i])) static_cast<void>(send(members_[i], failed));
+        if (!std::binary_search(missing.begin(), missing.end(), members_[i]))
+          static_cast<void>(send(members_[i], failed));
       }
     }
     const char* what = expected == Kind::ready ? " did not call it" : " did not answer";
     return Status(Code::timed_out,
                   describe_ranks(missing) + what +
-                      " within the timeout; every member must make the group, in the same order and with the same ranks and name",
+                      " within the timeout; every member must make the group, in the same order "
+                      "and with the same ranks and name",
                   missing);
   }
 
   Status verdict(const Note& note) {
-    std::vector<int> missing(note.ranks, note.ranks + std::min<std::size_t>(note.missing, std::size(note.ranks)));
+    std::vector<int> missing(
+        note.ranks, note.ranks + std::min<std::size_t>(note.missing, std::size(note.ranks)));
     if (note.word == kLost) {
       for (const int rank : missing) {
         if (Status death = fabric_.death_of(rank); !death.ok()) return death;
       }
-      return Status(missing.empty() ? Code::aborted : Code::peer_failed,
-                    "rank " + std::to_string(members_[0]) + " gave it up" +
-                        (missing.empty() ? ": " + std::string(note.said, ::strnlen(note.said, sizeof note.said))
-                                         : " because " + describe_ranks(missing) + " cannot take part any more"),
-                    missing);
+      return Status(
+          missing.empty() ? Code::aborted : Code::peer_failed,
+          "rank " + std::to_string(members_[0]) + " gave it up" +
+              (missing.empty()
+                   ? ": " + std::string(note.said, ::strnlen(note.said, sizeof note.said))
+                   : " because " + describe_ranks(missing) + " cannot take part any more"),
+          missing);
     }
     return Status(Code::timed_out,
-                  describe_ranks(missing) + " did not call it within the timeout, says rank " + std::to_string(members_[0]) +
-                      "; every member must make the group, in the same order and with the same ranks and name",
+                  describe_ranks(missing) + " did not call it within the timeout, says rank " +
+                      std::to_string(members_[0]) +
+                      "; every member must make the group, in the same order and with the same "
+                      "ranks and name",
                   missing);
   }
 
@@ -221,7 +235,8 @@ class Talk {
   // Whether it went out before the deadline.
   Result<bool> send(int rank, const Note& note) {
     auto copy = std::make_unique<Note>(note);
-    const auto transfer = channel_.send(rank, tag_, std::as_bytes(std::span(copy.get(), 1)), header_);
+    const auto transfer =
+        channel_.send(rank, tag_, std::as_bytes(std::span(copy.get(), 1)), header_);
     const auto over = [&] { return transfer->done(); };
     const auto waited = wait(over, deadline_);
     if (waited.ok() && *waited) {
@@ -229,7 +244,8 @@ class Talk {
       return true;
     }
     channel_.cancel(transfer);
-    if (!fabric_.wait(over, fabric_.clock().now() + kCancelLimit)) static_cast<void>(copy.release());
+    if (!fabric_.wait(over, fabric_.clock().now() + kCancelLimit))
+      static_cast<void>(copy.release());
     return waited;
   }
 
@@ -245,9 +261,11 @@ class Talk {
 
 }  // namespace
 
-Result<Agreement> agree(transport::Fabric& fabric, const std::vector<int>& members, const std::string& name, std::uint64_t use,
-                        TimePoint deadline, const std::function<Result<Handout>()>& hand_out,
-                        const std::function<void(const Handout&)>& take_back, const std::function<Status()>& give_up) {
+Result<Agreement> agree(transport::Fabric& fabric, const std::vector<int>& members,
+                        const std::string& name, std::uint64_t use, TimePoint deadline,
+                        const std::function<Result<Handout>()>& hand_out,
+                        const std::function<void(const Handout&)>& take_back,
+                        const std::function<Status()>& give_up) {
   Talk talk(fabric, members, tag_of(members, name, use), deadline, give_up);
   return fabric.rank() == members[0] ? talk.lead(hand_out, take_back) : talk.follow();
 }

@@ -1,5 +1,5 @@
-/// How the members of a new group agree on the id of its channel, over a channel that all ranks of the job share
-/// and that outlives deaths.
+/// How the members of a new group agree on the id of its channel, over a channel that all ranks of
+/// the job share and that outlives deaths.
 #pragma once
 
 #include <cstdint>
@@ -30,15 +30,20 @@ struct Agreement {
   Handout handout;
 };
 
-/// Every member calls it with the same members, name and `use` (how many groups of these members and this name it has made before). Blocks.
-/// All tell the first member that they are there; once it has heard of everybody it gives the channel one of its own ids, which nobody else
-/// gives out, and tells all: one note from each and one to each. `hand_out` is called on the first member once all have come; where it
-/// fails, the making does, on all. At the deadline the missing members are named, and the first member tells those that came. A member's
-/// death ends it on all others with that death. `take_back` is called with what `hand_out` gave where no other member has got it and none
-/// will; where some have got it, the channel fails with the cause, on them too. `give_up` (may be empty) is asked now and then while it
-/// waits; the failure that it gives ends the agreement. Nobody else is disturbed.
-Result<Agreement> agree(transport::Fabric& fabric, const std::vector<int>& members, const std::string& name, std::uint64_t use,
-                        TimePoint deadline, const std::function<Result<Handout>()>& hand_out,
-                        const std::function<void(const Handout&)>& take_back = {}, const std::function<Status()>& give_up = {});
+/// Every member calls it with the same members, name and `use` (how many groups of these members
+/// and this name it has made before). Blocks. All tell the first member that they are there; once
+/// it has heard of everybody it gives the channel one of its own ids, which nobody else gives out,
+/// and tells all: one note from each and one to each. `hand_out` is called on the first member once
+/// all have come; where it fails, the making does, on all. At the deadline the missing members are
+/// named, and the first member tells those that came. A member's death ends it on all others with
+/// that death. `take_back` is called with what `hand_out` gave where no other member has got it and
+/// none will; where some have got it, the channel fails with the cause, on them too. `give_up` (may
+/// be empty) is asked now and then while it waits; the failure that it gives ends the agreement.
+/// Nobody else is disturbed.
+Result<Agreement> agree(transport::Fabric& fabric, const std::vector<int>& members,
+                        const std::string& name, std::uint64_t use, TimePoint deadline,
+                        const std::function<Result<Handout>()>& hand_out,
+                        const std::function<void(const Handout&)>& take_back = {},
+                        const std::function<Status()>& give_up = {});
 
 }  // namespace muster::collective

@@ -8,14 +8,19 @@ namespace {
 class Check {
  public:
   Check(const Args& args, int rank, int size)
-      : args_(args), row_(info(args.op)), rank_(rank), size_(size), root_(!row_.rooted || args.root == rank) {}
+      : args_(args),
+        row_(info(args.op)),
+        rank_(rank),
+        size_(size),
+        root_(!row_.rooted || args.root == rank) {}
 
   Status run() {
-    if (is_message(args_.op)) return invalid("is no collective; use Communicator::send and receive");
+    if (is_message(args_.op))
+      return invalid("is no collective; use Communicator::send and receive");
     if (args_.op == Op::barrier) return {};
     if (row_.rooted && (args_.root < 0 || args_.root >= size_)) {
-      return invalid("needs a root from 0 to " + std::to_string(size_ - 1) + ", the positions in the group, and got " +
-                     std::to_string(args_.root));
+      return invalid("needs a root from 0 to " + std::to_string(size_ - 1) +
+                     ", the positions in the group, and got " + std::to_string(args_.root));
     }
     std::string why;
     if (row_.reduces && !reduce_supports(args_.reduce, args_.dtype, &why))
@@ -27,20 +32,26 @@ class Check {
   }
 
  private:
-  Status invalid(const std::string& what) const { return Status(Code::invalid_argument, std::string(row_.name) + " " + what); }
+  Status invalid(const std::string& what) const {
+    return Status(Code::invalid_argument, std::string(row_.name) + " " + what);
+  }
 
-  bool reads_input() const { return args_.op != Op::broadcast && (args_.op != Op::scatter || root_); }
+  bool reads_input() const {
+    return args_.op != Op::broadcast && (args_.op != Op::scatter || root_);
+  }
   bool writes_output() const { return (args_.op != Op::reduce && args_.op != Op::gather) || root_; }
 
   Status slices() const {
     const auto expect = [&](const char* side, std::size_t came, bool lists) {
       const auto expected = static_cast<std::size_t>(lists ? size_ : 1);
       if (came == expected) return Status();
-      return invalid("needs " + std::to_string(expected) + " " + side + (expected == 1 ? "" : "s, one per member,") + " and got " +
+      return invalid("needs " + std::to_string(expected) + " " + side +
+                     (expected == 1 ? "" : "s, one per member,") + " and got " +
                      std::to_string(came));
     };
     if (reads_input()) {
-      if (Status input = expect("input", args_.inputs.size(), row_.lists_input); !input) return input;
+      if (Status input = expect("input", args_.inputs.size(), row_.lists_input); !input)
+        return input;
     }
     return writes_output() ? expect("output", args_.outputs.size(), row_.lists_output) : Status();
   }
@@ -49,8 +60,9 @@ class Check {
     const std::size_t width = size_of(args_.dtype);
     const auto whole = [&](const char* side, std::size_t index, std::size_t bytes) {
       if (bytes % width == 0) return Status();
-      return invalid(std::string("got ") + side + " " + std::to_string(index) + " of " + std::to_string(bytes) +
-                     " bytes, which is no whole number of " + std::string(name_of(args_.dtype)) + " elements of " + std::to_string(width));
+      return invalid(std::string("got ") + side + " " + std::to_string(index) + " of " +
+                     std::to_string(bytes) + " bytes, which is no whole number of " +
+                     std::string(name_of(args_.dtype)) + " elements of " + std::to_string(width));
     };
     for (std::size_t i = 0; reads_input() && i < args_.inputs.size(); ++i) {
       if (Status input = whole("input", i, args_.inputs[i].size()); !input) return input;
@@ -63,29 +75,39 @@ class Check {
 
   Status equal(std::string_view what, std::size_t output, std::size_t input) const {
     if (output == input) return {};
-    return invalid("needs " + std::string(what) + " of the same length: the output has " + std::to_string(output) + " bytes, the input " +
-                   std::to_string(input));
+    return invalid("needs " + std::string(what) + " of the same length: the output has " +
+                   std::to_string(output) + " bytes, the input " + std::to_string(input));
   }
 
   Status matching_lengths() const {
     const auto me = static_cast<std::size_t>(rank_);
     switch (args_.op) {
-      case Op::all_reduce: return equal("input and output", args_.outputs[0].size(), args_.inputs[0].size());
-      case Op::reduce: return root_ ? equal("input and output", args_.outputs[0].size(), args_.inputs[0].size()) : Status();
-      case Op::all_gather: return equal("this member's own output and its input", args_.outputs[me].size(), args_.inputs[0].size());
-      case Op::reduce_scatter: return equal("this member's own input and its output", args_.outputs[0].size(), args_.inputs[me].size());
+      case Op::all_reduce:
+        return equal("input and output", args_.outputs[0].size(), args_.inputs[0].size());
+      case Op::reduce:
+        return root_ ? equal("input and output", args_.outputs[0].size(), args_.inputs[0].size())
+                     : Status();
+      case Op::all_gather:
+        return equal("this member's own output and its input", args_.outputs[me].size(),
+                     args_.inputs[0].size());
+      case Op::reduce_scatter:
+        return equal("this member's own input and its output", args_.outputs[0].size(),
+                     args_.inputs[me].size());
       case Op::all_to_all:
-        return equal("the output and the input that this member keeps", args_.outputs[me].size(), args_.inputs[me].size());
+        return equal("the output and the input that this member keeps", args_.outputs[me].size(),
+                     args_.inputs[me].size());
       case Op::gather:
         for (std::size_t r = 0; root_ && r < args_.outputs.size(); ++r) {
           if (args_.outputs[r].size() != args_.inputs[0].size())
-            return equal("output " + std::to_string(r) + " and the input", args_.outputs[r].size(), args_.inputs[0].size());
+            return equal("output " + std::to_string(r) + " and the input", args_.outputs[r].size(),
+                         args_.inputs[0].size());
         }
         return {};
       case Op::scatter:
         for (std::size_t r = 0; root_ && r < args_.inputs.size(); ++r) {
           if (args_.outputs[0].size() != args_.inputs[r].size())
-            return equal("the output and input " + std::to_string(r), args_.outputs[0].size(), args_.inputs[r].size());
+            return equal("the output and input " + std::to_string(r), args_.outputs[0].size(),
+                         args_.inputs[r].size());
         }
         return {};
       default: return {};
@@ -99,7 +121,8 @@ class Check {
     std::size_t index;
   };
 
-  // This member's own input and output may be the very same memory; nothing else that is written may overlap anything.
+  // This member's own input and output may be the very same memory; nothing else that is written
+  // may overlap anything.
   bool may_coincide(const Piece& input, const Piece& output) const {
     const auto me = static_cast<std::size_t>(rank_);
     if (row_.lists_input && input.index != me) return false;
@@ -110,18 +133,25 @@ class Check {
     if (!a.output && !b.output) return {};
     const Piece& output = a.output ? a : b;
     const Piece& other = a.output ? b : a;
-    if (!other.output && other.begin == output.begin && other.end == output.end && may_coincide(other, output)) return {};
-    return invalid("got output " + std::to_string(output.index) + " overlapping " + (other.output ? "output " : "input ") +
-                   std::to_string(other.index) + "; give every slice memory of its own");
+    if (!other.output && other.begin == output.begin && other.end == output.end &&
+        may_coincide(other, output))
+      return {};
+    return invalid("got output " + std::to_string(output.index) + " overlapping " +
+                   (other.output ? "output " : "input ") + std::to_string(other.index) +
+                   "; give every slice memory of its own");
   }
 
   Status overlaps() const {
-    if (args_.inputs.size() + args_.outputs.size() == 2 && args_.inputs.size() == 1) {  // the common case, without a list
+    if (args_.inputs.size() + args_.outputs.size() == 2 &&
+        args_.inputs.size() == 1) {  // the common case, without a list
       const ConstBytes in = args_.inputs[0];
       const ConstBytes out = args_.outputs[0];
-      if (in.empty() || out.empty() || in.data() + in.size() <= out.data() || out.data() + out.size() <= in.data()) return {};
+      if (in.empty() || out.empty() || in.data() + in.size() <= out.data() ||
+          out.data() + out.size() <= in.data())
+        return {};
       if (!writes_output() || !reads_input()) return {};
-      return overlap_of({in.data(), in.data() + in.size(), false, 0}, {out.data(), out.data() + out.size(), true, 0});
+      return overlap_of({in.data(), in.data() + in.size(), false, 0},
+                        {out.data(), out.data() + out.size(), true, 0});
     }
     if (!writes_output()) return {};
     thread_local std::vector<Piece> pieces;  // kept: a steady state takes nothing from the heap
@@ -135,8 +165,10 @@ class Check {
       const ConstBytes out = args_.outputs[i];
       if (!out.empty()) pieces.push_back({out.data(), out.data() + out.size(), true, i});
     }
-    // By start; inputs may overlap each other, so every piece is held against the furthest end of either kind seen so far.
-    std::sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
+    // By start; inputs may overlap each other, so every piece is held against the furthest end of
+    // either kind seen so far.
+    std::sort(pieces.begin(), pieces.end(),
+              [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
     const Piece* furthest[2] = {nullptr, nullptr};
     for (const Piece& piece : pieces) {
       for (const Piece* before : furthest) {

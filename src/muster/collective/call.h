@@ -12,8 +12,9 @@
 
 namespace muster::collective {
 
-/// Whether the member at position `rank` of a group of `size` may make this call: the number of slices, their lengths, overlaps, the root,
-/// the reduction. Code::invalid_argument or Code::unsupported, with what was expected and what came. What only the root reads or writes is
+/// Whether the member at position `rank` of a group of `size` may make this call: the number of
+/// slices, their lengths, overlaps, the root, the reduction. Code::invalid_argument or
+/// Code::unsupported, with what was expected and what came. What only the root reads or writes is
 /// ignored elsewhere.
 Status validate(const Args& args, int rank, int size);
 
@@ -22,20 +23,23 @@ transport::Fingerprint fingerprint_of(const Args& args, std::uint64_t sequence);
 /// What a member tells of a call that it could not make.
 transport::Fingerprint refusal_of(Op op, std::uint64_t sequence);
 
-/// What a call is, but for where its memory lies: calls of one group with the same outline compare, and move, in the same way.
+/// What a call is, but for where its memory lies: calls of one group with the same outline compare,
+/// and move, in the same way.
 struct Outline {
-  std::uint64_t kind = 0;              // operation, element type, reduction and root
-  std::uint64_t each = Args::kUnsaid;  // unsaid: slices may be of any length, and the outline says nothing
+  std::uint64_t kind = 0;  // operation, element type, reduction and root
+  std::uint64_t each =
+      Args::kUnsaid;  // unsaid: slices may be of any length, and the outline says nothing
   bool operator==(const Outline&) const = default;
 };
 inline Outline outline_of(const Args& args) {
   return {static_cast<std::uint64_t>(args.op) | static_cast<std::uint64_t>(args.dtype) << 8 |
-              static_cast<std::uint64_t>(args.reduce) << 16 | std::uint64_t{static_cast<std::uint32_t>(args.root)} << 32,
+              static_cast<std::uint64_t>(args.reduce) << 16 |
+              std::uint64_t{static_cast<std::uint32_t>(args.root)} << 32,
           args.each};
 }
 
-/// What was found out about the calls of a group by their outlines: the same ones come again and again. Of two that meet in a place the
-/// later one stays.
+/// What was found out about the calls of a group by their outlines: the same ones come again and
+/// again. Of two that meet in a place the later one stays.
 template <class Facts>
 class Recall {
  public:
@@ -58,7 +62,8 @@ class Recall {
     Facts facts;
   };
   static std::size_t place_of(const Outline& outline) {
-    return static_cast<std::size_t>((outline.kind ^ outline.each << 20) * 0x9e3779b97f4a7c15u >> (64 - kPlaceBits));
+    return static_cast<std::size_t>((outline.kind ^ outline.each << 20) * 0x9e3779b97f4a7c15u >>
+                                    (64 - kPlaceBits));
   }
 
   std::array<Entry, std::size_t{1} << kPlaceBits> entries_{};

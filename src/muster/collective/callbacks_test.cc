@@ -9,12 +9,17 @@ namespace {
 
 using namespace communicator_test;
 
-void join(std::promise<void>& over) { ASSERT_EQ(over.get_future().wait_for(seconds(60)), std::future_status::ready); }
+void join(std::promise<void>& over) {
+  ASSERT_EQ(over.get_future().wait_for(seconds(60)), std::future_status::ready);
+}
 
-/// `depth` calls, each started by the callback of the one before, which waits for it. On `groups` in turn.
+/// `depth` calls, each started by the callback of the one before, which waits for it. On `groups`
+/// in turn.
 void nest(std::vector<Group> groups, int depth, const std::function<void(bool right)>& then) {
-  const auto in = std::make_shared<Values>(100, groups.front()->rank() + 1), out = std::make_shared<Values>(100);
-  auto pending = groups[static_cast<std::size_t>(depth) % groups.size()]->start(all_reduce(*in, *out), soon());
+  const auto in = std::make_shared<Values>(100, groups.front()->rank() + 1),
+             out = std::make_shared<Values>(100);
+  auto pending =
+      groups[static_cast<std::size_t>(depth) % groups.size()]->start(all_reduce(*in, *out), soon());
   pending->when_done([=](const Status& status) {
     const bool right = status.ok() && *out == Values(100, 3) && !in->empty();
     if (depth == 1) return then(right);
@@ -28,11 +33,13 @@ void nest(std::vector<Group> groups, int depth, const std::function<void(bool ri
 TEST(Callbacks, WaitForCallsWhoseCallbacksWait) {
   for (Wire wire : testing::kWires) {
     run_ranks(2, wire, [](int, std::shared_ptr<transport::Fabric> fabric) {
-      const std::vector<Group> groups{make(fabric, all_of(2), "one"), make(fabric, all_of(2), "two")};
+      const std::vector<Group> groups{make(fabric, all_of(2), "one"),
+                                      make(fabric, all_of(2), "two")};
       for (std::size_t count = 1; count <= 2; ++count) {
         for (int depth = 2; depth <= 4; ++depth) {
           std::promise<bool> right;
-          nest({groups.begin(), groups.begin() + static_cast<std::ptrdiff_t>(count)}, depth, [&](bool each) { right.set_value(each); });
+          nest({groups.begin(), groups.begin() + static_cast<std::ptrdiff_t>(count)}, depth,
+               [&](bool each) { right.set_value(each); });
           EXPECT_TRUE(right.get_future().get());
         }
       }
@@ -40,7 +47,8 @@ TEST(Callbacks, WaitForCallsWhoseCallbacksWait) {
   }
 }
 
-// spec: F1 async_op: what a callback throws neither ends the process nor holds up what comes after it
+// spec: F1 async_op: what a callback throws neither ends the process nor holds up what comes after
+// it
 TEST(Callbacks, MayThrow) {
   for (Wire wire : testing::kWires) {
     with_group(2, wire, [](int rank, Communicator& group) {
@@ -48,7 +56,8 @@ TEST(Callbacks, MayThrow) {
       Values out(10), again(10);
       std::promise<void> other;
       const auto pending = group.start(all_reduce(in, out), soon());
-      pending->when_done([](const Status&) { throw std::runtime_error("from a callback of the test's"); });
+      pending->when_done(
+          [](const Status&) { throw std::runtime_error("from a callback of the test's"); });
       pending->when_done([&](const Status&) { other.set_value(); });
       EXPECT_TRUE(pending->wait(soon()).ok());
       join(other);
@@ -58,7 +67,8 @@ TEST(Callbacks, MayThrow) {
   }
 }
 
-// spec: E3 timeouts: a deadline fires whatever callbacks do, for those who wait, poll, or do nothing
+// spec: E3 timeouts: a deadline fires whatever callbacks do, for those who wait, poll, or do
+// nothing
 TEST(Callbacks, ThatNeverReturnTakeNoTimeoutAway) {
   for (Wire wire : testing::kWires) {
     std::promise<void> end;
@@ -66,7 +76,8 @@ TEST(Callbacks, ThatNeverReturnTakeNoTimeoutAway) {
     std::atomic<int> left{0};
     run_ranks(2, wire, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
       const Group held = make(fabric, all_of(2), "held");
-      const Group polled = make(fabric, all_of(2), "polled"), watched = make(fabric, all_of(2), "watched");
+      const Group polled = make(fabric, all_of(2), "polled"),
+                  watched = make(fabric, all_of(2), "watched");
       const Values in(10, 1);
       Values out(10), never(10), neither(10);
       std::promise<void> inside;
@@ -80,7 +91,9 @@ TEST(Callbacks, ThatNeverReturnTakeNoTimeoutAway) {
       if (rank == 0) {
         const auto limit = communicator_test::in(milliseconds(200));
         std::promise<Status> told;
-        watched->start(all_reduce(in, neither), limit)->when_done([&](const Status& status) { told.set_value(status); });
+        watched->start(all_reduce(in, neither), limit)->when_done([&](const Status& status) {
+          told.set_value(status);
+        });
         const auto pending = polled->start(all_reduce(in, never), limit);
         while (!pending->done()) std::this_thread::yield();
         EXPECT_EQ(pending->wait(soon()).code(), Code::timed_out);

@@ -17,7 +17,8 @@
 namespace muster::collective {
 namespace {
 
-/// A call that has waited so long tells those it waits for what it is; then again, a few times, later.
+/// A call that has waited so long tells those it waits for what it is; then again, a few times,
+/// later.
 constexpr auto kReminder = std::chrono::milliseconds(100);
 constexpr int kReminders = 5;
 /// Calls of at most so much memory may be under way beside others.
@@ -38,9 +39,12 @@ MemoryRange range_of(const Slices& slices, std::size_t& bytes) {
 
 }  // namespace
 
-/// A call that takes no place in the queue yet: remembered for later comparisons once it has begun, beside what the caller does then.
+/// A call that takes no place in the queue yet: remembered for later comparisons once it has begun,
+/// beside what the caller does then.
 struct CollectiveQueue::Underway final : Meanwhile {
-  Underway(Control& known, const transport::Fingerprint& like, std::uint64_t sequence, Meanwhile& other) : control(known), caller(other) {
+  Underway(Control& known, const transport::Fingerprint& like, std::uint64_t sequence,
+           Meanwhile& other)
+      : control(known), caller(other) {
     transport::copy_words(call, like);
     call.sequence = sequence;
   }
@@ -63,10 +67,12 @@ struct CollectiveQueue::Underway final : Meanwhile {
   Task<Status> task;  // where the call is more than a line
 };
 
-CollectiveQueue::CollectiveQueue(const GroupContext& group, std::unique_ptr<RegionGroup> region, const Selection::Bounds& bounds)
+CollectiveQueue::CollectiveQueue(const GroupContext& group, std::unique_ptr<RegionGroup> region,
+                                 const Selection::Bounds& bounds)
     : group_(group),
       control_(group),
-      selection_(Ground::links, group.size(), bounds, standing_of(*group.fabric, group.channel->members())),
+      selection_(Ground::links, group.size(), bounds,
+                 standing_of(*group.fabric, group.channel->members())),
       links_(*group.channel, selection_),
       region_(std::move(region)) {
   if (group.size() > 1) control_.listen();
@@ -98,7 +104,8 @@ Status CollectiveQueue::Operation::wait(TimePoint deadline) {
   if (published()) return status();
   const auto driver = this->driver();
   if (driver != nullptr && !driver->attend([this] { return published(); }, deadline)) {
-    return Status(Code::timed_out, "the wait for " + fingerprint_rules().describe(call_) + " of " + queue_.group_.here() +
+    return Status(Code::timed_out, "the wait for " + fingerprint_rules().describe(call_) + " of " +
+                                       queue_.group_.here() +
                                        " has reached its own limit; the call goes on");
   }
   return status();
@@ -151,15 +158,16 @@ bool CollectiveQueue::express(Driver& driver, Underway& underway, const Args& ar
   if (control_.news()) control_.poll();
   if (group_.channel->failed()) return false;
   if (region_)
-    return region_->express(args, underway.call, underway) || (region_->patient() && !driver.busy() && in_region(underway, args));
+    return region_->express(args, underway.call, underway) ||
+           (region_->patient() && !driver.busy() && in_region(underway, args));
   if (group_.size() > 1) return !driver.busy() && over_links(underway, args);
   underway.begun();
   run_alone(args);
   return true;
 }
 
-/// A small call, where nothing else of the group is to be done meanwhile. Leaves the task to `go_on` where it is not over in a moment, or
-/// has failed.
+/// A small call, where nothing else of the group is to be done meanwhile. Leaves the task to
+/// `go_on` where it is not over in a moment, or has failed.
 bool CollectiveQueue::over_links(Underway& underway, const Args& args) {
   std::size_t bytes = 0;
   range_of(args.inputs, bytes);
@@ -174,8 +182,9 @@ bool CollectiveQueue::over_links(Underway& underway, const Args& args) {
   return group_.fabric->wait([&task] { return task.step(); }, end) && task.peek().ok();
 }
 
-/// A larger call, where nothing else of the group is to be done: for a moment its thread looks at nothing but what the call waits for. Told
-/// before its first byte moves: whoever is killed meanwhile was in it. Leaves the task to `go_on` like `over_links`.
+/// A larger call, where nothing else of the group is to be done: for a moment its thread looks at
+/// nothing but what the call waits for. Told before its first byte moves: whoever is killed
+/// meanwhile was in it. Leaves the task to `go_on` like `over_links`.
 bool CollectiveQueue::in_region(Underway& underway, const Args& args) {
   underway.at_once = false;
   group_.channel->begin(underway.call);
@@ -208,7 +217,8 @@ Status CollectiveQueue::fail_by_exception(const transport::Fingerprint* call) no
   const Status thrown = status_of_exception();
   try {
     const std::string where = call != nullptr ? call_text(*call) : group_.here();
-    group_.channel->fail(Status(thrown.code(), where + " failed there: " + thrown.message(), {group_.job_rank()}));
+    group_.channel->fail(
+        Status(thrown.code(), where + " failed there: " + thrown.message(), {group_.job_rank()}));
     return group_.channel->failure();
   } catch (...) {
     return thrown;
@@ -224,8 +234,11 @@ Status CollectiveQueue::run(Driver& driver, const Args& args, Meanwhile& meanwhi
     return attend(driver, operation);
   }
   std::unique_lock drive(state_, std::adopt_lock);
-  Underway underway(control_, recall_(outline_of(args), [&args] { return fingerprint_of(args, 0); }), sequence, meanwhile);
-  if (!tries_express(driver, underway, args)) return go_on(driver, args, underway, std::move(drive));
+  Underway underway(control_,
+                    recall_(outline_of(args), [&args] { return fingerprint_of(args, 0); }),
+                    sequence, meanwhile);
+  if (!tries_express(driver, underway, args))
+    return go_on(driver, args, underway, std::move(drive));
   meanwhile.at_once = underway.at_once;
   drive.unlock();
   if (!empty() || driver.attended()) driver.let_others_go_on();
@@ -233,7 +246,8 @@ Status CollectiveQueue::run(Driver& driver, const Args& args, Meanwhile& meanwhi
 }
 
 /// With a call that the express way has not ended: it stands in the queue, before what came later.
-Status CollectiveQueue::go_on(Driver& driver, const Args& args, Underway& underway, std::unique_lock<QueueState> drive) {
+Status CollectiveQueue::go_on(Driver& driver, const Args& args, Underway& underway,
+                              std::unique_lock<QueueState> drive) {
   Operation operation(*this, nullptr, underway.told ? underway.deadline : underway.caller.begun());
   operation.call_ = underway.call;
   operation.counted_ = underway.counted;
@@ -269,8 +283,10 @@ Status CollectiveQueue::attend(Driver& driver, const Operation& operation) {
   return operation.status();
 }
 
-std::shared_ptr<CollectiveQueue::Operation> CollectiveQueue::start(std::shared_ptr<Driver> driver, Args args, TimePoint deadline,
-                                                                   std::shared_ptr<void> owner, bool beside) {
+std::shared_ptr<CollectiveQueue::Operation> CollectiveQueue::start(std::shared_ptr<Driver> driver,
+                                                                   Args args, TimePoint deadline,
+                                                                   std::shared_ptr<void> owner,
+                                                                   bool beside) {
   auto operation = std::make_shared<Operation>(*this, std::move(driver), deadline);
   operation->owned_ = std::move(args);
   operation->owner_ = std::move(owner);
@@ -297,28 +313,33 @@ CollectiveQueue::Operation* CollectiveQueue::front() {
 
 /// "all_reduce of 3 float32, call 7 of group 'world' on rank 2".
 std::string CollectiveQueue::call_text(const transport::Fingerprint& call) const {
-  return fingerprint_rules().describe(call) + ", call " + std::to_string(call.sequence) + " of " + group_.here();
+  return fingerprint_rules().describe(call) + ", call " + std::to_string(call.sequence) + " of " +
+         group_.here();
 }
 
 void CollectiveQueue::begin(Operation& operation, LinkGroup& links) {
   operation.begun_ = true;
-  // What the others have been told already goes on: all that it needs may have come before the failure.
+  // What the others have been told already goes on: all that it needs may have come before the
+  // failure.
   if (group_.channel->failed() && !operation.counted_) return;
   group_.channel->begin(operation.call_);
   if (!operation.counted_) control_.begin(operation.call_);
   if ((operation.call_.flags & kRefused) != 0 && region_ == nullptr) return control_.tell_refused();
-  operation.task_ = region_ ? region_->run(*operation.args_, operation.call_) : links.run(*operation.args_, operation.call_);
+  operation.task_ = region_ ? region_->run(*operation.args_, operation.call_)
+                            : links.run(*operation.args_, operation.call_);
   operation.links_ = &links;
 }
 
-// Small calls behind a small one that is under way begin too, and go on as far as they can: their messages need not wait for its answers.
+// Small calls behind a small one that is under way begin too, and go on as far as they can: their
+// messages need not wait for its answers.
 void CollectiveQueue::go_ahead(const Operation& first) {
   if (region_ || state_.number() == first.call_.sequence) return;
   std::array<Operation*, kTogether> window;
   std::size_t number = 0;
   {
     const std::lock_guard guard(lock_);
-    for (Operation* each = first_; each != nullptr && number < kTogether; each = each->next_) window[number++] = each;
+    for (Operation* each = first_; each != nullptr && number < kTogether; each = each->next_)
+      window[number++] = each;
   }
   const auto apart = [](const Operation& a, const Operation& b) {
     return !a.writes_.meets(b.writes_) && !a.writes_.meets(b.reads_) && !a.reads_.meets(b.writes_);
@@ -355,15 +376,16 @@ Status CollectiveQueue::outcome(Operation& operation) {
   return status.with_context(call_text(operation.call_));
 }
 
-/// Of a call whose task has ended. One that has failed by itself, by an exception, has told nobody yet, and leaves transfers under way,
-/// which end with the channel.
+/// Of a call whose task has ended. One that has failed by itself, by an exception, has told nobody
+/// yet, and leaves transfers under way, which end with the channel.
 bool CollectiveQueue::comes_to_rest(Operation& operation) {
   if (!operation.task_.valid() || operation.task_.peek().ok()) [[likely]]
     return true;
   if (!group_.channel->failed()) {
     const Status& why = operation.task_.peek();
-    group_.channel->fail(Status(why.code(), call_text(operation.call_) + " failed there: " + why.message(),
-                                why.ranks().empty() ? std::vector<int>{group_.job_rank()} : why.ranks()));
+    group_.channel->fail(
+        Status(why.code(), call_text(operation.call_) + " failed there: " + why.message(),
+               why.ranks().empty() ? std::vector<int>{group_.job_rank()} : why.ranks()));
   }
   return operation.links_ == nullptr || operation.links_->at_rest();
 }
@@ -385,15 +407,18 @@ void CollectiveQueue::pass(Ended& ended, int self) {
   if (control_.news()) control_.poll();
   std::optional<transport::Together> together;
   while (Operation* operation = front()) {
-    // With others behind it, what it sends may travel with what they send; a call alone sends sooner without.
-    if (!region_ && !together && state_.number() != operation->call_.sequence) together.emplace(*group_.fabric);
+    // With others behind it, what it sends may travel with what they send; a call alone sends
+    // sooner without.
+    if (!region_ && !together && state_.number() != operation->call_.sequence)
+      together.emplace(*group_.fabric);
     if (!operation->begun_) begin(*operation, links_);
     Task<Status>& task = operation->task_;
     const std::size_t turns = task.turns();
     const bool over = !task.valid() || task.step();
     if (self > 0 && task.turns() != turns) transport::note_headway();
     if (!over) {
-      if (region_ && group_.channel->someone_left() && waits_for_one_that_left()) continue;  // ends it
+      if (region_ && group_.channel->someone_left() && waits_for_one_that_left())
+        continue;  // ends it
       return go_ahead(*operation);
     }
     if (!comes_to_rest(*operation)) return;
@@ -435,8 +460,8 @@ void CollectiveQueue::advance(const std::atomic<int>& attending, int self) {
   if (ended.any && attending.load() > self) group_.fabric->wake();
 }
 
-/// In a region no message tells that nothing more comes of a member: its line is missing, or its part of the call. Fails the channel
-/// then; what a member did before it left counts.
+/// In a region no message tells that nothing more comes of a member: its line is missing, or its
+/// part of the call. Fails the channel then; what a member did before it left counts.
 bool CollectiveQueue::waits_for_one_that_left() {
   if (group_.channel->failed()) return false;
   for (const int rank : region_->awaited()) {
@@ -452,33 +477,43 @@ TimePoint CollectiveQueue::next_deadline() {
   if (group_.channel->failed()) return TimePoint::max();
   const std::lock_guard guard(lock_);
   TimePoint earliest = TimePoint::max();
-  for (const Operation* each = first_; each != nullptr; each = each->next_) earliest = std::min(earliest, each->deadline_);
+  for (const Operation* each = first_; each != nullptr; each = each->next_)
+    earliest = std::min(earliest, each->deadline_);
   return earliest;
 }
 
-std::vector<int> CollectiveQueue::awaited() { return region_ ? region_->awaited() : flight().awaited(); }
+std::vector<int> CollectiveQueue::awaited() {
+  return region_ ? region_->awaited() : flight().awaited();
+}
 
-std::string CollectiveQueue::late_text(const Operation& late, TimePoint now, const trace::Testimony& known) {
+std::string CollectiveQueue::late_text(const Operation& late, TimePoint now,
+                                       const trace::Testimony& known) {
   const auto& missing = known.missing;
   const Operation* running = front();
-  std::string text = "rank " + std::to_string(group_.job_rank()) + " waited " + describe(now - late.made_) + " in " +
-                     fingerprint_rules().describe(late.call_) + ", call " + std::to_string(late.call_.sequence) + " of " + group_.text();
+  std::string text = "rank " + std::to_string(group_.job_rank()) + " waited " +
+                     describe(now - late.made_) + " in " +
+                     fingerprint_rules().describe(late.call_) + ", call " +
+                     std::to_string(late.call_.sequence) + " of " + group_.text();
   if (running != &late && running != nullptr) {
-    text += ", queued behind " + fingerprint_rules().describe(running->call_) + ", call " + std::to_string(running->call_.sequence) + ",";
+    text += ", queued behind " + fingerprint_rules().describe(running->call_) + ", call " +
+            std::to_string(running->call_.sequence) + ",";
   }
   text += missing.empty() ? ", for nobody in particular" : " for " + describe_ranks(missing);
   if (!known.text.empty()) text += ": " + known.text;
   for (int member = 0; known.text.empty() && member < group_.size(); ++member) {
     const int rank = group_.job_rank_of(member);
-    if (missing.size() > 8 || std::find(missing.begin(), missing.end(), rank) == missing.end()) continue;
+    if (missing.size() > 8 || std::find(missing.begin(), missing.end(), rank) == missing.end())
+      continue;
     const transport::Fingerprint heard = region_ ? region_->heard(member) : flight().heard(member);
     if (heard.sequence == 0) continue;
-    text += "; the last heard of rank " + std::to_string(rank) + " is its call " + std::to_string(heard.sequence) + ", " +
-            fingerprint_rules().describe(heard);
+    text += "; the last heard of rank " + std::to_string(rank) + " is its call " +
+            std::to_string(heard.sequence) + ", " + fingerprint_rules().describe(heard);
   }
   return text +
-         (group_.witness ? ". See what the ranks named here are doing (`muster trace` shows the last calls of all); if they are only slow, "
-                         : ". See whether the ranks named here have reached this call; if they are only slow, ") +
+         (group_.witness ? ". See what the ranks named here are doing (`muster trace` shows the "
+                           "last calls of all); if they are only slow, "
+                         : ". See whether the ranks named here have reached this call; if they are "
+                           "only slow, ") +
          "give the call or the group a longer timeout";
 }
 
@@ -489,22 +524,26 @@ void CollectiveQueue::check_deadlines(TimePoint now) {
   {
     const std::lock_guard guard(lock_);
     for (const Operation* each = first_; each != nullptr; each = each->next_) {
-      if (each->deadline_ <= now && (late == nullptr || each->deadline_ < late->deadline_)) late = each;
+      if (each->deadline_ <= now && (late == nullptr || each->deadline_ < late->deadline_))
+        late = each;
     }
   }
   if (late == nullptr) return;
-  // Whom this member waits for may itself wait for another: who has not entered the call is asked of the traces.
+  // Whom this member waits for may itself wait for another: who has not entered the call is asked
+  // of the traces.
   trace::Testimony known{awaited(), {}};
   if (group_.witness) {
     const Operation* running = front();
     const auto sequence = running != nullptr ? running->call_.sequence : late->call_.sequence;
-    known = trace::testify(group_.witness->look(), group_.name, sequence, group_.channel->members(), group_.job_rank(), known.missing);
+    known = trace::testify(group_.witness->look(), group_.name, sequence, group_.channel->members(),
+                           group_.job_rank(), known.missing);
   }
   group_.channel->fail(Status(Code::timed_out, late_text(*late, now, known), known.missing));
 }
 
 void CollectiveQueue::remind(TimePoint now) {
-  if (region_ != nullptr || group_.size() == 1) return;  // in a region everybody sees everybody's control line
+  if (region_ != nullptr || group_.size() == 1)
+    return;  // in a region everybody sees everybody's control line
   const std::unique_lock drive(state_, std::try_to_lock);
   if (!drive.owns_lock() || group_.channel->failed()) return;
   control_.all_sent();
@@ -514,7 +553,9 @@ void CollectiveQueue::remind(TimePoint now) {
   ++running->reminders_;
   for (int rank : awaited()) {
     const auto members = group_.channel->members();
-    control_.tell_waiting(static_cast<int>(std::find(members.begin(), members.end(), rank) - members.begin()), running->call_);
+    control_.tell_waiting(
+        static_cast<int>(std::find(members.begin(), members.end(), rank) - members.begin()),
+        running->call_);
   }
 }
 

@@ -1,5 +1,6 @@
-/// The collectives of one communicator: numbered when they are called, run in that order by whoever waits. Over links, small calls that
-/// stand behind one another and share no memory are under way together: what one pass over them sends leaves in one write for each link
+/// The collectives of one communicator: numbered when they are called, run in that order by whoever
+/// waits. Over links, small calls that stand behind one another and share no memory are under way
+/// together: what one pass over them sends leaves in one write for each link
 /// (`transport/together.h`), and they end in their order.
 #pragma once
 
@@ -31,21 +32,24 @@ struct MemoryRange {
 class CollectiveQueue {
  public:
   /// `region` is null where the group runs over links, with the algorithms that `bounds` say.
-  CollectiveQueue(const GroupContext& group, std::unique_ptr<RegionGroup> region, const Selection::Bounds& bounds);
+  CollectiveQueue(const GroupContext& group, std::unique_ptr<RegionGroup> region,
+                  const Selection::Bounds& bounds);
 
   class Operation;
 
   /// Runs a valid call on this thread, after those before it.
   Status run(Driver& driver, const Args& args, Meanwhile& meanwhile);
-  /// Queues a valid call, which holds `owner` until it is over. Throws nothing once it is queued. `beside`: another thread than this one has
-  /// promised to drive calls, and knows nothing of this one.
-  std::shared_ptr<Operation> start(std::shared_ptr<Driver> driver, Args args, TimePoint deadline, std::shared_ptr<void> owner,
-                                   bool beside);
+  /// Queues a valid call, which holds `owner` until it is over. Throws nothing once it is queued.
+  /// `beside`: another thread than this one has promised to drive calls, and knows nothing of this
+  /// one.
+  std::shared_ptr<Operation> start(std::shared_ptr<Driver> driver, Args args, TimePoint deadline,
+                                   std::shared_ptr<void> owner, bool beside);
   /// Queues the news that this member's next call, an `op`, was refused.
   void refuse(std::shared_ptr<Driver> driver, Op op);
 
-  /// Goes on as far as it can, unless another thread is doing that just now; what is thrown meanwhile fails the group. `attending` threads
-  /// wait for the group; `self` is how many of them this one is, 1 or 0.
+  /// Goes on as far as it can, unless another thread is doing that just now; what is thrown
+  /// meanwhile fails the group. `attending` threads wait for the group; `self` is how many of them
+  /// this one is, 1 or 0.
   void advance(const std::atomic<int>& attending, int self);
   bool empty() const { return !state_.queued(); }
   /// Whether a call that was started `beside` is under way.
@@ -56,12 +60,14 @@ class CollectiveQueue {
 
   /// The earliest of the queued calls; max where none can be missed any more.
   TimePoint next_deadline();
-  /// Fails the channel where a call is past its deadline, naming the ranks that the running one waits for.
+  /// Fails the channel where a call is past its deadline, naming the ranks that the running one
+  /// waits for.
   void check_deadlines(TimePoint now);
   /// Tells the members that the running call has waited for long what it is.
   void remind(TimePoint now);
 
-  /// Calls `work(control)` under the drive lock; false, without calling it, where another thread holds that now.
+  /// Calls `work(control)` under the drive lock; false, without calling it, where another thread
+  /// holds that now.
   template <class Work>
   bool with_control(Work work) {
     const std::unique_lock drive(state_, std::try_to_lock);
@@ -71,7 +77,8 @@ class CollectiveQueue {
     return true;
   }
 
-  /// Within a catch block: ends the group on all members with what was thrown here, in `call` where one is known; the group's failure.
+  /// Within a catch block: ends the group on all members with what was thrown here, in `call` where
+  /// one is known; the group's failure.
   Status fail_by_exception(const transport::Fingerprint* call = nullptr) noexcept;
 
   /// Orderly end: lets go of the region.
@@ -85,7 +92,8 @@ class CollectiveQueue {
   bool express(Driver& driver, Underway& underway, const Args& args);
   bool over_links(Underway& underway, const Args& args);
   bool in_region(Underway& underway, const Args& args);
-  Status go_on(Driver& driver, const Args& args, Underway& underway, std::unique_lock<QueueState> drive);
+  Status go_on(Driver& driver, const Args& args, Underway& underway,
+               std::unique_lock<QueueState> drive);
   void note_memory(Operation& operation, const Args& args) const;
   Status attend(Driver& driver, const Operation& operation);
   void remove(Operation& operation) noexcept;
@@ -111,7 +119,8 @@ class CollectiveQueue {
   LinkGroup links_;            // of the call that began as the first in the queue
   /// Small calls that are under way at once: a batch of so many takes little longer than one.
   static constexpr std::size_t kTogether = 8;
-  std::array<std::unique_ptr<LinkGroup>, kTogether> ahead_;  // of the others, by sequence; made when first used
+  std::array<std::unique_ptr<LinkGroup>, kTogether>
+      ahead_;  // of the others, by sequence; made when first used
   std::unique_ptr<RegionGroup> region_;
   bool broken_ = false;  // a call has failed
 

@@ -1,4 +1,5 @@
-// Small calls that are started together over links are under way together; nobody can tell but by the time that they take.
+// Small calls that are started together over links are under way together; nobody can tell but by
+// the time that they take.
 #include <array>
 #include <atomic>
 #include <random>
@@ -26,7 +27,8 @@ TEST(Together, BatchesOfSmallCallsEndRightAndInTheirOrder) {
           std::vector<int> roots(kCalls, -1);
           const auto right = [&](std::size_t i) {
             const auto number = static_cast<int>(i);
-            return out[i] == Values(in[i].size(), roots[i] >= 0 ? 100 * roots[i] + number : 300 + 3 * number);
+            return out[i] ==
+                   Values(in[i].size(), roots[i] >= 0 ? 100 * roots[i] + number : 300 + 3 * number);
           };
           std::vector<PendingRef> pending;
           std::array<std::atomic<int>, kCalls> called{}, early{};
@@ -43,7 +45,8 @@ TEST(Together, BatchesOfSmallCallsEndRightAndInTheirOrder) {
             }
             pending.back()->when_settled([&, i](const Status&) {
               called[i].fetch_add(1);
-              for (std::size_t before = 0; before <= i; ++before) early[i].fetch_add(right(before) ? 0 : 1);
+              for (std::size_t before = 0; before <= i; ++before)
+                early[i].fetch_add(right(before) ? 0 : 1);
             });
           }
           for (std::size_t i = 0; i < kCalls; ++i) {
@@ -54,14 +57,16 @@ TEST(Together, BatchesOfSmallCallsEndRightAndInTheirOrder) {
           ASSERT_TRUE(group.close(in_a_minute()).ok());  // no callback is under way any more
           for (std::size_t i = 0; i < kCalls; ++i) {
             EXPECT_EQ(called[i].load(), 1) << "call " << i;
-            EXPECT_EQ(early[i].load(), 0) << "call " << i << " was told to be done before others that stood before it";
+            EXPECT_EQ(early[i].load(), 0)
+                << "call " << i << " was told to be done before others that stood before it";
           }
         },
         false);
   }
 }
 
-// Three hosts of two: so many bytes go in several chunks, and would be small enough to be under way together.
+// Three hosts of two: so many bytes go in several chunks, and would be small enough to be under way
+// together.
 TEST(Together, CallsInSeveralChunksKeepThemApart) {
   constexpr int kRanks = 6;
   constexpr std::size_t kCalls = 20, kEach = 525;
@@ -76,7 +81,8 @@ TEST(Together, CallsInSeveralChunksKeepThemApart) {
       args.op = Op::reduce_scatter;
       args.dtype = DType::int64;
       for (int to = 0; to < kRanks; ++to)
-        args.inputs.push_back(std::as_bytes(std::span(in[i]).subspan(static_cast<std::size_t>(to) * kEach, kEach)));
+        args.inputs.push_back(
+            std::as_bytes(std::span(in[i]).subspan(static_cast<std::size_t>(to) * kEach, kEach)));
       args.outputs = {bytes(out[i])};
       pending.push_back(group.start(std::move(args), in_a_minute()));
     }
@@ -89,7 +95,8 @@ TEST(Together, CallsInSeveralChunksKeepThemApart) {
   });
 }
 
-// Every member is the root of some, and passes the pieces of others on in calls in which it gives nothing itself.
+// Every member is the root of some, and passes the pieces of others on in calls in which it gives
+// nothing itself.
 TEST(Together, CallsAlongTreesKeepThemApart) {
   constexpr int kRanks = 7;
   constexpr std::size_t kCalls = 42;
@@ -101,12 +108,15 @@ TEST(Together, CallsAlongTreesKeepThemApart) {
           std::mt19937_64 random(testing::test_seed());  // the same on all ranks
           std::vector<Values> mine(kCalls), all(kCalls), expected(kCalls);
           std::vector<PendingRef> pending;
-          const auto value = [](std::size_t call, int member) { return static_cast<std::int64_t>(100 * call) + member; };
+          const auto value = [](std::size_t call, int member) {
+            return static_cast<std::int64_t>(100 * call) + member;
+          };
           for (std::size_t i = 0; i < kCalls; ++i) {
             const int root = static_cast<int>(i % kRanks);
             const Op op = random() % 2 == 0 ? Op::gather : Op::scatter;
             const std::size_t count = random() % 40;
-            for (int member = 0; member < kRanks; ++member) expected[i].insert(expected[i].end(), count, value(i, member));
+            for (int member = 0; member < kRanks; ++member)
+              expected[i].insert(expected[i].end(), count, value(i, member));
             mine[i].assign(count, op == Op::gather ? value(i, rank) : -1);
             all[i] = op == Op::gather ? Values(kRanks * count, -1) : expected[i];
             pending.push_back(group.start(pieces(op, mine[i], all[i], root, group), in_a_minute()));
@@ -125,7 +135,8 @@ TEST(Together, CallsAlongTreesKeepThemApart) {
   }
 }
 
-// Batches as long as may be under way at once: what they send to a member in one round stands together.
+// Batches as long as may be under way at once: what they send to a member in one round stands
+// together.
 TEST(Together, MessagesOfCallsStartedTogetherShareWrites) {
   constexpr std::size_t kCalls = 8;
   for (const int ranks : {2, 4}) {
@@ -134,7 +145,8 @@ TEST(Together, MessagesOfCallsStartedTogetherShareWrites) {
       std::vector<Values> in(kCalls, Values{rank}), out(kCalls, Values{-1});
       const transport::Traffic before = fabric.traffic();
       std::vector<PendingRef> pending;
-      for (std::size_t i = 0; i < kCalls; ++i) pending.push_back(group.start(all_reduce(in[i], out[i]), in_a_minute()));
+      for (std::size_t i = 0; i < kCalls; ++i)
+        pending.push_back(group.start(all_reduce(in[i], out[i]), in_a_minute()));
       for (const auto& each : pending) ASSERT_TRUE(each->wait(in_a_minute()).ok());
       const transport::Traffic after = fabric.traffic();
       for (const Values& each : out) EXPECT_EQ(each, Values{ranks * (ranks - 1) / 2});
@@ -164,8 +176,8 @@ TEST(Together, CallsOnTheSameMemoryGoOneAfterAnother) {
   }
 }
 
-// The root of a small broadcast is through with its part at once. What it has been told before still counts.
-// spec: F18 a refused call, where its member has said so before the other's begins
+// The root of a small broadcast is through with its part at once. What it has been told before
+// still counts. spec: F18 a refused call, where its member has said so before the other's begins
 TEST(Together, ACallKnownToBeRefusedElsewhereFails) {
   for (Wire wire : {Wire::loopback, Wire::tcp}) {
     with_group(
@@ -174,14 +186,19 @@ TEST(Together, ACallKnownToBeRefusedElsewhereFails) {
           Values values{1};
           if (rank == 1) {
             group.refuse(Op::broadcast);
-            ASSERT_TRUE(group.send(0, 1, bytes(values), DType::int64, in_a_minute())->wait(in_a_minute()).ok());
+            ASSERT_TRUE(group.send(0, 1, bytes(values), DType::int64, in_a_minute())
+                            ->wait(in_a_minute())
+                            .ok());
             // Until the other's failure has come: it reads what is sent here.
             while (group.failure().ok()) group.channel().fabric().poll();
             return;
           }
-          ASSERT_TRUE(group.receive(1, 1, bytes(values), DType::int64, in_a_minute())->wait(in_a_minute()).ok());
+          ASSERT_TRUE(group.receive(1, 1, bytes(values), DType::int64, in_a_minute())
+                          ->wait(in_a_minute())
+                          .ok());
           const Status status = group.run(broadcast(values, 0), in_a_minute());
-          EXPECT_EQ(status.code(), Code::mismatch) << "behind the news of it: messages of one link keep their order";
+          EXPECT_EQ(status.code(), Code::mismatch)
+              << "behind the news of it: messages of one link keep their order";
           EXPECT_TRUE(contains(status.message(), "refused")) << status.message();
         },
         false);

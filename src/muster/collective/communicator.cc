@@ -30,9 +30,12 @@ constexpr auto kLateLook = std::chrono::seconds(1);
 /// The latter where it has something of its own to look after too.
 constexpr auto kOwnLook = std::chrono::milliseconds(500);
 
-class GroupCommunicator final : public Communicator, public Driver, public std::enable_shared_from_this<GroupCommunicator> {
+class GroupCommunicator final : public Communicator,
+                                public Driver,
+                                public std::enable_shared_from_this<GroupCommunicator> {
  public:
-  GroupCommunicator(GroupContext group, std::shared_ptr<Shared> shared, std::unique_ptr<RegionGroup> region, const Handout& handout)
+  GroupCommunicator(GroupContext group, std::shared_ptr<Shared> shared,
+                    std::unique_ptr<RegionGroup> region, const Handout& handout)
       : group_(std::move(group)),
         shared_(std::move(shared)),
         segment_(handout.segment),
@@ -56,9 +59,10 @@ class GroupCommunicator final : public Communicator, public Driver, public std::
   std::shared_ptr<void> drive_here() override;
   std::shared_ptr<void> look_while_waiting(std::function<void()> look) override;
   void refuse(Op op) override;
-  PendingRef send(int member, std::uint64_t tag, ConstBytes data, DType dtype, TimePoint deadline, std::shared_ptr<void> owner) override;
-  PendingRef receive(int member, std::uint64_t tag, MutableBytes data, DType dtype, TimePoint deadline,
-                     std::shared_ptr<void> owner) override;
+  PendingRef send(int member, std::uint64_t tag, ConstBytes data, DType dtype, TimePoint deadline,
+                  std::shared_ptr<void> owner) override;
+  PendingRef receive(int member, std::uint64_t tag, MutableBytes data, DType dtype,
+                     TimePoint deadline, std::shared_ptr<void> owner) override;
   void abort(const std::string& reason) override;
   Status close(TimePoint deadline) override;
 
@@ -72,14 +76,17 @@ class GroupCommunicator final : public Communicator, public Driver, public std::
   }
   bool busy() override { return !queue_.empty() || !messages_.empty(); }
   bool attended() override {
-    return attending_.load() > 0 || (driving_.load() > 0 && !queue_.has_calls_beside() && driver_.is_at_work(group_.now()));
+    return attending_.load() > 0 ||
+           (driving_.load() > 0 && !queue_.has_calls_beside() && driver_.is_at_work(group_.now()));
   }
   bool attended_between() override { return attending_.load() == 0 && driving_.load() > 0; }
   void look_in() override {
     if (driving_.load() > 0) driver_.is_here(group_.now());
     advance();
   }
-  TimePoint next_deadline() override { return std::min(queue_.next_deadline(), messages_.next_deadline()); }
+  TimePoint next_deadline() override {
+    return std::min(queue_.next_deadline(), messages_.next_deadline());
+  }
   bool attend(const std::function<bool()>& done, TimePoint limit) override;
   void let_others_go_on() override {
     if (attended()) {
@@ -129,7 +136,8 @@ class GroupCommunicator final : public Communicator, public Driver, public std::
   Status send_off(const Args& args, Meanwhile& meanwhile);
   Status take(const Args& args, Meanwhile& meanwhile);
   Status see_through(const Args& args, const transport::TransferRef& transfer, TimePoint deadline);
-  Status check_message(std::string_view what, int member, std::uint64_t tag, std::size_t bytes, DType dtype, bool any) const;
+  Status check_message(std::string_view what, int member, std::uint64_t tag, std::size_t bytes,
+                       DType dtype, bool any) const;
   Status drain(TimePoint deadline);
   Status part(TimePoint deadline);
   Status part_as_first(TimePoint deadline);
@@ -197,15 +205,16 @@ bool GroupCommunicator::attend(const std::function<bool()>& done, TimePoint limi
 
 Status GroupCommunicator::in_a_child(std::string_view what) const {
   return Status(Code::aborted, std::string(what) + " was called on " + group_.here() +
-                                   " by a forked child; connections and shared memory are its parent's: call it there, or start a job of "
+                                   " by a forked child; connections and shared memory are its "
+                                   "parent's: call it there, or start a job of "
                                    "the child's own");
 }
 
 Status GroupCommunicator::check_open(Op op) const {
   if (mark_.forked()) return in_a_child(info(op).name);
   if (!closed_.load()) return {};
-  return Status(Code::aborted,
-                std::string(info(op).name) + " was called on " + group_.here() + ", which has been closed; make a new group");
+  return Status(Code::aborted, std::string(info(op).name) + " was called on " + group_.here() +
+                                   ", which has been closed; make a new group");
 }
 
 Status GroupCommunicator::check(const Args& args) const {
@@ -233,8 +242,8 @@ Status GroupCommunicator::run(const Args& args, bool valid, Meanwhile& meanwhile
 
 PendingRef GroupCommunicator::not_made(Op op, const Status& why) {
   const Status cause(why.code(),
-                     "rank " + std::to_string(group_.job_rank()) + " could not make its call of " + std::string(info(op).name) + " in " +
-                         group_.text() + ": " + why.message(),
+                     "rank " + std::to_string(group_.job_rank()) + " could not make its call of " +
+                         std::string(info(op).name) + " in " + group_.text() + ": " + why.message(),
                      {group_.job_rank()});
   group_.channel->fail(cause);
   group_.fabric->wake();
@@ -248,7 +257,8 @@ PendingRef GroupCommunicator::start(Args args, TimePoint deadline, std::shared_p
   std::shared_ptr<CollectiveQueue::Operation> operation;
   try {
     const bool beside = driving_.load() > 0 && !driver_.is_this_thread();
-    operation = queue_.start(shared_from_this(), std::move(args), deadline, std::move(owner), beside);
+    operation =
+        queue_.start(shared_from_this(), std::move(args), deadline, std::move(owner), beside);
   } catch (...) {
     return not_made(op, status_of_exception());
   }
@@ -281,7 +291,8 @@ std::shared_ptr<void> GroupCommunicator::drive_here() {
 
 std::shared_ptr<void> GroupCommunicator::look_while_waiting(std::function<void()> look) {
   struct Looking {
-    Looking(std::shared_ptr<GroupCommunicator> in, std::function<void()> what) : group(std::move(in)), look(std::move(what)) {
+    Looking(std::shared_ptr<GroupCommunicator> in, std::function<void()> what)
+        : group(std::move(in)), look(std::move(what)) {
       group->lookout_.add(look);
     }
     ~Looking() { group->lookout_.remove(look); }
@@ -303,25 +314,30 @@ void GroupCommunicator::refuse(Op op) {
   advance();
 }
 
-Status GroupCommunicator::check_message(std::string_view what, int member, std::uint64_t tag, std::size_t bytes, DType dtype,
-                                        bool any) const {
+Status GroupCommunicator::check_message(std::string_view what, int member, std::uint64_t tag,
+                                        std::size_t bytes, DType dtype, bool any) const {
   const auto invalid = [&](const std::string& why) {
     return Status(Code::invalid_argument, std::string(what) + " in " + group_.here() + " " + why);
   };
   if (mark_.forked()) return in_a_child(what);
   if (closed_.load())
-    return Status(Code::aborted, std::string(what) + " was called on " + group_.here() + ", which has been closed; make a new group");
+    return Status(Code::aborted, std::string(what) + " was called on " + group_.here() +
+                                     ", which has been closed; make a new group");
   if ((member < 0 || member >= size()) && !(any && member == transport::kAnyMember)) {
-    return invalid("needs a peer from 0 to " + std::to_string(size() - 1) + ", a position in the group, and got " + std::to_string(member));
+    return invalid("needs a peer from 0 to " + std::to_string(size() - 1) +
+                   ", a position in the group, and got " + std::to_string(member));
   }
-  if (tag >= kFirstReservedTag) return invalid("needs a tag below 2^62 and got " + std::to_string(tag));
+  if (tag >= kFirstReservedTag)
+    return invalid("needs a tag below 2^62 and got " + std::to_string(tag));
   if (bytes % size_of(dtype) != 0) {
-    return invalid("got " + std::to_string(bytes) + " bytes, which is no whole number of " + std::string(name_of(dtype)) + " elements");
+    return invalid("got " + std::to_string(bytes) + " bytes, which is no whole number of " +
+                   std::string(name_of(dtype)) + " elements");
   }
   return {};
 }
 
-/// Of messages a failure ends the group too: what may still write into the caller's memory ends with it.
+/// Of messages a failure ends the group too: what may still write into the caller's memory ends
+/// with it.
 template <class Start>
 PendingRef GroupCommunicator::message(Op op, Start start) {
   if (Status ready = prepare(); !ready) return not_made(op, ready);
@@ -334,30 +350,41 @@ PendingRef GroupCommunicator::message(Op op, Start start) {
   }
 }
 
-PendingRef GroupCommunicator::send(int member, std::uint64_t tag, ConstBytes data, DType dtype, TimePoint deadline,
-                                   std::shared_ptr<void> owner) {
+PendingRef GroupCommunicator::send(int member, std::uint64_t tag, ConstBytes data, DType dtype,
+                                   TimePoint deadline, std::shared_ptr<void> owner) {
   if (Status valid = check_message("send", member, tag, data.size(), dtype, false); !valid)
     return std::make_shared<Finished>(std::move(valid));
-  return message(Op::send, [&] { return messages_.send(shared_from_this(), member, tag, data, dtype, deadline, std::move(owner)); });
+  return message(Op::send, [&] {
+    return messages_.send(shared_from_this(), member, tag, data, dtype, deadline, std::move(owner));
+  });
 }
 
-PendingRef GroupCommunicator::receive(int member, std::uint64_t tag, MutableBytes data, DType dtype, TimePoint deadline,
-                                      std::shared_ptr<void> owner) {
+PendingRef GroupCommunicator::receive(int member, std::uint64_t tag, MutableBytes data, DType dtype,
+                                      TimePoint deadline, std::shared_ptr<void> owner) {
   if (Status valid = check_message("recv", member, tag, data.size(), dtype, true); !valid)
     return std::make_shared<Finished>(std::move(valid));
-  return message(Op::recv, [&] { return messages_.receive(shared_from_this(), member, tag, data, dtype, deadline, std::move(owner)); });
+  return message(Op::recv, [&] {
+    return messages_.receive(shared_from_this(), member, tag, data, dtype, deadline,
+                             std::move(owner));
+  });
 }
 
-/// One message, from start to end. What has gone at once, or comes in the time of a round trip, needs nobody to look after it.
+/// One message, from start to end. What has gone at once, or comes in the time of a round trip,
+/// needs nobody to look after it.
 Status GroupCommunicator::pass(const Args& args, Meanwhile& meanwhile) {
   const bool receives = args.op == Op::recv;
   const std::string_view name = info(args.op).name;
   if (args.inputs.size() != (receives ? 0 : 1) || args.outputs.size() != (receives ? 1 : 0)) {
-    return Status(Code::invalid_argument, std::string(name) + " in " + group_.here() + " needs one slice, an " +
-                                              (receives ? "output" : "input") + ", and got " + std::to_string(args.inputs.size()) +
-                                              " inputs and " + std::to_string(args.outputs.size()) + " outputs");
+    return Status(Code::invalid_argument, std::string(name) + " in " + group_.here() +
+                                              " needs one slice, an " +
+                                              (receives ? "output" : "input") + ", and got " +
+                                              std::to_string(args.inputs.size()) + " inputs and " +
+                                              std::to_string(args.outputs.size()) + " outputs");
   }
-  if (Status valid = check_message(name, args.root, args.tag, message_bytes(args), args.dtype, false); !valid) return valid;
+  if (Status valid =
+          check_message(name, args.root, args.tag, message_bytes(args), args.dtype, false);
+      !valid)
+    return valid;
   try {
     return receives ? take(args, meanwhile) : send_off(args, meanwhile);
   } catch (const abi::__forced_unwind&) {  // the thread is being ended
@@ -388,12 +415,15 @@ Status GroupCommunicator::take(const Args& args, Meanwhile& meanwhile) {
   const transport::TransferRef transfer = messages_.post(args);
   if (came && !transfer->done()) group_.fabric->take_in(rank);
   if (alone && !transfer->done())
-    group_.fabric->wait([&transfer] { return transfer->done(); }, std::min(deadline, group_.now() + transport::kRoundTrip));
+    group_.fabric->wait([&transfer] { return transfer->done(); },
+                        std::min(deadline, group_.now() + transport::kRoundTrip));
   return see_through(args, transfer, deadline);
 }
 
-/// Waits for a message that is under way, or over. Whatever is thrown meanwhile, it is over in the end: its memory is the caller's.
-Status GroupCommunicator::see_through(const Args& args, const transport::TransferRef& transfer, TimePoint deadline) {
+/// Waits for a message that is under way, or over. Whatever is thrown meanwhile, it is over in the
+/// end: its memory is the caller's.
+Status GroupCommunicator::see_through(const Args& args, const transport::TransferRef& transfer,
+                                      TimePoint deadline) {
   if (transfer->done() && transfer->status().ok()) return {};
   try {
     const auto message = messages_.follow(shared_from_this(), args, transfer, deadline);
@@ -410,8 +440,10 @@ Status GroupCommunicator::see_through(const Args& args, const transport::Transfe
 
 void GroupCommunicator::abort(const std::string& reason) {
   if (mark_.forked()) return;
-  group_.channel->fail(Status(Code::aborted, "rank " + std::to_string(group_.job_rank()) + " aborted " + group_.text() + ": " + reason,
-                              {group_.job_rank()}));
+  group_.channel->fail(Status(
+      Code::aborted,
+      "rank " + std::to_string(group_.job_rank()) + " aborted " + group_.text() + ": " + reason,
+      {group_.job_rank()}));
   group_.fabric->wake();
   if (busy() && prepare().ok()) watch(true);
 }
@@ -419,8 +451,10 @@ void GroupCommunicator::abort(const std::string& reason) {
 Status GroupCommunicator::late_at_close(const std::vector<int>& missing, const char* what) {
   group_.channel->fail(
       Status(Code::timed_out,
-             "rank " + std::to_string(group_.job_rank()) + " closes " + group_.text() + " and waited for " + describe_ranks(missing) + " " +
-                 what + (group_.witness ? group_.witness->tell(group_.name, missing) : "") + "; see whether they still are in a call",
+             "rank " + std::to_string(group_.job_rank()) + " closes " + group_.text() +
+                 " and waited for " + describe_ranks(missing) + " " + what +
+                 (group_.witness ? group_.witness->tell(group_.name, missing) : "") +
+                 "; see whether they still are in a call",
              missing));
   return group_.channel->failure();
 }
@@ -429,8 +463,10 @@ Status GroupCommunicator::drain(TimePoint deadline) {
   const bool quiet = attend([this] { return queue_.empty() && messages_.sends_over(); }, deadline);
   if (!quiet) {
     group_.channel->fail(Status(Code::timed_out,
-                                "rank " + std::to_string(group_.job_rank()) + " closes " + group_.text() +
-                                    " while calls or messages are under way that did not end in time; wait for them before closing",
+                                "rank " + std::to_string(group_.job_rank()) + " closes " +
+                                    group_.text() +
+                                    " while calls or messages are under way that did not end in "
+                                    "time; wait for them before closing",
                                 {group_.job_rank()}));
     attend([this] { return queue_.empty() && messages_.sends_over(); }, TimePoint::max());
   }
@@ -442,7 +478,8 @@ Status GroupCommunicator::part_as_first(TimePoint deadline) {
   const auto all_leave = [&] {
     queue_.with_control([&](Control& control) { missing = control.not_leaving(); });
     // A rank whose process has ended tells nothing any more. It made all calls that needed it.
-    if (group_.channel->someone_left()) std::erase_if(missing, [this](int rank) { return !group_.fabric->gone(rank).ok(); });
+    if (group_.channel->someone_left())
+      std::erase_if(missing, [this](int rank) { return !group_.fabric->gone(rank).ok(); });
     return missing.empty() || group_.channel->failed();
   };
   missing = {-1};
@@ -473,11 +510,14 @@ Status GroupCommunicator::part(TimePoint deadline) {
   bool released = false;
   const auto let_go = [&] {
     queue_.with_control([&](Control& control) { released = control.released(); });
-    return released || group_.channel->failed() || (group_.channel->someone_left() && !group_.fabric->gone(group_.job_rank_of(0)).ok());
+    return released || group_.channel->failed() ||
+           (group_.channel->someone_left() && !group_.fabric->gone(group_.job_rank_of(0)).ok());
   };
   // The first member knows who is missing: it gets the chance to say so.
-  const TimePoint limit = deadline < TimePoint::max() - kVerdictGrace ? deadline + kVerdictGrace : deadline;
-  if (!attend(let_go, limit)) return late_at_close({group_.job_rank_of(0)}, "to hear from all and let the others go");
+  const TimePoint limit =
+      deadline < TimePoint::max() - kVerdictGrace ? deadline + kVerdictGrace : deadline;
+  if (!attend(let_go, limit))
+    return late_at_close({group_.job_rank_of(0)}, "to hear from all and let the others go");
   return group_.channel->failure();
 }
 
@@ -490,32 +530,40 @@ Status GroupCommunicator::close(TimePoint deadline) {
   shared_->progress.forget(*this);
   queue_.drop_region();
   // After a failure another member may still look at the region: then its segment stays taken.
-  if (status.ok() && rank() == 0 && segment_ != kNoSegment) group_.fabric->region()->release(segment_);
+  if (status.ok() && rank() == 0 && segment_ != kNoSegment)
+    group_.fabric->region()->release(segment_);
   segment_ = kNoSegment;
   return status.ok() ? status : status.with_context("closing " + group_.here());
 }
 
 }  // namespace
 
-std::shared_ptr<Communicator> assemble(std::shared_ptr<transport::Fabric> fabric, Agreement agreed, std::string name,
+std::shared_ptr<Communicator> assemble(std::shared_ptr<transport::Fabric> fabric, Agreement agreed,
+                                       std::string name,
                                        std::shared_ptr<const trace::Witness> witness) {
   std::unique_ptr<RegionGroup> region_group;
   const Handout& handout = agreed.handout;
   if (handout.segment != kNoSegment) {
     const Selection selection(Ground::region, agreed.channel->size(), handout.bounds);
-    region_group = RegionGroup::attach(*fabric->region(), handout.segment, *agreed.channel, selection);
+    region_group =
+        RegionGroup::attach(*fabric->region(), handout.segment, *agreed.channel, selection);
   }
   if (logs(LogLevel::debug) && agreed.channel->size() > 1) {
     const bool in_region = region_group != nullptr;
-    const Selection used(in_region ? Ground::region : Ground::links, agreed.channel->size(), handout.bounds,
-                         standing_of(*fabric, agreed.channel->members()));
-    log(LogLevel::debug, "group " + name + ", algorithms over " + (in_region ? "shared memory" : "links") + ":" + text_of(used));
+    const Selection used(in_region ? Ground::region : Ground::links, agreed.channel->size(),
+                         handout.bounds, standing_of(*fabric, agreed.channel->members()));
+    log(LogLevel::debug, "group " + name + ", algorithms over " +
+                             (in_region ? "shared memory" : "links") + ":" + text_of(used));
   }
   auto shared = shared_of(*fabric);
-  GroupContext context{std::move(fabric), std::move(agreed.channel), std::move(name), std::move(witness)};
-  return std::make_shared<GroupCommunicator>(std::move(context), std::move(shared), std::move(region_group), handout);
+  GroupContext context{std::move(fabric), std::move(agreed.channel), std::move(name),
+                       std::move(witness)};
+  return std::make_shared<GroupCommunicator>(std::move(context), std::move(shared),
+                                             std::move(region_group), handout);
 }
 
-std::shared_ptr<transport::Fabric> fabric_of(Communicator& group) { return static_cast<GroupCommunicator&>(group).fabric(); }
+std::shared_ptr<transport::Fabric> fabric_of(Communicator& group) {
+  return static_cast<GroupCommunicator&>(group).fabric();
+}
 
 }  // namespace muster::collective

@@ -23,12 +23,15 @@ TEST(Failure, ADeadlineNamesWhoIsMissing) {
             EXPECT_LT(steady_clock().now() - began, seconds(10));
             EXPECT_EQ(late.code(), Code::timed_out) << late.message();
             EXPECT_EQ(late.ranks(), std::vector<int>{1}) << late.message();
-            EXPECT_TRUE(contains(late.message(), "all_reduce(SUM, int64, 1 element), call 2 of group 'test'")) << late.message();
+            EXPECT_TRUE(contains(late.message(),
+                                 "all_reduce(SUM, int64, 1 element), call 2 of group 'test'"))
+                << late.message();
             EXPECT_TRUE(contains(late.message(), "rank 1")) << late.message();
           }
           gate.arrive_and_wait();
           if (rank == 1) {
-            // In a region all that it needs of the missed call is there; then it learns that it was waited for.
+            // In a region all that it needs of the missed call is there; then it learns that it was
+            // waited for.
             Status next = group.run(all_reduce({1}, out), soon());
             if (next.ok()) next = group.run(all_reduce({1}, out), soon());
             EXPECT_EQ(next.code(), Code::timed_out) << next.message();
@@ -40,7 +43,8 @@ TEST(Failure, ADeadlineNamesWhoIsMissing) {
   }
 }
 
-// spec: F18 ranks that call different collectives, or the same with different dtype, op, root or size: every rank fails, both calls named
+// spec: F18 ranks that call different collectives, or the same with different dtype, op, root or
+// size: every rank fails, both calls named
 TEST(Failure, DifferentCallsAreNamedOnEveryRank) {
   struct Case {
     const char* what;
@@ -50,7 +54,8 @@ TEST(Failure, DifferentCallsAreNamedOnEveryRank) {
   };
   const auto sum = [](Values& in, Values& out) { return all_reduce(in, out); };
   const std::vector<Case> cases{
-      {"operation", sum, [](Values&, Values& out) { return broadcast(out, 0); }, "all_reduce(", "broadcast("},
+      {"operation", sum, [](Values&, Values& out) { return broadcast(out, 0); }, "all_reduce(",
+       "broadcast("},
       {"dtype", sum,
        [](Values& in, Values& out) {
          Args args = all_reduce(in, out);
@@ -58,7 +63,8 @@ TEST(Failure, DifferentCallsAreNamedOnEveryRank) {
          return args;
        },
        "int64", "float64"},
-      {"reduction", sum, [](Values& in, Values& out) { return all_reduce(in, out, Reduce::max); }, "SUM", "MAX"},
+      {"reduction", sum, [](Values& in, Values& out) { return all_reduce(in, out, Reduce::max); },
+       "SUM", "MAX"},
       {"size", sum,
        [](Values& in, Values& out) {
          Args args = all_reduce(in, out);
@@ -81,8 +87,10 @@ TEST(Failure, DifferentCallsAreNamedOnEveryRank) {
             Status status = group.run((rank == 0 ? each.odd : each.usual)(in, out), soon());
             if (status.ok()) status = group.close(soon());  // it had returned before anybody knew
             EXPECT_LT(steady_clock().now() - began, seconds(10));
-            EXPECT_EQ(status.code(), Code::mismatch) << each.what << " on rank " << rank << ": " << status.message();
-            EXPECT_TRUE(contains(status.message(), each.usual_text) && contains(status.message(), each.odd_text))
+            EXPECT_EQ(status.code(), Code::mismatch)
+                << each.what << " on rank " << rank << ": " << status.message();
+            EXPECT_TRUE(contains(status.message(), each.usual_text) &&
+                        contains(status.message(), each.odd_text))
                 << each.what << ": " << status.message();
           },
           region);
@@ -90,12 +98,14 @@ TEST(Failure, DifferentCallsAreNamedOnEveryRank) {
   }
 }
 
-// By its own size the odd one exchanges with the root, or the root with all, while the others use a tree: messages come for which nobody
-// waits. spec: F18 different sizes, where they choose different algorithms
+// By its own size the odd one exchanges with the root, or the root with all, while the others use a
+// tree: messages come for which nobody waits. spec: F18 different sizes, where they choose
+// different algorithms
 TEST(Failure, DifferentSizesThatChooseDifferentAlgorithmsAreNamed) {
   constexpr int kRanks = 8;
   const testing::ScratchFolder scratch;
-  std::ofstream(scratch.file("tuning")) << "version = 1\nlinks.gather.8 = tree <= 256, direct\nlinks.scatter.8 = tree <= 256, direct\n";
+  std::ofstream(scratch.file("tuning")) << "version = 1\nlinks.gather.8 = tree <= 256, "
+                                           "direct\nlinks.scatter.8 = tree <= 256, direct\n";
   const Variable tuning("MUSTER_TUNING", scratch.file("tuning"));
   for (const Op op : {Op::gather, Op::scatter}) {
     for (int odd = 0; odd < kRanks; ++odd) {
@@ -104,8 +114,11 @@ TEST(Failure, DifferentSizesThatChooseDifferentAlgorithmsAreNamed) {
         Values mine(count), all(kRanks * count);
         Status status = group.run(pieces(op, mine, all, 0, group), soon());
         if (status.ok()) status = group.close(soon());  // it had returned before anybody knew
-        EXPECT_EQ(status.code(), Code::mismatch) << "rank " << rank << ", rank " << odd << " is odd: " << status.message();
-        EXPECT_TRUE(contains(status.message(), "4 elements") && contains(status.message(), "8 elements")) << status.message();
+        EXPECT_EQ(status.code(), Code::mismatch)
+            << "rank " << rank << ", rank " << odd << " is odd: " << status.message();
+        EXPECT_TRUE(contains(status.message(), "4 elements") &&
+                    contains(status.message(), "8 elements"))
+            << status.message();
       });
     }
   }
@@ -123,7 +136,9 @@ TEST(Failure, DifferentSplitsAreNamed) {
     if (rank == 1) args.outputs[1] = bytes(b);
     const Status status = group.run(args, soon());
     EXPECT_EQ(status.code(), Code::mismatch) << status.message();
-    EXPECT_TRUE(contains(status.message(), "6 elements in all") && contains(status.message(), "5 elements in all")) << status.message();
+    EXPECT_TRUE(contains(status.message(), "6 elements in all") &&
+                contains(status.message(), "5 elements in all"))
+        << status.message();
   });
 }
 
@@ -134,7 +149,8 @@ TEST(Failure, ASkippedLastCallIsNamedAtClose) {
         3, Wire::region,
         [](int rank, Communicator& group) {
           Values value(1);
-          // A broadcast's root leaves at once, so nothing but the comparison at the end shows that rank 2 did not come.
+          // A broadcast's root leaves at once, so nothing but the comparison at the end shows that
+          // rank 2 did not come.
           ASSERT_TRUE(group.run(broadcast(value, 0), soon()).ok());
           Status status;
           if (rank != 2) status = group.run(broadcast(value, 0), soon());
@@ -155,7 +171,8 @@ TEST(Failure, ASkippedCallIsNamedWhileOthersWaitInIt) {
     ASSERT_TRUE(group.run(all_reduce({1}, out), soon()).ok());
     gate.arrive_and_wait();
     const TimePoint began = steady_clock().now();
-    const Status status = rank == 2 ? group.close(in(seconds(60))) : group.run(all_reduce({1}, out), in(seconds(60)));
+    const Status status =
+        rank == 2 ? group.close(in(seconds(60))) : group.run(all_reduce({1}, out), in(seconds(60)));
     EXPECT_LT(steady_clock().now() - began, seconds(20));
     EXPECT_EQ(status.code(), Code::mismatch) << status.message();
     EXPECT_EQ(status.ranks(), std::vector<int>{2}) << status.message();
@@ -179,7 +196,8 @@ TEST(Failure, AnAbortEndsTheCallsOfAllMembers) {
   }
 }
 
-// A child made by fork has the parent's memory, shared regions too: nothing that it calls may reach the group.
+// A child made by fork has the parent's memory, shared regions too: nothing that it calls may reach
+// the group.
 TEST(Failure, AForkedChildIsKeptOutOfItsParentsGroups) {
   for (Wire wire : {Wire::loopback, Wire::region, Wire::shm}) {
     std::barrier gate(2);
@@ -193,8 +211,11 @@ TEST(Failure, AForkedChildIsKeptOutOfItsParentsGroups) {
         if (child == 0) {
           const Values in{7, 7, 7};
           const bool collective = group.run(all_reduce(in, out), soon()).code() == Code::aborted;
-          const bool started = group.start(all_reduce(in, out), soon())->wait(soon()).code() == Code::aborted;
-          const bool sends = group.send(1, 0, bytes(in), DType::int64, soon())->wait(soon()).code() == Code::aborted;
+          const bool started =
+              group.start(all_reduce(in, out), soon())->wait(soon()).code() == Code::aborted;
+          const bool sends =
+              group.send(1, 0, bytes(in), DType::int64, soon())->wait(soon()).code() ==
+              Code::aborted;
           group.refuse(Op::barrier);
           group.abort("a child's wish");
           ::_exit(collective && started && sends && group.close(soon()).ok() ? 0 : 1);
@@ -220,7 +241,8 @@ TEST(Failure, ADeadRankIsNamedByAllSurvivors) {
   const Variable forced("MUSTER_ALGORITHM", "gather:tree,scatter:tree,reduce:direct");
   std::vector<Case> cases{{Op::all_reduce, 3, 30'000}};
   for (const int victim : {0, 3}) {
-    for (const std::size_t count : {12'000, 100'000}) cases.push_back({Op::reduce, victim, count});  // invited; in several chunks
+    for (const std::size_t count : {12'000, 100'000})
+      cases.push_back({Op::reduce, victim, count});  // invited; in several chunks
   }
   for (const Op op : {Op::gather, Op::scatter}) {
     for (const int victim : {0, 2, 3}) {
@@ -238,7 +260,9 @@ TEST(Failure, ADeadRankIsNamedByAllSurvivors) {
         const Group group = make(fabric, all_of(4), "test");
         ASSERT_TRUE(group);
         Values in(each.count, 1), out(each.count), all(4 * each.count, 1);
-        Args call = each.op == Op::gather || each.op == Op::scatter ? pieces(each.op, in, all, 0, *group) : all_reduce(in, out);
+        Args call = each.op == Op::gather || each.op == Op::scatter
+                        ? pieces(each.op, in, all, 0, *group)
+                        : all_reduce(in, out);
         if (each.op == Op::reduce) {
           call.op = Op::reduce;
           call.root = 0;
@@ -255,8 +279,8 @@ TEST(Failure, ADeadRankIsNamedByAllSurvivors) {
         const std::string dead = "rank " + std::to_string(each.victim);
         EXPECT_EQ(status.code(), Code::peer_failed) << status.message();
         EXPECT_EQ(status.ranks(), std::vector<int>{each.victim}) << status.message();
-        EXPECT_TRUE(contains(status.message(), std::string(info(each.op).name) + "(") && contains(status.message(), "group 'test'") &&
-                    contains(status.message(), dead))
+        EXPECT_TRUE(contains(status.message(), std::string(info(each.op).name) + "(") &&
+                    contains(status.message(), "group 'test'") && contains(status.message(), dead))
             << status.message();
       });
     }
@@ -269,7 +293,8 @@ TEST(Failure, InvalidCallsAreFoundBeforeAnythingIsSent) {
     const auto expect = [&](Args args, Code code, const std::vector<std::string>& parts) {
       const Status status = group.run(args, soon());
       EXPECT_EQ(status.code(), code) << status.message();
-      for (const auto& part : parts) EXPECT_TRUE(contains(status.message(), part)) << status.message() << " lacks " << part;
+      for (const auto& part : parts)
+        EXPECT_TRUE(contains(status.message(), part)) << status.message() << " lacks " << part;
       EXPECT_EQ(group.start(args, soon())->wait(soon()).code(), code);
     };
     Args args = all_reduce(in, out);
@@ -301,7 +326,8 @@ TEST(Failure, InvalidCallsAreFoundBeforeAnythingIsSent) {
     args.outputs = {bytes(out).first(8)};
     expect(args, Code::invalid_argument, {"reduce_scatter", "8 bytes", "32"});
     EXPECT_EQ(group.sequence(), 0u);
-    ASSERT_TRUE(group.run(all_reduce({rank}, out = Values(1)), soon()).ok()) << "the group is as good as new";
+    ASSERT_TRUE(group.run(all_reduce({rank}, out = Values(1)), soon()).ok())
+        << "the group is as good as new";
   });
 }
 

@@ -18,7 +18,9 @@ TEST(Queue, StartedCallsRunInTheirOrder) {
     with_group(3, wire, [](int rank, Communicator& group) {
       constexpr std::size_t kCalls = 12;
       std::vector<Values> in(kCalls), out(kCalls);
-      const auto right = [&](std::size_t i) { return out[i] == Values(in[i].size(), 3 + 3 * static_cast<int>(i)); };
+      const auto right = [&](std::size_t i) {
+        return out[i] == Values(in[i].size(), 3 + 3 * static_cast<int>(i));
+      };
       std::vector<PendingRef> pending;
       std::array<std::atomic<int>, kCalls> called{}, early{};
       for (std::size_t i = 0; i < kCalls; ++i) {
@@ -27,7 +29,8 @@ TEST(Queue, StartedCallsRunInTheirOrder) {
         pending.push_back(group.start(all_reduce(in[i], out[i]), soon()));
         pending.back()->when_settled([&, i](const Status&) {
           called[i].fetch_add(1);
-          for (std::size_t before = 0; before <= i; ++before) early[i].fetch_add(right(before) ? 0 : 1);
+          for (std::size_t before = 0; before <= i; ++before)
+            early[i].fetch_add(right(before) ? 0 : 1);
         });
       }
       Values sum(1);
@@ -41,7 +44,8 @@ TEST(Queue, StartedCallsRunInTheirOrder) {
       ASSERT_TRUE(group.close(soon()).ok());  // no callback is under way any more
       for (std::size_t i = 0; i < kCalls; ++i) {
         EXPECT_EQ(called[i].load(), 1) << "call " << i;
-        EXPECT_EQ(early[i].load(), 0) << "call " << i << " was told to be done before others that stood before it";
+        EXPECT_EQ(early[i].load(), 0)
+            << "call " << i << " was told to be done before others that stood before it";
       }
     });
   }
@@ -53,14 +57,17 @@ TEST(Queue, DroppedAndUnwaitedCallsGoOn) {
       Values out(40'000);
       const Values in(40'000, rank + 1);
       std::atomic<bool> done{false};
-      group.start(all_reduce(in, out), soon())->when_done([&](const Status& status) { done.store(status.ok()); });
+      group.start(all_reduce(in, out), soon())->when_done([&](const Status& status) {
+        done.store(status.ok());
+      });
       while (!done.load()) std::this_thread::yield();  // the progress thread alone drives it
       EXPECT_EQ(out[39'999], 3);
     });
   }
 }
 
-// Both ranks look after their calls themselves for a while; what one leaves behind, the progress thread ends.
+// Both ranks look after their calls themselves for a while; what one leaves behind, the progress
+// thread ends.
 TEST(Queue, WhoDrivesHereMayLeave) {
   for (Wire wire : testing::kWires) {
     with_group(2, wire, [](int rank, Communicator& group) {
@@ -71,7 +78,9 @@ TEST(Queue, WhoDrivesHereMayLeave) {
       while (!first->done()) std::this_thread::yield();
       EXPECT_EQ(one[39'999], 3);
       std::atomic<bool> done{false};
-      group.start(all_reduce(in, two), soon())->when_done([&](const Status& status) { done.store(status.ok()); });
+      group.start(all_reduce(in, two), soon())->when_done([&](const Status& status) {
+        done.store(status.ok());
+      });
       driving.reset();
       while (!done.load()) std::this_thread::yield();
       EXPECT_EQ(two[39'999], 3);
@@ -87,15 +96,17 @@ TEST(Queue, WhoDrivesHereAndStandsStillIsHelped) {
       Values out(in.size());
       const auto driving = group.drive_here();
       std::promise<Status> ended;
-      group.start(all_reduce(in, out), soon())->when_done([&](const Status& status) { ended.set_value(status); });
+      group.start(all_reduce(in, out), soon())->when_done([&](const Status& status) {
+        ended.set_value(status);
+      });
       EXPECT_TRUE(ended.get_future().get().ok());
       EXPECT_EQ(out.back(), 3);
     });
   }
 }
 
-// Rank 1 returns and ends the group while rank 0, which has told its part, has not looked at anything yet. The second time rank 1 gives
-// more than stands beside a line.
+// Rank 1 returns and ends the group while rank 0, which has told its part, has not looked at
+// anything yet. The second time rank 1 gives more than stands beside a line.
 TEST(Queue, AFailureDoesNotOvertakeWhatCameBeforeIt) {
   for (const std::size_t count : {std::size_t{1}, std::size_t{50'000}}) {
     with_group(2, Wire::shm, [&](int rank, Communicator& group) {
@@ -114,7 +125,8 @@ TEST(Queue, AFailureDoesNotOvertakeWhatCameBeforeIt) {
         explicit UntilItHasFailed(Communicator& told) : group(told) {}
         TimePoint begun() noexcept override {
           const TimePoint deadline = soon();
-          while (group.failure().ok() && steady_clock().now() < deadline) group.channel().fabric().poll();
+          while (group.failure().ok() && steady_clock().now() < deadline)
+            group.channel().fabric().poll();
           return deadline;
         }
         Communicator& group;
@@ -147,7 +159,8 @@ TEST(Queue, AMissedDeadlineTellsTheWholeOfTheWait) {
 
 /// What a caller is told of its call, and what it does then.
 struct Told final : Meanwhile {
-  explicit Told(std::function<void()> then = {}, Duration limit = seconds(20)) : then(std::move(then)), limit(limit) {}
+  explicit Told(std::function<void()> then = {}, Duration limit = seconds(20))
+      : then(std::move(then)), limit(limit) {}
   TimePoint begun() noexcept override {
     ++times;
     if (then) then();
@@ -158,8 +171,8 @@ struct Told final : Meanwhile {
   int times = 0;
 };
 
-// Three ranks with a core each: a call too large to stand beside a line has its caller's thread for a moment, and stands in the queue after
-// that.
+// Three ranks with a core each: a call too large to stand beside a line has its caller's thread for
+// a moment, and stands in the queue after that.
 TEST(Queue, ALargerCallIsToldOnce) {
   with_group(3, Wire::region, [](int rank, Communicator& group) {
     for (const std::size_t count : {5'000, 50'000, 500'000}) {
@@ -176,7 +189,8 @@ TEST(Queue, ALargerCallIsToldOnce) {
   });
 }
 
-// Rank 2 comes when the others' calls have left their threads' hands for the queue: another thread of theirs has found it there.
+// Rank 2 comes when the others' calls have left their threads' hands for the queue: another thread
+// of theirs has found it there.
 TEST(Queue, ALargerCallThatMustWaitLetsOthersIn) {
   constexpr std::size_t kCount = 50'000;
   std::barrier gate(3);
@@ -187,7 +201,8 @@ TEST(Queue, ALargerCallThatMustWaitLetsOthersIn) {
       if (rank == 2) return;
       behind = std::thread([&] {
         const auto second = group.start(all_reduce(next, next_sum), soon());
-        EXPECT_EQ(second->wait(in(milliseconds(20))).code(), Code::timed_out);  // it drives both meanwhile
+        EXPECT_EQ(second->wait(in(milliseconds(20))).code(),
+                  Code::timed_out);  // it drives both meanwhile
         gate.arrive_and_wait();
         EXPECT_TRUE(second->wait(soon()).ok());
       });
@@ -216,12 +231,16 @@ TEST(Queue, ALargerCallThatIsMissedNamesWhoIsMissing) {
         Told told([&] { both.arrive_and_wait(); }, limit);
         const Status late = group.run(all_reduce(mine, sum), true, told);
         EXPECT_EQ(late.code(), Code::timed_out) << late.message();
-        const std::vector<int> missing = late.ranks();  // without time to wait in, whoever looks first misses everybody
-        EXPECT_TRUE(std::find(missing.begin(), missing.end(), 2) != missing.end()) << late.message();
+        const std::vector<int> missing =
+            late.ranks();  // without time to wait in, whoever looks first misses everybody
+        EXPECT_TRUE(std::find(missing.begin(), missing.end(), 2) != missing.end())
+            << late.message();
         if (limit > Duration::zero()) {
           EXPECT_EQ(missing, std::vector<int>{2}) << late.message();
         }
-        EXPECT_TRUE(contains(late.message(), "all_reduce(SUM, int64, 50000 elements), call 1 of group 'test'")) << late.message();
+        EXPECT_TRUE(contains(late.message(),
+                             "all_reduce(SUM, int64, 50000 elements), call 1 of group 'test'"))
+            << late.message();
         EXPECT_EQ(told.times, 1);
       }
       gate.arrive_and_wait();
@@ -256,7 +275,8 @@ TEST(DrivingThread, IsAtWorkWhileItComputes) {
   EXPECT_FALSE(driver.is_at_work(now + kWhile));  // it has ended
 }
 
-// Each rank waits in another group first, and drives only that; the other one is looked after all the same.
+// Each rank waits in another group first, and drives only that; the other one is looked after all
+// the same.
 TEST(Queue, WhoDrivesTwoGroupsMayWaitInEither) {
   for (Wire wire : testing::kWires) {
     run_ranks(2, wire, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
@@ -265,7 +285,8 @@ TEST(Queue, WhoDrivesTwoGroupsMayWaitInEither) {
       const Values mine(300'000, 1);
       Values out[2] = {Values(mine.size()), Values(mine.size())};
       const std::shared_ptr<void> driving[] = {groups[0]->drive_here(), groups[1]->drive_here()};
-      const PendingRef pending[] = {groups[0]->start(all_reduce(mine, out[0]), soon()), groups[1]->start(all_reduce(mine, out[1]), soon())};
+      const PendingRef pending[] = {groups[0]->start(all_reduce(mine, out[0]), soon()),
+                                    groups[1]->start(all_reduce(mine, out[1]), soon())};
       for (const int each : {rank, 1 - rank}) {
         const Status status = pending[each]->wait(soon());
         ASSERT_TRUE(status.ok()) << status.message();
@@ -333,7 +354,8 @@ TEST(Queue, ManyThreadsMayWaitForOneGroup) {
     std::vector<std::thread> threads;
     for (int t = 0; t < 4; ++t) {
       threads.emplace_back([&, t] {
-        for (int i = kCalls - 1 - t; i >= 0; i -= 4) EXPECT_TRUE(pending[static_cast<std::size_t>(i)]->wait(soon()).ok());
+        for (int i = kCalls - 1 - t; i >= 0; i -= 4)
+          EXPECT_TRUE(pending[static_cast<std::size_t>(i)]->wait(soon()).ok());
       });
     }
     for (auto& thread : threads) thread.join();

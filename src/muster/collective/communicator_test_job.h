@@ -36,8 +36,8 @@ inline std::vector<int> all_of(int ranks) {
   return members;
 }
 
-inline Group make(const std::shared_ptr<transport::Fabric>& fabric, std::vector<int> members, const std::string& name,
-                  bool use_region = true) {
+inline Group make(const std::shared_ptr<transport::Fabric>& fabric, std::vector<int> members,
+                  const std::string& name, bool use_region = true) {
   CommunicatorOptions options;
   options.name = name;
   options.timeout = seconds(20);
@@ -48,14 +48,18 @@ inline Group make(const std::shared_ptr<transport::Fabric>& fabric, std::vector<
 }
 
 /// A group of all ranks on every rank's thread.
-inline void with_group(int ranks, Wire wire, const std::function<void(int rank, Communicator& group)>& body, bool use_region = true) {
+inline void with_group(int ranks, Wire wire,
+                       const std::function<void(int rank, Communicator& group)>& body,
+                       bool use_region = true) {
   run_ranks(ranks, wire, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
     if (const Group group = make(fabric, all_of(ranks), "test", use_region)) body(rank, *group);
   });
 }
 
-/// The same where only the ranks' own threads do anything: calls that are started stand in the queue until somebody waits.
-inline void with_group_alone(int ranks, const std::function<void(int rank, Communicator& group)>& body) {
+/// The same where only the ranks' own threads do anything: calls that are started stand in the
+/// queue until somebody waits.
+inline void with_group_alone(int ranks,
+                             const std::function<void(int rank, Communicator& group)>& body) {
   testing::RankThreadsOptions options;
   options.ranks = ranks;
   options.threads = false;
@@ -67,7 +71,9 @@ inline void with_group_alone(int ranks, const std::function<void(int rank, Commu
 /// A variable of this process while it lives; no rank runs when it comes and goes.
 class Variable {
  public:
-  Variable(const char* name, const std::string& value) : name_(name) { ::setenv(name, value.c_str(), 1); }
+  Variable(const char* name, const std::string& value) : name_(name) {
+    ::setenv(name, value.c_str(), 1);
+  }
   ~Variable() { ::unsetenv(name_); }
   Variable(const Variable&) = delete;
 
@@ -95,7 +101,8 @@ inline Args broadcast(Values& values, int root) {
   args.outputs = {bytes(values)};
   return args;
 }
-/// A gather of `mine` or a scatter into it. `all` has one behind the other what the root gets or gives, and is used there alone.
+/// A gather of `mine` or a scatter into it. `all` has one behind the other what the root gets or
+/// gives, and is used there alone.
 inline Args pieces(Op op, Values& mine, Values& all, int root, const Communicator& group) {
   Args args;
   args.op = op;
@@ -104,13 +111,16 @@ inline Args pieces(Op op, Values& mine, Values& all, int root, const Communicato
   if (op == Op::gather) args.inputs = {bytes(std::as_const(mine))};
   if (op == Op::scatter) args.outputs = {bytes(mine)};
   for (int member = 0; group.rank() == root && member < group.size(); ++member) {
-    const MutableBytes piece = bytes(all).subspan(static_cast<std::size_t>(member) * bytes(mine).size(), bytes(mine).size());
+    const MutableBytes piece = bytes(all).subspan(
+        static_cast<std::size_t>(member) * bytes(mine).size(), bytes(mine).size());
     if (op == Op::gather) args.outputs.push_back(piece);
     if (op == Op::scatter) args.inputs.push_back(piece);
   }
   return args;
 }
 
-inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+inline bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
 
 }  // namespace muster::collective::communicator_test

@@ -49,7 +49,8 @@ class Completion : public Pending {
     done_.store(true);
     return std::exchange(notices_, {});
   }
-  /// For a call that nobody but its waiting thread knows: touches nothing once that thread can see it.
+  /// For a call that nobody but its waiting thread knows: touches nothing once that thread can see
+  /// it.
   void publish_unshared(Status status) {
     status_ = std::move(status);
     done_.store(true);

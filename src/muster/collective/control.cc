@@ -21,7 +21,9 @@ std::uint64_t add_to(std::uint64_t history, const transport::Fingerprint& call) 
     history = (history ^ word) * 0x9e3779b97f4a7c15u;
     history ^= history >> 29;
   };
-  mix(refused ? 1 : 2 | call.op << 2 | call.dtype << 10 | call.reduce << 18 | std::uint64_t{static_cast<std::uint32_t>(call.root)} << 32);
+  mix(refused ? 1
+              : 2 | call.op << 2 | call.dtype << 10 | call.reduce << 18 |
+                    std::uint64_t{static_cast<std::uint32_t>(call.root)} << 32);
   if (refused) return history;
   mix(call.count);
   mix(call.digest);
@@ -41,7 +43,8 @@ Control::~Control() {
     static_cast<void>(inbox_.release());  // the fabric may still write there
   }
   for (Sent& sent : sent_) {
-    if (!sent.transfer->done()) static_cast<void>(sent.note.release());  // the fabric may still read it
+    if (!sent.transfer->done())
+      static_cast<void>(sent.note.release());  // the fabric may still read it
   }
 }
 
@@ -53,14 +56,16 @@ void Control::listen() {
 void Control::post() {
   transport::Fingerprint note;
   note.op = static_cast<std::uint8_t>(Op::send);
-  receive_ = group_.channel->receive(transport::kAnyMember, kControlTag, std::as_writable_bytes(std::span(inbox_.get(), 1)), note);
+  receive_ = group_.channel->receive(transport::kAnyMember, kControlTag,
+                                     std::as_writable_bytes(std::span(inbox_.get(), 1)), note);
 }
 
 void Control::send(int member, const Note& note) {
   transport::Fingerprint header;
   header.op = static_cast<std::uint8_t>(Op::send);
   auto copy = std::make_unique<Note>(note);
-  auto transfer = group_.channel->send(member, kControlTag, std::as_bytes(std::span(copy.get(), 1)), header);
+  auto transfer =
+      group_.channel->send(member, kControlTag, std::as_bytes(std::span(copy.get(), 1)), header);
   sent_.push_back({std::move(copy), std::move(transfer)});
 }
 
@@ -72,7 +77,8 @@ bool Control::all_sent() {
 void Control::poll() {
   all_sent();
   while (!stopped_ && news()) {
-    if (!receive_->status().ok()) {  // the channel has failed; a note of a wrong size is no member's doing
+    if (!receive_->status()
+             .ok()) {  // the channel has failed; a note of a wrong size is no member's doing
       stopped_ = true;
       return;
     }
@@ -96,7 +102,8 @@ void Control::take(int member, const Note& note) {
       return;
     case Kind::leaving:
       note_left(member, {note.call, note.history, note.last});
-      if (!leaving_ && note.call.sequence < latest_.sequence) fail_skipped(member, note.call, latest_);
+      if (!leaving_ && note.call.sequence < latest_.sequence)
+        fail_skipped(member, note.call, latest_);
       return;
     case Kind::released: released_ = true; return;
   }
@@ -116,7 +123,8 @@ void Control::begin(const transport::Fingerprint& call) {
     for (const auto& [member, theirs] : waiting_) {
       if (theirs.sequence == call.sequence) compare(member, theirs);
     }
-    std::erase_if(waiting_, [&](const auto& known) { return known.second.sequence <= call.sequence; });
+    std::erase_if(waiting_,
+                  [&](const auto& known) { return known.second.sequence <= call.sequence; });
   }
   for (int member = 0; member < static_cast<int>(left_.size()); ++member) {
     const auto& last = left_[static_cast<std::size_t>(member)];
@@ -126,28 +134,36 @@ void Control::begin(const transport::Fingerprint& call) {
 
 void Control::compare(int member, const transport::Fingerprint& theirs) {
   const transport::Fingerprint& mine = recent_[theirs.sequence % recent_.size()];
-  if (mine.sequence != theirs.sequence || fingerprint_rules().agree(mine, theirs) || group_.channel->failed()) return;
+  if (mine.sequence != theirs.sequence || fingerprint_rules().agree(mine, theirs) ||
+      group_.channel->failed())
+    return;
   const int other = group_.job_rank_of(member);
-  group_.channel->fail(Status(Code::mismatch,
-                              "the members of " + group_.text() + " made different calls as number " + std::to_string(mine.sequence) +
-                                  ": rank " + std::to_string(group_.job_rank()) + " " + fingerprint_rules().describe(mine) + ", rank " +
-                                  std::to_string(other) + " " + fingerprint_rules().describe(theirs) +
-                                  "; every member must make the same calls in the same order",
-                              {std::min(group_.job_rank(), other), std::max(group_.job_rank(), other)}));
+  group_.channel->fail(
+      Status(Code::mismatch,
+             "the members of " + group_.text() + " made different calls as number " +
+                 std::to_string(mine.sequence) + ": rank " + std::to_string(group_.job_rank()) +
+                 " " + fingerprint_rules().describe(mine) + ", rank " + std::to_string(other) +
+                 " " + fingerprint_rules().describe(theirs) +
+                 "; every member must make the same calls in the same order",
+             {std::min(group_.job_rank(), other), std::max(group_.job_rank(), other)}));
 }
 
-void Control::fail_skipped(int member, const transport::Fingerprint& last, const transport::Fingerprint& mine) {
+void Control::fail_skipped(int member, const transport::Fingerprint& last,
+                           const transport::Fingerprint& mine) {
   if (group_.channel->failed()) return;
   const int culprit = group_.job_rank_of(member);
-  group_.channel->fail(Status(Code::mismatch,
-                              "rank " + std::to_string(culprit) + " closes " + group_.text() + " after " + std::to_string(last.sequence) +
-                                  (last.sequence == 1 ? " call" : " calls") + " (the last: " + numbered(last) +
-                                  ") while another member is in " + numbered(mine) + ": rank " + std::to_string(culprit) +
-                                  " skipped a call",
-                              {culprit}));
+  group_.channel->fail(
+      Status(Code::mismatch,
+             "rank " + std::to_string(culprit) + " closes " + group_.text() + " after " +
+                 std::to_string(last.sequence) + (last.sequence == 1 ? " call" : " calls") +
+                 " (the last: " + numbered(last) + ") while another member is in " +
+                 numbered(mine) + ": rank " + std::to_string(culprit) + " skipped a call",
+             {culprit}));
 }
 
-void Control::tell_waiting(int member, const transport::Fingerprint& call) { send(member, {Kind::waiting, call}); }
+void Control::tell_waiting(int member, const transport::Fingerprint& call) {
+  send(member, {Kind::waiting, call});
+}
 
 void Control::tell_refused() {
   for (int member = 0; member < group_.size(); ++member) {
@@ -169,7 +185,8 @@ void Control::tell_leaving() {
   const Left left = leaving_note();
   note_left(group_.rank(), left);
   for (const auto& known : waiting_) {
-    if (known.second.sequence > latest_.sequence) return fail_skipped(group_.rank(), latest_, known.second);
+    if (known.second.sequence > latest_.sequence)
+      return fail_skipped(group_.rank(), latest_, known.second);
   }
   if (group_.rank() != 0) send(0, {Kind::leaving, latest_, left.history, left.last});
 }
@@ -177,51 +194,58 @@ void Control::tell_leaving() {
 std::vector<int> Control::not_leaving() const {
   std::vector<int> ranks;
   for (std::size_t member = 0; member < static_cast<std::size_t>(group_.size()); ++member) {
-    if (left_.empty() || !left_[member]) ranks.push_back(group_.job_rank_of(static_cast<int>(member)));
+    if (left_.empty() || !left_[member])
+      ranks.push_back(group_.job_rank_of(static_cast<int>(member)));
   }
   return ranks;
 }
 
 Status Control::compare_leaving() const {
   const auto made = [](const auto& last) { return last ? last->call.sequence : 0; };
-  const auto most = std::max_element(left_.begin(), left_.end(), [&](const auto& a, const auto& b) { return made(a) < made(b); });
+  const auto most = std::max_element(
+      left_.begin(), left_.end(), [&](const auto& a, const auto& b) { return made(a) < made(b); });
   std::vector<int> fewer;
   std::string calls;
   for (std::size_t member = 0; member < left_.size(); ++member) {
     const auto& last = left_[member];
     if (!last || made(last) == made(*most)) continue;
     fewer.push_back(group_.job_rank_of(static_cast<int>(member)));
-    calls += "rank " + std::to_string(fewer.back()) + " made " + std::to_string(made(last)) + " (the last: " + numbered(last->call) + "), ";
+    calls += "rank " + std::to_string(fewer.back()) + " made " + std::to_string(made(last)) +
+             " (the last: " + numbered(last->call) + "), ";
   }
   if (fewer.empty()) return compare_histories();
   const int whole = group_.job_rank_of(static_cast<int>(most - left_.begin()));
   return Status(Code::mismatch,
-                "the members of " + group_.text() + " close it after different numbers of calls: " + calls + "rank " +
-                    std::to_string(whole) + " made " + std::to_string(made(*most)) + " (the last: " + numbered((*most)->call) + "); " +
+                "the members of " + group_.text() + " close it after different numbers of calls: " +
+                    calls + "rank " + std::to_string(whole) + " made " +
+                    std::to_string(made(*most)) + " (the last: " + numbered((*most)->call) + "); " +
                     describe_ranks(fewer) + " skipped a call",
                 fewer);
 }
 
-// As many calls everywhere; but a member may have returned from a call before the news of another's different one came.
+// As many calls everywhere; but a member may have returned from a call before the news of another's
+// different one came.
 Status Control::compare_histories() const {
   for (std::size_t member = 1; member < left_.size(); ++member) {
     if (!left_[member] || left_[member]->history == left_[0]->history) continue;
     const int first = group_.job_rank_of(0), other = group_.job_rank_of(static_cast<int>(member));
     std::string calls;
-    for (std::uint64_t i = std::min<std::uint64_t>(kTold, latest_.sequence); i > 0 && calls.empty(); --i) {
+    for (std::uint64_t i = std::min<std::uint64_t>(kTold, latest_.sequence); i > 0 && calls.empty();
+         --i) {
       const std::uint64_t at = (latest_.sequence - i + 1) % kTold;
       const auto &ours = left_[0]->last[at], &theirs = left_[member]->last[at];
       if (fingerprint_rules().agree(ours, theirs)) continue;
-      calls = "rank " + std::to_string(first) + " called " + numbered(ours) + " while rank " + std::to_string(other) + " called " +
-              numbered(theirs);
+      calls = "rank " + std::to_string(first) + " called " + numbered(ours) + " while rank " +
+              std::to_string(other) + " called " + numbered(theirs);
     }
     if (calls.empty())
-      calls = "ranks " + std::to_string(first) + " and " + std::to_string(other) + " differ in a call before the last " +
-              std::to_string(kTold) + " of " + std::to_string(latest_.sequence);
-    return Status(
-        Code::mismatch,
-        "the members of " + group_.text() + " made different calls: " + calls + "; every member must make the same calls in the same order",
-        {std::min(first, other), std::max(first, other)});
+      calls = "ranks " + std::to_string(first) + " and " + std::to_string(other) +
+              " differ in a call before the last " + std::to_string(kTold) + " of " +
+              std::to_string(latest_.sequence);
+    return Status(Code::mismatch,
+                  "the members of " + group_.text() + " made different calls: " + calls +
+                      "; every member must make the same calls in the same order",
+                  {std::min(first, other), std::max(first, other)});
   }
   return {};
 }

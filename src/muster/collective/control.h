@@ -1,8 +1,11 @@
-/// Notes between the members of a group beside their collectives: what a member waits in, and the comparison at the end.
+/// Notes between the members of a group beside their collectives: what a member waits in, and the
+/// comparison at the end.
 ///
-/// Messages of a collective carry its fingerprint, so most disagreements show by themselves. What does not: two members that both
-/// wait for the other (each thinks that the other is the root), and a member that skipped a call and leaves. So a member that has waited
-/// for a while tells those it waits for what it is in, and a member that leaves tells the first one how many calls it has made.
+/// Messages of a collective carry its fingerprint, so most disagreements show by themselves. What
+/// does not: two members that both wait for the other (each thinks that the other is the root), and
+/// a member that skipped a call and leaves. So a member that has waited for a while tells those it
+/// waits for what it is in, and a member that leaves tells the first one how many calls it has
+/// made.
 #pragma once
 
 #include <array>
@@ -33,7 +36,8 @@ class Control {
   bool news() const { return receive_ != nullptr && !stopped_ && receive_->done(); }
   /// Takes the notes that have come; fails the channel where they show a disagreement.
   void poll();
-  /// This member's next call: remembered for later comparisons and held against the notes that came before it.
+  /// This member's next call: remembered for later comparisons and held against the notes that came
+  /// before it.
   void begin(const transport::Fingerprint& call);
   /// The call that began last; sequence 0 where there is none.
   const transport::Fingerprint& latest() const { return latest_; }
@@ -46,7 +50,8 @@ class Control {
   void tell_leaving();
   /// The first member: who has not told yet (job ranks).
   std::vector<int> not_leaving() const;
-  /// The first member, once all have told that ever will: success if these have made the same calls, else who skipped some.
+  /// The first member, once all have told that ever will: success if these have made the same
+  /// calls, else who skipped some.
   Status compare_leaving() const;
   /// The first member lets all others go.
   void tell_released();
@@ -84,13 +89,16 @@ class Control {
   void take(int member, const Note& note);
   void note_left(int member, const Left& left);
   void compare(int member, const transport::Fingerprint& theirs);
-  void fail_skipped(int member, const transport::Fingerprint& last, const transport::Fingerprint& mine);
+  void fail_skipped(int member, const transport::Fingerprint& last,
+                    const transport::Fingerprint& mine);
 
   const GroupContext& group_;
   transport::Fingerprint latest_;
-  std::array<transport::Fingerprint, 256> recent_{};  // by sequence; members are never further apart than a region's ring of lines
-  std::vector<std::pair<int, transport::Fingerprint>> waiting_;  // members' calls that have not begun here
-  std::vector<std::optional<Left>> left_;                        // of every member, once one has told; before that none
+  std::array<transport::Fingerprint, 256>
+      recent_{};  // by sequence; members are never further apart than a region's ring of lines
+  std::vector<std::pair<int, transport::Fingerprint>>
+      waiting_;                            // members' calls that have not begun here
+  std::vector<std::optional<Left>> left_;  // of every member, once one has told; before that none
   std::uint64_t history_ = 0;
   bool leaving_ = false;
   bool released_ = false;

@@ -18,14 +18,18 @@ struct GroupContext {
   std::shared_ptr<transport::Fabric> fabric;
   std::shared_ptr<transport::Channel> channel;
   std::string name;
-  std::shared_ptr<const trace::Witness> witness = {};  ///< null: nobody knows what the others did last
+  std::shared_ptr<const trace::Witness> witness =
+      {};  ///< null: nobody knows what the others did last
 
   int rank() const { return channel->rank(); }
   int size() const { return channel->size(); }
   int job_rank() const { return fabric->rank(); }
   int job_rank_of(int member) const { return channel->members()[static_cast<std::size_t>(member)]; }
   /// "group 'world'", "a group of 4 ranks".
-  std::string text() const { return name.empty() ? "a group of " + std::to_string(size()) + " ranks" : "group '" + name + "'"; }
+  std::string text() const {
+    return name.empty() ? "a group of " + std::to_string(size()) + " ranks"
+                        : "group '" + name + "'";
+  }
   /// "group 'world' on rank 3".
   std::string here() const { return text() + " on rank " + std::to_string(job_rank()); }
   TimePoint now() const { return fabric->clock().now(); }
@@ -33,7 +37,8 @@ struct GroupContext {
 
 class Driver : public Driven {
  public:
-  /// Drives all of the communicator's work on this thread until `done()`; false when `limit` has passed first.
+  /// Drives all of the communicator's work on this thread until `done()`; false when `limit` has
+  /// passed first.
   virtual bool attend(const std::function<bool()>& done, TimePoint limit) = 0;
   /// A thread that computes looks in: goes on as far as it can, and need not be helped for a while.
   virtual void look_in() = 0;

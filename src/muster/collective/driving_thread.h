@@ -1,4 +1,5 @@
-/// Whether a thread that has promised to drive calls while it computes is still at that, or stands still and needs help.
+/// Whether a thread that has promised to drive calls while it computes is still at that, or stands
+/// still and needs help.
 #pragma once
 
 #include <pthread.h>

@@ -14,13 +14,14 @@
 
 namespace muster::collective {
 
-/// A transfer that fails, fails the channel: then all others end too, so that waiting for `all_done` always ends and leaves
-/// every buffer quiet.
+/// A transfer that fails, fails the channel: then all others end too, so that waiting for
+/// `all_done` always ends and leaves every buffer quiet.
 class Flight {
  public:
   static constexpr int kLanes = 20;
 
-  explicit Flight(transport::Channel& channel) : channel_(channel), heard_(channel.members().size()) {}
+  explicit Flight(transport::Channel& channel)
+      : channel_(channel), heard_(channel.members().size()) {}
 
   void begin(const transport::Fingerprint& call) {
     call_ = call;
@@ -48,7 +49,8 @@ class Flight {
   }
   bool all_done() {
     bool all = true;
-    for (std::uint32_t left = used_; left != 0; left &= left - 1) all = done(std::countr_zero(left)) && all;
+    for (std::uint32_t left = used_; left != 0; left &= left - 1)
+      all = done(std::countr_zero(left)) && all;
     return all;
   }
   bool ok() const { return status_.ok(); }
@@ -57,7 +59,9 @@ class Flight {
   /// Job ranks of the members that the open receives, else the open sends, wait for.
   std::vector<int> awaited() const;
   /// The latest call that a message of this member told of; sequence 0 where none has come.
-  const transport::Fingerprint& heard(int member) const { return heard_[static_cast<std::size_t>(member)]; }
+  const transport::Fingerprint& heard(int member) const {
+    return heard_[static_cast<std::size_t>(member)];
+  }
 
  private:
   struct Posted {
@@ -85,7 +89,8 @@ class Flight {
   }
   void settle(const Posted& posted) {
     if (posted.transfer->status().ok()) {
-      if (posted.receives) heard_[static_cast<std::size_t>(posted.member)] = posted.transfer->fingerprint();
+      if (posted.receives)
+        heard_[static_cast<std::size_t>(posted.member)] = posted.transfer->fingerprint();
       return;
     }
     if (!status_.ok()) return;

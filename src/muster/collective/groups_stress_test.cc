@@ -1,4 +1,5 @@
-// Many groups with overlapping members at once, and groups made by division: threads as ranks, so that the thread sanitizer sees all of it.
+// Many groups with overlapping members at once, and groups made by division: threads as ranks, so
+// that the thread sanitizer sees all of it.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -38,10 +39,14 @@ std::int64_t sum_over(Communicator& group, std::int64_t mine, std::size_t count)
   args.outputs = {std::as_writable_bytes(std::span(out))};
   const Status status = group.run(args, later());
   EXPECT_TRUE(status.ok()) << status.message();
-  return status.ok() && std::all_of(out.begin(), out.end(), [&](std::int64_t value) { return value == out.front(); }) ? out.front() : -1;
+  return status.ok() && std::all_of(out.begin(), out.end(),
+                                    [&](std::int64_t value) { return value == out.front(); })
+             ? out.front()
+             : -1;
 }
 
-// spec: D3 collectives on groups with overlapping membership at the same time, from several threads of every rank, in any order of groups
+// spec: D3 collectives on groups with overlapping membership at the same time, from several threads
+// of every rank, in any order of groups
 TEST(Groups, ManyAtOnceFromSeveralThreads) {
   constexpr int kRanks = 8;
   constexpr int kGroups = 20;
@@ -71,7 +76,9 @@ TEST(Groups, ManyAtOnceFromSeveralThreads) {
             if (groups[at] == nullptr) continue;
             std::int64_t expected = 0;
             for (const int member : members[at]) expected |= std::int64_t{1} << member;
-            ASSERT_EQ(sum_over(*groups[at], std::int64_t{1} << rank, 1 + static_cast<std::size_t>(round * 37 + i) % 300), expected);
+            ASSERT_EQ(sum_over(*groups[at], std::int64_t{1} << rank,
+                               1 + static_cast<std::size_t>(round * 37 + i) % 300),
+                      expected);
           }
         }
       };
@@ -89,7 +96,8 @@ TEST(Split, DividesAGroup) {
       auto parent = Communicator::create(fabric, {4, 3, 2, 1, 0}, named("parent"));
       ASSERT_TRUE(parent.ok()) << parent.status().message();
       for (int round = 0; round < 3; ++round) {
-        auto part = Communicator::split(*parent, {{0, 4}, {3, 1}}, named("part"));  // positions: ranks 4 and 0, ranks 1 and 3
+        auto part = Communicator::split(*parent, {{0, 4}, {3, 1}},
+                                        named("part"));  // positions: ranks 4 and 0, ranks 1 and 3
         ASSERT_TRUE(part.ok()) << part.status().message();
         if (rank == 2) {
           EXPECT_EQ(*part, nullptr);
@@ -101,8 +109,10 @@ TEST(Split, DividesAGroup) {
         EXPECT_TRUE((*part)->close(later()).ok());
       }
       EXPECT_EQ(sum_over(**parent, 1 << rank, 1), 31);
-      for (const std::vector<std::vector<int>>& wrong : {std::vector<std::vector<int>>{{0, 5}}, {{0}, {0, 1}}, {{}}})
-        EXPECT_EQ(Communicator::split(*parent, wrong, named("wrong")).status().code(), Code::invalid_argument);
+      for (const std::vector<std::vector<int>>& wrong :
+           {std::vector<std::vector<int>>{{0, 5}}, {{0}, {0, 1}}, {{}}})
+        EXPECT_EQ(Communicator::split(*parent, wrong, named("wrong")).status().code(),
+                  Code::invalid_argument);
     });
   }
 }

@@ -7,11 +7,12 @@ namespace {
 
 const kernels::Table& table() {
 #if defined(__x86_64__)
-  static const kernels::Table& chosen = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                                                __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")
-                                            ? kernels::avx512
-                                        : __builtin_cpu_supports("avx2") ? kernels::avx2
-                                                                         : kernels::baseline;
+  static const kernels::Table& chosen =
+      __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+              __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")
+          ? kernels::avx512
+      : __builtin_cpu_supports("avx2") ? kernels::avx2
+                                       : kernels::baseline;
   return chosen;
 #else
   return kernels::baseline;
@@ -21,7 +22,8 @@ const kernels::Table& table() {
 // Complex elements are reduced as pairs of parts.
 std::size_t parts(std::size_t count, DType dtype) { return is_complex(dtype) ? 2 * count : count; }
 
-void reduce(std::byte* out, std::span<const std::byte* const> inputs, std::size_t count, DType dtype, Reduce reduce, int divisor) {
+void reduce(std::byte* out, std::span<const std::byte* const> inputs, std::size_t count,
+            DType dtype, Reduce reduce, int divisor) {
   const auto function = table().reduce[static_cast<int>(dtype)][static_cast<int>(reduce)];
   if (function == nullptr || inputs.empty() || count == 0) return;
   function(out, inputs.data(), inputs.size(), parts(count, dtype), divisor);
@@ -29,12 +31,15 @@ void reduce(std::byte* out, std::span<const std::byte* const> inputs, std::size_
 
 }  // namespace
 
-void reduce_many(std::byte* out, std::span<const std::byte* const> inputs, std::size_t count, DType dtype, Reduce kind) {
+void reduce_many(std::byte* out, std::span<const std::byte* const> inputs, std::size_t count,
+                 DType dtype, Reduce kind) {
   reduce(out, inputs, count, dtype, kind, 0);
 }
 
-void reduce_complete(std::byte* out, std::span<const std::byte* const> inputs, std::size_t count, DType dtype, Reduce kind) {
-  reduce(out, inputs, count, dtype, kind, kind == Reduce::avg ? static_cast<int>(inputs.size()) : 0);
+void reduce_complete(std::byte* out, std::span<const std::byte* const> inputs, std::size_t count,
+                     DType dtype, Reduce kind) {
+  reduce(out, inputs, count, dtype, kind,
+         kind == Reduce::avg ? static_cast<int>(inputs.size()) : 0);
 }
 
 void scale(std::byte* out, const std::byte* in, std::size_t count, DType dtype, double factor) {

@@ -29,7 +29,9 @@ float half_value(std::uint16_t half) {
   const int exponent = (half >> 10) & 31;
   const int mantissa = half & 1023;
   const float sign = (half & 0x8000) != 0 ? -1.0f : 1.0f;
-  if (exponent == 31) return mantissa != 0 ? std::numeric_limits<float>::quiet_NaN() : sign * std::numeric_limits<float>::infinity();
+  if (exponent == 31)
+    return mantissa != 0 ? std::numeric_limits<float>::quiet_NaN()
+                         : sign * std::numeric_limits<float>::infinity();
   if (exponent == 0) return sign * std::ldexp(static_cast<float>(mantissa), -24);
   return sign * std::ldexp(static_cast<float>(1024 + mantissa), exponent - 25);
 }
@@ -45,7 +47,10 @@ float widened(DType dtype, std::uint16_t value) {
   return out;
 }
 
-bool same(float a, float b) { return std::isnan(a) ? std::isnan(b) : std::bit_cast<std::uint32_t>(a) == std::bit_cast<std::uint32_t>(b); }
+bool same(float a, float b) {
+  return std::isnan(a) ? std::isnan(b)
+                       : std::bit_cast<std::uint32_t>(a) == std::bit_cast<std::uint32_t>(b);
+}
 
 // spec: F15 16-bit floats: all 65,536 halves widen exactly and come back
 TEST(Kernels, EveryHalfConverts) {
@@ -76,13 +81,16 @@ TEST(Kernels, EveryBfloatConverts) {
   }
 }
 
-// Between every two neighbours: the middle goes to the even one, anything beside the middle to the nearer.
+// Between every two neighbours: the middle goes to the even one, anything beside the middle to the
+// nearer.
 void check_rounding(DType dtype, int largest_finite) {
   for (int bits = 0; bits < largest_finite; ++bits) {
     const float low = widened(dtype, static_cast<std::uint16_t>(bits));
     const float high = widened(dtype, static_cast<std::uint16_t>(bits + 1));
-    const float middle = static_cast<float>((static_cast<double>(low) + static_cast<double>(high)) / 2);
-    if (!(low < middle && middle < high)) continue;  // bfloat16 neighbours among the smallest subnormals still have one
+    const float middle =
+        static_cast<float>((static_cast<double>(low) + static_cast<double>(high)) / 2);
+    if (!(low < middle && middle < high))
+      continue;  // bfloat16 neighbours among the smallest subnormals still have one
     const int even = bits % 2 == 0 ? bits : bits + 1;
     ASSERT_EQ(narrowed(dtype, middle), even) << bits;
     ASSERT_EQ(narrowed(dtype, -middle), even | 0x8000) << bits;
@@ -107,19 +115,21 @@ TEST(Kernels, BfloatsRoundToNearestEven) {
   EXPECT_EQ(narrowed(DType::bfloat16, std::numeric_limits<float>::max()), 0x7f80);
 }
 
-// Compared with the direct computation: one element at a time, in the order of the inputs, with none of the kernels' code.
+// Compared with the direct computation: one element at a time, in the order of the inputs, with
+// none of the kernels' code.
 using testing::combine;
 
 template <class T>
-void check_plain(DType dtype, Reduce kind, int inputs, std::size_t count, std::mt19937_64& random, const char* set,
-                 kernels::ReduceFunction function) {
+void check_plain(DType dtype, Reduce kind, int inputs, std::size_t count, std::mt19937_64& random,
+                 const char* set, kernels::ReduceFunction function) {
   std::vector<std::vector<T>> data(inputs, std::vector<T>(count));
   std::vector<const std::byte*> pointers;
   for (auto& input : data) {
     for (T& value : input) {
       if constexpr (std::is_floating_point_v<T>) {
-        value = random() % 50 == 0 ? std::numeric_limits<T>::quiet_NaN()
-                                   : static_cast<T>(static_cast<std::int64_t>(random() % 2001) - 1000) / T(7);
+        value = random() % 50 == 0
+                    ? std::numeric_limits<T>::quiet_NaN()
+                    : static_cast<T>(static_cast<std::int64_t>(random() % 2001) - 1000) / T(7);
       } else {
         value = static_cast<T>(random());
       }
@@ -137,8 +147,8 @@ void check_plain(DType dtype, Reduce kind, int inputs, std::size_t count, std::m
     const T value = data[inputs - 1][i];
     const bool both_nan = value != value && expected[i] != expected[i];
     ASSERT_TRUE(both_nan || std::memcmp(&value, &expected[i], sizeof value) == 0)
-        << set << " " << name_of(kind) << " " << name_of(dtype) << " inputs " << inputs << " element " << i << ": " << +value << " not "
-        << +expected[i];
+        << set << " " << name_of(kind) << " " << name_of(dtype) << " inputs " << inputs
+        << " element " << i << ": " << +value << " not " << +expected[i];
   }
 }
 
@@ -150,8 +160,8 @@ std::vector<Set> instruction_sets() {
   std::vector<Set> sets{{"baseline", &kernels::baseline}};
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx2")) sets.push_back({"avx2", &kernels::avx2});
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("avx512dq")) {
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
     sets.push_back({"avx512", &kernels::avx512});
   }
 #endif
@@ -201,15 +211,17 @@ TEST(Kernels, SixteenBitFloatsRoundOnce) {
             pointers.push_back(reinterpret_cast<const std::byte*>(input.data()));
           }
           std::vector<std::uint16_t> out(kBig);
-          set.table->reduce[static_cast<int>(dtype)][static_cast<int>(kind)](reinterpret_cast<std::byte*>(out.data()), pointers.data(),
-                                                                             pointers.size(), kBig, 0);
+          set.table->reduce[static_cast<int>(dtype)][static_cast<int>(kind)](
+              reinterpret_cast<std::byte*>(out.data()), pointers.data(), pointers.size(), kBig, 0);
           for (std::size_t i = 0; i < kBig; ++i) {
             float wide = widened(dtype, data[0][i]);
-            for (int k = 1; k < inputs; ++k) wide = combine<float>(kind, wide, widened(dtype, data[k][i]));
+            for (int k = 1; k < inputs; ++k)
+              wide = combine<float>(kind, wide, widened(dtype, data[k][i]));
             if (std::isnan(wide)) {
               ASSERT_TRUE(std::isnan(widened(dtype, out[i])));
             } else {
-              ASSERT_EQ(out[i], narrowed(dtype, wide)) << set.name << " " << name_of(kind) << " " << name_of(dtype) << " element " << i;
+              ASSERT_EQ(out[i], narrowed(dtype, wide))
+                  << set.name << " " << name_of(kind) << " " << name_of(dtype) << " element " << i;
             }
           }
         }
@@ -218,11 +230,13 @@ TEST(Kernels, SixteenBitFloatsRoundOnce) {
   }
 }
 
-// 1 + 2^-11 + 2^-11 is 1 + 2^-10 where the sum is kept wide, and 1 where every addition rounds to a half.
+// 1 + 2^-11 + 2^-11 is 1 + 2^-10 where the sum is kept wide, and 1 where every addition rounds to a
+// half.
 TEST(Kernels, HalfSumsKeepWhatEveryStepWouldLose) {
   const std::uint16_t one = 0x3c00;
   const std::uint16_t tiny = 0x1000;
-  const std::vector<const std::byte*> inputs{reinterpret_cast<const std::byte*>(&one), reinterpret_cast<const std::byte*>(&tiny),
+  const std::vector<const std::byte*> inputs{reinterpret_cast<const std::byte*>(&one),
+                                             reinterpret_cast<const std::byte*>(&tiny),
                                              reinterpret_cast<const std::byte*>(&tiny)};
   std::uint16_t out = 0;
   reduce_many(reinterpret_cast<std::byte*>(&out), inputs, 1, DType::float16, Reduce::sum);
@@ -244,7 +258,8 @@ TEST(Kernels, BooleansFollowLogic) {
     for (int pattern = 0; pattern < 1 << inputs; ++pattern) {
       std::vector<std::uint8_t> values;
       std::vector<const std::byte*> pointers;
-      for (int k = 0; k < inputs; ++k) values.push_back((pattern >> k & 1) != 0 ? static_cast<std::uint8_t>(2 + 97 * k) : 0);
+      for (int k = 0; k < inputs; ++k)
+        values.push_back((pattern >> k & 1) != 0 ? static_cast<std::uint8_t>(2 + 97 * k) : 0);
       for (auto& value : values) pointers.push_back(reinterpret_cast<const std::byte*>(&value));
       const bool any = pattern != 0;
       const bool all = pattern == (1 << inputs) - 1;
@@ -276,7 +291,8 @@ TEST(Kernels, AveragesDivideOnceAndTruncate) {
     T in_two{};
     reduce_complete(reinterpret_cast<std::byte*>(&at_once), pointers, 1, dtype, Reduce::avg);
     reduce_many(reinterpret_cast<std::byte*>(&in_two), pointers, 1, dtype, Reduce::avg);
-    finish_average(reinterpret_cast<std::byte*>(&in_two), 1, dtype, static_cast<int>(values.size()));
+    finish_average(reinterpret_cast<std::byte*>(&in_two), 1, dtype,
+                   static_cast<int>(values.size()));
     EXPECT_EQ(at_once, in_two);
     return at_once;
   };
@@ -286,8 +302,10 @@ TEST(Kernels, AveragesDivideOnceAndTruncate) {
   EXPECT_EQ(average(DType::uint8, std::vector<std::uint8_t>{7, 8}), 7);
   EXPECT_EQ(average(DType::float64, std::vector<double>{1, 2, 6}), 3.0);
   EXPECT_EQ(average(DType::float32, std::vector<float>{1, 2}), 1.5f);
-  EXPECT_EQ(average(DType::complex64, std::vector<std::complex<float>>{{1, 2}, {3, 6}}), std::complex<float>(2, 4));
-  EXPECT_EQ(average(DType::complex128, std::vector<std::complex<double>>{{1, 2}, {3, 6}}), std::complex<double>(2, 4));
+  EXPECT_EQ(average(DType::complex64, std::vector<std::complex<float>>{{1, 2}, {3, 6}}),
+            std::complex<float>(2, 4));
+  EXPECT_EQ(average(DType::complex128, std::vector<std::complex<double>>{{1, 2}, {3, 6}}),
+            std::complex<double>(2, 4));
   // 300 members divide an int8, which cannot hold 300.
   std::vector<std::int8_t> many(300, 0);
   many[0] = 100;
@@ -298,7 +316,8 @@ TEST(Kernels, AveragesDivideOnceAndTruncate) {
 TEST(Kernels, ScalesEveryType) {
   const auto scaled = []<class T>(DType dtype, T value, double factor) {
     T out{};
-    scale(reinterpret_cast<std::byte*>(&out), reinterpret_cast<const std::byte*>(&value), 1, dtype, factor);
+    scale(reinterpret_cast<std::byte*>(&out), reinterpret_cast<const std::byte*>(&value), 1, dtype,
+          factor);
     return out;
   };
   EXPECT_EQ(scaled(DType::float32, 3.0f, 0.5), 1.5f);
@@ -332,10 +351,12 @@ std::vector<std::byte> random_values(DType dtype, std::size_t bytes, std::mt1993
   std::vector<std::byte> values(bytes);
   for (std::byte& value : values) value = static_cast<std::byte>(random());
   const bool complex = dtype == DType::complex64 || dtype == DType::complex128;
-  const bool floats = complex || dtype == DType::float16 || dtype == DType::bfloat16 || dtype == DType::float32 || dtype == DType::float64;
+  const bool floats = complex || dtype == DType::float16 || dtype == DType::bfloat16 ||
+                      dtype == DType::float32 || dtype == DType::float64;
   const std::size_t width = size_of(dtype) / (complex ? 2 : 1);
   if (floats) {
-    for (std::size_t i = width - 1; i < bytes; i += width) values[i] &= std::byte{0xbf};  // the highest bit of the exponent
+    for (std::size_t i = width - 1; i < bytes; i += width)
+      values[i] &= std::byte{0xbf};  // the highest bit of the exponent
   }
   return values;
 }
@@ -351,8 +372,10 @@ std::vector<std::byte> results_of(const kernels::Table& table, std::uint64_t see
   for (int number = 0; number < kReducibleDTypes; ++number) {
     const auto dtype = static_cast<DType>(number);
     const bool complex = dtype == DType::complex64 || dtype == DType::complex128;
-    const std::size_t bytes = kBig * size_of(dtype) / (complex ? 2 : 1);  // of complex types parts are counted
-    const auto first = random_values(dtype, bytes, random), second = random_values(dtype, bytes, random),
+    const std::size_t bytes =
+        kBig * size_of(dtype) / (complex ? 2 : 1);  // of complex types parts are counted
+    const auto first = random_values(dtype, bytes, random),
+               second = random_values(dtype, bytes, random),
                third = random_values(dtype, bytes, random);
     for (int kind = 0; kind < kReduces; ++kind) {
       if (table.reduce[number][kind] == nullptr) continue;
@@ -373,13 +396,15 @@ std::vector<std::byte> results_of(const kernels::Table& table, std::uint64_t see
     keep(divided);
   }
   for (const bool half : {true, false}) {
-    const auto narrow_values = random_values(half ? DType::float16 : DType::bfloat16, 2 * kBig, random);
+    const auto narrow_values =
+        random_values(half ? DType::float16 : DType::bfloat16, 2 * kBig, random);
     std::vector<float> wide(kBig);
     (half ? table.widen_half : table.widen_bfloat)(wide.data(), narrow_values.data(), kBig);
     keep(wide);
     const auto wide_values = random_values(DType::float32, 4 * kBig, random);
     std::vector<std::byte> back(2 * kBig);
-    (half ? table.narrow_half : table.narrow_bfloat)(back.data(), reinterpret_cast<const float*>(wide_values.data()), kBig);
+    (half ? table.narrow_half : table.narrow_bfloat)(
+        back.data(), reinterpret_cast<const float*>(wide_values.data()), kBig);
     keep(back);
   }
   return all;
@@ -392,7 +417,8 @@ TEST(Kernels, EveryInstructionSetComputesTheSameBits) {
     const auto results = results_of(*sets[i].table, 5);
     ASSERT_EQ(results.size(), expected.size());
     const auto different = std::mismatch(results.begin(), results.end(), expected.begin()).first;
-    EXPECT_TRUE(different == results.end()) << sets[i].name << " differs at byte " << different - results.begin() << " of all results";
+    EXPECT_TRUE(different == results.end())
+        << sets[i].name << " differs at byte " << different - results.begin() << " of all results";
   }
 }
 

@@ -62,7 +62,8 @@ Task<Status> LinkGroup::run(const Args& args, const transport::Fingerprint& call
     case Op::broadcast:
       return way == Algorithm::chain ? broadcast(args, plan::ChainPlan{rank_, size_, args.root})
                                      : broadcast(args, plan::TreePlan{rank_, size_, args.root});
-    case Op::all_reduce: return way == Algorithm::bruck ? all_reduce_small(args) : reduce_by_slices(args);
+    case Op::all_reduce:
+      return way == Algorithm::bruck ? all_reduce_small(args) : reduce_by_slices(args);
     case Op::reduce: return way == Algorithm::direct ? reduce_direct(args) : reduce_by_slices(args);
     case Op::reduce_scatter: return reduce_by_slices(args);
     case Op::all_gather:
@@ -97,15 +98,18 @@ Task<Status> LinkGroup::broadcast(const Args& args, Plan plan) {
   };
   const int parent = plan.parent();
   const int children = plan.children();
-  for (std::size_t k = 0; parent >= 0 && k < chunks && k < kWindow; ++k) flight_.receive(static_cast<int>(k), parent, 0, chunk(k));
+  for (std::size_t k = 0; parent >= 0 && k < chunks && k < kWindow; ++k)
+    flight_.receive(static_cast<int>(k), parent, 0, chunk(k));
   for (std::size_t k = 0; k < chunks && flight_.ok(); ++k) {
     const int arrival = static_cast<int>(k % kWindow);
     const int departure = kWindow + arrival;
     if (parent >= 0) co_await until([&] { return flight_.done(arrival); });
     if (children > 0) co_await until([&] { return flight_.done(departure); });
     if (!flight_.ok()) break;
-    for (int index = 0; index < children; ++index) flight_.send(departure, plan.child(index), 0, chunk(k));
-    if (parent >= 0 && k + kWindow < chunks) flight_.receive(arrival, parent, 0, chunk(k + kWindow));
+    for (int index = 0; index < children; ++index)
+      flight_.send(departure, plan.child(index), 0, chunk(k));
+    if (parent >= 0 && k + kWindow < chunks)
+      flight_.receive(arrival, parent, 0, chunk(k + kWindow));
   }
   co_return co_await finish();
 }
@@ -116,7 +120,8 @@ Task<Status> LinkGroup::gather_rotated(std::byte* blocks, const std::vector<std:
     const std::size_t have = at(plan.distance(step));
     const std::size_t count = at(plan.count(step));
     const auto tag = static_cast<std::uint64_t>(step);
-    flight_.receive(0, plan.source(step), tag, {blocks + starts[have], starts[have + count] - starts[have]});
+    flight_.receive(0, plan.source(step), tag,
+                    {blocks + starts[have], starts[have + count] - starts[have]});
     flight_.send(1, plan.target(step), tag, {blocks, starts[count]});
     co_await until([this] { return flight_.done(0); });
   }
@@ -132,8 +137,10 @@ Task<Status> LinkGroup::all_reduce_small(const Args& args) {
   if (Status gathered = co_await gather_rotated(blocks, starts); !gathered) co_return gathered;
   std::vector<const std::byte*> inputs(at(size_));
   const plan::BruckPlan plan{rank_, size_};
-  for (int position = 0; position < size_; ++position) inputs[at(plan.owner(position))] = blocks + starts[at(position)];
-  reduce_complete(args.outputs[0].data(), inputs, elements_in(bytes, args.dtype), args.dtype, args.reduce);
+  for (int position = 0; position < size_; ++position)
+    inputs[at(plan.owner(position))] = blocks + starts[at(position)];
+  reduce_complete(args.outputs[0].data(), inputs, elements_in(bytes, args.dtype), args.dtype,
+                  args.reduce);
   drop_large_scratch();
   co_return Status();
 }
@@ -149,13 +156,17 @@ Task<Status> LinkGroup::reduce_direct(const Args& args) {
   const bool scaled = args.reduce == Reduce::premul_sum;
   const std::size_t bytes = args.inputs[0].size();
   const bool invites = plan::direct_invites(bytes, size_);
-  const std::size_t longest = std::min(bytes, invites ? plan::kUnaskedBytes : plan::direct_chunk_bytes(size_));
+  const std::size_t longest =
+      std::min(bytes, invites ? plan::kUnaskedBytes : plan::direct_chunk_bytes(size_));
   const std::size_t chunks = plan::messages_for(bytes, longest);
-  // Of each chunk under way: what the others give, and last the product where the contribution is one.
+  // Of each chunk under way: what the others give, and last the product where the contribution is
+  // one.
   const std::size_t arrivals = root ? at(size_ - 1) : 0;
   const std::size_t blocks = arrivals + (scaled ? 1 : 0);
   std::byte* const memory = scratch(longest * blocks * std::min(chunks, kWindow));
-  const auto block = [&](std::size_t k, std::size_t index) { return memory + longest * (k % kWindow * blocks + index); };
+  const auto block = [&](std::size_t k, std::size_t index) {
+    return memory + longest * (k % kWindow * blocks + index);
+  };
   const auto contribution = [&](std::size_t k) {
     const plan::Slice part = plan::chunk_of(bytes, longest, k);
     const ConstBytes mine = args.inputs[0].subspan(part.begin, part.count);
@@ -168,14 +179,17 @@ Task<Status> LinkGroup::reduce_direct(const Args& args) {
     const int lane = static_cast<int>(k % kWindow);
     if (!root) return flight_.send(lane, args.root, kPart, contribution(k));
     const std::size_t theirs = plan::chunk_of(bytes, longest, k).count;
-    for (int step = 1; step <= peers.steps(); ++step) flight_.receive(lane, peers.source(step), kPart, {block(k, at(step - 1)), theirs});
+    for (int step = 1; step <= peers.steps(); ++step)
+      flight_.receive(lane, peers.source(step), kPart, {block(k, at(step - 1)), theirs});
   };
   std::vector<const std::byte*> inputs(root ? at(size_) : 0);
   const auto reduce_chunk = [&](std::size_t k) {
     const ConstBytes mine = contribution(k);
     inputs[at(rank_)] = mine.data();
-    for (int step = 1; step <= peers.steps(); ++step) inputs[at(peers.source(step))] = block(k, at(step - 1));
-    reduce_complete(args.outputs[0].data() + k * longest, inputs, elements_in(mine.size(), args.dtype), args.dtype, args.reduce);
+    for (int step = 1; step <= peers.steps(); ++step)
+      inputs[at(peers.source(step))] = block(k, at(step - 1));
+    reduce_complete(args.outputs[0].data() + k * longest, inputs,
+                    elements_in(mine.size(), args.dtype), args.dtype, args.reduce);
   };
 
   if (invites && !root) {
@@ -184,7 +198,8 @@ Task<Status> LinkGroup::reduce_direct(const Args& args) {
   }
   for (std::size_t k = 0; k < std::min(chunks, kWindow) && flight_.ok(); ++k) post(k);
   if (invites && root)
-    for (int step = 1; step <= peers.steps(); ++step) flight_.send(kInvitations, peers.source(step), kInvitation, {});
+    for (int step = 1; step <= peers.steps(); ++step)
+      flight_.send(kInvitations, peers.source(step), kInvitation, {});
   for (std::size_t k = 0; k < chunks; ++k) {
     co_await until([&] { return flight_.done(static_cast<int>(k % kWindow)); });
     if (!flight_.ok()) break;
@@ -223,8 +238,8 @@ struct LinkGroup::Reduction {
     chunks = plan::messages_for(longest, chunk_elements);
   }
 
-  // In elements; begin counts from the start of the tensor for all_reduce and reduce, from that of the owner's own slice for
-  // reduce_scatter.
+  // In elements; begin counts from the start of the tensor for all_reduce and reduce, from that of
+  // the owner's own slice for reduce_scatter.
   plan::Slice slice(int owner) const {
     if (args.op == Op::reduce_scatter) return {0, args.inputs[at(owner)].size() / width};
     return plan::slice_of(args.inputs[0].size() / width, size, owner);
@@ -236,24 +251,39 @@ struct LinkGroup::Reduction {
   }
   ConstBytes input(int owner, std::size_t k) const {
     const plan::Slice part = chunk(owner, k);
-    return args.inputs[args.op == Op::reduce_scatter ? at(owner) : 0].subspan(part.begin * width, part.count * width);
+    return args.inputs[args.op == Op::reduce_scatter ? at(owner) : 0].subspan(part.begin * width,
+                                                                              part.count * width);
   }
-  // Everybody meets everybody at least once, so that calls are compared even where slices are empty.
+  // Everybody meets everybody at least once, so that calls are compared even where slices are
+  // empty.
   bool exchanged(int owner, std::size_t k) const { return k == 0 || chunk(owner, k).count > 0; }
 
   bool has_output() const { return !to_root || rank == args.root; }
-  std::byte* output(int owner, std::size_t k) const { return args.outputs[0].data() + chunk(owner, k).begin * width; }
+  std::byte* output(int owner, std::size_t k) const {
+    return args.outputs[0].data() + chunk(owner, k).begin * width;
+  }
 
   std::size_t slot_bytes() const { return (chunk_elements * width + 63) / 64 * 64; }
-  // Two slots per member for what arrives, two for scaled parts before they leave, two for results that are not kept here.
+  // Two slots per member for what arrives, two for scaled parts before they leave, two for results
+  // that are not kept here.
   std::size_t memory_bytes() const { return slot_bytes() * at(2 * size * (scaled ? 2 : 1) + 2); }
-  std::byte* arrival(int member, std::size_t k) const { return memory + slot_bytes() * (2 * at(member) + k % 2); }
-  std::byte* departure(int member, std::size_t k) const { return memory + slot_bytes() * (2 * at(size + member) + k % 2); }
-  std::byte* passing(std::size_t k) const { return memory + slot_bytes() * (at(2 * size * (scaled ? 2 : 1)) + k % 2); }
+  std::byte* arrival(int member, std::size_t k) const {
+    return memory + slot_bytes() * (2 * at(member) + k % 2);
+  }
+  std::byte* departure(int member, std::size_t k) const {
+    return memory + slot_bytes() * (2 * at(size + member) + k % 2);
+  }
+  std::byte* passing(std::size_t k) const {
+    return memory + slot_bytes() * (at(2 * size * (scaled ? 2 : 1)) + k % 2);
+  }
 };
 
 Task<Status> LinkGroup::reduce_by_slices(const Args& args) {
-  enum Lane { kArrivals = 0, kDepartures = 2, kResults = 4 };  // two of each: chunk k uses lane + k % 2
+  enum Lane {
+    kArrivals = 0,
+    kDepartures = 2,
+    kResults = 4
+  };  // two of each: chunk k uses lane + k % 2
   enum Tag : std::uint64_t { kPart, kResult };
   Reduction job(args, rank_, size_);
   job.memory = scratch(job.memory_bytes());
@@ -263,7 +293,8 @@ Task<Status> LinkGroup::reduce_by_slices(const Args& args) {
     const int parity = static_cast<int>(k % 2);
     const std::size_t own = job.chunk(rank_, k).count * job.width;
     for (int step = 1; step <= peers.steps() && job.exchanged(rank_, k); ++step) {
-      flight_.receive(kArrivals + parity, peers.source(step), kPart, {job.arrival(peers.source(step), k), own});
+      flight_.receive(kArrivals + parity, peers.source(step), kPart,
+                      {job.arrival(peers.source(step), k), own});
     }
     for (int step = 1; step <= peers.steps(); ++step) {
       const int owner = peers.target(step);
@@ -296,7 +327,8 @@ Task<Status> LinkGroup::reduce_by_slices(const Args& args) {
       if (theirs > 0 && (job.to_all || (job.to_root && rank_ == args.root)))
         flight_.receive(lane, from, kResult, {job.output(from, k), theirs});
       const int to = peers.target(step);
-      if (own > 0 && (job.to_all || (job.to_root && to == args.root))) flight_.send(lane, to, kResult, {result, own});
+      if (own > 0 && (job.to_all || (job.to_root && to == args.root)))
+        flight_.send(lane, to, kResult, {result, own});
     }
   };
 
@@ -348,8 +380,10 @@ Task<Status> LinkGroup::all_gather_ring(const Args& args) {
 
 Task<Status> LinkGroup::all_gather_direct(const Args& args) {
   const plan::PairwisePlan plan{rank_, size_};
-  for (int step = 1; step <= plan.steps(); ++step) flight_.receive(0, plan.source(step), 0, args.outputs[at(plan.source(step))]);
-  for (int step = 1; step <= plan.steps(); ++step) flight_.send(1, plan.target(step), 0, args.inputs[0]);
+  for (int step = 1; step <= plan.steps(); ++step)
+    flight_.receive(0, plan.source(step), 0, args.outputs[at(plan.source(step))]);
+  for (int step = 1; step <= plan.steps(); ++step)
+    flight_.send(1, plan.target(step), 0, args.inputs[0]);
   copy(args.outputs[at(rank_)], args.inputs[0]);
   co_return co_await finish();
 }
@@ -360,7 +394,8 @@ Task<Status> LinkGroup::gather(const Args& args) {
     co_return co_await finish();
   }
   const plan::PairwisePlan plan{rank_, size_};
-  for (int step = 1; step <= plan.steps(); ++step) flight_.receive(0, plan.source(step), 0, args.outputs[at(plan.source(step))]);
+  for (int step = 1; step <= plan.steps(); ++step)
+    flight_.receive(0, plan.source(step), 0, args.outputs[at(plan.source(step))]);
   copy(args.outputs[at(rank_)], args.inputs[0]);
   co_return co_await finish();
 }
@@ -371,7 +406,8 @@ Task<Status> LinkGroup::scatter(const Args& args) {
     co_return co_await finish();
   }
   const plan::PairwisePlan plan{rank_, size_};
-  for (int step = 1; step <= plan.steps(); ++step) flight_.send(0, plan.target(step), 0, args.inputs[at(plan.target(step))]);
+  for (int step = 1; step <= plan.steps(); ++step)
+    flight_.send(0, plan.target(step), 0, args.inputs[at(plan.target(step))]);
   copy(args.outputs[0], args.inputs[at(rank_)]);
   co_return co_await finish();
 }

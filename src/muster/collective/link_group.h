@@ -1,13 +1,15 @@
-/// The collectives of a group over the links of its channel: for groups that do not all share one host region. Used by
-/// `Communicator` alone.
+/// The collectives of a group over the links of its channel: for groups that do not all share one
+/// host region. Used by `Communicator` alone.
 ///
-/// Every result is computed in one place from all members' contributions in the order of their ranks, then handed out: the same
-/// bits on every member, every run, and one rounding for 16-bit floats. Which algorithm runs is the `Selection`'s to say. Temporary memory
-/// is at most 512 KiB per member (1 MiB for a premul_sum; between two 2 MiB), whatever the size of the call, with the defaults, and all
-/// pieces of a gather or scatter along a tree; see `most_bytes`.
+/// Every result is computed in one place from all members' contributions in the order of their
+/// ranks, then handed out: the same bits on every member, every run, and one rounding for 16-bit
+/// floats. Which algorithm runs is the `Selection`'s to say. Temporary memory is at most 512 KiB
+/// per member (1 MiB for a premul_sum; between two 2 MiB), whatever the size of the call, with the
+/// defaults, and all pieces of a gather or scatter along a tree; see `most_bytes`.
 ///
-/// What each algorithm sends is told a second time in `plan/schedule.h`, for the proof and the cost model; a test holds the two together.
-/// Of a root's invitations to a direct reduce, which carry nothing, schedules do not tell.
+/// What each algorithm sends is told a second time in `plan/schedule.h`, for the proof and the cost
+/// model; a test holds the two together. Of a root's invitations to a direct reduce, which carry
+/// nothing, schedules do not tell.
 #pragma once
 
 #include <cstddef>
@@ -29,11 +31,13 @@ class LinkGroup {
   LinkGroup(transport::Channel& channel, const Selection& selection)
       : selection_(selection), rank_(channel.rank()), size_(channel.size()), flight_(channel) {}
 
-  /// One collective, one at a time; `args` are valid and, like `call`, outlive the task. No transfer is under way when it ends.
+  /// One collective, one at a time; `args` are valid and, like `call`, outlive the task. No
+  /// transfer is under way when it ends.
   Task<Status> run(const Args& args, const transport::Fingerprint& call);
   /// What the running task waits for.
   const Flight& flight() const { return flight_; }
-  /// Whether nothing of the last task is under way. A task that has thrown leaves something behind, which ends with the channel.
+  /// Whether nothing of the last task is under way. A task that has thrown leaves something behind,
+  /// which ends with the channel.
   bool at_rest() { return flight_.all_done(); }
 
  private:
@@ -46,7 +50,8 @@ class LinkGroup {
   Task<Status> broadcast(const Args& args, Plan plan);
   Task<Status> all_reduce_small(const Args& args);
   Task<Status> reduce_direct(const Args& args);
-  /// all_reduce, reduce and reduce_scatter of any size: every member reduces one slice and hands it to whom it concerns.
+  /// all_reduce, reduce and reduce_scatter of any size: every member reduces one slice and hands it
+  /// to whom it concerns.
   Task<Status> reduce_by_slices(const Args& args);
   /// The same from host to host (`link_hosts.cc`).
   Task<Status> reduce_by_hosts(const Args& args);
@@ -64,8 +69,8 @@ class LinkGroup {
   Task<Status> pass_down(const Args& args);
   Task<Status> all_to_all(const Args& args);
 
-  /// Sends the `held[0]` bytes at position 0 around until positions 0 to size - 1 are filled (`BruckPlan`); `starts[i]` is where
-  /// position i begins, `starts[size]` the end.
+  /// Sends the `held[0]` bytes at position 0 around until positions 0 to size - 1 are filled
+  /// (`BruckPlan`); `starts[i]` is where position i begins, `starts[size]` the end.
   Task<Status> gather_rotated(std::byte* blocks, const std::vector<std::size_t>& starts);
   /// Waits for all that is under way and says how it went.
   Task<Status> finish();

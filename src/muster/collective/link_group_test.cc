@@ -1,6 +1,7 @@
-// What the engine does over links, on channels of memory, one thread for all ranks: every algorithm, for many numbers of ranks and sizes
-// that divide and do not, gives what it should and sends exactly what its schedule says (of larger calls several messages for one, and
-// the invitations to a direct reduce). So what is proven of schedules holds for the engine.
+// What the engine does over links, on channels of memory, one thread for all ranks: every
+// algorithm, for many numbers of ranks and sizes that divide and do not, gives what it should and
+// sends exactly what its schedule says (of larger calls several messages for one, and the
+// invitations to a direct reduce). So what is proven of schedules holds for the engine.
 #include "muster/collective/link_group.h"
 
 #include <gtest/gtest.h>
@@ -30,7 +31,8 @@ class MemoryTransfer final : public transport::Transfer {
   MemoryTransfer(MutableBytes to, int peer) : to_(to) { peer_ = peer; }
   void finish(ConstBytes data) {
     if (data.size() != to_.size())
-      status_ = Status(Code::mismatch, std::to_string(data.size()) + " bytes came for " + std::to_string(to_.size()));
+      status_ = Status(Code::mismatch, std::to_string(data.size()) + " bytes came for " +
+                                           std::to_string(to_.size()));
     if (status_.ok()) std::copy(data.begin(), data.end(), to_.begin());
     done_.store(true);
   }
@@ -39,7 +41,8 @@ class MemoryTransfer final : public transport::Transfer {
   MutableBytes to_;
 };
 
-/// What has been sent and not been received, what is awaited, and a list of all. A send is over, and its memory read, when it is received.
+/// What has been sent and not been received, what is awaited, and a list of all. A send is over,
+/// and its memory read, when it is received.
 struct Wires {
   struct Message {
     ConstBytes data;
@@ -53,8 +56,10 @@ struct Wires {
   std::map<Place, std::deque<Message>> messages;
   std::map<Place, std::deque<std::shared_ptr<MemoryTransfer>>> receives;
   std::map<std::pair<int, int>, std::vector<std::size_t>> sent;  // sizes, by (from, to)
-  std::map<std::pair<int, int>, std::size_t> uncalled;           // of these, with bytes and before there was a receive
-  std::map<std::pair<int, int>, std::size_t> called;             // receives that stood from there when an empty one was sent back
+  std::map<std::pair<int, int>, std::size_t>
+      uncalled;  // of these, with bytes and before there was a receive
+  std::map<std::pair<int, int>, std::size_t>
+      called;  // receives that stood from there when an empty one was sent back
 };
 
 class MemoryChannel final : public transport::Channel {
@@ -66,7 +71,8 @@ class MemoryChannel final : public transport::Channel {
   std::span<const int> members() const override { return members_; }
   int rank() const override { return rank_; }
   transport::Fabric& fabric() override { std::abort(); }
-  transport::TransferRef send(int member, std::uint64_t tag, ConstBytes data, const transport::Fingerprint&) override {
+  transport::TransferRef send(int member, std::uint64_t tag, ConstBytes data,
+                              const transport::Fingerprint&) override {
     const Wires::Message message{data, std::make_shared<MemoryTransfer>(MutableBytes(), member)};
     wires_.sent[{rank_, member}].push_back(data.size());
     if (data.empty()) wires_.called[{member, rank_}] = wires_.receives[{member, rank_, 0}].size();
@@ -80,7 +86,8 @@ class MemoryChannel final : public transport::Channel {
     }
     return message.sent;
   }
-  transport::TransferRef receive(int member, std::uint64_t tag, MutableBytes data, const transport::Fingerprint&, bool) override {
+  transport::TransferRef receive(int member, std::uint64_t tag, MutableBytes data,
+                                 const transport::Fingerprint&, bool) override {
     auto transfer = std::make_shared<MemoryTransfer>(data, member);
     auto& come = wires_.messages[{member, rank_, tag}];
     if (come.empty()) {
@@ -105,7 +112,9 @@ class MemoryChannel final : public transport::Channel {
 };
 
 /// Element `i` of what `rank` gives to `to`.
-std::int64_t given(int rank, int to, std::size_t i) { return 1'000'003LL * (rank + 1) + 1009LL * to + static_cast<std::int64_t>(i); }
+std::int64_t given(int rank, int to, std::size_t i) {
+  return 1'000'003LL * (rank + 1) + 1009LL * to + static_cast<std::int64_t>(i);
+}
 
 /// One call of all ranks.
 class Play {
@@ -154,7 +163,8 @@ class Play {
   }
   /// After `run`: the sizes of the messages between two ranks, in order.
   const std::vector<std::size_t>& sent(int from, int to) { return wires_.sent[{from, to}]; }
-  /// After `run`: how many of these, empty ones aside, were sent before the receiver waited for them.
+  /// After `run`: how many of these, empty ones aside, were sent before the receiver waited for
+  /// them.
   std::size_t uncalled(int from, int to) { return wires_.uncalled[{from, to}]; }
   /// After `run`: for how many of these `to` waited when it last sent `from` an empty message.
   std::size_t called(int from, int to) { return wires_.called[{from, to}]; }
@@ -165,7 +175,9 @@ class Play {
   // Elements that `from` gives to `to`.
   std::size_t elements(int from, int to) const {
     if (!uneven_) return count_;
-    const int pick = op_ == Op::all_gather ? from : op_ == Op::reduce_scatter ? to : 3 * from + 5 * to;
+    const int pick = op_ == Op::all_gather       ? from
+                     : op_ == Op::reduce_scatter ? to
+                                                 : 3 * from + 5 * to;
     return count_ * at(pick % 3) / 2;
   }
 
@@ -198,7 +210,8 @@ class Play {
     }
     begin = 0;
     for (const std::size_t each : outs) {
-      args.outputs.push_back(std::as_writable_bytes(std::span(out_[at(rank)]).subspan(begin, each)));
+      args.outputs.push_back(
+          std::as_writable_bytes(std::span(out_[at(rank)]).subspan(begin, each)));
       begin += each + gap_;
     }
     if (op_ == Op::broadcast) {
@@ -217,7 +230,8 @@ class Play {
       default: break;
     }
     std::int64_t sum = 0;
-    for (int from = 0; from < size_; ++from) sum += given(from, op_ == Op::reduce_scatter ? rank : 0, i);
+    for (int from = 0; from < size_; ++from)
+      sum += given(from, op_ == Op::reduce_scatter ? rank : 0, i);
     return sum;
   }
 
@@ -243,15 +257,21 @@ class Play {
       case plan::Cargo::Kind::token: break;
       case plan::Cargo::Kind::whole: elements_in = count_; break;
       case plan::Cargo::Kind::block:
-        for (int i = 0; i < cargo.count; ++i) elements_in += elements(plan::wrap(cargo.first + i, size_), to);
+        for (int i = 0; i < cargo.count; ++i)
+          elements_in += elements(plan::wrap(cargo.first + i, size_), to);
         break;
       case plan::Cargo::Kind::pieces:
-        for (int i = 0; i < cargo.count; ++i) elements_in += elements(from, plan::wrap(cargo.first + i, size_));
+        for (int i = 0; i < cargo.count; ++i)
+          elements_in += elements(from, plan::wrap(cargo.first + i, size_));
         break;
       case plan::Cargo::Kind::piece:
-        elements_in = info(op_).lists_input ? elements(from, to) : plan::slice_of(count_, size_, to).count;
+        elements_in =
+            info(op_).lists_input ? elements(from, to) : plan::slice_of(count_, size_, to).count;
         break;
-      default: elements_in = info(op_).lists_input ? elements(from, cargo.slice) : plan::slice_of(count_, slices, cargo.slice).count; break;
+      default:
+        elements_in = info(op_).lists_input ? elements(from, cargo.slice)
+                                            : plan::slice_of(count_, slices, cargo.slice).count;
+        break;
     }
     return elements_in * kWidth;
   }
@@ -265,14 +285,16 @@ class Play {
         for (int i = 0; i < schedule.sends(step); ++i) {
           const plan::Transfer out = schedule.send(step, i);
           const std::size_t bytes = bytes_of(out.cargo, schedule.slices(), rank, out.peer);
-          if (bytes > 0 || out.cargo.kind != plan::Cargo::Kind::result) told[{rank, out.peer}].push_back(bytes);
+          if (bytes > 0 || out.cargo.kind != plan::Cargo::Kind::result)
+            told[{rank, out.peer}].push_back(bytes);
         }
       }
     }
     if (told == wires_.sent) return {};
     for (const auto& [pair, sizes] : told) {
       if (wires_.sent[pair] == sizes) continue;
-      return "rank " + std::to_string(pair.first) + " sends rank " + std::to_string(pair.second) + " other messages than its schedule says";
+      return "rank " + std::to_string(pair.first) + " sends rank " + std::to_string(pair.second) +
+             " other messages than its schedule says";
     }
     return "a rank sends what its schedule does not say";
   }
@@ -289,11 +311,19 @@ class Play {
   transport::Fingerprint call_{1};
 };
 
-/// A reduction of random bits (a reduce in several chunks) on all ranks by one algorithm; all outputs, one behind the other.
+/// A reduction of random bits (a reduce in several chunks) on all ranks by one algorithm; all
+/// outputs, one behind the other.
 class BitsOf {
  public:
-  BitsOf(Op op, DType dtype, Reduce reduce, std::size_t bytes, int size, int per_host, bool in_place)
-      : op_(op), dtype_(dtype), reduce_(reduce), bytes_(bytes), size_(size), per_host_(per_host), in_place_(in_place) {}
+  BitsOf(Op op, DType dtype, Reduce reduce, std::size_t bytes, int size, int per_host,
+         bool in_place)
+      : op_(op),
+        dtype_(dtype),
+        reduce_(reduce),
+        bytes_(bytes),
+        size_(size),
+        per_host_(per_host),
+        in_place_(in_place) {}
   /// Of each part: for a reduce what comes in several chunks, and what the root invites.
   static std::vector<std::size_t> sizes(Op op) {
     if (op == Op::reduce) return {600'011, 100'003};
@@ -320,19 +350,24 @@ class BitsOf {
     }
     std::vector<std::byte> all;
     std::vector<bool> done(at(size_));
-    for (int pass = 0; pass < 10'000 && !std::all_of(done.begin(), done.end(), [](bool is) { return is; }); ++pass) {
-      for (int rank = 0; rank < size_; ++rank) done[at(rank)] = done[at(rank)] || tasks[at(rank)].step();
+    for (int pass = 0;
+         pass < 10'000 && !std::all_of(done.begin(), done.end(), [](bool is) { return is; });
+         ++pass) {
+      for (int rank = 0; rank < size_; ++rank)
+        done[at(rank)] = done[at(rank)] || tasks[at(rank)].step();
     }
     for (int rank = 0; rank < size_; ++rank) {
       EXPECT_TRUE(done[at(rank)]) << "it does not end";
       if (!done[at(rank)]) return {};
-      for (const MutableBytes each : args[at(rank)].outputs) all.insert(all.end(), each.begin(), each.end());
+      for (const MutableBytes each : args[at(rank)].outputs)
+        all.insert(all.end(), each.begin(), each.end());
     }
     return all;
   }
 
  private:
-  void prepare(Args& args, int rank, std::vector<std::byte>& in, std::vector<std::byte>& out, std::mt19937_64& random) const {
+  void prepare(Args& args, int rank, std::vector<std::byte>& in, std::vector<std::byte>& out,
+               std::mt19937_64& random) const {
     const bool lists = op_ == Op::reduce_scatter;
     const std::size_t width = size_of(dtype_), each = bytes_ / width * width;
     in.resize(each * at(lists ? size_ : 1));
@@ -347,10 +382,12 @@ class BitsOf {
     args.reduce = reduce_;
     args.factor = 0.5 + rank;
     args.root = op_ == Op::reduce ? size_ / 2 : -1;
-    for (std::size_t begin = 0; begin < in.size(); begin += each) args.inputs.push_back(std::span(in).subspan(begin, each));
+    for (std::size_t begin = 0; begin < in.size(); begin += each)
+      args.inputs.push_back(std::span(in).subspan(begin, each));
     if (op_ == Op::reduce && rank != args.root) return;
     out.resize(each);
-    args.outputs = {in_place_ ? std::span(in).subspan(lists ? at(rank) * each : 0, each) : std::span(out)};
+    args.outputs = {in_place_ ? std::span(in).subspan(lists ? at(rank) * each : 0, each)
+                              : std::span(out)};
   }
 
   const Op op_;
@@ -361,22 +398,26 @@ class BitsOf {
   const bool in_place_;
 };
 
-// spec: F15 16-bit floats accumulate in float32 and round once, whatever the algorithm; F19 PREMUL_SUM and AVG
+// spec: F15 16-bit floats accumulate in float32 and round once, whatever the algorithm; F19
+// PREMUL_SUM and AVG
 TEST(LinkGroup, AllAlgorithmsGiveTheSameBits) {
-  for (const DType dtype :
-       {DType::boolean, DType::int8, DType::int32, DType::float16, DType::bfloat16, DType::float32, DType::complex128}) {
+  for (const DType dtype : {DType::boolean, DType::int8, DType::int32, DType::float16,
+                            DType::bfloat16, DType::float32, DType::complex128}) {
     for (int reduce = 0; reduce < kReduces; ++reduce) {
       if (!reduce_supports(static_cast<Reduce>(reduce), dtype)) continue;
       for (const Op op : {Op::all_reduce, Op::reduce, Op::reduce_scatter}) {
-        const bool in_place = (reduce + static_cast<int>(op)) % 2 == 0, many = static_cast<int>(dtype) % 2 == 0;
+        const bool in_place = (reduce + static_cast<int>(op)) % 2 == 0,
+                   many = static_cast<int>(dtype) % 2 == 0;
         const int size = many ? 12 : 6, per_host = many ? 4 : 3;
         for (const std::size_t bytes : BitsOf::sizes(op)) {
-          const BitsOf bits(op, dtype, static_cast<Reduce>(reduce), bytes, size, per_host, in_place);
+          const BitsOf bits(op, dtype, static_cast<Reduce>(reduce), bytes, size, per_host,
+                            in_place);
           const auto expected = bits.by(Algorithm::slices);
           for (const Algorithm other : algorithms_of(Ground::links, op)) {
             ASSERT_TRUE(bits.by(other) == expected)
-                << info(op).name << " by " << name_of(other) << ", " << name_of(static_cast<Reduce>(reduce)) << " of " << bytes
-                << " bytes of " << name_of(dtype) << " on " << size << " ranks, " << per_host << " on a host"
+                << info(op).name << " by " << name_of(other) << ", "
+                << name_of(static_cast<Reduce>(reduce)) << " of " << bytes << " bytes of "
+                << name_of(dtype) << " on " << size << " ranks, " << per_host << " on a host"
                 << (in_place ? ", in place" : "");
           }
         }
@@ -390,18 +431,21 @@ TEST(LinkGroup, ADirectReduceComesInChunks) {
   for (const int size : {2, 5, 17}) {
     const std::size_t chunk = plan::direct_chunk_bytes(size), rest = 40;
     for (const int root : {0, size - 1}) {
-      Play play(Op::reduce, Algorithm::direct, size, 1, root, (4 * chunk + rest) / sizeof(std::int64_t), false);
+      Play play(Op::reduce, Algorithm::direct, size, 1, root,
+                (4 * chunk + rest) / sizeof(std::int64_t), false);
       ASSERT_EQ(play.run(), "") << size << " ranks, root " << root;
       for (int rank = 0; rank < size; ++rank) {
         EXPECT_EQ(play.sent(root, rank), std::vector<std::size_t>());
         if (rank == root) continue;
-        EXPECT_EQ(play.sent(rank, root), (std::vector<std::size_t>{chunk, chunk, chunk, chunk, rest}));
+        EXPECT_EQ(play.sent(rank, root),
+                  (std::vector<std::size_t>{chunk, chunk, chunk, chunk, rest}));
       }
     }
   }
 }
 
-// What two messages carry that need not ask comes in two; of several members only once the root has said that it is ready.
+// What two messages carry that need not ask comes in two; of several members only once the root has
+// said that it is ready.
 TEST(LinkGroup, ADirectReduceOfAFewMessagesIsInvited) {
   const std::size_t half = plan::kUnaskedBytes;
   for (const int size : {2, 3, 5}) {
@@ -412,16 +456,21 @@ TEST(LinkGroup, ADirectReduceOfAFewMessagesIsInvited) {
       for (int rank = 0; rank < size; ++rank) {
         if (rank == 1) continue;
         // Rank 0 runs before the root.
-        EXPECT_EQ(play.uncalled(rank, 1), rank == 0 && !invited ? play.sent(0, 1).size() : 0u) << size << " ranks, " << bytes << " bytes";
-        EXPECT_EQ(play.called(rank, 1), invited ? 2u : 0u) << size << " ranks, " << bytes << " bytes";
-        EXPECT_EQ(play.sent(1, rank), std::vector<std::size_t>(invited ? 1 : 0)) << size << " ranks, " << bytes << " bytes";
-        EXPECT_EQ(play.sent(rank, 1), invited ? (std::vector<std::size_t>{half, bytes - half}) : std::vector<std::size_t>{bytes});
+        EXPECT_EQ(play.uncalled(rank, 1), rank == 0 && !invited ? play.sent(0, 1).size() : 0u)
+            << size << " ranks, " << bytes << " bytes";
+        EXPECT_EQ(play.called(rank, 1), invited ? 2u : 0u)
+            << size << " ranks, " << bytes << " bytes";
+        EXPECT_EQ(play.sent(1, rank), std::vector<std::size_t>(invited ? 1 : 0))
+            << size << " ranks, " << bytes << " bytes";
+        EXPECT_EQ(play.sent(rank, 1), invited ? (std::vector<std::size_t>{half, bytes - half})
+                                              : std::vector<std::size_t>{bytes});
       }
     }
   }
 }
 
-// spec: F2 F3 F4 F5 F7 F8 F9 F11 F13 uneven and empty slices, every root, every algorithm over links
+// spec: F2 F3 F4 F5 F7 F8 F9 F11 F13 uneven and empty slices, every root, every algorithm over
+// links
 TEST(LinkGroup, DoesWhatTheSchedulesSay) {
   std::vector<int> sizes{1, 2, 3, 4, 5, 8, 12, 13, 17};
   if (testing::long_tests()) {
@@ -435,16 +484,19 @@ TEST(LinkGroup, DoesWhatTheSchedulesSay) {
         for (int per_host = 1; per_host <= size; ++per_host) {
           // One host, or hosts of one rank, are not for it.
           const bool by_hosts = algorithm == Algorithm::hosts;
-          if (by_hosts ? size % per_host != 0 || per_host == 1 || per_host == size : per_host > 1) continue;
+          if (by_hosts ? size % per_host != 0 || per_host == 1 || per_host == size : per_host > 1)
+            continue;
           for (const int root : {0, size / 2, size - 1}) {
             if (root > 0 && !info(op).rooted) continue;
-            for (const std::size_t count : {std::size_t{0}, std::size_t{1}, at(size), at(3 * size + 2), 6 * Play::kOneChunk + 5}) {
+            for (const std::size_t count : {std::size_t{0}, std::size_t{1}, at(size),
+                                            at(3 * size + 2), 6 * Play::kOneChunk + 5}) {
               if (count > Play::kOneChunk && (!info(op).reduces || size > 8)) continue;
               for (const bool uneven : {false, true}) {
                 if (uneven && info(op).size_rule != SizeRule::free) continue;
                 ASSERT_EQ(Play(op, algorithm, size, per_host, root, count, uneven).run(), "")
-                    << info(op).name << " by " << name_of(algorithm) << " on " << size << " ranks, " << per_host << " on a host, root "
-                    << root << ", " << count << " elements" << (uneven ? ", uneven" : "");
+                    << info(op).name << " by " << name_of(algorithm) << " on " << size << " ranks, "
+                    << per_host << " on a host, root " << root << ", " << count << " elements"
+                    << (uneven ? ", uneven" : "");
               }
             }
           }

@@ -1,8 +1,10 @@
-// Gather and scatter of small pieces along a binomial tree (`plan::TreePlan`): the root exchanges a few messages with a few members, each
-// of which passes on the pieces of the ranks below it as one. These are a run of ranks from the member's own on, and travel in that order.
+// Gather and scatter of small pieces along a binomial tree (`plan::TreePlan`): the root exchanges a
+// few messages with a few members, each of which passes on the pieces of the ranks below it as one.
+// These are a run of ranks from the member's own on, and travel in that order.
 //
-// Memory: a member with others below it holds the pieces of its subtree, at most half of all; the root those of the subtrees whose slices
-// do not lie side by side in the caller's memory, at most all but its own. `most_bytes` limits it.
+// Memory: a member with others below it holds the pieces of its subtree, at most half of all; the
+// root those of the subtrees whose slices do not lie side by side in the caller's memory, at most
+// all but its own. `most_bytes` limits it.
 #include <optional>
 
 #include "muster/collective/link_group.h"
@@ -17,12 +19,15 @@ std::size_t as_size(int number) { return static_cast<std::size_t>(number); }
 template <class Bytes>
 class PieceRun {
  public:
-  PieceRun(const std::vector<Bytes>& slices, const plan::TreePlan& top) : slices_(slices), top_(top) {}
+  PieceRun(const std::vector<Bytes>& slices, const plan::TreePlan& top)
+      : slices_(slices), top_(top) {}
 
   std::size_t count() const { return as_size(top_.subtree()); }
   std::size_t size() const { return count() * each(); }
   std::size_t each() const { return slices_[0].size(); }
-  const Bytes& operator[](std::size_t index) const { return slices_[as_size(plan::wrap(top_.rank + static_cast<int>(index), top_.size))]; }
+  const Bytes& operator[](std::size_t index) const {
+    return slices_[as_size(plan::wrap(top_.rank + static_cast<int>(index), top_.size))];
+  }
   /// Where they lie side by side.
   std::optional<Bytes> as_one() const {
     for (std::size_t i = 1; i < count(); ++i) {
@@ -55,7 +60,9 @@ plan::Slice part_of(const plan::TreePlan& tree, int child) {
 
 }  // namespace
 
-Task<Status> LinkGroup::gather_along_tree(const Args& args) { return rank_ == args.root ? take_pieces(args) : pass_up(args); }
+Task<Status> LinkGroup::gather_along_tree(const Args& args) {
+  return rank_ == args.root ? take_pieces(args) : pass_up(args);
+}
 
 Task<Status> LinkGroup::take_pieces(const Args& args) {
   const plan::TreePlan tree{rank_, size_, args.root};
@@ -80,7 +87,8 @@ Task<Status> LinkGroup::take_pieces(const Args& args) {
     co_await until([&] { return flight_.done(lane(child)); });
     if (!flight_.ok()) break;
     const auto pieces = pieces_of(child);
-    for (std::size_t i = 0; i < pieces.count(); ++i) copy(pieces[i], {staged[as_size(child)] + i * pieces.each(), pieces.each()});
+    for (std::size_t i = 0; i < pieces.count(); ++i)
+      copy(pieces[i], {staged[as_size(child)] + i * pieces.each(), pieces.each()});
   }
   Status status = co_await finish();
   drop_large_scratch();
@@ -107,7 +115,9 @@ Task<Status> LinkGroup::pass_up(const Args& args) {
   co_return status;
 }
 
-Task<Status> LinkGroup::scatter_along_tree(const Args& args) { return rank_ == args.root ? hand_pieces(args) : pass_down(args); }
+Task<Status> LinkGroup::scatter_along_tree(const Args& args) {
+  return rank_ == args.root ? hand_pieces(args) : pass_down(args);
+}
 
 Task<Status> LinkGroup::hand_pieces(const Args& args) {
   const plan::TreePlan tree{rank_, size_, args.root};
@@ -119,7 +129,8 @@ Task<Status> LinkGroup::hand_pieces(const Args& args) {
     auto place = pieces.as_one();
     if (!place) {
       place = ConstBytes(next, pieces.size());
-      for (std::size_t i = 0; i < pieces.count(); ++i, next += pieces.each()) copy({next, pieces.each()}, pieces[i]);
+      for (std::size_t i = 0; i < pieces.count(); ++i, next += pieces.each())
+        copy({next, pieces.each()}, pieces[i]);
     }
     flight_.send(0, tree.child(child), 0, *place);
   }
@@ -134,7 +145,8 @@ Task<Status> LinkGroup::pass_down(const Args& args) {
   const std::size_t each = args.outputs[0].size();
   const bool last = tree.children() == 0;
   const MutableBytes pieces =
-      last ? args.outputs[0] : MutableBytes(scratch(as_size(tree.subtree()) * each), as_size(tree.subtree()) * each);
+      last ? args.outputs[0]
+           : MutableBytes(scratch(as_size(tree.subtree()) * each), as_size(tree.subtree()) * each);
   flight_.receive(0, tree.parent(), 0, pieces);
   co_await until([this] { return flight_.done(0); });
   for (int child = 0; child < tree.children() && flight_.ok(); ++child) {

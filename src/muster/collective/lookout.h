@@ -12,7 +12,8 @@
 
 namespace muster::collective {
 
-/// Thread-safe. What a thread leaves here is called on that thread alone, so that it may end with it.
+/// Thread-safe. What a thread leaves here is called on that thread alone, so that it may end with
+/// it.
 class Lookout {
  public:
   using Look = std::function<void()>;
@@ -30,7 +31,8 @@ class Lookout {
 
   /// Calls what this thread has left here; whether there was any.
   bool look() const {
-    if (count_.load(std::memory_order_relaxed) == 0) return false;  // this thread sees what it has left itself
+    if (count_.load(std::memory_order_relaxed) == 0)
+      return false;  // this thread sees what it has left itself
     std::vector<const Look*> mine;
     {
       const std::lock_guard guard(lock_);

@@ -1,5 +1,5 @@
-// How groups are made: alone, by an agreement of their members, by an offer that came with another call, or by dividing a group that
-// stands.
+// How groups are made: alone, by an agreement of their members, by an offer that came with another
+// call, or by dividing a group that stands.
 #include "muster/collective/making.h"
 
 #include <algorithm>
@@ -15,17 +15,21 @@ namespace {
 
 Status check_members(const transport::Fabric& fabric, const std::vector<int>& members) {
   if (std::find(members.begin(), members.end(), fabric.rank()) == members.end()) {
-    return Status(Code::invalid_argument, "rank " + std::to_string(fabric.rank()) + " is not among the members of the group that it makes");
+    return Status(Code::invalid_argument,
+                  "rank " + std::to_string(fabric.rank()) +
+                      " is not among the members of the group that it makes");
   }
   std::vector<int> sorted = members;
   std::sort(sorted.begin(), sorted.end());
   for (std::size_t i = 0; i < sorted.size(); ++i) {
     if (sorted[i] < 0 || sorted[i] >= fabric.world_size()) {
-      return Status(Code::invalid_argument, "a group's members are ranks from 0 to " + std::to_string(fabric.world_size() - 1) + "; " +
+      return Status(Code::invalid_argument, "a group's members are ranks from 0 to " +
+                                                std::to_string(fabric.world_size() - 1) + "; " +
                                                 std::to_string(sorted[i]) + " is none");
     }
     if (i > 0 && sorted[i] == sorted[i - 1])
-      return Status(Code::invalid_argument, "rank " + std::to_string(sorted[i]) + " is named twice in one group");
+      return Status(Code::invalid_argument,
+                    "rank " + std::to_string(sorted[i]) + " is named twice in one group");
   }
   return {};
 }
@@ -37,8 +41,10 @@ Result<Agreement> open_alone(transport::Fabric& fabric, const std::vector<int>& 
   return Agreement{std::move(*channel), {kNoSegment, Selection(Ground::links, 1).bounds()}};
 }
 
-// What the first member of a group hands to all. Where the region is full, the group runs over links, on every member.
-Result<Handout> hand_out(transport::Fabric& fabric, const Tuning* given, std::span<const int> members, bool use_region) {
+// What the first member of a group hands to all. Where the region is full, the group runs over
+// links, on every member.
+Result<Handout> hand_out(transport::Fabric& fabric, const Tuning* given,
+                         std::span<const int> members, bool use_region) {
   Result<Tuning> tuning = given != nullptr ? *given : tuning_of_environment();
   if (!tuning.ok()) return tuning.status();
   Handout handout{kNoSegment, {}};
@@ -53,17 +59,20 @@ Result<Handout> hand_out(transport::Fabric& fabric, const Tuning* given, std::sp
 }
 
 // Of a group that no tuning changes.
-Selection::Bounds bounds_of(const transport::Fabric& fabric, const Offer& offer, std::span<const int> members) {
+Selection::Bounds bounds_of(const transport::Fabric& fabric, const Offer& offer,
+                            std::span<const int> members) {
   const Ground ground = offer.segment == kNoSegment ? Ground::links : Ground::region;
   return Selection(ground, static_cast<int>(members.size()), standing_of(fabric, members)).bounds();
 }
 
 void release_segment(transport::Fabric& fabric, const Offer& offer) {
-  if (offer.segment != kNoSegment && fabric.region() != nullptr) fabric.region()->release(offer.segment);
+  if (offer.segment != kNoSegment && fabric.region() != nullptr)
+    fabric.region()->release(offer.segment);
 }
 
 std::string making(const CommunicatorOptions& options) {
-  return "making " + (options.name.empty() ? std::string("a group") : "group '" + options.name + "'");
+  return "making " +
+         (options.name.empty() ? std::string("a group") : "group '" + options.name + "'");
 }
 
 // What each member of a divided group says.
@@ -81,13 +90,16 @@ class Split {
   Status check() const {
     std::vector<bool> seen(static_cast<std::size_t>(parent_.size()));
     for (const auto& part : parts_) {
-      if (part.empty()) return Status(Code::invalid_argument, "one of the parts that a group is divided into is empty");
+      if (part.empty())
+        return Status(Code::invalid_argument,
+                      "one of the parts that a group is divided into is empty");
       for (const int position : part) {
         if (position < 0 || position >= parent_.size())
-          return Status(Code::invalid_argument,
-                        "a group of " + std::to_string(parent_.size()) + " has no rank " + std::to_string(position));
+          return Status(Code::invalid_argument, "a group of " + std::to_string(parent_.size()) +
+                                                    " has no rank " + std::to_string(position));
         if (seen[static_cast<std::size_t>(position)])
-          return Status(Code::invalid_argument, "rank " + std::to_string(position) + " is named twice in the parts of a group");
+          return Status(Code::invalid_argument, "rank " + std::to_string(position) +
+                                                    " is named twice in the parts of a group");
         seen[static_cast<std::size_t>(position)] = true;
       }
     }
@@ -95,11 +107,13 @@ class Split {
   }
 
   Result<std::optional<Agreement>> agree(bool use_region, const Tuning* tuning) {
-    const auto part = std::find_if(parts_.begin(), parts_.end(),
-                                   [this](const std::vector<int>& p) { return std::find(p.begin(), p.end(), parent_.rank()) != p.end(); });
+    const auto part = std::find_if(parts_.begin(), parts_.end(), [this](const std::vector<int>& p) {
+      return std::find(p.begin(), p.end(), parent_.rank()) != p.end();
+    });
     std::vector<int> members;
     if (part != parts_.end()) {
-      for (const int position : *part) members.push_back(parent_.members()[static_cast<std::size_t>(position)]);
+      for (const int position : *part)
+        members.push_back(parent_.members()[static_cast<std::size_t>(position)]);
     }
     Result<Handout> mine = Handout{kNoSegment, {}};
     SplitNote note;
@@ -111,7 +125,8 @@ class Split {
     if (const int who = given_up(); who >= 0) {
       if (mine.ok() && mine->segment != kNoSegment) fabric_.region()->release(mine->segment);
       if (!mine.ok()) return mine.status();
-      return Status(Code::aborted, "rank " + std::to_string(who) + " gave it up; its own error says why");
+      return Status(Code::aborted,
+                    "rank " + std::to_string(who) + " gave it up; its own error says why");
     }
     if (members.empty()) return std::optional<Agreement>();
     const SplitNote& told = notes_[static_cast<std::size_t>(part->front())];
@@ -123,8 +138,11 @@ class Split {
  private:
   // The job rank of a member that cannot go on, or -1.
   int given_up() const {
-    const auto found = std::find_if(notes_.begin(), notes_.end(), [](const SplitNote& note) { return note.id == kGivenUp; });
-    return found == notes_.end() ? -1 : parent_.members()[static_cast<std::size_t>(found - notes_.begin())];
+    const auto found = std::find_if(notes_.begin(), notes_.end(),
+                                    [](const SplitNote& note) { return note.id == kGivenUp; });
+    return found == notes_.end()
+               ? -1
+               : parent_.members()[static_cast<std::size_t>(found - notes_.begin())];
   }
 
   Status gather(const SplitNote& mine) {
@@ -159,7 +177,8 @@ Standing standing_of(const transport::Fabric& fabric, std::span<const int> membe
 bool share_a_region(transport::Fabric& fabric, std::span<const int> members) {
   if (members.size() < 2 || fabric.region() == nullptr) return false;
   const auto local = fabric.region()->ranks();
-  return std::ranges::all_of(members, [&](int member) { return std::ranges::find(local, member) != local.end(); });
+  return std::ranges::all_of(
+      members, [&](int member) { return std::ranges::find(local, member) != local.end(); });
 }
 
 std::uint64_t Shared::next_use(std::vector<int> members, const std::string& name) {
@@ -169,11 +188,13 @@ std::uint64_t Shared::next_use(std::vector<int> members, const std::string& name
 }
 
 std::shared_ptr<Shared> shared_of(transport::Fabric& fabric) {
-  return std::static_pointer_cast<Shared>(fabric.companion([] { return std::make_shared<Shared>(); }));
+  return std::static_pointer_cast<Shared>(
+      fabric.companion([] { return std::make_shared<Shared>(); }));
 }
 
-Result<std::shared_ptr<Communicator>> Communicator::create(std::shared_ptr<transport::Fabric> fabric, std::vector<int> members,
-                                                           CommunicatorOptions options) {
+Result<std::shared_ptr<Communicator>> Communicator::create(
+    std::shared_ptr<transport::Fabric> fabric, std::vector<int> members,
+    CommunicatorOptions options) {
   const std::string what = making(options);
   if (Status valid = check_members(*fabric, members); !valid) return valid.with_context(what);
   const TimePoint deadline = deadline_after(fabric->clock(), options.timeout);
@@ -182,22 +203,30 @@ Result<std::shared_ptr<Communicator>> Communicator::create(std::shared_ptr<trans
   const auto take_back = [&](const Handout& handout) {
     if (handout.segment != kNoSegment) fabric->region()->release(handout.segment);
   };
-  const std::string key = options.terms.empty() ? options.name : options.name + "\n" + options.terms;
-  auto agreed = members.size() == 1 ? open_alone(*fabric, members)
-                                    : agree(*fabric, members, key, shared_of(*fabric)->next_use(members, key), deadline, decide, take_back,
-                                            options.give_up);
+  const std::string key =
+      options.terms.empty() ? options.name : options.name + "\n" + options.terms;
+  auto agreed = members.size() == 1
+                    ? open_alone(*fabric, members)
+                    : agree(*fabric, members, key, shared_of(*fabric)->next_use(members, key),
+                            deadline, decide, take_back, options.give_up);
   if (!agreed.ok()) {
     Status failure = agreed.status();
     if (failure.code() == Code::timed_out && options.witness)
-      failure = Status(failure.code(), failure.message() + options.witness->tell(options.name, failure.ranks()), failure.ranks());
+      failure = Status(failure.code(),
+                       failure.message() + options.witness->tell(options.name, failure.ranks()),
+                       failure.ranks());
     return failure.with_context(what + " on rank " + std::to_string(fabric->rank()));
   }
-  return assemble(std::move(fabric), std::move(agreed).value(), std::move(options.name), std::move(options.witness));
+  return assemble(std::move(fabric), std::move(agreed).value(), std::move(options.name),
+                  std::move(options.witness));
 }
 
-Offer Communicator::offer(transport::Fabric& fabric, const std::vector<int>& members, const CommunicatorOptions& options) {
-  if (!check_members(fabric, members) || members.size() < 2 || members.front() != fabric.rank()) return {};
-  const auto handout = hand_out(fabric, options.tuning.get(), members, options.use_region && share_a_region(fabric, members));
+Offer Communicator::offer(transport::Fabric& fabric, const std::vector<int>& members,
+                          const CommunicatorOptions& options) {
+  if (!check_members(fabric, members) || members.size() < 2 || members.front() != fabric.rank())
+    return {};
+  const auto handout = hand_out(fabric, options.tuning.get(), members,
+                                options.use_region && share_a_region(fabric, members));
   if (!handout.ok()) return {};  // `create` says so, to all
   const Offer made{fabric.next_channel_id(), handout->segment};
   if (made.channel != 0 && handout->bounds == bounds_of(fabric, made, members)) return made;
@@ -209,18 +238,22 @@ void Communicator::withdraw(transport::Fabric& fabric, const Offer& offer) {
   if (offer.channel != 0) release_segment(fabric, offer);
 }
 
-Result<std::shared_ptr<Communicator>> Communicator::accept(std::shared_ptr<transport::Fabric> fabric, std::vector<int> members,
-                                                           const Offer& offer, CommunicatorOptions options) {
+Result<std::shared_ptr<Communicator>> Communicator::accept(
+    std::shared_ptr<transport::Fabric> fabric, std::vector<int> members, const Offer& offer,
+    CommunicatorOptions options) {
   const std::string what = making(options);
   if (Status valid = check_members(*fabric, members); !valid) return valid.with_context(what);
   const Handout handout{offer.segment, bounds_of(*fabric, offer, members)};
   auto channel = fabric->open(static_cast<std::uint32_t>(offer.channel), std::move(members));
-  if (!channel.ok()) return channel.status().with_context(what + " on rank " + std::to_string(fabric->rank()));
-  return assemble(std::move(fabric), Agreement{std::move(*channel), handout}, std::move(options.name), std::move(options.witness));
+  if (!channel.ok())
+    return channel.status().with_context(what + " on rank " + std::to_string(fabric->rank()));
+  return assemble(std::move(fabric), Agreement{std::move(*channel), handout},
+                  std::move(options.name), std::move(options.witness));
 }
 
-Result<std::shared_ptr<Communicator>> Communicator::split(const std::shared_ptr<Communicator>& parent,
-                                                          const std::vector<std::vector<int>>& parts, CommunicatorOptions options) {
+Result<std::shared_ptr<Communicator>> Communicator::split(
+    const std::shared_ptr<Communicator>& parent, const std::vector<std::vector<int>>& parts,
+    CommunicatorOptions options) {
   const auto fabric = fabric_of(*parent);
   Split split(*parent, parts, deadline_after(fabric->clock(), options.timeout));
   Status valid = split.check();

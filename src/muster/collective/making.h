@@ -1,4 +1,5 @@
-/// Between the making of a group (`making.cc`) and the group itself (`communicator.cc`). Private to `collective/`.
+/// Between the making of a group (`making.cc`) and the group itself (`communicator.cc`). Private to
+/// `collective/`.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +36,8 @@ struct Shared final : transport::Fabric::Companion {
 std::shared_ptr<Shared> shared_of(transport::Fabric& fabric);
 
 /// The group that its members have agreed on. Local.
-std::shared_ptr<Communicator> assemble(std::shared_ptr<transport::Fabric> fabric, Agreement agreed, std::string name,
+std::shared_ptr<Communicator> assemble(std::shared_ptr<transport::Fabric> fabric, Agreement agreed,
+                                       std::string name,
                                        std::shared_ptr<const trace::Witness> witness);
 std::shared_ptr<transport::Fabric> fabric_of(Communicator& group);
 

@@ -38,7 +38,8 @@ TEST(Making, GroupsOfEveryShape) {
       const Group world = make(fabric, {0, 1, 2, 3}, "world");
       const Group again = make(fabric, {0, 1, 2, 3}, "world");
       const Group backwards = make(fabric, {3, 2, 1, 0}, "backwards");
-      const Group half = make(fabric, rank % 2 == 0 ? std::vector<int>{0, 2} : std::vector<int>{1, 3}, "half");
+      const Group half =
+          make(fabric, rank % 2 == 0 ? std::vector<int>{0, 2} : std::vector<int>{1, 3}, "half");
       const Group alone = make(fabric, {rank}, "alone");
       ASSERT_TRUE(world && again && backwards && half && alone);
       EXPECT_EQ(backwards->rank(), 3 - rank);
@@ -157,7 +158,8 @@ TEST(Making, WhatReachesNobodyIsTakenBack) {
       fabric->wait([&] { return !fabric->death_of(1).ok(); }, soon());
       return Handout{7, {}};
     };
-    const auto agreed = agree(*fabric, {0, 1}, "cut", 0, soon(), hand_out, [&](const Handout& handout) { taken_back.push_back(handout); });
+    const auto agreed = agree(*fabric, {0, 1}, "cut", 0, soon(), hand_out,
+                              [&](const Handout& handout) { taken_back.push_back(handout); });
     EXPECT_FALSE(agreed.ok());
     if (rank != 0) return;
     EXPECT_EQ(agreed.status().ranks(), std::vector<int>{1}) << agreed.status().message();
@@ -219,12 +221,16 @@ TEST(Making, AMissingMemberIsNamedAndDisturbsNobody) {
     if (rank != 2) {
       CommunicatorOptions options;
       options.name = "lame";
-      options.timeout = rank == 0 ? Duration(milliseconds(100)) : Duration(std::chrono::seconds(60));  // the first member tells the others
+      options.timeout =
+          rank == 0 ? Duration(milliseconds(100))
+                    : Duration(std::chrono::seconds(60));  // the first member tells the others
       const auto made = Communicator::create(fabric, {0, 1, 2}, options);
       ASSERT_FALSE(made.ok());
       EXPECT_EQ(made.status().code(), Code::timed_out);
       EXPECT_EQ(made.status().ranks(), std::vector<int>{2}) << made.status().message();
-      EXPECT_TRUE(contains(made.status().message(), "rank 2") && contains(made.status().message(), "'lame'")) << made.status().message();
+      EXPECT_TRUE(contains(made.status().message(), "rank 2") &&
+                  contains(made.status().message(), "'lame'"))
+          << made.status().message();
       const Group pair = make(fabric, {1, 0}, "pair");
       ASSERT_TRUE(pair);
     }
@@ -236,7 +242,8 @@ TEST(Making, AMissingMemberIsNamedAndDisturbsNobody) {
 
 TEST(Making, WrongMembersAreRefused) {
   run_ranks(2, Wire::loopback, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
-    for (const std::vector<int>& members : {std::vector<int>{}, {1 - rank}, {0, 1, 1}, {0, 1, 2}, {-1, 0, 1}}) {
+    for (const std::vector<int>& members :
+         {std::vector<int>{}, {1 - rank}, {0, 1, 1}, {0, 1, 2}, {-1, 0, 1}}) {
       const auto made = Communicator::create(fabric, members, {});
       ASSERT_FALSE(made.ok());
       EXPECT_EQ(made.status().code(), Code::invalid_argument);
@@ -257,8 +264,8 @@ TEST(Making, ClosedGroupsGiveTheirRegionBack) {
   });
 }
 
-// A process that drops a group after closing it, and then ends, says goodbye first: the progress thread must not be its last owner.
-// spec: B10 destroy_process_group ends in good order
+// A process that drops a group after closing it, and then ends, says goodbye first: the progress
+// thread must not be its last owner. spec: B10 destroy_process_group ends in good order
 TEST(Making, ClosedGroupsAreHeldByTheirUserOnly) {
   run_ranks(3, Wire::loopback, [&](int, std::shared_ptr<transport::Fabric> fabric) {
     for (int i = 0; i < 100; ++i) {

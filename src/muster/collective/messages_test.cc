@@ -22,14 +22,16 @@ TEST(Messages, KeepTheirOrderWithinATag) {
           if (i % 2 == 0) value.resize(2);
           if (rank == 0) {
             value[0] = i * 10 + tag;
-            pending.push_back(group.send(1, static_cast<std::uint64_t>(tag), bytes(value), DType::int64, soon()));
+            pending.push_back(
+                group.send(1, static_cast<std::uint64_t>(tag), bytes(value), DType::int64, soon()));
           }
         }
       }
       for (int tag : {6, 5}) {
         for (int i = 0; rank == 1 && i < kMessages; ++i) {
           Values& value = data[static_cast<std::size_t>(2 * i + tag - 5)];
-          const auto receive = group.receive(0, static_cast<std::uint64_t>(tag), bytes(value), DType::int64, soon());
+          const auto receive =
+              group.receive(0, static_cast<std::uint64_t>(tag), bytes(value), DType::int64, soon());
           const Status status = receive->wait(soon());
           ASSERT_TRUE(status.ok()) << status.message();
           ASSERT_EQ(value[0], i * 10 + tag);
@@ -56,7 +58,8 @@ TEST(Messages, AreTakenFromAnyMember) {
       }
       Values seen;
       for (int i = 0; i < 3; ++i) {
-        const auto receive = group.receive(transport::kAnyMember, 9, bytes(value), DType::int64, soon());
+        const auto receive =
+            group.receive(transport::kAnyMember, 9, bytes(value), DType::int64, soon());
         const Status status = receive->wait(soon());
         ASSERT_TRUE(status.ok()) << status.message();
         ASSERT_EQ(receive->source(), value[0]);
@@ -68,7 +71,8 @@ TEST(Messages, AreTakenFromAnyMember) {
   }
 }
 
-// spec: E4 a receive whose tensor does not match the message (bytes, dtype) fails on the receiver, naming both
+// spec: E4 a receive whose tensor does not match the message (bytes, dtype) fails on the receiver,
+// naming both
 TEST(Messages, ThatDoNotFitFailAtTheReceiverAlone) {
   for (Wire wire : testing::kWires) {
     with_group(2, wire, [](int rank, Communicator& group) {
@@ -78,12 +82,17 @@ TEST(Messages, ThatDoNotFitFailAtTheReceiverAlone) {
         EXPECT_TRUE(group.send(1, 1, bytes(value), DType::int64, soon())->wait(soon()).ok());
         EXPECT_TRUE(group.send(1, 2, bytes(value), DType::int64, soon())->wait(soon()).ok());
       } else {
-        const Status size = group.receive(0, 1, bytes(value).first(16), DType::int64, soon())->wait(soon());
+        const Status size =
+            group.receive(0, 1, bytes(value).first(16), DType::int64, soon())->wait(soon());
         EXPECT_EQ(size.code(), Code::mismatch);
-        EXPECT_TRUE(contains(size.message(), "16 bytes") && contains(size.message(), "32 bytes")) << size.message();
-        const Status type = group.receive(0, 2, std::as_writable_bytes(std::span(floats)), DType::float32, soon())->wait(soon());
+        EXPECT_TRUE(contains(size.message(), "16 bytes") && contains(size.message(), "32 bytes"))
+            << size.message();
+        const Status type =
+            group.receive(0, 2, std::as_writable_bytes(std::span(floats)), DType::float32, soon())
+                ->wait(soon());
         EXPECT_EQ(type.code(), Code::mismatch);
-        EXPECT_TRUE(contains(type.message(), "float32") && contains(type.message(), "int64")) << type.message();
+        EXPECT_TRUE(contains(type.message(), "float32") && contains(type.message(), "int64"))
+            << type.message();
       }
       Values sum(1);
       EXPECT_TRUE(group.run(all_reduce({rank + 1}, sum), soon()).ok()) << "the group goes on";
@@ -111,12 +120,18 @@ TEST(Messages, PastTheirDeadlineNameThePeerAndHurtNothingElse) {
   with_group(2, Wire::loopback, [](int rank, Communicator& group) {
     if (rank == 0) {
       Values value(4);
-      const Status late = group.receive(1, 1, bytes(value), DType::int64, in(milliseconds(30)))->wait(TimePoint::max());
+      const Status late = group.receive(1, 1, bytes(value), DType::int64, in(milliseconds(30)))
+                              ->wait(TimePoint::max());
       EXPECT_EQ(late.code(), Code::timed_out);
       EXPECT_EQ(late.ranks(), std::vector<int>{1});
-      EXPECT_TRUE(contains(late.message(), "from rank 1") && contains(late.message(), "group 'test'")) << late.message();
+      EXPECT_TRUE(contains(late.message(), "from rank 1") &&
+                  contains(late.message(), "group 'test'"))
+          << late.message();
       const Values large(200'000);
-      EXPECT_EQ(group.send(1, 1, bytes(large), DType::int64, in(milliseconds(30)))->wait(TimePoint::max()).code(), Code::timed_out);
+      EXPECT_EQ(group.send(1, 1, bytes(large), DType::int64, in(milliseconds(30)))
+                    ->wait(TimePoint::max())
+                    .code(),
+                Code::timed_out);
     }
     Values sum(1);
     EXPECT_TRUE(group.run(all_reduce({rank + 1}, sum), soon()).ok());
@@ -135,7 +150,8 @@ Args message(Op op, int peer, std::uint64_t tag, Values& values) {
   return args;
 }
 
-// spec: E1 send and recv block; their order with those that were posted; beside a collective that has been started
+// spec: E1 send and recv block; their order with those that were posted; beside a collective that
+// has been started
 TEST(Messages, ThatBlockKeepTheirPlaceAmongTheOthers) {
   for (Wire wire : testing::kWires) {
     with_group(2, wire, [](int rank, Communicator& group) {
@@ -176,8 +192,10 @@ TEST(Messages, ThatBlockFailAsTheOthersDo) {
         const Status late = group.run(message(Op::recv, 1, 2, value), in(milliseconds(30)));
         EXPECT_EQ(late.code(), Code::timed_out);
         EXPECT_EQ(late.ranks(), std::vector<int>{1});
-        EXPECT_TRUE(contains(late.message(), "recv of 2 elements of int64 from rank 1 with tag 2")) << late.message();
-        EXPECT_EQ(group.run(message(Op::send, 1, 3, large), in(milliseconds(30))).code(), Code::timed_out);
+        EXPECT_TRUE(contains(late.message(), "recv of 2 elements of int64 from rank 1 with tag 2"))
+            << late.message();
+        EXPECT_EQ(group.run(message(Op::send, 1, 3, large), in(milliseconds(30))).code(),
+                  Code::timed_out);
       } else {
         const Status size = group.run(message(Op::recv, 0, 1, large), soon());
         EXPECT_EQ(size.code(), Code::mismatch);
@@ -187,8 +205,10 @@ TEST(Messages, ThatBlockFailAsTheOthersDo) {
       Args empty;
       empty.op = Op::send;
       empty.root = 1 - rank;
-      EXPECT_TRUE(contains(group.run(empty, soon()).message(), "needs one slice, an input, and got 0 inputs"));
-      EXPECT_EQ(group.run(message(Op::send, 1 - rank, ~0ull, value), soon()).code(), Code::invalid_argument);
+      EXPECT_TRUE(contains(group.run(empty, soon()).message(),
+                           "needs one slice, an input, and got 0 inputs"));
+      EXPECT_EQ(group.run(message(Op::send, 1 - rank, ~0ull, value), soon()).code(),
+                Code::invalid_argument);
       Values sum(1);
       EXPECT_TRUE(group.run(all_reduce({rank + 1}, sum), soon()).ok()) << "the group goes on";
       EXPECT_EQ(sum[0], 3);
@@ -211,7 +231,8 @@ TEST(Messages, ThatAGroupMeetsAsItClosesAreTakenBack) {
       Values value(1);
       Between between;
       Status taken;
-      std::thread other([&] { taken = group.run(message(Op::recv, 1 - rank, 4, value), false, between); });
+      std::thread other(
+          [&] { taken = group.run(message(Op::recv, 1 - rank, 4, value), false, between); });
       between.posted.wait();
       EXPECT_TRUE(group.close(soon()).ok());
       between.closed.count_down();
@@ -225,10 +246,16 @@ TEST(Messages, ThatAGroupMeetsAsItClosesAreTakenBack) {
 TEST(Messages, WrongPeersAndTagsAreRefused) {
   with_group(2, Wire::loopback, [](int, Communicator& group) {
     Values value(1);
-    EXPECT_EQ(group.send(2, 0, bytes(value), DType::int64, soon())->wait(soon()).code(), Code::invalid_argument);
-    EXPECT_EQ(group.send(transport::kAnyMember, 0, bytes(value), DType::int64, soon())->wait(soon()).code(), Code::invalid_argument);
-    EXPECT_EQ(group.send(0, ~0ull, bytes(value), DType::int64, soon())->wait(soon()).code(), Code::invalid_argument);
-    EXPECT_EQ(group.receive(0, 0, bytes(value).first(3), DType::int64, soon())->wait(soon()).code(), Code::invalid_argument);
+    EXPECT_EQ(group.send(2, 0, bytes(value), DType::int64, soon())->wait(soon()).code(),
+              Code::invalid_argument);
+    EXPECT_EQ(group.send(transport::kAnyMember, 0, bytes(value), DType::int64, soon())
+                  ->wait(soon())
+                  .code(),
+              Code::invalid_argument);
+    EXPECT_EQ(group.send(0, ~0ull, bytes(value), DType::int64, soon())->wait(soon()).code(),
+              Code::invalid_argument);
+    EXPECT_EQ(group.receive(0, 0, bytes(value).first(3), DType::int64, soon())->wait(soon()).code(),
+              Code::invalid_argument);
   });
 }
 
@@ -238,8 +265,8 @@ TEST(Messages, CallBackWithoutAWait) {
     with_group(2, wire, [](int rank, Communicator& group) {
       std::atomic<int> called{0};
       Values values(50'000, rank);
-      PendingRef pending =
-          rank == 0 ? group.send(1, 4, bytes(values), DType::int64, soon()) : group.receive(0, 4, bytes(values), DType::int64, soon());
+      PendingRef pending = rank == 0 ? group.send(1, 4, bytes(values), DType::int64, soon())
+                                     : group.receive(0, 4, bytes(values), DType::int64, soon());
       pending->when_done([&](const Status& status) { called += status.ok() ? 1 : 100; });
       while (called.load() == 0) std::this_thread::yield();
       EXPECT_EQ(called.load(), 1);

@@ -1,4 +1,5 @@
-/// The table of operations: written once, read by selection, logs, errors, Python, the flight recorder and the fingerprint.
+/// The table of operations: written once, read by selection, logs, errors, Python, the flight
+/// recorder and the fingerprint.
 #pragma once
 
 #include <array>
@@ -30,7 +31,8 @@ inline constexpr int kOps = 11;
 enum class Reduce : std::uint8_t { sum, product, min, max, band, bor, bxor, avg, premul_sum };
 inline constexpr int kReduces = 9;
 
-/// In `Fingerprint::flags`: the member could not carry the call out, because of its arguments. It counts as a call all the same.
+/// In `Fingerprint::flags`: the member could not carry the call out, because of its arguments. It
+/// counts as a call all the same.
 inline constexpr std::uint8_t kRefused = 1;
 
 /// How members' sizes compare.

@@ -14,10 +14,13 @@ TEST(OpTable, ReductionsAreDefinedWhereTheyMakeSense) {
     for (int r = 0; r < kReduces; ++r) {
       const auto reduce = static_cast<Reduce>(r);
       bool expected = is_reducible(dtype);
-      if (reduce == Reduce::band || reduce == Reduce::bor || reduce == Reduce::bxor) expected = expected && is_integral(dtype);
-      if (reduce == Reduce::min || reduce == Reduce::max || reduce == Reduce::product) expected = expected && !is_complex(dtype);
+      if (reduce == Reduce::band || reduce == Reduce::bor || reduce == Reduce::bxor)
+        expected = expected && is_integral(dtype);
+      if (reduce == Reduce::min || reduce == Reduce::max || reduce == Reduce::product)
+        expected = expected && !is_complex(dtype);
       std::string why;
-      EXPECT_EQ(reduce_supports(reduce, dtype, &why), expected) << name_of(reduce) << " " << name_of(dtype);
+      EXPECT_EQ(reduce_supports(reduce, dtype, &why), expected)
+          << name_of(reduce) << " " << name_of(dtype);
       EXPECT_EQ(why.empty(), expected);
       if (!expected) {
         EXPECT_NE(why.find(name_of(reduce)), std::string::npos) << why;

@@ -8,9 +8,14 @@ namespace muster::collective {
 
 using Message = PointToPoint::Message;
 
-Message::Message(const GroupContext& group, std::shared_ptr<Driver> driver, Envelope envelope, TimePoint deadline,
-                 std::shared_ptr<void> owner)
-    : group_(group), driver_(std::move(driver)), envelope_(envelope), owner_(std::move(owner)), made_(group.now()), deadline_(deadline) {}
+Message::Message(const GroupContext& group, std::shared_ptr<Driver> driver, Envelope envelope,
+                 TimePoint deadline, std::shared_ptr<void> owner)
+    : group_(group),
+      driver_(std::move(driver)),
+      envelope_(envelope),
+      owner_(std::move(owner)),
+      made_(group.now()),
+      deadline_(deadline) {}
 
 std::shared_ptr<Driver> Message::driver() {
   const std::lock_guard guard(lock_);
@@ -18,12 +23,13 @@ std::shared_ptr<Driver> Message::driver() {
 }
 
 std::string Message::text() const {
-  const std::string what =
-      std::to_string(envelope_.bytes / size_of(envelope_.dtype)) + " elements of " + std::string(name_of(envelope_.dtype));
-  const std::string peer =
-      envelope_.member == transport::kAnyMember ? "any rank" : "rank " + std::to_string(group_.job_rank_of(envelope_.member));
-  return (envelope_.receives ? "recv of " + what + " from " : "send of " + what + " to ") + peer + " with tag " +
-         std::to_string(envelope_.tag) + " in " + group_.here();
+  const std::string what = std::to_string(envelope_.bytes / size_of(envelope_.dtype)) +
+                           " elements of " + std::string(name_of(envelope_.dtype));
+  const std::string peer = envelope_.member == transport::kAnyMember
+                               ? "any rank"
+                               : "rank " + std::to_string(group_.job_rank_of(envelope_.member));
+  return (envelope_.receives ? "recv of " + what + " from " : "send of " + what + " to ") + peer +
+         " with tag " + std::to_string(envelope_.tag) + " in " + group_.here();
 }
 
 bool Message::settle() {
@@ -56,13 +62,16 @@ void Message::take_back(Status why) {
 void Message::check_deadline(TimePoint now) {
   if (now < deadline_ || settle()) return;
   std::vector<int> ranks;
-  if (envelope_.member != transport::kAnyMember) ranks.push_back(group_.job_rank_of(envelope_.member));
-  const std::string known = group_.witness && !ranks.empty() ? group_.witness->tell(group_.name, ranks) : std::string();
-  take_back(Status(Code::timed_out,
-                   "nothing came of it in " + describe(now - made_) + known +
-                       (envelope_.receives ? "; see whether the sender has sent with this tag"
-                                           : "; see whether the receiver has posted a receive with this tag"),
-                   std::move(ranks)));
+  if (envelope_.member != transport::kAnyMember)
+    ranks.push_back(group_.job_rank_of(envelope_.member));
+  const std::string known =
+      group_.witness && !ranks.empty() ? group_.witness->tell(group_.name, ranks) : std::string();
+  take_back(Status(
+      Code::timed_out,
+      "nothing came of it in " + describe(now - made_) + known +
+          (envelope_.receives ? "; see whether the sender has sent with this tag"
+                              : "; see whether the receiver has posted a receive with this tag"),
+      std::move(ranks)));
 }
 
 bool Message::done() const {
@@ -80,13 +89,15 @@ Status Message::wait(TimePoint deadline) {
   if (settle()) return status();
   const auto driver = this->driver();
   if (driver != nullptr && !driver->attend([this] { return settle(); }, deadline)) {
-    return Status(Code::timed_out, "the wait for the " + text() + " has reached its own limit; the call goes on");
+    return Status(Code::timed_out,
+                  "the wait for the " + text() + " has reached its own limit; the call goes on");
   }
   settle();
   return status();
 }
 
-/// A place among the open messages, taken before the message is on its way: what comes after that must not fail.
+/// A place among the open messages, taken before the message is on its way: what comes after that
+/// must not fail.
 class PointToPoint::Place {
  public:
   explicit Place(PointToPoint& all) : all_(all) {
@@ -106,20 +117,24 @@ class PointToPoint::Place {
   PointToPoint& all_;
 };
 
-std::shared_ptr<Message> PointToPoint::send(std::shared_ptr<Driver> driver, int member, std::uint64_t tag, ConstBytes data, DType dtype,
+std::shared_ptr<Message> PointToPoint::send(std::shared_ptr<Driver> driver, int member,
+                                            std::uint64_t tag, ConstBytes data, DType dtype,
                                             TimePoint deadline, std::shared_ptr<void> owner) {
-  return posted(std::move(driver), {.op = Op::send, .dtype = dtype, .root = member, .tag = tag, .inputs = {data}}, deadline,
-                std::move(owner));
+  return posted(std::move(driver),
+                {.op = Op::send, .dtype = dtype, .root = member, .tag = tag, .inputs = {data}},
+                deadline, std::move(owner));
 }
 
-std::shared_ptr<Message> PointToPoint::receive(std::shared_ptr<Driver> driver, int member, std::uint64_t tag, MutableBytes data,
-                                               DType dtype, TimePoint deadline, std::shared_ptr<void> owner) {
-  return posted(std::move(driver), {.op = Op::recv, .dtype = dtype, .root = member, .tag = tag, .outputs = {data}}, deadline,
-                std::move(owner));
+std::shared_ptr<Message> PointToPoint::receive(std::shared_ptr<Driver> driver, int member,
+                                               std::uint64_t tag, MutableBytes data, DType dtype,
+                                               TimePoint deadline, std::shared_ptr<void> owner) {
+  return posted(std::move(driver),
+                {.op = Op::recv, .dtype = dtype, .root = member, .tag = tag, .outputs = {data}},
+                deadline, std::move(owner));
 }
 
-std::shared_ptr<Message> PointToPoint::posted(std::shared_ptr<Driver> driver, const Args& args, TimePoint deadline,
-                                              std::shared_ptr<void> owner) {
+std::shared_ptr<Message> PointToPoint::posted(std::shared_ptr<Driver> driver, const Args& args,
+                                              TimePoint deadline, std::shared_ptr<void> owner) {
   Place place(*this);
   const auto message = make(std::move(driver), args, deadline, std::move(owner));
   message->transfer_ = post(args);
@@ -129,11 +144,13 @@ std::shared_ptr<Message> PointToPoint::posted(std::shared_ptr<Driver> driver, co
 
 transport::TransferRef PointToPoint::post(const Args& args) {
   const transport::Fingerprint header = header_of(args.dtype);
-  return args.op == Op::recv ? group_.channel->receive(args.root, args.tag, args.outputs.front(), header)
-                             : group_.channel->send(args.root, args.tag, args.inputs.front(), header);
+  return args.op == Op::recv
+             ? group_.channel->receive(args.root, args.tag, args.outputs.front(), header)
+             : group_.channel->send(args.root, args.tag, args.inputs.front(), header);
 }
 
-std::shared_ptr<Message> PointToPoint::follow(std::shared_ptr<Driver> driver, const Args& args, const transport::TransferRef& transfer,
+std::shared_ptr<Message> PointToPoint::follow(std::shared_ptr<Driver> driver, const Args& args,
+                                              const transport::TransferRef& transfer,
                                               TimePoint deadline) {
   Place place(*this);
   const auto message = make(std::move(driver), args, deadline, nullptr);
@@ -142,8 +159,8 @@ std::shared_ptr<Message> PointToPoint::follow(std::shared_ptr<Driver> driver, co
   return message;
 }
 
-std::shared_ptr<Message> PointToPoint::make(std::shared_ptr<Driver> driver, const Args& args, TimePoint deadline,
-                                            std::shared_ptr<void> owner) {
+std::shared_ptr<Message> PointToPoint::make(std::shared_ptr<Driver> driver, const Args& args,
+                                            TimePoint deadline, std::shared_ptr<void> owner) {
   const bool receives = args.op == Op::recv;
   const Message::Envelope envelope{receives, args.root, args.tag, message_bytes(args), args.dtype};
   return std::make_shared<Message>(group_, std::move(driver), envelope, deadline, std::move(owner));
@@ -206,8 +223,9 @@ void PointToPoint::check_deadlines(TimePoint now) {
 
 bool PointToPoint::sends_over() {
   const std::lock_guard guard(lock_);
-  return std::none_of(open_.begin(), open_.end(),
-                      [](const auto& message) { return !message->envelope_.receives && !message->transfer_->done(); });
+  return std::none_of(open_.begin(), open_.end(), [](const auto& message) {
+    return !message->envelope_.receives && !message->transfer_->done();
+  });
 }
 
 void PointToPoint::cancel_receives(const std::string& why) {

@@ -32,25 +32,31 @@ class PointToPoint {
 
   class Message;
 
-  /// Posts a message, which holds `owner` until it is over. `member` may be kAnyMember for a receive. What is thrown is thrown before the
-  /// message is on its way, or by the channel, which has to be failed then.
-  std::shared_ptr<Message> send(std::shared_ptr<Driver> driver, int member, std::uint64_t tag, ConstBytes data, DType dtype,
-                                TimePoint deadline, std::shared_ptr<void> owner);
-  std::shared_ptr<Message> receive(std::shared_ptr<Driver> driver, int member, std::uint64_t tag, MutableBytes data, DType dtype,
-                                   TimePoint deadline, std::shared_ptr<void> owner);
+  /// Posts a message, which holds `owner` until it is over. `member` may be kAnyMember for a
+  /// receive. What is thrown is thrown before the message is on its way, or by the channel, which
+  /// has to be failed then.
+  std::shared_ptr<Message> send(std::shared_ptr<Driver> driver, int member, std::uint64_t tag,
+                                ConstBytes data, DType dtype, TimePoint deadline,
+                                std::shared_ptr<void> owner);
+  std::shared_ptr<Message> receive(std::shared_ptr<Driver> driver, int member, std::uint64_t tag,
+                                   MutableBytes data, DType dtype, TimePoint deadline,
+                                   std::shared_ptr<void> owner);
 
-  /// The same in two steps: the message that `args` tell of is on its way; and is looked after from here on, until it is over.
+  /// The same in two steps: the message that `args` tell of is on its way; and is looked after from
+  /// here on, until it is over.
   transport::TransferRef post(const Args& args);
-  std::shared_ptr<Message> follow(std::shared_ptr<Driver> driver, const Args& args, const transport::TransferRef& transfer,
-                                  TimePoint deadline);
+  std::shared_ptr<Message> follow(std::shared_ptr<Driver> driver, const Args& args,
+                                  const transport::TransferRef& transfer, TimePoint deadline);
 
   /// Sends the message that `args` tell of; null where it has gone already.
   transport::TransferRef send_off(const Args& args) {
-    return group_.channel->send_off(args.root, args.tag, args.inputs.front(), header_of(args.dtype));
+    return group_.channel->send_off(args.root, args.tag, args.inputs.front(),
+                                    header_of(args.dtype));
   }
   /// The message that `args` ask for, without a transfer.
   transport::Taken take_at_once(const Args& args) {
-    return group_.channel->receive_at_once(args.root, args.tag, args.outputs.front(), header_of(args.dtype));
+    return group_.channel->receive_at_once(args.root, args.tag, args.outputs.front(),
+                                           header_of(args.dtype));
   }
 
   /// Publishes the messages that are over. Never blocks.
@@ -65,8 +71,10 @@ class PointToPoint {
   void cancel_receives(const std::string& why);
 
  private:
-  std::shared_ptr<Message> posted(std::shared_ptr<Driver> driver, const Args& args, TimePoint deadline, std::shared_ptr<void> owner);
-  std::shared_ptr<Message> make(std::shared_ptr<Driver> driver, const Args& args, TimePoint deadline, std::shared_ptr<void> owner);
+  std::shared_ptr<Message> posted(std::shared_ptr<Driver> driver, const Args& args,
+                                  TimePoint deadline, std::shared_ptr<void> owner);
+  std::shared_ptr<Message> make(std::shared_ptr<Driver> driver, const Args& args,
+                                TimePoint deadline, std::shared_ptr<void> owner);
   class Place;
   void track(Place& place, const std::shared_ptr<Message>& message);
 
@@ -87,12 +95,17 @@ class PointToPoint::Message final : public Completion {
     std::size_t bytes;
     DType dtype;
   };
-  Message(const GroupContext& group, std::shared_ptr<Driver> driver, Envelope envelope, TimePoint deadline, std::shared_ptr<void> owner);
+  Message(const GroupContext& group, std::shared_ptr<Driver> driver, Envelope envelope,
+          TimePoint deadline, std::shared_ptr<void> owner);
 
   bool done() const override;
   Status wait(TimePoint deadline) override;
-  int source() const override { return published() && envelope_.receives && status().ok() ? transfer_->source() : -1; }
-  std::size_t bytes() const override { return published() && status().ok() ? transfer_->bytes() : 0; }
+  int source() const override {
+    return published() && envelope_.receives && status().ok() ? transfer_->source() : -1;
+  }
+  std::size_t bytes() const override {
+    return published() && status().ok() ? transfer_->bytes() : 0;
+  }
 
  private:
   friend class PointToPoint;

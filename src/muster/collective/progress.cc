@@ -11,7 +11,8 @@ namespace muster::collective {
 namespace {
 
 constexpr auto kTick = std::chrono::milliseconds(1);
-/// So long after its last work the thread still looks every tick, so that a stream of short calls need not wake it each time.
+/// So long after its last work the thread still looks every tick, so that a stream of short calls
+/// need not wake it each time.
 constexpr int kLightTicks = 20;
 constexpr auto kLongTick = std::chrono::milliseconds(50);
 /// Where threads that compute look after all there is, whose cores it would only take.
@@ -55,7 +56,8 @@ void Progress::Shared::kick() {
 void Progress::Shared::nap(std::unique_lock<std::mutex>& guard, int& idle_ticks) {
   if (idle_ticks++ < kLightTicks) {
     const bool modest =
-        !work.empty() && std::all_of(work.begin(), work.end(), [](const auto& driven) { return driven->attended_between(); });
+        !work.empty() && std::all_of(work.begin(), work.end(),
+                                     [](const auto& driven) { return driven->attended_between(); });
     changed.wait_for(guard, modest ? kModestTick : kTick);
     return;
   }
@@ -64,7 +66,8 @@ void Progress::Shared::nap(std::unique_lock<std::mutex>& guard, int& idle_ticks)
     changed.wait(guard, [&] { return stop || kicked.load(); });
     idle_ticks = 0;
   } else {
-    changed.wait_for(guard, kLongTick);  // all that is watched is attended; somebody may leave without a word once it is done
+    changed.wait_for(guard, kLongTick);  // all that is watched is attended; somebody may leave
+                                         // without a word once it is done
   }
   drowsy = false;
 }
@@ -108,7 +111,8 @@ void Progress::Shared::visit(std::unique_lock<std::mutex>& guard, Visit visit) {
   try {
     batch = work;
     finished.reserve(work.size());
-  } catch (const std::bad_alloc&) {  // there may be some in a moment; nobody who waits depends on it
+  } catch (
+      const std::bad_alloc&) {  // there may be some in a moment; nobody who waits depends on it
     batch.clear();
     changed.wait_for(guard, kTick);
     return;
@@ -118,13 +122,15 @@ void Progress::Shared::visit(std::unique_lock<std::mutex>& guard, Visit visit) {
   visit();
   guard.lock();
   std::erase_if(work, [&](const auto& driven) {
-    const auto known = std::find(batch.begin(), batch.end(), driven);  // what came later is looked at next time
+    const auto known =
+        std::find(batch.begin(), batch.end(), driven);  // what came later is looked at next time
     if (known == batch.end() || driven->busy()) return false;
     finished.push_back(driven);
     return true;
   });
   guard.unlock();
-  finished.clear();  // may drop the last owner of a communicator, and with it of this thread's handle
+  finished
+      .clear();  // may drop the last owner of a communicator, and with it of this thread's handle
   batch.clear();
   guard.lock();
   driving = false;
@@ -139,7 +145,8 @@ void Progress::Shared::run() {
   thread = std::this_thread::get_id();
   while (!stop) {
     kicked.store(false);
-    const bool any = std::any_of(work.begin(), work.end(), [](const auto& driven) { return !driven->attended(); });
+    const bool any = std::any_of(work.begin(), work.end(),
+                                 [](const auto& driven) { return !driven->attended(); });
     if (!any) {
       nap(guard, idle_ticks);
       // Who attends by promise alone, and computes, does not look at deadlines.
@@ -185,7 +192,8 @@ Status Progress::prepare() {
   const std::lock_guard guard(starting_);
   if (running_.load()) return {};
   auto thread = start_thread(
-      "the thread that advances what was started", [shared = shared_] { shared->run(); }, Signals::inherited);
+      "the thread that advances what was started", [shared = shared_] { shared->run(); },
+      Signals::inherited);
   if (!thread.ok()) return thread.status();
   thread_ = std::move(*thread);
   running_.store(true, std::memory_order_release);
@@ -197,7 +205,8 @@ void Progress::watch(std::shared_ptr<Driven> work, bool soon) noexcept {
   bool wake = soon;
   {
     const std::lock_guard guard(shared_->lock);
-    if (std::find(shared_->work.begin(), shared_->work.end(), work) == shared_->work.end()) shared_->work.push_back(std::move(work));
+    if (std::find(shared_->work.begin(), shared_->work.end(), work) == shared_->work.end())
+      shared_->work.push_back(std::move(work));
     wake = wake || shared_->drowsy;
   }
   if (wake) notify();
@@ -212,7 +221,9 @@ void Progress::forget(const Driven& work) {
   std::erase(shared_->work, nullptr);
   if (!shared_->driving || shared_->thread == std::this_thread::get_id()) return;
   shared_->kick();
-  shared_->passed.wait(guard, [this, pass = shared_->passes] { return !shared_->driving || shared_->passes != pass; });
+  shared_->passed.wait(guard, [this, pass = shared_->passes] {
+    return !shared_->driving || shared_->passes != pass;
+  });
 }
 
 void Progress::notify() {

@@ -1,5 +1,5 @@
-/// The thread that advances what was started and that nobody waits for: one per fabric, made when first needed, asleep
-/// whenever there is nothing to do or somebody else does it.
+/// The thread that advances what was started and that nobody waits for: one per fabric, made when
+/// first needed, asleep whenever there is nothing to do or somebody else does it.
 #pragma once
 
 #include <atomic>
@@ -41,17 +41,21 @@ class Progress {
   /// Makes room to watch one more, until `leave`. May throw for want of memory.
   void enter();
   void leave();
-  /// Starts the thread where it does not run yet. Code::exhausted where there is none to be had: then nothing is watched.
+  /// Starts the thread where it does not run yet. Code::exhausted where there is none to be had:
+  /// then nothing is watched.
   Status prepare();
 
-  /// Advances `work`, one of those that have entered, until it is not busy, whenever nobody attends to it. With `soon` false (a wait is
-  /// likely to follow at once) the thread may take a millisecond to notice, and a thread that is awake anyway costs the caller no system
-  /// call. Throws nothing.
+  /// Advances `work`, one of those that have entered, until it is not busy, whenever nobody attends
+  /// to it. With `soon` false (a wait is likely to follow at once) the thread may take a
+  /// millisecond to notice, and a thread that is awake anyway costs the caller no system call.
+  /// Throws nothing.
   void watch(std::shared_ptr<Driven> work, bool soon) noexcept;
-  /// Lets go of `work`, which has nothing under way any more. Afterwards the thread holds neither it nor its fabric: whoever drops them
-  /// last is the caller, and the goodbye of the fabric is said before the caller goes on. Blocks for the rest of one pass.
+  /// Lets go of `work`, which has nothing under way any more. Afterwards the thread holds neither
+  /// it nor its fabric: whoever drops them last is the caller, and the goodbye of the fabric is
+  /// said before the caller goes on. Blocks for the rest of one pass.
   void forget(const Driven& work);
-  /// What is watched has changed: an attending thread has left, a deadline is nearer, something was aborted.
+  /// What is watched has changed: an attending thread has left, a deadline is nearer, something was
+  /// aborted.
   void notify();
 
  private:

@@ -1,5 +1,5 @@
-/// Who drives a queue of calls, whether any stand in it, and how many there have been: one word, so that a call that finds nobody there
-/// takes the lock and its number at one stroke.
+/// Who drives a queue of calls, whether any stand in it, and how many there have been: one word, so
+/// that a call that finds nobody there takes the lock and its number at one stroke.
 #pragma once
 
 #include <atomic>
@@ -10,11 +10,13 @@
 
 namespace muster::collective {
 
-/// Thread-safe. Every access is sequentially consistent: who fails to take the lock counts on its holder to see what it did before. As long
-/// as one thread alone makes the calls, it holds the lock by being inside the bias.
+/// Thread-safe. Every access is sequentially consistent: who fails to take the lock counts on its
+/// holder to see what it did before. As long as one thread alone makes the calls, it holds the lock
+/// by being inside the bias.
 class QueueState {
  public:
-  /// The drive lock, for `std::unique_lock` and the like: held for one pass, or by a call for a moment, and mostly only tried.
+  /// The drive lock, for `std::unique_lock` and the like: held for one pass, or by a call for a
+  /// moment, and mostly only tried.
   bool try_lock() {
     bias_.stand_back();
     if (biased_.load(std::memory_order_relaxed)) return false;  // this thread is inside
@@ -32,9 +34,11 @@ class QueueState {
     }
   }
 
-  /// Where nobody drives and nothing is queued: takes the lock, and returns the number of the call that goes first. Else 0.
+  /// Where nobody drives and nothing is queued: takes the lock, and returns the number of the call
+  /// that goes first. Else 0.
   std::uint64_t try_lock_as_next() {
-    if (biased_.load(std::memory_order_relaxed)) return 0;  // somebody is inside, perhaps this thread
+    if (biased_.load(std::memory_order_relaxed))
+      return 0;  // somebody is inside, perhaps this thread
     if (bias_.enter()) {
       const std::uint64_t seen = word_.load(std::memory_order_relaxed);
       if (seen <= kNumbers) [[likely]] {
@@ -51,10 +55,11 @@ class QueueState {
     return seen + 1;
   }
 
-  /// Before the queue's lock is taken for one of the next two: what waits for a holder of the drive lock must hold nothing that it may
-  /// need.
+  /// Before the queue's lock is taken for one of the next two: what waits for a holder of the drive
+  /// lock must hold nothing that it may need.
   void prepare() { bias_.stand_back(); }
-  /// The number of a call that stands in the queue from now on. Under the queue's lock, so that numbers and places agree.
+  /// The number of a call that stands in the queue from now on. Under the queue's lock, so that
+  /// numbers and places agree.
   std::uint64_t queue_next() {
     std::uint64_t seen = word_.load();
     while (!word_.compare_exchange_weak(seen, (seen + 1) | kQueued)) {

@@ -32,7 +32,8 @@ TEST(QueueState, NumbersCallsAndKnowsItsHolder) {
   state.unlock();
 }
 
-// A thread that makes all calls, and others that come at some time: nobody is inside beside another, and no number is given twice.
+// A thread that makes all calls, and others that come at some time: nobody is inside beside
+// another, and no number is given twice.
 TEST(QueueState, ExcludesWhoeverComesLater) {
   constexpr int kStates = 200, kOthers = 2, kCalls = 100;
   std::vector<QueueState> states(kStates);
@@ -70,7 +71,8 @@ TEST(QueueState, ExcludesWhoeverComesLater) {
   EXPECT_FALSE(twice);
   for (int which = 0; which < kStates; ++which) {
     EXPECT_EQ(numbers[static_cast<std::size_t>(which)].size(), std::size_t{kCalls * (1 + kOthers)});
-    EXPECT_EQ(states[static_cast<std::size_t>(which)].number(), std::uint64_t{kCalls * (1 + kOthers)});
+    EXPECT_EQ(states[static_cast<std::size_t>(which)].number(),
+              std::uint64_t{kCalls * (1 + kOthers)});
   }
 }
 

@@ -1,9 +1,10 @@
-// Windows, results and counters of the shared region (`RegionMember::pull`, `reduce_shares`) as a model, explored in every interleaving of
-// its accesses to shared memory.
+// Windows, results and counters of the shared region (`RegionMember::pull`, `reduce_shares`) as a
+// model, explored in every interleaving of its accesses to shared memory.
 //
-// Two windows and two results a member, so that each is reused within a few calls. In each state that can be reached: nobody writes what
-// somebody else reads; what is read is what was meant; somebody can go on until all are done. Removing any one wait makes a test fail;
-// the test at the end checks that for those that are easiest to forget.
+// Two windows and two results a member, so that each is reused within a few calls. In each state
+// that can be reached: nobody writes what somebody else reads; what is read is what was meant;
+// somebody can go on until all are done. Removing any one wait makes a test fail; the test at the
+// end checks that for those that are easiest to forget.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -19,8 +20,9 @@
 namespace muster::collective::region {
 namespace {
 
-// Reading includes handing back, which is over before the counter says that the reader is done: nobody but readers is there meanwhile.
-// A member is a list of steps; each touches shared memory once. Counters never fall, so a state is how far each member has come.
+// Reading includes handing back, which is over before the counter says that the reader is done:
+// nobody but readers is there meanwhile. A member is a list of steps; each touches shared memory
+// once. Counters never fall, so a state is how far each member has come.
 struct Step {
   enum class Kind { raise, wait, begin_write, end_write, begin_read, end_read } kind;
   int counter = 0;  // raise, wait: which of `owner`'s counters
@@ -32,8 +34,10 @@ struct Step {
 
 enum ModelCounter { kLine, kFilled, kReduced, kDrained, kModelCounters };
 constexpr int kModelWindows = 2;
-// Buffers of a member: two windows, two results, the input in the arena, the output in the arena by shares.
-constexpr int kFirstResult = kModelWindows, kArenaInput = 2 * kModelWindows, kArenaOutput = kArenaInput + 1;
+// Buffers of a member: two windows, two results, the input in the arena, the output in the arena by
+// shares.
+constexpr int kFirstResult = kModelWindows, kArenaInput = 2 * kModelWindows,
+              kArenaOutput = kArenaInput + 1;
 constexpr int kBuffers = kArenaOutput + 3;
 
 class BufferModel {
@@ -46,7 +50,8 @@ class BufferModel {
       std::array<Position, kModelCounters> counters{};
       counters_.push_back({counters});
       for (const Step& step : program) {
-        if (step.kind == Step::Kind::raise) counters[static_cast<std::size_t>(step.counter)] = step.position;
+        if (step.kind == Step::Kind::raise)
+          counters[static_cast<std::size_t>(step.counter)] = step.position;
         counters_.back().push_back(counters);
       }
     }
@@ -61,12 +66,14 @@ class BufferModel {
       const Step& step = programs_[member][at(state, member)];
       const auto owner = static_cast<std::size_t>(step.owner);
       if (step.kind == Step::Kind::wait &&
-          !reached(counters_[owner][at(state, owner)][static_cast<std::size_t>(step.counter)], step.position)) {
+          !reached(counters_[owner][at(state, owner)][static_cast<std::size_t>(step.counter)],
+                   step.position)) {
         continue;
       }
       State next = state;
       ++next[member];
-      std::int16_t& content = next[programs_.size() + owner * kBuffers + static_cast<std::size_t>(step.buffer)];
+      std::int16_t& content =
+          next[programs_.size() + owner * kBuffers + static_cast<std::size_t>(step.buffer)];
       if (std::string wrong = check(next, member, step, content); !wrong.empty()) return wrong;
       if (step.kind == Step::Kind::end_write) content = static_cast<std::int16_t>(step.tag);
       out.push_back(std::move(next));
@@ -75,32 +82,42 @@ class BufferModel {
   }
 
  private:
-  static std::size_t at(const State& state, std::size_t member) { return static_cast<std::size_t>(state[member]); }
+  static std::size_t at(const State& state, std::size_t member) {
+    return static_cast<std::size_t>(state[member]);
+  }
 
-  // Nobody else is inside the same buffer where one of the two writes; what is read is what was meant.
-  std::string check(const State& state, std::size_t member, const Step& step, std::int16_t content) const {
+  // Nobody else is inside the same buffer where one of the two writes; what is read is what was
+  // meant.
+  std::string check(const State& state, std::size_t member, const Step& step,
+                    std::int16_t content) const {
     if (step.kind != Step::Kind::begin_write && step.kind != Step::Kind::begin_read) return "";
     const bool writes = step.kind == Step::Kind::begin_write;
     for (std::size_t other = 0; other < programs_.size(); ++other) {
       if (other == member || at(state, other) == 0) continue;
       const Step& now = programs_[other][at(state, other) - 1];
       const bool inside = now.kind == Step::Kind::begin_write || now.kind == Step::Kind::begin_read;
-      if (inside && now.owner == step.owner && now.buffer == step.buffer && (writes || now.kind == Step::Kind::begin_write)) {
-        return "two members are in buffer " + std::to_string(step.buffer) + " of " + std::to_string(step.owner) + " at once";
+      if (inside && now.owner == step.owner && now.buffer == step.buffer &&
+          (writes || now.kind == Step::Kind::begin_write)) {
+        return "two members are in buffer " + std::to_string(step.buffer) + " of " +
+               std::to_string(step.owner) + " at once";
       }
     }
-    if (!writes && content != step.tag) return "read " + std::to_string(content) + " for " + std::to_string(step.tag);
+    if (!writes && content != step.tag)
+      return "read " + std::to_string(content) + " for " + std::to_string(step.tag);
     return "";
   }
 
   std::vector<std::vector<Step>> programs_;
-  std::vector<std::vector<std::array<Position, kModelCounters>>> counters_;  // of each member after each of its steps
+  std::vector<std::vector<std::array<Position, kModelCounters>>>
+      counters_;  // of each member after each of its steps
 };
 
-// Writes down what a member does, as `pull` and `reduce_shares` do it. It follows the others' cursors too, which lines tell in truth.
+// Writes down what a member does, as `pull` and `reduce_shares` do it. It follows the others'
+// cursors too, which lines tell in truth.
 class Script {
  public:
-  Script(int me, int members, std::vector<Step>& out, bool forgets) : me_(me), members_(members), out_(out), forgets_(forgets) {}
+  Script(int me, int members, std::vector<Step>& out, bool forgets)
+      : me_(me), members_(members), out_(out), forgets_(forgets) {}
 
   // All members give `steps` windows to all; `arena`: the members whose input is read where it is.
   void all_gather(std::uint64_t call, int steps, unsigned arena) {
@@ -135,14 +152,16 @@ class Script {
     }
   }
 
-  // In rounds: fill one ahead, reduce my share, hand it on; `arena`: the members whose buffer, in place, lies in the arena.
+  // In rounds: fill one ahead, reduce my share, hand it on; `arena`: the members whose buffer, in
+  // place, lies in the arena.
   void all_reduce(std::uint64_t call, int rounds, unsigned arena) {
     const auto in_arena = [&](int member) { return (arena >> member & 1) != 0; };
     const auto offers = [&](int member) { return (arena | 1u << member) != (1u << members_) - 1; };
     const auto first_window = windows_;
     const auto first_result = results_;
     if (in_arena(me_)) {
-      for (int share = 0; share < members_; ++share) write(me_, kArenaOutput + share, tag(call, me_, 0));  // the caller
+      for (int share = 0; share < members_; ++share)
+        write(me_, kArenaOutput + share, tag(call, me_, 0));  // the caller
       raise(kDrained, end_of(call));
     } else {
       fill(call, 0, kReduced);
@@ -164,9 +183,11 @@ class Script {
         if (offers(me_)) wait_free(result);
         for (int other = 0; other < members_; ++other) {
           if (other == me_) continue;
-          // A share in the arena is one buffer here for all rounds: only the first finds the input in it.
+          // A share in the arena is one buffer here for all rounds: only the first finds the input
+          // in it.
           if (!in_arena(other)) {
-            read(other, (first_window[index(other)] + turn) % kModelWindows, tag(call, other, turn));
+            read(other, (first_window[index(other)] + turn) % kModelWindows,
+                 tag(call, other, turn));
           } else if (turn == 0) {
             read(other, kArenaOutput + me_, tag(call, other, 0));
           }
@@ -177,7 +198,8 @@ class Script {
           ++results_[index(me_)];
         }
         for (int other = 0; other < members_; ++other) {
-          if (other != me_ && in_arena(other)) write(other, kArenaOutput + me_, tag(call, me_, 100 + turn));
+          if (other != me_ && in_arena(other))
+            write(other, kArenaOutput + me_, tag(call, me_, 100 + turn));
         }
         raise(kReduced, turn + 1 < rounds ? after(call, turn) : end_of(call));
       }
@@ -185,7 +207,8 @@ class Script {
         for (int step = 1; step < members_; ++step) {
           const int other = (me_ + step) % members_;
           wait(other, kReduced, after(call, turn - 1));
-          read(other, kFirstResult + (first_result[index(other)] + turn - 1) % kModelWindows, tag(call, other, 100 + turn - 1));
+          read(other, kFirstResult + (first_result[index(other)] + turn - 1) % kModelWindows,
+               tag(call, other, 100 + turn - 1));
         }
         raise(kDrained, turn < rounds ? after(call, turn - 1) : end_of(call));
       }
@@ -193,22 +216,25 @@ class Script {
     wait_all(kReduced, end_of(call));
     // The caller looks at its output, then may do with it what it likes.
     for (int other = 0; other < members_; ++other) {
-      if (other != me_ && in_arena(me_)) read(me_, kArenaOutput + other, tag(call, other, 100 + rounds - 1));
+      if (other != me_ && in_arena(me_))
+        read(me_, kArenaOutput + other, tag(call, other, 100 + rounds - 1));
       if (other != me_ && !in_arena(other)) windows_[index(other)] += rounds;
       if (other != me_ && offers(other)) results_[index(other)] += rounds;
     }
     for (int window = 0; window < kModelWindows; ++window) free_[index(window)] = {};
   }
 
-  // The same with a root that wants the result and takes the shares of all whose input is private. They give and are done; so only the root
-  // finds out whether others reduce, and then fills its first window, late.
+  // The same with a root that wants the result and takes the shares of all whose input is private.
+  // They give and are done; so only the root finds out whether others reduce, and then fills its
+  // first window, late.
   void reduce(std::uint64_t call, int rounds, int root, unsigned arena) {
     const auto in_arena = [&](int member) { return (arena >> member & 1) != 0; };
     const bool at_root = me_ == root, root_gives = !in_arena(root) && arena != 0;
     const auto first_window = windows_;
     const auto first_result = results_;
     for (int other = 0; other < members_; ++other) {
-      if (other != me_ && !in_arena(other) && (other != root || root_gives)) windows_[index(other)] += rounds;
+      if (other != me_ && !in_arena(other) && (other != root || root_gives))
+        windows_[index(other)] += rounds;
       if (other != me_ && in_arena(other) && !in_arena(root)) results_[index(other)] += rounds;
     }
     if (!at_root && !in_arena(me_)) {
@@ -223,7 +249,8 @@ class Script {
       return;
     }
     if (in_arena(me_)) {
-      for (int share = 0; share < members_; ++share) write(me_, kArenaOutput + share, tag(call, me_, 0));  // the caller
+      for (int share = 0; share < members_; ++share)
+        write(me_, kArenaOutput + share, tag(call, me_, 0));  // the caller
       raise(kDrained, end_of(call));
     } else {
       wait_free(windows_[index(me_)] % kModelWindows);  // whether or not the root is to fill it
@@ -245,7 +272,8 @@ class Script {
       if (turn < rounds) {
         for (int other = 0; other < members_; ++other) {
           const bool late = other == root && !forgets_late_;
-          if (other != me_ && !in_arena(other) && (turn > 0 || late)) wait(other, kFilled, after(call, turn));
+          if (other != me_ && !in_arena(other) && (turn > 0 || late))
+            wait(other, kFilled, after(call, turn));
         }
         const bool offers = !at_root && !in_arena(root);
         const int result = kFirstResult + results_[index(me_)] % kModelWindows;
@@ -253,11 +281,13 @@ class Script {
         for (int other = 0; other < members_; ++other) {
           if (other == me_) continue;
           if (!in_arena(other)) {
-            read(other, (first_window[index(other)] + turn) % kModelWindows, tag(call, other, turn));
+            read(other, (first_window[index(other)] + turn) % kModelWindows,
+                 tag(call, other, turn));
             continue;
           }
           for (int share = 0; turn == 0 && share < members_; ++share) {
-            if (share == me_ || (at_root && !in_arena(share))) read(other, kArenaOutput + share, tag(call, other, 0));
+            if (share == me_ || (at_root && !in_arena(share)))
+              read(other, kArenaOutput + share, tag(call, other, 0));
           }
         }
         if (offers) {
@@ -272,14 +302,16 @@ class Script {
         for (int other = 0; other < members_; ++other) {
           if (!in_arena(other)) continue;
           wait(other, kReduced, after(call, turn - 1));
-          read(other, kFirstResult + (first_result[index(other)] + turn - 1) % kModelWindows, tag(call, other, 100 + turn - 1));
+          read(other, kFirstResult + (first_result[index(other)] + turn - 1) % kModelWindows,
+               tag(call, other, 100 + turn - 1));
         }
         raise(kDrained, turn < rounds ? after(call, turn - 1) : end_of(call));
       }
     }
     wait_all(kReduced, end_of(call));
     for (int other = 0; other < members_; ++other) {
-      if (other != me_ && at_root && in_arena(me_) && in_arena(other)) read(me_, kArenaOutput + other, tag(call, other, 100 + rounds - 1));
+      if (other != me_ && at_root && in_arena(me_) && in_arena(other))
+        read(me_, kArenaOutput + other, tag(call, other, 100 + rounds - 1));
     }
     for (int window = 0; window < kModelWindows; ++window) free_[index(window)] = {};
   }
@@ -287,11 +319,19 @@ class Script {
 
  private:
   static std::size_t index(int member) { return static_cast<std::size_t>(member); }
-  static int tag(std::uint64_t call, int member, int step) { return static_cast<int>(call) * 1000 + member * 300 + step; }
-  static Position after(std::uint64_t call, int step) { return position(call, static_cast<std::uint64_t>(step) + 1); }
+  static int tag(std::uint64_t call, int member, int step) {
+    return static_cast<int>(call) * 1000 + member * 300 + step;
+  }
+  static Position after(std::uint64_t call, int step) {
+    return position(call, static_cast<std::uint64_t>(step) + 1);
+  }
 
-  void raise(int counter, Position position) { out_.push_back({Step::Kind::raise, counter, me_, position}); }
-  void wait(int owner, int counter, Position position) { out_.push_back({Step::Kind::wait, counter, owner, position}); }
+  void raise(int counter, Position position) {
+    out_.push_back({Step::Kind::raise, counter, me_, position});
+  }
+  void wait(int owner, int counter, Position position) {
+    out_.push_back({Step::Kind::wait, counter, owner, position});
+  }
   void wait_all(int counter, Position position) {
     for (int other = 0; other < members_; ++other) {
       if (other != me_) wait(other, counter, position);
@@ -338,7 +378,8 @@ class Script {
 
 using Program = std::function<void(Script&)>;
 
-std::string explore_program(int members, const Program& program, int forgetful = -1, std::size_t* visited = nullptr) {
+std::string explore_program(int members, const Program& program, int forgetful = -1,
+                            std::size_t* visited = nullptr) {
   std::vector<std::vector<Step>> programs(static_cast<std::size_t>(members));
   for (int member = 0; member < members; ++member) {
     Script script(member, members, programs[static_cast<std::size_t>(member)], member == forgetful);
@@ -371,8 +412,16 @@ TEST(RegionBuffersModel, WindowsAndArenaBuffersAreReusedOnlyWhenAllHaveRead) {
     EXPECT_GT(visited, 100u);
   }
   for (unsigned arena = 0; arena < 8; ++arena) {
-    EXPECT_EQ(explore_program(3, [&](Script& script) { script.all_gather(1, 3, arena), script.all_gather(2, 2, 0); }), "") << arena;
-    EXPECT_EQ(explore_program(3, [&](Script& script) { script.all_reduce(1, 3, arena), script.all_gather(2, 1, 0); }), "") << arena;
+    EXPECT_EQ(
+        explore_program(
+            3, [&](Script& script) { script.all_gather(1, 3, arena), script.all_gather(2, 2, 0); }),
+        "")
+        << arena;
+    EXPECT_EQ(
+        explore_program(
+            3, [&](Script& script) { script.all_reduce(1, 3, arena), script.all_gather(2, 1, 0); }),
+        "")
+        << arena;
   }
 }
 
@@ -388,11 +437,20 @@ const auto kProgramOfReducesToRoot = [](unsigned arena, int root, bool forgetful
 
 TEST(RegionBuffersModel, ARootMayReduceEverything) {
   for (unsigned arena = 0; arena < 4; ++arena) {
-    for (const int root : {0, 1}) EXPECT_EQ(explore_program(2, kProgramOfReducesToRoot(arena, root)), "") << arena;
+    for (const int root : {0, 1})
+      EXPECT_EQ(explore_program(2, kProgramOfReducesToRoot(arena, root)), "") << arena;
   }
   for (unsigned arena = 0; arena < 8; ++arena) {
-    EXPECT_EQ(explore_program(3, [&](Script& script) { script.reduce(1, 3, 1, arena), script.all_gather(2, 1, 0); }), "") << arena;
-    EXPECT_EQ(explore_program(3, [&](Script& script) { script.reduce(1, 2, 0, 0), script.reduce(2, 2, 2, arena); }), "") << arena;
+    EXPECT_EQ(
+        explore_program(
+            3, [&](Script& script) { script.reduce(1, 3, 1, arena), script.all_gather(2, 1, 0); }),
+        "")
+        << arena;
+    EXPECT_EQ(
+        explore_program(
+            3, [&](Script& script) { script.reduce(1, 2, 0, 0), script.reduce(2, 2, 2, arena); }),
+        "")
+        << arena;
   }
 }
 
@@ -401,7 +459,8 @@ TEST(RegionBuffersModel, FindsAForgottenWait) {
   EXPECT_NE(explore_program(2, kProgramOfGathers(1), 0), "");
   EXPECT_NE(explore_program(2, kProgramOfReduces(0), 0), "");
   EXPECT_NE(explore_program(2, kProgramOfReducesToRoot(0, 1), 0), "");
-  EXPECT_NE(explore_program(2, kProgramOfReducesToRoot(2, 0, true)), "") << "the root's first window is not there with its line";
+  EXPECT_NE(explore_program(2, kProgramOfReducesToRoot(2, 0, true)), "")
+      << "the root's first window is not there with its line";
 }
 
 }  // namespace

@@ -25,19 +25,23 @@ CallShape shape_of(Op op, std::size_t count, double arena) {
 
 std::vector<Task<Status>> start(RegionJob& job, const TestCall& call) {
   std::vector<Task<Status>> tasks;
-  for (int member = 0; member < job.size(); ++member) tasks.push_back(job.run(member, call.args(member), call.fingerprint(member)));
+  for (int member = 0; member < job.size(); ++member)
+    tasks.push_back(job.run(member, call.args(member), call.fingerprint(member)));
   return tasks;
 }
 
-// A failure in the middle of any operation, at any point of it, ends every member's task at once with that failure.
+// A failure in the middle of any operation, at any point of it, ends every member's task at once
+// with that failure.
 TEST(RegionFailure, EndsEveryTaskPromptly) {
   Random random(testing::test_seed());
   for (int op = 0; op <= static_cast<int>(Op::barrier); ++op) {
     for (int round = testing::test_rounds(12, 60); round > 0; --round) {
       const int members = 2 + static_cast<int>(draw(random, 3));
       RegionJob job(members);
-      const std::size_t counts[] = {3, 3000, testing::kSanitized ? 150'000u : 400'000u};  // the last: several windows
-      TestCall call(shape_of(static_cast<Op>(op), counts[draw(random, 3)], 0.5), members, 1, random);
+      const std::size_t counts[] = {
+          3, 3000, testing::kSanitized ? 150'000u : 400'000u};  // the last: several windows
+      TestCall call(shape_of(static_cast<Op>(op), counts[draw(random, 3)], 0.5), members, 1,
+                    random);
       auto tasks = start(job, call);
       const int late = static_cast<int>(draw(random, static_cast<std::size_t>(members)));
       for (std::size_t steps = draw(random, 20); steps > 0; --steps) {
@@ -61,10 +65,12 @@ TEST(RegionFailure, EndsEveryTaskPromptly) {
   }
 }
 
-// Who has returned has done so with data of all: the others have all they need too, and return with it whatever fails then.
+// Who has returned has done so with data of all: the others have all they need too, and return with
+// it whatever fails then.
 TEST(RegionFailure, WhatOneHasReturnedFromAllReturnFrom) {
   Random random(testing::test_seed());
-  for (const Op op : {Op::barrier, Op::all_reduce, Op::all_gather, Op::reduce_scatter, Op::all_to_all}) {
+  for (const Op op :
+       {Op::barrier, Op::all_reduce, Op::all_gather, Op::reduce_scatter, Op::all_to_all}) {
     for (const std::size_t count : {3, 3000, 150'000}) {
       for (int round = 4; round > 0; --round) {
         const int members = 2 + static_cast<int>(draw(random, 2));
@@ -83,7 +89,8 @@ TEST(RegionFailure, WhatOneHasReturnedFromAllReturnFrom) {
           ASSERT_LT(steps, 100'000) << call.describe();
           quick = static_cast<int>(draw(random, static_cast<std::size_t>(members)));
         }
-        job.channels[RegionJob::at(quick)]->fail(Status(Code::aborted, "it went its way", {job_rank(quick)}));
+        job.channels[RegionJob::at(quick)]->fail(
+            Status(Code::aborted, "it went its way", {job_rank(quick)}));
         ASSERT_TRUE(finish(tasks)) << call.describe();
         for (int member = 0; member < members; ++member) {
           const Status status = tasks[RegionJob::at(member)].result();
@@ -95,7 +102,8 @@ TEST(RegionFailure, WhatOneHasReturnedFromAllReturnFrom) {
   }
 }
 
-// The giver of arena memory fails while a member reads it: that member cannot know what it read, so it does not report success.
+// The giver of arena memory fails while a member reads it: that member cannot know what it read, so
+// it does not report success.
 TEST(RegionFailure, ArenaReadFromAMemberThatGaveUpIsNoSuccess) {
   Random random(1);
   RegionJob job(2);
@@ -123,7 +131,8 @@ TEST(RegionFailure, MemoryReadFromAMemberThatGaveUpIsNoSuccess) {
 
     TestCall call(shape, 3, 2, random);
     Args given = call.args(0);
-    void* const mapping = ::mmap(nullptr, read_bytes(3), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void* const mapping =
+        ::mmap(nullptr, read_bytes(3), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     ASSERT_NE(mapping, MAP_FAILED);
     given.inputs[1] = {static_cast<const std::byte*>(mapping), read_bytes(3)};
     tasks[0] = job.run(0, given, call.fingerprint(0));
@@ -135,7 +144,8 @@ TEST(RegionFailure, MemoryReadFromAMemberThatGaveUpIsNoSuccess) {
       const Status status = tasks[1].result();
       EXPECT_EQ(status.code(), Code::peer_failed);
       EXPECT_EQ(status.ranks(), std::vector<int>{job_rank(0)});
-      EXPECT_NE(status.message().find(std::to_string(read_bytes(3)) + " bytes"), std::string::npos) << status.message();
+      EXPECT_NE(status.message().find(std::to_string(read_bytes(3)) + " bytes"), std::string::npos)
+          << status.message();
       ASSERT_TRUE(tasks[0].step());
       continue;
     }
@@ -148,7 +158,8 @@ TEST(RegionFailure, MemoryReadFromAMemberThatGaveUpIsNoSuccess) {
   }
 }
 
-/// all_to_all of three: the first gives slices that are read in its memory, the others little, which stands beside their lines.
+/// all_to_all of three: the first gives slices that are read in its memory, the others little,
+/// which stands beside their lines.
 class OneGivesMuch {
  public:
   explicit OneGivesMuch(std::uint64_t sequence) {
@@ -173,7 +184,8 @@ class OneGivesMuch {
     for (int giver = 0; giver < kMembers; ++giver) {
       const auto give = static_cast<std::byte>(10 * giver + member);
       const MutableBytes got = args_[RegionJob::at(member)].outputs[RegionJob::at(giver)];
-      if (!std::all_of(got.begin(), got.end(), [give](std::byte byte) { return byte == give; })) return false;
+      if (!std::all_of(got.begin(), got.end(), [give](std::byte byte) { return byte == give; }))
+        return false;
     }
     return true;
   }
@@ -186,7 +198,8 @@ class OneGivesMuch {
   std::vector<transport::Fingerprint> calls_;
 };
 
-// One has read all, and nobody needs to read it: it returns. So the one whose memory is read must leave it to the third too.
+// One has read all, and nobody needs to read it: it returns. So the one whose memory is read must
+// leave it to the third too.
 TEST(RegionFailure, WhoIsReadInItsMemoryLeavesItToThoseThatHaveBegun) {
   RegionJob job(3, {}, true);
   const OneGivesMuch before(1), call(2);
@@ -195,7 +208,9 @@ TEST(RegionFailure, WhoIsReadInItsMemoryLeavesItToThoseThatHaveBegun) {
   auto tasks = call.start(job);
   EXPECT_FALSE(tasks[2].step());
   EXPECT_FALSE(tasks[0].step());
-  const auto comes_through = [&](int reader) { return tasks[RegionJob::at(reader)].step() || tasks[RegionJob::at(reader)].step(); };
+  const auto comes_through = [&](int reader) {
+    return tasks[RegionJob::at(reader)].step() || tasks[RegionJob::at(reader)].step();
+  };
   ASSERT_TRUE(comes_through(1));  // in two steps, if that was much
   ASSERT_TRUE(tasks[1].result().ok());
   job.channels[1]->fail(Status(Code::aborted, "it went its way", {job_rank(1)}));
@@ -207,7 +222,8 @@ TEST(RegionFailure, WhoIsReadInItsMemoryLeavesItToThoseThatHaveBegun) {
   for (int member = 0; member < 3; ++member) EXPECT_TRUE(call.right(member));
 }
 
-// A root that nobody gives anything fails at once: whoever still reads does not depend on others' having returned.
+// A root that nobody gives anything fails at once: whoever still reads does not depend on others'
+// having returned.
 TEST(RegionFailure, ARootThatIsReadInItsMemoryFailsAtOnce) {
   Random random(1);
   RegionJob job(3, {}, true);
@@ -242,7 +258,8 @@ TEST(RegionFailure, AGiverOfAReduceSeesThatItsRootCallsSomethingElse) {
   EXPECT_EQ(job.channels[0]->failure().code(), Code::mismatch);
 }
 
-// Who gives without waiting, a reduce or a gather, sees it at its next call: there it waits for the windows of the call before.
+// Who gives without waiting, a reduce or a gather, sees it at its next call: there it waits for the
+// windows of the call before.
 TEST(RegionFailure, AGiverThatIsThroughSeesItAtItsNextCall) {
   for (const Op op : {Op::reduce, Op::gather}) {
     SCOPED_TRACE(info(op).name);
@@ -279,14 +296,16 @@ TEST(RegionFailure, MemoryOfAProcessThatIsClosedToOthersGoesThroughWindows) {
     TestCall call(shape, 3, sequence, random);
     auto tasks = start(job, call);
     // A root whose slices all stand in windows is done; one that is read waits.
-    EXPECT_EQ(tasks[0].step(), (closed || sequence == 1) && job.windows_hold(shape.count)) << sequence;
+    EXPECT_EQ(tasks[0].step(), (closed || sequence == 1) && job.windows_hold(shape.count))
+        << sequence;
     EXPECT_EQ(job.stays(0, sequence, 1), !closed && sequence > 1) << sequence;
     ASSERT_TRUE(finish(tasks));
     for (int member = 0; member < 3; ++member) EXPECT_TRUE(call.check(member));
   }
 }
 
-// A member that failed may use its output for something else: no peer that comes later stores into it.
+// A member that failed may use its output for something else: no peer that comes later stores into
+// it.
 TEST(RegionFailure, NobodyStoresIntoTheOutputOfAMemberThatGaveUp) {
   Random random(1);
   RegionJob job(2);
@@ -300,7 +319,8 @@ TEST(RegionFailure, NobodyStoresIntoTheOutputOfAMemberThatGaveUp) {
   const MutableBytes output = call.args(0).outputs[0];
   std::fill(output.begin(), output.end(), std::byte{0x77});
   for (int i = 0; i < 10; ++i) EXPECT_FALSE(tasks[1].step());
-  EXPECT_TRUE(std::all_of(output.begin(), output.end(), [](std::byte byte) { return byte == std::byte{0x77}; }));
+  EXPECT_TRUE(std::all_of(output.begin(), output.end(),
+                          [](std::byte byte) { return byte == std::byte{0x77}; }));
   job.channels[1]->fail(Status(Code::timed_out, "too late"));
   EXPECT_TRUE(tasks[1].step());
 }
@@ -327,7 +347,8 @@ void expect_to_wait_for_whoever_has_begun(Op op, std::size_t count) {
   }
 }
 
-// The other way round: a peer may be storing already, so the failed member's task ends when the peer has noticed, or is dead.
+// The other way round: a peer may be storing already, so the failed member's task ends when the
+// peer has noticed, or is dead.
 TEST(RegionFailure, AFailedMemberWaitsForPeersThatMayBeStoringIntoItsOutput) {
   expect_to_wait_for_whoever_has_begun(Op::all_reduce, 400'000);
 }
@@ -354,11 +375,13 @@ void expect_right_sums(Buffer& first, Buffer& second) {
     calls.push_back(fingerprint_of(args[member], 1));
   }
   std::vector<Task<Status>> tasks;
-  for (int member = 0; member < 2; ++member) tasks.push_back(job.run(member, args[RegionJob::at(member)], calls[RegionJob::at(member)]));
+  for (int member = 0; member < 2; ++member)
+    tasks.push_back(job.run(member, args[RegionJob::at(member)], calls[RegionJob::at(member)]));
   ASSERT_TRUE(finish(tasks));
   for (const MutableBytes bytes : both) {
     const auto* const values = reinterpret_cast<const float*>(bytes.data());
-    EXPECT_TRUE(std::all_of(values, values + bytes.size() / sizeof(float), [](float value) { return value == 3.0f; }));
+    EXPECT_TRUE(std::all_of(values, values + bytes.size() / sizeof(float),
+                            [](float value) { return value == 3.0f; }));
   }
 }
 
@@ -376,7 +399,8 @@ void expect_what_is_lent_to_be_quarantined(Op op, bool dropped) {
   std::vector<transport::Fingerprint> calls;
   for (std::size_t member = 0; member < kMembers; ++member) {
     const bool lists = info(op).lists_input;
-    const MutableBytes whole = memory[member].emplace(lists ? kMembers * kEach : kEach, true).bytes();
+    const MutableBytes whole =
+        memory[member].emplace(lists ? kMembers * kEach : kEach, true).bytes();
     args[member].op = op;
     args[member].dtype = DType::float32;
     for (std::size_t slice = 0; slice < (lists ? kMembers : 1); ++slice)
@@ -410,17 +434,21 @@ void expect_what_is_lent_to_be_quarantined(Op op, bool dropped) {
 
 // It does not wait for ever. What a peer may still be storing into then gets no other use before
 // that peer has given up.
-// spec: D7 who goes on after a failure does so with memory that a stopped rank which comes back leaves alone
+// spec: D7 who goes on after a failure does so with memory that a stopped rank which comes back
+// leaves alone
 TEST(RegionFailure, WhatAPeerMayBeStoringIntoIsQuarantined) {
-  for (const bool dropped : {false, true}) expect_what_is_lent_to_be_quarantined(Op::all_reduce, dropped);
+  for (const bool dropped : {false, true})
+    expect_what_is_lent_to_be_quarantined(Op::all_reduce, dropped);
 }
 
 TEST(RegionFailure, WhatAPeerMayBeHandingBackIsQuarantined) {
   if (!hands_back()) GTEST_SKIP() << "nobody hands back here";
-  for (const bool dropped : {false, true}) expect_what_is_lent_to_be_quarantined(Op::reduce_scatter, dropped);
+  for (const bool dropped : {false, true})
+    expect_what_is_lent_to_be_quarantined(Op::reduce_scatter, dropped);
 }
 
-// Who has all it needs, but one of whom has given up, does not touch what that one lent, and fails with it.
+// Who has all it needs, but one of whom has given up, does not touch what that one lent, and fails
+// with it.
 TEST(RegionFailure, NobodyReducesWhatWasLentByAMemberThatGaveUp) {
   if (!hands_back()) GTEST_SKIP() << "nobody hands back here";
   Random random(1);
@@ -451,12 +479,14 @@ TEST(RegionFailure, DifferentCallsAreNamed) {
   for (auto& task : tasks) {
     const Status status = task.result();
     EXPECT_EQ(status.code(), Code::mismatch);
-    EXPECT_NE(status.message().find("all_reduce(SUM, float32, 100 elements)"), std::string::npos) << status.message();
+    EXPECT_NE(status.message().find("all_reduce(SUM, float32, 100 elements)"), std::string::npos)
+        << status.message();
     EXPECT_NE(status.message().find("barrier()"), std::string::npos) << status.message();
   }
 }
 
-// spec: F18 a rank that had already returned learns it at its next call: two roots of a small broadcast wait for nobody
+// spec: F18 a rank that had already returned learns it at its next call: two roots of a small
+// broadcast wait for nobody
 TEST(RegionFailure, DifferentCallsThatHaveReturnedAreNamedLater) {
   Random random(1);
   RegionJob job(2);
@@ -494,8 +524,10 @@ TEST(RegionFailure, SizesThatDoNotMeetAreNamed) {
     ASSERT_TRUE(finish(tasks));
     const Status status = tasks[0].result();
     EXPECT_EQ(status.code(), Code::mismatch);
-    EXPECT_NE(status.message().find(std::to_string(4 * count) + " bytes"), std::string::npos) << status.message();
-    EXPECT_NE(status.message().find(std::to_string(4 * count + 4)), std::string::npos) << status.message();
+    EXPECT_NE(status.message().find(std::to_string(4 * count) + " bytes"), std::string::npos)
+        << status.message();
+    EXPECT_NE(status.message().find(std::to_string(4 * count + 4)), std::string::npos)
+        << status.message();
     EXPECT_EQ(status.ranks().size(), 2u);
     EXPECT_EQ(tasks[1].result().code(), Code::mismatch);
   }
@@ -507,7 +539,9 @@ TEST(RegionFailure, ArenaThatCannotBeMappedIsNamed) {
   for (const Op op : {Op::broadcast, Op::all_reduce}) {
     TestCall call(shape_of(op, 400'000, 1), 2, 1, random);
     auto tasks = start(job, call);
-    ASSERT_TRUE(finish(tasks, std::numeric_limits<int>::max()));  // a death that explains it would have some time to show
+    ASSERT_TRUE(finish(
+        tasks,
+        std::numeric_limits<int>::max()));  // a death that explains it would have some time to show
     EXPECT_EQ(tasks[1].result().code(), Code::exhausted);
   }
 }
@@ -532,7 +566,8 @@ TEST(RegionFailure, NamesThoseWhoAreMissing) {
   }
 }
 
-// Who gives small data does not wait for its readers, up to the length of the ring; then it waits for those who have not come.
+// Who gives small data does not wait for its readers, up to the length of the ring; then it waits
+// for those who have not come.
 TEST(RegionFailure, AGiverRunsAheadByTheRingOfLines) {
   Random random(1);
   RegionJob job(3);
@@ -564,18 +599,21 @@ TEST(RegionFailure, AGiverGoesOnAsItsReadersCome) {
     const CallShape shape = shape_of(op, 3, 0);
     std::vector<std::unique_ptr<TestCall>> calls;
     const auto call = [&](std::uint64_t sequence) -> TestCall& {
-      while (calls.size() < sequence) calls.push_back(std::make_unique<TestCall>(shape, 3, calls.size() + 1, random));
+      while (calls.size() < sequence)
+        calls.push_back(std::make_unique<TestCall>(shape, 3, calls.size() + 1, random));
       return *calls[sequence - 1];
     };
     const auto play = [&](int member, std::uint64_t sequence) {
-      Task<Status> task = job.run(member, call(sequence).args(member), call(sequence).fingerprint(member));
+      Task<Status> task =
+          job.run(member, call(sequence).args(member), call(sequence).fingerprint(member));
       const bool over = task.step();
       EXPECT_TRUE(!over || call(sequence).check(member));
       return over;
     };
     // Of a gather one member gives and the other two are behind it: the root, and the other giver.
     const int ahead = op == Op::broadcast ? 0 : 1;
-    for (std::uint64_t sequence = 1; sequence <= kMostSlots; ++sequence) ASSERT_TRUE(play(ahead, sequence)) << sequence;
+    for (std::uint64_t sequence = 1; sequence <= kMostSlots; ++sequence)
+      ASSERT_TRUE(play(ahead, sequence)) << sequence;
     constexpr std::uint64_t kCome = kMostSlots / 2;
     for (std::uint64_t sequence = 1; sequence <= kCome; ++sequence) {
       if (op == Op::broadcast) {
@@ -587,7 +625,8 @@ TEST(RegionFailure, AGiverGoesOnAsItsReadersCome) {
       }
     }
     // They tell in batches of an eighth.
-    for (std::uint64_t sequence = kMostSlots + 1; sequence <= kMostSlots + kCome - kMostSlots / 8; ++sequence)
+    for (std::uint64_t sequence = kMostSlots + 1; sequence <= kMostSlots + kCome - kMostSlots / 8;
+         ++sequence)
       ASSERT_TRUE(play(ahead, sequence)) << sequence;
   }
 }

@@ -16,17 +16,20 @@ namespace muster::collective::region {
 namespace {
 
 constexpr int kSizes[] = {2, 3, 4, 5, 8};
-constexpr std::size_t kMostBytes = testing::kSanitized ? 12'000'000 : 40'000'000;  // in all buffers of a call
+constexpr std::size_t kMostBytes =
+    testing::kSanitized ? 12'000'000 : 40'000'000;  // in all buffers of a call
 
 // Element counts around every border: the line, the slot, a share, a window, several windows.
 std::vector<std::size_t> counts_for(Op op, DType dtype, int members, Random& random) {
   const std::size_t element = size_of(dtype);
   const Layout layout(members);
   const std::size_t chunk = info(op).lists_input ? layout.column_bytes : layout.window_bytes;
-  std::vector<std::size_t> counts{0, 1, 2, 47, 4097 / element + 1, (2 * chunk + 8 * 1024) / element + draw(random, 100)};
+  std::vector<std::size_t> counts{
+      0, 1, 2, 47, 4097 / element + 1, (2 * chunk + 8 * 1024) / element + draw(random, 100)};
   const std::size_t one_shot = 64 * 1024 / static_cast<std::size_t>(members);
-  for (std::size_t bytes : {kInlineBytes, std::size_t{12 * 1024}, kSlotBytes, one_shot, std::size_t{64 * 1024}, std::size_t{128 * 1024},
-                            chunk, (kWindows + 2) * chunk}) {
+  for (std::size_t bytes :
+       {kInlineBytes, std::size_t{12 * 1024}, kSlotBytes, one_shot, std::size_t{64 * 1024},
+        std::size_t{128 * 1024}, chunk, (kWindows + 2) * chunk}) {
     counts.push_back(bytes / element - 1 + draw(random, 3));
   }
   return counts;
@@ -37,7 +40,8 @@ const char* seed_text() {
   return text.c_str();
 }
 
-// All sizes of one operation, back to back on one group for each number of members, stepped in random order.
+// All sizes of one operation, back to back on one group for each number of members, stepped in
+// random order.
 void run_operation(Op op, bool uneven, bool crowded = false) {
   SCOPED_TRACE(seed_text());
   std::vector<int> sizes(std::begin(kSizes), std::end(kSizes));
@@ -63,7 +67,8 @@ void run_operation(Op op, bool uneven, bool crowded = false) {
       } while (info(op).reduces && !reduce_supports(shape.reduce, shape.dtype));
       const double arenas[] = {0, 0.5, 1};
       for (std::size_t count : counts_for(op, shape.dtype, members, random)) {
-        const std::size_t everywhere = count * size_of(shape.dtype) * static_cast<std::size_t>(members * members);
+        const std::size_t everywhere =
+            count * size_of(shape.dtype) * static_cast<std::size_t>(members * members);
         if (everywhere > kMostBytes && !testing::whole_matrices()) continue;
         shape.count = count;
         shape.root = static_cast<int>(draw(random, static_cast<std::size_t>(members)));
@@ -84,7 +89,8 @@ TEST(RegionGroup, BroadcastToRanksThatShareCores) { run_operation(Op::broadcast,
 TEST(RegionGroup, AllReduce) { run_operation(Op::all_reduce, false); }
 // spec: F3 the same where all members hand each other's results back
 TEST(RegionGroup, AllReduceOfRanksThatShareCores) { run_operation(Op::all_reduce, false, true); }
-// spec: F4 reduce over shared memory: the root holds the result, the others' tensors are left as they were
+// spec: F4 reduce over shared memory: the root holds the result, the others' tensors are left as
+// they were
 TEST(RegionGroup, Reduce) { run_operation(Op::reduce, false); }
 // spec: F4 the same where ranks share cores: the root reduces for all whose inputs are private
 TEST(RegionGroup, ReduceOfRanksThatShareCores) { run_operation(Op::reduce, false, true); }
@@ -101,7 +107,9 @@ TEST(RegionGroup, Scatter) { run_operation(Op::scatter, false); }
 // spec: F9 reduce_scatter over shared memory
 TEST(RegionGroup, ReduceScatter) { run_operation(Op::reduce_scatter, false); }
 // spec: F9 the same where ranks share cores: what stands in the arena is staged too
-TEST(RegionGroup, ReduceScatterOfRanksThatShareCores) { run_operation(Op::reduce_scatter, true, true); }
+TEST(RegionGroup, ReduceScatterOfRanksThatShareCores) {
+  run_operation(Op::reduce_scatter, true, true);
+}
 // spec: F9 reduce_scatter of uneven sizes over shared memory
 TEST(RegionGroup, ReduceScatterUneven) { run_operation(Op::reduce_scatter, true); }
 // spec: F12 all_to_all over shared memory
@@ -143,11 +151,13 @@ CallShape random_shape(Random& random, int members, std::size_t most_bytes) {
   shape.op = static_cast<Op>(draw(random, static_cast<std::size_t>(Op::barrier) + 1));
   const OpInfo& row = info(shape.op);
   do {
-    shape.dtype = static_cast<DType>(draw(random, static_cast<std::size_t>(row.reduces ? kReducibleDTypes : kDTypes)));
+    shape.dtype = static_cast<DType>(
+        draw(random, static_cast<std::size_t>(row.reduces ? kReducibleDTypes : kDTypes)));
     shape.reduce = static_cast<Reduce>(draw(random, kReduces));
   } while (row.reduces && !reduce_supports(shape.reduce, shape.dtype));
   // Small sizes as often as large ones.
-  const std::size_t most = std::size_t{1} << draw(random, static_cast<std::size_t>(std::bit_width(most_bytes)));
+  const std::size_t most = std::size_t{1}
+                           << draw(random, static_cast<std::size_t>(std::bit_width(most_bytes)));
   shape.count = draw(random, most) / size_of(shape.dtype);
   shape.uneven = row.size_rule == SizeRule::free && draw(random, 2) == 0;
   shape.root = static_cast<int>(draw(random, static_cast<std::size_t>(members)));
@@ -162,8 +172,8 @@ TEST(RegionGroup, AWindowOfAVeryLargeGroupHasAColumnForEveryMember) {
   }
 }
 
-// Windows that were used long ago, and counters that have not moved since, mean what they say after more calls than positions tell apart.
-// spec: F3 F7 a group of any age
+// Windows that were used long ago, and counters that have not moved since, mean what they say after
+// more calls than positions tell apart. spec: F3 F7 a group of any age
 TEST(RegionGroup, CallsGoOnAfterHalfOfAllPositions) {
   constexpr int kMembers = 3;
   Random random(testing::test_seed());
@@ -173,19 +183,25 @@ TEST(RegionGroup, CallsGoOnAfterHalfOfAllPositions) {
     const auto play = [&](Op op, std::size_t count) {
       std::vector<std::unique_ptr<TestCall>> calls;
       for (int i = 0; i < 3; ++i)
-        calls.push_back(
-            std::make_unique<TestCall>(CallShape{.op = op, .dtype = DType::float64, .count = count, .root = i % kMembers, .arena = 0.0},
-                                       kMembers, ++sequence, random));
+        calls.push_back(std::make_unique<TestCall>(CallShape{.op = op,
+                                                             .dtype = DType::float64,
+                                                             .count = count,
+                                                             .root = i % kMembers,
+                                                             .arena = 0.0},
+                                                   kMembers, ++sequence, random));
       return run_in_random_order(job, calls, random);
     };
     // Goes through several windows.
     constexpr std::size_t kLarge = 160'000;
     ASSERT_TRUE(play(Op::all_reduce, kLarge)) << info(between).name;
     for (int jump = 1; jump <= 3; ++jump) {
-      // As a group that makes small calls, which use no windows, and brings itself up to date now and then.
+      // As a group that makes small calls, which use no windows, and brings itself up to date now
+      // and then.
       const std::uint64_t half = std::uint64_t{1} << 39;
-      const std::uint64_t target = sequence / kRefreshEvery * kRefreshEvery + half / 2 * static_cast<std::uint64_t>(jump % 3 + 1);
-      for (std::uint64_t at = sequence / kRefreshEvery + 1; at < target / kRefreshEvery; at += half / 4 / kRefreshEvery) {
+      const std::uint64_t target = sequence / kRefreshEvery * kRefreshEvery +
+                                   half / 2 * static_cast<std::uint64_t>(jump % 3 + 1);
+      for (std::uint64_t at = sequence / kRefreshEvery + 1; at < target / kRefreshEvery;
+           at += half / 4 / kRefreshEvery) {
         sequence = at * kRefreshEvery - 3;
         for (auto& group : job.groups) static_cast<RegionMember&>(*group).count_from(sequence);
         ASSERT_TRUE(play(Op::barrier, 0)) << info(between).name << " after " << sequence;
@@ -196,9 +212,9 @@ TEST(RegionGroup, CallsGoOnAfterHalfOfAllPositions) {
   }
 }
 
-// With many members the columns of a window are narrow: what one of them takes may be more than a step although all of it stands beside the
-// lines. The last to come finds all lines and needs no task.
-// spec: F9 reduce_scatter, uneven, on 32 ranks
+// With many members the columns of a window are narrow: what one of them takes may be more than a
+// step although all of it stands beside the lines. The last to come finds all lines and needs no
+// task. spec: F9 reduce_scatter, uneven, on 32 ranks
 TEST(RegionGroup, SmallCallsOfManyMembersAreReducedWhole) {
   constexpr int kMembers = 32;
   constexpr std::size_t kLong = 3072;
@@ -223,7 +239,8 @@ TEST(RegionGroup, SmallCallsOfManyMembersAreReducedWhole) {
   const transport::Fingerprint fingerprint = fingerprint_of(args[0], 1);
   for (int member = 0; member < kMembers; ++member) {
     Told told;
-    const bool over = job.groups[RegionJob::at(member)]->express(args[RegionJob::at(member)], fingerprint, told);
+    const bool over =
+        job.groups[RegionJob::at(member)]->express(args[RegionJob::at(member)], fingerprint, told);
     EXPECT_EQ(over, member == kMembers - 1) << "member " << member;
     EXPECT_EQ(told.times, 1) << "member " << member;
   }
@@ -237,9 +254,9 @@ TEST(RegionGroup, SmallCallsOfManyMembersAreReducedWhole) {
   }
 }
 
-// Who gives and takes nothing may find all lines at once. Yet the others wait to hear that it has done with the memory that they have given
-// to read, though none of it was for this member.
-// spec: F12 an uneven exchange that leaves a member out
+// Who gives and takes nothing may find all lines at once. Yet the others wait to hear that it has
+// done with the memory that they have given to read, though none of it was for this member. spec:
+// F12 an uneven exchange that leaves a member out
 TEST(RegionGroup, AMemberWithNothingToTakeHasDoneWithTheOthersMemory) {
   constexpr std::size_t kBytes = 100'000;
   RegionJob job(3, {}, {}, false);
@@ -277,7 +294,8 @@ TEST(RegionGroup, AMemberWithNothingToTakeHasDoneWithTheOthersMemory) {
   EXPECT_TRUE(second.result().ok());
 }
 
-// spec: F4 reduce of private memory: who only gives is through once all is staged, where its core would gain the root little
+// spec: F4 reduce of private memory: who only gives is through once all is staged, where its core
+// would gain the root little
 TEST(RegionGroup, GiversOfAReduceAreThroughBeforeTheRootBegins) {
   for (const int members : {2, 3}) {
     for (const bool crowded : {false, true}) {
@@ -291,7 +309,8 @@ TEST(RegionGroup, GiversOfAReduceAreThroughBeforeTheRootBegins) {
       shape.root = 0;
       shape.arena = 0;
       for (std::uint64_t sequence = 1; sequence < 5; ++sequence) {
-        SCOPED_TRACE(std::to_string(members) + (crowded ? " crowded, call " : ", call ") + std::to_string(sequence));
+        SCOPED_TRACE(std::to_string(members) + (crowded ? " crowded, call " : ", call ") +
+                     std::to_string(sequence));
         TestCall call(shape, members, sequence, random);
         std::vector<Task<Status>> givers;
         for (int member = 1; member < members; ++member) {
@@ -312,10 +331,12 @@ TEST(RegionGroup, GiversOfAReduceAreThroughBeforeTheRootBegins) {
   }
 }
 
-// A giver whose reader can read its memory leaves large slices where they are, once the reader has said so, and waits for it. Else they
-// pass through windows; where those hold them all it waits for nobody. spec: F8 scatter of private memory, copied once
+// A giver whose reader can read its memory leaves large slices where they are, once the reader has
+// said so, and waits for it. Else they pass through windows; where those hold them all it waits for
+// nobody. spec: F8 scatter of private memory, copied once
 TEST(RegionGroup, LargeSlicesAreCopiedFromWhereTheyAre) {
-  constexpr std::size_t kPause = std::size_t{8} << 20;  // after so much a task gives its thread away once
+  constexpr std::size_t kPause = std::size_t{8}
+                                 << 20;  // after so much a task gives its thread away once
   for (const bool reads : {true, false}) {
     Random random(testing::test_seed());
     RegionJob job(3, {}, reads);
@@ -328,7 +349,8 @@ TEST(RegionGroup, LargeSlicesAreCopiedFromWhereTheyAre) {
       SCOPED_TRACE(sequence);
       TestCall call(shape, 3, sequence, random);
       std::vector<Task<Status>> tasks;
-      for (int member = 0; member < 3; ++member) tasks.push_back(job.run(member, call.args(member), call.fingerprint(member)));
+      for (int member = 0; member < 3; ++member)
+        tasks.push_back(job.run(member, call.args(member), call.fingerprint(member)));
       const bool stays = reads && sequence > 1, held = job.windows_hold(shape.count);
       EXPECT_EQ(tasks[0].step(), !stays && held);
       EXPECT_EQ(job.stays(0, sequence, 1), stays);
@@ -352,7 +374,8 @@ TEST(RegionGroup, LargeSlicesAreCopiedFromWhereTheyAre) {
   }
 }
 
-// What all write together is more than the caches hold: it is written past them, from windows and from the arena, whole lines and parts.
+// What all write together is more than the caches hold: it is written past them, from windows and
+// from the arena, whole lines and parts.
 TEST(RegionGroup, WhatIsLargerThanTheCachesComesWhole) {
   const std::pair<Op, int> cases[] = {{Op::all_gather, 2}, {Op::broadcast, 3}};
   for (const auto& [op, members] : cases) {
@@ -368,7 +391,8 @@ TEST(RegionGroup, WhatIsLargerThanTheCachesComesWhole) {
       shape.arena = arena;
       TestCall call(shape, members, 1, random);
       std::vector<Task<Status>> tasks;
-      for (int member = 0; member < members; ++member) tasks.push_back(job.run(member, call.args(member), call.fingerprint(member)));
+      for (int member = 0; member < members; ++member)
+        tasks.push_back(job.run(member, call.args(member), call.fingerprint(member)));
       ASSERT_TRUE(finish(tasks));
       for (int member = 0; member < members; ++member) {
         EXPECT_TRUE(tasks[static_cast<std::size_t>(member)].result().ok());
@@ -378,7 +402,8 @@ TEST(RegionGroup, WhatIsLargerThanTheCachesComesWhole) {
   }
 }
 
-// Nobody waits for one while another's data is there: the last of those that are read in turn comes last, and all else has been read.
+// Nobody waits for one while another's data is there: the last of those that are read in turn comes
+// last, and all else has been read.
 TEST(RegionGroup, WhatIsThereFirstIsTakenFirst) {
   for (const Op op : {Op::all_gather, Op::all_to_all, Op::gather}) {
     for (int missing = 1; missing < 4; ++missing) {
@@ -391,7 +416,8 @@ TEST(RegionGroup, WhatIsThereFirstIsTakenFirst) {
       shape.count = 40'000;
       TestCall call(shape, 4, 1, random);
       std::vector<Task<Status>> tasks;
-      for (int member = 0; member < 4; ++member) tasks.push_back(job.run(member, call.args(member), call.fingerprint(member)));
+      for (int member = 0; member < 4; ++member)
+        tasks.push_back(job.run(member, call.args(member), call.fingerprint(member)));
       for (int pass = 0; pass < 3; ++pass) {
         for (int member = 3; member >= 0; --member) {
           if (member != missing) tasks[RegionJob::at(member)].step();
@@ -401,7 +427,8 @@ TEST(RegionGroup, WhatIsThereFirstIsTakenFirst) {
       for (int member = 1; member < 4; ++member) {
         if (member == missing) continue;
         const ConstBytes given = call.args(member).inputs[0];
-        EXPECT_TRUE(std::equal(given.begin(), given.end(), outputs[RegionJob::at(member)].begin())) << "of member " << member;
+        EXPECT_TRUE(std::equal(given.begin(), given.end(), outputs[RegionJob::at(member)].begin()))
+            << "of member " << member;
       }
       ASSERT_TRUE(finish(tasks));
       for (int member = 0; member < 4; ++member) EXPECT_TRUE(call.check(member));
@@ -409,7 +436,8 @@ TEST(RegionGroup, WhatIsThereFirstIsTakenFirst) {
   }
 }
 
-// Where members share cores, each leaves a copy of little and goes on; else what stands in the arena has been read when its owner returns.
+// Where members share cores, each leaves a copy of little and goes on; else what stands in the
+// arena has been read when its owner returns.
 TEST(RegionGroup, WhoSharesACoreDoesNotWaitForReadersOfItsArena) {
   for (const Op op : {Op::all_to_all, Op::reduce_scatter, Op::reduce}) {
     for (const bool crowded : {true, false}) {
@@ -422,7 +450,8 @@ TEST(RegionGroup, WhoSharesACoreDoesNotWaitForReadersOfItsArena) {
         shape.arena = 1;
         TestCall call(shape, 3, 1, random);
         std::vector<Task<Status>> tasks;
-        for (int member = 0; member < 3; ++member) tasks.push_back(job.run(member, call.args(member), call.fingerprint(member)));
+        for (int member = 0; member < 3; ++member)
+          tasks.push_back(job.run(member, call.args(member), call.fingerprint(member)));
         for (int step = 0; step < 50; ++step) {
           EXPECT_FALSE(tasks[0].step());
           if (op != Op::reduce) {
@@ -438,32 +467,41 @@ TEST(RegionGroup, WhoSharesACoreDoesNotWaitForReadersOfItsArena) {
   }
 }
 
-// A caller's thread attends to a call until it cannot get on without others; what it leaves goes on as any task does.
+// A caller's thread attends to a call until it cannot get on without others; what it leaves goes on
+// as any task does.
 TEST(RegionGroup, AThreadAttendsToItsCallForAMoment) {
   for (const bool crowded : {false, true}) {
     SCOPED_TRACE(crowded ? "on one core" : "a core each");
     Random random(testing::test_seed());
     RegionJob job(3, {}, {}, crowded);
     const TimePoint never = TimePoint::max();
-    TestCall sum({.op = Op::all_reduce, .dtype = DType::int32, .count = 64 * 1024, .arena = 0}, 3, 1, random);
+    TestCall sum({.op = Op::all_reduce, .dtype = DType::int32, .count = 64 * 1024, .arena = 0}, 3,
+                 1, random);
     std::vector<Task<Status>> tasks;
     for (int member = 0; member < 3; ++member) {
       job.channels[RegionJob::at(member)]->begin(sum.fingerprint(member));
-      tasks.push_back(job.groups[RegionJob::at(member)]->run(sum.args(member), sum.fingerprint(member)));
-      EXPECT_FALSE(job.groups[RegionJob::at(member)]->attend(tasks.back(), never)) << "others have shares to reduce";
+      tasks.push_back(
+          job.groups[RegionJob::at(member)]->run(sum.args(member), sum.fingerprint(member)));
+      EXPECT_FALSE(job.groups[RegionJob::at(member)]->attend(tasks.back(), never))
+          << "others have shares to reduce";
     }
     ASSERT_TRUE(finish(tasks));
     for (int member = 0; member < 3; ++member) EXPECT_TRUE(sum.check(member));
 
-    TestCall news({.op = Op::broadcast, .dtype = DType::int32, .count = 64 * 1024, .root = 0, .arena = 0}, 3, 2, random);
+    TestCall news(
+        {.op = Op::broadcast, .dtype = DType::int32, .count = 64 * 1024, .root = 0, .arena = 0}, 3,
+        2, random);
     for (int member = 0; member < 3; ++member) {
       job.channels[RegionJob::at(member)]->begin(news.fingerprint(member));
-      Task<Status> task = job.groups[RegionJob::at(member)]->run(news.args(member), news.fingerprint(member));
-      EXPECT_TRUE(job.groups[RegionJob::at(member)]->attend(task, never)) << "all that member " << member << " needs is there";
+      Task<Status> task =
+          job.groups[RegionJob::at(member)]->run(news.args(member), news.fingerprint(member));
+      EXPECT_TRUE(job.groups[RegionJob::at(member)]->attend(task, never))
+          << "all that member " << member << " needs is there";
       EXPECT_TRUE(news.check(member));
     }
 
-    TestCall failing({.op = Op::all_reduce, .dtype = DType::int32, .count = 64 * 1024}, 3, 3, random);
+    TestCall failing({.op = Op::all_reduce, .dtype = DType::int32, .count = 64 * 1024}, 3, 3,
+                     random);
     job.channels[0]->begin(failing.fingerprint(0));
     Task<Status> task = job.groups[0]->run(failing.args(0), failing.fingerprint(0));
     EXPECT_FALSE(task.step());
@@ -473,17 +511,24 @@ TEST(RegionGroup, AThreadAttendsToItsCallForAMoment) {
   }
 }
 
-// However well it gets on: deadlines are for others to look at, and they wait until the thread lets go of the call.
+// However well it gets on: deadlines are for others to look at, and they wait until the thread lets
+// go of the call.
 TEST(RegionGroup, AThreadThatGetsOnLooksAtItsDeadline) {
   for (const bool crowded : {false, true}) {
     Random random(testing::test_seed());
     RegionJob job(2, {}, {}, crowded);
     // More than is moved between two looks, from the arena, where nothing has to be waited for.
-    TestCall call({.op = Op::broadcast, .dtype = DType::uint8, .count = 10 * 1024 * 1024, .root = 0, .arena = 1}, 2, 1, random);
+    TestCall call({.op = Op::broadcast,
+                   .dtype = DType::uint8,
+                   .count = 10 * 1024 * 1024,
+                   .root = 0,
+                   .arena = 1},
+                  2, 1, random);
     std::vector<Task<Status>> tasks;
     for (int member = 0; member < 2; ++member) {
       job.channels[RegionJob::at(member)]->begin(call.fingerprint(member));
-      tasks.push_back(job.groups[RegionJob::at(member)]->run(call.args(member), call.fingerprint(member)));
+      tasks.push_back(
+          job.groups[RegionJob::at(member)]->run(call.args(member), call.fingerprint(member)));
     }
     EXPECT_FALSE(tasks[0].step());
     EXPECT_FALSE(job.groups[1]->attend(tasks[1], steady_clock().now()));
@@ -492,7 +537,8 @@ TEST(RegionGroup, AThreadThatGetsOnLooksAtItsDeadline) {
   }
 }
 
-// A small call that has waited for the others in vain, where they share its core, does not do so twice.
+// A small call that has waited for the others in vain, where they share its core, does not do so
+// twice.
 TEST(RegionGroup, ALateCallIsWaitedForOnce) {
   for (const bool crowded : {false, true}) {
     Random random(testing::test_seed());
@@ -516,11 +562,14 @@ TEST(RegionGroup, ALateCallIsWaitedForOnce) {
     job.channels[1]->begin(late.fingerprint(1));
     ASSERT_TRUE(job.groups[1]->express(late.args(1), late.fingerprint(1), told));
     ASSERT_TRUE(first.step());
-    TestCall news({.op = Op::broadcast, .dtype = DType::int32, .count = 64 * 1024, .root = 0, .arena = 0}, 2, 3, random);
+    TestCall news(
+        {.op = Op::broadcast, .dtype = DType::int32, .count = 64 * 1024, .root = 0, .arena = 0}, 2,
+        3, random);
     for (int member = 0; member < 2; ++member) {
       RegionGroup& group = *job.groups[RegionJob::at(member)];
       job.channels[RegionJob::at(member)]->begin(news.fingerprint(member));
-      ASSERT_FALSE(group.express(news.args(member), news.fingerprint(member), told)) << "more than fits beside a line";
+      ASSERT_FALSE(group.express(news.args(member), news.fingerprint(member), told))
+          << "more than fits beside a line";
       Task<Status> task = group.run(news.args(member), news.fingerprint(member));
       EXPECT_TRUE(group.attend(task, TimePoint::max()));
     }
@@ -530,7 +579,8 @@ TEST(RegionGroup, ALateCallIsWaitedForOnce) {
 TEST(RegionGroup, WhoIsMissingOnTheOwnCoreCountsMost) {
   const auto among = [](const std::set<int>& missing, const std::set<int>& elsewhere) {
     return missing_among(
-        1, 4, [&](int member) { return missing.contains(member); }, [&](int member) { return elsewhere.contains(member); });
+        1, 4, [&](int member) { return missing.contains(member); },
+        [&](int member) { return elsewhere.contains(member); });
   };
   EXPECT_EQ(among({}, {1, 2}), Missing::nobody);
   EXPECT_EQ(among({0, 4}, {}), Missing::nobody) << "others than those that are waited for";
@@ -539,8 +589,9 @@ TEST(RegionGroup, WhoIsMissingOnTheOwnCoreCountsMost) {
   EXPECT_EQ(among({1, 3}, {3}), Missing::here);
 }
 
-// Every operation after every other, members running ahead as far as they may: no line, slot or window is overwritten too early.
-// spec: F15 every dtype of the table is drawn; F16 zero elements among them
+// Every operation after every other, members running ahead as far as they may: no line, slot or
+// window is overwritten too early. spec: F15 every dtype of the table is drawn; F16 zero elements
+// among them
 TEST(RegionGroup, RandomCallsBackToBack) {
   SCOPED_TRACE(seed_text());
   const int rounds = testing::test_rounds(testing::kSanitized ? 4 : 12, 400);
@@ -554,7 +605,8 @@ TEST(RegionGroup, RandomCallsBackToBack) {
       std::vector<std::unique_ptr<TestCall>> calls;
       const bool large = batch % 3 == 2;
       for (int i = 0; i < (large ? 10 : 150); ++i) {
-        calls.push_back(std::make_unique<TestCall>(random_shape(random, members, large ? 2'000'000 : 2'000), members, ++sequence, random));
+        calls.push_back(std::make_unique<TestCall>(
+            random_shape(random, members, large ? 2'000'000 : 2'000), members, ++sequence, random));
       }
       ASSERT_TRUE(run_in_random_order(job, calls, random));
     }
@@ -581,15 +633,18 @@ Status drive(Task<Status>& task, transport::Mailbox& mailbox) {
 TEST(RegionThreads, SleepWhenThereIsNothingToDo) {
   SCOPED_TRACE(seed_text());
   for (const auto& [members, crowded] : {std::pair{2, false}, {4, false}, {4, true}}) {
-    SCOPED_TRACE(::testing::Message() << members << (crowded ? " members on one core" : " members"));
+    SCOPED_TRACE(::testing::Message()
+                 << members << (crowded ? " members on one core" : " members"));
     Random random(testing::test_seed() + 77);
     RegionJob job(members, {}, {}, crowded);
     std::vector<std::unique_ptr<TestCall>> calls;
     const auto count = static_cast<std::size_t>(testing::test_rounds(300, 5000));
     for (std::size_t i = 1; i <= count; ++i) {
-      calls.push_back(std::make_unique<TestCall>(random_shape(random, members, i % 10 == 0 ? 1'500'000 : 5'000), members, i, random));
+      calls.push_back(std::make_unique<TestCall>(
+          random_shape(random, members, i % 10 == 0 ? 1'500'000 : 5'000), members, i, random));
     }
-    std::vector<::testing::AssertionResult> results(RegionJob::at(members), ::testing::AssertionSuccess());
+    std::vector<::testing::AssertionResult> results(RegionJob::at(members),
+                                                    ::testing::AssertionSuccess());
     std::vector<std::thread> threads;
     for (int member = 0; member < members; ++member) {
       threads.emplace_back([&, member] {
@@ -597,7 +652,8 @@ TEST(RegionThreads, SleepWhenThereIsNothingToDo) {
         for (auto& call : calls) {
           Task<Status> task = job.run(member, call->args(member), call->fingerprint(member));
           const Status status = drive(task, job.regions[index]->mailbox(member));
-          results[index] = status ? call->check(member) : ::testing::AssertionFailure() << status.message();
+          results[index] =
+              status ? call->check(member) : ::testing::AssertionFailure() << status.message();
           if (!results[index]) {
             job.channels[index]->fail(Status(Code::aborted, "a check failed"));
             return;

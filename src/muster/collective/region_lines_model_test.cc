@@ -1,9 +1,10 @@
-// Control lines of the shared region, run-ahead and late looks (`RegionMember::room_for_line`, `see`, `publish`) as a model, explored in
-// every interleaving of its accesses to shared memory.
+// Control lines of the shared region, run-ahead and late looks (`RegionMember::room_for_line`,
+// `see`, `publish`) as a model, explored in every interleaving of its accesses to shared memory.
 //
-// Rings of two, so that every line is reused within a few calls. In each state that can be reached: nobody writes what somebody else
-// reads; what is read is what was meant; somebody can go on until all are done. Removing any one wait makes the test fail; the tests at
-// the end check that for what is easiest to forget.
+// Rings of two, so that every line is reused within a few calls. In each state that can be reached:
+// nobody writes what somebody else reads; what is read is what was meant; somebody can go on until
+// all are done. Removing any one wait makes the test fail; the tests at the end check that for what
+// is easiest to forget.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -21,7 +22,8 @@ namespace {
 constexpr int kMembers = 3;
 constexpr int kRing = 2;
 
-// What a call needs of the others' lines: those of all, of one root (who needs none), or, at the root, of all (others none).
+// What a call needs of the others' lines: those of all, of one root (who needs none), or, at the
+// root, of all (others none).
 struct ModelCall {
   enum class Needs { all, from_root, at_root } needs = Needs::all;
   int root = 0;
@@ -41,9 +43,10 @@ enum class Stage : std::uint8_t { room, payload, sequence, read, done };
 struct LineState {
   struct Shared {
     std::array<std::uint8_t, kRing> sequence{};  // what readers look at first
-    std::array<std::uint8_t, kRing> payload{};   // the call whose payload stands there; 255: being written
-    std::array<std::uint8_t, kRing> told{};      // Line::seen
-    std::uint8_t seen = 0;                       // Progress::seen
+    std::array<std::uint8_t, kRing>
+        payload{};  // the call whose payload stands there; 255: being written
+    std::array<std::uint8_t, kRing> told{};  // Line::seen
+    std::uint8_t seen = 0;                   // Progress::seen
     auto operator<=>(const Shared&) const = default;
   };
   struct Local {
@@ -51,7 +54,8 @@ struct LineState {
     std::uint8_t call = 1;
     std::array<std::uint8_t, kMembers> next{1, 1, 1};
     std::array<std::uint8_t, kMembers> known{};
-    std::array<std::uint8_t, kMembers> read{};  // ghost: last call whose payload was read or was not needed
+    std::array<std::uint8_t, kMembers>
+        read{};  // ghost: last call whose payload was read or was not needed
     auto operator<=>(const Local&) const = default;
   };
   std::array<Shared, kMembers> shared;
@@ -67,7 +71,8 @@ struct LineRules {
 
 class LineModel {
  public:
-  LineModel(std::vector<ModelCall> calls, LineRules rules = {}) : calls_(std::move(calls)), rules_(rules) {}
+  LineModel(std::vector<ModelCall> calls, LineRules rules = {})
+      : calls_(std::move(calls)), rules_(rules) {}
 
   std::string operator()(const LineState& state, std::vector<LineState>& out) const {
     bool all_done = true;
@@ -80,7 +85,9 @@ class LineModel {
   }
 
  private:
-  static const LineState::Local& at(const LineState& state, int member) { return state.local[static_cast<std::size_t>(member)]; }
+  static const LineState::Local& at(const LineState& state, int member) {
+    return state.local[static_cast<std::size_t>(member)];
+  }
   static std::size_t slot(int call) { return static_cast<std::size_t>(call % kRing); }
 
   // One look at the next line of `other`, up to `limit`; false where there is nothing new.
@@ -98,7 +105,8 @@ class LineModel {
   std::uint8_t seen_by(const LineState& state, int member, int limit) const {
     int seen = limit;
     for (int other = 0; other < kMembers; ++other) {
-      if (other != member) seen = std::min<int>(seen, at(state, member).next[static_cast<std::size_t>(other)] - 1);
+      if (other != member)
+        seen = std::min<int>(seen, at(state, member).next[static_cast<std::size_t>(other)] - 1);
     }
     return static_cast<std::uint8_t>(seen);
   }
@@ -120,29 +128,42 @@ class LineModel {
           if (other == member) continue;
           const auto o = static_cast<std::size_t>(other);
           add([&](LineState& next, auto&, auto&) { look(next, member, other, call - 1); });
-          add([&](LineState& next, auto& local, auto&) { local.known[o] = std::max(local.known[o], next.shared[o].seen); });
-          if (rules_.published && state.shared[o].sequence[slot(call)] == call && mine.known[o] + kRing < call) {
-            add([&](LineState&, auto& local, auto&) { local.known[o] = static_cast<std::uint8_t>(call - kRing); });
+          add([&](LineState& next, auto& local, auto&) {
+            local.known[o] = std::max(local.known[o], next.shared[o].seen);
+          });
+          if (rules_.published && state.shared[o].sequence[slot(call)] == call &&
+              mine.known[o] + kRing < call) {
+            add([&](LineState&, auto& local, auto&) {
+              local.known[o] = static_cast<std::uint8_t>(call - kRing);
+            });
           }
-          if (call > kRing && (mine.next[o] + kRing <= call || (rules_.others && mine.known[o] + kRing < call))) room = false;
+          if (call > kRing &&
+              (mine.next[o] + kRing <= call || (rules_.others && mine.known[o] + kRing < call)))
+            room = false;
         }
         if (room) {
           add([](LineState&, auto& local, auto&) { local.stage = Stage::payload; });
         } else if (rules_.word) {
-          add([&](LineState& next, auto&, auto& shared) { shared.seen = std::max(shared.seen, seen_by(next, member, call - 1)); });
+          add([&](LineState& next, auto&, auto& shared) {
+            shared.seen = std::max(shared.seen, seen_by(next, member, call - 1));
+          });
         }
         return "";
       }
       case Stage::payload: {
-        // Overwriting: every member must have looked at what stood here, and must have read it if it needed it.
+        // Overwriting: every member must have looked at what stood here, and must have read it if
+        // it needed it.
         for (int other = 0; other < kMembers && call > kRing; ++other) {
           if (other == member) continue;
           const auto& reader = at(state, other);
           const int old = call - kRing;
           if (reader.next[index] <= old)
-            return "line " + std::to_string(old) + " is overwritten before it was looked at: " + describe(state);
-          if (calls_[static_cast<std::size_t>(old - 1)].reads(other, member) && reader.read[index] < old) {
-            return "line " + std::to_string(old) + " is overwritten before it was read: " + describe(state);
+            return "line " + std::to_string(old) +
+                   " is overwritten before it was looked at: " + describe(state);
+          if (calls_[static_cast<std::size_t>(old - 1)].reads(other, member) &&
+              reader.read[index] < old) {
+            return "line " + std::to_string(old) +
+                   " is overwritten before it was read: " + describe(state);
           }
         }
         add([&](LineState& next, auto& local, auto& shared) {
@@ -162,13 +183,17 @@ class LineModel {
         bool complete = true;
         for (int other = 0; other < kMembers; ++other) {
           const auto o = static_cast<std::size_t>(other);
-          if (other == member || !calls_[static_cast<std::size_t>(call - 1)].reads(member, other)) continue;
+          if (other == member || !calls_[static_cast<std::size_t>(call - 1)].reads(member, other))
+            continue;
           complete = complete && mine.read[o] == call;
           if (mine.next[o] <= call) {
             add([&](LineState& next, auto&, auto&) { look(next, member, other, call); });
           } else if (mine.read[o] != call) {
-            if (state.shared[o].payload[slot(call)] != call) return "read another call's payload: " + describe(state);
-            add([&](LineState&, auto& local, auto&) { local.read[o] = static_cast<std::uint8_t>(call); });
+            if (state.shared[o].payload[slot(call)] != call)
+              return "read another call's payload: " + describe(state);
+            add([&](LineState&, auto& local, auto&) {
+              local.read[o] = static_cast<std::uint8_t>(call);
+            });
           }
         }
         if (!complete) return "";
@@ -191,12 +216,13 @@ class LineModel {
     std::string text;
     for (int member = 0; member < kMembers; ++member) {
       const auto& mine = at(state, member);
-      text += "member " + std::to_string(member) + " in call " + std::to_string(mine.call) + " stage " +
-              std::to_string(static_cast<int>(mine.stage)) + ", next";
+      text += "member " + std::to_string(member) + " in call " + std::to_string(mine.call) +
+              " stage " + std::to_string(static_cast<int>(mine.stage)) + ", next";
       for (auto next : mine.next) text += " " + std::to_string(next);
       text += ", known";
       for (auto known : mine.known) text += " " + std::to_string(known);
-      text += ", told " + std::to_string(state.shared[static_cast<std::size_t>(member)].seen) + "; ";
+      text +=
+          ", told " + std::to_string(state.shared[static_cast<std::size_t>(member)].seen) + "; ";
     }
     return text;
   }
@@ -220,9 +246,11 @@ constexpr std::size_t kStride = testing::kSanitized ? 6 : 3;
 
 TEST(RegionLinesModel, LinesAreReusedOnlyWhenAllHaveDoneWithThem) {
   std::size_t states = 0;
-  for (std::size_t number = 0; number < kLinePrograms.size(); number += testing::whole_matrices() ? 1 : kStride) {
+  for (std::size_t number = 0; number < kLinePrograms.size();
+       number += testing::whole_matrices() ? 1 : kStride) {
     auto program = kLinePrograms[number];
-    if (!testing::whole_matrices()) program.resize(3);  // the first reuse; four calls have some millions of states
+    if (!testing::whole_matrices())
+      program.resize(3);  // the first reuse; four calls have some millions of states
     std::size_t visited = 0;
     EXPECT_EQ(explore(LineState{}, LineModel(program), &visited), "");
     states += visited;

@@ -19,33 +19,39 @@ using region::RegionMember;
 
 std::size_t RegionGroup::segment_bytes(int members) { return region::Layout(members).total; }
 
-std::unique_ptr<RegionGroup> RegionGroup::attach(transport::HostRegion& region, std::uint64_t segment, transport::Channel& channel,
+std::unique_ptr<RegionGroup> RegionGroup::attach(transport::HostRegion& region,
+                                                 std::uint64_t segment, transport::Channel& channel,
                                                  const Selection& selection) {
-  return std::make_unique<RegionMember>(region, segment, channel, selection, &transport::Arena::if_made);
+  return std::make_unique<RegionMember>(region, segment, channel, selection,
+                                        &transport::Arena::if_made);
 }
 
 namespace region {
 namespace {
 
-// After a failure a member waits this long for the next sign of peers that may be storing into its output, or reading its input; they look
-// at every window.
+// After a failure a member waits this long for the next sign of peers that may be storing into its
+// output, or reading its input; they look at every window.
 constexpr Duration kQuietLimit = std::chrono::milliseconds(50);
-// A task that has moved this much gives its thread away once, so that its owner can look after other things.
+// A task that has moved this much gives its thread away once, so that its owner can look after
+// other things.
 constexpr std::size_t kPauseBytes = 8 * 1024 * 1024;
 
 std::byte* aligned(std::byte* memory) {
-  return reinterpret_cast<std::byte*>(align_up(reinterpret_cast<std::uintptr_t>(memory), alignof(Line)));
+  return reinterpret_cast<std::byte*>(
+      align_up(reinterpret_cast<std::uintptr_t>(memory), alignof(Line)));
 }
 
-// What a call is stands in a line as in a fingerprint: it goes to and fro in words, which the bytes of it are quicker to read as.
+// What a call is stands in a line as in a fingerprint: it goes to and fro in words, which the bytes
+// of it are quicker to read as.
 constexpr std::size_t kKind = offsetof(transport::Fingerprint, op), kLineKind = offsetof(Line, op);
 constexpr std::size_t kKindBytes = sizeof(transport::Fingerprint) - kKind;
-static_assert(offsetof(Line, dtype) - kLineKind == offsetof(transport::Fingerprint, dtype) - kKind &&
-              offsetof(Line, reduce) - kLineKind == offsetof(transport::Fingerprint, reduce) - kKind &&
-              offsetof(Line, flags) - kLineKind == offsetof(transport::Fingerprint, flags) - kKind &&
-              offsetof(Line, root) - kLineKind == offsetof(transport::Fingerprint, root) - kKind &&
-              offsetof(Line, count) - kLineKind == offsetof(transport::Fingerprint, count) - kKind &&
-              offsetof(Line, digest) - kLineKind == offsetof(transport::Fingerprint, digest) - kKind);
+static_assert(
+    offsetof(Line, dtype) - kLineKind == offsetof(transport::Fingerprint, dtype) - kKind &&
+    offsetof(Line, reduce) - kLineKind == offsetof(transport::Fingerprint, reduce) - kKind &&
+    offsetof(Line, flags) - kLineKind == offsetof(transport::Fingerprint, flags) - kKind &&
+    offsetof(Line, root) - kLineKind == offsetof(transport::Fingerprint, root) - kKind &&
+    offsetof(Line, count) - kLineKind == offsetof(transport::Fingerprint, count) - kKind &&
+    offsetof(Line, digest) - kLineKind == offsetof(transport::Fingerprint, digest) - kKind);
 
 template <class T>
 const std::byte* bytes_at(const T& object, std::size_t at) {
@@ -61,13 +67,17 @@ std::byte* bytes_at(T& object, std::size_t at) {
 class Storing {
  public:
   explicit Storing(std::shared_ptr<void> region) : region_(std::move(region)) {}
-  void add(const Progress& peer, Counter done, Position end, std::shared_ptr<transport::ProcessEnd> process) {
+  void add(const Progress& peer, Counter done, Position end,
+           std::shared_ptr<transport::ProcessEnd> process) {
     peers_.push_back({&peer, done, end, std::move(process)});
   }
   bool operator()() {
     std::erase_if(peers_, [](const Peer& peer) {
-      return reached(peer.progress->counters[static_cast<int>(peer.done)].load(std::memory_order_acquire), peer.end) ||
-             peer.progress->gave_up.load(std::memory_order_acquire) != 0 || (peer.process != nullptr && peer.process->seen());
+      return reached(peer.progress->counters[static_cast<int>(peer.done)].load(
+                         std::memory_order_acquire),
+                     peer.end) ||
+             peer.progress->gave_up.load(std::memory_order_acquire) != 0 ||
+             (peer.process != nullptr && peer.process->seen());
     });
     return !peers_.empty();
   }
@@ -79,11 +89,13 @@ class Storing {
     Position end;
     std::shared_ptr<transport::ProcessEnd> process;
   };
-  std::shared_ptr<void> region_;  // where `progress` stands; of a group that failed no segment is given back
+  std::shared_ptr<void>
+      region_;  // where `progress` stands; of a group that failed no segment is given back
   std::vector<Peer> peers_;
 };
 
-// Orders reads of memory that is not the protocol's (a peer's own) before a look at the peer's `gave_up`.
+// Orders reads of memory that is not the protocol's (a peer's own) before a look at the peer's
+// `gave_up`.
 void fence_reads() {
 #if !defined(__SANITIZE_THREAD__)
   std::atomic_thread_fence(std::memory_order_acquire);
@@ -92,8 +104,8 @@ void fence_reads() {
 
 }  // namespace
 
-RegionMember::RegionMember(transport::HostRegion& region, std::uint64_t segment, transport::Channel& channel, const Selection& selection,
-                           ArenaOf arena)
+RegionMember::RegionMember(transport::HostRegion& region, std::uint64_t segment,
+                           transport::Channel& channel, const Selection& selection, ArenaOf arena)
     : region_(region),
       channel_(channel),
       selection_(selection),
@@ -113,12 +125,16 @@ RegionMember::RegionMember(transport::HostRegion& region, std::uint64_t segment,
       outputs_(layout_.members) {
   const auto ranks = region.ranks();
   for (int member : channel.members()) {
-    local_.push_back(static_cast<int>(std::find(ranks.begin(), ranks.end(), member) - ranks.begin()));
-    if (local_.size() != static_cast<std::size_t>(rank_) + 1) others_.push_back(&region.mailbox(local_.back()));
+    local_.push_back(
+        static_cast<int>(std::find(ranks.begin(), ranks.end(), member) - ranks.begin()));
+    if (local_.size() != static_cast<std::size_t>(rank_) + 1)
+      others_.push_back(&region.mailbox(local_.back()));
   }
 }
 
-Progress& RegionMember::progress(int member) const { return *reinterpret_cast<Progress*>(base_ + layout_.progress(member)); }
+Progress& RegionMember::progress(int member) const {
+  return *reinterpret_cast<Progress*>(base_ + layout_.progress(member));
+}
 
 Position RegionMember::counter(int member, Counter counter) const {
   return progress(member).counters[static_cast<int>(counter)].load(std::memory_order_acquire);
@@ -128,14 +144,19 @@ void RegionMember::advance(Counter counter, Position position) {
   progress(rank_).counters[static_cast<int>(counter)].store(position, std::memory_order_release);
 }
 
-std::string RegionMember::who(int member) const { return "rank " + std::to_string(channel_.members()[static_cast<std::size_t>(member)]); }
+std::string RegionMember::who(int member) const {
+  return "rank " + std::to_string(channel_.members()[static_cast<std::size_t>(member)]);
+}
 
-std::string RegionMember::what(const Args& args) const { return std::string(info(args.op).name) + " number " + std::to_string(sequence_); }
+std::string RegionMember::what(const Args& args) const {
+  return std::string(info(args.op).name) + " number " + std::to_string(sequence_);
+}
 
 Task<Status> RegionMember::run(const Args& args, const transport::Fingerprint& call) {
   if (failed() && (!published_ || disagreed_)) co_return channel_.failure();
   if (call.sequence != sequence_ + (published_ ? 0 : 1)) {
-    co_return refuse(Status(Code::internal, "call " + std::to_string(call.sequence) + " was started on a shared region after call " +
+    co_return refuse(Status(Code::internal, "call " + std::to_string(call.sequence) +
+                                                " was started on a shared region after call " +
                                                 std::to_string(sequence_)));
   }
   if (!published_) begin_call(call.sequence);
@@ -168,7 +189,8 @@ Task<Status> RegionMember::run(const Args& args, const transport::Fingerprint& c
   }
   // What was thrown, nobody else knows yet.
   if (!failed())
-    status = refuse(Status(status.code(), who(rank_) + " failed in " + what(args) + ": " + status.message(),
+    status = refuse(Status(status.code(),
+                           who(rank_) + " failed in " + what(args) + ": " + status.message(),
                            {channel_.members()[static_cast<std::size_t>(rank_)]}));
   give_up();
   if (outputs_shared_) static_cast<void>(co_await come_to_rest(Counter::reduced));
@@ -194,7 +216,8 @@ Task<Status> RegionMember::run_call(const Args& args, const transport::Fingerpri
       publish(call);
       co_return Status();
     }
-    shares = (args.op == Op::all_reduce || args.op == Op::reduce) && !one_shot(args.op, args.inputs[0].size());
+    shares = (args.op == Op::all_reduce || args.op == Op::reduce) &&
+             !one_shot(args.op, args.inputs[0].size());
   }
   Status status;
   if (shares) {
@@ -203,20 +226,23 @@ Task<Status> RegionMember::run_call(const Args& args, const transport::Fingerpri
     status = co_await pull(args, call);
   }
   if (!status || !read_in_place_) co_return status;
-  // A member that failed in this call may have given its memory away while it was read here. The cause is on its way.
+  // A member that failed in this call may have given its memory away while it was read here. The
+  // cause is on its way.
   fence_reads();
   if (!someone_gave_up(sequence_)) co_return status;
   co_await until([&] { return failed(); });
   co_return channel_.failure();
 }
 
-// What I count has passed all earlier calls. Windows that were used before the ring of lines has come round are free: all members have done
-// with those calls.
+// What I count has passed all earlier calls. Windows that were used before the ring of lines has
+// come round are free: all members have done with those calls.
 void RegionMember::refresh() {
   const Position now = position(sequence_, 0);
-  for (const Counter each : {Counter::filled, Counter::reduced, Counter::drained}) advance(each, now);
+  for (const Counter each : {Counter::filled, Counter::reduced, Counter::drained})
+    advance(each, now);
   for (auto* uses : {&window_uses_, &result_uses_})
-    for (Use& use : *uses) use.pending = use.pending && now - use.until <= position(layout_.slots + 1, 0);
+    for (Use& use : *uses)
+      use.pending = use.pending && now - use.until <= position(layout_.slots + 1, 0);
 }
 
 void RegionMember::count_from(std::uint64_t sequence) {
@@ -225,8 +251,8 @@ void RegionMember::count_from(std::uint64_t sequence) {
   std::ranges::fill(known_seen_, sequence);
 }
 
-// Whether my line of as many calls ago as there are lines may be overwritten: every member has done with it, and I with theirs of that
-// call.
+// Whether my line of as many calls ago as there are lines may be overwritten: every member has done
+// with it, and I with theirs of that call.
 bool RegionMember::room_for_line() {
   if (sequence_ <= known_by_all_ + layout_.slots) return true;
   see_all(sequence_ - 1);
@@ -235,7 +261,8 @@ bool RegionMember::room_for_line() {
     if (member == rank_) continue;
     const auto index = static_cast<std::size_t>(member);
     std::uint64_t& known = known_seen_[index];
-    if (known + layout_.slots < sequence_) known = std::max(known, progress(member).seen.load(std::memory_order_acquire));
+    if (known + layout_.slots < sequence_)
+      known = std::max(known, progress(member).seen.load(std::memory_order_acquire));
     // Who has published a line for this very call has found this room before.
     if (known + layout_.slots < sequence_ && has_begun(member)) known = sequence_ - layout_.slots;
     by_all = std::min({by_all, known, next_[index] - 1});
@@ -256,8 +283,8 @@ bool RegionMember::room_for_line() {
 }
 
 void RegionMember::publish(const transport::Fingerprint& call) {
-  // A look takes the line from who writes it: at the lines of those that it does not read from it looks in batches, often enough that
-  // nobody waits for its word.
+  // A look takes the line from who writes it: at the lines of those that it does not read from it
+  // looks in batches, often enough that nobody waits for its word.
   std::uint64_t seen = sequence_ - 1;
   for (int member = 0; member < group_size(); ++member) {
     if (member == rank_) continue;
@@ -272,14 +299,15 @@ void RegionMember::publish(const transport::Fingerprint& call) {
   wake_others();
 }
 
-// Looks at `member`'s lines up to `limit`; true once it has seen that one. Of the call under way the payload still has to be read:
-// nothing says so to the member before my next line.
+// Looks at `member`'s lines up to `limit`; true once it has seen that one. Of the call under way
+// the payload still has to be read: nothing says so to the member before my next line.
 bool RegionMember::see(int member, std::uint64_t limit) {
   const auto index = static_cast<std::size_t>(member);
   while (next_[index] <= limit) {
     const std::uint64_t sequence = next_[index];
     const Line& theirs = line(member, sequence);
-    if (theirs.sequence.load(std::memory_order_acquire) != sequence || !compare(member, theirs)) return false;
+    if (theirs.sequence.load(std::memory_order_acquire) != sequence || !compare(member, theirs))
+      return false;
     known_seen_[index] = std::max(known_seen_[index], theirs.seen);
     next_[index] = sequence + 1;
   }
@@ -307,7 +335,8 @@ bool RegionMember::compare(int member, const Line& line) {
   return compare_by_rules(member, theirs, mine);
 }
 
-bool RegionMember::compare_by_rules(int member, const transport::Fingerprint& theirs, const transport::Fingerprint& mine) {
+bool RegionMember::compare_by_rules(int member, const transport::Fingerprint& theirs,
+                                    const transport::Fingerprint& mine) {
   if (fingerprint_rules().agree(theirs, mine)) return true;
   const std::uint64_t sequence = mine.sequence;
   disagreed_ = true;
@@ -316,15 +345,19 @@ bool RegionMember::compare_by_rules(int member, const transport::Fingerprint& th
   if (failed()) return false;
   // The channel no longer knew the call.
   channel_.fail(Status(Code::mismatch,
-                       "members call different operations under number " + std::to_string(sequence) + ": " + who(rank_) + " calls " +
-                           fingerprint_rules().describe(mine) + ", " + who(member) + " calls " + fingerprint_rules().describe(theirs) +
+                       "members call different operations under number " +
+                           std::to_string(sequence) + ": " + who(rank_) + " calls " +
+                           fingerprint_rules().describe(mine) + ", " + who(member) + " calls " +
+                           fingerprint_rules().describe(theirs) +
                            "; every member must make the same calls in the same order",
-                       {channel_.members()[static_cast<std::size_t>(rank_)], channel_.members()[static_cast<std::size_t>(member)]}));
+                       {channel_.members()[static_cast<std::size_t>(rank_)],
+                        channel_.members()[static_cast<std::size_t>(member)]}));
   return false;
 }
 
 bool RegionMember::others_send_barriers() const {
-  return takes_host_barriers() && std::all_of(others_.begin(), others_.end(), [](const transport::Mailbox* mailbox) {
+  return takes_host_barriers() &&
+         std::all_of(others_.begin(), others_.end(), [](const transport::Mailbox* mailbox) {
            return mailbox->sends_barriers.load(std::memory_order_relaxed) != 0;
          });
 }
@@ -333,7 +366,8 @@ void RegionMember::wake_others() {
 #if defined(__SANITIZE_THREAD__)
   for (transport::Mailbox* mailbox : others_) mailbox->wake();
 #else
-  // One fence for all, if any: what was published stands before the look for sleepers (see Mailbox::wake).
+  // One fence for all, if any: what was published stands before the look for sleepers (see
+  // Mailbox::wake).
   if (barriers_ || (barriers_ = others_send_barriers())) {
     meet_host_barrier();
   } else {
@@ -377,7 +411,8 @@ bool RegionMember::someone_gave_up(std::uint64_t sequence) const {
   return false;
 }
 
-// My call ends in failure: whoever read my memory must not trust it, whoever stores into it must stop.
+// My call ends in failure: whoever read my memory must not trust it, whoever stores into it must
+// stop.
 void RegionMember::give_up() {
   std::atomic<std::uint64_t>& mine = progress(rank_).gave_up;
   if (mine.load(std::memory_order_relaxed) != 0) return;
@@ -386,16 +421,19 @@ void RegionMember::give_up() {
   wake_others();
 }
 
-// Whether no peer (or not this one) stores into my output (`reduced`), or reads my input and hands it back (`drained`) any more: each has
-// finished its part, has given up, is dead, or has not begun (and then sees my word before it begins: publish and give_up both have a full
-// fence between their store and what they look at next, or give_up sends one to all; a reader sees it after it has read).
+// Whether no peer (or not this one) stores into my output (`reduced`), or reads my input and hands
+// it back (`drained`) any more: each has finished its part, has given up, is dead, or has not begun
+// (and then sees my word before it begins: publish and give_up both have a full fence between their
+// store and what they look at next, or give_up sends one to all; a reader sees it after it has
+// read).
 bool RegionMember::quiet(Counter done, int only) const {
   for (int member = 0; member < group_size(); ++member) {
     if (member == rank_ || (only >= 0 && member != only)) continue;
     if (!has_begun(member)) continue;
     if (reached(counter(member, done), end_of(sequence_))) continue;
     if (progress(member).gave_up.load(std::memory_order_acquire) != 0) continue;
-    if (!channel_.fabric().death_of(channel_.members()[static_cast<std::size_t>(member)]).ok()) continue;
+    if (!channel_.fabric().death_of(channel_.members()[static_cast<std::size_t>(member)]).ok())
+      continue;
     return false;
   }
   return true;
@@ -428,10 +466,12 @@ void RegionMember::quarantine(const Args& args) noexcept try {
   if (!inputs_lent_) return;
   const auto* const table = reinterpret_cast<const Slice*>(slot(rank_));
   for (int reader = 0; reader < group_size(); ++reader) {
-    if (table[reader].lent) quarantine(args.inputs[static_cast<std::size_t>(reader)], Counter::drained, reader);
+    if (table[reader].lent)
+      quarantine(args.inputs[static_cast<std::size_t>(reader)], Counter::drained, reader);
   }
 } catch (const std::exception& error) {
-  log(LogLevel::error, std::string("memory that a failed call has lent cannot be kept out of use: ") + error.what());
+  log(LogLevel::error,
+      std::string("memory that a failed call has lent cannot be kept out of use: ") + error.what());
 }
 
 // Unlike `quiet` takes nobody for dead whose process is there: it may only have been stopped.
@@ -441,12 +481,14 @@ void RegionMember::quarantine(ConstBytes memory, Counter done, int only) {
   Storing storing(region_.memory());
   for (int member = 0; member < group_size(); ++member) {
     if (member == rank_ || (only >= 0 && member != only) || !has_begun(member)) continue;
-    storing.add(progress(member), done, end_of(sequence_), region_.process_of(local_[static_cast<std::size_t>(member)]));
+    storing.add(progress(member), done, end_of(sequence_),
+                region_.process_of(local_[static_cast<std::size_t>(member)]));
   }
   if (storing()) arena->quarantine(memory.data(), memory.size(), std::move(storing));
 }
 
-// True now and then: the task should give its thread away once. Wakes its own mailbox, since nobody else will.
+// True now and then: the task should give its thread away once. Wakes its own mailbox, since nobody
+// else will.
 bool RegionMember::pause_due(std::size_t bytes) {
   moved_ += bytes;
   if (moved_ < kPauseBytes) return false;
@@ -463,21 +505,25 @@ std::optional<std::uint64_t> RegionMember::arena_offset(ConstBytes memory) const
 // The same for memory that peers may store into.
 std::optional<std::uint64_t> RegionMember::writable_offset(ConstBytes memory) const {
   const transport::Arena* arena = memory.empty() ? nullptr : find_arena_();
-  return arena == nullptr || arena->is_read_only() ? std::nullopt : arena->offset_of(memory.data(), memory.size());
+  return arena == nullptr || arena->is_read_only() ? std::nullopt
+                                                   : arena->offset_of(memory.data(), memory.size());
 }
 
 Status RegionMember::cannot_map(int member, std::uint64_t bytes) const {
   return Status(Code::exhausted,
-                who(rank_) + " cannot map the arena of " + who(member) + ", where " + std::to_string(bytes) +
-                    " bytes of this call stand; look at " +
-                    "the limits of address space, mappings and descriptors (ulimit -v, vm.max_map_count, ulimit -n)",
+                who(rank_) + " cannot map the arena of " + who(member) + ", where " +
+                    std::to_string(bytes) + " bytes of this call stand; look at " +
+                    "the limits of address space, mappings and descriptors (ulimit -v, "
+                    "vm.max_map_count, ulimit -n)",
                 {channel_.members()[static_cast<std::size_t>(rank_)]});
 }
 
 Status RegionMember::cannot_read(int member, std::uint64_t bytes) const {
   return Status(Code::peer_failed,
-                who(rank_) + " cannot read " + std::to_string(bytes) + " bytes of this call in the memory of " + who(member) +
-                    ": that process has gone, has given the memory back in the middle of the call, or lets nobody read it any more",
+                who(rank_) + " cannot read " + std::to_string(bytes) +
+                    " bytes of this call in the memory of " + who(member) +
+                    ": that process has gone, has given the memory back in the middle of the call, "
+                    "or lets nobody read it any more",
                 {channel_.members()[static_cast<std::size_t>(member)]});
 }
 
@@ -496,10 +542,12 @@ Status RegionMember::refuse(Status cause) {
   return failed() ? channel_.failure() : cause;
 }
 
-transport::Fingerprint RegionMember::heard(int member) const { return heard_[static_cast<std::size_t>(member)]; }
+transport::Fingerprint RegionMember::heard(int member) const {
+  return heard_[static_cast<std::size_t>(member)];
+}
 
-// Fails the channel, unless a better cause comes: who cannot be reached may be dead, and who has given up says why, or else the call's
-// deadline ends this.
+// Fails the channel, unless a better cause comes: who cannot be reached may be dead, and who has
+// given up says why, or else the call's deadline ends this.
 Task<Status> RegionMember::refuse_late(Status cause) {
   const Clock& clock = channel_.fabric().clock();
   const TimePoint limit = clock.now() + kQuietLimit;
@@ -507,15 +555,19 @@ Task<Status> RegionMember::refuse_late(Status cause) {
   co_return refuse(std::move(cause));
 }
 
-bool RegionMember::has_begun(int member) const { return line(member, sequence_).sequence.load(std::memory_order_acquire) == sequence_; }
+bool RegionMember::has_begun(int member) const {
+  return line(member, sequence_).sequence.load(std::memory_order_acquire) == sequence_;
+}
 
-// Whether this member has not done yet what the running task waits for, if only of another one. (Who does not take part in it never does.)
+// Whether this member has not done yet what the running task waits for, if only of another one.
+// (Who does not take part in it never does.)
 bool RegionMember::is_behind(int member) const {
   if (member == rank_) return false;
   const auto index = static_cast<std::size_t>(member);
   switch (wait_.what) {
     case Wait::For::nothing: return false;
-    case Wait::For::room: return std::min(known_seen_[index], next_[index] - 1) + layout_.slots < sequence_;
+    case Wait::For::room:
+      return std::min(known_seen_[index], next_[index] - 1) + layout_.slots < sequence_;
     case Wait::For::lines: return !has_begun(member);
     case Wait::For::counter: return !reached(counter(member, wait_.counter), wait_.until);
   }

@@ -1,14 +1,17 @@
 /// One member's side of the protocol on a group's segment. Private to `region_*.cc`.
 ///
-/// The calls of a group are numbered from 1 without gaps. In each, a member publishes one control line and looks at the lines of those
-/// it reads from. It may run ahead: where nothing is read from a member its line is looked at later, at the latest before
-/// the ring of lines comes round (`open`). Data too large for the line or its slot passes through the windows, or is read where it is in
-/// the arena.
+/// The calls of a group are numbered from 1 without gaps. In each, a member publishes one control
+/// line and looks at the lines of those it reads from. It may run ahead: where nothing is read from
+/// a member its line is looked at later, at the latest before the ring of lines comes round
+/// (`open`). Data too large for the line or its slot passes through the windows, or is read where
+/// it is in the arena.
 ///
-/// What has come counts, also after the channel has failed: a member that has published its line fails only where something that it needs
-/// of the call is not there. So where one has returned with data of all, all do, whatever that one does to the group next: what it gave
-/// stands in the segment as it was, since no call follows; what it gave where it is has been read, since it waited for all readers; and
-/// what others give where it is they leave to their readers while those get on (`come_to_rest`).
+/// What has come counts, also after the channel has failed: a member that has published its line
+/// fails only where something that it needs of the call is not there. So where one has returned
+/// with data of all, all do, whatever that one does to the group next: what it gave stands in the
+/// segment as it was, since no call follows; what it gave where it is has been read, since it
+/// waited for all readers; and what others give where it is they leave to their readers while those
+/// get on (`come_to_rest`).
 #pragma once
 
 #include <array>
@@ -32,7 +35,8 @@
 
 namespace muster::collective::region {
 
-/// Finds out whether memory lies in the arena that peers can map: the process's own, another one in tests.
+/// Finds out whether memory lies in the arena that peers can map: the process's own, another one in
+/// tests.
 using ArenaOf = transport::Arena* (*)();
 
 /// Where those run that a member waits for.
@@ -52,8 +56,8 @@ Missing missing_among(int first, int last, IsMissing is_missing, IsElsewhere is_
 
 class RegionMember final : public RegionGroup {
  public:
-  RegionMember(transport::HostRegion& region, std::uint64_t segment, transport::Channel& channel, const Selection& selection,
-               ArenaOf arena);
+  RegionMember(transport::HostRegion& region, std::uint64_t segment, transport::Channel& channel,
+               const Selection& selection, ArenaOf arena);
 
   Task<Status> run(const Args& args, const transport::Fingerprint& call) override;
   bool express(const Args& args, const transport::Fingerprint& call, Meanwhile& meanwhile) override;
@@ -61,7 +65,8 @@ class RegionMember final : public RegionGroup {
   bool attend(Task<Status>& task, TimePoint deadline) override;
   std::vector<int> awaited() const override;
   transport::Fingerprint heard(int member) const override;
-  /// For tests: as if the calls up to `sequence` had been made, by all members, without windows. All earlier calls have ended everywhere.
+  /// For tests: as if the calls up to `sequence` had been made, by all members, without windows.
+  /// All earlier calls have ended everywhere.
   void count_from(std::uint64_t sequence);
 
  private:
@@ -116,16 +121,17 @@ class RegionMember final : public RegionGroup {
     int at = 0;
     bool operator()();
   };
-  // Whether my next window is free. Who waits for that looks at what the others call, up to `limit`: who calls something else may never
-  // empty it.
+  // Whether my next window is free. Who waits for that looks at what the others call, up to
+  // `limit`: who calls something else may never empty it.
   struct Emptied {
     RegionMember& my;
     Reached free;
     std::uint64_t limit;
     bool operator()();
   };
-  // `co_await come(there)`, of a call that is published: waits until `there()`, or until the channel has failed, after which it may
-  // never be; returns whether it is. What came before the failure is seen: who failed the channel had seen it, or done it.
+  // `co_await come(there)`, of a call that is published: waits until `there()`, or until the
+  // channel has failed, after which it may never be; returns whether it is. What came before the
+  // failure is seen: who failed the channel had seen it, or done it.
   template <class There>
   struct Come {
     struct Either {
@@ -152,12 +158,18 @@ class RegionMember final : public RegionGroup {
   // region_member.cc: the protocol.
   std::size_t size() const { return layout_.members; }
   int group_size() const { return static_cast<int>(layout_.members); }
-  Line& line(int member, std::uint64_t sequence) const { return *reinterpret_cast<Line*>(base_ + layout_.line(member, sequence)); }
+  Line& line(int member, std::uint64_t sequence) const {
+    return *reinterpret_cast<Line*>(base_ + layout_.line(member, sequence));
+  }
   Line& my_line() const { return line(rank_, sequence_); }
   Progress& progress(int member) const;
   std::byte* slot(int member) const { return base_ + layout_.slot(member, sequence_); }
-  std::byte* window(int member, std::size_t number) const { return base_ + layout_.window(member, number); }
-  std::byte* result(int member, std::size_t number) const { return base_ + layout_.result(member, number); }
+  std::byte* window(int member, std::size_t number) const {
+    return base_ + layout_.window(member, number);
+  }
+  std::byte* result(int member, std::size_t number) const {
+    return base_ + layout_.result(member, number);
+  }
   Position counter(int member, Counter counter) const;
   void advance(Counter counter, Position position);
   bool failed() const { return channel_.failed(); }
@@ -176,12 +188,15 @@ class RegionMember final : public RegionGroup {
   bool see(int member, std::uint64_t limit);
   bool see_all(std::uint64_t limit);
   bool compare(int member, const Line& line);
-  bool compare_by_rules(int member, const transport::Fingerprint& theirs, const transport::Fingerprint& mine);
+  bool compare_by_rules(int member, const transport::Fingerprint& theirs,
+                        const transport::Fingerprint& mine);
   bool others_send_barriers() const;
   void wake_others();
   Reached until_reached(Counter counter, Position until, int only = -1);
   Reached until_free(const Use& use);
-  Emptied until_emptied(std::uint64_t limit) { return {*this, until_free(window_uses_[next_window_ % kWindows]), limit}; }
+  Emptied until_emptied(std::uint64_t limit) {
+    return {*this, until_free(window_uses_[next_window_ % kWindows]), limit};
+  }
   template <class There>
   Come<There> come(There there) const {
     return Come<There>(*this, std::move(there));
@@ -201,15 +216,20 @@ class RegionMember final : public RegionGroup {
   }
   std::optional<std::uint64_t> arena_offset(ConstBytes memory) const;
   std::optional<std::uint64_t> writable_offset(ConstBytes memory) const;
-  bool arena_ready(int member) { return region_.arena_ready(local_[static_cast<std::size_t>(member)]); }
+  bool arena_ready(int member) {
+    return region_.arena_ready(local_[static_cast<std::size_t>(member)]);
+  }
   std::byte* arena_of(int member, std::uint64_t offset, std::size_t bytes) {
     return region_.arena_at(local_[static_cast<std::size_t>(member)], offset, bytes);
   }
   Status cannot_map(int member, std::uint64_t bytes) const;
   Status cannot_read(int member, std::uint64_t bytes) const;
   void offer_to_read();
-  /// Whether every reader reduces such an all_reduce or reduce for itself; else each member reduces its share.
-  bool one_shot(Op op, std::size_t bytes) const { return selection_.choose(op, bytes) == Algorithm::one_shot; }
+  /// Whether every reader reduces such an all_reduce or reduce for itself; else each member reduces
+  /// its share.
+  bool one_shot(Op op, std::size_t bytes) const {
+    return selection_.choose(op, bytes) == Algorithm::one_shot;
+  }
   Status refuse(Status cause);
   Task<Status> refuse_late(Status cause);
 
@@ -242,12 +262,14 @@ class RegionMember final : public RegionGroup {
   bool available(const Flow& flow, int source, std::size_t step);
   bool mapped(const Flow& flow, int source);
   Status resolve(const Args& args, const Flow& flow, int source);
-  const std::byte* chunk_of(const Source& source, const Flow& flow, int member, std::size_t step) const;
+  const std::byte* chunk_of(const Source& source, const Flow& flow, int member,
+                            std::size_t step) const;
   bool combine(const Args& args, const Flow& flow, std::size_t step);
   void reduce_inputs(const Args& args, bool hands_back, std::byte* to, std::size_t bytes);
   void copy_own(const Args& args, const Flow& flow);
 
-  // region_express.cc: what the caller's thread does at once: small calls without a task, and the first moment of larger ones.
+  // region_express.cc: what the caller's thread does at once: small calls without a task, and the
+  // first moment of larger ones.
   void fetch_ahead(const Flow& flow) const;
   void reach_further(const Flow& flow) const;
   bool is_small(const Args& args) const;
@@ -259,7 +281,8 @@ class RegionMember final : public RegionGroup {
   bool find_at_once(const Args& args, const Flow& flow, int source);
   void take_at_once(const Args& args, const Flow& flow);
 
-  // region_reduce.cc: each member reduces its share and hands the result to all, or to the root, which may reduce for others.
+  // region_reduce.cc: each member reduces its share and hands the result to all, or to the root,
+  // which may reduce for others.
   struct Reduction;
   Task<Status> reduce_shares(const Args& args, const transport::Fingerprint& call);
   bool all_mapped(const Reduction& job);
@@ -284,15 +307,16 @@ class RegionMember final : public RegionGroup {
   const bool two_cores_;    // at most, for all ranks of the host
   std::vector<int> local_;  // members' positions in the region
   std::vector<transport::Mailbox*> others_;
-  bool barriers_ = false;  // whoever of them sleeps sends barriers, so that publishing needs no fence
+  bool barriers_ =
+      false;  // whoever of them sleeps sends barriers, so that publishing needs no fence
 
-  std::uint64_t sequence_ = 0;                              // of the call under way, or of the last one
-  std::vector<std::uint64_t> next_;                         // next line to look at, for each member
-  std::vector<std::uint64_t> known_seen_;                   // what each member is known to have seen
-  std::vector<transport::Fingerprint> heard_;               // the latest call seen of each member
-  std::uint64_t known_by_all_ = 0;                          // all members have seen these, and I have seen theirs
+  std::uint64_t sequence_ = 0;                 // of the call under way, or of the last one
+  std::vector<std::uint64_t> next_;            // next line to look at, for each member
+  std::vector<std::uint64_t> known_seen_;      // what each member is known to have seen
+  std::vector<transport::Fingerprint> heard_;  // the latest call seen of each member
+  std::uint64_t known_by_all_ = 0;  // all members have seen these, and I have seen theirs
   std::array<transport::Fingerprint, kMostSlots> calls_{};  // mine, for late comparison
-  std::size_t next_window_ = 0;                             // cursors through my windows and results
+  std::size_t next_window_ = 0;  // cursors through my windows and results
   std::size_t next_result_ = 0;
   std::array<Use, kWindows> window_uses_{};
   std::array<Use, kWindows> result_uses_{};
@@ -308,9 +332,9 @@ class RegionMember final : public RegionGroup {
   bool read_in_place_ = false;       // this call reads peers' memory where it is
   std::uint32_t core_ = 0;           // what my progress says
   bool published_ = false;           // `express` has published the call under way
-  bool waited_ = false;              // `express` has waited in vain, for the others' lines or for room
-  bool disagreed_ = false;           // somebody made another call: nothing can be read any more
-  std::size_t moved_ = 0;            // since this task last gave its thread away
+  bool waited_ = false;     // `express` has waited in vain, for the others' lines or for room
+  bool disagreed_ = false;  // somebody made another call: nothing can be read any more
+  std::size_t moved_ = 0;   // since this task last gave its thread away
   Wait wait_;
 };
 

@@ -16,12 +16,14 @@ struct HashOfState {
     if constexpr (std::has_unique_object_representations_v<State>) {
       return std::hash<std::string_view>()({reinterpret_cast<const char*>(&state), sizeof state});
     } else {
-      return std::hash<std::string_view>()({reinterpret_cast<const char*>(state.data()), state.size() * sizeof state[0]});
+      return std::hash<std::string_view>()(
+          {reinterpret_cast<const char*>(state.data()), state.size() * sizeof state[0]});
     }
   }
 };
 
-/// Visits every state that `next` reaches from `first`; "" or what is wrong. `next` appends the successors, or returns what is wrong.
+/// Visits every state that `next` reaches from `first`; "" or what is wrong. `next` appends the
+/// successors, or returns what is wrong.
 template <class State, class Next>
 std::string explore(const State& first, Next next, std::size_t* visited = nullptr) {
   std::unordered_set<State, HashOfState> known{first};

@@ -26,7 +26,8 @@ namespace {
 constexpr int kProcesses = 4;
 constexpr std::size_t kCount = 300'000;
 
-// Sums float64 buffers, in the arena on the ranks of `in_arena`, private on the others; "" or what went wrong.
+// Sums float64 buffers, in the arena on the ranks of `in_arena`, private on the others; "" or what
+// went wrong.
 std::string sum_on(int rank, unsigned in_arena, bool read_only, Communicator& world) {
   const std::size_t bytes = kCount * sizeof(double);
   std::vector<std::byte> own(bytes);
@@ -40,21 +41,25 @@ std::string sum_on(int rank, unsigned in_arena, bool read_only, Communicator& wo
     memory = *block;
   }
   auto* values = reinterpret_cast<double*>(memory);
-  for (std::size_t i = 0; i < kCount; ++i) values[i] = static_cast<double>(rank + 1) * static_cast<double>(i);
+  for (std::size_t i = 0; i < kCount; ++i)
+    values[i] = static_cast<double>(rank + 1) * static_cast<double>(i);
   Args args;
   args.op = Op::all_reduce;
   args.dtype = DType::float64;
   args.inputs = {ConstBytes(memory, bytes)};
   args.outputs = {MutableBytes(memory, bytes)};
-  if (Status done = world.run(args, steady_clock().now() + std::chrono::seconds(20)); !done) return done.message();
+  if (Status done = world.run(args, steady_clock().now() + std::chrono::seconds(20)); !done)
+    return done.message();
   for (std::size_t i = 0; i < kCount; ++i) {
-    if (values[i] != 10.0 * static_cast<double>(i)) return "element " + std::to_string(i) + " is " + std::to_string(values[i]);
+    if (values[i] != 10.0 * static_cast<double>(i))
+      return "element " + std::to_string(i) + " is " + std::to_string(values[i]);
   }
   return "";
 }
 
-// All ranks map each other's arenas in the same call, each while it is asked for its own; to write to them too, or only to read.
-// spec: F3 all_reduce between processes, arena and private buffers mixed
+// All ranks map each other's arenas in the same call, each while it is asked for its own; to write
+// to them too, or only to read. spec: F3 all_reduce between processes, arena and private buffers
+// mixed
 TEST(RegionProcesses, AllMapEachOthersArenasInOneCall) {
   struct Case {
     unsigned in_arena;
@@ -70,7 +75,9 @@ TEST(RegionProcesses, AllMapEachOthersArenasInOneCall) {
       auto job = testing::join_process_job(options);
       if (!job.ok()) return job.status().message();
       for (int round = 0; round < 3; ++round) {
-        if (std::string wrong = sum_on(rank, run.in_arena, run.read_only, *job->world); !wrong.empty()) return wrong;
+        if (std::string wrong = sum_on(rank, run.in_arena, run.read_only, *job->world);
+            !wrong.empty())
+          return wrong;
       }
       const Status closed = job->world->close(steady_clock().now() + std::chrono::seconds(20));
       return closed.ok() ? "done" : closed.message();
@@ -92,7 +99,8 @@ class StopAtTheFirstStore {
     std::ifstream maps("/proc/self/maps");
     for (std::string line; std::getline(maps, line);) {
       std::uintptr_t begin = 0, end = 0;
-      if (line.find("muster-arena") == std::string::npos || std::sscanf(line.c_str(), "%lx-%lx", &begin, &end) != 2 || begin == own)
+      if (line.find("muster-arena") == std::string::npos ||
+          std::sscanf(line.c_str(), "%lx-%lx", &begin, &end) != 2 || begin == own)
         continue;
       theirs_[count_++] = {reinterpret_cast<void*>(begin), end - begin};
     }
@@ -124,7 +132,8 @@ struct StoppedInACall {
   Op op;
   bool found_dead;  // the call fails since the stopped rank does not answer; else at its deadline
   bool goes_on;     // else it is killed
-  bool keeps;       // the others go on with the tensors of that call; else they free them and make others
+  bool
+      keeps;  // the others go on with the tensors of that call; else they free them and make others
 };
 
 /// Of three ranks the last one is stopped while it stores into the others' outputs. Those free them
@@ -134,7 +143,8 @@ class StoppedPeer {
   explicit StoppedPeer(const StoppedInACall& run) : run_(run) {}
 
   void play() {
-    testing::RankProcesses ranks(kRanks, [this](int rank) { return rank == kVictim ? victim() : survivor(rank); });
+    testing::RankProcesses ranks(
+        kRanks, [this](int rank) { return rank == kVictim ? victim() : survivor(rank); });
     EXPECT_TRUE(refilled_.wait_for(kRanks - 1, std::chrono::seconds(30)));
     EXPECT_EQ(stopped_.value(), 1) << "it did not store into anybody's memory";
     ranks.kill(kVictim, run_.goes_on ? SIGCONT : SIGKILL);
@@ -181,7 +191,8 @@ class StoppedPeer {
     auto job = join(kVictim);
     if (!job.ok()) return job.status().message();
     std::byte *const input = make(), *const output = make();
-    if (Status first = call(*job->world, input, output, std::chrono::seconds(20)); !first) return first.message();
+    if (Status first = call(*job->world, input, output, std::chrono::seconds(20)); !first)
+      return first.message();
     StopAtTheFirstStore::arm(stopped_);
     const Status status = call(*job->world, input, output, std::chrono::seconds(60));
     over_.add(1);
@@ -192,9 +203,12 @@ class StoppedPeer {
     auto job = join(rank);
     if (!job.ok()) return job.status().message();
     std::byte *const input = make(), *const output = make();
-    if (Status first = call(*job->world, input, output, std::chrono::seconds(20)); !first) return first.message();
-    const Status failed = call(*job->world, input, output, std::chrono::milliseconds(run_.found_dead ? 30'000 : 1500));
-    if (failed.code() != (run_.found_dead ? Code::peer_failed : Code::timed_out)) return "the call ended with: " + failed.message();
+    if (Status first = call(*job->world, input, output, std::chrono::seconds(20)); !first)
+      return first.message();
+    const Status failed = call(*job->world, input, output,
+                               std::chrono::milliseconds(run_.found_dead ? 30'000 : 1500));
+    if (failed.code() != (run_.found_dead ? Code::peer_failed : Code::timed_out))
+      return "the call ended with: " + failed.message();
 
     transport::Arena& arena = **transport::Arena::of_process();
     if (run_.keeps) {
@@ -215,8 +229,10 @@ class StoppedPeer {
     do {  // no process is gone at once
       arena.trim();
     } while (arena.stats().bytes_quarantined != 0 && steady_clock().now() < limit);
-    if (arena.stats().bytes_quarantined != 0) return "what nobody holds any more was not given back";
-    return holds(other) && holds(another) ? "done" : "a late store reached memory that has another use";
+    if (arena.stats().bytes_quarantined != 0)
+      return "what nobody holds any more was not given back";
+    return holds(other) && holds(another) ? "done"
+                                          : "a late store reached memory that has another use";
   }
 
   const StoppedInACall run_;
@@ -224,9 +240,11 @@ class StoppedPeer {
   testing::SharedCounter stopped_, refilled_, over_;
 };
 
-// spec: D7 who goes on after a failure does so with memory that a stopped rank which comes back leaves alone
+// spec: D7 who goes on after a failure does so with memory that a stopped rank which comes back
+// leaves alone
 TEST(RegionProcesses, APeerThatWasStoppedInAStoreFindsNoOtherUseOfThatMemory) {
-  constexpr bool kDeadline = false, kFoundDead = true, kKilled = false, kGoesOn = true, kFreed = false, kKept = true;
+  constexpr bool kDeadline = false, kFoundDead = true, kKilled = false, kGoesOn = true,
+                 kFreed = false, kKept = true;
   for (const StoppedInACall& run : {
            StoppedInACall{Op::all_reduce, kDeadline, kGoesOn, kFreed},
            StoppedInACall{Op::all_reduce, kDeadline, kGoesOn, kKept},

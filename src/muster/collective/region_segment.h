@@ -1,11 +1,13 @@
-/// What a group's segment of the host region looks like. Arithmetic and plain structs; `docs/shared-memory.md` tells the protocol.
+/// What a group's segment of the host region looks like. Arithmetic and plain structs;
+/// `docs/shared-memory.md` tells the protocol.
 ///
 ///   lines      for every member a ring of control lines, one for each call under way
 ///   progress   for every member one line of counters
-///   staging    for every member: a small slot for each line, kWindows windows (inputs on their way out), kWindows results (reduced slices)
+///   staging    for every member: a small slot for each line, kWindows windows (inputs on their way
+///   out), kWindows results (reduced slices)
 ///
-/// Everything has a single writer, its member, and nothing is ever reset. (Readers of staged memory hand its lines back, which leaves what
-/// stands there: `base/hand_back.h`.)
+/// Everything has a single writer, its member, and nothing is ever reset. (Readers of staged memory
+/// hand its lines back, which leaves what stands there: `base/hand_back.h`.)
 #pragma once
 
 #include <algorithm>
@@ -18,15 +20,17 @@
 
 namespace muster::collective::region {
 
-/// Calls that a member may be ahead of the slowest one: many, since where ranks share a core each wait for the others' turn costs as much
-/// as several calls. Fewer in groups of which each member would otherwise take much memory.
+/// Calls that a member may be ahead of the slowest one: many, since where ranks share a core each
+/// wait for the others' turn costs as much as several calls. Fewer in groups of which each member
+/// would otherwise take much memory.
 inline constexpr std::uint64_t kMostSlots = 128, kFewSlots = 32;
 /// Payload inside the line.
 inline constexpr std::size_t kInlineBytes = 72;
 /// Payload staged beside the line, as long-lived as it.
 inline constexpr std::size_t kSlotBytes = 16 * 1024;
-/// A member whose largest slice is at least that has its slices copied from its memory where readers can. Windows are quicker for smaller
-/// ones, and where lines are handed back for larger ones too, between two members for all.
+/// A member whose largest slice is at least that has its slices copied from its memory where
+/// readers can. Windows are quicker for smaller ones, and where lines are handed back for larger
+/// ones too, between two members for all.
 inline std::size_t read_bytes(std::size_t members) {
   constexpr std::size_t kNever = std::numeric_limits<std::size_t>::max(), kMiB = 1024 * 1024;
   if (!hands_back()) return members == 2 ? kMiB : kMiB / 8;
@@ -34,13 +38,14 @@ inline std::size_t read_bytes(std::size_t members) {
 }
 /// As much of them at a time: beyond that the call asks whether the group has failed.
 inline constexpr std::size_t kReadPiece = 4 * 1024 * 1024;
-/// Of the next call's slot so much is fetched while this call waits (`fetch_ahead`), so that needs no handing back. Beyond that the caches
-/// have better to do.
+/// Of the next call's slot so much is fetched while this call waits (`fetch_ahead`), so that needs
+/// no handing back. Beyond that the caches have better to do.
 inline constexpr std::size_t kFetchedBytes = 1024;
 /// Windows that a member may have filled ahead of its readers.
 inline constexpr std::size_t kWindows = 4;
 inline constexpr std::size_t kCacheLine = 64;
-/// What is reduced, or handed on, at a time: it is still in the cache for what is done with it next.
+/// What is reduced, or handed on, at a time: it is still in the cache for what is done with it
+/// next.
 inline constexpr std::size_t kBlockBytes = 8 * 1024;
 
 /// Where a member's data stands.
@@ -58,23 +63,30 @@ enum class Place : std::uint8_t {
 /// Whether readers go to the member's own memory: it must wait for them then.
 constexpr bool in_place(Place place) { return place == Place::arena || place == Place::memory; }
 
-/// Whether it stands in a slot or passes through windows: in lines that are the writer's again once all have read them.
-constexpr bool is_staged(Place place) { return place == Place::slot || place == Place::slot_row || place == Place::window; }
+/// Whether it stands in a slot or passes through windows: in lines that are the writer's again once
+/// all have read them.
+constexpr bool is_staged(Place place) {
+  return place == Place::slot || place == Place::slot_row || place == Place::window;
+}
 
 /// Which slice of a member's row is for `reader`.
-constexpr std::size_t place_in_row(int member, int reader) { return static_cast<std::size_t>(reader < member ? reader : reader - 1); }
+constexpr std::size_t place_in_row(int member, int reader) {
+  return static_cast<std::size_t>(reader < member ? reader : reader - 1);
+}
 
-/// One call of one member. Written before `sequence` is stored; overwritten only once every member has `seen` it.
+/// One call of one member. Written before `sequence` is stored; overwritten only once every member
+/// has `seen` it.
 struct alignas(2 * kCacheLine) Line {
   std::atomic<std::uint64_t> sequence;  ///< of the call that stands here
-  std::uint64_t seen;                   ///< the writer has done with every member's lines up to this sequence
+  std::uint64_t seen;  ///< the writer has done with every member's lines up to this sequence
   std::uint8_t op, dtype, reduce, flags;
   std::int32_t root;
   std::uint64_t count;
   std::uint64_t digest;
   std::uint64_t bytes;  ///< of the input; of all slices together where there is one for each member
-  Place place;          ///< of the input; with slices: a row, `slot`, else `window`, whatever the table says of each
-  Place output_place;   ///< `arena` where peers may store results straight into the output
+  Place place;  ///< of the input; with slices: a row, `slot`, else `window`, whatever the table
+                ///< says of each
+  Place output_place;  ///< `arena` where peers may store results straight into the output
   std::uint8_t first_window;
   std::uint8_t first_result;
   union {
@@ -85,16 +97,23 @@ struct alignas(2 * kCacheLine) Line {
     std::byte payload[kInlineBytes];  ///< where `place` says that it stands in the line
   };
 };
-static_assert(sizeof(Line) == 2 * kCacheLine && offsetof(Line, payload) + kInlineBytes == sizeof(Line));
+static_assert(sizeof(Line) == 2 * kCacheLine &&
+              offsetof(Line, payload) + kInlineBytes == sizeof(Line));
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
-/// A point in the life of the group: call and step. Counters hold positions, so a member that is done with a call has passed all its
-/// steps whatever their number. Wraps around; compare with `reached`.
+/// A point in the life of the group: call and step. Counters hold positions, so a member that is
+/// done with a call has passed all its steps whatever their number. Wraps around; compare with
+/// `reached`.
 using Position = std::uint64_t;
-constexpr Position position(std::uint64_t sequence, std::uint64_t step) { return (sequence << 24) + step; }
+constexpr Position position(std::uint64_t sequence, std::uint64_t step) {
+  return (sequence << 24) + step;
+}
 constexpr Position end_of(std::uint64_t sequence) { return position(sequence + 1, 0); }
-constexpr bool reached(Position counter, Position wanted) { return static_cast<std::int64_t>(counter - wanted) >= 0; }
-/// Positions compare over half of their range, 2^39 calls. So often every member brings up to date what it keeps of earlier ones.
+constexpr bool reached(Position counter, Position wanted) {
+  return static_cast<std::int64_t>(counter - wanted) >= 0;
+}
+/// Positions compare over half of their range, 2^39 calls. So often every member brings up to date
+/// what it keeps of earlier ones.
 inline constexpr std::uint64_t kRefreshEvery = std::uint64_t{1} << 32;
 
 enum class Counter : std::uint8_t {
@@ -106,13 +125,18 @@ inline constexpr int kCounters = 3;
 
 struct alignas(2 * kCacheLine) Progress {
   std::atomic<Position> counters[kCounters];
-  std::atomic<std::uint64_t> seen;     ///< like Line::seen, brought up to date while the member waits for a free line
-  std::atomic<std::uint64_t> gave_up;  ///< sequence of the call that failed on this member; 0: none has. Final.
-  std::atomic<std::uint32_t> reads;    ///< 1: the member can copy from the memory of all others. Final.
-  std::atomic<std::uint32_t> core;     ///< 1 + the processor that the member was on when it last blocked in a call; 0: nobody knows
+  std::atomic<std::uint64_t>
+      seen;  ///< like Line::seen, brought up to date while the member waits for a free line
+  std::atomic<std::uint64_t>
+      gave_up;  ///< sequence of the call that failed on this member; 0: none has. Final.
+  std::atomic<std::uint32_t>
+      reads;  ///< 1: the member can copy from the memory of all others. Final.
+  std::atomic<std::uint32_t> core;  ///< 1 + the processor that the member was on when it last
+                                    ///< blocked in a call; 0: nobody knows
 };
 
-/// An entry of the table at the start of a slot, where a member gives each member a slice of its own.
+/// An entry of the table at the start of a slot, where a member gives each member a slice of its
+/// own.
 struct Slice {
   std::uint64_t bytes;
   std::uint64_t where;  ///< byte of the slot, offset in the arena, or address
@@ -122,7 +146,9 @@ struct Slice {
 };
 static_assert(sizeof(Slice) == 24);
 
-constexpr std::size_t align_up(std::size_t value, std::size_t to) { return (value + to - 1) / to * to; }
+constexpr std::size_t align_up(std::size_t value, std::size_t to) {
+  return (value + to - 1) / to * to;
+}
 
 struct Layout {
   explicit constexpr Layout(int size)
@@ -130,22 +156,32 @@ struct Layout {
         slots(members <= 16 ? kMostSlots : kFewSlots),
         table_bytes(align_up(members * sizeof(Slice), kCacheLine)),
         slot_bytes(align_up(kSlotBytes + table_bytes, kCacheLine)),
-        window_bytes(members <= 16 ? 512 * 1024 : std::max<std::size_t>(256 * 1024, members * kCacheLine)),  // no column is empty
+        window_bytes(members <= 16 ? 512 * 1024
+                                   : std::max<std::size_t>(
+                                         256 * 1024, members * kCacheLine)),  // no column is empty
         column_bytes(window_bytes / members / kCacheLine * kCacheLine),
         result_bytes(align_up((window_bytes + members - 1) / members, kCacheLine)),
         lines_stride(slots * sizeof(Line) + sizeof(Progress)),
         staging(align_up(members * lines_stride, kPage)),
-        staging_stride(align_up(slots * slot_bytes + kWindows * (window_bytes + result_bytes), kPage)),
+        staging_stride(
+            align_up(slots * slot_bytes + kWindows * (window_bytes + result_bytes), kPage)),
         total(staging + members * staging_stride + sizeof(Line)) {}
 
   std::size_t line(int member, std::uint64_t sequence) const {
     return index(member) * lines_stride + (sequence & (slots - 1)) * sizeof(Line);
   }
-  std::size_t progress(int member) const { return index(member) * lines_stride + slots * sizeof(Line); }
-  std::size_t slot(int member, std::uint64_t sequence) const { return stage(member) + (sequence & (slots - 1)) * slot_bytes; }
-  std::size_t window(int member, std::size_t number) const { return stage(member) + slots * slot_bytes + number % kWindows * window_bytes; }
+  std::size_t progress(int member) const {
+    return index(member) * lines_stride + slots * sizeof(Line);
+  }
+  std::size_t slot(int member, std::uint64_t sequence) const {
+    return stage(member) + (sequence & (slots - 1)) * slot_bytes;
+  }
+  std::size_t window(int member, std::size_t number) const {
+    return stage(member) + slots * slot_bytes + number % kWindows * window_bytes;
+  }
   std::size_t result(int member, std::size_t number) const {
-    return stage(member) + slots * slot_bytes + kWindows * window_bytes + number % kWindows * result_bytes;
+    return stage(member) + slots * slot_bytes + kWindows * window_bytes +
+           number % kWindows * result_bytes;
   }
 
   std::size_t members;
@@ -153,7 +189,8 @@ struct Layout {
   std::size_t table_bytes;  ///< at the start of a slot, for slices
   std::size_t slot_bytes;   ///< table and payload
   std::size_t window_bytes;
-  std::size_t column_bytes;  ///< of a window, where it carries a slice for each member; a multiple of every element's size
+  std::size_t column_bytes;  ///< of a window, where it carries a slice for each member; a multiple
+                             ///< of every element's size
   std::size_t result_bytes;  ///< one member's share of a window
   std::size_t lines_stride;
   std::size_t staging;
@@ -166,14 +203,16 @@ struct Layout {
   std::size_t stage(int member) const { return staging + index(member) * staging_stride; }
 };
 
-/// The part of `length` elements that `member` of `members` reduces: in order, all but the last of them equal and a multiple of `grain`.
+/// The part of `length` elements that `member` of `members` reduces: in order, all but the last of
+/// them equal and a multiple of `grain`.
 struct Share {
   std::size_t begin = 0;
   std::size_t end = 0;
   bool empty() const { return begin == end; }
   std::size_t count() const { return end - begin; }
 };
-constexpr Share share_of(std::size_t length, std::size_t members, std::size_t member, std::size_t grain) {
+constexpr Share share_of(std::size_t length, std::size_t members, std::size_t member,
+                         std::size_t grain) {
   const std::size_t part = align_up((length + members - 1) / members, grain);
   const std::size_t begin = part * member < length ? part * member : length;
   return {begin, length - begin < part ? length : begin + part};

@@ -1,5 +1,6 @@
-/// Test support: the members of a group on one region in ordinary memory, with channels that only compare and fail; random calls with
-/// their expected results; schedulers that step the members in one thread or in many.
+/// Test support: the members of a group on one region in ordinary memory, with channels that only
+/// compare and fail; random calls with their expected results; schedulers that step the members in
+/// one thread or in many.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -27,7 +28,9 @@
 namespace muster::collective::region {
 
 using Random = std::mt19937_64;
-inline std::size_t draw(Random& random, std::size_t below) { return std::uniform_int_distribution<std::size_t>(0, below - 1)(random); }
+inline std::size_t draw(Random& random, std::size_t below) {
+  return std::uniform_int_distribution<std::size_t>(0, below - 1)(random);
+}
 
 /// What a member asks of its fabric when a call has failed: time and deaths.
 class TestFabric final : public transport::Fabric {
@@ -39,12 +42,16 @@ class TestFabric final : public transport::Fabric {
   transport::HostRegion* region() override { return nullptr; }
   transport::Channel& bootstrap() override { std::abort(); }
   transport::Channel& agreements() override { std::abort(); }
-  Result<std::shared_ptr<transport::Channel>> open(std::uint32_t, std::vector<int>) override { return Status(Code::unsupported, "test"); }
+  Result<std::shared_ptr<transport::Channel>> open(std::uint32_t, std::vector<int>) override {
+    return Status(Code::unsupported, "test");
+  }
   std::uint32_t next_channel_id() const override { return 1; }
   bool poll() override { return false; }
   bool wait(const std::function<bool()>& done, TimePoint) override { return done(); }
   void wake() override {}
-  Status death_of(int rank) const override { return rank == dead ? Status(Code::peer_failed, "died", {rank}) : Status(); }
+  Status death_of(int rank) const override {
+    return rank == dead ? Status(Code::peer_failed, "died", {rank}) : Status();
+  }
   void declare_dead(int, Status) override {}
   void suspend_heartbeats(bool) override {}
 
@@ -57,22 +64,30 @@ class TestFabric final : public transport::Fabric {
 /// The failure of one member's channel reaches the others when `spread` says so.
 class TestChannel final : public transport::Channel {
  public:
-  TestChannel(std::vector<int> members, int rank, TestFabric& fabric) : members_(std::move(members)), rank_(rank), fabric_(fabric) {}
+  TestChannel(std::vector<int> members, int rank, TestFabric& fabric)
+      : members_(std::move(members)), rank_(rank), fabric_(fabric) {}
 
   std::uint32_t id() const override { return 1; }
   std::span<const int> members() const override { return members_; }
   int rank() const override { return rank_; }
   transport::Fabric& fabric() override { return fabric_; }
-  transport::TransferRef send(int, std::uint64_t, ConstBytes, const transport::Fingerprint&) override { return nullptr; }
-  transport::TransferRef receive(int, std::uint64_t, MutableBytes, const transport::Fingerprint&, bool) override { return nullptr; }
+  transport::TransferRef send(int, std::uint64_t, ConstBytes,
+                              const transport::Fingerprint&) override {
+    return nullptr;
+  }
+  transport::TransferRef receive(int, std::uint64_t, MutableBytes, const transport::Fingerprint&,
+                                 bool) override {
+    return nullptr;
+  }
   void cancel(const transport::TransferRef&) override {}
   void begin(const transport::Fingerprint& call) override { call_ = call; }
   void compare(int member, const transport::Fingerprint& call) override {
     if (call.sequence != call_.sequence || fingerprint_rules().agree(call, call_)) return;
-    fail(Status(Code::mismatch, "rank " + std::to_string(members_[static_cast<std::size_t>(rank_)]) + " calls " +
-                                    fingerprint_rules().describe(call_) + ", rank " +
-                                    std::to_string(members_[static_cast<std::size_t>(member)]) + " calls " +
-                                    fingerprint_rules().describe(call)));
+    fail(Status(Code::mismatch, "rank " +
+                                    std::to_string(members_[static_cast<std::size_t>(rank_)]) +
+                                    " calls " + fingerprint_rules().describe(call_) + ", rank " +
+                                    std::to_string(members_[static_cast<std::size_t>(member)]) +
+                                    " calls " + fingerprint_rules().describe(call)));
   }
   Status failure() const override {
     if (!failed()) return Status();
@@ -115,18 +130,21 @@ struct Told final : Meanwhile {
 
 class RegionJob {
  public:
-  /// `reads`: whether members can read each other's memory where it is, as the system may forbid; by seed and size where it does not
-  /// matter. `crowded`: whether the ranks share one core or have one each; else as on this machine.
-  explicit RegionJob(int size, const transport::ArenaLookup& lookup = {}, std::optional<bool> reads = {},
-                     std::optional<bool> crowded = {}) {
+  /// `reads`: whether members can read each other's memory where it is, as the system may forbid;
+  /// by seed and size where it does not matter. `crowded`: whether the ranks share one core or have
+  /// one each; else as on this machine.
+  explicit RegionJob(int size, const transport::ArenaLookup& lookup = {},
+                     std::optional<bool> reads = {}, std::optional<bool> crowded = {}) {
     if (crowded) fabric.shared_cores = *crowded ? 1 : size;
     transport::RegionShape shape;
     for (int member = 0; member < size; ++member) shape.ranks.push_back(job_rank(member));
     shape.ring_bytes = 4096;
-    shape.readable = reads.value_or((testing::test_seed() + static_cast<std::uint64_t>(size)) % 2 == 0);
+    shape.readable =
+        reads.value_or((testing::test_seed() + static_cast<std::uint64_t>(size)) % 2 == 0);
     shape.segment_bytes = 2 * std::bit_ceil(RegionGroup::segment_bytes(size));
     const std::size_t bytes = transport::region_bytes(shape);
-    auto* memory = static_cast<std::byte*>(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    auto* memory = static_cast<std::byte*>(
+        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     owner_ = std::shared_ptr<void>(memory, [bytes](void* mapping) { munmap(mapping, bytes); });
     transport::lay_out_region(memory, shape);
     for (int member = 0; member < size; ++member) {
@@ -141,26 +159,36 @@ class RegionJob {
     auto segment = regions[0]->claim(RegionGroup::segment_bytes(size));
     EXPECT_TRUE(segment.ok()) << segment.status().message();
     segment_ = *segment;
-    const Selection selection(Ground::region, size, {.per_host = size, .per_core = crowded.value_or(false) ? 2 : 1});
+    const Selection selection(Ground::region, size,
+                              {.per_host = size, .per_core = crowded.value_or(false) ? 2 : 1});
     for (int member = 0; member < size; ++member) {
-      groups.push_back(RegionGroup::attach(*regions[at(member)], *segment, *channels[at(member)], selection));
+      groups.push_back(
+          RegionGroup::attach(*regions[at(member)], *segment, *channels[at(member)], selection));
     }
   }
   static std::size_t at(int member) { return static_cast<std::size_t>(member); }
-  /// Whether the slice that `giver` has for `reader` in a call is to be read in its own memory. Of a call whose slices do not fit its slot.
+  /// Whether the slice that `giver` has for `reader` in a call is to be read in its own memory. Of
+  /// a call whose slices do not fit its slot.
   bool stays(int giver, std::uint64_t sequence, int reader) {
-    const auto begin = align_up(reinterpret_cast<std::uintptr_t>(regions[0]->at(segment_)), sizeof(Line));
-    return reinterpret_cast<const Slice*>(begin + Layout(size()).slot(giver, sequence))[reader].place == Place::memory;
+    const auto begin =
+        align_up(reinterpret_cast<std::uintptr_t>(regions[0]->at(segment_)), sizeof(Line));
+    return reinterpret_cast<const Slice*>(begin + Layout(size()).slot(giver, sequence))[reader]
+               .place == Place::memory;
   }
-  /// Whether a giver's windows hold slices so long whole: it is done then before anybody has read them.
-  bool windows_hold(std::size_t bytes) const { return bytes <= kWindows * Layout(size()).column_bytes; }
+  /// Whether a giver's windows hold slices so long whole: it is done then before anybody has read
+  /// them.
+  bool windows_hold(std::size_t bytes) const {
+    return bytes <= kWindows * Layout(size()).column_bytes;
+  }
   int size() const { return static_cast<int>(groups.size()); }
   Task<Status> run(int member, const Args& args, const transport::Fingerprint& call) {
     channels[at(member)]->begin(call);
-    // Half of the small calls begin the express way, as those of a communicator do: in one thread nobody else's line is there yet, so that
-    // they go on as tasks.
-    const bool expressly = (call.sequence + static_cast<std::uint64_t>(member) + testing::test_seed()) % 2 == 0;
-    return expressly ? begin_expressly(*groups[at(member)], args, call) : groups[at(member)]->run(args, call);
+    // Half of the small calls begin the express way, as those of a communicator do: in one thread
+    // nobody else's line is there yet, so that they go on as tasks.
+    const bool expressly =
+        (call.sequence + static_cast<std::uint64_t>(member) + testing::test_seed()) % 2 == 0;
+    return expressly ? begin_expressly(*groups[at(member)], args, call)
+                     : groups[at(member)]->run(args, call);
   }
 
   TestFabric fabric;
@@ -169,7 +197,8 @@ class RegionJob {
   std::vector<std::unique_ptr<RegionGroup>> groups;
 
  private:
-  static Task<Status> begin_expressly(RegionGroup& group, const Args& args, transport::Fingerprint call) {
+  static Task<Status> begin_expressly(RegionGroup& group, const Args& args,
+                                      transport::Fingerprint call) {
     Told told;
     if (group.express(args, call, told)) co_return Status();
     co_return co_await group.run(args, call);
@@ -202,7 +231,10 @@ class Buffer {
     }
     std::memset(memory_, 0x5a, whole);
   }
-  Buffer(Buffer&& other) noexcept : bytes_(other.bytes_), arena_(other.arena_), memory_(std::exchange(other.memory_, nullptr)) {}
+  Buffer(Buffer&& other) noexcept
+      : bytes_(other.bytes_),
+        arena_(other.arena_),
+        memory_(std::exchange(other.memory_, nullptr)) {}
   Buffer& operator=(Buffer&&) = delete;
   ~Buffer() {
     if (memory_ == nullptr) return;
@@ -259,7 +291,8 @@ class TestCall {
       : shape_(shape), size_(size), sequence_(sequence), members_(static_cast<std::size_t>(size)) {
     const OpInfo& row = info(shape.op);
     // counts[s][r]: elements that s gives r.
-    std::vector<std::vector<std::size_t>> counts(members_.size(), std::vector<std::size_t>(members_.size(), shape.count));
+    std::vector<std::vector<std::size_t>> counts(
+        members_.size(), std::vector<std::size_t>(members_.size(), shape.count));
     if (shape.uneven) vary(counts, random);
     for (int member = 0; member < size; ++member) make_member(member, row, counts, random);
     expect(row);
@@ -269,8 +302,8 @@ class TestCall {
   const Args& args(int member) const { return at(member).args; }
   const transport::Fingerprint& fingerprint(int member) const { return at(member).call; }
 
-  /// Once `member` has returned: its outputs hold what they should, its inputs what they did; then all of it is overwritten, as a caller
-  /// may.
+  /// Once `member` has returned: its outputs hold what they should, its inputs what they did; then
+  /// all of it is overwritten, as a caller may.
   ::testing::AssertionResult check(int member) {
     Member& mine = members_[static_cast<std::size_t>(member)];
     for (std::size_t i = 0; i < mine.args.outputs.size(); ++i) {
@@ -279,23 +312,28 @@ class TestCall {
       }
     }
     for (std::size_t i = 0; i < mine.args.inputs.size(); ++i) {
-      const bool overwritten = std::any_of(mine.args.outputs.begin(), mine.args.outputs.end(),
-                                           [&](MutableBytes out) { return out.data() == mine.args.inputs[i].data() && !out.empty(); });
+      const bool overwritten =
+          std::any_of(mine.args.outputs.begin(), mine.args.outputs.end(), [&](MutableBytes out) {
+            return out.data() == mine.args.inputs[i].data() && !out.empty();
+          });
       if (overwritten) continue;
       if (auto same = compare(mine.args.inputs[i], mine.inputs[i]); !same) {
         return same << " in input " << i << " of member " << member << " in " << describe();
       }
     }
     for (Buffer& buffer : mine.buffers) {
-      if (!buffer.guarded()) return ::testing::AssertionFailure() << "memory beside a buffer was written in " << describe();
+      if (!buffer.guarded())
+        return ::testing::AssertionFailure()
+               << "memory beside a buffer was written in " << describe();
       std::fill(buffer.bytes().begin(), buffer.bytes().end(), std::byte{0xee});
     }
     return ::testing::AssertionSuccess();
   }
   std::string describe() const {
-    return fingerprint_rules().describe(at(0).call) + " number " + std::to_string(sequence_) + ", " + std::to_string(shape_.count) +
-           " elements" + (shape_.uneven ? " or so each" : "") + " of " + std::string(name_of(shape_.dtype)) + ", " + std::to_string(size_) +
-           " members";
+    return fingerprint_rules().describe(at(0).call) + " number " + std::to_string(sequence_) +
+           ", " + std::to_string(shape_.count) + " elements" +
+           (shape_.uneven ? " or so each" : "") + " of " + std::string(name_of(shape_.dtype)) +
+           ", " + std::to_string(size_) + " members";
   }
 
  private:
@@ -310,15 +348,18 @@ class TestCall {
   const Member& at(int member) const { return members_[static_cast<std::size_t>(member)]; }
 
   static ::testing::AssertionResult compare(ConstBytes is, const Bytes& expected) {
-    if (is.size() != expected.size()) return ::testing::AssertionFailure() << is.size() << " bytes for " << expected.size();
+    if (is.size() != expected.size())
+      return ::testing::AssertionFailure() << is.size() << " bytes for " << expected.size();
     const auto different = std::mismatch(is.begin(), is.end(), expected.begin()).first;
     if (different == is.end()) return ::testing::AssertionSuccess();
-    return ::testing::AssertionFailure() << "byte " << (different - is.begin()) << " of " << is.size() << " is wrong";
+    return ::testing::AssertionFailure()
+           << "byte " << (different - is.begin()) << " of " << is.size() << " is wrong";
   }
 
   void vary(std::vector<std::vector<std::size_t>>& counts, Random& random) const {
     std::vector<std::size_t> of_member(members_.size());
-    for (std::size_t& count : of_member) count = draw(random, 4) == 0 ? 0 : draw(random, 2 * shape_.count + 1);
+    for (std::size_t& count : of_member)
+      count = draw(random, 4) == 0 ? 0 : draw(random, 2 * shape_.count + 1);
     for (std::size_t giver = 0; giver < counts.size(); ++giver) {
       for (std::size_t taker = 0; taker < counts.size(); ++taker) {
         switch (shape_.op) {
@@ -326,19 +367,23 @@ class TestCall {
           case Op::gather: counts[giver][taker] = of_member[giver]; break;
           case Op::scatter:
           case Op::reduce_scatter: counts[giver][taker] = of_member[taker]; break;
-          case Op::all_to_all: counts[giver][taker] = draw(random, 4) == 0 ? 0 : draw(random, 2 * shape_.count + 1); break;
+          case Op::all_to_all:
+            counts[giver][taker] = draw(random, 4) == 0 ? 0 : draw(random, 2 * shape_.count + 1);
+            break;
           default: break;
         }
       }
     }
   }
 
-  // Some callers say that all slices are equally long, where they are; others leave that to be found out.
+  // Some callers say that all slices are equally long, where they are; others leave that to be
+  // found out.
   static void say_equal(Args& args, Random& random) {
     std::vector<std::size_t> lengths;
     for (const ConstBytes input : args.inputs) lengths.push_back(input.size());
     for (const MutableBytes output : args.outputs) lengths.push_back(output.size());
-    const bool equal = std::adjacent_find(lengths.begin(), lengths.end(), std::not_equal_to<>()) == lengths.end();
+    const bool equal =
+        std::adjacent_find(lengths.begin(), lengths.end(), std::not_equal_to<>()) == lengths.end();
     if (equal && draw(random, 2) == 0) args.each = lengths.empty() ? 0 : lengths.front();
   }
 
@@ -349,7 +394,8 @@ class TestCall {
   }
 
   // Slices in one piece of memory or in several.
-  std::vector<MutableBytes> add_slices(Member& member, const std::vector<std::size_t>& counts, Random& random) {
+  std::vector<MutableBytes> add_slices(Member& member, const std::vector<std::size_t>& counts,
+                                       Random& random) {
     std::vector<MutableBytes> slices;
     if (draw(random, 2) == 0) {
       for (std::size_t count : counts) slices.push_back(add_buffer(member, count, random));
@@ -365,7 +411,8 @@ class TestCall {
     return slices;
   }
 
-  void make_member(int rank, const OpInfo& row, const std::vector<std::vector<std::size_t>>& counts, Random& random) {
+  void make_member(int rank, const OpInfo& row, const std::vector<std::vector<std::size_t>>& counts,
+                   Random& random) {
     const auto index = static_cast<std::size_t>(rank);
     Member& member = members_[index];
     member.buffers.reserve(2 * members_.size() + 2);
@@ -389,7 +436,8 @@ class TestCall {
         }
       }
       if (root || (shape_.op != Op::reduce && shape_.op != Op::gather)) {
-        if (!row.lists_output) taken = {taken[row.rooted ? static_cast<std::size_t>(shape_.root) : index]};
+        if (!row.lists_output)
+          taken = {taken[row.rooted ? static_cast<std::size_t>(shape_.root) : index]};
         if (in_place && !row.lists_output && shape_.op != Op::broadcast && root) {
           const ConstBytes own = args.inputs[row.lists_input ? index : 0];
           args.outputs.push_back({const_cast<std::byte*>(own.data()), own.size()});
@@ -403,9 +451,11 @@ class TestCall {
         }
       }
       for (ConstBytes input : args.inputs) member.inputs.emplace_back(input.begin(), input.end());
-      for (MutableBytes output : args.outputs) member.expected.emplace_back(output.begin(), output.end());
+      for (MutableBytes output : args.outputs)
+        member.expected.emplace_back(output.begin(), output.end());
     }
-    EXPECT_TRUE(validate(args, rank, size_).ok()) << validate(args, rank, size_).message() << describe();
+    EXPECT_TRUE(validate(args, rank, size_).ok())
+        << validate(args, rank, size_).message() << describe();
     member.call = fingerprint_of(args, sequence_);
   }
 
@@ -415,7 +465,8 @@ class TestCall {
     for (const Member& member : members_) inputs.push_back(member.inputs[slice]);
     const std::size_t count = inputs[0].size() / size_of(shape_.dtype);
     for (Bytes& input : inputs) {
-      if (shape_.reduce == Reduce::premul_sum) scale(input.data(), Bytes(input).data(), count, shape_.dtype, shape_.factor);
+      if (shape_.reduce == Reduce::premul_sum)
+        scale(input.data(), Bytes(input).data(), count, shape_.dtype, shape_.factor);
       pointers.push_back(input.data());
     }
     Bytes out(inputs[0].size());
@@ -451,9 +502,11 @@ class TestCall {
   std::vector<Member> members_;
 };
 
-/// Steps the members through `calls` in one thread, in an order drawn at random; members run ahead of each other as far as they can.
-/// False where nothing moves any more or a result is wrong.
-inline ::testing::AssertionResult run_in_random_order(RegionJob& job, std::vector<std::unique_ptr<TestCall>>& calls, Random& random) {
+/// Steps the members through `calls` in one thread, in an order drawn at random; members run ahead
+/// of each other as far as they can. False where nothing moves any more or a result is wrong.
+inline ::testing::AssertionResult run_in_random_order(RegionJob& job,
+                                                      std::vector<std::unique_ptr<TestCall>>& calls,
+                                                      Random& random) {
   struct Runner {
     std::size_t next = 0;
     Task<Status> task;
@@ -468,7 +521,8 @@ inline ::testing::AssertionResult run_in_random_order(RegionJob& job, std::vecto
       Runner& runner = runners[static_cast<std::size_t>(member)];
       if (runner.next == calls.size()) break;
       TestCall& call = *calls[runner.next];
-      if (!runner.task.valid()) runner.task = job.run(member, call.args(member), call.fingerprint(member));
+      if (!runner.task.valid())
+        runner.task = job.run(member, call.args(member), call.fingerprint(member));
       if (!runner.task.step()) {
         if (++idle > 200'000) {
           auto stuck = ::testing::AssertionFailure() << "nothing moves in";
@@ -479,8 +533,10 @@ inline ::testing::AssertionResult run_in_random_order(RegionJob& job, std::vecto
               stuck << "at the end";
               continue;
             }
-            stuck << calls[one.next]->describe() << (one.task.valid() ? ", waits for" : ", not begun");
-            for (const int rank : job.groups[static_cast<std::size_t>(i)]->awaited()) stuck << ' ' << rank;
+            stuck << calls[one.next]->describe()
+                  << (one.task.valid() ? ", waits for" : ", not begun");
+            for (const int rank : job.groups[static_cast<std::size_t>(i)]->awaited())
+              stuck << ' ' << rank;
           }
           return stuck;
         }

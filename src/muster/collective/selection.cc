@@ -10,41 +10,60 @@
 namespace muster::collective {
 namespace {
 
-constexpr std::array<std::string_view, kAlgorithms> kNames{
-    "dissemination", "tree", "chain", "bruck", "direct", "ring", "slices", "one_shot", "shares", "pull", "recursive_doubling", "hosts"};
+constexpr std::array<std::string_view, kAlgorithms> kNames{"dissemination",
+                                                           "tree",
+                                                           "chain",
+                                                           "bruck",
+                                                           "direct",
+                                                           "ring",
+                                                           "slices",
+                                                           "one_shot",
+                                                           "shares",
+                                                           "pull",
+                                                           "recursive_doubling",
+                                                           "hosts"};
 
 /// What an algorithm that gathers everything may take of a member's memory.
 constexpr std::uint64_t kMostGathered = 4 * 1024 * 1024;
 
-/// Up to this much in all, everybody gathers everything: so many more bytes cost less than so many more messages.
+/// Up to this much in all, everybody gathers everything: so many more bytes cost less than so many
+/// more messages.
 std::uint64_t gathered_bytes(int ranks) {
-  return std::clamp<std::uint64_t>(static_cast<std::uint64_t>(ranks) * 4096, 64 * 1024, kMostGathered);
+  return std::clamp<std::uint64_t>(static_cast<std::uint64_t>(ranks) * 4096, 64 * 1024,
+                                   kMostGathered);
 }
 
-/// Up to this much in all, pieces that go straight to all ranks of other hosts take less than the rounds of a ring.
+/// Up to this much in all, pieces that go straight to all ranks of other hosts take less than the
+/// rounds of a ring.
 constexpr std::uint64_t kSentTwice = 256 * 1024;
 
-/// A sum waits at every host on its way: below so much, what all send to all takes less. Each of a host's ranks but one is a tensor less
-/// through its network; a hop takes as long as 48 KiB of that, and a chunk's part for every lane. By the model (`plan/cost.h`).
+/// A sum waits at every host on its way: below so much, what all send to all takes less. Each of a
+/// host's ranks but one is a tensor less through its network; a hop takes as long as 48 KiB of
+/// that, and a chunk's part for every lane. By the model (`plan/cost.h`).
 std::uint64_t worth_the_hops(int ranks, int per_host) {
-  const auto lanes = static_cast<std::uint64_t>(per_host), hosts = static_cast<std::uint64_t>(ranks) / lanes;
+  const auto lanes = static_cast<std::uint64_t>(per_host),
+             hosts = static_cast<std::uint64_t>(ranks) / lanes;
   return hosts * (48 * 1024 + 8 * 1024 * lanes) / (lanes - 1);
 }
 
-/// Along a tree the root sends or takes a message for each step and not for each rank, but waits for every step in turn. By the model, with
-/// a message's overhead as the unit: a hop costs one at both ends, and its way ten between hosts, two within one.
+/// Along a tree the root sends or takes a message for each step and not for each rank, but waits
+/// for every step in turn. By the model, with a message's overhead as the unit: a hop costs one at
+/// both ends, and its way ten between hosts, two within one.
 bool worth_the_steps(int ranks, int per_host) {
   constexpr int kNear = 2, kFar = 10;
-  const auto doublings = [](int number) { return std::bit_width(static_cast<unsigned>(number)) - 1; };
+  const auto doublings = [](int number) {
+    return std::bit_width(static_cast<unsigned>(number)) - 1;
+  };
   const int near = doublings(per_host), far = doublings(ranks) - near;
   return ranks - 1 + (far > 0 ? kFar : kNear) > near * (2 + kNear) + far * (2 + kFar);
 }
 
-/// Measured over links of one host: two ranks, or as many as share two cores two by two or four by four, and reductions by the root also
-/// of 12 to 32 ranks.
+/// Measured over links of one host: two ranks, or as many as share two cores two by two or four by
+/// four, and reductions by the root also of 12 to 32 ranks.
 constexpr std::uint64_t kPairExchanges = 1024 * 1024;
 constexpr std::uint64_t kCrowdExchanges = 32 * 1024, kCrowdGathers = 256 * 1024;
-constexpr std::uint64_t kCrowdScatters = 128 * 1024, kLeastScattered = 16 * 1024, kMostScattered = 32 * 1024;
+constexpr std::uint64_t kCrowdScatters = 128 * 1024, kLeastScattered = 16 * 1024,
+                        kMostScattered = 32 * 1024;
 constexpr std::uint64_t kCrowdReduces = 128 * 1024, kManyReduces = 256 * 1024;
 constexpr int kFewRanks = 8;
 
@@ -70,7 +89,9 @@ std::uint64_t bytes_of(const Slices& slices) {
 
 }  // namespace
 
-std::string_view name_of(Algorithm algorithm) { return kNames[static_cast<std::size_t>(algorithm)]; }
+std::string_view name_of(Algorithm algorithm) {
+  return kNames[static_cast<std::size_t>(algorithm)];
+}
 
 std::optional<Algorithm> algorithm_named(std::string_view name) {
   const auto found = std::find(kNames.begin(), kNames.end(), name);
@@ -109,7 +130,8 @@ std::uint64_t most_bytes(Ground ground, Op op, Algorithm algorithm, int ranks) {
   // What every reader reads for itself must stand beside the line: the output may be the input.
   if (algorithm == Algorithm::one_shot) return region::kSlotBytes;
   if (ground != Ground::links) return Selection::kAlways;
-  if (algorithm == Algorithm::bruck) return op == Op::all_gather ? kMostGathered : kMostGathered / static_cast<std::uint64_t>(ranks);
+  if (algorithm == Algorithm::bruck)
+    return op == Op::all_gather ? kMostGathered : kMostGathered / static_cast<std::uint64_t>(ranks);
   if (algorithm == Algorithm::tree && op != Op::broadcast) return kMostGathered;
   return Selection::kAlways;
 }
@@ -128,58 +150,80 @@ std::uint64_t selected_bytes(const Args& args, int ranks) {
 }
 
 int ranks_per_host(std::span<const int> hosts) {
-  const auto other = std::find_if(hosts.begin(), hosts.end(), [&](int host) { return host != hosts.front(); });
+  const auto other =
+      std::find_if(hosts.begin(), hosts.end(), [&](int host) { return host != hosts.front(); });
   const auto each = static_cast<std::size_t>(other - hosts.begin());
   if (each == 0 || hosts.size() % each != 0) return 1;
   std::vector<int> blocks;
   for (std::size_t begin = 0; begin < hosts.size(); begin += each) {
     blocks.push_back(hosts[begin]);
-    if (std::ranges::any_of(hosts.subspan(begin, each), [&](int host) { return host != hosts[begin]; })) return 1;
+    if (std::ranges::any_of(hosts.subspan(begin, each),
+                            [&](int host) { return host != hosts[begin]; }))
+      return 1;
   }
   std::ranges::sort(blocks);
   return std::ranges::adjacent_find(blocks) == blocks.end() ? static_cast<int>(each) : 1;
 }
 
-Selection::Selection(Ground ground, int ranks, Standing standing) : ground_(ground), ranks_(ranks), standing_(standing) {
+Selection::Selection(Ground ground, int ranks, Standing standing)
+    : ground_(ground), ranks_(ranks), standing_(standing) {
   const auto members = static_cast<std::uint64_t>(ranks);
   const bool crowded = standing.per_core > 1, packed = standing.per_core > 2;
   if (ground == Ground::region) {
     // Ranks that share cores pay more for each time that they wait for one another.
-    for (const Op op : {Op::all_reduce, Op::reduce}) set_bound(op, Algorithm::one_shot, (crowded ? 128 : 64) * 1024 / members + 1);
+    for (const Op op : {Op::all_reduce, Op::reduce})
+      set_bound(op, Algorithm::one_shot, (crowded ? 128 : 64) * 1024 / members + 1);
     return;
   }
-  // A chain pays once its chunks are more than its ranks. Where more than two share a core, they gain nothing by being busy all at once:
-  // what copies least and waits least takes least, until the one that takes everything is what all wait for.
-  set_bound(Op::broadcast, Algorithm::tree, ranks < 4 || packed ? kAlways : 2 * plan::kTreeChunkBytes * members + 1);
-  // Between two ranks as many bytes travel whatever the algorithm, so the one with the fewest rounds wins, until what it holds
-  // meanwhile leaves the caches.
+  // A chain pays once its chunks are more than its ranks. Where more than two share a core, they
+  // gain nothing by being busy all at once: what copies least and waits least takes least, until
+  // the one that takes everything is what all wait for.
+  set_bound(Op::broadcast, Algorithm::tree,
+            ranks < 4 || packed ? kAlways : 2 * plan::kTreeChunkBytes * members + 1);
+  // Between two ranks as many bytes travel whatever the algorithm, so the one with the fewest
+  // rounds wins, until what it holds meanwhile leaves the caches.
   const std::uint64_t gathered = gathered_bytes(ranks);
   const std::uint64_t in_crowd = crowded ? std::min(kCrowdExchanges, kCrowdGathers / members) : 0;
-  set_bound(Op::all_reduce, Algorithm::bruck, (ranks == 2 ? kPairExchanges : std::max(in_crowd, gathered / members)) + 1);
-  // A root that does everything alone is no loss where there is hardly a core besides its own (two, or three for four ranks), until it has
-  // to listen to very many. What more cores are worth has not been measured.
+  set_bound(Op::all_reduce, Algorithm::bruck,
+            (ranks == 2 ? kPairExchanges : std::max(in_crowd, gathered / members)) + 1);
+  // A root that does everything alone is no loss where there is hardly a core besides its own (two,
+  // or three for four ranks), until it has to listen to very many. What more cores are worth has
+  // not been measured.
   const bool hardly_others = crowded && ranks <= 2 * standing.per_core;
-  const std::uint64_t by_crowd = hardly_others ? kManyReduces : std::min(kCrowdReduces, kMostGathered / members);
+  const std::uint64_t by_crowd =
+      hardly_others ? kManyReduces : std::min(kCrowdReduces, kMostGathered / members);
   const bool by_root = ranks == 2 || (hardly_others && ranks <= kFewRanks);
-  set_bound(Op::reduce, Algorithm::direct, by_root ? kAlways : (crowded ? by_crowd : gathered / members) + 1);
-  set_bound(Op::all_gather, Algorithm::bruck, ranks == 2 ? 0 : (crowded ? gathered / 2 : gathered) + 1);
+  set_bound(Op::reduce, Algorithm::direct,
+            by_root ? kAlways : (crowded ? by_crowd : gathered / members) + 1);
+  set_bound(Op::all_gather, Algorithm::bruck,
+            ranks == 2 ? 0 : (crowded ? gathered / 2 : gathered) + 1);
   const bool by_tree = ranks > kFewRanks && !crowded && worth_the_steps(ranks, standing.per_host);
-  for (const Op op : {Op::gather, Op::scatter}) set_bound(op, Algorithm::tree, by_tree ? gathered + 1 : 0);
-  // Who shares its core with the root is waited for by the root's next message, whoever that is for: so it sends few.
-  if (crowded) set_bound(Op::scatter, Algorithm::tree, std::clamp(kCrowdScatters / members, kLeastScattered, kMostScattered) + 1);
+  for (const Op op : {Op::gather, Op::scatter})
+    set_bound(op, Algorithm::tree, by_tree ? gathered + 1 : 0);
+  // Who shares its core with the root is waited for by the root's next message, whoever that is
+  // for: so it sends few.
+  if (crowded)
+    set_bound(Op::scatter, Algorithm::tree,
+              std::clamp(kCrowdScatters / members, kLeastScattered, kMostScattered) + 1);
   const bool several = standing.several_on_each_host(ranks);
-  // A ring spares the network's switches many streams at once; few ranks do not need that, and it takes a round for each. But a host of
-  // several gets everything once by a ring, else once for each of them.
-  set_bound(Op::all_gather, Algorithm::direct, ranks > kFewRanks ? 0 : several ? kSentTwice + 1 : kAlways);
+  // A ring spares the network's switches many streams at once; few ranks do not need that, and it
+  // takes a round for each. But a host of several gets everything once by a ring, else once for
+  // each of them.
+  set_bound(Op::all_gather, Algorithm::direct,
+            ranks > kFewRanks ? 0
+            : several         ? kSentTwice + 1
+                              : kAlways);
   const std::uint64_t hopped = several ? worth_the_hops(ranks, standing.per_host) : kAlways;
-  for (const Op op : {Op::all_reduce, Op::reduce, Op::reduce_scatter}) set_bound(op, Algorithm::slices, hopped);
+  for (const Op op : {Op::all_reduce, Op::reduce, Op::reduce_scatter})
+    set_bound(op, Algorithm::slices, hopped);
 }
 
 void Selection::set_bound(Op op, Algorithm algorithm, std::uint64_t bound) {
   const auto row = algorithms_of(ground_, op);
   for (std::size_t k = 0; k + 1 < row.size(); ++k) {
     if (row[k] != algorithm) continue;
-    if (algorithm == Algorithm::one_shot) bound = std::max<std::uint64_t>(bound, 1);  // of nothing there are no shares
+    if (algorithm == Algorithm::one_shot)
+      bound = std::max<std::uint64_t>(bound, 1);  // of nothing there are no shares
     const std::uint64_t most = most_bytes(ground_, op, algorithm, ranks_);
     bounds_[index(op)][k] = most == kAlways ? bound : std::min(bound, most + 1);
   }
@@ -201,10 +245,12 @@ std::string text_of(const Selection& selection) {
     std::uint64_t covered = 0;
     for (std::size_t k = 0; k < row.size(); ++k) {
       const bool last = k + 1 == row.size();
-      const auto bound = last ? Selection::kAlways : selection.bounds()[static_cast<std::size_t>(number)][k];
+      const auto bound =
+          last ? Selection::kAlways : selection.bounds()[static_cast<std::size_t>(number)][k];
       if (bound <= covered) continue;  // never
       covered = bound;
-      line += (line.empty() ? "" : ", then ") + std::string(name_of(selection.choose(op, bound - 1)));
+      line +=
+          (line.empty() ? "" : ", then ") + std::string(name_of(selection.choose(op, bound - 1)));
       if (bound == Selection::kAlways) break;
       line += " below " + std::to_string(bound) + " bytes";
     }

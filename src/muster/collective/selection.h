@@ -1,8 +1,10 @@
-/// Which algorithm runs: the algorithms of every operation and the sizes at which one gives way to the next.
+/// Which algorithm runs: the algorithms of every operation and the sizes at which one gives way to
+/// the next.
 ///
-/// A group's `Selection` is made by its first member, of the defaults here or of a tuning file (`tuning.h`), and handed to all others when
-/// the group is made; where the first member's offer came with another call, by every member, of the defaults, which go by what all know
-/// alike. Members never choose differently. Every algorithm computes the same bits.
+/// A group's `Selection` is made by its first member, of the defaults here or of a tuning file
+/// (`tuning.h`), and handed to all others when the group is made; where the first member's offer
+/// came with another call, by every member, of the defaults, which go by what all know alike.
+/// Members never choose differently. Every algorithm computes the same bits.
 #pragma once
 
 #include <array>
@@ -20,9 +22,10 @@ namespace muster::collective {
 
 enum class Algorithm : std::uint8_t {
   dissemination,
-  tree,    ///< down a binomial tree, chunk behind chunk; pieces go up or down it, those of a subtree together
-  chain,   ///< from each rank to the next, chunk behind chunk
-  bruck,   ///< everybody gathers everything in log2(ranks) steps
+  tree,   ///< down a binomial tree, chunk behind chunk; pieces go up or down it, those of a subtree
+          ///< together
+  chain,  ///< from each rank to the next, chunk behind chunk
+  bruck,  ///< everybody gathers everything in log2(ranks) steps
   direct,  ///< straight to whom it concerns
   ring,
   slices,    ///< every member reduces one slice and hands it to whom it concerns
@@ -47,16 +50,17 @@ inline constexpr int kCollectives = static_cast<int>(Op::send);
 
 /// The algorithms of a collective, those for small calls first.
 std::span<const Algorithm> algorithms_of(Ground ground, Op op);
-/// The largest call that this algorithm is used for, whatever a tuning file says: what it needs is limited. In bytes as in
-/// `selected_bytes`.
+/// The largest call that this algorithm is used for, whatever a tuning file says: what it needs is
+/// limited. In bytes as in `selected_bytes`.
 std::uint64_t most_bytes(Ground ground, Op op, Algorithm algorithm, int ranks);
 
-/// The size by which an algorithm is chosen; equal on all members where there is a choice. The tensor of a reduction or a broadcast; all
-/// pieces together where an operation gathers, or each member gets one. `ranks`: of the group; a member may know its own piece alone.
+/// The size by which an algorithm is chosen; equal on all members where there is a choice. The
+/// tensor of a reduction or a broadcast; all pieces together where an operation gathers, or each
+/// member gets one. `ranks`: of the group; a member may know its own piece alone.
 std::uint64_t selected_bytes(const Args& args, int ranks);
 
-/// Of a group whose members are on these hosts, in this order: how many are on each, where those of a host stand side by side, as many on
-/// each; all of them where there is one host. Else 1.
+/// Of a group whose members are on these hosts, in this order: how many are on each, where those of
+/// a host stand side by side, as many on each; all of them where there is one host. Else 1.
 int ranks_per_host(std::span<const int> hosts);
 
 /// Where a group's members stand; the same to all of them.
@@ -70,8 +74,8 @@ struct Standing {
 class Selection {
  public:
   static constexpr std::uint64_t kAlways = std::numeric_limits<std::uint64_t>::max();
-  /// By operation, for each of its algorithms but the last: calls of fewer bytes are its, of those that are left to it. Goes over the wire
-  /// as it is.
+  /// By operation, for each of its algorithms but the last: calls of fewer bytes are its, of those
+  /// that are left to it. Goes over the wire as it is.
   using Bounds = std::array<std::array<std::uint64_t, 2>, kCollectives>;
 
   /// The defaults.
@@ -88,11 +92,12 @@ class Selection {
     const auto row = algorithms_of(ground_, op);
     std::size_t k = 0;
     while (k + 1 < row.size() && bytes >= bounds_[static_cast<std::size_t>(op)][k]) ++k;
-    return row[k] == Algorithm::hosts && !standing_.several_on_each_host(ranks_) ? Algorithm::slices : row[k];
+    return row[k] == Algorithm::hosts && !standing_.several_on_each_host(ranks_) ? Algorithm::slices
+                                                                                 : row[k];
   }
 
-  /// `algorithm` for calls of fewer than `bound` bytes that no algorithm before it takes; as far as it goes (`most_bytes`). The last
-  /// algorithm of an operation has no bound.
+  /// `algorithm` for calls of fewer than `bound` bytes that no algorithm before it takes; as far as
+  /// it goes (`most_bytes`). The last algorithm of an operation has no bound.
   void set_bound(Op op, Algorithm algorithm, std::uint64_t bound);
   /// `algorithm` for every size that it can do. Nothing where the operation does not have it here.
   void force(Op op, Algorithm algorithm);

@@ -1,4 +1,5 @@
-// Which algorithm runs: the defaults, the tuning file, its errors, and that a group's members agree.
+// Which algorithm runs: the defaults, the tuning file, its errors, and that a group's members
+// agree.
 #include "muster/collective/selection.h"
 
 #include <gtest/gtest.h>
@@ -31,14 +32,21 @@ TEST(Selection, DefaultsGiveWayByWhatIsGathered) {
     EXPECT_EQ(links.choose(Op::all_reduce, each), Algorithm::bruck);
     EXPECT_EQ(links.choose(Op::all_reduce, each + 1), Algorithm::slices);
     EXPECT_EQ(links.choose(Op::reduce, share), Algorithm::direct);
-    EXPECT_EQ(links.choose(Op::reduce, share + 1), ranks == 2 ? Algorithm::direct : Algorithm::slices);
-    EXPECT_EQ(links.choose(Op::all_gather, gathered), ranks == 2 ? Algorithm::direct : Algorithm::bruck) << "two have one message each";
-    EXPECT_EQ(links.choose(Op::all_gather, gathered + 1), ranks <= 8 ? Algorithm::direct : Algorithm::ring);
-    EXPECT_EQ(links.choose(Op::all_gather, 1024 * 1024 * kKiB), ranks <= 8 ? Algorithm::direct : Algorithm::ring);
+    EXPECT_EQ(links.choose(Op::reduce, share + 1),
+              ranks == 2 ? Algorithm::direct : Algorithm::slices);
+    EXPECT_EQ(links.choose(Op::all_gather, gathered),
+              ranks == 2 ? Algorithm::direct : Algorithm::bruck)
+        << "two have one message each";
+    EXPECT_EQ(links.choose(Op::all_gather, gathered + 1),
+              ranks <= 8 ? Algorithm::direct : Algorithm::ring);
+    EXPECT_EQ(links.choose(Op::all_gather, 1024 * 1024 * kKiB),
+              ranks <= 8 ? Algorithm::direct : Algorithm::ring);
     EXPECT_EQ(links.choose(Op::broadcast, gathered), Algorithm::tree);
-    EXPECT_EQ(links.choose(Op::broadcast, 1024 * 1024 * kKiB), ranks < 4 ? Algorithm::tree : Algorithm::chain);
+    EXPECT_EQ(links.choose(Op::broadcast, 1024 * 1024 * kKiB),
+              ranks < 4 ? Algorithm::tree : Algorithm::chain);
     const Selection region(Ground::region, ranks);
-    const std::uint64_t read = std::min<std::uint64_t>(64 * kKiB / static_cast<std::uint64_t>(ranks), region::kSlotBytes);
+    const std::uint64_t read =
+        std::min<std::uint64_t>(64 * kKiB / static_cast<std::uint64_t>(ranks), region::kSlotBytes);
     for (const Op op : {Op::all_reduce, Op::reduce}) {
       EXPECT_EQ(region.choose(op, read), Algorithm::one_shot);
       EXPECT_EQ(region.choose(op, read + 1), Algorithm::shares);
@@ -51,14 +59,18 @@ TEST(Selection, DefaultsGiveWayByWhatIsGathered) {
 TEST(Selection, IsTold) {
   Selection region(Ground::region, 4);
   const auto told = text_of(region);
-  const std::string small(name_of(region.choose(Op::all_reduce, 0))), large(name_of(region.choose(Op::all_reduce, 1u << 30)));
+  const std::string small(name_of(region.choose(Op::all_reduce, 0))),
+      large(name_of(region.choose(Op::all_reduce, 1u << 30)));
   EXPECT_NE(told.find("\n  all_reduce: " + small + " below "), std::string::npos) << told;
   EXPECT_NE(told.find(", then " + large), std::string::npos) << told;
   region.force(Op::all_reduce, Algorithm::shares);
-  EXPECT_NE(text_of(region).find("\n  all_reduce: one_shot below 1 bytes, then shares\n"), std::string::npos) << "empty calls stay";
+  EXPECT_NE(text_of(region).find("\n  all_reduce: one_shot below 1 bytes, then shares\n"),
+            std::string::npos)
+      << "empty calls stay";
   const Selection hosts(Ground::links, 8, {.per_host = 4, .per_core = 1});
   EXPECT_NE(text_of(hosts).find("hosts"), std::string::npos) << text_of(hosts);
-  EXPECT_EQ(text_of(Selection(Ground::links, 8)).find("hosts"), std::string::npos) << "one rank a host has no sums of its own";
+  EXPECT_EQ(text_of(Selection(Ground::links, 8)).find("hosts"), std::string::npos)
+      << "one rank a host has no sums of its own";
 }
 
 TEST(Selection, RanksThatShareCoresSendFewMessages) {
@@ -81,7 +93,8 @@ TEST(Selection, NothingIsChosenBeyondWhatItCanDo) {
   EXPECT_EQ(region.choose(Op::all_reduce, region::kSlotBytes + 1), Algorithm::shares);
   region.force(Op::all_reduce, Algorithm::shares);
   EXPECT_EQ(region.choose(Op::all_reduce, 1), Algorithm::shares);
-  EXPECT_EQ(region.choose(Op::all_reduce, 0), Algorithm::one_shot) << "of nothing there are no shares";
+  EXPECT_EQ(region.choose(Op::all_reduce, 0), Algorithm::one_shot)
+      << "of nothing there are no shares";
   Selection links(Ground::links, 4);
   links.force(Op::all_reduce, Algorithm::bruck);
   EXPECT_EQ(links.choose(Op::all_reduce, 1024 * kKiB), Algorithm::bruck);
@@ -114,13 +127,15 @@ TEST(Selection, SmallPiecesOfManyRanksGoAlongATree) {
       EXPECT_EQ(links.choose(op, most + 1), Algorithm::direct) << ranks;
     }
     EXPECT_EQ(Selection(Ground::links, 8, {.per_host = 8}).choose(op, 64), Algorithm::direct);
-    EXPECT_EQ(Selection(Ground::links, 16, {.per_host = 16}).choose(op, 64), Algorithm::tree) << "ways within a host are short";
+    EXPECT_EQ(Selection(Ground::links, 16, {.per_host = 16}).choose(op, 64), Algorithm::tree)
+        << "ways within a host are short";
     EXPECT_EQ(Selection(Ground::links, 16, {.per_host = 8}).choose(op, 64), Algorithm::tree);
     Selection forced(Ground::links, 4);
     forced.force(op, Algorithm::tree);
     EXPECT_EQ(forced.choose(op, 0), Algorithm::tree);
     EXPECT_EQ(forced.choose(op, 4096 * kKiB), Algorithm::tree);
-    EXPECT_EQ(forced.choose(op, 4096 * kKiB + 1), Algorithm::direct) << "those that pass pieces on hold them";
+    EXPECT_EQ(forced.choose(op, 4096 * kKiB + 1), Algorithm::direct)
+        << "those that pass pieces on hold them";
     forced.force(op, Algorithm::direct);
     EXPECT_EQ(forced.choose(op, 0), Algorithm::direct);
   }
@@ -131,9 +146,13 @@ TEST(Selection, SmallPiecesGoAsTheModelSays) {
   for (int ranks = 2; ranks <= 300; ++ranks) {
     for (const int per_host : {1, 2, 4, 8, 12, 16, ranks}) {
       if (ranks % per_host != 0) continue;
-      const Algorithm chosen = Selection(Ground::links, ranks, {.per_host = per_host}).choose(Op::gather, 64);
-      const auto seconds = [&](Algorithm way) { return plan::predict(Op::gather, way, 64, kUsual, {ranks, per_host}); };
-      EXPECT_LE(seconds(chosen), 1.1 * std::min(seconds(Algorithm::tree), seconds(Algorithm::direct)))
+      const Algorithm chosen =
+          Selection(Ground::links, ranks, {.per_host = per_host}).choose(Op::gather, 64);
+      const auto seconds = [&](Algorithm way) {
+        return plan::predict(Op::gather, way, 64, kUsual, {ranks, per_host});
+      };
+      EXPECT_LE(seconds(chosen),
+                1.1 * std::min(seconds(Algorithm::tree), seconds(Algorithm::direct)))
           << ranks << " ranks, " << per_host << " on a host";
     }
   }
@@ -179,7 +198,8 @@ TEST(Selection, RanksThatShareCoresCopyAndWaitLeast) {
   EXPECT_EQ(links.choose(Op::broadcast, 1024 * 1024 * kKiB), Algorithm::tree);
   for (const Op op : {Op::all_reduce, Op::reduce_scatter})
     EXPECT_EQ(links.choose(op, 1024 * kKiB), Algorithm::slices) << "there is no other host";
-  EXPECT_EQ(Selection(Ground::links, 8, {.per_host = 8, .per_core = 1}).bounds(), Selection(Ground::links, 8).bounds());
+  EXPECT_EQ(Selection(Ground::links, 8, {.per_host = 8, .per_core = 1}).bounds(),
+            Selection(Ground::links, 8).bounds());
   const Selection two_to_a_core(Ground::links, 4, {.per_host = 4, .per_core = 2});
   EXPECT_EQ(two_to_a_core.choose(Op::reduce, 1024 * 1024 * kKiB), Algorithm::direct);
   EXPECT_EQ(two_to_a_core.choose(Op::broadcast, 2048 * kKiB), Algorithm::tree);
@@ -233,7 +253,8 @@ TEST(Selection, SumsGoFromHostToHostWhereThereAreSeveralOfSeveralRanks) {
     EXPECT_EQ(links.choose(Op::reduce_scatter, from - 1), Algorithm::slices);
     EXPECT_EQ(links.choose(Op::reduce_scatter, from), large);
     EXPECT_EQ(links.choose(Op::all_gather, 256 * kKiB), Algorithm::direct);
-    EXPECT_EQ(links.choose(Op::all_gather, 256 * kKiB + 1), per_host > 1 ? Algorithm::ring : Algorithm::direct);
+    EXPECT_EQ(links.choose(Op::all_gather, 256 * kKiB + 1),
+              per_host > 1 ? Algorithm::ring : Algorithm::direct);
     Selection flat = links;
     flat.force(Op::all_reduce, Algorithm::slices);
     EXPECT_EQ(flat.choose(Op::all_reduce, 1024 * kKiB), Algorithm::slices);
@@ -244,14 +265,18 @@ TEST(Selection, SumsGoFromHostToHostWhereThereAreSeveralOfSeveralRanks) {
 
 TEST(Selection, AFileMeasuredOnOneHostDoesNotTellOfSeveral) {
   const auto tuning = parse_tuning(
-      "version = 1\nlinks.all_reduce.8 = bruck <= 256 KiB, slices\nlinks.reduce.8 = slices <= 1 MiB, hosts\n"
-      "links.all_gather.8 = bruck <= 4 KiB, direct\nlinks.broadcast.8 = tree\nlinks.reduce_scatter.6 = slices <= 1 MiB, "
-      "hosts\nlinks.reduce_scatter.8 = slices\nlinks.gather.8 = tree\nlinks.scatter.8 = tree <= 2 KiB, direct\n",
+      "version = 1\nlinks.all_reduce.8 = bruck <= 256 KiB, slices\nlinks.reduce.8 = slices <= 1 "
+      "MiB, hosts\n"
+      "links.all_gather.8 = bruck <= 4 KiB, direct\nlinks.broadcast.8 = "
+      "tree\nlinks.reduce_scatter.6 = slices <= 1 MiB, "
+      "hosts\nlinks.reduce_scatter.8 = slices\nlinks.gather.8 = tree\nlinks.scatter.8 = tree <= 2 "
+      "KiB, direct\n",
       "a file");
   ASSERT_TRUE(tuning.ok()) << tuning.status().message();
   const Selection tuned = select(*tuning, Ground::links, 8, {.per_host = 4});
   EXPECT_EQ(tuned.choose(Op::all_reduce, 256 * kKiB), Algorithm::bruck);
-  EXPECT_EQ(tuned.choose(Op::all_reduce, 256 * kKiB + 1), Algorithm::hosts) << "a line that does not name it says nothing of it";
+  EXPECT_EQ(tuned.choose(Op::all_reduce, 256 * kKiB + 1), Algorithm::hosts)
+      << "a line that does not name it says nothing of it";
   EXPECT_EQ(tuned.choose(Op::reduce, 1024 * kKiB), Algorithm::slices);
   EXPECT_EQ(tuned.choose(Op::reduce, 1024 * kKiB + 1), Algorithm::hosts);
   EXPECT_EQ(select(*tuning, Ground::links, 8).choose(Op::reduce, 1), Algorithm::slices);
@@ -262,13 +287,18 @@ TEST(Selection, AFileMeasuredOnOneHostDoesNotTellOfSeveral) {
               Selection(Ground::links, 4, {.per_host = per_host}).bounds())
         << "one host does not tell what the wires between several can do";
   }
-  EXPECT_EQ(select(*by_root, Ground::links, 4, {.per_host = 4}).choose(Op::reduce, 1024 * 1024 * kKiB), Algorithm::direct);
+  EXPECT_EQ(
+      select(*by_root, Ground::links, 4, {.per_host = 4}).choose(Op::reduce, 1024 * 1024 * kKiB),
+      Algorithm::direct);
   EXPECT_EQ(tuned.choose(Op::all_gather, 4 * kKiB + 1), Algorithm::direct);
   EXPECT_EQ(tuned.choose(Op::all_gather, 256 * kKiB + 1), Algorithm::ring);
-  EXPECT_EQ(select(*tuning, Ground::links, 8).choose(Op::all_gather, 1024 * kKiB), Algorithm::direct);
+  EXPECT_EQ(select(*tuning, Ground::links, 8).choose(Op::all_gather, 1024 * kKiB),
+            Algorithm::direct);
   EXPECT_EQ(tuned.choose(Op::broadcast, 64 * 1024 * kKiB), Algorithm::tree);
-  EXPECT_EQ(tuned.choose(Op::reduce_scatter, 64 * kKiB), Algorithm::hosts) << "the last line that fits counts";
-  EXPECT_EQ(tuned.choose(Op::gather, 4096 * kKiB), Algorithm::tree) << "nothing of it is for several hosts";
+  EXPECT_EQ(tuned.choose(Op::reduce_scatter, 64 * kKiB), Algorithm::hosts)
+      << "the last line that fits counts";
+  EXPECT_EQ(tuned.choose(Op::gather, 4096 * kKiB), Algorithm::tree)
+      << "nothing of it is for several hosts";
   EXPECT_EQ(tuned.choose(Op::gather, 4096 * kKiB + 1), Algorithm::direct);
   EXPECT_EQ(tuned.choose(Op::scatter, 2 * kKiB), Algorithm::tree);
   EXPECT_EQ(tuned.choose(Op::scatter, 2 * kKiB + 1), Algorithm::direct);
@@ -311,12 +341,16 @@ TEST(Tuning, WrongLinesAreNamed) {
            {"links.all_reduce.2 =", "is not KEY = VALUE"},
            {"links.all_reduce = slices", "GROUND.OPERATION.RANKS"},
            {"wires.all_reduce.2 = slices", "\"wires\" should be links or region"},
-           {"links.all_reduction.2 = slices", "\"all_reduction\" is no collective; there are broadcast, all_reduce"},
+           {"links.all_reduction.2 = slices",
+            "\"all_reduction\" is no collective; there are broadcast, all_reduce"},
            {"links.all_reduce.two = slices", "\"two\" should be a number of ranks"},
            {"links.all_reduce.2 = slice", "\"slice\" is no algorithm"},
-           {"links.all_reduce.2 = tree", "\"tree\" cannot stand there; all_reduce over links has, in this order, bruck, slices, hosts"},
+           {"links.all_reduce.2 = tree",
+            "\"tree\" cannot stand there; all_reduce over links has, in this order, bruck, slices, "
+            "hosts"},
            {"links.all_reduce.2 = slices <= 4, bruck", "cannot stand there"},
-           {"links.gather.16 = direct <= 4, tree", "\"tree\" cannot stand there; gather over links has, in this order, tree, direct"},
+           {"links.gather.16 = direct <= 4, tree",
+            "\"tree\" cannot stand there; gather over links has, in this order, tree, direct"},
            {"links.all_reduce.2 = bruck, slices", "\"bruck\" needs a limit"},
            {"links.all_reduce.2 = bruck <= some, slices", "\"some\" is no size"},
            {"links.all_reduce.2 = bruck <= 99999999999999999999, slices", "is no size"},
@@ -327,7 +361,8 @@ TEST(Tuning, WrongLinesAreNamed) {
        }) {
     const std::string said = error(line);
     EXPECT_TRUE(contains(said, what)) << line << ": " << said;
-    EXPECT_TRUE(contains(said, "the file, line " + std::to_string(contains(line, "\n") ? 3 : 2))) << said;
+    EXPECT_TRUE(contains(said, "the file, line " + std::to_string(contains(line, "\n") ? 3 : 2)))
+        << said;
     EXPECT_TRUE(contains(said, "mend the line, or remove the file")) << said;
   }
   const auto unversioned = parse_tuning("links.all_reduce.2 = slices\n", "the file");
@@ -335,7 +370,8 @@ TEST(Tuning, WrongLinesAreNamed) {
 }
 
 TEST(Tuning, AnAlgorithmCanBeForced) {
-  const auto forced = parse_forced("all_reduce:bruck, broadcast:chain, gather:tree, scatter:direct");
+  const auto forced =
+      parse_forced("all_reduce:bruck, broadcast:chain, gather:tree, scatter:direct");
   ASSERT_TRUE(forced.ok()) << forced.status().message();
   Tuning tuning;
   tuning.forced = *forced;
@@ -344,13 +380,15 @@ TEST(Tuning, AnAlgorithmCanBeForced) {
   EXPECT_EQ(select(tuning, Ground::links, 2).choose(Op::gather, 1024 * kKiB), Algorithm::tree);
   EXPECT_EQ(select(tuning, Ground::links, 1000).choose(Op::scatter, 1), Algorithm::direct);
   EXPECT_EQ(select(tuning, Ground::region, 2).bounds(), Selection(Ground::region, 2).bounds());
-  EXPECT_TRUE(
-      contains(parse_forced("all_reduce:tree").status().message(), "all_reduce has bruck, slices, hosts over links and one_shot, shares"));
-  EXPECT_TRUE(contains(parse_forced("reduction:tree").status().message(), "\"reduction\" is no collective"));
+  EXPECT_TRUE(contains(parse_forced("all_reduce:tree").status().message(),
+                       "all_reduce has bruck, slices, hosts over links and one_shot, shares"));
+  EXPECT_TRUE(contains(parse_forced("reduction:tree").status().message(),
+                       "\"reduction\" is no collective"));
   EXPECT_TRUE(contains(parse_forced("all_reduce").status().message(), "MUSTER_ALGORITHM"));
 }
 
-// Every rank has another opinion; members that chose differently would wait for each other's messages for ever.
+// Every rank has another opinion; members that chose differently would wait for each other's
+// messages for ever.
 TEST(Tuning, TheFirstMembersCountsForAll) {
   for (Wire wire : testing::kWiresAndHosts) {
     run_ranks(4, wire, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
@@ -403,7 +441,10 @@ TEST(Tuning, AFileThatIsWrongEndsTheMakingOnAllRanks) {
         const auto made = Communicator::create(fabric, {0, 1}, options);
         ASSERT_FALSE(made.ok());
         const std::string said = made.status().message();
-        EXPECT_TRUE(contains(said, exists ? "tuning file " + path + ", line 2: \"slow\" is no algorithm" : "cannot be read")) << said;
+        EXPECT_TRUE(
+            contains(said, exists ? "tuning file " + path + ", line 2: \"slow\" is no algorithm"
+                                  : "cannot be read"))
+            << said;
         EXPECT_EQ(contains(said, "rank 0 gave it up: "), rank == 1) << said;
         options.tuning = std::make_shared<Tuning>();
         EXPECT_TRUE(Communicator::create(fabric, {0, 1}, options).ok()) << "the job goes on";

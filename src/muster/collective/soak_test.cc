@@ -1,5 +1,6 @@
-// Ten million calls of four processes, in long runs: every kind of call, sizes from nothing to 16 MiB, blocking and several at once, on
-// memory of their own and in the arena; every result looked at, and memory that stays what it was.
+// Ten million calls of four processes, in long runs: every kind of call, sizes from nothing to 16
+// MiB, blocking and several at once, on memory of their own and in the arena; every result looked
+// at, and memory that stays what it was.
 
 #include <gtest/gtest.h>
 
@@ -54,8 +55,10 @@ struct Step {
     op = several ? Op::all_reduce : static_cast<Op>(kind);
     root = static_cast<int>(mixed(seed, 4 * number + 1) % kRanks);
     const std::size_t most = mixed(seed, 4 * number + 2) % kRareCall == 0 ? kMost : kOften;
-    const double share = static_cast<double>(mixed(seed, 4 * number + 3) >> 11) / static_cast<double>(std::uint64_t{1} << 53);
-    count = static_cast<std::size_t>(std::exp(share * std::log(static_cast<double>(most) + 1)) - 1);  // log-uniform
+    const double share = static_cast<double>(mixed(seed, 4 * number + 3) >> 11) /
+                         static_cast<double>(std::uint64_t{1} << 53);
+    count = static_cast<std::size_t>(std::exp(share * std::log(static_cast<double>(most) + 1)) -
+                                     1);  // log-uniform
     if (lists() || several) count /= kRanks;
   }
   bool lists() const { return info(op).lists_input || info(op).lists_output; }
@@ -68,7 +71,9 @@ struct Step {
 };
 
 /// Element `i` of what `from` gives `to` (0 where all are given the same).
-Value given(std::uint64_t number, int from, int to) { return static_cast<Value>(number % 4096 * 4096) + from * 64 + to * 8; }
+Value given(std::uint64_t number, int from, int to) {
+  return static_cast<Value>(number % 4096 * 4096) + from * 64 + to * 8;
+}
 Value summed(std::uint64_t number, int to) {
   Value sum = 0;
   for (int from = 0; from < kRanks; ++from) sum += given(number, from, to);
@@ -80,7 +85,8 @@ void fill(std::span<Value> values, Value first) {
 /// `times`: of the ramp that every rank adds.
 bool holds(std::span<const Value> values, Value first, Value times = 1) {
   Value wrong = 0;
-  for (std::size_t i = 0; i < values.size(); ++i) wrong |= values[i] ^ (first + times * static_cast<Value>(i & 7));
+  for (std::size_t i = 0; i < values.size(); ++i)
+    wrong |= values[i] ^ (first + times * static_cast<Value>(i & 7));
   return wrong == 0;
 }
 
@@ -106,17 +112,20 @@ class Player {
 
   /// What is wrong, or nothing.
   std::string play(const Step& step, std::uint64_t seed) {
-    const std::uint64_t draw = mixed(seed ^ 0x5eed, step.number * kRanks + static_cast<std::uint64_t>(me_));
+    const std::uint64_t draw =
+        mixed(seed ^ 0x5eed, step.number * kRanks + static_cast<std::uint64_t>(me_));
     in_ = buffers_.input(draw % 2 == 0);
     out_ = buffers_.output(draw / 2 % 2 == 0);
     deadline_ = steady_clock().now() + seconds(120);
     args_ = {};
     args_.dtype = DType::int32;
-    const Status status = step.several ? several(step) : step.op == Op::send ? ring(step) : collective(step);
+    const Status status = step.several          ? several(step)
+                          : step.op == Op::send ? ring(step)
+                                                : collective(step);
     if (!status) return "call " + std::to_string(step.number) + ": " + status.message();
     return right_ ? ""
-                  : "call " + std::to_string(step.number) + ", " + std::string(info(step.op).name) + ", " + std::to_string(step.count) +
-                        " elements: a wrong result";
+                  : "call " + std::to_string(step.number) + ", " + std::string(info(step.op).name) +
+                        ", " + std::to_string(step.count) + " elements: a wrong result";
   }
 
  private:
@@ -135,7 +144,9 @@ class Player {
   void take_each(const Step& step) {
     for (int from = 0; from < kRanks; ++from) take(part(out_, step, from));
   }
-  void expect(std::span<const Value> values, Value first, Value times = 1) { right_ = right_ && holds(values, first, times); }
+  void expect(std::span<const Value> values, Value first, Value times = 1) {
+    right_ = right_ && holds(values, first, times);
+  }
 
   Status collective(const Step& step) {
     const std::uint64_t n = step.number;
@@ -173,12 +184,14 @@ class Player {
     if (Status status = world_.run(args_, deadline_); !status) return status;
     for (int from = 0; from < kRanks; ++from) {
       if (step.op == Op::all_to_all) expect(part(out_, step, from), given(n, from, me_));
-      if (step.op == Op::all_gather || (root && step.op == Op::gather)) expect(part(out_, step, from), given(n, from, 0));
+      if (step.op == Op::all_gather || (root && step.op == Op::gather))
+        expect(part(out_, step, from), given(n, from, 0));
     }
     if (step.op == Op::broadcast) expect(out, given(n, step.root, 0));
     if (step.op == Op::scatter) expect(out, given(n, step.root, me_));
     if (step.op == Op::reduce_scatter) expect(out, summed(n, me_), kRanks);
-    if (step.op == Op::all_reduce || (root && step.op == Op::reduce)) expect(out, summed(n, 0), kRanks);
+    if (step.op == Op::all_reduce || (root && step.op == Op::reduce))
+      expect(out, summed(n, 0), kRanks);
     return {};
   }
 
@@ -188,7 +201,8 @@ class Player {
     const std::span<Value> in = in_.first(step.count), out = out_.first(step.count);
     fill(in, given(step.number, me_, next));
     const auto sent = world_.send(next, step.number % 3, bytes(in), DType::int32, deadline_);
-    const auto got = world_.receive(before, step.number % 3, std::as_writable_bytes(out), DType::int32, deadline_);
+    const auto got = world_.receive(before, step.number % 3, std::as_writable_bytes(out),
+                                    DType::int32, deadline_);
     if (Status status = got->wait(TimePoint::max()); !status) return status;
     expect(out, given(step.number, before, me_));
     return sent->wait(TimePoint::max());
@@ -206,7 +220,8 @@ class Player {
       calls.push_back(world_.start(std::move(args), deadline_));
     }
     for (int i = kAtOnce - 1; i >= 0; --i) {
-      if (Status status = calls[static_cast<std::size_t>(i)]->wait(TimePoint::max()); !status) return status;
+      if (Status status = calls[static_cast<std::size_t>(i)]->wait(TimePoint::max()); !status)
+        return status;
       expect(part(out_, step, i), summed(step.number, i), kRanks);
     }
     return {};
@@ -238,7 +253,8 @@ std::string soak(int rank, const std::string& store, std::uint64_t calls) {
   options.rank = rank;
   options.world_size = kRanks;
   options.store_path = store;
-  options.heartbeat_limit = Duration::zero();  // a machine that runs other tests beside this one may be late
+  options.heartbeat_limit =
+      Duration::zero();  // a machine that runs other tests beside this one may be late
   auto job = testing::join_process_job(options);
   if (!job.ok()) return job.status().message();
   constexpr std::int64_t kMemoryLimit = std::int64_t{8} << 20;
@@ -257,15 +273,19 @@ std::string soak(int rank, const std::string& store, std::uint64_t calls) {
   }
   const std::int64_t after = memory_of_all(*job->world);
   const std::size_t own_after = testing::memory_in_use().own;
-  if (const Status closed = job->world->close(steady_clock().now() + seconds(60)); !closed) return closed.message();
-  if (testing::kMemoryTells && testing::proportional_memory() == 0) return "this system does not tell how much memory a process takes";
+  if (const Status closed = job->world->close(steady_clock().now() + seconds(60)); !closed)
+    return closed.message();
+  if (testing::kMemoryTells && testing::proportional_memory() == 0)
+    return "this system does not tell how much memory a process takes";
   if (testing::whole_matrices() && own_after > own_before + std::size_t{kMemoryLimit})
-    return "this rank's own memory grew from " + std::to_string(own_before) + " to " + std::to_string(own_after) + " bytes";
+    return "this rank's own memory grew from " + std::to_string(own_before) + " to " +
+           std::to_string(own_after) + " bytes";
   if (testing::whole_matrices() && after > before + kMemoryLimit)
-    return "what all ranks take together grew from " + std::to_string(before) + " to " + std::to_string(after) + " bytes";
+    return "what all ranks take together grew from " + std::to_string(before) + " to " +
+           std::to_string(after) + " bytes";
   if (rank == 0)
-    std::printf("%lld bytes of memory in all after a fifth of the calls, %lld in the end\n", static_cast<long long>(before),
-                static_cast<long long>(after));
+    std::printf("%lld bytes of memory in all after a fifth of the calls, %lld in the end\n",
+                static_cast<long long>(before), static_cast<long long>(after));
   return "right";
 }
 
@@ -274,8 +294,10 @@ TEST(Soak, MixedCallsOfFourRanks) {
   SCOPED_TRACE("MUSTER_TEST_SEED=" + std::to_string(testing::test_seed()));
   const auto calls = static_cast<std::uint64_t>(testing::test_rounds(10'000, 10'000'000));
   const testing::ScratchFolder scratch;
-  testing::RankProcesses ranks(kRanks, [&](int rank) { return soak(rank, scratch.file("store"), calls); });
-  for (const auto& end : ranks.join(seconds(testing::long_tests() ? 3000 : 250))) EXPECT_EQ(end.report, "right");
+  testing::RankProcesses ranks(kRanks,
+                               [&](int rank) { return soak(rank, scratch.file("store"), calls); });
+  for (const auto& end : ranks.join(seconds(testing::long_tests() ? 3000 : 250)))
+    EXPECT_EQ(end.report, "right");
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
-// The cells of the suite with ranks that are processes: over shared memory, over sockets alone, and over both at once. Every process has
-// its own engine, arena and threads here, as in a real job. Sampled within a budget, more of it with MUSTER_TEST_LONG=1; and a soak.
+// The cells of the suite with ranks that are processes: over shared memory, over sockets alone, and
+// over both at once. Every process has its own engine, arena and threads here, as in a real job.
+// Sampled within a budget, more of it with MUSTER_TEST_LONG=1; and a soak.
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -28,7 +29,8 @@ namespace {
 using std::chrono::seconds;
 using Seconds = std::chrono::duration<double>;
 
-/// The order of play among processes: the first rank opens one block of cells after another until the time is over, the others follow.
+/// The order of play among processes: the first rank opens one block of cells after another until
+/// the time is over, the others follow.
 class Referee {
  public:
   /// Asked by rank 0 before block `number`, in order.
@@ -38,7 +40,10 @@ class Referee {
     return go_on;
   }
   /// Asked by the others; false where the play has ended before that block, or rank 0 is gone.
-  bool wait_for(int number) { return opened_.wait_for(number + 1, seconds(180)) && (closed_.value() == 0 || number < closed_.value() - 1); }
+  bool wait_for(int number) {
+    return opened_.wait_for(number + 1, seconds(180)) &&
+           (closed_.value() == 0 || number < closed_.value() - 1);
+  }
 
  private:
   testing::SharedCounter opened_, closed_;
@@ -52,7 +57,8 @@ struct Play {
   std::function<Cell(std::size_t)> cell;  ///< the same on every rank
   std::size_t cells = 0;                  ///< at most so many
   std::size_t at_least = 0;               ///< whatever the budget
-  /// Runs on each rank when the ranks have met, before block `number` of cells; says what is wrong, or nothing.
+  /// Runs on each rank when the ranks have met, before block `number` of cells; says what is wrong,
+  /// or nothing.
   std::function<std::string(int rank, int number)> watch;
 };
 constexpr std::size_t kBlock = 2;
@@ -65,7 +71,8 @@ testing::ProcessJobOptions job_options(const Play& play, int rank, const std::st
   options.shared_memory = play.wire != Wire::tcp;
   options.host_label = testing::host_label(play.wire, rank);
   options.timeout = seconds(60);
-  options.heartbeat_limit = Duration::zero();  // a machine that runs other tests beside this one may be late
+  options.heartbeat_limit =
+      Duration::zero();  // a machine that runs other tests beside this one may be late
   return options;
 }
 
@@ -83,7 +90,9 @@ std::string play_rank(const Play& play, int rank, const std::string& store_path,
   for (int block = 0; wrong.empty(); ++block) {
     const bool more = played < play.cells;
     const bool go_on =
-        rank == 0 ? referee.open(block, more && (played < play.at_least || steady_clock().now() < end)) : referee.wait_for(block);
+        rank == 0
+            ? referee.open(block, more && (played < play.at_least || steady_clock().now() < end))
+            : referee.wait_for(block);
     if (!go_on || !more) break;
     if (play.watch) wrong = play.watch(rank, block);
     for (std::size_t i = 0; i < kBlock && played < play.cells && wrong.empty(); ++i, ++played) {
@@ -105,16 +114,19 @@ std::string play_rank(const Play& play, int rank, const std::string& store_path,
 std::size_t play_on_processes(const Play& play) {
   const testing::ScratchFolder scratch;
   Referee referee;
-  testing::RankProcesses ranks(play.ranks, [&](int rank) { return play_rank(play, rank, scratch.file("store"), referee); });
-  const auto limit = std::chrono::duration_cast<Duration>(std::min(play.budget, Seconds(3600))) + seconds(200);
+  testing::RankProcesses ranks(
+      play.ranks, [&](int rank) { return play_rank(play, rank, scratch.file("store"), referee); });
+  const auto limit =
+      std::chrono::duration_cast<Duration>(std::min(play.budget, Seconds(3600))) + seconds(200);
   const auto ends = ranks.join(limit);
   bool right = true;
   for (std::size_t rank = 0; rank < ends.size(); ++rank) {
     const auto& end = ends[rank];
-    const bool counted =
-        !end.report.empty() && end.report == ends[0].report && end.report.find_first_not_of("0123456789") == std::string::npos;
+    const bool counted = !end.report.empty() && end.report == ends[0].report &&
+                         end.report.find_first_not_of("0123456789") == std::string::npos;
     right = right && counted && end.wait_status == 0;
-    EXPECT_TRUE(counted) << "rank " << rank << (end.killed_at_the_limit ? " hangs: " : " says: ") << end.report;
+    EXPECT_TRUE(counted) << "rank " << rank << (end.killed_at_the_limit ? " hangs: " : " says: ")
+                         << end.report;
     EXPECT_EQ(end.wait_status, 0) << "rank " << rank;
   }
   return right ? std::stoul(ends[0].report) : 0;
@@ -125,18 +137,20 @@ constexpr int kProcessRanks[] = {2, 3, 4, 8};
 
 class CollectiveProcessSuite : public testing::SampledCells<std::tuple<Wire, int>> {};
 
-// spec: F2 broadcast, F3 all_reduce, F4 reduce, F5 all_gather, F7 gather, F8 scatter, F9 reduce_scatter, F12 all_to_all between processes
-// spec: F15 every dtype between processes
-// spec: A1 shared memory off: tcp alone, between processes
+// spec: F2 broadcast, F3 all_reduce, F4 reduce, F5 all_gather, F7 gather, F8 scatter, F9
+// reduce_scatter, F12 all_to_all between processes spec: F15 every dtype between processes spec: A1
+// shared memory off: tcp alone, between processes
 TEST_P(CollectiveProcessSuite, EveryCellMatchesTheDirectComputation) {
   const auto [wire, ranks] = GetParam();
   const std::uint64_t seed = testing::test_seed();
-  std::mt19937_64 random(seed * 1000 + 500 + static_cast<std::uint64_t>(wire) * 100 + static_cast<std::uint64_t>(ranks));
+  std::mt19937_64 random(seed * 1000 + 500 + static_cast<std::uint64_t>(wire) * 100 +
+                         static_cast<std::uint64_t>(ranks));
   const auto cells = draw_cells(random, ranks);
   Play play;
   play.wire = wire;
   play.ranks = ranks;
-  play.budget = testing::test_budget(5, 240) / static_cast<double>(std::size(kProcessRanks) * std::size(kProcessWires));
+  play.budget = testing::test_budget(5, 240) /
+                static_cast<double>(std::size(kProcessRanks) * std::size(kProcessWires));
   play.cell = [&](std::size_t number) { return cells[number]; };
   play.cells = cells.size();
   const std::size_t played = play_on_processes(play);
@@ -150,32 +164,41 @@ std::string pass_barriers(const testing::ProcessJobOptions& options, testing::Sh
   const int ranks = options.world_size;
   for (int round = 0; round < 20; ++round) {
     const int before = round * ranks;
-    if (round % ranks == options.rank && !come.wait_for(before + ranks - 1, seconds(60))) return "the others did not come";
+    if (round % ranks == options.rank && !come.wait_for(before + ranks - 1, seconds(60)))
+      return "the others did not come";
     come.add(1);
     const Status status = job->world->run(Args{}, steady_clock().now() + seconds(60));
     if (!status) return status.message();
-    if (come.value() < before + ranks) return "left the barrier of round " + std::to_string(round) + " before all had come";
+    if (come.value() < before + ranks)
+      return "left the barrier of round " + std::to_string(round) + " before all had come";
   }
   const Status closed = job->world->close(steady_clock().now() + seconds(60));
   return closed.ok() ? "done" : closed.message();
 }
 
-// spec: F13 barrier between processes: nobody leaves before the last has come, with shared memory and over links alone
+// spec: F13 barrier between processes: nobody leaves before the last has come, with shared memory
+// and over links alone
 TEST_P(CollectiveProcessSuite, BarrierHoldsEveryone) {
   Play play;
   std::tie(play.wire, play.ranks) = GetParam();
   const testing::ScratchFolder scratch;
   testing::SharedCounter come;
-  testing::RankProcesses ranks(play.ranks, [&](int rank) { return pass_barriers(job_options(play, rank, scratch.file("store")), come); });
+  testing::RankProcesses ranks(play.ranks, [&](int rank) {
+    return pass_barriers(job_options(play, rank, scratch.file("store")), come);
+  });
   for (const auto& end : ranks.join(seconds(100))) EXPECT_EQ(end.report, "done");
 }
 
 INSTANTIATE_TEST_SUITE_P(All, CollectiveProcessSuite,
-                         ::testing::Combine(::testing::ValuesIn(kProcessWires), ::testing::ValuesIn(kProcessRanks)), [](const auto& cell) {
-                           return std::string(testing::wire_name(std::get<0>(cell.param))) + "_" + std::to_string(std::get<1>(cell.param));
+                         ::testing::Combine(::testing::ValuesIn(kProcessWires),
+                                            ::testing::ValuesIn(kProcessRanks)),
+                         [](const auto& cell) {
+                           return std::string(testing::wire_name(std::get<0>(cell.param))) + "_" +
+                                  std::to_string(std::get<1>(cell.param));
                          });
 
-// In the first blocks of a soak every operation is played at its largest, so that what is kept for later is there.
+// In the first blocks of a soak every operation is played at its largest, so that what is kept for
+// later is there.
 constexpr int kWarm = 9;
 
 /// A rank's resources after a warm-up, and what has come to them since.
@@ -199,12 +222,15 @@ class Ledger {
 
   std::string growth() const {
     const int descriptors = testing::open_descriptors();
-    if (descriptors != descriptors_) return std::to_string(descriptors_) + " descriptors became " + std::to_string(descriptors);
-    if (!testing::long_tests() || !testing::kMemoryTells) return "";  // in a moment not everything has been used once
+    if (descriptors != descriptors_)
+      return std::to_string(descriptors_) + " descriptors became " + std::to_string(descriptors);
+    if (!testing::long_tests() || !testing::kMemoryTells)
+      return "";  // in a moment not everything has been used once
     const auto memory = testing::memory_in_use();
     if (memory.own > memory_.own + kMemoryLimit || memory.shared > memory_.shared + kMemoryLimit) {
-      return "memory grew from " + std::to_string(memory_.own) + " bytes of its own and " + std::to_string(memory_.shared) + " shared to " +
-             std::to_string(memory.own) + " and " + std::to_string(memory.shared);
+      return "memory grew from " + std::to_string(memory_.own) + " bytes of its own and " +
+             std::to_string(memory_.shared) + " shared to " + std::to_string(memory.own) + " and " +
+             std::to_string(memory.shared);
     }
     return "";
   }
@@ -236,11 +262,14 @@ TEST_P(CollectiveSoak, MemoryAndDescriptorsStayFlat) {
     bytes += random() % bytes;
     if (number < kWarm * kBlock) {
       bytes = testing::long_tests() ? std::size_t{1} << 19 : std::size_t{1} << 17;
-      kind = {static_cast<Op>(number % static_cast<std::size_t>(Op::send)), DType::float32, Reduce::sum};
+      kind = {static_cast<Op>(number % static_cast<std::size_t>(Op::send)), DType::float32,
+              Reduce::sum};
     }
-    return Cell{kind.op, kind.dtype, kind.reduce, bytes / size_of(kind.dtype), random(), kSoakRanks};
+    return Cell{kind.op,  kind.dtype, kind.reduce, bytes / size_of(kind.dtype),
+                random(), kSoakRanks};
   };
-  Ledger ledger(play.budget / (testing::long_tests() ? 3 : 1000));  // each process has its own once it is forked
+  Ledger ledger(play.budget /
+                (testing::long_tests() ? 3 : 1000));  // each process has its own once it is forked
   play.watch = [&](int, int block) { return ledger.watch(block); };
   const std::size_t played = play_on_processes(play);
   ASSERT_GE(played, std::size_t{2}) << "replay with MUSTER_TEST_SEED=" << seed;
@@ -248,7 +277,9 @@ TEST_P(CollectiveSoak, MemoryAndDescriptorsStayFlat) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, CollectiveSoak, ::testing::Values(Wire::shm, Wire::tcp),
-                         [](const auto& wire) { return std::string(testing::wire_name(wire.param)); });
+                         [](const auto& wire) {
+                           return std::string(testing::wire_name(wire.param));
+                         });
 
 }  // namespace
 }  // namespace muster::collective::suite

@@ -1,6 +1,7 @@
-// Every operation x element type x reduction x number of ranks x wire, against a direct computation: sizes from nothing to more than
-// every chunk, even and uneven, in place or not, private and arena memory mixed among the ranks, blocking and started. Sampled within a
-// budget; whole with MUSTER_TEST_LONG=1. A failure prints the cell and the seed that replays it.
+// Every operation x element type x reduction x number of ranks x wire, against a direct
+// computation: sizes from nothing to more than every chunk, even and uneven, in place or not,
+// private and arena memory mixed among the ranks, blocking and started. Sampled within a budget;
+// whole with MUSTER_TEST_LONG=1. A failure prints the cell and the seed that replays it.
 
 #include <gtest/gtest.h>
 
@@ -29,12 +30,15 @@
 namespace muster::collective::suite {
 namespace {
 
-/// Another one for every rank, of which the first's must count: some operations by any of their algorithms, the others by the defaults.
+/// Another one for every rank, of which the first's must count: some operations by any of their
+/// algorithms, the others by the defaults.
 std::shared_ptr<const Tuning> drawn_tuning(int rank, int ranks) {
-  std::mt19937_64 random(testing::test_seed() * 31 + static_cast<std::uint64_t>(100 * ranks + rank));
+  std::mt19937_64 random(testing::test_seed() * 31 +
+                         static_cast<std::uint64_t>(100 * ranks + rank));
   auto tuning = std::make_shared<Tuning>();
   for (const Ground ground : {Ground::links, Ground::region}) {
-    for (const Op op : {Op::broadcast, Op::all_reduce, Op::reduce, Op::all_gather, Op::reduce_scatter, Op::gather, Op::scatter}) {
+    for (const Op op : {Op::broadcast, Op::all_reduce, Op::reduce, Op::all_gather,
+                        Op::reduce_scatter, Op::gather, Op::scatter}) {
       const auto row = algorithms_of(ground, op);
       if (random() % 2 == 0) tuning->forced.emplace_back(op, row[random() % row.size()]);
     }
@@ -42,8 +46,8 @@ std::shared_ptr<const Tuning> drawn_tuning(int rank, int ranks) {
   return tuning;
 }
 
-Result<std::shared_ptr<Communicator>> create_whole_group(const std::shared_ptr<transport::Fabric>& fabric, int ranks,
-                                                         bool use_region = true) {
+Result<std::shared_ptr<Communicator>> create_whole_group(
+    const std::shared_ptr<transport::Fabric>& fabric, int ranks, bool use_region = true) {
   std::vector<int> members(static_cast<std::size_t>(ranks));
   std::iota(members.begin(), members.end(), 0);
   CommunicatorOptions options;
@@ -54,8 +58,10 @@ Result<std::shared_ptr<Communicator>> create_whole_group(const std::shared_ptr<t
   return Communicator::create(fabric, members, options);
 }
 
-/// All ranks play the cells in the same order, until the time is over or something is wrong; says how many were played.
-std::size_t play_all(Wire wire, int ranks, const std::vector<Cell>& cells, std::chrono::duration<double> budget, std::string& trouble) {
+/// All ranks play the cells in the same order, until the time is over or something is wrong; says
+/// how many were played.
+std::size_t play_all(Wire wire, int ranks, const std::vector<Cell>& cells,
+                     std::chrono::duration<double> budget, std::string& trouble) {
   constexpr std::size_t kBlock = 2;
   std::optional<std::chrono::steady_clock::time_point> end;  // from when the ranks have met
   std::mutex lock;
@@ -66,7 +72,8 @@ std::size_t play_all(Wire wire, int ranks, const std::vector<Cell>& cells, std::
   std::vector<std::unique_ptr<Answers>> answers;
   const auto decide = [&]() noexcept {
     answers.clear();
-    for (; answers.size() < kBlock && next < cells.size(); ++next) answers.push_back(std::make_unique<Answers>(cells[next]));
+    for (; answers.size() < kBlock && next < cells.size(); ++next)
+      answers.push_back(std::make_unique<Answers>(cells[next]));
     const auto now = std::chrono::steady_clock::now();
     if (!end) end = now + std::chrono::duration_cast<std::chrono::steady_clock::duration>(budget);
     go_on.store(trouble.empty() && now < *end);
@@ -112,33 +119,38 @@ class CollectiveSuite : public testing::SampledCells<std::tuple<Wire, int>> {};
 // spec: F12 all_to_all: lists, uneven
 // spec: F13 barrier
 // spec: F14 SUM PRODUCT MIN MAX BAND BOR BXOR AVG PREMUL_SUM
-// spec: F15 every dtype; operations that only move bytes take every width; MIN and MAX pass NaN on; 16-bit floats round once
-// spec: F16 zero-element tensors, one-rank groups
-// spec: F19 PREMUL_SUM multiplies each rank's input; AVG: the sum in the order of ranks, then one division; integers truncate
-// spec: F20 ranks that do not need the list give none
-// spec: A1 shared memory off: tcp alone
+// spec: F15 every dtype; operations that only move bytes take every width; MIN and MAX pass NaN on;
+// 16-bit floats round once spec: F16 zero-element tensors, one-rank groups spec: F19 PREMUL_SUM
+// multiplies each rank's input; AVG: the sum in the order of ranks, then one division; integers
+// truncate spec: F20 ranks that do not need the list give none spec: A1 shared memory off: tcp
+// alone
 TEST_P(CollectiveSuite, EveryCellMatchesTheDirectComputation) {
   const auto [wire, ranks] = GetParam();
   const std::uint64_t seed = testing::test_seed();
-  std::mt19937_64 random(seed * 1000 + static_cast<std::uint64_t>(wire) * 100 + static_cast<std::uint64_t>(ranks));
-  const auto budget = testing::test_budget(20) / static_cast<double>(std::size(kRanks) * std::size(testing::kWiresAndHosts));
+  std::mt19937_64 random(seed * 1000 + static_cast<std::uint64_t>(wire) * 100 +
+                         static_cast<std::uint64_t>(ranks));
+  const auto budget = testing::test_budget(20) /
+                      static_cast<double>(std::size(kRanks) * std::size(testing::kWiresAndHosts));
   const auto cells = draw_cells(random, ranks);
   std::string trouble;
   const std::size_t played = play_all(wire, ranks, cells, budget, trouble);
   ASSERT_TRUE(trouble.empty()) << trouble << "replay with MUSTER_TEST_SEED=" << seed;
-  // A short budget still plays something on every wire at every number of ranks; a whole one plays all.
+  // A short budget still plays something on every wire at every number of ranks; a whole one plays
+  // all.
   ASSERT_GE(played, testing::whole_matrices() ? cells.size() : std::size_t{2});
   std::cout << "played " << played << " of " << cells.size() << " cells with seed " << seed << "\n";
 }
 
-std::shared_ptr<Communicator> whole_group(const std::shared_ptr<transport::Fabric>& fabric, int ranks, bool use_region = true) {
+std::shared_ptr<Communicator> whole_group(const std::shared_ptr<transport::Fabric>& fabric,
+                                          int ranks, bool use_region = true) {
   auto group = create_whole_group(fabric, ranks, use_region);
   EXPECT_TRUE(group.ok()) << group.status().message();
   return group.ok() ? *group : nullptr;
 }
 
-// The last to come is another rank in each round; it comes when all others have said that they are about to enter.
-// spec: F13 barrier: nobody leaves before the last has come, over links and over shared memory, blocking and started
+// The last to come is another rank in each round; it comes when all others have said that they are
+// about to enter. spec: F13 barrier: nobody leaves before the last has come, over links and over
+// shared memory, blocking and started
 TEST_P(CollectiveSuite, BarrierHoldsEveryone) {
   const auto [wire, number] = GetParam();
   const int ranks = number;
@@ -154,9 +166,12 @@ TEST_P(CollectiveSuite, BarrierHoldsEveryone) {
         }
         come.fetch_add(1);
         const TimePoint deadline = steady_clock().now() + std::chrono::seconds(60);
-        const Status status = round % 3 == 2 ? group->start(Args{}, deadline)->wait(TimePoint::max()) : group->run(Args{}, deadline);
+        const Status status = round % 3 == 2
+                                  ? group->start(Args{}, deadline)->wait(TimePoint::max())
+                                  : group->run(Args{}, deadline);
         ASSERT_TRUE(status.ok()) << status.message();
-        ASSERT_GE(come.load(), before + ranks) << "rank " << rank << " left the barrier of round " << round << " before all had come";
+        ASSERT_GE(come.load(), before + ranks)
+            << "rank " << rank << " left the barrier of round " << round << " before all had come";
       }
       const Status closed = group->close(steady_clock().now() + std::chrono::seconds(60));
       EXPECT_TRUE(closed.ok()) << closed.message();
@@ -164,8 +179,9 @@ TEST_P(CollectiveSuite, BarrierHoldsEveryone) {
   }
 }
 
-// A one, and from every other rank half of the last place of one: where every addition rounded, they would all be lost (ties to even).
-// spec: F15 16-bit floats accumulate in float32 and round once
+// A one, and from every other rank half of the last place of one: where every addition rounded,
+// they would all be lost (ties to even). spec: F15 16-bit floats accumulate in float32 and round
+// once
 TEST_P(CollectiveSuite, SixteenBitSumsRoundOnce) {
   const auto [wire, number] = GetParam();
   const int ranks = number;
@@ -173,7 +189,8 @@ TEST_P(CollectiveSuite, SixteenBitSumsRoundOnce) {
     DType dtype;
     std::uint16_t one, half_a_place;
   };
-  for (const Kind kind : {Kind{DType::float16, 0x3c00, 0x1000}, Kind{DType::bfloat16, 0x3f80, 0x3b80}}) {
+  for (const Kind kind :
+       {Kind{DType::float16, 0x3c00, 0x1000}, Kind{DType::bfloat16, 0x3f80, 0x3b80}}) {
     testing::run_ranks(ranks, wire, [&](int rank, std::shared_ptr<transport::Fabric> fabric) {
       const auto group = whole_group(fabric, ranks);
       if (group == nullptr) return;
@@ -183,7 +200,8 @@ TEST_P(CollectiveSuite, SixteenBitSumsRoundOnce) {
       const auto sum = static_cast<std::uint16_t>(kind.one + places);
       for (const std::size_t count : {std::size_t{1}, std::size_t{3000}, std::size_t{600'000}}) {
         for (const Op op : {Op::all_reduce, Op::reduce}) {
-          std::vector<std::uint16_t> in(count, rank == 0 ? kind.one : kind.half_a_place), out(count);
+          std::vector<std::uint16_t> in(count, rank == 0 ? kind.one : kind.half_a_place),
+              out(count);
           Args args;
           args.op = op;
           args.dtype = kind.dtype;
@@ -193,9 +211,11 @@ TEST_P(CollectiveSuite, SixteenBitSumsRoundOnce) {
           const Status status = group->run(args, steady_clock().now() + std::chrono::seconds(60));
           ASSERT_TRUE(status.ok()) << status.message();
           if (op == Op::reduce && rank != ranks - 1) continue;
-          const auto wrong = std::find_if(out.begin(), out.end(), [sum](std::uint16_t each) { return each != sum; });
-          ASSERT_EQ(wrong, out.end()) << name_of(kind.dtype) << " element " << wrong - out.begin() << " of " << count << " is " << *wrong
-                                      << ", expected " << sum;
+          const auto wrong = std::find_if(out.begin(), out.end(),
+                                          [sum](std::uint16_t each) { return each != sum; });
+          ASSERT_EQ(wrong, out.end())
+              << name_of(kind.dtype) << " element " << wrong - out.begin() << " of " << count
+              << " is " << *wrong << ", expected " << sum;
         }
       }
     });
@@ -203,9 +223,11 @@ TEST_P(CollectiveSuite, SixteenBitSumsRoundOnce) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, CollectiveSuite,
-                         ::testing::Combine(::testing::ValuesIn(testing::kWiresAndHosts), ::testing::ValuesIn(kRanks)),
+                         ::testing::Combine(::testing::ValuesIn(testing::kWiresAndHosts),
+                                            ::testing::ValuesIn(kRanks)),
                          [](const auto& cell) {
-                           return std::string(testing::wire_name(std::get<0>(cell.param))) + "_" + std::to_string(std::get<1>(cell.param));
+                           return std::string(testing::wire_name(std::get<0>(cell.param))) + "_" +
+                                  std::to_string(std::get<1>(cell.param));
                          });
 
 }  // namespace

@@ -1,5 +1,6 @@
-/// Test support for the suites over all operations: one call with everything random about it (a cell), how a rank plays it, what must come
-/// out, and how the cells of a number of ranks are drawn.
+/// Test support for the suites over all operations: one call with everything random about it (a
+/// cell), how a rank plays it, what must come out, and how the cells of a number of ranks are
+/// drawn.
 #pragma once
 
 #include <algorithm>
@@ -43,13 +44,18 @@ struct Cell {
   std::size_t elements(int from, int to) const {
     if (op == Op::barrier) return 0;
     if (!uneven()) return count;
-    const auto pick = static_cast<std::size_t>(op == Op::all_gather ? from : op == Op::reduce_scatter ? to : 3 * from + 5 * to);
+    const auto pick = static_cast<std::size_t>(op == Op::all_gather       ? from
+                                               : op == Op::reduce_scatter ? to
+                                                                          : 3 * from + 5 * to);
     return count * ((pick + seed) % 3) / 2;
   }
   std::string text(Wire wire) const {
-    return std::string(info(op).name) + (info(op).reduces ? " " + std::string(name_of(reduce)) : "") + " " + std::string(name_of(dtype)) +
-           " x " + std::to_string(count) + (uneven() ? " uneven" : "") + (in_place() ? " in place" : "") + (started() ? " started" : "") +
-           " root " + std::to_string(root()) + " on " + std::to_string(ranks) + " ranks over " + testing::wire_name(wire) + " (cell seed " +
+    return std::string(info(op).name) +
+           (info(op).reduces ? " " + std::string(name_of(reduce)) : "") + " " +
+           std::string(name_of(dtype)) + " x " + std::to_string(count) +
+           (uneven() ? " uneven" : "") + (in_place() ? " in place" : "") +
+           (started() ? " started" : "") + " root " + std::to_string(root()) + " on " +
+           std::to_string(ranks) + " ranks over " + testing::wire_name(wire) + " (cell seed " +
            std::to_string(seed) + ")";
   }
 };
@@ -94,13 +100,17 @@ class Memory {
   std::byte* memory_ = nullptr;
 };
 
-/// What every rank gives in a cell and what must come out, each computed once, by whoever asks first. Ranks that are threads share one.
+/// What every rank gives in a cell and what must come out, each computed once, by whoever asks
+/// first. Ranks that are threads share one.
 class Answers {
  public:
-  explicit Answers(const Cell& cell) : cell_(cell), given_(slots()), reduced_(static_cast<std::size_t>(cell.ranks)) {}
+  explicit Answers(const Cell& cell)
+      : cell_(cell), given_(slots()), reduced_(static_cast<std::size_t>(cell.ranks)) {}
 
   const Cell& cell() const { return cell_; }
-  std::size_t given_bytes(int from, int to) const { return cell_.elements(from, to) * size_of(cell_.dtype); }
+  std::size_t given_bytes(int from, int to) const {
+    return cell_.elements(from, to) * size_of(cell_.dtype);
+  }
   const std::vector<std::byte>& given(int from, int to) {
     const bool same_for_all = !info(cell_.op).lists_input;
     if (same_for_all) to = 0;
@@ -108,7 +118,9 @@ class Answers {
     std::call_once(slot.done, [&] {
       slot.bytes.resize(given_bytes(from, to));
       const auto receiver = same_for_all ? 0 : static_cast<std::uint64_t>(to) + 1;
-      testing::fill_elements(slot.bytes, cell_.dtype, cell_.seed * 1000003 + static_cast<std::uint64_t>(from) * 1009 + receiver);
+      testing::fill_elements(
+          slot.bytes, cell_.dtype,
+          cell_.seed * 1000003 + static_cast<std::uint64_t>(from) * 1009 + receiver);
     });
     return slot.bytes;
   }
@@ -134,7 +146,9 @@ class Answers {
     std::once_flag done;
     std::vector<std::byte> bytes;
   };
-  std::size_t slots() const { return static_cast<std::size_t>(cell_.ranks) * static_cast<std::size_t>(cell_.ranks); }
+  std::size_t slots() const {
+    return static_cast<std::size_t>(cell_.ranks) * static_cast<std::size_t>(cell_.ranks);
+  }
 
   const Cell cell_;
   std::vector<Once> given_;
@@ -147,16 +161,20 @@ class Player {
   Player(Answers& answers, int rank) : answers_(answers), cell_(answers.cell()), rank_(rank) {}
 
   std::string play(Communicator& group) {
-    Memory input(lists_input() ? input_bytes_of_all() : contribution_bytes(rank_, rank_), cell_.arena(rank_, 0));
+    Memory input(lists_input() ? input_bytes_of_all() : contribution_bytes(rank_, rank_),
+                 cell_.arena(rank_, 0));
     Memory output(lists_output() ? output_bytes_of_all() : output_bytes(), cell_.arena(rank_, 1));
     const Args args = make_args(input, output);
     const std::vector<std::byte> before(input.all().begin(), input.all().end());
 
     const TimePoint deadline = steady_clock().now() + std::chrono::seconds(60);
-    const Status status = cell_.started() ? group.start(args, deadline)->wait(TimePoint::max()) : group.run(args, deadline);
+    const Status status = cell_.started() ? group.start(args, deadline)->wait(TimePoint::max())
+                                          : group.run(args, deadline);
     if (!status.ok()) return "failed: " + status.message();
-    if (!input.guards_hold() || !output.guards_hold()) return "bytes outside the buffers were written";
-    if (!in_place_ && !std::equal(before.begin(), before.end(), input.all().begin())) return "the input was changed";
+    if (!input.guards_hold() || !output.guards_hold())
+      return "bytes outside the buffers were written";
+    if (!in_place_ && !std::equal(before.begin(), before.end(), input.all().begin()))
+      return "the input was changed";
     return check(args, output);
   }
 
@@ -246,8 +264,11 @@ class Player {
     }
     for (std::size_t slice = 0; slice < args.outputs.size(); ++slice) {
       const auto& right = expected(static_cast<int>(slice));
-      const std::ptrdiff_t wrong = testing::first_difference(args.outputs[slice], right, cell_.dtype);
-      if (wrong >= 0) return "output " + std::to_string(slice) + " is wrong from element " + std::to_string(wrong) + " on";
+      const std::ptrdiff_t wrong =
+          testing::first_difference(args.outputs[slice], right, cell_.dtype);
+      if (wrong >= 0)
+        return "output " + std::to_string(slice) + " is wrong from element " +
+               std::to_string(wrong) + " on";
     }
     return {};
   }
@@ -276,18 +297,26 @@ inline std::vector<Kind> all_kinds() {
       const auto dtype = static_cast<DType>(d);
       if (!info(op).reduces) kinds.push_back({op, dtype, Reduce::sum});
       for (int r = 0; info(op).reduces && r < kReduces; ++r) {
-        if (reduce_supports(static_cast<Reduce>(r), dtype)) kinds.push_back({op, dtype, static_cast<Reduce>(r)});
+        if (reduce_supports(static_cast<Reduce>(r), dtype))
+          kinds.push_back({op, dtype, static_cast<Reduce>(r)});
       }
     }
   }
   return kinds;
 }
 
-// Nothing, one, primes, just beside the limits of the algorithms, and more than two chunks of every one of them.
+// Nothing, one, primes, just beside the limits of the algorithms, and more than two chunks of every
+// one of them.
 inline std::vector<std::size_t> counts_of(Op op, DType dtype, int ranks) {
   const std::size_t width = size_of(dtype);
-  const std::size_t parts = info(op).lists_input || info(op).lists_output ? 1 : static_cast<std::size_t>(ranks);
-  std::vector<std::size_t> counts{0, 1, 7, 1009, 65536 / width / static_cast<std::size_t>(ranks) + 1, (parts * 600 * 1024 + 8) / width + 1};
+  const std::size_t parts =
+      info(op).lists_input || info(op).lists_output ? 1 : static_cast<std::size_t>(ranks);
+  std::vector<std::size_t> counts{0,
+                                  1,
+                                  7,
+                                  1009,
+                                  65536 / width / static_cast<std::size_t>(ranks) + 1,
+                                  (parts * 600 * 1024 + 8) / width + 1};
   if (op == Op::reduce) counts.push_back(96 * 1024 / width + 1);  // what a root of several invites
   return counts;
 }
@@ -296,8 +325,10 @@ inline std::vector<Cell> draw_cells(std::mt19937_64& random, int ranks) {
   std::vector<Cell> cells;
   for (const Kind& kind : all_kinds()) {
     for (std::size_t count : counts_of(kind.op, kind.dtype, ranks)) {
-      const bool large = count * size_of(kind.dtype) > 100'000;  // a sample has room for a few of them
-      if (!large || testing::long_tests() || random() % 4 == 0) cells.push_back({kind.op, kind.dtype, kind.reduce, count, random(), ranks});
+      const bool large =
+          count * size_of(kind.dtype) > 100'000;  // a sample has room for a few of them
+      if (!large || testing::long_tests() || random() % 4 == 0)
+        cells.push_back({kind.op, kind.dtype, kind.reduce, count, random(), ranks});
     }
   }
   std::shuffle(cells.begin(), cells.end(), random);

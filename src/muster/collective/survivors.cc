@@ -56,7 +56,8 @@ namespace {
 
 /// How often a member looks again whom the fabric has found dead meanwhile.
 constexpr auto kLook = std::chrono::milliseconds(50);
-/// When a member first asks again those that it has not heard from; then after twice as long, and so on.
+/// When a member first asks again those that it has not heard from; then after twice as long, and
+/// so on.
 constexpr auto kAskAgain = std::chrono::milliseconds(250);
 
 std::uint64_t tag_of(const Lineage& lineage) {
@@ -69,8 +70,8 @@ std::uint64_t tag_of(const Lineage& lineage) {
   return number | kFirstReservedTag;
 }
 
-/// `asks`: the receiver is to tell its view, also where it has told it before. (Who succeeds stops listening; what it was told then is
-/// lost.)
+/// `asks`: the receiver is to tell its view, also where it has told it before. (Who succeeds stops
+/// listening; what it was told then is lost.)
 std::string encode(const SurvivorViews::View& view, bool asks) {
   ByteWriter out;
   out.put(view.attempt).put(static_cast<std::uint8_t>(asks));
@@ -116,9 +117,12 @@ class Talk {
     }
     for (auto& sent : sent_) channel_.cancel(sent.transfer);
     const auto quiet = [this] {
-      const auto over = [](const transport::TransferRef& transfer) { return transfer == nullptr || transfer->done(); };
+      const auto over = [](const transport::TransferRef& transfer) {
+        return transfer == nullptr || transfer->done();
+      };
       return std::all_of(receives_.begin(), receives_.end(), over) &&
-             std::all_of(sent_.begin(), sent_.end(), [&](const Sent& sent) { return over(sent.transfer); });
+             std::all_of(sent_.begin(), sent_.end(),
+                         [&](const Sent& sent) { return over(sent.transfer); });
     };
     if (!fabric_.wait(quiet, fabric_.clock().now() + std::chrono::seconds(1))) {
       // Memory that the fabric may still write to stays.
@@ -135,7 +139,8 @@ class Talk {
       if (channel_.failed()) return channel_.failure();  // the others have given this rank up
       if (views_.excluded()) {
         return Status(Code::peer_failed,
-                      "the other members have counted rank " + std::to_string(fabric_.rank()) + " out; it cannot go on with them",
+                      "the other members have counted rank " + std::to_string(fabric_.rank()) +
+                          " out; it cannot go on with them",
                       {fabric_.rank()});
       }
       if (views_.take_news()) {
@@ -155,7 +160,8 @@ class Talk {
     }
   }
 
-  /// For the making of the group that was decided upon: whether another attempt has begun meanwhile.
+  /// For the making of the group that was decided upon: whether another attempt has begun
+  /// meanwhile.
   Status overtaken(const SurvivorViews::View& decided) {
     take();
     if (channel_.failed()) return channel_.failure();
@@ -175,7 +181,8 @@ class Talk {
 
   void tell(int member, bool asking) {
     auto bytes = std::make_unique<std::string>(encode(views_.view(), asking));
-    auto transfer = channel_.send(job_rank(member), tag_, std::as_bytes(std::span(*bytes)), header_);
+    auto transfer =
+        channel_.send(job_rank(member), tag_, std::as_bytes(std::span(*bytes)), header_);
     sent_.push_back({member, std::move(bytes), std::move(transfer)});
   }
   void tell_all() {
@@ -191,7 +198,9 @@ class Talk {
       auto& receive = receives_[static_cast<std::size_t>(member)];
       auto& inbox = inboxes_[static_cast<std::size_t>(member)];
       while (!is_self(member) && views_.counts_in(member)) {
-        if (receive == nullptr) receive = channel_.receive(job_rank(member), tag_, std::as_writable_bytes(std::span(inbox)), header_);
+        if (receive == nullptr)
+          receive = channel_.receive(job_rank(member), tag_,
+                                     std::as_writable_bytes(std::span(inbox)), header_);
         if (!receive->done()) break;
         if (receive->status().ok()) {
           views_.heard(member, decode(inbox, receives_.size()));
@@ -207,7 +216,8 @@ class Talk {
     std::erase_if(sent_, [](const Sent& sent) { return sent.transfer->done(); });
   }
 
-  // Whether there is something to take, or the last note has gone out. What comes from those that are out is not taken.
+  // Whether there is something to take, or the last note has gone out. What comes from those that
+  // are out is not taken.
   bool moved() const {
     if (channel_.failed() || (views_.decided() && all_sent())) return true;
     for (int member = 0; member < static_cast<int>(receives_.size()); ++member) {
@@ -218,12 +228,14 @@ class Talk {
   }
   // What this member leaves unsent nobody else would hear.
   bool all_sent() const {
-    return std::all_of(sent_.begin(), sent_.end(),
-                       [this](const Sent& sent) { return sent.transfer->done() || !views_.counts_in(sent.member); });
+    return std::all_of(sent_.begin(), sent_.end(), [this](const Sent& sent) {
+      return sent.transfer->done() || !views_.counts_in(sent.member);
+    });
   }
   void look_for_deaths() {
     for (int member = 0; member < static_cast<int>(receives_.size()); ++member) {
-      if (!is_self(member) && views_.counts_in(member) && !fabric_.death_of(job_rank(member)).ok()) views_.gone(member);
+      if (!is_self(member) && views_.counts_in(member) && !fabric_.death_of(job_rank(member)).ok())
+        views_.gone(member);
     }
   }
 
@@ -231,7 +243,9 @@ class Talk {
     std::vector<int> missing;
     for (const int member : views_.awaited()) missing.push_back(job_rank(member));
     return Status(Code::timed_out,
-                  describe_ranks(missing) + " did not call it within the timeout, though alive; every survivor must shrink the group",
+                  describe_ranks(missing) +
+                      " did not call it within the timeout, though alive; every survivor must "
+                      "shrink the group",
                   missing);
   }
 
@@ -249,7 +263,8 @@ class Talk {
 Result<int> own_position(const Lineage& lineage, int rank) {
   const auto at = std::find(lineage.members.begin(), lineage.members.end(), rank);
   if (at == lineage.members.end())
-    return Status(Code::invalid_argument, "rank " + std::to_string(rank) + " is not a member of the group that it shrinks");
+    return Status(Code::invalid_argument,
+                  "rank " + std::to_string(rank) + " is not a member of the group that it shrinks");
   return static_cast<int>(at - lineage.members.begin());
 }
 
@@ -257,7 +272,9 @@ Status leave_out(Lineage& lineage, const std::vector<int>& exclude) {
   for (const int rank : exclude) {
     const auto position = own_position(lineage, rank);
     if (!position.ok())
-      return Status(Code::invalid_argument, "rank " + std::to_string(rank) + " is to be left out of a group that it is not a member of");
+      return Status(Code::invalid_argument,
+                    "rank " + std::to_string(rank) +
+                        " is to be left out of a group that it is not a member of");
     lineage.out[static_cast<std::size_t>(*position)] = true;
   }
   return {};
@@ -265,8 +282,8 @@ Status leave_out(Lineage& lineage, const std::vector<int>& exclude) {
 
 }  // namespace
 
-Result<Shrunk> shrink(std::shared_ptr<transport::Fabric> fabric, Lineage lineage, const std::vector<int>& exclude,
-                      const CommunicatorOptions& options) {
+Result<Shrunk> shrink(std::shared_ptr<transport::Fabric> fabric, Lineage lineage,
+                      const std::vector<int>& exclude, const CommunicatorOptions& options) {
   const std::string what = "shrinking group '" + lineage.name + "'";
   const TimePoint deadline = deadline_after(fabric->clock(), options.timeout);
   lineage.out.resize(lineage.members.size());
@@ -274,7 +291,8 @@ Result<Shrunk> shrink(std::shared_ptr<transport::Fabric> fabric, Lineage lineage
   if (!self.ok()) return self.status().with_context(what);
   if (Status valid = leave_out(lineage, exclude); !valid) return valid.with_context(what);
   if (lineage.out[static_cast<std::size_t>(*self)])
-    return Status(Code::invalid_argument, "rank " + std::to_string(fabric->rank()) + " is to be left out and must not call it")
+    return Status(Code::invalid_argument, "rank " + std::to_string(fabric->rank()) +
+                                              " is to be left out and must not call it")
         .with_context(what);
   SurvivorViews views(*self, lineage.out, lineage.attempts + 1);
   const Lineage origin = lineage;
@@ -295,9 +313,11 @@ Result<Shrunk> shrink(std::shared_ptr<transport::Fabric> fabric, Lineage lineage
     making.give_up = [&] { return talk.overtaken(view); };
     auto made = Communicator::create(fabric, std::move(left), std::move(making));
     if (made.ok()) return Shrunk{std::move(*made), std::move(lineage)};
-    // Somebody has died or given up meanwhile: the next attempt leaves it out. All else is not to be mended by trying again.
+    // Somebody has died or given up meanwhile: the next attempt leaves it out. All else is not to
+    // be mended by trying again.
     const Code code = made.status().code();
-    const bool again = code == Code::peer_failed || code == Code::closed || code == Code::aborted || code == Code::refused;
+    const bool again = code == Code::peer_failed || code == Code::closed || code == Code::aborted ||
+                       code == Code::refused;
     if (!again || fabric->clock().now() >= deadline) return made.status().with_context(what);
     if (views.view() == view) views.start_over();
   }

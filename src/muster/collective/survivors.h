@@ -1,14 +1,18 @@
 /// How the survivors of a group agree on who is left, while more of them may die.
 ///
 /// Two stages, repeated until both succeed without a death in between:
-///   1. Views. A member's view is (attempt, who is out). It tells everybody whom it does not count out, again whenever the view grows: by a
-///      member that turns out to be gone, or by another's view, which it joins (the higher attempt, the union of those that are out). When
-///      all that it still counts in have told it exactly its own view, it decides.
-///   2. Those decided upon make a group, which succeeds only where all of them have decided the same and are alive. Who fails in it starts
-///   the
-///      next attempt with what it knows now; so does, later, who succeeded in it with a member that died meanwhile: shrinking the new group
-///      continues the attempts of the old one, which is where both meet.
-/// Nobody leads the first stage, so that any rank may die in it, rank 0 too. It costs n * (n - 1) notes for every view.
+///   1. Views. A member's view is (attempt, who is out). It tells everybody whom it does not count
+///   out, again whenever the view grows: by a
+///      member that turns out to be gone, or by another's view, which it joins (the higher attempt,
+///      the union of those that are out). When all that it still counts in have told it exactly its
+///      own view, it decides.
+///   2. Those decided upon make a group, which succeeds only where all of them have decided the
+///   same and are alive. Who fails in it starts the
+///      next attempt with what it knows now; so does, later, who succeeded in it with a member that
+///      died meanwhile: shrinking the new group continues the attempts of the old one, which is
+///      where both meet.
+/// Nobody leads the first stage, so that any rank may die in it, rank 0 too. It costs n * (n - 1)
+/// notes for every view.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +28,8 @@
 
 namespace muster::collective {
 
-/// The first stage of one member as a state machine: no I/O, no clock. Members are positions in the group that is being shrunk first.
+/// The first stage of one member as a state machine: no I/O, no clock. Members are positions in the
+/// group that is being shrunk first.
 class SurvivorViews {
  public:
   /// `out`: by position, who is counted out from the start.
@@ -73,11 +78,13 @@ struct Shrunk {
   Lineage lineage;  ///< for shrinking it in turn
 };
 
-/// Every survivor of the group that `lineage` describes calls it; blocks until those that are left have agreed and made a group of their
-/// own, in the order of the old one. `exclude`: job ranks that are to be left behind though they may be alive; the same on all callers, and
-/// they must not call. A member that is alive and does not call is waited for, up to `options.timeout`, and then named. A caller that the
-/// others have counted out gets a failure. Works whatever has happened to the group's own channel.
-Result<Shrunk> shrink(std::shared_ptr<transport::Fabric> fabric, Lineage lineage, const std::vector<int>& exclude,
-                      const CommunicatorOptions& options);
+/// Every survivor of the group that `lineage` describes calls it; blocks until those that are left
+/// have agreed and made a group of their own, in the order of the old one. `exclude`: job ranks
+/// that are to be left behind though they may be alive; the same on all callers, and they must not
+/// call. A member that is alive and does not call is waited for, up to `options.timeout`, and then
+/// named. A caller that the others have counted out gets a failure. Works whatever has happened to
+/// the group's own channel.
+Result<Shrunk> shrink(std::shared_ptr<transport::Fabric> fabric, Lineage lineage,
+                      const std::vector<int>& exclude, const CommunicatorOptions& options);
 
 }  // namespace muster::collective

@@ -1,4 +1,5 @@
-// How survivors agree on who is left: the state machine, and threads as ranks. Whole jobs with kills: testing/sim_shrink_test.cc.
+// How survivors agree on who is left: the state machine, and threads as ranks. Whole jobs with
+// kills: testing/sim_shrink_test.cc.
 #include "muster/collective/survivors.h"
 
 #include <gtest/gtest.h>
@@ -24,8 +25,10 @@ using testing::Wire;
 /// Members' machines joined by queues; a seed decides which message is next and who dies when.
 class Crowd {
  public:
-  Crowd(int members, std::uint64_t seed) : random_(seed), queues_(static_cast<std::size_t>(members * members)) {
-    for (int i = 0; i < members; ++i) machines_.emplace_back(i, std::vector<bool>(static_cast<std::size_t>(members)), 1);
+  Crowd(int members, std::uint64_t seed)
+      : random_(seed), queues_(static_cast<std::size_t>(members * members)) {
+    for (int i = 0; i < members; ++i)
+      machines_.emplace_back(i, std::vector<bool>(static_cast<std::size_t>(members)), 1);
     dead_.resize(static_cast<std::size_t>(members));
   }
 
@@ -37,12 +40,14 @@ class Crowd {
       for (int a = 0; a < n; ++a) {
         if (alive(a) && machines_[index(a)].take_news()) {
           for (int b = 0; b < n; ++b) {
-            if (a != b && machines_[index(a)].counts_in(b)) queue(a, b).push_back(machines_[index(a)].view());
+            if (a != b && machines_[index(a)].counts_in(b))
+              queue(a, b).push_back(machines_[index(a)].view());
           }
         }
         for (int b = 0; b < n; ++b) {
           if (alive(b) && !queue(a, b).empty()) choices.emplace_back(a, b);
-          if (alive(b) && !alive(a) && queue(a, b).empty() && machines_[index(b)].counts_in(a)) choices.emplace_back(a, b);
+          if (alive(b) && !alive(a) && queue(a, b).empty() && machines_[index(b)].counts_in(a))
+            choices.emplace_back(a, b);
         }
       }
       if (!deaths.empty() && (choices.empty() || random_() % 8 == 0)) {
@@ -66,7 +71,9 @@ class Crowd {
 
  private:
   static std::size_t index(int i) { return static_cast<std::size_t>(i); }
-  std::deque<SurvivorViews::View>& queue(int from, int to) { return queues_[index(from) * machines_.size() + index(to)]; }
+  std::deque<SurvivorViews::View>& queue(int from, int to) {
+    return queues_[index(from) * machines_.size() + index(to)];
+  }
   // Dies in the middle of telling: only some get what it told last.
   void kill(int member) {
     dead_[index(member)] = true;
@@ -81,7 +88,8 @@ class Crowd {
   std::vector<std::deque<SurvivorViews::View>> queues_;
 };
 
-// spec: D7 shrink after a failure: whoever dies and whenever, the survivors decide on the same members, all of them alive
+// spec: D7 shrink after a failure: whoever dies and whenever, the survivors decide on the same
+// members, all of them alive
 TEST(SurvivorViews, AllDecideTheSameWhoeverDies) {
   const int runs = testing::long_tests() ? 20000 : 1000;
   for (int run = 0; run < runs; ++run) {
@@ -97,7 +105,9 @@ TEST(SurvivorViews, AllDecideTheSameWhoeverDies) {
     for (int i = 0; i < members; ++i) {
       if (!crowd.alive(i)) continue;
       ASSERT_TRUE(crowd.machine(i).decided()) << "run " << run << ", member " << i;
-      for (int j = 0; j < members; ++j) ASSERT_EQ(crowd.machine(i).counts_in(j), crowd.alive(j)) << "run " << run << ", member " << i;
+      for (int j = 0; j < members; ++j)
+        ASSERT_EQ(crowd.machine(i).counts_in(j), crowd.alive(j))
+            << "run " << run << ", member " << i;
     }
   }
 }
@@ -137,7 +147,8 @@ CommunicatorOptions named(const std::string& name) {
   return options;
 }
 
-// spec: D7 shrink: survivors go on in a new group after the death of any rank, and again after the next
+// spec: D7 shrink: survivors go on in a new group after the death of any rank, and again after the
+// next
 TEST(Shrink, GoesOnWithTheSurvivorsOfTwoDeaths) {
   for (const Wire wire : {Wire::loopback, Wire::region}) {
     RankThreadsOptions options;

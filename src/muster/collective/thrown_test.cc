@@ -1,4 +1,5 @@
-// What the system refuses in the middle of a call (memory, threads), and what is thrown there: an error of the call, on every member.
+// What the system refuses in the middle of a call (memory, threads), and what is thrown there: an
+// error of the call, on every member.
 #include <cstdlib>
 #include <new>
 #include <stdexcept>
@@ -8,7 +9,8 @@
 
 namespace {
 
-// So many of the next requests for aligned memory are refused: the scratch memory of a call is such.
+// So many of the next requests for aligned memory are refused: the scratch memory of a call is
+// such.
 std::atomic<int> refused_scratch{0};
 
 }  // namespace
@@ -20,8 +22,12 @@ std::atomic<int> refused_scratch{0};
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
-[[gnu::noinline]] void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::align_val_t) noexcept {
+  std::free(memory);
+}
+[[gnu::noinline]] void operator delete(void* memory, std::size_t, std::align_val_t) noexcept {
+  std::free(memory);
+}
 
 namespace muster::collective {
 namespace {
@@ -32,13 +38,16 @@ using namespace communicator_test;
 class Told {
  public:
   explicit Told(int ranks) : statuses_(static_cast<std::size_t>(ranks)) {}
-  void note(int rank, Status status) { statuses_[static_cast<std::size_t>(rank)] = std::move(status); }
+  void note(int rank, Status status) {
+    statuses_[static_cast<std::size_t>(rank)] = std::move(status);
+  }
   void expect(Code code, const std::string& operation, const std::string& text = {}) const {
     for (const Status& status : statuses_) {
       EXPECT_EQ(status.code(), code) << status.message();
       ASSERT_EQ(status.ranks().size(), 1u) << status.message();
       EXPECT_EQ(status.ranks(), statuses_.front().ranks());
-      EXPECT_TRUE(contains(status.message(), "rank " + std::to_string(status.ranks().front()))) << status.message();
+      EXPECT_TRUE(contains(status.message(), "rank " + std::to_string(status.ranks().front())))
+          << status.message();
       EXPECT_TRUE(contains(status.message(), operation)) << status.message();
       EXPECT_TRUE(contains(status.message(), text)) << status.message();
     }
@@ -54,17 +63,20 @@ Args gather(const Values& in, Values& out, const Communicator& group) {
   args.dtype = DType::int64;
   args.inputs = {bytes(in)};
   for (int member = 0; member < group.size(); ++member)
-    args.outputs.push_back(bytes(out).subspan(static_cast<std::size_t>(member) * bytes(in).size(), bytes(in).size()));
+    args.outputs.push_back(
+        bytes(out).subspan(static_cast<std::size_t>(member) * bytes(in).size(), bytes(in).size()));
   return args;
 }
 
-// spec: H7 no memory for a call's scratch: an error of the call on every member, which names the one that has none
+// spec: H7 no memory for a call's scratch: an error of the call on every member, which names the
+// one that has none
 TEST(Thrown, NoScratchMemoryIsAnErrorOfTheCall) {
   constexpr int kRanks = 4;
   for (const std::size_t elements : {std::size_t{1}, std::size_t{100}, std::size_t{300'000}}) {
     for (const Op op : {Op::all_reduce, Op::reduce, Op::all_gather}) {
       for (const bool started : {false, true}) {
-        SCOPED_TRACE(std::string(info(op).name) + " of " + std::to_string(elements) + (started ? ", started" : ""));
+        SCOPED_TRACE(std::string(info(op).name) + " of " + std::to_string(elements) +
+                     (started ? ", started" : ""));
         if (op == Op::all_gather && elements > 100) continue;  // goes straight into the outputs
         Told told(kRanks);
         std::barrier armed(kRanks);
@@ -81,9 +93,12 @@ TEST(Thrown, NoScratchMemoryIsAnErrorOfTheCall) {
               armed.arrive_and_wait();
               if (rank == 0) refused_scratch = 1;
               armed.arrive_and_wait();
-              Status status = started ? group.start(args, soon())->wait(TimePoint::max()) : group.run(args, soon());
+              Status status = started ? group.start(args, soon())->wait(TimePoint::max())
+                                      : group.run(args, soon());
               Values one(1);
-              if (status.ok()) status = group.run(all_reduce({1}, one), soon());  // it had what it needed, and learns it now
+              if (status.ok())
+                status = group.run(all_reduce({1}, one),
+                                   soon());  // it had what it needed, and learns it now
               told.note(rank, status);
               armed.arrive_and_wait();
             },
@@ -95,7 +110,8 @@ TEST(Thrown, NoScratchMemoryIsAnErrorOfTheCall) {
   }
 }
 
-// spec: H7 no thread for what is started: an error of the call on every member, and nothing of it stays behind
+// spec: H7 no thread for what is started: an error of the call on every member, and nothing of it
+// stays behind
 TEST(Thrown, NoProgressThreadIsAnErrorOfTheCall) {
   for (const Wire wire : {Wire::loopback, Wire::region}) {
     for (const Op op : {Op::all_reduce, Op::send, Op::recv}) {
@@ -106,9 +122,11 @@ TEST(Thrown, NoProgressThreadIsAnErrorOfTheCall) {
         if (rank == 0) {
           const NoNewThreads refused;
           const auto owner = std::make_shared<Values>(1, 1);
-          const PendingRef call = op == Op::all_reduce ? group.start(all_reduce(*owner, *owner), soon(), owner)
-                                  : op == Op::send     ? group.send(1, 3, bytes(std::as_const(*owner)), DType::int64, soon(), owner)
-                                                       : group.receive(1, 3, bytes(*owner), DType::int64, soon(), owner);
+          const PendingRef call =
+              op == Op::all_reduce ? group.start(all_reduce(*owner, *owner), soon(), owner)
+              : op == Op::send
+                  ? group.send(1, 3, bytes(std::as_const(*owner)), DType::int64, soon(), owner)
+                  : group.receive(1, 3, bytes(*owner), DType::int64, soon(), owner);
           EXPECT_TRUE(call->done());
           told.note(rank, call->wait(soon()));
           EXPECT_EQ(owner.use_count(), 1);
@@ -129,8 +147,10 @@ TEST(Thrown, ACallHoldsWhatItWorksOn) {
     with_group(2, wire, [&](int rank, Communicator& group) {
       auto owner = std::make_shared<Values>(2, rank);
       const std::weak_ptr<Values> known = owner;
-      PendingRef call = rank == 0 ? group.start(all_reduce(*owner, *owner), soon(), owner) : nullptr;
-      PendingRef message = rank == 0 ? group.receive(1, 3, bytes(*owner), DType::int64, soon(), owner) : nullptr;
+      PendingRef call =
+          rank == 0 ? group.start(all_reduce(*owner, *owner), soon(), owner) : nullptr;
+      PendingRef message =
+          rank == 0 ? group.receive(1, 3, bytes(*owner), DType::int64, soon(), owner) : nullptr;
       owner.reset();
       if (rank == 0) {
         EXPECT_FALSE(known.expired());
@@ -139,18 +159,21 @@ TEST(Thrown, ACallHoldsWhatItWorksOn) {
       Values out(2);
       if (rank == 1) {
         EXPECT_TRUE(group.run(all_reduce({1, 2}, out), soon()).ok());
-        EXPECT_TRUE(group.send(0, 3, bytes(std::as_const(out)), DType::int64, soon())->wait(soon()).ok());
+        EXPECT_TRUE(
+            group.send(0, 3, bytes(std::as_const(out)), DType::int64, soon())->wait(soon()).ok());
       } else {
         EXPECT_TRUE(call->wait(soon()).ok());
         EXPECT_TRUE(message->wait(soon()).ok());
-        while (!known.expired()) std::this_thread::yield();  // the thread that saw the end may be about to let go
+        while (!known.expired())
+          std::this_thread::yield();  // the thread that saw the end may be about to let go
       }
       EXPECT_TRUE(group.close(soon()).ok());
     });
   }
 }
 
-// spec: H7 what is thrown while a thread waits in a call is the call's error, and nobody works on its memory when it returns
+// spec: H7 what is thrown while a thread waits in a call is the call's error, and nobody works on
+// its memory when it returns
 TEST(Thrown, WhatIsThrownInAWaitEndsTheGroup) {
   for (const Wire wire : {Wire::loopback, Wire::region}) {
     Told told(2);
@@ -158,13 +181,16 @@ TEST(Thrown, WhatIsThrownInAWaitEndsTheGroup) {
     with_group(2, wire, [&](int rank, Communicator& group) {
       Values out(1);
       if (rank == 0) {
-        const auto looking = group.look_while_waiting([] { throw std::runtime_error("out of the look"); });
+        const auto looking =
+            group.look_while_waiting([] { throw std::runtime_error("out of the look"); });
         told.note(rank, group.run(all_reduce({1}, out), soon()));
         gate.arrive_and_wait();
       } else {
         gate.arrive_and_wait();
         Status status = group.run(all_reduce({1}, out), soon());
-        if (status.ok()) status = group.run(all_reduce({1}, out), soon());  // it had what it needed, and learns it now
+        if (status.ok())
+          status =
+              group.run(all_reduce({1}, out), soon());  // it had what it needed, and learns it now
         told.note(rank, status);
       }
     });

@@ -57,13 +57,15 @@ std::string quoted(std::string_view text) { return "\"" + std::string(text) + "\
 
 std::string names_of(std::span<const Algorithm> row) {
   std::string text;
-  for (const Algorithm algorithm : row) text += (text.empty() ? "" : ", ") + std::string(name_of(algorithm));
+  for (const Algorithm algorithm : row)
+    text += (text.empty() ? "" : ", ") + std::string(name_of(algorithm));
   return text;
 }
 
 std::string ops_known() {
   std::string text;
-  for (int op = 0; op < kCollectives; ++op) text += (text.empty() ? "" : ", ") + std::string(info(static_cast<Op>(op)).name);
+  for (int op = 0; op < kCollectives; ++op)
+    text += (text.empty() ? "" : ", ") + std::string(info(static_cast<Op>(op)).name);
   return text;
 }
 
@@ -84,10 +86,12 @@ class Line {
       if (!step) return step.status();
       const auto found = std::find(next, row.end(), step->algorithm);
       if (found == row.end()) {
-        return wrong(quoted(name_of(step->algorithm)) + " cannot stand there; " + std::string(info(place->op).name) + " over " +
+        return wrong(quoted(name_of(step->algorithm)) + " cannot stand there; " +
+                     std::string(info(place->op).name) + " over " +
                      std::string(name_of(place->ground)) + " has, in this order, " + names_of(row));
       }
-      if (!rule.empty() && rule.back().up_to >= step->up_to) return wrong("sizes must grow from left to right in " + quoted(value_));
+      if (!rule.empty() && rule.back().up_to >= step->up_to)
+        return wrong("sizes must grow from left to right in " + quoted(value_));
       next = found + 1;
       rule.push_back(*step);
     }
@@ -99,13 +103,17 @@ class Line {
 
   Result<Tuning::Place> place() const {
     const auto parts = parts_of(key_, '.');
-    if (parts.size() != 3) return wrong(quoted(key_) + " should be GROUND.OPERATION.RANKS, as in links.all_reduce.4");
-    if (parts[0] != "links" && parts[0] != "region") return wrong(quoted(parts[0]) + " should be links or region");
+    if (parts.size() != 3)
+      return wrong(quoted(key_) + " should be GROUND.OPERATION.RANKS, as in links.all_reduce.4");
+    if (parts[0] != "links" && parts[0] != "region")
+      return wrong(quoted(parts[0]) + " should be links or region");
     const auto op = op_named(parts[1]);
     if (!op) return wrong(quoted(parts[1]) + " is no collective; there are " + ops_known());
     const auto ranks = number_of(parts[2]);
-    if (!ranks || *ranks < 1 || *ranks > 10'000'000) return wrong(quoted(parts[2]) + " should be a number of ranks");
-    return Tuning::Place{parts[0] == "links" ? Ground::links : Ground::region, *op, static_cast<int>(*ranks)};
+    if (!ranks || *ranks < 1 || *ranks > 10'000'000)
+      return wrong(quoted(parts[2]) + " should be a number of ranks");
+    return Tuning::Place{parts[0] == "links" ? Ground::links : Ground::region, *op,
+                         static_cast<int>(*ranks)};
   }
 
   static Result<Tuning::Step> step(std::string_view text, bool last) {
@@ -114,12 +122,16 @@ class Line {
     const auto algorithm = algorithm_named(name);
     if (!algorithm) return wrong(quoted(name) + " is no algorithm");
     if (last) {
-      if (sign != std::string_view::npos) return wrong("the last algorithm has no limit, but " + quoted(text) + " gives one");
+      if (sign != std::string_view::npos)
+        return wrong("the last algorithm has no limit, but " + quoted(text) + " gives one");
       return Tuning::Step{*algorithm};
     }
-    if (sign == std::string_view::npos) return wrong(quoted(text) + " needs a limit, as in \"" + std::string(name) + " <= 64 KiB\"");
+    if (sign == std::string_view::npos)
+      return wrong(quoted(text) + " needs a limit, as in \"" + std::string(name) + " <= 64 KiB\"");
     const auto up_to = size_of_text(trimmed(text.substr(sign + 2)));
-    if (!up_to) return wrong(quoted(trimmed(text.substr(sign + 2))) + " is no size; write bytes, as in 65536 or 64 KiB");
+    if (!up_to)
+      return wrong(quoted(trimmed(text.substr(sign + 2))) +
+                   " is no size; write bytes, as in 65536 or 64 KiB");
     return Tuning::Step{*algorithm, *up_to};
   }
 
@@ -132,10 +144,12 @@ bool goes_by_hosts(Op op) {
   return last == Algorithm::hosts || last == Algorithm::ring;
 }
 
-/// One host, where it was measured, does not tell of several: what goes on without a limit there gives way where it would without a file.
+/// One host, where it was measured, does not tell of several: what goes on without a limit there
+/// gives way where it would without a file.
 bool gives_way(Op op, int ranks, Standing standing) {
   if (standing.several_on_each_host(ranks)) return goes_by_hosts(op);
-  return op == Op::reduce && standing.per_host < ranks;  // the wire to the root has to take what on one host memory did
+  return op == Op::reduce &&
+         standing.per_host < ranks;  // the wire to the root has to take what on one host memory did
 }
 
 /// Where an algorithm ends without a file, on ranks that stand so.
@@ -144,7 +158,8 @@ std::uint64_t bound_over_hosts(Op op, Algorithm algorithm, int ranks, Standing s
   const auto place = std::find(row.begin(), row.end(), algorithm) - row.begin();
   const Selection defaults(Ground::links, ranks, standing);
   const auto& bounds = defaults.bounds()[static_cast<std::size_t>(op)];
-  return static_cast<std::size_t>(place) < bounds.size() ? bounds[static_cast<std::size_t>(place)] : Selection::kAlways;
+  return static_cast<std::size_t>(place) < bounds.size() ? bounds[static_cast<std::size_t>(place)]
+                                                         : Selection::kAlways;
 }
 
 }  // namespace
@@ -154,8 +169,10 @@ Result<Tuning> parse_tuning(std::string_view text, const std::string& name) {
   int number = 0;
   bool versioned = false;
   const auto at_line = [&](const std::string& what) {
-    return Status(Code::invalid_argument, name + ", line " + std::to_string(number) + ": " + what +
-                                              "; mend the line, or remove the file and let muster bench --tune write it anew");
+    return Status(
+        Code::invalid_argument,
+        name + ", line " + std::to_string(number) + ": " + what +
+            "; mend the line, or remove the file and let muster bench --tune write it anew");
   };
   for (const std::string_view whole : parts_of(text, '\n')) {
     ++number;
@@ -163,32 +180,40 @@ Result<Tuning> parse_tuning(std::string_view text, const std::string& name) {
     if (line.empty()) continue;
     const std::size_t sign = line.find('=');
     const auto key = trimmed(line.substr(0, sign));
-    const auto value = sign == std::string_view::npos ? std::string_view() : trimmed(line.substr(sign + 1));
-    if (key.empty() || value.empty() || key.ends_with('<')) return at_line(quoted(line) + " is not KEY = VALUE");
+    const auto value =
+        sign == std::string_view::npos ? std::string_view() : trimmed(line.substr(sign + 1));
+    if (key.empty() || value.empty() || key.ends_with('<'))
+      return at_line(quoted(line) + " is not KEY = VALUE");
     if (key == "version") {
       if (value != std::to_string(kVersion)) {
-        return at_line("version " + std::string(value) + " of the file is not known; this muster reads version " +
+        return at_line("version " + std::string(value) +
+                       " of the file is not known; this muster reads version " +
                        std::to_string(kVersion));
       }
       versioned = true;
       continue;
     }
-    if (!versioned) return at_line("the first line that is no comment should be \"version = " + std::to_string(kVersion) + "\"");
+    if (!versioned)
+      return at_line("the first line that is no comment should be \"version = " +
+                     std::to_string(kVersion) + "\"");
     auto read = Line(key, value).read();
     if (!read) return at_line(read.status().message());
-    if (!tuning.rules.insert(std::move(*read)).second) return at_line(quoted(key) + " stands there twice");
+    if (!tuning.rules.insert(std::move(*read)).second)
+      return at_line(quoted(key) + " stands there twice");
   }
   return tuning;
 }
 
 std::string print_tuning(const Tuning& tuning) {
   std::string text =
-      "# Which algorithm runs, by size: GROUND.OPERATION.RANKS = ALGORITHM <= BYTES, ..., ALGORITHM\n"
+      "# Which algorithm runs, by size: GROUND.OPERATION.RANKS = ALGORITHM <= BYTES, ..., "
+      "ALGORITHM\n"
       "# Written by muster bench --tune; docs/performance.md tells more.\n"
       "version = " +
       std::to_string(kVersion) + "\n";
   for (const auto& [place, rule] : tuning.rules) {
-    text += std::string(name_of(place.ground)) + "." + std::string(info(place.op).name) + "." + std::to_string(place.ranks) + " =";
+    text += std::string(name_of(place.ground)) + "." + std::string(info(place.op).name) + "." +
+            std::to_string(place.ranks) + " =";
     for (std::size_t i = 0; i < rule.size(); ++i) {
       text += (i > 0 ? ", " : " ") + std::string(name_of(rule[i].algorithm));
       if (i + 1 < rule.size()) text += " <= " + size_text(rule[i].up_to);
@@ -201,7 +226,8 @@ std::string print_tuning(const Tuning& tuning) {
 Result<std::vector<std::pair<Op, Algorithm>>> parse_forced(const std::string& text) {
   const auto wrong = [&](const std::string& what) {
     return Status(Code::invalid_argument,
-                  "MUSTER_ALGORITHM holds " + quoted(text) + ": " + what + "; write OPERATION:ALGORITHM, as in all_reduce:bruck");
+                  "MUSTER_ALGORITHM holds " + quoted(text) + ": " + what +
+                      "; write OPERATION:ALGORITHM, as in all_reduce:bruck");
   };
   std::vector<std::pair<Op, Algorithm>> forced;
   for (const auto part : parts_of(text, ',')) {
@@ -218,7 +244,8 @@ Result<std::vector<std::pair<Op, Algorithm>>> parse_forced(const std::string& te
       }
     }
     if (!known) {
-      return wrong(std::string(info(*op).name) + " has " + names_of(algorithms_of(Ground::links, *op)) + " over links and " +
+      return wrong(std::string(info(*op).name) + " has " +
+                   names_of(algorithms_of(Ground::links, *op)) + " over links and " +
                    names_of(algorithms_of(Ground::region, *op)) + " over a host's region");
     }
     forced.emplace_back(*op, algorithm);
@@ -244,9 +271,10 @@ Result<Tuning> tuning_of_environment() {
       if (!read) return read.status();
       tuning = std::move(*read);
     } else if (env_text("MUSTER_TUNING")) {
-      return Status(Code::invalid_argument, "MUSTER_TUNING names " + path +
-                                                ", which cannot be read; write it with muster bench --tune, or unset "
-                                                "the variable");
+      return Status(Code::invalid_argument,
+                    "MUSTER_TUNING names " + path +
+                        ", which cannot be read; write it with muster bench --tune, or unset "
+                        "the variable");
     }
   }
   if (const auto text = env_text("MUSTER_ALGORITHM")) {
@@ -259,14 +287,21 @@ Result<Tuning> tuning_of_environment() {
 
 Selection select(const Tuning& tuning, Ground ground, int ranks, Standing standing) {
   Selection selection(ground, ranks, standing);
-  for (const auto& [place, rule] : tuning.rules) {  // by growing numbers of ranks: the last that fits counts
-    if (place.ground != ground || place.ranks > ranks || 2 * static_cast<std::int64_t>(place.ranks) <= ranks) continue;
+  for (const auto& [place, rule] :
+       tuning.rules) {  // by growing numbers of ranks: the last that fits counts
+    if (place.ground != ground || place.ranks > ranks ||
+        2 * static_cast<std::int64_t>(place.ranks) <= ranks)
+      continue;
     bool as_without = false;  // from here on
     for (const Algorithm each : algorithms_of(ground, place.op)) {
-      const auto step = std::find_if(rule.begin(), rule.end(), [each](const Tuning::Step& s) { return s.algorithm == each; });
+      const auto step = std::find_if(rule.begin(), rule.end(),
+                                     [each](const Tuning::Step& s) { return s.algorithm == each; });
       const std::uint64_t up_to = step == rule.end() ? 0 : step->up_to;
-      std::uint64_t bound = step == rule.end() ? 0 : up_to == Selection::kAlways ? up_to : up_to + 1;
-      as_without = as_without || (ground == Ground::links && up_to == Selection::kAlways && gives_way(place.op, ranks, standing));
+      std::uint64_t bound = step == rule.end()            ? 0
+                            : up_to == Selection::kAlways ? up_to
+                                                          : up_to + 1;
+      as_without = as_without || (ground == Ground::links && up_to == Selection::kAlways &&
+                                  gives_way(place.op, ranks, standing));
       if (as_without) bound = bound_over_hosts(place.op, each, ranks, standing);
       selection.set_bound(place.op, each, bound);
     }

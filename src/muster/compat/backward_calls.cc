@@ -12,12 +12,14 @@
 namespace muster::compat {
 namespace {
 
-/// Calls that end later are no business of the pass: it may be this rank that the others wait for, for something that it does afterwards.
+/// Calls that end later are no business of the pass: it may be this rank that the others wait for,
+/// for something that it does afterwards.
 constexpr Duration kStay = std::chrono::milliseconds(100);
 
 }  // namespace
 
-std::shared_ptr<BackwardCalls> BackwardCalls::of_this_pass(const ProcessGroup& group, Latest& latest) {
+std::shared_ptr<BackwardCalls> BackwardCalls::of_this_pass(const ProcessGroup& group,
+                                                           Latest& latest) {
   const int pass = torch::autograd::get_current_graph_task_id();
   if (pass < 0) return nullptr;
   const std::lock_guard hold(latest.mutex);
@@ -29,7 +31,8 @@ std::shared_ptr<BackwardCalls> BackwardCalls::of_this_pass(const ProcessGroup& g
   if (!driving) return nullptr;
   auto calls = std::make_shared<BackwardCalls>(pass, std::move(driving));
   latest.calls = calls;
-  // Before that of DDP, which comes with the last bucket. Autograd drops it uncalled where an exception ends the pass.
+  // Before that of DDP, which comes with the last bucket. Autograd drops it uncalled where an
+  // exception ends the pass.
   torch::autograd::Engine::get_default_engine().queue_callback([calls] { calls->end(); });
   return calls;
 }
@@ -59,7 +62,8 @@ void BackwardCalls::end() {
     try {
       work->wait(time_left(steady_clock(), deadline));
     } catch (const std::exception&) {
-      // What it failed with is in the future that was asked for; what has not ended in time goes on.
+      // What it failed with is in the future that was asked for; what has not ended in time goes
+      // on.
     }
   }
   driving_.reset();

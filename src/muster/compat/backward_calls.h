@@ -1,6 +1,7 @@
-/// Calls that stock torch starts in a backward pass, as its DDP does for every bucket, on a host whose cores are all taken by ranks that
-/// compute. A thread beside them could only take core and cache away: the thread that runs the pass moves the calls itself, when it starts
-/// the next one and at the end of the pass, where DDP waits for their futures.
+/// Calls that stock torch starts in a backward pass, as its DDP does for every bucket, on a host
+/// whose cores are all taken by ranks that compute. A thread beside them could only take core and
+/// cache away: the thread that runs the pass moves the calls itself, when it starts the next one
+/// and at the end of the pass, where DDP waits for their futures.
 #pragma once
 
 #include <memory>
@@ -20,12 +21,15 @@ class BackwardCalls {
     std::mutex mutex;
     std::weak_ptr<BackwardCalls> calls;
   };
-  /// Of the pass that the calling thread is in, for its next call of `group`. From here on the progress thread keeps off, until the pass
-  /// is over or the thread stands still. Null outside of a pass, at its very end, and where another core is free.
+  /// Of the pass that the calling thread is in, for its next call of `group`. From here on the
+  /// progress thread keeps off, until the pass is over or the thread stands still. Null outside of
+  /// a pass, at its very end, and where another core is free.
   static std::shared_ptr<BackwardCalls> of_this_pass(const ProcessGroup& group, Latest& latest);
-  BackwardCalls(int pass, std::shared_ptr<void> driving) : pass_(pass), driving_(std::move(driving)) {}
+  BackwardCalls(int pass, std::shared_ptr<void> driving)
+      : pass_(pass), driving_(std::move(driving)) {}
 
-  /// The end of the pass drives these until they are done, for a while: who asks for a future may do so to wait for it there.
+  /// The end of the pass drives these until they are done, for a while: who asks for a future may
+  /// do so to wait for it there.
   void finish_at_the_end(const std::vector<WorkRef>& works);
 
  private:

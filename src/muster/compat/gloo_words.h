@@ -1,7 +1,9 @@
-/// What torch's own Gloo says to arguments that it refuses. Programs and torch's own tests look for these words, so they follow ours.
+/// What torch's own Gloo says to arguments that it refuses. Programs and torch's own tests look for
+/// these words, so they follow ours.
 ///
-/// Each function gives the text, or an empty one where Gloo would take the arguments. They run after a call was refused, or where it has
-/// several tensors: never on the way of a call that succeeds with one.
+/// Each function gives the text, or an empty one where Gloo would take the arguments. They run
+/// after a call was refused, or where it has several tensors: never on the way of a call that
+/// succeeds with one.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,11 +27,14 @@ class GlooWords {
   std::string reduce(const Tensors& tensors, std::int64_t root, std::int64_t root_tensor) const;
   std::string allgather(const std::vector<Tensors>& outputs, const Tensors& inputs) const;
   std::string allgather_coalesced(const std::vector<Tensors>& outputs, const Tensors& inputs) const;
-  std::string gather(const std::vector<Tensors>& outputs, const Tensors& inputs, std::int64_t root) const;
-  std::string scatter(const Tensors& outputs, const std::vector<Tensors>& inputs, std::int64_t root) const;
+  std::string gather(const std::vector<Tensors>& outputs, const Tensors& inputs,
+                     std::int64_t root) const;
+  std::string scatter(const Tensors& outputs, const std::vector<Tensors>& inputs,
+                      std::int64_t root) const;
   std::string reduce_scatter(const Tensors& outputs, const std::vector<Tensors>& inputs) const;
   std::string alltoall(const Tensors& outputs, const Tensors& inputs) const;
-  std::string alltoall_base(const at::Tensor& tensor, const std::vector<std::int64_t>& splits) const;
+  std::string alltoall_base(const at::Tensor& tensor,
+                            const std::vector<std::int64_t>& splits) const;
   std::string message(const Tensors& tensors) const;
 
  private:

@@ -1,5 +1,6 @@
-/// The several tensors of one c10d call, which stand for several devices of one process. What torch's Gloo does for them before and after
-/// it talks to other ranks is done here before: then every tensor has a call of its own, and all get the same value.
+/// The several tensors of one c10d call, which stand for several devices of one process. What
+/// torch's Gloo does for them before and after it talks to other ranks is done here before: then
+/// every tensor has a call of its own, and all get the same value.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,7 +11,8 @@
 
 namespace muster::compat {
 
-/// Writes every one with all of them reduced, in the order of the list. Autograd is not told, nor by the next.
+/// Writes every one with all of them reduced, in the order of the list. Autograd is not told, nor
+/// by the next.
 void reduce_locally(const std::vector<at::Tensor>& tensors, const ReduceOp& op);
 /// Writes every one with the value of `tensors[index]`.
 void copy_to_all(const std::vector<at::Tensor>& tensors, std::size_t index);

@@ -26,7 +26,8 @@ constexpr int kShrinkAbort = 1;  // torch's SHRINK_ABORT
 constexpr Duration kLimitBesideRpc = std::chrono::seconds(5);
 
 std::optional<Duration> given(std::chrono::milliseconds timeout) {
-  return timeout > std::chrono::milliseconds::zero() ? std::optional<Duration>(timeout) : std::nullopt;
+  return timeout > std::chrono::milliseconds::zero() ? std::optional<Duration>(timeout)
+                                                     : std::nullopt;
 }
 
 ReduceOp reduction(const c10d::ReduceOp& op) {
@@ -41,8 +42,11 @@ ReduceOp reduction(const c10d::ReduceOp& op) {
     case c10d::ReduceOp::BXOR: return ReduceOp::BXOR;
     case c10d::ReduceOp::PREMUL_SUM: {
       const auto* factor = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
-      if (factor == nullptr) group::invalid("PREMUL_SUM without a factor; make it with _make_nccl_premul_sum");
-      return ReduceOp::premul_sum(factor->tensor_factor.defined() ? factor->tensor_factor.item<double>() : factor->double_factor);
+      if (factor == nullptr)
+        group::invalid("PREMUL_SUM without a factor; make it with _make_nccl_premul_sum");
+      return ReduceOp::premul_sum(factor->tensor_factor.defined()
+                                      ? factor->tensor_factor.item<double>()
+                                      : factor->double_factor);
     }
     default: group::invalid("an unknown reduction was asked for");
   }
@@ -50,9 +54,14 @@ ReduceOp reduction(const c10d::ReduceOp& op) {
 
 /// The one entry of a list that torch's interface keeps for several devices of one process.
 template <class T>
-T& only(ProcessGroup& group, Op op, std::vector<T>& list, const char* what, std::int64_t index = 0) {
-  if (list.size() != 1) group.refuse(op, what, DistError("one entry is expected, " + std::to_string(list.size()) + " were given"));
-  if (index != 0) group.refuse(op, what, DistError("the only tensor is number 0, not " + std::to_string(index)));
+T& only(ProcessGroup& group, Op op, std::vector<T>& list, const char* what,
+        std::int64_t index = 0) {
+  if (list.size() != 1)
+    group.refuse(
+        op, what,
+        DistError("one entry is expected, " + std::to_string(list.size()) + " were given"));
+  if (index != 0)
+    group.refuse(op, what, DistError("the only tensor is number 0, not " + std::to_string(index)));
   return list.front();
 }
 
@@ -68,18 +77,22 @@ auto in_both_words(Call call, Words words) -> decltype(call()) {
   }
 }
 
-/// A tensor as one part per member: any shape where it is contiguous, else dimension 0 is shared out. Where that cannot be, the other
-/// members are told that this one's call cannot be made.
-Tensors parts_of(ProcessGroup& group, Op op, const at::Tensor& whole, const at::Tensor& part, const char* what) {
+/// A tensor as one part per member: any shape where it is contiguous, else dimension 0 is shared
+/// out. Where that cannot be, the other members are told that this one's call cannot be made.
+Tensors parts_of(ProcessGroup& group, Op op, const at::Tensor& whole, const at::Tensor& part,
+                 const char* what) {
   const int members = group.size();
   const bool flat_memory = whole.is_contiguous();
   const bool divides = flat_memory || whole.size(0) % members == 0;
   if (whole.numel() != part.numel() * members || !divides) {
     group.refuse(
         op, what,
-        DistError("a tensor of " + std::to_string(part.numel() * members) + " elements is expected, as many from each of " +
-                  std::to_string(members) + " ranks, not one of " + std::to_string(whole.numel()) + " elements" +
-                  (divides ? "" : ", not contiguous, whose " + std::to_string(whole.size(0)) + " rows they cannot share equally")));
+        DistError("a tensor of " + std::to_string(part.numel() * members) +
+                  " elements is expected, as many from each of " + std::to_string(members) +
+                  " ranks, not one of " + std::to_string(whole.numel()) + " elements" +
+                  (divides ? ""
+                           : ", not contiguous, whose " + std::to_string(whole.size(0)) +
+                                 " rows they cannot share equally")));
   }
   Tensors parts;
   const auto shared = flat_memory ? whole.view({-1}) : whole;
@@ -98,17 +111,22 @@ Tensors flat(const TorchBackend::Lists& lists) {
 }
 
 bool one_dtype(const Tensors& tensors) {
-  return std::all_of(tensors.begin(), tensors.end(), [&](const auto& each) { return each.dtype() == tensors.front().dtype(); });
+  return std::all_of(tensors.begin(), tensors.end(),
+                     [&](const auto& each) { return each.dtype() == tensors.front().dtype(); });
 }
 
 /// Torch's words around ours, which say which rank is missing.
-std::string monitored_text(int rank, const std::optional<Duration>& timeout, const std::string& why) {
+std::string monitored_text(int rank, const std::optional<Duration>& timeout,
+                           const std::string& why) {
   if (rank != 0)
     return "Rank " + std::to_string(rank) +
-           " successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0. Please check rank 0 logs "
+           " successfully reached monitoredBarrier, but received errors while waiting for "
+           "send/recv from rank 0. Please check rank 0 logs "
            "for faulty rank.\n Original exception:\n" +
            why;
-  return timeout == Duration::zero() ? "Rank 0 timed out in monitoredBarrier after 0 ms.\n Original exception:\n" + why : why;
+  return timeout == Duration::zero()
+             ? "Rank 0 timed out in monitoredBarrier after 0 ms.\n Original exception:\n" + why
+             : why;
 }
 
 /// Of the member that errors call `first_rank`; -1 where it is none.
@@ -118,7 +136,9 @@ int position_in(const ProcessGroup& group, int first_rank) {
   return member;
 }
 
-std::chrono::milliseconds milliseconds(Duration timeout) { return std::chrono::duration_cast<std::chrono::milliseconds>(timeout); }
+std::chrono::milliseconds milliseconds(Duration timeout) {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(timeout);
+}
 
 }  // namespace
 
@@ -131,18 +151,22 @@ c10::intrusive_ptr<TorchBackend> TorchBackend::create(const TorchGroup& made_of)
       job = TorchJob::open(made_of.store, made_of.id, made_of.rank, made_of.size, made_of.timeout);
       if (ranks.empty() && !made_of.alone) job->make_default();
     }
-    auto group = whole_job ? job->world() : job->make_group(made_of.id, std::move(ranks), made_of.timeout);
-    return c10::make_intrusive<TorchBackend>(made_of.backend, std::move(job), std::move(group), whole_job);
+    auto group =
+        whole_job ? job->world() : job->make_group(made_of.id, std::move(ranks), made_of.timeout);
+    return c10::make_intrusive<TorchBackend>(made_of.backend, std::move(job), std::move(group),
+                                             whole_job);
   });
 }
 
-TorchBackend::TorchBackend(std::string name, std::shared_ptr<TorchJob> job, Group group, bool whole_job)
+TorchBackend::TorchBackend(std::string name, std::shared_ptr<TorchJob> job, Group group,
+                           bool whole_job)
     : Backend(group->rank(), group->size()),
       name_(std::move(name)),
       job_(std::move(job)),
       group_(std::move(group)),
       whole_job_(whole_job),
-      options_(c10::make_intrusive<c10d::Backend::Options>(name_, milliseconds(group_->timeout()))) {
+      options_(
+          c10::make_intrusive<c10d::Backend::Options>(name_, milliseconds(group_->timeout()))) {
   init();
 }
 
@@ -150,34 +174,52 @@ TorchBackend::~TorchBackend() = default;
 
 /// Null where the engine's own thread had better drive a call on such tensors.
 std::shared_ptr<BackwardCalls> TorchBackend::driven_by_this_pass(const Tensors& inputs) {
-  if (!std::all_of(inputs.begin(), inputs.end(), [](const auto& input) { return input.is_cpu(); })) return nullptr;
+  if (!std::all_of(inputs.begin(), inputs.end(), [](const auto& input) { return input.is_cpu(); }))
+    return nullptr;
   return BackwardCalls::of_this_pass(*group_, in_backward_);
 }
 
-/// `call(timeout)` gives a Work, or none where it is done. `words()`: what torch's Gloo says to these arguments.
+/// `call(timeout)` gives a Work, or none where it is done. `words()`: what torch's Gloo says to
+/// these arguments.
 template <class Call, class Words>
-TorchBackend::Works TorchBackend::issue(OpType type, const Tensors& inputs, Tensors outputs, std::chrono::milliseconds timeout, Call call,
-                                        Words words) {
+TorchBackend::Works TorchBackend::issue(OpType type, const Tensors& inputs, Tensors outputs,
+                                        std::chrono::milliseconds timeout, Call call, Words words) {
   auto shown = CallRange::begin(name_, type, inputs);
   const bool counts = type != OpType::SEND && type != OpType::RECV && type != OpType::RECVANYSOURCE;
-  TorchWork::Parts parts{
-      .type = type, .works = {}, .outputs = std::move(outputs), .lists = 1, .group = group_, .sequence = 0, .timeout = {}, .pass = {}};
+  TorchWork::Parts parts{.type = type,
+                         .works = {},
+                         .outputs = std::move(outputs),
+                         .lists = 1,
+                         .group = group_,
+                         .sequence = 0,
+                         .timeout = {},
+                         .pass = {}};
   parts.sequence = counts ? sequence_.fetch_add(1, std::memory_order_relaxed) + 1 : 0;
   parts.timeout = given(timeout).value_or(group_->timeout());
   const auto pass = counts ? driven_by_this_pass(inputs) : nullptr;
   parts.pass = pass;
-  if (auto work = in_torch_errors([&] { return in_both_words([&] { return call(given(timeout)); }, words); }))
+  if (auto work = in_torch_errors(
+          [&] { return in_both_words([&] { return call(given(timeout)); }, words); }))
     parts.works.push_back(std::move(work));
   return TorchWork::create(std::move(parts), std::move(shown));
 }
 
-/// `each(i, timeout)` for every output, or for each of so many lists that the outputs come in, as one Work.
+/// `each(i, timeout)` for every output, or for each of so many lists that the outputs come in, as
+/// one Work.
 template <class Each>
-TorchBackend::Works TorchBackend::issue_each(OpType type, const Tensors& inputs, const Tensors& outputs, std::chrono::milliseconds timeout,
-                                             Each each, std::size_t lists) {
+TorchBackend::Works TorchBackend::issue_each(OpType type, const Tensors& inputs,
+                                             const Tensors& outputs,
+                                             std::chrono::milliseconds timeout, Each each,
+                                             std::size_t lists) {
   auto shown = CallRange::begin(name_, type, inputs);
-  TorchWork::Parts parts{
-      .type = type, .works = {}, .outputs = outputs, .lists = lists, .group = group_, .sequence = 0, .timeout = {}, .pass = {}};
+  TorchWork::Parts parts{.type = type,
+                         .works = {},
+                         .outputs = outputs,
+                         .lists = lists,
+                         .group = group_,
+                         .sequence = 0,
+                         .timeout = {},
+                         .pass = {}};
   parts.sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
   parts.timeout = given(timeout).value_or(group_->timeout());
   const auto pass = driven_by_this_pass(inputs);
@@ -191,20 +233,22 @@ TorchBackend::Works TorchBackend::issue_each(OpType type, const Tensors& inputs,
   return TorchWork::create(std::move(parts), std::move(shown));
 }
 
-/// Several tensors in one call: `prepare(tensors)` does what is to be done on this rank, then each has a call of its own. Refused where
-/// torch's Gloo would, too.
+/// Several tensors in one call: `prepare(tensors)` does what is to be done on this rank, then each
+/// has a call of its own. Refused where torch's Gloo would, too.
 template <class Prepare, class Each>
-TorchBackend::Works TorchBackend::issue_several(Op op, const Tensors& tensors, std::chrono::milliseconds timeout, const std::string& words,
-                                                Prepare prepare, Each each) {
+TorchBackend::Works TorchBackend::issue_several(Op op, const Tensors& tensors,
+                                                std::chrono::milliseconds timeout,
+                                                const std::string& words, Prepare prepare,
+                                                Each each) {
   const bool sums = op == Op::all_reduce;
   in_torch_errors([&] {
     if (!words.empty())
-      group_->refuse(
-          op, sums ? "allreduce" : "broadcast",
-          DistError(std::to_string(tensors.size()) +
-                    " tensors were given; a call takes one or more that are alike in layout, dtype, device and shape, and where it "
-                    "has a root, one that is there, with a tensor that is (" +
-                    words + ")"));
+      group_->refuse(op, sums ? "allreduce" : "broadcast",
+                     DistError(std::to_string(tensors.size()) +
+                               " tensors were given; a call takes one or more that are alike in "
+                               "layout, dtype, device and shape, and where it "
+                               "has a root, one that is there, with a tensor that is (" +
+                               words + ")"));
   });
   prepare(tensors);
   const auto written = with_memory_of_their_own(tensors);
@@ -212,50 +256,72 @@ TorchBackend::Works TorchBackend::issue_several(Op op, const Tensors& tensors, s
                     [&](std::size_t i, auto limit) { return each(written[i], limit); });
 }
 
-TorchBackend::Works TorchBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
-  const auto words = [&] { return gloo_words().broadcast(tensors, options.rootRank, options.rootTensor); };
+TorchBackend::Works TorchBackend::broadcast(Tensors& tensors,
+                                            const c10d::BroadcastOptions& options) {
+  const auto words = [&] {
+    return gloo_words().broadcast(tensors, options.rootRank, options.rootTensor);
+  };
   const auto call = [&](const at::Tensor& tensor, auto timeout) {
-    return muster::broadcast(
-        tensor, {.group = group_, .async_op = options.asyncOp, .group_src = static_cast<int>(options.rootRank), .timeout = timeout});
+    return muster::broadcast(tensor, {.group = group_,
+                                      .async_op = options.asyncOp,
+                                      .group_src = static_cast<int>(options.rootRank),
+                                      .timeout = timeout});
   };
   if (tensors.size() == 1 && options.rootTensor == 0)
     return issue(
-        OpType::BROADCAST, tensors, tensors, options.timeout, [&](auto timeout) { return call(tensors.front(), timeout); }, words);
+        OpType::BROADCAST, tensors, tensors, options.timeout,
+        [&](auto timeout) { return call(tensors.front(), timeout); }, words);
   const auto give_root_to_all = [&](const Tensors& all) {
-    if (options.rootRank == getRank()) copy_to_all(all, static_cast<std::size_t>(options.rootTensor));
+    if (options.rootRank == getRank())
+      copy_to_all(all, static_cast<std::size_t>(options.rootTensor));
   };
   return issue_several(Op::broadcast, tensors, options.timeout, words(), give_root_to_all, call);
 }
 
-TorchBackend::Works TorchBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
-  const auto words = [&] { return gloo_words().allreduce(tensors, options.reduceOp == c10d::ReduceOp::SUM); };
+TorchBackend::Works TorchBackend::allreduce(Tensors& tensors,
+                                            const c10d::AllreduceOptions& options) {
+  const auto words = [&] {
+    return gloo_words().allreduce(tensors, options.reduceOp == c10d::ReduceOp::SUM);
+  };
   const auto call = [&](const at::Tensor& tensor, auto timeout) {
-    return muster::all_reduce(tensor,
-                              {.op = reduction(options.reduceOp), .group = group_, .async_op = options.asyncOp, .timeout = timeout});
+    return muster::all_reduce(tensor, {.op = reduction(options.reduceOp),
+                                       .group = group_,
+                                       .async_op = options.asyncOp,
+                                       .timeout = timeout});
   };
   if (tensors.size() == 1)
     return issue(
-        OpType::ALLREDUCE, tensors, tensors, options.timeout, [&](auto timeout) { return call(tensors.front(), timeout); }, words);
+        OpType::ALLREDUCE, tensors, tensors, options.timeout,
+        [&](auto timeout) { return call(tensors.front(), timeout); }, words);
   return issue_several(
       Op::all_reduce, tensors, options.timeout, words(),
-      [&](const Tensors& all) { in_torch_errors([&] { reduce_locally(all, reduction(options.reduceOp)); }); }, call);
+      [&](const Tensors& all) {
+        in_torch_errors([&] { reduce_locally(all, reduction(options.reduceOp)); });
+      },
+      call);
 }
 
-TorchBackend::Works TorchBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) {
+TorchBackend::Works TorchBackend::allreduce_sparse(Tensors& tensors,
+                                                   const c10d::AllreduceOptions& options) {
   return allreduce(tensors, options);
 }
 
-TorchBackend::Works TorchBackend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
+TorchBackend::Works TorchBackend::allreduce_coalesced(
+    Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
   const auto with = [&](auto timeout) {
-    return AllReduceOptions{.op = reduction(options.reduceOp), .group = group_, .async_op = options.asyncOp, .timeout = timeout};
+    return AllReduceOptions{.op = reduction(options.reduceOp),
+                            .group = group_,
+                            .async_op = options.asyncOp,
+                            .timeout = timeout};
   };
   if (tensors.empty() || one_dtype(tensors))
     return issue(
         OpType::ALLREDUCE_COALESCED, tensors, tensors, options.timeout,
         [&](auto timeout) { return muster::all_reduce_coalesced(tensors, with(timeout)); },
         [&] { return gloo_words().allreduce_coalesced(tensors); });
-  return issue_each(OpType::ALLREDUCE_COALESCED, tensors, tensors, options.timeout,
-                    [&](std::size_t i, auto timeout) { return muster::all_reduce(tensors[i], with(timeout)); });
+  return issue_each(
+      OpType::ALLREDUCE_COALESCED, tensors, tensors, options.timeout,
+      [&](std::size_t i, auto timeout) { return muster::all_reduce(tensors[i], with(timeout)); });
 }
 
 TorchBackend::Works TorchBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
@@ -272,20 +338,24 @@ TorchBackend::Works TorchBackend::reduce(Tensors& tensors, const c10d::ReduceOpt
       [&] { return gloo_words().reduce(tensors, options.rootRank, options.rootTensor); });
 }
 
-TorchBackend::Works TorchBackend::allgather(Lists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
+TorchBackend::Works TorchBackend::allgather(Lists& outputs, Tensors& inputs,
+                                            const c10d::AllgatherOptions& options) {
   const auto words = [&] { return gloo_words().allgather(outputs, inputs); };
   if (inputs.size() > 1 && words().empty()) return allgather_of_several(outputs, inputs, options);
   return issue(
       OpType::ALLGATHER, inputs, outputs.empty() ? Tensors{} : outputs.front(), options.timeout,
       [&](auto timeout) {
-        return muster::all_gather(only(*group_, Op::all_gather, outputs, "allgather"), only(*group_, Op::all_gather, inputs, "allgather"),
-                                  {.group = group_, .async_op = options.asyncOp, .timeout = timeout});
+        return muster::all_gather(
+            only(*group_, Op::all_gather, outputs, "allgather"),
+            only(*group_, Op::all_gather, inputs, "allgather"),
+            {.group = group_, .async_op = options.asyncOp, .timeout = timeout});
       },
       words);
 }
 
 /// Every list of outputs gets all inputs of all members, member by member.
-TorchBackend::Works TorchBackend::allgather_of_several(const Lists& outputs, const Tensors& inputs, const c10d::AllgatherOptions& options) {
+TorchBackend::Works TorchBackend::allgather_of_several(const Lists& outputs, const Tensors& inputs,
+                                                       const c10d::AllgatherOptions& options) {
   const auto by_member = [&](const Tensors& list) {
     Lists parts;
     for (auto at = list.begin(); at != list.end(); at += static_cast<std::ptrdiff_t>(inputs.size()))
@@ -295,109 +365,145 @@ TorchBackend::Works TorchBackend::allgather_of_several(const Lists& outputs, con
   return issue_each(
       OpType::ALLGATHER, inputs, flat(outputs), options.timeout,
       [&](std::size_t i, auto timeout) {
-        return muster::all_gather_coalesced(by_member(outputs[i]), inputs,
-                                            {.group = group_, .async_op = options.asyncOp, .timeout = timeout});
+        return muster::all_gather_coalesced(
+            by_member(outputs[i]), inputs,
+            {.group = group_, .async_op = options.asyncOp, .timeout = timeout});
       },
       outputs.size());
 }
 
-TorchBackend::Works TorchBackend::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) {
+TorchBackend::Works TorchBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
+                                                  const c10d::AllgatherOptions& options) {
   return issue(OpType::_ALLGATHER_BASE, {input}, {output}, options.timeout, [&](auto timeout) {
-    return muster::all_gather(parts_of(*group_, Op::all_gather, output, input, "all_gather_into_tensor"), input,
-                              {.group = group_, .async_op = options.asyncOp, .timeout = timeout});
+    return muster::all_gather(
+        parts_of(*group_, Op::all_gather, output, input, "all_gather_into_tensor"), input,
+        {.group = group_, .async_op = options.asyncOp, .timeout = timeout});
   });
 }
 
-TorchBackend::Works TorchBackend::allgather_coalesced(Lists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
-  const CollectiveOptions with{.group = group_, .async_op = options.asyncOp, .timeout = given(options.timeout)};
+TorchBackend::Works TorchBackend::allgather_coalesced(Lists& outputs, Tensors& inputs,
+                                                      const c10d::AllgatherOptions& options) {
+  const CollectiveOptions with{
+      .group = group_, .async_op = options.asyncOp, .timeout = given(options.timeout)};
   if (inputs.empty() || one_dtype(inputs))
     return issue(
         OpType::ALLGATHER_COALESCED, inputs, flat(outputs), options.timeout,
         [&](auto) { return muster::all_gather_coalesced(outputs, inputs, with); },
         [&] { return gloo_words().allgather_coalesced(outputs, inputs); });
-  return issue_each(OpType::ALLGATHER_COALESCED, inputs, inputs, options.timeout, [&](std::size_t i, auto) {
-    Tensors column;
-    for (const auto& list : outputs) column.push_back(list.at(i));
-    return muster::all_gather(column, inputs[i], with);
-  });
+  return issue_each(OpType::ALLGATHER_COALESCED, inputs, inputs, options.timeout,
+                    [&](std::size_t i, auto) {
+                      Tensors column;
+                      for (const auto& list : outputs) column.push_back(list.at(i));
+                      return muster::all_gather(column, inputs[i], with);
+                    });
 }
 
-TorchBackend::Works TorchBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                                                  const c10d::AllgatherOptions& options) {
-  return issue_each(OpType::ALLGATHER_INTO_TENSOR_COALESCED, inputs, outputs, options.timeout, [&](std::size_t i, auto timeout) {
-    return muster::all_gather(parts_of(*group_, Op::all_gather, outputs[i], inputs.at(i), "all_gather_into_tensor_coalesced"), inputs.at(i),
-                              {.group = group_, .async_op = options.asyncOp, .timeout = timeout});
-  });
+TorchBackend::Works TorchBackend::allgather_into_tensor_coalesced(
+    Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
+  return issue_each(OpType::ALLGATHER_INTO_TENSOR_COALESCED, inputs, outputs, options.timeout,
+                    [&](std::size_t i, auto timeout) {
+                      return muster::all_gather(
+                          parts_of(*group_, Op::all_gather, outputs[i], inputs.at(i),
+                                   "all_gather_into_tensor_coalesced"),
+                          inputs.at(i),
+                          {.group = group_, .async_op = options.asyncOp, .timeout = timeout});
+                    });
 }
 
-TorchBackend::Works TorchBackend::gather(Lists& outputs, Tensors& inputs, const c10d::GatherOptions& options) {
+TorchBackend::Works TorchBackend::gather(Lists& outputs, Tensors& inputs,
+                                         const c10d::GatherOptions& options) {
   return issue(
       OpType::GATHER, inputs, outputs.empty() ? Tensors{} : outputs.front(), options.timeout,
       [&](auto timeout) {
-        return muster::gather(only(*group_, Op::gather, inputs, "gather"),
-                              {.gather_list = outputs.empty() ? Tensors{} : only(*group_, Op::gather, outputs, "gather"),
-                               .group = group_,
-                               .async_op = options.asyncOp,
-                               .group_dst = static_cast<int>(options.rootRank),
-                               .timeout = timeout});
+        return muster::gather(
+            only(*group_, Op::gather, inputs, "gather"),
+            {.gather_list =
+                 outputs.empty() ? Tensors{} : only(*group_, Op::gather, outputs, "gather"),
+             .group = group_,
+             .async_op = options.asyncOp,
+             .group_dst = static_cast<int>(options.rootRank),
+             .timeout = timeout});
       },
       [&] { return gloo_words().gather(outputs, inputs, options.rootRank); });
 }
 
-TorchBackend::Works TorchBackend::gather_into_tensor(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& options) {
+TorchBackend::Works TorchBackend::gather_into_tensor(at::Tensor& output, at::Tensor& input,
+                                                     const c10d::GatherOptions& options) {
   return issue(OpType::GATHER, {input}, {output}, options.timeout, [&](auto timeout) {
     const bool root = options.rootRank == getRank();
-    return muster::gather(input, {.gather_list = root ? parts_of(*group_, Op::gather, output, input, "gather_single") : Tensors{},
-                                  .group = group_,
-                                  .async_op = options.asyncOp,
-                                  .group_dst = static_cast<int>(options.rootRank),
-                                  .timeout = timeout});
+    return muster::gather(
+        input, {.gather_list = root ? parts_of(*group_, Op::gather, output, input, "gather_single")
+                                    : Tensors{},
+                .group = group_,
+                .async_op = options.asyncOp,
+                .group_dst = static_cast<int>(options.rootRank),
+                .timeout = timeout});
   });
 }
 
-TorchBackend::Works TorchBackend::scatter(Tensors& outputs, Lists& inputs, const c10d::ScatterOptions& options) {
+TorchBackend::Works TorchBackend::scatter(Tensors& outputs, Lists& inputs,
+                                          const c10d::ScatterOptions& options) {
   return issue(
       OpType::SCATTER, inputs.empty() ? Tensors{} : inputs.front(), outputs, options.timeout,
       [&](auto timeout) {
-        return muster::scatter(only(*group_, Op::scatter, outputs, "scatter"),
-                               {.scatter_list = inputs.empty() ? Tensors{} : only(*group_, Op::scatter, inputs, "scatter"),
-                                .group = group_,
-                                .async_op = options.asyncOp,
-                                .group_src = static_cast<int>(options.rootRank),
-                                .timeout = timeout});
+        return muster::scatter(
+            only(*group_, Op::scatter, outputs, "scatter"),
+            {.scatter_list =
+                 inputs.empty() ? Tensors{} : only(*group_, Op::scatter, inputs, "scatter"),
+             .group = group_,
+             .async_op = options.asyncOp,
+             .group_src = static_cast<int>(options.rootRank),
+             .timeout = timeout});
       },
       [&] { return gloo_words().scatter(outputs, inputs, options.rootRank); });
 }
 
-TorchBackend::Works TorchBackend::reduce_scatter(Tensors& outputs, Lists& inputs, const c10d::ReduceScatterOptions& options) {
+TorchBackend::Works TorchBackend::reduce_scatter(Tensors& outputs, Lists& inputs,
+                                                 const c10d::ReduceScatterOptions& options) {
   return issue(
       OpType::REDUCE_SCATTER, inputs.empty() ? Tensors{} : inputs.front(), outputs, options.timeout,
       [&](auto timeout) {
-        return muster::reduce_scatter(
-            only(*group_, Op::reduce_scatter, outputs, "reduce_scatter"), only(*group_, Op::reduce_scatter, inputs, "reduce_scatter"),
-            {.op = reduction(options.reduceOp), .group = group_, .async_op = options.asyncOp, .timeout = timeout});
+        return muster::reduce_scatter(only(*group_, Op::reduce_scatter, outputs, "reduce_scatter"),
+                                      only(*group_, Op::reduce_scatter, inputs, "reduce_scatter"),
+                                      {.op = reduction(options.reduceOp),
+                                       .group = group_,
+                                       .async_op = options.asyncOp,
+                                       .timeout = timeout});
       },
       [&] { return gloo_words().reduce_scatter(outputs, inputs); });
 }
 
-TorchBackend::Works TorchBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) {
+TorchBackend::Works TorchBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                                       const c10d::ReduceScatterOptions& options) {
   return issue(OpType::_REDUCE_SCATTER_BASE, {input}, {output}, options.timeout, [&](auto timeout) {
-    return muster::reduce_scatter(output, parts_of(*group_, Op::reduce_scatter, input, output, "reduce_scatter_tensor"),
-                                  {.op = reduction(options.reduceOp), .group = group_, .async_op = options.asyncOp, .timeout = timeout});
+    return muster::reduce_scatter(
+        output, parts_of(*group_, Op::reduce_scatter, input, output, "reduce_scatter_tensor"),
+        {.op = reduction(options.reduceOp),
+         .group = group_,
+         .async_op = options.asyncOp,
+         .timeout = timeout});
   });
 }
 
-TorchBackend::Works TorchBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                                                  const c10d::ReduceScatterOptions& options) {
-  return issue_each(OpType::REDUCE_SCATTER_TENSOR_COALESCED, inputs, outputs, options.timeout, [&](std::size_t i, auto timeout) {
-    return muster::reduce_scatter(outputs[i],
-                                  parts_of(*group_, Op::reduce_scatter, inputs.at(i), outputs[i], "reduce_scatter_tensor_coalesced"),
-                                  {.op = reduction(options.reduceOp), .group = group_, .async_op = options.asyncOp, .timeout = timeout});
-  });
+TorchBackend::Works TorchBackend::reduce_scatter_tensor_coalesced(
+    Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) {
+  return issue_each(OpType::REDUCE_SCATTER_TENSOR_COALESCED, inputs, outputs, options.timeout,
+                    [&](std::size_t i, auto timeout) {
+                      return muster::reduce_scatter(
+                          outputs[i],
+                          parts_of(*group_, Op::reduce_scatter, inputs.at(i), outputs[i],
+                                   "reduce_scatter_tensor_coalesced"),
+                          {.op = reduction(options.reduceOp),
+                           .group = group_,
+                           .async_op = options.asyncOp,
+                           .timeout = timeout});
+                    });
 }
 
-TorchBackend::Works TorchBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>& output_splits,
-                                                std::vector<std::int64_t>& input_splits, const c10d::AllToAllOptions& options) {
+TorchBackend::Works TorchBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
+                                                std::vector<std::int64_t>& output_splits,
+                                                std::vector<std::int64_t>& input_splits,
+                                                const c10d::AllToAllOptions& options) {
   return issue(
       OpType::ALLTOALL_BASE, {input}, {output}, options.timeout,
       [&](auto timeout) {
@@ -414,25 +520,33 @@ TorchBackend::Works TorchBackend::alltoall_base(at::Tensor& output, at::Tensor& 
       });
 }
 
-TorchBackend::Works TorchBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
+TorchBackend::Works TorchBackend::alltoall(Tensors& outputs, Tensors& inputs,
+                                           const c10d::AllToAllOptions& options) {
   return issue(
       OpType::ALLTOALL, inputs, outputs, options.timeout,
-      [&](auto timeout) { return muster::all_to_all(outputs, inputs, {.group = group_, .async_op = options.asyncOp, .timeout = timeout}); },
+      [&](auto timeout) {
+        return muster::all_to_all(
+            outputs, inputs, {.group = group_, .async_op = options.asyncOp, .timeout = timeout});
+      },
       [&] { return gloo_words().alltoall(outputs, inputs); });
 }
 
 TorchBackend::Works TorchBackend::barrier(const c10d::BarrierOptions& options) {
-  return issue(OpType::BARRIER, {}, {}, options.timeout,
-               [&](auto timeout) { return muster::barrier({.group = group_, .async_op = options.asyncOp, .timeout = timeout}); });
+  return issue(OpType::BARRIER, {}, {}, options.timeout, [&](auto timeout) {
+    return muster::barrier({.group = group_, .async_op = options.asyncOp, .timeout = timeout});
+  });
 }
 
 void TorchBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
   sequence_.fetch_add(1, std::memory_order_relaxed);
   // Here a timeout of nothing is one: those who have not come yet are late.
-  const auto timeout = options.timeout < std::chrono::milliseconds::zero() ? std::nullopt : std::optional<Duration>(options.timeout);
+  const auto timeout = options.timeout < std::chrono::milliseconds::zero()
+                           ? std::nullopt
+                           : std::optional<Duration>(options.timeout);
   in_torch_errors([&] {
     try {
-      muster::monitored_barrier({.group = group_, .timeout = timeout, .wait_all_ranks = wait_all_ranks});
+      muster::monitored_barrier(
+          {.group = group_, .timeout = timeout, .wait_all_ranks = wait_all_ranks});
     } catch (const DistBackendError& error) {
       C10_THROW_ERROR(DistBackendError, monitored_text(getRank(), timeout, error.what()));
     }
@@ -443,7 +557,8 @@ TorchBackend::Works TorchBackend::send(Tensors& tensors, int destination, int ta
   return issue(
       OpType::SEND, tensors, {}, c10d::kUnsetTimeout,
       [&](auto) {
-        return muster::isend(only(*group_, Op::send, tensors, "send"), {.group = group_, .tag = tag, .group_dst = destination});
+        return muster::isend(only(*group_, Op::send, tensors, "send"),
+                             {.group = group_, .tag = tag, .group_dst = destination});
       },
       [&] { return gloo_words().message(tensors); });
 }
@@ -451,19 +566,26 @@ TorchBackend::Works TorchBackend::send(Tensors& tensors, int destination, int ta
 TorchBackend::Works TorchBackend::recv(Tensors& tensors, int source, int tag) {
   return issue(
       OpType::RECV, tensors, tensors, c10d::kUnsetTimeout,
-      [&](auto) { return muster::irecv(only(*group_, Op::recv, tensors, "recv"), {.group = group_, .tag = tag, .group_src = source}); },
+      [&](auto) {
+        return muster::irecv(only(*group_, Op::recv, tensors, "recv"),
+                             {.group = group_, .tag = tag, .group_src = source});
+      },
       [&] { return gloo_words().message(tensors); });
 }
 
 TorchBackend::Works TorchBackend::recvAnysource(Tensors& tensors, int tag) {
   return issue(
       OpType::RECVANYSOURCE, tensors, tensors, c10d::kUnsetTimeout,
-      [&](auto) { return muster::irecv(only(*group_, Op::recv, tensors, "recv"), {.group = group_, .tag = tag}); },
+      [&](auto) {
+        return muster::irecv(only(*group_, Op::recv, tensors, "recv"),
+                             {.group = group_, .tag = tag});
+      },
       [&] { return gloo_words().message(tensors); });
 }
 
-c10::intrusive_ptr<c10d::Backend> TorchBackend::split(const c10::intrusive_ptr<c10d::Store>&, const std::vector<int>& ranks,
-                                                      const c10::intrusive_ptr<c10d::Backend::Options>& options) {
+c10::intrusive_ptr<c10d::Backend> TorchBackend::split(
+    const c10::intrusive_ptr<c10d::Store>&, const std::vector<int>& ranks,
+    const c10::intrusive_ptr<c10d::Backend::Options>& options) {
   if (std::find(ranks.begin(), ranks.end(), getRank()) == ranks.end()) return nullptr;
   return in_torch_errors([&]() -> c10::intrusive_ptr<c10d::Backend> {
     std::vector<int> of_job;
@@ -473,25 +595,32 @@ c10::intrusive_ptr<c10d::Backend> TorchBackend::split(const c10::intrusive_ptr<c
   });
 }
 
-c10::intrusive_ptr<c10d::Backend> TorchBackend::shrink(const std::vector<std::int64_t>& ranks_to_exclude, int flags,
-                                                       const c10::intrusive_ptr<c10d::Backend::Options>& options) {
+c10::intrusive_ptr<c10d::Backend> TorchBackend::shrink(
+    const std::vector<std::int64_t>& ranks_to_exclude, int flags,
+    const c10::intrusive_ptr<c10d::Backend::Options>& options) {
   return in_torch_errors([&]() -> c10::intrusive_ptr<c10d::Backend> {
     if (flags == kShrinkAbort) group_->abort("shrink_group was called with SHRINK_ABORT");
-    const auto stays = [&](int rank) { return std::ranges::find(ranks_to_exclude, rank) == ranks_to_exclude.end(); };
+    const auto stays = [&](int rank) {
+      return std::ranges::find(ranks_to_exclude, rank) == ranks_to_exclude.end();
+    };
     const auto before = left_.value_or(TorchJob::Left{job_, group_});
     std::vector<int> exclude;
     for (int rank = 0; rank < getSize(); ++rank) {
       const int member = position_in(*before.group, group_->first_rank_of(rank));
       if (member >= 0 && !stays(rank)) exclude.push_back(member);
     }
-    if (!left_ || !exclude.empty()) left_ = before.job->shrink(before.group, exclude, options ? options->timeout : group_->timeout());
+    if (!left_ || !exclude.empty())
+      left_ =
+          before.job->shrink(before.group, exclude, options ? options->timeout : group_->timeout());
     std::vector<int> lost;
     for (int rank = 0; rank < getSize(); ++rank) {
-      if (stays(rank) && position_in(*left_->group, group_->first_rank_of(rank)) < 0) lost.push_back(rank);
+      if (stays(rank) && position_in(*left_->group, group_->first_rank_of(rank)) < 0)
+        lost.push_back(rank);
     }
     if (!lost.empty())
       throw DistBackendError("shrink_group: ranks " + group::list(lost) +
-                                 " of the group died too; call it again with ranks_to_exclude naming all that are lost",
+                                 " of the group died too; call it again with ranks_to_exclude "
+                                 "naming all that are lost",
                              Code::peer_failed, lost);
     if (!shut_down_.exchange(true) && !whole_job_) job_->retire(group_);
     const auto left = *std::exchange(left_, std::nullopt);
@@ -518,7 +647,8 @@ at::Tensor TorchBackend::lend(std::int64_t size, const at::TensorOptions& option
 /// For torch's Reducer, which takes complex gradients as pairs of reals.
 at::Tensor TorchBackend::allocateTensor(long size, at::TensorOptions options) {
   const auto dtype = c10::typeMetaToScalarType(options.dtype());
-  return c10::isComplexType(dtype) ? lend(2 * size, options.dtype(c10::toRealValueType(dtype))) : lend(size, options);
+  return c10::isComplexType(dtype) ? lend(2 * size, options.dtype(c10::toRealValueType(dtype)))
+                                   : lend(size, options);
 }
 
 c10d::ErrorType TorchBackend::getError() {
@@ -531,13 +661,16 @@ c10d::ErrorType TorchBackend::getError() {
 }
 
 void TorchBackend::abort() {
-  if (!shut_down_) group_->abort("the process group was aborted on rank " + std::to_string(group_->global_rank_of(group_->rank())));
+  if (!shut_down_)
+    group_->abort("the process group was aborted on rank " +
+                  std::to_string(group_->global_rank_of(group_->rank())));
 }
 
 void TorchBackend::shutdown() {
   if (shut_down_.exchange(true)) return;
   if (whole_job_) {
-    // Where there are remote calls too, the others may be waiting by those for this rank before they come here themselves.
+    // Where there are remote calls too, the others may be waiting by those for this rank before
+    // they come here themselves.
     const bool others_may_wait = torch::distributed::rpc::RpcAgent::isCurrentRpcAgentSet();
     job_->close(others_may_wait ? std::min(group_->timeout(), kLimitBesideRpc) : group_->timeout());
   } else {

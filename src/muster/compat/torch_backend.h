@@ -1,9 +1,11 @@
-/// muster's engine as a backend of stock torch: what `torch.distributed.init_process_group("muster")` makes for CPU tensors.
+/// muster's engine as a backend of stock torch: what
+/// `torch.distributed.init_process_group("muster")` makes for CPU tensors.
 ///
-/// Every call becomes the public function of muster's of the same meaning, on this backend's group. Synchronous calls run to their end on
-/// the caller's thread; asynchronous ones give a Work with a future. What fails throws torch's DistBackendError and its sisters, at the
-/// call where it is known there, else at the Work. Deprecated names of torch's virtuals are overridden where a newer one forwards to them,
-/// so that older releases work too.
+/// Every call becomes the public function of muster's of the same meaning, on this backend's group.
+/// Synchronous calls run to their end on the caller's thread; asynchronous ones give a Work with a
+/// future. What fails throws torch's DistBackendError and its sisters, at the call where it is
+/// known there, else at the Work. Deprecated names of torch's virtuals are overridden where a newer
+/// one forwards to them, so that older releases work too.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -32,14 +34,16 @@ struct TorchGroup {
   int size = 1;
   std::chrono::milliseconds timeout{};
   std::string id;                 ///< the same on all members, different for every group
-  std::vector<int> global_ranks;  ///< ranks of the default group, by rank of this one; empty for the default group itself
+  std::vector<int> global_ranks;  ///< ranks of the default group, by rank of this one; empty for
+                                  ///< the default group itself
   bool alone = false;             ///< an engine of its own, beside the default group's
 };
 
 class TorchBackend : public c10d::Backend {
  public:
-  /// Blocks until all members have come. Groups of a default group on this backend share its engine; the default group, and one made while
-  /// that stands on another backend, meet over `store`. Throws torch's errors.
+  /// Blocks until all members have come. Groups of a default group on this backend share its
+  /// engine; the default group, and one made while that stands on another backend, meet over
+  /// `store`. Throws torch's errors.
   static c10::intrusive_ptr<TorchBackend> create(const TorchGroup& made_of);
 
   TorchBackend(std::string name, std::shared_ptr<TorchJob> job, Group group, bool whole_job);
@@ -52,20 +56,30 @@ class TorchBackend : public c10d::Backend {
   Works broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
   Works allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
   Works allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) override;
-  Works allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override;
+  Works allreduce_coalesced(Tensors& tensors,
+                            const c10d::AllreduceCoalescedOptions& options) override;
   Works reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;
   Works allgather(Lists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override;
-  Works _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override;
-  Works allgather_coalesced(Lists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override;
-  Works allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override;
+  Works _allgather_base(at::Tensor& output, at::Tensor& input,
+                        const c10d::AllgatherOptions& options) override;
+  Works allgather_coalesced(Lists& outputs, Tensors& inputs,
+                            const c10d::AllgatherOptions& options) override;
+  Works allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                        const c10d::AllgatherOptions& options) override;
   Works gather(Lists& outputs, Tensors& inputs, const c10d::GatherOptions& options) override;
-  Works gather_into_tensor(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& options);
+  Works gather_into_tensor(at::Tensor& output, at::Tensor& input,
+                           const c10d::GatherOptions& options);
   Works scatter(Tensors& outputs, Lists& inputs, const c10d::ScatterOptions& options) override;
-  Works reduce_scatter(Tensors& outputs, Lists& inputs, const c10d::ReduceScatterOptions& options) override;
-  Works _reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override;
-  Works reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) override;
-  Works alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>& output_splits,
-                      std::vector<std::int64_t>& input_splits, const c10d::AllToAllOptions& options) override;
+  Works reduce_scatter(Tensors& outputs, Lists& inputs,
+                       const c10d::ReduceScatterOptions& options) override;
+  Works _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                             const c10d::ReduceScatterOptions& options) override;
+  Works reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                        const c10d::ReduceScatterOptions& options) override;
+  Works alltoall_base(at::Tensor& output, at::Tensor& input,
+                      std::vector<std::int64_t>& output_splits,
+                      std::vector<std::int64_t>& input_splits,
+                      const c10d::AllToAllOptions& options) override;
   Works alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override;
   Works barrier(const c10d::BarrierOptions& options) override;
   void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
@@ -75,25 +89,30 @@ class TorchBackend : public c10d::Backend {
   Works recvAnysource(Tensors& tensors, int tag) override;
 
   const std::string getBackendName() const override { return name_; }
-  std::uint64_t getSequenceNumberForGroup() override { return sequence_.load(std::memory_order_relaxed); }
+  std::uint64_t getSequenceNumberForGroup() override {
+    return sequence_.load(std::memory_order_relaxed);
+  }
   void setSequenceNumberForGroup() override {}
 
   // Newer than torch 2.6: no `override`.
   c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() { return options_; }
-  /// What DDP takes its buckets from, and whoever else asks: memory that the other ranks of the host read and write where it is. Private
-  /// memory where the arena has no room.
+  /// What DDP takes its buckets from, and whoever else asks: memory that the other ranks of the
+  /// host read and write where it is. Private memory where the arena has no room.
   bool supportsTensorAlloc(c10::DeviceIndex device) { return device < 0; }
   at::Tensor allocateTensor(long size, at::TensorOptions options);
-  /// What Python's `allocate_tensor` gives: a tensor of one dimension in memory that the ranks of the host share, if there is room.
+  /// What Python's `allocate_tensor` gives: a tensor of one dimension in memory that the ranks of
+  /// the host share, if there is room.
   at::Tensor lend(std::int64_t size, const at::TensorOptions& options);
   bool supportsSplitting() const { return true; }
-  c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
-                                          const c10::intrusive_ptr<c10d::Backend::Options>& options);
+  c10::intrusive_ptr<c10d::Backend> split(
+      const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+      const c10::intrusive_ptr<c10d::Backend::Options>& options);
   bool supportsShrinking() const { return true; }
-  /// torch keeps its own account of who is left. So where more members have died than it was told to leave out this throws, naming them,
-  /// and may be called again with them.
-  c10::intrusive_ptr<c10d::Backend> shrink(const std::vector<std::int64_t>& ranks_to_exclude, int flags,
-                                           const c10::intrusive_ptr<c10d::Backend::Options>& options);
+  /// torch keeps its own account of who is left. So where more members have died than it was told
+  /// to leave out this throws, naming them, and may be called again with them.
+  c10::intrusive_ptr<c10d::Backend> shrink(
+      const std::vector<std::int64_t>& ranks_to_exclude, int flags,
+      const c10::intrusive_ptr<c10d::Backend::Options>& options);
   void setTimeout(std::chrono::milliseconds timeout);
   c10d::ErrorType getError();
   /// Ends everything in flight; the other members learn it.
@@ -106,15 +125,16 @@ class TorchBackend : public c10d::Backend {
   /// `inputs`: what a profiler shows of the call. `outputs`: what the Work's future gives.
   template <class Call, class Words = std::string (*)()>
   Works issue(
-      c10d::OpType type, const Tensors& inputs, Tensors outputs, std::chrono::milliseconds timeout, Call call,
-      Words words = [] { return std::string(); });
+      c10d::OpType type, const Tensors& inputs, Tensors outputs, std::chrono::milliseconds timeout,
+      Call call, Words words = [] { return std::string(); });
   template <class Each>
-  Works issue_each(c10d::OpType type, const Tensors& inputs, const Tensors& outputs, std::chrono::milliseconds timeout, Each each,
-                   std::size_t lists = 1);
+  Works issue_each(c10d::OpType type, const Tensors& inputs, const Tensors& outputs,
+                   std::chrono::milliseconds timeout, Each each, std::size_t lists = 1);
   template <class Prepare, class Each>
-  Works issue_several(Op op, const Tensors& tensors, std::chrono::milliseconds timeout, const std::string& words, Prepare prepare,
-                      Each each);
-  Works allgather_of_several(const Lists& outputs, const Tensors& inputs, const c10d::AllgatherOptions& options);
+  Works issue_several(Op op, const Tensors& tensors, std::chrono::milliseconds timeout,
+                      const std::string& words, Prepare prepare, Each each);
+  Works allgather_of_several(const Lists& outputs, const Tensors& inputs,
+                             const c10d::AllgatherOptions& options);
   GlooWords gloo_words() const { return {getRank(), getSize()}; }
 
   const std::string name_;

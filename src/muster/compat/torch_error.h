@@ -1,5 +1,5 @@
-/// From muster's exceptions to the ones that stock torch turns into torch.distributed.DistBackendError and its sisters, and what torch's
-/// say.
+/// From muster's exceptions to the ones that stock torch turns into
+/// torch.distributed.DistBackendError and its sisters, and what torch's say.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -18,15 +18,17 @@ inline std::string text_of(const std::exception& error) {
   return theirs == nullptr ? error.what() : theirs->what_without_backtrace();
 }
 
-/// Runs `body`; an exception of muster's comes out as torch's class of the same name, with the same text. Where time ran out it begins with
-/// the words that programs look for in the errors of torch's own backends.
+/// Runs `body`; an exception of muster's comes out as torch's class of the same name, with the same
+/// text. Where time ran out it begins with the words that programs look for in the errors of
+/// torch's own backends.
 template <class Body>
 auto in_torch_errors(Body body) -> std::invoke_result_t<Body> {
   try {
     return body();
   } catch (const DistBackendError& error) {
     const std::string text = error.what();
-    C10_THROW_ERROR(DistBackendError, error.code() == Code::timed_out ? "muster: Timed out waiting: " + text : text);
+    C10_THROW_ERROR(DistBackendError,
+                    error.code() == Code::timed_out ? "muster: Timed out waiting: " + text : text);
   } catch (const DistNetworkError& error) {
     C10_THROW_ERROR(DistNetworkError, error.what());
   } catch (const DistStoreError& error) {

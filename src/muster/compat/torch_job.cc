@@ -14,7 +14,8 @@
 namespace muster::compat {
 namespace {
 
-/// Stock torch has one default group per process, and does not say which one a new group was made from.
+/// Stock torch has one default group per process, and does not say which one a new group was made
+/// from.
 struct Default {
   std::mutex mutex;
   std::weak_ptr<TorchJob> job;
@@ -31,7 +32,8 @@ TorchJob::~TorchJob() {
   if (!closed_) job_->fabric->leave_unclosed();
 }
 
-std::shared_ptr<TorchJob> TorchJob::open(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name, int rank, int size,
+std::shared_ptr<TorchJob> TorchJob::open(const c10::intrusive_ptr<c10d::Store>& store,
+                                         const std::string& name, int rank, int size,
                                          Duration timeout) {
   store::RendezvousOptions options;
   options.rank = rank;
@@ -46,7 +48,8 @@ std::shared_ptr<TorchJob> TorchJob::open(const c10::intrusive_ptr<c10d::Store>& 
   if (!found.ok()) group::raise_from_store(found.status().with_context("init_process_group"));
   found->any_host = found->host.empty();
   const auto config = BackendConfig::parse("cpu:native");
-  std::shared_ptr<TorchJob> job(new TorchJob(group::open_job(std::move(found).value(), config, timeout, deadline)));
+  std::shared_ptr<TorchJob> job(
+      new TorchJob(group::open_job(std::move(found).value(), config, timeout, deadline)));
   job->world_ = group::make_default_group(job->job_, name, config, timeout, {.deadline = deadline});
   return job;
 }
@@ -66,10 +69,12 @@ void TorchJob::make_default() {
 }
 
 Group TorchJob::make_group(std::string name, std::vector<int> ranks, Duration timeout) {
-  return group::make_group(job_, std::move(name), std::move(ranks), BackendConfig::parse("cpu:native"), timeout);
+  return group::make_group(job_, std::move(name), std::move(ranks),
+                           BackendConfig::parse("cpu:native"), timeout);
 }
 
-TorchJob::Left TorchJob::shrink(const Group& old, const std::vector<int>& exclude, Duration timeout) {
+TorchJob::Left TorchJob::shrink(const Group& old, const std::vector<int>& exclude,
+                                Duration timeout) {
   const bool of_world = old == world_, of_default = of_default_group().get() == this;
   auto shrunk = group::shrink_group(job_, *old, exclude, of_world, timeout, nullptr);
   if (!of_world) return {shared_from_this(), std::move(shrunk.group)};

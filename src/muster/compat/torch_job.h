@@ -21,10 +21,13 @@ class TorchJob : public std::enable_shared_from_this<TorchJob> {
   TorchJob(const TorchJob&) = delete;
   TorchJob& operator=(const TorchJob&) = delete;
 
-  /// Every rank calls it, with a store that is the job's own; blocks until all have come. Throws muster's exceptions.
-  static std::shared_ptr<TorchJob> open(const c10::intrusive_ptr<c10d::Store>& store, const std::string& name, int rank, int size,
+  /// Every rank calls it, with a store that is the job's own; blocks until all have come. Throws
+  /// muster's exceptions.
+  static std::shared_ptr<TorchJob> open(const c10::intrusive_ptr<c10d::Store>& store,
+                                        const std::string& name, int rank, int size,
                                         Duration timeout);
-  /// Of the default group of stock torch, of which a process has one at a time; null where that stands on another backend.
+  /// Of the default group of stock torch, of which a process has one at a time; null where that
+  /// stands on another backend.
   static std::shared_ptr<TorchJob> of_default_group();
   void make_default();
 
@@ -34,18 +37,19 @@ class TorchJob : public std::enable_shared_from_this<TorchJob> {
   Group make_group(std::string name, std::vector<int> ranks, Duration timeout);
 
   struct Left {
-    std::shared_ptr<TorchJob> job;  ///< another one where the group of all ranks was shrunk, which then ends, and this job with it
+    std::shared_ptr<TorchJob> job;  ///< another one where the group of all ranks was shrunk, which
+                                    ///< then ends, and this job with it
     Group group;
   };
-  /// Those members of `old` that are left without `exclude` (positions in it), which must not call it, and without the dead; all of them
-  /// call it.
+  /// Those members of `old` that are left without `exclude` (positions in it), which must not call
+  /// it, and without the dead; all of them call it.
   Left shrink(const Group& old, const std::vector<int>& exclude, Duration timeout);
 
-  /// Stock torch lets every member destroy its groups when it likes and in any order, so that nobody may wait there: the group goes with
-  /// the job.
+  /// Stock torch lets every member destroy its groups when it likes and in any order, so that
+  /// nobody may wait there: the group goes with the job.
   void retire(Group group);
-  /// The orderly end, which all ranks call; waits for them at most `limit`. What fails is logged: the job is over in any case. Again:
-  /// nothing.
+  /// The orderly end, which all ranks call; waits for them at most `limit`. What fails is logged:
+  /// the job is over in any case. Again: nothing.
   void close(Duration limit);
   bool is_open() const;
 

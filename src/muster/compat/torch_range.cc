@@ -39,7 +39,8 @@ const char* title_of(OpType type) {
 
 }  // namespace
 
-std::shared_ptr<CallRange> CallRange::begin(const std::string& backend, OpType type, const std::vector<at::Tensor>& tensors) {
+std::shared_ptr<CallRange> CallRange::begin(const std::string& backend, OpType type,
+                                            const std::vector<at::Tensor>& tensors) {
   auto observers = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE);
   if (!observers) [[likely]]
     return nullptr;
@@ -48,7 +49,8 @@ std::shared_ptr<CallRange> CallRange::begin(const std::string& backend, OpType t
   call->range_._setAsync();
   const std::vector<c10::IValue> inputs(tensors.begin(), tensors.end());
   call->range_.before(std::string_view(call->title_), &inputs);
-  // The profiler that is told of the end is the one that saw the beginning, whichever thread comes to it.
+  // The profiler that is told of the end is the one that saw the beginning, whichever thread comes
+  // to it.
   call->end_ = at::wrapPropagateTLSState([range = &call->range_] { range->end(); });
   return call;
 }

@@ -12,11 +12,13 @@
 
 namespace muster::compat {
 
-/// "muster:all_reduce" and the shapes of `tensors`, from the call until it is done, on whatever thread that shows. Thread-safe.
+/// "muster:all_reduce" and the shapes of `tensors`, from the call until it is done, on whatever
+/// thread that shows. Thread-safe.
 class CallRange {
  public:
   /// Null where no profiler looks.
-  static std::shared_ptr<CallRange> begin(const std::string& backend, c10d::OpType type, const std::vector<at::Tensor>& tensors);
+  static std::shared_ptr<CallRange> begin(const std::string& backend, c10d::OpType type,
+                                          const std::vector<at::Tensor>& tensors);
   explicit CallRange(at::StepCallbacks observers) : range_(std::move(observers)) {}
   ~CallRange() { end(); }
   CallRange(const CallRange&) = delete;

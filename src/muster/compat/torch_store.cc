@@ -27,35 +27,45 @@ using store::Value;
 std::chrono::milliseconds limit_of(Duration timeout) {
   constexpr auto kLongest = std::chrono::hours(24 * 365);
   if (timeout < Duration::zero() || timeout > kLongest) return kLongest;
-  return std::max(std::chrono::ceil<std::chrono::milliseconds>(timeout), std::chrono::milliseconds(1));
+  return std::max(std::chrono::ceil<std::chrono::milliseconds>(timeout),
+                  std::chrono::milliseconds(1));
 }
 
 Bytes bytes_of(std::string_view text) { return {text.begin(), text.end()}; }
-Value value_of(const Bytes& bytes) { return std::make_shared<const std::string>(bytes.begin(), bytes.end()); }
+Value value_of(const Bytes& bytes) {
+  return std::make_shared<const std::string>(bytes.begin(), bytes.end());
+}
 Reply reply_of(std::vector<Value> values) { return {{}, 0, std::move(values)}; }
 Reply failure(Code code, std::string text) { return {Status(code, std::move(text)), 0, {}}; }
 
-/// Who did not come to a meeting that ended with `error`; `keys`: what each of them would have written. A success where all had come.
-Status absent(c10d::Store& store, const std::vector<std::string>& keys, Duration timeout, const std::exception& error) {
+/// Who did not come to a meeting that ended with `error`; `keys`: what each of them would have
+/// written. A success where all had come.
+Status absent(c10d::Store& store, const std::vector<std::string>& keys, Duration timeout,
+              const std::exception& error) {
   std::vector<int> missing;
   for (std::size_t member = 0; member < keys.size(); ++member) {
     if (!store.check({keys[member]})) missing.push_back(static_cast<int>(member));
   }
   if (missing.empty()) return {};
-  return Status(Code::timed_out, store::named_ranks(missing) + " did not come within " + describe(timeout) + " (" + text_of(error) + ")",
+  return Status(Code::timed_out,
+                store::named_ranks(missing) + " did not come within " + describe(timeout) + " (" +
+                    text_of(error) + ")",
                 missing);
 }
 
 /// Null where the store stands on something else.
 c10::intrusive_ptr<c10d::TCPStore> tcp_below(c10::intrusive_ptr<c10d::Store> store) {
-  while (auto* prefix = dynamic_cast<c10d::PrefixStore*>(store.get())) store = prefix->getUnderlyingStore();
+  while (auto* prefix = dynamic_cast<c10d::PrefixStore*>(store.get()))
+    store = prefix->getUnderlyingStore();
   return c10::dynamic_intrusive_pointer_cast<c10d::TCPStore>(store);
 }
 
-/// Where it is served decides which of its addresses a rank listens on: the host is empty where that is not known.
+/// Where it is served decides which of its addresses a rank listens on: the host is empty where
+/// that is not known.
 class TorchStore : public store::RequestStore<store::TcpStore> {
  public:
-  TorchStore(c10::intrusive_ptr<c10d::Store> store, Duration timeout) : RequestStore(timeout), store_(std::move(store)) {
+  TorchStore(c10::intrusive_ptr<c10d::Store> store, Duration timeout)
+      : RequestStore(timeout), store_(std::move(store)) {
     if (const auto tcp = tcp_below(store_)) {
       host_ = tcp->getHost();
       port_ = tcp->getPort();
@@ -64,11 +74,14 @@ class TorchStore : public store::RequestStore<store::TcpStore> {
 
   const std::string& host() const override { return host_; }
   std::uint16_t port() const override { return port_; }
-  Status attend(const std::string&, int, int) override { return Status(Code::unsupported, "torch's stores keep no account of ranks"); }
+  Status attend(const std::string&, int, int) override {
+    return Status(Code::unsupported, "torch's stores keep no account of ranks");
+  }
 
   Result<std::shared_ptr<store::Store>> clone() override {
     try {
-      return std::shared_ptr<store::Store>(std::make_shared<TorchStore>(store_->clone(), timeout()));
+      return std::shared_ptr<store::Store>(
+          std::make_shared<TorchStore>(store_->clone(), timeout()));
     } catch (const std::exception& error) {
       return Status(Code::store, "torch's store cannot be cloned: " + text_of(error));
     }
@@ -81,24 +94,32 @@ class TorchStore : public store::RequestStore<store::TcpStore> {
     try {
       return carry_out(request);
     } catch (const std::exception& error) {
-      const bool late = request.timeout >= Duration::zero() && steady_clock().now() - begin >= request.timeout;
+      const bool late =
+          request.timeout >= Duration::zero() && steady_clock().now() - begin >= request.timeout;
       return failure(late ? Code::timed_out : Code::store,
                      std::string(name_of(request.op)) + "(" + store::quoted(request.keys) +
-                         ") on torch's store: " + (late ? "not there after " + describe(request.timeout) : text_of(error)));
+                         ") on torch's store: " +
+                         (late ? "not there after " + describe(request.timeout) : text_of(error)));
     }
   }
 
  private:
   static std::string text(std::string_view view) { return std::string(view); }
-  static std::vector<std::string> texts(const std::vector<std::string_view>& views) { return {views.begin(), views.end()}; }
+  static std::vector<std::string> texts(const std::vector<std::string_view>& views) {
+    return {views.begin(), views.end()};
+  }
 
   Reply carry_out(const Request& request) {
     const std::string key = request.keys.empty() ? std::string() : text(request.keys[0]);
     switch (request.op) {
       case Op::set: store_->set(key, bytes_of(request.values[0])); return {};
-      case Op::get: store_->wait({key}, limit_of(request.timeout)); return reply_of({value_of(store_->get(key))});
+      case Op::get:
+        store_->wait({key}, limit_of(request.timeout));
+        return reply_of({value_of(store_->get(key))});
       case Op::add: return {{}, store_->add(key, request.number), {}};
-      case Op::compare_set: return reply_of({value_of(store_->compareSet(key, bytes_of(request.values[0]), bytes_of(request.values[1])))});
+      case Op::compare_set:
+        return reply_of({value_of(
+            store_->compareSet(key, bytes_of(request.values[0]), bytes_of(request.values[1])))});
       case Op::wait: store_->wait(texts(request.keys), limit_of(request.timeout)); return {};
       case Op::num_keys: return {{}, store_->getNumKeys(), {}};
       case Op::delete_key: return {{}, store_->deleteKey(key) ? 1 : 0, {}};
@@ -106,11 +127,13 @@ class TorchStore : public store::RequestStore<store::TcpStore> {
       case Op::append: store_->append(key, bytes_of(request.values[0])); return {};
       case Op::multi_get: return read(texts(request.keys), request.timeout);
       case Op::multi_set:
-        for (std::size_t i = 0; i < request.keys.size(); ++i) store_->set(text(request.keys[i]), bytes_of(request.values[i]));
+        for (std::size_t i = 0; i < request.keys.size(); ++i)
+          store_->set(text(request.keys[i]), bytes_of(request.values[i]));
         return {};
       case Op::barrier: return meet(request, key);
       case Op::all_gather: return gather(request, key);
-      default: return failure(Code::unsupported, "torch's stores have no " + text(name_of(request.op)));
+      default:
+        return failure(Code::unsupported, "torch's stores have no " + text(name_of(request.op)));
     }
   }
 
@@ -134,7 +157,8 @@ class TorchStore : public store::RequestStore<store::TcpStore> {
   Reply gather(const Request& request, const std::string& key) {
     const auto prefix = meeting(key);
     std::vector<std::string> keys;
-    for (int member = 0; member < request.members; ++member) keys.push_back(prefix + std::to_string(member));
+    for (int member = 0; member < request.members; ++member)
+      keys.push_back(prefix + std::to_string(member));
     store_->set(keys[static_cast<std::size_t>(request.index)], bytes_of(request.values[0]));
     try {
       return read(keys, request.timeout);
@@ -160,16 +184,21 @@ class TorchStore : public store::RequestStore<store::TcpStore> {
 };
 
 std::string cannot_join(int rank, int world_size) {
-  return "rank " + std::to_string(rank) + " of " + std::to_string(world_size) + " cannot join the job on torch's store";
+  return "rank " + std::to_string(rank) + " of " + std::to_string(world_size) +
+         " cannot join the job on torch's store";
 }
 
-/// The n-th init on one store. It has begun when rank 0 is there, and ends when all are, or when a later rank 0 finds it without an end:
-/// its own is gone then. An end stays, so nobody takes an init of before for this one.
+/// The n-th init on one store. It has begun when rank 0 is there, and ends when all are, or when a
+/// later rank 0 finds it without an end: its own is gone then. An end stays, so nobody takes an
+/// init of before for this one.
 class Init {
  public:
-  Init(c10d::Store& store, std::int64_t number) : store_(store), name_(kPrefix + std::to_string(number)) {}
+  Init(c10d::Store& store, std::int64_t number)
+      : store_(store), name_(kPrefix + std::to_string(number)) {}
   /// `more` inits are begun; the number of the latest.
-  static std::int64_t count(c10d::Store& store, int more) { return store.add(std::string(kPrefix) + "count", more); }
+  static std::int64_t count(c10d::Store& store, int more) {
+    return store.add(std::string(kPrefix) + "count", more);
+  }
 
   const std::string& name() const { return name_; }
   std::vector<std::string> places(int world_size) const {
@@ -179,7 +208,9 @@ class Init {
   }
   void take_place(int rank) { store_.set(place(rank), Bytes{1}); }
   void wait_for_rank_zero(Duration timeout) { store_.wait({place(0)}, limit_of(timeout)); }
-  void wait_for_all(int world_size, Duration timeout) { store_.wait(places(world_size), limit_of(timeout)); }
+  void wait_for_all(int world_size, Duration timeout) {
+    store_.wait(places(world_size), limit_of(timeout));
+  }
 
   bool has_ended() { return store_.check({end()}); }
   void put_end(bool complete) { store_.set(end(), Bytes{complete}); }
@@ -225,11 +256,12 @@ void follow(c10d::Store& store, int rank, TimePoint deadline, std::int64_t& numb
 
 }  // namespace
 
-/// How many inits each rank has begun on this store. Told before anybody waits: rank 0 may still wait for another rank in torch's own
-/// rendezvous, and nobody has a place before rank 0 comes.
+/// How many inits each rank has begun on this store. Told before anybody waits: rank 0 may still
+/// wait for another rank in torch's own rendezvous, and nobody has a place before rank 0 comes.
 class Begun {
  public:
-  Begun(c10d::Store& store, int rank) : store_(store), rank_(rank), mine_(store.add(key(rank), 1)) {}
+  Begun(c10d::Store& store, int rank)
+      : store_(store), rank_(rank), mine_(store.add(key(rank), 1)) {}
   /// The ranks that have begun fewer than this one, rank 0 aside.
   std::vector<int> behind(int world_size) {
     std::vector<int> ranks;
@@ -248,30 +280,36 @@ class Begun {
 };
 
 /// Why an init that rank 0 has not begun did not come about. Success where that is not known.
-Status absent_with_rank_zero(Begun& begun, int world_size, Duration timeout, const std::exception& error) {
+Status absent_with_rank_zero(Begun& begun, int world_size, Duration timeout,
+                             const std::exception& error) {
   const auto ranks = begun.behind(world_size);
   if (ranks.empty()) return {};
   return Status(Code::timed_out,
                 store::named_ranks(ranks) + " did not come within " + describe(timeout) +
-                    ", nor did rank 0, whose store may wait for all to come (" + text_of(error) + ")",
+                    ", nor did rank 0, whose store may wait for all to come (" + text_of(error) +
+                    ")",
                 ranks);
 }
 
-Result<std::shared_ptr<store::Store>> meet_on(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size, Duration timeout) {
+Result<std::shared_ptr<store::Store>> meet_on(const c10::intrusive_ptr<c10d::Store>& store,
+                                              int rank, int world_size, Duration timeout) {
   const auto deadline = deadline_after(steady_clock(), timeout);
   std::int64_t number = 0;
   try {
     Begun begun(*store, rank);
     try {
-      rank == 0 ? lead(*store, world_size, deadline, number) : follow(*store, rank, deadline, number);
-      return adapt_store(c10::make_intrusive<c10d::PrefixStore>(Init(*store, number).name(), store));
+      rank == 0 ? lead(*store, world_size, deadline, number)
+                : follow(*store, rank, deadline, number);
+      return adapt_store(
+          c10::make_intrusive<c10d::PrefixStore>(Init(*store, number).name(), store));
     } catch (const std::exception& error) {
       if (steady_clock().now() < deadline || number == 0) throw;
       // Without rank 0 nobody else takes a place.
       const Init init(*store, number);
       auto status = absent(*store, init.places(1), timeout, error);
       if (!status.ok()) {
-        if (auto others = absent_with_rank_zero(begun, world_size, timeout, error); !others.ok()) status = std::move(others);
+        if (auto others = absent_with_rank_zero(begun, world_size, timeout, error); !others.ok())
+          status = std::move(others);
       }
       if (status.ok()) status = absent(*store, init.places(world_size), timeout, error);
       if (status.ok()) throw;

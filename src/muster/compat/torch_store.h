@@ -1,7 +1,8 @@
 /// A store of stock torch, for the engine to meet over.
 ///
-/// What lives in `compat/`: muster's engine as a `c10d::Backend` of stock torch. The only folder that may include torch's own distributed
-/// code; it takes no part in muster's own interface. May include everything of group/ and below. Test it alone: `ctest -R '^python.torch'`.
+/// What lives in `compat/`: muster's engine as a `c10d::Backend` of stock torch. The only folder
+/// that may include torch's own distributed code; it takes no part in muster's own interface. May
+/// include everything of group/ and below. Test it alone: `ctest -R '^python.torch'`.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -13,12 +14,16 @@
 
 namespace muster::compat {
 
-/// Every rank of a job calls it at init; blocks until all have come, and gives what `adapt_store` makes of the part of `store` that is this
-/// init's own. The ranks of earlier inits, of this process or of one that a launcher has started again, may have left anything there.
-Result<std::shared_ptr<store::Store>> meet_on(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size, Duration timeout);
+/// Every rank of a job calls it at init; blocks until all have come, and gives what `adapt_store`
+/// makes of the part of `store` that is this init's own. The ranks of earlier inits, of this
+/// process or of one that a launcher has started again, may have left anything there.
+Result<std::shared_ptr<store::Store>> meet_on(const c10::intrusive_ptr<c10d::Store>& store,
+                                              int rank, int world_size, Duration timeout);
 
-/// Everything of `store::Store` but queues (Code::unsupported where the store has none). Keys get names of their own in it only as far as
-/// the given store has a prefix. `store` is used from several threads; it is the caller's to clone one that others block on.
-std::shared_ptr<store::Store> adapt_store(c10::intrusive_ptr<c10d::Store> store, Duration timeout = store::kDefaultTimeout);
+/// Everything of `store::Store` but queues (Code::unsupported where the store has none). Keys get
+/// names of their own in it only as far as the given store has a prefix. `store` is used from
+/// several threads; it is the caller's to clone one that others block on.
+std::shared_ptr<store::Store> adapt_store(c10::intrusive_ptr<c10d::Store> store,
+                                          Duration timeout = store::kDefaultTimeout);
 
 }  // namespace muster::compat

@@ -22,11 +22,13 @@ TorchWork::TorchWork(Parts parts, std::shared_ptr<CallRange> shown)
     : Work(parts.group->rank(), parts.type), parts_(std::move(parts)), shown_(std::move(shown)) {}
 
 bool TorchWork::isCompleted() {
-  return std::all_of(parts_.works.begin(), parts_.works.end(), [](const auto& work) { return work->is_completed(); });
+  return std::all_of(parts_.works.begin(), parts_.works.end(),
+                     [](const auto& work) { return work->is_completed(); });
 }
 
 bool TorchWork::isSuccess() const {
-  return std::all_of(parts_.works.begin(), parts_.works.end(), [](const auto& work) { return work->is_success(); });
+  return std::all_of(parts_.works.begin(), parts_.works.end(),
+                     [](const auto& work) { return work->is_success(); });
 }
 
 std::exception_ptr TorchWork::exception() const {
@@ -45,14 +47,16 @@ bool TorchWork::wait(std::chrono::milliseconds timeout) {
   const bool limited = timeout > kNoTimeout;
   const auto deadline = limited ? deadline_after(steady_clock(), timeout) : TimePoint::max();
   return in_torch_errors([&] {
-    for (const auto& work : parts_.works) work->wait(limited ? std::optional(time_left(steady_clock(), deadline)) : std::nullopt);
+    for (const auto& work : parts_.works)
+      work->wait(limited ? std::optional(time_left(steady_clock(), deadline)) : std::nullopt);
     if (shown_) shown_->end();  // the future's callback may only be about to run
     return true;
   });
 }
 
 void TorchWork::abort() {
-  if (!isCompleted()) parts_.group->abort("a Work of rank " + std::to_string(parts_.group->rank()) + " was aborted");
+  if (!isCompleted())
+    parts_.group->abort("a Work of rank " + std::to_string(parts_.group->rank()) + " was aborted");
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> TorchWork::getFuture() {
@@ -63,7 +67,8 @@ c10::intrusive_ptr<c10::ivalue::Future> TorchWork::getFuture() {
 c10::IValue TorchWork::value() const {
   if (parts_.lists == 1) return parts_.outputs;
   std::vector<std::vector<at::Tensor>> lists(parts_.lists);
-  for (std::size_t i = 0; i < parts_.outputs.size(); ++i) lists[i * parts_.lists / parts_.outputs.size()].push_back(parts_.outputs[i]);
+  for (std::size_t i = 0; i < parts_.outputs.size(); ++i)
+    lists[i * parts_.lists / parts_.outputs.size()].push_back(parts_.outputs[i]);
   return lists;
 }
 

@@ -15,20 +15,22 @@
 
 namespace muster::compat {
 
-/// Done when all of `works` are; none of them: done from the start. Errors are torch's (torch_error.h). Thread-safe.
+/// Done when all of `works` are; none of them: done from the start. Errors are torch's
+/// (torch_error.h). Thread-safe.
 class TorchWork : public c10d::Work {
  public:
   struct Parts {
     c10d::OpType type = c10d::OpType::UNKNOWN;
     std::vector<WorkRef> works;
     std::vector<at::Tensor> outputs;  ///< what the future gives
-    std::size_t lists = 1;            ///< more: it gives the outputs as so many lists of the same length
-    Group group;                      ///< for the sender's rank
+    std::size_t lists = 1;  ///< more: it gives the outputs as so many lists of the same length
+    Group group;            ///< for the sender's rank
     std::uint64_t sequence = 0;
     Duration timeout{};
     std::weak_ptr<BackwardCalls> pass;  ///< in which it was called; else null
   };
-  /// `shown` (null where no profiler looks) ends when the call is done, at the latest when somebody has waited for it.
+  /// `shown` (null where no profiler looks) ends when the call is done, at the latest when somebody
+  /// has waited for it.
   static c10::intrusive_ptr<TorchWork> create(Parts parts, std::shared_ptr<CallRange> shown);
   TorchWork(Parts parts, std::shared_ptr<CallRange> shown);
 
@@ -43,7 +45,9 @@ class TorchWork : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   std::uint64_t getSequencenumber() const override { return parts_.sequence; }
   // Newer than torch 2.6: no `override`.
-  std::chrono::milliseconds getTimeout() const { return std::chrono::duration_cast<std::chrono::milliseconds>(parts_.timeout); }
+  std::chrono::milliseconds getTimeout() const {
+    return std::chrono::duration_cast<std::chrono::milliseconds>(parts_.timeout);
+  }
 
  private:
   c10::intrusive_ptr<c10::ivalue::Future> future();

@@ -1,4 +1,5 @@
-// What happens where the ranks do not call the same: every pair of calls, with ranks as threads and as processes.
+// What happens where the ranks do not call the same: every pair of calls, with ranks as threads and
+// as processes.
 #include <unistd.h>
 
 #include <atomic>
@@ -25,29 +26,46 @@ TensorList tensors(int count, int elements) {
 }
 TensorList only(bool wanted, const TensorList& list) { return wanted ? list : TensorList{}; }
 
-/// Every collective, and all_reduce and broadcast with another dtype, op, root and size. Any two of them disagree.
+/// Every collective, and all_reduce and broadcast with another dtype, op, root and size. Any two of
+/// them disagree.
 const std::vector<Call>& calls() {
   static const std::vector<Call> all{
-      {"all_reduce", "SUM, float32, 4", [](int, const Group& g) { all_reduce(torch::zeros({4}), {.group = g}); }},
-      {"all_reduce", "MAX, float32, 4", [](int, const Group& g) { all_reduce(torch::zeros({4}), {.op = ReduceOp::MAX, .group = g}); }},
-      {"all_reduce", "SUM, int32, 4", [](int, const Group& g) { all_reduce(torch::zeros({4}, at::kInt), {.group = g}); }},
-      {"all_reduce", "SUM, float32, 5", [](int, const Group& g) { all_reduce(torch::zeros({5}), {.group = g}); }},
-      {"all_reduce", "SUM, float32, 400000", [](int, const Group& g) { all_reduce(torch::zeros({400000}), {.group = g}); }},
-      {"broadcast", "root 0", [](int, const Group& g) { broadcast(torch::zeros({4}), {.group = g, .group_src = 0}); }},
-      {"broadcast", "root 1", [](int, const Group& g) { broadcast(torch::zeros({4}), {.group = g, .group_src = 1}); }},
-      {"reduce", "root 0", [](int, const Group& g) { reduce(torch::zeros({4}), {.group = g, .group_dst = 0}); }},
-      {"reduce", "root 2", [](int, const Group& g) { reduce(torch::zeros({4}), {.group = g, .group_dst = 2}); }},
-      {"all_gather", "12 elements", [](int, const Group& g) { all_gather(tensors(3, 4), torch::zeros({4}), {.group = g}); }},
+      {"all_reduce", "SUM, float32, 4",
+       [](int, const Group& g) { all_reduce(torch::zeros({4}), {.group = g}); }},
+      {"all_reduce", "MAX, float32, 4",
+       [](int, const Group& g) {
+         all_reduce(torch::zeros({4}), {.op = ReduceOp::MAX, .group = g});
+       }},
+      {"all_reduce", "SUM, int32, 4",
+       [](int, const Group& g) { all_reduce(torch::zeros({4}, at::kInt), {.group = g}); }},
+      {"all_reduce", "SUM, float32, 5",
+       [](int, const Group& g) { all_reduce(torch::zeros({5}), {.group = g}); }},
+      {"all_reduce", "SUM, float32, 400000",
+       [](int, const Group& g) { all_reduce(torch::zeros({400000}), {.group = g}); }},
+      {"broadcast", "root 0",
+       [](int, const Group& g) { broadcast(torch::zeros({4}), {.group = g, .group_src = 0}); }},
+      {"broadcast", "root 1",
+       [](int, const Group& g) { broadcast(torch::zeros({4}), {.group = g, .group_src = 1}); }},
+      {"reduce", "root 0",
+       [](int, const Group& g) { reduce(torch::zeros({4}), {.group = g, .group_dst = 0}); }},
+      {"reduce", "root 2",
+       [](int, const Group& g) { reduce(torch::zeros({4}), {.group = g, .group_dst = 2}); }},
+      {"all_gather", "12 elements",
+       [](int, const Group& g) { all_gather(tensors(3, 4), torch::zeros({4}), {.group = g}); }},
       {"gather", "root 0",
        [](int rank, const Group& g) {
-         gather(torch::zeros({4}), {.gather_list = only(rank == 0, tensors(3, 4)), .group = g, .group_dst = 0});
+         gather(torch::zeros({4}),
+                {.gather_list = only(rank == 0, tensors(3, 4)), .group = g, .group_dst = 0});
        }},
       {"scatter", "root 0",
        [](int rank, const Group& g) {
-         scatter(torch::zeros({4}), {.scatter_list = only(rank == 0, tensors(3, 4)), .group = g, .group_src = 0});
+         scatter(torch::zeros({4}),
+                 {.scatter_list = only(rank == 0, tensors(3, 4)), .group = g, .group_src = 0});
        }},
-      {"reduce_scatter", "12 elements", [](int, const Group& g) { reduce_scatter(torch::zeros({4}), tensors(3, 4), {.group = g}); }},
-      {"all_to_all", "float32", [](int, const Group& g) { all_to_all(tensors(3, 4), tensors(3, 4), {.group = g}); }},
+      {"reduce_scatter", "12 elements",
+       [](int, const Group& g) { reduce_scatter(torch::zeros({4}), tensors(3, 4), {.group = g}); }},
+      {"all_to_all", "float32",
+       [](int, const Group& g) { all_to_all(tensors(3, 4), tensors(3, 4), {.group = g}); }},
       {"barrier", "", [](int, const Group& g) { barrier({.group = g}); }},
       {"all_gather", "uint8",
        [](int rank, const Group& g) {
@@ -58,18 +76,21 @@ const std::vector<Call>& calls() {
   return all;
 }
 
-/// What rank `rank` of three sees where rank `odd` calls `b` and the others `a`; empty where it is as it should be.
+/// What rank `rank` of three sees where rank `odd` calls `b` and the others `a`; empty where it is
+/// as it should be.
 std::string fault_of(int rank, int odd, const Call& a, const Call& b, const Group& group) {
-  const auto pair = std::string(a.op) + "(" + a.detail + ") and, on rank " + std::to_string(odd) + ", " + b.op + "(" + b.detail +
-                    "): rank " + std::to_string(rank);
+  const auto pair = std::string(a.op) + "(" + a.detail + ") and, on rank " + std::to_string(odd) +
+                    ", " + b.op + "(" + b.detail + "): rank " + std::to_string(rank);
   try {
     (rank == odd ? b : a).make(rank, group);
-    for (int next = 0; next < 3; ++next) barrier({.group = group});  // who had returned learns it at its next call
+    for (int next = 0; next < 3; ++next)
+      barrier({.group = group});  // who had returned learns it at its next call
   } catch (const DistError& error) {
     const std::string text = error.what();
     if (error.code() != Code::mismatch) return pair + " failed otherwise: " + text + "\n";
     for (const auto* part : {a.op, a.detail, b.op, b.detail})
-      if (text.find(part) == std::string::npos) return pair + " does not name '" + part + "': " + text + "\n";
+      if (text.find(part) == std::string::npos)
+        return pair + " does not name '" + part + "': " + text + "\n";
     if (std::find(error.ranks().begin(), error.ranks().end(), odd) == error.ranks().end())
       return pair + " does not name rank " + std::to_string(odd) + ": " + text + "\n";
     return {};
@@ -89,8 +110,8 @@ std::string faults_of(int rank) {
   return faults;
 }
 
-// spec: F18 different collectives, dtype, op, root, size on native: DistError on every rank naming the two calls and ranks, at the next
-// call of a rank that had returned
+// spec: F18 different collectives, dtype, op, root, size on native: DistError on every rank naming
+// the two calls and ranks, at the next call of a rank that had returned
 TEST(Agreement, EveryPairOfDifferentCallsIsNamedOnEveryRank) {
   for (const char* backend : {"native", "tcp"})
     on_ranks(
@@ -100,12 +121,17 @@ TEST(Agreement, EveryPairOfDifferentCallsIsNamedOnEveryRank) {
 // spec: F18 between processes
 TEST(Agreement, EveryPairOfDifferentCallsIsNamedBetweenProcesses) {
   for (const char* backend : {"native", "tcp"}) {
-    const auto path = ::testing::TempDir() + "muster-agreement-" + std::to_string(::getpid()) + "-" + backend;
+    const auto path =
+        ::testing::TempDir() + "muster-agreement-" + std::to_string(::getpid()) + "-" + backend;
     spawn(
         [&](int rank) {
-          init_process_group(
-              {.backend = backend, .init_method = "file://" + path, .timeout = std::chrono::seconds(60), .world_size = 3, .rank = rank});
-          if (const auto faults = faults_of(rank); !faults.empty()) throw std::runtime_error(faults);
+          init_process_group({.backend = backend,
+                              .init_method = "file://" + path,
+                              .timeout = std::chrono::seconds(60),
+                              .world_size = 3,
+                              .rank = rank});
+          if (const auto faults = faults_of(rank); !faults.empty())
+            throw std::runtime_error(faults);
           destroy_process_group();
         },
         {.nprocs = 3});
@@ -115,8 +141,8 @@ TEST(Agreement, EveryPairOfDifferentCallsIsNamedBetweenProcesses) {
 // spec: F18 a rank that had already returned learns it at wait
 TEST(Agreement, AsynchronousCallsLearnItAtWait) {
   on_ranks(2, [](int rank) {
-    auto work =
-        rank == 0 ? all_reduce(torch::zeros({4}), {.async_op = true}) : all_gather(tensors(2, 4), torch::zeros({4}), {.async_op = true});
+    auto work = rank == 0 ? all_reduce(torch::zeros({4}), {.async_op = true})
+                          : all_gather(tensors(2, 4), torch::zeros({4}), {.async_op = true});
     const auto text = message_of<DistBackendError>([&] { work->wait(); });
     EXPECT_HAS(text, "all_reduce");
     EXPECT_HAS(text, "all_gather");
@@ -131,7 +157,11 @@ TEST(Agreement, ReturnedRanksLearnItAtDestroy) {
     std::atomic<int> named{0};
     const auto store = std::make_shared<HashStore>();
     const auto ranks = [&](int rank) {
-      init_process_group({.backend = backend, .timeout = std::chrono::seconds(60), .world_size = 3, .rank = rank, .store = store});
+      init_process_group({.backend = backend,
+                          .timeout = std::chrono::seconds(60),
+                          .world_size = 3,
+                          .rank = rank,
+                          .store = store});
       const auto expect = [&](auto call) {
         try {
           call();
@@ -166,7 +196,8 @@ TEST(Agreement, SkippedCallIsNamedAtTheDeadline) {
           if (rank == 1) {  // it should have made two
             over.wait();
             const auto text = message_of<DistBackendError>([] { barrier(); });
-            EXPECT_HAS(text, "all_reduce(SUM, float32, 4 elements)");  // rank 0's deadline, or that it still was in it
+            EXPECT_HAS(text, "all_reduce(SUM, float32, 4 elements)");  // rank 0's deadline, or that
+                                                                       // it still was in it
             return;
           }
           try {

@@ -29,7 +29,8 @@ constexpr std::array<Row, 6> kBackends{{
 
 std::string lower(std::string_view text) {
   std::string out(text);
-  std::transform(out.begin(), out.end(), out.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  std::transform(out.begin(), out.end(), out.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   return out;
 }
 
@@ -47,7 +48,8 @@ c10::DeviceType device_type(const std::string& name, const std::string& text) {
     // the message below says more than torch's
   }
   group::invalid("backend '" + text + "': '" + name +
-                 "' is no kind of device; write '<device>:<backend>' pairs separated by commas, such as 'cpu:native,cuda:nccl'");
+                 "' is no kind of device; write '<device>:<backend>' pairs separated by commas, "
+                 "such as 'cpu:native,cuda:nccl'");
 }
 
 }  // namespace
@@ -64,15 +66,19 @@ Backend::Backend(std::string_view name) {
     name_ = registered->name;
     return;
   }
-  group::invalid("there is no backend '" + std::string(name) + "'; the known ones are " + quoted_list(known()));
+  group::invalid("there is no backend '" + std::string(name) + "'; the known ones are " +
+                 quoted_list(known()));
 }
 
 bool Backend::is_available() const {
-  return std::any_of(kBackends.begin(), kBackends.end(), [&](const Row& row) { return row.backend == *this && row.available; }) ||
+  return std::any_of(kBackends.begin(), kBackends.end(),
+                     [&](const Row& row) { return row.backend == *this && row.available; }) ||
          group::registered_backend(name_) != nullptr;
 }
 
-Duration Backend::default_timeout() const { return *this == Backend::NCCL ? std::chrono::minutes(10) : std::chrono::minutes(30); }
+Duration Backend::default_timeout() const {
+  return *this == Backend::NCCL ? std::chrono::minutes(10) : std::chrono::minutes(30);
+}
 
 std::vector<std::string> Backend::known() {
   std::vector<std::string> names;
@@ -110,9 +116,12 @@ BackendConfig BackendConfig::parse(const std::optional<std::string>& text) {
     at = end + 1;
     const auto colon = part.find(':');
     if (colon == std::string::npos)
-      group::invalid("backend '" + *text + "': '" + part + "' lacks its device; write '<device>:<backend>' pairs separated by commas");
+      group::invalid("backend '" + *text + "': '" + part +
+                     "' lacks its device; write '<device>:<backend>' pairs separated by commas");
     const auto device = device_type(part.substr(0, colon), *text);
-    if (config.for_device(device)) group::invalid("backend '" + *text + "' gives two backends for '" + part.substr(0, colon) + "'");
+    if (config.for_device(device))
+      group::invalid("backend '" + *text + "' gives two backends for '" + part.substr(0, colon) +
+                     "'");
     config.entries_.emplace_back(device, Backend(part.substr(colon + 1)));
   }
   return config;
@@ -126,7 +135,8 @@ std::optional<Backend> BackendConfig::for_device(c10::DeviceType device) const {
 
 Duration BackendConfig::default_timeout() const {
   Duration longest{};
-  for (const auto& [device, backend] : entries_) longest = std::max(longest, backend.default_timeout());
+  for (const auto& [device, backend] : entries_)
+    longest = std::max(longest, backend.default_timeout());
   return longest;
 }
 

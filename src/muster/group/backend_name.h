@@ -21,23 +21,27 @@ class Store;                       // store.h
 struct DistributedBackendOptions;  // backend_registry.h
 struct ProcessGroupOptions;        // pg_options.h
 
-/// Enum-like: its values are lower-case names. `native` is muster's own CPU engine, `gloo` another name for it, `tcp` the same without
-/// shared memory.
+/// Enum-like: its values are lower-case names. `native` is muster's own CPU engine, `gloo` another
+/// name for it, `tcp` the same without shared memory.
 class Backend {
  public:
-  /// Parses either case; an unknown name throws DistError with the list of the known ones. "undefined" is no valid argument.
+  /// Parses either case; an unknown name throws DistError with the list of the known ones.
+  /// "undefined" is no valid argument.
   explicit Backend(std::string_view name);
 
-  /// Makes `name` (in lower case) a backend of this process; see backend_registry.h for what the function gets and gives. `devices`: the
-  /// kinds that it serves where a group names it without one; empty: cpu and cuda. Throws where there is such a backend already.
+  /// Makes `name` (in lower case) a backend of this process; see backend_registry.h for what the
+  /// function gets and gives. `devices`: the kinds that it serves where a group names it without
+  /// one; empty: cpu and cuda. Throws where there is such a backend already.
   static void register_backend(
       const std::string& name,
-      std::function<std::shared_ptr<ProcessGroupBackend>(const std::shared_ptr<Store>& store, int rank, int world_size, Duration timeout)>
+      std::function<std::shared_ptr<ProcessGroupBackend>(
+          const std::shared_ptr<Store>& store, int rank, int world_size, Duration timeout)>
           func,
       bool extended_api = false, const std::vector<std::string>& devices = {});
   static void register_backend(const std::string& name,
-                               std::function<std::shared_ptr<ProcessGroupBackend>(const DistributedBackendOptions& options,
-                                                                                  const std::shared_ptr<ProcessGroupOptions>& pg_options)>
+                               std::function<std::shared_ptr<ProcessGroupBackend>(
+                                   const DistributedBackendOptions& options,
+                                   const std::shared_ptr<ProcessGroupOptions>& pg_options)>
                                    func,
                                bool extended_api, const std::vector<std::string>& devices = {});
 
@@ -53,7 +57,9 @@ class Backend {
   operator std::string() const { return std::string(name_); }
   friend bool operator==(const Backend& a, const Backend& b) { return a.name_ == b.name_; }
   friend bool operator==(const Backend& a, std::string_view b) { return a.name_ == b; }
-  friend std::ostream& operator<<(std::ostream& out, const Backend& backend) { return out << backend.name_; }
+  friend std::ostream& operator<<(std::ostream& out, const Backend& backend) {
+    return out << backend.name_;
+  }
 
   /// Whether this build can make it.
   bool is_available() const;
@@ -68,8 +74,8 @@ class Backend {
   std::string_view name_;  // of a constant or of a registered backend: lives for ever
 };
 
-/// Which backend serves which kind of device: "native", or "cpu:native,cuda:nccl". Absent: native for CPU tensors, nccl for CUDA tensors
-/// where the build has it.
+/// Which backend serves which kind of device: "native", or "cpu:native,cuda:nccl". Absent: native
+/// for CPU tensors, nccl for CUDA tensors where the build has it.
 class BackendConfig {
  public:
   /// Throws DistError naming the part of the text that cannot be read.
@@ -78,7 +84,8 @@ class BackendConfig {
   /// Absent where no backend serves such tensors.
   std::optional<Backend> for_device(c10::DeviceType device) const;
   const std::vector<std::pair<c10::DeviceType, Backend>>& entries() const { return entries_; }
-  /// The lower-case text that was asked for; where none was, "cpu:native" (or "cpu:native,cuda:nccl").
+  /// The lower-case text that was asked for; where none was, "cpu:native" (or
+  /// "cpu:native,cuda:nccl").
   const std::string& text() const { return text_; }
   /// nccl's where it is the only backend, else 30 minutes.
   Duration default_timeout() const;

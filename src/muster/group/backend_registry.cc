@@ -14,7 +14,8 @@
 namespace muster {
 namespace {
 
-// Names of backends are known to the whole process, like the libraries that bring them. Entries are never changed or taken out.
+// Names of backends are known to the whole process, like the libraries that bring them. Entries are
+// never changed or taken out.
 struct Registry {
   std::mutex mutex;
   std::map<std::string, group::RegisteredBackend, std::less<>> backends;
@@ -25,11 +26,13 @@ Registry& registry() {
 }
 
 std::string lower(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  std::transform(text.begin(), text.end(), text.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   return text;
 }
 
-std::vector<c10::DeviceType> device_types(const std::string& backend, const std::vector<std::string>& names) {
+std::vector<c10::DeviceType> device_types(const std::string& backend,
+                                          const std::vector<std::string>& names) {
   if (names.empty()) return {c10::DeviceType::CPU, c10::DeviceType::CUDA};
   std::vector<c10::DeviceType> types;
   for (const auto& name : names) {
@@ -44,7 +47,8 @@ std::vector<c10::DeviceType> device_types(const std::string& backend, const std:
 
 class Registrar final : public BackendRegistrar {
  public:
-  void add(const std::string& name, ExtendedBackendCreator func, const std::vector<std::string>& devices) override {
+  void add(const std::string& name, ExtendedBackendCreator func,
+           const std::vector<std::string>& devices) override {
     group::add_backend(name, std::move(func), devices);
     names.push_back(lower(name));
   }
@@ -55,7 +59,8 @@ template <class Function>
 Function* symbol(void* library, const char* name, const std::string& path) {
   auto* found = reinterpret_cast<Function*>(::dlsym(library, name));
   if (found == nullptr)
-    group::invalid("load_backend_plugin: " + path + " is no backend plugin of muster: it exports no " + name +
+    group::invalid("load_backend_plugin: " + path +
+                   " is no backend plugin of muster: it exports no " + name +
                    " (see muster/group/backend_registry.h)");
   return found;
 }
@@ -79,11 +84,14 @@ std::vector<std::string> registered_backends() {
   return names;
 }
 
-void add_backend(const std::string& name, ExtendedBackendCreator func, const std::vector<std::string>& devices) {
+void add_backend(const std::string& name, ExtendedBackendCreator func,
+                 const std::vector<std::string>& devices) {
   const auto wanted = lower(name);
   const bool plain =
-      !wanted.empty() && std::all_of(wanted.begin(), wanted.end(), [](unsigned char c) { return std::isalnum(c) || c == '_'; });
-  if (!plain) invalid("register_backend: '" + name + "' is no name for a backend; use letters, digits and _");
+      !wanted.empty() && std::all_of(wanted.begin(), wanted.end(),
+                                     [](unsigned char c) { return std::isalnum(c) || c == '_'; });
+  if (!plain)
+    invalid("register_backend: '" + name + "' is no name for a backend; use letters, digits and _");
   if (!func) invalid("register_backend('" + name + "'): the function that makes it is empty");
   auto types = device_types(wanted, devices);
   const auto taken = Backend::known();
@@ -91,40 +99,48 @@ void add_backend(const std::string& name, ExtendedBackendCreator func, const std
     invalid("register_backend: there is a backend '" + wanted + "' already");
   auto& all = registry();
   const std::lock_guard lock(all.mutex);
-  if (!all.backends.try_emplace(wanted, RegisteredBackend{wanted, std::move(func), std::move(types)}).second)
+  if (!all.backends
+           .try_emplace(wanted, RegisteredBackend{wanted, std::move(func), std::move(types)})
+           .second)
     invalid("register_backend: there is a backend '" + wanted + "' already");
 }
 
 }  // namespace group
 
-void Backend::register_backend(const std::string& name, BackendCreator func, bool extended_api, const std::vector<std::string>& devices) {
+void Backend::register_backend(const std::string& name, BackendCreator func, bool extended_api,
+                               const std::vector<std::string>& devices) {
   if (extended_api)
-    group::invalid(
-        "register_backend('" + name +
-        "'): with extended_api the function takes (const DistributedBackendOptions&, const std::shared_ptr<ProcessGroupOptions>&)");
+    group::invalid("register_backend('" + name +
+                   "'): with extended_api the function takes (const DistributedBackendOptions&, "
+                   "const std::shared_ptr<ProcessGroupOptions>&)");
   if (!func) return group::add_backend(name, nullptr, devices);
   group::add_backend(
       name,
-      [func = std::move(func)](const DistributedBackendOptions& options, const std::shared_ptr<ProcessGroupOptions>&) {
+      [func = std::move(func)](const DistributedBackendOptions& options,
+                               const std::shared_ptr<ProcessGroupOptions>&) {
         return func(options.store, options.group_rank, options.group_size, options.timeout);
       },
       devices);
 }
 
-void Backend::register_backend(const std::string& name, ExtendedBackendCreator func, bool extended_api,
-                               const std::vector<std::string>& devices) {
+void Backend::register_backend(const std::string& name, ExtendedBackendCreator func,
+                               bool extended_api, const std::vector<std::string>& devices) {
   if (!extended_api)
-    group::invalid("register_backend('" + name + "'): without extended_api the function takes (store, rank, world_size, timeout)");
+    group::invalid(
+        "register_backend('" + name +
+        "'): without extended_api the function takes (store, rank, world_size, timeout)");
   group::add_backend(name, std::move(func), devices);
 }
 
 std::vector<std::string> load_backend_plugin(const std::string& path) {
   void* library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) group::invalid("load_backend_plugin: " + path + " cannot be loaded: " + ::dlerror());
+  if (library == nullptr)
+    group::invalid("load_backend_plugin: " + path + " cannot be loaded: " + ::dlerror());
   const unsigned abi = symbol<unsigned()>(library, "muster_backend_plugin_abi", path)();
   if (abi != kBackendPluginAbi)
-    group::invalid("load_backend_plugin: " + path + " was made for plugin interface " + std::to_string(abi) + ", this muster has " +
-                   std::to_string(kBackendPluginAbi) + "; build it again with this version's headers");
+    group::invalid("load_backend_plugin: " + path + " was made for plugin interface " +
+                   std::to_string(abi) + ", this muster has " + std::to_string(kBackendPluginAbi) +
+                   "; build it again with this version's headers");
   Registrar registrar;
   symbol<void(BackendRegistrar&)>(library, "muster_register_backends", path)(registrar);
   return registrar.names;

@@ -32,12 +32,13 @@ class BarrierBackend final : public ProcessGroupBackend {
   std::atomic<int>& barriers_;
 };
 
-// spec: A11 register_backend at run time: func gets (store, rank, world_size, timeout), devices omitted are cpu and cuda; A6 an operation
-// that a backend lacks names both; A1 any registered one
+// spec: A11 register_backend at run time: func gets (store, rank, world_size, timeout), devices
+// omitted are cpu and cuda; A6 an operation that a backend lacks names both; A1 any registered one
 TEST(RegisteredBackend, IsUsedByItsName) {
   static std::atomic<int> barriers{0};
   std::atomic<int> made{0};
-  Backend::register_backend("Counting", [&](const std::shared_ptr<Store>& store, int rank, int world_size, Duration timeout) {
+  Backend::register_backend("Counting", [&](const std::shared_ptr<Store>& store, int rank,
+                                            int world_size, Duration timeout) {
     EXPECT_EQ(world_size, 2);
     EXPECT_EQ(timeout, std::chrono::seconds(60));
     store->set("made" + std::to_string(rank), "yes");
@@ -52,7 +53,10 @@ TEST(RegisteredBackend, IsUsedByItsName) {
   const auto config = BackendConfig::parse("counting");
   EXPECT_EQ(config.for_device(c10::DeviceType::CPU), Backend("counting"));
   EXPECT_EQ(config.for_device(c10::DeviceType::CUDA), Backend("counting"));
-  EXPECT_HAS(message_of<DistError>([] { Backend::register_backend("counting", [](auto&&, int, int, Duration) { return nullptr; }); }),
+  EXPECT_HAS(message_of<DistError>([] {
+               Backend::register_backend("counting",
+                                         [](auto&&, int, int, Duration) { return nullptr; });
+             }),
              "there is a backend 'counting' already");
   on_ranks(
       2,
@@ -68,11 +72,13 @@ TEST(RegisteredBackend, IsUsedByItsName) {
   EXPECT_EQ(barriers, 2);
 }
 
-// spec: H1 monitored_barrier on every backend: on one that carries no messages too, by the job's store
+// spec: H1 monitored_barrier on every backend: on one that carries no messages too, by the job's
+// store
 TEST(RegisteredBackend, MonitoredBarrierNeedsNothingOfIt) {
   static std::atomic<int> barriers{0};
-  Backend::register_backend("silent",
-                            [](const std::shared_ptr<Store>&, int, int, Duration) { return std::make_shared<BarrierBackend>(barriers); });
+  Backend::register_backend("silent", [](const std::shared_ptr<Store>&, int, int, Duration) {
+    return std::make_shared<BarrierBackend>(barriers);
+  });
   using std::chrono::milliseconds;
   testing::RankLatch late(1);
   on_ranks(
@@ -83,10 +89,13 @@ TEST(RegisteredBackend, MonitoredBarrierNeedsNothingOfIt) {
         // Rank 1 does not come to the next one.
         if (rank == 1) {
           late.wait();
-          EXPECT_HAS(message_of<DistBackendError>([] { monitored_barrier(); }), "rank 0 says: Rank 1 failed to pass monitoredBarrier");
+          EXPECT_HAS(message_of<DistBackendError>([] { monitored_barrier(); }),
+                     "rank 0 says: Rank 1 failed to pass monitoredBarrier");
         } else {
-          const auto said = message_of<DistBackendError>([] { monitored_barrier({.timeout = milliseconds(500)}); });
-          EXPECT_HAS(said, "Rank 1 failed to pass monitoredBarrier in 500 ms\n Original exception:\n");
+          const auto said = message_of<DistBackendError>(
+              [] { monitored_barrier({.timeout = milliseconds(500)}); });
+          EXPECT_HAS(said,
+                     "Rank 1 failed to pass monitoredBarrier in 500 ms\n Original exception:\n");
           if (rank == 0) late.count_down();
         }
         monitored_barrier();
@@ -99,35 +108,43 @@ struct CountingOptions : ProcessGroupOptions {
   int value = 7;
 };
 
-// spec: A11 extended_api gets the two options structs, devices by name, for one device of several; new_group too
+// spec: A11 extended_api gets the two options structs, devices by name, for one device of several;
+// new_group too
 TEST(RegisteredBackend, ExtendedFormGetsBothOptions) {
   static std::atomic<int> barriers{0};
   std::atomic<int> value{0};
-  Backend::register_backend("extended",
-                            [&](const DistributedBackendOptions& options, const std::shared_ptr<ProcessGroupOptions>& pg_options) {
-                              EXPECT_EQ(options.group_size, 2);
-                              EXPECT_EQ(options.global_ranks_in_group, (std::vector<int>{0, 2}));
-                              EXPECT_EQ(options.global_ranks_in_group[static_cast<std::size_t>(options.group_rank)] % 2, 0);
-                              EXPECT_FALSE(options.group_id.empty());
-                              EXPECT_NE(options.store, nullptr);
-                              value += std::dynamic_pointer_cast<CountingOptions>(pg_options)->value;
-                              return std::make_shared<BarrierBackend>(barriers);
-                            },
-                            true, {"cuda"});
+  Backend::register_backend(
+      "extended",
+      [&](const DistributedBackendOptions& options,
+          const std::shared_ptr<ProcessGroupOptions>& pg_options) {
+        EXPECT_EQ(options.group_size, 2);
+        EXPECT_EQ(options.global_ranks_in_group, (std::vector<int>{0, 2}));
+        EXPECT_EQ(options.global_ranks_in_group[static_cast<std::size_t>(options.group_rank)] % 2,
+                  0);
+        EXPECT_FALSE(options.group_id.empty());
+        EXPECT_NE(options.store, nullptr);
+        value += std::dynamic_pointer_cast<CountingOptions>(pg_options)->value;
+        return std::make_shared<BarrierBackend>(barriers);
+      },
+      true, {"cuda"});
   EXPECT_FALSE(BackendConfig::parse("extended").for_device(c10::DeviceType::CPU));
   EXPECT_HAS(message_of<DistError>([] {
                Backend::register_backend(
-                   "wrong", [](const std::shared_ptr<Store>&, int, int, Duration) { return nullptr; }, true);
+                   "wrong",
+                   [](const std::shared_ptr<Store>&, int, int, Duration) { return nullptr; }, true);
              }),
              "extended_api");
   EXPECT_HAS(message_of<DistError>([] {
-               Backend::register_backend("wrong", [](const std::shared_ptr<Store>&, int, int, Duration) { return nullptr; }, false,
-                                         {"toaster"});
+               Backend::register_backend(
+                   "wrong",
+                   [](const std::shared_ptr<Store>&, int, int, Duration) { return nullptr; }, false,
+                   {"toaster"});
              }),
              "'toaster'");
   on_ranks(3, [](int rank) {
-    const auto group = new_group(
-        {.ranks = std::vector<int>{0, 2}, .backend = "cpu:native,cuda:extended", .pg_options = std::make_shared<CountingOptions>()});
+    const auto group = new_group({.ranks = std::vector<int>{0, 2},
+                                  .backend = "cpu:native,cuda:extended",
+                                  .pg_options = std::make_shared<CountingOptions>()});
     if (rank == 1) return;
     auto tensor = torch::ones({1});
     all_reduce(tensor, {.group = group});  // the tensor's device picks the native one
@@ -137,13 +154,18 @@ TEST(RegisteredBackend, ExtendedFormGetsBothOptions) {
   on_ranks(
       3,
       [](int) {
-        const auto parts = split_group(nullptr, {{0, 2}, {1}}, {.timeout = std::chrono::seconds(60), .backend = "cpu:native"});
+        const auto parts = split_group(
+            nullptr, {{0, 2}, {1}}, {.timeout = std::chrono::seconds(60), .backend = "cpu:native"});
         EXPECT_EQ(parts->backend(), "cpu:native");
-        for (const auto& call : {std::function<void()>([] {
-                                   split_group(nullptr, {{0, 1, 2}}, {.pg_options = std::make_shared<ProcessGroupNCCL::Options>()});
-                                 }),
-                                 std::function<void()>([] { shrink_group({}, {.pg_options = std::make_shared<CountingOptions>()}); })})
-          EXPECT_HAS(message_of<DistBackendError>(call), "which backend 'cpu:native' cannot use; leave them out");
+        for (const auto& call :
+             {std::function<void()>([] {
+                split_group(nullptr, {{0, 1, 2}},
+                            {.pg_options = std::make_shared<ProcessGroupNCCL::Options>()});
+              }),
+              std::function<void()>(
+                  [] { shrink_group({}, {.pg_options = std::make_shared<CountingOptions>()}); })})
+          EXPECT_HAS(message_of<DistBackendError>(call),
+                     "which backend 'cpu:native' cannot use; leave them out");
       },
       "cpu:native");
 }
@@ -152,12 +174,15 @@ TEST(RegisteredBackend, ExtendedFormGetsBothOptions) {
 TEST(RegisteredBackend, DividedAndShrunkGroupsGetTheirOptions) {
   static std::atomic<int> barriers{0};
   std::atomic<int> value{0};
-  Backend::register_backend("divided",
-                            [&](const DistributedBackendOptions&, const std::shared_ptr<ProcessGroupOptions>& pg_options) {
-                              if (const auto ours = std::dynamic_pointer_cast<CountingOptions>(pg_options)) value += ours->value;
-                              return std::make_shared<BarrierBackend>(barriers);
-                            },
-                            true, {"cuda"});
+  Backend::register_backend(
+      "divided",
+      [&](const DistributedBackendOptions&,
+          const std::shared_ptr<ProcessGroupOptions>& pg_options) {
+        if (const auto ours = std::dynamic_pointer_cast<CountingOptions>(pg_options))
+          value += ours->value;
+        return std::make_shared<BarrierBackend>(barriers);
+      },
+      true, {"cuda"});
   const auto options = std::make_shared<CountingOptions>();
   on_ranks(
       3,
@@ -179,19 +204,29 @@ TEST(RegisteredBackend, DividedAndShrunkGroupsGetTheirOptions) {
 
 // spec: A11 from a plugin library too: what is no plugin is named
 TEST(Plugin, WrongLibrariesAreNamed) {
-  EXPECT_HAS(message_of<DistError>([] { load_backend_plugin("/no/such/library.so"); }), "/no/such/library.so cannot be loaded");
-  EXPECT_HAS(message_of<DistError>([] { load_backend_plugin("libm.so.6"); }), "is no backend plugin");
+  EXPECT_HAS(message_of<DistError>([] { load_backend_plugin("/no/such/library.so"); }),
+             "/no/such/library.so cannot be loaded");
+  EXPECT_HAS(message_of<DistError>([] { load_backend_plugin("libm.so.6"); }),
+             "is no backend plugin");
 }
 
-// spec: A12 nccl, mpi and ucc, which this build lacks, are refused by name at init and in new_group; A6
+// spec: A12 nccl, mpi and ucc, which this build lacks, are refused by name at init and in
+// new_group; A6
 TEST(Backends, AbsentOnesAreRefusedByName) {
   for (const auto& backend : {Backend::NCCL, Backend::MPI, Backend::UCC}) {
     if (backend.is_available()) continue;
     const auto name = std::string(backend);
-    EXPECT_HAS(message_of<DistBackendError>(
-                   [&] { init_process_group({.backend = name, .world_size = 1, .rank = 0, .store = std::make_shared<HashStore>()}); }),
+    EXPECT_HAS(message_of<DistBackendError>([&] {
+                 init_process_group({.backend = name,
+                                     .world_size = 1,
+                                     .rank = 0,
+                                     .store = std::make_shared<HashStore>()});
+               }),
                "'" + name + "'");
-    on_ranks(1, [&](int) { EXPECT_HAS(message_of<DistBackendError>([&] { new_group({.backend = "cpu:" + name}); }), "'" + name + "'"); });
+    on_ranks(1, [&](int) {
+      EXPECT_HAS(message_of<DistBackendError>([&] { new_group({.backend = "cpu:" + name}); }),
+                 "'" + name + "'");
+    });
   }
 }
 
@@ -257,19 +292,22 @@ void play(const std::string& operation, int rank) {
   }
 }
 
-// spec: A12 one test per cell of the backend tables: every operation on CPU tensors, for native and its names; A2 every operation on CPU
-// tensors; A1 gloo is another name, tcp is without shared memory
+// spec: A12 one test per cell of the backend tables: every operation on CPU tensors, for native and
+// its names; A2 every operation on CPU tensors; A1 gloo is another name, tcp is without shared
+// memory
 TEST_P(BackendTable, HasTheOperationOnCpuTensors) {
   const auto& [backend, operation] = GetParam();
   on_ranks(
       2, [&operation = operation](int rank) { play(operation, rank); }, backend);
 }
 
-INSTANTIATE_TEST_SUITE_P(Cells, BackendTable,
-                         ::testing::Combine(::testing::Values("native", "gloo", "tcp"),
-                                            ::testing::Values("send", "recv", "broadcast", "all_reduce", "reduce", "all_gather", "gather",
-                                                              "scatter", "reduce_scatter", "all_to_all", "barrier")),
-                         [](const auto& info) { return std::get<0>(info.param) + "_" + std::get<1>(info.param); });
+INSTANTIATE_TEST_SUITE_P(
+    Cells, BackendTable,
+    ::testing::Combine(::testing::Values("native", "gloo", "tcp"),
+                       ::testing::Values("send", "recv", "broadcast", "all_reduce", "reduce",
+                                         "all_gather", "gather", "scatter", "reduce_scatter",
+                                         "all_to_all", "barrier")),
+    [](const auto& info) { return std::get<0>(info.param) + "_" + std::get<1>(info.param); });
 
 // spec: A12 tensors of a device that no backend of the group serves are refused by name
 TEST(Backends, TensorsElsewhereAreRefusedByName) {

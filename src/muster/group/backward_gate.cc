@@ -32,7 +32,8 @@ std::shared_ptr<BackwardGate> BackwardGate::of_this_pass() {
   if (gate == nullptr || gate->pass_ != pass) {
     gate = std::make_shared<BackwardGate>(pass);
     latest = gate;
-    torch::autograd::Engine::get_default_engine().queue_callback([opener = std::make_shared<Opener>(gate)] { opener->gate->open(); });
+    torch::autograd::Engine::get_default_engine().queue_callback(
+        [opener = std::make_shared<Opener>(gate)] { opener->gate->open(); });
   }
   const std::lock_guard guard(gate->lock_);
   gate->latest_call_ = steady_clock().now();

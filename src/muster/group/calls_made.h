@@ -8,7 +8,8 @@
 
 namespace muster::group {
 
-/// Collectives that this member has started on it; absent where the group's backend does not count them.
+/// Collectives that this member has started on it; absent where the group's backend does not count
+/// them.
 std::optional<std::uint64_t> calls_made(const ProcessGroup& group);
 
 }  // namespace muster::group

@@ -1,10 +1,13 @@
-/// The collectives, with torch's names and keywords: keyword arguments are fields of an options struct.
+/// The collectives, with torch's names and keywords: keyword arguments are fields of an options
+/// struct.
 ///
-/// Every member calls them, in the same order. They are synchronous: the result is there on return; with `async_op` they return a Work at
-/// once. A process that is not a member of `group` gets no Work and its tensors stay as they are. `group` null is the default group; `src`
-/// and `dst` are ranks of the default group, `group_src` and `group_dst` ranks of `group` (give one of the two). `timeout` absent is the
-/// group's. Tensors may be any shape, also not contiguous; every dtype can be moved, the twelve of docs/process-groups.md can be reduced.
-/// Errors: DistError for what the caller must change, DistBackendError for what failed, with the ranks at fault.
+/// Every member calls them, in the same order. They are synchronous: the result is there on return;
+/// with `async_op` they return a Work at once. A process that is not a member of `group` gets no
+/// Work and its tensors stay as they are. `group` null is the default group; `src` and `dst` are
+/// ranks of the default group, `group_src` and `group_dst` ranks of `group` (give one of the two).
+/// `timeout` absent is the group's. Tensors may be any shape, also not contiguous; every dtype can
+/// be moved, the twelve of docs/process-groups.md can be reduced. Errors: DistError for what the
+/// caller must change, DistBackendError for what failed, with the ranks at fault.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -58,9 +61,12 @@ struct CollectiveOptions {
   std::optional<Duration> timeout = {};
 };
 /// tensor_list[r] becomes the tensor of rank r; sizes may differ between ranks.
-WorkRef all_gather(const TensorList& tensor_list, const at::Tensor& tensor, const CollectiveOptions& options = {});
-/// The same size on every rank. The output is the inputs concatenated along dimension 0, or stacked along a new first dimension.
-WorkRef all_gather_into_tensor(const at::Tensor& output_tensor, const at::Tensor& input_tensor, const CollectiveOptions& options = {});
+WorkRef all_gather(const TensorList& tensor_list, const at::Tensor& tensor,
+                   const CollectiveOptions& options = {});
+/// The same size on every rank. The output is the inputs concatenated along dimension 0, or stacked
+/// along a new first dimension.
+WorkRef all_gather_into_tensor(const at::Tensor& output_tensor, const at::Tensor& input_tensor,
+                               const CollectiveOptions& options = {});
 
 struct GatherOptions {
   TensorList gather_list = {};  ///< on dst one tensor per member, of equal sizes; elsewhere empty
@@ -89,20 +95,27 @@ struct ReduceScatterOptions {
   std::optional<Duration> timeout = {};
 };
 /// input_list[r] of all ranks, reduced, becomes the output of rank r; sizes may differ between r.
-WorkRef reduce_scatter(const at::Tensor& output, const TensorList& input_list, const ReduceScatterOptions& options = {});
-/// The input is the members' parts concatenated along dimension 0, or stacked along a first dimension.
-WorkRef reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input, const ReduceScatterOptions& options = {});
+WorkRef reduce_scatter(const at::Tensor& output, const TensorList& input_list,
+                       const ReduceScatterOptions& options = {});
+/// The input is the members' parts concatenated along dimension 0, or stacked along a first
+/// dimension.
+WorkRef reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input,
+                              const ReduceScatterOptions& options = {});
 
 struct AllToAllSingleOptions {
-  std::vector<std::int64_t> output_split_sizes = {};  ///< rows of dimension 0 that come from each member; empty: equal parts
-  std::vector<std::int64_t> input_split_sizes = {};   ///< rows that go to each member; empty: equal parts
+  std::vector<std::int64_t> output_split_sizes =
+      {};  ///< rows of dimension 0 that come from each member; empty: equal parts
+  std::vector<std::int64_t> input_split_sizes =
+      {};  ///< rows that go to each member; empty: equal parts
   Group group = nullptr;
   bool async_op = false;
   std::optional<Duration> timeout = {};
 };
-WorkRef all_to_all_single(const at::Tensor& output, const at::Tensor& input, const AllToAllSingleOptions& options = {});
+WorkRef all_to_all_single(const at::Tensor& output, const at::Tensor& input,
+                          const AllToAllSingleOptions& options = {});
 /// input_tensor_list[r] becomes output_tensor_list[me] of rank r; sizes may differ.
-WorkRef all_to_all(const TensorList& output_tensor_list, const TensorList& input_tensor_list, const CollectiveOptions& options = {});
+WorkRef all_to_all(const TensorList& output_tensor_list, const TensorList& input_tensor_list,
+                   const CollectiveOptions& options = {});
 
 struct BarrierOptions {
   Group group = nullptr;
@@ -115,10 +128,12 @@ WorkRef barrier(const BarrierOptions& options = {});
 /// Several tensors of one dtype as one message.
 WorkRef all_reduce_coalesced(const TensorList& tensors, const AllReduceOptions& options = {});
 /// output_tensor_lists[r][i] becomes input_tensor_list[i] of rank r.
-WorkRef all_gather_coalesced(const std::vector<TensorList>& output_tensor_lists, const TensorList& input_tensor_list,
+WorkRef all_gather_coalesced(const std::vector<TensorList>& output_tensor_lists,
+                             const TensorList& input_tensor_list,
                              const CollectiveOptions& options = {});
 /// input_tensor_lists[r][i] of all ranks, reduced, becomes output_tensors[i] of rank r.
-WorkRef reduce_scatter_coalesced(const TensorList& output_tensors, const std::vector<TensorList>& input_tensor_lists,
+WorkRef reduce_scatter_coalesced(const TensorList& output_tensors,
+                                 const std::vector<TensorList>& input_tensor_lists,
                                  const ReduceScatterOptions& options = {});
 
 }  // namespace muster

@@ -21,13 +21,15 @@ void stop_for_debugger() {
   std::ifstream status("/proc/self/status");
   bool traced = false;
   for (std::string line; std::getline(status, line);)
-    if (line.starts_with("TracerPid:")) traced = line.find_first_of("123456789") != std::string::npos;
+    if (line.starts_with("TracerPid:"))
+      traced = line.find_first_of("123456789") != std::string::npos;
   if (traced) {
     ::raise(SIGTRAP);
     return;
   }
   const auto process = std::to_string(::getpid());
-  log(LogLevel::error, "breakpoint: process " + process + " stops here; attach with gdb -p " + process + " or lldb -p " + process +
+  log(LogLevel::error, "breakpoint: process " + process + " stops here; attach with gdb -p " +
+                           process + " or lldb -p " + process +
                            ", or let it go on with kill -CONT " + process);
   ::raise(SIGSTOP);
 }
@@ -60,7 +62,9 @@ void breakpoint(int rank) {
   const auto job = scope->job("breakpoint");
   world->global_rank_of(rank);  // throws where there is no such rank
   struct Suspended {
-    explicit Suspended(transport::Fabric& fabric) : fabric(fabric) { fabric.suspend_heartbeats(true); }
+    explicit Suspended(transport::Fabric& fabric) : fabric(fabric) {
+      fabric.suspend_heartbeats(true);
+    }
     ~Suspended() { fabric.suspend_heartbeats(false); }
     transport::Fabric& fabric;
   };

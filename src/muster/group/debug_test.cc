@@ -42,7 +42,8 @@ TEST(MonitoredBarrier, PassesWhenAllCome) {
   }
 }
 
-// spec: H1 rank 0 throws at the first missing rank, text; if one misses, all fail; H13 Original exception:, wait_all_ranks False by default
+// spec: H1 rank 0 throws at the first missing rank, text; if one misses, all fail; H13 Original
+// exception:, wait_all_ranks False by default
 TEST(MonitoredBarrier, NamesTheFirstMissing) {
   std::promise<void> seen;
   const auto over = seen.get_future().share();
@@ -54,14 +55,17 @@ TEST(MonitoredBarrier, NamesTheFirstMissing) {
         ADD_FAILURE() << "passed";
       } catch (const DistBackendError& error) {
         const std::string text = error.what();
-        EXPECT_TRUE(text.starts_with("Rank 1 failed to pass monitoredBarrier in 2000 ms\n Original exception:\n")) << text;
+        EXPECT_TRUE(text.starts_with(
+            "Rank 1 failed to pass monitoredBarrier in 2000 ms\n Original exception:\n"))
+            << text;
         EXPECT_EQ(error.ranks(), std::vector<int>{1});
         EXPECT_EQ(error.code(), Code::timed_out);
       }
       seen.set_value();
     } else {
       if (rank != 3) over.wait();  // 1 and 2 come too late
-      const auto said = message_of<DistBackendError>([] { monitored_barrier({.timeout = seconds(60)}); });
+      const auto said =
+          message_of<DistBackendError>([] { monitored_barrier({.timeout = seconds(60)}); });
       EXPECT_HAS(said, "Rank 1 failed to pass monitoredBarrier in 2000 ms");
     }
     // The group goes on, and nothing of the barrier that failed is taken for the next one.
@@ -80,7 +84,8 @@ TEST(MonitoredBarrier, ListsAllMissing) {
     barrier();
     if (rank == 1 || rank == 2) return over.wait();
     set_timeout(milliseconds(2000));
-    const auto said = message_of<DistBackendError>([] { monitored_barrier({.wait_all_ranks = true}); });
+    const auto said =
+        message_of<DistBackendError>([] { monitored_barrier({.wait_all_ranks = true}); });
     EXPECT_HAS(said, "Ranks 1, 2 failed to pass monitoredBarrier in 2000 ms\n Original exception:");
     set_timeout(seconds(60));
     if (rank == 0) seen.set_value();
@@ -94,8 +99,9 @@ TEST(MonitoredBarrier, RankZeroMissing) {
   const auto over = seen.get_future().share();
   on_ranks(2, [&](int rank) {
     if (rank == 0) return over.wait();
-    EXPECT_HAS(message_of<DistBackendError>([] { monitored_barrier({.timeout = milliseconds(100)}); }),
-               "Rank 0 failed to pass monitoredBarrier in 100 ms");
+    EXPECT_HAS(
+        message_of<DistBackendError>([] { monitored_barrier({.timeout = milliseconds(100)}); }),
+        "Rank 0 failed to pass monitoredBarrier in 100 ms");
     seen.set_value();
   });
 }
@@ -106,7 +112,8 @@ TEST(MonitoredBarrier, NamesARankThatLeft) {
     init_process_group({.timeout = seconds(60), .world_size = 3, .rank = rank, .store = store});
     barrier();
     if (rank == 1) return;
-    const auto said = message_of<DistBackendError>([] { monitored_barrier({.timeout = seconds(50), .wait_all_ranks = true}); });
+    const auto said = message_of<DistBackendError>(
+        [] { monitored_barrier({.timeout = seconds(50), .wait_all_ranks = true}); });
     EXPECT_HAS(said, "Rank 1 failed to pass monitoredBarrier in 50000 ms\n Original exception:\n");
   };
   spawn(ranks, {.nprocs = 3, .mode = SpawnMode::threads});
@@ -130,22 +137,28 @@ TEST_F(DebugLevels, FromTheEnvironment) {
   EXPECT_EQ(get_debug_level(), DebugLevel::DETAIL);
 }
 
-// spec: H10 DETAIL's text for mismatched shapes; H6 shapes and call stack of both calls, synchronous and not
+// spec: H10 DETAIL's text for mismatched shapes; H6 shapes and call stack of both calls,
+// synchronous and not
 TEST_F(DebugLevels, MismatchedShapes) {
   set_debug_level(DebugLevel::DETAIL);
   for (const bool async_op : {false, true}) {
     on_ranks(2, [&](int rank) {
       const auto said = message_of<DistBackendError>([&] {
-        if (const auto work = all_reduce(torch::ones({rank == 0 ? 10 : 20}), {.async_op = async_op})) work->wait();
+        if (const auto work =
+                all_reduce(torch::ones({rank == 0 ? 10 : 20}), {.async_op = async_op}))
+          work->wait();
       });
-      EXPECT_HAS(said, "Error when verifying shape tensors for collective ALLREDUCE on rank " + std::to_string(rank) +
-                           ". This likely indicates that input shapes into the collective are mismatched across ranks. Got shapes: " +
+      EXPECT_HAS(said, "Error when verifying shape tensors for collective ALLREDUCE on rank " +
+                           std::to_string(rank) +
+                           ". This likely indicates that input shapes into the collective are "
+                           "mismatched across ranks. Got shapes: " +
                            (rank == 0 ? "10" : "20"));
       EXPECT_HAS(said, "Rank 0: all_reduce with shapes 10, called from\n");
       EXPECT_HAS(said, "Rank 1: all_reduce with shapes 20, called from\n");
       for (const auto at : {said.find("called from"), said.rfind("called from")}) {
         EXPECT_HAS(said.substr(at), "  #0 ");
-        EXPECT_HAS(said.substr(at), "muster::all_reduce(at::Tensor const&, muster::AllReduceOptions const&) (");
+        EXPECT_HAS(said.substr(at),
+                   "muster::all_reduce(at::Tensor const&, muster::AllReduceOptions const&) (");
         EXPECT_HAS(said.substr(at), "MismatchedShapes_Test::TestBody()");
       }
       EXPECT_EQ(said.find("unknown function"), std::string::npos) << said;
@@ -163,7 +176,8 @@ TEST_F(DebugLevels, FuturesHaveTheDetails) {
     future->wait();
     ASSERT_TRUE(future->hasError());
     const auto said = future->tryRetrieveErrorMessage();
-    EXPECT_HAS(said, "Error when verifying shape tensors for collective ALLREDUCE on rank " + std::to_string(rank));
+    EXPECT_HAS(said, "Error when verifying shape tensors for collective ALLREDUCE on rank " +
+                         std::to_string(rank));
     EXPECT_HAS(said, "Rank 0: all_reduce with shapes 10, called from\n");
     EXPECT_HAS(said, "Rank 1: all_reduce with shapes 20, called from\n");
   });
@@ -201,8 +215,11 @@ TEST_F(DebugLevels, RanksStuckBefore) {
   const auto ranks = [&, store = std::make_shared<HashStore>()](int rank) {
     init_process_group({.timeout = seconds(60), .world_size = 2, .rank = rank, .store = store});
     if (rank == 1) return over.wait();
-    const auto said = message_of<DistBackendError>([] { all_reduce(torch::ones({5}), {.timeout = milliseconds(100)}); });
-    EXPECT_HAS(said, "Ranks stuck before the collective ALLREDUCE: 1\nRank 0: all_reduce with shapes 5, called from\n");
+    const auto said = message_of<DistBackendError>(
+        [] { all_reduce(torch::ones({5}), {.timeout = milliseconds(100)}); });
+    EXPECT_HAS(said,
+               "Ranks stuck before the collective ALLREDUCE: 1\nRank 0: all_reduce with shapes 5, "
+               "called from\n");
     seen.set_value();
   };
   spawn(ranks, {.nprocs = 2, .mode = SpawnMode::threads});
@@ -227,13 +244,14 @@ TEST(Profiling, EveryCallIsARange) {
       [](int rank) {
         std::multiset<std::string> seen;
         observed = &seen;
-        const auto handle = at::addThreadLocalCallback(at::RecordFunctionCallback([](const at::RecordFunction& range) {
-                                                         observed->insert(range.name());
-                                                         observed_inputs += range.inputs().size();
-                                                         return std::unique_ptr<at::ObserverContext>();
-                                                       })
-                                                           .scopes({at::RecordScope::USER_SCOPE})
-                                                           .needsInputs(true));
+        const auto handle = at::addThreadLocalCallback(
+            at::RecordFunctionCallback([](const at::RecordFunction& range) {
+              observed->insert(range.name());
+              observed_inputs += range.inputs().size();
+              return std::unique_ptr<at::ObserverContext>();
+            })
+                .scopes({at::RecordScope::USER_SCOPE})
+                .needsInputs(true));
         const auto t = [](std::int64_t n = 2) { return torch::zeros({n}); };
         broadcast(t(), {.src = 0});
         all_reduce(t());
@@ -260,8 +278,9 @@ TEST(Profiling, EveryCallIsARange) {
         at::removeCallback(handle);
         all_reduce(t());
         for (const char* name :
-             {"broadcast", "reduce", "all_gather", "all_gather_into_tensor", "gather", "scatter", "reduce_scatter", "reduce_scatter_tensor",
-              "all_to_all_single", "all_to_all", "barrier", "all_reduce_coalesced", "all_gather_coalesced", "reduce_scatter_coalesced",
+             {"broadcast", "reduce", "all_gather", "all_gather_into_tensor", "gather", "scatter",
+              "reduce_scatter", "reduce_scatter_tensor", "all_to_all_single", "all_to_all",
+              "barrier", "all_reduce_coalesced", "all_gather_coalesced", "reduce_scatter_coalesced",
               rank == 0 ? "send" : "recv", rank == 0 ? "isend" : "irecv"})
           EXPECT_EQ(seen.count(std::string("native:") + name), 1U) << name;
         EXPECT_EQ(seen.count("native:all_reduce"), 4U);  // two of them prepared
@@ -276,13 +295,15 @@ TEST(Profiling, TorchsProfilerSeesThem) {
   on_ranks(
       2,
       [](int) {
-        torch::autograd::profiler::enableProfilerLegacy(torch::profiler::impl::ProfilerConfig(torch::profiler::impl::ProfilerState::CPU));
+        torch::autograd::profiler::enableProfilerLegacy(
+            torch::profiler::impl::ProfilerConfig(torch::profiler::impl::ProfilerState::CPU));
         auto tensor = torch::ones({4});
         all_reduce(tensor);
         const auto lists = torch::autograd::profiler::disableProfilerLegacy();
         int found = 0;
         for (const auto& events : lists)
-          for (const auto& event : events) found += std::string(event.name()) == "native:all_reduce" ? 1 : 0;
+          for (const auto& event : events)
+            found += std::string(event.name()) == "native:all_reduce" ? 1 : 0;
         EXPECT_GE(found, 1);
       },
       "native");
@@ -320,7 +341,8 @@ TEST(Breakpoint, StopsOneRank) {
 TEST(Breakpoint, HeartbeatsWaitToo) {
   const auto file = std::string(::testing::TempDir()) + "breakpoint_" + std::to_string(::getpid());
   const auto ranks = [&](int rank) {
-    init_process_group({.init_method = "file://" + file, .timeout = seconds(60), .world_size = 3, .rank = rank});
+    init_process_group(
+        {.init_method = "file://" + file, .timeout = seconds(60), .world_size = 3, .rank = rank});
     breakpoint(1);
     auto tensor = torch::ones({1});
     all_reduce(tensor);
@@ -342,7 +364,8 @@ TEST(Groups, SetTimeout) {
   std::promise<void> seen;
   const auto over = seen.get_future().share();
   const auto ranks = [&, store = std::make_shared<HashStore>()](int rank) {
-    init_process_group({.timeout = std::chrono::minutes(30), .world_size = 2, .rank = rank, .store = store});
+    init_process_group(
+        {.timeout = std::chrono::minutes(30), .world_size = 2, .rank = rank, .store = store});
     if (rank == 1) return over.wait();
     set_timeout(milliseconds(100));
     EXPECT_EQ(default_group()->timeout(), milliseconds(100));

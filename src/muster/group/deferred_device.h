@@ -1,6 +1,7 @@
-/// An accelerator for tests, in the host's memory: what is enqueued on one of its streams is done when somebody waits for it, and not
-/// before. Whoever uses a result without having waited for it, or without being ordered behind it, sees the bytes that were there. Copies
-/// are enqueued; what computes waits for its arguments, computes on the CPU and is done when it returns.
+/// An accelerator for tests, in the host's memory: what is enqueued on one of its streams is done
+/// when somebody waits for it, and not before. Whoever uses a result without having waited for it,
+/// or without being ordered behind it, sees the bytes that were there. Copies are enqueued; what
+/// computes waits for its arguments, computes on the CPU and is done when it returns.
 #pragma once
 
 #include <ATen/DeviceAccelerator.h>
@@ -66,7 +67,9 @@ class Timeline {
     std::vector<std::function<void()>> tasks;
     std::size_t done = 0;
   };
-  static std::pair<int, c10::StreamId> key(const c10::Stream& stream) { return {stream.device_index(), stream.id()}; }
+  static std::pair<int, c10::StreamId> key(const c10::Stream& stream) {
+    return {stream.device_index(), stream.id()};
+  }
 
   std::recursive_mutex mutex_;  // a task may drain another stream
   std::map<std::pair<int, c10::StreamId>, Line> streams_;
@@ -86,7 +89,8 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   };
   c10::DeviceType type() const override { return kType; }
   c10::Device exchangeDevice(c10::Device device) const override {
-    return {kType, std::exchange(current_device, device.has_index() ? device.index() : current_device)};
+    return {kType,
+            std::exchange(current_device, device.has_index() ? device.index() : current_device)};
   }
   c10::Device getDevice() const override { return {kType, current_device}; }
   void setDevice(c10::Device device) const override { exchangeDevice(device); }
@@ -95,29 +99,40 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     const auto index = device.has_index() ? device.index() : current_device;
     return stream_of(index, current_streams[static_cast<std::size_t>(index)]);
   }
-  c10::Stream getDefaultStream(c10::Device device) const override { return stream_of(device.index(), 0); }
+  c10::Stream getDefaultStream(c10::Device device) const override {
+    return stream_of(device.index(), 0);
+  }
   c10::Stream exchangeStream(c10::Stream stream) const override {
-    const auto old = std::exchange(current_streams[static_cast<std::size_t>(stream.device_index())], stream.id());
+    const auto old = std::exchange(current_streams[static_cast<std::size_t>(stream.device_index())],
+                                   stream.id());
     return stream_of(stream.device_index(), old);
   }
   c10::DeviceIndex deviceCount() const noexcept override { return kDevices; }
-  void destroyEvent(void* event, c10::DeviceIndex) const noexcept override { delete static_cast<Mark*>(event); }
-  void record(void** event, const c10::Stream& stream, c10::DeviceIndex, c10::EventFlag) const override {
+  void destroyEvent(void* event, c10::DeviceIndex) const noexcept override {
+    delete static_cast<Mark*>(event);
+  }
+  void record(void** event, const c10::Stream& stream, c10::DeviceIndex,
+              c10::EventFlag) const override {
     delete static_cast<Mark*>(*event);
     *event = new Mark{stream, Timeline::get().length(stream)};
   }
   void block(void* event, const c10::Stream& stream) const override {
     if (event == nullptr) return;
-    Timeline::get().enqueue(stream, [mark = *static_cast<Mark*>(event)] { Timeline::get().drain(mark.stream, mark.end); });
+    Timeline::get().enqueue(stream, [mark = *static_cast<Mark*>(event)] {
+      Timeline::get().drain(mark.stream, mark.end);
+    });
   }
   bool queryEvent(void* event) const override {
     const auto* mark = static_cast<Mark*>(event);
     return mark == nullptr || Timeline::get().is_done(mark->stream, mark->end);
   }
   void synchronizeEvent(void* event) const override {
-    if (const auto* mark = static_cast<Mark*>(event)) Timeline::get().drain(mark->stream, mark->end);
+    if (const auto* mark = static_cast<Mark*>(event))
+      Timeline::get().drain(mark->stream, mark->end);
   }
-  void synchronizeStream(const c10::Stream& stream) const override { Timeline::get().drain(stream, Timeline::get().length(stream)); }
+  void synchronizeStream(const c10::Stream& stream) const override {
+    Timeline::get().drain(stream, Timeline::get().length(stream));
+  }
   void recordDataPtrOnStream(const c10::DataPtr&, const c10::Stream&) const override {}
 };
 
@@ -129,7 +144,9 @@ struct Memory final : c10::Allocator {
     return {memory, memory, &std::free, c10::Device(kType, current_device)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &std::free; }
-  void copy_data(void* to, const void* from, std::size_t bytes) const override { std::memcpy(to, from, bytes); }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override {
+    std::memcpy(to, from, bytes);
+  }
 };
 
 /// Pinned memory of the host.
@@ -154,7 +171,9 @@ struct PinnedMemory final : c10::Allocator {
     return blocks.count(const_cast<void*>(memory)) != 0;
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
-  void copy_data(void* to, const void* from, std::size_t bytes) const override { std::memcpy(to, from, bytes); }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override {
+    std::memcpy(to, from, bytes);
+  }
 
   static inline std::mutex mutex;
   static inline std::set<void*> blocks;
@@ -177,32 +196,40 @@ struct Hooks final : at::PrivateUse1HooksInterface {
 
 inline Memory memory_of_devices;
 
-inline at::Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
-                        std::optional<at::Device> device, std::optional<bool>, std::optional<at::MemoryFormat> format) {
+inline at::Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> dtype,
+                        std::optional<at::Layout>, std::optional<at::Device> device,
+                        std::optional<bool>, std::optional<at::MemoryFormat> format) {
   const c10::DeviceGuard guard(device.value_or(at::Device(kType, current_device)));
-  return at::detail::empty_generic(size, &memory_of_devices, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), dtype.value_or(at::kFloat),
-                                   format);
+  return at::detail::empty_generic(size, &memory_of_devices,
+                                   c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+                                   dtype.value_or(at::kFloat), format);
 }
 
-inline at::Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, std::optional<at::ScalarType> dtype,
-                                std::optional<at::Layout>, std::optional<at::Device> device, std::optional<bool>) {
+inline at::Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride,
+                                std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
+                                std::optional<at::Device> device, std::optional<bool>) {
   const c10::DeviceGuard guard(device.value_or(at::Device(kType, current_device)));
-  return at::detail::empty_strided_generic(size, stride, &memory_of_devices, c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+  return at::detail::empty_strided_generic(size, stride, &memory_of_devices,
+                                           c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
                                            dtype.value_or(at::kFloat));
 }
 
 /// The same bytes as a tensor of the CPU, which holds them.
 inline at::Tensor seen_by_host(const at::Tensor& tensor) {
   return at::from_blob(
-      tensor.data_ptr(), tensor.sizes(), tensor.strides(), [storage = tensor.storage()](void*) {}, at::TensorOptions(tensor.scalar_type()));
+      tensor.data_ptr(), tensor.sizes(), tensor.strides(), [storage = tensor.storage()](void*) {},
+      at::TensorOptions(tensor.scalar_type()));
 }
 
 /// On the current stream. Like CUDA's: what is not pinned is copied before this returns.
 inline at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
   const auto device = from.is_cpu() ? to.device() : from.device();
   const auto stream = c10::impl::VirtualGuardImpl(kType).getStream(device);
-  const auto end = Timeline::get().enqueue(stream, [source = seen_by_host(from), target = seen_by_host(to)] { target.copy_(source); });
-  const auto stays = [](const at::Tensor& tensor) { return !tensor.is_cpu() || PinnedMemory::holds(tensor.storage().data()); };
+  const auto end = Timeline::get().enqueue(
+      stream, [source = seen_by_host(from), target = seen_by_host(to)] { target.copy_(source); });
+  const auto stays = [](const at::Tensor& tensor) {
+    return !tensor.is_cpu() || PinnedMemory::holds(tensor.storage().data());
+  };
   if (!non_blocking || !stays(from) || !stays(to)) Timeline::get().drain(stream, end);
   return to;
 }
@@ -213,28 +240,36 @@ inline at::Tensor copy_from_and_resize(const at::Tensor& from, const at::Tensor&
   return copy_from(from, to, false);
 }
 
-inline void compute_on_the_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) { at::native::cpu_fallback(op, stack); }
+inline void compute_on_the_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  at::native::cpu_fallback(op, stack);
+}
 
-/// Makes torch know the device, as "deferred", in this process. Autograd counts the devices once, at the first backward pass: before that.
+/// Makes torch know the device, as "deferred", in this process. Autograd counts the devices once,
+/// at the first backward pass: before that.
 inline void install() {
   static const bool once = [] {
     c10::register_privateuse1_backend("deferred");
     static const c10::impl::DeviceGuardImplRegistrar guard(kType, new Guard);
     c10::SetAllocator(kType, &memory_of_devices);
     at::RegisterPrivateUse1HooksInterface(new Hooks);
-    static torch::Library kernels(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+    static torch::Library kernels(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1,
+                                  __FILE__, __LINE__);
     kernels.impl("empty.memory_format", &empty);
     kernels.impl("empty_strided", &empty_strided);
     kernels.impl("as_strided", &at::native::as_strided_tensorimpl);
-    kernels.impl("view", static_cast<at::Tensor (*)(const at::Tensor&, at::IntArrayRef)>(&at::native::view));
+    kernels.impl(
+        "view", static_cast<at::Tensor (*)(const at::Tensor&, at::IntArrayRef)>(&at::native::view));
     kernels.impl("_reshape_alias",
-                 static_cast<at::Tensor (*)(const at::Tensor&, at::IntArrayRef, at::IntArrayRef)>(&at::native::_reshape_alias));
-    kernels.impl("resize_", static_cast<const at::Tensor& (*)(const at::Tensor&, at::IntArrayRef, std::optional<at::MemoryFormat>)>(
+                 static_cast<at::Tensor (*)(const at::Tensor&, at::IntArrayRef, at::IntArrayRef)>(
+                     &at::native::_reshape_alias));
+    kernels.impl("resize_", static_cast<const at::Tensor& (*)(const at::Tensor&, at::IntArrayRef,
+                                                              std::optional<at::MemoryFormat>)>(
                                 &at::native::resize_));
     kernels.impl("set_.source_Storage_storage_offset", &at::native::set_storage_cpu_);
     kernels.impl("_copy_from", &copy_from);
     kernels.impl("_copy_from_and_resize", &copy_from_and_resize);
-    static torch::Library others(torch::Library::IMPL, "_", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+    static torch::Library others(torch::Library::IMPL, "_", c10::DispatchKey::PrivateUse1, __FILE__,
+                                 __LINE__);
     others.fallback(torch::CppFunction::makeFromBoxedFunction<&compute_on_the_cpu>());
     return true;
   }();
@@ -243,10 +278,12 @@ inline void install() {
 
 /// `tensor` on a device; its copying is enqueued, not done.
 inline at::Tensor on_device(const at::Tensor& tensor, int device) {
-  const auto pinned = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().pinned_memory(true));
+  const auto pinned =
+      at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().pinned_memory(true));
   pinned.copy_(tensor);
-  const auto result = at::empty_strided(tensor.sizes(), tensor.strides(),
-                                        tensor.options().device(at::Device(kType, static_cast<c10::DeviceIndex>(device))));
+  const auto result = at::empty_strided(
+      tensor.sizes(), tensor.strides(),
+      tensor.options().device(at::Device(kType, static_cast<c10::DeviceIndex>(device))));
   return result.copy_(pinned, /*non_blocking=*/true);
 }
 

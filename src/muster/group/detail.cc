@@ -38,7 +38,8 @@ std::string shapes_of(const Request& request) {
     for (const auto& tensor : slice) {
       if (!out.empty()) out += "; ";
       std::string dimensions;
-      for (const auto length : tensor.sizes()) dimensions += (dimensions.empty() ? "" : ", ") + std::to_string(length);
+      for (const auto length : tensor.sizes())
+        dimensions += (dimensions.empty() ? "" : ", ") + std::to_string(length);
       out += dimensions.empty() ? "()" : dimensions;
     }
   }
@@ -60,31 +61,41 @@ class Detail {
         members_(group.parts().first_ranks),
         store_(group.parts().store),
         key_("detail/" + group.name() + "/"),
-        side_{std::string(request.name), shapes_of(request), caller_stack() ? caller_stack()() : std::string(), CallStack::here(2)} {}
+        side_{std::string(request.name), shapes_of(request),
+              caller_stack() ? caller_stack()() : std::string(), CallStack::here(2)} {}
 
   [[noreturn]] void report(const DistError& error) const {
     std::string text = error.what();
     std::vector<int> others;
     for (const int rank : error.ranks())
       if (rank != me_) others.push_back(rank);
-    if (others.empty()) std::copy_if(members_.begin(), members_.end(), std::back_inserter(others), [&](int rank) { return rank != me_; });
+    if (others.empty())
+      std::copy_if(members_.begin(), members_.end(), std::back_inserter(others),
+                   [&](int rank) { return rank != me_; });
     if (others.size() > kMostRanks) others.resize(kMostRanks);
-    const auto mine = side_.call + " with shapes " + side_.shapes + ", called from\n" + side_.called_from();
+    const auto mine =
+        side_.call + " with shapes " + side_.shapes + ", called from\n" + side_.called_from();
     if (error.code() == Code::timed_out) {
-      throw DistBackendError(text + "\nRanks stuck before the collective " + shouted(side_.call) + ": " + listed(error.ranks()) +
-                                 "\nRank " + std::to_string(me_) + ": " + mine,
+      throw DistBackendError(text + "\nRanks stuck before the collective " + shouted(side_.call) +
+                                 ": " + listed(error.ranks()) + "\nRank " + std::to_string(me_) +
+                                 ": " + mine,
                              error.code(), error.ranks());
     }
     const auto sides = others_sides(others, mine);
-    const bool same_call =
-        std::all_of(sides.begin(), sides.end(), [&](const auto& side) { return side.starts_with(side_.call + " with"); });
+    const bool same_call = std::all_of(sides.begin(), sides.end(), [&](const auto& side) {
+      return side.starts_with(side_.call + " with");
+    });
     if (same_call && !sides.empty()) {
-      text += "\nError when verifying shape tensors for collective " + shouted(side_.call) + " on rank " + std::to_string(me_) +
-              ". This likely indicates that input shapes into the collective are mismatched across ranks. Got shapes: " + side_.shapes;
+      text += "\nError when verifying shape tensors for collective " + shouted(side_.call) +
+              " on rank " + std::to_string(me_) +
+              ". This likely indicates that input shapes into the collective are mismatched across "
+              "ranks. Got shapes: " +
+              side_.shapes;
     }
     text += "\nRank " + std::to_string(me_) + ": " + mine;
     for (std::size_t i = 0; i < sides.size(); ++i)
-      text += "\nRank " + std::to_string(others[i]) + ": " + (sides[i].empty() ? "has not told what it called" : sides[i]);
+      text += "\nRank " + std::to_string(others[i]) + ": " +
+              (sides[i].empty() ? "has not told what it called" : sides[i]);
     throw DistBackendError(text, error.code(), error.ranks());
   }
 
@@ -95,15 +106,18 @@ class Detail {
     return out.empty() ? "unknown" : out;
   }
 
-  /// Leaves this rank's side for the others and gets theirs; empty for those that have not left any in time.
-  std::vector<std::string> others_sides(const std::vector<int>& others, const std::string& mine) const {
+  /// Leaves this rank's side for the others and gets theirs; empty for those that have not left any
+  /// in time.
+  std::vector<std::string> others_sides(const std::vector<int>& others,
+                                        const std::string& mine) const {
     const auto store = store_.lock();
     if (store == nullptr) return {};
     static_cast<void>(store->set(key_ + std::to_string(me_), mine).ok());
     const auto deadline = deadline_after(steady_clock(), kPatience);
     std::vector<std::string> sides;
     for (const int rank : others) {
-      const auto side = store->get(key_ + std::to_string(rank), time_left(steady_clock(), deadline));
+      const auto side =
+          store->get(key_ + std::to_string(rank), time_left(steady_clock(), deadline));
       sides.push_back(side.ok() ? *side : std::string());
     }
     return sides;
@@ -116,7 +130,9 @@ class Detail {
   Side side_;
 };
 
-bool concerns(const DistError& error) { return error.code() == Code::mismatch || error.code() == Code::timed_out; }
+bool concerns(const DistError& error) {
+  return error.code() == Code::mismatch || error.code() == Code::timed_out;
+}
 
 /// Adds the details to what the Work of an asynchronous call fails with.
 class DetailedWork final : public Work {
@@ -131,7 +147,8 @@ class DetailedWork final : public Work {
       if (!concerns(error) || !work_->is_completed()) throw;
     }
     try {
-      return work_->wait({});  // what the call ended in: the wait may have reached its own limit in the moment of success
+      return work_->wait({});  // what the call ended in: the wait may have reached its own limit in
+                               // the moment of success
     } catch (const DistError& error) {
       if (!concerns(error)) throw;
       detail_.report(error);
@@ -145,7 +162,8 @@ class DetailedWork final : public Work {
       if (future_) return future_;
       future = future_ = c10::make_intrusive<c10::ivalue::Future>(plain->elementType());
     }
-    plain->addCallback([future, detail = detail_](c10::ivalue::Future& done) { pass_on(done, future, detail); });
+    plain->addCallback(
+        [future, detail = detail_](c10::ivalue::Future& done) { pass_on(done, future, detail); });
     return future;
   }
   int source_rank() override { return work_->source_rank(); }
@@ -188,7 +206,8 @@ WorkRef submit_in_detail(ProcessGroup& group, ProcessGroupBackend& backend, Requ
   Detail detail(group, request);
   try {
     auto work = backend.submit(std::move(request));
-    return work == nullptr ? nullptr : std::make_shared<DetailedWork>(std::move(work), std::move(detail));
+    return work == nullptr ? nullptr
+                           : std::make_shared<DetailedWork>(std::move(work), std::move(detail));
   } catch (const DistError& error) {
     if (!concerns(error)) throw;
     detail.report(error);

@@ -21,16 +21,20 @@ void on_devices(const std::function<void(int)>& body) {
   on_ranks(kRanks, body, "cpu:native,deferred:native");
 }
 
-/// Checks that `call` gives tensors of the device what it gives tensors of the CPU. `call(place)` takes its tensors through `place`.
+/// Checks that `call` gives tensors of the device what it gives tensors of the CPU. `call(place)`
+/// takes its tensors through `place`.
 using Place = std::function<at::Tensor(const at::Tensor&)>;
-void expect_alike(int rank, const char* what, const std::function<std::vector<at::Tensor>(const Place&)>& call) {
+void expect_alike(int rank, const char* what,
+                  const std::function<std::vector<at::Tensor>(const Place&)>& call) {
   const auto there = call([rank](const at::Tensor& tensor) { return on_device(tensor, rank); });
   const auto here = call([](const at::Tensor& tensor) { return tensor.clone(); });
   ASSERT_EQ(there.size(), here.size()) << what;
   for (std::size_t i = 0; i < here.size(); ++i) {
     if (!here[i].defined()) continue;
     EXPECT_EQ(there[i].device().type(), deferred::kType) << what;
-    EXPECT_TRUE(torch::equal(there[i].cpu(), here[i])) << what << " on rank " << rank << ": " << there[i].cpu() << "\nand\n" << here[i];
+    EXPECT_TRUE(torch::equal(there[i].cpu(), here[i]))
+        << what << " on rank " << rank << ": " << there[i].cpu() << "\nand\n"
+        << here[i];
   }
 }
 
@@ -40,7 +44,8 @@ std::vector<at::Tensor> blanks(const Place& place, int count) {
   return tensors;
 }
 
-// spec: A2 every operation on an accelerator's tensors, staged through the host's memory; A12 the native backend's cells for accelerators
+// spec: A2 every operation on an accelerator's tensors, staged through the host's memory; A12 the
+// native backend's cells for accelerators
 TEST(DeviceTensors, EveryOperationGivesWhatItGivesOnTheCpu) {
   on_devices([](int rank) {
     const auto mine = values(rank, {2, 3});
@@ -134,7 +139,8 @@ TEST(DeviceTensors, EveryOperationGivesWhatItGivesOnTheCpu) {
   EXPECT_GT(deferred::PinnedMemory::given, 0);
 }
 
-// spec: F21 is_completed is true and wait returns once the output's copy is enqueued: not done, but usable on the stream of the call
+// spec: F21 is_completed is true and wait returns once the output's copy is enqueued: not done, but
+// usable on the stream of the call
 TEST(DeviceTensors, AWorkIsCompletedOnceItsOutputIsEnqueued) {
   on_devices([](int rank) {
     const auto tensor = on_device(values(rank, {4}), rank);
@@ -166,7 +172,8 @@ TEST(DeviceTensors, WaitOrdersAnotherStreamBehindTheOutput) {
     EXPECT_SAME(deferred::now(tensor), values(rank, {4}));
     {
       const c10::StreamGuard other(deferred::stream_of(device, 3));
-      EXPECT_FALSE(torch::equal(at::empty_like(tensor).copy_(tensor, true).cpu(), expected)) << "the streams are ordered by something else";
+      EXPECT_FALSE(torch::equal(at::empty_like(tensor).copy_(tensor, true).cpu(), expected))
+          << "the streams are ordered by something else";
       work->wait();
       EXPECT_SAME(at::empty_like(tensor).copy_(tensor, true).cpu(), expected);
     }
@@ -203,7 +210,11 @@ TEST(DeviceTensors, GoThroughOrdinaryMemoryWhereNoneIsPinned) {
 // spec: A6 a device whose tensors have no values is refused by name
 TEST(DeviceTensors, MetaIsRefused) {
   on_ranks(
-      1, [](int) { EXPECT_HAS(message_of<DistBackendError>([] { all_reduce(torch::empty({2}, at::kMeta)); }), "meta"); },
+      1,
+      [](int) {
+        EXPECT_HAS(message_of<DistBackendError>([] { all_reduce(torch::empty({2}, at::kMeta)); }),
+                   "meta");
+      },
       "cpu:native,meta:native");
 }
 

@@ -1,5 +1,6 @@
-/// Which samples of a data set a rank works on, by torch's rules (torch.utils.data.DistributedSampler): the same seed and epoch give the
-/// same samples as there, so that a job may change its language in the middle.
+/// Which samples of a data set a rank works on, by torch's rules
+/// (torch.utils.data.DistributedSampler): the same seed and epoch give the same samples as there,
+/// so that a job may change its language in the middle.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +14,8 @@ struct DistributedSamplerOptions {
   std::optional<int> rank = {};          ///< absent: this process's rank in it
   bool shuffle = true;
   std::uint64_t seed = 0;  ///< the same on all ranks
-  bool drop_last = false;  ///< leave the tail out, so that all ranks have as many; else the first samples are repeated for that
+  bool drop_last = false;  ///< leave the tail out, so that all ranks have as many; else the first
+                           ///< samples are repeated for that
 };
 
 /// A value; one thread at a time.
@@ -25,7 +27,8 @@ class DistributedSampler {
   /// Another epoch, another order (with `shuffle`): call it on every rank before each epoch.
   void set_epoch(std::uint64_t epoch) { epoch_ = epoch; }
   std::uint64_t epoch() const { return epoch_; }
-  /// This rank's samples of the epoch, `size()` of them: every num_replicas-th of the common order, from `rank` on.
+  /// This rank's samples of the epoch, `size()` of them: every num_replicas-th of the common order,
+  /// from `rank` on.
   std::vector<std::int64_t> indices() const;
   std::int64_t size() const { return num_samples_; }
 

@@ -19,10 +19,12 @@
 namespace muster::group {
 namespace {
 
-constexpr std::int64_t kMaxBytes = std::int64_t{16} << 20;  // of one text: what a member claims is checked before it allocates
+constexpr std::int64_t kMaxBytes =
+    std::int64_t{16} << 20;  // of one text: what a member claims is checked before it allocates
 constexpr Duration kAskEvery = std::chrono::milliseconds(500);
 
-/// The engine's group that carries calls on the CPU's memory; null where a backend of another kind does.
+/// The engine's group that carries calls on the CPU's memory; null where a backend of another kind
+/// does.
 collective::Communicator* native_engine(const ProcessGroup& group) {
   for (const auto& [device, backend] : group.parts().backends) {
     if (device != c10::DeviceType::CPU) continue;
@@ -34,7 +36,8 @@ collective::Communicator* native_engine(const ProcessGroup& group) {
 
 /// `call` waits for others in the group, on this thread, which asks `give_up` meanwhile.
 template <class Call>
-void asking_meanwhile(ProcessGroup& group, collective::Communicator& engine, const std::function<Status()>& give_up, Call call) {
+void asking_meanwhile(ProcessGroup& group, collective::Communicator& engine,
+                      const std::function<Status()>& give_up, Call call) {
   Status hopeless;
   const auto looking = engine.look_while_waiting([&] {
     if (!hopeless.ok()) return;
@@ -54,7 +57,8 @@ void carry_out(ProcessGroup& group, Request request, const std::function<Status(
     group.submit(std::move(request));
     return;
   }
-  if (auto* engine = native_engine(group)) return asking_meanwhile(group, *engine, give_up, [&] { group.submit(std::move(request)); });
+  if (auto* engine = native_engine(group))
+    return asking_meanwhile(group, *engine, give_up, [&] { group.submit(std::move(request)); });
   request.async_op = true;
   const auto work = group.submit(std::move(request));
   if (work == nullptr) return;
@@ -63,7 +67,8 @@ void carry_out(ProcessGroup& group, Request request, const std::function<Status(
       work->wait(kAskEvery);
       return;
     } catch (const DistError&) {
-      if (work->is_completed()) {  // in that very moment, perhaps: its own word counts, not that of the wait
+      if (work->is_completed()) {  // in that very moment, perhaps: its own word counts, not that of
+                                   // the wait
         work->wait();
         return;
       }
@@ -82,14 +87,18 @@ struct Announced {
   std::int64_t bytes = 0;
   decltype(short_hash("")) hash{};
   CallNote note{};
-  bool same_text(const Announced& other) const { return bytes == other.bytes && hash == other.hash; }
+  bool same_text(const Announced& other) const {
+    return bytes == other.bytes && hash == other.hash;
+  }
 };
 constexpr std::int64_t kAnnouncedWords = 5;
-static_assert(std::is_trivially_copyable_v<Announced> && sizeof(Announced) == kAnnouncedWords * sizeof(std::int64_t));
+static_assert(std::is_trivially_copyable_v<Announced> &&
+              sizeof(Announced) == kAnnouncedWords * sizeof(std::int64_t));
 
-/// Without tensors, which take longer to make than all else that making a group needs. False, with nothing done, where they are needed.
-bool gather_plainly(ProcessGroup& group, const Announced& own, std::vector<Announced>& all, Duration timeout,
-                    const std::function<Status()>& give_up) {
+/// Without tensors, which take longer to make than all else that making a group needs. False, with
+/// nothing done, where they are needed.
+bool gather_plainly(ProcessGroup& group, const Announced& own, std::vector<Announced>& all,
+                    Duration timeout, const std::function<Status()>& give_up) {
   SpareArgs args;
   args->op = Op::all_gather;
   args->dtype = DType::int64;
@@ -111,8 +120,8 @@ bool gather_plainly(ProcessGroup& group, const Announced& own, std::vector<Annou
   return done;
 }
 
-void gather_tensors(ProcessGroup& group, const Announced& own, std::vector<Announced>& all, Duration timeout,
-                    const std::function<Status()>& give_up) {
+void gather_tensors(ProcessGroup& group, const Announced& own, std::vector<Announced>& all,
+                    Duration timeout, const std::function<Status()>& give_up) {
   Request request{.op = Op::all_gather, .name = kExchange};
   auto word = at::empty({kAnnouncedWords}, at::kLong);
   std::memcpy(word.mutable_data_ptr(), &own, sizeof own);
@@ -124,17 +133,19 @@ void gather_tensors(ProcessGroup& group, const Announced& own, std::vector<Annou
   std::memcpy(all.data(), words.const_data_ptr(), all.size() * sizeof(Announced));
 }
 
-std::vector<Announced> announce(ProcessGroup& group, const std::string& mine, const CallNote& note, TimePoint limit,
-                                const std::function<Status()>& give_up) {
+std::vector<Announced> announce(ProcessGroup& group, const std::string& mine, const CallNote& note,
+                                TimePoint limit, const std::function<Status()>& give_up) {
   const Announced own{static_cast<std::int64_t>(mine.size()), short_hash(mine), note};
   std::vector<Announced> all(static_cast<std::size_t>(group.size()));
   const bool plain = group.takes_plain() && (!give_up || native_engine(group) != nullptr);
   const auto timeout = time_left(steady_clock(), limit);
-  if (!plain || !gather_plainly(group, own, all, timeout, give_up)) gather_tensors(group, own, all, timeout, give_up);
+  if (!plain || !gather_plainly(group, own, all, timeout, give_up))
+    gather_tensors(group, own, all, timeout, give_up);
   return all;
 }
 
-std::vector<std::string> show(ProcessGroup& group, const std::string& mine, const std::vector<Announced>& announced, TimePoint limit,
+std::vector<std::string> show(ProcessGroup& group, const std::string& mine,
+                              const std::vector<Announced>& announced, TimePoint limit,
                               const std::function<Status()>& give_up) {
   Request texts{.op = Op::all_gather, .name = kExchange};
   auto text = at::empty({static_cast<std::int64_t>(mine.size())}, at::kByte);
@@ -144,14 +155,17 @@ std::vector<std::string> show(ProcessGroup& group, const std::string& mine, cons
   for (std::size_t i = 0; i < announced.size(); ++i) {
     const auto bytes = announced[i].bytes;
     if (bytes < 0 || bytes > kMaxBytes)
-      invalid("rank " + std::to_string(i) + " of group " + group.name() + " announced a text of " + std::to_string(bytes) + " bytes");
+      invalid("rank " + std::to_string(i) + " of group " + group.name() + " announced a text of " +
+              std::to_string(bytes) + " bytes");
     received.push_back(at::empty({bytes}, at::kByte));
     texts.outputs.push_back({received.back()});
   }
   texts.timeout = time_left(steady_clock(), limit);
   carry_out(group, std::move(texts), give_up);
   std::vector<std::string> all;
-  for (const auto& one : received) all.emplace_back(static_cast<const char*>(one.const_data_ptr()), static_cast<std::size_t>(one.numel()));
+  for (const auto& one : received)
+    all.emplace_back(static_cast<const char*>(one.const_data_ptr()),
+                     static_cast<std::size_t>(one.numel()));
   return all;
 }
 
@@ -161,17 +175,20 @@ TimePoint limit_of(const ProcessGroup& group, std::optional<TimePoint> deadline)
 
 }  // namespace
 
-std::vector<std::string> exchange_text(const Group& group, const std::string& mine, std::optional<TimePoint> deadline,
+std::vector<std::string> exchange_text(const Group& group, const std::string& mine,
+                                       std::optional<TimePoint> deadline,
                                        const std::function<Status()>& give_up) {
   const auto limit = limit_of(*group, deadline);
   return show(*group, mine, announce(*group, mine, {}, limit, give_up), limit, give_up);
 }
 
-std::vector<CallNote> compare_calls(const Group& group, const std::string& mine, std::optional<TimePoint> deadline,
+std::vector<CallNote> compare_calls(const Group& group, const std::string& mine,
+                                    std::optional<TimePoint> deadline,
                                     const std::function<Status()>& give_up, const CallNote& note) {
   const auto limit = limit_of(*group, deadline);
   const auto announced = announce(*group, mine, note, limit, give_up);
-  if (std::ranges::all_of(announced, [&](const Announced& one) { return one.same_text(announced.front()); })) {
+  if (std::ranges::all_of(announced,
+                          [&](const Announced& one) { return one.same_text(announced.front()); })) {
     std::vector<CallNote> notes;
     for (const auto& one : announced) notes.push_back(one.note);
     return notes;
@@ -179,10 +196,14 @@ std::vector<CallNote> compare_calls(const Group& group, const std::string& mine,
   const auto calls = show(*group, mine, announced, limit, give_up);
   for (std::size_t i = 1; i < calls.size(); ++i) {
     if (calls[i] == calls[0]) continue;
-    const auto rank = [&](std::size_t position) { return std::to_string(group->first_rank_of(static_cast<int>(position))); };
-    throw DistError("the ranks made different groups at the same time: rank " + rank(0) + " called " + calls[0] + ", rank " + rank(i) +
-                        " called " + calls[i] + "; all ranks must make the same groups in the same order, or use_local_synchronization",
-                    Code::mismatch, {group->first_rank_of(static_cast<int>(i))});
+    const auto rank = [&](std::size_t position) {
+      return std::to_string(group->first_rank_of(static_cast<int>(position)));
+    };
+    throw DistError(
+        "the ranks made different groups at the same time: rank " + rank(0) + " called " +
+            calls[0] + ", rank " + rank(i) + " called " + calls[i] +
+            "; all ranks must make the same groups in the same order, or use_local_synchronization",
+        Code::mismatch, {group->first_rank_of(static_cast<int>(i))});
   }
   raise(Status(Code::internal, "the ranks announced different calls and showed the same"));
 }

@@ -20,14 +20,19 @@ constexpr auto kLimit = std::chrono::seconds(60);
 constexpr auto kTimeout = std::chrono::seconds(300);  // of the groups: nobody may wait for it
 
 /// Three ranks, of which rank 2 does `end`, and the others `call`; what these read.
-std::vector<std::string> survivors_of(const std::function<void()>& end, const std::function<void()>& call, const std::string& backend) {
+std::vector<std::string> survivors_of(const std::function<void()>& end,
+                                      const std::function<void()>& call,
+                                      const std::string& backend) {
   const ScratchFolder scratch;
   SharedCounter through;
   RankProcesses ranks(3, [&](int rank) -> std::string {
     const rlimit none{0, 0};
     ::setrlimit(RLIMIT_CORE, &none);
-    init_process_group(
-        {.backend = backend, .init_method = "file://" + scratch.file("meeting"), .timeout = kTimeout, .world_size = 3, .rank = rank});
+    init_process_group({.backend = backend,
+                        .init_method = "file://" + scratch.file("meeting"),
+                        .timeout = kTimeout,
+                        .world_size = 3,
+                        .rank = rank});
     all_reduce(torch::ones({4}));
     through.add(1);
     if (rank == 2 && !through.wait_for(3, kLimit)) return "the others do not come through init";
@@ -36,7 +41,8 @@ std::vector<std::string> survivors_of(const std::function<void()>& end, const st
       call();
       return "fine";
     } catch (const DistError& error) {
-      return (error.ranks() == std::vector<int>{2} ? "names rank 2: " : "names others: ") + std::string(error.what());
+      return (error.ranks() == std::vector<int>{2} ? "names rank 2: " : "names others: ") +
+             std::string(error.what());
     }
   });
   const auto ends = ranks.join(kLimit);
@@ -69,7 +75,9 @@ TEST(ProcessEnd, AnUncaughtExceptionIsTold) {
 
 // spec: H7 exit with a status other than 0
 TEST(ProcessEnd, AnExitStatusIsTold) {
-  expect_told([] { std::exit(3); }, "rank 2 failed: its process ended with exit status 3 and had not called destroy_process_group");
+  expect_told([] { std::exit(3); },
+              "rank 2 failed: its process ended with exit status 3 and had not called "
+              "destroy_process_group");
 }
 
 // spec: H7 what the program has noted; the first reason counts
@@ -84,10 +92,12 @@ TEST(ProcessEnd, ANotedFailureIsTold) {
 
 // spec: H7 a rank that just ends: a call that needs it says so at once
 TEST(ProcessEnd, ACallThatNeedsAnEndedRankSaysSo) {
-  expect_told([] { std::exit(0); }, "rank 2's process has ended, and called no destroy_process_group before");
+  expect_told([] { std::exit(0); },
+              "rank 2's process has ended, and called no destroy_process_group before");
 }
 
-// spec: B10 H a rank that just ends: the others may close their groups, and what it sent before is there
+// spec: B10 H a rank that just ends: the others may close their groups, and what it sent before is
+// there
 TEST(ProcessEnd, OthersCloseTheirGroupsWithoutIt) {
   for (const auto* backend : {"native", "tcp"}) {
     const auto end = [] {

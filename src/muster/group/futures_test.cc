@@ -14,7 +14,8 @@ namespace {
 using testing::on_ranks;
 using FutureRef = c10::intrusive_ptr<c10::ivalue::Future>;
 
-/// The sum of `value` over the ranks, by a call whose callback waits for another one of its kind, `depth` deep. On `groups` in turn.
+/// The sum of `value` over the ranks, by a call whose callback waits for another one of its kind,
+/// `depth` deep. On `groups` in turn.
 FutureRef nested(const at::Tensor& value, std::vector<Group> groups, int depth) {
   const auto work = all_reduce(value, {.group = groups.front(), .async_op = true});
   std::rotate(groups.begin(), groups.begin() + 1, groups.end());
@@ -29,11 +30,13 @@ FutureRef nested(const at::Tensor& value, std::vector<Group> groups, int depth) 
       c10::TensorType::get());
 }
 
-// spec: E3 get_future: a callback may wait for calls whose callbacks wait, on one and on two groups; calls in it are its rank's
+// spec: E3 get_future: a callback may wait for calls whose callbacks wait, on one and on two
+// groups; calls in it are its rank's
 TEST(Futures, CallbacksWaitForOtherCalls) {
   on_ranks(3, [](int) {
     const std::vector<Group> groups{new_group(), new_group()};
-    for (const std::vector<Group>& some : {std::vector<Group>{nullptr}, std::vector<Group>{groups.front()}, groups}) {
+    for (const std::vector<Group>& some :
+         {std::vector<Group>{nullptr}, std::vector<Group>{groups.front()}, groups}) {
       for (const int depth : {2, 3, 6}) {
         const auto future = nested(torch::full({40}, 2.0), some, depth);
         future->waitAndThrow();

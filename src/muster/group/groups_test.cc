@@ -54,35 +54,43 @@ TEST(Groups, OrderOfTheList) {
     EXPECT_EQ(get_process_group_ranks(turned), (Ranks{2, 0}));
     EXPECT_EQ(get_rank(turned), rank == 2 ? 0 : 1);
     EXPECT_EQ(sum_over(turned, 1 << rank), 5);
-    EXPECT_HAS(message_of<DistError>([&] { new_group({.ranks = Ranks{2, 2}, .sort_ranks = false}); }), "names a rank twice");
+    EXPECT_HAS(message_of<DistError>([&] {
+                 new_group({.ranks = Ranks{2, 2}, .sort_ranks = false});
+               }),
+               "names a rank twice");
   });
 }
 
 // spec: D1 a mismatch is an error naming both calls: other backend, other timeout
 TEST(Groups, DifferentArgumentsAreNamed) {
   on_ranks(2, [](int rank) {
-    auto said = message_of<DistError>([&] { new_group({.backend = rank == 0 ? "native" : "tcp"}); });
+    auto said =
+        message_of<DistError>([&] { new_group({.backend = rank == 0 ? "native" : "tcp"}); });
     EXPECT_HAS(said, "backend=native");
     EXPECT_HAS(said, "backend=tcp");
-    said = message_of<DistError>([&] { new_group({.timeout = rank == 0 ? seconds(5) : seconds(6)}); });
+    said =
+        message_of<DistError>([&] { new_group({.timeout = rank == 0 ? seconds(5) : seconds(6)}); });
     EXPECT_HAS(said, "timeout=5 s");
     EXPECT_HAS(said, "timeout=6 s");
     EXPECT_EQ(sum_over(new_group(), 1), 2);
   });
 }
 
-// spec: D2 only members call, also while others make groups of their own; D8 a non-member that calls gets a group of rank -1
+// spec: D2 only members call, also while others make groups of their own; D8 a non-member that
+// calls gets a group of rank -1
 TEST(Groups, OnlyMembersCall) {
   on_ranks(4, [](int rank) {
     const Ranks mine = rank % 2 == 0 ? Ranks{0, 2} : Ranks{1, 3};
     const auto group = new_group({.ranks = mine, .use_local_synchronization = true});
     EXPECT_EQ(sum_over(group, 1 << rank), rank % 2 == 0 ? 5 : 10);
-    const auto not_mine = new_group({.ranks = rank % 2 == 0 ? Ranks{1, 3} : Ranks{0, 2}, .use_local_synchronization = true});
+    const auto not_mine = new_group(
+        {.ranks = rank % 2 == 0 ? Ranks{1, 3} : Ranks{0, 2}, .use_local_synchronization = true});
     EXPECT_EQ(get_rank(not_mine), -1);
   });
 }
 
-// spec: D8 overlapping groups made in different orders by different members end in an error naming both
+// spec: D8 overlapping groups made in different orders by different members end in an error naming
+// both
 TEST(Groups, OverlappingGroupsInDifferentOrders) {
   on_ranks(3, [](int rank) {
     const Ranks pair{0, 1};
@@ -93,33 +101,46 @@ TEST(Groups, OverlappingGroupsInDifferentOrders) {
   });
 }
 
-// spec: D8 overlapping groups made in different orders by different members end in an error naming both, never a hang: where only
-// members call, in a circle of three too
+// spec: D8 overlapping groups made in different orders by different members end in an error naming
+// both, never a hang: where only members call, in a circle of three too
 TEST(Groups, OverlappingGroupsInDifferentOrdersWhereOnlyMembersCall) {
   on_ranks(4, [](int rank) {
     // 0 and 3 wait for each other in two calls; 0, 1 and 2 in a circle.
-    const Ranks first = rank == 0 ? Ranks{0, 1} : rank == 1 ? Ranks{1, 2} : rank == 2 ? Ranks{0, 2} : Ranks{0, 1, 3};
-    const auto said =
-        message_of<DistError>([&] { new_group({.ranks = first, .timeout = seconds(300), .use_local_synchronization = true}); });
+    const Ranks first = rank == 0   ? Ranks{0, 1}
+                        : rank == 1 ? Ranks{1, 2}
+                        : rank == 2 ? Ranks{0, 2}
+                                    : Ranks{0, 1, 3};
+    const auto said = message_of<DistError>([&] {
+      new_group({.ranks = first, .timeout = seconds(300), .use_local_synchronization = true});
+    });
     EXPECT_HAS(said, "different orders");
-    for (const auto* call : {"new_group(ranks=[0, 1],", "new_group(ranks=[1, 2],", "new_group(ranks=[0, 2],"}) EXPECT_HAS(said, call);
+    for (const auto* call :
+         {"new_group(ranks=[0, 1],", "new_group(ranks=[1, 2],", "new_group(ranks=[0, 2],"})
+      EXPECT_HAS(said, call);
     barrier();
   });
 }
 
-// spec: D8 a group that its members make alone against one that all ranks make ends in an error naming both, on every rank
+// spec: D8 a group that its members make alone against one that all ranks make ends in an error
+// naming both, on every rank
 TEST(Groups, MadeByItsMembersAgainstMadeByAll) {
   on_ranks(3, [](int rank) {
     const auto said = message_of<DistError>([&] {
-      new_group({.ranks = Ranks{0, 1}, .timeout = seconds(300), .use_local_synchronization = rank == 0});
+      new_group(
+          {.ranks = Ranks{0, 1}, .timeout = seconds(300), .use_local_synchronization = rank == 0});
     });
-    EXPECT_HAS(said, "rank 0 waits in new_group(ranks=[0, 1], backend=cpu:native, timeout=5 min, use_local_synchronization)");
-    EXPECT_HAS(said, "ranks 1, 2 wait in new_group(ranks=[0, 1], backend=cpu:native, timeout=5 min)");
-    EXPECT_HAS(message_of<DistError>([] { barrier(); }), "use_local_synchronization");  // the default group has lost its step
+    EXPECT_HAS(said,
+               "rank 0 waits in new_group(ranks=[0, 1], backend=cpu:native, timeout=5 min, "
+               "use_local_synchronization)");
+    EXPECT_HAS(said,
+               "ranks 1, 2 wait in new_group(ranks=[0, 1], backend=cpu:native, timeout=5 min)");
+    EXPECT_HAS(message_of<DistError>([] { barrier(); }),
+               "use_local_synchronization");  // the default group has lost its step
   });
 }
 
-// spec: F18 destroy throws what has failed and nobody was told of, whenever the news came; what a call has thrown it does not repeat
+// spec: F18 destroy throws what has failed and nobody was told of, whenever the news came; what a
+// call has thrown it does not repeat
 TEST(Groups, DestroyTellsWhatNobodyWasTold) {
   on_ranks(2, [](int rank) {
     for (int round = 0; round < 20; ++round) {
@@ -151,7 +172,8 @@ TEST(MakingOrder, FindsWhatCanNeverEnd) {
   using Waiting = std::vector<group::WaitingMaking>;
   const auto names = [](const Waiting& waiting) {
     std::vector<std::string> out;
-    for (const auto& making : stuck_makings(waiting)) out.push_back(making.name + "@" + std::to_string(making.rank));
+    for (const auto& making : stuck_makings(waiting))
+      out.push_back(making.name + "@" + std::to_string(making.rank));
     return out;
   };
   // One that waits for a rank that waits for nothing, and one behind it.
@@ -159,16 +181,23 @@ TEST(MakingOrder, FindsWhatCanNeverEnd) {
   // Two that wait for each other, and one behind them.
   EXPECT_EQ(names({{0, "a", "a", {0, 1}}, {1, "b", "b", {0, 1, 2}}, {3, "c", "c", {0, 3}}}),
             (std::vector<std::string>{"a@0", "b@1", "c@3"}));
-  // The same, but another thread of rank 1 is in a making that can go on, and may come to "a" afterwards.
+  // The same, but another thread of rank 1 is in a making that can go on, and may come to "a"
+  // afterwards.
   EXPECT_TRUE(names({{0, "a", "a", {0, 1}}, {1, "b", "b", {0, 1}}, {1, "d", "d", {1, 4}}}).empty());
   // Both are in both, from two threads each.
-  EXPECT_TRUE(names({{0, "a", "a", {0, 1}}, {0, "b", "b", {0, 1}}, {1, "a", "a", {0, 1}}, {1, "b", "b", {0, 1}}}).empty());
-  const auto said = group::describe_stuck({{0, "a", "new_group(A)", {0, 1}}, {1, "b", "new_group(B)", {0, 1}}});
+  EXPECT_TRUE(names({{0, "a", "a", {0, 1}},
+                     {0, "b", "b", {0, 1}},
+                     {1, "a", "a", {0, 1}},
+                     {1, "b", "b", {0, 1}}})
+                  .empty());
+  const auto said =
+      group::describe_stuck({{0, "a", "new_group(A)", {0, 1}}, {1, "b", "new_group(B)", {0, 1}}});
   EXPECT_HAS(said, "rank 0 waits in new_group(A)");
   EXPECT_HAS(said, "rank 1 waits in new_group(B)");
 }
 
-// spec: D4 translation in both directions, get_process_group_ranks in group order, identity on the default group, throw for a non-member
+// spec: D4 translation in both directions, get_process_group_ranks in group order, identity on the
+// default group, throw for a non-member
 TEST(Groups, TranslateRanks) {
   on_ranks(4, [](int) {
     const auto group = new_group({.ranks = Ranks{3, 0, 2}});
@@ -189,7 +218,8 @@ TEST(Groups, TranslateRanks) {
   });
 }
 
-// spec: D8 src and dst are ranks of the default group, group_src and group_dst of the group: broadcast, reduce, gather, scatter
+// spec: D8 src and dst are ranks of the default group, group_src and group_dst of the group:
+// broadcast, reduce, gather, scatter
 TEST(Groups, RootsInBothNumberings) {
   on_ranks(4, [](int rank) {
     const auto group = new_group({.ranks = Ranks{1, 3}});
@@ -212,12 +242,18 @@ TEST(Groups, RootsInBothNumberings) {
         EXPECT_SAME(list[0], torch::full({2}, 1));
       }
       if (last) list = {torch::full({2}, 10), torch::full({2}, 11)};
-      scatter(tensor, {.scatter_list = list, .src = in_default, .group = group, .group_src = in_group});
+      scatter(tensor,
+              {.scatter_list = list, .src = in_default, .group = group, .group_src = in_group});
       EXPECT_SAME(tensor, torch::full({2}, last ? 11 : 10));
     }
-    EXPECT_HAS(message_of<DistError>([&] { broadcast(own.clone(), {.src = 0, .group = group}); }), "rank 0 of the default group");
-    EXPECT_HAS(message_of<DistError>([&] { broadcast(own.clone(), {.group = group, .group_src = 2}); }), "no rank 2");
-    EXPECT_HAS(message_of<DistError>([&] { broadcast(own.clone(), {.src = 3, .group = group, .group_src = 1}); }), "exclude each other");
+    EXPECT_HAS(message_of<DistError>([&] { broadcast(own.clone(), {.src = 0, .group = group}); }),
+               "rank 0 of the default group");
+    EXPECT_HAS(
+        message_of<DistError>([&] { broadcast(own.clone(), {.group = group, .group_src = 2}); }),
+        "no rank 2");
+    EXPECT_HAS(message_of<DistError>(
+                   [&] { broadcast(own.clone(), {.src = 3, .group = group, .group_src = 1}); }),
+               "exclude each other");
   });
 }
 
@@ -244,18 +280,28 @@ TEST(Groups, PeersInBothNumberings) {
     }
     const int peer = rank == 1 ? 3 : 1;
     const int group_peer = rank == 1 ? 1 : 0;
-    for (const auto& work : batch_isend_irecv({{isend, own, peer, group}, {irecv, got, peer, group}})) work->wait();
+    for (const auto& work :
+         batch_isend_irecv({{isend, own, peer, group}, {irecv, got, peer, group}}))
+      work->wait();
     EXPECT_EQ(got.item<int>(), peer);
     got.zero_();
-    const std::vector<P2POp> in_group{{isend, own, std::nullopt, group, 5, group_peer}, {irecv, got, std::nullopt, group, 5, group_peer}};
+    const std::vector<P2POp> in_group{{isend, own, std::nullopt, group, 5, group_peer},
+                                      {irecv, got, std::nullopt, group, 5, group_peer}};
     for (const auto& work : batch_isend_irecv(in_group)) work->wait();
     EXPECT_EQ(got.item<int>(), peer);
-    EXPECT_HAS(message_of<DistError>([&] { batch_isend_irecv({{isend, own, peer, group, 0, group_peer}}); }), "exclude each other");
-    EXPECT_HAS(message_of<DistError>([&] { batch_isend_irecv({{isend, own, std::nullopt, group}}); }), "peer");
+    EXPECT_HAS(message_of<DistError>([&] {
+                 batch_isend_irecv({{isend, own, peer, group, 0, group_peer}});
+               }),
+               "exclude each other");
+    EXPECT_HAS(message_of<DistError>([&] {
+                 batch_isend_irecv({{isend, own, std::nullopt, group}});
+               }),
+               "peer");
   });
 }
 
-// spec: D7 split_group: order of the lists, members of none, of a group that is not the default one, its backends
+// spec: D7 split_group: order of the lists, members of none, of a group that is not the default
+// one, its backends
 TEST(Subgroups, SplitGroup) {
   on_ranks(5, [](int rank) {
     const auto half = split_group(nullptr, {{4, 0}, {1, 2}});
@@ -264,14 +310,19 @@ TEST(Subgroups, SplitGroup) {
       EXPECT_EQ(all_reduce(torch::ones({1}), {.group = half}), nullptr);
       return;
     }
-    EXPECT_EQ(get_process_group_ranks(half), rank == 4 || rank == 0 ? (Ranks{4, 0}) : (Ranks{1, 2}));
+    EXPECT_EQ(get_process_group_ranks(half),
+              rank == 4 || rank == 0 ? (Ranks{4, 0}) : (Ranks{1, 2}));
     EXPECT_EQ(sum_over(half, 1 << rank), rank == 4 || rank == 0 ? 17 : 6);
-    const auto alone = split_group(half, {{0}, {1}}, {.timeout = seconds(9), .backend = "cpu:native"});
+    const auto alone =
+        split_group(half, {{0}, {1}}, {.timeout = seconds(9), .backend = "cpu:native"});
     EXPECT_EQ(get_process_group_ranks(alone), Ranks{rank});
     EXPECT_EQ(alone->timeout(), seconds(9));
     EXPECT_EQ(sum_over(alone, rank), rank);
     destroy_process_group(alone);
-    EXPECT_HAS(message_of<DistError>([&] { split_group(half, {{0}, {1}}, {.backend = "tcp"}); }), "'tcp' is not part of");
+    EXPECT_HAS(message_of<DistError>([&] {
+                 split_group(half, {{0}, {1}}, {.backend = "tcp"});
+               }),
+               "'tcp' is not part of");
   });
 }
 
@@ -284,7 +335,10 @@ TEST(Subgroups, WrongSplitsAreNamed) {
     EXPECT_HAS(said, "split_group([[0, 1]], backend");
     EXPECT_HAS(said, "split_group([[0, 2]], backend");
     EXPECT_HAS(message_of<DistError>([] { split_group(nullptr, {}); }), "empty");
-    EXPECT_HAS(message_of<DistError>([] { split_group(nullptr, {{0}, {0, 1}}); }), "rank 0 is named twice");
+    EXPECT_HAS(message_of<DistError>([] {
+                 split_group(nullptr, {{0}, {0, 1}});
+               }),
+               "rank 0 is named twice");
     EXPECT_HAS(message_of<DistError>([] { split_group(nullptr, {{0, 3}}); }), "rank 3");
   });
 }
@@ -306,12 +360,14 @@ TEST(Subgroups, SplitHasItsOwnDeadline) {
       EXPECT_EQ(error.code(), Code::timed_out) << error.what();
       EXPECT_EQ(error.ranks(), Ranks{1});
     }
-    EXPECT_LT(std::chrono::steady_clock::now() - begin, seconds(30));  // the default group's is 60 s
+    EXPECT_LT(std::chrono::steady_clock::now() - begin,
+              seconds(30));  // the default group's is 60 s
     over.count_down();
   });
 }
 
-// spec: D7 new_subgroups(group_size), and one group per host where no size is given; new_subgroups_by_enumeration
+// spec: D7 new_subgroups(group_size), and one group per host where no size is given;
+// new_subgroups_by_enumeration
 TEST(Subgroups, OfEqualSizeAndByEnumeration) {
   on_ranks(4, [](int rank) {
     const auto [mine, all] = new_subgroups(2);
@@ -320,7 +376,8 @@ TEST(Subgroups, OfEqualSizeAndByEnumeration) {
     EXPECT_EQ(get_rank(all[static_cast<std::size_t>(1 - rank / 2)]), -1);
     EXPECT_EQ(get_process_group_ranks(all[1]), (Ranks{2, 3}));
     EXPECT_EQ(sum_over(mine, 1 << rank), rank < 2 ? 3 : 12);
-    EXPECT_HAS(message_of<DistError>([] { new_subgroups(3); }), "4 ranks cannot be divided into groups of 3");
+    EXPECT_HAS(message_of<DistError>([] { new_subgroups(3); }),
+               "4 ranks cannot be divided into groups of 3");
     EXPECT_EQ(get_process_group_ranks(new_subgroups().first), (Ranks{0, 1, 2, 3}));
     const auto [listed, lists] = new_subgroups_by_enumeration({{3, 1}, {2}});
     EXPECT_EQ(lists.size(), 2u);
@@ -328,11 +385,15 @@ TEST(Subgroups, OfEqualSizeAndByEnumeration) {
     if (rank % 2 == 1) {
       EXPECT_EQ(sum_over(listed, rank), 4);
     }
-    EXPECT_HAS(message_of<DistError>([] { new_subgroups_by_enumeration({{0, 1}, {1, 2}}); }), "rank 1 is named twice");
+    EXPECT_HAS(message_of<DistError>([] {
+                 new_subgroups_by_enumeration({{0, 1}, {1, 2}});
+               }),
+               "rank 1 is named twice");
   });
 }
 
-// spec: D3 groups with overlapping membership used at the same time from several threads of every rank
+// spec: D3 groups with overlapping membership used at the same time from several threads of every
+// rank
 TEST(Groups, ManyAtOnceFromSeveralThreads) {
   constexpr int kRanks = 8;
   constexpr int kGroups = 20;
@@ -355,20 +416,23 @@ TEST(Groups, ManyAtOnceFromSeveralThreads) {
       std::vector<int> own;
       for (int i = thread; i < kGroups; i += kThreads)
         if (groups[static_cast<std::size_t>(i)]->is_member()) own.push_back(i);
-      std::rotate(own.begin(), own.begin() + (own.empty() ? 0 : rank % static_cast<int>(own.size())), own.end());
+      std::rotate(own.begin(),
+                  own.begin() + (own.empty() ? 0 : rank % static_cast<int>(own.size())), own.end());
       for (int round = 0; round < operations; ++round) {
         std::vector<std::pair<int, at::Tensor>> started;
         std::vector<WorkRef> works;
         for (const int i : own) {
           auto tensor = torch::full({1 + (round * 37 + i) % 300}, 1 << rank, at::kInt);
-          works.push_back(all_reduce(tensor, {.group = groups[static_cast<std::size_t>(i)], .async_op = true}));
+          works.push_back(
+              all_reduce(tensor, {.group = groups[static_cast<std::size_t>(i)], .async_op = true}));
           started.emplace_back(i, tensor);
         }
         for (const auto& work : works) work->wait();
         for (const auto& [i, tensor] : started) {
           int expected = 0;
           for (const int member : members[static_cast<std::size_t>(i)]) expected |= 1 << member;
-          ASSERT_TRUE(tensor.eq(expected).all().item<bool>()) << "group " << i << ", round " << round;
+          ASSERT_TRUE(tensor.eq(expected).all().item<bool>())
+              << "group " << i << ", round " << round;
         }
       }
     };
@@ -378,7 +442,8 @@ TEST(Groups, ManyAtOnceFromSeveralThreads) {
   });
 }
 
-// spec: D7 shrink_group with ranks to exclude: the new default group's ranks are numbered anew, groups can be made in it
+// spec: D7 shrink_group with ranks to exclude: the new default group's ranks are numbered anew,
+// groups can be made in it
 TEST(ShrinkGroup, OfLivingRanks) {
   on_ranks(4, [](int rank) {
     const auto odd = new_group({.ranks = Ranks{1, 3}});
@@ -420,7 +485,8 @@ TEST(ShrinkGroup, OfLivingRanks) {
   });
 }
 
-// After the default group was shrunk errors and reports go on naming ranks by their first numbers, in the group's new name.
+// After the default group was shrunk errors and reports go on naming ranks by their first numbers,
+// in the group's new name.
 TEST(ShrinkGroup, ErrorsGoOnNamingFirstRanks) {
   testing::RankLatch over(2);
   on_ranks(4, [&](int rank) {

@@ -26,16 +26,19 @@ void check_available(const BackendConfig& config) {
     std::string have;
     for (const auto& name : Backend::known())
       if (Backend(name).is_available()) have += (have.empty() ? "" : ", ") + name;
-    throw DistBackendError("backend '" + std::string(backend) + "' is not in this build of muster, which has " + have, Code::unsupported);
+    throw DistBackendError(
+        "backend '" + std::string(backend) + "' is not in this build of muster, which has " + have,
+        Code::unsupported);
   }
 }
 
 void check_options(const InitProcessGroupOptions& options) {
   const auto say = [](const std::string& text) { group::invalid("init_process_group: " + text); };
-  if (options.store && options.init_method) say("store and init_method exclude each other; give one of them");
+  if (options.store && options.init_method)
+    say("store and init_method exclude each other; give one of them");
   if (options.store && (options.rank < 0 || options.world_size < 1))
-    say("store needs rank and world_size too; got rank " + std::to_string(options.rank) + " and world_size " +
-        std::to_string(options.world_size));
+    say("store needs rank and world_size too; got rank " + std::to_string(options.rank) +
+        " and world_size " + std::to_string(options.world_size));
   if (options.world_size == 0 || options.world_size < -1)
     say("world_size " + std::to_string(options.world_size) + " is not a number of ranks");
   if (options.rank < -1 || (options.world_size > 0 && options.rank >= options.world_size))
@@ -43,7 +46,8 @@ void check_options(const InitProcessGroupOptions& options) {
         (options.world_size > 0 ? " = " + std::to_string(options.world_size - 1) : ""));
 }
 
-store::Rendezvous find_job(const InitProcessGroupOptions& options, const group::Seat& seat, TimePoint deadline) {
+store::Rendezvous find_job(const InitProcessGroupOptions& options, const group::Seat& seat,
+                           TimePoint deadline) {
   store::RendezvousOptions rendezvous;
   rendezvous.init_method = options.init_method.value_or("env://");
   rendezvous.rank = options.rank;
@@ -56,7 +60,8 @@ store::Rendezvous find_job(const InitProcessGroupOptions& options, const group::
     rendezvous.rank = seat.rank;
     rendezvous.world_size = seat.world_size;
   }
-  auto found = store ? store::rendezvous_over(std::move(store), rendezvous) : store::rendezvous(rendezvous);
+  auto found =
+      store ? store::rendezvous_over(std::move(store), rendezvous) : store::rendezvous(rendezvous);
   if (!found.ok()) group::raise_from_store(found.status().with_context("init_process_group"));
   return std::move(found).value();
 }
@@ -73,8 +78,8 @@ std::vector<int> checked_ranks(const NewGroupOptions& options, int world_size) {
   std::sort(ranks.begin(), ranks.end());
   if (ranks.empty()) group::invalid("new_group: ranks is empty; leave it out for all ranks");
   if (ranks.front() < 0 || ranks.back() >= world_size)
-    group::invalid("new_group: ranks " + list(ranks) + " are not all in 0 to " + std::to_string(world_size - 1) +
-                   ", the ranks of the default group");
+    group::invalid("new_group: ranks " + list(ranks) + " are not all in 0 to " +
+                   std::to_string(world_size - 1) + ", the ranks of the default group");
   if (std::adjacent_find(ranks.begin(), ranks.end()) != ranks.end())
     group::invalid("new_group: ranks " + list(ranks) + " names a rank twice");
   return options.sort_ranks ? ranks : given;
@@ -82,33 +87,42 @@ std::vector<int> checked_ranks(const NewGroupOptions& options, int world_size) {
 
 /// Whether these are some, all of whom are among `others`.
 bool all_in(std::span<const int> ranks, const std::vector<int>& others) {
-  return !ranks.empty() &&
-         std::all_of(ranks.begin(), ranks.end(), [&](int rank) { return std::find(others.begin(), others.end(), rank) != others.end(); });
+  return !ranks.empty() && std::all_of(ranks.begin(), ranks.end(), [&](int rank) {
+    return std::find(others.begin(), others.end(), rank) != others.end();
+  });
 }
 
-/// All ranks make this very call: what the first member of the group offers, told in the round in which they find that out.
-collective::Offer agree_on_call(const Group& world, const group::Job& job, const std::vector<int>& ranks, const BackendConfig& config,
-                                const std::string& call, TimePoint deadline, const std::function<Status()>& give_up) {
+/// All ranks make this very call: what the first member of the group offers, told in the round in
+/// which they find that out.
+collective::Offer agree_on_call(const Group& world, const group::Job& job,
+                                const std::vector<int>& ranks, const BackendConfig& config,
+                                const std::string& call, TimePoint deadline,
+                                const std::function<Status()>& give_up) {
   static_assert(sizeof(collective::Offer) == sizeof(group::CallNote));
   const auto mine = group::offer_group(job, ranks, config);
   try {
-    const auto notes = group::compare_calls(world, call, deadline, give_up, std::bit_cast<group::CallNote>(mine));
+    const auto notes =
+        group::compare_calls(world, call, deadline, give_up, std::bit_cast<group::CallNote>(mine));
     return std::bit_cast<collective::Offer>(notes[static_cast<std::size_t>(ranks.front())]);
   } catch (const DistError&) {
-    // Where the calls differ everybody sees that; where the default group has failed, somebody may have been through already and accept.
+    // Where the calls differ everybody sees that; where the default group has failed, somebody may
+    // have been through already and accept.
     if (world->failure().ok()) collective::Communicator::withdraw(*job.fabric, mine);
     throw;
   }
 }
 
-Group named(const Group& group, std::string_view caller) { return group ? group : WorldScope::current()->world(caller); }
+Group named(const Group& group, std::string_view caller) {
+  return group ? group : WorldScope::current()->world(caller);
+}
 
 }  // namespace
 
 void init_process_group(const InitProcessGroupOptions& options) {
   const auto scope = WorldScope::current();
   if (scope->initialized())
-    group::invalid("init_process_group was called twice on rank " + std::to_string(scope->world("init_process_group")->rank()) +
+    group::invalid("init_process_group was called twice on rank " +
+                   std::to_string(scope->world("init_process_group")->rank()) +
                    ": there is a default group already; call destroy_process_group first");
   check_options(options);
   auto config = BackendConfig::parse(options.backend);
@@ -116,11 +130,12 @@ void init_process_group(const InitProcessGroupOptions& options) {
   check_pg_options(options.pg_options.get(), config, "init_process_group");
   group::share_memory_if_asked(options.share_memory);
   const auto timeout = options.timeout.value_or(config.default_timeout());
-  const auto deadline = deadline_after(steady_clock(), timeout);  // of the whole: every stage gets what the earlier ones have left
+  const auto deadline = deadline_after(
+      steady_clock(), timeout);  // of the whole: every stage gets what the earlier ones have left
 
   auto job = group::open_job(find_job(options, scope->seat(), deadline), config, timeout, deadline);
-  auto world =
-      group::make_default_group(job, "default", std::move(config), timeout, {.pg_options = options.pg_options, .deadline = deadline});
+  auto world = group::make_default_group(job, "default", std::move(config), timeout,
+                                         {.pg_options = options.pg_options, .deadline = deadline});
   scope->open(std::move(job), std::move(world));
 }
 
@@ -128,8 +143,9 @@ void destroy_process_group(const Group& group) {
   if (group && !group->is_member()) return;
   auto closing = WorldScope::current()->remove(group, "destroy_process_group");
   Status first;
-  bool whole = true;        // nothing of the job ever failed here
-  std::vector<int> blamed;  // whom this process has been told of: one death ends all groups with that rank
+  bool whole = true;  // nothing of the job ever failed here
+  std::vector<int>
+      blamed;  // whom this process has been told of: one death ends all groups with that rank
   for (const auto& closed : closing.groups) {
     if (!closed->is_member() || closed->failure().ok() || !closed->failure_was_shown()) continue;
     const auto failure = closed->failure();
@@ -138,9 +154,11 @@ void destroy_process_group(const Group& group) {
   if (closing.job && closing.job->witness) closing.job->witness->stop();
   if (closing.job && closing.job->responder) closing.job->responder->stop();
   for (auto& closed : closing.groups) {
-    // Where rank 0 serves the store, that server must be gone before any rank returns, so that the address can be used again at once: rank
-    // 0 lets it go before the default group, the last to close, brings all ranks together.
-    if (closing.job && closed == closing.groups.back() && closing.job->rank == 0) closing.job->store.reset();
+    // Where rank 0 serves the store, that server must be gone before any rank returns, so that the
+    // address can be used again at once: rank 0 lets it go before the default group, the last to
+    // close, brings all ranks together.
+    if (closing.job && closed == closing.groups.back() && closing.job->rank == 0)
+      closing.job->store.reset();
     if (!closed->is_member()) continue;
     const auto known = closed->failure();
     whole = whole && known.ok();
@@ -164,7 +182,8 @@ int get_world_size(const Group& group) { return named(group, "get_world_size")->
 
 std::string get_backend(const Group& group) {
   const auto which = named(group, "get_backend");
-  if (!which->is_member()) group::invalid("get_backend: this process is not a member of group " + which->name());
+  if (!which->is_member())
+    group::invalid("get_backend: this process is not a member of group " + which->name());
   return which->backend();
 }
 
@@ -179,7 +198,8 @@ Group new_group(const NewGroupOptions& options) {
   const auto timeout = options.timeout.value_or(config.default_timeout());
   const auto deadline = deadline_after(steady_clock(), timeout);
 
-  const auto call = "new_group(ranks=" + list(ranks) + ", backend=" + config.text() + ", timeout=" + describe(timeout) +
+  const auto call = "new_group(ranks=" + list(ranks) + ", backend=" + config.text() +
+                    ", timeout=" + describe(timeout) +
                     (options.use_local_synchronization ? ", use_local_synchronization)" : ")");
   collective::Offer offer;
   if (options.use_local_synchronization) {
@@ -188,18 +208,23 @@ Group new_group(const NewGroupOptions& options) {
   } else {
     // Another rank may be in a making of which only the members know, and wait for this one there.
     auto meeting = job->order->begin(
-        job->store, {job->rank, scope->unique_name("new_group of all ranks") + job->era, call, all_ranks(job->world_size), true});
+        job->store, {job->rank, scope->unique_name("new_group of all ranks") + job->era, call,
+                     all_ranks(job->world_size), true});
     try {
-      offer = agree_on_call(world, *job, ranks, config, call, deadline, [&] { return meeting.look(); });
+      offer =
+          agree_on_call(world, *job, ranks, config, call, deadline, [&] { return meeting.look(); });
     } catch (const DistError& error) {
-      // Who has found this making stuck may be in another call of the default group by now, which is all that this rank has seen of it.
+      // Who has found this making stuck may be in another call of the default group by now, which
+      // is all that this rank has seen of it.
       if (error.code() == Code::mismatch) group::check(meeting.verdict());
       throw;
     }
   }
   auto name = scope->unique_name(group::name_of(*job, ranks));
-  // Nobody else knows of a making that only the members call: whether it can ever end is for them to find out.
-  auto making = job->order->begin(options.use_local_synchronization ? job->store : nullptr, {job->rank, name + job->era, call, ranks});
+  // Nobody else knows of a making that only the members call: whether it can ever end is for them
+  // to find out.
+  auto making = job->order->begin(options.use_local_synchronization ? job->store : nullptr,
+                                  {job->rank, name + job->era, call, ranks});
   const group::Meeting meeting{.terms = options.use_local_synchronization ? call : "",
                                .give_up = [&] { return making.look(); },
                                .pg_options = options.pg_options,
@@ -207,7 +232,8 @@ Group new_group(const NewGroupOptions& options) {
                                .offer = offer};
   Group group;
   try {
-    group = group::make_group(job, std::move(name), std::move(ranks), std::move(config), timeout, meeting);
+    group = group::make_group(job, std::move(name), std::move(ranks), std::move(config), timeout,
+                              meeting);
   } catch (const DistError&) {
     const auto verdict = making.verdict();
     if (making.stops_default_group()) world->abort(verdict.message());
@@ -218,8 +244,14 @@ Group new_group(const NewGroupOptions& options) {
   return group;
 }
 
-int get_group_rank(const Group& group, int global_rank) { return named(group, "get_group_rank")->group_rank_of(global_rank); }
-int get_global_rank(const Group& group, int group_rank) { return named(group, "get_global_rank")->global_rank_of(group_rank); }
-std::vector<int> get_process_group_ranks(const Group& group) { return named(group, "get_process_group_ranks")->ranks(); }
+int get_group_rank(const Group& group, int global_rank) {
+  return named(group, "get_group_rank")->group_rank_of(global_rank);
+}
+int get_global_rank(const Group& group, int group_rank) {
+  return named(group, "get_global_rank")->global_rank_of(group_rank);
+}
+std::vector<int> get_process_group_ranks(const Group& group) {
+  return named(group, "get_process_group_ranks")->ranks();
+}
 
 }  // namespace muster

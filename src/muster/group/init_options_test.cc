@@ -1,4 +1,5 @@
-// What init_process_group and new_group do with their options: one deadline for all stages, defaults, pg_options, the device's backend.
+// What init_process_group and new_group do with their options: one deadline for all stages,
+// defaults, pg_options, the device's backend.
 
 #include <cstdlib>
 #include <future>
@@ -42,10 +43,12 @@ class Environment {
   std::map<std::string, std::string> before_;
 };
 
-/// Keeps the time limits of all requests. One that has no limit of its own would be one that escapes the deadline.
+/// Keeps the time limits of all requests. One that has no limit of its own would be one that
+/// escapes the deadline.
 class RecordingStore : public store::RequestStore<store::Store> {
  public:
-  explicit RecordingStore(std::shared_ptr<store::Store> inner) : RequestStore(minutes(30)), inner_(std::move(inner)) {}
+  explicit RecordingStore(std::shared_ptr<store::Store> inner)
+      : RequestStore(minutes(30)), inner_(std::move(inner)) {}
 
   store::Reply call(const store::Request& request) override {
     EXPECT_EQ(request.op, store::Op::all_gather) << store::name_of(request.op) << " has no limit";
@@ -54,13 +57,17 @@ class RecordingStore : public store::RequestStore<store::Store> {
       limits_.push_back(request.timeout);
     }
     if (!called_.exchange(true)) first_call_.set_value();
-    auto all = inner_->all_gather(request.keys[0], request.index, request.members, request.values[0], request.timeout);
+    auto all = inner_->all_gather(request.keys[0], request.index, request.members,
+                                  request.values[0], request.timeout);
     store::Reply reply;
     reply.status = all.status();
-    for (std::size_t i = 0; all.ok() && i < all->size(); ++i) reply.values.push_back(std::make_shared<const std::string>((*all)[i]));
+    for (std::size_t i = 0; all.ok() && i < all->size(); ++i)
+      reply.values.push_back(std::make_shared<const std::string>((*all)[i]));
     return reply;
   }
-  Result<std::shared_ptr<store::Store>> clone() override { return Status(Code::unsupported, "no clone"); }
+  Result<std::shared_ptr<store::Store>> clone() override {
+    return Status(Code::unsupported, "no clone");
+  }
   const char* kind() const override { return "recording"; }
 
   std::vector<Duration> limits() const {
@@ -77,14 +84,19 @@ class RecordingStore : public store::RequestStore<store::Store> {
   std::promise<void> first_call_;
 };
 
-// spec: B1 blocks up to one timeout: with a late rank every stage gets what the earlier ones have left
+// spec: B1 blocks up to one timeout: with a late rank every stage gets what the earlier ones have
+// left
 TEST(InitDeadline, NoStageStartsTheClockAnew) {
   const auto inner = store::make_hash_store();
-  std::vector<std::shared_ptr<RecordingStore>> stores{std::make_shared<RecordingStore>(inner), std::make_shared<RecordingStore>(inner)};
+  std::vector<std::shared_ptr<RecordingStore>> stores{std::make_shared<RecordingStore>(inner),
+                                                      std::make_shared<RecordingStore>(inner)};
   auto early = stores[0]->first_call();
   const auto ranks = [&](int rank) {
     if (rank == 1) early.wait();
-    init_process_group({.timeout = seconds(120), .world_size = 2, .rank = rank, .store = std::make_shared<Store>(stores[rank])});
+    init_process_group({.timeout = seconds(120),
+                        .world_size = 2,
+                        .rank = rank,
+                        .store = std::make_shared<Store>(stores[rank])});
     EXPECT_EQ(default_group()->timeout(), seconds(120));
     destroy_process_group();
   };
@@ -93,7 +105,8 @@ TEST(InitDeadline, NoStageStartsTheClockAnew) {
     const auto limits = store->limits();
     ASSERT_GE(limits.size(), 3U);  // joining, and the fabric's rounds
     EXPECT_LT(limits.front(), seconds(120));
-    for (std::size_t i = 1; i < limits.size(); ++i) EXPECT_LT(limits[i], limits[i - 1]) << "request " << i;
+    for (std::size_t i = 1; i < limits.size(); ++i)
+      EXPECT_LT(limits[i], limits[i - 1]) << "request " << i;
     EXPECT_EQ(store->timeout(), minutes(30));  // the store is the user's
   }
 }
@@ -107,7 +120,8 @@ TEST(InitDeadline, GroupsAreMadeWithinIt) {
     const auto job = WorldScope::current()->job("test");
     const auto passed = steady_clock().now();
     const auto said = message_of<DistBackendError>([&] {
-      group::make_group(job, "late", {0, 1}, BackendConfig::parse("native"), minutes(30), {.deadline = passed});
+      group::make_group(job, "late", {0, 1}, BackendConfig::parse("native"), minutes(30),
+                        {.deadline = passed});
     });
     EXPECT_HAS(said, "rank 1");
     seen.set_value();
@@ -122,7 +136,8 @@ TEST(InitDeadline, NewGroupHasOne) {
   const auto ranks = [&](int rank) {
     init_process_group({.timeout = minutes(30), .world_size = 2, .rank = rank, .store = store});
     if (rank == 1) return over.wait();
-    EXPECT_HAS(message_of<DistBackendError>([] { new_group({.timeout = milliseconds(200)}); }), "rank 1");
+    EXPECT_HAS(message_of<DistBackendError>([] { new_group({.timeout = milliseconds(200)}); }),
+               "rank 1");
     seen.set_value();
   };
   spawn(ranks, {.nprocs = 2, .mode = SpawnMode::threads});
@@ -130,8 +145,10 @@ TEST(InitDeadline, NewGroupHasOne) {
 
 // spec: B2 neither store nor init_method means env://; B9 rank and world size as arguments
 TEST(InitDefaults, NeitherStoreNorMethodMeansTheEnvironment) {
-  const Environment environment(
-      {{"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", std::to_string(testing::reserve_port())}, {"RANK", ""}, {"WORLD_SIZE", "2"}});
+  const Environment environment({{"MASTER_ADDR", "127.0.0.1"},
+                                 {"MASTER_PORT", std::to_string(testing::reserve_port())},
+                                 {"RANK", ""},
+                                 {"WORLD_SIZE", "2"}});
   const auto ranks = [](int rank) {
     init_process_group({.timeout = seconds(60), .rank = rank});
     EXPECT_EQ(get_world_size(), 2);
@@ -142,7 +159,8 @@ TEST(InitDefaults, NeitherStoreNorMethodMeansTheEnvironment) {
   };
   spawn(ranks, {.nprocs = 2, .mode = SpawnMode::threads});
 
-  const Environment alone{{"MASTER_PORT", std::to_string(testing::reserve_port())}, {"RANK", "0"}, {"WORLD_SIZE", "1"}};
+  const Environment alone{
+      {"MASTER_PORT", std::to_string(testing::reserve_port())}, {"RANK", "0"}, {"WORLD_SIZE", "1"}};
   init_process_group();
   EXPECT_EQ(get_rank(), 0);
   destroy_process_group();
@@ -154,14 +172,16 @@ TEST(InitDefaults, NeitherStoreNorMethodMeansTheEnvironment) {
 
 // spec: B4 timeout 30 minutes, 10 for nccl; B14 30 minutes, nccl 10
 TEST(InitDefaults, TimeoutOfEachBackend) {
-  for (const auto& name : Backend::known()) EXPECT_EQ(Backend(name).default_timeout(), name == "nccl" ? minutes(10) : minutes(30)) << name;
+  for (const auto& name : Backend::known())
+    EXPECT_EQ(Backend(name).default_timeout(), name == "nccl" ? minutes(10) : minutes(30)) << name;
   EXPECT_EQ(BackendConfig::parse({}).default_timeout(), minutes(30));
   EXPECT_EQ(BackendConfig::parse("nccl").default_timeout(), minutes(10));
   EXPECT_EQ(BackendConfig::parse("cuda:nccl").default_timeout(), minutes(10));
   EXPECT_EQ(BackendConfig::parse("cpu:native,cuda:nccl").default_timeout(), minutes(30));
 }
 
-// spec: B13 pg_options: ProcessGroupNCCL.Options(is_high_priority_stream) in init and new_group, refused by name by other backends
+// spec: B13 pg_options: ProcessGroupNCCL.Options(is_high_priority_stream) in init and new_group,
+// refused by name by other backends
 TEST(InitDefaults, ProcessGroupOptions) {
   EXPECT_FALSE(ProcessGroupNCCL::Options().is_high_priority_stream);
   const auto options = std::make_shared<ProcessGroupNCCL::Options>(true);
@@ -170,15 +190,19 @@ TEST(InitDefaults, ProcessGroupOptions) {
     EXPECT_NO_THROW(check_pg_options(options.get(), BackendConfig::parse(can), "test"));
   EXPECT_NO_THROW(check_pg_options(nullptr, BackendConfig::parse("native"), "test"));
   const auto store = std::make_shared<HashStore>();
-  const auto refused = message_of<DistBackendError>(
-      [&] { init_process_group({.backend = "native", .world_size = 1, .rank = 0, .store = store, .pg_options = options}); });
-  for (const char* part : {"init_process_group", "ProcessGroupNCCL.Options", "'native'", "'nccl'"}) EXPECT_HAS(refused, part);
+  const auto refused = message_of<DistBackendError>([&] {
+    init_process_group(
+        {.backend = "native", .world_size = 1, .rank = 0, .store = store, .pg_options = options});
+  });
+  for (const char* part : {"init_process_group", "ProcessGroupNCCL.Options", "'native'", "'nccl'"})
+    EXPECT_HAS(refused, part);
   EXPECT_FALSE(is_initialized());
   on_ranks(
       1,
       [&](int) {
         const auto said = message_of<DistBackendError>([&] { new_group({.pg_options = options}); });
-        for (const char* part : {"new_group", "ProcessGroupNCCL.Options", "'gloo'"}) EXPECT_HAS(said, part);
+        for (const char* part : {"new_group", "ProcessGroupNCCL.Options", "'gloo'"})
+          EXPECT_HAS(said, part);
       },
       "gloo");
 }
@@ -195,7 +219,8 @@ TEST(InitDefaults, RanksMayBeLeftOut) {
   });
 }
 
-// spec: C2 defaults: world_size None, is_master False, timeout 300 s, wait_for_workers True, multi_tenant False, master_listen_fd None
+// spec: C2 defaults: world_size None, is_master False, timeout 300 s, wait_for_workers True,
+// multi_tenant False, master_listen_fd None
 TEST(TCPStoreDefaults, AreTheDocuments) {
   const TCPStoreOptions options;
   EXPECT_EQ(options.world_size, std::nullopt);
@@ -209,17 +234,23 @@ TEST(TCPStoreDefaults, AreTheDocuments) {
   EXPECT_EQ(master.timeout(), seconds(300));
   EXPECT_EQ(TCPStore("127.0.0.1", master.port()).timeout(), seconds(300));  // is_master False
   // wait_for_workers True
-  EXPECT_HAS(
-      message_of<DistStoreError>([] { TCPStore("127.0.0.1", 0, {.world_size = 2, .is_master = true, .timeout = milliseconds(100)}); }),
-      "1 of 2 users");
+  EXPECT_HAS(message_of<DistStoreError>([] {
+               TCPStore("127.0.0.1", 0,
+                        {.world_size = 2, .is_master = true, .timeout = milliseconds(100)});
+             }),
+             "1 of 2 users");
   // multi_tenant False
   EXPECT_THROW(TCPStore("127.0.0.1", master.port(), {.is_master = true}), DistNetworkError);
 }
 
 // spec: C3 master_listen_fd without is_master is an error
 TEST(TCPStoreDefaults, ListenDescriptorNeedsTheMaster) {
-  EXPECT_HAS(message_of<DistError>([] { TCPStore("127.0.0.1", 1, {.master_listen_fd = ::dup(STDERR_FILENO)}); }), "is_master");
-  EXPECT_HAS(message_of<DistError>([] { TCPStore("127.0.0.1", 1, {.is_master = true, .master_listen_fd = -5}); }), "-5");
+  EXPECT_HAS(message_of<DistError>(
+                 [] { TCPStore("127.0.0.1", 1, {.master_listen_fd = ::dup(STDERR_FILENO)}); }),
+             "is_master");
+  EXPECT_HAS(message_of<DistError>(
+                 [] { TCPStore("127.0.0.1", 1, {.is_master = true, .master_listen_fd = -5}); }),
+             "-5");
 }
 
 /// Notes what it was asked to do.
@@ -245,14 +276,17 @@ class FakeBackend : public ProcessGroupBackend {
   std::string name_;
 };
 
-// spec: A7 the tensor's device picks the backend of each call; A6 what it lacks throws, naming the backend and the operation
+// spec: A7 the tensor's device picks the backend of each call; A6 what it lacks throws, naming the
+// backend and the operation
 TEST(DevicePicksTheBackend, OnEachCall) {
-  const auto cpu = std::make_shared<FakeBackend>("first"), meta = std::make_shared<FakeBackend>("second");
-  const auto group = std::make_shared<ProcessGroup>(ProcessGroupParts{.name = "two",
-                                                                      .ranks = {0},
-                                                                      .rank = 0,
-                                                                      .config = BackendConfig::parse("cpu:native,meta:gloo"),
-                                                                      .backends = {{at::kCPU, cpu}, {at::kMeta, meta}}});
+  const auto cpu = std::make_shared<FakeBackend>("first"),
+             meta = std::make_shared<FakeBackend>("second");
+  const auto group = std::make_shared<ProcessGroup>(
+      ProcessGroupParts{.name = "two",
+                        .ranks = {0},
+                        .rank = 0,
+                        .config = BackendConfig::parse("cpu:native,meta:gloo"),
+                        .backends = {{at::kCPU, cpu}, {at::kMeta, meta}}});
   const auto here = torch::zeros({2}), there = torch::zeros({2}, at::kMeta);
   all_reduce(here, {.group = group});
   broadcast(there, {.group = group, .group_src = 0});
@@ -260,7 +294,8 @@ TEST(DevicePicksTheBackend, OnEachCall) {
   reduce_scatter_tensor(here, here, {.group = group});
   EXPECT_EQ(cpu->calls, (std::vector<std::string>{"all_reduce", "reduce_scatter_tensor"}));
   EXPECT_EQ(meta->calls, (std::vector<std::string>{"broadcast", "all_gather_into_tensor"}));
-  const auto lacks = message_of<DistBackendError>([&] { reduce(there, {.group = group, .group_dst = 0}); });
+  const auto lacks =
+      message_of<DistBackendError>([&] { reduce(there, {.group = group, .group_dst = 0}); });
   for (const char* part : {"'second'", "reduce", "it is a fake"}) EXPECT_HAS(lacks, part);
 }
 

@@ -25,7 +25,8 @@ TEST(BackendName, IsLikeAnEnumeration) {
   EXPECT_EQ(Backend("Native"), "native");
   const auto unknown = message_of<DistError>([] { Backend("smoke"); });
   EXPECT_HAS(unknown, "smoke");
-  for (const auto* known : {"native", "gloo", "tcp", "nccl", "mpi", "ucc"}) EXPECT_HAS(unknown, known);
+  for (const auto* known : {"native", "gloo", "tcp", "nccl", "mpi", "ucc"})
+    EXPECT_HAS(unknown, known);
   EXPECT_EQ(Backend::UNDEFINED, "undefined");
   EXPECT_THROW(Backend("undefined"), DistError);
   EXPECT_THROW(Backend("UNDEFINED"), DistError);
@@ -39,9 +40,11 @@ TEST(BackendName, EachDeviceHasItsBackend) {
   EXPECT_EQ(config.for_device(at::kMeta), std::nullopt);
   EXPECT_EQ(config.text(), "cpu:gloo,cuda:nccl");
   EXPECT_EQ(BackendConfig::parse("tcp").for_device(at::kCPU), Backend::TCP);
-  EXPECT_EQ(BackendConfig::parse({}).text(), is_nccl_available() ? "cpu:native,cuda:nccl" : "cpu:native");
+  EXPECT_EQ(BackendConfig::parse({}).text(),
+            is_nccl_available() ? "cpu:native,cuda:nccl" : "cpu:native");
   EXPECT_EQ(BackendConfig::parse({}).for_device(at::kCPU), Backend::NATIVE);
-  for (const auto* broken : {"cpu:native,", "cpu:native,nccl", "toaster:native", "cpu:native,cpu:gloo", "cpu:smoke", ":native", "cpu:"})
+  for (const auto* broken : {"cpu:native,", "cpu:native,nccl", "toaster:native",
+                             "cpu:native,cpu:gloo", "cpu:smoke", ":native", "cpu:"})
     EXPECT_THROW(BackendConfig::parse(broken), DistError) << broken;
 }
 
@@ -62,9 +65,12 @@ TEST(Availability, SaysWhatThisBuildHas) {
   EXPECT_TRUE(is_gloo_available());
   EXPECT_FALSE(is_initialized());
   for (const auto& engine :
-       std::vector<std::pair<std::string, bool>>{{"mpi", is_mpi_available()}, {"nccl", is_nccl_available()}, {"ucc", is_ucc_available()}}) {
+       std::vector<std::pair<std::string, bool>>{{"mpi", is_mpi_available()},
+                                                 {"nccl", is_nccl_available()},
+                                                 {"ucc", is_ucc_available()}}) {
     if (engine.second) continue;
-    const auto refused = message_of<DistBackendError>([&] { init_process_group({.backend = engine.first}); });
+    const auto refused =
+        message_of<DistBackendError>([&] { init_process_group({.backend = engine.first}); });
     EXPECT_HAS(refused, engine.first);
     EXPECT_HAS(refused, "native");
   }
@@ -116,17 +122,29 @@ TEST(Init, EveryCallBeforeItSaysSo) {
   EXPECT_FALSE(is_initialized());
 }
 
-// spec: B2 store and init_method exclude each other, store needs rank and world_size; B13 a rank outside 0..world_size-1
+// spec: B2 store and init_method exclude each other, store needs rank and world_size; B13 a rank
+// outside 0..world_size-1
 TEST(Init, WrongOptionsAreNamed) {
   const auto store = std::make_shared<HashStore>();
-  EXPECT_HAS(message_of<DistError>([&] { init_process_group({.init_method = "env://", .world_size = 1, .rank = 0, .store = store}); }),
-             "exclude");
-  EXPECT_HAS(message_of<DistError>([&] { init_process_group({.store = store}); }), "needs rank and world_size");
-  EXPECT_HAS(message_of<DistError>([&] { init_process_group({.world_size = 2, .store = store}); }), "rank -1");
-  EXPECT_HAS(message_of<DistError>([&] { init_process_group({.rank = 0, .store = store}); }), "world_size -1");
-  EXPECT_HAS(message_of<DistError>([&] { init_process_group({.world_size = 2, .rank = 2, .store = store}); }), "rank 2");
-  EXPECT_HAS(message_of<DistError>([&] { init_process_group({.world_size = 2, .rank = -3}); }), "rank -3");
-  EXPECT_HAS(message_of<DistError>([&] { init_process_group({.world_size = 0, .rank = 0, .store = store}); }), "world_size 0");
+  EXPECT_HAS(
+      message_of<DistError>([&] {
+        init_process_group({.init_method = "env://", .world_size = 1, .rank = 0, .store = store});
+      }),
+      "exclude");
+  EXPECT_HAS(message_of<DistError>([&] { init_process_group({.store = store}); }),
+             "needs rank and world_size");
+  EXPECT_HAS(message_of<DistError>([&] { init_process_group({.world_size = 2, .store = store}); }),
+             "rank -1");
+  EXPECT_HAS(message_of<DistError>([&] { init_process_group({.rank = 0, .store = store}); }),
+             "world_size -1");
+  EXPECT_HAS(message_of<DistError>(
+                 [&] { init_process_group({.world_size = 2, .rank = 2, .store = store}); }),
+             "rank 2");
+  EXPECT_HAS(message_of<DistError>([&] { init_process_group({.world_size = 2, .rank = -3}); }),
+             "rank -3");
+  EXPECT_HAS(message_of<DistError>(
+                 [&] { init_process_group({.world_size = 0, .rank = 0, .store = store}); }),
+             "world_size 0");
   EXPECT_HAS(message_of<DistError>([&] { init_process_group({.backend = "smoke"}); }), "smoke");
 }
 
@@ -148,7 +166,8 @@ TEST(Init, TimeoutNamesTheMissing) {
   const auto store = std::make_shared<HashStore>();
   const auto began = steady_clock().now();
   try {
-    init_process_group({.timeout = std::chrono::milliseconds(200), .world_size = 3, .rank = 1, .store = store});
+    init_process_group(
+        {.timeout = std::chrono::milliseconds(200), .world_size = 3, .rank = 1, .store = store});
     ADD_FAILURE() << "joined alone";
   } catch (const DistStoreError& error) {
     EXPECT_EQ(error.code(), Code::timed_out);
@@ -158,14 +177,16 @@ TEST(Init, TimeoutNamesTheMissing) {
   EXPECT_FALSE(is_initialized());
 }
 
-// spec: B12 a second init without destroy; B11 get_rank, get_world_size, get_backend; A1 gloo is another name for native
+// spec: B12 a second init without destroy; B11 get_rank, get_world_size, get_backend; A1 gloo is
+// another name for native
 TEST(Init, DescribesTheDefaultGroup) {
   for (const auto& [asked, answered] :
-       std::vector<std::pair<std::optional<std::string>, std::string>>{{std::nullopt, BackendConfig::parse({}).text()},
-                                                                       {"gloo", "gloo"},
-                                                                       {"NATIVE", "native"},
-                                                                       {"tcp", "tcp"},
-                                                                       {"cpu:Native", "cpu:native"}}) {
+       std::vector<std::pair<std::optional<std::string>, std::string>>{
+           {std::nullopt, BackendConfig::parse({}).text()},
+           {"gloo", "gloo"},
+           {"NATIVE", "native"},
+           {"tcp", "tcp"},
+           {"cpu:Native", "cpu:native"}}) {
     on_ranks(
         2,
         [&, answered = answered](int rank) {
@@ -187,7 +208,8 @@ TEST(Init, WorksAgainAfterDestroy) {
   const auto store = std::make_shared<HashStore>();
   const auto ranks = [&](int rank) {
     for (int round = 0; round < 5; ++round) {
-      init_process_group({.timeout = std::chrono::seconds(60), .world_size = 2, .rank = rank, .store = store});
+      init_process_group(
+          {.timeout = std::chrono::seconds(60), .world_size = 2, .rank = rank, .store = store});
       auto tensor = torch::full({2}, round + rank);
       all_reduce(tensor);
       EXPECT_EQ(tensor[0].item<int>(), 2 * round + 1);
@@ -205,8 +227,10 @@ TEST(Init, WorksAgainOnTheSameAddress) {
   { port = TCPStore("127.0.0.1", 0, {.is_master = true, .wait_for_workers = false}).port(); }
   const auto ranks = [&](int rank) {
     for (int round = 0; round < 5; ++round) {
-      init_process_group(
-          {.init_method = "tcp://127.0.0.1:" + std::to_string(port), .timeout = std::chrono::seconds(60), .world_size = 2, .rank = rank});
+      init_process_group({.init_method = "tcp://127.0.0.1:" + std::to_string(port),
+                          .timeout = std::chrono::seconds(60),
+                          .world_size = 2,
+                          .rank = rank});
       barrier();
       destroy_process_group();
     }
@@ -219,8 +243,11 @@ TEST(Init, GroupNameKeepsJobsApart) {
   const auto store = std::make_shared<HashStore>();
   const auto ranks = [&](int thread) {
     const int job = thread / 2, rank = thread % 2;
-    init_process_group(
-        {.timeout = std::chrono::seconds(60), .world_size = 2, .rank = rank, .store = store, .group_name = "job" + std::to_string(job)});
+    init_process_group({.timeout = std::chrono::seconds(60),
+                        .world_size = 2,
+                        .rank = rank,
+                        .store = store,
+                        .group_name = "job" + std::to_string(job)});
     auto tensor = torch::full({1}, job + 1);
     all_reduce(tensor);
     EXPECT_EQ(tensor.item<int>(), 2 * (job + 1));
@@ -234,8 +261,11 @@ TEST(Init, DifferentBackendsAreNamed) {
   const auto store = std::make_shared<HashStore>();
   const auto ranks = [&](int rank) {
     const auto said = message_of<DistError>([&] {
-      init_process_group(
-          {.backend = rank == 0 ? "native" : "tcp", .timeout = std::chrono::seconds(60), .world_size = 2, .rank = rank, .store = store});
+      init_process_group({.backend = rank == 0 ? "native" : "tcp",
+                          .timeout = std::chrono::seconds(60),
+                          .world_size = 2,
+                          .rank = rank,
+                          .store = store});
     });
     EXPECT_HAS(said, "'native'");
     EXPECT_HAS(said, "'tcp'");
@@ -244,7 +274,8 @@ TEST(Init, DifferentBackendsAreNamed) {
   spawn(ranks, {.nprocs = 2, .mode = SpawnMode::threads});
 }
 
-// spec: B4 timeout: what users get where they ask for none is 30 minutes; B13 timeout None; B14 timeout 30 minutes
+// spec: B4 timeout: what users get where they ask for none is 30 minutes; B13 timeout None; B14
+// timeout 30 minutes
 TEST(Init, TimeoutIsThirtyMinutes) {
   const auto ranks = [store = std::make_shared<HashStore>()](int rank) {
     init_process_group({.world_size = 2, .rank = rank, .store = store});
@@ -256,8 +287,8 @@ TEST(Init, TimeoutIsThirtyMinutes) {
   spawn(ranks, {.nprocs = 2, .mode = SpawnMode::threads});
 }
 
-// spec: D1 ranks, non-members, default backend; D4 get_group_rank, get_global_rank, get_process_group_ranks; D8 sorted; B11 -1 and members
-// only
+// spec: D1 ranks, non-members, default backend; D4 get_group_rank, get_global_rank,
+// get_process_group_ranks; D8 sorted; B11 -1 and members only
 TEST(NewGroup, TranslatesRanks) {
   on_ranks(
       4,
@@ -294,11 +325,19 @@ TEST(NewGroup, TranslatesRanks) {
 // spec: D1 a mismatch is an error naming both calls
 TEST(NewGroup, DifferentCallsAreNamed) {
   on_ranks(3, [](int rank) {
-    const auto said = message_of<DistError>([&] { new_group({.ranks = rank == 1 ? std::vector<int>{0, 1} : std::vector<int>{0, 2}}); });
+    const auto said = message_of<DistError>([&] {
+      new_group({.ranks = rank == 1 ? std::vector<int>{0, 1} : std::vector<int>{0, 2}});
+    });
     EXPECT_HAS(said, "[0, 2]");
     EXPECT_HAS(said, "[0, 1]");
-    EXPECT_HAS(message_of<DistError>([] { new_group({.ranks = std::vector<int>{0, 3}}); }), "[0, 3]");
-    EXPECT_HAS(message_of<DistError>([] { new_group({.ranks = std::vector<int>{0, 0}}); }), "twice");
+    EXPECT_HAS(message_of<DistError>([] {
+                 new_group({.ranks = std::vector<int>{0, 3}});
+               }),
+               "[0, 3]");
+    EXPECT_HAS(message_of<DistError>([] {
+                 new_group({.ranks = std::vector<int>{0, 0}});
+               }),
+               "twice");
     EXPECT_HAS(message_of<DistError>([] { new_group({.ranks = std::vector<int>{}}); }), "empty");
     barrier();
   });
@@ -309,7 +348,8 @@ TEST(NewGroup, LocalSynchronization) {
   on_ranks(3, [](int rank) {
     if (rank == 1) return barrier(), void();
     for (int round = 0; round < 2; ++round) {
-      const auto group = new_group({.ranks = std::vector<int>{0, 2}, .use_local_synchronization = true});
+      const auto group =
+          new_group({.ranks = std::vector<int>{0, 2}, .use_local_synchronization = true});
       auto tensor = torch::full({1}, rank);
       all_reduce(tensor, {.group = group});
       EXPECT_EQ(tensor.item<int>(), 2);
@@ -353,7 +393,8 @@ TEST(Errors, HaveTheirClasses) {
   }
 }
 
-// spec: C1 HashStore, FileStore, TCPStore, PrefixStore in C++; C7 get names key and time; C10 wait names the missing keys; C16 num_keys
+// spec: C1 HashStore, FileStore, TCPStore, PrefixStore in C++; C7 get names key and time; C10 wait
+// names the missing keys; C16 num_keys
 TEST(Stores, ThrowWhatTheyReport) {
   const auto file = std::string(::testing::TempDir()) + "stores_" + std::to_string(::getpid());
   const auto hash = std::make_shared<HashStore>();
@@ -375,7 +416,9 @@ TEST(Stores, ThrowWhatTheyReport) {
     store->set_timeout(std::chrono::milliseconds(50));
     EXPECT_EQ(store->timeout(), Duration(std::chrono::milliseconds(50)));
     EXPECT_HAS(message_of<DistStoreError>([&, store = store] { store->get("absent"); }), "absent");
-    EXPECT_HAS(message_of<QueueEmptyError>([&, store = store] { store->queue_pop("nobody's", false); }), "nobody's");
+    EXPECT_HAS(
+        message_of<QueueEmptyError>([&, store = store] { store->queue_pop("nobody's", false); }),
+        "nobody's");
     EXPECT_HAS(message_of<DistStoreError>([&, store = store] {
                  store->wait({"first", "missing"}, std::chrono::milliseconds(30));
                }),
@@ -397,9 +440,13 @@ TEST(Stores, ThrowWhatTheyReport) {
 // Golden values of torch.utils.data.DistributedSampler, torch 2.15.
 TEST(DistributedSampler, DividesByTorchsRules) {
   using Indices = std::vector<std::int64_t>;
-  const auto sample = [](std::int64_t size, int replicas, int rank, std::uint64_t seed, std::uint64_t epoch, bool drop,
-                         bool shuffle = true) {
-    DistributedSampler sampler(size, {.num_replicas = replicas, .rank = rank, .shuffle = shuffle, .seed = seed, .drop_last = drop});
+  const auto sample = [](std::int64_t size, int replicas, int rank, std::uint64_t seed,
+                         std::uint64_t epoch, bool drop, bool shuffle = true) {
+    DistributedSampler sampler(size, {.num_replicas = replicas,
+                                      .rank = rank,
+                                      .shuffle = shuffle,
+                                      .seed = seed,
+                                      .drop_last = drop});
     sampler.set_epoch(epoch);
     EXPECT_EQ(static_cast<std::int64_t>(sampler.indices().size()), sampler.size());
     return sampler.indices();
@@ -421,13 +468,16 @@ TEST(DistributedSampler, CoversTheDataSet) {
     for (int replicas = 1; replicas <= 8; ++replicas) {
       std::vector<int> seen(static_cast<std::size_t>(size));
       for (int rank = 0; rank < replicas; ++rank)
-        for (const auto index : DistributedSampler(size, {.num_replicas = replicas, .rank = rank}).indices())
+        for (const auto index :
+             DistributedSampler(size, {.num_replicas = replicas, .rank = rank}).indices())
           ++seen.at(static_cast<std::size_t>(index));
       for (const auto count : seen) EXPECT_GE(count, 1);
       std::vector<int> kept(static_cast<std::size_t>(size));
       std::int64_t total = 0;
       for (int rank = 0; rank < replicas; ++rank)
-        for (const auto index : DistributedSampler(size, {.num_replicas = replicas, .rank = rank, .drop_last = true}).indices())
+        for (const auto index :
+             DistributedSampler(size, {.num_replicas = replicas, .rank = rank, .drop_last = true})
+                 .indices())
           ++kept.at(static_cast<std::size_t>(index)), ++total;
       for (const auto count : kept) EXPECT_LE(count, 1);
       EXPECT_EQ(total, size / replicas * replicas);
@@ -438,7 +488,8 @@ TEST(DistributedSampler, CoversTheDataSet) {
 // The group's rank and size where none are given.
 TEST(DistributedSampler, AsksTheDefaultGroup) {
   on_ranks(2, [](int rank) {
-    EXPECT_EQ(DistributedSampler(4, {.shuffle = false}).indices(), (std::vector<std::int64_t>{rank, rank + 2}));
+    EXPECT_EQ(DistributedSampler(4, {.shuffle = false}).indices(),
+              (std::vector<std::int64_t>{rank, rank + 2}));
   });
 }
 

@@ -26,7 +26,9 @@
 namespace muster::group {
 namespace {
 
-bool is_native(const Backend& backend) { return backend == Backend::NATIVE || backend == Backend::GLOO || backend == Backend::TCP; }
+bool is_native(const Backend& backend) {
+  return backend == Backend::NATIVE || backend == Backend::GLOO || backend == Backend::TCP;
+}
 
 /// Whether the job's CPU tensors may go through shared memory.
 bool shares_memory(const BackendConfig& config) {
@@ -34,12 +36,14 @@ bool shares_memory(const BackendConfig& config) {
   return !backend || !(*backend == Backend::TCP);
 }
 
-std::shared_ptr<transport::Fabric> meet_others(const store::Rendezvous& found, const transport::JobFabricOptions& options) {
+std::shared_ptr<transport::Fabric> meet_others(const store::Rendezvous& found,
+                                               const transport::JobFabricOptions& options) {
   auto joined = transport::join_fabric(found, options);
   if (joined.status().code() != Code::mismatch) return take(std::move(joined));
-  throw DistError("init_process_group: " + joined.status().message() +
-                      "; give every rank the same backend and the same number of names in MUSTER_SOCKET_IFNAME",
-                  Code::mismatch, joined.status().ranks());
+  throw DistError(
+      "init_process_group: " + joined.status().message() +
+          "; give every rank the same backend and the same number of names in MUSTER_SOCKET_IFNAME",
+      Code::mismatch, joined.status().ranks());
 }
 
 std::vector<int> in_fabric(const Job& job, const std::vector<int>& ranks) {
@@ -48,7 +52,8 @@ std::vector<int> in_fabric(const Job& job, const std::vector<int>& ranks) {
   return members;
 }
 
-collective::CommunicatorOptions communicator_options(const Job& job, const Backend& backend, const std::string& name, Duration timeout) {
+collective::CommunicatorOptions communicator_options(const Job& job, const Backend& backend,
+                                                     const std::string& name, Duration timeout) {
   collective::CommunicatorOptions options;
   options.name = name;
   options.terms = job.era;
@@ -58,18 +63,24 @@ collective::CommunicatorOptions communicator_options(const Job& job, const Backe
   return options;
 }
 
-std::shared_ptr<ProcessGroupBackend> make_registered(const Job& job, const RegisteredBackend& backend, const std::string& name,
-                                                     const std::vector<int>& ranks, Duration timeout, const Meeting& meeting) {
+std::shared_ptr<ProcessGroupBackend> make_registered(const Job& job,
+                                                     const RegisteredBackend& backend,
+                                                     const std::string& name,
+                                                     const std::vector<int>& ranks,
+                                                     Duration timeout, const Meeting& meeting) {
   DistributedBackendOptions options;
   options.group_id = name + job.era + meeting.terms;
-  options.store = std::make_shared<Store>(store::make_prefix_store("backend/" + backend.name + "/" + options.group_id, job.store));
-  options.group_rank = static_cast<int>(std::find(ranks.begin(), ranks.end(), job.rank) - ranks.begin());
+  options.store = std::make_shared<Store>(
+      store::make_prefix_store("backend/" + backend.name + "/" + options.group_id, job.store));
+  options.group_rank =
+      static_cast<int>(std::find(ranks.begin(), ranks.end(), job.rank) - ranks.begin());
   options.group_size = static_cast<int>(ranks.size());
   options.timeout = timeout;
   options.global_ranks_in_group = ranks;
   auto made = backend.make(options, meeting.pg_options);
   if (made == nullptr)
-    throw DistBackendError("the function that backend '" + backend.name + "' was registered with made nothing for group " + name,
+    throw DistBackendError("the function that backend '" + backend.name +
+                               "' was registered with made nothing for group " + name,
                            Code::unsupported);
   return made;
 }
@@ -77,23 +88,30 @@ std::shared_ptr<ProcessGroupBackend> make_registered(const Job& job, const Regis
 /// The one that an offer is for.
 const Backend* offered(const BackendConfig& config) {
   const auto& entries = config.entries();
-  const auto found = std::ranges::find_if(entries, [](const auto& entry) { return is_native(entry.second); });
+  const auto found =
+      std::ranges::find_if(entries, [](const auto& entry) { return is_native(entry.second); });
   return found == entries.end() ? nullptr : &found->second;
 }
 
-std::shared_ptr<ProcessGroupBackend> make_backend(const Job& job, const Backend& backend, const std::string& name,
-                                                  const std::vector<int>& ranks, Duration timeout, const Meeting& meeting) {
-  if (const auto* registered = registered_backend(backend.name())) return make_registered(job, *registered, name, ranks, timeout, meeting);
+std::shared_ptr<ProcessGroupBackend> make_backend(const Job& job, const Backend& backend,
+                                                  const std::string& name,
+                                                  const std::vector<int>& ranks, Duration timeout,
+                                                  const Meeting& meeting) {
+  if (const auto* registered = registered_backend(backend.name()))
+    return make_registered(job, *registered, name, ranks, timeout, meeting);
   if (!is_native(backend))
-    throw DistBackendError("backend '" + std::string(backend) + "' is not in this build of muster", Code::unsupported);
+    throw DistBackendError("backend '" + std::string(backend) + "' is not in this build of muster",
+                           Code::unsupported);
   auto options = communicator_options(job, backend, name, timeout);
   if (meeting.deadline) options.timeout = time_left(job.fabric->clock(), *meeting.deadline);
   options.terms += meeting.terms;
   options.give_up = meeting.give_up;
   auto members = in_fabric(job, ranks);
-  auto communicator = meeting.offer.channel != 0
-                          ? collective::Communicator::accept(job.fabric, std::move(members), meeting.offer, std::move(options))
-                          : collective::Communicator::create(job.fabric, std::move(members), std::move(options));
+  auto communicator =
+      meeting.offer.channel != 0
+          ? collective::Communicator::accept(job.fabric, std::move(members), meeting.offer,
+                                             std::move(options))
+          : collective::Communicator::create(job.fabric, std::move(members), std::move(options));
   return std::make_shared<NativeBackend>(backend, take(std::move(communicator)), ranks);
 }
 
@@ -102,13 +120,15 @@ template <class Make>
 void make_backends(ProcessGroupParts& parts, Make make) {
   std::vector<std::pair<Backend, std::shared_ptr<ProcessGroupBackend>>> made;
   for (const auto& [device, backend] : parts.config.entries()) {
-    auto at = std::find_if(made.begin(), made.end(), [&name = backend](const auto& entry) { return entry.first == name; });
+    auto at = std::find_if(made.begin(), made.end(),
+                           [&name = backend](const auto& entry) { return entry.first == name; });
     if (at == made.end()) at = made.emplace(made.end(), backend, make(backend));
     if (at->second != nullptr) parts.backends.emplace_back(device, at->second);
   }
 }
 
-/// What a group has of its job, before its backends are made: their making is already told of under its name. `parts.ranks` is set.
+/// What a group has of its job, before its backends are made: their making is already told of under
+/// its name. `parts.ranks` is set.
 void join_job(ProcessGroupParts& parts, const Job& job, std::string name, Duration timeout) {
   parts.name = std::move(name);
   parts.timeout = timeout;
@@ -132,11 +152,13 @@ void keep_record(Job& job) {
   const auto hosts = job.fabric->hosts();
   std::vector<int> elsewhere;
   for (int rank = 0; rank < job.world_size; ++rank) {
-    if (hosts[static_cast<std::size_t>(rank)] != hosts[static_cast<std::size_t>(job.rank)]) elsewhere.push_back(rank);
+    if (hosts[static_cast<std::size_t>(rank)] != hosts[static_cast<std::size_t>(job.rank)])
+      elsewhere.push_back(rank);
   }
   job.witness = std::make_shared<trace::Witness>(job.recorder, job.store, std::move(elsewhere));
   job.responder = trace::Responder::start(job.recorder, job.store);
-  if (logs(LogLevel::info)) job.long_waits = std::make_shared<trace::LongWaits>(job.recorder, job.witness, job.rank);
+  if (logs(LogLevel::info))
+    job.long_waits = std::make_shared<trace::LongWaits>(job.recorder, job.witness, job.rank);
 }
 
 constexpr std::size_t kRanksShown = 16;
@@ -151,28 +173,34 @@ void log_job(const Job& job, const BackendConfig& config, Duration timeout, Dura
   if (!logs(LogLevel::info)) return;
   const auto hosts = job.fabric->hosts();
   const int count = *std::max_element(hosts.begin(), hosts.end()) + 1;
-  log(LogLevel::info, "muster " + std::string(version()) + " with torch " TORCH_VERSION ": rank " + std::to_string(job.rank) + " of " +
-                          std::to_string(job.world_size) + " of job " + job.name + " on " + std::to_string(count) +
-                          (count == 1 ? " host" : " hosts") + ", process " + std::to_string(::getpid()) + ", backend " + config.text() +
-                          ", timeout " + describe(timeout) + "; connected in " +
-                          describe(took) + (job.recorder ? "; trace in " + job.recorder->directory() : ""));
+  log(LogLevel::info, "muster " + std::string(version()) + " with torch " TORCH_VERSION ": rank " +
+                          std::to_string(job.rank) + " of " + std::to_string(job.world_size) +
+                          " of job " + job.name + " on " + std::to_string(count) +
+                          (count == 1 ? " host" : " hosts") + ", process " +
+                          std::to_string(::getpid()) + ", backend " + config.text() + ", timeout " +
+                          describe(timeout) + "; connected in " + describe(took) +
+                          (job.recorder ? "; trace in " + job.recorder->directory() : ""));
 }
 
 /// `group` was made since `begin`.
 void log_group(const ProcessGroup& group, TimePoint begin) {
   if (!logs(LogLevel::info) || !group.is_member()) return;
-  log(LogLevel::info, "group " + group.name() + " of ranks " + shown(group.ranks()) + ": this is its rank " + std::to_string(group.rank()) +
-                          ", backend " + group.backend() + " over " + (group.shares_memory() ? "shared memory" : "links") + ", timeout " +
-                          describe(group.timeout()) + "; made in " + describe(steady_clock().now() - begin));
+  log(LogLevel::info,
+      "group " + group.name() + " of ranks " + shown(group.ranks()) + ": this is its rank " +
+          std::to_string(group.rank()) + ", backend " + group.backend() + " over " +
+          (group.shares_memory() ? "shared memory" : "links") + ", timeout " +
+          describe(group.timeout()) + "; made in " + describe(steady_clock().now() - begin));
 }
 
 }  // namespace
 
-std::shared_ptr<Job> open_job(store::Rendezvous found, const BackendConfig& config, Duration timeout, TimePoint deadline) {
+std::shared_ptr<Job> open_job(store::Rendezvous found, const BackendConfig& config,
+                              Duration timeout, TimePoint deadline) {
   const auto begin = steady_clock().now();
   set_log_rank(found.rank);
   transport::JobFabricOptions fabric;
-  fabric.terms = "backend '" + config.text() + "' and " + std::to_string(fabric.interfaces.size()) + " network interfaces";
+  fabric.terms = "backend '" + config.text() + "' and " + std::to_string(fabric.interfaces.size()) +
+                 " network interfaces";
   fabric.shared_memory = shares_memory(config);
   fabric.timeout = timeout;
   fabric.deadline = deadline;
@@ -192,8 +220,8 @@ std::shared_ptr<Job> open_job(store::Rendezvous found, const BackendConfig& conf
   return job;
 }
 
-Group make_group(const std::shared_ptr<Job>& job, std::string name, std::vector<int> ranks, BackendConfig config, Duration timeout,
-                 Meeting meeting) {
+Group make_group(const std::shared_ptr<Job>& job, std::string name, std::vector<int> ranks,
+                 BackendConfig config, Duration timeout, Meeting meeting) {
   const auto begin = steady_clock().now();
   ProcessGroupParts parts;
   parts.config = std::move(config);
@@ -212,8 +240,8 @@ Group make_group(const std::shared_ptr<Job>& job, std::string name, std::vector<
   return made;
 }
 
-Group make_default_group(const std::shared_ptr<Job>& job, const std::string& name, BackendConfig config, Duration timeout,
-                         const Meeting& meeting) {
+Group make_default_group(const std::shared_ptr<Job>& job, const std::string& name,
+                         BackendConfig config, Duration timeout, const Meeting& meeting) {
   std::vector<int> ranks(static_cast<std::size_t>(job->world_size));
   std::iota(ranks.begin(), ranks.end(), 0);
   try {
@@ -224,31 +252,40 @@ Group make_default_group(const std::shared_ptr<Job>& job, const std::string& nam
   }
 }
 
-collective::Offer offer_group(const Job& job, const std::vector<int>& ranks, const BackendConfig& config) {
+collective::Offer offer_group(const Job& job, const std::vector<int>& ranks,
+                              const BackendConfig& config) {
   const auto* backend = offered(config);
   if (backend == nullptr || ranks.front() != job.rank) return {};
-  return collective::Communicator::offer(*job.fabric, in_fabric(job, ranks), communicator_options(job, *backend, {}, {}));
+  return collective::Communicator::offer(*job.fabric, in_fabric(job, ranks),
+                                         communicator_options(job, *backend, {}, {}));
 }
 
-std::string name_of(const Job& job, const std::vector<int>& ranks) { return list(ranks) + (job.era.empty() ? "" : " of default shrunk"); }
+std::string name_of(const Job& job, const std::vector<int>& ranks) {
+  return list(ranks) + (job.era.empty() ? "" : " of default shrunk");
+}
 
-Group split_group(const std::shared_ptr<Job>& job, const ProcessGroup& parent, const std::vector<std::vector<int>>& parts, int own,
-                  std::string name, BackendConfig config, Duration timeout, const Meeting& meeting) {
+Group split_group(const std::shared_ptr<Job>& job, const ProcessGroup& parent,
+                  const std::vector<std::vector<int>>& parts, int own, std::string name,
+                  BackendConfig config, Duration timeout, const Meeting& meeting) {
   const auto begin = steady_clock().now();
   ProcessGroupParts made;
   if (own >= 0) {
     const auto& positions = parts[static_cast<std::size_t>(own)];
     for (const int position : positions) made.ranks.push_back(parent.global_rank_of(position));
-    made.rank = static_cast<int>(std::find(positions.begin(), positions.end(), parent.rank()) - positions.begin());
+    made.rank = static_cast<int>(std::find(positions.begin(), positions.end(), parent.rank()) -
+                                 positions.begin());
   }
   made.config = std::move(config);
   join_job(made, *job, std::move(name), timeout);
   make_backends(made, [&](const Backend& backend) -> std::shared_ptr<ProcessGroupBackend> {
     const auto* native = native_of(parent, backend);
-    if (native == nullptr) return own < 0 ? nullptr : make_backend(*job, backend, made.name, made.ranks, timeout, meeting);
+    if (native == nullptr)
+      return own < 0 ? nullptr
+                     : make_backend(*job, backend, made.name, made.ranks, timeout, meeting);
     auto options = communicator_options(*job, backend, made.name, timeout);
     if (meeting.deadline) options.timeout = time_left(job->fabric->clock(), *meeting.deadline);
-    auto communicator = take(collective::Communicator::split(native->communicator(), parts, std::move(options)));
+    auto communicator =
+        take(collective::Communicator::split(native->communicator(), parts, std::move(options)));
     if (communicator == nullptr) return nullptr;
     return std::make_shared<NativeBackend>(backend, std::move(communicator), made.ranks);
   });
@@ -258,8 +295,9 @@ Group split_group(const std::shared_ptr<Job>& job, const ProcessGroup& parent, c
   return group;
 }
 
-ShrunkGroup shrink_group(const std::shared_ptr<Job>& job, const ProcessGroup& old, const std::vector<int>& exclude, bool of_world,
-                         Duration timeout, std::shared_ptr<ProcessGroupOptions> pg_options) {
+ShrunkGroup shrink_group(const std::shared_ptr<Job>& job, const ProcessGroup& old,
+                         const std::vector<int>& exclude, bool of_world, Duration timeout,
+                         std::shared_ptr<ProcessGroupOptions> pg_options) {
   const auto begin = steady_clock().now();
   const auto deadline = deadline_after(job->fabric->clock(), timeout);
   const auto& before = old.parts();
@@ -271,8 +309,10 @@ ShrunkGroup shrink_group(const std::shared_ptr<Job>& job, const ProcessGroup& ol
     lineage.members = in_fabric(*job, old.ranks());
   }
   std::vector<int> left_out;
-  for (const int position : exclude) left_out.push_back(in_fabric(*job, {old.global_rank_of(position)}).front());
-  // The same on all survivors, however often each of them has shrunk the group by now: they meet by it.
+  for (const int position : exclude)
+    left_out.push_back(in_fabric(*job, {old.global_rank_of(position)}).front());
+  // The same on all survivors, however often each of them has shrunk the group by now: they meet by
+  // it.
   const auto name = before.lineage ? old.name() : old.name() + " shrunk";
   const auto& first = before.config.entries().front().second;
   auto options = communicator_options(*job, first, name, timeout);
@@ -285,19 +325,23 @@ ShrunkGroup shrink_group(const std::shared_ptr<Job>& job, const ProcessGroup& ol
     now->fabric_ranks.assign(members.begin(), members.end());
     now->world_size = static_cast<int>(members.size());
     now->rank = shrunk.communicator->rank();
-    now->era = ", after attempt " + std::to_string(shrunk.lineage.attempts) + " to shrink the default group";
+    now->era = ", after attempt " + std::to_string(shrunk.lineage.attempts) +
+               " to shrink the default group";
   }
   ProcessGroupParts parts;
   for (const int member : members)
     parts.ranks.push_back(
-        static_cast<int>(std::find(now->fabric_ranks.begin(), now->fabric_ranks.end(), member) - now->fabric_ranks.begin()));
+        static_cast<int>(std::find(now->fabric_ranks.begin(), now->fabric_ranks.end(), member) -
+                         now->fabric_ranks.begin()));
   parts.rank = shrunk.communicator->rank();
   parts.config = before.config;
   join_job(parts, *now, name, timeout);
   parts.lineage = std::make_shared<const collective::Lineage>(shrunk.lineage);
-  const Meeting meeting{"attempt " + std::to_string(shrunk.lineage.attempts), {}, std::move(pg_options), deadline};
+  const Meeting meeting{
+      "attempt " + std::to_string(shrunk.lineage.attempts), {}, std::move(pg_options), deadline};
   make_backends(parts, [&](const Backend& backend) -> std::shared_ptr<ProcessGroupBackend> {
-    if (backend == first && is_native(backend)) return std::make_shared<NativeBackend>(backend, shrunk.communicator, parts.ranks);
+    if (backend == first && is_native(backend))
+      return std::make_shared<NativeBackend>(backend, shrunk.communicator, parts.ranks);
     return make_backend(*now, backend, name, parts.ranks, timeout, meeting);
   });
   auto group = std::make_shared<ProcessGroup>(std::move(parts));
@@ -306,7 +350,8 @@ ShrunkGroup shrink_group(const std::shared_ptr<Job>& job, const ProcessGroup& ol
 }
 
 int host_of(const Job& job, int rank) {
-  return job.fabric->hosts()[static_cast<std::size_t>(job.fabric_ranks[static_cast<std::size_t>(rank)])];
+  return job.fabric
+      ->hosts()[static_cast<std::size_t>(job.fabric_ranks[static_cast<std::size_t>(rank)])];
 }
 
 }  // namespace muster::group

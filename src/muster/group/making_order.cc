@@ -31,7 +31,9 @@ std::string listed(const std::vector<int>& ranks) {
 std::string encode(const std::vector<WaitingMaking>& makings) {
   ByteWriter out;
   for (const auto& making : makings) {
-    out.put_text(making.name).put_text(making.call).put(static_cast<std::uint8_t>(making.in_default_group ? 1 : 0));
+    out.put_text(making.name)
+        .put_text(making.call)
+        .put(static_cast<std::uint8_t>(making.in_default_group ? 1 : 0));
     out.put(static_cast<std::uint32_t>(making.members.size()));
     for (const int member : making.members) out.put(static_cast<std::int32_t>(member));
   }
@@ -49,7 +51,8 @@ std::vector<WaitingMaking> decode(int rank, const std::string& bytes) {
     making.in_default_group = in.get<std::uint8_t>() != 0;
     const auto members = in.get<std::uint32_t>();
     if (!in.ok() || members > kMaxMembers) break;
-    for (std::uint32_t i = 0; i < members && in.ok(); ++i) making.members.push_back(in.get<std::int32_t>());
+    for (std::uint32_t i = 0; i < members && in.ok(); ++i)
+      making.members.push_back(in.get<std::int32_t>());
     if (in.ok()) makings.push_back(std::move(making));
   }
   return makings;
@@ -69,7 +72,8 @@ std::vector<WaitingMaking> stuck_makings(const std::vector<WaitingMaking>& waiti
     return std::any_of(making.members.begin(), making.members.end(), [&](int member) {
       const auto at = of_rank.find(member);
       if (at == of_rank.end() || at->second.count(making.name) > 0) return false;
-      return std::all_of(at->second.begin(), at->second.end(), [&](const std::string& name) { return candidates.count(name) > 0; });
+      return std::all_of(at->second.begin(), at->second.end(),
+                         [&](const std::string& name) { return candidates.count(name) > 0; });
     });
   };
   for (bool changed = true; changed;) {
@@ -89,11 +93,12 @@ std::vector<WaitingMaking> stuck_makings(const std::vector<WaitingMaking>& waiti
 std::string describe_stuck(const std::vector<WaitingMaking>& stuck) {
   std::map<std::string, std::vector<int>> calls;
   for (const auto& making : stuck) calls[making.call].push_back(making.rank);
-  std::string text = "the members of overlapping groups make them in different orders and wait for each other: ";
+  std::string text =
+      "the members of overlapping groups make them in different orders and wait for each other: ";
   bool first = true;
   for (const auto& [call, ranks] : calls) {
-    text += (first ? "" : ", ") + std::string(ranks.size() == 1 ? "rank " : "ranks ") + listed(ranks) +
-            (ranks.size() == 1 ? " waits in " : " wait in ") + call;
+    text += (first ? "" : ", ") + std::string(ranks.size() == 1 ? "rank " : "ranks ") +
+            listed(ranks) + (ranks.size() == 1 ? " waits in " : " wait in ") + call;
     first = false;
   }
   return text + "; make the groups in one order on all ranks";
@@ -103,8 +108,12 @@ MakingOrder::Making MakingOrder::begin(std::shared_ptr<store::Store> store, Wait
   return Making(*this, std::move(store), std::move(mine));
 }
 
-MakingOrder::Making::Making(MakingOrder& order, std::shared_ptr<store::Store> store, WaitingMaking mine)
-    : order_(order), store_(std::move(store)), mine_(std::move(mine)), next_look_(steady_clock().now() + kShowAfter) {}
+MakingOrder::Making::Making(MakingOrder& order, std::shared_ptr<store::Store> store,
+                            WaitingMaking mine)
+    : order_(order),
+      store_(std::move(store)),
+      mine_(std::move(mine)),
+      next_look_(steady_clock().now() + kShowAfter) {}
 
 MakingOrder::Making::~Making() {
   if (!shown_) return;
@@ -120,7 +129,8 @@ Status MakingOrder::Making::show() {
   return store_->set(key_of(mine_.rank), encode(order_.mine_));
 }
 
-/// What these ranks, and all that they may have to wait for, wait in. A store that does not answer shows nothing.
+/// What these ranks, and all that they may have to wait for, wait in. A store that does not answer
+/// shows nothing.
 std::vector<WaitingMaking> MakingOrder::Making::waiting_of(std::vector<int> to_ask) {
   std::vector<WaitingMaking> all;
   std::set<int> asked;
@@ -138,7 +148,9 @@ std::vector<WaitingMaking> MakingOrder::Making::waiting_of(std::vector<int> to_a
       all.push_back(std::move(making));
     }
   }
-  std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return std::tie(a.rank, a.name) < std::tie(b.rank, b.name); });
+  std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) {
+    return std::tie(a.rank, a.name) < std::tie(b.rank, b.name);
+  });
   return all;
 }
 
@@ -168,7 +180,8 @@ Status MakingOrder::Making::look_around() {
   }
   if (Status told = verdict(); !told.ok()) return told;
   auto stuck = stuck_makings(waiting_of(mine_.members));
-  const bool hit = std::any_of(stuck.begin(), stuck.end(), [this](const auto& making) { return making.name == mine_.name; });
+  const bool hit = std::any_of(stuck.begin(), stuck.end(),
+                               [this](const auto& making) { return making.name == mine_.name; });
   const TimePoint now = steady_clock().now();
   if (!hit || stuck != stuck_) {
     stuck_ = hit ? std::move(stuck) : std::vector<WaitingMaking>();
@@ -176,7 +189,8 @@ Status MakingOrder::Making::look_around() {
     return {};
   }
   if (now - stuck_since_ < kSettled) return {};
-  // Others wait behind them, whom nobody here waits for: they must be told too, before these give up.
+  // Others wait behind them, whom nobody here waits for: they must be told too, before these give
+  // up.
   std::vector<int> all(static_cast<std::size_t>(order_.world_size_));
   std::iota(all.begin(), all.end(), 0);
   stuck = stuck_makings(waiting_of(std::move(all)));

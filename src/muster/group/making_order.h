@@ -1,8 +1,11 @@
-/// Finds makings of groups that wait for each other for ever: members that make overlapping groups in different orders.
+/// Finds makings of groups that wait for each other for ever: members that make overlapping groups
+/// in different orders.
 ///
-/// While a rank waits in a making of which only the members know (`use_local_synchronization`), it shows in the store what it waits in. A
-/// making is stuck when one of its members is not in it and all that this member is in are stuck themselves. Another thread of that member
-/// might still come; so makings count as stuck only when nothing of the picture has changed for a while. Who finds that tells all members.
+/// While a rank waits in a making of which only the members know (`use_local_synchronization`), it
+/// shows in the store what it waits in. A making is stuck when one of its members is not in it and
+/// all that this member is in are stuck themselves. Another thread of that member might still come;
+/// so makings count as stuck only when nothing of the picture has changed for a while. Who finds
+/// that tells all members.
 #pragma once
 
 #include <cstdint>
@@ -57,9 +60,11 @@ class MakingOrder::Making {
   Making(const Making&) = delete;
   Making& operator=(const Making&) = delete;
 
-  /// Called often while the making waits; a failure (Code::mismatch, naming the calls) where it is stuck.
+  /// Called often while the making waits; a failure (Code::mismatch, naming the calls) where it is
+  /// stuck.
   Status look();
-  /// Whether others have found it stuck by now: its failure is then the reason for whatever else went wrong with it.
+  /// Whether others have found it stuck by now: its failure is then the reason for whatever else
+  /// went wrong with it.
   Status verdict();
   /// Whether, where it is stuck, others wait in the default group: that one cannot go on then.
   bool stops_default_group() const { return stops_default_group_; }

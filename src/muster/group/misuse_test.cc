@@ -1,4 +1,5 @@
-// Wrong calls, and what the user reads. `tools/errors_gallery` writes the same messages to docs/errors.md.
+// Wrong calls, and what the user reads. `tools/errors_gallery` writes the same messages to
+// docs/errors.md.
 #include <atomic>
 #include <cstdlib>
 #include <filesystem>
@@ -17,7 +18,8 @@ namespace {
 using testing::on_ranks;
 using testing::thrown_by;
 
-/// A wrong call on rank 1 of three, and the proper call that the others make meanwhile (none for messages: nobody waits for those).
+/// A wrong call on rank 1 of three, and the proper call that the others make meanwhile (none for
+/// messages: nobody waits for those).
 struct Misuse {
   std::string done;  ///< for the gallery
   std::string part;  ///< of the message
@@ -25,8 +27,12 @@ struct Misuse {
   std::function<void(int rank)> right;
 };
 
-at::Tensor zeros(std::vector<std::int64_t> sizes, at::ScalarType dtype = at::kFloat) { return torch::zeros(sizes, dtype); }
-TensorList three(std::int64_t elements) { return {zeros({elements}), zeros({elements}), zeros({elements})}; }
+at::Tensor zeros(std::vector<std::int64_t> sizes, at::ScalarType dtype = at::kFloat) {
+  return torch::zeros(sizes, dtype);
+}
+TensorList three(std::int64_t elements) {
+  return {zeros({elements}), zeros({elements}), zeros({elements})};
+}
 TensorList at_root(int rank, int root = 0) { return rank == root ? three(2) : TensorList{}; }
 
 std::vector<Misuse> misuses() {
@@ -44,25 +50,36 @@ std::vector<Misuse> misuses() {
   const auto quantized = torch::quantize_per_tensor(torch::ones({2}), 0.1, 0, at::kQInt8);
   std::vector<Misuse> all{
       {"all_reduce of an undefined tensor", "undefined", [] { all_reduce({}); }, reduce_all},
-      {"broadcast of a sparse tensor", "only dense", [=] { broadcast(sparse, {.src = 0}); }, from_zero},
+      {"broadcast of a sparse tensor", "only dense", [=] { broadcast(sparse, {.src = 0}); },
+       from_zero},
       {"all_reduce of a quantized tensor", "quantized", [=] { all_reduce(quantized); }, reduce_all},
-      {"all_reduce of a sparse tensor with MAX", "SUM only", [=] { all_reduce(sparse, {.op = ReduceOp::MAX}); }, reduce_all},
-      {"all_reduce of an expanded view", "expanded view", [] { all_reduce(zeros({1}).expand({4})); }, reduce_all},
-      {"all_reduce of floats with BAND", "BAND is not defined on float32", [] { all_reduce(zeros({2}), {.op = ReduceOp::BAND}); },
-       reduce_all},
+      {"all_reduce of a sparse tensor with MAX", "SUM only",
+       [=] { all_reduce(sparse, {.op = ReduceOp::MAX}); }, reduce_all},
+      {"all_reduce of an expanded view", "expanded view",
+       [] { all_reduce(zeros({1}).expand({4})); }, reduce_all},
+      {"all_reduce of floats with BAND", "BAND is not defined on float32",
+       [] { all_reduce(zeros({2}), {.op = ReduceOp::BAND}); }, reduce_all},
       {"all_reduce of complex numbers with MIN", "MIN is not defined on complex64",
        [] { all_reduce(zeros({2}, at::kComplexFloat), {.op = ReduceOp::MIN}); }, reduce_all},
-      {"all_reduce of uint16", "can be moved but not reduced", [] { all_reduce(zeros({2}, at::kUInt16)); }, reduce_all},
+      {"all_reduce of uint16", "can be moved but not reduced",
+       [] { all_reduce(zeros({2}, at::kUInt16)); }, reduce_all},
       {"all_reduce of a tensor on a device that the group has no backend for", "no tensors on meta",
        [] { all_reduce(torch::zeros({2}, at::kMeta)); }, reduce_all},
       {"broadcast without src", "needs src", [] { broadcast(zeros({2}), {}); }, from_zero},
-      {"broadcast with src outside the group", "rank 7", [] { broadcast(zeros({2}), {.src = 7}); }, from_zero},
-      {"broadcast with src and group_src", "exclude each other", [] { broadcast(zeros({2}), {.src = 0, .group_src = 0}); }, from_zero},
-      {"reduce without dst", "needs dst", [] { reduce(zeros({2}), {}); }, [](int) { reduce(zeros({2}), {.dst = 0}); }},
-      {"all_gather into too short a list", "3 output tensors, one per member", [] { all_gather({zeros({2})}, zeros({2})); }, gather_all},
-      {"all_gather of a tensor that does not fit its place", "as many elements", [] { all_gather(three(2), zeros({3})); }, gather_all},
-      {"all_gather with two dtypes", "one dtype", [] { all_gather(three(2), zeros({2}, at::kInt)); }, gather_all},
-      {"all_gather with tensors on two devices", "one device", [] { all_gather(three(2), torch::zeros({2}, at::kMeta)); }, gather_all},
+      {"broadcast with src outside the group", "rank 7", [] { broadcast(zeros({2}), {.src = 7}); },
+       from_zero},
+      {"broadcast with src and group_src", "exclude each other",
+       [] { broadcast(zeros({2}), {.src = 0, .group_src = 0}); }, from_zero},
+      {"reduce without dst", "needs dst", [] { reduce(zeros({2}), {}); },
+       [](int) { reduce(zeros({2}), {.dst = 0}); }},
+      {"all_gather into too short a list", "3 output tensors, one per member",
+       [] { all_gather({zeros({2})}, zeros({2})); }, gather_all},
+      {"all_gather of a tensor that does not fit its place", "as many elements",
+       [] { all_gather(three(2), zeros({3})); }, gather_all},
+      {"all_gather with two dtypes", "one dtype",
+       [] { all_gather(three(2), zeros({2}, at::kInt)); }, gather_all},
+      {"all_gather with tensors on two devices", "one device",
+       [] { all_gather(three(2), torch::zeros({2}, at::kMeta)); }, gather_all},
       {"all_gather with one tensor three times in the list", "memory of its own",
        [] {
          const auto same = zeros({2});
@@ -71,18 +88,24 @@ std::vector<Misuse> misuses() {
        gather_all},
       {"all_gather_into_tensor into a tensor of the wrong shape", "neither concatenated",
        [] { all_gather_into_tensor(zeros({5}), zeros({2})); }, gather_flat},
-      {"gather without a list on dst", "3 output tensors", [] { gather(zeros({2}), {.dst = 1}); }, gather_one},
-      {"gather with a list elsewhere", "the root, takes the list", [] { gather(zeros({2}), {.gather_list = three(2)}); }, gather_zero},
-      {"gather into tensors of another size", "as many elements", [] { gather(zeros({2}), {.gather_list = three(3), .dst = 1}); },
+      {"gather without a list on dst", "3 output tensors", [] { gather(zeros({2}), {.dst = 1}); },
        gather_one},
-      {"scatter without a list on src", "3 input tensors", [] { scatter(zeros({2}), {.src = 1}); }, scatter_one},
-      {"scatter with a list elsewhere", "the root, takes the list", [] { scatter(zeros({2}), {.scatter_list = three(2)}); }, scatter_zero},
-      {"scatter of tensors of another size", "as many elements", [] { scatter(zeros({2}), {.scatter_list = three(3), .src = 1}); },
+      {"gather with a list elsewhere", "the root, takes the list",
+       [] { gather(zeros({2}), {.gather_list = three(2)}); }, gather_zero},
+      {"gather into tensors of another size", "as many elements",
+       [] { gather(zeros({2}), {.gather_list = three(3), .dst = 1}); }, gather_one},
+      {"scatter without a list on src", "3 input tensors", [] { scatter(zeros({2}), {.src = 1}); },
        scatter_one},
-      {"reduce_scatter of too short a list", "3 input tensors", [] { reduce_scatter(zeros({2}), {zeros({2})}); }, scatter_sum},
+      {"scatter with a list elsewhere", "the root, takes the list",
+       [] { scatter(zeros({2}), {.scatter_list = three(2)}); }, scatter_zero},
+      {"scatter of tensors of another size", "as many elements",
+       [] { scatter(zeros({2}), {.scatter_list = three(3), .src = 1}); }, scatter_one},
+      {"reduce_scatter of too short a list", "3 input tensors",
+       [] { reduce_scatter(zeros({2}), {zeros({2})}); }, scatter_sum},
       {"reduce_scatter_tensor of a tensor of the wrong shape", "neither concatenated",
        [] { reduce_scatter_tensor(zeros({2}), zeros({7})); }, scatter_sum},
-      {"all_to_all_single of rows that cannot be shared equally", "4 rows", [] { all_to_all_single(zeros({4}), zeros({4})); }, exchange},
+      {"all_to_all_single of rows that cannot be shared equally", "4 rows",
+       [] { all_to_all_single(zeros({4}), zeros({4})); }, exchange},
       {"all_to_all_single with too few splits", "2 entries",
        [] {
          all_to_all_single(zeros({3}), zeros({3}), {.input_split_sizes = {1, 2}});
@@ -93,9 +116,12 @@ std::vector<Misuse> misuses() {
          all_to_all_single(zeros({3}), zeros({3}), {.output_split_sizes = {1, 1, 2}});
        },
        exchange},
-      {"all_to_all_single of a scalar", "no dimension 0", [] { all_to_all_single(zeros({3}), torch::tensor(1.0f)); }, exchange},
-      {"all_to_all with too short a list", "3 input tensors", [] { all_to_all(three(1), {zeros({1})}); }, exchange},
-      {"all_reduce_coalesced of nothing", "at least one", [] { all_reduce_coalesced({}); }, reduce_all},
+      {"all_to_all_single of a scalar", "no dimension 0",
+       [] { all_to_all_single(zeros({3}), torch::tensor(1.0f)); }, exchange},
+      {"all_to_all with too short a list", "3 input tensors",
+       [] { all_to_all(three(1), {zeros({1})}); }, exchange},
+      {"all_reduce_coalesced of nothing", "at least one", [] { all_reduce_coalesced({}); },
+       reduce_all},
       {"all_gather_coalesced into lists of another length", "same tensors",
        [] {
          all_gather_coalesced({three(1), three(1), three(1)}, {zeros({1})});
@@ -148,8 +174,10 @@ std::vector<Misuse> misuses() {
   message("send with a negative tag", "tag -3", [] { send(zeros({2}), {.dst = 0, .tag = -3}); });
   message("send of an undefined tensor", "undefined", [] { send({}, {.dst = 0}); });
   message("send of a sparse tensor", "only dense", [=] { send(sparse, {.dst = 0}); });
-  message("recv into an expanded view", "expanded view", [] { recv(zeros({1}).expand({3}), {.src = 0}); });
-  message("send_object_list without dst", "needs dst", [] { send_object_list(std::vector<int>{1}, {}); });
+  message("recv into an expanded view", "expanded view",
+          [] { recv(zeros({1}).expand({3}), {.src = 0}); });
+  message("send_object_list without dst", "needs dst",
+          [] { send_object_list(std::vector<int>{1}, {}); });
   message("recv_object_list from a rank that there is not", "rank 9", [] {
     std::vector<int> list(1);
     recv_object_list(list, {.src = 9});
@@ -170,7 +198,8 @@ Seen play(const Misuse& misuse, const char* backend) {
       [&](int rank) {
         if (rank == 1) {
           seen.wrong = thrown_by(misuse.wrong);
-          if (misuse.right && seen.wrong.find("object") == std::string::npos) seen.next = thrown_by([] { barrier(); });
+          if (misuse.right && seen.wrong.find("object") == std::string::npos)
+            seen.next = thrown_by([] { barrier(); });
         } else if (misuse.right) {
           seen.others[rank / 2] = thrown_by([&] {
             misuse.right(rank);
@@ -182,7 +211,8 @@ Seen play(const Misuse& misuse, const char* backend) {
   return seen;
 }
 
-// spec: F18 a call that one rank could not make ends in an error on every rank, and nobody hangs; H7 DistError
+// spec: F18 a call that one rank could not make ends in an error on every rank, and nobody hangs;
+// H7 DistError
 TEST(Misuse, OfOneRankIsAnErrorOnEveryRank) {
   for (const char* backend : {"native", "tcp"}) {
     for (const auto& misuse : misuses()) {
@@ -192,10 +222,12 @@ TEST(Misuse, OfOneRankIsAnErrorOnEveryRank) {
       EXPECT_HAS(seen.wrong, "on rank 1");
       if (!misuse.right) continue;
       for (const auto& text : seen.others) EXPECT_HAS(text, "rank 1");
-      // The news are of the call, not of a timeout; the object collectives tell why, and their group goes on.
+      // The news are of the call, not of a timeout; the object collectives tell why, and their
+      // group goes on.
       const bool objects = seen.wrong.find("object") != std::string::npos;
       if (objects) continue;
-      for (const auto& text : seen.others) EXPECT_HAS(text, "with arguments that were refused there");
+      for (const auto& text : seen.others)
+        EXPECT_HAS(text, "with arguments that were refused there");
       EXPECT_HAS(seen.next, "refused there");
     }
   }
@@ -209,7 +241,8 @@ TEST(Misuse, OfAllRanksLeavesTheGroupUsable) {
         [](int rank) {
           for (const auto& misuse : misuses()) {
             if (!misuse.right || misuse.done.find("object") != std::string::npos) continue;
-            const auto text = thrown_by(rank == 1 ? misuse.wrong : std::function<void()>([] { all_reduce({}); }));
+            const auto text =
+                thrown_by(rank == 1 ? misuse.wrong : std::function<void()>([] { all_reduce({}); }));
             EXPECT_HAS(text, rank == 1 ? misuse.part : std::string("undefined"));
           }
           auto tensor = torch::ones({2});
@@ -234,7 +267,9 @@ TEST(Misuse, SlicesThatOverlapAreRefused) {
   };
   const std::vector<Case> cases{
       {"all_gather into overlapping tensors",
-       [&](int, int ranks, const at::Tensor& whole) { all_gather(parts(whole, ranks, 1), zeros({2})); }},
+       [&](int, int ranks, const at::Tensor& whole) {
+         all_gather(parts(whole, ranks, 1), zeros({2}));
+       }},
       {"all_gather of what another's is gathered into",
        [&](int rank, int ranks, const at::Tensor& whole) {
          const auto to = parts(whole, ranks, 2);
@@ -242,11 +277,14 @@ TEST(Misuse, SlicesThatOverlapAreRefused) {
        }},
       {"gather into overlapping tensors",
        [&](int rank, int ranks, const at::Tensor& whole) {
-         gather(zeros({2}), {.gather_list = rank == kRoot ? parts(whole, ranks, 1) : TensorList{}, .dst = kRoot});
+         gather(zeros({2}), {.gather_list = rank == kRoot ? parts(whole, ranks, 1) : TensorList{},
+                             .dst = kRoot});
        }},
       {"scatter into what another is given",
        [&](int rank, int ranks, const at::Tensor& whole) {
-         scatter(whole.slice(0, 0, 2), {.scatter_list = rank == kRoot ? parts(whole, ranks, 2) : TensorList{}, .src = kRoot});
+         scatter(
+             whole.slice(0, 0, 2),
+             {.scatter_list = rank == kRoot ? parts(whole, ranks, 2) : TensorList{}, .src = kRoot});
        }},
       {"reduce_scatter into what another is given",
        [&](int rank, int ranks, const at::Tensor& whole) {
@@ -264,7 +302,8 @@ TEST(Misuse, SlicesThatOverlapAreRefused) {
       SCOPED_TRACE(wrong.what + std::string(" on ") + std::to_string(ranks));
       on_ranks(ranks, [&](int rank) {
         const auto text = thrown_by([&] { wrong.call(rank, ranks, zeros({2 * ranks})); });
-        thrown_by([] { barrier(); });  // who has not heard yet that a root was refused hears it here
+        thrown_by(
+            [] { barrier(); });  // who has not heard yet that a root was refused hears it here
         if (rank == kRoot) EXPECT_HAS(text, "give every slice memory of its own");
       });
     }
@@ -279,7 +318,8 @@ TEST(Misuse, OthersDoNotWaitForTheNextCallOfTheRefusedRank) {
         3,
         [&](int rank) {
           if (rank == 0) {
-            EXPECT_HAS(thrown_by([] { broadcast(zeros({2}), {.src = 0, .group_src = 0}); }), "exclude each other");
+            EXPECT_HAS(thrown_by([] { broadcast(zeros({2}), {.src = 0, .group_src = 0}); }),
+                       "exclude each other");
             told.wait();
             const auto text = thrown_by([] { barrier(); });
             EXPECT_HAS(text, "refused there");
@@ -320,14 +360,16 @@ std::vector<std::pair<std::string, std::string>> disagreements() {
   testing::RankLatch over(1);
   two("rank 1 does not call all_reduce within the timeout", [&](int rank) {
     if (rank == 1) return over.wait(), thrown_by([] { barrier(); });  // learns it too
-    const auto text = thrown_by([] { all_reduce(zeros({4}), {.timeout = std::chrono::milliseconds(200)}); });
+    const auto text =
+        thrown_by([] { all_reduce(zeros({4}), {.timeout = std::chrono::milliseconds(200)}); });
     over.count_down();
     return text;
   });
   testing::RankLatch waited(1);
   two("nobody sends what recv waits for", [&](int rank) {
     if (rank == 1) return waited.wait(), std::string();
-    const auto text = thrown_by([] { recv(zeros({4}), {.src = 1, .timeout = std::chrono::milliseconds(200)}); });
+    const auto text =
+        thrown_by([] { recv(zeros({4}), {.src = 1, .timeout = std::chrono::milliseconds(200)}); });
     waited.count_down();
     return text;
   });
@@ -347,14 +389,17 @@ std::vector<std::pair<std::string, std::string>> disagreements() {
   testing::RankLatch missed(1);
   two("rank 1 does not come to monitored_barrier", [&](int rank) {
     if (rank == 1) return missed.wait(), thrown_by([] { monitored_barrier(); });  // learns it too
-    const auto text = thrown_by([] { monitored_barrier({.timeout = std::chrono::milliseconds(200)}); });
+    const auto text =
+        thrown_by([] { monitored_barrier({.timeout = std::chrono::milliseconds(200)}); });
     missed.count_down();
     return text;
   });
-  two("the ranks make different groups", [](int rank) { return thrown_by([&] { new_group({.ranks = std::vector<int>{rank}}); }); });
+  two("the ranks make different groups",
+      [](int rank) { return thrown_by([&] { new_group({.ranks = std::vector<int>{rank}}); }); });
   two("the ranks divide a group differently", [](int rank) {
     return thrown_by([&] {
-      split_group(nullptr, rank == 0 ? std::vector<std::vector<int>>{{0, 1}} : std::vector<std::vector<int>>{{0}, {1}});
+      split_group(nullptr, rank == 0 ? std::vector<std::vector<int>>{{0, 1}}
+                                     : std::vector<std::vector<int>>{{0}, {1}});
     });
   });
   two("a call on a group that was destroyed", [](int) {
@@ -367,45 +412,61 @@ std::vector<std::pair<std::string, std::string>> disagreements() {
     destroy_process_group(group);
     return thrown_by([&] { destroy_process_group(group); });
   });
-  two("init_process_group is called twice",
-      [](int) { return thrown_by([] { init_process_group({.world_size = 1, .rank = 0, .store = std::make_shared<HashStore>()}); }); });
-  two("shrink_group with this rank among those to be left out", [](int rank) { return thrown_by([&] { shrink_group({rank}); }); });
+  two("init_process_group is called twice", [](int) {
+    return thrown_by([] {
+      init_process_group({.world_size = 1, .rank = 0, .store = std::make_shared<HashStore>()});
+    });
+  });
+  two("shrink_group with this rank among those to be left out",
+      [](int rank) { return thrown_by([&] { shrink_group({rank}); }); });
   rows.emplace_back("a call before init_process_group", thrown_by([] { barrier(); }));
   return rows;
 }
 
 std::string steady(const std::string& text) {
   // Times differ from run to run, and a row of a table is one line.
-  return std::regex_replace(std::regex_replace(text, std::regex("\n ?"), "<br>"), std::regex(R"(\b\d+(\.\d+)? ?(ns|us|ms|s|min)\b)"),
-                            "<time>");
+  return std::regex_replace(std::regex_replace(text, std::regex("\n ?"), "<br>"),
+                            std::regex(R"(\b\d+(\.\d+)? ?(ns|us|ms|s|min)\b)"), "<time>");
 }
 
 std::string page() {
-  const testing::FailureGallery failures;  // first: they fork, which a process with other threads should not
+  const testing::FailureGallery
+      failures;  // first: they fork, which a process with other threads should not
   std::ostringstream out;
   out << "# What the errors say\n\n"
-         "Written by `tools/errors_gallery`, from jobs that were run; do not edit. What differs from run to run stands as `<time>`,\n"
+         "Written by `tools/errors_gallery`, from jobs that were run; do not edit. What differs "
+         "from run to run stands as `<time>`,\n"
          "`<port>`, `<number>` (of a process), `<host>` and `<folder>`.\n\n"
-         "## Wrong arguments\n\nOf three ranks, rank 1 makes the wrong call and reads this. The other ranks, which made a proper call, "
+         "## Wrong arguments\n\nOf three ranks, rank 1 makes the wrong call and reads this. The "
+         "other ranks, which made a proper call, "
          "read that rank 1's "
          "was "
-         "refused there,\nand the group has failed; where all ranks make a wrong call it goes on.\n\n"
+         "refused there,\nand the group has failed; where all ranks make a wrong call it goes "
+         "on.\n\n"
          "| what was done | what the user reads |\n| --- | --- |\n";
-  for (const auto& misuse : misuses()) out << "| " << misuse.done << " | " << steady(play(misuse, "native").wrong) << " |\n";
-  out << "\n## Disagreements, deadlines, messages\n\nAs rank 0 of two reads them.\n\n| what was done | what the user reads |\n| --- | --- "
+  for (const auto& misuse : misuses())
+    out << "| " << misuse.done << " | " << steady(play(misuse, "native").wrong) << " |\n";
+  out << "\n## Disagreements, deadlines, messages\n\nAs rank 0 of two reads them.\n\n| what was "
+         "done | what the user reads |\n| --- | --- "
          "|\n";
-  for (const auto& [done, text] : disagreements()) out << "| " << done << " | " << steady(text) << " |\n";
-  out << "\n## Failures\n\nOf processes, stores and addresses, with ranks as processes: as those read them that are left, or that come to "
+  for (const auto& [done, text] : disagreements())
+    out << "| " << done << " | " << steady(text) << " |\n";
+  out << "\n## Failures\n\nOf processes, stores and addresses, with ranks as processes: as those "
+         "read them that are left, or that come to "
          "them.\n\n| what happened | what the user reads |\n| --- | --- |\n";
-  for (const auto& [happened, text] : failures.rows()) out << "| " << happened << " | " << steady(text) << " |\n";
+  for (const auto& [happened, text] : failures.rows())
+    out << "| " << happened << " | " << steady(text) << " |\n";
   return out.str();
 }
 
 /// docs/errors.md of the source tree: MUSTER_SOURCE_DIR, or above this program.
 std::filesystem::path page_path() {
-  if (const char* root = std::getenv("MUSTER_SOURCE_DIR")) return std::filesystem::path(root) / "docs/errors.md";
+  if (const char* root = std::getenv("MUSTER_SOURCE_DIR"))
+    return std::filesystem::path(root) / "docs/errors.md";
   auto folder = std::filesystem::read_symlink("/proc/self/exe").parent_path();
-  while (folder != folder.parent_path() && !std::filesystem::exists(folder / "src/muster/distributed.h")) folder = folder.parent_path();
+  while (folder != folder.parent_path() &&
+         !std::filesystem::exists(folder / "src/muster/distributed.h"))
+    folder = folder.parent_path();
   return folder / "docs/errors.md";
 }
 

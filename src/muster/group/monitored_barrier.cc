@@ -1,11 +1,12 @@
 // The barrier that names who is missing: `debug.h`.
 //
-// Messages, all of one size and each kind under a tag of its own, with the number of the barrier in them, so that those of a barrier that
-// failed are told from the next one's:
+// Messages, all of one size and each kind under a tag of its own, with the number of the barrier in
+// them, so that those of a barrier that failed are told from the next one's:
 //   token    every other member -> rank 0: it has come
 //   hello    rank 0 -> every other member: it has come
 //   verdict  rank 0 -> every other member: all have come, or the text that rank 0 throws
-// Who waits for rank 0 waits for the hello up to the timeout; from then on rank 0 needs at most its own timeout for the verdict.
+// Who waits for rank 0 waits for the hello up to the timeout; from then on rank 0 needs at most its
+// own timeout for the verdict.
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -59,24 +60,29 @@ Sent exchange(ProcessGroup& group, Op op, int peer, Tag tag, Sent sent, Duration
 void send(ProcessGroup& group, int peer, Tag tag, const Message& message) {
   Sent sent;
   *sent.message = message;
-  exchange(group, Op::send, peer, tag, std::move(sent), Duration(-1));  // the Work goes on by itself
+  exchange(group, Op::send, peer, tag, std::move(sent),
+           Duration(-1));  // the Work goes on by itself
 }
 
 /// The message of this barrier; those of earlier ones, which this rank gave up, are passed over.
 Message receive(ProcessGroup& group, int peer, Tag tag, std::int64_t barrier, TimePoint deadline) {
   for (;;) {
-    const auto got = exchange(group, Op::recv, peer, tag, Sent(), time_left(steady_clock(), deadline));
+    const auto got =
+        exchange(group, Op::recv, peer, tag, Sent(), time_left(steady_clock(), deadline));
     got.work->wait();
     if (got.message->barrier >= barrier) return *got.message;
   }
 }
 
-/// Why a rank is missing, where it is only late: what it did last, from its trace. Where that is not on this host, the receive's own words.
+/// Why a rank is missing, where it is only late: what it did last, from its trace. Where that is
+/// not on this host, the receive's own words.
 std::string why_late(const ProcessGroup& group, int rank, const DistError& error) {
   const auto& recorder = group.parts().recorder;
   if (error.code() != Code::timed_out || recorder == nullptr) return error.what();
-  const auto mine = trace::read_trace(recorder->path()), trace = trace::read_trace(recorder->directory() + "/" + trace::trace_name(rank));
-  if (!mine.ok() || !trace.ok() || trace->boot != mine->boot || trace->host != mine->host) return error.what();
+  const auto mine = trace::read_trace(recorder->path()),
+             trace = trace::read_trace(recorder->directory() + "/" + trace::trace_name(rank));
+  if (!mine.ok() || !trace.ok() || trace->boot != mine->boot || trace->host != mine->host)
+    return error.what();
   const auto number = std::to_string(rank);
   return "monitored_barrier on group " + group.name() + ": nothing came of rank " + number + "; " +
          trace::last_act(*trace, group.name(), trace::wall_now_ns()) + "; see what rank " + number +
@@ -100,17 +106,20 @@ Findings collect(ProcessGroup& group, std::int64_t barrier, TimePoint deadline, 
   const auto& ranks = group.parts().first_ranks;
   std::vector<Sent> tokens(ranks.size());
   for (std::size_t i = 1; i < ranks.size(); ++i)
-    tokens[i] = exchange(group, Op::recv, static_cast<int>(i), kToken, Sent(), time_left(steady_clock(), deadline));
+    tokens[i] = exchange(group, Op::recv, static_cast<int>(i), kToken, Sent(),
+                         time_left(steady_clock(), deadline));
   Findings found;
   for (std::size_t i = 1; i < ranks.size() && (all || found.missing.empty()); ++i) {
     try {
       tokens[i].work->wait();
-      if (tokens[i].message->barrier < barrier) receive(group, static_cast<int>(i), kToken, barrier, deadline);
+      if (tokens[i].message->barrier < barrier)
+        receive(group, static_cast<int>(i), kToken, barrier, deadline);
     } catch (const DistError& error) {
       found.add(group, ranks[i], error);
     }
   }
-  // Where the group itself has failed, it knows better whose fault that is than the receives that it took along.
+  // Where the group itself has failed, it knows better whose fault that is than the receives that
+  // it took along.
   if (const auto failure = group.failure(); !failure.ok() && !failure.ranks().empty()) {
     found.missing = failure.ranks();
     found.code = failure.code();
@@ -124,16 +133,19 @@ void lead(ProcessGroup& group, std::int64_t barrier, Duration timeout, bool all)
   const int size = group.size();
   for (int peer = 1; peer < size; ++peer) send(group, peer, kHello, {.barrier = barrier});
   const auto found = collect(group, barrier, deadline, all);
-  const auto text = found.missing.empty() ? std::string() : group::failed_text(found.missing, timeout, found.why);
+  const auto text =
+      found.missing.empty() ? std::string() : group::failed_text(found.missing, timeout, found.why);
   Message verdict{.barrier = barrier, .code = static_cast<std::int64_t>(found.code)};
-  verdict.ranks = static_cast<std::int64_t>(std::min(found.missing.size(), std::size(verdict.missing)));
+  verdict.ranks =
+      static_cast<std::int64_t>(std::min(found.missing.size(), std::size(verdict.missing)));
   std::copy_n(found.missing.begin(), verdict.ranks, verdict.missing);
   verdict.bytes = static_cast<std::int64_t>(std::min(text.size(), sizeof verdict.text));
   std::memcpy(verdict.text, text.data(), static_cast<std::size_t>(verdict.bytes));
   try {
     for (int peer = 1; peer < size; ++peer) send(group, peer, kVerdict, verdict);
   } catch (const DistError&) {
-    if (found.missing.empty()) throw;  // else they learn from the group's failure why there is no verdict
+    if (found.missing.empty())
+      throw;  // else they learn from the group's failure why there is no verdict
   }
   if (!found.missing.empty()) throw DistBackendError(text, found.code, found.missing);
 }
@@ -147,7 +159,9 @@ void follow(ProcessGroup& group, std::int64_t barrier, Duration timeout) {
     if (limit < TimePoint::max() - group::kVerdictGrace) limit += group::kVerdictGrace;
     verdict = receive(group, 0, kVerdict, barrier, limit);
   } catch (const DistError& error) {
-    const auto ranks = error.code() == Code::timed_out || error.ranks().empty() ? std::vector<int>{group.first_rank_of(0)} : error.ranks();
+    const auto ranks = error.code() == Code::timed_out || error.ranks().empty()
+                           ? std::vector<int>{group.first_rank_of(0)}
+                           : error.ranks();
     throw DistBackendError(group::failed_text(ranks, timeout, error.what()), error.code(), ranks);
   }
   if (verdict.code == static_cast<std::int64_t>(Code::ok)) return;
@@ -160,10 +174,12 @@ void follow(ProcessGroup& group, std::int64_t barrier, Duration timeout) {
 /// Whether the group has a backend that messages can go through.
 bool moves_bytes(const ProcessGroup& group) {
   const auto& backends = group.parts().backends;
-  return std::any_of(backends.begin(), backends.end(), [why = std::string()](const auto& entry) mutable {
-    return entry.first == c10::DeviceType::CPU && entry.second->supports(Op::send, at::kByte, c10::DeviceType::CPU, &why) &&
-           entry.second->supports(Op::recv, at::kByte, c10::DeviceType::CPU, &why);
-  });
+  return std::any_of(
+      backends.begin(), backends.end(), [why = std::string()](const auto& entry) mutable {
+        return entry.first == c10::DeviceType::CPU &&
+               entry.second->supports(Op::send, at::kByte, c10::DeviceType::CPU, &why) &&
+               entry.second->supports(Op::recv, at::kByte, c10::DeviceType::CPU, &why);
+      });
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
-/// What the two ways to carry out a monitored barrier share: over messages (`monitored_barrier.cc`), and over the store for groups whose
-/// backends move no bytes between processors' memories.
+/// What the two ways to carry out a monitored barrier share: over messages
+/// (`monitored_barrier.cc`), and over the store for groups whose backends move no bytes between
+/// processors' memories.
 #pragma once
 
 #include <cstdint>
@@ -18,9 +19,11 @@ constexpr Duration kVerdictGrace = std::chrono::seconds(10);
 std::string failed_text(const std::vector<int>& ranks, Duration timeout, const std::string& why);
 
 /// Throws what a rank that has come throws, when rank 0 says `text` about the missing ones.
-[[noreturn]] void tell_verdict(const ProcessGroup& group, const std::string& text, std::vector<int> missing);
+[[noreturn]] void tell_verdict(const ProcessGroup& group, const std::string& text,
+                               std::vector<int> missing);
 
 /// Number `barrier` of this group, of more than one member.
-void monitored_barrier_over_store(ProcessGroup& group, std::int64_t barrier, Duration timeout, bool all);
+void monitored_barrier_over_store(ProcessGroup& group, std::int64_t barrier, Duration timeout,
+                                  bool all);
 
 }  // namespace muster::group

@@ -1,7 +1,8 @@
-// The monitored barrier of groups whose backends cannot carry its messages. Keys of barrier n of a group, in the job's store:
+// The monitored barrier of groups whose backends cannot carry its messages. Keys of barrier n of a
+// group, in the job's store:
 //   <member>  it has come          hello    rank 0 has come
-//   verdict   rank 0's: empty where all have come, else the missing ranks and the text that it throws
-//   left      counts who has read the verdict; the last one removes what is left
+//   verdict   rank 0's: empty where all have come, else the missing ranks and the text that it
+//   throws left      counts who has read the verdict; the last one removes what is left
 #include <algorithm>
 #include <chrono>
 #include <optional>
@@ -31,7 +32,8 @@ class StoreBarrier {
         deadline_(deadline_after(steady_clock(), timeout)) {
     if (store_ == nullptr)
       throw DistBackendError(
-          "monitored_barrier on group " + group.name() + ": no backend of the group can carry its messages, and the job's store is gone",
+          "monitored_barrier on group " + group.name() +
+              ": no backend of the group can carry its messages, and the job's store is gone",
           Code::unsupported);
   }
 
@@ -40,8 +42,9 @@ class StoreBarrier {
     std::vector<int> missing;
     for (int member = 1; member < group_.size() && (all || missing.empty()); ++member)
       if (!has_come(member)) missing.push_back(group_.first_rank_of(member));
-    const auto why = "monitored_barrier on group " + group_.name() + ": nothing came of " + (missing.size() == 1 ? "it" : "them") +
-                     " through the job's store; see what " + (missing.size() == 1 ? "it is" : "they are") + " doing (`muster trace`)";
+    const auto why = "monitored_barrier on group " + group_.name() + ": nothing came of " +
+                     (missing.size() == 1 ? "it" : "them") + " through the job's store; see what " +
+                     (missing.size() == 1 ? "it is" : "they are") + " doing (`muster trace`)";
     const auto text = failed_text(missing, timeout_, why);
     ask(store_->set(prefix_ + "verdict", encode(missing, text)));
     if (!missing.empty()) throw DistBackendError(text, Code::timed_out, missing);
@@ -71,7 +74,9 @@ class StoreBarrier {
   static void ask(const Status& status) {
     if (!status.ok()) raise_from_store(status.with_context("monitored_barrier"));
   }
-  void forget(const std::string& key) { static_cast<void>(store_->delete_key(prefix_ + key)); }  // a file store keeps them
+  void forget(const std::string& key) {
+    static_cast<void>(store_->delete_key(prefix_ + key));
+  }  // a file store keeps them
 
   bool has_come(int member) {
     const std::string key = prefix_ + std::to_string(member);
@@ -88,7 +93,8 @@ class StoreBarrier {
     if (value.ok()) return *value;
     if (value.status().code() != Code::timed_out) ask(value.status());
     const std::vector<int> leader{group_.first_rank_of(0)};
-    throw DistBackendError(failed_text(leader, timeout_, value.status().message()), Code::timed_out, leader);
+    throw DistBackendError(failed_text(leader, timeout_, value.status().message()), Code::timed_out,
+                           leader);
   }
 
   ProcessGroup& group_;
@@ -104,16 +110,19 @@ std::string failed_text(const std::vector<int>& ranks, Duration timeout, const s
   std::string names;
   for (const int rank : ranks) names += (names.empty() ? "" : ", ") + std::to_string(rank);
   return (ranks.size() == 1 ? "Rank " : "Ranks ") + names + " failed to pass monitoredBarrier in " +
-         std::to_string(std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count()) + " ms\n Original exception:\n" + why;
+         std::to_string(std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count()) +
+         " ms\n Original exception:\n" + why;
 }
 
 void tell_verdict(const ProcessGroup& group, const std::string& text, std::vector<int> missing) {
-  throw DistBackendError("Rank " + std::to_string(group.first_rank_of(group.rank())) + " reached monitoredBarrier, which failed; rank " +
+  throw DistBackendError("Rank " + std::to_string(group.first_rank_of(group.rank())) +
+                             " reached monitoredBarrier, which failed; rank " +
                              std::to_string(group.first_rank_of(0)) + " says: " + text,
                          Code::timed_out, std::move(missing));
 }
 
-void monitored_barrier_over_store(ProcessGroup& group, std::int64_t barrier, Duration timeout, bool all) {
+void monitored_barrier_over_store(ProcessGroup& group, std::int64_t barrier, Duration timeout,
+                                  bool all) {
   StoreBarrier over(group, barrier, timeout);
   group.rank() == 0 ? over.lead(all) : over.follow();
 }

@@ -16,7 +16,8 @@ namespace muster::group {
 namespace {
 
 enum class Kind : std::int64_t { broadcast, all_gather, gather, scatter, send };
-constexpr std::array<std::string_view, 5> kNames{"broadcast_object_list", "all_gather_object", "gather_object", "scatter_object_list",
+constexpr std::array<std::string_view, 5> kNames{"broadcast_object_list", "all_gather_object",
+                                                 "gather_object", "scatter_object_list",
                                                  "send_object_list"};
 constexpr std::string_view kReceive = "recv_object_list";
 /// Users' messages never meet these: a tensor is no answer to a list of objects.
@@ -36,9 +37,13 @@ struct Note {
 };
 static_assert(sizeof(Note) == 192);
 
-std::string refusal(const Note& note) { return {note.refused, strnlen(note.refused, sizeof note.refused)}; }
+std::string refusal(const Note& note) {
+  return {note.refused, strnlen(note.refused, sizeof note.refused)};
+}
 
-at::Tensor bytes_on(at::Device device, std::int64_t count) { return at::empty({count}, at::TensorOptions(at::kByte).device(device)); }
+at::Tensor bytes_on(at::Device device, std::int64_t count) {
+  return at::empty({count}, at::TensorOptions(at::kByte).device(device));
+}
 
 at::Tensor to_tensor(at::Device device, const void* data, std::size_t size) {
   auto tensor = at::empty({static_cast<std::int64_t>(size)}, at::kByte);
@@ -53,7 +58,8 @@ std::string to_text(const at::Tensor& tensor) {
 
 at::Device device_for(const ProcessGroup& group, std::optional<at::Device> device) {
   if (device) return *device;
-  const bool cpu = BackendConfig::parse(group.backend()).for_device(c10::DeviceType::CPU).has_value();
+  const bool cpu =
+      BackendConfig::parse(group.backend()).for_device(c10::DeviceType::CPU).has_value();
   return at::Device(cpu ? at::kCPU : at::kCUDA);
 }
 
@@ -62,8 +68,8 @@ std::string join(const ObjectBytes& objects) {
   std::size_t total = objects.size() * sizeof(std::uint64_t);
   for (const auto& object : objects) total += object.size();
   if (total > static_cast<std::size_t>(kObjectLimit))
-    invalid("the objects have " + std::to_string(total) + " bytes, and one rank may give " + std::to_string(kObjectLimit) +
-            " to one call; send what is large as tensors");
+    invalid("the objects have " + std::to_string(total) + " bytes, and one rank may give " +
+            std::to_string(kObjectLimit) + " to one call; send what is large as tensors");
   std::string block;
   block.reserve(total);
   for (const auto& object : objects) {
@@ -94,7 +100,9 @@ std::optional<ObjectBytes> parts_of(std::string_view block, std::size_t length) 
 class Exchange {
  public:
   Exchange(const ObjectCall& call, Group group, Kind kind)
-      : group_(std::move(group)), timeout_(call.timeout), device_(device_for(*group_, call.device)) {
+      : group_(std::move(group)),
+        timeout_(call.timeout),
+        device_(device_for(*group_, call.device)) {
     mine_.kind = kind;
     mine_.type = call.type;
   }
@@ -105,7 +113,8 @@ class Exchange {
   const ProcessGroup& group() const { return *group_; }
   const Note& note(int member) const { return notes_[static_cast<std::size_t>(member)]; }
 
-  /// `prepare(note)` fills this member's note and may throw; then all compare. Throws on every member where the calls do not fit.
+  /// `prepare(note)` fills this member's note and may throw; then all compare. Throws on every
+  /// member where the calls do not fit.
   template <class Prepare>
   void agree(Prepare prepare) {
     std::exception_ptr problem;
@@ -123,38 +132,45 @@ class Exchange {
 
   /// Broadcasts `block` from the root; elsewhere returns it.
   std::string broadcast(const std::string& block) {
-    auto tensor = rank() == root() ? to_tensor(device_, block.data(), block.size()) : bytes_on(device_, note(root()).bytes);
+    auto tensor = rank() == root() ? to_tensor(device_, block.data(), block.size())
+                                   : bytes_on(device_, note(root()).bytes);
     submit({.op = Op::broadcast, .outputs = {{tensor}}, .root = root()});
     return rank() == root() ? std::string() : to_text(tensor);
   }
   ObjectBytes all_gather(const std::string& object) {
     Request request{.op = Op::all_gather};
     request.inputs = {{to_tensor(device_, object.data(), object.size())}};
-    for (int member = 0; member < size(); ++member) request.outputs.push_back({bytes_on(device_, note(member).bytes)});
+    for (int member = 0; member < size(); ++member)
+      request.outputs.push_back({bytes_on(device_, note(member).bytes)});
     return received(std::move(request));
   }
   /// `give[r]` goes to r, `take[r]` bytes come from r.
   ObjectBytes all_to_all(const ObjectBytes& give, const std::vector<std::int64_t>& take) {
     Request request{.op = Op::all_to_all};
-    for (const auto& object : give) request.inputs.push_back({to_tensor(device_, object.data(), object.size())});
+    for (const auto& object : give)
+      request.inputs.push_back({to_tensor(device_, object.data(), object.size())});
     for (const auto bytes : take) request.outputs.push_back({bytes_on(device_, bytes)});
     return received(std::move(request));
   }
   /// The root's numbers, one per member.
   std::vector<std::int64_t> broadcast_sizes(const ObjectBytes& objects) {
     std::vector<std::int64_t> sizes(static_cast<std::size_t>(size()));
-    for (std::size_t i = 0; i < objects.size(); ++i) sizes[i] = static_cast<std::int64_t>(objects[i].size());
+    for (std::size_t i = 0; i < objects.size(); ++i)
+      sizes[i] = static_cast<std::int64_t>(objects[i].size());
     auto tensor = to_tensor(device_, sizes.data(), sizes.size() * sizeof(std::int64_t));
     submit({.op = Op::broadcast, .outputs = {{tensor}}, .root = root()});
     const auto text = to_text(tensor);
     std::memcpy(sizes.data(), text.data(), text.size());
     for (const auto bytes : sizes)
-      if (bytes < 0 || bytes > kObjectLimit) fail("the root announced an object of " + std::to_string(bytes) + " bytes");
+      if (bytes < 0 || bytes > kObjectLimit)
+        fail("the root announced an object of " + std::to_string(bytes) + " bytes");
     return sizes;
   }
 
-  [[noreturn]] void fail(const std::string& what, Code code = Code::mismatch, std::vector<int> ranks = {}) const {
-    throw DistError(std::string(name_of(mine_.kind)) + " on rank " + std::to_string(group_->first_rank_of(rank())) + " (group " +
+  [[noreturn]] void fail(const std::string& what, Code code = Code::mismatch,
+                         std::vector<int> ranks = {}) const {
+    throw DistError(std::string(name_of(mine_.kind)) + " on rank " +
+                        std::to_string(group_->first_rank_of(rank())) + " (group " +
                         group_->name() + "): " + what,
                     code, std::move(ranks));
   }
@@ -177,9 +193,11 @@ class Exchange {
     notes_.resize(static_cast<std::size_t>(size()));
     Request request{.op = Op::all_gather};
     request.inputs = {{to_tensor(device_, &mine_, sizeof mine_)}};
-    for (int member = 0; member < size(); ++member) request.outputs.push_back({bytes_on(device_, sizeof(Note))});
+    for (int member = 0; member < size(); ++member)
+      request.outputs.push_back({bytes_on(device_, sizeof(Note))});
     const auto texts = received(std::move(request));
-    for (std::size_t member = 0; member < texts.size(); ++member) std::memcpy(&notes_[member], texts[member].data(), sizeof(Note));
+    for (std::size_t member = 0; member < texts.size(); ++member)
+      std::memcpy(&notes_[member], texts[member].data(), sizeof(Note));
   }
 
   [[noreturn]] void rethrow(const std::exception_ptr& problem) const {
@@ -193,34 +211,38 @@ class Exchange {
   /// Every member holds the same notes in the same order, so every member finds the same fault.
   void compare() const {
     for (int member = 0; member < size(); ++member) {
-      if (const auto& theirs = note(member); theirs.kind != note(0).kind) differ(member, called(note(0)), called(theirs));
+      if (const auto& theirs = note(member); theirs.kind != note(0).kind)
+        differ(member, called(note(0)), called(theirs));
     }
     for (int member = 0; member < size(); ++member) {
       const auto& theirs = note(member);
       const int global = group_->first_rank_of(member);
       if (const auto why = refusal(theirs); !why.empty())
-        fail("rank " + std::to_string(global) + " could not take part: " + why + "; correct the call there", Code::invalid_argument,
-             {global});
+        fail("rank " + std::to_string(global) + " could not take part: " + why +
+                 "; correct the call there",
+             Code::invalid_argument, {global});
       if (theirs.root != note(0).root)
-        differ(member, "it with root " + std::to_string(note(0).root), "it with root " + std::to_string(theirs.root));
+        differ(member, "it with root " + std::to_string(note(0).root),
+               "it with root " + std::to_string(theirs.root));
       if (theirs.length != note(0).length)
         differ(member, "it with a list of length " + std::to_string(note(0).length),
                "it with a list of length " + std::to_string(theirs.length));
       if (theirs.type != note(0).type && theirs.type != 0 && note(0).type != 0)
         differ(member, "it with objects of one type", "it with objects of another type");
       if (theirs.bytes < 0 || theirs.bytes > kObjectLimit)
-        fail("rank " + std::to_string(global) + " announced " + std::to_string(theirs.bytes) + " bytes, and one rank may give " +
-                 std::to_string(kObjectLimit),
+        fail("rank " + std::to_string(global) + " announced " + std::to_string(theirs.bytes) +
+                 " bytes, and one rank may give " + std::to_string(kObjectLimit),
              Code::mismatch, {global});
     }
   }
   static std::string called(const Note& note) {
-    return static_cast<std::uint64_t>(note.kind) < kNames.size() ? std::string(name_of(note.kind)) : "an unknown object collective";
+    return static_cast<std::uint64_t>(note.kind) < kNames.size() ? std::string(name_of(note.kind))
+                                                                 : "an unknown object collective";
   }
   [[noreturn]] void differ(int member, const std::string& first, const std::string& other) const {
     const int zero = group_->first_rank_of(0), theirs = group_->first_rank_of(member);
-    fail("rank " + std::to_string(zero) + " called " + first + ", rank " + std::to_string(theirs) + " called " + other +
-             "; every member must make the same call",
+    fail("rank " + std::to_string(zero) + " called " + first + ", rank " + std::to_string(theirs) +
+             " called " + other + "; every member must make the same call",
          Code::mismatch, {zero, theirs});
   }
 
@@ -237,25 +259,27 @@ int root_of(const Exchange& exchange, std::string_view keyword, ObjectRank rank)
 
 void need_length(const char* list, std::size_t length, int wanted) {
   if (length != static_cast<std::size_t>(wanted))
-    invalid(std::string(list) + " has length " + std::to_string(length) + " and must have " + std::to_string(wanted) +
-            ", one entry per member of the group");
+    invalid(std::string(list) + " has length " + std::to_string(length) + " and must have " +
+            std::to_string(wanted) + ", one entry per member of the group");
 }
 
 /// What `pack` gives must be `count` objects; their bytes for the note.
 ObjectBytes packed(const PackObjects& pack, std::size_t count) {
   auto objects = pack();
   if (objects.size() != count)
-    invalid("expected " + std::to_string(count) + " serialised objects and got " + std::to_string(objects.size()));
+    invalid("expected " + std::to_string(count) + " serialised objects and got " +
+            std::to_string(objects.size()));
   for (const auto& object : objects)
     if (object.size() > static_cast<std::size_t>(kObjectLimit))
-      invalid("an object has " + std::to_string(object.size()) + " bytes, and one rank may give " + std::to_string(kObjectLimit) +
-              " to one call; send what is large as tensors");
+      invalid("an object has " + std::to_string(object.size()) + " bytes, and one rank may give " +
+              std::to_string(kObjectLimit) + " to one call; send what is large as tensors");
   return objects;
 }
 
 }  // namespace
 
-std::optional<ObjectBytes> broadcast_objects(const ObjectCall& call, ObjectRank src, std::size_t length, const PackObjects& pack) {
+std::optional<ObjectBytes> broadcast_objects(const ObjectCall& call, ObjectRank src,
+                                             std::size_t length, const PackObjects& pack) {
   auto group = acting(call.group, name_of(Kind::broadcast));
   if (!group) return {};
   Exchange exchange(call, std::move(group), Kind::broadcast);
@@ -274,7 +298,8 @@ std::optional<ObjectBytes> broadcast_objects(const ObjectCall& call, ObjectRank 
   return objects;
 }
 
-std::optional<ObjectBytes> all_gather_objects(const ObjectCall& call, std::size_t length, const PackObjects& pack) {
+std::optional<ObjectBytes> all_gather_objects(const ObjectCall& call, std::size_t length,
+                                              const PackObjects& pack) {
   auto group = acting(call.group, name_of(Kind::all_gather));
   if (!group) return {};
   Exchange exchange(call, std::move(group), Kind::all_gather);
@@ -287,7 +312,8 @@ std::optional<ObjectBytes> all_gather_objects(const ObjectCall& call, std::size_
   return exchange.all_gather(object);
 }
 
-std::optional<ObjectBytes> gather_objects(const ObjectCall& call, ObjectRank dst, std::size_t length, const PackObjects& pack) {
+std::optional<ObjectBytes> gather_objects(const ObjectCall& call, ObjectRank dst,
+                                          std::size_t length, const PackObjects& pack) {
   auto group = acting(call.group, name_of(Kind::gather));
   if (!group) return {};
   Exchange exchange(call, std::move(group), Kind::gather);
@@ -297,7 +323,8 @@ std::optional<ObjectBytes> gather_objects(const ObjectCall& call, ObjectRank dst
     if (exchange.rank() == note.root)
       need_length("object_gather_list", length, exchange.size());
     else if (length != 0)
-      invalid("object_gather_list belongs to dst alone, and got " + std::to_string(length) + " entries here; leave it out");
+      invalid("object_gather_list belongs to dst alone, and got " + std::to_string(length) +
+              " entries here; leave it out");
     object = std::move(packed(pack, 1).front());
     note.bytes = static_cast<std::int64_t>(object.size());
   });
@@ -306,13 +333,15 @@ std::optional<ObjectBytes> gather_objects(const ObjectCall& call, ObjectRank dst
   ObjectBytes give(members);
   give[static_cast<std::size_t>(exchange.root())] = std::move(object);
   std::vector<std::int64_t> take(members, 0);
-  for (int member = 0; receives && member < exchange.size(); ++member) take[static_cast<std::size_t>(member)] = exchange.note(member).bytes;
+  for (int member = 0; receives && member < exchange.size(); ++member)
+    take[static_cast<std::size_t>(member)] = exchange.note(member).bytes;
   auto objects = exchange.all_to_all(give, take);
   if (!receives) return {};
   return objects;
 }
 
-std::optional<std::string> scatter_objects(const ObjectCall& call, ObjectRank src, std::size_t output_length, std::size_t input_length,
+std::optional<std::string> scatter_objects(const ObjectCall& call, ObjectRank src,
+                                           std::size_t output_length, std::size_t input_length,
                                            const PackObjects& pack) {
   auto group = acting(call.group, name_of(Kind::scatter));
   if (!group) return {};
@@ -320,7 +349,8 @@ std::optional<std::string> scatter_objects(const ObjectCall& call, ObjectRank sr
   ObjectBytes give;
   exchange.agree([&](Note& note) {
     note.root = root_of(exchange, "src", src);
-    if (output_length == 0) invalid("scatter_object_output_list is empty; give it one entry to be written");
+    if (output_length == 0)
+      invalid("scatter_object_output_list is empty; give it one entry to be written");
     if (exchange.rank() != note.root) return;
     need_length("scatter_object_input_list", input_length, exchange.size());
     give = packed(pack, input_length);
@@ -329,7 +359,8 @@ std::optional<std::string> scatter_objects(const ObjectCall& call, ObjectRank sr
   const auto sizes = exchange.broadcast_sizes(give);
   give.resize(members);
   std::vector<std::int64_t> take(members, 0);
-  take[static_cast<std::size_t>(exchange.root())] = sizes[static_cast<std::size_t>(exchange.rank())];
+  take[static_cast<std::size_t>(exchange.root())] =
+      sizes[static_cast<std::size_t>(exchange.rank())];
   return std::move(exchange.all_to_all(give, take)[static_cast<std::size_t>(exchange.root())]);
 }
 
@@ -354,7 +385,12 @@ void send_objects(const ObjectCall& call, ObjectRank dst, const PackObjects& pac
   note.type = call.type;
   note.bytes = static_cast<std::int64_t>(block.size());
   const auto submit = [&](at::Tensor tensor, std::int64_t tag) {
-    group->submit({.op = Op::send, .name = name, .inputs = {{std::move(tensor)}}, .peer = peer, .tag = tag, .timeout = call.timeout});
+    group->submit({.op = Op::send,
+                   .name = name,
+                   .inputs = {{std::move(tensor)}},
+                   .peer = peer,
+                   .tag = tag,
+                   .timeout = call.timeout});
   };
   submit(to_tensor(device, &note, sizeof note), kNoteTag);
   submit(to_tensor(device, block.data(), block.size()), kBytesTag);
@@ -372,8 +408,12 @@ ReceivedObjects recv_objects(const ObjectCall& call, ObjectRank src, std::size_t
   }
   const auto device = device_for(*group, call.device);
   const auto submit = [&](at::Tensor tensor, int from, std::int64_t tag) {
-    const auto work = group->submit(
-        {.op = Op::recv, .name = kReceive, .outputs = {{std::move(tensor)}}, .peer = from, .tag = tag, .timeout = call.timeout});
+    const auto work = group->submit({.op = Op::recv,
+                                     .name = kReceive,
+                                     .outputs = {{std::move(tensor)}},
+                                     .peer = from,
+                                     .tag = tag,
+                                     .timeout = call.timeout});
     return work->source_rank();
   };
   auto words = bytes_on(device, sizeof(Note));
@@ -381,18 +421,21 @@ ReceivedObjects recv_objects(const ObjectCall& call, ObjectRank src, std::size_t
   Note note;
   std::memcpy(&note, to_text(words).data(), sizeof note);
   const auto say = [&](const std::string& what) {
-    throw DistError(std::string(kReceive) + " from rank " + std::to_string(source) + " in group '" + group->name() + "': " + what,
+    throw DistError(std::string(kReceive) + " from rank " + std::to_string(source) + " in group '" +
+                        group->name() + "': " + what,
                     Code::mismatch, {source});
   };
   if (note.bytes < 0 || note.bytes > kObjectLimit || note.length < 0)
-    say("it announced " + std::to_string(note.length) + " objects of " + std::to_string(note.bytes) + " bytes; at most " +
-        std::to_string(kObjectLimit) + " are taken");
+    say("it announced " + std::to_string(note.length) + " objects of " +
+        std::to_string(note.bytes) + " bytes; at most " + std::to_string(kObjectLimit) +
+        " are taken");
   auto block = bytes_on(device, note.bytes);
   submit(block, group->group_rank_of(source), kBytesTag);
   if (note.length != static_cast<std::int64_t>(length))
-    say("it sent a list of " + std::to_string(note.length) + " objects, and the list here has " + std::to_string(length) +
-        "; give both the same length");
-  if (note.type != 0 && call.type != 0 && note.type != call.type) say("it sent objects of another type than the list here holds");
+    say("it sent a list of " + std::to_string(note.length) + " objects, and the list here has " +
+        std::to_string(length) + "; give both the same length");
+  if (note.type != 0 && call.type != 0 && note.type != call.type)
+    say("it sent objects of another type than the list here holds");
   auto objects = parts_of(to_text(block), length);
   if (!objects) say("what came is no list of " + std::to_string(length) + " objects");
   return {std::move(*objects), source};

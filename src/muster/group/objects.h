@@ -1,11 +1,14 @@
-/// Objects of any type that cereal can serialise, with torch's names and keywords (keyword arguments are fields of an options struct).
+/// Objects of any type that cereal can serialise, with torch's names and keywords (keyword
+/// arguments are fields of an options struct).
 ///
-/// A type is serialised by a member `template <class Archive> void serialize(Archive& archive) { archive(a, b); }` or a free function of
-/// that name; it is made by its default constructor. Containers of the standard library need cereal's header (`<cereal/types/map.hpp>`);
-/// text and vectors are here. Blocking. Every member throws the same DistError where lists, roots, types or calls do not fit; lists are
-/// written only when everything has come. Objects are no code: nothing that arrives is executed. Each rank may give `group::kObjectLimit`
-/// bytes to one call. `src` and `dst` are ranks of the default group, `group_src` and `group_dst` ranks of `group`. A non-member's lists
-/// stay as they are.
+/// A type is serialised by a member `template <class Archive> void serialize(Archive& archive) {
+/// archive(a, b); }` or a free function of that name; it is made by its default constructor.
+/// Containers of the standard library need cereal's header (`<cereal/types/map.hpp>`); text and
+/// vectors are here. Blocking. Every member throws the same DistError where lists, roots, types or
+/// calls do not fit; lists are written only when everything has come. Objects are no code: nothing
+/// that arrives is executed. Each rank may give `group::kObjectLimit` bytes to one call. `src` and
+/// `dst` are ranks of the default group, `group_src` and `group_dst` ranks of `group`. A
+/// non-member's lists stay as they are.
 #pragma once
 
 #include <cereal/archives/binary.hpp>
@@ -33,7 +36,8 @@ namespace group {
 template <class T>
 std::uint64_t object_type() {
   std::uint64_t hash = 0xcbf29ce484222325u;
-  for (const char* at = typeid(T).name(); *at != 0; ++at) hash = (hash ^ static_cast<unsigned char>(*at)) * 0x100000001b3u;
+  for (const char* at = typeid(T).name(); *at != 0; ++at)
+    hash = (hash ^ static_cast<unsigned char>(*at)) * 0x100000001b3u;
   return hash | 1;
 }
 
@@ -61,9 +65,13 @@ T unpack_object(std::string_view bytes, std::string_view call) {
     archive(object);
     if (view.at_end()) return object;
   } catch (const std::exception& error) {
-    throw DistError(std::string(call) + ": an object that came cannot be read as the type of this list: " + error.what(), Code::mismatch);
+    throw DistError(
+        std::string(call) +
+            ": an object that came cannot be read as the type of this list: " + error.what(),
+        Code::mismatch);
   }
-  throw DistError(std::string(call) + ": an object that came is longer than the type of this list", Code::mismatch);
+  throw DistError(std::string(call) + ": an object that came is longer than the type of this list",
+                  Code::mismatch);
 }
 
 template <class T>
@@ -91,10 +99,12 @@ struct BroadcastObjectOptions {
 };
 /// The root's list goes to all; lists of the same length everywhere.
 template <class T>
-void broadcast_object_list(std::vector<T>& object_list, const BroadcastObjectOptions& options = {}) {
-  const auto all =
-      group::broadcast_objects({options.group, options.device, options.timeout, group::object_type<T>()}, {options.src, options.group_src},
-                               object_list.size(), [&] { return group::pack_all(object_list); });
+void broadcast_object_list(std::vector<T>& object_list,
+                           const BroadcastObjectOptions& options = {}) {
+  const auto all = group::broadcast_objects(
+      {options.group, options.device, options.timeout, group::object_type<T>()},
+      {options.src, options.group_src}, object_list.size(),
+      [&] { return group::pack_all(object_list); });
   if (all) group::unpack_into(object_list, *all, "broadcast_object_list");
 }
 
@@ -104,9 +114,11 @@ struct ObjectOptions {
 };
 /// object_list[r] becomes the object of rank r; the list is as long as the group.
 template <class T>
-void all_gather_object(std::vector<T>& object_list, const std::type_identity_t<T>& obj, const ObjectOptions& options = {}) {
-  const auto all = group::all_gather_objects({options.group, {}, options.timeout, group::object_type<T>()}, object_list.size(),
-                                             [&] { return group::ObjectBytes{group::pack_object(obj)}; });
+void all_gather_object(std::vector<T>& object_list, const std::type_identity_t<T>& obj,
+                       const ObjectOptions& options = {}) {
+  const auto all = group::all_gather_objects(
+      {options.group, {}, options.timeout, group::object_type<T>()}, object_list.size(),
+      [&] { return group::ObjectBytes{group::pack_object(obj)}; });
   if (all) group::unpack_into(object_list, *all, "all_gather_object");
 }
 
@@ -116,13 +128,16 @@ struct GatherObjectOptions {
   std::optional<int> group_dst = {};
   std::optional<Duration> timeout = {};
 };
-/// On dst a list as long as the group, whose entry r becomes the object of rank r; elsewhere none or an empty one.
+/// On dst a list as long as the group, whose entry r becomes the object of rank r; elsewhere none
+/// or an empty one.
 template <class T>
 void gather_object(const T& obj, std::type_identity_t<std::vector<T>>* object_gather_list = nullptr,
                    const GatherObjectOptions& options = {}) {
-  const auto all = group::gather_objects({options.group, {}, options.timeout, group::object_type<T>()}, {options.dst, options.group_dst},
-                                         object_gather_list == nullptr ? 0 : object_gather_list->size(),
-                                         [&] { return group::ObjectBytes{group::pack_object(obj)}; });
+  const auto all =
+      group::gather_objects({options.group, {}, options.timeout, group::object_type<T>()},
+                            {options.dst, options.group_dst},
+                            object_gather_list == nullptr ? 0 : object_gather_list->size(),
+                            [&] { return group::ObjectBytes{group::pack_object(obj)}; });
   if (all) group::unpack_into(*object_gather_list, *all, "gather_object");
 }
 
@@ -132,16 +147,18 @@ struct ScatterObjectOptions {
   std::optional<int> group_src = {};
   std::optional<Duration> timeout = {};
 };
-/// Entry r of the root's input list becomes entry 0 of rank r's output list, whose other entries stay. Off src the input list is of no
-/// meaning.
+/// Entry r of the root's input list becomes entry 0 of rank r's output list, whose other entries
+/// stay. Off src the input list is of no meaning.
 template <class T>
 void scatter_object_list(std::vector<T>& scatter_object_output_list,
                          const std::type_identity_t<std::vector<T>>& scatter_object_input_list = {},
                          const ScatterObjectOptions& options = {}) {
-  const auto mine = group::scatter_objects({options.group, {}, options.timeout, group::object_type<T>()}, {options.src, options.group_src},
-                                           scatter_object_output_list.size(), scatter_object_input_list.size(),
-                                           [&] { return group::pack_all(scatter_object_input_list); });
-  if (mine) scatter_object_output_list.front() = group::unpack_object<T>(*mine, "scatter_object_list");
+  const auto mine = group::scatter_objects(
+      {options.group, {}, options.timeout, group::object_type<T>()},
+      {options.src, options.group_src}, scatter_object_output_list.size(),
+      scatter_object_input_list.size(), [&] { return group::pack_all(scatter_object_input_list); });
+  if (mine)
+    scatter_object_output_list.front() = group::unpack_object<T>(*mine, "scatter_object_list");
 }
 
 struct SendObjectOptions {
@@ -153,7 +170,8 @@ struct SendObjectOptions {
 };
 template <class T>
 void send_object_list(const std::vector<T>& object_list, const SendObjectOptions& options) {
-  group::send_objects({options.group, options.device, options.timeout, group::object_type<T>()}, {options.dst, options.group_dst},
+  group::send_objects({options.group, options.device, options.timeout, group::object_type<T>()},
+                      {options.dst, options.group_dst},
                       [&] { return group::pack_all(object_list); });
 }
 
@@ -164,11 +182,13 @@ struct RecvObjectOptions {
   std::optional<int> group_src = {};
   std::optional<Duration> timeout = {};
 };
-/// The list must be as long as the one that was sent. Returns the sender's rank (of the default group); -1 for a non-member.
+/// The list must be as long as the one that was sent. Returns the sender's rank (of the default
+/// group); -1 for a non-member.
 template <class T>
 int recv_object_list(std::vector<T>& object_list, const RecvObjectOptions& options = {}) {
-  const auto came = group::recv_objects({options.group, options.device, options.timeout, group::object_type<T>()},
-                                        {options.src, options.group_src}, object_list.size());
+  const auto came =
+      group::recv_objects({options.group, options.device, options.timeout, group::object_type<T>()},
+                          {options.src, options.group_src}, object_list.size());
   if (came.source >= 0) group::unpack_into(object_list, came.objects, "recv_object_list");
   return came.source;
 }

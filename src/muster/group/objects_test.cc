@@ -52,10 +52,13 @@ TEST(Objects, BroadcastGivesTheRootsListToAll) {
   });
 }
 
-// spec: G1 all_gather_object, gather_object; G3 gather dst defaults to 0, the list is None or empty off dst
+// spec: G1 all_gather_object, gather_object; G3 gather dst defaults to 0, the list is None or empty
+// off dst
 TEST(Objects, GathersObjectsOfAnySize) {
   on_ranks(4, [](int rank) {
-    const auto mine = [](int of) { return std::string(static_cast<std::size_t>(of * of * 1000), static_cast<char>('a' + of)); };
+    const auto mine = [](int of) {
+      return std::string(static_cast<std::size_t>(of * of * 1000), static_cast<char>('a' + of));
+    };
     std::vector<std::string> all(4, "old");
     all_gather_object(all, mine(rank));
     for (int from = 0; from < 4; ++from) EXPECT_EQ(all[from], mine(from));
@@ -70,7 +73,8 @@ TEST(Objects, GathersObjectsOfAnySize) {
   });
 }
 
-// spec: G1 scatter_object_list; G3 src defaults to 0, only element 0 is written, off src the input may be none or any list
+// spec: G1 scatter_object_list; G3 src defaults to 0, only element 0 is written, off src the input
+// may be none or any list
 TEST(Objects, ScatterWritesTheFirstEntry) {
   on_ranks(3, [](int rank) {
     const std::vector<Point> parts{{0, "zero"}, {1, std::string(5000, 'y')}, {2, ""}};
@@ -111,7 +115,9 @@ TEST(Objects, ListsOfTheWrongLengthAreErrorsOnEveryRank) {
       EXPECT_HAS(text, other);
       ++named;
     };
-    const auto wrong = [&](std::size_t right, std::size_t other) { return rank == 1 ? other : right; };
+    const auto wrong = [&](std::size_t right, std::size_t other) {
+      return rank == 1 ? other : right;
+    };
     std::vector<int> list(wrong(3, 4), 7);
     expect([&] { broadcast_object_list(list); }, "length 3", "length 4");
     expect([&] { all_gather_object(list, rank); }, "length 4", "must have 3");
@@ -152,7 +158,8 @@ TEST(Objects, ReceiverNamesAListOfAnotherLength) {
   });
 }
 
-// Roots, types and calls that differ, and what cannot be serialised, are told to every rank, and the group goes on.
+// Roots, types and calls that differ, and what cannot be serialised, are told to every rank, and
+// the group goes on.
 TEST(Objects, DifferentCallsAreNamedOnEveryRank) {
   std::atomic<int> named{0};
   on_ranks(3, [&](int rank) {
@@ -163,8 +170,10 @@ TEST(Objects, DifferentCallsAreNamedOnEveryRank) {
       ++named;
     };
     expect([&] { broadcast_object_list(list, {.src = rank == 2 ? 1 : 0}); }, "root 1");
-    expect([&] { rank == 0 ? all_gather_object(list, 1) : all_gather_object(other, 1.0); }, "another type");
-    expect([&] { rank == 1 ? all_gather_object(list, 1) : broadcast_object_list(list); }, "rank 1 called all_gather_object");
+    expect([&] { rank == 0 ? all_gather_object(list, 1) : all_gather_object(other, 1.0); },
+           "another type");
+    expect([&] { rank == 1 ? all_gather_object(list, 1) : broadcast_object_list(list); },
+           "rank 1 called all_gather_object");
     expect([&] { broadcast_object_list(list, {.src = rank == 2 ? 9 : 0}); }, "rank 9");
     std::vector<Fragile> fragile(3);
     expect([&] { all_gather_object(fragile, Fragile{rank == 1}); }, "made of glass");
@@ -203,13 +212,16 @@ TEST(Objects, NonMembersListsStayUntouched) {
 // spec: G1 objects between processes, with links and with shared memory
 TEST(Objects, TravelBetweenProcesses) {
   for (const char* backend : {"native", "tcp"}) {
-    const auto path = ::testing::TempDir() + "muster-objects-" + std::to_string(::getpid()) + "-" + backend;
+    const auto path =
+        ::testing::TempDir() + "muster-objects-" + std::to_string(::getpid()) + "-" + backend;
     spawn(
         [&](int rank) {
-          init_process_group({.backend = backend, .init_method = "file://" + path, .world_size = 2, .rank = rank});
+          init_process_group(
+              {.backend = backend, .init_method = "file://" + path, .world_size = 2, .rank = rank});
           std::vector<Point> all(2);
           all_gather_object(all, Point{1.0 * rank, std::string(300000, 'p')});
-          if (all[1].x != 1.0 || all[0].label.size() != 300000) throw std::runtime_error("the objects came wrong");
+          if (all[1].x != 1.0 || all[0].label.size() != 300000)
+            throw std::runtime_error("the objects came wrong");
           destroy_process_group();
         },
         {.nprocs = 2});
@@ -221,7 +233,10 @@ TEST(Objects, BytesThatAreNoObjectAreRefused) {
   const auto bytes = group::pack_object(std::vector<std::string>{"a", "b"});
   EXPECT_EQ(group::unpack_object<std::vector<std::string>>(bytes, "call").at(1), "b");
   for (std::size_t length = 0; length < bytes.size(); ++length)
-    EXPECT_THROW(group::unpack_object<std::vector<std::string>>(std::string_view(bytes).substr(0, length), "call"), DistError) << length;
+    EXPECT_THROW(group::unpack_object<std::vector<std::string>>(
+                     std::string_view(bytes).substr(0, length), "call"),
+                 DistError)
+        << length;
   EXPECT_THROW(group::unpack_object<std::vector<std::string>>(bytes + "more", "call"), DistError);
 }
 

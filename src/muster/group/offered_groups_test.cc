@@ -1,4 +1,5 @@
-// Groups that all ranks make: what their first member offers in the round in which the calls are compared.
+// Groups that all ranks make: what their first member offers in the round in which the calls are
+// compared.
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
@@ -24,7 +25,8 @@ int sum_in(const Group& group, int mine) {
   return tensor.item<int>();
 }
 
-// spec: D1 one round of the default group is all that a new one takes: nobody waits elsewhere, and no thread is started for it
+// spec: D1 one round of the default group is all that a new one takes: nobody waits elsewhere, and
+// no thread is started for it
 TEST(OfferedGroups, AreMadeWithoutAnotherThread) {
   on_ranks(3, [](int rank) {
     const auto threads = [] {
@@ -41,7 +43,8 @@ TEST(OfferedGroups, AreMadeWithoutAnotherThread) {
   });
 }
 
-// spec: D1 a mismatch is an error naming both calls, and leaves nothing behind: what first members had offered is taken back
+// spec: D1 a mismatch is an error naming both calls, and leaves nothing behind: what first members
+// had offered is taken back
 TEST(OfferedGroups, OfDifferentCallsAreTakenBack) {
   on_ranks(3, [](int rank) {
     auto* const region = WorldScope::current()->job("test")->fabric->region();
@@ -49,7 +52,8 @@ TEST(OfferedGroups, OfDifferentCallsAreTakenBack) {
     const auto room = [&] {  // where the next two groups of that size would stand
       barrier();
       std::vector<std::uint64_t> found;
-      for (int i = 0; i < 2 && rank == 0; ++i) found.push_back(group::take(region->claim(collective::RegionGroup::segment_bytes(2))));
+      for (int i = 0; i < 2 && rank == 0; ++i)
+        found.push_back(group::take(region->claim(collective::RegionGroup::segment_bytes(2))));
       for (const auto segment : found) region->release(segment);
       barrier();
       std::ranges::sort(found);
@@ -59,7 +63,8 @@ TEST(OfferedGroups, OfDifferentCallsAreTakenBack) {
     for (int i = 0; i < 20; ++i) {
       // Two first members, which offer both; and one whose group is of another backend.
       const auto said = message_of<DistError>([&] {
-        new_group({.ranks = rank == 0 ? Members{0, 2} : Members{1, 2}, .backend = rank == 2 ? "tcp" : "native"});
+        new_group({.ranks = rank == 0 ? Members{0, 2} : Members{1, 2},
+                   .backend = rank == 2 ? "tcp" : "native"});
       });
       EXPECT_HAS(said, "rank 0 called new_group(ranks=[0, 2], backend=native");
       EXPECT_HAS(said, "rank 1 called new_group(ranks=[1, 2], backend=native");
@@ -69,11 +74,13 @@ TEST(OfferedGroups, OfDifferentCallsAreTakenBack) {
   });
 }
 
-// spec: D1 groups whose first member offers nothing are agreed on by their members: tuned ones, those of one rank, several backends
+// spec: D1 groups whose first member offers nothing are agreed on by their members: tuned ones,
+// those of one rank, several backends
 TEST(OfferedGroups, WithoutAnOffer) {
   ::setenv("MUSTER_ALGORITHM", "all_reduce:shares", 1);
   on_ranks(4, [](int rank) {
-    for (int i = 0; i < 5; ++i) EXPECT_EQ(sum_in(new_group({.ranks = Members{1, 2, 3}}), 1 << rank), rank == 0 ? 1 : 14);
+    for (int i = 0; i < 5; ++i)
+      EXPECT_EQ(sum_in(new_group({.ranks = Members{1, 2, 3}}), 1 << rank), rank == 0 ? 1 : 14);
   });
   ::unsetenv("MUSTER_ALGORITHM");
   on_ranks(4, [](int rank) {

@@ -10,7 +10,8 @@ namespace muster {
 /// Options of one kind of backend; the native one has none.
 struct ProcessGroupOptions {
   virtual ~ProcessGroupOptions() = default;
-  /// The backend they are for; UNDEFINED: one that a program has registered. And how people write their type.
+  /// The backend they are for; UNDEFINED: one that a program has registered. And how people write
+  /// their type.
   virtual Backend backend() const { return Backend::UNDEFINED; }
   virtual std::string_view type_name() const { return "options for a registered backend"; }
 };
@@ -18,7 +19,8 @@ struct ProcessGroupOptions {
 /// torch's name for what belongs to the nccl backend.
 struct ProcessGroupNCCL {
   struct Options : ProcessGroupOptions {
-    explicit Options(bool is_high_priority_stream = false) : is_high_priority_stream(is_high_priority_stream) {}
+    explicit Options(bool is_high_priority_stream = false)
+        : is_high_priority_stream(is_high_priority_stream) {}
     Backend backend() const override { return Backend::NCCL; }
     std::string_view type_name() const override { return "ProcessGroupNCCL.Options"; }
 
@@ -26,7 +28,9 @@ struct ProcessGroupNCCL {
   };
 };
 
-/// Throws DistBackendError (Code::unsupported) where no backend of `config` can use `options`, naming both. Null is always right.
-void check_pg_options(const ProcessGroupOptions* options, const BackendConfig& config, std::string_view caller);
+/// Throws DistBackendError (Code::unsupported) where no backend of `config` can use `options`,
+/// naming both. Null is always right.
+void check_pg_options(const ProcessGroupOptions* options, const BackendConfig& config,
+                      std::string_view caller);
 
 }  // namespace muster

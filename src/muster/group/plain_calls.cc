@@ -12,11 +12,12 @@ namespace muster::group::plain {
 namespace {
 
 bool apart(ConstBytes a, ConstBytes b) {
-  return a.empty() || b.empty() || a.data() + a.size() <= b.data() || b.data() + b.size() <= a.data();
+  return a.empty() || b.empty() || a.data() + a.size() <= b.data() ||
+         b.data() + b.size() <= a.data();
 }
 
-/// What a call knows of the slices it gives and gets by the way they were made: that they are right in number, in length and in being
-/// apart, or that they are if they are apart.
+/// What a call knows of the slices it gives and gets by the way they were made: that they are right
+/// in number, in length and in being apart, or that they are if they are apart.
 enum class Slices : std::uint8_t { right, right_if_apart };
 
 /// Beyond that the engine's check, which sorts them, is quicker than a look at every two.
@@ -37,8 +38,10 @@ struct Name {
 /// One call on its way. `ok` becomes false at the first thing that is out of the ordinary.
 class Call {
  public:
-  Call(Op op, const Name& name, const Group& given, const std::optional<Duration>& timeout, bool async_op)
-      : held_(given ? WorldScope::Hold() : WorldScope::current()->hold()), group_(given ? given.get() : held_.get()) {
+  Call(Op op, const Name& name, const Group& given, const std::optional<Duration>& timeout,
+       bool async_op)
+      : held_(given ? WorldScope::Hold() : WorldScope::current()->hold()),
+        group_(given ? given.get() : held_.get()) {
     ok = !async_op && group_ != nullptr && group_->takes_plain();
     if (!ok) return;
     call_.name = name.text;
@@ -57,7 +60,9 @@ class Call {
     ok = global.has_value() != local.has_value();
     if (!ok) return;
     const auto& ranks = group_->ranks();
-    const auto place = local ? *local : static_cast<int>(std::find(ranks.begin(), ranks.end(), *global) - ranks.begin());
+    const auto place =
+        local ? *local
+              : static_cast<int>(std::find(ranks.begin(), ranks.end(), *global) - ranks.begin());
     ok = place >= 0 && place < group_->size();
     args_->root = place;
     if (ok) call_.peer = group_->first_rank_of(place);
@@ -90,15 +95,18 @@ class Call {
     if (!ok) return;
     args_->reduce = op.engine();
     args_->factor = op.factor();
-    const bool sums = args_->reduce == collective::Reduce::sum || args_->reduce == collective::Reduce::avg;  // of whatever can be reduced
-    ok = is_reducible(args_->dtype) && (sums || collective::reduce_supports(args_->reduce, args_->dtype, nullptr));
+    const bool sums = args_->reduce == collective::Reduce::sum ||
+                      args_->reduce == collective::Reduce::avg;  // of whatever can be reduced
+    ok = is_reducible(args_->dtype) &&
+         (sums || collective::reduce_supports(args_->reduce, args_->dtype, nullptr));
   }
 
   void give(ConstBytes bytes) { args_->inputs.push_back(bytes); }
   void get(MutableBytes bytes) { args_->outputs.push_back(bytes); }
   /// Every member's part of `whole`, of `part` bytes.
   void give_parts(ConstBytes whole, std::size_t part) {
-    for (std::size_t member = 0; member < size(); ++member) give(whole.subspan(member * part, part));
+    for (std::size_t member = 0; member < size(); ++member)
+      give(whole.subspan(member * part, part));
   }
   void get_parts(MutableBytes whole, std::size_t part) {
     for (std::size_t member = 0; member < size(); ++member) get(whole.subspan(member * part, part));
@@ -118,7 +126,9 @@ class Call {
   bool run(Slices slices) {
     const auto& inputs = args_->inputs;
     const auto& outputs = args_->outputs;
-    const std::size_t first = !inputs.empty() ? inputs.front().size() : !outputs.empty() ? outputs.front().size() : 0;
+    const std::size_t first = !inputs.empty()    ? inputs.front().size()
+                              : !outputs.empty() ? outputs.front().size()
+                                                 : 0;
     std::uint64_t in = 0, out = 0;
     std::size_t unlike = 0;
     for (const auto& slice : inputs) in += slice.size(), unlike |= slice.size() ^ first;
@@ -162,7 +172,8 @@ class Call {
 };
 
 bool equal_sizes(const TensorList& tensors, std::int64_t elements) {
-  return std::all_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) { return tensor.numel() == elements; });
+  return std::all_of(tensors.begin(), tensors.end(),
+                     [&](const at::Tensor& tensor) { return tensor.numel() == elements; });
 }
 
 }  // namespace
@@ -201,7 +212,8 @@ bool reduce(const at::Tensor& tensor, const ReduceOptions& options) {
   return call.run(Slices::right);
 }
 
-bool all_gather(const TensorList& tensor_list, const at::Tensor& tensor, const CollectiveOptions& options) {
+bool all_gather(const TensorList& tensor_list, const at::Tensor& tensor,
+                const CollectiveOptions& options) {
   static constexpr Name kName = "all_gather";
   Call call(Op::all_gather, kName, options.group, options.timeout, options.async_op);
   call.take(tensor);
@@ -212,7 +224,8 @@ bool all_gather(const TensorList& tensor_list, const at::Tensor& tensor, const C
   return call.run(Slices::right_if_apart, tensor_list);
 }
 
-bool all_gather_into_tensor(const at::Tensor& output, const at::Tensor& input, const CollectiveOptions& options) {
+bool all_gather_into_tensor(const at::Tensor& output, const at::Tensor& input,
+                            const CollectiveOptions& options) {
   static constexpr Name kName = "all_gather_into_tensor";
   Call call(Op::all_gather, kName, options.group, options.timeout, options.async_op);
   call.take(input);
@@ -252,13 +265,16 @@ bool scatter(const at::Tensor& tensor, const ScatterOptions& options) {
   if (!call.ok) return false;
   const bool root = call.at_root();
   if (root) call.take_all(options.scatter_list);
-  if (!call.ok || (root ? !equal_sizes(options.scatter_list, tensor.numel()) : !options.scatter_list.empty())) return false;
+  if (!call.ok ||
+      (root ? !equal_sizes(options.scatter_list, tensor.numel()) : !options.scatter_list.empty()))
+    return false;
   call.give_all(options.scatter_list);
   call.get(plain_mutable_bytes(tensor));
   return call.run(root ? Slices::right_if_apart : Slices::right);
 }
 
-bool reduce_scatter(const at::Tensor& output, const TensorList& input_list, const ReduceScatterOptions& options) {
+bool reduce_scatter(const at::Tensor& output, const TensorList& input_list,
+                    const ReduceScatterOptions& options) {
   static constexpr Name kName = "reduce_scatter";
   Call call(Op::reduce_scatter, kName, options.group, options.timeout, options.async_op);
   call.take_all(input_list);
@@ -270,7 +286,8 @@ bool reduce_scatter(const at::Tensor& output, const TensorList& input_list, cons
   return call.run(Slices::right_if_apart, output);
 }
 
-bool reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input, const ReduceScatterOptions& options) {
+bool reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input,
+                           const ReduceScatterOptions& options) {
   static constexpr Name kName = "reduce_scatter_tensor";
   Call call(Op::reduce_scatter, kName, options.group, options.timeout, options.async_op);
   call.take(output);
@@ -285,14 +302,18 @@ bool reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input, co
   return call.run(Slices::right, output);
 }
 
-bool all_to_all_single(const at::Tensor& output, const at::Tensor& input, const AllToAllSingleOptions& options) {
+bool all_to_all_single(const at::Tensor& output, const at::Tensor& input,
+                       const AllToAllSingleOptions& options) {
   static constexpr Name kName = "all_to_all_single";
   Call call(Op::all_to_all, kName, options.group, options.timeout, options.async_op);
   call.take(input);
   call.take(output);
-  if (!call.ok || !options.input_split_sizes.empty() || !options.output_split_sizes.empty()) return false;
+  if (!call.ok || !options.input_split_sizes.empty() || !options.output_split_sizes.empty())
+    return false;
   const auto members = static_cast<std::int64_t>(call.size());
-  const auto shared = [&](const at::Tensor& tensor) { return tensor.dim() > 0 && tensor.size(0) % members == 0; };
+  const auto shared = [&](const at::Tensor& tensor) {
+    return tensor.dim() > 0 && tensor.size(0) % members == 0;
+  };
   if (!shared(input) || !shared(output) || input.nbytes() != output.nbytes()) return false;
   const auto from = plain_bytes(input);
   const auto to = plain_mutable_bytes(output);
@@ -302,12 +323,14 @@ bool all_to_all_single(const at::Tensor& output, const at::Tensor& input, const 
   return call.run(Slices::right);
 }
 
-bool all_to_all(const TensorList& output_tensor_list, const TensorList& input_tensor_list, const CollectiveOptions& options) {
+bool all_to_all(const TensorList& output_tensor_list, const TensorList& input_tensor_list,
+                const CollectiveOptions& options) {
   static constexpr Name kName = "all_to_all";
   Call call(Op::all_to_all, kName, options.group, options.timeout, options.async_op);
   call.take_all(input_tensor_list);
   call.take_all(output_tensor_list);
-  if (!call.ok || input_tensor_list[call.rank()].numel() != output_tensor_list[call.rank()].numel()) return false;
+  if (!call.ok || input_tensor_list[call.rank()].numel() != output_tensor_list[call.rank()].numel())
+    return false;
   call.give_all(input_tensor_list);
   call.get_all(output_tensor_list);
   return call.run(Slices::right_if_apart, output_tensor_list);

@@ -8,20 +8,26 @@
 namespace muster::group {
 
 namespace plain_detail {
-/// What every dense tensor of the CPU may have besides being that: autograd and the like, which do not change what its memory is.
-inline constexpr c10::DispatchKeySet kHarmless({c10::DispatchKey::AutogradFunctionality, c10::DispatchKey::ADInplaceOrView,
+/// What every dense tensor of the CPU may have besides being that: autograd and the like, which do
+/// not change what its memory is.
+inline constexpr c10::DispatchKeySet kHarmless({c10::DispatchKey::AutogradFunctionality,
+                                                c10::DispatchKey::ADInplaceOrView,
                                                 c10::DispatchKey::AutocastCPU});
 inline constexpr c10::DispatchKeySet kDense(c10::DispatchKey::CPU);
 }  // namespace plain_detail
 
-/// Whether the bytes from its data pointer on are its elements in order, in the host's memory: it is dense, on the CPU, contiguous, and
-/// neither conjugated, negated, quantized nor a tensor of another kind.
+/// Whether the bytes from its data pointer on are its elements in order, in the host's memory: it
+/// is dense, on the CPU, contiguous, and neither conjugated, negated, quantized nor a tensor of
+/// another kind.
 inline bool is_plain(const at::Tensor& tensor) {
   const c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();  // an undefined one has no keys
-  if ((impl->key_set().raw_repr() & ~plain_detail::kHarmless.raw_repr()) == plain_detail::kDense.raw_repr()) [[likely]]
+  if ((impl->key_set().raw_repr() & ~plain_detail::kHarmless.raw_repr()) ==
+      plain_detail::kDense.raw_repr()) [[likely]]
     return impl->is_contiguous();
-  return tensor.defined() && tensor.is_cpu() && tensor.layout() == at::kStrided && tensor.is_contiguous() && !tensor.is_conj() &&
-         !tensor.is_neg() && !tensor.is_quantized() && !tensor._is_zerotensor() && !impl->key_set().has(c10::DispatchKey::Python);
+  return tensor.defined() && tensor.is_cpu() && tensor.layout() == at::kStrided &&
+         tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg() &&
+         !tensor.is_quantized() && !tensor._is_zerotensor() &&
+         !impl->key_set().has(c10::DispatchKey::Python);
 }
 
 /// Of a plain tensor.

@@ -20,14 +20,15 @@ TEST(PlainTensors, AreThoseWhoseMemoryCanBeUsedAsItIs) {
     const c10::InferenceMode mode;
     inferred = torch::ones({3});
   }
-  for (const auto& [tensor, bytes] : std::vector<std::pair<at::Tensor, std::size_t>>{{dense, 48},
-                                                                                     {dense[1], 16},
-                                                                                     {torch::ones({2}).requires_grad_(), 8},
-                                                                                     {inferred, 12},
-                                                                                     {torch::empty({0}), 0},
-                                                                                     {torch::tensor(1.5), 4},
-                                                                                     {torch::ones({2}, torch::kComplexDouble), 32},
-                                                                                     {torch::ones({3}, torch::kBool), 3}}) {
+  for (const auto& [tensor, bytes] : std::vector<std::pair<at::Tensor, std::size_t>>{
+           {dense, 48},
+           {dense[1], 16},
+           {torch::ones({2}).requires_grad_(), 8},
+           {inferred, 12},
+           {torch::empty({0}), 0},
+           {torch::tensor(1.5), 4},
+           {torch::ones({2}, torch::kComplexDouble), 32},
+           {torch::ones({3}, torch::kBool), 3}}) {
     EXPECT_TRUE(is_plain(tensor)) << tensor.toString();
     EXPECT_EQ(plain_size(tensor), bytes);
     EXPECT_EQ(plain_bytes(tensor).data(), tensor.const_data_ptr());
@@ -36,8 +37,9 @@ TEST(PlainTensors, AreThoseWhoseMemoryCanBeUsedAsItIs) {
   const auto complex = torch::ones({2, 2}, torch::kComplexFloat);
   const auto negated = at::imag(complex.conj());
   ASSERT_TRUE(negated.is_neg());
-  for (const auto& tensor : {at::Tensor(), dense.t(), dense.slice(1, 0, 2), complex.conj(), negated, dense.to_sparse(),
-                             dense.to(torch::kMeta), at::_efficientzerotensor({3}, torch::kFloat)}) {
+  for (const auto& tensor :
+       {at::Tensor(), dense.t(), dense.slice(1, 0, 2), complex.conj(), negated, dense.to_sparse(),
+        dense.to(torch::kMeta), at::_efficientzerotensor({3}, torch::kFloat)}) {
     EXPECT_FALSE(is_plain(tensor)) << tensor.toString();
   }
 }

@@ -1,7 +1,9 @@
-/// Messages between two ranks. `dst`, `src` and `peer` are ranks of the default group, `group_dst` and `group_src` ranks of `group`.
+/// Messages between two ranks. `dst`, `src` and `peer` are ranks of the default group, `group_dst`
+/// and `group_src` ranks of `group`.
 ///
-/// Messages of one tag between two ranks keep their order; different tags may overtake. Sending to oneself is an error. A message whose
-/// bytes or dtype are not those of the receiver's tensor throws on the receiver, naming both.
+/// Messages of one tag between two ranks keep their order; different tags may overtake. Sending to
+/// oneself is an error. A message whose bytes or dtype are not those of the receiver's tensor
+/// throws on the receiver, naming both.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -45,10 +47,10 @@ class P2POp {
   using Send = WorkRef (*)(at::Tensor, const SendOptions&);
   using Recv = WorkRef (*)(at::Tensor, const RecvOptions&);
   /// `peer` is a rank of the default group, `group_peer` one of `group`; give one of the two.
-  P2POp(Send op, at::Tensor tensor, std::optional<int> peer, Group group = nullptr, std::int64_t tag = 0,
-        std::optional<int> group_peer = {});
-  P2POp(Recv op, at::Tensor tensor, std::optional<int> peer, Group group = nullptr, std::int64_t tag = 0,
-        std::optional<int> group_peer = {});
+  P2POp(Send op, at::Tensor tensor, std::optional<int> peer, Group group = nullptr,
+        std::int64_t tag = 0, std::optional<int> group_peer = {});
+  P2POp(Recv op, at::Tensor tensor, std::optional<int> peer, Group group = nullptr,
+        std::int64_t tag = 0, std::optional<int> group_peer = {});
 
  private:
   friend std::vector<WorkRef> batch_isend_irecv(const std::vector<P2POp>& p2p_op_list);
@@ -59,8 +61,8 @@ class P2POp {
   std::int64_t tag_;
   std::optional<int> group_peer_;
 };
-/// Any mix in any order that matches the peers'; never deadlocks; any subset of the ranks may call it. One Work per operation, none for a
-/// non-member.
+/// Any mix in any order that matches the peers'; never deadlocks; any subset of the ranks may call
+/// it. One Work per operation, none for a non-member.
 std::vector<WorkRef> batch_isend_irecv(const std::vector<P2POp>& p2p_op_list);
 
 }  // namespace muster

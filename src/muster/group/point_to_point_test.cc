@@ -57,7 +57,8 @@ TEST(PointToPoint, WrongArgumentsAreNamed) {
     EXPECT_HAS(message_of<DistError>([&] { irecv(tensor, {.src = rank}); }), "this process itself");
     EXPECT_HAS(message_of<DistError>([&] { send(tensor, {.dst = 2}); }), "rank 2");
     EXPECT_HAS(message_of<DistError>([&] { send(tensor, {}); }), "dst");
-    EXPECT_HAS(message_of<DistError>([&] { send(tensor, {.dst = 1 - rank, .tag = -1}); }), "tag -1");
+    EXPECT_HAS(message_of<DistError>([&] { send(tensor, {.dst = 1 - rank, .tag = -1}); }),
+               "tag -1");
     EXPECT_HAS(message_of<DistError>([&] { send(at::Tensor(), {.dst = 1 - rank}); }), "undefined");
     EXPECT_HAS(message_of<DistError>([&] {
                  P2POp(isend, tensor, rank);
@@ -67,7 +68,8 @@ TEST(PointToPoint, WrongArgumentsAreNamed) {
   });
 }
 
-// spec: E2 recv from any rank returns the sender; E7 recv always returns the sender, irecv may omit src
+// spec: E2 recv from any rank returns the sender; E7 recv always returns the sender, irecv may omit
+// src
 TEST(PointToPoint, ReceivesFromAnyRank) {
   on_ranks(4, [](int rank) {
     auto tensor = torch::zeros({2}, torch::kInt64);
@@ -89,7 +91,8 @@ TEST(PointToPoint, ReceivesFromAnyRank) {
   });
 }
 
-// spec: E2 -1 for a non-member; E7 isend and irecv give none to a non-member, peers are ranks of the default group, group_src
+// spec: E2 -1 for a non-member; E7 isend and irecv give none to a non-member, peers are ranks of
+// the default group, group_src
 TEST(PointToPoint, PeersOfAGroupAreRanksOfTheDefaultGroup) {
   on_ranks(3, [](int rank) {
     const auto group = new_group({.ranks = std::vector<int>{2, 1}});
@@ -107,8 +110,11 @@ TEST(PointToPoint, PeersOfAGroupAreRanksOfTheDefaultGroup) {
       EXPECT_EQ(recv(tensor, {.src = 1, .group = group}), 1);
       EXPECT_EQ(tensor.item<int>(), 11);
       send(torch::full({1}, 22), {.group = group, .group_dst = 0});
-      EXPECT_HAS(message_of<DistError>([&] { send(tensor, {.dst = 0, .group = group}); }), "rank 0");
-      EXPECT_HAS(message_of<DistError>([&] { send(tensor, {.dst = 1, .group = group, .group_dst = 0}); }), "exclude each other");
+      EXPECT_HAS(message_of<DistError>([&] { send(tensor, {.dst = 0, .group = group}); }),
+                 "rank 0");
+      EXPECT_HAS(
+          message_of<DistError>([&] { send(tensor, {.dst = 1, .group = group, .group_dst = 0}); }),
+          "exclude each other");
     }
   });
 }
@@ -120,7 +126,8 @@ TEST(Work, TellsWhenItIsDone) {
     if (rank == 0) {
       auto work = irecv(tensor, {.src = 1});
       EXPECT_FALSE(work->is_completed());
-      EXPECT_HAS(message_of<DistBackendError>([&] { work->wait(std::chrono::milliseconds(20)); }), "20 ms");
+      EXPECT_HAS(message_of<DistBackendError>([&] { work->wait(std::chrono::milliseconds(20)); }),
+                 "20 ms");
       auto future = work->get_future();
       send(tensor, {.dst = 1});  // now the other may answer
       EXPECT_TRUE(work->wait());
@@ -178,10 +185,12 @@ TEST(PointToPoint, ReceiverSeesWhatDoesNotFit) {
       send(torch::zeros({4}, torch::kInt32), {.dst = 1, .tag = 2});
       send(torch::full({4}, 5.0), {.dst = 1, .tag = 3});
     } else {
-      const auto size = message_of<DistBackendError>([] { recv(torch::zeros({4}), {.src = 0, .tag = 1}); });
+      const auto size =
+          message_of<DistBackendError>([] { recv(torch::zeros({4}), {.src = 0, .tag = 1}); });
       EXPECT_HAS(size, "24 bytes");
       EXPECT_HAS(size, "16");
-      const auto dtype = message_of<DistBackendError>([] { recv(torch::zeros({4}), {.src = 0, .tag = 2}); });
+      const auto dtype =
+          message_of<DistBackendError>([] { recv(torch::zeros({4}), {.src = 0, .tag = 2}); });
       EXPECT_HAS(dtype, "int32");
       EXPECT_HAS(dtype, "float32");
       auto fits = torch::zeros({4});
@@ -202,10 +211,12 @@ TEST(Batch, RingInBothDirectionsNeverDeadlocks) {
       std::vector<P2POp> operations;
       if (rank % 2 == 0) {
         operations = {P2POp(isend, mine, next, nullptr, 1), P2POp(isend, mine, before, nullptr, 2),
-                      P2POp(irecv, from_before, before, nullptr, 1), P2POp(irecv, from_next, next, nullptr, 2)};
+                      P2POp(irecv, from_before, before, nullptr, 1),
+                      P2POp(irecv, from_next, next, nullptr, 2)};
       } else {
-        operations = {P2POp(irecv, from_next, next, nullptr, 2), P2POp(isend, mine, before, nullptr, 2),
-                      P2POp(isend, mine, next, nullptr, 1), P2POp(irecv, from_before, before, nullptr, 1)};
+        operations = {P2POp(irecv, from_next, next, nullptr, 2),
+                      P2POp(isend, mine, before, nullptr, 2), P2POp(isend, mine, next, nullptr, 1),
+                      P2POp(irecv, from_before, before, nullptr, 1)};
       }
       const auto works = batch_isend_irecv(operations);
       ASSERT_EQ(works.size(), 4u);
@@ -221,7 +232,8 @@ TEST(Batch, SmallMessagesToAPeerTravelTogether) {
   on_ranks(2, [](int rank) {
     constexpr int kMessages = 20;
     const auto group = default_group();
-    const auto& backend = dynamic_cast<const group::NativeBackend&>(*group->parts().backends.front().second);
+    const auto& backend =
+        dynamic_cast<const group::NativeBackend&>(*group->parts().backends.front().second);
     const auto& fabric = backend.communicator()->channel().fabric();
     const int peer = 1 - rank;
     std::vector<at::Tensor> in, out;
@@ -231,16 +243,20 @@ TEST(Batch, SmallMessagesToAPeerTravelTogether) {
       out.push_back(torch::full({i}, -1));
       operations.push_back(P2POp(irecv, out.back(), peer));
     }
-    for (int i = 0; i < kMessages; ++i) operations.push_back(P2POp(isend, in[static_cast<std::size_t>(i)], peer));
+    for (int i = 0; i < kMessages; ++i)
+      operations.push_back(P2POp(isend, in[static_cast<std::size_t>(i)], peer));
     auto token = torch::zeros({1});
-    for (const int sender : {0, 1}) rank == sender ? send(token, {.dst = peer}) : void(recv(token, {.src = peer}));  // the link is up
+    for (const int sender : {0, 1})
+      rank == sender ? send(token, {.dst = peer})
+                     : void(recv(token, {.src = peer}));  // the link is up
     const auto before = fabric.traffic();
     const auto works = batch_isend_irecv(operations);
     const auto after = fabric.traffic();
     EXPECT_EQ(after.messages - before.messages, static_cast<std::uint64_t>(kMessages));
     EXPECT_LE(after.writes - before.writes, 3u);
     for (const auto& work : works) work->wait();
-    for (int i = 0; i < kMessages; ++i) EXPECT_SAME(out[static_cast<std::size_t>(i)], torch::full({i}, i + peer));
+    for (int i = 0; i < kMessages; ++i)
+      EXPECT_SAME(out[static_cast<std::size_t>(i)], torch::full({i}, i + peer));
   });
 }
 
@@ -250,7 +266,9 @@ TEST(Batch, SomeRanksOnly) {
     if (rank == 1) return;
     auto tensor = torch::zeros({2}, torch::kInt64);
     const int peer = 2 - rank;
-    for (const auto& work : batch_isend_irecv({P2POp(irecv, tensor, peer), P2POp(isend, torch::full({2}, rank), peer)})) work->wait();
+    for (const auto& work : batch_isend_irecv(
+             {P2POp(irecv, tensor, peer), P2POp(isend, torch::full({2}, rank), peer)}))
+      work->wait();
     EXPECT_SAME(tensor, torch::full({2}, peer));
   });
 }
@@ -284,7 +302,9 @@ TEST(PointToPoint, EveryDtypeTravels) {
     auto dtypes = testing::kReducible;
     dtypes.insert(dtypes.end(), testing::kMovable.begin(), testing::kMovable.end());
     for (const auto dtype : dtypes) {
-      const auto bytes = torch::arange(static_cast<std::int64_t>(c10::elementSize(dtype)) * 5, torch::kInt64).to(torch::kUInt8);
+      const auto bytes =
+          torch::arange(static_cast<std::int64_t>(c10::elementSize(dtype)) * 5, torch::kInt64)
+              .to(torch::kUInt8);
       auto tensor = torch::zeros({5}, dtype);
       if (rank == 0) {
         send(bytes.view(dtype), {.dst = 1});

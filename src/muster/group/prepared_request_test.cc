@@ -4,7 +4,8 @@
 #include "muster/group/requests.h"
 #include "muster/group/test_ranks.h"
 
-// Counts what this thread takes from the heap, where it asks for that. Sanitizers bring an operator new of their own.
+// Counts what this thread takes from the heap, where it asks for that. Sanitizers bring an operator
+// new of their own.
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define MUSTER_COUNTS_ALLOCATIONS 1
 namespace {
@@ -28,7 +29,8 @@ using testing::on_ranks;
 using testing::reduced;
 using testing::values;
 
-// A prepared call is started often, works on what the tensors hold then, and mixes with ordinary calls.
+// A prepared call is started often, works on what the tensors hold then, and mixes with ordinary
+// calls.
 TEST(PreparedRequests, StartAsOftenAsOneLikes) {
   for (const char* backend : {"native", "tcp"}) {
     on_ranks(
@@ -38,7 +40,8 @@ TEST(PreparedRequests, StartAsOftenAsOneLikes) {
           auto tensor = torch::zeros({5});
           auto sum = group->prepare(requests::all_reduce(*group, tensor, {.op = ReduceOp::SUM}));
           auto strided = torch::zeros({4, 3}).t();
-          auto turned = group->prepare(requests::all_reduce(*group, strided, {.op = ReduceOp::MAX}));
+          auto turned =
+              group->prepare(requests::all_reduce(*group, strided, {.op = ReduceOp::MAX}));
           auto parts = torch::zeros({3, 2});
           const auto mine = torch::zeros({2});
           auto gathered = group->prepare(requests::all_gather_into_tensor(*group, parts, mine, {}));
@@ -67,7 +70,9 @@ TEST(PreparedRequests, StartAsOftenAsOneLikes) {
 TEST(PreparedRequests, AreCheckedWhenTheyAreMade) {
   on_ranks(3, [](int rank) {
     const auto world = default_group();
-    EXPECT_HAS(message_of<DistError>([&] { world->prepare(requests::all_reduce(*world, at::Tensor(), {})); }), "undefined");
+    EXPECT_HAS(message_of<DistError>(
+                   [&] { world->prepare(requests::all_reduce(*world, at::Tensor(), {})); }),
+               "undefined");
     const auto group = new_group({.ranks = std::vector<int>{0, 2}});
     auto tensor = torch::ones({2});
     auto call = group->prepare(requests::all_reduce(*group, tensor, {}));
@@ -77,20 +82,23 @@ TEST(PreparedRequests, AreCheckedWhenTheyAreMade) {
 }
 
 #ifdef MUSTER_COUNTS_ALLOCATIONS
-// After the first few starts nothing is taken from the heap, for sizes that fit the line, the slot and neither.
+// After the first few starts nothing is taken from the heap, for sizes that fit the line, the slot
+// and neither.
 TEST(PreparedRequests, TakeNoMemoryOnceTheyRun) {
   on_ranks(2, [](int) {
     const auto group = default_group();
     for (const std::int64_t elements : {1, 1000, 100000}) {
       auto tensor = torch::zeros({elements});
       auto whole = torch::zeros({2, elements});
-      PreparedRequest prepared[] = {group->prepare(requests::all_reduce(*group, tensor, {})),
-                                    group->prepare(requests::broadcast(*group, tensor, {.src = 0})),
-                                    group->prepare(requests::all_gather_into_tensor(*group, whole, tensor, {})),
-                                    group->prepare(requests::reduce_scatter_tensor(*group, tensor, whole, {}))};
+      PreparedRequest prepared[] = {
+          group->prepare(requests::all_reduce(*group, tensor, {})),
+          group->prepare(requests::broadcast(*group, tensor, {.src = 0})),
+          group->prepare(requests::all_gather_into_tensor(*group, whole, tensor, {})),
+          group->prepare(requests::reduce_scatter_tensor(*group, tensor, whole, {}))};
       for (auto& request : prepared) {
         for (int i = 0; i < 20; ++i) request.start();
-        std::size_t least = 1000000;  // of ten rounds: a rank that has to sleep for the other may take some then
+        std::size_t least =
+            1000000;  // of ten rounds: a rank that has to sleep for the other may take some then
         for (int round = 0; round < 10; ++round) {
           taken = 0;
           counting = true;

@@ -21,7 +21,8 @@ namespace {
 
 class Resubmitted final : public PreparedCall {
  public:
-  Resubmitted(ProcessGroupBackend& backend, Request request) : backend_(backend), request_(std::move(request)) {}
+  Resubmitted(ProcessGroupBackend& backend, Request request)
+      : backend_(backend), request_(std::move(request)) {}
   WorkRef start(TimePoint deadline, std::uint64_t sequence, trace::Mark mark) override {
     Request request = request_;
     request.mark = std::move(mark);
@@ -35,12 +36,14 @@ class Resubmitted final : public PreparedCall {
   const Request request_;
 };
 
-// Profilers that want to see the call which this thread makes, as `run_plain` found them. Asked twice, those that look at a part of all
-// calls only would answer for two.
+// Profilers that want to see the call which this thread makes, as `run_plain` found them. Asked
+// twice, those that look at a part of all calls only would answer for two.
 thread_local std::optional<at::StepCallbacks> drawn_observers;
 
-/// "native:all_reduce", torch's way to name them, with the tensors where an observer wants inputs. `label` lives as long as `range`.
-void begin_range(at::RecordFunction& range, std::string& label, const ProcessGroupBackend& backend, const Request& request) {
+/// "native:all_reduce", torch's way to name them, with the tensors where an observer wants inputs.
+/// `label` lives as long as `range`.
+void begin_range(at::RecordFunction& range, std::string& label, const ProcessGroupBackend& backend,
+                 const Request& request) {
   label = std::string(backend.name()) + ":" + std::string(request.name);
   std::vector<c10::IValue> tensors;
   if (range.needsInputs()) {
@@ -57,7 +60,8 @@ std::string shown_ranks(const std::vector<int>& ranks) {
 
 }  // namespace
 
-ProcessGroup::ProcessGroup(ProcessGroupParts parts) : parts_(std::move(parts)), timeout_(parts_.timeout) {
+ProcessGroup::ProcessGroup(ProcessGroupParts parts)
+    : parts_(std::move(parts)), timeout_(parts_.timeout) {
   if (parts_.first_ranks.empty()) parts_.first_ranks = parts_.ranks;
   if (!is_member() || parts_.backends.empty()) return;
   const auto& [device, backend] = parts_.backends.front();
@@ -82,9 +86,12 @@ WorkRef ProcessGroup::submit(Request request) {
   return observed(backend, request, [&] { return backend.submit(std::move(request)); });
 }
 
-bool ProcessGroup::takes_plain() const { return plain_ != nullptr && get_debug_level() != DebugLevel::DETAIL; }
+bool ProcessGroup::takes_plain() const {
+  return plain_ != nullptr && get_debug_level() != DebugLevel::DETAIL;
+}
 
-inline ProcessGroup::Armed ProcessGroup::arm(std::string_view name, bool collective, const std::optional<Duration>* given) {
+inline ProcessGroup::Armed ProcessGroup::arm(std::string_view name, bool collective,
+                                             const std::optional<Duration>* given) {
   Armed armed;
   if (collective) armed.sequence = next_number();
   armed.begun = quick_now();
@@ -92,14 +99,16 @@ inline ProcessGroup::Armed ProcessGroup::arm(std::string_view name, bool collect
   const bool unlimited = timeout < Duration::zero() || timeout >= TimePoint::max() - armed.begun;
   armed.deadline = unlimited ? TimePoint::max() : armed.begun + timeout;
   if (logs(LogLevel::trace)) [[unlikely]]
-    log(LogLevel::trace, "group " + parts_.name + ": " + std::string(name) + (collective ? " #" + std::to_string(armed.sequence) : ""));
+    log(LogLevel::trace, "group " + parts_.name + ": " + std::string(name) +
+                             (collective ? " #" + std::to_string(armed.sequence) : ""));
   return armed;
 }
 
 /// Numbers, logs, arms and records a plain call.
 class ProcessGroup::PlainEntry final : public collective::Meanwhile {
  public:
-  PlainEntry(ProcessGroup& group, const PlainCall& call) : group_(group), recorder_(group.parts_.recorder.get()), call_(call) {}
+  PlainEntry(ProcessGroup& group, const PlainCall& call)
+      : group_(group), recorder_(group.parts_.recorder.get()), call_(call) {}
 
   TimePoint begun() noexcept override {
     entered_ = true;
@@ -152,13 +161,16 @@ bool ProcessGroup::run_plain(const collective::Args& args, const PlainCall& call
   }
 }
 
-/// `start` starts the armed call, which profilers and the flight recorder are told of. An asynchronous one is over when its mark says so.
+/// `start` starts the armed call, which profilers and the flight recorder are told of. An
+/// asynchronous one is over when its mark says so.
 template <class Start>
 WorkRef ProcessGroup::observed(ProcessGroupBackend& backend, Request& request, Start start) {
-  // A range for torch's profilers; where none runs this is one look at a thread's list of observers.
+  // A range for torch's profilers; where none runs this is one look at a thread's list of
+  // observers.
   std::string label;
   std::optional<at::RecordFunction> range;
-  auto observers = drawn_observers ? std::exchange(drawn_observers, {}) : at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE);
+  auto observers = drawn_observers ? std::exchange(drawn_observers, {})
+                                   : at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE);
   if (observers) [[unlikely]] {
     range.emplace(std::move(*observers));
     begin_range(*range, label, backend, request);
@@ -166,7 +178,8 @@ WorkRef ProcessGroup::observed(ProcessGroupBackend& backend, Request& request, S
   if (!parts_.recorder) return carry_out(backend, request, start);
   auto& recorder = *parts_.recorder;
   const bool later = request.async_op;
-  const auto ticket = recorder.begin(parts_.recorded_as, group::call_of(request, parts_.first_ranks), request.begun);
+  const auto ticket = recorder.begin(parts_.recorded_as,
+                                     group::call_of(request, parts_.first_ranks), request.begun);
   try {
     if (later) request.mark = trace::Mark(parts_.recorder, ticket);
     auto work = carry_out(backend, request, start);
@@ -192,7 +205,8 @@ PreparedRequest ProcessGroup::prepare(Request request) {
   auto& backend = checked(request);
   prepared.request_ = request;
   prepared.call_ = backend.prepare(request);
-  if (prepared.call_ == nullptr) prepared.call_ = std::make_unique<Resubmitted>(backend, std::move(request));
+  if (prepared.call_ == nullptr)
+    prepared.call_ = std::make_unique<Resubmitted>(backend, std::move(request));
   prepared.group_ = shared_from_this();
   prepared.backend_ = &backend;
   return prepared;
@@ -201,8 +215,9 @@ PreparedRequest ProcessGroup::prepare(Request request) {
 WorkRef PreparedRequest::start() {
   if (group_ == nullptr) return nullptr;
   group_->arm(request_);
-  return group_->observed(*backend_, request_,
-                          [this] { return call_->start(request_.deadline, request_.sequence, std::move(request_.mark)); });
+  return group_->observed(*backend_, request_, [this] {
+    return call_->start(request_.deadline, request_.sequence, std::move(request_.mark));
+  });
 }
 
 ProcessGroupBackend& ProcessGroup::checked(const Request& request) {
@@ -220,10 +235,12 @@ void ProcessGroup::refuse(Op op, std::string_view name, const std::exception& wh
     next_number();
     parts_.backends.front().second->refuse(op);
   }
-  const auto text = std::string(name) + " on rank " + std::to_string(first_rank_of(rank())) + " (group " + parts_.name + "): " + why.what();
+  const auto text = std::string(name) + " on rank " + std::to_string(first_rank_of(rank())) +
+                    " (group " + parts_.name + "): " + why.what();
   const auto* error = dynamic_cast<const DistError*>(&why);
   const auto code = error != nullptr ? error->code() : Code::invalid_argument;
-  if (dynamic_cast<const DistBackendError*>(&why) != nullptr) throw DistBackendError(text, code, error->ranks());
+  if (dynamic_cast<const DistBackendError*>(&why) != nullptr)
+    throw DistBackendError(text, code, error->ranks());
   throw DistError(text, code, error != nullptr ? error->ranks() : std::vector<int>{});
 }
 
@@ -242,26 +259,29 @@ ProcessGroupBackend& ProcessGroup::backend_for(const Request& request) const {
     if (type != device) continue;
     std::string why;
     if (backend->supports(request.op, tensor->scalar_type(), device, &why)) return *backend;
-    throw DistBackendError("backend '" + std::string(backend->name()) + "' cannot do " + std::string(request.name) + ": " + why,
+    throw DistBackendError("backend '" + std::string(backend->name()) + "' cannot do " +
+                               std::string(request.name) + ": " + why,
                            Code::unsupported);
   }
-  throw DistBackendError("group " + parts_.name + " was made with backend '" + backend() + "', which serves no tensors on " +
-                             tensor->device().str() + "; name a backend for that device, or move the tensor",
+  throw DistBackendError("group " + parts_.name + " was made with backend '" + backend() +
+                             "', which serves no tensors on " + tensor->device().str() +
+                             "; name a backend for that device, or move the tensor",
                          Code::unsupported);
 }
 
 int ProcessGroup::group_rank_of(int global_rank) const {
   const auto at = std::find(parts_.ranks.begin(), parts_.ranks.end(), global_rank);
   if (at == parts_.ranks.end())
-    group::invalid("rank " + std::to_string(global_rank) + " of the default group is not a member of group " + parts_.name +
+    group::invalid("rank " + std::to_string(global_rank) +
+                   " of the default group is not a member of group " + parts_.name +
                    ", whose members are " + shown_ranks(parts_.ranks));
   return static_cast<int>(at - parts_.ranks.begin());
 }
 
 int ProcessGroup::global_rank_of(int group_rank) const {
   if (group_rank < 0 || group_rank >= static_cast<int>(parts_.ranks.size()))
-    group::invalid("group " + parts_.name + " has no rank " + std::to_string(group_rank) + "; its ranks are 0 to " +
-                   std::to_string(parts_.ranks.size() - 1));
+    group::invalid("group " + parts_.name + " has no rank " + std::to_string(group_rank) +
+                   "; its ranks are 0 to " + std::to_string(parts_.ranks.size() - 1));
   return parts_.ranks[static_cast<std::size_t>(group_rank)];
 }
 
@@ -272,8 +292,10 @@ Status ProcessGroup::failure() const {
 }
 
 bool ProcessGroup::failure_was_shown() const {
-  return aborted_ || std::any_of(parts_.backends.begin(), parts_.backends.end(),
-                                 [](const auto& entry) { return !entry.second->failure().ok() && entry.second->failure_was_shown(); });
+  return aborted_ ||
+         std::any_of(parts_.backends.begin(), parts_.backends.end(), [](const auto& entry) {
+           return !entry.second->failure().ok() && entry.second->failure_was_shown();
+         });
 }
 
 ProcessGroupBackend* ProcessGroup::backend_of_cpu() const {

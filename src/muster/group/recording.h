@@ -18,11 +18,14 @@ inline trace::Call call_of(const Request& request, const std::vector<int>& ranks
   call.tag = request.tag;
   call.async = request.async_op;
   const int other = collective::is_message(request.op) ? request.peer : request.root;
-  if (other >= 0 && other < static_cast<int>(ranks.size())) call.peer = ranks[static_cast<std::size_t>(other)];
+  if (other >= 0 && other < static_cast<int>(ranks.size()))
+    call.peer = ranks[static_cast<std::size_t>(other)];
   const auto bytes_of = [](const Slices& slices) {
     std::uint64_t bytes = 0;
     for (const auto& slice : slices) {
-      for (const auto& tensor : slice) bytes += static_cast<std::uint64_t>(tensor.numel()) * tensor.element_size();  // sparse ones too
+      for (const auto& tensor : slice)
+        bytes +=
+            static_cast<std::uint64_t>(tensor.numel()) * tensor.element_size();  // sparse ones too
     }
     return bytes;
   };

@@ -43,14 +43,18 @@ TEST(Reductions, AllReduceGivesTheSameBitsEverywhere) {
   });
 }
 
-// spec: F14 PRODUCT, MIN, MAX, AVG divides by the group's size; F19 AVG truncates integers towards zero
+// spec: F14 PRODUCT, MIN, MAX, AVG divides by the group's size; F19 AVG truncates integers towards
+// zero
 TEST(Reductions, AllReduceWithEveryArithmeticOp) {
   on_ranks(3, [](int rank) {
-    for (const auto dtype : {at::kByte, at::kInt, at::kLong, at::kHalf, at::kBFloat16, at::kFloat, at::kDouble}) {
+    for (const auto dtype :
+         {at::kByte, at::kInt, at::kLong, at::kHalf, at::kBFloat16, at::kFloat, at::kDouble}) {
       for (const ReduceOp op : {ReduceOp::PRODUCT, ReduceOp::MIN, ReduceOp::MAX, ReduceOp::AVG}) {
         auto tensor = values(rank, {9}, dtype);
         all_reduce(tensor, {.op = op});
-        EXPECT_TRUE(torch::allclose(tensor.to(at::kDouble), reduced(3, {9}, dtype, op).to(at::kDouble))) << tensor << op.kind() << dtype;
+        EXPECT_TRUE(
+            torch::allclose(tensor.to(at::kDouble), reduced(3, {9}, dtype, op).to(at::kDouble)))
+            << tensor << op.kind() << dtype;
       }
     }
     auto negative = torch::tensor({rank == 0 ? -5 : 0});
@@ -76,20 +80,28 @@ TEST(Reductions, BitOperations) {
 TEST(Reductions, ImpossibleReductionsAreNamed) {
   on_ranks(2, [](int) {
     for (const ReduceOp op : {ReduceOp::BAND, ReduceOp::BOR, ReduceOp::BXOR}) {
-      EXPECT_HAS(message_of<DistError>([&] { all_reduce(torch::zeros({2}), {.op = op}); }), "float32");
-      EXPECT_HAS(message_of<DistError>([&] { all_reduce(torch::zeros({2}, at::kComplexFloat), {.op = op}); }), "complex64");
+      EXPECT_HAS(message_of<DistError>([&] { all_reduce(torch::zeros({2}), {.op = op}); }),
+                 "float32");
+      EXPECT_HAS(message_of<DistError>(
+                     [&] { all_reduce(torch::zeros({2}, at::kComplexFloat), {.op = op}); }),
+                 "complex64");
     }
     for (const ReduceOp op : {ReduceOp::MIN, ReduceOp::MAX, ReduceOp::PRODUCT})
-      EXPECT_HAS(message_of<DistError>([&] { all_reduce(torch::zeros({2}, at::kComplexDouble), {.op = op}); }), "complex128");
-    EXPECT_HAS(message_of<DistError>([&] { all_reduce(torch::zeros({2}, at::kFloat8_e5m2)); }), "all_reduce");
-    EXPECT_HAS(message_of<DistError>([&] { reduce(torch::zeros({2}, at::kUInt16), {.dst = 0}); }), "reduce");
+      EXPECT_HAS(message_of<DistError>(
+                     [&] { all_reduce(torch::zeros({2}, at::kComplexDouble), {.op = op}); }),
+                 "complex128");
+    EXPECT_HAS(message_of<DistError>([&] { all_reduce(torch::zeros({2}, at::kFloat8_e5m2)); }),
+               "all_reduce");
+    EXPECT_HAS(message_of<DistError>([&] { reduce(torch::zeros({2}, at::kUInt16), {.dst = 0}); }),
+               "reduce");
     auto after = torch::ones({2});
     all_reduce(after);  // the group was not touched
     EXPECT_SAME(after, torch::full({2}, 2.0));
   });
 }
 
-// spec: F19 PREMUL_SUM multiplies each rank's input by its factor, F14 reduce_op, op defaults to SUM
+// spec: F19 PREMUL_SUM multiplies each rank's input by its factor, F14 reduce_op, op defaults to
+// SUM
 TEST(Reductions, PremulSumCarriesItsFactor) {
   on_ranks(3, [](int rank) {
     auto tensor = values(rank, {6}, at::kDouble);
@@ -128,7 +140,8 @@ TEST(Reductions, ReduceWritesOnlyOnDst) {
     for (int root = 0; root < 3; ++root) {
       auto tensor = values(rank, {7});
       reduce(tensor, {.dst = root});
-      EXPECT_SAME(tensor, rank == root ? reduced(3, {7}, at::kFloat, ReduceOp::SUM) : values(rank, {7}));
+      EXPECT_SAME(tensor,
+                  rank == root ? reduced(3, {7}, at::kFloat, ReduceOp::SUM) : values(rank, {7}));
     }
   });
 }
@@ -156,7 +169,9 @@ TEST(Reductions, ReduceScatterTensor) {
     auto stacked = torch::zeros({2, 2}, at::kLong);
     reduce_scatter_tensor(stacked, values(rank, {3, 2, 2}, at::kLong));
     EXPECT_SAME(stacked, whole.view({3, 2, 2})[rank]);
-    EXPECT_HAS(message_of<DistError>([&] { reduce_scatter_tensor(mine, torch::zeros({7}, at::kLong)); }), "[2, 2]");
+    EXPECT_HAS(
+        message_of<DistError>([&] { reduce_scatter_tensor(mine, torch::zeros({7}, at::kLong)); }),
+        "[2, 2]");
   });
 }
 

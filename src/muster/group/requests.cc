@@ -37,19 +37,24 @@ Slices each_of(const std::vector<TensorList>& lists) {
 
 std::string shape(const at::Tensor& tensor) { return c10::str(tensor.sizes()); }
 
-/// `whole` as one part per member: parts shaped like `part`, concatenated along dimension 0 or stacked along a new one.
+/// `whole` as one part per member: parts shaped like `part`, concatenated along dimension 0 or
+/// stacked along a new one.
 Slices members_of(const at::Tensor& whole, const at::Tensor& part, int members) {
   if (!whole.defined() || !part.defined()) invalid("a tensor is undefined; give it storage first");
   Slices slices;
   slices.reserve(static_cast<std::size_t>(members));
   const auto wanted = part.sizes();
   const auto have = whole.sizes();
-  const bool stacked = have.size() == wanted.size() + 1 && have[0] == members && have.slice(1) == wanted;
-  const bool concatenated =
-      !stacked && !wanted.empty() && have.size() == wanted.size() && have[0] == members * wanted[0] && have.slice(1) == wanted.slice(1);
-  if (!stacked && !concatenated && (whole.numel() != members * part.numel() || !whole.is_contiguous())) {
-    invalid("a tensor of shape " + shape(whole) + " does not hold " + std::to_string(members) + " parts of shape " + shape(part) +
-            ", one per member, neither concatenated along dimension 0 nor stacked along a new first dimension");
+  const bool stacked =
+      have.size() == wanted.size() + 1 && have[0] == members && have.slice(1) == wanted;
+  const bool concatenated = !stacked && !wanted.empty() && have.size() == wanted.size() &&
+                            have[0] == members * wanted[0] && have.slice(1) == wanted.slice(1);
+  if (!stacked && !concatenated &&
+      (whole.numel() != members * part.numel() || !whole.is_contiguous())) {
+    invalid("a tensor of shape " + shape(whole) + " does not hold " + std::to_string(members) +
+            " parts of shape " + shape(part) +
+            ", one per member, neither concatenated along dimension 0 nor stacked along a new "
+            "first dimension");
   }
   const auto flat = stacked || concatenated ? whole : whole.view({-1});
   const auto rows = concatenated ? wanted[0] : part.numel();
@@ -59,24 +64,27 @@ Slices members_of(const at::Tensor& whole, const at::Tensor& part, int members) 
 }
 
 /// Dimension 0 of `tensor` in pieces of `sizes` rows, or in equal pieces where `sizes` is empty.
-Slices split(const at::Tensor& tensor, std::vector<std::int64_t> sizes, int members, const std::string& side) {
+Slices split(const at::Tensor& tensor, std::vector<std::int64_t> sizes, int members,
+             const std::string& side) {
   if (!tensor.defined()) invalid(side + " is undefined; give it storage first");
-  if (tensor.dim() == 0) invalid(side + " has no dimension 0 to be split; give a tensor of at least one dimension");
+  if (tensor.dim() == 0)
+    invalid(side + " has no dimension 0 to be split; give a tensor of at least one dimension");
   const auto rows = tensor.size(0);
   if (sizes.empty()) {
     if (rows % members != 0)
-      invalid(side + " has " + std::to_string(rows) + " rows, which " + std::to_string(members) + " members cannot share equally; give " +
-              side + "_split_sizes");
+      invalid(side + " has " + std::to_string(rows) + " rows, which " + std::to_string(members) +
+              " members cannot share equally; give " + side + "_split_sizes");
     sizes.assign(static_cast<std::size_t>(members), rows / members);
   }
   if (sizes.size() != static_cast<std::size_t>(members))
-    invalid(side + "_split_sizes has " + std::to_string(sizes.size()) + " entries; give " + std::to_string(members) +
-            ", one per member of the group");
+    invalid(side + "_split_sizes has " + std::to_string(sizes.size()) + " entries; give " +
+            std::to_string(members) + ", one per member of the group");
   const auto sum = std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0});
   for (const auto size : sizes)
     if (size < 0 || sum != rows)
-      invalid(side + "_split_sizes " + c10::str(at::IntArrayRef(sizes)) + " must not be negative and must sum to the " +
-              std::to_string(rows) + " rows of the tensor");
+      invalid(side + "_split_sizes " + c10::str(at::IntArrayRef(sizes)) +
+              " must not be negative and must sum to the " + std::to_string(rows) +
+              " rows of the tensor");
   Slices slices;
   std::int64_t at = 0;
   for (const auto size : sizes) {
@@ -90,18 +98,22 @@ void need_tensors(const TensorList& tensors) {
   if (tensors.empty()) invalid("the list of tensors is empty; give it at least one");
 }
 
-/// Coalesced: every list of `lists` has as many tensors as `like`, so that none is taken for another.
-void need_same_length(const char* what, const std::vector<TensorList>& lists, const TensorList& like) {
+/// Coalesced: every list of `lists` has as many tensors as `like`, so that none is taken for
+/// another.
+void need_same_length(const char* what, const std::vector<TensorList>& lists,
+                      const TensorList& like) {
   for (std::size_t i = 0; i < lists.size(); ++i)
     if (lists[i].size() != like.size())
-      invalid(std::string(what) + " " + std::to_string(i) + " has " + std::to_string(lists[i].size()) + " tensors and the other side " +
+      invalid(std::string(what) + " " + std::to_string(i) + " has " +
+              std::to_string(lists[i].size()) + " tensors and the other side " +
               std::to_string(like.size()) + "; give every member's list the same tensors");
 }
 void need_same_elements(const TensorList& a, const TensorList& b) {
   for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i)
     if (a[i].defined() && b[i].defined() && a[i].numel() != b[i].numel())
       invalid("tensor " + std::to_string(i) + " of this rank has " + std::to_string(a[i].numel()) +
-              " elements and its place on the other side " + std::to_string(b[i].numel()) + "; give both the same shape");
+              " elements and its place on the other side " + std::to_string(b[i].numel()) +
+              "; give both the same shape");
 }
 
 }  // namespace
@@ -141,7 +153,8 @@ Request reduce(const ProcessGroup& group, at::Tensor tensor, const ReduceOptions
           .timeout = options.timeout};
 }
 
-Request all_gather(const ProcessGroup&, const TensorList& tensor_list, const at::Tensor& tensor, const CollectiveOptions& options) {
+Request all_gather(const ProcessGroup&, const TensorList& tensor_list, const at::Tensor& tensor,
+                   const CollectiveOptions& options) {
   return {.op = Op::all_gather,
           .name = "all_gather",
           .inputs = one(tensor),
@@ -150,8 +163,8 @@ Request all_gather(const ProcessGroup&, const TensorList& tensor_list, const at:
           .timeout = options.timeout};
 }
 
-Request all_gather_into_tensor(const ProcessGroup& group, at::Tensor output_tensor, const at::Tensor& input_tensor,
-                               const CollectiveOptions& options) {
+Request all_gather_into_tensor(const ProcessGroup& group, at::Tensor output_tensor,
+                               const at::Tensor& input_tensor, const CollectiveOptions& options) {
   return {.op = Op::all_gather,
           .name = "all_gather_into_tensor",
           .inputs = one(input_tensor),
@@ -183,7 +196,8 @@ Request scatter(const ProcessGroup& group, at::Tensor tensor, const ScatterOptio
           .timeout = options.timeout};
 }
 
-Request reduce_scatter(const ProcessGroup&, at::Tensor output, const TensorList& input_list, const ReduceScatterOptions& options) {
+Request reduce_scatter(const ProcessGroup&, at::Tensor output, const TensorList& input_list,
+                       const ReduceScatterOptions& options) {
   return {.op = Op::reduce_scatter,
           .name = "reduce_scatter",
           .inputs = each(input_list),
@@ -193,7 +207,8 @@ Request reduce_scatter(const ProcessGroup&, at::Tensor output, const TensorList&
           .timeout = options.timeout};
 }
 
-Request reduce_scatter_tensor(const ProcessGroup& group, at::Tensor output, const at::Tensor& input, const ReduceScatterOptions& options) {
+Request reduce_scatter_tensor(const ProcessGroup& group, at::Tensor output, const at::Tensor& input,
+                              const ReduceScatterOptions& options) {
   return {.op = Op::reduce_scatter,
           .name = "reduce_scatter_tensor",
           .inputs = members_of(input, output, group.size()),
@@ -203,7 +218,8 @@ Request reduce_scatter_tensor(const ProcessGroup& group, at::Tensor output, cons
           .timeout = options.timeout};
 }
 
-Request all_to_all_single(const ProcessGroup& group, at::Tensor output, const at::Tensor& input, const AllToAllSingleOptions& options) {
+Request all_to_all_single(const ProcessGroup& group, at::Tensor output, const at::Tensor& input,
+                          const AllToAllSingleOptions& options) {
   return {.op = Op::all_to_all,
           .name = "all_to_all_single",
           .inputs = split(input, options.input_split_sizes, group.size(), "input"),
@@ -213,8 +229,8 @@ Request all_to_all_single(const ProcessGroup& group, at::Tensor output, const at
           .timeout = options.timeout};
 }
 
-Request all_to_all(const ProcessGroup&, const TensorList& output_tensor_list, const TensorList& input_tensor_list,
-                   const CollectiveOptions& options) {
+Request all_to_all(const ProcessGroup&, const TensorList& output_tensor_list,
+                   const TensorList& input_tensor_list, const CollectiveOptions& options) {
   return {.op = Op::all_to_all,
           .name = "all_to_all",
           .inputs = each(input_tensor_list),
@@ -224,10 +240,14 @@ Request all_to_all(const ProcessGroup&, const TensorList& output_tensor_list, co
 }
 
 Request barrier(const ProcessGroup&, const BarrierOptions& options) {
-  return {.op = Op::barrier, .name = "barrier", .async_op = options.async_op, .timeout = options.timeout};
+  return {.op = Op::barrier,
+          .name = "barrier",
+          .async_op = options.async_op,
+          .timeout = options.timeout};
 }
 
-Request all_reduce_coalesced(const ProcessGroup&, const TensorList& tensors, const AllReduceOptions& options) {
+Request all_reduce_coalesced(const ProcessGroup&, const TensorList& tensors,
+                             const AllReduceOptions& options) {
   need_tensors(tensors);
   return {.op = Op::all_reduce,
           .name = "all_reduce_coalesced",
@@ -238,12 +258,15 @@ Request all_reduce_coalesced(const ProcessGroup&, const TensorList& tensors, con
           .timeout = options.timeout};
 }
 
-Request all_gather_coalesced(const ProcessGroup& group, const std::vector<TensorList>& output_tensor_lists,
-                             const TensorList& input_tensor_list, const CollectiveOptions& options) {
+Request all_gather_coalesced(const ProcessGroup& group,
+                             const std::vector<TensorList>& output_tensor_lists,
+                             const TensorList& input_tensor_list,
+                             const CollectiveOptions& options) {
   need_tensors(input_tensor_list);
   need_same_length("output_tensor_lists", output_tensor_lists, input_tensor_list);
   const auto me = static_cast<std::size_t>(group.rank());
-  if (me < output_tensor_lists.size()) need_same_elements(input_tensor_list, output_tensor_lists[me]);
+  if (me < output_tensor_lists.size())
+    need_same_elements(input_tensor_list, output_tensor_lists[me]);
   return {.op = Op::all_gather,
           .name = "all_gather_coalesced",
           .inputs = {all_of(input_tensor_list)},
@@ -253,7 +276,8 @@ Request all_gather_coalesced(const ProcessGroup& group, const std::vector<Tensor
 }
 
 Request reduce_scatter_coalesced(const ProcessGroup& group, const TensorList& output_tensors,
-                                 const std::vector<TensorList>& input_tensor_lists, const ReduceScatterOptions& options) {
+                                 const std::vector<TensorList>& input_tensor_lists,
+                                 const ReduceScatterOptions& options) {
   need_tensors(output_tensors);
   need_same_length("input_tensor_lists", input_tensor_lists, output_tensors);
   const auto me = static_cast<std::size_t>(group.rank());

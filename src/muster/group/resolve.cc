@@ -12,16 +12,19 @@ Group acting(const Group& group, std::string_view call) {
   return which->is_member() ? which : nullptr;
 }
 
-int group_rank(const ProcessGroup& group, std::string_view keyword, std::optional<int> global_rank, std::optional<int> local_rank,
-               std::optional<int> fallback) {
+int group_rank(const ProcessGroup& group, std::string_view keyword, std::optional<int> global_rank,
+               std::optional<int> local_rank, std::optional<int> fallback) {
   const std::string name(keyword);
-  if (global_rank && local_rank) invalid(name + " and group_" + name + " exclude each other; give one of them");
+  if (global_rank && local_rank)
+    invalid(name + " and group_" + name + " exclude each other; give one of them");
   if (local_rank) {
     group.global_rank_of(*local_rank);  // throws where there is no such rank
     return *local_rank;
   }
   if (!global_rank) global_rank = fallback;
-  if (!global_rank) invalid("needs " + name + " (a rank of the default group) or group_" + name + " (a rank of the group)");
+  if (!global_rank)
+    invalid("needs " + name + " (a rank of the default group) or group_" + name +
+            " (a rank of the group)");
   return group.group_rank_of(*global_rank);
 }
 

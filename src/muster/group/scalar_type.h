@@ -7,7 +7,8 @@
 
 namespace muster::group {
 
-/// Types that the engine cannot reduce become `raw8` to `raw64` by their width. A complex128-wide type beyond those is not known to torch.
+/// Types that the engine cannot reduce become `raw8` to `raw64` by their width. A complex128-wide
+/// type beyond those is not known to torch.
 inline DType to_dtype(at::ScalarType type) {
   switch (type) {
     case at::kBool: return DType::boolean;

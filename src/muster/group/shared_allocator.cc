@@ -25,8 +25,8 @@ namespace {
 using transport::Arena;
 using Wanted = group::SharedSizes::Wanted;
 
-// What this thread makes in shared memory just now, and what it did before and has not put away. The plain pointer is what allocations look
-// at, at the thread's very end too.
+// What this thread makes in shared memory just now, and what it did before and has not put away.
+// The plain pointer is what allocations look at, at the thread's very end too.
 struct AllWanted {
   ~AllWanted();
   std::vector<std::shared_ptr<const Wanted>> each;
@@ -34,11 +34,14 @@ struct AllWanted {
 constinit thread_local const AllWanted* t_wanted = nullptr;
 AllWanted::~AllWanted() { t_wanted = nullptr; }
 
-bool is_wanted(const Wanted& wanted) { return wanted.thread.load(std::memory_order_relaxed) == &t_wanted; }
+bool is_wanted(const Wanted& wanted) {
+  return wanted.thread.load(std::memory_order_relaxed) == &t_wanted;
+}
 bool is_wanted(std::size_t bytes) {
   if (t_wanted == nullptr) return false;
   return std::ranges::any_of(t_wanted->each, [bytes](const auto& wanted) {
-    return is_wanted(*wanted) && std::binary_search(wanted->sizes.begin(), wanted->sizes.end(), bytes);
+    return is_wanted(*wanted) &&
+           std::binary_search(wanted->sizes.begin(), wanted->sizes.end(), bytes);
   });
 }
 
@@ -49,7 +52,9 @@ constexpr std::uint8_t kPriority = 200;
 
 class SharedAllocator final : public c10::Allocator {
  public:
-  explicit SharedAllocator(c10::Allocator* below) : below_(below) { free_below_ = below->raw_deleter(); }
+  explicit SharedAllocator(c10::Allocator* below) : below_(below) {
+    free_below_ = below->raw_deleter();
+  }
 
   c10::DataPtr allocate(std::size_t bytes) override {
     const bool shared = bytes > private_up_to_.load(std::memory_order_relaxed) || is_wanted(bytes);
@@ -58,9 +63,13 @@ class SharedAllocator final : public c10::Allocator {
     return {memory, memory, &release, c10::Device(c10::DeviceType::CPU)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
-  void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
 
-  void use_above(std::size_t private_up_to) { private_up_to_.store(private_up_to, std::memory_order_relaxed); }
+  void use_above(std::size_t private_up_to) {
+    private_up_to_.store(private_up_to, std::memory_order_relaxed);
+  }
   bool enabled() const { return private_up_to_.load(std::memory_order_relaxed) != kNothing; }
   std::uint64_t fallbacks() const { return fallbacks_.load(std::memory_order_relaxed); }
 
@@ -97,7 +106,8 @@ SharedAllocator& installed() {
     c10::Allocator* below = c10::GetCPUAllocator();
     if (below->raw_deleter() == nullptr) below = c10::GetDefaultCPUAllocator();
     auto* const made = new SharedAllocator(below);
-    std::atomic_thread_fence(std::memory_order_release);  // for threads that allocate meanwhile: torch keeps a plain pointer
+    std::atomic_thread_fence(std::memory_order_release);  // for threads that allocate meanwhile:
+                                                          // torch keeps a plain pointer
     c10::SetCPUAllocator(made, kPriority);
     g_installed.store(made, std::memory_order_release);
     return made;
@@ -117,7 +127,9 @@ void use_shared_allocator(const SharedAllocatorOptions& options) {
   if (options.read_only) arena->make_read_only();
   SharedAllocator& allocator = installed();
   if (c10::GetCPUAllocator() != &allocator)
-    throw DistError("use_shared_allocator: another library's allocator of CPU tensors has a higher priority", Code::unsupported);
+    throw DistError(
+        "use_shared_allocator: another library's allocator of CPU tensors has a higher priority",
+        Code::unsupported);
   allocator.use_above(options.private_up_to);
 }
 
@@ -152,7 +164,8 @@ group::SharedSizes::SharedSizes(std::vector<std::size_t> bytes) {
   std::erase_if(bytes, [](std::size_t size) { return size <= kPrivateUpTo; });
   if (bytes.empty() || !take(env_flag("MUSTER_SHARE_MEMORY")).value_or(true)) return;
   const auto arena = Arena::of_process();
-  if (!arena || c10::GetCPUAllocator()->raw_deleter() == nullptr) return;  // all of it stays private, then
+  if (!arena || c10::GetCPUAllocator()->raw_deleter() == nullptr)
+    return;  // all of it stays private, then
   installed();
   std::ranges::sort(bytes);
   kept_ = std::accumulate(bytes.begin(), bytes.end(), std::size_t{0});
@@ -165,13 +178,15 @@ group::SharedSizes::SharedSizes(std::vector<std::size_t> bytes) {
 group::SharedSizes::~SharedSizes() {
   end();
   // A forked child's arena is another one, which keeps nothing for this.
-  if (wanted_ && wanted_->arena == Arena::if_made()) wanted_->arena->keep_more(-static_cast<std::ptrdiff_t>(kept_));
+  if (wanted_ && wanted_->arena == Arena::if_made())
+    wanted_->arena->keep_more(-static_cast<std::ptrdiff_t>(kept_));
 }
 
 void group::SharedSizes::begin() {
   if (!wanted_) return;
   thread_local AllWanted all;
-  std::erase_if(all.each, [this](const auto& wanted) { return wanted == wanted_ || !is_wanted(*wanted); });
+  std::erase_if(all.each,
+                [this](const auto& wanted) { return wanted == wanted_ || !is_wanted(*wanted); });
   all.each.push_back(wanted_);
   wanted_->thread.store(&t_wanted, std::memory_order_relaxed);
   t_wanted = &all;

@@ -1,5 +1,6 @@
-// The shared allocator: where ordinary tensors stand, that every collective on them gives what it gives on private ones, and what must not
-// go wrong with forks, threads, exhaustion and ranks that die or come late.
+// The shared allocator: where ordinary tensors stand, that every collective on them gives what it
+// gives on private ones, and what must not go wrong with forks, threads, exhaustion and ranks that
+// die or come late.
 #include "muster/group/shared_allocator.h"
 
 #include <ATen/Parallel.h>
@@ -43,13 +44,18 @@ at::Tensor bytes(std::int64_t count) { return at::empty({count}, at::kByte); }
 /// A name that is not there yet, for ranks to meet by.
 std::string meeting_file() {
   static int made = 0;
-  const auto path = std::string(::testing::TempDir()) + "shared_" + std::to_string(::getpid()) + "_" + std::to_string(made++);
+  const auto path = std::string(::testing::TempDir()) + "shared_" + std::to_string(::getpid()) +
+                    "_" + std::to_string(made++);
   ::unlink(path.c_str());
   return path;
 }
 void join_job(const std::string& file, int rank, int world_size, Duration timeout = kLimit) {
   at::set_num_threads(1);
-  init_process_group({.init_method = "file://" + file, .timeout = timeout, .world_size = world_size, .rank = rank, .share_memory = true});
+  init_process_group({.init_method = "file://" + file,
+                      .timeout = timeout,
+                      .world_size = world_size,
+                      .rank = rank,
+                      .share_memory = true});
 }
 
 TEST(SharedAllocator, OrdinaryTensorsStandInTheArenaWhileItIsOn) {
@@ -64,7 +70,8 @@ TEST(SharedAllocator, OrdinaryTensorsStandInTheArenaWhileItIsOn) {
     EXPECT_TRUE(in_shared_memory(odd));
     EXPECT_TRUE(in_shared_memory(torch::ones({200, 200}) * 2));
     EXPECT_TRUE(in_shared_memory(large.narrow(0, 5000, 10)));
-    for (const auto& each : {large, odd}) EXPECT_EQ(reinterpret_cast<std::uintptr_t>(each.data_ptr()) % 64, 0u);
+    for (const auto& each : {large, odd})
+      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(each.data_ptr()) % 64, 0u);
     EXPECT_GE(shared_allocator_stats().bytes_in_use, taken + kMega + 100'001);
     EXPECT_GE(shared_allocator_stats().bytes_reserved, shared_allocator_stats().bytes_in_use);
 
@@ -88,7 +95,10 @@ TEST(SharedAllocator, OrdinaryTensorsStandInTheArenaWhileItIsOn) {
 
 TEST(SharedAllocator, BelongsToInitProcessGroup) {
   const auto init = [](std::optional<bool> share_memory) {
-    init_process_group({.world_size = 1, .rank = 0, .store = std::make_shared<HashStore>(), .share_memory = share_memory});
+    init_process_group({.world_size = 1,
+                        .rank = 0,
+                        .store = std::make_shared<HashStore>(),
+                        .share_memory = share_memory});
     destroy_process_group();
     const bool on = shared_allocator_stats().enabled;
     use_shared_allocator({.enabled = false});
@@ -103,7 +113,8 @@ TEST(SharedAllocator, BelongsToInitProcessGroup) {
   EXPECT_HAS(testing::message_of<DistError>([&] { init({}); }), "MUSTER_SHARE_MEMORY");
   ::unsetenv("MUSTER_SHARE_MEMORY");
   const Sharing on({.private_up_to = 5'000'000});
-  init_process_group({.world_size = 1, .rank = 0, .store = std::make_shared<HashStore>(), .share_memory = true});
+  init_process_group(
+      {.world_size = 1, .rank = 0, .store = std::make_shared<HashStore>(), .share_memory = true});
   destroy_process_group();
   EXPECT_FALSE(in_shared_memory(bytes(kMiB))) << "the options that were given before are kept";
 }
@@ -130,7 +141,8 @@ TEST(SharedAllocator, TensorsOfGivenSizesStandInTheArenaWhileAThreadSaysSo) {
     EXPECT_TRUE(in_shared_memory(bytes(50'000)));
   }).join();
   EXPECT_FALSE(in_shared_memory(bytes(50'000))) << "it has begun elsewhere since";
-  std::thread([] {  // the sizes outlive whoever gave them, as long as the thread looks at them; AddressSanitizer would tell
+  std::thread([] {  // the sizes outlive whoever gave them, as long as the thread looks at them;
+                    // AddressSanitizer would tell
     std::optional<group::SharedSizes> gone(std::in_place, std::vector<std::size_t>{60'000});
     gone->begin();
     gone.reset();
@@ -172,7 +184,8 @@ std::string play_all(int rank, int size, std::int64_t elements) {
   const auto wide_sum = testing::reduced(size, {elements * size}, at::kFloat, ReduceOp::SUM);
   std::string wrong;
   const auto expect = [&](const char* what, const at::Tensor& is, const at::Tensor& should) {
-    if (!torch::equal(is, should)) wrong += std::string(what) + " of " + std::to_string(elements) + " elements; ";
+    if (!torch::equal(is, should))
+      wrong += std::string(what) + " of " + std::to_string(elements) + " elements; ";
   };
   TensorList slices, filled;
   for (int r = 0; r < size; ++r) {
@@ -193,22 +206,26 @@ std::string play_all(int rank, int size, std::int64_t elements) {
   broadcast(x, {.src = size - 1});
   expect("broadcast", x, values(size - 1, {elements}));
   all_gather(filled, mine);
-  for (int r = 0; r < size; ++r) expect("all_gather", filled[static_cast<std::size_t>(r)], values(r, {elements}));
+  for (int r = 0; r < size; ++r)
+    expect("all_gather", filled[static_cast<std::size_t>(r)], values(r, {elements}));
   x = at::empty({elements});
   reduce_scatter(x, slices);
   expect("reduce_scatter", x, wide_sum.narrow(0, rank * elements, elements));
   all_to_all(filled, slices);
   for (int r = 0; r < size; ++r)
-    expect("all_to_all", filled[static_cast<std::size_t>(r)], values(r, {elements * size}).narrow(0, rank * elements, elements));
+    expect("all_to_all", filled[static_cast<std::size_t>(r)],
+           values(r, {elements * size}).narrow(0, rank * elements, elements));
   x = at::empty({elements});
   scatter(x, {.scatter_list = rank == 0 ? slices : TensorList{}, .src = 0});
   expect("scatter", x, values(0, {elements * size}).narrow(0, rank * elements, elements));
   gather(mine, {.gather_list = rank == 0 ? filled : TensorList{}, .dst = 0});
-  for (int r = 0; rank == 0 && r < size; ++r) expect("gather", filled[static_cast<std::size_t>(r)], values(r, {elements}));
+  for (int r = 0; rank == 0 && r < size; ++r)
+    expect("gather", filled[static_cast<std::size_t>(r)], values(r, {elements}));
   return wrong;
 }
 
-// spec: F2 F3 F4 F5 F6 F7 F8 on ordinary tensors in shared memory, beside ranks whose tensors are private
+// spec: F2 F3 F4 F5 F6 F7 F8 on ordinary tensors in shared memory, beside ranks whose tensors are
+// private
 TEST(SharedAllocator, EveryCollectiveBetweenProcesses) {
   struct Scene {
     bool read_only;
@@ -221,7 +238,8 @@ TEST(SharedAllocator, EveryCollectiveBetweenProcesses) {
       join_job(file, rank, 3);
       if (rank == scene.private_rank) use_shared_allocator({.enabled = false});
       std::string wrong;
-      for (const std::int64_t elements : {std::int64_t{3}, std::int64_t{20'000}, std::int64_t{300'001}})
+      for (const std::int64_t elements :
+           {std::int64_t{3}, std::int64_t{20'000}, std::int64_t{300'001}})
         wrong += play_all(rank, 3, elements);
       const bool shared = in_shared_memory(bytes(kMiB));
       destroy_process_group();
@@ -240,8 +258,8 @@ TEST(SharedAllocator, EveryCollectiveBetweenThreads) {
   }
 }
 
-// Sizes from nothing to some MiB on several threads, each tensor filled, checked and freed by another thread's turn; what is freed goes
-// back.
+// Sizes from nothing to some MiB on several threads, each tensor filled, checked and freed by
+// another thread's turn; what is freed goes back.
 TEST(SharedAllocator, ThreadsMakeAndDropTensors) {
   const auto taken = shared_allocator_stats().bytes_in_use;
   {
@@ -254,7 +272,8 @@ TEST(SharedAllocator, ThreadsMakeAndDropTensors) {
       threads.emplace_back([&, id] {
         std::mt19937_64 random(testing::test_seed() + id);
         for (int round = 0; round < 500; ++round) {
-          const auto size = static_cast<std::int64_t>(random() % (random() % 20 == 0 ? 6'000'000 : 200'000));
+          const auto size =
+              static_cast<std::int64_t>(random() % (random() % 20 == 0 ? 6'000'000 : 200'000));
           const auto mark = static_cast<std::uint8_t>(random());
           auto made = bytes(size);
           if (size > 0) std::memset(made.data_ptr(), mark, static_cast<std::size_t>(size));
@@ -268,7 +287,8 @@ TEST(SharedAllocator, ThreadsMakeAndDropTensors) {
             common.pop_back();
           }
           const auto* data = old.first.data_ptr<std::uint8_t>();
-          for (std::int64_t at = 0; at < old.first.numel(); at += 997) faults += data[at] != old.second;
+          for (std::int64_t at = 0; at < old.first.numel(); at += 997)
+            faults += data[at] != old.second;
           if (old.first.numel() > 0) faults += data[old.first.numel() - 1] != old.second;
         }
       });
@@ -282,7 +302,8 @@ TEST(SharedAllocator, ThreadsMakeAndDropTensors) {
   const Sharing defaults;
 }
 
-// A data loader's worker: it reads what it inherited, writes to its own copy of it, and makes private tensors.
+// A data loader's worker: it reads what it inherited, writes to its own copy of it, and makes
+// private tensors.
 TEST(SharedAllocator, ForkedChildAllocatesPrivately) {
   const Sharing on;
   auto inherited = torch::full({100'000}, 7);
@@ -325,7 +346,8 @@ TEST(SharedAllocator, WithoutRoomTensorsArePrivate) {
   EXPECT_EQ(shared, 2);
   EXPECT_EQ(shared_allocator_stats().fallbacks, before.fallbacks + 4);
   EXPECT_LE(shared_allocator_stats().bytes_reserved, shared_allocator_stats().limit);
-  for (int i = 0; i < 6; ++i) EXPECT_TRUE(all[static_cast<std::size_t>(i)].eq(i).all().item<bool>());
+  for (int i = 0; i < 6; ++i)
+    EXPECT_TRUE(all[static_cast<std::size_t>(i)].eq(i).all().item<bool>());
   // More than there is anywhere is torch's error, as ever.
   EXPECT_ANY_THROW(bytes(std::int64_t{1} << 50));
   all.clear();
@@ -333,7 +355,8 @@ TEST(SharedAllocator, WithoutRoomTensorsArePrivate) {
   use_shared_allocator();
 }
 
-/// Reduces tensors made anew for every round until that fails; whom the failure names, or what went wrong.
+/// Reduces tensors made anew for every round until that fails; whom the failure names, or what went
+/// wrong.
 std::string reduce_until_failure(int size, SharedCounter& rounds) {
   for (;;) {
     auto x = torch::ones({kMiB / 2});
@@ -344,7 +367,8 @@ std::string reduce_until_failure(int size, SharedCounter& rounds) {
       x = torch::full({kMiB / 2}, 5);
       for (int i = 0; i < 20; ++i) {
         const auto y = torch::full({kMiB / 2}, i);
-        if (!y.eq(i).all().item<bool>() || !x.eq(5).all().item<bool>()) return "memory was overwritten";
+        if (!y.eq(i).all().item<bool>() || !x.eq(5).all().item<bool>())
+          return "memory was overwritten";
       }
       std::string named = "names";
       for (const int rank : error.ranks()) named += " " + std::to_string(rank);
@@ -355,8 +379,8 @@ std::string reduce_until_failure(int size, SharedCounter& rounds) {
   }
 }
 
-// A rank is killed while others read its memory and write to it: they get an error that names it, no signal, and their memory stays their
-// own.
+// A rank is killed while others read its memory and write to it: they get an error that names it,
+// no signal, and their memory stays their own.
 TEST(SharedAllocator, RankKilledWhileOthersReadItsMemory) {
   const auto file = meeting_file();
   SharedCounter rounds;
@@ -367,10 +391,12 @@ TEST(SharedAllocator, RankKilledWhileOthersReadItsMemory) {
   ASSERT_TRUE(rounds.wait_for(15, kLimit));
   ranks.kill(1, SIGKILL);
   const auto ends = ranks.join(kLimit);
-  for (const std::size_t rank : {0u, 2u}) EXPECT_EQ(ends[rank].report, "names 1") << "rank " << rank;
+  for (const std::size_t rank : {0u, 2u})
+    EXPECT_EQ(ends[rank].report, "names 1") << "rank " << rank;
 }
 
-// A rank comes so late that the others have given up, freed their tensors and used the memory for something else: it must not touch that.
+// A rank comes so late that the others have given up, freed their tensors and used the memory for
+// something else: it must not touch that.
 TEST(SharedAllocator, RankThatComesTooLateTouchesNothing) {
   const auto file = meeting_file();
   SharedCounter others_done;
@@ -385,7 +411,8 @@ TEST(SharedAllocator, RankThatComesTooLateTouchesNothing) {
       auto x = torch::ones({kMiB / 2});
       if (rank == 1 && !others_done.wait_for(2, kLimit)) return "the others do not give up";
       try {
-        all_reduce(x, rank == 1 ? AllReduceOptions{} : AllReduceOptions{.timeout = std::chrono::milliseconds(500)});
+        all_reduce(x, rank == 1 ? AllReduceOptions{}
+                                : AllReduceOptions{.timeout = std::chrono::milliseconds(500)});
         report = "no error";
       } catch (const DistError&) {
       }

@@ -17,10 +17,14 @@ using testing::SharedCounter;
 constexpr auto kShrinkLimit = seconds(180);
 constexpr int kRanks = 5;
 
-/// Reduces in a loop; where that fails goes on with the survivors; ends once `left` ranks have made rounds together. "rank/size sum".
+/// Reduces in a loop; where that fails goes on with the survivors; ends once `left` ranks have made
+/// rounds together. "rank/size sum".
 std::string survive(int rank, const std::string& meeting, int left, SharedCounter& rounds) {
-  init_process_group(
-      {.backend = "native", .init_method = "file://" + meeting, .timeout = kShrinkLimit, .world_size = kRanks, .rank = rank});
+  init_process_group({.backend = "native",
+                      .init_method = "file://" + meeting,
+                      .timeout = kShrinkLimit,
+                      .world_size = kRanks,
+                      .rank = rank});
   for (int good = 0; get_world_size() > left || good < 20;) {
     auto tensor = torch::full({1000}, 1 << rank, at::kInt);
     try {
@@ -42,14 +46,16 @@ std::string survive(int rank, const std::string& meeting, int left, SharedCounte
   return said.str();
 }
 
-/// Kills the groups of victims one after another, each as soon as the survivors of the one before work again.
+/// Kills the groups of victims one after another, each as soon as the survivors of the one before
+/// work again.
 void play(const std::vector<std::vector<int>>& waves) {
   const testing::ScratchFolder scratch;
   SharedCounter rounds;
   std::vector<int> alive{0, 1, 2, 3, 4};
   int left = kRanks;
   for (const auto& wave : waves) left -= static_cast<int>(wave.size());
-  RankProcesses ranks(kRanks, [&](int rank) { return survive(rank, scratch.file("meeting"), left, rounds); });
+  RankProcesses ranks(
+      kRanks, [&](int rank) { return survive(rank, scratch.file("meeting"), left, rounds); });
   int wanted = 0;
   for (const auto& wave : waves) {
     wanted = rounds.value() + static_cast<int>(alive.size()) * 10;
@@ -65,7 +71,8 @@ void play(const std::vector<std::vector<int>>& waves) {
   for (std::size_t position = 0; position < alive.size(); ++position) {
     const auto& end = ends[static_cast<std::size_t>(alive[position])];
     EXPECT_FALSE(end.killed_at_the_limit) << "rank " << alive[position] << " hangs";
-    EXPECT_EQ(end.report, std::to_string(position) + "/" + std::to_string(alive.size()) + " " + std::to_string(sum))
+    EXPECT_EQ(end.report, std::to_string(position) + "/" + std::to_string(alive.size()) + " " +
+                              std::to_string(sum))
         << "rank " << alive[position] << ", wait status " << end.wait_status;
   }
 }

@@ -30,12 +30,13 @@ constexpr std::int64_t kFactWords = sizeof(Facts) / sizeof(std::int64_t);
 
 std::string text_of(const Facts& facts) {
   return std::string(c10::toString(static_cast<at::ScalarType>(facts.dtype))) + " of shape " +
-         c10::str(at::IntArrayRef(facts.sizes, static_cast<std::size_t>(facts.dimensions))) + " with " +
-         std::to_string(facts.sparse_dimensions) + " sparse dimensions";
+         c10::str(at::IntArrayRef(facts.sizes, static_cast<std::size_t>(facts.dimensions))) +
+         " with " + std::to_string(facts.sparse_dimensions) + " sparse dimensions";
 }
 
 bool alike(const Facts& a, const Facts& b) {
-  return std::memcmp(reinterpret_cast<const std::byte*>(&a) + sizeof a.nonzero, reinterpret_cast<const std::byte*>(&b) + sizeof b.nonzero,
+  return std::memcmp(reinterpret_cast<const std::byte*>(&a) + sizeof a.nonzero,
+                     reinterpret_cast<const std::byte*>(&b) + sizeof b.nonzero,
                      sizeof(Facts) - sizeof a.nonzero) == 0;
 }
 
@@ -50,12 +51,17 @@ Facts facts_of(const at::Tensor& tensor) {
 }
 
 void check(const at::Tensor& tensor, ReduceOp op) {
-  if (op != ReduceOp::SUM) invalid("sparse tensors can be reduced with SUM only; give to_dense() for another operation");
-  if (!tensor.device().is_cpu()) invalid("the sparse tensor is on " + tensor.device().str() + "; only those on the CPU can be reduced");
+  if (op != ReduceOp::SUM)
+    invalid("sparse tensors can be reduced with SUM only; give to_dense() for another operation");
+  if (!tensor.device().is_cpu())
+    invalid("the sparse tensor is on " + tensor.device().str() +
+            "; only those on the CPU can be reduced");
   if (tensor.dim() > static_cast<std::int64_t>(kMaxDimensions))
-    invalid("the sparse tensor has " + std::to_string(tensor.dim()) + " dimensions, at most " + std::to_string(kMaxDimensions) +
-            " can be reduced");
-  if (std::string why; !collective::reduce_supports(op.engine(), to_dtype(tensor.scalar_type()), &why)) invalid(why);
+    invalid("the sparse tensor has " + std::to_string(tensor.dim()) + " dimensions, at most " +
+            std::to_string(kMaxDimensions) + " can be reduced");
+  if (std::string why;
+      !collective::reduce_supports(op.engine(), to_dtype(tensor.scalar_type()), &why))
+    invalid(why);
 }
 
 /// Over before anybody could wait for it.
@@ -66,7 +72,8 @@ class FinishedWork final : public Work {
   bool is_success() override { return true; }
   bool wait(std::optional<Duration>) override { return true; }
   c10::intrusive_ptr<c10::ivalue::Future> get_future() override {
-    auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+    auto future =
+        c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
     future->markCompleted(c10::IValue(result()));
     return future;
   }
@@ -79,15 +86,16 @@ class FinishedWork final : public Work {
 };
 
 /// Every member's tensor, of sizes that may differ.
-std::vector<at::Tensor> gather(ProcessGroup& group, const at::Tensor& mine, std::vector<at::Tensor> outputs,
-                               std::optional<Duration> timeout) {
+std::vector<at::Tensor> gather(ProcessGroup& group, const at::Tensor& mine,
+                               std::vector<at::Tensor> outputs, std::optional<Duration> timeout) {
   Request request{.op = Op::all_gather, .name = kName, .inputs = {{mine}}, .timeout = timeout};
   for (const auto& output : outputs) request.outputs.push_back({output});
   group.submit(std::move(request));
   return outputs;
 }
 
-std::vector<Facts> compare(ProcessGroup& group, const Facts& mine, std::optional<Duration> timeout) {
+std::vector<Facts> compare(ProcessGroup& group, const Facts& mine,
+                           std::optional<Duration> timeout) {
   const auto words = at::empty({kFactWords}, at::kLong);
   std::memcpy(words.mutable_data_ptr(), &mine, sizeof mine);
   const auto all = at::empty({group.size(), kFactWords}, at::kLong);
@@ -97,16 +105,20 @@ std::vector<Facts> compare(ProcessGroup& group, const Facts& mine, std::optional
   const int first = group.first_rank_of(0);
   for (std::size_t member = 0; member < facts.size(); ++member) {
     const int other = group.first_rank_of(static_cast<int>(member));
-    const auto on = std::string(kName) + " of sparse tensors on rank " + std::to_string(group.first_rank_of(group.rank())) + " (group " +
-                    group.name() + "): ";
+    const auto on = std::string(kName) + " of sparse tensors on rank " +
+                    std::to_string(group.first_rank_of(group.rank())) + " (group " + group.name() +
+                    "): ";
     if (!alike(facts[member], facts[0]))
-      throw DistError(on + "rank " + std::to_string(first) + " gave " + text_of(facts[0]) + ", rank " + std::to_string(other) + " gave " +
-                          text_of(facts[member]) + "; all must be alike",
+      throw DistError(on + "rank " + std::to_string(first) + " gave " + text_of(facts[0]) +
+                          ", rank " + std::to_string(other) + " gave " + text_of(facts[member]) +
+                          "; all must be alike",
                       Code::mismatch, {first, other});
     double places = 1;  // a coalesced tensor has no more values than places
-    for (std::int64_t i = 0; i < facts[member].sparse_dimensions; ++i) places *= static_cast<double>(facts[member].sizes[i]);
+    for (std::int64_t i = 0; i < facts[member].sparse_dimensions; ++i)
+      places *= static_cast<double>(facts[member].sizes[i]);
     if (facts[member].nonzero < 0 || static_cast<double>(facts[member].nonzero) > places)
-      throw DistError(on + "rank " + std::to_string(other) + " announced " + std::to_string(facts[member].nonzero) + " values",
+      throw DistError(on + "rank " + std::to_string(other) + " announced " +
+                          std::to_string(facts[member].nonzero) + " values",
                       Code::mismatch, {other});
   }
   return facts;
@@ -135,13 +147,16 @@ WorkRef all_reduce_sparse(const at::Tensor& tensor, const AllReduceOptions& opti
   }
   indices = gather(*group, mine.indices(), std::move(indices), options.timeout);
   values = gather(*group, mine.values(), std::move(values), options.timeout);
-  // torch adds no sparse 16-bit floats; they are added in float32 and rounded once, as dense ones are.
+  // torch adds no sparse 16-bit floats; they are added in float32 and rounded once, as dense ones
+  // are.
   const bool narrow = mine.scalar_type() == at::kHalf || mine.scalar_type() == at::kBFloat16;
   at::Tensor sum;
   for (std::size_t member = 0; member < facts.size(); ++member) {
     const auto part = narrow ? values[member].to(at::kFloat) : values[member];
     const auto options_of = mine.options().dtype(part.scalar_type());
-    const auto theirs = at::_sparse_coo_tensor_unsafe(indices[member], part, mine.sizes(), options_of)._coalesced_(true);
+    const auto theirs =
+        at::_sparse_coo_tensor_unsafe(indices[member], part, mine.sizes(), options_of)
+            ._coalesced_(true);
     sum = sum.defined() ? sum + theirs : theirs;
   }
   at::Tensor target = tensor;

@@ -12,12 +12,15 @@ using testing::on_ranks;
 
 /// Rank r has values at rows r and r + 1 of 4, row 3 twice (not coalesced), and none on rank 3.
 at::Tensor rows(int rank, at::ScalarType dtype, bool dense_part) {
-  const std::vector<std::int64_t> at = rank == 3 ? std::vector<std::int64_t>{} : std::vector<std::int64_t>{rank, rank + 1, 3, 3};
+  const std::vector<std::int64_t> at =
+      rank == 3 ? std::vector<std::int64_t>{} : std::vector<std::int64_t>{rank, rank + 1, 3, 3};
   const auto count = static_cast<std::int64_t>(at.size());
   const auto indices = torch::tensor(at, at::kLong).view({1, count});
   auto values = torch::arange(count * (dense_part ? 2 : 1), at::kLong) + 10 * rank + 1;
   values = dense_part ? values.view({count, 2}) : values;
-  return torch::sparse_coo_tensor(indices, values.to(dtype), dense_part ? std::vector<std::int64_t>{4, 2} : std::vector<std::int64_t>{4});
+  return torch::sparse_coo_tensor(
+      indices, values.to(dtype),
+      dense_part ? std::vector<std::int64_t>{4, 2} : std::vector<std::int64_t>{4});
 }
 
 // spec: F22 all_reduce of sparse COO float tensors
@@ -47,10 +50,17 @@ TEST(Sparse, AllReduceAddsWhatTheRanksHave) {
 TEST(Sparse, DifferentTensorsAreNamedOnEveryRank) {
   std::atomic<int> named{0};
   on_ranks(3, [&](int rank) {
-    const auto of = [](std::vector<std::int64_t> shape, at::ScalarType dtype) { return torch::ones(shape, dtype).to_sparse(); };
-    EXPECT_HAS(message_of<DistError>([&] { all_reduce(of({rank == 2 ? 5 : 4}, at::kFloat)); }), "rank 2 gave Float of shape [5]");
-    EXPECT_HAS(message_of<DistError>([&] { all_reduce(of({4}, rank == 1 ? at::kDouble : at::kFloat)); }), "rank 1 gave Double");
-    EXPECT_HAS(message_of<DistError>([&] { all_reduce(of({4}, at::kFloat), {.op = ReduceOp::MAX}); }), "SUM only");
+    const auto of = [](std::vector<std::int64_t> shape, at::ScalarType dtype) {
+      return torch::ones(shape, dtype).to_sparse();
+    };
+    EXPECT_HAS(message_of<DistError>([&] { all_reduce(of({rank == 2 ? 5 : 4}, at::kFloat)); }),
+               "rank 2 gave Float of shape [5]");
+    EXPECT_HAS(
+        message_of<DistError>([&] { all_reduce(of({4}, rank == 1 ? at::kDouble : at::kFloat)); }),
+        "rank 1 gave Double");
+    EXPECT_HAS(
+        message_of<DistError>([&] { all_reduce(of({4}, at::kFloat), {.op = ReduceOp::MAX}); }),
+        "SUM only");
     auto tensor = of({4}, at::kFloat);
     all_reduce(tensor);
     EXPECT_SAME(tensor.to_dense(), torch::full({4}, 3.0f));

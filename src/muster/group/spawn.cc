@@ -53,7 +53,8 @@ class ThreadContext : public SpawnContext {
   ThreadContext(std::function<void(int)> body, int count) {
     const auto store = store::make_hash_store();
     outcomes_.resize(static_cast<std::size_t>(count));
-    for (int rank = 0; rank < count; ++rank) scopes_.push_back(std::make_shared<WorldScope>(Seat{store, rank, count}));
+    for (int rank = 0; rank < count; ++rank)
+      scopes_.push_back(std::make_shared<WorldScope>(Seat{store, rank, count}));
     result_ = std::async(std::launch::async, [this, body = std::move(body), count] {
       const auto rank_body = [&](int rank) {
         const auto& scope = scopes_[static_cast<std::size_t>(rank)];
@@ -62,7 +63,8 @@ class ThreadContext : public SpawnContext {
         auto& outcome = outcomes_[static_cast<std::size_t>(rank)] = run_rank(body, rank);
         return outcome.status;
       };
-      // The others learn of a failure only after it was noted: what they then fail with is no first failure.
+      // The others learn of a failure only after it was noted: what they then fail with is no first
+      // failure.
       const auto tell = [this](int culprit, const Status& failure) { end_after(culprit, failure); };
       const auto leave = [this](int rank) {
         const auto& scope = scopes_[static_cast<std::size_t>(rank)];
@@ -92,15 +94,18 @@ class ThreadContext : public SpawnContext {
   }
 
   std::vector<std::shared_ptr<WorldScope>> scopes_;
-  std::vector<Outcome> outcomes_;                                                  // each written by its rank's thread
-  std::shared_ptr<Interruption> interruption_ = std::make_shared<Interruption>();  // for those that still wait for the others to come
-  std::shared_future<Status> result_;                                              // waits for the threads when it is destroyed
+  std::vector<Outcome> outcomes_;  // each written by its rank's thread
+  std::shared_ptr<Interruption> interruption_ =
+      std::make_shared<Interruption>();  // for those that still wait for the others to come
+  std::shared_future<Status> result_;    // waits for the threads when it is destroyed
 };
 
 }  // namespace
 
-std::unique_ptr<SpawnContext> spawn_ranks(std::function<void(int)> body, const SpawnOptions& options) {
-  if (options.nprocs < 1) invalid("spawn: nprocs is " + std::to_string(options.nprocs) + "; at least one rank is needed");
+std::unique_ptr<SpawnContext> spawn_ranks(std::function<void(int)> body,
+                                          const SpawnOptions& options) {
+  if (options.nprocs < 1)
+    invalid("spawn: nprocs is " + std::to_string(options.nprocs) + "; at least one rank is needed");
   std::unique_ptr<SpawnContext> context;
   if (options.mode == SpawnMode::threads) {
     context = std::make_unique<ThreadContext>(std::move(body), options.nprocs);
@@ -115,7 +120,8 @@ std::unique_ptr<SpawnContext> spawn_ranks(std::function<void(int)> body, const S
       scope->drop();
       return std::move(outcome.status);
     };
-    context = std::make_unique<ProcessContext>(take(launch::start_processes(options.nprocs, child, engine)));
+    context = std::make_unique<ProcessContext>(
+        take(launch::start_processes(options.nprocs, child, engine)));
   }
   if (!options.join) return context;
   context->join();

@@ -17,13 +17,17 @@ using testing::message_of;
 
 /// A file that is not there yet, for init and for what ranks leave behind.
 std::string new_file(const std::string& name) {
-  auto path = std::string(::testing::TempDir()) + "spawn_" + std::to_string(::getpid()) + "_" + name;
+  auto path =
+      std::string(::testing::TempDir()) + "spawn_" + std::to_string(::getpid()) + "_" + name;
   ::unlink(path.c_str());
   return path;
 }
 
 void join_its_job(const std::string& file, int rank, int world_size) {
-  init_process_group({.init_method = "file://" + file, .timeout = std::chrono::seconds(60), .world_size = world_size, .rank = rank});
+  init_process_group({.init_method = "file://" + file,
+                      .timeout = std::chrono::seconds(60),
+                      .world_size = world_size,
+                      .rank = rank});
 }
 
 // spec: J2 fn(i, args...) in threads; J8 args default ()
@@ -45,7 +49,8 @@ TEST(Spawn, ThreadsGetRankAndArguments) {
 }
 
 std::size_t entries_of(const char* folder) {
-  return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator(folder), std::filesystem::directory_iterator()));
+  return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator(folder),
+                                                std::filesystem::directory_iterator()));
 }
 
 // spec: B10 E3 after destroy nothing of the job is left, also where somebody keeps a Work
@@ -70,7 +75,8 @@ TEST(Spawn, AWorkThatIsKeptKeepsNoConnectionsAndNoThreads) {
   }
 }
 
-// spec: B10 J2 ranks that are threads know each other: init_process_group needs to be told nothing, again and again
+// spec: B10 J2 ranks that are threads know each other: init_process_group needs to be told nothing,
+// again and again
 TEST(Spawn, ThreadsMeetByThemselves) {
   std::atomic<int> sum{0};
   spawn(
@@ -89,7 +95,8 @@ TEST(Spawn, ThreadsMeetByThemselves) {
   EXPECT_EQ(sum, 27);
 }
 
-// What tests of ranks as threads wait for each other with: one that fails early fails its test, rather than hang it.
+// What tests of ranks as threads wait for each other with: one that fails early fails its test,
+// rather than hang it.
 TEST(Spawn, ARankThatFailsEndsTheWaitsOfOthersForIt) {
   testing::RankLatch never(1);
   EXPECT_HAS(message_of<SpawnError>([&] {
@@ -117,7 +124,8 @@ TEST(Spawn, ProcessesTrainTogether) {
         all_gather(all, torch::tensor({static_cast<std::int64_t>(::getpid())}));
         for (int a = 0; a < world_size; ++a)
           for (int b = 0; b < a; ++b)
-            if (torch::equal(all[a], all[b])) throw std::runtime_error("not processes of their own");
+            if (torch::equal(all[a], all[b]))
+              throw std::runtime_error("not processes of their own");
         destroy_process_group();
       },
       std::tuple(file, 4), {.nprocs = 4});
@@ -144,8 +152,9 @@ TEST(Spawn, ProcessFailureComesBackWithRankAndText) {
   }
 }
 
-// The others wait for it without a limit, in threads with a store of the program's and in threads and processes over TCP.
-// spec: J2 a rank that fails before it has joined ends the others and is named
+// The others wait for it without a limit, in threads with a store of the program's and in threads
+// and processes over TCP. spec: J2 a rank that fails before it has joined ends the others and is
+// named
 TEST(Spawn, FailureBeforeInitEndsTheOthers) {
   const auto store = std::make_shared<HashStore>();
   const auto address = "tcp://127.0.0.1:" + std::to_string(testing::reserve_port());
@@ -156,7 +165,8 @@ TEST(Spawn, FailureBeforeInitEndsTheOthers) {
         spawn(
             [&](int i) {
               if (i == 1) throw std::runtime_error("rank one has no data");
-              InitProcessGroupOptions options{.timeout = std::chrono::hours(1), .world_size = 3, .rank = i};
+              InitProcessGroupOptions options{
+                  .timeout = std::chrono::hours(1), .world_size = 3, .rank = i};
               if (tcp) options.init_method = address;
               if (!tcp) options.store = store;
               init_process_group(options);
@@ -195,7 +205,8 @@ TEST(Spawn, ThreadFailureEndsTheOthers) {
   try {
     spawn(
         [&](int i) {
-          init_process_group({.timeout = std::chrono::seconds(60), .world_size = 3, .rank = i, .store = store});
+          init_process_group(
+              {.timeout = std::chrono::seconds(60), .world_size = 3, .rank = i, .store = store});
           if (i == 2) throw std::runtime_error("rank two gives up");
           auto tensor = torch::zeros({4});
           for (;;) all_reduce(tensor);
@@ -239,7 +250,8 @@ TEST(Init, InterfaceListsOfDifferentLengthsAreNamed) {
       [&](int i) {
         ::setenv("MUSTER_SOCKET_IFNAME", i == 0 ? "lo,lo" : "lo", 1);
         const auto said = message_of<DistError>([&] { join_its_job(file, i, 2); });
-        if (said.find("2 network interfaces") == std::string::npos || said.find("rank 1") == std::string::npos)
+        if (said.find("2 network interfaces") == std::string::npos ||
+            said.find("rank 1") == std::string::npos)
           throw std::runtime_error("said: " + said);
       },
       {.nprocs = 2});

@@ -17,7 +17,8 @@ T take_store(Result<T> result) {
   return std::move(result).value();
 }
 
-std::shared_ptr<store::Store> open_tcp(std::string host, std::uint16_t port, const TCPStoreOptions& options) {
+std::shared_ptr<store::Store> open_tcp(std::string host, std::uint16_t port,
+                                       const TCPStoreOptions& options) {
   store::TcpStoreOptions engine;
   engine.host = std::move(host);
   engine.port = port;
@@ -27,12 +28,15 @@ std::shared_ptr<store::Store> open_tcp(std::string host, std::uint16_t port, con
   engine.wait_for_workers = options.wait_for_workers;
   engine.multi_tenant = options.multi_tenant;
   if (options.master_listen_fd && *options.master_listen_fd < 0)
-    group::invalid("TCPStore: master_listen_fd " + std::to_string(*options.master_listen_fd) + " is no descriptor; leave it out for none");
+    group::invalid("TCPStore: master_listen_fd " + std::to_string(*options.master_listen_fd) +
+                   " is no descriptor; leave it out for none");
   engine.listen_descriptor = options.master_listen_fd.value_or(-1);
   return take_store(store::make_tcp_store(std::move(engine)));
 }
 
-const store::TcpStore& tcp(const Store& store) { return static_cast<const store::TcpStore&>(*store.engine()); }
+const store::TcpStore& tcp(const Store& store) {
+  return static_cast<const store::TcpStore&>(*store.engine());
+}
 
 std::shared_ptr<store::Store> engine_of(const std::shared_ptr<Store>& store) {
   if (store == nullptr) group::invalid("PrefixStore needs a store to stand on, and got none");
@@ -43,37 +47,56 @@ std::shared_ptr<store::Store> engine_of(const std::shared_ptr<Store>& store) {
 
 Store::Store(std::shared_ptr<store::Store> engine) : engine_(std::move(engine)) {}
 
-void Store::set(std::string_view key, std::string_view value) { check_store(engine_->set(key, value)); }
+void Store::set(std::string_view key, std::string_view value) {
+  check_store(engine_->set(key, value));
+}
 std::string Store::get(std::string_view key) { return take_store(engine_->get(key)); }
-std::int64_t Store::add(std::string_view key, std::int64_t amount) { return take_store(engine_->add(key, amount)); }
-std::string Store::compare_set(std::string_view key, std::string_view expected_value, std::string_view desired_value) {
+std::int64_t Store::add(std::string_view key, std::int64_t amount) {
+  return take_store(engine_->add(key, amount));
+}
+std::string Store::compare_set(std::string_view key, std::string_view expected_value,
+                               std::string_view desired_value) {
   return take_store(engine_->compare_set(key, expected_value, desired_value));
 }
-void Store::wait(const Keys& keys, std::optional<Duration> timeout) { check_store(engine_->wait(keys, timeout)); }
+void Store::wait(const Keys& keys, std::optional<Duration> timeout) {
+  check_store(engine_->wait(keys, timeout));
+}
 std::int64_t Store::num_keys() { return take_store(engine_->num_keys()); }
 bool Store::delete_key(std::string_view key) { return take_store(engine_->delete_key(key)); }
 void Store::set_timeout(Duration timeout) { engine_->set_timeout(timeout); }
 Duration Store::timeout() const { return engine_->timeout(); }
 
 bool Store::check(const Keys& keys) { return take_store(engine_->check(keys)); }
-void Store::append(std::string_view key, std::string_view value) { check_store(engine_->append(key, value)); }
-std::vector<std::string> Store::multi_get(const Keys& keys) { return take_store(engine_->multi_get(keys)); }
-void Store::multi_set(const Keys& keys, const std::vector<std::string>& values) { check_store(engine_->multi_set(keys, values)); }
-void Store::queue_push(std::string_view key, std::string_view value) { check_store(engine_->queue_push(key, value)); }
+void Store::append(std::string_view key, std::string_view value) {
+  check_store(engine_->append(key, value));
+}
+std::vector<std::string> Store::multi_get(const Keys& keys) {
+  return take_store(engine_->multi_get(keys));
+}
+void Store::multi_set(const Keys& keys, const std::vector<std::string>& values) {
+  check_store(engine_->multi_set(keys, values));
+}
+void Store::queue_push(std::string_view key, std::string_view value) {
+  check_store(engine_->queue_push(key, value));
+}
 std::string Store::queue_pop(std::string_view key, bool block) {
   auto popped = engine_->queue_pop(key, block);
   // All engines say it in these words, which come from the server as they are.
-  if (!popped.ok() && popped.status().code() == Code::store && popped.status().message().ends_with("the queue is empty"))
+  if (!popped.ok() && popped.status().code() == Code::store &&
+      popped.status().message().ends_with("the queue is empty"))
     throw QueueEmptyError(popped.status());
   return take_store(std::move(popped));
 }
 std::int64_t Store::queue_len(std::string_view key) { return take_store(engine_->queue_len(key)); }
 std::vector<std::string> Store::list_keys() { return take_store(engine_->list_keys()); }
-std::shared_ptr<Store> Store::clone() { return std::make_shared<Store>(take_store(engine_->clone())); }
+std::shared_ptr<Store> Store::clone() {
+  return std::make_shared<Store>(take_store(engine_->clone()));
+}
 void Store::barrier(std::string_view key, int members, std::optional<Duration> timeout) {
   check_store(engine_->barrier(key, members, timeout));
 }
-std::vector<std::string> Store::all_gather(std::string_view key, int index, int members, std::string_view value,
+std::vector<std::string> Store::all_gather(std::string_view key, int index, int members,
+                                           std::string_view value,
                                            std::optional<Duration> timeout) {
   return take_store(engine_->all_gather(key, index, members, value, timeout));
 }
@@ -84,11 +107,13 @@ const std::string& TCPStore::host() const { return tcp(*this).host(); }
 std::uint16_t TCPStore::port() const { return tcp(*this).port(); }
 
 FileStore::FileStore(std::string file_name, int world_size)
-    : Store(take_store(store::make_file_store(file_name, world_size))), path_(std::move(file_name)) {}
+    : Store(take_store(store::make_file_store(file_name, world_size))),
+      path_(std::move(file_name)) {}
 
 HashStore::HashStore() : Store(store::make_hash_store()) {}
 
 PrefixStore::PrefixStore(std::string prefix, std::shared_ptr<Store> store)
-    : Store(store::make_prefix_store(std::move(prefix), engine_of(store))), store_(std::move(store)) {}
+    : Store(store::make_prefix_store(std::move(prefix), engine_of(store))),
+      store_(std::move(store)) {}
 
 }  // namespace muster

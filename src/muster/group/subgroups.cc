@@ -29,35 +29,44 @@ void check_disjoint(const std::vector<std::vector<int>>& lists, int size, const 
     if (ranks.empty()) invalid(call + ": one of the lists of ranks is empty");
     for (const int rank : ranks) {
       if (rank < 0 || rank >= size)
-        invalid(call + ": rank " + std::to_string(rank) + " is not in 0 to " + std::to_string(size - 1) + ", the ranks of the group");
-      if (!seen.insert(rank).second) invalid(call + ": rank " + std::to_string(rank) + " is named twice; the groups must not overlap");
+        invalid(call + ": rank " + std::to_string(rank) + " is not in 0 to " +
+                std::to_string(size - 1) + ", the ranks of the group");
+      if (!seen.insert(rank).second)
+        invalid(call + ": rank " + std::to_string(rank) +
+                " is named twice; the groups must not overlap");
     }
   }
 }
 
 /// `wanted` of the parent's backends.
-BackendConfig part_of(const BackendConfig& have, const std::optional<std::string>& wanted, const std::string& call) {
+BackendConfig part_of(const BackendConfig& have, const std::optional<std::string>& wanted,
+                      const std::string& call) {
   if (!wanted) return have;
   auto config = BackendConfig::parse(wanted);
   for (const auto& [device, backend] : config.entries()) {
     const auto theirs = have.for_device(device);
     if (theirs && *theirs == backend) continue;
-    invalid(call + ": backend '" + config.text() + "' is not part of the parent's, '" + have.text() + "'");
+    invalid(call + ": backend '" + config.text() + "' is not part of the parent's, '" +
+            have.text() + "'");
   }
   return config;
 }
 
-std::vector<Group> divide(const Group& parent, const std::vector<std::vector<int>>& parts, const std::string& caller,
-                          const SplitGroupOptions& options, int& own) {
+std::vector<Group> divide(const Group& parent, const std::vector<std::vector<int>>& parts,
+                          const std::string& caller, const SplitGroupOptions& options, int& own) {
   const auto scope = WorldScope::current();
   const auto job = scope->job(caller);
-  if (!parent->is_member()) invalid(caller + ": this process is not a member of group " + parent->name() + ", which it wants to divide");
+  if (!parent->is_member())
+    invalid(caller + ": this process is not a member of group " + parent->name() +
+            ", which it wants to divide");
   check_disjoint(parts, parent->size(), caller);
   const auto deadline = deadline_after(steady_clock(), options.timeout.value_or(parent->timeout()));
   auto config = part_of(parent->parts().config, options.backend, caller);
   check_pg_options(options.pg_options.get(), config, caller);
   const auto timeout = options.timeout.value_or(parent->timeout());
-  group::compare_calls(parent, caller + "(" + list(parts) + ", backend=" + config.text() + ", timeout=" + describe(timeout) + ")",
+  group::compare_calls(parent,
+                       caller + "(" + list(parts) + ", backend=" + config.text() +
+                           ", timeout=" + describe(timeout) + ")",
                        deadline);
 
   std::vector<Group> groups;
@@ -79,8 +88,8 @@ std::vector<Group> divide(const Group& parent, const std::vector<std::vector<int
       groups.push_back(std::make_shared<ProcessGroup>(std::move(other)));
     }
   }
-  auto mine = group::split_group(job, *parent, parts, own, std::move(name), std::move(config), timeout,
-                                 {.pg_options = options.pg_options, .deadline = deadline});
+  auto mine = group::split_group(job, *parent, parts, own, std::move(name), std::move(config),
+                                 timeout, {.pg_options = options.pg_options, .deadline = deadline});
   if (own >= 0) {
     scope->add(mine);
     groups[static_cast<std::size_t>(own)] = std::move(mine);
@@ -96,54 +105,68 @@ Group no_group(const Group& parent) {
   return std::make_shared<ProcessGroup>(std::move(parts));
 }
 
-std::pair<Group, std::vector<Group>> with_own(const Group& parent, std::vector<Group> groups, int own) {
+std::pair<Group, std::vector<Group>> with_own(const Group& parent, std::vector<Group> groups,
+                                              int own) {
   auto mine = own >= 0 ? groups[static_cast<std::size_t>(own)] : no_group(parent);
   return {std::move(mine), std::move(groups)};
 }
 
-Group or_default(const Group& group, std::string_view caller) { return group ? group : WorldScope::current()->world(caller); }
+Group or_default(const Group& group, std::string_view caller) {
+  return group ? group : WorldScope::current()->world(caller);
+}
 
 }  // namespace
 
-Group split_group(const Group& parent, const std::vector<std::vector<int>>& split_ranks, const SplitGroupOptions& options) {
+Group split_group(const Group& parent, const std::vector<std::vector<int>>& split_ranks,
+                  const SplitGroupOptions& options) {
   const auto from = or_default(parent, "split_group");
   int own = -1;
   auto groups = divide(from, split_ranks, "split_group", options, own);
   return with_own(from, std::move(groups), own).first;
 }
 
-std::pair<Group, std::vector<Group>> new_subgroups(std::optional<int> group_size, const NewSubgroupsOptions& options) {
+std::pair<Group, std::vector<Group>> new_subgroups(std::optional<int> group_size,
+                                                   const NewSubgroupsOptions& options) {
   const auto parent = or_default(options.group, "new_subgroups");
-  if (!parent->is_member()) invalid("new_subgroups: this process is not a member of group " + parent->name());
+  if (!parent->is_member())
+    invalid("new_subgroups: this process is not a member of group " + parent->name());
   const int size = parent->size();
   std::vector<std::vector<int>> parts;
   if (group_size) {
     if (*group_size < 1 || *group_size > size || size % *group_size != 0)
-      invalid("new_subgroups: " + std::to_string(size) + " ranks cannot be divided into groups of " + std::to_string(*group_size));
+      invalid("new_subgroups: " + std::to_string(size) +
+              " ranks cannot be divided into groups of " + std::to_string(*group_size));
     parts.resize(static_cast<std::size_t>(size / *group_size));
-    for (int rank = 0; rank < size; ++rank) parts[static_cast<std::size_t>(rank / *group_size)].push_back(rank);
+    for (int rank = 0; rank < size; ++rank)
+      parts[static_cast<std::size_t>(rank / *group_size)].push_back(rank);
   } else {
     const auto job = WorldScope::current()->job("new_subgroups");
     std::map<int, std::vector<int>> of_host;
-    for (int rank = 0; rank < size; ++rank) of_host[group::host_of(*job, parent->global_rank_of(rank))].push_back(rank);
+    for (int rank = 0; rank < size; ++rank)
+      of_host[group::host_of(*job, parent->global_rank_of(rank))].push_back(rank);
     for (auto& [host, ranks] : of_host) parts.push_back(std::move(ranks));
   }
   int own = -1;
-  auto groups = divide(parent, parts, "new_subgroups", {options.timeout, options.backend, options.pg_options}, own);
+  auto groups = divide(parent, parts, "new_subgroups",
+                       {options.timeout, options.backend, options.pg_options}, own);
   return with_own(parent, std::move(groups), own);
 }
 
-std::pair<Group, std::vector<Group>> new_subgroups_by_enumeration(const std::vector<std::vector<int>>& ranks_per_subgroup_list,
-                                                                  const NewSubgroupsOptions& options) {
+std::pair<Group, std::vector<Group>> new_subgroups_by_enumeration(
+    const std::vector<std::vector<int>>& ranks_per_subgroup_list,
+    const NewSubgroupsOptions& options) {
   const auto parent = or_default(options.group, "new_subgroups_by_enumeration");
-  if (!parent->is_member()) invalid("new_subgroups_by_enumeration: this process is not a member of group " + parent->name());
+  if (!parent->is_member())
+    invalid("new_subgroups_by_enumeration: this process is not a member of group " +
+            parent->name());
   auto parts = ranks_per_subgroup_list;
   for (auto& ranks : parts) {
     for (auto& rank : ranks) rank = parent->group_rank_of(rank);
     std::sort(ranks.begin(), ranks.end());
   }
   int own = -1;
-  auto groups = divide(parent, parts, "new_subgroups_by_enumeration", {options.timeout, options.backend, options.pg_options}, own);
+  auto groups = divide(parent, parts, "new_subgroups_by_enumeration",
+                       {options.timeout, options.backend, options.pg_options}, own);
   return with_own(parent, std::move(groups), own);
 }
 
@@ -152,21 +175,26 @@ Group shrink_group(const std::vector<int>& ranks_to_exclude, const ShrinkGroupOp
   const auto job = scope->job("shrink_group");
   const auto world = scope->world("shrink_group");
   const auto old = options.group ? options.group : world;
-  if (!old->is_member()) invalid("shrink_group: this process is not a member of group " + old->name());
+  if (!old->is_member())
+    invalid("shrink_group: this process is not a member of group " + old->name());
   std::set<int> excluded;
   for (const int rank : ranks_to_exclude) {
     old->global_rank_of(rank);  // throws where there is no such rank
-    if (!excluded.insert(rank).second) invalid("shrink_group: ranks_to_exclude names rank " + std::to_string(rank) + " twice");
+    if (!excluded.insert(rank).second)
+      invalid("shrink_group: ranks_to_exclude names rank " + std::to_string(rank) + " twice");
     if (rank == old->rank())
       invalid("shrink_group: rank " + std::to_string(rank) +
               " of the group is to be excluded and must not call it; destroy the group instead");
   }
   check_pg_options(options.pg_options.get(), old->parts().config, "shrink_group");
-  if (options.shrink_flags == ShrinkFlags::SHRINK_ABORT) old->abort("shrink_group was called with SHRINK_ABORT");
+  if (options.shrink_flags == ShrinkFlags::SHRINK_ABORT)
+    old->abort("shrink_group was called with SHRINK_ABORT");
   const bool of_world = old == world;
-  auto shrunk = group::shrink_group(job, *old, ranks_to_exclude, of_world, options.timeout.value_or(old->timeout()), options.pg_options);
+  auto shrunk = group::shrink_group(job, *old, ranks_to_exclude, of_world,
+                                    options.timeout.value_or(old->timeout()), options.pg_options);
   if (of_world) {
-    for (const auto& ended : scope->replace(shrunk.job, shrunk.group)) ended->abort("the default group was shrunk");
+    for (const auto& ended : scope->replace(shrunk.job, shrunk.group))
+      ended->abort("the default group was shrunk");
   } else {
     scope->add(shrunk.group);
   }

@@ -1,4 +1,5 @@
-/// Failures of processes, stores and addresses, and what the user reads: the third part of docs/errors.md (misuse_test.cc writes it).
+/// Failures of processes, stores and addresses, and what the user reads: the third part of
+/// docs/errors.md (misuse_test.cc writes it).
 #pragma once
 
 #include <signal.h>
@@ -48,7 +49,8 @@ class FailureGallery {
   static constexpr Duration kLong = std::chrono::seconds(120);
   static constexpr Duration kShort = std::chrono::seconds(2);  // of what must run out
 
-  /// What all ranks of a row have: an address where nobody listens yet, a file that is not there yet, and a count of steps.
+  /// What all ranks of a row have: an address where nobody listens yet, a file that is not there
+  /// yet, and a count of steps.
   struct Stage {
     std::uint16_t port = reserve_port();
     ScratchFolder folder;
@@ -64,7 +66,8 @@ class FailureGallery {
   static std::string masked(std::string text, const Stage& stage) {
     const auto replace = [&](const std::string& what, const std::string& by) {
       if (what.empty()) return;
-      for (std::size_t at = 0; (at = text.find(what, at)) != std::string::npos; at += by.size()) text.replace(at, what.size(), by);
+      for (std::size_t at = 0; (at = text.find(what, at)) != std::string::npos; at += by.size())
+        text.replace(at, what.size(), by);
     };
     char host[256] = "";
     ::gethostname(host, sizeof host - 1);
@@ -81,7 +84,9 @@ class FailureGallery {
     Stage stage;
     SharedCounter told;
     RankProcesses processes(ranks, [&](int rank) {
-      for (const char* name : {"MUSTER_SECRET", "MUSTER_SECRET_FILE", "MUSTER_INSECURE", "MUSTER_SOCKET_IFNAME"}) ::unsetenv(name);
+      for (const char* name :
+           {"MUSTER_SECRET", "MUSTER_SECRET_FILE", "MUSTER_INSECURE", "MUSTER_SOCKET_IFNAME"})
+        ::unsetenv(name);
       std::string text;
       try {
         text = body(stage, rank);
@@ -99,8 +104,10 @@ class FailureGallery {
     rows_.push_back({done, masked(text, stage)});
   }
 
-  static void join_job(const std::string& where, int rank, int world_size, Duration timeout = kLong) {
-    init_process_group({.init_method = where, .timeout = timeout, .world_size = world_size, .rank = rank});
+  static void join_job(const std::string& where, int rank, int world_size,
+                       Duration timeout = kLong) {
+    init_process_group(
+        {.init_method = where, .timeout = timeout, .world_size = world_size, .rank = rank});
   }
 
   /// Rank 1 of two does `end` once the first call is over on both and rank 0 is in the second.
@@ -124,31 +131,40 @@ class FailureGallery {
     lost("rank 1 is killed (SIGKILL)", "rank 1", [] { ::raise(SIGKILL); });
     lost("rank 1 ends without destroy_process_group", "rank 1", [] { ::_exit(0); });
     lost("rank 1 is stopped (SIGSTOP)", "rank 1", [] { ::raise(SIGSTOP); });
-    lost("rank 1 aborts the group", "the loss is not a number", [] { abort_process_group(nullptr, "the loss is not a number"); });
-    lost("rank 1 leaves out a call and destroys the group", "skipped a call", [] { thrown_by([] { destroy_process_group(); }); });
-    play("a function of spawn throws on rank 1", "the data of rank 1 is bad", 1, 0, [](Stage&, int) {
-      return thrown_by([] {
-        spawn(
-            [](int rank) {
-              if (rank == 1) throw std::runtime_error("the data of rank 1 is bad");
-              for (;;) ::pause();
-            },
-            {.nprocs = 2});
-      });
-    });
+    lost("rank 1 aborts the group", "the loss is not a number",
+         [] { abort_process_group(nullptr, "the loss is not a number"); });
+    lost("rank 1 leaves out a call and destroys the group", "skipped a call",
+         [] { thrown_by([] { destroy_process_group(); }); });
+    play("a function of spawn throws on rank 1", "the data of rank 1 is bad", 1, 0,
+         [](Stage&, int) {
+           return thrown_by([] {
+             spawn(
+                 [](int rank) {
+                   if (rank == 1) throw std::runtime_error("the data of rank 1 is bad");
+                   for (;;) ::pause();
+                 },
+                 {.nprocs = 2});
+           });
+         });
   }
 
   void of_init() {
     play("ranks 1 and 2 do not come to init_process_group", "ranks 1 and 2", 1, 0,
-         [](Stage& stage, int) { return thrown_by([&] { join_job(stage.address(), 0, 3, kShort); }); });
+         [](Stage& stage, int) {
+           return thrown_by([&] { join_job(stage.address(), 0, 3, kShort); });
+         });
     play("rank 0, which hosts the store, does not come to init_process_group", "is its host", 1, 0,
-         [](Stage& stage, int) { return thrown_by([&] { join_job(stage.address(), 1, 3, kShort); }); });
+         [](Stage& stage, int) {
+           return thrown_by([&] { join_job(stage.address(), 1, 3, kShort); });
+         });
     play("the port of the store is taken", "in use", 1, 0, [](Stage& stage, int) {
       const auto address = *SocketAddress::numeric("127.0.0.1", stage.port);
       const Descriptor other(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
       const int on = 1;
       ::setsockopt(other.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-      if (::bind(other.get(), address.raw(), address.length()) != 0 || ::listen(other.get(), 1) != 0) return std::string("no port");
+      if (::bind(other.get(), address.raw(), address.length()) != 0 ||
+          ::listen(other.get(), 1) != 0)
+        return std::string("no port");
       return thrown_by([&] { join_job(stage.address(), 0, 2, kShort); });
     });
     const auto secrets = [&](const char* done, const char* part, const char* other) {
@@ -158,50 +174,62 @@ class FailureGallery {
         return thrown_by([&] { join_job(stage.address(), rank, 2); });
       });
     };
-    secrets("rank 1 has another secret than rank 0", "different secrets", "the secret of another job");
-    secrets("rank 1 has no secret, rank 0 was given one", "same MUSTER_SECRET on all ranks", nullptr);
+    secrets("rank 1 has another secret than rank 0", "different secrets",
+            "the secret of another job");
+    secrets("rank 1 has no secret, rank 0 was given one", "same MUSTER_SECRET on all ranks",
+            nullptr);
     secrets("rank 1 has a secret that is too short", "at least 16", "too short");
-    play("the file of file:// is left over from a run that was killed", "left over", 2, 1, [](Stage& stage, int rank) {
-      if (rank == 1) {
-        stage.await(1);
-        return thrown_by([&] { join_job(stage.file(), 0, 1); });
-      }
-      RankProcesses killed(1, [&](int) {
-        join_job(stage.file(), 0, 1);
-        ::raise(SIGKILL);
-        return std::string();
-      });
-      killed.join(kLong);
-      stage.steps.add(1);
-      return std::string();
-    });
+    play("the file of file:// is left over from a run that was killed", "left over", 2, 1,
+         [](Stage& stage, int rank) {
+           if (rank == 1) {
+             stage.await(1);
+             return thrown_by([&] { join_job(stage.file(), 0, 1); });
+           }
+           RankProcesses killed(1, [&](int) {
+             join_job(stage.file(), 0, 1);
+             ::raise(SIGKILL);
+             return std::string();
+           });
+           killed.join(kLong);
+           stage.steps.add(1);
+           return std::string();
+         });
     play("the folder of the file of file:// does not exist", "does not exist", 1, 0,
-         [](Stage& stage, int) { return thrown_by([&] { join_job("file://" + stage.folder.file("missing/meeting"), 0, 1); }); });
+         [](Stage& stage, int) {
+           return thrown_by(
+               [&] { join_job("file://" + stage.folder.file("missing/meeting"), 0, 1); });
+         });
     play("the ranks give different backends", "rank", 2, 0, [](Stage& stage, int rank) {
       return thrown_by([&] {
-        init_process_group(
-            {.backend = rank == 0 ? "native" : "tcp", .init_method = stage.file(), .timeout = kLong, .world_size = 2, .rank = rank});
+        init_process_group({.backend = rank == 0 ? "native" : "tcp",
+                            .init_method = stage.file(),
+                            .timeout = kLong,
+                            .world_size = 2,
+                            .rank = rank});
       });
     });
     play("env:// without a launcher", "WORLD_SIZE", 1, 0, [](Stage&, int) {
-      for (const char* name : {"WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT"}) ::unsetenv(name);
+      for (const char* name : {"WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT"})
+        ::unsetenv(name);
       return thrown_by([] { init_process_group(); });
     });
   }
 
   void of_stores() {
-    play("the process that hosts the store has ended, and another uses it", "closed the connection", 1, 0, [](Stage& stage, int) {
-      RankProcesses host(1, [&](int) {
-        const TCPStore store("127.0.0.1", stage.port, {.is_master = true, .wait_for_workers = false});
-        for (;;) ::pause();
-        return std::string();
-      });
-      TCPStore store("127.0.0.1", stage.port, {.wait_for_workers = false});
-      store.set("a key", "its value");
-      host.kill(0, SIGKILL);
-      host.join(kLong);
-      return thrown_by([&] { store.get("a key"); });
-    });
+    play("the process that hosts the store has ended, and another uses it", "closed the connection",
+         1, 0, [](Stage& stage, int) {
+           RankProcesses host(1, [&](int) {
+             const TCPStore store("127.0.0.1", stage.port,
+                                  {.is_master = true, .wait_for_workers = false});
+             for (;;) ::pause();
+             return std::string();
+           });
+           TCPStore store("127.0.0.1", stage.port, {.wait_for_workers = false});
+           store.set("a key", "its value");
+           host.kill(0, SIGKILL);
+           host.join(kLong);
+           return thrown_by([&] { store.get("a key"); });
+         });
     play("nobody sets the key that a store's get waits for", "a key", 1, 0, [](Stage&, int) {
       HashStore store;
       store.set_timeout(std::chrono::milliseconds(200));

@@ -21,17 +21,23 @@
 namespace muster::testing {
 
 /// Runs `body(rank)` on `count` ranks of one job, between init and destroy.
-inline void on_ranks(int count, const std::function<void(int)>& body, const std::optional<std::string>& backend = {}) {
+inline void on_ranks(int count, const std::function<void(int)>& body,
+                     const std::optional<std::string>& backend = {}) {
   const auto store = std::make_shared<HashStore>();
   const auto rank_body = [&](int rank) {
-    init_process_group({.backend = backend, .timeout = std::chrono::seconds(60), .world_size = count, .rank = rank, .store = store});
+    init_process_group({.backend = backend,
+                        .timeout = std::chrono::seconds(60),
+                        .world_size = count,
+                        .rank = rank,
+                        .store = store});
     body(rank);
     destroy_process_group();
   };
   spawn(rank_body, {.nprocs = count, .mode = SpawnMode::threads});
 }
 
-/// `std::latch` for ranks of `on_ranks`: where one of them has failed, and so may never count down, the others' waits throw.
+/// `std::latch` for ranks of `on_ranks`: where one of them has failed, and so may never count down,
+/// the others' waits throw.
 class RankLatch {
  public:
   explicit RankLatch(int count) : left_(count) {}
@@ -65,17 +71,21 @@ inline at::Tensor values(int rank, at::IntArrayRef shape, at::ScalarType dtype =
   return out.view(shape);
 }
 
-inline const std::vector<at::ScalarType> kReducible{at::kBool,  at::kByte,   at::kChar,         at::kShort,
-                                                    at::kInt,   at::kLong,   at::kHalf,         at::kBFloat16,
-                                                    at::kFloat, at::kDouble, at::kComplexFloat, at::kComplexDouble};
-inline const std::vector<at::ScalarType> kMovable{at::kFloat8_e5m2,     at::kFloat8_e4m3fn,  at::kFloat8_e5m2fnuz,
-                                                  at::kFloat8_e4m3fnuz, at::kFloat8_e8m0fnu, at::kUInt16,
-                                                  at::kUInt32,          at::kUInt64,         at::kComplexHalf};
+inline const std::vector<at::ScalarType> kReducible{
+    at::kBool, at::kByte,     at::kChar,  at::kShort,  at::kInt,          at::kLong,
+    at::kHalf, at::kBFloat16, at::kFloat, at::kDouble, at::kComplexFloat, at::kComplexDouble};
+inline const std::vector<at::ScalarType> kMovable{
+    at::kFloat8_e5m2,     at::kFloat8_e4m3fn,  at::kFloat8_e5m2fnuz,
+    at::kFloat8_e4m3fnuz, at::kFloat8_e8m0fnu, at::kUInt16,
+    at::kUInt32,          at::kUInt64,         at::kComplexHalf};
 
 /// Bytes that no other rank has, as any type.
 inline at::Tensor raw(int rank, std::int64_t elements, at::ScalarType dtype) {
   const auto bytes = static_cast<std::int64_t>(c10::elementSize(dtype)) * elements;
-  return (torch::arange(bytes, torch::kInt64) * 7 + rank * 31).remainder(251).to(torch::kUInt8).view(dtype);
+  return (torch::arange(bytes, torch::kInt64) * 7 + rank * 31)
+      .remainder(251)
+      .to(torch::kUInt8)
+      .view(dtype);
 }
 inline bool same_bytes(const at::Tensor& a, const at::Tensor& b) {
   return torch::equal(a.contiguous().view(at::kByte), b.contiguous().view(at::kByte));
@@ -109,7 +119,8 @@ inline at::Tensor reduced(int ranks, at::IntArrayRef shape, at::ScalarType dtype
       default: sum = dtype == at::kBool ? torch::logical_or(sum, next) : sum + next; break;
     }
   }
-  if (op == ReduceOp::AVG) sum = c10::isIntegralType(dtype, false) ? torch::div(sum, ranks, "trunc") : sum / ranks;
+  if (op == ReduceOp::AVG)
+    sum = c10::isIntegralType(dtype, false) ? torch::div(sum, ranks, "trunc") : sum / ranks;
   return sum.to(dtype);
 }
 

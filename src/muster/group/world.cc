@@ -20,13 +20,17 @@ const std::shared_ptr<WorldScope>& of_process() {
 
 [[noreturn]] void not_initialized(std::string_view caller) {
   group::invalid(std::string(caller) +
-                 " was called before init_process_group (or after destroy_process_group): there is no default group in this " +
-                 (bound != nullptr ? "rank's thread" : "process") + "; call init_process_group first");
+                 " was called before init_process_group (or after destroy_process_group): there is "
+                 "no default group in this " +
+                 (bound != nullptr ? "rank's thread" : "process") +
+                 "; call init_process_group first");
 }
 
 }  // namespace
 
-const std::shared_ptr<WorldScope>& WorldScope::current() { return bound != nullptr ? *bound : of_process(); }
+const std::shared_ptr<WorldScope>& WorldScope::current() {
+  return bound != nullptr ? *bound : of_process();
+}
 
 WorldScope::Binding::Binding(std::shared_ptr<WorldScope> scope)
     : scope_(std::move(scope)), before_(std::exchange(bound, scope_ ? &scope_ : nullptr)) {}
@@ -47,7 +51,8 @@ void WorldScope::drop() {
   }
   if (job == nullptr) return;
   if (process_ != ::getpid()) {
-    // A forked child: the connections are the parent's, and their destructors must not run here. The memory goes with the process.
+    // A forked child: the connections are the parent's, and their destructors must not run here.
+    // The memory goes with the process.
     new auto(std::move(job));
     new auto(std::move(groups));
     return;
@@ -78,7 +83,9 @@ void WorldScope::end_after(const WorldScope& culprit, const std::string& why) {
   }
   if (job != nullptr && theirs != nullptr && job->name == theirs->name) {
     const int rank = theirs->fabric->rank();
-    job->fabric->declare_dead(rank, Status(Code::peer_failed, "rank " + std::to_string(rank) + " failed: " + why, {rank}));
+    job->fabric->declare_dead(
+        rank,
+        Status(Code::peer_failed, "rank " + std::to_string(rank) + " failed: " + why, {rank}));
   }
   abort(why);
 }
@@ -129,8 +136,9 @@ void WorldScope::add(Group group) {
 Group WorldScope::find(std::string_view name) const {
   const std::lock_guard lock(mutex_);
   if (world_ != nullptr && world_->name() == name) return world_;
-  const auto at =
-      std::find_if(groups_.begin(), groups_.end(), [&](const Group& each) { return each->is_member() && each->name() == name; });
+  const auto at = std::find_if(groups_.begin(), groups_.end(), [&](const Group& each) {
+    return each->is_member() && each->name() == name;
+  });
   return at == groups_.end() ? nullptr : *at;
 }
 
@@ -149,7 +157,8 @@ WorldScope::Closing WorldScope::remove(const Group& group, std::string_view call
   }
   const auto at = std::find(groups_.begin(), groups_.end(), group);
   if (at == groups_.end())
-    group::invalid(std::string(caller) + " on rank " + std::to_string(world_->rank()) + ": group " + group->name() +
+    group::invalid(std::string(caller) + " on rank " + std::to_string(world_->rank()) + ": group " +
+                   group->name() +
                    " was destroyed before, or belongs to another job; destroy each group once");
   closing.groups.push_back(*at);
   groups_.erase(at);

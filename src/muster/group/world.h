@@ -1,4 +1,5 @@
-/// Where the default group stands: the only state of the API level that is not in an object of the user's.
+/// Where the default group stands: the only state of the API level that is not in an object of the
+/// user's.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +20,8 @@ namespace muster {
 namespace group {
 struct Job;  // job.h
 
-/// Where a rank that is a thread of `spawn` belongs: what init_process_group goes by there when it is told nothing.
+/// Where a rank that is a thread of `spawn` belongs: what init_process_group goes by there when it
+/// is told nothing.
 struct Seat {
   std::shared_ptr<store::Store> store;
   int rank = -1;
@@ -27,15 +29,17 @@ struct Seat {
 };
 }  // namespace group
 
-/// The default group and the groups made after it. One belongs to the process; where ranks are threads, each rank's thread binds one of its
-/// own
-/// (`Binding`; `spawn` does that). Objects capture their group when they are made and never look here again. Thread-safe.
+/// The default group and the groups made after it. One belongs to the process; where ranks are
+/// threads, each rank's thread binds one of its own
+/// (`Binding`; `spawn` does that). Objects capture their group when they are made and never look
+/// here again. Thread-safe.
 class WorldScope {
  public:
   /// The calling thread's, else the process's.
   static const std::shared_ptr<WorldScope>& current();
 
-  /// Makes `scope` the calling thread's as long as it lives. Also for helper threads of a rank that is a thread.
+  /// Makes `scope` the calling thread's as long as it lives. Also for helper threads of a rank that
+  /// is a thread.
   class Binding {
    public:
     explicit Binding(std::shared_ptr<WorldScope> scope);
@@ -67,12 +71,14 @@ class WorldScope {
   /// Throws when there is a default group already.
   void open(std::shared_ptr<group::Job> job, Group world);
   void add(Group group);
-  /// The group of that name (`ProcessGroup::name`) of which this process is a member, the default group too; null where there is none.
+  /// The group of that name (`ProcessGroup::name`) of which this process is a member, the default
+  /// group too; null where there is none.
   Group find(std::string_view name) const;
-  /// After the default group was shrunk: its successor takes its place. Returns all groups that there were, which end with it.
+  /// After the default group was shrunk: its successor takes its place. Returns all groups that
+  /// there were, which end with it.
   std::vector<Group> replace(std::shared_ptr<group::Job> job, Group world);
-  /// Takes out `group`, or everything for the default group (null or itself): the groups to close, youngest first, and the job where all of
-  /// it ends.
+  /// Takes out `group`, or everything for the default group (null or itself): the groups to close,
+  /// youngest first, and the job where all of it ends.
   struct Closing {
     std::vector<Group> groups;
     std::shared_ptr<group::Job> job;
@@ -80,12 +86,14 @@ class WorldScope {
   Closing remove(const Group& group, std::string_view caller);
   /// Ends everything in flight on all groups and tells the other members.
   void abort(const std::string& reason);
-  /// This rank has failed: the other ranks of its job are told `why` at once, and all its groups end.
-  /// `earlier` as `transport::Fabric::fail_rank` takes it.
+  /// This rank has failed: the other ranks of its job are told `why` at once, and all its groups
+  /// end. `earlier` as `transport::Fabric::fail_rank` takes it.
   void fail(const std::string& why, const std::vector<int>& earlier);
-  /// Another rank that is a thread of this process has failed, for `why`: ends everything in flight.
+  /// Another rank that is a thread of this process has failed, for `why`: ends everything in
+  /// flight.
   void end_after(const WorldScope& culprit, const std::string& why);
-  /// Lets everything go without closing it: the other members see this rank leave. In a forked child, where it is the parent's, forgets it.
+  /// Lets everything go without closing it: the other members see this rank leave. In a forked
+  /// child, where it is the parent's, forgets it.
   void drop();
   /// `text`, then "text (2)", "text (3)", ...: tells groups of the same description apart.
   std::string unique_name(const std::string& text);

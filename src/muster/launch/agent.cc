@@ -36,7 +36,9 @@ namespace {
 // Descriptors in the epoll set are told apart by the upper half of their data.
 enum class Source : std::uint32_t { signals, timer, nodes, worker, output };
 
-std::uint64_t pack(Source source, std::uint64_t index) { return static_cast<std::uint64_t>(source) << 32 | index; }
+std::uint64_t pack(Source source, std::uint64_t index) {
+  return static_cast<std::uint64_t>(source) << 32 | index;
+}
 
 struct RunningWorker {
   pid_t pid = -1;
@@ -105,7 +107,10 @@ class Agent {
 };
 
 Agent::Agent(const RunOptions& options, Prepared prepared, SignalWatch& signals)
-    : options_(options), job_(std::move(prepared.job)), signals_(signals), link_(std::move(prepared.link)) {
+    : options_(options),
+      job_(std::move(prepared.job)),
+      signals_(signals),
+      link_(std::move(prepared.link)) {
   host_ = job_.nodes[static_cast<std::size_t>(job_.node)].host;
   ranks_ = assign_ranks(job_.nodes, job_.node);
   told_.master_addr = job_.program_addr;
@@ -136,14 +141,17 @@ void Agent::forget(int fd) { ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullpt
 Status Agent::open(const std::string& log_folder) {
   epoll_.reset(::epoll_create1(EPOLL_CLOEXEC));
   timer_.reset(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
-  if (!epoll_ || !timer_) return Status(Code::exhausted, "no descriptor to wait for events: " + errno_text(errno));
+  if (!epoll_ || !timer_)
+    return Status(Code::exhausted, "no descriptor to wait for events: " + errno_text(errno));
   watch(signals_.descriptor(), false, pack(Source::signals, 0));
   watch(timer_.get(), false, pack(Source::timer, 0));
   if (link_) watch(link_->descriptor(), false, pack(Source::nodes, 0));
   log_folder_ = log_folder;
   output_ = std::make_unique<WorkerOutput>(
       OutputPlan{options_.redirects, options_.tee, options_.shown_ranks, log_folder},
-      EventSource{[this](int fd, bool writable, std::uint64_t token) { watch(fd, writable, pack(Source::output, token)); },
+      EventSource{[this](int fd, bool writable, std::uint64_t token) {
+                    watch(fd, writable, pack(Source::output, token));
+                  },
                   [this](int fd) { forget(fd); }});
   return {};
 }
@@ -195,7 +203,8 @@ void Agent::wait_and_dispatch() {
   read_ends(std::move(ended));
 }
 
-// Of those found ended at once, one that a signal ended is rather the cause; the others may have failed because of it.
+// Of those found ended at once, one that a signal ended is rather the cause; the others may have
+// failed because of it.
 void Agent::read_ends(std::vector<int> local_ranks) {
   std::vector<WorkerEnded> ends;
   for (int local_rank : local_ranks) {
@@ -208,7 +217,8 @@ void Agent::read_ends(std::vector<int> local_ranks) {
     records_[static_cast<std::size_t>(local_rank)].ended = std::chrono::system_clock::now();
     ends.push_back({local_rank, exit ? **exit : ProcessExit{.code = 1}});
   }
-  std::stable_partition(ends.begin(), ends.end(), [](const WorkerEnded& end) { return end.exit.signal != 0; });
+  std::stable_partition(ends.begin(), ends.end(),
+                        [](const WorkerEnded& end) { return end.exit.signal != 0; });
   for (const WorkerEnded& end : ends) happen(end);
 }
 
@@ -250,8 +260,11 @@ void Agent::act(const AgentAction& action) {
     sweep();
   } else if (std::holds_alternative<TellNodesFailed>(action)) {
     const std::string line = first_failure_line(state_, facts());
-    const std::string what = line.empty() ? "its launcher was stopped by " + signal_name(state_.stop_signal) : line;
-    if (link_) link_->tell_failed(state_.exit_code, "node " + std::to_string(job_.node) + " (" + host_ + "): " + what);
+    const std::string what =
+        line.empty() ? "its launcher was stopped by " + signal_name(state_.stop_signal) : line;
+    if (link_)
+      link_->tell_failed(state_.exit_code,
+                         "node " + std::to_string(job_.node) + " (" + host_ + "): " + what);
   } else if (std::holds_alternative<TellNodesEnded>(action)) {
     if (link_) link_->tell_ended();
   } else {
@@ -268,9 +281,11 @@ WorkerCommand Agent::command_of(int local_rank, int attempt) const {
   command.arguments = program_.before;
   if (options_.local_rank_argument != LocalRankArgument::none) {
     const bool dash = options_.local_rank_argument == LocalRankArgument::dash;
-    command.arguments.push_back((dash ? "--local-rank=" : "--local_rank=") + std::to_string(local_rank));
+    command.arguments.push_back((dash ? "--local-rank=" : "--local_rank=") +
+                                std::to_string(local_rank));
   }
-  command.arguments.insert(command.arguments.end(), options_.arguments.begin(), options_.arguments.end());
+  command.arguments.insert(command.arguments.end(), options_.arguments.begin(),
+                           options_.arguments.end());
   command.environment = flatten(worker_environment(inherited_, told_, ranks, attempt));
   // Several readers would fight for one terminal.
   command.quiet_input = options_.workers > 1 || ::isatty(0) != 0;
@@ -295,8 +310,9 @@ Status Agent::start_one(int local_rank, int attempt, int* exit_code) {
 
 void Agent::start_workers(int attempt) {
   if (attempt > 0) {
-    output_->say(options_.command + ": " + describe_end(*state_.restart_cause, facts()) + "; restarting all workers (restart " +
-                 std::to_string(attempt) + " of " + std::to_string(options_.max_restarts) + ")");
+    output_->say(options_.command + ": " + describe_end(*state_.restart_cause, facts()) +
+                 "; restarting all workers (restart " + std::to_string(attempt) + " of " +
+                 std::to_string(options_.max_restarts) + ")");
     take_another_port();
   }
   bool failed = false;
@@ -305,20 +321,24 @@ void Agent::start_workers(int attempt) {
     record = WorkerRecord{};
     record.started = record.ended = std::chrono::system_clock::now();
     int exit_code = 0;
-    const Status started =
-        failed ? Status(Code::aborted, "another worker could not be started") : start_one(local_rank, attempt, &exit_code);
+    const Status started = failed ? Status(Code::aborted, "another worker could not be started")
+                                  : start_one(local_rank, attempt, &exit_code);
     if (started) continue;
     record.start_error = started.message();
-    events_.push_back(WorkerEnded{local_rank, failed ? ProcessExit{.signal = SIGTERM} : ProcessExit{.code = exit_code}});
+    events_.push_back(WorkerEnded{
+        local_rank, failed ? ProcessExit{.signal = SIGTERM} : ProcessExit{.code = exit_code}});
     failed = true;
   }
 }
 
-// What the attempt before has left at its port (sockets that still end, children that live on) is not in the way of the next.
+// What the attempt before has left at its port (sockets that still end, children that live on) is
+// not in the way of the next.
 void Agent::take_another_port() {
   if (!options_.agent_store) return;
   auto port = ReservedPort::take();
-  if (!port) return output_->say(options_.command + ": MASTER_PORT stays the same: " + port.status().message());
+  if (!port)
+    return output_->say(options_.command +
+                        ": MASTER_PORT stays the same: " + port.status().message());
   told_.master_port = port->number();
   job_.reserved = std::make_shared<ReservedPort>(std::move(*port));
 }
@@ -348,17 +368,21 @@ void Agent::sweep() {
 
 ReportFacts Agent::facts() const {
   ReportFacts facts{options_.command, host_, ranks_, records_, {}, {}, log_folder_, {}};
-  if (state_.first_failure && output_) facts.tail = output_->tail(state_.ends[*state_.first_failure].local_rank);
-  if (program_.is_python) facts.advice = explain_missing_module(facts.tail, program_.pythons, own_program());
+  if (state_.first_failure && output_)
+    facts.tail = output_->tail(state_.ends[*state_.first_failure].local_rank);
+  if (program_.is_python)
+    facts.advice = explain_missing_module(facts.tail, program_.pythons, own_program());
   return facts;
 }
 
-/// Found by a worker's number, or, where a worker only starts the program that is a rank, by the job's name.
+/// Found by a worker's number, or, where a worker only starts the program that is a rank, by the
+/// job's name.
 std::string Agent::traces() const {
   const std::string base = trace::run_directory();
   std::int64_t since = std::numeric_limits<std::int64_t>::max();
   for (const WorkerRecord& worker : records_)
-    since = std::min<std::int64_t>(since, worker.started.time_since_epoch() / std::chrono::nanoseconds(1));
+    since = std::min<std::int64_t>(since,
+                                   worker.started.time_since_epoch() / std::chrono::nanoseconds(1));
   for (const WorkerRecord& worker : records_) {
     if (const auto found = trace::find_job_of(base, worker.pid, since)) return *found;
   }
@@ -398,7 +422,8 @@ Result<Program> resolve_program(const RunOptions& options) {
 // Where redirected output goes; made when nothing was said.
 Result<std::string> log_folder(const RunOptions& options, const NodeJob& job) {
   const auto any = [](const std::vector<Streams>& list) {
-    return std::any_of(list.begin(), list.end(), [](Streams streams) { return streams != Streams::none; });
+    return std::any_of(list.begin(), list.end(),
+                       [](Streams streams) { return streams != Streams::none; });
   };
   if (!any(options.redirects) && !any(options.tee)) return std::string();
   std::string base = options.log_dir.value_or("");
@@ -427,8 +452,8 @@ Result<Prepared> prepare(const RunOptions& options) {
   return Prepared{std::move(*secret), std::move(*job), std::move(link)};
 }
 
-/// `prepare` on a thread of its own: names, stores and other nodes may keep it waiting for the whole join timeout, and none of these waits
-/// would see a signal, which ends this process at once.
+/// `prepare` on a thread of its own: names, stores and other nodes may keep it waiting for the
+/// whole join timeout, and none of these waits would see a signal, which ends this process at once.
 Result<Prepared> prepare_or_be_stopped(const RunOptions& options, SignalWatch& signals) {
   Descriptor done(::eventfd(0, EFD_CLOEXEC));
   if (!done) return Status(Code::exhausted, "no event descriptor: " + errno_text(errno));
@@ -444,8 +469,10 @@ Result<Prepared> prepare_or_be_stopped(const RunOptions& options, SignalWatch& s
     if (ready[0].revents != 0) break;
     for (int signal : signals.take()) {
       if (signal == SIGUSR1 || signal == SIGUSR2) continue;
-      const char* what = options.nodes == 1 ? "joining the job's store" : "waiting for the other nodes";
-      std::cerr << options.command << ": stopped by " << signal_name(signal) << " while " << what << std::endl;
+      const char* what =
+          options.nodes == 1 ? "joining the job's store" : "waiting for the other nodes";
+      std::cerr << options.command << ": stopped by " << signal_name(signal) << " while " << what
+                << std::endl;
       ::_exit(128 + signal);
     }
   }

@@ -43,7 +43,8 @@ void Step::end_workers(int signal) {
   state.phase = AgentPhase::ending;
   state.killed = false;
   state.sent_signal = signal;
-  state.timer = rules.shutdown_timeout >= TimePoint::max() - now ? TimePoint::max() : now + rules.shutdown_timeout;
+  state.timer = rules.shutdown_timeout >= TimePoint::max() - now ? TimePoint::max()
+                                                                 : now + rules.shutdown_timeout;
   actions.push_back(SignalWorkers{signal});
 }
 
@@ -57,9 +58,11 @@ void Step::operator()(const WorkerEnded& event) {
   if (state.phase != AgentPhase::running && state.phase != AgentPhase::ending) return;
   const bool asked = state.phase == AgentPhase::ending;
   const bool by_us =
-      asked && event.exit.signal != 0 && (event.exit.signal == state.sent_signal || (state.killed && event.exit.signal == SIGKILL));
+      asked && event.exit.signal != 0 &&
+      (event.exit.signal == state.sent_signal || (state.killed && event.exit.signal == SIGKILL));
   state.ends.push_back({event.local_rank, event.exit, asked, by_us});
-  // A killed process may be seen to end later than one that failed because of it (its memory is given back first): then it is the cause.
+  // A killed process may be seen to end later than one that failed because of it (its memory is
+  // given back first): then it is the cause.
   if (asked && !by_us && event.exit.signal == SIGKILL && state.cause == AgentCause::worker_failed &&
       state.ends[*state.first_failure].exit.signal == 0) {
     state.first_failure = state.ends.size() - 1;
@@ -90,8 +93,10 @@ void Step::after_last_worker() {
 void Step::linger_or_finish() {
   if (state.nodes_ended >= rules.nodes_to_outlive) return finish();
   state.phase = AgentPhase::lingering;
-  // While all is well the others may work as long as they like; nodes that fall silent are reported as failed.
-  if (state.cause != AgentCause::none) state.timer = now + rules.shutdown_timeout + rules.farewell_timeout;
+  // While all is well the others may work as long as they like; nodes that fall silent are reported
+  // as failed.
+  if (state.cause != AgentCause::none)
+    state.timer = now + rules.shutdown_timeout + rules.farewell_timeout;
 }
 
 void Step::finish() {
@@ -112,7 +117,8 @@ void Step::operator()(const StopSignal& event) {
       break;
     case AgentPhase::ending:
       // Somebody who asks again does not want to wait; and nothing starts again after it.
-      if (state.cause == AgentCause::worker_failed && state.attempt < rules.max_restarts) actions.push_back(TellNodesFailed{});
+      if (state.cause == AgentCause::worker_failed && state.attempt < rules.max_restarts)
+        actions.push_back(TellNodesFailed{});
       if (state.cause != AgentCause::other_node_failed) {
         state.cause = AgentCause::stopped_by_signal;
         state.exit_code = 128 + event.signal;
@@ -135,7 +141,8 @@ void Step::operator()(const StopSignal& event) {
 }
 
 void Step::operator()(const PassedSignal& event) {
-  if (state.phase == AgentPhase::running || state.phase == AgentPhase::ending) actions.push_back(SignalWorkers{event.signal});
+  if (state.phase == AgentPhase::running || state.phase == AgentPhase::ending)
+    actions.push_back(SignalWorkers{event.signal});
 }
 
 void Step::operator()(const TimerFired&) {

@@ -1,10 +1,11 @@
-/// What an agent decides: a pure function of the time, its state and what has happened. No processes, no clock, no I/O, so every
-/// path is tested without them; `agent.cc` feeds it.
+/// What an agent decides: a pure function of the time, its state and what has happened. No
+/// processes, no clock, no I/O, so every path is tested without them; `agent.cc` feeds it.
 ///
 ///   starting -> running -> (all ended well) -> lingering -> finished
 ///                 |  a worker fails, a signal asks to stop, another node fails
 ///                 v
-///               ending: SIGTERM (or the signal itself) to all; SIGKILL when the time is up; once all have ended
+///               ending: SIGTERM (or the signal itself) to all; SIGKILL when the time is up; once
+///               all have ended
 ///                 |-> running again, all workers anew, while restarts are left
 ///                 `-> lingering -> finished
 /// Lingering: the agent that serves the store stays until the other nodes have ended.
@@ -28,7 +29,8 @@ struct AgentRules {
   Duration shutdown_timeout = std::chrono::seconds(30);
   /// Other nodes that this agent must outlive (it serves the store); 0 for the rest.
   int nodes_to_outlive = 0;
-  /// After a failure the other nodes have this long, on top of the shutdown timeout, to say that they have ended.
+  /// After a failure the other nodes have this long, on top of the shutdown timeout, to say that
+  /// they have ended.
   Duration farewell_timeout = std::chrono::seconds(5);
 };
 
@@ -76,7 +78,8 @@ struct NodeFailed {
   std::string text;
 };
 struct NodeEnded {};
-using AgentEvent = std::variant<Begin, WorkerEnded, StopSignal, PassedSignal, TimerFired, NodeFailed, NodeEnded>;
+using AgentEvent =
+    std::variant<Begin, WorkerEnded, StopSignal, PassedSignal, TimerFired, NodeFailed, NodeEnded>;
 
 // What is to be done, in order.
 struct StartWorkers {
@@ -101,7 +104,8 @@ struct Finish {
   int exit_code;
   friend bool operator==(const Finish&, const Finish&) = default;
 };
-using AgentAction = std::variant<StartWorkers, SignalWorkers, SweepWorkers, TellNodesFailed, TellNodesEnded, Finish>;
+using AgentAction = std::variant<StartWorkers, SignalWorkers, SweepWorkers, TellNodesFailed,
+                                 TellNodesEnded, Finish>;
 
 struct Decision {
   AgentState state;

@@ -72,7 +72,8 @@ TEST(AgentMachine, KillsWhenTheTimeIsUp) {
   EXPECT_EQ(machine.end(1, kKilled).back(), AgentAction(Finish{3}));
 }
 
-// spec: J3 a rank that was killed is the cause, even where one that failed because of it is seen to end first
+// spec: J3 a rank that was killed is the cause, even where one that failed because of it is seen to
+// end first
 TEST(AgentMachine, AKilledWorkerIsTheCause) {
   Machine machine;
   machine.on(Begin{});
@@ -166,7 +167,8 @@ TEST(AgentMachine, AnotherNodesFailureEndsOurs) {
   EXPECT_EQ(machine.state.other_node, "node 1");
 }
 
-// spec: J3 the agent that serves the store outlives the other nodes while all is well, however long they work
+// spec: J3 the agent that serves the store outlives the other nodes while all is well, however long
+// they work
 TEST(AgentMachine, TheServingAgentOutlivesTheOthers) {
   Machine machine{.rules = {.workers = 1, .nodes_to_outlive = 2}};
   machine.on(Begin{});
@@ -179,9 +181,13 @@ TEST(AgentMachine, TheServingAgentOutlivesTheOthers) {
 
 // spec: J3 after a failure the serving agent waits for the other nodes' farewell, but not for ever
 TEST(AgentMachine, AfterAFailureItWaitsForAWhile) {
-  Machine machine{.rules = {.workers = 1, .shutdown_timeout = seconds(2), .nodes_to_outlive = 1, .farewell_timeout = seconds(3)}};
+  Machine machine{.rules = {.workers = 1,
+                            .shutdown_timeout = seconds(2),
+                            .nodes_to_outlive = 1,
+                            .farewell_timeout = seconds(3)}};
   machine.on(Begin{});
-  EXPECT_EQ(machine.end(0, kFailed), (Actions{TellNodesFailed{}, SignalWorkers{SIGTERM}, SweepWorkers{}}));
+  EXPECT_EQ(machine.end(0, kFailed),
+            (Actions{TellNodesFailed{}, SignalWorkers{SIGTERM}, SweepWorkers{}}));
   EXPECT_EQ(machine.state.timer, machine.now + seconds(5));
   machine.now += seconds(5);
   EXPECT_EQ(machine.on(TimerFired{}), (Actions{TellNodesEnded{}, Finish{3}}));
@@ -201,13 +207,16 @@ TEST(AgentMachine, AStopSignalEndsTheLingering) {
   Machine machine{.rules = {.workers = 1, .nodes_to_outlive = 1}};
   machine.on(Begin{});
   machine.end(0);
-  EXPECT_EQ(machine.on(StopSignal{SIGTERM}), (Actions{TellNodesFailed{}, TellNodesEnded{}, Finish{143}}));
+  EXPECT_EQ(machine.on(StopSignal{SIGTERM}),
+            (Actions{TellNodesFailed{}, TellNodesEnded{}, Finish{143}}));
   EXPECT_EQ(machine.on(StopSignal{SIGTERM}), Actions{});
 }
 
-// spec: J3 whatever comes in whatever order, every worker that was started is waited for, and there is one end
+// spec: J3 whatever comes in whatever order, every worker that was started is waited for, and there
+// is one end
 TEST(AgentMachine, EveryOrderOfEventsEndsOnce) {
-  // Each digit of `order` picks the next event; ends of workers that have ended are skipped, as the agent never sends them.
+  // Each digit of `order` picks the next event; ends of workers that have ended are skipped, as the
+  // agent never sends them.
   for (int order = 0; order < 6 * 6 * 6 * 6 * 6 * 6; ++order) {
     Machine machine{.rules = {.workers = 2, .max_restarts = 1, .nodes_to_outlive = 1}};
     machine.on(Begin{});

@@ -30,7 +30,8 @@ TEST(OptionsFuzz, TextsAreReadOrRefused) {
     if (ranks.ok()) {
       for (const int rank : *ranks) EXPECT_TRUE(rank >= 0 && rank < kWorkers) << rank;
     }
-    const auto endpoint = parse_endpoint("--rdzv-endpoint", text(fuzz.one_in(2) ? "node1:29400" : "[::1]:29400"));
+    const auto endpoint =
+        parse_endpoint("--rdzv-endpoint", text(fuzz.one_in(2) ? "node1:29400" : "[::1]:29400"));
     EXPECT_TRUE(endpoint.ok() ? !endpoint->host.empty() : !endpoint.status().message().empty());
   }
 }

@@ -14,7 +14,8 @@
 namespace muster::launch {
 int allowed_cores() {
   int cores = static_cast<int>(std::max(1L, ::sysconf(_SC_NPROCESSORS_ONLN)));
-  if (const auto threads = own_hardware_threads(); !threads.empty()) cores = static_cast<int>(threads.size());
+  if (const auto threads = own_hardware_threads(); !threads.empty())
+    cores = static_cast<int>(threads.size());
   const double quota = cpu_quota();
   if (quota > 0) cores = std::min(cores, static_cast<int>(std::ceil(quota)));
   return std::max(1, cores);

@@ -5,7 +5,8 @@
 
 namespace muster::launch {
 
-/// Cores that this process may use: its affinity mask, cut by the CPU quota of its control group (v2 and v1), rounded up, at least 1.
+/// Cores that this process may use: its affinity mask, cut by the CPU quota of its control group
+/// (v2 and v1), rounded up, at least 1.
 int allowed_cores();
 /// NVIDIA devices that the kernel shows (/dev/nvidia0 ...), cut by CUDA_VISIBLE_DEVICES.
 int gpu_count();

@@ -37,7 +37,8 @@ Result<std::unique_ptr<NodeLink>> NodeLink::open(const NodeJob& job, const NodeL
     }
   }
   auto thread = start_thread(
-      "the thread that speaks with the other nodes", [raw = link.get()] { raw->run(); }, Signals::inherited);
+      "the thread that speaks with the other nodes", [raw = link.get()] { raw->run(); },
+      Signals::inherited);
   if (!thread.ok()) return thread.status();
   link->thread_ = std::move(*thread);
   return link;
@@ -76,8 +77,10 @@ void NodeLink::run() {
     }
     check_silence();
     if (job_.hosts_store) continue;
-    // The one that serves the store hears that we live, and its answer says that it does: a machine that has vanished closes nothing.
-    const Status told = got ? Status() : own_->queue_push(inbox(job_.host_node), message(Kind::alive, job_.node));
+    // The one that serves the store hears that we live, and its answer says that it does: a machine
+    // that has vanished closes nothing.
+    const Status told =
+        got ? Status() : own_->queue_push(inbox(job_.host_node), message(Kind::alive, job_.node));
     if (told) answered = steady_clock().now();
     if (stop_) return;
     if (steady_clock().now() - answered < limits_.silence) continue;
@@ -88,8 +91,11 @@ void NodeLink::run() {
 
 void NodeLink::lose_store(const std::string& why) {
   store_gone_ = true;
-  give(NodeFailed{1, "the job's store at " + job_.master_addr + ":" + std::to_string(job_.master_port) +
-                         (job_.hosts_store ? ", which this node's agent serves, " : ", which another node's agent serves, ") + why});
+  give(NodeFailed{1, "the job's store at " + job_.master_addr + ":" +
+                         std::to_string(job_.master_port) +
+                         (job_.hosts_store ? ", which this node's agent serves, "
+                                           : ", which another node's agent serves, ") +
+                         why});
 }
 
 void NodeLink::receive(const std::string& record) {
@@ -112,8 +118,8 @@ void NodeLink::check_silence() {
       continue;
     }
     const std::string& host = job_.nodes[static_cast<std::size_t>(node->first)].host;
-    give(
-        NodeFailed{1, "node " + std::to_string(node->first) + " (" + host + ") has said nothing for " + muster::describe(limits_.silence)});
+    give(NodeFailed{1, "node " + std::to_string(node->first) + " (" + host +
+                           ") has said nothing for " + muster::describe(limits_.silence)});
     give(NodeEnded{});
     node = heard_.erase(node);
   }
@@ -121,12 +127,15 @@ void NodeLink::check_silence() {
 
 void NodeLink::tell_failed(int exit_code, const std::string& text) {
   for (int node = 0; !store_gone_ && node < static_cast<int>(job_.nodes.size()); ++node) {
-    if (node != job_.node && !job_.store->queue_push(inbox(node), message(Kind::failed, job_.node, exit_code, text))) return;
+    if (node != job_.node &&
+        !job_.store->queue_push(inbox(node), message(Kind::failed, job_.node, exit_code, text)))
+      return;
   }
 }
 
 void NodeLink::tell_ended() {
-  if (!job_.hosts_store && !store_gone_) (void)job_.store->queue_push(inbox(job_.host_node), message(Kind::ended, job_.node));
+  if (!job_.hosts_store && !store_gone_)
+    (void)job_.store->queue_push(inbox(job_.host_node), message(Kind::ended, job_.node));
 }
 
 }  // namespace muster::launch

@@ -1,4 +1,5 @@
-/// What the agents of a job's nodes tell each other while it runs: a failure to all, the end to the one that serves the store.
+/// What the agents of a job's nodes tell each other while it runs: a failure to all, the end to the
+/// one that serves the store.
 #pragma once
 
 #include <atomic>
@@ -16,16 +17,18 @@
 namespace muster::launch {
 
 struct NodeLinkLimits {
-  Duration beat = std::chrono::seconds(5);      ///< how often a node says that it lives
-  Duration silence = std::chrono::seconds(60);  ///< after which a node, or the store, is taken for dead
-  Duration tell = std::chrono::seconds(5);      ///< for a message to another node
+  Duration beat = std::chrono::seconds(5);  ///< how often a node says that it lives
+  Duration silence =
+      std::chrono::seconds(60);             ///< after which a node, or the store, is taken for dead
+  Duration tell = std::chrono::seconds(5);  ///< for a message to another node
 };
 
-/// Every node has a queue in the store; one thread waits on ours and says every few seconds that we live. A node that falls silent, or the
-/// store itself, is reported as failed.
+/// Every node has a queue in the store; one thread waits on ours and says every few seconds that we
+/// live. A node that falls silent, or the store itself, is reported as failed.
 class NodeLink {
  public:
-  static Result<std::unique_ptr<NodeLink>> open(const NodeJob& job, const NodeLinkLimits& limits = {});
+  static Result<std::unique_ptr<NodeLink>> open(const NodeJob& job,
+                                                const NodeLinkLimits& limits = {});
   ~NodeLink();
 
   /// Readable when `take` has something.

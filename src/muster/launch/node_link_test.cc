@@ -14,7 +14,8 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-constexpr NodeLinkLimits kShort{.beat = milliseconds(50), .silence = milliseconds(1500), .tell = milliseconds(500)};
+constexpr NodeLinkLimits kShort{
+    .beat = milliseconds(50), .silence = milliseconds(1500), .tell = milliseconds(500)};
 const std::string kSecret = "a secret for the tests";
 
 store::TcpStoreOptions store_options(std::uint16_t port, bool serve) {
@@ -49,8 +50,9 @@ AgentEvent next_event(NodeLink& link) {
   return events.empty() ? AgentEvent(Begin{}) : events.front();
 }
 
-// A stopped process is to its peers what a machine without power is: connections stay open, nothing answers.
-// spec: J3 the node that serves the store vanishes without a word: the others notice and can end
+// A stopped process is to its peers what a machine without power is: connections stay open, nothing
+// answers. spec: J3 the node that serves the store vanishes without a word: the others notice and
+// can end
 TEST(NodeLink, ASilentStoreIsTakenForDead) {
   int told[2];
   ASSERT_EQ(::pipe(told), 0);
@@ -58,7 +60,8 @@ TEST(NodeLink, ASilentStoreIsTakenForDead) {
     auto store = store::make_tcp_store(store_options(0, true));
     if (!store) return store.status();
     const std::uint16_t port = (*store)->port();
-    if (::write(told[1], &port, sizeof port) != sizeof port) return Status(Code::internal, "the pipe is gone");
+    if (::write(told[1], &port, sizeof port) != sizeof port)
+      return Status(Code::internal, "the pipe is gone");
     for (;;) ::pause();
   });
   ASSERT_TRUE(server.ok()) << server.status().message();
@@ -72,7 +75,8 @@ TEST(NodeLink, ASilentStoreIsTakenForDead) {
   const AgentEvent event = next_event(**link);
   const auto* failed = std::get_if<NodeFailed>(&event);
   ASSERT_NE(failed, nullptr);
-  EXPECT_NE(failed->text.find("127.0.0.1:" + std::to_string(port)), std::string::npos) << failed->text;
+  EXPECT_NE(failed->text.find("127.0.0.1:" + std::to_string(port)), std::string::npos)
+      << failed->text;
   EXPECT_NE(failed->text.find("has not answered for 1.5 s"), std::string::npos) << failed->text;
   (*link)->tell_failed(1, "nobody hears this");  // and nothing blocks on the way out
   (*link)->tell_ended();
@@ -82,7 +86,8 @@ TEST(NodeLink, ASilentStoreIsTakenForDead) {
   ::close(told[1]);
 }
 
-// spec: J3 a node that falls silent is named to the one that serves the store, which need not wait for it any more
+// spec: J3 a node that falls silent is named to the one that serves the store, which need not wait
+// for it any more
 TEST(NodeLink, ASilentNodeIsNamed) {
   auto store = store::make_tcp_store(store_options(0, true));
   ASSERT_TRUE(store.ok()) << store.status().message();
@@ -94,7 +99,8 @@ TEST(NodeLink, ASilentNodeIsNamed) {
   ASSERT_FALSE(events.empty());
   const auto* failed = std::get_if<NodeFailed>(&events.front());
   ASSERT_NE(failed, nullptr);
-  EXPECT_NE(failed->text.find("node 1 (host-b) has said nothing"), std::string::npos) << failed->text;
+  EXPECT_NE(failed->text.find("node 1 (host-b) has said nothing"), std::string::npos)
+      << failed->text;
 }
 
 // spec: J3 a failure is told to the other nodes with its exit code

@@ -29,7 +29,9 @@ Result<Descriptor> listen_at(const std::string& host, std::uint16_t port, TimePo
   return last;
 }
 
-bool is_here(const std::string& host, TimePoint deadline) { return listen_at(host, 0, deadline).ok(); }
+bool is_here(const std::string& host, TimePoint deadline) {
+  return listen_at(host, 0, deadline).ok();
+}
 
 struct Place {
   std::string host;
@@ -83,7 +85,8 @@ Status Joining::serve(Descriptor socket, const std::string& name) {
   job_.master_addr = name;
   job_.master_port = bound->port();
   job_.hosts_store = options_.agent_store;
-  if (!options_.agent_store) return {};  // the port is free again when `socket` closes; rank 0 serves there
+  if (!options_.agent_store)
+    return {};  // the port is free again when `socket` closes; rank 0 serves there
   store::TcpStoreOptions tcp;
   tcp.host = name;
   tcp.port = bound->port();
@@ -107,7 +110,8 @@ Status Joining::connect(const Place& place) {
   tcp.secret = secret_;
   auto store = store::make_tcp_store(tcp);
   if (!store) {
-    return store.status().with_context("joining the job at " + place.host + ":" + std::to_string(place.port) +
+    return store.status().with_context("joining the job at " + place.host + ":" +
+                                       std::to_string(place.port) +
                                        ", where the agent of node 0 should serve its store");
   }
   job_.store = *store;
@@ -116,7 +120,8 @@ Status Joining::connect(const Place& place) {
   return {};
 }
 
-// One node that was given no address: by its full name where that is really this machine, else by loopback.
+// One node that was given no address: by its full name where that is really this machine, else by
+// loopback.
 Status Joining::open_alone() {
   const bool assigned = options_.rendezvous == RendezvousKind::assigned_ranks;
   const std::uint16_t usual = options_.standalone || assigned ? 0 : kStaticPort;
@@ -127,7 +132,8 @@ Status Joining::open_alone() {
   Status last;
   for (const std::string& name : names) {
     auto socket = listen_at(name, port, deadline_);
-    if (!socket && port != 0 && !options_.master_port) socket = listen_at(name, 0, deadline_);  // another job has the usual port
+    if (!socket && port != 0 && !options_.master_port)
+      socket = listen_at(name, 0, deadline_);  // another job has the usual port
     if (socket) return serve(std::move(*socket), name);
     last = socket.status();
   }
@@ -139,9 +145,10 @@ Status Joining::open_static(const Place& place) {
   const std::string listen_host = options_.local_addr.value_or(place.host);
   auto socket = listen_at(listen_host, place.port, deadline_);
   if (socket) return serve(std::move(*socket), place.host);
-  return socket.status().with_context(
-      "node 0 cannot serve the job's store at " + listen_host + ":" + std::to_string(place.port) +
-      " (is another job running there? is it an address of this machine? --local-addr says where to listen)");
+  return socket.status().with_context("node 0 cannot serve the job's store at " + listen_host +
+                                      ":" + std::to_string(place.port) +
+                                      " (is another job running there? is it an address of this "
+                                      "machine? --local-addr says where to listen)");
 }
 
 // Whoever can listen at the endpoint serves the store; all others connect to it.
@@ -159,7 +166,8 @@ Status Joining::open_assigned(const Place& place) {
 }
 
 bool Joining::claim(int number, std::string* holder) {
-  auto now = job_.store->compare_set(job_.key_prefix + "claim/" + std::to_string(number), "", token_);
+  auto now =
+      job_.store->compare_set(job_.key_prefix + "claim/" + std::to_string(number), "", token_);
   if (!now) return false;
   *holder = *now;
   return *now == token_;
@@ -171,9 +179,10 @@ Status Joining::claim_number() {
   if (options_.node_rank) {
     job_.node = *options_.node_rank;
     if (claim(job_.node, &holder)) return {};
-    return Status(Code::invalid_argument,
-                  "node rank " + std::to_string(job_.node) + " is taken already, by " + holder +
-                      "; every node of the job needs a --node-rank of its own (and every job a --rdzv-id of its own)");
+    return Status(Code::invalid_argument, "node rank " + std::to_string(job_.node) +
+                                              " is taken already, by " + holder +
+                                              "; every node of the job needs a --node-rank of its "
+                                              "own (and every job a --rdzv-id of its own)");
   }
   // The one that serves is 0; the others take what is left, first come, first numbered.
   for (int tried = 0; tried < options_.nodes; ++tried) {
@@ -182,12 +191,13 @@ Status Joining::claim_number() {
     job_.node = number;
     return {};
   }
-  return Status(Code::invalid_argument,
-                "all " + size + " nodes of the job \"" + job_.run_id + "\" have come already; is one started twice?");
+  return Status(Code::invalid_argument, "all " + size + " nodes of the job \"" + job_.run_id +
+                                            "\" have come already; is one started twice?");
 }
 
 Status Joining::exchange() {
-  const std::string me = "node " + std::to_string(job_.node) + " of " + std::to_string(options_.nodes);
+  const std::string me =
+      "node " + std::to_string(job_.node) + " of " + std::to_string(options_.nodes);
   const std::string master_key = job_.key_prefix + "master";
   if (job_.hosts_store) {
     job_.host_node = job_.node;
@@ -196,21 +206,29 @@ Status Joining::exchange() {
     if (Status set = job_.store->set(master_key, writer.view()); !set) return set.with_context(me);
   } else {
     auto master = job_.store->get(master_key, options_.join_timeout);
-    if (!master) return master.status().with_context(me + ", asking for the address of the job's store");
+    if (!master)
+      return master.status().with_context(me + ", asking for the address of the job's store");
     ByteReader reader(*master);
     job_.host_node = reader.get<std::int32_t>();
     job_.master_addr = reader.get_text();
     if (!reader.at_end() || job_.host_node < 0 || job_.host_node >= options_.nodes) {
       return Status(Code::mismatch,
-                    me + ": the address of the job's store came in a form that this version does not know; run the same muster everywhere");
+                    me + ": the address of the job's store came in a form that this version does "
+                         "not know; run the same muster everywhere");
     }
   }
-  if (const Status place = job_.node == 0 ? tell_program_place() : Status(); !place) return place.with_context(me);
-  const std::string others = std::to_string(options_.nodes - 1) + (options_.nodes == 2 ? " other node" : " other nodes");
-  log(LogLevel::info, me + ", store at " + job_.master_addr + ":" + std::to_string(job_.master_port) + ": waiting for " + others);
+  if (const Status place = job_.node == 0 ? tell_program_place() : Status(); !place)
+    return place.with_context(me);
+  const std::string others =
+      std::to_string(options_.nodes - 1) + (options_.nodes == 2 ? " other node" : " other nodes");
+  log(LogLevel::info, me + ", store at " + job_.master_addr + ":" +
+                          std::to_string(job_.master_port) + ": waiting for " + others);
   const NodeFacts facts{options_.workers, options_.role, host_name_, options_.max_restarts};
-  auto all = job_.store->all_gather(job_.key_prefix + "nodes", job_.node, options_.nodes, encode(facts), options_.join_timeout);
-  if (!all) return all.status().with_context(me + ", waiting for all nodes (the numbers of those missing are nodes' numbers)");
+  auto all = job_.store->all_gather(job_.key_prefix + "nodes", job_.node, options_.nodes,
+                                    encode(facts), options_.join_timeout);
+  if (!all)
+    return all.status().with_context(
+        me + ", waiting for all nodes (the numbers of those missing are nodes' numbers)");
   job_.nodes.clear();
   for (const std::string& record : *all) {
     auto node = decode_node_facts(record);
@@ -242,13 +260,15 @@ Status Joining::tell_program_place() {
 
 Status Joining::learn_program_place() {
   auto place = job_.store->get(job_.key_prefix + "program", options_.join_timeout);
-  if (!place) return place.status().with_context("asking node 0 where the program's ranks are to meet");
+  if (!place)
+    return place.status().with_context("asking node 0 where the program's ranks are to meet");
   ByteReader reader(*place);
   job_.program_port = reader.get<std::uint16_t>();
   job_.program_addr = reader.get_text();
   if (reader.at_end()) return {};
   return Status(Code::mismatch,
-                "where the program's ranks are to meet came in a form that this version does not know; run the same muster everywhere");
+                "where the program's ranks are to meet came in a form that this version does not "
+                "know; run the same muster everywhere");
 }
 
 Result<NodeJob> Joining::run() {
@@ -260,7 +280,9 @@ Result<NodeJob> Joining::run() {
   token_ = host_name_ + ", process " + std::to_string(::getpid());
   auto place = place_of_job();
   if (!place) return place.status();
-  const Status opened = alone ? open_alone() : assigned ? open_assigned(*place) : open_static(*place);
+  const Status opened = alone      ? open_alone()
+                        : assigned ? open_assigned(*place)
+                                   : open_static(*place);
   if (!opened) return opened;
   if (options_.nodes == 1) {
     job_.node = 0;
@@ -295,19 +317,24 @@ Result<JobSecret> job_secret(const RunOptions& options) {
     master = endpoint->host;
   }
   if (!is_here(master, deadline_after(steady_clock(), options.join_timeout))) {
-    return Status(Code::refused,
-                  "this job has " + std::to_string(options.nodes) + " nodes and node 0 is " + master +
-                      ", which is not this machine, but no secret was given: start every node with the same MUSTER_SECRET (at least 16 "
-                      "characters, for example from `openssl rand -hex 32`) or MUSTER_SECRET_FILE in its environment");
+    return Status(Code::refused, "this job has " + std::to_string(options.nodes) +
+                                     " nodes and node 0 is " + master +
+                                     ", which is not this machine, but no secret was given: start "
+                                     "every node with the same MUSTER_SECRET (at least 16 "
+                                     "characters, for example from `openssl rand -hex 32`) or "
+                                     "MUSTER_SECRET_FILE in its environment");
   }
   log(LogLevel::warning,
-      "no MUSTER_SECRET was given: only nodes of this user on this machine can join; for other machines start every node with the "
+      "no MUSTER_SECRET was given: only nodes of this user on this machine can join; for other "
+      "machines start every node with the "
       "same MUSTER_SECRET or MUSTER_SECRET_FILE");
   auto secret = Secret::from_environment();
   if (!secret) return secret.status();
   return JobSecret{*secret, {}};
 }
 
-Result<NodeJob> join_nodes(const RunOptions& options, const Secret& secret) { return Joining(options, secret).run(); }
+Result<NodeJob> join_nodes(const RunOptions& options, const Secret& secret) {
+  return Joining(options, secret).run();
+}
 
 }  // namespace muster::launch

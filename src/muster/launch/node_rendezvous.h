@@ -1,4 +1,5 @@
-/// How the agents of a job find each other: the store that node 0's agent serves, and the nodes' numbers.
+/// How the agents of a job find each other: the store that node 0's agent serves, and the nodes'
+/// numbers.
 #pragma once
 
 #include <memory>
@@ -17,10 +18,12 @@ namespace muster::launch {
 /// The secret that the job's connections prove, and how workers learn it.
 struct JobSecret {
   Secret secret;
-  std::optional<std::string> hand_down;  ///< the value of MUSTER_SECRET for workers; absent: they inherit what is needed
+  std::optional<std::string>
+      hand_down;  ///< the value of MUSTER_SECRET for workers; absent: they inherit what is needed
 };
-/// The user's (MUSTER_SECRET, MUSTER_SECRET_FILE, MUSTER_INSECURE) or, with one node, a fresh random one. Several nodes without any: an
-/// error on those that are not on the host of `master`; on that host its own secret, which reaches this user's processes there only.
+/// The user's (MUSTER_SECRET, MUSTER_SECRET_FILE, MUSTER_INSECURE) or, with one node, a fresh
+/// random one. Several nodes without any: an error on those that are not on the host of `master`;
+/// on that host its own secret, which reaches this user's processes there only.
 Result<JobSecret> job_secret(const RunOptions& options);
 
 /// A job as an agent sees it once all nodes have come.
@@ -34,12 +37,14 @@ struct NodeJob {
   std::uint16_t master_port = 0;
   std::string program_addr;  ///< MASTER_ADDR and MASTER_PORT of the workers: of rank 0's host
   std::uint16_t program_port = 0;
-  std::shared_ptr<const ReservedPort> reserved;  ///< on that host, while the port is the agent's choice
+  std::shared_ptr<const ReservedPort>
+      reserved;  ///< on that host, while the port is the agent's choice
   std::string run_id;
   std::string key_prefix;  ///< of the agents' own keys
 };
 
-/// Blocks until all nodes have come or `options.join_timeout` has passed; errors name the nodes that are missing.
+/// Blocks until all nodes have come or `options.join_timeout` has passed; errors name the nodes
+/// that are missing.
 Result<NodeJob> join_nodes(const RunOptions& options, const Secret& secret);
 
 }  // namespace muster::launch

@@ -12,7 +12,8 @@ Status bad(const std::string& message) { return Status(Code::invalid_argument, m
 std::vector<std::string> split(const std::string& text, char separator) {
   std::vector<std::string> parts;
   std::size_t from = 0;
-  for (std::size_t at = text.find(separator); at != std::string::npos; at = text.find(separator, from)) {
+  for (std::size_t at = text.find(separator); at != std::string::npos;
+       at = text.find(separator, from)) {
     parts.push_back(text.substr(from, at - from));
     from = at + 1;
   }
@@ -22,23 +23,30 @@ std::vector<std::string> split(const std::string& text, char separator) {
 
 Result<Streams> parse_stream_number(const std::string& option, const std::string& text) {
   auto number = parse_whole(option, text, 0, 3);
-  if (!number) return bad(option + ": \"" + text + "\" is none of 0 (nothing), 1 (stdout), 2 (stderr), 3 (both)");
+  if (!number)
+    return bad(option + ": \"" + text +
+               "\" is none of 0 (nothing), 1 (stdout), 2 (stderr), 3 (both)");
   return static_cast<Streams>(*number);
 }
 
 Result<int> gpus() {
   const int count = gpu_count();
-  if (count == 0) return bad("--nproc-per-node gpu: this machine shows no GPU (/dev/nvidia0); use cpu, auto or a number");
+  if (count == 0)
+    return bad(
+        "--nproc-per-node gpu: this machine shows no GPU (/dev/nvidia0); use cpu, auto or a "
+        "number");
   return count;
 }
 
 }  // namespace
 
-Result<std::int64_t> parse_whole(const std::string& what, const std::string& text, std::int64_t low, std::int64_t high) {
+Result<std::int64_t> parse_whole(const std::string& what, const std::string& text, std::int64_t low,
+                                 std::int64_t high) {
   std::int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size() || value < low || value > high) {
-    return bad(what + ": \"" + text + "\" is not a whole number from " + std::to_string(low) + " to " + std::to_string(high));
+    return bad(what + ": \"" + text + "\" is not a whole number from " + std::to_string(low) +
+               " to " + std::to_string(high));
   }
   return value;
 }
@@ -52,10 +60,10 @@ Result<int> parse_nodes(const std::string& text) {
   if (!high) return high.status();
   if (*low > *high) return bad("--nnodes: in \"" + text + "\" the least number is above the most");
   if (*low != *high) {
-    return Status(Code::unsupported,
-                  "--nnodes " + text +
-                      ": nodes that join and leave while a job runs are not supported yet; give one number, such as --nnodes " +
-                      parts.back());
+    return Status(Code::unsupported, "--nnodes " + text +
+                                         ": nodes that join and leave while a job runs are not "
+                                         "supported yet; give one number, such as --nnodes " +
+                                         parts.back());
   }
   return static_cast<int>(*high);
 }
@@ -65,11 +73,14 @@ Result<int> parse_workers(const std::string& text) {
   if (text == "gpu") return gpus();
   if (text == "auto") return gpu_count() > 0 ? gpu_count() : allowed_cores();
   auto number = parse_whole("--nproc-per-node", text, 1, 1 << 16);
-  if (!number) return bad("--nproc-per-node: \"" + text + "\" is neither a number from 1 nor cpu, gpu or auto");
+  if (!number)
+    return bad("--nproc-per-node: \"" + text +
+               "\" is neither a number from 1 nor cpu, gpu or auto");
   return static_cast<int>(*number);
 }
 
-Result<std::vector<Streams>> parse_streams(const std::string& option, const std::string& text, int workers) {
+Result<std::vector<Streams>> parse_streams(const std::string& option, const std::string& text,
+                                           int workers) {
   std::vector<Streams> result(static_cast<std::size_t>(workers), Streams::none);
   if (text.empty()) return result;
   if (text.find(':') == std::string::npos) {
@@ -80,7 +91,8 @@ Result<std::vector<Streams>> parse_streams(const std::string& option, const std:
   }
   for (const std::string& entry : split(text, ',')) {
     const auto parts = split(entry, ':');
-    if (parts.size() != 2) return bad(option + ": \"" + entry + "\" is not LOCAL_RANK:STREAMS, as in 0:3,1:2");
+    if (parts.size() != 2)
+      return bad(option + ": \"" + entry + "\" is not LOCAL_RANK:STREAMS, as in 0:3,1:2");
     auto rank = parse_whole(option + ", local rank", parts[0], 0, workers - 1);
     if (!rank) return rank.status();
     auto streams = parse_stream_number(option, parts[1]);
@@ -90,7 +102,8 @@ Result<std::vector<Streams>> parse_streams(const std::string& option, const std:
   return result;
 }
 
-Result<std::set<int>> parse_rank_set(const std::string& option, const std::string& text, int workers) {
+Result<std::set<int>> parse_rank_set(const std::string& option, const std::string& text,
+                                     int workers) {
   std::set<int> ranks;
   for (const std::string& entry : split(text, ',')) {
     auto rank = parse_whole(option + ", local rank", entry, 0, workers - 1);
@@ -115,7 +128,8 @@ Result<Endpoint> parse_endpoint(const std::string& option, const std::string& te
     endpoint.host = text.substr(0, colon);
     port = text.substr(colon + 1);
   }
-  if (endpoint.host.empty()) return bad(option + ": \"" + text + "\" names no host; write HOST:PORT");
+  if (endpoint.host.empty())
+    return bad(option + ": \"" + text + "\" names no host; write HOST:PORT");
   if (!port.empty()) {
     auto number = parse_whole(option + ", port", port, 0, 65535);
     if (!number) return number.status();
@@ -126,37 +140,52 @@ Result<Endpoint> parse_endpoint(const std::string& option, const std::string& te
 
 std::string endpoint_text(const Endpoint& endpoint) {
   const bool bare = endpoint.host.find(':') == std::string::npos;
-  return (bare ? endpoint.host : "[" + endpoint.host + "]") + (endpoint.port ? ":" + std::to_string(*endpoint.port) : "");
+  return (bare ? endpoint.host : "[" + endpoint.host + "]") +
+         (endpoint.port ? ":" + std::to_string(*endpoint.port) : "");
 }
 
-bool is_python(const RunOptions& options) { return !options.no_python && (options.module || options.program.ends_with(".py")); }
+bool is_python(const RunOptions& options) {
+  return !options.no_python && (options.module || options.program.ends_with(".py"));
+}
 
 Status validate(const RunOptions& options) {
-  if (options.standalone && options.nodes != 1) return bad("--standalone is for one node; leave out --nnodes, or --standalone");
+  if (options.standalone && options.nodes != 1)
+    return bad("--standalone is for one node; leave out --nnodes, or --standalone");
   if (options.node_rank && *options.node_rank >= options.nodes) {
-    return bad("--node-rank " + std::to_string(*options.node_rank) + " is outside 0.." + std::to_string(options.nodes - 1) + " (--nnodes " +
-               std::to_string(options.nodes) + ")");
+    return bad("--node-rank " + std::to_string(*options.node_rank) + " is outside 0.." +
+               std::to_string(options.nodes - 1) + " (--nnodes " + std::to_string(options.nodes) +
+               ")");
   }
   const bool assigned = options.rendezvous == RendezvousKind::assigned_ranks;
   if (options.nodes > 1 && !assigned && !options.node_rank) {
-    return bad("--nnodes " + std::to_string(options.nodes) + " needs --node-rank on every node (or --rdzv-backend c10d, which assigns it)");
+    return bad("--nnodes " + std::to_string(options.nodes) +
+               " needs --node-rank on every node (or --rdzv-backend c10d, which assigns it)");
   }
   if (options.nodes > 1 && !options.master_addr && !options.endpoint) {
-    return bad("--nnodes " + std::to_string(options.nodes) + " needs the address of node 0: --master-addr or --rdzv-endpoint HOST:PORT");
+    return bad("--nnodes " + std::to_string(options.nodes) +
+               " needs the address of node 0: --master-addr or --rdzv-endpoint HOST:PORT");
   }
   if (options.nodes > 1 && options.max_restarts > 0) {
-    return Status(Code::unsupported, "--max-restarts with several nodes is not supported yet; leave it out, or use one node");
+    return Status(
+        Code::unsupported,
+        "--max-restarts with several nodes is not supported yet; leave it out, or use one node");
   }
   if (options.nodes > 1 && !options.agent_store)
     return bad("--no-agent-store is for one node: several nodes find each other through the store");
-  if (options.run_id && (options.run_id->empty() || options.run_id->find('/') != std::string::npos || options.run_id->starts_with('.'))) {
+  if (options.run_id &&
+      (options.run_id->empty() || options.run_id->find('/') != std::string::npos ||
+       options.run_id->starts_with('.'))) {
     return bad("--rdzv-id \"" + *options.run_id +
-               "\": it names a directory of logs, so it may not be empty, start with a dot or hold a slash");
+               "\": it names a directory of logs, so it may not be empty, start with a dot or hold "
+               "a slash");
   }
-  if (options.program.empty()) return bad("no program was given; say: " + options.command + " [options] program [arguments]");
+  if (options.program.empty())
+    return bad("no program was given; say: " + options.command + " [options] program [arguments]");
   if (options.replace_gloo && !is_python(options)) {
-    return bad("--replace-gloo is for Python programs that the launcher starts by Python: give a file that ends in .py (not \"" +
-               options.program + "\"), or -m and a module");
+    return bad(
+        "--replace-gloo is for Python programs that the launcher starts by Python: give a file "
+        "that ends in .py (not \"" +
+        options.program + "\"), or -m and a module");
   }
   return {};
 }

@@ -14,11 +14,17 @@ namespace muster::launch {
 
 /// Which of a worker's streams something applies to; the numbers are torchrun's.
 enum class Streams : std::uint8_t { none = 0, out = 1, err = 2, both = 3 };
-inline bool covers(Streams streams, Streams one) { return (static_cast<unsigned>(streams) & static_cast<unsigned>(one)) != 0; }
+inline bool covers(Streams streams, Streams one) {
+  return (static_cast<unsigned>(streams) & static_cast<unsigned>(one)) != 0;
+}
 
 enum class RendezvousKind : std::uint8_t { static_ranks, assigned_ranks };  ///< `static`, `c10d`
 
-enum class LocalRankArgument : std::uint8_t { none, dash, underscore };  ///< what is put before the program's own arguments
+enum class LocalRankArgument : std::uint8_t {
+  none,
+  dash,
+  underscore
+};  ///< what is put before the program's own arguments
 
 struct RunOptions {
   std::string command = "muster run";  ///< how messages call us
@@ -36,17 +42,19 @@ struct RunOptions {
   std::optional<std::string> run_id;
   std::string role = "default";
   Duration join_timeout = std::chrono::seconds(600);  ///< for all nodes to come
-  bool agent_store = true;                            ///< the agent of node 0 serves the job's store
+  bool agent_store = true;  ///< the agent of node 0 serves the job's store
 
   // Watching.
   int max_restarts = 0;
-  Duration shutdown_timeout = std::chrono::seconds(30);  ///< between SIGTERM (or the signal passed on) and SIGKILL
+  Duration shutdown_timeout =
+      std::chrono::seconds(30);  ///< between SIGTERM (or the signal passed on) and SIGKILL
 
   // Output. One entry a local rank, as parse_streams gives them.
   std::optional<std::string> log_dir;
   std::vector<Streams> redirects;
   std::vector<Streams> tee;
-  std::optional<std::set<int>> shown_ranks;  ///< local ranks whose output reaches the console; absent: all
+  std::optional<std::set<int>>
+      shown_ranks;  ///< local ranks whose output reaches the console; absent: all
 
   // The program.
   bool no_python = false;     ///< run it directly whatever its name
@@ -59,12 +67,15 @@ struct RunOptions {
 
 /// "4", "4:4". A true range is Code::unsupported (nodes that join and leave are not there yet).
 Result<int> parse_nodes(const std::string& text);
-/// A number from 1, "cpu" (allowed_cores), "gpu" (gpu_count; none is an error) or "auto" (gpu where there are any, else cpu).
+/// A number from 1, "cpu" (allowed_cores), "gpu" (gpu_count; none is an error) or "auto" (gpu where
+/// there are any, else cpu).
 Result<int> parse_workers(const std::string& text);
 /// "3" for every local rank, or "0:1,1:2" for some: one entry a local rank.
-Result<std::vector<Streams>> parse_streams(const std::string& option, const std::string& text, int workers);
+Result<std::vector<Streams>> parse_streams(const std::string& option, const std::string& text,
+                                           int workers);
 /// "0,2": local ranks.
-Result<std::set<int>> parse_rank_set(const std::string& option, const std::string& text, int workers);
+Result<std::set<int>> parse_rank_set(const std::string& option, const std::string& text,
+                                     int workers);
 
 struct Endpoint {
   std::string host;
@@ -75,7 +86,8 @@ Result<Endpoint> parse_endpoint(const std::string& option, const std::string& te
 /// "host:29400", an IPv6 address in brackets.
 std::string endpoint_text(const Endpoint& endpoint);
 /// A whole decimal number in [low, high]; errors name `what` and the text.
-Result<std::int64_t> parse_whole(const std::string& what, const std::string& text, std::int64_t low, std::int64_t high);
+Result<std::int64_t> parse_whole(const std::string& what, const std::string& text, std::int64_t low,
+                                 std::int64_t high);
 
 /// Whether Python runs the program, not the program itself.
 bool is_python(const RunOptions& options);

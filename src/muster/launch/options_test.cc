@@ -10,7 +10,8 @@
 namespace muster::launch {
 namespace {
 
-constexpr Streams kNone = Streams::none, kOut = Streams::out, kErr = Streams::err, kBoth = Streams::both;
+constexpr Streams kNone = Streams::none, kOut = Streams::out, kErr = Streams::err,
+                  kBoth = Streams::both;
 
 // spec: J3 --nnodes N or MIN:MAX
 TEST(ParseNodes, NumbersAndRanges) {
@@ -19,7 +20,8 @@ TEST(ParseNodes, NumbersAndRanges) {
   const auto range = parse_nodes("1:4");
   ASSERT_FALSE(range.ok());
   EXPECT_EQ(range.status().code(), Code::unsupported);
-  EXPECT_NE(range.status().message().find("--nnodes 4"), std::string::npos) << range.status().message();
+  EXPECT_NE(range.status().message().find("--nnodes 4"), std::string::npos)
+      << range.status().message();
   for (const char* text : {"", "0", "-1", "4:1", "1:2:3", "x", "2:", ":2", "1.5"})
     EXPECT_EQ(parse_nodes(text).status().code(), Code::invalid_argument) << text;
 }
@@ -34,7 +36,8 @@ TEST(ParseWorkers, NumbersAndKinds) {
   } else {
     EXPECT_NE(parse_workers("gpu").status().message().find("no GPU"), std::string::npos);
   }
-  for (const char* text : {"", "0", "-2", "many", "2x"}) EXPECT_FALSE(parse_workers(text).ok()) << text;
+  for (const char* text : {"", "0", "-2", "many", "2x"})
+    EXPECT_FALSE(parse_workers(text).ok()) << text;
 }
 
 // spec: J3 --redirects and --tee: one number for all, or by local rank
@@ -95,8 +98,11 @@ TEST(Validate, Contradictions) {
   refused([](RunOptions& o) { o.node_rank = 1; }, "--node-rank");
   refused([](RunOptions& o) { o.nodes = 2, o.master_addr = "a"; }, "--node-rank");
   refused([](RunOptions& o) { o.nodes = 2, o.node_rank = 0; }, "--master-addr");
-  refused([](RunOptions& o) { o.nodes = 2, o.node_rank = 0, o.master_addr = "a", o.max_restarts = 1; }, "--max-restarts");
-  for (const char* id : {"", "../x", ".", "a/b"}) refused([&](RunOptions& o) { o.run_id = id; }, "--rdzv-id");
+  refused(
+      [](RunOptions& o) { o.nodes = 2, o.node_rank = 0, o.master_addr = "a", o.max_restarts = 1; },
+      "--max-restarts");
+  for (const char* id : {"", "../x", ".", "a/b"})
+    refused([&](RunOptions& o) { o.run_id = id; }, "--rdzv-id");
 }
 
 // spec: J3 cpu means the cores of our affinity mask and control group

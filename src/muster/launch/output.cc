@@ -18,7 +18,8 @@ void LinePrefixer::emit(std::string_view line, std::string& out) {
 
 void LinePrefixer::feed(std::string_view bytes, std::string& out) {
   while (!bytes.empty()) {
-    // A carriage return at the end of what came before: only now is it known whether a newline follows it.
+    // A carriage return at the end of what came before: only now is it known whether a newline
+    // follows it.
     if (!pending_.empty() && pending_.back() == '\r' && bytes.front() != '\n') emit({}, out);
     std::size_t end = bytes.find_first_of("\r\n");
     if (end != std::string_view::npos && bytes[end] == '\r') {
@@ -63,14 +64,17 @@ std::string Tail::text() const {
   if (text.size() > kBytes) text.remove_prefix(text.size() - kBytes);
   while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.remove_suffix(1);
   std::size_t from = text.size();
-  for (int lines = 0; lines < kLines && from != std::string_view::npos && from > 0; ++lines) from = text.rfind('\n', from - 1);
-  if (from != std::string_view::npos && from < text.size() && text[from] == '\n') text.remove_prefix(from + 1);
+  for (int lines = 0; lines < kLines && from != std::string_view::npos && from > 0; ++lines)
+    from = text.rfind('\n', from - 1);
+  if (from != std::string_view::npos && from < text.size() && text[from] == '\n')
+    text.remove_prefix(from + 1);
   return std::string(text);
 }
 
 ConsoleSink::ConsoleSink(int fd) : fd_(fd) {
   struct stat file {};
-  pollable_ = ::fstat(fd, &file) == 0 && !S_ISREG(file.st_mode) && !S_ISDIR(file.st_mode) && !S_ISBLK(file.st_mode);
+  pollable_ = ::fstat(fd, &file) == 0 && !S_ISREG(file.st_mode) && !S_ISDIR(file.st_mode) &&
+              !S_ISBLK(file.st_mode);
 }
 
 void ConsoleSink::pump() {
@@ -107,7 +111,8 @@ bool write_all(int fd, std::string_view bytes) {
 bool same_file(int one, int other) {
   struct stat a {
   }, b{};
-  return ::fstat(one, &a) == 0 && ::fstat(other, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+  return ::fstat(one, &a) == 0 && ::fstat(other, &b) == 0 && a.st_dev == b.st_dev &&
+         a.st_ino == b.st_ino;
 }
 
 }  // namespace muster::launch

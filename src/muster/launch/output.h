@@ -1,4 +1,5 @@
-/// Workers' output on its way to the console: prefixed whole lines, a bounded queue, the last words kept.
+/// Workers' output on its way to the console: prefixed whole lines, a bounded queue, the last words
+/// kept.
 #pragma once
 
 #include <cstddef>
@@ -9,14 +10,15 @@
 
 namespace muster::launch {
 
-/// Cuts a stream into lines and puts a prefix before each. Memory is bounded: a longer line is cut into several.
+/// Cuts a stream into lines and puts a prefix before each. Memory is bounded: a longer line is cut
+/// into several.
 class LinePrefixer {
  public:
   static constexpr std::size_t kMaxLineBytes = std::size_t{1} << 20;
   explicit LinePrefixer(std::string prefix) : prefix_(std::move(prefix)) {}
 
-  /// Appends the lines that are complete now to `out`, each with its newline. A carriage return ends a line too (progress bars) and stays
-  /// in it.
+  /// Appends the lines that are complete now to `out`, each with its newline. A carriage return
+  /// ends a line too (progress bars) and stays in it.
   void feed(std::string_view bytes, std::string& out);
   /// The stream has ended: what is left comes out as a line.
   void finish(std::string& out);
@@ -40,7 +42,8 @@ class Tail {
   std::string bytes_;
 };
 
-/// One descriptor that the launcher writes to without ever blocking: bytes queue here, `pump` writes what the reader takes now.
+/// One descriptor that the launcher writes to without ever blocking: bytes queue here, `pump`
+/// writes what the reader takes now.
 class ConsoleSink {
  public:
   static constexpr std::size_t kHighWater = std::size_t{256} << 10;
@@ -55,7 +58,8 @@ class ConsoleSink {
   std::size_t queued() const { return queue_.size() - at_; }
   /// Where the lines go that are to be written.
   std::string& queue() { return queue_; }
-  /// Writes until the queue is empty or the reader is slow. Where the reader has gone, all is dropped from then on.
+  /// Writes until the queue is empty or the reader is slow. Where the reader has gone, all is
+  /// dropped from then on.
   void pump();
   bool broken() const { return broken_; }
 

@@ -76,7 +76,8 @@ TEST(Tail, KeepsTheEnd) {
   EXPECT_EQ(last.text(), "one\ntwo");
 }
 
-// spec: J3 a console that nobody reads never blocks the launcher, and loses nothing once somebody does
+// spec: J3 a console that nobody reads never blocks the launcher, and loses nothing once somebody
+// does
 TEST(ConsoleSink, NeverBlocks) {
   int ends[2];
   ASSERT_EQ(::pipe(ends), 0);

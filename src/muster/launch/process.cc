@@ -29,10 +29,12 @@ std::string describe(const ProcessExit& exit) {
 }
 
 Result<Descriptor> open_pidfd(pid_t pid) {
-  // The system call itself: the library's wrapper is newer than the kernel's support. Always close-on-exec.
+  // The system call itself: the library's wrapper is newer than the kernel's support. Always
+  // close-on-exec.
   const int fd = static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));
   if (fd >= 0) return Descriptor(fd);
-  return Status(Code::exhausted, "cannot open a descriptor that watches process " + std::to_string(pid) + ": " + errno_text(errno) +
+  return Status(Code::exhausted, "cannot open a descriptor that watches process " +
+                                     std::to_string(pid) + ": " + errno_text(errno) +
                                      "; Linux 5.3 or later and a free file descriptor are needed");
 }
 
@@ -46,8 +48,9 @@ Result<std::optional<ProcessExit>> ask(pid_t pid, int options) {
   } while (got != 0 && errno == EINTR);
   if (got == 0 && info.si_pid == 0) return std::optional<ProcessExit>();
   if (got != 0) {
-    return Status(Code::internal, "process " + std::to_string(pid) + " cannot be waited for: " + errno_text(errno) +
-                                      "; somebody else collected it, or SIGCHLD is ignored in this process");
+    return Status(Code::internal,
+                  "process " + std::to_string(pid) + " cannot be waited for: " + errno_text(errno) +
+                      "; somebody else collected it, or SIGCHLD is ignored in this process");
   }
   ProcessExit exit;
   (info.si_code == CLD_EXITED ? exit.code : exit.signal) = info.si_status;

@@ -1,9 +1,11 @@
-/// Child processes of ours: how one ended, in words, and a descriptor that becomes readable when it does.
+/// Child processes of ours: how one ended, in words, and a descriptor that becomes readable when it
+/// does.
 ///
-/// What lives in launch/: the agent that starts, watches and ends workers (`agent_machine.h` decides, `agent.h` acts), what it tells them
-/// (`worker_environment.h`, `rank_assignment.h`, `node_rendezvous.h`), what it does with their output (`output.h`), `spawn.h` for a
-/// function in n processes or threads, `environment.h` for other people's launchers. May include base/ and store/. Test it alone: `ctest -R
-/// launch`.
+/// What lives in launch/: the agent that starts, watches and ends workers (`agent_machine.h`
+/// decides, `agent.h` acts), what it tells them
+/// (`worker_environment.h`, `rank_assignment.h`, `node_rendezvous.h`), what it does with their
+/// output (`output.h`), `spawn.h` for a function in n processes or threads, `environment.h` for
+/// other people's launchers. May include base/ and store/. Test it alone: `ctest -R launch`.
 #pragma once
 
 #include <sys/types.h>
@@ -35,12 +37,14 @@ std::string describe(const ProcessExit& exit);
 
 /// Close-on-exec descriptor that polls readable once the child has ended.
 Result<Descriptor> open_pidfd(pid_t pid);
-/// Collects a child that has ended; absent while it runs. Code::internal where `pid` is no child of this process.
+/// Collects a child that has ended; absent while it runs. Code::internal where `pid` is no child of
+/// this process.
 Result<std::optional<ProcessExit>> reap(pid_t pid);
-/// The same without collecting it: it stays a zombie, so that its number and its process group's stay its own.
+/// The same without collecting it: it stays a zombie, so that its number and its process group's
+/// stay its own.
 Result<std::optional<ProcessExit>> look_at_end(pid_t pid);
-/// In a freshly forked child: be sent `signal` when the thread that forked it ends. `parent` is who forked it; where that one has gone
-/// already, the child ends at once. Async-signal-safe.
+/// In a freshly forked child: be sent `signal` when the thread that forked it ends. `parent` is who
+/// forked it; where that one has gone already, the child ends at once. Async-signal-safe.
 void die_with_parent(pid_t parent, int signal);
 
 }  // namespace muster::launch

@@ -39,18 +39,22 @@ std::string python_of_tree(const fs::path& own_program) {
 
 bool lacks(const std::string& last_words, const std::string& module) {
   const std::string said = "No module named '" + module;
-  return last_words.find(said + "'") != std::string::npos || last_words.find(said + ".") != std::string::npos;
+  return last_words.find(said + "'") != std::string::npos ||
+         last_words.find(said + ".") != std::string::npos;
 }
 
 }  // namespace
 
-std::vector<PythonPlace> python_places(const Environment& environment, const std::string& own_program) {
-  const std::string active = variable(environment, "VIRTUAL_ENV"), conda = variable(environment, "CONDA_PREFIX");
+std::vector<PythonPlace> python_places(const Environment& environment,
+                                       const std::string& own_program) {
+  const std::string active = variable(environment, "VIRTUAL_ENV"),
+                    conda = variable(environment, "CONDA_PREFIX");
   const bool chosen = !conda.empty() && variable(environment, "CONDA_DEFAULT_ENV") != "base";
   const auto on_path = find_program("python3");
   return {{"PYTHON_EXEC", variable(environment, "PYTHON_EXEC")},
           {"MUSTER_PYTHON", variable(environment, "MUSTER_PYTHON")},
-          {"the virtual environment of this command", python_in(fs::path(own_program).parent_path().parent_path())},
+          {"the virtual environment of this command",
+           python_in(fs::path(own_program).parent_path().parent_path())},
           {"VIRTUAL_ENV", active.empty() ? std::string() : python_in(active)},
           {"CONDA_PREFIX", chosen ? executable(fs::path(conda) / "bin/python3") : std::string()},
           {".venv of the source tree around this command", python_of_tree(own_program)},
@@ -61,18 +65,22 @@ Result<std::string> first_python(const std::vector<PythonPlace>& places) {
   for (const PythonPlace& place : places) {
     if (!place.python.empty()) return place.python;
   }
-  return Status(Code::invalid_argument, "there is no Python; looked at, in this order: " + describe(places) +
-                                            "; install python3, or say in MUSTER_PYTHON which one to take");
+  return Status(Code::invalid_argument,
+                "there is no Python; looked at, in this order: " + describe(places) +
+                    "; install python3, or say in MUSTER_PYTHON which one to take");
 }
 
 std::string describe(const std::vector<PythonPlace>& places) {
   std::string text;
   for (const PythonPlace& place : places)
-    text += (text.empty() ? "" : ", ") + place.name + " (" + (place.python.empty() ? "none" : place.python) + ")";
+    text += (text.empty() ? "" : ", ") + place.name + " (" +
+            (place.python.empty() ? "none" : place.python) + ")";
   return text;
 }
 
-std::string explain_missing_module(const std::string& last_words, const std::vector<PythonPlace>& places, const std::string& own_program) {
+std::string explain_missing_module(const std::string& last_words,
+                                   const std::vector<PythonPlace>& places,
+                                   const std::string& own_program) {
   const auto python = first_python(places);
   const bool torch = lacks(last_words, "torch"), muster = lacks(last_words, "muster");
   if (!python || (!torch && !muster)) return {};

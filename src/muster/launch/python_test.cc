@@ -31,7 +31,8 @@ class PythonPlaces : public ::testing::Test {
   }
   std::string path(const std::string& name) const { return (root() / name).string(); }
   fs::path root() const { return folder_.path(); }
-  std::string first(const Environment& variables, const std::string& command = "nowhere/bin/muster") const {
+  std::string first(const Environment& variables,
+                    const std::string& command = "nowhere/bin/muster") const {
     const auto found = first_python(python_places(variables, path(command)));
     return found ? *found : "";
   }
@@ -44,15 +45,20 @@ class PythonPlaces : public ::testing::Test {
 TEST_F(PythonPlaces, TheirOrder) {
   const std::string built = "tree/build/release/bin/muster", installed = "installed/bin/muster";
   executable("tree/tools/setup");
-  const std::string of_tree = environment("tree/.venv"), beside = environment("installed"), active = environment("active");
+  const std::string of_tree = environment("tree/.venv"), beside = environment("installed"),
+                    active = environment("active");
   const Environment activated = {{"VIRTUAL_ENV", path("active")}};
   EXPECT_EQ(first({}, built), of_tree);
   EXPECT_EQ(first({}, installed), beside);
   EXPECT_EQ(first(activated, built), active) << "an activated environment goes before the tree's";
-  EXPECT_EQ(first(activated, installed), beside) << "and behind the one that the command is installed in";
-  EXPECT_EQ(first({{"MUSTER_PYTHON", "/opt/python"}, {"VIRTUAL_ENV", path("active")}}, installed), "/opt/python");
-  EXPECT_EQ(first({{"MUSTER_PYTHON", "/opt/python"}, {"PYTHON_EXEC", "/opt/other"}}, installed), "/opt/other");
-  EXPECT_EQ(first({{"VIRTUAL_ENV", path("removed")}}, built), of_tree) << "an environment that has gone is none";
+  EXPECT_EQ(first(activated, installed), beside)
+      << "and behind the one that the command is installed in";
+  EXPECT_EQ(first({{"MUSTER_PYTHON", "/opt/python"}, {"VIRTUAL_ENV", path("active")}}, installed),
+            "/opt/python");
+  EXPECT_EQ(first({{"MUSTER_PYTHON", "/opt/python"}, {"PYTHON_EXEC", "/opt/other"}}, installed),
+            "/opt/other");
+  EXPECT_EQ(first({{"VIRTUAL_ENV", path("removed")}}, built), of_tree)
+      << "an environment that has gone is none";
   const std::string of_conda = executable("conda/bin/python3");
   const Environment conda = {{"CONDA_PREFIX", path("conda")}, {"CONDA_DEFAULT_ENV", "train"}};
   EXPECT_EQ(first(conda, built), of_conda);
@@ -68,18 +74,24 @@ TEST_F(PythonPlaces, AnEnvironmentThatIsNotOfAMusterTreeIsLeftAlone) {
 TEST_F(PythonPlaces, WithoutAnyTheErrorTellsWhereItWasLookedFor) {
   const auto none = first_python({{"MUSTER_PYTHON", ""}, {"python3 on PATH", ""}});
   ASSERT_FALSE(none);
-  EXPECT_NE(none.status().message().find("MUSTER_PYTHON (none), python3 on PATH (none)"), std::string::npos) << none.status().message();
+  EXPECT_NE(none.status().message().find("MUSTER_PYTHON (none), python3 on PATH (none)"),
+            std::string::npos)
+      << none.status().message();
 }
 
 TEST_F(PythonPlaces, AMissingModuleIsExplained) {
   const auto places = python_places({{"MUSTER_PYTHON", "/opt/python"}}, path("build/bin/muster"));
-  const auto explained = [&](const std::string& words) { return explain_missing_module(words, places, path("build/bin/muster")); };
+  const auto explained = [&](const std::string& words) {
+    return explain_missing_module(words, places, path("build/bin/muster"));
+  };
   const std::string torch = explained("ModuleNotFoundError: No module named 'torch'\n");
-  for (const char* part : {"/opt/python ran the program", "PYTHON_EXEC (none)", "VIRTUAL_ENV (none)", "which Python has torch"})
+  for (const char* part : {"/opt/python ran the program", "PYTHON_EXEC (none)",
+                           "VIRTUAL_ENV (none)", "which Python has torch"})
     EXPECT_NE(torch.find(part), std::string::npos) << part << " in " << torch;
   EXPECT_EQ(explained("No module named 'muster'").find("PYTHONPATH"), std::string::npos);
   fs::create_directories(path("build/python/muster"));
-  EXPECT_NE(explained("No module named 'muster'").find("PYTHONPATH=" + path("build/python")), std::string::npos);
+  EXPECT_NE(explained("No module named 'muster'").find("PYTHONPATH=" + path("build/python")),
+            std::string::npos);
   EXPECT_EQ(explained("ValueError: bad batch"), "");
   EXPECT_EQ(explained("No module named 'torchvision'"), "") << "another module's name";
   EXPECT_NE(explained("No module named 'torch.distributed'"), "");

@@ -40,7 +40,10 @@ int node_of_rank(const std::vector<NodeFacts>& nodes, int rank) {
 
 std::string encode(const NodeFacts& facts) {
   ByteWriter writer;
-  writer.put(std::int32_t{facts.workers}).put(std::int32_t{facts.max_restarts}).put_text(facts.role).put_text(facts.host);
+  writer.put(std::int32_t{facts.workers})
+      .put(std::int32_t{facts.max_restarts})
+      .put_text(facts.role)
+      .put_text(facts.host);
   return writer.take();
 }
 
@@ -52,7 +55,9 @@ Result<NodeFacts> decode_node_facts(const std::string& record) {
   facts.role = reader.get_text();
   facts.host = reader.get_text();
   if (!reader.at_end() || facts.workers < 1 || facts.workers > (1 << 16)) {
-    return Status(Code::mismatch, "a node described itself in a form that this version does not know; run the same muster on all nodes");
+    return Status(Code::mismatch,
+                  "a node described itself in a form that this version does not know; run the same "
+                  "muster on all nodes");
   }
   return facts;
 }

@@ -29,7 +29,8 @@ struct WorkerRanks {
   friend bool operator==(const WorkerRanks&, const WorkerRanks&) = default;
 };
 
-/// The workers of node `node`. Ranks run through the nodes in order; nodes may have different numbers of workers and different roles.
+/// The workers of node `node`. Ranks run through the nodes in order; nodes may have different
+/// numbers of workers and different roles.
 std::vector<WorkerRanks> assign_ranks(const std::vector<NodeFacts>& nodes, int node);
 /// The node that a rank runs on; -1 for none.
 int node_of_rank(const std::vector<NodeFacts>& nodes, int rank);

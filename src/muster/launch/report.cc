@@ -44,13 +44,15 @@ std::string others(const AgentState& state, const ReportFacts& facts) {
   for (std::size_t i = 0; i < state.ends.size(); ++i) {
     if (i == state.first_failure) continue;
     const WorkerEnd& end = state.ends[i];
-    groups[end.by_us ? "ended by the launcher with " + signal_name(end.exit.signal) : describe(end.exit)].push_back(
-        ranks_of(facts, end).rank);
+    groups[end.by_us ? "ended by the launcher with " + signal_name(end.exit.signal)
+                     : describe(end.exit)]
+        .push_back(ranks_of(facts, end).rank);
   }
   std::string text;
   for (auto& [how, ranks] : groups) {
     std::sort(ranks.begin(), ranks.end());
-    text += std::string(text.empty() ? "" : "; ") + (ranks.size() == 1 ? "rank " : "ranks ") + list(ranks) + ": " + how;
+    text += std::string(text.empty() ? "" : "; ") + (ranks.size() == 1 ? "rank " : "ranks ") +
+            list(ranks) + ": " + how;
   }
   return text;
 }
@@ -59,7 +61,8 @@ std::string others(const AgentState& state, const ReportFacts& facts) {
 
 std::string describe_end(const WorkerEnd& end, const ReportFacts& facts) {
   const WorkerRecord& worker = facts.workers[static_cast<std::size_t>(end.local_rank)];
-  std::string text = "rank " + std::to_string(ranks_of(facts, end).rank) + " (local rank " + std::to_string(end.local_rank);
+  std::string text = "rank " + std::to_string(ranks_of(facts, end).rank) + " (local rank " +
+                     std::to_string(end.local_rank);
   if (worker.pid > 0) text += ", process " + std::to_string(worker.pid);
   text += ", host " + facts.host + ")";
   if (!worker.start_error.empty()) return text + " could not be started: " + worker.start_error;
@@ -67,7 +70,8 @@ std::string describe_end(const WorkerEnd& end, const ReportFacts& facts) {
 }
 
 std::string first_failure_line(const AgentState& state, const ReportFacts& facts) {
-  return state.first_failure ? describe_end(state.ends[*state.first_failure], facts) : std::string();
+  return state.first_failure ? describe_end(state.ends[*state.first_failure], facts)
+                             : std::string();
 }
 
 std::string failure_report(const AgentState& state, const ReportFacts& facts) {
@@ -85,11 +89,15 @@ std::string failure_report(const AgentState& state, const ReportFacts& facts) {
     if (!facts.tail.empty()) text += who + "the last of its standard error:\n" + indent(facts.tail);
     if (!facts.advice.empty()) text += who + facts.advice + "\n";
   }
-  if (state.cause == AgentCause::stopped_by_signal) text += who + "stopped by " + signal_name(state.stop_signal) + "\n";
-  if (state.cause == AgentCause::other_node_failed) text += who + "FAILED on another node: " + state.other_node + "\n";
+  if (state.cause == AgentCause::stopped_by_signal)
+    text += who + "stopped by " + signal_name(state.stop_signal) + "\n";
+  if (state.cause == AgentCause::other_node_failed)
+    text += who + "FAILED on another node: " + state.other_node + "\n";
   if (text.empty()) return text;
-  if (const std::string rest = others(state, facts); !rest.empty()) text += who + "the other workers of this node: " + rest + "\n";
-  if (!facts.traces.empty()) text += who + "what the ranks called last: muster trace --dir " + facts.traces + "\n";
+  if (const std::string rest = others(state, facts); !rest.empty())
+    text += who + "the other workers of this node: " + rest + "\n";
+  if (!facts.traces.empty())
+    text += who + "what the ranks called last: muster trace --dir " + facts.traces + "\n";
   if (!facts.log_folder.empty()) text += who + "logs are in " + facts.log_folder + "\n";
   return text + who + "exit code " + std::to_string(state.exit_code) + "\n";
 }

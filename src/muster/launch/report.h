@@ -27,7 +27,8 @@ struct ReportFacts {
   std::string tail;        ///< of the first failure's standard error
   std::string advice;      ///< on what that says; mostly empty
   std::string log_folder;  ///< empty: nothing was redirected
-  std::string traces;      ///< directory of the last calls of this node's ranks; empty: they have left none
+  std::string
+      traces;  ///< directory of the last calls of this node's ranks; empty: they have left none
 };
 
 /// "rank 1 (local rank 1, process 77, host h) ended with exit code 3".

@@ -19,7 +19,8 @@ Descriptor bound(const char* host, std::uint16_t port) {
   const int on = 1;
   if (!socket) return {};
   ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  if (address->family() == AF_INET6) ::setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof on);
+  if (address->family() == AF_INET6)
+    ::setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof on);
   if (::bind(socket.get(), address->raw(), address->length()) != 0) return {};
   return socket;
 }
@@ -30,14 +31,17 @@ Result<ReservedPort> ReservedPort::take() {
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
     ReservedPort port;
     port.four_ = bound("0.0.0.0", 0);
-    if (!port.four_) return Status(Code::network, "no port is free for the program's ranks to meet at: " + errno_text(errno));
+    if (!port.four_)
+      return Status(Code::network,
+                    "no port is free for the program's ranks to meet at: " + errno_text(errno));
     const auto address = SocketAddress::local_of(port.four_.get());
     if (!address) return address.status();
     port.number_ = address->port();
     port.six_ = bound("::", port.number_);
     if (port.six_ || !bound("::", 0)) return port;
   }
-  return Status(Code::exhausted, "no port is free on both IPv4 and IPv6 for the program's ranks to meet at");
+  return Status(Code::exhausted,
+                "no port is free on both IPv4 and IPv6 for the program's ranks to meet at");
 }
 
 }  // namespace muster::launch

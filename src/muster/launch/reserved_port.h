@@ -8,8 +8,9 @@
 
 namespace muster::launch {
 
-/// Of all addresses of this host. Sockets that are bound and do not listen hold it: the system gives it to nobody who asks for any port,
-/// but to a server that asks for this one (with SO_REUSEADDR, as servers do).
+/// Of all addresses of this host. Sockets that are bound and do not listen hold it: the system
+/// gives it to nobody who asks for any port, but to a server that asks for this one (with
+/// SO_REUSEADDR, as servers do).
 class ReservedPort {
  public:
   static Result<ReservedPort> take();

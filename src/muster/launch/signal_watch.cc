@@ -25,7 +25,8 @@ Result<SignalWatch> SignalWatch::open() {
   }
   SignalWatch watch;
   watch.descriptor_.reset(::signalfd(-1, &taken, SFD_CLOEXEC | SFD_NONBLOCK));
-  if (!watch.descriptor_) return Status(Code::exhausted, "no signal descriptor: " + errno_text(errno));
+  if (!watch.descriptor_)
+    return Status(Code::exhausted, "no signal descriptor: " + errno_text(errno));
   ::pthread_sigmask(SIG_BLOCK, &taken, &watch.previous_);
   struct sigaction ignore {};
   ignore.sa_handler = SIG_IGN;
@@ -42,7 +43,8 @@ SignalWatch::~SignalWatch() {
 std::vector<int> SignalWatch::take() {
   std::vector<int> signals;
   signalfd_siginfo info{};
-  while (::read(descriptor_.get(), &info, sizeof info) == sizeof info) signals.push_back(static_cast<int>(info.ssi_signo));
+  while (::read(descriptor_.get(), &info, sizeof info) == sizeof info)
+    signals.push_back(static_cast<int>(info.ssi_signo));
   return signals;
 }
 

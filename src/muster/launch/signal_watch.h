@@ -10,8 +10,8 @@
 
 namespace muster::launch {
 
-/// Takes over SIGINT, SIGTERM, SIGHUP (unless it was ignored, as under nohup), SIGQUIT, SIGUSR1 and SIGUSR2 for this thread and those it
-/// starts from now on, and ignores SIGPIPE. Undone at the end.
+/// Takes over SIGINT, SIGTERM, SIGHUP (unless it was ignored, as under nohup), SIGQUIT, SIGUSR1 and
+/// SIGUSR2 for this thread and those it starts from now on, and ignores SIGPIPE. Undone at the end.
 class SignalWatch {
  public:
   static Result<SignalWatch> open();

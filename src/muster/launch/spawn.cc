@@ -29,8 +29,8 @@ constexpr std::size_t kMaxReportBytes = std::size_t{1} << 20;
 constexpr int kFailedBody = 1;
 constexpr Duration kLastWords = std::chrono::seconds(2);
 
-// What a child leaves behind in its memory file when its body fails. A file, not a pipe: a child never blocks on a parent that does not
-// join.
+// What a child leaves behind in its memory file when its body fails. A file, not a pipe: a child
+// never blocks on a parent that does not join.
 struct ChildReport {
   TimePoint at;
   Status status;
@@ -53,14 +53,18 @@ void write_report(int fd, const Status& status) {
 
 std::optional<ChildReport> read_report(int fd) {
   struct stat file {};
-  if (::fstat(fd, &file) != 0 || file.st_size <= 0 || static_cast<std::size_t>(file.st_size) > kMaxReportBytes) return {};
+  if (::fstat(fd, &file) != 0 || file.st_size <= 0 ||
+      static_cast<std::size_t>(file.st_size) > kMaxReportBytes)
+    return {};
   std::string record(static_cast<std::size_t>(file.st_size), '\0');
   if (::pread(fd, record.data(), record.size(), 0) != file.st_size) return {};
   ByteReader reader(record);
   const auto at = TimePoint(Duration(reader.get<Duration::rep>()));
   const auto code = reader.get<Code>();
   const auto count = reader.get<std::uint32_t>();
-  if (!reader.ok() || code == Code::ok || code > Code::internal || count > reader.left() / sizeof(int)) return {};
+  if (!reader.ok() || code == Code::ok || code > Code::internal ||
+      count > reader.left() / sizeof(int))
+    return {};
   std::vector<int> ranks(count);
   for (int& rank : ranks) rank = reader.get<int>();
   std::string text(reader.get_text());
@@ -81,7 +85,8 @@ std::optional<ChildReport> read_report(int fd) {
 
 int milliseconds_until(TimePoint deadline) {
   if (deadline == TimePoint::max()) return -1;
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - steady_clock().now()).count();
+  const auto left =
+      std::chrono::ceil<std::chrono::milliseconds>(deadline - steady_clock().now()).count();
   return static_cast<int>(std::clamp<decltype(left)>(left, 0, INT_MAX));
 }
 
@@ -98,7 +103,8 @@ struct SpawnedProcesses::Children {
     std::optional<ChildReport> report;
     /// The other rank because of which this one says it failed.
     std::optional<int> blames() const {
-      if (!report || report->status.code() == Code::timed_out || report->status.ranks().size() != 1) return {};
+      if (!report || report->status.code() == Code::timed_out || report->status.ranks().size() != 1)
+        return {};
       const int other = report->status.ranks().front();
       return other == rank ? std::nullopt : std::optional(other);
     }
@@ -110,7 +116,8 @@ struct SpawnedProcesses::Children {
   Status failure;
 
   bool running() const {
-    return std::any_of(children.begin(), children.end(), [](const Child& child) { return static_cast<bool>(child.pidfd); });
+    return std::any_of(children.begin(), children.end(),
+                       [](const Child& child) { return static_cast<bool>(child.pidfd); });
   }
   void kill(int signal) {
     for (std::size_t rank = 0; rank < children.size(); ++rank) {
@@ -120,7 +127,8 @@ struct SpawnedProcesses::Children {
   // Sleeps until a child ends or the deadline passes; collects all that have ended.
   Result<std::vector<Death>> wait_for_deaths(TimePoint deadline);
   bool runs(int rank) const {
-    return rank >= 0 && static_cast<std::size_t>(rank) < children.size() && children[static_cast<std::size_t>(rank)].pidfd;
+    return rank >= 0 && static_cast<std::size_t>(rank) < children.size() &&
+           children[static_cast<std::size_t>(rank)].pidfd;
   }
   static const Death& cause_among(const std::vector<Death>& deaths);
   Status describe_failure(const Death& death) const;
@@ -128,7 +136,8 @@ struct SpawnedProcesses::Children {
   Status end_all();
 };
 
-Result<std::vector<SpawnedProcesses::Children::Death>> SpawnedProcesses::Children::wait_for_deaths(TimePoint deadline) {
+Result<std::vector<SpawnedProcesses::Children::Death>> SpawnedProcesses::Children::wait_for_deaths(
+    TimePoint deadline) {
   std::vector<pollfd> watched;
   std::vector<std::size_t> ranks;
   for (std::size_t rank = 0; rank < children.size(); ++rank) {
@@ -140,7 +149,9 @@ Result<std::vector<SpawnedProcesses::Children::Death>> SpawnedProcesses::Childre
   do {
     ready = ::poll(watched.data(), watched.size(), milliseconds_until(deadline));
   } while (ready < 0 && errno == EINTR);
-  if (ready < 0) return Status(Code::exhausted, "waiting for the spawned processes failed: " + errno_text(errno));
+  if (ready < 0)
+    return Status(Code::exhausted,
+                  "waiting for the spawned processes failed: " + errno_text(errno));
   std::vector<Death> deaths;
   for (std::size_t i = 0; i < watched.size(); ++i) {
     if (watched[i].revents == 0) continue;
@@ -148,19 +159,27 @@ Result<std::vector<SpawnedProcesses::Children::Death>> SpawnedProcesses::Childre
     auto exit = reap(pids[rank]);
     children[rank].pidfd.reset();
     if (!exit) return exit.status().with_context("rank " + std::to_string(rank));
-    deaths.push_back({static_cast<int>(rank), exit->value_or(ProcessExit{}), read_report(children[rank].report.get())});
+    deaths.push_back({static_cast<int>(rank), exit->value_or(ProcessExit{}),
+                      read_report(children[rank].report.get())});
   }
   return deaths;
 }
 
-// One that left no words (a signal, an exit) is a cause rather than a consequence; then the earliest; then whom that one blames, if that
-// rank has failed too: whoever fails lets go of its groups before it gets to say why, and the others may be quicker to report that.
-const SpawnedProcesses::Children::Death& SpawnedProcesses::Children::cause_among(const std::vector<Death>& deaths) {
-  const auto when = [](const Death& death) { return death.report ? death.report->at : TimePoint::min(); };
-  const Death* cause = &*std::min_element(deaths.begin(), deaths.end(), [&](const Death& a, const Death& b) { return when(a) < when(b); });
+// One that left no words (a signal, an exit) is a cause rather than a consequence; then the
+// earliest; then whom that one blames, if that rank has failed too: whoever fails lets go of its
+// groups before it gets to say why, and the others may be quicker to report that.
+const SpawnedProcesses::Children::Death& SpawnedProcesses::Children::cause_among(
+    const std::vector<Death>& deaths) {
+  const auto when = [](const Death& death) {
+    return death.report ? death.report->at : TimePoint::min();
+  };
+  const Death* cause =
+      &*std::min_element(deaths.begin(), deaths.end(),
+                         [&](const Death& a, const Death& b) { return when(a) < when(b); });
   for (std::size_t steps = 0; steps < deaths.size(); ++steps) {
     const std::optional<int> blamed = cause->blames();
-    const auto found = std::find_if(deaths.begin(), deaths.end(), [&](const Death& death) { return blamed == death.rank; });
+    const auto found = std::find_if(deaths.begin(), deaths.end(),
+                                    [&](const Death& death) { return blamed == death.rank; });
     if (found == deaths.end()) break;
     cause = &*found;
   }
@@ -168,17 +187,20 @@ const SpawnedProcesses::Children::Death& SpawnedProcesses::Children::cause_among
 }
 
 Status SpawnedProcesses::Children::describe_failure(const Death& death) const {
-  const std::string who =
-      "rank " + std::to_string(death.rank) + " (process " + std::to_string(pids[static_cast<std::size_t>(death.rank)]) + ")";
+  const std::string who = "rank " + std::to_string(death.rank) + " (process " +
+                          std::to_string(pids[static_cast<std::size_t>(death.rank)]) + ")";
   if (!death.report) {
     const std::string verb = death.exit.signal != 0 ? " was ended by " : " ended with ";
-    return Status(Code::peer_failed, who + verb + describe(death.exit) + " and left no message", {death.rank});
+    return Status(Code::peer_failed, who + verb + describe(death.exit) + " and left no message",
+                  {death.rank});
   }
   const Status& said = death.report->status;
-  return Status(said.code(), who + " failed: " + said.message(), said.ranks().empty() ? std::vector{death.rank} : said.ranks());
+  return Status(said.code(), who + " failed: " + said.message(),
+                said.ranks().empty() ? std::vector{death.rank} : said.ranks());
 }
 
-// Where the first to fail blames a rank that still runs, that one is given a moment to say what happened, before all are ended.
+// Where the first to fail blames a rank that still runs, that one is given a moment to say what
+// happened, before all are ended.
 Status SpawnedProcesses::Children::find_cause(std::vector<Death> failed) {
   const TimePoint limit = deadline_after(steady_clock(), kLastWords);
   for (;;) {
@@ -206,7 +228,8 @@ Status SpawnedProcesses::Children::end_all() {
   return {};
 }
 
-SpawnedProcesses::SpawnedProcesses(std::unique_ptr<Children> children) : children_(std::move(children)) {}
+SpawnedProcesses::SpawnedProcesses(std::unique_ptr<Children> children)
+    : children_(std::move(children)) {}
 SpawnedProcesses::SpawnedProcesses(SpawnedProcesses&&) noexcept = default;
 
 SpawnedProcesses& SpawnedProcesses::operator=(SpawnedProcesses&& other) noexcept {
@@ -240,8 +263,11 @@ Result<bool> SpawnedProcesses::join(Duration timeout) {
 const std::vector<pid_t>& SpawnedProcesses::pids() const { return children_->pids; }
 void SpawnedProcesses::kill(int signal) { children_->kill(signal); }
 
-Result<SpawnedProcesses> start_processes(int n, const SpawnBody& body, const SpawnOptions& options) {
-  if (n < 1) return Status(Code::invalid_argument, "cannot spawn " + std::to_string(n) + " processes: at least 1 is needed");
+Result<SpawnedProcesses> start_processes(int n, const SpawnBody& body,
+                                         const SpawnOptions& options) {
+  if (n < 1)
+    return Status(Code::invalid_argument,
+                  "cannot spawn " + std::to_string(n) + " processes: at least 1 is needed");
   SpawnedProcesses spawned(std::make_unique<SpawnedProcesses::Children>());
   auto& all = *spawned.children_;
   all.options = options;
@@ -250,11 +276,14 @@ Result<SpawnedProcesses> start_processes(int n, const SpawnBody& body, const Spa
   std::fflush(nullptr);
   const pid_t parent = ::getpid();
   for (int rank = 0; rank < n; ++rank) {
-    const std::string who = "starting the process of rank " + std::to_string(rank) + " of " + std::to_string(n);
+    const std::string who =
+        "starting the process of rank " + std::to_string(rank) + " of " + std::to_string(n);
     Descriptor report(::memfd_create("muster-spawn-report", MFD_CLOEXEC));
     if (!report) return Status(Code::exhausted, who + ": no memory file: " + errno_text(errno));
     const pid_t pid = ::fork();
-    if (pid < 0) return Status(Code::exhausted, who + ": fork: " + errno_text(errno) + "; see `ulimit -u` and the memory limit");
+    if (pid < 0)
+      return Status(Code::exhausted, who + ": fork: " + errno_text(errno) +
+                                         "; see `ulimit -u` and the memory limit");
     if (pid == 0) run_child(rank, body, parent, report.get());
     auto pidfd = open_pidfd(pid);
     if (!pidfd) {
@@ -275,7 +304,9 @@ Status spawn_processes(int n, const SpawnBody& body, const SpawnOptions& options
 }
 
 Status spawn_threads(int n, const SpawnBody& body, const ThreadHooks& hooks) {
-  if (n < 1) return Status(Code::invalid_argument, "cannot spawn " + std::to_string(n) + " threads: at least 1 is needed");
+  if (n < 1)
+    return Status(Code::invalid_argument,
+                  "cannot spawn " + std::to_string(n) + " threads: at least 1 is needed");
   std::mutex mutex;
   Status first;
   const auto note = [&](int rank, Status failure) {
@@ -286,7 +317,8 @@ Status spawn_threads(int n, const SpawnBody& body, const ThreadHooks& hooks) {
   };
   const auto run = [&](int rank) {
     if (const Status said = body(rank); !said)
-      note(rank, Status(said.code(), "rank " + std::to_string(rank) + " (a thread) failed: " + said.message(),
+      note(rank, Status(said.code(),
+                        "rank " + std::to_string(rank) + " (a thread) failed: " + said.message(),
                         said.ranks().empty() ? std::vector{rank} : said.ranks()));
     if (hooks.at_end) hooks.at_end(rank);
   };
@@ -296,7 +328,10 @@ Status spawn_threads(int n, const SpawnBody& body, const ThreadHooks& hooks) {
     for (int rank = 0; rank < n; ++rank) threads.emplace_back(run, rank);
   } catch (const std::system_error& error) {
     const int rank = static_cast<int>(threads.size());
-    note(rank, Status(Code::exhausted, "cannot start the thread of rank " + std::to_string(rank) + ": " + error.what(), {rank}));
+    note(rank,
+         Status(Code::exhausted,
+                "cannot start the thread of rank " + std::to_string(rank) + ": " + error.what(),
+                {rank}));
   }
   for (std::thread& thread : threads) thread.join();
   return first;

@@ -23,7 +23,8 @@ struct Shared {
 
 // A page that parent and children see.
 Shared* shared_page() {
-  void* page = ::mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  void* page =
+      ::mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   return new (page) Shared;
 }
 
@@ -61,7 +62,8 @@ TEST(SpawnProcesses, TheFirstFailureEndsTheOthersAndIsReturnedWithRankAndText) {
 }
 
 // Rank 0 fails last, but the others have only followed it.
-// spec: J2 the first failure is rethrown: a rank that others blame, not one that fails because of it
+// spec: J2 the first failure is rethrown: a rank that others blame, not one that fails because of
+// it
 TEST(SpawnProcesses, TheRankThatOthersBlameIsTheCause) {
   Shared* page = shared_page();
   const Status status = spawn_processes(3, [&](int rank) {
@@ -81,7 +83,9 @@ TEST(SpawnProcesses, TheRankThatOthersBlameIsTheCause) {
 // spec: J2 a long text comes through whole, and the ranks that it blames
 TEST(SpawnProcesses, CarriesLongTextsAndBlamedRanks) {
   const std::string text(200000, 'x');
-  const Status status = spawn_processes(1, [&](int) { return Status(Code::timed_out, text, {5, 6}); });
+  const Status status = spawn_processes(1, [&](int) {
+    return Status(Code::timed_out, text, {5, 6});
+  });
   EXPECT_EQ(status.code(), Code::timed_out);
   EXPECT_EQ(status.ranks(), (std::vector{5, 6}));
   EXPECT_NE(status.message().find(text), std::string::npos);
@@ -178,7 +182,8 @@ TEST(SpawnThreads, RunsTheBodyOnceForEveryRank) {
   for (auto& count : ran) EXPECT_EQ(count.load(), 1);
 }
 
-// spec: J2 in threads the first failure is returned with its rank and text, and the caller is told in time to end the others
+// spec: J2 in threads the first failure is returned with its rank and text, and the caller is told
+// in time to end the others
 TEST(SpawnThreads, TheFirstFailureIsToldAtOnce) {
   std::atomic<bool> stop = false;
   const Status status = spawn_threads(3,

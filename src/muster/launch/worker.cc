@@ -43,15 +43,18 @@ struct ChildPlan {
 [[noreturn]] void run_child(const ChildPlan& plan, pid_t parent) {
   die_with_parent(parent, SIGKILL);
   ::setpgid(0, 0);
-  // An ignored SIGHUP (nohup) is meant for the program too; other ignored signals would only keep it from ending.
+  // An ignored SIGHUP (nohup) is meant for the program too; other ignored signals would only keep
+  // it from ending.
   for (int signal = 1; signal < 32; ++signal) {
     if (signal != SIGKILL && signal != SIGSTOP && signal != SIGHUP) ::signal(signal, SIG_DFL);
   }
   ::sigprocmask(SIG_SETMASK, plan.mask, nullptr);
-  // The three streams are above 2 (see start_worker), so that no dup2 overwrites one that is still needed.
+  // The three streams are above 2 (see start_worker), so that no dup2 overwrites one that is still
+  // needed.
   if (plan.in >= 0 && ::dup2(plan.in, 0) < 0) give_up(plan);
   if (::dup2(plan.out, 1) < 0 || ::dup2(plan.err, 2) < 0) give_up(plan);
-  // Close-on-exec for whatever some library left open without it; the verdict pipe must live until exec.
+  // Close-on-exec for whatever some library left open without it; the verdict pipe must live until
+  // exec.
   ::close_range(3, ~0U, CLOSE_RANGE_CLOEXEC);
   ::execve(plan.file, plan.arguments, plan.environment);
   give_up(plan);
@@ -59,13 +62,16 @@ struct ChildPlan {
 
 Result<Descriptor> duplicate_above_streams(int fd) {
   Descriptor copy(::fcntl(fd, F_DUPFD_CLOEXEC, 3));
-  if (!copy) return Status(Code::exhausted, "no file descriptor is left for a worker's streams: " + errno_text(errno));
+  if (!copy)
+    return Status(Code::exhausted,
+                  "no file descriptor is left for a worker's streams: " + errno_text(errno));
   return copy;
 }
 
 bool executable_file(const std::string& path) {
   struct stat file {};
-  return ::stat(path.c_str(), &file) == 0 && S_ISREG(file.st_mode) && ::access(path.c_str(), X_OK) == 0;
+  return ::stat(path.c_str(), &file) == 0 && S_ISREG(file.st_mode) &&
+         ::access(path.c_str(), X_OK) == 0;
 }
 
 }  // namespace
@@ -79,14 +85,17 @@ Result<std::string> find_program(const std::string& program) {
     if (executable_file(candidate)) return candidate;
   }
   std::string message = "program \"" + program + "\" was not found on PATH";
-  if (::access(program.c_str(), F_OK) == 0) message += "; for the file in this directory say ./" + program;
+  if (::access(program.c_str(), F_OK) == 0)
+    message += "; for the file in this directory say ./" + program;
   return Status(Code::invalid_argument, message);
 }
 
-Result<StartedWorker> start_worker(const WorkerCommand& command, const sigset_t& mask, int* exit_code) {
+Result<StartedWorker> start_worker(const WorkerCommand& command, const sigset_t& mask,
+                                   int* exit_code) {
   *exit_code = 126;
   int verdict[2];
-  if (::pipe2(verdict, O_CLOEXEC) != 0) return Status(Code::exhausted, "cannot start a worker: no pipe: " + errno_text(errno));
+  if (::pipe2(verdict, O_CLOEXEC) != 0)
+    return Status(Code::exhausted, "cannot start a worker: no pipe: " + errno_text(errno));
   Descriptor verdict_in(verdict[0]), verdict_out(verdict[1]);
   auto out = duplicate_above_streams(command.out);
   if (!out) return out.status();
@@ -100,7 +109,9 @@ Result<StartedWorker> start_worker(const WorkerCommand& command, const sigset_t&
 
   const pid_t parent = ::getpid();
   const pid_t pid = ::fork();
-  if (pid < 0) return Status(Code::exhausted, "cannot start a worker: fork: " + errno_text(errno) + "; see `ulimit -u`");
+  if (pid < 0)
+    return Status(Code::exhausted,
+                  "cannot start a worker: fork: " + errno_text(errno) + "; see `ulimit -u`");
   if (pid == 0) run_child(plan, parent);
   verdict_out.reset();
   ::setpgid(pid, pid);  // in both, so that whoever signals the group first finds it
@@ -113,7 +124,8 @@ Result<StartedWorker> start_worker(const WorkerCommand& command, const sigset_t&
     while (::waitpid(pid, nullptr, 0) < 0 && errno == EINTR) {
     }
     *exit_code = error == ENOENT ? 127 : 126;
-    std::string message = "program \"" + command.file + "\" cannot be executed: " + errno_text(error);
+    std::string message =
+        "program \"" + command.file + "\" cannot be executed: " + errno_text(error);
     if (error == ENOEXEC) message += "; a script needs a first line such as #!/bin/sh";
     return Status(Code::invalid_argument, message);
   }

@@ -27,12 +27,15 @@ struct StartedWorker {
   Descriptor pidfd;
 };
 
-/// Starts it in a process group of its own, with the signal mask `mask`, default signal actions (an ignored SIGHUP stays ignored), nothing
-/// inherited but the three streams, and SIGKILL coming when the calling thread ends. Fails with Code::invalid_argument where the program
-/// cannot be executed; `exit_code` then is what a shell would say (127 not found, 126 otherwise).
-Result<StartedWorker> start_worker(const WorkerCommand& command, const sigset_t& mask, int* exit_code);
+/// Starts it in a process group of its own, with the signal mask `mask`, default signal actions (an
+/// ignored SIGHUP stays ignored), nothing inherited but the three streams, and SIGKILL coming when
+/// the calling thread ends. Fails with Code::invalid_argument where the program cannot be executed;
+/// `exit_code` then is what a shell would say (127 not found, 126 otherwise).
+Result<StartedWorker> start_worker(const WorkerCommand& command, const sigset_t& mask,
+                                   int* exit_code);
 
-/// The file that a shell would run for `program`: itself if it has a slash, else found on PATH. Errors say where was looked.
+/// The file that a shell would run for `program`: itself if it has a slash, else found on PATH.
+/// Errors say where was looked.
 Result<std::string> find_program(const std::string& program);
 
 }  // namespace muster::launch

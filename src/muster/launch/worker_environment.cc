@@ -9,12 +9,14 @@ Environment inherited_environment() {
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
     const std::string text = *entry;
     const std::size_t equals = text.find('=');
-    if (equals != std::string::npos) result.emplace(text.substr(0, equals), text.substr(equals + 1));
+    if (equals != std::string::npos)
+      result.emplace(text.substr(0, equals), text.substr(equals + 1));
   }
   return result;
 }
 
-Environment worker_environment(const Environment& inherited, const JobEnvironment& job, const WorkerRanks& ranks, int restart_count) {
+Environment worker_environment(const Environment& inherited, const JobEnvironment& job,
+                               const WorkerRanks& ranks, int restart_count) {
   Environment result = inherited;
   result["RANK"] = std::to_string(ranks.rank);
   result["WORLD_SIZE"] = std::to_string(ranks.world_size);

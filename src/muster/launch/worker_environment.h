@@ -17,10 +17,12 @@ struct JobEnvironment {
   std::string run_id;
   std::string role;
   int max_restarts = 0;
-  std::optional<std::string> agent_store{};  ///< HOST:PORT of the launcher's store; absent: it serves none
-  std::string python;                        ///< PYTHON_EXEC
-  std::optional<std::string> secret{};       ///< MUSTER_SECRET to hand down; absent: whatever is inherited
-  std::optional<int> threads{};              ///< OMP_NUM_THREADS where the user has set none
+  std::optional<std::string>
+      agent_store{};   ///< HOST:PORT of the launcher's store; absent: it serves none
+  std::string python;  ///< PYTHON_EXEC
+  std::optional<std::string>
+      secret{};                  ///< MUSTER_SECRET to hand down; absent: whatever is inherited
+  std::optional<int> threads{};  ///< OMP_NUM_THREADS where the user has set none
 };
 
 using Environment = std::map<std::string, std::string>;
@@ -28,7 +30,8 @@ using Environment = std::map<std::string, std::string>;
 /// This process's environment.
 Environment inherited_environment();
 /// `inherited` with J5's variables, MUSTER_AGENT_STORE, and the secret on top.
-Environment worker_environment(const Environment& inherited, const JobEnvironment& job, const WorkerRanks& ranks, int restart_count);
+Environment worker_environment(const Environment& inherited, const JobEnvironment& job,
+                               const WorkerRanks& ranks, int restart_count);
 
 /// "NAME=value" strings for exec.
 std::vector<std::string> flatten(const Environment& environment);

@@ -5,10 +5,12 @@
 namespace muster::launch {
 namespace {
 
-std::vector<NodeFacts> three_nodes() { return {{2, "trainer", "a", 0}, {1, "reader", "b", 0}, {3, "trainer", "c", 0}}; }
+std::vector<NodeFacts> three_nodes() {
+  return {{2, "trainer", "a", 0}, {1, "reader", "b", 0}, {3, "trainer", "c", 0}};
+}
 
-// spec: J5 RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, ROLE_RANK and ROLE_WORLD_SIZE over nodes of different sizes and
-// roles
+// spec: J5 RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, ROLE_RANK and
+// ROLE_WORLD_SIZE over nodes of different sizes and roles
 TEST(AssignRanks, NodesOfDifferentSizesAndRoles) {
   const auto nodes = three_nodes();
   const auto last = assign_ranks(nodes, 2);
@@ -53,7 +55,8 @@ TEST(NodeFacts, TravelAsBytes) {
   EXPECT_EQ(back->host, "host.example");
   EXPECT_EQ(back->max_restarts, 2);
   const std::string record = encode({5, "reader", "host.example", 2});
-  for (std::size_t cut = 0; cut < record.size(); ++cut) EXPECT_FALSE(decode_node_facts(record.substr(0, cut)).ok());
+  for (std::size_t cut = 0; cut < record.size(); ++cut)
+    EXPECT_FALSE(decode_node_facts(record.substr(0, cut)).ok());
   EXPECT_FALSE(decode_node_facts(encode({0, "", "", 0})).ok());
 }
 
@@ -68,9 +71,11 @@ TEST(WorkerEnvironment, SaysEverything) {
                            .python = "/usr/bin/python3",
                            .secret = "0123456789abcdef",
                            .threads = 2};
-  const auto result =
-      worker_environment({{"HOME", "/h"}, {"RANK", "99"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"}, {"MUSTER_AGENT_STORE", "[::1]:9"}}, job,
-                         assign_ranks(three_nodes(), 2)[0], 1);
+  const auto result = worker_environment({{"HOME", "/h"},
+                                          {"RANK", "99"},
+                                          {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+                                          {"MUSTER_AGENT_STORE", "[::1]:9"}},
+                                         job, assign_ranks(three_nodes(), 2)[0], 1);
   const Environment expected = {{"HOME", "/h"},
                                 {"RANK", "3"},
                                 {"WORLD_SIZE", "6"},

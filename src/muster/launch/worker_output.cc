@@ -53,7 +53,8 @@ struct WorkerOutput::Stream {
   std::optional<std::size_t> left;  // bytes still to be read once nobody is waited for
 };
 
-WorkerOutput::WorkerOutput(OutputPlan plan, EventSource events) : plan_(std::move(plan)), events_(std::move(events)) {
+WorkerOutput::WorkerOutput(OutputPlan plan, EventSource events)
+    : plan_(std::move(plan)), events_(std::move(events)) {
   sinks_.push_back(std::make_unique<Sink>(Sink{ConsoleSink(1), 0}));
   if (!same_file(1, 2)) sinks_.push_back(std::make_unique<Sink>(Sink{ConsoleSink(2), 1}));
 }
@@ -71,16 +72,21 @@ Result<WorkerOutput::Ends> WorkerOutput::open(int local_rank, int rank, int atte
 Result<Descriptor> WorkerOutput::open_file(const std::string& path) {
   std::error_code error;
   std::filesystem::create_directories(std::filesystem::path(path).parent_path(), error);
-  if (error) return Status(Code::invalid_argument, "cannot make the directory of the log file " + path + ": " + error.message());
+  if (error)
+    return Status(Code::invalid_argument,
+                  "cannot make the directory of the log file " + path + ": " + error.message());
   Descriptor file(::open(path.c_str(), O_CREAT | O_TRUNC | O_RDWR | O_APPEND | O_CLOEXEC, 0666));
-  if (!file) return Status(Code::invalid_argument, "cannot open the log file " + path + ": " + errno_text(errno));
+  if (!file)
+    return Status(Code::invalid_argument,
+                  "cannot open the log file " + path + ": " + errno_text(errno));
   return file;
 }
 
 Result<Descriptor> WorkerOutput::open_stream(int local_rank, int rank, int attempt, Streams which) {
   const bool redirected = covers(streams_of(plan_.redirects, local_rank), which);
   const bool teed = covers(streams_of(plan_.tee, local_rank), which);
-  const bool shown = (!redirected || teed) && (!plan_.shown_ranks || plan_.shown_ranks->contains(local_rank));
+  const bool shown =
+      (!redirected || teed) && (!plan_.shown_ranks || plan_.shown_ranks->contains(local_rank));
   auto stream = std::make_unique<Stream>();
   stream->local_rank = local_rank;
   stream->which = which;
@@ -88,7 +94,8 @@ Result<Descriptor> WorkerOutput::open_stream(int local_rank, int rank, int attem
   if (shown) stream->sink = (which == Streams::out ? sinks_.front() : sinks_.back()).get();
   stream->lines = LinePrefixer("[" + std::to_string(rank) + "] ");
   if (redirected || teed) {
-    const std::string folder = plan_.log_folder + "/attempt_" + std::to_string(attempt) + "/" + std::to_string(local_rank);
+    const std::string folder =
+        plan_.log_folder + "/attempt_" + std::to_string(attempt) + "/" + std::to_string(local_rank);
     auto file = open_file(folder + (which == Streams::out ? "/stdout.log" : "/stderr.log"));
     if (!file) return file.status();
     stream->file = std::move(*file);
@@ -96,10 +103,13 @@ Result<Descriptor> WorkerOutput::open_stream(int local_rank, int rank, int attem
   Descriptor end;
   if (stream->file && !shown) {
     end.reset(::fcntl(stream->file.get(), F_DUPFD_CLOEXEC, 3));
-    if (!end) return Status(Code::exhausted, "no file descriptor is left for a worker's log: " + errno_text(errno));
+    if (!end)
+      return Status(Code::exhausted,
+                    "no file descriptor is left for a worker's log: " + errno_text(errno));
   } else {
     int ends[2];
-    if (::pipe2(ends, O_CLOEXEC) != 0) return Status(Code::exhausted, "no pipe for a worker's output: " + errno_text(errno));
+    if (::pipe2(ends, O_CLOEXEC) != 0)
+      return Status(Code::exhausted, "no pipe for a worker's output: " + errno_text(errno));
     stream->pipe.reset(ends[0]);
     end.reset(ends[1]);
     ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
@@ -107,7 +117,8 @@ Result<Descriptor> WorkerOutput::open_stream(int local_rank, int rank, int attem
   }
   // The log of an earlier attempt has nothing more to tell.
   for (auto& earlier : streams_) {
-    if (earlier->local_rank == local_rank && earlier->which == which && !earlier->pipe) earlier->file.reset();
+    if (earlier->local_rank == local_rank && earlier->which == which && !earlier->pipe)
+      earlier->file.reset();
   }
   streams_.push_back(std::move(stream));
   return end;
@@ -133,7 +144,8 @@ void WorkerOutput::read_some(Stream& stream) {
   if (stream.file && !write_all(stream.file.get(), bytes)) {
     const int error = errno;
     stream.file.reset();
-    say("a log file of local rank " + std::to_string(stream.local_rank) + " cannot be written any more: " + errno_text(error));
+    say("a log file of local rank " + std::to_string(stream.local_rank) +
+        " cannot be written any more: " + errno_text(error));
   }
   if (stream.sink != nullptr) {
     stream.lines.feed(bytes, stream.sink->console.queue());
@@ -181,8 +193,10 @@ void WorkerOutput::stop_waiting() {
 }
 
 bool WorkerOutput::drained() const {
-  return std::all_of(streams_.begin(), streams_.end(), [](const auto& stream) { return !stream->pipe; }) &&
-         std::all_of(sinks_.begin(), sinks_.end(), [](const auto& sink) { return sink->console.empty(); });
+  return std::all_of(streams_.begin(), streams_.end(),
+                     [](const auto& stream) { return !stream->pipe; }) &&
+         std::all_of(sinks_.begin(), sinks_.end(),
+                     [](const auto& sink) { return sink->console.empty(); });
 }
 
 void WorkerOutput::say(const std::string& text) {

@@ -1,7 +1,8 @@
 /// All workers' output: pipes and files in, two console sinks out, with backpressure in between.
 ///
-/// A stream is prefixed with `[rank]` and shown, written to a log file, both, or dropped. Where it only goes to a file the worker
-/// writes there itself. While the console is slow nothing is read from the workers, so they wait and memory stays bounded.
+/// A stream is prefixed with `[rank]` and shown, written to a log file, both, or dropped. Where it
+/// only goes to a file the worker writes there itself. While the console is slow nothing is read
+/// from the workers, so they wait and memory stays bounded.
 #pragma once
 
 #include <functional>
@@ -35,7 +36,8 @@ class WorkerOutput {
   WorkerOutput(OutputPlan plan, EventSource events);
   ~WorkerOutput();
 
-  /// The writing ends for a worker that is about to start; its earlier streams, if any, go on draining.
+  /// The writing ends for a worker that is about to start; its earlier streams, if any, go on
+  /// draining.
   struct Ends {
     Descriptor out, err;
   };
@@ -43,7 +45,8 @@ class WorkerOutput {
 
   /// A watched descriptor is ready.
   void ready(std::uint64_t token);
-  /// All workers have ended: what their pipes hold now is still shown, what children of theirs write later is not waited for.
+  /// All workers have ended: what their pipes hold now is still shown, what children of theirs
+  /// write later is not waited for.
   void stop_waiting();
   /// Everything that came has been handed to the console.
   bool drained() const;

@@ -17,7 +17,8 @@ TEST(MeshAxis, JoinsAndDivides) {
   EXPECT_EQ(*origins({{axes[1]}}, 12), (Values{0, 1, 2, 6, 7, 8}));
   EXPECT_EQ(*origins(axes, 12), (Values{0}));
   EXPECT_FALSE(origins({{axes[0], axes[0]}}, 12).has_value());
-  EXPECT_FALSE(origins({{MeshAxis{0, 4, 8}, MeshAxis{0, 1, 2}}}, 12).has_value());  // 3 stands in no copy
+  EXPECT_FALSE(
+      origins({{MeshAxis{0, 4, 8}, MeshAxis{0, 1, 2}}}, 12).has_value());  // 3 stands in no copy
   EXPECT_EQ(coordinate_of({2, 2, 3}, 7), (Values{1, 0, 1}));
 }
 

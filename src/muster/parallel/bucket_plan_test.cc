@@ -22,7 +22,8 @@ std::vector<ParameterFacts> of_bytes(std::initializer_list<std::int64_t> sizes) 
 // spec: K1 bucket_cap_mb
 TEST(BucketPlan, ABucketIsClosedOnceItHoldsItsLimit) {
   const auto facts = of_bytes({40, 40, 40, 100, 100, 10});
-  EXPECT_EQ(plan_buckets(facts, in_order(6), 80, 200), (std::vector<BucketIndices>{{0, 1}, {2, 3, 4}, {5}}));
+  EXPECT_EQ(plan_buckets(facts, in_order(6), 80, 200),
+            (std::vector<BucketIndices>{{0, 1}, {2, 3, 4}, {5}}));
 }
 
 TEST(BucketPlan, NothingIsSplitAndNothingIsLost) {
@@ -42,14 +43,17 @@ TEST(BucketPlan, DtypesAndDevicesDoNotShareABucket) {
   facts[1].dtype = facts[3].dtype = at::kDouble;
   facts[4].device = c10::Device(at::kMeta);
   // Doubles are full at 20 bytes; of the others the one that was begun first comes first.
-  EXPECT_EQ(plan_buckets(facts, in_order(5), 20, 1000), (std::vector<BucketIndices>{{0, 2}, {1, 3}, {4}}));
-  EXPECT_EQ(plan_buckets(facts, in_order(5), 1000, 1000), (std::vector<BucketIndices>{{0, 2}, {1, 3}, {4}}));
+  EXPECT_EQ(plan_buckets(facts, in_order(5), 20, 1000),
+            (std::vector<BucketIndices>{{0, 2}, {1, 3}, {4}}));
+  EXPECT_EQ(plan_buckets(facts, in_order(5), 1000, 1000),
+            (std::vector<BucketIndices>{{0, 2}, {1, 3}, {4}}));
 }
 
 TEST(BucketPlan, EachKindHasASmallFirstBucket) {
   auto facts = of_bytes({10, 10, 10, 10, 10, 10});
   facts[1].dtype = facts[3].dtype = facts[5].dtype = at::kHalf;
-  EXPECT_EQ(plan_buckets(facts, in_order(6), 10, 20), (std::vector<BucketIndices>{{0}, {1}, {2, 4}, {3, 5}}));
+  EXPECT_EQ(plan_buckets(facts, in_order(6), 10, 20),
+            (std::vector<BucketIndices>{{0}, {1}, {2, 4}, {3, 5}}));
 }
 
 }  // namespace

@@ -17,20 +17,28 @@ namespace {
 namespace nn = torch::nn;
 
 struct TwoLayersImpl : nn::Module {
-  explicit TwoLayersImpl(int seed) : first(register_module("first", nn::Linear(4, 6))), last(register_module("last", nn::Linear(6, 2))) {
+  explicit TwoLayersImpl(int seed)
+      : first(register_module("first", nn::Linear(4, 6))),
+        last(register_module("last", nn::Linear(6, 2))) {
     const torch::NoGradGuard no_grad;
     int salt = seed;
-    for (auto& each : parameters()) each.copy_(torch::sin(torch::arange(each.numel(), at::kFloat) * 0.7 + ++salt).view(each.sizes()));
+    for (auto& each : parameters())
+      each.copy_(
+          torch::sin(torch::arange(each.numel(), at::kFloat) * 0.7 + ++salt).view(each.sizes()));
   }
   at::Tensor forward(const at::Tensor& x) { return last(torch::relu(first(x))); }
   nn::Linear first, last;
 };
 TORCH_MODULE(TwoLayers);
 
-void train(DistributedDataParallel<TwoLayers>& model, torch::optim::Optimizer& optimizer, int begin, int end) {
+void train(DistributedDataParallel<TwoLayers>& model, torch::optim::Optimizer& optimizer, int begin,
+           int end) {
   for (int step = begin; step < end; ++step) {
     optimizer.zero_grad();
-    model(torch::cos(torch::arange(12, at::kFloat) * (get_rank() + 1.5) + step).view({3, 4})).square().mean().backward();
+    model(torch::cos(torch::arange(12, at::kFloat) * (get_rank() + 1.5) + step).view({3, 4}))
+        .square()
+        .mean()
+        .backward();
     optimizer.step();
   }
 }
@@ -64,7 +72,8 @@ TEST_P(Checkpoint, OfRank0IsWhereAllGoOn) {
     DistributedDataParallel<TwoLayers> resumed(other);
     torch::optim::SGD other_optimizer(other->parameters(), options);
     torch::serialize::InputArchive archive, of_net, of_optimizer;
-    archive.load_from(path, torch::Device(torch::kCPU));  // the map: whatever device rank 0 saved from, it comes to this rank's own
+    archive.load_from(path, torch::Device(torch::kCPU));  // the map: whatever device rank 0 saved
+                                                          // from, it comes to this rank's own
     archive.read("net", of_net);
     archive.read("optimizer", of_optimizer);
     EXPECT_FALSE(torch::equal(flat(other->parameters()), saved));

@@ -35,23 +35,30 @@ struct WavesImpl : nn::Module {
     in->to(at::kDouble);
     in->weight.copy_(at::real(waves({6, 4}, 3)));
   }
-  at::Tensor forward(const at::Tensor& x) { return at::abs(at::matmul(torch::tanh(in(x)).to(at::kComplexDouble), turn) * phase + phase); }
+  at::Tensor forward(const at::Tensor& x) {
+    return at::abs(at::matmul(torch::tanh(in(x)).to(at::kComplexDouble), turn) * phase + phase);
+  }
   nn::Linear in;
   at::Tensor turn, phase;
 };
 TORCH_MODULE(Waves);
 
-at::Tensor rows_of(int rank, int step) { return torch::sin(torch::arange(20, at::kDouble) * (rank + 1.5) + step).view({5, 4}); }
+at::Tensor rows_of(int rank, int step) {
+  return torch::sin(torch::arange(20, at::kDouble) * (rank + 1.5) + step).view({5, 4});
+}
 torch::optim::SGDOptions sgd() { return torch::optim::SGDOptions(0.3).momentum(0.5); }
 
 /// All numbers of some parameters.
 at::Tensor parts_of(const std::vector<at::Tensor>& parameters) {
   std::vector<at::Tensor> parts;
   for (const at::Tensor& each : parameters)
-    parts.push_back((each.is_complex() ? at::view_as_real(each.detach()) : each.detach()).reshape({-1}));
+    parts.push_back(
+        (each.is_complex() ? at::view_as_real(each.detach()) : each.detach()).reshape({-1}));
   return at::cat(parts);
 }
-double difference(const at::Tensor& a, const at::Tensor& b) { return (a - b).abs().max().item<double>(); }
+double difference(const at::Tensor& a, const at::Tensor& b) {
+  return (a - b).abs().max().item<double>();
+}
 
 constexpr int kSteps = 4;
 
@@ -60,7 +67,8 @@ at::Tensor trained_alone(int ranks) {
   torch::optim::SGD optimizer(net->parameters(), sgd());
   for (int step = 0; step < kSteps; ++step) {
     optimizer.zero_grad();
-    for (int rank = 0; rank < ranks; ++rank) (net(rows_of(rank, step)).square().mean() / ranks).backward();
+    for (int rank = 0; rank < ranks; ++rank)
+      (net(rows_of(rank, step)).square().mean() / ranks).backward();
     optimizer.step();
   }
   return parts_of(net->parameters());
@@ -79,11 +87,12 @@ void train(Model& model, torch::optim::Optimizer& optimizer, int rank) {
 TEST(ComplexParameters, TrainAsInOneProcess) {
   for (const int ranks : {1, 2, 3}) {
     const auto alone = trained_alone(ranks);
-    const std::vector<Options> variants{{},
-                                        {.bucket_cap_mb = 0.00001, .gradient_as_bucket_view = true},
-                                        {.find_unused_parameters = true},
-                                        {.static_graph = true},
-                                        {.mixed_precision = MixedPrecision{.reduce_dtype = at::kDouble}}};
+    const std::vector<Options> variants{
+        {},
+        {.bucket_cap_mb = 0.00001, .gradient_as_bucket_view = true},
+        {.find_unused_parameters = true},
+        {.static_graph = true},
+        {.mixed_precision = MixedPrecision{.reduce_dtype = at::kDouble}}};
     for (const Options& options : variants)
       on_ranks(ranks, [&](int rank) {
         Waves net;
@@ -94,8 +103,9 @@ TEST(ComplexParameters, TrainAsInOneProcess) {
       });
     on_ranks(ranks, [&](int rank) {
       Waves net;
-      DistributedDataParallel<Waves> model(net, {.delay_all_reduce_named_params = {{"turn", net->turn}, {"phase", net->phase}},
-                                                 .param_to_hook_all_reduce = net->in->weight});
+      DistributedDataParallel<Waves> model(
+          net, {.delay_all_reduce_named_params = {{"turn", net->turn}, {"phase", net->phase}},
+                .param_to_hook_all_reduce = net->in->weight});
       torch::optim::SGD optimizer(net->parameters(), sgd());
       train(model, optimizer, rank);
       EXPECT_LT(difference(parts_of(net->parameters()), alone), 1e-12);
@@ -107,17 +117,22 @@ TEST(ComplexParameters, TrainAsInOneProcess) {
 TEST(ComplexParameters, GoThroughEveryHook) {
   const auto alone = trained_alone(2);
   const auto exact = [] {
-    return std::make_shared<PowerSGDState>(
-        PowerSGDOptions{.matrix_approximation_rank = 1000, .start_powerSGD_iter = 2, .min_compression_rate = 1e-9});
+    return std::make_shared<PowerSGDState>(PowerSGDOptions{
+        .matrix_approximation_rank = 1000, .start_powerSGD_iter = 2, .min_compression_rate = 1e-9});
   };
-  // In 16 bits what comes is near; else it is the same within rounding. Local steps that are averaged after each are those of all.
+  // In 16 bits what comes is near; else it is the same within rounding. Local steps that are
+  // averaged after each are those of all.
   const std::vector<std::pair<std::function<CommHook()>, double>> hooks{
       {[] { return all_reduce_hook(); }, 1e-12},
       {[] { return fp16_compress_hook(); }, 5e-3},
       {[] { return bf16_compress_hook(); }, 5e-2},
       {[&] { return powerSGD_hook(exact()); }, 1e-9},
       {[&] { return batched_powerSGD_hook(exact()); }, 1e-9},
-      {[] { return post_localSGD_hook(std::make_shared<PostLocalSGDState>(PostLocalSGDOptions{.start_localSGD_iter = 100})); }, 1e-12}};
+      {[] {
+         return post_localSGD_hook(
+             std::make_shared<PostLocalSGDState>(PostLocalSGDOptions{.start_localSGD_iter = 100}));
+       },
+       1e-12}};
   for (std::size_t which = 0; which < hooks.size(); ++which)
     on_ranks(2, [&](int rank) {
       Waves net;
@@ -125,7 +140,8 @@ TEST(ComplexParameters, GoThroughEveryHook) {
       model.register_comm_hook(hooks[which].first());
       torch::optim::SGD optimizer(net->parameters(), sgd());
       train(model, optimizer, rank);
-      EXPECT_LT(difference(parts_of(net->parameters()), alone), hooks[which].second) << "hook " << which;
+      EXPECT_LT(difference(parts_of(net->parameters()), alone), hooks[which].second)
+          << "hook " << which;
     });
 }
 
@@ -135,8 +151,10 @@ TEST(ComplexParameters, AreAveraged) {
     Waves net;
     const auto before = parts_of(net->parameters());
     DistributedDataParallel<Waves> model(net);
-    model.register_comm_hook(post_localSGD_hook(std::make_shared<PostLocalSGDState>(PostLocalSGDOptions{
-        .subgroup = new_group({.ranks = std::vector<int>{rank}, .use_local_synchronization = true}), .start_localSGD_iter = 0})));
+    model.register_comm_hook(post_localSGD_hook(std::make_shared<PostLocalSGDState>(
+        PostLocalSGDOptions{.subgroup = new_group({.ranks = std::vector<int>{rank},
+                                                   .use_local_synchronization = true}),
+                            .start_localSGD_iter = 0})));
     torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.3));
     model(rows_of(rank, 0)).square().mean().backward();
     optimizer.step();
@@ -160,8 +178,9 @@ TEST(ComplexParameters, OfADividedOptimizer) {
       on_ranks(2, [&](int rank) {
         Waves net;
         DistributedDataParallel<Waves> model(net, {.bucket_cap_mb = 0.00001});
-        ZeroRedundancyOptimizer<torch::optim::SGD> optimizer(net->parameters(), sgd(),
-                                                             {.parameters_as_bucket_view = as_view, .overlap_with_ddp = overlap});
+        ZeroRedundancyOptimizer<torch::optim::SGD> optimizer(
+            net->parameters(), sgd(),
+            {.parameters_as_bucket_view = as_view, .overlap_with_ddp = overlap});
         if (overlap) model.register_comm_hook(hook_with_zero_step(all_reduce_hook(), optimizer));
         train(model, optimizer, rank);
         EXPECT_LT(difference(parts_of(net->parameters()), alone), 1e-12);
@@ -184,7 +203,8 @@ TEST(ComplexParameters, MayHaveUnevenInputs) {
     });
     for (int step = 0; step < 2; ++step) {
       alone.zero_grad();
-      for (int each = step; each < 2; ++each) (other(rows_of(each, step)).square().mean() / 2).backward();
+      for (int each = step; each < 2; ++each)
+        (other(rows_of(each, step)).square().mean() / 2).backward();
       alone.step();
     }
     EXPECT_LT(difference(parts_of(net->parameters()), parts_of(other->parameters())), 1e-12);

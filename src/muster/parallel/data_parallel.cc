@@ -33,31 +33,36 @@ struct SumOfCopies : autograd::Node {
   c10::Device device;
 };
 
-std::vector<c10::Device> devices_for(const torch::nn::Module& module, const DataParallelOptions& options) {
+std::vector<c10::Device> devices_for(const torch::nn::Module& module,
+                                     const DataParallelOptions& options) {
   auto tensors = module.parameters();
   for (const at::Tensor& buffer : module.buffers()) tensors.push_back(buffer);
   const c10::Device device = tensors.empty() ? c10::Device(at::kCPU) : tensors.front().device();
   if (!device.is_cuda()) {
     if (options.device_ids)
-      group::invalid("DataParallel: device_ids are CUDA devices, and the module is on " + device.str() +
-                     "; move it there, or set replicas");
-    if (options.output_device) group::invalid("DataParallel: output_device needs a module on CUDA devices");
+      group::invalid("DataParallel: device_ids are CUDA devices, and the module is on " +
+                     device.str() + "; move it there, or set replicas");
+    if (options.output_device)
+      group::invalid("DataParallel: output_device needs a module on CUDA devices");
     if (options.replicas < 1) group::invalid("DataParallel: replicas must be at least 1");
   }
   std::vector<c10::Device> devices;
   if (options.device_ids) {
-    for (const int id : *options.device_ids) devices.emplace_back(at::kCUDA, static_cast<c10::DeviceIndex>(id));
+    for (const int id : *options.device_ids)
+      devices.emplace_back(at::kCUDA, static_cast<c10::DeviceIndex>(id));
     if (devices.empty()) group::invalid("DataParallel: device_ids is empty");
   } else if (device.is_cuda()) {
     const auto count = static_cast<std::uint8_t>(at::detail::getCUDAHooks().deviceCount());
-    for (int id = 0; id < count; ++id) devices.emplace_back(at::kCUDA, static_cast<c10::DeviceIndex>(id));
+    for (int id = 0; id < count; ++id)
+      devices.emplace_back(at::kCUDA, static_cast<c10::DeviceIndex>(id));
   } else {
     devices.assign(static_cast<std::size_t>(options.replicas), device);
   }
   for (const at::Tensor& tensor : tensors)
     if (tensor.device() != devices.front())
-      group::invalid("DataParallel: the module must have its parameters and buffers on " + devices.front().str() +
-                     ", the first of its devices; one of them is on " + tensor.device().str());
+      group::invalid("DataParallel: the module must have its parameters and buffers on " +
+                     devices.front().str() + ", the first of its devices; one of them is on " +
+                     tensor.device().str());
   return devices;
 }
 
@@ -66,11 +71,15 @@ std::shared_ptr<torch::nn::Module> copy_of(const torch::nn::Module& module, c10:
   try {
     copy = module.clone(device);
   } catch (const std::exception& error) {
-    group::invalid("DataParallel cannot copy the module " + module.name() +
-                   "; derive its class and its children's from torch::nn::Cloneable, or give it a clone(): " + error.what());
+    group::invalid(
+        "DataParallel cannot copy the module " + module.name() +
+        "; derive its class and its children's from torch::nn::Cloneable, or give it a clone(): " +
+        error.what());
   }
-  if (copy->parameters().size() != module.parameters().size() || copy->buffers().size() != module.buffers().size())
-    group::invalid("DataParallel: the clone() of the module " + module.name() + " gives other parameters or buffers than the module has");
+  if (copy->parameters().size() != module.parameters().size() ||
+      copy->buffers().size() != module.buffers().size())
+    group::invalid("DataParallel: the clone() of the module " + module.name() +
+                   " gives other parameters or buffers than the module has");
   return copy;
 }
 
@@ -78,7 +87,10 @@ std::shared_ptr<torch::nn::Module> copy_of(const torch::nn::Module& module, c10:
 
 ReplicaSet::ReplicaSet(torch::nn::Module& original, const DataParallelOptions& options)
     : original_(original), devices_(devices_for(original, options)), dim_(options.dim) {
-  output_device_ = options.output_device ? c10::Device(at::kCUDA, static_cast<c10::DeviceIndex>(*options.output_device)) : devices_.front();
+  output_device_ =
+      options.output_device
+          ? c10::Device(at::kCUDA, static_cast<c10::DeviceIndex>(*options.output_device))
+          : devices_.front();
   for (const c10::Device device : devices_) replicas_.push_back(copy_of(original, device));
 }
 
@@ -88,8 +100,9 @@ std::size_t ReplicaSet::parts(const std::vector<at::Tensor>& inputs) const {
     if (!input.defined() || input.dim() == 0) continue;
     const auto these = input.chunk(static_cast<std::int64_t>(size()), dim_).size();
     if (parts && *parts != these)
-      group::invalid("DataParallel: the inputs have different sizes along dimension " + std::to_string(dim_) + ": one makes " +
-                     std::to_string(*parts) + " parts, another of size " + std::to_string(input.size(dim_)) + " makes " +
+      group::invalid("DataParallel: the inputs have different sizes along dimension " +
+                     std::to_string(dim_) + ": one makes " + std::to_string(*parts) +
+                     " parts, another of size " + std::to_string(input.size(dim_)) + " makes " +
                      std::to_string(these));
     parts = these;
   }
@@ -98,7 +111,8 @@ std::size_t ReplicaSet::parts(const std::vector<at::Tensor>& inputs) const {
 
 at::Tensor ReplicaSet::part(const at::Tensor& input, std::size_t index) const {
   if (!input.defined()) return input;
-  return (input.dim() == 0 ? input : input.chunk(static_cast<std::int64_t>(size()), dim_)[index]).to(devices_[index]);
+  return (input.dim() == 0 ? input : input.chunk(static_cast<std::int64_t>(size()), dim_)[index])
+      .to(devices_[index]);
 }
 
 at::Tensor ReplicaSet::joined(const std::vector<at::Tensor>& parts) const {
@@ -129,12 +143,14 @@ void ReplicaSet::refresh(std::size_t count) {
     }
     auto their_buffers = replicas_[index]->buffers();
     for (std::size_t i = 0; i < buffers.size(); ++i)
-      their_buffers[i].set_data(
-          buffers[i].detach().to(devices_[index], buffers[i].scalar_type(), /*non_blocking=*/false, /*copy=*/index > 0));
+      their_buffers[i].set_data(buffers[i].detach().to(devices_[index], buffers[i].scalar_type(),
+                                                       /*non_blocking=*/false, /*copy=*/index > 0));
     replicas_[index]->train(original_.is_training());
     // Parents come before their children, whose own mode has the last word.
-    const auto inner = original_.modules(/*include_self=*/false), copies = replicas_[index]->modules(/*include_self=*/false);
-    for (std::size_t i = 0; i < std::min(inner.size(), copies.size()); ++i) copies[i]->train(inner[i]->is_training());
+    const auto inner = original_.modules(/*include_self=*/false),
+               copies = replicas_[index]->modules(/*include_self=*/false);
+    for (std::size_t i = 0; i < std::min(inner.size(), copies.size()); ++i)
+      copies[i]->train(inner[i]->is_training());
   }
 }
 
@@ -144,8 +160,10 @@ void ReplicaSet::run(std::size_t count, const std::function<void(std::size_t)>& 
   const auto one = [&](std::size_t index) {
     try {
       const at::ThreadLocalStateGuard same_modes(modes);
-      const c10::OptionalDeviceGuard on(devices_[index].is_cuda() ? std::optional<c10::Device>(devices_[index]) : std::nullopt);
-      // The copies are the parallelism: kernels that start threads of their own would fight over the cores.
+      const c10::OptionalDeviceGuard on(
+          devices_[index].is_cuda() ? std::optional<c10::Device>(devices_[index]) : std::nullopt);
+      // The copies are the parallelism: kernels that start threads of their own would fight over
+      // the cores.
       const c10::ParallelGuard alone(count > 1 || c10::ParallelGuard::is_enabled());
       body(index);
     } catch (...) {

@@ -1,7 +1,9 @@
-/// DataParallel: one process, several copies of a module, each on a thread with its part of the batch.
+/// DataParallel: one process, several copies of a module, each on a thread with its part of the
+/// batch.
 ///
-/// For several devices of one process, and for tests of it on the CPU; with more than one process, and mostly even with one, the other
-/// class, DistributedDataParallel, is faster. After torch.nn.DataParallel.
+/// For several devices of one process, and for tests of it on the CPU; with more than one process,
+/// and mostly even with one, the other class, DistributedDataParallel, is faster. After
+/// torch.nn.DataParallel.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,15 +28,17 @@
 namespace muster {
 
 struct DataParallelOptions {
-  std::optional<std::vector<int>> device_ids = {};  ///< CUDA devices, one copy on each; absent: all, for a module on a CUDA device
-  std::optional<int> output_device = {};            ///< absent: device_ids[0]
-  std::int64_t dim = 0;                             ///< which dimension of the inputs is divided, and of the outputs is joined
-  int replicas = 1;                                 ///< copies of a module on the CPU; for such a module instead of device_ids
+  std::optional<std::vector<int>> device_ids =
+      {};  ///< CUDA devices, one copy on each; absent: all, for a module on a CUDA device
+  std::optional<int> output_device = {};  ///< absent: device_ids[0]
+  std::int64_t dim = 0;  ///< which dimension of the inputs is divided, and of the outputs is joined
+  int replicas = 1;      ///< copies of a module on the CPU; for such a module instead of device_ids
 };
 
 namespace parallel {
 
-/// The same structure (vectors, arrays, maps, optionals, pairs, tuples) with `change(tensor)` for each tensor in it; all else is copied.
+/// The same structure (vectors, arrays, maps, optionals, pairs, tuples) with `change(tensor)` for
+/// each tensor in it; all else is copied.
 template <class Change>
 at::Tensor map_tensors(const at::Tensor& tensor, Change& change) {
   return change(tensor);
@@ -63,7 +67,8 @@ std::pair<A, B> map_tensors(const std::pair<A, B>& pair, Change& change) {
 }
 template <class... T, class Change>
 std::tuple<T...> map_tensors(const std::tuple<T...>& tuple, Change& change) {
-  return std::apply([&](const auto&... each) { return std::tuple<T...>{map_tensors(each, change)...}; }, tuple);
+  return std::apply(
+      [&](const auto&... each) { return std::tuple<T...>{map_tensors(each, change)...}; }, tuple);
 }
 template <class T, class Change>
 std::optional<T> map_tensors(const std::optional<T>& value, Change& change) {
@@ -104,25 +109,27 @@ std::vector<at::Tensor> tensors_in(const T&... values) {
 /// The copies and their threads, without the module's type.
 class ReplicaSet {
  public:
-  /// `original` must have its parameters and buffers on the first of its devices. Throws DistError for options that do not fit it.
+  /// `original` must have its parameters and buffers on the first of its devices. Throws DistError
+  /// for options that do not fit it.
   ReplicaSet(torch::nn::Module& original, const DataParallelOptions& options);
 
   std::size_t size() const { return replicas_.size(); }
   torch::nn::Module& operator[](std::size_t index) { return *replicas_[index]; }
 
-  /// How many parts the inputs make: at most `size()`, fewer where the dimension is shorter. Throws where tensors of the inputs would make
-  /// different numbers of them.
+  /// How many parts the inputs make: at most `size()`, fewer where the dimension is shorter. Throws
+  /// where tensors of the inputs would make different numbers of them.
   std::size_t parts(const std::vector<at::Tensor>& inputs) const;
   /// Part `index` of an input on its device; a tensor of no dimension goes whole to each.
   at::Tensor part(const at::Tensor& input, std::size_t index) const;
   /// The parts of an output as one tensor; those of no dimension as a vector.
   at::Tensor joined(const std::vector<at::Tensor>& parts) const;
 
-  /// Gives the first `count` copies the original's values: their parameters' gradients flow to the original's, summed in the copies' order.
-  /// On the first copy buffers are the original's own, so what forward writes to them stays; on the others it is lost.
+  /// Gives the first `count` copies the original's values: their parameters' gradients flow to the
+  /// original's, summed in the copies' order. On the first copy buffers are the original's own, so
+  /// what forward writes to them stays; on the others it is lost.
   void refresh(std::size_t count);
-  /// body(0) to body(count - 1), each on its device, with this thread's modes, the first on this thread. Once all have ended, throws what
-  /// the first of those threw that failed.
+  /// body(0) to body(count - 1), each on its device, with this thread's modes, the first on this
+  /// thread. Once all have ended, throws what the first of those threw that failed.
   void run(std::size_t count, const std::function<void(std::size_t)>& body) const;
 
  private:
@@ -135,16 +142,18 @@ class ReplicaSet {
 
 }  // namespace parallel
 
-/// `Module` is a module holder (`Linear`, `Sequential`, what TORCH_MODULE makes) or a shared_ptr to a module, of a class that can be cloned
-/// (torch::nn::Cloneable, or a clone() of its own). The copies are made once, at construction; before each forward they get the module's
-/// parameters, buffers and training mode. What else is changed in the module later (a dropout's rate, say) they do not see. One thread at a
-/// time.
+/// `Module` is a module holder (`Linear`, `Sequential`, what TORCH_MODULE makes) or a shared_ptr to
+/// a module, of a class that can be cloned (torch::nn::Cloneable, or a clone() of its own). The
+/// copies are made once, at construction; before each forward they get the module's parameters,
+/// buffers and training mode. What else is changed in the module later (a dropout's rate, say) they
+/// do not see. One thread at a time.
 ///
 ///   DataParallel<Net> model(net, {.device_ids = std::vector<int>{0, 1}});
 ///   loss_of(model(inputs), targets).backward();   // net's gradients are those of the whole batch
 ///
-/// Inputs may lie on any device. All tensors in the arguments are divided along `dim`, as at::chunk does; all else is given to each copy.
-/// Outputs are tensors, or vectors, maps, optionals, pairs and tuples of them: they are joined along `dim` on the output device.
+/// Inputs may lie on any device. All tensors in the arguments are divided along `dim`, as at::chunk
+/// does; all else is given to each copy. Outputs are tensors, or vectors, maps, optionals, pairs
+/// and tuples of them: they are joined along `dim` on the output device.
 template <class Module>
 class DataParallel {
  public:
@@ -161,7 +170,8 @@ class DataParallel {
     std::vector<std::optional<Output>> outputs(count);
     replicas_.run(count, [&](std::size_t index) {
       const auto part = [&](const at::Tensor& input) { return replicas_.part(input, index); };
-      outputs[index].emplace(static_cast<Inner&>(replicas_[index]).forward(parallel::map_tensors(arguments, part)...));
+      outputs[index].emplace(
+          static_cast<Inner&>(replicas_[index]).forward(parallel::map_tensors(arguments, part)...));
     });
     return joined(outputs);
   }
@@ -184,8 +194,10 @@ class DataParallel {
     for (const auto& output : outputs) tensors.push_back(parallel::tensors_in(*output));
     for (const auto& each : tensors)
       if (each.empty() || each.size() != tensors.front().size())
-        group::invalid("DataParallel: each copy's forward must give tensors, and as many as the others; they gave " +
-                       std::to_string(tensors.front().size()) + " and " + std::to_string(each.size()));
+        group::invalid(
+            "DataParallel: each copy's forward must give tensors, and as many as the others; they "
+            "gave " +
+            std::to_string(tensors.front().size()) + " and " + std::to_string(each.size()));
     std::size_t next = 0;
     const auto join = [&](const at::Tensor&) {
       std::vector<at::Tensor> parts;

@@ -43,11 +43,16 @@ Module filled(Module net) {
   int salt = 0;
   net->to(at::kDouble);
   for (auto& each : net->parameters())
-    each.copy_(torch::sin(torch::arange(each.numel(), at::kDouble) * 12.9898 + ++salt).view(each.sizes()));
+    each.copy_(
+        torch::sin(torch::arange(each.numel(), at::kDouble) * 12.9898 + ++salt).view(each.sizes()));
   return net;
 }
-at::Tensor features(std::int64_t rows = 10) { return torch::cos(torch::arange(rows * 5, at::kDouble) * 1.7).view({rows, 5}); }
-double difference(const at::Tensor& a, const at::Tensor& b) { return ((a - b).norm() / b.norm()).item<double>(); }
+at::Tensor features(std::int64_t rows = 10) {
+  return torch::cos(torch::arange(rows * 5, at::kDouble) * 1.7).view({rows, 5});
+}
+double difference(const at::Tensor& a, const at::Tensor& b) {
+  return ((a - b).norm() / b.norm()).item<double>();
+}
 
 class Copies : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(DataParallel, Copies, ::testing::Values(1, 2, 3, 4, 12));
@@ -70,7 +75,8 @@ TEST_P(Copies, TrainLikeTheModuleItself) {
     theirs.step();
     ours.step();
     for (std::size_t i = 0; i < alone->parameters().size(); ++i)
-      EXPECT_LT(difference(shared->parameters()[i].grad(), alone->parameters()[i].grad()), 1e-12) << i;
+      EXPECT_LT(difference(shared->parameters()[i].grad(), alone->parameters()[i].grad()), 1e-12)
+          << i;
   }
   for (std::size_t i = 0; i < alone->parameters().size(); ++i)
     EXPECT_LT(difference(shared->parameters()[i], alone->parameters()[i]), 1e-12) << i;
@@ -103,7 +109,8 @@ TEST(DataParallelGradients, AddUpAndCanBeLeftOut) {
   net->in->weight.set_requires_grad(true);
   {
     const torch::NoGradGuard no_grad;
-    EXPECT_FALSE(model(features()).requires_grad()) << "the copies' threads compute in this thread's mode";
+    EXPECT_FALSE(model(features()).requires_grad())
+        << "the copies' threads compute in this thread's mode";
   }
   model(features()).sum().backward();
   EXPECT_LT(difference(net->in->weight.grad(), once), 1e-14);
@@ -115,7 +122,10 @@ struct MeetImpl : nn::Cloneable<MeetImpl> {
   void reset() override {}
   at::Tensor forward(const at::Tensor& x) {
     meeting->arrive_and_wait();
-    return torch::full({x.size(0)}, static_cast<std::int64_t>(std::hash<std::thread::id>()(std::this_thread::get_id())), at::kLong);
+    return torch::full(
+        {x.size(0)},
+        static_cast<std::int64_t>(std::hash<std::thread::id>()(std::this_thread::get_id())),
+        at::kLong);
   }
   std::barrier<>* meeting;
 };
@@ -134,10 +144,9 @@ TEST(DataParallelThreads, RunTheCopiesAtTheSameTime) {
 /// Arguments and results of every shape.
 struct MixedImpl : nn::Cloneable<MixedImpl> {
   void reset() override {}
-  std::pair<std::vector<at::Tensor>, std::map<std::string, at::Tensor>> forward(const std::vector<at::Tensor>& list,
-                                                                                const at::Tensor& factor,
-                                                                                const std::optional<at::Tensor>& more,
-                                                                                const std::string& name) {
+  std::pair<std::vector<at::Tensor>, std::map<std::string, at::Tensor>> forward(
+      const std::vector<at::Tensor>& list, const at::Tensor& factor,
+      const std::optional<at::Tensor>& more, const std::string& name) {
     return {{list[0] * factor, list[1].sum()}, {{name, more ? *more : -list[0]}}};
   }
 };
@@ -147,11 +156,13 @@ TORCH_MODULE(Mixed);
 TEST(DataParallelStructures, AreDividedAndJoined) {
   DataParallel<Mixed> model(Mixed(), {.dim = 1, .replicas = 3});
   const auto a = torch::arange(12.).view({2, 6}), b = torch::ones({1, 6, 2});
-  const auto [list, map] = model(std::vector<at::Tensor>{a, b}, torch::tensor(2.), std::optional<at::Tensor>(), std::string("x"));
+  const auto [list, map] = model(std::vector<at::Tensor>{a, b}, torch::tensor(2.),
+                                 std::optional<at::Tensor>(), std::string("x"));
   EXPECT_SAME(list[0], 2 * a);
   EXPECT_SAME(list[1], torch::full({3}, 4.)) << "results of no dimension make a vector";
   EXPECT_SAME(map.at("x"), -a);
-  const auto with = model(std::vector<at::Tensor>{a, b}, torch::tensor(2.), std::optional<at::Tensor>(a + 1), std::string("y"));
+  const auto with = model(std::vector<at::Tensor>{a, b}, torch::tensor(2.),
+                          std::optional<at::Tensor>(a + 1), std::string("y"));
   EXPECT_SAME(with.second.at("y"), a + 1);
 }
 
@@ -159,7 +170,8 @@ TEST(DataParallelStructures, AreDividedAndJoined) {
 TEST(DataParallelStructures, OfFewRowsUseFewCopies) {
   auto net = filled(Scaled());
   DataParallel<Scaled> model(net, {.replicas = 4});
-  for (const std::int64_t rows : {1, 2, 3, 5, 7}) EXPECT_LT(difference(model(features(rows)), net->forward(features(rows))), 1e-13) << rows;
+  for (const std::int64_t rows : {1, 2, 3, 5, 7})
+    EXPECT_LT(difference(model(features(rows)), net->forward(features(rows))), 1e-13) << rows;
 }
 
 TEST(DataParallelBuffers, OfTheFirstCopyAreTheModules) {
@@ -171,7 +183,8 @@ TEST(DataParallelBuffers, OfTheFirstCopyAreTheModules) {
   EXPECT_EQ(net->named_buffers()["0.num_batches_tracked"].item<std::int64_t>(), 1);
   net->eval();
   const auto output = model.forward(x);
-  EXPECT_LT(difference(output, net->forward(x)), 1e-6) << "the copies follow the training mode and the buffers";
+  EXPECT_LT(difference(output, net->forward(x)), 1e-6)
+      << "the copies follow the training mode and the buffers";
 }
 
 TEST(DataParallelBuffers, OfAFrozenPartStayAsTheyAre) {
@@ -213,16 +226,20 @@ TEST(DataParallelErrors, AreThoseOfTheFirstCopyThatFailed) {
 }
 
 TEST(DataParallelErrors, NameWhatToChange) {
-  EXPECT_HAS(message_of<DistError>([] { DataParallel<Scaled>(Scaled(), {.device_ids = std::vector<int>{0}}); }),
+  EXPECT_HAS(message_of<DistError>(
+                 [] { DataParallel<Scaled>(Scaled(), {.device_ids = std::vector<int>{0}}); }),
              "device_ids are CUDA devices, and the module is on cpu");
-  EXPECT_HAS(message_of<DistError>([] { DataParallel<Scaled>(Scaled(), {.output_device = 0}); }), "output_device needs");
-  EXPECT_HAS(message_of<DistError>([] { DataParallel<Scaled>(Scaled(), {.replicas = 0}); }), "replicas must be at least 1");
+  EXPECT_HAS(message_of<DistError>([] { DataParallel<Scaled>(Scaled(), {.output_device = 0}); }),
+             "output_device needs");
+  EXPECT_HAS(message_of<DistError>([] { DataParallel<Scaled>(Scaled(), {.replicas = 0}); }),
+             "replicas must be at least 1");
   EXPECT_HAS(message_of<DistError>([] { DataParallel<Rigid>{Rigid()}; }), "derive its class");
   DataParallel<Number> number(Number(), {.replicas = 2});
   EXPECT_HAS(message_of<DistError>([&] { number(torch::ones(4)); }), "must give tensors");
   DataParallel<Mixed> mixed(Mixed(), {.replicas = 4});
   const auto text = message_of<DistError>([&] {
-    mixed(std::vector<at::Tensor>{torch::ones(8), torch::ones(2)}, torch::tensor(1.), std::optional<at::Tensor>(), std::string("x"));
+    mixed(std::vector<at::Tensor>{torch::ones(8), torch::ones(2)}, torch::tensor(1.),
+          std::optional<at::Tensor>(), std::string("x"));
   });
   EXPECT_HAS(text, "one makes 4 parts, another of size 2 makes 2");
 }

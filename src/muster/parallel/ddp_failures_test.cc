@@ -24,7 +24,9 @@ using Options = DistributedDataParallelOptions;
 
 /// Two layers, of which `second` may be left out.
 struct PairImpl : nn::Module {
-  PairImpl() : first(register_module("first", nn::Linear(4, 6))), second(register_module("second", nn::Linear(6, 6))) {
+  PairImpl()
+      : first(register_module("first", nn::Linear(4, 6))),
+        second(register_module("second", nn::Linear(6, 6))) {
     const torch::NoGradGuard no_grad;
     for (auto& parameter : parameters()) parameter.fill_(0.25);
   }
@@ -38,8 +40,11 @@ TORCH_MODULE(Pair);
 
 at::Tensor fours(int rank) { return torch::ones({2, 4}) * (rank + 1); }
 
-/// What rank 0 of `ranks`, which does nothing wrong, is told when `wrong` happens on the last: in the same step or the next.
-std::string told(int ranks, const std::function<void(DistributedDataParallel<Pair>&, int rank)>& wrong, bool with_hook = false) {
+/// What rank 0 of `ranks`, which does nothing wrong, is told when `wrong` happens on the last: in
+/// the same step or the next.
+std::string told(int ranks,
+                 const std::function<void(DistributedDataParallel<Pair>&, int rank)>& wrong,
+                 bool with_hook = false) {
   const auto store = std::make_shared<HashStore>();
   std::string text;
   const auto body = [&](int rank) {
@@ -54,7 +59,8 @@ std::string told(int ranks, const std::function<void(DistributedDataParallel<Pai
     if (rank == 0) text = said;
   };
   const auto whole = [&](int rank) {
-    init_process_group({.timeout = std::chrono::seconds(60), .world_size = ranks, .rank = rank, .store = store});
+    init_process_group(
+        {.timeout = std::chrono::seconds(60), .world_size = ranks, .rank = rank, .store = store});
     body(rank);
     try {
       destroy_process_group();
@@ -87,7 +93,8 @@ TEST(DdpFailures, AChangedModuleIsNamedAndEndsAll) {
     EXPECT_HAS(text, "rank 1");
   };
   say([](Pair& pair) { pair->register_parameter("late", torch::ones({2})); }, "'late' is new");
-  say([](Pair& pair) { pair->first->weight.requires_grad_(false); }, "'first.weight' was trained then, and is not now");
+  say([](Pair& pair) { pair->first->weight.requires_grad_(false); },
+      "'first.weight' was trained then, and is not now");
   say([](Pair& pair) { pair->to(at::kDouble); }, "'first.weight' has another dtype");
   say([](Pair& pair) { pair = Pair(); }, "another module stands in its place");
 }
@@ -97,7 +104,8 @@ TEST(DdpFailures, ASecondBackwardEndsThere) {
     DistributedDataParallel<Pair> model(Pair{});
     const auto loss = model(fours(rank)).sum();
     loss.backward({}, true);
-    EXPECT_HAS(message_of<DistError>([&] { loss.backward(); }), "backward ran a second time over one forward pass");
+    EXPECT_HAS(message_of<DistError>([&] { loss.backward(); }),
+               "backward ran a second time over one forward pass");
     model(fours(rank)).sum().backward();  // nothing was lost
   });
 }
@@ -113,7 +121,8 @@ TEST(DdpFailures, ASecondBackwardOfOneRankIsToldToTheOthersWhereItEndsThere) {
           EXPECT_HAS(message_of<DistError>([&] { loss.backward(); }), "the gradient of second.");
         },
         with_hook);
-    EXPECT_HAS(text, "rank 2: backward ran a second time over one forward pass: the gradient of second.");
+    EXPECT_HAS(text,
+               "rank 2: backward ran a second time over one forward pass: the gradient of second.");
   }
 }
 
@@ -134,14 +143,17 @@ TEST(DdpFailures, ASecondBackwardOfOneRankMayBeCaught) {
   });
 }
 
-// As processes, of which one leaves with its exception, of ours or of autograd's own, which has freed the graph.
+// As processes, of which one leaves with its exception, of ours or of autograd's own, which has
+// freed the graph.
 TEST(DdpFailures, ASecondBackwardOfAProcessEndsTheOthers) {
   for (const bool retains : {true, false}) {
     const ScratchFolder folder;
     RankProcesses ranks(3, [&](int rank) -> std::string {
       at::set_num_threads(1);
-      init_process_group(
-          {.init_method = "file://" + folder.file("meet"), .timeout = std::chrono::seconds(60), .world_size = 3, .rank = rank});
+      init_process_group({.init_method = "file://" + folder.file("meet"),
+                          .timeout = std::chrono::seconds(60),
+                          .world_size = 3,
+                          .rank = rank});
       try {
         DistributedDataParallel<Pair> model(Pair{});
         for (int step = 0; step < 1000; ++step) {
@@ -152,8 +164,11 @@ TEST(DdpFailures, ASecondBackwardOfAProcessEndsTheOthers) {
       } catch (const DistError& error) {
         const std::string text = error.what();
         if (rank == 0) return text;
-        const bool named = text.find("rank 0: ") != std::string::npos && text.find("the gradient of second.") != std::string::npos;
-        return error.ranks() != std::vector<int>{0} ? text + " blames others" : named ? "named with its parameter" : "named: " + text;
+        const bool named = text.find("rank 0: ") != std::string::npos &&
+                           text.find("the gradient of second.") != std::string::npos;
+        return error.ranks() != std::vector<int>{0} ? text + " blames others"
+               : named                              ? "named with its parameter"
+                                                    : "named: " + text;
       } catch (const c10::Error& error) {
         return "autograd's";
       }
@@ -161,7 +176,8 @@ TEST(DdpFailures, ASecondBackwardOfAProcessEndsTheOthers) {
     });
     const auto ends = ranks.join(std::chrono::seconds(60));
     if (retains) {
-      EXPECT_HAS(ends[0].report, "backward ran a second time over one forward pass: the gradient of second.");
+      EXPECT_HAS(ends[0].report,
+                 "backward ran a second time over one forward pass: the gradient of second.");
     } else {
       EXPECT_EQ(ends[0].report, "autograd's");
     }
@@ -178,7 +194,8 @@ struct Stop : std::runtime_error {
 
 // Before the first gradient and between two of them; also where a hook averages.
 TEST(DdpFailures, AnExceptionInBackwardEndsAllAndIsNamed) {
-  for (const auto& [early, with_hook] : {std::pair{true, false}, {false, false}, {true, true}, {false, true}}) {
+  for (const auto& [early, with_hook] :
+       {std::pair{true, false}, {false, false}, {true, true}, {false, true}}) {
     const auto wrong = [early = early](auto& model, int rank) {
       auto loss = model(fours(rank)).sum();
       const auto throws = [](const at::Tensor&) -> at::Tensor { throw Stop(); };
@@ -191,7 +208,8 @@ TEST(DdpFailures, AnExceptionInBackwardEndsAllAndIsNamed) {
         model.module()->first->weight.register_hook(throws);
       }
       EXPECT_THROW(loss.backward(), Stop);
-      EXPECT_HAS(message_of<DistError>([&] { model(fours(rank)); }), "an earlier reduction of the gradients failed");
+      EXPECT_HAS(message_of<DistError>([&] { model(fours(rank)); }),
+                 "an earlier reduction of the gradients failed");
     };
     const auto text = told(3, wrong, with_hook);
     EXPECT_HAS(text, "rank 2");
@@ -199,13 +217,16 @@ TEST(DdpFailures, AnExceptionInBackwardEndsAllAndIsNamed) {
   }
 }
 
-// As processes, of which one leaves with its exception: those that wait for its gradients learn of it before it is gone.
+// As processes, of which one leaves with its exception: those that wait for its gradients learn of
+// it before it is gone.
 TEST(DdpFailures, AnExceptionInBackwardOfAProcessIsNamed) {
   const ScratchFolder folder;
   RankProcesses ranks(3, [&](int rank) -> std::string {
     at::set_num_threads(1);
-    init_process_group(
-        {.init_method = "file://" + folder.file("meet"), .timeout = std::chrono::seconds(60), .world_size = 3, .rank = rank});
+    init_process_group({.init_method = "file://" + folder.file("meet"),
+                        .timeout = std::chrono::seconds(60),
+                        .world_size = 3,
+                        .rank = rank});
     DistributedDataParallel<Pair> model(Pair{}, {.bucket_cap_mb = 0.00001});
     int step = 0;
     model.module()->first->weight.register_hook([&](const at::Tensor& gradient) {
@@ -216,8 +237,10 @@ TEST(DdpFailures, AnExceptionInBackwardOfAProcessIsNamed) {
       for (; step < 1000; ++step) model(fours(rank)).sum().backward();
     } catch (const DistError& error) {
       const std::string text = error.what();
-      return text.find("an exception ended backward in the middle") != std::string::npos && error.ranks() == std::vector<int>{1} ? "named"
-                                                                                                                                 : text;
+      return text.find("an exception ended backward in the middle") != std::string::npos &&
+                     error.ranks() == std::vector<int>{1}
+                 ? "named"
+                 : text;
     } catch (const Stop&) {
       return "stopped";
     }
@@ -232,10 +255,11 @@ TEST(DdpFailures, AnExceptionInBackwardOfAProcessIsNamed) {
 TEST(DdpFailures, AHookThatFailsOnOneRankEndsAll) {
   on_ranks(2, [](int rank) {
     DistributedDataParallel<Pair> model(Pair{});
-    model.register_comm_hook([rank, plain = all_reduce_hook(model.process_group())](const GradBucket& bucket) {
-      if (rank == 1) throw DistError("the compressor ran dry");
-      return plain(bucket);
-    });
+    model.register_comm_hook(
+        [rank, plain = all_reduce_hook(model.process_group())](const GradBucket& bucket) {
+          if (rank == 1) throw DistError("the compressor ran dry");
+          return plain(bucket);
+        });
     const auto text = message_of<DistError>([&] { model(fours(rank)).sum().backward(); });
     EXPECT_HAS(text, "the compressor ran dry");
   });

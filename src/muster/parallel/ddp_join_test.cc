@@ -30,7 +30,10 @@ struct EmbeddedImpl : nn::Module {
     const torch::NoGradGuard no_grad;
     double salt = 0;
     for (auto& parameter : parameters())
-      parameter.copy_((torch::sin((torch::arange(parameter.numel(), at::kDouble) + (salt += 17)) * 12.9898) * 0.5).view(parameter.sizes()));
+      parameter.copy_(
+          (torch::sin((torch::arange(parameter.numel(), at::kDouble) + (salt += 17)) * 12.9898) *
+           0.5)
+              .view(parameter.sizes()));
   }
   at::Tensor forward(const at::Tensor& words) {
     seen += 1;
@@ -42,8 +45,12 @@ struct EmbeddedImpl : nn::Module {
 };
 TORCH_MODULE(Embedded);
 
-at::Tensor words(int rank, int step) { return (torch::arange(6, at::kLong) * (rank + 2) + step * 3).remainder(9).view({2, 3}); }
-int steps_of(int rank) { return 3 + 2 * ((rank * 2) % 3); }  // 3, 7, 5, 3: rank 0 is among the first to run out
+at::Tensor words(int rank, int step) {
+  return (torch::arange(6, at::kLong) * (rank + 2) + step * 3).remainder(9).view({2, 3});
+}
+int steps_of(int rank) {
+  return 3 + 2 * ((rank * 2) % 3);
+}  // 3, 7, 5, 3: rank 0 is among the first to run out
 
 /// All ranks' batches on one process, divided as a Join does.
 at::Tensor alone(int ranks, bool by_all, int epochs) {
@@ -70,7 +77,8 @@ INSTANTIATE_TEST_SUITE_P(Ranks, UnevenInputs, ::testing::Values(1, 2, 3, 4));
 // spec: K4 join
 TEST_P(UnevenInputs, TrainAsOneProcessWouldOnAll) {
   const int ranks = GetParam();
-  // The rank with most steps has its optimizer step as often as the reference; one epoch, so that momentum of the others does not matter.
+  // The rank with most steps has its optimizer step as often as the reference; one epoch, so that
+  // momentum of the others does not matter.
   for (const bool by_all : {true, false}) {
     const auto expected = alone(ranks, by_all, 1);
     const std::vector<Options> variants{{},
@@ -83,7 +91,8 @@ TEST_P(UnevenInputs, TrainAsOneProcessWouldOnAll) {
         on_ranks(ranks, [&](int rank) {
           Embedded net(sparse);
           DistributedDataParallel<Embedded> model(net, variants[variant]);
-          torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.2).momentum(sparse ? 0 : 0.5));
+          torch::optim::SGD optimizer(net->parameters(),
+                                      torch::optim::SGDOptions(0.2).momentum(sparse ? 0 : 0.5));
           auto join = model.join({.divide_by_initial_world_size = by_all});
           join.run([&] {
             for (int step = 0; step < steps_of(rank); ++step) {
@@ -94,7 +103,8 @@ TEST_P(UnevenInputs, TrainAsOneProcessWouldOnAll) {
           });
           const auto mine = flat(net->parameters());
           if (!sparse) {
-            EXPECT_LT(((mine - expected).norm() / expected.norm()).item<double>(), 1e-12) << variant << " " << by_all;
+            EXPECT_LT(((mine - expected).norm() / expected.norm()).item<double>(), 1e-12)
+                << variant << " " << by_all;
           }
           auto zero = mine.clone();
           broadcast(zero, {.src = 0});
@@ -142,7 +152,8 @@ TEST(UnevenInputs, MayStopAllInstead) {
     const auto text = message_of<DistError>([&] {
       auto join = model.join({.throw_on_early_termination = true});
       join.run([&] {
-        for (int step = 0; step < 2 + rank; ++step) model(words(rank, step)).square().sum().backward();
+        for (int step = 0; step < 2 + rank; ++step)
+          model(words(rank, step)).square().sum().backward();
       });
     });
     EXPECT_HAS(text, "rank 0 has run out of inputs");
@@ -175,7 +186,8 @@ TEST(UnevenInputs, OfAModelAndItsDividedOptimizer) {
   on_ranks(3, [](int rank) {
     Embedded net;
     DistributedDataParallel<Embedded> model(net, {.bucket_cap_mb = 0.0001});
-    ZeroRedundancyOptimizer<torch::optim::SGD> optimizer(net->parameters(), torch::optim::SGDOptions(0.2).momentum(0.5));
+    ZeroRedundancyOptimizer<torch::optim::SGD> optimizer(
+        net->parameters(), torch::optim::SGDOptions(0.2).momentum(0.5));
     Join join({&model, &optimizer});
     join.run([&] {
       for (int step = 0; step < steps_of(rank); ++step) {
@@ -193,12 +205,14 @@ TEST(UnevenInputs, OfAModelAndItsDividedOptimizer) {
 
 struct HeadsImpl : nn::Module {
   std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x) { return {one(x), two(x)}; }
-  nn::Linear one{register_module("one", nn::Linear(2, 1))}, two{register_module("two", nn::Linear(2, 1))};
+  nn::Linear one{register_module("one", nn::Linear(2, 1))},
+      two{register_module("two", nn::Linear(2, 1))};
 };
 TORCH_MODULE(Heads);
 
-// A rank's unfinished iteration is told as outside of a Join, whether it goes on or has no more inputs: before it notifies the others.
-// spec: H11 names the parameters that got no gradient, inside a Join too
+// A rank's unfinished iteration is told as outside of a Join, whether it goes on or has no more
+// inputs: before it notifies the others. spec: H11 names the parameters that got no gradient,
+// inside a Join too
 TEST(UnevenInputs, NameTheParameterThatALossLeftOut) {
   const auto trained = [](int rank, bool last, bool stops) {
     Heads net;
@@ -214,13 +228,15 @@ TEST(UnevenInputs, NameTheParameterThatALossLeftOut) {
         }
       });
     });
-    EXPECT_HAS(text, rank == 1 ? "did not receive grad for rank 1: two.weight" : "rank 1") << (last ? "at the end" : "in the middle");
+    EXPECT_HAS(text, rank == 1 ? "did not receive grad for rank 1: two.weight" : "rank 1")
+        << (last ? "at the end" : "in the middle");
   };
   for (const bool last : {false, true})
     for (const bool stops : {false, true}) {
       const auto store = std::make_shared<HashStore>();
       const auto whole = [&](int rank) {
-        init_process_group({.timeout = std::chrono::seconds(60), .world_size = 2, .rank = rank, .store = store});
+        init_process_group(
+            {.timeout = std::chrono::seconds(60), .world_size = 2, .rank = rank, .store = store});
         trained(rank, last, stops);
         try {
           destroy_process_group();
@@ -232,12 +248,14 @@ TEST(UnevenInputs, NameTheParameterThatALossLeftOut) {
     }
 }
 
-// An optimizer on a rank that shadows steps by what the others' gradients are, not by one of an earlier iteration.
+// An optimizer on a rank that shadows steps by what the others' gradients are, not by one of an
+// earlier iteration.
 TEST(UnevenInputs, KeepNoGradientThatNobodyHas) {
   on_ranks(2, [](int rank) {
     Heads net;
     DistributedDataParallel<Heads> model(net, {.find_unused_parameters = true});
-    ZeroRedundancyOptimizer<torch::optim::SGD> optimizer(net->parameters(), torch::optim::SGDOptions(1));
+    ZeroRedundancyOptimizer<torch::optim::SGD> optimizer(net->parameters(),
+                                                         torch::optim::SGDOptions(1));
     at::Tensor after_first;
     Join join({&model, &optimizer});
     join.run([&] {

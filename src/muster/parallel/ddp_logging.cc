@@ -66,7 +66,8 @@ std::string construction_block(const ConstructionFacts& facts) {
       {"master_addr", from_environment("MASTER_ADDR")},
       {"master_port", from_environment("MASTER_PORT")},
       {"module_name", facts.module_name},
-      {"nccl_async_error_handling", first_of("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING")},
+      {"nccl_async_error_handling",
+       first_of("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING")},
       {"nccl_blocking_wait", first_of("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")},
       {"nccl_debug", from_environment("NCCL_DEBUG")},
       {"nccl_ib_timeout", from_environment("NCCL_IB_TIMEOUT")},
@@ -77,12 +78,14 @@ std::string construction_block(const ConstructionFacts& facts) {
                                                                           : "OFF"},
   };
   std::string text = "[Rank " + std::to_string(facts.rank) + "]: DDP Initialized with:";
-  for (const auto& [name, value] : fields) text.append("\n").append(name).append(": ").append(value);
+  for (const auto& [name, value] : fields)
+    text.append("\n").append(name).append(": ").append(value);
   return text;
 }
 
 void log_construction(const ConstructionFacts& facts) {
-  if (get_debug_level() != DebugLevel::OFF && logs(LogLevel::info)) log(LogLevel::info, construction_block(facts));
+  if (get_debug_level() != DebugLevel::OFF && logs(LogLevel::info))
+    log(LogLevel::info, construction_block(facts));
 }
 
 std::string module_name_of(const std::string& type_name) {
@@ -106,11 +109,16 @@ void RuntimeStatistics::add(const IterationTimes& times) {
   overlap_ += std::max(Duration{0}, times.backward_end - times.comm_start);
 }
 
-std::string RuntimeStatistics::text(const std::string& module_name, int rank, int world_size, std::int64_t unused_bytes) const {
-  const auto average = [this](Duration sum) { return std::to_string(samples_ > 0 ? sum.count() / samples_ : 0); };
-  return "[Rank " + std::to_string(rank) + " / " + std::to_string(world_size) + "] Training " + module_name +
-         " unused_parameter_size=" + std::to_string(unused_bytes) + "\n Avg forward compute time: " + average(forward_) +
-         "\n Avg backward compute time: " + average(backward_) + "\nAvg backward comm. time: " + average(comm_) +
+std::string RuntimeStatistics::text(const std::string& module_name, int rank, int world_size,
+                                    std::int64_t unused_bytes) const {
+  const auto average = [this](Duration sum) {
+    return std::to_string(samples_ > 0 ? sum.count() / samples_ : 0);
+  };
+  return "[Rank " + std::to_string(rank) + " / " + std::to_string(world_size) + "] Training " +
+         module_name + " unused_parameter_size=" + std::to_string(unused_bytes) +
+         "\n Avg forward compute time: " + average(forward_) +
+         "\n Avg backward compute time: " + average(backward_) +
+         "\nAvg backward comm. time: " + average(comm_) +
          "\n Avg backward comm/comp overlap time: " + average(overlap_);
 }
 

@@ -1,4 +1,5 @@
-/// What DistributedDataParallel writes to the log, in the words of torch's documents: what it was made of, and where its time goes.
+/// What DistributedDataParallel writes to the log, in the words of torch's documents: what it was
+/// made of, and where its time goes.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,7 +13,8 @@
 
 namespace muster::parallel {
 
-/// What one model was made of. The fields of the block that name environment variables are read when it is written.
+/// What one model was made of. The fields of the block that name environment variables are read
+/// when it is written.
 struct ConstructionFacts {
   std::string module_name = {};
   int rank = 0;
@@ -28,12 +30,14 @@ struct ConstructionFacts {
   std::vector<std::int64_t> bucket_sizes = {};  ///< bytes, in order
 };
 
-/// `[Rank 0]: DDP Initialized with:` and a line for each field, in the documents' order; what is unset is `N/A`.
+/// `[Rank 0]: DDP Initialized with:` and a line for each field, in the documents' order; what is
+/// unset is `N/A`.
 std::string construction_block(const ConstructionFacts& facts);
 /// Logs the block at level info where TORCH_DISTRIBUTED_DEBUG is INFO or DETAIL.
 void log_construction(const ConstructionFacts& facts);
 
-/// The class's own name, as Python would say it: no namespaces, and no `Impl` at the end where a module holder has cut it off.
+/// The class's own name, as Python would say it: no namespaces, and no `Impl` at the end where a
+/// module holder has cut it off.
 std::string module_name_of(const std::string& type_name);
 
 /// Moments of one training iteration.
@@ -54,7 +58,8 @@ class RuntimeStatistics {
   bool samples(std::int64_t iteration) const { return iteration <= 10 || iteration % rate_ == 0; }
   void add(const IterationTimes& times);
   /// `[Rank r / n] Training M unused_parameter_size=..` and the four averages, in nanoseconds.
-  std::string text(const std::string& module_name, int rank, int world_size, std::int64_t unused_bytes) const;
+  std::string text(const std::string& module_name, int rank, int world_size,
+                   std::int64_t unused_bytes) const;
 
  private:
   int rate_ = kSampleRate;

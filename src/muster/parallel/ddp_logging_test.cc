@@ -78,11 +78,12 @@ std::string trained(int ranks, int steps, DebugLevel level) {
 // spec: H3 the DDP block at construction
 // spec: H12 the documents' two-layer net, what is unset is N/A
 TEST(DdpLogging, TheBlockOfTheDocumentsNetIsTheDocuments) {
-  const Variable address("MASTER_ADDR", "localhost"), port("MASTER_PORT", "29501"), debug("NCCL_DEBUG", "WARN"),
-      devices("CUDA_VISIBLE_DEVICES", nullptr), handling("TORCH_NCCL_ASYNC_ERROR_HANDLING", nullptr),
+  const Variable address("MASTER_ADDR", "localhost"), port("MASTER_PORT", "29501"),
+      debug("NCCL_DEBUG", "WARN"), devices("CUDA_VISIBLE_DEVICES", nullptr),
+      handling("TORCH_NCCL_ASYNC_ERROR_HANDLING", nullptr),
       old_handling("NCCL_ASYNC_ERROR_HANDLING", nullptr), wait("TORCH_NCCL_BLOCKING_WAIT", nullptr),
-      old_wait("NCCL_BLOCKING_WAIT", nullptr), ib("NCCL_IB_TIMEOUT", nullptr), threads("NCCL_NTHREADS", nullptr),
-      interface("NCCL_SOCKET_IFNAME", nullptr);
+      old_wait("NCCL_BLOCKING_WAIT", nullptr), ib("NCCL_IB_TIMEOUT", nullptr),
+      threads("NCCL_NTHREADS", nullptr), interface("NCCL_SOCKET_IFNAME", nullptr);
   const Levels levels(DebugLevel::INFO);
   TwoLinLayerNet net;
   // As on the documents' two GPUs.
@@ -131,14 +132,18 @@ TEST(DdpLogging, EachRankLogsItsBlockAtInfo) {
   const auto text = trained(2, 1, DebugLevel::INFO);
   for (const char* rank : {"0", "1"}) {
     const auto begin =
-        text.find(std::string("[Rank ") + rank + "]: DDP Initialized with:\nbroadcast_buffers: 1\nbucket_cap_bytes: 26214400\n");
+        text.find(std::string("[Rank ") + rank +
+                  "]: DDP Initialized with:\nbroadcast_buffers: 1\nbucket_cap_bytes: 26214400\n");
     ASSERT_NE(begin, std::string::npos) << text;
-    const auto block = text.substr(begin, text.find("torch_distributed_debug: INFO", begin) - begin);
+    const auto block =
+        text.substr(begin, text.find("torch_distributed_debug: INFO", begin) - begin);
     for (const std::string& line :
-         {std::string("num_parameter_tensors: 2"), std::string("total_parameter_size_bytes: 440"), std::string("bucket_sizes: 440"),
-          std::string("dtypes: float"), std::string("world_size: 2"), "rank: " + std::string(rank),
-          std::string("module_name: TwoLinLayerNet"), std::string("output_device: N/A"), std::string("device_ids: N/A"),
-          std::string("cuda_visible_devices: N/A"), std::string("nccl_debug: N/A")})
+         {std::string("num_parameter_tensors: 2"), std::string("total_parameter_size_bytes: 440"),
+          std::string("bucket_sizes: 440"), std::string("dtypes: float"),
+          std::string("world_size: 2"), "rank: " + std::string(rank),
+          std::string("module_name: TwoLinLayerNet"), std::string("output_device: N/A"),
+          std::string("device_ids: N/A"), std::string("cuda_visible_devices: N/A"),
+          std::string("nccl_debug: N/A")})
       EXPECT_HAS(block, "\n" + line + "\n");
   }
   EXPECT_EQ(text.find("Training"), std::string::npos) << "that is for DETAIL: " << text;
@@ -151,13 +156,17 @@ TEST(DdpLogging, DetailSaysWhereTheTimeGoes) {
   const auto text = trained(2, 13, DebugLevel::DETAIL);
   EXPECT_HAS(text, "[Rank 1]: DDP Initialized with:");
   const std::regex line(
-      "\\[Rank 1 / 2\\] Training TwoLinLayerNet unused_parameter_size=0\n Avg forward compute time: (\\d+)\n Avg backward compute time: "
+      "\\[Rank 1 / 2\\] Training TwoLinLayerNet unused_parameter_size=0\n Avg forward compute "
+      "time: (\\d+)\n Avg backward compute time: "
       "(\\d+)\nAvg backward comm. time: (\\d+)\n Avg backward comm/comp overlap time: (\\d+)\n");
   int lines = 0;
-  for (auto found = std::sregex_iterator(text.begin(), text.end(), line); found != std::sregex_iterator(); ++found) {
+  for (auto found = std::sregex_iterator(text.begin(), text.end(), line);
+       found != std::sregex_iterator(); ++found) {
     ++lines;
-    for (int field = 1; field <= 3; ++field) EXPECT_GT(std::stoll((*found)[field]), 0) << "field " << field;
-    EXPECT_LE(std::stoll((*found)[4]), std::stoll((*found)[3])) << "the overlap is a part of the communication";
+    for (int field = 1; field <= 3; ++field)
+      EXPECT_GT(std::stoll((*found)[field]), 0) << "field " << field;
+    EXPECT_LE(std::stoll((*found)[4]), std::stoll((*found)[3]))
+        << "the overlap is a part of the communication";
   }
   EXPECT_EQ(lines, 10) << "the first ten of thirteen: " << text;
 }
@@ -166,25 +175,29 @@ TEST(DdpLogging, UnusedParametersAndTheRateAreSeen) {
   const Levels levels(DebugLevel::DETAIL);
   ::testing::internal::CaptureStderr();
   on_ranks(1, [](int) {
-    DistributedDataParallel<TwoLinLayerNet> model(TwoLinLayerNet{}, {.find_unused_parameters = true});
+    DistributedDataParallel<TwoLinLayerNet> model(TwoLinLayerNet{},
+                                                  {.find_unused_parameters = true});
     model.set_runtime_logging_sample_rate(3);
     for (int step = 0; step < 13; ++step) {
       const auto used = model(torch::ones({4, 10})).second;
       used.sum().backward();
     }
     model.module()->a->weight.requires_grad_(false);
-    EXPECT_HAS(message_of<DistError>([&] { model.set_runtime_logging_sample_rate(0); }), "at least 1");
+    EXPECT_HAS(message_of<DistError>([&] { model.set_runtime_logging_sample_rate(0); }),
+               "at least 1");
   });
   const auto text = ::testing::internal::GetCapturedStderr();
   std::size_t lines = 0;
-  for (std::size_t at = text.find("Training TwoLinLayerNet"); at != std::string::npos; at = text.find("Training TwoLinLayerNet", at + 1))
+  for (std::size_t at = text.find("Training TwoLinLayerNet"); at != std::string::npos;
+       at = text.find("Training TwoLinLayerNet", at + 1))
     ++lines;
   EXPECT_EQ(lines, 11u) << "ten, and the twelfth: " << text;
 }
 
 struct LeavesOutImpl : nn::Module {
   at::Tensor forward(const at::Tensor& x) { return used(x); }
-  nn::Linear used{register_module("used", nn::Linear(2, 1))}, left_out{register_module("left_out", nn::Linear(3, 5))};
+  nn::Linear used{register_module("used", nn::Linear(2, 1))},
+      left_out{register_module("left_out", nn::Linear(3, 5))};
 };
 TORCH_MODULE(LeavesOut);
 
@@ -195,20 +208,30 @@ TEST(DdpLogging, BytesOfParametersThatWereLeftOut) {
     DistributedDataParallel<LeavesOut> model(LeavesOut{}, {.find_unused_parameters = true});
     model(torch::ones({4, 2})).sum().backward();
   });
-  EXPECT_HAS(::testing::internal::GetCapturedStderr(), "unused_parameter_size=" + std::to_string(4 * (3 * 5 + 5)) + "\n");
+  EXPECT_HAS(::testing::internal::GetCapturedStderr(),
+             "unused_parameter_size=" + std::to_string(4 * (3 * 5 + 5)) + "\n");
 }
 
 TEST(DdpLogging, AveragesAreThoseOfTheSamples) {
   RuntimeStatistics statistics;
   const TimePoint zero{};
   const auto at = [&](int nanoseconds) { return zero + std::chrono::nanoseconds(nanoseconds); };
-  statistics.add({.forward_start = at(0), .backward_start = at(10), .comm_start = at(14), .backward_end = at(20), .comm_end = at(30)});
-  statistics.add({.forward_start = at(0), .backward_start = at(20), .comm_start = at(40), .backward_end = at(50), .comm_end = at(60)});
-  EXPECT_EQ(
-      statistics.text("Net", 3, 8, 16),
-      "[Rank 3 / 8] Training Net unused_parameter_size=16\n Avg forward compute time: 15\n Avg backward compute time: 20\nAvg backward "
-      "comm. time: 18\n Avg backward comm/comp overlap time: 8");
-  EXPECT_TRUE(statistics.samples(1) && statistics.samples(10) && statistics.samples(100) && statistics.samples(200));
+  statistics.add({.forward_start = at(0),
+                  .backward_start = at(10),
+                  .comm_start = at(14),
+                  .backward_end = at(20),
+                  .comm_end = at(30)});
+  statistics.add({.forward_start = at(0),
+                  .backward_start = at(20),
+                  .comm_start = at(40),
+                  .backward_end = at(50),
+                  .comm_end = at(60)});
+  EXPECT_EQ(statistics.text("Net", 3, 8, 16),
+            "[Rank 3 / 8] Training Net unused_parameter_size=16\n Avg forward compute time: 15\n "
+            "Avg backward compute time: 20\nAvg backward "
+            "comm. time: 18\n Avg backward comm/comp overlap time: 8");
+  EXPECT_TRUE(statistics.samples(1) && statistics.samples(10) && statistics.samples(100) &&
+              statistics.samples(200));
   EXPECT_FALSE(statistics.samples(11) || statistics.samples(99) || statistics.samples(101));
 }
 

@@ -25,7 +25,8 @@ namespace nn = torch::nn;
 namespace optim = torch::optim;
 using Options = DistributedDataParallelOptions;
 
-/// Big enough that one gradient that is kept in each step shows, and that one travels where it lies.
+/// Big enough that one gradient that is kept in each step shows, and that one travels where it
+/// lies.
 struct LargeImpl : nn::Module {
   explicit LargeImpl(bool sparse)
       : table(register_module("table", nn::Embedding(nn::EmbeddingOptions(50, 64).sparse(sparse)))),
@@ -47,30 +48,43 @@ struct Way {
 };
 
 CommHook power_sgd() {
-  return powerSGD_hook(std::make_shared<PowerSGDState>(PowerSGDOptions{.start_powerSGD_iter = 2, .batch_tensors_with_same_shape = true}));
+  return powerSGD_hook(std::make_shared<PowerSGDState>(
+      PowerSGDOptions{.start_powerSGD_iter = 2, .batch_tensors_with_same_shape = true}));
 }
 
 const std::vector<Way> kWays{
     {.name = "small buckets", .options = {.bucket_cap_mb = 0.02}},
     {.name = "unused parameters", .options = {.find_unused_parameters = true}},
-    {.name = "a static graph with views", .options = {.gradient_as_bucket_view = true, .static_graph = true}},
-    {.name = "mixed precision", .options = {.mixed_precision = MixedPrecision{.param_dtype = at::kBFloat16}}},
+    {.name = "a static graph with views",
+     .options = {.gradient_as_bucket_view = true, .static_graph = true}},
+    {.name = "mixed precision",
+     .options = {.mixed_precision = MixedPrecision{.param_dtype = at::kBFloat16}}},
     {.name = "a Join", .options = {.bucket_cap_mb = 0.02}, .joins = true},
-    {.name = "a Join of a static graph with views", .options = {.gradient_as_bucket_view = true, .static_graph = true}, .joins = true},
-    {.name = "a hook that compresses", .options = {.bucket_cap_mb = 0.02}, .hook = [] { return fp16_compress_hook(); }},
+    {.name = "a Join of a static graph with views",
+     .options = {.gradient_as_bucket_view = true, .static_graph = true},
+     .joins = true},
+    {.name = "a hook that compresses",
+     .options = {.bucket_cap_mb = 0.02},
+     .hook = [] { return fp16_compress_hook(); }},
     {.name = "PowerSGD", .hook = power_sgd},
     {.name = "ZeRO", .zero = true},
-    {.name = "ZeRO in a Join, with a hook", .hook = [] { return bf16_compress_hook(); }, .zero = true, .joins = true},
+    {.name = "ZeRO in a Join, with a hook",
+     .hook = [] { return bf16_compress_hook(); },
+     .zero = true,
+     .joins = true},
 };
-/// Whose share of an ordinary run is always the same: two of those that only have other options, and two of the others.
+/// Whose share of an ordinary run is always the same: two of those that only have other options,
+/// and two of the others.
 constexpr std::size_t kPlain = 4, kOfEach = 2;
 
 std::vector<Way> drawn() {
   if (long_tests()) return kWays;
   std::mt19937_64 random(test_seed());
   std::vector<Way> ways;
-  std::ranges::sample(kWays.begin(), kWays.begin() + kPlain, std::back_inserter(ways), kOfEach, random);
-  std::ranges::sample(kWays.begin() + kPlain, kWays.end(), std::back_inserter(ways), kOfEach, random);
+  std::ranges::sample(kWays.begin(), kWays.begin() + kPlain, std::back_inserter(ways), kOfEach,
+                      random);
+  std::ranges::sample(kWays.begin() + kPlain, kWays.end(), std::back_inserter(ways), kOfEach,
+                      random);
   return ways;
 }
 
@@ -78,11 +92,13 @@ class TrainingRun {
  public:
   static constexpr int kSteps = 5;  // of a round
 
-  TrainingRun(const Way& way, int rank) : way_(way), rank_(rank), net_(!way.hook && !way.zero), model_(net_, way.options) {
+  TrainingRun(const Way& way, int rank)
+      : way_(way), rank_(rank), net_(!way.hook && !way.zero), model_(net_, way.options) {
     if (way.hook) model_.register_comm_hook(way.hook());
     joinables_.push_back(&model_);
     if (way.zero) {
-      auto zero = std::make_unique<ZeroRedundancyOptimizer<optim::Adam>>(net_->parameters(), optim::AdamOptions(0.01));
+      auto zero = std::make_unique<ZeroRedundancyOptimizer<optim::Adam>>(net_->parameters(),
+                                                                         optim::AdamOptions(0.01));
       joinables_.push_back(zero.get());
       optimizer_ = std::move(zero);
     } else {
@@ -99,7 +115,11 @@ class TrainingRun {
  private:
   void step() {
     optimizer_->zero_grad();
-    model_(torch::arange(4, at::kLong) + step_++ % 40 + rank_).square().mean().to(at::kFloat).backward();
+    model_(torch::arange(4, at::kLong) + step_++ % 40 + rank_)
+        .square()
+        .mean()
+        .to(at::kFloat)
+        .backward();
     optimizer_->step();
   }
 
@@ -116,7 +136,8 @@ class TrainingRun {
 // spec: K4 with communication hooks, K7 inside Joins, K8 with a divided optimizer
 TEST(DdpMemory, DoesNotGrow) {
   if (!kMemoryTells) GTEST_SKIP() << "sanitizers keep freed memory";
-  const int rounds = (long_tests() ? 10000 : 500) / TrainingRun::kSteps, warm_up = 100 / TrainingRun::kSteps;
+  const int rounds = (long_tests() ? 10000 : 500) / TrainingRun::kSteps,
+            warm_up = 100 / TrainingRun::kSteps;
   for (const Way& way : drawn()) {
     on_ranks(2, [&](int rank) {
       TrainingRun training(way, rank);
@@ -133,7 +154,8 @@ TEST(DdpMemory, DoesNotGrow) {
       const auto after = memory_in_use();
       barrier();
       constexpr std::size_t kSlack = std::size_t{2} << 20;
-      EXPECT_LT(after.own, before.own + kSlack) << way.name << ": grew by " << after.own - before.own << " bytes";
+      EXPECT_LT(after.own, before.own + kSlack)
+          << way.name << ": grew by " << after.own - before.own << " bytes";
       EXPECT_LT(after.shared, before.shared + kSlack) << way.name;
     });
   }

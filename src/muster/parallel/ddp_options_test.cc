@@ -41,7 +41,9 @@ struct WordsImpl : nn::Module {
 };
 TORCH_MODULE(Words);
 
-at::Tensor words_of(int rank) { return (torch::arange(12, at::kLong) * (rank + 1) % 7).view({4, 3}); }
+at::Tensor words_of(int rank) {
+  return (torch::arange(12, at::kLong) * (rank + 1) % 7).view({4, 3});
+}
 
 // spec: F22 sparse gradients of a model
 TEST(SparseGradients, AreAveragedAndStaySparse) {
@@ -55,7 +57,8 @@ TEST(SparseGradients, AreAveragedAndStaySparse) {
       sum = sum.defined() ? sum + gradient : gradient.clone();
     }
     for (const Options& options :
-         {Options{}, Options{.gradient_as_bucket_view = true}, Options{.static_graph = true}, Options{.find_unused_parameters = true}}) {
+         {Options{}, Options{.gradient_as_bucket_view = true}, Options{.static_graph = true},
+          Options{.find_unused_parameters = true}}) {
       on_ranks(ranks, [&](int rank) {
         Words words(true);
         DistributedDataParallel<Words> model(words, options);
@@ -93,23 +96,28 @@ TEST(SparseGradients, GoThroughHooksAndMayBeMissing) {
   };
   on_ranks(2, [&](int rank) {
     const auto either = std::make_shared<EitherImpl>();
-    DistributedDataParallel<std::shared_ptr<EitherImpl>> model(either, {.find_unused_parameters = true});
+    DistributedDataParallel<std::shared_ptr<EitherImpl>> model(either,
+                                                               {.find_unused_parameters = true});
     model(words_of(0), rank == 0).sum().backward();
     Words alone(true);
     alone(words_of(0)).sum().backward();
-    EXPECT_SAME(either->table->weight.grad().to_dense() * 2, alone->table->weight.grad().to_dense());
+    EXPECT_SAME(either->table->weight.grad().to_dense() * 2,
+                alone->table->weight.grad().to_dense());
   });
 }
 
 TEST(SparseGradients, ThatWereNotExpectedAreNamed) {
   struct LookupImpl : nn::Module {
     LookupImpl() : table(register_parameter("table", torch::ones({5, 2}))) {}
-    at::Tensor forward(const at::Tensor& words) { return torch::embedding(table, words, -1, false, true); }
+    at::Tensor forward(const at::Tensor& words) {
+      return torch::embedding(table, words, -1, false, true);
+    }
     at::Tensor table;
   };
   on_ranks(1, [](int) {
     DistributedDataParallel<std::shared_ptr<LookupImpl>> model(std::make_shared<LookupImpl>());
-    EXPECT_HAS(message_of<DistError>([&] { model(torch::zeros({2}, at::kLong)).sum().backward(); }), "the gradient of table is sparse");
+    EXPECT_HAS(message_of<DistError>([&] { model(torch::zeros({2}, at::kLong)).sum().backward(); }),
+               "the gradient of table is sparse");
   });
 }
 
@@ -158,7 +166,8 @@ TEST(MixedPrecision, ComputesLowAndUpdatesFull) {
       Normed full, mixed;
       const double expected = trained({}, rank, full, 8, accumulates);
       const double loss = trained({.mixed_precision = low}, rank, mixed, 8, accumulates);
-      EXPECT_EQ(mixed->seen, (std::vector<at::ScalarType>{at::kBFloat16, at::kBFloat16, at::kBFloat16}));
+      EXPECT_EQ(mixed->seen,
+                (std::vector<at::ScalarType>{at::kBFloat16, at::kBFloat16, at::kBFloat16}));
       EXPECT_EQ(full->seen, (std::vector<at::ScalarType>{at::kFloat, at::kFloat, at::kFloat}));
       EXPECT_NEAR(loss, expected, 0.05);
       EXPECT_NE(loss, expected) << "nothing was cast";
@@ -181,9 +190,11 @@ TEST(MixedPrecision, DividesInTheWiderType) {
   on_ranks(3, [](int) {
     nn::Linear net(nn::LinearOptions(1, 4).bias(false));
     DistributedDataParallel<nn::Linear> model(
-        net, {.mixed_precision = MixedPrecision{.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat}});
+        net, {.mixed_precision =
+                  MixedPrecision{.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat}});
     model.forward(torch::ones({1, 1})).sum().backward();
-    EXPECT_TRUE(torch::allclose(net->weight.grad(), torch::ones({4, 1}), 1e-6, 1e-6)) << net->weight.grad();
+    EXPECT_TRUE(torch::allclose(net->weight.grad(), torch::ones({4, 1}), 1e-6, 1e-6))
+        << net->weight.grad();
   });
 }
 
@@ -191,9 +202,11 @@ TEST(MixedPrecision, DividesInTheWiderType) {
 TEST(Options, MustBeTheSameOnAllRanks) {
   on_ranks(2, [](int rank) {
     nn::Linear net(2, 2);
-    const auto text =
-        message_of<DistError>([&] { const DistributedDataParallel<nn::Linear> model(net, {.gradient_as_bucket_view = rank == 1}); });
-    EXPECT_HAS(text, "'gradient_as_bucket_view off' on rank 0 and 'gradient_as_bucket_view on' on rank 1");
+    const auto text = message_of<DistError>([&] {
+      const DistributedDataParallel<nn::Linear> model(net, {.gradient_as_bucket_view = rank == 1});
+    });
+    EXPECT_HAS(
+        text, "'gradient_as_bucket_view off' on rank 0 and 'gradient_as_bucket_view on' on rank 1");
   });
 }
 
@@ -201,7 +214,8 @@ TEST(Options, MustBeTheSameOnAllRanks) {
 TEST(MixedPrecision, EachPartCanBeHadAlone) {
   on_ranks(2, [](int rank) {
     Normed net;
-    DistributedDataParallel<Normed> only_travel(net, {.mixed_precision = MixedPrecision{.reduce_dtype = at::kBFloat16}});
+    DistributedDataParallel<Normed> only_travel(
+        net, {.mixed_precision = MixedPrecision{.reduce_dtype = at::kBFloat16}});
     std::int64_t bytes = 0;
     for (const auto& parameter : net->parameters()) bytes += parameter.numel() * 2;
     EXPECT_EQ(only_travel.bucket_bytes(), std::vector<std::int64_t>{bytes});
@@ -212,11 +226,12 @@ TEST(MixedPrecision, EachPartCanBeHadAlone) {
       EXPECT_SAME(parameter.grad(), parameter.grad().to(at::kBFloat16).to(at::kFloat));
     }
     Normed kept;
-    DistributedDataParallel<Normed> keeps(kept, {.mixed_precision = MixedPrecision{.param_dtype = at::kBFloat16,
-                                                                                   .reduce_dtype = at::kFloat,
-                                                                                   .buffer_dtype = at::kBFloat16,
-                                                                                   .keep_low_precision_grads = true,
-                                                                                   .cast_forward_inputs = false}});
+    DistributedDataParallel<Normed> keeps(
+        kept, {.mixed_precision = MixedPrecision{.param_dtype = at::kBFloat16,
+                                                 .reduce_dtype = at::kFloat,
+                                                 .buffer_dtype = at::kBFloat16,
+                                                 .keep_low_precision_grads = true,
+                                                 .cast_forward_inputs = false}});
     keeps(batch(rank).to(at::kBFloat16)).sum().backward();
     EXPECT_EQ(kept->seen[0], at::kBFloat16);
     EXPECT_EQ(kept->in->weight.grad().scalar_type(), at::kBFloat16);
@@ -233,9 +248,12 @@ TEST(MixedPrecision, EachPartCanBeHadAlone) {
 /// Its arguments of all kinds.
 struct ManyImpl : nn::Module {
   ManyImpl() : weight(register_parameter("weight", torch::ones({1}))) {}
-  at::Tensor forward(const at::Tensor& x, std::vector<at::Tensor>& list, std::pair<at::Tensor, int> pair,
-                     const std::map<std::string, at::Tensor>& named, int number, const std::string& text) {
-    for (const auto& each : {x, list[0], pair.first, named.at("a")}) EXPECT_EQ(each.scalar_type(), at::kBFloat16);
+  at::Tensor forward(const at::Tensor& x, std::vector<at::Tensor>& list,
+                     std::pair<at::Tensor, int> pair,
+                     const std::map<std::string, at::Tensor>& named, int number,
+                     const std::string& text) {
+    for (const auto& each : {x, list[0], pair.first, named.at("a")})
+      EXPECT_EQ(each.scalar_type(), at::kBFloat16);
     EXPECT_EQ(list[1].scalar_type(), at::kLong) << "no floating-point number";
     EXPECT_EQ(number, 3);
     EXPECT_EQ(text, "text");
@@ -246,8 +264,9 @@ struct ManyImpl : nn::Module {
 
 TEST(MixedPrecision, ReachesIntoStructuresOfArguments) {
   on_ranks(1, [](int) {
-    DistributedDataParallel<std::shared_ptr<ManyImpl>> model(std::make_shared<ManyImpl>(),
-                                                             {.mixed_precision = MixedPrecision{.param_dtype = at::kBFloat16}});
+    DistributedDataParallel<std::shared_ptr<ManyImpl>> model(
+        std::make_shared<ManyImpl>(),
+        {.mixed_precision = MixedPrecision{.param_dtype = at::kBFloat16}});
     const auto x = torch::ones({2});
     std::vector<at::Tensor> list{x, torch::ones({1}, at::kLong)};
     const std::map<std::string, at::Tensor> named{{"a", x}};
@@ -258,17 +277,22 @@ TEST(MixedPrecision, ReachesIntoStructuresOfArguments) {
 
 // spec: K9 with device_ids, forward moves inputs to the device
 TEST(Arguments, AreReplacedWhereverTheyAre) {
-  std::tuple<at::Tensor, std::optional<at::Tensor>, std::array<at::Tensor, 2>, int> all{torch::ones({1}), torch::ones({2}), {}, 5};
+  std::tuple<at::Tensor, std::optional<at::Tensor>, std::array<at::Tensor, 2>, int> all{
+      torch::ones({1}), torch::ones({2}), {}, 5};
   std::get<2>(all)[1] = torch::ones({3});
   parallel::replace_tensors(all, [](const at::Tensor& tensor) { return tensor.to(at::kMeta); });
-  EXPECT_TRUE(std::get<0>(all).is_meta() && std::get<1>(all)->is_meta() && std::get<2>(all)[1].is_meta());
+  EXPECT_TRUE(std::get<0>(all).is_meta() && std::get<1>(all)->is_meta() &&
+              std::get<2>(all)[1].is_meta());
   EXPECT_FALSE(std::get<2>(all)[0].defined());
-  static_assert(!parallel::holds_tensors<int> && !parallel::holds_tensors<std::vector<std::string>>);
+  static_assert(!parallel::holds_tensors<int> &&
+                !parallel::holds_tensors<std::vector<std::string>>);
 }
 
 struct ChainImpl : nn::Module {
   ChainImpl()
-      : a(register_module("a", nn::Linear(3, 3))), b(register_module("b", nn::Linear(3, 3))), c(register_module("c", nn::Linear(3, 1))) {
+      : a(register_module("a", nn::Linear(3, 3))),
+        b(register_module("b", nn::Linear(3, 3))),
+        c(register_module("c", nn::Linear(3, 1))) {
     to(at::kDouble);
     fill(*this);
   }
@@ -277,7 +301,9 @@ struct ChainImpl : nn::Module {
 };
 TORCH_MODULE(Chain);
 
-at::Tensor rows(int rank) { return torch::sin(torch::arange(12, at::kDouble) * 1.3 + rank).view({4, 3}); }
+at::Tensor rows(int rank) {
+  return torch::sin(torch::arange(12, at::kDouble) * 1.3 + rank).view({4, 3});
+}
 
 // spec: K1 delay_all_reduce_named_params, param_to_hook_all_reduce
 TEST(DelayedAllReduce, GivesTheSameAverages) {
@@ -301,12 +327,14 @@ TEST(DelayedAllReduce, GivesTheSameAverages) {
       Chain net;
       Options options{.param_to_hook_all_reduce = net->a->weight};
       for (const auto& item : net->named_parameters())
-        if (all || item.key()[0] != 'b') options.delay_all_reduce_named_params.emplace_back(item.key(), item.value());
+        if (all || item.key()[0] != 'b')
+          options.delay_all_reduce_named_params.emplace_back(item.key(), item.value());
       DistributedDataParallel<Chain> model(net, options);
       EXPECT_EQ(model.bucket_bytes().size(), 1u);
       steps(model, net);
       for (std::size_t i = 0; i < net->parameters().size(); ++i)
-        EXPECT_LT((net->parameters()[i] - plain->parameters()[i]).abs().max().item<double>(), 1e-14) << i << " " << all;
+        EXPECT_LT((net->parameters()[i] - plain->parameters()[i]).abs().max().item<double>(), 1e-14)
+            << i << " " << all;
     }
   });
 }
@@ -316,13 +344,16 @@ TEST(DelayedAllReduce, RefusesHalfOfIt) {
   on_ranks(1, [](int) {
     Chain net;
     const auto said = [&](const Options& options) {
-      return message_of<DistError>([&] { const DistributedDataParallel<Chain> model(net, options); });
+      return message_of<DistError>(
+          [&] { const DistributedDataParallel<Chain> model(net, options); });
     };
-    EXPECT_HAS(said({.param_to_hook_all_reduce = net->a->weight}), "need to be set at the same time");
-    EXPECT_HAS(said({.delay_all_reduce_named_params = {{"a.weight", net->a->weight}}}), "need to be set at the same time");
-    EXPECT_HAS(
-        said({.delay_all_reduce_named_params = {{"x", torch::ones({1}).requires_grad_()}}, .param_to_hook_all_reduce = net->a->weight}),
-        "'x' of delay_all_reduce_named_params is not a parameter");
+    EXPECT_HAS(said({.param_to_hook_all_reduce = net->a->weight}),
+               "need to be set at the same time");
+    EXPECT_HAS(said({.delay_all_reduce_named_params = {{"a.weight", net->a->weight}}}),
+               "need to be set at the same time");
+    EXPECT_HAS(said({.delay_all_reduce_named_params = {{"x", torch::ones({1}).requires_grad_()}},
+                     .param_to_hook_all_reduce = net->a->weight}),
+               "'x' of delay_all_reduce_named_params is not a parameter");
   });
 }
 
@@ -330,10 +361,12 @@ TEST(DelayedAllReduce, RefusesHalfOfIt) {
 // spec: K9 the rest False or None
 TEST(Options, OfTorchsThatSayNothingAreTaken) {
   const Options defaults;
-  EXPECT_FALSE(defaults.check_reduction || defaults.mixed_precision || defaults.param_to_hook_all_reduce.defined());
+  EXPECT_FALSE(defaults.check_reduction || defaults.mixed_precision ||
+               defaults.param_to_hook_all_reduce.defined());
   EXPECT_TRUE(defaults.delay_all_reduce_named_params.empty());
   on_ranks(1, [](int) {
-    DistributedDataParallel<Chain> model(Chain{}, {.device_ids = std::vector<int>{}, .check_reduction = true});
+    DistributedDataParallel<Chain> model(
+        Chain{}, {.device_ids = std::vector<int>{}, .check_reduction = true});
     model(rows(0)).sum().backward();
     EXPECT_FALSE(model.output_device());
   });
@@ -355,7 +388,8 @@ TEST(Options, WithoutInitSyncEachRankKeepsItsOwn) {
 // spec: K3 find_unused_parameters: outputs may be left out of the loss too
 TEST(FindUnused, OutputsMayBeLeftOutOfTheLoss) {
   struct TwoImpl : nn::Module {
-    TwoImpl() : a(register_module("a", nn::Linear(2, 2))), b(register_module("b", nn::Linear(2, 2))) {}
+    TwoImpl()
+        : a(register_module("a", nn::Linear(2, 2))), b(register_module("b", nn::Linear(2, 2))) {}
     std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x) { return {a(x), b(x)}; }
     nn::Linear a, b;
   };
@@ -402,7 +436,8 @@ TEST(FindUnused, ParametersMayBeFrozenForAWhile) {
           const auto parameter = net->parameters()[i];
           ASSERT_EQ(parameter.grad().defined(), parameter.requires_grad()) << "step " << step;
           if (!parameter.requires_grad()) continue;
-          EXPECT_LT((parameter.grad() - expected[i]).abs().max().item<double>(), 1e-14) << "step " << step;
+          EXPECT_LT((parameter.grad() - expected[i]).abs().max().item<double>(), 1e-14)
+              << "step " << step;
         }
       }
     }
@@ -416,15 +451,20 @@ TEST(StaticGraph, LeavesAloneWhatNobodyUses) {
         : both(register_module("both", nn::Linear(2, 2))),
           one(register_module("one", nn::Linear(2, 2))),
           none(register_module("none", nn::Linear(2, 2))) {}
-    at::Tensor forward(const at::Tensor& x, bool uses_one) { return uses_one ? one(both(x)) : both(x); }
+    at::Tensor forward(const at::Tensor& x, bool uses_one) {
+      return uses_one ? one(both(x)) : both(x);
+    }
     nn::Linear both, one, none;
   };
   for (const bool views : {false, true}) {
     on_ranks(2, [&](int rank) {
       const auto three = std::make_shared<ThreeImpl>();
-      DistributedDataParallel<std::shared_ptr<ThreeImpl>> model(three, {.gradient_as_bucket_view = views, .static_graph = true});
-      const auto before = three->none->weight.detach().clone(), before_one = three->one->weight.detach().clone();
-      torch::optim::SGD optimizer(three->parameters(), torch::optim::SGDOptions(0.1).weight_decay(0.5));
+      DistributedDataParallel<std::shared_ptr<ThreeImpl>> model(
+          three, {.gradient_as_bucket_view = views, .static_graph = true});
+      const auto before = three->none->weight.detach().clone(),
+                 before_one = three->one->weight.detach().clone();
+      torch::optim::SGD optimizer(three->parameters(),
+                                  torch::optim::SGDOptions(0.1).weight_decay(0.5));
       for (int step = 0; step < 4; ++step) {
         optimizer.zero_grad();
         model(torch::ones({1, 2}), rank == 0).sum().backward();
@@ -442,7 +482,8 @@ TEST(MixedPrecision, SeveralForwardsMayComeBeforeOneBackward) {
   on_ranks(2, [](int rank) {
     const auto expected = averages(2, {0, 5});
     Chain net;
-    DistributedDataParallel<Chain> model(net, {.mixed_precision = MixedPrecision{.param_dtype = at::kFloat}});
+    DistributedDataParallel<Chain> model(
+        net, {.mixed_precision = MixedPrecision{.param_dtype = at::kFloat}});
     const auto evaluate = [&] {
       const torch::NoGradGuard no_grad;
       return model(rows(rank));
@@ -457,7 +498,8 @@ TEST(MixedPrecision, SeveralForwardsMayComeBeforeOneBackward) {
       for (std::size_t i = 0; i < expected.size(); ++i) {
         const auto parameter = net->parameters()[i];
         EXPECT_EQ(parameter.scalar_type(), at::kDouble);
-        EXPECT_LT((parameter.grad() - expected[i]).abs().max().item<double>(), 1e-5) << "step " << step;
+        EXPECT_LT((parameter.grad() - expected[i]).abs().max().item<double>(), 1e-5)
+            << "step " << step;
       }
       model(rows(rank));  // its outputs are dropped, so that no backward can follow
       evaluate();
@@ -476,17 +518,21 @@ TEST(Options, TheModelsOwnGroupHasTheGivenOnesBackend) {
 
 TEST(SharedParameters, AreAveragedOnce) {
   struct TiedImpl : nn::Module {
-    TiedImpl() : a(register_module("a", nn::Linear(3, 3))), b(register_module("b", nn::Linear(3, 3))) {
+    TiedImpl()
+        : a(register_module("a", nn::Linear(3, 3))), b(register_module("b", nn::Linear(3, 3))) {
       to(at::kDouble);
       fill(*this);
       b->weight = b->register_parameter("tied", a->weight);
     }
-    at::Tensor forward(const at::Tensor& x) { return torch::linear(torch::tanh(a(x)), a->weight, b->bias); }
+    at::Tensor forward(const at::Tensor& x) {
+      return torch::linear(torch::tanh(a(x)), a->weight, b->bias);
+    }
     nn::Linear a, b;
   };
   on_ranks(2, [](int rank) {
     const auto tied = std::make_shared<TiedImpl>();
-    DistributedDataParallel<std::shared_ptr<TiedImpl>> model(tied, {.find_unused_parameters = true});
+    DistributedDataParallel<std::shared_ptr<TiedImpl>> model(tied,
+                                                             {.find_unused_parameters = true});
     model(rows(rank)).sum().backward();
     at::Tensor sum;
     for (int other = 0; other < 2; ++other) {

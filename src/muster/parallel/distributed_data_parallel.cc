@@ -23,43 +23,62 @@ namespace {
 using Named = ModuleParts::Named;
 
 bool is_among(const std::vector<at::Tensor>& tensors, const at::Tensor& tensor) {
-  return std::any_of(tensors.begin(), tensors.end(), [&](const at::Tensor& each) { return each.is_same(tensor); });
+  return std::any_of(tensors.begin(), tensors.end(),
+                     [&](const at::Tensor& each) { return each.is_same(tensor); });
 }
 
-[[noreturn]] void refuse(const std::string& text) { group::invalid("DistributedDataParallel: " + text); }
+[[noreturn]] void refuse(const std::string& text) {
+  group::invalid("DistributedDataParallel: " + text);
+}
 
 [[noreturn]] void refuse_change(const std::string& what) {
   refuse("the module was changed after it was wrapped: " + what +
          ". Make a new DistributedDataParallel of the changed module, on all ranks");
 }
 
-bool has_devices(const DistributedDataParallelOptions& options) { return options.device_ids && !options.device_ids->empty(); }
+bool has_devices(const DistributedDataParallelOptions& options) {
+  return options.device_ids && !options.device_ids->empty();
+}
 
-void check_options(const std::vector<Named>& parameters, const DistributedDataParallelOptions& options) {
+void check_options(const std::vector<Named>& parameters,
+                   const DistributedDataParallelOptions& options) {
   if (!(options.bucket_cap_mb > 0)) refuse("bucket_cap_mb must be more than 0");
   if (options.delay_all_reduce_named_params.empty() == options.param_to_hook_all_reduce.defined())
-    refuse("delay_all_reduce_named_params and param_to_hook_all_reduce need to be set at the same time");
-  if (options.param_to_hook_all_reduce.defined() && !options.param_to_hook_all_reduce.requires_grad())
+    refuse(
+        "delay_all_reduce_named_params and param_to_hook_all_reduce need to be set at the same "
+        "time");
+  if (options.param_to_hook_all_reduce.defined() &&
+      !options.param_to_hook_all_reduce.requires_grad())
     refuse("param_to_hook_all_reduce gets no gradient: it must be a parameter that is trained");
   for (const auto& late : options.delay_all_reduce_named_params) {
-    const bool known = std::any_of(parameters.begin(), parameters.end(),
-                                   [&](const Named& p) { return p.tensor.is_same(late.second) && late.second.requires_grad(); });
-    if (!known) refuse("'" + late.first + "' of delay_all_reduce_named_params is not a parameter of the module that is trained");
+    const bool known = std::any_of(parameters.begin(), parameters.end(), [&](const Named& p) {
+      return p.tensor.is_same(late.second) && late.second.requires_grad();
+    });
+    if (!known)
+      refuse("'" + late.first +
+             "' of delay_all_reduce_named_params is not a parameter of the module that is trained");
   }
-  if (options.check_reduction) log(LogLevel::warning, "DistributedDataParallel: check_reduction is deprecated and has no effect");
+  if (options.check_reduction)
+    log(LogLevel::warning,
+        "DistributedDataParallel: check_reduction is deprecated and has no effect");
   if (options.output_device && !has_devices(options)) refuse("output_device needs device_ids");
   if (!has_devices(options)) return;
   if (options.device_ids->size() > 1)
     refuse("device_ids has " + std::to_string(options.device_ids->size()) +
-           " entries; one process drives one device: give one, or none for a module on several devices");
-  const c10::Device device = parameters.empty() ? c10::Device(at::kCPU) : parameters.front().tensor.device();
-  const std::string what = "device_ids is for modules on one device of an accelerator, and this one is on " + device.str();
+           " entries; one process drives one device: give one, or none for a module on several "
+           "devices");
+  const c10::Device device =
+      parameters.empty() ? c10::Device(at::kCPU) : parameters.front().tensor.device();
+  const std::string what =
+      "device_ids is for modules on one device of an accelerator, and this one is on " +
+      device.str();
   for (const Named& each : parameters)
-    if (each.tensor.device() != device) refuse(what + " and " + each.tensor.device().str() + "; leave it out");
+    if (each.tensor.device() != device)
+      refuse(what + " and " + each.tensor.device().str() + "; leave it out");
   if (device.is_cpu()) refuse(what + "; leave it out for modules on the CPU");
   if (device.index() != options.device_ids->front())
-    refuse("device_ids is {" + std::to_string(options.device_ids->front()) + "}, and the module is on " + device.str() +
-           "; move the module there first");
+    refuse("device_ids is {" + std::to_string(options.device_ids->front()) +
+           "}, and the module is on " + device.str() + "; move the module there first");
 }
 
 /// What a parameter was when the module was wrapped.
@@ -92,15 +111,17 @@ struct DataParallelCore::State {
   bool require_sync = true;
   bool buffers_may_differ = true;
   const Shadow* joined = nullptr;  // while a Join is on
-  bool frozen = false;             // in the last forward that records gradients, every parameter was
+  bool frozen = false;  // in the last forward that records gradients, every parameter was
   PackedBroadcast packed;
   std::shared_ptr<LowPrecision> low;
-  std::vector<std::unique_ptr<Reducer>> reducers;  // the module's own, and that of delayed parameters; one of them may be missing
+  std::vector<std::unique_ptr<Reducer>>
+      reducers;  // the module's own, and that of delayed parameters; one of them may be missing
   bool has_main = false;
 
   void send_parameters(int group_rank) { packed.send_from(group, group_rank, parameters); }
   void send_buffers(int group_rank);
-  void check_unchanged(const std::vector<at::Tensor>& present, const std::function<std::string(std::size_t)>& name_of);
+  void check_unchanged(const std::vector<at::Tensor>& present,
+                       const std::function<std::string(std::size_t)>& name_of);
   void make_reducers(const std::vector<Named>& all, const BackwardFrame& frame);
   void add_reducer(std::vector<Named> parameters, ReducerOptions reducing);
   void log_block(const std::vector<Named>& all) const;
@@ -130,27 +151,36 @@ class DataParallelCore::Shadow final : public JoinHook {
   const JoinOptions options_;
 };
 
-void DataParallelCore::State::check_unchanged(const std::vector<at::Tensor>& present,
-                                              const std::function<std::string(std::size_t)>& name_of) {
+void DataParallelCore::State::check_unchanged(
+    const std::vector<at::Tensor>& present,
+    const std::function<std::string(std::size_t)>& name_of) {
   if (present.size() < wrapped.size())
-    refuse_change("it has lost " + std::to_string(wrapped.size() - present.size()) + " of its parameters");
+    refuse_change("it has lost " + std::to_string(wrapped.size() - present.size()) +
+                  " of its parameters");
   if (present.size() > wrapped.size()) {
     for (std::size_t i = 0; i < present.size(); ++i)
-      if (std::none_of(wrapped.begin(), wrapped.end(), [&](const Wrapped& each) { return each.tensor.is_same(present[i]); }))
+      if (std::none_of(wrapped.begin(), wrapped.end(),
+                       [&](const Wrapped& each) { return each.tensor.is_same(present[i]); }))
         refuse_change("'" + name_of(i) + "' is new");
     refuse_change("a parameter is registered once more");
   }
-  const bool all_frozen = std::ranges::none_of(present, [](const at::Tensor& each) { return each.requires_grad(); });
+  const bool all_frozen =
+      std::ranges::none_of(present, [](const at::Tensor& each) { return each.requires_grad(); });
   for (std::size_t i = 0; i < present.size(); ++i) {
     const at::Tensor& tensor = present[i];
     const Wrapped& before = wrapped[i];
-    if (!tensor.is_same(before.tensor)) refuse_change("'" + name_of(i) + "' is another parameter than the one in its place then");
+    if (!tensor.is_same(before.tensor))
+      refuse_change("'" + name_of(i) + "' is another parameter than the one in its place then");
     if (tensor.sizes() != before.sizes) refuse_change("'" + name_of(i) + "' has another shape");
-    if (tensor.scalar_type() != before.dtype && !(low && low->is_low())) refuse_change("'" + name_of(i) + "' has another dtype");
-    if (tensor.requires_grad() && !before.trained) refuse_change("'" + name_of(i) + "' was not trained then, and is now");
-    if (!tensor.requires_grad() && before.trained && !all_frozen && (!options.find_unused_parameters || options.static_graph))
+    if (tensor.scalar_type() != before.dtype && !(low && low->is_low()))
+      refuse_change("'" + name_of(i) + "' has another dtype");
+    if (tensor.requires_grad() && !before.trained)
+      refuse_change("'" + name_of(i) + "' was not trained then, and is now");
+    if (!tensor.requires_grad() && before.trained && !all_frozen &&
+        (!options.find_unused_parameters || options.static_graph))
       refuse_change("'" + name_of(i) +
-                    "' was trained then, and is not now, while others are (find_unused_parameters allows that, and so does freezing all)");
+                    "' was trained then, and is not now, while others are (find_unused_parameters "
+                    "allows that, and so does freezing all)");
   }
   frozen = all_frozen;
 }
@@ -168,25 +198,30 @@ void DataParallelCore::State::add_reducer(std::vector<Named> of, ReducerOptions 
   reducers.push_back(std::make_unique<Reducer>(std::move(trained), std::move(reducing)));
 }
 
-void DataParallelCore::State::make_reducers(const std::vector<Named>& all, const BackwardFrame& frame) {
+void DataParallelCore::State::make_reducers(const std::vector<Named>& all,
+                                            const BackwardFrame& frame) {
   std::vector<at::Tensor> wait;
   for (const auto& [name, tensor] : options.delay_all_reduce_named_params) wait.push_back(tensor);
   std::vector<Named> mine, delayed;
   for (const Named& parameter : all)
-    if (parameter.tensor.requires_grad()) (is_among(wait, parameter.tensor) ? delayed : mine).push_back(parameter);
-  if (mine.empty() && delayed.empty()) refuse("there is nothing to average: the module has no parameter that requires a gradient");
+    if (parameter.tensor.requires_grad())
+      (is_among(wait, parameter.tensor) ? delayed : mine).push_back(parameter);
+  if (mine.empty() && delayed.empty())
+    refuse("there is nothing to average: the module has no parameter that requires a gradient");
 
   ReducerOptions reducing;
   reducing.model_name = class_name;
   reducing.frame = frame;
-  reducing.bucket_cap_bytes = static_cast<std::int64_t>(std::ceil(options.bucket_cap_mb * (1 << 20)));
+  reducing.bucket_cap_bytes =
+      static_cast<std::int64_t>(std::ceil(options.bucket_cap_mb * (1 << 20)));
   reducing.first_bucket_bytes = std::min(reducing.first_bucket_bytes, reducing.bucket_cap_bytes);
   reducing.find_unused_parameters = options.find_unused_parameters;
   reducing.gradient_as_bucket_view = options.gradient_as_bucket_view && !options.mixed_precision;
   reducing.static_graph = options.static_graph;
   if (options.mixed_precision) {
-    reducing.reduce_dtype =
-        options.mixed_precision->reduce_dtype ? options.mixed_precision->reduce_dtype : options.mixed_precision->param_dtype;
+    reducing.reduce_dtype = options.mixed_precision->reduce_dtype
+                                ? options.mixed_precision->reduce_dtype
+                                : options.mixed_precision->param_dtype;
     reducing.on_backward_end = [this] { low->restore(); };
   }
   has_main = !mine.empty();
@@ -218,12 +253,15 @@ void DataParallelCore::State::log_block(const std::vector<Named>& all) const {
   log_construction(facts);
 }
 
-DataParallelCore::DataParallelCore(torch::nn::Module& module, const DistributedDataParallelOptions& options)
+DataParallelCore::DataParallelCore(torch::nn::Module& module,
+                                   const DistributedDataParallelOptions& options)
     : DataParallelCore(parts_of(module), options, {}) {
   state_->module = &module;
 }
 
-DataParallelCore::DataParallelCore(const ModuleParts& parts, const DistributedDataParallelOptions& options, const BackwardFrame& frame)
+DataParallelCore::DataParallelCore(const ModuleParts& parts,
+                                   const DistributedDataParallelOptions& options,
+                                   const BackwardFrame& frame)
     : state_(std::make_unique<State>()) {
   State& state = *state_;
   const auto parameters = once_each(parts.parameters);
@@ -232,41 +270,50 @@ DataParallelCore::DataParallelCore(const ModuleParts& parts, const DistributedDa
   state.given = options.process_group ? options.process_group : default_group();
   if (!state.given->is_member()) refuse("this rank is not a member of process_group");
   if (options.init_sync)
-    compare_modules("DistributedDataParallel", state.given, described(parameters) + described(buffers) + described(options));
+    compare_modules("DistributedDataParallel", state.given,
+                    described(parameters) + described(buffers) + described(options));
   state.options = options;
-  if (has_devices(options) && !options.output_device) state.options.output_device = options.device_ids->front();
+  if (has_devices(options) && !options.output_device)
+    state.options.output_device = options.device_ids->front();
   state.class_name = parts.class_name;
   state.keeps_alive = parts.keeps_alive;
   for (const Named& each : parameters) state.parameters.push_back(each.tensor);
   for (const Named& each : buffers) state.buffers.push_back(each.tensor);
   state.buffers_now = parts.buffers_now;
   for (const Named& each : parts.parameters)
-    state.wrapped.push_back({each.tensor, each.tensor.sizes().vec(), each.tensor.scalar_type(), each.tensor.requires_grad()});
+    state.wrapped.push_back({each.tensor, each.tensor.sizes().vec(), each.tensor.scalar_type(),
+                             each.tensor.requires_grad()});
 
   state.make_reducers(parameters, frame);
   if (options.init_sync) {
     state.send_parameters(0);
     state.send_buffers(0);
   }
-  if (options.mixed_precision) state.low = std::make_shared<LowPrecision>(state.parameters, state.buffers, *options.mixed_precision);
+  if (options.mixed_precision)
+    state.low =
+        std::make_shared<LowPrecision>(state.parameters, state.buffers, *options.mixed_precision);
   state.log_block(parameters);
 }
 
 DataParallelCore::~DataParallelCore() {
-  const bool over = std::ranges::all_of(state_->reducers, [](const auto& reducer) { return reducer->is_quiet(); });
+  const bool over = std::ranges::all_of(state_->reducers,
+                                        [](const auto& reducer) { return reducer->is_quiet(); });
   state_->reducers.clear();
   if (!over) return;
   for (const Group& each : state_->groups) give_group_back(state_->given, each);
 }
 
-// ---- each iteration --------------------------------------------------------------------------------------------------
+// ---- each iteration
+// --------------------------------------------------------------------------------------------------
 
 void DataParallelCore::State::prepare() {
   // Rank 0 may have run out of inputs, and its buffers may be old.
-  const int source = joined != nullptr ? meet_in_join({.syncs = syncs(), .reduces = reduces()}, true).last : 0;
+  const int source =
+      joined != nullptr ? meet_in_join({.syncs = syncs(), .reduces = reduces()}, true).last : 0;
   if (syncs()) {
     try {
-      for (const auto& reducer : reducers) frozen ? reducer->check_finished() : reducer->prepare_forward();
+      for (const auto& reducer : reducers)
+        frozen ? reducer->check_finished() : reducer->prepare_forward();
     } catch (const std::exception& error) {
       refuse_call(error);
       throw;
@@ -278,7 +325,8 @@ void DataParallelCore::State::prepare() {
 /// A graph of an earlier forward pass, whose backward is still to come, may hold them.
 void DataParallelCore::State::send_buffers(int group_rank) {
   if (buffers_now) buffers = buffers_now();
-  if (!buffers.empty()) packed.send_from(group, group_rank, buffers, PackedBroadcast::Autograd::not_told);
+  if (!buffers.empty())
+    packed.send_from(group, group_rank, buffers, PackedBroadcast::Autograd::not_told);
 }
 
 void DataParallelCore::end_iteration() {
@@ -291,7 +339,8 @@ void DataParallelCore::end_iteration() {
   }
 }
 
-/// Nobody shall wait for this rank's gradients. Where all members have the same to say, each throws its own.
+/// Nobody shall wait for this rank's gradients. Where all members have the same to say, each throws
+/// its own.
 void DataParallelCore::State::refuse_call(const std::exception& why) const {
   for (const Group& each : groups) {
     if (!each->failure().ok()) continue;
@@ -303,9 +352,11 @@ void DataParallelCore::State::refuse_call(const std::exception& why) const {
   }
 }
 
-/// The same where it is not known which call they make next. The first cause stays, where there is one.
+/// The same where it is not known which call they make next. The first cause stays, where there is
+/// one.
 void DataParallelCore::State::end_calls(const std::exception& why) const {
-  for (const Group& each : groups) each->abort("on rank " + std::to_string(each->rank()) + ": " + why.what());
+  for (const Group& each : groups)
+    each->abort("on rank " + std::to_string(each->rank()) + ": " + why.what());
 }
 
 template <class Check>
@@ -327,21 +378,25 @@ void DataParallelCore::begin_forward(Check check_unchanged) {
 void DataParallelCore::before_forward(const torch::nn::Module& module) {
   begin_forward([&] {
     if (&module != state_->module) refuse_change("another module stands in its place");
-    state_->check_unchanged(parameters_of(module, state_->wrapped.size()),
-                            [&](std::size_t index) { return module.named_parameters().keys().at(index); });
+    state_->check_unchanged(parameters_of(module, state_->wrapped.size()), [&](std::size_t index) {
+      return module.named_parameters().keys().at(index);
+    });
   });
 }
 
-void DataParallelCore::before_forward(const std::vector<at::Tensor>& parameters, const std::function<std::string(std::size_t)>& name_of) {
+void DataParallelCore::before_forward(const std::vector<at::Tensor>& parameters,
+                                      const std::function<std::string(std::size_t)>& name_of) {
   begin_forward([&] { state_->check_unchanged(parameters, name_of); });
 }
 
 void DataParallelCore::after_forward(const std::vector<at::Tensor>& outputs) {
   State& state = *state_;
   const bool records = at::GradMode::is_enabled();
-  // As in torch: buffers are sent again after each pass under synchronisation, not between passes whose gradients only add up.
+  // As in torch: buffers are sent again after each pass under synchronisation, not between passes
+  // whose gradients only add up.
   state.buffers_may_differ = state.syncs();
-  // A pass in which all is frozen gives no gradient: what the reducers expect of an earlier forward's backward stays.
+  // A pass in which all is frozen gives no gradient: what the reducers expect of an earlier
+  // forward's backward stays.
   for (const auto& reducer : state.reducers) {
     if (state.reduces()) {
       reducer->prepare_backward(outputs);
@@ -354,7 +409,9 @@ void DataParallelCore::after_forward(const std::vector<at::Tensor>& outputs) {
   if (!records || state.frozen) state.low->restore_if_over();
 }
 
-bool DataParallelCore::changes_arguments() const { return has_devices(state_->options) || state_->low; }
+bool DataParallelCore::changes_arguments() const {
+  return has_devices(state_->options) || state_->low;
+}
 
 at::Tensor DataParallelCore::changed(const at::Tensor& argument) const {
   at::Tensor moved = argument;
@@ -362,12 +419,16 @@ at::Tensor DataParallelCore::changed(const at::Tensor& argument) const {
   return state_->low ? state_->low->cast(moved) : moved;
 }
 
-// ---- uneven inputs ---------------------------------------------------------------------------------------------------
+// ---- uneven inputs
+// ---------------------------------------------------------------------------------------------------
 
-/// Before each iteration inside a Join, after its notice: every rank says whether it has inputs and what it will do with them.
-DataParallelCore::State::Iteration DataParallelCore::State::meet_in_join(const Iteration& mine, bool active) {
+/// Before each iteration inside a Join, after its notice: every rank says whether it has inputs and
+/// what it will do with them.
+DataParallelCore::State::Iteration DataParallelCore::State::meet_in_join(const Iteration& mine,
+                                                                         bool active) {
   constexpr std::int64_t kActive = 1, kSyncs = 2, kReduces = 4;
-  const std::int64_t says = (active ? kActive : 0) | (mine.syncs ? kSyncs : 0) | (mine.reduces ? kReduces : 0);
+  const std::int64_t says =
+      (active ? kActive : 0) | (mine.syncs ? kSyncs : 0) | (mine.reduces ? kReduces : 0);
   const auto all = at::zeros({group->size()}, at::kLong);
   all_gather_into_tensor(all, torch::tensor({says}, at::kLong), {.group = group});
   Iteration met;
@@ -383,13 +444,15 @@ DataParallelCore::State::Iteration DataParallelCore::State::meet_in_join(const I
   }
   if (count != 0 && (any & ~kActive) != every)
     throw DistError(
-        "DistributedDataParallel in a Join: some ranks average gradients in this iteration and others do not, which run it under no_sync, "
+        "DistributedDataParallel in a Join: some ranks average gradients in this iteration and "
+        "others do not, which run it under no_sync, "
         "without gradients, or with all parameters frozen; all must do the same",
         Code::mismatch);
   met.syncs = any & kSyncs;
   met.reduces = any & kReduces;
   const bool by_all = joined == nullptr || joined->divides_by_all();
-  for (const auto& reducer : reducers) reducer->set_divisor(by_all || count == 0 ? group->size() : count);
+  for (const auto& reducer : reducers)
+    reducer->set_divisor(by_all || count == 0 ? group->size() : count);
   return met;
 }
 
@@ -422,19 +485,25 @@ std::unique_ptr<JoinHook> DataParallelCore::join_hook(const JoinOptions& options
 c10::Device DataParallelCore::join_device() const { return state_->parameters.front().device(); }
 Group DataParallelCore::join_process_group() const { return state_->given; }
 
-// ---- what users ask for ----------------------------------------------------------------------------------------------
+// ---- what users ask for
+// ----------------------------------------------------------------------------------------------
 
 void DataParallelCore::set_require_sync(bool on) { state_->require_sync = on; }
 bool DataParallelCore::require_sync() const { return state_->require_sync; }
 bool DataParallelCore::syncs() const { return state_->syncs(); }
 void DataParallelCore::register_comm_hook(CommHook hook) {
-  if (!state_->has_main) refuse("all parameters are delayed, and a communication hook is for those that are not");
+  if (!state_->has_main)
+    refuse("all parameters are delayed, and a communication hook is for those that are not");
   state_->reducers.front()->set_hook(std::move(hook));
 }
-void DataParallelCore::set_sample_rate(int iterations) { state_->reducers.front()->set_sample_rate(iterations); }
+void DataParallelCore::set_sample_rate(int iterations) {
+  state_->reducers.front()->set_sample_rate(iterations);
+}
 const Group& DataParallelCore::group() const { return state_->group; }
 std::optional<int> DataParallelCore::output_device() const { return state_->options.output_device; }
-std::vector<std::int64_t> DataParallelCore::bucket_bytes() const { return state_->reducers.front()->bucket_bytes(); }
+std::vector<std::int64_t> DataParallelCore::bucket_bytes() const {
+  return state_->reducers.front()->bucket_bytes();
+}
 bool DataParallelCore::buckets_rebuilt() const { return state_->reducers.front()->rebuilt(); }
 
 }  // namespace muster::parallel

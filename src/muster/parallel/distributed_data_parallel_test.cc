@@ -53,7 +53,8 @@ Net net_of(std::uint64_t seed, at::ScalarType dtype = at::kDouble) {
   const torch::NoGradGuard no_grad;
   std::uint64_t salt = seed;
   for (auto& parameter : net->parameters()) {
-    const auto numbers = torch::arange(parameter.numel(), at::kDouble) + static_cast<double>(++salt * 17);
+    const auto numbers =
+        torch::arange(parameter.numel(), at::kDouble) + static_cast<double>(++salt * 17);
     parameter.copy_((torch::sin(numbers * 12.9898) * 0.5).view(parameter.sizes()).to(dtype));
   }
   return net;
@@ -65,8 +66,12 @@ at::Tensor inputs(at::ScalarType dtype = at::kDouble) {
 at::Tensor targets(at::ScalarType dtype = at::kDouble) {
   return torch::cos(torch::arange(kSamples * 3, at::kDouble) * 0.9).view({kSamples, 3}).to(dtype);
 }
-at::Tensor share(const at::Tensor& all, int rank, int ranks) { return all.chunk(ranks)[static_cast<std::size_t>(rank)]; }
-at::Tensor loss_of(const at::Tensor& output, const at::Tensor& target) { return (output - target).square().mean(); }
+at::Tensor share(const at::Tensor& all, int rank, int ranks) {
+  return all.chunk(ranks)[static_cast<std::size_t>(rank)];
+}
+at::Tensor loss_of(const at::Tensor& output, const at::Tensor& target) {
+  return (output - target).square().mean();
+}
 
 /// Twenty steps on the whole batch by one process.
 at::Tensor trained_alone(int steps, at::ScalarType dtype = at::kDouble, bool uses_side = true) {
@@ -80,21 +85,25 @@ at::Tensor trained_alone(int steps, at::ScalarType dtype = at::kDouble, bool use
   return flat(net->parameters());
 }
 
-at::Tensor trained_together(int rank, int ranks, int steps, const Options& options, bool uses_side = true,
-                            const std::function<void(DistributedDataParallel<Net>&)>& prepare = {}) {
+at::Tensor trained_together(
+    int rank, int ranks, int steps, const Options& options, bool uses_side = true,
+    const std::function<void(DistributedDataParallel<Net>&)>& prepare = {}) {
   Net net = net_of(1 + static_cast<std::uint64_t>(rank));  // rank 0's counts
   DistributedDataParallel<Net> model(net, options);
   if (prepare) prepare(model);
   torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
   for (int step = 0; step < steps; ++step) {
     optimizer.zero_grad();
-    loss_of(model(share(inputs(), rank, ranks), uses_side), share(targets(), rank, ranks)).backward();
+    loss_of(model(share(inputs(), rank, ranks), uses_side), share(targets(), rank, ranks))
+        .backward();
     optimizer.step();
   }
   return flat(net->parameters());
 }
 
-double difference(const at::Tensor& a, const at::Tensor& b) { return ((a - b).norm() / b.norm()).item<double>(); }
+double difference(const at::Tensor& a, const at::Tensor& b) {
+  return ((a - b).norm() / b.norm()).item<double>();
+}
 
 class Training : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, Training, ::testing::Values(1, 2, 3, 4));
@@ -126,8 +135,10 @@ TEST_P(Training, IsTheSameWithEveryOption) {
       {.bucket_cap_mb = 0.0001, .gradient_as_bucket_view = true, .static_graph = true},
   };
   for (std::size_t i = 0; i < variants.size(); ++i) {
-    on_ranks(ranks,
-             [&](int rank) { EXPECT_LT(difference(trained_together(rank, ranks, 6, variants[i]), alone), 1e-12) << "variant " << i; });
+    on_ranks(ranks, [&](int rank) {
+      EXPECT_LT(difference(trained_together(rank, ranks, 6, variants[i]), alone), 1e-12)
+          << "variant " << i;
+    });
   }
 }
 
@@ -135,8 +146,11 @@ TEST_P(Training, IsTheSameWithEveryOption) {
 TEST(UnusedParameters, AreFoundAndLeftAlone) {
   const auto alone = trained_alone(6, at::kDouble, false);
   on_ranks(2, [&](int rank) {
-    EXPECT_LT(difference(trained_together(rank, 2, 6, {.find_unused_parameters = true}, false), alone), 1e-12);
-    EXPECT_LT(difference(trained_together(rank, 2, 6, {.static_graph = true}, false), alone), 1e-12);
+    EXPECT_LT(
+        difference(trained_together(rank, 2, 6, {.find_unused_parameters = true}, false), alone),
+        1e-12);
+    EXPECT_LT(difference(trained_together(rank, 2, 6, {.static_graph = true}, false), alone),
+              1e-12);
   });
 }
 
@@ -163,7 +177,8 @@ TEST(UnusedParameters, AreNamedWhereNobodyLooksForThem) {
     const auto text = message_of<DistError>([&] { model(share(inputs(), rank, 2), false); });
     const auto number = std::to_string(rank);
     EXPECT_HAS(text, "Expected to have finished reduction in the prior iteration");
-    EXPECT_HAS(text, "Parameters which did not receive grad for rank " + number + ": side.weight, side.bias\n");
+    EXPECT_HAS(text, "Parameters which did not receive grad for rank " + number +
+                         ": side.weight, side.bias\n");
     EXPECT_HAS(text, "Parameter indices which did not receive grad for rank " + number + ": 2 3");
   });
 }
@@ -178,7 +193,8 @@ TEST(Construction, SendsParametersAndBuffersOfRank0) {
       for (auto& buffer : net->buffers()) buffer.fill_(rank + 7);
     }
     const DistributedDataParallel<nn::Sequential> model(net);
-    for (const auto& parameter : net->parameters()) EXPECT_TRUE(parameter.eq(1.5).all().item<bool>());
+    for (const auto& parameter : net->parameters())
+      EXPECT_TRUE(parameter.eq(1.5).all().item<bool>());
     for (const auto& buffer : net->buffers()) EXPECT_TRUE(buffer.eq(7).all().item<bool>());
   });
 }
@@ -189,13 +205,15 @@ TEST(Buffers, MayTravelBetweenAForwardPassAndItsBackward) {
     nn::Sequential net(nn::Linear(3, 3), nn::BatchNorm1d(3));
     net[1]->eval();
     DistributedDataParallel<nn::Sequential> model(net);
-    const auto once = model.forward(torch::full({4, 3}, rank + 1.0)), again = model.forward(torch::full({4, 3}, rank + 2.0));
+    const auto once = model.forward(torch::full({4, 3}, rank + 1.0)),
+               again = model.forward(torch::full({4, 3}, rank + 2.0));
     (once + again).sum().backward();
     EXPECT_TRUE(net[1]->as<nn::BatchNorm1d>()->weight.grad().defined());
   });
 }
 
-// spec: K2 overlapped: the first bucket travels while backward still makes the gradients of the last
+// spec: K2 overlapped: the first bucket travels while backward still makes the gradients of the
+// last
 TEST(Buckets, TravelDuringBackward) {
   on_ranks(2, [](int) {
     nn::Sequential net(nn::Linear(8, 8), nn::Linear(8, 8), nn::Linear(8, 8));
@@ -222,8 +240,10 @@ TEST(Buffers, OfRank0GoToAllBeforeEachForward) {
     for (const bool sends : {true, false}) {
       nn::Sequential net(nn::BatchNorm1d(3));
       DistributedDataParallel<nn::Sequential> model(net, {.broadcast_buffers = sends});
-      for (int step = 0; step < 3; ++step) model.forward(torch::full({4, 3}, rank * 10.0)).sum().backward();
-      // Means move by a tenth towards the batch's; only what came since the last exchange may differ.
+      for (int step = 0; step < 3; ++step)
+        model.forward(torch::full({4, 3}, rank * 10.0)).sum().backward();
+      // Means move by a tenth towards the batch's; only what came since the last exchange may
+      // differ.
       const auto mine = net->buffers()[0];
       auto zero = mine.clone();
       broadcast(zero, {.src = 0});
@@ -236,8 +256,11 @@ TEST(Buffers, OfRank0GoToAllBeforeEachForward) {
 
 TEST(Construction, RefusesModulesThatDiffer) {
   on_ranks(3, [](int rank) {
-    const auto text = message_of<DistError>([&] { const DistributedDataParallel<nn::Linear> model(nn::Linear(4, rank == 2 ? 5 : 3)); });
-    EXPECT_HAS(text, "'weight [3, 4] Float trained' on rank 0 and 'weight [5, 4] Float trained' on rank 2");
+    const auto text = message_of<DistError>(
+        [&] { const DistributedDataParallel<nn::Linear> model(nn::Linear(4, rank == 2 ? 5 : 3)); });
+    EXPECT_HAS(
+        text,
+        "'weight [3, 4] Float trained' on rank 0 and 'weight [5, 4] Float trained' on rank 2");
   });
 }
 
@@ -245,16 +268,19 @@ TEST(Construction, RefusesModulesThatDiffer) {
 TEST(Construction, RefusesOptionsThatCannotBe) {
   on_ranks(1, [](int) {
     const auto made_with = [](const Options& options) {
-      return message_of<DistError>([&] { const DistributedDataParallel<nn::Linear> model(nn::Linear(2, 2), options); });
+      return message_of<DistError>(
+          [&] { const DistributedDataParallel<nn::Linear> model(nn::Linear(2, 2), options); });
     };
     EXPECT_HAS(made_with({.device_ids = std::vector<int>{0, 1}}), "device_ids has 2 entries");
-    EXPECT_HAS(made_with({.device_ids = std::vector<int>{0}}), "leave it out for modules on the CPU");
+    EXPECT_HAS(made_with({.device_ids = std::vector<int>{0}}),
+               "leave it out for modules on the CPU");
     EXPECT_HAS(made_with({.output_device = 1}), "output_device needs device_ids");
     EXPECT_HAS(made_with({.bucket_cap_mb = 0}), "bucket_cap_mb");
     nn::Linear frozen(2, 2);
     for (auto& parameter : frozen->parameters()) parameter.requires_grad_(false);
-    EXPECT_HAS(message_of<DistError>([&] { const DistributedDataParallel<nn::Linear> model(frozen); }),
-               "no parameter that requires a gradient");
+    EXPECT_HAS(
+        message_of<DistError>([&] { const DistributedDataParallel<nn::Linear> model(frozen); }),
+        "no parameter that requires a gradient");
   });
 }
 
@@ -265,7 +291,8 @@ TEST(Construction, HasTorchsDefaults) {
   EXPECT_EQ(options.dim, 0);
   EXPECT_TRUE(options.broadcast_buffers);
   EXPECT_EQ(options.bucket_cap_mb, 25);
-  EXPECT_FALSE(options.find_unused_parameters || options.gradient_as_bucket_view || options.static_graph);
+  EXPECT_FALSE(options.find_unused_parameters || options.gradient_as_bucket_view ||
+               options.static_graph);
 }
 
 // spec: K4 no_sync
@@ -273,7 +300,8 @@ TEST(NoSync, AddsUpLocallyUntilTheNextPass) {
   on_ranks(2, [](int rank) {
     for (const bool views : {false, true}) {
       Net net = net_of(1), reference = net_of(1);
-      DistributedDataParallel<Net> model(net, {.bucket_cap_mb = 0.0001, .gradient_as_bucket_view = views});
+      DistributedDataParallel<Net> model(
+          net, {.bucket_cap_mb = 0.0001, .gradient_as_bucket_view = views});
       const auto x = inputs().chunk(6), y = targets().chunk(6);
       const auto step = [&](auto& m, std::size_t part) { loss_of(m(x[part]), y[part]).backward(); };
       const auto mine = static_cast<std::size_t>(rank) * 3;
@@ -283,7 +311,8 @@ TEST(NoSync, AddsUpLocallyUntilTheNextPass) {
         const auto local = model.no_sync();
         step(model, mine + 1);
         for (std::size_t part : {mine + 1}) step(reference, part);
-        EXPECT_LT(difference(net->in->weight.grad(), reference->in->weight.grad()), 1e-12) << "local only";
+        EXPECT_LT(difference(net->in->weight.grad(), reference->in->weight.grad()), 1e-12)
+            << "local only";
       }
       step(model, mine + 2);
       reference->zero_grad();
@@ -299,7 +328,8 @@ TEST(CommHooks, AverageOrCompress) {
   const auto alone = trained_alone(5);
   on_ranks(2, [&](int rank) {
     const auto with = [&](const CommHook& hook) {
-      return difference(trained_together(rank, 2, 5, {.bucket_cap_mb = 0.0001}, true, [&](auto& model) { model.register_comm_hook(hook); }),
+      return difference(trained_together(rank, 2, 5, {.bucket_cap_mb = 0.0001}, true,
+                                         [&](auto& model) { model.register_comm_hook(hook); }),
                         alone);
     };
     EXPECT_LT(with(all_reduce_hook()), 1e-12);
@@ -320,17 +350,23 @@ TEST(CommHooks, SeeEveryBucketInOrderAndReplaceIt) {
     model.register_comm_hook([&](const GradBucket& bucket) {
       seen.push_back(bucket.index);
       EXPECT_EQ(bucket.gradients.size(), bucket.parameters.size());
-      for (std::size_t i = 0; i < bucket.gradients.size(); ++i) EXPECT_EQ(bucket.gradients[i].sizes(), bucket.parameters[i].sizes());
+      for (std::size_t i = 0; i < bucket.gradients.size(); ++i)
+        EXPECT_EQ(bucket.gradients[i].sizes(), bucket.parameters[i].sizes());
       if (bucket.is_last) seen.push_back(100);
       return [buffer = bucket.buffer] { return torch::full_like(buffer, 3); };
     });
-    EXPECT_HAS(message_of<DistError>([&] { model.register_comm_hook(all_reduce_hook()); }), "registered before");
-    for (int step = 0; step < 2; ++step) loss_of(model(share(inputs(), rank, 2)), share(targets(), rank, 2)).backward();
-    EXPECT_EQ(seen, (std::vector<std::size_t>{0, 100, 0, 1, 2, 3, 4, 5, 100})) << "one bucket first, then one for each gradient";
-    for (const auto& parameter : net->parameters()) EXPECT_TRUE(parameter.grad().eq(3).all().item<bool>());
+    EXPECT_HAS(message_of<DistError>([&] { model.register_comm_hook(all_reduce_hook()); }),
+               "registered before");
+    for (int step = 0; step < 2; ++step)
+      loss_of(model(share(inputs(), rank, 2)), share(targets(), rank, 2)).backward();
+    EXPECT_EQ(seen, (std::vector<std::size_t>{0, 100, 0, 1, 2, 3, 4, 5, 100}))
+        << "one bucket first, then one for each gradient";
+    for (const auto& parameter : net->parameters())
+      EXPECT_TRUE(parameter.grad().eq(3).all().item<bool>());
     DistributedDataParallel<Net> used(net_of(1));
     loss_of(used(inputs()), targets()).backward();
-    EXPECT_HAS(message_of<DistError>([&] { used.register_comm_hook(all_reduce_hook()); }), "before the first backward");
+    EXPECT_HAS(message_of<DistError>([&] { used.register_comm_hook(all_reduce_hook()); }),
+               "before the first backward");
   });
 }
 
@@ -353,9 +389,11 @@ TEST(Buckets, HoldTheGradientsWhereTheyAreViews) {
   on_ranks(2, [](int rank) {
     Net net = net_of(1);
     DistributedDataParallel<Net> model(net, {.gradient_as_bucket_view = true});
-    for (int step = 0; step < 3; ++step) loss_of(model(share(inputs(), rank, 2)), share(targets(), rank, 2)).backward();
+    for (int step = 0; step < 3; ++step)
+      loss_of(model(share(inputs(), rank, 2)), share(targets(), rank, 2)).backward();
     const auto& storage = net->in->weight.grad().storage();
-    for (const auto& parameter : net->parameters()) EXPECT_TRUE(parameter.grad().storage().is_alias_of(storage));
+    for (const auto& parameter : net->parameters())
+      EXPECT_TRUE(parameter.grad().storage().is_alias_of(storage));
   });
 }
 
@@ -365,7 +403,8 @@ TEST(Errors, ASecondBackwardOnOneForwardIsNamed) {
     DistributedDataParallel<Net> model(net);
     const auto loss = loss_of(model(share(inputs(), rank, 2)), share(targets(), rank, 2));
     loss.backward({}, true);
-    EXPECT_HAS(message_of<DistError>([&] { loss.backward(); }), "backward ran a second time over one forward pass");
+    EXPECT_HAS(message_of<DistError>([&] { loss.backward(); }),
+               "backward ran a second time over one forward pass");
     loss_of(model(share(inputs(), rank, 2)), share(targets(), rank, 2)).backward();
   });
 }
@@ -374,9 +413,13 @@ TEST(Errors, AHookThatFailsIsNamedNowAndLater) {
   on_ranks(1, [](int) {
     Net net = net_of(1);
     DistributedDataParallel<Net> model(net);
-    model.register_comm_hook([](const GradBucket&) -> std::function<at::Tensor()> { throw DistError("the compressor ran dry"); });
-    EXPECT_HAS(message_of<DistError>([&] { loss_of(model(inputs()), targets()).backward(); }), "ran dry");
-    EXPECT_HAS(message_of<DistError>([&] { model(inputs()); }), "an earlier reduction of the gradients failed");
+    model.register_comm_hook([](const GradBucket&) -> std::function<at::Tensor()> {
+      throw DistError("the compressor ran dry");
+    });
+    EXPECT_HAS(message_of<DistError>([&] { loss_of(model(inputs()), targets()).backward(); }),
+               "ran dry");
+    EXPECT_HAS(message_of<DistError>([&] { model(inputs()); }),
+               "an earlier reduction of the gradients failed");
   });
 }
 
@@ -385,8 +428,10 @@ TEST(Errors, ARankKilledInBackwardIsNamed) {
   const ScratchFolder folder;
   RankProcesses ranks(3, [&](int rank) -> std::string {
     at::set_num_threads(1);
-    init_process_group(
-        {.init_method = "file://" + folder.file("meet"), .timeout = std::chrono::seconds(60), .world_size = 3, .rank = rank});
+    init_process_group({.init_method = "file://" + folder.file("meet"),
+                        .timeout = std::chrono::seconds(60),
+                        .world_size = 3,
+                        .rank = rank});
     Net net = net_of(1);
     DistributedDataParallel<Net> model(net, {.bucket_cap_mb = 0.00001});
     int step = 0;
@@ -394,7 +439,8 @@ TEST(Errors, ARankKilledInBackwardIsNamed) {
       if (rank == 1 && step == 3) ::raise(SIGKILL);
     });
     try {
-      for (; step < 1000; ++step) loss_of(model(share(inputs(), rank, 3)), share(targets(), rank, 3)).backward();
+      for (; step < 1000; ++step)
+        loss_of(model(share(inputs(), rank, 3)), share(targets(), rank, 3)).backward();
     } catch (const DistBackendError& error) {
       return error.ranks() == std::vector<int>{1} ? "named" : error.what();
     }
@@ -414,7 +460,8 @@ TEST(Modules, OfAnyKindCanBeWrapped) {
     EXPECT_EQ(pointer(inputs()).size(1), 3);
     DistributedDataParallel<nn::AnyModule> any(nn::AnyModule(nn::Linear(3, 2)));
     any.forward(torch::ones({1, 3})).sum().backward();
-    DistributedDataParallel<nn::Sequential> chain(nn::Sequential(nn::Linear(3, 4), nn::Linear(4, 1)));
+    DistributedDataParallel<nn::Sequential> chain(
+        nn::Sequential(nn::Linear(3, 4), nn::Linear(4, 1)));
     chain(torch::ones({1, 3})).sum().backward();
     EXPECT_EQ(chain.module()->parameters()[0].grad().sizes(), (std::vector<std::int64_t>{4, 3}));
   });
@@ -443,13 +490,17 @@ TEST(Modules, ShareAGroupOneAfterAnother) {
 // spec: K4 a model whose outputs are a structure
 TEST(Modules, MayReturnStructures) {
   struct PairImpl : nn::Module {
-    PairImpl() : a(register_module("a", nn::Linear(2, 2))), b(register_module("b", nn::Linear(2, 2))) {}
-    std::tuple<at::Tensor, std::vector<at::Tensor>, int> forward(const at::Tensor& x) { return {a(x), {b(x)}, 5}; }
+    PairImpl()
+        : a(register_module("a", nn::Linear(2, 2))), b(register_module("b", nn::Linear(2, 2))) {}
+    std::tuple<at::Tensor, std::vector<at::Tensor>, int> forward(const at::Tensor& x) {
+      return {a(x), {b(x)}, 5};
+    }
     nn::Linear a, b;
   };
   on_ranks(2, [](int) {
     const auto pair = std::make_shared<PairImpl>();
-    DistributedDataParallel<std::shared_ptr<PairImpl>> model(pair, {.find_unused_parameters = true});
+    DistributedDataParallel<std::shared_ptr<PairImpl>> model(pair,
+                                                             {.find_unused_parameters = true});
     auto [first, rest, number] = model.forward(torch::ones({1, 2}));
     EXPECT_EQ(number, 5);
     (first.sum() + rest[0].sum()).backward();

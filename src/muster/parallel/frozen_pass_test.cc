@@ -25,7 +25,9 @@ struct JudgeImpl : nn::Module {
     const torch::NoGradGuard no_grad;
     double salt = 0;
     for (auto& each : parameters())
-      each.copy_(torch::sin(torch::arange(each.numel(), at::kDouble) * 1.3 + (salt += 17)).view(each.sizes()) * 0.5);
+      each.copy_(torch::sin(torch::arange(each.numel(), at::kDouble) * 1.3 + (salt += 17))
+                     .view(each.sizes()) *
+                 0.5);
   }
   at::Tensor forward(const at::Tensor& x) { return out(torch::tanh(norm(in(x)))); }
   nn::Linear in;
@@ -34,15 +36,19 @@ struct JudgeImpl : nn::Module {
 };
 TORCH_MODULE(Judge);
 
-at::Tensor rows_of(int rank, int step) { return torch::sin(torch::arange(20, at::kDouble) * (rank + 1.5) + step).view({5, 4}); }
+at::Tensor rows_of(int rank, int step) {
+  return torch::sin(torch::arange(20, at::kDouble) * (rank + 1.5) + step).view({5, 4});
+}
 
 void freeze(nn::Module& module, bool frozen) {
   for (auto& each : module.parameters()) each.requires_grad_(!frozen);
 }
 
-/// Inputs learn from the frozen judge, then the judge from them. `judge(rank)` is called as often on all.
+/// Inputs learn from the frozen judge, then the judge from them. `judge(rank)` is called as often
+/// on all.
 template <class Call>
-void step_in_turn(nn::Module& module, torch::optim::Optimizer& optimizer, at::Tensor rows, Call judge) {
+void step_in_turn(nn::Module& module, torch::optim::Optimizer& optimizer, at::Tensor rows,
+                  Call judge) {
   freeze(module, true);
   rows.requires_grad_(true);
   judge(rows).square().mean().backward();
@@ -52,8 +58,8 @@ void step_in_turn(nn::Module& module, torch::optim::Optimizer& optimizer, at::Te
   optimizer.step();
 }
 
-/// By one rank, the first of `ranks`, whose loss is the mean of all ranks' and whose batch norm sees each rank's rows by themselves. Its
-/// buffers do not matter to training.
+/// By one rank, the first of `ranks`, whose loss is the mean of all ranks' and whose batch norm
+/// sees each rank's rows by themselves. Its buffers do not matter to training.
 at::Tensor trained_alone(int ranks, int steps) {
   Judge judge;
   torch::optim::SGD optimizer(judge->parameters(), torch::optim::SGDOptions(0.1).momentum(0.5));
@@ -86,9 +92,11 @@ TEST(FrozenPasses, LeaveTrainingAsItIs) {
       on_ranks(ranks, [&](int rank) {
         Judge judge;
         DistributedDataParallel<Judge> model(judge, options);
-        torch::optim::SGD optimizer(judge->parameters(), torch::optim::SGDOptions(0.1).momentum(0.5));
+        torch::optim::SGD optimizer(judge->parameters(),
+                                    torch::optim::SGDOptions(0.1).momentum(0.5));
         for (int step = 0; step < 5; ++step)
-          step_in_turn(*judge, optimizer, rows_of(rank, step), [&](const at::Tensor& x) { return model(x); });
+          step_in_turn(*judge, optimizer, rows_of(rank, step),
+                       [&](const at::Tensor& x) { return model(x); });
         EXPECT_LT((flat(judge->parameters()) - alone).abs().max().item<double>(), 1e-12);
       });
   }
@@ -103,7 +111,8 @@ TEST(FrozenPasses, AreShadowedInAJoin) {
     auto join = model.join();
     join.run([&] {
       for (int step = 0; step < 2 + rank; ++step)
-        step_in_turn(*judge, optimizer, rows_of(rank, step), [&](const at::Tensor& x) { return model(x); });
+        step_in_turn(*judge, optimizer, rows_of(rank, step),
+                     [&](const at::Tensor& x) { return model(x); });
     });
     auto first = flat(judge->parameters());
     broadcast(first, {.src = 0});
@@ -115,7 +124,8 @@ TEST(FrozenPasses, AreShadowedInAJoin) {
 TEST(FrozenPasses, GiveFullParametersBack) {
   on_ranks(2, [](int) {
     nn::Linear layer(3, 2);
-    DistributedDataParallel<nn::Linear> model(layer, {.mixed_precision = MixedPrecision{.param_dtype = at::kBFloat16}});
+    DistributedDataParallel<nn::Linear> model(
+        layer, {.mixed_precision = MixedPrecision{.param_dtype = at::kBFloat16}});
     freeze(*layer, true);
     const auto rows = torch::ones({1, 3}).requires_grad_(true);
     {
@@ -139,7 +149,8 @@ TEST(FrozenPasses, OfAPartAreRefused) {
     DistributedDataParallel<Judge> model(judge);
     barrier();
     judge->in->bias.requires_grad_(false);
-    EXPECT_HAS(message_of<DistError>([&] { model(rows_of(0, 0)); }), "'in.bias' was trained then, and is not now, while others are");
+    EXPECT_HAS(message_of<DistError>([&] { model(rows_of(0, 0)); }),
+               "'in.bias' was trained then, and is not now, while others are");
   });
 }
 

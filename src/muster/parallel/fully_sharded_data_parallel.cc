@@ -20,7 +20,9 @@ namespace muster {
 namespace parallel {
 namespace {
 
-[[noreturn]] void refuse_sharding(const std::string& text) { group::invalid("FullyShardedDataParallel: " + text); }
+[[noreturn]] void refuse_sharding(const std::string& text) {
+  group::invalid("FullyShardedDataParallel: " + text);
+}
 
 /// Of the modules of this process that have one of their own.
 ProcessTable<ShardedUnit*>& units_of_modules() {
@@ -29,18 +31,26 @@ ProcessTable<ShardedUnit*>& units_of_modules() {
 }
 ShardedUnit* unit_of(const torch::nn::Module& module) { return units_of_modules().find(&module); }
 
-std::string joined(const std::string& path, const std::string& name) { return path.empty() ? name : path + "." + name; }
+std::string joined(const std::string& path, const std::string& name) {
+  return path.empty() ? name : path + "." + name;
+}
 
 /// What of `module` is in no unit inside of it, by name.
 void collect_own(const torch::nn::Module& module, const std::string& path, ModuleParts& parts) {
-  for (const auto& item : module.named_parameters(/*recurse=*/false)) parts.parameters.push_back({joined(path, item.key()), item.value()});
-  for (const auto& item : module.named_buffers(/*recurse=*/false)) parts.buffers.push_back({joined(path, item.key()), item.value()});
+  for (const auto& item : module.named_parameters(/*recurse=*/false))
+    parts.parameters.push_back({joined(path, item.key()), item.value()});
+  for (const auto& item : module.named_buffers(/*recurse=*/false))
+    parts.buffers.push_back({joined(path, item.key()), item.value()});
   for (const auto& child : module.named_children())
-    if (unit_of(*child.value()) == nullptr) collect_own(*child.value(), joined(path, child.key()), parts);
+    if (unit_of(*child.value()) == nullptr)
+      collect_own(*child.value(), joined(path, child.key()), parts);
 }
 
 ModuleParts own_parts(torch::nn::Module& module) {
-  ModuleParts parts{.class_name = module.name(), .parameters = {}, .buffers = {}, .keeps_alive = module.weak_from_this().lock()};
+  ModuleParts parts{.class_name = module.name(),
+                    .parameters = {},
+                    .buffers = {},
+                    .keeps_alive = module.weak_from_this().lock()};
   collect_own(module, "", parts);
   return parts;
 }
@@ -52,16 +62,20 @@ std::int64_t parameters_without_unit(const torch::nn::Module& module) {
   return elements;
 }
 
-/// An element of a Sequential with a unit of its own, in the element's place. It is registered as before: names stay.
+/// An element of a Sequential with a unit of its own, in the element's place. It is registered as
+/// before: names stay.
 struct ShardedElement : torch::nn::Module {
   ShardedElement(torch::nn::AnyModule element, const FullyShardedDataParallelOptions& options)
       : element(std::move(element)), core(*this->element.ptr(), options) {}
   at::Tensor forward(at::Tensor input) {
     return through_unit(
-        core, [this](at::Tensor each) -> at::Tensor { return element.forward(std::move(each)); }, std::move(input));
+        core, [this](at::Tensor each) -> at::Tensor { return element.forward(std::move(each)); },
+        std::move(input));
   }
   std::shared_ptr<Module> clone(const std::optional<at::Device>&) const override {
-    refuse_sharding("a Sequential of which elements are sharded is not cloned: clone it before, or load its state_dict() into another");
+    refuse_sharding(
+        "a Sequential of which elements are sharded is not cloned: clone it before, or load its "
+        "state_dict() into another");
   }
   torch::nn::AnyModule element;
   ShardedCore core;
@@ -81,7 +95,8 @@ void wrap_elements(torch::nn::Module& module, const FullyShardedDataParallelOpti
     const bool is_new = unit_of(*part) == nullptr && part->as<ShardedElement>() == nullptr;
     if (is_new && options.auto_wrap_policy(*part, parameters_without_unit(*part)))
       wrapped.emplace(part.get(), std::make_shared<ShardedElement>(element, inner));
-    if (const auto found = wrapped.find(part.get()); found != wrapped.end()) element = found->second;
+    if (const auto found = wrapped.find(part.get()); found != wrapped.end())
+      element = found->second;
   }
 }
 
@@ -98,7 +113,8 @@ ShardedUnitOptions unit_options(const FullyShardedDataParallelOptions& options) 
 std::map<std::string, at::Tensor> by_name(const StateDict& state) {
   std::map<std::string, at::Tensor> all;
   for (const auto& [name, tensor] : state)
-    if (!all.emplace(name, tensor).second) refuse_sharding("'" + name + "' stands twice in the state that is to be loaded");
+    if (!all.emplace(name, tensor).second)
+      refuse_sharding("'" + name + "' stands twice in the state that is to be loaded");
   return all;
 }
 
@@ -128,7 +144,8 @@ struct ShardedCore::State {
   void load(const StateDict& state, bool whole);
 };
 
-ShardedCore::ShardedCore(torch::nn::Module& module, const FullyShardedDataParallelOptions& options) : state_(std::make_unique<State>()) {
+ShardedCore::ShardedCore(torch::nn::Module& module, const FullyShardedDataParallelOptions& options)
+    : state_(std::make_unique<State>()) {
   if (unit_of(module) != nullptr) refuse_sharding("this " + module.name() + " is sharded already");
   if (options.auto_wrap_policy) {
     std::unordered_map<const torch::nn::Module*, torch::nn::AnyModule> wrapped;
@@ -145,7 +162,9 @@ ShardedCore::~ShardedCore() = default;
 std::vector<at::Tensor> ShardedCore::before_forward(std::vector<at::Tensor> inputs) {
   return state_->unit->before_forward(std::move(inputs));
 }
-void ShardedCore::after_forward(const std::vector<at::Tensor>& outputs) { state_->unit->after_forward(outputs); }
+void ShardedCore::after_forward(const std::vector<at::Tensor>& outputs) {
+  state_->unit->after_forward(outputs);
+}
 void ShardedCore::leave_forward() noexcept { state_->unit->leave_forward(); }
 
 void ShardedCore::set_require_sync(bool on) {
@@ -169,8 +188,9 @@ void ShardedCore::end_summon(bool writeback) noexcept {
     try {
       unit->end_summon(writeback);
     } catch (const std::exception& error) {
-      log(LogLevel::error,
-          std::string("FullyShardedDataParallel: changes made while the full parameters were summoned are lost: ") + error.what());
+      log(LogLevel::error, std::string("FullyShardedDataParallel: changes made while the full "
+                                       "parameters were summoned are lost: ") +
+                               error.what());
     }
   }
 }
@@ -186,21 +206,25 @@ std::int64_t ShardedCore::unsharded_bytes() const {
   return bytes;
 }
 
-// ---- state -----------------------------------------------------------------------------------------------------------
+// ---- state
+// -----------------------------------------------------------------------------------------------------------
 
-/// `visit(unit)` gives a tensor for each parameter of the unit, or none. In the order of the module's registration.
+/// `visit(unit)` gives a tensor for each parameter of the unit, or none. In the order of the
+/// module's registration.
 template <class Visit>
 StateDict ShardedCore::State::gather(Visit visit) const {
   std::map<const void*, at::Tensor> values;
   bool any = false;
   for (ShardedUnit* of : units()) {
     const std::vector<at::Tensor> tensors = visit(*of);
-    for (std::size_t i = 0; i < tensors.size(); ++i) values[of->parameters()[i].unsafeGetTensorImpl()] = tensors[i];
+    for (std::size_t i = 0; i < tensors.size(); ++i)
+      values[of->parameters()[i].unsafeGetTensorImpl()] = tensors[i];
     any = any || !tensors.empty();
   }
   StateDict all;
   if (!any) return all;
-  for (const auto& item : module->named_parameters()) all.emplace_back(item.key(), values.at(item.value().unsafeGetTensorImpl()));
+  for (const auto& item : module->named_parameters())
+    all.emplace_back(item.key(), values.at(item.value().unsafeGetTensorImpl()));
   return all;
 }
 
@@ -209,21 +233,25 @@ StateDict ShardedCore::state_dict(bool rank0_only) {
   StateDict all = state_->gather([wanted](ShardedUnit& unit) {
     std::vector<at::Tensor> tensors = unit.parameters().full();
     if (!wanted) tensors.clear();
-    for (at::Tensor& tensor : tensors) tensor = tensor.to(at::kCPU, /*non_blocking=*/false, /*copy=*/true);
+    for (at::Tensor& tensor : tensors)
+      tensor = tensor.to(at::kCPU, /*non_blocking=*/false, /*copy=*/true);
     return tensors;
   });
   if (wanted)
-    for (const auto& item : state_->module->named_buffers()) all.emplace_back(item.key(), item.value().detach().to(at::kCPU).clone());
+    for (const auto& item : state_->module->named_buffers())
+      all.emplace_back(item.key(), item.value().detach().to(at::kCPU).clone());
   return all;
 }
 
 StateDict ShardedCore::sharded_state_dict() {
   StateDict all = state_->gather([](ShardedUnit& unit) {
     std::vector<at::Tensor> tensors;
-    for (std::size_t i = 0; i < unit.parameters().size(); ++i) tensors.push_back(unit.parameters()[i].detach());
+    for (std::size_t i = 0; i < unit.parameters().size(); ++i)
+      tensors.push_back(unit.parameters()[i].detach());
     return tensors;
   });
-  for (const auto& item : state_->module->named_buffers()) all.emplace_back(item.key(), item.value().detach());
+  for (const auto& item : state_->module->named_buffers())
+    all.emplace_back(item.key(), item.value().detach());
   return all;
 }
 
@@ -232,16 +260,21 @@ void ShardedCore::State::load(const StateDict& state, bool whole) {
   auto given = by_name(state);
   const auto take = [&given](const std::string& name) {
     const auto found = given.find(name);
-    if (found == given.end()) refuse_sharding("'" + name + "' is not in the state that is to be loaded");
+    if (found == given.end())
+      refuse_sharding("'" + name + "' is not in the state that is to be loaded");
     const at::Tensor tensor = found->second;
     given.erase(found);
     return tensor;
   };
   std::map<const void*, at::Tensor> values;
-  for (const auto& item : module->named_parameters()) values[item.value().unsafeGetTensorImpl()] = take(item.key());
+  for (const auto& item : module->named_parameters())
+    values[item.value().unsafeGetTensorImpl()] = take(item.key());
   std::vector<std::pair<at::Tensor, at::Tensor>> buffers;
-  for (const auto& item : module->named_buffers()) buffers.emplace_back(item.value(), take(item.key()));
-  if (!given.empty()) refuse_sharding("the module has no '" + given.begin()->first + "', which is in the state that is to be loaded");
+  for (const auto& item : module->named_buffers())
+    buffers.emplace_back(item.value(), take(item.key()));
+  if (!given.empty())
+    refuse_sharding("the module has no '" + given.begin()->first +
+                    "', which is in the state that is to be loaded");
   for (ShardedUnit* of : units()) {
     ShardedParameters& parameters = of->parameters();
     for (std::size_t i = 0; i < parameters.size(); ++i) {
@@ -250,8 +283,10 @@ void ShardedCore::State::load(const StateDict& state, bool whole) {
         parameters.set(i, value);
       } else {
         if (value.sizes() != parameters[i].sizes())
-          refuse_sharding("'" + parameters.name(i) + "' has " + std::to_string(parameters[i].numel()) + " elements on this rank and " +
-                          std::to_string(value.numel()) + " in the state: it is of another number of ranks, or of another rank");
+          refuse_sharding("'" + parameters.name(i) + "' has " +
+                          std::to_string(parameters[i].numel()) + " elements on this rank and " +
+                          std::to_string(value.numel()) +
+                          " in the state: it is of another number of ranks, or of another rank");
         parameters[i].copy_(value);
       }
     }
@@ -265,7 +300,9 @@ void ShardedCore::load_sharded_state_dict(const StateDict& state) { state_->load
 }  // namespace parallel
 
 AutoWrapPolicy size_based_auto_wrap_policy(std::int64_t min_num_params) {
-  return [min_num_params](const torch::nn::Module&, std::int64_t parameters) { return parameters >= min_num_params; };
+  return [min_num_params](const torch::nn::Module&, std::int64_t parameters) {
+    return parameters >= min_num_params;
+  };
 }
 
 }  // namespace muster

@@ -42,14 +42,16 @@ at::Tensor trained_together(int rank, int ranks, int steps, const Options& optio
 class Sharded : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, Sharded, ::testing::Values(1, 2, 3, 4));
 
-// spec: M1 forward gathers and frees, backward gathers, reduce-scatters and frees; auto_wrap_policy chooses the units
-// spec: M3 the same parameters as one process
+// spec: M1 forward gathers and frees, backward gathers, reduce-scatters and frees; auto_wrap_policy
+// chooses the units spec: M3 the same parameters as one process
 TEST_P(Sharded, TrainsAsOneProcessOnTheWholeBatch) {
   const int ranks = GetParam();
   const auto alone = trained_alone(10);
   for (std::size_t i = 0; i < kVariants.size(); ++i)
-    on_ranks(ranks,
-             [&](int rank) { EXPECT_LT(difference(trained_together(rank, ranks, 10, kVariants[i]), alone), 1e-9) << "variant " << i; });
+    on_ranks(ranks, [&](int rank) {
+      EXPECT_LT(difference(trained_together(rank, ranks, 10, kVariants[i]), alone), 1e-9)
+          << "variant " << i;
+    });
 }
 
 // spec: M3 the same losses and parameters as DDP
@@ -64,7 +66,8 @@ TEST(ShardedTraining, IsThatOfDistributedDataParallel) {
       mine.zero_grad();
       theirs.zero_grad();
       const auto loss = loss_of(sharded(share(inputs(), rank, 2)), share(targets(), rank, 2));
-      const auto expected = loss_of(replicated(share(inputs(), rank, 2)), share(targets(), rank, 2));
+      const auto expected =
+          loss_of(replicated(share(inputs(), rank, 2)), share(targets(), rank, 2));
       EXPECT_NEAR(loss.item<double>(), expected.item<double>(), 1e-12);
       loss.backward();
       expected.backward();
@@ -75,7 +78,8 @@ TEST(ShardedTraining, IsThatOfDistributedDataParallel) {
   });
 }
 
-// Sums of several passes, with and without no_sync; the optimizer's zero_grad does not reach what waits, drop_gradients does.
+// Sums of several passes, with and without no_sync; the optimizer's zero_grad does not reach what
+// waits, drop_gradients does.
 TEST(ShardedTraining, GradientsAddUp) {
   on_ranks(2, [&](int rank) {
     Net alone = net_of(1);
@@ -84,7 +88,9 @@ TEST(ShardedTraining, GradientsAddUp) {
     for (const bool sync : {true, false}) {
       Net net = net_of(1);
       FullyShardedDataParallel<Net> model(net, kVariants[1]);
-      const auto add = [&](double factor) { loss_of(model(share(inputs() * factor, rank, 2)), share(targets(), rank, 2)).backward(); };
+      const auto add = [&](double factor) {
+        loss_of(model(share(inputs() * factor, rank, 2)), share(targets(), rank, 2)).backward();
+      };
       {
         const auto local = model.no_sync();
         add(7);
@@ -131,10 +137,14 @@ TEST(ShardedTraining, SumsOfUnitsThatAPassLeavesOutAreAveragedInIt) {
 
 /// Of whose second layer a rank may make no use.
 struct PartsImpl : nn::Module {
-  PartsImpl() : always(register_module("always", nn::Linear(5, 5))), perhaps(register_module("perhaps", nn::Linear(5, 5))) {
+  PartsImpl()
+      : always(register_module("always", nn::Linear(5, 5))),
+        perhaps(register_module("perhaps", nn::Linear(5, 5))) {
     to(at::kDouble);
   }
-  at::Tensor forward(const at::Tensor& x) { return torch::tanh(always(uses ? torch::tanh(perhaps(x)) : x)); }
+  at::Tensor forward(const at::Tensor& x) {
+    return torch::tanh(always(uses ? torch::tanh(perhaps(x)) : x));
+  }
   nn::Linear always, perhaps;
   bool uses = true;
 };
@@ -149,18 +159,22 @@ TEST(ShardedTraining, RanksMayUseOtherParameters) {
       return parts;
     };
     auto mine = make(), alone = make();
-    FullyShardedDataParallel<nn::Sequential> model(nn::Sequential(mine[0], mine[1], mine[2]),
-                                                   {.auto_wrap_policy = module_wrap_policy<PartsImpl>()});
+    FullyShardedDataParallel<nn::Sequential> model(
+        nn::Sequential(mine[0], mine[1], mine[2]),
+        {.auto_wrap_policy = module_wrap_policy<PartsImpl>()});
     nn::Sequential whole_model(alone[0], alone[1], alone[2]);
-    torch::optim::SGD ours(model.module()->parameters(), 0.1), theirs(whole_model->parameters(), 0.1);
+    torch::optim::SGD ours(model.module()->parameters(), 0.1),
+        theirs(whole_model->parameters(), 0.1);
     for (int step = 0; step < 3; ++step) {
       ours.zero_grad();
       theirs.zero_grad();
       for (int other = 0; other < 3; ++other) {
-        for (int i = 0; i < 3; ++i) alone[static_cast<std::size_t>(i)]->uses = (other + i + step) % 3 != 0;
+        for (int i = 0; i < 3; ++i)
+          alone[static_cast<std::size_t>(i)]->uses = (other + i + step) % 3 != 0;
         (whole_model->forward(share(inputs(), other, 3)).square().mean() / 3).backward();
       }
-      for (int i = 0; i < 3; ++i) mine[static_cast<std::size_t>(i)]->uses = (rank + i + step) % 3 != 0;
+      for (int i = 0; i < 3; ++i)
+        mine[static_cast<std::size_t>(i)]->uses = (rank + i + step) % 3 != 0;
       model(share(inputs(), rank, 3)).square().mean().backward();
       ours.step();
       theirs.step();
@@ -197,7 +211,8 @@ TEST(ShardedTraining, AUnitMayRunSeveralTimesInAPass) {
         auto all = inputs().clone().requires_grad_(inputs_want_gradients);
         model(x).square().mean().backward();
         alone(all).square().mean().backward();
-        if (inputs_want_gradients) EXPECT_LT(difference(x.grad(), share(all.grad(), rank, 2) * 2), 1e-12);
+        if (inputs_want_gradients)
+          EXPECT_LT(difference(x.grad(), share(all.grad(), rank, 2) * 2), 1e-12);
         ours.step();
         theirs.step();
       }
@@ -262,7 +277,10 @@ TEST(ShardedTraining, TheModelMayGoBeforeItsBackward) {
 // Views of conjugates, as autograd gives them.
 TEST(ShardedTraining, ComplexParameters) {
   struct TurnImpl : nn::Module {
-    TurnImpl() { weight = register_parameter("weight", torch::complex(torch::arange(1., 5.), torch::arange(2., 6.))); }
+    TurnImpl() {
+      weight = register_parameter("weight",
+                                  torch::complex(torch::arange(1., 5.), torch::arange(2., 6.)));
+    }
     at::Tensor forward(const at::Tensor& x) { return torch::imag(weight.conj() * x); }
     at::Tensor weight;
   };
@@ -285,7 +303,9 @@ TEST(ShardedTraining, SmallGradientsSurviveTheDivision) {
   on_ranks(3, [&](int) {
     Typed net;
     net->to(at::kFloat);
-    FullyShardedDataParallel<Typed> model(net, {.mixed_precision = MixedPrecision{.param_dtype = at::kHalf, .reduce_dtype = at::kFloat}});
+    FullyShardedDataParallel<Typed> model(
+        net,
+        {.mixed_precision = MixedPrecision{.param_dtype = at::kHalf, .reduce_dtype = at::kFloat}});
     (model(torch::ones({1, 5})).to(at::kFloat) * 3e-7).sum().backward();
     const auto& gradient = net->linear->bias.grad();
     if (gradient.numel() > 0) EXPECT_NEAR(gradient[0].item<float>(), at::Half(3e-7f) + 0.f, 1e-12);
@@ -321,7 +341,8 @@ TEST(ShardedTraining, AnElementMayStandInSeveralPlaces) {
       return all;
     };
     nn::Sequential mine = make(), alone = make();
-    FullyShardedDataParallel<nn::Sequential> model(mine, {.auto_wrap_policy = module_wrap_policy<nn::LinearImpl>()});
+    FullyShardedDataParallel<nn::Sequential> model(
+        mine, {.auto_wrap_policy = module_wrap_policy<nn::LinearImpl>()});
     EXPECT_EQ(model.units(), 3u);
     torch::optim::SGD ours(mine->parameters(), 0.1), theirs(alone->parameters(), 0.1);
     model(share(inputs(), rank, 2)).square().mean().backward();
@@ -332,7 +353,8 @@ TEST(ShardedTraining, AnElementMayStandInSeveralPlaces) {
   });
 }
 
-// Frozen parameters are sharded too; parameters of fewer elements than there are ranks leave some of these without any.
+// Frozen parameters are sharded too; parameters of fewer elements than there are ranks leave some
+// of these without any.
 TEST(ShardedTraining, FrozenAndSmallParameters) {
   on_ranks(4, [&](int rank) {
     Net mine = net_of(1), alone = net_of(1);
@@ -367,7 +389,9 @@ TEST(ShardedTraining, MayComputeInANarrowerType) {
       fill(*mine, 4);
       fill(*alone, 4);
       FullyShardedDataParallel<Typed> model(
-          mine, {.mixed_precision = MixedPrecision{.param_dtype = at::kBFloat16, .reduce_dtype = reduce, .buffer_dtype = at::kBFloat16}});
+          mine, {.mixed_precision = MixedPrecision{.param_dtype = at::kBFloat16,
+                                                   .reduce_dtype = reduce,
+                                                   .buffer_dtype = at::kBFloat16}});
       torch::optim::SGD ours(mine->parameters(), 0.1), theirs(alone->parameters(), 0.1);
       for (int step = 0; step < 3; ++step) {
         ours.zero_grad();
@@ -391,13 +415,15 @@ TEST(ShardedTraining, GradientsAreClippedByTheNormOfAllRanks) {
     Net alone = net_of(1);
     loss_of(alone(inputs()), targets()).backward();
     for (const double type : {1.0, 2.0, 3.0, std::numeric_limits<double>::infinity()}) {
-      const double expected = torch::linalg_vector_norm(flat([&] {
-                                                          std::vector<at::Tensor> all;
-                                                          for (const auto& each : alone->parameters()) all.push_back(each.grad());
-                                                          return all;
-                                                        }()),
-                                                        type)
-                                  .item<double>();
+      const double expected =
+          torch::linalg_vector_norm(flat([&] {
+                                      std::vector<at::Tensor> all;
+                                      for (const auto& each : alone->parameters())
+                                        all.push_back(each.grad());
+                                      return all;
+                                    }()),
+                                    type)
+              .item<double>();
       Net net = net_of(1);
       FullyShardedDataParallel<Net> model(net, kVariants[1]);
       loss_of(model(share(inputs(), rank, 3)), share(targets(), rank, 3)).backward();

@@ -22,7 +22,9 @@ at::Tensor flags(const Group& group, c10::Device device, bool has_inputs) {
   return all.to(device);
 }
 
-int ones_in(const at::Tensor& active) { return static_cast<int>(active.sum().item<std::int64_t>()); }
+int ones_in(const at::Tensor& active) {
+  return static_cast<int>(active.sum().item<std::int64_t>());
+}
 
 }  // namespace
 
@@ -37,13 +39,17 @@ Join::Join(std::vector<Joinable*> joinables, const Options& options)
   if (joinables_.empty()) group::invalid("Join needs at least one joinable");
   for (auto each = joinables_.begin(); each != joinables_.end(); ++each) {
     if (*each == nullptr) group::invalid("Join: a joinable is null");
-    if (std::find(joinables_.begin(), each, *each) != each) group::invalid("Join: a joinable is given twice");
-    if ((*each)->join_ != nullptr) group::invalid("Join: a joinable takes part in another Join that is not over");
+    if (std::find(joinables_.begin(), each, *each) != each)
+      group::invalid("Join: a joinable is given twice");
+    if ((*each)->join_ != nullptr)
+      group::invalid("Join: a joinable takes part in another Join that is not over");
     const Group theirs = (*each)->join_process_group();
-    if (!theirs || !theirs->is_member()) group::invalid("Join: this rank is not a member of a joinable's process group");
+    if (!theirs || !theirs->is_member())
+      group::invalid("Join: this rank is not a member of a joinable's process group");
     if (!group_) group_ = theirs;
     if (theirs->ranks() != group_->ranks())
-      group::invalid("Join: the joinables' process groups have different ranks: '" + group_->name() + "' and '" + theirs->name() +
+      group::invalid("Join: the joinables' process groups have different ranks: '" +
+                     group_->name() + "' and '" + theirs->name() +
                      "'; make a Join for each set of ranks");
   }
   for (Joinable* joinable : joinables_) hooks_.push_back(joinable->join_hook(options_));
@@ -55,7 +61,9 @@ Join::~Join() {
   const bool unfinished = joinables_.front()->join_ == this;
   leave();
   if (unfinished && std::uncaught_exceptions() == exceptions_)
-    log(LogLevel::error, "a Join was destroyed without finish(): ranks that have run out of inputs go on waiting for this one");
+    log(LogLevel::error,
+        "a Join was destroyed without finish(): ranks that have run out of inputs go on waiting "
+        "for this one");
 }
 
 void Join::leave() {
@@ -70,7 +78,8 @@ JoinNotice Join::notify_join_context(Joinable& joinable) {
 
 JoinNotice Join::notify() {
   auto active = flags(group_, joinables_.front()->join_device(), true);
-  auto work = all_reduce(active, {.group = group_, .async_op = !options_.throw_on_early_termination});
+  auto work =
+      all_reduce(active, {.group = group_, .async_op = !options_.throw_on_early_termination});
   if (options_.throw_on_early_termination && ones_in(active) < group_->size()) {
     leave();
     stop(active);
@@ -80,7 +89,8 @@ JoinNotice Join::notify() {
 
 void Join::finish() {
   if (!options_.enable) return;
-  if (joinables_.front()->join_ != this) group::invalid("Join: finish() was called before, or the Join has failed");
+  if (joinables_.front()->join_ != this)
+    group::invalid("Join: finish() was called before, or the Join has failed");
   // The hooks make the joinables' own calls, which are no inputs of this rank.
   leave();
   for (Joinable* joinable : joinables_) joinable->end_of_inputs();
@@ -98,8 +108,10 @@ void Join::finish() {
 void Join::shadow(const at::Tensor& active, std::int64_t iteration) {
   if (options_.throw_on_early_termination) stop(active);
   if (iteration == kMuchSkew)
-    log(LogLevel::warning, "Join: this rank ran out of inputs more than " + std::to_string(kMuchSkew) +
-                               " iterations before the others; share the inputs more evenly, a rank that only shadows does no work");
+    log(LogLevel::warning, "Join: this rank ran out of inputs more than " +
+                               std::to_string(kMuchSkew) +
+                               " iterations before the others; share the inputs more evenly, a "
+                               "rank that only shadows does no work");
   for (const auto& hook : hooks_) hook->main_hook();
 }
 
@@ -112,12 +124,13 @@ void Join::stop(const at::Tensor& active) const {
     out.push_back(group_->global_rank_of(rank));
     names += (names.empty() ? "" : ", ") + std::to_string(out.back());
   }
-  throw DistError(
-      "Join: rank " + names + " has run out of inputs while " + std::to_string(group_->size() - out.size()) + " of " +
-          std::to_string(group_->size()) +
-          " ranks still have some, and throw_on_early_termination is set: every rank stops here. Give all ranks as many inputs, "
-          "or leave throw_on_early_termination out",
-      Code::mismatch, out);
+  throw DistError("Join: rank " + names + " has run out of inputs while " +
+                      std::to_string(group_->size() - out.size()) + " of " +
+                      std::to_string(group_->size()) +
+                      " ranks still have some, and throw_on_early_termination is set: every rank "
+                      "stops here. Give all ranks as many inputs, "
+                      "or leave throw_on_early_termination out",
+                  Code::mismatch, out);
 }
 
 }  // namespace muster

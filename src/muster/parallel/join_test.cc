@@ -30,7 +30,8 @@ class Counter : public Joinable {
   }
 
   std::unique_ptr<JoinHook> join_hook(const JoinOptions& options) override {
-    if (const auto found = options.kwargs.find("share_count"); found != options.kwargs.end()) shares = std::any_cast<bool>(found->second);
+    if (const auto found = options.kwargs.find("share_count"); found != options.kwargs.end())
+      shares = std::any_cast<bool>(found->second);
     return std::make_unique<Hook>(*this);
   }
   c10::Device join_device() const override { return at::kCPU; }
@@ -65,7 +66,9 @@ class Ranks : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Joining, Ranks, ::testing::Values(1, 2, 3, 4));
 
 /// Rank 0 has most inputs where `first_has_most`, else the last.
-int inputs_of(int rank, int ranks, bool first_has_most) { return 2 + 3 * (first_has_most ? ranks - 1 - rank : rank); }
+int inputs_of(int rank, int ranks, bool first_has_most) {
+  return 2 + 3 * (first_has_most ? ranks - 1 - rank : rank);
+}
 
 // spec: K7 a rank that is done shadows the others' collectives
 TEST_P(Ranks, ThatHaveRunOutShadowTheOthers) {
@@ -81,7 +84,8 @@ TEST_P(Ranks, ThatHaveRunOutShadowTheOthers) {
         for (; seen < mine; ++seen) {
           counter.count_one();
           int active = 0;
-          for (int other = 0; other < ranks; ++other) active += inputs_of(other, ranks, first_has_most) > seen ? 1 : 0;
+          for (int other = 0; other < ranks; ++other)
+            active += inputs_of(other, ranks, first_has_most) > seen ? 1 : 0;
           EXPECT_EQ(counter.notice.active_ranks(), active);
         }
       });
@@ -127,7 +131,8 @@ TEST_P(Ranks, JoinAgain) {
       join.run([&] {
         for (int i = 0; i < 1 + (rank + epoch) % ranks; ++i) counter.count_one();
       });
-      EXPECT_FALSE(static_cast<bool>(Join::notify_join_context(counter))) << "a finished Join sends nothing";
+      EXPECT_FALSE(static_cast<bool>(Join::notify_join_context(counter)))
+          << "a finished Join sends nothing";
     }
     EXPECT_EQ(counter.count, 3 * ranks * (ranks + 1) / 2);
   });
@@ -146,7 +151,8 @@ TEST_P(Ranks, AllStopWhereOneHasRunOut) {
       });
       ADD_FAILURE() << "nothing was thrown";
     } catch (const DistError& error) {
-      EXPECT_HAS(error.what(), "rank 1 has run out of inputs while " + std::to_string(ranks - 1) + " of " + std::to_string(ranks));
+      EXPECT_HAS(error.what(), "rank 1 has run out of inputs while " + std::to_string(ranks - 1) +
+                                   " of " + std::to_string(ranks));
       EXPECT_EQ(error.code(), Code::mismatch);
       EXPECT_EQ(error.ranks(), std::vector<int>{1});
     }

@@ -17,7 +17,8 @@ void cast_in_place(const std::vector<at::Tensor>& tensors, std::optional<at::Sca
     if (dtype && tensor.is_floating_point()) tensor.set_data(tensor.detach().to(*dtype));
 }
 
-LowPrecision::LowPrecision(std::vector<at::Tensor> parameters, const std::vector<at::Tensor>& buffers, const MixedPrecision& config)
+LowPrecision::LowPrecision(std::vector<at::Tensor> parameters,
+                           const std::vector<at::Tensor>& buffers, const MixedPrecision& config)
     : config_(config) {
   for (at::Tensor& parameter : parameters)
     if (parameter.is_floating_point()) parameters_.push_back(std::move(parameter));

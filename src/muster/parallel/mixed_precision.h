@@ -9,13 +9,17 @@
 
 namespace muster {
 
-/// After torch's _MixedPrecision for DistributedDataParallel. What is not given stays as it is; only floating-point tensors are cast.
+/// After torch's _MixedPrecision for DistributedDataParallel. What is not given stays as it is;
+/// only floating-point tensors are cast.
 struct MixedPrecision {
-  std::optional<at::ScalarType> param_dtype = {};   ///< of parameters from forward to the end of backward, and of forward's inputs
-  std::optional<at::ScalarType> reduce_dtype = {};  ///< what gradients travel as; absent: param_dtype
+  std::optional<at::ScalarType> param_dtype =
+      {};  ///< of parameters from forward to the end of backward, and of forward's inputs
+  std::optional<at::ScalarType> reduce_dtype =
+      {};  ///< what gradients travel as; absent: param_dtype
   std::optional<at::ScalarType> buffer_dtype = {};  ///< of buffers, from the construction on
-  bool keep_low_precision_grads = false;            ///< gradients stay in param_dtype after backward
-  bool cast_forward_inputs = true;                  ///< floating-point tensors among forward's arguments become param_dtype
+  bool keep_low_precision_grads = false;  ///< gradients stay in param_dtype after backward
+  bool cast_forward_inputs =
+      true;  ///< floating-point tensors among forward's arguments become param_dtype
 };
 
 namespace parallel {
@@ -29,16 +33,19 @@ void cast_in_place(const std::vector<at::Tensor>& tensors, std::optional<at::Sca
 class LowPrecision : public std::enable_shared_from_this<LowPrecision> {
  public:
   /// Casts the buffers.
-  LowPrecision(std::vector<at::Tensor> parameters, const std::vector<at::Tensor>& buffers, const MixedPrecision& config);
+  LowPrecision(std::vector<at::Tensor> parameters, const std::vector<at::Tensor>& buffers,
+               const MixedPrecision& config);
 
-  /// Gives the parameters memory in param_dtype; true where it did. Gradients that they had stay as they are, and add up in their own type.
+  /// Gives the parameters memory in param_dtype; true where it did. Gradients that they had stay as
+  /// they are, and add up in their own type.
   bool lower();
   /// The full parameters are back; gradients get the type that they are to have for the optimizer.
   void restore();
   /// Between the two.
   bool is_low() const { return !full_.empty(); }
-  /// After a forward pass that records gradients: what it has made of the parameters needs them as they are until its backward. The end of
-  /// that calls restore() where gradients come, `trained`; where all is frozen, this sees to it.
+  /// After a forward pass that records gradients: what it has made of the parameters needs them as
+  /// they are until its backward. The end of that calls restore() where gradients come, `trained`;
+  /// where all is frozen, this sees to it.
   void watch(const std::vector<at::Tensor>& outputs, bool trained);
   /// restore(), unless a pass that was watched may still be followed by its backward.
   void restore_if_over();

@@ -18,7 +18,8 @@ void average_parameters(const std::vector<at::Tensor>& parameters, const Group& 
   const at::NoGradGuard no_grad;
   std::map<std::pair<at::ScalarType, std::string>, std::vector<at::Tensor>> kinds;
   for (const at::Tensor& parameter : parameters)
-    if (parameter.grad().defined()) kinds[{parameter.scalar_type(), parameter.device().str()}].push_back(parameter.detach());
+    if (parameter.grad().defined())
+      kinds[{parameter.scalar_type(), parameter.device().str()}].push_back(parameter.detach());
   for (auto& [kind, tensors] : kinds) {
     std::vector<at::Tensor> parts;
     for (const at::Tensor& tensor : tensors) parts.push_back(tensor.reshape({-1}));
@@ -34,18 +35,21 @@ void average_parameters(const std::vector<at::Tensor>& parameters, const Group& 
 
 PeriodicModelAverager::PeriodicModelAverager(const Options& options) : options_(options) {
   if (options_.period < 1) group::invalid("PeriodicModelAverager: period must be at least 1");
-  if (options_.warmup_steps < 0) group::invalid("PeriodicModelAverager: warmup_steps must not be negative");
+  if (options_.warmup_steps < 0)
+    group::invalid("PeriodicModelAverager: warmup_steps must not be negative");
   if (!options_.process_group) options_.process_group = default_group();
 }
 
 void PeriodicModelAverager::average_parameters(const std::vector<at::Tensor>& parameters) {
   const auto since = step_++ - options_.warmup_steps;
-  if (since >= 0 && since % options_.period == 0) muster::average_parameters(parameters, options_.process_group);
+  if (since >= 0 && since % options_.period == 0)
+    muster::average_parameters(parameters, options_.process_group);
 }
 
 void PeriodicModelAverager::average_parameters(const torch::optim::Optimizer& optimizer) {
   std::vector<at::Tensor> all;
-  for (const auto& group : optimizer.param_groups()) all.insert(all.end(), group.params().begin(), group.params().end());
+  for (const auto& group : optimizer.param_groups())
+    all.insert(all.end(), group.params().begin(), group.params().end());
   average_parameters(all);
 }
 

@@ -11,8 +11,9 @@
 
 namespace muster {
 
-/// Every member's parameters become their average over `group` (null: the default group), where they have a gradient: those that are not
-/// trained stay. All members give the same parameters, with gradients for the same ones. Nothing happens on a non-member.
+/// Every member's parameters become their average over `group` (null: the default group), where
+/// they have a gradient: those that are not trained stay. All members give the same parameters,
+/// with gradients for the same ones. Nothing happens on a non-member.
 void average_parameters(const std::vector<at::Tensor>& parameters, const Group& group = nullptr);
 
 struct PeriodicModelAveragerOptions {
@@ -21,14 +22,16 @@ struct PeriodicModelAveragerOptions {
   Group process_group = nullptr;  ///< null: the default group
 };
 
-/// torch.distributed.algorithms.model_averaging.averagers.PeriodicModelAverager. Made alike on all ranks.
+/// torch.distributed.algorithms.model_averaging.averagers.PeriodicModelAverager. Made alike on all
+/// ranks.
 class PeriodicModelAverager {
  public:
   using Options = PeriodicModelAveragerOptions;
   /// Throws DistError for a period below 1 or negative warmup_steps.
   explicit PeriodicModelAverager(const Options& options);
 
-  /// After each step of the optimizer: averages in step warmup_steps (counted from 0) and every `period` steps from there.
+  /// After each step of the optimizer: averages in step warmup_steps (counted from 0) and every
+  /// `period` steps from there.
   void average_parameters(const std::vector<at::Tensor>& parameters);
   void average_parameters(const torch::optim::Optimizer& optimizer);
 

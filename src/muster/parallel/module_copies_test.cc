@@ -20,14 +20,17 @@ struct CopiedNetImpl : nn::Cloneable<CopiedNetImpl> {
     layer = register_module("layer", nn::Linear(4, 3));
     to(at::kDouble);
     const torch::NoGradGuard no_grad;
-    for (auto& each : parameters()) each.copy_(torch::sin(torch::arange(each.numel(), at::kDouble) * 1.3).view(each.sizes()));
+    for (auto& each : parameters())
+      each.copy_(torch::sin(torch::arange(each.numel(), at::kDouble) * 1.3).view(each.sizes()));
   }
   at::Tensor forward(const at::Tensor& x) { return layer(x); }
   nn::Linear layer{nullptr};
 };
 TORCH_MODULE(CopiedNet);
 
-at::Tensor rows_of(int rank, int step) { return torch::sin(torch::arange(20, at::kDouble) * (rank + 1.5) + step).view({5, 4}); }
+at::Tensor rows_of(int rank, int step) {
+  return torch::sin(torch::arange(20, at::kDouble) * (rank + 1.5) + step).view({5, 4});
+}
 
 // spec: K1 a clone of the module of one rank waits for nobody, and is no part of the model
 TEST(ModuleCopies, OfOneRankWaitForNobody) {
@@ -69,9 +72,11 @@ TEST(ModuleCopies, OfOneRankWaitForNobody) {
 TEST(ModuleCopies, OfShardedUnitsAreRefused) {
   on_ranks(2, [](int) {
     nn::Sequential net(nn::Linear(4, 3), nn::Linear(3, 2));
-    FullyShardedDataParallel<nn::Sequential> model(net, {.auto_wrap_policy = module_wrap_policy<nn::LinearImpl>()});
-    EXPECT_HAS(message_of<DistError>([&] { net->clone(); }),
-               "FullyShardedDataParallel: a Sequential of which elements are sharded is not cloned");
+    FullyShardedDataParallel<nn::Sequential> model(
+        net, {.auto_wrap_policy = module_wrap_policy<nn::LinearImpl>()});
+    EXPECT_HAS(
+        message_of<DistError>([&] { net->clone(); }),
+        "FullyShardedDataParallel: a Sequential of which elements are sharded is not cloned");
   });
 }
 

@@ -14,17 +14,25 @@ namespace {
 void mark_sparse(const torch::nn::Module& module, std::vector<ModuleParts::Named>& parameters) {
   std::vector<at::Tensor> weights;
   for (const auto& each : module.modules()) {
-    if (const auto* embedding = each->as<torch::nn::Embedding>(); embedding != nullptr && embedding->options.sparse())
+    if (const auto* embedding = each->as<torch::nn::Embedding>();
+        embedding != nullptr && embedding->options.sparse())
       weights.push_back(embedding->weight);
-    if (const auto* bag = each->as<torch::nn::EmbeddingBag>(); bag != nullptr && bag->options.sparse()) weights.push_back(bag->weight);
+    if (const auto* bag = each->as<torch::nn::EmbeddingBag>();
+        bag != nullptr && bag->options.sparse())
+      weights.push_back(bag->weight);
   }
   for (ModuleParts::Named& parameter : parameters)
-    parameter.sparse = std::any_of(weights.begin(), weights.end(), [&](const at::Tensor& each) { return each.is_same(parameter.tensor); });
+    parameter.sparse = std::any_of(weights.begin(), weights.end(), [&](const at::Tensor& each) {
+      return each.is_same(parameter.tensor);
+    });
 }
 
-/// Shows a module's own parameters as they are; what is public gives them out with copies of their names.
+/// Shows a module's own parameters as they are; what is public gives them out with copies of their
+/// names.
 struct Peek : torch::nn::Module {
-  static const auto& own_parameters(const torch::nn::Module& module) { return module.*&Peek::parameters_; }
+  static const auto& own_parameters(const torch::nn::Module& module) {
+    return module.*&Peek::parameters_;
+  }
 };
 
 void collect_parameters(const torch::nn::Module& module, std::vector<at::Tensor>& all) {
@@ -39,15 +47,20 @@ std::vector<ModuleParts::Named> once_each(const std::vector<ModuleParts::Named>&
   std::unordered_set<const void*> seen;
   std::vector<ModuleParts::Named> all;
   for (const ModuleParts::Named& each : registered)
-    if (each.tensor.defined() && seen.insert(each.tensor.unsafeGetTensorImpl()).second) all.push_back(each);
+    if (each.tensor.defined() && seen.insert(each.tensor.unsafeGetTensorImpl()).second)
+      all.push_back(each);
   return all;
 }
 
 ModuleParts parts_of(torch::nn::Module& module) {
-  ModuleParts parts{
-      .class_name = module_name_of(module.name()), .parameters = {}, .buffers = {}, .keeps_alive = module.weak_from_this().lock()};
-  for (const auto& item : module.named_parameters()) parts.parameters.push_back({item.key(), item.value()});
-  for (const auto& item : module.named_buffers()) parts.buffers.push_back({item.key(), item.value()});
+  ModuleParts parts{.class_name = module_name_of(module.name()),
+                    .parameters = {},
+                    .buffers = {},
+                    .keeps_alive = module.weak_from_this().lock()};
+  for (const auto& item : module.named_parameters())
+    parts.parameters.push_back({item.key(), item.value()});
+  for (const auto& item : module.named_buffers())
+    parts.buffers.push_back({item.key(), item.value()});
   mark_sparse(module, parts.parameters);
   return parts;
 }

@@ -14,8 +14,9 @@ namespace nn = torch::nn;
 /// A module within a module, one that is registered twice, a bias that is not there.
 struct Nested : nn::Module {
   nn::Linear shared{register_module("shared", nn::Linear(3, 3))};
-  nn::Sequential inner{
-      register_module("inner", nn::Sequential(nn::BatchNorm1d(3), shared, nn::Linear(nn::LinearOptions(3, 2).bias(false))))};
+  nn::Sequential inner{register_module(
+      "inner",
+      nn::Sequential(nn::BatchNorm1d(3), shared, nn::Linear(nn::LinearOptions(3, 2).bias(false))))};
   at::Tensor scale{register_parameter("scale", torch::ones({2}))};
   nn::Linear last{register_module("last", nn::Linear(2, 1))};
 };

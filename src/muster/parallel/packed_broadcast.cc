@@ -27,7 +27,9 @@ std::int64_t room_for(const at::Tensor& tensor) {
 
 /// The piece of `memory` from byte `at` on that holds the tensor's elements.
 at::Tensor piece_of(const at::Tensor& memory, std::int64_t at, const at::Tensor& tensor) {
-  return memory.narrow(0, at, static_cast<std::int64_t>(tensor.nbytes())).view(tensor.scalar_type()).view(tensor.sizes());
+  return memory.narrow(0, at, static_cast<std::int64_t>(tensor.nbytes()))
+      .view(tensor.scalar_type())
+      .view(tensor.sizes());
 }
 
 void pack(const at::Tensor& tensor, const at::Tensor& memory, std::int64_t at) {
@@ -38,12 +40,14 @@ void pack(const at::Tensor& tensor, const at::Tensor& memory, std::int64_t at) {
   }
 }
 
-/// What detach() gives counts changes together with its source, what variable_data() gives on its own.
+/// What detach() gives counts changes together with its source, what variable_data() gives on its
+/// own.
 at::Tensor written(const at::Tensor& tensor, PackedBroadcast::Autograd autograd) {
   return autograd == PackedBroadcast::Autograd::told ? tensor.detach() : tensor.variable_data();
 }
 
-void unpack(const at::Tensor& tensor, const at::Tensor& memory, std::int64_t at, PackedBroadcast::Autograd autograd) {
+void unpack(const at::Tensor& tensor, const at::Tensor& memory, std::int64_t at,
+            PackedBroadcast::Autograd autograd) {
   if (!group::is_plain(tensor)) {
     written(tensor, autograd).copy_(piece_of(memory, at, tensor));
     return;
@@ -54,24 +58,31 @@ void unpack(const at::Tensor& tensor, const at::Tensor& memory, std::int64_t at,
 
 }  // namespace
 
-void PackedBroadcast::send_from(const Group& group, int root, const std::vector<at::Tensor>& tensors, Autograd autograd) {
+void PackedBroadcast::send_from(const Group& group, int root,
+                                const std::vector<at::Tensor>& tensors, Autograd autograd) {
   const at::NoGradGuard no_grad;
   std::vector<WorkRef> works;
   const auto send = [&](Slice slice) {
-    works.push_back(
-        group->submit({.op = Op::broadcast, .name = "broadcast", .outputs = {std::move(slice)}, .root = root, .async_op = true}));
+    works.push_back(group->submit({.op = Op::broadcast,
+                                   .name = "broadcast",
+                                   .outputs = {std::move(slice)},
+                                   .root = root,
+                                   .async_op = true}));
   };
   std::int64_t bytes = 0;
-  std::vector<Slice> on_devices;  // each of one dtype and device, in the order in which those come: ranks number devices differently
+  std::vector<Slice> on_devices;  // each of one dtype and device, in the order in which those come:
+                                  // ranks number devices differently
   for (const at::Tensor& tensor : tensors) {
     if (is_packed(tensor)) {
       bytes += room_for(tensor);
     } else if (is_small(tensor)) {
       const auto alike = [&](const Slice& slice) {
-        return slice[0].scalar_type() == tensor.scalar_type() && slice[0].device() == tensor.device();
+        return slice[0].scalar_type() == tensor.scalar_type() &&
+               slice[0].device() == tensor.device();
       };
       const auto slice = std::find_if(on_devices.begin(), on_devices.end(), alike);
-      (slice != on_devices.end() ? *slice : on_devices.emplace_back()).push_back(written(tensor, autograd));
+      (slice != on_devices.end() ? *slice : on_devices.emplace_back())
+          .push_back(written(tensor, autograd));
     } else {
       send({written(tensor, autograd)});
     }
@@ -87,9 +98,13 @@ void PackedBroadcast::send_from(const Group& group, int root, const std::vector<
         at += room_for(tensor);
       }
     };
-    if (group->rank() == root) each([&](const at::Tensor& tensor, std::int64_t at) { pack(tensor, memory_, at); });
+    if (group->rank() == root)
+      each([&](const at::Tensor& tensor, std::int64_t at) { pack(tensor, memory_, at); });
     broadcast(memory_, {.group = group, .group_src = root});
-    if (group->rank() != root) each([&](const at::Tensor& tensor, std::int64_t at) { unpack(tensor, memory_, at, autograd); });
+    if (group->rank() != root)
+      each([&](const at::Tensor& tensor, std::int64_t at) {
+        unpack(tensor, memory_, at, autograd);
+      });
   }
   for (const WorkRef& work : works) work->wait();
 }

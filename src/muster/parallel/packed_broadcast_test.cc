@@ -9,10 +9,13 @@ namespace {
 
 using parallel::PackedBroadcast;
 
-/// Small and large, of several dtypes, one with gaps, one turned about on some ranks, a scalar, and nothing at all.
+/// Small and large, of several dtypes, one with gaps, one turned about on some ranks, a scalar, and
+/// nothing at all.
 std::vector<at::Tensor> tensors_of(int rank) {
   const auto numbers = [&](at::IntArrayRef sizes, at::ScalarType dtype) {
-    return torch::arange(100 * rank, 100 * rank + c10::multiply_integers(sizes), torch::kFloat64).to(dtype).view(sizes);
+    return torch::arange(100 * rank, 100 * rank + c10::multiply_integers(sizes), torch::kFloat64)
+        .to(dtype)
+        .view(sizes);
   };
   auto turned = numbers({4, 6}, torch::kFloat32);
   if (rank % 2 == 1) turned = turned.t().contiguous().t();
@@ -37,9 +40,11 @@ TEST(PackedBroadcast, GivesEveryMemberTheRootsValues) {
       for (const auto& tensor : tensors) versions.push_back(tensor._version());
       packed.send_from(default_group(), root, tensors);
       for (std::size_t i = 0; i < tensors.size(); ++i) {
-        EXPECT_SAME(tensors[i], expected[i]) << "tensor " << i << " from " << root << " on " << rank;
+        EXPECT_SAME(tensors[i], expected[i])
+            << "tensor " << i << " from " << root << " on " << rank;
         if (rank != root && tensors[i].numel() > 0) {
-          EXPECT_GT(tensors[i]._version(), versions[i]) << "autograd knows of the change of tensor " << i;
+          EXPECT_GT(tensors[i]._version(), versions[i])
+              << "autograd knows of the change of tensor " << i;
         }
       }
     }

@@ -1,7 +1,8 @@
-/// Post-local SGD: averaging every gradient at first, then only inside small groups, with the models averaged now and then.
+/// Post-local SGD: averaging every gradient at first, then only inside small groups, with the
+/// models averaged now and then.
 ///
-/// Lin, Stich, Patel, Jaggi, "Don't Use Large Mini-Batches, Use Local SGD", ICLR 2020; names as in torch's ddp_comm_hooks and
-/// algorithms.model_averaging.
+/// Lin, Stich, Patel, Jaggi, "Don't Use Large Mini-Batches, Use Local SGD", ICLR 2020; names as in
+/// torch's ddp_comm_hooks and algorithms.model_averaging.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,7 +17,8 @@ namespace muster {
 
 struct PostLocalSGDOptions {
   Group process_group = nullptr;  ///< averages the first passes; null: the model's own
-  Group subgroup = nullptr;  ///< this rank's, averages the later ones; null: the ranks of one host (every rank of the job makes it then)
+  Group subgroup = nullptr;  ///< this rank's, averages the later ones; null: the ranks of one host
+                             ///< (every rank of the job makes it then)
   std::int64_t start_localSGD_iter = 100;     ///< backward passes that everybody averages
   bool post_local_gradient_allreduce = true;  ///< false: later gradients are not averaged at all
 };

@@ -45,19 +45,24 @@ TEST(PostLocalSGDHook, AveragesTogetherFirstAndNearbyLater) {
     const double near = rank < 2 ? 1.5 : 3.5;
     const auto hook = [&](bool averages_later) {
       return post_localSGD_hook(std::make_shared<PostLocalSGDState>(
-          PostLocalSGDOptions{.subgroup = pair, .start_localSGD_iter = 2, .post_local_gradient_allreduce = averages_later}));
+          PostLocalSGDOptions{.subgroup = pair,
+                              .start_localSGD_iter = 2,
+                              .post_local_gradient_allreduce = averages_later}));
     };
     EXPECT_EQ(gradients(rank, 4, hook(true)), (std::vector<double>{2.5, 2.5, near, near}));
-    EXPECT_EQ(gradients(rank, 4, hook(false)), (std::vector<double>{2.5, 2.5, rank + 1.0, rank + 1.0}));
+    EXPECT_EQ(gradients(rank, 4, hook(false)),
+              (std::vector<double>{2.5, 2.5, rank + 1.0, rank + 1.0}));
     // All ranks of this test are on one host.
-    const auto host = post_localSGD_hook(std::make_shared<PostLocalSGDState>(PostLocalSGDOptions{.start_localSGD_iter = 1}));
+    const auto host = post_localSGD_hook(
+        std::make_shared<PostLocalSGDState>(PostLocalSGDOptions{.start_localSGD_iter = 1}));
     EXPECT_EQ(gradients(rank, 2, host), (std::vector<double>{2.5, 2.5}));
   });
 }
 
 TEST(PeriodicModelAverager, AveragesEveryPeriodAfterTheWarmUp) {
   on_ranks(3, [](int rank) {
-    auto trained = torch::zeros({2}).set_requires_grad(true), wide = torch::zeros({}, at::kDouble).set_requires_grad(true),
+    auto trained = torch::zeros({2}).set_requires_grad(true),
+         wide = torch::zeros({}, at::kDouble).set_requires_grad(true),
          frozen = torch::full({2}, rank + 0.5);
     torch::optim::SGD optimizer({trained, wide, frozen}, torch::optim::SGDOptions(1));
     PeriodicModelAverager averager({.period = 3, .warmup_steps = 2});
@@ -70,8 +75,10 @@ TEST(PeriodicModelAverager, AveragesEveryPeriodAfterTheWarmUp) {
       }
       trained.mutable_grad() = torch::zeros({2});
       wide.mutable_grad() = torch::zeros({}, at::kDouble);
-      step % 2 == 0 ? averager.average_parameters(optimizer) : averager.average_parameters({trained, wide, frozen});
-      EXPECT_SAME(trained.detach(), torch::full({2}, step + (averages ? 1.0 : rank))) << "step " << step;
+      step % 2 == 0 ? averager.average_parameters(optimizer)
+                    : averager.average_parameters({trained, wide, frozen});
+      EXPECT_SAME(trained.detach(), torch::full({2}, step + (averages ? 1.0 : rank)))
+          << "step " << step;
       EXPECT_EQ(wide.item<double>(), averages ? 10.0 : 10.0 * rank);
       EXPECT_SAME(frozen, torch::full({2}, rank + 0.5));
     }
@@ -90,8 +97,10 @@ TEST(PeriodicModelAverager, StaysInItsGroup) {
     PeriodicModelAverager averager({.process_group = pair});
     averager.average_parameters({weight});
     EXPECT_EQ(weight.item<float>(), 1) << "the mean of 0 and 2, and rank 1 as it was";
-    EXPECT_HAS(message_of<DistError>([] { PeriodicModelAverager({.period = 0}); }), "period must be at least 1");
-    EXPECT_HAS(message_of<DistError>([] { PeriodicModelAverager({.warmup_steps = -1}); }), "warmup_steps must not be negative");
+    EXPECT_HAS(message_of<DistError>([] { PeriodicModelAverager({.period = 0}); }),
+               "period must be at least 1");
+    EXPECT_HAS(message_of<DistError>([] { PeriodicModelAverager({.warmup_steps = -1}); }),
+               "warmup_steps must not be negative");
   });
 }
 
@@ -100,8 +109,8 @@ TEST(PostLocalSGD, EndsWithTheSameModelEverywhere) {
   on_ranks(4, [](int rank) {
     auto net = net_of_zeros();
     DistributedDataParallel<nn::Linear> model(net);
-    model.register_comm_hook(post_localSGD_hook(
-        std::make_shared<PostLocalSGDState>(PostLocalSGDOptions{.subgroup = new_subgroups(2).first, .start_localSGD_iter = 4})));
+    model.register_comm_hook(post_localSGD_hook(std::make_shared<PostLocalSGDState>(
+        PostLocalSGDOptions{.subgroup = new_subgroups(2).first, .start_localSGD_iter = 4})));
     PeriodicModelAverager averager({.period = 3, .warmup_steps = 4});
     torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.05));
     for (int step = 0; step < 11; ++step) {

@@ -46,16 +46,20 @@ struct PowerSGDState::Pass {
 
 PowerSGDState::PowerSGDState(const PowerSGDOptions& options)
     : options_(options), random_(at::detail::createCPUGenerator(options.random_seed)) {
-  if (options.matrix_approximation_rank < 1) group::invalid("PowerSGD: matrix_approximation_rank must be at least 1");
-  if (!(options.min_compression_rate > 0)) group::invalid("PowerSGD: min_compression_rate must be more than 0");
+  if (options.matrix_approximation_rank < 1)
+    group::invalid("PowerSGD: matrix_approximation_rank must be at least 1");
+  if (!(options.min_compression_rate > 0))
+    group::invalid("PowerSGD: min_compression_rate must be more than 0");
   if ((options.use_error_feedback || options.warm_start) && options.start_powerSGD_iter < 2)
     group::invalid(
-        "PowerSGD: start_powerSGD_iter must be at least 2 with use_error_feedback or warm_start: what they remember belongs to buckets, "
+        "PowerSGD: start_powerSGD_iter must be at least 2 with use_error_feedback or warm_start: "
+        "what they remember belongs to buckets, "
         "which "
         "are laid out anew after the first pass");
 }
 
-// ---- start of a bucket -----------------------------------------------------------------------------------------------
+// ---- start of a bucket
+// -----------------------------------------------------------------------------------------------
 
 PowerSGDState::Finish PowerSGDState::average(const GradBucket& bucket) const {
   at::Tensor sum = bucket.buffer;
@@ -103,7 +107,8 @@ PowerSGDState::Finish PowerSGDState::start(const GradBucket& bucket, bool batche
     pass->p = flattened(products);
     pass->p_work = all_reduce(pass->p, {.group = group, .async_op = true});
     std::int64_t at = 0;
-    for (std::size_t i = 0; i < products.size(); ++i) pass->blocks[i].p = next_piece(pass->p, at, products[i].sizes());
+    for (std::size_t i = 0; i < products.size(); ++i)
+      pass->blocks[i].p = next_piece(pass->p, at, products[i].sizes());
     stats_.after += pass->p.numel() + pass->q.numel();
   }
   return [this, pass] { return finish(*pass); };
@@ -111,14 +116,20 @@ PowerSGDState::Finish PowerSGDState::start(const GradBucket& bucket, bool batche
 
 bool PowerSGDState::pays(std::int64_t rows, std::int64_t columns) const {
   const auto rank = std::min<std::int64_t>({rows, columns, options_.matrix_approximation_rank});
-  return static_cast<double>((rows + columns) * rank) * options_.min_compression_rate < static_cast<double>(rows * columns);
+  return static_cast<double>((rows + columns) * rank) * options_.min_compression_rate <
+         static_cast<double>(rows * columns);
 }
 
-std::vector<PowerSGDState::Block> PowerSGDState::blocks_of(const std::vector<at::Tensor>& matrices) const {
+std::vector<PowerSGDState::Block> PowerSGDState::blocks_of(
+    const std::vector<at::Tensor>& matrices) const {
   std::vector<Block> blocks;
   for (const at::Tensor& place : matrices) {
-    const auto same_shape = [&](const Block& block) { return block.places.front().sizes() == place.sizes(); };
-    const auto found = options_.batch_tensors_with_same_shape ? std::find_if(blocks.begin(), blocks.end(), same_shape) : blocks.end();
+    const auto same_shape = [&](const Block& block) {
+      return block.places.front().sizes() == place.sizes();
+    };
+    const auto found = options_.batch_tensors_with_same_shape
+                           ? std::find_if(blocks.begin(), blocks.end(), same_shape)
+                           : blocks.end();
     if (found != blocks.end()) {
       found->places.push_back(place);
     } else {
@@ -127,16 +138,20 @@ std::vector<PowerSGDState::Block> PowerSGDState::blocks_of(const std::vector<at:
   }
   for (Block& block : blocks) {
     std::vector<at::Tensor> as_matrices;
-    for (const at::Tensor& place : block.places) as_matrices.push_back(place.reshape({place.size(0), -1}));
-    block.matrices = as_matrices.size() == 1 ? as_matrices.front().unsqueeze(0) : at::stack(as_matrices);
+    for (const at::Tensor& place : block.places)
+      as_matrices.push_back(place.reshape({place.size(0), -1}));
+    block.matrices =
+        as_matrices.size() == 1 ? as_matrices.front().unsqueeze(0) : at::stack(as_matrices);
   }
   return blocks;
 }
 
 /// What is compressed; the other gradients of the bucket go to `whole`.
-std::vector<PowerSGDState::Block> PowerSGDState::plan(const GradBucket& bucket, bool batched, std::vector<at::Tensor>& whole) {
+std::vector<PowerSGDState::Block> PowerSGDState::plan(const GradBucket& bucket, bool batched,
+                                                      std::vector<at::Tensor>& whole) {
   if (batched) {
-    const auto side = static_cast<std::int64_t>(std::ceil(std::sqrt(static_cast<double>(bucket.buffer.numel()))));
+    const auto side =
+        static_cast<std::int64_t>(std::ceil(std::sqrt(static_cast<double>(bucket.buffer.numel()))));
     auto square = at::zeros({side, side}, bucket.buffer.options());
     square.view({-1}).narrow(0, 0, bucket.buffer.numel()).copy_(bucket.buffer);
     return blocks_of({square});
@@ -144,22 +159,27 @@ std::vector<PowerSGDState::Block> PowerSGDState::plan(const GradBucket& bucket, 
   std::vector<at::Tensor> compressed;
   for (const at::Tensor& gradient : bucket.gradients) {
     const bool is_matrix = gradient.dim() >= 2 && gradient.numel() > 0;
-    (is_matrix && pays(gradient.size(0), gradient.numel() / gradient.size(0)) ? compressed : whole).push_back(gradient);
+    (is_matrix && pays(gradient.size(0), gradient.numel() / gradient.size(0)) ? compressed : whole)
+        .push_back(gradient);
   }
   return blocks_of(compressed);
 }
 
-/// Gives each block the columns that it is multiplied by: the last ones, or random ones, the same on every rank; orthonormal.
-at::Tensor PowerSGDState::factors(std::vector<Block>& blocks, Memory& memory, const at::TensorOptions& options) {
+/// Gives each block the columns that it is multiplied by: the last ones, or random ones, the same
+/// on every rank; orthonormal.
+at::Tensor PowerSGDState::factors(std::vector<Block>& blocks, Memory& memory,
+                                  const at::TensorOptions& options) {
   std::vector<std::vector<std::int64_t>> shapes;
   std::int64_t elements = 0;
   for (const Block& block : blocks) {
     const auto rows = block.matrices.size(1), columns = block.matrices.size(2);
-    shapes.push_back({block.matrices.size(0), columns, std::min<std::int64_t>({rows, columns, options_.matrix_approximation_rank})});
+    shapes.push_back({block.matrices.size(0), columns,
+                      std::min<std::int64_t>({rows, columns, options_.matrix_approximation_rank})});
     elements += c10::multiply_integers(shapes.back());
   }
   const bool warm = options_.warm_start && memory.q.defined() && memory.q.numel() == elements;
-  at::Tensor q = warm ? memory.q : at::randn({elements}, random_, at::TensorOptions(at::kFloat)).to(options);
+  at::Tensor q =
+      warm ? memory.q : at::randn({elements}, random_, at::TensorOptions(at::kFloat)).to(options);
   if (options_.warm_start) memory.q = q;
   std::int64_t at = 0;
   for (std::size_t i = 0; i < blocks.size(); ++i) {
@@ -169,25 +189,30 @@ at::Tensor PowerSGDState::factors(std::vector<Block>& blocks, Memory& memory, co
   return q;
 }
 
-/// In place, by columns. Several columns by QR, which stays orthonormal where they depend on each other; a column of zeros stays one.
+/// In place, by columns. Several columns by QR, which stays orthonormal where they depend on each
+/// other; a column of zeros stays one.
 void PowerSGDState::orthogonalize(at::Tensor matrices) const {
   if (matrices.size(2) == 1) {
-    const auto length = at::linalg_vector_norm(matrices, 2, at::IntArrayRef{1}, true) + options_.orthogonalization_epsilon;
+    const auto length = at::linalg_vector_norm(matrices, 2, at::IntArrayRef{1}, true) +
+                        options_.orthogonalization_epsilon;
     matrices.div_(at::where(length == 0, at::ones_like(length), length));
     return;
   }
-  const bool narrow = matrices.scalar_type() == at::kHalf || matrices.scalar_type() == at::kBFloat16;
+  const bool narrow =
+      matrices.scalar_type() == at::kHalf || matrices.scalar_type() == at::kBFloat16;
   matrices.copy_(std::get<0>(at::linalg_qr(narrow ? matrices.to(at::kFloat) : matrices)));
 }
 
-// ---- its end ---------------------------------------------------------------------------------------------------------
+// ---- its end
+// ---------------------------------------------------------------------------------------------------------
 
 at::Tensor PowerSGDState::finish(Pass& pass) {
   const at::NoGradGuard no_grad;
   if (pass.whole_work) {
     pass.whole_work->wait();
     std::int64_t at = 0;
-    for (at::Tensor& gradient : pass.whole) gradient.copy_(next_piece(pass.whole_flat, at, gradient.sizes()));
+    for (at::Tensor& gradient : pass.whole)
+      gradient.copy_(next_piece(pass.whole_flat, at, gradient.sizes()));
   }
   if (!pass.blocks.empty()) {
     pass.p_work->wait();
@@ -204,7 +229,8 @@ at::Tensor PowerSGDState::finish(Pass& pass) {
     }
   }
   at::Tensor buffer = pass.bucket.buffer;
-  if (pass.batched) buffer.copy_(pass.blocks.front().places.front().view({-1}).narrow(0, 0, buffer.numel()));
+  if (pass.batched)
+    buffer.copy_(pass.blocks.front().places.front().view({-1}).narrow(0, 0, buffer.numel()));
   if (options_.use_error_feedback) memory_[pass.bucket.index].error.sub_(buffer);
   return buffer;
 }
@@ -214,14 +240,17 @@ void PowerSGDState::count(const GradBucket& bucket) {
   ++iteration_;
   just_loaded_ = false;
   if (stats_.before == 0 || iteration_ < next_report_) return;
-  next_report_ = iteration_ + std::max<std::int64_t>(1, options_.compression_stats_logging_frequency);
+  next_report_ =
+      iteration_ + std::max<std::int64_t>(1, options_.compression_stats_logging_frequency);
   if (logs(LogLevel::info))
-    log(LogLevel::info, "PowerSGD: after " + std::to_string(iteration_) + " passes, " + std::to_string(stats_.before) +
-                            " elements of gradients have travelled as " + std::to_string(stats_.after) + ", rate " +
-                            std::to_string(stats_.rate()));
+    log(LogLevel::info,
+        "PowerSGD: after " + std::to_string(iteration_) + " passes, " +
+            std::to_string(stats_.before) + " elements of gradients have travelled as " +
+            std::to_string(stats_.after) + ", rate " + std::to_string(stats_.rate()));
 }
 
-// ---- checkpoints -----------------------------------------------------------------------------------------------------
+// ---- checkpoints
+// -----------------------------------------------------------------------------------------------------
 
 void PowerSGDState::save(torch::serialize::OutputArchive& archive) const {
   archive.write("iteration", torch::tensor(iteration_, at::kLong));

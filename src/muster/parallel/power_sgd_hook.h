@@ -1,7 +1,9 @@
-/// PowerSGD: a communication hook that sends two thin factors of each gradient matrix instead of the matrix.
+/// PowerSGD: a communication hook that sends two thin factors of each gradient matrix instead of
+/// the matrix.
 ///
-/// Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization", NeurIPS 2019; names and
-/// defaults are those of torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook.
+/// Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
+/// Optimization", NeurIPS 2019; names and defaults are those of
+/// torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -24,24 +26,28 @@ class OutputArchive;
 namespace muster {
 
 struct PowerSGDOptions {
-  Group process_group = nullptr;                              ///< null: the model's own
-  int matrix_approximation_rank = 1;                          ///< columns of the factors: more is nearer to the gradient, and more to send
-  std::int64_t start_powerSGD_iter = 1000;                    ///< backward passes that average everything first
-  double min_compression_rate = 2;                            ///< a matrix is sent whole unless its factors are smaller by more than this
-  bool use_error_feedback = true;                             ///< what was lost is added to the next gradient
-  bool warm_start = true;                                     ///< start from the last factors, not from random ones
-  double orthogonalization_epsilon = 0;                       ///< added to the length of a single column before it is divided by it
-  std::uint64_t random_seed = 0;                              ///< the same on all ranks
-  std::int64_t compression_stats_logging_frequency = 10'000;  ///< backward passes between two lines in the log (info)
-  bool batch_tensors_with_same_shape = false;                 ///< multiply matrices of one shape as one batch
+  Group process_group = nullptr;  ///< null: the model's own
+  int matrix_approximation_rank =
+      1;  ///< columns of the factors: more is nearer to the gradient, and more to send
+  std::int64_t start_powerSGD_iter = 1000;  ///< backward passes that average everything first
+  double min_compression_rate =
+      2;  ///< a matrix is sent whole unless its factors are smaller by more than this
+  bool use_error_feedback = true;  ///< what was lost is added to the next gradient
+  bool warm_start = true;          ///< start from the last factors, not from random ones
+  double orthogonalization_epsilon =
+      0;  ///< added to the length of a single column before it is divided by it
+  std::uint64_t random_seed = 0;  ///< the same on all ranks
+  std::int64_t compression_stats_logging_frequency =
+      10'000;  ///< backward passes between two lines in the log (info)
+  bool batch_tensors_with_same_shape = false;  ///< multiply matrices of one shape as one batch
 };
 
-/// The settings, and what the hook remembers from pass to pass: a copy of the gradients for error feedback, and the factors. For one model,
-/// in whose backward passes alone it is used.
+/// The settings, and what the hook remembers from pass to pass: a copy of the gradients for error
+/// feedback, and the factors. For one model, in whose backward passes alone it is used.
 class PowerSGDState {
  public:
-  /// Throws DistError for a rank or a rate that is not positive, and for start_powerSGD_iter below 2 with error feedback or warm start: the
-  /// buckets change after the first pass.
+  /// Throws DistError for a rank or a rate that is not positive, and for start_powerSGD_iter below
+  /// 2 with error feedback or warm start: the buckets change after the first pass.
   explicit PowerSGDState(const PowerSGDOptions& options = {});
 
   const PowerSGDOptions& options() const { return options_; }
@@ -51,12 +57,15 @@ class PowerSGDState {
   struct Stats {
     std::int64_t before = 0;
     std::int64_t after = 0;
-    double rate() const { return after > 0 ? static_cast<double>(before) / static_cast<double>(after) : 0; }
+    double rate() const {
+      return after > 0 ? static_cast<double>(before) / static_cast<double>(after) : 0;
+    }
   };
   Stats compression_stats() const { return stats_; }
 
-  /// What is remembered, for a checkpoint: each rank saves and loads its own, for errors differ between ranks. Options are not part of it.
-  /// The first pass after `load` averages everything: a model that was made anew lays its buckets out after it.
+  /// What is remembered, for a checkpoint: each rank saves and loads its own, for errors differ
+  /// between ranks. Options are not part of it. The first pass after `load` averages everything: a
+  /// model that was made anew lays its buckets out after it.
   void save(torch::serialize::OutputArchive& archive) const;
   void load(torch::serialize::InputArchive& archive);
 
@@ -67,9 +76,10 @@ class PowerSGDState {
 
   /// Matrices of one shape.
   struct Block {
-    std::vector<at::Tensor> places;  // where they lie in the bucket, or the bucket itself with `batched`
-    at::Tensor matrices;             // count x rows x columns
-    at::Tensor p, q;                 // count x rows x rank, count x columns x rank
+    std::vector<at::Tensor>
+        places;           // where they lie in the bucket, or the bucket itself with `batched`
+    at::Tensor matrices;  // count x rows x columns
+    at::Tensor p, q;      // count x rows x rank, count x columns x rank
   };
   struct Memory {
     at::Tensor error;
@@ -96,11 +106,11 @@ class PowerSGDState {
   Stats stats_;
 };
 
-/// Each gradient of two or more dimensions as a matrix of its first dimension by the rest; sparse ones travel whole. All ranks get the same
-/// bits.
+/// Each gradient of two or more dimensions as a matrix of its first dimension by the rest; sparse
+/// ones travel whole. All ranks get the same bits.
 ///
-///   auto state = std::make_shared<PowerSGDState>(PowerSGDOptions{.matrix_approximation_rank = 2, .start_powerSGD_iter = 100});
-///   model.register_comm_hook(powerSGD_hook(state));
+///   auto state = std::make_shared<PowerSGDState>(PowerSGDOptions{.matrix_approximation_rank = 2,
+///   .start_powerSGD_iter = 100}); model.register_comm_hook(powerSGD_hook(state));
 CommHook powerSGD_hook(std::shared_ptr<PowerSGDState> state);
 /// Each bucket as one square matrix: quicker, and further from the gradients.
 CommHook batched_powerSGD_hook(std::shared_ptr<PowerSGDState> state);

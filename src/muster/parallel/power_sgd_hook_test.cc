@@ -40,7 +40,8 @@ struct Bucket {
   /// What this rank's backward would give in each pass of `salt`.
   static at::Tensor gradient(const at::Tensor& like, int rank, int salt = 0) {
     const auto seed = static_cast<std::uint64_t>(100 * salt + rank);
-    return at::randn({like.numel()}, at::detail::createCPUGenerator(seed), at::kDouble).to(like.scalar_type());
+    return at::randn({like.numel()}, at::detail::createCPUGenerator(seed), at::kDouble)
+        .to(like.scalar_type());
   }
   at::Tensor pass(const CommHook& hook, const at::Tensor& gradient) {
     given.buffer.copy_(gradient);
@@ -55,7 +56,9 @@ at::Tensor mean_of_ranks(const at::Tensor& like, int ranks, int salt = 0) {
   return sum / ranks;
 }
 
-double difference(const at::Tensor& a, const at::Tensor& b) { return ((a - b).norm() / b.norm()).item<double>(); }
+double difference(const at::Tensor& a, const at::Tensor& b) {
+  return ((a - b).norm() / b.norm()).item<double>();
+}
 
 void expect_same_everywhere(const at::Tensor& mine) {
   auto rank_0 = mine.clone();
@@ -64,7 +67,9 @@ void expect_same_everywhere(const at::Tensor& mine) {
 }
 
 using MakeHook = CommHook (*)(std::shared_ptr<PowerSGDState>);
-CommHook hook_of(MakeHook make, const PowerSGDOptions& options) { return make(std::make_shared<PowerSGDState>(options)); }
+CommHook hook_of(MakeHook make, const PowerSGDOptions& options) {
+  return make(std::make_shared<PowerSGDState>(options));
+}
 
 class PowerSGD : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, PowerSGD, ::testing::Values(1, 2, 3, 4));
@@ -97,9 +102,13 @@ TEST_P(PowerSGD, GivesTheSameBitsEverywhere) {
     for (const MakeHook make : {powerSGD_hook, batched_powerSGD_hook})
       for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16})
         for (const int columns : {1, 2, 4}) {
-          const auto hook = hook_of(make, {.matrix_approximation_rank = columns, .start_powerSGD_iter = 2, .min_compression_rate = 1});
+          const auto hook = hook_of(make, {.matrix_approximation_rank = columns,
+                                           .start_powerSGD_iter = 2,
+                                           .min_compression_rate = 1});
           Bucket bucket(dtype);
-          for (int pass = 0; pass < 5; ++pass) expect_same_everywhere(bucket.pass(hook, Bucket::gradient(bucket.given.buffer, rank, pass)));
+          for (int pass = 0; pass < 5; ++pass)
+            expect_same_everywhere(
+                bucket.pass(hook, Bucket::gradient(bucket.given.buffer, rank, pass)));
         }
   });
 }
@@ -113,11 +122,13 @@ TEST_P(PowerSGD, MakesGoodItsErrorsInLaterPasses) {
       const auto hook = hook_of(powerSGD_hook, options);
       Bucket bucket;
       auto sum = at::zeros_like(bucket.given.buffer);
-      for (int pass = 0; pass < kPasses; ++pass) sum += bucket.pass(hook, Bucket::gradient(sum, rank));
+      for (int pass = 0; pass < kPasses; ++pass)
+        sum += bucket.pass(hook, Bucket::gradient(sum, rank));
       return sum / kPasses;
     };
     const auto with = mean_sent({.start_powerSGD_iter = 2, .min_compression_rate = 1});
-    const auto without = mean_sent({.start_powerSGD_iter = 2, .min_compression_rate = 1, .use_error_feedback = false});
+    const auto without = mean_sent(
+        {.start_powerSGD_iter = 2, .min_compression_rate = 1, .use_error_feedback = false});
     const auto truth = mean_of_ranks(with, ranks);
     EXPECT_LT(difference(with, truth), 0.1);
     EXPECT_GT(difference(without, truth), 0.2);
@@ -127,7 +138,8 @@ TEST_P(PowerSGD, MakesGoodItsErrorsInLaterPasses) {
 // spec: K4 the PowerSGD hook: start_powerSGD_iter and min_compression_rate
 TEST(PowerSGDHook, SendsWholeWhatIsNotWorthCompressing) {
   on_ranks(2, [](int rank) {
-    const auto state = std::make_shared<PowerSGDState>(PowerSGDOptions{.start_powerSGD_iter = 3, .min_compression_rate = 5});
+    const auto state = std::make_shared<PowerSGDState>(
+        PowerSGDOptions{.start_powerSGD_iter = 3, .min_compression_rate = 5});
     const auto hook = powerSGD_hook(state);
     Bucket bucket;
     for (int pass = 0; pass < 4; ++pass) {
@@ -152,9 +164,13 @@ TEST(PowerSGDHook, SendsWholeWhatIsNotWorthCompressing) {
 TEST(PowerSGDHook, StandsGradientsOfZero) {
   on_ranks(2, [](int) {
     for (const int columns : {1, 3}) {
-      const auto hook = hook_of(powerSGD_hook, {.matrix_approximation_rank = columns, .start_powerSGD_iter = 2, .min_compression_rate = 1});
+      const auto hook = hook_of(powerSGD_hook, {.matrix_approximation_rank = columns,
+                                                .start_powerSGD_iter = 2,
+                                                .min_compression_rate = 1});
       Bucket bucket(at::kFloat);
-      for (int pass = 0; pass < 5; ++pass) EXPECT_EQ(bucket.pass(hook, at::zeros_like(bucket.given.buffer)).abs().max().item<float>(), 0);
+      for (int pass = 0; pass < 5; ++pass)
+        EXPECT_EQ(bucket.pass(hook, at::zeros_like(bucket.given.buffer)).abs().max().item<float>(),
+                  0);
       const auto later = bucket.pass(hook, at::ones_like(bucket.given.buffer));
       EXPECT_TRUE(later.isfinite().all().item<bool>());
     }
@@ -202,7 +218,8 @@ TEST_P(PowerSGD, TrainsAModelWithOneColumn) {
   on_ranks(ranks, [&](int rank) {
     const auto start = loss_after(rank, ranks, 0, all_reduce_hook());
     const auto averaged = loss_after(rank, ranks, 400, all_reduce_hook());
-    const auto compressed = loss_after(rank, ranks, 400, hook_of(powerSGD_hook, {.start_powerSGD_iter = 10}));
+    const auto compressed =
+        loss_after(rank, ranks, 400, hook_of(powerSGD_hook, {.start_powerSGD_iter = 10}));
     EXPECT_GT(start, 1);
     EXPECT_LT(averaged, 1e-2);
     EXPECT_LT(compressed, 2e-2);
@@ -213,12 +230,15 @@ TEST_P(PowerSGD, TrainsAModelWithOneColumn) {
 TEST_P(PowerSGD, GoesOnFromWhatItSaved) {
   on_ranks(GetParam(), [](int rank) {
     for (const bool warm : {true, false}) {
-      const PowerSGDOptions options{.start_powerSGD_iter = 2, .min_compression_rate = 1, .warm_start = warm};
-      const auto state = std::make_shared<PowerSGDState>(options), restored = std::make_shared<PowerSGDState>(options),
+      const PowerSGDOptions options{
+          .start_powerSGD_iter = 2, .min_compression_rate = 1, .warm_start = warm};
+      const auto state = std::make_shared<PowerSGDState>(options),
+                 restored = std::make_shared<PowerSGDState>(options),
                  fresh = std::make_shared<PowerSGDState>(options);
       Bucket bucket;
       const auto pass = [&](const std::shared_ptr<PowerSGDState>& with, int number) {
-        return bucket.pass(powerSGD_hook(with), Bucket::gradient(bucket.given.buffer, rank, number));
+        return bucket.pass(powerSGD_hook(with),
+                           Bucket::gradient(bucket.given.buffer, rank, number));
       };
       for (int number = 0; number < 5; ++number) pass(state, number);
       torch::serialize::OutputArchive out;
@@ -230,7 +250,8 @@ TEST_P(PowerSGD, GoesOnFromWhatItSaved) {
       restored->load(in);
       EXPECT_EQ(restored->iteration(), 5);
       const auto first = pass(restored, 4);
-      EXPECT_LT(difference(first, mean_of_ranks(first, get_world_size(), 4)), 1e-15) << "averaged: a new model's buckets come after it";
+      EXPECT_LT(difference(first, mean_of_ranks(first, get_world_size(), 4)), 1e-15)
+          << "averaged: a new model's buckets come after it";
       const auto expected = pass(state, 5);
       EXPECT_TRUE(same_bytes(pass(restored, 5), expected));
       EXPECT_FALSE(same_bytes(pass(fresh, 5), expected));
@@ -241,10 +262,16 @@ TEST_P(PowerSGD, GoesOnFromWhatItSaved) {
 
 TEST(PowerSGDHook, RefusesSettingsThatCannotWork) {
   on_ranks(1, [](int) {
-    EXPECT_HAS(message_of<DistError>([] { PowerSGDState({.start_powerSGD_iter = 1}); }), "start_powerSGD_iter must be at least 2");
-    EXPECT_HAS(message_of<DistError>([] { PowerSGDState({.matrix_approximation_rank = 0}); }), "matrix_approximation_rank");
-    EXPECT_HAS(message_of<DistError>([] { PowerSGDState({.min_compression_rate = 0}); }), "min_compression_rate");
-    EXPECT_EQ(PowerSGDState({.start_powerSGD_iter = 0, .use_error_feedback = false, .warm_start = false}).iteration(), 0);
+    EXPECT_HAS(message_of<DistError>([] { PowerSGDState({.start_powerSGD_iter = 1}); }),
+               "start_powerSGD_iter must be at least 2");
+    EXPECT_HAS(message_of<DistError>([] { PowerSGDState({.matrix_approximation_rank = 0}); }),
+               "matrix_approximation_rank");
+    EXPECT_HAS(message_of<DistError>([] { PowerSGDState({.min_compression_rate = 0}); }),
+               "min_compression_rate");
+    EXPECT_EQ(
+        PowerSGDState({.start_powerSGD_iter = 0, .use_error_feedback = false, .warm_start = false})
+            .iteration(),
+        0);
   });
 }
 

@@ -15,7 +15,8 @@
 namespace muster::parallel {
 namespace {
 
-const std::string kFailedBefore = "an earlier reduction of the gradients failed, and this model cannot go on: ";
+const std::string kFailedBefore =
+    "an earlier reduction of the gradients failed, and this model cannot go on: ";
 
 }  // namespace
 
@@ -38,11 +39,14 @@ struct Reducer::State::Hook final : torch::autograd::FunctionPostHook {
 };
 
 Reducer::State::State(std::vector<at::Tensor> given_parameters, ReducerOptions given)
-    : parameters(std::move(given_parameters)), options(std::move(given)), divisor(options.group->size()) {
+    : parameters(std::move(given_parameters)),
+      options(std::move(given)),
+      divisor(options.group->size()) {
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const at::Tensor& parameter = parameters[i];
     if (!parameter.defined() || !parameter.requires_grad() || !parameter.is_leaf())
-      group::invalid("a reducer's parameters must be leaves that require gradients; " + name(i) + " is not");
+      group::invalid("a reducer's parameters must be leaves that require gradients; " + name(i) +
+                     " is not");
   }
   ready.assign(parameters.size(), false);
   static_counts.assign(parameters.size(), 0);
@@ -56,14 +60,15 @@ void Reducer::State::attach() {
   const auto hook_on = [this](const at::Tensor& leaf, std::size_t index) {
     accumulators.push_back(torch::autograd::impl::grad_accumulator(leaf));
     const NodeRef& node = accumulators.back();
-    hook_keys.push_back(node ? node->add_post_hook(std::make_unique<Hook>(weak_from_this(), index)) : 0);
+    hook_keys.push_back(node ? node->add_post_hook(std::make_unique<Hook>(weak_from_this(), index))
+                             : 0);
   };
   for (std::size_t i = 0; i < parameters.size(); ++i) hook_on(parameters[i], i);
   if (options.held_until.defined()) hook_on(options.held_until, Hook::kRelease);
 }
 
-/// After torch::load, which gives a parameter other memory, and where one was frozen or is trained again, autograd knows the parameter
-/// anew, without our hook.
+/// After torch::load, which gives a parameter other memory, and where one was frozen or is trained
+/// again, autograd knows the parameter anew, without our hook.
 void Reducer::State::attach_anew() {
   for (std::size_t i = 0; i < accumulators.size(); ++i) {
     const at::Tensor& leaf = i < parameters.size() ? parameters[i] : options.held_until;
@@ -94,16 +99,18 @@ std::string Reducer::State::names_of(const std::vector<std::size_t>& indices) co
   return text;
 }
 
-// ---- buckets ---------------------------------------------------------------------------------------------------------
+// ---- buckets
+// ---------------------------------------------------------------------------------------------------------
 
 std::vector<ParameterFacts> Reducer::State::facts() const {
   std::vector<ParameterFacts> all;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const at::ScalarType dtype = travels_as(parameters[i]);
-    all.push_back({.bytes = parameters[i].numel() * static_cast<std::int64_t>(c10::elementSize(dtype)),
-                   .dtype = dtype,
-                   .device = parameters[i].device(),
-                   .alone = is_sparse(i) || goes_alone(parameters[i])});
+    all.push_back(
+        {.bytes = parameters[i].numel() * static_cast<std::int64_t>(c10::elementSize(dtype)),
+         .dtype = dtype,
+         .device = parameters[i].device(),
+         .alone = is_sparse(i) || goes_alone(parameters[i])});
   }
   return all;
 }
@@ -123,7 +130,8 @@ void Reducer::State::lay_out(const std::vector<BucketIndices>& plan) {
       made.push_back(std::move(bucket));
       continue;
     }
-    for (std::size_t slot = 0; slot < indices.size(); ++slot) places[indices[slot]] = {made.size(), slot};
+    for (std::size_t slot = 0; slot < indices.size(); ++slot)
+      places[indices[slot]] = {made.size(), slot};
     bucket.dtype = travels_as(parameters[indices.front()]);
     bucket.alone = goes_alone(parameters[indices.front()]);
     if (bucket.alone) {
@@ -141,10 +149,13 @@ void Reducer::State::give_memory(Bucket& bucket) {
   const at::NoGradGuard no_grad;
   std::int64_t elements = 0;
   for (const std::size_t index : bucket.indices) elements += parameters[index].numel();
-  const auto of_gradients = parameters[bucket.indices.front()].options().requires_grad(false).dtype(bucket.dtype);
+  const auto of_gradients =
+      parameters[bucket.indices.front()].options().requires_grad(false).dtype(bucket.dtype);
   const std::int64_t parts = c10::isComplexType(bucket.dtype) ? 2 : 1;
-  bucket.memory = flat_memory(elements * parts, of_gradients.dtype(c10::toRealValueType(bucket.dtype)));
-  const at::Tensor gradients = at::empty({0}, of_gradients).set_(bucket.memory.storage(), 0, {elements}, {1});
+  bucket.memory =
+      flat_memory(elements * parts, of_gradients.dtype(c10::toRealValueType(bucket.dtype)));
+  const at::Tensor gradients =
+      at::empty({0}, of_gradients).set_(bucket.memory.storage(), 0, {elements}, {1});
   std::int64_t at = 0;
   for (const std::size_t index : bucket.indices) {
     bucket.views.push_back(shaped_like(gradients, at, parameters[index]));
@@ -163,10 +174,15 @@ void Reducer::State::lay_out_first() {
   // Where the first pass will tell the order, it may as well run with as few buckets as possible.
   const bool will_rebuild = options.static_graph || !options.find_unused_parameters;
   auto plan = will_rebuild ? plan_buckets(facts(), order, INT64_MAX, INT64_MAX)
-                           : plan_buckets(facts(), order, options.first_bucket_bytes, options.bucket_cap_bytes);
-  // Gradients come last parameter first, so a bucket is complete with the one of its first parameter.
-  const auto first_of = [](const BucketIndices& indices) { return *std::min_element(indices.begin(), indices.end()); };
-  std::stable_sort(plan.begin(), plan.end(), [&](const auto& a, const auto& b) { return first_of(a) > first_of(b); });
+                           : plan_buckets(facts(), order, options.first_bucket_bytes,
+                                          options.bucket_cap_bytes);
+  // Gradients come last parameter first, so a bucket is complete with the one of its first
+  // parameter.
+  const auto first_of = [](const BucketIndices& indices) {
+    return *std::min_element(indices.begin(), indices.end());
+  };
+  std::stable_sort(plan.begin(), plan.end(),
+                   [&](const auto& a, const auto& b) { return first_of(a) > first_of(b); });
   lay_out(plan);
 }
 
@@ -176,11 +192,12 @@ void Reducer::State::rebuild() {
   auto order = torch::tensor(std::vector<std::int64_t>(arrived.begin(), arrived.end()), at::kLong);
   broadcast(order, {.group = options.group, .group_src = 0});
   const auto* first = order.const_data_ptr<std::int64_t>();
-  lay_out(
-      plan_buckets(facts(), std::vector<std::size_t>(first, first + order.numel()), options.first_bucket_bytes, options.bucket_cap_bytes));
+  lay_out(plan_buckets(facts(), std::vector<std::size_t>(first, first + order.numel()),
+                       options.first_bucket_bytes, options.bucket_cap_bytes));
 }
 
-// ---- before backward -------------------------------------------------------------------------------------------------
+// ---- before backward
+// -------------------------------------------------------------------------------------------------
 
 void Reducer::State::check_finished() const {
   if (failure) {
@@ -203,10 +220,14 @@ void Reducer::State::check_finished() const {
     indices += std::to_string(index);
   }
   throw DistError(
-      "Expected to have finished reduction in the prior iteration before starting a new one: some parameters took no part in the loss of "
-      "the last backward pass, so their buckets still wait for them. Let every output of forward feed the loss, or set "
-      "find_unused_parameters where the model leaves parts out.\nParameters which did not receive grad for rank " +
-          rank + ": " + names_of(missing) + "\nParameter indices which did not receive grad for rank " + rank + ": " + indices,
+      "Expected to have finished reduction in the prior iteration before starting a new one: some "
+      "parameters took no part in the loss of "
+      "the last backward pass, so their buckets still wait for them. Let every output of forward "
+      "feed the loss, or set "
+      "find_unused_parameters where the model leaves parts out.\nParameters which did not receive "
+      "grad for rank " +
+          rank + ": " + names_of(missing) +
+          "\nParameter indices which did not receive grad for rank " + rank + ": " + indices,
       Code::invalid_argument, {options.group->rank()});
 }
 
@@ -241,7 +262,8 @@ void Reducer::State::find_unused(std::span<const at::Tensor> outputs) {
     if (node != nullptr && seen.insert(node).second) open.push_back(node);
   };
   for (const at::Tensor& output : outputs)
-    if (output.defined() && output.requires_grad()) visit(torch::autograd::impl::gradient_edge(output).function.get());
+    if (output.defined() && output.requires_grad())
+      visit(torch::autograd::impl::gradient_edge(output).function.get());
   while (!open.empty()) {
     Node* node = open.back();
     open.pop_back();
@@ -251,7 +273,8 @@ void Reducer::State::find_unused(std::span<const at::Tensor> outputs) {
     if (!seen.contains(accumulators[i].get())) unused.push_back(i);
 }
 
-/// So that the reducer hears of a backward pass before its first gradient. Leaves would keep their hooks for ever.
+/// So that the reducer hears of a backward pass before its first gradient. Leaves would keep their
+/// hooks for ever.
 void Reducer::State::watch_backward(std::span<const at::Tensor> outputs) {
   end_queued = false;
   gave_gradients = false;
@@ -266,11 +289,15 @@ void Reducer::State::watch_backward(std::span<const at::Tensor> outputs) {
   }
 }
 
-// ---- the face --------------------------------------------------------------------------------------------------------
+// ---- the face
+// --------------------------------------------------------------------------------------------------------
 
 Reducer::Reducer(std::vector<at::Tensor> parameters, ReducerOptions options) {
-  if (!options.group || !options.group->is_member()) group::invalid("a reducer needs a group that this rank is a member of");
-  if (parameters.empty()) group::invalid("there is nothing to average: the module has no parameter that requires a gradient");
+  if (!options.group || !options.group->is_member())
+    group::invalid("a reducer needs a group that this rank is a member of");
+  if (parameters.empty())
+    group::invalid(
+        "there is nothing to average: the module has no parameter that requires a gradient");
   state_ = std::make_shared<State>(std::move(parameters), std::move(options));
   state_->attach();
 }
@@ -295,7 +322,8 @@ void Reducer::prepare_forward() {
   state_->attach_anew();
   ++state_->iteration;
   state_->times.forward_start = steady_clock().now();
-  if (!state_->has_rebuilt && state_->arrived.size() == state_->parameters.size()) state_->rebuild();
+  if (!state_->has_rebuilt && state_->arrived.size() == state_->parameters.size())
+    state_->rebuild();
 }
 
 void Reducer::prepare_backward(std::span<const at::Tensor> outputs) {
@@ -329,7 +357,8 @@ void Reducer::follow_parameters() {
 void Reducer::set_hook(CommHook hook) {
   const std::lock_guard lock(state_->mutex);
   if (state_->hook) group::invalid("a communication hook was registered before; a model takes one");
-  if (state_->under_way || !state_->arrived.empty()) group::invalid("register the communication hook before the first backward pass");
+  if (state_->under_way || !state_->arrived.empty())
+    group::invalid("register the communication hook before the first backward pass");
   state_->hook = std::move(hook);
   state_->lay_out_first();  // a hook is given whole buckets
 }
@@ -345,7 +374,8 @@ std::vector<std::int64_t> Reducer::bucket_bytes() const {
   std::vector<std::int64_t> bytes;
   for (const auto& bucket : state_->buckets) {
     if (bucket.sparse || bucket.alone) {
-      bytes.push_back(static_cast<std::int64_t>(state_->parameters[bucket.indices.front()].nbytes()));
+      bytes.push_back(
+          static_cast<std::int64_t>(state_->parameters[bucket.indices.front()].nbytes()));
     } else {
       bytes.push_back(static_cast<std::int64_t>(bucket.memory.nbytes()));
     }

@@ -15,7 +15,8 @@
 
 namespace muster::parallel {
 
-// ---- during backward -------------------------------------------------------------------------------------------------
+// ---- during backward
+// -------------------------------------------------------------------------------------------------
 
 void Reducer::State::begin_backward() {
   if (mode == Mode::done || failure || std::exchange(end_queued, true)) return;
@@ -26,7 +27,8 @@ void Reducer::State::begin_backward() {
       self->leave_backward();
     }
   };
-  at_end_of_backward(at_end, [self = shared_from_this()]() noexcept { self->left_in_the_middle(); });
+  at_end_of_backward(at_end,
+                     [self = shared_from_this()]() noexcept { self->left_in_the_middle(); });
   if (shared_sizes) shared_sizes->begin();
 }
 
@@ -44,11 +46,14 @@ struct Rest {
   ~Rest() { driving.reset(); }
 };
 
-/// How many tensors that nobody but autograd knows of hold the memory of `gradient`, itself among them, while its hook runs.
+/// How many tensors that nobody but autograd knows of hold the memory of `gradient`, itself among
+/// them, while its hook runs.
 std::size_t autograds_owners(const at::Tensor& gradient, const std::vector<at::Tensor>& given) {
   if (!gradient.defined() || gradient.layout() != at::kStrided || given.size() != 1) return 1;
   const at::Tensor& source = given.front();  // of which autograd may have made the gradient
-  if (!source.defined() || source.use_count() != 1 || source.layout() != at::kStrided || !gradient.is_alias_of(source)) return 1;
+  if (!source.defined() || source.use_count() != 1 || source.layout() != at::kStrided ||
+      !gradient.is_alias_of(source))
+    return 1;
   if (!source.is_view()) return 2;
   const at::TensorBase base = source._base();  // a matrix of which the source is the transpose
   return base.use_count() == 2 ? 3 : 2;
@@ -56,7 +61,8 @@ std::size_t autograds_owners(const at::Tensor& gradient, const std::vector<at::T
 
 }  // namespace
 
-/// `given` is what autograd has accumulated. It keeps that until this returns, and may have made it the gradient itself.
+/// `given` is what autograd has accumulated. It keeps that until this returns, and may have made it
+/// the gradient itself.
 void Reducer::State::on_gradient(std::size_t index, const std::vector<at::Tensor>& given) {
   const std::lock_guard lock(mutex);
   owners = {index, autograds_owners(parameters[index].grad(), given)};
@@ -70,7 +76,8 @@ void Reducer::State::on_gradient(std::size_t index, const std::vector<at::Tensor
   if (mode == Mode::done) {
     refused = std::make_exception_ptr(DistError(
         "backward ran a second time over one forward pass: the gradient of " + name(index) +
-            " would be added to an average on this rank alone. Call forward again, or run all but the last backward under no_sync",
+            " would be added to an average on this rank alone. Call forward again, or run all but "
+            "the last backward under no_sync",
         Code::invalid_argument, {options.group->rank()}));
     std::rethrow_exception(refused);
   }
@@ -110,11 +117,12 @@ void Reducer::State::mark_unused() {
 
 void Reducer::State::mark_ready(std::size_t index) {
   if (ready[index])
-    throw DistError(
-        "Expected to mark a variable ready only once: the gradient of " + name(index) +
-            " came a second time in one backward pass. The parameter is used by several backward passes of one forward, or by parts "
-            "that run forward again inside backward; set static_graph where every pass does the same, or call backward once",
-        Code::invalid_argument, {options.group->rank()});
+    throw DistError("Expected to mark a variable ready only once: the gradient of " + name(index) +
+                        " came a second time in one backward pass. The parameter is used by "
+                        "several backward passes of one forward, or by parts "
+                        "that run forward again inside backward; set static_graph where every pass "
+                        "does the same, or call backward once",
+                    Code::invalid_argument, {options.group->rank()});
   ready[index] = true;
   if (!has_rebuilt) arrived.push_back(index);
   if (is_sparse(index)) {
@@ -125,23 +133,29 @@ void Reducer::State::mark_ready(std::size_t index) {
   if (--buckets[places[index].bucket].pending == 0) launch_full();
 }
 
-/// Whether nobody but the parameter and this reducer knows of this pass's gradient, and it lies as the others' do.
+/// Whether nobody but the parameter and this reducer knows of this pass's gradient, and it lies as
+/// the others' do.
 bool Reducer::State::travels_in_place(std::size_t index, const at::Tensor& gradient) const {
   const at::Tensor& parameter = parameters[index];
-  const bool same_layout = gradient.strides() == parameter.strides() || (gradient.is_contiguous() && parameter.is_contiguous());
+  const bool same_layout = gradient.strides() == parameter.strides() ||
+                           (gradient.is_contiguous() && parameter.is_contiguous());
   const std::size_t expected = owners.index == index ? owners.count : 1;
-  return used.const_data_ptr<int>()[index] != 0 && gradient.scalar_type() == buckets[places[index].bucket].dtype &&
-         !gradient.requires_grad() && !gradient.is_neg() && gradient.is_cpu() && gradient.is_non_overlapping_and_dense() && same_layout &&
-         accumulators[index]->post_hooks().size() == 1 && gradient.storage().use_count() == expected;
+  return used.const_data_ptr<int>()[index] != 0 &&
+         gradient.scalar_type() == buckets[places[index].bucket].dtype &&
+         !gradient.requires_grad() && !gradient.is_neg() && gradient.is_cpu() &&
+         gradient.is_non_overlapping_and_dense() && same_layout &&
+         accumulators[index]->post_hooks().size() == 1 &&
+         gradient.storage().use_count() == expected;
 }
 
 namespace {
 
-/// Whether the elements of both are their memory, in the same order: most gradients are so small that calling an operator on them takes
-/// longer than what it does.
+/// Whether the elements of both are their memory, in the same order: most gradients are so small
+/// that calling an operator on them takes longer than what it does.
 bool lie_alike(const at::Tensor& a, const at::Tensor& b) {
   const auto plain = [](const at::Tensor& tensor) {
-    return tensor.is_cpu() && tensor.layout() == at::kStrided && tensor.scalar_type() == at::kFloat && !tensor.is_neg() &&
+    return tensor.is_cpu() && tensor.layout() == at::kStrided &&
+           tensor.scalar_type() == at::kFloat && !tensor.is_neg() &&
            tensor.is_non_overlapping_and_dense();
   };
   return plain(a) && plain(b) && a.sizes() == b.sizes() && a.strides() == b.strides();
@@ -160,8 +174,11 @@ void Reducer::State::fill(std::size_t index) {
   const at::NoGradGuard no_grad;
   at::Tensor& gradient = parameters[index].mutable_grad();
   Bucket& bucket = buckets[places[index].bucket];
-  if (bucket.alone && gradient.defined() && !gradient.is_sparse() && travels_in_place(index, gradient)) {
-    bucket.in_place = at::empty({0}, gradient.options()).set_(gradient.storage(), gradient.storage_offset(), {gradient.numel()}, {1});
+  if (bucket.alone && gradient.defined() && !gradient.is_sparse() &&
+      travels_in_place(index, gradient)) {
+    bucket.in_place =
+        at::empty({0}, gradient.options())
+            .set_(gradient.storage(), gradient.storage_offset(), {gradient.numel()}, {1});
     ++went_in_place;
     return;
   }
@@ -171,10 +188,10 @@ void Reducer::State::fill(std::size_t index) {
     return;
   }
   if (gradient.is_sparse())
-    throw DistError(
-        "the gradient of " + name(index) +
-            " is sparse, which was not expected: only those of Embedding and EmbeddingBag modules made with sparse(true) may be",
-        Code::invalid_argument);
+    throw DistError("the gradient of " + name(index) +
+                        " is sparse, which was not expected: only those of Embedding and "
+                        "EmbeddingBag modules made with sparse(true) may be",
+                    Code::invalid_argument);
   if (gradient.is_alias_of(place)) {
     if (!hook) place.div_(divisor);
     return;
@@ -182,7 +199,8 @@ void Reducer::State::fill(std::size_t index) {
   if (hook || bucket.alone) {
     place.copy_(gradient.detach());
   } else if (place.scalar_type() != gradient.scalar_type()) {
-    place.copy_(gradient.detach()).div_(divisor);  // the product would have the narrower type's bits
+    place.copy_(gradient.detach())
+        .div_(divisor);  // the product would have the narrower type's bits
   } else if (lie_alike(place, gradient)) {
     multiply(place, gradient, static_cast<float>(1.0 / divisor));
   } else {
@@ -193,7 +211,8 @@ void Reducer::State::fill(std::size_t index) {
 
 /// A gradient of a parameter that was left out.
 at::Tensor Reducer::State::no_values(const at::Tensor& parameter) const {
-  const auto options_of = at::TensorOptions(travels_as(parameter)).device(parameter.device()).layout(at::kSparse);
+  const auto options_of =
+      at::TensorOptions(travels_as(parameter)).device(parameter.device()).layout(at::kSparse);
   return at::_sparse_coo_tensor_with_dims(1, parameter.dim() - 1, parameter.sizes(), options_of);
 }
 
@@ -206,13 +225,15 @@ void Reducer::State::fill_sparse(std::size_t index) {
     memory = no_values(parameters[index]);
     return;
   }
-  memory = (gradient.is_sparse() ? gradient.detach() : gradient.detach().to_sparse(1)).to(travels_as(parameters[index]));
+  memory = (gradient.is_sparse() ? gradient.detach() : gradient.detach().to_sparse(1))
+               .to(travels_as(parameters[index]));
   memory = hook ? memory.clone() : memory.div(divisor);
 }
 
 namespace {
 
-/// While it lives the caller's lock is free: hooks are the user's code, and may ask the model things.
+/// While it lives the caller's lock is free: hooks are the user's code, and may ask the model
+/// things.
 class Unlocked {
  public:
   explicit Unlocked(std::mutex& mutex) : mutex_(mutex) { mutex_.unlock(); }
@@ -238,7 +259,8 @@ class Launching {
 
 }  // namespace
 
-/// Where no core is free nothing can overlap: what travels in the middle of backward only takes core and cache away from it.
+/// Where no core is free nothing can overlap: what travels in the middle of backward only takes
+/// core and cache away from it.
 void Reducer::State::launch_full() {
   if (driving && !released) return;
   if (is_held() || launching || next == buckets.size()) return;
@@ -250,24 +272,30 @@ void Reducer::State::launch_full() {
   if (tracks_use()) used_work = all_reduce(used, {.group = options.group, .async_op = !one_by_one});
 }
 
-/// For what was not divided when it was filled in. The mean of many 16-bit floats may fit where their sum does not.
+/// For what was not divided when it was filled in. The mean of many 16-bit floats may fit where
+/// their sum does not.
 ReduceOp Reducer::State::averaging(at::ScalarType dtype) const {
   const bool wide = dtype == at::kFloat || dtype == at::kDouble;
-  return wide && divisor == options.group->size() ? ReduceOp(ReduceOp::AVG) : ReduceOp::premul_sum(1.0 / divisor);
+  return wide && divisor == options.group->size() ? ReduceOp(ReduceOp::AVG)
+                                                  : ReduceOp::premul_sum(1.0 / divisor);
 }
 
 void Reducer::State::launch(std::size_t number) {
   if (number == 0) times.comm_start = steady_clock().now();
   Bucket& bucket = buckets[number];
   if (!hook) {
-    if (bucket.sparse) return;  // those need several rounds, which nobody should wait for in the middle of backward
+    if (bucket.sparse)
+      return;  // those need several rounds, which nobody should wait for in the middle of backward
     const at::Tensor& travels = bucket.in_place.defined() ? bucket.in_place : bucket.memory;
     const ReduceOp op = bucket.alone ? averaging(travels.scalar_type()) : ReduceOp::SUM;
     bucket.work = all_reduce(travels, {.op = op, .group = options.group, .async_op = !one_by_one});
     return;
   }
-  GradBucket given{
-      .index = number, .is_last = number + 1 == buckets.size(), .buffer = bucket.memory, .gradients = bucket.views, .group = options.group};
+  GradBucket given{.index = number,
+                   .is_last = number + 1 == buckets.size(),
+                   .buffer = bucket.memory,
+                   .gradients = bucket.views,
+                   .group = options.group};
   for (at::Tensor& gradient : given.gradients)
     if (gradient.is_complex()) gradient = at::view_as_real(gradient);
   if (bucket.sparse) given.gradients = {bucket.memory};
@@ -281,7 +309,8 @@ void Reducer::State::launch(std::size_t number) {
   buckets[number].finish = std::move(finish);
 }
 
-// ---- after backward --------------------------------------------------------------------------------------------------
+// ---- after backward
+// --------------------------------------------------------------------------------------------------
 
 void Reducer::State::end_backward() {
   {
@@ -297,7 +326,8 @@ void Reducer::State::end_backward() {
         const auto finish = [this] {
           one_by_one = std::exchange(driving, nullptr) != nullptr;
           if (options.static_graph && !static_known) mark_static_first();
-          // Outputs may be left out of the loss too: what they alone depend on gets no gradient in this pass.
+          // Outputs may be left out of the loss too: what they alone depend on gets no gradient in
+          // this pass.
           if (tracks_use())
             for (std::size_t i = 0; i < parameters.size(); ++i)
               if (!ready[i]) mark_ready(i);
@@ -323,12 +353,13 @@ void Reducer::State::left_in_the_middle() noexcept {
   if (mode != Mode::reduce) return;
   if (!failure)
     failure = std::make_exception_ptr(
-        DistError("an exception ended backward in the middle, before all gradients were averaged", Code::aborted, {options.group->rank()}));
+        DistError("an exception ended backward in the middle, before all gradients were averaged",
+                  Code::aborted, {options.group->rank()}));
   tell_others();
 }
 
-/// They wait for gradients that will not come. Where the group has failed already its first cause stays; destroying it need not throw that
-/// on top of what backward throws.
+/// They wait for gradients that will not come. Where the group has failed already its first cause
+/// stays; destroying it need not throw that on top of what backward throws.
 void Reducer::State::tell_others() const noexcept {
   try {
     std::string why;
@@ -339,9 +370,12 @@ void Reducer::State::tell_others() const noexcept {
     } catch (...) {
       why = "an exception of an unknown type";
     }
-    options.group->abort("averaging the gradients failed on rank " + std::to_string(options.group->rank()) + ": " + why);
+    options.group->abort("averaging the gradients failed on rank " +
+                         std::to_string(options.group->rank()) + ": " + why);
   } catch (const std::exception& error) {
-    log(LogLevel::warning, std::string("the other ranks could not be told that backward failed here: ") + error.what());
+    log(LogLevel::warning,
+        std::string("the other ranks could not be told that backward failed here: ") +
+            error.what());
   }
 }
 
@@ -358,7 +392,8 @@ void Reducer::State::mark_static_first() {
 void Reducer::State::learn_static_use() {
   if (!static_use.empty()) return;
   all_reduce(used, {.group = options.group});
-  for (std::size_t i = 0; i < parameters.size(); ++i) static_use.push_back(used[static_cast<std::int64_t>(i)].item<int>() != 0);
+  for (std::size_t i = 0; i < parameters.size(); ++i)
+    static_use.push_back(used[static_cast<std::int64_t>(i)].item<int>() != 0);
 }
 
 /// On any rank. Such a parameter keeps what it had, so that an optimizer leaves it alone.
@@ -381,8 +416,8 @@ at::Tensor Reducer::State::finish_bucket(Bucket& bucket) {
     finish = nullptr;
   }
   if (averaged.numel() != bucket.memory.numel())
-    throw DistError("a communication hook gave back " + std::to_string(averaged.numel()) + " elements for a bucket of " +
-                    std::to_string(bucket.memory.numel()));
+    throw DistError("a communication hook gave back " + std::to_string(averaged.numel()) +
+                    " elements for a bucket of " + std::to_string(bucket.memory.numel()));
   if (bucket.sparse) return averaged;
   if (!averaged.is_same(bucket.memory)) bucket.memory.copy_(averaged.view({-1}));
   return bucket.memory;
@@ -411,7 +446,8 @@ void Reducer::State::finish_pass() {
   mode = Mode::done;
   under_way = false;
   end_statistics();
-  // Where unused parameters are looked for, the order may differ from pass to pass: the buckets stay as they are.
+  // Where unused parameters are looked for, the order may differ from pass to pass: the buckets
+  // stay as they are.
   if (tracks_use()) has_rebuilt = true;
 }
 
@@ -422,8 +458,10 @@ void Reducer::State::give_back(std::size_t index, const at::Tensor& averaged) {
     if (!gradient.defined() || !gradient.is_alias_of(averaged)) gradient = averaged;
     return;
   }
-  if (options.reduce_dtype && gradient.defined() && gradient.scalar_type() != averaged.scalar_type()) {
-    gradient = averaged.to(at::promote_types(gradient.scalar_type(), averaged.scalar_type()), false, true);
+  if (options.reduce_dtype && gradient.defined() &&
+      gradient.scalar_type() != averaged.scalar_type()) {
+    gradient =
+        averaged.to(at::promote_types(gradient.scalar_type(), averaged.scalar_type()), false, true);
   } else if (!gradient.defined()) {
     gradient = averaged.clone();
   } else if (lie_alike(gradient, averaged)) {
@@ -438,7 +476,8 @@ void Reducer::State::give_back_sparse(std::size_t index, const at::Tensor& avera
   if (nobody_used(index)) return;
   at::Tensor& gradient = parameters[index].mutable_grad();
   const bool dense = gradient.defined() && !gradient.is_sparse();
-  const at::Tensor back = averaged.to(gradient.defined() ? gradient.scalar_type() : parameters[index].scalar_type());
+  const at::Tensor back =
+      averaged.to(gradient.defined() ? gradient.scalar_type() : parameters[index].scalar_type());
   gradient = dense ? back.to_dense() : back;
 }
 
@@ -447,11 +486,14 @@ void Reducer::State::end_statistics() {
   if (get_debug_level() != DebugLevel::DETAIL || !statistics.samples(iteration)) return;
   statistics.add(times);
   std::int64_t unused_bytes = 0;
-  for (const std::size_t index : unused) unused_bytes += static_cast<std::int64_t>(parameters[index].nbytes());
-  log(LogLevel::info, statistics.text(options.model_name, options.group->rank(), options.group->size(), unused_bytes));
+  for (const std::size_t index : unused)
+    unused_bytes += static_cast<std::int64_t>(parameters[index].nbytes());
+  log(LogLevel::info, statistics.text(options.model_name, options.group->rank(),
+                                      options.group->size(), unused_bytes));
 }
 
-// ---- in place of backward --------------------------------------------------------------------------------------------
+// ---- in place of backward
+// --------------------------------------------------------------------------------------------
 
 void Reducer::State::shadow() {
   const at::NoGradGuard no_grad;
@@ -502,7 +544,8 @@ void Reducer::State::keep_averages(const Bucket& bucket, const at::Tensor& avera
     } else if (options.gradient_as_bucket_view) {
       gradient = view(index);
     } else {
-      gradient = view(index).to(parameters[index].scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+      gradient =
+          view(index).to(parameters[index].scalar_type(), /*non_blocking=*/false, /*copy=*/true);
     }
   }
 }

@@ -20,7 +20,8 @@ using Tensors = std::vector<at::Tensor>;
 void run_pass(Reducer& reducer, const Tensors& parameters, const Tensors& gradients) {
   reducer.prepare_forward();
   auto loss = torch::zeros({}).requires_grad_() * 1;
-  for (std::size_t i = 0; i < parameters.size(); ++i) loss = loss + (parameters[i] * gradients[i]).sum();
+  for (std::size_t i = 0; i < parameters.size(); ++i)
+    loss = loss + (parameters[i] * gradients[i]).sum();
   reducer.prepare_backward(std::array{loss});
   loss.backward();
 }
@@ -33,12 +34,16 @@ std::vector<trace::Record> calls_of(const std::string& name) {
   return trace->records;
 }
 
-// Where this thread would drive them anyway, it makes one call after the other, without a Work for each.
+// Where this thread would drive them anyway, it makes one call after the other, without a Work for
+// each.
 TEST(ReducerCalls, AreHandedOverOnlyWhereACoreIsFree) {
   on_ranks(2, [](int rank) {
-    const Tensors parameters{torch::zeros({40}).requires_grad_(), torch::zeros({50}).requires_grad_(), torch::zeros({60}).requires_grad_()};
+    const Tensors parameters{torch::zeros({40}).requires_grad_(),
+                             torch::zeros({50}).requires_grad_(),
+                             torch::zeros({60}).requires_grad_()};
     Tensors gradients;
-    for (const auto& parameter : parameters) gradients.push_back(torch::full(parameter.sizes(), rank + 1.0));
+    for (const auto& parameter : parameters)
+      gradients.push_back(torch::full(parameter.sizes(), rank + 1.0));
     const auto group = new_group();
     Reducer reducer(parameters, {.group = group, .in_place_bytes = 200});
     const bool full = group->drive_here() != nullptr;
@@ -46,7 +51,8 @@ TEST(ReducerCalls, AreHandedOverOnlyWhereACoreIsFree) {
     for (int pass = 0; pass < 2; ++pass) {
       for (const auto& parameter : parameters) parameter.mutable_grad().reset();
       run_pass(reducer, parameters, gradients);
-      for (const auto& parameter : parameters) EXPECT_SAME(parameter.grad(), torch::full(parameter.sizes(), 1.5));
+      for (const auto& parameter : parameters)
+        EXPECT_SAME(parameter.grad(), torch::full(parameter.sizes(), 1.5));
     }
     const auto calls = calls_of("all_reduce");
     ASSERT_EQ(calls.size() - before, 6U);
@@ -62,7 +68,8 @@ TEST(ReducerCalls, AreHandedOverOnlyWhereACoreIsFree) {
 // Another language holds a lock around backward, which it lets go of there.
 TEST(ReducerCalls, AreMadeWhereTheFrameWaits) {
   on_ranks(2, [](int rank) {
-    const Tensors parameters{torch::zeros({40}).requires_grad_(), torch::zeros({50}).requires_grad_()};
+    const Tensors parameters{torch::zeros({40}).requires_grad_(),
+                             torch::zeros({50}).requires_grad_()};
     const Tensors gradients{torch::full({40}, rank + 1.0), torch::full({50}, rank + 2.0)};
     const auto group = new_group();
     if (group->drive_here() == nullptr) return;  // they may begin earlier
@@ -73,7 +80,8 @@ TEST(ReducerCalls, AreMadeWhereTheFrameWaits) {
       after = calls_of("all_reduce").size();
       ++waits;
     };
-    Reducer reducer(parameters, {.group = group, .in_place_bytes = 1, .frame = {.wait_in = wait_in}});
+    Reducer reducer(parameters,
+                    {.group = group, .in_place_bytes = 1, .frame = {.wait_in = wait_in}});
     const std::size_t first = calls_of("all_reduce").size();
     run_pass(reducer, parameters, gradients);
     EXPECT_EQ(waits, 1U);
@@ -83,13 +91,20 @@ TEST(ReducerCalls, AreMadeWhereTheFrameWaits) {
   });
 }
 
-// As torch's own: each is divided, then they are added up. Layouts of either kind give the same bits.
+// As torch's own: each is divided, then they are added up. Layouts of either kind give the same
+// bits.
 TEST(ReducerCalls, GiveSmallGradientsTheBitsOfTorchsOperators) {
   on_ranks(3, [](int rank) {
-    const auto leaf = [](at::MemoryFormat format) { return torch::zeros({4, 3, 5, 2}).contiguous(format).requires_grad_(); };
-    const Tensors parameters{leaf(at::MemoryFormat::Contiguous), leaf(at::MemoryFormat::ChannelsLast), torch::zeros({}).requires_grad_()};
+    const auto leaf = [](at::MemoryFormat format) {
+      return torch::zeros({4, 3, 5, 2}).contiguous(format).requires_grad_();
+    };
+    const Tensors parameters{leaf(at::MemoryFormat::Contiguous),
+                             leaf(at::MemoryFormat::ChannelsLast),
+                             torch::zeros({}).requires_grad_()};
     const auto gradient_of = [&](int of, std::size_t index) {
-      return torch::sin(torch::arange(parameters[index].numel()) + 31 * of + static_cast<int>(index)).view(parameters[index].sizes());
+      return torch::sin(torch::arange(parameters[index].numel()) + 31 * of +
+                        static_cast<int>(index))
+          .view(parameters[index].sizes());
     };
     Reducer reducer(parameters, {.group = new_group()});
     Tensors gradients;
@@ -97,7 +112,9 @@ TEST(ReducerCalls, GiveSmallGradientsTheBitsOfTorchsOperators) {
     for (const bool otherwise : {false, true}) {
       // The second time the gradient of the first lies otherwise than its parameter.
       for (const auto& parameter : parameters) parameter.mutable_grad().reset();
-      if (otherwise) parameters[0].mutable_grad() = torch::zeros({4, 3, 5, 2}).contiguous(at::MemoryFormat::ChannelsLast);
+      if (otherwise)
+        parameters[0].mutable_grad() =
+            torch::zeros({4, 3, 5, 2}).contiguous(at::MemoryFormat::ChannelsLast);
       run_pass(reducer, parameters, gradients);
       for (std::size_t i = 0; i < parameters.size(); ++i) {
         auto sum = gradient_of(0, i) * (1.0 / 3);

@@ -22,7 +22,8 @@ constexpr std::int64_t kAlways = 1, kNever = INT64_MAX;
 
 /// Leaves of three layouts, the same on every rank.
 Tensors leaves() {
-  const auto leaf = [](std::initializer_list<std::int64_t> shape, at::MemoryFormat format = at::MemoryFormat::Contiguous) {
+  const auto leaf = [](std::initializer_list<std::int64_t> shape,
+                       at::MemoryFormat format = at::MemoryFormat::Contiguous) {
     return torch::zeros(shape, at::kDouble).contiguous(format).requires_grad_();
   };
   return {leaf({30, 20}), leaf({7}), leaf({4, 3, 5, 2}, at::MemoryFormat::ChannelsLast)};
@@ -30,11 +31,13 @@ Tensors leaves() {
 
 /// What a rank's gradient of leaf `index` is in pass `pass`.
 at::Tensor gradient_of(int rank, std::size_t index, int pass, const at::Tensor& leaf) {
-  const auto numbers = torch::arange(leaf.numel(), at::kDouble) + static_cast<double>(31 * rank + 7 * pass + static_cast<int>(index));
+  const auto numbers = torch::arange(leaf.numel(), at::kDouble) +
+                       static_cast<double>(31 * rank + 7 * pass + static_cast<int>(index));
   return torch::sin(numbers).view(leaf.sizes());
 }
 
-void run_pass(Reducer& reducer, const Tensors& parameters, int rank, int pass, const std::vector<bool>& uses = {true, true, true}) {
+void run_pass(Reducer& reducer, const Tensors& parameters, int rank, int pass,
+              const std::vector<bool>& uses = {true, true, true}) {
   reducer.prepare_forward();
   auto loss = torch::zeros({}, at::kDouble).requires_grad_() * 1;
   for (std::size_t i = 0; i < parameters.size(); ++i)
@@ -65,7 +68,8 @@ void check(int ranks, std::int64_t in_place_bytes, std::array<std::size_t, 2> ex
       for (auto& parameter : parameters) parameter.mutable_grad().reset();
       prepare(rank, parameters);
       run_pass(reducer, parameters, rank, pass);
-      for (std::size_t i = 0; i < parameters.size(); ++i) expect_near(parameters[i].grad(), mean_of(ranks, i, pass, parameters[i]));
+      for (std::size_t i = 0; i < parameters.size(); ++i)
+        expect_near(parameters[i].grad(), mean_of(ranks, i, pass, parameters[i]));
       EXPECT_EQ(reducer.in_place(), expected[rank == 1 ? 1 : 0]);
     }
     EXPECT_EQ(reducer.bucket_bytes().size(), in_place_bytes == kAlways ? 3u : 1u);
@@ -82,7 +86,8 @@ TEST(InPlace, GivesWhatBucketsGive) {
 
 TEST(InPlace, GradientsOfLayersDoNotGoThroughBuckets) {
   on_ranks(2, [](int rank) {
-    const Tensors parameters{torch::ones({6, 5}, at::kDouble).requires_grad_(), torch::ones({6}, at::kDouble).requires_grad_()};
+    const Tensors parameters{torch::ones({6, 5}, at::kDouble).requires_grad_(),
+                             torch::ones({6}, at::kDouble).requires_grad_()};
     Reducer reducer(parameters, {.group = new_group(), .in_place_bytes = kAlways});
     const auto inputs = torch::arange(20, at::kDouble).view({4, 5}) + rank;
     for (int pass = 0; pass < 2; ++pass) {
@@ -102,7 +107,8 @@ TEST(InPlace, GradientsOfLayersDoNotGoThroughBuckets) {
 // So the ranks of a host reduce them where they are, and nothing is copied.
 TEST(InPlace, AutogradMakesLargeGradientsInSharedMemory) {
   on_ranks(2, [](int rank) {
-    const Tensors parameters{torch::ones({100, 120}, at::kDouble).requires_grad_(), torch::ones({100}, at::kDouble).requires_grad_()};
+    const Tensors parameters{torch::ones({100, 120}, at::kDouble).requires_grad_(),
+                             torch::ones({100}, at::kDouble).requires_grad_()};
     Reducer reducer(parameters, {.group = new_group()});
     const auto inputs = torch::arange(480, at::kDouble).view({4, 120}) + rank;
     const auto pass = [&](auto prepare) {
@@ -111,7 +117,8 @@ TEST(InPlace, AutogradMakesLargeGradientsInSharedMemory) {
       prepare(std::array{loss});
       loss.backward();
       EXPECT_TRUE(in_shared_memory(parameters[0].grad()));
-      EXPECT_FALSE(in_shared_memory(parameters[1].grad())) << "it is small, and was copied into a bucket";
+      EXPECT_FALSE(in_shared_memory(parameters[1].grad()))
+          << "it is small, and was copied into a bucket";
       EXPECT_FALSE(in_shared_memory(torch::empty({100, 120}, at::kDouble))) << "backward has ended";
     };
     const auto mean = (inputs + 0.5 - rank).sum(0).expand({100, 120});
@@ -119,7 +126,9 @@ TEST(InPlace, AutogradMakesLargeGradientsInSharedMemory) {
     EXPECT_EQ(reducer.in_place(), 1u);
     expect_near(parameters[0].grad(), mean);
     for (const auto& parameter : parameters) parameter.mutable_grad().reset();
-    pass([&](const auto& outputs) { reducer.skip_backward(outputs); });  // what gradients add up in is made here
+    pass([&](const auto& outputs) {
+      reducer.skip_backward(outputs);
+    });  // what gradients add up in is made here
     pass([&](const auto& outputs) { reducer.prepare_backward(outputs); });
     expect_near(parameters[0].grad(), 2 * mean);
   });
@@ -128,12 +137,16 @@ TEST(InPlace, AutogradMakesLargeGradientsInSharedMemory) {
 // As two models under one loss have them, and a model with parameters whose reduction is delayed.
 TEST(InPlace, TwoReducersOfOneBackwardBothShare) {
   on_ranks(2, [](int rank) {
-    const auto leaf = [](std::int64_t rows) { return torch::ones({rows, 120}, at::kDouble).requires_grad_(); };
+    const auto leaf = [](std::int64_t rows) {
+      return torch::ones({rows, 120}, at::kDouble).requires_grad_();
+    };
     const Tensors parameters{leaf(100), leaf(90)};
-    Reducer one({parameters[0]}, {.group = new_group()}), two({parameters[1]}, {.group = new_group()});
+    Reducer one({parameters[0]}, {.group = new_group()}),
+        two({parameters[1]}, {.group = new_group()});
     const auto inputs = torch::arange(480, at::kDouble).view({4, 120}) + rank;
     for (Reducer* reducer : {&one, &two}) reducer->prepare_forward();
-    const auto loss = torch::linear(inputs, parameters[0]).sum() + torch::linear(inputs, parameters[1]).sum();
+    const auto loss =
+        torch::linear(inputs, parameters[0]).sum() + torch::linear(inputs, parameters[1]).sum();
     for (Reducer* reducer : {&one, &two}) reducer->prepare_backward(std::array{loss});
     loss.backward();
     for (const auto& parameter : parameters) {
@@ -149,7 +162,9 @@ TEST(InPlace, WithBucketViewsNothingElseIsShared) {
     Reducer reducer(parameters, {.group = new_group(), .gradient_as_bucket_view = true});
     reducer.prepare_forward();
     const auto inner = parameters[0] * 2;
-    inner.register_hook([](const at::Tensor&) { EXPECT_FALSE(in_shared_memory(torch::empty({100, 120}, at::kDouble))); });
+    inner.register_hook([](const at::Tensor&) {
+      EXPECT_FALSE(in_shared_memory(torch::empty({100, 120}, at::kDouble)));
+    });
     const auto loss = inner.sum() * 1;
     reducer.prepare_backward(std::array{loss});
     loss.backward();
@@ -196,16 +211,20 @@ TEST(InPlace, GradientsOfSeveralPassesAddUpFirst) {
     run_pass(reducer, parameters, rank, 0);
     run_pass(reducer, parameters, rank, 1);  // on top of the averages of the first
     for (std::size_t i = 0; i < parameters.size(); ++i)
-      expect_near(parameters[i].grad(), mean_of(2, i, 0, parameters[i]) + mean_of(2, i, 1, parameters[i]));
+      expect_near(parameters[i].grad(),
+                  mean_of(2, i, 0, parameters[i]) + mean_of(2, i, 1, parameters[i]));
   });
 }
 
 // What is narrow for the time of a pass still travels as it was said.
 TEST(InPlace, ANarrowGradientTravelsAsReduceDtypeSays) {
   on_ranks(2, [](int rank) {
-    const Tensors parameters{torch::zeros({40}, at::kFloat).requires_grad_(), torch::zeros({30}, at::kFloat).requires_grad_()};
-    Reducer reducer(parameters,
-                    {.group = new_group(), .in_place_bytes = kAlways, .find_unused_parameters = true, .reduce_dtype = at::kFloat});
+    const Tensors parameters{torch::zeros({40}, at::kFloat).requires_grad_(),
+                             torch::zeros({30}, at::kFloat).requires_grad_()};
+    Reducer reducer(parameters, {.group = new_group(),
+                                 .in_place_bytes = kAlways,
+                                 .find_unused_parameters = true,
+                                 .reduce_dtype = at::kFloat});
     reducer.prepare_forward();
     auto loss = (parameters[0] * (1.0f + static_cast<float>(rank) / 1024)).sum();
     if (rank == 0) loss = loss + parameters[1].sum();  // the other rank gives zeros, as float32
@@ -237,7 +256,9 @@ TEST(InPlace, AParameterOfTwoReducersIsCopiedByBoth) {
 // Small parameters before and behind large ones: nothing waits for the first layer's.
 TEST(InPlace, BucketsStandInTheOrderInWhichTheyAreComplete) {
   on_ranks(1, [](int) {
-    const auto leaf = [](std::int64_t elements) { return torch::zeros({elements}, at::kDouble).requires_grad_(); };
+    const auto leaf = [](std::int64_t elements) {
+      return torch::zeros({elements}, at::kDouble).requires_grad_();
+    };
     Reducer reducer({leaf(4), leaf(100), leaf(200), leaf(5)},
                     {.group = new_group(), .in_place_bytes = 800, .find_unused_parameters = true});
     EXPECT_EQ(reducer.bucket_bytes(), (std::vector<std::int64_t>{1600, 800, 72}));
@@ -248,7 +269,9 @@ TEST(InPlace, BucketsStandInTheOrderInWhichTheyAreComplete) {
 TEST(InPlace, WhatNobodyUsesKeepsItsGradient) {
   on_ranks(2, [](int rank) {
     auto parameters = leaves();
-    Reducer reducer(parameters, {.group = new_group(), .in_place_bytes = kAlways, .find_unused_parameters = true});
+    Reducer reducer(
+        parameters,
+        {.group = new_group(), .in_place_bytes = kAlways, .find_unused_parameters = true});
     const auto kept = torch::full({30, 20}, rank + 5.0, at::kDouble);
     parameters[0].mutable_grad() = kept.clone();
     run_pass(reducer, parameters, rank, 0, {false, true, rank == 1});
@@ -272,7 +295,8 @@ TEST(InPlace, ARankWithoutInputGetsTheAverages) {
       } else {
         run_pass(reducer, parameters, rank, pass);
       }
-      for (std::size_t i = 0; i < parameters.size(); ++i) expect_near(parameters[i].grad(), mean_of(2, i, pass, parameters[i]));
+      for (std::size_t i = 0; i < parameters.size(); ++i)
+        expect_near(parameters[i].grad(), mean_of(2, i, pass, parameters[i]));
     }
   });
 }
@@ -288,7 +312,8 @@ TEST(InPlace, AHookIsGivenBucketsAllTheSame) {
     });
     run_pass(reducer, parameters, rank, 0);
     EXPECT_EQ(gradients, 3u);
-    for (std::size_t i = 0; i < parameters.size(); ++i) expect_near(parameters[i].grad(), mean_of(2, i, 0, parameters[i]));
+    for (std::size_t i = 0; i < parameters.size(); ++i)
+      expect_near(parameters[i].grad(), mean_of(2, i, 0, parameters[i]));
   });
 }
 

@@ -1,4 +1,5 @@
-/// What a Reducer consists of. Private to `reducer.cc` (buckets, before backward) and `reducer_backward.cc` (during and after it).
+/// What a Reducer consists of. Private to `reducer.cc` (buckets, before backward) and
+/// `reducer_backward.cc` (during and after it).
 #pragma once
 
 #include <torch/csrc/autograd/variable.h>
@@ -19,16 +20,19 @@ namespace muster::parallel {
 
 struct Reducer::State : std::enable_shared_from_this<State> {
   using Node = torch::autograd::Node;
-  using NodeRef = decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
+  using NodeRef =
+      decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
 
   struct Bucket {
     BucketIndices indices;
-    bool sparse = false;                // then of one parameter, and `memory` is this pass's gradient
-    bool alone = false;                 // of one large parameter
+    bool sparse = false;  // then of one parameter, and `memory` is this pass's gradient
+    bool alone = false;   // of one large parameter
     at::ScalarType dtype = at::kFloat;  // of the gradients in it
-    at::Tensor memory;                  // what travels; of one that is alone: made when its gradient cannot travel where it lies
-    at::Tensor in_place;                // the memory of such a gradient, while it travels
-    std::vector<at::Tensor> views;      // of the memory; complex ones too, which travel as pairs of reals
+    at::Tensor memory;  // what travels; of one that is alone: made when its gradient cannot travel
+                        // where it lies
+    at::Tensor in_place;  // the memory of such a gradient, while it travels
+    std::vector<at::Tensor>
+        views;  // of the memory; complex ones too, which travel as pairs of reals
     std::size_t pending = 0;
     WorkRef work;
     std::function<at::Tensor()> finish;  // with a hook
@@ -91,13 +95,17 @@ struct Reducer::State : std::enable_shared_from_this<State> {
   bool tracks_use() const { return options.find_unused_parameters && !options.static_graph; }
   bool is_held() const { return options.held_until.defined() && !released; }
   at::ScalarType travels_as(const at::Tensor& parameter) const {
-    return parameter.is_floating_point() ? options.reduce_dtype.value_or(parameter.scalar_type()) : parameter.scalar_type();
+    return parameter.is_floating_point() ? options.reduce_dtype.value_or(parameter.scalar_type())
+                                         : parameter.scalar_type();
   }
   bool goes_alone(const at::Tensor& parameter) const {
-    return !hook && !options.gradient_as_bucket_view && any_operation && parameter.is_cpu() && parameter.is_floating_point() &&
-           travels_as(parameter) == parameter.scalar_type() && static_cast<std::int64_t>(parameter.nbytes()) >= options.in_place_bytes;
+    return !hook && !options.gradient_as_bucket_view && any_operation && parameter.is_cpu() &&
+           parameter.is_floating_point() && travels_as(parameter) == parameter.scalar_type() &&
+           static_cast<std::int64_t>(parameter.nbytes()) >= options.in_place_bytes;
   }
-  bool is_sparse(std::size_t index) const { return index < options.sparse.size() && options.sparse[index]; }
+  bool is_sparse(std::size_t index) const {
+    return index < options.sparse.size() && options.sparse[index];
+  }
 
   const std::vector<at::Tensor> parameters;
   const ReducerOptions options;
@@ -111,15 +119,21 @@ struct Reducer::State : std::enable_shared_from_this<State> {
   std::vector<Bucket> buckets;
   std::vector<Place> places;
   std::size_t next = 0;    // the bucket to be launched next
-  bool launching = false;  // a thread is in a hook, perhaps without the lock: it launches what comes meanwhile too
+  bool launching = false;  // a thread is in a hook, perhaps without the lock: it launches what
+                           // comes meanwhile too
   struct {
     std::size_t index = SIZE_MAX, count = 1;
-  } owners = {};  // of the gradient that arrives just now: how many tensors hold its memory where no user's does
+  } owners = {};  // of the gradient that arrives just now: how many tensors hold its memory where
+                  // no user's does
   std::size_t went_in_place = 0;
-  std::optional<group::SharedSizes> shared_sizes;  // of gradients that travel where they lie: autograd makes those in shared memory
-  std::shared_ptr<void> driving = {};              // from the first gradient to the end, where this thread is to move what travels
-  bool one_by_one = false;  // then, at the end: each call is done before the next begins, and needs no Work and no other thread
-  /// What is done with gradients that come: `done` is after a pass that was reduced, before the next forward.
+  std::optional<group::SharedSizes> shared_sizes;  // of gradients that travel where they lie:
+                                                   // autograd makes those in shared memory
+  std::shared_ptr<void> driving =
+      {};  // from the first gradient to the end, where this thread is to move what travels
+  bool one_by_one = false;  // then, at the end: each call is done before the next begins, and needs
+                            // no Work and no other thread
+  /// What is done with gradients that come: `done` is after a pass that was reduced, before the
+  /// next forward.
   enum class Mode { local, reduce, done } mode = Mode::local;
   bool under_way = false;  // gradients have come that are not averaged yet
   bool end_queued = false;
@@ -130,12 +144,15 @@ struct Reducer::State : std::enable_shared_from_this<State> {
   bool has_rebuilt = false;
   std::vector<std::size_t> unused;  // found in this pass's graph
   bool unused_marked = false;
-  at::Tensor used;  // 1 for each parameter that got a gradient here since the last reduction; then the sum over the ranks
+  at::Tensor used;  // 1 for each parameter that got a gradient here since the last reduction; then
+                    // the sum over the ranks
   WorkRef used_work;
   std::exception_ptr failure;
-  std::exception_ptr refused;  // of a second backward pass: forgotten at the next forward, told to the others where there is none
+  std::exception_ptr refused;  // of a second backward pass: forgotten at the next forward, told to
+                               // the others where there is none
 
-  // With a static graph: how often each parameter's gradient came in the first pass, and how often it will still come in this one.
+  // With a static graph: how often each parameter's gradient came in the first pass, and how often
+  // it will still come in this one.
   bool static_known = false;
   std::vector<bool> static_use = {};  // by any rank; empty until it is known
   std::vector<int> static_counts;

@@ -17,22 +17,26 @@ namespace optim = torch::optim;
 
 std::vector<at::Tensor> weights() {
   std::vector<at::Tensor> all;
-  for (const std::int64_t size : {7, 3, 11, 5}) all.push_back(torch::ones({size}).set_requires_grad(true));
+  for (const std::int64_t size : {7, 3, 11, 5})
+    all.push_back(torch::ones({size}).set_requires_grad(true));
   return all;
 }
 
-/// By both schedulers of torch's, with two groups of parameters. Learning rates of the groups after each step.
+/// By both schedulers of torch's, with two groups of parameters. Learning rates of the groups after
+/// each step.
 template <class Options, class Optimizer>
 std::vector<double> scheduled(Optimizer& optimizer, const std::vector<at::Tensor>& all) {
   optim::StepLR steps(optimizer, 2, 0.5);
-  optim::ReduceLROnPlateauScheduler plateau(optimizer, optim::ReduceLROnPlateauScheduler::min, 0.1F, /*patience=*/1);
+  optim::ReduceLROnPlateauScheduler plateau(optimizer, optim::ReduceLROnPlateauScheduler::min, 0.1F,
+                                            /*patience=*/1);
   std::vector<double> rates;
   for (int step = 0; step < 6; ++step) {
     for (at::Tensor each : all) each.mutable_grad() = torch::full_like(each, 0.1 * (step + 1));
     optimizer.step();
     steps.step();
     plateau.step(1);
-    for (auto& group : optimizer.param_groups()) rates.push_back(static_cast<Options&>(group.options()).get_lr());
+    for (auto& group : optimizer.param_groups())
+      rates.push_back(static_cast<Options&>(group.options()).get_lr());
     optimizer.zero_grad();
     EXPECT_FALSE(all.front().grad().defined());
   }
@@ -45,7 +49,8 @@ void compare(const Options& options) {
   Options other = options;
   other.set_lr(0.3);
   const auto groups = [&](const std::vector<at::Tensor>& all) {
-    return std::vector<optim::OptimizerParamGroup>{{{all[0], all[1]}}, {{all[2], all[3]}, std::make_unique<Options>(other)}};
+    return std::vector<optim::OptimizerParamGroup>{
+        {{all[0], all[1]}}, {{all[2], all[3]}, std::make_unique<Options>(other)}};
   };
   Kind plain(groups(whole), options);
   ZeroRedundancyOptimizer<Kind> optimizer(groups(divided), options);

@@ -11,7 +11,8 @@ namespace {
 
 /// A node whose backward throws on one rank.
 struct Throws : torch::autograd::Function<Throws> {
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, bool really) {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
+                            bool really) {
     context->saved_data["really"] = really;
     return x.clone();
   }
@@ -53,14 +54,16 @@ TEST(ShardedFailures, OtherModulesOnOtherRanksAreRefusedOnAll) {
     EXPECT_HAS(text, "weight [5, 3]");
     EXPECT_HAS(message_of<DistError>([&] {
                  fully_shard(nn::Linear(3, 4),
-                             {.sharding_strategy = rank == 0 ? ShardingStrategy::FULL_SHARD : ShardingStrategy::SHARD_GRAD_OP});
+                             {.sharding_strategy = rank == 0 ? ShardingStrategy::FULL_SHARD
+                                                             : ShardingStrategy::SHARD_GRAD_OP});
                }),
                "reshard_after_forward");
     struct Buffered : nn::Module {
       explicit Buffered(int rank) { register_buffer("table", torch::zeros({3 + rank})); }
       at::Tensor forward(const at::Tensor& x) { return x; }
     };
-    EXPECT_HAS(message_of<DistError>([&] { fully_shard(std::make_shared<Buffered>(rank)); }), "table [4]");
+    EXPECT_HAS(message_of<DistError>([&] { fully_shard(std::make_shared<Buffered>(rank)); }),
+               "table [4]");
   });
 }
 
@@ -83,9 +86,11 @@ TEST(ShardedFailures, WhatWouldGoWrongUnseenIsRefused) {
   on_ranks(2, [&](int rank) {
     FullyShardedDataParallel<Net> model(net_of(1)), other(net_of(2)), third(net_of(3));
     model.module()->to(at::kFloat);
-    EXPECT_HAS(message_of<DistError>([&] { model(share(inputs(), rank, 2)); }), "was given other memory");
+    EXPECT_HAS(message_of<DistError>([&] { model(share(inputs(), rank, 2)); }),
+               "was given other memory");
     const auto loss = loss_of(other(share(inputs(), rank, 2)), share(targets(), rank, 2));
-    EXPECT_HAS(message_of<DistError>([&] { loss.backward({}, true, /*create_graph=*/true); }), "create_graph");
+    EXPECT_HAS(message_of<DistError>([&] { loss.backward({}, true, /*create_graph=*/true); }),
+               "create_graph");
     const auto later = loss_of(third(share(inputs(), rank, 2)), share(targets(), rank, 2));
     const auto full = third.summon_full_params();
     EXPECT_HAS(message_of<DistError>([&] { later.backward(); }), "summoned");
@@ -102,14 +107,17 @@ TEST(ShardedFailures, AParameterUsedOutsideOfItsForwardIsNamed) {
       const auto full = model.summon_full_params();
       kept = net->first->weight * 2;
     }
-    EXPECT_HAS(message_of<DistError>([&] { kept.sum().backward(); }), "'first.weight' came while it was sharded");
+    EXPECT_HAS(message_of<DistError>([&] { kept.sum().backward(); }),
+               "'first.weight' came while it was sharded");
   });
 }
 
 /// Changes what it was given, or gives what is its own.
 struct RudeImpl : nn::Module {
   RudeImpl() : weight(register_parameter("weight", torch::ones({5}, at::kDouble))) {}
-  at::Tensor forward(at::Tensor x, bool in_place) { return in_place ? x.mul_(2) * weight : weight.narrow(0, 0, x.size(0)); }
+  at::Tensor forward(at::Tensor x, bool in_place) {
+    return in_place ? x.mul_(2) * weight : weight.narrow(0, 0, x.size(0));
+  }
   at::Tensor weight;
 };
 TORCH_MODULE(Rude);
@@ -123,7 +131,9 @@ TEST(ShardedFailures, WhatForwardMayNotDoIsSaid) {
     EXPECT_EQ(rude->weight.dim(), 1);
     EXPECT_HAS(message_of<DistError>([&] { model(torch::ones({3}), false); }), "clone()");
     EXPECT_EQ(model.unsharded_bytes(), 0);
-    model(torch::ones({5}, at::kDouble), true).sum().backward();  // of what wants no gradient it may be done
+    model(torch::ones({5}, at::kDouble), true)
+        .sum()
+        .backward();  // of what wants no gradient it may be done
     EXPECT_TRUE(rude->weight.grad().defined());
   });
 }

@@ -21,15 +21,21 @@ namespace {
 constexpr std::int64_t kAlignment = 64;  // bytes
 constexpr int kLengths = 64;             // of reductions that are equally long else
 
-std::int64_t rounded_up(std::int64_t value, std::int64_t step) { return (value + step - 1) / step * step; }
+std::int64_t rounded_up(std::int64_t value, std::int64_t step) {
+  return (value + step - 1) / step * step;
+}
 
-/// The memory of `tensor`, element by element as it lies, where it lies like `like`; else in a copy that does.
+/// The memory of `tensor`, element by element as it lies, where it lies like `like`; else in a copy
+/// that does.
 at::Tensor in_memory_order(const at::Tensor& tensor, const at::Tensor& like) {
   const auto flat = [](const at::Tensor& dense) {
-    return at::empty({0}, dense.options()).set_(dense.storage(), dense.storage_offset(), {dense.numel()}, {1});
+    return at::empty({0}, dense.options())
+        .set_(dense.storage(), dense.storage_offset(), {dense.numel()}, {1});
   };
   const at::Tensor plain = tensor.detach();
-  if (plain.strides() == like.strides() && plain.is_non_overlapping_and_dense() && !plain.is_neg() && !plain.is_conj()) return flat(plain);
+  if (plain.strides() == like.strides() && plain.is_non_overlapping_and_dense() &&
+      !plain.is_neg() && !plain.is_conj())
+    return flat(plain);
   at::Tensor copy = at::empty_strided(like.sizes(), like.strides(), plain.options());
   copy.copy_(plain);
   return flat(copy);
@@ -39,7 +45,8 @@ at::Tensor in_memory_order(const at::Tensor& tensor, const at::Tensor& like) {
 void give_memory(const at::Tensor& tensor) {
   const at::Tensor fresh = unset_memory(tensor.numel(), tensor.options());
   tensor.storage().set_nbytes(fresh.storage().nbytes());
-  tensor.storage().set_data_ptr_noswap(fresh.storage().set_data_ptr(at::DataPtr(nullptr, tensor.device())));
+  tensor.storage().set_data_ptr_noswap(
+      fresh.storage().set_data_ptr(at::DataPtr(nullptr, tensor.device())));
 }
 
 void take_memory(const at::Tensor& tensor) {
@@ -49,8 +56,12 @@ void take_memory(const at::Tensor& tensor) {
 
 }  // namespace
 
-ShardedParameters::ShardedParameters(std::vector<ModuleParts::Named> parameters, ShardingOptions options)
-    : parameters_(std::move(parameters)), options_(std::move(options)), shard_gradients_(parameters_.size()), sums_(parameters_.size()) {
+ShardedParameters::ShardedParameters(std::vector<ModuleParts::Named> parameters,
+                                     ShardingOptions options)
+    : parameters_(std::move(parameters)),
+      options_(std::move(options)),
+      shard_gradients_(parameters_.size()),
+      sums_(parameters_.size()) {
   const at::NoGradGuard no_grad;
   const c10::InferenceMode ordinary(false);
   lay_out();
@@ -58,7 +69,8 @@ ShardedParameters::ShardedParameters(std::vector<ModuleParts::Named> parameters,
 
 /// In steps of how many elements things are aligned.
 std::int64_t ShardedParameters::aligned_elements(const Flat& flat) {
-  const auto narrowest = std::min(c10::elementSize(flat.unsharded_dtype), flat.options.dtype().itemsize());
+  const auto narrowest =
+      std::min(c10::elementSize(flat.unsharded_dtype), flat.options.dtype().itemsize());
   return std::max<std::int64_t>(1, kAlignment / static_cast<std::int64_t>(narrowest));
 }
 
@@ -70,18 +82,21 @@ void ShardedParameters::lay_out() {
   for (std::size_t i = 0; i < size(); ++i) {
     const at::Tensor& tensor = parameters_[i].tensor;
     const bool floats = tensor.is_floating_point();
-    const at::ScalarType whole_dtype = floats ? options_.param_dtype.value_or(tensor.scalar_type()) : tensor.scalar_type();
+    const at::ScalarType whole_dtype =
+        floats ? options_.param_dtype.value_or(tensor.scalar_type()) : tensor.scalar_type();
     // Those that are not trained lie apart: their gradients need not travel.
     auto flat = std::find_if(flats_.begin(), flats_.end(), [&](const Flat& each) {
-      return each.options.dtype() == tensor.dtype() && parameters_[each.indices.front()].tensor.requires_grad() == tensor.requires_grad();
+      return each.options.dtype() == tensor.dtype() &&
+             parameters_[each.indices.front()].tensor.requires_grad() == tensor.requires_grad();
     });
     if (flat == flats_.end()) {
-      flats_.push_back({.options = at::TensorOptions(tensor.scalar_type()).device(tensor.device()),
-                        .unsharded_dtype = whole_dtype,
-                        .reduced_dtype = floats ? options_.reduce_dtype.value_or(whole_dtype) : whole_dtype,
-                        .indices = {},
-                        .shard = {},
-                        .unsharded = {}});
+      flats_.push_back(
+          {.options = at::TensorOptions(tensor.scalar_type()).device(tensor.device()),
+           .unsharded_dtype = whole_dtype,
+           .reduced_dtype = floats ? options_.reduce_dtype.value_or(whole_dtype) : whole_dtype,
+           .indices = {},
+           .shard = {},
+           .unsharded = {}});
       elements.push_back(0);
       flat = std::prev(flats_.end());
     }
@@ -95,14 +110,17 @@ void ShardedParameters::lay_out() {
   whole_.resize(size());
   for (std::size_t number = 0; number < flats_.size(); ++number) {
     Flat& flat = flats_[number];
-    flat.shard_elements = rounded_up((elements[number] + ranks - 1) / ranks, aligned_elements(flat));
+    flat.shard_elements =
+        rounded_up((elements[number] + ranks - 1) / ranks, aligned_elements(flat));
     flat.shard = flat_memory(flat.shard_elements, flat.options);
-    flat.unsharded = at::empty({flat.shard_elements * ranks}, flat.options.dtype(flat.unsharded_dtype));
+    flat.unsharded =
+        at::empty({flat.shard_elements * ranks}, flat.options.dtype(flat.unsharded_dtype));
     for (const std::size_t i : flat.indices) {
       const at::Tensor& tensor = parameters_[i].tensor;
       whole_[i] = shaped_like(flat.unsharded, places_[i].at, tensor);
       const Stretch stretch = mine(i);
-      shards_[i] = shaped_like(flat.shard, stretch.in_shard, at::empty({stretch.elements}, flat.options));
+      shards_[i] =
+          shaped_like(flat.shard, stretch.in_shard, at::empty({stretch.elements}, flat.options));
       shards_[i].copy_(shard_of(i, tensor));
       tensor.mutable_grad().reset();
       tensor.set_data(shards_[i]);
@@ -131,20 +149,24 @@ ShardedParameters::Stretch ShardedParameters::mine(std::size_t index) const {
 }
 
 bool ShardedParameters::any_trained() const {
-  return std::ranges::any_of(parameters_, [](const auto& each) { return each.tensor.requires_grad(); });
+  return std::ranges::any_of(parameters_,
+                             [](const auto& each) { return each.tensor.requires_grad(); });
 }
 
 bool ShardedParameters::is_in_unsharded(const at::Tensor& tensor) const {
-  return std::ranges::any_of(flats_, [&](const Flat& flat) { return tensor.is_alias_of(flat.unsharded); });
+  return std::ranges::any_of(flats_,
+                             [&](const Flat& flat) { return tensor.is_alias_of(flat.unsharded); });
 }
 
 std::int64_t ShardedParameters::unsharded_bytes() const {
   std::int64_t bytes = 0;
-  for (const Flat& flat : flats_) bytes += static_cast<std::int64_t>(flat.unsharded.storage().nbytes());
+  for (const Flat& flat : flats_)
+    bytes += static_cast<std::int64_t>(flat.unsharded.storage().nbytes());
   return bytes;
 }
 
-// ---- the two forms ---------------------------------------------------------------------------------------------------
+// ---- the two forms
+// ---------------------------------------------------------------------------------------------------
 
 /// A shard's gradient waits until its parameter is seen as a shard again.
 void ShardedParameters::show_whole(const std::vector<at::Tensor>& whole) {
@@ -153,7 +175,8 @@ void ShardedParameters::show_whole(const std::vector<at::Tensor>& whole) {
     const at::Tensor& parameter = parameters_[i].tensor;
     shard_gradients_[i] = std::exchange(parameter.mutable_grad(), at::Tensor());
     parameter.set_data(whole[i]);
-    // A graph of the shard, which a program may keep, would have gradients come in the shard's sizes.
+    // A graph of the shard, which a program may keep, would have gradients come in the shard's
+    // sizes.
     const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(parameter);
     if (accumulator && !accumulator->input_metadata(0).is_same_shape(parameter))
       torch::autograd::impl::get_autograd_meta(parameter)->grad_accumulator_.reset();
@@ -179,10 +202,12 @@ void ShardedParameters::gather(Flat& flat) {
 void ShardedParameters::check_unchanged() const {
   for (std::size_t i = 0; i < size(); ++i) {
     const at::Tensor& tensor = parameters_[i].tensor;
-    if (tensor.scalar_type() == shards_[i].scalar_type() && tensor.is_alias_of(shards_[i]) && tensor.sizes() == shards_[i].sizes())
+    if (tensor.scalar_type() == shards_[i].scalar_type() && tensor.is_alias_of(shards_[i]) &&
+        tensor.sizes() == shards_[i].sizes())
       continue;
     group::invalid("'" + name(i) +
-                   "' was given other memory after it was sharded: move and cast a module (to(), half(), cuda()) before, and " +
+                   "' was given other memory after it was sharded: move and cast a module (to(), "
+                   "half(), cuda()) before, and " +
                    "change its values in place");
   }
 }
@@ -204,7 +229,8 @@ void ShardedParameters::reshard(bool keep_memory) {
     if (std::exchange(flat.is_there, false)) take_memory(flat.unsharded);
 }
 
-// ---- gradients -------------------------------------------------------------------------------------------------------
+// ---- gradients
+// -------------------------------------------------------------------------------------------------------
 
 void ShardedParameters::collect_gradients(bool will_wait) {
   const at::NoGradGuard no_grad;
@@ -226,12 +252,14 @@ void ShardedParameters::drop_gradients() {
 void ShardedParameters::reduce_gradients() {
   const at::NoGradGuard no_grad;
   for (const Flat& flat : flats_)
-    if (std::any_of(flat.indices.begin(), flat.indices.end(), [this](std::size_t i) { return parameters_[i].tensor.requires_grad(); }))
+    if (std::any_of(flat.indices.begin(), flat.indices.end(),
+                    [this](std::size_t i) { return parameters_[i].tensor.requires_grad(); }))
       reduce(flat);
 }
 
-/// Each rank's shard of the gradients is followed by a number for each parameter, which is more than zero where any rank has a gradient of
-/// it: one call for both. Behind that it is as much longer as these parameters' number says.
+/// Each rank's shard of the gradients is followed by a number for each parameter, which is more
+/// than zero where any rank has a gradient of it: one call for both. Behind that it is as much
+/// longer as these parameters' number says.
 void ShardedParameters::reduce(const Flat& flat) {
   const int ranks = options_.group->size();
   const auto parameters = static_cast<std::int64_t>(flat.indices.size());
@@ -248,13 +276,15 @@ void ShardedParameters::reduce(const Flat& flat) {
       at::Tensor to = all.select(0, stretch.rank).narrow(0, stretch.in_shard, stretch.elements);
       const at::Tensor from = values.narrow(0, stretch.in_parameter, stretch.elements);
       // Divided in the type that it travels in.
-      from.scalar_type() == to.scalar_type() ? at::mul_out(to, from, factor) : to.copy_(from).mul_(factor);
+      from.scalar_type() == to.scalar_type() ? at::mul_out(to, from, factor)
+                                             : to.copy_(from).mul_(factor);
     }
   }
   const at::Tensor reduced = unset_memory(length, options);
   reduce_scatter_tensor(reduced, all.view({-1}), {.group = options_.group});
   const at::Tensor flags = reduced.narrow(0, flat.shard_elements, parameters);
-  const at::Tensor used = (flags.is_complex() ? at::real(flags) : flags).to(at::kCPU, at::kFloat).contiguous();
+  const at::Tensor used =
+      (flags.is_complex() ? at::real(flags) : flags).to(at::kCPU, at::kFloat).contiguous();
   const at::Tensor averages = reduced.to(flat.options.dtype());
   for (std::int64_t slot = 0; slot < parameters; ++slot) {
     if (used.const_data_ptr<float>()[slot] == 0) continue;
@@ -265,7 +295,8 @@ void ShardedParameters::reduce(const Flat& flat) {
   }
 }
 
-// ---- whole values ----------------------------------------------------------------------------------------------------
+// ---- whole values
+// ----------------------------------------------------------------------------------------------------
 
 std::vector<at::Tensor> ShardedParameters::full() const {
   if (is_lent_) {
@@ -286,23 +317,28 @@ std::vector<at::Tensor> ShardedParameters::full_of(const std::vector<at::Tensor>
     for (const std::size_t i : flat.indices) {
       const Stretch stretch = mine(i);
       if (shards[i].numel() != stretch.elements)
-        group::invalid(name(i) + " has " + std::to_string(stretch.elements) + " elements on this rank, and " +
-                       std::to_string(shards[i].numel()) + " were given for it");
+        group::invalid(name(i) + " has " + std::to_string(stretch.elements) +
+                       " elements on this rank, and " + std::to_string(shards[i].numel()) +
+                       " were given for it");
       shard.narrow(0, stretch.in_shard, stretch.elements).copy_(shards[i].view({-1}));
     }
-    const at::Tensor flat_values = unset_memory(flat.shard_elements * options_.group->size(), options);
+    const at::Tensor flat_values =
+        unset_memory(flat.shard_elements * options_.group->size(), options);
     all_gather_into_tensor(flat_values, shard, {.group = options_.group});
-    for (const std::size_t i : flat.indices) all[i] = shaped_like(flat_values, places_[i].at, whole_[i]);
+    for (const std::size_t i : flat.indices)
+      all[i] = shaped_like(flat_values, places_[i].at, whole_[i]);
   }
   return all;
 }
 
 at::Tensor ShardedParameters::shard_of(std::size_t index, const at::Tensor& whole) const {
   if (whole.sizes() != sizes_of(index))
-    group::invalid(name(index) + " has the sizes " + c10::str(sizes_of(index)) + ", and a tensor of " + c10::str(whole.sizes()) +
-                   " was given for it");
+    group::invalid(name(index) + " has the sizes " + c10::str(sizes_of(index)) +
+                   ", and a tensor of " + c10::str(whole.sizes()) + " was given for it");
   const Stretch stretch = mine(index);
-  return in_memory_order(whole, whole_[index]).narrow(0, stretch.in_parameter, stretch.elements).clone();
+  return in_memory_order(whole, whole_[index])
+      .narrow(0, stretch.in_parameter, stretch.elements)
+      .clone();
 }
 
 void ShardedParameters::set(std::size_t index, const at::Tensor& whole) {

@@ -1,9 +1,12 @@
-/// Parameters that are divided among the ranks: each keeps one of equally long shards, and has them whole only while they are needed.
+/// Parameters that are divided among the ranks: each keeps one of equally long shards, and has them
+/// whole only while they are needed.
 ///
-/// Those of one dtype lie one behind the other in one flat piece, which is cut into as many shards as there are ranks. A parameter stays
-/// the tensor that it was; what it holds is either all of its values (unsharded) or, in one dimension, those of them that lie in this
-/// rank's shard (sharded; there may be none). After: Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", VLDB
-/// 2023; Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020.
+/// Those of one dtype lie one behind the other in one flat piece, which is cut into as many shards
+/// as there are ranks. A parameter stays the tensor that it was; what it holds is either all of its
+/// values (unsharded) or, in one dimension, those of them that lie in this rank's shard (sharded;
+/// there may be none). After: Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data
+/// Parallel", VLDB 2023; Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion
+/// Parameter Models", SC 2020.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,16 +23,19 @@
 namespace muster::parallel {
 
 struct ShardingOptions {
-  Group group = nullptr;                            ///< a shard on each of its members
-  std::optional<at::ScalarType> param_dtype = {};   ///< of unsharded parameters of floating point; absent: their own
-  std::optional<at::ScalarType> reduce_dtype = {};  ///< what gradients travel as; absent: that of the unsharded parameters
-  /// The same on all members, and another for each set of parameters: reductions of two sets differ in length then, and ranks that are
-  /// out of step with each other are told, where equal ones would mix.
+  Group group = nullptr;  ///< a shard on each of its members
+  std::optional<at::ScalarType> param_dtype =
+      {};  ///< of unsharded parameters of floating point; absent: their own
+  std::optional<at::ScalarType> reduce_dtype =
+      {};  ///< what gradients travel as; absent: that of the unsharded parameters
+  /// The same on all members, and another for each set of parameters: reductions of two sets differ
+  /// in length then, and ranks that are out of step with each other are told, where equal ones
+  /// would mix.
   int number = 0;
 };
 
-/// One thread at a time. All members call what is collective alike. A parameter's gradient is of the form in which it is seen: while it is
-/// whole, its shard's gradient is kept aside.
+/// One thread at a time. All members call what is collective alike. A parameter's gradient is of
+/// the form in which it is seen: while it is whole, its shard's gradient is kept aside.
 class ShardedParameters {
  public:
   /// Shards them as they are; each of them once, strided, all on one device. Sends nothing.
@@ -49,22 +55,26 @@ class ShardedParameters {
   /// Bytes that the unsharded parameters hold now.
   std::int64_t unsharded_bytes() const;
 
-  /// Collective, where the memory is not there or `gather_anew`. A graph that was made before sees the values again.
+  /// Collective, where the memory is not there or `gather_anew`. A graph that was made before sees
+  /// the values again.
   void unshard(bool gather_anew);
   /// `keep_memory`: for a graph that is about to need the values; else the memory is given back.
   void reshard(bool keep_memory);
 
-  /// While unsharded: takes the parameters' gradients and adds them to those that were taken before. `will_wait`: more are to come before
-  /// they are reduced; they add up in the type in which they will travel.
+  /// While unsharded: takes the parameters' gradients and adds them to those that were taken
+  /// before. `will_wait`: more are to come before they are reduced; they add up in the type in
+  /// which they will travel.
   void collect_gradients(bool will_wait);
-  /// Collective: what was collected is averaged over the ranks, and each rank's shards of it added to the shards' gradients; a parameter of
-  /// which no rank has collected one keeps what it has.
+  /// Collective: what was collected is averaged over the ranks, and each rank's shards of it added
+  /// to the shards' gradients; a parameter of which no rank has collected one keeps what it has.
   void reduce_gradients();
   void drop_gradients();
 
-  /// Collective, in any form: the values of each whole parameter, in its own dtype; those that are lent as they are.
+  /// Collective, in any form: the values of each whole parameter, in its own dtype; those that are
+  /// lent as they are.
   std::vector<at::Tensor> full() const;
-  /// The same of other tensors of which there is one for each parameter, as long as its shard here, all of one dtype.
+  /// The same of other tensors of which there is one for each parameter, as long as its shard here,
+  /// all of one dtype.
   std::vector<at::Tensor> full_of(const std::vector<at::Tensor>& shards) const;
   /// This rank's shard of `whole`, which has the sizes of parameter `index`: a copy.
   at::Tensor shard_of(std::size_t index, const at::Tensor& whole) const;

@@ -12,7 +12,8 @@ namespace {
 class ShardedStates : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, ShardedStates, ::testing::Values(1, 2, 3, 4));
 
-// spec: M2 state_dict called on every rank gives the full one on rank 0, and a sharded form; loading reshards
+// spec: M2 state_dict called on every rank gives the full one on rank 0, and a sharded form;
+// loading reshards
 TEST_P(ShardedStates, StateComesWholeAndInShards) {
   const int ranks = GetParam();
   on_ranks(ranks, [&](int rank) {
@@ -73,7 +74,8 @@ TEST(ShardedState, SummonedParametersCanBeSavedLoadedAndChanged) {
   });
 }
 
-// Rank 0's values, buffers too, are everybody's where sync_module_states is on; else each rank has its shard of its own.
+// Rank 0's values, buffers too, are everybody's where sync_module_states is on; else each rank has
+// its shard of its own.
 TEST(ShardedState, ComesFromRankZeroWhereAskedFor) {
   on_ranks(2, [&](int rank) {
     Typed synced, own;

@@ -25,7 +25,8 @@ constexpr std::int64_t kSamples = 24;
 inline void fill(nn::Module& module, std::uint64_t salt) {
   const torch::NoGradGuard no_grad;
   for (auto& parameter : module.parameters()) {
-    const auto numbers = torch::arange(parameter.numel(), at::kDouble) + static_cast<double>(++salt * 17);
+    const auto numbers =
+        torch::arange(parameter.numel(), at::kDouble) + static_cast<double>(++salt * 17);
     parameter.copy_((torch::sin(numbers * 12.9898) * 0.5).view(parameter.sizes()));
   }
 }
@@ -34,7 +35,8 @@ inline void fill(nn::Module& module, std::uint64_t salt) {
 struct NetImpl : nn::Module {
   NetImpl()
       : first(register_module("first", nn::Linear(5, 7))),
-        blocks(register_module("blocks", nn::Sequential(nn::Linear(7, 9), nn::Tanh(), nn::Linear(9, 7), nn::Tanh()))),
+        blocks(register_module(
+            "blocks", nn::Sequential(nn::Linear(7, 9), nn::Tanh(), nn::Linear(9, 7), nn::Tanh()))),
         last(register_module("last", nn::Linear(7, 3))),
         scale(register_parameter("scale", torch::ones({}))) {
     to(at::kDouble);
@@ -53,11 +55,21 @@ inline Net net_of(std::uint64_t seed) {
   return net;
 }
 
-inline at::Tensor inputs() { return torch::sin(torch::arange(kSamples * 5, at::kDouble) * 1.7).view({kSamples, 5}); }
-inline at::Tensor targets() { return torch::cos(torch::arange(kSamples * 3, at::kDouble) * 0.9).view({kSamples, 3}); }
-inline at::Tensor share(const at::Tensor& all, int rank, int ranks) { return all.chunk(ranks)[static_cast<std::size_t>(rank)]; }
-inline at::Tensor loss_of(const at::Tensor& output, const at::Tensor& target) { return (output - target).square().mean(); }
-inline double difference(const at::Tensor& a, const at::Tensor& b) { return ((a - b).norm() / b.norm()).item<double>(); }
+inline at::Tensor inputs() {
+  return torch::sin(torch::arange(kSamples * 5, at::kDouble) * 1.7).view({kSamples, 5});
+}
+inline at::Tensor targets() {
+  return torch::cos(torch::arange(kSamples * 3, at::kDouble) * 0.9).view({kSamples, 3});
+}
+inline at::Tensor share(const at::Tensor& all, int rank, int ranks) {
+  return all.chunk(ranks)[static_cast<std::size_t>(rank)];
+}
+inline at::Tensor loss_of(const at::Tensor& output, const at::Tensor& target) {
+  return (output - target).square().mean();
+}
+inline double difference(const at::Tensor& a, const at::Tensor& b) {
+  return ((a - b).norm() / b.norm()).item<double>();
+}
 
 /// All parameters, on every rank.
 template <class Model>
@@ -70,12 +82,15 @@ inline const std::vector<Options> kVariants{
     {},
     {.auto_wrap_policy = module_wrap_policy<nn::LinearImpl>()},
     {.auto_wrap_policy = size_based_auto_wrap_policy(72)},
-    {.auto_wrap_policy = module_wrap_policy<nn::LinearImpl>(), .sharding_strategy = ShardingStrategy::SHARD_GRAD_OP},
+    {.auto_wrap_policy = module_wrap_policy<nn::LinearImpl>(),
+     .sharding_strategy = ShardingStrategy::SHARD_GRAD_OP},
 };
 
 /// What a layer computes in.
 struct TypedImpl : nn::Module {
-  TypedImpl() : linear(register_module("linear", nn::Linear(5, 4))), mean(register_buffer("mean", torch::ones({4}))) {}
+  TypedImpl()
+      : linear(register_module("linear", nn::Linear(5, 4))),
+        mean(register_buffer("mean", torch::ones({4}))) {}
   at::Tensor forward(const at::Tensor& x) {
     types = {x.scalar_type(), linear->weight.scalar_type(), mean.scalar_type()};
     return linear(x) + mean;

@@ -24,7 +24,9 @@
 namespace muster::parallel {
 namespace {
 
-[[noreturn]] void refuse(const std::string& text) { group::invalid("FullyShardedDataParallel: " + text); }
+[[noreturn]] void refuse(const std::string& text) {
+  group::invalid("FullyShardedDataParallel: " + text);
+}
 
 ProcessTable<bool>& sharded_parameters() {
   static ProcessTable<bool> table;
@@ -42,17 +44,23 @@ void check(const std::vector<ModuleParts::Named>& parameters) {
     if (!tensor.is_leaf()) refuse("'" + name + "' is no leaf: parameters are");
     if (tensor.layout() != at::kStrided) refuse("'" + name + "' is not strided");
     if (is_sharded(tensor))
-      refuse("'" + name + "' belongs to another unit already: modules that share a parameter must be in the same unit");
+      refuse("'" + name +
+             "' belongs to another unit already: modules that share a parameter must be in the "
+             "same unit");
     if (tensor.device() != parameters.front().tensor.device())
-      refuse("'" + name + "' is on " + tensor.device().str() + " and '" + parameters.front().name + "' on " +
-             parameters.front().tensor.device().str() + ": the parameters of a unit are on one device");
+      refuse("'" + name + "' is on " + tensor.device().str() + " and '" + parameters.front().name +
+             "' on " + parameters.front().tensor.device().str() +
+             ": the parameters of a unit are on one device");
   }
 }
 
 std::string described_options(const ShardedUnitOptions& options) {
-  const auto dtype = [](const std::optional<at::ScalarType>& type) { return std::string(type ? c10::toString(*type) : "as it is"); };
-  return "param_dtype " + dtype(options.mixed_precision.param_dtype) + "\nreduce_dtype " + dtype(options.mixed_precision.reduce_dtype) +
-         "\nreshard_after_forward " + (options.reshard_after_forward ? "on\n" : "off\n") + "sync_module_states " +
+  const auto dtype = [](const std::optional<at::ScalarType>& type) {
+    return std::string(type ? c10::toString(*type) : "as it is");
+  };
+  return "param_dtype " + dtype(options.mixed_precision.param_dtype) + "\nreduce_dtype " +
+         dtype(options.mixed_precision.reduce_dtype) + "\nreshard_after_forward " +
+         (options.reshard_after_forward ? "on\n" : "off\n") + "sync_module_states " +
          (options.sync_module_states ? "on\n" : "off\n");
 }
 
@@ -60,11 +68,15 @@ bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; 
 
 }  // namespace
 
-bool is_sharded(const at::Tensor& parameter) { return sharded_parameters().find(parameter.unsafeGetTensorImpl()); }
+bool is_sharded(const at::Tensor& parameter) {
+  return sharded_parameters().find(parameter.unsafeGetTensorImpl());
+}
 
-/// The units on one group's ranks: their calls travel in a group of their own, so that nobody else's come between them.
+/// The units on one group's ranks: their calls travel in a group of their own, so that nobody
+/// else's come between them.
 struct ShardedUnit::Family {
-  /// And that group, which the units hold. Collective where there is none yet, or a failure has ended it.
+  /// And that group, which the units hold. Collective where there is none yet, or a failure has
+  /// ended it.
   static std::pair<std::shared_ptr<Family>, Group> of(const Group& given);
 
   std::weak_ptr<ProcessGroup> group;
@@ -74,8 +86,9 @@ struct ShardedUnit::Family {
 };
 
 struct ShardedUnit::State : std::enable_shared_from_this<State> {
-  using NodeRef =
-      std::remove_cvref_t<decltype(std::declval<const at::Tensor&>().grad_fn())>;  // which pointer it is depends on torch's version
+  using NodeRef = std::remove_cvref_t<
+      decltype(std::declval<const at::Tensor&>().grad_fn())>;  // which pointer it is depends on
+                                                               // torch's version
   struct Gate;
   /// One forward pass of the unit, as its graph knows it.
   struct Call {
@@ -85,14 +98,17 @@ struct ShardedUnit::State : std::enable_shared_from_this<State> {
   /// And while it goes on. The gate must not hold what is behind it.
   struct Running {
     CallRef call = std::make_shared<Call>();
-    std::vector<std::pair<at::Tensor, std::int64_t>> given = {};  // inputs behind the gate and their versions
+    std::vector<std::pair<at::Tensor, std::int64_t>> given =
+        {};  // inputs behind the gate and their versions
   };
 
-  State(std::vector<ModuleParts::Named> named, const ShardedUnitOptions& given, std::pair<std::shared_ptr<Family>, Group> of)
+  State(std::vector<ModuleParts::Named> named, const ShardedUnitOptions& given,
+        std::pair<std::shared_ptr<Family>, Group> of)
       : options(given),
         family(std::move(of.first)),
         group(std::move(of.second)),
-        parameters(std::move(named), {group, given.mixed_precision.param_dtype, given.mixed_precision.reduce_dtype, family->made++}) {}
+        parameters(std::move(named), {group, given.mixed_precision.param_dtype,
+                                      given.mixed_precision.reduce_dtype, family->made++}) {}
 
   void put_gate(Running& running, std::vector<at::Tensor>& inputs);
   void hook_outputs(const CallRef& call, std::span<const at::Tensor> outputs);
@@ -108,7 +124,10 @@ struct ShardedUnit::State : std::enable_shared_from_this<State> {
   void left_in_the_middle() noexcept;
   void fail() noexcept;
   void check_failure() const {
-    if (failure) throw DistError("FullyShardedDataParallel: an earlier pass failed, and this model cannot go on: " + why(), Code::aborted);
+    if (failure)
+      throw DistError(
+          "FullyShardedDataParallel: an earlier pass failed, and this model cannot go on: " + why(),
+          Code::aborted);
   }
   std::string why() const;
 
@@ -152,7 +171,8 @@ std::pair<std::shared_ptr<ShardedUnit::Family>, Group> ShardedUnit::Family::of(c
     const std::lock_guard lock(mutex);
     std::erase_if(families, [](const auto& entry) { return entry.first.expired(); });
     if (const auto found = families.find(given); found != families.end())
-      if (const Group group = found->second->group.lock(); group && group->failure().ok()) return {found->second, group};
+      if (const Group group = found->second->group.lock(); group && group->failure().ok())
+        return {found->second, group};
   }
   const Group group = new_group({.ranks = given->ranks(),
                                  .timeout = given->timeout(),
@@ -166,7 +186,8 @@ std::pair<std::shared_ptr<ShardedUnit::Family>, Group> ShardedUnit::Family::of(c
   return {family, group};
 }
 
-// ---- forward ---------------------------------------------------------------------------------------------------------
+// ---- forward
+// ---------------------------------------------------------------------------------------------------------
 
 /// One node for all of them, so that it is reached once.
 void ShardedUnit::State::put_gate(Running& running, std::vector<at::Tensor>& inputs) {
@@ -179,7 +200,8 @@ void ShardedUnit::State::put_gate(Running& running, std::vector<at::Tensor>& inp
     edges.push_back(torch::autograd::impl::gradient_edge(input));
   }
   if (wanting.empty()) return;
-  const NodeRef gate(std::unique_ptr<torch::autograd::Node>(new Gate(shared_from_this(), running.call, std::move(edges))));
+  const NodeRef gate(std::unique_ptr<torch::autograd::Node>(
+      new Gate(shared_from_this(), running.call, std::move(edges))));
   for (at::Tensor* input : wanting) {
     at::Tensor same = input->detach();
     torch::autograd::create_gradient_edge(same, gate);
@@ -191,7 +213,8 @@ void ShardedUnit::State::put_gate(Running& running, std::vector<at::Tensor>& inp
 void ShardedUnit::State::hook_outputs(const CallRef& call, std::span<const at::Tensor> outputs) {
   for (const at::Tensor& output : outputs)
     if (output.defined() && output.requires_grad() && !output.is_leaf())
-      output.register_hook([state = shared_from_this(), call](const at::Tensor&) { state->begin_part(*call); });
+      output.register_hook(
+          [state = shared_from_this(), call](const at::Tensor&) { state->begin_part(*call); });
 }
 
 /// What comes while the parameter is sharded would not be averaged.
@@ -204,7 +227,8 @@ void ShardedUnit::State::hook_parameters() {
       const auto check = [&] {
         if (alive->parameters.is_unsharded()) return;
         refuse("the gradient of '" + alive->parameters.name(i) +
-               "' came while it was sharded. It was used outside of its unit's forward, or forward gave its tensors in a type that is not "
+               "' came while it was sharded. It was used outside of its unit's forward, or forward "
+               "gave its tensors in a type that is not "
                "searched for them");
       };
       // Whole by unshard(), it may be used anywhere.
@@ -216,9 +240,11 @@ void ShardedUnit::State::hook_parameters() {
   }
 }
 
-// ---- backward --------------------------------------------------------------------------------------------------------
+// ---- backward
+// --------------------------------------------------------------------------------------------------------
 
-/// What `check` throws, every rank does. Where `step` fails the others wait for this rank's part of what will not come.
+/// What `check` throws, every rank does. Where `step` fails the others wait for this rank's part of
+/// what will not come.
 template <class Check, class Step>
 void ShardedUnit::State::step_of_backward(Check check, Step step) {
   try {
@@ -242,7 +268,9 @@ void ShardedUnit::State::begin_part(Call& call) {
   const auto check = [this] {
     if (summoned) refuse("backward while the full parameters are summoned: end that first");
     if (at::GradMode::is_enabled())
-      refuse("backward(create_graph=true) is not there: whole parameters are gone when a graph of it would need them");
+      refuse(
+          "backward(create_graph=true) is not there: whole parameters are gone when a graph of it "
+          "would need them");
   };
   step_of_backward(check, [&] {
     expect_end_of_pass();
@@ -256,7 +284,8 @@ void ShardedUnit::State::begin_part(Call& call) {
 void ShardedUnit::State::expect_end_of_pass() {
   if (std::exchange(awaits_end, true)) return;
   const auto self = shared_from_this();
-  at_end_of_backward([self] { self->end_pass(); }, [self]() noexcept { self->left_in_the_middle(); });
+  at_end_of_backward([self] { self->end_pass(); },
+                     [self]() noexcept { self->left_in_the_middle(); });
 }
 
 void ShardedUnit::State::end_part(Call& call) {
@@ -303,7 +332,8 @@ void ShardedUnit::State::left_in_the_middle() noexcept {
   awaits_end = false;
   if (failure) return;
   failure = std::make_exception_ptr(
-      DistError("an exception ended backward in the middle, before all gradients were averaged", Code::aborted, {group->rank()}));
+      DistError("an exception ended backward in the middle, before all gradients were averaged",
+                Code::aborted, {group->rank()}));
   fail();
 }
 
@@ -311,9 +341,11 @@ void ShardedUnit::State::left_in_the_middle() noexcept {
 void ShardedUnit::State::fail() noexcept {
   try {
     parameters.reshard(false);
-    group->abort("a pass of a sharded model failed on rank " + std::to_string(group->rank()) + ": " + why());
+    group->abort("a pass of a sharded model failed on rank " + std::to_string(group->rank()) +
+                 ": " + why());
   } catch (const std::exception& error) {
-    log(LogLevel::warning, std::string("the other ranks could not be told that a pass failed here: ") + error.what());
+    log(LogLevel::warning,
+        std::string("the other ranks could not be told that a pass failed here: ") + error.what());
   }
 }
 
@@ -327,14 +359,16 @@ std::string ShardedUnit::State::why() const {
   }
 }
 
-// ---- the unit --------------------------------------------------------------------------------------------------------
+// ---- the unit
+// --------------------------------------------------------------------------------------------------------
 
 ShardedUnit::ShardedUnit(const ModuleParts& parts, const ShardedUnitOptions& options) {
   const Group given = options.group ? options.group : default_group();
   if (!given->is_member()) refuse("this rank is not a member of process_group");
   const auto parameters = once_each(parts.parameters), buffers = once_each(parts.buffers);
   check(parameters);
-  compare_modules("FullyShardedDataParallel", given, described(parameters) + described(buffers) + described_options(options));
+  compare_modules("FullyShardedDataParallel", given,
+                  described(parameters) + described(buffers) + described_options(options));
   const auto family = Family::of(given);
   if (options.sync_module_states) {
     std::vector<at::Tensor> tensors = tensors_of(parameters);
@@ -348,11 +382,13 @@ ShardedUnit::ShardedUnit(const ModuleParts& parts, const ShardedUnitOptions& opt
   auto& siblings = family.first->units;
   std::erase_if(siblings, [](const auto& each) { return each.expired(); });
   siblings.push_back(state_);
-  for (const auto& each : parameters) sharded_parameters().put(each.tensor.unsafeGetTensorImpl(), true);
+  for (const auto& each : parameters)
+    sharded_parameters().put(each.tensor.unsafeGetTensorImpl(), true);
 }
 
 ShardedUnit::~ShardedUnit() {
-  for (std::size_t i = 0; i < state_->parameters.size(); ++i) sharded_parameters().take_out(state_->parameters[i].unsafeGetTensorImpl());
+  for (std::size_t i = 0; i < state_->parameters.size(); ++i)
+    sharded_parameters().take_out(state_->parameters[i].unsafeGetTensorImpl());
 }
 
 std::vector<at::Tensor> ShardedUnit::before_forward(std::vector<at::Tensor> inputs) {
@@ -361,14 +397,17 @@ std::vector<at::Tensor> ShardedUnit::before_forward(std::vector<at::Tensor> inpu
   state.check_failure();
   if (state.summoned) refuse("forward while the full parameters are summoned: end that first");
   state.parameters.unshard(/*gather_anew=*/true);
-  // Recomputed in backward, for a checkpoint, a unit is called from there and not from the one around it.
+  // Recomputed in backward, for a checkpoint, a unit is called from there and not from the one
+  // around it.
   const bool outermost = state.family->in_forward++ == 0;
   if (!in_backward()) state.was_root = outermost;
   state.in_forward.emplace_back();
   try {
-    if (state.options.mixed_precision.cast_forward_inputs || (state.options.cast_root_forward_inputs && state.was_root))
+    if (state.options.mixed_precision.cast_forward_inputs ||
+        (state.options.cast_root_forward_inputs && state.was_root))
       for (at::Tensor& input : inputs)
-        if (input.defined()) input = cast_floating_point(input, state.options.mixed_precision.param_dtype);
+        if (input.defined())
+          input = cast_floating_point(input, state.options.mixed_precision.param_dtype);
     state.put_gate(state.in_forward.back(), inputs);
   } catch (...) {
     leave_forward();
@@ -384,10 +423,14 @@ void ShardedUnit::after_forward(std::span<const at::Tensor> outputs) {
   try {
     for (const auto& [tensor, version] : given)
       if (static_cast<std::int64_t>(tensor._version()) != version)
-        refuse("forward has changed one of its inputs in place, whose gradient would be wrong: change a copy");
+        refuse(
+            "forward has changed one of its inputs in place, whose gradient would be wrong: change "
+            "a copy");
     for (const at::Tensor& output : outputs)
       if (output.defined() && state.parameters.is_in_unsharded(output))
-        refuse("forward returns a parameter or a view of one, whose memory is given back now: return a copy (clone())");
+        refuse(
+            "forward returns a parameter or a view of one, whose memory is given back now: return "
+            "a copy (clone())");
   } catch (...) {
     leave_forward();
     throw;
@@ -395,14 +438,18 @@ void ShardedUnit::after_forward(std::span<const at::Tensor> outputs) {
   state.in_forward.pop_back();
   --state.family->in_forward;
   const bool records = at::GradMode::is_enabled();
-  const bool found = records && std::ranges::any_of(outputs, [](const at::Tensor& each) { return each.defined() && each.requires_grad(); });
+  const bool found = records && std::ranges::any_of(outputs, [](const at::Tensor& each) {
+                       return each.defined() && each.requires_grad();
+                     });
   if (found) state.hook_outputs(call, outputs);
   if (!state.in_forward.empty()) return;
   // A forward inside of backward, of a checkpoint: what it has saved is needed at once.
   if (in_backward()) return state.expect_end_of_pass();
-  // Where no output is found that wants a gradient, the memory stays all the same if there may be a graph that cannot be seen from here.
+  // Where no output is found that wants a gradient, the memory stays all the same if there may be a
+  // graph that cannot be seen from here.
   const bool hidden = !found && (!given.empty() || state.parameters.any_trained());
-  state.parameters.reshard(/*keep_memory=*/records && (hidden || (found && !state.options.reshard_after_forward)));
+  state.parameters.reshard(/*keep_memory=*/records &&
+                           (hidden || (found && !state.options.reshard_after_forward)));
 }
 
 void ShardedUnit::leave_forward() noexcept {
@@ -423,7 +470,8 @@ void ShardedUnit::unshard() {
 
 void ShardedUnit::reshard() {
   const std::lock_guard lock(state_->mutex);
-  if (state_->in_forward.empty() && !state_->awaits_end && !state_->summoned) state_->parameters.reshard(false);
+  if (state_->in_forward.empty() && !state_->awaits_end && !state_->summoned)
+    state_->parameters.reshard(false);
 }
 
 void ShardedUnit::set_require_sync(bool on) { state_->require_sync = on; }
@@ -440,7 +488,8 @@ void ShardedUnit::summon() {
   State& state = *state_;
   const std::lock_guard lock(state.mutex);
   state.check_failure();
-  if (!state.in_forward.empty() || state.awaits_end) refuse("the full parameters cannot be summoned inside of a forward or backward pass");
+  if (!state.in_forward.empty() || state.awaits_end)
+    refuse("the full parameters cannot be summoned inside of a forward or backward pass");
   if (state.parameters.is_unsharded() || state.summoned)
     refuse("the parameters are not sharded now: reshard(), or end the summoning before, first");
   state.parameters.lend(state.parameters.full());

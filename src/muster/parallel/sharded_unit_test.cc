@@ -50,7 +50,8 @@ TEST_P(ShardedMemory, KeepsItsShareOfAllThatIsKept) {
       ASSERT_TRUE(parameter.grad().defined());
       EXPECT_EQ(parameter.grad().sizes(), parameter.sizes());
       gradients += parameter.grad().numel();
-      const auto& of = static_cast<torch::optim::AdamParamState&>(*optimizer.state().at(parameter.unsafeGetTensorImpl()));
+      const auto& of = static_cast<torch::optim::AdamParamState&>(
+          *optimizer.state().at(parameter.unsafeGetTensorImpl()));
       state += of.exp_avg().numel();
     }
     EXPECT_EQ(everywhere(gradients), all);
@@ -58,14 +59,16 @@ TEST_P(ShardedMemory, KeepsItsShareOfAllThatIsKept) {
   });
 }
 
-// spec: M3 memory per rank falls as 1/n: bytes of parameters, of gradients and of the optimizer's state between two passes
+// spec: M3 memory per rank falls as 1/n: bytes of parameters, of gradients and of the optimizer's
+// state between two passes
 TEST_P(ShardedMemory, HoldsOneNthOfTheBytes) {
   const int ranks = GetParam();
   on_ranks(ranks, [&](int) {
     nn::Sequential layers;
     for (int i = 0; i < 4; ++i) layers->push_back(nn::Linear(96, 96));
     const std::int64_t all = 4 * (96 * 96 + 96) * 4;
-    FullyShardedDataParallel<nn::Sequential> model(layers, {.auto_wrap_policy = module_wrap_policy<nn::LinearImpl>()});
+    FullyShardedDataParallel<nn::Sequential> model(
+        layers, {.auto_wrap_policy = module_wrap_policy<nn::LinearImpl>()});
     torch::optim::Adam optimizer(layers->parameters());
     model(torch::ones({2, 96})).square().sum().backward();
     optimizer.step();
@@ -74,12 +77,15 @@ TEST_P(ShardedMemory, HoldsOneNthOfTheBytes) {
     std::int64_t state = 0;
     for (const auto& parameter : layers->parameters()) {
       const auto count = [](std::map<const void*, std::int64_t>& found, const at::Tensor& tensor) {
-        found[tensor.storage().unsafeGetStorageImpl()] = static_cast<std::int64_t>(tensor.storage().nbytes());
+        found[tensor.storage().unsafeGetStorageImpl()] =
+            static_cast<std::int64_t>(tensor.storage().nbytes());
       };
       count(parameters, parameter);
       count(gradients, parameter.grad());
-      const auto& of = static_cast<torch::optim::AdamParamState&>(*optimizer.state().at(parameter.unsafeGetTensorImpl()));
-      state += static_cast<std::int64_t>(of.exp_avg().storage().nbytes() + of.exp_avg_sq().storage().nbytes());
+      const auto& of = static_cast<torch::optim::AdamParamState&>(
+          *optimizer.state().at(parameter.unsafeGetTensorImpl()));
+      state += static_cast<std::int64_t>(of.exp_avg().storage().nbytes() +
+                                         of.exp_avg_sq().storage().nbytes());
     }
     const auto sum = [](const std::map<const void*, std::int64_t>& found) {
       std::int64_t bytes = 0;
@@ -111,7 +117,11 @@ TEST(ShardedForward, GivesBackWhatItHasGathered) {
 
 /// Units that are members of a module.
 struct OuterImpl : nn::Module {
-  OuterImpl() : first(register_module("first", nn::Linear(5, 6))), second(register_module("second", nn::Linear(6, 3))) { to(at::kDouble); }
+  OuterImpl()
+      : first(register_module("first", nn::Linear(5, 6))),
+        second(register_module("second", nn::Linear(6, 3))) {
+    to(at::kDouble);
+  }
   at::Tensor forward(const at::Tensor& x) {
     const auto middle = torch::tanh(unit != nullptr ? (*unit)(x) : first(x));
     return second(middle);
@@ -150,7 +160,8 @@ struct WatchedImpl : nn::Module {
   at::Tensor forward(const at::Tensor& x) {
     seen.push_back(linear->weight.sizes().vec());
     const auto y = linear(x);
-    if (y.requires_grad()) y.register_hook([this](const at::Tensor&) { seen.push_back(linear->weight.sizes().vec()); });
+    if (y.requires_grad())
+      y.register_hook([this](const at::Tensor&) { seen.push_back(linear->weight.sizes().vec()); });
     return torch::tanh(y);
   }
   nn::Linear linear;
@@ -165,7 +176,8 @@ TEST(ShardedUnits, AreWholeWhileTheyAreNeeded) {
       Watched first, second;
       nn::Sequential both(first, second);
       FullyShardedDataParallel<nn::Sequential> model(
-          both, {.auto_wrap_policy = module_wrap_policy<WatchedImpl>(), .sharding_strategy = strategy});
+          both,
+          {.auto_wrap_policy = module_wrap_policy<WatchedImpl>(), .sharding_strategy = strategy});
       ASSERT_EQ(model.units(), 3u);
       // What a graph keeps of a weight is in this memory, whose size says whether it is there.
       const auto expect_given_back = [&](const char* when) {
@@ -195,9 +207,11 @@ TEST(ShardedUnits, AreWholeWhileTheyAreNeeded) {
   });
 }
 
-/// The most that the units together hold while `model` runs forward and backward, looked at wherever a layer is done.
+/// The most that the units together hold while `model` runs forward and backward, looked at
+/// wherever a layer is done.
 struct CountedImpl : nn::Module {
-  explicit CountedImpl(std::int64_t width) : linear(register_module("linear", nn::Linear(width, width))) {}
+  explicit CountedImpl(std::int64_t width)
+      : linear(register_module("linear", nn::Linear(width, width))) {}
   at::Tensor forward(const at::Tensor& x) {
     look();
     const auto y = linear(x);
@@ -214,7 +228,8 @@ TEST(ShardedUnits, AreWholeOneAfterTheOther) {
   on_ranks(2, [&](int) {
     nn::Sequential layers;
     for (int i = 0; i < 6; ++i) layers->push_back(Counted(64));
-    FullyShardedDataParallel<nn::Sequential> model(layers, {.auto_wrap_policy = module_wrap_policy<CountedImpl>()});
+    FullyShardedDataParallel<nn::Sequential> model(
+        layers, {.auto_wrap_policy = module_wrap_policy<CountedImpl>()});
     std::int64_t most = 0, looks = 0;
     for (const auto& each : model.module()->children())
       if (auto* counted = each->as<CountedImpl>())

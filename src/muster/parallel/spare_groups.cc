@@ -17,7 +17,8 @@
 namespace muster::parallel {
 namespace {
 
-/// What tells a spare from others: its name, and how many calls this member has made on it. Empty where that is not known or it has failed.
+/// What tells a spare from others: its name, and how many calls this member has made on it. Empty
+/// where that is not known or it has failed.
 std::string key_of(const Group& group) {
   if (group == nullptr || !group->failure().ok()) return "";
   const auto calls = group::calls_made(*group);
@@ -80,8 +81,10 @@ Group take_group(const Group& given) {
     std::erase_if(common, [&](const std::string& key) { return others.count(key) == 0; });
   }
   if (common.empty())
-    return new_group(
-        {.ranks = given->ranks(), .timeout = given->timeout(), .backend = given->backend(), .use_local_synchronization = true});
+    return new_group({.ranks = given->ranks(),
+                      .timeout = given->timeout(),
+                      .backend = given->backend(),
+                      .use_local_synchronization = true});
   const Group group = mine[*common.begin()];
   shelf.remove(given, group);
   group->set_timeout(given->timeout());

@@ -31,7 +31,8 @@ TEST(SpareGroups, AreTakenAgain) {
   });
 }
 
-// A group that one member still has, or has called more often, or that has failed on it, is nobody's.
+// A group that one member still has, or has called more often, or that has failed on it, is
+// nobody's.
 TEST(SpareGroups, AreOnlyThoseThatAllMembersGaveBackAlike) {
   on_ranks(2, [](int rank) {
     const Group kept = take_group(default_group());
@@ -62,7 +63,9 @@ TEST(SpareGroups, OfOneGroupAreNotAnothers) {
     give_group_back(default_group(), one);
     EXPECT_NE(take_group(given)->name(), one->name());
   });
-  on_ranks(2, [](int) { EXPECT_TRUE(take_group(default_group())->failure().ok()); });  // those of the job before are gone
+  on_ranks(2, [](int) {
+    EXPECT_TRUE(take_group(default_group())->failure().ok());
+  });  // those of the job before are gone
 }
 
 }  // namespace

@@ -14,8 +14,11 @@
 
 namespace muster::parallel {
 
-/// Appends the tensors inside a forward's result. For a type of your own, overload it beside that type.
-inline void collect_tensors(const at::Tensor& tensor, std::vector<at::Tensor>& found) { found.push_back(tensor); }
+/// Appends the tensors inside a forward's result. For a type of your own, overload it beside that
+/// type.
+inline void collect_tensors(const at::Tensor& tensor, std::vector<at::Tensor>& found) {
+  found.push_back(tensor);
+}
 template <class T>
 requires std::is_arithmetic_v<T>
 void collect_tensors(const T&, std::vector<at::Tensor>&) {}
@@ -76,7 +79,8 @@ inline constexpr bool holds_tensors<std::map<K, T>> = holds_tensors<T>;
 
 using TensorMap = std::function<at::Tensor(const at::Tensor&)>;
 
-/// Puts `replacement(t)` in the place of each tensor t inside `value`; does nothing to types that hold none.
+/// Puts `replacement(t)` in the place of each tensor t inside `value`; does nothing to types that
+/// hold none.
 template <class T>
 void replace_tensors(T& value, const TensorMap& replacement) {
   if constexpr (std::is_same_v<T, at::Tensor>) {

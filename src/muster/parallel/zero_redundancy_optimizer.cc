@@ -21,13 +21,15 @@
 
 namespace muster::parallel {
 
-std::vector<std::vector<int>> shard_parameters(const std::vector<std::vector<std::int64_t>>& elements, int ranks) {
+std::vector<std::vector<int>> shard_parameters(
+    const std::vector<std::vector<std::int64_t>>& elements, int ranks) {
   std::vector<std::vector<int>> owners;
   std::vector<std::int64_t> loads(static_cast<std::size_t>(ranks), 0);
   for (const auto& group : elements) {
     std::vector<std::size_t> order(group.size());
     std::iota(order.begin(), order.end(), std::size_t{0});
-    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return group[a] > group[b]; });
+    std::stable_sort(order.begin(), order.end(),
+                     [&](std::size_t a, std::size_t b) { return group[a] > group[b]; });
     std::vector<int> owner(group.size());
     for (const std::size_t index : order) {
       const auto least = std::min_element(loads.begin(), loads.end());
@@ -64,8 +66,8 @@ std::string described(const ParamGroups& groups) {
   for (std::size_t group = 0; group < groups.size(); ++group)
     for (std::size_t i = 0; i < groups[group].params().size(); ++i) {
       const at::Tensor& parameter = groups[group].params()[i];
-      text += "parameter " + std::to_string(i) + " of group " + std::to_string(group) + ": " + c10::str(parameter.sizes()) + " " +
-              c10::toString(parameter.scalar_type()) + "\n";
+      text += "parameter " + std::to_string(i) + " of group " + std::to_string(group) + ": " +
+              c10::str(parameter.sizes()) + " " + c10::toString(parameter.scalar_type()) + "\n";
     }
   return text;
 }
@@ -81,9 +83,11 @@ void compare(const Group& group, const std::string& mine) {
       if (!std::getline(ours, here)) here = "nothing more";
       if (!std::getline(theirs, there)) there = "nothing more";
     } while (here == there);
-    throw DistError("ZeroRedundancyOptimizer: the ranks' parameters differ: '" + here + "' on rank " +
-                        std::to_string(group->global_rank_of(0)) + ", '" + there + "' on rank " +
-                        std::to_string(group->global_rank_of(static_cast<int>(rank))) + "; give the same parameters on every rank",
+    throw DistError("ZeroRedundancyOptimizer: the ranks' parameters differ: '" + here +
+                        "' on rank " + std::to_string(group->global_rank_of(0)) + ", '" + there +
+                        "' on rank " +
+                        std::to_string(group->global_rank_of(static_cast<int>(rank))) +
+                        "; give the same parameters on every rank",
                     Code::mismatch, {group->global_rank_of(static_cast<int>(rank))});
   }
 }
@@ -94,7 +98,8 @@ void copy_options(const ParamGroups& from, ParamGroups& to) {
 
 }  // namespace
 
-// ---- state -----------------------------------------------------------------------------------------------------------
+// ---- state
+// -----------------------------------------------------------------------------------------------------------
 
 struct ShardedOptimizer::State {
   struct Bucket {
@@ -142,10 +147,12 @@ void ShardedOptimizer::State::divide(const ParamGroups& groups) {
   owners = shard_parameters(elements, group->size());
   for (std::size_t g = 0; g < groups.size(); ++g)
     for (std::size_t i = 0; i < groups[g].params().size(); ++i)
-      owner_of[groups[g].params()[i].unsafeGetTensorImpl()] = {owners[g][i], groups[g].params()[i].scalar_type()};
+      owner_of[groups[g].params()[i].unsafeGetTensorImpl()] = {owners[g][i],
+                                                               groups[g].params()[i].scalar_type()};
 }
 
-OptimizerParamGroup ShardedOptimizer::State::part(const ParamGroups& groups, std::size_t group_index, int rank) const {
+OptimizerParamGroup ShardedOptimizer::State::part(const ParamGroups& groups,
+                                                  std::size_t group_index, int rank) const {
   std::vector<at::Tensor> mine;
   const auto& all = groups[group_index].params();
   for (std::size_t i = 0; i < all.size(); ++i)
@@ -165,13 +172,17 @@ void ShardedOptimizer::State::lay_out(const ParamGroups& groups) {
   std::map<std::tuple<int, int, std::string>, std::vector<at::Tensor>> kinds;
   for (const auto& each : groups)
     for (const at::Tensor& parameter : each.params())
-      kinds[{owner_of.at(parameter.unsafeGetTensorImpl()).owner, static_cast<int>(parameter.scalar_type()), parameter.device().str()}]
+      kinds[{owner_of.at(parameter.unsafeGetTensorImpl()).owner,
+             static_cast<int>(parameter.scalar_type()), parameter.device().str()}]
           .push_back(parameter);
   buckets.clear();
   for (const auto& [kind, parameters] : kinds) {
     std::int64_t elements = 0;
     for (const at::Tensor& parameter : parameters) elements += parameter.numel();
-    Bucket bucket{std::get<0>(kind), flat_memory(elements, parameters.front().options().requires_grad(false)), parameters, {}};
+    Bucket bucket{std::get<0>(kind),
+                  flat_memory(elements, parameters.front().options().requires_grad(false)),
+                  parameters,
+                  {}};
     std::int64_t at = 0;
     for (const at::Tensor& parameter : parameters) {
       bucket.places.push_back(shaped_like(bucket.memory, at, parameter));
@@ -182,7 +193,8 @@ void ShardedOptimizer::State::lay_out(const ParamGroups& groups) {
   take_back();
 }
 
-/// Parameters that lie elsewhere (at first, and after torch::load, which gives them memory of its own) come to their places.
+/// Parameters that lie elsewhere (at first, and after torch::load, which gives them memory of its
+/// own) come to their places.
 void ShardedOptimizer::State::take_back() {
   const at::NoGradGuard no_grad;
   for (Bucket& bucket : buckets)
@@ -194,7 +206,9 @@ void ShardedOptimizer::State::take_back() {
 }
 
 void ShardedOptimizer::State::send(const at::Tensor& tensor, int owner) {
-  if (tensor.numel() > 0) on_their_way.push_back(broadcast(tensor, {.group = group, .async_op = true, .group_src = owner}));
+  if (tensor.numel() > 0)
+    on_their_way.push_back(
+        broadcast(tensor, {.group = group, .async_op = true, .group_src = owner}));
 }
 
 /// Nobody shall wait for parameters that this rank will not send.
@@ -202,8 +216,8 @@ void ShardedOptimizer::State::end_calls(const std::exception& why) const {
   if (!group->failure().ok()) return;
   const auto* of_torch = dynamic_cast<const c10::Error*>(&why);
   const std::string reason = of_torch != nullptr ? of_torch->what_without_backtrace() : why.what();
-  group->abort("the step of a ZeroRedundancyOptimizer failed on rank " + std::to_string(group->first_rank_of(group->rank())) + ": " +
-               reason);
+  group->abort("the step of a ZeroRedundancyOptimizer failed on rank " +
+               std::to_string(group->first_rank_of(group->rank())) + ": " + reason);
 }
 
 /// The same where the others may well have failed alike: then the group goes on.
@@ -226,17 +240,20 @@ void ShardedOptimizer::State::share(const ParamGroups& groups) {
     for (const Bucket& bucket : buckets) send(bucket.memory, bucket.owner);
   } else {
     for (std::size_t g = 0; g < groups.size(); ++g)
-      for (std::size_t i = 0; i < groups[g].params().size(); ++i) send(groups[g].params()[i].detach(), owners[g][i]);
+      for (std::size_t i = 0; i < groups[g].params().size(); ++i)
+        send(groups[g].params()[i].detach(), owners[g][i]);
   }
   wait_for_all();
 }
 
-/// The step for one bucket that has been averaged, on autograd's thread. DDP sets the gradients after it: until then they lie in the
-/// bucket. Gives the averages back.
-at::Tensor ShardedOptimizer::State::step_bucket(const ParamGroups& groups, const GradBucket& bucket, at::Tensor averaged) {
+/// The step for one bucket that has been averaged, on autograd's thread. DDP sets the gradients
+/// after it: until then they lie in the bucket. Gives the averages back.
+at::Tensor ShardedOptimizer::State::step_bucket(const ParamGroups& groups, const GradBucket& bucket,
+                                                at::Tensor averaged) {
   const at::NoGradGuard no_grad;
   const bool sparse = bucket.buffer.is_sparse();
-  if (!sparse && !averaged.is_same(bucket.buffer)) averaged = at::Tensor(bucket.buffer).copy_(averaged.view({-1}));
+  if (!sparse && !averaged.is_same(bucket.buffer))
+    averaged = at::Tensor(bucket.buffer).copy_(averaged.view({-1}));
   std::vector<at::Tensor> mine, gradients_before;
   std::vector<std::pair<at::Tensor, int>> updated;
   for (std::size_t i = 0; i < bucket.parameters.size(); ++i) {
@@ -246,14 +263,16 @@ at::Tensor ShardedOptimizer::State::step_bucket(const ParamGroups& groups, const
     const at::ScalarType dtype = found->second.dtype;
     if (averaged.scalar_type() != c10::toRealValueType(dtype) || parameter.scalar_type() != dtype)
       group::invalid(
-          "ZeroRedundancyOptimizer: with mixed_precision the parameters are not themselves inside backward: leave overlap_with_ddp out and "
+          "ZeroRedundancyOptimizer: with mixed_precision the parameters are not themselves inside "
+          "backward: leave overlap_with_ddp out and "
           "call step() after it");
     updated.emplace_back(parameter, found->second.owner);
     if (found->second.owner != group->rank()) continue;
     mine.push_back(parameter);
     const at::Tensor& gradient = sparse ? averaged : bucket.gradients[i];
     gradients_before.push_back(
-        std::exchange(parameter.mutable_grad(), c10::isComplexType(dtype) ? at::view_as_complex(gradient) : gradient));
+        std::exchange(parameter.mutable_grad(),
+                      c10::isComplexType(dtype) ? at::view_as_complex(gradient) : gradient));
   }
   copy_options(groups, local->param_groups());
   try {
@@ -270,7 +289,8 @@ at::Tensor ShardedOptimizer::State::step_bucket(const ParamGroups& groups, const
 
 void ShardedOptimizer::State::step_only(const std::vector<at::Tensor>& parameters) {
   const auto among = [&](const at::Tensor& one) {
-    return std::any_of(parameters.begin(), parameters.end(), [&](const at::Tensor& each) { return each.is_same(one); });
+    return std::any_of(parameters.begin(), parameters.end(),
+                       [&](const at::Tensor& each) { return each.is_same(one); });
   };
   std::vector<std::vector<at::Tensor>> all;
   for (auto& each : local->param_groups()) {
@@ -278,33 +298,40 @@ void ShardedOptimizer::State::step_only(const std::vector<at::Tensor>& parameter
     std::erase_if(each.params(), [&](const at::Tensor& parameter) { return !among(parameter); });
   }
   local->step();
-  for (std::size_t g = 0; g < all.size(); ++g) local->param_groups()[g].params() = std::move(all[g]);
+  for (std::size_t g = 0; g < all.size(); ++g)
+    local->param_groups()[g].params() = std::move(all[g]);
 }
 
 /// The undivided optimizer, without state.
-std::unique_ptr<torch::optim::Optimizer> ShardedOptimizer::State::whole(const ParamGroups& groups) const {
+std::unique_ptr<torch::optim::Optimizer> ShardedOptimizer::State::whole(
+    const ParamGroups& groups) const {
   auto optimizer = make(groups);
   copy_options(groups, optimizer->param_groups());
   return optimizer;
 }
 
-// ---- the face --------------------------------------------------------------------------------------------------------
+// ---- the face
+// --------------------------------------------------------------------------------------------------------
 
-ShardedOptimizer::ShardedOptimizer(const ParamGroups& param_groups, std::unique_ptr<torch::optim::OptimizerOptions> defaults,
+ShardedOptimizer::ShardedOptimizer(const ParamGroups& param_groups,
+                                   std::unique_ptr<torch::optim::OptimizerOptions> defaults,
                                    MakeLocal make, const ZeroRedundancyOptions& options)
     : Optimizer(param_groups, std::move(defaults)), state_of_shard_(std::make_unique<State>()) {
   State& state = *state_of_shard_;
   state.group = options.process_group ? options.process_group : default_group();
   state.make = std::move(make);
   state.options = options;
-  if (!state.group->is_member()) group::invalid("ZeroRedundancyOptimizer: this rank is not a member of process_group");
+  if (!state.group->is_member())
+    group::invalid("ZeroRedundancyOptimizer: this rank is not a member of process_group");
   compare(state.group, described(param_groups_));
-  if (std::all_of(param_groups_.begin(), param_groups_.end(), [](const auto& each) { return each.params().empty(); }))
+  if (std::all_of(param_groups_.begin(), param_groups_.end(),
+                  [](const auto& each) { return each.params().empty(); }))
     group::invalid("ZeroRedundancyOptimizer: there are no parameters");
   for (const auto& each : param_groups_)
     for (const at::Tensor& parameter : each.params())
       if (parameter.layout() != at::kStrided)
-        group::invalid("ZeroRedundancyOptimizer: a parameter is sparse; only dense ones can be divided");
+        group::invalid(
+            "ZeroRedundancyOptimizer: a parameter is sparse; only dense ones can be divided");
   state.divide(param_groups_);
   state.local = state.make(state.parts(param_groups_, state.group->rank()));
   if (options.parameters_as_bucket_view) state.lay_out(param_groups_);
@@ -317,7 +344,8 @@ void ShardedOptimizer::add_param_group(const OptimizerParamGroup& param_group) {
   Optimizer::add_param_group(param_group);
   compare(state.group, described(param_groups_));
   state.divide(param_groups_);
-  state.local->add_param_group(state.part(param_groups_, param_groups_.size() - 1, state.group->rank()));
+  state.local->add_param_group(
+      state.part(param_groups_, param_groups_.size() - 1, state.group->rank()));
   if (state.options.parameters_as_bucket_view) state.lay_out(param_groups_);
 }
 
@@ -361,13 +389,16 @@ void ShardedOptimizer::consolidate_state_dict(int to) {
 void ShardedOptimizer::save(torch::serialize::OutputArchive& archive) const {
   const State& state = *state_of_shard_;
   if (state.collected.empty())
-    group::invalid("ZeroRedundancyOptimizer: the state has not been collected on this rank; call consolidate_state_dict(" +
-                   std::to_string(state.group->rank()) + ") on all ranks first");
+    group::invalid(
+        "ZeroRedundancyOptimizer: the state has not been collected on this rank; call "
+        "consolidate_state_dict(" +
+        std::to_string(state.group->rank()) + ") on all ranks first");
   const auto whole = state.whole(param_groups_);
   for (int rank = 0; rank < state.group->size(); ++rank) {
     const auto shard = state.make(state.parts(param_groups_, rank));
     load_into(*shard, state.collected[static_cast<std::size_t>(rank)]);
-    for (auto& [parameter, remembered] : shard->state()) whole->state()[parameter] = std::move(remembered);
+    for (auto& [parameter, remembered] : shard->state())
+      whole->state()[parameter] = std::move(remembered);
     copy_options(shard->param_groups(), whole->param_groups());
   }
   whole->save(archive);
@@ -381,7 +412,8 @@ void ShardedOptimizer::load(torch::serialize::InputArchive& archive) {
   state.local->state().clear();
   for (const auto& each : state.local->param_groups())
     for (const at::Tensor& parameter : each.params())
-      if (const auto found = whole->state().find(parameter.unsafeGetTensorImpl()); found != whole->state().end())
+      if (const auto found = whole->state().find(parameter.unsafeGetTensorImpl());
+          found != whole->state().end())
         state.local->state()[found->first] = std::move(found->second);
   state.collected.clear();
 }
@@ -394,14 +426,17 @@ torch::optim::Optimizer& ShardedOptimizer::local() { return *state_of_shard_->lo
 int ShardedOptimizer::rank_of(const at::Tensor& parameter) const {
   const auto& owner_of = state_of_shard_->owner_of;
   const auto found = owner_of.find(parameter.unsafeGetTensorImpl());
-  if (found == owner_of.end()) group::invalid("ZeroRedundancyOptimizer: this tensor is none of its parameters");
+  if (found == owner_of.end())
+    group::invalid("ZeroRedundancyOptimizer: this tensor is none of its parameters");
   return found->second.owner;
 }
 
-// ---- join and overlap ------------------------------------------------------------------------------------------------
+// ---- join and overlap
+// ------------------------------------------------------------------------------------------------
 
 std::unique_ptr<JoinHook> ShardedOptimizer::join_hook(const JoinOptions&) {
-  // A rank without inputs still has its parameters to update, with the gradients that the others' inputs gave.
+  // A rank without inputs still has its parameters to update, with the gradients that the others'
+  // inputs gave.
   struct Hook : JoinHook {
     explicit Hook(ShardedOptimizer& optimizer) : optimizer(optimizer) {}
     void main_hook() override {
@@ -412,13 +447,16 @@ std::unique_ptr<JoinHook> ShardedOptimizer::join_hook(const JoinOptions&) {
   return std::make_unique<Hook>(*this);
 }
 
-c10::Device ShardedOptimizer::join_device() const { return param_groups_.front().params().front().device(); }
+c10::Device ShardedOptimizer::join_device() const {
+  return param_groups_.front().params().front().device();
+}
 Group ShardedOptimizer::join_process_group() const { return state_of_shard_->group; }
 
 CommHook hook_with_step(CommHook hook, ShardedOptimizer& optimizer) {
   if (!optimizer.state_of_shard_->options.overlap_with_ddp)
     group::invalid("hook_with_zero_step: make the ZeroRedundancyOptimizer with overlap_with_ddp");
-  return [hook = std::move(hook), &optimizer](const GradBucket& bucket) -> std::function<at::Tensor()> {
+  return [hook = std::move(hook),
+          &optimizer](const GradBucket& bucket) -> std::function<at::Tensor()> {
     return [finish = hook(bucket), bucket, &optimizer] {
       return optimizer.state_of_shard_->step_bucket(optimizer.param_groups_, bucket, finish());
     };

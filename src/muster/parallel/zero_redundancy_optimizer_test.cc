@@ -34,9 +34,13 @@ using ParamGroup = optim::OptimizerParamGroup;
 std::vector<at::Tensor> parameters() {
   std::vector<at::Tensor> all;
   int salt = 0;
-  for (const auto& shape : std::vector<std::vector<std::int64_t>>{{7, 5}, {5}, {3, 3, 2}, {1}, {9, 4}, {11}, {2, 13}}) {
+  for (const auto& shape :
+       std::vector<std::vector<std::int64_t>>{{7, 5}, {5}, {3, 3, 2}, {1}, {9, 4}, {11}, {2, 13}}) {
     const auto count = c10::multiply_integers(shape);
-    all.push_back((torch::sin(torch::arange(count, at::kDouble) * 0.7 + ++salt) * 0.5).to(at::kFloat).view(shape).set_requires_grad(true));
+    all.push_back((torch::sin(torch::arange(count, at::kDouble) * 0.7 + ++salt) * 0.5)
+                      .to(at::kFloat)
+                      .view(shape)
+                      .set_requires_grad(true));
   }
   return all;
 }
@@ -60,27 +64,38 @@ void train(optim::Optimizer& optimizer, const std::vector<at::Tensor>& all, int 
 void expect_same(const std::vector<at::Tensor>& ours, const std::vector<at::Tensor>& theirs) {
   ASSERT_EQ(ours.size(), theirs.size());
   for (std::size_t i = 0; i < ours.size(); ++i)
-    EXPECT_TRUE(same_bytes(ours[i].detach(), theirs[i].detach())) << "parameter " << i << ":\n" << ours[i] << "\nand\n" << theirs[i];
+    EXPECT_TRUE(same_bytes(ours[i].detach(), theirs[i].detach())) << "parameter " << i << ":\n"
+                                                                  << ours[i] << "\nand\n"
+                                                                  << theirs[i];
 }
 
 /// One optimizer class with its options, whole and divided.
 struct Kind {
   std::string name;
   std::function<std::unique_ptr<optim::Optimizer>(std::vector<at::Tensor>)> whole;
-  std::function<std::unique_ptr<parallel::ShardedOptimizer>(std::vector<at::Tensor>, const ZeroRedundancyOptions&)> divided;
+  std::function<std::unique_ptr<parallel::ShardedOptimizer>(std::vector<at::Tensor>,
+                                                            const ZeroRedundancyOptions&)>
+      divided;
 };
 template <class Optimizer, class Options>
 Kind kind(std::string name, Options options) {
-  return {std::move(name), [options](std::vector<at::Tensor> all) { return std::make_unique<Optimizer>(std::move(all), options); },
+  return {std::move(name),
+          [options](std::vector<at::Tensor> all) {
+            return std::make_unique<Optimizer>(std::move(all), options);
+          },
           [options](std::vector<at::Tensor> all, const ZeroRedundancyOptions& how) {
-            return std::make_unique<ZeroRedundancyOptimizer<Optimizer>>(std::move(all), options, how);
+            return std::make_unique<ZeroRedundancyOptimizer<Optimizer>>(std::move(all), options,
+                                                                        how);
           }};
 }
 std::vector<Kind> kinds() {
-  return {kind<optim::SGD>("SGD", optim::SGDOptions(0.1).momentum(0.9).nesterov(true).weight_decay(1e-3)),
-          kind<optim::Adam>("Adam", optim::AdamOptions(0.02).amsgrad(true)), kind<optim::AdamW>("AdamW", optim::AdamWOptions(0.02)),
-          kind<optim::Adagrad>("Adagrad", optim::AdagradOptions(0.05).lr_decay(0.01)),
-          kind<optim::RMSprop>("RMSprop", optim::RMSpropOptions(0.01).momentum(0.5).centered(true))};
+  return {
+      kind<optim::SGD>("SGD",
+                       optim::SGDOptions(0.1).momentum(0.9).nesterov(true).weight_decay(1e-3)),
+      kind<optim::Adam>("Adam", optim::AdamOptions(0.02).amsgrad(true)),
+      kind<optim::AdamW>("AdamW", optim::AdamWOptions(0.02)),
+      kind<optim::Adagrad>("Adagrad", optim::AdagradOptions(0.05).lr_decay(0.01)),
+      kind<optim::RMSprop>("RMSprop", optim::RMSpropOptions(0.01).momentum(0.5).centered(true))};
 }
 
 TEST(ShardParameters, GivesTheLargestToTheLeastLoaded) {
@@ -109,7 +124,8 @@ TEST_P(Zero, StepsLikeTheUndividedOptimizer) {
         const auto divided = kind.divided(mine, {.parameters_as_bucket_view = buckets});
         train(*divided, mine, 0, 6);
         expect_same(mine, alone);
-        auto remembered = torch::tensor({static_cast<std::int64_t>(divided->local().state().size())});
+        auto remembered =
+            torch::tensor({static_cast<std::int64_t>(divided->local().state().size())});
         EXPECT_LT(remembered.item<std::int64_t>(), ranks == 1 ? 8 : 7);
         all_reduce(remembered);
         EXPECT_EQ(remembered.item<std::int64_t>(), 7) << "each parameter's state is on one rank";
@@ -122,24 +138,32 @@ TEST_P(Zero, StepsLikeTheUndividedOptimizer) {
 TEST_P(Zero, KeepsParameterGroups) {
   const auto run = [](auto make, const std::vector<at::Tensor>& all) {
     std::vector<ParamGroup> groups;
-    groups.emplace_back(std::vector<at::Tensor>{all[0], all[1]}, std::make_unique<optim::AdamOptions>(0.5));
+    groups.emplace_back(std::vector<at::Tensor>{all[0], all[1]},
+                        std::make_unique<optim::AdamOptions>(0.5));
     groups.emplace_back(std::vector<at::Tensor>{all[2], all[3], all[4]});
     auto optimizer = make(groups);
     train(*optimizer, all, 0, 3);
-    static_cast<optim::AdamOptions&>(optimizer->param_groups()[1].options()).lr(0.001);  // the class's default: no wish to inherit
+    static_cast<optim::AdamOptions&>(optimizer->param_groups()[1].options())
+        .lr(0.001);  // the class's default: no wish to inherit
     train(*optimizer, all, 3, 5);
-    optimizer->add_param_group(ParamGroup({all[5], all[6]}, std::make_unique<optim::AdamOptions>(0.2)));
+    optimizer->add_param_group(
+        ParamGroup({all[5], all[6]}, std::make_unique<optim::AdamOptions>(0.2)));
     train(*optimizer, all, 5, 8);
   };
   const auto alone = parameters();
-  run([](const auto& groups) { return std::make_unique<optim::Adam>(groups, optim::AdamOptions(0.1)); }, alone);
+  run(
+      [](const auto& groups) {
+        return std::make_unique<optim::Adam>(groups, optim::AdamOptions(0.1));
+      },
+      alone);
   on_ranks(GetParam(), [&](int) {
     for (const bool buckets : {false, true}) {
       const auto mine = parameters();
       run(
           [&](const auto& groups) {
-            return std::make_unique<ZeroRedundancyOptimizer<optim::Adam>>(groups, optim::AdamOptions(0.1),
-                                                                          ZeroRedundancyOptions{.parameters_as_bucket_view = buckets});
+            return std::make_unique<ZeroRedundancyOptimizer<optim::Adam>>(
+                groups, optim::AdamOptions(0.1),
+                ZeroRedundancyOptions{.parameters_as_bucket_view = buckets});
           },
           mine);
       expect_same(mine, alone);
@@ -147,7 +171,8 @@ TEST_P(Zero, KeepsParameterGroups) {
   });
 }
 
-// spec: K8 the state of all ranks on one; what was saved goes on undivided, and divided among another number of ranks
+// spec: K8 the state of all ranks on one; what was saved goes on undivided, and divided among
+// another number of ranks
 TEST_P(Zero, StateGoesOnAtAnyNumberOfRanks) {
   const int ranks = GetParam();
   for (const Kind& kind : kinds()) {
@@ -233,7 +258,8 @@ TEST(ZeroBuckets, TakeBackParametersThatWereLoaded) {
   train(whole, alone, 0, 3);
   on_ranks(3, [&](int) {
     const auto mine = parameters();
-    ZeroRedundancyOptimizer<optim::SGD> optimizer(mine, optim::SGDOptions(0.1), {.parameters_as_bucket_view = true});
+    ZeroRedundancyOptimizer<optim::SGD> optimizer(mine, optim::SGDOptions(0.1),
+                                                  {.parameters_as_bucket_view = true});
     load(mine);
     train(optimizer, mine, 0, 3);
     expect_same(mine, alone);
@@ -244,11 +270,15 @@ TEST(ZeroBuckets, TakeBackParametersThatWereLoaded) {
 TEST(ZeroStep, ThatThrowsOnOneRankEndsAllWithTheReason) {
   for (const bool views : {false, true}) {
     const auto store = std::make_shared<HashStore>();
-    std::barrier made(2);  // the failure may not come while the other rank still makes its optimizer
+    std::barrier made(
+        2);  // the failure may not come while the other rank still makes its optimizer
     const auto body = [&](int rank) {
-      init_process_group({.timeout = std::chrono::seconds(60), .world_size = 2, .rank = rank, .store = store});
-      std::vector<at::Tensor> all{torch::ones({4, 2}).set_requires_grad(true), torch::ones({4, 2}).set_requires_grad(true)};
-      ZeroRedundancyOptimizer<optim::Adam> optimizer(all, optim::AdamOptions(0.1), {.parameters_as_bucket_view = views});
+      init_process_group(
+          {.timeout = std::chrono::seconds(60), .world_size = 2, .rank = rank, .store = store});
+      std::vector<at::Tensor> all{torch::ones({4, 2}).set_requires_grad(true),
+                                  torch::ones({4, 2}).set_requires_grad(true)};
+      ZeroRedundancyOptimizer<optim::Adam> optimizer(all, optim::AdamOptions(0.1),
+                                                     {.parameters_as_bucket_view = views});
       all[0].mutable_grad() = torch::ones({4, 2});
       all[1].mutable_grad() = torch::ones({4, 2}).to_sparse(1);
       made.arrive_and_wait();
@@ -275,7 +305,8 @@ TEST(ZeroStep, GoesOnWhereTheClosureThrewOnAllRanks) {
     const auto mine = parameters();
     ZeroRedundancyOptimizer<optim::SGD> optimizer(mine, optim::SGDOptions(0.1));
     set_gradients(mine, 0);
-    EXPECT_THROW(optimizer.step([]() -> at::Tensor { throw std::runtime_error("no batch"); }), std::runtime_error);
+    EXPECT_THROW(optimizer.step([]() -> at::Tensor { throw std::runtime_error("no batch"); }),
+                 std::runtime_error);
     optimizer.step();
   });
 }
@@ -295,23 +326,32 @@ TEST(ZeroStep, GivesTheClosuresLoss) {
   });
 }
 
-// ---- with DistributedDataParallel --------------------------------------------------------------------------------------
+// ---- with DistributedDataParallel
+// --------------------------------------------------------------------------------------
 
 struct NetImpl : nn::Module {
-  NetImpl() : in(register_module("in", nn::Linear(6, 16))), out(register_module("out", nn::Linear(16, 2))) {
+  NetImpl()
+      : in(register_module("in", nn::Linear(6, 16))),
+        out(register_module("out", nn::Linear(16, 2))) {
     const torch::NoGradGuard no_grad;
     int salt = 0;
-    for (auto& each : parameters()) each.copy_(torch::sin(torch::arange(each.numel(), at::kFloat) * 0.9 + ++salt).view(each.sizes()) * 0.3);
+    for (auto& each : parameters())
+      each.copy_(
+          torch::sin(torch::arange(each.numel(), at::kFloat) * 0.9 + ++salt).view(each.sizes()) *
+          0.3);
   }
   at::Tensor forward(const at::Tensor& x) { return out(torch::tanh(in(x))); }
   nn::Linear in, out;
 };
 TORCH_MODULE(Net);
 
-at::Tensor batch(int rank, int step) { return torch::sin(torch::arange(24, at::kFloat) * (0.3 + rank) + step).view({4, 6}); }
+at::Tensor batch(int rank, int step) {
+  return torch::sin(torch::arange(24, at::kFloat) * (0.3 + rank) + step).view({4, 6});
+}
 
-std::vector<at::Tensor> trained_with_ddp(int rank, const DistributedDataParallelOptions& options,
-                                         const std::function<std::unique_ptr<optim::Optimizer>(DistributedDataParallel<Net>&)>& make) {
+std::vector<at::Tensor> trained_with_ddp(
+    int rank, const DistributedDataParallelOptions& options,
+    const std::function<std::unique_ptr<optim::Optimizer>(DistributedDataParallel<Net>&)>& make) {
   Net net;
   DistributedDataParallel<Net> model(net, options);
   const auto optimizer = make(model);
@@ -323,20 +363,23 @@ std::vector<at::Tensor> trained_with_ddp(int rank, const DistributedDataParallel
   return net->parameters();
 }
 
-// spec: K8 overlap with DistributedDataParallel: from the first iteration on the same weights, bit for bit
+// spec: K8 overlap with DistributedDataParallel: from the first iteration on the same weights, bit
+// for bit
 TEST_P(Zero, StepsInsideBackward) {
   on_ranks(GetParam(), [](int rank) {
     const auto adam = optim::AdamOptions(0.05);
     for (const double bucket_mb : {25.0, 0.0001})
       for (const bool views : {false, true}) {
-        const DistributedDataParallelOptions options{.bucket_cap_mb = bucket_mb, .gradient_as_bucket_view = views};
+        const DistributedDataParallelOptions options{.bucket_cap_mb = bucket_mb,
+                                                     .gradient_as_bucket_view = views};
         const auto plain = trained_with_ddp(rank, options, [&](auto& model) {
           model.register_comm_hook(all_reduce_hook());
           return std::make_unique<optim::Adam>(model.module()->parameters(), adam);
         });
         const auto overlapped = trained_with_ddp(rank, options, [&](auto& model) {
           auto optimizer = std::make_unique<ZeroRedundancyOptimizer<optim::Adam>>(
-              model.module()->parameters(), adam, ZeroRedundancyOptions{.parameters_as_bucket_view = views, .overlap_with_ddp = true});
+              model.module()->parameters(), adam,
+              ZeroRedundancyOptions{.parameters_as_bucket_view = views, .overlap_with_ddp = true});
           model.register_comm_hook(hook_with_zero_step(all_reduce_hook(), *optimizer));
           return optimizer;
         });
@@ -363,15 +406,16 @@ TEST_P(Zero, OfARankWithoutInputsGoesOnUpdatingItsPart) {
 }
 
 /// Rank r has 2 + 2 * ((r * 2) % 3) inputs: 2, 6, 4, 2.
-std::vector<at::Tensor> trained_unevenly(int rank, bool divides, bool overlaps, const DistributedDataParallelOptions& options) {
+std::vector<at::Tensor> trained_unevenly(int rank, bool divides, bool overlaps,
+                                         const DistributedDataParallelOptions& options) {
   Net net;
   DistributedDataParallel<Net> model(net, options);
   const auto adam = optim::AdamOptions(0.05);
   std::unique_ptr<optim::Optimizer> optimizer;
   std::vector<Joinable*> joinables{&model};
   if (divides) {
-    auto zero = std::make_unique<ZeroRedundancyOptimizer<optim::Adam>>(net->parameters(), adam,
-                                                                       ZeroRedundancyOptions{.overlap_with_ddp = overlaps});
+    auto zero = std::make_unique<ZeroRedundancyOptimizer<optim::Adam>>(
+        net->parameters(), adam, ZeroRedundancyOptions{.overlap_with_ddp = overlaps});
     joinables.push_back(zero.get());
     if (overlaps) model.register_comm_hook(hook_with_zero_step(all_reduce_hook(), *zero));
     optimizer = std::move(zero);
@@ -390,25 +434,30 @@ std::vector<at::Tensor> trained_unevenly(int rank, bool divides, bool overlaps, 
   return net->parameters();
 }
 
-// spec: K7 DDP and ZeroRedundancyOptimizer in one Join: the weights of the rank that trains to the end are everybody's, bit for bit those
-// that an undivided optimizer makes
+// spec: K7 DDP and ZeroRedundancyOptimizer in one Join: the weights of the rank that trains to the
+// end are everybody's, bit for bit those that an undivided optimizer makes
 TEST_P(Zero, JoinsWithItsModel) {
   on_ranks(GetParam(), [](int rank) {
     for (const bool overlaps : {false, true})
       for (const bool views : {false, true})
         for (const double bucket_mb : {25.0, 0.0001}) {
-          const DistributedDataParallelOptions options{.bucket_cap_mb = bucket_mb, .gradient_as_bucket_view = views};
-          expect_same(trained_unevenly(rank, true, overlaps, options), trained_unevenly(rank, false, overlaps, options));
+          const DistributedDataParallelOptions options{.bucket_cap_mb = bucket_mb,
+                                                       .gradient_as_bucket_view = views};
+          expect_same(trained_unevenly(rank, true, overlaps, options),
+                      trained_unevenly(rank, false, overlaps, options));
         }
   });
 }
 
 // spec: K8 overlap and mixed precision
 TEST(ZeroErrors, RefuseOverlapWithMixedPrecision) {
-  on_ranks(1, [](int) {  // of several, each would also hear of the others' failure, at the latest when it destroys the groups
+  on_ranks(1, [](int) {  // of several, each would also hear of the others' failure, at the latest
+                         // when it destroys the groups
     Net net;
-    DistributedDataParallel<Net> model(net, {.mixed_precision = MixedPrecision{.param_dtype = at::kBFloat16}});
-    ZeroRedundancyOptimizer<optim::SGD> optimizer(net->parameters(), optim::SGDOptions(0.1), {.overlap_with_ddp = true});
+    DistributedDataParallel<Net> model(
+        net, {.mixed_precision = MixedPrecision{.param_dtype = at::kBFloat16}});
+    ZeroRedundancyOptimizer<optim::SGD> optimizer(net->parameters(), optim::SGDOptions(0.1),
+                                                  {.overlap_with_ddp = true});
     model.register_comm_hook(hook_with_zero_step(all_reduce_hook(), optimizer));
     const auto loss = model.forward(batch(0, 0)).square().mean();
     EXPECT_HAS(message_of<DistError>([&] { loss.backward(); }), "leave overlap_with_ddp out");
@@ -418,14 +467,23 @@ TEST(ZeroErrors, RefuseOverlapWithMixedPrecision) {
 TEST(ZeroErrors, NameWhatToChange) {
   on_ranks(2, [](int rank) {
     const auto mine = parameters();
-    const auto differ = message_of<DistError>(
-        [&] { ZeroRedundancyOptimizer<optim::SGD>(std::vector<at::Tensor>{rank == 0 ? mine[0] : mine[1]}, optim::SGDOptions(0.1)); });
-    EXPECT_HAS(differ, "'parameter 0 of group 0: [7, 5] Float' on rank 0, 'parameter 0 of group 0: [5] Float' on rank 1");
-    EXPECT_HAS(message_of<DistError>([&] { ZeroRedundancyOptimizer<optim::SGD>(std::vector<at::Tensor>{}, optim::SGDOptions(0.1)); }),
+    const auto differ = message_of<DistError>([&] {
+      ZeroRedundancyOptimizer<optim::SGD>(std::vector<at::Tensor>{rank == 0 ? mine[0] : mine[1]},
+                                          optim::SGDOptions(0.1));
+    });
+    EXPECT_HAS(differ,
+               "'parameter 0 of group 0: [7, 5] Float' on rank 0, 'parameter 0 of group 0: [5] "
+               "Float' on rank 1");
+    EXPECT_HAS(message_of<DistError>([&] {
+                 ZeroRedundancyOptimizer<optim::SGD>(std::vector<at::Tensor>{},
+                                                     optim::SGDOptions(0.1));
+               }),
                "there are no parameters");
     ZeroRedundancyOptimizer<optim::SGD> optimizer(mine, optim::SGDOptions(0.1));
-    EXPECT_HAS(message_of<DistError>([&] { hook_with_zero_step(all_reduce_hook(), optimizer); }), "with overlap_with_ddp");
-    EXPECT_HAS(message_of<DistError>([&] { optimizer.rank_of(torch::ones(3)); }), "none of its parameters");
+    EXPECT_HAS(message_of<DistError>([&] { hook_with_zero_step(all_reduce_hook(), optimizer); }),
+               "with overlap_with_ddp");
+    EXPECT_HAS(message_of<DistError>([&] { optimizer.rank_of(torch::ones(3)); }),
+               "none of its parameters");
     EXPECT_EQ(optimizer.rank_of(mine[4]), 0) << "the largest goes to the first";
   });
 }

@@ -19,15 +19,18 @@ constexpr auto kNoExpiry = TimePoint::max().time_since_epoch().count();
 void check_names(const std::vector<std::string>& names) {
   for (std::size_t i = 0; i < names.size(); ++i) {
     const auto& name = names[i];
-    const bool proper = !name.empty() && name.size() <= 128 && std::all_of(name.begin(), name.end(), [](unsigned char c) {
-      return std::isalnum(c) != 0 || c == '_' || c == '-' || c == ':';
-    });
+    const bool proper = !name.empty() && name.size() <= 128 &&
+                        std::all_of(name.begin(), name.end(), [](unsigned char c) {
+                          return std::isalnum(c) != 0 || c == '_' || c == '-' || c == ':';
+                        });
     if (!proper)
-      group::invalid("init_rpc: '" + name + "' (rank " + std::to_string(i) +
-                     ") is no name of a worker: letters, digits, '_', '-' and ':', 1 to 128 of them");
+      group::invalid(
+          "init_rpc: '" + name + "' (rank " + std::to_string(i) +
+          ") is no name of a worker: letters, digits, '_', '-' and ':', 1 to 128 of them");
     for (std::size_t j = 0; j < i; ++j) {
       if (names[j] == name)
-        group::invalid("init_rpc: ranks " + std::to_string(j) + " and " + std::to_string(i) + " both call themselves '" + name +
+        group::invalid("init_rpc: ranks " + std::to_string(j) + " and " + std::to_string(i) +
+                       " both call themselves '" + name +
                        "'; every worker needs a name of its own");
     }
   }
@@ -35,15 +38,17 @@ void check_names(const std::vector<std::string>& names) {
 
 }  // namespace
 
-std::shared_ptr<Agent> Agent::create(std::shared_ptr<transport::Fabric> fabric, const std::vector<std::string>& names,
-                                     AgentOptions options) {
+std::shared_ptr<Agent> Agent::create(std::shared_ptr<transport::Fabric> fabric,
+                                     const std::vector<std::string>& names, AgentOptions options) {
   if (static_cast<int>(names.size()) != fabric->world_size())
-    group::invalid("an agent needs one name for each of its " + std::to_string(fabric->world_size()) + " workers");
+    group::invalid("an agent needs one name for each of its " +
+                   std::to_string(fabric->world_size()) + " workers");
   check_names(names);
   return std::shared_ptr<Agent>(new Agent(std::move(fabric), names, std::move(options)));
 }
 
-Agent::Agent(std::shared_ptr<transport::Fabric> fabric, const std::vector<std::string>& names, AgentOptions options)
+Agent::Agent(std::shared_ptr<transport::Fabric> fabric, const std::vector<std::string>& names,
+             AgentOptions options)
     : fabric_(std::move(fabric)),
       channel_(fabric_->agreements()),
       id_(fabric_->rank()),
@@ -63,7 +68,8 @@ Agent::Agent(std::shared_ptr<transport::Fabric> fabric, const std::vector<std::s
   }
   spares_.reserve(2 * kSlots);
   closing_ = std::make_unique<Closing>(*this);
-  on(Kind::closing, {[this](Request request) { closing_->take(std::move(request)); }, [](const Request&) { return true; }});
+  on(Kind::closing, {[this](Request request) { closing_->take(std::move(request)); },
+                     [](const Request&) { return true; }});
 }
 
 Agent::~Agent() { stop(); }
@@ -76,25 +82,30 @@ void Agent::start() {
 
 const WorkerInfo& Agent::worker(const To& to) const {
   if (to.name().empty()) {
-    if (to.id() >= 0 && to.id() < static_cast<int>(workers_.size())) return workers_[static_cast<std::size_t>(to.id())];
-    group::invalid("there is no worker of rank " + std::to_string(to.id()) + "; there are " + std::to_string(workers_.size()) +
-                   ", from 0 on");
+    if (to.id() >= 0 && to.id() < static_cast<int>(workers_.size()))
+      return workers_[static_cast<std::size_t>(to.id())];
+    group::invalid("there is no worker of rank " + std::to_string(to.id()) + "; there are " +
+                   std::to_string(workers_.size()) + ", from 0 on");
   }
-  if (const auto found = by_name_.find(to.name()); found != by_name_.end()) return workers_[static_cast<std::size_t>(found->second)];
+  if (const auto found = by_name_.find(to.name()); found != by_name_.end())
+    return workers_[static_cast<std::size_t>(found->second)];
   std::string known;
   for (const auto& worker : workers_) known += (known.empty() ? "'" : ", '") + worker.name() + "'";
   group::invalid("there is no worker '" + to.name() + "'; there are " + known);
 }
 
 std::string Agent::describe_worker(int id) const {
-  return "worker '" + workers_[static_cast<std::size_t>(id)].name() + "' (rank " + std::to_string(id) + ")";
+  return "worker '" + workers_[static_cast<std::size_t>(id)].name() + "' (rank " +
+         std::to_string(id) + ")";
 }
 
 std::exception_ptr Agent::loss_error(int peer, const std::string& name, const Status& why) const {
   auto ranks = why.ranks();
   if (ranks.empty()) ranks.push_back(peer);
-  const Status failure(why.code(), "the call of '" + name + "' on " + describe_worker(peer) + " has failed: " + why.message(),
-                       std::move(ranks));
+  const Status failure(
+      why.code(),
+      "the call of '" + name + "' on " + describe_worker(peer) + " has failed: " + why.message(),
+      std::move(ranks));
   try {
     group::raise(failure);
   } catch (...) {
@@ -103,23 +114,27 @@ std::exception_ptr Agent::loss_error(int peer, const std::string& name, const St
 }
 
 std::exception_ptr Agent::timeout_error(int peer, const std::string& name, Duration timeout) const {
-  return std::make_exception_ptr(DistBackendError("the call of '" + name + "' on " + describe_worker(peer) +
-                                                      " had no answer within its timeout of " + describe(timeout) +
-                                                      "; give it a longer one, or look at what that worker does",
-                                                  Code::timed_out, {peer}));
+  return std::make_exception_ptr(
+      DistBackendError("the call of '" + name + "' on " + describe_worker(peer) +
+                           " had no answer within its timeout of " + describe(timeout) +
+                           "; give it a longer one, or look at what that worker does",
+                       Code::timed_out, {peer}));
 }
 
-// ---- calling ---------------------------------------------------------------------------------------------------------
+// ---- calling
+// ---------------------------------------------------------------------------------------------------------
 
 Agent::Limit Agent::limit_of(const CallOptions& options) const {
   Limit limit;
   limit.timeout = options.timeout.value_or(rpc_timeout());
-  if (limit.timeout < Duration::zero()) group::invalid("a timeout of a call must not be negative; zero is none");
+  if (limit.timeout < Duration::zero())
+    group::invalid("a timeout of a call must not be negative; zero is none");
   if (limit.timeout > Duration::zero()) limit.deadline = deadline_after(clock(), limit.timeout);
   return limit;
 }
 
-std::uint64_t Agent::begin_call(Call& call, const Limit& limit, bool expires, Copies copies, Completion completion) {
+std::uint64_t Agent::begin_call(Call& call, const Limit& limit, bool expires, Copies copies,
+                                Completion completion) {
   if (call.to < 0 || call.to >= static_cast<int>(workers_.size())) worker(To(call.to));  // throws
   const auto deadline = limit.deadline;
   Passage passage(this, call.to);
@@ -129,12 +144,14 @@ std::uint64_t Agent::begin_call(Call& call, const Limit& limit, bool expires, Co
   Head head;
   head.kind = call.kind;
   head.flags = Head::kWantsAnswer;
-  if (call.observed && observer_ && observer_->request_leaves(call.to, parcel)) head.flags |= Head::kObserved;
+  if (call.observed && observer_ && observer_->request_leaves(call.to, parcel))
+    head.flags |= Head::kObserved;
   const auto number = head.call = next_call_.fetch_add(1, std::memory_order_relaxed);
   if (deadline != TimePoint::max()) {
     // Packing so little has taken no time worth a look at the clock.
     const bool little = parcel.value.tensors.empty() && parcel.value.bytes.size() <= kLittle;
-    head.time_left = little ? limit.timeout.count() : std::max<std::int64_t>((deadline - clock().now()).count(), 0);
+    head.time_left = little ? limit.timeout.count()
+                            : std::max<std::int64_t>((deadline - clock().now()).count(), 0);
   }
   auto message = prepare(call.to, std::move(head), std::move(parcel), copies);
   message.is_call = true;
@@ -145,8 +162,10 @@ std::uint64_t Agent::begin_call(Call& call, const Limit& limit, bool expires, Co
     if (peer.gone.load(std::memory_order_relaxed)) {
       gone = peer.why;
     } else {
-      if (expires && deadline.time_since_epoch().count() < next_expiry_.load()) next_expiry_.store(deadline.time_since_epoch().count());
-      Pending pending{call.to, std::move(call.name), expires ? deadline : TimePoint::max(), std::move(completion), passage.take()};
+      if (expires && deadline.time_since_epoch().count() < next_expiry_.load())
+        next_expiry_.store(deadline.time_since_epoch().count());
+      Pending pending{call.to, std::move(call.name), expires ? deadline : TimePoint::max(),
+                      std::move(completion), passage.take()};
       if (spare_call_.empty()) {
         calls_.emplace(number, std::move(pending));
       } else {
@@ -169,12 +188,15 @@ std::uint64_t Agent::begin_call(Call& call, const Limit& limit, bool expires, Co
 
 std::uint64_t Agent::call(Call call, Completion completion) {
   const Use use(*this);
-  if (!use) throw DistBackendError("RPC of worker '" + self().name() + "' has ended", Code::aborted);
+  if (!use)
+    throw DistBackendError("RPC of worker '" + self().name() + "' has ended", Code::aborted);
   const auto limit = limit_of(call.options);
   const bool expires = limit.deadline != TimePoint::max();
   if (expires) {
-    completion = [inner = std::move(completion), this, to = call.to, name = call.name, timeout = limit.timeout](Answer answer) {
-      if (!answer.error && !answer.passage) answer.error = timeout_error(to, name, timeout);  // expired
+    completion = [inner = std::move(completion), this, to = call.to, name = call.name,
+                  timeout = limit.timeout](Answer answer) {
+      if (!answer.error && !answer.passage)
+        answer.error = timeout_error(to, name, timeout);  // expired
       inner(std::move(answer));
     };
   }
@@ -183,7 +205,8 @@ std::uint64_t Agent::call(Call call, Completion completion) {
 
 Answer Agent::call_sync(Call call, const std::function<bool()>& unwanted) {
   const Use use(*this);
-  if (!use) throw DistBackendError("RPC of worker '" + self().name() + "' has ended", Code::aborted);
+  if (!use)
+    throw DistBackendError("RPC of worker '" + self().name() + "' has ended", Code::aborted);
   struct Waiting {
     Answer answer;
     std::atomic<bool> done{false};
@@ -199,8 +222,10 @@ Answer Agent::call_sync(Call call, const std::function<bool()>& unwanted) {
   if (!answered()) {
     if (auto pending = take_pending(number, to)) {
       give_up(to, number);
-      waiting.answer.error = in_time ? loss_error(to, pending->name, Status(Code::aborted, "it was given up here", {id_}))
-                                     : timeout_error(to, pending->name, limit.timeout);
+      waiting.answer.error =
+          in_time
+              ? loss_error(to, pending->name, Status(Code::aborted, "it was given up here", {id_}))
+              : timeout_error(to, pending->name, limit.timeout);
     } else {
       // Somebody is just writing it.
       while (!answered()) std::this_thread::yield();
@@ -264,7 +289,8 @@ void Agent::expire_calls(TimePoint now) {
   if (!expired.empty()) fabric_->wake();
 }
 
-// ---- lost workers ----------------------------------------------------------------------------------------------------
+// ---- lost workers
+// ----------------------------------------------------------------------------------------------------
 
 void Agent::lose(int peer, const Status& why) {
   std::vector<Pending> failed;
@@ -283,7 +309,9 @@ void Agent::lose(int peer, const Status& why) {
       at = calls_.erase(at);
     }
   }
-  if (logs(LogLevel::info)) log(LogLevel::info, "worker '" + self().name() + "' has lost " + describe_worker(peer) + ": " + why.message());
+  if (logs(LogLevel::info))
+    log(LogLevel::info,
+        "worker '" + self().name() + "' has lost " + describe_worker(peer) + ": " + why.message());
   for (auto& pending : failed) {
     Answer answer;
     answer.error = loss_error(peer, pending.name, lost(peer));
@@ -297,7 +325,8 @@ void Agent::lose(int peer, const Status& why) {
       if (auto answering = weak.lock()) answering->cancel();
     }
   }
-  for (const auto& callback : loss_callbacks_) run_later([callback, peer, why = lost(peer)] { callback(peer, why); });
+  for (const auto& callback : loss_callbacks_)
+    run_later([callback, peer, why = lost(peer)] { callback(peer, why); });
   fabric_->wake();
 }
 
@@ -307,18 +336,22 @@ Status Agent::lost(int worker) const {
   return peer.gone.load() ? peer.why : Status();
 }
 
-// ---- serving ---------------------------------------------------------------------------------------------------------
+// ---- serving
+// ---------------------------------------------------------------------------------------------------------
 
 void Agent::on(Kind kind, Handler handler) {
   const std::lock_guard lock(handlers_mutex_);
   // Kept for good: a request may be running the one before.
   all_handlers_.push_back(std::make_unique<const Handler>(std::move(handler)));
-  handlers_[static_cast<std::size_t>(kind)].store(all_handlers_.back().get(), std::memory_order_release);
+  handlers_[static_cast<std::size_t>(kind)].store(all_handlers_.back().get(),
+                                                  std::memory_order_release);
 }
 
 void Agent::observe(std::shared_ptr<Observer> observer) { observer_ = std::move(observer); }
 void Agent::add_drain(std::shared_ptr<Drain> drain) { drains_.push_back(std::move(drain)); }
-void Agent::on_loss(std::function<void(int worker, const Status& why)> callback) { loss_callbacks_.push_back(std::move(callback)); }
+void Agent::on_loss(std::function<void(int worker, const Status& why)> callback) {
+  loss_callbacks_.push_back(std::move(callback));
+}
 
 Agent::Counts Agent::counts() const {
   Counts counts;
@@ -330,7 +363,8 @@ Agent::Counts Agent::counts() const {
   return counts;
 }
 
-std::shared_ptr<void> Agent::companion_of(const std::type_info* type, const std::function<std::shared_ptr<void>()>& make) {
+std::shared_ptr<void> Agent::companion_of(const std::type_info* type,
+                                          const std::function<std::shared_ptr<void>()>& make) {
   const std::lock_guard lock(companions_mutex_);
   auto& companion = companions_[type];
   if (!companion) companion = make();

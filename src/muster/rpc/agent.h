@@ -1,18 +1,23 @@
-/// One worker's end of all calls: requests and answers over a fabric, many in flight to every peer, answered in any order.
+/// One worker's end of all calls: requests and answers over a fabric, many in flight to every peer,
+/// answered in any order.
 ///
-/// What lives in `rpc/`: the wire form (`message.h`, no torch), values (`value.h`), this agent, the registry of functions (`function.h`),
-/// and what users see (`rpc.h`). It stands on transport/ and knows no sockets: the same agent runs over the in-memory fabric. Of group/ it
-/// uses the exceptions only. Test it alone: `ctest -R rpc`.
+/// What lives in `rpc/`: the wire form (`message.h`, no torch), values (`value.h`), this agent, the
+/// registry of functions (`function.h`), and what users see (`rpc.h`). It stands on transport/ and
+/// knows no sockets: the same agent runs over the in-memory fabric. Of group/ it uses the
+/// exceptions only. Test it alone: `ctest -R rpc`.
 ///
-/// Threads. Whoever waits for an answer drives the fabric on its own thread: no hand-over between the bytes and the waiting caller. While
-/// nobody waits, the agent's listener thread does; asleep it is woken through the fabric's mailbox. Handlers that say they are short run on
-/// the thread that found the message; all others, and futures' callbacks, on a pool of at most `num_worker_threads` threads, which start
-/// when first needed.
+/// Threads. Whoever waits for an answer drives the fabric on its own thread: no hand-over between
+/// the bytes and the waiting caller. While nobody waits, the agent's listener thread does; asleep
+/// it is woken through the fabric's mailbox. Handlers that say they are short run on the thread
+/// that found the message; all others, and futures' callbacks, on a pool of at most
+/// `num_worker_threads` threads, which start when first needed.
 ///
-/// Failure. A peer that dies, leaves or sends what cannot be read fails exactly the calls that wait for it, at once, naming it; calls to
-/// others go on. A call that nobody waits for any more (timeout) is cancelled over there where it has not begun.
+/// Failure. A peer that dies, leaves or sends what cannot be read fails exactly the calls that wait
+/// for it, at once, naming it; calls to others go on. A call that nobody waits for any more
+/// (timeout) is cancelled over there where it has not begun.
 ///
-/// Back-pressure is the channel's: a peer that does not take its messages leaves them with the sender, within the fabric's credit.
+/// Back-pressure is the channel's: a peer that does not take its messages leaves them with the
+/// sender, within the fabric's credit.
 #pragma once
 
 #include <array>
@@ -42,16 +47,19 @@
 
 namespace muster::rpc {
 
-/// How a request is answered: once, from any thread, now or later. One that is dropped without an answer fails the call.
+/// How a request is answered: once, from any thread, now or later. One that is dropped without an
+/// answer fails the call.
 class Responder {
  public:
   virtual ~Responder() = default;
-  /// Packs and sends the result. `fill(value, passage)` runs on this thread. Where it throws, that is the answer.
+  /// Packs and sends the result. `fill(value, passage)` runs on this thread. Where it throws, that
+  /// is the answer.
   virtual void reply(const std::function<void(Value&, Passage&)>& fill) = 0;
   virtual void fail(std::exception_ptr error) = 0;
   /// Nobody waits for the answer any more.
   virtual bool cancelled() const = 0;
-  /// Where the result is not to travel but to stay, as it is: then `keep` takes it in place of `reply`.
+  /// Where the result is not to travel but to stay, as it is: then `keep` takes it in place of
+  /// `reply`.
   virtual bool keeps() const { return false; }
   virtual void keep(KeptValue) {}
 };
@@ -64,21 +72,23 @@ struct Request {
   Parcel parcel;
   TimePoint deadline = TimePoint::max();  ///< after which nobody waits for the answer
   ResponderRef responder;                 ///< null where no answer is wanted
-  /// For unpacking the parcel: unpack<T>(parcel.value, *passage). What it gets to wait for is waited for before the answer leaves.
+  /// For unpacking the parcel: unpack<T>(parcel.value, *passage). What it gets to wait for is
+  /// waited for before the answer leaves.
   std::shared_ptr<Passage> passage;
 };
 
 struct Handler {
   /// Exceptions become the answer.
   std::function<void(Request)> run;
-  /// Whether this one never waits and takes some microseconds at most: then it runs on the thread that found it, which may be a caller's.
-  /// Empty: never.
+  /// Whether this one never waits and takes some microseconds at most: then it runs on the thread
+  /// that found it, which may be a caller's. Empty: never.
   std::function<bool(const Request&)> is_short;
 };
 
 /// The answer to a call.
 struct Answer {
-  std::exception_ptr error;  ///< what was thrown over there, or why there is no answer; null: all went well
+  std::exception_ptr
+      error;  ///< what was thrown over there, or why there is no answer; null: all went well
   Parcel parcel;
   std::shared_ptr<Passage> passage;  ///< for unpacking
 };
@@ -89,19 +99,21 @@ struct CallOptions {
   std::optional<Duration> timeout = {};  ///< zero: never; absent: the agent's
 };
 
-/// Sees what leaves and arrives with calls (Kind::call, and other kinds that ask for it): by it autograd records its send and receive
-/// functions and tells the other side which context they belong to.
+/// Sees what leaves and arrives with calls (Kind::call, and other kinds that ask for it): by it
+/// autograd records its send and receive functions and tells the other side which context they
+/// belong to.
 class Observer {
  public:
-  /// What belongs to one request while it is handled here. `enter` and `leave` are called around its handler on the thread that runs it.
+  /// What belongs to one request while it is handled here. `enter` and `leave` are called around
+  /// its handler on the thread that runs it.
   struct Scope {
     virtual ~Scope() = default;
     virtual void enter() {}
     virtual void leave() {}
   };
   virtual ~Observer() = default;
-  /// The caller's thread, once per call, before the value is sent. May write `note` and replace tensors. True: the answer is of interest,
-  /// and the other side's observer sees the request.
+  /// The caller's thread, once per call, before the value is sent. May write `note` and replace
+  /// tensors. True: the answer is of interest, and the other side's observer sees the request.
   virtual bool request_leaves(int to, Parcel& parcel) = 0;
   /// The callee, on the thread that is to run the handler. May replace tensors. May return null.
   virtual std::shared_ptr<Scope> request_arrives(int from, Parcel& parcel) = 0;
@@ -117,7 +129,8 @@ class Drain {
   virtual ~Drain() = default;
   /// Every worker has come to its shutdown; from now on nothing new is made by users.
   virtual void begin() {}
-  /// Asked again and again while messages are driven: nothing of this worker waits for others, or is held by others, any more.
+  /// Asked again and again while messages are driven: nothing of this worker waits for others, or
+  /// is held by others, any more.
   virtual bool idle() = 0;
   /// "3 references to worker 'ps'", for the error at the deadline; empty where it is idle.
   virtual std::string waits_for() const { return {}; }
@@ -129,19 +142,20 @@ struct AgentOptions {
   std::map<std::string, DeviceMap> device_maps;  ///< this worker's, by callee
   /// The maps of the others to this worker, by caller: answers use their inverse.
   std::map<std::string, DeviceMap> maps_of_callers;
-  /// Bound to every thread that the agent starts, as long as it runs (which worker a thread belongs to, where workers are threads of one
-  /// process).
+  /// Bound to every thread that the agent starts, as long as it runs (which worker a thread belongs
+  /// to, where workers are threads of one process).
   std::function<std::shared_ptr<void>()> bind_thread;
-  /// Held until all workers have come to the graceful end, else until this one ends: the store by which they met.
+  /// Held until all workers have come to the graceful end, else until this one ends: the store by
+  /// which they met.
   std::shared_ptr<void> meeting_place;
 };
 
 class Agent : public std::enable_shared_from_this<Agent> {
  public:
-  /// `names[rank]`, all different. The fabric must be this agent's alone: calls use its `agreements()` channel. Handlers may be added until
-  /// `start`; messages that come before wait.
-  static std::shared_ptr<Agent> create(std::shared_ptr<transport::Fabric> fabric, const std::vector<std::string>& names,
-                                       AgentOptions options);
+  /// `names[rank]`, all different. The fabric must be this agent's alone: calls use its
+  /// `agreements()` channel. Handlers may be added until `start`; messages that come before wait.
+  static std::shared_ptr<Agent> create(std::shared_ptr<transport::Fabric> fabric,
+                                       const std::vector<std::string>& names, AgentOptions options);
   /// Ends at once, as `stop`.
   ~Agent();
   void start();
@@ -157,7 +171,8 @@ class Agent : public std::enable_shared_from_this<Agent> {
 
   // ---- calling
 
-  /// What to call. `fill` packs the arguments, on the calling thread, before `call` returns; it may throw.
+  /// What to call. `fill` packs the arguments, on the calling thread, before `call` returns; it may
+  /// throw.
   struct Call {
     int to = -1;
     Kind kind = Kind::call;
@@ -166,15 +181,18 @@ class Agent : public std::enable_shared_from_this<Agent> {
     CallOptions options;
     bool observed = true;  ///< the observer sees it
   };
-  /// Sends, never waits for the answer. Arguments are copied where they are not sent at once: later changes do not show. The returned
-  /// number is for `cancel`. Throws what `fill` throws, and DistError for a worker that is not there; a dead one fails the completion.
+  /// Sends, never waits for the answer. Arguments are copied where they are not sent at once: later
+  /// changes do not show. The returned number is for `cancel`. Throws what `fill` throws, and
+  /// DistError for a worker that is not there; a dead one fails the completion.
   std::uint64_t call(Call call, Completion completion);
-  /// Sends and waits for the answer; tensors are read while it waits. Errors are in the answer. Throws as `call`. Once `unwanted()` holds
-  /// (whoever makes that true calls `wake`) the call is given up as at its timeout, with Code::aborted.
+  /// Sends and waits for the answer; tensors are read while it waits. Errors are in the answer.
+  /// Throws as `call`. Once `unwanted()` holds (whoever makes that true calls `wake`) the call is
+  /// given up as at its timeout, with Code::aborted.
   Answer call_sync(Call call, const std::function<bool()>& unwanted = {});
   /// A message that wants no answer. To a lost worker: nothing happens.
   void post(Call message);
-  /// Gives a call up: its completion gets `error`, unless it is completed already; the other side is told.
+  /// Gives a call up: its completion gets `error`, unless it is completed already; the other side
+  /// is told.
   void cancel(std::uint64_t call, std::exception_ptr error);
 
   // ---- serving
@@ -184,19 +202,23 @@ class Agent : public std::enable_shared_from_this<Agent> {
   /// At most one; null: none. Before the first call.
   void observe(std::shared_ptr<Observer> observer);
   void add_drain(std::shared_ptr<Drain> drain);
-  /// Hears of every worker that is lost (died, left before its time, broke the protocol), on a worker thread.
+  /// Hears of every worker that is lost (died, left before its time, broke the protocol), on a
+  /// worker thread.
   void on_loss(std::function<void(int worker, const Status& why)> callback);
   /// Why `worker` cannot be called any more; success while it can.
   Status lost(int worker) const;
-  /// Keeps for ever what must live as long as the agent (contexts of the layers above). By type, made by the first who asks.
+  /// Keeps for ever what must live as long as the agent (contexts of the layers above). By type,
+  /// made by the first who asks.
   template <class T>
   std::shared_ptr<T> companion(const std::function<std::shared_ptr<T>()>& make) {
-    return std::static_pointer_cast<T>(companion_of(&typeid(T), [&]() -> std::shared_ptr<void> { return make(); }));
+    return std::static_pointer_cast<T>(
+        companion_of(&typeid(T), [&]() -> std::shared_ptr<void> { return make(); }));
   }
 
   // ---- threads
 
-  /// True once `done()` holds, false at the deadline; drives messages meanwhile. `done` is asked often and must be quick.
+  /// True once `done()` holds, false at the deadline; drives messages meanwhile. `done` is asked
+  /// often and must be quick.
   bool wait(const std::function<bool()>& done, TimePoint deadline);
   /// What a thread waits for with `wait` has changed.
   void wake();
@@ -205,8 +227,9 @@ class Agent : public std::enable_shared_from_this<Agent> {
 
   // ---- the end
 
-  /// Waits until every worker has come here and nothing is under way anywhere: calls answered, drains idle. Then `stop`. At the deadline
-  /// throws DistError (timed_out) naming the workers that it waits for; the agent is stopped then too.
+  /// Waits until every worker has come here and nothing is under way anywhere: calls answered,
+  /// drains idle. Then `stop`. At the deadline throws DistError (timed_out) naming the workers that
+  /// it waits for; the agent is stopped then too.
   void shut_down(Duration timeout);
   /// Ends here and now: calls under way fail with Code::aborted, handlers that run are waited for.
   void stop();
@@ -223,7 +246,8 @@ class Agent : public std::enable_shared_from_this<Agent> {
 
  private:
   enum class State : std::uint8_t { made, running, stopped };
-  /// Which large tensors are copied before they are sent: those of arguments that are read later, or of results that others have too.
+  /// Which large tensors are copied before they are sent: those of arguments that are read later,
+  /// or of results that others have too.
   enum class Copies : std::uint8_t { none, where_shared, all };
   struct Slot;
   struct Inbound;
@@ -247,10 +271,12 @@ class Agent : public std::enable_shared_from_this<Agent> {
   friend class Answering;
   friend class Closing;
 
-  Agent(std::shared_ptr<transport::Fabric> fabric, const std::vector<std::string>& names, AgentOptions options);
+  Agent(std::shared_ptr<transport::Fabric> fabric, const std::vector<std::string>& names,
+        AgentOptions options);
 
   // agent.cc: calls and their ends
-  std::uint64_t begin_call(Call& call, const Limit& limit, bool expires, Copies copies, Completion completion);
+  std::uint64_t begin_call(Call& call, const Limit& limit, bool expires, Copies copies,
+                           Completion completion);
   std::optional<Pending> take_pending(std::uint64_t call, int from);
   void expire_calls(TimePoint now);
   void lose(int peer, const Status& why);
@@ -290,7 +316,8 @@ class Agent : public std::enable_shared_from_this<Agent> {
   void listen();
   void stand_by();
   void work();
-  std::shared_ptr<void> companion_of(const std::type_info* type, const std::function<std::shared_ptr<void>()>& make);
+  std::shared_ptr<void> companion_of(const std::type_info* type,
+                                     const std::function<std::shared_ptr<void>()>& make);
   bool quiet();
   void fail_all();
 
@@ -307,7 +334,8 @@ class Agent : public std::enable_shared_from_this<Agent> {
   // Calls.
   mutable std::mutex calls_mutex_;
   std::unordered_map<std::uint64_t, Pending> calls_;
-  decltype(calls_)::node_type spare_call_;  // of the call that ended last: the next one needs no memory
+  decltype(calls_)::node_type
+      spare_call_;  // of the call that ended last: the next one needs no memory
   std::atomic<std::uint64_t> next_call_{1};
   std::atomic<TimePoint::rep> next_expiry_;
 
@@ -316,7 +344,8 @@ class Agent : public std::enable_shared_from_this<Agent> {
   // What comes: under look_mutex_, which is held while looking only.
   std::mutex look_mutex_;
   std::vector<Slot> slots_;
-  std::size_t unposted_ = 0;  // slots whose message was taken; posted again when there is time, or half of them are
+  std::size_t unposted_ =
+      0;  // slots whose message was taken; posted again when there is time, or half of them are
   std::vector<std::unique_ptr<std::byte[]>> spares_;
   std::vector<int> contacted_;
   std::vector<std::shared_ptr<Inbound>> inbound_;

@@ -37,7 +37,9 @@ void Agent::Closing::say(int to, Note note) {
 
 void Agent::Closing::take(Request request) {
   auto note = decode_closing(request.parcel.value.bytes);
-  if (!note) return agent_.lose(request.from, Status(note.status().code(), note.status().message(), {request.from}));
+  if (!note)
+    return agent_.lose(request.from,
+                       Status(note.status().code(), note.status().message(), {request.from}));
   note->from = request.from;
   {
     const std::lock_guard lock(mutex_);
@@ -101,7 +103,8 @@ void Agent::Closing::new_leader() {
 /// What the leader does when something has come, or is due.
 void Agent::Closing::lead(TimePoint now) {
   const auto workers = alive();
-  if (!std::all_of(workers.begin(), workers.end(), [&](int w) { return here_.contains(w); })) return tell_whom(workers);
+  if (!std::all_of(workers.begin(), workers.end(), [&](int w) { return here_.contains(w); }))
+    return tell_whom(workers);
   if (!asked_) {
     if (now < next_round_) return;
     asked_ = true;
@@ -117,7 +120,8 @@ void Agent::Closing::lead(TimePoint now) {
       say(worker, std::move(probe));
     }
   }
-  if (!std::all_of(workers.begin(), workers.end(), [&](int w) { return answers_.contains(w); })) return;
+  if (!std::all_of(workers.begin(), workers.end(), [&](int w) { return answers_.contains(w); }))
+    return;
   asked_ = false;
   std::uint64_t sent = 0;
   std::uint64_t handled = 0;
@@ -126,10 +130,11 @@ void Agent::Closing::lead(TimePoint now) {
     sent += note.sent;
     handled += note.handled;
     const auto earlier = before_.find(worker);
-    still = still && !note.busy && earlier != before_.end() && !earlier->second.busy && earlier->second.sent == note.sent &&
-            earlier->second.handled == note.handled;
+    still = still && !note.busy && earlier != before_.end() && !earlier->second.busy &&
+            earlier->second.sent == note.sent && earlier->second.handled == note.handled;
   }
-  const bool whole = workers.size() == agent_.workers_.size();  // the numbers of a lost worker are lost
+  const bool whole =
+      workers.size() == agent_.workers_.size();  // the numbers of a lost worker are lost
   before_ = answers_;
   if (!still || (whole && sent != handled)) {
     tell_whom(workers);
@@ -197,7 +202,9 @@ Status Agent::Closing::run(TimePoint deadline) {
   new_leader();
   while (!closed_) {
     const Use use(agent_);
-    if (!use) return Status(Code::aborted, "shutdown: RPC of worker '" + agent_.self().name() + "' was ended meanwhile");
+    if (!use)
+      return Status(Code::aborted,
+                    "shutdown: RPC of worker '" + agent_.self().name() + "' was ended meanwhile");
     std::vector<Note> notes;
     {
       const std::lock_guard lock(mutex_);
@@ -216,16 +223,23 @@ Status Agent::Closing::run(TimePoint deadline) {
     if (now >= deadline) {
       auto whom = missing();
       return Status(Code::timed_out,
-                    "shutdown: after " + describe(now - begin) + " worker '" + agent_.self().name() + "' still waits for " + whom.text,
+                    "shutdown: after " + describe(now - begin) + " worker '" +
+                        agent_.self().name() + "' still waits for " + whom.text,
                     std::move(whom.workers));
     }
     if (now >= warn_at) {
       warn_at = now + 6 * kWarnAfter;
-      log(LogLevel::warning, "shutdown: worker '" + agent_.self().name() + "' waits for " + missing().text);
+      log(LogLevel::warning,
+          "shutdown: worker '" + agent_.self().name() + "' waits for " + missing().text);
     }
     auto until = std::min({deadline, warn_at, now + kLook});
     if (leader_ == agent_.id_ && !asked_ && next_round_ > now) until = std::min(until, next_round_);
-    agent_.wait([this] { return note_count_.load() > 0 || agent_.peers_[static_cast<std::size_t>(leader_)].gone.load(); }, until);
+    agent_.wait(
+        [this] {
+          return note_count_.load() > 0 ||
+                 agent_.peers_[static_cast<std::size_t>(leader_)].gone.load();
+        },
+        until);
   }
   return {};
 }

@@ -1,9 +1,11 @@
 /// How all workers end together. Private to the agent.
 ///
-/// The lowest worker that is still there leads. Everybody tells it when it comes to its shutdown; once all have, it asks rounds of
-/// questions: how many requests were sent and handled, is anything under way? Two rounds in a row with the same numbers, where everybody
-/// was idle both times and every request that was sent was handled, mean that nothing is on its way either; then it says so and all go.
-/// (Mattern's four-counter method.) A worker that is lost is not waited for; if it led, the next one starts anew.
+/// The lowest worker that is still there leads. Everybody tells it when it comes to its shutdown;
+/// once all have, it asks rounds of questions: how many requests were sent and handled, is anything
+/// under way? Two rounds in a row with the same numbers, where everybody was idle both times and
+/// every request that was sent was handled, mean that nothing is on its way either; then it says so
+/// and all go. (Mattern's four-counter method.) A worker that is lost is not waited for; if it led,
+/// the next one starts anew.
 #pragma once
 
 #include <atomic>
@@ -26,7 +28,8 @@ class Agent::Closing {
  public:
   explicit Closing(Agent& agent) : agent_(agent) {}
 
-  /// On the thread that shuts down. Success once all may go; timed_out naming those that it waits for.
+  /// On the thread that shuts down. Success once all may go; timed_out naming those that it waits
+  /// for.
   Status run(TimePoint deadline);
   /// A message of another's closing; any thread.
   void take(Request request);

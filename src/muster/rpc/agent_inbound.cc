@@ -12,14 +12,17 @@
 namespace muster::rpc {
 namespace {
 
-/// Whether the thread's settings are those that a worker's thread has: what runs on it must not depend on who waits on it.
+/// Whether the thread's settings are those that a worker's thread has: what runs on it must not
+/// depend on who waits on it.
 bool thread_is_plain() { return at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled(); }
 
-/// Text clears its memory when it grows: so much of it, a few heads' worth, is taken on the word of the sender.
+/// Text clears its memory when it grows: so much of it, a few heads' worth, is taken on the word of
+/// the sender.
 constexpr std::size_t kBelievedBytes = 4 * kHeadBytes;
 
 Status no_memory(const char* what, std::uint64_t bytes) {
-  return Status(Code::exhausted, std::string("no memory for a ") + what + " of " + std::to_string(bytes) + " bytes");
+  return Status(Code::exhausted,
+                std::string("no memory for a ") + what + " of " + std::to_string(bytes) + " bytes");
 }
 
 MutableBytes writable(std::string& text) { return std::as_writable_bytes(std::span(text)); }
@@ -28,7 +31,8 @@ MutableBytes writable(std::string& text) { return std::as_writable_bytes(std::sp
 
 void Agent::post_slot(Slot& slot) {
   slot.transfer =
-      channel_.receive(transport::kAnyMember, kHeadTag, MutableBytes(slot.buffer.get(), kHeadBytes), transport::Fingerprint{}, false);
+      channel_.receive(transport::kAnyMember, kHeadTag, MutableBytes(slot.buffer.get(), kHeadBytes),
+                       transport::Fingerprint{}, false);
 }
 
 void Agent::post_slots() {
@@ -53,7 +57,8 @@ bool Agent::progress() {
   const bool moved = look();
   if (outbound_count_.load(std::memory_order_relaxed) > 0) sweep_outbound();
   if (held_back_count_.load(std::memory_order_relaxed) > 0) sweep_held_back();
-  if (next_expiry_.load(std::memory_order_relaxed) != TimePoint::max().time_since_epoch().count()) expire_calls(clock().now());
+  if (next_expiry_.load(std::memory_order_relaxed) != TimePoint::max().time_since_epoch().count())
+    expire_calls(clock().now());
   return moved;
 }
 
@@ -99,7 +104,8 @@ void Agent::collect(News& news) {
   for (Slot& slot : slots_) {
     if (!slot.transfer || !slot.transfer->done()) continue;
     const Status& status = slot.transfer->status();
-    if (!status.ok() && status.code() != Code::mismatch) continue;  // the channel is no more: nothing will come
+    if (!status.ok() && status.code() != Code::mismatch)
+      continue;  // the channel is no more: nothing will come
     Found& one = news.found.emplace_back();
     one.from = slot.transfer->source();
     one.bytes = slot.transfer->bytes();
@@ -146,7 +152,8 @@ bool Agent::look() {
     try {
       read();
     } catch (const std::exception& error) {
-      lose(from, Status(Code::internal, std::string("its message cannot be taken: ") + error.what(), {from}));
+      lose(from, Status(Code::internal, std::string("its message cannot be taken: ") + error.what(),
+                        {from}));
     }
   };
   News news;
@@ -154,8 +161,8 @@ bool Agent::look() {
     const std::unique_lock lock(look_mutex_, std::try_to_lock);
     if (!lock.owns_lock()) return false;
     collect(news);
-    // Whoever is answered goes on first; slots are posted again by who finds nothing to do. That may bring what had no slot, and what a
-    // lost peer has said before its end counts.
+    // Whoever is answered goes on first; slots are posted again by who finds nothing to do. That
+    // may bring what had no slot, and what a lost peer has said before its end counts.
     while (unposted_ > 0 && (news.empty() || !news.lost.empty())) {
       post_slots();
       collect(news);
@@ -184,7 +191,8 @@ bool Agent::look() {
   return true;
 }
 
-// ---- from heads to messages ------------------------------------------------------------------------------------------
+// ---- from heads to messages
+// ------------------------------------------------------------------------------------------
 
 void Agent::receive_head(int from, ConstBytes bytes) {
   contact(from);
@@ -193,9 +201,9 @@ void Agent::receive_head(int from, ConstBytes bytes) {
   if (!decoded) return lose(from, decoded.status());
   Head& head = *decoded;
   const bool is_long = (head.flags & Head::kLong) != 0;
-  const bool apart =
-      is_long || (head.flags & Head::kPayloadApart) != 0 ||
-      std::any_of(head.tensors.begin(), head.tensors.end(), [](const auto& t) { return (t.flags & TensorHead::kApart) != 0; });
+  const bool apart = is_long || (head.flags & Head::kPayloadApart) != 0 ||
+                     std::any_of(head.tensors.begin(), head.tensors.end(),
+                                 [](const auto& t) { return (t.flags & TensorHead::kApart) != 0; });
   if (apart) {
     auto inbound = std::make_shared<Inbound>();
     inbound->from = from;
@@ -207,7 +215,8 @@ void Agent::receive_head(int from, ConstBytes bytes) {
     inbound->head_only = true;
     inbound->head_bytes = PromisedBytes(head.payload_bytes);  // at most kMaxHeadBytes
     if (!inbound->head_bytes.data) return lose(from, no_memory("head", head.payload_bytes));
-    inbound->transfers.push_back(channel_.receive(from, head.first_tag, inbound->head_bytes.bytes(), transport::Fingerprint{}, true));
+    inbound->transfers.push_back(channel_.receive(from, head.first_tag, inbound->head_bytes.bytes(),
+                                                  transport::Fingerprint{}, true));
     const std::lock_guard lock(look_mutex_);
     inbound_.push_back(std::move(inbound));
     return;
@@ -220,7 +229,8 @@ void Agent::receive_head(int from, ConstBytes bytes) {
     }
     auto memory = allocate_tensor(head.tensors[i]);
     if (!memory) return lose(from, memory.status());
-    if (!head.tensor_bytes[i].empty()) std::memcpy(memory->data.data(), head.tensor_bytes[i].data(), head.tensor_bytes[i].size());
+    if (!head.tensor_bytes[i].empty())
+      std::memcpy(memory->data.data(), head.tensor_bytes[i].data(), head.tensor_bytes[i].size());
     parcel.value.tensors.push_back(assemble_tensor(head.tensors[i], std::move(*memory)));
   }
   parcel.name.assign(head.name);
@@ -237,7 +247,8 @@ void Agent::begin_apart(std::shared_ptr<Inbound> inbound) {
   inbound->transfers.clear();
   inbound->head = std::move(*decoded);
   const Head& head = inbound->head;
-  if ((head.flags & Head::kLong) != 0) return lose(inbound->from, Status(Code::internal, "it announced an announcement"));
+  if ((head.flags & Head::kLong) != 0)
+    return lose(inbound->from, Status(Code::internal, "it announced an announcement"));
   Parcel& parcel = inbound->parcel;
   parcel.name.assign(head.name);
   parcel.note.assign(head.note);
@@ -250,7 +261,8 @@ void Agent::begin_apart(std::shared_ptr<Inbound> inbound) {
       wanted.emplace_back(tag++, writable(parcel.value.bytes));
     } else {
       inbound->payload = PromisedBytes(head.payload_bytes);
-      if (!inbound->payload.data) return lose(inbound->from, no_memory("payload", head.payload_bytes));
+      if (!inbound->payload.data)
+        return lose(inbound->from, no_memory("payload", head.payload_bytes));
       wanted.emplace_back(tag++, inbound->payload.bytes());
     }
   } else {
@@ -269,7 +281,8 @@ void Agent::begin_apart(std::shared_ptr<Inbound> inbound) {
     }
     inbound->tensors[i] = std::move(*memory);
   }
-  for (const auto& [under, where] : wanted) inbound->transfers.push_back(channel_.receive(inbound->from, under, where, plain, true));
+  for (const auto& [under, where] : wanted)
+    inbound->transfers.push_back(channel_.receive(inbound->from, under, where, plain, true));
   const std::lock_guard lock(look_mutex_);
   inbound_.push_back(std::move(inbound));
 }
@@ -289,7 +302,9 @@ void Agent::finish_stage(const std::shared_ptr<Inbound>& inbound) {
   auto& tensors = inbound->parcel.value.tensors;
   for (std::size_t i = 0; i < inbound->tensors.size(); ++i) {
     const auto& head = inbound->head.tensors[i];
-    tensors.push_back((head.flags & TensorHead::kUndefined) != 0 ? at::Tensor() : assemble_tensor(head, std::move(inbound->tensors[i])));
+    tensors.push_back((head.flags & TensorHead::kUndefined) != 0
+                          ? at::Tensor()
+                          : assemble_tensor(head, std::move(inbound->tensors[i])));
   }
   dispatch(inbound->from, inbound->head, std::move(inbound->parcel));
 }
@@ -303,7 +318,8 @@ void Agent::dispatch(int from, const Head& head, Parcel parcel) {
   }
 }
 
-// ---- requests --------------------------------------------------------------------------------------------------------
+// ---- requests
+// --------------------------------------------------------------------------------------------------------
 
 void Agent::take_request(int from, const Head& head, Parcel parcel) {
   Request request;
@@ -317,11 +333,13 @@ void Agent::take_request(int from, const Head& head, Parcel parcel) {
     answering = std::make_shared<Answering>(shared_from_this(), from, head.call, request.passage);
     request.responder = answering;
   }
-  const Handler* handler = handlers_[static_cast<std::size_t>(head.kind)].load(std::memory_order_acquire);
+  const Handler* handler =
+      handlers_[static_cast<std::size_t>(head.kind)].load(std::memory_order_acquire);
   if (handler == nullptr) {
     if (answering)
-      answering->fail(std::make_exception_ptr(
-          DistError("nobody there handles messages of kind " + std::to_string(static_cast<int>(head.kind)), Code::unsupported)));
+      answering->fail(std::make_exception_ptr(DistError(
+          "nobody there handles messages of kind " + std::to_string(static_cast<int>(head.kind)),
+          Code::unsupported)));
     handled_.fetch_add(1, std::memory_order_relaxed);
     return;
   }
@@ -340,7 +358,8 @@ void Agent::take_request(int from, const Head& head, Parcel parcel) {
   answering.reset();
   run_later([this, handler, shared, observed] {
     const auto& responder = shared->responder;
-    const bool unwanted = responder && (responder->cancelled() || clock().now() >= shared->deadline);
+    const bool unwanted =
+        responder && (responder->cancelled() || clock().now() >= shared->deadline);
     run_handler(*handler, std::move(*shared), observed, unwanted);
   });
 }
@@ -365,8 +384,9 @@ void Agent::run_handler(const Handler& handler, Request request, bool observed, 
     if (responder) {
       responder->fail(std::current_exception());
     } else {
-      log(LogLevel::error,
-          "worker '" + self().name() + "': a message that wants no answer failed: " + describe_exception(std::current_exception()).text);
+      log(LogLevel::error, "worker '" + self().name() +
+                               "': a message that wants no answer failed: " +
+                               describe_exception(std::current_exception()).text);
     }
   }
   if (scope) scope->leave();
@@ -377,12 +397,14 @@ void Agent::take_cancel(int from, std::uint64_t call) {
   std::shared_ptr<Answering> answering;
   {
     const std::lock_guard lock(serving_mutex_);
-    if (const auto found = serving_.find({from, call}); found != serving_.end()) answering = found->second.lock();
+    if (const auto found = serving_.find({from, call}); found != serving_.end())
+      answering = found->second.lock();
   }
   if (answering) answering->cancel();
 }
 
-// ---- answers ---------------------------------------------------------------------------------------------------------
+// ---- answers
+// ---------------------------------------------------------------------------------------------------------
 
 void Agent::take_answer(int from, const Head& head, Parcel parcel) {
   auto pending = take_pending(head.call, from);
@@ -394,7 +416,8 @@ void Agent::take_answer(int from, const Head& head, Parcel parcel) {
     if (!error) {
       answer.error = loss_error(from, pending->name, error.status());
     } else {
-      answer.error = remote_exception(workers_[static_cast<std::size_t>(from)].name(), from, pending->name, std::move(*error));
+      answer.error = remote_exception(workers_[static_cast<std::size_t>(from)].name(), from,
+                                      pending->name, std::move(*error));
     }
   } else {
     try {

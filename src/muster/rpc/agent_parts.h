@@ -29,7 +29,8 @@ struct Agent::Peer {
   Status why;                       // under calls_mutex_, before `gone`
 };
 
-/// Memory for what a peer has promised. Nothing is written to it before that has come: a promise alone takes addresses, not memory.
+/// Memory for what a peer has promised. Nothing is written to it before that has come: a promise
+/// alone takes addresses, not memory.
 struct PromisedBytes {
   std::unique_ptr<std::byte[]> data;  ///< null: none, or there are not as many addresses
   std::size_t size = 0;
@@ -96,9 +97,11 @@ class Agent::Use {
 };
 
 /// The answer to one request.
-class Agent::Answering final : public Responder, public std::enable_shared_from_this<Agent::Answering> {
+class Agent::Answering final : public Responder,
+                               public std::enable_shared_from_this<Agent::Answering> {
  public:
-  Answering(std::shared_ptr<Agent> agent, int from, std::uint64_t call, std::shared_ptr<Passage> arguments)
+  Answering(std::shared_ptr<Agent> agent, int from, std::uint64_t call,
+            std::shared_ptr<Passage> arguments)
       : agent_(std::move(agent)), from_(from), call_(call), arguments_(std::move(arguments)) {
     agent_->unanswered_.fetch_add(1, std::memory_order_relaxed);
   }

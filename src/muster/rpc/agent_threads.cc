@@ -11,12 +11,13 @@
 namespace muster::rpc {
 namespace {
 
-// How long the listener keeps away after it has seen a caller wait: callers that call again and again need the core, and the messages,
-// alone.
+// How long the listener keeps away after it has seen a caller wait: callers that call again and
+// again need the core, and the messages, alone.
 constexpr Duration kStandBy = std::chrono::microseconds(250);
 
-// Looks without news after which a waiting thread offers its core: an answer from a peer that polls on another core comes sooner, one from
-// a peer that was put on the same core comes only then. Where that has just been so, it is offered almost at once.
+// Looks without news after which a waiting thread offers its core: an answer from a peer that polls
+// on another core comes sooner, one from a peer that was put on the same core comes only then.
+// Where that has just been so, it is offered almost at once.
 constexpr int kLooks = 64;
 constexpr int kLooksOnOneCore = 2;
 // An offer that took as long was taken; for longer, and it was not the peer who took it.
@@ -81,7 +82,8 @@ void Agent::wake() {
   if (use) fabric_->wake();
 }
 
-// ---- the listener ----------------------------------------------------------------------------------------------------
+// ---- the listener
+// ----------------------------------------------------------------------------------------------------
 
 void Agent::listen() {
   const auto bound = options_.bind_thread ? options_.bind_thread() : nullptr;
@@ -124,7 +126,8 @@ void Agent::stand_by() {
   }
 }
 
-// ---- the pool --------------------------------------------------------------------------------------------------------
+// ---- the pool
+// --------------------------------------------------------------------------------------------------------
 
 bool Agent::run_later(std::function<void()> task) {
   {
@@ -133,7 +136,8 @@ bool Agent::run_later(std::function<void()> task) {
     busy_.fetch_add(1);
     tasks_.push_back(std::move(task));
     const bool all_taken = static_cast<int>(tasks_.size()) > idle_workers_;
-    if (all_taken && static_cast<int>(pool_.size()) < options_.num_worker_threads) pool_.emplace_back([this] { work(); });
+    if (all_taken && static_cast<int>(pool_.size()) < options_.num_worker_threads)
+      pool_.emplace_back([this] { work(); });
   }
   pool_changed_.notify_one();
   return true;
@@ -154,7 +158,8 @@ void Agent::work() {
     try {
       task();
     } catch (...) {
-      log(LogLevel::error, "worker '" + self().name() + "': a callback threw: " + describe_exception(std::current_exception()).text);
+      log(LogLevel::error, "worker '" + self().name() + "': a callback threw: " +
+                               describe_exception(std::current_exception()).text);
     }
     task = nullptr;
     busy_.fetch_sub(1);
@@ -162,11 +167,14 @@ void Agent::work() {
   }
 }
 
-// ---- the end ---------------------------------------------------------------------------------------------------------
+// ---- the end
+// ---------------------------------------------------------------------------------------------------------
 
 /// Nothing of this worker is under way.
 bool Agent::quiet() {
-  if (busy_.load() > 0 || unanswered_.load() > 0 || outbound_count_.load() > 0 || held_back_count_.load() > 0) return false;
+  if (busy_.load() > 0 || unanswered_.load() > 0 || outbound_count_.load() > 0 ||
+      held_back_count_.load() > 0)
+    return false;
   {
     const std::lock_guard lock(calls_mutex_);
     if (!calls_.empty()) return false;
@@ -176,11 +184,15 @@ bool Agent::quiet() {
 }
 
 void Agent::shut_down(Duration timeout) {
-  if (timeout < Duration::zero()) group::invalid("shutdown: a timeout must not be negative; zero is none");
+  if (timeout < Duration::zero())
+    group::invalid("shutdown: a timeout must not be negative; zero is none");
   if (agent_of_worker_thread == this)
-    group::invalid("shutdown was called by a function that runs on this worker; call it from the worker's own thread");
+    group::invalid(
+        "shutdown was called by a function that runs on this worker; call it from the worker's own "
+        "thread");
   if (state_.load() != State::running) return stop();
-  const auto deadline = timeout == Duration::zero() ? TimePoint::max() : deadline_after(clock(), timeout);
+  const auto deadline =
+      timeout == Duration::zero() ? TimePoint::max() : deadline_after(clock(), timeout);
   Status status;
   try {
     status = closing_->run(deadline);

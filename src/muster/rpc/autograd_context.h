@@ -1,4 +1,5 @@
-/// One worker's part of distributed autograd: the contexts it knows, and what calls leave in them. Users see `dist_autograd.h`.
+/// One worker's part of distributed autograd: the contexts it knows, and what calls leave in them.
+/// Users see `dist_autograd.h`.
 #pragma once
 
 #include <torch/csrc/autograd/edge.h>
@@ -21,14 +22,18 @@ namespace muster::rpc {
 
 inline constexpr Kind kAutogradGradients = Kind::autograd_first;
 inline constexpr Kind kAutogradWalk = static_cast<Kind>(static_cast<int>(Kind::autograd_first) + 1);
-inline constexpr Kind kAutogradFinish = static_cast<Kind>(static_cast<int>(Kind::autograd_first) + 2);
-inline constexpr Kind kAutogradRelease = static_cast<Kind>(static_cast<int>(Kind::autograd_first) + 3);
+inline constexpr Kind kAutogradFinish =
+    static_cast<Kind>(static_cast<int>(Kind::autograd_first) + 2);
+inline constexpr Kind kAutogradRelease =
+    static_cast<Kind>(static_cast<int>(Kind::autograd_first) + 3);
 
 class AutogradPass;
 
-/// Tensors came with a message; their gradients go back where the message came from. Stock autograd cannot run it.
+/// Tensors came with a message; their gradients go back where the message came from. Stock autograd
+/// cannot run it.
 struct ReceiveNode final : torch::autograd::Node {
-  ReceiveNode(std::int64_t context, int from, std::int64_t message) : context(context), from(from), message(message) {}
+  ReceiveNode(std::int64_t context, int from, std::int64_t message)
+      : context(context), from(from), message(message) {}
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override;
   std::string name() const override { return "muster::rpc::ReceiveNode"; }
   const std::int64_t context;
@@ -40,9 +45,10 @@ struct ReceiveNode final : torch::autograd::Node {
 struct AutogradContext {
   explicit AutogradContext(std::int64_t id) : id(id) {}
   const std::int64_t id;
-  std::mutex mutex;                                         // for all below, and for the passes
-  std::map<std::int64_t, torch::autograd::edge_list> sent;  // by message: where the gradients of its tensors go
-  std::set<int> peers;                                      // workers that may know this context
+  std::mutex mutex;  // for all below, and for the passes
+  std::map<std::int64_t, torch::autograd::edge_list>
+      sent;             // by message: where the gradients of its tensors go
+  std::set<int> peers;  // workers that may know this context
   dist_autograd::Gradients gradients;
   std::map<std::int64_t, std::shared_ptr<AutogradPass>> passes;
 };
@@ -53,15 +59,17 @@ class DistAutograd final : public Observer, public std::enable_shared_from_this<
   static void install(const std::shared_ptr<Agent>& agent);
   static std::shared_ptr<DistAutograd> of(Agent& agent);
   explicit DistAutograd(Agent& agent)
-      : agent_(agent.weak_from_this()), self_(agent.self().id()), workers_(static_cast<int>(agent.workers().size())) {}
+      : agent_(agent.weak_from_this()),
+        self_(agent.self().id()),
+        workers_(static_cast<int>(agent.workers().size())) {}
 
   std::int64_t new_context();
   void release(std::int64_t id);
   /// Throws DistError where it is unknown.
   std::shared_ptr<AutogradContext> find(std::int64_t id) const;
   /// `done` is called once, with what went wrong, on any thread.
-  void backward(std::int64_t id, const std::vector<at::Tensor>& roots, bool retain_graph, dist_autograd::Mode mode,
-                std::function<void(std::exception_ptr)> done);
+  void backward(std::int64_t id, const std::vector<at::Tensor>& roots, bool retain_graph,
+                dist_autograd::Mode mode, std::function<void(std::exception_ptr)> done);
   std::shared_ptr<Agent> agent() const;
   int self() const { return self_; }
   std::size_t contexts() const;

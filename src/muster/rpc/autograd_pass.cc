@@ -79,16 +79,19 @@ void AutogradPass::start(const std::vector<at::Tensor>& roots, Done done) {
   settle(std::move(lock));
 }
 
-void AutogradPass::gradients(std::int64_t message, std::vector<at::Tensor> gradients, Done answered) {
+void AutogradPass::gradients(std::int64_t message, std::vector<at::Tensor> gradients,
+                             Done answered) {
   Lock lock(context_->mutex);
   const bool at_once = engage(answered);
   try {
     Arrival arrival{edges_of(message), std::move(gradients)};
     if (arrival.gradients.size() != arrival.edges.size())
-      throw DistError("a message of distributed autograd has another number of gradients than were sent");
+      throw DistError(
+          "a message of distributed autograd has another number of gradients than were sent");
     const at::NoGradGuard no_grad;
-    autograd::validate_outputs(arrival.edges, arrival.gradients,
-                               [](const std::string& text) { return "a gradient that came from another worker is invalid: " + text; });
+    autograd::validate_outputs(arrival.edges, arrival.gradients, [](const std::string& text) {
+      return "a gradient that came from another worker is invalid: " + text;
+    });
     arrivals_.push_back(std::move(arrival));
   } catch (...) {
     note_error(std::current_exception());
@@ -151,12 +154,15 @@ void AutogradPass::finish(Done answered) {
 AutogradPass::Edges AutogradPass::edges_of(std::int64_t message) const {
   const auto sent = context_->sent.find(message);
   if (sent == context_->sent.end())
-    throw DistError("distributed autograd: gradients came for a message that this worker has not sent in context " +
-                    std::to_string(context_->id));
+    throw DistError(
+        "distributed autograd: gradients came for a message that this worker has not sent in "
+        "context " +
+        std::to_string(context_->id));
   return sent->second;
 }
 
-// Each edge into a node is one gradient to wait for; a node that is met for the first time leads on to those behind it.
+// Each edge into a node is one gradient to wait for; a node that is met for the first time leads on
+// to those behind it.
 void AutogradPass::count(const Edges& entry) {
   std::vector<const Edges*> open{&entry};
   while (!open.empty()) {
@@ -184,7 +190,8 @@ void AutogradPass::prepare() {
 void AutogradPass::feed(const autograd::Edge& edge, const at::Tensor& gradient) {
   if (!edge.is_valid()) return;
   const auto found = states_.find(edge.function.get());
-  if (found == states_.end()) throw DistError("distributed autograd: a tensor was sent while backward of its context ran");
+  if (found == states_.end())
+    throw DistError("distributed autograd: a tensor was sent while backward of its context ran");
   State& state = found->second;
   state.begun = true;
   if (gradient.defined()) {
@@ -196,8 +203,8 @@ void AutogradPass::feed(const autograd::Edge& edge, const at::Tensor& gradient) 
 
 void AutogradPass::check_context(const ReceiveNode& node) const {
   if (node.context == context_->id) return;
-  throw DistError("the roots depend on values that came by calls in another context: " + std::to_string(node.context) + ", not " +
-                  std::to_string(context_->id));
+  throw DistError("the roots depend on values that came by calls in another context: " +
+                  std::to_string(node.context) + ", not " + std::to_string(context_->id));
 }
 
 // Which messages of other workers does it lead to?
@@ -227,8 +234,10 @@ std::string AutogradPass::blocked() const {
   int waiting = 0;
   for (const auto& [node, state] : states_) waiting += state.begun && !state.run ? 1 : 0;
   if (waiting == 0) return {};
-  return "backward in FAST mode: on worker '" + autograd_->agent()->self().name() + "' " + std::to_string(waiting) +
-         " backward functions wait for gradients that never come, since some values that this context's calls sent are not used by the "
+  return "backward in FAST mode: on worker '" + autograd_->agent()->self().name() + "' " +
+         std::to_string(waiting) +
+         " backward functions wait for gradients that never come, since some values that this "
+         "context's calls sent are not used by the "
          "roots; "
          "use Mode::smart";
 }
@@ -249,7 +258,8 @@ void AutogradPass::work(Lock lock) {
     try {
       if (!error_) prepare();
       for (const Arrival& arrival : std::exchange(arrivals_, {})) {
-        for (std::size_t i = 0; i < arrival.edges.size() && !error_; ++i) feed(arrival.edges[i], arrival.gradients[i]);
+        for (std::size_t i = 0; i < arrival.edges.size() && !error_; ++i)
+          feed(arrival.edges[i], arrival.gradients[i]);
       }
     } catch (...) {
       note_error(std::current_exception());
@@ -272,7 +282,8 @@ void AutogradPass::work(Lock lock) {
     lock.lock();
     if (error) note_error(error);
     try {
-      for (std::size_t i = 0; i < outputs.size() && !error_; ++i) feed(node->next_edge(i), outputs[i]);
+      for (std::size_t i = 0; i < outputs.size() && !error_; ++i)
+        feed(node->next_edge(i), outputs[i]);
     } catch (...) {
       note_error(std::current_exception());
     }
@@ -289,12 +300,15 @@ void AutogradPass::settle(Lock lock) {
   answered(error);
 }
 
-void AutogradPass::evaluate(Node& node, std::vector<at::Tensor> inputs, std::vector<at::Tensor>& outputs) {
+void AutogradPass::evaluate(Node& node, std::vector<at::Tensor> inputs,
+                            std::vector<at::Tensor>& outputs) {
   for (const auto& hook : node.tensor_pre_hooks()) inputs = (*hook)(inputs);
   for (const auto& [index, hook] : node.retains_grad_hooks()) inputs = (*hook)(inputs);
   for (const auto& hook : node.pre_hooks()) inputs = (*hook)(inputs);
-  if (const auto* receive = dynamic_cast<const ReceiveNode*>(&node)) return send_gradients(*receive, std::move(inputs));
-  if (dynamic_cast<autograd::AccumulateGrad*>(&node) != nullptr) return accumulate(node, std::move(inputs));
+  if (const auto* receive = dynamic_cast<const ReceiveNode*>(&node))
+    return send_gradients(*receive, std::move(inputs));
+  if (dynamic_cast<autograd::AccumulateGrad*>(&node) != nullptr)
+    return accumulate(node, std::move(inputs));
   const bool hooked = !node.post_hooks().empty();
   const std::vector<at::Tensor> before = hooked ? inputs : std::vector<at::Tensor>();
   if (!head_.retain_graph) node.will_release_variables();
@@ -302,12 +316,15 @@ void AutogradPass::evaluate(Node& node, std::vector<at::Tensor> inputs, std::vec
   if (!head_.retain_graph) node.release_variables();
   if (outputs.size() > node.num_outputs()) {
     for (std::size_t i = node.num_outputs(); i < outputs.size(); ++i) {
-      if (outputs[i].defined()) throw DistError("function " + node.name() + " gave more gradients than it has inputs", Code::internal);
+      if (outputs[i].defined())
+        throw DistError("function " + node.name() + " gave more gradients than it has inputs",
+                        Code::internal);
     }
     outputs.resize(node.num_outputs());
   }
-  autograd::validate_outputs(node.next_edges(), outputs,
-                             [&](const std::string& text) { return "function " + node.name() + " gave an invalid gradient: " + text; });
+  autograd::validate_outputs(node.next_edges(), outputs, [&](const std::string& text) {
+    return "function " + node.name() + " gave an invalid gradient: " + text;
+  });
   for (const auto& hook : node.post_hooks()) outputs = (*hook)(outputs, before);
 }
 
@@ -317,7 +334,8 @@ void AutogradPass::accumulate(Node& node, std::vector<at::Tensor> inputs) {
   if (!gradient.defined()) return;
   inputs.clear();
   // The context's own: what others hold as well, or what is no memory of its own, is copied.
-  const bool own = gradient.use_count() == 1 && (gradient.is_sparse() || gradient.is_non_overlapping_and_dense());
+  const bool own = gradient.use_count() == 1 &&
+                   (gradient.is_sparse() || gradient.is_non_overlapping_and_dense());
   if (!own) gradient = gradient.clone();
   const at::Tensor& leaf = static_cast<autograd::AccumulateGrad&>(node).variable;
   const Lock lock(context_->mutex);
@@ -362,7 +380,8 @@ void AutogradPass::send_marks(const std::vector<std::pair<int, std::int64_t>>& f
 }
 
 // Without `answered` the message is part of the diffusing computation.
-void AutogradPass::tell(int to, Kind kind, const std::function<void(Value&, Passage&)>& fill, Done answered) {
+void AutogradPass::tell(int to, Kind kind, const std::function<void(Value&, Passage&)>& fill,
+                        Done answered) {
   const bool counted = answered == nullptr;
   Agent::Call call;
   call.to = to;
@@ -389,7 +408,8 @@ void AutogradPass::tell(int to, Kind kind, const std::function<void(Value&, Pass
     };
   }
   try {
-    autograd_->agent()->call(std::move(call), [answered](const Answer& answer) { answered(answer.error); });
+    autograd_->agent()->call(std::move(call),
+                             [answered](const Answer& answer) { answered(answer.error); });
   } catch (...) {
     answered(std::current_exception());
   }

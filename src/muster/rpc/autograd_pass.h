@@ -1,13 +1,15 @@
-/// One backward pass on one worker: which nodes of the local graph wait for how many gradients, and when the whole job's pass is done.
+/// One backward pass on one worker: which nodes of the local graph wait for how many gradients, and
+/// when the whole job's pass is done.
 ///
-/// The pass is a diffusing computation: gradients (and, before them in SMART mode, marks) travel from the worker with the roots to others
-/// and may come back. Its end is found as Dijkstra and Scholten do: the first message that sets an idle worker to work is answered when
-/// that worker has nothing left to do and all its own messages have been answered; all further ones are answered at once. When the worker
-/// with the roots is idle and answered, everything is. (E. W. Dijkstra, C. S. Scholten: Termination detection for diffusing computations,
-/// 1980.)
+/// The pass is a diffusing computation: gradients (and, before them in SMART mode, marks) travel
+/// from the worker with the roots to others and may come back. Its end is found as Dijkstra and
+/// Scholten do: the first message that sets an idle worker to work is answered when that worker has
+/// nothing left to do and all its own messages have been answered; all further ones are answered at
+/// once. When the worker with the roots is idle and answered, everything is. (E. W. Dijkstra, C. S.
+/// Scholten: Termination detection for diffusing computations, 1980.)
 ///
-/// Nodes are called here, not by torch's engine, which can begin a graph at its roots only; what it does around a call (hooks, release of
-/// saved values, the check of shapes) is done likewise.
+/// Nodes are called here, not by torch's engine, which can begin a graph at its roots only; what it
+/// does around a call (hooks, release of saved values, the check of shapes) is done likewise.
 #pragma once
 
 #include <torch/csrc/autograd/function.h>
@@ -37,7 +39,8 @@ struct PassHead {
 class AutogradPass : public std::enable_shared_from_this<AutogradPass> {
  public:
   using Done = std::function<void(std::exception_ptr)>;
-  AutogradPass(std::shared_ptr<DistAutograd> autograd, std::shared_ptr<AutogradContext> context, const PassHead& head)
+  AutogradPass(std::shared_ptr<DistAutograd> autograd, std::shared_ptr<AutogradContext> context,
+               const PassHead& head)
       : autograd_(std::move(autograd)), context_(std::move(context)), head_(head) {}
 
   /// On the worker with the roots: all phases, one after the other.
@@ -46,7 +49,8 @@ class AutogradPass : public std::enable_shared_from_this<AutogradPass> {
   void gradients(std::int64_t message, std::vector<at::Tensor> gradients, Done answered);
   /// The roots depend on what `message` carried.
   void mark(std::int64_t message, Done answered);
-  /// Ends it here and, through here, everywhere else; `answered` gets the first trouble. The pass has been taken out of its context.
+  /// Ends it here and, through here, everywhere else; `answered` gets the first trouble. The pass
+  /// has been taken out of its context.
   void finish(Done answered);
 
  private:
@@ -78,7 +82,8 @@ class AutogradPass : public std::enable_shared_from_this<AutogradPass> {
 
   /// Whether the caller's message is to be answered at once; else `answered` is kept.
   bool engage(Done& answered);
-  /// Works until nothing is ready, unless another thread does; then looks whether this worker is done. Takes the lock and gives it up.
+  /// Works until nothing is ready, unless another thread does; then looks whether this worker is
+  /// done. Takes the lock and gives it up.
   void work(Lock lock);
   void settle(Lock lock);
   void run(State& state);

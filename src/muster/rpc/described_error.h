@@ -8,10 +8,12 @@
 
 namespace muster::rpc {
 
-/// It has been described already, and goes to the caller as that; `type` is the other language's name of it.
+/// It has been described already, and goes to the caller as that; `type` is the other language's
+/// name of it.
 class DescribedError : public std::runtime_error {
  public:
-  explicit DescribedError(ErrorText error) : std::runtime_error(error.type + ": " + error.text), error_(std::move(error)) {}
+  explicit DescribedError(ErrorText error)
+      : std::runtime_error(error.type + ": " + error.text), error_(std::move(error)) {}
   const ErrorText& described() const noexcept { return error_; }
 
  private:

@@ -67,7 +67,8 @@ AutogradPass::Done answer_to(ResponderRef responder) {
 
 autograd::variable_list ReceiveNode::apply(autograd::variable_list&&) {
   throw DistError(
-      "backward through a value that came by RPC needs dist_autograd::backward(context, roots): its other half is on another worker");
+      "backward through a value that came by RPC needs dist_autograd::backward(context, roots): "
+      "its other half is on another worker");
 }
 
 void DistAutograd::install(const std::shared_ptr<Agent>& agent) {
@@ -138,7 +139,8 @@ void DistAutograd::release(std::int64_t id) {
   lock.unlock();
   const auto context = std::move(found.mapped());
   std::unique_lock own(context->mutex);
-  const auto passes = std::exchange(context->passes, {});  // of failed passes: they hold the context
+  const auto passes =
+      std::exchange(context->passes, {});  // of failed passes: they hold the context
   const auto sent = std::exchange(context->sent, {});
   const std::set<int> peers = context->peers;
   own.unlock();
@@ -170,7 +172,8 @@ void DistAutograd::on_loss(int worker) {
   for (const auto id : orphans) release(id);
 }
 
-// ---- what calls leave ------------------------------------------------------------------------------------------------
+// ---- what calls leave
+// ------------------------------------------------------------------------------------------------
 
 void DistAutograd::record_send(AutogradContext& context, int to, Parcel& parcel) {
   autograd::edge_list edges;
@@ -198,7 +201,9 @@ std::shared_ptr<AutogradContext> DistAutograd::record_receive(int from, Parcel& 
   const auto id = in.get<std::int64_t>();
   const auto message = in.get<std::int64_t>();
   if (!in.at_end() || id < 0 || (id >> kWorkerShift) >= workers_)
-    throw DistError("a call's note for distributed autograd is malformed; do all workers run the same version?", Code::refused);
+    throw DistError(
+        "a call's note for distributed autograd is malformed; do all workers run the same version?",
+        Code::refused);
   std::shared_ptr<AutogradContext> context;
   if (make) {
     context = find_or_make(id);
@@ -246,19 +251,23 @@ std::function<void()> keep_autograd_context(std::function<void()> task) {
   };
 }
 
-// ---- backward --------------------------------------------------------------------------------------------------------
+// ---- backward
+// --------------------------------------------------------------------------------------------------------
 
-void DistAutograd::backward(std::int64_t id, const std::vector<at::Tensor>& roots, bool retain_graph, dist_autograd::Mode mode,
+void DistAutograd::backward(std::int64_t id, const std::vector<at::Tensor>& roots,
+                            bool retain_graph, dist_autograd::Mode mode,
                             std::function<void(std::exception_ptr)> done) {
   const auto context = find(id);
   if (roots.empty()) throw DistError("dist_autograd::backward needs at least one root");
   for (const at::Tensor& root : roots) {
     if (!root.defined()) throw DistError("dist_autograd::backward: a root is undefined");
     if (root.numel() != 1) {
-      throw DistError("dist_autograd::backward: roots are scalars; one has " + std::to_string(root.numel()) +
-                      " elements: sum() it, or take its mean()");
+      throw DistError("dist_autograd::backward: roots are scalars; one has " +
+                      std::to_string(root.numel()) + " elements: sum() it, or take its mean()");
     }
-    if (!root.requires_grad()) throw DistError("dist_autograd::backward: a root does not require grad, nothing leads to it that does");
+    if (!root.requires_grad())
+      throw DistError(
+          "dist_autograd::backward: a root does not require grad, nothing leads to it that does");
   }
   PassHead head{.context = id, .pass = 0, .mode = mode, .retain_graph = retain_graph};
   {
@@ -275,7 +284,8 @@ void DistAutograd::backward(std::int64_t id, const std::vector<at::Tensor>& root
 
 namespace {
 
-std::shared_ptr<AutogradPass> pass_of(const std::shared_ptr<DistAutograd>& autograd, const PassHead& head) {
+std::shared_ptr<AutogradPass> pass_of(const std::shared_ptr<DistAutograd>& autograd,
+                                      const PassHead& head) {
   auto context = autograd->find(head.context);
   const std::lock_guard lock(context->mutex);
   auto& pass = context->passes[head.pass];
@@ -292,7 +302,8 @@ void DistAutograd::on_gradients(const Request& request) {
   std::vector<at::Tensor> gradients;
   archive(message);
   archive(gradients);
-  pass_of(shared_from_this(), head)->gradients(message, std::move(gradients), answer_to(request.responder));
+  pass_of(shared_from_this(), head)
+      ->gradients(message, std::move(gradients), answer_to(request.responder));
 }
 
 void DistAutograd::on_walk(const Request& request) {
@@ -315,16 +326,20 @@ void DistAutograd::on_finish(const Request& request) {
     lock.unlock();
     if (context) {
       const std::lock_guard own(context->mutex);
-      if (auto entry = context->passes.extract(head.pass); !entry.empty()) pass = std::move(entry.mapped());
+      if (auto entry = context->passes.extract(head.pass); !entry.empty())
+        pass = std::move(entry.mapped());
     }
   }
   if (!pass) return answered(nullptr);
   pass->finish(std::move(answered));
 }
 
-void DistAutograd::on_release(const Request& request) { release(unpack<std::int64_t>(request.parcel.value, *request.passage)); }
+void DistAutograd::on_release(const Request& request) {
+  release(unpack<std::int64_t>(request.parcel.value, *request.passage));
+}
 
-// ---- of RRefs --------------------------------------------------------------------------------------------------------
+// ---- of RRefs
+// --------------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -334,7 +349,8 @@ void backward_here(Agent& agent, const KeptValue& kept, std::int64_t context_id,
   if (*kept.type != typeid(at::Tensor)) detail::wrong_kept_type(*kept.type, typeid(at::Tensor));
   const at::Tensor& root = *std::static_pointer_cast<at::Tensor>(kept.object);
   if (context_id != kNone)
-    return DistAutograd::of(agent)->backward(context_id, {root}, retain_graph, dist_autograd::Mode::fast, std::move(done));
+    return DistAutograd::of(agent)->backward(context_id, {root}, retain_graph,
+                                             dist_autograd::Mode::fast, std::move(done));
   root.backward({}, retain_graph);
   done(nullptr);
 }
@@ -350,8 +366,10 @@ void serve_rref_backward(const Request& request) {
   archive(retain_graph);
   Agent& agent = *request.passage->agent;
   const RRefSlot slot = RRefContext::of(agent)->find(rref);
-  if (!slot) throw DistError("the value of this remote reference is not kept here (any more)", Code::closed);
-  slot->then([responder = request.responder, weak = agent.weak_from_this(), context_id, retain_graph](const RRefSlot& slot) {
+  if (!slot)
+    throw DistError("the value of this remote reference is not kept here (any more)", Code::closed);
+  slot->then([responder = request.responder, weak = agent.weak_from_this(), context_id,
+              retain_graph](const RRefSlot& slot) {
     auto answered = answer_to(responder);
     if (const auto error = slot->error()) return answered(error);
     try {
@@ -396,7 +414,8 @@ namespace dist_autograd {
 context::context() {
   const auto agent = current_agent("dist_autograd::context");
   if (thread_context != kNone)
-    throw DistError("dist_autograd::context: this thread is in context " + std::to_string(thread_context) + " already");
+    throw DistError("dist_autograd::context: this thread is in context " +
+                    std::to_string(thread_context) + " already");
   id_ = DistAutograd::of(*agent)->new_context();
   thread_context = id_;
 }
@@ -406,13 +425,15 @@ context::~context() {
   if (const auto agent = RpcScope::current()->agent()) DistAutograd::of(*agent)->release(id_);
 }
 
-void backward(std::int64_t context_id, const std::vector<at::Tensor>& roots, bool retain_graph, Mode mode) {
+void backward(std::int64_t context_id, const std::vector<at::Tensor>& roots, bool retain_graph,
+              Mode mode) {
   const auto agent = current_agent("dist_autograd::backward");
   const Promise<void> promise{std::weak_ptr<Agent>(agent)};
-  DistAutograd::of(*agent)->backward(context_id, roots, retain_graph, mode, [promise](std::exception_ptr error) {
-    if (error) return promise.set_exception(error);
-    promise.set_value();
-  });
+  DistAutograd::of(*agent)->backward(context_id, roots, retain_graph, mode,
+                                     [promise](std::exception_ptr error) {
+                                       if (error) return promise.set_exception(error);
+                                       promise.set_value();
+                                     });
   promise.future().wait();
 }
 

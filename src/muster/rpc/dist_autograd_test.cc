@@ -37,9 +37,12 @@ using testing::Workers;
 
 at::Tensor numbers(int seed, at::IntArrayRef shape) {
   const auto count = c10::multiply_integers(shape);
-  return ((torch::arange(count, torch::kDouble) * 7 + seed * 3).remainder(11) / 11 - 0.4).view(shape);
+  return ((torch::arange(count, torch::kDouble) * 7 + seed * 3).remainder(11) / 11 - 0.4)
+      .view(shape);
 }
-at::Tensor leaf(int seed, at::IntArrayRef shape) { return numbers(seed, shape).set_requires_grad(true); }
+at::Tensor leaf(int seed, at::IntArrayRef shape) {
+  return numbers(seed, shape).set_requires_grad(true);
+}
 
 // Largest difference relative to the largest value.
 double off(const at::Tensor& a, const at::Tensor& b) {
@@ -56,7 +59,9 @@ at::Tensor weight_of(int rank) {
   if (!weight.defined()) weight = leaf(20 + rank, {4, 4});
   return weight;
 }
-at::Tensor layer(const at::Tensor& x) { return torch::tanh(torch::matmul(x, weight_of(get_worker_info().id()))); }
+at::Tensor layer(const at::Tensor& x) {
+  return torch::tanh(torch::matmul(x, weight_of(get_worker_info().id())));
+}
 // Through this worker, then through the next ones.
 at::Tensor chain(at::Tensor x, std::vector<int> hops) {
   x = layer(x);
@@ -66,8 +71,11 @@ at::Tensor chain(at::Tensor x, std::vector<int> hops) {
   return rpc_sync<at::Tensor>(next, "autograd_test::chain", x, hops);
 }
 struct Angry : torch::autograd::Function<Angry> {
-  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x.clone(); }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, const torch::autograd::variable_list&) {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) {
+    return x.clone();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 const torch::autograd::variable_list&) {
     throw std::runtime_error("no gradient today");
   }
 };
@@ -75,7 +83,8 @@ at::Tensor angry(const at::Tensor& x) { return Angry::apply(x); }
 
 struct StackImpl : torch::nn::Module {
   StackImpl(int in, int out, std::int64_t seed)
-      : first(register_module("first", torch::nn::Linear(in, 6))), second(register_module("second", torch::nn::Linear(6, out))) {
+      : first(register_module("first", torch::nn::Linear(in, 6))),
+        second(register_module("second", torch::nn::Linear(6, out))) {
     to(torch::kDouble);
     const torch::NoGradGuard guard;
     int number = static_cast<int>(seed);
@@ -103,14 +112,17 @@ void register_all() {
       const auto found = gradients_here(id);
       return found.empty() ? at::Tensor() : found.at(0);
     });
-    register_function("autograd_test::gradient_of", [](const RRef<at::Tensor>& parameter, std::int64_t id) {
-      const auto gradients = get_gradients(id);
-      const auto found = gradients.find(parameter.local_value());
-      return found == gradients.end() ? at::Tensor() : found->second;
-    });
+    register_function("autograd_test::gradient_of",
+                      [](const RRef<at::Tensor>& parameter, std::int64_t id) {
+                        const auto gradients = get_gradients(id);
+                        const auto found = gradients.find(parameter.local_value());
+                        return found == gradients.end() ? at::Tensor() : found->second;
+                      });
     register_function("autograd_test::leaf", [](int seed) { return leaf(seed, {3}); });
     register_function("autograd_test::loss", [](const at::Tensor& x) { return (x * x).sum(); });
-    register_function("autograd_test::contexts", [] { return static_cast<int>(DistAutograd::of(*current_agent("test"))->contexts()); });
+    register_function("autograd_test::contexts", [] {
+      return static_cast<int>(DistAutograd::of(*current_agent("test"))->contexts());
+    });
     register_function("autograd_test::current", [] { return dist_autograd::current_context(); });
     register_remote_module<StackImpl, int, int, std::int64_t>("autograd_test::stack");
     return true;
@@ -120,7 +132,8 @@ void register_all() {
 
 constexpr Mode kModes[] = {Mode::fast, Mode::smart};
 
-// spec: O1 context, backward, get_gradients: gradients over three workers and back are those of one process, FAST mode, SMART mode
+// spec: O1 context, backward, get_gradients: gradients over three workers and back are those of one
+// process, FAST mode, SMART mode
 TEST(DistAutograd, LikeOneProcess) {
   register_all();
   on_workers(3, [](int rank) {
@@ -130,24 +143,33 @@ TEST(DistAutograd, LikeOneProcess) {
       const auto b = leaf(2, {2, 4});
       const context current;
       const auto id = current.context_id();
-      const auto far = rpc_async<at::Tensor>("worker1", "autograd_test::chain", a + b, std::vector<int>{2, 0, 1});
+      const auto far = rpc_async<at::Tensor>("worker1", "autograd_test::chain", a + b,
+                                             std::vector<int>{2, 0, 1});
       const auto near = rpc_sync<at::Tensor>("worker2", "autograd_test::layer", a * 2);
       const auto loss = (far.wait() * near).sum() + a.sum();
       backward(id, {loss}, false, mode);
       std::vector<at::Tensor> gradients{get_gradients(id).at(a), get_gradients(id).at(b)};
-      for (int worker = 0; worker < 3; ++worker) gradients.push_back(rpc_sync<at::Tensor>(worker, "autograd_test::gradient", id));
+      for (int worker = 0; worker < 3; ++worker)
+        gradients.push_back(rpc_sync<at::Tensor>(worker, "autograd_test::gradient", id));
       EXPECT_FALSE(a.grad().defined());  // contexts only
 
-      const auto through = [](const at::Tensor& x, int worker) { return torch::tanh(torch::matmul(x, weight_of(worker))); };
-      const auto expected_loss = (through(through(through(through(a + b, 1), 2), 0), 1) * through(a * 2, 2)).sum() + a.sum();
-      const auto expected = torch::autograd::grad({expected_loss}, {a, b, weight_of(0), weight_of(1), weight_of(2)});
+      const auto through = [](const at::Tensor& x, int worker) {
+        return torch::tanh(torch::matmul(x, weight_of(worker)));
+      };
+      const auto expected_loss =
+          (through(through(through(through(a + b, 1), 2), 0), 1) * through(a * 2, 2)).sum() +
+          a.sum();
+      const auto expected =
+          torch::autograd::grad({expected_loss}, {a, b, weight_of(0), weight_of(1), weight_of(2)});
       EXPECT_LT(off(loss.detach(), expected_loss.detach()), kClose);
-      for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_LT(off(gradients[i], expected[i]), kClose) << "gradient " << i;
+      for (std::size_t i = 0; i < expected.size(); ++i)
+        EXPECT_LT(off(gradients[i], expected[i]), kClose) << "gradient " << i;
     }
   });
 }
 
-// spec: O1 SMART mode, in which unused calls do no harm; FAST mode says that they do, where torch hangs
+// spec: O1 SMART mode, in which unused calls do no harm; FAST mode says that they do, where torch
+// hangs
 TEST(DistAutograd, UnusedCalls) {
   register_all();
   on_workers(3, [](int rank) {
@@ -157,7 +179,8 @@ TEST(DistAutograd, UnusedCalls) {
       const context current;
       const auto id = current.context_id();
       const auto shared = a * 3;
-      const auto unused = rpc_sync<at::Tensor>("worker1", "autograd_test::chain", shared, std::vector<int>{2});
+      const auto unused =
+          rpc_sync<at::Tensor>("worker1", "autograd_test::chain", shared, std::vector<int>{2});
       const auto used = rpc_sync<at::Tensor>("worker2", "autograd_test::layer", shared);
       const auto loss = used.sum();
       if (mode == Mode::fast) {
@@ -168,12 +191,14 @@ TEST(DistAutograd, UnusedCalls) {
       const auto expected_loss = torch::tanh(torch::matmul(a * 3, weight_of(2))).sum();
       const auto expected = torch::autograd::grad({expected_loss}, {a, weight_of(2)});
       EXPECT_LT(off(get_gradients(id).at(a), expected[0]), kClose);
-      EXPECT_LT(off(rpc_sync<at::Tensor>("worker2", "autograd_test::gradient", id), expected[1]), kClose);
+      EXPECT_LT(off(rpc_sync<at::Tensor>("worker2", "autograd_test::gradient", id), expected[1]),
+                kClose);
     }
   });
 }
 
-// spec: O1 retain_graph: gradients add up over passes of one context; without it the second pass fails
+// spec: O1 retain_graph: gradients add up over passes of one context; without it the second pass
+// fails
 TEST(DistAutograd, RetainGraph) {
   register_all();
   on_workers(2, [](int rank) {
@@ -192,7 +217,8 @@ TEST(DistAutograd, RetainGraph) {
   });
 }
 
-// spec: O1 gradients of several contexts never mix, N14 several backward contexts are safe: threads on all workers at once
+// spec: O1 gradients of several contexts never mix, N14 several backward contexts are safe: threads
+// on all workers at once
 TEST(DistAutograd, ManyContextsAtOnce) {
   register_all();
   static std::mutex mutex;
@@ -213,14 +239,22 @@ TEST(DistAutograd, ManyContextsAtOnce) {
             EXPECT_TRUE(ids.insert(id).second) << "an id was given twice";
           }
           const int other = (rank + 1) % 3;
-          const auto loss = rpc_sync<at::Tensor>(other, "autograd_test::chain", a, std::vector<int>{rank}).sum() * (t + 1);
+          const auto loss =
+              rpc_sync<at::Tensor>(other, "autograd_test::chain", a, std::vector<int>{rank}).sum() *
+              (t + 1);
           backward(id, {loss}, false, kModes[static_cast<std::size_t>(round % 2)]);
           const auto expected_loss =
-              torch::tanh(torch::matmul(torch::tanh(torch::matmul(a, weight_of(other))), weight_of(rank))).sum() * (t + 1);
-          const auto expected = torch::autograd::grad({expected_loss}, {a, weight_of(other), weight_of(rank)});
+              torch::tanh(
+                  torch::matmul(torch::tanh(torch::matmul(a, weight_of(other))), weight_of(rank)))
+                  .sum() *
+              (t + 1);
+          const auto expected =
+              torch::autograd::grad({expected_loss}, {a, weight_of(other), weight_of(rank)});
           EXPECT_LT(off(get_gradients(id).at(a), expected[0]), kClose);
-          EXPECT_LT(off(rpc_sync<at::Tensor>(other, "autograd_test::gradient", id), expected[1]), kClose);
-          EXPECT_LT(off(rpc_sync<at::Tensor>(rank, "autograd_test::gradient", id), expected[2]), kClose);
+          EXPECT_LT(off(rpc_sync<at::Tensor>(other, "autograd_test::gradient", id), expected[1]),
+                    kClose);
+          EXPECT_LT(off(rpc_sync<at::Tensor>(rank, "autograd_test::gradient", id), expected[2]),
+                    kClose);
         }
       });
     }
@@ -247,7 +281,8 @@ TEST(DistAutograd, ContextsEnd) {
     EXPECT_EQ(rpc_sync<std::int64_t>("worker1", "autograd_test::current"), -1);
     for (int worker = 0; worker < 3; ++worker) {
       const auto begin = steady_clock().now();
-      while (rpc_sync<int>(worker, "autograd_test::contexts") > 0 && steady_clock().now() - begin < std::chrono::seconds(60)) {
+      while (rpc_sync<int>(worker, "autograd_test::contexts") > 0 &&
+             steady_clock().now() - begin < std::chrono::seconds(60)) {
       }
       EXPECT_EQ(rpc_sync<int>(worker, "autograd_test::contexts"), 0) << "worker " << worker;
     }
@@ -277,8 +312,8 @@ TEST(DistAutograd, Errors) {
   });
 }
 
-// spec: N7 RRef.backward, N11 RRef.backward(dist_autograd_ctx_id=-1, retain_graph=False): from the user, from the owner, and without a
-// context
+// spec: N7 RRef.backward, N11 RRef.backward(dist_autograd_ctx_id=-1, retain_graph=False): from the
+// user, from the owner, and without a context
 TEST(DistAutograd, BackwardOfRRefs) {
   register_all();
   on_workers(2, [](int rank) {
@@ -299,18 +334,22 @@ TEST(DistAutograd, BackwardOfRRefs) {
     const auto remote_leaf = remote<at::Tensor>("worker1", "autograd_test::leaf", 9);
     backward(id, {(remote_leaf.to_here() * 3).sum()}, false, Mode::smart);
     EXPECT_TRUE(
-        torch::equal(remote_leaf.rpc_sync().call<at::Tensor>("autograd_test::gradient_of", id), torch::full({3}, 3.0, torch::kDouble)));
+        torch::equal(remote_leaf.rpc_sync().call<at::Tensor>("autograd_test::gradient_of", id),
+                     torch::full({3}, 3.0, torch::kDouble)));
   });
 }
 
-// spec: N9 RemoteModule: forward, forward_async, remote_parameters, get_module_rref; gradients flow through
-// spec: N11 RemoteModule(remote_device, module_cls, args, kwargs): a worker alone means its cpu; needs RPC initialised
+// spec: N9 RemoteModule: forward, forward_async, remote_parameters, get_module_rref; gradients flow
+// through spec: N11 RemoteModule(remote_device, module_cls, args, kwargs): a worker alone means its
+// cpu; needs RPC initialised
 TEST(RemoteModule, LikeALocalOne) {
   register_all();
-  EXPECT_SAYS((RemoteModule<StackImpl>("worker1", "autograd_test::stack", 3, 2, 7)), "before init_rpc");
+  EXPECT_SAYS((RemoteModule<StackImpl>("worker1", "autograd_test::stack", 3, 2, 7)),
+              "before init_rpc");
   on_workers(2, [](int rank) {
     if (rank != 0) return;
-    EXPECT_SAYS((RemoteModule<StackImpl>("worker1/warp", "autograd_test::stack", 3, 2, 7)), "no remote device");
+    EXPECT_SAYS((RemoteModule<StackImpl>("worker1/warp", "autograd_test::stack", 3, 2, 7)),
+                "no remote device");
     const RemoteModule<StackImpl> there("worker1", "autograd_test::stack", 3, 2, 7);
     StackImpl here(3, 2, 7);
     const auto x = leaf(2, {5, 3});
@@ -325,10 +364,13 @@ TEST(RemoteModule, LikeALocalOne) {
       backward(id, {loss}, false, mode);
       auto inputs = here.parameters();
       inputs.push_back(x);
-      const auto expected = torch::autograd::grad({(here.forward(x) + here.forward(x * 2)).pow(2).sum()}, inputs);
+      const auto expected =
+          torch::autograd::grad({(here.forward(x) + here.forward(x * 2)).pow(2).sum()}, inputs);
       for (std::size_t i = 0; i < parameters.size(); ++i) {
         EXPECT_EQ(parameters[i].owner_name(), "worker1");
-        EXPECT_LT(off(parameters[i].rpc_sync().call<at::Tensor>("autograd_test::gradient_of", id), expected[i]), kClose);
+        EXPECT_LT(off(parameters[i].rpc_sync().call<at::Tensor>("autograd_test::gradient_of", id),
+                      expected[i]),
+                  kClose);
       }
       EXPECT_LT(off(get_gradients(id).at(x), expected[4]), kClose);
     }
@@ -353,7 +395,8 @@ void train(const Options& options) {
     const auto x = numbers(step, {6, 3});
     {
       const context current;
-      backward(current.context_id(), {second.forward(first.forward(x)).pow(2).sum()}, false, kModes[static_cast<std::size_t>(step % 2)]);
+      backward(current.context_id(), {second.forward(first.forward(x)).pow(2).sum()}, false,
+               kModes[static_cast<std::size_t>(step % 2)]);
       optimizer.step(current.context_id());
     }
     local_optimizer.zero_grad();
@@ -361,10 +404,12 @@ void train(const Options& options) {
     local_optimizer.step();
   }
   for (std::size_t i = 0; i < parameters.size(); ++i)
-    EXPECT_LT(off(parameters[i].to_here().detach(), local[i].detach()), kClose) << "parameter " << i;
+    EXPECT_LT(off(parameters[i].to_here().detach(), local[i].detach()), kClose)
+        << "parameter " << i;
 }
 
-// spec: O2 DistributedOptimizer: one optimizer per owner, step(ctx), with every optimizer of torch that needs no closure
+// spec: O2 DistributedOptimizer: one optimizer per owner, step(ctx), with every optimizer of torch
+// that needs no closure
 TEST(DistributedOptimizer, LikeLocalOnes) {
   register_all();
   on_workers(3, [](int rank) {
@@ -377,20 +422,27 @@ TEST(DistributedOptimizer, LikeLocalOnes) {
     train<optim::RMSprop>(optim::RMSpropOptions(0.01).momentum(0.5));
 
     const RRef<at::Tensor> parameter(leaf(1, {3}));
-    EXPECT_SAYS(DistributedOptimizer<optim::LBFGS>({parameter}, optim::LBFGSOptions(1)), "not registered");
-    EXPECT_SAYS(DistributedOptimizer<optim::SGD>({parameter}, optim::SGDOptions(-1)), "learning rate");
-    EXPECT_SAYS(DistributedOptimizer<optim::SGD>({RRef<at::Tensor>(numbers(1, {3}))}, optim::SGDOptions(1)), "require grad");
-    EXPECT_SAYS(DistributedOptimizer<optim::SGD>({parameter}, optim::SGDOptions(1)).step(99), "knows no context 99");
+    EXPECT_SAYS(DistributedOptimizer<optim::LBFGS>({parameter}, optim::LBFGSOptions(1)),
+                "not registered");
+    EXPECT_SAYS(DistributedOptimizer<optim::SGD>({parameter}, optim::SGDOptions(-1)),
+                "learning rate");
+    EXPECT_SAYS(
+        DistributedOptimizer<optim::SGD>({RRef<at::Tensor>(numbers(1, {3}))}, optim::SGDOptions(1)),
+        "require grad");
+    EXPECT_SAYS(DistributedOptimizer<optim::SGD>({parameter}, optim::SGDOptions(1)).step(99),
+                "knows no context 99");
     EXPECT_EQ(parameter.owner().id(), 0);
   });
 }
 
-// spec: O2 steps of several trainers, N14 step(ctx) takes the context: each applies its own gradients, whole, and none is lost
+// spec: O2 steps of several trainers, N14 step(ctx) takes the context: each applies its own
+// gradients, whole, and none is lost
 TEST(DistributedOptimizer, StepsOfSeveralTrainersDoNotTrample) {
   register_all();
   constexpr int kTrainers = 3, kSteps = 20;
   on_workers(kTrainers, [](int rank) {
-    // Two trainers; w2 has the parameter. The gradient of a linear loss is the same whatever the parameter is: sums come out exactly.
+    // Two trainers; w2 has the parameter. The gradient of a linear loss is the same whatever the
+    // parameter is: sums come out exactly.
     const auto parameter = remote<at::Tensor>("worker2", "autograd_test::leaf", 30 + rank);
     if (rank < 2) {
       DistributedOptimizer<torch::optim::SGD> optimizer({parameter}, torch::optim::SGDOptions(0.5));
@@ -432,7 +484,8 @@ TEST(DistAutograd, AWorkerThatLeaves) {
         stage.notify_all();
         const auto agent = current_agent("test");
         EXPECT_TRUE(soon([&] { return !agent->lost(1).ok(); }));
-        for (const Mode mode : kModes) EXPECT_SAYS(backward(current.context_id(), {loss}, true, mode), "worker1");
+        for (const Mode mode : kModes)
+          EXPECT_SAYS(backward(current.context_id(), {loss}, true, mode), "worker1");
       },
       false);
 }

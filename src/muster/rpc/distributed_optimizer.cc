@@ -31,7 +31,8 @@ Known& known() {
   return known;
 }
 
-// All steps on one worker come one after the other, whichever optimizers and trainers they are of: parameters may be shared.
+// All steps on one worker come one after the other, whichever optimizers and trainers they are of:
+// parameters may be shared.
 struct StepOrder {
   std::mutex mutex;
 };
@@ -47,16 +48,20 @@ struct detail::OwnerOptimizer::State {
 
 namespace {
 
-detail::OwnerOptimizer make_here(const std::string& name, const std::string& options, const std::vector<RRef<at::Tensor>>& parameters) {
+detail::OwnerOptimizer make_here(const std::string& name, const std::string& options,
+                                 const std::vector<RRef<at::Tensor>>& parameters) {
   MakeOptimizer make;
   {
     const std::lock_guard lock(known().mutex);
     const auto found = known().make.find(name);
-    if (found == known().make.end()) throw DistError("no optimizer '" + name + "' is registered on this worker: register_optimizer");
+    if (found == known().make.end())
+      throw DistError("no optimizer '" + name +
+                      "' is registered on this worker: register_optimizer");
     make = found->second;
   }
   auto state = std::make_shared<detail::OwnerOptimizer::State>();
-  state->order = current_agent(kMake)->companion<StepOrder>([] { return std::make_shared<StepOrder>(); });
+  state->order =
+      current_agent(kMake)->companion<StepOrder>([] { return std::make_shared<StepOrder>(); });
   for (const RRef<at::Tensor>& parameter : parameters) {
     const at::Tensor& tensor = parameter.local_value();
     if (!tensor.is_leaf() || !tensor.requires_grad())
@@ -75,7 +80,8 @@ void step_here(const RRef<detail::OwnerOptimizer>& held, std::int64_t context_id
   for (std::size_t i = 0; i < state->parameters.size(); ++i) {
     at::Tensor& view = state->views[i];
     if (!view.is_alias_of(state->parameters[i]))
-      view.set_data(state->parameters[i].variable_data());  // the parameter has been given other memory
+      view.set_data(
+          state->parameters[i].variable_data());  // the parameter has been given other memory
     const auto found = gradients.find(state->parameters[i]);
     view.mutable_grad() = found == gradients.end() ? at::Tensor() : found->second.detach();
   }
@@ -95,7 +101,8 @@ void step_here(const RRef<detail::OwnerOptimizer>& held, std::int64_t context_id
 
 void register_optimizer(const std::string& name, const std::type_info& type, MakeOptimizer make) {
   const std::lock_guard lock(known().mutex);
-  if (!known().make.emplace(name, std::move(make)).second) throw DistError("an optimizer '" + name + "' is registered already");
+  if (!known().make.emplace(name, std::move(make)).second)
+    throw DistError("an optimizer '" + name + "' is registered already");
   known().names.emplace(type, name);
 }
 
@@ -132,7 +139,8 @@ void register_optimizer_functions() {
   (void)once;
 }
 
-std::vector<RRef<OwnerOptimizer>> make_optimizers(const std::type_info& type, const std::vector<RRef<at::Tensor>>& parameters,
+std::vector<RRef<OwnerOptimizer>> make_optimizers(const std::type_info& type,
+                                                  const std::vector<RRef<at::Tensor>>& parameters,
                                                   const torch::optim::OptimizerOptions& options) {
   std::string name;
   {
@@ -140,18 +148,22 @@ std::vector<RRef<OwnerOptimizer>> make_optimizers(const std::type_info& type, co
     const auto found = known().names.find(type);
     if (found == known().names.end()) {
       throw DistError("DistributedOptimizer: " + type_name(type) +
-                      " is not registered: register_optimizer (LBFGS cannot be: it asks for the loss again and again)");
+                      " is not registered: register_optimizer (LBFGS cannot be: it asks for the "
+                      "loss again and again)");
     }
     name = found->second;
   }
   if (parameters.empty()) throw DistError("DistributedOptimizer needs parameters");
   std::map<int, std::vector<RRef<at::Tensor>>> by_owner;
-  for (const RRef<at::Tensor>& parameter : parameters) by_owner[parameter.owner().id()].push_back(parameter);
+  for (const RRef<at::Tensor>& parameter : parameters)
+    by_owner[parameter.owner().id()].push_back(parameter);
   const std::string bytes = pack_options(options);
   std::vector<RRef<OwnerOptimizer>> made;
-  for (const auto& [owner, of_owner] : by_owner) made.push_back(remote<OwnerOptimizer>(owner, kMake, name, bytes, of_owner));
+  for (const auto& [owner, of_owner] : by_owner)
+    made.push_back(remote<OwnerOptimizer>(owner, kMake, name, bytes, of_owner));
   std::vector<Future<void>> ready;
-  for (const RRef<OwnerOptimizer>& optimizer : made) ready.push_back(optimizer.rpc_async().call(kReady));
+  for (const RRef<OwnerOptimizer>& optimizer : made)
+    ready.push_back(optimizer.rpc_async().call(kReady));
   for (const auto& future : ready) future.wait_until(TimePoint::max());
   for (const auto& future : ready) future.wait();
   return made;
@@ -159,7 +171,8 @@ std::vector<RRef<OwnerOptimizer>> make_optimizers(const std::type_info& type, co
 
 void step(const std::vector<RRef<OwnerOptimizer>>& optimizers, std::int64_t context_id) {
   std::vector<Future<void>> steps;
-  for (const RRef<OwnerOptimizer>& optimizer : optimizers) steps.push_back(optimizer.rpc_async().call(kStep, context_id));
+  for (const RRef<OwnerOptimizer>& optimizer : optimizers)
+    steps.push_back(optimizer.rpc_async().call(kStep, context_id));
   for (const auto& future : steps) future.wait_until(TimePoint::max());
   for (const auto& future : steps) future.wait();
 }

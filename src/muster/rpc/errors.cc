@@ -22,7 +22,8 @@ template <class Base>
 class From final : public Base, public RemoteError {
  public:
   template <class... A>
-  From(RemoteError origin, A&&... arguments) : Base(std::forward<A>(arguments)...), RemoteError(std::move(origin)) {}
+  From(RemoteError origin, A&&... arguments)
+      : Base(std::forward<A>(arguments)...), RemoteError(std::move(origin)) {}
 };
 
 class BadAllocation : public std::bad_alloc {
@@ -89,13 +90,15 @@ ErrorText describe_exception(const std::exception_ptr& error) {
     text.type = "c10::Error";
     text.text = thrown.what_without_backtrace();
     // Putting names to its frames takes torch a second: only where somebody has asked for them.
-    if (env_text("TORCH_SHOW_CPP_STACKTRACES").value_or("0") == "1" && thrown.backtrace()) text.trace = thrown.backtrace()->get();
+    if (env_text("TORCH_SHOW_CPP_STACKTRACES").value_or("0") == "1" && thrown.backtrace())
+      text.trace = thrown.backtrace()->get();
   } catch (const std::exception& thrown) {
     text.type = name_of_type(typeid(thrown));
     for (const KnownError& known : kKnownErrors) {
       if (!known.is(thrown)) continue;
       // A type derived from a known one comes back as that; its own name goes along in the text.
-      if (text.type != known.name && text.type.find("muster::rpc::") == std::string::npos) text.trace = "thrown as " + text.type;
+      if (text.type != known.name && text.type.find("muster::rpc::") == std::string::npos)
+        text.trace = "thrown as " + text.type;
       text.type = known.name;
       break;
     }
@@ -108,8 +111,10 @@ ErrorText describe_exception(const std::exception_ptr& error) {
   return text;
 }
 
-std::exception_ptr remote_exception(const std::string& worker, int worker_id, const std::string& function, ErrorText error) {
-  const std::string where = "on worker '" + worker + "' (rank " + std::to_string(worker_id) + "), in '" + function + "'";
+std::exception_ptr remote_exception(const std::string& worker, int worker_id,
+                                    const std::string& function, ErrorText error) {
+  const std::string where =
+      "on worker '" + worker + "' (rank " + std::to_string(worker_id) + "), in '" + function + "'";
   const auto named = error.type.empty() ? std::string() : error.type + ": ";
   std::string text = where + ": " + named + error.text;
   const auto code = static_cast<Code>(error.code);
@@ -119,17 +124,24 @@ std::exception_ptr remote_exception(const std::string& worker, int worker_id, co
   if (type == kOurs) {
     text = where + ": " + origin.text();
     switch (code) {
-      case Code::invalid_argument: return std::make_exception_ptr(From<DistError>(std::move(origin), text, code, ranks));
+      case Code::invalid_argument:
+        return std::make_exception_ptr(From<DistError>(std::move(origin), text, code, ranks));
       case Code::network:
-      case Code::refused: return std::make_exception_ptr(From<DistNetworkError>(std::move(origin), text, code, ranks));
-      case Code::store: return std::make_exception_ptr(From<DistStoreError>(std::move(origin), text, code, ranks));
-      default: return std::make_exception_ptr(From<DistBackendError>(std::move(origin), text, code, ranks));
+      case Code::refused:
+        return std::make_exception_ptr(
+            From<DistNetworkError>(std::move(origin), text, code, ranks));
+      case Code::store:
+        return std::make_exception_ptr(From<DistStoreError>(std::move(origin), text, code, ranks));
+      default:
+        return std::make_exception_ptr(
+            From<DistBackendError>(std::move(origin), text, code, ranks));
     }
   }
   for (const KnownError& known : kKnownErrors) {
     if (type == known.name) return known.make(std::move(origin), text);
   }
-  return std::make_exception_ptr(From<DistBackendError>(std::move(origin), text, Code::internal, std::vector<int>{worker_id}));
+  return std::make_exception_ptr(
+      From<DistBackendError>(std::move(origin), text, Code::internal, std::vector<int>{worker_id}));
 }
 
 }  // namespace muster::rpc

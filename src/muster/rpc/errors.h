@@ -1,8 +1,9 @@
 /// How what was thrown over there is thrown here.
 ///
-/// A standard exception, torch's c10::Error and muster's own come back as the same type (or one derived from it) with the text, the
-/// worker's name and, where it is known, the place; any other type as DistBackendError, with its name. All of them are RemoteError besides:
-/// `catch (const rpc::RemoteError& e) { e.worker(); e.type(); }`.
+/// A standard exception, torch's c10::Error and muster's own come back as the same type (or one
+/// derived from it) with the text, the worker's name and, where it is known, the place; any other
+/// type as DistBackendError, with its name. All of them are RemoteError besides: `catch (const
+/// rpc::RemoteError& e) { e.worker(); e.type(); }`.
 #pragma once
 
 #include <exception>
@@ -37,6 +38,7 @@ class RemoteError {
 /// What an exception tells of itself.
 ErrorText describe_exception(const std::exception_ptr& error);
 /// The exception to throw here: "worker 'ps' (rank 1): std::out_of_range in 'lookup': no such key".
-std::exception_ptr remote_exception(const std::string& worker, int worker_id, const std::string& function, ErrorText error);
+std::exception_ptr remote_exception(const std::string& worker, int worker_id,
+                                    const std::string& function, ErrorText error);
 
 }  // namespace muster::rpc

@@ -53,7 +53,8 @@ std::uint64_t hash_of_name(const char* name) {
 std::string type_name(const std::type_info& type) {
   if (type == typeid(std::string)) return "std::string";
   int status = 0;
-  const std::unique_ptr<char, void (*)(void*)> readable(abi::__cxa_demangle(type.name(), nullptr, nullptr, &status), &std::free);
+  const std::unique_ptr<char, void (*)(void*)> readable(
+      abi::__cxa_demangle(type.name(), nullptr, nullptr, &status), &std::free);
   return status == 0 ? readable.get() : type.name();
 }
 
@@ -73,15 +74,16 @@ std::string known_type(std::uint64_t hash) {
 }
 
 void wrong_type(std::string_view what, const std::string& wanted, Tag came, std::uint64_t hash) {
-  throw ValueError(std::string(what) + " is wanted as " + wanted + "; " + (came == Tag::object ? known_type(hash) : name_of(came)) +
-                   " was given");
+  throw ValueError(std::string(what) + " is wanted as " + wanted + "; " +
+                   (came == Tag::object ? known_type(hash) : name_of(came)) + " was given");
 }
 void wrong_number(std::string_view what, const std::string& wanted) {
-  throw ValueError(std::string(what) + " is wanted as " + wanted + ", which cannot hold the number that was given");
+  throw ValueError(std::string(what) + " is wanted as " + wanted +
+                   ", which cannot hold the number that was given");
 }
 void wrong_count(std::string_view function, std::size_t wanted, std::size_t came) {
-  throw ValueError("'" + std::string(function) + "' takes " + std::to_string(wanted) + " arguments; " + std::to_string(came) +
-                   " were given");
+  throw ValueError("'" + std::string(function) + "' takes " + std::to_string(wanted) +
+                   " arguments; " + std::to_string(came) + " were given");
 }
 void too_long(std::string_view function) {
   throw ValueError("the arguments of '" + std::string(function) + "' hold more than its types say");
@@ -89,13 +91,16 @@ void too_long(std::string_view function) {
 
 }  // namespace detail
 
-// ---- the registry ----------------------------------------------------------------------------------------------------
+// ---- the registry
+// ----------------------------------------------------------------------------------------------------
 
 namespace {
 
 struct Hash {
   using is_transparent = void;
-  std::size_t operator()(std::string_view text) const { return std::hash<std::string_view>()(text); }
+  std::size_t operator()(std::string_view text) const {
+    return std::hash<std::string_view>()(text);
+  }
 };
 
 struct Registry {
@@ -116,7 +121,8 @@ Registry& registry() {
     std::vector<std::string> names;
     for (const auto& [each, function] : all.functions) names.push_back(each);
     std::sort(names.begin(), names.end());
-    for (std::size_t i = 0; i < names.size() && i < 20; ++i) known += (i == 0 ? "'" : ", '") + names[i] + "'";
+    for (std::size_t i = 0; i < names.size() && i < 20; ++i)
+      known += (i == 0 ? "'" : ", '") + names[i] + "'";
     if (names.size() > 20) known += ", ...";
   }
   group::invalid("there is no function '" + std::string(name) + "' there; " +
@@ -151,7 +157,9 @@ std::string name_of_function(const void* address) {
   const std::shared_lock lock(all.mutex);
   const auto found = all.names.find(address);
   if (found == all.names.end())
-    group::invalid("this function was not registered; call register_function(name, function) first, on all workers");
+    group::invalid(
+        "this function was not registered; call register_function(name, function) first, on all "
+        "workers");
   return found->second;
 }
 
@@ -168,7 +176,8 @@ void add_function(Function function, const void* address) {
 Handler function_handler() {
   Handler handler;
   handler.is_short = [](const Request& request) {
-    if (const auto function = find_function(request.parcel.name)) return function->runs == Runs::at_once;
+    if (const auto function = find_function(request.parcel.name))
+      return function->runs == Runs::at_once;
     return is_operator(request.parcel.name) && is_small(request);
   };
   handler.run = [](Request request) {

@@ -1,10 +1,12 @@
 /// The functions that calls may run, by name.
 ///
-/// `register_function("lookup", lookup)` on the worker that is to run it (usually everywhere); arguments and results are of any type that
-/// `value.h` can carry. A function that returns `Future<T>` frees its thread at once and answers when the future is done
-/// (torch: async_execution). Numbers are converted where nothing is lost, so that `3` may be given for a double; everything else must be of
-/// the same type on both sides, else the call fails saying which argument differs. torch's operators that compute tensors need no
-/// registration: "aten::add"; others need `allow_operator`. One registry per process; thread-safe.
+/// `register_function("lookup", lookup)` on the worker that is to run it (usually everywhere);
+/// arguments and results are of any type that `value.h` can carry. A function that returns
+/// `Future<T>` frees its thread at once and answers when the future is done (torch:
+/// async_execution). Numbers are converted where nothing is lost, so that `3` may be given for a
+/// double; everything else must be of the same type on both sides, else the call fails saying which
+/// argument differs. torch's operators that compute tensors need no registration: "aten::add";
+/// others need `allow_operator`. One registry per process; thread-safe.
 #pragma once
 
 #include <cmath>
@@ -27,8 +29,9 @@ namespace muster::rpc {
 /// How a function is run.
 enum class Runs : std::uint8_t {
   pooled,  ///< on a worker thread; may wait, call others, take its time
-  /// On the thread that found the call, perhaps one that waits for another answer: no hand-over. It must take some microseconds at most,
-  /// wait for nothing and take no lock that is held during calls.
+  /// On the thread that found the call, perhaps one that waits for another answer: no hand-over. It
+  /// must take some microseconds at most, wait for nothing and take no lock that is held during
+  /// calls.
   at_once,
 };
 
@@ -38,8 +41,22 @@ struct FunctionOptions {
 
 namespace detail {
 
-/// What stands before every argument and result, so that both sides know what they speak of: the kind of number, or the type's hash.
-enum class Tag : std::uint8_t { object = 0, boolean, i8, u8, i16, u16, i32, u32, i64, u64, f32, f64 };
+/// What stands before every argument and result, so that both sides know what they speak of: the
+/// kind of number, or the type's hash.
+enum class Tag : std::uint8_t {
+  object = 0,
+  boolean,
+  i8,
+  u8,
+  i16,
+  u16,
+  i32,
+  u32,
+  i64,
+  u64,
+  f32,
+  f64
+};
 
 template <class T>
 constexpr Tag tag_of() {
@@ -71,12 +88,15 @@ std::string type_name(const std::type_info& type);
 /// Remembers which name a hash is of, for messages.
 void know_type(std::uint64_t hash, const std::type_info& type);
 std::string known_type(std::uint64_t hash);
-[[noreturn]] void wrong_type(std::string_view what, const std::string& wanted, Tag came, std::uint64_t hash);
+[[noreturn]] void wrong_type(std::string_view what, const std::string& wanted, Tag came,
+                             std::uint64_t hash);
 [[noreturn]] void wrong_number(std::string_view what, const std::string& wanted);
 
-/// Text in any of its forms travels as std::string, what cannot be stored (references, const) as the plain type.
+/// Text in any of its forms travels as std::string, what cannot be stored (references, const) as
+/// the plain type.
 template <class T>
-using Carried = std::conditional_t<std::is_convertible_v<const std::decay_t<T>&, std::string_view>, std::string, std::decay_t<T>>;
+using Carried = std::conditional_t<std::is_convertible_v<const std::decay_t<T>&, std::string_view>,
+                                   std::string, std::decay_t<T>>;
 
 template <class T>
 void put_typed(ValueOutput& archive, const T& value) {
@@ -101,8 +121,10 @@ To convert_number(From from, std::string_view what) {
   if constexpr (std::is_same_v<To, bool>) {
     fits = std::is_same_v<From, bool>;
   } else if constexpr (std::is_integral_v<To> && std::is_integral_v<From>) {
-    fits =
-        std::is_same_v<From, bool> ? true : std::in_range<To>(static_cast<std::conditional_t<std::is_same_v<From, bool>, int, From>>(from));
+    fits = std::is_same_v<From, bool>
+               ? true
+               : std::in_range<To>(
+                     static_cast<std::conditional_t<std::is_same_v<From, bool>, int, From>>(from));
   } else if constexpr (std::is_integral_v<To>) {
     fits = false;  // a fraction might be lost
   }
@@ -130,7 +152,8 @@ T get_typed(ValueInput& archive, std::string_view what) {
       case Tag::f64: return convert_number<T>(get_number<double>(archive), what);
       default: break;
     }
-    wrong_type(what, type_name(typeid(T)), tag, tag == Tag::object ? get_number<std::uint64_t>(archive) : 0);
+    wrong_type(what, type_name(typeid(T)), tag,
+               tag == Tag::object ? get_number<std::uint64_t>(archive) : 0);
   } else {
     const auto hash = tag == Tag::object ? get_number<std::uint64_t>(archive) : 0;
     if (hash != type_hash<T>()) {
@@ -160,7 +183,8 @@ void put_arguments(Value& value, Passage& passage, const A&... arguments) {
 [[noreturn]] void cannot_travel(const std::type_info& type);
 
 template <class Tuple, std::size_t... I>
-Tuple get_arguments(std::string_view function, const Value& value, Passage& passage, std::index_sequence<I...>) {
+Tuple get_arguments(std::string_view function, const Value& value, Passage& passage,
+                    std::index_sequence<I...>) {
   if constexpr (sizeof...(I) == 0) {
     if (value.bytes.size() == 1 && value.bytes.front() == '\0') return Tuple();
   }
@@ -169,8 +193,8 @@ Tuple get_arguments(std::string_view function, const Value& value, Passage& pass
   archive.get(&count, 1);
   if (count != sizeof...(I)) wrong_count(function, sizeof...(I), count);
   // A braced list is evaluated from left to right.
-  Tuple arguments{
-      get_typed<std::tuple_element_t<I, Tuple>>(archive, "argument " + std::to_string(I + 1) + " of '" + std::string(function) + "'")...};
+  Tuple arguments{get_typed<std::tuple_element_t<I, Tuple>>(
+      archive, "argument " + std::to_string(I + 1) + " of '" + std::string(function) + "'")...};
   if (archive.left() > 0) too_long(function);
   return arguments;
 }
@@ -185,7 +209,9 @@ template <class R>
 R get_result(std::string_view function, const Value& value, Passage& passage) {
   if constexpr (!std::is_void_v<R>) {
     ValueInput archive(value, passage);
-    if (archive.left() == 0) throw ValueError("'" + std::string(function) + "' returns nothing, " + type_name(typeid(R)) + " is wanted");
+    if (archive.left() == 0)
+      throw ValueError("'" + std::string(function) + "' returns nothing, " + type_name(typeid(R)) +
+                       " is wanted");
     return get_typed<R>(archive, "the result of '" + std::string(function) + "'");
   }
 }
@@ -219,7 +245,9 @@ KeptValue kept_of(T value) {
   kept.type = &typeid(T);
   kept.object = object;
   if constexpr (kTravels<T>) {
-    kept.pack = [object](Value& to, Passage& passage) { detail::put_result<T>(to, passage, *object); };
+    kept.pack = [object](Value& to, Passage& passage) {
+      detail::put_result<T>(to, passage, *object);
+    };
   }
   return kept;
 }
@@ -234,7 +262,8 @@ struct Function {
 
 /// By its name; null where there is none. What was found stays as long as the process.
 const Function* find_function(std::string_view name);
-/// Name under which this very function was registered; throws DistError where it was not. `address`: of a plain function.
+/// Name under which this very function was registered; throws DistError where it was not.
+/// `address`: of a plain function.
 std::string name_of_function(const void* address);
 void add_function(Function function, const void* address);
 
@@ -245,7 +274,8 @@ void send_result(const ResponderRef& responder, const T& result) {
   if (!responder) return;
   if (responder->keeps()) return responder->keep(kept_of<T>(result));
   if constexpr (kTravels<T>) {
-    responder->reply([&](Value& value, Passage& passage) { put_result<T>(value, passage, result); });
+    responder->reply(
+        [&](Value& value, Passage& passage) { put_result<T>(value, passage, result); });
   } else {
     cannot_travel(typeid(T));
   }
@@ -287,8 +317,9 @@ void answer(const ResponderRef& responder, Compute compute) {
   }
 }
 
-/// Makes `function` callable under `name`, for every agent of this process; a second function under one name throws DistError. `function`:
-/// a plain function or any object with one operator(); called from many threads at once.
+/// Makes `function` callable under `name`, for every agent of this process; a second function under
+/// one name throws DistError. `function`: a plain function or any object with one operator();
+/// called from many threads at once.
 template <class F>
 void register_function(std::string name, F function, FunctionOptions options = {}) {
   using Types = detail::Signature<F>;
@@ -299,10 +330,13 @@ void register_function(std::string name, F function, FunctionOptions options = {
   Function erased;
   erased.runs = options.runs;
   erased.serve = [name, function = std::move(function)](Request& request) mutable {
-    auto arguments = detail::get_arguments<Arguments>(name, request.parcel.value, *request.passage,
-                                                      std::make_index_sequence<std::tuple_size_v<Arguments>>());
+    auto arguments =
+        detail::get_arguments<Arguments>(name, request.parcel.value, *request.passage,
+                                         std::make_index_sequence<std::tuple_size_v<Arguments>>());
     request.parcel.value.tensors.clear();  // the arguments are the function's now
-    answer<std::remove_cvref_t<R>>(request.responder, [&]() -> decltype(auto) { return std::apply(function, std::move(arguments)); });
+    answer<std::remove_cvref_t<R>>(request.responder, [&]() -> decltype(auto) {
+      return std::apply(function, std::move(arguments));
+    });
   };
   erased.name = std::move(name);
   add_function(std::move(erased), address);
@@ -310,8 +344,9 @@ void register_function(std::string name, F function, FunctionOptions options = {
 
 /// The handler of Kind::call: registered functions and torch's operators.
 Handler function_handler();
-/// Runs one of torch's operators ("aten::add") on arguments that came with put_arguments. The overload is the first whose arguments fit.
-/// Throws DistError where none does, and (Code::refused) where other workers may not call it.
+/// Runs one of torch's operators ("aten::add") on arguments that came with put_arguments. The
+/// overload is the first whose arguments fit. Throws DistError where none does, and (Code::refused)
+/// where other workers may not call it.
 void serve_operator(Request& request);
 /// Whether there is an operator of that name.
 bool is_operator(std::string_view name);

@@ -31,7 +31,8 @@ void FutureCore::publish() {
   const auto agent = agent_.lock();
   if (agent) agent->wake();
   for (auto& callback : callbacks) {
-    if (!agent || !agent->run_later([self = shared_from_this(), callback] { callback(); })) callback();
+    if (!agent || !agent->run_later([self = shared_from_this(), callback] { callback(); }))
+      callback();
   }
 }
 

@@ -1,7 +1,8 @@
-/// Values that are still to come: what rpc_async returns, what a function over there returns to free its thread (SPEC "async_execution").
+/// Values that are still to come: what rpc_async returns, what a function over there returns to
+/// free its thread (SPEC "async_execution").
 ///
-/// A `Future<T>` is a handle to shared state; copies see the same value. Whoever waits for one that belongs to an agent drives that agent's
-/// messages meanwhile, on its own thread. Thread-safe.
+/// A `Future<T>` is a handle to shared state; copies see the same value. Whoever waits for one that
+/// belongs to an agent drives that agent's messages meanwhile, on its own thread. Thread-safe.
 #pragma once
 
 #include <atomic>
@@ -69,13 +70,15 @@ class FutureState final : public FutureCore {
     return true;
   }
   const Stored& value() const { return *value_; }
-  /// Calls `callback(state)`: at once where this is done; else once it is, on a worker thread of the agent (where there is none: on the
-  /// thread that completes it). The state that it is called with is this one: a callback that holds it itself would keep a state alive
-  /// whose value never comes.
+  /// Calls `callback(state)`: at once where this is done; else once it is, on a worker thread of
+  /// the agent (where there is none: on the thread that completes it). The state that it is called
+  /// with is this one: a callback that holds it itself would keep a state alive whose value never
+  /// comes.
   template <class F>
   void then(F callback) {
-    call_when_done(
-        [this, callback = std::move(callback)]() mutable { callback(std::static_pointer_cast<FutureState>(this->shared_from_this())); });
+    call_when_done([this, callback = std::move(callback)]() mutable {
+      callback(std::static_pointer_cast<FutureState>(this->shared_from_this()));
+    });
   }
 
  private:
@@ -102,24 +105,26 @@ class Future {
   /// Null while it is not done, or went well.
   std::exception_ptr error() const { return state_->done() ? state_->error() : nullptr; }
 
-  /// What `callback(future)` returns, once this is done (also where it failed: `wait` inside throws); its exceptions are the new future's.
+  /// What `callback(future)` returns, once this is done (also where it failed: `wait` inside
+  /// throws); its exceptions are the new future's.
   template <class F>
   auto then(F callback) const -> Future<std::invoke_result_t<F, Future<T>>> {
     using U = std::invoke_result_t<F, Future<T>>;
     auto next = std::make_shared<FutureState<U>>(state_->agent());
-    state_->then([next, callback = std::move(callback)](const std::shared_ptr<State>& state) mutable {
-      const Future<T> self(state);
-      try {
-        if constexpr (std::is_void_v<U>) {
-          callback(self);
-          next->set({});
-        } else {
-          next->set(callback(self));
-        }
-      } catch (...) {
-        next->fail(std::current_exception());
-      }
-    });
+    state_->then(
+        [next, callback = std::move(callback)](const std::shared_ptr<State>& state) mutable {
+          const Future<T> self(state);
+          try {
+            if constexpr (std::is_void_v<U>) {
+              callback(self);
+              next->set({});
+            } else {
+              next->set(callback(self));
+            }
+          } catch (...) {
+            next->fail(std::current_exception());
+          }
+        });
     return Future<U>(std::move(next));
   }
   const std::shared_ptr<State>& state() const { return state_; }
@@ -128,12 +133,14 @@ class Future {
   std::shared_ptr<State> state_;
 };
 
-/// The other end. A promise that goes without a value fails its future. The second value throws std::logic_error.
+/// The other end. A promise that goes without a value fails its future. The second value throws
+/// std::logic_error.
 template <class T>
 class Promise {
  public:
   Promise();
-  explicit Promise(std::weak_ptr<Agent> agent) : holder_(std::make_shared<Holder>(std::make_shared<FutureState<T>>(std::move(agent)))) {}
+  explicit Promise(std::weak_ptr<Agent> agent)
+      : holder_(std::make_shared<Holder>(std::make_shared<FutureState<T>>(std::move(agent)))) {}
 
   Future<T> future() const { return Future<T>(holder_->state); }
   template <class... V>
@@ -149,7 +156,9 @@ class Promise {
   struct Holder {
     explicit Holder(std::shared_ptr<FutureState<T>> s) : state(std::move(s)) {}
     ~Holder() {
-      if (!state->done()) state->fail(std::make_exception_ptr(std::runtime_error("the promise was dropped without a value")));
+      if (!state->done())
+        state->fail(
+            std::make_exception_ptr(std::runtime_error("the promise was dropped without a value")));
     }
     std::shared_ptr<FutureState<T>> state;
   };
@@ -170,7 +179,8 @@ Future<std::decay_t<T>> made_ready(T&& value) {
   return Future<std::decay_t<T>>(std::move(state));
 }
 
-/// The values of all, in order, once all are there; throws the first one's error by position after all are done.
+/// The values of all, in order, once all are there; throws the first one's error by position after
+/// all are done.
 template <class T>
 std::vector<T> wait_all(const std::vector<Future<T>>& futures) {
   for (const auto& future : futures) future.wait_until(TimePoint::max());

@@ -1,5 +1,5 @@
-// Fuzzers of what workers read from each other in terms of tensors and types; those of the messages around it: message_test.cc,
-// rref_protocol_test.cc.
+// Fuzzers of what workers read from each other in terms of tensors and types; those of the messages
+// around it: message_test.cc, rref_protocol_test.cc.
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
@@ -35,7 +35,8 @@ struct Nested {
 };
 
 TEST(RpcValue, NestedObjectsKeepTheirTensors) {
-  Nested nested{{{"a", {torch::ones({2}), at::Tensor(), torch::zeros({3})}}, {"b", {}}}, {1, 2, 3}, "text"};
+  Nested nested{
+      {{"a", {torch::ones({2}), at::Tensor(), torch::zeros({3})}}, {"b", {}}}, {1, 2, 3}, "text"};
   Value value;
   Passage passage;
   pack(value, passage, nested);
@@ -80,14 +81,18 @@ TEST(RpcValueFuzz, DamagedArgumentsThrow) {
   using Arguments = std::tuple<std::int64_t, double, std::string, std::vector<at::Tensor>, bool>;
   Value good;
   Passage passage;
-  detail::put_arguments(good, passage, std::int64_t{5}, 2.5, std::string("text"), std::vector<at::Tensor>{torch::ones({2})}, true);
+  detail::put_arguments(good, passage, std::int64_t{5}, 2.5, std::string("text"),
+                        std::vector<at::Tensor>{torch::ones({2})}, true);
   const auto read = [&](const Value& value) {
-    return is_read([&] { detail::get_arguments<Arguments>("function", value, passage, std::make_index_sequence<5>()); });
+    return is_read([&] {
+      detail::get_arguments<Arguments>("function", value, passage, std::make_index_sequence<5>());
+    });
   };
   EXPECT_TRUE(read(good));
   int refused = 0;
   fuzz_for_a_while(5000, [&] {
-    const Value damaged{fuzz.one_in(5) ? fuzz.cut(good.bytes) : fuzz.damaged(good.bytes), good.tensors};
+    const Value damaged{fuzz.one_in(5) ? fuzz.cut(good.bytes) : fuzz.damaged(good.bytes),
+                        good.tensors};
     refused += read(damaged) ? 0 : 1;
   });
   EXPECT_GT(refused, 0);
@@ -99,7 +104,8 @@ TEST(RpcValueFuzz, DamagedTensorHeadsAreRefusedOrHarmless) {
   int accepted = 0;
   fuzz_for_a_while(5000, [&] {
     std::vector<std::int64_t> sizes;
-    for (std::size_t d = fuzz.below(4); d > 0; --d) sizes.push_back(static_cast<std::int64_t>(fuzz.below(fuzz.one_in(4) ? 200 : 5)));
+    for (std::size_t d = fuzz.below(4); d > 0; --d)
+      sizes.push_back(static_cast<std::int64_t>(fuzz.below(fuzz.one_in(4) ? 200 : 5)));
     const auto good = torch::empty(sizes);
     TensorHead head;
     head.dtype = static_cast<std::uint8_t>(at::kFloat);
@@ -120,7 +126,8 @@ TEST(RpcValueFuzz, DamagedTensorHeadsAreRefusedOrHarmless) {
         default: head.flags ^= TensorHead::kElementOrder; break;
       }
     }
-    if (head.bytes > (1U << 24)) return;  // memory that nobody writes to costs nothing, but there may be little address space
+    if (head.bytes > (1U << 24))
+      return;  // memory that nobody writes to costs nothing, but there may be little address space
     auto memory = allocate_tensor(head);
     if (!memory.ok()) return;
     ++accepted;
@@ -146,7 +153,8 @@ TEST(RpcIntroductionFuzz, DamagedOnesAreRefusedOrHarmless) {
   int refused = 0;
   fuzz_for_a_while(2000, [&] {
     try {
-      const auto damaged = read_introduction(fuzz.one_in(5) ? fuzz.cut(good) : fuzz.damaged(good), 3);
+      const auto damaged =
+          read_introduction(fuzz.one_in(5) ? fuzz.cut(good) : fuzz.damaged(good), 3);
       EXPECT_LE(damaged.name.size(), good.size() + 256);
     } catch (const DistError&) {
       ++refused;
@@ -155,7 +163,8 @@ TEST(RpcIntroductionFuzz, DamagedOnesAreRefusedOrHarmless) {
   EXPECT_GT(refused, 0);
 }
 
-// ---- a whole worker, and a peer of its job that has lost its mind --------------------------------------------------------------------
+// ---- a whole worker, and a peer of its job that has lost its mind
+// --------------------------------------------------------------------
 
 /// Messages of every kind, each good but for the damage that is done to it later.
 class Mind {
@@ -164,15 +173,19 @@ class Mind {
 
   void fill(Kind kind, Value& value, Passage& passage) {
     for (std::size_t tensors = fuzz_.below(4); tensors > 0; --tensors) {
-      const auto tensor = torch::ones({static_cast<std::int64_t>(fuzz_.below(5))}, fuzz_.one_in(4) ? at::kLong : at::kFloat);
-      value.tensors.push_back(fuzz_.one_in(3) && tensor.is_floating_point() ? tensor.set_requires_grad(true) : tensor);
+      const auto tensor = torch::ones({static_cast<std::int64_t>(fuzz_.below(5))},
+                                      fuzz_.one_in(4) ? at::kLong : at::kFloat);
+      value.tensors.push_back(
+          fuzz_.one_in(3) && tensor.is_floating_point() ? tensor.set_requires_grad(true) : tensor);
     }
     ValueOutput archive(value, passage);
     if (kind == Kind::call || kind == kRRefCreate) {
-      detail::put_arguments(value, passage, std::vector<at::Tensor>(2, torch::ones({2})), std::string("text"));
+      detail::put_arguments(value, passage, std::vector<at::Tensor>(2, torch::ones({2})),
+                            std::string("text"));
       if (kind == kRRefCreate) value.bytes += encode(rref_message(RRefMessageKind::create));
     } else if (kind == kRRefProtocol) {
-      value.bytes = encode(rref_message(static_cast<RRefMessageKind>(fuzz_.below(kRRefMessageKinds))));
+      value.bytes =
+          encode(rref_message(static_cast<RRefMessageKind>(fuzz_.below(kRRefMessageKinds))));
     } else if (kind == kRRefFetch || kind == kRRefBackward) {
       encode_rref(archive, rref_message(RRefMessageKind::create).rref);
       if (kind == kRRefBackward) {
@@ -182,16 +195,19 @@ class Mind {
     } else if (kind == kAutogradRelease) {
       archive(context_ + 1 + static_cast<std::int64_t>(fuzz_.below(3)));
     } else {
-      put_head(archive, {.context = context_,
-                         .pass = static_cast<std::int64_t>(fuzz_.below(5)),
-                         .mode = fuzz_.one_in(2) ? dist_autograd::Mode::fast : dist_autograd::Mode::smart,
-                         .retain_graph = true});
+      put_head(archive,
+               {.context = context_,
+                .pass = static_cast<std::int64_t>(fuzz_.below(5)),
+                .mode = fuzz_.one_in(2) ? dist_autograd::Mode::fast : dist_autograd::Mode::smart,
+                .retain_graph = true});
       archive(std::int64_t(1 + fuzz_.below(4)));  // about as many messages have gone the other way
-      if (kind == kAutogradGradients) archive(std::vector<at::Tensor>(1 + fuzz_.below(2), torch::ones({2})));
+      if (kind == kAutogradGradients)
+        archive(std::vector<at::Tensor>(1 + fuzz_.below(2), torch::ones({2})));
     }
     if (!fuzz_.one_in(8)) value.bytes = fuzz_.damaged(value.bytes);
     // It would end its own context, which every worker of it may.
-    if (kind == kAutogradRelease && value.bytes == std::string_view(reinterpret_cast<const char*>(&context_), sizeof context_))
+    if (kind == kAutogradRelease &&
+        value.bytes == std::string_view(reinterpret_cast<const char*>(&context_), sizeof context_))
       value.bytes.clear();
   }
 
@@ -202,9 +218,11 @@ class Mind {
     message.to = 0;
     message.number = fuzz_.one_in(3) ? fuzz_.below(40) : ++number_;
     message.kind = kind;
-    const bool answers = kind == RRefMessageKind::confirm || kind == RRefMessageKind::gone || kind == RRefMessageKind::accept;
+    const bool answers = kind == RRefMessageKind::confirm || kind == RRefMessageKind::gone ||
+                         kind == RRefMessageKind::accept;
     message.rref = {fuzz_.one_in(3) ? 0 : 1, answers ? 1 : 0, 1 + fuzz_.below(20)};
-    message.fork = {static_cast<std::int32_t>(fuzz_.below(2)), answers ? 0 : 1, 1 + fuzz_.below(20)};
+    message.fork = {static_cast<std::int32_t>(fuzz_.below(2)), answers ? 0 : 1,
+                    1 + fuzz_.below(20)};
     message.withdrawn = fuzz_.one_in(2) ? RRefMessageKind::create : RRefMessageKind::fork;
     message.withdrawn_number = 1 + fuzz_.below(40);
     return message;
@@ -215,14 +233,17 @@ class Mind {
   std::uint64_t number_ = 0;
 };
 
-// spec: N2 the callee's exception comes back with its text: messages of every kind, damaged, are answered with errors and harm nobody
+// spec: N2 the callee's exception comes back with its text: messages of every kind, damaged, are
+// answered with errors and harm nobody
 TEST(RpcWorkerFuzz, DamagedMessagesOfEveryKindHarmNobody) {
-  register_function("fuzz_test::count", [](const std::vector<at::Tensor>& tensors, const std::string& text) {
-    return static_cast<int>(tensors.size() + text.size());
-  });
+  register_function("fuzz_test::count",
+                    [](const std::vector<at::Tensor>& tensors, const std::string& text) {
+                      return static_cast<int>(tensors.size() + text.size());
+                    });
   register_function("fuzz_test::double", [](const at::Tensor& tensor) { return tensor * 2; });
-  const std::vector<Kind> kinds{Kind::call,       kRRefCreate,        kRRefProtocol, kRRefFetch,      kRRefBackward,
-                                Kind::user_first, kAutogradGradients, kAutogradWalk, kAutogradFinish, kAutogradRelease};
+  const std::vector<Kind> kinds{
+      Kind::call,       kRRefCreate,        kRRefProtocol, kRRefFetch,      kRRefBackward,
+      Kind::user_first, kAutogradGradients, kAutogradWalk, kAutogradFinish, kAutogradRelease};
   std::atomic<int> errors{0};
   std::binary_semaphore over(0);
   testing::Workers workers(2);
@@ -234,7 +255,9 @@ TEST(RpcWorkerFuzz, DamagedMessagesOfEveryKindHarmNobody) {
         Fuzz fuzz(9);
         auto context = std::make_unique<dist_autograd::context>();
         std::vector<at::Tensor> sent;  // the other worker has a backward function for each
-        for (int i = 0; i < 3; ++i) sent.push_back(rpc_sync<at::Tensor>(0, "fuzz_test::double", torch::ones({2}).set_requires_grad(true)));
+        for (int i = 0; i < 3; ++i)
+          sent.push_back(rpc_sync<at::Tensor>(0, "fuzz_test::double",
+                                              torch::ones({2}).set_requires_grad(true)));
         Mind mind(fuzz, context->context_id());
         fuzz_for_a_while(60, [&] {
           std::vector<std::uint64_t> calls;
@@ -242,14 +265,22 @@ TEST(RpcWorkerFuzz, DamagedMessagesOfEveryKindHarmNobody) {
             Agent::Call call;
             call.kind = kinds[fuzz.below(kinds.size())];
             call.to = 0;
-            call.name = call.kind != Kind::call && call.kind != kRRefCreate ? "" : fuzz.one_in(6) ? fuzz.noise(10) : "fuzz_test::count";
+            call.name = call.kind != Kind::call && call.kind != kRRefCreate ? ""
+                        : fuzz.one_in(6)                                    ? fuzz.noise(10)
+                                                                            : "fuzz_test::count";
             call.observed = fuzz.one_in(2);
-            call.fill = [&, kind = call.kind](Value& value, Passage& passage) { mind.fill(kind, value, passage); };
-            calls.push_back(agent->call(std::move(call), [&](const Answer& answer) { errors += answer.error ? 1 : 0; }));
+            call.fill = [&, kind = call.kind](Value& value, Passage& passage) {
+              mind.fill(kind, value, passage);
+            };
+            calls.push_back(agent->call(
+                std::move(call), [&](const Answer& answer) { errors += answer.error ? 1 : 0; }));
           }
-          EXPECT_EQ(rpc_sync<int>(0, "fuzz_test::count", std::vector<at::Tensor>(3, torch::ones({2})), "four"), 7);
+          EXPECT_EQ(rpc_sync<int>(0, "fuzz_test::count",
+                                  std::vector<at::Tensor>(3, torch::ones({2})), "four"),
+                    7);
           // Some wait for good, since they ask for a value that a call still has to make.
-          for (const auto call : calls) agent->cancel(call, std::make_exception_ptr(DistError("enough")));
+          for (const auto call : calls)
+            agent->cancel(call, std::make_exception_ptr(DistError("enough")));
         });
         EXPECT_TRUE(agent->lost(0).ok());
         context.reset();
@@ -272,7 +303,9 @@ TEST(RpcAutogradFuzz, DamagedNotesAreRefusedOrHarmless) {
         int refused = 0;
         fuzz_for_a_while(1000, [&] {
           Parcel parcel;
-          parcel.note = fuzz.one_in(4) ? fuzz.noise(40) : fuzz.one_in(4) ? good : fuzz.damaged(good);
+          parcel.note = fuzz.one_in(4)   ? fuzz.noise(40)
+                        : fuzz.one_in(4) ? good
+                                         : fuzz.damaged(good);
           parcel.value.tensors = {torch::ones({2}).set_requires_grad(true), torch::ones({2})};
           try {
             autograd->request_arrives(0, parcel);

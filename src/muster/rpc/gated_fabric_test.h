@@ -1,5 +1,6 @@
-/// A worker's fabric with a gate in it: the thread that is about to send one certain message stands still there until it is let through, or
-/// its process has been killed. So a test stops a job at any moment of a protocol, and sees what a death does to it just then.
+/// A worker's fabric with a gate in it: the thread that is about to send one certain message stands
+/// still there until it is let through, or its process has been killed. So a test stops a job at
+/// any moment of a protocol, and sees what a death does to it just then.
 #pragma once
 
 #include <atomic>
@@ -14,24 +15,28 @@
 
 namespace muster::rpc::testing {
 
-/// What a message is, in a word or two: "call hold", "reply", "create", "fetch", "closing", "register", "confirm".
+/// What a message is, in a word or two: "call hold", "reply", "create", "fetch", "closing",
+/// "register", "confirm".
 inline std::string label_of(ConstBytes bytes) {
   const auto head = decode(bytes);
   if (!head.ok()) return "no message";
   if (head->kind == kRRefProtocol) {
-    constexpr const char* kNames[kRRefMessageKinds] = {"create", "fork", "register", "confirm", "gone", "accept", "release", "withdraw"};
+    constexpr const char* kNames[kRRefMessageKinds] = {"create", "fork",   "register", "confirm",
+                                                       "gone",   "accept", "release",  "withdraw"};
     const auto message = decode_rref_message(head->payload);
     return message.ok() ? kNames[static_cast<std::size_t>(message->kind)] : "no message";
   }
-  const std::pair<Kind, const char*> kinds[] = {{Kind::reply, "reply"},     {Kind::error, "error"},  {Kind::cancel, "cancel"},
-                                                {Kind::closing, "closing"}, {kRRefCreate, "create"}, {kRRefFetch, "fetch"}};
+  const std::pair<Kind, const char*> kinds[] = {
+      {Kind::reply, "reply"},     {Kind::error, "error"},  {Kind::cancel, "cancel"},
+      {Kind::closing, "closing"}, {kRRefCreate, "create"}, {kRRefFetch, "fetch"}};
   for (const auto& [kind, label] : kinds) {
     if (head->kind == kind) return label;
   }
   return "call " + std::string(head->name);
 }
 
-/// A moment of a job: worker `from` is about to send the first message of this label to worker `to`; or, with no `to`, to do what it says.
+/// A moment of a job: worker `from` is about to send the first message of this label to worker
+/// `to`; or, with no `to`, to do what it says.
 struct Moment {
   const char* label;
   int from;
@@ -44,7 +49,8 @@ struct Gate {
   explicit Gate(Moment moment) : moment(moment) {}
 
   void pass(const std::string& label, int from, int to) {
-    if (label != moment.label || from != moment.from || to != moment.to || passed.exchange(true)) return;
+    if (label != moment.label || from != moment.from || to != moment.to || passed.exchange(true))
+      return;
     reached.add(1);
     open.wait_for(1, kLimit);
   }
@@ -57,9 +63,11 @@ struct Gate {
 
 class GatedChannel final : public transport::Channel {
  public:
-  GatedChannel(transport::Channel& inner, transport::Fabric& fabric, Gate& gate) : inner_(inner), fabric_(fabric), gate_(gate) {}
+  GatedChannel(transport::Channel& inner, transport::Fabric& fabric, Gate& gate)
+      : inner_(inner), fabric_(fabric), gate_(gate) {}
 
-  transport::TransferRef send(int member, std::uint64_t tag, ConstBytes data, const transport::Fingerprint& call) override {
+  transport::TransferRef send(int member, std::uint64_t tag, ConstBytes data,
+                              const transport::Fingerprint& call) override {
     if (tag == 0) gate_.pass(label_of(data), inner_.rank(), member);
     return inner_.send(member, tag, data, call);
   }
@@ -67,13 +75,15 @@ class GatedChannel final : public transport::Channel {
   std::span<const int> members() const override { return inner_.members(); }
   int rank() const override { return inner_.rank(); }
   transport::Fabric& fabric() override { return fabric_; }
-  transport::TransferRef receive(int member, std::uint64_t tag, MutableBytes data, const transport::Fingerprint& call,
-                                 bool exact) override {
+  transport::TransferRef receive(int member, std::uint64_t tag, MutableBytes data,
+                                 const transport::Fingerprint& call, bool exact) override {
     return inner_.receive(member, tag, data, call, exact);
   }
   void cancel(const transport::TransferRef& transfer) override { inner_.cancel(transfer); }
   void begin(const transport::Fingerprint& call) override { inner_.begin(call); }
-  void compare(int member, const transport::Fingerprint& call) override { inner_.compare(member, call); }
+  void compare(int member, const transport::Fingerprint& call) override {
+    inner_.compare(member, call);
+  }
   Status failure() const override { return inner_.failure(); }
   void fail(Status cause) override { inner_.fail(std::move(cause)); }
   std::vector<int> awaited() const override { return inner_.awaited(); }
@@ -98,15 +108,20 @@ class GatedFabric final : public transport::Fabric {
   std::span<const int> hosts() const override { return inner_->hosts(); }
   transport::HostRegion* region() override { return inner_->region(); }
   transport::Channel& bootstrap() override { return inner_->bootstrap(); }
-  Result<std::shared_ptr<transport::Channel>> open(std::uint32_t id, std::vector<int> members) override {
+  Result<std::shared_ptr<transport::Channel>> open(std::uint32_t id,
+                                                   std::vector<int> members) override {
     return inner_->open(id, std::move(members));
   }
   std::uint32_t next_channel_id() const override { return inner_->next_channel_id(); }
   bool poll() override { return inner_->poll(); }
-  bool wait(const std::function<bool()>& done, TimePoint deadline) override { return inner_->wait(done, deadline); }
+  bool wait(const std::function<bool()>& done, TimePoint deadline) override {
+    return inner_->wait(done, deadline);
+  }
   void wake() override { inner_->wake(); }
   Status death_of(int rank) const override { return inner_->death_of(rank); }
-  void declare_dead(int rank, Status evidence) override { inner_->declare_dead(rank, std::move(evidence)); }
+  void declare_dead(int rank, Status evidence) override {
+    inner_->declare_dead(rank, std::move(evidence));
+  }
   bool threads() const override { return inner_->threads(); }
   transport::Traffic traffic() const override { return inner_->traffic(); }
   void suspend_heartbeats(bool on) override { inner_->suspend_heartbeats(on); }

@@ -10,7 +10,8 @@ std::string introduce(const std::string& name, const RpcBackendOptions& options)
   out.put_text(name).put(static_cast<std::uint32_t>(options.device_maps.size()));
   for (const auto& [to, map] : options.device_maps) {
     out.put_text(to).put(static_cast<std::uint32_t>(map.size()));
-    for (const auto& [from, into] : map) out.put_text(from.device().str()).put_text(into.device().str());
+    for (const auto& [from, into] : map)
+      out.put_text(from.device().str()).put_text(into.device().str());
   }
   return out.take();
 }
@@ -30,7 +31,9 @@ Introduction read_introduction(const std::string& text, int rank) {
     }
   }
   if (!in.at_end())
-    throw DistError("init_rpc: what rank " + std::to_string(rank) + " says of itself cannot be read", Code::mismatch, {rank});
+    throw DistError(
+        "init_rpc: what rank " + std::to_string(rank) + " says of itself cannot be read",
+        Code::mismatch, {rank});
   return worker;
 }
 

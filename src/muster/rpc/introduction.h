@@ -1,5 +1,5 @@
-/// What each worker tells the others of itself when they meet: its name, and its device maps, since answers use the maps of those who
-/// asked.
+/// What each worker tells the others of itself when they meet: its name, and its device maps, since
+/// answers use the maps of those who asked.
 #pragma once
 
 #include <map>

@@ -11,10 +11,11 @@
 
 namespace muster::rpc {
 
-/// Whether values of this type can travel. What cannot (a module, an object with threads) may still be referred to.
+/// Whether values of this type can travel. What cannot (a module, an object with threads) may still
+/// be referred to.
 template <class T>
-inline constexpr bool kTravels =
-    cereal::traits::is_output_serializable<T, ValueOutput>::value&& cereal::traits::is_input_serializable<T, ValueInput>::value;
+inline constexpr bool kTravels = cereal::traits::is_output_serializable<T, ValueOutput>::value&&
+    cereal::traits::is_input_serializable<T, ValueInput>::value;
 
 /// Shared, and changed by whoever refers to it: its type's own rules on threads hold.
 struct KeptValue {

@@ -8,8 +8,10 @@ namespace muster::rpc {
 namespace {
 
 constexpr std::uint32_t kMark = 0x3150524d;  // "MRP1"
-constexpr std::uint8_t kTensorFlags = TensorHead::kUndefined | TensorHead::kRequiresGrad | TensorHead::kApart | TensorHead::kElementOrder;
-constexpr std::uint8_t kHeadFlags = Head::kWantsAnswer | Head::kObserved | Head::kPayloadApart | Head::kLong;
+constexpr std::uint8_t kTensorFlags = TensorHead::kUndefined | TensorHead::kRequiresGrad |
+                                      TensorHead::kApart | TensorHead::kElementOrder;
+constexpr std::uint8_t kHeadFlags =
+    Head::kWantsAnswer | Head::kObserved | Head::kPayloadApart | Head::kLong;
 
 /// The fixed part; copied to the wire as it is.
 struct Fixed {
@@ -46,12 +48,16 @@ void put(std::string& out, const T& value) {
 
 bool known(Kind kind) {
   const auto number = static_cast<std::uint8_t>(kind);
-  return (number >= static_cast<std::uint8_t>(Kind::call) && number <= static_cast<std::uint8_t>(Kind::closing)) ||
-         (number >= static_cast<std::uint8_t>(Kind::rref_first) && number <= static_cast<std::uint8_t>(Kind::autograd_last)) ||
+  return (number >= static_cast<std::uint8_t>(Kind::call) &&
+          number <= static_cast<std::uint8_t>(Kind::closing)) ||
+         (number >= static_cast<std::uint8_t>(Kind::rref_first) &&
+          number <= static_cast<std::uint8_t>(Kind::autograd_last)) ||
          number >= static_cast<std::uint8_t>(Kind::user_first);
 }
 
-Status wrong(const std::string& what) { return Status(Code::internal, "a message that is not one of muster's calls: " + what); }
+Status wrong(const std::string& what) {
+  return Status(Code::internal, "a message that is not one of muster's calls: " + what);
+}
 
 /// Bytes of the head without payload and tensors' bytes.
 std::size_t plain_size(const Head& head) {
@@ -60,10 +66,13 @@ std::size_t plain_size(const Head& head) {
   return size;
 }
 
-/// The smallest travel in the head for as long as there is room: a large one must not push the small ones out.
+/// The smallest travel in the head for as long as there is room: a large one must not push the
+/// small ones out.
 void settle_places(Head& head, std::size_t payload_bytes) {
   std::size_t used = plain_size(head);
-  const auto fits = [&](std::uint64_t bytes) { return bytes == 0 || (used <= kHeadBytes && bytes <= kHeadBytes - used); };
+  const auto fits = [&](std::uint64_t bytes) {
+    return bytes == 0 || (used <= kHeadBytes && bytes <= kHeadBytes - used);
+  };
   head.payload_bytes = payload_bytes;
   if (fits(payload_bytes)) {
     used += payload_bytes;
@@ -82,8 +91,10 @@ void settle_places(Head& head, std::size_t payload_bytes) {
 
 std::string write(const Head& head, ConstBytes payload, const std::vector<ConstBytes>& data) {
   std::string out;
-  std::size_t size = plain_size(head) + ((head.flags & Head::kPayloadApart) != 0 ? 0 : payload.size());
-  for (const auto& tensor : head.tensors) size += (tensor.flags & TensorHead::kApart) != 0 ? 0 : tensor.bytes;
+  std::size_t size =
+      plain_size(head) + ((head.flags & Head::kPayloadApart) != 0 ? 0 : payload.size());
+  for (const auto& tensor : head.tensors)
+    size += (tensor.flags & TensorHead::kApart) != 0 ? 0 : tensor.bytes;
   out.reserve(size);
   Fixed fixed;
   fixed.kind = head.kind;
@@ -136,11 +147,15 @@ Status read_tensor(Reader& in, TensorHead& tensor) {
   FixedTensor fixed;
   if (!in.get(fixed)) return wrong("it ends within a tensor");
   if ((fixed.flags & ~kTensorFlags) != 0) return wrong("unknown flags of a tensor");
-  if (fixed.dimensions > kMaxDimensions) return wrong("a tensor of " + std::to_string(fixed.dimensions) + " dimensions");
-  if (in.left() < std::size_t{16} * fixed.dimensions) return wrong("it ends within a tensor's sizes");
-  if (fixed.bytes > kMaxTensorBytes) return wrong("a tensor of " + std::to_string(fixed.bytes) + " bytes");
+  if (fixed.dimensions > kMaxDimensions)
+    return wrong("a tensor of " + std::to_string(fixed.dimensions) + " dimensions");
+  if (in.left() < std::size_t{16} * fixed.dimensions)
+    return wrong("it ends within a tensor's sizes");
+  if (fixed.bytes > kMaxTensorBytes)
+    return wrong("a tensor of " + std::to_string(fixed.bytes) + " bytes");
   const bool undefined = (fixed.flags & TensorHead::kUndefined) != 0;
-  if (undefined && (fixed.bytes != 0 || fixed.dimensions != 0)) return wrong("a tensor that is none has bytes");
+  if (undefined && (fixed.bytes != 0 || fixed.dimensions != 0))
+    return wrong("a tensor that is none has bytes");
   tensor.dtype = fixed.dtype;
   tensor.device_type = fixed.device_type;
   tensor.device_index = fixed.device_index;
@@ -158,7 +173,8 @@ Status read_tensor(Reader& in, TensorHead& tensor) {
 }
 
 Status check_long(const Fixed& fixed, std::size_t bytes) {
-  if (bytes != sizeof(Fixed) || fixed.name_bytes != 0 || fixed.note_bytes != 0 || fixed.tensors != 0)
+  if (bytes != sizeof(Fixed) || fixed.name_bytes != 0 || fixed.note_bytes != 0 ||
+      fixed.tensors != 0)
     return wrong("an announcement with contents");
   if (fixed.payload_bytes < sizeof(Fixed) || fixed.payload_bytes > kMaxHeadBytes)
     return wrong("an announcement of " + std::to_string(fixed.payload_bytes) + " bytes");
@@ -176,7 +192,8 @@ EncodedMessage encode(Head head, ConstBytes payload, const std::vector<ConstByte
   message.head = write(head, payload, data);
   if ((head.flags & Head::kPayloadApart) != 0) message.apart.push_back(EncodedMessage::kPayload);
   for (std::size_t i = 0; i < head.tensors.size(); ++i) {
-    if ((head.tensors[i].flags & TensorHead::kApart) != 0) message.apart.push_back(static_cast<int>(i));
+    if ((head.tensors[i].flags & TensorHead::kApart) != 0)
+      message.apart.push_back(static_cast<int>(i));
   }
   if (!too_long) return message;
   message.long_head = std::move(message.head);
@@ -194,7 +211,8 @@ Result<Head> decode(ConstBytes bytes) {
   Reader in(as_text(bytes));
   Fixed fixed;
   if (!in.get(fixed)) return wrong("it has " + std::to_string(bytes.size()) + " bytes");
-  if (fixed.mark != kMark || fixed.zero != 0 || fixed.zero_too != 0) return wrong("its first bytes are others");
+  if (fixed.mark != kMark || fixed.zero != 0 || fixed.zero_too != 0)
+    return wrong("its first bytes are others");
   if (!known(fixed.kind)) return wrong("kind " + std::to_string(static_cast<int>(fixed.kind)));
   if ((fixed.flags & ~kHeadFlags) != 0) return wrong("unknown flags");
   Head head;
@@ -208,15 +226,19 @@ Result<Head> decode(ConstBytes bytes) {
     if (Status status = check_long(fixed, bytes.size()); !status) return status;
     return head;
   }
-  if (fixed.payload_bytes > kMaxPayloadBytes) return wrong("a payload of " + std::to_string(fixed.payload_bytes) + " bytes");
+  if (fixed.payload_bytes > kMaxPayloadBytes)
+    return wrong("a payload of " + std::to_string(fixed.payload_bytes) + " bytes");
   if (fixed.time_left < -1) return wrong("a negative time");
-  if (!in.get(head.name, fixed.name_bytes) || !in.get(head.note, fixed.note_bytes)) return wrong("it ends within its name or note");
-  if (fixed.tensors > in.left() / sizeof(FixedTensor)) return wrong(std::to_string(fixed.tensors) + " tensors");
+  if (!in.get(head.name, fixed.name_bytes) || !in.get(head.note, fixed.note_bytes))
+    return wrong("it ends within its name or note");
+  if (fixed.tensors > in.left() / sizeof(FixedTensor))
+    return wrong(std::to_string(fixed.tensors) + " tensors");
   head.tensors.resize(fixed.tensors);
   for (auto& tensor : head.tensors) {
     if (Status status = read_tensor(in, tensor); !status) return status;
   }
-  if ((head.flags & Head::kPayloadApart) == 0 && !in.get(head.payload, head.payload_bytes)) return wrong("it ends within its payload");
+  if ((head.flags & Head::kPayloadApart) == 0 && !in.get(head.payload, head.payload_bytes))
+    return wrong("it ends within its payload");
   head.tensor_bytes.resize(head.tensors.size());
   for (std::size_t i = 0; i < head.tensors.size(); ++i) {
     const auto& tensor = head.tensors[i];
@@ -224,16 +246,22 @@ Result<Head> decode(ConstBytes bytes) {
       if (tensor.bytes == 0) return wrong("an empty tensor that travels apart");
       continue;
     }
-    if (!in.get(head.tensor_bytes[i], tensor.bytes)) return wrong("it ends within a tensor's bytes");
+    if (!in.get(head.tensor_bytes[i], tensor.bytes))
+      return wrong("it ends within a tensor's bytes");
   }
-  if ((head.flags & Head::kPayloadApart) != 0 && head.payload_bytes == 0) return wrong("an empty payload that travels apart");
+  if ((head.flags & Head::kPayloadApart) != 0 && head.payload_bytes == 0)
+    return wrong("an empty payload that travels apart");
   if (in.left() > 0) return wrong("it is longer than it says");
   return head;
 }
 
 std::string encode_error(const ErrorText& error) {
   ByteWriter out;
-  out.put(error.code).put_text(error.type).put_text(error.text).put_text(error.trace).put(static_cast<std::uint32_t>(error.ranks.size()));
+  out.put(error.code)
+      .put_text(error.type)
+      .put_text(error.text)
+      .put_text(error.trace)
+      .put(static_cast<std::uint32_t>(error.ranks.size()));
   for (const auto rank : error.ranks) out.put(rank);
   return out.take();
 }
@@ -246,8 +274,10 @@ Result<ErrorText> decode_error(std::string_view bytes) {
   error.text = in.get_text();
   error.trace = in.get_text();
   const auto ranks = in.get<std::uint32_t>();
-  if (!in.ok() || in.left() != std::size_t{ranks} * sizeof(std::int32_t)) return wrong("an error that cannot be read");
-  if (error.code > static_cast<std::uint8_t>(Code::internal)) return wrong("an error of an unknown code");
+  if (!in.ok() || in.left() != std::size_t{ranks} * sizeof(std::int32_t))
+    return wrong("an error that cannot be read");
+  if (error.code > static_cast<std::uint8_t>(Code::internal))
+    return wrong("an error of an unknown code");
   error.ranks.resize(ranks);
   for (auto& rank : error.ranks) rank = in.get<std::int32_t>();
   return error;
@@ -255,7 +285,12 @@ Result<ErrorText> decode_error(std::string_view bytes) {
 
 std::string encode_closing(const ClosingNote& note) {
   ByteWriter out;
-  out.put(note.word).put(note.round).put(note.sent).put(note.handled).put(static_cast<std::uint8_t>(note.busy)).put_text(note.waits_for);
+  out.put(note.word)
+      .put(note.round)
+      .put(note.sent)
+      .put(note.handled)
+      .put(static_cast<std::uint8_t>(note.busy))
+      .put_text(note.waits_for);
   return out.take();
 }
 
@@ -268,8 +303,8 @@ Result<ClosingNote> decode_closing(std::string_view bytes) {
   note.handled = in.get<std::uint64_t>();
   const auto busy = in.get<std::uint8_t>();
   note.waits_for = in.get_text();
-  if (!in.at_end() || word < static_cast<std::uint8_t>(ClosingWord::here) || word > static_cast<std::uint8_t>(ClosingWord::close) ||
-      busy > 1)
+  if (!in.at_end() || word < static_cast<std::uint8_t>(ClosingWord::here) ||
+      word > static_cast<std::uint8_t>(ClosingWord::close) || busy > 1)
     return wrong("a word about the end that cannot be read");
   note.word = static_cast<ClosingWord>(word);
   note.busy = busy == 1;

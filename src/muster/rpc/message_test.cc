@@ -8,7 +8,8 @@
 
 #include "muster/testing/fuzz.h"
 
-// The largest piece that this thread takes from the heap. Sanitizers bring an operator new of their own.
+// The largest piece that this thread takes from the heap. Sanitizers bring an operator new of their
+// own.
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define MUSTER_SEES_ALLOCATIONS 1
 namespace {
@@ -29,8 +30,8 @@ namespace {
 using muster::testing::Fuzz;
 using muster::testing::fuzz_for_a_while;
 
-/// Calls `read` on what came and looks whether it took memory on the word of the sender: an entry in memory may be some times as large as
-/// on the wire, and errors are sentences.
+/// Calls `read` on what came and looks whether it took memory on the word of the sender: an entry
+/// in memory may be some times as large as on the wire, and errors are sentences.
 template <class Read>
 auto reading(std::string_view came, Read read) {
 #ifdef MUSTER_SEES_ALLOCATIONS
@@ -53,7 +54,8 @@ TensorHead tensor_head(Fuzz& fuzz) {
   }
   head.dtype = kFloat;
   std::int64_t elements = 1;
-  for (std::size_t d = fuzz.below(4); d > 0; --d) head.sizes.push_back(static_cast<std::int64_t>(fuzz.below(fuzz.one_in(4) ? 200 : 5)));
+  for (std::size_t d = fuzz.below(4); d > 0; --d)
+    head.sizes.push_back(static_cast<std::int64_t>(fuzz.below(fuzz.one_in(4) ? 200 : 5)));
   head.strides.assign(head.sizes.size(), 1);
   for (std::size_t d = head.sizes.size(); d-- > 0;) {
     head.strides[d] = std::max<std::int64_t>(elements, 1);
@@ -85,7 +87,8 @@ Sent any_message(Fuzz& fuzz) {
   std::vector<ConstBytes> data;
   for (std::size_t i = fuzz.one_in(20) ? 700 : fuzz.below(5); i > 0; --i) {
     sent.head.tensors.push_back(tensor_head(fuzz));
-    sent.tensors.push_back(std::string(sent.head.tensors.back().bytes, static_cast<char>(fuzz.word())));
+    sent.tensors.push_back(
+        std::string(sent.head.tensors.back().bytes, static_cast<char>(fuzz.word())));
   }
   for (const auto& bytes : sent.tensors) data.push_back(as_bytes(bytes));
   Head head = sent.head;
@@ -144,7 +147,8 @@ TEST(RpcMessage, WhatIsSentIsRead) {
 // What is accepted lies within what came, and no more is promised than its limits allow.
 void check_bounds(const Head& head, std::string_view frame) {
   const auto within = [&](std::string_view part) {
-    return part.empty() || (part.data() >= frame.data() && part.data() + part.size() <= frame.data() + frame.size());
+    return part.empty() || (part.data() >= frame.data() &&
+                            part.data() + part.size() <= frame.data() + frame.size());
   };
   EXPECT_TRUE(within(head.name) && within(head.note) && within(head.payload));
   EXPECT_LE(head.payload_bytes, kMaxPayloadBytes);
@@ -163,8 +167,11 @@ TEST(RpcMessageFuzz, DamagedHeadsAreRefusedOrHarmless) {
   fuzz_for_a_while(3000, [&] {
     const Sent sent = any_message(fuzz);
     const auto& good = sent.message.long_head.empty() ? sent.message.head : sent.message.long_head;
-    const std::string frame = fuzz.one_in(10) ? fuzz.noise(300) : fuzz.one_in(6) ? fuzz.cut(good) : fuzz.damaged(good);
-    const auto head = reading(frame, [](std::string_view bytes) { return decode(as_bytes(bytes)); });
+    const std::string frame = fuzz.one_in(10)  ? fuzz.noise(300)
+                              : fuzz.one_in(6) ? fuzz.cut(good)
+                                               : fuzz.damaged(good);
+    const auto head =
+        reading(frame, [](std::string_view bytes) { return decode(as_bytes(bytes)); });
     if (head.ok()) return check_bounds(*head, frame);
     ++refused;
     EXPECT_EQ(head.status().code(), Code::internal);
@@ -212,7 +219,8 @@ TEST(RpcMessageFuzz, DamagedWordsAboutTheEndAreRefusedOrHarmless) {
     if (!damaged.ok()) {
       ++refused;
     } else {
-      EXPECT_EQ(encode_closing(*damaged), came);  // what is taken is what was said, to the last byte
+      EXPECT_EQ(encode_closing(*damaged),
+                came);  // what is taken is what was said, to the last byte
     }
   });
   EXPECT_GT(refused, 0);

@@ -24,7 +24,8 @@ class Operators {
   const Overloads* find(std::string_view name) {
     {
       const std::shared_lock lock(mutex_);
-      if (const auto known = known_.find(name); known != known_.end()) return known->second.empty() ? nullptr : &known->second;
+      if (const auto known = known_.find(name); known != known_.end())
+        return known->second.empty() ? nullptr : &known->second;
     }
     const std::unique_lock lock(mutex_);
     if (names_.empty()) {
@@ -36,7 +37,8 @@ class Operators {
       for (const bool plain : {true, false}) {
         for (const auto& op : found->second) {
           if (op.overload_name.empty() != plain) continue;
-          if (auto handle = c10::Dispatcher::singleton().findSchema(op)) overloads.push_back(*handle);
+          if (auto handle = c10::Dispatcher::singleton().findSchema(op))
+            overloads.push_back(*handle);
         }
       }
     } else {
@@ -100,30 +102,35 @@ c10::IValue read_value(ValueInput& archive, std::string_view name) {
   const auto hash = detail::get_number<std::uint64_t>(archive);
   c10::IValue value;
   if (read_as<at::Tensor>(hash, archive, value) || read_as<std::string>(hash, archive, value) ||
-      read_as<std::vector<std::int64_t>>(hash, archive, value) || read_as<std::vector<double>>(hash, archive, value) ||
+      read_as<std::vector<std::int64_t>>(hash, archive, value) ||
+      read_as<std::vector<double>>(hash, archive, value) ||
       read_as<std::vector<at::Tensor>>(hash, archive, value))
     return value;
   throw ValueError("'" + std::string(name) +
-                   "' is one of torch's operators: its arguments are tensors, numbers, text and vectors of int64_t, double or " +
+                   "' is one of torch's operators: its arguments are tensors, numbers, text and "
+                   "vectors of int64_t, double or " +
                    "at::Tensor; " + detail::known_type(hash) + " was given");
 }
 
 bool fits(const c10::IValue& value, const c10::Argument& argument) {
   const auto& type = argument.type();
   if (value.isTensor())
-    return type->kind() == c10::TypeKind::TensorType || type->kind() == c10::TypeKind::OptionalType ? value.type()->isSubtypeOf(*type)
-                                                                                                    : false;
+    return type->kind() == c10::TypeKind::TensorType || type->kind() == c10::TypeKind::OptionalType
+               ? value.type()->isSubtypeOf(*type)
+               : false;
   return value.type()->isSubtypeOf(*type);
 }
 
 /// The stack for this overload: what was given, then defaults. False where it does not fit.
-bool complete(const c10::FunctionSchema& schema, const std::vector<c10::IValue>& given, torch::jit::Stack& stack) {
+bool complete(const c10::FunctionSchema& schema, const std::vector<c10::IValue>& given,
+              torch::jit::Stack& stack) {
   const auto& arguments = schema.arguments();
   if (given.size() > arguments.size()) return false;
   for (std::size_t i = 0; i < given.size(); ++i) {
     auto value = given[i];
     // As everywhere in torch, a whole number will do for a fraction.
-    if (value.isInt() && arguments[i].type()->kind() == c10::TypeKind::FloatType) value = static_cast<double>(value.toInt());
+    if (value.isInt() && arguments[i].type()->kind() == c10::TypeKind::FloatType)
+      value = static_cast<double>(value.toInt());
     if (!fits(value, arguments[i])) return false;
     stack.push_back(std::move(value));
   }
@@ -134,13 +141,15 @@ bool complete(const c10::FunctionSchema& schema, const std::vector<c10::IValue>&
   return true;
 }
 
-void put_values(Value& value, Passage& passage, const torch::jit::Stack& results, std::string_view name) {
+void put_values(Value& value, Passage& passage, const torch::jit::Stack& results,
+                std::string_view name) {
   if (results.empty()) return;
   if (results.size() > 1) {
     std::vector<at::Tensor> tensors;
     for (const auto& result : results) {
       if (!result.isTensor())
-        throw DistError("'" + std::string(name) + "' returns several values that are not all tensors: they do not travel",
+        throw DistError("'" + std::string(name) +
+                            "' returns several values that are not all tensors: they do not travel",
                         Code::unsupported);
       tensors.push_back(result.toTensor());
     }
@@ -151,15 +160,20 @@ void put_values(Value& value, Passage& passage, const torch::jit::Stack& results
   if (result.isBool()) return detail::put_result(value, passage, result.toBool());
   if (result.isInt()) return detail::put_result(value, passage, result.toInt());
   if (result.isDouble()) return detail::put_result(value, passage, result.toDouble());
-  if (result.isString()) return detail::put_result(value, passage, std::string(result.toStringRef()));
+  if (result.isString())
+    return detail::put_result(value, passage, std::string(result.toStringRef()));
   if (result.isTensorList()) return detail::put_result(value, passage, result.toTensorVector());
   if (result.isNone()) return;
-  throw DistError("'" + std::string(name) + "' returns " + result.tagKind() + ", which does not travel", Code::unsupported);
+  throw DistError(
+      "'" + std::string(name) + "' returns " + result.tagKind() + ", which does not travel",
+      Code::unsupported);
 }
 
 }  // namespace
 
-bool is_operator(std::string_view name) { return name.find("::") != std::string_view::npos && operators().find(name) != nullptr; }
+bool is_operator(std::string_view name) {
+  return name.find("::") != std::string_view::npos && operators().find(name) != nullptr;
+}
 
 bool is_allowed_operator(std::string_view name) { return operators().allows(name); }
 
@@ -194,7 +208,9 @@ void serve_operator(Request& request) {
     torch::jit::Stack stack;
     if (!complete(overload.schema(), given, stack)) continue;
     overload.callBoxed(stack);
-    if (request.responder) request.responder->reply([&](Value& value, Passage& passage) { put_values(value, passage, stack, name); });
+    if (request.responder)
+      request.responder->reply(
+          [&](Value& value, Passage& passage) { put_values(value, passage, stack, name); });
     return;
   }
   std::string wanted;
@@ -203,7 +219,8 @@ void serve_operator(Request& request) {
     text << overload.schema();
     wanted += "\n  " + text.str();
   }
-  group::invalid("no overload of '" + name + "' takes the " + std::to_string(count) + " arguments that were given; there are" + wanted);
+  group::invalid("no overload of '" + name + "' takes the " + std::to_string(count) +
+                 " arguments that were given; there are" + wanted);
 }
 
 }  // namespace muster::rpc

@@ -18,13 +18,16 @@ at::Device parse(const std::string& text) {
 /// What `added` puts into `map` for the callee `to`.
 void merge(DeviceMap& map, const DeviceMap& added, const std::string& to) {
   for (const auto& [from, into] : added) {
-    if (const auto before = map.find(from); before != map.end() && before->second.device() != into.device())
-      group::invalid("the device map to worker '" + to + "' takes " + from.device().str() + " to " + before->second.device().str() +
-                     " and to " + into.device().str() + "; a device goes to one device");
+    if (const auto before = map.find(from);
+        before != map.end() && before->second.device() != into.device())
+      group::invalid("the device map to worker '" + to + "' takes " + from.device().str() + " to " +
+                     before->second.device().str() + " and to " + into.device().str() +
+                     "; a device goes to one device");
     for (const auto& [other, taken] : map) {
       if (taken.device() == into.device() && other.device() != from.device())
-        group::invalid("the device map to worker '" + to + "' takes " + other.device().str() + " and " + from.device().str() + " to " +
-                       into.device().str() + "; it must be one to one, so that answers find back");
+        group::invalid("the device map to worker '" + to + "' takes " + other.device().str() +
+                       " and " + from.device().str() + " to " + into.device().str() +
+                       "; it must be one to one, so that answers find back");
     }
     map.insert_or_assign(from, into);
   }
@@ -52,16 +55,19 @@ RpcBackendOptions& RpcBackendOptions::set_device_map(const std::string& to, cons
 
 RpcBackendOptions& RpcBackendOptions::set_devices(std::vector<DeviceName> given) {
   for (const auto& device : given) {
-    if (device.device().type() != at::kCUDA) group::invalid("set_devices takes CUDA devices; " + device.device().str() + " is none");
+    if (device.device().type() != at::kCUDA)
+      group::invalid("set_devices takes CUDA devices; " + device.device().str() + " is none");
   }
   devices = std::move(given);
   return *this;
 }
 
 void check_options(const RpcBackendOptions& options) {
-  if (options.rpc_timeout < Duration::zero()) group::invalid("rpc_timeout must not be negative; zero is none");
+  if (options.rpc_timeout < Duration::zero())
+    group::invalid("rpc_timeout must not be negative; zero is none");
   if (options.num_worker_threads < 1)
-    group::invalid("num_worker_threads is " + std::to_string(options.num_worker_threads) + "; functions need at least one thread");
+    group::invalid("num_worker_threads is " + std::to_string(options.num_worker_threads) +
+                   "; functions need at least one thread");
   for (const auto& [to, map] : options.device_maps) {
     DeviceMap checked;
     merge(checked, map, to);
@@ -69,10 +75,12 @@ void check_options(const RpcBackendOptions& options) {
   if (!options.devices.empty()) {
     for (const auto& [to, map] : options.device_maps) {
       for (const auto& [from, into] : map) {
-        const bool listed = std::any_of(options.devices.begin(), options.devices.end(),
-                                        [&device = from](const DeviceName& d) { return d.device() == device.device(); });
+        const bool listed = std::any_of(
+            options.devices.begin(), options.devices.end(),
+            [&device = from](const DeviceName& d) { return d.device() == device.device(); });
         if (from.device().type() == at::kCUDA && !listed)
-          group::invalid("the device map to worker '" + to + "' names " + from.device().str() + ", which is not among `devices`");
+          group::invalid("the device map to worker '" + to + "' names " + from.device().str() +
+                         ", which is not among `devices`");
       }
     }
   }

@@ -47,7 +47,8 @@ class To {
   int id_ = -1;
 };
 
-/// A device as the keys of device maps take it: an index (of CUDA), text ("cuda:1", "cpu") or a device.
+/// A device as the keys of device maps take it: an index (of CUDA), text ("cuda:1", "cpu") or a
+/// device.
 class DeviceName {
  public:
   DeviceName(int index);
@@ -72,7 +73,8 @@ struct RpcBackendOptions {
   std::vector<DeviceName> devices;                 ///< empty: those of `device_maps`
   bool shared_memory = true;                       ///< false: sockets only, also within a host
 
-  /// Adds to what was set before; throws DistError where two devices would become one, or a device another than before.
+  /// Adds to what was set before; throws DistError where two devices would become one, or a device
+  /// another than before.
   RpcBackendOptions& set_device_map(const std::string& to, const DeviceMap& map);
   /// CUDA devices only, as torch's.
   RpcBackendOptions& set_devices(std::vector<DeviceName> devices);

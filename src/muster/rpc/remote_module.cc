@@ -8,7 +8,8 @@ std::pair<std::string, at::Device> parse_remote_device(const std::string& text) 
   const std::string device = slash == std::string::npos ? "cpu" : text.substr(slash + 1);
   const auto refuse = [&] {
     throw DistError("RemoteModule: '" + text +
-                    "' is no remote device: \"worker/device\", as \"trainer0/cuda:0\", or \"worker\" for its cpu");
+                    "' is no remote device: \"worker/device\", as \"trainer0/cuda:0\", or "
+                    "\"worker\" for its cpu");
   };
   if (worker.empty() || device.empty() || device.find('/') != std::string::npos) refuse();
   try {

@@ -23,12 +23,14 @@ const std::shared_ptr<RpcScope>& of_process() {
   return scope;
 }
 
-/// Large tensors go through it in pieces: with room for several the two sides seldom wait for each other.
+/// Large tensors go through it in pieces: with room for several the two sides seldom wait for each
+/// other.
 constexpr std::size_t kRingBytes = 512 * 1024;
 
 std::string upper(std::string_view name) {
   std::string text(name);
-  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
+  std::transform(text.begin(), text.end(), text.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
   return text;
 }
 
@@ -52,15 +54,19 @@ AgentOptions agent_options(const RpcBackendOptions& options) {
   made.rpc_timeout = options.rpc_timeout;
   made.num_worker_threads = options.num_worker_threads;
   made.device_maps = options.device_maps;
-  made.bind_thread = [scope = RpcScope::current()]() -> std::shared_ptr<void> { return std::make_shared<RpcScope::Binding>(scope); };
+  made.bind_thread = [scope = RpcScope::current()]() -> std::shared_ptr<void> {
+    return std::make_shared<RpcScope::Binding>(scope);
+  };
   return made;
 }
 
 void check_maps(const std::vector<Introduction>& workers) {
   for (const auto& worker : workers) {
     for (const auto& [to, map] : worker.device_maps) {
-      if (std::none_of(workers.begin(), workers.end(), [&name = to](const Introduction& other) { return other.name == name; }))
-        group::invalid("init_rpc: worker '" + worker.name + "' has a device map to '" + to + "', and there is no worker of that name");
+      if (std::none_of(workers.begin(), workers.end(),
+                       [&name = to](const Introduction& other) { return other.name == name; }))
+        group::invalid("init_rpc: worker '" + worker.name + "' has a device map to '" + to +
+                       "', and there is no worker of that name");
     }
   }
 }
@@ -75,13 +81,18 @@ std::shared_ptr<Agent> init_native(const BackendRequest& request) {
   where.world_size = request.world_size;
   where.group_name = "rpc";  // a process group of the same job may use the same address
   where.timeout = request.join_timeout;
-  auto found = request.store ? store::rendezvous_over(request.store, where) : store::rendezvous(where);
-  if (!found.ok()) group::raise_from_store(found.status().with_context("init_rpc of '" + request.name + "'"));
+  auto found =
+      request.store ? store::rendezvous_over(request.store, where) : store::rendezvous(where);
+  if (!found.ok())
+    group::raise_from_store(found.status().with_context("init_rpc of '" + request.name + "'"));
 
   // Together with the names go the maps, since answers use the maps of those who asked.
-  auto all = found->store->all_gather("workers", found->rank, found->world_size, introduce(request.name, request.options),
+  auto all = found->store->all_gather("workers", found->rank, found->world_size,
+                                      introduce(request.name, request.options),
                                       time_left(steady_clock(), deadline));
-  if (!all.ok()) group::raise_from_store(all.status().with_context("init_rpc: '" + request.name + "' waits for the other workers"));
+  if (!all.ok())
+    group::raise_from_store(
+        all.status().with_context("init_rpc: '" + request.name + "' waits for the other workers"));
   std::vector<Introduction> workers;
   std::vector<std::string> names;
   for (std::size_t rank = 0; rank < all->size(); ++rank) {
@@ -102,7 +113,8 @@ std::shared_ptr<Agent> init_native(const BackendRequest& request) {
   fabric.shared_memory = request.options.shared_memory;
   fabric.ring_bytes = kRingBytes;
   auto joined = transport::join_fabric(*found, fabric);
-  if (!joined.ok()) group::raise_from_store(joined.status().with_context("init_rpc of '" + request.name + "'"));
+  if (!joined.ok())
+    group::raise_from_store(joined.status().with_context("init_rpc of '" + request.name + "'"));
   return Agent::create(std::move(joined).value(), names, std::move(options));
 }
 
@@ -116,15 +128,18 @@ void open(const std::shared_ptr<Agent>& agent) {
 
 void check_not_open() {
   if (const auto agent = RpcScope::current()->agent())
-    group::invalid("init_rpc was called twice on worker '" + agent->self().name() + "'; call shutdown first");
+    group::invalid("init_rpc was called twice on worker '" + agent->self().name() +
+                   "'; call shutdown first");
 }
 
 }  // namespace
 
-// ---- scopes ----------------------------------------------------------------------------------------------------------
+// ---- scopes
+// ----------------------------------------------------------------------------------------------------------
 
 const std::shared_ptr<RpcScope>& RpcScope::current() { return bound ? bound : of_process(); }
-RpcScope::Binding::Binding(std::shared_ptr<RpcScope> scope) : before_(std::exchange(bound, std::move(scope))) {}
+RpcScope::Binding::Binding(std::shared_ptr<RpcScope> scope)
+    : before_(std::exchange(bound, std::move(scope))) {}
 RpcScope::Binding::~Binding() { bound = std::move(before_); }
 
 RpcScope::~RpcScope() {
@@ -150,11 +165,14 @@ void RpcScope::set(std::shared_ptr<Agent> agent) {
 
 std::shared_ptr<Agent> current_agent(std::string_view caller) {
   auto agent = RpcScope::current()->agent();
-  if (!agent) group::invalid(std::string(caller) + " was called before init_rpc (or after shutdown); call init_rpc first");
+  if (!agent)
+    group::invalid(std::string(caller) +
+                   " was called before init_rpc (or after shutdown); call init_rpc first");
   return agent;
 }
 
-// ---- backends --------------------------------------------------------------------------------------------------------
+// ---- backends
+// --------------------------------------------------------------------------------------------------------
 
 BackendType::BackendType(std::string_view name) : name_(upper(name)) {
   auto& all = backends();
@@ -188,13 +206,15 @@ std::vector<std::function<void(Agent&)>>& extensions() {
   return *all;
 }
 
-// ---- life ------------------------------------------------------------------------------------------------------------
+// ---- life
+// ------------------------------------------------------------------------------------------------------------
 
 void init_rpc(const std::string& name, const InitRpcOptions& options) {
   check_not_open();
   check_options(options.rpc_backend_options);
   if (options.store && (options.rank < 0 || options.world_size < 1))
-    group::invalid("init_rpc: a store needs rank and world_size too; got rank " + std::to_string(options.rank) + " and world_size " +
+    group::invalid("init_rpc: a store needs rank and world_size too; got rank " +
+                   std::to_string(options.rank) + " and world_size " +
                    std::to_string(options.world_size));
   const auto backend = options.backend.value_or(BackendType::NATIVE);
   InitBackend init;
@@ -203,14 +223,18 @@ void init_rpc(const std::string& name, const InitRpcOptions& options) {
     const std::lock_guard lock(all.mutex);
     init = all.by_name.at(backend.name());
   }
-  auto agent = init({name, options.rank, options.world_size, options.rpc_backend_options, options.store, options.join_timeout});
+  auto agent = init({name, options.rank, options.world_size, options.rpc_backend_options,
+                     options.store, options.join_timeout});
   if (!agent)
-    throw DistBackendError("the function that RPC backend '" + backend.name() + "' was registered with made no agent", Code::unsupported);
+    throw DistBackendError(
+        "the function that RPC backend '" + backend.name() + "' was registered with made no agent",
+        Code::unsupported);
   set_log_rank(agent->self().id());
   open(agent);
 }
 
-void init_rpc_on(std::unique_ptr<transport::Fabric> fabric, const std::vector<std::string>& names, const RpcBackendOptions& options) {
+void init_rpc_on(std::unique_ptr<transport::Fabric> fabric, const std::vector<std::string>& names,
+                 const RpcBackendOptions& options) {
   check_not_open();
   check_options(options);
   open(Agent::create(std::move(fabric), names, agent_options(options)));
@@ -233,14 +257,17 @@ void shutdown(bool graceful, Duration timeout) {
 }
 
 WorkerInfo get_worker_info() { return current_agent("get_worker_info")->self(); }
-WorkerInfo get_worker_info(const To& worker) { return current_agent("get_worker_info")->worker(worker); }
+WorkerInfo get_worker_info(const To& worker) {
+  return current_agent("get_worker_info")->worker(worker);
+}
 std::vector<WorkerInfo> get_worker_infos() {
   const auto agent = current_agent("get_worker_infos");
   return {agent->workers().begin(), agent->workers().end()};
 }
 Duration get_rpc_timeout() { return current_agent("get_rpc_timeout")->rpc_timeout(); }
 void set_rpc_timeout(Duration timeout) {
-  if (timeout < Duration::zero()) group::invalid("set_rpc_timeout: a timeout must not be negative; zero is none");
+  if (timeout < Duration::zero())
+    group::invalid("set_rpc_timeout: a timeout must not be negative; zero is none");
   current_agent("set_rpc_timeout")->set_rpc_timeout(timeout);
 }
 

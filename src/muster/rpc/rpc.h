@@ -6,9 +6,10 @@
 ///     auto later = rpc::rpc_async<at::Tensor>("worker1", "aten::add", torch::ones({2}), 3);
 ///     rpc::shutdown();
 ///
-/// What travels stands in `value.h`, what functions may be in `function.h`. Errors are DistError and its kin (group/errors.h) and what
-/// `errors.h` makes of exceptions over there. Everything but init_rpc and shutdown is thread-safe. A worker is a process, or a thread that
-/// has bound a scope of its own (`RpcScope`).
+/// What travels stands in `value.h`, what functions may be in `function.h`. Errors are DistError
+/// and its kin (group/errors.h) and what `errors.h` makes of exceptions over there. Everything but
+/// init_rpc and shutdown is thread-safe. A worker is a process, or a thread that has bound a scope
+/// of its own (`RpcScope`).
 #pragma once
 
 #include <functional>
@@ -29,8 +30,8 @@
 
 namespace muster::rpc {
 
-/// Where the agent of a worker stands. One belongs to the process; where workers are threads of one process, each binds one of its own.
-/// An agent's worker threads belong to its worker's scope.
+/// Where the agent of a worker stands. One belongs to the process; where workers are threads of one
+/// process, each binds one of its own. An agent's worker threads belong to its worker's scope.
 class RpcScope {
  public:
   /// The calling thread's, else the process's.
@@ -61,7 +62,8 @@ class RpcScope {
 /// The calling worker's agent; before init_rpc throws DistError naming `caller`.
 std::shared_ptr<Agent> current_agent(std::string_view caller);
 
-/// A kind of agent, by name. `TENSORPIPE` is torch's name for its default and here an alias of the native one.
+/// A kind of agent, by name. `TENSORPIPE` is torch's name for its default and here an alias of the
+/// native one.
 class BackendType {
  public:
   explicit BackendType(std::string_view name);  ///< throws DistError where nobody has registered it
@@ -94,21 +96,26 @@ struct InitRpcOptions {
   int rank = -1;                            ///< -1: from the init method or the environment
   int world_size = -1;
   RpcBackendOptions rpc_backend_options = {};
-  std::shared_ptr<store::Store> store = nullptr;     ///< in place of the init method; needs rank and world size
-  Duration join_timeout = std::chrono::minutes(30);  ///< until all workers have come; init_rpc throws naming those that have not
+  std::shared_ptr<store::Store> store =
+      nullptr;  ///< in place of the init method; needs rank and world size
+  Duration join_timeout = std::chrono::minutes(
+      30);  ///< until all workers have come; init_rpc throws naming those that have not
 };
-/// Joins the workers of the job as `name`; blocks until all have. Names are unique (letters, digits, '_', '-', ':'; at most 128), else
-/// every worker throws DistError naming those that took the same. A second call without shutdown throws. Starts RPC only: no process group.
+/// Joins the workers of the job as `name`; blocks until all have. Names are unique (letters,
+/// digits, '_', '-', ':'; at most 128), else every worker throws DistError naming those that took
+/// the same. A second call without shutdown throws. Starts RPC only: no process group.
 void init_rpc(const std::string& name, const InitRpcOptions& options = {});
 /// Joins over a fabric that stands already (tests, simulations). `names[rank]`.
-void init_rpc_on(std::unique_ptr<transport::Fabric> fabric, const std::vector<std::string>& names, const RpcBackendOptions& options = {});
+void init_rpc_on(std::unique_ptr<transport::Fabric> fabric, const std::vector<std::string>& names,
+                 const RpcBackendOptions& options = {});
 bool is_initialized();
-/// What the layers above (references, autograd) do with every agent before it starts: install their handlers, observer and drains. Add
-/// before the first init_rpc.
+/// What the layers above (references, autograd) do with every agent before it starts: install their
+/// handlers, observer and drains. Add before the first init_rpc.
 std::vector<std::function<void(Agent&)>>& extensions();
 
-/// Ends RPC of this worker. Graceful: waits until all workers have called it and nothing is under way anywhere; at the timeout (zero:
-/// never) throws naming the workers that it waits for. Otherwise ends at once: what is under way fails, here and for those who wait for it.
+/// Ends RPC of this worker. Graceful: waits until all workers have called it and nothing is under
+/// way anywhere; at the timeout (zero: never) throws naming the workers that it waits for.
+/// Otherwise ends at once: what is under way fails, here and for those who wait for it.
 void shutdown(bool graceful = true, Duration timeout = Duration::zero());
 
 /// Of this worker.
@@ -123,7 +130,8 @@ void set_rpc_timeout(Duration timeout);
 namespace detail {
 
 template <class... A>
-Agent::Call make_call(const Agent& agent, const To& to, std::string name, const CallOptions& options, const A&... arguments) {
+Agent::Call make_call(const Agent& agent, const To& to, std::string name,
+                      const CallOptions& options, const A&... arguments) {
   Agent::Call call;
   call.to = agent.worker(to).id();
   call.name = std::move(name);
@@ -142,7 +150,8 @@ R call_and_wait(const To& to, std::string name, const CallOptions& options, cons
 }
 
 template <class R, class... A>
-Future<R> call_later(const To& to, std::string name, const CallOptions& options, const A&... arguments) {
+Future<R> call_later(const To& to, std::string name, const CallOptions& options,
+                     const A&... arguments) {
   const auto agent = current_agent("rpc_async");
   auto state = std::make_shared<FutureState<R>>(agent);
   auto call = make_call(*agent, to, name, options, arguments...);
@@ -176,8 +185,8 @@ struct Unwrapped<Future<T>> {
 
 }  // namespace detail
 
-/// Runs the function registered as `name` (or torch's operator) on worker `to` and returns its result, or throws what it threw. R: the
-/// result's type; void takes any result and drops it.
+/// Runs the function registered as `name` (or torch's operator) on worker `to` and returns its
+/// result, or throws what it threw. R: the result's type; void takes any result and drops it.
 template <class R = void, class... A>
 R rpc_sync(const To& to, std::string name, const A&... arguments) {
   return detail::call_and_wait<R>(to, std::move(name), CallOptions{}, arguments...);
@@ -186,25 +195,29 @@ template <class R = void, class... A>
 R rpc_sync(const To& to, std::string name, const CallOptions& options, const A&... arguments) {
   return detail::call_and_wait<R>(to, std::move(name), options, arguments...);
 }
-/// The same without waiting. Arguments are read before it returns: later changes to them do not show.
+/// The same without waiting. Arguments are read before it returns: later changes to them do not
+/// show.
 template <class R = void, class... A>
 Future<R> rpc_async(const To& to, std::string name, const A&... arguments) {
   return detail::call_later<R>(to, std::move(name), CallOptions{}, arguments...);
 }
 template <class R = void, class... A>
-Future<R> rpc_async(const To& to, std::string name, const CallOptions& options, const A&... arguments) {
+Future<R> rpc_async(const To& to, std::string name, const CallOptions& options,
+                    const A&... arguments) {
   return detail::call_later<R>(to, std::move(name), options, arguments...);
 }
 
-/// The same by a plain function that was registered, here and there, under one name: arguments are converted to its parameters' types
-/// before they leave.
+/// The same by a plain function that was registered, here and there, under one name: arguments are
+/// converted to its parameters' types before they leave.
 template <class R, class... P>
-auto rpc_sync(const To& to, R (*function)(P...), const std::type_identity_t<detail::Carried<P>>&... arguments) {
+auto rpc_sync(const To& to, R (*function)(P...),
+              const std::type_identity_t<detail::Carried<P>>&... arguments) {
   return detail::call_and_wait<typename detail::Unwrapped<std::remove_cvref_t<R>>::Type>(
       to, name_of_function(reinterpret_cast<const void*>(function)), CallOptions{}, arguments...);
 }
 template <class R, class... P>
-auto rpc_async(const To& to, R (*function)(P...), const std::type_identity_t<detail::Carried<P>>&... arguments) {
+auto rpc_async(const To& to, R (*function)(P...),
+               const std::type_identity_t<detail::Carried<P>>&... arguments) {
   return detail::call_later<typename detail::Unwrapped<std::remove_cvref_t<R>>::Type>(
       to, name_of_function(reinterpret_cast<const void*>(function)), CallOptions{}, arguments...);
 }

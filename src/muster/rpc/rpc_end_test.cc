@@ -1,4 +1,5 @@
-// How RPC ends: in good order, at once, and where workers die or break the protocol; backends and options.
+// How RPC ends: in good order, at once, and where workers die or break the protocol; backends and
+// options.
 #include "muster/rpc/rpc.h"
 
 #include <barrier>
@@ -16,7 +17,8 @@ using namespace testing;
 using muster::testing::kMemoryTells;
 using muster::testing::memory_in_use;
 
-// ---- N4: the end -----------------------------------------------------------------------------------------------------
+// ---- N4: the end
+// -----------------------------------------------------------------------------------------------------
 
 // spec: N4 `shutdown(graceful=True)` drains user references and waits for all
 TEST(Rpc, GracefulShutdownWaitsForWhatIsUnderWay) {
@@ -24,7 +26,8 @@ TEST(Rpc, GracefulShutdownWaitsForWhatIsUnderWay) {
   Workers workers(3);
   workers.run([&](int rank) {
     if (rank != 2) return;
-    // The others are in their shutdown already, and still serve; nobody waits for these answers but shutdown.
+    // The others are in their shutdown already, and still serve; nobody waits for these answers but
+    // shutdown.
     const int gate = next_gate++;
     const auto future = rpc_async<int>(0, "wait_at", gate);
     future.then([&](const Future<int>&) { ++ended; });
@@ -43,7 +46,8 @@ TEST(Rpc, ShutdownNamesTheWorkerItWaitsFor) {
   Workers workers(3);
   workers.run([&](int rank) {
     if (rank != 1) {
-      const auto text = message_of<DistError>([&] { shutdown(true, std::chrono::milliseconds(rank == 0 ? 300 : 150)); });
+      const auto text = message_of<DistError>(
+          [&] { shutdown(true, std::chrono::milliseconds(rank == 0 ? 300 : 150)); });
       EXPECT_HAS(text, "still waits for worker 'worker1' (rank 1), which has not called shutdown");
     }
     done.arrive_and_wait();
@@ -61,12 +65,15 @@ TEST(Rpc, AnUngracefulEndFailsWhatIsUnderWay) {
       const auto future = rpc_async<int>(1, "later", gate);
       rpc_sync(1, "nothing");
       called.release();
-      EXPECT_HAS(message_of<DistError>([&] { future.wait(); }), "the call of 'later' on worker 'worker1' (rank 1) has failed");
-      EXPECT_HAS(message_of<DistError>([&] { rpc_sync(1, "nothing"); }), "worker 'worker1' (rank 1) has failed");
+      EXPECT_HAS(message_of<DistError>([&] { future.wait(); }),
+                 "the call of 'later' on worker 'worker1' (rank 1) has failed");
+      EXPECT_HAS(message_of<DistError>([&] { rpc_sync(1, "nothing"); }),
+                 "worker 'worker1' (rank 1) has failed");
       const auto own = rpc_async<int>(0, "later", gate);
       shutdown(false);
       EXPECT_HAS(message_of<DistError>([&] { own.wait(); }), "RPC of worker 'worker0' has ended");
-      EXPECT_HAS(message_of<DistError>([&] { rpc_sync(1, "nothing"); }), "before init_rpc (or after shutdown)");
+      EXPECT_HAS(message_of<DistError>([&] { rpc_sync(1, "nothing"); }),
+                 "before init_rpc (or after shutdown)");
     } else {
       called.acquire();
       shutdown(false);
@@ -74,7 +81,8 @@ TEST(Rpc, AnUngracefulEndFailsWhatIsUnderWay) {
   });
 }
 
-// ---- N6: failures ----------------------------------------------------------------------------------------------------
+// ---- N6: failures
+// ----------------------------------------------------------------------------------------------------
 
 // spec: N6 pipes open when first needed; a failed peer closes only its own
 TEST(Rpc, ADeadWorkerFailsExactlyItsCalls) {
@@ -91,7 +99,8 @@ TEST(Rpc, ADeadWorkerFailsExactlyItsCalls) {
     }
     const auto doomed = rpc_async<int>(3, "wait_at", gate);
     const auto spared = rpc_async<int>((rank + 1) % 3, "later", gate);
-    EXPECT_HAS(message_of<DistBackendError>([&] { doomed.wait(); }), "the call of 'wait_at' on worker 'worker3' (rank 3) has failed");
+    EXPECT_HAS(message_of<DistBackendError>([&] { doomed.wait(); }),
+               "the call of 'wait_at' on worker 'worker3' (rank 3) has failed");
     try {
       rpc_sync(3, "nothing");
       ADD_FAILURE();
@@ -122,7 +131,8 @@ TEST(Rpc, AWorkerThatBreaksTheProtocolIsLostAloneAndNamed) {
     if (rank == 0) {
       const auto agent = current_agent("test");
       EXPECT_TRUE(agent->wait([&] { return !agent->lost(2).ok(); }, steady_clock().now() + kSoon));
-      EXPECT_HAS(message_of<DistError>([&] { rpc_sync(2, "nothing"); }), "a message that is not one of muster's calls");
+      EXPECT_HAS(message_of<DistError>([&] { rpc_sync(2, "nothing"); }),
+                 "a message that is not one of muster's calls");
       EXPECT_EQ(rpc_sync<std::string>(1, "whose", ""), "worker1");
     }
     all.arrive_and_wait();
@@ -130,7 +140,8 @@ TEST(Rpc, AWorkerThatBreaksTheProtocolIsLostAloneAndNamed) {
   });
 }
 
-// spec: N3 lying lengths: what a message promises costs no memory before it comes, and harms no other call
+// spec: N3 lying lengths: what a message promises costs no memory before it comes, and harms no
+// other call
 TEST(Rpc, WhatAPeerPromisesTakesNoMemory) {
   Workers workers(2);
   std::barrier both(2);
@@ -150,7 +161,8 @@ TEST(Rpc, WhatAPeerPromisesTakesNoMemory) {
       const auto promise = [&](Head head, std::size_t payload) {
         head.first_tag = 1 << 20;
         const std::string nothing;  // what travels apart is not looked at
-        const auto message = encode(std::move(head), ConstBytes(as_bytes(nothing).data(), payload), std::vector<ConstBytes>(1));
+        const auto message = encode(std::move(head), ConstBytes(as_bytes(nothing).data(), payload),
+                                    std::vector<ConstBytes>(1));
         const auto sent = agent->fabric().agreements().send(0, 0, as_bytes(message.head), {});
         EXPECT_TRUE(agent->wait([&] { return sent->done(); }, steady_clock().now() + kSoon));
       };
@@ -192,7 +204,8 @@ TEST(Rpc, CancelledCallsThatHaveNotBegunNeverRun) {
         const auto agent = current_agent("test");
         std::vector<Future<int>> given_up;
         for (int i = 0; i < 10; ++i)
-          given_up.push_back(rpc_async<int>(1, "wait_at", CallOptions{.timeout = std::chrono::milliseconds(50)}, gate));
+          given_up.push_back(rpc_async<int>(
+              1, "wait_at", CallOptions{.timeout = std::chrono::milliseconds(50)}, gate));
         for (const auto& future : given_up) EXPECT_THROW(future.wait(), DistBackendError);
         rpc_sync(1, "nothing");  // what was said before has arrived
         gates.at(gate).set_value(1);
@@ -216,7 +229,8 @@ TEST(Rpc, BackendsAreRegisteredByName) {
     asked = request.name;
     return Agent::create(workers.fabric(0), {request.name}, {});
   });
-  EXPECT_HAS(message_of<DistError>([] { register_backend("Ours", {}); }), "an RPC backend 'OURS' already");
+  EXPECT_HAS(message_of<DistError>([] { register_backend("Ours", {}); }),
+             "an RPC backend 'OURS' already");
   const RpcScope::Binding binding(std::make_shared<RpcScope>());
   init_rpc("solo", {.backend = ours, .rank = 0, .world_size = 1});
   EXPECT_EQ(asked, "solo");
@@ -224,8 +238,9 @@ TEST(Rpc, BackendsAreRegisteredByName) {
   shutdown(true, kSoon);
 }
 
-// spec: N5 `RpcBackendOptions(num_worker_threads=16, rpc_timeout=60, init_method, device_maps, devices)`, `set_device_map` (cumulative),
-// `set_devices` spec: N13 map keys take int, text or device; devices default from device_maps
+// spec: N5 `RpcBackendOptions(num_worker_threads=16, rpc_timeout=60, init_method, device_maps,
+// devices)`, `set_device_map` (cumulative), `set_devices` spec: N13 map keys take int, text or
+// device; devices default from device_maps
 TEST(RpcOptions, DefaultsAndDeviceMaps) {
   TensorPipeRpcBackendOptions options;
   EXPECT_EQ(options.num_worker_threads, 16);
@@ -236,12 +251,22 @@ TEST(RpcOptions, DefaultsAndDeviceMaps) {
   options.set_device_map("worker2", {{"cpu", "cuda:0"}});
   ASSERT_EQ(options.device_maps.at("worker1").size(), 2U);
   EXPECT_EQ(options.device_maps.at("worker1").at(1).device().str(), "cuda:2");
-  EXPECT_HAS(message_of<DistError>([&] { options.set_device_map("worker1", {{0, 3}}); }), "takes cuda:0 to cuda:1 and to cuda:3");
-  EXPECT_HAS(message_of<DistError>([&] { options.set_device_map("worker1", {{5, 2}}); }), "it must be one to one");
-  EXPECT_HAS(message_of<DistError>([&] { options.set_device_map("worker1", {{"gpu", 2}}); }), "'gpu' is no device");
+  EXPECT_HAS(message_of<DistError>([&] {
+               options.set_device_map("worker1", {{0, 3}});
+             }),
+             "takes cuda:0 to cuda:1 and to cuda:3");
+  EXPECT_HAS(message_of<DistError>([&] {
+               options.set_device_map("worker1", {{5, 2}});
+             }),
+             "it must be one to one");
+  EXPECT_HAS(message_of<DistError>([&] {
+               options.set_device_map("worker1", {{"gpu", 2}});
+             }),
+             "'gpu' is no device");
   check_options(options);
   options.set_devices({0});
-  EXPECT_HAS(message_of<DistError>([&] { check_options(options); }), "names cuda:1, which is not among `devices`");
+  EXPECT_HAS(message_of<DistError>([&] { check_options(options); }),
+             "names cuda:1, which is not among `devices`");
   EXPECT_HAS(message_of<DistError>([&] { options.set_devices({"cpu"}); }), "cpu is none");
   options.num_worker_threads = 0;
   EXPECT_HAS(message_of<DistError>([&] { check_options(options); }), "num_worker_threads is 0");

@@ -28,11 +28,13 @@ constexpr Duration kSoon = std::chrono::seconds(60);
 std::string name_of(int rank) { return "worker" + std::to_string(rank); }
 
 /// Body of one process: joins, does its part, and says what went wrong.
-std::string as_worker(const std::string& where, int rank, int count, const std::function<std::string()>& body,
-                      RpcBackendOptions options = {}) {
+std::string as_worker(const std::string& where, int rank, int count,
+                      const std::function<std::string()>& body, RpcBackendOptions options = {}) {
   try {
     options.init_method = where;
-    init_rpc(name_of(rank), {.rank = rank, .world_size = count, .rpc_backend_options = options, .join_timeout = kSoon});
+    init_rpc(
+        name_of(rank),
+        {.rank = rank, .world_size = count, .rpc_backend_options = options, .join_timeout = kSoon});
     auto report = body();
     if (is_initialized()) shutdown(true, kSoon);
     return report;
@@ -52,7 +54,8 @@ std::string error_of(Call call) {
   return "no error";
 }
 
-#define EXPECT_HAS(text, part) EXPECT_NE(std::string(text).find(part), std::string::npos) << "in: " << (text)
+#define EXPECT_HAS(text, part) \
+  EXPECT_NE(std::string(text).find(part), std::string::npos) << "in: " << (text)
 
 TEST(RpcProcess, CallsOverSharedMemoryAndOverSockets) {
   for (const bool sockets : {false, true}) {
@@ -69,14 +72,17 @@ TEST(RpcProcess, CallsOverSharedMemoryAndOverSockets) {
               for (int to = 0; to < 3; ++to) {
                 if (!torch::equal(rpc_sync<at::Tensor>(to, "twice", tensor), tensor * 2))
                   return "another result of " + std::to_string(elements);
-                if (!torch::equal(rpc_async<at::Tensor>(name_of(to), "aten::mul", tensor, 2).wait(), tensor * 2)) return "another product";
+                if (!torch::equal(rpc_async<at::Tensor>(name_of(to), "aten::mul", tensor, 2).wait(),
+                                  tensor * 2))
+                  return "another product";
               }
             }
             return "good";
           },
           options);
     });
-    for (const RankEnd& end : job.join(kLimit)) EXPECT_EQ(end.report, "good") << "over " << (sockets ? "sockets" : "shared memory");
+    for (const RankEnd& end : job.join(kLimit))
+      EXPECT_EQ(end.report, "good") << "over " << (sockets ? "sockets" : "shared memory");
   }
 }
 
@@ -143,7 +149,8 @@ TEST(RpcProcess, AWrongSecretIsRefused) {
   SharedCounter refused;
   RankProcesses job(2, [&](int rank) {
     ::setenv("MUSTER_SECRET", rank == 0 ? "the secret of this job" : "some other job's words", 1);
-    const auto report = as_worker("tcp://127.0.0.1:" + std::to_string(port), rank, 2, [] { return std::string("joined"); });
+    const auto report = as_worker("tcp://127.0.0.1:" + std::to_string(port), rank, 2,
+                                  [] { return std::string("joined"); });
     refused.add(rank);
     return report;
   });
@@ -154,9 +161,11 @@ TEST(RpcProcess, AWrongSecretIsRefused) {
   EXPECT_HAS(ends[1].report, "secret");
 }
 
-// ---- many calls ------------------------------------------------------------------------------------------------------
+// ---- many calls
+// ------------------------------------------------------------------------------------------------------
 
-/// Calls of random sizes and kinds to one worker. What comes back is compared with what was sent; the first difference is kept.
+/// Calls of random sizes and kinds to one worker. What comes back is compared with what was sent;
+/// the first difference is kept.
 class RandomCalls {
  public:
   RandomCalls(int to, std::uint64_t seed) : to_(to), random_(seed) {}
@@ -185,14 +194,17 @@ class RandomCalls {
     // Mostly within one message, some in pieces, a few of megabytes.
     const auto dice = below(2000);
     const auto elements = dice == 0 ? below(2000000) : dice < 80 ? below(150000) : below(40);
-    return {torch::full({elements}, static_cast<double>(++number_)), std::string(static_cast<std::size_t>(below(60)), 'x')};
+    return {torch::full({elements}, static_cast<double>(++number_)),
+            std::string(static_cast<std::size_t>(below(60)), 'x')};
   }
   template <class Get>
   void check(const Sent& sent, Get get) {
     try {
-      if (!torch::equal(get(), sent.tensor) || sent.throws()) wrong_ = "another result of call " + std::to_string(number_);
+      if (!torch::equal(get(), sent.tensor) || sent.throws())
+        wrong_ = "another result of call " + std::to_string(number_);
     } catch (const std::out_of_range& error) {
-      if (!sent.throws() || std::string(error.what()).find(sent.text) == std::string::npos) wrong_ = error.what();
+      if (!sent.throws() || std::string(error.what()).find(sent.text) == std::string::npos)
+        wrong_ = error.what();
     }
   }
   void one() {
@@ -229,13 +241,17 @@ void call_both_ways(bool sockets, int calls) {
     return as_worker(
         "file://" + folder.file("meet"), rank, 2,
         [&]() -> std::string {
-          RandomCalls random(1 - rank, muster::testing::test_seed() + static_cast<std::uint64_t>(rank));
+          RandomCalls random(1 - rank,
+                             muster::testing::test_seed() + static_cast<std::uint64_t>(rank));
           if (auto wrong = random.play(200 + calls / 20); !wrong.empty()) return wrong;
           const auto before = muster::testing::memory_in_use();
           if (auto wrong = random.play(calls); !wrong.empty()) return wrong;
           const auto after = muster::testing::memory_in_use();
-          const auto grown = [](std::size_t now, std::size_t then) { return now > then + (32U << 20); };
-          if (muster::testing::kMemoryTells && (grown(after.own, before.own) || grown(after.shared, before.shared)))
+          const auto grown = [](std::size_t now, std::size_t then) {
+            return now > then + (32U << 20);
+          };
+          if (muster::testing::kMemoryTells &&
+              (grown(after.own, before.own) || grown(after.shared, before.shared)))
             return "grew from " + std::to_string((before.own + before.shared) >> 20) + " to " +
                    std::to_string((after.own + after.shared) >> 20) + " MiB";
           return "flat";

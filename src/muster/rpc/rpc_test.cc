@@ -11,7 +11,8 @@ namespace {
 
 using namespace testing;
 
-// ---- N1, N5, N10, N11, N14 -------------------------------------------------------------------------------------------
+// ---- N1, N5, N10, N11, N14
+// -------------------------------------------------------------------------------------------
 
 // spec: N1 blocks until all joined; names are unique
 TEST(Rpc, InitJoinsAllOverAStoreAndNamesAreUnique) {
@@ -23,9 +24,11 @@ TEST(Rpc, InitJoinsAllOverAStoreAndNamesAreUnique) {
       EXPECT_FALSE(is_initialized());
       init_rpc("w" + std::to_string(rank), {.rank = rank, .world_size = 3, .store = store});
       EXPECT_TRUE(is_initialized());
-      const auto text = message_of<DistError>([&] { init_rpc("again", {.rank = rank, .world_size = 3, .store = store}); });
+      const auto text = message_of<DistError>(
+          [&] { init_rpc("again", {.rank = rank, .world_size = 3, .store = store}); });
       EXPECT_HAS(text, "called twice on worker 'w");
-      EXPECT_EQ(rpc_sync<std::string>("w" + std::to_string((rank + 1) % 3), "whose", ""), "w" + std::to_string((rank + 1) % 3));
+      EXPECT_EQ(rpc_sync<std::string>("w" + std::to_string((rank + 1) % 3), "whose", ""),
+                "w" + std::to_string((rank + 1) % 3));
       shutdown(true, kSoon);
       EXPECT_FALSE(is_initialized());
     });
@@ -40,8 +43,9 @@ TEST(Rpc, TheSameNameTwiceThrowsOnAll) {
   for (int rank = 0; rank < 3; ++rank) {
     threads.emplace_back([&, rank] {
       const RpcScope::Binding binding(std::make_shared<RpcScope>());
-      const auto text =
-          message_of<DistError>([&] { init_rpc(rank == 1 ? "only" : "twin", {.rank = rank, .world_size = 3, .store = store}); });
+      const auto text = message_of<DistError>([&] {
+        init_rpc(rank == 1 ? "only" : "twin", {.rank = rank, .world_size = 3, .store = store});
+      });
       EXPECT_HAS(text, "ranks 0 and 2 both call themselves 'twin'");
     });
   }
@@ -65,12 +69,14 @@ TEST(Rpc, WorkersKnowEachOther) {
 
 // spec: N14 init_rpc starts RPC only
 TEST(Rpc, CallsBeforeInitSayWhatToDo) {
-  EXPECT_HAS(message_of<DistError>([] { rpc_sync("worker0", "nothing"); }), "rpc_sync was called before init_rpc");
+  EXPECT_HAS(message_of<DistError>([] { rpc_sync("worker0", "nothing"); }),
+             "rpc_sync was called before init_rpc");
   EXPECT_HAS(message_of<DistError>([] { shutdown(); }), "shutdown was called before init_rpc");
   EXPECT_FALSE(is_initialized());
 }
 
-// ---- N2, N10: calls --------------------------------------------------------------------------------------------------
+// ---- N2, N10: calls
+// --------------------------------------------------------------------------------------------------
 
 // spec: N2 rpc_sync, rpc_async (to: name, rank or WorkerInfo)
 // spec: N10 rpc_sync, rpc_async, remote: (to, func, args=None, kwargs=None, timeout=-1.0), seconds
@@ -80,7 +86,8 @@ TEST(Rpc, CallsByNameRankAndInfo) {
     const auto twos = rpc_sync<at::Tensor>(Workers::name(other), "scale", torch::ones({2, 2}), 2);
     EXPECT_TRUE(torch::equal(twos, torch::full({2, 2}, 2.0)));
     EXPECT_EQ(rpc_sync<std::string>(other, "whose", "I am "), "I am " + Workers::name(other));
-    EXPECT_EQ(rpc_async<std::string>(get_worker_info(other), "whose", "").wait(), Workers::name(other));
+    EXPECT_EQ(rpc_async<std::string>(get_worker_info(other), "whose", "").wait(),
+              Workers::name(other));
     // To oneself as to others.
     EXPECT_EQ(rpc_sync<std::string>(rank, "whose", ""), Workers::name(rank));
     // By the function itself; what it takes decides the types.
@@ -96,15 +103,21 @@ TEST(Rpc, CallsByNameRankAndInfo) {
 TEST(Rpc, TorchsOperatorsByName) {
   on_workers(2, [](int rank) {
     const int other = 1 - rank;
-    EXPECT_TRUE(torch::equal(rpc_sync<at::Tensor>(other, "aten::add", torch::ones({2}), 3), torch::full({2}, 4.0)));
-    EXPECT_TRUE(torch::equal(rpc_sync<at::Tensor>(other, "aten::add", torch::ones({2}), torch::ones({2})), torch::full({2}, 2.0)));
+    EXPECT_TRUE(torch::equal(rpc_sync<at::Tensor>(other, "aten::add", torch::ones({2}), 3),
+                             torch::full({2}, 4.0)));
+    EXPECT_TRUE(
+        torch::equal(rpc_sync<at::Tensor>(other, "aten::add", torch::ones({2}), torch::ones({2})),
+                     torch::full({2}, 2.0)));
     const auto large = torch::arange(100000, torch::kFloat);
     EXPECT_TRUE(torch::equal(rpc_sync<at::Tensor>(other, "aten::mul", large, 2), large * 2));
     EXPECT_TRUE(torch::equal(rpc_sync<at::Tensor>(other, "aten::sum", large), large.sum()));
-    EXPECT_EQ(rpc_sync<std::vector<at::Tensor>>(other, "aten::split", torch::ones({6}), 2).size(), 3U);
-    EXPECT_HAS(message_of<DistError>([&] { rpc_sync<at::Tensor>(other, "aten::add", "text"); }), "no overload of 'aten::add'");
-    EXPECT_HAS(message_of<DistError>([&] { rpc_sync<at::Tensor>(other, "aten::no_such_thing", 1); }),
-               "there is no function 'aten::no_such_thing'");
+    EXPECT_EQ(rpc_sync<std::vector<at::Tensor>>(other, "aten::split", torch::ones({6}), 2).size(),
+              3U);
+    EXPECT_HAS(message_of<DistError>([&] { rpc_sync<at::Tensor>(other, "aten::add", "text"); }),
+               "no overload of 'aten::add'");
+    EXPECT_HAS(
+        message_of<DistError>([&] { rpc_sync<at::Tensor>(other, "aten::no_such_thing", 1); }),
+        "there is no function 'aten::no_such_thing'");
   });
 }
 
@@ -116,9 +129,11 @@ TEST(Rpc, OperatorsThatDoMoreThanComputeMustBeAllowed) {
         [&] { rpc_sync<at::Tensor>(other, "aten::from_file", "/etc/hostname", true, 8); });
     EXPECT_HAS(refusal, "'aten::from_file' is not among the operators that other workers may call");
     EXPECT_HAS(refusal, "allow_operator(\"aten::from_file\")");
-    for (const char* name : {"aten::empty_like", "aten::set_", "aten::threshold_backward", "mkl::_mkl_linear"})
-      EXPECT_HAS(message_of<DistError>([&] { rpc_sync<at::Tensor>(other, name, torch::ones({1})); }),
-                 "is not among the operators");
+    for (const char* name :
+         {"aten::empty_like", "aten::set_", "aten::threshold_backward", "mkl::_mkl_linear"})
+      EXPECT_HAS(
+          message_of<DistError>([&] { rpc_sync<at::Tensor>(other, name, torch::ones({1})); }),
+          "is not among the operators");
     EXPECT_EQ(rpc_sync<at::Tensor>(other, "aten::add_", torch::ones({1}), 1).item<float>(), 2.0F);
   });
   allow_operator("aten::special_softmax");  // allowed already: nothing changes
@@ -143,7 +158,8 @@ TEST(Rpc, ObjectsOfAnyTypeTravel) {
     std::vector<at::Tensor> many;
     for (int i = 0; i < 1500; ++i) many.push_back(torch::full({i % 3 + 1}, 1.0));
     EXPECT_EQ(rpc_sync<at::Tensor>(1 - rank, "sum_of", many).item<float>(), 3000.0);
-    EXPECT_EQ(rpc_sync<std::string>(1 - rank, "whose", std::string(1 << 20, 'x')).size(), (1U << 20) + 7);
+    EXPECT_EQ(rpc_sync<std::string>(1 - rank, "whose", std::string(1 << 20, 'x')).size(),
+              (1U << 20) + 7);
   });
 }
 
@@ -151,7 +167,9 @@ TEST(Rpc, ObjectsOfAnyTypeTravel) {
 TEST(Rpc, ExceptionsComeBackWithTypeTextAndWorker) {
   on_workers(2, [](int rank) {
     const int other = 1 - rank;
-    const auto calls = [&](int kind) { return [other, kind] { rpc_sync<int>(other, "fail_with", kind); }; };
+    const auto calls = [&](int kind) {
+      return [other, kind] { rpc_sync<int>(other, "fail_with", kind); };
+    };
     const auto text = message_of<std::out_of_range>(calls(0));
     EXPECT_HAS(text, "on worker '" + Workers::name(other) + "' (rank " + std::to_string(other) +
                          "), in 'fail_with': std::out_of_range: no such row");
@@ -182,14 +200,17 @@ TEST(Rpc, ExceptionsComeBackWithTypeTextAndWorker) {
 TEST(Rpc, WrongArgumentsSayWhich) {
   on_workers(2, [](int rank) {
     const int other = 1 - rank;
-    EXPECT_HAS(message_of<std::runtime_error>([&] { rpc_sync<at::Tensor>(other, "scale", torch::ones({2}), "two"); }),
+    EXPECT_HAS(message_of<std::runtime_error>(
+                   [&] { rpc_sync<at::Tensor>(other, "scale", torch::ones({2}), "two"); }),
                "argument 2 of 'scale' is wanted as double; std::string was given");
-    EXPECT_HAS(message_of<std::runtime_error>([&] { rpc_sync<at::Tensor>(other, "scale", torch::ones({2})); }),
+    EXPECT_HAS(message_of<std::runtime_error>(
+                   [&] { rpc_sync<at::Tensor>(other, "scale", torch::ones({2})); }),
                "'scale' takes 2 arguments; 1 were given");
     EXPECT_HAS(message_of<std::runtime_error>([&] { rpc_sync(other, "add_at_once", 1, 2.5); }),
                "argument 2 of 'add_at_once' is wanted as long");
-    EXPECT_HAS(message_of<std::runtime_error>([&] { rpc_sync<at::Tensor>(other, "add_at_once", 1, 2); }),
-               "the result of 'add_at_once' is wanted as at::Tensor");
+    EXPECT_HAS(
+        message_of<std::runtime_error>([&] { rpc_sync<at::Tensor>(other, "add_at_once", 1, 2); }),
+        "the result of 'add_at_once' is wanted as at::Tensor");
     EXPECT_HAS(message_of<DistError>([&] { rpc_sync(other, "no_such_function"); }),
                "there is no function 'no_such_function' there; registered are ");
   });
@@ -203,19 +224,27 @@ TEST(Rpc, TimeoutsNameWorkerAndFunction) {
     EXPECT_EQ(get_rpc_timeout(), kDefaultRpcTimeout);
     const int gate = next_gate++;
     const CallOptions brief{.timeout = std::chrono::milliseconds(30)};
-    const auto text = message_of<DistBackendError>([&] { rpc_sync<int>(1, "wait_at", brief, gate); });
-    EXPECT_HAS(text, "the call of 'wait_at' on worker 'worker1' (rank 1) had no answer within its timeout of 30 ms");
+    const auto text =
+        message_of<DistBackendError>([&] { rpc_sync<int>(1, "wait_at", brief, gate); });
+    EXPECT_HAS(text,
+               "the call of 'wait_at' on worker 'worker1' (rank 1) had no answer within its "
+               "timeout of 30 ms");
     const auto future = rpc_async<int>(1, "wait_at", brief, gate);
-    EXPECT_HAS(message_of<DistBackendError>([&] { future.wait(); }), "no answer within its timeout of 30 ms");
+    EXPECT_HAS(message_of<DistBackendError>([&] { future.wait(); }),
+               "no answer within its timeout of 30 ms");
     // The default that was set goes for calls that say none; zero means never.
     set_rpc_timeout(std::chrono::milliseconds(40));
-    EXPECT_HAS(message_of<DistBackendError>([&] { rpc_sync<int>(1, "wait_at", gate); }), "timeout of 40 ms");
-    const auto patient = rpc_async<int>(1, "wait_at", CallOptions{.timeout = Duration::zero()}, gate);
+    EXPECT_HAS(message_of<DistBackendError>([&] { rpc_sync<int>(1, "wait_at", gate); }),
+               "timeout of 40 ms");
+    const auto patient =
+        rpc_async<int>(1, "wait_at", CallOptions{.timeout = Duration::zero()}, gate);
     EXPECT_FALSE(patient.wait_until(steady_clock().now() + std::chrono::milliseconds(80)));
     set_rpc_timeout(kSoon);
     gates.at(gate).set_value(5);
     EXPECT_EQ(patient.wait(), 5);
-    EXPECT_HAS(message_of<DistError>([&] { rpc_sync(1, "nothing", CallOptions{.timeout = Duration(-1)}); }), "must not be negative");
+    EXPECT_HAS(message_of<DistError>(
+                   [&] { rpc_sync(1, "nothing", CallOptions{.timeout = Duration(-1)}); }),
+               "must not be negative");
   });
 }
 
@@ -232,9 +261,11 @@ TEST(Rpc, ManyThreadsCallAtOnceInBothDirections) {
           const int to = (rank + i + t) % 3;
           const auto number = static_cast<std::int64_t>(1000 * t + i);
           EXPECT_EQ(rpc_sync<std::int64_t>(to, "add_at_once", number, 1), number + 1);
-          futures.push_back(rpc_async<at::Tensor>(to, "scale", torch::full({i % 7 == 0 ? 5000 : 3}, static_cast<double>(i)), 2));
+          futures.push_back(rpc_async<at::Tensor>(
+              to, "scale", torch::full({i % 7 == 0 ? 5000 : 3}, static_cast<double>(i)), 2));
         }
-        for (int i = 0; i < 100; ++i) EXPECT_EQ(futures[static_cast<std::size_t>(i)].wait()[0].item<double>(), 2.0 * i);
+        for (int i = 0; i < 100; ++i)
+          EXPECT_EQ(futures[static_cast<std::size_t>(i)].wait()[0].item<double>(), 2.0 * i);
       });
     }
     for (auto& thread : threads) thread.join();
@@ -259,7 +290,8 @@ TEST(Rpc, AnswersComeInAnyOrder) {
 TEST(Rpc, NestedCallsComeThroughEveryWorker) {
   on_workers(3, [](int rank) {
     if (rank != 0) return;
-    EXPECT_EQ(rpc_sync<std::string>(1, "chain", 7), "worker1 worker2 worker0 worker1 worker2 worker0 worker1 worker2");
+    EXPECT_EQ(rpc_sync<std::string>(1, "chain", 7),
+              "worker1 worker2 worker0 worker1 worker2 worker0 worker1 worker2");
   });
 }
 
@@ -268,35 +300,38 @@ TEST(Rpc, FunctionsDoNotSeeTheSettingsOfWhoeverWaits) {
     const at::NoGradGuard no_grad;
     for (int i = 0; i < 20; ++i) EXPECT_TRUE(rpc_sync<bool>(1 - rank, "has_grad_mode"));
     auto ones = torch::ones({2}).set_requires_grad(true);
-    for (int i = 0; i < 20; ++i) EXPECT_TRUE(rpc_sync<at::Tensor>(1 - rank, "aten::mul", ones, 2).requires_grad());
+    for (int i = 0; i < 20; ++i)
+      EXPECT_TRUE(rpc_sync<at::Tensor>(1 - rank, "aten::mul", ones, 2).requires_grad());
   });
 }
 
-// ---- N3, N12: tensors ------------------------------------------------------------------------------------------------
+// ---- N3, N12: tensors
+// ------------------------------------------------------------------------------------------------
 
 // spec: N3 Tensors keep shape, stride and dtype
 TEST(Rpc, TensorsKeepShapeStrideAndType) {
   on_workers(2, [](int rank) {
     const auto base = torch::arange(60, torch::kFloat).view({3, 4, 5});
     const auto big = torch::arange(300000, torch::kDouble).view({300, 1000});
-    std::vector<at::Tensor> tensors{base,
-                                    base.transpose(0, 2),
-                                    base.permute({1, 2, 0}),
-                                    base.slice(2, 1, 4),
-                                    base.select(0, 1),
-                                    torch::ones({1}).expand({4, 3}),
-                                    torch::empty({0, 3}),
-                                    torch::tensor(3.5),
-                                    base[0][0][0],
-                                    big,
-                                    big.t(),
-                                    big.slice(1, 0, 10, 2),
-                                    base.as_strided({3, 2}, {1, 1}),
-                                    torch::complex(base, base).conj(),
-                                    torch::imag(torch::complex(base, base).conj()),
-                                    torch::ones({2, 3, 4, 5}).contiguous(at::MemoryFormat::ChannelsLast)};
-    for (const auto dtype :
-         {at::kBool, at::kByte, at::kChar, at::kShort, at::kInt, at::kLong, at::kHalf, at::kBFloat16, at::kDouble, at::kComplexFloat})
+    std::vector<at::Tensor> tensors{
+        base,
+        base.transpose(0, 2),
+        base.permute({1, 2, 0}),
+        base.slice(2, 1, 4),
+        base.select(0, 1),
+        torch::ones({1}).expand({4, 3}),
+        torch::empty({0, 3}),
+        torch::tensor(3.5),
+        base[0][0][0],
+        big,
+        big.t(),
+        big.slice(1, 0, 10, 2),
+        base.as_strided({3, 2}, {1, 1}),
+        torch::complex(base, base).conj(),
+        torch::imag(torch::complex(base, base).conj()),
+        torch::ones({2, 3, 4, 5}).contiguous(at::MemoryFormat::ChannelsLast)};
+    for (const auto dtype : {at::kBool, at::kByte, at::kChar, at::kShort, at::kInt, at::kLong,
+                             at::kHalf, at::kBFloat16, at::kDouble, at::kComplexFloat})
       tensors.push_back(torch::arange(6).to(dtype).view({2, 3}));
     for (const auto dtype : {at::kUInt16, at::kUInt32, at::kUInt64, at::kFloat8_e5m2})
       tensors.push_back(torch::ones({5}, at::kByte).view(at::kByte).to(dtype));
@@ -305,11 +340,14 @@ TEST(Rpc, TensorsKeepShapeStrideAndType) {
       EXPECT_EQ(back.sizes(), tensor.sizes());
       EXPECT_EQ(back.strides(), tensor.strides());
       EXPECT_EQ(back.scalar_type(), tensor.scalar_type());
-      const auto bytes = [](const at::Tensor& t) { return t.resolve_conj().resolve_neg().contiguous().flatten().view(at::kByte); };
+      const auto bytes = [](const at::Tensor& t) {
+        return t.resolve_conj().resolve_neg().contiguous().flatten().view(at::kByte);
+      };
       EXPECT_TRUE(torch::equal(bytes(back), bytes(tensor))) << tensor.sizes();
     }
     EXPECT_FALSE(rpc_sync<at::Tensor>(1 - rank, "echo", at::Tensor()).defined());
-    EXPECT_TRUE(rpc_sync<at::Tensor>(1 - rank, "echo", torch::ones({2}).set_requires_grad(true)).requires_grad());
+    EXPECT_TRUE(rpc_sync<at::Tensor>(1 - rank, "echo", torch::ones({2}).set_requires_grad(true))
+                    .requires_grad());
   });
 }
 
@@ -320,7 +358,9 @@ TEST(Rpc, TensorsOfOtherDevicesAreRefusedWithoutAMap) {
     const auto text = message_of<DistError>([&] { rpc_sync<at::Tensor>(1 - rank, "echo", there); });
     EXPECT_HAS(text, "a tensor on meta cannot go to worker '" + Workers::name(1 - rank) + "'");
     EXPECT_HAS(text, "set_device_map");
-    EXPECT_HAS(message_of<DistError>([&] { rpc_sync<at::Tensor>(1 - rank, "echo", torch::ones({2}).to_sparse()); }), "to_dense");
+    EXPECT_HAS(message_of<DistError>(
+                   [&] { rpc_sync<at::Tensor>(1 - rank, "echo", torch::ones({2}).to_sparse()); }),
+               "to_dense");
     rpc_sync(1 - rank, "nothing");  // the worker goes on
   });
 }
@@ -336,7 +376,9 @@ TEST(Rpc, ChangesAfterTheCallDoNotShow) {
         futures.push_back(rpc_async<at::Tensor>(1 - rank, "echo", tensor));
       }
       tensor.fill_(99);
-      for (int i = 0; i < 4; ++i) EXPECT_TRUE((futures[static_cast<std::size_t>(i)].wait() == i).all().item<bool>()) << elements;
+      for (int i = 0; i < 4; ++i)
+        EXPECT_TRUE((futures[static_cast<std::size_t>(i)].wait() == i).all().item<bool>())
+            << elements;
     }
   });
 }
@@ -358,7 +400,8 @@ TEST(Rpc, SmallCallsPassLargeOnes) {
   });
 }
 
-// ---- N8: async_execution ---------------------------------------------------------------------------------------------
+// ---- N8: async_execution
+// ---------------------------------------------------------------------------------------------
 
 // spec: N8 the callee returns a future and frees its thread
 TEST(Rpc, AFunctionThatReturnsAFutureFreesItsThread) {
@@ -368,8 +411,10 @@ TEST(Rpc, AFunctionThatReturnsAFutureFreesItsThread) {
       3,
       [](int rank) {
         if (rank != 0) return;
-        // Three workers with one thread each, and a chain that comes back to each of them three times.
-        EXPECT_EQ(rpc_sync<std::string>(1, "chain_later", 8), "worker1 worker2 worker0 worker1 worker2 worker0 worker1 worker2 worker0");
+        // Three workers with one thread each, and a chain that comes back to each of them three
+        // times.
+        EXPECT_EQ(rpc_sync<std::string>(1, "chain_later", 8),
+                  "worker1 worker2 worker0 worker1 worker2 worker0 worker1 worker2 worker0");
         const int gate = next_gate++;
         std::vector<Future<int>> waiting;
         for (int i = 0; i < 5; ++i) waiting.push_back(rpc_async<int>(1, "later", gate));

@@ -6,17 +6,21 @@ namespace muster::rpc::detail {
 
 std::int32_t owner_of(const RRefHandle& held) { return held.reference().rref.owner; }
 
-void empty_rref(std::string_view what) { throw DistError(std::string(what) + ": this RRef refers to nothing"); }
+void empty_rref(std::string_view what) {
+  throw DistError(std::string(what) + ": this RRef refers to nothing");
+}
 
 void wrong_kept_type(const std::type_info& kept, const std::type_info& wanted) {
-  throw DistError("this RRef refers to a value of type " + type_name(kept) + ", not " + type_name(wanted));
+  throw DistError("this RRef refers to a value of type " + type_name(kept) + ", not " +
+                  type_name(wanted));
 }
 
 const KeptValue& kept_value(const RRefHandle& held, std::string_view what, TimePoint deadline) {
   const auto agent = held.context().agent();
   if (!held.is_owner()) {
-    throw DistError(std::string(what) + " is for the owner of an RRef, worker '" + agent->worker(owner_of(held)).name() + "'; worker '" +
-                    agent->self().name() + "' can have a copy: to_here()");
+    throw DistError(std::string(what) + " is for the owner of an RRef, worker '" +
+                    agent->worker(owner_of(held)).name() + "'; worker '" + agent->self().name() +
+                    "' can have a copy: to_here()");
   }
   held.context().check(held);
   held.slot()->wait_until(deadline);

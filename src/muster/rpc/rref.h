@@ -1,12 +1,14 @@
 /// References to values on other workers: torch.distributed.rpc's RRef and remote.
 ///
-///     auto table = rpc::remote<at::Tensor>("ps", "make_table", 1000);      // runs there, stays there
-///     at::Tensor rows = rpc::rpc_sync<at::Tensor>("trainer", "lookup", table, indices);   // passed on: it stays alive
-///     at::Tensor copy = table.to_here();
+///     auto table = rpc::remote<at::Tensor>("ps", "make_table", 1000);      // runs there, stays
+///     there at::Tensor rows = rpc::rpc_sync<at::Tensor>("trainer", "lookup", table, indices);   //
+///     passed on: it stays alive at::Tensor copy = table.to_here();
 ///
-/// A value lives on its owner as long as any worker holds an RRef to it, or one is on its way in a call or an answer (rref_protocol.h says
-/// how). T is any type that a registered function returns; only to_here needs one that can travel. RRefs are handles: copies are cheap and
-/// refer to the same value. Thread-safe, the value itself as its type is. A worker's death fails the references to its values by name.
+/// A value lives on its owner as long as any worker holds an RRef to it, or one is on its way in a
+/// call or an answer (rref_protocol.h says how). T is any type that a registered function returns;
+/// only to_here needs one that can travel. RRefs are handles: copies are cheap and refer to the
+/// same value. Thread-safe, the value itself as its type is. A worker's death fails the references
+/// to its values by name.
 #pragma once
 
 #include <memory>
@@ -26,8 +28,10 @@ class RRef;
 
 namespace detail {
 
-/// The value behind `held`, on its owner, once it is made; throws what its making threw. `what`: the caller, for errors.
-const KeptValue& kept_value(const RRefHandle& held, std::string_view what, TimePoint deadline = TimePoint::max());
+/// The value behind `held`, on its owner, once it is made; throws what its making threw. `what`:
+/// the caller, for errors.
+const KeptValue& kept_value(const RRefHandle& held, std::string_view what,
+                            TimePoint deadline = TimePoint::max());
 [[noreturn]] void wrong_kept_type(const std::type_info& kept, const std::type_info& wanted);
 [[noreturn]] void empty_rref(std::string_view what);
 Answer fetch(const RRefHandle& held, const CallOptions& options);
@@ -48,41 +52,50 @@ class RRef {
  public:
   RRef() = default;  ///< refers to nothing
   /// A value of this worker.
-  explicit RRef(T value) : held_(RRefContext::of(*current_agent("RRef"))->keep_here(kept_of<T>(std::move(value)))) {}
+  explicit RRef(T value)
+      : held_(RRefContext::of(*current_agent("RRef"))->keep_here(kept_of<T>(std::move(value)))) {}
   explicit RRef(RRefHold held) : held_(std::move(held)) {}
 
   bool valid() const { return held_ != nullptr; }
   bool is_owner() const { return held("is_owner").is_owner(); }
-  WorkerInfo owner() const { return held("owner").context().agent()->worker(detail::owner_of(*held_)); }
+  WorkerInfo owner() const {
+    return held("owner").context().agent()->worker(detail::owner_of(*held_));
+  }
   std::string owner_name() const { return owner().name(); }
 
-  /// The value itself, on the owner; waits until it is made and throws what its making threw. Elsewhere throws DistError.
+  /// The value itself, on the owner; waits until it is made and throws what its making threw.
+  /// Elsewhere throws DistError.
   T& local_value() const {
     const KeptValue& kept = detail::kept_value(held("local_value"), "local_value");
     if (*kept.type != typeid(T)) detail::wrong_kept_type(*kept.type, typeid(T));
     return *std::static_pointer_cast<T>(kept.object);
   }
-  /// A copy of the value (on the owner: the value). Blocks; throws what its making threw. In a context of distributed autograd gradients
-  /// flow back through it.
+  /// A copy of the value (on the owner: the value). Blocks; throws what its making threw. In a
+  /// context of distributed autograd gradients flow back through it.
   T to_here(const CallOptions& options = {}) const {
-    static_assert(kTravels<T>, "values of this type cannot travel: call functions on them where they are (RRef::rpc_sync)");
+    static_assert(kTravels<T>,
+                  "values of this type cannot travel: call functions on them where they are "
+                  "(RRef::rpc_sync)");
     if (is_owner()) return local_value();
     Answer answer = detail::fetch(*held_, options);
     if (answer.error) std::rethrow_exception(answer.error);
     return detail::get_result<T>("to_here", answer.parcel.value, *answer.passage);
   }
   /// Whether the owner counts this reference; on the owner always true.
-  bool confirmed_by_owner() const { return held("confirmed_by_owner").context().confirmed(held_->reference()); }
+  bool confirmed_by_owner() const {
+    return held("confirmed_by_owner").context().confirmed(held_->reference());
+  }
 
-  /// Backward from the value, which must be a scalar tensor: in distributed autograd's context, or without one (-1) on the owner alone.
+  /// Backward from the value, which must be a scalar tensor: in distributed autograd's context, or
+  /// without one (-1) on the owner alone.
   void backward(std::int64_t dist_autograd_ctx_id = -1, bool retain_graph = false) const {
     static_assert(std::is_same_v<T, at::Tensor>, "backward needs a reference to a tensor");
     detail::backward(held("backward"), dist_autograd_ctx_id, retain_graph);
   }
 
-  /// Functions on the value, run by its owner: `ref.rpc_sync().call<R>("name", more...)` runs the function registered as "name" with this
-  /// reference as its first argument (an `RRef<T>`, whose local_value() there is the value). What comes back: an R, a Future<R>, an
-  /// RRef<R>.
+  /// Functions on the value, run by its owner: `ref.rpc_sync().call<R>("name", more...)` runs the
+  /// function registered as "name" with this reference as its first argument (an `RRef<T>`, whose
+  /// local_value() there is the value). What comes back: an R, a Future<R>, an RRef<R>.
   SyncProxy<T> rpc_sync(const CallOptions& options = {}) const;
   AsyncProxy<T> rpc_async(const CallOptions& options = {}) const;
   RemoteProxy<T> remote(const CallOptions& options = {}) const;
@@ -105,16 +118,21 @@ void CEREAL_SAVE_FUNCTION_NAME(ValueOutput& archive, const RRef<T>& rref) {
 }
 template <class T>
 void CEREAL_LOAD_FUNCTION_NAME(ValueInput& archive, RRef<T>& rref) {
-  if (archive.passage().agent == nullptr) throw ValueError("a remote reference can travel in calls and their answers only");
+  if (archive.passage().agent == nullptr)
+    throw ValueError("a remote reference can travel in calls and their answers only");
   rref = RRef<T>(RRefContext::of(*archive.passage().agent)->load(archive));
 }
 
-/// Has worker `to` run the function registered as `name` and keep its result. Returns at once; what goes wrong is thrown by to_here.
+/// Has worker `to` run the function registered as `name` and keep its result. Returns at once; what
+/// goes wrong is thrown by to_here.
 template <class T, class... A>
 RRef<T> remote(const To& to, std::string name, const CallOptions& options, const A&... arguments) {
   const auto agent = current_agent("remote");
-  const auto fill = [&](Value& value, Passage& passage) { detail::put_arguments(value, passage, arguments...); };
-  return RRef<T>(RRefContext::of(*agent)->create_at(agent->worker(to).id(), std::move(name), fill, options));
+  const auto fill = [&](Value& value, Passage& passage) {
+    detail::put_arguments(value, passage, arguments...);
+  };
+  return RRef<T>(
+      RRefContext::of(*agent)->create_at(agent->worker(to).id(), std::move(name), fill, options));
 }
 template <class T, class... A>
 RRef<T> remote(const To& to, std::string name, const A&... arguments) {
@@ -138,7 +156,8 @@ class SyncProxy : RRefProxy<T> {
   using RRefProxy<T>::RRefProxy;
   template <class R = void, class... A>
   R call(std::string name, const A&... arguments) const {
-    return detail::call_and_wait<R>(this->owner(), std::move(name), this->options_, this->rref_, arguments...);
+    return detail::call_and_wait<R>(this->owner(), std::move(name), this->options_, this->rref_,
+                                    arguments...);
   }
 };
 template <class T>
@@ -147,7 +166,8 @@ class AsyncProxy : RRefProxy<T> {
   using RRefProxy<T>::RRefProxy;
   template <class R = void, class... A>
   Future<R> call(std::string name, const A&... arguments) const {
-    return detail::call_later<R>(this->owner(), std::move(name), this->options_, this->rref_, arguments...);
+    return detail::call_later<R>(this->owner(), std::move(name), this->options_, this->rref_,
+                                 arguments...);
   }
 };
 template <class T>
@@ -156,7 +176,8 @@ class RemoteProxy : RRefProxy<T> {
   using RRefProxy<T>::RRefProxy;
   template <class R, class... A>
   RRef<R> call(std::string name, const A&... arguments) const {
-    return muster::rpc::remote<R>(this->owner(), std::move(name), this->options_, this->rref_, arguments...);
+    return muster::rpc::remote<R>(this->owner(), std::move(name), this->options_, this->rref_,
+                                  arguments...);
   }
 };
 

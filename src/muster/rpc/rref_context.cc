@@ -20,7 +20,8 @@ std::exception_ptr exception_of(const Status& status) {
   }
 }
 
-// Looks at a worker that ends are some milliseconds apart. Confirmations take less than so many, unless a reference is lost.
+// Looks at a worker that ends are some milliseconds apart. Confirmations take less than so many,
+// unless a reference is lost.
 constexpr int kLooksBeforeWithdrawal = 200;
 
 // Creates have no reason: all are of one length.
@@ -34,11 +35,16 @@ std::size_t create_bytes() {
 // Takes the result of the function that makes a value, and tells the caller that it has run.
 class RRefContext::Keeping final : public Responder {
  public:
-  Keeping(std::shared_ptr<RRefContext> context, RRefHold held, std::string name, ResponderRef caller)
-      : context_(std::move(context)), held_(std::move(held)), name_(std::move(name)), caller_(std::move(caller)) {}
+  Keeping(std::shared_ptr<RRefContext> context, RRefHold held, std::string name,
+          ResponderRef caller)
+      : context_(std::move(context)),
+        held_(std::move(held)),
+        name_(std::move(name)),
+        caller_(std::move(caller)) {}
   ~Keeping() override {
     if (held_->slot()->done()) return;
-    held_->slot()->fail(std::make_exception_ptr(DistBackendError("'" + name_ + "' ended without a result", Code::aborted)));
+    held_->slot()->fail(std::make_exception_ptr(
+        DistBackendError("'" + name_ + "' ended without a result", Code::aborted)));
   }
 
   bool keeps() const override { return true; }
@@ -46,7 +52,8 @@ class RRefContext::Keeping final : public Responder {
     held_->slot()->set(std::move(value));
     answer();
   }
-  // torch's operators give a result without a type: a tensor mostly; anything else can be fetched only.
+  // torch's operators give a result without a type: a tensor mostly; anything else can be fetched
+  // only.
   void reply(const std::function<void(Value&, Passage&)>& fill) override {
     auto packed = std::make_shared<Value>();
     Passage passage;
@@ -90,7 +97,8 @@ RRefHandle::~RRefHandle() {
   if (failure_.ok() || reference_.fork) context_->drop(reference_);
 }
 
-// Values may hold references of their own worker: they go before the agent, not with the last of them.
+// Values may hold references of their own worker: they go before the agent, not with the last of
+// them.
 struct RRefContext::End {
   explicit End(std::weak_ptr<RRefContext> c) : context(std::move(c)) {}
   ~End() {
@@ -101,7 +109,8 @@ struct RRefContext::End {
     lock.unlock();
     // Whoever waits for one that is still to be made waits in vain.
     for (const auto& [rref, slot] : slots) {
-      if (!slot->done()) slot->fail(exception_of(Status(Code::closed, "RPC has been shut down on this worker")));
+      if (!slot->done())
+        slot->fail(exception_of(Status(Code::closed, "RPC has been shut down on this worker")));
     }
   }
   End(const End&) = delete;
@@ -109,10 +118,14 @@ struct RRefContext::End {
 };
 
 RRefContext::RRefContext(const std::shared_ptr<Agent>& agent)
-    : self_(agent->self().id()), workers_(static_cast<int>(agent->workers().size())), agent_(agent), ledger_(agent->self().id()) {}
+    : self_(agent->self().id()),
+      workers_(static_cast<int>(agent->workers().size())),
+      agent_(agent),
+      ledger_(agent->self().id()) {}
 
 std::shared_ptr<RRefContext> RRefContext::of(Agent& agent) {
-  return agent.companion<RRefContext>([&] { return std::make_shared<RRefContext>(agent.shared_from_this()); });
+  return agent.companion<RRefContext>(
+      [&] { return std::make_shared<RRefContext>(agent.shared_from_this()); });
 }
 
 void RRefContext::install(const std::shared_ptr<Agent>& agent) {
@@ -125,10 +138,12 @@ void RRefContext::install(const std::shared_ptr<Agent>& agent) {
   };
   agent->on(kRRefCreate, {.run =
                               [weak](Request request) {
-                                if (const auto self = weak.lock()) self->on_create(std::move(request));
+                                if (const auto self = weak.lock())
+                                  self->on_create(std::move(request));
                               },
                           .is_short = {}});
-  agent->on(kRRefProtocol, {.run = with(&RRefContext::on_message), .is_short = [](const Request&) { return true; }});
+  agent->on(kRRefProtocol, {.run = with(&RRefContext::on_message),
+                            .is_short = [](const Request&) { return true; }});
   agent->on(kRRefFetch, {.run = with(&RRefContext::on_fetch), .is_short = {}});
   agent->on(kRRefBackward, {.run = serve_rref_backward, .is_short = {}});
   agent->on_loss([weak](int worker, const Status& why) {
@@ -140,7 +155,9 @@ void RRefContext::install(const std::shared_ptr<Agent>& agent) {
 
 std::shared_ptr<Agent> RRefContext::agent() const {
   if (auto agent = agent_.lock()) return agent;
-  throw DistError("this remote reference is of no use any more: RPC has been shut down on this worker", Code::closed);
+  throw DistError(
+      "this remote reference is of no use any more: RPC has been shut down on this worker",
+      Code::closed);
 }
 
 RRefSlot RRefContext::slot_of_locked(const RRefId& rref) {
@@ -152,7 +169,8 @@ RRefSlot RRefContext::slot_of_locked(const RRefId& rref) {
 RRefHold RRefContext::hold_locked(const RRefReference& reference, Status failure) {
   RRefSlot slot;
   if (!reference.fork && failure.ok()) slot = slot_of_locked(reference.rref);
-  return std::make_shared<RRefHandle>(shared_from_this(), reference, std::move(slot), std::move(failure));
+  return std::make_shared<RRefHandle>(shared_from_this(), reference, std::move(slot),
+                                      std::move(failure));
 }
 
 void RRefContext::follow(std::unique_lock<std::mutex> lock, bool lost_some) {
@@ -168,11 +186,13 @@ void RRefContext::follow(std::unique_lock<std::mutex> lock, bool lost_some) {
     for (auto& [reference, status] : effects.failed) {
       failed_.emplace(reference, status);
       if (reference.fork) continue;
-      if (auto slot = slots_.extract(reference.rref); !slot.empty()) failed.emplace_back(std::move(slot.mapped()), status);
+      if (auto slot = slots_.extract(reference.rref); !slot.empty())
+        failed.emplace_back(std::move(slot.mapped()), status);
     }
     bool again = false;
     for (RRefMessage& message : effects.send) {
-      ledger_.acknowledged(message.to, message.number);  // links lose nothing; where one breaks the worker is lost
+      ledger_.acknowledged(
+          message.to, message.number);  // links lose nothing; where one breaks the worker is lost
       if (message.to == self_) {
         again = true;
         (void)ledger_.receive(message).ok();
@@ -187,9 +207,9 @@ void RRefContext::follow(std::unique_lock<std::mutex> lock, bool lost_some) {
     for (auto entry = slots_.begin(); entry != slots_.end();) {
       const auto slot = entry++;
       if (ledger_.expects(slot->first)) continue;
-      failed.emplace_back(
-          slot->second,
-          Status(Code::peer_failed, "this value was never made: the call that was to make it has not come, or its worker has died"));
+      failed.emplace_back(slot->second, Status(Code::peer_failed,
+                                               "this value was never made: the call that was to "
+                                               "make it has not come, or its worker has died"));
       slots_.erase(slot);
     }
   }
@@ -221,7 +241,9 @@ RRefHold RRefContext::keep_here(KeptValue value) {
   return held;
 }
 
-RRefHold RRefContext::create_at(int to, std::string name, const std::function<void(Value&, Passage&)>& fill, const CallOptions& options) {
+RRefHold RRefContext::create_at(int to, std::string name,
+                                const std::function<void(Value&, Passage&)>& fill,
+                                const CallOptions& options) {
   const auto agent = this->agent();
   if (to == self_) {
     std::unique_lock lock(mutex_);
@@ -256,7 +278,8 @@ RRefHold RRefContext::create_at(int to, std::string name, const std::function<vo
   return held;
 }
 
-void RRefContext::make_here(std::string name, const std::function<void(Value&, Passage&)>& fill, const RRefHold& held) {
+void RRefContext::make_here(std::string name, const std::function<void(Value&, Passage&)>& fill,
+                            const RRefHold& held) {
   const auto agent = this->agent();
   Request request;
   request.from = self_;
@@ -273,28 +296,38 @@ void RRefContext::make_here(std::string name, const std::function<void(Value&, P
       request.responder->fail(std::current_exception());
     }
   }));
-  if (!runs) request.responder->fail(exception_of(Status(Code::closed, "RPC has been shut down on this worker")));
+  if (!runs)
+    request.responder->fail(
+        exception_of(Status(Code::closed, "RPC has been shut down on this worker")));
 }
 
 // A message of worker `from`, about workers that there are.
 Result<RRefMessage> RRefContext::read_message(std::string_view bytes, int from) const {
   auto message = decode_rref_message(bytes);
   if (!message.ok()) return message;
-  if (message->from != from) return Status(Code::refused, "a message about a remote reference is in another's name", {from});
-  for (const std::int32_t id : {message->rref.creator, message->rref.owner, message->fork.maker, message->fork.holder}) {
+  if (message->from != from)
+    return Status(Code::refused, "a message about a remote reference is in another's name", {from});
+  for (const std::int32_t id :
+       {message->rref.creator, message->rref.owner, message->fork.maker, message->fork.holder}) {
     if (!is_worker(id))
       return Status(Code::refused,
-                    "a message about a remote reference names worker " + std::to_string(id) + " of " + std::to_string(workers_), {from});
+                    "a message about a remote reference names worker " + std::to_string(id) +
+                        " of " + std::to_string(workers_),
+                    {from});
   }
   return message;
 }
 
 void RRefContext::on_create(Request request) {
   std::string& bytes = request.parcel.value.bytes;
-  if (bytes.size() < create_bytes()) group::raise(Status(Code::refused, "a call that makes a remote value is malformed", {request.from}));
-  auto message = read_message(std::string_view(bytes).substr(bytes.size() - create_bytes()), request.from);
+  if (bytes.size() < create_bytes())
+    group::raise(
+        Status(Code::refused, "a call that makes a remote value is malformed", {request.from}));
+  auto message =
+      read_message(std::string_view(bytes).substr(bytes.size() - create_bytes()), request.from);
   if (message.ok() && message->kind != RRefMessageKind::create)
-    message = Status(Code::refused, "a call that makes a remote value does not say so", {request.from});
+    message =
+        Status(Code::refused, "a call that makes a remote value does not say so", {request.from});
   if (!message.ok()) group::raise(message.status());
   bytes.resize(bytes.size() - create_bytes());
 
@@ -305,7 +338,8 @@ void RRefContext::on_create(Request request) {
   follow(std::move(lock));
   if (!received.ok()) group::raise(received.status());
   if (!held) group::raise(Status(Code::aborted, "the caller has given this call up"));
-  request.responder = std::make_shared<Keeping>(shared_from_this(), std::move(held), request.parcel.name, std::move(request.responder));
+  request.responder = std::make_shared<Keeping>(shared_from_this(), std::move(held),
+                                                request.parcel.name, std::move(request.responder));
   try {
     serve_function(request);
   } catch (...) {
@@ -315,8 +349,10 @@ void RRefContext::on_create(Request request) {
 
 void RRefContext::on_message(const Request& request) {
   auto message = read_message(request.parcel.value.bytes, request.from);
-  if (message.ok() && (message->kind == RRefMessageKind::create || message->kind == RRefMessageKind::fork))
-    message = Status(Code::refused, "a remote reference came without the call that it belongs to", {request.from});
+  if (message.ok() &&
+      (message->kind == RRefMessageKind::create || message->kind == RRefMessageKind::fork))
+    message = Status(Code::refused, "a remote reference came without the call that it belongs to",
+                     {request.from});
   if (!message.ok()) group::raise(message.status());
   std::unique_lock lock(mutex_);
   const auto received = ledger_.receive(*message);
@@ -328,7 +364,9 @@ void RRefContext::on_fetch(const Request& request) {
   ValueInput archive(request.parcel.value, *request.passage);
   const RRefId rref = decode_rref(archive);
   const RRefSlot slot = find(rref);
-  if (!slot) group::raise(Status(Code::closed, "the value of this remote reference is not kept here (any more)"));
+  if (!slot)
+    group::raise(
+        Status(Code::closed, "the value of this remote reference is not kept here (any more)"));
   slot->then([responder = request.responder](const RRefSlot& slot) {
     if (!responder) return;
     if (const auto error = slot->error()) return responder->fail(error);
@@ -345,8 +383,9 @@ void RRefContext::on_fetch(const Request& request) {
 void RRefContext::on_loss(int worker, const Status& why) {
   const auto agent = agent_.lock();
   if (!agent) return;
-  const Status named = why.with_context("worker '" + agent->workers()[static_cast<std::size_t>(worker)].name() + "' (rank " +
-                                        std::to_string(worker) + ") is lost");
+  const Status named =
+      why.with_context("worker '" + agent->workers()[static_cast<std::size_t>(worker)].name() +
+                       "' (rank " + std::to_string(worker) + ") is lost");
   std::unique_lock lock(mutex_);
   ledger_.worker_died(worker, named);
   follow(std::move(lock), true);
@@ -359,15 +398,17 @@ void RRefContext::lost(const RRefMessage& message) {
 }
 
 void RRefContext::save(ValueOutput& archive, const RRefHold& held) {
-  if (archive.passage().agent == nullptr) throw ValueError("a remote reference can travel in calls and their answers only");
+  if (archive.passage().agent == nullptr)
+    throw ValueError("a remote reference can travel in calls and their answers only");
   check(*held);
   std::unique_lock lock(mutex_);
   auto message = ledger_.fork(held->reference(), archive.passage().peer);
   lock.unlock();
   if (!message.ok()) group::raise(message.status());
-  archive.passage().fates.emplace_back([self = shared_from_this(), message = *message](bool arrived) {
-    if (!arrived) self->lost(message);
-  });
+  archive.passage().fates.emplace_back(
+      [self = shared_from_this(), message = *message](bool arrived) {
+        if (!arrived) self->lost(message);
+      });
   const std::string bytes = encode(*message);
   archive.put(bytes.data(), bytes.size());
 }
@@ -376,7 +417,8 @@ RRefHold RRefContext::load(ValueInput& archive) {
   std::string bytes(create_bytes(), '\0');
   archive.get(bytes.data(), bytes.size());
   auto message = read_message(bytes, archive.passage().peer);
-  if (message.ok() && message->kind != RRefMessageKind::fork) message = Status(Code::refused, "a remote reference in it is none");
+  if (message.ok() && message->kind != RRefMessageKind::fork)
+    message = Status(Code::refused, "a remote reference in it is none");
   if (!message.ok()) throw ValueError(message.status().message());
   std::unique_lock lock(mutex_);
   auto received = ledger_.receive(*message);
@@ -384,8 +426,9 @@ RRefHold RRefContext::load(ValueInput& archive) {
   if (received.ok() && *received) {
     held = hold_locked((*received)->reference, (*received)->status);
   } else if (received.ok()) {  // the call has been given up meanwhile
-    held = hold_locked({message->rref, message->rref.owner == self_ ? std::nullopt : std::optional(message->fork)},
-                       Status(Code::aborted, "the call that this reference came with was given up"));
+    held = hold_locked(
+        {message->rref, message->rref.owner == self_ ? std::nullopt : std::optional(message->fork)},
+        Status(Code::aborted, "the call that this reference came with was given up"));
   }
   follow(std::move(lock));
   if (!received.ok()) throw ValueError(received.status().message());
@@ -453,13 +496,15 @@ std::string RRefContext::waits_for() const {
   if (!agent || ledger_.forks_settled()) return {};
   std::string names;
   for (const int worker : ledger_.waiting_for())
-    names += (names.empty() ? "'" : ", '") + agent->workers()[static_cast<std::size_t>(worker)].name() + "'";
+    names += (names.empty() ? "'" : ", '") +
+             agent->workers()[static_cast<std::size_t>(worker)].name() + "'";
   return "the confirmation or release of remote references by " + names;
 }
 
 void detail::cannot_travel(const std::type_info& type) {
-  throw DistError("a value of type " + type_name(type) +
-                  " cannot travel: keep it where it is made (remote), and call functions on it there");
+  throw DistError(
+      "a value of type " + type_name(type) +
+      " cannot travel: keep it where it is made (remote), and call functions on it there");
 }
 
 void serve_function(Request& request) {

@@ -1,5 +1,5 @@
-/// Remote references of one worker: the protocol's ledger (rref_protocol.h), the values that live here, and the messages between them and
-/// an agent. Users see `rref.h`.
+/// Remote references of one worker: the protocol's ledger (rref_protocol.h), the values that live
+/// here, and the messages between them and an agent. Users see `rref.h`.
 ///
 /// Thread-safe. No lock is held while messages are sent, values are made or let go.
 #pragma once
@@ -33,8 +33,12 @@ using RRefSlot = std::shared_ptr<FutureState<KeptValue>>;
 /// A reference that is held; let go with the last copy of the shared pointer to it.
 class RRefHandle {
  public:
-  RRefHandle(std::shared_ptr<RRefContext> context, RRefReference reference, RRefSlot slot, Status failure)
-      : context_(std::move(context)), reference_(std::move(reference)), slot_(std::move(slot)), failure_(std::move(failure)) {}
+  RRefHandle(std::shared_ptr<RRefContext> context, RRefReference reference, RRefSlot slot,
+             Status failure)
+      : context_(std::move(context)),
+        reference_(std::move(reference)),
+        slot_(std::move(slot)),
+        failure_(std::move(failure)) {}
   ~RRefHandle();
   RRefHandle(const RRefHandle&) = delete;
 
@@ -67,8 +71,10 @@ class RRefContext : public Drain, public std::enable_shared_from_this<RRefContex
   int self() const { return self_; }
 
   RRefHold keep_here(KeptValue value);
-  /// Has `to` run the function `name` and keep what it returns; `fill` packs the arguments. Does not wait.
-  RRefHold create_at(int to, std::string name, const std::function<void(Value&, Passage&)>& fill, const CallOptions& options);
+  /// Has `to` run the function `name` and keep what it returns; `fill` packs the arguments. Does
+  /// not wait.
+  RRefHold create_at(int to, std::string name, const std::function<void(Value&, Passage&)>& fill,
+                     const CallOptions& options);
 
   /// A reference on its way into or out of a call or an answer.
   void save(ValueOutput& archive, const RRefHold& held);
@@ -79,8 +85,8 @@ class RRefContext : public Drain, public std::enable_shared_from_this<RRefContex
   void check(const RRefHandle& held) const;
   void drop(const RRefReference& reference);
 
-  /// The value of an RRef here that another worker named by its id, perhaps before the call that makes it has come; null where there is
-  /// none.
+  /// The value of an RRef here that another worker named by its id, perhaps before the call that
+  /// makes it has come; null where there is none.
   RRefSlot find(const RRefId& rref);
   /// Values kept here.
   std::size_t owned() const;
@@ -94,14 +100,16 @@ class RRefContext : public Drain, public std::enable_shared_from_this<RRefContex
   struct End;
   RRefSlot slot_of_locked(const RRefId& rref);
   RRefHold hold_locked(const RRefReference& reference, Status failure = {});
-  /// Does what the ledger has decided; `lock` is released. `lost_some`: calls or workers have been lost.
+  /// Does what the ledger has decided; `lock` is released. `lost_some`: calls or workers have been
+  /// lost.
   void follow(std::unique_lock<std::mutex> lock, bool lost_some = false);
   void on_create(Request request);
   void on_fetch(const Request& request);
   void on_message(const Request& request);
   void on_loss(int worker, const Status& why);
   void lost(const RRefMessage& message);
-  void make_here(std::string name, const std::function<void(Value&, Passage&)>& fill, const RRefHold& held);
+  void make_here(std::string name, const std::function<void(Value&, Passage&)>& fill,
+                 const RRefHold& held);
   bool is_worker(std::int32_t id) const { return id >= 0 && id < workers_; }
   Result<RRefMessage> read_message(std::string_view bytes, int from) const;
 

@@ -1,5 +1,5 @@
-// Each worker of a small job with remote references is killed at each moment of their protocol: the others' errors name it, what does not
-// need it goes on, nothing is left, and shutdown ends.
+// Each worker of a small job with remote references is killed at each moment of their protocol: the
+// others' errors name it, what does not need it goes on, nothing is left, and shutdown ends.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -52,13 +52,13 @@ constexpr Moment kMoments[] = {
     {"accept", kFriend, kUser},       //
     {"call use", kUser, kOwner},      // home again
     {"accept", kOwner, kUser},        //
-    {"in own", kOwner, kNobody},      // the owner gives a reference to a value of its own in an answer
-    {"fetch", kCaller, kOwner},       // the value's copy is asked for
-    {"release", kCaller, kOwner},     // let go, and the owner does not know it
-    {"release", kUser, kOwner},       //
-    {"release", kFriend, kOwner},     //
-    {"closing", kUser, kCaller},      // the end: a worker tells the one that leads
-    {"closing", kCaller, kOwner},     // the end: the one that leads asks
+    {"in own", kOwner, kNobody},   // the owner gives a reference to a value of its own in an answer
+    {"fetch", kCaller, kOwner},    // the value's copy is asked for
+    {"release", kCaller, kOwner},  // let go, and the owner does not know it
+    {"release", kUser, kOwner},    //
+    {"release", kFriend, kOwner},  //
+    {"closing", kUser, kCaller},   // the end: a worker tells the one that leads
+    {"closing", kCaller, kOwner},  // the end: the one that leads asks
 };
 
 std::atomic<int> alive{0};
@@ -106,7 +106,8 @@ void register_all(Gate& gate) {
   register_function("give", [] {
     for (const auto& reference : kept.copies()) rpc_sync("friend", "hold", reference);
   });
-  register_function("use", [](const RRef<Tracked>& reference) { return reference.local_value().number; });
+  register_function("use",
+                    [](const RRef<Tracked>& reference) { return reference.local_value().number; });
   register_function("bring home", [] {
     for (const auto& reference : kept.copies()) rpc_sync<int>("owner", "use", reference);
   });
@@ -121,7 +122,8 @@ void register_all(Gate& gate) {
 /// One worker's part. What went wrong is kept as text.
 class Worker {
  public:
-  Worker(int rank, int victim, SharedCounter& survivors_let_go) : rank_(rank), victim_(victim), let_go_(survivors_let_go) {}
+  Worker(int rank, int victim, SharedCounter& survivors_let_go)
+      : rank_(rank), victim_(victim), let_go_(survivors_let_go) {}
 
   /// Errors are to name the victim.
   template <class Call>
@@ -130,7 +132,9 @@ class Worker {
       call();
     } catch (const std::exception& error) {
       const std::string text = error.what();
-      const auto names = [&](const std::string& part) { return text.find(part) != std::string::npos; };
+      const auto names = [&](const std::string& part) {
+        return text.find(part) != std::string::npos;
+      };
       const std::string& name = kNames[static_cast<std::size_t>(victim_)];
       if (!names("'" + name + "'") || !names("(rank " + std::to_string(victim_) + ")")) {
         note(std::string(what) + ": an error that does not name the dead: " + text);
@@ -152,18 +156,21 @@ class Worker {
     attempt("let go", [&] { rpc_sync("friend", "let go"); });
   }
 
-  /// After the death: references are good or name the dead, calls among the living go on, and the owner's values go with the last of them.
+  /// After the death: references are good or name the dead, calls among the living go on, and the
+  /// owner's values go with the last of them.
   void look_around() {
     for (auto& reference : kept.take(true)) use(reference);
     use(own_);
     own_ = made_ = {};
     for (int other = 0; other < static_cast<int>(kNames.size()); ++other) {
       if (other == victim_) continue;
-      if (rpc_sync<std::string>(other, "who") != kNames[static_cast<std::size_t>(other)]) note("somebody else answers");
+      if (rpc_sync<std::string>(other, "who") != kNames[static_cast<std::size_t>(other)])
+        note("somebody else answers");
     }
     const auto none_is_left = [] { return alive.load() == 0; };
     let_go_.add(1);
-    if (!let_go_.wait_for(static_cast<int>(kNames.size()) - 1, kSoon)) note("the others have not come as far");
+    if (!let_go_.wait_for(static_cast<int>(kNames.size()) - 1, kSoon))
+      note("the others have not come as far");
     if (rank_ == kOwner && !current_agent("test")->wait(none_is_left, steady_clock().now() + kSoon))
       note(std::to_string(alive.load()) + " values are left");
   }
@@ -177,7 +184,9 @@ class Worker {
     attempt("use", [&] { works = reference.rpc_sync().call<int>("use") == 5; });
     if (works && victim_ == kOwner) note("a dead worker's value is used");
   }
-  void note(const std::string& what) { trouble_ += kNames[static_cast<std::size_t>(rank_)] + ": " + what + "\n"; }
+  void note(const std::string& what) {
+    trouble_ += kNames[static_cast<std::size_t>(rank_)] + ": " + what + "\n";
+  }
 
   const int rank_, victim_;
   SharedCounter& let_go_;
@@ -198,8 +207,11 @@ std::unique_ptr<transport::Fabric> join(int rank, const std::string& file) {
   options.world_size = count;
   options.timeout = kSoon;
   options.heartbeat_limit = std::chrono::seconds(30);  // a loaded machine is not dead
-  auto fabric = transport::Fabric::create(options, transport::make_socket_connector(connector, Secret::given("a secret for tests only")),
-                                          transport::exchange_over(*store, "fabric", rank, count, deadline_after(steady_clock(), kSoon)));
+  auto fabric = transport::Fabric::create(
+      options,
+      transport::make_socket_connector(connector, Secret::given("a secret for tests only")),
+      transport::exchange_over(*store, "fabric", rank, count,
+                               deadline_after(steady_clock(), kSoon)));
   if (!fabric.ok()) throw std::runtime_error(fabric.status().message());
   return std::move(*fabric);
 }
@@ -222,13 +234,16 @@ std::string play(int rank, Gate& gate, int victim, SharedCounter& let_go, const 
 }
 
 void kill_at(const Moment& moment, int victim) {
-  SCOPED_TRACE("worker '" + kNames[static_cast<std::size_t>(victim)] + "' dies when '" + kNames[static_cast<std::size_t>(moment.from)] +
-               "' is at '" + moment.label + "'" +
-               (moment.to == kNobody ? "" : " to '" + kNames[static_cast<std::size_t>(moment.to)] + "'"));
+  SCOPED_TRACE(
+      "worker '" + kNames[static_cast<std::size_t>(victim)] + "' dies when '" +
+      kNames[static_cast<std::size_t>(moment.from)] + "' is at '" + moment.label + "'" +
+      (moment.to == kNobody ? "" : " to '" + kNames[static_cast<std::size_t>(moment.to)] + "'"));
   ScratchFolder folder;
   Gate gate(moment);
   SharedCounter let_go;
-  RankProcesses job(static_cast<int>(kNames.size()), [&](int rank) { return play(rank, gate, victim, let_go, folder.file("meet")); });
+  RankProcesses job(static_cast<int>(kNames.size()), [&](int rank) {
+    return play(rank, gate, victim, let_go, folder.file("meet"));
+  });
   EXPECT_TRUE(gate.reached.wait_for(1, kSoon));
   job.kill(victim, SIGKILL);
   siginfo_t ended;
@@ -239,12 +254,14 @@ void kill_at(const Moment& moment, int victim) {
     EXPECT_EQ(ends[static_cast<std::size_t>(rank)].report, rank == victim ? "" : "good");
 }
 
-// spec: N7 kill -9 of owner, caller, user and callee at every moment of the protocol: named errors, the others go on, nothing is left
-// spec: N4 shutdown waits for no worker that has died, whenever that was
+// spec: N7 kill -9 of owner, caller, user and callee at every moment of the protocol: named errors,
+// the others go on, nothing is left spec: N4 shutdown waits for no worker that has died, whenever
+// that was
 TEST(RRefPhases, EachWorkerIsKilledAtEachMoment) {
   std::vector<std::pair<Moment, int>> cases;
   for (const Moment& moment : kMoments) {
-    for (int victim = 0; victim < static_cast<int>(kNames.size()); ++victim) cases.emplace_back(moment, victim);
+    for (int victim = 0; victim < static_cast<int>(kNames.size()); ++victim)
+      cases.emplace_back(moment, victim);
   }
   std::mt19937_64 random(muster::testing::test_seed());
   std::shuffle(cases.begin(), cases.end(), random);

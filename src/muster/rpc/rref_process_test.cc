@@ -1,4 +1,5 @@
-// Workers as processes that are killed: owners, users, callers and callees of remote references, and workers of a backward pass.
+// Workers as processes that are killed: owners, users, callers and callees of remote references,
+// and workers of a backward pass.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -30,8 +31,11 @@ struct Living {
 std::vector<RRef<Living>> held;
 
 struct KillerOf : torch::autograd::Function<KillerOf> {
-  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x.clone(); }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*, const torch::autograd::variable_list&) {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) {
+    return x.clone();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 const torch::autograd::variable_list&) {
     ::raise(SIGKILL);
     return {};
   }
@@ -77,7 +81,8 @@ void play(const std::function<std::string()>& body) {
       register_all();
       RpcBackendOptions options;
       options.init_method = "file://" + folder.file("meet");
-      init_rpc("worker" + std::to_string(rank), {.rank = rank, .world_size = 3, .rpc_backend_options = options});
+      init_rpc("worker" + std::to_string(rank),
+               {.rank = rank, .world_size = 3, .rpc_backend_options = options});
       const std::string report = rank == 0 ? body() : "good";
       shutdown(true, kLimit);
       return report;
@@ -91,24 +96,29 @@ void play(const std::function<std::string()>& body) {
   EXPECT_EQ(ends[2].report, "");
 }
 
-// spec: N7 kill -9 of the owner: references to its values fail by name on all users, others go on, shutdown ends
+// spec: N7 kill -9 of the owner: references to its values fail by name on all users, others go on,
+// shutdown ends
 TEST(RRefProcess, TheOwnerIsKilled) {
   play([]() -> std::string {
     const auto doomed = remote<Living>("worker2", "tracked");
     const auto good = remote<Living>("worker1", "tracked");
     rpc_sync("worker1", "hold", doomed);
     error_of([] { rpc_sync("worker2", "die"); });
-    const auto pass_on = [&] { return error_of([&] { rpc_sync<bool>("worker1", "use", doomed); }); };
+    const auto pass_on = [&] {
+      return error_of([&] { rpc_sync<bool>("worker1", "use", doomed); });
+    };
     if (!soon([&] { return pass_on() != "no error"; })) return "a lost reference can be passed on";
-    for (const auto& text : {error_of([&] { doomed.rpc_sync().call<bool>("use"); }), pass_on(),
-                             error_of([&] { remote<Living>("worker2", "tracked").rpc_sync().call<bool>("use"); })}) {
+    for (const auto& text :
+         {error_of([&] { doomed.rpc_sync().call<bool>("use"); }), pass_on(),
+          error_of([&] { remote<Living>("worker2", "tracked").rpc_sync().call<bool>("use"); })}) {
       if (text.find("worker2") == std::string::npos) return "the error does not name it: " + text;
     }
     return good.rpc_sync().call<bool>("use") ? "good" : "another value was lost too";
   });
 }
 
-// spec: N7 kill -9 of users, of the caller that had a value made, and of a callee with references in its call: what they held is let go
+// spec: N7 kill -9 of users, of the caller that had a value made, and of a callee with references
+// in its call: what they held is let go
 TEST(RRefProcess, UsersAreKilled) {
   play([]() -> std::string {
     {
@@ -116,7 +126,8 @@ TEST(RRefProcess, UsersAreKilled) {
       rpc_sync("worker2", "hold", value);
       const auto other = remote<Living>("worker1", "tracked");
       rpc_sync("worker2", "make", 1);
-      if (!soon([] { return rpc_sync<int>("worker1", "alive") >= 3; })) return "the values were not made";
+      if (!soon([] { return rpc_sync<int>("worker1", "alive") >= 3; }))
+        return "the values were not made";
       const auto text = error_of([&] { rpc_sync<int>("worker2", "hang and die", other); });
       if (text.find("worker2") == std::string::npos) return "the error does not name it: " + text;
       if (!value.rpc_sync().call<bool>("use")) return "a value that is still held was lost";

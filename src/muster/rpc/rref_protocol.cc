@@ -7,13 +7,16 @@
 namespace muster::rpc {
 namespace {
 
-constexpr const char* kKindNames[kRRefMessageKinds] = {"create", "fork", "register", "confirm", "gone", "accept", "release", "withdraw"};
+constexpr const char* kKindNames[kRRefMessageKinds] = {"create", "fork",   "register", "confirm",
+                                                       "gone",   "accept", "release",  "withdraw"};
 
 std::string to_text(const RRefId& id) {
-  return std::to_string(id.creator) + ">" + std::to_string(id.owner) + "#" + std::to_string(id.number);
+  return std::to_string(id.creator) + ">" + std::to_string(id.owner) + "#" +
+         std::to_string(id.number);
 }
 std::string to_text(const ForkId& id) {
-  return std::to_string(id.maker) + "/" + std::to_string(id.holder) + "#" + std::to_string(id.number);
+  return std::to_string(id.maker) + "/" + std::to_string(id.holder) + "#" +
+         std::to_string(id.number);
 }
 template <class Ids>
 std::string to_text_all(const Ids& ids) {
@@ -41,7 +44,10 @@ std::string encode(const RRefMessage& message) {
   out.put(message.from).put(message.to).put(message.number).put(message.kind);
   put(out, message.rref);
   put(out, message.fork);
-  out.put(static_cast<std::uint8_t>(message.counted)).put(message.withdrawn).put(message.withdrawn_number).put_text(message.reason);
+  out.put(static_cast<std::uint8_t>(message.counted))
+      .put(message.withdrawn)
+      .put(message.withdrawn_number)
+      .put_text(message.reason);
   return out.take();
 }
 
@@ -63,7 +69,8 @@ Result<RRefMessage> decode_rref_message(std::string_view bytes) {
   message.withdrawn_number = in.get<std::uint64_t>();
   message.reason = std::string(in.get_text());
   if (!in.at_end() || kind >= kRRefMessageKinds || withdrawn >= kRRefMessageKinds || counted > 1) {
-    return Status(Code::refused, "a message about a remote reference is malformed (" + std::to_string(bytes.size()) +
+    return Status(Code::refused, "a message about a remote reference is malformed (" +
+                                     std::to_string(bytes.size()) +
                                      " bytes); do all workers run the same version?");
   }
   message.kind = static_cast<RRefMessageKind>(kind);
@@ -89,7 +96,8 @@ std::string SeenNumbers::text() const {
   return std::move(out).str();
 }
 
-RRefMessage RRefLedger::numbered(std::int32_t to, RRefMessageKind kind, const RRefId& rref, const ForkId& fork) {
+RRefMessage RRefLedger::numbered(std::int32_t to, RRefMessageKind kind, const RRefId& rref,
+                                 const ForkId& fork) {
   RRefMessage message;
   message.from = self_;
   message.to = to;
@@ -123,7 +131,8 @@ RRefReference RRefLedger::create_here() {
 
 Result<RRefLedger::Created> RRefLedger::create_at(std::int32_t owner) {
   if (const auto dead = dead_.find(owner); dead != dead_.end()) return dead->second;
-  if (owner == self_) return Status(Code::internal, "a value of this worker itself is made with create_here");
+  if (owner == self_)
+    return Status(Code::internal, "a value of this worker itself is made with create_here");
   const RRefId rref{self_, owner, ++next_rref_[owner]};
   const ForkId fork{self_, self_, ++next_fork_[self_]};
   forks_[fork] = {.rref = rref, .parent = {}, .children = {}};
@@ -174,9 +183,11 @@ void RRefLedger::drop_forks() {
 
 Status RRefLedger::malformed(const RRefMessage& message, const char* what) const {
   return Status(Code::refused,
-                "worker " + std::to_string(self_) + " got a " + kKindNames[static_cast<std::size_t>(message.kind)] +
-                    " message about remote reference " + to_text(message.rref) + " from worker " + std::to_string(message.from) + " that " +
-                    what + "; do all workers run the same version?",
+                "worker " + std::to_string(self_) + " got a " +
+                    kKindNames[static_cast<std::size_t>(message.kind)] +
+                    " message about remote reference " + to_text(message.rref) + " from worker " +
+                    std::to_string(message.from) + " that " + what +
+                    "; do all workers run the same version?",
                 {message.from});
 }
 
@@ -184,10 +195,13 @@ Status RRefLedger::malformed(const RRefMessage& message, const char* what) const
 Status RRefLedger::check(const RRefMessage& message) const {
   const auto& [rref, fork] = std::pair(message.rref, message.fork);
   if (message.to != self_) return malformed(message, "is for another worker");
-  if (message.number == 0 || rref.number == 0 || fork.number == 0) return malformed(message, "bears no number");
+  if (message.number == 0 || rref.number == 0 || fork.number == 0)
+    return malformed(message, "bears no number");
   bool fits = true;
   switch (message.kind == RRefMessageKind::withdraw ? message.withdrawn : message.kind) {
-    case RRefMessageKind::create: fits = rref.owner == self_ && rref.creator == message.from && fork.holder == message.from; break;
+    case RRefMessageKind::create:
+      fits = rref.owner == self_ && rref.creator == message.from && fork.holder == message.from;
+      break;
     case RRefMessageKind::fork: fits = fork.maker == message.from && fork.holder == self_; break;
     case RRefMessageKind::register_fork:
     case RRefMessageKind::release: fits = rref.owner == self_ && fork.holder == message.from; break;
@@ -197,13 +211,15 @@ Status RRefLedger::check(const RRefMessage& message) const {
     case RRefMessageKind::withdraw: fits = false; break;
   }
   if (fits && message.kind == RRefMessageKind::withdraw)
-    fits = message.withdrawn == RRefMessageKind::create || message.withdrawn == RRefMessageKind::fork;
+    fits =
+        message.withdrawn == RRefMessageKind::create || message.withdrawn == RRefMessageKind::fork;
   return fits ? Status() : malformed(message, "does not fit sender and receiver");
 }
 
 Result<std::optional<RRefLedger::Received>> RRefLedger::receive(const RRefMessage& message) {
   if (Status status = check(message); !status.ok()) return status;
-  if (!alive(message.from) || !messages_seen_[message.from].first(message.number)) return std::optional<Received>();
+  if (!alive(message.from) || !messages_seen_[message.from].first(message.number))
+    return std::optional<Received>();
   switch (message.kind) {
     case RRefMessageKind::create: return on_create(message);
     case RRefMessageKind::fork: return on_fork(message);
@@ -217,7 +233,8 @@ Result<std::optional<RRefLedger::Received>> RRefLedger::receive(const RRefMessag
   return std::optional<Received>();
 }
 
-/// A value that somebody still refers to goes early only where who passed the reference on has died.
+/// A value that somebody still refers to goes early only where who passed the reference on has
+/// died.
 std::string RRefLedger::deaths_text() const {
   std::string text;
   for (const auto& [worker, cause] : dead_) text += "; " + cause.message();
@@ -230,24 +247,30 @@ std::optional<RRefLedger::Received> RRefLedger::on_create(const RRefMessage& mes
   owned.created = true;
   ++owned.handles;
   owned.waiting.insert(message.fork);
-  for (const ForkId& fork : owned.waiting) send(fork.holder, RRefMessageKind::confirm, message.rref, fork);
+  for (const ForkId& fork : owned.waiting)
+    send(fork.holder, RRefMessageKind::confirm, message.rref, fork);
   owned.forks.merge(owned.waiting);
   owned.waiting.clear();
   return Received{{message.rref}, {}};
 }
 
 std::optional<RRefLedger::Received> RRefLedger::on_fork(const RRefMessage& message) {
-  const RRefReference reference{message.rref, message.rref.owner == self_ ? std::nullopt : std::optional(message.fork)};
-  if (!reference.fork) {                                                      // it has come home
-    if (message.from == self_) return Received{reference, state(reference)};  // a handle was counted when it was sent
+  const RRefReference reference{
+      message.rref, message.rref.owner == self_ ? std::nullopt : std::optional(message.fork)};
+  if (!reference.fork) {  // it has come home
+    if (message.from == self_)
+      return Received{reference, state(reference)};  // a handle was counted when it was sent
     send(message.from, RRefMessageKind::accept, message.rref, message.fork);
     if (!owned_.contains(message.rref)) {
       if (was_created(message.rref)) {
-        return Received{reference, Status(Code::closed, "the value of remote reference " + to_text(message.rref) +
-                                                            " has been dropped already" + deaths_text())};
+        return Received{reference, Status(Code::closed,
+                                          "the value of remote reference " + to_text(message.rref) +
+                                              " has been dropped already" + deaths_text())};
       }
       if (const auto dead = dead_.find(message.rref.creator); dead != dead_.end()) {
-        return Received{reference, dead->second.with_context("the value of remote reference " + to_text(message.rref) + " was never made")};
+        return Received{reference,
+                        dead->second.with_context("the value of remote reference " +
+                                                  to_text(message.rref) + " was never made")};
       }
     }
     ++owned_[message.rref].handles;
@@ -274,10 +297,12 @@ void RRefLedger::on_register(const RRefMessage& message) {
     if (was_created(message.rref)) {
       return send_gone(message.rref, message.fork,
                        "its value was dropped before the owner, worker " + std::to_string(self_) +
-                           ", had heard of this reference: the worker that passed it on has ended" + deaths_text());
+                           ", had heard of this reference: the worker that passed it on has ended" +
+                           deaths_text());
     }
     if (const auto dead = dead_.find(message.rref.creator); dead != dead_.end()) {
-      return send_gone(message.rref, message.fork, "its value was never made: " + dead->second.message());
+      return send_gone(message.rref, message.fork,
+                       "its value was never made: " + dead->second.message());
     }
     owned_[message.rref].waiting.insert(message.fork);
     return;
@@ -296,7 +321,9 @@ void RRefLedger::on_answer(const RRefMessage& message) {
   if (found == forks_.end() || found->second.state != ForkState::unconfirmed) return;
   Fork& fork = found->second;
   if (message.kind == RRefMessageKind::gone) {
-    fail_fork(message.fork, fork, Status(Code::peer_failed, "remote reference " + to_text(message.rref) + " is lost: " + message.reason));
+    fail_fork(message.fork, fork,
+              Status(Code::peer_failed,
+                     "remote reference " + to_text(message.rref) + " is lost: " + message.reason));
     accept(fork, message.fork);
   } else {
     fork.state = ForkState::confirmed;
@@ -327,23 +354,30 @@ void RRefLedger::on_withdraw(const RRefMessage& message) {
   if (!messages_seen_[message.from].first(message.withdrawn_number)) return;  // it had come
   if (message.withdrawn == RRefMessageKind::create) {
     rrefs_seen_[message.rref.creator].first(message.rref.number);
-    const std::string reason = "the call that was to make its value never came to its owner, worker " + std::to_string(self_);
-    if (const auto owned = owned_.find(message.rref); owned != owned_.end()) fail_uncreated(owned, reason);
+    const std::string reason =
+        "the call that was to make its value never came to its owner, worker " +
+        std::to_string(self_);
+    if (const auto owned = owned_.find(message.rref); owned != owned_.end())
+      fail_uncreated(owned, reason);
     return send_gone(message.rref, message.fork, reason);
   }
-  if (message.from != message.rref.owner) return send(message.from, RRefMessageKind::accept, message.rref, message.fork);
+  if (message.from != message.rref.owner)
+    return send(message.from, RRefMessageKind::accept, message.rref, message.fork);
   if (message.rref.owner == self_) return drop({message.rref});
   send(message.rref.owner, RRefMessageKind::release, message.rref, message.fork);
 }
 
-void RRefLedger::acknowledged(std::int32_t peer, std::uint64_t number) { unacknowledged_.erase({peer, number}); }
+void RRefLedger::acknowledged(std::int32_t peer, std::uint64_t number) {
+  unacknowledged_.erase({peer, number});
+}
 
 void RRefLedger::resend() {
   for (const auto& [key, message] : unacknowledged_) effects_.send.push_back(message);
 }
 
 void RRefLedger::lost(const RRefMessage& message) {
-  RRefMessage withdrawal = numbered(message.to, RRefMessageKind::withdraw, message.rref, message.fork);
+  RRefMessage withdrawal =
+      numbered(message.to, RRefMessageKind::withdraw, message.rref, message.fork);
   withdrawal.withdrawn = message.kind;
   withdrawal.withdrawn_number = message.number;
   send(std::move(withdrawal));
@@ -415,12 +449,14 @@ void RRefLedger::accept(Fork& fork, const ForkId& id) {
   fork.parent.reset();
 }
 
-void RRefLedger::fail_uncreated(std::map<RRefId, Owned>::iterator entry, const std::string& reason) {
+void RRefLedger::fail_uncreated(std::map<RRefId, Owned>::iterator entry,
+                                const std::string& reason) {
   const RRefId rref = entry->first;
   for (const ForkId& fork : entry->second.waiting) send_gone(rref, fork, reason);
   if (entry->second.handles > 0) {
-    effects_.failed.emplace_back(RRefReference{rref},
-                                 Status(Code::peer_failed, "remote reference " + to_text(rref) + " is lost: " + reason));
+    effects_.failed.emplace_back(
+        RRefReference{rref},
+        Status(Code::peer_failed, "remote reference " + to_text(rref) + " is lost: " + reason));
   }
   owned_.erase(entry);
 }
@@ -445,17 +481,20 @@ void RRefLedger::settle_fork(const ForkId& id) {
   if (entry == forks_.end()) return;
   const Fork& fork = entry->second;
   if (fork.held || !fork.children.empty() || fork.state == ForkState::unconfirmed) return;
-  if (fork.state == ForkState::confirmed) send(fork.rref.owner, RRefMessageKind::release, fork.rref, id);
+  if (fork.state == ForkState::confirmed)
+    send(fork.rref.owner, RRefMessageKind::release, fork.rref, id);
   forks_.erase(entry);
 }
 
 Status RRefLedger::state(const RRefReference& held) const {
   if (held.fork) {
-    if (const auto fork = forks_.find(*held.fork); fork != forks_.end()) return fork->second.failure;
+    if (const auto fork = forks_.find(*held.fork); fork != forks_.end())
+      return fork->second.failure;
   } else if (owned_.contains(held.rref)) {
     return {};
   }
-  return Status(Code::closed, "remote reference " + to_text(held.rref) + " has been let go, or was lost with a worker that died");
+  return Status(Code::closed, "remote reference " + to_text(held.rref) +
+                                  " has been let go, or was lost with a worker that died");
 }
 
 bool RRefLedger::confirmed(const RRefReference& held) const {
@@ -464,7 +503,9 @@ bool RRefLedger::confirmed(const RRefReference& held) const {
   return fork != forks_.end() && fork->second.state == ForkState::confirmed;
 }
 
-bool RRefLedger::empty() const { return owned_.empty() && forks_.empty() && passed_on_.empty() && unacknowledged_.empty(); }
+bool RRefLedger::empty() const {
+  return owned_.empty() && forks_.empty() && passed_on_.empty() && unacknowledged_.empty();
+}
 
 std::set<std::int32_t> RRefLedger::waiting_for() const {
   std::set<std::int32_t> workers;
@@ -484,13 +525,14 @@ std::string RRefLedger::text() const {
   std::ostringstream out;
   out << "worker " << self_ << "\n";
   for (const auto& [rref, owned] : owned_) {
-    out << " owns " << to_text(rref) << (owned.created ? " " : " not yet made, ") << owned.handles << " handles, forks "
-        << to_text_all(owned.forks) << ", waiting " << to_text_all(owned.waiting) << "\n";
+    out << " owns " << to_text(rref) << (owned.created ? " " : " not yet made, ") << owned.handles
+        << " handles, forks " << to_text_all(owned.forks) << ", waiting "
+        << to_text_all(owned.waiting) << "\n";
   }
   for (const auto& [id, fork] : forks_) {
     constexpr const char* kStates[] = {"unconfirmed", "confirmed", "failed"};
-    out << " fork " << to_text(id) << " of " << to_text(fork.rref) << " " << kStates[static_cast<std::size_t>(fork.state)]
-        << (fork.held ? " held" : "");
+    out << " fork " << to_text(id) << " of " << to_text(fork.rref) << " "
+        << kStates[static_cast<std::size_t>(fork.state)] << (fork.held ? " held" : "");
     if (fork.parent) out << " from " << *fork.parent;
     out << ", passed on " << to_text_all(fork.children) << "\n";
   }
@@ -507,7 +549,8 @@ std::string RRefLedger::text() const {
   };
   seen(" seen", messages_seen_);
   seen(" created", rrefs_seen_);
-  for (const auto& [key, message] : unacknowledged_) out << " sent " << key.first << "#" << key.second;
+  for (const auto& [key, message] : unacknowledged_)
+    out << " sent " << key.first << "#" << key.second;
   for (const auto& [worker, cause] : dead_) out << " dead " << worker;
   out << "\n";
   return std::move(out).str();

@@ -1,30 +1,39 @@
-/// Who keeps a remote value alive: the protocol behind RRefs, free of torch, threads and I/O. Events go in, messages come out.
+/// Who keeps a remote value alive: the protocol behind RRefs, free of torch, threads and I/O.
+/// Events go in, messages come out.
 ///
-/// A value lives on its owner. Whoever else refers to it holds a fork: a reference with an identity of its own that the owner counts. The
-/// value goes when the owner counts no fork and no local handle any more. Two promises carry everything:
-///   1. a holder that lets its fork go tells the owner (release), and only after the owner has confirmed that it counts the fork;
-///   2. whoever passes a fork on to another worker keeps its own until the new one is confirmed by the owner.
+/// A value lives on its owner. Whoever else refers to it holds a fork: a reference with an identity
+/// of its own that the owner counts. The value goes when the owner counts no fork and no local
+/// handle any more. Two promises carry everything:
+///   1. a holder that lets its fork go tells the owner (release), and only after the owner has
+///   confirmed that it counts the fork;
+///   2. whoever passes a fork on to another worker keeps its own until the new one is confirmed by
+///   the owner.
 ///
-///   the value is made by a call       caller --create--> owner                owner --confirm--> caller
-///   the owner passes it on            owner  --fork--> user                   counted when sent: nothing comes back
-///   a user passes it to the owner     user   --fork--> owner                  owner --accept--> user
-///   a user passes it to a user        user   --fork--> child                  child --register--> owner --confirm--> child
-///                                                                             child --accept--> user
+///   the value is made by a call       caller --create--> owner                owner --confirm-->
+///   caller the owner passes it on            owner  --fork--> user                   counted when
+///   sent: nothing comes back a user passes it to the owner     user   --fork--> owner owner
+///   --accept--> user a user passes it to a user        user   --fork--> child child --register-->
+///   owner --confirm--> child
+///                                                                             child --accept-->
+///                                                                             user
 ///   a fork is let go                  user   --release--> owner
-///   a call with a fork or a create    sender --withdraw--> receiver           answered as if the fork had come and been let go, where it
-///   in it failed: did it arrive?                                              had not come; not at all where it had
-///   the owner cannot count the fork   owner  --gone--> user                   the value was never made, or went with its last holder
+///   a call with a fork or a create    sender --withdraw--> receiver           answered as if the
+///   fork had come and been let go, where it in it failed: did it arrive? had not come; not at all
+///   where it had the owner cannot count the fork   owner  --gone--> user                   the
+///   value was never made, or went with its last holder
 ///
-/// Messages may be late, overtake each other and come several times. Each bears a number of its sender and receiver; the receiver keeps
-/// the numbers that it has seen as one counter and the few beyond it, so that a second delivery changes nothing and memory stays flat.
-/// Messages that travel alone are kept until acknowledged, to be sent again. A create and a fork travel inside a call; whoever made the
-/// call says `lost` where it failed.
+/// Messages may be late, overtake each other and come several times. Each bears a number of its
+/// sender and receiver; the receiver keeps the numbers that it has seen as one counter and the few
+/// beyond it, so that a second delivery changes nothing and memory stays flat. Messages that travel
+/// alone are kept until acknowledged, to be sent again. A create and a fork travel inside a call;
+/// whoever made the call says `lost` where it failed.
 ///
-/// A worker's death takes its forks with it, and its values: references to those fail by name. A reference that its giver had passed on and
-/// the owner had not confirmed when the giver died may be too late; it then fails by name too. A confirmed one is never lost while its
-/// owner lives.
+/// A worker's death takes its forks with it, and its values: references to those fail by name. A
+/// reference that its giver had passed on and the owner had not confirmed when the giver died may
+/// be too late; it then fails by name too. A confirmed one is never lost while its owner lives.
 ///
-/// After the remote reference protocol of torch.distributed.rpc, from which it differs in the numbers, in withdrawal and in naming deaths.
+/// After the remote reference protocol of torch.distributed.rpc, from which it differs in the
+/// numbers, in withdrawal and in naming deaths.
 #pragma once
 
 #include <compare>
@@ -64,7 +73,16 @@ struct RRefReference {
   friend auto operator<=>(const RRefReference&, const RRefReference&) = default;
 };
 
-enum class RRefMessageKind : std::uint8_t { create, fork, register_fork, confirm, gone, accept, release, withdraw };
+enum class RRefMessageKind : std::uint8_t {
+  create,
+  fork,
+  register_fork,
+  confirm,
+  gone,
+  accept,
+  release,
+  withdraw
+};
 inline constexpr std::uint8_t kRRefMessageKinds = 8;
 
 struct RRefMessage {
@@ -90,7 +108,9 @@ class SeenNumbers {
  public:
   /// Whether `number` (from 1 on) comes for the first time.
   bool first(std::uint64_t number);
-  bool contains(std::uint64_t number) const { return number <= all_up_to_ || beyond_.contains(number); }
+  bool contains(std::uint64_t number) const {
+    return number <= all_up_to_ || beyond_.contains(number);
+  }
   std::string text() const;
 
  private:
@@ -100,10 +120,11 @@ class SeenNumbers {
 
 /// What is to be done, in any order.
 struct RRefEffects {
-  std::vector<RRefMessage> send;                         ///< alone; until acknowledged
-  std::vector<RRefId> drop;                              ///< values here that nobody refers to any more
-  std::vector<ForkId> confirmed;                         ///< forks here that the owner counts from now on
-  std::vector<std::pair<RRefReference, Status>> failed;  ///< references here that will never be good again; still to be let go
+  std::vector<RRefMessage> send;  ///< alone; until acknowledged
+  std::vector<RRefId> drop;       ///< values here that nobody refers to any more
+  std::vector<ForkId> confirmed;  ///< forks here that the owner counts from now on
+  std::vector<std::pair<RRefReference, Status>>
+      failed;  ///< references here that will never be good again; still to be let go
 };
 
 /// One worker's part. Not thread-safe. A value type: tests copy it at every step.
@@ -111,7 +132,8 @@ class RRefLedger {
  public:
   explicit RRefLedger(std::int32_t self) : self_(self) {}
 
-  // What the application does. After each call, and each event below, `take_effects` has what follows from it.
+  // What the application does. After each call, and each event below, `take_effects` has what
+  // follows from it.
 
   /// A value made here by its owner, with one handle.
   RRefReference create_here();
@@ -121,9 +143,11 @@ class RRefLedger {
   };
   /// A value to be made by a call to another worker. Fails where that has died.
   Result<Created> create_at(std::int32_t owner);
-  /// A reference for worker `to` (any, also this one), to travel inside a call or a reply. Fails where the reference has, or `to` has died.
+  /// A reference for worker `to` (any, also this one), to travel inside a call or a reply. Fails
+  /// where the reference has, or `to` has died.
   Result<RRefMessage> fork(const RRefReference& held, std::int32_t to);
-  /// Lets go of a reference that was created or received here. Of none that is unknown: after `drop_forks` nothing is left to let go.
+  /// Lets go of a reference that was created or received here. Of none that is unknown: after
+  /// `drop_forks` nothing is left to let go.
   void drop(const RRefReference& held);
   /// Lets go of all forks that the application still holds: the end of the job.
   void drop_forks();
@@ -131,11 +155,13 @@ class RRefLedger {
   // What happens.
 
   struct Received {
-    RRefReference reference;  ///< held from now on; of a create: the owner's handle for the call that makes the value
+    RRefReference reference;  ///< held from now on; of a create: the owner's handle for the call
+                              ///< that makes the value
     Status status;            ///< why it is of no use, where that is known already
   };
-  /// `message` has come. A reference where it is a create or a fork that comes for the first time. A failure where the message makes no
-  /// sense: the sender is of another version or lies; nothing has changed.
+  /// `message` has come. A reference where it is a create or a fork that comes for the first time.
+  /// A failure where the message makes no sense: the sender is of another version or lies; nothing
+  /// has changed.
   Result<std::optional<Received>> receive(const RRefMessage& message);
   /// `peer` has taken message `number`.
   void acknowledged(std::int32_t peer, std::uint64_t number);
@@ -143,7 +169,8 @@ class RRefLedger {
   void resend();
   /// The call that carried this create or fork has failed, and may or may not have arrived.
   void lost(const RRefMessage& message);
-  /// All calls are over: what was passed on and has not been accepted may have come in an answer that nobody read. Once for each.
+  /// All calls are over: what was passed on and has not been accepted may have come in an answer
+  /// that nobody read. Once for each.
   void withdraw_passed_on();
   /// `cause` says who, in a sentence. What still comes from there is not listened to.
   void worker_died(std::int32_t worker, const Status& cause);
@@ -158,12 +185,15 @@ class RRefLedger {
   bool confirmed(const RRefReference& held) const;
   /// Nothing is held, owned or waited for.
   bool empty() const;
-  /// No fork is held here and no message is on its way: what the end of a job waits for, once all forks have been let go.
+  /// No fork is held here and no message is on its way: what the end of a job waits for, once all
+  /// forks have been let go.
   bool forks_settled() const { return forks_.empty() && unacknowledged_.empty(); }
   std::size_t owned() const { return owned_.size(); }
-  /// Whether a value of this worker is there or may still come: others may hear of it, and ask for it, before the call that makes it is
-  /// here.
-  bool expects(const RRefId& rref) const { return owned_.contains(rref) || (!was_created(rref) && alive(rref.creator)); }
+  /// Whether a value of this worker is there or may still come: others may hear of it, and ask for
+  /// it, before the call that makes it is here.
+  bool expects(const RRefId& rref) const {
+    return owned_.contains(rref) || (!was_created(rref) && alive(rref.creator));
+  }
   /// Workers whose forks keep values here alive, or whose answers forks here wait for.
   std::set<std::int32_t> waiting_for() const;
   /// All of the state as text: equal texts, equal states.
@@ -172,9 +202,9 @@ class RRefLedger {
  private:
   enum class ForkState : std::uint8_t { unconfirmed, confirmed, failed };
   struct Owned {
-    bool created = false;      // false: others know of it before the call that makes it has come
-    int handles = 0;           // references on this worker, also those on their way from here to here
-    std::set<ForkId> forks;    // counted
+    bool created = false;    // false: others know of it before the call that makes it has come
+    int handles = 0;         // references on this worker, also those on their way from here to here
+    std::set<ForkId> forks;  // counted
     std::set<ForkId> waiting;  // to be confirmed once the value is created
   };
   struct Fork {
@@ -186,9 +216,12 @@ class RRefLedger {
     Status failure = {};
   };
 
-  RRefMessage numbered(std::int32_t to, RRefMessageKind kind, const RRefId& rref, const ForkId& fork);
+  RRefMessage numbered(std::int32_t to, RRefMessageKind kind, const RRefId& rref,
+                       const ForkId& fork);
   void send(RRefMessage message);
-  void send(std::int32_t to, RRefMessageKind kind, const RRefId& rref, const ForkId& fork) { send(numbered(to, kind, rref, fork)); }
+  void send(std::int32_t to, RRefMessageKind kind, const RRefId& rref, const ForkId& fork) {
+    send(numbered(to, kind, rref, fork));
+  }
   bool alive(std::int32_t worker) const { return !dead_.contains(worker); }
   bool was_created(const RRefId& rref) const;
   Status malformed(const RRefMessage& message, const char* what) const;
@@ -218,9 +251,10 @@ class RRefLedger {
     std::uint64_t message = 0;
     bool withdrawn = false;
   };
-  std::map<ForkId, PassedOn> passed_on_;                                        // from forks here, and not yet accepted
-  std::map<std::int32_t, std::uint64_t> next_message_, next_rref_, next_fork_;  // per receiver, owner, holder
-  std::map<std::int32_t, SeenNumbers> messages_seen_, rrefs_seen_;              // per sender, creator
+  std::map<ForkId, PassedOn> passed_on_;  // from forks here, and not yet accepted
+  std::map<std::int32_t, std::uint64_t> next_message_, next_rref_,
+      next_fork_;                                                   // per receiver, owner, holder
+  std::map<std::int32_t, SeenNumbers> messages_seen_, rrefs_seen_;  // per sender, creator
   std::map<std::pair<std::int32_t, std::uint64_t>, RRefMessage> unacknowledged_;
   std::map<std::int32_t, Status> dead_;
   RRefEffects effects_;

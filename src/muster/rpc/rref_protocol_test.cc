@@ -1,4 +1,5 @@
-// Small jobs are played in every order of events (rref_test_job.h), and single rules one by one. Larger jobs: rref_seeds_test.cc.
+// Small jobs are played in every order of events (rref_test_job.h), and single rules one by one.
+// Larger jobs: rref_seeds_test.cc.
 #include "muster/rpc/rref_protocol.h"
 
 #include <gtest/gtest.h>
@@ -14,7 +15,8 @@ namespace {
 
 using namespace rref_test;
 
-// `seconds`: per scenario in an ordinary run; a long one plays all, or a minute of it where there are millions.
+// `seconds`: per scenario in an ordinary run; a long one plays all, or a minute of it where there
+// are millions.
 void play_all_scenarios(Budget budget, double seconds) {
   std::size_t states = 0, whole = 0;
   for (const Scenario& scenario : scenarios()) {
@@ -26,7 +28,8 @@ void play_all_scenarios(Budget budget, double seconds) {
   if (budget.left() == 0) {
     EXPECT_EQ(whole, scenarios().size());
   }
-  std::cout << states << " states; " << whole << " of " << scenarios().size() << " scenarios whole\n";
+  std::cout << states << " states; " << whole << " of " << scenarios().size()
+            << " scenarios whole\n";
 }
 
 // spec: N7 global reference counting: every order of deliveries, for two and three workers
@@ -35,14 +38,21 @@ TEST(RRefProtocol, EveryOrder) { play_all_scenarios({}, 60); }
 // spec: N7 global reference counting: every order, with messages delivered twice
 TEST(RRefProtocol, EveryOrderWithDuplicates) { play_all_scenarios({.duplicates = 2}, 0.1); }
 
-// spec: N7 global reference counting: every order, where a call fails that had arrived, arrives later, or never
-TEST(RRefProtocol, EveryOrderWithFailedCalls) { play_all_scenarios({.duplicates = 1, .losses = 1}, 0.1); }
+// spec: N7 global reference counting: every order, where a call fails that had arrived, arrives
+// later, or never
+TEST(RRefProtocol, EveryOrderWithFailedCalls) {
+  play_all_scenarios({.duplicates = 1, .losses = 1}, 0.1);
+}
 
-// spec: N7 global reference counting: every order, where the owner, a user or a parent dies at any moment
+// spec: N7 global reference counting: every order, where the owner, a user or a parent dies at any
+// moment
 TEST(RRefProtocol, EveryOrderWithADeath) { play_all_scenarios({.deaths = 1}, 0.1); }
 
-// spec: N7 global reference counting: every order, with a death, a failed call and a second delivery
-TEST(RRefProtocol, EveryOrderWithAllFaults) { play_all_scenarios({.duplicates = 1, .losses = 1, .deaths = 1}, 0.1); }
+// spec: N7 global reference counting: every order, with a death, a failed call and a second
+// delivery
+TEST(RRefProtocol, EveryOrderWithAllFaults) {
+  play_all_scenarios({.duplicates = 1, .losses = 1, .deaths = 1}, 0.1);
+}
 
 // ---- single rules ----
 
@@ -82,7 +92,8 @@ TEST(RRefProtocol, TheOwnersDeathIsNamed) {
   EXPECT_TRUE(caller.empty());
 }
 
-// spec: N4 graceful shutdown names the worker it waits for: those whose references keep values alive
+// spec: N4 graceful shutdown names the worker it waits for: those whose references keep values
+// alive
 TEST(RRefProtocol, SaysWhomItWaitsFor) {
   RRefLedger owner(1), user(2);
   const RRefReference value = owner.create_here();
@@ -132,10 +143,13 @@ TEST(RRefProtocol, RefusesNonsense) {
   release.kind = RRefMessageKind::release;
   release.rref = value.rref;
   release.fork = good->fork;
-  for (auto spoil : {+[](RRefMessage& m) { m.to = 3; }, +[](RRefMessage& m) { m.number = 0; }, +[](RRefMessage& m) { m.fork.holder = 3; },
-                     +[](RRefMessage& m) { m.rref.owner = 2; },
-                     +[](RRefMessage& m) { m.kind = RRefMessageKind::withdraw, m.withdrawn = RRefMessageKind::release; },
-                     +[](RRefMessage& m) { m.kind = RRefMessageKind::create; }}) {
+  for (auto spoil :
+       {+[](RRefMessage& m) { m.to = 3; }, +[](RRefMessage& m) { m.number = 0; },
+        +[](RRefMessage& m) { m.fork.holder = 3; }, +[](RRefMessage& m) { m.rref.owner = 2; },
+        +[](RRefMessage& m) {
+          m.kind = RRefMessageKind::withdraw, m.withdrawn = RRefMessageKind::release;
+        },
+        +[](RRefMessage& m) { m.kind = RRefMessageKind::create; }}) {
     RRefMessage spoiled = release;
     spoil(spoiled);
     const auto answer = owner.receive(spoiled);
@@ -146,7 +160,8 @@ TEST(RRefProtocol, RefusesNonsense) {
 
   const std::string bytes = encode(release);
   EXPECT_EQ(*decode_rref_message(bytes), release);
-  for (std::size_t length = 0; length < bytes.size(); ++length) EXPECT_FALSE(decode_rref_message(bytes.substr(0, length)).ok());
+  for (std::size_t length = 0; length < bytes.size(); ++length)
+    EXPECT_FALSE(decode_rref_message(bytes.substr(0, length)).ok());
   EXPECT_FALSE(decode_rref_message(bytes + "x").ok());
   for (std::size_t at = 0; at < bytes.size(); ++at) {
     std::string changed = bytes;
@@ -157,7 +172,8 @@ TEST(RRefProtocol, RefusesNonsense) {
   }
 }
 
-// spec: N7 messages of a worker that has lost its mind are refused, or taken as some other message; the ledger stays sound
+// spec: N7 messages of a worker that has lost its mind are refused, or taken as some other message;
+// the ledger stays sound
 TEST(RRefProtocolFuzz, DamagedMessagesAreRefusedOrHarmless) {
   muster::testing::Fuzz fuzz(11);
   int refused = 0, taken = 0;
@@ -174,7 +190,9 @@ TEST(RRefProtocolFuzz, DamagedMessagesAreRefusedOrHarmless) {
       good.number = 1 + fuzz.below(9);
       good.kind = static_cast<RRefMessageKind>(fuzz.below(kRRefMessageKinds));
       good.rref = fuzz.one_in(2) ? value.rref : RRefId{2, 1, 1 + fuzz.below(4)};
-      good.fork = fuzz.one_in(2) ? passed->fork : ForkId{static_cast<std::int32_t>(fuzz.below(3)), 2, 1 + fuzz.below(4)};
+      good.fork = fuzz.one_in(2)
+                      ? passed->fork
+                      : ForkId{static_cast<std::int32_t>(fuzz.below(3)), 2, 1 + fuzz.below(4)};
       good.withdrawn = fuzz.one_in(2) ? RRefMessageKind::create : RRefMessageKind::fork;
       good.withdrawn_number = fuzz.below(9);
       good.reason = fuzz.noise(20);
@@ -194,7 +212,8 @@ TEST(RRefProtocolFuzz, DamagedMessagesAreRefusedOrHarmless) {
       } else {
         EXPECT_EQ(owner.text(), before);
       }
-      for (const RRefId& dropped : owner.take_effects().drop) EXPECT_NE(dropped, value.rref);  // this worker holds it itself
+      for (const RRefId& dropped : owner.take_effects().drop)
+        EXPECT_NE(dropped, value.rref);  // this worker holds it itself
     }
     EXPECT_TRUE(owner.state(value).ok());
     owner.worker_died(2, Status(Code::peer_failed, "worker 2 died", {2}));

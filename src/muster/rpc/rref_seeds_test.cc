@@ -11,11 +11,13 @@
 namespace muster::rpc {
 namespace {
 
-// Two to six workers that make, pass on and let go at random, over a wire that delays, reorders, loses attempts and their acknowledgements.
-// What travels alone is sent again until acknowledged; calls are tried again too, and given up at times.
+// Two to six workers that make, pass on and let go at random, over a wire that delays, reorders,
+// loses attempts and their acknowledgements. What travels alone is sent again until acknowledged;
+// calls are tried again too, and given up at times.
 class SeededJob {
  public:
-  SeededJob(std::uint64_t seed, bool deaths) : random_(seed), workers_(2 + pick(5)), deaths_(deaths ? 1 + pick(2) : 0) {
+  SeededJob(std::uint64_t seed, bool deaths)
+      : random_(seed), workers_(2 + pick(5)), deaths_(deaths ? 1 + pick(2) : 0) {
     for (int worker = 0; worker < workers_; ++worker) ledgers_.emplace_back(worker);
     alive_.assign(static_cast<std::size_t>(workers_), true);
     held_.resize(static_cast<std::size_t>(workers_));
@@ -129,7 +131,8 @@ class SeededJob {
     const RRefMessage& message = attempt.message;
     if (!lives(message.to)) return true;
     if (attempt.is_death) {
-      ledger(message.to).worker_died(message.from, Status(Code::peer_failed, "died", {message.from}));
+      ledger(message.to)
+          .worker_died(message.from, Status(Code::peer_failed, "died", {message.from}));
       follow(message.to);
       return true;
     }
@@ -174,7 +177,8 @@ class SeededJob {
     if (*received && draining_) {
       ledger(message.to).drop((*received)->reference);
     } else if (*received) {
-      held_[static_cast<std::size_t>(message.to)].push_back({(*received)->reference, !(*received)->status.ok()});
+      held_[static_cast<std::size_t>(message.to)].push_back(
+          {(*received)->reference, !(*received)->status.ok()});
     }
     follow(message.to);
   }
@@ -223,7 +227,8 @@ void play_seeds(bool deaths) {
   EXPECT_GT(values, seeds);
 }
 
-// spec: N7 global reference counting: seeds with delay, reordering, lost attempts and second deliveries: no leak, no early free
+// spec: N7 global reference counting: seeds with delay, reordering, lost attempts and second
+// deliveries: no leak, no early free
 TEST(RRefProtocol, Seeds) { play_seeds(false); }
 
 // spec: N7 global reference counting: the same seeds, where one or two workers die

@@ -49,14 +49,20 @@ void register_all() {
   static const bool once = [] {
     register_function("rref_test::ones", [](std::int64_t n) { return at::ones({n}); });
     register_function("rref_test::text", [](const std::string& text) { return text + "!"; });
-    register_function("rref_test::fail", [](int) -> int { throw std::out_of_range("no such key"); });
-    register_function("rref_test::counter", [](int start) { return Counter{std::make_shared<std::atomic<int>>(start)}; });
-    register_function("rref_test::add", [](const RRef<Counter>& self, int by) { return *self.local_value().value += by; });
+    register_function("rref_test::fail",
+                      [](int) -> int { throw std::out_of_range("no such key"); });
+    register_function("rref_test::counter",
+                      [](int start) { return Counter{std::make_shared<std::atomic<int>>(start)}; });
+    register_function("rref_test::add", [](const RRef<Counter>& self, int by) {
+      return *self.local_value().value += by;
+    });
     register_function("rref_test::tracked", [] { return Tracked(); });
     register_function("rref_test::hold", hold);
     register_function("rref_test::give", [](int rank) { return taken(rank); });
-    register_function("rref_test::is_owner", [](const RRef<Tracked>& rref) { return rref.is_owner(); });
-    register_function("rref_test::fetch", [](const RRef<std::string>& rref) { return rref.to_here(); });
+    register_function("rref_test::is_owner",
+                      [](const RRef<Tracked>& rref) { return rref.is_owner(); });
+    register_function("rref_test::fetch",
+                      [](const RRef<std::string>& rref) { return rref.to_here(); });
     register_function("rref_test::list", [](int n) {
       std::vector<RRef<int>> list;
       for (int i = 0; i < n; ++i) list.emplace_back(10 * i);
@@ -69,8 +75,8 @@ void register_all() {
 
 std::size_t owned() { return RRefContext::of(*current_agent("test"))->owned(); }
 
-// spec: N7 RRef: is_owner, owner, owner_name, local_value, to_here on the owner the value itself, confirmed_by_owner always true there
-// spec: N11 the owner's confirmed_by_owner is always true
+// spec: N7 RRef: is_owner, owner, owner_name, local_value, to_here on the owner the value itself,
+// confirmed_by_owner always true there spec: N11 the owner's confirmed_by_owner is always true
 TEST(RRef, OfThisWorker) {
   register_all();
   on_workers(1, [](int) {
@@ -88,7 +94,8 @@ TEST(RRef, OfThisWorker) {
   });
 }
 
-// spec: N2 remote, N7 RRef of another worker: owner, to_here, confirmed_by_owner, local_value throws off the owner
+// spec: N2 remote, N7 RRef of another worker: owner, to_here, confirmed_by_owner, local_value
+// throws off the owner
 TEST(RRef, OfAnotherWorker) {
   register_all();
   on_workers(2, [](int rank) {
@@ -105,7 +112,8 @@ TEST(RRef, OfAnotherWorker) {
     EXPECT_SAYS(failed.to_here(), "no such key");
     EXPECT_SAYS(failed.to_here(), "worker1");
     EXPECT_THROW(failed.to_here(), std::out_of_range);
-    EXPECT_SAYS(remote<int>("worker1", "rref_test::nothing").to_here(), "no function 'rref_test::nothing'");
+    EXPECT_SAYS(remote<int>("worker1", "rref_test::nothing").to_here(),
+                "no function 'rref_test::nothing'");
     EXPECT_SAYS(remote<int>("nobody", "rref_test::fail", 1), "there is no worker 'nobody'");
     // Another type than is kept there.
     EXPECT_ANY_THROW(remote<int>("worker1", "rref_test::text", "x").to_here());
@@ -126,7 +134,8 @@ TEST(RRef, Proxies) {
   });
 }
 
-// spec: N7 passing it on in calls keeps it alive; global reference counting: the value goes with the last reference
+// spec: N7 passing it on in calls keeps it alive; global reference counting: the value goes with
+// the last reference
 TEST(RRef, PassingOnKeepsAlive) {
   register_all();
   on_workers(3, [](int rank) {
@@ -175,9 +184,11 @@ TEST(RRef, ManyAtOnce) {
           const auto rref = remote<Tracked>(owner, "rref_test::tracked");
           const bool there = rpc_sync<bool>((rank + round) % 3, "rref_test::is_owner", rref);
           EXPECT_EQ(there, (rank + round) % 3 == owner);
-          // Asked for, by another worker, perhaps before the call that makes it has come to its owner.
+          // Asked for, by another worker, perhaps before the call that makes it has come to its
+          // owner.
           const auto text = remote<std::string>(owner, "rref_test::text", std::to_string(round));
-          EXPECT_EQ(rpc_sync<std::string>((owner + 1 + t % 2) % 3, "rref_test::fetch", text), std::to_string(round) + "!");
+          EXPECT_EQ(rpc_sync<std::string>((owner + 1 + t % 2) % 3, "rref_test::fetch", text),
+                    std::to_string(round) + "!");
         }
       });
     }
@@ -228,7 +239,8 @@ TEST(RRef, AnOwnerThatLeaves) {
       false);
 }
 
-// spec: N7 to_here of a value that is never made: an ungraceful end lets go of who waits, and of the worker's agent
+// spec: N7 to_here of a value that is never made: an ungraceful end lets go of who waits, and of
+// the worker's agent
 TEST(RRef, TheEndLetsGoOfWhoWaitsForAValueThatNeverComes) {
   register_all();
   std::weak_ptr<Agent> owner;
@@ -251,9 +263,11 @@ TEST(RRef, TheEndLetsGoOfWhoWaitsForAValueThatNeverComes) {
                   archive(std::int64_t{-1});
                   archive(false);
                 };
-                agent->call(std::move(call), [](const Answer& answer) { EXPECT_TRUE(answer.error); });
+                agent->call(std::move(call),
+                            [](const Answer& answer) { EXPECT_TRUE(answer.error); });
               }
-              EXPECT_EQ(rpc_sync<std::string>("worker0", "rref_test::text", "after them"), "after them!");
+              EXPECT_EQ(rpc_sync<std::string>("worker0", "rref_test::text", "after them"),
+                        "after them!");
             }
             asked.arrive_and_wait();
             shutdown(false);

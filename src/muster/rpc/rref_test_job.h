@@ -1,5 +1,6 @@
-/// A whole job of the remote references' protocol, played in every order of events: workers' ledgers, the wire between them, and the
-/// programs that hold references. After every event: nothing that a worker holds has been dropped. At every end: nothing is left.
+/// A whole job of the remote references' protocol, played in every order of events: workers'
+/// ledgers, the wire between them, and the programs that hold references. After every event:
+/// nothing that a worker holds has been dropped. At every end: nothing is left.
 #pragma once
 
 #include <algorithm>
@@ -51,10 +52,14 @@ struct Variable {
 // A whole job: workers' ledgers, the wire, and what the programs hold. Copied at every branching.
 struct Job {
   Job(int workers, int variables, const std::vector<Thread>* threads, Budget budget)
-      : threads(threads), budget(budget), at(threads->size(), 0), variables(static_cast<std::size_t>(variables)) {
+      : threads(threads),
+        budget(budget),
+        at(threads->size(), 0),
+        variables(static_cast<std::size_t>(variables)) {
     for (int worker = 0; worker < workers; ++worker) ledgers.emplace_back(worker);
     alive.assign(static_cast<std::size_t>(workers), true);
-    noticed.assign(static_cast<std::size_t>(workers), std::vector<bool>(static_cast<std::size_t>(workers), false));
+    noticed.assign(static_cast<std::size_t>(workers),
+                   std::vector<bool>(static_cast<std::size_t>(workers), false));
   }
 
   const std::vector<Thread>* threads;
@@ -75,19 +80,22 @@ struct Job {
   Variable& variable(int index) { return variables[static_cast<std::size_t>(index)]; }
   bool lives(int worker) const { return alive[static_cast<std::size_t>(worker)]; }
 
-  // The next event of each sort: 0.. threads, then deliveries and so on. Each is a function to call on a copy.
+  // The next event of each sort: 0.. threads, then deliveries and so on. Each is a function to call
+  // on a copy.
   std::vector<std::function<void(Job&)>> events() const {
     std::vector<std::function<void(Job&)>> all;
     for (std::size_t thread = 0; thread < threads->size(); ++thread) {
       if (can_step(thread)) all.push_back([thread](Job& job) { job.step(thread); });
     }
     for (std::size_t index = 0; index < wire.size(); ++index) {
-      if (index > 0 && !(wire[index - 1] < wire[index])) continue;  // the same message twice: one event
+      if (index > 0 && !(wire[index - 1] < wire[index]))
+        continue;  // the same message twice: one event
       const RRefMessage& message = wire[index].message;
       if (!lives(message.to)) continue;
       all.push_back([index](Job& job) { job.deliver(index, false); });
       if (budget.duplicates > 0) all.push_back([index](Job& job) { job.deliver(index, true); });
-      const bool in_a_call = message.kind == RRefMessageKind::create || message.kind == RRefMessageKind::fork;
+      const bool in_a_call =
+          message.kind == RRefMessageKind::create || message.kind == RRefMessageKind::fork;
       if (in_a_call && budget.losses > 0 && lives(message.from)) {
         all.push_back([index](Job& job) { job.lose(index, true); });
         all.push_back([index](Job& job) { job.lose(index, false); });
@@ -95,9 +103,11 @@ struct Job {
     }
     const int workers = static_cast<int>(ledgers.size());
     for (int worker = 0; worker < workers; ++worker) {
-      if (budget.deaths > 0 && lives(worker)) all.push_back([worker](Job& job) { job.kill(worker); });
+      if (budget.deaths > 0 && lives(worker))
+        all.push_back([worker](Job& job) { job.kill(worker); });
       for (int by = 0; by < workers; ++by) {
-        if (!lives(worker) && lives(by) && !noticed[static_cast<std::size_t>(by)][static_cast<std::size_t>(worker)]) {
+        if (!lives(worker) && lives(by) &&
+            !noticed[static_cast<std::size_t>(by)][static_cast<std::size_t>(worker)]) {
           all.push_back([by, worker](Job& job) { job.notice(by, worker); });
         }
       }
@@ -168,7 +178,8 @@ struct Job {
     }
     if (*received) arrived.insert(flying.message.fork);
     if (*received) fill(flying.to_variable, (*received)->reference, (*received)->status.ok());
-    if (lives(flying.message.from)) ledger(flying.message.from).acknowledged(flying.message.to, flying.message.number);
+    if (lives(flying.message.from))
+      ledger(flying.message.from).acknowledged(flying.message.to, flying.message.number);
     follow(flying.message.to);
   }
 
@@ -190,7 +201,8 @@ struct Job {
   }
   void notice(int by, int worker) {
     noticed[static_cast<std::size_t>(by)][static_cast<std::size_t>(worker)] = true;
-    ledger(by).worker_died(worker, Status(Code::peer_failed, "worker " + std::to_string(worker) + " died", {worker}));
+    ledger(by).worker_died(
+        worker, Status(Code::peer_failed, "worker " + std::to_string(worker) + " died", {worker}));
     follow(by);
   }
 
@@ -201,7 +213,8 @@ struct Job {
       if (lives(message.to)) wire.push_back({message, -1});
     }
     for (const auto& [reference, status] : effects.failed) {
-      if (!someone_died && !something_lost) trouble = "a reference failed though nobody died: " + status.message();
+      if (!someone_died && !something_lost)
+        trouble = "a reference failed though nobody died: " + status.message();
       for (Variable& held : variables) {
         if (held.reference == reference) held.failed = true;
       }
@@ -228,9 +241,10 @@ struct Job {
       }
     }
     for (const Flying& flying : wire) {
-      const bool carried =
-          flying.message.kind == RRefMessageKind::fork && flying.message.rref == rref && !arrived.contains(flying.message.fork);
-      if (carried && !someone_died && !something_lost) trouble = "a value was dropped while a reference to it was on its way";
+      const bool carried = flying.message.kind == RRefMessageKind::fork &&
+                           flying.message.rref == rref && !arrived.contains(flying.message.fork);
+      if (carried && !someone_died && !something_lost)
+        trouble = "a value was dropped while a reference to it was on its way";
     }
   }
 
@@ -243,10 +257,12 @@ struct Job {
     }
     std::size_t living_drops = 0;
     for (std::size_t worker = 0; worker < ledgers.size(); ++worker) {
-      if (alive[worker] && !ledgers[worker].empty()) say("something is left: " + ledgers[worker].text());
+      if (alive[worker] && !ledgers[worker].empty())
+        say("something is left: " + ledgers[worker].text());
     }
     for (const RRefId& rref : dropped) living_drops += static_cast<std::size_t>(lives(rref.owner));
-    if (!someone_died && !something_lost && static_cast<int>(living_drops) != created) say("not every value was dropped");
+    if (!someone_died && !something_lost && static_cast<int>(living_drops) != created)
+      say("not every value was dropped");
   }
 
   std::string text() const {
@@ -258,19 +274,23 @@ struct Job {
       }
       out += ledgers[worker].text();
     }
-    for (const Flying& flying : wire) out += encode(flying.message) + std::to_string(flying.to_variable);
+    for (const Flying& flying : wire)
+      out += encode(flying.message) + std::to_string(flying.to_variable);
     for (const auto step : at) out += "|" + std::to_string(step);
     for (const Variable& held : variables) {
       out += held.filled ? (held.failed ? "f" : "v") : "-";
       if (held.reference && held.reference->fork)
-        out += std::to_string(held.reference->fork->maker) + "." + std::to_string(held.reference->fork->number);
+        out += std::to_string(held.reference->fork->maker) + "." +
+               std::to_string(held.reference->fork->number);
       if (held.reference) out += ":" + std::to_string(held.reference->rref.number);
     }
     for (const auto& by : noticed) {
       for (const bool known : by) out += known ? '1' : '0';
     }
-    for (const RRefId& rref : dropped) out += "d" + std::to_string(rref.owner) + "." + std::to_string(rref.number);
-    return out + "/" + std::to_string(budget.duplicates) + std::to_string(budget.losses) + std::to_string(budget.deaths);
+    for (const RRefId& rref : dropped)
+      out += "d" + std::to_string(rref.owner) + "." + std::to_string(rref.number);
+    return out + "/" + std::to_string(budget.duplicates) + std::to_string(budget.losses) +
+           std::to_string(budget.deaths);
   }
 };
 
@@ -281,16 +301,23 @@ struct Scenario {
   std::vector<Thread> threads;
 };
 
-inline constexpr Step::Do kHere = Step::create_here, kAt = Step::create_at, kPass = Step::pass, kDrop = Step::drop;
+inline constexpr Step::Do kHere = Step::create_here, kAt = Step::create_at, kPass = Step::pass,
+                          kDrop = Step::drop;
 
-// Worker 0 is mostly the caller, 1 the owner, 2 another user. The owner's handle for the running call is a variable like others.
+// Worker 0 is mostly the caller, 1 the owner, 2 another user. The owner's handle for the running
+// call is a variable like others.
 inline const std::vector<Scenario>& scenarios() {
   static const std::vector<Scenario> all = {
-      {"made over there and let go", 2, 2, {{0, -1, {{kAt, 0, 1, 1}, {kDrop, 0}}}, {1, 1, {{kDrop, 1}}}}},
+      {"made over there and let go",
+       2,
+       2,
+       {{0, -1, {{kAt, 0, 1, 1}, {kDrop, 0}}}, {1, 1, {{kDrop, 1}}}}},
       {"passed from user to user",
        3,
        3,
-       {{0, -1, {{kAt, 0, 1, 1}, {kPass, 0, 2, 2}, {kDrop, 0}}}, {1, 1, {{kDrop, 1}}}, {2, 2, {{kDrop, 2}}}}},
+       {{0, -1, {{kAt, 0, 1, 1}, {kPass, 0, 2, 2}, {kDrop, 0}}},
+        {1, 1, {{kDrop, 1}}},
+        {2, 2, {{kDrop, 2}}}}},
       {"passed on and home again",
        3,
        4,
@@ -315,7 +342,9 @@ inline const std::vector<Scenario>& scenarios() {
       {"home before the call that makes it",
        2,
        3,
-       {{0, -1, {{kAt, 0, 1, 1}, {kPass, 0, 1, 2}, {kDrop, 0}}}, {1, 1, {{kDrop, 1}}}, {1, 2, {{kDrop, 2}}}}},
+       {{0, -1, {{kAt, 0, 1, 1}, {kPass, 0, 1, 2}, {kDrop, 0}}},
+        {1, 1, {{kDrop, 1}}},
+        {1, 2, {{kDrop, 2}}}}},
       {"passed on by the owner before it is made",
        3,
        4,
@@ -340,7 +369,10 @@ inline const std::vector<Scenario>& scenarios() {
       {"two values, each other's",
        2,
        4,
-       {{0, -1, {{kAt, 0, 1, 1}, {kDrop, 0}}}, {1, 1, {{kDrop, 1}}}, {1, -1, {{kAt, 2, 0, 3}, {kDrop, 2}}}, {0, 3, {{kDrop, 3}}}}},
+       {{0, -1, {{kAt, 0, 1, 1}, {kDrop, 0}}},
+        {1, 1, {{kDrop, 1}}},
+        {1, -1, {{kAt, 2, 0, 3}, {kDrop, 2}}},
+        {0, 3, {{kDrop, 3}}}}},
   };
   return all;
 }
@@ -352,24 +384,30 @@ struct Played {
 };
 
 // Every order of events, until the first trouble or the limit.
-inline Played play_all(const Scenario& scenario, Budget budget, std::chrono::duration<double> limit) {
+inline Played play_all(const Scenario& scenario, Budget budget,
+                       std::chrono::duration<double> limit) {
   const auto begin = std::chrono::steady_clock::now();
   std::mt19937_64 random(muster::testing::test_seed());
   std::unordered_set<std::size_t> seen;
   std::vector<Job> open{Job(scenario.workers, scenario.variables, &scenario.threads, budget)};
-  const auto trouble_at = [&](const Job& job) { return Played{seen.size(), false, std::string(scenario.name) + ": " + job.trouble}; };
+  const auto trouble_at = [&](const Job& job) {
+    return Played{seen.size(), false, std::string(scenario.name) + ": " + job.trouble};
+  };
   while (!open.empty() && std::chrono::steady_clock::now() - begin < limit) {
-    // At random: where not all is played, it is a sample of all depths. A long run keeps fewer in hand by going deep.
+    // At random: where not all is played, it is a sample of all depths. A long run keeps fewer in
+    // hand by going deep.
     if (!muster::testing::long_tests()) std::swap(open[random() % open.size()], open.back());
     Job job = std::move(open.back());
     open.pop_back();
-    bool only_faults = true;  // duplicates, losses and deaths need not happen: an end is where nothing else can
+    bool only_faults =
+        true;  // duplicates, losses and deaths need not happen: an end is where nothing else can
     for (const auto& event : job.events()) {
       Job next = job;
       event(next);
       if (!next.trouble.empty()) return trouble_at(next);
       only_faults = only_faults && next.budget.left() < job.budget.left();
-      if (seen.insert(std::hash<std::string>()(next.text())).second) open.push_back(std::move(next));
+      if (seen.insert(std::hash<std::string>()(next.text())).second)
+        open.push_back(std::move(next));
     }
     if (!only_faults) continue;
     job.check_end();

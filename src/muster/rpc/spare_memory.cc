@@ -73,7 +73,8 @@ c10::DataPtr reuse(std::size_t bytes) {
   auto& all = spares();
   const std::unique_lock lock(all.mutex, std::try_to_lock);
   if (!lock.owns_lock()) return {};
-  const auto found = std::find_if(all.pieces.rbegin(), all.pieces.rend(), [bytes](const Piece& piece) { return piece.bytes == bytes; });
+  const auto found = std::find_if(all.pieces.rbegin(), all.pieces.rend(),
+                                  [bytes](const Piece& piece) { return piece.bytes == bytes; });
   if (found == all.pieces.rend()) return {};
   c10::DataPtr memory = std::move(found->memory);
   all.bytes -= bytes;
@@ -81,7 +82,9 @@ c10::DataPtr reuse(std::size_t bytes) {
   return memory;
 }
 
-void let_go(void* context) { keep(std::move(*std::unique_ptr<Piece>(static_cast<Piece*>(context)))); }
+void let_go(void* context) {
+  keep(std::move(*std::unique_ptr<Piece>(static_cast<Piece*>(context))));
+}
 
 }  // namespace
 
@@ -95,7 +98,8 @@ c10::DataPtr allocate_or_reuse(std::size_t bytes) {
   if (!piece->memory) {
     piece->memory = allocator->allocate(size);
     // Found and cleared in a third of the time; where the host has none, nothing changes.
-    if (size >= kHugePagesFrom) advise(piece->memory.get(), size, std::uintptr_t{2} << 20, MADV_HUGEPAGE);
+    if (size >= kHugePagesFrom)
+      advise(piece->memory.get(), size, std::uintptr_t{2} << 20, MADV_HUGEPAGE);
   }
   void* data = piece->memory.get();
   const auto device = piece->memory.device();

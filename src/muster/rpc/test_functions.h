@@ -1,4 +1,5 @@
-/// What the workers of this folder's tests can do: functions registered once per process, and gates that they wait at.
+/// What the workers of this folder's tests can do: functions registered once per process, and gates
+/// that they wait at.
 #pragma once
 
 #include <torch/types.h>
@@ -47,7 +48,8 @@ struct Row {
   }
 };
 
-/// A gate that functions wait at until a test opens it. One per name, process-wide: the workers are threads of one process.
+/// A gate that functions wait at until a test opens it. One per name, process-wide: the workers are
+/// threads of one process.
 struct Gates {
   std::mutex mutex;
   std::map<int, Promise<int>> gates;
@@ -66,7 +68,8 @@ struct Registered {
     register_function("whose", whose);
     register_function("echo", echo);
     register_function("fail_with", fail_with);
-    register_function("add_at_once", [](std::int64_t a, std::int64_t b) { return a + b; }, {.runs = Runs::at_once});
+    register_function("add_at_once", [](std::int64_t a, std::int64_t b) { return a + b; },
+                      {.runs = Runs::at_once});
     register_function("nothing", [] {}, {.runs = Runs::at_once});
     register_function("row_back", [](Row row) {
       std::reverse(row.parts.begin(), row.parts.end());
@@ -94,9 +97,9 @@ struct Registered {
       const auto self = get_worker_info();
       if (hops == 0) return made_ready(self.name());
       const int next = (self.id() + 1) % static_cast<int>(get_worker_infos().size());
-      return rpc_async<std::string>(next, "chain_later", hops - 1).then([self](const Future<std::string>& rest) {
-        return self.name() + " " + rest.wait();
-      });
+      return rpc_async<std::string>(next, "chain_later", hops - 1)
+          .then(
+              [self](const Future<std::string>& rest) { return self.name() + " " + rest.wait(); });
     });
     register_function("echo_text", [](std::string text) { return text; });
     register_function("has_grad_mode", [] { return at::GradMode::is_enabled(); });

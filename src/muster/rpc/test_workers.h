@@ -31,9 +31,11 @@ struct Workers {
     mine.rank = rank;
     mine.world_size = count;
     mine.heartbeat_limit = std::chrono::seconds(30);  // a loaded machine is not dead
-    auto made = transport::Fabric::create(mine, hub->connector(rank), [this, rank](const std::string& round, const std::string& text) {
-      return Result<std::vector<std::string>>(hub->exchange(round, rank, text));
-    });
+    auto made = transport::Fabric::create(
+        mine, hub->connector(rank),
+        [this, rank](const std::string& round, const std::string& text) {
+          return Result<std::vector<std::string>>(hub->exchange(round, rank, text));
+        });
     if (!made.ok()) throw std::runtime_error(made.status().message());
     return std::move(made).value();
   }
@@ -67,7 +69,8 @@ struct Workers {
   std::shared_ptr<transport::LoopbackHub> hub;
 };
 
-inline void on_workers(int count, const std::function<void(int)>& body, RpcBackendOptions options = {}) {
+inline void on_workers(int count, const std::function<void(int)>& body,
+                       RpcBackendOptions options = {}) {
   Workers(count, std::move(options)).run(body);
 }
 

@@ -17,18 +17,22 @@ namespace {
 
 constexpr std::uint32_t kNoTensor = ~std::uint32_t{0};
 
-/// Elements of memory from the first to the last of a tensor of these sizes and strides; -1 where that is no number.
+/// Elements of memory from the first to the last of a tensor of these sizes and strides; -1 where
+/// that is no number.
 std::int64_t extent_of(at::IntArrayRef sizes, at::IntArrayRef strides) {
   std::int64_t last = 0;
   for (std::size_t d = 0; d < sizes.size(); ++d) {
     if (sizes[d] == 0) return 0;
     std::int64_t step = 0;
-    if (__builtin_mul_overflow(sizes[d] - 1, strides[d], &step) || __builtin_add_overflow(last, step, &last)) return -1;
+    if (__builtin_mul_overflow(sizes[d] - 1, strides[d], &step) ||
+        __builtin_add_overflow(last, step, &last))
+      return -1;
   }
   return last == std::numeric_limits<std::int64_t>::max() ? -1 : last + 1;
 }
 
-/// -1 where that is no number, also where it is zero only because one of the sizes is: torch multiplies them all.
+/// -1 where that is no number, also where it is zero only because one of the sizes is: torch
+/// multiplies them all.
 std::int64_t elements_of(at::IntArrayRef sizes) {
   std::int64_t elements = 1;
   bool none = false;
@@ -42,25 +46,30 @@ std::int64_t elements_of(at::IntArrayRef sizes) {
 Status misfit(const TensorHead& head, const std::string& why) {
   std::string sizes;
   for (const auto size : head.sizes) sizes += (sizes.empty() ? "" : ", ") + std::to_string(size);
-  return Status(Code::internal, "a tensor of type " + std::to_string(head.dtype) + ", sizes [" + sizes + "] and " +
-                                    std::to_string(head.bytes) + " bytes: " + why);
+  return Status(Code::internal, "a tensor of type " + std::to_string(head.dtype) + ", sizes [" +
+                                    sizes + "] and " + std::to_string(head.bytes) +
+                                    " bytes: " + why);
 }
 
 TensorIn new_memory(std::size_t bytes) {
   TensorIn memory;
-  memory.memory =
-      c10::Storage(c10::Storage::use_byte_size_t(), bytes, allocate_or_reuse(bytes), c10::GetCPUAllocator(), /*resizable=*/true);
+  memory.memory = c10::Storage(c10::Storage::use_byte_size_t(), bytes, allocate_or_reuse(bytes),
+                               c10::GetCPUAllocator(), /*resizable=*/true);
   memory.data = MutableBytes(static_cast<std::byte*>(memory.memory.mutable_data()), bytes);
   return memory;
 }
 
-/// A tensor of no size yet. (The long way round, an empty tensor that is given the memory, costs a microsecond.)
+/// A tensor of no size yet. (The long way round, an empty tensor that is given the memory, costs a
+/// microsecond.)
 at::Tensor over_memory(c10::Storage memory, at::ScalarType type) {
-  return at::detail::make_tensor<c10::TensorImpl>(std::move(memory), c10::DispatchKeySet(c10::DispatchKey::CPU),
+  return at::detail::make_tensor<c10::TensorImpl>(std::move(memory),
+                                                  c10::DispatchKeySet(c10::DispatchKey::CPU),
                                                   at::scalarTypeToTypeMeta(type));
 }
 
-[[noreturn]] void refuse(const std::string& what) { group::invalid("a tensor that is an argument or result of a call " + what); }
+[[noreturn]] void refuse(const std::string& what) {
+  group::invalid("a tensor that is an argument or result of a call " + what);
+}
 
 }  // namespace
 
@@ -88,7 +97,8 @@ at::Tensor ValueInput::get_tensor() {
   get(&position, sizeof position);
   if (position == kNoTensor) return {};
   if (position >= value_.tensors.size())
-    throw ValueError("it names tensor " + std::to_string(position) + " of " + std::to_string(value_.tensors.size()));
+    throw ValueError("it names tensor " + std::to_string(position) + " of " +
+                     std::to_string(value_.tensors.size()));
   return value_.tensors[position];
 }
 
@@ -134,7 +144,8 @@ TensorOut describe_tensor(const at::Tensor& given, const DeviceMapping& device) 
     extent = extent_of(tensor.sizes(), tensor.strides());
   }
   out.head.bytes = static_cast<std::uint64_t>(extent) * tensor.element_size();
-  if (out.head.bytes > 0) out.data = ConstBytes(static_cast<const std::byte*>(tensor.const_data_ptr()), out.head.bytes);
+  if (out.head.bytes > 0)
+    out.data = ConstBytes(static_cast<const std::byte*>(tensor.const_data_ptr()), out.head.bytes);
   out.source = std::move(tensor);
   return out;
 }
@@ -153,19 +164,24 @@ Result<TensorIn> allocate_tensor(const TensorHead& head) {
       head.dtype == static_cast<std::uint8_t>(at::ScalarType::Undefined))
     return misfit(head, "there is no such type");
   const auto type = static_cast<at::ScalarType>(head.dtype);
-  if (c10::isQIntType(type) || c10::isBitsType(type)) return misfit(head, "tensors of this type do not travel");
-  if (head.device_type >= static_cast<std::uint8_t>(at::COMPILE_TIME_MAX_DEVICE_TYPES)) return misfit(head, "there is no such device");
+  if (c10::isQIntType(type) || c10::isBitsType(type))
+    return misfit(head, "tensors of this type do not travel");
+  if (head.device_type >= static_cast<std::uint8_t>(at::COMPILE_TIME_MAX_DEVICE_TYPES))
+    return misfit(head, "there is no such device");
   const auto elements = elements_of(head.sizes);
   const auto extent = extent_of(head.sizes, head.strides);
   const auto wide = static_cast<std::int64_t>(c10::elementSize(type));
   if (elements < 0 || extent < 0) return misfit(head, "no memory is as large");
   const bool in_order = (head.flags & TensorHead::kElementOrder) != 0;
   std::int64_t bytes = 0;
-  if (__builtin_mul_overflow(in_order ? elements : extent, wide, &bytes) || static_cast<std::uint64_t>(bytes) != head.bytes)
+  if (__builtin_mul_overflow(in_order ? elements : extent, wide, &bytes) ||
+      static_cast<std::uint64_t>(bytes) != head.bytes)
     return misfit(head, "its sizes ask for another number of bytes");
-  // The memory that the sender's tensor lay in is rebuilt: it must not be out of all proportion to what comes.
+  // The memory that the sender's tensor lay in is rebuilt: it must not be out of all proportion to
+  // what comes.
   constexpr std::int64_t kMostSpread = std::int64_t{1} << 20;
-  if (in_order && (extent <= elements || elements == 0 || extent / kMostSpread > elements)) return misfit(head, "its strides do not fit");
+  if (in_order && (extent <= elements || elements == 0 || extent / kMostSpread > elements))
+    return misfit(head, "its strides do not fit");
   try {
     return new_memory(static_cast<std::size_t>(bytes));
   } catch (const std::exception& error) {
@@ -188,7 +204,8 @@ at::Tensor assemble_tensor(const TensorHead& head, TensorIn memory) {
     const auto index = static_cast<c10::DeviceIndex>(static_cast<int>(head.device_index) - 1);
     tensor = tensor.to(at::Device(device_type, index));
   }
-  if ((head.flags & TensorHead::kRequiresGrad) != 0 && (at::isFloatingType(type) || at::isComplexType(type)))
+  if ((head.flags & TensorHead::kRequiresGrad) != 0 &&
+      (at::isFloatingType(type) || at::isComplexType(type)))
     tensor.set_requires_grad(true);
   return tensor;
 }

@@ -12,14 +12,21 @@ constexpr std::size_t kBodyBytes = kAnnouncementBytes - sizeof(Secret::Proof);
 
 std::string encode(const Announcement& announcement, const GroupHash& group, const Secret& secret) {
   ByteWriter out;
-  out.put(kMagic).put(group).put(announcement.id).put(announcement.rank).put(announcement.world_size).put(announcement.store_port);
+  out.put(kMagic)
+      .put(group)
+      .put(announcement.id)
+      .put(announcement.rank)
+      .put(announcement.world_size)
+      .put(announcement.store_port);
   const Secret::Proof proof = secret.prove(as_bytes(out.view()));
   return out.take() + std::string(as_text(proof));
 }
 
-std::optional<Announcement> decode_announcement(std::string_view packet, const GroupHash& group, const Secret& secret) {
+std::optional<Announcement> decode_announcement(std::string_view packet, const GroupHash& group,
+                                                const Secret& secret) {
   if (packet.size() != kAnnouncementBytes) return std::nullopt;
-  if (!equal_in_constant_time(secret.prove(as_bytes(packet.substr(0, kBodyBytes))), as_bytes(packet.substr(kBodyBytes))))
+  if (!equal_in_constant_time(secret.prove(as_bytes(packet.substr(0, kBodyBytes))),
+                              as_bytes(packet.substr(kBodyBytes))))
     return std::nullopt;
   ByteReader in(packet);
   if (in.get<std::array<char, 8>>() != kMagic || in.get<GroupHash>() != group) return std::nullopt;

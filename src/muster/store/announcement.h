@@ -1,5 +1,5 @@
-/// What the processes of a job shout to a multicast group until they have found each other: datagrams of one fixed size, signed with the
-/// job's secret. Values and bytes; no I/O.
+/// What the processes of a job shout to a multicast group until they have found each other:
+/// datagrams of one fixed size, signed with the job's secret. Values and bytes; no I/O.
 #pragma once
 
 #include <array>
@@ -22,10 +22,12 @@ struct Announcement {
 /// Of the job's name: tells jobs that share an address and a secret apart.
 using GroupHash = std::array<std::byte, 16>;
 
-inline constexpr std::size_t kAnnouncementBytes = 8 + sizeof(GroupHash) + 8 + 4 + 4 + 2 + sizeof(Secret::Proof);
+inline constexpr std::size_t kAnnouncementBytes =
+    8 + sizeof(GroupHash) + 8 + 4 + 4 + 2 + sizeof(Secret::Proof);
 
 std::string encode(const Announcement& announcement, const GroupHash& group, const Secret& secret);
 /// Nothing for whatever is not of this job: nothing is read before the signature has been checked.
-std::optional<Announcement> decode_announcement(std::string_view packet, const GroupHash& group, const Secret& secret);
+std::optional<Announcement> decode_announcement(std::string_view packet, const GroupHash& group,
+                                                const Secret& secret);
 
 }  // namespace muster::store

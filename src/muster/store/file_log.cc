@@ -38,10 +38,12 @@ std::uint32_t checksum(std::string_view bytes) {
 }
 
 Status failed(const std::string& what, const std::string& path) {
-  return Status(Code::store, "cannot " + what + " the store's file " + path + ": " + errno_text(errno));
+  return Status(Code::store,
+                "cannot " + what + " the store's file " + path + ": " + errno_text(errno));
 }
 
-// Looking at the file's size is cheap; now and then a lock is taken all the same, since a network file system may show an old size.
+// Looking at the file's size is cheap; now and then a lock is taken all the same, since a network
+// file system may show an old size.
 constexpr Duration kBlindLook = milliseconds(200);
 constexpr Duration kFirstPause = microseconds(50), kLongPause = milliseconds(5);
 // While others come one after another the last is soon to come.
@@ -53,7 +55,9 @@ constexpr Duration kPauseAfterNews = microseconds(500);
 class FileLog::Backoff {
  public:
   Backoff(Duration first, Duration longest)
-      : pause_(first), longest_(longest), random_(static_cast<unsigned>(steady_clock().now().time_since_epoch().count())) {}
+      : pause_(first),
+        longest_(longest),
+        random_(static_cast<unsigned>(steady_clock().now().time_since_epoch().count())) {}
   void sleep(TimePoint deadline) {
     const Duration jittered = pause_ / 2 + pause_ * static_cast<int>(random_() % 64) / 64;
     const Duration left = deadline == TimePoint::max() ? jittered : deadline - steady_clock().now();
@@ -73,7 +77,9 @@ const std::string* FileLog::Transaction::find(const std::string& key) const {
 
 void FileLog::Transaction::note(char kind, std::string_view key, std::string_view value) {
   ByteWriter record;
-  record.put(kind).put(static_cast<std::uint32_t>(key.size())).put(static_cast<std::uint32_t>(value.size()));
+  record.put(kind)
+      .put(static_cast<std::uint32_t>(key.size()))
+      .put(static_cast<std::uint32_t>(value.size()));
   changes_ += record.view();
   changes_.append(key).append(value);
 }
@@ -101,7 +107,9 @@ Result<std::shared_ptr<FileLog>> FileLog::open(std::string path) {
 
 Status FileLog::reopen() {
   Descriptor file(::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
-  if (!file && errno == ENOENT) return Status(Code::store, "cannot make the store's file " + path_ + ": its directory does not exist");
+  if (!file && errno == ENOENT)
+    return Status(Code::store,
+                  "cannot make the store's file " + path_ + ": its directory does not exist");
   if (!file) return failed("open", path_);
   struct stat info {};
   if (::fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode))
@@ -130,7 +138,8 @@ void FileLog::unlock() {
 bool FileLog::is_removed() const {
   struct stat mine {
   }, named{};
-  return ::fstat(file_.get(), &mine) != 0 || mine.st_nlink == 0 || ::stat(path_.c_str(), &named) != 0 || named.st_ino != mine.st_ino ||
+  return ::fstat(file_.get(), &mine) != 0 || mine.st_nlink == 0 ||
+         ::stat(path_.c_str(), &named) != 0 || named.st_ino != mine.st_ino ||
          named.st_dev != mine.st_dev;
 }
 
@@ -140,12 +149,14 @@ bool FileLog::has_changed() {
   return ::fstat(file_.get(), &info) != 0 || info.st_size != read_to_ || info.st_nlink == 0;
 }
 
-/// Without the lock: what is whole in the file stays there, and what is being written shows by its checksum. Whatever is wrong is for a
-/// transaction to say.
+/// Without the lock: what is whole in the file stays there, and what is being written shows by its
+/// checksum. Whatever is wrong is for a transaction to say.
 FileLog::Seen FileLog::look(const std::function<bool(const Map&)>& condition) {
   const std::lock_guard lock(mutex_);
   struct stat info {};
-  if (mark_.forked() || ::fstat(file_.get(), &info) != 0 || info.st_size < read_to_ || info.st_nlink == 0) return Seen::trouble;
+  if (mark_.forked() || ::fstat(file_.get(), &info) != 0 || info.st_size < read_to_ ||
+      info.st_nlink == 0)
+    return Seen::trouble;
   const bool grown = info.st_size > read_to_;
   if (grown) {
     const auto news = read_from(info.st_size);
@@ -166,12 +177,15 @@ Status FileLog::transact(TimePoint deadline, const std::function<void(Transactio
       }
       if (try_lock()) {
         Transaction transaction(*this);
-        Status status =
-            is_removed() ? Status(Code::closed, "the store's file " + path_ + " has been removed; its last user has gone") : read_news();
+        Status status = is_removed()
+                            ? Status(Code::closed, "the store's file " + path_ +
+                                                       " has been removed; its last user has gone")
+                            : read_news();
         if (status) {
           body(transaction);
           status = write_changes(transaction.changes_);
-          if (status && transaction.remove_file_ && ::unlink(path_.c_str()) != 0) status = failed("remove", path_);
+          if (status && transaction.remove_file_ && ::unlink(path_.c_str()) != 0)
+            status = failed("remove", path_);
         }
         unlock();
         return status;
@@ -180,8 +194,9 @@ Status FileLog::transact(TimePoint deadline, const std::function<void(Transactio
     }
     const TimePoint now = steady_clock().now();
     if (now >= deadline) {
-      return Status(Code::timed_out,
-                    "another process has kept the store's file " + path_ + " locked for " + describe(now - begin) + "; it may be stopped");
+      return Status(Code::timed_out, "another process has kept the store's file " + path_ +
+                                         " locked for " + describe(now - begin) +
+                                         "; it may be stopped");
     }
     backoff.sleep(deadline);
   }
@@ -194,10 +209,14 @@ Status FileLog::pause(Backoff& backoff, TimePoint deadline) const {
   return {};
 }
 
-Status FileLog::transact_until(TimePoint deadline, const std::function<bool(Transaction&)>& condition) {
+Status FileLog::transact_until(TimePoint deadline,
+                               const std::function<bool(Transaction&)>& condition) {
   for (;;) {
     bool holds = false;
-    if (Status done = transact(deadline, [&](Transaction& transaction) { holds = condition(transaction); }); !done) return done;
+    if (Status done =
+            transact(deadline, [&](Transaction& transaction) { holds = condition(transaction); });
+        !done)
+      return done;
     if (holds) return {};
     Backoff backoff(kFirstPause, kLongPause);
     const TimePoint look_again = steady_clock().now() + kBlindLook;
@@ -220,7 +239,10 @@ Status FileLog::await(TimePoint deadline, const std::function<bool(const Map&)>&
       if (Status paused = pause(backoff, deadline); !paused) return paused;
     }
     bool holds = false;
-    if (Status done = transact(deadline, [&](Transaction& transaction) { holds = condition(transaction.map()); }); !done) return done;
+    if (Status done = transact(
+            deadline, [&](Transaction& transaction) { holds = condition(transaction.map()); });
+        !done)
+      return done;
     if (holds) return {};
     if (steady_clock().now() >= deadline) return Status(Code::timed_out, "the deadline has passed");
   }
@@ -231,7 +253,8 @@ Result<std::string> FileLog::read_from(std::int64_t size) const {
   std::string news(static_cast<std::size_t>(size - read_to_), '\0');
   std::size_t have = 0;
   while (have < news.size()) {
-    const ssize_t n = ::pread(file_.get(), news.data() + have, news.size() - have, read_to_ + static_cast<std::int64_t>(have));
+    const ssize_t n = ::pread(file_.get(), news.data() + have, news.size() - have,
+                              read_to_ + static_cast<std::int64_t>(have));
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) return failed("read", path_);
     have += static_cast<std::size_t>(n);
@@ -243,12 +266,15 @@ Status FileLog::read_news() {
   struct stat info {};
   if (::fstat(file_.get(), &info) != 0) return failed("read", path_);
   if (info.st_size < read_to_)
-    return Status(Code::store, "the store's file " + path_ + " has been cut short by somebody else; remove it and start again");
+    return Status(Code::store,
+                  "the store's file " + path_ +
+                      " has been cut short by somebody else; remove it and start again");
   const auto news = read_from(info.st_size);
   if (!news) return news.status();
   if (Status taken = take(*news); !taken) return taken;
   // What is left was being written by a process that has died: nobody else can be writing now.
-  if (info.st_size > read_to_ && ::ftruncate(file_.get(), read_to_) != 0) return failed("repair", path_);
+  if (info.st_size > read_to_ && ::ftruncate(file_.get(), read_to_) != 0)
+    return failed("repair", path_);
   return {};
 }
 
@@ -256,7 +282,8 @@ Status FileLog::read_news() {
 Status FileLog::take(std::string_view left) {
   if (read_to_ == 0 && !left.empty()) {
     if (left.substr(0, kFileMagic.size()) != kFileMagic.substr(0, left.size()))
-      return Status(Code::store, path_ + " exists and is not a store's file; give a new or empty one");
+      return Status(Code::store,
+                    path_ + " exists and is not a store's file; give a new or empty one");
     if (left.size() >= kFileMagic.size()) {
       left.remove_prefix(kFileMagic.size());
       read_to_ = static_cast<std::int64_t>(kFileMagic.size());
@@ -284,7 +311,8 @@ Status FileLog::apply(std::string_view changes) {
     const char kind = record.get<char>();
     const auto key_bytes = record.get<std::uint32_t>(), value_bytes = record.get<std::uint32_t>();
     if (!record.ok() || std::size_t{key_bytes} + value_bytes > changes.size() - kRecordBytes) {
-      return Status(Code::store, "the store's file " + path_ + " is damaged; remove it and start again");
+      return Status(Code::store,
+                    "the store's file " + path_ + " is damaged; remove it and start again");
     }
     const std::string key(changes.substr(kRecordBytes, key_bytes));
     const std::string_view value = changes.substr(kRecordBytes + key_bytes, value_bytes);
@@ -304,7 +332,8 @@ Status FileLog::write_changes(const std::string& changes) {
   std::string whole = frame.take() + changes;
   std::size_t written = 0;
   while (written < whole.size()) {
-    const ssize_t n = ::pwrite(file_.get(), whole.data() + written, whole.size() - written, read_to_ + static_cast<std::int64_t>(written));
+    const ssize_t n = ::pwrite(file_.get(), whole.data() + written, whole.size() - written,
+                               read_to_ + static_cast<std::int64_t>(written));
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) {
       const Status status = failed("write to", path_);

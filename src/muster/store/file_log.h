@@ -1,11 +1,12 @@
-/// A map of texts in a file that several processes change: a log of transactions, each under an fcntl lock of the whole file, mirrored in
-/// memory.
+/// A map of texts in a file that several processes change: a log of transactions, each under an
+/// fcntl lock of the whole file, mirrored in memory.
 ///
 ///   file         "muster store 1\n\0", then transactions
-///   transaction  length (u32), checksum (u32), then changes: kind (u8: put, append, erase), key length (u32), value length (u32), key,
-///   value
-/// A process that dies while it writes leaves a broken tail, which the next one cuts off. The locks are those of open file descriptions
-/// (F_OFD_SETLK): they hold between threads too, and closing another descriptor of the file does not lose them.
+///   transaction  length (u32), checksum (u32), then changes: kind (u8: put, append, erase), key
+///   length (u32), value length (u32), key, value
+/// A process that dies while it writes leaves a broken tail, which the next one cuts off. The locks
+/// are those of open file descriptions (F_OFD_SETLK): they hold between threads too, and closing
+/// another descriptor of the file does not lose them.
 #pragma once
 
 #include <functional>
@@ -25,7 +26,8 @@ class FileLog {
  public:
   using Map = std::unordered_map<std::string, std::string>;
 
-  /// What happens under one lock: sees its own changes; they are written together at the end, or not at all.
+  /// What happens under one lock: sees its own changes; they are written together at the end, or
+  /// not at all.
   class Transaction {
    public:
     const Map& map() const { return log_.map_; }
@@ -49,13 +51,15 @@ class FileLog {
   /// Makes the file when it is missing; its directory must exist.
   static Result<std::shared_ptr<FileLog>> open(std::string path);
 
-  /// Waits for the lock until the deadline (Code::timed_out), reads what others wrote, calls `body`, writes what it changed. Code::closed
-  /// when the file has been removed or replaced meanwhile. Thread-safe.
+  /// Waits for the lock until the deadline (Code::timed_out), reads what others wrote, calls
+  /// `body`, writes what it changed. Code::closed when the file has been removed or replaced
+  /// meanwhile. Thread-safe.
   Status transact(TimePoint deadline, const std::function<void(Transaction&)>& body);
-  /// Blocks until `condition`, asked in a transaction each time that the file has changed, is true: success; else Code::timed_out.
+  /// Blocks until `condition`, asked in a transaction each time that the file has changed, is true:
+  /// success; else Code::timed_out.
   Status transact_until(TimePoint deadline, const std::function<bool(Transaction&)>& condition);
-  /// The same for a condition that changes nothing. The file is read without the lock: many that wait for the last of them do not keep each
-  /// other from it.
+  /// The same for a condition that changes nothing. The file is read without the lock: many that
+  /// wait for the last of them do not keep each other from it.
   Status await(TimePoint deadline, const std::function<bool(const Map&)>& condition);
   const std::string& path() const { return path_; }
 

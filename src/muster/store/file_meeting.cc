@@ -11,8 +11,9 @@ struct FileMeeting::Round {
   std::uint64_t number = 0;
   std::int32_t members = 0;
   std::vector<std::int32_t> present;
-  std::vector<std::int32_t> untold;  // did not come to the failed round before and do not know of it yet
-  Status cause;                      // of that failure
+  std::vector<std::int32_t>
+      untold;    // did not come to the failed round before and do not know of it yet
+  Status cause;  // of that failure
 };
 
 namespace {
@@ -103,14 +104,16 @@ bool FileMeeting::arrive(FileLog::Transaction& file) {
   if (round.present.empty()) round.members = members_;
   if (round.members != members_) {
     reply_.status =
-        Status(Code::mismatch, call + ": others wait there for " + std::to_string(round.members) + " members, this call is for " +
-                                   std::to_string(members_) + "; all must give the same number");
+        Status(Code::mismatch, call + ": others wait there for " + std::to_string(round.members) +
+                                   " members, this call is for " + std::to_string(members_) +
+                                   "; all must give the same number");
     return false;
   }
   if (op_ == Op::barrier) index_ = static_cast<std::int32_t>(round.present.size());
   if (std::find(round.present.begin(), round.present.end(), index_) != round.present.end()) {
-    reply_.status = Status(
-        Code::mismatch, call + ": index " + std::to_string(index_) + " is already there; two members use one index, or one called twice");
+    reply_.status = Status(Code::mismatch,
+                           call + ": index " + std::to_string(index_) +
+                               " is already there; two members use one index, or one called twice");
     return false;
   }
   round_ = round.number;
@@ -144,7 +147,8 @@ void FileMeeting::end(FileLog::Transaction& file, Round& round, const Status& ou
   file.put(outcome_key(round.number), out.view());
   forget(file, round);
   round.untold.clear();
-  if (!outcome.ok() && op_ == Op::all_gather) round.untold.assign(outcome.ranks().begin(), outcome.ranks().end());
+  if (!outcome.ok() && op_ == Op::all_gather)
+    round.untold.assign(outcome.ranks().begin(), outcome.ranks().end());
   round.cause = outcome;
   round.present.clear();
   ++round.number;
@@ -160,7 +164,8 @@ bool FileMeeting::finished(const FileLog::Map& map) {
   if (outcome.ok() && op_ == Op::all_gather) {
     for (std::int32_t index = 0; index < members_; ++index) {
       const auto value = map.find(value_key(round_, index));
-      reply_.values.push_back(std::make_shared<const std::string>(value == map.end() ? "" : value->second));
+      reply_.values.push_back(
+          std::make_shared<const std::string>(value == map.end() ? "" : value->second));
     }
   }
   return true;
@@ -169,11 +174,13 @@ bool FileMeeting::finished(const FileLog::Map& map) {
 void FileMeeting::give_up(FileLog::Transaction& file, Duration waited) {
   if (finished(file.map())) return;
   Round round = read(file);
-  std::string text = std::string(name_of(op_)) + "(" + quoted(key_) + "): " + std::to_string(round.present.size()) + " of " +
+  std::string text = std::string(name_of(op_)) + "(" + quoted(key_) +
+                     "): " + std::to_string(round.present.size()) + " of " +
                      std::to_string(round.members) + " members came within " + describe(waited);
   std::vector<int> absent;
   for (std::int32_t index = 0; index < round.members && op_ == Op::all_gather; ++index) {
-    if (std::find(round.present.begin(), round.present.end(), index) == round.present.end()) absent.push_back(index);
+    if (std::find(round.present.begin(), round.present.end(), index) == round.present.end())
+      absent.push_back(index);
   }
   if (!absent.empty()) text += "; missing: " + named_ranks(absent);
   end(file, round, Status(Code::timed_out, std::move(text), std::move(absent)));

@@ -1,4 +1,5 @@
-/// Barrier and all_gather among the users of a file: the rules of `StoreTable`, kept in the file itself.
+/// Barrier and all_gather among the users of a file: the rules of `StoreTable`, kept in the file
+/// itself.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +18,8 @@ class FileMeeting {
 
   /// Joins the round that is going on. False: `reply()` says why not.
   bool arrive(FileLog::Transaction& file);
-  /// True once this member's round has come to its end, well or not; `reply()` holds how. Call until then; only reads, so that no
-  /// transaction is needed.
+  /// True once this member's round has come to its end, well or not; `reply()` holds how. Call
+  /// until then; only reads, so that no transaction is needed.
   bool finished(const FileLog::Map& map);
   /// Ends the round for all who are in it, unless it has ended meanwhile. `reply()` holds how.
   void give_up(FileLog::Transaction& file, Duration waited);

@@ -50,20 +50,24 @@ Reply add(Transaction& file, std::string_view key, std::int64_t amount) {
     std::int64_t current = 0;
     const auto [stop, error] = std::from_chars(text->data(), text->data() + text->size(), current);
     if (error != std::errc() || stop != text->data() + text->size()) {
-      return failure(Code::store, "add(" + quoted(key) + "): the value stored there, " + quoted(*text) + ", is not a whole number");
+      return failure(Code::store, "add(" + quoted(key) + "): the value stored there, " +
+                                      quoted(*text) + ", is not a whole number");
     }
     if (__builtin_add_overflow(current, amount, &sum)) {
-      return failure(Code::store, "add(" + quoted(key) + "): " + *text + " + " + std::to_string(amount) + " does not fit into 64 bits");
+      return failure(Code::store, "add(" + quoted(key) + "): " + *text + " + " +
+                                      std::to_string(amount) + " does not fit into 64 bits");
     }
   }
   file.put(user_key(key), std::to_string(sum));
   return {{}, sum, {}};
 }
 
-Reply compare_set(Transaction& file, std::string_view key, std::string_view expected, std::string_view desired) {
+Reply compare_set(Transaction& file, std::string_view key, std::string_view expected,
+                  std::string_view desired) {
   const std::string* current = file.find(user_key(key));
   const bool matches = current == nullptr ? expected.empty() : *current == expected;
-  if (!matches) return {{}, 0, {shared(current == nullptr ? expected : std::string_view(*current))}};
+  if (!matches)
+    return {{}, 0, {shared(current == nullptr ? expected : std::string_view(*current))}};
   file.put(user_key(key), desired);
   return {{}, 1, {shared(desired)}};
 }
@@ -71,8 +75,9 @@ Reply compare_set(Transaction& file, std::string_view key, std::string_view expe
 Reply append(Transaction& file, std::string_view key, std::string_view value) {
   const std::string* current = file.find(user_key(key));
   if (current != nullptr && value.size() > kMaxValueBytes - current->size()) {
-    return failure(Code::exhausted,
-                   "append(" + quoted(key) + "): the value would grow beyond the limit of " + std::to_string(kMaxValueBytes) + " bytes");
+    return failure(Code::exhausted, "append(" + quoted(key) +
+                                        "): the value would grow beyond the limit of " +
+                                        std::to_string(kMaxValueBytes) + " bytes");
   }
   file.append(user_key(key), value);
   return {};
@@ -83,7 +88,8 @@ Reply execute(Transaction& file, const Request& request) {
   switch (request.op) {
     case Op::set: file.put(user_key(key), request.values[0]); return {};
     case Op::multi_set:
-      for (std::size_t i = 0; i < request.keys.size(); ++i) file.put(user_key(request.keys[i]), request.values[i]);
+      for (std::size_t i = 0; i < request.keys.size(); ++i)
+        file.put(user_key(request.keys[i]), request.values[i]);
       return {};
     case Op::add: return add(file, key, request.number);
     case Op::compare_set: return compare_set(file, key, request.values[0], request.values[1]);
@@ -99,10 +105,14 @@ Reply execute(Transaction& file, const Request& request) {
       return {{}, static_cast<std::int64_t>(queue.end - queue.first), {}};
     }
     case Op::num_keys:
-      return {{}, std::count_if(file.map().begin(), file.map().end(), [](const auto& entry) { return is_user_key(entry.first); }), {}};
+      return {{},
+              std::count_if(file.map().begin(), file.map().end(),
+                            [](const auto& entry) { return is_user_key(entry.first); }),
+              {}};
     case Op::check: {
-      const bool all = std::all_of(request.keys.begin(), request.keys.end(),
-                                   [&](std::string_view each) { return file.find(user_key(each)) != nullptr; });
+      const bool all =
+          std::all_of(request.keys.begin(), request.keys.end(),
+                      [&](std::string_view each) { return file.find(user_key(each)) != nullptr; });
       return {{}, all ? 1 : 0, {}};
     }
     case Op::list_keys: {
@@ -112,12 +122,15 @@ Reply execute(Transaction& file, const Request& request) {
       }
       return reply;
     }
-    default: return failure(Code::internal, "the file store was asked to execute " + std::string(name_of(request.op)));
+    default:
+      return failure(Code::internal,
+                     "the file store was asked to execute " + std::string(name_of(request.op)));
   }
 }
 
 /// The reply of a request that may have to wait, or nothing yet.
-std::optional<Reply> attempt(Transaction& file, const Request& request, std::vector<std::string_view>& missing) {
+std::optional<Reply> attempt(Transaction& file, const Request& request,
+                             std::vector<std::string_view>& missing) {
   missing.clear();
   if (request.op == Op::queue_pop) {
     Queue queue = read_queue(file, request.keys[0]);
@@ -132,26 +145,33 @@ std::optional<Reply> attempt(Transaction& file, const Request& request, std::vec
   for (const std::string_view key : request.keys) {
     const std::string* value = file.find(user_key(key));
     if (value == nullptr) missing.push_back(key);
-    if (value != nullptr && request.op != Op::wait && missing.empty()) reply.values.push_back(shared(*value));
+    if (value != nullptr && request.op != Op::wait && missing.empty())
+      reply.values.push_back(shared(*value));
   }
   if (!missing.empty()) return std::nullopt;
   return reply;
 }
 
-Status timeout_of(const Request& request, const std::vector<std::string_view>& missing, Duration waited) {
+Status timeout_of(const Request& request, const std::vector<std::string_view>& missing,
+                  Duration waited) {
   const std::string time = describe(waited);
-  if (request.op == Op::get) return Status(Code::timed_out, "get(" + quoted(request.keys[0]) + "): nobody set this key within " + time);
+  if (request.op == Op::get)
+    return Status(Code::timed_out,
+                  "get(" + quoted(request.keys[0]) + "): nobody set this key within " + time);
   if (request.op == Op::queue_pop)
-    return Status(Code::timed_out, "queue_pop(" + quoted(request.keys[0]) + "): nothing came into the queue within " + time);
-  return Status(Code::timed_out, std::string(name_of(request.op)) + ": " + std::to_string(missing.size()) + " of " +
-                                     std::to_string(request.keys.size()) + " keys are still missing after " + time + ": " +
-                                     quoted(missing));
+    return Status(Code::timed_out, "queue_pop(" + quoted(request.keys[0]) +
+                                       "): nothing came into the queue within " + time);
+  return Status(Code::timed_out,
+                std::string(name_of(request.op)) + ": " + std::to_string(missing.size()) + " of " +
+                    std::to_string(request.keys.size()) + " keys are still missing after " + time +
+                    ": " + quoted(missing));
 }
 
 /// Runs once, when the last of an object's clones goes.
 class Membership {
  public:
-  Membership(std::shared_ptr<FileLog> log, std::function<void(FileLog&)> goodbye) : log_(std::move(log)), goodbye_(std::move(goodbye)) {}
+  Membership(std::shared_ptr<FileLog> log, std::function<void(FileLog&)> goodbye)
+      : log_(std::move(log)), goodbye_(std::move(goodbye)) {}
   ~Membership() {
     if (goodbye_ && !mark_.forked()) goodbye_(*log_);
   }
@@ -165,13 +185,17 @@ class Membership {
 
 class FileStore final : public RequestStore<Store> {
  public:
-  FileStore(std::shared_ptr<Membership> membership, Duration timeout) : RequestStore(timeout), membership_(std::move(membership)) {}
+  FileStore(std::shared_ptr<Membership> membership, Duration timeout)
+      : RequestStore(timeout), membership_(std::move(membership)) {}
 
   Result<bool> delete_key(std::string_view key) override {
     return Status(Code::unsupported, "delete_key(" + quoted(key) +
-                                         "): a file store cannot delete keys; use a tcp or hash store, or set the key to something else");
+                                         "): a file store cannot delete keys; use a tcp or hash "
+                                         "store, or set the key to something else");
   }
-  Result<std::shared_ptr<Store>> clone() override { return std::shared_ptr<Store>(std::make_shared<FileStore>(membership_, timeout())); }
+  Result<std::shared_ptr<Store>> clone() override {
+    return std::shared_ptr<Store>(std::make_shared<FileStore>(membership_, timeout()));
+  }
   const char* kind() const override { return "file"; }
 
  protected:
@@ -186,8 +210,8 @@ class FileStore final : public RequestStore<Store> {
       default: break;
     }
     Reply reply;
-    const Status done =
-        log().transact(deadline_after(steady_clock(), timeout()), [&](Transaction& file) { reply = execute(file, request); });
+    const Status done = log().transact(deadline_after(steady_clock(), timeout()),
+                                       [&](Transaction& file) { reply = execute(file, request); });
     if (!done) return {done.with_context(name_of(request.op)), 0, {}};
     return reply;
   }
@@ -200,18 +224,21 @@ class FileStore final : public RequestStore<Store> {
     std::optional<Reply> reply;
     std::vector<std::string_view> missing(request.keys);
     const bool once = request.op == Op::queue_pop && request.number == 0;
-    const Status done = log().transact_until(deadline_after(steady_clock(), request.timeout), [&](Transaction& file) {
-      reply = attempt(file, request, missing);
-      return reply.has_value() || once;
-    });
+    const Status done = log().transact_until(deadline_after(steady_clock(), request.timeout),
+                                             [&](Transaction& file) {
+                                               reply = attempt(file, request, missing);
+                                               return reply.has_value() || once;
+                                             });
     if (reply) return std::move(*reply);
-    if (once && done) return failure(Code::store, "queue_pop(" + quoted(request.keys[0]) + "): the queue is empty");
+    if (once && done)
+      return failure(Code::store, "queue_pop(" + quoted(request.keys[0]) + "): the queue is empty");
     if (done.code() != Code::timed_out) return {done.with_context(name_of(request.op)), 0, {}};
     return {timeout_of(request, missing, steady_clock().now() - begin), 0, {}};
   }
 
   Reply call_meeting(const Request& request) {
-    const TimePoint begin = steady_clock().now(), deadline = deadline_after(steady_clock(), request.timeout);
+    const TimePoint begin = steady_clock().now(),
+                    deadline = deadline_after(steady_clock(), request.timeout);
     FileMeeting meeting(request);
     bool arrived = false, over = false;
     const auto finished = [&](const FileLog::Map& map) { return over = meeting.finished(map); };
@@ -221,9 +248,11 @@ class FileStore final : public RequestStore<Store> {
     });
     if (done && !over) done = log().await(deadline, finished);
     if (done || over) return std::move(meeting.reply());
-    if (done.code() != Code::timed_out || !arrived) return {done.with_context(name_of(request.op)), 0, {}};
-    done = log().transact(steady_clock().now() + kFileGoodbyeLimit,
-                          [&](Transaction& file) { meeting.give_up(file, steady_clock().now() - begin); });
+    if (done.code() != Code::timed_out || !arrived)
+      return {done.with_context(name_of(request.op)), 0, {}};
+    done = log().transact(steady_clock().now() + kFileGoodbyeLimit, [&](Transaction& file) {
+      meeting.give_up(file, steady_clock().now() - begin);
+    });
     if (!done) return {done.with_context(name_of(request.op)), 0, {}};
     return std::move(meeting.reply());
   }
@@ -233,26 +262,32 @@ class FileStore final : public RequestStore<Store> {
 
 /// One more of `world_size` users has finished; the last removes the file.
 void count_out(FileLog& log, int world_size) {
-  const Status ignored = log.transact(steady_clock().now() + kFileGoodbyeLimit, [&](Transaction& file) {
-    const std::string key = std::string(1, kFileOwnKey) + "finished";
-    const std::string* text = file.find(key);
-    const int finished = 1 + (text == nullptr ? 0 : std::atoi(text->c_str()));
-    file.put(key, std::to_string(finished));
-    if (finished >= world_size) file.remove_file();
-  });
+  const Status ignored =
+      log.transact(steady_clock().now() + kFileGoodbyeLimit, [&](Transaction& file) {
+        const std::string key = std::string(1, kFileOwnKey) + "finished";
+        const std::string* text = file.find(key);
+        const int finished = 1 + (text == nullptr ? 0 : std::atoi(text->c_str()));
+        file.put(key, std::to_string(finished));
+        if (finished >= world_size) file.remove_file();
+      });
   static_cast<void>(ignored);  // nobody is left to be told; the next run reports a file that stayed
 }
 
 }  // namespace
 
-std::shared_ptr<Store> make_file_store_over(std::shared_ptr<FileLog> log, Duration timeout, std::function<void(FileLog&)> goodbye) {
-  return std::make_shared<FileStore>(std::make_shared<Membership>(std::move(log), std::move(goodbye)), timeout);
+std::shared_ptr<Store> make_file_store_over(std::shared_ptr<FileLog> log, Duration timeout,
+                                            std::function<void(FileLog&)> goodbye) {
+  return std::make_shared<FileStore>(
+      std::make_shared<Membership>(std::move(log), std::move(goodbye)), timeout);
 }
 
 Result<std::shared_ptr<Store>> make_file_store(std::string path, int world_size, Duration timeout) {
   auto log = FileLog::open(std::move(path));
   if (!log) return log.status();
-  if (Status readable = (*log)->transact(deadline_after(steady_clock(), timeout), [](Transaction&) {}); !readable) return readable;
+  if (Status readable =
+          (*log)->transact(deadline_after(steady_clock(), timeout), [](Transaction&) {});
+      !readable)
+    return readable;
   std::function<void(FileLog&)> goodbye;
   if (world_size > 0) goodbye = [world_size](FileLog& file) { count_out(file, world_size); };
   return make_file_store_over(std::move(*log), timeout, std::move(goodbye));

@@ -1,4 +1,5 @@
-// What only the file store does: keys that outlive their writers, the last one out, writers that die in the middle.
+// What only the file store does: keys that outlive their writers, the last one out, writers that
+// die in the middle.
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -98,13 +99,16 @@ TEST_F(FileStoreTest, CutAtEveryByte) {
     const auto store = open();
     ASSERT_TRUE(store->set("before", "value").ok());
     whole = contents().size();
-    ASSERT_TRUE(store->multi_set(std::vector<std::string>{"a", "b"}, std::vector<std::string>{"1", "2"}).ok());
+    ASSERT_TRUE(
+        store->multi_set(std::vector<std::string>{"a", "b"}, std::vector<std::string>{"1", "2"})
+            .ok());
   }
   const std::string all = contents();
   for (std::size_t cut = 0; cut <= all.size(); ++cut) {
     std::ofstream(path, std::ios::binary | std::ios::trunc) << all.substr(0, cut);
     const auto store = open();
-    const bool a = *store->check(std::vector<std::string>{"a"}), b = *store->check(std::vector<std::string>{"b"});
+    const bool a = *store->check(std::vector<std::string>{"a"}),
+               b = *store->check(std::vector<std::string>{"b"});
     EXPECT_EQ(a, cut == all.size()) << cut;
     EXPECT_EQ(b, a) << cut;
     EXPECT_EQ(*store->check(std::vector<std::string>{"before"}), cut >= whole) << cut;
@@ -117,12 +121,14 @@ TEST_F(FileStoreTest, CutAtEveryByte) {
 TEST_F(FileStoreTest, DamagedFiles) {
   {
     const auto store = open();
-    for (int i = 0; i < 5; ++i) ASSERT_TRUE(store->set("key" + std::to_string(i), std::string(20, 'x')).ok());
+    for (int i = 0; i < 5; ++i)
+      ASSERT_TRUE(store->set("key" + std::to_string(i), std::string(20, 'x')).ok());
   }
   const std::string all = contents();
   testing::Fuzz fuzz(5);
   for (int round = 0; round < testing::test_rounds(500, 10'000); ++round) {
-    const std::string bad = fuzz.one_in(8) ? all.substr(0, 16) + fuzz.noise(200) : fuzz.damaged(all);
+    const std::string bad =
+        fuzz.one_in(8) ? all.substr(0, 16) + fuzz.noise(200) : fuzz.damaged(all);
     std::ofstream(path, std::ios::binary | std::ios::trunc) << bad;
     const auto store = make_file_store(path, -1, seconds(60));
     if (!store.ok()) continue;
@@ -131,7 +137,8 @@ TEST_F(FileStoreTest, DamagedFiles) {
   }
 }
 
-// spec: C5 many processes write at once, one is killed again and again: nothing is lost, nothing counted twice
+// spec: C5 many processes write at once, one is killed again and again: nothing is lost, nothing
+// counted twice
 TEST_F(FileStoreTest, KilledWriters) {
   const auto store = open();
   int reported = 0;
@@ -159,7 +166,8 @@ TEST_F(FileStoreTest, KilledWriters) {
   }
   const auto count = *store->add("count", 0);
   EXPECT_GE(count, reported);
-  EXPECT_LE(count, reported + 10) << "each kill may hide one addition that was made and not reported";
+  EXPECT_LE(count, reported + 10)
+      << "each kill may hide one addition that was made and not reported";
   EXPECT_EQ(*store->add("other", 0), 200);
 }
 
@@ -179,11 +187,16 @@ TEST_F(FileStoreTest, LockedByAnother) {
   EXPECT_TRUE(store->set("key", "value").ok());
 }
 
-// spec: C14 all_gather in a file: two members with one index, or different numbers of members, are told
+// spec: C14 all_gather in a file: two members with one index, or different numbers of members, are
+// told
 TEST_F(FileStoreTest, MeetingsNoticeMisuse) {
   const auto log = *FileLog::open(path);
   const auto gather = [](int index, int members) {
-    return FileMeeting({.op = Op::all_gather, .index = index, .members = members, .keys = {"key"}, .values = {"value"}});
+    return FileMeeting({.op = Op::all_gather,
+                        .index = index,
+                        .members = members,
+                        .keys = {"key"},
+                        .values = {"value"}});
   };
   FileMeeting zero = gather(0, 2), twice = gather(0, 2), three = gather(1, 3), one = gather(1, 2);
   ASSERT_TRUE(log->transact(TimePoint::max(),
@@ -198,7 +211,8 @@ TEST_F(FileStoreTest, MeetingsNoticeMisuse) {
                               EXPECT_TRUE(zero.finished(file.map()));
                               EXPECT_TRUE(one.finished(file.map()));
                               EXPECT_EQ(file.map().size(), 4u)
-                                  << "the counter, how it ended, and what each gave: for those that have still to read it";
+                                  << "the counter, how it ended, and what each gave: for those "
+                                     "that have still to read it";
                             })
                   .ok());
   EXPECT_EQ(zero.reply().values.size(), 2u);
@@ -232,7 +246,10 @@ TEST_F(FileStoreTest, OldMeetingsAreForgotten) {
   const auto entries = [&] {
     auto log = FileLog::open(path);
     std::size_t count = 0;
-    EXPECT_TRUE((*log)->transact(TimePoint::max(), [&](FileLog::Transaction& file) { count = file.map().size(); }).ok());
+    EXPECT_TRUE((*log)
+                    ->transact(TimePoint::max(),
+                               [&](FileLog::Transaction& file) { count = file.map().size(); })
+                    .ok());
     return count;
   };
   const auto meet = [&](int times) {
@@ -250,7 +267,8 @@ TEST_F(FileStoreTest, OldMeetingsAreForgotten) {
 // spec: C6 PrefixStore: prefixes nest and keep apart what has the same name
 TEST(PrefixStore, Nests) {
   const auto base = make_hash_store();
-  const auto red = make_prefix_store("red", base), blue = make_prefix_store("blue", base), deep = make_prefix_store("deep", red);
+  const auto red = make_prefix_store("red", base), blue = make_prefix_store("blue", base),
+             deep = make_prefix_store("deep", red);
   ASSERT_TRUE(red->set("key", "1").ok());
   ASSERT_TRUE(blue->set("key", "2").ok());
   ASSERT_TRUE(deep->set("key", "3").ok());

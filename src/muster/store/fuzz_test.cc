@@ -1,5 +1,6 @@
-// Fuzzers of what store/ parses from outside: requests, replies, whole conversations with the server and with a server that lies,
-// announcements by multicast, init methods. (Damaged files: file_store_test.cc.)
+// Fuzzers of what store/ parses from outside: requests, replies, whole conversations with the
+// server and with a server that lies, announcements by multicast, init methods. (Damaged files:
+// file_store_test.cc.)
 
 #include <gtest/gtest.h>
 
@@ -26,13 +27,21 @@ using testing::Fuzz;
 
 /// Any operation with any numbers, keys and values: well-formed on the wire, seldom sensible.
 std::string any_request(Fuzz& fuzz, std::uint64_t id) {
-  constexpr std::int64_t kNumbers[] = {0, 1, -1, 5, std::numeric_limits<std::int64_t>::max(), std::numeric_limits<std::int64_t>::min()};
-  constexpr std::string_view kTexts[] = {"a", "b", "count", "9223372036854775807", "", "muster/workers", "\xff\x00"};
+  constexpr std::int64_t kNumbers[] = {0,
+                                       1,
+                                       -1,
+                                       5,
+                                       std::numeric_limits<std::int64_t>::max(),
+                                       std::numeric_limits<std::int64_t>::min()};
+  constexpr std::string_view kTexts[] = {
+      "a", "b", "count", "9223372036854775807", "", "muster/workers", "\xff\x00"};
   const auto text = [&] { return kTexts[fuzz.below(std::size(kTexts))]; };
   Request request;
   request.op = static_cast<Op>(fuzz.below(kLastOp + 3));
-  request.timeout = Duration(fuzz.one_in(3) ? kNumbers[fuzz.below(std::size(kNumbers))] : static_cast<std::int64_t>(fuzz.below(1000)));
-  request.number = fuzz.one_in(4) ? static_cast<std::int64_t>(fuzz.word()) : kNumbers[fuzz.below(std::size(kNumbers))];
+  request.timeout = Duration(fuzz.one_in(3) ? kNumbers[fuzz.below(std::size(kNumbers))]
+                                            : static_cast<std::int64_t>(fuzz.below(1000)));
+  request.number = fuzz.one_in(4) ? static_cast<std::int64_t>(fuzz.word())
+                                  : kNumbers[fuzz.below(std::size(kNumbers))];
   request.index = static_cast<std::int32_t>(fuzz.one_in(8) ? fuzz.word() : fuzz.below(4));
   request.members = static_cast<std::int32_t>(fuzz.one_in(8) ? fuzz.word() : fuzz.below(4));
   for (std::size_t i = fuzz.below(4); i > 0; --i) request.keys.push_back(text());
@@ -45,7 +54,9 @@ TEST(StoreProtocolFuzz, DecodedRequestsAreThoseThatWereSent) {
   Fuzz fuzz(1);
   for (testing::FuzzRun run(5000); run.goes_on();) {
     const std::string sent = any_request(fuzz, fuzz.word()).substr(4);
-    const std::string frame = fuzz.one_in(10) ? fuzz.noise(200) : fuzz.one_in(4) ? sent : fuzz.damaged(sent);
+    const std::string frame = fuzz.one_in(10)  ? fuzz.noise(200)
+                              : fuzz.one_in(4) ? sent
+                                               : fuzz.damaged(sent);
     const auto back = decode_request(frame);
     if (!back.ok()) continue;
     EXPECT_EQ(whole(back->request, back->id).substr(4), frame);
@@ -63,7 +74,8 @@ TEST(StoreProtocolFuzz, DecodedRepliesAreThoseThatWereSent) {
   Reply good;
   good.status = Status(Code::timed_out, "a message", {1, 5});
   good.number = -3;
-  for (const char* text : {"one", "", "three"}) good.values.push_back(std::make_shared<const std::string>(text));
+  for (const char* text : {"one", "", "three"})
+    good.values.push_back(std::make_shared<const std::string>(text));
   const std::string frame = whole_reply(good, 77);
   for (testing::FuzzRun run(5000); run.goes_on();) {
     const std::string bad = fuzz.one_in(10) ? fuzz.noise(200) : fuzz.damaged(frame);
@@ -74,7 +86,8 @@ TEST(StoreProtocolFuzz, DecodedRepliesAreThoseThatWereSent) {
   }
 }
 
-// spec: C7 frames cut anywhere come out whole, and a stream that lies costs no more than what has come
+// spec: C7 frames cut anywhere come out whole, and a stream that lies costs no more than what has
+// come
 TEST(StoreProtocolFuzz, StreamsAreCutIntoTheirFrames) {
   Fuzz fuzz(3);
   for (testing::FuzzRun run(500); run.goes_on();) {
@@ -100,7 +113,8 @@ TEST(StoreProtocolFuzz, StreamsAreCutIntoTheirFrames) {
   }
 }
 
-// spec: C2 a client with the secret that sends anything it likes ends its own connection at most; the others are served, nothing is held
+// spec: C2 a client with the secret that sends anything it likes ends its own connection at most;
+// the others are served, nothing is held
 TEST(StoreServerFuzz, AnythingEndsItsOwnConnectionAtMost) {
   Fuzz fuzz(4);
   Bench bench;
@@ -125,14 +139,18 @@ TEST(StoreServerFuzz, AnythingEndsItsOwnConnectionAtMost) {
   EXPECT_EQ(bench.server.connections(), 1u);
 }
 
-// spec: C2 strangers: a server fed with anything instead of a greeting answers at most its own greeting and one byte
+// spec: C2 strangers: a server fed with anything instead of a greeting answers at most its own
+// greeting and one byte
 TEST(StoreServerFuzz, StrangersGetNowhere) {
   Fuzz fuzz(5);
   Bench bench;
-  const std::string greeting = Handshake(Handshake::Side::connector, {.job = "job", .build = kStoreBuild}, bench::kSecret).take_output();
+  const std::string greeting =
+      Handshake(Handshake::Side::connector, {.job = "job", .build = kStoreBuild}, bench::kSecret)
+          .take_output();
   for (testing::FuzzRun run(2000); run.goes_on();) {
     const auto stranger = bench.open();
-    const std::string bytes = fuzz.one_in(4) ? fuzz.noise(300) : fuzz.damaged(greeting) + fuzz.noise(64);
+    const std::string bytes =
+        fuzz.one_in(4) ? fuzz.noise(300) : fuzz.damaged(greeting) + fuzz.noise(64);
     for (const auto piece : fuzz.pieces(bytes)) {
       if (!bench.closed(stranger)) bench.feed(stranger, piece);
     }
@@ -142,11 +160,13 @@ TEST(StoreServerFuzz, StrangersGetNowhere) {
   }
 }
 
-/// Takes one connection after another, greets in good order, and answers each request with something damaged before it hangs up.
+/// Takes one connection after another, greets in good order, and answers each request with
+/// something damaged before it hangs up.
 class LyingServer {
  public:
   explicit LyingServer(std::uint64_t salt)
-      : listener_(*listen_on(testing::loopback_address(0), 64)), thread_([this, salt] { serve(salt); }) {}
+      : listener_(*listen_on(testing::loopback_address(0), 64)),
+        thread_([this, salt] { serve(salt); }) {}
   ~LyingServer() {
     stop_.store(true);
     thread_.join();
@@ -160,7 +180,9 @@ class LyingServer {
       pollfd waiting{listener_.get(), POLLIN, 0};
       if (::poll(&waiting, 1, 100) != 1) continue;
       const Descriptor socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-      Handshake handshake(Handshake::Side::acceptor, {.role = Handshake::Role::store, .job = "job", .build = kStoreBuild}, bench::kSecret);
+      Handshake handshake(Handshake::Side::acceptor,
+                          {.role = Handshake::Role::store, .job = "job", .build = kStoreBuild},
+                          bench::kSecret);
       std::string input(4096, '\0');
       while (!handshake.done() && !handshake.failed()) {
         const ssize_t got = ::recv(socket.get(), input.data(), 1, 0);
@@ -172,7 +194,9 @@ class LyingServer {
       Reply reply;
       reply.values = {std::make_shared<const std::string>("value")};
       const std::string good = encode_head(reply, 1 + fuzz.below(2)) + "value";
-      send(socket, fuzz.one_in(8) ? fuzz.noise(200) : fuzz.one_in(8) ? fuzz.cut(good) : fuzz.damaged(good));
+      send(socket, fuzz.one_in(8)   ? fuzz.noise(200)
+                   : fuzz.one_in(8) ? fuzz.cut(good)
+                                    : fuzz.damaged(good));
     }
   }
   static void send(const Descriptor& socket, const std::string& bytes) {
@@ -184,7 +208,8 @@ class LyingServer {
   std::thread thread_;
 };
 
-// spec: C7 a server that answers anything: the client gets what it asked for or an error, never more
+// spec: C7 a server that answers anything: the client gets what it asked for or an error, never
+// more
 TEST(StoreClientFuzz, AnswersThatLieAreErrors) {
   Fuzz fuzz(7);
   LyingServer server(6);
@@ -230,8 +255,10 @@ TEST(AnnouncementFuzz, DamagedDatagramsAreNotBelieved) {
   EXPECT_EQ(back->world_size, said.world_size);
   EXPECT_EQ(back->store_port, said.store_port);
   EXPECT_FALSE(decode_announcement(good, other, bench::kSecret));
-  EXPECT_FALSE(decode_announcement(good, group, Secret::given("another secret, as long as needed")));
-  for (std::size_t cut = 0; cut < good.size(); ++cut) EXPECT_FALSE(decode_announcement(good.substr(0, cut), group, bench::kSecret)) << cut;
+  EXPECT_FALSE(
+      decode_announcement(good, group, Secret::given("another secret, as long as needed")));
+  for (std::size_t cut = 0; cut < good.size(); ++cut)
+    EXPECT_FALSE(decode_announcement(good.substr(0, cut), group, bench::kSecret)) << cut;
   for (testing::FuzzRun run(2000); run.goes_on();) {
     const std::string bad = fuzz.one_in(8) ? fuzz.noise(2 * good.size()) : fuzz.damaged(good);
     EXPECT_EQ(decode_announcement(bad, group, bench::kSecret).has_value(), bad == good);
@@ -241,15 +268,19 @@ TEST(AnnouncementFuzz, DamagedDatagramsAreNotBelieved) {
 // spec: B3 B5 malformed init methods are refused in words that show them
 TEST(InitUrlFuzz, TextsAreReadOrRefusedWhole) {
   Fuzz fuzz(9);
-  const std::vector<std::string> samples = {"tcp://node1:29500?rank=3&world_size=8", "tcp://[2001:db8::1]:29500/?world_size=2",
-                                            "env://?rank=0", "file:///tmp/some/file?rank=1&world_size=4"};
+  const std::vector<std::string> samples = {
+      "tcp://node1:29500?rank=3&world_size=8", "tcp://[2001:db8::1]:29500/?world_size=2",
+      "env://?rank=0", "file:///tmp/some/file?rank=1&world_size=4"};
   for (const std::string& sample : samples) {
     ASSERT_TRUE(parse_init_url(sample).ok());
-    for (std::size_t cut = 0; cut < sample.size(); ++cut) static_cast<void>(parse_init_url(sample.substr(0, cut)).ok());
+    for (std::size_t cut = 0; cut < sample.size(); ++cut)
+      static_cast<void>(parse_init_url(sample.substr(0, cut)).ok());
   }
   for (testing::FuzzRun run(5000); run.goes_on();) {
-    const std::string text = fuzz.one_in(3) ? samples[fuzz.below(4)].substr(0, 6) + fuzz.babble(40, "abc:/?&=[]0123456789rankworld_size-")
-                                            : fuzz.damaged(samples[fuzz.below(4)]);
+    const std::string text = fuzz.one_in(3)
+                                 ? samples[fuzz.below(4)].substr(0, 6) +
+                                       fuzz.babble(40, "abc:/?&=[]0123456789rankworld_size-")
+                                 : fuzz.damaged(samples[fuzz.below(4)]);
     const auto url = parse_init_url(text);
     if (!url.ok()) {
       EXPECT_EQ(url.status().code(), Code::invalid_argument);

@@ -11,8 +11,8 @@
 namespace muster::store {
 namespace {
 
-/// One table among the threads of a process. Each blocked caller sleeps on a condition of its own, so that an answer wakes only whom it is
-/// for.
+/// One table among the threads of a process. Each blocked caller sleeps on a condition of its own,
+/// so that an answer wakes only whom it is for.
 class SharedTable {
  public:
   Reply call(const Request& request) {
@@ -25,7 +25,8 @@ class SharedTable {
     deliver(answers);
     const TimePoint deadline = deadline_after(steady_clock(), request.timeout);
     while (!self.answered) {
-      const TimePoint until = std::min(deadline, deadline_after(steady_clock(), Interruption::look_every()));
+      const TimePoint until =
+          std::min(deadline, deadline_after(steady_clock(), Interruption::look_every()));
       if (until == TimePoint::max()) {
         self.changed.wait(lock);
       } else if (self.changed.wait_until(lock, until) == std::cv_status::timeout) {
@@ -68,8 +69,11 @@ class SharedTable {
 
 class HashStore final : public RequestStore<Store> {
  public:
-  HashStore(std::shared_ptr<SharedTable> table, Duration timeout) : RequestStore(timeout), table_(std::move(table)) {}
-  Result<std::shared_ptr<Store>> clone() override { return std::shared_ptr<Store>(std::make_shared<HashStore>(table_, timeout())); }
+  HashStore(std::shared_ptr<SharedTable> table, Duration timeout)
+      : RequestStore(timeout), table_(std::move(table)) {}
+  Result<std::shared_ptr<Store>> clone() override {
+    return std::shared_ptr<Store>(std::make_shared<HashStore>(table_, timeout()));
+  }
   const char* kind() const override { return "hash"; }
 
  protected:
@@ -81,6 +85,8 @@ class HashStore final : public RequestStore<Store> {
 
 }  // namespace
 
-std::shared_ptr<Store> make_hash_store(Duration timeout) { return std::make_shared<HashStore>(std::make_shared<SharedTable>(), timeout); }
+std::shared_ptr<Store> make_hash_store(Duration timeout) {
+  return std::make_shared<HashStore>(std::make_shared<SharedTable>(), timeout);
+}
 
 }  // namespace muster::store

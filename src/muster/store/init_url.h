@@ -1,4 +1,5 @@
-/// The init method's text in parts: `tcp://host:port?rank=0&world_size=4`, `file:///path`, `env://`.
+/// The init method's text in parts: `tcp://host:port?rank=0&world_size=4`, `file:///path`,
+/// `env://`.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +23,7 @@ struct InitUrl {
 /// Errors name the part that is wrong and show the whole.
 Result<InitUrl> parse_init_url(const std::string& text);
 /// A whole decimal number in [low, high], or nothing.
-std::optional<std::int64_t> whole_number(const std::string& text, std::int64_t low, std::int64_t high);
+std::optional<std::int64_t> whole_number(const std::string& text, std::int64_t low,
+                                         std::int64_t high);
 
 }  // namespace muster::store

@@ -24,15 +24,19 @@ Status explain(const Status& status, int rank, const JoinOptions& options) {
     case Code::timed_out:
       if (status.ranks().empty()) break;
       return Status(Code::timed_out,
-                    what + named_ranks(status.ranks()) + " did not come in time; were they started with the same address" +
+                    what + named_ranks(status.ranks()) +
+                        " did not come in time; were they started with the same address" +
                         ", world size and group name? (" + status.message() + ")",
                     status.ranks());
     case Code::mismatch:
       return Status(Code::mismatch,
-                    what + "two processes claim one rank, or the world sizes differ; check RANK and WORLD_SIZE of every process (" +
+                    what +
+                        "two processes claim one rank, or the world sizes differ; check RANK and "
+                        "WORLD_SIZE of every process (" +
                         status.message() + ")",
                     status.ranks());
-    case Code::peer_failed: return Status(Code::peer_failed, what + status.message(), status.ranks());
+    case Code::peer_failed:
+      return Status(Code::peer_failed, what + status.message(), status.ranks());
     default: break;
   }
   return status.with_context(cannot_join(rank, options));
@@ -48,7 +52,8 @@ bool is_join_key(std::string_view key) { return key.starts_with(kJoinPrefix); }
 
 std::string job_of(std::string_view join_key, std::string_view all_tokens) {
   const std::string_view group_name = join_key.substr(join_key.find('/', kJoinPrefix.size()) + 1);
-  return std::string(group_name.empty() ? "job" : group_name) + "-" + hexadecimal(short_hash(all_tokens));
+  return std::string(group_name.empty() ? "job" : group_name) + "-" +
+         hexadecimal(short_hash(all_tokens));
 }
 
 std::string cannot_join(int rank, const JoinOptions& options) {
@@ -57,8 +62,9 @@ std::string cannot_join(int rank, const JoinOptions& options) {
 }
 
 Result<Rendezvous> join(const std::shared_ptr<Store>& store, const JoinOptions& options) {
-  // The meeting leaves nothing behind in the store, so a process that tries again, or a second run on the same store, finds no old marks.
-  // What the members throw together makes a name that nobody had before.
+  // The meeting leaves nothing behind in the store, so a process that tries again, or a second run
+  // on the same store, finds no old marks. What the members throw together makes a name that nobody
+  // had before.
   const std::string key = join_key(options.scope, options.group_name);
   const std::string token = random_token();
   int rank = std::max(options.rank, 0);
@@ -72,12 +78,16 @@ Result<Rendezvous> join(const std::shared_ptr<Store>& store, const JoinOptions& 
     if (Status attends = attend(key); !attends) return explain(attends, rank, options);
   }
   const auto joins = tcp ? tcp->count_joins() : Result<std::int64_t>(std::int64_t{1});
-  auto tokens = store->all_gather(key, rank, options.world_size, token, time_left(steady_clock(), options.deadline));
+  auto tokens = store->all_gather(key, rank, options.world_size, token,
+                                  time_left(steady_clock(), options.deadline));
   // Nobody has joined through it before, so it was this run's: no other one comes in its place.
   if (tokens.status().code() == Code::network && joins && *joins == 0)
-    tokens = Status(Code::peer_failed, tokens.status().message() + ", while the ranks were joining", tokens.status().ranks());
-  while (options.rank < 0 && tokens.status().code() == Code::mismatch && ++rank < options.world_size) {
-    tokens = store->all_gather(key, rank, options.world_size, token, time_left(steady_clock(), options.deadline));
+    tokens = Status(Code::peer_failed, tokens.status().message() + ", while the ranks were joining",
+                    tokens.status().ranks());
+  while (options.rank < 0 && tokens.status().code() == Code::mismatch &&
+         ++rank < options.world_size) {
+    tokens = store->all_gather(key, rank, options.world_size, token,
+                               time_left(steady_clock(), options.deadline));
   }
   if (!tokens) return explain(tokens.status(), options.rank < 0 ? -1 : rank, options);
   std::string all;

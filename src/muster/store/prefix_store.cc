@@ -6,34 +6,54 @@ namespace {
 
 class PrefixStore final : public Store {
  public:
-  PrefixStore(std::string prefix, std::shared_ptr<Store> store) : prefix_(std::move(prefix) + "/"), store_(std::move(store)) {}
+  PrefixStore(std::string prefix, std::shared_ptr<Store> store)
+      : prefix_(std::move(prefix) + "/"), store_(std::move(store)) {}
 
-  Status set(std::string_view key, std::string_view value) override { return store_->set(under(key), value); }
-  Result<std::string> get(std::string_view key, Timeout timeout) override { return store_->get(under(key), timeout); }
-  Result<std::int64_t> add(std::string_view key, std::int64_t amount) override { return store_->add(under(key), amount); }
-  Result<std::string> compare_set(std::string_view key, std::string_view expected, std::string_view desired) override {
+  Status set(std::string_view key, std::string_view value) override {
+    return store_->set(under(key), value);
+  }
+  Result<std::string> get(std::string_view key, Timeout timeout) override {
+    return store_->get(under(key), timeout);
+  }
+  Result<std::int64_t> add(std::string_view key, std::int64_t amount) override {
+    return store_->add(under(key), amount);
+  }
+  Result<std::string> compare_set(std::string_view key, std::string_view expected,
+                                  std::string_view desired) override {
     return store_->compare_set(under(key), expected, desired);
   }
-  Status wait(std::span<const std::string> keys, Timeout timeout) override { return store_->wait(under(keys), timeout); }
+  Status wait(std::span<const std::string> keys, Timeout timeout) override {
+    return store_->wait(under(keys), timeout);
+  }
   Result<std::int64_t> num_keys() override {
     const auto keys = list_keys();
     if (!keys) return keys.status();
     return static_cast<std::int64_t>(keys->size());
   }
   Result<bool> delete_key(std::string_view key) override { return store_->delete_key(under(key)); }
-  Result<bool> check(std::span<const std::string> keys) override { return store_->check(under(keys)); }
-  Status append(std::string_view key, std::string_view value) override { return store_->append(under(key), value); }
-  Result<std::vector<std::string>> multi_get(std::span<const std::string> keys, Timeout timeout) override {
+  Result<bool> check(std::span<const std::string> keys) override {
+    return store_->check(under(keys));
+  }
+  Status append(std::string_view key, std::string_view value) override {
+    return store_->append(under(key), value);
+  }
+  Result<std::vector<std::string>> multi_get(std::span<const std::string> keys,
+                                             Timeout timeout) override {
     return store_->multi_get(under(keys), timeout);
   }
-  Status multi_set(std::span<const std::string> keys, std::span<const std::string> values) override {
+  Status multi_set(std::span<const std::string> keys,
+                   std::span<const std::string> values) override {
     return store_->multi_set(under(keys), values);
   }
-  Status queue_push(std::string_view key, std::string_view value) override { return store_->queue_push(under(key), value); }
+  Status queue_push(std::string_view key, std::string_view value) override {
+    return store_->queue_push(under(key), value);
+  }
   Result<std::string> queue_pop(std::string_view key, bool block, Timeout timeout) override {
     return store_->queue_pop(under(key), block, timeout);
   }
-  Result<std::int64_t> queue_len(std::string_view key) override { return store_->queue_len(under(key)); }
+  Result<std::int64_t> queue_len(std::string_view key) override {
+    return store_->queue_len(under(key));
+  }
   Result<std::vector<std::string>> list_keys() override {
     auto all = store_->list_keys();
     if (!all) return all;
@@ -43,9 +63,11 @@ class PrefixStore final : public Store {
     }
     return mine;
   }
-  Status barrier(std::string_view key, int members, Timeout timeout) override { return store_->barrier(under(key), members, timeout); }
-  Result<std::vector<std::string>> all_gather(std::string_view key, int index, int members, std::string_view value,
-                                              Timeout timeout) override {
+  Status barrier(std::string_view key, int members, Timeout timeout) override {
+    return store_->barrier(under(key), members, timeout);
+  }
+  Result<std::vector<std::string>> all_gather(std::string_view key, int index, int members,
+                                              std::string_view value, Timeout timeout) override {
     return store_->all_gather(under(key), index, members, value, timeout);
   }
 

@@ -20,15 +20,17 @@ constexpr int kMostRanks = 1 << 20;
 Status settle(int& argument, const std::optional<int>& query, const char* name) {
   if (!query) return {};
   if (argument >= 0 && argument != *query) {
-    return Status(Code::invalid_argument, std::string(name) + " is " + std::to_string(argument) + " as an argument and " +
-                                              std::to_string(*query) + " in the init method");
+    return Status(Code::invalid_argument, std::string(name) + " is " + std::to_string(argument) +
+                                              " as an argument and " + std::to_string(*query) +
+                                              " in the init method");
   }
   argument = *query;
   return {};
 }
 
 /// An argument, else the variable, else what another launcher says.
-Status settle_from_environment(int& value, const char* name, int low, std::optional<int> scheduled) {
+Status settle_from_environment(int& value, const char* name, int low,
+                               std::optional<int> scheduled) {
   if (value >= 0) return {};
   const auto found = env_integer(name, low, kMostRanks);
   if (!found) return found.status();
@@ -37,9 +39,11 @@ Status settle_from_environment(int& value, const char* name, int low, std::optio
     return {};
   }
   if (!*found) {
-    return Status(Code::invalid_argument, std::string("env:// needs the environment variable ") + name +
-                                              ", which is not set; start the program with a launcher (muster run) or give " +
-                                              (low == 0 ? "rank" : "world_size") + " as an argument");
+    return Status(
+        Code::invalid_argument,
+        std::string("env:// needs the environment variable ") + name +
+            ", which is not set; start the program with a launcher (muster run) or give " +
+            (low == 0 ? "rank" : "world_size") + " as an argument");
   }
   value = static_cast<int>(**found);
   return {};
@@ -47,15 +51,21 @@ Status settle_from_environment(int& value, const char* name, int low, std::optio
 
 Status check_range(const JoinOptions& options, bool may_assign) {
   if (options.world_size < 1 || options.world_size > kMostRanks) {
-    return Status(Code::invalid_argument,
-                  "world_size is " + (options.world_size < 0 ? std::string("missing") : std::to_string(options.world_size)) +
-                      "; give it as an argument or in the init method (?world_size=4), from 1 to " + std::to_string(kMostRanks));
+    return Status(
+        Code::invalid_argument,
+        "world_size is " +
+            (options.world_size < 0 ? std::string("missing") : std::to_string(options.world_size)) +
+            "; give it as an argument or in the init method (?world_size=4), from 1 to " +
+            std::to_string(kMostRanks));
   }
-  if (options.rank >= options.world_size || options.rank < -1 || (options.rank < 0 && !may_assign)) {
-    return Status(Code::invalid_argument,
-                  "rank " + std::to_string(options.rank) + " is not within 0 to " + std::to_string(options.world_size - 1) +
-                      " (world size " + std::to_string(options.world_size) +
-                      "); check the rank and world_size arguments, the init method's query, or RANK and WORLD_SIZE");
+  if (options.rank >= options.world_size || options.rank < -1 ||
+      (options.rank < 0 && !may_assign)) {
+    return Status(Code::invalid_argument, "rank " + std::to_string(options.rank) +
+                                              " is not within 0 to " +
+                                              std::to_string(options.world_size - 1) +
+                                              " (world size " + std::to_string(options.world_size) +
+                                              "); check the rank and world_size arguments, the "
+                                              "init method's query, or RANK and WORLD_SIZE");
   }
   return {};
 }
@@ -76,23 +86,29 @@ Result<std::shared_ptr<TcpStore>> open_store(const TcpRendezvous& way, const Sec
   options.port = way.port;
   options.secret = secret;
   options.timeout = time_left(steady_clock(), way.join.deadline);
-  // A group name says that several jobs may share this address: whoever comes first hosts the store for all of them.
+  // A group name says that several jobs may share this address: whoever comes first hosts the store
+  // for all of them.
   const bool shared = !way.join.group_name.empty();
   options.multi_tenant = shared;
   if (way.hosts == Host::rank_zero) options.host_rank = 0;
-  options.is_server = way.hosts == Host::first_come || (way.hosts == Host::rank_zero && way.join.rank == 0);
+  options.is_server =
+      way.hosts == Host::first_come || (way.hosts == Host::rank_zero && way.join.rank == 0);
   if (!options.is_server) return make_tcp_store(options);
   auto own = make_tcp_store(options);
-  if (own || own.status().code() == Code::refused || (!shared && way.hosts != Host::first_come)) return own;
+  if (own || own.status().code() == Code::refused || (!shared && way.hosts != Host::first_come))
+    return own;
   options.is_server = false;
   options.timeout = time_left(steady_clock(), way.join.deadline);
   auto other = make_tcp_store(options);
   if (other) return other;
-  return Status(other.status().code(), other.status().message() + "; nor could this process host it: " + own.status().message(),
-                other.status().ranks());
+  return Status(
+      other.status().code(),
+      other.status().message() + "; nor could this process host it: " + own.status().message(),
+      other.status().ranks());
 }
 
-/// How long a rank whose store vanished while it was joining waits for the next one: rank 0 may only be changing from one run to another.
+/// How long a rank whose store vanished while it was joining waits for the next one: rank 0 may
+/// only be changing from one run to another.
 constexpr Duration kBetweenStores = std::chrono::seconds(30);
 
 Result<Rendezvous> rendezvous_by_tcp(TcpRendezvous way) {
@@ -107,12 +123,15 @@ Result<Rendezvous> rendezvous_by_tcp(TcpRendezvous way) {
     if (!store && !lost && store.status().code() == Code::timed_out) {
       return Status(Code::peer_failed,
                     cannot_join(way.join.rank, way.join) +
-                        ": the store's host ended while the ranks were joining, and no other came in its place (" + lost.message() + ")",
+                        ": the store's host ended while the ranks were joining, and no other came "
+                        "in its place (" +
+                        lost.message() + ")",
                     lost.ranks());
     }
     if (!store) {
       const bool late = knows_host && store.status().code() == Code::timed_out;
-      const Status status = late ? Status(Code::timed_out, store.status().message(), {0}) : store.status();
+      const Status status =
+          late ? Status(Code::timed_out, store.status().message(), {0}) : store.status();
       return status.with_context(cannot_join(way.join.rank, way.join));
     }
     auto joined = join(*store, way.join);
@@ -126,8 +145,8 @@ Result<Rendezvous> rendezvous_by_tcp(TcpRendezvous way) {
   }
 }
 
-/// Rank 0 without MASTER_ADDR: the others have been told some address of this host, so it listens on all, unless only this host may come
-/// anyway.
+/// Rank 0 without MASTER_ADDR: the others have been told some address of this host, so it listens
+/// on all, unless only this host may come anyway.
 Result<std::string> host_of_rank_zero() {
   const auto secret = Secret::from_environment();
   if (!secret) return secret.status();
@@ -146,14 +165,16 @@ Result<Rendezvous> rendezvous_on_this_host(const SchedulerRanks& scheduler, Join
 }
 
 /// What to say of a variable that is not there.
-Status missing_address(const std::string& variable, const std::string& meaning, const std::optional<SchedulerRanks>& scheduler) {
-  std::string text = "env:// needs the environment variable " + variable + ", which is not set; it is " + meaning;
+Status missing_address(const std::string& variable, const std::string& meaning,
+                       const std::optional<SchedulerRanks>& scheduler) {
+  std::string text =
+      "env:// needs the environment variable " + variable + ", which is not set; it is " + meaning;
   if (scheduler) {
-    text +=
-        ". " + scheduler->name + " has started this process as rank " + std::to_string(scheduler->rank) + " of " +
-        std::to_string(scheduler->world_size) +
-        " and tells it no address: set MASTER_ADDR to the name of the host on which rank 0 runs, and MASTER_PORT to a port that is free "
-        "there, the same on all ranks";
+    text += ". " + scheduler->name + " has started this process as rank " +
+            std::to_string(scheduler->rank) + " of " + std::to_string(scheduler->world_size) +
+            " and tells it no address: set MASTER_ADDR to the name of the host on which rank 0 "
+            "runs, and MASTER_PORT to a port that is free "
+            "there, the same on all ranks";
   }
   return Status(Code::invalid_argument, text);
 }
@@ -166,7 +187,9 @@ bool as_scheduled(const JoinOptions& join, const std::optional<SchedulerRanks>& 
 /// Where the launcher serves its store: `agent` is HOST:PORT.
 Status place_of_agent(const std::string& agent, TcpRendezvous& way) {
   const auto url = parse_init_url("tcp://" + agent);
-  if (!url) return url.status().with_context("reading MUSTER_AGENT_STORE, where the launcher serves its store");
+  if (!url)
+    return url.status().with_context(
+        "reading MUSTER_AGENT_STORE, where the launcher serves its store");
   way.host = url->host;
   way.port = url->port;
   way.hosts = Host::never;
@@ -174,7 +197,8 @@ Status place_of_agent(const std::string& agent, TcpRendezvous& way) {
 }
 
 /// MASTER_ADDR and MASTER_PORT: rank 0 hosts the store there, or torchrun's agent.
-Status place_of_master(const JoinOptions& join, std::uint16_t port, const std::optional<SchedulerRanks>& scheduler, TcpRendezvous& way) {
+Status place_of_master(const JoinOptions& join, std::uint16_t port,
+                       const std::optional<SchedulerRanks>& scheduler, TcpRendezvous& way) {
   const auto torch_agent = env_flag("TORCHELASTIC_USE_AGENT_STORE");
   const bool agent = torch_agent && torch_agent->value_or(false);
   way.port = port;
@@ -195,10 +219,16 @@ Status place_of_master(const JoinOptions& join, std::uint16_t port, const std::o
 
 Result<Rendezvous> rendezvous_by_environment(JoinOptions join) {
   const auto scheduler = detect_scheduler();
-  const auto scheduled = [&](int SchedulerRanks::*number) { return scheduler ? std::optional(*scheduler.*number) : std::nullopt; };
-  if (Status world = settle_from_environment(join.world_size, "WORLD_SIZE", 1, scheduled(&SchedulerRanks::world_size)); !world)
+  const auto scheduled = [&](int SchedulerRanks::*number) {
+    return scheduler ? std::optional(*scheduler.*number) : std::nullopt;
+  };
+  if (Status world = settle_from_environment(join.world_size, "WORLD_SIZE", 1,
+                                             scheduled(&SchedulerRanks::world_size));
+      !world)
     return world;
-  if (Status rank = settle_from_environment(join.rank, "RANK", 0, scheduled(&SchedulerRanks::rank)); !rank) return rank;
+  if (Status rank = settle_from_environment(join.rank, "RANK", 0, scheduled(&SchedulerRanks::rank));
+      !rank)
+    return rank;
   if (Status range = check_range(join, false); !range) return range;
   TcpRendezvous way;
   if (const auto agent = env_text("MUSTER_AGENT_STORE")) {
@@ -206,15 +236,20 @@ Result<Rendezvous> rendezvous_by_environment(JoinOptions join) {
   } else {
     const auto port = env_integer("MASTER_PORT", 1, 65535);
     if (!port) return port.status();
-    if (!*port && !env_text("MASTER_ADDR") && as_scheduled(join, scheduler) && scheduler->can_meet_on_this_host())
+    if (!*port && !env_text("MASTER_ADDR") && as_scheduled(join, scheduler) &&
+        scheduler->can_meet_on_this_host())
       return rendezvous_on_this_host(*scheduler, std::move(join));
     if (!*port) return missing_address("MASTER_PORT", "the port of rank 0's store", scheduler);
-    if (Status place = place_of_master(join, static_cast<std::uint16_t>(**port), scheduler, way); !place) return place;
+    if (Status place = place_of_master(join, static_cast<std::uint16_t>(**port), scheduler, way);
+        !place)
+      return place;
   }
-  const auto restart = env_integer("TORCHELASTIC_RESTART_COUNT", 0, std::numeric_limits<std::int64_t>::max());
+  const auto restart =
+      env_integer("TORCHELASTIC_RESTART_COUNT", 0, std::numeric_limits<std::int64_t>::max());
   if (!restart) return restart.status();
   if (way.hosts == Host::never) join.scope = "restart " + std::to_string(restart->value_or(0));
-  join.where = "the job at " + (way.host.empty() ? std::string("this host") : way.host) + ":" + std::to_string(way.port) + " (env://)";
+  join.where = "the job at " + (way.host.empty() ? std::string("this host") : way.host) + ":" +
+               std::to_string(way.port) + " (env://)";
   way.join = std::move(join);
   return rendezvous_by_tcp(way);
 }
@@ -261,7 +296,8 @@ Result<Rendezvous> rendezvous(const RendezvousOptions& options) {
   if (url->scheme == InitUrl::Scheme::env) {
     joined = rendezvous_by_environment(std::move(join));
   } else {
-    if (Status range = check_range(join, true); !range) return range.with_context(options.init_method);
+    if (Status range = check_range(join, true); !range)
+      return range.with_context(options.init_method);
     const auto numeric = SocketAddress::numeric(url->host, url->port);
     if (url->scheme == InitUrl::Scheme::file) {
       joined = rendezvous_by_file(url->path, std::move(join));

@@ -54,11 +54,14 @@ struct Member {
     char host[256] = "";
     ::gethostname(host, sizeof host - 1);
     const auto start = process_start(::getpid());
-    return {id, boot_id(), machine_id(), process_namespace(), host, start ? std::to_string(*start) : "", ::getpid(), seconds_since_boot()};
+    return {id,           boot_id(),
+            machine_id(), process_namespace(),
+            host,         start ? std::to_string(*start) : "",
+            ::getpid(),   seconds_since_boot()};
   }
-  /// As seen from `here`. True only where it is certain: a process of this boot that is no more, or one from before this machine's last
-  /// start; what could not be told (empty) is no certainty. `lately`: it lived a moment ago; to see whether it still does takes a tenth of
-  /// the time then.
+  /// As seen from `here`. True only where it is certain: a process of this boot that is no more, or
+  /// one from before this machine's last start; what could not be told (empty) is no certainty.
+  /// `lately`: it lived a moment ago; to see whether it still does takes a tenth of the time then.
   bool is_dead(const Member& here, bool lately = false) const {
     if (boot.empty() || here.boot.empty()) return false;
     if (boot != here.boot) return !machine.empty() && machine == here.machine && host == here.host;
@@ -80,7 +83,9 @@ std::vector<Member> read_members(Transaction& file) {
     member.id = in.get<std::uint64_t>();
     member.pid = in.get<std::int64_t>();
     member.entered = in.get<std::int64_t>();
-    for (std::string* field : {&member.boot, &member.machine, &member.space, &member.host, &member.started}) *field = in.get_text();
+    for (std::string* field :
+         {&member.boot, &member.machine, &member.space, &member.host, &member.started})
+      *field = in.get_text();
     if (in.ok()) members.push_back(std::move(member));
   }
   return members;
@@ -90,20 +95,25 @@ std::string encode(std::span<const Member> members) {
   ByteWriter out;
   for (const Member& member : members) {
     out.put(member.id).put(member.pid).put(member.entered);
-    for (const std::string* field : {&member.boot, &member.machine, &member.space, &member.host, &member.started}) out.put_text(*field);
+    for (const std::string* field :
+         {&member.boot, &member.machine, &member.space, &member.host, &member.started})
+      out.put_text(*field);
   }
   return out.take();
 }
 
-/// Takes this process off the list, and with it those that have died; the last one out removes the file.
+/// Takes this process off the list, and with it those that have died; the last one out removes the
+/// file.
 void leave(FileLog& log, std::uint64_t id) {
   const Member here = Member::self(id);
-  const Status ignored = log.transact(steady_clock().now() + kFileGoodbyeLimit, [&](Transaction& file) {
-    auto members = read_members(file);
-    std::erase_if(members, [&](const Member& member) { return member.id == id || member.is_dead(here); });
-    file.put(kMembersKey, encode(members));
-    if (members.empty()) file.remove_file();
-  });
+  const Status ignored =
+      log.transact(steady_clock().now() + kFileGoodbyeLimit, [&](Transaction& file) {
+        auto members = read_members(file);
+        std::erase_if(
+            members, [&](const Member& member) { return member.id == id || member.is_dead(here); });
+        file.put(kMembersKey, encode(members));
+        if (members.empty()) file.remove_file();
+      });
   static_cast<void>(ignored);  // a file that stays is reported by the next run
 }
 
@@ -111,11 +121,15 @@ Status check_directory(const std::string& path) {
   const std::string directory = path.substr(0, std::max<std::size_t>(path.rfind('/'), 1));
   struct stat info {};
   if (::stat(directory.c_str(), &info) == 0 && S_ISDIR(info.st_mode)) return {};
-  return Status(Code::invalid_argument, "the directory " + directory + " does not exist; file:// makes the file, not the directory");
+  return Status(
+      Code::invalid_argument,
+      "the directory " + directory + " does not exist; file:// makes the file, not the directory");
 }
 
-/// The file with this process on its list. Code::closed: its last user removed it at the same moment; try again.
-Result<std::shared_ptr<FileLog>> enter(const std::string& path, std::uint64_t id, TimePoint deadline) {
+/// The file with this process on its list. Code::closed: its last user removed it at the same
+/// moment; try again.
+Result<std::shared_ptr<FileLog>> enter(const std::string& path, std::uint64_t id,
+                                       TimePoint deadline) {
   auto log = FileLog::open(path);
   if (!log) return log;
   const Member here = Member::self(id);
@@ -123,31 +137,39 @@ Result<std::shared_ptr<FileLog>> enter(const std::string& path, std::uint64_t id
   const Status entered = (*log)->transact(deadline, [&](Transaction& file) {
     auto members = read_members(file);
     // Whoever came last found those before it alive.
-    const bool lately = !members.empty() && members.back().boot == here.boot && here.entered - members.back().entered <= kSoon;
-    for (const Member& member : members) (member.is_dead(here, lately) ? dead : alive).push_back(member);
+    const bool lately = !members.empty() && members.back().boot == here.boot &&
+                        here.entered - members.back().entered <= kSoon;
+    for (const Member& member : members)
+      (member.is_dead(here, lately) ? dead : alive).push_back(member);
     if (!dead.empty()) return;
     file.append(kMembersKey, encode({&here, 1}));
   });
   if (!entered) return entered;
   if (dead.empty()) return log;
-  return Status(Code::store,
-                "the file " + path + " is left over from an earlier run: " + dead.front().text() +
-                    (dead.size() > 1 ? " and " + std::to_string(dead.size() - 1) + " more used it and have" : " used it and has") +
-                    " ended without leaving it" + (alive.empty() ? "" : ", while " + alive.front().text() + " still uses it") +
-                    "; remove the file, or give a new one");
+  return Status(
+      Code::store,
+      "the file " + path + " is left over from an earlier run: " + dead.front().text() +
+          (dead.size() > 1 ? " and " + std::to_string(dead.size() - 1) + " more used it and have"
+                           : " used it and has") +
+          " ended without leaving it" +
+          (alive.empty() ? "" : ", while " + alive.front().text() + " still uses it") +
+          "; remove the file, or give a new one");
 }
 
 }  // namespace
 
 Result<Rendezvous> rendezvous_by_file(const std::string& path, JoinOptions options) {
-  if (Status directory = check_directory(path); !directory) return directory.with_context(cannot_join(options.rank, options));
+  if (Status directory = check_directory(path); !directory)
+    return directory.with_context(cannot_join(options.rank, options));
   std::uint64_t id = 0;
   fill_random(std::as_writable_bytes(std::span(&id, 1)));
   for (;;) {
     auto log = enter(path, id, options.deadline);
-    if (!log && log.status().code() == Code::closed && steady_clock().now() < options.deadline) continue;
+    if (!log && log.status().code() == Code::closed && steady_clock().now() < options.deadline)
+      continue;
     if (!log) return log.status().with_context(cannot_join(options.rank, options));
-    const auto store = make_file_store_over(*log, time_left(steady_clock(), options.deadline), [id](FileLog& file) { leave(file, id); });
+    const auto store = make_file_store_over(*log, time_left(steady_clock(), options.deadline),
+                                            [id](FileLog& file) { leave(file, id); });
     auto joined = join(store, options);
     if (joined) joined->any_host = true;
     return joined;

@@ -30,7 +30,8 @@ TEST(Rendezvous, OverAGivenStoreTellsWhereItIs) {
   RendezvousOptions options;
   options.rank = 0;
   options.world_size = 1;
-  const auto below_prefixes = rendezvous_over(make_prefix_store("a", make_prefix_store("b", *tcp)), options);
+  const auto below_prefixes =
+      rendezvous_over(make_prefix_store("a", make_prefix_store("b", *tcp)), options);
   ASSERT_TRUE(below_prefixes.ok()) << below_prefixes.status().message();
   EXPECT_EQ(below_prefixes->host, "127.0.0.1");
   const auto in_memory = rendezvous_over(make_hash_store(), options);
@@ -62,7 +63,8 @@ TEST(Rendezvous, FileAssignsRanks) {
 // spec: B7 the directory must exist
 TEST(Rendezvous, FileNeedsItsDirectory) {
   const testing::ScratchFolder directory;
-  const Status status = rendezvous({"file://" + directory.path() + "/none/job", 0, 1, "", kShort}).status();
+  const Status status =
+      rendezvous({"file://" + directory.path() + "/none/job", 0, 1, "", kShort}).status();
   EXPECT_EQ(status.code(), Code::invalid_argument);
   EXPECT_TRUE(mentions(status, directory.path() + "/none")) << status.message();
 }
@@ -77,7 +79,9 @@ TEST(Rendezvous, FileAgainAndAgain) {
     ranks.push_back(std::make_unique<Child>([&, rank] {
       for (int round = 0; round < 10; ++round) {
         const auto joined = rendezvous({method, rank, 3, "", kLong});
-        if (!joined.ok()) std::fprintf(stderr, "rank %d round %d: %s\n", rank, round, joined.status().message().c_str());
+        if (!joined.ok())
+          std::fprintf(stderr, "rank %d round %d: %s\n", rank, round,
+                       joined.status().message().c_str());
         if (!joined.ok()) return false;
       }
       return true;
@@ -108,12 +112,14 @@ TEST(Rendezvous, FileLeftOverIsReported) {
   // And one whose users were killed while they waited.
   std::filesystem::remove(path);
   Child half([&] { return rendezvous({method, 0, 2, "", kLong}).ok(); });
-  while (!std::filesystem::exists(path) || std::filesystem::file_size(path) < 200) std::this_thread::yield();
+  while (!std::filesystem::exists(path) || std::filesystem::file_size(path) < 200)
+    std::this_thread::yield();
   half.kill();
   EXPECT_EQ(rendezvous({method, 1, 2, "", kLong}).status().code(), Code::store);
 }
 
-// spec: B7 a stale file is detected also where another process has got the number of one that used it
+// spec: B7 a stale file is detected also where another process has got the number of one that used
+// it
 TEST(Rendezvous, FileOfAProcessWhoseNumberWasUsedAgainIsReported) {
   // The two begin in different ticks of the clock by which the kernel tells them apart.
   const auto tick = [] {
@@ -137,7 +143,8 @@ TEST(Rendezvous, FileOfAProcessWhoseNumberWasUsedAgainIsReported) {
     ASSERT_TRUE(log.ok());
     const std::string key = std::string(1, kFileOwnKey) + "members";
     const Status changed = (*log)->transact(TimePoint::max(), [&](FileLog::Transaction& file) {
-      std::string member = *file.find(key);  // begins with an id, the number of its process, and when it came
+      std::string member =
+          *file.find(key);  // begins with an id, the number of its process, and when it came
       const std::int64_t mine = ::getpid(), long_ago = -1000;
       std::memcpy(member.data() + 8, &mine, sizeof mine);
       std::memcpy(member.data() + 16, &long_ago, sizeof long_ago);
@@ -166,7 +173,8 @@ TEST(Rendezvous, FileNamesTheRanksThatDidNotJoin) {
   const testing::ScratchFolder directory;
   auto ranks = ranks_of("file://" + directory.path() + "/job", 3, true, seconds(1));
   ranks.erase(ranks.begin() + 1);
-  for (const auto& result : on_threads(ranks)) EXPECT_EQ(result.status().ranks(), std::vector<int>{1}) << result.status().message();
+  for (const auto& result : on_threads(ranks))
+    EXPECT_EQ(result.status().ranks(), std::vector<int>{1}) << result.status().message();
   EXPECT_FALSE(std::filesystem::exists(directory.path() + "/job"));
 }
 
@@ -191,7 +199,8 @@ TEST(Rendezvous, GroupNamesShareAFile) {
 TEST(Rendezvous, Multicast) {
   const Environment environment({});
   const int other = ::getpid() % 250 + 1;  // apart from other runs of this test
-  for (const std::string& host : {"239.77.1." + std::to_string(other), "[ff15::77:" + std::to_string(other) + "]"}) {
+  for (const std::string& host :
+       {"239.77.1." + std::to_string(other), "[ff15::77:" + std::to_string(other) + "]"}) {
     const std::string method = "tcp://" + host + ":" + std::to_string(20000 + ::getpid() % 10000);
     const Results first = on_threads(ranks_of(method, 4, false));
     expect_met(first);
@@ -199,15 +208,18 @@ TEST(Rendezvous, Multicast) {
   }
 }
 
-// spec: B6 multicast: jobs with different group names or secrets do not see each other; who is missing is said
+// spec: B6 multicast: jobs with different group names or secrets do not see each other; who is
+// missing is said
 TEST(Rendezvous, MulticastKeepsJobsApart) {
   const Environment environment({});
-  const std::string method = "tcp://239.77.2." + std::to_string(::getpid() % 250 + 1) + ":" + std::to_string(20000 + ::getpid() % 10000);
+  const std::string method = "tcp://239.77.2." + std::to_string(::getpid() % 250 + 1) + ":" +
+                             std::to_string(20000 + ::getpid() % 10000);
   Child other_secret([&] {
     ::setenv("MUSTER_SECRET", "quite another secret", 1);
     return rendezvous({method, -1, 2, "red", seconds(1)}).status().code() == Code::timed_out;
   });
-  const auto results = on_threads({{method, -1, 2, "red", seconds(1)}, {method, 1, 2, "blue", seconds(1)}});
+  const auto results =
+      on_threads({{method, -1, 2, "red", seconds(1)}, {method, 1, 2, "blue", seconds(1)}});
   EXPECT_TRUE(mentions(results[0].status(), "1 of 2 processes")) << results[0].status().message();
   EXPECT_EQ(results[1].status().ranks(), std::vector<int>{0}) << results[1].status().message();
   EXPECT_TRUE(other_secret.succeeded());

@@ -23,9 +23,10 @@
 #include "muster/store/join.h"
 #include "muster/store/request.h"
 
-// Every process announces itself to the group again and again, signed with the job's secret: a number of its own, the rank that it was
-// given (if any), and, once it has opened the store, its port. When all are known, the one with the smallest number opens the store; the
-// others meet it there. All go on announcing until they have met, so that whoever listens late hears everybody.
+// Every process announces itself to the group again and again, signed with the job's secret: a
+// number of its own, the rank that it was given (if any), and, once it has opened the store, its
+// port. When all are known, the one with the smallest number opens the store; the others meet it
+// there. All go on announcing until they have met, so that whoever listens late hears everybody.
 
 namespace muster::store {
 namespace {
@@ -41,9 +42,12 @@ std::vector<unsigned> interfaces(int family) {
   ifaddrs* list = nullptr;
   if (::getifaddrs(&list) != 0) return indices;
   for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
-    if (entry->ifa_addr == nullptr || entry->ifa_addr->sa_family != family || (entry->ifa_flags & IFF_UP) == 0) continue;
+    if (entry->ifa_addr == nullptr || entry->ifa_addr->sa_family != family ||
+        (entry->ifa_flags & IFF_UP) == 0)
+      continue;
     const unsigned index = ::if_nametoindex(entry->ifa_name);
-    if (index != 0 && std::find(indices.begin(), indices.end(), index) == indices.end()) indices.push_back(index);
+    if (index != 0 && std::find(indices.begin(), indices.end(), index) == indices.end())
+      indices.push_back(index);
   }
   ::freeifaddrs(list);
   return indices;
@@ -55,12 +59,15 @@ class GroupSocket {
   static Result<GroupSocket> open(const SocketAddress& group) {
     GroupSocket made(group);
     const auto failed = [&](const std::string& what) {
-      return Status(Code::network, "cannot " + what + " the multicast group " + group.text() + ": " + errno_text(errno));
+      return Status(Code::network, "cannot " + what + " the multicast group " + group.text() +
+                                       ": " + errno_text(errno));
     };
-    made.socket_ = Descriptor(::socket(group.family(), SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    made.socket_ =
+        Descriptor(::socket(group.family(), SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (!made.socket_) return failed("make a socket for");
     const int on = 1;
-    ::setsockopt(made.socket_.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);  // all processes of a host listen on one port
+    ::setsockopt(made.socket_.get(), SOL_SOCKET, SO_REUSEADDR, &on,
+                 sizeof on);  // all processes of a host listen on one port
     if (::bind(made.socket_.get(), group.raw(), group.length()) != 0) return failed("listen to");
     for (const unsigned index : interfaces(group.family())) {
       if (made.enter(index)) made.interfaces_.push_back(index);
@@ -81,7 +88,8 @@ class GroupSocket {
         ::setsockopt(socket_.get(), IPPROTO_IPV6, IPV6_MULTICAST_IF, &index, sizeof index);
       }
       // Lost packets are the rule here: the next one comes soon.
-      static_cast<void>(::sendto(socket_.get(), packet.data(), packet.size(), MSG_NOSIGNAL, group_.raw(), group_.length()));
+      static_cast<void>(::sendto(socket_.get(), packet.data(), packet.size(), MSG_NOSIGNAL,
+                                 group_.raw(), group_.length()));
     }
   }
 
@@ -92,12 +100,14 @@ class GroupSocket {
       ip_mreqn request{};
       request.imr_multiaddr = reinterpret_cast<const sockaddr_in*>(group_.raw())->sin_addr;
       request.imr_ifindex = static_cast<int>(index);
-      return ::setsockopt(socket_.get(), IPPROTO_IP, IP_ADD_MEMBERSHIP, &request, sizeof request) == 0;
+      return ::setsockopt(socket_.get(), IPPROTO_IP, IP_ADD_MEMBERSHIP, &request, sizeof request) ==
+             0;
     }
     ipv6_mreq request{};
     request.ipv6mr_multiaddr = reinterpret_cast<const sockaddr_in6*>(group_.raw())->sin6_addr;
     request.ipv6mr_interface = index;
-    return ::setsockopt(socket_.get(), IPPROTO_IPV6, IPV6_JOIN_GROUP, &request, sizeof request) == 0;
+    return ::setsockopt(socket_.get(), IPPROTO_IPV6, IPV6_JOIN_GROUP, &request, sizeof request) ==
+           0;
   }
 
   SocketAddress group_;
@@ -123,7 +133,8 @@ class Crier {
   }
   Status start() {
     auto thread = start_thread(
-        "the thread that announces this process to the multicast group", [this] { run(); }, Signals::inherited);
+        "the thread that announces this process to the multicast group", [this] { run(); },
+        Signals::inherited);
     if (!thread.ok()) return thread.status();
     thread_ = std::move(*thread);
     return {};
@@ -140,7 +151,8 @@ class Crier {
     std::unique_lock lock(mutex_);
     for (;;) {
       const TimePoint now = steady_clock().now();
-      std::erase_if(peers_, [&](const auto& entry) { return entry.second.heard + kForgotten < now; });
+      std::erase_if(peers_,
+                    [&](const auto& entry) { return entry.second.heard + kForgotten < now; });
       peers = peers_;
       peers[self_.id] = {self_, {}, now};
       if (enough(peers)) return true;
@@ -171,7 +183,8 @@ class Crier {
     char packet[kAnnouncementBytes + 1];
     sockaddr_storage name{};
     socklen_t length = sizeof name;
-    const ssize_t n = ::recvfrom(socket_.descriptor(), packet, sizeof packet, 0, reinterpret_cast<sockaddr*>(&name), &length);
+    const ssize_t n = ::recvfrom(socket_.descriptor(), packet, sizeof packet, 0,
+                                 reinterpret_cast<sockaddr*>(&name), &length);
     if (n < 0) return;
     const auto said = decode_announcement({packet, static_cast<std::size_t>(n)}, group_, secret_);
     if (!said || said->id == self_.id) return;
@@ -180,7 +193,8 @@ class Crier {
     Peer& peer = peers_[said->id];
     peer.said = *said;
     peer.heard = steady_clock().now();
-    if (peer.from.length() == 0 || peer.from.is_loopback()) peer.from = from;  // an address that reaches further is the better one
+    if (peer.from.length() == 0 || peer.from.is_loopback())
+      peer.from = from;  // an address that reaches further is the better one
     changed_.notify_all();
   }
 
@@ -195,11 +209,13 @@ class Crier {
   std::thread thread_;
 };
 
-/// Given ranks stay; the others get what is free, in the order of their numbers. The same on every process.
+/// Given ranks stay; the others get what is free, in the order of their numbers. The same on every
+/// process.
 int rank_of(std::uint64_t id, const Crier::Peers& peers, int world_size) {
   std::vector<bool> taken(static_cast<std::size_t>(world_size), false);
   for (const auto& [each, peer] : peers) {
-    if (peer.said.rank >= 0 && peer.said.rank < world_size) taken[static_cast<std::size_t>(peer.said.rank)] = true;
+    if (peer.said.rank >= 0 && peer.said.rank < world_size)
+      taken[static_cast<std::size_t>(peer.said.rank)] = true;
   }
   std::size_t next = 0;
   for (const auto& [each, peer] : peers) {
@@ -221,19 +237,22 @@ Status incomplete(const Crier::Peers& peers, const JoinOptions& options) {
   for (const auto& [id, peer] : peers) {
     if (peer.said.rank >= 0) ++given;
     std::erase(missing, peer.said.rank);
-    if (peer.said.world_size != options.world_size) sizes = "; one of them expects a world of " + std::to_string(peer.said.world_size);
+    if (peer.said.world_size != options.world_size)
+      sizes = "; one of them expects a world of " + std::to_string(peer.said.world_size);
   }
   const bool all_given = given == static_cast<int>(peers.size());
   return Status(Code::timed_out,
-                cannot_join(options.rank, options) + ": " + std::to_string(peers.size()) + " of " + std::to_string(options.world_size) +
-                    " processes were heard in time" + (all_given ? ", missing: " + listed(missing) : std::string()) + sizes +
+                cannot_join(options.rank, options) + ": " + std::to_string(peers.size()) + " of " +
+                    std::to_string(options.world_size) + " processes were heard in time" +
+                    (all_given ? ", missing: " + listed(missing) : std::string()) + sizes +
                     "; does the network between the hosts carry multicast?",
                 all_given ? missing : std::vector<int>());
 }
 
 }  // namespace
 
-Result<Rendezvous> rendezvous_by_multicast(const std::string& host, std::uint16_t port, JoinOptions options) {
+Result<Rendezvous> rendezvous_by_multicast(const std::string& host, std::uint16_t port,
+                                           JoinOptions options) {
   const auto secret = Secret::from_environment();
   if (!secret) return secret.status();
   auto socket = GroupSocket::open(*SocketAddress::numeric(host, port));
@@ -246,8 +265,9 @@ Result<Rendezvous> rendezvous_by_multicast(const std::string& host, std::uint16_
   if (Status started = crier.start(); !started) return started;
 
   Crier::Peers peers;
-  const bool all = crier.wait(options.deadline, peers,
-                              [&](const Crier::Peers& heard) { return heard.size() == static_cast<std::size_t>(options.world_size); });
+  const bool all = crier.wait(options.deadline, peers, [&](const Crier::Peers& heard) {
+    return heard.size() == static_cast<std::size_t>(options.world_size);
+  });
   if (!all) return incomplete(peers, options);
   options.rank = rank_of(self.id, peers, options.world_size);
   const std::uint64_t first = peers.begin()->first;
@@ -261,10 +281,13 @@ Result<Rendezvous> rendezvous_by_multicast(const std::string& host, std::uint16_
     store_options.host = this_host_only ? "localhost" : "";
     store_options.port = 0;
   } else {
-    const auto opened = [&](const Crier::Peers& heard) { return heard.contains(first) && heard.at(first).said.store_port != 0; };
+    const auto opened = [&](const Crier::Peers& heard) {
+      return heard.contains(first) && heard.at(first).said.store_port != 0;
+    };
     if (!crier.wait(options.deadline, peers, opened)) {
       return Status(Code::timed_out, cannot_join(options.rank, options) +
-                                         ": all processes were heard, but the one that opens the store did not say where in time");
+                                         ": all processes were heard, but the one that opens the "
+                                         "store did not say where in time");
     }
     store_options.host = this_host_only ? "localhost" : peers.at(first).from.host();
     store_options.port = peers.at(first).said.store_port;

@@ -1,4 +1,5 @@
-// How ranks find each other by an address or the environment: threads as ranks, and processes where the environment or death is the point.
+// How ranks find each other by an address or the environment: threads as ranks, and processes where
+// the environment or death is the point.
 #include "muster/store/rendezvous_test_job.h"
 
 #include "muster/base/descriptor.h"
@@ -16,7 +17,9 @@ TEST(Rendezvous, TcpWithRanks) {
   const Environment environment({});
   for (const char* host : {"127.0.0.1", "[::1]", "localhost"}) {
     for (const int world : {1, 2, 5})
-      expect_met(on_threads(ranks_of("tcp://" + std::string(host) + ":" + std::to_string(testing::reserve_port()), world, true)));
+      expect_met(on_threads(
+          ranks_of("tcp://" + std::string(host) + ":" + std::to_string(testing::reserve_port()),
+                   world, true)));
   }
 }
 
@@ -24,7 +27,8 @@ TEST(Rendezvous, TcpWithRanks) {
 TEST(Rendezvous, TcpAssignsRanks) {
   const Environment environment({});
   for (const char* host : {"127.0.0.1", "[::1]", "localhost"}) {
-    expect_met(on_threads(ranks_of("tcp://" + std::string(host) + ":" + std::to_string(testing::reserve_port()), 5, false)));
+    expect_met(on_threads(ranks_of(
+        "tcp://" + std::string(host) + ":" + std::to_string(testing::reserve_port()), 5, false)));
   }
 }
 
@@ -33,7 +37,8 @@ TEST(Rendezvous, NumbersInTheQuery) {
   const Environment environment({});
   const std::string base = "tcp://127.0.0.1:" + std::to_string(testing::reserve_port());
   std::vector<RendezvousOptions> ranks;
-  for (int rank = 0; rank < 3; ++rank) ranks.push_back({base + "?rank=" + std::to_string(rank) + "&world_size=3", -1, -1, "", kLong});
+  for (int rank = 0; rank < 3; ++rank)
+    ranks.push_back({base + "?rank=" + std::to_string(rank) + "&world_size=3", -1, -1, "", kLong});
   expect_met(on_threads(ranks));
   const Status twice = rendezvous({base + "?rank=1&world_size=3", 2, -1, "", kShort}).status();
   EXPECT_EQ(twice.code(), Code::invalid_argument);
@@ -84,11 +89,13 @@ TEST(Rendezvous, RangesAreChecked) {
   const Status rank = rendezvous({"tcp://127.0.0.1:1", 4, 4, "", kShort}).status();
   EXPECT_EQ(rank.code(), Code::invalid_argument);
   EXPECT_TRUE(mentions(rank, "rank 4 is not within 0 to 3")) << rank.message();
-  EXPECT_EQ(rendezvous({"tcp://127.0.0.1:1", -2, 4, "", kShort}).status().code(), Code::invalid_argument);
+  EXPECT_EQ(rendezvous({"tcp://127.0.0.1:1", -2, 4, "", kShort}).status().code(),
+            Code::invalid_argument);
   const Status world = rendezvous({"tcp://127.0.0.1:1", 0, -1, "", kShort}).status();
   EXPECT_EQ(world.code(), Code::invalid_argument);
   EXPECT_TRUE(mentions(world, "world_size is missing")) << world.message();
-  EXPECT_EQ(rendezvous({"tcp://127.0.0.1:1", 0, 0, "", kShort}).status().code(), Code::invalid_argument);
+  EXPECT_EQ(rendezvous({"tcp://127.0.0.1:1", 0, 0, "", kShort}).status().code(),
+            Code::invalid_argument);
 }
 
 // spec: B13 defaults: env://, rank and world_size -1, no group name
@@ -106,7 +113,8 @@ TEST(Rendezvous, Defaults) {
 // spec: B1 at the timeout the ranks that did not join are named, to all who came
 TEST(Rendezvous, NamesTheRanksThatDidNotJoin) {
   const Environment environment({});
-  auto ranks = ranks_of("tcp://127.0.0.1:" + std::to_string(testing::reserve_port()), 5, true, seconds(2));
+  auto ranks =
+      ranks_of("tcp://127.0.0.1:" + std::to_string(testing::reserve_port()), 5, true, seconds(2));
   ranks.erase(ranks.begin() + 3);
   ranks.erase(ranks.begin() + 1);
   for (const auto& result : on_threads(ranks)) {
@@ -120,7 +128,9 @@ TEST(Rendezvous, NamesTheRanksThatDidNotJoin) {
 // spec: B1 where rank 0 did not come, there is nobody to meet: it is named
 TEST(Rendezvous, NamesRankZero) {
   const Environment environment({});
-  const Status status = rendezvous({"tcp://127.0.0.1:" + std::to_string(testing::reserve_port()), 1, 2, "", kShort}).status();
+  const Status status =
+      rendezvous({"tcp://127.0.0.1:" + std::to_string(testing::reserve_port()), 1, 2, "", kShort})
+          .status();
   EXPECT_EQ(status.code(), Code::timed_out);
   EXPECT_EQ(status.ranks(), std::vector<int>{0});
   EXPECT_TRUE(mentions(status, "127.0.0.1")) << status.message();
@@ -130,13 +140,17 @@ TEST(Rendezvous, NamesRankZero) {
 TEST(Rendezvous, OneRankTwice) {
   const Environment environment({});
   const std::string method = "tcp://127.0.0.1:" + std::to_string(testing::reserve_port());
-  const auto results = on_threads({{method, 0, 3, "", seconds(2)}, {method, 1, 3, "", seconds(2)}, {method, 1, 3, "", seconds(2)}});
-  const auto mismatches =
-      std::count_if(results.begin(), results.end(), [](const auto& each) { return each.status().code() == Code::mismatch; });
+  const auto results = on_threads({{method, 0, 3, "", seconds(2)},
+                                   {method, 1, 3, "", seconds(2)},
+                                   {method, 1, 3, "", seconds(2)}});
+  const auto mismatches = std::count_if(results.begin(), results.end(), [](const auto& each) {
+    return each.status().code() == Code::mismatch;
+  });
   EXPECT_EQ(mismatches, 1);
   for (const auto& result : results) {
     if (result.status().code() != Code::mismatch) continue;
-    EXPECT_TRUE(mentions(result.status(), "two processes claim one rank")) << result.status().message();
+    EXPECT_TRUE(mentions(result.status(), "two processes claim one rank"))
+        << result.status().message();
   }
 }
 
@@ -166,7 +180,8 @@ TEST(Rendezvous, AgainAtTheSameAddress) {
       for (int round = 0; round < 10; ++round) {
         const auto joined = rendezvous({method, rank, 3, "", kLong});
         EXPECT_TRUE(joined.ok()) << joined.status().message();
-        // Nobody waits for the others before it leaves: who is fast must find the next round, not the last one's remains.
+        // Nobody waits for the others before it leaves: who is fast must find the next round, not
+        // the last one's remains.
         if (!joined.ok()) return false;
       }
       return true;
@@ -178,13 +193,15 @@ TEST(Rendezvous, AgainAtTheSameAddress) {
 // spec: B9 env:// reads MASTER_ADDR, MASTER_PORT, WORLD_SIZE and RANK
 TEST(Rendezvous, Environment) {
   const std::string port = std::to_string(testing::reserve_port());
-  const Environment environment({{"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", port}, {"WORLD_SIZE", "3"}});
+  const Environment environment(
+      {{"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", port}, {"WORLD_SIZE", "3"}});
   std::vector<std::unique_ptr<Child>> ranks;
   for (int rank = 0; rank < 3; ++rank) {
     ranks.push_back(std::make_unique<Child>([rank] {
       ::setenv("RANK", std::to_string(rank).c_str(), 1);
       const auto joined = rendezvous({});
-      return joined.ok() && joined->rank == rank && joined->world_size == 3 && joined->store->barrier("end", 3).ok();
+      return joined.ok() && joined->rank == rank && joined->world_size == 3 &&
+             joined->store->barrier("end", 3).ok();
     }));
   }
   for (auto& rank : ranks) EXPECT_TRUE(rank->succeeded());
@@ -227,16 +244,21 @@ TEST(Rendezvous, EnvironmentErrorsNameTheVariable) {
 
 using Variables = std::map<std::string, std::string>;
 
-/// Launchers other than ours: what they tell a rank; the address of rank 0 aside, all that env:// needs.
+/// Launchers other than ours: what they tell a rank; the address of rank 0 aside, all that env://
+/// needs.
 struct Scheduled {
   const char* name;
   Variables shared;
   const char* rank;
 };
 const Scheduled kScheduled[] = {
-    {"Slurm", {{"SLURM_NTASKS", "2"}, {"SLURM_NNODES", "1"}, {"SLURM_JOB_ID", "77"}, {"SLURM_STEP_ID", "0"}}, "SLURM_PROCID"},
+    {"Slurm",
+     {{"SLURM_NTASKS", "2"}, {"SLURM_NNODES", "1"}, {"SLURM_JOB_ID", "77"}, {"SLURM_STEP_ID", "0"}},
+     "SLURM_PROCID"},
     {"Open MPI",
-     {{"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}, {"PMIX_NAMESPACE", "1322713089"}},
+     {{"OMPI_COMM_WORLD_SIZE", "2"},
+      {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+      {"PMIX_NAMESPACE", "1322713089"}},
      "OMPI_COMM_WORLD_RANK"},
     {"MPICH (PMI)", {{"PMI_SIZE", "2"}, {"MPI_LOCALNRANKS", "2"}}, "PMI_RANK"},
 };
@@ -263,7 +285,8 @@ void expect_two_meet(const Scheduled& scheduled, const Variables& more) {
   EXPECT_TRUE(one.succeeded()) << scheduled.name;
 }
 
-// spec: B9 rank and world size from srun and mpirun; the address as ever, and none needed where all are on this host
+// spec: B9 rank and world size from srun and mpirun; the address as ever, and none needed where all
+// are on this host
 TEST(Rendezvous, EnvironmentOfOtherLaunchers) {
   const std::string port = std::to_string(testing::reserve_port());
   const testing::ScratchFolder folder;
@@ -271,16 +294,20 @@ TEST(Rendezvous, EnvironmentOfOtherLaunchers) {
     expect_two_meet(scheduled, {{"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", port}});
     expect_two_meet(scheduled, {{"MASTER_PORT", port}});
     // The ranks of MPICH are told apart by its process that has started them; there is none here.
-    if (std::string(scheduled.name) != "MPICH (PMI)") expect_two_meet(scheduled, {{"XDG_RUNTIME_DIR", folder.path()}});
+    if (std::string(scheduled.name) != "MPICH (PMI)")
+      expect_two_meet(scheduled, {{"XDG_RUNTIME_DIR", folder.path()}});
   }
 }
 
-// spec: B9 explicit variables and arguments win over those of another launcher; an address that is missing is asked for by name
+// spec: B9 explicit variables and arguments win over those of another launcher; an address that is
+// missing is asked for by name
 TEST(Rendezvous, EnvironmentOfOtherLaunchersComesLast) {
   for (const Scheduled& scheduled : kScheduled) {
     auto variables = scheduled.shared;
     variables[scheduled.rank] = "1";
-    variables.insert({{"WORLD_SIZE", "1"}, {"RANK", "0"}, {"MASTER_PORT", std::to_string(testing::reserve_port())}});
+    variables.insert({{"WORLD_SIZE", "1"},
+                      {"RANK", "0"},
+                      {"MASTER_PORT", std::to_string(testing::reserve_port())}});
     {
       const Environment environment(variables);
       const auto alone = rendezvous({"env://", -1, -1, "", kLong});
@@ -289,20 +316,26 @@ TEST(Rendezvous, EnvironmentOfOtherLaunchersComesLast) {
     }
     variables.erase("MASTER_PORT");
     {
-      const Environment environment(variables);  // numbered by others: the launcher's ranks are not the job's
+      const Environment environment(
+          variables);  // numbered by others: the launcher's ranks are not the job's
       EXPECT_EQ(rendezvous({"env://", -1, -1, "", kShort}).status().code(), Code::invalid_argument);
     }
-    for (const char* name : {"WORLD_SIZE", "RANK", "SLURM_STEP_ID", "SLURM_JOB_ID", "PMIX_NAMESPACE"}) variables.erase(name);
+    for (const char* name :
+         {"WORLD_SIZE", "RANK", "SLURM_STEP_ID", "SLURM_JOB_ID", "PMIX_NAMESPACE"})
+      variables.erase(name);
     const Environment environment(variables);
     const Status status = rendezvous({"env://", -1, -1, "", kShort}).status();
     EXPECT_EQ(status.code(), Code::invalid_argument);
-    const std::string started = std::string(scheduled.name) + " has started this process as rank 1 of 2";
-    for (const std::string& part : {std::string("MASTER_PORT"), std::string("MASTER_ADDR"), started})
+    const std::string started =
+        std::string(scheduled.name) + " has started this process as rank 1 of 2";
+    for (const std::string& part :
+         {std::string("MASTER_PORT"), std::string("MASTER_ADDR"), started})
       EXPECT_TRUE(mentions(status, part)) << status.message();
   }
 }
 
-// spec: B9 under a launcher that hosts the store rank 0 is a client too, and every restart meets anew
+// spec: B9 under a launcher that hosts the store rank 0 is a client too, and every restart meets
+// anew
 TEST(Rendezvous, EnvironmentWithTheLaunchersStore) {
   TcpStoreOptions options;
   options.host = "127.0.0.1";
@@ -313,12 +346,15 @@ TEST(Rendezvous, EnvironmentWithTheLaunchersStore) {
   ASSERT_TRUE(launcher.ok());
   const std::string place = "127.0.0.1:" + std::to_string((*launcher)->port());
   for (const std::string restart : {"0", "1"}) {
-    const Environment environment({{"MUSTER_AGENT_STORE", place}, {"TORCHELASTIC_RESTART_COUNT", restart}});
+    const Environment environment(
+        {{"MUSTER_AGENT_STORE", place}, {"TORCHELASTIC_RESTART_COUNT", restart}});
     for (int again = 0; again < 3; ++again) expect_met(on_threads(ranks_of("env://", 3, true)));
   }
   // Somebody of an earlier restart who still waits is not taken for one of this restart.
   const Environment old({{"MUSTER_AGENT_STORE", place}, {"TORCHELASTIC_RESTART_COUNT", "1"}});
-  auto left_over = std::async(std::launch::async, [] { return rendezvous({"env://", 0, 2, "", seconds(2)}); });
+  auto left_over = std::async(std::launch::async, [] {
+    return rendezvous({"env://", 0, 2, "", seconds(2)});
+  });
   Child next([] {
     ::setenv("TORCHELASTIC_RESTART_COUNT", "2", 1);
     return rendezvous({"env://", 1, 2, "", kShort}).status().ranks() == std::vector<int>{0};
@@ -327,14 +363,16 @@ TEST(Rendezvous, EnvironmentWithTheLaunchersStore) {
   EXPECT_EQ(left_over.get().status().ranks(), std::vector<int>{1});
 }
 
-// A rank that is killed while the others wait for the last one is named at once, not at the deadline.
-// spec: B1 killed inside init
+// A rank that is killed while the others wait for the last one is named at once, not at the
+// deadline. spec: B1 killed inside init
 TEST(Rendezvous, NamesARankKilledInside) {
   const Environment environment({});
   const std::string method = "tcp://127.0.0.1:" + std::to_string(testing::reserve_port());
   auto zero = std::async(std::launch::async, [&] { return rendezvous({method, 0, 4, "", kLong}); });
-  // Whether the victim was inside already when it was killed shows in what rank 0 learns; if it was not, the next one gets more time.
-  for (Duration time = milliseconds(50); zero.wait_for(milliseconds(200)) != std::future_status::ready; time *= 2) {
+  // Whether the victim was inside already when it was killed shows in what rank 0 learns; if it was
+  // not, the next one gets more time.
+  for (Duration time = milliseconds(50);
+       zero.wait_for(milliseconds(200)) != std::future_status::ready; time *= 2) {
     Child victim([&] { return rendezvous({method, 2, 4, "", kLong}).ok(); });
     zero.wait_for(time);
     victim.kill();
@@ -344,14 +382,18 @@ TEST(Rendezvous, NamesARankKilledInside) {
   EXPECT_EQ(status.ranks(), std::vector<int>{2}) << status.message();
 }
 
-// spec: B1 rank 0, which hosts the store, killed while others are inside with it: they do not wait for another one
-#if !defined(__SANITIZE_THREAD__)  // no threads are started there in a child of a process with several
+// spec: B1 rank 0, which hosts the store, killed while others are inside with it: they do not wait
+// for another one
+#if !defined( \
+    __SANITIZE_THREAD__)  // no threads are started there in a child of a process with several
 TEST(Rendezvous, NamesRankZeroKilledInside) {
   const Environment environment({});
   const std::string method = "tcp://127.0.0.1:" + std::to_string(testing::reserve_port());
   auto one = std::async(std::launch::async, [&] { return rendezvous({method, 1, 3, "", kLong}); });
-  // As above: where rank 1 had not come in yet when rank 0 was killed, the next rank 0 gets more time.
-  for (Duration time = milliseconds(50); one.wait_for(milliseconds(200)) != std::future_status::ready; time *= 2) {
+  // As above: where rank 1 had not come in yet when rank 0 was killed, the next rank 0 gets more
+  // time.
+  for (Duration time = milliseconds(50);
+       one.wait_for(milliseconds(200)) != std::future_status::ready; time *= 2) {
     Child zero([&] { return rendezvous({method, 0, 3, "", kLong}).ok(); });
     one.wait_for(time);
     zero.kill();
@@ -375,7 +417,9 @@ TEST(Rendezvous, NamesARankKilledAfterwards) {
   });
   const Results others = on_threads({{method, 0, 3, "", kLong}, {method, 2, 3, "", kLong}});
   for (const auto& result : others) ASSERT_TRUE(result.ok()) << result.status().message();
-  auto waiting = std::async(std::launch::async, [&] { return others[0]->store->all_gather("meeting", 0, 3, "zero", kLong); });
+  auto waiting = std::async(std::launch::async, [&] {
+    return others[0]->store->all_gather("meeting", 0, 3, "zero", kLong);
+  });
   char byte;
   ASSERT_EQ(::read(joined[0], &byte, 1), 1);
   victim.kill();

@@ -1,4 +1,5 @@
-/// For tests of the rendezvous: ranks as threads and as processes, the environment that they see, and what they must find.
+/// For tests of the rendezvous: ranks as threads and as processes, the environment that they see,
+/// and what they must find.
 #pragma once
 
 #include "muster/store/rendezvous.h"
@@ -33,17 +34,20 @@ inline constexpr Duration kShort = milliseconds(300);
 class Environment {
  public:
   explicit Environment(const std::map<std::string, std::string>& values) {
-    for (const char* name : {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "MUSTER_AGENT_STORE", "TORCHELASTIC_USE_AGENT_STORE",
-                             "TORCHELASTIC_RESTART_COUNT", "MUSTER_SECRET", "MUSTER_SECRET_FILE", "MUSTER_INSECURE",
-                             // of a scheduler that these tests may run under
-                             "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"}) {
+    for (const char* name :
+         {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "MUSTER_AGENT_STORE",
+          "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT", "MUSTER_SECRET",
+          "MUSTER_SECRET_FILE", "MUSTER_INSECURE",
+          // of a scheduler that these tests may run under
+          "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"}) {
       change(name, "");
     }
     change("MUSTER_SECRET", "the secret of the rendezvous tests");
     for (const auto& [name, value] : values) change(name, value);
   }
   ~Environment() {
-    for (auto entry = before_.rbegin(); entry != before_.rend(); ++entry) put(entry->first, entry->second);
+    for (auto entry = before_.rbegin(); entry != before_.rend(); ++entry)
+      put(entry->first, entry->second);
   }
 
  private:
@@ -64,16 +68,19 @@ class Environment {
 
 inline Results on_threads(const std::vector<RendezvousOptions>& ranks) {
   std::vector<std::future<Result<Rendezvous>>> running;
-  for (const auto& options : ranks) running.push_back(std::async(std::launch::async, [options] { return rendezvous(options); }));
+  for (const auto& options : ranks)
+    running.push_back(std::async(std::launch::async, [options] { return rendezvous(options); }));
   Results results;
   for (auto& each : running) results.push_back(each.get());
   return results;
 }
 
-inline std::vector<RendezvousOptions> ranks_of(const std::string& method, int world_size, bool give_ranks, Duration timeout = kLong,
+inline std::vector<RendezvousOptions> ranks_of(const std::string& method, int world_size,
+                                               bool give_ranks, Duration timeout = kLong,
                                                const std::string& group = "") {
   std::vector<RendezvousOptions> all;
-  for (int rank = 0; rank < world_size; ++rank) all.push_back({method, give_ranks ? rank : -1, world_size, group, timeout});
+  for (int rank = 0; rank < world_size; ++rank)
+    all.push_back({method, give_ranks ? rank : -1, world_size, group, timeout});
   return all;
 }
 
@@ -86,14 +93,17 @@ inline void expect_met(const Results& results) {
     ranks.insert(result->rank);
     jobs.insert(result->job);
     EXPECT_EQ(result->world_size, static_cast<int>(results.size()));
-    ASSERT_TRUE(result->store->set("from " + std::to_string(result->rank), std::to_string(result->rank)).ok());
+    ASSERT_TRUE(
+        result->store->set("from " + std::to_string(result->rank), std::to_string(result->rank))
+            .ok());
   }
   EXPECT_EQ(ranks.size(), results.size());
   EXPECT_EQ(*ranks.begin(), 0);
   EXPECT_EQ(*ranks.rbegin(), static_cast<int>(results.size()) - 1);
   EXPECT_EQ(jobs.size(), 1u);
   for (const auto& result : results) {
-    for (const int rank : ranks) EXPECT_EQ(*result->store->get("from " + std::to_string(rank)), std::to_string(rank));
+    for (const int rank : ranks)
+      EXPECT_EQ(*result->store->get("from " + std::to_string(rank)), std::to_string(rank));
   }
 }
 
@@ -125,6 +135,8 @@ class Child {
   pid_t pid_;
 };
 
-inline bool mentions(const Status& status, const std::string& text) { return status.message().find(text) != std::string::npos; }
+inline bool mentions(const Status& status, const std::string& text) {
+  return status.message().find(text) != std::string::npos;
+}
 
 }  // namespace muster::store::rendezvous_test

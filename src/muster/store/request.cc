@@ -42,33 +42,44 @@ std::string_view name_of(Op op) { return shape_of(op).name; }
 
 Status validate(const Request& request) {
   const Shape& shape = shape_of(request.op);
-  const auto wrong = [&](const std::string& what) { return Status(Code::invalid_argument, std::string(shape.name) + ": " + what); };
-  if (shape.name == kShapes[0].name) return wrong("number " + std::to_string(static_cast<int>(request.op)));
+  const auto wrong = [&](const std::string& what) {
+    return Status(Code::invalid_argument, std::string(shape.name) + ": " + what);
+  };
+  if (shape.name == kShapes[0].name)
+    return wrong("number " + std::to_string(static_cast<int>(request.op)));
   if (shape.keys != kAny && request.keys.size() != shape.keys)
-    return wrong("takes " + std::to_string(shape.keys) + " key(s), not " + std::to_string(request.keys.size()));
+    return wrong("takes " + std::to_string(shape.keys) + " key(s), not " +
+                 std::to_string(request.keys.size()));
   const std::size_t values = shape.values == kAny ? request.keys.size() : shape.values;
   if (request.values.size() != values)
-    return wrong("takes " + std::to_string(values) + " value(s), not " + std::to_string(request.values.size()));
+    return wrong("takes " + std::to_string(values) + " value(s), not " +
+                 std::to_string(request.values.size()));
   for (const std::string_view key : request.keys) {
     if (key.size() > kMaxKeyBytes)
-      return wrong("a key of " + std::to_string(key.size()) + " bytes is longer than the limit of " + std::to_string(kMaxKeyBytes));
+      return wrong("a key of " + std::to_string(key.size()) +
+                   " bytes is longer than the limit of " + std::to_string(kMaxKeyBytes));
   }
   std::size_t all = 0;
   for (const std::string_view value : request.values) {
     if (value.size() > kMaxValueBytes) {
-      return wrong("a value of " + std::to_string(value.size()) + " bytes is longer than the limit of " + std::to_string(kMaxValueBytes));
+      return wrong("a value of " + std::to_string(value.size()) +
+                   " bytes is longer than the limit of " + std::to_string(kMaxValueBytes));
     }
     all += value.size();
   }
   if (all > kMaxRequestBytes)
-    return wrong("values of " + std::to_string(all) + " bytes together are more than the limit of " + std::to_string(kMaxRequestBytes) +
+    return wrong("values of " + std::to_string(all) +
+                 " bytes together are more than the limit of " + std::to_string(kMaxRequestBytes) +
                  "; give them in several calls");
   if (request.op == Op::barrier || request.op == Op::all_gather || request.op == Op::attend) {
     if (request.members < 1 || request.members > kMostMembers)
-      return wrong("the number of members is " + std::to_string(request.members) + ", not 1 to " + std::to_string(kMostMembers));
+      return wrong("the number of members is " + std::to_string(request.members) + ", not 1 to " +
+                   std::to_string(kMostMembers));
   }
-  if ((request.op == Op::all_gather || request.op == Op::attend) && (request.index < 0 || request.index >= request.members)) {
-    return wrong("index " + std::to_string(request.index) + " is not within 0 to " + std::to_string(request.members - 1));
+  if ((request.op == Op::all_gather || request.op == Op::attend) &&
+      (request.index < 0 || request.index >= request.members)) {
+    return wrong("index " + std::to_string(request.index) + " is not within 0 to " +
+                 std::to_string(request.members - 1));
   }
   return {};
 }
@@ -92,12 +103,15 @@ std::string quoted(std::string_view key) {
 std::string quoted(const std::vector<std::string_view>& keys) {
   constexpr std::size_t kShown = 8;
   std::string text;
-  for (std::size_t i = 0; i < keys.size() && i < kShown; ++i) text += (i == 0 ? "" : ", ") + quoted(keys[i]);
+  for (std::size_t i = 0; i < keys.size() && i < kShown; ++i)
+    text += (i == 0 ? "" : ", ") + quoted(keys[i]);
   if (keys.size() > kShown) text += " and " + std::to_string(keys.size() - kShown) + " more";
   return text;
 }
 
-std::string named_ranks(const std::vector<int>& ranks) { return (ranks.size() == 1 ? "rank " : "ranks ") + listed(ranks); }
+std::string named_ranks(const std::vector<int>& ranks) {
+  return (ranks.size() == 1 ? "rank " : "ranks ") + listed(ranks);
+}
 
 std::string listed(const std::vector<int>& numbers) {
   constexpr std::size_t kShown = 16;

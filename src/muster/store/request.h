@@ -1,4 +1,5 @@
-/// One request to a store and its reply, as values: the single shape that hash store, file store, wire protocol and server share.
+/// One request to a store and its reply, as values: the single shape that hash store, file store,
+/// wire protocol and server share.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +41,8 @@ inline constexpr std::uint8_t kLastOp = static_cast<std::uint8_t>(Op::count_join
 /// "set", "get", ...
 std::string_view name_of(Op op);
 
-/// Views into the caller's memory; they need to live only as long as the call that takes the request.
+/// Views into the caller's memory; they need to live only as long as the call that takes the
+/// request.
 struct Request {
   Op op = Op::get;
   Duration timeout{-1};      ///< how long it may block; negative: no limit
@@ -60,10 +62,12 @@ struct Reply {
   std::vector<Value> values;
 };
 
-/// Are keys and values in number and size what the op takes? Otherwise Code::invalid_argument in words.
+/// Are keys and values in number and size what the op takes? Otherwise Code::invalid_argument in
+/// words.
 Status validate(const Request& request);
 
-/// `"a", "b" and 3 more`: keys for a message, cut where they are long or many, unprintable bytes escaped.
+/// `"a", "b" and 3 more`: keys for a message, cut where they are long or many, unprintable bytes
+/// escaped.
 std::string quoted(const std::vector<std::string_view>& keys);
 std::string quoted(std::string_view key);
 /// "1, 2 and 5", cut where there are many.

@@ -1,4 +1,5 @@
-/// `Store` spelled once on top of `call(Request) -> Reply`; the kinds differ only in how they answer a request.
+/// `Store` spelled once on top of `call(Request) -> Reply`; the kinds differ only in how they
+/// answer a request.
 #pragma once
 
 #include <atomic>
@@ -27,44 +28,64 @@ class RequestStore : public Base {
   Result<std::int64_t> add(std::string_view key, std::int64_t amount) override {
     return number(ask({.op = Op::add, .number = amount, .keys = {key}}));
   }
-  Result<std::string> compare_set(std::string_view key, std::string_view expected, std::string_view desired) override {
+  Result<std::string> compare_set(std::string_view key, std::string_view expected,
+                                  std::string_view desired) override {
     return text(ask({.op = Op::compare_set, .keys = {key}, .values = {expected, desired}}));
   }
   Status wait(std::span<const std::string> keys, Timeout timeout) override {
     return ask({.op = Op::wait, .timeout = limit(timeout), .keys = views(keys)}).status;
   }
   Result<std::int64_t> num_keys() override { return number(ask({.op = Op::num_keys})); }
-  Result<bool> delete_key(std::string_view key) override { return truth(ask({.op = Op::delete_key, .keys = {key}})); }
-  Result<bool> check(std::span<const std::string> keys) override { return truth(ask({.op = Op::check, .keys = views(keys)})); }
+  Result<bool> delete_key(std::string_view key) override {
+    return truth(ask({.op = Op::delete_key, .keys = {key}}));
+  }
+  Result<bool> check(std::span<const std::string> keys) override {
+    return truth(ask({.op = Op::check, .keys = views(keys)}));
+  }
   Status append(std::string_view key, std::string_view value) override {
     return ask({.op = Op::append, .keys = {key}, .values = {value}}).status;
   }
-  Result<std::vector<std::string>> multi_get(std::span<const std::string> keys, Timeout timeout) override {
-    return texts(ask({.op = Op::multi_get, .timeout = limit(timeout), .keys = views(keys)}), keys.size());
+  Result<std::vector<std::string>> multi_get(std::span<const std::string> keys,
+                                             Timeout timeout) override {
+    return texts(ask({.op = Op::multi_get, .timeout = limit(timeout), .keys = views(keys)}),
+                 keys.size());
   }
-  Status multi_set(std::span<const std::string> keys, std::span<const std::string> values) override {
+  Status multi_set(std::span<const std::string> keys,
+                   std::span<const std::string> values) override {
     return ask({.op = Op::multi_set, .keys = views(keys), .values = views(values)}).status;
   }
   Status queue_push(std::string_view key, std::string_view value) override {
     return ask({.op = Op::queue_push, .keys = {key}, .values = {value}}).status;
   }
   Result<std::string> queue_pop(std::string_view key, bool block, Timeout timeout) override {
-    return text(ask({.op = Op::queue_pop, .timeout = limit(timeout), .number = block ? 1 : 0, .keys = {key}}));
+    return text(ask(
+        {.op = Op::queue_pop, .timeout = limit(timeout), .number = block ? 1 : 0, .keys = {key}}));
   }
-  Result<std::int64_t> queue_len(std::string_view key) override { return number(ask({.op = Op::queue_len, .keys = {key}})); }
-  Result<std::vector<std::string>> list_keys() override { return texts(ask({.op = Op::list_keys})); }
+  Result<std::int64_t> queue_len(std::string_view key) override {
+    return number(ask({.op = Op::queue_len, .keys = {key}}));
+  }
+  Result<std::vector<std::string>> list_keys() override {
+    return texts(ask({.op = Op::list_keys}));
+  }
   Status barrier(std::string_view key, int members, Timeout timeout) override {
-    return ask({.op = Op::barrier, .timeout = limit(timeout), .members = members, .keys = {key}}).status;
+    return ask({.op = Op::barrier, .timeout = limit(timeout), .members = members, .keys = {key}})
+        .status;
   }
-  Result<std::vector<std::string>> all_gather(std::string_view key, int index, int members, std::string_view value,
-                                              Timeout timeout) override {
-    return texts(
-        ask({.op = Op::all_gather, .timeout = limit(timeout), .index = index, .members = members, .keys = {key}, .values = {value}}),
-        static_cast<std::size_t>(members));
+  Result<std::vector<std::string>> all_gather(std::string_view key, int index, int members,
+                                              std::string_view value, Timeout timeout) override {
+    return texts(ask({.op = Op::all_gather,
+                      .timeout = limit(timeout),
+                      .index = index,
+                      .members = members,
+                      .keys = {key},
+                      .values = {value}}),
+                 static_cast<std::size_t>(members));
   }
 
   Duration timeout() const override { return timeout_.load(std::memory_order_relaxed); }
-  void set_timeout(Duration timeout) override { timeout_.store(timeout, std::memory_order_relaxed); }
+  void set_timeout(Duration timeout) override {
+    timeout_.store(timeout, std::memory_order_relaxed);
+  }
 
  protected:
   /// Carries out a valid request; blocks up to its timeout where the operation blocks.
@@ -76,15 +97,20 @@ class RequestStore : public Base {
     return call(request);
   }
   Duration limit(Timeout given) const { return given.value_or(timeout()); }
-  static std::vector<std::string_view> views(std::span<const std::string> texts) { return {texts.begin(), texts.end()}; }
+  static std::vector<std::string_view> views(std::span<const std::string> texts) {
+    return {texts.begin(), texts.end()};
+  }
 
-  static Status malformed() { return Status(Code::internal, "the store's reply does not hold the values that were asked for"); }
+  static Status malformed() {
+    return Status(Code::internal, "the store's reply does not hold the values that were asked for");
+  }
   static Result<std::string> text(const Reply& reply) {
     if (!reply.status) return reply.status;
     if (reply.values.size() != 1) return malformed();
     return *reply.values[0];
   }
-  static Result<std::vector<std::string>> texts(const Reply& reply, std::optional<std::size_t> count = {}) {
+  static Result<std::vector<std::string>> texts(const Reply& reply,
+                                                std::optional<std::size_t> count = {}) {
     if (!reply.status) return reply.status;
     if (count && reply.values.size() != *count) return malformed();
     std::vector<std::string> all;

@@ -1,8 +1,9 @@
 /// Key-value stores through which ranks find each other, and the rendezvous on top of them.
 ///
-/// What lives here: `Store` and its kinds (hash, file, tcp, prefix) behind `factory.h`; the store's wire protocol as a byte-in, byte-out
-/// state machine; `rendezvous.h` (env://, tcp://, file://). May include base/ only. Test it alone: `ctest -R store`.
-/// Behaviour follows torch.distributed's stores; where its documents disagree, see docs/stores.md.
+/// What lives here: `Store` and its kinds (hash, file, tcp, prefix) behind `factory.h`; the store's
+/// wire protocol as a byte-in, byte-out state machine; `rendezvous.h` (env://, tcp://, file://).
+/// May include base/ only. Test it alone: `ctest -R store`. Behaviour follows torch.distributed's
+/// stores; where its documents disagree, see docs/stores.md.
 #pragma once
 
 #include <cstdint>
@@ -23,9 +24,10 @@ inline constexpr Duration kDefaultTimeout = std::chrono::seconds(300);
 inline constexpr std::size_t kMaxKeyBytes = std::size_t{16} << 10;
 inline constexpr std::size_t kMaxValueBytes = std::size_t{1} << 30;
 
-/// All calls are thread-safe. Blocking calls take an optional timeout (absent: `timeout()`; negative: no limit) and fail with
-/// Code::timed_out naming keys and time waited; other failures are Code::store, Code::refused or Code::network.
-/// Values are bytes: any byte, up to kMaxValueBytes.
+/// All calls are thread-safe. Blocking calls take an optional timeout (absent: `timeout()`;
+/// negative: no limit) and fail with Code::timed_out naming keys and time waited; other failures
+/// are Code::store, Code::refused or Code::network. Values are bytes: any byte, up to
+/// kMaxValueBytes.
 class Store {
  public:
   using Timeout = std::optional<Duration>;
@@ -34,29 +36,38 @@ class Store {
   virtual Status set(std::string_view key, std::string_view value) = 0;
   /// Blocks until the key is there.
   virtual Result<std::string> get(std::string_view key, Timeout timeout = {}) = 0;
-  /// Adds to a decimal number (missing: 0) and returns the sum; `get` then gives its text. On anything else Code::store.
+  /// Adds to a decimal number (missing: 0) and returns the sum; `get` then gives its text. On
+  /// anything else Code::store.
   virtual Result<std::int64_t> add(std::string_view key, std::int64_t amount) = 0;
-  /// Writes `desired` where the value equals `expected`, or the key is missing and `expected` is empty. Returns the value now stored;
-  /// with the key missing and `expected` not empty writes nothing and returns `expected`.
-  virtual Result<std::string> compare_set(std::string_view key, std::string_view expected, std::string_view desired) = 0;
+  /// Writes `desired` where the value equals `expected`, or the key is missing and `expected` is
+  /// empty. Returns the value now stored; with the key missing and `expected` not empty writes
+  /// nothing and returns `expected`.
+  virtual Result<std::string> compare_set(std::string_view key, std::string_view expected,
+                                          std::string_view desired) = 0;
   virtual Status wait(std::span<const std::string> keys, Timeout timeout = {}) = 0;
   virtual Result<std::int64_t> num_keys() = 0;
   virtual Result<bool> delete_key(std::string_view key) = 0;
 
   virtual Result<bool> check(std::span<const std::string> keys) = 0;
   virtual Status append(std::string_view key, std::string_view value) = 0;
-  virtual Result<std::vector<std::string>> multi_get(std::span<const std::string> keys, Timeout timeout = {}) = 0;
-  virtual Status multi_set(std::span<const std::string> keys, std::span<const std::string> values) = 0;
+  virtual Result<std::vector<std::string>> multi_get(std::span<const std::string> keys,
+                                                     Timeout timeout = {}) = 0;
+  virtual Status multi_set(std::span<const std::string> keys,
+                           std::span<const std::string> values) = 0;
   virtual Status queue_push(std::string_view key, std::string_view value) = 0;
-  /// First in, first out among all users; with `block` waits for a value, else Code::store when the queue is empty.
-  virtual Result<std::string> queue_pop(std::string_view key, bool block = true, Timeout timeout = {}) = 0;
+  /// First in, first out among all users; with `block` waits for a value, else Code::store when the
+  /// queue is empty.
+  virtual Result<std::string> queue_pop(std::string_view key, bool block = true,
+                                        Timeout timeout = {}) = 0;
   virtual Result<std::int64_t> queue_len(std::string_view key) = 0;
   virtual Result<std::vector<std::string>> list_keys() = 0;
-  /// Returns when `members` users have called it with this key; then the key may be used again. At the timeout says how many came.
+  /// Returns when `members` users have called it with this key; then the key may be used again. At
+  /// the timeout says how many came.
   virtual Status barrier(std::string_view key, int members, Timeout timeout = {}) = 0;
-  /// Every member gives its value under its index and gets all, in order. One request and one reply each; at the timeout names the missing
-  /// indices (in `ranks()`).
-  virtual Result<std::vector<std::string>> all_gather(std::string_view key, int index, int members, std::string_view value,
+  /// Every member gives its value under its index and gets all, in order. One request and one reply
+  /// each; at the timeout names the missing indices (in `ranks()`).
+  virtual Result<std::vector<std::string>> all_gather(std::string_view key, int index, int members,
+                                                      std::string_view value,
                                                       Timeout timeout = {}) = 0;
 
   /// Another user of the same data with a connection of its own where there are connections.

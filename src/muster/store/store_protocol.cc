@@ -25,12 +25,16 @@ std::string finished(ByteWriter& out, std::size_t value_bytes) {
 }
 
 std::uint32_t wire_size(std::size_t size) {
-  return static_cast<std::uint32_t>(std::min<std::size_t>(size, std::numeric_limits<std::uint32_t>::max()));
+  return static_cast<std::uint32_t>(
+      std::min<std::size_t>(size, std::numeric_limits<std::uint32_t>::max()));
 }
 
-Status malformed(const char* what) { return Status(Code::refused, std::string("a malformed store ") + what); }
+Status malformed(const char* what) {
+  return Status(Code::refused, std::string("a malformed store ") + what);
+}
 
-/// Lengths of `count` texts, whose bytes come later. Nothing is allocated before the frame is known to hold that many lengths.
+/// Lengths of `count` texts, whose bytes come later. Nothing is allocated before the frame is known
+/// to hold that many lengths.
 bool read_lengths(ByteReader& in, std::size_t count, std::vector<std::uint32_t>& lengths) {
   if (!in.ok() || count > in.left() / sizeof(std::uint32_t)) return false;
   lengths.resize(count);
@@ -59,7 +63,10 @@ class Tail {
 std::string encode_head(const Request& request, std::uint64_t id) {
   ByteWriter out;
   put_header(out, static_cast<std::uint8_t>(request.op), id);
-  out.put(static_cast<std::int64_t>(request.timeout.count())).put(request.number).put(request.index).put(request.members);
+  out.put(static_cast<std::int64_t>(request.timeout.count()))
+      .put(request.number)
+      .put(request.index)
+      .put(request.members);
   out.put(wire_size(request.keys.size())).put(wire_size(request.values.size()));
   std::size_t value_bytes = 0;
   for (const std::string_view key : request.keys) out.put(wire_size(key.size()));
@@ -76,7 +83,10 @@ std::string encode_head(const Reply& reply, std::uint64_t id) {
   put_header(out, static_cast<std::uint8_t>(reply.status.code()), id);
   const std::string& message = reply.status.message();
   const std::vector<int>& ranks = reply.status.ranks();
-  out.put(reply.number).put(wire_size(message.size())).put(wire_size(ranks.size())).put(wire_size(reply.values.size()));
+  out.put(reply.number)
+      .put(wire_size(message.size()))
+      .put(wire_size(ranks.size()))
+      .put(wire_size(reply.values.size()));
   std::size_t value_bytes = 0;
   for (const Value& value : reply.values) {
     out.put(wire_size(value->size()));
@@ -100,7 +110,8 @@ Result<WireRequest> decode_request(std::string_view frame) {
   request.index = in.get<std::int32_t>();
   request.members = in.get<std::int32_t>();
   const auto keys = in.get<std::uint32_t>(), values = in.get<std::uint32_t>();
-  if (!in.ok() || version != kStoreProtocolVersion || zero != 0 || op == 0 || op > kLastOp) return malformed("request");
+  if (!in.ok() || version != kStoreProtocolVersion || zero != 0 || op == 0 || op > kLastOp)
+    return malformed("request");
   request.op = static_cast<Op>(op);
   std::vector<std::uint32_t> lengths;
   if (!read_lengths(in, std::size_t{keys} + values, lengths)) return malformed("request");
@@ -108,7 +119,8 @@ Result<WireRequest> decode_request(std::string_view frame) {
   request.keys.resize(keys);
   request.values.resize(values);
   for (std::size_t i = 0; i < lengths.size(); ++i) {
-    if (!tail.take(lengths[i], i < keys ? request.keys[i] : request.values[i - keys])) return malformed("request");
+    if (!tail.take(lengths[i], i < keys ? request.keys[i] : request.values[i - keys]))
+      return malformed("request");
   }
   if (!tail.empty()) return malformed("request");
   return wire;
@@ -122,14 +134,17 @@ Result<WireReply> decode_reply(std::string_view frame) {
   WireReply wire;
   wire.id = in.get<std::uint64_t>();
   wire.reply.number = in.get<std::int64_t>();
-  const auto message_bytes = in.get<std::uint32_t>(), rank_count = in.get<std::uint32_t>(), values = in.get<std::uint32_t>();
-  if (!in.ok() || version != kStoreProtocolVersion || zero != 0 || code > static_cast<std::uint8_t>(Code::internal))
+  const auto message_bytes = in.get<std::uint32_t>(), rank_count = in.get<std::uint32_t>(),
+             values = in.get<std::uint32_t>();
+  if (!in.ok() || version != kStoreProtocolVersion || zero != 0 ||
+      code > static_cast<std::uint8_t>(Code::internal))
     return malformed("reply");
   std::vector<std::uint32_t> lengths;
   if (!read_lengths(in, values, lengths)) return malformed("reply");
   Tail tail(frame.substr(frame.size() - in.left()));
   std::string_view message, rank_bytes, value;
-  if (!tail.take(message_bytes, message) || !tail.take(std::size_t{rank_count} * sizeof(std::int32_t), rank_bytes))
+  if (!tail.take(message_bytes, message) ||
+      !tail.take(std::size_t{rank_count} * sizeof(std::int32_t), rank_bytes))
     return malformed("reply");
   std::vector<int> ranks(rank_count);
   ByteReader rank_reader(rank_bytes);

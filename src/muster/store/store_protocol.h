@@ -1,11 +1,14 @@
-/// What crosses the wire between a TCP store's client and server, once the handshake is done: frames of bounded length, little-endian.
+/// What crosses the wire between a TCP store's client and server, once the handshake is done:
+/// frames of bounded length, little-endian.
 ///
-///   frame    length of what follows (u32), version (u8), op or code (u8), zero (u16), id (u64), body
-///   request  timeout in ns (i64, negative: no limit), number (i64), index (i32), members (i32), keys (u32), values (u32),
+///   frame    length of what follows (u32), version (u8), op or code (u8), zero (u16), id (u64),
+///   body request  timeout in ns (i64, negative: no limit), number (i64), index (i32), members
+///   (i32), keys (u32), values (u32),
 ///            length of each key, of each value (u32), the keys' bytes, the values' bytes
-///   reply    number (i64), message length (u32), ranks (u32), values (u32), length of each value (u32), message, each rank (i32), the
-///   values' bytes
-/// A reply carries the id of its request; replies come in the order in which they are ready. Bytes in, bytes out; no I/O.
+///   reply    number (i64), message length (u32), ranks (u32), values (u32), length of each value
+///   (u32), message, each rank (i32), the values' bytes
+/// A reply carries the id of its request; replies come in the order in which they are ready. Bytes
+/// in, bytes out; no I/O.
 #pragma once
 
 #include <cstdint>
@@ -25,8 +28,8 @@ inline constexpr std::uint64_t kStoreBuild = 0x73746f7265000000u | kStoreProtoco
 /// The longest frame: one value of the greatest size with room for keys.
 inline constexpr std::size_t kMaxFrameBytes = (std::size_t{1} << 30) + (std::size_t{64} << 20);
 
-/// Everything of a frame but the values' bytes, which follow as they are: large values are sent from where they lie.
-/// Empty when the frame would be longer than kMaxFrameBytes.
+/// Everything of a frame but the values' bytes, which follow as they are: large values are sent
+/// from where they lie. Empty when the frame would be longer than kMaxFrameBytes.
 std::string encode_head(const Request& request, std::uint64_t id);
 std::string encode_head(const Reply& reply, std::uint64_t id);
 

@@ -15,15 +15,21 @@ struct StoreServer::Client {
   struct Piece {
     std::string head;
     Value value;
-    std::string_view bytes() const { return value ? std::string_view(*value) : std::string_view(head); }
+    std::string_view bytes() const {
+      return value ? std::string_view(*value) : std::string_view(head);
+    }
   };
 
   Client(Connection connection, std::string name, const Options& options)
       : number(connection),
         peer(std::move(name)),
         handshake(std::in_place, Handshake::Side::acceptor,
-                  Handshake::Hello{
-                      .role = Handshake::Role::store, .rank = -1, .world_size = -1, .job = options.job, .build = kStoreBuild, .note = 0},
+                  Handshake::Hello{.role = Handshake::Role::store,
+                                   .rank = -1,
+                                   .world_size = -1,
+                                   .job = options.job,
+                                   .build = kStoreBuild,
+                                   .note = 0},
                   options.secret) {}
 
   Connection number;
@@ -47,16 +53,20 @@ StoreServer::~StoreServer() = default;
 void StoreServer::on_open(Connection connection, std::string peer, bool same_host, TimePoint now) {
   if (options_.secret.kind() == Secret::Kind::host && !same_host) {
     log(LogLevel::warning,
-        "the store refused " + peer + ": it is not on this host, and without MUSTER_SECRET only this host's ranks may join");
-    const auto [entry, fresh] = clients_.try_emplace(connection, connection, std::move(peer), options_);
+        "the store refused " + peer +
+            ": it is not on this host, and without MUSTER_SECRET only this host's ranks may join");
+    const auto [entry, fresh] =
+        clients_.try_emplace(connection, connection, std::move(peer), options_);
     entry->second.handshake.reset();
     entry->second.closing = true;
     changed_.insert(connection);
     return;
   }
   if (strangers_.size() >= options_.max_strangers) close(clients_.at(strangers_.front().second));
-  const auto [entry, fresh] = clients_.try_emplace(connection, connection, std::move(peer), options_);
-  entry->second.stranger = strangers_.emplace(strangers_.end(), now + options_.greeting_limit, connection);
+  const auto [entry, fresh] =
+      clients_.try_emplace(connection, connection, std::move(peer), options_);
+  entry->second.stranger =
+      strangers_.emplace(strangers_.end(), now + options_.greeting_limit, connection);
 }
 
 void StoreServer::on_bytes(Connection connection, ConstBytes bytes, TimePoint now) {
@@ -93,7 +103,8 @@ void StoreServer::serve(Client& client, TimePoint now) {
     if (!frame) break;
     const auto wire = decode_request(*frame);
     if (!wire) {
-      log(LogLevel::warning, "the store closes its connection to " + client.peer + ": it sent " + wire.status().message());
+      log(LogLevel::warning, "the store closes its connection to " + client.peer + ": it sent " +
+                                 wire.status().message());
       return close(client);
     }
     const Ticket ticket = next_ticket_++;
@@ -105,7 +116,8 @@ void StoreServer::serve(Client& client, TimePoint now) {
   }
   client.input.trim();
   if (client.input.broken()) {
-    log(LogLevel::warning, "the store closes its connection to " + client.peer + ": it announced a request of an impossible length");
+    log(LogLevel::warning, "the store closes its connection to " + client.peer +
+                               ": it announced a request of an impossible length");
     return close(client);
   }
   changed_.insert(client.number);
@@ -128,8 +140,9 @@ void StoreServer::answer(StoreTable::Answers& answers) {
 void StoreServer::send(Client& client, std::uint64_t id, Reply reply) {
   std::string head = encode_head(reply, id);
   if (head.empty()) {
-    reply = {Status(Code::exhausted,
-                    "the reply would be longer than the limit of " + std::to_string(kMaxFrameBytes) + " bytes; ask for fewer keys at once"),
+    reply = {Status(Code::exhausted, "the reply would be longer than the limit of " +
+                                         std::to_string(kMaxFrameBytes) +
+                                         " bytes; ask for fewer keys at once"),
              0,
              {}};
     head = encode_head(reply, id);
@@ -195,14 +208,16 @@ void StoreServer::resume(TimePoint now) {
   while (!resumable_.empty()) {
     const auto entry = clients_.find(*resumable_.begin());
     resumable_.erase(resumable_.begin());
-    if (entry != clients_.end() && !entry->second.closing && !choked(entry->second)) serve(entry->second, now);
+    if (entry != clients_.end() && !entry->second.closing && !choked(entry->second))
+      serve(entry->second, now);
   }
 }
 
 void StoreServer::on_time(TimePoint now) {
   while (!strangers_.empty() && strangers_.front().first <= now) {
     Client& client = clients_.at(strangers_.front().second);
-    log(LogLevel::info, "the store closes its connection to " + client.peer + ": it did not prove the job's secret within " +
+    log(LogLevel::info, "the store closes its connection to " + client.peer +
+                            ": it did not prove the job's secret within " +
                             describe(options_.greeting_limit));
     close(client);
   }
@@ -227,7 +242,8 @@ std::vector<ConstBytes> StoreServer::output(Connection connection, std::size_t m
   std::size_t at = entry->second.output_at;
   for (const auto& piece : entry->second.output) {
     if (pieces.size() == most) break;
-    if (const auto bytes = as_bytes(piece.bytes()).subspan(at); !bytes.empty()) pieces.push_back(bytes);
+    if (const auto bytes = as_bytes(piece.bytes()).subspan(at); !bytes.empty())
+      pieces.push_back(bytes);
     at = 0;
   }
   return pieces;
@@ -248,7 +264,9 @@ bool StoreServer::wants_close(Connection connection) const {
 }
 
 TimePoint StoreServer::next_timer() const {
-  const TimePoint deadline = logs(LogLevel::info) ? std::min(table_.next_deadline(), table_.next_overdue()) : table_.next_deadline();
+  const TimePoint deadline = logs(LogLevel::info)
+                                 ? std::min(table_.next_deadline(), table_.next_overdue())
+                                 : table_.next_deadline();
   return strangers_.empty() ? deadline : std::min(deadline, strangers_.front().first);
 }
 

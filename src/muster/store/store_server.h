@@ -1,10 +1,12 @@
-/// The TCP store's server without its sockets: bytes and the time come in, bytes and wishes go out. `tcp_server.cc` feeds it from Asio;
-/// tests, fuzzers and a simulator feed it from memory. One thread at a time.
+/// The TCP store's server without its sockets: bytes and the time come in, bytes and wishes go out.
+/// `tcp_server.cc` feeds it from Asio; tests, fuzzers and a simulator feed it from memory. One
+/// thread at a time.
 ///
 /// What it promises whoever connects:
-///  - nothing is parsed before the fixed-size handshake proves the secret, within `greeting_limit`; at most `max_strangers` may be at it,
-///  the oldest goes first;
-///  - a connection that does not take its replies is not read from any more once `max_output` of them wait; it holds up nobody else;
+///  - nothing is parsed before the fixed-size handshake proves the secret, within `greeting_limit`;
+///  at most `max_strangers` may be at it, the oldest goes first;
+///  - a connection that does not take its replies is not read from any more once `max_output` of
+///  them wait; it holds up nobody else;
 ///  - only bytes that have come are held: a length that lies ends the connection.
 #pragma once
 
@@ -37,8 +39,8 @@ class StoreServer {
   ~StoreServer();
 
   // What happened.
-  /// `peer` is for messages; `same_host` says whether it is a process of this host (the kind of secret may demand it). Numbers are never
-  /// used twice.
+  /// `peer` is for messages; `same_host` says whether it is a process of this host (the kind of
+  /// secret may demand it). Numbers are never used twice.
   void on_open(Connection connection, std::string peer, bool same_host, TimePoint now);
   void on_bytes(Connection connection, ConstBytes bytes, TimePoint now);
   /// The connection is gone for whatever reason.
@@ -49,12 +51,14 @@ class StoreServer {
   void on_time(TimePoint now);
 
   // What is to be done about it.
-  /// Connections for which something has changed since the last call: output, the wish to read, or the wish to close.
+  /// Connections for which something has changed since the last call: output, the wish to read, or
+  /// the wish to close.
   std::vector<Connection> take_changed();
   /// The first pieces of waiting output, at most `most`. Valid until the next call of any `on_`.
   std::vector<ConstBytes> output(Connection connection, std::size_t most) const;
   bool wants_read(Connection connection) const;
-  /// To be closed as soon as what fits of its output is written (a refusal fits; a stranger that does not read it loses it).
+  /// To be closed as soon as what fits of its output is written (a refusal fits; a stranger that
+  /// does not read it loses it).
   bool wants_close(Connection connection) const;
   TimePoint next_timer() const;
 

@@ -1,4 +1,5 @@
-// The server without its sockets, and the wire protocol: at every cut, with damaged frames, on a clock that stands where the test puts it.
+// The server without its sockets, and the wire protocol: at every cut, with damaged frames, on a
+// clock that stands where the test puts it.
 
 #include "muster/store/store_server.h"
 
@@ -16,7 +17,8 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using namespace bench;
 
-// spec: C7 one request and one reply, also where get blocks, while other requests of the connection go on
+// spec: C7 one request and one reply, also where get blocks, while other requests of the connection
+// go on
 TEST(StoreServer, RepliesWhenReady) {
   Bench bench;
   const auto a = bench.authenticated(), b = bench.authenticated();
@@ -63,7 +65,8 @@ TEST(StoreServer, StrangersHaveLimits) {
   EXPECT_FALSE(bench.closed(friendly)) << "who has proved the secret may be silent for ever";
 }
 
-// spec: C2 without a given secret a connection from another host is refused before a byte of it is read
+// spec: C2 without a given secret a connection from another host is refused before a byte of it is
+// read
 TEST(StoreServer, HostSecretWantsThisHost) {
   ::unsetenv("MUSTER_SECRET");
   ::unsetenv("MUSTER_SECRET_FILE");
@@ -95,7 +98,8 @@ TEST(StoreServer, WhoDoesNotReadIsNotReadFrom) {
   EXPECT_EQ(bench.replies(slow).size(), 10u) << "requests that lay in the buffer are answered";
 }
 
-// spec: C2 a limited number of requests of one connection may wait; the rest is taken up as they are answered
+// spec: C2 a limited number of requests of one connection may wait; the rest is taken up as they
+// are answered
 TEST(StoreServer, ParkedRequestsAreBounded) {
   Bench bench({.secret = kSecret, .job = "job", .max_parked = 4});
   const auto greedy = bench.authenticated(), other = bench.authenticated();
@@ -103,7 +107,8 @@ TEST(StoreServer, ParkedRequestsAreBounded) {
   for (std::uint64_t id = 1; id <= 10; ++id) requests += get("key " + std::to_string(id), id);
   bench.feed(greedy, requests);
   EXPECT_FALSE(bench.server.wants_read(greedy));
-  for (std::uint64_t id = 1; id <= 10; ++id) bench.feed(other, set("key " + std::to_string(id), "x", id));
+  for (std::uint64_t id = 1; id <= 10; ++id)
+    bench.feed(other, set("key " + std::to_string(id), "x", id));
   EXPECT_EQ(bench.replies(greedy).size(), 10u);
   EXPECT_TRUE(bench.server.wants_read(greedy));
 }
@@ -112,16 +117,22 @@ TEST(StoreServer, ParkedRequestsAreBounded) {
 TEST(StoreServer, ClosedConnectionsLeaveNothing) {
   Bench bench;
   const auto a = bench.authenticated(), b = bench.authenticated();
-  bench.feed(a, get("key", 1) + whole({.op = Op::queue_pop, .timeout = seconds(10), .number = 1, .keys = {"queue"}}, 2));
+  bench.feed(
+      a,
+      get("key", 1) +
+          whole({.op = Op::queue_pop, .timeout = seconds(10), .number = 1, .keys = {"queue"}}, 2));
   bench.close(a);
   EXPECT_EQ(bench.server.next_timer(), TimePoint::max());
-  bench.feed(b, whole({.op = Op::queue_push, .keys = {"queue"}, .values = {"x"}}, 1) + whole({.op = Op::queue_len, .keys = {"queue"}}, 2));
-  EXPECT_EQ(bench.replies(b).at(1).reply.number, 1) << "a value must not go to somebody who is gone";
+  bench.feed(b, whole({.op = Op::queue_push, .keys = {"queue"}, .values = {"x"}}, 1) +
+                    whole({.op = Op::queue_len, .keys = {"queue"}}, 2));
+  EXPECT_EQ(bench.replies(b).at(1).reply.number, 1)
+      << "a value must not go to somebody who is gone";
 }
 
 // spec: C7 requests cut at every byte mean the same
 TEST(StoreServer, CutAtEveryByte) {
-  const std::string stream = set("key", "value", 1) + get("key", 2) + whole({.op = Op::add, .number = 5, .keys = {"count"}}, 3);
+  const std::string stream = set("key", "value", 1) + get("key", 2) +
+                             whole({.op = Op::add, .number = 5, .keys = {"count"}}, 3);
   for (std::size_t cut = 0; cut <= stream.size(); ++cut) {
     Bench bench;
     const auto a = bench.authenticated();
@@ -139,11 +150,16 @@ TEST(StoreServer, DamagedRequests) {
   std::mt19937_64 random(17);
   Bench bench;
   const auto friendly = bench.authenticated();
-  const std::string good = whole({.op = Op::multi_set, .timeout = seconds(1), .keys = {"a", "b", "c"}, .values = {"1", "22", "333"}}, 9);
+  const std::string good = whole({.op = Op::multi_set,
+                                  .timeout = seconds(1),
+                                  .keys = {"a", "b", "c"},
+                                  .values = {"1", "22", "333"}},
+                                 9);
   for (int round = 0; round < 3000; ++round) {
     const auto bad = bench.authenticated();
     std::string bytes = good + good;
-    for (std::uint64_t i = 0; i <= random() % 4; ++i) bytes[random() % bytes.size()] = static_cast<char>(random());
+    for (std::uint64_t i = 0; i <= random() % 4; ++i)
+      bytes[random() % bytes.size()] = static_cast<char>(random());
     bench.feed(bad, bytes);
     ASSERT_LE(bench.server.held(bad), std::size_t{1} << 16);
     if (!bench.closed(bad)) bench.close(bad);
@@ -163,7 +179,8 @@ TEST(StoreProtocol, LimitsAndVersions) {
     EXPECT_FALSE(decode_request(bad).ok()) << at;
   }
   EXPECT_FALSE(decode_request(frame + "x").ok()) << "more than was announced";
-  for (std::size_t cut = 0; cut < frame.size(); ++cut) EXPECT_FALSE(decode_request(frame.substr(0, cut)).ok()) << cut;
+  for (std::size_t cut = 0; cut < frame.size(); ++cut)
+    EXPECT_FALSE(decode_request(frame.substr(0, cut)).ok()) << cut;
   Request too_large{.op = Op::multi_set};
   too_large.keys.assign(2000, "key");
   const std::string megabyte(1 << 20, 'x');
@@ -176,7 +193,8 @@ TEST(StoreProtocol, RepliesBothWays) {
   Reply reply;
   reply.status = Status(Code::timed_out, "a message", {1, 5});
   reply.number = -3;
-  reply.values = {std::make_shared<const std::string>("one"), std::make_shared<const std::string>(""),
+  reply.values = {std::make_shared<const std::string>("one"),
+                  std::make_shared<const std::string>(""),
                   std::make_shared<const std::string>("three")};
   std::string frame = encode_head(reply, 77);
   for (const auto& value : reply.values) frame += *value;
@@ -190,18 +208,21 @@ TEST(StoreProtocol, RepliesBothWays) {
   EXPECT_EQ(back->reply.number, -3);
   ASSERT_EQ(back->reply.values.size(), 3u);
   EXPECT_EQ(*back->reply.values[2], "three");
-  for (std::size_t cut = 0; cut < frame.size(); ++cut) EXPECT_FALSE(decode_reply(frame.substr(0, cut)).ok()) << cut;
+  for (std::size_t cut = 0; cut < frame.size(); ++cut)
+    EXPECT_FALSE(decode_reply(frame.substr(0, cut)).ok()) << cut;
   std::mt19937_64 random(23);
   for (int round = 0; round < 10000; ++round) {
     std::string bad = frame;
     for (int i = 0; i < 3; ++i) bad[random() % bad.size()] = static_cast<char>(random());
-    static_cast<void>(decode_reply(bad));  // must not crash, nor allocate on the frame's word: the sanitizers watch
+    static_cast<void>(decode_reply(
+        bad));  // must not crash, nor allocate on the frame's word: the sanitizers watch
   }
 }
 
 // spec: C2 a lying length is refused before it allocates
 TEST(StoreProtocol, LyingLengths) {
-  for (const std::uint32_t length : {0u, 11u, static_cast<std::uint32_t>(kMaxFrameBytes) + 1, 0xffffffffu}) {
+  for (const std::uint32_t length :
+       {0u, 11u, static_cast<std::uint32_t>(kMaxFrameBytes) + 1, 0xffffffffu}) {
     FrameReader frames;
     ByteWriter lie;
     lie.put(length);

@@ -1,4 +1,5 @@
-/// Test support: the store's server without its sockets, on a clock that stands where the test puts it.
+/// Test support: the store's server without its sockets, on a clock that stands where the test puts
+/// it.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -22,7 +23,8 @@ using Connection = StoreServer::Connection;
 /// A server and what each connection has been sent.
 class Bench {
  public:
-  explicit Bench(StoreServer::Options options = {.secret = kSecret, .job = "job"}) : server(std::move(options)) {}
+  explicit Bench(StoreServer::Options options = {.secret = kSecret, .job = "job"})
+      : server(std::move(options)) {}
 
   Connection open(bool same_host = true) {
     ++last_;
@@ -48,7 +50,8 @@ class Bench {
   void pump() {
     for (auto changed = server.take_changed(); !changed.empty(); changed = server.take_changed()) {
       for (const Connection connection : changed) {
-        for (auto pieces = server.output(connection, 3); !pieces.empty() && !deaf_[connection]; pieces = server.output(connection, 3)) {
+        for (auto pieces = server.output(connection, 3); !pieces.empty() && !deaf_[connection];
+             pieces = server.output(connection, 3)) {
           std::size_t count = 0;
           for (const auto piece : pieces) {
             sent_[connection].append(as_text(piece));
@@ -68,7 +71,8 @@ class Bench {
     if (!deaf) {
       server.on_written(connection, 0, now);
       // Whatever waits is written now, as a socket that becomes writable would.
-      for (auto pieces = server.output(connection, 3); !pieces.empty(); pieces = server.output(connection, 3)) {
+      for (auto pieces = server.output(connection, 3); !pieces.empty();
+           pieces = server.output(connection, 3)) {
         sent_[connection].append(as_text(pieces[0]));
         server.on_written(connection, pieces[0].size(), now);
       }

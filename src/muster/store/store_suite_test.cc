@@ -1,4 +1,5 @@
-// One suite over every kind of store: what holds for one holds for all. What only one kind does stands in a test file of its own.
+// One suite over every kind of store: what holds for one holds for all. What only one kind does
+// stands in a test file of its own.
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -41,7 +42,9 @@ class HashKind final : public Kind {
 
 class PrefixKind final : public Kind {
  public:
-  std::shared_ptr<Store> user() override { return make_prefix_store("outer", make_prefix_store("inner", *store_->clone())); }
+  std::shared_ptr<Store> user() override {
+    return make_prefix_store("outer", make_prefix_store("inner", *store_->clone()));
+  }
 
  private:
   std::shared_ptr<Store> store_ = make_hash_store(kLong);
@@ -75,7 +78,8 @@ class FileKind final : public Kind {
  public:
   FileKind() {
     static std::atomic<int> count = 0;
-    path_ = std::filesystem::temp_directory_path() / ("muster-suite-" + std::to_string(::getpid()) + "-" + std::to_string(count++));
+    path_ = std::filesystem::temp_directory_path() /
+            ("muster-suite-" + std::to_string(::getpid()) + "-" + std::to_string(count++));
   }
   ~FileKind() override { std::filesystem::remove(path_); }
   std::shared_ptr<Store> user() override {
@@ -103,12 +107,13 @@ class StoreSuite : public testing::TestWithParam<Named> {
   std::unique_ptr<Kind> kind_ = GetParam().make();
 };
 
-INSTANTIATE_TEST_SUITE_P(Kinds, StoreSuite,
-                         testing::Values(Named{"hash", [] { return std::make_unique<HashKind>(); }},
-                                         Named{"prefix", [] { return std::make_unique<PrefixKind>(); }},
-                                         Named{"tcp", [] { return std::make_unique<TcpKind>(); }},
-                                         Named{"file", [] { return std::make_unique<FileKind>(); }}),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Kinds, StoreSuite,
+    testing::Values(Named{"hash", [] { return std::make_unique<HashKind>(); }},
+                    Named{"prefix", [] { return std::make_unique<PrefixKind>(); }},
+                    Named{"tcp", [] { return std::make_unique<TcpKind>(); }},
+                    Named{"file", [] { return std::make_unique<FileKind>(); }}),
+    [](const auto& info) { return info.param.name; });
 
 #define ASSERT_OK(expression)                         \
   do {                                                \
@@ -153,7 +158,8 @@ TEST_P(StoreSuite, KeepsAnyByte) {
 TEST_P(StoreSuite, KeepsAnyLength) {
   const auto store = user(), other = user();
   std::mt19937_64 random(7);
-  for (const std::size_t size : {1u, 15u, 16u, 17u, 4095u, 4096u, 65535u, 65536u, 65537u, 262144u, 1000003u}) {
+  for (const std::size_t size :
+       {1u, 15u, 16u, 17u, 4095u, 4096u, 65535u, 65536u, 65537u, 262144u, 1000003u}) {
     std::string value(size, '\0');
     std::generate(value.begin(), value.end(), [&] { return static_cast<char>(random()); });
     ASSERT_OK(store->set("key", value));
@@ -177,8 +183,10 @@ TEST_P(StoreSuite, StatesItsLimits) {
   const auto store = user();
   const Status status = store->set(std::string(kMaxKeyBytes + 1, 'k'), "value");
   EXPECT_EQ(status.code(), Code::invalid_argument);
-  EXPECT_NE(status.message().find(std::to_string(kMaxKeyBytes)), std::string::npos) << status.message();
-  const std::string longest(kMaxKeyBytes - (kind() == "prefix" ? std::string("outer/inner/").size() : 0), 'k');
+  EXPECT_NE(status.message().find(std::to_string(kMaxKeyBytes)), std::string::npos)
+      << status.message();
+  const std::string longest(
+      kMaxKeyBytes - (kind() == "prefix" ? std::string("outer/inner/").size() : 0), 'k');
   ASSERT_OK(store->set(longest, "value"));
   EXPECT_EQ(*store->get(longest), "value");
 }
@@ -196,9 +204,12 @@ TEST_P(StoreSuite, GetBlocksUntilSet) {
 TEST_P(StoreSuite, OneObjectServesManyThreads) {
   const auto store = user();
   std::vector<std::future<Result<std::string>>> waiting;
-  for (int i = 0; i < 8; ++i) waiting.push_back(std::async(std::launch::async, [&, i] { return store->get("key" + std::to_string(i)); }));
+  for (int i = 0; i < 8; ++i)
+    waiting.push_back(
+        std::async(std::launch::async, [&, i] { return store->get("key" + std::to_string(i)); }));
   for (int i = 0; i < 8; ++i) ASSERT_OK(store->set("key" + std::to_string(i), std::to_string(i)));
-  for (int i = 0; i < 8; ++i) EXPECT_EQ(*waiting[static_cast<std::size_t>(i)].get(), std::to_string(i));
+  for (int i = 0; i < 8; ++i)
+    EXPECT_EQ(*waiting[static_cast<std::size_t>(i)].get(), std::to_string(i));
 }
 
 // spec: C7 timeout: the error names the key and the time waited
@@ -206,7 +217,8 @@ TEST_P(StoreSuite, GetTimesOutNamingKeyAndTime) {
   const auto store = user();
   const auto got = store->get("nobody sets this", milliseconds(60));
   EXPECT_EQ(got.status().code(), Code::timed_out);
-  EXPECT_NE(got.status().message().find("nobody sets this"), std::string::npos) << got.status().message();
+  EXPECT_NE(got.status().message().find("nobody sets this"), std::string::npos)
+      << got.status().message();
   EXPECT_NE(got.status().message().find(" ms"), std::string::npos) << got.status().message();
   ASSERT_OK(store->set("nobody sets this", "still alive"));
   EXPECT_EQ(*store->get("nobody sets this"), "still alive");
@@ -297,7 +309,8 @@ TEST_P(StoreSuite, CompareSetRaces) {
         const std::string winner = *store->compare_set("slot", before, claim);
         if (winner == claim) {
           ++won;
-          EXPECT_EQ(*store->compare_set("slot", claim, "round " + std::to_string(round)), "round " + std::to_string(round));
+          EXPECT_EQ(*store->compare_set("slot", claim, "round " + std::to_string(round)),
+                    "round " + std::to_string(round));
         }
         EXPECT_TRUE(store->barrier("round", kThreads).ok());
       }
@@ -313,7 +326,9 @@ TEST_P(StoreSuite, CompareSetRaces) {
 // spec: C10 wait returns once all keys are there
 TEST_P(StoreSuite, WaitForAll) {
   const auto store = user(), other = user();
-  auto waited = std::async(std::launch::async, [&] { return store->wait(Strings{"a", "b", "c", "a"}); });
+  auto waited = std::async(std::launch::async, [&] {
+    return store->wait(Strings{"a", "b", "c", "a"});
+  });
   for (const char* key : {"c", "a", "b"}) ASSERT_OK(other->set(key, ""));
   ASSERT_OK(waited.get());
   ASSERT_OK(store->wait(Strings{}, kShort));
@@ -369,7 +384,8 @@ TEST_P(StoreSuite, DeleteKey) {
   const auto deleted = store->delete_key("key");
   if (kind() == "file") {
     EXPECT_EQ(deleted.status().code(), Code::unsupported);
-    EXPECT_NE(deleted.status().message().find("delete_key"), std::string::npos) << deleted.status().message();
+    EXPECT_NE(deleted.status().message().find("delete_key"), std::string::npos)
+        << deleted.status().message();
     EXPECT_EQ(*store->get("key"), "value");
     return;
   }
@@ -436,7 +452,8 @@ TEST_P(StoreSuite, QueueValuesReachOneEach) {
     }));
   }
   const auto store = user();
-  for (int i = 0; i < kThreads * kEach; ++i) ASSERT_OK(store->queue_push("queue", std::to_string(1000 + i)));
+  for (int i = 0; i < kThreads * kEach; ++i)
+    ASSERT_OK(store->queue_push("queue", std::to_string(1000 + i)));
   Strings all;
   for (auto& each : consumers) {
     const Strings seen = each.get();
@@ -477,30 +494,36 @@ TEST_P(StoreSuite, BarrierTimesOut) {
   ASSERT_OK(second.get());
 }
 
-// spec: C14 native all_gather: everybody's value in order of the index, again and again under one key
+// spec: C14 native all_gather: everybody's value in order of the index, again and again under one
+// key
 TEST_P(StoreSuite, AllGather) {
   constexpr int kMembers = 5, kRounds = 20;
   std::vector<std::future<void>> members;
   for (int m = 0; m < kMembers; ++m) {
     members.push_back(std::async(std::launch::async, [&, m, store = user()] {
       for (int round = 0; round < kRounds; ++round) {
-        const auto value = [&](int member) { return std::to_string(round) + std::string("\0:", 2) + std::to_string(member); };
+        const auto value = [&](int member) {
+          return std::to_string(round) + std::string("\0:", 2) + std::to_string(member);
+        };
         const auto all = store->all_gather("gather", m, kMembers, value(m));
         ASSERT_TRUE(all.ok()) << all.status().message();
         ASSERT_EQ(all->size(), static_cast<std::size_t>(kMembers));
-        for (int other = 0; other < kMembers; ++other) EXPECT_EQ((*all)[static_cast<std::size_t>(other)], value(other));
+        for (int other = 0; other < kMembers; ++other)
+          EXPECT_EQ((*all)[static_cast<std::size_t>(other)], value(other));
       }
     }));
   }
   for (auto& each : members) each.get();
 }
 
-// spec: C14 all_gather: at the timeout names the missing, the same to all who waited; who comes too late learns it at once
+// spec: C14 all_gather: at the timeout names the missing, the same to all who waited; who comes too
+// late learns it at once
 TEST_P(StoreSuite, AllGatherNamesTheMissing) {
   const auto first = user(), second = user(), late = user();
   Status mine, theirs;
   std::string key;
-  // The first waits shortly, the second long: where the second was there in time, its wait must end with the first one's.
+  // The first waits shortly, the second long: where the second was there in time, its wait must end
+  // with the first one's.
   for (int attempt = 0; attempt < 20 && (theirs.ok() || mine.ranks().size() != 2); ++attempt) {
     key = "gather" + std::to_string(attempt);
     auto other = std::async(std::launch::async, [&] {
@@ -555,7 +578,8 @@ TEST_P(StoreSuite, TenThousandKeys) {
   }
   auto all = std::async(std::launch::async, [&] { return other->multi_get(keys); });
   for (std::size_t i = 0; i < keys.size() / 2; ++i) ASSERT_OK(store->set(keys[i], values[i]));
-  ASSERT_OK(store->multi_set(std::span(keys).subspan(keys.size() / 2), std::span(values).subspan(keys.size() / 2)));
+  ASSERT_OK(store->multi_set(std::span(keys).subspan(keys.size() / 2),
+                             std::span(values).subspan(keys.size() / 2)));
   EXPECT_EQ(*all.get(), values);
   EXPECT_EQ(*store->num_keys(), kKeys + (kind() == "tcp" ? 1 : 0));
   EXPECT_EQ(store->list_keys()->size(), static_cast<std::size_t>(kKeys));

@@ -49,7 +49,8 @@ Reply StoreTable::execute(const Request& request, Answers& answers) {
   switch (request.op) {
     case Op::set: put(key, request.values[0], answers); return {};
     case Op::multi_set:
-      for (std::size_t i = 0; i < request.keys.size(); ++i) put(request.keys[i], request.values[i], answers);
+      for (std::size_t i = 0; i < request.keys.size(); ++i)
+        put(request.keys[i], request.values[i], answers);
       return {};
     case Op::add: return add(key, request.number, answers);
     case Op::compare_set: return compare_set(key, request.values[0], request.values[1], answers);
@@ -61,10 +62,13 @@ Reply StoreTable::execute(const Request& request, Answers& answers) {
     }
     case Op::leave: {
       const auto job = attendances_.find(std::string(key));
-      if (job == attendances_.end() || !job->second.present.contains(request.index)) return {{}, 0, {}};
+      if (job == attendances_.end() || !job->second.present.contains(request.index))
+        return {{}, 0, {}};
       const Ticket attending = job->second.present[request.index];
       depart(job->first, request.index,
-             Status(Code::peer_failed, "rank " + std::to_string(request.index) + " has left the job", {request.index}), answers);
+             Status(Code::peer_failed,
+                    "rank " + std::to_string(request.index) + " has left the job", {request.index}),
+             answers);
       unpark(attending);
       return {{}, 1, {}};
     }
@@ -77,7 +81,8 @@ Reply StoreTable::execute(const Request& request, Answers& answers) {
       return {{}, 1, {}};
     }
     case Op::check: {
-      const bool all = std::all_of(request.keys.begin(), request.keys.end(), [&](std::string_view each) { return values_.contains(each); });
+      const bool all = std::all_of(request.keys.begin(), request.keys.end(),
+                                   [&](std::string_view each) { return values_.contains(each); });
       return {{}, all ? 1 : 0, {}};
     }
     case Op::list_keys: {
@@ -85,7 +90,9 @@ Reply StoreTable::execute(const Request& request, Answers& answers) {
       for (const auto& [name, value] : values_) reply.values.push_back(make_value(name));
       return reply;
     }
-    default: return failure(Code::internal, "the store was asked to execute " + std::string(name_of(request.op)));
+    default:
+      return failure(Code::internal,
+                     "the store was asked to execute " + std::string(name_of(request.op)));
   }
 }
 
@@ -94,21 +101,23 @@ Reply StoreTable::add(std::string_view key, std::int64_t amount, Answers& answer
   if (const auto entry = values_.find(key); entry != values_.end()) {
     const auto current = decimal(*entry->second);
     if (!current)
-      return failure(Code::store,
-                     "add(" + quoted(key) + "): the value stored there, " + quoted(*entry->second) + ", is not a whole number");
+      return failure(Code::store, "add(" + quoted(key) + "): the value stored there, " +
+                                      quoted(*entry->second) + ", is not a whole number");
     if (__builtin_add_overflow(*current, amount, &sum)) {
-      return failure(Code::store,
-                     "add(" + quoted(key) + "): " + *entry->second + " + " + std::to_string(amount) + " does not fit into 64 bits");
+      return failure(Code::store, "add(" + quoted(key) + "): " + *entry->second + " + " +
+                                      std::to_string(amount) + " does not fit into 64 bits");
     }
   }
   put(key, std::to_string(sum), answers);
   return {{}, sum, {}};
 }
 
-Reply StoreTable::compare_set(std::string_view key, std::string_view expected, std::string_view desired, Answers& answers) {
+Reply StoreTable::compare_set(std::string_view key, std::string_view expected,
+                              std::string_view desired, Answers& answers) {
   const auto entry = values_.find(key);
   const bool matches = entry == values_.end() ? expected.empty() : *entry->second == expected;
-  if (!matches) return {{}, 0, {entry == values_.end() ? make_value(expected) : Value(entry->second)}};
+  if (!matches)
+    return {{}, 0, {entry == values_.end() ? make_value(expected) : Value(entry->second)}};
   put(key, desired, answers);
   return {{}, 1, {values_.find(key)->second}};
 }
@@ -121,10 +130,12 @@ Reply StoreTable::append(std::string_view key, std::string_view value, Answers& 
   }
   MutableValue& current = entry->second;
   if (value.size() > kMaxValueBytes - current->size()) {
-    return failure(Code::exhausted,
-                   "append(" + quoted(key) + "): the value would grow beyond the limit of " + std::to_string(kMaxValueBytes) + " bytes");
+    return failure(Code::exhausted, "append(" + quoted(key) +
+                                        "): the value would grow beyond the limit of " +
+                                        std::to_string(kMaxValueBytes) + " bytes");
   }
-  if (current.use_count() > 1) current = std::make_shared<std::string>(*current);  // a reader still holds the old one
+  if (current.use_count() > 1)
+    current = std::make_shared<std::string>(*current);  // a reader still holds the old one
   current->append(value);
   return {};
 }
@@ -154,7 +165,8 @@ void StoreTable::put(std::string_view key, std::string_view value, Answers& answ
 }
 
 bool StoreTable::find_missing(Parked& parked) const {
-  // Round the circle from where it stood: keys that arrive in order cost one look each, and one deleted meanwhile is still noticed.
+  // Round the circle from where it stood: keys that arrive in order cost one look each, and one
+  // deleted meanwhile is still noticed.
   for (std::size_t step = 0; step < parked.keys.size(); ++step) {
     const std::size_t index = (parked.at + step) % parked.keys.size();
     if (values_.contains(std::string_view(parked.keys[index]))) continue;
@@ -171,7 +183,8 @@ Reply StoreTable::found(const Parked& parked) const {
   return reply;
 }
 
-void StoreTable::submit_waiting(Ticket ticket, const Request& request, TimePoint now, Answers& answers) {
+void StoreTable::submit_waiting(Ticket ticket, const Request& request, TimePoint now,
+                                Answers& answers) {
   if (request.op == Op::get) {  // the common case, without copying the key
     if (const auto entry = values_.find(request.keys[0]); entry != values_.end()) {
       answers.push_back({ticket, {{}, 0, {entry->second}}});
@@ -189,12 +202,14 @@ void StoreTable::submit_waiting(Ticket ticket, const Request& request, TimePoint
   parked_.erase(ticket);
 }
 
-void StoreTable::submit_pop(Ticket ticket, const Request& request, TimePoint now, Answers& answers) {
+void StoreTable::submit_pop(Ticket ticket, const Request& request, TimePoint now,
+                            Answers& answers) {
   const std::string_view key = request.keys[0];
   const auto queue = queues_.find(key);
   if (queue == queues_.end()) {
     if (request.number == 0) {
-      answers.push_back({ticket, failure(Code::store, "queue_pop(" + quoted(key) + "): the queue is empty")});
+      answers.push_back(
+          {ticket, failure(Code::store, "queue_pop(" + quoted(key) + "): the queue is empty")});
       return;
     }
     park(ticket, request, now);
@@ -219,7 +234,8 @@ Reply StoreTable::queue_push(std::string_view key, std::string_view value, Answe
   return {};
 }
 
-void StoreTable::submit_meeting(Ticket ticket, const Request& request, TimePoint now, Answers& answers) {
+void StoreTable::submit_meeting(Ticket ticket, const Request& request, TimePoint now,
+                                Answers& answers) {
   const MeetingKey key(request.op, request.keys[0]);
   const std::string call = std::string(name_of(request.op)) + "(" + quoted(request.keys[0]) + ")";
   if (const auto past = obituaries_.find(key); past != obituaries_.end()) {
@@ -233,7 +249,9 @@ void StoreTable::submit_meeting(Ticket ticket, const Request& request, TimePoint
     }
   }
   const auto going_on = meetings_.find(key);
-  if (Status cause = absence(request.keys[0], request.members, going_on == meetings_.end() ? nullptr : &going_on->second, request.index);
+  if (Status cause =
+          absence(request.keys[0], request.members,
+                  going_on == meetings_.end() ? nullptr : &going_on->second, request.index);
       !cause) {
     answers.push_back({ticket, {cause.with_context(call), 0, {}}});
     return;
@@ -245,24 +263,30 @@ void StoreTable::submit_meeting(Ticket ticket, const Request& request, TimePoint
     meeting.overdue = now + kLongWait;
   }
   if (meeting.members != request.members) {
-    answers.push_back({ticket, failure(Code::mismatch, call + ": others wait there for " + std::to_string(meeting.members) +
-                                                           " members, this call is for " + std::to_string(request.members) +
-                                                           "; all must give the same number")});
+    answers.push_back(
+        {ticket, failure(Code::mismatch,
+                         call + ": others wait there for " + std::to_string(meeting.members) +
+                             " members, this call is for " + std::to_string(request.members) +
+                             "; all must give the same number")});
     return;
   }
   const std::int32_t index = request.op == Op::barrier ? meeting.next_index++ : request.index;
   if (meeting.present.contains(index)) {
-    answers.push_back({ticket, failure(Code::mismatch, call + ": index " + std::to_string(index) +
-                                                           " is already there; two members use one index, or one called twice")});
+    answers.push_back(
+        {ticket, failure(Code::mismatch,
+                         call + ": index " + std::to_string(index) +
+                             " is already there; two members use one index, or one called twice")});
     return;
   }
   park(ticket, request, now);
   parked_.at(ticket).index = index;
-  meeting.present[index] = {ticket, request.op == Op::all_gather ? make_value(request.values[0]) : nullptr};
+  meeting.present[index] = {ticket,
+                            request.op == Op::all_gather ? make_value(request.values[0]) : nullptr};
   if (static_cast<std::int32_t>(meeting.present.size()) < meeting.members) return;
   const Meeting complete = std::move(meeting);
   meetings_.erase(key);
-  if (request.op == Op::all_gather && is_join_key(key.second)) settle_attendance(key.second, complete);
+  if (request.op == Op::all_gather && is_join_key(key.second))
+    settle_attendance(key.second, complete);
   Reply reply;
   if (request.op == Op::all_gather) {
     for (const auto& [member, entry] : complete.present) reply.values.push_back(entry.second);
@@ -273,17 +297,22 @@ void StoreTable::submit_meeting(Ticket ticket, const Request& request, TimePoint
   }
 }
 
-void StoreTable::submit_attend(Ticket ticket, const Request& request, TimePoint now, Answers& answers) {
+void StoreTable::submit_attend(Ticket ticket, const Request& request, TimePoint now,
+                               Answers& answers) {
   Attendance& job = attendances_[std::string(request.keys[0])];
   if (job.members == 0) job.members = request.members;
   // A process that was started anew joins afresh.
-  if (is_join_key(request.keys[0]) && obituaries_.contains({Op::all_gather, std::string(request.keys[0])})) {
+  if (is_join_key(request.keys[0]) &&
+      obituaries_.contains({Op::all_gather, std::string(request.keys[0])})) {
     const auto past = obituaries_.find({Op::all_gather, std::string(request.keys[0])});
     if (!past->second.untold.contains(request.index)) obituaries_.erase(past);
   }
-  if (job.members != request.members || job.present.contains(request.index) || job.gone.contains(request.index)) {
-    answers.push_back({ticket, failure(Code::mismatch, "attend(" + quoted(request.keys[0]) + "): member " + std::to_string(request.index) +
-                                                           " is known already, or the number of members differs")});
+  if (job.members != request.members || job.present.contains(request.index) ||
+      job.gone.contains(request.index)) {
+    answers.push_back({ticket, failure(Code::mismatch,
+                                       "attend(" + quoted(request.keys[0]) + "): member " +
+                                           std::to_string(request.index) +
+                                           " is known already, or the number of members differs")});
     return;
   }
   job.present[request.index] = ticket;
@@ -298,11 +327,13 @@ void StoreTable::settle_attendance(const std::string& key, const Meeting& comple
   std::string tokens;
   for (const auto& [member, entry] : complete.present) tokens += *entry.second;
   attendance.key() = job_of(key, tokens);
-  for (const auto& [index, ticket] : attendance.mapped().present) parked_.at(ticket).keys[0] = attendance.key();
+  for (const auto& [index, ticket] : attendance.mapped().present)
+    parked_.at(ticket).keys[0] = attendance.key();
   attendances_.insert(std::move(attendance));
 }
 
-/// Of a member that has been told how its joining ended, or has told how: what it does next concerns nobody.
+/// Of a member that has been told how its joining ended, or has told how: what it does next
+/// concerns nobody.
 void StoreTable::forget_arrival(const std::string& key, std::int32_t index) {
   const auto entry = is_join_key(key) ? attendances_.find(key) : attendances_.end();
   if (entry == attendances_.end()) return;
@@ -311,23 +342,29 @@ void StoreTable::forget_arrival(const std::string& key, std::int32_t index) {
 }
 
 /// The others, also those who have not come yet, learn at once that they wait in vain.
-void StoreTable::depart_while_joining(const std::string& key, std::int32_t index, const Status& cause, Answers& answers) {
+void StoreTable::depart_while_joining(const std::string& key, std::int32_t index,
+                                      const Status& cause, Answers& answers) {
   const auto entry = attendances_.find(key);
   if (entry == attendances_.end() || !entry->second.present.contains(index)) return;
   const std::int32_t members = entry->second.members;
   forget_arrival(key, index);
   const MeetingKey meeting(Op::all_gather, key);
   if (meetings_.contains(meeting)) {
-    fail_meeting(meeting, cause.with_context(std::string(name_of(Op::all_gather)) + "(" + quoted(key) + ")"), answers);
+    fail_meeting(meeting,
+                 cause.with_context(std::string(name_of(Op::all_gather)) + "(" + quoted(key) + ")"),
+                 answers);
   } else if (!obituaries_.contains(meeting)) {
     const auto all = absent(members, nullptr);
     obituaries_[meeting] = {cause, std::set<std::int32_t>(all.begin(), all.end())};
   }
   const auto past = obituaries_.find(meeting);
-  if (past != obituaries_.end() && past->second.untold.erase(index) > 0 && past->second.untold.empty()) obituaries_.erase(past);
+  if (past != obituaries_.end() && past->second.untold.erase(index) > 0 &&
+      past->second.untold.empty())
+    obituaries_.erase(past);
 }
 
-void StoreTable::depart(const std::string& job, std::int32_t index, Status cause, Answers& answers) {
+void StoreTable::depart(const std::string& job, std::int32_t index, Status cause,
+                        Answers& answers) {
   const auto entry = attendances_.find(job);
   if (entry == attendances_.end() || entry->second.present.erase(index) == 0) return;
   const std::int32_t members = entry->second.members;
@@ -343,12 +380,17 @@ void StoreTable::depart(const std::string& job, std::int32_t index, Status cause
     if (key.first == Op::barrier || !meeting.present.contains(index)) broken.push_back(key);
   }
   for (const MeetingKey& key : broken)
-    fail_meeting(key, cause.with_context(std::string(name_of(key.first)) + "(" + quoted(key.second) + ")"), answers);
+    fail_meeting(
+        key, cause.with_context(std::string(name_of(key.first)) + "(" + quoted(key.second) + ")"),
+        answers);
 }
 
-Status StoreTable::absence(std::string_view key, std::int32_t members, const Meeting* meeting, std::int32_t self) const {
+Status StoreTable::absence(std::string_view key, std::int32_t members, const Meeting* meeting,
+                           std::int32_t self) const {
   for (const auto& [job, attendance] : attendances_) {
-    if (attendance.members != members || key.size() <= job.size() || !key.starts_with(job) || key[job.size()] != '/') continue;
+    if (attendance.members != members || key.size() <= job.size() || !key.starts_with(job) ||
+        key[job.size()] != '/')
+      continue;
     for (const auto& [index, cause] : attendance.gone) {
       if (index != self && (meeting == nullptr || !meeting->present.contains(index))) return cause;
     }
@@ -384,8 +426,9 @@ void StoreTable::park(Ticket ticket, const Request& request, TimePoint now) {
   parked.op = request.op;
   parked.keys.assign(request.keys.begin(), request.keys.end());
   parked.since = now;
-  parked.deadline =
-      request.timeout < Duration::zero() || request.timeout > TimePoint::max() - now ? TimePoint::max() : now + request.timeout;
+  parked.deadline = request.timeout < Duration::zero() || request.timeout > TimePoint::max() - now
+                        ? TimePoint::max()
+                        : now + request.timeout;
   if (parked.deadline != TimePoint::max()) deadlines_.emplace(parked.deadline, ticket);
   parked_.emplace(ticket, std::move(parked));
 }
@@ -414,16 +457,20 @@ void StoreTable::unpark(Ticket ticket) {
 
 Status StoreTable::timeout_of(const Parked& parked, TimePoint now) const {
   const std::string waited = describe(now - parked.since);
-  if (parked.op == Op::get) return Status(Code::timed_out, "get(" + quoted(parked.keys[0]) + "): nobody set this key within " + waited);
+  if (parked.op == Op::get)
+    return Status(Code::timed_out,
+                  "get(" + quoted(parked.keys[0]) + "): nobody set this key within " + waited);
   if (parked.op == Op::queue_pop)
-    return Status(Code::timed_out, "queue_pop(" + quoted(parked.keys[0]) + "): nothing came into the queue within " + waited);
+    return Status(Code::timed_out, "queue_pop(" + quoted(parked.keys[0]) +
+                                       "): nothing came into the queue within " + waited);
   std::vector<std::string_view> missing;
   for (const std::string& key : parked.keys) {
     if (!values_.contains(std::string_view(key))) missing.push_back(key);
   }
-  return Status(Code::timed_out, std::string(name_of(parked.op)) + ": " + std::to_string(missing.size()) + " of " +
-                                     std::to_string(parked.keys.size()) + " keys are still missing after " + waited + ": " +
-                                     quoted(missing));
+  return Status(Code::timed_out,
+                std::string(name_of(parked.op)) + ": " + std::to_string(missing.size()) + " of " +
+                    std::to_string(parked.keys.size()) + " keys are still missing after " + waited +
+                    ": " + quoted(missing));
 }
 
 void StoreTable::expire(TimePoint now, Answers& answers) {
@@ -435,11 +482,14 @@ void StoreTable::expire(TimePoint now, Answers& answers) {
       unpark(ticket);
       continue;
     }
-    // The first member to give up ends it for all, with one and the same cause: otherwise the next to give up would blame the first.
+    // The first member to give up ends it for all, with one and the same cause: otherwise the next
+    // to give up would blame the first.
     const MeetingKey key(parked.op, parked.keys[0]);
     const Meeting& meeting = meetings_.at(key);
-    std::string text = std::string(name_of(parked.op)) + "(" + quoted(key.second) + "): " + std::to_string(meeting.present.size()) +
-                       " of " + std::to_string(meeting.members) + " members came within " + describe(now - parked.since);
+    std::string text = std::string(name_of(parked.op)) + "(" + quoted(key.second) +
+                       "): " + std::to_string(meeting.present.size()) + " of " +
+                       std::to_string(meeting.members) + " members came within " +
+                       describe(now - parked.since);
     std::vector<int> ranks;
     if (parked.op == Op::all_gather) {
       ranks = absent(meeting.members, &meeting);
@@ -458,12 +508,14 @@ std::vector<std::string> StoreTable::overdue(TimePoint now) {
     std::string text = "the store has waited " + describe(waited) + " for ";
     if (key.first == Op::all_gather) {
       const auto ranks = absent(meeting.members, &meeting);
-      text += (ranks.size() == 1 ? "member " : "members ") + listed(ranks) + " of " + std::to_string(meeting.members);
+      text += (ranks.size() == 1 ? "member " : "members ") + listed(ranks) + " of " +
+              std::to_string(meeting.members);
     } else {
-      text += std::to_string(meeting.members - static_cast<std::int32_t>(meeting.present.size())) + " of " + std::to_string(meeting.members) +
-              " members";
+      text += std::to_string(meeting.members - static_cast<std::int32_t>(meeting.present.size())) +
+              " of " + std::to_string(meeting.members) + " members";
     }
-    said.push_back(text + ", in " + std::string(name_of(key.first)) + "(" + quoted(key.second) + ")");
+    said.push_back(text + ", in " + std::string(name_of(key.first)) + "(" + quoted(key.second) +
+                   ")");
   }
   return said;
 }
@@ -481,7 +533,8 @@ void StoreTable::drop(Ticket ticket, TimePoint now, Answers& answers) {
   const Parked& parked = entry->second;
   if (parked.op == Op::attend) {
     const std::string text =
-        "rank " + std::to_string(parked.index) + " has lost its connection to the store; its process has probably ended";
+        "rank " + std::to_string(parked.index) +
+        " has lost its connection to the store; its process has probably ended";
     const Status cause(Code::peer_failed, text, {parked.index});
     if (is_join_key(parked.keys[0])) {
       depart_while_joining(parked.keys[0], parked.index, cause, answers);
@@ -498,18 +551,23 @@ void StoreTable::drop(Ticket ticket, TimePoint now, Answers& answers) {
   meetings_.at(key).present.erase(index);
   if (gather) forget_arrival(key.second, index);
   unpark(ticket);
-  const std::string who = gather ? "rank " + std::to_string(index) : std::string("one of the members that had come");
+  const std::string who =
+      gather ? "rank " + std::to_string(index) : std::string("one of the members that had come");
   const std::string call = std::string(name_of(key.first)) + "(" + quoted(key.second) + "): ";
   Status cause(Code::peer_failed,
-               call + who + " lost its connection to the store after " + waited + " of waiting; its process has probably ended",
+               call + who + " lost its connection to the store after " + waited +
+                   " of waiting; its process has probably ended",
                gather ? std::vector<int>{index} : std::vector<int>{});
   fail_meeting(key, cause, answers);
   // The one that is gone may come back (a process started anew) and shall then begin afresh.
-  if (const auto past = obituaries_.find(key);
-      past != obituaries_.end() && past->second.untold.erase(index) > 0 && past->second.untold.empty())
+  if (const auto past = obituaries_.find(key); past != obituaries_.end() &&
+                                               past->second.untold.erase(index) > 0 &&
+                                               past->second.untold.empty())
     obituaries_.erase(past);
 }
 
-TimePoint StoreTable::next_deadline() const { return deadlines_.empty() ? TimePoint::max() : deadlines_.begin()->first; }
+TimePoint StoreTable::next_deadline() const {
+  return deadlines_.empty() ? TimePoint::max() : deadlines_.begin()->first;
+}
 
 }  // namespace muster::store

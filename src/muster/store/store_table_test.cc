@@ -22,7 +22,8 @@ class TableTest : public testing::Test {
   }
   void keep(StoreTable::Answers& answers) {
     for (auto& answer : answers)
-      EXPECT_TRUE(replies.emplace(answer.ticket, std::move(answer.reply)).second) << "a second answer to one request";
+      EXPECT_TRUE(replies.emplace(answer.ticket, std::move(answer.reply)).second)
+          << "a second answer to one request";
   }
   void advance(Duration time) {
     now += time;
@@ -38,13 +39,21 @@ class TableTest : public testing::Test {
   bool answered(StoreTable::Ticket asked) const { return replies.contains(asked); }
   const Status& status(StoreTable::Ticket asked) { return replies.at(asked).status; }
 
-  static Request gather(std::string_view key, int index, int members, Duration timeout = seconds(10)) {
-    return {.op = Op::all_gather, .timeout = timeout, .index = index, .members = members, .keys = {key}, .values = {"value"}};
+  static Request gather(std::string_view key, int index, int members,
+                        Duration timeout = seconds(10)) {
+    return {.op = Op::all_gather,
+            .timeout = timeout,
+            .index = index,
+            .members = members,
+            .keys = {key},
+            .values = {"value"}};
   }
   static Request barrier(std::string_view key, int members, Duration timeout = seconds(10)) {
     return {.op = Op::barrier, .timeout = timeout, .members = members, .keys = {key}};
   }
-  static Request set(std::string_view key) { return {.op = Op::set, .keys = {key}, .values = {"value"}}; }
+  static Request set(std::string_view key) {
+    return {.op = Op::set, .keys = {key}, .values = {"value"}};
+  }
 
   StoreTable table;
   TimePoint now{seconds(1000)};
@@ -110,19 +119,22 @@ TEST_F(TableTest, MeetingsNoticeAnotherNumberOfMembers) {
   ask(gather("key", 0, 2));
   const auto other = ask(gather("key", 1, 3));
   EXPECT_EQ(status(other).code(), Code::mismatch);
-  EXPECT_NE(status(other).message().find("2 members"), std::string::npos) << status(other).message();
+  EXPECT_NE(status(other).message().find("2 members"), std::string::npos)
+      << status(other).message();
   EXPECT_NE(status(other).message().find("for 3"), std::string::npos) << status(other).message();
   ask(barrier("key", 2));
   EXPECT_EQ(status(ask(barrier("key", 4))).code(), Code::mismatch);
 }
 
-// spec: C14 all_gather: the first deadline ends it for all with one cause; the late are told; then the key begins anew
+// spec: C14 all_gather: the first deadline ends it for all with one cause; the late are told; then
+// the key begins anew
 TEST_F(TableTest, GatherEndsForAllAtTheFirstDeadline) {
   const auto zero = ask(gather("key", 0, 4, seconds(5)));
   const auto three = ask(gather("key", 3, 4, seconds(500)));
   advance(seconds(5));
   for (const auto member : {zero, three}) {
-    EXPECT_EQ(status(member).message(), "all_gather(\"key\"): 2 of 4 members came within 5 s; missing: ranks 1 and 2");
+    EXPECT_EQ(status(member).message(),
+              "all_gather(\"key\"): 2 of 4 members came within 5 s; missing: ranks 1 and 2");
     EXPECT_EQ(status(member).ranks(), (std::vector<int>{1, 2}));
   }
   EXPECT_EQ(status(ask(gather("key", 2, 4))).ranks(), (std::vector<int>{1, 2}));
@@ -153,11 +165,13 @@ TEST_F(TableTest, GatherNamesTheMemberThatIsGone) {
   EXPECT_EQ(table.parked(), 0u);
 }
 
-// A member that has told where it belongs is missed as soon as it goes, also by those who come to a meeting only then.
-// spec: B1 a rank that ends after it has joined is named by whatever meeting of all ranks would need it
+// A member that has told where it belongs is missed as soon as it goes, also by those who come to a
+// meeting only then. spec: B1 a rank that ends after it has joined is named by whatever meeting of
+// all ranks would need it
 TEST_F(TableTest, AttendanceNamesWhoIsGone) {
   std::vector<StoreTable::Ticket> attending;
-  for (int rank = 0; rank < 3; ++rank) attending.push_back(ask({.op = Op::attend, .index = rank, .members = 3, .keys = {"job"}}));
+  for (int rank = 0; rank < 3; ++rank)
+    attending.push_back(ask({.op = Op::attend, .index = rank, .members = 3, .keys = {"job"}}));
   const auto waiting = ask(gather("job/first", 0, 3));
   const auto barred = ask(barrier("job/barrier", 3));
   const auto elsewhere = ask(gather("jobs/first", 0, 3));
@@ -174,16 +188,19 @@ TEST_F(TableTest, AttendanceNamesWhoIsGone) {
   EXPECT_EQ(status(ask(gather("job/later", 1, 3))).ranks(), std::vector<int>{2});
   EXPECT_EQ(status(ask(barrier("job/later", 3))).ranks(), std::vector<int>{2});
   ask({.op = Op::leave, .index = 1, .keys = {"job"}});
-  EXPECT_NE(status(ask(barrier("job/more", 3))).message().find("has left the job"), std::string::npos);
+  EXPECT_NE(status(ask(barrier("job/more", 3))).message().find("has left the job"),
+            std::string::npos);
   ask({.op = Op::leave, .index = 0, .keys = {"job"}});
-  EXPECT_FALSE(answered(ask(gather("job/new", 0, 3)))) << "when all are gone the name is free again";
+  EXPECT_FALSE(answered(ask(gather("job/new", 0, 3))))
+      << "when all are gone the name is free again";
 }
 
 Request arrival(int rank, int members, std::string_view key) {
   return {.op = Op::attend, .index = rank, .members = members, .keys = {key}};
 }
 
-// spec: B1 a rank that ends before it has come to the meeting in which all join is named to all, also to those who come later
+// spec: B1 a rank that ends before it has come to the meeting in which all join is named to all,
+// also to those who come later
 TEST_F(TableTest, ArrivalNamesWhoIsGoneBeforeAllHaveJoined) {
   const std::string key = join_key("", "");
   std::vector<StoreTable::Ticket> arrived;
@@ -191,8 +208,10 @@ TEST_F(TableTest, ArrivalNamesWhoIsGoneBeforeAllHaveJoined) {
   const auto zero = ask(gather(key, 0, 4));
   drop(arrived[2]);
   EXPECT_EQ(status(zero).code(), Code::peer_failed);
-  EXPECT_NE(status(zero).message().find("rank 2 has lost its connection"), std::string::npos) << status(zero).message();
-  for (const int late : {1, 3}) EXPECT_EQ(status(ask(gather(key, late, 4))).ranks(), std::vector<int>{2});
+  EXPECT_NE(status(zero).message().find("rank 2 has lost its connection"), std::string::npos)
+      << status(zero).message();
+  for (const int late : {1, 3})
+    EXPECT_EQ(status(ask(gather(key, late, 4))).ranks(), std::vector<int>{2});
   // What the others do then concerns nobody who tries again.
   drop(arrived[0]);
   drop(arrived[1]);
@@ -252,7 +271,8 @@ TEST_F(TableTest, AppendCopiesWhatIsShared) {
   EXPECT_EQ(*replies.at(ask({.op = Op::get, .keys = {"key"}})).values[0], "value+more");
 }
 
-// spec: H2 at info the store's host says for whom an initialisation waits: after ten seconds, after twenty, and then no more
+// spec: H2 at info the store's host says for whom an initialisation waits: after ten seconds, after
+// twenty, and then no more
 TEST_F(TableTest, MeetingsThatWaitForLongAreTold) {
   EXPECT_EQ(table.next_overdue(), TimePoint::max());
   const auto begin = now;

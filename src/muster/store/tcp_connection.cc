@@ -27,23 +27,29 @@ using std::chrono::seconds;
 
 constexpr std::size_t kBufferBytes = std::size_t{64} << 10;
 constexpr std::size_t kLargeBufferBytes = std::size_t{1} << 20;
-/// The kernel's own limit of one blocking call: setting it anew for every request would cost a call each.
+/// The kernel's own limit of one blocking call: setting it anew for every request would cost a call
+/// each.
 constexpr Duration kTick = seconds(1);
 constexpr Duration kConnectLimit = seconds(5);
 constexpr Duration kGreetingLimit = seconds(3);
-/// So long a client looks for its answer before it sleeps: mostly the answer is there sooner than a sleeper would be woken.
+/// So long a client looks for its answer before it sleeps: mostly the answer is there sooner than a
+/// sleeper would be woken.
 constexpr Duration kLook = std::chrono::microseconds(60);
-/// After misses in a row it does not look for twice as many answers each time, at most for 2 to the power of this.
+/// After misses in a row it does not look for twice as many answers each time, at most for 2 to the
+/// power of this.
 constexpr int kMostMisses = 6;
-/// A name that is searched for this long makes the resolver the cause of the delay; before, it is what the last attempt met.
+/// A name that is searched for this long makes the resolver the cause of the delay; before, it is
+/// what the last attempt met.
 constexpr Duration kSlowSearch = seconds(1);
-/// So often may whoever listens there take a connection and not greet before it is taken for something else than a store.
+/// So often may whoever listens there take a connection and not greet before it is taken for
+/// something else than a store.
 constexpr int kMostSilences = 3;
 
 TimePoint now() { return steady_clock().now(); }
 
 int poll_milliseconds(Duration left) {
-  return static_cast<int>(std::clamp<std::int64_t>(std::chrono::ceil<milliseconds>(left).count(), 0, 60000));
+  return static_cast<int>(
+      std::clamp<std::int64_t>(std::chrono::ceil<milliseconds>(left).count(), 0, 60000));
 }
 
 /// Without a given secret only ranks of one host may meet: said before a byte is sent.
@@ -51,10 +57,10 @@ Status check_same_host(int socket, const Secret& secret) {
   if (secret.kind() != Secret::Kind::host) return {};
   const auto own = SocketAddress::local_of(socket), peer = SocketAddress::peer_of(socket);
   if (!own || !peer || peer->is_loopback() || own->host() == peer->host()) return {};
-  return Status(Code::refused,
-                peer->text() +
-                    " is another host, and without a secret only ranks of one host may join; set MUSTER_SECRET to the same text on all "
-                    "ranks (MUSTER_INSECURE=1 on all ranks goes without one)");
+  return Status(Code::refused, peer->text() +
+                                   " is another host, and without a secret only ranks of one host "
+                                   "may join; set MUSTER_SECRET to the same text on all "
+                                   "ranks (MUSTER_INSECURE=1 on all ranks goes without one)");
 }
 
 /// A connected, still non-blocking socket.
@@ -64,18 +70,21 @@ Result<Descriptor> connect_to(const SocketAddress& address, TimePoint deadline) 
   pollfd waiting{socket->get(), POLLOUT, 0};
   while (waiting.revents == 0) {
     const Duration left = deadline - now();
-    if (left <= Duration::zero()) return Status(Code::timed_out, "cannot connect to " + address.text() + ": no answer");
+    if (left <= Duration::zero())
+      return Status(Code::timed_out, "cannot connect to " + address.text() + ": no answer");
     if (::poll(&waiting, 1, poll_milliseconds(left)) < 0 && errno != EINTR)
       return Status(Code::network, "poll failed: " + errno_text(errno));
   }
   int error = 0;
   socklen_t length = sizeof error;
   ::getsockopt(socket->get(), SOL_SOCKET, SO_ERROR, &error, &length);
-  if (error != 0) return Status(Code::network, "cannot connect to " + address.text() + ": " + errno_text(error));
+  if (error != 0)
+    return Status(Code::network, "cannot connect to " + address.text() + ": " + errno_text(error));
   return socket;
 }
 
-/// Tells once, when the attempts to reach a store have failed for so long that somebody should know.
+/// Tells once, when the attempts to reach a store have failed for so long that somebody should
+/// know.
 class Impatience {
  public:
   Impatience(const TcpEndpoint& endpoint, Duration patience, TimePoint deadline)
@@ -87,10 +96,15 @@ class Impatience {
     if (told_ || time < tells_at_) return;
     told_ = true;
     const Duration left = deadline_ - time;
-    const std::string rest = deadline_ == TimePoint::max() ? "there is no time limit" : "it is tried for " + describe(left) + " more";
-    log(LogLevel::warning, "still cannot reach " + endpoint_.name() + " after " + describe(time - begin_) + ": " + why + "; " + rest +
-                               ". Check that MASTER_ADDR and MASTER_PORT (or the address given) are the same on all ranks and name the "
-                               "host of rank 0 or of the launcher, that it is running, and that no firewall stands between");
+    const std::string rest = deadline_ == TimePoint::max()
+                                 ? "there is no time limit"
+                                 : "it is tried for " + describe(left) + " more";
+    log(LogLevel::warning, "still cannot reach " + endpoint_.name() + " after " +
+                               describe(time - begin_) + ": " + why + "; " + rest +
+                               ". Check that MASTER_ADDR and MASTER_PORT (or the address given) "
+                               "are the same on all ranks and name the "
+                               "host of rank 0 or of the launcher, that it is running, and that no "
+                               "firewall stands between");
   }
 
  private:
@@ -102,18 +116,21 @@ class Impatience {
 };
 
 /// The addresses of the host. `before` is why the last attempt failed; ok in the first.
-Result<std::vector<SocketAddress>> find(const TcpEndpoint& endpoint, TimePoint deadline, Impatience& impatience, const Resolver& resolver,
+Result<std::vector<SocketAddress>> find(const TcpEndpoint& endpoint, TimePoint deadline,
+                                        Impatience& impatience, const Resolver& resolver,
                                         const Status& before) {
   const TimePoint begin = now();
   NameSearch search(endpoint.host, endpoint.port, resolver);
   const auto cause = [&] {
     const Duration asked = now() - begin;
     if (!before && asked < kSlowSearch) return before;
-    return Status(Code::timed_out,
-                  "the resolver does not answer for " + describe_host(endpoint.host) + " (asked " + describe(asked) + " ago)");
+    return Status(Code::timed_out, "the resolver does not answer for " +
+                                       describe_host(endpoint.host) + " (asked " + describe(asked) +
+                                       " ago)");
   };
   // Once the time to tell has passed, a prompt answer must still have time to come.
-  const TimePoint looks_up = impatience.tells_at() > begin ? impatience.tells_at() : begin + kSlowSearch;
+  const TimePoint looks_up =
+      impatience.tells_at() > begin ? impatience.tells_at() : begin + kSlowSearch;
   if (const auto* early = search.wait(std::min(deadline, looks_up))) return *early;
   impatience.look(now(), cause().message());
   const auto* answer = search.wait(deadline);
@@ -137,8 +154,10 @@ std::string TcpEndpoint::name() const {
 TcpConnection::TcpConnection(Descriptor socket, std::string name)
     : socket_(std::move(socket)), name_(std::move(name)), buffer_(kBufferBytes) {}
 
-Result<std::unique_ptr<TcpConnection>> TcpConnection::open(const TcpEndpoint& endpoint, TimePoint deadline, bool was_there,
-                                                           Duration patience, const Resolver& resolver) {
+Result<std::unique_ptr<TcpConnection>> TcpConnection::open(const TcpEndpoint& endpoint,
+                                                           TimePoint deadline, bool was_there,
+                                                           Duration patience,
+                                                           const Resolver& resolver) {
   const TimePoint begin = now();
   std::minstd_rand random(static_cast<unsigned>(begin.time_since_epoch().count()));
   Impatience impatience(endpoint, patience, deadline);
@@ -157,33 +176,41 @@ Result<std::unique_ptr<TcpConnection>> TcpConnection::open(const TcpEndpoint& en
       const int flags = ::fcntl(socket->get(), F_GETFL);
       ::fcntl(socket->get(), F_SETFL, flags & ~O_NONBLOCK);
       tune_tcp(socket->get());
-      std::unique_ptr<TcpConnection> connection(new TcpConnection(std::move(*socket), endpoint.name()));
-      const Status greeted = connection->shake_hands(endpoint, std::min(deadline, now() + kGreetingLimit));
+      std::unique_ptr<TcpConnection> connection(
+          new TcpConnection(std::move(*socket), endpoint.name()));
+      const Status greeted =
+          connection->shake_hands(endpoint, std::min(deadline, now() + kGreetingLimit));
       if (greeted) return connection;
       if (greeted.code() == Code::refused) return greeted.with_context(endpoint.name());
       met = both(met, greeted);
       if (greeted.code() == Code::timed_out && ++silences == kMostSilences) {
-        return Status(
-            Code::refused,
-            "something takes connections at " + endpoint.host + ":" + std::to_string(endpoint.port) +
-                " and does not greet like a muster store: it hangs, or it is another program, such as the store of torchrun's own agent "
-                "(then give MASTER_PORT another port and unset TORCHELASTIC_USE_AGENT_STORE, or start the job with muster run)");
+        return Status(Code::refused,
+                      "something takes connections at " + endpoint.host + ":" +
+                          std::to_string(endpoint.port) +
+                          " and does not greet like a muster store: it hangs, or it is another "
+                          "program, such as the store of torchrun's own agent "
+                          "(then give MASTER_PORT another port and unset "
+                          "TORCHELASTIC_USE_AGENT_STORE, or start the job with muster run)");
       }
     }
     // A refusal says more than the last attempt's having run out of time.
     if (last.ok() || met.code() != Code::timed_out) last = met;
     if (was_there && last.message().find("ECONNREFUSED") != std::string::npos) {
-      return Status(Code::network, endpoint.name() + " is gone (" + last.message() + "); the process that hosts it has probably ended");
+      return Status(Code::network, endpoint.name() + " is gone (" + last.message() +
+                                       "); the process that hosts it has probably ended");
     }
     // Many ranks wait for one server: they shall not all come back at the same moment.
     const Duration jittered = pause / 2 + pause * static_cast<int>(random() % 64) / 128;
-    if (Status interrupted = Interruption::of_thread(); !interrupted) return interrupted.with_context(endpoint.name());
+    if (Status interrupted = Interruption::of_thread(); !interrupted)
+      return interrupted.with_context(endpoint.name());
     const TimePoint time = now();
     impatience.look(time, last.message());
     if (time + jittered >= deadline) {
-      return Status(last.code() == Code::invalid_argument ? last.code() : Code::timed_out,
-                    "could not reach " + endpoint.name() + " within " + describe(now() - begin) + ": " + last.message() +
-                        "; is its host (rank 0 or the launcher) running, and are host and port right?");
+      return Status(
+          last.code() == Code::invalid_argument ? last.code() : Code::timed_out,
+          "could not reach " + endpoint.name() + " within " + describe(now() - begin) + ": " +
+              last.message() +
+              "; is its host (rank 0 or the launcher) running, and are host and port right?");
     }
     std::this_thread::sleep_for(jittered);
     pause = std::min<Duration>(pause * 2, milliseconds(250));
@@ -193,7 +220,12 @@ Result<std::unique_ptr<TcpConnection>> TcpConnection::open(const TcpEndpoint& en
 Status TcpConnection::shake_hands(const TcpEndpoint& endpoint, TimePoint deadline) {
   if (Status same = check_same_host(socket_.get(), endpoint.secret); !same) return same;
   Handshake handshake(Handshake::Side::connector,
-                      {.role = Handshake::Role::store, .rank = -1, .world_size = -1, .job = endpoint.job, .build = kStoreBuild, .note = 0},
+                      {.role = Handshake::Role::store,
+                       .rank = -1,
+                       .world_size = -1,
+                       .job = endpoint.job,
+                       .build = kStoreBuild,
+                       .note = 0},
                       endpoint.secret);
   for (;;) {
     if (const std::string out = handshake.take_output(); !out.empty()) {
@@ -211,7 +243,8 @@ Status TcpConnection::shake_hands(const TcpEndpoint& endpoint, TimePoint deadlin
 bool TcpConnection::arm(int option, Duration& armed, TimePoint deadline) {
   const Duration left = deadline == TimePoint::max() ? kTick : deadline - now();
   if (left <= Duration::zero()) return false;
-  const Duration wanted = std::clamp<Duration>(left, milliseconds(1), std::min(kTick, Interruption::look_every()));
+  const Duration wanted =
+      std::clamp<Duration>(left, milliseconds(1), std::min(kTick, Interruption::look_every()));
   if (wanted == armed) return true;
   const auto micro = std::chrono::ceil<std::chrono::microseconds>(wanted).count();
   const timeval value{micro / 1000000, micro % 1000000};
@@ -224,18 +257,20 @@ Status TcpConnection::send_all(std::vector<ConstBytes> pieces, TimePoint deadlin
   constexpr std::size_t kPieces = 256;
   std::size_t first = 0;
   while (first < pieces.size()) {
-    if (!arm(SO_SNDTIMEO, send_limit_, deadline)) return Status(Code::timed_out, name_ + " did not take the request in time");
+    if (!arm(SO_SNDTIMEO, send_limit_, deadline))
+      return Status(Code::timed_out, name_ + " did not take the request in time");
     std::array<iovec, kPieces> list;
     const std::size_t count = std::min(kPieces, pieces.size() - first);
-    for (std::size_t i = 0; i < count; ++i) list[i] = {const_cast<std::byte*>(pieces[first + i].data()), pieces[first + i].size()};
+    for (std::size_t i = 0; i < count; ++i)
+      list[i] = {const_cast<std::byte*>(pieces[first + i].data()), pieces[first + i].size()};
     msghdr message{};
     message.msg_iov = list.data();
     message.msg_iovlen = count;
     ssize_t n = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL);
     if (n < 0) {
       if (errno == EINTR || errno == EAGAIN || errno == EWOULDBLOCK) continue;
-      return Status(Code::network,
-                    "the connection to " + name_ + " is lost (" + errno_text(errno) + "); the process that hosts it has probably ended");
+      return Status(Code::network, "the connection to " + name_ + " is lost (" + errno_text(errno) +
+                                       "); the process that hosts it has probably ended");
     }
     for (; first < pieces.size() && static_cast<std::size_t>(n) >= pieces[first].size(); ++first)
       n -= static_cast<ssize_t>(pieces[first].size());
@@ -244,8 +279,9 @@ Status TcpConnection::send_all(std::vector<ConstBytes> pieces, TimePoint deadlin
   return {};
 }
 
-/// Looks for what is to come, for a moment; as recv, EAGAIN where nothing came. A miss means that others need the cores, that the server is
-/// far or that a key is not there yet: looking would only cost.
+/// Looks for what is to come, for a moment; as recv, EAGAIN where nothing came. A miss means that
+/// others need the cores, that the server is far or that a key is not there yet: looking would only
+/// cost.
 ssize_t TcpConnection::look() {
   if (unlooked_ > 0) {
     --unlooked_;
@@ -269,17 +305,20 @@ ssize_t TcpConnection::look() {
 
 Result<ConstBytes> TcpConnection::receive(TimePoint deadline) {
   for (;;) {
-    if (!arm(SO_RCVTIMEO, receive_limit_, deadline)) return Status(Code::timed_out, name_ + " did not answer in time");
+    if (!arm(SO_RCVTIMEO, receive_limit_, deadline))
+      return Status(Code::timed_out, name_ + " did not answer in time");
     ssize_t n = look();
     if (n < 0 && errno == EAGAIN) n = ::recv(socket_.get(), buffer_.data(), buffer_.size(), 0);
     if (n > 0) return ConstBytes(buffer_).first(static_cast<std::size_t>(n));
-    if (n == 0) return Status(Code::network, name_ + " closed the connection; the process that hosts it has probably ended");
+    if (n == 0)
+      return Status(Code::network,
+                    name_ + " closed the connection; the process that hosts it has probably ended");
     if (errno == EINTR || errno == EAGAIN || errno == EWOULDBLOCK) {
       if (Status interrupted = Interruption::of_thread(); !interrupted) return interrupted;
       continue;
     }
-    return Status(Code::network,
-                  "the connection to " + name_ + " is lost (" + errno_text(errno) + "); the process that hosts it has probably ended");
+    return Status(Code::network, "the connection to " + name_ + " is lost (" + errno_text(errno) +
+                                     "); the process that hosts it has probably ended");
   }
 }
 
@@ -297,7 +336,8 @@ Reply TcpConnection::exchange(const Request& request, TimePoint deadline) {
   const std::uint64_t id = next_id_++;
   const std::string head = encode_head(request, id);
   if (head.empty()) {
-    return {Status(Code::invalid_argument, std::string(name_of(request.op)) + ": the request is longer than the limit of " +
+    return {Status(Code::invalid_argument, std::string(name_of(request.op)) +
+                                               ": the request is longer than the limit of " +
                                                std::to_string(kMaxFrameBytes) + " bytes"),
             0,
             {}};
@@ -310,13 +350,16 @@ Reply TcpConnection::exchange(const Request& request, TimePoint deadline) {
   for (;;) {
     if (const auto frame = frames_.next()) {
       auto wire = decode_reply(*frame);
-      if (!wire || wire->id != id) return fail(Status(Code::network, name_ + " sent a malformed reply"));
+      if (!wire || wire->id != id)
+        return fail(Status(Code::network, name_ + " sent a malformed reply"));
       frames_.trim();
       if (buffer_.size() > kBufferBytes) buffer_ = std::vector<std::byte>(kBufferBytes);
       return std::move(wire->reply);
     }
-    if (frames_.broken()) return fail(Status(Code::network, name_ + " announced a reply of an impossible length"));
-    if (frames_.outstanding() > kLargeBufferBytes && buffer_.size() < kLargeBufferBytes) buffer_.resize(kLargeBufferBytes);
+    if (frames_.broken())
+      return fail(Status(Code::network, name_ + " announced a reply of an impossible length"));
+    if (frames_.outstanding() > kLargeBufferBytes && buffer_.size() < kLargeBufferBytes)
+      buffer_.resize(kLargeBufferBytes);
     const auto bytes = receive(deadline);
     if (!bytes) return fail(bytes.status());
     frames_.feed(*bytes);

@@ -1,4 +1,5 @@
-/// A client's connection to a TCP store: blocking, one request at a time, with deadlines. One thread at a time.
+/// A client's connection to a TCP store: blocking, one request at a time, with deadlines. One
+/// thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -24,16 +25,21 @@ struct TcpEndpoint {
 
 class TcpConnection {
  public:
-  /// Tries again until the deadline while nobody listens there; a refused handshake ends it at once, with the reason. `was_there`: the
-  /// server is known to have been up, so that a port where nobody listens any more means that it has gone (Code::network). What takes
-  /// longer than `patience` is told once, as a warning in the log.
-  static Result<std::unique_ptr<TcpConnection>> open(const TcpEndpoint& endpoint, TimePoint deadline, bool was_there,
-                                                     Duration patience = std::chrono::seconds(5), const Resolver& resolver = ask_resolver);
+  /// Tries again until the deadline while nobody listens there; a refused handshake ends it at
+  /// once, with the reason. `was_there`: the server is known to have been up, so that a port where
+  /// nobody listens any more means that it has gone (Code::network). What takes longer than
+  /// `patience` is told once, as a warning in the log.
+  static Result<std::unique_ptr<TcpConnection>> open(const TcpEndpoint& endpoint,
+                                                     TimePoint deadline, bool was_there,
+                                                     Duration patience = std::chrono::seconds(5),
+                                                     const Resolver& resolver = ask_resolver);
 
-  /// One write of the request, then reads until the reply is there: the first look for a moment (`look`), then asleep in the kernel. After
-  /// a failure of the connection itself (`broken`) it can only be thrown away: the reply may still come.
+  /// One write of the request, then reads until the reply is there: the first look for a moment
+  /// (`look`), then asleep in the kernel. After a failure of the connection itself (`broken`) it
+  /// can only be thrown away: the reply may still come.
   Reply exchange(const Request& request, TimePoint deadline);
-  /// Sends a request and waits for nothing. Its reply, if one comes, is not for this connection's other calls: use it for nothing else.
+  /// Sends a request and waits for nothing. Its reply, if one comes, is not for this connection's
+  /// other calls: use it for nothing else.
   Status post(const Request& request, TimePoint deadline);
   bool broken() const { return broken_; }
   /// In a forked child: it has no connection any more.

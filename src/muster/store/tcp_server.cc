@@ -1,6 +1,7 @@
 #define ASIO_STANDALONE
 #define ASIO_NO_DEPRECATED
-// One thread runs the loop, and what is posted to it goes through a lock: fences, which the thread sanitizer cannot follow, are of no use.
+// One thread runs the loop, and what is posted to it goes through a lock: fences, which the thread
+// sanitizer cannot follow, are of no use.
 #define ASIO_DISABLE_FENCED_BLOCK
 #include "muster/store/tcp_server.h"
 
@@ -42,9 +43,12 @@ constexpr Duration kLastWords = std::chrono::seconds(1);
 constexpr Duration kWarningInterval = std::chrono::seconds(30);
 constexpr Duration kNoFilesPause = std::chrono::milliseconds(20);
 
-/// A descriptor that Asio watches and that forked children lose. Asio only ever waits for it; reading and writing are plain calls.
+/// A descriptor that Asio watches and that forked children lose. Asio only ever waits for it;
+/// reading and writing are plain calls.
 struct Watched {
-  Watched(asio::io_context& io, Descriptor fd) : watch(io), socket(std::move(fd)) { watch.assign(socket.get()); }
+  Watched(asio::io_context& io, Descriptor fd) : watch(io), socket(std::move(fd)) {
+    watch.assign(socket.get());
+  }
   ~Watched() { watch.release(); }
   asio::posix::stream_descriptor watch;
   GuardedDescriptor socket;
@@ -70,7 +74,8 @@ Result<std::vector<Descriptor>> listen_everywhere(std::uint16_t port) {
 }
 
 /// Every address of the host name that is this host's own, all with the same port.
-Result<std::vector<Descriptor>> listen_at(const std::string& host, std::uint16_t port, TimePoint deadline) {
+Result<std::vector<Descriptor>> listen_at(const std::string& host, std::uint16_t port,
+                                          TimePoint deadline) {
   if (host.empty()) return listen_everywhere(port);
   const auto addresses = resolve(host, port, deadline);
   if (!addresses) return addresses.status();
@@ -81,14 +86,19 @@ Result<std::vector<Descriptor>> listen_at(const std::string& host, std::uint16_t
     found += (found.empty() ? "" : ", ") + address.host();
     if (!is_local(address)) continue;
     auto socket = listen_on(*SocketAddress::numeric(address.host(), chosen), kBacklog);
-    if (!socket && port == 0 && !sockets.empty()) continue;  // the free port of one family need not be free in the other
-    if (!socket) return socket.status().with_context("the store at " + host + " cannot be opened; another job may use this port");
+    if (!socket && port == 0 && !sockets.empty())
+      continue;  // the free port of one family need not be free in the other
+    if (!socket)
+      return socket.status().with_context("the store at " + host +
+                                          " cannot be opened; another job may use this port");
     if (const auto name = SocketAddress::local_of(socket->get())) chosen = name->port();
     sockets.push_back(std::move(*socket));
   }
   if (sockets.empty()) {
-    return Status(Code::network, "the store cannot be opened at \"" + host + "\": its addresses (" + found +
-                                     ") are not this host's; give a name or address of this host, or 0.0.0.0 for all interfaces");
+    return Status(Code::network, "the store cannot be opened at \"" + host + "\": its addresses (" +
+                                     found +
+                                     ") are not this host's; give a name or address of this host, "
+                                     "or 0.0.0.0 for all interfaces");
   }
   return sockets;
 }
@@ -99,15 +109,18 @@ Result<std::vector<Descriptor>> adopt(Descriptor listener, std::uint16_t port) {
   const auto bound = SocketAddress::local_of(descriptor);
   // listen() would give an unbound socket some port on every interface.
   if (!bound || bound->port() == 0)
-    return Status(Code::invalid_argument, name + " is not a bound TCP socket" + (bound ? "" : ": " + bound.status().message()));
+    return Status(Code::invalid_argument, name + " is not a bound TCP socket" +
+                                              (bound ? "" : ": " + bound.status().message()));
   if (port != 0 && port != bound->port()) {
-    return Status(Code::invalid_argument, name + " is bound to " + bound->text() + ", and the store's port was given as " +
-                                              std::to_string(port) + "; give that socket's port, or 0");
+    return Status(Code::invalid_argument,
+                  name + " is bound to " + bound->text() + ", and the store's port was given as " +
+                      std::to_string(port) + "; give that socket's port, or 0");
   }
   const int flags = ::fcntl(descriptor, F_GETFL);
-  if (flags < 0 || ::fcntl(descriptor, F_SETFL, flags | O_NONBLOCK) != 0 || ::fcntl(descriptor, F_SETFD, FD_CLOEXEC) != 0 ||
-      ::listen(descriptor, kBacklog) != 0) {
-    return Status(Code::invalid_argument, name + " is not a bound TCP socket: " + errno_text(errno));
+  if (flags < 0 || ::fcntl(descriptor, F_SETFL, flags | O_NONBLOCK) != 0 ||
+      ::fcntl(descriptor, F_SETFD, FD_CLOEXEC) != 0 || ::listen(descriptor, kBacklog) != 0) {
+    return Status(Code::invalid_argument,
+                  name + " is not a bound TCP socket: " + errno_text(errno));
   }
   std::vector<Descriptor> sockets;
   sockets.push_back(std::move(listener));
@@ -117,9 +130,12 @@ Result<std::vector<Descriptor>> adopt(Descriptor listener, std::uint16_t port) {
 class AsioServer final : public TcpServer {
  public:
   AsioServer(TcpServerOptions options, std::vector<Descriptor> listeners)
-      : timer_(io_), pause_(io_), machine_({.secret = std::move(options.secret), .job = std::move(options.job)}) {
+      : timer_(io_),
+        pause_(io_),
+        machine_({.secret = std::move(options.secret), .job = std::move(options.job)}) {
     if (const auto name = SocketAddress::local_of(listeners.front().get())) port_ = name->port();
-    for (Descriptor& each : listeners) listeners_.push_back(std::make_unique<Watched>(io_, std::move(each)));
+    for (Descriptor& each : listeners)
+      listeners_.push_back(std::make_unique<Watched>(io_, std::move(each)));
     for (auto& listener : listeners_) watch_listener(*listener);
   }
 
@@ -154,16 +170,18 @@ class AsioServer final : public TcpServer {
   };
 
   void watch_listener(Watched& listener) {
-    listener.watch.async_wait(descriptor_base::wait_read, [this, &listener](const asio::error_code& error) {
-      if (!error && !ending_) accept_some(listener);
-    });
+    listener.watch.async_wait(descriptor_base::wait_read,
+                              [this, &listener](const asio::error_code& error) {
+                                if (!error && !ending_) accept_some(listener);
+                              });
   }
 
   void accept_some(Watched& listener) {
     for (int i = 0; i < kAcceptsPerTurn; ++i) {
       sockaddr_storage name;
       socklen_t length = sizeof name;
-      Descriptor socket(::accept4(listener.socket.get(), reinterpret_cast<sockaddr*>(&name), &length, SOCK_NONBLOCK | SOCK_CLOEXEC));
+      Descriptor socket(::accept4(listener.socket.get(), reinterpret_cast<sockaddr*>(&name),
+                                  &length, SOCK_NONBLOCK | SOCK_CLOEXEC));
       if (socket) {
         open(std::move(socket), SocketAddress(reinterpret_cast<const sockaddr*>(&name), length));
         continue;
@@ -178,8 +196,8 @@ class AsioServer final : public TcpServer {
   /// Newcomers wait in the kernel's queue until somebody leaves; those inside go on undisturbed.
   void pause_accepting(Watched& listener) {
     if (now() >= next_warning_) {
-      log(LogLevel::warning,
-          "the store has no file descriptors left (" + errno_text(errno) + "); newcomers wait; raise the limit with ulimit -n");
+      log(LogLevel::warning, "the store has no file descriptors left (" + errno_text(errno) +
+                                 "); newcomers wait; raise the limit with ulimit -n");
       next_warning_ = now() + kWarningInterval;
     }
     pump();
@@ -198,7 +216,8 @@ class AsioServer final : public TcpServer {
     const auto own = SocketAddress::local_of(socket.get());
     const bool same_host = peer.is_loopback() || (own && own->host() == peer.host());
     const Connection number = next_connection_++;
-    const auto [entry, fresh] = sessions_.emplace(number, std::make_unique<Session>(io_, std::move(socket)));
+    const auto [entry, fresh] =
+        sessions_.emplace(number, std::make_unique<Session>(io_, std::move(socket)));
     machine_.on_open(number, peer.text(), same_host, now());
     watch_reading(number, *entry->second);
   }
@@ -206,14 +225,15 @@ class AsioServer final : public TcpServer {
   void watch_reading(Connection number, Session& session) {
     if (session.awaits_read) return;
     session.awaits_read = true;
-    session.watch.async_wait(descriptor_base::wait_read, [this, number](const asio::error_code& error) {
-      if (error) return;
-      const auto entry = sessions_.find(number);
-      if (entry == sessions_.end()) return;
-      entry->second->awaits_read = false;
-      read_some(number, *entry->second);
-      pump();
-    });
+    session.watch.async_wait(descriptor_base::wait_read,
+                             [this, number](const asio::error_code& error) {
+                               if (error) return;
+                               const auto entry = sessions_.find(number);
+                               if (entry == sessions_.end()) return;
+                               entry->second->awaits_read = false;
+                               read_some(number, *entry->second);
+                               pump();
+                             });
   }
 
   void read_some(Connection number, Session& session) {
@@ -234,7 +254,8 @@ class AsioServer final : public TcpServer {
 
   /// Does what the machine wishes since the last time.
   void pump() {
-    for (auto changed = machine_.take_changed(); !changed.empty(); changed = machine_.take_changed()) {
+    for (auto changed = machine_.take_changed(); !changed.empty();
+         changed = machine_.take_changed()) {
       for (const Connection number : changed) {
         const auto entry = sessions_.find(number);
         if (entry == sessions_.end()) continue;
@@ -258,7 +279,8 @@ class AsioServer final : public TcpServer {
       const auto pieces = machine_.output(number, kPieces);
       if (pieces.empty()) return true;
       std::array<iovec, kPieces> list;
-      for (std::size_t i = 0; i < pieces.size(); ++i) list[i] = {const_cast<std::byte*>(pieces[i].data()), pieces[i].size()};
+      for (std::size_t i = 0; i < pieces.size(); ++i)
+        list[i] = {const_cast<std::byte*>(pieces[i].data()), pieces[i].size()};
       msghdr message{};
       message.msg_iov = list.data();
       message.msg_iovlen = pieces.size();
@@ -277,14 +299,16 @@ class AsioServer final : public TcpServer {
 
   void watch_writing(Connection number, Session& session) {
     session.awaits_write = true;
-    session.watch.async_wait(descriptor_base::wait_write, [this, number](const asio::error_code& error) {
-      if (error) return;
-      const auto entry = sessions_.find(number);
-      if (entry == sessions_.end()) return;
-      entry->second->awaits_write = false;
-      if (flush(number, *entry->second) && machine_.wants_read(number)) watch_reading(number, *entry->second);
-      pump();
-    });
+    session.watch.async_wait(descriptor_base::wait_write,
+                             [this, number](const asio::error_code& error) {
+                               if (error) return;
+                               const auto entry = sessions_.find(number);
+                               if (entry == sessions_.end()) return;
+                               entry->second->awaits_write = false;
+                               if (flush(number, *entry->second) && machine_.wants_read(number))
+                                 watch_reading(number, *entry->second);
+                               pump();
+                             });
   }
 
   void set_timer() {
@@ -345,8 +369,8 @@ class AsioServer final : public TcpServer {
 }  // namespace
 
 Result<std::shared_ptr<TcpServer>> TcpServer::start(TcpServerOptions options) {
-  auto listeners =
-      options.listener ? adopt(std::move(options.listener), options.port) : listen_at(options.host, options.port, options.deadline);
+  auto listeners = options.listener ? adopt(std::move(options.listener), options.port)
+                                    : listen_at(options.host, options.port, options.deadline);
   if (!listeners) return listeners.status();
   auto server = std::make_shared<AsioServer>(std::move(options), std::move(*listeners));
   if (Status serves = server->serve(); !serves) return serves;

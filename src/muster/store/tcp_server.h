@@ -13,7 +13,8 @@
 namespace muster::store {
 
 struct TcpServerOptions {
-  std::string host;  ///< a name or address of this host: nothing else is listened on. Empty: all interfaces
+  std::string
+      host;  ///< a name or address of this host: nothing else is listened on. Empty: all interfaces
   std::uint16_t port = 0;
   Descriptor listener;  ///< a bound TCP socket to serve on instead; `port` is then its port or 0
   Secret secret;

@@ -3,7 +3,8 @@
 
 namespace muster::store {
 
-/// Sends small messages at once, and notices a host that has vanished without a word within half a minute.
+/// Sends small messages at once, and notices a host that has vanished without a word within half a
+/// minute.
 void tune_tcp(int socket);
 
 }  // namespace muster::store

@@ -17,20 +17,28 @@ constexpr std::string_view kWorkersKey = "muster/workers";
 constexpr std::size_t kKeptConnections = 4;
 constexpr Duration kGoodbyeLimit = std::chrono::milliseconds(100);
 
-/// How long after the server's own deadline a client still waits for its answer: a server that is alive says best what is missing, even on
-/// a machine that is short of time.
-Duration grace(Duration timeout) { return std::clamp<Duration>(timeout / 10, std::chrono::seconds(1), std::chrono::seconds(10)); }
+/// How long after the server's own deadline a client still waits for its answer: a server that is
+/// alive says best what is missing, even on a machine that is short of time.
+Duration grace(Duration timeout) {
+  return std::clamp<Duration>(timeout / 10, std::chrono::seconds(1), std::chrono::seconds(10));
+}
 
-/// A connection per concurrent caller, so that a `get` that blocks holds up nobody; those not in use are kept for the next.
+/// A connection per concurrent caller, so that a `get` that blocks holds up nobody; those not in
+/// use are kept for the next.
 class TcpStoreClient final : public RequestStore<TcpStore> {
  public:
-  TcpStoreClient(TcpEndpoint endpoint, std::shared_ptr<TcpServer> server, Duration timeout, int host_rank)
-      : RequestStore(timeout), endpoint_(std::move(endpoint)), server_(std::move(server)), host_rank_(host_rank) {}
+  TcpStoreClient(TcpEndpoint endpoint, std::shared_ptr<TcpServer> server, Duration timeout,
+                 int host_rank)
+      : RequestStore(timeout),
+        endpoint_(std::move(endpoint)),
+        server_(std::move(server)),
+        host_rank_(host_rank) {}
 
   ~TcpStoreClient() override {
     if (!attendance_ || attendance_->forked() || is_join_key(attended_job_)) return;
     const Status ignored =
-        attendance_->post({.op = Op::leave, .index = attending_rank_, .keys = {attended_job_}}, steady_clock().now() + kGoodbyeLimit);
+        attendance_->post({.op = Op::leave, .index = attending_rank_, .keys = {attended_job_}},
+                          steady_clock().now() + kGoodbyeLimit);
     static_cast<void>(ignored);  // a server that is gone needs no goodbye
   }
 
@@ -54,7 +62,8 @@ class TcpStoreClient final : public RequestStore<TcpStore> {
   Status attend(const std::string& job, int rank, int world_size) override {
     {
       const std::lock_guard lock(mutex_);
-      if (attendance_ && is_join_key(attended_job_) && rank == attending_rank_) {  // the server knows what became of it
+      if (attendance_ && is_join_key(attended_job_) &&
+          rank == attending_rank_) {  // the server knows what became of it
         attended_job_ = job;
         return {};
       }
@@ -63,8 +72,14 @@ class TcpStoreClient final : public RequestStore<TcpStore> {
     auto connection = take(deadline);
     if (!connection) return lost(connection.status());
     const std::lock_guard lock(mutex_);
-    if (attendance_) return Status(Code::invalid_argument, "this store attends the job " + attended_job_ + " already");
-    if (Status sent = (*connection)->post({.op = Op::attend, .index = rank, .members = world_size, .keys = {job}}, deadline); !sent)
+    if (attendance_)
+      return Status(Code::invalid_argument,
+                    "this store attends the job " + attended_job_ + " already");
+    if (Status sent =
+            (*connection)
+                ->post({.op = Op::attend, .index = rank, .members = world_size, .keys = {job}},
+                       deadline);
+        !sent)
       return lost(sent);
     attendance_ = std::move(*connection);
     attended_job_ = job;
@@ -80,13 +95,16 @@ class TcpStoreClient final : public RequestStore<TcpStore> {
 
   Result<std::shared_ptr<Store>> clone() override {
     auto copy = std::make_shared<TcpStoreClient>(endpoint_, server_, timeout(), host_rank_);
-    if (Status connected = copy->connect(deadline_after(steady_clock(), timeout()), true); !connected) return lost(connected);
+    if (Status connected = copy->connect(deadline_after(steady_clock(), timeout()), true);
+        !connected)
+      return lost(connected);
     return std::shared_ptr<Store>(std::move(copy));
   }
 
  protected:
   Reply call(const Request& request) override {
-    const bool may_block = request.op == Op::get || request.op == Op::wait || request.op == Op::multi_get || request.op == Op::queue_pop ||
+    const bool may_block = request.op == Op::get || request.op == Op::wait ||
+                           request.op == Op::multi_get || request.op == Op::queue_pop ||
                            request.op == Op::barrier || request.op == Op::all_gather;
     const Duration limit = may_block ? request.timeout : timeout();
     const TimePoint begin = steady_clock().now();
@@ -98,7 +116,8 @@ class TcpStoreClient final : public RequestStore<TcpStore> {
     if (!(*connection)->broken()) {
       give_back(std::move(*connection));
     } else if (reply.status.code() == Code::timed_out) {
-      reply.status = Status(Code::timed_out, what(request) + ": " + reply.status.message() + " (" + describe(steady_clock().now() - begin) +
+      reply.status = Status(Code::timed_out, what(request) + ": " + reply.status.message() + " (" +
+                                                 describe(steady_clock().now() - begin) +
                                                  "); its host may hang or be cut off");
     } else {
       reply.status = lost(reply.status).with_context(what(request));
@@ -108,12 +127,15 @@ class TcpStoreClient final : public RequestStore<TcpStore> {
 
  private:
   static std::string what(const Request& request) {
-    return std::string(name_of(request.op)) + (request.keys.empty() ? "" : "(" + quoted(request.keys) + ")");
+    return std::string(name_of(request.op)) +
+           (request.keys.empty() ? "" : "(" + quoted(request.keys) + ")");
   }
 
   Status lost(const Status& status) const {
     if (host_rank_ < 0 || status.code() != Code::network) return status;
-    return Status(Code::network, status.message() + " (it is rank " + std::to_string(host_rank_) + ")", {host_rank_});
+    return Status(Code::network,
+                  status.message() + " (it is rank " + std::to_string(host_rank_) + ")",
+                  {host_rank_});
   }
 
   Result<std::unique_ptr<TcpConnection>> take(TimePoint deadline) {
@@ -146,11 +168,13 @@ class TcpStoreClient final : public RequestStore<TcpStore> {
 /// Servers that this process shares among the users that ask for it, by host and port.
 Result<std::shared_ptr<TcpServer>> shared_server(TcpServerOptions options) {
   static std::mutex mutex;
-  static auto& servers = *new std::map<std::pair<std::string, std::uint16_t>, std::weak_ptr<TcpServer>>;
+  static auto& servers =
+      *new std::map<std::pair<std::string, std::uint16_t>, std::weak_ptr<TcpServer>>;
   const std::lock_guard lock(mutex);
   const std::string host = options.host;
   std::uint16_t port = options.port;
-  if (const auto bound = SocketAddress::local_of(options.listener.get()); port == 0 && bound) port = bound->port();
+  if (const auto bound = SocketAddress::local_of(options.listener.get()); port == 0 && bound)
+    port = bound->port();
   if (port != 0) {
     if (auto known = servers[{host, port}].lock()) return known;
   }
@@ -160,23 +184,27 @@ Result<std::shared_ptr<TcpServer>> shared_server(TcpServerOptions options) {
 }
 
 /// Where the user who makes a world of this size complete leaves a word.
-std::string complete_key(std::int64_t world_size) { return "muster/complete/" + std::to_string(world_size); }
+std::string complete_key(std::int64_t world_size) {
+  return "muster/complete/" + std::to_string(world_size);
+}
 
 Status arrive(TcpStoreClient& store) {
   const auto count = store.add(kWorkersKey, 1);
   return count ? store.queue_push(complete_key(*count), "") : count.status();
 }
 
-/// The server's own user waits until as many have come as the world has. Several users of one server may wait for it: the word goes on from
-/// one to the next.
+/// The server's own user waits until as many have come as the world has. Several users of one
+/// server may wait for it: the word goes on from one to the next.
 Status wait_for_workers(TcpStoreClient& store, int world_size, TimePoint deadline) {
   const TimePoint begin = steady_clock().now();
-  const Status popped = store.queue_pop(complete_key(world_size), true, time_left(steady_clock(), deadline)).status();
+  const Status popped =
+      store.queue_pop(complete_key(world_size), true, time_left(steady_clock(), deadline)).status();
   if (popped) return store.queue_push(complete_key(world_size), "");
   if (popped.code() != Code::timed_out) return popped;
   const auto came = store.get(kWorkersKey, Duration::zero());
-  return Status(Code::timed_out, (came ? *came : "not all") + " of " + std::to_string(world_size) + " users came to the store at " +
-                                     store.host() + ":" + std::to_string(store.port()) + " within " +
+  return Status(Code::timed_out, (came ? *came : "not all") + " of " + std::to_string(world_size) +
+                                     " users came to the store at " + store.host() + ":" +
+                                     std::to_string(store.port()) + " within " +
                                      describe(steady_clock().now() - begin));
 }
 
@@ -185,8 +213,10 @@ Status wait_for_workers(TcpStoreClient& store, int world_size, TimePoint deadlin
 Result<std::shared_ptr<TcpStore>> make_tcp_store(TcpStoreOptions options) {
   Descriptor listener(options.listen_descriptor);  // ours from here on, whatever happens
   if (listener && !options.is_server) {
-    return Status(Code::invalid_argument, "a listen descriptor (" + std::to_string(listener.get()) +
-                                              ") was given to a store that does not serve; give it to the master only (is_master)");
+    return Status(
+        Code::invalid_argument,
+        "a listen descriptor (" + std::to_string(listener.get()) +
+            ") was given to a store that does not serve; give it to the master only (is_master)");
   }
   const TimePoint deadline = deadline_after(steady_clock(), options.timeout);
   if (!options.secret) {
@@ -197,14 +227,17 @@ Result<std::shared_ptr<TcpStore>> make_tcp_store(TcpStoreOptions options) {
   TcpEndpoint endpoint{options.host, options.port, *options.secret, options.job};
   std::shared_ptr<TcpServer> server;
   if (options.is_server) {
-    TcpServerOptions wanted{options.host, options.port, std::move(listener), *options.secret, options.job, deadline};
-    auto started = options.multi_tenant ? shared_server(std::move(wanted)) : TcpServer::start(std::move(wanted));
+    TcpServerOptions wanted{options.host,    options.port, std::move(listener),
+                            *options.secret, options.job,  deadline};
+    auto started = options.multi_tenant ? shared_server(std::move(wanted))
+                                        : TcpServer::start(std::move(wanted));
     if (!started) return started.status();
     server = std::move(*started);
     endpoint.port = server->port();
     if (endpoint.host.empty()) endpoint.host = "localhost";
   }
-  auto store = std::make_shared<TcpStoreClient>(std::move(endpoint), std::move(server), options.timeout, options.host_rank);
+  auto store = std::make_shared<TcpStoreClient>(std::move(endpoint), std::move(server),
+                                                options.timeout, options.host_rank);
   if (Status connected = store->connect(deadline); !connected) return connected;
   const int world_size = options.world_size.value_or(-1);
   if (world_size > 0) {

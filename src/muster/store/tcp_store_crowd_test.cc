@@ -1,4 +1,5 @@
-// A TCP store with thousands of users at once. They are connections that one thread serves, so that what is tried is the server.
+// A TCP store with thousands of users at once. They are connections that one thread serves, so that
+// what is tried is the server.
 
 #include <gtest/gtest.h>
 
@@ -58,7 +59,8 @@ class User {
 
 class Crowd : public ::testing::Test {
  protected:
-  /// As many as the limit of open files allows: two descriptors each, since the server is in this process too.
+  /// As many as the limit of open files allows: two descriptors each, since the server is in this
+  /// process too.
   void gather(int wanted) {
     limit_ = std::make_unique<testing::DescriptorLimit>(static_cast<std::size_t>(2 * wanted + 100));
     const int count = std::min(wanted, static_cast<int>(limit_->limit() - 100) / 2);
@@ -93,8 +95,10 @@ TEST_F(Crowd, ThousandsOfUsersMeet) {
   ASSERT_FALSE(HasFailure());
   std::uint64_t id = 0;
   // Each reads what the next one writes; half of them ask before it is there.
-  for (std::size_t i = 0; i < users.size(); i += 2) users[i]->ask({.op = Op::set, .keys = {key(i)}, .values = {key(i)}});
-  for (std::size_t i = 1; i < users.size(); i += 2) id = users[i]->ask({.op = Op::set, .keys = {key(i)}, .values = {key(i)}});
+  for (std::size_t i = 0; i < users.size(); i += 2)
+    users[i]->ask({.op = Op::set, .keys = {key(i)}, .values = {key(i)}});
+  for (std::size_t i = 1; i < users.size(); i += 2)
+    id = users[i]->ask({.op = Op::set, .keys = {key(i)}, .values = {key(i)}});
   take_all(id);
   ASSERT_FALSE(HasFailure());
   for (std::size_t i = 0; i < users.size(); ++i) {
@@ -103,7 +107,8 @@ TEST_F(Crowd, ThousandsOfUsersMeet) {
   }
   const auto values = take_all(id);
   ASSERT_FALSE(HasFailure());
-  for (std::size_t i = 0; i < users.size(); ++i) EXPECT_EQ(*values[i].reply.values.at(0), key(i + 1));
+  for (std::size_t i = 0; i < users.size(); ++i)
+    EXPECT_EQ(*values[i].reply.values.at(0), key(i + 1));
 
   // All wait for one key; that they do wait shows in the answer to a later question.
   for (auto& user : users) {
@@ -119,7 +124,10 @@ TEST_F(Crowd, ThousandsOfUsersMeet) {
 
   for (int round = 0; round < 2; ++round) {
     for (auto& user : users)
-      id = user->ask({.op = Op::barrier, .timeout = kLong, .members = static_cast<int>(users.size()), .keys = {"all"}});
+      id = user->ask({.op = Op::barrier,
+                      .timeout = kLong,
+                      .members = static_cast<int>(users.size()),
+                      .keys = {"all"}});
     take_all(id);
     ASSERT_FALSE(HasFailure());
   }

@@ -1,4 +1,5 @@
-// The TCP store's server under those who have no business there, and under clients that do not behave.
+// The TCP store's server under those who have no business there, and under clients that do not
+// behave.
 
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -92,17 +93,20 @@ TEST_F(Strangers, RandomBytes) {
   expect_unharmed();
 }
 
-// spec: C2 strangers: a wrong secret gets the acceptor's greeting and one byte of refusal, and nothing that the secret has made
+// spec: C2 strangers: a wrong secret gets the acceptor's greeting and one byte of refusal, and
+// nothing that the secret has made
 TEST_F(Strangers, WrongSecret) {
   for (int i = 0; i < testing::test_rounds(50, 10'000); ++i) {
     Stranger stranger(server->port());
-    ASSERT_FALSE(stranger.authenticate(Secret::given("guess number " + std::to_string(i)), hello()));
+    ASSERT_FALSE(
+        stranger.authenticate(Secret::given("guess number " + std::to_string(i)), hello()));
     ASSERT_EQ(stranger.read_to_end(), "") << "refused without a further word";
   }
   expect_unharmed();
 }
 
-// spec: C2 strangers: thousands of malformed connections leave no descriptor, no memory, and real clients unharmed
+// spec: C2 strangers: thousands of malformed connections leave no descriptor, no memory, and real
+// clients unharmed
 TEST_F(Strangers, MalformedConnectionsLeaveNothingBehind) {
   std::mt19937_64 random(testing::test_seed());
   const SocketAddress address = testing::loopback_address(server->port());
@@ -116,7 +120,8 @@ TEST_F(Strangers, MalformedConnectionsLeaveNothingBehind) {
       ASSERT_TRUE(client->set("round", std::to_string(i)).ok());
       ASSERT_EQ(*client->get("round"), std::to_string(i));
     }
-    ASSERT_FALSE(HasFailure()) << "after " << i << " strangers; replay with MUSTER_TEST_SEED=" << testing::test_seed();
+    ASSERT_FALSE(HasFailure()) << "after " << i << " strangers; replay with MUSTER_TEST_SEED="
+                               << testing::test_seed();
   }
   expect_unharmed();
   EXPECT_TRUE(eventually([&] { return testing::open_descriptors() <= descriptors; }))
@@ -126,15 +131,18 @@ TEST_F(Strangers, MalformedConnectionsLeaveNothingBehind) {
   }
 }
 
-// spec: C2 strangers: a thousand connections that never finish the greeting keep nobody out, and are closed after five seconds or before
+// spec: C2 strangers: a thousand connections that never finish the greeting keep nobody out, and
+// are closed after five seconds or before
 TEST_F(Strangers, AThousandSilentConnections) {
   std::mt19937_64 random(testing::test_seed());
   const testing::DescriptorLimit enough(4096);
-  const std::string greeting = Handshake(Handshake::Side::connector, hello(), kSecret).take_output();
+  const std::string greeting =
+      Handshake(Handshake::Side::connector, hello(), kSecret).take_output();
   std::vector<std::unique_ptr<Stranger>> strangers;
   for (int i = 0; i < 1000; ++i) {
     strangers.push_back(std::make_unique<Stranger>(server->port()));
-    if (const std::size_t cut = i % 2 == 0 ? 1 : random() % greeting.size(); cut > 0) strangers.back()->send(greeting.substr(0, cut));
+    if (const std::size_t cut = i % 2 == 0 ? 1 : random() % greeting.size(); cut > 0)
+      strangers.back()->send(greeting.substr(0, cut));
     if (i % 100 == 99) expect_unharmed();
   }
   for (auto& each : strangers) EXPECT_EQ(each->read_to_end(), "");
@@ -143,7 +151,8 @@ TEST_F(Strangers, AThousandSilentConnections) {
 
 // spec: C2 lying lengths after authentication are refused before they allocate
 TEST_F(Strangers, LyingLengths) {
-  for (const std::uint32_t length : {0u, 1u, 11u, static_cast<std::uint32_t>(kMaxFrameBytes) + 1, 0xffffffffu}) {
+  for (const std::uint32_t length :
+       {0u, 1u, 11u, static_cast<std::uint32_t>(kMaxFrameBytes) + 1, 0xffffffffu}) {
     Stranger liar(server->port());
     ASSERT_TRUE(liar.authenticate(kSecret, hello()));
     ByteWriter lie;
@@ -180,12 +189,14 @@ TEST_F(Strangers, LyingLengths) {
   expect_unharmed();
 }
 
-// spec: C2 a client that does not take its replies is not read from any more; it neither stops nor starves the others
+// spec: C2 a client that does not take its replies is not read from any more; it neither stops nor
+// starves the others
 TEST_F(Strangers, SlowReader) {
   ASSERT_TRUE(client->set("large", std::string(1 << 20, 'x')).ok());
   Stranger slow(server->port());
   ASSERT_TRUE(slow.authenticate(kSecret, hello()));
-  const std::string frame = encode_head(Request{.op = Op::get, .timeout = kLong, .keys = {"large"}}, 1);
+  const std::string frame =
+      encode_head(Request{.op = Op::get, .timeout = kLong, .keys = {"large"}}, 1);
   std::size_t sent = 0;
   // As many requests as the connection takes: at some time the server stops reading.
   for (int quiet = 0; quiet < 20 && sent < 100000;) {
@@ -206,10 +217,12 @@ TEST_F(Strangers, SlowReader) {
 TEST_F(Strangers, RequestsInPieces) {
   Stranger odd(server->port());
   ASSERT_TRUE(odd.authenticate(kSecret, hello()));
-  std::string all = encode_head(Request{.op = Op::set, .keys = {"odd"}, .values = {"value"}}, 7) + "value";
+  std::string all =
+      encode_head(Request{.op = Op::set, .keys = {"odd"}, .values = {"value"}}, 7) + "value";
   for (const char byte : all) ASSERT_TRUE(odd.send({&byte, 1}));
   all.clear();
-  for (std::uint64_t id = 8; id < 58; ++id) all += encode_head(Request{.op = Op::add, .number = 1, .keys = {"count"}}, id);
+  for (std::uint64_t id = 8; id < 58; ++id)
+    all += encode_head(Request{.op = Op::add, .number = 1, .keys = {"count"}}, id);
   ASSERT_TRUE(odd.send(all));
   FrameReader frames;
   for (std::uint64_t id = 7; id < 58; ++id) {

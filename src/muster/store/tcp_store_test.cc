@@ -59,7 +59,8 @@ TEST(TcpStore, ListensOnlyWhereItWasAsked) {
   elsewhere.host = "127.0.0.2";
   elsewhere.timeout = milliseconds(200);
   EXPECT_EQ(make_tcp_store(elsewhere).status().code(), Code::timed_out);
-  const Status foreign = make_tcp_store(server_options("192.0.2.1")).status();  // an address for documentation: nobody's
+  const Status foreign = make_tcp_store(server_options("192.0.2.1"))
+                             .status();  // an address for documentation: nobody's
   EXPECT_EQ(foreign.code(), Code::network);
   EXPECT_TRUE(mentions(foreign, "not this host's")) << foreign.message();
   const auto everywhere = made(make_tcp_store(server_options("0.0.0.0")));
@@ -118,8 +119,8 @@ TEST(TcpStore, SomethingElseListens) {
   EXPECT_TRUE(mentions(status, "another program")) << status.message();
 }
 
-// spec: C2 wait_for_workers: the server's own user waits until world_size users have come, its own included
-// spec: C15 world_size of TCPStore counts the server's own user
+// spec: C2 wait_for_workers: the server's own user waits until world_size users have come, its own
+// included spec: C15 world_size of TCPStore counts the server's own user
 TEST(TcpStore, WaitsForWorkers) {
   const auto port = testing::reserve_port();
   auto options = server_options("127.0.0.1", port);
@@ -224,7 +225,8 @@ struct Bound {
   }
 };
 
-// spec: C3 master_listen_fd: closed whatever comes of it: a bad secret, another's port, a store that does not serve, a server already there
+// spec: C3 master_listen_fd: closed whatever comes of it: a bad secret, another's port, a store
+// that does not serve, a server already there
 TEST(TcpStore, ListenDescriptorIsNeverLeaked) {
   const auto refused = [](TcpStoreOptions options, const std::string& why) {
     Bound bound;
@@ -287,8 +289,10 @@ TEST(TcpStore, ServerGone) {
 // spec: C14 all_gather: a member whose process ends while the others wait is named
 TEST(TcpStore, AllGatherNamesAMemberThatDied) {
   const auto server = made(make_tcp_store(server_options()));
-  auto waiting = std::async(std::launch::async, [&] { return server->all_gather("key", 0, 3, "zero", kLong); });
-  for (Duration time = milliseconds(20); waiting.wait_for(milliseconds(100)) != std::future_status::ready; time *= 2) {
+  auto waiting = std::async(std::launch::async,
+                            [&] { return server->all_gather("key", 0, 3, "zero", kLong); });
+  for (Duration time = milliseconds(20);
+       waiting.wait_for(milliseconds(100)) != std::future_status::ready; time *= 2) {
     const pid_t child = ::fork();
     if (child == 0) {
       const auto client = make_tcp_store(client_options(*server));
@@ -308,7 +312,8 @@ TEST(TcpStore, ManyClients) {
   constexpr int kClients = 300;
   const auto server = made(make_tcp_store(server_options()));
   std::vector<std::shared_ptr<TcpStore>> clients;
-  for (int i = 0; i < kClients; ++i) clients.push_back(made(make_tcp_store(client_options(*server))));
+  for (int i = 0; i < kClients; ++i)
+    clients.push_back(made(make_tcp_store(client_options(*server))));
   std::vector<std::thread> waiting;
   std::atomic<int> got = 0;
   for (const auto& client : clients) {
@@ -332,7 +337,8 @@ int with_few_files(rlim_t files, const std::function<int()>& body) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 100;
 }
 
-// spec: C14 clone: a forked child of a user has a connection of its own and does not keep the parent's open
+// spec: C14 clone: a forked child of a user has a connection of its own and does not keep the
+// parent's open
 TEST(TcpStore, ForkedChild) {
   const auto server = made(make_tcp_store(server_options()));
   const auto client = made(make_tcp_store(client_options(*server)));
@@ -346,7 +352,8 @@ TEST(TcpStore, ForkedChild) {
   EXPECT_EQ(*server->get("child"), "was here");
 }
 
-// spec: C2 without a given secret only this host's ranks: the same user's processes find each other by a key in a directory of its own
+// spec: C2 without a given secret only this host's ranks: the same user's processes find each other
+// by a key in a directory of its own
 TEST(TcpStore, HostSecret) {
   const testing::ScratchFolder folder;
   const int failures = with_few_files(1024, [&] {

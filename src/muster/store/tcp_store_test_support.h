@@ -15,7 +15,8 @@ namespace muster::store {
 
 inline const Secret kSecret = Secret::given("the secret of the tcp store's tests");
 
-inline TcpStoreOptions server_options(const std::string& host = "127.0.0.1", std::uint16_t port = 0) {
+inline TcpStoreOptions server_options(const std::string& host = "127.0.0.1",
+                                      std::uint16_t port = 0) {
   TcpStoreOptions options;
   options.host = host;
   options.port = port;
@@ -36,6 +37,8 @@ inline std::shared_ptr<TcpStore> made(const Result<std::shared_ptr<TcpStore>>& s
   return store.ok() ? *store : nullptr;
 }
 
-inline bool mentions(const Status& status, const std::string& text) { return status.message().find(text) != std::string::npos; }
+inline bool mentions(const Status& status, const std::string& text) {
+  return status.message().find(text) != std::string::npos;
+}
 
 }  // namespace muster::store

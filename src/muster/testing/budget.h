@@ -1,9 +1,11 @@
 /// How much of a sampled matrix a test run takes, in time or in rounds.
 ///
-///   an ordinary run       what the test asks for, times `MUSTER_TEST_SHARE` (the sanitized builds set 0.25); where it is set,
+///   an ordinary run       what the test asks for, times `MUSTER_TEST_SHARE` (the sanitized builds
+///   set 0.25); where it is set,
 ///                         `MUSTER_TEST_BUDGET_S` seconds
 ///   MUSTER_TEST_LONG=1    all of it
-///   ... and MUSTER_TEST_LONG_BUDGET_S=n, as the sanitized builds have it: a larger sample, n seconds of each matrix
+///   ... and MUSTER_TEST_LONG_BUDGET_S=n, as the sanitized builds have it: a larger sample, n
+///   seconds of each matrix
 #pragma once
 
 #include <algorithm>
@@ -33,12 +35,17 @@ inline constexpr bool kSanitized = false;
 inline double sample_share() { return budget_variable("MUSTER_TEST_SHARE", 1); }
 
 /// Whether matrices are played to their end.
-inline bool whole_matrices() { return long_tests() && budget_variable("MUSTER_TEST_LONG_BUDGET_S", kNoLimit) >= kNoLimit; }
+inline bool whole_matrices() {
+  return long_tests() && budget_variable("MUSTER_TEST_LONG_BUDGET_S", kNoLimit) >= kNoLimit;
+}
 
 /// Time for a matrix that an ordinary run samples for `seconds` and a long one for `long_seconds`.
 inline std::chrono::duration<double> test_budget(double seconds, double long_seconds = kNoLimit) {
-  if (!long_tests()) return std::chrono::duration<double>(budget_variable("MUSTER_TEST_BUDGET_S", sample_share() * seconds));
-  return std::chrono::duration<double>(std::min(long_seconds, budget_variable("MUSTER_TEST_LONG_BUDGET_S", kNoLimit)));
+  if (!long_tests())
+    return std::chrono::duration<double>(
+        budget_variable("MUSTER_TEST_BUDGET_S", sample_share() * seconds));
+  return std::chrono::duration<double>(
+      std::min(long_seconds, budget_variable("MUSTER_TEST_LONG_BUDGET_S", kNoLimit)));
 }
 
 /// Rounds of a test whose rounds are alike.

@@ -28,8 +28,10 @@ template <class T>
 T multiplied(T value, double factor) {
   if constexpr (std::is_floating_point_v<T>) return value * static_cast<T>(factor);
   const double wide = static_cast<double>(value) * factor;
-  if (wide >= 9.2233720368547758e18) return static_cast<T>(std::numeric_limits<std::int64_t>::max());
-  if (wide <= -9.2233720368547758e18) return static_cast<T>(std::numeric_limits<std::int64_t>::min());
+  if (wide >= 9.2233720368547758e18)
+    return static_cast<T>(std::numeric_limits<std::int64_t>::max());
+  if (wide <= -9.2233720368547758e18)
+    return static_cast<T>(std::numeric_limits<std::int64_t>::min());
   return static_cast<T>(static_cast<std::int64_t>(wide));
 }
 
@@ -40,7 +42,8 @@ T divided(T value, std::size_t by) {
 }
 
 template <class T>
-void reduce_plain(MutableBytes out, std::span<const ConstBytes> inputs, std::span<const double> factors, Reduce kind) {
+void reduce_plain(MutableBytes out, std::span<const ConstBytes> inputs,
+                  std::span<const double> factors, Reduce kind) {
   for (std::size_t i = 0; i < out.size() / sizeof(T); ++i) {
     T sum{};
     for (std::size_t r = 0; r < inputs.size(); ++r) {
@@ -52,7 +55,8 @@ void reduce_plain(MutableBytes out, std::span<const ConstBytes> inputs, std::spa
   }
 }
 
-void reduce_short(MutableBytes out, std::span<const ConstBytes> inputs, std::span<const double> factors, DType dtype, Reduce kind) {
+void reduce_short(MutableBytes out, std::span<const ConstBytes> inputs,
+                  std::span<const double> factors, DType dtype, Reduce kind) {
   const auto wide = [&](std::uint16_t bits) {
     float value;
     collective::widen(&value, reinterpret_cast<const std::byte*>(&bits), 1, dtype);
@@ -74,14 +78,18 @@ void reduce_short(MutableBytes out, std::span<const ConstBytes> inputs, std::spa
   }
 }
 
-void reduce_booleans(MutableBytes out, std::span<const ConstBytes> inputs, std::span<const double> factors, Reduce kind) {
+void reduce_booleans(MutableBytes out, std::span<const ConstBytes> inputs,
+                     std::span<const double> factors, Reduce kind) {
   for (std::size_t i = 0; i < out.size(); ++i) {
     std::size_t trues = 0;
     for (std::size_t r = 0; r < inputs.size(); ++r) {
-      trues += inputs[r][i] != std::byte{0} && (kind != Reduce::premul_sum || factors[r] != 0.0) ? 1 : 0;
+      trues +=
+          inputs[r][i] != std::byte{0} && (kind != Reduce::premul_sum || factors[r] != 0.0) ? 1 : 0;
     }
     bool result = trues > 0;
-    if (kind == Reduce::product || kind == Reduce::min || kind == Reduce::band || kind == Reduce::avg) result = trues == inputs.size();
+    if (kind == Reduce::product || kind == Reduce::min || kind == Reduce::band ||
+        kind == Reduce::avg)
+      result = trues == inputs.size();
     if (kind == Reduce::bxor) result = trues % 2 == 1;
     out[i] = std::byte{result};
   }
@@ -91,8 +99,11 @@ template <class T>
 void fill_floats(MutableBytes out, std::mt19937_64& random) {
   for (std::size_t i = 0; i < out.size() / sizeof(T); ++i) {
     const std::uint64_t bits = random();
-    const T mantissa = static_cast<T>(static_cast<std::int64_t>(bits >> 12)) / static_cast<T>(1LL << 51) - T(1);
-    put(out, i, bits % 199 == 0 ? std::numeric_limits<T>::quiet_NaN() : std::ldexp(mantissa, static_cast<int>(bits % 7) - 3));
+    const T mantissa =
+        static_cast<T>(static_cast<std::int64_t>(bits >> 12)) / static_cast<T>(1LL << 51) - T(1);
+    put(out, i,
+        bits % 199 == 0 ? std::numeric_limits<T>::quiet_NaN()
+                        : std::ldexp(mantissa, static_cast<int>(bits % 7) - 3));
   }
 }
 
@@ -101,14 +112,16 @@ std::ptrdiff_t difference(ConstBytes a, ConstBytes b) {
   for (std::size_t i = 0; i < a.size() / sizeof(T); ++i) {
     const T x = element<T>(a, i);
     const T y = element<T>(b, i);
-    if (std::memcmp(&x, &y, sizeof(T)) != 0 && !(std::isnan(x) && std::isnan(y))) return static_cast<std::ptrdiff_t>(i);
+    if (std::memcmp(&x, &y, sizeof(T)) != 0 && !(std::isnan(x) && std::isnan(y)))
+      return static_cast<std::ptrdiff_t>(i);
   }
   return -1;
 }
 
 }  // namespace
 
-void reduce_directly(MutableBytes out, std::span<const ConstBytes> inputs, std::span<const double> factors, DType dtype, Reduce reduce) {
+void reduce_directly(MutableBytes out, std::span<const ConstBytes> inputs,
+                     std::span<const double> factors, DType dtype, Reduce reduce) {
   switch (dtype) {
     case DType::boolean: return reduce_booleans(out, inputs, factors, reduce);
     case DType::uint8: return reduce_plain<std::uint8_t>(out, inputs, factors, reduce);
@@ -146,9 +159,11 @@ void fill_elements(MutableBytes out, DType dtype, std::uint64_t seed) {
     const std::uint64_t bits = random();
     std::memcpy(out.data() + i, &bits, 8);
   }
-  for (std::uint64_t bits = random(); i < out.size(); ++i, bits >>= 8) out[i] = static_cast<std::byte>(bits);
+  for (std::uint64_t bits = random(); i < out.size(); ++i, bits >>= 8)
+    out[i] = static_cast<std::byte>(bits);
   if (dtype == DType::boolean) {
-    for (std::byte& value : out) value = (value & std::byte{3}) == std::byte{0} ? value : std::byte{0};
+    for (std::byte& value : out)
+      value = (value & std::byte{3}) == std::byte{0} ? value : std::byte{0};
   }
 }
 

@@ -1,4 +1,5 @@
-/// The results that reductions must have, computed one element at a time with none of the engine's loops.
+/// The results that reductions must have, computed one element at a time with none of the engine's
+/// loops.
 #pragma once
 
 #include <cmath>
@@ -35,14 +36,17 @@ T combine(collective::Reduce kind, T a, T b) {
   }
 }
 
-/// `out = inputs[0] op inputs[1] op ...` in that order; `factors[r]` multiplies input r of a premul_sum; an avg is divided by their number.
-void reduce_directly(MutableBytes out, std::span<const ConstBytes> inputs, std::span<const double> factors, DType dtype,
-                     collective::Reduce reduce);
+/// `out = inputs[0] op inputs[1] op ...` in that order; `factors[r]` multiplies input r of a
+/// premul_sum; an avg is divided by their number.
+void reduce_directly(MutableBytes out, std::span<const ConstBytes> inputs,
+                     std::span<const double> factors, DType dtype, collective::Reduce reduce);
 
-/// Fills with random elements of the type: every bit pattern of integers, bools from any byte, floats of mixed size, now and then NaN.
+/// Fills with random elements of the type: every bit pattern of integers, bools from any byte,
+/// floats of mixed size, now and then NaN.
 void fill_elements(MutableBytes out, DType dtype, std::uint64_t seed);
 
-/// Equal bits, but any NaN is as good as another. The index of the first element that differs, or -1.
+/// Equal bits, but any NaN is as good as another. The index of the first element that differs, or
+/// -1.
 std::ptrdiff_t first_difference(ConstBytes a, ConstBytes b, DType dtype);
 
 }  // namespace muster::testing

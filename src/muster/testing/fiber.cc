@@ -79,14 +79,16 @@ struct Fiber::State {
 
 Fiber::Fiber(std::function<void()> body) : state_(std::make_unique<State>()) {
   state_->body = std::move(body);
-  state_->stack = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
+  state_->stack = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
   if (state_->stack == MAP_FAILED) std::abort();
   getcontext(&state_->own);
   state_->own.uc_stack.ss_sp = state_->stack;
   state_->own.uc_stack.ss_size = kStackBytes;
   state_->own.uc_link = nullptr;
   const auto self = reinterpret_cast<std::uintptr_t>(state_.get());
-  makecontext(&state_->own, reinterpret_cast<void (*)()>(&State::main), 2, static_cast<unsigned>(self), static_cast<unsigned>(self >> 32));
+  makecontext(&state_->own, reinterpret_cast<void (*)()>(&State::main), 2,
+              static_cast<unsigned>(self), static_cast<unsigned>(self >> 32));
 #if defined(__SANITIZE_THREAD__)
   state_->own_tsan = __tsan_create_fiber(0);
 #endif

@@ -1,5 +1,5 @@
-/// Stacks to switch between within one thread, so that a simulated rank may block in the middle of real code.
-/// Sanitizers are told about every switch.
+/// Stacks to switch between within one thread, so that a simulated rank may block in the middle of
+/// real code. Sanitizers are told about every switch.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,8 @@ namespace muster::testing {
 class Fiber {
  public:
   explicit Fiber(std::function<void()> body);
-  /// An unfinished fiber is abandoned as a killed process is: nothing unwinds, its stack and what hangs on it stay where they are.
+  /// An unfinished fiber is abandoned as a killed process is: nothing unwinds, its stack and what
+  /// hangs on it stay where they are.
   ~Fiber();
 
   /// Runs the fiber until it yields or ends. Not from within a fiber. True once it has ended.

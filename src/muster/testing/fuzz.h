@@ -1,4 +1,5 @@
-/// Bytes that nobody should send: random ones, and good ones damaged. From the seed of the test run, so that a failing run replays.
+/// Bytes that nobody should send: random ones, and good ones damaged. From the seed of the test
+/// run, so that a failing run replays.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +27,8 @@ namespace muster::testing {
 class FuzzRun {
  public:
   explicit FuzzRun(int ordinary) : ordinary_(ordinary) {
-    const double seconds = budget_variable("MUSTER_FUZZ_SECONDS", long_tests() ? test_budget(0, 30).count() : 0);
+    const double seconds =
+        budget_variable("MUSTER_FUZZ_SECONDS", long_tests() ? test_budget(0, 30).count() : 0);
     if (seconds <= 0) return;
     timed_ = true;
     until_ += std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
@@ -77,14 +79,16 @@ class Fuzz {
     return text;
   }
 
-  /// `good` with one to four things wrong: bits and bytes changed, numbers replaced by those at the limits, pieces cut off, taken out,
-  /// doubled or put in.
+  /// `good` with one to four things wrong: bits and bytes changed, numbers replaced by those at the
+  /// limits, pieces cut off, taken out, doubled or put in.
   std::string damaged(std::string good) {
     for (std::size_t times = 1 + below(4); times > 0; --times) damage(good);
     return good;
   }
   /// Cut anywhere.
-  std::string cut(std::string_view good) { return std::string(good.substr(0, below(good.size() + 1))); }
+  std::string cut(std::string_view good) {
+    return std::string(good.substr(0, below(good.size() + 1)));
+  }
 
   /// In pieces of random lengths, mostly short.
   std::vector<std::string_view> pieces(std::string_view bytes) {
@@ -124,7 +128,8 @@ class Fuzz {
                                              0x8000000000000000,
                                              0xffffffffffffffff};
         const std::uint64_t limit = kLimits[below(std::size(kLimits))];
-        std::memcpy(bytes.data() + at, &limit, std::min<std::size_t>(std::size_t{1} << below(4), bytes.size() - at));
+        std::memcpy(bytes.data() + at, &limit,
+                    std::min<std::size_t>(std::size_t{1} << below(4), bytes.size() - at));
         break;
       }
       case 3: bytes.resize(at); break;

@@ -1,6 +1,7 @@
-/// Several hosts on one machine: network namespaces joined by a bridge, each with its own loopback and one address of either family.
-/// Needs root, or a system that lets users make namespaces (a process that is not root then becomes root of one of its own; it must not
-/// have started threads yet).
+/// Several hosts on one machine: network namespaces joined by a bridge, each with its own loopback
+/// and one address of either family. Needs root, or a system that lets users make namespaces (a
+/// process that is not root then becomes root of one of its own; it must not have started threads
+/// yet).
 #pragma once
 
 #include <memory>
@@ -27,7 +28,8 @@ class NetworkNamespaces {
   Status set_plugged(int host, bool plugged) const;
 
  private:
-  explicit NetworkNamespaces(std::string prefix, int hosts) : prefix_(std::move(prefix)), hosts_(hosts) {}
+  explicit NetworkNamespaces(std::string prefix, int hosts)
+      : prefix_(std::move(prefix)), hosts_(hosts) {}
   std::string name(int host) const { return prefix_ + std::to_string(host); }
   std::string hub() const { return prefix_ + "hub"; }
 

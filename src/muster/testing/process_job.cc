@@ -26,7 +26,8 @@ Result<ProcessJob> join_process_job(const ProcessJobOptions& options) {
   fabric_options.rules = &collective::fingerprint_rules();
   auto fabric = transport::Fabric::create(
       fabric_options, transport::make_socket_connector(connector, Secret::given(options.secret)),
-      transport::exchange_over(*store, "fabric", options.rank, options.world_size, deadline_after(steady_clock(), options.timeout)));
+      transport::exchange_over(*store, "fabric", options.rank, options.world_size,
+                               deadline_after(steady_clock(), options.timeout)));
   if (!fabric) return fabric.status();
   ProcessJob job;
   job.fabric = std::move(*fabric);

@@ -14,9 +14,11 @@ struct ProcessJobOptions {
   int world_size = 1;
   std::string store_path;  ///< a file that all ranks see; new for every job
   bool shared_memory = true;
-  std::string host_label;                                      ///< see ConnectorOptions: ranks with different labels are on different hosts
-  std::string towards;                                         ///< see ConnectorOptions; empty: loopback
-  Duration heartbeat_limit = std::chrono::milliseconds(2500);  ///< zero where ranks may rightly be silent for longer
+  std::string
+      host_label;  ///< see ConnectorOptions: ranks with different labels are on different hosts
+  std::string towards;  ///< see ConnectorOptions; empty: loopback
+  Duration heartbeat_limit =
+      std::chrono::milliseconds(2500);  ///< zero where ranks may rightly be silent for longer
   std::string secret = "a secret for tests only";
   Duration timeout = std::chrono::seconds(30);
 };

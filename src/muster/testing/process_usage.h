@@ -41,9 +41,10 @@ inline MemoryInUse memory_in_use() {
   return use;
 }
 
-/// Bytes of anonymous and shared memory that this process answers for: what it shares is divided by those who have it mapped (PSS, without
-/// files). Summed over all who share it is what they take together; each alone also grows by what it only comes to look at of the others'.
-/// 0 where the system does not tell.
+/// Bytes of anonymous and shared memory that this process answers for: what it shares is divided by
+/// those who have it mapped (PSS, without files). Summed over all who share it is what they take
+/// together; each alone also grows by what it only comes to look at of the others'. 0 where the
+/// system does not tell.
 inline std::size_t proportional_memory() {
   ::malloc_trim(0);
   std::size_t bytes = 0;

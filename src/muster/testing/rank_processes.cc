@@ -67,13 +67,16 @@ std::vector<RankEnd> RankProcesses::join(Duration limit) {
   std::vector<RankEnd> ends;
   for (Child& child : children_) {
     if (child.end) continue;
-    // The report ends when the child ends: reading it to its end is waiting for the child. A grandchild that holds the pipe
-    // (a forked loader) must not hold us up, so that the child's own end counts too.
+    // The report ends when the child ends: reading it to its end is waiting for the child. A
+    // grandchild that holds the pipe (a forked loader) must not hold us up, so that the child's own
+    // end counts too.
     const int process = static_cast<int>(::syscall(SYS_pidfd_open, child.pid, 0));
     RankEnd end;
     bool gone = false;
     while (!gone) {
-      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - steady_clock().now()).count();
+      const auto left =
+          std::chrono::duration_cast<std::chrono::milliseconds>(deadline - steady_clock().now())
+              .count();
       pollfd waits[2] = {{child.report.get(), POLLIN, 0}, {process, POLLIN, 0}};
       if (left <= 0 || ::poll(waits, 2, static_cast<int>(left) + 1) == 0) {
         end.killed_at_the_limit = true;
@@ -105,7 +108,8 @@ struct SharedCounter::Shared {
 };
 
 SharedCounter::SharedCounter() {
-  void* memory = ::mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  void* memory =
+      ::mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) std::abort();
   shared_ = new (memory) Shared;
 }
@@ -126,7 +130,8 @@ bool SharedCounter::wait_for(int value, Duration limit) {
     if (static_cast<int>(now) >= value) return true;
     const auto left = (deadline - steady_clock().now()).count();
     if (left <= 0) return false;
-    const timespec span{static_cast<time_t>(left / 1'000'000'000), static_cast<long>(left % 1'000'000'000)};
+    const timespec span{static_cast<time_t>(left / 1'000'000'000),
+                        static_cast<long>(left % 1'000'000'000)};
     ::syscall(SYS_futex, &shared_->value, FUTEX_WAIT, now, &span, nullptr, 0);
   }
 }

@@ -23,14 +23,16 @@ struct RankEnd {
 
 class RankProcesses {
  public:
-  /// Forks `count` children that run `body(rank)` and leave with 0 once its text is handed over. The caller must have no other threads.
+  /// Forks `count` children that run `body(rank)` and leave with 0 once its text is handed over.
+  /// The caller must have no other threads.
   RankProcesses(int count, const std::function<std::string(int)>& body);
   /// Kills whoever is left.
   ~RankProcesses();
 
   pid_t pid(int rank) const { return children_[static_cast<std::size_t>(rank)].pid; }
   void kill(int rank, int signal);
-  /// Waits until every child has ended or `limit` has passed; then kills the rest. Ends in rank order.
+  /// Waits until every child has ended or `limit` has passed; then kills the rest. Ends in rank
+  /// order.
   std::vector<RankEnd> join(Duration limit);
 
  private:

@@ -17,18 +17,21 @@ namespace {
 
 bool in_memory(Wire wire) { return wire == Wire::loopback || wire == Wire::region; }
 
-std::unique_ptr<transport::Connector> socket_connector(const RankThreadsOptions& options, int rank, const std::string& job) {
+std::unique_ptr<transport::Connector> socket_connector(const RankThreadsOptions& options, int rank,
+                                                       const std::string& job) {
   transport::ConnectorOptions connector;
   connector.rank = rank;
   connector.world_size = options.ranks;
   connector.job = job;
   connector.shared_memory = options.wire != Wire::tcp;
   connector.host_label = host_label(options.wire, rank);
-  return transport::make_socket_connector(std::move(connector), Secret::given("a secret for tests only"));
+  return transport::make_socket_connector(std::move(connector),
+                                          Secret::given("a secret for tests only"));
 }
 
-/// A group that was dropped without being closed may live on for a moment on its progress thread, and its fabric with it. Nobody goes on,
-/// and perhaps ends the process, before all fabrics are gone.
+/// A group that was dropped without being closed may live on for a moment on its progress thread,
+/// and its fabric with it. Nobody goes on, and perhaps ends the process, before all fabrics are
+/// gone.
 class Departures : public std::enable_shared_from_this<Departures> {
  public:
   std::shared_ptr<transport::Fabric> follow(std::unique_ptr<transport::Fabric> fabric) {
@@ -76,7 +79,8 @@ void run_ranks(const RankThreadsOptions& options, const RankBody& body) {
   const std::string job = "rank-threads-" + std::to_string(jobs.fetch_add(1));
   auto hub = options.hub;
   const bool region = options.wire == Wire::region;
-  if (in_memory(options.wire) && hub == nullptr) hub = transport::make_loopback_hub(options.ranks, region, region ? options.ranks : 0);
+  if (in_memory(options.wire) && hub == nullptr)
+    hub = transport::make_loopback_hub(options.ranks, region, region ? options.ranks : 0);
   const auto store = store::make_hash_store(options.timeout);
 
   std::barrier<> gate(options.ranks);
@@ -92,18 +96,22 @@ void run_ranks(const RankThreadsOptions& options, const RankBody& body) {
     fabric_options.heartbeat_limit = options.heartbeat_limit;
     fabric_options.threads = options.threads;
     fabric_options.rules = &collective::fingerprint_rules();
-    auto connector = in_memory(options.wire) ? hub->connector(rank) : socket_connector(options, rank, job);
+    auto connector =
+        in_memory(options.wire) ? hub->connector(rank) : socket_connector(options, rank, job);
     const transport::Exchange exchange =
         in_memory(options.wire)
-            ? transport::Exchange([&](const std::string& round, const std::string& mine) -> Result<std::vector<std::string>> {
+            ? transport::Exchange([&](const std::string& round,
+                                      const std::string& mine) -> Result<std::vector<std::string>> {
                 return hub->exchange(round, rank, mine);
               })
-            : transport::exchange_over(store, job, rank, options.ranks, deadline_after(steady_clock(), options.timeout));
+            : transport::exchange_over(store, job, rank, options.ranks,
+                                       deadline_after(steady_clock(), options.timeout));
     auto made = transport::Fabric::create(fabric_options, std::move(connector), exchange);
     if (!made.ok()) {
       all_met.store(false);
       const std::lock_guard guard(lock);
-      trouble += "rank " + std::to_string(rank) + " over " + wire_name(options.wire) + " has no fabric: " + made.status().message() + "\n";
+      trouble += "rank " + std::to_string(rank) + " over " + wire_name(options.wire) +
+                 " has no fabric: " + made.status().message() + "\n";
     }
     gate.arrive_and_wait();
     std::shared_ptr<transport::Fabric> fabric;

@@ -22,7 +22,8 @@ enum class Wire {
   hosts,     ///< the same on pretended hosts of two ranks each, side by side
 };
 inline constexpr Wire kWires[] = {Wire::loopback, Wire::region, Wire::tcp, Wire::shm, Wire::mixed};
-inline constexpr Wire kWiresAndHosts[] = {Wire::loopback, Wire::region, Wire::tcp, Wire::shm, Wire::mixed, Wire::hosts};
+inline constexpr Wire kWiresAndHosts[] = {Wire::loopback, Wire::region, Wire::tcp,
+                                          Wire::shm,      Wire::mixed,  Wire::hosts};
 const char* wire_name(Wire wire);
 /// The host that a rank pretends to be on; empty: the real one.
 std::string host_label(Wire wire, int rank);
@@ -31,15 +32,19 @@ struct RankThreadsOptions {
   int ranks = 2;
   Wire wire = Wire::loopback;
   Duration timeout = std::chrono::seconds(30);
-  Duration heartbeat_limit = Duration::zero();  ///< threads that share two cores with a sanitizer may be silent for long
-  bool threads = true;                          ///< false: none but the ranks' own, so that nothing moves but by what they do
-  std::shared_ptr<transport::LoopbackHub> hub;  ///< loopback and region: the caller's own, for its faults
+  Duration heartbeat_limit =
+      Duration::zero();  ///< threads that share two cores with a sanitizer may be silent for long
+  bool threads =
+      true;  ///< false: none but the ranks' own, so that nothing moves but by what they do
+  std::shared_ptr<transport::LoopbackHub>
+      hub;  ///< loopback and region: the caller's own, for its faults
 };
 
 using RankBody = std::function<void(int rank, std::shared_ptr<transport::Fabric> fabric)>;
 
-/// Runs `body` once per rank, on threads of their own; returns when all have ended. The fabrics go when every body has returned. Where a
-/// fabric cannot be made, no body runs and std::runtime_error says why.
+/// Runs `body` once per rank, on threads of their own; returns when all have ended. The fabrics go
+/// when every body has returned. Where a fabric cannot be made, no body runs and std::runtime_error
+/// says why.
 void run_ranks(const RankThreadsOptions& options, const RankBody& body);
 inline void run_ranks(int ranks, Wire wire, const RankBody& body) {
   RankThreadsOptions options;

@@ -1,4 +1,5 @@
-/// A suite over many parameters of which the sanitized builds, several times slower, play half in an ordinary run.
+/// A suite over many parameters of which the sanitized builds, several times slower, play half in
+/// an ordinary run.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -25,7 +26,8 @@ class SampledCells : public ::testing::TestWithParam<Parameter> {
  protected:
   void SetUp() override {
     if (!is_drawn(::testing::UnitTest::GetInstance()->current_test_info()->name()))
-      GTEST_SKIP() << "not drawn with MUSTER_TEST_SEED=" << test_seed() << "; MUSTER_TEST_LONG=1 plays all";
+      GTEST_SKIP() << "not drawn with MUSTER_TEST_SEED=" << test_seed()
+                   << "; MUSTER_TEST_LONG=1 plays all";
   }
 };
 

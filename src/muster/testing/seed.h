@@ -1,4 +1,5 @@
-/// The seed of a test run: `MUSTER_TEST_SEED` where set, so that a failing run replays; `MUSTER_TEST_LONG=1` asks for whole matrices.
+/// The seed of a test run: `MUSTER_TEST_SEED` where set, so that a failing run replays;
+/// `MUSTER_TEST_LONG=1` asks for whole matrices.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-/// The inside of the simulator: the job with its clock and events, and the streams between its processes. Only `sim_*.cc` include it.
+/// The inside of the simulator: the job with its clock and events, and the streams between its
+/// processes. Only `sim_*.cc` include it.
 #pragma once
 
 #include <deque>
@@ -42,7 +43,8 @@ struct Pipe {
 
 class SimStream final : public ByteStream {
  public:
-  SimStream(SimJob& job, std::shared_ptr<Pipe> out, std::shared_ptr<Pipe> in) : job_(job), out_(std::move(out)), in_(std::move(in)) {}
+  SimStream(SimJob& job, std::shared_ptr<Pipe> out, std::shared_ptr<Pipe> in)
+      : job_(job), out_(std::move(out)), in_(std::move(in)) {}
   ~SimStream() override;
   Result<std::size_t> write(std::span<const ConstBytes> pieces) override;
   Result<std::size_t> read(std::span<const MutableBytes> pieces) override;
@@ -68,7 +70,8 @@ struct Process {
   Mailbox* mailbox = nullptr;   // in the region where there is one
   SimOutcome outcome;
   ConnectorEvents* events = nullptr;
-  std::deque<std::pair<TimePoint, std::function<void()>>> news;  // for the connector's poll, in order of time
+  std::deque<std::pair<TimePoint, std::function<void()>>>
+      news;  // for the connector's poll, in order of time
 };
 
 class SimJob final : public Clock {
@@ -82,7 +85,9 @@ class SimJob final : public Clock {
   int world_size() const { return static_cast<int>(options_.hosts.size()); }
   const SimOptions& options() const { return options_; }
   Process& process(int rank) { return processes_[static_cast<std::size_t>(rank)]; }
-  std::uint64_t draw(std::uint64_t bound) { return std::uniform_int_distribution<std::uint64_t>(0, bound - 1)(random_); }
+  std::uint64_t draw(std::uint64_t bound) {
+    return std::uniform_int_distribution<std::uint64_t>(0, bound - 1)(random_);
+  }
   Duration delay();
   void note(std::uint64_t what) { digest_ = (digest_ ^ what) * 0x100000001b3ull; }
   std::uint64_t digest() const { return digest_; }
@@ -94,9 +99,12 @@ class SimJob final : public Clock {
   HostRegion* region_of(int rank);
   std::vector<int> host_numbers() const;
 
-  /// The store's server takes one place more than there are ranks; it stands on the host of rank 0 and never dies.
+  /// The store's server takes one place more than there are ranks; it stands on the host of rank 0
+  /// and never dies.
   int store_place() const { return world_size(); }
-  int host_of(int place) const { return options_.hosts[place == store_place() ? 0 : static_cast<std::size_t>(place)]; }
+  int host_of(int place) const {
+    return options_.hosts[place == store_place() ? 0 : static_cast<std::size_t>(place)];
+  }
   /// A new connection of a rank to the store's server; once per rank.
   std::unique_ptr<ByteStream> reach_store(int rank);
   static const Secret& secret();
@@ -127,7 +135,8 @@ class SimJob final : public Clock {
   std::vector<std::unique_ptr<ByteStream>> serving_;  // the server's end of each rank's connection
 };
 
-/// The job's store as one rank sees it: the real server, greeting and protocol, over a simulated stream.
+/// The job's store as one rank sees it: the real server, greeting and protocol, over a simulated
+/// stream.
 std::shared_ptr<store::Store> make_sim_store(SimJob& job, int rank, Duration timeout);
 
 }  // namespace muster::testing

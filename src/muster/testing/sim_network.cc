@@ -21,7 +21,9 @@ class SimConnector final : public Connector {
   SimConnector(SimJob& job, int rank) : job_(job), rank_(rank) {}
 
   Result<std::string> contact(TimePoint) override { return std::string("sim"); }
-  Result<std::string> meet(std::span<const std::string>, TimePoint) override { return std::string("sim"); }
+  Result<std::string> meet(std::span<const std::string>, TimePoint) override {
+    return std::string("sim");
+  }
   Status settle(std::span<const std::string>, ConnectorEvents& events) override {
     job_.process(rank_).events = &events;
     return {};
@@ -81,7 +83,8 @@ class SimRankFace final : public SimRank {
     options.timeout = kJoinTimeout;
     auto fabric = transport::Fabric::create(
         options, std::make_unique<SimConnector>(job_, rank_),
-        transport::exchange_over(store(), "fabric", rank_, world_size(), deadline_after(steady_clock(), kJoinTimeout)));
+        transport::exchange_over(store(), "fabric", rank_, world_size(),
+                                 deadline_after(steady_clock(), kJoinTimeout)));
     if (!fabric) return fabric.status();
     return std::shared_ptr<transport::Fabric>(std::move(*fabric));
   }
@@ -94,7 +97,8 @@ class SimRankFace final : public SimRank {
 
 }  // namespace
 
-// ---- the job -------------------------------------------------------------------------------------------------------
+// ---- the job
+// -------------------------------------------------------------------------------------------------------
 
 SimJob::SimJob(const SimOptions& options)
     : options_(options),
@@ -106,17 +110,20 @@ SimJob::SimJob(const SimOptions& options)
   pipes_.assign(n + 1, std::vector<std::shared_ptr<Pipe>>(n + 1));
   regions_.resize(n);
   std::map<int, transport::RegionShape> shapes;
-  for (std::size_t r = 0; r < n; ++r) shapes[options_.hosts[r]].ranks.push_back(static_cast<int>(r));
+  for (std::size_t r = 0; r < n; ++r)
+    shapes[options_.hosts[r]].ranks.push_back(static_cast<int>(r));
   for (auto& [host, shape] : shapes) {
     shape.segment_bytes = kSegmentBytes;
     shape.ring_bytes = 4096;
     const std::size_t bytes = transport::region_bytes(shape);
-    void* raw = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* raw = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (raw == MAP_FAILED) std::abort();
     memory_[host] = std::shared_ptr<void>(raw, [bytes](void* memory) { munmap(memory, bytes); });
     transport::lay_out_region(static_cast<std::byte*>(raw), shape);
     for (std::size_t local = 0; local < shape.ranks.size(); ++local) {
-      auto view = transport::open_region(static_cast<std::byte*>(raw), shape, static_cast<int>(local), memory_[host]);
+      auto view = transport::open_region(static_cast<std::byte*>(raw), shape,
+                                         static_cast<int>(local), memory_[host]);
       if (!view) std::abort();
       const auto rank = static_cast<std::size_t>(shape.ranks[local]);
       regions_[rank] = std::move(*view);
@@ -128,24 +135,29 @@ SimJob::SimJob(const SimOptions& options)
 Duration SimJob::delay() {
   const auto span = static_cast<std::uint64_t>((options_.max_delay - options_.min_delay).count());
   // Mostly quick, now and then slow: one in eight draws from the whole span.
-  return options_.min_delay + Duration(static_cast<std::int64_t>(draw(8) == 0 ? draw(span + 1) : draw(span / 20 + 1)));
+  return options_.min_delay +
+         Duration(static_cast<std::int64_t>(draw(8) == 0 ? draw(span + 1) : draw(span / 20 + 1)));
 }
 
 bool SimJob::partitioned(int a, int b) const {
   const int x = host_of(a);
   const int y = host_of(b);
-  return std::any_of(cuts_.begin(), cuts_.end(), [&](const auto& cut) { return cut == std::pair(x, y) || cut == std::pair(y, x); });
+  return std::any_of(cuts_.begin(), cuts_.end(), [&](const auto& cut) {
+    return cut == std::pair(x, y) || cut == std::pair(y, x);
+  });
 }
 
 HostRegion* SimJob::region_of(int rank) {
-  const bool alone = std::count(options_.hosts.begin(), options_.hosts.end(), options_.hosts[static_cast<std::size_t>(rank)]) == 1;
+  const bool alone = std::count(options_.hosts.begin(), options_.hosts.end(),
+                                options_.hosts[static_cast<std::size_t>(rank)]) == 1;
   return options_.regions && !alone ? regions_[static_cast<std::size_t>(rank)].get() : nullptr;
 }
 
 std::vector<int> SimJob::host_numbers() const {
   std::map<int, int> numbers;
   std::vector<int> out;
-  for (const int host : options_.hosts) out.push_back(numbers.try_emplace(host, static_cast<int>(numbers.size())).first->second);
+  for (const int host : options_.hosts)
+    out.push_back(numbers.try_emplace(host, static_cast<int>(numbers.size())).first->second);
   return out;
 }
 
@@ -171,18 +183,23 @@ std::unique_ptr<ByteStream> SimJob::stream_between(int from, int to) {
 
 void SimJob::request_stream(int from, int to) {
   auto& opened = pipes_[static_cast<std::size_t>(from)][static_cast<std::size_t>(to)];
-  if (opened && !opened->ended && !process(to).killed) return;  // the other side asked at the same time: its answer is under way
-  if (process(to).killed || (process(to).started && process(to).fiber && process(to).fiber->done())) {
+  if (opened && !opened->ended && !process(to).killed)
+    return;  // the other side asked at the same time: its answer is under way
+  if (process(to).killed ||
+      (process(to).started && process(to).fiber && process(to).fiber->done())) {
     tell(from, delay(), [this, from, to] {
-      process(from).events->on_connect_failed(to,
-                                              Status(Code::network, "rank " + std::to_string(to) + " refused the simulated connection"));
+      process(from).events->on_connect_failed(
+          to, Status(Code::network,
+                     "rank " + std::to_string(to) + " refused the simulated connection"));
     });
     return;
   }
   if (partitioned(from, to)) return;  // never answered; heartbeats and deadlines must do
   for (const auto& [mine, theirs] : {std::pair(from, to), std::pair(to, from)}) {
     auto stream = std::make_shared<std::unique_ptr<ByteStream>>(stream_between(mine, theirs));
-    tell(mine, delay(), [this, mine = mine, theirs = theirs, stream] { process(mine).events->on_stream(theirs, std::move(*stream)); });
+    tell(mine, delay(), [this, mine = mine, theirs = theirs, stream] {
+      process(mine).events->on_stream(theirs, std::move(*stream));
+    });
   }
 }
 
@@ -198,10 +215,12 @@ void SimJob::kill(int rank) {
       (*pipe)->ended = true;
       (*pipe)->end_arrives = std::max((*pipe)->last_arrival, now_ + delay());
     }
-    if (peer != rank && peer != store_place() && host_of(peer) == host_of(rank) && !process(peer).killed) {
+    if (peer != rank && peer != store_place() && host_of(peer) == host_of(rank) &&
+        !process(peer).killed) {
       tell(peer, delay(), [this, peer, rank] {
-        process(peer).events->on_death(rank,
-                                       Status(Code::peer_failed, "rank " + std::to_string(rank) + " was killed by the simulator", {rank}));
+        process(peer).events->on_death(
+            rank, Status(Code::peer_failed,
+                         "rank " + std::to_string(rank) + " was killed by the simulator", {rank}));
       });
     }
   }
@@ -212,7 +231,8 @@ void SimJob::strike(const SimFault& fault) {
     case SimFault::Kind::kill: kill(fault.rank); break;
     case SimFault::Kind::stop: process(fault.rank).stopped = true; break;
     case SimFault::Kind::partition:
-      cuts_.emplace_back(options_.hosts[static_cast<std::size_t>(fault.rank)], options_.hosts[static_cast<std::size_t>(fault.other)]);
+      cuts_.emplace_back(options_.hosts[static_cast<std::size_t>(fault.rank)],
+                         options_.hosts[static_cast<std::size_t>(fault.other)]);
       for (auto& row : pipes_) {
         for (auto& pipe : row) {
           if (pipe && partitioned(pipe->from, pipe->to)) {
@@ -244,7 +264,8 @@ TimePoint SimJob::next_arrival(int place, TimePoint after) const {
   for (const auto& row : pipes_) {
     const auto& pipe = row[static_cast<std::size_t>(place)];
     if (!pipe || pipe->cut) continue;
-    const auto parcel = std::find_if(pipe->parcels.begin(), pipe->parcels.end(), [after](const auto& one) { return one.arrives > after; });
+    const auto parcel = std::find_if(pipe->parcels.begin(), pipe->parcels.end(),
+                                     [after](const auto& one) { return one.arrives > after; });
     if (parcel != pipe->parcels.end()) {
       next = std::min(next, parcel->arrives);
     } else if (pipe->ended && pipe->end_arrives > after) {
@@ -258,7 +279,8 @@ TimePoint SimJob::next_event(int rank) {
   Process& p = process(rank);
   if (p.mailbox->word.load() != p.seen_word) return now_;
   const TimePoint next = std::min(p.wakes, next_arrival(rank, p.idle_since));
-  const auto news = std::find_if(p.news.begin(), p.news.end(), [&p](const auto& one) { return one.first > p.idle_since; });
+  const auto news = std::find_if(p.news.begin(), p.news.end(),
+                                 [&p](const auto& one) { return one.first > p.idle_since; });
   return news == p.news.end() ? next : std::min(next, news->first);
 }
 
@@ -274,7 +296,8 @@ SimReport SimJob::run(const std::function<Status(SimRank&)>& body) {
     });
   }
   auto faults = options_.faults;
-  std::sort(faults.begin(), faults.end(), [](const SimFault& a, const SimFault& b) { return a.at < b.at; });
+  std::sort(faults.begin(), faults.end(),
+            [](const SimFault& a, const SimFault& b) { return a.at < b.at; });
   std::size_t struck = 0;
   const TimePoint limit = start_ + options_.limit;
   for (;;) {
@@ -282,7 +305,8 @@ SimReport SimJob::run(const std::function<Status(SimRank&)>& body) {
     serve_store();
     std::vector<int> ready;
     bool live = false;
-    TimePoint next = std::min(store_event(), struck < faults.size() ? faults[struck].at : TimePoint::max());
+    TimePoint next =
+        std::min(store_event(), struck < faults.size() ? faults[struck].at : TimePoint::max());
     for (int r = 0; r < n; ++r) {
       Process& p = process(r);
       if (p.stopped || p.killed || p.fiber->done()) continue;
@@ -294,7 +318,8 @@ SimReport SimJob::run(const std::function<Status(SimRank&)>& body) {
     }
     if (!live || now_ > limit) break;
     if (ready.empty()) {
-      now_ = std::min(std::max(next, now_ + std::chrono::nanoseconds(1)), limit + std::chrono::nanoseconds(1));
+      now_ = std::min(std::max(next, now_ + std::chrono::nanoseconds(1)),
+                      limit + std::chrono::nanoseconds(1));
       continue;
     }
     const int chosen = ready[draw(ready.size())];
@@ -302,7 +327,8 @@ SimReport SimJob::run(const std::function<Status(SimRank&)>& body) {
     ++switches_;
     process(chosen).started = true;
     process(chosen).fiber->resume();
-    if (draw(4) == 0) now_ += Duration(static_cast<std::int64_t>(draw(2000)));  // computing takes time
+    if (draw(4) == 0)
+      now_ += Duration(static_cast<std::int64_t>(draw(2000)));  // computing takes time
   }
   SimReport report;
   for (int r = 0; r < n; ++r) {
@@ -328,9 +354,10 @@ std::string describe_options(const SimOptions& options) {
   text += options.regions ? ", regions" : ", no regions";
   for (const SimFault& fault : options.faults) {
     const char* kinds[] = {"kill", "stop", "partition"};
-    text += std::string(", ") + kinds[static_cast<int>(fault.kind)] + " " + std::to_string(fault.rank) +
-            (fault.kind == SimFault::Kind::partition ? " from " + std::to_string(fault.other) : "") + " at " +
-            describe(fault.at - TimePoint(std::chrono::seconds(1)));
+    text +=
+        std::string(", ") + kinds[static_cast<int>(fault.kind)] + " " + std::to_string(fault.rank) +
+        (fault.kind == SimFault::Kind::partition ? " from " + std::to_string(fault.other) : "") +
+        " at " + describe(fault.at - TimePoint(std::chrono::seconds(1)));
   }
   return text;
 }
@@ -338,8 +365,9 @@ std::string describe_options(const SimOptions& options) {
 SimReport run_sim_job(const SimOptions& options, const std::function<Status(SimRank&)>& body) {
   auto job = std::make_unique<SimJob>(options);
   SimReport report = job->run(body);
-  const bool whole = std::all_of(report.ranks.begin(), report.ranks.end(),
-                                 [](const SimOutcome& outcome) { return outcome.end == SimOutcome::End::finished; });
+  const bool whole = std::all_of(
+      report.ranks.begin(), report.ranks.end(),
+      [](const SimOutcome& outcome) { return outcome.end == SimOutcome::End::finished; });
   if (!whole) static_cast<void>(job.release());  // what was abandoned points into it
   return report;
 }

@@ -1,9 +1,11 @@
-/// A whole job in one thread: ranks are fibers, time is virtual, the network is a queue of events. One seed decides every
-/// delay, every split of a byte stream, every scheduling choice and every fault; the same seed gives the same run.
+/// A whole job in one thread: ranks are fibers, time is virtual, the network is a queue of events.
+/// One seed decides every delay, every split of a byte stream, every scheduling choice and every
+/// fault; the same seed gives the same run.
 ///
-/// What is simulated is only what lies below `Connector` (streams, deaths, the clock) and the operating system's scheduler: fabric,
-/// channels, regions, communicators and algorithms are the real ones. A rank that waits is resumed only when bytes have arrived for it, its
-/// mailbox was woken, or its own timer is due: a lost wake-up shows as a hang at the virtual time limit.
+/// What is simulated is only what lies below `Connector` (streams, deaths, the clock) and the
+/// operating system's scheduler: fabric, channels, regions, communicators and algorithms are the
+/// real ones. A rank that waits is resumed only when bytes have arrived for it, its mailbox was
+/// woken, or its own timer is due: a lost wake-up shows as a hang at the virtual time limit.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +21,9 @@ namespace muster::testing {
 
 struct SimFault {
   enum class Kind {
-    kill,       ///< the process of `rank` ends; its host sees it at once, others by the end of their streams
-    stop,       ///< `rank` gets no more time (SIGSTOP) but its streams stay open
+    kill,  ///< the process of `rank` ends; its host sees it at once, others by the end of their
+           ///< streams
+    stop,  ///< `rank` gets no more time (SIGSTOP) but its streams stay open
     partition,  ///< from now on nothing passes between the hosts of `rank` and `other`
   };
   Kind kind = Kind::kill;
@@ -36,7 +39,8 @@ struct SimOptions {
   Duration min_delay = std::chrono::microseconds(5);
   Duration max_delay = std::chrono::milliseconds(2);
   Duration heartbeat_limit = std::chrono::milliseconds(2500);
-  Duration limit = std::chrono::seconds(120);  ///< virtual; a rank still running then counts as hung
+  Duration limit =
+      std::chrono::seconds(120);  ///< virtual; a rank still running then counts as hung
   std::vector<SimFault> faults;
 };
 
@@ -70,8 +74,9 @@ class SimRank {
 /// The seed, hosts and faults, to play a job again by.
 std::string describe_options(const SimOptions& options);
 
-/// Runs `body` as every rank until all have ended or the limit has passed. Ranks that were killed, stopped or hang are abandoned where they
-/// stand, with all that they hold, as a killed process is: run many such jobs in child processes.
+/// Runs `body` as every rank until all have ended or the limit has passed. Ranks that were killed,
+/// stopped or hang are abandoned where they stand, with all that they hold, as a killed process is:
+/// run many such jobs in child processes.
 SimReport run_sim_job(const SimOptions& options, const std::function<Status(SimRank&)>& body);
 
 }  // namespace muster::testing

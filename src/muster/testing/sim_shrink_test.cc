@@ -1,5 +1,5 @@
-// Whole jobs on the simulated network in which ranks die while the survivors shrink their group: all that are left go on together, or the
-// failure names the dead; never a hang.
+// Whole jobs on the simulated network in which ranks die while the survivors shrink their group:
+// all that are left go on together, or the failure names the dead; never a hang.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -36,7 +36,8 @@ SimOptions draw_options(std::uint64_t seed) {
   std::vector<int> victims(static_cast<std::size_t>(n));
   std::iota(victims.begin(), victims.end(), 0);
   std::shuffle(victims.begin(), victims.end(), random);
-  TimePoint at = TimePoint(std::chrono::seconds(1)) + std::chrono::milliseconds(25) + std::chrono::microseconds(random() % 40000);
+  TimePoint at = TimePoint(std::chrono::seconds(1)) + std::chrono::milliseconds(25) +
+                 std::chrono::microseconds(random() % 40000);
   for (int i = 0; i < deaths; ++i) {
     SimFault fault;
     fault.rank = victims[static_cast<std::size_t>(i)];
@@ -50,7 +51,8 @@ SimOptions draw_options(std::uint64_t seed) {
 
 /// What the ranks tell the test: they are fibers of one thread.
 struct Tally {
-  std::vector<std::vector<int>> members;  // of each rank's last group in which it has made its rounds
+  std::vector<std::vector<int>>
+      members;  // of each rank's last group in which it has made its rounds
   int shrunk = 0;
 };
 
@@ -66,7 +68,8 @@ Status rounds(SimRank& self, Communicator& group) {
     args.dtype = DType::int64;
     args.inputs = {std::as_bytes(std::span(&mine, 1))};
     args.outputs = {std::as_writable_bytes(std::span(&sum, 1))};
-    if (Status status = group.run(args, deadline_after(self.clock(), kTimeout)); !status) return status;
+    if (Status status = group.run(args, deadline_after(self.clock(), kTimeout)); !status)
+      return status;
     if (sum != expected) return Status(Code::internal, "WRONG RESULT " + std::to_string(sum));
   }
   return group.close(deadline_after(self.clock(), kTimeout));
@@ -123,7 +126,8 @@ std::string trouble(const SimOptions& options, const SimReport& report, const Ta
   return {};
 }
 
-/// Jobs in a child process, since what they abandon stays: '+' for each that has shrunk a group, then the troubles.
+/// Jobs in a child process, since what they abandon stays: '+' for each that has shrunk a group,
+/// then the troubles.
 std::string play_batch(std::uint64_t first, int count) {
   std::string shrunk;
   std::string troubles;
@@ -140,7 +144,8 @@ std::string play_batch(std::uint64_t first, int count) {
 
 int shrink_seeds() { return test_rounds(200, 5000) / (kSanitized ? 4 : 1); }
 
-// spec: D7 shrink after a failure, with further deaths while the survivors agree and make their group, rank 0's included
+// spec: D7 shrink after a failure, with further deaths while the survivors agree and make their
+// group, rank 0's included
 TEST(SimShrink, EverySeedGoesOnWithThoseThatAreLeft) {
   constexpr int kBatch = 25;
   std::size_t shrunk = 0;
@@ -150,12 +155,14 @@ TEST(SimShrink, EverySeedGoesOnWithThoseThatAreLeft) {
     RankProcesses child(1, [first, count](int) { return play_batch(first, count); });
     const RankEnd end = child.join(std::chrono::minutes(5)).front();
     const std::size_t dot = end.report.find('.');
-    ASSERT_NE(dot, std::string::npos) << "the batch from seed " << first << " ended with wait status " << end.wait_status;
+    ASSERT_NE(dot, std::string::npos)
+        << "the batch from seed " << first << " ended with wait status " << end.wait_status;
     ASSERT_EQ(end.report.substr(dot + 1), "");
     shrunk += dot;
   }
   std::printf("%zu of %d jobs shrank\n", shrunk, shrink_seeds());
-  EXPECT_GT(shrunk, static_cast<std::size_t>(shrink_seeds() / 2)) << "most deaths came too late to matter";
+  EXPECT_GT(shrunk, static_cast<std::size_t>(shrink_seeds() / 2))
+      << "most deaths came too late to matter";
 }
 
 }  // namespace

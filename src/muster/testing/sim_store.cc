@@ -10,7 +10,8 @@ namespace muster::testing {
 namespace {
 
 constexpr std::size_t kReadAtOnce = 16 * 1024;
-/// The server says best what is missing at a deadline: the client waits a little longer for its word.
+/// The server says best what is missing at a deadline: the client waits a little longer for its
+/// word.
 constexpr Duration kGrace = std::chrono::seconds(1);
 
 Handshake::Hello hello() {
@@ -24,14 +25,19 @@ Handshake::Hello hello() {
 /// One rank's client: blocking, one request at a time, like the real one over its socket.
 class SimStore final : public store::RequestStore<store::Store> {
  public:
-  SimStore(SimJob& job, int rank, Duration timeout) : RequestStore(timeout), job_(job), rank_(rank) {}
+  SimStore(SimJob& job, int rank, Duration timeout)
+      : RequestStore(timeout), job_(job), rank_(rank) {}
 
   const char* kind() const override { return "sim"; }
-  Result<std::shared_ptr<Store>> clone() override { return Status(Code::unsupported, "a simulated rank has one connection to its store"); }
+  Result<std::shared_ptr<Store>> clone() override {
+    return Status(Code::unsupported, "a simulated rank has one connection to its store");
+  }
 
  protected:
   store::Reply call(const store::Request& request) override {
-    const TimePoint deadline = deadline_after(job_, request.timeout < Duration::zero() ? timeout() : request.timeout) + kGrace;
+    const TimePoint deadline =
+        deadline_after(job_, request.timeout < Duration::zero() ? timeout() : request.timeout) +
+        kGrace;
     if (Status greeted = greet(deadline); !greeted) return {greeted, 0, {}};
     const std::uint64_t id = next_id_++;
     std::string frame = store::encode_head(request, id);
@@ -89,7 +95,9 @@ class SimStore final : public store::RequestStore<store::Store> {
   }
 
   Status pause(TimePoint deadline) {
-    if (job_.now() >= deadline) return Status(Code::timed_out, "the simulated store does not answer rank " + std::to_string(rank_));
+    if (job_.now() >= deadline)
+      return Status(Code::timed_out,
+                    "the simulated store does not answer rank " + std::to_string(rank_));
     job_.idle(rank_, deadline);
     return {};
   }
@@ -115,7 +123,9 @@ std::unique_ptr<ByteStream> SimJob::reach_store(int rank) {
   return stream;
 }
 
-TimePoint SimJob::store_event() const { return std::min(next_arrival(store_place(), store_looked_), server_.next_timer()); }
+TimePoint SimJob::store_event() const {
+  return std::min(next_arrival(store_place(), store_looked_), server_.next_timer());
+}
 
 void SimJob::serve_store() {
   store_looked_ = now_;

@@ -44,7 +44,8 @@ Result<std::size_t> SimStream::read(std::span<const MutableBytes> pieces) {
   std::size_t total = 0;
   for (const MutableBytes& piece : pieces) {
     std::size_t filled = 0;
-    while (filled < piece.size() && !in_->parcels.empty() && in_->parcels.front().arrives <= job_.now()) {
+    while (filled < piece.size() && !in_->parcels.empty() &&
+           in_->parcels.front().arrives <= job_.now()) {
       std::string& bytes = in_->parcels.front().bytes;
       const std::size_t take = std::min(bytes.size(), piece.size() - filled);
       std::memcpy(piece.data() + filled, bytes.data(), take);

@@ -1,4 +1,5 @@
-/// A bare connection to whatever listens, for those who do not behave: it can be left silent, send what it likes, and be torn down.
+/// A bare connection to whatever listens, for those who do not behave: it can be left silent, send
+/// what it likes, and be torn down.
 #pragma once
 
 #include <fcntl.h>
@@ -24,13 +25,16 @@
 
 namespace muster::testing {
 
-inline SocketAddress loopback_address(std::uint16_t port) { return *SocketAddress::numeric("127.0.0.1", port); }
+inline SocketAddress loopback_address(std::uint16_t port) {
+  return *SocketAddress::numeric("127.0.0.1", port);
+}
 
 /// The address of an abstract Unix socket.
 inline SocketAddress abstract_address(const std::string& name) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
-  std::memcpy(address.sun_path + 1, name.data(), std::min(name.size(), sizeof address.sun_path - 1));
+  std::memcpy(address.sun_path + 1, name.data(),
+              std::min(name.size(), sizeof address.sun_path - 1));
   return SocketAddress(reinterpret_cast<const sockaddr*>(&address),
                        static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size()));
 }
@@ -39,7 +43,8 @@ inline SocketAddress abstract_address(const std::string& name) {
 inline Descriptor dial(const SocketAddress& address) {
   Descriptor socket(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
   EXPECT_TRUE(socket) << errno_text(errno);
-  EXPECT_EQ(::connect(socket.get(), address.raw(), address.length()), 0) << address.text() << ": " << errno_text(errno);
+  EXPECT_EQ(::connect(socket.get(), address.raw(), address.length()), 0)
+      << address.text() << ": " << errno_text(errno);
   return socket;
 }
 
@@ -55,15 +60,18 @@ class Stranger {
   explicit Stranger(std::uint16_t port) : Stranger(loopback_address(port)) {}
 
   bool send(std::string_view bytes) {
-    return ::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(bytes.size());
+    return ::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) ==
+           static_cast<ssize_t>(bytes.size());
   }
   /// What is there, waiting for the first byte; empty at the end of the stream or the limit.
   std::string read_some(std::size_t most = 4096, Duration limit = kLong) {
     std::string some(most, '\0');
     pollfd waiting{socket_.get(), POLLIN, 0};
-    const ssize_t n = ::poll(&waiting, 1, static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(limit).count())) <= 0
-                          ? 0
-                          : ::recv(socket_.get(), some.data(), most, 0);
+    const ssize_t n =
+        ::poll(&waiting, 1,
+               static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(limit).count())) <= 0
+            ? 0
+            : ::recv(socket_.get(), some.data(), most, 0);
     some.resize(static_cast<std::size_t>(std::max<ssize_t>(n, 0)));
     return some;
   }
@@ -84,7 +92,8 @@ class Stranger {
     const TimePoint deadline = steady_clock().now() + limit;
     for (;;) {
       pollfd waiting{socket_.get(), POLLIN, 0};
-      const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - steady_clock().now()).count();
+      const auto left =
+          std::chrono::ceil<std::chrono::milliseconds>(deadline - steady_clock().now()).count();
       if (left <= 0 || ::poll(&waiting, 1, static_cast<int>(left)) <= 0) return std::nullopt;
       const ssize_t n = ::recv(socket_.get(), piece, sizeof piece, 0);
       if (n <= 0) return all;
@@ -115,9 +124,11 @@ class Stranger {
   Descriptor socket_;
 };
 
-/// What somebody may send who does not know the secret of `hello`'s job: noise, cut or damaged greetings, more than a greeting, nothing.
+/// What somebody may send who does not know the secret of `hello`'s job: noise, cut or damaged
+/// greetings, more than a greeting, nothing.
 inline std::string malformed_greeting(std::mt19937_64& random, const Handshake::Hello& hello) {
-  Handshake guess(Handshake::Side::connector, hello, Secret::given("guess number " + std::to_string(random())));
+  Handshake guess(Handshake::Side::connector, hello,
+                  Secret::given("guess number " + std::to_string(random())));
   std::string bytes = guess.take_output();
   const std::string noise = [&] {
     std::string some(1 + random() % 400, '\0');
@@ -135,7 +146,8 @@ inline std::string malformed_greeting(std::mt19937_64& random, const Handshake::
 }
 
 /// Connects, sends something of that, and leaves in one of several ways.
-inline void pester(const SocketAddress& address, std::mt19937_64& random, const Handshake::Hello& hello) {
+inline void pester(const SocketAddress& address, std::mt19937_64& random,
+                   const Handshake::Hello& hello) {
   Stranger stranger(address);
   const std::string bytes = malformed_greeting(random, hello);
   if (!bytes.empty()) stranger.send(bytes);  // may be refused while it is being sent

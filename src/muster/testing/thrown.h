@@ -23,6 +23,7 @@ std::string message_of(Call call) {
   return {};
 }
 
-#define EXPECT_HAS(text, part) EXPECT_NE(std::string(text).find(part), std::string::npos) << "in: " << (text)
+#define EXPECT_HAS(text, part) \
+  EXPECT_NE(std::string(text).find(part), std::string::npos) << "in: " << (text)
 
 }  // namespace muster::testing

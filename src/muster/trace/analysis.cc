@@ -15,17 +15,23 @@ constexpr std::size_t kRanksListed = 10;
 constexpr std::int64_t kShortWait = 1'000'000'000;
 constexpr int kLastCalls = 32;
 
-std::string ago(std::int64_t then, std::int64_t now) { return muster::describe(Duration(std::max<std::int64_t>(now - then, 0))); }
+std::string ago(std::int64_t then, std::int64_t now) {
+  return muster::describe(Duration(std::max<std::int64_t>(now - then, 0)));
+}
 
-/// The last collective that a rank was in on a group and that has not ended well; null where there is none in the trace.
+/// The last collective that a rank was in on a group and that has not ended well; null where there
+/// is none in the trace.
 const Record* open_call(const RankTrace& trace, const std::string& group) {
   for (auto at = trace.records.rbegin(); at != trace.records.rend(); ++at) {
-    if (at->sequence == 0 || at->state == State::completed || trace.groups[at->group].name != group) continue;
-    // What failed and was followed by a call that ended well did not break the group (wrong arguments).
+    if (at->sequence == 0 || at->state == State::completed || trace.groups[at->group].name != group)
+      continue;
+    // What failed and was followed by a call that ended well did not break the group (wrong
+    // arguments).
     if (at->state == State::failed && trace.group(group)->completed > at->sequence) return nullptr;
     const Record* earliest = &*at;
     for (auto before = at; before != trace.records.rend(); ++before) {
-      if (before->sequence != 0 && before->under_way() && trace.groups[before->group].name == group) earliest = &*before;
+      if (before->sequence != 0 && before->under_way() && trace.groups[before->group].name == group)
+        earliest = &*before;
     }
     return earliest;
   }
@@ -42,7 +48,8 @@ struct Member {
 std::vector<Member> members_of(const JobTrace& job, const std::string& name) {
   std::set<int> ranks;
   for (const auto& trace : job.ranks) {
-    if (const auto* group = trace.group(name)) ranks.insert(group->members.begin(), group->members.end());
+    if (const auto* group = trace.group(name))
+      ranks.insert(group->members.begin(), group->members.end());
   }
   std::vector<Member> members;
   for (const int rank : ranks) {
@@ -62,20 +69,25 @@ std::vector<int> ranks_where(const std::vector<Member>& members, Test test) {
   return ranks;
 }
 
-std::uint64_t completed_of(const Member& member) { return member.group != nullptr ? member.group->completed : 0; }
+std::uint64_t completed_of(const Member& member) {
+  return member.group != nullptr ? member.group->completed : 0;
+}
 
 /// The call that a member made on `group` under this number; null where the trace does not hold it.
 const Record* call_of(const Member& member, const std::string& group, std::uint64_t sequence) {
   if (member.trace == nullptr) return nullptr;
   for (const auto& record : member.trace->records) {
-    if (record.sequence == sequence && member.trace->groups[record.group].name == group) return &record;
+    if (record.sequence == sequence && member.trace->groups[record.group].name == group)
+      return &record;
   }
   return nullptr;
 }
 
-/// Those whose call `sequence` is another than that of most members, where one of these calls has failed. The engine compares more than a
-/// trace holds (reduce operations, sizes where they must agree): what is the same here may have differed there.
-std::vector<int> odd_ones(const std::vector<Member>& members, const std::string& group, std::uint64_t sequence) {
+/// Those whose call `sequence` is another than that of most members, where one of these calls has
+/// failed. The engine compares more than a trace holds (reduce operations, sizes where they must
+/// agree): what is the same here may have differed there.
+std::vector<int> odd_ones(const std::vector<Member>& members, const std::string& group,
+                          std::uint64_t sequence) {
   std::map<std::tuple<std::string, std::string, int>, std::vector<int>> kinds;
   bool failed = false;
   for (const auto& member : members) {
@@ -85,10 +97,12 @@ std::vector<int> odd_ones(const std::vector<Member>& members, const std::string&
     kinds[{call->name, call->dtype, call->peer}].push_back(member.rank);
   }
   if (!failed || kinds.size() < 2) return {};
-  const auto common = std::max_element(kinds.begin(), kinds.end(), [](const auto& a, const auto& b) {
-    // Of as many, those with the lowest ranks are in the right.
-    return std::pair(a.second.size(), -a.second.front()) < std::pair(b.second.size(), -b.second.front());
-  });
+  const auto common =
+      std::max_element(kinds.begin(), kinds.end(), [](const auto& a, const auto& b) {
+        // Of as many, those with the lowest ranks are in the right.
+        return std::pair(a.second.size(), -a.second.front()) <
+               std::pair(b.second.size(), -b.second.front());
+      });
   std::vector<int> odd;
   for (auto at = kinds.begin(); at != kinds.end(); ++at) {
     if (at != common) odd.insert(odd.end(), at->second.begin(), at->second.end());
@@ -97,12 +111,14 @@ std::vector<int> odd_ones(const std::vector<Member>& members, const std::string&
   return odd;
 }
 
-/// Takes ranks that make a different call for what holds the group up, where there are any. The first to meet them has ended the group for
-/// the others too, which may have been in an earlier call.
+/// Takes ranks that make a different call for what holds the group up, where there are any. The
+/// first to meet them has ended the group for the others too, which may have been in an earlier
+/// call.
 bool find_different(const std::vector<Member>& members, Holdup& holdup) {
   std::set<std::uint64_t> last;  // calls of the members, those that may be the different ones
   for (const auto& member : members) {
-    if (member.group != nullptr && member.group->started >= holdup.sequence) last.insert(member.group->started);
+    if (member.group != nullptr && member.group->started >= holdup.sequence)
+      last.insert(member.group->started);
   }
   std::vector<int> odd;
   for (auto at = last.begin(); at != last.end() && odd.empty(); ++at) {
@@ -125,22 +141,25 @@ bool find_different(const std::vector<Member>& members, Holdup& holdup) {
   return true;
 }
 
-/// A failed group ends calls in which nobody was missing along with the one in which somebody was: who is between calls, and behind, is the
-/// one that was missed, in the call after its last.
+/// A failed group ends calls in which nobody was missing along with the one in which somebody was:
+/// who is between calls, and behind, is the one that was missed, in the call after its last.
 bool find_missed(const std::vector<Member>& members, std::uint64_t most, Holdup& holdup) {
-  const bool failed = std::any_of(members.begin(), members.end(),
-                                  [](const Member& member) { return member.open != nullptr && member.open->state == State::failed; });
+  const bool failed = std::any_of(members.begin(), members.end(), [](const Member& member) {
+    return member.open != nullptr && member.open->state == State::failed;
+  });
   if (!failed) return false;
   std::uint64_t last = most;
   for (const auto& member : members)
-    if (member.group != nullptr && member.open == nullptr) last = std::min(last, member.group->started);
+    if (member.group != nullptr && member.open == nullptr)
+      last = std::min(last, member.group->started);
   if (last == most) return false;
   for (const auto& member : members) {
     const auto* call = call_of(member, holdup.group, last + 1);
     if (call == nullptr) continue;
     holdup.reason = Reason::not_entered;
-    holdup.behind =
-        ranks_where(members, [&](const Member& one) { return one.group != nullptr && one.open == nullptr && one.group->started == last; });
+    holdup.behind = ranks_where(members, [&](const Member& one) {
+      return one.group != nullptr && one.open == nullptr && one.group->started == last;
+    });
     holdup.sequence = last + 1;
     holdup.call = describe(*call);
     holdup.since_ns = call->start_ns;
@@ -154,7 +173,8 @@ std::int64_t longest_of_last(const RankTrace& trace, const std::string& group) {
   std::int64_t longest = 0;
   int calls = 0;
   for (auto at = trace.records.rbegin(); at != trace.records.rend() && calls < kLastCalls; ++at) {
-    if (at->sequence == 0 || at->state != State::completed || trace.groups[at->group].name != group) continue;
+    if (at->sequence == 0 || at->state != State::completed || trace.groups[at->group].name != group)
+      continue;
     longest = std::max(longest, at->end_ns - at->start_ns);
     ++calls;
   }
@@ -166,7 +186,9 @@ bool is_usual(const Holdup& holdup, const std::vector<Member>& members, std::int
   std::int64_t longest = kShortWait;
   for (const auto& member : members) {
     if (member.trace == nullptr) continue;
-    if (member.trace->life != Life::running || (member.open != nullptr && !member.open->under_way())) return false;
+    if (member.trace->life != Life::running ||
+        (member.open != nullptr && !member.open->under_way()))
+      return false;
     longest = std::max(longest, 2 * longest_of_last(*member.trace, holdup.group));
   }
   return now - holdup.since_ns <= longest;
@@ -177,7 +199,8 @@ std::optional<Holdup> holdup_of(const JobTrace& job, const std::string& name) {
   const Record* first = nullptr;  // the earliest call that somebody is in
   std::uint64_t most = 0, fewest = ~std::uint64_t{0};
   for (const auto& member : members) {
-    if (member.open != nullptr && (first == nullptr || member.open->sequence < first->sequence)) first = member.open;
+    if (member.open != nullptr && (first == nullptr || member.open->sequence < first->sequence))
+      first = member.open;
     if (member.trace == nullptr) continue;  // another host's, or ended well: not known
     most = std::max(most, member.group != nullptr ? member.group->started : 0);
     fewest = std::min(fewest, completed_of(member));
@@ -193,16 +216,21 @@ std::optional<Holdup> holdup_of(const JobTrace& job, const std::string& name) {
     if (member.open == nullptr || member.open->sequence != first->sequence) continue;
     holdup.since_ns = std::min(holdup.since_ns, member.open->start_ns);
   }
-  const auto inside = [&](const Member& member) { return member.group != nullptr && member.group->started >= first->sequence; };
+  const auto inside = [&](const Member& member) {
+    return member.group != nullptr && member.group->started >= first->sequence;
+  };
   if (!find_different(members, holdup) && !find_missed(members, most, holdup)) {
     holdup.reason = Reason::not_entered;
-    holdup.behind = ranks_where(members, [&](const Member& member) { return member.trace != nullptr && !inside(member); });
+    holdup.behind = ranks_where(
+        members, [&](const Member& member) { return member.trace != nullptr && !inside(member); });
   }
-  for (const auto& [life, reason] : {std::pair(Life::gone, Reason::gone), std::pair(Life::stopped, Reason::stopped)}) {
+  for (const auto& [life, reason] :
+       {std::pair(Life::gone, Reason::gone), std::pair(Life::stopped, Reason::stopped)}) {
     if (!holdup.behind.empty()) break;
     holdup.reason = reason;
     holdup.behind = ranks_where(
-        // Those that were left with an error have ended after it: what broke the call is not theirs.
+        // Those that were left with an error have ended after it: what broke the call is not
+        // theirs.
         members, [&, life = life](const Member& member) {
           return member.open != nullptr && member.open->under_way() && member.trace->life == life;
         });
@@ -211,12 +239,17 @@ std::optional<Holdup> holdup_of(const JobTrace& job, const std::string& name) {
   }
   if (holdup.behind.empty()) {
     holdup.reason = Reason::unfinished;
-    holdup.behind = ranks_where(members, [&](const Member& member) { return member.trace != nullptr && completed_of(member) == fewest; });
+    holdup.behind = ranks_where(members, [&](const Member& member) {
+      return member.trace != nullptr && completed_of(member) == fewest;
+    });
     if (holdup.behind.size() == members.size()) holdup.behind.clear();
   }
   holdup.waiting = ranks_where(members, [&](const Member& member) {
-    if (holdup.sequence != first->sequence && member.open != nullptr && member.open->sequence != holdup.sequence) return false;
-    return member.open != nullptr && std::find(holdup.behind.begin(), holdup.behind.end(), member.rank) == holdup.behind.end();
+    if (holdup.sequence != first->sequence && member.open != nullptr &&
+        member.open->sequence != holdup.sequence)
+      return false;
+    return member.open != nullptr && std::find(holdup.behind.begin(), holdup.behind.end(),
+                                               member.rank) == holdup.behind.end();
   });
   holdup.usual = is_usual(holdup, members, job.now_ns());
   return holdup;
@@ -229,11 +262,14 @@ std::string describe_life(const RankTrace& trace) {
 
 std::string describe(const Holdup& holdup, const JobTrace& job) {
   const bool one = holdup.behind.size() == 1;
-  const std::string call = "call " + std::to_string(holdup.sequence) + " of group '" + holdup.group + "', " + holdup.call;
+  const std::string call = "call " + std::to_string(holdup.sequence) + " of group '" +
+                           holdup.group + "', " + holdup.call;
   const std::string began = ago(holdup.since_ns, job.now_ns());
   std::string text = holdup.waiting.empty()
                          ? call + ", began " + began + " ago"
-                         : list_ranks(holdup.waiting) + (holdup.waiting.size() == 1 ? " is in " : " are in ") + call + ", since " + began;
+                         : list_ranks(holdup.waiting) +
+                               (holdup.waiting.size() == 1 ? " is in " : " are in ") + call +
+                               ", since " + began;
   if (holdup.behind.empty()) return text + "; no member is behind the others";
   text += "; " + list_ranks(holdup.behind);
   switch (holdup.reason) {
@@ -247,19 +283,25 @@ std::string describe(const Holdup& holdup, const JobTrace& job) {
 }
 
 std::string describe_rank(const RankTrace& trace, std::int64_t now) {
-  std::string text = "rank " + std::to_string(trace.rank) + ", process " + std::to_string(trace.pid) + " on " + trace.host + ", " +
-                     name_of(trace.life) + ": " + std::to_string(trace.calls) + " calls\n";
+  std::string text = "rank " + std::to_string(trace.rank) + ", process " +
+                     std::to_string(trace.pid) + " on " + trace.host + ", " + name_of(trace.life) +
+                     ": " + std::to_string(trace.calls) + " calls\n";
   for (const auto& group : trace.groups) {
-    text += "  group '" + group.name + "' (rank " + std::to_string(group.rank) + " of " + std::to_string(group.size) +
-            "): " + std::to_string(group.started) + " collectives called, " + std::to_string(group.completed) + " completed\n";
+    text += "  group '" + group.name + "' (rank " + std::to_string(group.rank) + " of " +
+            std::to_string(group.size) + "): " + std::to_string(group.started) +
+            " collectives called, " + std::to_string(group.completed) + " completed\n";
   }
-  if (const auto* last = trace.latest()) text += "  last: " + describe(*last, trace, now, true) + "\n";
+  if (const auto* last = trace.latest())
+    text += "  last: " + describe(*last, trace, now, true) + "\n";
   for (const auto& record : trace.records) {
-    if (record.under_way() && &record != trace.latest()) text += "  also under way: " + describe(record, trace, now, true) + "\n";
+    if (record.under_way() && &record != trace.latest())
+      text += "  also under way: " + describe(record, trace, now, true) + "\n";
   }
-  if (trace.failures > 0) text += "  failed " + ago(trace.failure_at_ns, now) + " ago: " + trace.failure + "\n";
+  if (trace.failures > 0)
+    text += "  failed " + ago(trace.failure_at_ns, now) + " ago: " + trace.failure + "\n";
   if (trace.dropped + trace.torn > 0) {
-    text += "  " + std::to_string(trace.dropped) + " calls were not recorded (the ring is too small: MUSTER_TRACE_ENTRIES), " +
+    text += "  " + std::to_string(trace.dropped) +
+            " calls were not recorded (the ring is too small: MUSTER_TRACE_ENTRIES), " +
             std::to_string(trace.torn) + " changed while they were read\n";
   }
   return text;
@@ -277,7 +319,8 @@ std::vector<Holdup> find_holdups(const JobTrace& job) {
     if (auto holdup = holdup_of(job, name)) holdups.push_back(std::move(*holdup));
   }
   std::stable_sort(holdups.begin(), holdups.end(), [](const auto& a, const auto& b) {
-    return std::tuple(a.behind.empty(), a.usual, b.gap, a.since_ns) < std::tuple(b.behind.empty(), b.usual, a.gap, b.since_ns);
+    return std::tuple(a.behind.empty(), a.usual, b.gap, a.since_ns) <
+           std::tuple(b.behind.empty(), b.usual, a.gap, b.since_ns);
   });
   return holdups;
 }
@@ -286,21 +329,25 @@ std::string describe(const Record& record) {
   std::string text = record.name;
   if (record.dtype.empty()) return text;
   text += " of " + std::to_string(record.bytes) + " bytes (" + record.dtype + " [";
-  for (std::size_t i = 0; i < record.shape.size(); ++i) text += (i > 0 ? ", " : "") + std::to_string(record.shape[i]);
+  for (std::size_t i = 0; i < record.shape.size(); ++i)
+    text += (i > 0 ? ", " : "") + std::to_string(record.shape[i]);
   return text + (record.dimensions > static_cast<int>(record.shape.size()) ? ", ..." : "") + "])";
 }
 
-std::string describe(const Record& record, const RankTrace& trace, std::int64_t now_ns, bool elsewhere) {
+std::string describe(const Record& record, const RankTrace& trace, std::int64_t now_ns,
+                     bool elsewhere) {
   std::string text = record.sequence != 0 ? "number " + std::to_string(record.sequence) + ", " : "";
   text += describe(record);
   if (record.sequence == 0) {
     text += std::string(record.name.find("recv") != std::string::npos ? " from " : " with ") +
-            (record.peer < 0 ? std::string("any rank") : "rank " + std::to_string(record.peer)) + ", tag " + std::to_string(record.tag);
+            (record.peer < 0 ? std::string("any rank") : "rank " + std::to_string(record.peer)) +
+            ", tag " + std::to_string(record.tag);
   }
   if (elsewhere) text += ", of group '" + trace.groups[record.group].name + "'";
   switch (record.state) {
     case State::queued:
-    case State::started: return text + ", called " + ago(record.start_ns, now_ns) + " ago and under way";
+    case State::started:
+      return text + ", called " + ago(record.start_ns, now_ns) + " ago and under way";
     case State::completed: return text + ", completed " + ago(record.end_ns, now_ns) + " ago";
     case State::failed: break;
   }
@@ -314,11 +361,13 @@ std::string last_act(const RankTrace& trace, const std::string& group, std::int6
   for (const auto& record : trace.records) {
     if (record.sequence != 0 && trace.groups[record.group].name == group) last = &record;
   }
-  std::string text = there == nullptr  ? rank + " has not made this group"
-                     : last == nullptr ? rank + " has made " + std::to_string(there->started) + " calls there"
-                                       : rank + "'s last call there is " + describe(*last, trace, now_ns, false);
+  std::string text = there == nullptr ? rank + " has not made this group"
+                     : last == nullptr
+                         ? rank + " has made " + std::to_string(there->started) + " calls there"
+                         : rank + "'s last call there is " + describe(*last, trace, now_ns, false);
   const auto* latest = trace.latest();
-  if (latest != nullptr && latest != last) text += "; the last of all is " + describe(*latest, trace, now_ns, true);
+  if (latest != nullptr && latest != last)
+    text += "; the last of all is " + describe(*latest, trace, now_ns, true);
   if (latest == nullptr) text += "; it has made no calls at all";
   return text;
 }
@@ -335,8 +384,8 @@ std::string list_ranks(std::span<const int> ranks) {
 
 std::string title(const JobTrace& job) {
   const RankTrace& first = job.ranks.front();
-  return "job " + (first.run_id.empty() ? std::string() : "'" + first.run_id + "', ") + first.job + ", begun " +
-         ago(first.since_ns, wall_now_ns()) + " ago";
+  return "job " + (first.run_id.empty() ? std::string() : "'" + first.run_id + "', ") + first.job +
+         ", begun " + ago(first.since_ns, wall_now_ns()) + " ago";
 }
 
 std::string headline(const JobTrace& job, const std::vector<Holdup>& holdups) {
@@ -345,8 +394,9 @@ std::string headline(const JobTrace& job, const std::vector<Holdup>& holdups) {
   if (worst.behind.empty()) return "no rank is behind the others in group '" + worst.group + "'";
   if (worst.usual) return "no rank is behind yet: " + describe(worst, job);
   const bool one = worst.behind.size() == 1;
-  const char* what = worst.reason == Reason::different ? (one ? " makes a different call: " : " make different calls: ")
-                                                       : (one ? " is behind: " : " are behind: ");
+  const char* what = worst.reason == Reason::different
+                         ? (one ? " makes a different call: " : " make different calls: ")
+                         : (one ? " is behind: " : " are behind: ");
   return list_ranks(worst.behind) + what + describe(worst, job);
 }
 
@@ -354,8 +404,8 @@ std::string summary(const JobTrace& job) {
   const auto now = job.now_ns();
   const auto holdups = find_holdups(job);
   std::string text = headline(job, holdups) + "\n\n";
-  text += title(job) + ": " + std::to_string(job.world_size()) + " ranks, " + std::to_string(job.ranks.size()) + " traces in " +
-          job.directory + "\n";
+  text += title(job) + ": " + std::to_string(job.world_size()) + " ranks, " +
+          std::to_string(job.ranks.size()) + " traces in " + job.directory + "\n";
   if (holdups.size() > 1) {
     text += "\n";
     for (const auto& holdup : holdups) text += "- " + describe(holdup, job) + "\n";
@@ -367,8 +417,9 @@ std::string summary(const JobTrace& job) {
     for (int rank = 0; rank < job.world_size(); ++rank) {
       if (job.rank(rank) == nullptr) without.push_back(rank);
     }
-    text += "no trace here of " + list_ranks(without) +
-            ": on another host (`muster trace --store` asks all), ended well, or without an answer\n";
+    text +=
+        "no trace here of " + list_ranks(without) +
+        ": on another host (`muster trace --store` asks all), ended well, or without an answer\n";
   }
   for (const auto& why : job.unread) text += "left out: " + why + "\n";
   return text;
@@ -377,7 +428,8 @@ std::string summary(const JobTrace& job) {
 Rates rates_of(const RankTrace& trace, std::int64_t now_ns, std::int64_t window_ns) {
   std::int64_t begin = std::max(now_ns - window_ns, trace.since_ns);
   // What the ring has forgotten cannot be counted.
-  if (!trace.records.empty() && trace.calls > trace.records.size()) begin = std::max(begin, trace.records.front().start_ns);
+  if (!trace.records.empty() && trace.calls > trace.records.size())
+    begin = std::max(begin, trace.records.front().start_ns);
   const double seconds = static_cast<double>(std::max<std::int64_t>(now_ns - begin, 1)) * 1e-9;
   Rates rates;
   std::vector<std::pair<std::int64_t, std::int64_t>> spans;

@@ -30,24 +30,29 @@ struct Holdup {
   std::vector<int> waiting;   ///< those with a trace that are in the call, or failed in it
   std::int64_t since_ns = 0;  ///< when the first of them came
   std::uint64_t gap = 0;      ///< calls between the first and the last member
-  bool usual = false;         ///< all live, and the wait is not longer than a running job's waits may be
+  bool usual = false;  ///< all live, and the wait is not longer than a running job's waits may be
 };
 
-/// The groups in whose calls somebody is, those that stand still or failed first, by the largest gap. A group whose members are all between
-/// calls is not among them. Ranks of a job that runs well enter a call one after the other: waits of live ranks are `usual` up to a second,
-/// and up to twice the longest of the last calls there.
+/// The groups in whose calls somebody is, those that stand still or failed first, by the largest
+/// gap. A group whose members are all between calls is not among them. Ranks of a job that runs
+/// well enter a call one after the other: waits of live ranks are `usual` up to a second, and up to
+/// twice the longest of the last calls there.
 std::vector<Holdup> find_holdups(const JobTrace& job);
 
 /// "all_reduce of 16 bytes (float32 [4])".
 std::string describe(const Record& record);
-/// "number 5, all_reduce of 16 bytes (float32 [4]), completed 3.1 s ago"; with the group's name where `elsewhere`.
-std::string describe(const Record& record, const RankTrace& trace, std::int64_t now_ns, bool elsewhere);
-/// "rank 2 has made 5 calls there; the last, number 5, ..., completed 3.1 s ago": what a rank did last, on `group` and otherwise.
+/// "number 5, all_reduce of 16 bytes (float32 [4]), completed 3.1 s ago"; with the group's name
+/// where `elsewhere`.
+std::string describe(const Record& record, const RankTrace& trace, std::int64_t now_ns,
+                     bool elsewhere);
+/// "rank 2 has made 5 calls there; the last, number 5, ..., completed 3.1 s ago": what a rank did
+/// last, on `group` and otherwise.
 std::string last_act(const RankTrace& trace, const std::string& group, std::int64_t now_ns);
 /// "rank 2", "ranks 1, 2 and 5"; at most ten, then how many more.
 std::string list_ranks(std::span<const int> ranks);
 
-/// "job 'job7', job-3b0d7be9, begun 3.2 min ago": the launcher's name for it (--rdzv-id) where there was one, and that of the trace.
+/// "job 'job7', job-3b0d7be9, begun 3.2 min ago": the launcher's name for it (--rdzv-id) where
+/// there was one, and that of the trace.
 std::string title(const JobTrace& job);
 /// "rank 2 is behind: ...", or that nobody is.
 std::string headline(const JobTrace& job, const std::vector<Holdup>& holdups);

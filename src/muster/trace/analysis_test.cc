@@ -9,7 +9,8 @@ namespace {
 
 constexpr std::int64_t kSecond = 1'000'000'000;
 
-/// A job of `count` ranks in one group; every rank has completed `calls` all_reduces, one a second, and is between calls.
+/// A job of `count` ranks in one group; every rank has completed `calls` all_reduces, one a second,
+/// and is between calls.
 JobTrace job_of(int count, std::uint64_t calls) {
   JobTrace job;
   job.directory = "/somewhere";
@@ -58,7 +59,8 @@ TEST(Analysis, NobodyIsBehindBetweenCalls) {
   EXPECT_NE(summary(job).find("no rank is behind"), std::string::npos);
 }
 
-// The news of a member that closes early ends the call before too, on a member that was still in it.
+// The news of a member that closes early ends the call before too, on a member that was still in
+// it.
 TEST(Analysis, NamesWhoWasMissedWhereTheGroupHasFailed) {
   auto job = job_of(4, 5);
   for (const int rank : {0, 1}) enter(job.ranks[static_cast<std::size_t>(rank)], 6, State::failed);
@@ -66,7 +68,8 @@ TEST(Analysis, NamesWhoWasMissedWhereTheGroupHasFailed) {
   slow.records.back().state = State::failed;
   slow.groups[0].completed = 4;
   const auto text = headline(job, find_holdups(job));
-  EXPECT_EQ(text.find("rank 2 is behind: ranks 0 and 1 are in call 6 of group 'default'"), 0u) << text;
+  EXPECT_EQ(text.find("rank 2 is behind: ranks 0 and 1 are in call 6 of group 'default'"), 0u)
+      << text;
   EXPECT_NE(text.find("rank 2 has not entered it"), std::string::npos) << text;
 }
 
@@ -82,9 +85,13 @@ TEST(Analysis, NamesWhoMakesADifferentCall) {
   EXPECT_EQ(holdups[0].reason, Reason::different);
   EXPECT_EQ(holdups[0].behind, std::vector<int>{2});
   const auto text = headline(job, holdups);
-  EXPECT_EQ(text.find("rank 2 makes a different call: ranks 0, 1 and 3 are in call 6 of group 'default', all_reduce of 16 bytes"), 0u)
+  EXPECT_EQ(text.find("rank 2 makes a different call: ranks 0, 1 and 3 are in call 6 of group "
+                      "'default', all_reduce of 16 bytes"),
+            0u)
       << text;
-  EXPECT_NE(text.find("rank 2 called broadcast of 16 bytes (float32 [4]) as that number"), std::string::npos) << text;
+  EXPECT_NE(text.find("rank 2 called broadcast of 16 bytes (float32 [4]) as that number"),
+            std::string::npos)
+      << text;
   // A member that was still in the call before when the group failed.
   auto slow = job;
   slow.ranks[0].records.pop_back();
@@ -92,7 +99,10 @@ TEST(Analysis, NamesWhoMakesADifferentCall) {
   slow.ranks[0].groups[0].started = 5;
   slow.ranks[0].groups[0].completed = 4;
   const auto early = headline(slow, find_holdups(slow));
-  EXPECT_EQ(early.find("rank 2 makes a different call: ranks 1 and 3 are in call 6 of group 'default'"), 0u) << early;
+  EXPECT_EQ(
+      early.find("rank 2 makes a different call: ranks 1 and 3 are in call 6 of group 'default'"),
+      0u)
+      << early;
   // Nothing has failed: two names of one operation.
   for (auto& trace : job.ranks) trace.records.back().state = State::started;
   EXPECT_NE(find_holdups(job).front().reason, Reason::different);
@@ -107,7 +117,9 @@ TEST(Analysis, WhoHasNotEnteredTheCallIsBehind) {
   EXPECT_EQ(holdups[0].behind, std::vector<int>{2});
   EXPECT_EQ(holdups[0].waiting, (std::vector<int>{0, 1, 3}));
   EXPECT_EQ(holdups[0].sequence, 6u);
-  EXPECT_NE(headline(job, holdups).find("rank 2 is behind: ranks 0, 1 and 3 are in call 6 of group 'default', all_reduce of 16 bytes"),
+  EXPECT_NE(headline(job, holdups)
+                .find("rank 2 is behind: ranks 0, 1 and 3 are in call 6 of group 'default', "
+                      "all_reduce of 16 bytes"),
             std::string::npos)
       << headline(job, holdups);
 }
@@ -195,12 +207,14 @@ TEST(Testify, WhoHasNotEnteredIsMissingEvenWhereAnotherIsAwaited) {
   // Rank 3 waits for rank 1 in a tree; rank 1 waits for rank 2.
   const auto testimony = testify(job, "default", 6, members, 3, {1});
   EXPECT_EQ(testimony.missing, std::vector<int>{2});
-  EXPECT_NE(testimony.text.find("rank 2 has not entered this call"), std::string::npos) << testimony.text;
-  EXPECT_NE(
-      testimony.text.find("rank 2 (its process is gone)'s last call there is number 5, all_reduce of 16 bytes (float32 [4]), completed"),
-      std::string::npos)
+  EXPECT_NE(testimony.text.find("rank 2 has not entered this call"), std::string::npos)
       << testimony.text;
-  EXPECT_NE(testimony.text.find("ranks 0 and 1 have entered it"), std::string::npos) << testimony.text;
+  EXPECT_NE(testimony.text.find("rank 2 (its process is gone)'s last call there is number 5, "
+                                "all_reduce of 16 bytes (float32 [4]), completed"),
+            std::string::npos)
+      << testimony.text;
+  EXPECT_NE(testimony.text.find("ranks 0 and 1 have entered it"), std::string::npos)
+      << testimony.text;
 }
 
 TEST(Testify, WhereAllHaveEnteredTheAwaitedStay) {
@@ -232,10 +246,12 @@ TEST(Latest, TravelsAsBytesAndBrokenOnesAreRefused) {
   ASSERT_EQ(back->records.size(), 1u);
   EXPECT_EQ(describe(back->records[0]), "all_reduce of 16 bytes (float32 [4])");
   EXPECT_EQ(back->groups.at(0).started, 6u);
-  for (std::size_t length = 0; length < bytes.size(); ++length) EXPECT_FALSE(decode_latest(bytes.substr(0, length)).has_value());
+  for (std::size_t length = 0; length < bytes.size(); ++length)
+    EXPECT_FALSE(decode_latest(bytes.substr(0, length)).has_value());
 }
 
-/// A job of two live ranks whose calls take half a second; rank 0 has been in the next one for `waits`.
+/// A job of two live ranks whose calls take half a second; rank 0 has been in the next one for
+/// `waits`.
 JobTrace waiting_job(double waits) {
   auto job = job_of(2, 40);
   for (auto& rank : job.ranks) rank.life = Life::running;
@@ -244,7 +260,8 @@ JobTrace waiting_job(double waits) {
   return job;
 }
 
-// spec: F18 ranks of a job that runs enter a call one after the other: nobody is behind before the wait is an unusual one
+// spec: F18 ranks of a job that runs enter a call one after the other: nobody is behind before the
+// wait is an unusual one
 TEST(Analysis, AUsualWaitMakesNobodyBehind) {
   const auto headline_of = [](const JobTrace& job) { return headline(job, find_holdups(job)); };
   const std::string yet = "no rank is behind yet: rank 0 is in call 41 of group 'default'",
@@ -253,7 +270,8 @@ TEST(Analysis, AUsualWaitMakesNobodyBehind) {
   EXPECT_EQ(headline_of(waiting_job(30)).find(behind), 0u) << headline_of(waiting_job(30));
 
   auto slow = waiting_job(30);
-  for (auto& record : slow.ranks[1].records) record.start_ns = record.end_ns - 20 * kSecond;  // as its calls before
+  for (auto& record : slow.ranks[1].records)
+    record.start_ns = record.end_ns - 20 * kSecond;  // as its calls before
   EXPECT_EQ(headline_of(slow).find(yet), 0u);
   slow.ranks[1].records.front().start_ns -= 1000 * kSecond;  // long ago
   EXPECT_EQ(headline_of(slow).find(yet), 0u);
@@ -281,7 +299,10 @@ TEST(Analysis, AnUnusualWaitComesFirst) {
   job.ranks[1].groups[1].started = 41;
   job.ranks[1].records.back().group = 1;
   job.ranks[1].records.back().start_ns = wall_now_ns() - 60 * kSecond;
-  EXPECT_EQ(headline(job, find_holdups(job)).find("rank 0 is behind: rank 1 is in call 41 of group 'other'"), 0u) << summary(job);
+  EXPECT_EQ(headline(job, find_holdups(job))
+                .find("rank 0 is behind: rank 1 is in call 41 of group 'other'"),
+            0u)
+      << summary(job);
 }
 
 }  // namespace

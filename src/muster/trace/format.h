@@ -1,12 +1,16 @@
-/// The file that holds a rank's last calls: its layout, byte for byte, in the order and width of the machine that wrote it.
+/// The file that holds a rank's last calls: its layout, byte for byte, in the order and width of
+/// the machine that wrote it.
 ///
 ///   FileHeader    one, at 0; `header_bytes` long
 ///   GroupSlot     `groups` of `group_bytes` each
-///   Entry         `entries` (a power of two) of `entry_bytes` each: a ring, ticket t (from 1) stands in slot (t - 1) mod entries
+///   Entry         `entries` (a power of two) of `entry_bytes` each: a ring, ticket t (from 1)
+///   stands in slot (t - 1) mod entries
 ///
-/// The writer maps the file and changes it while readers look. Whatever changes is a 64-bit word, written and read as an atomic. A
-/// stamp guards what is longer: it is odd while its owner writes, and a reader that finds it odd, or changed after it has read, has a torn
-/// copy and drops it. Times are nanoseconds of the host's monotonic clock; (mono_base, wall_base) are one instant on both clocks.
+/// The writer maps the file and changes it while readers look. Whatever changes is a 64-bit word,
+/// written and read as an atomic. A stamp guards what is longer: it is odd while its owner writes,
+/// and a reader that finds it odd, or changed after it has read, has a torn copy and drops it.
+/// Times are nanoseconds of the host's monotonic clock; (mono_base, wall_base) are one instant on
+/// both clocks.
 #pragma once
 
 #include <array>
@@ -18,7 +22,8 @@ namespace muster::trace {
 inline constexpr std::uint64_t kMagic = 0x65636172'7473756d;  // "mustrace"
 inline constexpr std::uint32_t kVersion = 2;
 inline constexpr std::uint32_t kGroups = 128;  ///< the last one stands for all that found no room
-inline constexpr int kMembersShown = 1024;     ///< ranks beyond are members that the table does not tell of
+inline constexpr int kMembersShown =
+    1024;  ///< ranks beyond are members that the table does not tell of
 inline constexpr std::uint32_t kMostEntries = 1u << 20;
 
 enum class State : std::uint8_t { queued = 1, started, completed, failed };
@@ -84,12 +89,15 @@ struct alignas(64) Entry {
 };
 static_assert(sizeof(Entry) == 128);
 
-/// State, the ticket's last 16 bits and the time that the call took, in one word: written once the call is over, by whoever ends it,
-/// without claiming the entry. A time of 1 says no more than that the call was over at once: what it needed was there, and it did not
-/// wait. A word with another ticket's bits (the slot was taken by a later call at that very moment) says nothing.
-inline constexpr std::uint64_t kLongestCall = (std::uint64_t{1} << 44) - 1;  // nanoseconds: almost five hours; longer ones read as that
+/// State, the ticket's last 16 bits and the time that the call took, in one word: written once the
+/// call is over, by whoever ends it, without claiming the entry. A time of 1 says no more than that
+/// the call was over at once: what it needed was there, and it did not wait. A word with another
+/// ticket's bits (the slot was taken by a later call at that very moment) says nothing.
+inline constexpr std::uint64_t kLongestCall =
+    (std::uint64_t{1} << 44) - 1;  // nanoseconds: almost five hours; longer ones read as that
 constexpr std::uint64_t outcome_of(State state, std::uint64_t ticket, std::uint64_t took_ns) {
-  return static_cast<std::uint64_t>(state) << 60 | (ticket & 0xffff) << 44 | (took_ns < kLongestCall ? took_ns : kLongestCall);
+  return static_cast<std::uint64_t>(state) << 60 | (ticket & 0xffff) << 44 |
+         (took_ns < kLongestCall ? took_ns : kLongestCall);
 }
 constexpr bool is_outcome_of(std::uint64_t outcome, std::uint64_t ticket) {
   return outcome != 0 && (outcome >> 44 & 0xffff) == (ticket & 0xffff);
@@ -101,6 +109,8 @@ constexpr std::uint64_t took_in(std::uint64_t outcome) { return outcome & kLonge
 inline std::uint64_t load(const std::uint64_t& word) {
   return std::atomic_ref(const_cast<std::uint64_t&>(word)).load(std::memory_order_acquire);
 }
-inline void store(std::uint64_t& word, std::uint64_t value) { std::atomic_ref(word).store(value, std::memory_order_release); }
+inline void store(std::uint64_t& word, std::uint64_t value) {
+  std::atomic_ref(word).store(value, std::memory_order_release);
+}
 
 }  // namespace muster::trace

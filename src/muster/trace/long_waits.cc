@@ -15,7 +15,9 @@ namespace {
 constexpr Duration kLongWait = std::chrono::seconds(10);
 constexpr Duration kBetweenLooks = std::chrono::seconds(1);
 
-Duration age_of(const Record& call, std::int64_t now_ns) { return std::chrono::nanoseconds(now_ns - call.start_ns); }
+Duration age_of(const Record& call, std::int64_t now_ns) {
+  return std::chrono::nanoseconds(now_ns - call.start_ns);
+}
 
 }  // namespace
 
@@ -37,18 +39,21 @@ std::vector<const Record*> WaitReports::due(const RankTrace& mine, std::int64_t 
 
 std::string describe_wait(const Record& call, const JobTrace& job, int rank, std::int64_t now_ns) {
   const auto* mine = job.rank(rank);
-  const auto* group = mine != nullptr && call.group < mine->groups.size() ? &mine->groups[call.group] : nullptr;
+  const auto* group =
+      mine != nullptr && call.group < mine->groups.size() ? &mine->groups[call.group] : nullptr;
   std::string text = call.name;
   if (call.sequence > 0) text += " #" + std::to_string(call.sequence);
   if (call.sequence == 0 && call.peer >= 0) text += " with rank " + std::to_string(call.peer);
   const auto waited = std::chrono::duration_cast<std::chrono::seconds>(age_of(call, now_ns));
-  text += " on group " + (group != nullptr ? group->name : "?") + " has waited for " + muster::describe(waited);
+  text += " on group " + (group != nullptr ? group->name : "?") + " has waited for " +
+          muster::describe(waited);
   if (group == nullptr || call.sequence == 0) return text;
   const auto known = testify(job, group->name, call.sequence, group->members, rank, {}).text;
   return known.empty() ? text : text + "; " + known;
 }
 
-LongWaits::LongWaits(std::shared_ptr<const Recorder> recorder, std::shared_ptr<const Witness> witness, int rank)
+LongWaits::LongWaits(std::shared_ptr<const Recorder> recorder,
+                     std::shared_ptr<const Witness> witness, int rank)
     : recorder_(std::move(recorder)), witness_(std::move(witness)), rank_(rank) {
   auto thread = start_thread("the thread that tells of long waits", [this] { watch(); });
   if (thread.ok()) {

@@ -18,8 +18,8 @@
 
 namespace muster::trace {
 
-/// The calls that have been under way for `limit`, and then for twice as long, and so on. It remembers
-/// what it has said.
+/// The calls that have been under way for `limit`, and then for twice as long, and so on. It
+/// remembers what it has said.
 class WaitReports {
  public:
   explicit WaitReports(Duration limit) : limit_(limit) {}
@@ -31,13 +31,15 @@ class WaitReports {
   std::map<std::uint64_t, Duration> next_;  // by ticket
 };
 
-/// "all_reduce #7 on group default has waited for 10 s; rank 2 has not entered this call; ...". `job` is what is known of the ranks.
+/// "all_reduce #7 on group default has waited for 10 s; rank 2 has not entered this call; ...".
+/// `job` is what is known of the ranks.
 std::string describe_wait(const Record& call, const JobTrace& job, int rank, std::int64_t now_ns);
 
 /// A thread that looks at this rank's trace once a second; info. It costs calls nothing.
 class LongWaits {
  public:
-  LongWaits(std::shared_ptr<const Recorder> recorder, std::shared_ptr<const Witness> witness, int rank);
+  LongWaits(std::shared_ptr<const Recorder> recorder, std::shared_ptr<const Witness> witness,
+            int rank);
   ~LongWaits();
   LongWaits(const LongWaits&) = delete;
   LongWaits& operator=(const LongWaits&) = delete;

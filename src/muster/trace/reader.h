@@ -63,10 +63,12 @@ struct RankTrace {
   const Record* latest() const { return records.empty() ? nullptr : &records.back(); }
 };
 
-/// One rank's file. Refuses what is not this user's (root reads everybody's), symbolic links, and what is no whole trace of this version.
+/// One rank's file. Refuses what is not this user's (root reads everybody's), symbolic links, and
+/// what is no whole trace of this version.
 Result<RankTrace> read_trace(const std::string& path);
 
-/// A job, by rank. Code::invalid_argument where there is no trace; files that cannot be read are named in `unread`.
+/// A job, by rank. Code::invalid_argument where there is no trace; files that cannot be read are
+/// named in `unread`.
 struct JobTrace {
   std::string directory;
   std::vector<RankTrace> ranks;
@@ -79,12 +81,17 @@ struct JobTrace {
 };
 Result<JobTrace> read_job(const std::string& directory);
 
-/// The job's directory that is meant: `path` itself where it holds traces, else the latest job below it.
+/// The job's directory that is meant: `path` itself where it holds traces, else the latest job
+/// below it.
 Result<std::string> find_job(const std::string& path);
-/// The job below `base` that a process writes or wrote to; none that was last changed before `since_ns`.
-Result<std::string> find_job_of(const std::string& base, std::int64_t pid, std::int64_t since_ns = 0);
-/// The latest job below `base` whose launcher called it `name` (--rdzv-id), or that is called so in its traces.
-Result<std::string> find_job_called(const std::string& base, const std::string& name, std::int64_t since_ns = 0);
+/// The job below `base` that a process writes or wrote to; none that was last changed before
+/// `since_ns`.
+Result<std::string> find_job_of(const std::string& base, std::int64_t pid,
+                                std::int64_t since_ns = 0);
+/// The latest job below `base` whose launcher called it `name` (--rdzv-id), or that is called so in
+/// its traces.
+Result<std::string> find_job_called(const std::string& base, const std::string& name,
+                                    std::int64_t since_ns = 0);
 /// Those below `base` that a process is writing to, the latest first, but for `shown`.
 std::vector<JobTrace> live_jobs_but(const std::string& base, const std::string& shown);
 

@@ -46,21 +46,25 @@ std::string short_name(std::string_view name) {
   return std::string(name.substr(0, kLongest - 19)) + tail;
 }
 
-// Two threads that end calls of one group at once may lose the higher number until the next call: cheaper than an exchange for each.
+// Two threads that end calls of one group at once may lose the higher number until the next call:
+// cheaper than an exchange for each.
 void raise_to(std::uint64_t& word, std::uint64_t value) {
   std::atomic_ref shared(word);
-  if (shared.load(std::memory_order_relaxed) < value) shared.store(value, std::memory_order_release);
+  if (shared.load(std::memory_order_relaxed) < value)
+    shared.store(value, std::memory_order_release);
 }
 
 }  // namespace
 
-Result<std::shared_ptr<Recorder>> Recorder::from_environment(const std::string& job, int rank, int world_size) {
+Result<std::shared_ptr<Recorder>> Recorder::from_environment(const std::string& job, int rank,
+                                                             int world_size) {
   const auto entries = env_integer("MUSTER_TRACE_ENTRIES", 0, kMostEntries);
   if (!entries) return entries.status();
   RecorderOptions options;
   options.job = job;
   options.run_id = env_text("TORCHELASTIC_RUN_ID").value_or("none");
-  if (options.run_id == "none") options.run_id.clear();  // what launchers call a job that nobody has named
+  if (options.run_id == "none")
+    options.run_id.clear();  // what launchers call a job that nobody has named
   options.rank = rank;
   options.world_size = world_size;
   if (*entries) options.entries = static_cast<std::uint32_t>(**entries);
@@ -78,14 +82,15 @@ Result<std::shared_ptr<Recorder>> Recorder::create(const RecorderOptions& option
   return recorder;
 }
 
-Recorder::Recorder(const RecorderOptions& options, std::uint32_t entries) : options_(options), entry_count_(entries) {}
+Recorder::Recorder(const RecorderOptions& options, std::uint32_t entries)
+    : options_(options), entry_count_(entries) {}
 
 Recorder::~Recorder() {
   if (memory_ != nullptr) ::munmap(memory_, bytes_);
 }
 
-// The file shows itself under its name only once it is whole and locked. Its blocks are taken here: a write to a mapping of a file that
-// finds the disk full would end the process.
+// The file shows itself under its name only once it is whole and locked. Its blocks are taken here:
+// a write to a mapping of a file that finds the disk full would end the process.
 Status Recorder::open() {
   const std::string base = options_.directory.empty() ? run_directory() : options_.directory;
   const std::string folder = job_folder(options_.job);
@@ -94,14 +99,19 @@ Status Recorder::open() {
   directory_ = base + "/" + folder;
   path_ = directory_ + "/" + trace_name(options_.rank);
   const auto fail = [&](const char* what) {
-    return Status(Code::refused, std::string("cannot ") + what + " the trace " + path_ + ": " + errno_text(errno));
+    return Status(Code::refused,
+                  std::string("cannot ") + what + " the trace " + path_ + ": " + errno_text(errno));
   };
-  const std::string temporary = ".rank" + std::to_string(options_.rank) + "." + std::to_string(::getpid());
-  Descriptor file(::openat(directory->get(), temporary.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+  const std::string temporary =
+      ".rank" + std::to_string(options_.rank) + "." + std::to_string(::getpid());
+  Descriptor file(::openat(directory->get(), temporary.c_str(),
+                           O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
   if (!file) return fail("make");
   bytes_ = kHeaderBytes + kGroups * sizeof(GroupSlot) + entry_count_ * sizeof(Entry);
   const int full = ::posix_fallocate(file.get(), 0, static_cast<off_t>(bytes_));
-  void* memory = full == 0 ? ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, file.get(), 0) : MAP_FAILED;
+  void* memory = full == 0 ? ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
+                                    MAP_SHARED | MAP_POPULATE, file.get(), 0)
+                           : MAP_FAILED;
   if (memory == MAP_FAILED) {
     if (full != 0) errno = full;
     const Status failed = fail("find room for");
@@ -114,7 +124,9 @@ Status Recorder::open() {
   entries_ = reinterpret_cast<Entry*>(memory_ + kHeaderBytes + kGroups * sizeof(GroupSlot));
   write_header(options_, entry_count_);
   ::flock(file.get(), LOCK_EX | LOCK_NB);
-  if (::renameat(directory->get(), temporary.c_str(), directory->get(), trace_name(options_.rank).c_str()) != 0) return fail("name");
+  if (::renameat(directory->get(), temporary.c_str(), directory->get(),
+                 trace_name(options_.rank).c_str()) != 0)
+    return fail("name");
   file_ = GuardedDescriptor(std::move(file));
   return {};
 }
@@ -131,7 +143,9 @@ void Recorder::write_header(const RecorderOptions& options, std::uint32_t entrie
   header_->world_size = options.world_size;
   header_->pid = ::getpid();
   header_->mono_base_ns = nanoseconds(steady_clock().now());
-  header_->wall_base_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+  header_->wall_base_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(
+                              std::chrono::system_clock::now().time_since_epoch())
+                              .count();
   char host[64] = {};
   ::gethostname(host, sizeof host - 1);
   put_text(header_->host, host);
@@ -152,22 +166,29 @@ std::uint16_t Recorder::add_group(std::string_view name, std::span<const int> ra
     return kGroups - 1;
   }
   const std::string shown = short_name(name);
-  slot.occurrence = 1 + static_cast<std::uint32_t>(std::count(group_names_.begin(), group_names_.end(), shown));
+  slot.occurrence =
+      1 + static_cast<std::uint32_t>(std::count(group_names_.begin(), group_names_.end(), shown));
   slot.size = static_cast<std::int32_t>(ranks.size());
   slot.rank = rank;
   put_text(slot.name, shown);
   for (const int member : ranks) {
     if (member >= 0 && member < kMembersShown)
-      slot.members[static_cast<std::size_t>(member) / 64] |= std::uint64_t{1} << (static_cast<unsigned>(member) % 64);
+      slot.members[static_cast<std::size_t>(member) / 64] |=
+          std::uint64_t{1} << (static_cast<unsigned>(member) % 64);
   }
   group_names_.push_back(shown);
   store(header_->group_count, group_names_.size());
   return index;
 }
 
-[[gnu::always_inline]] inline void Recorder::write(Entry& entry, std::uint16_t group, const Call& call, std::int64_t start_ns) noexcept {
-  // Word for word, not by way of a Body: what was put together from bytes is slow to read again as words.
-  const auto put = [&entry](std::size_t at, std::uint64_t word) { store(entry.words[at / 8], word); };
+[[gnu::always_inline]] inline void Recorder::write(Entry& entry, std::uint16_t group,
+                                                   const Call& call,
+                                                   std::int64_t start_ns) noexcept {
+  // Word for word, not by way of a Body: what was put together from bytes is slow to read again as
+  // words.
+  const auto put = [&entry](std::size_t at, std::uint64_t word) {
+    store(entry.words[at / 8], word);
+  };
   store(entry.outcome, 0);
   put(offsetof(Body, sequence), call.sequence);
   put(offsetof(Body, start_ns), static_cast<std::uint64_t>(start_ns));
@@ -175,19 +196,27 @@ std::uint16_t Recorder::add_group(std::string_view name, std::span<const int> ra
   put(offsetof(Body, tag), static_cast<std::uint64_t>(call.tag));
   const std::size_t dimensions = call.shape.size();
   for (std::size_t i = 0; i < std::size(Body().shape); ++i)
-    put(offsetof(Body, shape) + 8 * i, i < dimensions ? static_cast<std::uint64_t>(call.shape[i]) : 0);
-  for (std::size_t i = 0; i < call.name.words.size(); ++i) put(offsetof(Body, name) + 8 * i, call.name.words[i]);
-  put(offsetof(Body, peer), static_cast<std::uint32_t>(call.peer) | std::uint64_t{this_thread()} << 32);
+    put(offsetof(Body, shape) + 8 * i,
+        i < dimensions ? static_cast<std::uint64_t>(call.shape[i]) : 0);
+  for (std::size_t i = 0; i < call.name.words.size(); ++i)
+    put(offsetof(Body, name) + 8 * i, call.name.words[i]);
+  put(offsetof(Body, peer),
+      static_cast<std::uint32_t>(call.peer) | std::uint64_t{this_thread()} << 32);
   const State state = call.async ? State::queued : State::started;
-  static_assert(offsetof(Body, thread) == offsetof(Body, peer) + 4 && offsetof(Body, dtype) == offsetof(Body, group) + 2 &&
-                offsetof(Body, state) == offsetof(Body, group) + 3 && offsetof(Body, dimensions) == offsetof(Body, group) + 4 &&
+  static_assert(offsetof(Body, thread) == offsetof(Body, peer) + 4 &&
+                offsetof(Body, dtype) == offsetof(Body, group) + 2 &&
+                offsetof(Body, state) == offsetof(Body, group) + 3 &&
+                offsetof(Body, dimensions) == offsetof(Body, group) + 4 &&
                 offsetof(Body, async) == offsetof(Body, group) + 5);
-  put(offsetof(Body, group), group | std::uint64_t{call.dtype} << 16 | static_cast<std::uint64_t>(state) << 24 |
-                                 std::uint64_t{std::min<std::size_t>(dimensions, 255)} << 32 | std::uint64_t{call.async} << 40);
+  put(offsetof(Body, group), group | std::uint64_t{call.dtype} << 16 |
+                                 static_cast<std::uint64_t>(state) << 24 |
+                                 std::uint64_t{std::min<std::size_t>(dimensions, 255)} << 32 |
+                                 std::uint64_t{call.async} << 40);
   put(offsetof(Body, reserved), 0);
 }
 
-void Recorder::begin(std::uint16_t group, const Call& call, TimePoint now, Ticket& ticket) noexcept {
+void Recorder::begin(std::uint16_t group, const Call& call, TimePoint now,
+                     Ticket& ticket) noexcept {
   ticket.number = 0;
   if (mark_.forked()) return;
   if (call.sequence != 0) raise_to(groups_[group].started, call.sequence);
@@ -196,7 +225,8 @@ void Recorder::begin(std::uint16_t group, const Call& call, TimePoint now, Ticke
   ticket.group = group;
   if (!bias_.enter()) return begin_among_others(group, call, ticket);
   // Nobody else can have a ticket or claim an entry meanwhile.
-  const std::uint64_t number = std::atomic_ref(header_->tickets).load(std::memory_order_relaxed) + 1;
+  const std::uint64_t number =
+      std::atomic_ref(header_->tickets).load(std::memory_order_relaxed) + 1;
   std::atomic_ref(header_->tickets).store(number, std::memory_order_relaxed);
   Entry& entry = entries_[(number - 1) & (entry_count_ - 1)];
   std::atomic_ref(entry.stamp).store(2 * number + 1, std::memory_order_relaxed);
@@ -224,19 +254,23 @@ Entry* Recorder::claim(std::uint64_t& number) noexcept {
   std::atomic_ref stamp(entry.stamp);
   std::uint64_t before = stamp.load(std::memory_order_relaxed);
   const bool free = (before & 1) == 0 && before < 2 * number;
-  if (free && stamp.compare_exchange_strong(before, 2 * number + 1, std::memory_order_acq_rel, std::memory_order_relaxed)) return &entry;
+  if (free && stamp.compare_exchange_strong(before, 2 * number + 1, std::memory_order_acq_rel,
+                                            std::memory_order_relaxed))
+    return &entry;
   std::atomic_ref(header_->dropped).fetch_add(1, std::memory_order_relaxed);
   return nullptr;
 }
 
 void Recorder::settle(const Ticket& ticket, State state, TimePoint now) noexcept {
   if (mark_.forked()) return;
-  if (state == State::completed && ticket.sequence != 0) raise_to(groups_[ticket.group].completed, ticket.sequence);
+  if (state == State::completed && ticket.sequence != 0)
+    raise_to(groups_[ticket.group].completed, ticket.sequence);
   if (ticket.number == 0) return;
   Entry& entry = entries_[(ticket.number - 1) & (entry_count_ - 1)];
   if (load(entry.stamp) != 2 * ticket.number) return;  // a later call's by now
-  store(entry.outcome,
-        outcome_of(state, ticket.number, static_cast<std::uint64_t>(std::max<std::int64_t>(nanoseconds(now) - ticket.start_ns, 1))));
+  store(entry.outcome, outcome_of(state, ticket.number,
+                                  static_cast<std::uint64_t>(std::max<std::int64_t>(
+                                      nanoseconds(now) - ticket.start_ns, 1))));
 }
 
 void Recorder::fail(const Ticket& ticket, std::string_view text, TimePoint now) noexcept {

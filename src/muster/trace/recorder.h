@@ -1,12 +1,15 @@
 /// The flight recorder: what this rank called last, in memory that outlives it.
 ///
-/// What lives in `trace/`: the file's format (`format.h`), its writer (here), its reader (`reader.h`), what can be concluded from the files
-/// of a job (`analysis.h`), and what a rank can find out about the others when a deadline has passed (`witness.h`). May include base/ and
+/// What lives in `trace/`: the file's format (`format.h`), its writer (here), its reader
+/// (`reader.h`), what can be concluded from the files of a job (`analysis.h`), and what a rank can
+/// find out about the others when a deadline has passed (`witness.h`). May include base/ and
 /// store/. Test it alone: `ctest -R '^trace'`.
 ///
-/// The ring is a file mapped shared: the kernel keeps it whatever ends the process. Recording a call takes no lock, no allocation and no
-/// system call; slots are claimed with one compare-and-swap (while one thread alone makes calls, with plain stores: `base/bias.h`), and
-/// where two threads meet in one slot (the ring is too small for what is under way) the later call is not recorded and counted as dropped.
+/// The ring is a file mapped shared: the kernel keeps it whatever ends the process. Recording a
+/// call takes no lock, no allocation and no system call; slots are claimed with one
+/// compare-and-swap (while one thread alone makes calls, with plain stores: `base/bias.h`), and
+/// where two threads meet in one slot (the ring is too small for what is under way) the later call
+/// is not recorded and counted as dropped.
 #pragma once
 
 #include <algorithm>
@@ -40,7 +43,8 @@ struct RecorderOptions {
 
 inline constexpr std::uint8_t kNoDType = 255;
 
-/// The name of a function as entries hold it: its first 23 characters, in words. Of a literal it is made by the compiler.
+/// The name of a function as entries hold it: its first 23 characters, in words. Of a literal it is
+/// made by the compiler.
 struct Name {
   std::array<std::uint64_t, sizeof(Body::name) / 8> words{};
 
@@ -76,9 +80,11 @@ struct Ticket {
 /// Thread-safe. In a forked child it does nothing, and leaves the parent's file alone.
 class Recorder {
  public:
-  /// Takes the number of entries from MUSTER_TRACE_ENTRIES and the launcher's name of the job from TORCHELASTIC_RUN_ID; null where that is
-  /// 0. A trace that cannot be kept is a warning in the log and null too: it must not stop a job. A number that is none is an error.
-  static Result<std::shared_ptr<Recorder>> from_environment(const std::string& job, int rank, int world_size);
+  /// Takes the number of entries from MUSTER_TRACE_ENTRIES and the launcher's name of the job from
+  /// TORCHELASTIC_RUN_ID; null where that is 0. A trace that cannot be kept is a warning in the log
+  /// and null too: it must not stop a job. A number that is none is an error.
+  static Result<std::shared_ptr<Recorder>> from_environment(const std::string& job, int rank,
+                                                            int world_size);
   static Result<std::shared_ptr<Recorder>> create(const RecorderOptions& options);
   ~Recorder();
   Recorder(const Recorder&) = delete;
@@ -92,13 +98,15 @@ class Recorder {
     begin(group, call, now, ticket);
     return ticket;
   }
-  /// The same into a ticket that is there: what is copied just after it was written takes longer than to write it.
+  /// The same into a ticket that is there: what is copied just after it was written takes longer
+  /// than to write it.
   void begin(std::uint16_t group, const Call& call, TimePoint now, Ticket& ticket) noexcept;
   void end(const Ticket& ticket, TimePoint now) noexcept { settle(ticket, State::completed, now); }
   /// Also after `end`. Not on the fast path: keeps the text.
   void fail(const Ticket& ticket, std::string_view text, TimePoint now) noexcept;
 
-  /// The job has ended well: the file goes, and with the last one the job's directory. Without it the file stays.
+  /// The job has ended well: the file goes, and with the last one the job's directory. Without it
+  /// the file stays.
   void remove();
 
   const std::string& path() const { return path_; }
@@ -111,7 +119,8 @@ class Recorder {
   Status open();
   void begin_among_others(std::uint16_t group, const Call& call, Ticket& ticket) noexcept;
   Entry* claim(std::uint64_t& number) noexcept;
-  static void write(Entry& entry, std::uint16_t group, const Call& call, std::int64_t start_ns) noexcept;
+  static void write(Entry& entry, std::uint16_t group, const Call& call,
+                    std::int64_t start_ns) noexcept;
   void write_header(const RecorderOptions& options, std::uint32_t entries);
   void settle(const Ticket& ticket, State state, TimePoint now) noexcept;
 
@@ -130,12 +139,13 @@ class Recorder {
   std::vector<std::string> group_names_;
 };
 
-/// A recorded call that ends later, on whatever thread. Where nobody says how it ended, its end is that of this object. A copy (of the
-/// request that it belongs to) stands for nothing.
+/// A recorded call that ends later, on whatever thread. Where nobody says how it ended, its end is
+/// that of this object. A copy (of the request that it belongs to) stands for nothing.
 class Mark {
  public:
   Mark() = default;
-  Mark(std::shared_ptr<Recorder> recorder, Ticket ticket) : recorder_(std::move(recorder)), ticket_(ticket) {}
+  Mark(std::shared_ptr<Recorder> recorder, Ticket ticket)
+      : recorder_(std::move(recorder)), ticket_(ticket) {}
   Mark(Mark&&) = default;
   Mark(const Mark&) {}
   Mark& operator=(const Mark& other) {
@@ -151,10 +161,12 @@ class Mark {
   ~Mark() { end(); }
 
   void end() noexcept {
-    if (const auto recorder = std::exchange(recorder_, nullptr)) recorder->end(ticket_, steady_clock().now());
+    if (const auto recorder = std::exchange(recorder_, nullptr))
+      recorder->end(ticket_, steady_clock().now());
   }
   void fail(std::string_view text) noexcept {
-    if (const auto recorder = std::exchange(recorder_, nullptr)) recorder->fail(ticket_, text, steady_clock().now());
+    if (const auto recorder = std::exchange(recorder_, nullptr))
+      recorder->fail(ticket_, text, steady_clock().now());
   }
 
  private:

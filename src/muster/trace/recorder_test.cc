@@ -27,7 +27,8 @@ class RecorderTest : public ::testing::Test {
  protected:
   RecorderTest() { fs::create_directory(base_); }
 
-  std::shared_ptr<Recorder> make(const std::string& job = "a job", int rank = 0, std::uint32_t entries = 64) {
+  std::shared_ptr<Recorder> make(const std::string& job = "a job", int rank = 0,
+                                 std::uint32_t entries = 64) {
     auto recorder = Recorder::create({job, rank, 4, entries, base_});
     EXPECT_TRUE(recorder.ok()) << recorder.status().message();
     return *recorder;
@@ -50,10 +51,14 @@ TEST_F(RecorderTest, ACallIsReadBackAsItWasMade) {
   const auto world = recorder->add_group("default", kWorld, 0);
   const std::int64_t shape[] = {2, 3};
   const auto begun = wall_now_ns();
-  const auto ticket = recorder->begin(
-      world,
-      {.name = "broadcast", .sequence = 1, .bytes = 24, .dtype = static_cast<std::uint8_t>(DType::float32), .shape = shape, .peer = 3},
-      now());
+  const auto ticket = recorder->begin(world,
+                                      {.name = "broadcast",
+                                       .sequence = 1,
+                                       .bytes = 24,
+                                       .dtype = static_cast<std::uint8_t>(DType::float32),
+                                       .shape = shape,
+                                       .peer = 3},
+                                      now());
   recorder->begin(world, {.name = "isend", .bytes = 8, .peer = 2, .tag = 7, .async = true}, now());
   auto trace = read(recorder->path());
   ASSERT_EQ(trace.records.size(), 2u);
@@ -84,7 +89,8 @@ TEST_F(RecorderTest, ACallIsReadBackAsItWasMade) {
 
 TEST_F(RecorderTest, AFailureKeepsItsText) {
   const auto recorder = make();
-  const auto ticket = recorder->begin(recorder->add_group("default", kWorld, 0), {.name = "barrier", .sequence = 1}, now());
+  const auto ticket = recorder->begin(recorder->add_group("default", kWorld, 0),
+                                      {.name = "barrier", .sequence = 1}, now());
   recorder->fail(ticket, "rank 3 is gone", now());
   const auto trace = read(recorder->path());
   EXPECT_EQ(trace.records.at(0).state, State::failed);
@@ -97,7 +103,8 @@ TEST_F(RecorderTest, TheRingKeepsTheLatestCalls) {
   const auto recorder = make("a job", 0, 8);
   const auto world = recorder->add_group("default", kWorld, 0);
   std::vector<Ticket> tickets;
-  for (std::uint64_t i = 1; i <= 20; ++i) tickets.push_back(recorder->begin(world, {.name = "barrier", .sequence = i}, now()));
+  for (std::uint64_t i = 1; i <= 20; ++i)
+    tickets.push_back(recorder->begin(world, {.name = "barrier", .sequence = i}, now()));
   recorder->end(tickets.front(), now());  // its slot is another's by now
   const auto trace = read(recorder->path());
   ASSERT_EQ(trace.records.size(), 8u);
@@ -118,8 +125,10 @@ TEST_F(RecorderTest, ReadersNeverSeeHalfACall) {
     writers.emplace_back([&, writer] {
       for (std::uint64_t i = static_cast<std::uint64_t>(writer) + 1; !stop.load(); i += 3) {
         const auto length = static_cast<std::int64_t>(i);
-        const auto ticket = recorder->begin(world, {.name = "all_reduce", .sequence = i, .bytes = i, .shape = {&length, 1}, .tag = length},
-                                            TimePoint(Duration(i)));
+        const auto ticket = recorder->begin(
+            world,
+            {.name = "all_reduce", .sequence = i, .bytes = i, .shape = {&length, 1}, .tag = length},
+            TimePoint(Duration(i)));
         recorder->end(ticket, TimePoint(Duration(2 * i)));
       }
     });
@@ -130,7 +139,8 @@ TEST_F(RecorderTest, ReadersNeverSeeHalfACall) {
     for (const auto& record : trace.records) {
       ++seen;
       ASSERT_EQ(record.bytes, record.sequence);
-      ASSERT_EQ(record.shape, std::vector<std::int64_t>{static_cast<std::int64_t>(record.sequence)});
+      ASSERT_EQ(record.shape,
+                std::vector<std::int64_t>{static_cast<std::int64_t>(record.sequence)});
       ASSERT_EQ(record.tag, static_cast<std::int64_t>(record.sequence));
       if (record.state == State::completed) {
         ASSERT_EQ(record.end_ns - record.start_ns, static_cast<std::int64_t>(record.sequence));
@@ -149,7 +159,8 @@ TEST_F(RecorderTest, ItOutlivesAKilledProcess) {
     auto recorder = Recorder::create({"a job", 2, 4, 64, base_});
     if (!recorder) ::_exit(1);
     const auto world = (*recorder)->add_group("default", kWorld, 2);
-    (*recorder)->begin(world, {.name = "all_reduce", .sequence = 1, .bytes = 16}, steady_clock().now());
+    (*recorder)->begin(world, {.name = "all_reduce", .sequence = 1, .bytes = 16},
+                       steady_clock().now());
     if (::write(ready[1], "x", 1) != 1) ::_exit(1);
     for (;;) ::pause();
   }
@@ -281,7 +292,8 @@ TEST_F(RecorderTest, TheEnvironmentSaysHowMuchIsKept) {
   ASSERT_TRUE(usual.ok());
   ASSERT_NE(*usual, nullptr);
   const auto world = (*usual)->add_group("default", kWorld, 0);
-  for (std::uint64_t i = 1; i <= 3000; ++i) (*usual)->begin(world, {.name = "barrier", .sequence = i}, now());
+  for (std::uint64_t i = 1; i <= 3000; ++i)
+    (*usual)->begin(world, {.name = "barrier", .sequence = i}, now());
   EXPECT_GE(read((*usual)->path()).records.size(), 2000u);
   ::unsetenv("MUSTER_RUN_DIR");
 }
@@ -301,7 +313,8 @@ TEST_F(RecorderTest, AJobIsFoundByItsNames) {
   for (const char* name : {"job7", "job-1"}) EXPECT_EQ(find_job_called(base_, name).value(), first);
   EXPECT_EQ(find_job_called(base_, "job-2").value(), second);
   EXPECT_FALSE(find_job_called(base_, "none"));
-  EXPECT_EQ(find_job_of(base_, ::getpid(), wall_now_ns() + 1'000'000'000).status().code(), Code::invalid_argument);
+  EXPECT_EQ(find_job_of(base_, ::getpid(), wall_now_ns() + 1'000'000'000).status().code(),
+            Code::invalid_argument);
   EXPECT_TRUE(find_job_of(base_, ::getpid()));
   const auto names_but = [&](const std::string& shown) {
     std::set<std::string> names;
@@ -324,7 +337,8 @@ TEST_F(RecorderTest, GroupsOfOneNameAndTooManyGroups) {
   EXPECT_EQ(trace.groups.at(0).started, 0u);
   EXPECT_EQ(trace.groups.at(1).started, 1u);
   std::uint16_t last = 0;
-  for (int i = 0; i < 200; ++i) last = recorder->add_group(std::string(200, 'x') + std::to_string(i), kWorld, 0);
+  for (int i = 0; i < 200; ++i)
+    last = recorder->add_group(std::string(200, 'x') + std::to_string(i), kWorld, 0);
   recorder->begin(last, {.name = "barrier", .sequence = 1}, now());
   trace = read(recorder->path());
   EXPECT_EQ(trace.groups.size(), kGroups);
@@ -336,7 +350,9 @@ TEST_F(RecorderTest, AMarkEndsItsCallOnce) {
   const auto recorder = make();
   const auto world = recorder->add_group("default", kWorld, 0);
   const auto begin = [&](std::uint64_t sequence) {
-    return Mark(recorder, recorder->begin(world, {.name = "all_reduce", .sequence = sequence, .async = true}, now()));
+    return Mark(
+        recorder,
+        recorder->begin(world, {.name = "all_reduce", .sequence = sequence, .async = true}, now()));
   };
   auto failing = begin(1);
   { const auto dropped = begin(2); }

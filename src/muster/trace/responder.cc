@@ -26,11 +26,16 @@ namespace {
 constexpr Duration kStoreTimeout = std::chrono::seconds(2);
 constexpr std::string_view kJobKey = "trace/job";
 constexpr std::size_t kMostQuestions = 8;  ///< that wait for a rank: more would not make it answer
-constexpr std::size_t kKeptAnswers = 8;    ///< of a rank, that nobody has fetched yet: several may ask at once
+constexpr std::size_t kKeptAnswers =
+    8;  ///< of a rank, that nobody has fetched yet: several may ask at once
 
 std::string questions_of(int rank) { return "trace/ask/" + std::to_string(rank); }
-std::string answer_key(const std::string& id, int rank) { return "trace/answer/" + id + "/" + std::to_string(rank); }
-std::string published_key(int rank) { return "trace/" + std::to_string(rank); }  // witness.cc writes it
+std::string answer_key(const std::string& id, int rank) {
+  return "trace/answer/" + id + "/" + std::to_string(rank);
+}
+std::string published_key(int rank) {
+  return "trace/" + std::to_string(rank);
+}  // witness.cc writes it
 
 struct Announcement {
   std::string job;
@@ -49,7 +54,8 @@ std::optional<Announcement> decode_announcement(std::string_view bytes) {
   job.world_size = in.get<int>();
   job.since_ns = in.get<std::int64_t>();
   job.job = in.get_text();
-  if (version != kVersion || !in.at_end() || job.world_size < 1 || job.world_size > kMostRanks) return std::nullopt;
+  if (version != kVersion || !in.at_end() || job.world_size < 1 || job.world_size > kMostRanks)
+    return std::nullopt;
   return job;
 }
 
@@ -61,7 +67,10 @@ struct Question {
 
 std::string encode(const Question& question) {
   ByteWriter out;
-  out.put(kVersion).put_text(question.id).put(question.records).put(static_cast<std::uint32_t>(question.about.size()));
+  out.put(kVersion)
+      .put_text(question.id)
+      .put(question.records)
+      .put(static_cast<std::uint32_t>(question.about.size()));
   for (const int rank : question.about) out.put(rank);
   return out.take();
 }
@@ -85,12 +94,15 @@ std::string answer_to(const Question& question, const Recorder& recorder) {
     for (const int rank : question.about) {
       auto theirs = read_trace(recorder.directory() + "/" + trace_name(rank));
       // In a directory that hosts share, whether a rank of another host lives cannot be seen here.
-      if (theirs && theirs->boot == mine->boot && theirs->host == mine->host) traces.push_back(std::move(*theirs));
+      if (theirs && theirs->boot == mine->boot && theirs->host == mine->host)
+        traces.push_back(std::move(*theirs));
     }
   }
   ByteWriter out;
   out.put(static_cast<std::uint32_t>(traces.size()));
-  for (auto& trace : traces) out.put_text(encode_trace(cut_to(std::move(trace), static_cast<std::size_t>(question.records))));
+  for (auto& trace : traces)
+    out.put_text(
+        encode_trace(cut_to(std::move(trace), static_cast<std::size_t>(question.records))));
   return out.take();
 }
 
@@ -127,7 +139,8 @@ struct Responder::State {
   bool ended = false;
   std::thread thread;
 
-  /// A connection of its own, made on the thread: no rank's start waits for it. False where there is none, or the end has come.
+  /// A connection of its own, made on the thread: no rank's start waits for it. False where there
+  /// is none, or the end has come.
   bool connect() {
     std::shared_ptr<store::Store> job;
     {
@@ -166,7 +179,8 @@ struct Responder::State {
       if (!bytes.ok() || stops()) break;
       const auto question = decode_question(*bytes);
       if (!question) continue;
-      if (kept.size() == kKeptAnswers) std::erase_if(kept, [&](const std::string& key) { return was_fetched(key); });
+      if (kept.size() == kKeptAnswers)
+        std::erase_if(kept, [&](const std::string& key) { return was_fetched(key); });
       if (kept.size() == kKeptAnswers) {  // their askers may be gone
         static_cast<void>(store->delete_key(kept.front()));
         kept.pop_front();
@@ -177,7 +191,8 @@ struct Responder::State {
   }
 };
 
-std::unique_ptr<Responder> Responder::start(std::shared_ptr<Recorder> recorder, const std::shared_ptr<store::Store>& job) {
+std::unique_ptr<Responder> Responder::start(std::shared_ptr<Recorder> recorder,
+                                            const std::shared_ptr<store::Store>& job) {
   if (!recorder || !job || !is_served(job)) return nullptr;
   const auto mine = read_trace(recorder->path());
   if (!mine) return nullptr;
@@ -185,7 +200,9 @@ std::unique_ptr<Responder> Responder::start(std::shared_ptr<Recorder> recorder, 
   state->recorder = std::move(recorder);
   state->store = job;
   state->rank = mine->rank;
-  if (mine->rank == 0) static_cast<void>(job->set(kJobKey, encode(Announcement{mine->job, mine->world_size, mine->since_ns})));
+  if (mine->rank == 0)
+    static_cast<void>(
+        job->set(kJobKey, encode(Announcement{mine->job, mine->world_size, mine->since_ns})));
   auto thread = start_thread("the thread that answers `muster trace`", [state] { state->run(); });
   if (!thread.ok()) return nullptr;
   state->thread = std::move(*thread);
@@ -214,7 +231,8 @@ void Responder::stop() {
     lock.lock();
     state->changed.wait_for(lock, kStoreTimeout, [&] { return state->ended; });
   }
-  // A store that hangs must not hold up the end of the job: the thread then lives on until its connection ends.
+  // A store that hangs must not hold up the end of the job: the thread then lives on until its
+  // connection ends.
   const bool ended = state->ended;
   lock.unlock();
   ended ? state->thread.join() : state->thread.detach();
@@ -226,7 +244,10 @@ namespace {
 class Asking {
  public:
   Asking(store::Store& store, std::string prefix, Announcement announced, const AskOptions& options)
-      : store_(store), prefix_(std::move(prefix)), announced_(std::move(announced)), options_(options) {}
+      : store_(store),
+        prefix_(std::move(prefix)),
+        announced_(std::move(announced)),
+        options_(options) {}
 
   Result<AskedJob> run() {
     std::vector<int> all(static_cast<std::size_t>(announced_.world_size));
@@ -236,14 +257,17 @@ class Asking {
     ask_neighbours(silent);
     look_up_last_words();
     if (found_.empty()) {
-      return Status(Code::timed_out, "none of the " + std::to_string(announced_.world_size) + " ranks of job " + announced_.job +
-                                         " answers: it has ended without destroy_process_group, or keeps no traces "
-                                         "(MUSTER_TRACE_ENTRIES=0)");
+      return Status(Code::timed_out,
+                    "none of the " + std::to_string(announced_.world_size) + " ranks of job " +
+                        announced_.job +
+                        " answers: it has ended without destroy_process_group, or keeps no traces "
+                        "(MUSTER_TRACE_ENTRIES=0)");
     }
     AskedJob asked;
     asked.notes = std::move(notes_);
     if (const auto unknown = missing(); !unknown.empty())
-      asked.notes.push_back(list_ranks(unknown) + (unknown.size() == 1 ? " does" : " do") + " not answer, and nothing else is known of " +
+      asked.notes.push_back(list_ranks(unknown) + (unknown.size() == 1 ? " does" : " do") +
+                            " not answer, and nothing else is known of " +
                             (unknown.size() == 1 ? "it" : "them"));
     for (auto& [rank, trace] : found_) asked.job.ranks.push_back(std::move(trace));
     return asked;
@@ -272,11 +296,14 @@ class Asking {
     std::vector<RankTrace> said;
     for (const int rank : asked) {
       const auto place = key(answer_key(question.id, rank));
-      const auto answer = store_.get(place, std::max<Duration>(time_left(steady_clock(), deadline), std::chrono::milliseconds(1)));
+      const auto answer = store_.get(place, std::max<Duration>(time_left(steady_clock(), deadline),
+                                                               std::chrono::milliseconds(1)));
       if (!answer.ok()) continue;
       static_cast<void>(store_.delete_key(place));
       for (auto& trace : decode_answer(*answer)) {
-        const bool wanted = about.empty() ? trace.rank == rank : std::find(about.begin(), about.end(), trace.rank) != about.end();
+        const bool wanted = about.empty()
+                                ? trace.rank == rank
+                                : std::find(about.begin(), about.end(), trace.rank) != about.end();
         if (wanted && trace.world_size == announced_.world_size) said.push_back(std::move(trace));
       }
     }
@@ -288,14 +315,16 @@ class Asking {
     if (silent.empty()) return;
     std::map<std::tuple<std::string, std::string, std::string>, int> one_of_each_folder;
     for (const auto& [rank, trace] : found_)
-      one_of_each_folder.emplace(std::tuple(trace.host, trace.boot, trace.path.substr(0, trace.path.rfind('/'))), rank);
+      one_of_each_folder.emplace(
+          std::tuple(trace.host, trace.boot, trace.path.substr(0, trace.path.rfind('/'))), rank);
     std::vector<int> neighbours;
     for (const auto& [folder, rank] : one_of_each_folder) neighbours.push_back(rank);
     for (auto& trace : ask(neighbours, silent)) {
       const int rank = trace.rank;
       if (!found_.emplace(rank, std::move(trace)).second) continue;
-      notes_.push_back("rank " + std::to_string(rank) +
-                       " does not answer; what is shown was read from its file by another rank of its host");
+      notes_.push_back(
+          "rank " + std::to_string(rank) +
+          " does not answer; what is shown was read from its file by another rank of its host");
     }
   }
 
@@ -309,9 +338,12 @@ class Asking {
       auto word = bytes.ok() ? decode_trace(*bytes) : std::nullopt;
       if (!word || word->trace.rank != rank) continue;
       found_.emplace(rank, std::move(word->trace));
-      notes_.push_back("rank " + std::to_string(rank) +
-                       " does not answer, nor does any rank of its host; what is shown is what it published last, " +
-                       muster::describe(Duration(std::max<std::int64_t>(wall_now_ns() - word->as_of_ns, 0))) + " ago");
+      notes_.push_back(
+          "rank " + std::to_string(rank) +
+          " does not answer, nor does any rank of its host; what is shown is what it published "
+          "last, " +
+          muster::describe(Duration(std::max<std::int64_t>(wall_now_ns() - word->as_of_ns, 0))) +
+          " ago");
     }
   }
 
@@ -340,7 +372,8 @@ Result<AskedJob> ask_job(store::Store& store, const AskOptions& options) {
   }
   if (!latest) {
     return Status(Code::invalid_argument,
-                  "no job that can be asked runs on this store: it has ended, has not begun, or keeps no traces (MUSTER_TRACE_ENTRIES=0)");
+                  "no job that can be asked runs on this store: it has ended, has not begun, or "
+                  "keeps no traces (MUSTER_TRACE_ENTRIES=0)");
   }
   return Asking(store, std::move(prefix), std::move(*latest), options).run();
 }

@@ -1,11 +1,14 @@
-/// Telling a running job's calls to somebody on another host, or without access to the files: `muster top --store`, `muster trace --store`.
+/// Telling a running job's calls to somebody on another host, or without access to the files:
+/// `muster top --store`, `muster trace --store`.
 ///
-/// Where the job's store is a TCP store, every rank has a thread that sleeps in one request to it (no processor time, nothing is sent)
-/// until a question comes. Who asks has proved the job's secret to the store, as ranks do. A rank that hangs in a call answers all the
-/// same; of one that is stopped or dead another rank of its host tells, from its file. Under the job's keys:
+/// Where the job's store is a TCP store, every rank has a thread that sleeps in one request to it
+/// (no processor time, nothing is sent) until a question comes. Who asks has proved the job's
+/// secret to the store, as ranks do. A rank that hangs in a call answers all the same; of one that
+/// is stopped or dead another rank of its host tells, from its file. Under the job's keys:
 ///   trace/job                 which job this is: written once by rank 0
 ///   trace/ask/<rank>          queue of questions
-///   trace/answer/<id>/<rank>  an answer; the asker deletes it, else one of that rank's next answers does
+///   trace/answer/<id>/<rank>  an answer; the asker deletes it, else one of that rank's next
+///   answers does
 #pragma once
 
 #include <memory>
@@ -23,9 +26,10 @@ namespace muster::trace {
 
 class Responder {
  public:
-  /// Null where nobody outside can reach the store (other kinds than TCP), or where there is no trace or the store does not answer: a job
-  /// runs without. `job`: the job's part of the store.
-  static std::unique_ptr<Responder> start(std::shared_ptr<Recorder> recorder, const std::shared_ptr<store::Store>& job);
+  /// Null where nobody outside can reach the store (other kinds than TCP), or where there is no
+  /// trace or the store does not answer: a job runs without. `job`: the job's part of the store.
+  static std::unique_ptr<Responder> start(std::shared_ptr<Recorder> recorder,
+                                          const std::shared_ptr<store::Store>& job);
   ~Responder();
   Responder(const Responder&) = delete;
 
@@ -40,15 +44,16 @@ class Responder {
 };
 
 struct AskOptions {
-  std::size_t records = 2000;                   ///< the latest so many calls of each rank
-  Duration patience = std::chrono::seconds(2);  ///< how long ranks that do not answer are waited for
+  std::size_t records = 2000;  ///< the latest so many calls of each rank
+  Duration patience =
+      std::chrono::seconds(2);  ///< how long ranks that do not answer are waited for
 };
 struct AskedJob {
   JobTrace job;
   std::vector<std::string> notes;  ///< of which ranks nothing is known, or only by hearsay
 };
-/// What the ranks of the latest job on this store are in; `store` is the whole server's, not one job's part of it. Times are moved to this
-/// host's clock.
+/// What the ranks of the latest job on this store are in; `store` is the whole server's, not one
+/// job's part of it. Times are moved to this host's clock.
 Result<AskedJob> ask_job(store::Store& store, const AskOptions& options = {});
 
 }  // namespace muster::trace

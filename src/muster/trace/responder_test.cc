@@ -18,7 +18,8 @@ namespace {
 using std::chrono::seconds;
 constexpr int kRanks = 3;
 
-/// Three ranks of one job, whose traces lie in two folders: 0 and 1 in one, 2 in the other, as on two hosts. They share a TCP store.
+/// Three ranks of one job, whose traces lie in two folders: 0 and 1 in one, 2 in the other, as on
+/// two hosts. They share a TCP store.
 class AskedJobs : public ::testing::Test {
  protected:
   AskedJobs() {
@@ -40,8 +41,9 @@ class AskedJobs : public ::testing::Test {
   void call(int rank, std::uint64_t sequence, bool ends) {
     const auto now = steady_clock().now();
     const std::int64_t shape[] = {4};
-    const auto ticket =
-        recorders_[rank]->begin(group_, {.name = "all_reduce", .sequence = sequence, .bytes = 16, .dtype = 0, .shape = shape}, now);
+    const auto ticket = recorders_[rank]->begin(
+        group_,
+        {.name = "all_reduce", .sequence = sequence, .bytes = 16, .dtype = 0, .shape = shape}, now);
     if (ends) recorders_[rank]->end(ticket, now);
   }
   store::TcpStoreOptions client() const {
@@ -74,14 +76,18 @@ TEST_F(AskedJobs, EveryRankTellsWhatItIsIn) {
     if (rank != 1) call(rank, 2, false);
   }
   const auto late = steady_clock().now() + seconds(60);
-  const auto is_short = [](const Result<AskedJob>& asked) { return asked && find_holdups(asked->job).front().usual; };
+  const auto is_short = [](const Result<AskedJob>& asked) {
+    return asked && find_holdups(asked->job).front().usual;
+  };
   while (is_short(ask()) && steady_clock().now() < late) std::this_thread::yield();
   for (int time = 0; time < 3; ++time) {
     const auto asked = ask();
     ASSERT_TRUE(asked.ok()) << asked.status().message();
     ASSERT_EQ(asked->job.ranks.size(), 3u);
     EXPECT_TRUE(asked->notes.empty());
-    EXPECT_EQ(headline(asked->job, find_holdups(asked->job)).find("rank 1 is behind: ranks 0 and 2 are in call 2 of group 'default'"), 0u)
+    EXPECT_EQ(headline(asked->job, find_holdups(asked->job))
+                  .find("rank 1 is behind: ranks 0 and 2 are in call 2 of group 'default'"),
+              0u)
         << summary(asked->job);
     EXPECT_EQ(asked->job.ranks[2].job, "a job");
     EXPECT_EQ(asked->job.ranks[2].run_id, "job7");
@@ -123,15 +129,20 @@ TEST_F(AskedJobs, OfARankThatDoesNotAnswerAnotherOfItsHostTells) {
   call(2, 7, false);
   responders_[1]->stop();
   responders_[2]->stop();
-  ASSERT_TRUE(job_->set("trace/2", encode_trace(cut_to_latest(*read_trace(recorders_[2]->path())))).ok());
+  ASSERT_TRUE(
+      job_->set("trace/2", encode_trace(cut_to_latest(*read_trace(recorders_[2]->path())))).ok());
   const auto asked = ask(seconds(5));
   ASSERT_TRUE(asked.ok()) << asked.status().message();
   ASSERT_EQ(asked->job.ranks.size(), 3u);
   EXPECT_EQ(asked->job.ranks[1].records.back().sequence, 7u);
   EXPECT_EQ(asked->job.ranks[2].records.back().sequence, 7u);
   ASSERT_EQ(asked->notes.size(), 2u);
-  EXPECT_NE(asked->notes[0].find("rank 1 does not answer; what is shown was read from its file"), std::string::npos) << asked->notes[0];
-  EXPECT_NE(asked->notes[1].find("rank 2 does not answer, nor does any rank of its host"), std::string::npos) << asked->notes[1];
+  EXPECT_NE(asked->notes[0].find("rank 1 does not answer; what is shown was read from its file"),
+            std::string::npos)
+      << asked->notes[0];
+  EXPECT_NE(asked->notes[1].find("rank 2 does not answer, nor does any rank of its host"),
+            std::string::npos)
+      << asked->notes[1];
 }
 
 TEST_F(AskedJobs, WhereNobodyAnswersThatIsSaid) {
@@ -143,7 +154,8 @@ TEST_F(AskedJobs, WhereNobodyAnswersThatIsSaid) {
   for (auto& responder : responders_) responder->stop();
   const auto over = ask();
   ASSERT_FALSE(over.ok());
-  EXPECT_NE(over.status().message().find("no job that can be asked runs on this store"), std::string::npos);
+  EXPECT_NE(over.status().message().find("no job that can be asked runs on this store"),
+            std::string::npos);
 }
 
 TEST_F(AskedJobs, RanksSpeakOnlyWhereOthersCanListen) {
@@ -164,13 +176,15 @@ TEST_F(AskedJobs, DamagedQuestionsAndAnswersAreLeftOut) {
 
   const auto whole = encode_trace(*read_trace(recorders_[0]->path()));
   ASSERT_TRUE(decode_trace(whole).has_value());
-  for (std::size_t length = 0; length < whole.size(); ++length) ASSERT_FALSE(decode_trace(whole.substr(0, length)).has_value());
+  for (std::size_t length = 0; length < whole.size(); ++length)
+    ASSERT_FALSE(decode_trace(whole.substr(0, length)).has_value());
   for (testing::FuzzRun run(2000); run.goes_on();) {
     auto bytes = whole;
     bytes[fuzz.below(bytes.size())] = static_cast<char>(fuzz.word());
     const auto sent = decode_trace(bytes);
     if (!sent) continue;
-    for (const auto& record : sent->trace.records) ASSERT_LT(record.group, sent->trace.groups.size());
+    for (const auto& record : sent->trace.records)
+      ASSERT_LT(record.group, sent->trace.groups.size());
   }
 }
 

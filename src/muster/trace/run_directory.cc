@@ -21,7 +21,9 @@ constexpr std::int64_t kKeptSeconds = 3 * 24 * 60 * 60;
 constexpr std::size_t kKeptJobs = 64;
 constexpr std::string_view kJobPrefix = "job-";
 
-bool is_trace(std::string_view name) { return name.starts_with("rank") && name.ends_with(".trace"); }
+bool is_trace(std::string_view name) {
+  return name.starts_with("rank") && name.ends_with(".trace");
+}
 
 /// Names in a directory, without the two dots.
 std::vector<std::string> names_in(int directory) {
@@ -37,13 +39,17 @@ std::vector<std::string> names_in(int directory) {
 }
 
 Status refuse(const std::string& path, const std::string& why) {
-  return Status(Code::refused, "the directory for traces, " + path + ", " + why + "; name another with MUSTER_RUN_DIR");
+  return Status(Code::refused, "the directory for traces, " + path + ", " + why +
+                                   "; name another with MUSTER_RUN_DIR");
 }
 
-Result<Descriptor> checked(int parent, const std::string& name, const std::string& path, mode_t closed_to_others) {
-  Descriptor directory(::openat(parent, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+Result<Descriptor> checked(int parent, const std::string& name, const std::string& path,
+                           mode_t closed_to_others) {
+  Descriptor directory(
+      ::openat(parent, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   struct stat info {};
-  if (!directory || ::fstat(directory.get(), &info) != 0) return refuse(path, "cannot be opened: " + errno_text(errno));
+  if (!directory || ::fstat(directory.get(), &info) != 0)
+    return refuse(path, "cannot be opened: " + errno_text(errno));
   if (info.st_uid != ::geteuid() || (info.st_mode & closed_to_others) != 0)
     return refuse(path, "must belong to this user and be closed to others");
   return directory;
@@ -70,7 +76,8 @@ std::string job_folder(const std::string& job) {
   std::string folder(kJobPrefix);
   // The end of a job's name is what tells two runs at one address apart.
   for (const char c : job.size() > 120 ? job.substr(job.size() - 120) : job) {
-    const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '.';
+    const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+                       c == '-' || c == '.';
     if (plain || !folder.ends_with('_')) folder += plain ? c : '_';
   }
   return folder;
@@ -79,11 +86,13 @@ std::string job_folder(const std::string& job) {
 std::string trace_name(int rank) { return "rank" + std::to_string(rank) + ".trace"; }
 
 Result<Descriptor> open_job_directory(const std::string& base, const std::string& folder) {
-  if (::mkdir(base.c_str(), 0700) != 0 && errno != EEXIST) return refuse(base, "cannot be made: " + errno_text(errno));
+  if (::mkdir(base.c_str(), 0700) != 0 && errno != EEXIST)
+    return refuse(base, "cannot be made: " + errno_text(errno));
   const auto parent = checked(AT_FDCWD, base, base, 022);
   if (!parent) return parent.status();
   const bool first = ::mkdirat(parent->get(), folder.c_str(), 0700) == 0;
-  if (!first && errno != EEXIST) return refuse(base + "/" + folder, "cannot be made: " + errno_text(errno));
+  if (!first && errno != EEXIST)
+    return refuse(base + "/" + folder, "cannot be made: " + errno_text(errno));
   if (first) prune(base);
   return checked(parent->get(), folder, base + "/" + folder, 077);
 }
@@ -100,11 +109,15 @@ std::vector<JobDirectory> list_jobs(const std::string& base) {
   if (!parent) return jobs;
   for (const auto& name : names_in(parent.get())) {
     struct stat info {};
-    if (!name.starts_with(kJobPrefix) || ::fstatat(parent.get(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISDIR(info.st_mode))
+    if (!name.starts_with(kJobPrefix) ||
+        ::fstatat(parent.get(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0 ||
+        !S_ISDIR(info.st_mode))
       continue;
-    jobs.push_back({base + "/" + name, std::int64_t{info.st_mtim.tv_sec} * 1'000'000'000 + info.st_mtim.tv_nsec});
+    jobs.push_back({base + "/" + name,
+                    std::int64_t{info.st_mtim.tv_sec} * 1'000'000'000 + info.st_mtim.tv_nsec});
   }
-  std::sort(jobs.begin(), jobs.end(), [](const auto& a, const auto& b) { return a.changed_ns > b.changed_ns; });
+  std::sort(jobs.begin(), jobs.end(),
+            [](const auto& a, const auto& b) { return a.changed_ns > b.changed_ns; });
   return jobs;
 }
 

@@ -1,8 +1,10 @@
-/// Where the traces of this user's jobs lie: a directory per job below `$MUSTER_RUN_DIR`, else `$XDG_RUNTIME_DIR/muster`, else
+/// Where the traces of this user's jobs lie: a directory per job below `$MUSTER_RUN_DIR`, else
+/// `$XDG_RUNTIME_DIR/muster`, else
 /// `/tmp/muster-<uid>`; in it `rank<r>.trace`.
 ///
-/// Every directory must belong to this user and be closed to writing by others (a job's own: to everything); symbolic links are not
-/// followed. A live rank holds a lock (flock) on its file, so that anybody can tell live from dead.
+/// Every directory must belong to this user and be closed to writing by others (a job's own: to
+/// everything); symbolic links are not followed. A live rank holds a lock (flock) on its file, so
+/// that anybody can tell live from dead.
 #pragma once
 
 #include <string>
@@ -18,11 +20,12 @@ std::string run_directory();
 std::string job_folder(const std::string& job);
 std::string trace_name(int rank);
 
-/// Makes (both levels) where it is missing; the descriptor is the job's directory. The first rank there prunes the others'.
+/// Makes (both levels) where it is missing; the descriptor is the job's directory. The first rank
+/// there prunes the others'.
 Result<Descriptor> open_job_directory(const std::string& base, const std::string& folder);
 
-/// Removes the traces of jobs none of whose ranks lives: those untouched for three days, and all but the latest 64. Never a live rank's,
-/// and nothing but traces.
+/// Removes the traces of jobs none of whose ranks lives: those untouched for three days, and all
+/// but the latest 64. Never a live rank's, and nothing but traces.
 void prune(const std::string& base);
 
 /// Whether a rank of a live process holds this trace open.

@@ -10,8 +10,17 @@ namespace {
 constexpr std::size_t kGroupsKept = 32;
 
 void put(ByteWriter& out, const Record& record) {
-  out.put(record.ticket).put(record.sequence).put(record.start_ns).put(record.end_ns).put(record.bytes).put(record.tag);
-  out.put(record.peer).put(record.thread).put(static_cast<std::uint32_t>(record.group)).put(record.state).put(record.dimensions);
+  out.put(record.ticket)
+      .put(record.sequence)
+      .put(record.start_ns)
+      .put(record.end_ns)
+      .put(record.bytes)
+      .put(record.tag);
+  out.put(record.peer)
+      .put(record.thread)
+      .put(static_cast<std::uint32_t>(record.group))
+      .put(record.state)
+      .put(record.dimensions);
   out.put(static_cast<std::uint8_t>(record.async)).put_text(record.name).put_text(record.dtype);
   out.put(static_cast<std::uint32_t>(record.shape.size()));
   for (const auto extent : record.shape) out.put(extent);
@@ -41,8 +50,10 @@ Record get_record(ByteReader& in) {
 /// Members as a bit per job rank.
 void put(ByteWriter& out, const GroupTrace& group) {
   out.put_text(group.name).put(group.size).put(group.rank).put(group.started).put(group.completed);
-  std::string bits(group.members.empty() ? 0 : static_cast<std::size_t>(group.members.back()) / 8 + 1, '\0');
-  for (const int member : group.members) bits[static_cast<std::size_t>(member) / 8] |= static_cast<char>(1 << member % 8);
+  std::string bits(
+      group.members.empty() ? 0 : static_cast<std::size_t>(group.members.back()) / 8 + 1, '\0');
+  for (const int member : group.members)
+    bits[static_cast<std::size_t>(member) / 8] |= static_cast<char>(1 << member % 8);
   out.put_text(bits);
 }
 
@@ -54,16 +65,22 @@ GroupTrace get_group(ByteReader& in) {
   group.started = in.get<std::uint64_t>();
   group.completed = in.get<std::uint64_t>();
   const auto bits = in.get_text();
-  for (int member = 0; member < kMembersShown && static_cast<std::size_t>(member) / 8 < bits.size(); ++member) {
-    if ((static_cast<unsigned char>(bits[static_cast<std::size_t>(member) / 8]) >> member % 8 & 1) != 0) group.members.push_back(member);
+  for (int member = 0; member < kMembersShown && static_cast<std::size_t>(member) / 8 < bits.size();
+       ++member) {
+    if ((static_cast<unsigned char>(bits[static_cast<std::size_t>(member) / 8]) >> member % 8 &
+         1) != 0)
+      group.members.push_back(member);
   }
   return group;
 }
 
 bool is_sound(const RankTrace& trace) {
-  if (trace.rank < 0 || trace.rank >= trace.world_size || trace.world_size > kMostRanks || trace.life > Life::gone) return false;
+  if (trace.rank < 0 || trace.rank >= trace.world_size || trace.world_size > kMostRanks ||
+      trace.life > Life::gone)
+    return false;
   return std::all_of(trace.records.begin(), trace.records.end(), [&](const Record& record) {
-    return record.group < trace.groups.size() && record.state >= State::queued && record.state <= State::failed;
+    return record.group < trace.groups.size() && record.state >= State::queued &&
+           record.state <= State::failed;
   });
 }
 
@@ -71,7 +88,8 @@ bool is_sound(const RankTrace& trace) {
 
 RankTrace cut_to_latest(const RankTrace& trace) {
   RankTrace cut = trace;
-  const std::size_t first = trace.groups.size() > kGroupsKept ? trace.groups.size() - kGroupsKept : 0;
+  const std::size_t first =
+      trace.groups.size() > kGroupsKept ? trace.groups.size() - kGroupsKept : 0;
   cut.groups.erase(cut.groups.begin(), cut.groups.begin() + static_cast<std::ptrdiff_t>(first));
   cut.records.clear();
   std::vector<bool> seen(trace.groups.size());
@@ -87,15 +105,31 @@ RankTrace cut_to_latest(const RankTrace& trace) {
 
 RankTrace cut_to(RankTrace trace, std::size_t records) {
   if (trace.records.size() > records)
-    trace.records.erase(trace.records.begin(), trace.records.end() - static_cast<std::ptrdiff_t>(records));
+    trace.records.erase(trace.records.begin(),
+                        trace.records.end() - static_cast<std::ptrdiff_t>(records));
   return trace;
 }
 
 std::string encode_trace(const RankTrace& trace) {
   ByteWriter out;
-  out.put(kVersion).put(wall_now_ns()).put(trace.rank).put(trace.world_size).put(trace.pid).put(trace.since_ns).put(trace.life);
-  out.put(trace.calls).put(trace.dropped).put(trace.torn).put(trace.failures).put(trace.failure_at_ns);
-  out.put_text(trace.path).put_text(trace.host).put_text(trace.boot).put_text(trace.job).put_text(trace.run_id).put_text(trace.failure);
+  out.put(kVersion)
+      .put(wall_now_ns())
+      .put(trace.rank)
+      .put(trace.world_size)
+      .put(trace.pid)
+      .put(trace.since_ns)
+      .put(trace.life);
+  out.put(trace.calls)
+      .put(trace.dropped)
+      .put(trace.torn)
+      .put(trace.failures)
+      .put(trace.failure_at_ns);
+  out.put_text(trace.path)
+      .put_text(trace.host)
+      .put_text(trace.boot)
+      .put_text(trace.job)
+      .put_text(trace.run_id)
+      .put_text(trace.failure);
   out.put(static_cast<std::uint32_t>(trace.groups.size()));
   for (const auto& group : trace.groups) put(out, group);
   out.put(static_cast<std::uint32_t>(trace.records.size()));

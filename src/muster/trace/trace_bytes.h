@@ -1,4 +1,5 @@
-/// Traces as bytes, for those who cannot open the file: ranks and people on other hosts get them through the job's store.
+/// Traces as bytes, for those who cannot open the file: ranks and people on other hosts get them
+/// through the job's store.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +14,8 @@ namespace muster::trace {
 /// No job has more: what says so is damaged.
 inline constexpr int kMostRanks = 1 << 20;
 
-/// Only the latest call of each group, and of the groups only the latest 32: some hundred bytes each.
+/// Only the latest call of each group, and of the groups only the latest 32: some hundred bytes
+/// each.
 RankTrace cut_to_latest(const RankTrace& trace);
 /// Only the latest `records` calls.
 RankTrace cut_to(RankTrace trace, std::size_t records);

@@ -20,7 +20,8 @@ constexpr std::size_t kLongestText = 2400;
 
 std::string key_of(int rank) { return "trace/" + std::to_string(rank); }
 
-/// The latest group of this name that a rank has made: after a shrinking a group of the same name may take an ended one's place.
+/// The latest group of this name that a rank has made: after a shrinking a group of the same name
+/// may take an ended one's place.
 const GroupTrace* latest_group(const RankTrace& trace, const std::string& name) {
   for (auto at = trace.groups.rbegin(); at != trace.groups.rend(); ++at) {
     if (at->name == name || at->name.starts_with(name + " #")) return &*at;
@@ -29,16 +30,20 @@ const GroupTrace* latest_group(const RankTrace& trace, const std::string& name) 
 }
 
 /// The latest of this name with these members; null where the rank has not made it.
-const GroupTrace* group_meant(const RankTrace& trace, const std::string& name, std::span<const int> members) {
+const GroupTrace* group_meant(const RankTrace& trace, const std::string& name,
+                              std::span<const int> members) {
   const auto* group = latest_group(trace, name);
   if (group == nullptr || group->members.empty()) return group;
   std::vector<int> shown;
-  std::copy_if(members.begin(), members.end(), std::back_inserter(shown), [](int rank) { return rank < kMembersShown; });
+  std::copy_if(members.begin(), members.end(), std::back_inserter(shown),
+               [](int rank) { return rank < kMembersShown; });
   std::sort(shown.begin(), shown.end());
   return group->members == shown ? group : nullptr;
 }
 
-bool contains(const std::vector<int>& ranks, int rank) { return std::find(ranks.begin(), ranks.end(), rank) != ranks.end(); }
+bool contains(const std::vector<int>& ranks, int rank) {
+  return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+}
 
 }  // namespace
 
@@ -51,7 +56,8 @@ std::optional<RankTrace> decode_latest(std::string_view bytes) {
   return std::move(sent->trace);
 }
 
-Witness::Witness(std::shared_ptr<Recorder> recorder, std::shared_ptr<store::Store> store, std::vector<int> elsewhere)
+Witness::Witness(std::shared_ptr<Recorder> recorder, std::shared_ptr<store::Store> store,
+                 std::vector<int> elsewhere)
     : recorder_(std::move(recorder)), elsewhere_(std::move(elsewhere)) {
   if (elsewhere_.empty() || store == nullptr) return;
   auto clone = store->clone();
@@ -97,25 +103,31 @@ void Witness::publish() {
 }
 
 JobTrace Witness::look(std::span<const int> only) const {
-  const auto wanted = [&](int rank) { return only.empty() || std::find(only.begin(), only.end(), rank) != only.end(); };
+  const auto wanted = [&](int rank) {
+    return only.empty() || std::find(only.begin(), only.end(), rank) != only.end();
+  };
   JobTrace job;
   job.directory = recorder_->directory();
   if (only.empty()) {
     if (auto here = read_job(job.directory)) job.ranks = std::move(here->ranks);
   } else {
     for (const int rank : only) {
-      if (auto trace = read_trace(job.directory + "/" + trace_name(rank))) job.ranks.push_back(std::move(*trace));
+      if (auto trace = read_trace(job.directory + "/" + trace_name(rank)))
+        job.ranks.push_back(std::move(*trace));
     }
   }
-  // Where the directory is shared between hosts, what another host's rank writes there need not be seen here.
-  std::erase_if(job.ranks, [&](const RankTrace& trace) { return contains(elsewhere_, trace.rank); });
+  // Where the directory is shared between hosts, what another host's rank writes there need not be
+  // seen here.
+  std::erase_if(job.ranks,
+                [&](const RankTrace& trace) { return contains(elsewhere_, trace.rank); });
   std::shared_ptr<store::Store> store;
   {
     const std::lock_guard guard(lock_);
     store = store_;
   }
   const TimePoint limit = steady_clock().now() + kStoreTimeout;
-  for (std::size_t i = 0; store != nullptr && i < elsewhere_.size() && steady_clock().now() < limit; ++i) {
+  for (std::size_t i = 0; store != nullptr && i < elsewhere_.size() && steady_clock().now() < limit;
+       ++i) {
     if (!wanted(elsewhere_[i])) continue;
     const std::string key = key_of(elsewhere_[i]);
     const auto there = store->check(std::span(&key, 1));
@@ -125,7 +137,8 @@ JobTrace Witness::look(std::span<const int> only) const {
     if (!bytes.ok()) break;
     if (auto trace = decode_latest(*bytes)) job.ranks.push_back(std::move(*trace));
   }
-  std::sort(job.ranks.begin(), job.ranks.end(), [](const auto& a, const auto& b) { return a.rank < b.rank; });
+  std::sort(job.ranks.begin(), job.ranks.end(),
+            [](const auto& a, const auto& b) { return a.rank < b.rank; });
   return job;
 }
 
@@ -140,8 +153,8 @@ std::string Witness::tell(const std::string& group, std::span<const int> ranks) 
   return text.size() > kLongestText ? std::string() : text;
 }
 
-Testimony testify(const JobTrace& job, const std::string& group, std::uint64_t sequence, std::span<const int> members, int me,
-                  const std::vector<int>& awaited) {
+Testimony testify(const JobTrace& job, const std::string& group, std::uint64_t sequence,
+                  std::span<const int> members, int me, const std::vector<int>& awaited) {
   Testimony testimony{awaited, {}};
   const auto* mine = job.rank(me);
   if (mine == nullptr || group_meant(*mine, group, members) == nullptr) return testimony;
@@ -151,17 +164,24 @@ Testimony testify(const JobTrace& job, const std::string& group, std::uint64_t s
     if (member == me) continue;
     const auto* trace = job.rank(member);
     const auto* there = trace != nullptr ? group_meant(*trace, group, members) : nullptr;
-    auto& place = trace == nullptr ? unknown : there != nullptr && there->started >= sequence ? inside : outside;
+    auto& place = trace == nullptr                                 ? unknown
+                  : there != nullptr && there->started >= sequence ? inside
+                                                                   : outside;
     place.push_back(member);
   }
   std::vector<int> late;
-  std::copy_if(outside.begin(), outside.end(), std::back_inserter(late), [&](int rank) { return contains(awaited, rank); });
+  std::copy_if(outside.begin(), outside.end(), std::back_inserter(late),
+               [&](int rank) { return contains(awaited, rank); });
   if (late.empty()) late = outside;
   if (!late.empty()) testimony.missing = late;
 
   std::vector<std::string> sentences;
-  if (!outside.empty()) sentences.push_back(list_ranks(outside) + (outside.size() == 1 ? " has" : " have") + " not entered this call");
-  if (!inside.empty()) sentences.push_back(list_ranks(inside) + (inside.size() == 1 ? " has" : " have") + " entered it");
+  if (!outside.empty())
+    sentences.push_back(list_ranks(outside) + (outside.size() == 1 ? " has" : " have") +
+                        " not entered this call");
+  if (!inside.empty())
+    sentences.push_back(list_ranks(inside) + (inside.size() == 1 ? " has" : " have") +
+                        " entered it");
   if (!unknown.empty()) sentences.push_back("nothing is known of " + list_ranks(unknown));
   std::vector<int> order = testimony.missing;
   for (const auto* rest : {&outside, &inside}) {
@@ -173,7 +193,8 @@ Testimony testify(const JobTrace& job, const std::string& group, std::uint64_t s
     const auto* trace = job.rank(order[i]);
     if (trace == nullptr) continue;
     const auto* there = group_meant(*trace, group, members);
-    sentences.push_back(last_act(*trace, there != nullptr ? there->name : group + " of these members", now));
+    sentences.push_back(
+        last_act(*trace, there != nullptr ? there->name : group + " of these members", now));
   }
   for (const auto& sentence : sentences) {
     if (testimony.text.size() + sentence.size() > kLongestText) break;

@@ -1,8 +1,10 @@
 /// What a rank can find out about the others when they do not answer any more.
 ///
-/// Ranks of this host: their traces are read where they lie; nobody needs to answer for that. Ranks of other hosts: each publishes what it
-/// did last in the job's store, at most once a second and only when it has made or ended a call since (so the word may be a second
-/// old); nothing is published where all ranks share a host. Ages across hosts are as good as the hosts' wall clocks agree.
+/// Ranks of this host: their traces are read where they lie; nobody needs to answer for that. Ranks
+/// of other hosts: each publishes what it did last in the job's store, at most once a second and
+/// only when it has made or ended a call since (so the word may be a second old); nothing is
+/// published where all ranks share a host. Ages across hosts are as good as the hosts' wall clocks
+/// agree.
 #pragma once
 
 #include <condition_variable>
@@ -24,16 +26,19 @@ namespace muster::trace {
 
 class Witness {
  public:
-  /// `elsewhere`: the ranks of other hosts. Where there are any, starts a thread that publishes over a clone of `store` with short
-  /// timeouts.
-  Witness(std::shared_ptr<Recorder> recorder, std::shared_ptr<store::Store> store, std::vector<int> elsewhere);
+  /// `elsewhere`: the ranks of other hosts. Where there are any, starts a thread that publishes
+  /// over a clone of `store` with short timeouts.
+  Witness(std::shared_ptr<Recorder> recorder, std::shared_ptr<store::Store> store,
+          std::vector<int> elsewhere);
   ~Witness();
   Witness(const Witness&) = delete;
 
-  /// What the ranks (all, where `only` is empty) did last, as far as it can be known; `records` may be cut down to the latest of each
-  /// group. Blocks for some seconds at most, and only where there are other hosts.
+  /// What the ranks (all, where `only` is empty) did last, as far as it can be known; `records` may
+  /// be cut down to the latest of each group. Blocks for some seconds at most, and only where there
+  /// are other hosts.
   JobTrace look(std::span<const int> only = {}) const;
-  /// The end of a sentence: "; rank 2's last call there is ..." for each of the first few `ranks` that something is known of.
+  /// The end of a sentence: "; rank 2's last call there is ..." for each of the first few `ranks`
+  /// that something is known of.
   std::string tell(const std::string& group, std::span<const int> ranks) const;
 
   /// Lets go of the store. Called before the job's store goes.
@@ -52,14 +57,15 @@ class Witness {
   std::thread thread_;
 };
 
-/// Who holds up call `sequence` of `group`, of its `members`, and the sentences that say so: what each of them did last. `awaited` is what
-/// the caller knows of itself: of them those that have not entered the call are meant, else other members that have not, else `awaited`.
+/// Who holds up call `sequence` of `group`, of its `members`, and the sentences that say so: what
+/// each of them did last. `awaited` is what the caller knows of itself: of them those that have not
+/// entered the call are meant, else other members that have not, else `awaited`.
 struct Testimony {
   std::vector<int> missing;
   std::string text;  ///< empty where nothing is known
 };
-Testimony testify(const JobTrace& job, const std::string& group, std::uint64_t sequence, std::span<const int> members, int me,
-                  const std::vector<int>& awaited);
+Testimony testify(const JobTrace& job, const std::string& group, std::uint64_t sequence,
+                  std::span<const int> members, int me, const std::vector<int>& awaited);
 
 /// A trace cut down to the latest call of each group, as bytes and back.
 std::string encode_latest(const RankTrace& trace);

@@ -14,16 +14,19 @@ class TwoHosts : public ::testing::Test {
  protected:
   TwoHosts() {
     for (const int rank : {0, 1}) {
-      recorders_[rank] = *Recorder::create({"a job", rank, 2, 64, folder_.file("host" + std::to_string(rank))});
+      recorders_[rank] =
+          *Recorder::create({"a job", rank, 2, 64, folder_.file("host" + std::to_string(rank))});
       group_ = recorders_[rank]->add_group("default", std::vector<int>{0, 1}, rank);
     }
   }
   void call(int rank, std::uint64_t sequence, bool ends) {
     const auto now = steady_clock().now();
-    const auto ticket = recorders_[rank]->begin(group_, {.name = "all_reduce", .sequence = sequence, .bytes = 16}, now);
+    const auto ticket = recorders_[rank]->begin(
+        group_, {.name = "all_reduce", .sequence = sequence, .bytes = 16}, now);
     if (ends) recorders_[rank]->end(ticket, now);
   }
-  /// Whether rank 0 comes to hear that rank 1 has made `calls` calls: after exactly one change since the last time, rank 1 publishes once.
+  /// Whether rank 0 comes to hear that rank 1 has made `calls` calls: after exactly one change
+  /// since the last time, rank 1 publishes once.
   bool hears(const Witness& witness, std::uint64_t calls) {
     const std::string key = "trace/1";
     if (!store_->wait(std::span(&key, 1), std::chrono::seconds(60))) return false;
@@ -48,8 +51,11 @@ TEST_F(TwoHosts, TheOtherHostsLastCallComesThroughTheStore) {
   const std::vector<int> members = {0, 1};
   const auto testimony = testify(mine.look(), "default", 2, members, 0, {1});
   EXPECT_EQ(testimony.missing, std::vector<int>{1});
-  EXPECT_NE(testimony.text.find("rank 1's last call there is number 1, all_reduce, completed"), std::string::npos) << testimony.text;
-  EXPECT_NE(mine.tell("default", std::vector<int>{1}).find("rank 1's last call"), std::string::npos);
+  EXPECT_NE(testimony.text.find("rank 1's last call there is number 1, all_reduce, completed"),
+            std::string::npos)
+      << testimony.text;
+  EXPECT_NE(mine.tell("default", std::vector<int>{1}).find("rank 1's last call"),
+            std::string::npos);
   ASSERT_TRUE(hears(mine, 1));
   call(1, 2, false);
   EXPECT_TRUE(hears(mine, 2));

@@ -42,7 +42,9 @@ constexpr int kPopulateWrite = 23;
 
 std::size_t largest_file() {
   rlimit limit{};
-  return ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY ? limit.rlim_cur : kMostAddressSpace;
+  return ::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY
+             ? limit.rlim_cur
+             : kMostAddressSpace;
 }
 
 /// The pages that [range) fills. The first and the last page of its block count as filled: of what
@@ -50,7 +52,9 @@ std::size_t largest_file() {
 ArenaHeap::Range whole_pages(const ArenaHeap::Range& range, const ArenaHeap::Range& block) {
   constexpr std::size_t kPage = ArenaHeap::kPage;
   const std::uint64_t end = range.offset + range.bytes, block_end = block.offset + block.bytes;
-  const std::uint64_t from = range.offset < block.offset + kPage ? block.offset : (range.offset + kPage - 1) / kPage * kPage;
+  const std::uint64_t from = range.offset < block.offset + kPage
+                                 ? block.offset
+                                 : (range.offset + kPage - 1) / kPage * kPage;
   const std::uint64_t to = end + kPage > block_end ? block_end : end / kPage * kPage;
   return {from, block.bytes > 0 && to > from ? to - from : 0};
 }
@@ -58,7 +62,8 @@ ArenaHeap::Range whole_pages(const ArenaHeap::Range& range, const ArenaHeap::Ran
 class ProcessArena final : public Arena {
  public:
   static Result<std::unique_ptr<ProcessArena>> make(ProcessArena* inherited);
-  ProcessArena(Descriptor file, Descriptor for_children, std::shared_ptr<SharedMapping> mapping, std::size_t limit, ProcessArena* inherited)
+  ProcessArena(Descriptor file, Descriptor for_children, std::shared_ptr<SharedMapping> mapping,
+               std::size_t limit, ProcessArena* inherited)
       : file_(std::move(file)),
         for_children_(std::move(for_children)),
         mapping_(std::move(mapping)),
@@ -75,16 +80,25 @@ class ProcessArena final : public Arena {
   /// The same of memory that is this process's alone for now.
   std::optional<std::uint64_t> position_of(const std::byte* memory, std::size_t bytes) const;
   std::byte* at(std::uint64_t offset, std::size_t bytes) const override {
-    return offset <= mapping_->bytes() && bytes <= mapping_->bytes() - offset ? mapping_->memory() + offset : nullptr;
+    return offset <= mapping_->bytes() && bytes <= mapping_->bytes() - offset
+               ? mapping_->memory() + offset
+               : nullptr;
   }
   void make_read_only() override;
   bool is_read_only() const override { return read_only_.load(std::memory_order_acquire); }
-  int descriptor() const override { return is_read_only() && readable_ ? readable_.get() : file_.get(); }
+  int descriptor() const override {
+    return is_read_only() && readable_ ? readable_.get() : file_.get();
+  }
   std::size_t bytes_in_use() const override { return stats().bytes_in_use; }
   ArenaStats stats() const override {
     const std::lock_guard hold(lock_);
     const std::size_t out_of_use = quarantine_.bytes();
-    return {heap_.bytes_in_use() - out_of_use, heap_.bytes_kept(), out_of_use, heap_.limit(), returned_, allocations_};
+    return {heap_.bytes_in_use() - out_of_use,
+            heap_.bytes_kept(),
+            out_of_use,
+            heap_.limit(),
+            returned_,
+            allocations_};
   }
   bool forked() const { return mark_.forked(); }
   ProcessArena* inherited() const { return inherited_; }
@@ -100,10 +114,13 @@ class ProcessArena final : public Arena {
   bool isolate(const ArenaHeap::Range& range);
   bool map_pages(const ArenaHeap::Range& range, int how);
   bool rejoin(const ArenaHeap::Range& range);
-  std::size_t most_kept() const { return keep_ + std::min(kept_besides_, std::numeric_limits<std::size_t>::max() - keep_); }
+  std::size_t most_kept() const {
+    return keep_ + std::min(kept_besides_, std::numeric_limits<std::size_t>::max() - keep_);
+  }
 
   GuardedDescriptor file_;
-  Descriptor for_children_;  // the same file: what a forked child copies its memory from, then closes
+  Descriptor
+      for_children_;  // the same file: what a forked child copies its memory from, then closes
   GuardedDescriptor readable_;
   std::atomic<bool> read_only_{false};
   std::shared_ptr<SharedMapping> mapping_;
@@ -131,18 +148,20 @@ void keep_own_copy_in_child() {
 Result<std::unique_ptr<ProcessArena>> ProcessArena::make(ProcessArena* inherited) {
   static const int armed = pthread_atfork(nullptr, nullptr, keep_own_copy_in_child);
   static_cast<void>(armed);
-  // The file has its whole size at once (it is sparse): then no mapping of a peer ever ends before an offset that we hand out.
+  // The file has its whole size at once (it is sparse): then no mapping of a peer ever ends before
+  // an offset that we hand out.
   const std::size_t limit = host_memory().limit;
-  std::size_t bytes = std::min(std::clamp(std::bit_ceil(limit), kLeastAddressSpace, kMostAddressSpace),
-                               largest_file() / ArenaHeap::kPage * ArenaHeap::kPage);
+  std::size_t bytes =
+      std::min(std::clamp(std::bit_ceil(limit), kLeastAddressSpace, kMostAddressSpace),
+               largest_file() / ArenaHeap::kPage * ArenaHeap::kPage);
   for (;; bytes = bytes / 2 / ArenaHeap::kPage * ArenaHeap::kPage) {
     auto file = make_memory_file("muster-arena", bytes);
     if (!file) return file.status().with_context("making the shared arena");
     auto mapping = map_shared(file->get(), bytes);
     if (mapping) {
       Descriptor for_children(::fcntl(file->get(), F_DUPFD_CLOEXEC, 3));
-      return std::make_unique<ProcessArena>(std::move(*file), std::move(for_children), std::move(*mapping), std::min(bytes, limit),
-                                            inherited);
+      return std::make_unique<ProcessArena>(std::move(*file), std::move(for_children),
+                                            std::move(*mapping), std::min(bytes, limit), inherited);
     }
     if (bytes / 2 < kFewestUseful) return mapping.status().with_context("making the shared arena");
   }
@@ -154,39 +173,48 @@ void ProcessArena::keep_own_copy() {
   if (!for_children_) return;
   const PageRanges none;
   const PageRanges* const isolated = isolated_now_.load(std::memory_order_acquire);
-  (isolated != nullptr ? *isolated : none).each_gap({0, heap_.end()}, [this](const ArenaHeap::Range& range) {
-    // Elsewhere first: a mapping over the old one that failed would leave nothing.
-    void* const copy = ::mmap(nullptr, range.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, for_children_.get(),
-                              static_cast<off_t>(range.offset));
-    if (copy != MAP_FAILED &&
-        ::mremap(copy, range.bytes, range.bytes, MREMAP_MAYMOVE | MREMAP_FIXED, mapping_->memory() + range.offset) == MAP_FAILED) {
-      ::munmap(copy, range.bytes);
-    }
-  });
+  (isolated != nullptr ? *isolated : none)
+      .each_gap({0, heap_.end()}, [this](const ArenaHeap::Range& range) {
+        // Elsewhere first: a mapping over the old one that failed would leave nothing.
+        void* const copy =
+            ::mmap(nullptr, range.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE,
+                   for_children_.get(), static_cast<off_t>(range.offset));
+        if (copy != MAP_FAILED &&
+            ::mremap(copy, range.bytes, range.bytes, MREMAP_MAYMOVE | MREMAP_FIXED,
+                     mapping_->memory() + range.offset) == MAP_FAILED) {
+          ::munmap(copy, range.bytes);
+        }
+      });
   for_children_.reset();
 }
 
 Result<std::byte*> ProcessArena::allocate(std::size_t bytes) {
-  if (forked()) return Status(Code::aborted, "a forked child cannot take memory from its parent's shared arena");
+  if (forked())
+    return Status(Code::aborted,
+                  "a forked child cannot take memory from its parent's shared arena");
   look_at_quarantine(false);
   bool refused = false;
   if (const auto memory = try_allocate(bytes, refused)) return *memory;
   const bool came_back = look_at_quarantine(true);
   ArenaStats now = stats();
   // What is kept may stand in the way: of a block in one piece, of the limit, or of the system.
-  if ((came_back || now.bytes_kept > 0) && bytes <= now.most - std::min(now.most, now.bytes_in_use + now.bytes_quarantined)) {
+  if ((came_back || now.bytes_kept > 0) &&
+      bytes <= now.most - std::min(now.most, now.bytes_in_use + now.bytes_quarantined)) {
     trim();
     refused = false;
     if (const auto memory = try_allocate(bytes, refused)) return *memory;
     now = stats();
   }
-  return Status(Code::exhausted, "the shared arena has no room for " + std::to_string(bytes) +
-                                     " bytes: " + std::to_string(now.bytes_in_use) + " of " + std::to_string(now.most) + " are in use" +
-                                     (now.bytes_quarantined > 0 ? ", " + std::to_string(now.bytes_quarantined) +
-                                                                      " more are kept out of use, since a peer that is stopped "
-                                                                      "in a call which failed may still write to them"
-                                                                : "") +
-                                     (refused ? ", and the system gives no more memory" : ""));
+  return Status(Code::exhausted,
+                "the shared arena has no room for " + std::to_string(bytes) +
+                    " bytes: " + std::to_string(now.bytes_in_use) + " of " +
+                    std::to_string(now.most) + " are in use" +
+                    (now.bytes_quarantined > 0
+                         ? ", " + std::to_string(now.bytes_quarantined) +
+                               " more are kept out of use, since a peer that is stopped "
+                               "in a call which failed may still write to them"
+                         : "") +
+                    (refused ? ", and the system gives no more memory" : ""));
 }
 
 std::optional<std::byte*> ProcessArena::try_allocate(std::size_t bytes, bool& refused) {
@@ -218,25 +246,29 @@ bool ProcessArena::warm(const ArenaHeap::Range& range) {
   if (::madvise(mapping_->memory() + range.offset, range.bytes, kPopulateWrite) == 0) return true;
   int done = 0;
   do {
-    done = ::fallocate(file_.get(), FALLOC_FL_KEEP_SIZE, static_cast<off_t>(range.offset), static_cast<off_t>(range.bytes));
+    done = ::fallocate(file_.get(), FALLOC_FL_KEEP_SIZE, static_cast<off_t>(range.offset),
+                       static_cast<off_t>(range.bytes));
   } while (done != 0 && errno == EINTR);
-  return done == 0 || errno == EOPNOTSUPP || errno == ENOSYS;  // where it cannot be had ahead, it comes with the first touch
+  return done == 0 || errno == EOPNOTSUPP ||
+         errno == ENOSYS;  // where it cannot be had ahead, it comes with the first touch
 }
 
 void ProcessArena::punch(const std::vector<ArenaHeap::Range>& ranges) {
   for (const auto& range : ranges) {
-    if (::fallocate(file_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(range.offset),
-                    static_cast<off_t>(range.bytes)) != 0) {
+    if (::fallocate(file_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                    static_cast<off_t>(range.offset), static_cast<off_t>(range.bytes)) != 0) {
       discard_pages(mapping_->memory() + range.offset, range.bytes);
     }
   }
 }
 
 void ProcessArena::free(std::byte* memory) {
-  // What a child drops may still be in use in its parent, whose bookkeeping the child has only a copy of.
+  // What a child drops may still be in use in its parent, whose bookkeeping the child has only a
+  // copy of.
   if (memory == nullptr || forked()) return;
   const auto offset = position_of(memory, 0);
-  for (const ProcessArena* parent = inherited_; !offset && parent != nullptr; parent = parent->inherited_) {
+  for (const ProcessArena* parent = inherited_; !offset && parent != nullptr;
+       parent = parent->inherited_) {
     if (parent->position_of(memory, 0)) return;
   }
   std::vector<ArenaHeap::Range> holes;
@@ -245,10 +277,12 @@ void ProcessArena::free(std::byte* memory) {
     const std::lock_guard hold(lock_);
     const std::size_t bytes = offset ? heap_.bytes_at(*offset) : 0;
     known = bytes > 0;
-    if (known && rejoin({*offset, bytes}) && !quarantine_.keep({*offset, bytes})) heap_.free(*offset, holes);
+    if (known && rejoin({*offset, bytes}) && !quarantine_.keep({*offset, bytes}))
+      heap_.free(*offset, holes);
   }
   if (!known) {
-    log(LogLevel::error, "memory was given back to the shared arena that was not taken from it; ignored");
+    log(LogLevel::error,
+        "memory was given back to the shared arena that was not taken from it; ignored");
     return;
   }
   give_back(holes);
@@ -265,7 +299,8 @@ void ProcessArena::give_back(const std::vector<ArenaHeap::Range>& holes) {
   }
 }
 
-void ProcessArena::quarantine(const std::byte* memory, std::size_t bytes, std::function<bool()> held) {
+void ProcessArena::quarantine(const std::byte* memory, std::size_t bytes,
+                              std::function<bool()> held) {
   const auto offset = position_of(memory, bytes);
   if (forked() || !offset || bytes == 0) return;
   std::vector<ArenaHeap::Range> alone;
@@ -274,14 +309,17 @@ void ProcessArena::quarantine(const std::byte* memory, std::size_t bytes, std::f
     quarantine_.add({*offset, bytes}, std::move(held));
     quarantines_.store(true, std::memory_order_relaxed);
     const ArenaHeap::Range block = heap_.pages_around(*offset);
-    isolated_.each_gap(whole_pages({*offset, bytes}, block), [&](const ArenaHeap::Range& range) { alone.push_back(range); });
+    isolated_.each_gap(whole_pages({*offset, bytes}, block),
+                       [&](const ArenaHeap::Range& range) { alone.push_back(range); });
     for (const auto& range : alone) isolated_.insert(range);
     isolated_changed();
   }
   for (const auto& range : alone) {
     if (isolate(range)) continue;
-    log(LogLevel::warning, "a peer that is stopped in a call which failed may still write to " + std::to_string(range.bytes) +
-                               " bytes of that call's memory when it goes on: no memory is left for a copy of them; make new "
+    log(LogLevel::warning, "a peer that is stopped in a call which failed may still write to " +
+                               std::to_string(range.bytes) +
+                               " bytes of that call's memory when it goes on: no memory is left "
+                               "for a copy of them; make new "
                                "tensors instead of using the call's again");
     const std::lock_guard hold(lock_);
     isolated_.erase(range);
@@ -291,7 +329,8 @@ void ProcessArena::quarantine(const std::byte* memory, std::size_t bytes, std::f
 
 /// Under the lock. A forked child finds the one or the other whole.
 void ProcessArena::isolated_changed() {
-  delete isolated_now_.exchange(isolated_.empty() ? nullptr : new PageRanges(isolated_), std::memory_order_acq_rel);
+  delete isolated_now_.exchange(isolated_.empty() ? nullptr : new PageRanges(isolated_),
+                                std::memory_order_acq_rel);
 }
 
 /// Breaks the sharing of pages in use, for as long as they are. No store of this process is lost
@@ -311,8 +350,8 @@ bool ProcessArena::isolate(const ArenaHeap::Range& range) {
 }
 
 bool ProcessArena::map_pages(const ArenaHeap::Range& range, int how) {
-  return ::mmap(mapping_->memory() + range.offset, range.bytes, PROT_READ | PROT_WRITE, how | MAP_FIXED, file_.get(),
-                static_cast<off_t>(range.offset)) != MAP_FAILED;
+  return ::mmap(mapping_->memory() + range.offset, range.bytes, PROT_READ | PROT_WRITE,
+                how | MAP_FIXED, file_.get(), static_cast<off_t>(range.offset)) != MAP_FAILED;
 }
 
 /// Shares the pages of a block again that has been freed. Under the lock.
@@ -368,7 +407,8 @@ void ProcessArena::set_limits(const ArenaLimits& limits) {
     heap_.set_limits(most, kept);
   }
   const ArenaStats now = stats();
-  if (now.bytes_kept > kept || now.bytes_in_use + now.bytes_quarantined + now.bytes_kept > most) trim();
+  if (now.bytes_kept > kept || now.bytes_in_use + now.bytes_quarantined + now.bytes_kept > most)
+    trim();
 }
 
 void ProcessArena::keep_more(std::ptrdiff_t bytes) {
@@ -383,29 +423,37 @@ void ProcessArena::make_read_only() {
     const std::string path = "/proc/self/fd/" + std::to_string(file_.get());
     readable_ = GuardedDescriptor(Descriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC)));
     if (!readable_)
-      log(LogLevel::warning, "the shared arena cannot be opened for reading only: /proc is not there; peers are trusted not to write");
+      log(LogLevel::warning,
+          "the shared arena cannot be opened for reading only: /proc is not there; peers are "
+          "trusted not to write");
   }
   read_only_.store(true, std::memory_order_release);
 }
 
-std::optional<std::uint64_t> ProcessArena::offset_of(const std::byte* memory, std::size_t bytes) const {
+std::optional<std::uint64_t> ProcessArena::offset_of(const std::byte* memory,
+                                                     std::size_t bytes) const {
   const auto offset = position_of(memory, bytes);
-  if (!offset || forked() || isolated_now_.load(std::memory_order_acquire) == nullptr) return offset;
+  if (!offset || forked() || isolated_now_.load(std::memory_order_acquire) == nullptr)
+    return offset;
   const std::lock_guard hold(lock_);
   return isolated_.touches({*offset, bytes}) ? std::nullopt : offset;
 }
 
-std::optional<std::uint64_t> ProcessArena::position_of(const std::byte* memory, std::size_t bytes) const {
+std::optional<std::uint64_t> ProcessArena::position_of(const std::byte* memory,
+                                                       std::size_t bytes) const {
   const auto address = reinterpret_cast<std::uintptr_t>(memory);
   const auto base = reinterpret_cast<std::uintptr_t>(mapping_->memory());
-  if (address < base || address - base > mapping_->bytes() || bytes > mapping_->bytes() - (address - base)) return std::nullopt;
+  if (address < base || address - base > mapping_->bytes() ||
+      bytes > mapping_->bytes() - (address - base))
+    return std::nullopt;
   return address - base;
 }
 
 }  // namespace
 
 Arena* Arena::holder_of(const std::byte* memory) {
-  for (ProcessArena* each = g_arena.load(std::memory_order_acquire); each != nullptr; each = each->inherited()) {
+  for (ProcessArena* each = g_arena.load(std::memory_order_acquire); each != nullptr;
+       each = each->inherited()) {
     if (each->position_of(memory, 1)) return each;
   }
   return nullptr;
@@ -422,7 +470,8 @@ Result<Arena*> Arena::of_process() {
   ProcessArena* there = g_arena.load(std::memory_order_acquire);
   auto made = ProcessArena::make(there);
   if (!made) return made.status();
-  if (g_arena.compare_exchange_strong(there, made->get(), std::memory_order_acq_rel)) return static_cast<Arena*>(made->release());
+  if (g_arena.compare_exchange_strong(there, made->get(), std::memory_order_acq_rel))
+    return static_cast<Arena*>(made->release());
   return static_cast<Arena*>(there);  // another thread was faster
 }
 

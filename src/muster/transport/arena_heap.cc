@@ -9,7 +9,8 @@ namespace {
 constexpr std::size_t kSpan = 64 * 1024;
 constexpr std::size_t kSpanPages = kSpan / ArenaHeap::kPage;
 constexpr std::uint32_t kSpanPage = 0x8000'0000;
-// Blocks of up to so many pages wait in a list for a request of their size; up to so many bytes in all.
+// Blocks of up to so many pages wait in a list for a request of their size; up to so many bytes in
+// all.
 constexpr std::size_t kQuickPages = 256;
 constexpr std::size_t kQuickBytes = std::size_t{32} << 20;
 
@@ -21,7 +22,8 @@ constexpr std::size_t kClasses = kFineClasses + 4 * 3;
 
 constexpr std::size_t class_of(std::size_t bytes) {
   if (bytes <= 1024) return bytes == 0 ? 0 : (bytes - 1) / ArenaHeap::kAlignment;
-  const std::size_t doubling = std::bit_width(bytes - 1) - 1;  // 2^doubling < bytes <= 2^(doubling + 1)
+  const std::size_t doubling =
+      std::bit_width(bytes - 1) - 1;  // 2^doubling < bytes <= 2^(doubling + 1)
   const std::size_t quarter = std::size_t{1} << (doubling - 2);
   return kFineClasses + (doubling - 10) * 4 + (bytes - (std::size_t{1} << doubling) - 1) / quarter;
 }
@@ -29,10 +31,13 @@ constexpr std::size_t class_of(std::size_t bytes) {
 constexpr std::size_t bytes_of_class(std::size_t size_class) {
   if (size_class < kFineClasses) return (size_class + 1) * ArenaHeap::kAlignment;
   const std::size_t doubling = 10 + (size_class - kFineClasses) / 4;
-  return (std::size_t{1} << doubling) + ((size_class - kFineClasses) % 4 + 1) * (std::size_t{1} << (doubling - 2));
+  return (std::size_t{1} << doubling) +
+         ((size_class - kFineClasses) % 4 + 1) * (std::size_t{1} << (doubling - 2));
 }
-static_assert(class_of(1024) == kFineClasses - 1 && class_of(1025) == kFineClasses && class_of(ArenaHeap::kSmall) == kClasses - 1);
-static_assert(bytes_of_class(kClasses - 1) == ArenaHeap::kSmall && bytes_of_class(kFineClasses) == 1280);
+static_assert(class_of(1024) == kFineClasses - 1 && class_of(1025) == kFineClasses &&
+              class_of(ArenaHeap::kSmall) == kClasses - 1);
+static_assert(bytes_of_class(kClasses - 1) == ArenaHeap::kSmall &&
+              bytes_of_class(kFineClasses) == 1280);
 
 }  // namespace
 
@@ -54,7 +59,8 @@ void FreePages::insert(Range range) {
     range.bytes += next->second;
     next = remove(next);
   }
-  if (auto before = take_before(range.offset)) range = {before->offset, before->bytes + range.bytes};
+  if (auto before = take_before(range.offset))
+    range = {before->offset, before->bytes + range.bytes};
   add(range);
 }
 
@@ -118,7 +124,8 @@ std::optional<ArenaHeap::Taken> ArenaHeap::allocate_small(std::size_t bytes) {
     const auto span = take_pages(kSpan);
     if (!span) return std::nullopt;
     in_spans_ += kSpan;
-    for (std::size_t at = 0; at < kSpanPages; ++at) page(span->offset + at * kPage) = static_cast<std::uint32_t>(kSpanPage + size_class);
+    for (std::size_t at = 0; at < kSpanPages; ++at)
+      page(span->offset + at * kPage) = static_cast<std::uint32_t>(kSpanPage + size_class);
     taken = {span->offset, {span->offset, span->cold ? kSpan : 0}};
     if (!span->cold) list_rest_of_span(span->offset, taken.offset);
   } else {
@@ -138,7 +145,8 @@ void ArenaHeap::list_rest_of_span(std::uint64_t span, std::uint64_t taken) {
 }
 
 void ArenaHeap::warmed(const Taken& block) {
-  if ((page(block.cold.offset) & kSpanPage) != 0) list_rest_of_span(block.cold.offset, block.offset);
+  if ((page(block.cold.offset) & kSpanPage) != 0)
+    list_rest_of_span(block.cold.offset, block.offset);
 }
 
 void ArenaHeap::refused(const Taken& block) {
@@ -204,7 +212,8 @@ bool ArenaHeap::free(std::uint64_t offset, std::vector<Range>& punch) {
     quick_bytes_ += bytes;
     if (quick_bytes_ > kQuickBytes) flush_quick();
   }
-  // A little more than needed, so that not every block that is freed after this one costs a call to the system.
+  // A little more than needed, so that not every block that is freed after this one costs a call to
+  // the system.
   if (bytes_kept() > keep_) shrink_to(keep_ - keep_ / 16, punch);
   return true;
 }

@@ -1,10 +1,12 @@
-/// Which bytes of an arena are taken: pure bookkeeping over offsets, kept outside the memory that it describes (peers can write there).
+/// Which bytes of an arena are taken: pure bookkeeping over offsets, kept outside the memory that
+/// it describes (peers can write there).
 ///
-/// Small blocks (up to 8 KiB) come in classes of size, cut from spans; larger ones are whole pages. Free pages are either warm (the system
-/// has given memory for them, which the next user gets as it is) or cold (it has not, or got it back); neighbours of one kind are joined.
-/// The best fit among the warm is taken first, then the best fit among the cold. Freed blocks of up to 1 MiB wait in lists by size at
-/// first, since the next request is often the same. Of what is warm beyond a limit the ends of the largest blocks are named for punching.
-/// Not thread-safe.
+/// Small blocks (up to 8 KiB) come in classes of size, cut from spans; larger ones are whole pages.
+/// Free pages are either warm (the system has given memory for them, which the next user gets as it
+/// is) or cold (it has not, or got it back); neighbours of one kind are joined. The best fit among
+/// the warm is taken first, then the best fit among the cold. Freed blocks of up to 1 MiB wait in
+/// lists by size at first, since the next request is often the same. Of what is warm beyond a limit
+/// the ends of the largest blocks are named for punching. Not thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -50,21 +52,24 @@ class ArenaHeap {
   static constexpr std::size_t kSmall = 8 * 1024;
   using Range = FreePages::Range;
 
-  /// A block that is taken. Where `cold` has bytes, the caller gets memory for those pages and says `warmed` or `refused` before anything
-  /// else happens to the block.
+  /// A block that is taken. Where `cold` has bytes, the caller gets memory for those pages and says
+  /// `warmed` or `refused` before anything else happens to the block.
   struct Taken {
     std::uint64_t offset = 0;
     Range cold;
   };
 
-  /// `space`: bytes of the arena. `limit`: how many of them may have memory at one time. `keep`: how many of those may be free.
-  ArenaHeap(std::size_t space, std::size_t limit, std::size_t keep) : space_(space), limit_(limit), keep_(keep) {}
+  /// `space`: bytes of the arena. `limit`: how many of them may have memory at one time. `keep`:
+  /// how many of those may be free.
+  ArenaHeap(std::size_t space, std::size_t limit, std::size_t keep)
+      : space_(space), limit_(limit), keep_(keep) {}
 
   /// Nothing when no room is left. There may be some once everything that is kept has been punched.
   std::optional<Taken> allocate(std::size_t bytes);
   void warmed(const Taken& block);
   void refused(const Taken& block);
-  /// False where no block begins at `offset`. Appends what should be given back to the system; it is nobody's until it is `punched`.
+  /// False where no block begins at `offset`. Appends what should be given back to the system; it
+  /// is nobody's until it is `punched`.
   bool free(std::uint64_t offset, std::vector<Range>& punch);
   /// Of the block in use that begins at `offset`; 0 where none does.
   std::size_t bytes_at(std::uint64_t offset) const;
@@ -105,7 +110,8 @@ class ArenaHeap {
   std::size_t punching_ = 0;  // named for punching, not punched yet
   FreePages warm_;
   FreePages cold_;
-  // Of each page: 0; the number of pages of the block in use that begins there; or kSpanPage + the class of the span that it belongs to.
+  // Of each page: 0; the number of pages of the block in use that begins there; or kSpanPage + the
+  // class of the span that it belongs to.
   std::vector<std::uint32_t> pages_;
   std::vector<std::vector<std::uint64_t>> small_free_;  // by class
   std::vector<std::vector<std::uint64_t>> quick_;       // freed blocks by number of pages

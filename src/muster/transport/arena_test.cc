@@ -25,17 +25,20 @@
 namespace muster::transport {
 namespace {
 
-// Takes and frees at random beside a plain map of what is used and a map of which pages have memory: no two blocks touch, what is said to
-// be warm is, what is to be punched is nobody's, limits hold.
+// Takes and frees at random beside a plain map of what is used and a map of which pages have
+// memory: no two blocks touch, what is said to be warm is, what is to be punched is nobody's,
+// limits hold.
 TEST(ArenaHeap, BlocksAreAlignedApartAndComeBack) {
-  constexpr std::size_t kSpace = std::size_t{1} << 30, kLimit = std::size_t{24} << 20, kKeep = std::size_t{1} << 20;
+  constexpr std::size_t kSpace = std::size_t{1} << 30, kLimit = std::size_t{24} << 20,
+                        kKeep = std::size_t{1} << 20;
   ArenaHeap heap(kSpace, kLimit, kKeep);
   std::mt19937_64 random(5);
   std::map<std::uint64_t, std::size_t> used;
   std::vector<bool> warm(kSpace / ArenaHeap::kPage);
   std::size_t warm_pages = 0;
   const auto set_pages = [&](const ArenaHeap::Range& range, bool to) {
-    for (std::size_t page = range.offset / ArenaHeap::kPage; page < (range.offset + range.bytes) / ArenaHeap::kPage; ++page) {
+    for (std::size_t page = range.offset / ArenaHeap::kPage;
+         page < (range.offset + range.bytes) / ArenaHeap::kPage; ++page) {
       EXPECT_NE(warm[page], to) << "page " << page;
       warm[page] = to;
       to ? ++warm_pages : --warm_pages;
@@ -45,7 +48,9 @@ TEST(ArenaHeap, BlocksAreAlignedApartAndComeBack) {
   int full = 0, refused = 0;
   for (int round = 0; round < 20'000; ++round) {
     if (random() % 100 < 55) {
-      const std::size_t bytes = random() % 3 == 0 ? random() % 500'000 : random() % 5 == 0 ? random() % 3'000'000 : random() % 10'000;
+      const std::size_t bytes = random() % 3 == 0   ? random() % 500'000
+                                : random() % 5 == 0 ? random() % 3'000'000
+                                                    : random() % 10'000;
       const auto taken = heap.allocate(bytes);
       if (!taken) {
         ASSERT_GT(heap.bytes_in_use() + heap.bytes_kept() + bytes + (std::size_t{8} << 20), kLimit);
@@ -71,7 +76,9 @@ TEST(ArenaHeap, BlocksAreAlignedApartAndComeBack) {
       if (around.bytes > 0) {
         ASSERT_EQ(around.offset, taken->offset);
       }
-      for (std::size_t page = taken->offset / ArenaHeap::kPage; page <= last / ArenaHeap::kPage; ++page) ASSERT_TRUE(warm[page]);
+      for (std::size_t page = taken->offset / ArenaHeap::kPage; page <= last / ArenaHeap::kPage;
+           ++page)
+        ASSERT_TRUE(warm[page]);
       const auto next = used.lower_bound(taken->offset);
       if (next != used.end()) {
         ASSERT_GE(next->first, taken->offset + bytes);
@@ -114,7 +121,8 @@ TEST(ArenaHeap, NeighboursAreJoinedAndTheLimitHolds) {
   for (int i = 0; i < 4; ++i) quarters.push_back(heap.allocate(1 << 18).value().offset);
   EXPECT_FALSE(heap.allocate(40'000));
   EXPECT_FALSE(heap.allocate(SIZE_MAX));
-  for (const int i : {0, 2, 3, 1}) EXPECT_TRUE(heap.free(quarters[static_cast<std::size_t>(i)], punch));
+  for (const int i : {0, 2, 3, 1})
+    EXPECT_TRUE(heap.free(quarters[static_cast<std::size_t>(i)], punch));
   EXPECT_FALSE(heap.free(quarters[0], punch)) << "given back twice";
   EXPECT_FALSE(heap.allocate(1 << 20)) << "its pages are still being given back";
   for (const auto& range : punch) heap.punched(range);
@@ -125,7 +133,8 @@ TEST(ArenaHeap, NeighboursAreJoinedAndTheLimitHolds) {
 TEST(ArenaHeap, FreedBlocksStayWarm) {
   ArenaHeap heap(std::size_t{1} << 30, std::size_t{1} << 30, std::size_t{64} << 20);
   std::vector<ArenaHeap::Range> punch;
-  for (const std::size_t bytes : {std::size_t{20'000}, std::size_t{1} << 20, std::size_t{40} << 20}) {
+  for (const std::size_t bytes :
+       {std::size_t{20'000}, std::size_t{1} << 20, std::size_t{40} << 20}) {
     const auto first = heap.allocate(bytes).value();
     EXPECT_GE(first.cold.bytes, bytes);
     heap.warmed(first);
@@ -166,7 +175,8 @@ TEST(Arena, MemoryIsAlignedAndKnowsWhereItStands) {
 TEST(Arena, TooMuchIsRefusedByName) {
   const auto memory = (*Arena::of_process())->allocate(std::size_t{1} << 50);
   EXPECT_EQ(memory.status().code(), Code::exhausted);
-  EXPECT_NE(memory.status().message().find("in use"), std::string::npos) << memory.status().message();
+  EXPECT_NE(memory.status().message().find("in use"), std::string::npos)
+      << memory.status().message();
 }
 
 TEST(Arena, LargeBlocksGiveTheirPagesBack) {
@@ -230,10 +240,12 @@ TEST(Arena, PeersThatMayOnlyReadCannotMapItToWrite) {
     memory[0] = std::byte{5};
     arena.make_read_only();
     memory[1] = std::byte{6};  // its owner still writes
-    void* const writing = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, arena.descriptor(), 0);
+    void* const writing =
+        ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, arena.descriptor(), 0);
     void* const reading = ::mmap(nullptr, 4096, PROT_READ, MAP_SHARED, arena.descriptor(), 0);
-    const bool right = arena.is_read_only() && writing == MAP_FAILED && reading != MAP_FAILED &&
-                       static_cast<std::byte*>(reading)[*arena.offset_of(memory, 100) + 1] == std::byte{6};
+    const bool right =
+        arena.is_read_only() && writing == MAP_FAILED && reading != MAP_FAILED &&
+        static_cast<std::byte*>(reading)[*arena.offset_of(memory, 100) + 1] == std::byte{6};
     ::_exit(right ? 0 : 1);
   }
   int status = -1;
@@ -241,7 +253,8 @@ TEST(Arena, PeersThatMayOnlyReadCannotMapItToWrite) {
   EXPECT_EQ(status, 0);
 }
 
-// spec: D7 memory that a stopped peer may still write to gets no other use until that peer has given it up
+// spec: D7 memory that a stopped peer may still write to gets no other use until that peer has
+// given it up
 TEST(Arena, WhatIsQuarantinedGetsNoOtherUseOnceFreed) {
   Arena& arena = **Arena::of_process();
   for (const std::size_t bytes : {std::size_t{100}, std::size_t{100'000}, std::size_t{5'000'000}}) {
@@ -282,7 +295,8 @@ TEST(Arena, WhatIsQuarantinedCountsForTheLimit) {
   arena.set_limits({.most = arena.bytes_in_use() + kBytes + kBytes / 2, .keep = 0});
   const auto none = arena.allocate(kBytes);
   EXPECT_EQ(none.status().code(), Code::exhausted);
-  EXPECT_NE(none.status().message().find(std::to_string(kBytes) + " more are kept out of use"), std::string::npos)
+  EXPECT_NE(none.status().message().find(std::to_string(kBytes) + " more are kept out of use"),
+            std::string::npos)
       << none.status().message();
   held = false;
   const auto some = arena.allocate(kBytes);
@@ -296,8 +310,9 @@ class PeersView {
  public:
   PeersView(const Arena& arena, const std::byte* memory, std::size_t bytes)
       : bytes_(bytes),
-        memory_(static_cast<std::byte*>(::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, arena.descriptor(),
-                                               static_cast<off_t>(*arena.offset_of(memory, bytes))))) {}
+        memory_(static_cast<std::byte*>(
+            ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, arena.descriptor(),
+                   static_cast<off_t>(*arena.offset_of(memory, bytes))))) {}
   ~PeersView() { ::munmap(memory_, bytes_); }
   void fill(std::byte with) { std::fill_n(memory_, bytes_, with); }
   std::byte operator[](std::size_t at) const { return memory_[at]; }
@@ -308,10 +323,12 @@ class PeersView {
 };
 
 bool all_are(const std::byte* memory, std::size_t bytes, int value) {
-  return std::all_of(memory, memory + bytes, [value](std::byte byte) { return byte == static_cast<std::byte>(value); });
+  return std::all_of(memory, memory + bytes,
+                     [value](std::byte byte) { return byte == static_cast<std::byte>(value); });
 }
 
-// spec: D7 who goes on after a failure does so with memory that a stopped rank which comes back leaves alone
+// spec: D7 who goes on after a failure does so with memory that a stopped rank which comes back
+// leaves alone
 TEST(Arena, WhatIsQuarantinedIsTheProcesssOwnAsLongAsItIsInUse) {
   constexpr std::size_t kBytes = 50 * ArenaHeap::kPage + 100;
   Arena& arena = **Arena::of_process();
@@ -389,13 +406,16 @@ TEST(Arena, NoStoreIsLostWhileMemoryBecomesTheProcesssOwn) {
   std::uint64_t rounds = 0;
   std::thread writer([&] {
     for (; !over.load() || rounds < 10; ++rounds) {
-      for (std::size_t page = 0; page < kPages; ++page) ++*reinterpret_cast<std::uint64_t*>(memory + page * kPage);
+      for (std::size_t page = 0; page < kPages; ++page)
+        ++*reinterpret_cast<std::uint64_t*>(memory + page * kPage);
     }
   });
-  for (std::size_t page = 0; page + 5 < kPages; page += 5) arena.quarantine(memory + page * kPage, 5 * kPage, [&held] { return held; });
+  for (std::size_t page = 0; page + 5 < kPages; page += 5)
+    arena.quarantine(memory + page * kPage, 5 * kPage, [&held] { return held; });
   over = true;
   writer.join();
-  for (std::size_t page = 0; page < kPages; ++page) ASSERT_EQ(*reinterpret_cast<std::uint64_t*>(memory + page * kPage), rounds);
+  for (std::size_t page = 0; page < kPages; ++page)
+    ASSERT_EQ(*reinterpret_cast<std::uint64_t*>(memory + page * kPage), rounds);
   held = false;
   arena.free(memory);
   arena.trim();
@@ -416,7 +436,8 @@ TEST(PageRanges, AreWhatAPlainSetWouldBe) {
     if (random() % 4 == 0) {
       for (const auto& range : ranges.take_within({begin, bytes})) {
         ASSERT_TRUE(range.offset >= begin && range.offset + range.bytes <= begin + bytes);
-        for (std::size_t at = range.offset; at < range.offset + range.bytes; ++at) taken[at] = false;
+        for (std::size_t at = range.offset; at < range.offset + range.bytes; ++at)
+          taken[at] = false;
       }
       continue;
     }
@@ -453,7 +474,8 @@ TEST(Arena, ThreadsShareIt) {
           mine.emplace_back(memory, bytes);
         } else {
           const auto [memory, bytes] = mine.back();
-          faults += memory[0] != static_cast<std::byte>(id) || memory[bytes - 1] != static_cast<std::byte>(id);
+          faults += memory[0] != static_cast<std::byte>(id) ||
+                    memory[bytes - 1] != static_cast<std::byte>(id);
           arena.free(memory);
           mine.pop_back();
         }
@@ -486,8 +508,8 @@ TEST(Arena, FilesThatCouldShrinkAreNotMapped) {
   EXPECT_EQ(map_shared(sealed->get(), 8193).status().code(), Code::refused);
 }
 
-// A data loader's worker is forked while tensors stand in the arena: it may read them and write to its own copy; what it frees stays its
-// parent's.
+// A data loader's worker is forked while tensors stand in the arena: it may read them and write to
+// its own copy; what it frees stays its parent's.
 TEST(Arena, ForkedChildNeitherTakesNorFrees) {
   Arena& arena = **Arena::of_process();
   std::byte* const memory = arena.allocate(100).value();
@@ -497,17 +519,21 @@ TEST(Arena, ForkedChildNeitherTakesNorFrees) {
   if (child == 0) {
     const bool readable = memory[99] == std::byte{7};
     arena.free(memory);
-    const bool refused = arena.allocate(10).status().code() == Code::aborted && ::fcntl(arena.descriptor(), F_GETFD) == -1;
+    const bool refused = arena.allocate(10).status().code() == Code::aborted &&
+                         ::fcntl(arena.descriptor(), F_GETFD) == -1;
     // It may have one of its own, which leaves what it inherited alone.
     Arena& own = **Arena::of_process();
     std::byte* const mine = own.allocate(100).value();
     std::memset(mine, 9, 100);
     own.free(memory);
-    const bool apart = &own != &arena && !own.offset_of(memory, 100) && memory[99] == std::byte{7} && own.bytes_in_use() > 0;
+    const bool apart = &own != &arena && !own.offset_of(memory, 100) &&
+                       memory[99] == std::byte{7} && own.bytes_in_use() > 0;
     own.free(mine);
     memory[0] = std::byte{8};
-    const bool told = Arena::holder_of(memory) == &arena && Arena::holder_of(own.at(0, 1)) == &own &&
-                      Arena::holder_of(reinterpret_cast<std::byte*>(&own)) == nullptr && memory[0] == std::byte{8};
+    const bool told = Arena::holder_of(memory) == &arena &&
+                      Arena::holder_of(own.at(0, 1)) == &own &&
+                      Arena::holder_of(reinterpret_cast<std::byte*>(&own)) == nullptr &&
+                      memory[0] == std::byte{8};
     ::_exit(readable && refused && apart && told && own.bytes_in_use() == 0 ? 0 : 1);
   }
   int status = -1;
@@ -521,7 +547,8 @@ TEST(Arena, ForkedChildNeitherTakesNorFrees) {
   arena.free(memory);
 }
 
-// A child that joins a job as a rank of its own maps its parent's arena like any other peer's: not the copy that it inherited.
+// A child that joins a job as a rank of its own maps its parent's arena like any other peer's: not
+// the copy that it inherited.
 TEST(Arena, ForkedChildMapsTheParentsFileAnew) {
   Arena& arena = **Arena::of_process();
   std::byte* const memory = arena.allocate(64).value();
@@ -548,7 +575,8 @@ TEST(HostMemory, KnowsTheMachineAndItsControlGroups) {
   EXPECT_GT(here.available, 0u);
   EXPECT_LE(here.available, here.limit);
 
-  const std::filesystem::path root = std::filesystem::path(::testing::TempDir()) / ("host_memory_" + std::to_string(::getpid()));
+  const std::filesystem::path root =
+      std::filesystem::path(::testing::TempDir()) / ("host_memory_" + std::to_string(::getpid()));
   const auto write = [&](const std::string& path, const std::string& text) {
     std::filesystem::create_directories((root / path).parent_path());
     std::ofstream(root / path) << text;

@@ -1,5 +1,5 @@
-/// One side of an established, authenticated, ordered and reliable connection to one peer. Private to `transport/`
-/// and to the simulator: everything above speaks messages (`channel.h`).
+/// One side of an established, authenticated, ordered and reliable connection to one peer. Private
+/// to `transport/` and to the simulator: everything above speaks messages (`channel.h`).
 #pragma once
 
 #include <array>
@@ -15,15 +15,16 @@ class ByteStream {
  public:
   virtual ~ByteStream() = default;
 
-  /// Takes what fits now from the pieces in order and says how many bytes; 0 when nothing fits. Never blocks.
-  /// A failure is final.
+  /// Takes what fits now from the pieces in order and says how many bytes; 0 when nothing fits.
+  /// Never blocks. A failure is final.
   virtual Result<std::size_t> write(std::span<const ConstBytes> pieces) = 0;
-  /// Fills the pieces in order with what is there and says how many bytes; 0 when nothing is. Never blocks.
-  /// Code::closed at the end of the stream, once all bytes before it were read; a failure is final.
+  /// Fills the pieces in order with what is there and says how many bytes; 0 when nothing is. Never
+  /// blocks. Code::closed at the end of the stream, once all bytes before it were read; a failure
+  /// is final.
   virtual Result<std::size_t> read(std::span<const MutableBytes> pieces) = 0;
 
-  /// What has come and can be looked at where it is, in order; it stays there until it is read or dropped. Nothing, where a stream keeps
-  /// what comes elsewhere.
+  /// What has come and can be looked at where it is, in order; it stays there until it is read or
+  /// dropped. Nothing, where a stream keeps what comes elsewhere.
   virtual std::array<ConstBytes, 2> look() { return {}; }
   /// Done with the first `bytes` of what `look` has just named.
   virtual void drop([[maybe_unused]] std::size_t bytes) {}

@@ -1,12 +1,14 @@
-/// Messages between the members of one group. A channel is an id in the message header: making one opens no
-/// connection. What the collectives and point-to-point calls are written on.
+/// Messages between the members of one group. A channel is an id in the message header: making one
+/// opens no connection. What the collectives and point-to-point calls are written on.
 ///
-/// Messages of one (sender, tag) keep their order; different tags may overtake. Small ones travel at once within a credit
-/// per (peer, channel), larger ones ask first and then go straight into the receiver's buffer; nothing unmatched blocks
-/// another channel or grows a process's memory without bound.
+/// Messages of one (sender, tag) keep their order; different tags may overtake. Small ones travel
+/// at once within a credit per (peer, channel), larger ones ask first and then go straight into the
+/// receiver's buffer; nothing unmatched blocks another channel or grows a process's memory without
+/// bound.
 ///
-/// Failure: a channel fails once, with the first cause, for good. Every transfer on it, posted before or after, then completes with that
-/// cause, and all members are told. Failing one channel leaves other channels and the links usable.
+/// Failure: a channel fails once, with the first cause, for good. Every transfer on it, posted
+/// before or after, then completes with that cause, and all members are told. Failing one channel
+/// leaves other channels and the links usable.
 #pragma once
 
 #include <atomic>
@@ -30,8 +32,8 @@ inline constexpr std::size_t kEagerBytes = 64 * 1024;
 
 inline constexpr int kAnyMember = -1;
 
-/// One posted send or receive. The buffer must stay as it is until `done()`; after a cancel or failure `done()` means that
-/// the fabric no longer touches it.
+/// One posted send or receive. The buffer must stay as it is until `done()`; after a cancel or
+/// failure `done()` means that the fabric no longer touches it.
 class Transfer {
  public:
   virtual ~Transfer() = default;
@@ -75,41 +77,51 @@ class Channel {
   int size() const { return static_cast<int>(members().size()); }
   virtual Fabric& fabric() = 0;
 
-  /// `member` is a position in `members()`; sending to oneself is allowed and copies. Thread-safe, never blocks. Point-to-point messages
-  /// have sequence 0 in `call`; a collective's messages carry its sequence, and `tag` numbers its steps. Tags of different sequences never
-  /// meet.
-  virtual TransferRef send(int member, std::uint64_t tag, ConstBytes data, const Fingerprint& call) = 0;
+  /// `member` is a position in `members()`; sending to oneself is allowed and copies. Thread-safe,
+  /// never blocks. Point-to-point messages have sequence 0 in `call`; a collective's messages carry
+  /// its sequence, and `tag` numbers its steps. Tags of different sequences never meet.
+  virtual TransferRef send(int member, std::uint64_t tag, ConstBytes data,
+                           const Fingerprint& call) = 0;
   /// As `send`, but null where the message has gone already: nothing is made for it then.
-  virtual TransferRef send_off(int member, std::uint64_t tag, ConstBytes data, const Fingerprint& call) {
+  virtual TransferRef send_off(int member, std::uint64_t tag, ConstBytes data,
+                               const Fingerprint& call) {
     return send(member, tag, data, call);
   }
-  /// `member` may be kAnyMember for point-to-point messages. A message of another size than `data`, or whose dtype is another's, completes
-  /// this receive with Code::mismatch naming both; the channel goes on. Bytes past `exact = false` buffers' end never are written:
-  /// with `exact` false a shorter message is fine (`bytes()` says how long it was).
-  virtual TransferRef receive(int member, std::uint64_t tag, MutableBytes data, const Fingerprint& call, bool exact = true) = 0;
-  /// What a `receive` of a small message would get now, into `data`: where that stands in this host's memory, as the first thing that does,
-  /// and has the size of `data`. But for `yes` nothing has happened. Thread-safe, never blocks.
-  virtual Taken receive_at_once([[maybe_unused]] int member, [[maybe_unused]] std::uint64_t tag, [[maybe_unused]] MutableBytes data,
+  /// `member` may be kAnyMember for point-to-point messages. A message of another size than `data`,
+  /// or whose dtype is another's, completes this receive with Code::mismatch naming both; the
+  /// channel goes on. Bytes past `exact = false` buffers' end never are written: with `exact` false
+  /// a shorter message is fine (`bytes()` says how long it was).
+  virtual TransferRef receive(int member, std::uint64_t tag, MutableBytes data,
+                              const Fingerprint& call, bool exact = true) = 0;
+  /// What a `receive` of a small message would get now, into `data`: where that stands in this
+  /// host's memory, as the first thing that does, and has the size of `data`. But for `yes` nothing
+  /// has happened. Thread-safe, never blocks.
+  virtual Taken receive_at_once([[maybe_unused]] int member, [[maybe_unused]] std::uint64_t tag,
+                                [[maybe_unused]] MutableBytes data,
                                 [[maybe_unused]] const Fingerprint& call) {
     return Taken::otherwise;
   }
-  /// Takes a transfer back; it is done (Code::aborted) on return. A receive that has begun drains to scratch. A send that has begun ends
-  /// with its current fragment, from a copy; where more was to come, the receive that takes it fails with Code::aborted naming this rank.
+  /// Takes a transfer back; it is done (Code::aborted) on return. A receive that has begun drains
+  /// to scratch. A send that has begun ends with its current fragment, from a copy; where more was
+  /// to come, the receive that takes it fails with Code::aborted naming this rank.
   virtual void cancel(const TransferRef& transfer) = 0;
 
-  /// Says that this member now runs the collective `call` (sequence > 0): messages of the same sequence that disagree with it,
-  /// whether they came before or come later, fail the channel on all members with both calls named.
+  /// Says that this member now runs the collective `call` (sequence > 0): messages of the same
+  /// sequence that disagree with it, whether they came before or come later, fail the channel on
+  /// all members with both calls named.
   virtual void begin(const Fingerprint& call) = 0;
-  /// Compares a call seen elsewhere (a control line in the region) with the one begun under the same sequence;
-  /// `member` made it. Fails the channel where they disagree.
+  /// Compares a call seen elsewhere (a control line in the region) with the one begun under the
+  /// same sequence; `member` made it. Fails the channel where they disagree.
   virtual void compare(int member, const Fingerprint& call) = 0;
 
-  /// The first cause, or success while the channel works. Thread-safe and cheap (an atomic load while it works).
+  /// The first cause, or success while the channel works. Thread-safe and cheap (an atomic load
+  /// while it works).
   virtual Status failure() const = 0;
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   /// Whether a member has left the job (`Fabric::gone`): calls that need it will never end.
   bool someone_left() const { return someone_left_.load(std::memory_order_acquire); }
-  /// Fails the channel here and tells every member, with the cause's ranks as the culprits. The first cause wins.
+  /// Fails the channel here and tells every member, with the cause's ranks as the culprits. The
+  /// first cause wins.
   virtual void fail(Status cause) = 0;
 
   /// Job ranks of the members whose messages this process waits for now: for deadline errors.

@@ -1,4 +1,5 @@
-// Messages that go and come without a transfer: one real fabric against a peer that the test plays frame by frame.
+// Messages that go and come without a transfer: one real fabric against a peer that the test plays
+// frame by frame.
 #include <gtest/gtest.h>
 
 #include "muster/base/dtype.h"
@@ -62,7 +63,8 @@ TEST(ChannelAtOnce, WhereverTheMemoryTurns) {
     job.put(eager("next"));
     std::string got(payload.size(), 'x');
     const Taken taken = job.take(got);
-    if (turn == 0) {  // a ring has no such memory: where its end is reached all that is there stands in the first piece
+    if (turn == 0) {  // a ring has no such memory: where its end is reached all that is there
+                      // stands in the first piece
       EXPECT_EQ(taken, Taken::not_yet);
       continue;
     }
@@ -73,12 +75,14 @@ TEST(ChannelAtOnce, WhereverTheMemoryTurns) {
   }
 }
 
-// spec: E4 E1 what does not fit, is something else, or has others before it goes the ordinary way, untouched
+// spec: E4 E1 what does not fit, is something else, or has others before it goes the ordinary way,
+// untouched
 TEST(ChannelAtOnce, AnythingElseIsLeftAsItIs) {
   const Fingerprint whole = of(DType::int32);
   Fingerprint collective = whole;
   collective.sequence = 1;
-  const auto left = [](const Frame& frame, std::uint64_t tag, const Fingerprint& call, std::size_t bytes = 4) {
+  const auto left = [](const Frame& frame, std::uint64_t tag, const Fingerprint& call,
+                       std::size_t bytes = 4) {
     MemoryJob job;
     job.put(frame);
     std::string got(bytes, 'x');
@@ -194,7 +198,8 @@ TEST(ChannelAtOnce, AFailureOnTheWayOutOfASendLeavesItWhole) {
   EXPECT_EQ(late->status().code(), Code::aborted);
 }
 
-// spec: E1 a send that is gone needs nothing more; one of which a part is gone has its place before all later ones
+// spec: E1 a send that is gone needs nothing more; one of which a part is gone has its place before
+// all later ones
 TEST(ChannelAtOnce, ASendIsATransferOnlyWhereItHasNotGone) {
   ScriptedJob job;
   ScriptedWire& wire = job.wire(1);

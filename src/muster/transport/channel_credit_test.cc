@@ -1,5 +1,5 @@
-// How much a channel may send, what taking back does, and how channels begin and end: one real fabric against peers that the test plays
-// frame by frame.
+// How much a channel may send, what taking back does, and how channels begin and end: one real
+// fabric against peers that the test plays frame by frame.
 #include <gtest/gtest.h>
 
 #include <mutex>
@@ -13,7 +13,8 @@
 namespace muster::transport {
 namespace {
 
-// ---- credit ----------------------------------------------------------------------------------------------------------
+// ---- credit
+// ----------------------------------------------------------------------------------------------------------
 
 TEST(ChannelCredit, SmallMessagesAskOnceTheCreditIsSpent) {
   ScriptedJob job;
@@ -42,7 +43,8 @@ TEST(ChannelCredit, EnvelopesRunOutAndBlockThisChannelAlone) {
   auto other = job.fabric->open(1, {0, 1});
   ASSERT_TRUE(other.ok());
   std::vector<TransferRef> sends;
-  for (std::uint32_t i = 0; i < kEnvelopeCredit + 10; ++i) sends.push_back(job.channel().send(1, i, as_bytes("x"), {}));
+  for (std::uint32_t i = 0; i < kEnvelopeCredit + 10; ++i)
+    sends.push_back(job.channel().send(1, i, as_bytes("x"), {}));
   EXPECT_EQ(job.heard(1).size(), kEnvelopeCredit);
   EXPECT_FALSE(sends.back()->done());
   EXPECT_TRUE((*other)->send(1, 0, as_bytes("y"), {})->done());
@@ -125,7 +127,8 @@ TEST(ChannelCredit, DroppedMessagesGiveTheirCreditBack) {
   }
 }
 
-// ---- taking back -----------------------------------------------------------------------------------------------------
+// ---- taking back
+// -----------------------------------------------------------------------------------------------------
 
 TEST(ChannelCancel, AReceiveThatHasBegunDrains) {
   ScriptedJob job;
@@ -162,7 +165,8 @@ TEST(ChannelCancel, ASendThatHasBegunIsTakenBack) {
   wire.room = SIZE_MAX;
   const auto frames = job.heard(1);
   EXPECT_EQ(kinds(frames), (std::vector{FrameKind::data, FrameKind::withdraw}));
-  EXPECT_TRUE(frames.at(0).payload == original.substr(0, kFragmentBytes)) << "the fragment that had begun ends from a copy";
+  EXPECT_TRUE(frames.at(0).payload == original.substr(0, kFragmentBytes))
+      << "the fragment that had begun ends from a copy";
 
   // Before it was asked for: the other side may be asking at the same time.
   send = job.channel().send(1, 1, as_bytes(large), {});
@@ -189,7 +193,8 @@ TEST(ChannelCancel, AReceiveWhoseMessageIsTakenBackSaysSo) {
   EXPECT_EQ(receive->status().ranks(), std::vector<int>{1});
 }
 
-// ---- opening and closing ---------------------------------------------------------------------------------------------
+// ---- opening and closing
+// ---------------------------------------------------------------------------------------------
 
 TEST(ChannelLife, MessagesWaitForTheirChannel) {
   ScriptedJob job(3);
@@ -214,7 +219,8 @@ TEST(ChannelLife, IdsAreUsedOnceAndOutOfOrder) {
   EXPECT_EQ(job.fabric->open(1, {1, 2}).status().code(), Code::invalid_argument) << "not a member";
   EXPECT_EQ(job.fabric->open(1, {0, 3}).status().code(), Code::invalid_argument) << "no such rank";
   EXPECT_EQ(job.fabric->open(1, {0, 0}).status().code(), Code::invalid_argument) << "twice";
-  for (const std::uint32_t id : {5u, 3u, 4u, 1u, 2u, 9u}) EXPECT_TRUE(job.fabric->open(id, {0, 1}).ok()) << id;
+  for (const std::uint32_t id : {5u, 3u, 4u, 1u, 2u, 9u})
+    EXPECT_TRUE(job.fabric->open(id, {0, 1}).ok()) << id;
   for (const std::uint32_t id : {0u, 1u, 2u, 3u, 4u, 5u, 9u})
     EXPECT_EQ(job.fabric->open(id, {0, 1}).status().code(), Code::invalid_argument) << id;
   EXPECT_TRUE(job.fabric->open(8, {0, 1}).ok());

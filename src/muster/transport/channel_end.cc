@@ -21,7 +21,8 @@ void ChannelState::finish(TransferState& transfer, Status status) {
   engine_.note_completion();
 }
 
-void ChannelState::finish_receive(TransferState& transfer, int source, const FrameHeader& header, std::size_t bytes) {
+void ChannelState::finish_receive(TransferState& transfer, int source, const FrameHeader& header,
+                                  std::size_t bytes) {
   if (transfer.stage == TransferState::Stage::finished) return;
   transfer.set_message(position_of(source), bytes, header.call);
   finish(transfer, Status());
@@ -46,7 +47,8 @@ void ChannelState::release_buffer(TransferState& transfer) {
       return;
     }
     case Stage::local:
-      if (Envelope* envelope = unexpected_.find_if([&](const Envelope& e) { return e.local.get() == &transfer; })) {
+      if (Envelope* envelope =
+              unexpected_.find_if([&](const Envelope& e) { return e.local.get() == &transfer; })) {
         unexpected_.remove(envelope);
         delete envelope;
       }
@@ -82,13 +84,16 @@ void ChannelState::cancel(const TransferRef& transfer) {
   auto& state = static_cast<TransferState&>(*transfer);
   if (state.stage == TransferState::Stage::finished) return;
   release_buffer(state);
-  finish(state, Status(Code::aborted, std::string(state.sends ? "the send to " : "the receive from ") +
-                                          (state.rank < 0 ? "any rank" : "rank " + std::to_string(state.rank)) + " was taken back"));
+  finish(state, Status(Code::aborted,
+                       std::string(state.sends ? "the send to " : "the receive from ") +
+                           (state.rank < 0 ? "any rank" : "rank " + std::to_string(state.rank)) +
+                           " was taken back"));
 }
 
 std::vector<TransferStateRef> ChannelState::unfinished() const {
   std::vector<TransferStateRef> all;
-  for (TransferState* transfer = first_; transfer != nullptr; transfer = transfer->after) all.push_back(transfer->self);
+  for (TransferState* transfer = first_; transfer != nullptr; transfer = transfer->after)
+    all.push_back(transfer->self);
   std::reverse(all.begin(), all.end());
   return all;
 }
@@ -113,15 +118,19 @@ void ChannelState::leave_locked(int rank, const Status& cause) {
   if (has_member(rank)) someone_left_.store(true, std::memory_order_release);
   if (const auto flow = flows_.find(rank); flow != flows_.end()) flow->second.blocked.clear();
   // What it has asked to send will never come.
-  while (Envelope* asked =
-             unexpected_.find_if([rank](const Envelope& e) { return e.key.source == rank && e.header.kind == FrameKind::request; })) {
+  while (Envelope* asked = unexpected_.find_if([rank](const Envelope& e) {
+    return e.key.source == rank && e.header.kind == FrameKind::request;
+  })) {
     unexpected_.remove(asked);
     delete asked;
   }
-  const bool alone = std::all_of(members_.begin(), members_.end(), [&](int m) { return m == engine_.rank() || !engine_.gone(m).ok(); });
+  const bool alone = std::all_of(members_.begin(), members_.end(), [&](int m) {
+    return m == engine_.rank() || !engine_.gone(m).ok();
+  });
   for (const TransferStateRef& transfer : unfinished()) {
-    const bool hopeless = transfer->rank == rank || transfer->from == rank ||
-                          (transfer->rank < 0 && alone && transfer->stage == TransferState::Stage::posted);
+    const bool hopeless =
+        transfer->rank == rank || transfer->from == rank ||
+        (transfer->rank < 0 && alone && transfer->stage == TransferState::Stage::posted);
     if (!hopeless) continue;
     release_buffer(*transfer);
     finish(*transfer, cause);
@@ -147,7 +156,8 @@ void ChannelState::open_locked(std::vector<int> members) {
   members_ = std::move(members);
   for (std::size_t i = 0; i < members_.size(); ++i) positions_[members_[i]] = static_cast<int>(i);
   position_ = position_of(engine_.rank());
-  while (Envelope* stray = unexpected_.find_if([this](const Envelope& e) { return !has_member(e.key.source); })) {
+  while (Envelope* stray =
+             unexpected_.find_if([this](const Envelope& e) { return !has_member(e.key.source); })) {
     unexpected_.remove(stray);
     delete stray;
   }

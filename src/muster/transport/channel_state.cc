@@ -9,8 +9,8 @@
 namespace muster::transport {
 namespace {
 
-// Credit goes back when a quarter of it is due: a sender that is out of credit then always gets some, because what it
-// lacks is either untaken here or due.
+// Credit goes back when a quarter of it is due: a sender that is out of credit then always gets
+// some, because what it lacks is either untaken here or due.
 constexpr std::size_t kEagerDue = kEagerCredit / 4;
 constexpr std::uint32_t kEnvelopesDue = kEnvelopeCredit / 4;
 
@@ -27,9 +27,11 @@ int ChannelState::position_of(int rank) const {
   return found == positions_.end() ? -1 : found->second;
 }
 
-// ---- posting ---------------------------------------------------------------------------------------------------------
+// ---- posting
+// ---------------------------------------------------------------------------------------------------------
 
-TransferStateRef ChannelState::start(bool sends, int member, std::uint64_t tag, const Fingerprint& call) {
+TransferStateRef ChannelState::start(bool sends, int member, std::uint64_t tag,
+                                     const Fingerprint& call) {
   auto transfer = std::make_shared<TransferState>();
   transfer->sends = sends;
   transfer->channel = id_;
@@ -49,25 +51,30 @@ TransferStateRef ChannelState::start(bool sends, int member, std::uint64_t tag, 
 TransferRef ChannelState::refused_in_child(bool sends) {
   auto transfer = std::make_shared<TransferState>();
   transfer->sends = sends;
-  transfer->complete(
-      Status(Code::aborted, "a forked child cannot use its parent's process group; make one of its own, or start the program anew"));
+  transfer->complete(Status(Code::aborted,
+                            "a forked child cannot use its parent's process group; make one of its "
+                            "own, or start the program anew"));
   return transfer;
 }
 
-TransferRef ChannelState::send(int member, std::uint64_t tag, ConstBytes data, const Fingerprint& call) {
+TransferRef ChannelState::send(int member, std::uint64_t tag, ConstBytes data,
+                               const Fingerprint& call) {
   return send(member, tag, data, call, true);
 }
 
-TransferRef ChannelState::send_off(int member, std::uint64_t tag, ConstBytes data, const Fingerprint& call) {
+TransferRef ChannelState::send_off(int member, std::uint64_t tag, ConstBytes data,
+                                   const Fingerprint& call) {
   return send(member, tag, data, call, false);
 }
 
 /// `stand_in`: also of what has gone there is to be a transfer.
-TransferRef ChannelState::send(int member, std::uint64_t tag, ConstBytes data, const Fingerprint& call, bool stand_in) {
+TransferRef ChannelState::send(int member, std::uint64_t tag, ConstBytes data,
+                               const Fingerprint& call, bool stand_in) {
   if (engine_.forked()) return refused_in_child(true);
   Engine::Entry entry(engine_);
   const bool valid = member >= 0 && member < size();
-  const std::size_t took = valid && data.size() <= kEagerBytes ? send_at_once(member, tag, data, call) : 0;
+  const std::size_t took =
+      valid && data.size() <= kEagerBytes ? send_at_once(member, tag, data, call) : 0;
   if (took == sizeof(FrameHeader) + data.size()) return stand_in ? sent(member) : nullptr;
   TransferStateRef transfer = start(true, valid ? member : kAnyMember, tag, call);
   transfer->out = data;
@@ -77,8 +84,9 @@ TransferRef ChannelState::send(int member, std::uint64_t tag, ConstBytes data, c
     link.protocol.push_begun(eager_header(tag, data.size(), call), data, transfer, took);
     engine_.mark_dirty(link);
   } else if (!valid) {
-    finish(*transfer, Status(Code::invalid_argument,
-                             "a message was sent to member " + std::to_string(member) + " of a group of " + std::to_string(size())));
+    finish(*transfer,
+           Status(Code::invalid_argument, "a message was sent to member " + std::to_string(member) +
+                                              " of a group of " + std::to_string(size())));
   } else {
     post_send(transfer);
   }
@@ -97,16 +105,19 @@ TransferRef ChannelState::sent(int member) {
   return sent;
 }
 
-TransferRef ChannelState::receive(int member, std::uint64_t tag, MutableBytes data, const Fingerprint& call, bool exact) {
+TransferRef ChannelState::receive(int member, std::uint64_t tag, MutableBytes data,
+                                  const Fingerprint& call, bool exact) {
   if (engine_.forked()) return refused_in_child(false);
   Engine::Entry entry(engine_);
-  const bool valid = (member >= 0 && member < size()) || (member == kAnyMember && call.sequence == 0);
+  const bool valid =
+      (member >= 0 && member < size()) || (member == kAnyMember && call.sequence == 0);
   TransferStateRef transfer = start(false, valid ? member : kAnyMember, tag, call);
   transfer->in = data;
   transfer->exact = exact;
   if (!valid) {
     finish(*transfer, Status(Code::invalid_argument,
-                             "a message was awaited from member " + std::to_string(member) + " of a group of " + std::to_string(size())));
+                             "a message was awaited from member " + std::to_string(member) +
+                                 " of a group of " + std::to_string(size())));
   } else {
     post_receive(transfer);
   }
@@ -114,17 +125,23 @@ TransferRef ChannelState::receive(int member, std::uint64_t tag, MutableBytes da
 }
 
 /// What `begin_eager` and `end_eager` would do with such a message.
-Taken ChannelState::receive_at_once(int member, std::uint64_t tag, MutableBytes data, const Fingerprint& call) {
-  if (call.sequence != 0 || member < 0 || member >= size() || engine_.forked()) return Taken::otherwise;
+Taken ChannelState::receive_at_once(int member, std::uint64_t tag, MutableBytes data,
+                                    const Fingerprint& call) {
+  if (call.sequence != 0 || member < 0 || member >= size() || engine_.forked())
+    return Taken::otherwise;
   Engine::Entry entry(engine_);
   const int rank = members_[static_cast<std::size_t>(member)];
   Link* const link = engine_.find_link(rank);
   const MatchKey key{rank, 0, tag};
-  if (engine_.owes_a_pass() || link == nullptr || !failure_.ok() || unexpected_.find(key) != nullptr) return Taken::otherwise;
-  if (posted_.find(key) != nullptr || posted_any_.find(MatchKey{-1, 0, tag}) != nullptr) return Taken::otherwise;  // they come first
+  if (engine_.owes_a_pass() || link == nullptr || !failure_.ok() ||
+      unexpected_.find(key) != nullptr)
+    return Taken::otherwise;
+  if (posted_.find(key) != nullptr || posted_any_.find(MatchKey{-1, 0, tag}) != nullptr)
+    return Taken::otherwise;  // they come first
   const FrameHeader header = eager_header(tag, data.size(), call);
   Flow& flow = flow_with(rank);
-  // (A large message asks first. What stands there is looked at all the same: nothing, or its question.)
+  // (A large message asks first. What stands there is looked at all the same: nothing, or its
+  // question.)
   if (!within_credit(flow, std::min(data.size(), kEagerBytes))) return Taken::otherwise;
   if (const Taken taken = link->take_at_once(header, data); taken != Taken::yes) return taken;
   engine_.taken_without_a_pass();
@@ -147,10 +164,12 @@ void ChannelState::post_send(const TransferStateRef& transfer) {
   }
 }
 
-/// A small message to a peer whose link has nothing else to write goes into the stream from where it lies: nothing is queued, and where the
-/// stream takes all of it, as it mostly does, nothing is made for it. One that travels together with others goes into the link's buffer
-/// instead. How many bytes went, its header included; 0: it has to go the ordinary way.
-std::size_t ChannelState::send_at_once(int member, std::uint64_t tag, ConstBytes data, const Fingerprint& call) {
+/// A small message to a peer whose link has nothing else to write goes into the stream from where
+/// it lies: nothing is queued, and where the stream takes all of it, as it mostly does, nothing is
+/// made for it. One that travels together with others goes into the link's buffer instead. How many
+/// bytes went, its header included; 0: it has to go the ordinary way.
+std::size_t ChannelState::send_at_once(int member, std::uint64_t tag, ConstBytes data,
+                                       const Fingerprint& call) {
   const int rank = members_[static_cast<std::size_t>(member)];
   Link* const link = engine_.find_link(rank);
   if (link == nullptr || rank == engine_.rank()) return 0;
@@ -168,7 +187,8 @@ std::size_t ChannelState::send_at_once(int member, std::uint64_t tag, ConstBytes
   return took;
 }
 
-FrameHeader ChannelState::eager_header(std::uint64_t tag, std::size_t bytes, const Fingerprint& call) const {
+FrameHeader ChannelState::eager_header(std::uint64_t tag, std::size_t bytes,
+                                       const Fingerprint& call) const {
   FrameHeader header;
   header.length = static_cast<std::uint32_t>(bytes);
   header.kind = FrameKind::eager;
@@ -188,7 +208,8 @@ bool ChannelState::try_send(Flow& flow, const TransferStateRef& transfer) {
   header.channel = id_;
   header.tag = transfer->key.tag;
   header.call = transfer->call;
-  if (const std::size_t bytes = transfer->out.size(); bytes <= kEagerBytes && bytes <= flow.eager_left) {
+  if (const std::size_t bytes = transfer->out.size();
+      bytes <= kEagerBytes && bytes <= flow.eager_left) {
     flow.eager_left -= bytes;
     header.kind = FrameKind::eager;
     transfer->stage = TransferState::Stage::queued;
@@ -204,7 +225,8 @@ bool ChannelState::try_send(Flow& flow, const TransferStateRef& transfer) {
   return true;
 }
 
-/// To oneself: straight into the receive that waits, else it waits itself, its bytes where they are.
+/// To oneself: straight into the receive that waits, else it waits itself, its bytes where they
+/// are.
 void ChannelState::send_local(const TransferStateRef& transfer) {
   FrameHeader header;
   header.channel = id_;
@@ -245,7 +267,8 @@ void ChannelState::post_receive(const TransferStateRef& transfer) {
   }
 }
 
-// ---- matching --------------------------------------------------------------------------------------------------------
+// ---- matching
+// --------------------------------------------------------------------------------------------------------
 
 /// The receive posted first among those that this message fits; it is not posted any more.
 TransferStateRef ChannelState::match(const MatchKey& key) {
@@ -300,7 +323,9 @@ void ChannelState::take(Envelope* raw, const TransferStateRef& receive) {
     give_credit(source, 0);
     return accept_request(engine_.link_to(source), envelope->header, receive);
   }
-  const ConstBytes data = envelope->local ? envelope->local->out : ConstBytes(envelope->payload.get(), envelope->header.length);
+  const ConstBytes data = envelope->local
+                              ? envelope->local->out
+                              : ConstBytes(envelope->payload.get(), envelope->header.length);
   Status fits = fit(*receive, source, envelope->header, data.size());
   if (fits.ok() && !data.empty()) std::memmove(receive->in.data(), data.data(), data.size());
   if (envelope->local) {
@@ -313,7 +338,8 @@ void ChannelState::take(Envelope* raw, const TransferStateRef& receive) {
 }
 
 /// A message that asks first has found its receive.
-void ChannelState::accept_request(Link& link, const FrameHeader& header, const TransferStateRef& receive) {
+void ChannelState::accept_request(Link& link, const FrameHeader& header,
+                                  const TransferStateRef& receive) {
   if (Status fits = fit(*receive, link.peer(), header, header.amount); !fits) {
     FrameHeader refuse;
     refuse.kind = FrameKind::refuse;
@@ -327,24 +353,31 @@ void ChannelState::accept_request(Link& link, const FrameHeader& header, const T
 }
 
 /// Whether a message may go into a receive; if not, both in one sentence.
-Status ChannelState::fit(const TransferState& receive, int source, const FrameHeader& header, std::size_t bytes) const {
+Status ChannelState::fit(const TransferState& receive, int source, const FrameHeader& header,
+                         std::size_t bytes) const {
   const bool size_fits = receive.exact ? bytes == receive.in.size() : bytes <= receive.in.size();
   if (size_fits && header.call.dtype == receive.call.dtype) return {};
-  const auto text = [this](const Fingerprint& call, std::size_t size) { return describe(call) + " of " + std::to_string(size) + " bytes"; };
+  const auto text = [this](const Fingerprint& call, std::size_t size) {
+    return describe(call) + " of " + std::to_string(size) + " bytes";
+  };
   return Status(Code::mismatch,
-                rank_text(source) + " sent " + text(header.call, bytes) + ", but " + rank_text(engine_.rank()) + " receives " +
-                    text(receive.call, receive.in.size()) + (receive.exact ? "" : " at most") + " (tag " + std::to_string(receive.key.tag) +
+                rank_text(source) + " sent " + text(header.call, bytes) + ", but " +
+                    rank_text(engine_.rank()) + " receives " +
+                    text(receive.call, receive.in.size()) + (receive.exact ? "" : " at most") +
+                    " (tag " + std::to_string(receive.key.tag) +
                     "): the message is dropped; both sides must give the same size and type",
                 {source, engine_.rank()});
 }
 
-// ---- what links bring ------------------------------------------------------------------------------------------------
+// ---- what links bring
+// ------------------------------------------------------------------------------------------------
 
 Result<Arrival> ChannelState::begin_eager(int source, const FrameHeader& header) {
   Arrival arrival;
   if (!failure_.ok()) return arrival;
   if (opened() && !has_member(source))
-    return Status(Code::internal, "a message on channel " + std::to_string(id_) + ", of which it is no member");
+    return Status(Code::internal,
+                  "a message on channel " + std::to_string(id_) + ", of which it is no member");
   if (Status status = hold_credit(source, header.length); !status) return status;
   if (!check_call(source, header.call)) return arrival;
   const MatchKey key{source, header.call.sequence, header.tag};
@@ -359,7 +392,8 @@ Result<Arrival> ChannelState::begin_eager(int source, const FrameHeader& header)
   arrival.envelope = std::make_unique<Envelope>();
   arrival.envelope->key = key;
   arrival.envelope->header = header;
-  if (header.length > 0) arrival.envelope->payload.reset(new std::byte[header.length]);  // at most kEagerBytes
+  if (header.length > 0)
+    arrival.envelope->payload.reset(new std::byte[header.length]);  // at most kEagerBytes
   return arrival;
 }
 
@@ -383,7 +417,8 @@ Status ChannelState::on_request(Link& link, const FrameHeader& header) {
   if (!failure_.ok()) return {};
   const int source = link.peer();
   if (opened() && !has_member(source))
-    return Status(Code::internal, "a message on channel " + std::to_string(id_) + ", of which it is no member");
+    return Status(Code::internal,
+                  "a message on channel " + std::to_string(id_) + ", of which it is no member");
   if (Status status = hold_credit(source, 0); !status) return status;
   if (!check_call(source, header.call)) return {};
   const MatchKey key{source, header.call.sequence, header.tag};
@@ -400,15 +435,18 @@ Status ChannelState::on_request(Link& link, const FrameHeader& header) {
 }
 
 void ChannelState::on_withdraw(Link& link, std::uint64_t message) {
-  Envelope* envelope = unexpected_.find_if(
-      [&](const Envelope& e) { return e.key.source == link.peer() && e.header.kind == FrameKind::request && e.header.message == message; });
+  Envelope* envelope = unexpected_.find_if([&](const Envelope& e) {
+    return e.key.source == link.peer() && e.header.kind == FrameKind::request &&
+           e.header.message == message;
+  });
   if (envelope == nullptr) return;
   unexpected_.remove(envelope);
   delete envelope;
   give_credit(link.peer(), 0);
 }
 
-// ---- credit ----------------------------------------------------------------------------------------------------------
+// ---- credit
+// ----------------------------------------------------------------------------------------------------------
 
 bool ChannelState::within_credit(const Flow& flow, std::size_t eager_bytes) {
   return flow.envelopes_held < kEnvelopeCredit && flow.eager_held + eager_bytes <= kEagerCredit;
@@ -422,7 +460,8 @@ void ChannelState::hold_credit(Flow& flow, std::size_t eager_bytes) {
 Status ChannelState::hold_credit(int source, std::size_t eager_bytes) {
   Flow& flow = flow_with(source);
   if (!within_credit(flow, eager_bytes))
-    return Status(Code::internal, "more messages on channel " + std::to_string(id_) + " than its credit allows");
+    return Status(Code::internal,
+                  "more messages on channel " + std::to_string(id_) + " than its credit allows");
   hold_credit(flow, eager_bytes);
   return {};
 }
@@ -453,8 +492,10 @@ void ChannelState::give_credit(int source, Flow& flow, std::size_t eager_bytes) 
 Status ChannelState::on_credit(Link& link, const FrameHeader& header) {
   if (!failure_.ok()) return {};
   Flow& flow = flow_with(link.peer());
-  if (header.tag > kEnvelopeCredit - flow.envelopes_left || header.amount > kEagerCredit - flow.eager_left) {
-    return Status(Code::internal, "more credit on channel " + std::to_string(id_) + " than was ever taken");
+  if (header.tag > kEnvelopeCredit - flow.envelopes_left ||
+      header.amount > kEagerCredit - flow.eager_left) {
+    return Status(Code::internal,
+                  "more credit on channel " + std::to_string(id_) + " than was ever taken");
   }
   flow.envelopes_left += static_cast<std::uint32_t>(header.tag);
   flow.eager_left += static_cast<std::size_t>(header.amount);

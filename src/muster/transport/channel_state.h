@@ -1,7 +1,9 @@
-/// One channel: matching of messages with receives, credit, calls compared. Private to `transport/`.
+/// One channel: matching of messages with receives, credit, calls compared. Private to
+/// `transport/`.
 ///
-/// Peers are job ranks in here; positions in the group are only what the `Channel` interface speaks. A channel may exist before it is
-/// opened: then it keeps what came for it. Methods called `..._locked`, and all that links call, want the engine's lock.
+/// Peers are job ranks in here; positions in the group are only what the `Channel` interface
+/// speaks. A channel may exist before it is opened: then it keeps what came for it. Methods called
+/// `..._locked`, and all that links call, want the engine's lock.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +23,8 @@ namespace muster::transport {
 class Engine;
 class Link;
 
-/// What a sender may have at a receiver, per channel, that no receive has taken: bytes of eager messages, and envelopes of all.
+/// What a sender may have at a receiver, per channel, that no receive has taken: bytes of eager
+/// messages, and envelopes of all.
 inline constexpr std::size_t kEagerCredit = 256 * 1024;
 inline constexpr std::uint32_t kEnvelopeCredit = 4096;
 
@@ -39,7 +42,8 @@ struct Envelope {
 struct Arrival {
   TransferStateRef receive;
   std::unique_ptr<Envelope> envelope;
-  bool holds_credit = false;  ///< the message counts against its sender until it is taken or dropped
+  bool holds_credit =
+      false;  ///< the message counts against its sender until it is taken or dropped
 };
 
 class ChannelState final : public Channel {
@@ -51,10 +55,14 @@ class ChannelState final : public Channel {
   std::span<const int> members() const override { return members_; }
   int rank() const override { return position_; }
   Fabric& fabric() override;
-  TransferRef send(int member, std::uint64_t tag, ConstBytes data, const Fingerprint& call) override;
-  TransferRef send_off(int member, std::uint64_t tag, ConstBytes data, const Fingerprint& call) override;
-  TransferRef receive(int member, std::uint64_t tag, MutableBytes data, const Fingerprint& call, bool exact) override;
-  Taken receive_at_once(int member, std::uint64_t tag, MutableBytes data, const Fingerprint& call) override;
+  TransferRef send(int member, std::uint64_t tag, ConstBytes data,
+                   const Fingerprint& call) override;
+  TransferRef send_off(int member, std::uint64_t tag, ConstBytes data,
+                       const Fingerprint& call) override;
+  TransferRef receive(int member, std::uint64_t tag, MutableBytes data, const Fingerprint& call,
+                      bool exact) override;
+  Taken receive_at_once(int member, std::uint64_t tag, MutableBytes data,
+                        const Fingerprint& call) override;
   void cancel(const TransferRef& transfer) override;
   void begin(const Fingerprint& call) override;
   void compare(int member, const Fingerprint& call) override;
@@ -81,7 +89,8 @@ class ChannelState final : public Channel {
   void on_withdraw(Link& link, std::uint64_t message);
   void finish(TransferState& transfer, Status status);
   /// Completes a receive whose message (of `header`) is in its buffer.
-  void finish_receive(TransferState& transfer, int source, const FrameHeader& header, std::size_t bytes);
+  void finish_receive(TransferState& transfer, int source, const FrameHeader& header,
+                      std::size_t bytes);
 
  private:
   /// Credit with one peer.
@@ -101,7 +110,8 @@ class ChannelState final : public Channel {
   };
   static constexpr std::size_t kRememberedCalls = 128;
 
-  /// Good until the channel fails. The one asked for last is at hand: a group's messages mostly are one peer's for a while.
+  /// Good until the channel fails. The one asked for last is at hand: a group's messages mostly are
+  /// one peer's for a while.
   Flow& flow_with(int rank) {
     if (rank != last_peer_) {
       last_flow_ = &flows_[rank];
@@ -113,7 +123,8 @@ class ChannelState final : public Channel {
     flows_.clear();
     last_peer_ = -1;
   }
-  TransferRef send(int member, std::uint64_t tag, ConstBytes data, const Fingerprint& call, bool stand_in);
+  TransferRef send(int member, std::uint64_t tag, ConstBytes data, const Fingerprint& call,
+                   bool stand_in);
   TransferRef sent(int member);
   TransferStateRef start(bool sends, int member, std::uint64_t tag, const Fingerprint& call);
   static TransferRef refused_in_child(bool sends);
@@ -127,7 +138,8 @@ class ChannelState final : public Channel {
   Envelope* find_unexpected(const TransferState& receive) const;
   void take(Envelope* envelope, const TransferStateRef& receive);
   void accept_request(Link& link, const FrameHeader& header, const TransferStateRef& receive);
-  Status fit(const TransferState& receive, int source, const FrameHeader& header, std::size_t bytes) const;
+  Status fit(const TransferState& receive, int source, const FrameHeader& header,
+             std::size_t bytes) const;
   static bool within_credit(const Flow& flow, std::size_t eager_bytes);
   static void hold_credit(Flow& flow, std::size_t eager_bytes);
   Status hold_credit(int source, std::size_t eager_bytes);
@@ -135,7 +147,8 @@ class ChannelState final : public Channel {
   void give_credit(int source, Flow& flow, std::size_t eager_bytes);
   void keep(std::unique_ptr<Envelope> envelope);
   void drop_unexpected();
-  /// After this no buffer of the transfer is touched any more. The link's other side is told where it must know.
+  /// After this no buffer of the transfer is touched any more. The link's other side is told where
+  /// it must know.
   void release_buffer(TransferState& transfer);
   void unlink(TransferState& transfer);
   std::vector<TransferStateRef> unfinished() const;
@@ -163,7 +176,8 @@ class ChannelState final : public Channel {
 
   std::vector<Begun> begun_{kRememberedCalls};
   std::uint64_t last_begun_ = 0;
-  std::map<std::uint64_t, std::vector<std::pair<int, Fingerprint>>> early_;  // calls of others, by sequence, that have not begun here
+  std::map<std::uint64_t, std::vector<std::pair<int, Fingerprint>>>
+      early_;  // calls of others, by sequence, that have not begun here
 };
 
 }  // namespace muster::transport

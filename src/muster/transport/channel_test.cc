@@ -28,11 +28,13 @@ class PlainRules final : public FingerprintRules {
  public:
   bool agree(const Fingerprint& a, const Fingerprint& b) const override { return a == b; }
   std::string describe(const Fingerprint& call) const override {
-    return "op " + std::to_string(call.op) + " on " + std::string(name_of(static_cast<DType>(call.dtype)));
+    return "op " + std::to_string(call.op) + " on " +
+           std::string(name_of(static_cast<DType>(call.dtype)));
   }
 };
 
-// ---- matching --------------------------------------------------------------------------------------------------------
+// ---- matching
+// --------------------------------------------------------------------------------------------------------
 
 // spec: E1 order messages of one tag between two ranks keep their order, small and large mixed
 TEST(Channel, MessagesOfOneTagKeepTheirOrder) {
@@ -45,7 +47,8 @@ TEST(Channel, MessagesOfOneTagKeepTheirOrder) {
   EXPECT_TRUE(first->done());
   const TransferRef second = job.channel().receive(1, 5, writable(b), {});
   const TransferRef third = job.channel().receive(1, 5, writable(c), {});
-  EXPECT_TRUE(third->done()) << "the third message is here; only its turn counts, not the second's bytes";
+  EXPECT_TRUE(third->done())
+      << "the third message is here; only its turn counts, not the second's bytes";
   EXPECT_FALSE(second->done());
   job.say(1, fragment(1, 0, pattern(50'000, 1)));
   EXPECT_TRUE(second->done());
@@ -67,7 +70,8 @@ TEST(Channel, TagsOvertake) {
   EXPECT_EQ(early, "early");
 }
 
-// spec: E2 a receive from any rank takes the message that came first; the receive posted first gets the next message
+// spec: E2 a receive from any rank takes the message that came first; the receive posted first gets
+// the next message
 TEST(Channel, AnySourceTakesTurnsWithNamedSources) {
   ScriptedJob job(3);
   job.say(2, eager("b", 1));
@@ -130,9 +134,11 @@ TEST(Channel, AMisfitFailsTheReceiveAlone) {
   ASSERT_TRUE(receive->done());
   EXPECT_EQ(receive->status().code(), Code::mismatch);
   EXPECT_EQ(receive->status().ranks(), (std::vector<int>{1, 0}));
-  EXPECT_NE(receive->status().message().find("rank 1 sent a message of int32 of 8 bytes"), std::string::npos)
+  EXPECT_NE(receive->status().message().find("rank 1 sent a message of int32 of 8 bytes"),
+            std::string::npos)
       << receive->status().message();
-  EXPECT_NE(receive->status().message().find("rank 0 receives a message of int32 of 4 bytes"), std::string::npos)
+  EXPECT_NE(receive->status().message().find("rank 0 receives a message of int32 of 4 bytes"),
+            std::string::npos)
       << receive->status().message();
   EXPECT_EQ(four, "xxxx");
   // Types, the message waiting.
@@ -164,17 +170,21 @@ TEST(Channel, RefusesMembersThatAreNotThere) {
   ScriptedJob job;
   std::string one(1, 'x');
   EXPECT_EQ(job.channel().send(2, 0, as_bytes("x"), {})->status().code(), Code::invalid_argument);
-  EXPECT_EQ(job.channel().receive(-2, 0, writable(one), {})->status().code(), Code::invalid_argument);
-  EXPECT_EQ(job.channel().receive(kAnyMember, 0, writable(one), call_of(1))->status().code(), Code::invalid_argument);
+  EXPECT_EQ(job.channel().receive(-2, 0, writable(one), {})->status().code(),
+            Code::invalid_argument);
+  EXPECT_EQ(job.channel().receive(kAnyMember, 0, writable(one), call_of(1))->status().code(),
+            Code::invalid_argument);
 }
 
-// ---- the wire --------------------------------------------------------------------------------------------------------
+// ---- the wire
+// --------------------------------------------------------------------------------------------------------
 
 TEST(Channel, AWholeExchangeSurvivesEveryCut) {
   const std::string payload = pattern(1000, 1);
   const std::string large = pattern(20'000, 2);
-  const std::string bytes = eager(payload, 1).bytes() + request(1, large.size(), 2).bytes() + fragment(1, 0, large.substr(0, 300)).bytes() +
-                            eager("", 3).bytes() + fragment(1, 300, large.substr(300)).bytes();
+  const std::string bytes = eager(payload, 1).bytes() + request(1, large.size(), 2).bytes() +
+                            fragment(1, 0, large.substr(0, 300)).bytes() + eager("", 3).bytes() +
+                            fragment(1, 300, large.substr(300)).bytes();
   // The whole of the first part cut at every byte; the long tail byte by byte once.
   for (std::size_t cut = 0; cut < 1700; ++cut) {
     ScriptedJob job;
@@ -245,7 +255,9 @@ TEST(Channel, ABrokenProtocolFailsThatLinkByName) {
     EXPECT_TRUE(job.wires[1]->closed || death.ok());
     EXPECT_TRUE(job.fabric->death_of(2).ok());
     EXPECT_TRUE(death.ok() || death.ranks() == std::vector<int>{1});
-    EXPECT_TRUE(death.ok() || death.message().find("rank 1 has broken the message protocol") != std::string::npos) << death.message();
+    EXPECT_TRUE(death.ok() ||
+                death.message().find("rank 1 has broken the message protocol") != std::string::npos)
+        << death.message();
     EXPECT_EQ(job.channel().failed(), !death.ok());
     return !death.ok();
   };
@@ -256,7 +268,8 @@ TEST(Channel, ABrokenProtocolFailsThatLinkByName) {
     credit.header.amount = 1;
     job.say(1, credit);
   }));
-  EXPECT_TRUE(breaks([](ScriptedJob& job) { job.say(1, frame_of(FrameKind::clear)); }) == false) << "an id that was taken back is no crime";
+  EXPECT_TRUE(breaks([](ScriptedJob& job) { job.say(1, frame_of(FrameKind::clear)); }) == false)
+      << "an id that was taken back is no crime";
   EXPECT_TRUE(breaks([](ScriptedJob& job) {
     Frame clear = frame_of(FrameKind::clear);
     clear.header.message = 1;
@@ -284,12 +297,14 @@ TEST(Channel, ABrokenProtocolFailsThatLinkByName) {
       static std::string big(50'000, 'x');
       job.channel().receive(1, 1, writable(big), {});
       job.say(1, request(1, 50'000, 1));
-      job.say(1, fragment(1, static_cast<std::uint64_t>(at), std::string(static_cast<std::size_t>(bytes), 'y')));
+      job.say(1, fragment(1, static_cast<std::uint64_t>(at),
+                          std::string(static_cast<std::size_t>(bytes), 'y')));
     }));
   }
 }
 
-// A message of which the stream takes a part at once is whole in the end, wherever it was cut, also where its sender takes it back.
+// A message of which the stream takes a part at once is whole in the end, wherever it was cut, also
+// where its sender takes it back.
 TEST(Channel, MessagesTakenInPartAreWholeInTheEnd) {
   const std::string text = pattern(100, 3);
   const std::size_t whole = sizeof(FrameHeader) + text.size();
@@ -320,7 +335,8 @@ TEST(Channel, MessagesTakenInPartAreWholeInTheEnd) {
   }
 }
 
-// Random frames with plausible and implausible fields: the fabric either takes them or ends the link by name.
+// Random frames with plausible and implausible fields: the fabric either takes them or ends the
+// link by name.
 TEST(ChannelFuzz, SurvivesFramesThatMakeNoSense) {
   std::mt19937_64 random(muster::testing::test_seed());
   for (muster::testing::FuzzRun run(400); run.goes_on();) {
@@ -328,17 +344,22 @@ TEST(ChannelFuzz, SurvivesFramesThatMakeNoSense) {
     const std::string out = pattern(40'000, 1);
     std::string in(40'000, 'x'), any(100, 'x');
     job.wire(1);
-    std::vector<TransferRef> transfers{job.channel().send(1, 0, as_bytes(out), {}), job.channel().receive(1, 0, writable(in), {}),
-                                       job.channel().receive(kAnyMember, 1, writable(any), {}, false)};
+    std::vector<TransferRef> transfers{
+        job.channel().send(1, 0, as_bytes(out), {}), job.channel().receive(1, 0, writable(in), {}),
+        job.channel().receive(kAnyMember, 1, writable(any), {}, false)};
     for (int i = 0; i < 40 && !job.wires[1]->closed; ++i) {
-      Frame frame = frame_of(static_cast<FrameKind>(1 + random() % kLastFrameKind), static_cast<std::uint32_t>(random() % 3));
+      Frame frame = frame_of(static_cast<FrameKind>(1 + random() % kLastFrameKind),
+                             static_cast<std::uint32_t>(random() % 3));
       frame.header.tag = random() % 3;
       frame.header.message = random() % 4;
       frame.header.amount = random() % 5 == 0 ? random() : random() % 50'000;
       frame.header.call = call_of(random() % 4, static_cast<std::uint8_t>(random() % 2));
-      if (frame.header.kind == FrameKind::eager || frame.header.kind == FrameKind::data) frame.payload.assign(random() % kEagerBytes, 'f');
-      if (frame.header.kind == FrameKind::rank_failure || frame.header.kind == FrameKind::channel_failure) {
-        frame.payload = random() % 2 == 0 ? encode_cause(Status(Code::peer_failed, "?", {2})) : std::string(random() % 100, 'f');
+      if (frame.header.kind == FrameKind::eager || frame.header.kind == FrameKind::data)
+        frame.payload.assign(random() % kEagerBytes, 'f');
+      if (frame.header.kind == FrameKind::rank_failure ||
+          frame.header.kind == FrameKind::channel_failure) {
+        frame.payload = random() % 2 == 0 ? encode_cause(Status(Code::peer_failed, "?", {2}))
+                                          : std::string(random() % 100, 'f');
       }
       job.say(1, frame);
       if (random() % 4 == 0) job.channel().cancel(transfers[random() % 3]);
@@ -350,9 +371,11 @@ TEST(ChannelFuzz, SurvivesFramesThatMakeNoSense) {
   }
 }
 
-// ---- calls -----------------------------------------------------------------------------------------------------------
+// ---- calls
+// -----------------------------------------------------------------------------------------------------------
 
-// spec: F18 different calls whoever sees two members' calls disagree tells all, naming both calls and ranks
+// spec: F18 different calls whoever sees two members' calls disagree tells all, naming both calls
+// and ranks
 TEST(ChannelCalls, DisagreeingCallsFailTheChannelEverywhere) {
   const PlainRules rules;
   for (const bool message_first : {true, false}) {
@@ -361,7 +384,8 @@ TEST(ChannelCalls, DisagreeingCallsFailTheChannelEverywhere) {
       job.wire(1);
       job.wire(2);
       std::string got(4, 'x');
-      const Frame theirs = large ? request(1, 100'000, 0, 0, call_of(3, 7)) : eager("data", 0, 0, call_of(3, 7));
+      const Frame theirs =
+          large ? request(1, 100'000, 0, 0, call_of(3, 7)) : eager("data", 0, 0, call_of(3, 7));
       if (message_first) job.say(1, theirs);
       job.channel().begin(call_of(3, 8));
       const TransferRef receive = job.channel().receive(2, 0, writable(got), call_of(3, 8));
@@ -369,13 +393,16 @@ TEST(ChannelCalls, DisagreeingCallsFailTheChannelEverywhere) {
       const Status failure = job.channel().failure();
       EXPECT_EQ(failure.code(), Code::mismatch);
       EXPECT_EQ(failure.ranks(), (std::vector<int>{0, 1}));
-      EXPECT_NE(failure.message().find("rank 0 called op 8 on uint8 while rank 1 called op 7 on uint8"), std::string::npos)
+      EXPECT_NE(
+          failure.message().find("rank 0 called op 8 on uint8 while rank 1 called op 7 on uint8"),
+          std::string::npos)
           << failure.message();
       EXPECT_NE(failure.message().find("number 3"), std::string::npos);
       EXPECT_EQ(receive->status().code(), Code::mismatch);
       for (const int peer : {1, 2}) {
         const auto frames = job.heard(peer);
-        ASSERT_EQ(kinds(frames), (std::vector{FrameKind::channel_failure})) << "each member hears it once";
+        ASSERT_EQ(kinds(frames), (std::vector{FrameKind::channel_failure}))
+            << "each member hears it once";
         EXPECT_EQ(decode_cause(frames[0].payload, 3)->message(), failure.message());
       }
     }

@@ -1,5 +1,6 @@
-/// How a fabric meets its peers: finds who is on this host, opens streams, sees deaths. Kinds: tcp with shared memory, tcp alone,
-/// loopback (ranks as threads, no descriptors), sim (virtual network). Private behind `factory.h`.
+/// How a fabric meets its peers: finds who is on this host, opens streams, sees deaths. Kinds: tcp
+/// with shared memory, tcp alone, loopback (ranks as threads, no descriptors), sim (virtual
+/// network). Private behind `factory.h`.
 #pragma once
 
 #include <memory>
@@ -21,10 +22,11 @@ class ConnectorEvents {
   virtual ~ConnectorEvents() = default;
   /// A stream to `peer` stands, whoever asked for it; crossing requests are already settled to one.
   virtual void on_stream(int peer, std::unique_ptr<ByteStream> stream) = 0;
-  /// What `connect` asked for cannot be had; `cause` says why and what to try. Not sent for a lost crossing.
+  /// What `connect` asked for cannot be had; `cause` says why and what to try. Not sent for a lost
+  /// crossing.
   virtual void on_connect_failed(int peer, Status cause) = 0;
-  /// Proof that the process of `peer` has ended (Code::peer_failed, ranks = {peer}): pidfd; or that it
-  /// has left, by its own word in the region.
+  /// Proof that the process of `peer` has ended (Code::peer_failed, ranks = {peer}): pidfd; or that
+  /// it has left, by its own word in the region.
   virtual void on_death(int peer, Status evidence) = 0;
 };
 
@@ -32,30 +34,37 @@ class Connector {
  public:
   virtual ~Connector() = default;
 
-  /// Meeting, in three steps with an exchange among all ranks between them (the fabric does the exchanges):
+  /// Meeting, in three steps with an exchange among all ranks between them (the fabric does the
+  /// exchanges):
   /// 1. what to publish: addresses, host identity, process; may ask a resolver, up to the deadline;
   virtual Result<std::string> contact(TimePoint deadline) = 0;
-  /// 2. given everybody's contacts, set up what this host shares; returns this rank's verdict for publication. Blocks, up to the deadline;
+  /// 2. given everybody's contacts, set up what this host shares; returns this rank's verdict for
+  /// publication. Blocks, up to the deadline;
   virtual Result<std::string> meet(std::span<const std::string> contacts, TimePoint deadline) = 0;
   /// 3. given everybody's verdicts, settle who is local. From now on `poll` may report to `events`.
   virtual Status settle(std::span<const std::string> verdicts, ConnectorEvents& events) = 0;
 
-  /// After settle: host number of each rank, from 0 in the order of the first rank on each; the same on all ranks.
+  /// After settle: host number of each rank, from 0 in the order of the first rank on each; the
+  /// same on all ranks.
   virtual std::vector<int> hosts() const = 0;
-  /// After settle: how many cores the ranks of this host can keep busy together; the same to all of them.
+  /// After settle: how many cores the ranks of this host can keep busy together; the same to all of
+  /// them.
   virtual int cores() const { return usable_cores(); }
   /// This host's region; null where nothing is shared (then every pair uses streams only).
   virtual HostRegion* region() = 0;
   /// The mailbox of this rank, in the region where there is one. Never null after settle.
   virtual Mailbox& mailbox() = 0;
 
-  /// Asks for a stream to `peer`; answered by on_stream or on_connect_failed from a later poll. Never blocks.
+  /// Asks for a stream to `peer`; answered by on_stream or on_connect_failed from a later poll.
+  /// Never blocks.
   virtual void connect(int peer, TimePoint deadline) = 0;
-  /// One pass over listener, handshakes, pending connects and deaths. Never blocks. Says whether anything happened.
+  /// One pass over listener, handshakes, pending connects and deaths. Never blocks. Says whether
+  /// anything happened.
   virtual bool poll(TimePoint now) = 0;
   /// For epoll: readable when `poll` has something to do; -1 where there are no descriptors.
   virtual int descriptor() const = 0;
-  /// The next time at which `poll` wants to be called without news (handshake limits, retries); max if none.
+  /// The next time at which `poll` wants to be called without news (handshake limits, retries); max
+  /// if none.
   virtual TimePoint next_timer() const = 0;
 };
 

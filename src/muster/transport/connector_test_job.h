@@ -1,4 +1,5 @@
-/// For tests of the socket connector: ranks, threads or forked processes, that meet over a blackboard and talk over streams.
+/// For tests of the socket connector: ranks, threads or forked processes, that meet over a
+/// blackboard and talk over streams.
 #pragma once
 
 #include <arpa/inet.h>
@@ -38,8 +39,9 @@ class Blackboard {
  public:
   explicit Blackboard(int world_size)
       : world_size_(world_size),
-        slots_(static_cast<char*>(::mmap(nullptr, kRounds * static_cast<std::size_t>(world_size) * kSlot, PROT_READ | PROT_WRITE,
-                                         MAP_SHARED | MAP_ANONYMOUS, -1, 0))) {}
+        slots_(static_cast<char*>(
+            ::mmap(nullptr, kRounds * static_cast<std::size_t>(world_size) * kSlot,
+                   PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))) {}
   ~Blackboard() { ::munmap(slots_, kRounds * static_cast<std::size_t>(world_size_) * kSlot); }
 
   /// Everybody's texts of this round (each rank counts its own rounds).
@@ -49,7 +51,8 @@ class Blackboard {
     std::memcpy(slot, &length, sizeof length);
     std::memcpy(slot + sizeof length, mine.data(), mine.size());
     arrived_.add(1);
-    EXPECT_TRUE(arrived_.wait_for((round + 1) * world_size_, std::chrono::seconds(60))) << "rank " << rank << " round " << round;
+    EXPECT_TRUE(arrived_.wait_for((round + 1) * world_size_, std::chrono::seconds(60)))
+        << "rank " << rank << " round " << round;
     std::vector<std::string> all;
     for (int each = 0; each < world_size_; ++each) {
       std::uint32_t size = 0;
@@ -62,7 +65,9 @@ class Blackboard {
  private:
   static constexpr std::size_t kRounds = 16;
   static constexpr std::size_t kSlot = 2048;
-  char* slot_of(int round, int rank) { return slots_ + (static_cast<std::size_t>(round * world_size_ + rank)) * kSlot; }
+  char* slot_of(int round, int rank) {
+    return slots_ + (static_cast<std::size_t>(round * world_size_ + rank)) * kSlot;
+  }
 
   int world_size_;
   char* slots_;
@@ -73,7 +78,9 @@ class Blackboard {
 class TestRank final : public ConnectorEvents {
  public:
   TestRank(ConnectorOptions options, Blackboard& board, Secret secret = Secret::given(kSecret))
-      : rank_(options.rank), board_(board), connector_(make_socket_connector(std::move(options), std::move(secret))) {}
+      : rank_(options.rank),
+        board_(board),
+        connector_(make_socket_connector(std::move(options), std::move(secret))) {}
 
   Status join() {
     auto contact = connector_->contact(TimePoint::max());
@@ -83,7 +90,9 @@ class TestRank final : public ConnectorEvents {
     if (!verdict) return verdict.status();
     return connector_->settle(exchange(*verdict), *this);
   }
-  std::vector<std::string> exchange(const std::string& mine) { return board_.exchange(rank_, round_++, mine); }
+  std::vector<std::string> exchange(const std::string& mine) {
+    return board_.exchange(rank_, round_++, mine);
+  }
   void barrier() { exchange(""); }
 
   void on_stream(int peer, std::unique_ptr<ByteStream> stream) override {
@@ -96,7 +105,8 @@ class TestRank final : public ConnectorEvents {
     deaths[peer] = std::move(evidence);
   }
 
-  /// Polls until `done`, asleep in between on the descriptor as a watcher is; false after a long time.
+  /// Polls until `done`, asleep in between on the descriptor as a watcher is; false after a long
+  /// time.
   bool until(const std::function<bool()>& done, Duration limit = std::chrono::seconds(20)) {
     const TimePoint end = steady_clock().now() + limit;
     while (!done()) {
@@ -110,13 +120,15 @@ class TestRank final : public ConnectorEvents {
   }
   bool linked(int peer) {
     connector_->connect(peer, soon());
-    return until([&] { return streams.contains(peer) || failures.contains(peer); }) && streams.contains(peer);
+    return until([&] { return streams.contains(peer) || failures.contains(peer); }) &&
+           streams.contains(peer);
   }
   /// Sends and receives `bytes` patterned bytes at once.
   bool talk(int peer, std::size_t bytes) {
     if (!until([&] { return streams.contains(peer); })) return false;
     std::vector<std::byte> out(bytes), in(bytes);
-    for (std::size_t i = 0; i < bytes; ++i) out[i] = static_cast<std::byte>(i * 7 + static_cast<std::size_t>(rank_));
+    for (std::size_t i = 0; i < bytes; ++i)
+      out[i] = static_cast<std::byte>(i * 7 + static_cast<std::size_t>(rank_));
     std::size_t sent = 0, got = 0;
     const bool moved = until([&] {
       const std::array<ConstBytes, 2> pieces{ConstBytes(out).subspan(sent, (bytes - sent) / 3),
@@ -171,7 +183,8 @@ inline void run_threads(int world_size, const std::function<void(int)>& body) {
 }
 
 /// Runs `body` in a process for each rank; what fails there is the report, and so fails here.
-inline void run_processes(int world_size, const std::function<void(int)>& body, const std::set<int>& killed = {}) {
+inline void run_processes(int world_size, const std::function<void(int)>& body,
+                          const std::set<int>& killed = {}) {
   RankProcesses processes(world_size, [&](int rank) {
     // What a child throws must not reach the test's frame, which would go on in it.
     try {
@@ -197,7 +210,8 @@ inline void all_talk(TestRank& rank, int me, int world_size, std::size_t bytes) 
     // Pairs meet in an order that suits all: peer = step xor me, for powers of two.
     const int peer = me ^ step;
     EXPECT_TRUE(rank.talk(peer, bytes)) << "rank " << me << " with " << peer;
-    EXPECT_EQ(rank.streams[peer]->kind(), std::string(rank.connector().region() != nullptr ? "shm" : "tcp"));
+    EXPECT_EQ(rank.streams[peer]->kind(),
+              std::string(rank.connector().region() != nullptr ? "shm" : "tcp"));
   }
   rank.barrier();
   EXPECT_EQ(rank.streams_reported, world_size - 1);

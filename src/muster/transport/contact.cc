@@ -40,7 +40,8 @@ std::string bits_of(const std::vector<int>& numbers) {
 Status malformed(const char* what, int rank) {
   return Status(Code::refused,
                 "what rank " + std::to_string(rank) + " published as its " + what +
-                    " cannot be read: it runs another build of muster, or something else wrote into the job's store",
+                    " cannot be read: it runs another build of muster, or something else wrote "
+                    "into the job's store",
                 {rank});
 }
 
@@ -56,25 +57,39 @@ Status describe_this_process(Contact& contact) {
   contact.user = ::geteuid();
   contact.pid = static_cast<std::uint32_t>(::getpid());
   const auto start = process_start(contact.pid);
-  if (!start) return Status(Code::exhausted, "this process cannot look at itself in /proc: " + errno_text(errno));
+  if (!start)
+    return Status(Code::exhausted,
+                  "this process cannot look at itself in /proc: " + errno_text(errno));
   contact.start_time = *start;
   contact.cores = bits_of(own_cores());
   contact.quota = cpu_quota();
   if (contact.boot_id.empty() || contact.start_time == 0) {
     return Status(Code::unsupported,
-                  "this process cannot tell which machine it is on: /proc is not mounted (or hides /proc/sys/kernel/random/boot_id)");
+                  "this process cannot tell which machine it is on: /proc is not mounted (or hides "
+                  "/proc/sys/kernel/random/boot_id)");
   }
   return {};
 }
 
 std::string encode(const Contact& contact) {
   ByteWriter out;
-  out.put(kContactVersion).put_text(contact.boot_id).put_text(contact.host_name).put_text(contact.host_label);
+  out.put(kContactVersion)
+      .put_text(contact.boot_id)
+      .put_text(contact.host_name)
+      .put_text(contact.host_label);
   out.put(contact.network_namespace).put(contact.user_namespace).put(contact.user);
-  out.put(contact.pid_namespace).put(contact.pid).put(contact.start_time).put_text(contact.cores).put(contact.quota);
-  out.put(contact.secret_kind).put(static_cast<std::uint8_t>(contact.shared_memory)).put(contact.nonce).put_text(contact.local_name);
+  out.put(contact.pid_namespace)
+      .put(contact.pid)
+      .put(contact.start_time)
+      .put_text(contact.cores)
+      .put(contact.quota);
+  out.put(contact.secret_kind)
+      .put(static_cast<std::uint8_t>(contact.shared_memory))
+      .put(contact.nonce)
+      .put_text(contact.local_name);
   out.put(static_cast<std::uint32_t>(contact.addresses.size()));
-  for (const SocketAddress& address : contact.addresses) out.put_text(address.host()).put(address.port());
+  for (const SocketAddress& address : contact.addresses)
+    out.put_text(address.host()).put(address.port());
   return out.take();
 }
 
@@ -98,7 +113,8 @@ Result<Contact> decode_contact(std::string_view text, int rank) {
   contact.nonce = in.get<std::uint64_t>();
   contact.local_name = in.get_text();
   const auto count = in.get<std::uint32_t>();
-  if (!in.ok() || count > kMostAddresses || contact.local_name.size() > 100) return malformed("contact", rank);
+  if (!in.ok() || count > kMostAddresses || contact.local_name.size() > 100)
+    return malformed("contact", rank);
   for (std::uint32_t i = 0; i < count; ++i) {
     const std::string host(in.get_text());
     const auto port = in.get<std::uint16_t>();
@@ -117,7 +133,8 @@ int cores_together(std::span<const Contact* const> contacts) {
   for (const Contact* contact : contacts) {
     if (contact->quota > 0 && (quota == 0 || contact->quota < quota)) quota = contact->quota;
     all.resize(std::max(all.size(), contact->cores.size()));
-    for (std::size_t i = 0; i < contact->cores.size(); ++i) all[i] = static_cast<char>(all[i] | contact->cores[i]);
+    for (std::size_t i = 0; i < contact->cores.size(); ++i)
+      all[i] = static_cast<char>(all[i] | contact->cores[i]);
   }
   int cores = 0;
   for (const char byte : all) cores += std::popcount(static_cast<unsigned char>(byte));
@@ -125,25 +142,36 @@ int cores_together(std::span<const Contact* const> contacts) {
 }
 
 bool could_share_memory(const Contact& a, const Contact& b) {
-  return a.shared_memory && b.shared_memory && same_network_stack(a, b) && a.user_namespace == b.user_namespace && a.user == b.user;
+  return a.shared_memory && b.shared_memory && same_network_stack(a, b) &&
+         a.user_namespace == b.user_namespace && a.user == b.user;
 }
 
 bool same_network_stack(const Contact& a, const Contact& b) {
-  return a.boot_id == b.boot_id && a.host_label == b.host_label && a.network_namespace == b.network_namespace;
+  return a.boot_id == b.boot_id && a.host_label == b.host_label &&
+         a.network_namespace == b.network_namespace;
 }
 
-bool same_pids(const Contact& a, const Contact& b) { return a.boot_id == b.boot_id && a.pid_namespace == b.pid_namespace; }
+bool same_pids(const Contact& a, const Contact& b) {
+  return a.boot_id == b.boot_id && a.pid_namespace == b.pid_namespace;
+}
 
-bool same_process(const Contact& a, const Contact& b) { return same_pids(a, b) && a.pid == b.pid && a.start_time == b.start_time; }
+bool same_process(const Contact& a, const Contact& b) {
+  return same_pids(a, b) && a.pid == b.pid && a.start_time == b.start_time;
+}
 
 std::string name_of(int rank, const Contact& contact) {
-  return "rank " + std::to_string(rank) + " (pid " + std::to_string(contact.pid) + " on " + contact.host_name +
+  return "rank " + std::to_string(rank) + " (pid " + std::to_string(contact.pid) + " on " +
+         contact.host_name +
          (contact.host_label.empty() ? "" : ", labelled " + contact.host_label) + ")";
 }
 
 std::string encode(const MeetingVerdict& verdict) {
   ByteWriter out;
-  out.put(kContactVersion).put(static_cast<std::uint8_t>(verdict.mapped)).put(verdict.maker).put(verdict.nonce).put_text(verdict.reason);
+  out.put(kContactVersion)
+      .put(static_cast<std::uint8_t>(verdict.mapped))
+      .put(verdict.maker)
+      .put(verdict.nonce)
+      .put_text(verdict.reason);
   return out.take();
 }
 

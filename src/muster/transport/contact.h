@@ -14,14 +14,16 @@
 namespace muster::transport {
 
 struct Contact {
-  // The machine: ranks with another boot id, network or user namespace, user or label cannot share memory by way of our Unix socket.
+  // The machine: ranks with another boot id, network or user namespace, user or label cannot share
+  // memory by way of our Unix socket.
   std::string boot_id;
   std::string host_name;  ///< for messages only
   std::string host_label;
   std::uint64_t network_namespace = 0;
   std::uint64_t user_namespace = 0;
   std::uint32_t user = 0;
-  // The process. A pid says nothing outside its namespace, and nothing without the time of its start once it has been used again.
+  // The process. A pid says nothing outside its namespace, and nothing without the time of its
+  // start once it has been used again.
   std::uint64_t pid_namespace = 0;
   std::uint32_t pid = 0;
   std::uint64_t start_time = 0;  ///< `process_start`
@@ -41,7 +43,8 @@ std::string encode(const Contact& contact);
 /// `rank` published it: named in the error where it is malformed.
 Result<Contact> decode_contact(std::string_view text, int rank);
 
-/// How many cores these processes have together, cut by the least of their quotas (`cores_within`), as of ranks of one control group.
+/// How many cores these processes have together, cut by the least of their quotas (`cores_within`),
+/// as of ranks of one control group.
 int cores_together(std::span<const Contact* const> contacts);
 /// Whether the two could meet at an abstract Unix socket of one machine and trust each other there.
 bool could_share_memory(const Contact& a, const Contact& b);

@@ -37,9 +37,11 @@ TEST(Contact, IsReadBackAndNeverTrusted) {
 TEST(Contact, RanksBoundToCoresOfTheirOwnHaveThemTogether) {
   Contact here;
   ASSERT_TRUE(describe_this_process(here).ok());
-  EXPECT_EQ(cores_together(std::vector<const Contact*>{&here, &here}), cores_within(own_cores().size(), cpu_quota()));
+  EXPECT_EQ(cores_together(std::vector<const Contact*>{&here, &here}),
+            cores_within(own_cores().size(), cpu_quota()));
   std::vector<Contact> bound(4);
-  for (std::size_t rank = 0; rank < bound.size(); ++rank) bound[rank].cores = std::string(rank + 1, '\0') + '\x11';
+  for (std::size_t rank = 0; rank < bound.size(); ++rank)
+    bound[rank].cores = std::string(rank + 1, '\0') + '\x11';
   std::vector<const Contact*> ranks{&bound[0], &bound[1], &bound[2]};
   EXPECT_EQ(cores_together(ranks), 6);
   ranks.push_back(&bound[2]);
@@ -59,7 +61,8 @@ TEST(ContactFuzz, DamagedContactsAndVerdictsAreRefusedByName) {
   const std::string text = encode(contact);
   const std::string verdict = encode(MeetingVerdict{true, 3, 77, "a reason"});
   ASSERT_TRUE(decode_verdict(verdict, 1).ok());
-  for (std::size_t cut = 0; cut < verdict.size(); ++cut) EXPECT_FALSE(decode_verdict(verdict.substr(0, cut), 1).ok()) << cut;
+  for (std::size_t cut = 0; cut < verdict.size(); ++cut)
+    EXPECT_FALSE(decode_verdict(verdict.substr(0, cut), 1).ok()) << cut;
   testing::Fuzz fuzz(9);
   for (testing::FuzzRun run(4000); run.goes_on();) {
     const auto back = decode_contact(fuzz.one_in(8) ? fuzz.noise(400) : fuzz.damaged(text), 3);

@@ -10,11 +10,13 @@
 namespace muster::transport {
 namespace {
 
-// Channels that frames may name before they are opened here: far more than honest peers are ahead of us.
+// Channels that frames may name before they are opened here: far more than honest peers are ahead
+// of us.
 constexpr std::size_t kMaxUnopened = 4096;
 // Passes of a spinning poller between two looks at all descriptors, where few links have one.
 constexpr std::uint64_t kPlainPasses = 64;
-// So few are read in every pass without being asked first whether there is anything: one system call less for each message.
+// So few are read in every pass without being asked first whether there is anything: one system
+// call less for each message.
 constexpr std::size_t kFew = 2;
 // What is copied to travel with others, and how much of it makes a write.
 constexpr std::size_t kGatheredMessage = 4 * 1024;
@@ -39,7 +41,8 @@ Engine::~Engine() {
   agreements_.reset();
 }
 
-// ---- life ----------------------------------------------------------------------------------------------------------
+// ---- life
+// ----------------------------------------------------------------------------------------------------------
 
 Status Engine::meet(const Exchange& exchange) {
   const TimePoint deadline = std::min(deadline_after(clock(), options_.timeout), options_.deadline);
@@ -48,18 +51,22 @@ Status Engine::meet(const Exchange& exchange) {
   auto contacts = exchange("contacts", *contact);
   if (contacts.status().code() == Code::mismatch) return contacts.status();
   if (!contacts) return contacts.status().with_context("while exchanging the ranks' addresses");
-  if (contacts->size() != links_.size()) return Status(Code::internal, "the exchange of addresses answered for another number of ranks");
+  if (contacts->size() != links_.size())
+    return Status(Code::internal, "the exchange of addresses answered for another number of ranks");
   Result<std::string> verdict = connector_->meet(*contacts, deadline);
   if (!verdict) return verdict.status();
   auto verdicts = exchange("verdicts", *verdict);
   if (!verdicts) return verdicts.status().with_context("while agreeing which ranks share a host");
-  if (verdicts->size() != links_.size()) return Status(Code::internal, "the exchange of verdicts answered for another number of ranks");
+  if (verdicts->size() != links_.size())
+    return Status(Code::internal, "the exchange of verdicts answered for another number of ranks");
   if (Status status = connector_->settle(*verdicts, *this); !status) return status;
-  // Nobody goes on, and perhaps ends, before all can be reached. Who has mapped the region of all ranks can be: what stands there counts
-  // also when its writer has ended.
-  const bool all_in_region = connector_->region() != nullptr && connector_->region()->ranks().size() == links_.size();
+  // Nobody goes on, and perhaps ends, before all can be reached. Who has mapped the region of all
+  // ranks can be: what stands there counts also when its writer has ended.
+  const bool all_in_region =
+      connector_->region() != nullptr && connector_->region()->ranks().size() == links_.size();
   if (world_size() > 1 && !all_in_region) {
-    if (auto all = exchange("settled", ""); !all) return all.status().with_context("while waiting until all ranks can be reached");
+    if (auto all = exchange("settled", ""); !all)
+      return all.status().with_context("while waiting until all ranks can be reached");
   }
 
   hosts_ = connector_->hosts();
@@ -67,9 +74,11 @@ Status Engine::meet(const Exchange& exchange) {
   local_position_.assign(links_.size(), -1);
   if (region_ != nullptr) {
     int position = 0;
-    for (const int rank : region_->ranks()) local_position_[static_cast<std::size_t>(rank)] = position++;
+    for (const int rank : region_->ranks())
+      local_position_[static_cast<std::size_t>(rank)] = position++;
   }
-  const auto locals = std::count(hosts_.begin(), hosts_.end(), hosts_[static_cast<std::size_t>(rank())]);
+  const auto locals =
+      std::count(hosts_.begin(), hosts_.end(), hosts_[static_cast<std::size_t>(rank())]);
   ranks_per_core_ = ranks_per_core(static_cast<std::size_t>(locals), connector_->cores());
   may_spin_ = ranks_per_core_ == 1;
   return {};
@@ -104,14 +113,17 @@ void Engine::shut_down() {
     closing_ = true;
     failed = own_failure_;
     unclosed = unclosed_;
-    const Status over(Code::aborted, "rank " + std::to_string(rank()) + " has closed its connections to the job");
+    const Status over(Code::aborted,
+                      "rank " + std::to_string(rank()) + " has closed its connections to the job");
     for (auto& [id, channel] : channels_) channel->fail_locked(over);
     if (!failed) say_goodbye();
   }
   if (!failed) flush_at_the_end();
   if (watcher_) watcher_->stop();
   // Only now: who reads it looks for nothing more from us.
-  if (!failed) connector_->mailbox().aborted.store(unclosed ? Mailbox::kUnclosed : Mailbox::kLeft, std::memory_order_release);
+  if (!failed)
+    connector_->mailbox().aborted.store(unclosed ? Mailbox::kUnclosed : Mailbox::kLeft,
+                                        std::memory_order_release);
   lock_.lock();
   for (auto& link : links_) {
     if (link && link->up()) close_stream(*link);
@@ -170,35 +182,47 @@ void Engine::say_goodbye() {
   }
 }
 
-/// Whether everything has been said: written, and where unread input could take it back from the wire, answered.
+/// Whether everything has been said: written, and where unread input could take it back from the
+/// wire, answered.
 bool Engine::quiet() {
   Entry entry(*this);
   return std::none_of(links_.begin(), links_.end(), [this](const auto& link) {
     if (!link || !gone(link->peer()).ok()) return false;
     if (!link->up()) return link->connecting;
-    return link->protocol.has_output() || (link->stream->descriptor() >= 0 && !link->farewell && !link->goodbye);
+    return link->protocol.has_output() ||
+           (link->stream->descriptor() >= 0 && !link->farewell && !link->goodbye);
   });
 }
 
-// ---- channels ------------------------------------------------------------------------------------------------------
+// ---- channels
+// ------------------------------------------------------------------------------------------------------
 
-Result<std::shared_ptr<Channel>> Engine::open(std::shared_ptr<Engine> self, std::uint32_t id, std::vector<int> members) {
-  if (forked()) return Status(Code::aborted, "a forked child cannot make groups on its parent's connections");
+Result<std::shared_ptr<Channel>> Engine::open(std::shared_ptr<Engine> self, std::uint32_t id,
+                                              std::vector<int> members) {
+  if (forked())
+    return Status(Code::aborted, "a forked child cannot make groups on its parent's connections");
   Entry entry(*this);
   std::vector<bool> seen(links_.size());
   for (const int member : members) {
     if (member < 0 || member >= world_size() || seen[static_cast<std::size_t>(member)]) {
       return Status(Code::invalid_argument,
-                    "a channel's members must be different ranks of the job; " + std::to_string(member) + " is not, or is there twice");
+                    "a channel's members must be different ranks of the job; " +
+                        std::to_string(member) + " is not, or is there twice");
     }
     seen[static_cast<std::size_t>(member)] = true;
   }
   if (!seen[static_cast<std::size_t>(rank())]) {
-    return Status(Code::invalid_argument, "rank " + std::to_string(rank()) + " is not among the members of the channel that it opens");
+    return Status(Code::invalid_argument,
+                  "rank " + std::to_string(rank()) +
+                      " is not among the members of the channel that it opens");
   }
-  if (id == kAgreements) return Status(Code::invalid_argument, "channel " + std::to_string(id) + " has been used before");
+  if (id == kAgreements)
+    return Status(Code::invalid_argument,
+                  "channel " + std::to_string(id) + " has been used before");
   auto run = used_ids_.upper_bound(id);
-  if (std::prev(run)->second >= id) return Status(Code::invalid_argument, "channel " + std::to_string(id) + " has been used before");
+  if (std::prev(run)->second >= id)
+    return Status(Code::invalid_argument,
+                  "channel " + std::to_string(id) + " has been used before");
   // The runs on both sides grow together where they meet.
   const bool joins_next = run != used_ids_.end() && run->first == id + 1;
   auto previous = std::prev(run);
@@ -221,7 +245,8 @@ Result<std::shared_ptr<Channel>> Engine::open(std::shared_ptr<Engine> self, std:
   channel->open_locked(std::move(members));
   if (!known.ok()) spread_failure(*channel, known, -1);
   completed_ = true;
-  return std::shared_ptr<Channel>(channel.get(), [self = std::move(self), held = channel](Channel*) { self->retire(held->id()); });
+  return std::shared_ptr<Channel>(channel.get(), [self = std::move(self), held = channel](
+                                                     Channel*) { self->retire(held->id()); });
 }
 
 /// The last user has let go of the channel.
@@ -234,7 +259,8 @@ void Engine::retire(std::uint32_t id) {
   channels_.erase(found);
 }
 
-/// Every rank has a range of ids of its own, so that what it gives out nobody else does; in order, so that runs of used ones stay few.
+/// Every rank has a range of ids of its own, so that what it gives out nobody else does; in order,
+/// so that runs of used ones stay few.
 std::uint32_t Engine::next_channel_id() {
   Entry entry(*this);
   const std::uint32_t range = (kAgreements - 1) / static_cast<std::uint32_t>(world_size());
@@ -248,15 +274,18 @@ std::uint32_t Engine::next_channel_id() {
 
 Result<ChannelState*> Engine::channel_for(std::uint32_t id) {
   if (const auto found = channels_.find(id); found != channels_.end()) return found->second.get();
-  if (std::prev(used_ids_.upper_bound(id))->second >= id) return static_cast<ChannelState*>(nullptr);
-  if (unopened_ >= kMaxUnopened) return Status(Code::internal, "it has named more channels than may wait to be opened");
+  if (std::prev(used_ids_.upper_bound(id))->second >= id)
+    return static_cast<ChannelState*>(nullptr);
+  if (unopened_ >= kMaxUnopened)
+    return Status(Code::internal, "it has named more channels than may wait to be opened");
   ++unopened_;
   auto& channel = channels_[id];
   channel = std::make_shared<ChannelState>(*this, id);
   return channel.get();
 }
 
-// ---- links ---------------------------------------------------------------------------------------------------------
+// ---- links
+// ---------------------------------------------------------------------------------------------------------
 
 Link& Engine::link_to(int rank) {
   auto& link = links_[static_cast<std::size_t>(rank)];
@@ -265,7 +294,8 @@ Link& Engine::link_to(int rank) {
     link->connecting = true;
     tell_old_news(*link);
     Duration patience = std::max<Duration>(kShortestConnect, 4 * options_.heartbeat_limit);
-    if (options_.timeout >= Duration::zero()) patience = std::min(patience, std::max<Duration>(options_.timeout, Duration(1)));
+    if (options_.timeout >= Duration::zero())
+      patience = std::min(patience, std::max<Duration>(options_.timeout, Duration(1)));
     connector_->connect(rank, deadline_after(clock(), patience));
     connector_timer_ = TimePoint::min();
     schedule(clock().now());
@@ -280,7 +310,9 @@ void Engine::mark_dirty(Link& link) {
 }
 
 std::size_t Engine::gather(Link& link, const FrameHeader& header, ConstBytes payload) {
-  if (payload.size() > kGatheredMessage || !link.up() || link.dirty || link.in_service || !link.write_failure.ok()) return 0;
+  if (payload.size() > kGatheredMessage || !link.up() || link.dirty || link.in_service ||
+      !link.write_failure.ok())
+    return 0;
   Together* const together = Together::of(*fabric_);
   if (together == nullptr) return 0;
   together->note();
@@ -338,7 +370,8 @@ void Engine::close_stream(Link& link) {
     ready_->remove(link.stream->descriptor());
     std::erase(with_descriptor_, &link);
   } else {
-    std::replace(plain_.begin(), plain_.end(), &link, static_cast<Link*>(nullptr));  // swept after the pass
+    std::replace(plain_.begin(), plain_.end(), &link,
+                 static_cast<Link*>(nullptr));  // swept after the pass
   }
   link.stream.reset();
   link.stuck = false;
@@ -356,17 +389,21 @@ bool Engine::service_read(Link& link) {
 
 void Engine::update_interest(Link& link) {
   const bool want = link.stuck && link.protocol.has_output();
-  if (!ready_ || !link.up() || link.stream->descriptor() < 0 || want == (link.interest != 0)) return;
+  if (!ready_ || !link.up() || link.stream->descriptor() < 0 || want == (link.interest != 0))
+    return;
   take_back();
   link.interest = want ? 1 : 0;
   ready_->want_writable(link.stream->descriptor(), link.peer(), want);
 }
 
-/// Takes the few descriptors that are read in every pass out of the set: every message tells the set, and the set the watcher, in the time
-/// of its sender. Only while the watcher does not rely on them: it looks by itself then, every millisecond, until it is armed.
+/// Takes the few descriptors that are read in every pass out of the set: every message tells the
+/// set, and the set the watcher, in the time of its sender. Only while the watcher does not rely on
+/// them: it looks by itself then, every millisecond, until it is armed.
 void Engine::set_aside() {
   const auto waits_for_room = [](const Link* link) { return link->interest != 0; };
-  if (aside_ || !watcher_ || watcher_->armed() || std::any_of(with_descriptor_.begin(), with_descriptor_.end(), waits_for_room)) return;
+  if (aside_ || !watcher_ || watcher_->armed() ||
+      std::any_of(with_descriptor_.begin(), with_descriptor_.end(), waits_for_room))
+    return;
   for (const Link* link : with_descriptor_) ready_->remove(link->stream->descriptor());
   aside_ = true;
 }
@@ -404,7 +441,8 @@ void Engine::flush_dirty(TimePoint) {
   }
 }
 
-// ---- passes --------------------------------------------------------------------------------------------------------
+// ---- passes
+// --------------------------------------------------------------------------------------------------------
 
 bool Engine::poll_connector(TimePoint now) {
   const bool moved = connector_->poll(now);
@@ -515,11 +553,15 @@ TimePoint Engine::watch_pass() {
   return wake;
 }
 
-/// Whether somebody must look now and then although nobody is told of news: there are links without a descriptor, or there may be.
-bool Engine::looks_at_plain() const { return !plain_.empty() || region_ != nullptr || (connector_->descriptor() < 0 && world_size() > 1); }
+/// Whether somebody must look now and then although nobody is told of news: there are links without
+/// a descriptor, or there may be.
+bool Engine::looks_at_plain() const {
+  return !plain_.empty() || region_ != nullptr ||
+         (connector_->descriptor() < 0 && world_size() > 1);
+}
 
-/// Whether there is something to do before the watcher wakes by itself. Asked after every message: the clock is read only where what it
-/// knows of already is not all.
+/// Whether there is something to do before the watcher wakes by itself. Asked after every message:
+/// the clock is read only where what it knows of already is not all.
 bool Engine::watcher_oversleeps() {
   if (!watcher_) return false;
   const bool known = dirty_.empty() && (watcher_knows_plain_ || !looks_at_plain());
@@ -531,8 +573,9 @@ bool Engine::watcher_oversleeps() {
 
 /// When somebody should look again although nothing happens.
 TimePoint Engine::next_wake() const {
-  // Links without descriptors: what comes on them while nobody waits. Deaths are told by descriptors, and whoever waits is woken by the
-  // writer; so where nobody has used the fabric for a while the looks are as rare as heartbeats, and mostly fall together with them.
+  // Links without descriptors: what comes on them while nobody waits. Deaths are told by
+  // descriptors, and whoever waits is woken by the writer; so where nobody has used the fabric for
+  // a while the looks are as rare as heartbeats, and mostly fall together with them.
   constexpr Duration kLookAtPlain = std::chrono::milliseconds(50);
   constexpr Duration kLookWhileIdle = std::chrono::milliseconds(250);
   constexpr Duration kIdleAfter = std::chrono::seconds(1);
@@ -541,14 +584,17 @@ TimePoint Engine::next_wake() const {
   if (!options_.threads) return wake;
   if (!dirty_.empty()) {
     // A link that has had its share of a pass, and could take more, is told of by nobody.
-    const bool at_once = !pollers_active() && std::any_of(dirty_.begin(), dirty_.end(), [](const Link* link) {
-      return link->up() && !link->stuck && !link->in_service && link->protocol.has_output();
-    });
+    const bool at_once =
+        !pollers_active() && std::any_of(dirty_.begin(), dirty_.end(), [](const Link* link) {
+          return link->up() && !link->stuck && !link->in_service && link->protocol.has_output();
+        });
     wake = std::min(wake, clock().now() + (at_once ? Duration::zero() : kWhileUnwritten));
   } else if (looks_at_plain()) {
     const TimePoint now = clock().now();
     const Duration look = now - kIdleAfter < last_news_ ? kLookAtPlain : kLookWhileIdle;
-    wake = std::min(wake, now + (options_.heartbeat_limit > Duration::zero() ? std::min(look, interval_) : look));
+    wake = std::min(
+        wake,
+        now + (options_.heartbeat_limit > Duration::zero() ? std::min(look, interval_) : look));
   }
   return wake;
 }

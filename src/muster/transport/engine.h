@@ -1,8 +1,9 @@
-/// The inside of a fabric: links, channels, passes over them, and what is known of failures. Private to `transport/`.
+/// The inside of a fabric: links, channels, passes over them, and what is known of failures.
+/// Private to `transport/`.
 ///
-/// Everything stands under one lock (`Entry`), held for a pass or a call and never while waiting. Nothing here calls user code.
-/// `engine.cc`: life, channels and passes. `engine_wait.cc`: waiting. `engine_failure.cc`: deaths, suspicion, spreading the word,
-/// heartbeats.
+/// Everything stands under one lock (`Entry`), held for a pass or a call and never while waiting.
+/// Nothing here calls user code. `engine.cc`: life, channels and passes. `engine_wait.cc`: waiting.
+/// `engine_failure.cc`: deaths, suspicion, spreading the word, heartbeats.
 #pragma once
 
 #include <atomic>
@@ -27,7 +28,8 @@ namespace muster::transport {
 
 class Watcher;
 
-/// A mutex that pollers give way on: who takes it in earnest is not starved by threads that try in a loop.
+/// A mutex that pollers give way on: who takes it in earnest is not starved by threads that try in
+/// a loop.
 class PassLock {
  public:
   void lock() {
@@ -57,11 +59,12 @@ class Engine final : public ConnectorEvents {
   void leave_unclosed();
   void fail_rank(const std::string& why, const std::vector<int>& earlier);
 
-  /// In a forked child everything here is the parent's: nothing may be sent, and the lock may be held for ever.
+  /// In a forked child everything here is the parent's: nothing may be sent, and the lock may be
+  /// held for ever.
   bool forked() const { return mark_.forked(); }
 
-  /// Holds the lock; at its end what was queued is written, and sleepers are woken where something was completed. In a forked child
-  /// it does neither.
+  /// Holds the lock; at its end what was queued is written, and sleepers are woken where something
+  /// was completed. In a forked child it does neither.
   class Entry {
    public:
     explicit Entry(Engine& engine) : engine_(engine), held_(!engine.forked()) {
@@ -88,7 +91,8 @@ class Engine final : public ConnectorEvents {
   void wake() { connector_->mailbox().wake(); }
   /// All that threads have gathered: theirs and what others' stretches still hold.
   void write_gathered();
-  Result<std::shared_ptr<Channel>> open(std::shared_ptr<Engine> self, std::uint32_t id, std::vector<int> members);
+  Result<std::shared_ptr<Channel>> open(std::shared_ptr<Engine> self, std::uint32_t id,
+                                        std::vector<int> members);
   std::uint32_t next_channel_id();
   Status death_of(int rank);
   Status why_gone(int rank);
@@ -108,21 +112,23 @@ class Engine final : public ConnectorEvents {
   const FingerprintRules* rules() const { return options_.rules; }
 
   // For channels and links, under the lock.
-  /// The channel of an id that a frame named: made if it may still be opened; null if it is over. A failure: nobody may name so many.
+  /// The channel of an id that a frame named: made if it may still be opened; null if it is over. A
+  /// failure: nobody may name so many.
   Result<ChannelState*> channel_for(std::uint32_t id);
   /// Asks for the stream where there is none.
   Link& link_to(int rank);
   Link* find_link(int rank) { return links_[static_cast<std::size_t>(rank)].get(); }
   /// What the link has to write is written when the lock is given back.
   void mark_dirty(Link& link);
-  /// Into the link's buffer, where this thread sends together and the link has nothing else to write; says how many bytes it took, header
-  /// included: all or none.
+  /// Into the link's buffer, where this thread sends together and the link has nothing else to
+  /// write; says how many bytes it took, header included: all or none.
   std::size_t gather(Link& link, const FrameHeader& header, ConstBytes payload);
-  /// A message has been taken although nothing else was looked at. After some of those there has to be a pass: what others send must not
-  /// wait for the watcher.
+  /// A message has been taken although nothing else was looked at. After some of those there has to
+  /// be a pass: what others send must not wait for the watcher.
   void taken_without_a_pass() { ++taken_since_pass_; }
   bool owes_a_pass() const { return taken_since_pass_ >= kTakenWithoutAPass; }
-  /// Of what has just come: exact where it matters whether that was after a failure, else when the last pass began.
+  /// Of what has just come: exact where it matters whether that was after a failure, else when the
+  /// last pass began.
   TimePoint time_of_news() const { return cause_.ok() ? pass_time_ : clock().now(); }
   void note_completion() { completed_ = true; }
   void count_message() { ++traffic_.messages; }
@@ -172,7 +178,8 @@ class Engine final : public ConnectorEvents {
     idle,
     moved,
   };
-  /// One pass; `now` is when it began. In earnest: after the one of another thread, and at the descriptors too.
+  /// One pass; `now` is when it began. In earnest: after the one of another thread, and at the
+  /// descriptors too.
   Looked look(bool in_earnest, TimePoint& now);
   void leave_entry();
   bool pass();
@@ -208,14 +215,17 @@ class Engine final : public ConnectorEvents {
   void leave(int rank);
   bool left_unclosed(int rank);
   Status own_failure(const std::string& why, const std::vector<int>& earlier) const;
-  void tell(std::span<const int> members, const FrameHeader& header, const std::string& record, int source);
-  void spread(std::span<const int> members, const FrameHeader& header, std::string record, int source);
+  void tell(std::span<const int> members, const FrameHeader& header, const std::string& record,
+            int source);
+  void spread(std::span<const int> members, const FrameHeader& header, std::string record,
+              int source);
   void spread_failure(const ChannelState& channel, const Status& cause, int source);
   void tell_old_news(Link& link);
   void note_cause(const Status& cause);
   std::optional<Status> explanation(int rank) const;
   bool needed(int rank) const;
-  /// What a local rank says of itself in its mailbox (`Mailbox::aborted`, `troubled`); `unknown` where it has none in the region.
+  /// What a local rank says of itself in its mailbox (`Mailbox::aborted`, `troubled`); `unknown`
+  /// where it has none in the region.
   enum class Word : std::uint8_t { unknown, working, troubled, left, left_unclosed };
   Word word_of(int rank);
   void duties(TimePoint now);
@@ -245,7 +255,8 @@ class Engine final : public ConnectorEvents {
   std::vector<Link*> with_descriptor_;  // up
   bool aside_ = false;                  // they are not in ready_: so few are read in every pass
   std::vector<Link*> dirty_;
-  std::vector<Link*> holding_;  // gathered messages that nobody has asked to be written yet; perhaps written since
+  std::vector<Link*>
+      holding_;  // gathered messages that nobody has asked to be written yet; perhaps written since
   TimePoint connector_timer_ = TimePoint::min();
   TimePoint pass_time_{};
   std::uint64_t passes_ = 0;
@@ -260,7 +271,7 @@ class Engine final : public ConnectorEvents {
   std::unordered_map<std::uint32_t, std::shared_ptr<ChannelState>> channels_;
   std::size_t unopened_ = 0;
   std::map<std::uint32_t, std::uint32_t> used_ids_;  // runs: first -> last
-  std::uint32_t given_ids_ = 0;                      // how many of the ids that are this rank's to give
+  std::uint32_t given_ids_ = 0;  // how many of the ids that are this rank's to give
   std::shared_ptr<ChannelState> bootstrap_;
   static constexpr std::uint32_t kAgreements = ~std::uint32_t{0};
   std::shared_ptr<ChannelState> agreements_;  ///< survives deaths
@@ -289,10 +300,12 @@ class Engine final : public ConnectorEvents {
   std::atomic<int> active_pollers_{0};
   std::atomic<int> sleepers_{0};
   std::atomic<std::uint64_t> polls_{0};
-  std::uint64_t polls_watched_ = 0;             // as of the watcher's last look
-  TimePoint last_news_ = TimePoint::min();      // of the watcher's looks that found something moved, or that somebody had polled
+  std::uint64_t polls_watched_ = 0;         // as of the watcher's last look
+  TimePoint last_news_ = TimePoint::min();  // of the watcher's looks that found something moved, or
+                                            // that somebody had polled
   TimePoint watcher_wakes_ = TimePoint::min();  // when it will look again by itself
-  bool watcher_knows_plain_ = false;            // and whether it does so because of links without a descriptor
+  bool watcher_knows_plain_ =
+      false;  // and whether it does so because of links without a descriptor
   std::unique_ptr<Watcher> watcher_;
 };
 

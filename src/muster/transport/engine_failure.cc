@@ -7,13 +7,15 @@
 namespace muster::transport {
 namespace {
 
-// An end of stream without a goodbye waits this long for a cause, so that nobody blames the first to give up.
+// An end of stream without a goodbye waits this long for a cause, so that nobody blames the first
+// to give up.
 constexpr Duration kHoldForCause = std::chrono::milliseconds(20);
 // A local rank that has said itself that it gave up: its cause is on its way.
 constexpr Duration kHoldForGivenUp = std::chrono::milliseconds(500);
 // A rank has said that it has failed: so long the calls for which it had come may go on.
 constexpr Duration kHoldOwnFailure = std::chrono::milliseconds(50);
-// So long a cause may explain why somebody else went, unless that one has sent messages since; those that were in flight do not count.
+// So long a cause may explain why somebody else went, unless that one has sent messages since;
+// those that were in flight do not count.
 constexpr Duration kCauseExplains = std::chrono::seconds(2);
 constexpr Duration kInFlight = std::chrono::milliseconds(50);
 // Failures that a stream which comes up later still hears of.
@@ -23,7 +25,8 @@ std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
 
 }  // namespace
 
-// ---- what others see of a rank ---------------------------------------------------------------------------------------
+// ---- what others see of a rank
+// ---------------------------------------------------------------------------------------
 
 Engine::Word Engine::word_of(int rank) {
   if (region_ == nullptr || !in_region(rank)) return Word::unknown;
@@ -46,11 +49,12 @@ void Engine::stream_ended(Link& link, Status why) {
   if (link.goodbye) return leave(peer);
   if (said == Word::left || said == Word::left_unclosed) return suspect_left(peer);
   if (why.code() == Code::internal) return declare_dead_locked(peer, why);
-  suspect(peer, said == Word::troubled ? kHoldForGivenUp : kHoldForCause,
-          Status(Code::peer_failed,
-                 rank_text(peer) + " is gone: its " + kind + " connection ended without a goodbye (" + why.message() +
-                     "); its process has probably died, look at the end of its output",
-                 {peer}));
+  suspect(
+      peer, said == Word::troubled ? kHoldForGivenUp : kHoldForCause,
+      Status(Code::peer_failed,
+             rank_text(peer) + " is gone: its " + kind + " connection ended without a goodbye (" +
+                 why.message() + "); its process has probably died, look at the end of its output",
+             {peer}));
 }
 
 void Engine::on_death(int peer, Status evidence) {
@@ -64,7 +68,8 @@ void Engine::on_death(int peer, Status evidence) {
   if (link != nullptr && link->goodbye) return leave(peer);
   if (said == Word::left || said == Word::left_unclosed) return suspect_left(peer);
   if (said == Word::working) return declare_dead_locked(peer, evidence);
-  if (said == Word::troubled) return suspect(peer, explanation(peer) ? Duration::zero() : kHoldForGivenUp, evidence);
+  if (said == Word::troubled)
+    return suspect(peer, explanation(peer) ? Duration::zero() : kHoldForGivenUp, evidence);
   if (link != nullptr) return blame(peer, evidence);
   // No link and no word: it may have left in good order. Only who needs it may judge.
   if (needed(peer)) return suspect(peer, kHoldForCause, evidence);
@@ -81,7 +86,8 @@ void Engine::now_needed(int rank) {
 }
 
 bool Engine::needed(int rank) const {
-  return std::any_of(channels_.begin(), channels_.end(), [rank](const auto& entry) { return entry.second->needs_locked(rank); });
+  return std::any_of(channels_.begin(), channels_.end(),
+                     [rank](const auto& entry) { return entry.second->needs_locked(rank); });
 }
 
 void Engine::on_connect_failed(int peer, Status cause) {
@@ -89,12 +95,15 @@ void Engine::on_connect_failed(int peer, Status cause) {
   if (link == nullptr || link->up()) return;
   link->connecting = false;
   if (!gone(peer).ok() || closing_) return;
-  const Status evidence(cause.code() == Code::refused || cause.code() == Code::exhausted ? cause.code() : Code::peer_failed,
-                        rank_text(rank()) + " cannot reach " + rank_text(peer) + ": " + cause.message(),
-                        cause.ranks().empty() ? std::vector<int>{peer} : cause.ranks());
+  const Status evidence(
+      cause.code() == Code::refused || cause.code() == Code::exhausted ? cause.code()
+                                                                       : Code::peer_failed,
+      rank_text(rank()) + " cannot reach " + rank_text(peer) + ": " + cause.message(),
+      cause.ranks().empty() ? std::vector<int>{peer} : cause.ranks());
   if (evidence.code() == Code::peer_failed) {
     if (needed(peer)) return suspect(peer, kHoldForCause, evidence);
-    // It may have left in good order and told its neighbours, who have left too. Only who needs it may judge.
+    // It may have left in good order and told its neighbours, who have left too. Only who needs it
+    // may judge.
     unneeded_deaths_[peer] = evidence;
     return;
   }
@@ -124,8 +133,10 @@ bool Engine::left_unclosed(int rank) {
 /// `rank` has ended and said so: only what waits for it ends with it.
 void Engine::leave(int rank) {
   if (!gone(rank).ok()) return;
-  const char* how = left_unclosed(rank) ? "'s process has ended, and called no destroy_process_group before; nothing more comes from it"
-                                        : " has left the job in good order (it closed its process group); nothing more comes from it";
+  const char* how = left_unclosed(rank) ? "'s process has ended, and called no "
+                                          "destroy_process_group before; nothing more comes from it"
+                                        : " has left the job in good order (it closed its process "
+                                          "group); nothing more comes from it";
   const Status cause(Code::closed, rank_text(rank) + how, {rank});
   gone_[static_cast<std::size_t>(rank)] = cause;
   suspects_.erase(rank);
@@ -133,7 +144,8 @@ void Engine::leave(int rank) {
   completed_ = true;
 }
 
-// ---- who is to blame -------------------------------------------------------------------------------------------------
+// ---- who is to blame
+// -------------------------------------------------------------------------------------------------
 
 void Engine::note_cause(const Status& cause) {
   if (closing_) return;
@@ -150,7 +162,9 @@ std::optional<Status> Engine::explanation(int rank) const {
   if (std::find(culprits.begin(), culprits.end(), rank) != culprits.end()) return std::nullopt;
   const Link* link = links_[static_cast<std::size_t>(rank)].get();
   if (link != nullptr && link->last_message > cause_at_ + kInFlight) return std::nullopt;
-  return Status(cause_.code(), rank_text(rank) + " gave up after an earlier failure: " + cause_.message(), culprits);
+  return Status(cause_.code(),
+                rank_text(rank) + " gave up after an earlier failure: " + cause_.message(),
+                culprits);
 }
 
 void Engine::blame(int rank, const Status& evidence) {
@@ -164,9 +178,12 @@ void Engine::suspect(int rank, Duration hold, Status evidence) {
   schedule(judge_at);
 }
 
-/// Its mailbox says that it has ended in good order; its goodbye has not come. Why it ended, a failure that it knows of and we do not, may
-/// still be on its way, over a stream that stands only later or from another rank.
-void Engine::suspect_left(int rank) { suspect(rank, kHoldForCause, Status(Code::closed, "it has left", {rank})); }
+/// Its mailbox says that it has ended in good order; its goodbye has not come. Why it ended, a
+/// failure that it knows of and we do not, may still be on its way, over a stream that stands only
+/// later or from another rank.
+void Engine::suspect_left(int rank) {
+  suspect(rank, kHoldForCause, Status(Code::closed, "it has left", {rank}));
+}
 
 void Engine::judge_suspects(TimePoint now) {
   for (auto it = suspects_.begin(); it != suspects_.end();) {
@@ -187,7 +204,8 @@ void Engine::judge_suspects(TimePoint now) {
   }
 }
 
-// ---- deaths ----------------------------------------------------------------------------------------------------------
+// ---- deaths
+// ----------------------------------------------------------------------------------------------------------
 
 Status Engine::death_of(int rank) {
   if (rank < 0 || rank >= world_size()) return {};
@@ -201,10 +219,12 @@ Status Engine::why_gone(int rank) {
   return gone(rank);
 }
 
-/// What the others are told of this rank's own failure. A rank that has just heard of another's failure gave up because of that.
+/// What the others are told of this rank's own failure. A rank that has just heard of another's
+/// failure gave up because of that.
 Status Engine::own_failure(const std::string& why, const std::vector<int>& earlier) const {
   const std::string gave_up = rank_text(rank()) + " gave up after an earlier failure: ";
-  if (!earlier.empty() && std::ranges::find(earlier, rank()) == earlier.end()) return Status(Code::peer_failed, gave_up + why, earlier);
+  if (!earlier.empty() && std::ranges::find(earlier, rank()) == earlier.end())
+    return Status(Code::peer_failed, gave_up + why, earlier);
   if (const auto first = explanation(rank())) return *first;
   return Status(Code::peer_failed, rank_text(rank()) + " failed: " + why, {rank()});
 }
@@ -245,7 +265,8 @@ void Engine::declare_dead_locked(int rank, const Status& evidence) {
   completed_ = true;
 }
 
-/// What needs `rank` fails at once, everything else a moment later: calls for which it had come may still end well.
+/// What needs `rank` fails at once, everything else a moment later: calls for which it had come may
+/// still end well.
 void Engine::on_own_failure(int source, int rank, const Status& cause) {
   if (!gone(rank).ok() || closing_) return;
   gone_[static_cast<std::size_t>(rank)] = cause;
@@ -283,22 +304,27 @@ void Engine::end_own_failure(int rank) {
 }
 
 void Engine::on_rank_failure(int source, int rank, const Status& cause, bool says_so_itself) {
-  if (rank != this->rank()) return says_so_itself ? on_own_failure(source, rank, cause) : declare_dead_locked(rank, cause);
+  if (rank != this->rank())
+    return says_so_itself ? on_own_failure(source, rank, cause) : declare_dead_locked(rank, cause);
   // The others go on without us; so must we end.
-  const Status fenced(
-      Code::peer_failed,
-      "the other ranks have given this rank (" + std::to_string(rank) + ") up, says " + rank_text(source) + ": " + cause.message(), {rank});
+  const Status fenced(Code::peer_failed,
+                      "the other ranks have given this rank (" + std::to_string(rank) +
+                          ") up, says " + rank_text(source) + ": " + cause.message(),
+                      {rank});
   for (auto& [id, channel] : channels_) {
     if (channel->size() > 1) channel->fail_locked(fenced);
   }
   note_cause(fenced);
 }
 
-/// Passes news on: over every link that stands, and to the members at distances 1, 2, 4, ... whose links are opened for it. Since
-/// whoever hears it first does the same, all hear it in logarithmically many steps, also when some of them die on the way.
-void Engine::tell(std::span<const int> members, const FrameHeader& header, const std::string& record, int source) {
+/// Passes news on: over every link that stands, and to the members at distances 1, 2, 4, ... whose
+/// links are opened for it. Since whoever hears it first does the same, all hear it in
+/// logarithmically many steps, also when some of them die on the way.
+void Engine::tell(std::span<const int> members, const FrameHeader& header,
+                  const std::string& record, int source) {
   const auto size = static_cast<int>(members.size());
-  const auto me = static_cast<int>(std::find(members.begin(), members.end(), rank()) - members.begin());
+  const auto me =
+      static_cast<int>(std::find(members.begin(), members.end(), rank()) - members.begin());
   if (me == size) return;
   std::vector<bool> finger(members.size());
   for (int distance = 1; distance < size; distance *= 2) {
@@ -310,7 +336,9 @@ void Engine::tell(std::span<const int> members, const FrameHeader& header, const
     const int member = members[static_cast<std::size_t>(i)];
     if (i == me || member == source || !gone(member).ok()) continue;
     const Link* stands = find_link(member);
-    if (!finger[static_cast<std::size_t>(i)] && (stands == nullptr || !(stands->up() || stands->connecting))) continue;
+    if (!finger[static_cast<std::size_t>(i)] &&
+        (stands == nullptr || !(stands->up() || stands->connecting)))
+      continue;
     Link& link = link_to(member);
     link.protocol.push_control(header, record);
     mark_dirty(link);
@@ -318,7 +346,8 @@ void Engine::tell(std::span<const int> members, const FrameHeader& header, const
 }
 
 /// Tells now, and keeps it for streams that come up later.
-void Engine::spread(std::span<const int> members, const FrameHeader& header, std::string record, int source) {
+void Engine::spread(std::span<const int> members, const FrameHeader& header, std::string record,
+                    int source) {
   tell(members, header, record, source);
   news_.push_back({std::vector<int>(members.begin(), members.end()), header, std::move(record)});
   if (news_.size() > kNewsKept) news_.pop_front();
@@ -337,16 +366,21 @@ void Engine::spread_failure(const ChannelState& channel, const Status& cause, in
   spread(channel.members(), header, encode_cause(cause), source);
 }
 
-/// To a peer without a stream so far: what it would have been told. Else our goodbye may be the first that it hears.
+/// To a peer without a stream so far: what it would have been told. Else our goodbye may be the
+/// first that it hears.
 void Engine::tell_old_news(Link& link) {
   for (const News& news : news_) {
-    if (news.header.kind == FrameKind::rank_failure && news.header.message == static_cast<std::uint64_t>(link.peer())) continue;
-    if (std::find(news.members.begin(), news.members.end(), link.peer()) == news.members.end()) continue;
+    if (news.header.kind == FrameKind::rank_failure &&
+        news.header.message == static_cast<std::uint64_t>(link.peer()))
+      continue;
+    if (std::find(news.members.begin(), news.members.end(), link.peer()) == news.members.end())
+      continue;
     link.protocol.push_control(news.header, news.record);
   }
 }
 
-// ---- heartbeats ------------------------------------------------------------------------------------------------------
+// ---- heartbeats
+// ------------------------------------------------------------------------------------------------------
 
 void Engine::suspend_heartbeats(bool on) {
   Entry entry(*this);
@@ -376,15 +410,19 @@ void Engine::beat(TimePoint now) {
   const bool late = now - last_beat_ > 3 * interval_;
   const bool judge = options_.heartbeat_limit > Duration::zero() && suspended_ == 0;
   last_beat_ = now;
-  next_beat_ = now + (options_.heartbeat_limit > Duration::zero() ? interval_ : Duration(std::chrono::seconds(1)));
+  next_beat_ =
+      now +
+      (options_.heartbeat_limit > Duration::zero() ? interval_ : Duration(std::chrono::seconds(1)));
   // It has not given up, after all.
-  if (!cause_.ok() && now - cause_at_ > kCauseExplains) connector_->mailbox().troubled.store(0, std::memory_order_release);
+  if (!cause_.ok() && now - cause_at_ > kCauseExplains)
+    connector_->mailbox().troubled.store(0, std::memory_order_release);
   watch_ring();
   beat_links(now, judge && !late);
   beat_mailboxes(now, judge && !late);
 }
 
-/// Somebody always has a link to each rank: the one before it in the ring, where its host does not watch it anyway.
+/// Somebody always has a link to each rank: the one before it in the ring, where its host does not
+/// watch it anyway.
 void Engine::watch_ring() {
   const int next = ring_neighbour(1);
   if (next >= 0 && !in_region(next)) link_to(next);
@@ -397,7 +435,8 @@ void Engine::beat_links(TimePoint now, bool judge) {
   for (auto& link : links_) {
     if (!link || !link->up() || in_region(link->peer())) continue;
     const int peer = link->peer();
-    const bool matters = peer == next || peer == previous || link->busy() || posted_from_[static_cast<std::size_t>(peer)] > 0;
+    const bool matters = peer == next || peer == previous || link->busy() ||
+                         posted_from_[static_cast<std::size_t>(peer)] > 0;
     if (!judge && link->asked != TimePoint{}) link->asked = now;
     if (!matters || now - link->heard < interval_) continue;
     if (link->asked == TimePoint{}) {
@@ -416,13 +455,15 @@ void Engine::beat_links(TimePoint now, bool judge) {
   for (const int peer : silent) {
     const Duration silence = now - links_[static_cast<std::size_t>(peer)]->heard;
     declare_dead_locked(
-        peer,
-        Status(Code::peer_failed,
-               rank_text(peer) + " has not answered for " + muster::describe(silence) + ": it is stopped, hung or unreachable", {peer}));
+        peer, Status(Code::peer_failed,
+                     rank_text(peer) + " has not answered for " + muster::describe(silence) +
+                         ": it is stopped, hung or unreachable",
+                     {peer}));
   }
 }
 
-/// Within a host: each rank's counter grows while its watcher runs, and the next rank of the region looks at it.
+/// Within a host: each rank's counter grows while its watcher runs, and the next rank of the region
+/// looks at it.
 void Engine::beat_mailboxes(TimePoint now, bool judge) {
   connector_->mailbox().heartbeat.fetch_add(1, std::memory_order_relaxed);
   if (region_ == nullptr) return;
@@ -434,12 +475,17 @@ void Engine::beat_mailboxes(TimePoint now, bool judge) {
     if (gone(ranks[static_cast<std::size_t>(position)]).ok()) next = position;
   }
   if (next < 0) return;
-  // A process that runs another program has not ended, and its connections within the host have no descriptors that would.
+  // A process that runs another program has not ended, and its connections within the host have no
+  // descriptors that would.
   if (!region_->keeps_memory(next)) {
     const int peer = ranks[static_cast<std::size_t>(next)];
     return on_death(
-        peer, Status(Code::peer_failed, rank_text(peer) + " has lost its memory: its process has ended, or runs another program now (exec)",
-                     {peer}));
+        peer,
+        Status(
+            Code::peer_failed,
+            rank_text(peer) +
+                " has lost its memory: its process has ended, or runs another program now (exec)",
+            {peer}));
   }
   const std::uint64_t value = region_->mailbox(next).heartbeat.load(std::memory_order_relaxed);
   if (next != watched_local_ || value != watched_value_ || !judge || value == 0) {
@@ -451,10 +497,12 @@ void Engine::beat_mailboxes(TimePoint now, bool judge) {
   const Duration silence = now - watched_since_;
   if (silence <= options_.heartbeat_limit - interval_) return;
   const int peer = ranks[static_cast<std::size_t>(next)];
-  if (const Word said = word_of(peer); said == Word::left || said == Word::left_unclosed) return suspect_left(peer);
-  declare_dead_locked(
-      peer, Status(Code::peer_failed, rank_text(peer) + " has not answered for " + muster::describe(silence) + ": it is stopped or hung",
-                   {peer}));
+  if (const Word said = word_of(peer); said == Word::left || said == Word::left_unclosed)
+    return suspect_left(peer);
+  declare_dead_locked(peer, Status(Code::peer_failed,
+                                   rank_text(peer) + " has not answered for " +
+                                       muster::describe(silence) + ": it is stopped or hung",
+                                   {peer}));
 }
 
 }  // namespace muster::transport

@@ -39,9 +39,10 @@ namespace {
 
 thread_local bool headway = false;
 
-// How long a waiting thread keeps its core before it gives it away, and then gives it away before it sleeps. Longer than a sleeper takes to
-// come back, which a machine that is shared may make some hundred microseconds: else ranks that have slept once would find each other
-// asleep at every call from then on.
+// How long a waiting thread keeps its core before it gives it away, and then gives it away before
+// it sleeps. Longer than a sleeper takes to come back, which a machine that is shared may make some
+// hundred microseconds: else ranks that have slept once would find each other asleep at every call
+// from then on.
 constexpr Duration kSpin = std::chrono::microseconds(40);
 constexpr Duration kYield = std::chrono::milliseconds(1);
 constexpr Duration kLongestSleep = std::chrono::milliseconds(100);
@@ -105,7 +106,9 @@ bool Engine::wait(const std::function<bool()>& done, TimePoint deadline) {
 
 bool Engine::await_briefly(int rank) {
   constexpr int kLooks = 200;
-  const int place = may_spin_ && region_ != nullptr && !forked() ? local_position_[static_cast<std::size_t>(rank)] : -1;
+  const int place = may_spin_ && region_ != nullptr && !forked()
+                        ? local_position_[static_cast<std::size_t>(rank)]
+                        : -1;
   if (place < 0) return false;
   for (int looks = 0; looks < kLooks; ++looks) {
     if (region_->holds_bytes_from(place)) return true;
@@ -136,7 +139,8 @@ bool Engine::sleep_until_news(TimePoint until, const std::function<bool()>& done
   } else {
     if (watcher_) watcher_->rearm();
     mailbox.sleep(ticket, until - clock().now());
-    // Who woke us has mostly published all there was to wait for, in memory or by a pass of the watcher: no pass of our own before that.
+    // Who woke us has mostly published all there was to wait for, in memory or by a pass of the
+    // watcher: no pass of our own before that.
     finished = done();
     got_on = take_headway();
   }

@@ -34,13 +34,19 @@ class EngineFabric final : public Fabric {
     return engine_->await_briefly(rank);
   }
   void take_in(int rank) override { engine_->take_in(rank); }
-  bool wait(const std::function<bool()>& done, TimePoint deadline) override { return engine_->wait(done, deadline); }
+  bool wait(const std::function<bool()>& done, TimePoint deadline) override {
+    return engine_->wait(done, deadline);
+  }
   void wake() override { engine_->wake(); }
   void leave_unclosed() override { engine_->leave_unclosed(); }
-  void fail_rank(const std::string& why, const std::vector<int>& earlier) override { engine_->fail_rank(why, earlier); }
+  void fail_rank(const std::string& why, const std::vector<int>& earlier) override {
+    engine_->fail_rank(why, earlier);
+  }
   Status death_of(int rank) const override { return engine_->death_of(rank); }
   Status gone(int rank) const override { return engine_->why_gone(rank); }
-  void declare_dead(int rank, Status evidence) override { engine_->declare_dead(rank, std::move(evidence)); }
+  void declare_dead(int rank, Status evidence) override {
+    engine_->declare_dead(rank, std::move(evidence));
+  }
   Traffic traffic() const override { return engine_->traffic(); }
   void suspend_heartbeats(bool on) override { engine_->suspend_heartbeats(on); }
 
@@ -53,16 +59,19 @@ class EngineFabric final : public Fabric {
 
 Status check(const FabricOptions& options, const Connector* connector) {
   if (options.world_size < 1 || options.rank < 0 || options.rank >= options.world_size) {
-    return Status(Code::invalid_argument,
-                  "rank " + std::to_string(options.rank) + " is not one of a job of " + std::to_string(options.world_size) + " ranks");
+    return Status(Code::invalid_argument, "rank " + std::to_string(options.rank) +
+                                              " is not one of a job of " +
+                                              std::to_string(options.world_size) + " ranks");
   }
-  if (connector == nullptr || options.clock == nullptr) return Status(Code::invalid_argument, "a fabric needs a connector and a clock");
+  if (connector == nullptr || options.clock == nullptr)
+    return Status(Code::invalid_argument, "a fabric needs a connector and a clock");
   return {};
 }
 
 }  // namespace
 
-Result<std::unique_ptr<Fabric>> Fabric::create(const FabricOptions& options, std::unique_ptr<Connector> connector,
+Result<std::unique_ptr<Fabric>> Fabric::create(const FabricOptions& options,
+                                               std::unique_ptr<Connector> connector,
                                                const Exchange& exchange) {
   if (Status status = check(options, connector.get()); !status) return status;
   auto engine = std::make_shared<Engine>(options, std::move(connector));
@@ -72,9 +81,11 @@ Result<std::unique_ptr<Fabric>> Fabric::create(const FabricOptions& options, std
   return std::unique_ptr<Fabric>(std::move(fabric));
 }
 
-Exchange exchange_over(std::shared_ptr<store::Store> store, std::string prefix, int rank, int world_size, TimePoint deadline) {
+Exchange exchange_over(std::shared_ptr<store::Store> store, std::string prefix, int rank,
+                       int world_size, TimePoint deadline) {
   return [=](const std::string& round, const std::string& mine) {
-    return store->all_gather(prefix + "/" + round, rank, world_size, mine, time_left(steady_clock(), deadline));
+    return store->all_gather(prefix + "/" + round, rank, world_size, mine,
+                             time_left(steady_clock(), deadline));
   };
 }
 

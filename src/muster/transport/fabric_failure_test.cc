@@ -23,13 +23,17 @@ Frame channel_failure(const Status& cause, std::uint32_t channel = 0) {
   frame.payload = encode_cause(cause);
   return frame;
 }
-Status killed(int rank) { return Status(Code::peer_failed, "rank " + std::to_string(rank) + " was killed", {rank}); }
-
-std::size_t count(const std::vector<Frame>& frames, FrameKind kind) {
-  return static_cast<std::size_t>(std::count_if(frames.begin(), frames.end(), [kind](const Frame& f) { return f.header.kind == kind; }));
+Status killed(int rank) {
+  return Status(Code::peer_failed, "rank " + std::to_string(rank) + " was killed", {rank});
 }
 
-// ---- the end of a stream ---------------------------------------------------------------------------------------------
+std::size_t count(const std::vector<Frame>& frames, FrameKind kind) {
+  return static_cast<std::size_t>(std::count_if(
+      frames.begin(), frames.end(), [kind](const Frame& f) { return f.header.kind == kind; }));
+}
+
+// ---- the end of a stream
+// ---------------------------------------------------------------------------------------------
 
 TEST(StreamEnd, IsHeldForACauseThenBlamedOnThePeer) {
   ScriptedJob job(3);
@@ -44,11 +48,13 @@ TEST(StreamEnd, IsHeldForACauseThenBlamedOnThePeer) {
   ASSERT_TRUE(receive->done());
   EXPECT_EQ(receive->status().code(), Code::peer_failed);
   EXPECT_EQ(receive->status().ranks(), std::vector<int>{1});
-  EXPECT_NE(receive->status().message().find("ended without a goodbye"), std::string::npos) << receive->status().message();
+  EXPECT_NE(receive->status().message().find("ended without a goodbye"), std::string::npos)
+      << receive->status().message();
 }
 
 TEST(StreamEnd, NobodyBlamesTheFirstToGiveUp) {
-  // Rank 1 gives up because rank 2 died. Whatever comes first, its word, its end or the news from another rank, rank 2 is named.
+  // Rank 1 gives up because rank 2 died. Whatever comes first, its word, its end or the news from
+  // another rank, rank 2 is named.
   const std::vector<std::function<void(ScriptedJob&)>> orders = {
       [](ScriptedJob& job) {
         job.wire(1).to_fabric = rank_failure(2, killed(2)).bytes();
@@ -81,7 +87,8 @@ TEST(StreamEnd, NobodyBlamesTheFirstToGiveUp) {
     job.advance(milliseconds(100));
     ASSERT_TRUE(receive->done() && in_pair->done()) << i;
     EXPECT_EQ(receive->status().ranks(), std::vector<int>{2}) << i << receive->status().message();
-    // A group that the dead rank was no member of fails because its peer gave up, and names who was the cause.
+    // A group that the dead rank was no member of fails because its peer gave up, and names who was
+    // the cause.
     EXPECT_EQ(in_pair->status().ranks(), std::vector<int>{2}) << i << in_pair->status().message();
   }
 }
@@ -96,7 +103,8 @@ TEST(StreamEnd, AnOldFailureExplainsNoNewDeath) {
   job.say(1, eager("still here", 0, 1));
   job.end(1);
   job.advance(milliseconds(30));
-  EXPECT_EQ((*survivors)->failure().ranks(), std::vector<int>{1}) << (*survivors)->failure().message();
+  EXPECT_EQ((*survivors)->failure().ranks(), std::vector<int>{1})
+      << (*survivors)->failure().message();
 }
 
 TEST(StreamEnd, AGoodbyeIsNoDeath) {
@@ -119,7 +127,8 @@ TEST(StreamEnd, AGoodbyeIsNoDeath) {
   EXPECT_TRUE(job.fabric->death_of(1).ok());
   EXPECT_EQ(job.channel().send(1, 0, as_bytes("x"), {})->status().code(), Code::closed);
   std::string late(4, 'x');
-  EXPECT_TRUE(job.channel().receive(1, 3, writable(late), {})->status().ok()) << "what it sent before it left is still there";
+  EXPECT_TRUE(job.channel().receive(1, 3, writable(late), {})->status().ok())
+      << "what it sent before it left is still there";
   EXPECT_FALSE(from_any->done());
   job.say(2, frame_of(FrameKind::goodbye));
   EXPECT_TRUE(from_any->done()) << "nobody is left to send to it";
@@ -155,7 +164,8 @@ TEST(StreamEnd, SaysGoodbyeToAll) {
   EXPECT_NE(job.net->mailbox.aborted.load(), 0u);
 }
 
-// A rank that fails tells why, and says no goodbye: what it tells is spread like the news of a death.
+// A rank that fails tells why, and says no goodbye: what it tells is spread like the news of a
+// death.
 TEST(OwnFailure, IsToldToAllWithItsReason) {
   ScriptedJob job(3);
   job.wire(1);
@@ -182,7 +192,8 @@ TEST(OwnFailure, IsToldToAllWithItsReason) {
     }
   }
   EXPECT_EQ(job.net->mailbox.aborted.load(), 0u);
-  EXPECT_NE(job.net->mailbox.troubled.load(), 0u) << "it ends because of what is on its way to the others";
+  EXPECT_NE(job.net->mailbox.troubled.load(), 0u)
+      << "it ends because of what is on its way to the others";
 }
 
 TEST(OwnFailure, OfAPeerFailsAllChannelsAndIsPassedOn) {
@@ -193,14 +204,16 @@ TEST(OwnFailure, OfAPeerFailsAllChannelsAndIsPassedOn) {
   const TransferRef receive = job.channel().receive(2, 0, writable(got), {});
   const TransferRef in_time = job.channel().receive(2, 1, writable(comes), {});
   job.wire(1);
-  Frame failed = rank_failure(1, Status(Code::peer_failed, "rank 1 failed: ValueError: bad batch", {1}));
+  Frame failed =
+      rank_failure(1, Status(Code::peer_failed, "rank 1 failed: ValueError: bad batch", {1}));
   failed.header.amount = 1;
   job.say(1, failed);
   ASSERT_TRUE(from_one->done()) << "what needs that rank ends at once";
   EXPECT_EQ(from_one->status().message(), "rank 1 failed: ValueError: bad batch");
   EXPECT_FALSE(job.channel().failed());
   job.say(2, eager("y", 1));
-  EXPECT_TRUE(in_time->done() && in_time->status().ok()) << "a call for which it had come still ends well";
+  EXPECT_TRUE(in_time->done() && in_time->status().ok())
+      << "a call for which it had come still ends well";
   job.advance(milliseconds(50));
   ASSERT_TRUE(receive->done()) << "what does not need that rank ends too";
   EXPECT_EQ(receive->status().message(), "rank 1 failed: ValueError: bad batch");
@@ -234,7 +247,9 @@ TEST(StreamEnd, ThatWasNotClosedIsToldSo) {
   goodbye.header.amount = 1;
   job.say(1, goodbye);
   ASSERT_TRUE(receive->done());
-  EXPECT_NE(receive->status().message().find("rank 1's process has ended, and called no destroy_process_group"), std::string::npos)
+  EXPECT_NE(receive->status().message().find(
+                "rank 1's process has ended, and called no destroy_process_group"),
+            std::string::npos)
       << receive->status().message();
   EXPECT_FALSE(from_two->done());
   EXPECT_FALSE(job.channel().failed());
@@ -255,14 +270,17 @@ TEST(StreamEnd, SaysThatItWasNotClosed) {
 }
 
 TEST(StreamEnd, OfANeighbourThatHasLeftUnseenDisturbsNobody) {
-  // Ranks 3 and 2 leave at once: 3 tells its neighbours 2 and 0, 2 tells 1 and 3. What rank 1 watches next, rank 3, is not there.
+  // Ranks 3 and 2 leave at once: 3 tells its neighbours 2 and 0, 2 tells 1 and 3. What rank 1
+  // watches next, rank 3, is not there.
   ScriptedJob job(4, 1);
   std::string got(1, 'x');
   const TransferRef receive = job.channel().receive(0, 0, writable(got), {});
   job.say(2, frame_of(FrameKind::goodbye));
   job.advance(milliseconds(300));
   ASSERT_EQ(job.net->connects[3], 1);
-  job.net->news.push_back([](ConnectorEvents& events) { events.on_connect_failed(3, Status(Code::network, "connection refused")); });
+  job.net->news.push_back([](ConnectorEvents& events) {
+    events.on_connect_failed(3, Status(Code::network, "connection refused"));
+  });
   job.settle();
   job.advance(milliseconds(100));
   EXPECT_FALSE(job.channel().failed()) << job.channel().failure().message();
@@ -274,7 +292,8 @@ TEST(StreamEnd, OfANeighbourThatHasLeftUnseenDisturbsNobody) {
   EXPECT_EQ(send->status().ranks(), std::vector<int>{3}) << send->status().message();
 }
 
-// ---- proof of a death ------------------------------------------------------------------------------------------------
+// ---- proof of a death
+// ------------------------------------------------------------------------------------------------
 
 TEST(Death, FailsEveryChannelOfThatRankAndNoOther) {
   ScriptedJob job(4);
@@ -288,11 +307,14 @@ TEST(Death, FailsEveryChannelOfThatRankAndNoOther) {
   EXPECT_FALSE((*without)->failed());
   EXPECT_TRUE((*without)->send(1, 0, as_bytes("x"), {})->done());
   auto later = job.fabric->open(3, {0, 1, 2});
-  EXPECT_EQ((*later)->failure().ranks(), std::vector<int>{2}) << "a group with a dead member has failed from the start";
+  EXPECT_EQ((*later)->failure().ranks(), std::vector<int>{2})
+      << "a group with a dead member has failed from the start";
   for (const int peer : {1, 3}) {
     const auto frames = job.heard(peer);
     EXPECT_EQ(count(frames, FrameKind::rank_failure), 1u);
-    EXPECT_EQ(frames.back().header.kind == FrameKind::rank_failure ? frames.back().header.message : 2u, 2u);
+    EXPECT_EQ(
+        frames.back().header.kind == FrameKind::rank_failure ? frames.back().header.message : 2u,
+        2u);
   }
   // Once per culprit.
   job.say(1, rank_failure(2, killed(2)));
@@ -310,11 +332,13 @@ TEST(Death, LastWordsAreReadFirst) {
   job.net->news.push_back([](ConnectorEvents& events) { events.on_death(1, killed(1)); });
   job.settle();
   EXPECT_TRUE(receive->status().ok());
-  EXPECT_EQ(job.channel().failure().ranks(), std::vector<int>{2}) << job.channel().failure().message();
+  EXPECT_EQ(job.channel().failure().ranks(), std::vector<int>{2})
+      << job.channel().failure().message();
 }
 
 TEST(Death, OfARankThatNobodyNeedsIsJudgedWhenItIsNeeded) {
-  // Without a link and without shared memory an end in good order looks the same: only who needs the rank may call it a death.
+  // Without a link and without shared memory an end in good order looks the same: only who needs
+  // the rank may call it a death.
   ScriptedJob job(3, 0, nullptr, {0, 0, 0});
   job.net->news.push_back([](ConnectorEvents& events) { events.on_death(2, killed(2)); });
   job.advance(seconds(1));
@@ -350,7 +374,8 @@ TEST(Death, AReceiveHalfDoneEndsWithTheCause) {
   small.assign(1000, 'z');
   auto next = job.fabric->open(1, {0, 1, 2});
   job.say(1, fragment(1, 10'000, std::string(40'000, 'y')));
-  job.wire(2).to_fabric += eager(std::string(1000, 'e'), 2).bytes().substr(500) + eager("ok", 0, 1).bytes();
+  job.wire(2).to_fabric +=
+      eager(std::string(1000, 'e'), 2).bytes().substr(500) + eager("ok", 0, 1).bytes();
   job.say(1, eager("ok", 0, 1));
   EXPECT_EQ(big, std::string(50'000, 'z'));
   EXPECT_EQ(small, std::string(1000, 'z'));
@@ -382,23 +407,30 @@ TEST(Death, OfThisRankInTheEyesOfTheOthers) {
   ScriptedJob job(3);
   job.say(1, rank_failure(0, Status(Code::peer_failed, "rank 0 has not answered for 2.5 s", {0})));
   EXPECT_EQ(job.channel().failure().ranks(), std::vector<int>{0});
-  EXPECT_NE(job.channel().failure().message().find("given this rank (0) up"), std::string::npos) << job.channel().failure().message();
+  EXPECT_NE(job.channel().failure().message().find("given this rank (0) up"), std::string::npos)
+      << job.channel().failure().message();
 }
 
 TEST(Death, APeerThatCannotBeReachedFailsWhoNeedsIt) {
   ScriptedJob job(4, 0, nullptr, {0, 1, 2, 3});
   const TransferRef send = job.channel().send(2, 0, as_bytes("x"), {});
   EXPECT_EQ(job.net->connects[2], 1);
-  job.net->news.push_back([](ConnectorEvents& events) { events.on_connect_failed(2, Status(Code::network, "connection refused")); });
+  job.net->news.push_back([](ConnectorEvents& events) {
+    events.on_connect_failed(2, Status(Code::network, "connection refused"));
+  });
   job.settle();
   job.advance(milliseconds(25));
   ASSERT_TRUE(send->done());
   EXPECT_EQ(send->status().ranks(), std::vector<int>{2});
-  EXPECT_NE(send->status().message().find("rank 0 cannot reach rank 2: connection refused"), std::string::npos) << send->status().message();
+  EXPECT_NE(send->status().message().find("rank 0 cannot reach rank 2: connection refused"),
+            std::string::npos)
+      << send->status().message();
   // A wrong secret is nobody's death.
   ScriptedJob other(4);
   const TransferRef refused = other.channel().send(2, 0, as_bytes("x"), {});
-  other.net->news.push_back([](ConnectorEvents& events) { events.on_connect_failed(2, Status(Code::refused, "another secret")); });
+  other.net->news.push_back([](ConnectorEvents& events) {
+    events.on_connect_failed(2, Status(Code::refused, "another secret"));
+  });
   other.settle();
   EXPECT_EQ(refused->status().code(), Code::refused);
   EXPECT_TRUE(other.fabric->death_of(2).ok());
@@ -444,10 +476,13 @@ TEST(News, ComeBeforeTheGoodbyeOnAStreamThatStandsOnlyLater) {
     return kinds;
   };
   // Rank 5 has asked for its stream when the failures had been told already.
-  EXPECT_EQ(kinds(5), (std::vector<FrameKind>{FrameKind::channel_failure, FrameKind::rank_failure}));
+  EXPECT_EQ(kinds(5),
+            (std::vector<FrameKind>{FrameKind::channel_failure, FrameKind::rank_failure}));
   const auto late = std::make_shared<ScriptedWire>();
   job.net->connects.clear();
-  job.net->news.push_back([late](ConnectorEvents& events) { events.on_stream(4, std::make_unique<ScriptedStream>(late)); });
+  job.net->news.push_back([late](ConnectorEvents& events) {
+    events.on_stream(4, std::make_unique<ScriptedStream>(late));
+  });
   job.settle();
   job.fabric.reset();
   const auto frames = take_frames(late->from_fabric);
@@ -464,7 +499,8 @@ TEST(News, ReachAChannelBeforeItIsOpened) {
   EXPECT_EQ((*channel)->failure().message(), "rank 2 never came");
 }
 
-// Who hears of a failure before it has opened the channel does not know yet whom else that concerns.
+// Who hears of a failure before it has opened the channel does not know yet whom else that
+// concerns.
 TEST(News, OfAChannelThatIsOpenedLaterArePassedOnThen) {
   ScriptedJob job(4);
   for (const int peer : {1, 2, 3}) job.wire(peer);
@@ -477,7 +513,8 @@ TEST(News, OfAChannelThatIsOpenedLaterArePassedOnThen) {
   EXPECT_EQ(count(job.heard(3), FrameKind::channel_failure), 0u) << "it is no member";
 }
 
-// ---- heartbeats ------------------------------------------------------------------------------------------------------
+// ---- heartbeats
+// ------------------------------------------------------------------------------------------------------
 
 /// Lets time pass in beats, answering for the peers in `alive`.
 void beat(ScriptedJob& job, Duration time, std::set<int> alive) {
@@ -491,14 +528,16 @@ TEST(Heartbeat, ASilentNeighbourIsNamed) {
   ScriptedJob job(4, 0);
   for (const int peer : {1, 2, 3}) job.wire(peer);
   beat(job, seconds(10), {1, 3});
-  EXPECT_TRUE(job.fabric->death_of(2).ok()) << "not a neighbour in the ring, and nothing is wanted of it";
+  EXPECT_TRUE(job.fabric->death_of(2).ok())
+      << "not a neighbour in the ring, and nothing is wanted of it";
   EXPECT_TRUE(job.fabric->death_of(1).ok());
   beat(job, seconds(2), {3});
   EXPECT_TRUE(job.fabric->death_of(1).ok()) << "within the limit";
   beat(job, seconds(1), {3});
   const Status death = job.fabric->death_of(1);
   ASSERT_EQ(death.code(), Code::peer_failed);
-  EXPECT_NE(death.message().find("rank 1 has not answered for"), std::string::npos) << death.message();
+  EXPECT_NE(death.message().find("rank 1 has not answered for"), std::string::npos)
+      << death.message();
   EXPECT_EQ(count(job.heard(3), FrameKind::rank_failure), 1u);
 }
 

@@ -13,7 +13,8 @@ namespace muster::transport {
 namespace {
 
 class Loopback : public ::testing::TestWithParam<bool> {};
-INSTANTIATE_TEST_SUITE_P(Kinds, Loopback, ::testing::Bool(), [](const auto& info) { return info.param ? "region" : "streams"; });
+INSTANTIATE_TEST_SUITE_P(Kinds, Loopback, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "region" : "streams"; });
 
 TEST_P(Loopback, CarriesMessagesOfEverySize) {
   LoopbackJob job(2, GetParam());
@@ -21,7 +22,8 @@ TEST_P(Loopback, CarriesMessagesOfEverySize) {
     Channel& channel = fabric.bootstrap();
     const int peer = 1 - fabric.rank();
     for (const std::size_t bytes :
-         {std::size_t{0}, std::size_t{1}, std::size_t{72}, kEagerBytes, kEagerBytes + 1, std::size_t{300'000}, std::size_t{3'000'017}}) {
+         {std::size_t{0}, std::size_t{1}, std::size_t{72}, kEagerBytes, kEagerBytes + 1,
+          std::size_t{300'000}, std::size_t{3'000'017}}) {
       const std::string mine = pattern(bytes, bytes + static_cast<std::size_t>(fabric.rank()));
       std::string theirs(bytes, 'x');
       const TransferRef receive = channel.receive(peer, 7, writable(theirs), {});
@@ -58,7 +60,8 @@ TEST_P(Loopback, ReceivesFromAnyRank) {
   job.run([](Fabric& fabric) {
     Channel& channel = fabric.bootstrap();
     if (fabric.rank() != 0) {
-      const std::string mine = pattern(fabric.rank() == 1 ? 100'000 : 100, static_cast<std::size_t>(fabric.rank()));
+      const std::string mine =
+          pattern(fabric.rank() == 1 ? 100'000 : 100, static_cast<std::size_t>(fabric.rank()));
       EXPECT_TRUE(finish(fabric, channel.send(0, 3, as_bytes(mine), {})).ok());
       return;
     }
@@ -68,14 +71,15 @@ TEST_P(Loopback, ReceivesFromAnyRank) {
       const TransferRef receive = channel.receive(kAnyMember, 3, writable(got), {}, false);
       ASSERT_TRUE(finish(fabric, receive).ok()) << receive->status().message();
       sources.insert(receive->source());
-      EXPECT_EQ(got.substr(0, receive->bytes()), pattern(receive->bytes(), static_cast<std::size_t>(receive->source())));
+      EXPECT_EQ(got.substr(0, receive->bytes()),
+                pattern(receive->bytes(), static_cast<std::size_t>(receive->source())));
     }
     EXPECT_EQ(sources, (std::set{1, 2, 3}));
   });
 }
 
-// Threads of one rank use channels of their own at the same time, opened in different orders on different ranks; large and small
-// messages are mixed, and every thread waits in its own way.
+// Threads of one rank use channels of their own at the same time, opened in different orders on
+// different ranks; large and small messages are mixed, and every thread waits in its own way.
 TEST_P(Loopback, ThreadsShareAFabric) {
   constexpr int kRanks = 3;
   constexpr int kThreads = 3;
@@ -96,7 +100,9 @@ TEST_P(Loopback, ThreadsShareAFabric) {
         const int previous = (fabric.rank() + kRanks - 1 - t % 2) % kRanks;
         for (std::uint64_t step = 0; step < 60; ++step) {
           const std::size_t bytes = step % 7 == 3 ? 500'000 : step * 700;
-          const auto seed = [&](int rank) { return step * 100 + static_cast<std::uint64_t>(t * 10 + rank); };
+          const auto seed = [&](int rank) {
+            return step * 100 + static_cast<std::uint64_t>(t * 10 + rank);
+          };
           const std::string mine = pattern(bytes, seed(fabric.rank()));
           std::string theirs(bytes, 'x');
           const TransferRef send = channel.send(next, step, as_bytes(mine), {});
@@ -120,13 +126,15 @@ TEST_P(Loopback, FailureReachesEveryMemberWithItsFirstCause) {
     std::string got(10, 'x');
     const TransferRef receive = channel.receive((fabric.rank() + 1) % 5, 1, writable(got), {});
     ready.arrive_and_wait();
-    if (fabric.rank() == 3) channel.fail(Status(Code::timed_out, "rank 2 has not come to the barrier", {2}));
+    if (fabric.rank() == 3)
+      channel.fail(Status(Code::timed_out, "rank 2 has not come to the barrier", {2}));
     const Status status = finish(fabric, receive);
     EXPECT_EQ(status.code(), Code::timed_out);
     EXPECT_EQ(status.ranks(), std::vector<int>{2});
     EXPECT_EQ(channel.failure().message(), "rank 2 has not come to the barrier");
     channel.fail(Status(Code::internal, "a later cause"));
-    EXPECT_EQ(finish(fabric, channel.send((fabric.rank() + 1) % 5, 1, as_bytes("late"), {})).code(), Code::timed_out);
+    EXPECT_EQ(finish(fabric, channel.send((fabric.rank() + 1) % 5, 1, as_bytes("late"), {})).code(),
+              Code::timed_out);
     ready.arrive_and_wait();
   });
 }

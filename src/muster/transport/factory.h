@@ -14,13 +14,15 @@ namespace muster::transport {
 struct ConnectorOptions {
   int rank = 0;
   int world_size = 1;
-  std::string job;                                   ///< the same text on every rank; tells jobs apart
-  bool shared_memory = true;                         ///< false: sockets only, also within a host
-  std::vector<std::string> interfaces;               ///< names; empty: the address that routes to `towards`
-  std::string towards;                               ///< host of the store; empty: loopback
-  bool any_host = false;                             ///< no host to go towards, yet other hosts may come: the address of the default route
-  std::size_t ring_bytes = 128 * 1024;               ///< of each ordered pair's shared ring
-  std::size_t segment_bytes = std::size_t{1} << 33;  ///< address space for groups' segments and staging, taken as used
+  std::string job;                      ///< the same text on every rank; tells jobs apart
+  bool shared_memory = true;            ///< false: sockets only, also within a host
+  std::vector<std::string> interfaces;  ///< names; empty: the address that routes to `towards`
+  std::string towards;                  ///< host of the store; empty: loopback
+  bool any_host =
+      false;  ///< no host to go towards, yet other hosts may come: the address of the default route
+  std::size_t ring_bytes = 128 * 1024;  ///< of each ordered pair's shared ring
+  std::size_t segment_bytes =
+      std::size_t{1} << 33;  ///< address space for groups' segments and staging, taken as used
   /// For tests: ranks with different labels do not count as one host.
   std::string host_label;
 };
@@ -37,10 +39,11 @@ class LoopbackHub {
   /// As if the process of `rank` were killed: its streams end, every other rank sees its death.
   virtual void kill(int rank) = 0;
   /// An exchange for Fabric::create.
-  virtual std::vector<std::string> exchange(const std::string& round, int rank, const std::string& mine) = 0;
+  virtual std::vector<std::string> exchange(const std::string& round, int rank,
+                                            const std::string& mine) = 0;
 };
-/// With `with_region` the ranks share a host region in ordinary memory. `cores`: how many they are told to have together; 0: this
-/// machine's.
+/// With `with_region` the ranks share a host region in ordinary memory. `cores`: how many they are
+/// told to have together; 0: this machine's.
 std::shared_ptr<LoopbackHub> make_loopback_hub(int world_size, bool with_region, int cores = 0);
 
 }  // namespace muster::transport

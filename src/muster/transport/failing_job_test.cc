@@ -17,9 +17,11 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 class FailingJob : public ::testing::TestWithParam<bool> {};
-INSTANTIATE_TEST_SUITE_P(Kinds, FailingJob, ::testing::Bool(), [](const auto& info) { return info.param ? "region" : "streams"; });
+INSTANTIATE_TEST_SUITE_P(Kinds, FailingJob, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "region" : "streams"; });
 
-// A rank is killed at a random moment of a ring exchange of all sizes: every survivor names it, whether linked to it or not.
+// A rank is killed at a random moment of a ring exchange of all sizes: every survivor names it,
+// whether linked to it or not.
 TEST_P(FailingJob, AKillInTheMiddleNamesTheCulpritEverywhere) {
   std::mt19937_64 random(muster::testing::test_seed());
   const int rounds = muster::testing::test_rounds(12, 200);
@@ -41,10 +43,13 @@ TEST_P(FailingJob, AKillInTheMiddleNamesTheCulpritEverywhere) {
           break;
         }
         const TransferRef receive =
-            channel.receive((fabric.rank() + kRanks - 1) % kRanks, static_cast<std::uint64_t>(step), writable(theirs), {});
-        const TransferRef send = channel.send((fabric.rank() + 1) % kRanks, static_cast<std::uint64_t>(step), as_bytes(mine), {});
+            channel.receive((fabric.rank() + kRanks - 1) % kRanks, static_cast<std::uint64_t>(step),
+                            writable(theirs), {});
+        const TransferRef send = channel.send((fabric.rank() + 1) % kRanks,
+                                              static_cast<std::uint64_t>(step), as_bytes(mine), {});
         status = finish(fabric, receive);
-        const Status sent = finish(fabric, send);  // in any case: until then its buffer is the fabric's
+        const Status sent =
+            finish(fabric, send);  // in any case: until then its buffer is the fabric's
         if (status.ok()) status = sent;
       }
       if (fabric.rank() != victim) {
@@ -74,9 +79,11 @@ TEST_P(FailingJob, ADeadlineOnOneRankReachesTheUnlinked) {
 }
 
 TEST_P(FailingJob, AStoppedRankIsNamedByItsHeartbeat) {
-  // A rank whose watcher does not run is as good as stopped: it is played by a fabric without threads that nobody polls.
+  // A rank whose watcher does not run is as good as stopped: it is played by a fabric without
+  // threads that nobody polls.
   LoopbackJob job(3, GetParam());
-  job.options.heartbeat_limit = seconds(3);  // far more than a busy machine keeps a live rank's watcher from its turn
+  job.options.heartbeat_limit =
+      seconds(3);  // far more than a busy machine keeps a live rank's watcher from its turn
   std::atomic<int> ended{0};
   std::vector<std::thread> threads;
   for (int rank = 0; rank < 3; ++rank) {
@@ -85,9 +92,11 @@ TEST_P(FailingJob, AStoppedRankIsNamedByItsHeartbeat) {
       options.rank = rank;
       options.world_size = 3;
       options.threads = rank != 1;
-      auto fabric = Fabric::create(options, job.hub->connector(rank), [&](const std::string& round, const std::string& text) {
-        return Result<std::vector<std::string>>(job.hub->exchange(round, rank, text));
-      });
+      auto fabric = Fabric::create(
+          options, job.hub->connector(rank),
+          [&](const std::string& round, const std::string& text) {
+            return Result<std::vector<std::string>>(job.hub->exchange(round, rank, text));
+          });
       ASSERT_TRUE(fabric.ok());
       if (rank == 1) {
         const auto until = steady_clock().now() + milliseconds(200);
@@ -96,10 +105,12 @@ TEST_P(FailingJob, AStoppedRankIsNamedByItsHeartbeat) {
         return;
       }
       std::string got(1, 'x');
-      const Status status = finish(**fabric, (*fabric)->bootstrap().receive(1, 0, writable(got), {}));
+      const Status status =
+          finish(**fabric, (*fabric)->bootstrap().receive(1, 0, writable(got), {}));
       EXPECT_EQ(status.code(), Code::peer_failed);
       EXPECT_EQ(status.ranks(), std::vector<int>{1}) << status.message();
-      EXPECT_NE(status.message().find("has not answered for"), std::string::npos) << status.message();
+      EXPECT_NE(status.message().find("has not answered for"), std::string::npos)
+          << status.message();
       ++ended;
       (*fabric)->wait([&] { return ended.load() == 2; }, soon());
     });
@@ -120,7 +131,8 @@ TEST_P(FailingJob, AForkedChildIsKeptOut) {
       if (child == 0) {
         std::string got(1, 'x');
         const bool sends = channel.send(1, 0, as_bytes("x"), {})->status().code() == Code::aborted;
-        const bool receives = channel.receive(1, 0, writable(got), {})->status().code() == Code::aborted;
+        const bool receives =
+            channel.receive(1, 0, writable(got), {})->status().code() == Code::aborted;
         const bool opens = fabric.open(1, {0, 1}).status().code() == Code::aborted;
         const bool waits = !fabric.wait([] { return false; }, soon());
         fabric.poll();
@@ -149,8 +161,11 @@ TEST_P(FailingJob, RanksThatEndInGoodOrderDisturbNobody) {
       Channel& channel = fabric.bootstrap();
       for (std::uint64_t step = 0; step < 50; ++step) {
         std::string got(8, 'x');
-        const TransferRef receive = channel.receive((fabric.rank() + 2) % 3, step, writable(got), {});
-        EXPECT_TRUE(finish(fabric, channel.send((fabric.rank() + 1) % 3, step, as_bytes("12345678"), {})).ok());
+        const TransferRef receive =
+            channel.receive((fabric.rank() + 2) % 3, step, writable(got), {});
+        EXPECT_TRUE(
+            finish(fabric, channel.send((fabric.rank() + 1) % 3, step, as_bytes("12345678"), {}))
+                .ok());
         const Status status = finish(fabric, receive);
         EXPECT_TRUE(status.ok()) << status.message();
       }

@@ -1,7 +1,8 @@
-/// What a message says of the call it belongs to, so that members that call different things find out at once.
+/// What a message says of the call it belongs to, so that members that call different things find
+/// out at once.
 ///
-/// The transport only carries and compares; what the numbers mean is written in `collective/op.h`, which hands the
-/// fabric its `FingerprintRules`.
+/// The transport only carries and compares; what the numbers mean is written in `collective/op.h`,
+/// which hands the fabric its `FingerprintRules`.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +15,8 @@ namespace muster::transport {
 
 /// 32 bytes, copied to the wire as they are.
 struct Fingerprint {
-  std::uint64_t sequence = 0;  ///< number of the collective on its channel, from 1; 0: point-to-point
+  std::uint64_t sequence =
+      0;  ///< number of the collective on its channel, from 1; 0: point-to-point
   std::uint8_t op = 0;
   std::uint8_t dtype = 0;
   std::uint8_t reduce = 0;
@@ -27,7 +29,9 @@ struct Fingerprint {
 };
 static_assert(sizeof(Fingerprint) == 32);
 
-inline void copy_words(Fingerprint& to, const Fingerprint& from) { muster::copy_words<sizeof(Fingerprint) / 8>(&to, &from); }
+inline void copy_words(Fingerprint& to, const Fingerprint& from) {
+  muster::copy_words<sizeof(Fingerprint) / 8>(&to, &from);
+}
 
 /// How two members' calls with the same sequence compare and read. Pure, thread-safe.
 class FingerprintRules {

@@ -47,14 +47,16 @@ const char* name_of(FrameKind kind) {
 
 Status check_header(const FrameHeader& header) {
   if (header.mark != FrameHeader::kMark || header.zero != 0 || header.zero_too != 0) {
-    return Status(Code::internal, "what should be a frame's header is none: the two sides have lost step");
+    return Status(Code::internal,
+                  "what should be a frame's header is none: the two sides have lost step");
   }
   const auto kind = static_cast<std::uint8_t>(header.kind);
-  if (kind == 0 || kind > kLastFrameKind) return Status(Code::internal, "a frame of the unknown kind " + std::to_string(kind));
+  if (kind == 0 || kind > kLastFrameKind)
+    return Status(Code::internal, "a frame of the unknown kind " + std::to_string(kind));
   const std::size_t limit = longest(header.kind);
   if (header.length > limit) {
-    return broken(header,
-                  "says that it is " + std::to_string(header.length) + " bytes long; at most " + std::to_string(limit) + " are allowed");
+    return broken(header, "says that it is " + std::to_string(header.length) +
+                              " bytes long; at most " + std::to_string(limit) + " are allowed");
   }
   if (header.kind == FrameKind::data && header.length == 0) return broken(header, "is empty");
   return {};
@@ -73,7 +75,9 @@ std::optional<Status> decode_cause(std::string_view record, int world_size) {
   ByteReader in(record);
   const auto code = in.get<std::uint8_t>();
   const auto culprits = in.get<std::uint16_t>();
-  if (!in.ok() || code == 0 || code > static_cast<std::uint8_t>(Code::internal) || culprits > kMaxCulprits) return std::nullopt;
+  if (!in.ok() || code == 0 || code > static_cast<std::uint8_t>(Code::internal) ||
+      culprits > kMaxCulprits)
+    return std::nullopt;
   std::vector<int> ranks;
   for (std::uint16_t i = 0; i < culprits; ++i) {
     const auto rank = in.get<std::int32_t>();

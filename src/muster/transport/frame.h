@@ -1,4 +1,5 @@
-/// The frames of the message protocol: one fixed header, then `length` bytes of payload. `docs/transport.md` tells the whole protocol.
+/// The frames of the message protocol: one fixed header, then `length` bytes of payload.
+/// `docs/transport.md` tells the whole protocol.
 #pragma once
 
 #include <cstddef>
@@ -20,18 +21,20 @@ inline constexpr std::size_t kFragmentBytes = 256 * 1024;
 inline constexpr std::size_t kRecordBytes = 8 * 1024;
 
 enum class FrameKind : std::uint8_t {
-  eager = 1,        ///< a whole message: tag, call, payload
-  request,          ///< a message that is to come: tag, call, message id, amount = its bytes
-  clear,            ///< the receiver waits for the message: message id
-  data,             ///< a fragment: message id, amount = where it starts, payload
-  withdraw,         ///< the sender takes message back: message id
-  refuse,           ///< the receiver does not want the message: message id
-  credit,           ///< what was taken of a channel: amount = bytes of eager messages, tag = envelopes
+  eager = 1,  ///< a whole message: tag, call, payload
+  request,    ///< a message that is to come: tag, call, message id, amount = its bytes
+  clear,      ///< the receiver waits for the message: message id
+  data,       ///< a fragment: message id, amount = where it starts, payload
+  withdraw,   ///< the sender takes message back: message id
+  refuse,     ///< the receiver does not want the message: message id
+  credit,     ///< what was taken of a channel: amount = bytes of eager messages, tag = envelopes
   channel_failure,  ///< the channel has failed: a cause
-  rank_failure,     ///< a rank is lost: message = that rank, amount = 1: it says so itself; and a cause
+  rank_failure,     ///< a rank is lost: message = that rank, amount = 1: it says so itself; and a
+                    ///< cause
   ping,             ///< somebody wants to hear of us
   pong,
-  goodbye,   ///< nothing more will come; amount = 1: the sender's process ended and had not closed its groups
+  goodbye,   ///< nothing more will come; amount = 1: the sender's process ended and had not closed
+             ///< its groups
   farewell,  ///< the answer to a goodbye: everything before it was read
 };
 inline constexpr std::uint8_t kLastFrameKind = static_cast<std::uint8_t>(FrameKind::farewell);
@@ -55,10 +58,12 @@ static_assert(sizeof(FrameHeader) == 72);
 
 const char* name_of(FrameKind kind);
 
-/// Whether a header from the wire is one that this version may send: mark, kind, lengths. What its ids mean is for the fabric to check.
+/// Whether a header from the wire is one that this version may send: mark, kind, lengths. What its
+/// ids mean is for the fabric to check.
 Status check_header(const FrameHeader& header);
 
-/// A cause of failure as a record: code, ranks at fault, text. Long texts are cut, so that it fits into kRecordBytes.
+/// A cause of failure as a record: code, ranks at fault, text. Long texts are cut, so that it fits
+/// into kRecordBytes.
 std::string encode_cause(const Status& cause);
 /// Nothing where the record lies (an unknown code, ranks outside the job).
 std::optional<Status> decode_cause(std::string_view record, int world_size);

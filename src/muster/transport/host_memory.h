@@ -7,8 +7,9 @@
 namespace muster::transport {
 
 struct HostMemory {
-  std::size_t limit = 0;      ///< what this process could ever have
-  std::size_t available = 0;  ///< what it could have now without others being driven out; an estimate
+  std::size_t limit = 0;  ///< what this process could ever have
+  std::size_t available =
+      0;  ///< what it could have now without others being driven out; an estimate
 };
 
 /// Reads the system's files; some ten microseconds. `root`: where /proc and /sys stand, for tests.

@@ -28,7 +28,9 @@ namespace {
 
 /// With the ranks' addresses, so that it takes no round of its own.
 Exchange compare_on_the_way(Exchange exchange, const std::string& terms) {
-  return [exchange = std::move(exchange), terms](const std::string& round, const std::string& mine) -> Result<std::vector<std::string>> {
+  return [exchange = std::move(exchange), terms](
+             const std::string& round,
+             const std::string& mine) -> Result<std::vector<std::string>> {
     if (round != "contacts") return exchange(round, mine);
     auto all = exchange(round, ByteWriter().put_text(terms).put_bytes(mine).take());
     if (!all) return all;
@@ -39,10 +41,13 @@ Exchange compare_on_the_way(Exchange exchange, const std::string& terms) {
       const std::string theirs(in.get_text());
       const std::string who = "rank " + std::to_string(rank);
       if (!in.ok())
-        return Status(Code::refused, "what " + who + " published cannot be read: it runs another build", {static_cast<int>(rank)});
+        return Status(Code::refused,
+                      "what " + who + " published cannot be read: it runs another build",
+                      {static_cast<int>(rank)});
       if (rank == 0) first = theirs;
       if (theirs != first)
-        return Status(Code::mismatch, "rank 0 came with " + first + ", " + who + " with " + theirs, {static_cast<int>(rank)});
+        return Status(Code::mismatch, "rank 0 came with " + first + ", " + who + " with " + theirs,
+                      {static_cast<int>(rank)});
       said.erase(0, said.size() - in.left());
     }
     return all;
@@ -51,7 +56,8 @@ Exchange compare_on_the_way(Exchange exchange, const std::string& terms) {
 
 }  // namespace
 
-Result<std::shared_ptr<Fabric>> join_fabric(const store::Rendezvous& found, const JobFabricOptions& options) {
+Result<std::shared_ptr<Fabric>> join_fabric(const store::Rendezvous& found,
+                                            const JobFabricOptions& options) {
   auto secret = Secret::from_environment();
   if (!secret) return secret.status();
 
@@ -72,8 +78,11 @@ Result<std::shared_ptr<Fabric>> join_fabric(const store::Rendezvous& found, cons
   fabric.deadline = options.deadline;
   fabric.rules = options.rules;
 
-  auto exchange = compare_on_the_way(exchange_over(found.store, "fabric", found.rank, found.world_size, options.deadline), options.terms);
-  auto made = Fabric::create(fabric, make_socket_connector(std::move(connector), std::move(*secret)), exchange);
+  auto exchange = compare_on_the_way(
+      exchange_over(found.store, "fabric", found.rank, found.world_size, options.deadline),
+      options.terms);
+  auto made = Fabric::create(
+      fabric, make_socket_connector(std::move(connector), std::move(*secret)), exchange);
   if (!made) return made.status();
   std::shared_ptr<Fabric> joined = std::move(*made);
   follow_process_failure(joined);

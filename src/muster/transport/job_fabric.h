@@ -1,4 +1,5 @@
-/// From ranks that have found each other to a fabric: what every kind of job does next, process groups and remote calls alike.
+/// From ranks that have found each other to a fabric: what every kind of job does next, process
+/// groups and remote calls alike.
 #pragma once
 
 #include <memory>
@@ -13,23 +14,27 @@
 
 namespace muster::transport {
 
-/// The network interfaces that the user names: `MUSTER_SOCKET_IFNAME`, else `GLOO_SOCKET_IFNAME`, separated by commas.
+/// The network interfaces that the user names: `MUSTER_SOCKET_IFNAME`, else `GLOO_SOCKET_IFNAME`,
+/// separated by commas.
 std::vector<std::string> interfaces_from_environment();
 
 struct JobFabricOptions {
   bool shared_memory = true;  ///< false: sockets only, also within a host
   std::vector<std::string> interfaces = interfaces_from_environment();
-  std::optional<std::size_t> ring_bytes = {};   ///< of each ordered pair's shared ring; absent: the fabric's
+  std::optional<std::size_t> ring_bytes =
+      {};  ///< of each ordered pair's shared ring; absent: the fabric's
   Duration timeout = std::chrono::minutes(30);  ///< as in FabricOptions
   TimePoint deadline = TimePoint::max();
   const FingerprintRules* rules = nullptr;
-  /// What else must be the same on every rank, as people read it. It travels with the ranks' addresses; where it is not, Code::mismatch
-  /// with rank 0's and the other's, naming that one.
+  /// What else must be the same on every rank, as people read it. It travels with the ranks'
+  /// addresses; where it is not, Code::mismatch with rank 0's and the other's, naming that one.
   std::string terms = {};
 };
 
-/// Sockets, and shared memory within a host, with the secret of the environment. Blocks until all ranks have met, up to the deadline.
-/// Where the process fails, the other ranks are told (process_failure.h).
-Result<std::shared_ptr<Fabric>> join_fabric(const store::Rendezvous& found, const JobFabricOptions& options);
+/// Sockets, and shared memory within a host, with the secret of the environment. Blocks until all
+/// ranks have met, up to the deadline. Where the process fails, the other ranks are told
+/// (process_failure.h).
+Result<std::shared_ptr<Fabric>> join_fabric(const store::Rendezvous& found,
+                                            const JobFabricOptions& options);
 
 }  // namespace muster::transport

@@ -27,7 +27,8 @@ std::size_t total_of(std::span<const Bytes> pieces) {
 
 }  // namespace
 
-/// Whether no more than the next frame's header is to be read: it announces much, or stands behind a payload that is much.
+/// Whether no more than the next frame's header is to be read: it announces much, or stands behind
+/// a payload that is much.
 bool Link::header_alone() const {
   const ConstBytes front = stream->look()[0];
   if (!protocol.between_frames() || front.size() < sizeof(FrameHeader)) return !front.empty();
@@ -36,8 +37,8 @@ bool Link::header_alone() const {
   return length > kWorthTwoReads;
 }
 
-// Where a descriptor tells when there is more, a stream that gave or took less than it might is not asked again: that would be a system
-// call for nothing.
+// Where a descriptor tells when there is more, a stream that gave or took less than it might is not
+// asked again: that would be a system call for nothing.
 
 bool Link::read_some() {
   const bool has_descriptor = up() && stream->descriptor() >= 0;
@@ -56,10 +57,10 @@ bool Link::read_some() {
     heard = engine_.pass_time();
     asked = TimePoint{};
     if (Status status = protocol.received(*got); !status) {
-      ended = Status(
-          Code::internal,
-          "rank " + std::to_string(peer_) + " has broken the message protocol on its " + stream->kind() + " link: " + status.message(),
-          {peer_});
+      ended = Status(Code::internal,
+                     "rank " + std::to_string(peer_) + " has broken the message protocol on its " +
+                         stream->kind() + " link: " + status.message(),
+                     {peer_});
       return true;
     }
     if (*got < room && has_descriptor) break;
@@ -79,11 +80,13 @@ Taken Link::take_at_once(const FrameHeader& expected, MutableBytes data) {
   if (!up() || in_service || !protocol.between_frames()) return Taken::otherwise;
   const auto [front, rest] = stream->look();
   if (front.empty()) return Taken::not_yet;
-  if (data.size() > kEagerBytes || front.size() + rest.size() < sizeof expected + data.size()) return Taken::otherwise;
+  if (data.size() > kEagerBytes || front.size() + rest.size() < sizeof expected + data.size())
+    return Taken::otherwise;
   FrameHeader around;
   const std::byte* header = front.data();
   if (front.size() < sizeof expected) {
-    const auto from_front = std::copy(front.begin(), front.end(), reinterpret_cast<std::byte*>(&around));
+    const auto from_front =
+        std::copy(front.begin(), front.end(), reinterpret_cast<std::byte*>(&around));
     std::copy_n(rest.begin(), sizeof around - front.size(), from_front);
     header = reinterpret_cast<const std::byte*>(&around);
   }
@@ -92,7 +95,8 @@ Taken Link::take_at_once(const FrameHeader& expected, MutableBytes data) {
   const std::size_t there = std::min(data.size(), behind.size());
   if (there > 0) std::memcpy(data.data(), behind.data(), there);
   const std::size_t skipped = sizeof expected - std::min(front.size(), sizeof expected);
-  if (there < data.size()) std::memcpy(data.data() + there, rest.data() + skipped, data.size() - there);
+  if (there < data.size())
+    std::memcpy(data.data() + there, rest.data() + skipped, data.size() - there);
   stream->drop(sizeof expected + data.size());
   heard = last_message = engine_.time_of_news();
   asked = TimePoint{};
@@ -127,7 +131,8 @@ bool Link::write_some() {
   return total > 0;
 }
 
-// ---- messages that ask first -----------------------------------------------------------------------------------------
+// ---- messages that ask first
+// -----------------------------------------------------------------------------------------
 
 std::uint64_t Link::add_request(const TransferStateRef& send) {
   const std::uint64_t id = next_message_++;
@@ -135,8 +140,8 @@ std::uint64_t Link::add_request(const TransferStateRef& send) {
   return id;
 }
 
-void Link::expect(std::uint64_t message, std::uint32_t channel, std::size_t bytes, const FrameHeader& header,
-                  const TransferStateRef& receive) {
+void Link::expect(std::uint64_t message, std::uint32_t channel, std::size_t bytes,
+                  const FrameHeader& header, const TransferStateRef& receive) {
   incoming.emplace(message, Incoming{receive, header, bytes, 0});
   FrameHeader clear;
   clear.kind = FrameKind::clear;
@@ -156,7 +161,8 @@ void Link::abandon(const TransferState& receive) {
   }
 }
 
-// ---- what comes ------------------------------------------------------------------------------------------------------
+// ---- what comes
+// ------------------------------------------------------------------------------------------------------
 
 Result<MutableBytes> Link::on_payload(const FrameHeader& header) {
   if (header.kind == FrameKind::data) return on_data_payload(header);
@@ -167,7 +173,9 @@ Result<MutableBytes> Link::on_payload(const FrameHeader& header) {
   Result<Arrival> arrival = (*channel)->begin_eager(peer_, header);
   if (!arrival) return arrival.status();
   arrival_ = std::move(*arrival);
-  if (arrival_.receive) return arrival_.receive->in.first(std::min<std::size_t>(arrival_.receive->in.size(), header.length));
+  if (arrival_.receive)
+    return arrival_.receive->in.first(
+        std::min<std::size_t>(arrival_.receive->in.size(), header.length));
   if (arrival_.envelope) return MutableBytes(arrival_.envelope->payload.get(), header.length);
   return MutableBytes();
 }
@@ -177,8 +185,9 @@ Result<MutableBytes> Link::on_data_payload(const FrameHeader& header) {
   if (found == incoming.end()) return wrong("a fragment of a message that nobody has asked for");
   Incoming& message = found->second;
   if (header.amount != message.got || header.length > message.bytes - message.got) {
-    return wrong("a fragment at byte " + std::to_string(header.amount) + " where byte " + std::to_string(message.got) + " of " +
-                 std::to_string(message.bytes) + " was to come");
+    return wrong("a fragment at byte " + std::to_string(header.amount) + " where byte " +
+                 std::to_string(message.got) + " of " + std::to_string(message.bytes) +
+                 " was to come");
   }
   arrival_ = {};
   if (!message.receive) return MutableBytes();
@@ -200,7 +209,8 @@ Status Link::on_frame(const FrameHeader& header, ConstBytes record) {
         arrival_ = std::move(*arrival);
       }
       Arrival arrival = std::exchange(arrival_, {});
-      return *channel == nullptr ? Status() : (*channel)->end_eager(peer_, header, std::move(arrival));
+      return *channel == nullptr ? Status()
+                                 : (*channel)->end_eager(peer_, header, std::move(arrival));
     }
     case FrameKind::request: {
       Result<ChannelState*> channel = engine_.channel_for(header.channel);
@@ -268,7 +278,8 @@ Status Link::on_data(const FrameHeader& header) {
   const Incoming whole = std::move(message);
   incoming.erase(found);
   if (!whole.receive) return {};
-  if (const Result<ChannelState*> channel = engine_.channel_for(whole.header.channel); channel && *channel != nullptr) {
+  if (const Result<ChannelState*> channel = engine_.channel_for(whole.header.channel);
+      channel && *channel != nullptr) {
     (*channel)->finish_receive(*whole.receive, peer_, whole.header, whole.bytes);
   }
   return {};
@@ -293,7 +304,8 @@ Status Link::on_clear(const FrameHeader& header) {
 Status Link::on_withdraw(const FrameHeader& header) {
   const auto found = incoming.find(header.message);
   if (found == incoming.end()) {
-    if (const Result<ChannelState*> channel = engine_.channel_for(header.channel); channel && *channel != nullptr)
+    if (const Result<ChannelState*> channel = engine_.channel_for(header.channel);
+        channel && *channel != nullptr)
       (*channel)->on_withdraw(*this, header.message);
     return {};
   }
@@ -303,21 +315,27 @@ Status Link::on_withdraw(const FrameHeader& header) {
   if (!receive) return {};
   const Result<ChannelState*> channel = engine_.channel_for(id);
   if (channel && *channel != nullptr) {
-    (*channel)->finish(
-        *receive, Status(Code::aborted, "rank " + std::to_string(peer_) + " took back the message that this receive was taking", {peer_}));
+    (*channel)->finish(*receive, Status(Code::aborted,
+                                        "rank " + std::to_string(peer_) +
+                                            " took back the message that this receive was taking",
+                                        {peer_}));
   }
   return {};
 }
 
 Status Link::on_refuse(const FrameHeader& header) {
-  if (header.message >= next_message_) return wrong("it refuses a message that was never announced");
+  if (header.message >= next_message_)
+    return wrong("it refuses a message that was never announced");
   const auto found = requests.find(header.message);
   if (found == requests.end()) return {};
   const TransferStateRef send = found->second;
-  if (send->stage != TransferState::Stage::requested) return wrong("it refuses a message that it has asked for");
+  if (send->stage != TransferState::Stage::requested)
+    return wrong("it refuses a message that it has asked for");
   requests.erase(found);
-  // Like an eager message that did not fit its receive: it has arrived, what became of it is the receiver's affair.
-  if (const Result<ChannelState*> channel = engine_.channel_for(send->channel); channel && *channel != nullptr)
+  // Like an eager message that did not fit its receive: it has arrived, what became of it is the
+  // receiver's affair.
+  if (const Result<ChannelState*> channel = engine_.channel_for(send->channel);
+      channel && *channel != nullptr)
     (*channel)->finish(*send, Status());
   return {};
 }

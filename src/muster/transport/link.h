@@ -1,4 +1,5 @@
-/// One peer of the job: the stream to it, its protocol and the messages under way. Private to `transport/`; under the engine's lock.
+/// One peer of the job: the stream to it, its protocol and the messages under way. Private to
+/// `transport/`; under the engine's lock.
 #pragma once
 
 #include <cstdint>
@@ -24,18 +25,20 @@ class Link final : public LinkEvents {
   /// Reads and writes what is possible now, within a share of one pass. True where anything moved.
   bool read_some();
   bool write_some();
-  /// Hands a frame straight to the stream where nothing else waits to be written. How much of it was taken: none, a part (the rest is for
-  /// the protocol, `push_begun`) or all.
+  /// Hands a frame straight to the stream where nothing else waits to be written. How much of it
+  /// was taken: none, a part (the rest is for the protocol, `push_begun`) or all.
   std::size_t write_at_once(const FrameHeader& header, ConstBytes payload);
 
-  /// Takes the next message of the stream into `data` where its header is `expected` and all of it has come; else leaves all as it is.
+  /// Takes the next message of the stream into `data` where its header is `expected` and all of it
+  /// has come; else leaves all as it is.
   Taken take_at_once(const FrameHeader& expected, MutableBytes data);
 
   // Messages that ask first.
   std::uint64_t add_request(const TransferStateRef& send);
   void forget_request(std::uint64_t message) { requests.erase(message); }
   /// A receive takes message `message` of the peer, `bytes` long.
-  void expect(std::uint64_t message, std::uint32_t channel, std::size_t bytes, const FrameHeader& header, const TransferStateRef& receive);
+  void expect(std::uint64_t message, std::uint32_t channel, std::size_t bytes,
+              const FrameHeader& header, const TransferStateRef& receive);
   /// What still comes for `receive` goes nowhere.
   void abandon(const TransferState& receive);
   bool busy() const { return !requests.empty() || !incoming.empty() || protocol.has_output(); }

@@ -7,7 +7,8 @@
 namespace muster::transport {
 namespace {
 
-// How far ahead frames get their place in the byte stream: enough for one gathering write, little enough to be overtaken soon.
+// How far ahead frames get their place in the byte stream: enough for one gathering write, little
+// enough to be overtaken soon.
 constexpr std::size_t kCommitBytes = 64 * 1024;
 constexpr std::size_t kCommitFrames = LinkProtocol::kMaxPieces / 2;
 // A flood of small messages lets a fragment through after this much.
@@ -22,17 +23,21 @@ MutableBytes drain() {
 
 /// After it the receiver takes nothing more for a channel, or from this rank.
 bool ends_messages(FrameKind kind) {
-  return kind == FrameKind::channel_failure || kind == FrameKind::rank_failure || kind == FrameKind::goodbye;
+  return kind == FrameKind::channel_failure || kind == FrameKind::rank_failure ||
+         kind == FrameKind::goodbye;
 }
 
 }  // namespace
 
-LinkProtocol::LinkProtocol(LinkEvents& events) : events_(events), staging_(new std::byte[kStagingBytes]) {}
+LinkProtocol::LinkProtocol(LinkEvents& events)
+    : events_(events), staging_(new std::byte[kStagingBytes]) {}
 
-// ---- in ------------------------------------------------------------------------------------------------------------
+// ---- in
+// ------------------------------------------------------------------------------------------------------------
 
 std::size_t LinkProtocol::input(std::array<MutableBytes, 2>& pieces, bool headers_alone) {
-  const std::size_t most = headers_alone ? sizeof header_ : kStagingBytes;  // fewer than a header's are ever staged here
+  const std::size_t most =
+      headers_alone ? sizeof header_ : kStagingBytes;  // fewer than a header's are ever staged here
   const MutableBytes staging(staging_.get() + staged_end_, most - staged_end_);
   if (payload_left_ == 0) {
     pieces[0] = staging;
@@ -53,7 +58,8 @@ Status LinkProtocol::received(std::size_t bytes) {
   if (broken_) return Status(Code::internal, "the peer broke the protocol before");
   if (payload_left_ > 0) {
     const std::size_t direct =
-        std::min(bytes, sink_.empty() ? std::min(payload_left_, kDrainBytes) : std::min(sink_.size(), payload_left_));
+        std::min(bytes, sink_.empty() ? std::min(payload_left_, kDrainBytes)
+                                      : std::min(sink_.size(), payload_left_));
     if (!sink_.empty()) sink_ = sink_.subspan(direct);
     payload_left_ -= direct;
     bytes -= direct;
@@ -128,11 +134,14 @@ Status LinkProtocol::finish_frame() {
   return status;
 }
 
-// ---- out -----------------------------------------------------------------------------------------------------------
+// ---- out
+// -----------------------------------------------------------------------------------------------------------
 
 void LinkProtocol::push_control(const FrameHeader& header, std::string record) {
-  // Gathered messages are done for who sent them: the news that ends what they belong to shall not overtake them.
-  while (ends_messages(header.kind) && !messages_.empty() && messages_.front().gathered) commit_message();
+  // Gathered messages are done for who sent them: the news that ends what they belong to shall not
+  // overtake them.
+  while (ends_messages(header.kind) && !messages_.empty() && messages_.front().gathered)
+    commit_message();
   OutFrame& frame = control_.emplace_back();
   frame.header = header;
   frame.copy = std::move(record);
@@ -160,7 +169,8 @@ std::size_t LinkProtocol::gather_message(const FrameHeader& header, ConstBytes p
   return copy.size();
 }
 
-void LinkProtocol::push_begun(const FrameHeader& header, ConstBytes payload, Owner owner, std::size_t written) {
+void LinkProtocol::push_begun(const FrameHeader& header, ConstBytes payload, Owner owner,
+                              std::size_t written) {
   OutFrame& frame = committed_.emplace_back();
   frame.header = header;
   frame.header.length = static_cast<std::uint32_t>(payload.size());
@@ -171,7 +181,8 @@ void LinkProtocol::push_begun(const FrameHeader& header, ConstBytes payload, Own
 }
 
 void LinkProtocol::push_stream(const FrameHeader& header, ConstBytes payload, Owner owner) {
-  auto channel = std::find_if(streams_.begin(), streams_.end(), [&](const ChannelStreams& s) { return s.channel == header.channel; });
+  auto channel = std::find_if(streams_.begin(), streams_.end(),
+                              [&](const ChannelStreams& s) { return s.channel == header.channel; });
   if (channel == streams_.end()) {
     streams_.emplace_back().channel = header.channel;
     channel = streams_.end() - 1;
@@ -179,7 +190,8 @@ void LinkProtocol::push_stream(const FrameHeader& header, ConstBytes payload, Ow
   channel->waiting.push_back({header, payload, 0, std::move(owner)});
 }
 
-/// Takes one fragment of the next payload of the next channel, and sends both to the end of their queues.
+/// Takes one fragment of the next payload of the next channel, and sends both to the end of their
+/// queues.
 void LinkProtocol::commit_fragment() {
   ChannelStreams channel = std::move(streams_.front());
   streams_.pop_front();
@@ -187,7 +199,8 @@ void LinkProtocol::commit_fragment() {
   channel.waiting.pop_front();
 
   OutFrame& frame = committed_.emplace_back();
-  frame.payload = stream.payload.subspan(stream.at, std::min(kFragmentBytes, stream.payload.size() - stream.at));
+  frame.payload = stream.payload.subspan(
+      stream.at, std::min(kFragmentBytes, stream.payload.size() - stream.at));
   frame.header = stream.header;
   frame.header.length = static_cast<std::uint32_t>(frame.payload.size());
   frame.header.amount = stream.at;
@@ -271,11 +284,13 @@ LinkProtocol::Detached LinkProtocol::detach(const void* owner) {
   const auto theirs = [owner](const auto& item) { return item.owner.get() == owner; };
   Detached result;
   result.message_dropped = std::erase_if(messages_, theirs) > 0;
-  for (ChannelStreams& channel : streams_) result.stream_cut |= std::erase_if(channel.waiting, theirs) > 0;
+  for (ChannelStreams& channel : streams_)
+    result.stream_cut |= std::erase_if(channel.waiting, theirs) > 0;
   std::erase_if(streams_, [](const ChannelStreams& channel) { return channel.waiting.empty(); });
   for (OutFrame& frame : committed_) {
     if (!theirs(frame)) continue;
-    // Only the part that is still to be written is ever looked at, but the whole keeps the arithmetic simple.
+    // Only the part that is still to be written is ever looked at, but the whole keeps the
+    // arithmetic simple.
     frame.copy.assign(as_text(frame.payload));
     frame.payload = as_bytes(frame.copy);
     frame.owner = nullptr;
@@ -284,7 +299,8 @@ LinkProtocol::Detached LinkProtocol::detach(const void* owner) {
 }
 
 bool LinkProtocol::queued(FrameKind kind) const {
-  return std::any_of(control_.begin(), control_.end(), [kind](const OutFrame& frame) { return frame.header.kind == kind; });
+  return std::any_of(control_.begin(), control_.end(),
+                     [kind](const OutFrame& frame) { return frame.header.kind == kind; });
 }
 
 }  // namespace muster::transport

@@ -1,10 +1,13 @@
-/// The message protocol of one link as a state machine: bytes in, bytes out; no I/O, no clock, no locks.
+/// The message protocol of one link as a state machine: bytes in, bytes out; no I/O, no clock, no
+/// locks.
 ///
-/// Outgoing frames wait in three queues: control frames overtake messages, messages overtake fragments of large payloads, and
-/// fragments take turns between channels and between the payloads of a channel. Payloads are never copied on their way out: `output`
-/// gathers headers and pieces of the callers' buffers, and `detach` ends that when a buffer must be given back early.
-/// On the way in, `input` says where the next bytes go: small frames through a staging buffer, payloads straight to where the
-/// events put them. Whatever comes from the wire is checked before anything is done with it.
+/// Outgoing frames wait in three queues: control frames overtake messages, messages overtake
+/// fragments of large payloads, and fragments take turns between channels and between the payloads
+/// of a channel. Payloads are never copied on their way out: `output` gathers headers and pieces of
+/// the callers' buffers, and `detach` ends that when a buffer must be given back early. On the way
+/// in, `input` says where the next bytes go: small frames through a staging buffer, payloads
+/// straight to where the events put them. Whatever comes from the wire is checked before anything
+/// is done with it.
 #pragma once
 
 #include <array>
@@ -20,15 +23,19 @@
 
 namespace muster::transport {
 
-/// What a link hears. A failure returned from here is a fault of the peer and ends the link. Nothing here may use the link's input.
+/// What a link hears. A failure returned from here is a fault of the peer and ends the link.
+/// Nothing here may use the link's input.
 class LinkEvents {
  public:
   virtual ~LinkEvents() = default;
-  /// A checked header of kind eager or data with a payload; says where the payload goes. What does not fit there is read and dropped.
+  /// A checked header of kind eager or data with a payload; says where the payload goes. What does
+  /// not fit there is read and dropped.
   virtual Result<MutableBytes> on_payload(const FrameHeader& header) = 0;
-  /// A whole frame; for eager and data the payload is where `on_payload` wanted it, else it is `record`.
+  /// A whole frame; for eager and data the payload is where `on_payload` wanted it, else it is
+  /// `record`.
   virtual Status on_frame(const FrameHeader& header, ConstBytes record) = 0;
-  /// A frame with an owner has been handed to the stream, or its last fragment has. The owner's buffer is not used any more.
+  /// A frame with an owner has been handed to the stream, or its last fragment has. The owner's
+  /// buffer is not used any more.
   virtual void on_sent(const std::shared_ptr<void>& owner) = 0;
 };
 
@@ -40,10 +47,12 @@ class LinkProtocol {
   explicit LinkProtocol(LinkEvents& events);
 
   // In.
-  /// Where to read to, in order; the number of pieces. Valid until the next call of anything else here. `headers_alone`: of a frame that
-  /// has not begun no more than its header, so that a payload goes where it belongs at once; that takes more calls.
+  /// Where to read to, in order; the number of pieces. Valid until the next call of anything else
+  /// here. `headers_alone`: of a frame that has not begun no more than its header, so that a
+  /// payload goes where it belongs at once; that takes more calls.
   std::size_t input(std::array<MutableBytes, 2>& pieces, bool headers_alone = false);
-  /// `bytes` have been read into the pieces that `input` named. A failure is final: the peer does not keep the protocol.
+  /// `bytes` have been read into the pieces that `input` named. A failure is final: the peer does
+  /// not keep the protocol.
   Status received(std::size_t bytes);
   /// Whether the next byte that comes is the first of a frame.
   bool between_frames() const { return payload_left_ == 0 && staged_end_ == 0 && !broken_; }
@@ -52,22 +61,27 @@ class LinkProtocol {
 
   // Out.
   void push_control(const FrameHeader& header, std::string record = {});
-  /// Keeps its order with other messages. With an owner, `payload` is its buffer and must stay until on_sent or `detach`.
+  /// Keeps its order with other messages. With an owner, `payload` is its buffer and must stay
+  /// until on_sent or `detach`.
   void push_message(const FrameHeader& header, ConstBytes payload = {}, Owner owner = nullptr);
-  /// A message of which the stream has taken `written` bytes already, its header included; only where there is no other output.
+  /// A message of which the stream has taken `written` bytes already, its header included; only
+  /// where there is no other output.
   void push_begun(const FrameHeader& header, ConstBytes payload, Owner owner, std::size_t written);
-  /// A small message that is copied, and becomes one piece with those gathered before it while nothing has come between and nothing of them
-  /// was offered to the stream. How many bytes that piece has now.
+  /// A small message that is copied, and becomes one piece with those gathered before it while
+  /// nothing has come between and nothing of them was offered to the stream. How many bytes that
+  /// piece has now.
   std::size_t gather_message(const FrameHeader& header, ConstBytes payload);
   /// A large payload (not empty), sent in fragments; `header` is that of the first one.
   void push_stream(const FrameHeader& header, ConstBytes payload, Owner owner);
-  bool has_output() const { return !committed_.empty() || !control_.empty() || !messages_.empty() || !streams_.empty(); }
+  bool has_output() const {
+    return !committed_.empty() || !control_.empty() || !messages_.empty() || !streams_.empty();
+  }
   /// What to write next; the number of pieces.
   std::size_t output(std::array<ConstBytes, kMaxPieces>& pieces);
   /// The stream took `bytes` of what `output` named.
   void sent(std::size_t bytes);
-  /// `owner`'s buffer is not read any more afterwards: frames that have not begun are dropped, one that has begun ends from a copy.
-  /// No on_sent will come for it.
+  /// `owner`'s buffer is not read any more afterwards: frames that have not begun are dropped, one
+  /// that has begun ends from a copy. No on_sent will come for it.
   struct Detached {
     bool message_dropped = false;  ///< its message will never be sent
     bool stream_cut = false;       ///< the last fragment will never be sent
@@ -109,7 +123,8 @@ class LinkProtocol {
 
   LinkEvents& events_;
 
-  // In: either a payload is under way (payload_left_ > 0) and goes to sink_, then to nowhere; or a header is being gathered in staging_.
+  // In: either a payload is under way (payload_left_ > 0) and goes to sink_, then to nowhere; or a
+  // header is being gathered in staging_.
   static constexpr std::size_t kStagingBytes = kEagerBytes + 8 * sizeof(FrameHeader);
   std::unique_ptr<std::byte[]> staging_;
   std::size_t staged_begin_ = 0;

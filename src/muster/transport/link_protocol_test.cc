@@ -36,7 +36,8 @@ class Recorder final : public LinkEvents {
 };
 
 /// Feeds `bytes`, at most `step` at a time.
-Status feed(LinkProtocol& protocol, std::string_view bytes, std::size_t step, bool headers_alone = false) {
+Status feed(LinkProtocol& protocol, std::string_view bytes, std::size_t step,
+            bool headers_alone = false) {
   while (!bytes.empty()) {
     std::array<MutableBytes, 2> pieces;
     const std::size_t count = protocol.input(pieces, headers_alone);
@@ -53,7 +54,8 @@ Status feed(LinkProtocol& protocol, std::string_view bytes, std::size_t step, bo
 }
 
 /// Takes output, at most `step` bytes at a time, until there is none or `limit` was taken.
-std::string drain(LinkProtocol& protocol, std::size_t step = SIZE_MAX, std::size_t limit = SIZE_MAX) {
+std::string drain(LinkProtocol& protocol, std::size_t step = SIZE_MAX,
+                  std::size_t limit = SIZE_MAX) {
   std::string out;
   while (protocol.has_output() && out.size() < limit) {
     std::array<ConstBytes, LinkProtocol::kMaxPieces> pieces;
@@ -96,8 +98,9 @@ void expect_same(const std::vector<Frame>& got, const std::vector<Frame>& wanted
 TEST(LinkProtocol, ReadsFramesCutAnywhere) {
   std::string bytes;
   for (const Frame& frame : sample_frames()) bytes += frame.bytes();
-  for (const std::size_t step : {std::size_t{1}, std::size_t{7}, std::size_t{71}, std::size_t{72}, std::size_t{73}, std::size_t{1000},
-                                 std::size_t{65'537}, SIZE_MAX}) {
+  for (const std::size_t step :
+       {std::size_t{1}, std::size_t{7}, std::size_t{71}, std::size_t{72}, std::size_t{73},
+        std::size_t{1000}, std::size_t{65'537}, SIZE_MAX}) {
     Recorder recorder;
     LinkProtocol protocol(recorder);
     ASSERT_TRUE(feed(protocol, bytes, step).ok());
@@ -142,7 +145,8 @@ TEST(LinkProtocol, AHeaderAloneLeavesThePayloadToItsPlace) {
 TEST(LinkProtocol, WritesFramesCutAnywhere) {
   const std::string small = "small";
   const std::string large = pattern(600'000, 1);
-  for (const std::size_t step : {std::size_t{1}, std::size_t{50}, std::size_t{72}, std::size_t{100'000}, SIZE_MAX}) {
+  for (const std::size_t step :
+       {std::size_t{1}, std::size_t{50}, std::size_t{72}, std::size_t{100'000}, SIZE_MAX}) {
     Recorder out;
     LinkProtocol sender(out);
     auto owner = std::make_shared<int>(1);
@@ -172,7 +176,8 @@ TEST(LinkProtocol, GatheredMessagesAreOnePieceInTheirPlace) {
     LinkProtocol protocol(recorder);
     for (int round = 0; round < 3; ++round) {
       const std::string large = pattern(10'000, 3);
-      std::vector<Frame> wanted{frame_of(FrameKind::ping), eager("one", 1), eager("", 2), eager(large, 3), eager("four", 4), eager("5", 5)};
+      std::vector<Frame> wanted{frame_of(FrameKind::ping), eager("one", 1),  eager("", 2),
+                                eager(large, 3),           eager("four", 4), eager("5", 5)};
       std::size_t held = 0;
       for (std::size_t i = 1; i < wanted.size(); ++i) {
         std::string text = wanted[i].payload;
@@ -188,7 +193,8 @@ TEST(LinkProtocol, GatheredMessagesAreOnePieceInTheirPlace) {
       protocol.push_control(wanted[0].header);
       if (step == SIZE_MAX) {
         std::array<ConstBytes, LinkProtocol::kMaxPieces> pieces;
-        EXPECT_EQ(protocol.output(pieces), 5u) << "control, one piece, header and payload, one piece";
+        EXPECT_EQ(protocol.output(pieces), 5u)
+            << "control, one piece, header and payload, one piece";
       }
       std::string out = drain(protocol, step);
       expect_same(take_frames(out), wanted);
@@ -197,7 +203,8 @@ TEST(LinkProtocol, GatheredMessagesAreOnePieceInTheirPlace) {
 }
 
 TEST(LinkProtocol, TheNewsOfAnEndDoesNotOvertakeWhatWasGathered) {
-  for (const FrameKind kind : {FrameKind::channel_failure, FrameKind::rank_failure, FrameKind::goodbye}) {
+  for (const FrameKind kind :
+       {FrameKind::channel_failure, FrameKind::rank_failure, FrameKind::goodbye}) {
     Recorder recorder;
     LinkProtocol protocol(recorder);
     protocol.gather_message(eager("one", 1).header, as_bytes(std::string_view("one")));
@@ -205,7 +212,8 @@ TEST(LinkProtocol, TheNewsOfAnEndDoesNotOvertakeWhatWasGathered) {
     protocol.push_control(frame_of(kind).header);
     protocol.push_control(frame_of(FrameKind::ping).header);
     std::string out = drain(protocol);
-    expect_same(take_frames(out), {eager("one", 1), eager("two", 2), frame_of(kind), frame_of(FrameKind::ping)});
+    expect_same(take_frames(out),
+                {eager("one", 1), eager("two", 2), frame_of(kind), frame_of(FrameKind::ping)});
     EXPECT_FALSE(protocol.has_output());
   }
 }
@@ -246,10 +254,14 @@ TEST(LinkProtocol, LargePayloadsTakeTurnsBetweenChannels) {
   Recorder recorder;
   LinkProtocol protocol(recorder);
   const std::string large = pattern(4 * kFragmentBytes, 1);
-  // Three payloads on channel 1, one on channel 2: each channel gets every second fragment while both have some.
-  for (const auto& [message, channel] : {std::pair(1, 1), std::pair(2, 1), std::pair(3, 1), std::pair(4, 2)}) {
-    protocol.push_stream(fragment(static_cast<std::uint64_t>(message), 0, "", static_cast<std::uint32_t>(channel)).header, as_bytes(large),
-                         std::make_shared<int>());
+  // Three payloads on channel 1, one on channel 2: each channel gets every second fragment while
+  // both have some.
+  for (const auto& [message, channel] :
+       {std::pair(1, 1), std::pair(2, 1), std::pair(3, 1), std::pair(4, 2)}) {
+    protocol.push_stream(
+        fragment(static_cast<std::uint64_t>(message), 0, "", static_cast<std::uint32_t>(channel))
+            .header,
+        as_bytes(large), std::make_shared<int>());
   }
   std::string bytes = drain(protocol);
   const auto frames = take_frames(bytes);
@@ -279,7 +291,8 @@ TEST(LinkProtocol, DetachedBuffersAreNotReadAnyMore) {
 
   std::string small = "small";
   const auto other = std::make_shared<int>();
-  for (int i = 0; i < 20; ++i) protocol.push_message(eager("").header, as_bytes(original).first(10), nullptr);
+  for (int i = 0; i < 20; ++i)
+    protocol.push_message(eager("").header, as_bytes(original).first(10), nullptr);
   protocol.push_message(eager("").header, as_bytes(small), other);
   EXPECT_TRUE(protocol.detach(other.get()).message_dropped);
   bytes += drain(protocol);
@@ -290,7 +303,9 @@ TEST(LinkProtocol, DrainsWhatHasNoPlace) {
   Recorder recorder;
   recorder.keep = 10;
   LinkProtocol protocol(recorder);
-  ASSERT_TRUE(feed(protocol, fragment(1, 0, pattern(200'000, 1)).bytes() + eager("next", 1).bytes(), 100'000).ok());
+  ASSERT_TRUE(feed(protocol, fragment(1, 0, pattern(200'000, 1)).bytes() + eager("next", 1).bytes(),
+                   100'000)
+                  .ok());
   ASSERT_EQ(recorder.frames.size(), 2u);
   EXPECT_EQ(recorder.frames[0].payload, pattern(200'000, 1).substr(0, 10));
   EXPECT_EQ(recorder.frames[1].payload, "next");
@@ -300,7 +315,8 @@ TEST(LinkProtocol, DrainsWhatHasNoPlace) {
   const std::string bytes = eager(pattern(1000, 1)).bytes();
   ASSERT_TRUE(feed(cut, std::string_view(bytes).substr(0, 500), SIZE_MAX).ok());
   cut.drain_payload();
-  std::string reused = other.sink = std::string(1000, 'r');  // the buffer belongs to somebody else now
+  std::string reused = other.sink =
+      std::string(1000, 'r');  // the buffer belongs to somebody else now
   ASSERT_TRUE(feed(cut, std::string_view(bytes).substr(500), SIZE_MAX).ok());
   EXPECT_EQ(other.frames.at(0).payload, reused);
 }
@@ -310,7 +326,10 @@ TEST(LinkProtocol, RefusesHeadersThatLie) {
     Recorder recorder;
     LinkProtocol protocol(recorder);
     frame.header.length = length;
-    const Status status = feed(protocol, std::string_view(reinterpret_cast<const char*>(&frame.header), sizeof frame.header), SIZE_MAX);
+    const Status status =
+        feed(protocol,
+             std::string_view(reinterpret_cast<const char*>(&frame.header), sizeof frame.header),
+             SIZE_MAX);
     return !status.ok() && recorder.frames.empty();
   };
   EXPECT_TRUE(refused(frame_of(FrameKind::eager), kEagerBytes + 1));
@@ -318,8 +337,9 @@ TEST(LinkProtocol, RefusesHeadersThatLie) {
   EXPECT_TRUE(refused(frame_of(FrameKind::data), 0));
   EXPECT_TRUE(refused(frame_of(FrameKind::data), kFragmentBytes + 1));
   EXPECT_TRUE(refused(frame_of(FrameKind::rank_failure), kRecordBytes + 1));
-  for (const FrameKind kind : {FrameKind::request, FrameKind::clear, FrameKind::withdraw, FrameKind::refuse, FrameKind::credit,
-                               FrameKind::ping, FrameKind::pong, FrameKind::goodbye, FrameKind::farewell}) {
+  for (const FrameKind kind : {FrameKind::request, FrameKind::clear, FrameKind::withdraw,
+                               FrameKind::refuse, FrameKind::credit, FrameKind::ping,
+                               FrameKind::pong, FrameKind::goodbye, FrameKind::farewell}) {
     EXPECT_TRUE(refused(frame_of(kind), 1)) << name_of(kind);
   }
   EXPECT_TRUE(refused(frame_of(static_cast<FrameKind>(0)), 0));
@@ -356,7 +376,8 @@ TEST(FrameRecord, CausesKeepCodeRanksAndText) {
   EXPECT_LE(encode_cause(endless).size(), kRecordBytes);
   EXPECT_TRUE(decode_cause(encode_cause(endless), 3));
   const std::string record = encode_cause(cause);
-  for (std::size_t cut = 0; cut < record.size(); ++cut) EXPECT_FALSE(decode_cause(record.substr(0, cut), 3));
+  for (std::size_t cut = 0; cut < record.size(); ++cut)
+    EXPECT_FALSE(decode_cause(record.substr(0, cut), 3));
   EXPECT_FALSE(decode_cause(record + "x", 3));
 }
 
@@ -372,7 +393,8 @@ TEST(FrameRecordFuzz, DamagedCausesNameRanksOfTheJobOrNothing) {
   }
 }
 
-// Random bytes, and good streams with bytes changed: never a crash, never a payload past what the header allows.
+// Random bytes, and good streams with bytes changed: never a crash, never a payload past what the
+// header allows.
 TEST(LinkProtocolFuzz, SurvivesRandomAndDamagedInput) {
   muster::testing::Fuzz fuzz(20);
   const auto random = [&fuzz] { return fuzz.word(); };

@@ -13,7 +13,8 @@ constexpr Duration kFetchLimit = std::chrono::seconds(5);
 
 }  // namespace
 
-LocalArenas::LocalArenas(int local_rank, std::vector<int> ranks, const std::vector<Contact>& contacts, Handshake::Hello hello,
+LocalArenas::LocalArenas(int local_rank, std::vector<int> ranks,
+                         const std::vector<Contact>& contacts, Handshake::Hello hello,
                          Secret secret)
     : hello_(std::move(hello)), secret_(std::move(secret)) {
   const Contact& mine = contacts[static_cast<std::size_t>(local_rank)];
@@ -40,7 +41,8 @@ std::byte* LocalArenas::at(int local_rank, std::uint64_t offset, std::size_t byt
     if (peer.ahead.compare_exchange_strong(over, Fetch::idle)) return nullptr;
     mapping = fetch(peer);
   }
-  if (mapping == nullptr || offset > mapping->bytes() || bytes > mapping->bytes() - offset) return nullptr;
+  if (mapping == nullptr || offset > mapping->bytes() || bytes > mapping->bytes() - offset)
+    return nullptr;
   return mapping->memory() + offset;
 }
 
@@ -51,11 +53,13 @@ bool LocalArenas::ready(int local_rank, std::function<void()> done) {
   Fetch state = Fetch::idle;
   if (!peer.ahead.compare_exchange_strong(state, Fetch::running)) return state == Fetch::over;
   // Detached: nobody has to wait for a peer that does not answer. Keeps alive what it uses.
-  auto thread = start_thread("the thread that maps the memory of a peer", [self = shared_from_this(), &peer, done = std::move(done)] {
-    const bool mapped = self->fetch(peer) != nullptr;
-    peer.ahead.store(mapped ? Fetch::idle : Fetch::over, std::memory_order_release);
-    done();
-  });
+  auto thread = start_thread("the thread that maps the memory of a peer",
+                             [self = shared_from_this(), &peer, done = std::move(done)] {
+                               const bool mapped = self->fetch(peer) != nullptr;
+                               peer.ahead.store(mapped ? Fetch::idle : Fetch::over,
+                                                std::memory_order_release);
+                               done();
+                             });
   if (thread.ok()) {
     thread->detach();
     return false;
@@ -67,10 +71,13 @@ bool LocalArenas::ready(int local_rank, std::function<void()> done) {
 SharedMapping* LocalArenas::fetch(Peer& peer) {
   const std::lock_guard hold(peer.fetching);
   if (SharedMapping* const there = peer.mapped.load(std::memory_order_acquire)) return there;
-  const auto file = fetch_locally(peer.local_name, Want::arena, hello_, secret_, steady_clock().now() + kFetchLimit);
-  auto mapping = file.ok() ? map_shared(file->get(), 1) : Result<std::shared_ptr<SharedMapping>>(file.status());
+  const auto file = fetch_locally(peer.local_name, Want::arena, hello_, secret_,
+                                  steady_clock().now() + kFetchLimit);
+  auto mapping = file.ok() ? map_shared(file->get(), 1)
+                           : Result<std::shared_ptr<SharedMapping>>(file.status());
   if (!mapping) {
-    log(LogLevel::warning, "the shared arena of rank " + std::to_string(peer.rank) + " cannot be mapped: " + mapping.status().message());
+    log(LogLevel::warning, "the shared arena of rank " + std::to_string(peer.rank) +
+                               " cannot be mapped: " + mapping.status().message());
     return nullptr;
   }
   peer.mapping = std::move(*mapping);

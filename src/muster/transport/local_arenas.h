@@ -1,4 +1,5 @@
-/// The arenas of this host's ranks as this process sees them: each is fetched over its owner's Unix socket and mapped on first use.
+/// The arenas of this host's ranks as this process sees them: each is fetched over its owner's Unix
+/// socket and mapped on first use.
 #pragma once
 
 #include <atomic>
@@ -20,12 +21,14 @@ namespace muster::transport {
 class LocalArenas : public std::enable_shared_from_this<LocalArenas> {
  public:
   /// `ranks` and `contacts`: of the ranks that share the region, in its order.
-  LocalArenas(int local_rank, std::vector<int> ranks, const std::vector<Contact>& contacts, Handshake::Hello hello, Secret secret);
+  LocalArenas(int local_rank, std::vector<int> ranks, const std::vector<Contact>& contacts,
+              Handshake::Hello hello, Secret secret);
 
-  /// `HostRegion::arena_at`. Thread-safe; a load and an addition once mapped. The first call for a rank takes a round trip to it, up to
-  /// five seconds.
+  /// `HostRegion::arena_at`. Thread-safe; a load and an addition once mapped. The first call for a
+  /// rank takes a round trip to it, up to five seconds.
   std::byte* at(int local_rank, std::uint64_t offset, std::size_t bytes);
-  /// `HostRegion::arena_ready`. The first call for a rank fetches its arena on a thread of its own, which calls `done` at its end.
+  /// `HostRegion::arena_ready`. The first call for a rank fetches its arena on a thread of its own,
+  /// which calls `done` at its end.
   bool ready(int local_rank, std::function<void()> done);
 
  private:
@@ -35,7 +38,8 @@ class LocalArenas : public std::enable_shared_from_this<LocalArenas> {
     std::string local_name;
     bool is_this_process = false;
     std::mutex fetching;
-    std::atomic<Fetch> ahead{Fetch::idle};  // a fetch that `ready` began; over: `at` has its outcome
+    std::atomic<Fetch> ahead{
+        Fetch::idle};  // a fetch that `ready` began; over: `at` has its outcome
     std::atomic<SharedMapping*> mapped{nullptr};
     std::shared_ptr<SharedMapping> mapping;
   };

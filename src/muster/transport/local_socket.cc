@@ -37,14 +37,18 @@ bool wait_for(int socket, short events, TimePoint deadline) {
   for (;;) {
     const Duration left = deadline - steady_clock().now();
     if (left <= Duration::zero()) return false;
-    // Not longer than a second at a time: a deadline may lie further away than poll's milliseconds reach.
-    const auto milliseconds = std::min<std::int64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(left).count() + 1, 1000);
+    // Not longer than a second at a time: a deadline may lie further away than poll's milliseconds
+    // reach.
+    const auto milliseconds = std::min<std::int64_t>(
+        std::chrono::duration_cast<std::chrono::milliseconds>(left).count() + 1, 1000);
     pollfd one{socket, events, 0};
     if (::poll(&one, 1, static_cast<int>(milliseconds)) > 0) return true;
   }
 }
 
-Status too_late(const std::string& what) { return Status(Code::timed_out, "the deadline passed while " + what); }
+Status too_late(const std::string& what) {
+  return Status(Code::timed_out, "the deadline passed while " + what);
+}
 
 /// One byte says whether a descriptor comes with it.
 Result<Descriptor> receive_descriptor(int socket, TimePoint deadline) {
@@ -58,11 +62,13 @@ Result<Descriptor> receive_descriptor(int socket, TimePoint deadline) {
   message.msg_controllen = control.size();
   ssize_t got;
   while ((got = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT)) < 0) {
-    if (errno != EAGAIN && errno != EINTR) return Status(Code::network, "receiving a memory file: " + errno_text(errno));
+    if (errno != EAGAIN && errno != EINTR)
+      return Status(Code::network, "receiving a memory file: " + errno_text(errno));
     if (!wait_for(socket, POLLIN, deadline)) return too_late("a memory file was awaited");
   }
   Descriptor received;
-  for (cmsghdr* part = CMSG_FIRSTHDR(&message); part != nullptr; part = CMSG_NXTHDR(&message, part)) {
+  for (cmsghdr* part = CMSG_FIRSTHDR(&message); part != nullptr;
+       part = CMSG_NXTHDR(&message, part)) {
     if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
     const std::size_t count = (part->cmsg_len - CMSG_LEN(0)) / sizeof(int);
     for (std::size_t i = 0; i < count; ++i) {
@@ -72,10 +78,14 @@ Result<Descriptor> receive_descriptor(int socket, TimePoint deadline) {
       if (!received) received = std::move(each);
     }
   }
-  if (got == 0) return Status(Code::network, "the other side hung up before it passed a memory file");
-  if (answer == std::byte{0}) return Status(Code::unsupported, "the other side has nothing to share");
+  if (got == 0)
+    return Status(Code::network, "the other side hung up before it passed a memory file");
+  if (answer == std::byte{0})
+    return Status(Code::unsupported, "the other side has nothing to share");
   if (!received)
-    return Status(Code::exhausted, "a memory file was passed but did not arrive: no descriptor is free here (raise ulimit -n)");
+    return Status(Code::exhausted,
+                  "a memory file was passed but did not arrive: no descriptor is free here (raise "
+                  "ulimit -n)");
   return received;
 }
 
@@ -85,9 +95,11 @@ Result<Descriptor> listen_locally(const std::string& name) {
   Descriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!socket) return Status(Code::exhausted, "cannot make a Unix socket: " + errno_text(errno));
   const LocalName address = name_from(name);
-  if (::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address.address), address.length) != 0 ||
+  if (::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address.address), address.length) !=
+          0 ||
       ::listen(socket.get(), SOMAXCONN) != 0) {
-    return Status(Code::network, "cannot listen on the abstract Unix socket " + name + ": " + errno_text(errno));
+    return Status(Code::network,
+                  "cannot listen on the abstract Unix socket " + name + ": " + errno_text(errno));
   }
   return socket;
 }
@@ -97,12 +109,16 @@ Result<Descriptor> connect_locally(const std::string& name, TimePoint deadline) 
   for (;;) {
     Descriptor socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (!socket) return Status(Code::exhausted, "cannot make a Unix socket: " + errno_text(errno));
-    if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address.address), address.length) == 0) return socket;
+    if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address.address),
+                  address.length) == 0)
+      return socket;
     if (errno != EAGAIN && errno != EINTR) {
-      return Status(Code::refused, "no Unix socket " + name + " can be reached from here: " + errno_text(errno));
+      return Status(Code::refused,
+                    "no Unix socket " + name + " can be reached from here: " + errno_text(errno));
     }
     // EAGAIN: too many wait there to be accepted, and nothing tells when there is room.
-    if (steady_clock().now() >= deadline) return too_late("the Unix socket " + name + " had no room for another connection");
+    if (steady_clock().now() >= deadline)
+      return too_late("the Unix socket " + name + " had no room for another connection");
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }
@@ -110,7 +126,8 @@ Result<Descriptor> connect_locally(const std::string& name, TimePoint deadline) 
 bool is_same_user(int socket) {
   ucred peer{};
   socklen_t length = sizeof peer;
-  return ::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.uid == ::geteuid();
+  return ::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 &&
+         peer.uid == ::geteuid();
 }
 
 void answer_with(int socket, int passed) {
@@ -134,22 +151,26 @@ void answer_with(int socket, int passed) {
   }
 }
 
-Result<Descriptor> fetch_locally(const std::string& name, Want want, Handshake::Hello hello, const Secret& secret, TimePoint deadline) {
+Result<Descriptor> fetch_locally(const std::string& name, Want want, Handshake::Hello hello,
+                                 const Secret& secret, TimePoint deadline) {
   auto socket = connect_locally(name, deadline);
   if (!socket) return socket.status();
   if (!is_same_user(socket->get())) {
-    return Status(Code::refused, "the process behind the Unix socket " + name + " is run by another user: it is not a rank of this job");
+    return Status(Code::refused, "the process behind the Unix socket " + name +
+                                     " is run by another user: it is not a rank of this job");
   }
   hello.note = static_cast<std::uint64_t>(want);
-  PendingConnection connection(GuardedDescriptor(std::move(*socket)), Handshake::Side::connector, hello, secret, false, TimePoint{},
-                               deadline);
+  PendingConnection connection(GuardedDescriptor(std::move(*socket)), Handshake::Side::connector,
+                               hello, secret, false, TimePoint{}, deadline);
   for (;;) {
     const auto progress = connection.advance([](const Handshake::Peer&) { return true; });
     if (progress == PendingConnection::Progress::failed) return connection.failure();
     if (progress == PendingConnection::Progress::done) break;
     const bool writes = (connection.epoll_events() & POLLOUT) != 0;
-    if (!wait_for(connection.descriptor(), static_cast<short>(writes ? POLLIN | POLLOUT : POLLIN), deadline)) {
-      return too_late("the process behind the Unix socket " + name + " was to prove the job's secret");
+    if (!wait_for(connection.descriptor(), static_cast<short>(writes ? POLLIN | POLLOUT : POLLIN),
+                  deadline)) {
+      return too_late("the process behind the Unix socket " + name +
+                      " was to prove the job's secret");
     }
   }
   return receive_descriptor(connection.descriptor(), deadline);

@@ -1,4 +1,5 @@
-/// Ranks that are threads of one process: streams in memory, or through the rings of a region in ordinary memory.
+/// Ranks that are threads of one process: streams in memory, or through the rings of a region in
+/// ordinary memory.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -59,13 +60,15 @@ class Pipe {
     const std::size_t at = (first_ + held_) % kPipeBytes;
     const std::size_t before_end = std::min(bytes.size(), kPipeBytes - at);
     if (before_end > 0) std::memcpy(memory_.get() + at, bytes.data(), before_end);
-    if (bytes.size() > before_end) std::memcpy(memory_.get(), bytes.data() + before_end, bytes.size() - before_end);
+    if (bytes.size() > before_end)
+      std::memcpy(memory_.get(), bytes.data() + before_end, bytes.size() - before_end);
     held_ += bytes.size();
   }
   void get(MutableBytes bytes) {
     const std::size_t before_end = std::min(bytes.size(), kPipeBytes - first_);
     if (before_end > 0) std::memcpy(bytes.data(), memory_.get() + first_, before_end);
-    if (bytes.size() > before_end) std::memcpy(bytes.data() + before_end, memory_.get(), bytes.size() - before_end);
+    if (bytes.size() > before_end)
+      std::memcpy(bytes.data() + before_end, memory_.get(), bytes.size() - before_end);
     first_ = (first_ + bytes.size()) % kPipeBytes;
     held_ -= bytes.size();
   }
@@ -86,15 +89,22 @@ struct Joint {
 
 class LoopbackStream final : public ByteStream {
  public:
-  LoopbackStream(std::shared_ptr<Joint> joint, int side, int peer, Mailbox& peers_mailbox, std::shared_ptr<void> owner)
-      : joint_(std::move(joint)), side_(side), peer_(peer), peers_mailbox_(peers_mailbox), owner_(std::move(owner)) {}
+  LoopbackStream(std::shared_ptr<Joint> joint, int side, int peer, Mailbox& peers_mailbox,
+                 std::shared_ptr<void> owner)
+      : joint_(std::move(joint)),
+        side_(side),
+        peer_(peer),
+        peers_mailbox_(peers_mailbox),
+        owner_(std::move(owner)) {}
   ~LoopbackStream() override {
     joint_->closed[side_].store(true, std::memory_order_release);
     peers_mailbox_.wake();
   }
 
   Result<std::size_t> write(std::span<const ConstBytes> pieces) override {
-    if (joint_->killed[side_].load() || joint_->killed[1 - side_].load() || joint_->closed[1 - side_].load()) return ended();
+    if (joint_->killed[side_].load() || joint_->killed[1 - side_].load() ||
+        joint_->closed[1 - side_].load())
+      return ended();
     const std::size_t written = joint_->pipes[side_].write(pieces);
     if (written > 0) peers_mailbox_.wake();
     return written;
@@ -102,7 +112,8 @@ class LoopbackStream final : public ByteStream {
   Result<std::size_t> read(std::span<const MutableBytes> pieces) override {
     if (joint_->killed[side_].load()) return ended();
     // Looked at first: what was written before the end is then there.
-    const bool over = joint_->closed[1 - side_].load(std::memory_order_acquire) || joint_->killed[1 - side_].load();
+    const bool over = joint_->closed[1 - side_].load(std::memory_order_acquire) ||
+                      joint_->killed[1 - side_].load();
     bool room_wanted = false;
     const std::size_t got = joint_->pipes[1 - side_].read(pieces, room_wanted);
     if (room_wanted) peers_mailbox_.wake();
@@ -113,7 +124,9 @@ class LoopbackStream final : public ByteStream {
   const char* kind() const override { return "loopback"; }
 
  private:
-  Status ended() const { return Status(Code::closed, "the stream to rank " + std::to_string(peer_) + " has ended"); }
+  Status ended() const {
+    return Status(Code::closed, "the stream to rank " + std::to_string(peer_) + " has ended");
+  }
 
   std::shared_ptr<Joint> joint_;
   int side_;
@@ -138,13 +151,17 @@ class RegionStream final : public ByteStream {
     if (got && *got == 0 && over) return ended();
     return got;
   }
-  std::array<ConstBytes, 2> look() override { return joint_->killed[side_].load() ? std::array<ConstBytes, 2>{} : inner_->look(); }
+  std::array<ConstBytes, 2> look() override {
+    return joint_->killed[side_].load() ? std::array<ConstBytes, 2>{} : inner_->look();
+  }
   void drop(std::size_t bytes) override { inner_->drop(bytes); }
   int descriptor() const override { return inner_->descriptor(); }
   const char* kind() const override { return "loopback"; }
 
  private:
-  Status ended() const { return Status(Code::closed, "the stream to rank " + std::to_string(peer_) + " has ended"); }
+  Status ended() const {
+    return Status(Code::closed, "the stream to rank " + std::to_string(peer_) + " has ended");
+  }
 
   std::unique_ptr<ByteStream> inner_;
   std::shared_ptr<Joint> joint_;
@@ -154,21 +171,27 @@ class RegionStream final : public ByteStream {
 
 class Hub final : public LoopbackHub, public std::enable_shared_from_this<Hub> {
  public:
-  Hub(int world_size, bool with_region, int cores) : cores_(cores), seats_(static_cast<std::size_t>(world_size)) {
+  Hub(int world_size, bool with_region, int cores)
+      : cores_(cores), seats_(static_cast<std::size_t>(world_size)) {
     if (with_region) make_region();
   }
 
   std::unique_ptr<Connector> connector(int rank) override;
   void kill(int rank) override;
-  std::vector<std::string> exchange(const std::string& round, int rank, const std::string& mine) override;
+  std::vector<std::string> exchange(const std::string& round, int rank,
+                                    const std::string& mine) override;
 
   int world_size() const { return static_cast<int>(seats_.size()); }
   int cores() const { return cores_; }
   /// The dead write nothing any more: a killed rank gets a mailbox that nobody else sees.
   Mailbox& mailbox_of(int rank) {
-    return region_memory_ && !seat(rank).killed.load() ? views_[static_cast<std::size_t>(rank)]->mailbox(rank) : seat(rank).mailbox;
+    return region_memory_ && !seat(rank).killed.load()
+               ? views_[static_cast<std::size_t>(rank)]->mailbox(rank)
+               : seat(rank).mailbox;
   }
-  HostRegion* region_of(int rank) { return region_memory_ ? views_[static_cast<std::size_t>(rank)].get() : nullptr; }
+  HostRegion* region_of(int rank) {
+    return region_memory_ ? views_[static_cast<std::size_t>(rank)].get() : nullptr;
+  }
   void connect(int from, int to);
   void accepted(int from, int to, const std::shared_ptr<std::unique_ptr<ByteStream>>& stream);
   void leave(int rank);
@@ -198,7 +221,8 @@ class Hub final : public LoopbackHub, public std::enable_shared_from_this<Hub> {
   void make_region();
   Seat& seat(int rank) { return seats_[static_cast<std::size_t>(rank)]; }
   void tell(int rank, News news);
-  std::unique_ptr<ByteStream> side_of(const std::shared_ptr<Joint>& joint, int side, int me, int peer);
+  std::unique_ptr<ByteStream> side_of(const std::shared_ptr<Joint>& joint, int side, int me,
+                                      int peer);
 
   const int cores_;  // of all ranks together, as they are told
   std::mutex mutex_;
@@ -214,19 +238,26 @@ class LoopbackConnector final : public Connector {
  public:
   LoopbackConnector(std::shared_ptr<Hub> hub, int rank) : hub_(std::move(hub)), rank_(rank) {}
   ~LoopbackConnector() override {
-    if (!mark_.forked()) hub_->leave(rank_);  // in a forked child the rank is the parent's, and the hub's lock may be held for ever
+    if (!mark_.forked())
+      hub_->leave(rank_);  // in a forked child the rank is the parent's, and the hub's lock may be
+                           // held for ever
   }
 
   Result<std::string> contact(TimePoint) override { return std::string("loopback"); }
-  Result<std::string> meet(std::span<const std::string>, TimePoint) override { return std::string("loopback"); }
+  Result<std::string> meet(std::span<const std::string>, TimePoint) override {
+    return std::string("loopback");
+  }
   Status settle(std::span<const std::string> verdicts, ConnectorEvents& events) override {
     for (const std::string& verdict : verdicts) {
-      if (verdict != "loopback") return Status(Code::aborted, "a rank was killed while the ranks met");
+      if (verdict != "loopback")
+        return Status(Code::aborted, "a rank was killed while the ranks met");
     }
     events_ = &events;
     return {};
   }
-  std::vector<int> hosts() const override { return std::vector<int>(static_cast<std::size_t>(hub_->world_size()), 0); }
+  std::vector<int> hosts() const override {
+    return std::vector<int>(static_cast<std::size_t>(hub_->world_size()), 0);
+  }
   HostRegion* region() override { return hub_->region_of(rank_); }
   Mailbox& mailbox() override { return hub_->mailbox_of(rank_); }
   void connect(int peer, TimePoint) override { hub_->connect(rank_, peer); }
@@ -247,16 +278,20 @@ class LoopbackConnector final : public Connector {
   ConnectorEvents* events_ = nullptr;
 };
 
-// ---- the hub ---------------------------------------------------------------------------------------------------------
+// ---- the hub
+// ---------------------------------------------------------------------------------------------------------
 
-std::unique_ptr<Connector> Hub::connector(int rank) { return std::make_unique<LoopbackConnector>(shared_from_this(), rank); }
+std::unique_ptr<Connector> Hub::connector(int rank) {
+  return std::make_unique<LoopbackConnector>(shared_from_this(), rank);
+}
 
 void Hub::make_region() {
   RegionShape shape;
   for (int r = 0; r < world_size(); ++r) shape.ranks.push_back(r);
   shape.segment_bytes = kSegmentBytes;
   const std::size_t bytes = region_bytes(shape);
-  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                      MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) return;  // then without one
   std::shared_ptr<void> owner(memory, [bytes](void* mapped) { munmap(mapped, bytes); });
   lay_out_region(static_cast<std::byte*>(memory), shape);
@@ -281,8 +316,10 @@ std::vector<Hub::News> Hub::news_of(int rank) {
   return std::exchange(mine.news, {});
 }
 
-std::unique_ptr<ByteStream> Hub::side_of(const std::shared_ptr<Joint>& joint, int side, int me, int peer) {
-  if (HostRegion* region = region_of(me)) return std::make_unique<RegionStream>(open_shared_stream(*region, peer), joint, side, peer);
+std::unique_ptr<ByteStream> Hub::side_of(const std::shared_ptr<Joint>& joint, int side, int me,
+                                         int peer) {
+  if (HostRegion* region = region_of(me))
+    return std::make_unique<RegionStream>(open_shared_stream(*region, peer), joint, side, peer);
   return std::make_unique<LoopbackStream>(joint, side, peer, mailbox_of(peer), shared_from_this());
 }
 
@@ -300,8 +337,8 @@ void Hub::connect(int from, int to) {
       seat(to).asked_by.push_back(from);
       auto mine = std::make_shared<std::unique_ptr<ByteStream>>(side_of(joint, 0, from, to));
       auto theirs = std::make_shared<std::unique_ptr<ByteStream>>(side_of(joint, 1, to, from));
-      // As with an accepted socket: the asker has its side once the other has taken its own, so that a stream never stands to a rank
-      // that leaves without having seen it.
+      // As with an accepted socket: the asker has its side once the other has taken its own, so
+      // that a stream never stands to a rank that leaves without having seen it.
       tell(to, [this, from, to, mine, theirs](ConnectorEvents& events) {
         events.on_stream(from, std::move(*theirs));
         accepted(from, to, mine);
@@ -342,23 +379,27 @@ void Hub::kill(int rank) {
     anybody_killed_ = true;
     dead.killed.store(true);
     for (auto& [peer, end] : dead.ends) end.joint->killed[end.side].store(true);
-    const Status evidence(Code::peer_failed, "rank " + std::to_string(rank) + " was killed", {rank});
+    const Status evidence(Code::peer_failed, "rank " + std::to_string(rank) + " was killed",
+                          {rank});
     for (int peer = 0; peer < world_size(); ++peer) {
-      if (peer != rank) tell(peer, [rank, evidence](ConnectorEvents& events) { events.on_death(rank, evidence); });
+      if (peer != rank)
+        tell(peer, [rank, evidence](ConnectorEvents& events) { events.on_death(rank, evidence); });
     }
     changed_.notify_all();
   }
   for (int peer = 0; peer < world_size(); ++peer) mailbox_of(peer).wake();
 }
 
-std::vector<std::string> Hub::exchange(const std::string& round, int rank, const std::string& mine) {
+std::vector<std::string> Hub::exchange(const std::string& round, int rank,
+                                       const std::string& mine) {
   std::unique_lock lock(mutex_);
   Round& here = rounds_[round];
   here.texts.resize(seats_.size());
   here.texts[static_cast<std::size_t>(rank)] = mine;
   ++here.came;
   changed_.notify_all();
-  changed_.wait_for(lock, kExchangeLimit, [&] { return here.came >= world_size() || anybody_killed_; });
+  changed_.wait_for(lock, kExchangeLimit,
+                    [&] { return here.came >= world_size() || anybody_killed_; });
   return here.texts;
 }
 

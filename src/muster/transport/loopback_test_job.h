@@ -33,15 +33,18 @@ inline std::string pattern(std::size_t bytes, std::uint64_t seed) {
 }
 
 struct LoopbackJob {
-  explicit LoopbackJob(int ranks, bool with_region = false) : ranks(ranks), hub(make_loopback_hub(ranks, with_region)) {}
+  explicit LoopbackJob(int ranks, bool with_region = false)
+      : ranks(ranks), hub(make_loopback_hub(ranks, with_region)) {}
 
   Result<std::unique_ptr<Fabric>> join(int rank) {
     FabricOptions mine = options;
     mine.rank = rank;
     mine.world_size = ranks;
-    return Fabric::create(mine, hub->connector(rank), [this, rank](const std::string& round, const std::string& text) {
-      return Result<std::vector<std::string>>(hub->exchange(round, rank, text));
-    });
+    return Fabric::create(
+        mine, hub->connector(rank),
+        [this, rank](const std::string& round, const std::string& text) {
+          return Result<std::vector<std::string>>(hub->exchange(round, rank, text));
+        });
   }
   /// Runs `body` as every rank and ends when all have.
   void run(const std::function<void(Fabric&)>& body) {

@@ -26,28 +26,37 @@ void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t expected, Durati
   timespec relative{};
   relative.tv_sec = nanoseconds / 1'000'000'000;
   relative.tv_nsec = nanoseconds % 1'000'000'000;
-  syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAIT, expected, &relative, nullptr, 0);
+  syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAIT, expected, &relative,
+          nullptr, 0);
 }
 
-// ThreadSanitizer does not know fences; it does know read-modify-writes, which order the same way here.
+// ThreadSanitizer does not know fences; it does know read-modify-writes, which order the same way
+// here.
 #if defined(__SANITIZE_THREAD__)
 void full_fence(std::atomic<std::uint32_t>& word) { word.fetch_add(0, std::memory_order_seq_cst); }
 #else
-void full_fence(std::atomic<std::uint32_t>&) { std::atomic_thread_fence(std::memory_order_seq_cst); }
+void full_fence(std::atomic<std::uint32_t>&) {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+}
 #endif
 
 }  // namespace
 
-static_assert(sizeof(Mailbox) == 64 && std::atomic<std::uint32_t>::is_always_lock_free && std::atomic<std::uint64_t>::is_always_lock_free,
+static_assert(sizeof(Mailbox) == 64 && std::atomic<std::uint32_t>::is_always_lock_free &&
+                  std::atomic<std::uint64_t>::is_always_lock_free,
               "a mailbox is one cache line that processes share");
 
-// Publish, fence, look for sleepers here; announce, fence, look at what was published there: one of the two sees the other.
+// Publish, fence, look for sleepers here; announce, fence, look at what was published there: one of
+// the two sees the other.
 void Mailbox::wake() {
   full_fence(sleepers);
   if (sleepers.load(std::memory_order_relaxed) == 0) return;
-  // A sleeper between its announcement and its sleep holds a ticket that is out of date from here on.
+  // A sleeper between its announcement and its sleep holds a ticket that is out of date from here
+  // on.
   word.fetch_add(1, std::memory_order_acq_rel);
-  if (syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0) > 0) woken = true;
+  if (syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr,
+              nullptr, 0) > 0)
+    woken = true;
 }
 
 bool take_woken() { return std::exchange(woken, false); }

@@ -15,7 +15,8 @@ namespace {
 
 using std::chrono::seconds;
 
-// Two threads hand a number to and fro ten thousand times; a lost wake-up would take a whole minute each and so pass the limit.
+// Two threads hand a number to and fro ten thousand times; a lost wake-up would take a whole minute
+// each and so pass the limit.
 void hand_to_and_fro(bool barriers) {
   constexpr int kRounds = 10'000;
   Mailbox boxes[2];
@@ -58,7 +59,8 @@ void hand_to_and_fro(bool barriers) {
 TEST(Mailbox, LosesNoWakeUpBetweenThreads) { hand_to_and_fro(false); }
 
 TEST(Mailbox, LosesNoneWhereItsSleepersSendBarriers) {
-  if (!takes_host_barriers()) GTEST_SKIP() << "this system knows no such barriers, or this build does not";
+  if (!takes_host_barriers())
+    GTEST_SKIP() << "this system knows no such barriers, or this build does not";
   hand_to_and_fro(true);
 }
 
@@ -93,7 +95,8 @@ TEST(Mailbox, SleepsNoLongerThanItsLimit) {
   const auto ticket = box.prepare_sleep();
   box.sleep(ticket, std::chrono::milliseconds(1));
   EXPECT_EQ(box.sleepers.load(), 0u);
-  box.sleep((box.prepare_sleep(), 12345u), seconds(60));  // a ticket that is out of date never sleeps
+  box.sleep((box.prepare_sleep(), 12345u),
+            seconds(60));  // a ticket that is out of date never sleeps
   EXPECT_EQ(box.sleepers.load(), 0u);
 }
 

@@ -1,5 +1,5 @@
-/// Finds messages and receives by (source, sequence, tag), first in first out. Nodes are the caller's and are linked in place: a steady
-/// state allocates nothing.
+/// Finds messages and receives by (source, sequence, tag), first in first out. Nodes are the
+/// caller's and are linked in place: a steady state allocates nothing.
 #pragma once
 
 #include <cstddef>
@@ -68,8 +68,8 @@ class MatchTable {
   };
 
   std::size_t slot(const MatchKey& key) const {
-    std::uint64_t hash =
-        (key.sequence * 0x9e3779b97f4a7c15ull) ^ (key.tag * 0xc2b2ae3d27d4eb4full) ^ static_cast<std::uint32_t>(key.source);
+    std::uint64_t hash = (key.sequence * 0x9e3779b97f4a7c15ull) ^
+                         (key.tag * 0xc2b2ae3d27d4eb4full) ^ static_cast<std::uint32_t>(key.source);
     hash ^= hash >> 32;
     hash *= 0xd6e8feb86659fd93ull;
     hash ^= hash >> 32;

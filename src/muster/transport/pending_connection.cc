@@ -13,7 +13,8 @@
 namespace muster::transport {
 namespace {
 
-// What each side receives in the handshake (`handshake.h`): a greeting, then a proof; or a greeting, then a verdict and a proof.
+// What each side receives in the handshake (`handshake.h`): a greeting, then a proof; or a
+// greeting, then a verdict and a proof.
 constexpr std::size_t kGreetingBytes = 128;
 constexpr std::size_t kConnectorSends = kGreetingBytes + 32;
 constexpr std::size_t kAcceptorSends = kGreetingBytes + 1 + 32;
@@ -22,9 +23,15 @@ bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK; }
 
 }  // namespace
 
-PendingConnection::PendingConnection(GuardedDescriptor socket, Handshake::Side side, const Handshake::Hello& hello, const Secret& secret,
+PendingConnection::PendingConnection(GuardedDescriptor socket, Handshake::Side side,
+                                     const Handshake::Hello& hello, const Secret& secret,
                                      bool connecting, TimePoint since, TimePoint limit)
-    : socket_(std::move(socket)), handshake_(side, hello, secret), side_(side), connecting_(connecting), since_(since), limit_(limit) {}
+    : socket_(std::move(socket)),
+      handshake_(side, hello, secret),
+      side_(side),
+      connecting_(connecting),
+      since_(since),
+      limit_(limit) {}
 
 std::uint32_t PendingConnection::epoll_events() const {
   if (connecting_) return EPOLLOUT;
@@ -52,7 +59,8 @@ bool PendingConnection::finish_connect() {
 bool PendingConnection::flush() {
   outbox_ += handshake_.take_output();
   while (!outbox_.empty()) {
-    const ssize_t sent = ::send(socket_.get(), outbox_.data(), outbox_.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    const ssize_t sent =
+        ::send(socket_.get(), outbox_.data(), outbox_.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent < 0 && errno == EINTR) continue;
     if (sent < 0 && would_block(errno)) return true;
     if (sent < 0) {
@@ -67,16 +75,21 @@ bool PendingConnection::flush() {
 int PendingConnection::receive_some(const Welcome& welcome) {
   // The greeting is taken alone, so that the peer can be asked about before its proof is looked at.
   const std::size_t all = side_ == Handshake::Side::acceptor ? kConnectorSends : kAcceptorSends;
-  const std::size_t wanted = received_ < kGreetingBytes ? kGreetingBytes - received_ : all - received_;
+  const std::size_t wanted =
+      received_ < kGreetingBytes ? kGreetingBytes - received_ : all - received_;
   std::array<std::byte, kAcceptorSends> input;
-  const ssize_t got = ::recv(socket_.get(), input.data(), std::min(wanted, input.size()), MSG_DONTWAIT);
+  const ssize_t got =
+      ::recv(socket_.get(), input.data(), std::min(wanted, input.size()), MSG_DONTWAIT);
   if (got < 0 && errno == EINTR) return 1;
   if (got < 0 && would_block(errno)) return 0;
   if (got <= 0) {
-    failure_ = got < 0 ? Status(Code::network, errno_text(errno)) : Status(Code::closed, "the other side hung up during the handshake");
+    failure_ = got < 0 ? Status(Code::network, errno_text(errno))
+                       : Status(Code::closed, "the other side hung up during the handshake");
     return -1;
   }
-  if (side_ == Handshake::Side::acceptor && received_ >= kGreetingBytes && !welcome(handshake_.peer())) handshake_.set_unwelcome();
+  if (side_ == Handshake::Side::acceptor && received_ >= kGreetingBytes &&
+      !welcome(handshake_.peer()))
+    handshake_.set_unwelcome();
   received_ += static_cast<std::size_t>(got);
   handshake_.feed(ConstBytes(input).first(static_cast<std::size_t>(got)));
   return 1;

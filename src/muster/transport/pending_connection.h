@@ -1,4 +1,5 @@
-/// One socket on its way through the handshake, from either side. Never reads a byte beyond it: what follows belongs to the stream.
+/// One socket on its way through the handshake, from either side. Never reads a byte beyond it:
+/// what follows belongs to the stream.
 #pragma once
 
 #include <cstdint>
@@ -14,20 +15,24 @@ namespace muster::transport {
 class PendingConnection {
  public:
   enum class Progress { waiting, done, failed };
-  /// Whether a peer is wanted now; asked after its greeting, before its proof: what it says of itself is not proved yet.
+  /// Whether a peer is wanted now; asked after its greeting, before its proof: what it says of
+  /// itself is not proved yet.
   using Welcome = std::function<bool(const Handshake::Peer&)>;
 
   /// `connecting`: the socket's connect is still under way.
-  PendingConnection(GuardedDescriptor socket, Handshake::Side side, const Handshake::Hello& hello, const Secret& secret, bool connecting,
-                    TimePoint since, TimePoint limit);
+  PendingConnection(GuardedDescriptor socket, Handshake::Side side, const Handshake::Hello& hello,
+                    const Secret& secret, bool connecting, TimePoint since, TimePoint limit);
 
   /// Goes on as far as it can without waiting. Takes account of `welcome` on the acceptor's side.
   Progress advance(const Welcome& welcome);
-  /// Once failed: a refusal (Code::refused), or what became of the socket (Code::network, Code::closed).
+  /// Once failed: a refusal (Code::refused), or what became of the socket (Code::network,
+  /// Code::closed).
   const Status& failure() const { return failure_; }
   const Handshake& handshake() const { return handshake_; }
   /// The other side wants no second connection with us: a crossing was lost.
-  bool lost_crossing() const { return handshake_.failed() && handshake_.verdict() == Handshake::Verdict::unwelcome; }
+  bool lost_crossing() const {
+    return handshake_.failed() && handshake_.verdict() == Handshake::Verdict::unwelcome;
+  }
   /// The connect itself was answered by "nobody listens here".
   bool nobody_there() const { return nobody_there_; }
 

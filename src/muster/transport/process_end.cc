@@ -13,7 +13,9 @@
 namespace muster::transport {
 
 FoundProcess open_process(std::uint32_t pid, std::uint64_t start_time, Descriptor& process) {
-  const auto hindered = [] { return lacks_room(errno) ? FoundProcess::no_room : FoundProcess::unknown; };
+  const auto hindered = [] {
+    return lacks_room(errno) ? FoundProcess::no_room : FoundProcess::unknown;
+  };
   Descriptor opened(static_cast<int>(::syscall(SYS_pidfd_open, static_cast<pid_t>(pid), 0)));
   if (!opened) return errno == ESRCH ? FoundProcess::gone : hindered();
   // Looked at after it was opened: the descriptor stays with the process that had the number then.

@@ -19,7 +19,8 @@
 namespace muster::transport {
 namespace {
 
-// A thread that terminates may hold any lock: the others are told by another one, for which it waits so long.
+// A thread that terminates may hold any lock: the others are told by another one, for which it
+// waits so long.
 constexpr auto kTerminateLimit = std::chrono::milliseconds(1500);
 // Of a reason. What is longer helps nobody in the middle of another rank's error.
 constexpr std::size_t kMostText = 1000;
@@ -44,8 +45,8 @@ std::string described(const std::exception_ptr& exception) {
     std::rethrow_exception(exception);
   } catch (const std::exception& error) {
     int status = 0;
-    const std::unique_ptr<char, decltype(&std::free)> name(abi::__cxa_demangle(typeid(error).name(), nullptr, nullptr, &status),
-                                                           &std::free);
+    const std::unique_ptr<char, decltype(&std::free)> name(
+        abi::__cxa_demangle(typeid(error).name(), nullptr, nullptr, &status), &std::free);
     return std::string(name != nullptr ? name.get() : typeid(error).name()) + ": " + error.what();
   } catch (...) {
     return "an exception that is no std::exception was not caught";
@@ -79,7 +80,8 @@ std::string described(const std::exception_ptr& exception) {
 
 void on_process_exit(int status, void*) {
   const bool failed = status != EXIT_SUCCESS;
-  tell_process_failure(failed ? "its process ended with exit status " + std::to_string(status) + " and had not called destroy_process_group"
+  tell_process_failure(failed ? "its process ended with exit status " + std::to_string(status) +
+                                    " and had not called destroy_process_group"
                               : std::string());
 }
 

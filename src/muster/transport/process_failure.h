@@ -14,13 +14,13 @@
 
 namespace muster::transport {
 
-/// Why the process has failed, said before it ends: "ValueError: bad batch (train.py:33)". The first
-/// reason counts. `earlier`: the ranks whose failure led to this one, as `Fabric::fail_rank` takes
-/// them. Nobody is told before the process ends. Thread-safe.
+/// Why the process has failed, said before it ends: "ValueError: bad batch (train.py:33)". The
+/// first reason counts. `earlier`: the ranks whose failure led to this one, as `Fabric::fail_rank`
+/// takes them. Nobody is told before the process ends. Thread-safe.
 void note_process_failure(std::string why, std::vector<int> earlier = {});
 
-/// The process ends: tells all its jobs of the failure that was noted, else of `unless_noted`; empty:
-/// then nobody is told anything. Blocks for at most a second for each job. Thread-safe.
+/// The process ends: tells all its jobs of the failure that was noted, else of `unless_noted`;
+/// empty: then nobody is told anything. Blocks for at most a second for each job. Thread-safe.
 void tell_process_failure(const std::string& unless_noted = {});
 
 /// For `join_fabric`.

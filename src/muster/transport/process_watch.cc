@@ -19,7 +19,9 @@ constexpr Duration kUntilRoom = std::chrono::seconds(1);
 
 Status ProcessWatch::open() {
   epoll_ = GuardedDescriptor(Descriptor(::epoll_create1(EPOLL_CLOEXEC)));
-  if (!epoll_) return Status(Code::exhausted, "cannot make the descriptor to watch processes with: " + errno_text(errno));
+  if (!epoll_)
+    return Status(Code::exhausted,
+                  "cannot make the descriptor to watch processes with: " + errno_text(errno));
   return {};
 }
 

@@ -1,5 +1,5 @@
-/// Sees the end of other processes of this host at once, by pidfd: a process that is killed cannot say so itself, and a forked child of it
-/// may keep its sockets open.
+/// Sees the end of other processes of this host at once, by pidfd: a process that is killed cannot
+/// say so itself, and a forked child of it may keep its sockets open.
 #pragma once
 
 #include <cstdint>
@@ -24,15 +24,18 @@ class ProcessWatch {
   };
 
   Status open();
-  /// Watches the process `pid` that started at `start_time` (pids are used again), from `from` on: to look for a process takes some ten
-  /// microseconds, and every rank looks for every other.
+  /// Watches the process `pid` that started at `start_time` (pids are used again), from `from` on:
+  /// to look for a process takes some ten microseconds, and every rank looks for every other.
   void watch(int rank, std::uint32_t pid, std::uint64_t start_time, TimePoint from);
   /// For epoll.
   int descriptor() const { return epoll_.get(); }
   /// When there are processes to be looked for.
-  TimePoint next_timer() const { return waiting_.empty() ? TimePoint::max() : waiting_.front().from; }
-  /// Looks for some of those whose time has come, and calls `told(rank, seen)` of processes that it will tell nothing more of. Where no
-  /// descriptor is left for one, it is looked for again a second later.
+  TimePoint next_timer() const {
+    return waiting_.empty() ? TimePoint::max() : waiting_.front().from;
+  }
+  /// Looks for some of those whose time has come, and calls `told(rank, seen)` of processes that it
+  /// will tell nothing more of. Where no descriptor is left for one, it is looked for again a
+  /// second later.
   bool poll(TimePoint now, const std::function<void(int rank, Seen seen)>& told);
 
  private:

@@ -36,7 +36,9 @@ class Watching : public ::testing::Test {
   /// Until something is told.
   std::optional<ProcessWatch::Seen> await(TimePoint now) {
     std::optional<ProcessWatch::Seen> seen;
-    for (const TimePoint end = steady_clock().now() + seconds(60); !seen && steady_clock().now() < end;) seen = look(now);
+    for (const TimePoint end = steady_clock().now() + seconds(60);
+         !seen && steady_clock().now() < end;)
+      seen = look(now);
     return seen;
   }
 
@@ -104,7 +106,8 @@ TEST_F(Watching, ProcessEndTellsAnEndedProcessFromAStoppedOne) {
   other.kill(0, SIGSTOP);
   EXPECT_FALSE(asked_before.seen());
   other.kill(0, SIGKILL);
-  for (const TimePoint end = steady_clock().now() + seconds(60); !asked_before.seen() && steady_clock().now() < end;)
+  for (const TimePoint end = steady_clock().now() + seconds(60);
+       !asked_before.seen() && steady_clock().now() < end;)
     std::this_thread::yield();
   EXPECT_TRUE(asked_before.seen());
   EXPECT_TRUE(asked_after.seen()) << "nobody has waited for it yet";

@@ -7,7 +7,8 @@ namespace muster::transport {
 
 bool Quarantine::overlaps(const Range& block) const {
   return std::any_of(lent_.begin(), lent_.end(), [&](const Lent& lent) {
-    return lent.range.offset < block.offset + block.bytes && block.offset < lent.range.offset + lent.range.bytes;
+    return lent.range.offset < block.offset + block.bytes &&
+           block.offset < lent.range.offset + lent.range.bytes;
   });
 }
 
@@ -22,7 +23,8 @@ bool Quarantine::keep(Range block) {
 
 Quarantine::Over Quarantine::sweep() {
   Over over;
-  const auto done = std::stable_partition(lent_.begin(), lent_.end(), [](const Lent& lent) { return lent.held(); });
+  const auto done = std::stable_partition(lent_.begin(), lent_.end(),
+                                          [](const Lent& lent) { return lent.held(); });
   for (auto lent = done; lent != lent_.end(); ++lent) over.held.push_back(std::move(lent->held));
   lent_.erase(done, lent_.end());
   if (over.held.empty()) return over;

@@ -23,7 +23,8 @@ class Quarantine {
   using Held = std::function<bool()>;
   struct Over {
     std::vector<std::uint64_t> blocks;  ///< where those begin that are to be freed now
-    std::vector<Held> held;             ///< of what nobody holds any more, for the caller to drop outside of its lock
+    std::vector<Held>
+        held;  ///< of what nobody holds any more, for the caller to drop outside of its lock
   };
 
   void add(Range range, Held held) { lent_.push_back({range, std::move(held)}); }

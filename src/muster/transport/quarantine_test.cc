@@ -18,7 +18,8 @@ struct Holder {
   }
 };
 
-// spec: D7 memory that a stopped peer may still write to gets no other use until that peer has given it up
+// spec: D7 memory that a stopped peer may still write to gets no other use until that peer has
+// given it up
 TEST(Quarantine, KeepsABlockUntilNobodyHoldsAnyPartOfIt) {
   Quarantine quarantine;
   const Holder first, second;

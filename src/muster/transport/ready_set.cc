@@ -19,16 +19,23 @@ void control(int epoll, int operation, int descriptor, int token, bool writable)
 
 Status ReadySet::open() {
   Descriptor made(epoll_create1(EPOLL_CLOEXEC));
-  if (!made) return Status(Code::exhausted, "cannot make an epoll set for the links: " + errno_text(errno));
+  if (!made)
+    return Status(Code::exhausted, "cannot make an epoll set for the links: " + errno_text(errno));
   epoll_ = GuardedDescriptor(std::move(made));
   return {};
 }
 
-void ReadySet::add(int descriptor, int token) { control(epoll_.get(), EPOLL_CTL_ADD, descriptor, token, false); }
+void ReadySet::add(int descriptor, int token) {
+  control(epoll_.get(), EPOLL_CTL_ADD, descriptor, token, false);
+}
 
-void ReadySet::want_writable(int descriptor, int token, bool on) { control(epoll_.get(), EPOLL_CTL_MOD, descriptor, token, on); }
+void ReadySet::want_writable(int descriptor, int token, bool on) {
+  control(epoll_.get(), EPOLL_CTL_MOD, descriptor, token, on);
+}
 
-void ReadySet::remove(int descriptor) { epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, descriptor, nullptr); }
+void ReadySet::remove(int descriptor) {
+  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, descriptor, nullptr);
+}
 
 std::span<const ReadySet::Ready> ReadySet::poll() {
   epoll_event events[kMost];

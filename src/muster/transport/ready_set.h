@@ -1,4 +1,5 @@
-/// The descriptors of a fabric that have news: an epoll set that pollers ask without waiting and the watcher sleeps on.
+/// The descriptors of a fabric that have news: an epoll set that pollers ask without waiting and
+/// the watcher sleeps on.
 #pragma once
 
 #include <cstdint>

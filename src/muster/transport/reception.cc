@@ -22,14 +22,17 @@ constexpr Duration kPause = std::chrono::milliseconds(20);
 // A peer of ours has long finished; who is still there is a stranger or gone.
 constexpr Duration kPatienceWithoutDescriptors = std::chrono::milliseconds(250);
 
-GuardedDescriptor open_reserve() { return GuardedDescriptor(Descriptor(::open("/dev/null", O_RDONLY | O_CLOEXEC))); }
+GuardedDescriptor open_reserve() {
+  return GuardedDescriptor(Descriptor(::open("/dev/null", O_RDONLY | O_CLOEXEC)));
+}
 
 }  // namespace
 
 Status Reception::serve(Descriptor listener) {
   if (!epoll_) {
     epoll_ = GuardedDescriptor(Descriptor(::epoll_create1(EPOLL_CLOEXEC)));
-    if (!epoll_) return Status(Code::exhausted, "cannot make an epoll descriptor: " + errno_text(errno));
+    if (!epoll_)
+      return Status(Code::exhausted, "cannot make an epoll descriptor: " + errno_text(errno));
     reserve_ = open_reserve();
   }
   epoll_event event{};
@@ -68,8 +71,10 @@ bool Reception::poll(TimePoint now) {
       moved = true;
       continue;
     }
-    const bool listens = std::any_of(listeners_.begin(), listeners_.end(), [fd](const auto& each) { return each.get() == fd; });
-    for (int accepted = 0; listens && accepted < kAcceptsAPass && accept_from(fd, now); ++accepted) moved = true;
+    const bool listens = std::any_of(listeners_.begin(), listeners_.end(),
+                                     [fd](const auto& each) { return each.get() == fd; });
+    for (int accepted = 0; listens && accepted < kAcceptsAPass && accept_from(fd, now); ++accepted)
+      moved = true;
   }
   // Only now: what had arrived in time counts, also where this process was held up itself.
   while (!newcomers_.empty() && newcomers_.front().limit() <= now) {
@@ -87,8 +92,10 @@ bool Reception::accept_from(int listener, TimePoint now) {
     const bool scarce = lacks_room(errno);
     if (scarce && find_descriptor(now)) return true;
     if (quiet_until_ <= now)
-      log(LogLevel::warning, "cannot accept connections for now: " + errno_text(errno) + "; trying again shortly" +
-                                 (scarce ? " (raise the limit on open files, ulimit -n, or close what is not needed)" : ""));
+      log(LogLevel::warning,
+          "cannot accept connections for now: " + errno_text(errno) + "; trying again shortly" +
+              (scarce ? " (raise the limit on open files, ulimit -n, or close what is not needed)"
+                      : ""));
     quiet_until_ = now + kQuiet;
     watch_listeners(false);
     resume_at_ = now + kPause;
@@ -97,8 +104,8 @@ bool Reception::accept_from(int listener, TimePoint now) {
   if (options_.admit && !options_.admit(socket.get())) return true;
   if (newcomers_.size() >= options_.most_newcomers) drop(newcomers_.begin());
   const int fd = socket.get();
-  newcomers_.emplace_back(GuardedDescriptor(std::move(socket)), Handshake::Side::acceptor, options_.hello, secret_, false, now,
-                          now + options_.handshake_limit);
+  newcomers_.emplace_back(GuardedDescriptor(std::move(socket)), Handshake::Side::acceptor,
+                          options_.hello, secret_, false, now, now + options_.handshake_limit);
   const auto newcomer = std::prev(newcomers_.end());
   by_descriptor_[fd] = newcomer;
   epoll_event event{};
@@ -137,7 +144,8 @@ void Reception::advance(Newcomers::iterator newcomer) {
       return;
     }
     case PendingConnection::Progress::failed:
-      if (logs(LogLevel::debug)) log(LogLevel::debug, "a connection was turned away: " + newcomer->failure().message());
+      if (logs(LogLevel::debug))
+        log(LogLevel::debug, "a connection was turned away: " + newcomer->failure().message());
       drop(newcomer);
       return;
     case PendingConnection::Progress::done: {

@@ -1,8 +1,10 @@
-/// Listens, accepts, and sees every newcomer through its handshake: nobody gets further who has not proved the job's secret.
+/// Listens, accepts, and sees every newcomer through its handshake: nobody gets further who has not
+/// proved the job's secret.
 ///
-/// Strangers cost little: a connection that has not finished its handshake holds no more than its socket and a few hundred bytes, is closed
-/// after five seconds, and makes room for a newer one where there are too many. When the process has no descriptor left, the
-/// oldest newcomers go first, then one held in reserve serves, then accepting pauses until there are descriptors again.
+/// Strangers cost little: a connection that has not finished its handshake holds no more than its
+/// socket and a few hundred bytes, is closed after five seconds, and makes room for a newer one
+/// where there are too many. When the process has no descriptor left, the oldest newcomers go
+/// first, then one held in reserve serves, then accepting pauses until there are descriptors again.
 #pragma once
 
 #include <functional>
@@ -35,7 +37,8 @@ struct ReceptionOptions {
 /// Not thread-safe.
 class Reception {
  public:
-  Reception(ReceptionOptions options, Secret secret) : options_(std::move(options)), secret_(std::move(secret)) {}
+  Reception(ReceptionOptions options, Secret secret)
+      : options_(std::move(options)), secret_(std::move(secret)) {}
 
   /// Starts to serve a listening socket.
   Status serve(Descriptor listener);

@@ -36,7 +36,9 @@ class Hall {
     options.hello = hello();
     options.most_newcomers = most;
     options.handshake_limit = limit;
-    options.arrived = [this](GuardedDescriptor socket, const Handshake::Peer&) { arrived.push_back(std::move(socket)); };
+    options.arrived = [this](GuardedDescriptor socket, const Handshake::Peer&) {
+      arrived.push_back(std::move(socket));
+    };
     reception = std::make_unique<Reception>(std::move(options), Secret::given(kSecret));
     Descriptor listener = std::move(*listen_on(*SocketAddress::numeric("127.0.0.1", 0), 1024));
     address = *SocketAddress::local_of(listener.get());
@@ -59,8 +61,9 @@ class Hall {
   /// A peer with the secret gets through.
   bool serves() {
     const std::size_t before = arrived.size();
-    PendingConnection connection(GuardedDescriptor(testing::dial(address)), Handshake::Side::connector, hello(), Secret::given(kSecret),
-                                 false, TimePoint{}, soon());
+    PendingConnection connection(GuardedDescriptor(testing::dial(address)),
+                                 Handshake::Side::connector, hello(), Secret::given(kSecret), false,
+                                 TimePoint{}, soon());
     PendingConnection::Progress progress{};
     return until([&] {
       progress = connection.advance([](const Handshake::Peer&) { return true; });
@@ -79,9 +82,13 @@ TEST(Reception, TheOldestNewcomerMakesRoomForANewOne) {
   std::vector<Descriptor> silent;
   for (int i = 0; i < 25; ++i) {
     silent.push_back(testing::dial(hall.address));
-    hall.until([&] { return hall.reception->newcomers() >= std::min<std::size_t>(static_cast<std::size_t>(i) + 1, 10); });
+    hall.until([&] {
+      return hall.reception->newcomers() >=
+             std::min<std::size_t>(static_cast<std::size_t>(i) + 1, 10);
+    });
   }
-  EXPECT_TRUE(hall.until([&] { return is_closed_by_peer(silent[0]) && is_closed_by_peer(silent[14]); }));
+  EXPECT_TRUE(
+      hall.until([&] { return is_closed_by_peer(silent[0]) && is_closed_by_peer(silent[14]); }));
   EXPECT_FALSE(is_closed_by_peer(silent[24]));
   EXPECT_LE(hall.reception->newcomers(), 10u);
   EXPECT_TRUE(hall.serves());
@@ -110,7 +117,9 @@ TEST(Reception, MalformedConnectionsLeaveNothingBehind) {
     const Descriptor stranger = testing::dial(hall.address);
     std::string noise(1 + random() % 400, '\0');
     for (char& each : noise) each = static_cast<char>(random());
-    if (i % 4 == 0) noise.replace(0, std::min<std::size_t>(8, noise.size()), std::string("muster\r\n").substr(0, noise.size()));
+    if (i % 4 == 0)
+      noise.replace(0, std::min<std::size_t>(8, noise.size()),
+                    std::string("muster\r\n").substr(0, noise.size()));
     EXPECT_GT(::send(stranger.get(), noise.data(), noise.size(), MSG_NOSIGNAL), 0);
     hall.reception->poll(steady_clock().now());
   }
@@ -163,7 +172,8 @@ TEST(Reception, WithoutDescriptorsItWaitsAndRecovers) {
       if (!one) break;
       hogs.push_back(std::move(one));
     }
-    // The one in reserve serves the first; then accepting pauses. However slow this machine is, the first has only just come.
+    // The one in reserve serves the first; then accepting pauses. However slow this machine is, the
+    // first has only just come.
     hall.held = steady_clock().now();
     EXPECT_TRUE(hall.until([&] { return hall.reception->newcomers() == 1; }));
     for (int i = 0; i < 10; ++i) hall.reception->poll(hall.now());

@@ -16,7 +16,8 @@ inline constexpr std::size_t kRegionPage = 4096;
 inline constexpr int kSegmentClasses = 48;
 
 /// Words that processes share must be usable without a lock.
-static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free);
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free &&
+              std::atomic<std::uint32_t>::is_always_lock_free);
 
 struct RegionHeader {
   std::uint64_t magic;  ///< written last
@@ -26,7 +27,8 @@ struct RegionHeader {
   std::uint64_t segment_bytes;
   std::uint64_t total_bytes;
   std::uint64_t nonce;
-  /// The heap (`segment_heap.h`): units handed out by the end so far, and a stack of free blocks for each class of size.
+  /// The heap (`segment_heap.h`): units handed out by the end so far, and a stack of free blocks
+  /// for each class of size.
   alignas(128) std::atomic<std::uint64_t> heap_end;
   std::atomic<std::uint64_t> free_blocks[kSegmentClasses];
 };
@@ -36,21 +38,23 @@ struct alignas(64) Doorbell {
   std::atomic<std::uint32_t> opened;
 };
 
-/// Of one place: what shows another process that it can read its owner's memory: `word` stands at `address` there.
+/// Of one place: what shows another process that it can read its owner's memory: `word` stands at
+/// `address` there.
 struct alignas(64) Card {
   std::atomic<std::uint32_t> process;
   std::atomic<std::uint64_t> address;
   std::atomic<std::uint64_t> word;  ///< written last; 0: not there yet
 };
 
-/// Of one ordered pair. Writer and reader each own a pair of cache lines; counts grow for ever and are never reset. What a writer asks of
-/// the reader before every message lies apart: the reader's position changes with every message, and each look at its line would fetch it
-/// anew.
+/// Of one ordered pair. Writer and reader each own a pair of cache lines; counts grow for ever and
+/// are never reset. What a writer asks of the reader before every message lies apart: the reader's
+/// position changes with every message, and each look at its line would fetch it anew.
 struct RingControl {
   alignas(128) std::atomic<std::uint64_t> tail;  ///< bytes published
   std::atomic<std::uint32_t> opened;
-  std::atomic<std::uint32_t> ended;                     ///< the writer publishes nothing more
-  std::atomic<std::uint32_t> writer_waits;              ///< set by a writer that found no room, taken back by the reader that makes some
+  std::atomic<std::uint32_t> ended;         ///< the writer publishes nothing more
+  std::atomic<std::uint32_t> writer_waits;  ///< set by a writer that found no room, taken back by
+                                            ///< the reader that makes some
   alignas(128) std::atomic<std::uint64_t> head;         ///< bytes consumed
   alignas(128) std::atomic<std::uint32_t> reader_gone;  ///< nobody reads any more
 };

@@ -22,7 +22,8 @@
 namespace muster::transport {
 namespace {
 
-RegionShape shape_of(int ranks, std::size_t ring_bytes = 4096, std::size_t segment_bytes = std::size_t{1} << 26) {
+RegionShape shape_of(int ranks, std::size_t ring_bytes = 4096,
+                     std::size_t segment_bytes = std::size_t{1} << 26) {
   RegionShape shape;
   for (int rank = 0; rank < ranks; ++rank) shape.ranks.push_back(rank);
   shape.ring_bytes = ring_bytes;
@@ -40,13 +41,16 @@ struct TestRegion {
       memory = mapping->memory();
       owner = mapping;
     } else {
-      void* const mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      void* const mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
       memory = static_cast<std::byte*>(mapped);
       owner = std::shared_ptr<void>(mapped, [bytes](void* at) { ::munmap(at, bytes); });
     }
     lay_out_region(memory, shape);
   }
-  std::unique_ptr<HostRegion> open(int local_rank) { return std::move(*open_region(memory, shape, local_rank, owner)); }
+  std::unique_ptr<HostRegion> open(int local_rank) {
+    return std::move(*open_region(memory, shape, local_rank, owner));
+  }
 
   RegionShape shape;
   Descriptor file;
@@ -54,13 +58,17 @@ struct TestRegion {
   std::shared_ptr<void> owner;
 };
 
-std::byte pattern(std::uint64_t at) { return static_cast<std::byte>((at * 131) ^ (at >> 8) ^ (at >> 16)); }
+std::byte pattern(std::uint64_t at) {
+  return static_cast<std::byte>((at * 131) ^ (at >> 8) ^ (at >> 16));
+}
 
-std::size_t write_some(ByteStream& stream, std::uint64_t from, std::size_t bytes, std::mt19937_64& random) {
+std::size_t write_some(ByteStream& stream, std::uint64_t from, std::size_t bytes,
+                       std::mt19937_64& random) {
   std::vector<std::byte> data(bytes);
   for (std::size_t i = 0; i < bytes; ++i) data[i] = pattern(from + i);
   const std::size_t cut = random() % (bytes + 1);
-  const std::array<ConstBytes, 3> pieces{ConstBytes(data).first(cut), ConstBytes{}, ConstBytes(data).subspan(cut)};
+  const std::array<ConstBytes, 3> pieces{ConstBytes(data).first(cut), ConstBytes{},
+                                         ConstBytes(data).subspan(cut)};
   return stream.write(pieces).value();
 }
 
@@ -68,7 +76,8 @@ std::size_t write_some(ByteStream& stream, std::uint64_t from, std::size_t bytes
 bool read_some(ByteStream& stream, std::uint64_t& at, std::size_t bytes, std::mt19937_64& random) {
   std::vector<std::byte> data(bytes);
   const std::size_t cut = random() % (bytes + 1);
-  const std::array<MutableBytes, 2> pieces{MutableBytes(data).first(cut), MutableBytes(data).subspan(cut)};
+  const std::array<MutableBytes, 2> pieces{MutableBytes(data).first(cut),
+                                           MutableBytes(data).subspan(cut)};
   const auto got = stream.read(pieces);
   if (!got.ok()) return false;
   for (std::size_t i = 0; i < *got; ++i) {
@@ -78,8 +87,10 @@ bool read_some(ByteStream& stream, std::uint64_t& at, std::size_t bytes, std::mt
   return true;
 }
 
-/// Both directions at once, up to `most` bytes a call, as a link does, sleeping on the mailbox when nothing moves.
-bool exchange_bytes(HostRegion& region, int peer, std::uint64_t total, std::size_t most, unsigned seed) {
+/// Both directions at once, up to `most` bytes a call, as a link does, sleeping on the mailbox when
+/// nothing moves.
+bool exchange_bytes(HostRegion& region, int peer, std::uint64_t total, std::size_t most,
+                    unsigned seed) {
   std::mt19937_64 random(seed);
   auto stream = open_shared_stream(region, peer);
   Mailbox& mailbox = region.mailbox(region.local_rank());
@@ -87,7 +98,9 @@ bool exchange_bytes(HostRegion& region, int peer, std::uint64_t total, std::size
   std::uint64_t received = 0;
   const auto pass = [&] {
     const std::uint64_t before = sent + received;
-    if (sent < total) sent += write_some(*stream, sent, std::min<std::uint64_t>(1 + random() % most, total - sent), random);
+    if (sent < total)
+      sent += write_some(*stream, sent, std::min<std::uint64_t>(1 + random() % most, total - sent),
+                         random);
     if (received < total && !read_some(*stream, received, 1 + random() % most, random)) return -1;
     return sent + received > before ? 1 : 0;
   };
@@ -109,8 +122,9 @@ bool exchange_bytes(HostRegion& region, int peer, std::uint64_t total, std::size
 }
 
 class RegionMemory : public ::testing::TestWithParam<bool> {};
-INSTANTIATE_TEST_SUITE_P(Kinds, RegionMemory, ::testing::Values(true, false),
-                         [](const auto& info) { return info.param ? "memory_file" : "ordinary_memory"; });
+INSTANTIATE_TEST_SUITE_P(Kinds, RegionMemory, ::testing::Values(true, false), [](const auto& info) {
+  return info.param ? "memory_file" : "ordinary_memory";
+});
 
 TEST_P(RegionMemory, RingsCarryBytesBothWaysBetweenThreads) {
   struct Traffic {
@@ -119,7 +133,8 @@ TEST_P(RegionMemory, RingsCarryBytesBothWaysBetweenThreads) {
     std::uint64_t total;
   };
   // The second: calls of many steps, read while they are written.
-  for (const Traffic& traffic : {Traffic{4096, 6000, 4'000'000}, Traffic{std::size_t{1} << 17, 300'000, 16'000'000}}) {
+  for (const Traffic& traffic :
+       {Traffic{4096, 6000, 4'000'000}, Traffic{std::size_t{1} << 17, 300'000, 16'000'000}}) {
     TestRegion memory(shape_of(3, traffic.ring_bytes), GetParam());
     auto first = memory.open(0);
     auto second = memory.open(2);
@@ -185,7 +200,8 @@ TEST_P(RegionMemory, RingWithImpossiblePositionsIsRefusedByBothSides) {
   control.tail.store(10'000);
   std::array<std::byte, 100> some{};
   const std::array<MutableBytes, 1> in{some};
-  EXPECT_EQ(reader->read(in).status().code(), Code::internal) << "more was written than there is room for";
+  EXPECT_EQ(reader->read(in).status().code(), Code::internal)
+      << "more was written than there is room for";
 }
 
 TEST_P(RegionMemory, OpeningAStreamRingsThePeersDoorbell) {
@@ -246,7 +262,8 @@ TEST_P(RegionMemory, HeapThatIsFullSaysSoAndServesAgainAfterARelease) {
   EXPECT_FALSE(region->claim(100'000).ok());
 }
 
-// Threads claim, fill, check and release: no block is ever handed out twice, and what is claimed is zero.
+// Threads claim, fill, check and release: no block is ever handed out twice, and what is claimed is
+// zero.
 TEST_P(RegionMemory, HeapStandsConcurrentClaims) {
   TestRegion memory(shape_of(4), GetParam());
   std::vector<std::thread> threads;
@@ -314,10 +331,13 @@ TEST(RegionMemoryFile, HeaderThatLiesIsRefused) {
   other = memory.shape;
   other.ring_bytes *= 2;
   EXPECT_EQ(open_region(memory.memory, other, 0, memory.owner).status().code(), Code::refused);
-  EXPECT_EQ(open_region(memory.memory, shape_of(3), 0, memory.owner).status().code(), Code::refused);
-  EXPECT_EQ(open_region(memory.memory, memory.shape, 2, memory.owner).status().code(), Code::invalid_argument);
+  EXPECT_EQ(open_region(memory.memory, shape_of(3), 0, memory.owner).status().code(),
+            Code::refused);
+  EXPECT_EQ(open_region(memory.memory, memory.shape, 2, memory.owner).status().code(),
+            Code::invalid_argument);
   std::memset(memory.memory, 0, 8);
-  EXPECT_EQ(open_region(memory.memory, memory.shape, 0, memory.owner).status().code(), Code::refused);
+  EXPECT_EQ(open_region(memory.memory, memory.shape, 0, memory.owner).status().code(),
+            Code::refused);
 }
 
 /// Runs `body` in a forked child; its exit code is 0 where it returned true.
@@ -331,14 +351,16 @@ pid_t in_child(Body body) {
 // The mapping is inherited here; objects are made after the fork, as each process makes its own.
 TEST(RegionMemoryProcesses, RingsCarryBytesBetweenProcesses) {
   TestRegion memory(shape_of(2), true);
-  const pid_t child = in_child([&] { return exchange_bytes(*memory.open(1), 0, 8'000'000, 6000, 4); });
+  const pid_t child =
+      in_child([&] { return exchange_bytes(*memory.open(1), 0, 8'000'000, 6000, 4); });
   EXPECT_TRUE(exchange_bytes(*memory.open(0), 1, 8'000'000, 6000, 3));
   int status = -1;
   ::waitpid(child, &status, 0);
   EXPECT_EQ(status, 0);
 }
 
-// Processes are killed at random moments of claiming and releasing: the survivor goes on, and never gets what somebody else holds.
+// Processes are killed at random moments of claiming and releasing: the survivor goes on, and never
+// gets what somebody else holds.
 TEST(RegionMemoryProcesses, HeapSurvivesRanksThatAreKilledWhileTheyUseIt) {
   TestRegion memory(shape_of(3, 4096, std::size_t{1} << 28), true);
   auto region = memory.open(0);
@@ -368,7 +390,8 @@ TEST(RegionMemoryProcesses, HeapSurvivesRanksThatAreKilledWhileTheyUseIt) {
   EXPECT_TRUE(region->claim(std::size_t{1} << 20).ok());
 }
 
-// A place is readable once its owner is there, and only where its card is right about what stands in the owner's memory.
+// A place is readable once its owner is there, and only where its card is right about what stands
+// in the owner's memory.
 TEST(RegionMemoryProcesses, MemoryOfAnotherProcessIsReadWhereItIs) {
   TestRegion memory(shape_of(3), true);
   auto region = memory.open(0);
@@ -384,14 +407,16 @@ TEST(RegionMemoryProcesses, MemoryOfAnotherProcessIsReadWhereItIs) {
     for (std::size_t i = 0; i < data.size(); ++i) data[i] = pattern(i);
     const auto address = reinterpret_cast<std::uint64_t>(data.data());
     char last = 0;
-    return ::write(told[1], &address, sizeof(address)) == sizeof(address) && ::read(over[0], &last, 1) == 1;
+    return ::write(told[1], &address, sizeof(address)) == sizeof(address) &&
+           ::read(over[0], &last, 1) == 1;
   });
   std::uint64_t address = 0;
   ASSERT_EQ(::read(told[0], &address, sizeof(address)), static_cast<ssize_t>(sizeof(address)));
   if (!region->can_read(1)) {
     ::kill(child, SIGKILL);
     ::waitpid(child, nullptr, 0);
-    GTEST_SKIP() << "the system does not let processes read each other's memory (kernel.yama.ptrace_scope, or a filter of system calls)";
+    GTEST_SKIP() << "the system does not let processes read each other's memory "
+                    "(kernel.yama.ptrace_scope, or a filter of system calls)";
   }
   std::vector<std::byte> copy(5000);
   ASSERT_TRUE(region->read(1, address, copy));
@@ -414,7 +439,8 @@ TEST(RegionMemoryProcesses, MemoryOfAnotherProcessIsReadWhereItIs) {
   for (const int end : {told[0], told[1], over[0], over[1]}) ::close(end);
 }
 
-// The kernel's page of clock data stands for what drivers map: its own process reads it, nobody else may.
+// The kernel's page of clock data stands for what drivers map: its own process reads it, nobody
+// else may.
 TEST(RegionMemoryProcesses, MemoryThatADriverHasMappedIsNotReadable) {
   TestRegion memory(shape_of(1), true);
   auto region = memory.open(0);
@@ -437,7 +463,8 @@ TEST(RegionMemoryProcesses, ForkedChildDoesNotDisturbItsParentsStreams) {
   auto back = open_shared_stream(*peer, 0);
   const pid_t child = in_child([&] {
     const std::array<ConstBytes, 1> out{as_bytes("from the child")};
-    const bool refused = stream->write(out).status().code() == Code::aborted && region->claim(1).status().code() == Code::aborted;
+    const bool refused = stream->write(out).status().code() == Code::aborted &&
+                         region->claim(1).status().code() == Code::aborted;
     stream.reset();  // would tell the peer that the parent has gone
     return refused;
   });

@@ -20,15 +20,19 @@ struct SharedRing {
 
 class RegionView final : public HostRegion {
  public:
-  RegionView(std::byte* memory, const RegionShape& shape, int local_rank, std::shared_ptr<void> owner, ArenaLookup lookup, ArenaReady ready,
+  RegionView(std::byte* memory, const RegionShape& shape, int local_rank,
+             std::shared_ptr<void> owner, ArenaLookup lookup, ArenaReady ready,
              ProcessOf processes);
 
   std::span<const int> ranks() const override { return ranks_; }
   int local_rank() const override { return local_rank_; }
-  Mailbox& mailbox(int local_rank) override { return at_as<Mailbox>(layout_.mailboxes)[local_rank]; }
+  Mailbox& mailbox(int local_rank) override {
+    return at_as<Mailbox>(layout_.mailboxes)[local_rank];
+  }
   bool holds_bytes_from(int local_rank) override {
     const RingControl& control = *ring(local_rank, local_rank_).control;
-    return control.tail.load(std::memory_order_acquire) != control.head.load(std::memory_order_relaxed);
+    return control.tail.load(std::memory_order_acquire) !=
+           control.head.load(std::memory_order_relaxed);
   }
   Result<std::uint64_t> claim(std::size_t bytes) override;
   void release(std::uint64_t offset) override;
@@ -36,7 +40,9 @@ class RegionView final : public HostRegion {
   std::shared_ptr<void> memory() override { return owner_; }
   std::byte* arena_at(int local_rank, std::uint64_t offset, std::size_t bytes) override;
   bool arena_ready(int local_rank) override { return !ready_ || ready_(local_rank); }
-  std::shared_ptr<ProcessEnd> process_of(int local_rank) override { return processes_ ? processes_(local_rank) : nullptr; }
+  std::shared_ptr<ProcessEnd> process_of(int local_rank) override {
+    return processes_ ? processes_(local_rank) : nullptr;
+  }
   bool can_read(int local_rank) override;
   bool keeps_memory(int local_rank) override;
   bool read(int local_rank, std::uint64_t address, MutableBytes to) override;

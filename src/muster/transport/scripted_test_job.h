@@ -1,4 +1,5 @@
-/// For tests: one real fabric whose peers are played by the test, frame by frame and byte by byte, on a clock that only the test moves.
+/// For tests: one real fabric whose peers are played by the test, frame by frame and byte by byte,
+/// on a clock that only the test moves.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -43,14 +44,16 @@ inline Frame frame_of(FrameKind kind, std::uint32_t channel = 0) {
   frame.header.channel = channel;
   return frame;
 }
-inline Frame eager(std::string payload, std::uint64_t tag = 0, std::uint32_t channel = 0, Fingerprint call = {}) {
+inline Frame eager(std::string payload, std::uint64_t tag = 0, std::uint32_t channel = 0,
+                   Fingerprint call = {}) {
   Frame frame = frame_of(FrameKind::eager, channel);
   frame.header.tag = tag;
   frame.header.call = call;
   frame.payload = std::move(payload);
   return frame;
 }
-inline Frame request(std::uint64_t message, std::uint64_t bytes, std::uint64_t tag = 0, std::uint32_t channel = 0, Fingerprint call = {}) {
+inline Frame request(std::uint64_t message, std::uint64_t bytes, std::uint64_t tag = 0,
+                     std::uint32_t channel = 0, Fingerprint call = {}) {
   Frame frame = frame_of(FrameKind::request, channel);
   frame.header.message = message;
   frame.header.amount = bytes;
@@ -58,7 +61,8 @@ inline Frame request(std::uint64_t message, std::uint64_t bytes, std::uint64_t t
   frame.header.call = call;
   return frame;
 }
-inline Frame fragment(std::uint64_t message, std::uint64_t at, std::string payload, std::uint32_t channel = 0) {
+inline Frame fragment(std::uint64_t message, std::uint64_t at, std::string payload,
+                      std::uint32_t channel = 0) {
   Frame frame = frame_of(FrameKind::data, channel);
   frame.header.message = message;
   frame.header.amount = at;
@@ -112,7 +116,8 @@ class ScriptedStream final : public ByteStream {
   Result<std::size_t> read(std::span<const MutableBytes> pieces) override {
     std::size_t total = 0;
     for (const MutableBytes piece : pieces) {
-      const std::size_t take = std::min({piece.size(), wire_->to_fabric.size(), wire_->chunk - total});
+      const std::size_t take =
+          std::min({piece.size(), wire_->to_fabric.size(), wire_->chunk - total});
       std::memcpy(piece.data(), wire_->to_fabric.data(), take);
       wire_->to_fabric.erase(0, take);
       total += take;
@@ -143,9 +148,12 @@ struct ScriptedNet {
 
 class ScriptedConnector final : public Connector {
  public:
-  ScriptedConnector(std::shared_ptr<ScriptedNet> net, std::vector<int> hosts) : net_(std::move(net)), hosts_(std::move(hosts)) {}
+  ScriptedConnector(std::shared_ptr<ScriptedNet> net, std::vector<int> hosts)
+      : net_(std::move(net)), hosts_(std::move(hosts)) {}
   Result<std::string> contact(TimePoint) override { return std::string(); }
-  Result<std::string> meet(std::span<const std::string>, TimePoint) override { return std::string(); }
+  Result<std::string> meet(std::span<const std::string>, TimePoint) override {
+    return std::string();
+  }
   Status settle(std::span<const std::string>, ConnectorEvents& events) override {
     events_ = &events;
     return {};
@@ -174,7 +182,8 @@ class ScriptedConnector final : public Connector {
 
 /// Rank `me` of `ranks`, each on a host of its own.
 struct ScriptedJob {
-  explicit ScriptedJob(int ranks = 2, int me = 0, const FingerprintRules* rules = nullptr, std::vector<int> hosts = {}) {
+  explicit ScriptedJob(int ranks = 2, int me = 0, const FingerprintRules* rules = nullptr,
+                       std::vector<int> hosts = {}) {
     if (hosts.empty()) {
       for (int r = 0; r < ranks; ++r) hosts.push_back(r);
     }
@@ -184,10 +193,11 @@ struct ScriptedJob {
     options.clock = &clock;
     options.threads = false;
     options.rules = rules;
-    auto made =
-        Fabric::create(options, std::make_unique<ScriptedConnector>(net, hosts), [ranks](const std::string&, const std::string& mine) {
-          return Result<std::vector<std::string>>(std::vector<std::string>(static_cast<std::size_t>(ranks), mine));
-        });
+    auto made = Fabric::create(options, std::make_unique<ScriptedConnector>(net, hosts),
+                               [ranks](const std::string&, const std::string& mine) {
+                                 return Result<std::vector<std::string>>(std::vector<std::string>(
+                                     static_cast<std::size_t>(ranks), mine));
+                               });
     EXPECT_TRUE(made.ok());
     fabric = std::move(*made);
   }
@@ -198,7 +208,9 @@ struct ScriptedJob {
     auto& wire = wires[peer];
     if (!wire) {
       wire = std::make_shared<ScriptedWire>();
-      net->news.push_back([peer, wire](ConnectorEvents& events) { events.on_stream(peer, std::make_unique<ScriptedStream>(wire)); });
+      net->news.push_back([peer, wire](ConnectorEvents& events) {
+        events.on_stream(peer, std::make_unique<ScriptedStream>(wire));
+      });
       settle();
     }
     return *wire;
@@ -224,7 +236,9 @@ struct ScriptedJob {
   std::vector<Frame> heard(int peer) {
     settle();
     auto frames = take_frames(wire(peer).from_fabric);
-    std::erase_if(frames, [](const Frame& frame) { return frame.header.kind == FrameKind::ping || frame.header.kind == FrameKind::pong; });
+    std::erase_if(frames, [](const Frame& frame) {
+      return frame.header.kind == FrameKind::ping || frame.header.kind == FrameKind::pong;
+    });
     return frames;
   }
 

@@ -12,7 +12,9 @@ namespace muster::transport {
 namespace {
 
 // A stack's head: a count of changes above, 1 + the unit of its first block below.
-constexpr std::uint64_t head_of(std::uint64_t old, std::uint32_t first) { return (((old >> 32) + 1) << 32) | first; }
+constexpr std::uint64_t head_of(std::uint64_t old, std::uint32_t first) {
+  return (((old >> 32) + 1) << 32) | first;
+}
 constexpr std::uint32_t first_of(std::uint64_t head) { return static_cast<std::uint32_t>(head); }
 
 }  // namespace
@@ -22,10 +24,13 @@ bool SegmentHeap::pop(int size_class, std::uint32_t& unit) {
   std::uint64_t head = stack.load(std::memory_order_acquire);
   while (first_of(head) != 0) {
     const std::uint32_t candidate = first_of(head) - 1;
-    if (candidate >= units_) return false;  // only a member that writes where it should not can do that
-    // May be read while another rank takes the block away and links it elsewhere: the count in the head then makes the exchange fail.
+    if (candidate >= units_)
+      return false;  // only a member that writes where it should not can do that
+    // May be read while another rank takes the block away and links it elsewhere: the count in the
+    // head then makes the exchange fail.
     const std::uint32_t next = entries_[candidate].next.load(std::memory_order_relaxed);
-    if (stack.compare_exchange_weak(head, head_of(head, next), std::memory_order_acq_rel, std::memory_order_acquire)) {
+    if (stack.compare_exchange_weak(head, head_of(head, next), std::memory_order_acq_rel,
+                                    std::memory_order_acquire)) {
       unit = candidate;
       return true;
     }
@@ -38,7 +43,8 @@ void SegmentHeap::push(int size_class, std::uint32_t unit) {
   std::uint64_t head = stack.load(std::memory_order_relaxed);
   do {
     entries_[unit].next.store(first_of(head), std::memory_order_relaxed);
-  } while (!stack.compare_exchange_weak(head, head_of(head, unit + 1), std::memory_order_release, std::memory_order_relaxed));
+  } while (!stack.compare_exchange_weak(head, head_of(head, unit + 1), std::memory_order_release,
+                                        std::memory_order_relaxed));
 }
 
 bool SegmentHeap::extend(int size_class, std::uint32_t& unit) {
@@ -54,21 +60,26 @@ bool SegmentHeap::extend(int size_class, std::uint32_t& unit) {
 bool SegmentHeap::split(int size_class, std::uint32_t& unit) {
   for (int larger = size_class + 1; larger < kSegmentClasses; ++larger) {
     if (!pop(larger, unit)) continue;
-    for (int half = larger - 1; half >= size_class; --half) push(half, unit + (std::uint32_t{1} << half));
+    for (int half = larger - 1; half >= size_class; --half)
+      push(half, unit + (std::uint32_t{1} << half));
     return true;
   }
   return false;
 }
 
 Result<std::uint64_t> SegmentHeap::claim(std::size_t bytes) {
-  const std::size_t wanted = bytes / kSegmentUnit + (bytes % kSegmentUnit != 0 || bytes == 0 ? 1 : 0);
+  const std::size_t wanted =
+      bytes / kSegmentUnit + (bytes % kSegmentUnit != 0 || bytes == 0 ? 1 : 0);
   const int size_class = static_cast<int>(std::bit_width(wanted - 1));
   std::uint32_t unit = 0;
   if (wanted > units_ || size_class >= kSegmentClasses ||
-      (!pop(size_class, unit) && !extend(size_class, unit) && !split(size_class, unit) && !pop(size_class, unit))) {
-    return Status(Code::exhausted, "the host region has no room for a segment of " + std::to_string(bytes) + " bytes (its heap has " +
-                                       std::to_string(units_ * kSegmentUnit) +
-                                       " in all, in blocks of powers of two): close groups that are no longer needed");
+      (!pop(size_class, unit) && !extend(size_class, unit) && !split(size_class, unit) &&
+       !pop(size_class, unit))) {
+    return Status(
+        Code::exhausted,
+        "the host region has no room for a segment of " + std::to_string(bytes) +
+            " bytes (its heap has " + std::to_string(units_ * kSegmentUnit) +
+            " in all, in blocks of powers of two): close groups that are no longer needed");
   }
   entries_[unit].state.store(static_cast<std::uint32_t>(size_class) + 1, std::memory_order_relaxed);
   return std::uint64_t{unit} * kSegmentUnit;

@@ -1,9 +1,11 @@
-/// The heap of a host region, shared by processes of which any may die at any instruction: no lock, so nobody can die holding one.
+/// The heap of a host region, shared by processes of which any may die at any instruction: no lock,
+/// so nobody can die holding one.
 ///
-/// Blocks are powers of two of a unit. Free ones of a class form a stack (Treiber's, its head with a count against ABA); when a
-/// stack is empty the end of the heap moves up, and at the very end larger blocks are halved. A rank that dies
-/// between taking a block and telling anybody loses that block, no more. What lies in blocks that are free is zero: `release` gives
-/// their pages back to the system before anybody can claim them.
+/// Blocks are powers of two of a unit. Free ones of a class form a stack (Treiber's, its head with
+/// a count against ABA); when a stack is empty the end of the heap moves up, and at the very end
+/// larger blocks are halved. A rank that dies between taking a block and telling anybody loses that
+/// block, no more. What lies in blocks that are free is zero: `release` gives their pages back to
+/// the system before anybody can claim them.
 #pragma once
 
 #include <cstddef>
@@ -39,8 +41,8 @@ class SegmentHeap {
   std::size_t units_;
 };
 
-/// Zeroes [memory, memory + bytes) by giving its whole pages back to the system where that can be done, both for shared mappings and
-/// private ones; both ends page aligned or not.
+/// Zeroes [memory, memory + bytes) by giving its whole pages back to the system where that can be
+/// done, both for shared mappings and private ones; both ends page aligned or not.
 void discard_pages(std::byte* memory, std::size_t bytes);
 
 }  // namespace muster::transport

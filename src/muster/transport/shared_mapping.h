@@ -1,5 +1,6 @@
-/// Memory files (memfd) and their mappings. Ranks that are threads of one process meet the same file several times: they
-/// share ONE mapping of it, so that an address means the same to all of them.
+/// Memory files (memfd) and their mappings. Ranks that are threads of one process meet the same
+/// file several times: they share ONE mapping of it, so that an address means the same to all of
+/// them.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +12,8 @@
 
 namespace muster::transport {
 
-/// A new memory file of `bytes`, sparse, close-on-exec, sealed against shrinking (no peer can make our mapping fault) and against other
-/// seals.
+/// A new memory file of `bytes`, sparse, close-on-exec, sealed against shrinking (no peer can make
+/// our mapping fault) and against other seals.
 Result<Descriptor> make_memory_file(const char* name, std::size_t bytes);
 
 class SharedMapping {
@@ -33,9 +34,10 @@ class SharedMapping {
   ProcessMark mark_;
 };
 
-/// The process's mapping of the whole file behind `descriptor`: made now, or the one that is there; for reading only where a descriptor
-/// that can do no more is the first. Code::refused where the file is smaller
-/// than `at_least` or could be shrunk by somebody (it must be a memory file with the seal). Thread-safe.
+/// The process's mapping of the whole file behind `descriptor`: made now, or the one that is there;
+/// for reading only where a descriptor that can do no more is the first. Code::refused where the
+/// file is smaller than `at_least` or could be shrunk by somebody (it must be a memory file with
+/// the seal). Thread-safe.
 Result<std::shared_ptr<SharedMapping>> map_shared(int descriptor, std::size_t at_least);
 
 }  // namespace muster::transport

@@ -45,30 +45,35 @@ class SharedStream final : public ByteStream {
 
  private:
   std::size_t room() const { return out_.bytes - static_cast<std::size_t>(tail_ - cached_head_); }
-  std::size_t published() const { return static_cast<std::size_t>(in_.control->tail.load(std::memory_order_acquire) - head_); }
+  std::size_t published() const {
+    return static_cast<std::size_t>(in_.control->tail.load(std::memory_order_acquire) - head_);
+  }
   bool make_room();
   void announce();
   void put(ConstBytes piece);
   void take(MutableBytes piece);
   void tell_writer();
   Status broken(const char* what) const {
-    return Status(Code::internal, std::string("the shared ring ") + what + " local rank " + std::to_string(peer_) +
-                                      " holds impossible positions: something has overwritten the host region");
+    return Status(Code::internal,
+                  std::string("the shared ring ") + what + " local rank " + std::to_string(peer_) +
+                      " holds impossible positions: something has overwritten the host region");
   }
 
   SharedRing out_;
   SharedRing in_;
   Mailbox& peer_mailbox_;
   int peer_;
-  bool quietly_ = false;           // see announce()
-  std::shared_ptr<void> memory_;   // may outlive the region's view
-  std::uint64_t tail_ = 0;         // ours in out_
-  std::uint64_t cached_head_ = 0;  // the peer's in out_, as last seen: a look at it costs a cache line
-  std::uint64_t head_ = 0;         // ours in in_
+  bool quietly_ = false;          // see announce()
+  std::shared_ptr<void> memory_;  // may outlive the region's view
+  std::uint64_t tail_ = 0;        // ours in out_
+  std::uint64_t cached_head_ =
+      0;                    // the peer's in out_, as last seen: a look at it costs a cache line
+  std::uint64_t head_ = 0;  // ours in in_
   ProcessMark mark_;
 };
 
-/// Looks at the reader's position anew; where there is no room, asks to be woken and looks once more, so that no wake-up is lost.
+/// Looks at the reader's position anew; where there is no room, asks to be woken and looks once
+/// more, so that no wake-up is lost.
 bool SharedStream::make_room() {
   cached_head_ = out_.control->head.load(std::memory_order_acquire);
   if (room() > 0) return true;
@@ -99,7 +104,9 @@ void SharedStream::take(MutableBytes piece) {
 
 void SharedStream::tell_writer() {
   in_.control->head.store(head_, std::memory_order_seq_cst);
-  if (in_.control->writer_waits.load(std::memory_order_seq_cst) != 0 && in_.control->writer_waits.exchange(0) != 0) peer_mailbox_.wake();
+  if (in_.control->writer_waits.load(std::memory_order_seq_cst) != 0 &&
+      in_.control->writer_waits.exchange(0) != 0)
+    peer_mailbox_.wake();
 }
 
 std::array<ConstBytes, 2> SharedStream::look() {
@@ -120,9 +127,11 @@ void SharedStream::drop(std::size_t bytes) {
 }
 
 Result<std::size_t> SharedStream::write(std::span<const ConstBytes> pieces) {
-  if (mark_.forked()) return Status(Code::aborted, "a forked child cannot use its parent's connections");
+  if (mark_.forked())
+    return Status(Code::aborted, "a forked child cannot use its parent's connections");
   if (out_.control->reader_gone.load(std::memory_order_acquire) != 0) {
-    return Status(Code::closed, "local rank " + std::to_string(peer_) + " has closed its side of the shared ring");
+    return Status(Code::closed, "local rank " + std::to_string(peer_) +
+                                    " has closed its side of the shared ring");
   }
   std::size_t written = 0;
   for (ConstBytes piece : pieces) {
@@ -148,9 +157,11 @@ Result<std::size_t> SharedStream::write(std::span<const ConstBytes> pieces) {
   return written;
 }
 
-/// Tells the reader all that has been put. No fence where whoever sleeps there sends a barrier first.
+/// Tells the reader all that has been put. No fence where whoever sleeps there sends a barrier
+/// first.
 void SharedStream::announce() {
-  if (quietly_ || (quietly_ = takes_host_barriers() && peer_mailbox_.sends_barriers.load(std::memory_order_relaxed) != 0)) {
+  if (quietly_ || (quietly_ = takes_host_barriers() &&
+                              peer_mailbox_.sends_barriers.load(std::memory_order_relaxed) != 0)) {
     out_.control->tail.store(tail_, std::memory_order_release);
     meet_host_barrier();
     peer_mailbox_.wake_announced();
@@ -161,13 +172,16 @@ void SharedStream::announce() {
 }
 
 Result<std::size_t> SharedStream::read(std::span<const MutableBytes> pieces) {
-  if (mark_.forked()) return Status(Code::aborted, "a forked child cannot use its parent's connections");
+  if (mark_.forked())
+    return Status(Code::aborted, "a forked child cannot use its parent's connections");
   // The end is looked at before the position: what was published before the end is then seen.
   const bool ended = in_.control->ended.load(std::memory_order_acquire) != 0;
   std::size_t available = published();
   if (available > in_.bytes) return broken("from");
   if (available == 0) {
-    if (ended) return Status(Code::closed, "local rank " + std::to_string(peer_) + " has closed its side of the shared ring");
+    if (ended)
+      return Status(Code::closed, "local rank " + std::to_string(peer_) +
+                                      " has closed its side of the shared ring");
     return std::size_t{0};
   }
   std::size_t got = 0;
@@ -211,7 +225,8 @@ std::uint32_t shared_stream_doorbell(HostRegion& region) {
 
 bool shared_stream_awaits(HostRegion& region, int peer_local_rank) {
   auto& view = static_cast<RegionView&>(region);
-  return view.ring(peer_local_rank, view.local_rank()).control->opened.load(std::memory_order_acquire) != 0;
+  return view.ring(peer_local_rank, view.local_rank())
+             .control->opened.load(std::memory_order_acquire) != 0;
 }
 
 }  // namespace muster::transport

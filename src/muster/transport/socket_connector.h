@@ -1,7 +1,9 @@
-/// How ranks on one or several hosts meet: shared memory within a host, sockets between hosts. Behind `make_socket_connector`.
+/// How ranks on one or several hosts meet: shared memory within a host, sockets between hosts.
+/// Behind `make_socket_connector`.
 ///
-/// Who shares memory is found out, not assumed: ranks of one kernel, network namespace and user are candidates, the lowest makes a
-/// region, and those that really get its memory file over the Unix socket, and map it, share it. All others are linked by sockets.
+/// Who shares memory is found out, not assumed: ranks of one kernel, network namespace and user are
+/// candidates, the lowest makes a region, and those that really get its memory file over the Unix
+/// socket, and map it, share it. All others are linked by sockets.
 #pragma once
 
 #include <atomic>

@@ -65,7 +65,8 @@ TEST(SocketConnector, ThreadsShareOneMapping) {
     seen[static_cast<std::size_t>(me)] = region.at(0);
     // Their arena is one and the same as well.
     std::byte* const memory = (*Arena::of_process())->allocate(64).value();
-    EXPECT_EQ(region.arena_at((me + 1) % 3, *(*Arena::of_process())->offset_of(memory, 64), 64), memory);
+    EXPECT_EQ(region.arena_at((me + 1) % 3, *(*Arena::of_process())->offset_of(memory, 64), 64),
+              memory);
     (*Arena::of_process())->free(memory);
     rank.barrier();
   });
@@ -130,7 +131,8 @@ TEST(SocketConnector, LabelsKeepRanksApartAsHosts) {
       EXPECT_EQ(rank.connector().region(), nullptr);
     } else {
       const auto ranks = rank.connector().region()->ranks();
-      EXPECT_EQ(std::vector<int>(ranks.begin(), ranks.end()), expected[static_cast<std::size_t>(me)]);
+      EXPECT_EQ(std::vector<int>(ranks.begin(), ranks.end()),
+                expected[static_cast<std::size_t>(me)]);
       EXPECT_EQ(rank.connector().region()->local_rank(), me / 2);
     }
     if (me < 2) {
@@ -172,7 +174,8 @@ TEST(SocketConnector, SharedMemoryOfOneRankOnlyLeavesItOut) {
   });
 }
 
-// Both sides begin at the same moment, many times over: one stream stands on both, and it is the same one.
+// Both sides begin at the same moment, many times over: one stream stands on both, and it is the
+// same one.
 TEST(SocketConnector, CrossingConnectionsSettleToOne) {
   for (int round = 0; round < 30; ++round) {
     Blackboard board(2);
@@ -183,7 +186,8 @@ TEST(SocketConnector, CrossingConnectionsSettleToOne) {
       rank.connector().connect(1 - me, soon());
       EXPECT_TRUE(rank.talk(1 - me, 5000));
       rank.barrier();
-      for (int i = 0; i < 20; ++i) rank.connector().poll(steady_clock().now() + std::chrono::milliseconds(i));
+      for (int i = 0; i < 20; ++i)
+        rank.connector().poll(steady_clock().now() + std::chrono::milliseconds(i));
       EXPECT_EQ(rank.streams_reported, 1);
       EXPECT_TRUE(rank.failures.empty());
       rank.barrier();
@@ -196,7 +200,8 @@ TEST(SocketConnector, InterfaceListsOfDifferentLengthsAreRefusedByName) {
   Blackboard board(2);
   run_threads(2, [&](int me) {
     auto options = options_of(me, 2);
-    options.interfaces = me == 0 ? std::vector<std::string>{"lo"} : std::vector<std::string>{"lo", "lo"};
+    options.interfaces =
+        me == 0 ? std::vector<std::string>{"lo"} : std::vector<std::string>{"lo", "lo"};
     TestRank rank(options, board);
     const Status joined = rank.join();
     EXPECT_EQ(joined.code(), Code::invalid_argument);
@@ -218,7 +223,8 @@ TEST(SocketConnector, SeveralInterfacesAreUsedInTurn) {
       std::set<std::size_t> used;
       for (const int peer : {1, 2}) {
         ASSERT_TRUE(rank.linked(peer));
-        const auto addresses = decode_contact(rank.contacts[static_cast<std::size_t>(peer)], peer)->addresses;
+        const auto addresses =
+            decode_contact(rank.contacts[static_cast<std::size_t>(peer)], peer)->addresses;
         ASSERT_EQ(addresses.size(), 2u);
         const std::string there = SocketAddress::peer_of(rank.streams[peer]->descriptor())->text();
         used.insert(there == addresses[0].text() ? 0u : 1u);
@@ -260,7 +266,8 @@ TEST_P(SocketConnectorKinds, KilledPeerIsReportedOnceAndByName) {
                   rank.barrier();
                   if (me == 1) {
                     if (::fork() == 0) {
-                      // A data loader's worker that outlives its parent, until the others have seen its end.
+                      // A data loader's worker that outlives its parent, until the others have seen
+                      // its end.
                       forked.add(1);
                       finished.wait_for(2, std::chrono::seconds(30));
                       ::_exit(0);
@@ -272,8 +279,10 @@ TEST_P(SocketConnectorKinds, KilledPeerIsReportedOnceAndByName) {
                   finished.add(1);
                   EXPECT_EQ(rank.deaths[1].code(), Code::peer_failed);
                   EXPECT_EQ(rank.deaths[1].ranks(), std::vector<int>({1}));
-                  EXPECT_NE(rank.deaths[1].message().find("rank 1 (pid "), std::string::npos) << rank.deaths[1].message();
-                  for (int i = 0; i < 20; ++i) rank.connector().poll(steady_clock().now() + std::chrono::milliseconds(i));
+                  EXPECT_NE(rank.deaths[1].message().find("rank 1 (pid "), std::string::npos)
+                      << rank.deaths[1].message();
+                  for (int i = 0; i < 20; ++i)
+                    rank.connector().poll(steady_clock().now() + std::chrono::milliseconds(i));
                   EXPECT_EQ(rank.death_reports[1], 1);
                 },
                 {1});

@@ -32,7 +32,8 @@ using testing::SharedCounter;
 
 enum class Wire { shm, tcp, mixed, hosts };
 
-/// A job of processes that meet over a file; ranks of `hosts` live in network namespaces of their own.
+/// A job of processes that meet over a file; ranks of `hosts` live in network namespaces of their
+/// own.
 class ProcessFabric : public testing::SampledCells<Wire> {
  protected:
   void start(int world_size) {
@@ -40,7 +41,9 @@ class ProcessFabric : public testing::SampledCells<Wire> {
     const std::string name = ::testing::UnitTest::GetInstance()->current_test_info()->name();
     std::string unique = name;
     for (char& each : unique) each = each == '/' ? '_' : each;
-    path_ = (std::filesystem::temp_directory_path() / ("muster-" + std::to_string(::getpid()) + unique)).string();
+    path_ =
+        (std::filesystem::temp_directory_path() / ("muster-" + std::to_string(::getpid()) + unique))
+            .string();
     std::filesystem::remove(path_);
     if (GetParam() == Wire::hosts) {
       auto net = NetworkNamespaces::create(world_size);
@@ -70,13 +73,17 @@ class ProcessFabric : public testing::SampledCells<Wire> {
     fabric_options.rank = rank;
     fabric_options.world_size = world_size_;
     fabric_options.timeout = std::chrono::seconds(60);
-    const Exchange over_store = exchange_over(*store, "meeting", rank, world_size_, deadline_after(steady_clock(), fabric_options.timeout));
+    const Exchange over_store =
+        exchange_over(*store, "meeting", rank, world_size_,
+                      deadline_after(steady_clock(), fabric_options.timeout));
     const Exchange exchange = [&](const std::string& round, const std::string& mine) {
       auto all = over_store(round, mine);
       if (all.ok() && contacts != nullptr && contacts->empty()) *contacts = *all;
       return all;
     };
-    auto fabric = Fabric::create(fabric_options, make_socket_connector(options, Secret::given("a secret for tests only")), exchange);
+    auto fabric = Fabric::create(
+        fabric_options, make_socket_connector(options, Secret::given("a secret for tests only")),
+        exchange);
     EXPECT_TRUE(fabric.ok()) << fabric.status().message();
     return fabric.ok() ? std::move(*fabric) : nullptr;
   }
@@ -107,24 +114,31 @@ const char* name_of(Wire wire) {
   }
   return "";
 }
-INSTANTIATE_TEST_SUITE_P(Wires, ProcessFabric, ::testing::Values(Wire::shm, Wire::tcp, Wire::mixed, Wire::hosts),
+INSTANTIATE_TEST_SUITE_P(Wires, ProcessFabric,
+                         ::testing::Values(Wire::shm, Wire::tcp, Wire::mixed, Wire::hosts),
                          [](const auto& info) { return name_of(info.param); });
 
 std::string pattern(std::size_t bytes, std::size_t seed) {
   std::string text(bytes, '\0');
-  for (std::size_t i = 0; i < bytes; ++i) text[i] = static_cast<char>(i * 31 + seed * 17 + (i >> 9));
+  for (std::size_t i = 0; i < bytes; ++i)
+    text[i] = static_cast<char>(i * 31 + seed * 17 + (i >> 9));
   return text;
 }
 
-MutableBytes writable(std::string& text) { return std::as_writable_bytes(std::span(text.data(), text.size())); }
+MutableBytes writable(std::string& text) {
+  return std::as_writable_bytes(std::span(text.data(), text.size()));
+}
 
-/// Every pair at once, in both directions, messages from nothing to more than every buffer on the way.
+/// Every pair at once, in both directions, messages from nothing to more than every buffer on the
+/// way.
 void exchange_with_all(Fabric& fabric) {
   Channel& channel = fabric.bootstrap();
   const int world_size = fabric.world_size();
-  for (const std::size_t bytes : {std::size_t{0}, std::size_t{5}, std::size_t{4096}, std::size_t{70'001}, std::size_t{1'500'000}}) {
+  for (const std::size_t bytes : {std::size_t{0}, std::size_t{5}, std::size_t{4096},
+                                  std::size_t{70'001}, std::size_t{1'500'000}}) {
     std::vector<TransferRef> transfers;
-    std::vector<std::string> out(static_cast<std::size_t>(world_size)), in(static_cast<std::size_t>(world_size));
+    std::vector<std::string> out(static_cast<std::size_t>(world_size)),
+        in(static_cast<std::size_t>(world_size));
     for (int peer = 0; peer < world_size; ++peer) {
       if (peer == fabric.rank()) continue;
       const auto at = static_cast<std::size_t>(peer);
@@ -139,7 +153,8 @@ void exchange_with_all(Fabric& fabric) {
     }
     for (int peer = 0; peer < world_size; ++peer) {
       if (peer == fabric.rank()) continue;
-      EXPECT_EQ(in[static_cast<std::size_t>(peer)], pattern(bytes, static_cast<std::size_t>(peer * world_size + fabric.rank())));
+      EXPECT_EQ(in[static_cast<std::size_t>(peer)],
+                pattern(bytes, static_cast<std::size_t>(peer * world_size + fabric.rank())));
     }
   }
 }
@@ -210,13 +225,16 @@ TEST_P(ProcessFabric, ADeathIsToldWhereNobodyReadsStandardError) {
         received.wait_for(3, std::chrono::seconds(60));
         if (rank == 1) ::kill(::getpid(), SIGKILL);
         std::string never(8, 'x');
-        const Status ended = finish(*fabric, fabric->bootstrap().receive(1, 99, writable(never), {}), std::chrono::seconds(20));
+        const Status ended =
+            finish(*fabric, fabric->bootstrap().receive(1, 99, writable(never), {}),
+                   std::chrono::seconds(20));
         EXPECT_EQ(ended.ranks(), std::vector<int>({1})) << ended.message();
       },
       {1});
 }
 
-// The process goes on, and is no rank any more. Without an end of the process and of any connection the others look at its memory.
+// The process goes on, and is no rank any more. Without an end of the process and of any connection
+// the others look at its memory.
 TEST_P(ProcessFabric, ARankThatRunsAnotherProgramIsNamedByAllOthers) {
   start(3);
   SharedCounter received, victim, seen;
@@ -241,7 +259,8 @@ TEST_P(ProcessFabric, ARankThatRunsAnotherProgramIsNamedByAllOthers) {
         EXPECT_EQ(ended.code(), Code::peer_failed) << ended.message();
         EXPECT_EQ(ended.ranks(), std::vector<int>({1})) << ended.message();
         if (reads) {
-          EXPECT_EQ(ended.message().find("has not answered for"), std::string::npos) << ended.message();
+          EXPECT_EQ(ended.message().find("has not answered for"), std::string::npos)
+              << ended.message();
         }
         seen.add(1);
         if (rank == 0) {
@@ -252,7 +271,8 @@ TEST_P(ProcessFabric, ARankThatRunsAnotherProgramIsNamedByAllOthers) {
       {1});
 }
 
-// A data loader's worker of the dead rank lives on with copies of everything that the handlers of fork() did not close.
+// A data loader's worker of the dead rank lives on with copies of everything that the handlers of
+// fork() did not close.
 TEST_P(ProcessFabric, KilledRankIsNamedWhileItsForkedChildLivesOn) {
   start(3);
   SharedCounter received, forked, seen;
@@ -273,7 +293,9 @@ TEST_P(ProcessFabric, KilledRankIsNamedWhileItsForkedChildLivesOn) {
           ::kill(::getpid(), SIGKILL);
         }
         std::string never(8, 'x');
-        const Status ended = finish(*fabric, fabric->bootstrap().receive(2, 99, writable(never), {}), std::chrono::seconds(20));
+        const Status ended =
+            finish(*fabric, fabric->bootstrap().receive(2, 99, writable(never), {}),
+                   std::chrono::seconds(20));
         seen.add(1);
         EXPECT_EQ(ended.code(), Code::peer_failed) << ended.message();
         EXPECT_EQ(ended.ranks(), std::vector<int>({2})) << ended.message();
@@ -289,13 +311,16 @@ TEST_P(ProcessFabric, StrangersDoNotDisturb) {
     auto fabric = join(rank, &contacts);
     ASSERT_NE(fabric, nullptr);
     std::vector<SocketAddress> ports;
-    for (int peer = 0; peer < 2; ++peer) ports.push_back(decode_contact(contacts[static_cast<std::size_t>(peer)], peer)->addresses[0]);
+    for (int peer = 0; peer < 2; ++peer)
+      ports.push_back(decode_contact(contacts[static_cast<std::size_t>(peer)], peer)->addresses[0]);
     std::vector<Descriptor> silent;
     for (int i = 0; i < 300; ++i) {
       const SocketAddress& port = ports[static_cast<std::size_t>(i % 2)];
       Descriptor stranger(::socket(port.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
       ASSERT_EQ(::connect(stranger.get(), port.raw(), port.length()), 0);
-      const std::string noise = i % 3 == 0 ? "m" : pattern(static_cast<std::size_t>(i), static_cast<std::size_t>(i + rank));
+      const std::string noise =
+          i % 3 == 0 ? "m"
+                     : pattern(static_cast<std::size_t>(i), static_cast<std::size_t>(i + rank));
       static_cast<void>(::send(stranger.get(), noise.data(), noise.size(), MSG_NOSIGNAL));
       if (i % 3 == 0) silent.push_back(std::move(stranger));
     }
@@ -343,8 +368,11 @@ TEST(ThreadFabric, FourThreadsExchangeOverSharedMemoryAndSockets) {
         fabric_options.rank = rank;
         fabric_options.world_size = 4;
         fabric_options.timeout = std::chrono::seconds(60);
-        auto fabric = Fabric::create(fabric_options, make_socket_connector(options, Secret::given("a secret for tests only")),
-                                     exchange_over(store, "meeting", rank, 4, deadline_after(steady_clock(), fabric_options.timeout)));
+        auto fabric =
+            Fabric::create(fabric_options,
+                           make_socket_connector(options, Secret::given("a secret for tests only")),
+                           exchange_over(store, "meeting", rank, 4,
+                                         deadline_after(steady_clock(), fabric_options.timeout)));
         ASSERT_TRUE(fabric.ok()) << fabric.status().message();
         exchange_with_all(**fabric);
       });

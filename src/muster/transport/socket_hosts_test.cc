@@ -35,7 +35,8 @@ TEST(SocketConnectorStrangers, NobodyElseIsDisturbed) {
   });
 }
 
-// Everything right but the secret; then everything right but the life of the rank; then a rank that is linked already.
+// Everything right but the secret; then everything right but the life of the rank; then a rank that
+// is linked already.
 TEST(SocketConnectorStrangers, WrongSecretOldLifeAndSecondStreamAreTurnedAway) {
   Blackboard board(2);
   run_threads(2, [&](int me) {
@@ -53,16 +54,19 @@ TEST(SocketConnectorStrangers, WrongSecretOldLifeAndSecondStreamAreTurnedAway) {
         hello.world_size = 2;
         hello.job = "test";
         hello.note = nonce;
-        PendingConnection connection(GuardedDescriptor(testing::dial(target.addresses[0])), Handshake::Side::connector, hello, secret,
-                                     false, TimePoint{}, soon());
+        PendingConnection connection(GuardedDescriptor(testing::dial(target.addresses[0])),
+                                     Handshake::Side::connector, hello, secret, false, TimePoint{},
+                                     soon());
         for (;;) {
           const auto progress = connection.advance([](const Handshake::Peer&) { return true; });
-          if (progress != PendingConnection::Progress::waiting) return connection.handshake().verdict();
+          if (progress != PendingConnection::Progress::waiting)
+            return connection.handshake().verdict();
           pollfd wait{connection.descriptor(), POLLIN, 0};
           ::poll(&wait, 1, 100);
         }
       };
-      EXPECT_EQ(attempt(Secret::given("another secret, as long as needed"), self.nonce), Handshake::Verdict::bad_proof);
+      EXPECT_EQ(attempt(Secret::given("another secret, as long as needed"), self.nonce),
+                Handshake::Verdict::bad_proof);
       EXPECT_EQ(attempt(Secret::given(kSecret), self.nonce + 1), Handshake::Verdict::unwelcome);
       EXPECT_EQ(attempt(Secret::given(kSecret), self.nonce), Handshake::Verdict::unwelcome);
       const std::array<ConstBytes, 1> out{as_bytes("done")};
@@ -70,7 +74,8 @@ TEST(SocketConnectorStrangers, WrongSecretOldLifeAndSecondStreamAreTurnedAway) {
     } else {
       std::array<std::byte, 4> some{};
       const std::array<MutableBytes, 1> in{some};
-      EXPECT_TRUE(rank.until([&] { return rank.streams.contains(1) && rank.streams[1]->read(in).value() == 4; }));
+      EXPECT_TRUE(rank.until(
+          [&] { return rank.streams.contains(1) && rank.streams[1]->read(in).value() == 4; }));
     }
     rank.barrier();
     EXPECT_EQ(rank.streams_reported, 1);
@@ -80,7 +85,8 @@ TEST(SocketConnectorStrangers, WrongSecretOldLifeAndSecondStreamAreTurnedAway) {
 // ---- hosts ----
 
 /// A rank, a process, on each of two hosts.
-void on_two_hosts(const std::function<void(NetworkNamespaces& net, Blackboard& board, int me)>& body) {
+void on_two_hosts(
+    const std::function<void(NetworkNamespaces& net, Blackboard& board, int me)>& body) {
   auto net = NetworkNamespaces::create(2);
   ASSERT_TRUE(net.ok()) << net.status().message();
   Blackboard board(2);
@@ -104,7 +110,8 @@ TEST(SocketConnectorHosts, NetworkNamespacesAreHosts) {
     const Status joined = rank.join();
     ASSERT_TRUE(joined.ok()) << joined.message();
     EXPECT_EQ(rank.connector().hosts(), std::vector<int>({0, 0, 1, 1}));
-    EXPECT_EQ(decode_contact(rank.contacts[3], 3)->addresses[0].host(), (*net)->address(1)) << "the address that routes to the store";
+    EXPECT_EQ(decode_contact(rank.contacts[3], 3)->addresses[0].host(), (*net)->address(1))
+        << "the address that routes to the store";
     ASSERT_NE(rank.connector().region(), nullptr);
     EXPECT_EQ(rank.connector().region()->ranks()[0], me / 2 * 2);
     for (int step = 1; step < 4; ++step) {
@@ -162,14 +169,15 @@ TEST(SocketConnectorHosts, PeerThatIsNotThereIsNamedAtTheDeadline) {
       EXPECT_TRUE(rank.until([&] { return rank.failures.contains(1); }));
       EXPECT_EQ(rank.failures[1].code(), Code::timed_out);
       EXPECT_EQ(rank.failures[1].ranks(), std::vector<int>({1}));
-      EXPECT_NE(rank.failures[1].message().find(net.address(1)), std::string::npos) << rank.failures[1].message();
+      EXPECT_NE(rank.failures[1].message().find(net.address(1)), std::string::npos)
+          << rank.failures[1].message();
     }
     rank.barrier();
   });
 }
 
-// spec: A13 interfaces are found where none is named and the store has no address, as a file has none: the default route's
-// spec: B7 file:// over several hosts
+// spec: A13 interfaces are found where none is named and the store has no address, as a file has
+// none: the default route's spec: B7 file:// over several hosts
 TEST(SocketConnectorHosts, WithoutAStoreAddressTheDefaultRouteIsTaken) {
   on_two_hosts([](NetworkNamespaces& net, Blackboard& board, int me) {
     ASSERT_EQ(std::system(("ip route add default via " + net.address(1 - me)).c_str()), 0);

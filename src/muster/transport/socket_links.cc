@@ -20,7 +20,8 @@ namespace {
 constexpr Duration kHandshakeLimit = std::chrono::seconds(5);
 constexpr Duration kFirstPause = std::chrono::milliseconds(5);
 constexpr Duration kLongestPause = std::chrono::milliseconds(500);
-// A rank listens before anybody knows its address and for as long as it lives: this often in a row, over a second, and it has gone.
+// A rank listens before anybody knows its address and for as long as it lives: this often in a row,
+// over a second, and it has gone.
 constexpr std::size_t kRefusalsThatTell = 9;
 constexpr int kBacklog = 1024;
 
@@ -33,7 +34,10 @@ SocketLinks::SocketLinks(Handshake::Hello hello, Secret secret)
                      .hello = hello,
                      .admit = {},
                      .welcome = [this](const Handshake::Peer& peer) { return welcomes(peer); },
-                     .arrived = [this](GuardedDescriptor socket, const Handshake::Peer& peer) { establish(peer.rank, std::move(socket)); }},
+                     .arrived =
+                         [this](GuardedDescriptor socket, const Handshake::Peer& peer) {
+                           establish(peer.rank, std::move(socket));
+                         }},
                  std::move(secret)) {}
 
 Status SocketLinks::listen(const std::vector<SocketAddress>& addresses, bool pinned) {
@@ -63,8 +67,9 @@ void SocketLinks::settle(std::vector<Peer> book, ConnectorEvents& events) {
 }
 
 bool SocketLinks::welcomes(const Handshake::Peer& who) const {
-  const bool known = who.rank >= 0 && static_cast<std::size_t>(who.rank) < book_.size() && who.rank != hello_.rank &&
-                     who.world_size == hello_.world_size && who.note == peer(who.rank).nonce;
+  const bool known = who.rank >= 0 && static_cast<std::size_t>(who.rank) < book_.size() &&
+                     who.rank != hello_.rank && who.world_size == hello_.world_size &&
+                     who.note == peer(who.rank).nonce;
   if (!known || linked_[static_cast<std::size_t>(who.rank)]) return false;
   const auto mine = attempts_.find(who.rank);
   const bool mine_is_under_way = mine != attempts_.end() && mine->second.connection != nullptr;
@@ -78,15 +83,19 @@ void SocketLinks::connect(int peer, TimePoint deadline) {
 }
 
 Descriptor SocketLinks::open_towards(Attempt& attempt, std::size_t index) {
-  Descriptor socket(::socket(attempt.address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  Descriptor socket(
+      ::socket(attempt.address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!socket) return socket;
   const int on = 1;
   ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  if (pinned_ && index < addresses_.size() && addresses_[index].family() == attempt.address.family()) {
+  if (pinned_ && index < addresses_.size() &&
+      addresses_[index].family() == attempt.address.family()) {
     const auto source = SocketAddress::numeric(addresses_[index].host(), 0);
-    if (source.ok() && ::bind(socket.get(), source->raw(), source->length()) != 0) return Descriptor();
+    if (source.ok() && ::bind(socket.get(), source->raw(), source->length()) != 0)
+      return Descriptor();
   }
-  if (::connect(socket.get(), attempt.address.raw(), attempt.address.length()) != 0 && errno != EINPROGRESS && errno != EINTR) {
+  if (::connect(socket.get(), attempt.address.raw(), attempt.address.length()) != 0 &&
+      errno != EINPROGRESS && errno != EINTR) {
     return Descriptor();
   }
   return socket;
@@ -95,7 +104,8 @@ Descriptor SocketLinks::open_towards(Attempt& attempt, std::size_t index) {
 void SocketLinks::start(int to, Attempt& attempt, TimePoint now) {
   const auto& addresses = peer(to).addresses;
   // Both sides begin with the same interface of their lists; pairs are spread over them.
-  const std::size_t index = (static_cast<std::size_t>(to + hello_.rank) + attempt.tries) % addresses.size();
+  const std::size_t index =
+      (static_cast<std::size_t>(to + hello_.rank) + attempt.tries) % addresses.size();
   attempt.address = addresses[index];
   ++attempt.tries;
   Descriptor socket = open_towards(attempt, index);
@@ -111,8 +121,9 @@ void SocketLinks::start(int to, Attempt& attempt, TimePoint now) {
     attempt.last = Status(Code::exhausted, errno_text(errno));
     return retry(attempt, now);
   }
-  attempt.connection = std::make_unique<PendingConnection>(GuardedDescriptor(std::move(socket)), Handshake::Side::connector, hello_,
-                                                           secret_, true, now, std::min(attempt.deadline, now + kHandshakeLimit));
+  attempt.connection = std::make_unique<PendingConnection>(
+      GuardedDescriptor(std::move(socket)), Handshake::Side::connector, hello_, secret_, true, now,
+      std::min(attempt.deadline, now + kHandshakeLimit));
 }
 
 void SocketLinks::advance(int to, TimePoint now) {
@@ -133,11 +144,13 @@ void SocketLinks::advance(int to, TimePoint now) {
 void SocketLinks::finish(int to, Attempt& attempt) {
   const Handshake::Peer& who = attempt.connection->handshake().peer();
   if (who.rank != to || who.note != peer(to).nonce || who.world_size != hello_.world_size) {
-    return fail(to, Status(Code::refused,
-                           "connecting to " + peer(to).name + " at " + attempt.address.text() + ": rank " + std::to_string(who.rank) +
-                               " of " + std::to_string(who.world_size) +
-                               " answered there, in another life than the one it published; was a rank restarted alone?",
-                           {to}));
+    return fail(
+        to, Status(Code::refused,
+                   "connecting to " + peer(to).name + " at " + attempt.address.text() + ": rank " +
+                       std::to_string(who.rank) + " of " + std::to_string(who.world_size) +
+                       " answered there, in another life than the one it published; was a rank "
+                       "restarted alone?",
+                   {to}));
   }
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, attempt.connection->descriptor(), nullptr);
   establish(to, attempt.connection->take_socket());
@@ -147,9 +160,11 @@ void SocketLinks::establish(int with, GuardedDescriptor socket) {
   attempts_.erase(with);
   linked_[static_cast<std::size_t>(with)] = true;
   if (logs(LogLevel::debug)) {
-    const auto here = SocketAddress::local_of(socket.get()), there = SocketAddress::peer_of(socket.get());
-    log(LogLevel::debug, "connected to " + peer(with).name + " over TCP" +
-                             (here && there ? ", from " + here->text() + " to " + there->text() : std::string()));
+    const auto here = SocketAddress::local_of(socket.get()),
+               there = SocketAddress::peer_of(socket.get());
+    log(LogLevel::debug,
+        "connected to " + peer(with).name + " over TCP" +
+            (here && there ? ", from " + here->text() + " to " + there->text() : std::string()));
   }
   events_->on_stream(with, make_tcp_stream(std::move(socket)));
 }
@@ -167,7 +182,9 @@ void SocketLinks::on_failure(int to, Attempt& attempt, TimePoint now) {
   }
   if (attempt.last.code() == Code::refused) {
     return fail(to, Status(Code::refused,
-                           "connecting to " + peer(to).name + " at " + attempt.address.text() + ": " + attempt.last.message(), {to}));
+                           "connecting to " + peer(to).name + " at " + attempt.address.text() +
+                               ": " + attempt.last.message(),
+                           {to}));
   }
   retry(attempt, now);
 }
@@ -193,26 +210,33 @@ bool SocketLinks::poll(TimePoint now) {
   const int ready = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), 0);
   for (int i = 0; i < ready; ++i) {
     const int fd = events[static_cast<std::size_t>(i)].data.fd;
-    const auto at = std::find_if(attempts_.begin(), attempts_.end(),
-                                 [fd](const auto& each) { return each.second.connection && each.second.connection->descriptor() == fd; });
+    const auto at = std::find_if(attempts_.begin(), attempts_.end(), [fd](const auto& each) {
+      return each.second.connection && each.second.connection->descriptor() == fd;
+    });
     if (at == attempts_.end()) continue;
     advance(at->first, now);
     moved = true;
   }
-  // Limits only now: an answer that came in time counts, also where this process was held up itself.
+  // Limits only now: an answer that came in time counts, also where this process was held up
+  // itself.
   for (auto next = attempts_.begin(); next != attempts_.end();) {
     const auto [to, attempt] = std::tie(next->first, next->second);
     ++next;  // what follows may end this attempt
-    const std::string where = peer(to).name + " at " + (attempt.tries > 0 ? attempt.address.text() : peer(to).addresses.front().text());
+    const std::string where =
+        peer(to).name + " at " +
+        (attempt.tries > 0 ? attempt.address.text() : peer(to).addresses.front().text());
     if (attempt.refusals >= kRefusalsThatTell) {
-      fail(to, Status(Code::peer_failed, "nobody listens any more for " + where + ": its process has ended, or a firewall is in between",
+      fail(to, Status(Code::peer_failed,
+                      "nobody listens any more for " + where +
+                          ": its process has ended, or a firewall is in between",
                       {to}));
     } else if (attempt.deadline <= now) {
-      fail(to,
-           Status(Code::timed_out,
-                  "no connection to " + where + " before the deadline" + (attempt.last.ok() ? "" : "; last: " + attempt.last.message()) +
-                      "; check that the address can be reached from this host (MUSTER_SOCKET_IFNAME chooses the interface)",
-                  {to}));
+      fail(to, Status(Code::timed_out,
+                      "no connection to " + where + " before the deadline" +
+                          (attempt.last.ok() ? "" : "; last: " + attempt.last.message()) +
+                          "; check that the address can be reached from this host "
+                          "(MUSTER_SOCKET_IFNAME chooses the interface)",
+                      {to}));
     } else if (attempt.connection && attempt.connection->limit() <= now) {
       attempt.last = Status(Code::timed_out, "no answer within " + describe(kHandshakeLimit));
       retry(attempt, now);

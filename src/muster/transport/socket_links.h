@@ -1,8 +1,9 @@
 /// Streams over sockets: listens for peers, connects to them, and settles what crosses.
 ///
-/// Where two ranks connect to each other at the same time, the connection that the lower rank began stands: it turns the other's away
-/// while its own is under way, and the higher rank, turned away, waits for the lower's. A second stream from a rank that
-/// is linked is turned away too. Greetings carry rank, world size and the nonce that the rank has published, so that a process left over
+/// Where two ranks connect to each other at the same time, the connection that the lower rank began
+/// stands: it turns the other's away while its own is under way, and the higher rank, turned away,
+/// waits for the lower's. A second stream from a rank that is linked is turned away too. Greetings
+/// carry rank, world size and the nonce that the rank has published, so that a process left over
 /// from an earlier run with the same secret is not taken for a rank of this one.
 #pragma once
 
@@ -33,7 +34,8 @@ class SocketLinks {
   /// `hello`: this rank's, with its nonce as the note.
   SocketLinks(Handshake::Hello hello, Secret secret);
 
-  /// Listens on each address (their ports: free ones). `pinned`: connections leave from these addresses too.
+  /// Listens on each address (their ports: free ones). `pinned`: connections leave from these
+  /// addresses too.
   Status listen(const std::vector<SocketAddress>& addresses, bool pinned);
   /// What is listened on, with ports.
   const std::vector<SocketAddress>& addresses() const { return addresses_; }

@@ -34,8 +34,9 @@ class TcpStream final : public ByteStream {
     std::size_t total = 0;
     for (const ConstBytes& piece : pieces) total += piece.size();
     if (total > kTogetherBytes) {
-      return gathering(pieces, "sending to ",
-                       [this](msghdr& message) { return ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT); });
+      return gathering(pieces, "sending to ", [this](msghdr& message) {
+        return ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+      });
     }
     if (total == 0) return std::size_t{0};
     // For so little a copy costs less than what the kernel does to read a list of pieces.
@@ -46,7 +47,9 @@ class TcpStream final : public ByteStream {
       std::memcpy(together.data() + at, piece.data(), piece.size());
       at += piece.size();
     }
-    return moving("sending to ", [&] { return ::send(socket_.get(), together.data(), total, MSG_NOSIGNAL | MSG_DONTWAIT); });
+    return moving("sending to ", [&] {
+      return ::send(socket_.get(), together.data(), total, MSG_NOSIGNAL | MSG_DONTWAIT);
+    });
   }
   Result<std::size_t> read(std::span<const MutableBytes> pieces) override {
     const auto ends = [this](ssize_t got) {
@@ -54,10 +57,14 @@ class TcpStream final : public ByteStream {
       return got;
     };
     if (pieces.size() == 1 && !pieces.front().empty()) {
-      return moving("receiving from ",
-                    [&] { return ends(::recv(socket_.get(), pieces.front().data(), pieces.front().size(), MSG_DONTWAIT)); });
+      return moving("receiving from ", [&] {
+        return ends(
+            ::recv(socket_.get(), pieces.front().data(), pieces.front().size(), MSG_DONTWAIT));
+      });
     }
-    return gathering(pieces, "receiving from ", [&](msghdr& message) { return ends(::recvmsg(socket_.get(), &message, MSG_DONTWAIT)); });
+    return gathering(pieces, "receiving from ", [&](msghdr& message) {
+      return ends(::recvmsg(socket_.get(), &message, MSG_DONTWAIT));
+    });
   }
   int descriptor() const override { return socket_.get(); }
   const char* kind() const override { return "tcp"; }
@@ -76,16 +83,19 @@ class TcpStream final : public ByteStream {
     message.msg_iov = vector.data();
     return moving(what, [&] { return call(message); });
   }
-  /// One system call. More of a large transfer comes with the next poll, so that no link starves the others.
+  /// One system call. More of a large transfer comes with the next poll, so that no link starves
+  /// the others.
   template <class Call>
   Result<std::size_t> moving(const char* what, Call call) {
-    if (mark_.forked()) return Status(Code::aborted, "a forked child cannot use its parent's connections");
+    if (mark_.forked())
+      return Status(Code::aborted, "a forked child cannot use its parent's connections");
     if (!failure_) return failure_;
     ssize_t moved;
     do {
       moved = call();
     } while (moved < 0 && errno == EINTR);
-    if (moved < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS)) return std::size_t{0};
+    if (moved < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS))
+      return std::size_t{0};
     if (moved < 0) failure_ = Status(Code::network, what + peer_ + ": " + errno_text(errno));
     if (!failure_) return failure_;
     return static_cast<std::size_t>(moved);
@@ -99,6 +109,8 @@ class TcpStream final : public ByteStream {
 
 }  // namespace
 
-std::unique_ptr<ByteStream> make_tcp_stream(GuardedDescriptor socket) { return std::make_unique<TcpStream>(std::move(socket)); }
+std::unique_ptr<ByteStream> make_tcp_stream(GuardedDescriptor socket) {
+  return std::make_unique<TcpStream>(std::move(socket));
+}
 
 }  // namespace muster::transport

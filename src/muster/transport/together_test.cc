@@ -1,4 +1,5 @@
-// Small messages that one thread sends in one stretch leave in one write for each link, late by no more than the stretch, and in order.
+// Small messages that one thread sends in one stretch leave in one write for each link, late by no
+// more than the stretch, and in order.
 #include "muster/transport/together.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +20,8 @@ namespace {
 
 using std::chrono::seconds;
 
-/// Sends text that tells its tag, `bytes` long, from memory that is not kept: only what is copied at once may be sent so.
+/// Sends text that tells its tag, `bytes` long, from memory that is not kept: only what is copied
+/// at once may be sent so.
 TransferRef send_copied(ScriptedJob& job, std::uint64_t tag, std::size_t bytes, int peer = 1) {
   std::string text = pattern(bytes, tag);
   TransferRef sent = job.channel().send(peer, tag, as_bytes(text), {});
@@ -32,7 +34,8 @@ void expect_patterns(const std::vector<Frame>& frames, std::uint64_t first_tag, 
   for (std::size_t i = 0; i < count; ++i) {
     EXPECT_EQ(frames[i].header.kind, FrameKind::eager) << i;
     EXPECT_EQ(frames[i].header.tag, first_tag + i);
-    EXPECT_TRUE(frames[i].payload == pattern(frames[i].payload.size(), first_tag + i)) << "payload " << i;
+    EXPECT_TRUE(frames[i].payload == pattern(frames[i].payload.size(), first_tag + i))
+        << "payload " << i;
   }
 }
 
@@ -118,7 +121,8 @@ TEST(Together, EnoughForAWriteIsWritten) {
     const Together together = job.fabric->together();
     for (std::uint64_t tag = 0; tag < 40; ++tag) {
       send_copied(job, tag, 4096);
-      EXPECT_GE(wire.from_fabric.size() + 36 * 1024, (tag + 1) * (sizeof(FrameHeader) + 4096)) << "more is held back";
+      EXPECT_GE(wire.from_fabric.size() + 36 * 1024, (tag + 1) * (sizeof(FrameHeader) + 4096))
+          << "more is held back";
     }
   }
   EXPECT_LE(wire.writes, before + 6);
@@ -216,7 +220,8 @@ TEST(Together, AFullStreamTakesTheRestLater) {
   {
     const Together together = job.fabric->together();
     waits = job.channel().send(1, 5, as_bytes(kept), {});
-    EXPECT_FALSE(waits->done()) << "behind what the stream could not take: the sender's own memory is the limit";
+    EXPECT_FALSE(waits->done())
+        << "behind what the stream could not take: the sender's own memory is the limit";
   }
   EXPECT_EQ(wire.from_fabric.size(), 100u);
   wire.room = SIZE_MAX;
@@ -233,7 +238,8 @@ TEST(Together, CreditLimitsItToo) {
   for (std::uint64_t tag = 0; tag < most + 10; ++tag) texts.push_back(pattern(4096, tag));
   {
     const Together together = job.fabric->together();
-    for (std::uint64_t tag = 0; tag < texts.size(); ++tag) sent.push_back(job.channel().send(1, tag, as_bytes(texts[tag]), {}));
+    for (std::uint64_t tag = 0; tag < texts.size(); ++tag)
+      sent.push_back(job.channel().send(1, tag, as_bytes(texts[tag]), {}));
   }
   const auto frames = job.heard(1);
   ASSERT_EQ(frames.size(), texts.size());
@@ -249,7 +255,8 @@ TEST(Together, WaitsForALinkThatIsNotUpYet) {
   const std::string texts[] = {pattern(4, 0), pattern(4, 1)};
   {
     const Together together = job.fabric->together();
-    for (std::uint64_t tag = 0; tag < 2; ++tag) EXPECT_FALSE(job.channel().send(1, tag, as_bytes(texts[tag]), {})->done());
+    for (std::uint64_t tag = 0; tag < 2; ++tag)
+      EXPECT_FALSE(job.channel().send(1, tag, as_bytes(texts[tag]), {})->done());
   }
   expect_patterns(job.heard(1), 0, 2);
 }
@@ -310,9 +317,11 @@ TEST(Together, TrafficCountsMessagesAndWrites) {
 }
 
 class TogetherOver : public ::testing::TestWithParam<bool> {};
-INSTANTIATE_TEST_SUITE_P(Kinds, TogetherOver, ::testing::Bool(), [](const auto& info) { return info.param ? "region" : "streams"; });
+INSTANTIATE_TEST_SUITE_P(Kinds, TogetherOver, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "region" : "streams"; });
 
-// Two threads on each side, each with stretches of its own and messages of every size, over streams that are often full.
+// Two threads on each side, each with stretches of its own and messages of every size, over streams
+// that are often full.
 TEST_P(TogetherOver, ThreadsKeepTheOrderOfTheirMessages) {
   constexpr int kThreads = 2;
   constexpr std::uint64_t kMessages = 600;
@@ -321,11 +330,14 @@ TEST_P(TogetherOver, ThreadsKeepTheOrderOfTheirMessages) {
     Channel& channel = fabric.bootstrap();
     const int peer = 1 - fabric.rank();
     const auto size_of = [](std::mt19937_64& random) -> std::size_t {
-      return random() % 12 == 0 ? random() % 50'000 : random() % 6 == 0 ? random() % 6000 : random() % 100;
+      return random() % 12 == 0  ? random() % 50'000
+             : random() % 6 == 0 ? random() % 6000
+                                 : random() % 100;
     };
     const auto one_thread = [&](std::uint64_t thread) {
       std::mt19937_64 sizes(thread);  // the same on both sides
-      std::mt19937_64 random(testing::test_seed() + thread + 10 * static_cast<std::uint64_t>(fabric.rank()));
+      std::mt19937_64 random(testing::test_seed() + thread +
+                             10 * static_cast<std::uint64_t>(fabric.rank()));
       std::vector<std::string> out, in;
       std::vector<TransferRef> transfers;
       for (std::uint64_t i = 0; i < kMessages; ++i) {
@@ -333,7 +345,8 @@ TEST_P(TogetherOver, ThreadsKeepTheOrderOfTheirMessages) {
         out.push_back(pattern(bytes, i));
         in.emplace_back(bytes, 'x');
       }
-      for (std::uint64_t i = 0; i < kMessages; ++i) transfers.push_back(channel.receive(peer, thread, writable(in[i]), {}));
+      for (std::uint64_t i = 0; i < kMessages; ++i)
+        transfers.push_back(channel.receive(peer, thread, writable(in[i]), {}));
       std::optional<Together> together;
       for (std::uint64_t i = 0; i < kMessages; ++i) {
         if (random() % 8 == 0) together.reset();
@@ -344,8 +357,10 @@ TEST_P(TogetherOver, ThreadsKeepTheOrderOfTheirMessages) {
           ASSERT_TRUE(finish(fabric, transfers.back()).ok());
         }
       }
-      for (const TransferRef& transfer : transfers) ASSERT_TRUE(finish(fabric, transfer).ok()) << transfer->status().message();
-      for (std::uint64_t i = 0; i < kMessages; ++i) ASSERT_TRUE(in[i] == out[i]) << "message " << i << " of thread " << thread;
+      for (const TransferRef& transfer : transfers)
+        ASSERT_TRUE(finish(fabric, transfer).ok()) << transfer->status().message();
+      for (std::uint64_t i = 0; i < kMessages; ++i)
+        ASSERT_TRUE(in[i] == out[i]) << "message " << i << " of thread " << thread;
     };
     std::thread second([&] { one_thread(kThreads - 1); });
     one_thread(0);

@@ -1,5 +1,5 @@
-/// A posted send or receive as the fabric sees it. Private to `transport/`; everything but what `Transfer` shows stands under the engine's
-/// lock.
+/// A posted send or receive as the fabric sees it. Private to `transport/`; everything but what
+/// `Transfer` shows stands under the engine's lock.
 #pragma once
 
 #include <cstdint>

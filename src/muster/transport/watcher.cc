@@ -33,7 +33,9 @@ Watcher::~Watcher() { stop(); }
 Status Watcher::start(int news) {
   Descriptor epoll(epoll_create1(EPOLL_CLOEXEC));
   Descriptor kick(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!epoll || !kick) return Status(Code::exhausted, "cannot make the descriptors of the link watcher: " + errno_text(errno));
+  if (!epoll || !kick)
+    return Status(Code::exhausted,
+                  "cannot make the descriptors of the link watcher: " + errno_text(errno));
   epoll_ = GuardedDescriptor(std::move(epoll));
   kick_ = GuardedDescriptor(std::move(kick));
   news_ = news;

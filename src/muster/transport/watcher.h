@@ -1,5 +1,5 @@
-/// The thread that looks after a fabric while nobody waits in it: it sleeps in epoll on descriptors and timers, makes passes, and
-/// keeps away while user threads poll.
+/// The thread that looks after a fabric while nobody waits in it: it sleeps in epoll on descriptors
+/// and timers, makes passes, and keeps away while user threads poll.
 #pragma once
 
 #include <atomic>
@@ -24,7 +24,8 @@ class Watcher {
   void stop();
   /// Makes it look at its timers anew.
   void kick();
-  /// From here on news wake it again; called by a poller that stops polling. One atomic load where they do already.
+  /// From here on news wake it again; called by a poller that stops polling. One atomic load where
+  /// they do already.
   void rearm();
   /// Whether news wake it.
   bool armed() const { return armed_.load(std::memory_order_acquire); }

@@ -33,7 +33,8 @@ std::uint64_t watchers_sleeps() {
   return sleeps;
 }
 
-// Four heartbeats a second, and looks that fall together with them; twenty looks while something happens.
+// Four heartbeats a second, and looks that fall together with them; twenty looks while something
+// happens.
 TEST(Watcher, WakesSeldomWhileNothingHappens) {
   constexpr int kRanks = 2;
   constexpr std::uint64_t kMost = kRanks * 7;
@@ -47,9 +48,11 @@ TEST(Watcher, WakesSeldomWhileNothingHappens) {
     // The ring between the two stands, so there is something to look at.
     std::string there(8, 'x'), here(8, ' ');
     Channel& channel = fabric->bootstrap();
-    const TransferRef receive = channel.receive(1 - rank, 1, std::as_writable_bytes(std::span(here)), {});
+    const TransferRef receive =
+        channel.receive(1 - rank, 1, std::as_writable_bytes(std::span(here)), {});
     const TransferRef send = channel.send(1 - rank, 1, std::as_bytes(std::span(there)), {});
-    EXPECT_TRUE(fabric->wait([&] { return receive->done() && send->done(); }, steady_clock().now() + std::chrono::seconds(60)));
+    EXPECT_TRUE(fabric->wait([&] { return receive->done() && send->done(); },
+                             steady_clock().now() + std::chrono::seconds(60)));
     EXPECT_EQ(here, there);
     gate.arrive_and_wait();
     if (rank == 0) {
@@ -65,10 +68,12 @@ TEST(Watcher, WakesSeldomWhileNothingHappens) {
     gate.arrive_and_wait();
     // What comes then is found without anybody's help: no pass is made here.
     std::string late(8, ' ');
-    const TransferRef awaited = channel.receive(1 - rank, 2, std::as_writable_bytes(std::span(late)), {});
+    const TransferRef awaited =
+        channel.receive(1 - rank, 2, std::as_writable_bytes(std::span(late)), {});
     const TransferRef sent = channel.send(1 - rank, 2, std::as_bytes(std::span(there)), {});
     const TimePoint limit = steady_clock().now() + std::chrono::seconds(60);
-    while (!awaited->done() && steady_clock().now() < limit) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    while (!awaited->done() && steady_clock().now() < limit)
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
     EXPECT_TRUE(awaited->done());
     EXPECT_EQ(late, there);
     gate.arrive_and_wait();

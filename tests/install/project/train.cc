@@ -29,7 +29,9 @@ int main() {
   muster::all_gather(all, mine);
   bool good = torch::allclose(mine, torch::tensor({3.0f, -1.0f}), 1e-3, 1e-3);
   for (const auto& theirs : all) good = good && torch::equal(mine, theirs);
-  if (rank == 0) std::printf("%d ranks: y = %.4f x %+.4f\n", world_size, weight.item<float>(), bias.item<float>());
+  if (rank == 0)
+    std::printf("%d ranks: y = %.4f x %+.4f\n", world_size, weight.item<float>(),
+                bias.item<float>());
   muster::destroy_process_group();
   return good && world_size == 2 ? 0 : 1;
 }

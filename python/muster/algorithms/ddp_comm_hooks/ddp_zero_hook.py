@@ -15,14 +15,18 @@ def hook_with_zero_step(hook, ddp, zero, shard_buckets=False):
     if not zero.overlap_with_ddp:
         from muster import DistArgumentError
 
-        raise DistArgumentError("hook_with_zero_step: make the ZeroRedundancyOptimizer with overlap_with_ddp")
+        raise DistArgumentError(
+            "hook_with_zero_step: make the ZeroRedundancyOptimizer with overlap_with_ddp"
+        )
 
     def with_step(state, bucket):
         pending = hook(state, bucket)
 
         def stepped():
             value = pending.wait()
-            return zero._step_bucket(bucket, value[0] if isinstance(value, (list, tuple)) else value)
+            return zero._step_bucket(
+                bucket, value[0] if isinstance(value, (list, tuple)) else value
+            )
 
         return Lazily(stepped)
 

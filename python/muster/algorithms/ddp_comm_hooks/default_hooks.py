@@ -10,7 +10,13 @@ from muster import _C
 
 from .lazily import Lazily
 
-__all__ = ["allreduce_hook", "fp16_compress_hook", "bf16_compress_hook", "fp16_compress_wrapper", "bf16_compress_wrapper"]
+__all__ = [
+    "allreduce_hook",
+    "fp16_compress_hook",
+    "bf16_compress_hook",
+    "fp16_compress_wrapper",
+    "bf16_compress_wrapper",
+]
 
 
 class NativeHook:
@@ -32,10 +38,19 @@ class NativeHook:
         return f"<hook {self.__name__}>"
 
 
-allreduce_hook = NativeHook("allreduce_hook", _C._all_reduce_hook, "The average over the ranks: what happens without a hook.")
+allreduce_hook = NativeHook(
+    "allreduce_hook",
+    _C._all_reduce_hook,
+    "The average over the ranks: what happens without a hook.",
+)
 fp16_compress_hook = NativeHook(
-    "fp16_compress_hook", _C._fp16_compress_hook, "The average, sent as float16 and divided first: half the bytes, fewer bits.")
-bf16_compress_hook = NativeHook("bf16_compress_hook", _C._bf16_compress_hook, "The average, sent as bfloat16 and divided first.")
+    "fp16_compress_hook",
+    _C._fp16_compress_hook,
+    "The average, sent as float16 and divided first: half the bytes, fewer bits.",
+)
+bf16_compress_hook = NativeHook(
+    "bf16_compress_hook", _C._bf16_compress_hook, "The average, sent as bfloat16 and divided first."
+)
 
 
 def _compressed(hook, dtype):
@@ -46,7 +61,9 @@ def _compressed(hook, dtype):
 
         def decompressed():
             value = pending.wait()
-            bucket.set_buffer(buffer)  # whoever looks at the bucket from here on finds its own gradients
+            bucket.set_buffer(
+                buffer
+            )  # whoever looks at the bucket from here on finds its own gradients
             return (value[0] if isinstance(value, (list, tuple)) else value).to(buffer.dtype)
 
         return Lazily(decompressed)

@@ -18,9 +18,19 @@ class PowerSGDState:
     pickle and `copy` keep settings and memory, without the group: each rank saves and loads its own, for errors differ between ranks.
     """
 
-    def __init__(self, process_group=None, matrix_approximation_rank=1, start_powerSGD_iter=1_000, min_compression_rate=2,
-                 use_error_feedback=True, warm_start=True, orthogonalization_epsilon=0, random_seed=0,
-                 compression_stats_logging_frequency=10_000, batch_tensors_with_same_shape=False):
+    def __init__(
+        self,
+        process_group=None,
+        matrix_approximation_rank=1,
+        start_powerSGD_iter=1_000,
+        min_compression_rate=2,
+        use_error_feedback=True,
+        warm_start=True,
+        orthogonalization_epsilon=0,
+        random_seed=0,
+        compression_stats_logging_frequency=10_000,
+        batch_tensors_with_same_shape=False,
+    ):
         self.process_group = process_group
         self.matrix_approximation_rank = matrix_approximation_rank
         self.start_powerSGD_iter = start_powerSGD_iter
@@ -35,9 +45,17 @@ class PowerSGDState:
 
     def _make(self):
         self._native = _C._PowerSGDState(
-            self.process_group, self.matrix_approximation_rank, self.start_powerSGD_iter, self.min_compression_rate,
-            self.use_error_feedback, self.warm_start, self.orthogonalization_epsilon, self.random_seed,
-            self.compression_stats_logging_frequency, self.batch_tensors_with_same_shape)
+            self.process_group,
+            self.matrix_approximation_rank,
+            self.start_powerSGD_iter,
+            self.min_compression_rate,
+            self.use_error_feedback,
+            self.warm_start,
+            self.orthogonalization_epsilon,
+            self.random_seed,
+            self.compression_stats_logging_frequency,
+            self.batch_tensors_with_same_shape,
+        )
 
     @property
     def iter(self):
@@ -49,7 +67,11 @@ class PowerSGDState:
         return self._native.compression_stats()
 
     def __getstate__(self):
-        settings = {name: value for name, value in vars(self).items() if name not in ("process_group", "_native")}
+        settings = {
+            name: value
+            for name, value in vars(self).items()
+            if name not in ("process_group", "_native")
+        }
         return settings, self._native.save()
 
     def __setstate__(self, state):
@@ -60,8 +82,12 @@ class PowerSGDState:
 
 
 powerSGD_hook = NativeHook(
-    "powerSGD_hook", lambda state: _C._powerSGD_hook(state._native),
-    "Each gradient of two or more dimensions as a matrix of its first dimension by the rest. `state`: a PowerSGDState.")
+    "powerSGD_hook",
+    lambda state: _C._powerSGD_hook(state._native),
+    "Each gradient of two or more dimensions as a matrix of its first dimension by the rest. `state`: a PowerSGDState.",
+)
 batched_powerSGD_hook = NativeHook(
-    "batched_powerSGD_hook", lambda state: _C._batched_powerSGD_hook(state._native),
-    "Each bucket as one square matrix: quicker, and further from the gradients. `state`: a PowerSGDState.")
+    "batched_powerSGD_hook",
+    lambda state: _C._batched_powerSGD_hook(state._native),
+    "Each bucket as one square matrix: quicker, and further from the gradients. `state`: a PowerSGDState.",
+)

@@ -12,7 +12,9 @@ def _parsed(remote_device):
             return worker, torch.device(device or "cpu")
     except RuntimeError:
         pass
-    raise ValueError(f'RemoteModule: {remote_device!r} is no remote device: "worker/device", as "trainer0/cuda:0", or "worker" for its cpu')
+    raise ValueError(
+        f'RemoteModule: {remote_device!r} is no remote device: "worker/device", as "trainer0/cuda:0", or "worker" for its cpu'
+    )
 
 
 def _moved(value, device):
@@ -28,14 +30,18 @@ def _moved(value, device):
 def _make(module_cls, args, kwargs, device):
     module = module_cls(*args, **kwargs)
     if not isinstance(module, torch.nn.Module):
-        raise ValueError(f"RemoteModule: {module_cls!r} makes {type(module).__name__}, which is no torch.nn.Module")
+        raise ValueError(
+            f"RemoteModule: {module_cls!r} makes {type(module).__name__}, which is no torch.nn.Module"
+        )
     return rpc.RRef(module.to(device))
 
 
 def _module_of(reference):
     module = reference.local_value()
     if not isinstance(module, torch.nn.Module):
-        raise ValueError(f"RemoteModule: the reference is to {type(module).__name__}, which is no torch.nn.Module")
+        raise ValueError(
+            f"RemoteModule: the reference is to {type(module).__name__}, which is no torch.nn.Module"
+        )
     return module
 
 
@@ -52,7 +58,9 @@ def _parameters(module, recurse):
 
 def _without(name):
     def refuse(self, *args, **kwargs):
-        raise ValueError(f"a RemoteModule has no {name}: the module is on {self.on!r}; call functions on it there (get_module_rref)")
+        raise ValueError(
+            f"a RemoteModule has no {name}: the module is on {self.on!r}; call functions on it there (get_module_rref)"
+        )
 
     return refuse
 
@@ -68,7 +76,9 @@ class RemoteModule(torch.nn.Module):
     def __init__(self, remote_device, module_cls, args=None, kwargs=None):
         super().__init__()
         worker, device = _parsed(remote_device)
-        made = rpc.rpc_sync(worker, _make, (module_cls, tuple(args or ()), dict(kwargs or {}), str(device)))
+        made = rpc.rpc_sync(
+            worker, _make, (module_cls, tuple(args or ()), dict(kwargs or {}), str(device))
+        )
         self._set(made, worker, device)
 
     def _set(self, module_rref, worker, device):
@@ -88,11 +98,15 @@ class RemoteModule(torch.nn.Module):
 
     def forward(self, *args, **kwargs):
         """What the module's forward returns; blocks."""
-        return rpc.rpc_sync(self.module_rref.owner(), _forward, (self.module_rref, str(self.device), args, kwargs))
+        return rpc.rpc_sync(
+            self.module_rref.owner(), _forward, (self.module_rref, str(self.device), args, kwargs)
+        )
 
     def forward_async(self, *args, **kwargs):
         """The same as a future."""
-        return rpc.rpc_async(self.module_rref.owner(), _forward, (self.module_rref, str(self.device), args, kwargs))
+        return rpc.rpc_async(
+            self.module_rref.owner(), _forward, (self.module_rref, str(self.device), args, kwargs)
+        )
 
     def remote_parameters(self, recurse=True):
         """RRefs to the module's parameters, in their order, for a DistributedOptimizer; of all submodules too where `recurse`."""
@@ -110,8 +124,38 @@ class RemoteModule(torch.nn.Module):
 
 
 # What a torch.nn.Module has and the module's worker would have to do.
-for _name in ("register_buffer", "register_parameter", "add_module", "apply", "cuda", "ipu", "xpu", "cpu", "type", "float", "double",
-              "half", "bfloat16", "to", "register_backward_hook", "register_forward_pre_hook", "register_forward_hook", "state_dict",
-              "load_state_dict", "parameters", "named_parameters", "buffers", "named_buffers", "children", "named_children", "modules",
-              "named_modules", "train", "eval", "requires_grad_", "zero_grad", "share_memory"):
+for _name in (
+    "register_buffer",
+    "register_parameter",
+    "add_module",
+    "apply",
+    "cuda",
+    "ipu",
+    "xpu",
+    "cpu",
+    "type",
+    "float",
+    "double",
+    "half",
+    "bfloat16",
+    "to",
+    "register_backward_hook",
+    "register_forward_pre_hook",
+    "register_forward_hook",
+    "state_dict",
+    "load_state_dict",
+    "parameters",
+    "named_parameters",
+    "buffers",
+    "named_buffers",
+    "children",
+    "named_children",
+    "modules",
+    "named_modules",
+    "train",
+    "eval",
+    "requires_grad_",
+    "zero_grad",
+    "share_memory",
+):
     setattr(RemoteModule, _name, _without(_name))

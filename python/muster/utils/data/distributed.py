@@ -15,7 +15,9 @@ class DistributedSampler(torch.utils.data.DistributedSampler):
     (DistArgumentError) without a default group where num_replicas or rank is None, ValueError for a rank that is not there.
     """
 
-    def __init__(self, dataset, num_replicas=None, rank=None, shuffle=True, seed=0, drop_last=False):
+    def __init__(
+        self, dataset, num_replicas=None, rank=None, shuffle=True, seed=0, drop_last=False
+    ):
         if num_replicas is None:
             num_replicas = _C.get_world_size()
         if rank is None:

@@ -26,32 +26,39 @@ using collective::Op;
 using collective::Selection;
 using collective::Tuning;
 
-Ground ground_of(const std::string& transport) { return transport == "tcp" ? Ground::links : Ground::region; }
+Ground ground_of(const std::string& transport) {
+  return transport == "tcp" ? Ground::links : Ground::region;
+}
 
-/// Those that one host can try: sums from host to host need several. And of two that send the same messages one: between two ranks each
-/// side of a ring is straight to the other.
+/// Those that one host can try: sums from host to host need several. And of two that send the same
+/// messages one: between two ranks each side of a ring is straight to the other.
 std::vector<Algorithm> rivals(Ground ground, Op op, int ranks) {
   const auto row = algorithms_of(ground, op);
   std::vector<Algorithm> here;
-  std::copy_if(row.begin(), row.end(), std::back_inserter(here),
-               [ranks](Algorithm algorithm) { return algorithm != Algorithm::hosts && (algorithm != Algorithm::ring || ranks > 2); });
+  std::copy_if(row.begin(), row.end(), std::back_inserter(here), [ranks](Algorithm algorithm) {
+    return algorithm != Algorithm::hosts && (algorithm != Algorithm::ring || ranks > 2);
+  });
   return here;
 }
 
-/// Whether its algorithms send the same messages: up to three ranks stand right below a tree's root, or are it.
+/// Whether its algorithms send the same messages: up to three ranks stand right below a tree's
+/// root, or are it.
 bool all_alike(Op op, int ranks) { return (op == Op::gather || op == Op::scatter) && ranks < 4; }
 
 /// One operation on so many ranks, by every algorithm that it has; all stand ready and take turns.
 class Race {
  public:
-  static Result<std::unique_ptr<Race>> prepare(const Contest& contest, const std::string& transport, Op op, int ranks) {
+  static Result<std::unique_ptr<Race>> prepare(const Contest& contest, const std::string& transport,
+                                               Op op, int ranks) {
     std::unique_ptr<Race> race(new Race(contest, transport, op, ranks));
-    if (race->folder_.path().empty()) return Status(Code::exhausted, "no folder could be made for temporary files");
+    if (race->folder_.path().empty())
+      return Status(Code::exhausted, "no folder could be made for temporary files");
     Field field;
     field.ranks = ranks;
     field.transport = transport;
     field.threads = contest.threads;
-    field.tensors = false;  // the engine alone: what stands above it costs the same whatever the algorithm
+    field.tensors =
+        false;  // the engine alone: what stands above it costs the same whatever the algorithm
     for (const Algorithm algorithm : rivals(race->ground_, op, ranks)) {
       const std::string name(name_of(algorithm));
       const std::string own = race->folder_.path() + "/" + name;
@@ -59,24 +66,29 @@ class Race {
       auto plan = plan_start("muster", field, own);
       if (!plan) return plan.status();
       plan->environment.emplace_back("MUSTER_TUNING", "off");
-      plan->environment.emplace_back("MUSTER_ALGORITHM", std::string(collective::info(op).name) + ":" + name);
+      plan->environment.emplace_back("MUSTER_ALGORITHM",
+                                     std::string(collective::info(op).name) + ":" + name);
       auto started = Contestant::start(*plan, ranks, own);
-      if (!started) return started.status().with_context("starting " + name + " for " + race->title());
+      if (!started)
+        return started.status().with_context("starting " + name + " for " + race->title());
       race->runners_.emplace_back(algorithm, std::move(*started));
     }
-    // Ranks get ready while their first cell waits for them: nobody is to be measured beside others that still start.
+    // Ranks get ready while their first cell waits for them: nobody is to be measured beside others
+    // that still start.
     Cell ready;
     ready.op = "barrier";
     ready.seconds = contest.seconds / 20;
     for (auto& [algorithm, contestant] : race->runners_) {
       const Answer answer = contestant->play(ready);
       if (answer.figures) continue;
-      return Status(Code::internal, "starting " + std::string(name_of(algorithm)) + " for " + race->title() + ": " + answer.reason);
+      return Status(Code::internal, "starting " + std::string(name_of(algorithm)) + " for " +
+                                        race->title() + ": " + answer.reason);
     }
     return race;
   }
 
-  /// Every algorithm that can do calls of this size, once. Which of them comes first depends on `turn`.
+  /// Every algorithm that can do calls of this size, once. Which of them comes first depends on
+  /// `turn`.
   Result<Lap> look(std::uint64_t bytes, std::size_t turn) {
     Lap lap{bytes, {}};
     std::vector<std::size_t> able;
@@ -84,12 +96,15 @@ class Race {
       if (bytes <= most_bytes(ground_, op_, runners_[i].first, ranks_)) able.push_back(i);
     }
     if (able.size() < 2) return lap;
-    const Cell cell{std::string(info(op_).name), bytes, contest_.dtype, contest_.memory, contest_.seconds, settling_of(ranks_)};
+    const Cell cell{
+        std::string(info(op_).name), bytes, contest_.dtype, contest_.memory, contest_.seconds,
+        settling_of(ranks_)};
     for (std::size_t i = 0; i < able.size(); ++i) {
       auto& [algorithm, contestant] = runners_[able[(i + turn) % able.size()]];
       const Answer answer = contestant->play(cell);
       if (!answer.figures)
-        return Status(Code::internal, title() + ", " + size_text(bytes) + ", by " + std::string(name_of(algorithm)) + ": " + answer.reason);
+        return Status(Code::internal, title() + ", " + size_text(bytes) + ", by " +
+                                          std::string(name_of(algorithm)) + ": " + answer.reason);
       Row row;
       row.cell = cell;
       row.figures = *answer.figures;
@@ -111,13 +126,18 @@ class Race {
 
   const std::string& transport() const { return transport_; }
   std::string title() const {
-    return std::string(info(op_).name) + ", " + std::to_string(ranks_) + " ranks over " + std::string(name_of(ground_));
+    return std::string(info(op_).name) + ", " + std::to_string(ranks_) + " ranks over " +
+           std::string(name_of(ground_));
   }
   Ground ground() const { return ground_; }
 
  private:
   Race(const Contest& contest, const std::string& transport, Op op, int ranks)
-      : contest_(contest), transport_(transport), ground_(ground_of(transport)), op_(op), ranks_(ranks) {}
+      : contest_(contest),
+        transport_(transport),
+        ground_(ground_of(transport)),
+        op_(op),
+        ranks_(ranks) {}
 
   const Contest& contest_;
   const std::string transport_;
@@ -136,7 +156,9 @@ Status for_each_race(const Contest& contest, const Work& work) {
     for (const int ranks : contest.ranks) {
       for (const std::string& name : contest.ops) {
         const auto op = collective::op_named(name);
-        if (!op || ranks < 2 || rivals(ground_of(transport), *op, ranks).size() < 2 || all_alike(*op, ranks)) continue;
+        if (!op || ranks < 2 || rivals(ground_of(transport), *op, ranks).size() < 2 ||
+            all_alike(*op, ranks))
+          continue;
         any = true;
         auto race = Race::prepare(contest, transport, *op, ranks);
         if (!race) return race.status();
@@ -146,8 +168,10 @@ Status for_each_race(const Contest& contest, const Work& work) {
   }
   if (any) return {};
   return Status(Code::invalid_argument,
-                "none of these operations has more than one algorithm there; over tcp broadcast, all_reduce, reduce and "
-                "all_gather have, over shm all_reduce and reduce, with at least two ranks, and over tcp gather and scatter with at least "
+                "none of these operations has more than one algorithm there; over tcp broadcast, "
+                "all_reduce, reduce and "
+                "all_gather have, over shm all_reduce and reduce, with at least two ranks, and "
+                "over tcp gather and scatter with at least "
                 "four");
 }
 
@@ -157,7 +181,8 @@ std::size_t laps_in(const Contest& contest) {
     for (const std::string& name : contest.ops) {
       const auto op = collective::op_named(name);
       for (const int ranks : contest.ranks) {
-        if (op && rivals(ground_of(transport), *op, ranks).size() >= 2 && !all_alike(*op, ranks)) laps += contest.sizes.size();
+        if (op && rivals(ground_of(transport), *op, ranks).size() >= 2 && !all_alike(*op, ranks))
+          laps += contest.sizes.size();
       }
     }
   }
@@ -166,8 +191,8 @@ std::size_t laps_in(const Contest& contest) {
 
 std::string lap_text(Op op, int ranks, Ground ground, const Lap& lap) {
   char head[96];
-  std::snprintf(head, sizeof head, "%-11s %4d ranks  %-6s %8s", std::string(info(op).name).c_str(), ranks,
-                std::string(name_of(ground)).c_str(), size_text(lap.bytes).c_str());
+  std::snprintf(head, sizeof head, "%-11s %4d ranks  %-6s %8s", std::string(info(op).name).c_str(),
+                ranks, std::string(name_of(ground)).c_str(), size_text(lap.bytes).c_str());
   std::string text = head;
   for (const auto& [algorithm, us] : lap.us) {
     char part[64];
@@ -184,7 +209,9 @@ void print_line(const std::string& line) {
 
 /// Half-way on a scale of factors.
 std::uint64_t between(std::uint64_t low, std::uint64_t high) {
-  return static_cast<std::uint64_t>(std::sqrt(static_cast<double>(std::max<std::uint64_t>(low, 1))) * std::sqrt(static_cast<double>(high)));
+  return static_cast<std::uint64_t>(
+      std::sqrt(static_cast<double>(std::max<std::uint64_t>(low, 1))) *
+      std::sqrt(static_cast<double>(high)));
 }
 
 Result<Tuning> tuning_in(const std::string& path) {
@@ -206,7 +233,8 @@ void Lap::take_less(const Lap& other) {
 
 std::vector<Tuning::Step> fit(std::span<const Algorithm> row, const std::vector<Lap>& laps) {
   constexpr double kImpossible = 1e6;  // the logarithm of a time
-  // least[k]: of the laps so far, with the k-th algorithm at the last of them; from[lap][k]: the one before it.
+  // least[k]: of the laps so far, with the k-th algorithm at the last of them; from[lap][k]: the
+  // one before it.
   std::vector<double> least(row.size(), 0);
   std::vector<std::vector<std::size_t>> from;
   for (const Lap& lap : laps) {
@@ -223,7 +251,8 @@ std::vector<Tuning::Step> fit(std::span<const Algorithm> row, const std::vector<
     from.push_back(std::move(came));
   }
   std::vector<std::size_t> ways(laps.size());
-  std::size_t way = static_cast<std::size_t>(std::min_element(least.begin(), least.end()) - least.begin());
+  std::size_t way =
+      static_cast<std::size_t>(std::min_element(least.begin(), least.end()) - least.begin());
   for (std::size_t lap = laps.size(); lap-- > 0;) {
     ways[lap] = way;
     way = from[lap][way];
@@ -259,11 +288,13 @@ Verdict judge(const std::vector<Lap>& laps, Algorithm selected, double tolerance
   Verdict verdict;
   for (auto& [algorithm, times] : times_as_fast) {
     const auto all = static_cast<double>(times.size());
-    const auto faster = static_cast<double>(std::ranges::count_if(times, [tolerance](double each) { return each > tolerance; }));
+    const auto faster = static_cast<double>(
+        std::ranges::count_if(times, [tolerance](double each) { return each > tolerance; }));
     // Twice the standard deviation of the number of heads among as many throws of a coin.
     if (std::abs(faster - all / 2) < std::sqrt(all)) verdict.clear = false;
     const double middle = median(std::move(times));
-    if (middle > tolerance && (!verdict.upset || middle > verdict.upset->times)) verdict.upset = Upset{algorithm, middle};
+    if (middle > tolerance && (!verdict.upset || middle > verdict.upset->times))
+      verdict.upset = Upset{algorithm, middle};
   }
   return verdict;
 }
@@ -299,20 +330,24 @@ Status tune(const Contest& contest, const std::string& path) {
   });
   if (!raced) return raced;
   std::error_code ignored;
-  if (const auto folder = std::filesystem::path(path).parent_path(); !folder.empty()) std::filesystem::create_directories(folder, ignored);
+  if (const auto folder = std::filesystem::path(path).parent_path(); !folder.empty())
+    std::filesystem::create_directories(folder, ignored);
   const std::string text = print_tuning(*tuning);
   std::ofstream file(path);
   file << text;
   file.close();
-  if (!file) return Status(Code::invalid_argument, "cannot write " + path + "; say with --tune FILE where it should be");
+  if (!file)
+    return Status(Code::invalid_argument,
+                  "cannot write " + path + "; say with --tune FILE where it should be");
   std::printf("\n%s\nwritten to %s\n", text.c_str(), path.c_str());
   return {};
 }
 
 namespace {
 
-/// Of ranks that share cores one lap differs from the next by a quarter and more, and neither lucky nor unlucky ones are to decide. These
-/// many for each round tell 10 % from 20 %; more than the last number of them would take more than some six minutes for a cell.
+/// Of ranks that share cores one lap differs from the next by a quarter and more, and neither lucky
+/// nor unlucky ones are to decide. These many for each round tell 10 % from 20 %; more than the
+/// last number of them would take more than some six minutes for a cell.
 constexpr std::size_t kFewestLapsAgain = 4, kMostLapsAgain = 100;
 constexpr double kSuspicion = 1.05;
 
@@ -328,20 +363,22 @@ struct Choice {
   /// Prints it; whether the selected algorithm is good enough.
   bool print(const std::string& remark) const {
     const Verdict verdict = judge(laps, selected);
-    std::string line = lap_text(op, ranks, ground_of(transport), middle_of(laps)) + " | selected: " + std::string(name_of(selected));
+    std::string line = lap_text(op, ranks, ground_of(transport), middle_of(laps)) +
+                       " | selected: " + std::string(name_of(selected));
     if (verdict.upset) {
       char much[32];
       std::snprintf(much, sizeof much, "%.2f", verdict.upset->times);
-      line += "  WRONG: " + std::string(name_of(verdict.upset->better)) + " is " + much + " times as fast";
+      line += "  WRONG: " + std::string(name_of(verdict.upset->better)) + " is " + much +
+              " times as fast";
     }
     print_line(line + remark);
     return !verdict.upset;
   }
 };
 
-/// Looks again at what seems wrong, by ranks started anew: where the system happens to run a race's ranks is not what is asked. All in
-/// turn, so that the looks at one lie apart: a machine has minutes in which its cores are near to each other, and others. How many are
-/// wrong.
+/// Looks again at what seems wrong, by ranks started anew: where the system happens to run a race's
+/// ranks is not what is asked. All in turn, so that the looks at one lie apart: a machine has
+/// minutes in which its cores are near to each other, and others. How many are wrong.
 Result<int> look_again(const Contest& contest, std::vector<Choice>& suspects) {
   const auto rounds = static_cast<std::size_t>(contest.rounds);
   int wrong = 0;
@@ -350,7 +387,8 @@ Result<int> look_again(const Contest& contest, std::vector<Choice>& suspects) {
     for (Choice& each : suspects) {
       auto race = Race::prepare(contest, each.transport, each.op, each.ranks);
       if (!race) return race.status();
-      progress.next((*race)->title() + ", " + size_text(each.bytes) + ", look " + std::to_string(turn + 1));
+      progress.next((*race)->title() + ", " + size_text(each.bytes) + ", look " +
+                    std::to_string(turn + 1));
       auto lap = (*race)->look(each.bytes, turn);
       progress.clear();
       if (!lap) return lap.status();
@@ -359,7 +397,10 @@ Result<int> look_again(const Contest& contest, std::vector<Choice>& suspects) {
     std::erase_if(suspects, [&](const Choice& each) {
       if (!looked_enough(each.laps, rounds, each.selected)) return false;
       const bool clear = judge(each.laps, each.selected).clear;
-      wrong += each.print("  (" + std::to_string(each.laps.size()) + " looks" + (clear ? ")" : ", not clear)")) ? 0 : 1;
+      wrong += each.print("  (" + std::to_string(each.laps.size()) + " looks" +
+                          (clear ? ")" : ", not clear)"))
+                   ? 0
+                   : 1;
       return true;
     });
   }
@@ -380,23 +421,26 @@ Status check_selection(const Contest& contest) {
   int cells = 0;
   std::vector<Choice> suspects;
   const Status raced = for_each_race(contest, [&](Race& race, Op op, int ranks) {
-    const Selection selection =
-        select(*tuning, race.ground(), ranks,
-               {.per_host = ranks, .per_core = transport::ranks_per_core(static_cast<std::size_t>(ranks), usable_cores())});
+    const Selection selection = select(
+        *tuning, race.ground(), ranks,
+        {.per_host = ranks,
+         .per_core = transport::ranks_per_core(static_cast<std::size_t>(ranks), usable_cores())});
     for (const std::uint64_t bytes : contest.sizes) {
       progress.next(race.title() + ", " + size_text(bytes));
       auto laps = race.run(bytes);
       progress.clear();
       if (!laps) return laps.status();
       if (laps->empty()) continue;
-      Choice choice{race.transport(), op, ranks, bytes, selection.choose(op, bytes), std::move(*laps)};
+      Choice choice{race.transport(), op, ranks, bytes, selection.choose(op, bytes),
+                    std::move(*laps)};
       if (!choice.laps.front().us.contains(choice.selected)) {
         choice.print("  not measured: it sends what another one of these does");
         continue;
       }
       ++cells;
       if (judge(choice.laps, choice.selected, kSuspicion).upset) {
-        print_line(lap_text(op, ranks, race.ground(), middle_of(choice.laps)) + " | may be wrong, looked at again below");
+        print_line(lap_text(op, ranks, race.ground(), middle_of(choice.laps)) +
+                   " | may be wrong, looked at again below");
         choice.laps.clear();  // they were chosen for being bad
         suspects.push_back(std::move(choice));
       } else {
@@ -409,11 +453,13 @@ Status check_selection(const Contest& contest) {
   const auto wrong = look_again(contest, suspects);
   if (!wrong) return wrong.status();
   if (*wrong == 0) {
-    print_line("the selected algorithm is within 10 % of the best in all " + std::to_string(cells) + " cells");
+    print_line("the selected algorithm is within 10 % of the best in all " + std::to_string(cells) +
+               " cells");
     return {};
   }
   return Status(Code::internal, "in " + std::to_string(*wrong) + " of " + std::to_string(cells) +
-                                    " cells another algorithm is more than 10 % faster than the selected one; on a quiet machine "
+                                    " cells another algorithm is more than 10 % faster than the "
+                                    "selected one; on a quiet machine "
                                     "muster bench --tune finds better limits");
 }
 

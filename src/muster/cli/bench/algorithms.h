@@ -24,7 +24,8 @@ struct Contest {
   bool threads = false;
 };
 
-/// What each algorithm took at one size, microseconds: in one look at all of them, or the least or the middle of several.
+/// What each algorithm took at one size, microseconds: in one look at all of them, or the least or
+/// the middle of several.
 struct Lap {
   std::uint64_t bytes = 0;
   std::map<collective::Algorithm, double> us;
@@ -33,9 +34,11 @@ struct Lap {
   void take_less(const Lap& other);
 };
 
-/// The sizes at which one algorithm of `row` should give way to the next, so that all laps (of growing sizes) take least; borders stand
-/// half-way between measured sizes. Algorithms that win nowhere do not appear.
-std::vector<collective::Tuning::Step> fit(std::span<const collective::Algorithm> row, const std::vector<Lap>& laps);
+/// The sizes at which one algorithm of `row` should give way to the next, so that all laps (of
+/// growing sizes) take least; borders stand half-way between measured sizes. Algorithms that win
+/// nowhere do not appear.
+std::vector<collective::Tuning::Step> fit(std::span<const collective::Algorithm> row,
+                                          const std::vector<Lap>& laps);
 
 /// What each algorithm took in the middle of several laps of one size.
 Lap middle_of(const std::vector<Lap>& laps);
@@ -50,19 +53,24 @@ struct Verdict {
   bool clear = true;  ///< whether more laps would hardly change it for any algorithm; of no lap too
 };
 inline constexpr double kTolerance = 1.10;
-/// Of laps of one size, in each of which the algorithms ran one after the other. An upset is what was more than `tolerance` times as fast
-/// in most of them: the middle counts and not the least, since a rare good moment may halve a time. Clear is what so many more than half of
-/// the laps agree upon as chance seldom brings together.
-Verdict judge(const std::vector<Lap>& laps, collective::Algorithm selected, double tolerance = kTolerance);
+/// Of laps of one size, in each of which the algorithms ran one after the other. An upset is what
+/// was more than `tolerance` times as fast in most of them: the middle counts and not the least,
+/// since a rare good moment may halve a time. Clear is what so many more than half of the laps
+/// agree upon as chance seldom brings together.
+Verdict judge(const std::vector<Lap>& laps, collective::Algorithm selected,
+              double tolerance = kTolerance);
 
-/// Whether so many laps, measured since so many `rounds` seemed to upset the selection, are enough: at least 4 for each round, at most 30,
-/// in between until their verdict is clear.
-bool looked_enough(const std::vector<Lap>& laps, std::size_t rounds, collective::Algorithm selected);
+/// Whether so many laps, measured since so many `rounds` seemed to upset the selection, are enough:
+/// at least 4 for each round, at most 30, in between until their verdict is clear.
+bool looked_enough(const std::vector<Lap>& laps, std::size_t rounds,
+                   collective::Algorithm selected);
 
-/// Measures where the crossover points are and writes them to `path`, beside what stands there of others. Prints them.
+/// Measures where the crossover points are and writes them to `path`, beside what stands there of
+/// others. Prints them.
 Status tune(const Contest& contest, const std::string& path);
-/// Prints every cell, its middle times. Fails where a selected algorithm is slower than another by more than 10 %, also when measured again
-/// by ranks started anew after all others, until that is clear (`looked_enough`).
+/// Prints every cell, its middle times. Fails where a selected algorithm is slower than another by
+/// more than 10 %, also when measured again by ranks started anew after all others, until that is
+/// clear (`looked_enough`).
 Status check_selection(const Contest& contest);
 
 }  // namespace muster::cli::bench

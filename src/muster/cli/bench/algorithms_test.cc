@@ -43,26 +43,31 @@ TEST(Fit, OneOddLapDoesNotMoveIt) {
 }
 
 TEST(Fit, PassesOverWhatWinsNowhereAndWhatCannot) {
-  const std::vector<Lap> laps = {{64, {{Algorithm::bruck, 5}, {Algorithm::direct, 1}, {Algorithm::ring, 2}}},
-                                 {4096, {{Algorithm::direct, 9}, {Algorithm::ring, 3}}}};
+  const std::vector<Lap> laps = {
+      {64, {{Algorithm::bruck, 5}, {Algorithm::direct, 1}, {Algorithm::ring, 2}}},
+      {4096, {{Algorithm::direct, 9}, {Algorithm::ring, 3}}}};
   EXPECT_EQ(fit(kThree, laps), (Rule{{Algorithm::direct, 512}, {Algorithm::ring}}));
 }
 
 TEST(Lap, KeepsWhatWasLess) {
   Lap lap{8, {{Algorithm::bruck, 1.0}, {Algorithm::direct, 3.0}}};
   lap.take_less({8, {{Algorithm::bruck, 2.0}, {Algorithm::direct, 1.05}, {Algorithm::ring, 2.0}}});
-  EXPECT_EQ(lap.us, (std::map<Algorithm, double>{{Algorithm::bruck, 1.0}, {Algorithm::direct, 1.05}, {Algorithm::ring, 2.0}}));
+  EXPECT_EQ(lap.us,
+            (std::map<Algorithm, double>{
+                {Algorithm::bruck, 1.0}, {Algorithm::direct, 1.05}, {Algorithm::ring, 2.0}}));
 }
 
 std::vector<Lap> laps_of(const std::vector<std::pair<double, double>>& bruck_and_direct) {
   std::vector<Lap> laps;
   laps.reserve(bruck_and_direct.size());
-  for (const auto& [bruck, direct] : bruck_and_direct) laps.push_back({8, {{Algorithm::bruck, bruck}, {Algorithm::direct, direct}}});
+  for (const auto& [bruck, direct] : bruck_and_direct)
+    laps.push_back({8, {{Algorithm::bruck, bruck}, {Algorithm::direct, direct}}});
   return laps;
 }
 
 TEST(Judge, FindsWhatIsMoreThanATenthFaster) {
-  const std::vector<Lap> laps = {{8, {{Algorithm::bruck, 1.0}, {Algorithm::direct, 1.05}, {Algorithm::ring, 2.0}}}};
+  const std::vector<Lap> laps = {
+      {8, {{Algorithm::bruck, 1.0}, {Algorithm::direct, 1.05}, {Algorithm::ring, 2.0}}}};
   EXPECT_FALSE(judge(laps, Algorithm::bruck).upset);
   EXPECT_FALSE(judge(laps, Algorithm::direct).upset);
   EXPECT_TRUE(judge(laps, Algorithm::direct, 1.04).upset);
@@ -80,11 +85,13 @@ TEST(Judge, GoesByMostLapsAndNotByTheLuckiest) {
   ASSERT_TRUE(found);
   EXPECT_DOUBLE_EQ(found->times, 1.2);
   EXPECT_FALSE(judge(laps, Algorithm::direct).upset);
-  EXPECT_EQ(middle_of(laps).us, (std::map<Algorithm, double>{{Algorithm::bruck, 1.2}, {Algorithm::direct, 1.0}}));
+  EXPECT_EQ(middle_of(laps).us,
+            (std::map<Algorithm, double>{{Algorithm::bruck, 1.2}, {Algorithm::direct, 1.0}}));
 }
 
 TEST(Judge, ComparesWhatRanOneAfterTheOther) {
-  // The middle times of bruck are less than direct's, but in most laps it was the slower one; and the other way round.
+  // The middle times of bruck are less than direct's, but in most laps it was the slower one; and
+  // the other way round.
   EXPECT_TRUE(judge(laps_of({{1.2, 1.0}, {2.4, 2.0}, {1.5, 4.0}}), Algorithm::bruck).upset);
   EXPECT_FALSE(judge(laps_of({{1.0, 1.2}, {2.0, 2.4}, {4.0, 1.5}}), Algorithm::bruck).upset);
 }
@@ -120,8 +127,11 @@ TEST(Judge, LooksUntilItIsClear) {
 TEST(Bench, TunesAndReadsWhatItWrote) {
   testing::Fifo scratch;  // for its folder
   const std::string file = scratch.folder() + "/settings/tuning";
-  const std::vector<std::string> quick = {
-      "--op", "all_reduce,broadcast", "--sizes", "8,1KiB", "--ranks", "2", "--seconds", "0.01", "--rounds", "1"};
+  const std::vector<std::string> quick = {"--op",      "all_reduce,broadcast",
+                                          "--sizes",   "8,1KiB",
+                                          "--ranks",   "2",
+                                          "--seconds", "0.01",
+                                          "--rounds",  "1"};
   const auto with = [&](std::vector<std::string> words) {
     words.insert(words.begin(), "bench");
     words.insert(words.end(), quick.begin(), quick.end());
@@ -136,8 +146,8 @@ TEST(Bench, TunesAndReadsWhatItWrote) {
   EXPECT_TRUE(rules->rules.contains({Ground::region, Op::all_reduce, 2}));
   EXPECT_EQ(rules->rules.size(), 3u);
 
-  // How quick they were must not decide a test; that every cell is there must. Between two ranks the
-  // algorithms of a broadcast take the same time: hundreds of looks would be needed to tell.
+  // How quick they were must not decide a test; that every cell is there must. Between two ranks
+  // the algorithms of a broadcast take the same time: hundreds of looks would be needed to tell.
   auto check = with({"--check-selection", "--transport", "tcp"});
   *std::find(check.begin(), check.end(), "all_reduce,broadcast") = "all_reduce";
   const Outcome checked = run(check, {{"MUSTER_TUNING", file}});
@@ -154,13 +164,16 @@ TEST(Bench, TunesAndReadsWhatItWrote) {
 TEST(Bench, LooksAgainAtWhatMayBeWrong) {
   testing::Fifo scratch;  // for its folder
   const std::string file = scratch.folder() + "/tuning";
-  std::ofstream(file) << "version = 1\nlinks.reduce.2 = slices\n";  // a message more, and nothing that it would save
-  const Outcome checked = run({"bench", "--check-selection", "--op", "reduce", "--sizes", "8,64", "--ranks", "2", "--seconds", "0.01",
-                               "--rounds", "1", "--transport", "tcp"},
-                              {{"MUSTER_TUNING", file}});
+  std::ofstream(file) << "version = 1\nlinks.reduce.2 = slices\n";  // a message more, and nothing
+                                                                    // that it would save
+  const Outcome checked =
+      run({"bench", "--check-selection", "--op", "reduce", "--sizes", "8,64", "--ranks", "2",
+           "--seconds", "0.01", "--rounds", "1", "--transport", "tcp"},
+          {{"MUSTER_TUNING", file}});
   // As good as always it is wrong; how quick the algorithms were must not decide a test.
   EXPECT_EQ(count_of(checked.out, "| selected: slices"), 2) << checked.out << checked.err;
-  EXPECT_EQ(count_of(checked.out, " looks"), count_of(checked.out, "looked at again below")) << checked.out;
+  EXPECT_EQ(count_of(checked.out, " looks"), count_of(checked.out, "looked at again below"))
+      << checked.out;
   EXPECT_EQ(checked.code, count_of(checked.out, "WRONG") > 0 ? 1 : 0) << checked.out << checked.err;
   std::filesystem::remove(file);
 }
@@ -168,8 +181,8 @@ TEST(Bench, LooksAgainAtWhatMayBeWrong) {
 TEST(Bench, TunesPiecesWhereATreeIsMoreThanItsRoot) {
   testing::Fifo scratch;  // for its folder
   const std::string file = scratch.folder() + "/tuning";
-  const Outcome tuned = run({"bench", "--tune", file, "--op", "gather", "--sizes", "64", "--ranks", "2,4", "--transport", "tcp",
-                             "--seconds", "0.01", "--rounds", "1"});
+  const Outcome tuned = run({"bench", "--tune", file, "--op", "gather", "--sizes", "64", "--ranks",
+                             "2,4", "--transport", "tcp", "--seconds", "0.01", "--rounds", "1"});
   ASSERT_EQ(tuned.code, 0) << tuned.err;
   const auto rules = collective::parse_tuning(contents(file), file);
   ASSERT_TRUE(rules.ok()) << rules.status().message();
@@ -181,7 +194,8 @@ TEST(Bench, TunesPiecesWhereATreeIsMoreThanItsRoot) {
 }
 
 TEST(Bench, SimulatesPieces) {
-  const Outcome outcome = run({"bench", "--simulate", "--op", "gather,scatter", "--ranks", "8,1000", "--bytes", "1KiB,64MiB"});
+  const Outcome outcome = run({"bench", "--simulate", "--op", "gather,scatter", "--ranks", "8,1000",
+                               "--bytes", "1KiB,64MiB"});
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_EQ(count_of(outcome.out, "| picks tree"), 2) << outcome.out;
   EXPECT_EQ(count_of(outcome.out, "| picks direct"), 6) << outcome.out;
@@ -191,8 +205,9 @@ TEST(Bench, SimulatesPieces) {
 TEST(Bench, SimulatesGroupsOfEverySize) {
   testing::Fifo scratch;
   const std::string json = scratch.folder() + "/rows.json";
-  const Outcome outcome = run({"bench", "--simulate", "--op", "all_reduce,broadcast", "--ranks", "8,100000", "--ranks-per-host", "8",
-                               "--bytes", "8,64MiB", "--json", json});
+  const Outcome outcome =
+      run({"bench", "--simulate", "--op", "all_reduce,broadcast", "--ranks", "8,100000",
+           "--ranks-per-host", "8", "--bytes", "8,64MiB", "--json", json});
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_EQ(count_of(outcome.out, "\n"), 8) << outcome.out;
   EXPECT_EQ(count_of(outcome.out, "12500 hosts"), 4) << outcome.out;

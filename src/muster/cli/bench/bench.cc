@@ -33,11 +33,13 @@ using bench::Figures;
 using bench::ProgressLine;
 using bench::Row;
 
-const std::vector<std::string> kOps = {"broadcast", "all_reduce",     "reduce",     "all_gather", "gather",
-                                       "scatter",   "reduce_scatter", "all_to_all", "barrier",    "ping_pong"};
+const std::vector<std::string> kOps = {"broadcast", "all_reduce", "reduce",         "all_gather",
+                                       "gather",    "scatter",    "reduce_scatter", "all_to_all",
+                                       "barrier",   "ping_pong"};
 
 /// Other names of what rows call by one.
-const std::map<std::string, std::string> kTransports = {{"auto", "shm"}}, kMemories = {{"shared", "arena"}};
+const std::map<std::string, std::string> kTransports = {{"auto", "shm"}},
+                                         kMemories = {{"shared", "arena"}};
 
 struct Options {
   std::vector<std::string> ops{"all_reduce"};
@@ -82,24 +84,32 @@ class Run {
     std::size_t turns = 0;
     for (const int ranks : options_.ranks) {
       turns += options_.memories.size();
-      for (const std::string& library : options_.rivals) turns += passed_over(library, ranks) ? 0 : 1;
+      for (const std::string& library : options_.rivals)
+        turns += passed_over(library, ranks) ? 0 : 1;
     }
     return cells * turns * static_cast<std::size_t>(rounds());
   }
-  int rounds() const { return options_.rounds > 0 ? options_.rounds : options_.rivals.empty() ? 1 : 3; }
+  int rounds() const {
+    return options_.rounds > 0 ? options_.rounds : options_.rivals.empty() ? 1 : 3;
+  }
 
-  static bool passed_over(const std::string& library, int ranks) { return library == "mpich" && ranks > usable_cores(); }
+  static bool passed_over(const std::string& library, int ranks) {
+    return library == "mpich" && ranks > usable_cores();
+  }
 
   /// All libraries stand ready at the same time and take turns; those that wait for an order sleep.
   Status play_ranks(int ranks) {
     const TemporaryFolder folder("muster-bench-");
-    if (folder.path().empty()) return Status(Code::exhausted, "no folder could be made for temporary files");
+    if (folder.path().empty())
+      return Status(Code::exhausted, "no folder could be made for temporary files");
     Field field = options_.field;
     field.ranks = ranks;
     std::vector<std::unique_ptr<Contestant>> contestants;
     for (const std::string& library : libraries_) {
       if (passed_over(library, ranks)) {
-        tell(library, "passed over where ranks outnumber cores: it spins without giving its core away, tens of milliseconds a call");
+        tell(library,
+             "passed over where ranks outnumber cores: it spins without giving its core away, tens "
+             "of milliseconds a call");
         continue;
       }
       const std::string own = folder.path() + "/" + library;
@@ -113,7 +123,8 @@ class Run {
     }
     for (const std::string& op : options_.ops) {
       for (const std::uint64_t bytes : sizes_of(options_, op)) {
-        const Cell cell{op, bytes, options_.dtype, "private", options_.seconds, bench::settling_of(ranks)};
+        const Cell cell{
+            op, bytes, options_.dtype, "private", options_.seconds, bench::settling_of(ranks)};
         if (Status played = play_cell(contestants, ranks, cell); !played) return played;
       }
     }
@@ -121,14 +132,17 @@ class Run {
   }
 
   /// muster with each of its memories, the others once: a round after the other.
-  Status play_cell(std::vector<std::unique_ptr<Contestant>>& contestants, int ranks, const Cell& cell) {
-    std::map<std::pair<std::string, std::string>, std::vector<Figures>> figures;  // by library and memory
+  Status play_cell(std::vector<std::unique_ptr<Contestant>>& contestants, int ranks,
+                   const Cell& cell) {
+    std::map<std::pair<std::string, std::string>, std::vector<Figures>>
+        figures;  // by library and memory
     std::map<std::string, std::string> reasons;
     for (int round = 0; round < rounds(); ++round) {
       for (const auto& contestant : contestants) {
         const std::string& library = contestant->library();
         for (const std::string& memory : memories_of(library)) {
-          progress_.next(cell.op + " " + bench::size_text(cell.bytes) + ", " + std::to_string(ranks) + " ranks, " + library);
+          progress_.next(cell.op + " " + bench::size_text(cell.bytes) + ", " +
+                         std::to_string(ranks) + " ranks, " + library);
           Cell own = cell;
           own.memory = memory;
           const Answer answer = contestant->play(own);
@@ -138,7 +152,8 @@ class Run {
           }
           reasons.try_emplace(library, answer.reason);
           if (!answer.skipped && library == "muster") {
-            return Status(Code::internal, cell.op + " of " + std::to_string(cell.bytes) + " bytes: " + answer.reason);
+            return Status(Code::internal, cell.op + " of " + std::to_string(cell.bytes) +
+                                              " bytes: " + answer.reason);
           }
         }
       }
@@ -149,8 +164,9 @@ class Run {
         Cell own = cell;
         own.memory = memory;
         // Gloo has nothing else, within a host too.
-        rows.push_back(
-            bench::summarize(library, own, ranks, library == "gloo" ? "tcp" : options_.field.transport, figures[{library, memory}]));
+        rows.push_back(bench::summarize(library, own, ranks,
+                                        library == "gloo" ? "tcp" : options_.field.transport,
+                                        figures[{library, memory}]));
         rows.back().no_figures = reasons[library];
         rows.back().engine = library == "muster" && engine_;
         rows.back().threads = library == "muster" && options_.field.threads;
@@ -172,7 +188,8 @@ class Run {
 
   /// Once.
   void tell(const std::string& library, const std::string& reason) {
-    if (!reason.empty() && told_.insert(library + reason).second) std::fprintf(stderr, "%s: %s\n", library.c_str(), reason.c_str());
+    if (!reason.empty() && told_.insert(library + reason).second)
+      std::fprintf(stderr, "%s: %s\n", library.c_str(), reason.c_str());
   }
 
   Status write_files() const {
@@ -200,8 +217,12 @@ class Run {
 };
 
 void add_options(CLI::App& app, Options& options) {
-  app.add_option("--op", options.ops, "operations, comma separated")->delimiter(',')->check(CLI::IsMember(kOps))->capture_default_str();
-  app.add_option("--sizes,--bytes", options.sizes, "bytes, comma separated; 64KiB and 1MiB are understood")
+  app.add_option("--op", options.ops, "operations, comma separated")
+      ->delimiter(',')
+      ->check(CLI::IsMember(kOps))
+      ->capture_default_str();
+  app.add_option("--sizes,--bytes", options.sizes,
+                 "bytes, comma separated; 64KiB and 1MiB are understood")
       ->delimiter(',')
       ->transform(CLI::AsSizeValue(false))
       ->capture_default_str();
@@ -209,56 +230,71 @@ void add_options(CLI::App& app, Options& options) {
       ->delimiter(',')
       ->check(CLI::Range(1, 10'000'000))
       ->capture_default_str();
-  app.add_option("--vs", options.rivals, "other libraries in the same run, in turn with muster: gloo, openmpi, mpich, impi")
+  app.add_option("--vs", options.rivals,
+                 "other libraries in the same run, in turn with muster: gloo, openmpi, mpich, impi")
       ->delimiter(',')
       ->check(CLI::IsMember(bench::known_rivals()));
-  app.add_option("--dtype", options.dtype, "element type, as torch calls it")->capture_default_str();
-  app.add_option("--transport", options.field.transport, "shm, or auto (what muster takes between ranks of a host: shm), or tcp")
+  app.add_option("--dtype", options.dtype, "element type, as torch calls it")
+      ->capture_default_str();
+  app.add_option("--transport", options.field.transport,
+                 "shm, or auto (what muster takes between ranks of a host: shm), or tcp")
       ->transform(CLI::Transformer(kTransports))
       ->check(CLI::IsMember({"shm", "tcp"}))
       ->capture_default_str();
-  app.add_option("--memory", options.memories,
-                 "of muster's ranks, comma separated, each beside one measurement of the others: private, arena or shared (both: shared "
-                 "between the ranks of a host), or allocator (ordinary tensors, with the shared allocator)")
+  app.add_option(
+         "--memory", options.memories,
+         "of muster's ranks, comma separated, each beside one measurement of the others: private, "
+         "arena or shared (both: shared "
+         "between the ranks of a host), or allocator (ordinary tensors, with the shared allocator)")
       ->delimiter(',')
       ->transform(CLI::Transformer(kMemories))
       ->check(CLI::IsMember({"private", "arena", "allocator"}))
       ->capture_default_str();
   app.add_flag("--threads", options.field.threads, "muster's ranks as threads of one process");
-  app.add_flag("!--engine", options.field.tensors, "time the engine below the tensors, without recorder and validation");
-  app.add_option("--seconds", options.seconds, "time of the loops of one cell")->check(CLI::Range(0.01, 60.0))->capture_default_str();
+  app.add_flag("!--engine", options.field.tensors,
+               "time the engine below the tensors, without recorder and validation");
+  app.add_option("--seconds", options.seconds, "time of the loops of one cell")
+      ->check(CLI::Range(0.01, 60.0))
+      ->capture_default_str();
   app.add_option("--rounds", options.rounds,
-                 "how often everything is repeated; medians are shown, by --tune the least. Default 3 with --vs, --tune and "
+                 "how often everything is repeated; medians are shown, by --tune the least. "
+                 "Default 3 with --vs, --tune and "
                  "--check-selection, else 1")
       ->check(CLI::Range(1, 100));
-  app.add_option("--json", options.json, "also append the rows to this file, one JSON object a line");
+  app.add_option("--json", options.json,
+                 "also append the rows to this file, one JSON object a line");
   app.add_option("--plot", options.picture, "also draw them into this SVG file");
 }
 
 void add_selection_options(CLI::App& app, Options& options) {
   const std::string group = "Which algorithm runs";
-  auto* tune =
-      app.add_option("--tune", options.tuning,
-                     "measure from which size on which algorithm is faster and write it to this file, or where groups look for it: "
-                     "MUSTER_TUNING, else ~/.config/muster/tuning. Quiet machine!")
-          ->expected(0, 1)
-          ->group(group);
-  auto* check =
-      app.add_flag("--check-selection", options.check_selection,
-                   "measure every algorithm of muster's and fail where the selected one is slower than another by more than 10 %; takes "
-                   "longer where that is not clear at once")
-          ->group(group)
-          ->excludes(tune);
+  auto* tune = app.add_option("--tune", options.tuning,
+                              "measure from which size on which algorithm is faster and write it "
+                              "to this file, or where groups look for it: "
+                              "MUSTER_TUNING, else ~/.config/muster/tuning. Quiet machine!")
+                   ->expected(0, 1)
+                   ->group(group);
+  auto* check = app.add_flag("--check-selection", options.check_selection,
+                             "measure every algorithm of muster's and fail where the selected one "
+                             "is slower than another by more than 10 %; takes "
+                             "longer where that is not clear at once")
+                    ->group(group)
+                    ->excludes(tune);
   auto* simulate =
-      app.add_flag("--simulate", options.simulate, "predict times over links from a model, for any number of ranks; nothing is measured")
+      app.add_flag(
+             "--simulate", options.simulate,
+             "predict times over links from a model, for any number of ranks; nothing is measured")
           ->group(group)
           ->excludes(tune)
           ->excludes(check);
   bench::Simulation& model = options.simulation;
   const std::string parts = "The model of --simulate";
-  auto* hosts = app.add_option("--hosts", model.hosts, "hosts, with equally many ranks; default: one for each rank");
-  auto* per_host = app.add_option("--ranks-per-host", model.ranks_per_host, "ranks that share a host and its network");
-  for (auto* option : {hosts, per_host}) option->check(CLI::Range(1, 10'000'000))->group(parts)->needs(simulate);
+  auto* hosts = app.add_option("--hosts", model.hosts,
+                               "hosts, with equally many ranks; default: one for each rank");
+  auto* per_host = app.add_option("--ranks-per-host", model.ranks_per_host,
+                                  "ranks that share a host and its network");
+  for (auto* option : {hosts, per_host})
+    option->check(CLI::Range(1, 10'000'000))->group(parts)->needs(simulate);
   hosts->excludes(per_host);
   const auto figure = [&](const char* name, double& value, double unit, const char* what) {
     app.add_option_function<double>(
@@ -269,9 +305,12 @@ void add_selection_options(CLI::App& app, Options& options) {
   };
   figure("--latency-us", model.machine.latency, 1e-6, "between two hosts; default 15");
   figure("--host-latency-us", model.machine.host_latency, 1e-6, "within a host; default 3");
-  figure("--overhead-us", model.machine.overhead, 1e-6, "of every message, at each end; default 1.5");
-  figure("--bandwidth-gbs", model.machine.bandwidth, 1e9, "of a host's network, gigabytes a second each way; default 3");
-  figure("--host-bandwidth-gbs", model.machine.host_bandwidth, 1e9, "between two ranks of a host; default 4");
+  figure("--overhead-us", model.machine.overhead, 1e-6,
+         "of every message, at each end; default 1.5");
+  figure("--bandwidth-gbs", model.machine.bandwidth, 1e9,
+         "of a host's network, gigabytes a second each way; default 3");
+  figure("--host-bandwidth-gbs", model.machine.host_bandwidth, 1e9,
+         "between two ranks of a host; default 4");
   figure("--reduction-gbs", model.machine.reduction, 1e9, "at which bytes are added up; default 8");
 }
 
@@ -280,12 +319,15 @@ bench::Contest contest_of(const CLI::App& app, const Options& options) {
   bench::Contest contest;
   contest.ops = options.p2p || app.count("--op") > 0 ? options.ops : kOps;
   contest.sizes = options.sizes;
-  if (app.count("--sizes") == 0) contest.sizes = {64, 1024, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 1048576, 4194304, 16777216};
+  if (app.count("--sizes") == 0)
+    contest.sizes = {64,    1024,   4096,   8192,    16384,   32768,
+                     65536, 131072, 262144, 1048576, 4194304, 16777216};
   std::sort(contest.sizes.begin(), contest.sizes.end());
   contest.sizes.erase(std::unique(contest.sizes.begin(), contest.sizes.end()), contest.sizes.end());
   contest.ranks = app.count("--ranks") > 0 ? options.ranks : std::vector<int>{2, 4};
-  contest.transports =
-      app.count("--transport") > 0 ? std::vector<std::string>{options.field.transport} : std::vector<std::string>{"shm", "tcp"};
+  contest.transports = app.count("--transport") > 0
+                           ? std::vector<std::string>{options.field.transport}
+                           : std::vector<std::string>{"shm", "tcp"};
   contest.dtype = options.dtype;
   contest.memory = options.memories.front();
   contest.seconds = app.count("--seconds") > 0 ? options.seconds : 0.05;
@@ -296,7 +338,9 @@ bench::Contest contest_of(const CLI::App& app, const Options& options) {
 
 Status tune(const CLI::App& app, const Options& options) {
   const std::string path = options.tuning.empty() ? collective::tuning_path() : options.tuning;
-  if (path.empty()) return Status(Code::invalid_argument, "there is no place for the tuning file here; say one: --tune FILE");
+  if (path.empty())
+    return Status(Code::invalid_argument,
+                  "there is no place for the tuning file here; say one: --tune FILE");
   return bench::tune(contest_of(app, options), path);
 }
 
@@ -342,7 +386,9 @@ int become_program(const std::string& name, const std::vector<std::string>& argu
   std::vector<std::string> words{bench::program_beside(name)};
   words.insert(words.end(), arguments.begin(), arguments.end());
   const int failed = become(words);
-  std::fprintf(stderr, "muster bench: %s is not there; it is built with the half of muster that needs torch (make build)\n",
+  std::fprintf(stderr,
+               "muster bench: %s is not there; it is built with the half of muster that needs "
+               "torch (make build)\n",
                words[0].c_str());
   return failed;
 }
@@ -370,19 +416,26 @@ int run_bench(const std::vector<std::string>& arguments) {
   options.p2p = first == "p2p";
   if (options.p2p) options.ops = {"ping_pong"};
   CLI::App app(
-      "Times muster's collectives between processes of this machine, alone or against other libraries in the same run.\n"
-      "Every rank rewrites its buffer before each call. loop: back to back, rewrite included, until the last rank is through, median of 11 "
+      "Times muster's collectives between processes of this machine, alone or against other "
+      "libraries in the same run.\n"
+      "Every rank rewrites its buffer before each call. loop: back to back, rewrite included, "
+      "until the last rank is through, median of 11 "
       "loops (3, and 3 calls for p50,\n"
       "of a library whose one call takes five times as long as all loops were to).\n"
-      "p50: one call after a barrier, from the last rank's start to the last rank's end. Microseconds.\n"
-      "Libraries are compared by p50 from 64 KiB up and by loop below; a ratio below 1 is faster than the best rival.\n"
+      "p50: one call after a barrier, from the last rank's start to the last rank's end. "
+      "Microseconds.\n"
+      "Libraries are compared by p50 from 64 KiB up and by loop below; a ratio below 1 is faster "
+      "than the best rival.\n"
       "Which algorithm runs at which size: --tune, --check-selection, --simulate.\n"
-      "Instead of collectives: muster bench p2p (a message there and back, with the options below), ddp (training steps), rpc (remote "
-      "calls), python (calls from Python), store, group, launch, idle, floors (what the machine itself takes); these with --help.",
+      "Instead of collectives: muster bench p2p (a message there and back, with the options "
+      "below), ddp (training steps), rpc (remote "
+      "calls), python (calls from Python), store, group, launch, idle, floors (what the machine "
+      "itself takes); these with --help.",
       "muster bench");
   add_options(app, options);
   add_selection_options(app, options);
-  if (const auto stop = parse(app, {arguments.begin() + (options.p2p ? 1 : 0), arguments.end()})) return *stop;
+  if (const auto stop = parse(app, {arguments.begin() + (options.p2p ? 1 : 0), arguments.end()}))
+    return *stop;
   if (const std::string why = contradiction(app, options); !why.empty()) {
     std::fprintf(stderr, "muster bench: %s\n", why.c_str());
     return kUsageError;

@@ -12,9 +12,10 @@ namespace {
 TEST(Bench, MeasuresEveryOperationAndWritesARowOfEach) {
   Fifo scratch;  // for its folder
   const std::string json = scratch.folder() + "/rows.json";
-  const std::string ops = "broadcast,all_reduce,reduce,all_gather,gather,scatter,reduce_scatter,all_to_all,barrier";
-  const Outcome outcome =
-      run({"bench", "--op", ops, "--sizes", "8,1KiB", "--ranks", "2,3", "--seconds", "0.01", "--memory", "arena", "--json", json});
+  const std::string ops =
+      "broadcast,all_reduce,reduce,all_gather,gather,scatter,reduce_scatter,all_to_all,barrier";
+  const Outcome outcome = run({"bench", "--op", ops, "--sizes", "8,1KiB", "--ranks", "2,3",
+                               "--seconds", "0.01", "--memory", "arena", "--json", json});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   const std::string rows = contents(json);
   EXPECT_EQ(count_of(rows, "\n"), 2 * (8 * 2 + 1));
@@ -29,7 +30,8 @@ TEST(Bench, RunsOverTcpToo) {
   EXPECT_EQ(count_of(outcome.out, "all_reduce"), 1);
 }
 
-/// A rival whose figures are known: rank processes that answer every cell with 1000 us, and end without a word at sizes above `limit`.
+/// A rival whose figures are known: rank processes that answer every cell with 1000 us, and end
+/// without a word at sizes above `limit`.
 Launched::Variables rival(const std::string& folder, int limit) {
   std::ofstream(folder + "/gloo_worker.py") << "";
   const std::string python = folder + "/python";
@@ -49,20 +51,26 @@ Launched::Variables rival(const std::string& folder, int limit) {
 
 TEST(Bench, MeasuresRivalsInTheSameRunAndComparesWithThem) {
   Fifo scratch;
-  const std::string folder = scratch.folder(), json = folder + "/rows.json", picture = folder + "/picture.svg";
-  const Outcome outcome =
-      run({"bench", "--vs", "gloo", "--sizes", "8,64", "--seconds", "0.01", "--rounds", "2", "--json", json, "--plot", picture},
-          rival(folder, 8));
+  const std::string folder = scratch.folder(), json = folder + "/rows.json",
+                    picture = folder + "/picture.svg";
+  const Outcome outcome = run({"bench", "--vs", "gloo", "--sizes", "8,64", "--seconds", "0.01",
+                               "--rounds", "2", "--json", json, "--plot", picture},
+                              rival(folder, 8));
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   const std::string rows = contents(json);
   EXPECT_EQ(count_of(rows, "\"library\":\"muster\""), 2);
-  EXPECT_EQ(count_of(rows, "\"library\":\"gloo\",\"op\":\"all_reduce\",\"ranks\":2,\"bytes\":8,"), 1) << rows;
-  EXPECT_EQ(count_of(rows, "\"memory\":\"private\",\"transport\":\"tcp\""), 1) << "Gloo's way within a host: " << rows;
+  EXPECT_EQ(count_of(rows, "\"library\":\"gloo\",\"op\":\"all_reduce\",\"ranks\":2,\"bytes\":8,"),
+            1)
+      << rows;
+  EXPECT_EQ(count_of(rows, "\"memory\":\"private\",\"transport\":\"tcp\""), 1)
+      << "Gloo's way within a host: " << rows;
   EXPECT_EQ(count_of(rows, "\"loop_us\":1000.0000"), 1) << rows;
-  EXPECT_EQ(count_of(rows, "\"ratio_to_best\":null"), 1) << "of the cell at which the rival ended: " << rows;
+  EXPECT_EQ(count_of(rows, "\"ratio_to_best\":null"), 1)
+      << "of the cell at which the rival ended: " << rows;
   EXPECT_EQ(count_of(outcome.err, "the rival is out of memory"), 1) << outcome.err;
   EXPECT_EQ(count_of(contents(picture), "<polyline"), 2);
-  for (const char* name : {"/rows.json", "/picture.svg", "/python", "/gloo_worker.py"}) std::filesystem::remove(folder + name);
+  for (const char* name : {"/rows.json", "/picture.svg", "/python", "/gloo_worker.py"})
+    std::filesystem::remove(folder + name);
 }
 
 TEST(Bench, MeasuresMessagesByTheWordOrByTheOperation) {
@@ -76,25 +84,28 @@ TEST(Bench, MeasuresMessagesByTheWordOrByTheOperation) {
 TEST(Bench, KnowsTheOtherNamesOfTransportsAndMemories) {
   Fifo scratch;  // for its folder
   const std::string json = scratch.folder() + "/rows.json";
-  const Outcome outcome = run({"bench", "--sizes", "8", "--seconds", "0.01", "--transport", "auto", "--memory", "shared", "--json", json});
+  const Outcome outcome = run({"bench", "--sizes", "8", "--seconds", "0.01", "--transport", "auto",
+                               "--memory", "shared", "--json", json});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
-  EXPECT_EQ(count_of(contents(json), "\"memory\":\"arena\",\"transport\":\"shm\""), 1) << contents(json);
+  EXPECT_EQ(count_of(contents(json), "\"memory\":\"arena\",\"transport\":\"shm\""), 1)
+      << contents(json);
   std::filesystem::remove(json);
 }
 
 TEST(Bench, MeasuresSeveralMemoriesBesideOneMeasurementOfARival) {
   Fifo scratch;
   const std::string folder = scratch.folder(), json = folder + "/rows.json";
-  const Outcome outcome =
-      run({"bench", "--vs", "gloo", "--sizes", "64KiB", "--seconds", "0.01", "--rounds", "1", "--memory", "private,shared", "--json", json},
-          rival(folder, 1 << 20));
+  const Outcome outcome = run({"bench", "--vs", "gloo", "--sizes", "64KiB", "--seconds", "0.01",
+                               "--rounds", "1", "--memory", "private,shared", "--json", json},
+                              rival(folder, 1 << 20));
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   const std::string rows = contents(json);
   EXPECT_EQ(count_of(rows, "\"library\":\"muster\""), 2) << rows;
   EXPECT_EQ(count_of(rows, "\"memory\":\"arena\",\"transport\":\"shm\""), 1) << rows;
   EXPECT_EQ(count_of(rows, "\"library\":\"gloo\""), 1) << rows;
   EXPECT_EQ(count_of(rows, "\"ratio_to_best\":null"), 0) << rows;
-  for (const char* name : {"/rows.json", "/python", "/gloo_worker.py"}) std::filesystem::remove(folder + name);
+  for (const char* name : {"/rows.json", "/python", "/gloo_worker.py"})
+    std::filesystem::remove(folder + name);
 }
 
 TEST(Bench, OneMemoryIsEnoughToFindOutWhichAlgorithmIsFaster) {

@@ -11,8 +11,8 @@ double settling_of(int ranks) { return ranks > usable_cores() ? 0.2 : 0; }
 
 std::string encode(const Cell& cell) {
   std::ostringstream line;
-  line << "cell " << cell.op << ' ' << cell.bytes << ' ' << cell.dtype << ' ' << cell.memory << ' ' << cell.seconds << ' ' << cell.settling
-       << '\n';
+  line << "cell " << cell.op << ' ' << cell.bytes << ' ' << cell.dtype << ' ' << cell.memory << ' '
+       << cell.seconds << ' ' << cell.settling << '\n';
   return line.str();
 }
 
@@ -22,7 +22,8 @@ Result<std::optional<Cell>> decode_order(const std::string& line) {
   words >> kind;
   if (kind.empty() || kind == "quit") return std::optional<Cell>();
   Cell cell;
-  if (kind == "cell" && words >> cell.op >> cell.bytes >> cell.dtype >> cell.memory >> cell.seconds >> cell.settling)
+  if (kind == "cell" &&
+      words >> cell.op >> cell.bytes >> cell.dtype >> cell.memory >> cell.seconds >> cell.settling)
     return std::optional(cell);
   return Status(Code::internal, "an order that this worker does not know: " + line);
 }
@@ -30,8 +31,8 @@ Result<std::optional<Cell>> decode_order(const std::string& line) {
 std::string encode(const Figures& figures) {
   std::ostringstream line;
   line.precision(9);
-  line << "row " << figures.loop_us << ' ' << figures.p50_us << ' ' << figures.min_us << ' ' << figures.p99_us << ' ' << figures.iterations
-       << '\n';
+  line << "row " << figures.loop_us << ' ' << figures.p50_us << ' ' << figures.min_us << ' '
+       << figures.p99_us << ' ' << figures.iterations << '\n';
   return line.str();
 }
 
@@ -40,7 +41,8 @@ Answer decode_answer(const std::string& line) {
   std::string kind;
   words >> kind;
   Figures figures;
-  if (kind == "row" && words >> figures.loop_us >> figures.p50_us >> figures.min_us >> figures.p99_us >> figures.iterations) {
+  if (kind == "row" && words >> figures.loop_us >> figures.p50_us >> figures.min_us >>
+                           figures.p99_us >> figures.iterations) {
     return {figures, "", false};
   }
   const std::string rest = line.size() > kind.size() + 1 ? line.substr(kind.size() + 1) : "";

@@ -1,6 +1,8 @@
-/// What is measured, and what came out, as lines of text between the one who asks and the ranks that are measured.
+/// What is measured, and what came out, as lines of text between the one who asks and the ranks
+/// that are measured.
 ///
-/// A contestant is a library with its ranks. Each rank reads its orders, a line each, from the named pipe `to-<rank>` of a folder:
+/// A contestant is a library with its ranks. Each rank reads its orders, a line each, from the
+/// named pipe `to-<rank>` of a folder:
 ///
 ///   cell <op> <bytes> <dtype> <memory> <seconds> <settling>
 ///   quit
@@ -24,8 +26,9 @@
 
 namespace muster::cli::bench {
 
-/// One operation at one size. `bytes` is what each rank gives to a reduction or a broadcast, or receives in all where pieces of all ranks
-/// come together. A ping_pong is a message of so many bytes from rank 0 to rank 1 and one back.
+/// One operation at one size. `bytes` is what each rank gives to a reduction or a broadcast, or
+/// receives in all where pieces of all ranks come together. A ping_pong is a message of so many
+/// bytes from rank 0 to rank 1 and one back.
 struct Cell {
   std::string op;
   std::uint64_t bytes = 0;
@@ -37,10 +40,11 @@ struct Cell {
 };
 
 struct Figures {
-  /// Back to back, every rank rewrites its buffer before each call; from the last rank's start to the last rank's end; the median of 11
-  /// loops' means.
+  /// Back to back, every rank rewrites its buffer before each call; from the last rank's start to
+  /// the last rank's end; the median of 11 loops' means.
   double loop_us = 0;
-  double p50_us = 0;  ///< one call after a barrier, from the last rank's start to the last rank's end
+  double p50_us =
+      0;  ///< one call after a barrier, from the last rank's start to the last rank's end
   double min_us = 0;
   double p99_us = 0;
   std::uint64_t iterations = 0;
@@ -53,8 +57,9 @@ struct Answer {
   bool skipped = false;
 };
 
-/// What ranks need until the system has spread them over the cores: it wakes them all near the one who wakes, and moves some of those that
-/// share a core within 0.2 s (Linux 6.18: 0.03 to 0.17 s). Ranks with a core each need none.
+/// What ranks need until the system has spread them over the cores: it wakes them all near the one
+/// who wakes, and moves some of those that share a core within 0.2 s (Linux 6.18: 0.03 to 0.17 s).
+/// Ranks with a core each need none.
 double settling_of(int ranks);
 
 std::string encode(const Cell& cell);

@@ -23,9 +23,11 @@ constexpr Duration kFarewell = std::chrono::seconds(10);
 
 /// A named pipe, open at both ends here, so that neither side waits for the other to open it.
 Result<Descriptor> make_pipe(const std::string& path) {
-  if (::mkfifo(path.c_str(), 0600) != 0) return Status(Code::exhausted, "cannot make the pipe " + path + ": " + errno_text(errno));
+  if (::mkfifo(path.c_str(), 0600) != 0)
+    return Status(Code::exhausted, "cannot make the pipe " + path + ": " + errno_text(errno));
   Descriptor both(::open(path.c_str(), O_RDWR | O_CLOEXEC));
-  if (!both) return Status(Code::exhausted, "cannot open the pipe " + path + ": " + errno_text(errno));
+  if (!both)
+    return Status(Code::exhausted, "cannot open the pipe " + path + ": " + errno_text(errno));
   return both;
 }
 
@@ -37,7 +39,8 @@ bool wait_for(int descriptor, Duration limit) {
 
 }  // namespace
 
-Result<std::unique_ptr<Contestant>> Contestant::start(const StartPlan& plan, int ranks, const std::string& folder) {
+Result<std::unique_ptr<Contestant>> Contestant::start(const StartPlan& plan, int ranks,
+                                                      const std::string& folder) {
   std::unique_ptr<Contestant> made(new Contestant);
   made->library_ = plan.library;
   made->folder_ = folder;
@@ -49,7 +52,8 @@ Result<std::unique_ptr<Contestant>> Contestant::start(const StartPlan& plan, int
     if (!order) return order.status();
     made->orders_.push_back(std::move(*order));
   }
-  const Descriptor log(::open((folder + "/log").c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
+  const Descriptor log(
+      ::open((folder + "/log").c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
   auto file = launch::find_program(plan.command.front());
   if (!file) return file.status();
   launch::WorkerCommand command;
@@ -96,11 +100,13 @@ Answer Contestant::play(const Cell& cell) {
   if (failed_) return {{}, "its ranks have ended", false};
   const std::string line = encode(cell);
   for (const Descriptor& order : orders_) {
-    if (::write(order.get(), line.data(), line.size()) != static_cast<ssize_t>(line.size())) failed_ = true;
+    if (::write(order.get(), line.data(), line.size()) != static_cast<ssize_t>(line.size()))
+      failed_ = true;
   }
   // The first cell waits for the ranks to start too.
   const TimePoint deadline =
-      deadline_after(steady_clock(), std::chrono::seconds(90) + std::chrono::seconds(static_cast<int>(60 * cell.seconds)));
+      deadline_after(steady_clock(), std::chrono::seconds(90) +
+                                         std::chrono::seconds(static_cast<int>(60 * cell.seconds)));
   while (!failed_) {
     if (const std::size_t end = unread_.find('\n'); end != std::string::npos) {
       const std::string answer = unread_.substr(0, end);
@@ -115,7 +121,10 @@ Answer Contestant::play(const Cell& cell) {
       failed_ = true;
       return {{}, library_ + " did not answer in time; " + last_words(), false};
     }
-    if (::poll(waiting, 2, static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(left).count())) < 0 && errno != EINTR) break;
+    if (::poll(waiting, 2,
+               static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(left).count())) < 0 &&
+        errno != EINTR)
+      break;
     if (waiting[0].revents != 0) {
       char bytes[4096];
       const ssize_t n = ::read(back_.get(), bytes, sizeof bytes);

@@ -15,7 +15,8 @@ struct Field {
   int ranks = 2;
   std::string transport = "shm";  ///< or "tcp"
   bool threads = false;           ///< our ranks as threads of one process
-  bool tensors = true;            ///< our ranks call muster::all_reduce(tensor) and its like, where this build has them; else the engine
+  bool tensors = true;  ///< our ranks call muster::all_reduce(tensor) and its like, where this
+                        ///< build has them; else the engine
 };
 
 /// How to start the ranks of a library, all by one command.
@@ -23,12 +24,13 @@ struct StartPlan {
   std::string library;
   std::vector<std::string> command;
   std::vector<std::pair<std::string, std::string>> environment;  ///< set on top of ours
-  bool engine = false;                                           ///< muster's engine alone, below the tensors
+  bool engine = false;  ///< muster's engine alone, below the tensors
 };
 
-/// "muster", "gloo", "openmpi", "mpich", "impi". What is missing on this machine is named, with what to install. The programs of MPI are
-/// compiled into `folder` with the library's own compiler.
-Result<StartPlan> plan_start(const std::string& library, const Field& field, const std::string& folder);
+/// "muster", "gloo", "openmpi", "mpich", "impi". What is missing on this machine is named, with
+/// what to install. The programs of MPI are compiled into `folder` with the library's own compiler.
+Result<StartPlan> plan_start(const std::string& library, const Field& field,
+                             const std::string& folder);
 const std::vector<std::string>& known_rivals();
 /// What times calls from Python, muster's directly and stock torch's on muster and on Gloo.
 Result<StartPlan> plan_python_calls(const std::vector<std::string>& arguments);
@@ -36,7 +38,8 @@ Result<StartPlan> plan_python_calls(const std::vector<std::string>& arguments);
 class Contestant {
  public:
   /// Starts the ranks; they get ready while the first cell waits for them.
-  static Result<std::unique_ptr<Contestant>> start(const StartPlan& plan, int ranks, const std::string& folder);
+  static Result<std::unique_ptr<Contestant>> start(const StartPlan& plan, int ranks,
+                                                   const std::string& folder);
   /// Asks them to end and ends them if they do not.
   ~Contestant();
 

@@ -73,7 +73,8 @@ class EngineSubject final : public Subject {
   Status prepare(const Cell& cell) override {
     const auto op = collective::op_named(cell.op);
     const auto dtype = dtype_named(cell.dtype);
-    if (!op || !dtype) return Status(Code::unsupported, "the engine has no " + cell.op + " of " + cell.dtype);
+    if (!op || !dtype)
+      return Status(Code::unsupported, "the engine has no " + cell.op + " of " + cell.dtype);
     const auto& row = collective::info(*op);
     const std::size_t width = size_of(*dtype), n = static_cast<std::size_t>(size());
     const std::size_t slice = cell.bytes / n / width * width, bytes = cell.bytes / width * width;
@@ -87,13 +88,17 @@ class EngineSubject final : public Subject {
     const bool root = !row.rooted || rank() == 0;
     written_ = {input_.data(), bytes};
     if (*op == Op::barrier) return {};
-    for (std::size_t r = 0; row.lists_input && root && r < n; ++r) args_.inputs.emplace_back(input_.data() + r * slice, slice);
-    for (std::size_t r = 0; row.lists_output && root && r < n; ++r) args_.outputs.emplace_back(output_.data() + r * slice, slice);
+    for (std::size_t r = 0; row.lists_input && root && r < n; ++r)
+      args_.inputs.emplace_back(input_.data() + r * slice, slice);
+    for (std::size_t r = 0; row.lists_output && root && r < n; ++r)
+      args_.outputs.emplace_back(output_.data() + r * slice, slice);
     const std::size_t in = row.lists_output ? slice : bytes, out = row.lists_input ? slice : bytes;
     if (!row.lists_input && *op != Op::broadcast) args_.inputs = {ConstBytes(input_.data(), in)};
-    if (!row.lists_output && (*op != Op::reduce || root)) args_.outputs = {MutableBytes(output_.data(), out)};
+    if (!row.lists_output && (*op != Op::reduce || root))
+      args_.outputs = {MutableBytes(output_.data(), out)};
     // In place, as torch does it.
-    if (*op == Op::all_reduce || *op == Op::broadcast) args_.outputs = {MutableBytes(input_.data(), bytes)};
+    if (*op == Op::all_reduce || *op == Op::broadcast)
+      args_.outputs = {MutableBytes(input_.data(), bytes)};
     return {};
   }
   MutableBytes written() override { return written_; }
@@ -148,8 +153,9 @@ Status serve_rank(const Options& options, int rank) {
   fabric_options.timeout = timeout;
   fabric_options.rules = &collective::fingerprint_rules();
   const TimePoint deadline = deadline_after(steady_clock(), timeout);
-  auto fabric = transport::Fabric::create(fabric_options, transport::make_socket_connector(connector, Secret::given(options.secret)),
-                                          transport::exchange_over(*store, "bench", rank, options.ranks, deadline));
+  auto fabric = transport::Fabric::create(
+      fabric_options, transport::make_socket_connector(connector, Secret::given(options.secret)),
+      transport::exchange_over(*store, "bench", rank, options.ranks, deadline));
   if (!fabric) return fabric.status();
   std::vector<int> members(static_cast<std::size_t>(options.ranks));
   std::iota(members.begin(), members.end(), 0);
@@ -172,7 +178,8 @@ int run_engine_worker(const std::vector<std::string>& arguments) {
   if (const auto stop = parse(app, arguments)) return *stop;
   options.secret = Secret::random_text();
   const auto body = [&](int rank) { return serve_rank(options, rank); };
-  const Status status = options.threads ? launch::spawn_threads(options.ranks, body) : launch::spawn_processes(options.ranks, body);
+  const Status status = options.threads ? launch::spawn_threads(options.ranks, body)
+                                        : launch::spawn_processes(options.ranks, body);
   if (!status) std::fprintf(stderr, "muster bench-worker: %s\n", status.message().c_str());
   return status ? 0 : 1;
 }

@@ -1,4 +1,5 @@
-/// `muster bench-worker`: the engine itself under measurement, without tensors; all ranks of one rank count.
+/// `muster bench-worker`: the engine itself under measurement, without tensors; all ranks of one
+/// rank count.
 #pragma once
 
 #include <string>

@@ -23,15 +23,19 @@ fs::path own_folder() { return fs::path(launch::own_program()).parent_path(); }
 
 /// For a shell, which takes it as one word whatever it holds.
 std::string quoted(const std::string& word) {
-  const auto plain = [](unsigned char letter) { return std::isalnum(letter) != 0 || std::strchr("_-+./:,=@", letter) != nullptr; };
+  const auto plain = [](unsigned char letter) {
+    return std::isalnum(letter) != 0 || std::strchr("_-+./:,=@", letter) != nullptr;
+  };
   if (!word.empty() && std::ranges::all_of(word, plain)) return word;
   std::string text = "'";
-  for (const char letter : word) text += letter == '\'' ? std::string("'\\''") : std::string(1, letter);
+  for (const char letter : word)
+    text += letter == '\'' ? std::string("'\\''") : std::string(1, letter);
   return text + "'";
 }
 
 bool has_torch(const std::string& python) {
-  const std::string look = "import importlib.util, sys; sys.exit(importlib.util.find_spec(\"torch\") is None)";
+  const std::string look =
+      "import importlib.util, sys; sys.exit(importlib.util.find_spec(\"torch\") is None)";
   return run_program({python, "-c", look}, Complaints::kept).ok();
 }
 
@@ -48,14 +52,17 @@ Result<std::string> bench_file(const std::string& name) {
     std::error_code error;
     if (fs::exists(folder / name, error)) return (folder / name).string();
   }
-  return Status(Code::invalid_argument,
-                name + " is not in " + own.string() + "; say in MUSTER_BENCH_DIR where it is (it stands in bench/ of muster's sources)");
+  return Status(
+      Code::invalid_argument,
+      name + " is not in " + own.string() +
+          "; say in MUSTER_BENCH_DIR where it is (it stands in bench/ of muster's sources)");
 }
 
 Result<std::string> find_python(const std::string& given) {
   const std::string said = given.empty() ? env_text("MUSTER_PYTHON").value_or("") : given;
   std::vector<launch::PythonPlace> places{{"as said", said}};
-  if (said.empty()) places = launch::python_places(launch::inherited_environment(), launch::own_program());
+  if (said.empty())
+    places = launch::python_places(launch::inherited_environment(), launch::own_program());
   std::string tried;
   for (const auto& [place, python] : places) {
     if (python.empty()) continue;
@@ -63,12 +70,15 @@ Result<std::string> find_python(const std::string& given) {
     tried += (tried.empty() ? "" : ", ") + python;
   }
   return Status(Code::invalid_argument,
-                "no Python with torch was found (tried " + tried + "); pip install torch, or say in MUSTER_PYTHON which Python has it");
+                "no Python with torch was found (tried " + tried +
+                    "); pip install torch, or say in MUSTER_PYTHON which Python has it");
 }
 
-std::vector<std::pair<std::string, std::string>> variables_to_import_muster(const std::string& package) {
+std::vector<std::pair<std::string, std::string>> variables_to_import_muster(
+    const std::string& package) {
   std::error_code error;
-  const fs::path folder = package.empty() ? own_folder().parent_path() / "python" : fs::path(package);
+  const fs::path folder =
+      package.empty() ? own_folder().parent_path() / "python" : fs::path(package);
   if (package.empty() && !fs::exists(folder / "muster", error)) return {};
   const auto others = env_text("PYTHONPATH");
   return {{"PYTHONPATH", folder.string() + (others ? ":" + *others : "")}};
@@ -80,11 +90,13 @@ Result<std::string> run_program(const std::vector<std::string>& words, Complaint
   for (const auto& [name, value] : variables) command += quoted(name + "=" + value) + " ";
   for (const std::string& word : words) command += quoted(word) + " ";
   FILE* pipe = ::popen((command + (complaints == Complaints::kept ? "2>&1" : "")).c_str(), "re");
-  if (pipe == nullptr) return Status(Code::exhausted, "cannot run " + command + ": " + errno_text(errno));
+  if (pipe == nullptr)
+    return Status(Code::exhausted, "cannot run " + command + ": " + errno_text(errno));
   std::string said;
   char bytes[4096];
   while (const std::size_t n = std::fread(bytes, 1, sizeof bytes, pipe)) said.append(bytes, n);
-  if (::pclose(pipe) != 0) return Status(Code::invalid_argument, command + "failed" + (said.empty() ? "" : ": " + said));
+  if (::pclose(pipe) != 0)
+    return Status(Code::invalid_argument, command + "failed" + (said.empty() ? "" : ": " + said));
   return said;
 }
 

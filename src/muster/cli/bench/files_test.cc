@@ -14,7 +14,8 @@ namespace {
 /// Of this process, as it was before in the end.
 class Variable {
  public:
-  Variable(const char* name, const std::string& value) : name_(name), before_(std::getenv(name) ? std::getenv(name) : "") {
+  Variable(const char* name, const std::string& value)
+      : name_(name), before_(std::getenv(name) ? std::getenv(name) : "") {
     ::setenv(name, value.c_str(), 1);
   }
   ~Variable() { before_.empty() ? ::unsetenv(name_) : ::setenv(name_, before_.c_str(), 1); }
@@ -45,22 +46,27 @@ TEST_F(BenchFiles, AreTakenFromTheFolderThatIsSaid) {
   EXPECT_EQ(bench_file("some_worker.py").value(), path);
   const auto none = bench_file("no_worker.py");
   ASSERT_FALSE(none);
-  EXPECT_NE(none.status().message().find("no_worker.py is not in "), std::string::npos) << none.status().message();
-  EXPECT_NE(none.status().message().find("MUSTER_BENCH_DIR"), std::string::npos) << none.status().message();
+  EXPECT_NE(none.status().message().find("no_worker.py is not in "), std::string::npos)
+      << none.status().message();
+  EXPECT_NE(none.status().message().find("MUSTER_BENCH_DIR"), std::string::npos)
+      << none.status().message();
 }
 
 TEST_F(BenchFiles, AProgramIsGivenItsWordsAndVariablesAsTheyAre) {
   const std::string echo = program("it's", "printf '<%s>' \"$@\" \"$MORE\"; echo complaint >&2");
-  const auto said = run_program({echo, "two words", "it's", "$HOME", ""}, Complaints::shown, {{"MORE", "a \"b\""}});
+  const auto said = run_program({echo, "two words", "it's", "$HOME", ""}, Complaints::shown,
+                                {{"MORE", "a \"b\""}});
   ASSERT_TRUE(said) << said.status().message();
   EXPECT_EQ(*said, "<two words><it's><$HOME><><a \"b\">");
   EXPECT_EQ(run_program({echo}, Complaints::kept).value(), "<>complaint\n");
 }
 
 TEST_F(BenchFiles, AProgramThatFailsIsToldWithItsWords) {
-  const auto failed = run_program({program("fails", "echo why; exit 3"), "argument"}, Complaints::kept);
+  const auto failed =
+      run_program({program("fails", "echo why; exit 3"), "argument"}, Complaints::kept);
   ASSERT_FALSE(failed);
-  EXPECT_NE(failed.status().message().find("fails' argument failed: why"), std::string::npos) << failed.status().message();
+  EXPECT_NE(failed.status().message().find("fails' argument failed: why"), std::string::npos)
+      << failed.status().message();
   EXPECT_FALSE(run_program({folder_.path() + "/none"}, Complaints::kept));
 }
 
@@ -70,7 +76,8 @@ TEST_F(BenchFiles, APythonIsTheOneThatIsSaidIfItHasTorch) {
   const Variable said("MUSTER_PYTHON", without);
   const auto none = find_python();
   ASSERT_FALSE(none);
-  EXPECT_NE(none.status().message().find("(tried " + without + ")"), std::string::npos) << none.status().message();
+  EXPECT_NE(none.status().message().find("(tried " + without + ")"), std::string::npos)
+      << none.status().message();
   EXPECT_EQ(find_python(with).value(), with) << "what is asked for goes before the variable";
 }
 

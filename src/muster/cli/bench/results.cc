@@ -22,7 +22,9 @@ std::string time_text(double us) {
 
 }  // namespace
 
-double compared(const Row& row) { return row.cell.bytes >= 65536 ? row.figures.p50_us : row.figures.loop_us; }
+double compared(const Row& row) {
+  return row.cell.bytes >= 65536 ? row.figures.p50_us : row.figures.loop_us;
+}
 
 std::string size_text(std::uint64_t bytes) {
   if (bytes >= (1u << 20) && bytes % (1u << 20) == 0) return std::to_string(bytes >> 20) + " MiB";
@@ -30,7 +32,8 @@ std::string size_text(std::uint64_t bytes) {
   return std::to_string(bytes) + " B";
 }
 
-Row summarize(std::string library, const Cell& cell, int ranks, std::string transport, const std::vector<Figures>& rounds) {
+Row summarize(std::string library, const Cell& cell, int ranks, std::string transport,
+              const std::vector<Figures>& rounds) {
   Row row;
   row.library = std::move(library);
   row.transport = std::move(transport);
@@ -41,7 +44,8 @@ Row summarize(std::string library, const Cell& cell, int ranks, std::string tran
     loops.push_back(round.loop_us);
     halves.push_back(round.p50_us);
     ends.push_back(round.p99_us);
-    row.figures.min_us = row.figures.iterations == 0 ? round.min_us : std::min(row.figures.min_us, round.min_us);
+    row.figures.min_us =
+        row.figures.iterations == 0 ? round.min_us : std::min(row.figures.min_us, round.min_us);
     row.figures.iterations += round.iterations;
   }
   row.figures.loop_us = median(loops);
@@ -49,7 +53,9 @@ Row summarize(std::string library, const Cell& cell, int ranks, std::string tran
   row.figures.p99_us = median(ends);
   const std::vector<double>& values = cell.bytes >= 65536 ? halves : loops;
   if (!values.empty() && compared(row) > 0) {
-    row.spread = (*std::max_element(values.begin(), values.end()) - *std::min_element(values.begin(), values.end())) / compared(row);
+    row.spread = (*std::max_element(values.begin(), values.end()) -
+                  *std::min_element(values.begin(), values.end())) /
+                 compared(row);
   }
   return row;
 }
@@ -67,7 +73,8 @@ void compare(std::vector<Row>& rows) {
 
 std::string table_head(const std::vector<std::string>& libraries) {
   std::string head = print("%-15s %5s %8s %9s", "us", "ranks", "bytes", "memory");
-  for (const std::string& library : libraries) head += print(" | %9s loop %8s p50", library.c_str(), "");
+  for (const std::string& library : libraries)
+    head += print(" | %9s loop %8s p50", library.c_str(), "");
   if (libraries.size() > 1) head += " | times the best rival (spread)";
   return head + "\n";
 }
@@ -76,13 +83,15 @@ std::string table_lines(const std::vector<Row>& rows) {
   std::string lines;
   for (const Row& first : rows) {
     if (first.library != rows.front().library) continue;
-    lines += print("%-15s %5d %8s %9s", first.cell.op.c_str(), first.ranks, size_text(first.cell.bytes).c_str(), first.cell.memory.c_str());
+    lines += print("%-15s %5d %8s %9s", first.cell.op.c_str(), first.ranks,
+                   size_text(first.cell.bytes).c_str(), first.cell.memory.c_str());
     for (const Row& row : rows) {
       if (&row != &first && row.library == first.library) continue;
       if (row.figures.iterations == 0) {
         lines += print(" | %14s %12s", "-", "-");
       } else {
-        lines += print(" | %14s %12s", time_text(row.figures.loop_us).c_str(), time_text(row.figures.p50_us).c_str());
+        lines += print(" | %14s %12s", time_text(row.figures.loop_us).c_str(),
+                       time_text(row.figures.p50_us).c_str());
       }
     }
     if (first.ratio > 0) lines += print(" | %.2f (%.0f %%)", first.ratio, first.spread * 100);
@@ -92,16 +101,20 @@ std::string table_lines(const std::vector<Row>& rows) {
 }
 
 std::string json(const Row& row) {
-  std::string text = print("{\"library\":\"%s\",\"op\":\"%s\",\"ranks\":%d,\"bytes\":%llu,", row.library.c_str(), row.cell.op.c_str(),
-                           row.ranks, static_cast<unsigned long long>(row.cell.bytes));
-  text += print("\"dtype\":\"%s\",\"memory\":\"%s\",\"transport\":\"%s\",", row.cell.dtype.c_str(), row.cell.memory.c_str(),
-                row.transport.c_str());
-  text += print("\"loop_us\":%.4f,\"p50_us\":%.4f,\"min_us\":%.4f,\"p99_us\":%.4f,\"iterations\":%llu,\"spread\":%.4f,",
-                row.figures.loop_us, row.figures.p50_us, row.figures.min_us, row.figures.p99_us,
-                static_cast<unsigned long long>(row.figures.iterations), row.spread);
+  std::string text =
+      print("{\"library\":\"%s\",\"op\":\"%s\",\"ranks\":%d,\"bytes\":%llu,", row.library.c_str(),
+            row.cell.op.c_str(), row.ranks, static_cast<unsigned long long>(row.cell.bytes));
+  text += print("\"dtype\":\"%s\",\"memory\":\"%s\",\"transport\":\"%s\",", row.cell.dtype.c_str(),
+                row.cell.memory.c_str(), row.transport.c_str());
+  text += print(
+      "\"loop_us\":%.4f,\"p50_us\":%.4f,\"min_us\":%.4f,\"p99_us\":%.4f,\"iterations\":%llu,"
+      "\"spread\":%.4f,",
+      row.figures.loop_us, row.figures.p50_us, row.figures.min_us, row.figures.p99_us,
+      static_cast<unsigned long long>(row.figures.iterations), row.spread);
   if (row.engine) text += "\"engine\":true,";
   if (row.threads) text += "\"threads\":true,";
-  return text + (row.ratio > 0 ? print("\"ratio_to_best\":%.4f}", row.ratio) : "\"ratio_to_best\":null}");
+  return text +
+         (row.ratio > 0 ? print("\"ratio_to_best\":%.4f}", row.ratio) : "\"ratio_to_best\":null}");
 }
 
 }  // namespace muster::cli::bench

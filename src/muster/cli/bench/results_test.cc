@@ -8,7 +8,8 @@ namespace muster::cli::bench {
 namespace {
 
 Row row(const std::string& library, std::uint64_t bytes, double loop_us, double p50_us) {
-  return summarize(library, Cell{.op = "all_reduce", .bytes = bytes}, 2, "shm", {Figures{loop_us, p50_us, p50_us, p50_us, 100}});
+  return summarize(library, Cell{.op = "all_reduce", .bytes = bytes}, 2, "shm",
+                   {Figures{loop_us, p50_us, p50_us, p50_us, 100}});
 }
 
 TEST(BenchLines, OrdersAndAnswersComeBackAsTheyWere) {
@@ -36,7 +37,8 @@ TEST(BenchLines, OrdersAndAnswersComeBackAsTheyWere) {
 }
 
 TEST(BenchResults, SmallCallsAreComparedBackToBackAndLargeOnesAlone) {
-  std::vector<Row> small = {row("muster", 8, 1, 4), row("openmpi", 8, 2, 2), row("gloo", 8, 100, 100)};
+  std::vector<Row> small = {row("muster", 8, 1, 4), row("openmpi", 8, 2, 2),
+                            row("gloo", 8, 100, 100)};
   compare(small);
   EXPECT_DOUBLE_EQ(small[0].ratio, 0.5);
   EXPECT_DOUBLE_EQ(small[1].ratio, 2);
@@ -69,8 +71,9 @@ TEST(BenchResults, EachMemoryStandsBesideTheSameRivals) {
 }
 
 TEST(BenchResults, RoundsBecomeMediansAndASpread) {
-  const Row summary = summarize("muster", Cell{.op = "barrier", .bytes = 0}, 4, "shm",
-                                {Figures{3, 1, 0.5, 9, 10}, Figures{1, 2, 0.4, 8, 10}, Figures{2, 3, 0.6, 7, 10}});
+  const Row summary =
+      summarize("muster", Cell{.op = "barrier", .bytes = 0}, 4, "shm",
+                {Figures{3, 1, 0.5, 9, 10}, Figures{1, 2, 0.4, 8, 10}, Figures{2, 3, 0.6, 7, 10}});
   EXPECT_EQ(summary.figures.loop_us, 2);
   EXPECT_EQ(summary.figures.p50_us, 2);
   EXPECT_EQ(summary.figures.min_us, 0.4);
@@ -103,7 +106,8 @@ double right_edge_of_texts(const std::string& svg) {
   for (std::size_t at = 0; (at = svg.find("<text x=\"", at)) != std::string::npos; ++at) {
     if (svg.compare(svg.find("text-anchor", at), 19, "text-anchor=\"start\"") != 0) continue;
     const std::size_t from = svg.find('>', at) + 1;
-    edge = std::max(edge, std::stod(svg.substr(at + 9)) + 5.2 * static_cast<double>(svg.find('<', from) - from));
+    edge = std::max(edge, std::stod(svg.substr(at + 9)) +
+                              5.2 * static_cast<double>(svg.find('<', from) - from));
   }
   return edge;
 }

@@ -41,10 +41,13 @@ struct Prediction {
 std::vector<Prediction> algorithms_for(Op op, plan::Crew crew) {
   std::vector<Prediction> all;
   const auto row = algorithms_of(Ground::links, op);
-  for (const Algorithm algorithm : row) all.push_back({algorithm, plan::work_of(op, algorithm, crew), true});
+  for (const Algorithm algorithm : row)
+    all.push_back({algorithm, plan::work_of(op, algorithm, crew), true});
   for (int other = 0; other < collective::kAlgorithms; ++other) {
     const auto algorithm = static_cast<Algorithm>(other);
-    if (std::find(row.begin(), row.end(), algorithm) != row.end() || !plan::Schedule::exists(op, algorithm)) continue;
+    if (std::find(row.begin(), row.end(), algorithm) != row.end() ||
+        !plan::Schedule::exists(op, algorithm))
+      continue;
     all.push_back({algorithm, plan::work_of(op, algorithm, crew), false});
   }
   return all;
@@ -56,30 +59,40 @@ int ranks_per_host(const Simulation& simulation, int ranks) {
 }
 
 /// What a group of the crew goes by.
-collective::Standing standing_of(plan::Crew crew) { return {.per_host = crew.ranks % crew.ranks_per_host == 0 ? crew.ranks_per_host : 1}; }
+collective::Standing standing_of(plan::Crew crew) {
+  return {.per_host = crew.ranks % crew.ranks_per_host == 0 ? crew.ranks_per_host : 1};
+}
 
-std::string json_of(Op op, plan::Crew crew, std::uint64_t bytes, const Prediction& each, bool selected) {
+std::string json_of(Op op, plan::Crew crew, std::uint64_t bytes, const Prediction& each,
+                    bool selected) {
   char text[320];
   std::snprintf(text, sizeof text,
-                "{\"op\":\"%s\",\"ranks\":%d,\"ranks_per_host\":%d,\"bytes\":%llu,\"algorithm\":\"%s\",\"predicted_us\":%.3f,"
+                "{\"op\":\"%s\",\"ranks\":%d,\"ranks_per_host\":%d,\"bytes\":%llu,\"algorithm\":\"%"
+                "s\",\"predicted_us\":%.3f,"
                 "\"muster\":%s,\"selected\":%s}\n",
-                std::string(info(op).name).c_str(), crew.ranks, crew.ranks_per_host, static_cast<unsigned long long>(bytes),
-                std::string(name_of(each.algorithm)).c_str(), each.seconds * 1e6, each.ours ? "true" : "false",
-                selected ? "true" : "false");
+                std::string(info(op).name).c_str(), crew.ranks, crew.ranks_per_host,
+                static_cast<unsigned long long>(bytes),
+                std::string(name_of(each.algorithm)).c_str(), each.seconds * 1e6,
+                each.ours ? "true" : "false", selected ? "true" : "false");
   return text;
 }
 
-std::string line_of(Op op, plan::Crew crew, std::uint64_t bytes, const std::vector<Prediction>& all, Algorithm selected) {
+std::string line_of(Op op, plan::Crew crew, std::uint64_t bytes, const std::vector<Prediction>& all,
+                    Algorithm selected) {
   char head[96];
-  std::snprintf(head, sizeof head, "%-14s %6d ranks %6d hosts %8s", std::string(info(op).name).c_str(), crew.ranks,
-                (crew.ranks + crew.ranks_per_host - 1) / crew.ranks_per_host, size_text(bytes).c_str());
+  std::snprintf(head, sizeof head, "%-14s %6d ranks %6d hosts %8s",
+                std::string(info(op).name).c_str(), crew.ranks,
+                (crew.ranks + crew.ranks_per_host - 1) / crew.ranks_per_host,
+                size_text(bytes).c_str());
   std::string line = head;
   const Prediction *picked = nullptr, *best = nullptr;
   for (const Prediction& each : all) {
     // What is never used for calls of this size is no rival.
-    const bool able = bytes <= most_bytes(Ground::links, op, each.algorithm, crew.ranks) &&
-                      (each.algorithm != Algorithm::hosts || standing_of(crew).several_on_each_host(crew.ranks));
-    line += " | " + std::string(name_of(each.algorithm)) + (each.ours ? " " : " (model) ") + (able ? seconds_text(each.seconds) : "-");
+    const bool able =
+        bytes <= most_bytes(Ground::links, op, each.algorithm, crew.ranks) &&
+        (each.algorithm != Algorithm::hosts || standing_of(crew).several_on_each_host(crew.ranks));
+    line += " | " + std::string(name_of(each.algorithm)) + (each.ours ? " " : " (model) ") +
+            (able ? seconds_text(each.seconds) : "-");
     if (each.algorithm == selected) picked = &each;
     if (each.ours && able && (best == nullptr || each.seconds < best->seconds)) best = &each;
   }
@@ -96,8 +109,10 @@ std::string line_of(Op op, plan::Crew crew, std::uint64_t bytes, const std::vect
 Status stand_evenly(const Simulation& simulation) {
   for (const int ranks : simulation.ranks) {
     if (simulation.hosts == 0 || ranks % simulation.hosts == 0) continue;
-    return Status(Code::invalid_argument, std::to_string(ranks) + " ranks do not stand evenly on " + std::to_string(simulation.hosts) +
-                                              " hosts; say multiples with --ranks, or --ranks-per-host instead of --hosts");
+    return Status(Code::invalid_argument,
+                  std::to_string(ranks) + " ranks do not stand evenly on " +
+                      std::to_string(simulation.hosts) +
+                      " hosts; say multiples with --ranks, or --ranks-per-host instead of --hosts");
   }
   return {};
 }
@@ -116,19 +131,24 @@ Status simulate(const Simulation& simulation) {
     for (const int ranks : simulation.ranks) {
       const plan::Crew crew{ranks, ranks_per_host(simulation, ranks)};
       auto all = algorithms_for(*op, crew);
-      const collective::Selection selection = collective::select(*tuning, Ground::links, ranks, standing_of(crew));
-      const std::vector<std::uint64_t> sizes = *op == Op::barrier ? std::vector<std::uint64_t>{0} : simulation.sizes;
+      const collective::Selection selection =
+          collective::select(*tuning, Ground::links, ranks, standing_of(crew));
+      const std::vector<std::uint64_t> sizes =
+          *op == Op::barrier ? std::vector<std::uint64_t>{0} : simulation.sizes;
       for (const std::uint64_t bytes : sizes) {
         for (Prediction& each : all)
-          each.seconds = plan::predict(*op, each.algorithm, static_cast<double>(bytes), simulation.machine, crew, each.work);
+          each.seconds = plan::predict(*op, each.algorithm, static_cast<double>(bytes),
+                                       simulation.machine, crew, each.work);
         const Algorithm selected = selection.choose(*op, bytes);
         std::printf("%s", line_of(*op, crew, bytes, all, selected).c_str());
         std::fflush(stdout);
-        for (const Prediction& each : all) rows << json_of(*op, crew, bytes, each, each.algorithm == selected);
+        for (const Prediction& each : all)
+          rows << json_of(*op, crew, bytes, each, each.algorithm == selected);
       }
     }
   }
-  if (!simulation.json.empty() && !rows) return Status(Code::invalid_argument, "cannot write " + simulation.json);
+  if (!simulation.json.empty() && !rows)
+    return Status(Code::invalid_argument, "cannot write " + simulation.json);
   return {};
 }
 

@@ -1,4 +1,5 @@
-/// `muster bench --simulate`: what the cost model (`collective/plan/cost.h`) says of algorithms on machines that are not here.
+/// `muster bench --simulate`: what the cost model (`collective/plan/cost.h`) says of algorithms on
+/// machines that are not here.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +21,8 @@ struct Simulation {
   std::string json;  ///< rows are appended, one object a line
 };
 
-/// Prints a line for each operation, number of ranks and size: every algorithm's predicted time, and which one selection picks.
+/// Prints a line for each operation, number of ranks and size: every algorithm's predicted time,
+/// and which one selection picks.
 Status simulate(const Simulation& simulation);
 
 }  // namespace muster::cli::bench

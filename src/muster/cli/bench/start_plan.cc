@@ -31,28 +31,37 @@ Status missing(const std::string& what, const std::string& remedy) {
   return Status(Code::invalid_argument, what + " is not on this machine; " + remedy);
 }
 
-// Each library as its own documents advise: bound to cores where every rank has one, giving its core away while it waits where not.
+// Each library as its own documents advise: bound to cores where every rank has one, giving its
+// core away while it waits where not.
 Result<StartPlan> plan_openmpi(const Field& field, const std::string& folder) {
-  if (!launch::find_program("mpicc.openmpi")) return missing("Open MPI", "apt-get install openmpi-bin libopenmpi-dev");
+  if (!launch::find_program("mpicc.openmpi"))
+    return missing("Open MPI", "apt-get install openmpi-bin libopenmpi-dev");
   auto program = build_mpi_worker({"mpicc.openmpi"}, folder);
   if (!program) return program.status();
-  StartPlan plan{"openmpi", {"mpirun.openmpi", "--allow-run-as-root", "-n", std::to_string(field.ranks)}, {}};
+  StartPlan plan{
+      "openmpi", {"mpirun.openmpi", "--allow-run-as-root", "-n", std::to_string(field.ranks)}, {}};
   const bool crowded = field.ranks > usable_cores();
   const std::vector<std::string> bound = {"--bind-to", "core"};
-  const std::vector<std::string> yielding = {"--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"};
-  plan.command.insert(plan.command.end(), crowded ? yielding.begin() : bound.begin(), crowded ? yielding.end() : bound.end());
-  if (field.transport == "tcp") plan.command.insert(plan.command.end(), {"--mca", "pml", "ob1", "--mca", "btl", "tcp,self"});
+  const std::vector<std::string> yielding = {"--oversubscribe", "--bind-to",           "none",
+                                             "--mca",           "mpi_yield_when_idle", "1"};
+  plan.command.insert(plan.command.end(), crowded ? yielding.begin() : bound.begin(),
+                      crowded ? yielding.end() : bound.end());
+  if (field.transport == "tcp")
+    plan.command.insert(plan.command.end(), {"--mca", "pml", "ob1", "--mca", "btl", "tcp,self"});
   plan.command.insert(plan.command.end(), {*program, folder});
   return plan;
 }
 
 Result<StartPlan> plan_mpich(const Field& field, const std::string& folder) {
-  if (!launch::find_program("mpicc.mpich")) return missing("MPICH", "apt-get install mpich libmpich-dev");
+  if (!launch::find_program("mpicc.mpich"))
+    return missing("MPICH", "apt-get install mpich libmpich-dev");
   auto program = build_mpi_worker({"mpicc.mpich"}, folder);
   if (!program) return program.status();
   StartPlan plan{"mpich", {"mpirun.mpich", "-n", std::to_string(field.ranks)}, {}};
   if (field.ranks <= usable_cores()) plan.command.insert(plan.command.end(), {"-bind-to", "core"});
-  if (field.transport == "tcp") plan.environment = {{"MPIR_CVAR_NOLOCAL", "1"}, {"MPIR_CVAR_CH4_NETMOD", "ofi"}, {"FI_PROVIDER", "tcp"}};
+  if (field.transport == "tcp")
+    plan.environment = {
+        {"MPIR_CVAR_NOLOCAL", "1"}, {"MPIR_CVAR_CH4_NETMOD", "ofi"}, {"FI_PROVIDER", "tcp"}};
   plan.command.insert(plan.command.end(), {*program, folder});
   return plan;
 }
@@ -60,15 +69,21 @@ Result<StartPlan> plan_mpich(const Field& field, const std::string& folder) {
 Result<StartPlan> plan_impi(const Field& field, const std::string& folder) {
   const auto root = env_text("I_MPI_ROOT");
   if (!root || !fs::exists(*root + "/bin/mpiexec.hydra")) {
-    return missing("Intel MPI", "pip install impi-rt impi-devel into a virtual environment and set I_MPI_ROOT to its folder");
+    return missing("Intel MPI",
+                   "pip install impi-rt impi-devel into a virtual environment and set I_MPI_ROOT "
+                   "to its folder");
   }
-  auto program =
-      build_mpi_worker({"cc", "-I" + *root + "/include"}, folder, {"-L" + *root + "/lib", "-lmpi", "-Wl,-rpath," + *root + "/lib"});
+  auto program = build_mpi_worker({"cc", "-I" + *root + "/include"}, folder,
+                                  {"-L" + *root + "/lib", "-lmpi", "-Wl,-rpath," + *root + "/lib"});
   if (!program) return program.status();
-  StartPlan plan{"impi", {*root + "/bin/mpiexec.hydra", "-n", std::to_string(field.ranks), *program, folder}, {}};
+  StartPlan plan{
+      "impi",
+      {*root + "/bin/mpiexec.hydra", "-n", std::to_string(field.ranks), *program, folder},
+      {}};
   plan.environment = {{"I_MPI_ROOT", *root}, {"I_MPI_HYDRA_IFACE", "lo"}};
   if (field.ranks > usable_cores()) {
-    plan.environment.insert(plan.environment.end(), {{"I_MPI_PIN", "0"}, {"I_MPI_THREAD_YIELD", "2"}});
+    plan.environment.insert(plan.environment.end(),
+                            {{"I_MPI_PIN", "0"}, {"I_MPI_THREAD_YIELD", "2"}});
   }
   plan.environment.emplace_back("I_MPI_FABRICS", field.transport == "tcp" ? "ofi" : "shm");
   if (field.transport == "tcp") plan.environment.emplace_back("FI_PROVIDER", "tcp");
@@ -80,7 +95,8 @@ Result<StartPlan> plan_gloo(const Field& field, const std::string& folder) {
   if (!worker) return worker.status();
   auto python = find_python();
   if (!python) return python.status();
-  return StartPlan{"gloo", {*python, *worker, "--ranks", std::to_string(field.ranks), "--folder", folder}, {}};
+  return StartPlan{
+      "gloo", {*python, *worker, "--ranks", std::to_string(field.ranks), "--folder", folder}, {}};
 }
 
 /// False, and said once why, where calls on tensors are asked for and cannot be timed.
@@ -89,10 +105,10 @@ bool times_tensors(const Field& field, const std::string& worker) {
   if (!field.tensors || fs::exists(worker, error)) return field.tensors;
   static bool said = false;
   if (!std::exchange(said, true))
-    std::fprintf(
-        stderr,
-        "muster bench: times the engine alone, below the tensors: %s is not there; it is built with the half of muster that needs torch\n",
-        worker.c_str());
+    std::fprintf(stderr,
+                 "muster bench: times the engine alone, below the tensors: %s is not there; it is "
+                 "built with the half of muster that needs torch\n",
+                 worker.c_str());
   return false;
 }
 
@@ -101,7 +117,8 @@ StartPlan plan_muster(const Field& field, const std::string& folder) {
   StartPlan plan{"muster", {worker}, {}};
   plan.engine = !times_tensors(field, worker);
   if (plan.engine) plan.command = {launch::own_program(), "bench-worker"};
-  plan.command.insert(plan.command.end(), {"--ranks", std::to_string(field.ranks), "--folder", folder, "--transport", field.transport});
+  plan.command.insert(plan.command.end(), {"--ranks", std::to_string(field.ranks), "--folder",
+                                           folder, "--transport", field.transport});
   if (field.threads) plan.command.emplace_back("--threads");
   plan.environment = {{"MUSTER_SECRET", Secret::random_text()}};
   return plan;
@@ -125,7 +142,8 @@ const std::vector<std::string>& known_rivals() {
   return names;
 }
 
-Result<StartPlan> plan_start(const std::string& library, const Field& field, const std::string& folder) {
+Result<StartPlan> plan_start(const std::string& library, const Field& field,
+                             const std::string& folder) {
   if (library == "openmpi") return plan_openmpi(field, folder);
   if (library == "mpich") return plan_mpich(field, folder);
   if (library == "impi") return plan_impi(field, folder);

@@ -22,7 +22,8 @@ namespace fs = std::filesystem;
 using bench::Field;
 using bench::StartPlan;
 
-/// A machine with all MPIs, whose compilers make empty programs and write down what they were asked.
+/// A machine with all MPIs, whose compilers make empty programs and write down what they were
+/// asked.
 class Rivals : public ::testing::Test {
  protected:
   Rivals() {
@@ -39,21 +40,26 @@ class Rivals : public ::testing::Test {
     set("I_MPI_ROOT", path(""));
   }
   ~Rivals() override {
-    for (const auto& [name, before] : before_) before.empty() ? unsetenv(name.c_str()) : setenv(name.c_str(), before.c_str(), 1);
+    for (const auto& [name, before] : before_)
+      before.empty() ? unsetenv(name.c_str()) : setenv(name.c_str(), before.c_str(), 1);
   }
-  std::string path(const std::string& name) const { return folder_.path() + (name.empty() ? "" : "/" + name); }
+  std::string path(const std::string& name) const {
+    return folder_.path() + (name.empty() ? "" : "/" + name);
+  }
   void set(const std::string& name, const std::string& value) {
     const char* now = std::getenv(name.c_str());
     before_.try_emplace(name, now == nullptr ? "" : now);
     setenv(name.c_str(), value.c_str(), 1);
   }
   StartPlan plan(const std::string& library, int ranks, const std::string& transport = "shm") {
-    auto made = bench::plan_start(library, Field{.ranks = ranks, .transport = transport}, folder_.path());
+    auto made =
+        bench::plan_start(library, Field{.ranks = ranks, .transport = transport}, folder_.path());
     EXPECT_TRUE(made.ok()) << made.status().message();
     return made.ok() ? *made : StartPlan{};
   }
   static bool says(const StartPlan& plan, const std::vector<std::string>& words) {
-    return std::search(plan.command.begin(), plan.command.end(), words.begin(), words.end()) != plan.command.end();
+    return std::search(plan.command.begin(), plan.command.end(), words.begin(), words.end()) !=
+           plan.command.end();
   }
   static std::string value(const StartPlan& plan, const std::string& name) {
     for (const auto& [key, text] : plan.environment)
@@ -102,7 +108,8 @@ TEST_F(Rivals, EachIsBuiltByItsOwnCompilerAndRunsThatProgram) {
   }
   std::ifstream asked(path("asked"));
   const std::string text((std::istreambuf_iterator<char>(asked)), {});
-  for (const char* compiler : {"/mpicc.openmpi ", "/mpicc.mpich ", "/cc "}) EXPECT_TRUE(contains(text, compiler)) << text;
+  for (const char* compiler : {"/mpicc.openmpi ", "/mpicc.mpich ", "/cc "})
+    EXPECT_TRUE(contains(text, compiler)) << text;
 }
 
 TEST_F(Rivals, WhatIsMissingIsNamedWithItsRemedy) {
@@ -120,10 +127,11 @@ TEST(RealRivals, MeasureEveryOperation) {
   if (rivals.empty()) GTEST_SKIP() << "no MPI is installed here";
   Fifo scratch;  // for its folder
   const std::string json = scratch.folder() + "/rows.json";
-  const std::string ops = "broadcast,all_reduce,reduce,all_gather,gather,scatter,reduce_scatter,all_to_all,barrier";
-  const Outcome outcome =
-      run({"bench", "--vs", rivals, "--op", ops, "--sizes", "64", "--seconds", "0.01", "--rounds", "1", "--engine", "--json", json},
-          {{"MUSTER_SECRET", "none but this one knows it"}});
+  const std::string ops =
+      "broadcast,all_reduce,reduce,all_gather,gather,scatter,reduce_scatter,all_to_all,barrier";
+  const Outcome outcome = run({"bench", "--vs", rivals, "--op", ops, "--sizes", "64", "--seconds",
+                               "0.01", "--rounds", "1", "--engine", "--json", json},
+                              {{"MUSTER_SECRET", "none but this one knows it"}});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   std::ifstream file(json);
   const std::string rows((std::istreambuf_iterator<char>(file)), {});

@@ -18,7 +18,8 @@ namespace muster::cli::bench {
 namespace {
 
 constexpr int kLoops = 11;
-// Of a library whose one call takes many times as long as all loops were to take: their sum would be minutes.
+// Of a library whose one call takes many times as long as all loops were to take: their sum would
+// be minutes.
 constexpr int kFewLoops = 3;
 constexpr double kManyTimes = 5;
 constexpr std::int64_t kMostCalls = 200'000;
@@ -26,8 +27,8 @@ constexpr std::int64_t kMostSingles = 2000;
 
 std::int64_t nanoseconds_now() { return steady_clock().now().time_since_epoch().count(); }
 
-/// A mean in microseconds, from the last rank's start to the last rank's end: a root that only gives is through long before the others.
-/// The same for all ranks.
+/// A mean in microseconds, from the last rank's start to the last rank's end: a root that only
+/// gives is through long before the others. The same for all ranks.
 Result<double> loop(Subject& subject, std::int64_t times) {
   const MutableBytes written = subject.written();
   if (Status met = subject.barrier(); !met) return met;
@@ -53,7 +54,8 @@ Status measure_singles(Subject& subject, std::int64_t times, Figures& figures) {
   }
   if (Status done = subject.latest(stamps); !done) return done;
   std::vector<double> spans;
-  for (std::size_t i = 0; i < stamps.size(); i += 2) spans.push_back(static_cast<double>(stamps[i + 1] - stamps[i]) / 1000);
+  for (std::size_t i = 0; i < stamps.size(); i += 2)
+    spans.push_back(static_cast<double>(stamps[i + 1] - stamps[i]) / 1000);
   std::sort(spans.begin(), spans.end());
   figures.min_us = spans.front();
   figures.p50_us = spans[spans.size() / 2];
@@ -88,7 +90,8 @@ Result<Figures> measure(Subject& subject, const Cell& cell) {
   if (!warm || !second) return (warm ? second : warm).status();
   if (*second < *warm) warm = second;
   const auto calls_in = [&](double seconds, std::int64_t least, std::int64_t most) {
-    return std::clamp(static_cast<std::int64_t>(seconds * 1e6 / std::max(*warm, 0.05)), least, most);
+    return std::clamp(static_cast<std::int64_t>(seconds * 1e6 / std::max(*warm, 0.05)), least,
+                      most);
   };
   std::int64_t in_time = calls_in(kManyTimes * cell.seconds, 0, 1);
   if (Status agreed = subject.share(in_time); !agreed) return agreed;
@@ -125,7 +128,8 @@ Result<Figures> measure(Subject& subject, const Cell& cell) {
 Status serve(Subject& subject, const std::string& folder) {
   const Descriptor back(::open((folder + "/back").c_str(), O_WRONLY | O_CLOEXEC));
   std::ifstream orders(folder + "/to-" + std::to_string(subject.rank()));
-  if (!back || !orders) return Status(Code::invalid_argument, "there are no pipes for orders and answers in " + folder);
+  if (!back || !orders)
+    return Status(Code::invalid_argument, "there are no pipes for orders and answers in " + folder);
   bind_to_a_core(subject);
   for (std::string line; std::getline(orders, line);) {
     auto cell = decode_order(line);
@@ -134,10 +138,14 @@ Status serve(Subject& subject, const std::string& folder) {
     const auto figures = measure(subject, **cell);
     const bool skipped = !figures && figures.status().code() == Code::unsupported;
     if (!figures && !skipped)
-      return say(back.get(), "error rank " + std::to_string(subject.rank()) + ", " + (*cell)->op + " of " + std::to_string((*cell)->bytes) +
+      return say(back.get(), "error rank " + std::to_string(subject.rank()) + ", " + (*cell)->op +
+                                 " of " + std::to_string((*cell)->bytes) +
                                  " bytes: " + one_line(figures.status().message()) + "\n");
     if (subject.rank() != 0) continue;
-    if (Status said = say(back.get(), figures ? encode(*figures) : "skip " + one_line(figures.status().message()) + "\n"); !said)
+    if (Status said =
+            say(back.get(),
+                figures ? encode(*figures) : "skip " + one_line(figures.status().message()) + "\n");
+        !said)
       return said;
   }
   return {};

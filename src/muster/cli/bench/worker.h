@@ -17,7 +17,8 @@ class Subject {
   virtual ~Subject() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  /// Gets ready for calls of the cell, with memory of its kind. Code::unsupported where there is no such operation.
+  /// Gets ready for calls of the cell, with memory of its kind. Code::unsupported where there is no
+  /// such operation.
   virtual Status prepare(const Cell& cell) = 0;
   /// What this rank rewrites before each call.
   virtual MutableBytes written() = 0;
@@ -34,7 +35,8 @@ class Subject {
 /// Measures one cell; all ranks together.
 Result<Figures> measure(Subject& subject, const Cell& cell);
 
-/// Carries out the orders in `folder` (see cell.h) until they end. A rank that has a core of its own stays on it: bound from here on.
+/// Carries out the orders in `folder` (see cell.h) until they end. A rank that has a core of its
+/// own stays on it: bound from here on.
 Status serve(Subject& subject, const std::string& folder);
 
 }  // namespace muster::cli::bench

@@ -14,7 +14,8 @@ namespace {
 
 /// Whether ranks do different things at different times.
 bool is_played(Algorithm algorithm) {
-  return algorithm == Algorithm::tree || algorithm == Algorithm::chain || algorithm == Algorithm::hosts;
+  return algorithm == Algorithm::tree || algorithm == Algorithm::chain ||
+         algorithm == Algorithm::hosts;
 }
 
 /// The bytes of a message in parts of the call's.
@@ -23,7 +24,8 @@ double share_of(Op op, const Cargo& cargo, int ranks) {
   switch (cargo.kind) {
     case Cargo::Kind::token: return 0;
     case Cargo::Kind::whole: return 1;
-    case Cargo::Kind::block: return each_gives_all ? cargo.count : static_cast<double>(cargo.count) / ranks;
+    case Cargo::Kind::block:
+      return each_gives_all ? cargo.count : static_cast<double>(cargo.count) / ranks;
     case Cargo::Kind::pieces: return static_cast<double>(cargo.count) / ranks;
     case Cargo::Kind::piece: return 1.0 / ranks;
     case Cargo::Kind::partial:
@@ -32,7 +34,9 @@ double share_of(Op op, const Cargo& cargo, int ranks) {
   return 0;
 }
 
-bool is_added(Op op, const Cargo& cargo) { return info(op).reduces && cargo.kind != Cargo::Kind::result; }
+bool is_added(Op op, const Cargo& cargo) {
+  return info(op).reduces && cargo.kind != Cargo::Kind::result;
+}
 
 /// What the ranks of one host do in a step.
 struct HostStep {
@@ -71,18 +75,20 @@ HostStep step_of(Op op, Algorithm algorithm, Crew crew, int step, int first) {
 
 double busy_seconds(const Work& work, double bytes, const Machine& machine) {
   return work.messages * machine.overhead +
-         bytes * (work.network_bytes / machine.bandwidth + work.host_bytes / machine.host_bandwidth + work.added_bytes / machine.reduction);
+         bytes * (work.network_bytes / machine.bandwidth +
+                  work.host_bytes / machine.host_bandwidth + work.added_bytes / machine.reduction);
 }
 
 /// At least one: an empty one where there is nothing.
 double chunks_for(double bytes, double most) { return std::max(1.0, std::ceil(bytes / most)); }
 
-/// A tree or a chain, message by message: when the last rank has its first chunk, and how long the busiest place works for each chunk
-/// behind it. `bytes_to(child)`: of a chunk on its way there.
+/// A tree or a chain, message by message: when the last rank has its first chunk, and how long the
+/// busiest place works for each chunk behind it. `bytes_to(child)`: of a chunk on its way there.
 template <class Plan, class Bytes>
 double predict_down(double chunks, const Bytes& bytes_to, const Machine& machine, Crew crew) {
   const auto per_host = crew.ranks_per_host;
-  std::vector<double> network(static_cast<std::size_t>((crew.ranks + per_host - 1) / per_host), 0);  // a host's is free from then on
+  std::vector<double> network(static_cast<std::size_t>((crew.ranks + per_host - 1) / per_host),
+                              0);  // a host's is free from then on
   std::vector<double> network_work(network.size(), 0);
   double end = 0, busiest = 0;
   using Arrival = std::pair<double, int>;
@@ -97,7 +103,8 @@ double predict_down(double chunks, const Bytes& bytes_to, const Machine& machine
     for (int i = 0; i < plan.children(); ++i) {
       const int child = plan.child(i);
       const auto host = static_cast<std::size_t>(rank / per_host);
-      const double far = bytes_to(child) / machine.bandwidth, near = bytes_to(child) / machine.host_bandwidth;
+      const double far = bytes_to(child) / machine.bandwidth,
+                   near = bytes_to(child) / machine.host_bandwidth;
       now += machine.overhead;
       work += machine.overhead;
       double there = 0;
@@ -126,22 +133,28 @@ double predict_broadcast(double bytes, const Machine& machine, Crew crew) {
       chunks, [=](int) { return bytes / chunks; }, machine, crew);
 }
 
-/// A scatter; a gather sends the same messages the other way in the opposite order, and takes as long.
+/// A scatter; a gather sends the same messages the other way in the opposite order, and takes as
+/// long.
 double predict_pieces(double bytes, const Machine& machine, Crew crew) {
-  const auto below = [=](int child) { return bytes / crew.ranks * TreePlan{child, crew.ranks, 0}.subtree(); };
+  const auto below = [=](int child) {
+    return bytes / crew.ranks * TreePlan{child, crew.ranks, 0}.subtree();
+  };
   return predict_down<TreePlan>(1, below, machine, crew);
 }
 
-/// Sums that go from host to host, all lanes at once: the way of the first chunk of each, and how long the busiest place works for each
-/// chunk behind it. The last host may have fewer ranks; it counts as the others.
+/// Sums that go from host to host, all lanes at once: the way of the first chunk of each, and how
+/// long the busiest place works for each chunk behind it. The last host may have fewer ranks; it
+/// counts as the others.
 double predict_hosts(Op op, double bytes, const Machine& machine, Crew crew) {
   const double each = crew.ranks_per_host, others = each - 1;
   const double hosts = std::ceil(crew.ranks / each);
-  const auto most = static_cast<double>(HostsPlan::chunk_bytes(static_cast<std::size_t>(bytes / each), static_cast<int>(hosts)));
+  const auto most = static_cast<double>(
+      HostsPlan::chunk_bytes(static_cast<std::size_t>(bytes / each), static_cast<int>(hosts)));
   const double chunks = chunks_for(bytes / each, most);
   const double chunk = bytes / each / chunks;
   const double message = 2 * machine.overhead;  // at both of its ends
-  const double near = chunk / machine.host_bandwidth, far = each * chunk / machine.bandwidth, add = chunk / machine.reduction;
+  const double near = chunk / machine.host_bandwidth, far = each * chunk / machine.bandwidth,
+               add = chunk / machine.reduction;
   const double collect = others * (message + near + add) + (others > 0 ? machine.host_latency : 0);
   const double spread = others * (message + near) + (others > 0 ? machine.host_latency : 0);
   const double hop = message + machine.latency + far;
@@ -150,7 +163,8 @@ double predict_hosts(Op op, double bytes, const Machine& machine, Crew crew) {
   const double first = collect + (hosts - 1) * (hop + add) + back;
   // A host between two others sends sums one way and results the other.
   const double network = hosts < 2 ? 0 : far * (to_all && hosts > 2 ? 2 : 1);
-  const double work = others * (message + near + add) + message + add + (to_all ? message + others * (message + near) : 0);
+  const double work = others * (message + near + add) + message + add +
+                      (to_all ? message + others * (message + near) : 0);
   return first + (chunks - 1) * std::max(network, work);
 }
 
@@ -158,9 +172,12 @@ double chunks_of(Op op, Algorithm algorithm, double bytes, int ranks) {
   if (!info(op).reduces) return 1;
   if (algorithm == Algorithm::direct) {
     const bool invites = direct_invites(static_cast<std::size_t>(bytes), ranks);
-    return chunks_for(bytes, static_cast<double>(invites ? kUnaskedBytes : direct_chunk_bytes(ranks)));
+    return chunks_for(bytes,
+                      static_cast<double>(invites ? kUnaskedBytes : direct_chunk_bytes(ranks)));
   }
-  return algorithm == Algorithm::slices ? chunks_for(bytes / ranks, static_cast<double>(kReduceChunkBytes)) : 1;
+  return algorithm == Algorithm::slices
+             ? chunks_for(bytes / ranks, static_cast<double>(kReduceChunkBytes))
+             : 1;
 }
 
 }  // namespace
@@ -169,7 +186,9 @@ Work work_of(Op op, Algorithm algorithm, Crew crew) {
   Work work;
   if (is_played(algorithm)) return work;
   // The first host has the root. Where the first ranks pair up, rank 1 takes part for two.
-  const int first = algorithm == Algorithm::recursive_doubling && crew.ranks > 1 ? 1 / crew.ranks_per_host * crew.ranks_per_host : 0;
+  const int first = algorithm == Algorithm::recursive_doubling && crew.ranks > 1
+                        ? 1 / crew.ranks_per_host * crew.ranks_per_host
+                        : 0;
   const int steps = Schedule(op, algorithm, first, crew.ranks, 0).steps();
   for (int step = 0; step < steps; ++step) {
     const HostStep host = step_of(op, algorithm, crew, step, first);
@@ -186,14 +205,17 @@ Work work_of(Op op, Algorithm algorithm, Crew crew) {
   return work;
 }
 
-double predict(Op op, Algorithm algorithm, double bytes, const Machine& machine, Crew crew, const Work& work) {
+double predict(Op op, Algorithm algorithm, double bytes, const Machine& machine, Crew crew,
+               const Work& work) {
   if (crew.ranks < 2) return 0;
-  if (algorithm == Algorithm::tree && op != Op::broadcast) return predict_pieces(bytes, machine, crew);
+  if (algorithm == Algorithm::tree && op != Op::broadcast)
+    return predict_pieces(bytes, machine, crew);
   if (algorithm == Algorithm::tree) return predict_broadcast<TreePlan>(bytes, machine, crew);
   if (algorithm == Algorithm::chain) return predict_broadcast<ChainPlan>(bytes, machine, crew);
   if (algorithm == Algorithm::hosts) return predict_hosts(op, bytes, machine, crew);
   const double chunks = chunks_of(op, algorithm, bytes, crew.ranks);
-  return work.hops * machine.latency + work.host_hops * machine.host_latency + chunks * busy_seconds(work, bytes / chunks, machine);
+  return work.hops * machine.latency + work.host_hops * machine.host_latency +
+         chunks * busy_seconds(work, bytes / chunks, machine);
 }
 
 double predict(Op op, Algorithm algorithm, double bytes, const Machine& machine, Crew crew) {

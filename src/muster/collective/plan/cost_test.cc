@@ -8,20 +8,31 @@
 namespace muster::collective::plan {
 namespace {
 
-constexpr double kFar = 8192, kNear = 1024, kAdd = 65536;  // seconds for a byte: powers of two, so that sums are exact
-constexpr Machine kMachine{
-    .overhead = 1, .latency = 100, .host_latency = 10, .bandwidth = 1 / kFar, .host_bandwidth = 1 / kNear, .reduction = 1 / kAdd};
+constexpr double kFar = 8192, kNear = 1024,
+                 kAdd = 65536;  // seconds for a byte: powers of two, so that sums are exact
+constexpr Machine kMachine{.overhead = 1,
+                           .latency = 100,
+                           .host_latency = 10,
+                           .bandwidth = 1 / kFar,
+                           .host_bandwidth = 1 / kNear,
+                           .reduction = 1 / kAdd};
 
 TEST(Cost, OfOneHostARank) {
-  const auto cost = [](Op op, Algorithm algorithm, double bytes, int ranks) { return predict(op, algorithm, bytes, kMachine, {ranks, 1}); };
+  const auto cost = [](Op op, Algorithm algorithm, double bytes, int ranks) {
+    return predict(op, algorithm, bytes, kMachine, {ranks, 1});
+  };
   EXPECT_DOUBLE_EQ(cost(Op::barrier, Algorithm::dissemination, 0, 5), 3 * (2 + 100));
   EXPECT_DOUBLE_EQ(cost(Op::all_gather, Algorithm::ring, 4, 4), 3 * (2 + 100 + kFar));
   EXPECT_DOUBLE_EQ(cost(Op::all_gather, Algorithm::bruck, 4, 4), 2 * (2 + 100) + 3 * kFar);
   EXPECT_DOUBLE_EQ(cost(Op::all_gather, Algorithm::direct, 4, 4), 6 + 100 + 3 * kFar);
-  EXPECT_DOUBLE_EQ(cost(Op::all_reduce, Algorithm::bruck, 8, 4), 2 * (2 + 100) + 3 * 8 * (kFar + kAdd));
-  EXPECT_DOUBLE_EQ(cost(Op::all_reduce, Algorithm::slices, 8, 4), 2 * (6 + 100) + 6 * 2 * kFar + 3 * 2 * kAdd);
-  EXPECT_DOUBLE_EQ(cost(Op::all_reduce, Algorithm::ring, 8, 4), 6 * (2 + 100) + 6 * 2 * kFar + 3 * 2 * kAdd);
-  EXPECT_DOUBLE_EQ(cost(Op::all_reduce, Algorithm::recursive_doubling, 8, 4), 2 * (2 + 100 + 8 * (kFar + kAdd)));
+  EXPECT_DOUBLE_EQ(cost(Op::all_reduce, Algorithm::bruck, 8, 4),
+                   2 * (2 + 100) + 3 * 8 * (kFar + kAdd));
+  EXPECT_DOUBLE_EQ(cost(Op::all_reduce, Algorithm::slices, 8, 4),
+                   2 * (6 + 100) + 6 * 2 * kFar + 3 * 2 * kAdd);
+  EXPECT_DOUBLE_EQ(cost(Op::all_reduce, Algorithm::ring, 8, 4),
+                   6 * (2 + 100) + 6 * 2 * kFar + 3 * 2 * kAdd);
+  EXPECT_DOUBLE_EQ(cost(Op::all_reduce, Algorithm::recursive_doubling, 8, 4),
+                   2 * (2 + 100 + 8 * (kFar + kAdd)));
   EXPECT_DOUBLE_EQ(cost(Op::gather, Algorithm::direct, 4, 4), 3 + 100 + 3 * kFar);
   EXPECT_DOUBLE_EQ(cost(Op::scatter, Algorithm::direct, 4, 4), 3 + 100 + 3 * kFar);
   EXPECT_DOUBLE_EQ(cost(Op::all_to_all, Algorithm::direct, 4, 4), 6 + 100 + 3 * kFar);
@@ -33,23 +44,30 @@ TEST(Cost, OfTreesAndChainsFollowsTheMessages) {
   const auto cost = [](Algorithm algorithm, double bytes, int ranks) {
     return predict(Op::broadcast, algorithm, bytes, kMachine, {ranks, 1});
   };
-  // The root serves rank 2 first, which then serves rank 3; a message takes its sender 1 + bytes, and 100 + 1 until it is taken.
+  // The root serves rank 2 first, which then serves rank 3; a message takes its sender 1 + bytes,
+  // and 100 + 1 until it is taken.
   EXPECT_DOUBLE_EQ(cost(Algorithm::tree, 1, 4), 2 * (1 + kFar + 100 + 1));
   EXPECT_DOUBLE_EQ(cost(Algorithm::chain, 1, 4), 3 * (1 + kFar + 100 + 1));
-  // In four chunks: behind the first, the root sends each to two; in a chain everybody takes and sends it once, but the network is slower.
+  // In four chunks: behind the first, the root sends each to two; in a chain everybody takes and
+  // sends it once, but the network is slower.
   const double chunk = static_cast<double>(kTreeChunkBytes) * kFar;
-  EXPECT_DOUBLE_EQ(cost(Algorithm::tree, 4.0 * kTreeChunkBytes, 4), 2 * (1 + chunk + 100 + 1) + 3 * 2 * chunk);
-  EXPECT_DOUBLE_EQ(cost(Algorithm::chain, 4.0 * kTreeChunkBytes, 4), 3 * (1 + chunk + 100 + 1) + 3 * chunk);
+  EXPECT_DOUBLE_EQ(cost(Algorithm::tree, 4.0 * kTreeChunkBytes, 4),
+                   2 * (1 + chunk + 100 + 1) + 3 * 2 * chunk);
+  EXPECT_DOUBLE_EQ(cost(Algorithm::chain, 4.0 * kTreeChunkBytes, 4),
+                   3 * (1 + chunk + 100 + 1) + 3 * chunk);
 }
 
 TEST(Cost, OfPiecesAlongATreeFollowsTheMessages) {
   for (const Op op : {Op::gather, Op::scatter}) {
-    const auto cost = [op](double bytes, Crew crew) { return predict(op, Algorithm::tree, bytes, kMachine, crew); };
+    const auto cost = [op](double bytes, Crew crew) {
+      return predict(op, Algorithm::tree, bytes, kMachine, crew);
+    };
     // Two pieces to rank 2, one of them on to rank 3; the root's own way to rank 1 is shorter.
     EXPECT_DOUBLE_EQ(cost(4, {4, 1}), 2 * (1 + 100 + 1) + (2 + 1) * kFar);
     // Rank 2 is on another host, rank 3 beside it.
     EXPECT_DOUBLE_EQ(cost(4, {4, 2}), (1 + 100 + 1 + 2 * kFar) + (1 + 10 + 1 + kNear));
-    EXPECT_DOUBLE_EQ(cost(3, {3, 3}), (1 + kNear) + (1 + kNear) + 10 + 1) << "both are the root's own";
+    EXPECT_DOUBLE_EQ(cost(3, {3, 3}), (1 + kNear) + (1 + kNear) + 10 + 1)
+        << "both are the root's own";
     EXPECT_DOUBLE_EQ(cost(1, {1, 1}), 0);
   }
 }
@@ -57,54 +75,72 @@ TEST(Cost, OfPiecesAlongATreeFollowsTheMessages) {
 TEST(Cost, RanksOfAHostShareItsNetwork) {
   const Crew crew{4, 2};
   // Around the ring one rank of each host sends away and one stays inside.
-  EXPECT_DOUBLE_EQ(predict(Op::all_gather, Algorithm::ring, 4, kMachine, crew), 3 * (2 + 100 + kFar + kNear));
+  EXPECT_DOUBLE_EQ(predict(Op::all_gather, Algorithm::ring, 4, kMachine, crew),
+                   3 * (2 + 100 + kFar + kNear));
   // Both ranks send both of the other host's ranks a piece, and one to each other.
-  EXPECT_DOUBLE_EQ(predict(Op::all_to_all, Algorithm::direct, 4, kMachine, crew), 6 + 100 + 4 * kFar + kNear);
+  EXPECT_DOUBLE_EQ(predict(Op::all_to_all, Algorithm::direct, 4, kMachine, crew),
+                   6 + 100 + 4 * kFar + kNear);
   // All on one host.
-  EXPECT_DOUBLE_EQ(predict(Op::all_gather, Algorithm::ring, 4, kMachine, {4, 4}), 3 * (2 + 10 + kNear));
-  EXPECT_DOUBLE_EQ(predict(Op::broadcast, Algorithm::chain, 1, kMachine, {3, 3}), 2 * (1 + kNear + 10 + 1));
+  EXPECT_DOUBLE_EQ(predict(Op::all_gather, Algorithm::ring, 4, kMachine, {4, 4}),
+                   3 * (2 + 10 + kNear));
+  EXPECT_DOUBLE_EQ(predict(Op::broadcast, Algorithm::chain, 1, kMachine, {3, 3}),
+                   2 * (1 + kNear + 10 + 1));
 }
 
 TEST(Cost, SumsGoFromHostToHost) {
-  const auto cost = [](Op op, double bytes, Crew crew) { return predict(op, Algorithm::hosts, bytes, kMachine, crew); };
-  // Three hosts of two, two lanes of four bytes: each lane's owner has one neighbour's part, two hops with sums, two back, one to the
-  // neighbour.
-  const double collect = 2 + 10 + 4 * (kNear + kAdd), hop = 2 + 100 + 8 * kFar, spread = 2 + 10 + 4 * kNear;
-  EXPECT_DOUBLE_EQ(cost(Op::all_reduce, 8, {6, 2}), collect + 2 * (hop + 4 * kAdd) + 2 * hop + spread);
+  const auto cost = [](Op op, double bytes, Crew crew) {
+    return predict(op, Algorithm::hosts, bytes, kMachine, crew);
+  };
+  // Three hosts of two, two lanes of four bytes: each lane's owner has one neighbour's part, two
+  // hops with sums, two back, one to the neighbour.
+  const double collect = 2 + 10 + 4 * (kNear + kAdd), hop = 2 + 100 + 8 * kFar,
+               spread = 2 + 10 + 4 * kNear;
+  EXPECT_DOUBLE_EQ(cost(Op::all_reduce, 8, {6, 2}),
+                   collect + 2 * (hop + 4 * kAdd) + 2 * hop + spread);
   // The last host sends its results straight to the root, or to everybody.
   EXPECT_DOUBLE_EQ(cost(Op::reduce, 8, {6, 2}), collect + 2 * (hop + 4 * kAdd) + hop);
   EXPECT_DOUBLE_EQ(cost(Op::reduce_scatter, 8, {6, 2}), cost(Op::reduce, 8, {6, 2}));
-  // Six chunks in a lane and not three: where adding is slow, each of them takes its owner two messages with the neighbour each way and two
-  // with other hosts, and two additions.
+  // Six chunks in a lane and not three: where adding is slow, each of them takes its owner two
+  // messages with the neighbour each way and two with other hosts, and two additions.
   const double chunk = static_cast<double>(kReduceChunkBytes);
-  EXPECT_DOUBLE_EQ(cost(Op::all_reduce, 12 * chunk, {6, 2}),
-                   cost(Op::all_reduce, 6 * chunk, {6, 2}) + 3 * (4 * 2 + 2 * chunk * (kNear + kAdd)));
-  // Else the network of the host in the middle passes two sums and two results for each, one behind the other.
+  EXPECT_DOUBLE_EQ(
+      cost(Op::all_reduce, 12 * chunk, {6, 2}),
+      cost(Op::all_reduce, 6 * chunk, {6, 2}) + 3 * (4 * 2 + 2 * chunk * (kNear + kAdd)));
+  // Else the network of the host in the middle passes two sums and two results for each, one behind
+  // the other.
   Machine quick = kMachine;
   quick.reduction = 1 / kNear;
-  const auto quickly = [&](double bytes) { return predict(Op::all_reduce, Algorithm::hosts, bytes, quick, {6, 2}); };
+  const auto quickly = [&](double bytes) {
+    return predict(Op::all_reduce, Algorithm::hosts, bytes, quick, {6, 2});
+  };
   EXPECT_DOUBLE_EQ(quickly(12 * chunk), quickly(6 * chunk) + 3 * 2 * (2 * chunk * kFar));
 }
 
 TEST(Cost, ChunksToARootFollowEachOther) {
-  // Three ranks, four chunks of each: latency is paid once, the root's two messages a chunk and its work for each.
+  // Three ranks, four chunks of each: latency is paid once, the root's two messages a chunk and its
+  // work for each.
   const double bytes = 4.0 * static_cast<double>(direct_chunk_bytes(3));
-  EXPECT_NEAR(predict(Op::reduce, Algorithm::direct, bytes, kMachine, {3, 1}) / (100 + 4 * 2 + 2 * bytes * (kFar + kAdd)), 1, 1e-12);
+  EXPECT_NEAR(predict(Op::reduce, Algorithm::direct, bytes, kMachine, {3, 1}) /
+                  (100 + 4 * 2 + 2 * bytes * (kFar + kAdd)),
+              1, 1e-12);
 }
 
 TEST(Cost, ChunksOfSlicesFollowEachOther) {
   // Two ranks, slices of two chunks: latency is paid once for both.
   const double bytes = 4.0 * kReduceChunkBytes;
-  EXPECT_NEAR(predict(Op::all_reduce, Algorithm::slices, bytes, kMachine, {2, 1}) / (2 * 100 + 2 * 4 + bytes * kFar + bytes / 2 * kAdd), 1,
-              1e-12);
+  EXPECT_NEAR(predict(Op::all_reduce, Algorithm::slices, bytes, kMachine, {2, 1}) /
+                  (2 * 100 + 2 * 4 + bytes * kFar + bytes / 2 * kAdd),
+              1, 1e-12);
 }
 
-// What everybody knows of these algorithms comes out: few steps win small calls, few bytes win large ones.
+// What everybody knows of these algorithms comes out: few steps win small calls, few bytes win
+// large ones.
 TEST(Cost, RanksAlgorithmsBySize) {
   const Machine machine;
   for (const int ranks : {8, 64, 1000}) {
     const auto faster = [&](Op op, Algorithm a, Algorithm b, double bytes) {
-      return predict(op, a, bytes, machine, {ranks, 1}) < predict(op, b, bytes, machine, {ranks, 1});
+      return predict(op, a, bytes, machine, {ranks, 1}) <
+             predict(op, b, bytes, machine, {ranks, 1});
     };
     EXPECT_TRUE(faster(Op::all_reduce, Algorithm::recursive_doubling, Algorithm::ring, 8));
     EXPECT_TRUE(faster(Op::all_reduce, Algorithm::ring, Algorithm::recursive_doubling, 1e9));

@@ -7,10 +7,11 @@
 
 namespace muster::collective::plan {
 
-/// Reductions of ranks that stand host by host, `per_host` on each, a divisor of `size`. What is reduced is cut into lanes, one for each
-/// place on a host. The rank at that place collects its lane from the ranks of its host, adds it to the sum of all hosts before, in the
-/// order of the ranks, and hands the sum to the rank at its place on the next host; on the last host it is the result. So of every lane one
-/// sum leaves a host, however many ranks there are on it.
+/// Reductions of ranks that stand host by host, `per_host` on each, a divisor of `size`. What is
+/// reduced is cut into lanes, one for each place on a host. The rank at that place collects its
+/// lane from the ranks of its host, adds it to the sum of all hosts before, in the order of the
+/// ranks, and hands the sum to the rank at its place on the next host; on the last host it is the
+/// result. So of every lane one sum leaves a host, however many ranks there are on it.
 struct HostsPlan {
   int rank;
   int size;
@@ -25,7 +26,8 @@ struct HostsPlan {
   /// At this rank's place on the host before and on the one after; -1 where there is none.
   int previous() const { return rank < per_host ? -1 : rank - per_host; }
   int next() const { return rank + per_host >= size ? -1 : rank + per_host; }
-  /// What of a lane is summed at a time: so little that every host has something to do, unless that is too little to be worth a message.
+  /// What of a lane is summed at a time: so little that every host has something to do, unless that
+  /// is too little to be worth a message.
   static std::size_t chunk_bytes(std::size_t lane, int hosts) {
     constexpr std::size_t kLeast = 16 * 1024;
     const auto number = static_cast<std::size_t>(hosts);

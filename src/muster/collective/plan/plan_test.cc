@@ -37,7 +37,8 @@ TEST(Slices, CoverEverythingOnce) {
 TEST(Slices, ARootThatReducesAloneHoldsLittle) {
   for (const int size : {1, 2, 9}) EXPECT_EQ(direct_chunk_bytes(size), 256u * 1024) << size;
   for (const int size : {10, 17, 64, 513}) {
-    const std::size_t chunk = direct_chunk_bytes(size), all = 2 * chunk * static_cast<std::size_t>(size - 1);
+    const std::size_t chunk = direct_chunk_bytes(size),
+                      all = 2 * chunk * static_cast<std::size_t>(size - 1);
     EXPECT_LE(all, 4u * 1024 * 1024) << size;
     EXPECT_GT(all, 3u * 1024 * 1024) << size;
     EXPECT_EQ(chunk % 64, 0u) << size;
@@ -49,7 +50,8 @@ TEST(Slices, ARootInvitesSeveralToWhatTwoMessagesCarry) {
   for (const int size : {3, 9, 32}) {
     for (const std::size_t bytes : {std::size_t{0}, kUnaskedBytes, 2 * kUnaskedBytes + 1})
       EXPECT_FALSE(direct_invites(bytes, size)) << bytes;
-    for (const std::size_t bytes : {kUnaskedBytes + 1, 2 * kUnaskedBytes}) EXPECT_TRUE(direct_invites(bytes, size)) << bytes;
+    for (const std::size_t bytes : {kUnaskedBytes + 1, 2 * kUnaskedBytes})
+      EXPECT_TRUE(direct_invites(bytes, size)) << bytes;
   }
   for (const int size : {1, 2, 64}) EXPECT_FALSE(direct_invites(2 * kUnaskedBytes, size)) << size;
 }
@@ -115,12 +117,14 @@ TEST(RingPlan, EveryRankEndsWithEveryBlock) {
         const RingPlan from{plan.previous(), size};
         ASSERT_EQ(from.next(), rank);
         ASSERT_EQ(from.sent_block(step), plan.received_block(step));
-        ASSERT_TRUE(held[from.rank].contains(from.sent_block(step))) << "rank " << from.rank << " sends what it does not have yet";
+        ASSERT_TRUE(held[from.rank].contains(from.sent_block(step)))
+            << "rank " << from.rank << " sends what it does not have yet";
         ASSERT_TRUE(next[rank].insert(plan.received_block(step)).second) << "a block came twice";
       }
       held = std::move(next);
     }
-    for (int rank = 0; rank < size; ++rank) ASSERT_EQ(held[rank].size(), static_cast<std::size_t>(size));
+    for (int rank = 0; rank < size; ++rank)
+      ASSERT_EQ(held[rank].size(), static_cast<std::size_t>(size));
     ASSERT_EQ((RingPlan{0, size}.steps()), size - 1);
   }
 }
@@ -157,7 +161,8 @@ TEST(BruckPlan, EveryRankEndsWithEveryBlockInItsPlace) {
     }
     for (int rank = 0; rank < size; ++rank) {
       ASSERT_EQ(held[rank].size(), static_cast<std::size_t>(size));
-      for (int position = 0; position < size; ++position) ASSERT_EQ(held[rank][position], (BruckPlan{rank, size}.owner(position)));
+      for (int position = 0; position < size; ++position)
+        ASSERT_EQ(held[rank][position], (BruckPlan{rank, size}.owner(position)));
     }
   }
 }
@@ -176,7 +181,8 @@ TEST(DisseminationPlan, NobodyLeavesBeforeAllHaveCome) {
       }
       known = std::move(next);
     }
-    for (int rank = 0; rank < size; ++rank) ASSERT_EQ(known[rank].size(), static_cast<std::size_t>(size));
+    for (int rank = 0; rank < size; ++rank)
+      ASSERT_EQ(known[rank].size(), static_cast<std::size_t>(size));
   }
 }
 

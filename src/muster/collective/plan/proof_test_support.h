@@ -1,5 +1,5 @@
-/// Runs the schedules of all ranks against each other without data: every rank holds sets of contributions, every message moves one. Says
-/// what is wrong, or nothing.
+/// Runs the schedules of all ranks against each other without data: every rank holds sets of
+/// contributions, every message moves one. Says what is wrong, or nothing.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,11 @@ namespace muster::collective::plan {
 /// A set of (rank, member) pairs, a bit each.
 class Table {
  public:
-  explicit Table(int size) : size_(static_cast<std::size_t>(size)), words_((size_ * size_ + 63) / 64), counts_(size_) {}
-  bool has(int rank, int member) const { return (words_[at(rank, member) / 64] >> at(rank, member) % 64 & 1) != 0; }
+  explicit Table(int size)
+      : size_(static_cast<std::size_t>(size)), words_((size_ * size_ + 63) / 64), counts_(size_) {}
+  bool has(int rank, int member) const {
+    return (words_[at(rank, member) / 64] >> at(rank, member) % 64 & 1) != 0;
+  }
   /// False where it was there.
   bool add(int rank, int member) {
     if (has(rank, member)) return false;
@@ -25,14 +28,16 @@ class Table {
   int count(int rank) const { return counts_[static_cast<std::size_t>(rank)]; }
 
  private:
-  std::size_t at(int rank, int member) const { return static_cast<std::size_t>(rank) * size_ + static_cast<std::size_t>(member); }
+  std::size_t at(int rank, int member) const {
+    return static_cast<std::size_t>(rank) * size_ + static_cast<std::size_t>(member);
+  }
   std::size_t size_;
   std::vector<std::uint64_t> words_;
   std::vector<int> counts_;
 };
 
-/// `Plans` gives the schedule of each rank: `plans(rank)` has steps(), sends(step), send(step, index), receives(step), receive(step,
-/// index).
+/// `Plans` gives the schedule of each rank: `plans(rank)` has steps(), sends(step), send(step,
+/// index), receives(step), receive(step, index).
 template <class Plans>
 class Proof {
  public:
@@ -73,11 +78,14 @@ class Proof {
     }
     for (int rank = 0; rank < size_ && wrong_.empty(); ++rank) {
       if (step_[index(rank)] < plans_(rank).steps())
-        wrong_ = "rank " + std::to_string(rank) + " waits for ever in step " + std::to_string(step_[index(rank)]);
+        wrong_ = "rank " + std::to_string(rank) + " waits for ever in step " +
+                 std::to_string(step_[index(rank)]);
     }
-    if (wrong_.empty() && sent_ != received_) wrong_ = std::to_string(sent_ - received_) + " messages are taken by nobody";
+    if (wrong_.empty() && sent_ != received_)
+      wrong_ = std::to_string(sent_ - received_) + " messages are taken by nobody";
     for (int rank = 0; rank < size_ && wrong_.empty(); ++rank) {
-      if (!ends_right(rank)) wrong_ = "rank " + std::to_string(rank) + " does not end with what it should";
+      if (!ends_right(rank))
+        wrong_ = "rank " + std::to_string(rank) + " does not end with what it should";
     }
     return wrong_;
   }
@@ -115,8 +123,12 @@ class Proof {
       case Kind::whole: return whole_[index(rank)];
       case Kind::piece: return cargo.first == rank && op_ != Op::scatter && to >= 0;
       case Kind::pieces: return op_ == Op::scatter && all(pieces_);
-      case Kind::partial: return sum(rank, cargo.slice).first == cargo.first && sum(rank, cargo.slice).count == cargo.count;
-      case Kind::result: return cargo.slice < 0 ? sum(rank, -1).count == size_ : cargo.slice < size_ && results_.has(rank, cargo.slice);
+      case Kind::partial:
+        return sum(rank, cargo.slice).first == cargo.first &&
+               sum(rank, cargo.slice).count == cargo.count;
+      case Kind::result:
+        return cargo.slice < 0 ? sum(rank, -1).count == size_
+                               : cargo.slice < size_ && results_.has(rank, cargo.slice);
     }
     return false;
   }
@@ -127,23 +139,30 @@ class Proof {
     if (step >= plan.steps()) return;
     for (int i = 0; i < plan.sends(step); ++i) {
       const Transfer out = plan.send(step, i);
-      if (out.peer < 0 || out.peer >= size_ || out.peer == rank) return fail(rank, step, "sends to " + std::to_string(out.peer));
+      if (out.peer < 0 || out.peer >= size_ || out.peer == rank)
+        return fail(rank, step, "sends to " + std::to_string(out.peer));
       if (!holds(rank, out.peer, out.cargo)) return fail(rank, step, "sends what it does not have");
       if (out.cargo.kind == Kind::result) ++handed_[index(rank)];
-      if (out.cargo.kind == Kind::block || out.cargo.kind == Kind::pieces) handed_[index(rank)] += out.cargo.count;
+      if (out.cargo.kind == Kind::block || out.cargo.kind == Kind::pieces)
+        handed_[index(rank)] += out.cargo.count;
       ++sent_;
     }
   }
 
-  static bool fits(const Transfer& out, int to, const Cargo& cargo) { return out.peer == to && out.cargo == cargo; }
+  static bool fits(const Transfer& out, int to, const Cargo& cargo) {
+    return out.peer == to && out.cargo == cargo;
+  }
 
   /// Whether the message has left its sender.
   bool has_come(int rank, int step, int place, const Transfer& in) {
     const auto sender = plans_(in.peer);
     const int reached = step_[index(in.peer)];
-    // In most plans the i-th message of a step is the peer's i-th of the same step, or its message for the i-th rank behind it.
+    // In most plans the i-th message of a step is the peer's i-th of the same step, or its message
+    // for the i-th rank behind it.
     for (const int guess : {place, wrap(rank - in.peer, size_) - 1}) {
-      if (step < sender.steps() && guess < sender.sends(step) && fits(sender.send(step, guess), rank, in.cargo)) return step <= reached;
+      if (step < sender.steps() && guess < sender.sends(step) &&
+          fits(sender.send(step, guess), rank, in.cargo))
+        return step <= reached;
     }
     for (int other = 0; other < sender.steps() && other <= reached; ++other) {
       for (int i = 0; i < sender.sends(other); ++i) {
@@ -223,14 +242,17 @@ class Proof {
     if (op_ != Op::reduce_scatter && op_ != Op::reduce && op_ != Op::all_reduce) return;
     if (pieces_.count(rank) == size_) results_.add(rank, rank);
     for (int slice = 0; !sums_.empty() && slice < size_; ++slice) {
-      if (sums_[index(rank) * index(size_) + index(slice)].count == size_) results_.add(rank, slice);
+      if (sums_[index(rank) * index(size_) + index(slice)].count == size_)
+        results_.add(rank, slice);
     }
   }
 
   bool ends_right(int rank) {
     const int slices = plans_(rank).slices();
-    const bool everything = blocks_.count(rank) == size_ || results_.count(rank) == slices || sum(rank, -1).count == size_;
-    const bool nothing = size_ > 1 && blocks_.count(rank) == 1 && (results_.count(rank) < slices || slices == 1);
+    const bool everything = blocks_.count(rank) == size_ || results_.count(rank) == slices ||
+                            sum(rank, -1).count == size_;
+    const bool nothing =
+        size_ > 1 && blocks_.count(rank) == 1 && (results_.count(rank) < slices || slices == 1);
     switch (op_) {
       case Op::barrier:
       case Op::all_gather: return blocks_.count(rank) == size_;
@@ -238,10 +260,13 @@ class Proof {
       case Op::all_reduce: return everything;
       case Op::reduce: return rank == root_ ? everything : nothing;
       // On a way through others, each has passed on all that it has, or all but its own.
-      case Op::gather: return rank == root_ ? everything : blocks_.count(rank) == handed_[index(rank)];
-      case Op::scatter: return pieces_.has(rank, rank) && pieces_.count(rank) == 1 + handed_[index(rank)];
+      case Op::gather:
+        return rank == root_ ? everything : blocks_.count(rank) == handed_[index(rank)];
+      case Op::scatter:
+        return pieces_.has(rank, rank) && pieces_.count(rank) == 1 + handed_[index(rank)];
       // Who hands the others their results has seen them.
-      case Op::reduce_scatter: return results_.has(rank, rank) && results_.count(rank) <= 1 + handed_[index(rank)];
+      case Op::reduce_scatter:
+        return results_.has(rank, rank) && results_.count(rank) <= 1 + handed_[index(rank)];
       case Op::all_to_all: return pieces_.count(rank) == size_;
       default: return false;
     }

@@ -1,12 +1,13 @@
-/// Plans that muster does not run, since they add in an order that is not the ranks', and by which its own are measured: their cost is
-/// known from the literature (Thakur et al., 2005).
+/// Plans that muster does not run, since they add in an order that is not the ranks', and by which
+/// its own are measured: their cost is known from the literature (Thakur et al., 2005).
 #pragma once
 
 #include "muster/collective/plan/slices.h"
 
 namespace muster::collective::plan {
 
-/// All-reduce around a ring: in the first size - 1 steps a slice's sum grows by one rank's part a step, in the others the sums go around.
+/// All-reduce around a ring: in the first size - 1 steps a slice's sum grows by one rank's part a
+/// step, in the others the sums go around.
 struct RingReducePlan {
   int rank;
   int size;
@@ -16,12 +17,14 @@ struct RingReducePlan {
   int next() const { return wrap(rank + 1, size); }
   int previous() const { return wrap(rank - 1, size); }
   /// The sum of slice k begins on rank k and is whole on the rank below it.
-  int sent_slice(int step) const { return sums(step) ? wrap(rank - step, size) : wrap(rank + 1 - (step - (size - 1)), size); }
+  int sent_slice(int step) const {
+    return sums(step) ? wrap(rank - step, size) : wrap(rank + 1 - (step - (size - 1)), size);
+  }
   int received_slice(int step) const { return RingReducePlan{previous(), size}.sent_slice(step); }
 };
 
-/// All-reduce by pairs at distances that double. Where the size is no power of two, the first ranks pair up before and after: the odd one
-/// of a pair takes part for both.
+/// All-reduce by pairs at distances that double. Where the size is no power of two, the first ranks
+/// pair up before and after: the odd one of a pair takes part for both.
 struct RecursiveDoublingPlan {
   int rank;
   int size;
@@ -41,14 +44,23 @@ struct RecursiveDoublingPlan {
 
   /// Among the ranks that exchange.
   int position() const { return rank < 2 * extra() ? rank / 2 : rank - extra(); }
-  int rank_at(int position) const { return position < extra() ? 2 * position + 1 : position + extra(); }
+  int rank_at(int position) const {
+    return position < extra() ? 2 * position + 1 : position + extra();
+  }
   int partner(int exchange) const { return rank_at(position() ^ (1 << exchange)); }
-  /// The first of the ranks whose sum the one at `position` holds before an exchange, and the first behind them.
-  int sum_begin(int position, int exchange) const { return first_of(position >> exchange << exchange); }
-  int sum_end(int position, int exchange) const { return first_of(((position >> exchange) + 1) << exchange); }
+  /// The first of the ranks whose sum the one at `position` holds before an exchange, and the first
+  /// behind them.
+  int sum_begin(int position, int exchange) const {
+    return first_of(position >> exchange << exchange);
+  }
+  int sum_end(int position, int exchange) const {
+    return first_of(((position >> exchange) + 1) << exchange);
+  }
 
  private:
-  int first_of(int position) const { return position < extra() ? 2 * position : position + extra(); }
+  int first_of(int position) const {
+    return position < extra() ? 2 * position : position + extra();
+  }
 };
 
 }  // namespace muster::collective::plan

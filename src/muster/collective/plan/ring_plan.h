@@ -4,7 +4,8 @@
 
 namespace muster::collective::plan {
 
-/// All-gather around a ring: in step s every rank passes on the block that it got in step s - 1 (its own first).
+/// All-gather around a ring: in step s every rank passes on the block that it got in step s - 1
+/// (its own first).
 struct RingPlan {
   int rank;
   int size;

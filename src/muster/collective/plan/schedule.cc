@@ -36,7 +36,9 @@ Pattern pattern_of(Op op, Algorithm algorithm, int rank, int size, int root, int
 }  // namespace
 
 bool Schedule::exists(Op op, Algorithm algorithm) {
-  if (op == Op::all_reduce && (algorithm == Algorithm::ring || algorithm == Algorithm::recursive_doubling)) return true;
+  if (op == Op::all_reduce &&
+      (algorithm == Algorithm::ring || algorithm == Algorithm::recursive_doubling))
+    return true;
   const auto row = algorithms_of(Ground::links, op);
   return std::find(row.begin(), row.end(), algorithm) != row.end();
 }

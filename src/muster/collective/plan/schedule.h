@@ -1,5 +1,6 @@
-/// What a rank sends and receives under an algorithm over links, step by step, told without doing it: what the proof of the plans and the
-/// cost model read. Computed from (rank, size) like the plans; no list, no I/O.
+/// What a rank sends and receives under an algorithm over links, step by step, told without doing
+/// it: what the proof of the plans and the cost model read. Computed from (rank, size) like the
+/// plans; no list, no I/O.
 #pragma once
 
 #include <variant>
@@ -49,18 +50,25 @@ struct Dissemination {
   int sends(int) const { return 1; }
   Transfer send(int step, int) const { return {plan.target(step), known(plan.rank, step)}; }
   int receives(int) const { return 1; }
-  Transfer receive(int step, int) const { return {plan.source(step), known(plan.source(step), step)}; }
-  Cargo known(int rank, int step) const { return {Cargo::Kind::token, wrap(rank - (1 << step) + 1, plan.size), 1 << step, 0}; }
+  Transfer receive(int step, int) const {
+    return {plan.source(step), known(plan.source(step), step)};
+  }
+  Cargo known(int rank, int step) const {
+    return {Cargo::Kind::token, wrap(rank - (1 << step) + 1, plan.size), 1 << step, 0};
+  }
 };
 
 struct Bruck {
   BruckPlan plan;
   int steps() const { return plan.steps(); }
   int sends(int) const { return 1; }
-  Transfer send(int step, int) const { return {plan.target(step), {Cargo::Kind::block, plan.rank, plan.count(step), 0}}; }
+  Transfer send(int step, int) const {
+    return {plan.target(step), {Cargo::Kind::block, plan.rank, plan.count(step), 0}};
+  }
   int receives(int) const { return 1; }
   Transfer receive(int step, int) const {
-    return {plan.source(step), {Cargo::Kind::block, plan.owner(plan.distance(step)), plan.count(step), 0}};
+    return {plan.source(step),
+            {Cargo::Kind::block, plan.owner(plan.distance(step)), plan.count(step), 0}};
   }
 };
 
@@ -68,9 +76,13 @@ struct Ring {
   RingPlan plan;
   int steps() const { return plan.steps(); }
   int sends(int) const { return 1; }
-  Transfer send(int step, int) const { return {plan.next(), {Cargo::Kind::block, plan.sent_block(step), 1, 0}}; }
+  Transfer send(int step, int) const {
+    return {plan.next(), {Cargo::Kind::block, plan.sent_block(step), 1, 0}};
+  }
   int receives(int) const { return 1; }
-  Transfer receive(int step, int) const { return {plan.previous(), {Cargo::Kind::block, plan.received_block(step), 1, 0}}; }
+  Transfer receive(int step, int) const {
+    return {plan.previous(), {Cargo::Kind::block, plan.received_block(step), 1, 0}};
+  }
 };
 
 /// Everybody sends its block to everybody.
@@ -78,24 +90,33 @@ struct Spread {
   PairwisePlan plan;
   int steps() const { return plan.size > 1 ? 1 : 0; }
   int sends(int) const { return plan.steps(); }
-  Transfer send(int, int index) const { return {plan.target(index + 1), {Cargo::Kind::block, plan.rank, 1, 0}}; }
+  Transfer send(int, int index) const {
+    return {plan.target(index + 1), {Cargo::Kind::block, plan.rank, 1, 0}};
+  }
   int receives(int) const { return plan.steps(); }
-  Transfer receive(int, int index) const { return {plan.source(index + 1), {Cargo::Kind::block, plan.source(index + 1), 1, 0}}; }
+  Transfer receive(int, int index) const {
+    return {plan.source(index + 1), {Cargo::Kind::block, plan.source(index + 1), 1, 0}};
+  }
 };
 
-/// Everybody sends everybody a piece; where slices are reduced, their owners then hand the results to all, to the root, or to nobody.
+/// Everybody sends everybody a piece; where slices are reduced, their owners then hand the results
+/// to all, to the root, or to nobody.
 struct Slices {
   enum class Then { nobody, root, all };
   PairwisePlan plan;
   Then then;
   int root;
   int steps() const { return plan.size == 1 ? 0 : then == Then::nobody ? 1 : 2; }
-  int sends(int step) const { return step == 0 || then == Then::all ? plan.steps() : plan.rank == root ? 0 : 1; }
+  int sends(int step) const {
+    return step == 0 || then == Then::all ? plan.steps() : plan.rank == root ? 0 : 1;
+  }
   Transfer send(int step, int index) const {
     const int to = step == 0 || then == Then::all ? plan.target(index + 1) : root;
     return {to, step == 0 ? piece(plan.rank) : result(plan.rank)};
   }
-  int receives(int step) const { return step == 0 || then == Then::all || plan.rank == root ? plan.steps() : 0; }
+  int receives(int step) const {
+    return step == 0 || then == Then::all || plan.rank == root ? plan.steps() : 0;
+  }
   Transfer receive(int step, int index) const {
     const int from = plan.source(index + 1);
     return {from, step == 0 ? piece(from) : result(from)};
@@ -104,7 +125,8 @@ struct Slices {
   static Cargo result(int slice) { return {Cargo::Kind::result, 0, 1, slice}; }
 };
 
-/// Sums that go from host to host. The results go back the same way and to all of each host, straight to the root, or each to its owner.
+/// Sums that go from host to host. The results go back the same way and to all of each host,
+/// straight to the root, or each to its owner.
 struct Hosts {
   using Then = Slices::Then;
   HostsPlan plan;
@@ -115,7 +137,10 @@ struct Hosts {
     switch (step) {
       case 0: return others() * slices();
       case 2:
-        return plan.next() >= 0 ? slices() : then == Then::root ? (plan.rank == root ? 0 : 1) : then == Then::nobody ? plan.hosts() - 1 : 0;
+        return plan.next() >= 0       ? slices()
+               : then == Then::root   ? (plan.rank == root ? 0 : 1)
+               : then == Then::nobody ? plan.hosts() - 1
+                                      : 0;
       case 3: return (plan.previous() >= 0 ? 1 : 0) + others();
       default: return 0;
     }
@@ -123,7 +148,8 @@ struct Hosts {
   Transfer send(int step, int index) const {
     if (step == 0) {
       const int place = other(index / slices());
-      return {plan.neighbour(place), {Cargo::Kind::partial, plan.rank, 1, slice(place, index % slices())}};
+      return {plan.neighbour(place),
+              {Cargo::Kind::partial, plan.rank, 1, slice(place, index % slices())}};
     }
     if (step == 2) {
       if (plan.next() >= 0) return {plan.next(), sum(plan.host(), index)};
@@ -131,14 +157,16 @@ struct Hosts {
       return {to, Slices::result(slice(plan.place(), index))};
     }
     const bool back = plan.previous() >= 0 && index == 0;
-    return {back ? plan.previous() : plan.neighbour(other(index - (plan.previous() >= 0 ? 1 : 0))), Slices::result(plan.place())};
+    return {back ? plan.previous() : plan.neighbour(other(index - (plan.previous() >= 0 ? 1 : 0))),
+            Slices::result(plan.place())};
   }
   int receives(int step) const {
     switch (step) {
       case 0: return others() * slices();
       case 1: return plan.previous() >= 0 ? slices() : 0;
       case 2:
-        if (then == Then::root) return plan.rank != root ? 0 : plan.per_host - (plan.next() >= 0 ? 0 : 1);
+        if (then == Then::root)
+          return plan.rank != root ? 0 : plan.per_host - (plan.next() >= 0 ? 0 : 1);
         return plan.next() >= 0 ? 1 : 0;
       default: return others();
     }
@@ -153,7 +181,8 @@ struct Hosts {
     if (step == 1) return {plan.previous(), sum(plan.host() - 1, index)};
     if (step == 2) {
       if (then == Then::all) return {plan.next(), Slices::result(plan.place())};
-      if (then == Then::nobody) return {plan.rank_of(plan.hosts() - 1, plan.place()), Slices::result(plan.rank)};
+      if (then == Then::nobody)
+        return {plan.rank_of(plan.hosts() - 1, plan.place()), Slices::result(plan.rank)};
       const int place = plan.next() >= 0 ? index : other(index);
       return {plan.rank_of(plan.hosts() - 1, place), Slices::result(place)};
     }
@@ -166,7 +195,9 @@ struct Hosts {
   int other(int index) const { return index < plan.place() ? index : index + 1; }
   /// Of a lane: one, or everybody's own slice.
   int slices() const { return then == Then::nobody ? plan.hosts() : 1; }
-  int slice(int place, int index) const { return then == Then::nobody ? plan.rank_of(index, place) : place; }
+  int slice(int place, int index) const {
+    return then == Then::nobody ? plan.rank_of(index, place) : place;
+  }
   Cargo sum(int last_host, int index) const {
     return {Cargo::Kind::partial, 0, (last_host + 1) * plan.per_host, slice(plan.place(), index)};
   }
@@ -192,7 +223,9 @@ struct Collect {
   Transfer send(int, int) const { return {plan.parent(), blocks(plan)}; }
   int receives(int step) const { return step == 0 ? plan.children() : 0; }
   Transfer receive(int, int index) const { return {plan.child(index), blocks(plan.below(index))}; }
-  static Cargo blocks(const TreePlan& top) { return {Cargo::Kind::block, top.rank, top.subtree(), 0}; }
+  static Cargo blocks(const TreePlan& top) {
+    return {Cargo::Kind::block, top.rank, top.subtree(), 0};
+  }
 };
 
 /// And down from the root: everybody gets what is for its subtree.
@@ -203,7 +236,9 @@ struct Deal {
   Transfer send(int, int index) const { return {plan.child(index), pieces(plan.below(index))}; }
   int receives(int step) const { return step == 0 && plan.parent() >= 0 ? 1 : 0; }
   Transfer receive(int, int) const { return {plan.parent(), pieces(plan)}; }
-  static Cargo pieces(const TreePlan& top) { return {Cargo::Kind::pieces, top.rank, top.subtree(), 0}; }
+  static Cargo pieces(const TreePlan& top) {
+    return {Cargo::Kind::pieces, top.rank, top.subtree(), 0};
+  }
 };
 
 /// Everybody sends its block straight to the root.
@@ -214,7 +249,9 @@ struct ToRoot {
   int sends(int) const { return plan.rank == root ? 0 : 1; }
   Transfer send(int, int) const { return {root, {Cargo::Kind::block, plan.rank, 1, 0}}; }
   int receives(int) const { return plan.rank == root ? plan.steps() : 0; }
-  Transfer receive(int, int index) const { return {plan.source(index + 1), {Cargo::Kind::block, plan.source(index + 1), 1, 0}}; }
+  Transfer receive(int, int index) const {
+    return {plan.source(index + 1), {Cargo::Kind::block, plan.source(index + 1), 1, 0}};
+  }
 };
 
 /// The root sends everybody a piece.
@@ -223,7 +260,9 @@ struct FromRoot {
   int root;
   int steps() const { return 1; }
   int sends(int) const { return plan.rank == root ? plan.steps() : 0; }
-  Transfer send(int, int index) const { return {plan.target(index + 1), piece(plan.target(index + 1))}; }
+  Transfer send(int, int index) const {
+    return {plan.target(index + 1), piece(plan.target(index + 1))};
+  }
   int receives(int) const { return plan.rank == root ? 0 : 1; }
   Transfer receive(int, int) const { return {root, piece(plan.rank)}; }
   static Cargo piece(int receiver) { return {Cargo::Kind::pieces, receiver, 1, 0}; }
@@ -235,7 +274,9 @@ struct RingReduce {
   int sends(int) const { return 1; }
   Transfer send(int step, int) const { return {plan.next(), cargo(plan, step)}; }
   int receives(int) const { return 1; }
-  Transfer receive(int step, int) const { return {plan.previous(), cargo({plan.previous(), plan.size}, step)}; }
+  Transfer receive(int step, int) const {
+    return {plan.previous(), cargo({plan.previous(), plan.size}, step)};
+  }
   static Cargo cargo(const RingReducePlan& sender, int step) {
     const int slice = sender.sent_slice(step);
     if (!sender.sums(step)) return Slices::result(slice);
@@ -249,7 +290,9 @@ struct RecursiveDoubling {
   int sends(int step) const { return takes_part(step, true) ? 1 : 0; }
   Transfer send(int step, int) const { return {peer(step), cargo(plan, step)}; }
   int receives(int step) const { return takes_part(step, false) ? 1 : 0; }
-  Transfer receive(int step, int) const { return {peer(step), cargo({peer(step), plan.size}, step)}; }
+  Transfer receive(int step, int) const {
+    return {peer(step), cargo({peer(step), plan.size}, step)};
+  }
 
  private:
   bool fold(int step) const { return plan.folds() && step == 0; }
@@ -259,7 +302,9 @@ struct RecursiveDoubling {
     if (unfold(step)) return plan.pair() >= 0 && plan.folded() != sends;
     return !plan.folded();
   }
-  int peer(int step) const { return fold(step) || unfold(step) ? plan.pair() : plan.partner(step - (plan.folds() ? 1 : 0)); }
+  int peer(int step) const {
+    return fold(step) || unfold(step) ? plan.pair() : plan.partner(step - (plan.folds() ? 1 : 0));
+  }
   Cargo cargo(const RecursiveDoublingPlan& sender, int step) const {
     if (fold(step)) return {Cargo::Kind::partial, sender.rank, 1, -1};
     if (unfold(step)) return Slices::result(-1);
@@ -271,13 +316,15 @@ struct RecursiveDoubling {
 
 }  // namespace pattern
 
-using Pattern = std::variant<pattern::Dissemination, pattern::Bruck, pattern::Ring, pattern::Spread, pattern::Slices,
-                             pattern::Down<TreePlan>, pattern::Down<ChainPlan>, pattern::Collect, pattern::Deal, pattern::Hosts,
-                             pattern::ToRoot, pattern::FromRoot, pattern::RingReduce, pattern::RecursiveDoubling>;
+using Pattern = std::variant<pattern::Dissemination, pattern::Bruck, pattern::Ring, pattern::Spread,
+                             pattern::Slices, pattern::Down<TreePlan>, pattern::Down<ChainPlan>,
+                             pattern::Collect, pattern::Deal, pattern::Hosts, pattern::ToRoot,
+                             pattern::FromRoot, pattern::RingReduce, pattern::RecursiveDoubling>;
 
 class Schedule {
  public:
-  /// Whether `op` can be done by `algorithm` over links, by muster or by a plan that it is compared with.
+  /// Whether `op` can be done by `algorithm` over links, by muster or by a plan that it is compared
+  /// with.
   static bool exists(Op op, Algorithm algorithm);
   /// Of an algorithm that exists. `per_host` divides `size`; `hosts` alone goes by it.
   Schedule(Op op, Algorithm algorithm, int rank, int size, int root, int per_host = 1);

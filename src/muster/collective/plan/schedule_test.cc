@@ -1,6 +1,7 @@
-// Every algorithm over links, proven for every number of ranks to 64 and for some to 4,096: each rank ends with exactly the contributions
-// it should, nothing is sent before it is there, nothing comes twice, nothing is left over, nobody waits for ever. And the proof is proven:
-// plans with one thing changed fail it.
+// Every algorithm over links, proven for every number of ranks to 64 and for some to 4,096: each
+// rank ends with exactly the contributions it should, nothing is sent before it is there, nothing
+// comes twice, nothing is left over, nobody waits for ever. And the proof is proven: plans with one
+// thing changed fail it.
 #include "muster/collective/plan/schedule.h"
 
 #include <gtest/gtest.h>
@@ -21,8 +22,9 @@ struct Kind {
   Op op;
   Algorithm algorithm;
   std::string text(int size, int root, int per_host = 1) const {
-    return std::string(info(op).name) + " by " + std::string(name_of(algorithm)) + " on " + std::to_string(size) + " ranks, " +
-           std::to_string(per_host) + " on a host, root " + std::to_string(root);
+    return std::string(info(op).name) + " by " + std::string(name_of(algorithm)) + " on " +
+           std::to_string(size) + " ranks, " + std::to_string(per_host) + " on a host, root " +
+           std::to_string(root);
   }
   /// The numbers of ranks on a host that make a difference.
   std::vector<int> crews(int size) const {
@@ -47,18 +49,22 @@ std::vector<Kind> all_kinds() {
 
 /// Messages that a rank sends in all grow with the number of ranks.
 bool meets_all(const Kind& kind) {
-  return kind.algorithm == Algorithm::ring || kind.algorithm == Algorithm::slices || kind.algorithm == Algorithm::hosts ||
-         kind.op == Op::all_to_all || (kind.op == Op::all_gather && kind.algorithm == Algorithm::direct);
+  return kind.algorithm == Algorithm::ring || kind.algorithm == Algorithm::slices ||
+         kind.algorithm == Algorithm::hosts || kind.op == Op::all_to_all ||
+         (kind.op == Op::all_gather && kind.algorithm == Algorithm::direct);
 }
 
 std::string prove_kind(const Kind& kind, int size, int root, int per_host) {
-  return prove(kind.op, size, root, [&](int rank) { return Schedule(kind.op, kind.algorithm, rank, size, root, per_host); });
+  return prove(kind.op, size, root, [&](int rank) {
+    return Schedule(kind.op, kind.algorithm, rank, size, root, per_host);
+  });
 }
 
 TEST(Schedule, ThereIsOneForEveryAlgorithmOverLinks) {
   for (int op = 0; op < kCollectives; ++op) {
     for (const Algorithm algorithm : algorithms_of(Ground::links, static_cast<Op>(op)))
-      EXPECT_TRUE(Schedule::exists(static_cast<Op>(op), algorithm)) << info(static_cast<Op>(op)).name;
+      EXPECT_TRUE(Schedule::exists(static_cast<Op>(op), algorithm))
+          << info(static_cast<Op>(op)).name;
   }
   EXPECT_FALSE(Schedule::exists(Op::broadcast, Algorithm::bruck));
   EXPECT_EQ(all_kinds().size(), 21u);
@@ -80,11 +86,17 @@ TEST(Schedule, EveryRankEndsWithWhatItShouldForEverySizeTo64) {
 TEST(Schedule, AndForSomeSizesTo4096) {
   std::mt19937_64 random(testing::test_seed());
   for (const Kind& kind : all_kinds()) {
-    const bool sums_of_slices = kind.op == Op::all_reduce && kind.algorithm == Algorithm::ring;  // takes the cube of the ranks in time
-    const int most = sums_of_slices ? 200 : !meets_all(kind) || testing::long_tests() ? kMostRanks : 300;
-    const std::vector<int> sizes{most, 65 + static_cast<int>(random() % static_cast<std::uint64_t>(most - 65))};
+    const bool sums_of_slices =
+        kind.op == Op::all_reduce &&
+        kind.algorithm == Algorithm::ring;  // takes the cube of the ranks in time
+    const int most = sums_of_slices                              ? 200
+                     : !meets_all(kind) || testing::long_tests() ? kMostRanks
+                                                                 : 300;
+    const std::vector<int> sizes{
+        most, 65 + static_cast<int>(random() % static_cast<std::uint64_t>(most - 65))};
     for (const int size : sizes) {
-      const int root = info(kind.op).rooted ? static_cast<int>(random() % static_cast<std::uint64_t>(size)) : 0;
+      const int root =
+          info(kind.op).rooted ? static_cast<int>(random() % static_cast<std::uint64_t>(size)) : 0;
       const auto crews = kind.crews(size);
       const int per_host = crews[random() % crews.size()];
       ASSERT_EQ(prove_kind(kind, size, root, per_host), "")
@@ -93,14 +105,24 @@ TEST(Schedule, AndForSomeSizesTo4096) {
   }
 }
 
-enum class Change { step_left_out, sends_left_out, receives_left_out, other_target, other_source, other_cargo, sent_twice };
-constexpr Change kChanges[] = {Change::step_left_out, Change::sends_left_out, Change::receives_left_out, Change::other_target,
-                               Change::other_source,  Change::other_cargo,    Change::sent_twice};
+enum class Change {
+  step_left_out,
+  sends_left_out,
+  receives_left_out,
+  other_target,
+  other_source,
+  other_cargo,
+  sent_twice
+};
+constexpr Change kChanges[] = {
+    Change::step_left_out, Change::sends_left_out, Change::receives_left_out, Change::other_target,
+    Change::other_source,  Change::other_cargo,    Change::sent_twice};
 
 /// A schedule that is wrong in one place.
 class Mutant {
  public:
-  Mutant(Schedule schedule, int size, Change change, int step) : schedule_(schedule), size_(size), change_(change), at_(step) {}
+  Mutant(Schedule schedule, int size, Change change, int step)
+      : schedule_(schedule), size_(size), change_(change), at_(step) {}
 
   int slices() const { return schedule_.slices(); }
   int steps() const { return schedule_.steps(); }
@@ -117,11 +139,14 @@ class Mutant {
     return out;
   }
   int receives(int step) const {
-    return step == at_ && (change_ == Change::step_left_out || change_ == Change::receives_left_out) ? 0 : schedule_.receives(step);
+    return step == at_ && (change_ == Change::step_left_out || change_ == Change::receives_left_out)
+               ? 0
+               : schedule_.receives(step);
   }
   Transfer receive(int step, int index) const {
     Transfer in = schedule_.receive(step, index);
-    if (step == at_ && index == 0 && change_ == Change::other_source) in.peer = (in.peer + 1) % size_;
+    if (step == at_ && index == 0 && change_ == Change::other_source)
+      in.peer = (in.peer + 1) % size_;
     return in;
   }
 
@@ -153,7 +178,8 @@ TEST(Proof, FindsEveryPlanThatIsWrongOnOneRank) {
   int mutants = 0;
   for (const Kind& kind : all_kinds()) {
     for (const int size : {3, 4, 7, 8, 12, 13}) {
-      const int root = info(kind.op).rooted ? static_cast<int>(random() % static_cast<std::uint64_t>(size)) : 0;
+      const int root =
+          info(kind.op).rooted ? static_cast<int>(random() % static_cast<std::uint64_t>(size)) : 0;
       const auto crews = kind.crews(size);
       const int per_host = crews[random() % crews.size()];
       for (int rank = 0; rank < size; ++rank) {
@@ -166,8 +192,9 @@ TEST(Proof, FindsEveryPlanThatIsWrongOnOneRank) {
               return Mutant(right, size, change, each == rank ? step : -1);
             };
             ++mutants;
-            ASSERT_NE(prove(kind.op, size, root, plans), "") << kind.text(size, root, per_host) << " passes with change "
-                                                             << static_cast<int>(change) << " on rank " << rank << " in step " << step;
+            ASSERT_NE(prove(kind.op, size, root, plans), "")
+                << kind.text(size, root, per_host) << " passes with change "
+                << static_cast<int>(change) << " on rank " << rank << " in step " << step;
           }
         }
       }
@@ -180,16 +207,19 @@ TEST(Proof, FindsAStepThatAllRanksLeaveOut) {
   for (const Kind& kind : all_kinds()) {
     for (const int size : {2, 5, 8}) {
       const int per_host = kind.crews(size).size() > 2 ? 4 : 1;
-      for (int step = 0; step < Schedule(kind.op, kind.algorithm, 0, size, 0, per_host).steps(); ++step) {
+      for (int step = 0; step < Schedule(kind.op, kind.algorithm, 0, size, 0, per_host).steps();
+           ++step) {
         const auto plans = [&](int rank) {
           const Schedule right(kind.op, kind.algorithm, rank, size, 0, per_host);
           return Mutant(right, size, Change::step_left_out, step);
         };
         bool matters = false;
         for (int rank = 0; rank < size; ++rank)
-          matters = matters || applies(Schedule(kind.op, kind.algorithm, rank, size, 0, per_host), step, Change::step_left_out);
+          matters = matters || applies(Schedule(kind.op, kind.algorithm, rank, size, 0, per_host),
+                                       step, Change::step_left_out);
         if (!matters) continue;
-        ASSERT_NE(prove(kind.op, size, 0, plans), "") << kind.text(size, 0) << " passes without step " << step;
+        ASSERT_NE(prove(kind.op, size, 0, plans), "")
+            << kind.text(size, 0) << " passes without step " << step;
       }
     }
   }

@@ -1,5 +1,5 @@
-/// Rank arithmetic: which slice, to whom, in which step. A plan is a value computed from (rank, size); it holds no list, does no
-/// I/O and costs the same for 4 ranks and for 100,000.
+/// Rank arithmetic: which slice, to whom, in which step. A plan is a value computed from (rank,
+/// size); it holds no list, does no I/O and costs the same for 4 ranks and for 100,000.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,8 @@ struct Slice {
   std::size_t end() const { return begin + count; }
 };
 
-/// Part `index` of `count` elements cut into `parts` nearly equal parts: the first `count % parts` have one more.
+/// Part `index` of `count` elements cut into `parts` nearly equal parts: the first `count % parts`
+/// have one more.
 constexpr Slice slice_of(std::size_t count, int parts, int index) {
   const auto n = static_cast<std::size_t>(parts);
   const auto i = static_cast<std::size_t>(index);
@@ -32,12 +33,18 @@ constexpr Slice chunk_of(std::size_t count, std::size_t chunk, std::size_t index
   if (begin >= count) return {count, 0};
   return {begin, count - begin < chunk ? count - begin : chunk};
 }
-constexpr std::size_t chunks_in(std::size_t count, std::size_t chunk) { return (count + chunk - 1) / chunk; }
-/// Messages that carry these chunks: where there is nothing an empty one, so that members meet and their calls are compared.
-constexpr std::size_t messages_for(std::size_t count, std::size_t chunk) { return count == 0 ? 1 : chunks_in(count, chunk); }
+constexpr std::size_t chunks_in(std::size_t count, std::size_t chunk) {
+  return (count + chunk - 1) / chunk;
+}
+/// Messages that carry these chunks: where there is nothing an empty one, so that members meet and
+/// their calls are compared.
+constexpr std::size_t messages_for(std::size_t count, std::size_t chunk) {
+  return count == 0 ? 1 : chunks_in(count, chunk);
+}
 
-/// What a root that reduces alone takes in of each of the others at a time, while as much is under way: enough that it is seldom asked
-/// whether it may come, of more than nine members less, so that all is at most 4 MiB, but at least 4 KiB.
+/// What a root that reduces alone takes in of each of the others at a time, while as much is under
+/// way: enough that it is seldom asked whether it may come, of more than nine members less, so that
+/// all is at most 4 MiB, but at least 4 KiB.
 constexpr std::size_t direct_chunk_bytes(int size) {
   constexpr std::size_t kMost = 256 * 1024, kLeast = 4 * 1024, kHeld = 4 * 1024 * 1024;
   const std::size_t others = size < 2 ? 1 : static_cast<std::size_t>(size) - 1;
@@ -47,10 +54,12 @@ constexpr std::size_t direct_chunk_bytes(int size) {
 /// A message of so many bytes need not ask whether it may come.
 inline constexpr std::size_t kUnaskedBytes = 64 * 1024;
 
-/// Whether the root of a direct reduce invites several others, once its receives stand, to send what they have, in two messages that need
-/// not ask. Of two members neither waits long for the other to ask, and larger chunks are worth the question.
+/// Whether the root of a direct reduce invites several others, once its receives stand, to send
+/// what they have, in two messages that need not ask. Of two members neither waits long for the
+/// other to ask, and larger chunks are worth the question.
 constexpr bool direct_invites(std::size_t bytes, int size) {
-  return size > 2 && bytes > kUnaskedBytes && bytes <= 2 * kUnaskedBytes && direct_chunk_bytes(size) > kUnaskedBytes;
+  return size > 2 && bytes > kUnaskedBytes && bytes <= 2 * kUnaskedBytes &&
+         direct_chunk_bytes(size) > kUnaskedBytes;
 }
 
 constexpr int wrap(int rank, int size) {

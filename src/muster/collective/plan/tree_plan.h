@@ -6,8 +6,8 @@
 
 namespace muster::collective::plan {
 
-/// A binomial tree below `root`: depth and the root's children are ceil(log2(size)). Children come with the largest subtree first,
-/// which is the one to serve first.
+/// A binomial tree below `root`: depth and the root's children are ceil(log2(size)). Children come
+/// with the largest subtree first, which is the one to serve first.
 struct TreePlan {
   int rank;
   int size;
@@ -35,7 +35,8 @@ struct TreePlan {
   int lowest_bit() const { return place() == 0 ? 1 << doubling_steps(size) : place() & -place(); }
 };
 
-/// From the root to the next rank, from there to the next, to the last: the longest way and the least work for the busiest rank.
+/// From the root to the next rank, from there to the next, to the last: the longest way and the
+/// least work for the busiest rank.
 struct ChainPlan {
   int rank;
   int size;

@@ -8,7 +8,8 @@
 namespace muster::group {
 
 DeviceCopies::DeviceCopies(c10::Device device)
-    : stream_(c10::impl::VirtualGuardImpl(device.type()).getStream(device)), pins_(at::getAccelerator(false) == device.type()) {}
+    : stream_(c10::impl::VirtualGuardImpl(device.type()).getStream(device)),
+      pins_(at::getAccelerator(false) == device.type()) {}
 
 at::Tensor DeviceCopies::host_memory(std::int64_t elements, at::ScalarType dtype) {
   const auto options = at::TensorOptions(dtype).device(at::kCPU);

@@ -10,8 +10,9 @@
 
 namespace muster::group {
 
-/// Works in the order of the stream that was its maker's current one on the tensors' device. Where the device can, host memory is pinned
-/// and copies to the device are only enqueued; else every copy is done on return. Any thread may use it, one at a time.
+/// Works in the order of the stream that was its maker's current one on the tensors' device. Where
+/// the device can, host memory is pinned and copies to the device are only enqueued; else every
+/// copy is done on return. Any thread may use it, one at a time.
 class DeviceCopies {
  public:
   explicit DeviceCopies(c10::Device device);
@@ -21,9 +22,11 @@ class DeviceCopies {
   /// The host may read `host` after the next wait_for_host().
   void to_host(const at::Tensor& host, const at::Tensor& tensor);
   void wait_for_host();
-  /// The tensor has the values for whatever follows on the stream, or on one that has joined since. `host` may be let go at once.
+  /// The tensor has the values for whatever follows on the stream, or on one that has joined since.
+  /// `host` may be let go at once.
   void to_device(const at::Tensor& tensor, const at::Tensor& host);
-  /// What the caller's current stream is given from now on comes after all copies that were enqueued so far.
+  /// What the caller's current stream is given from now on comes after all copies that were
+  /// enqueued so far.
   void join() const;
 
   c10::Stream stream() const { return stream_; }

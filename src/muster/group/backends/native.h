@@ -12,19 +12,22 @@
 
 namespace muster::group {
 
-/// Every operation and dtype, on CPU tensors; those that are not contiguous go through contiguous copies, those on an accelerator through
-/// pinned memory of the host.
+/// Every operation and dtype, on CPU tensors; those that are not contiguous go through contiguous
+/// copies, those on an accelerator through pinned memory of the host.
 class NativeBackend : public ProcessGroupBackend {
  public:
   /// `name` is the one that the user asked for: native, gloo or tcp.
   /// `ranks`: of the default group, by position in the communicator.
-  NativeBackend(std::string name, std::shared_ptr<collective::Communicator> communicator, std::vector<int> ranks);
+  NativeBackend(std::string name, std::shared_ptr<collective::Communicator> communicator,
+                std::vector<int> ranks);
 
   std::string_view name() const override { return name_; }
-  bool supports(Op op, at::ScalarType dtype, c10::DeviceType device, std::string* why) const override;
+  bool supports(Op op, at::ScalarType dtype, c10::DeviceType device,
+                std::string* why) const override;
   WorkRef submit(Request request) override;
   bool takes_plain() const override { return true; }
-  void run_plain(const collective::Args& args, std::string_view name, bool valid, collective::Meanwhile& meanwhile) override;
+  void run_plain(const collective::Args& args, std::string_view name, bool valid,
+                 collective::Meanwhile& meanwhile) override;
   std::unique_ptr<PreparedCall> prepare(Request request) override;
   std::shared_ptr<void> drive_here() override;
   std::shared_ptr<void> send_together() override;
@@ -39,7 +42,8 @@ class NativeBackend : public ProcessGroupBackend {
 
  private:
   class Prepared;
-  /// Throws `status`; where the engine found the arguments wrong, the others are told as of any refused call.
+  /// Throws `status`; where the engine found the arguments wrong, the others are told as of any
+  /// refused call.
   [[noreturn]] void fail(Op op, std::string_view name, const Status& status);
 
   std::string name_;
@@ -47,7 +51,8 @@ class NativeBackend : public ProcessGroupBackend {
   const std::shared_ptr<const std::vector<int>> ranks_;
   std::atomic<bool> refused_{false};
   const std::shared_ptr<CallbackLane> callbacks_ = std::make_shared<CallbackLane>();
-  const std::shared_ptr<std::atomic<bool>> shown_ = std::make_shared<std::atomic<bool>>(false);  // the Works', too
+  const std::shared_ptr<std::atomic<bool>> shown_ =
+      std::make_shared<std::atomic<bool>>(false);  // the Works', too
 };
 
 }  // namespace muster::group

@@ -12,23 +12,26 @@ namespace muster::group {
 
 namespace {
 
-/// So long a wait for a call waits for the future of the same call too, which another thread completes. It need not come sooner than the
-/// callbacks of earlier calls have returned.
+/// So long a wait for a call waits for the future of the same call too, which another thread
+/// completes. It need not come sooner than the callbacks of earlier calls have returned.
 constexpr auto kForTheFuture = std::chrono::milliseconds(100);
 
 }  // namespace
 
 struct NativeWork::Delivery {
   c10::intrusive_ptr<c10::ivalue::Future> future;
-  std::shared_ptr<CallbackLane> lane;            // null: in no order
-  std::shared_ptr<BackwardGate> gate;            // null: at once
-  std::optional<CallbackLane::Busy> waited_for;  // the callback that has asked for the future may wait for it
-  std::weak_ptr<WorldScope> world;               // where it was asked for: callbacks make calls on groups of theirs
+  std::shared_ptr<CallbackLane> lane;  // null: in no order
+  std::shared_ptr<BackwardGate> gate;  // null: at once
+  std::optional<CallbackLane::Busy>
+      waited_for;  // the callback that has asked for the future may wait for it
+  std::weak_ptr<WorldScope>
+      world;  // where it was asked for: callbacks make calls on groups of theirs
   std::atomic<bool> posted{false};
   bool ended = false;  // under the Work's mutex
 };
 
-std::shared_ptr<NativeWork> NativeWork::create(std::string_view name, Staging staging, NativeContext context, trace::Mark mark) {
+std::shared_ptr<NativeWork> NativeWork::create(std::string_view name, Staging staging,
+                                               NativeContext context, trace::Mark mark) {
   // The end of tensors may take Python's lock, which the engine's own thread must not wait for.
   const auto destroy = [](NativeWork* work) {
     if (!CallbackExecutor::spares_this_thread()) {
@@ -40,25 +43,33 @@ std::shared_ptr<NativeWork> NativeWork::create(std::string_view name, Staging st
   return {new NativeWork(name, std::move(staging), std::move(context), std::move(mark)), destroy};
 }
 
-NativeWork::NativeWork(std::string_view name, Staging staging, NativeContext context, trace::Mark mark)
-    : name_(name), context_(std::move(context)), staging_(std::move(staging)), mark_(std::move(mark)) {}
+NativeWork::NativeWork(std::string_view name, Staging staging, NativeContext context,
+                       trace::Mark mark)
+    : name_(name),
+      context_(std::move(context)),
+      staging_(std::move(staging)),
+      mark_(std::move(mark)) {}
 
 void NativeWork::track(collective::PendingRef pending) {
   pending_ = std::move(pending);
   // Holds the tensors until the engine is done with them, also when the user drops the Work.
-  pending_->when_settled([self = shared_from_this()](const Status& status) { self->settle(status); });
+  pending_->when_settled(
+      [self = shared_from_this()](const Status& status) { self->settle(status); });
 }
 
-/// On whichever thread has found out, under the engine's lock. Copies may run code of the user's, where a tensor is of a class of theirs.
+/// On whichever thread has found out, under the engine's lock. Copies may run code of the user's,
+/// where a tensor is of a class of theirs.
 void NativeWork::settle(const Status& status) {
   if (!status.ok() || !staging_.copies_back()) {
     try_finish(status);
   } else if (!claimed_.load()) {
-    CallbackExecutor::of_process().run([self = shared_from_this(), status] { self->try_finish(status); });
+    CallbackExecutor::of_process().run(
+        [self = shared_from_this(), status] { self->try_finish(status); });
   }
 }
 
-/// Does what is left to do once the engine is done with `status`. False where another thread does or did.
+/// Does what is left to do once the engine is done with `status`. False where another thread does
+/// or did.
 bool NativeWork::try_finish(const Status& status) {
   if (claimed_.exchange(true)) return false;
   finish(status);
@@ -66,7 +77,8 @@ bool NativeWork::try_finish(const Status& status) {
 }
 
 void NativeWork::finish(const Status& status) {
-  const auto let_go = std::move(context_.communicator);  // a Work that is kept keeps no connections and no threads
+  const auto let_go =
+      std::move(context_.communicator);  // a Work that is kept keeps no connections and no threads
   try {
     check(status.ok() ? status : status.with_context(name_));
     staging_.finish();
@@ -98,7 +110,8 @@ void NativeWork::post(const std::shared_ptr<Delivery>& delivery) {
     self->end(*delivery->future);
     delivery->waited_for.reset();
   };
-  delivery->lane ? delivery->lane->run(std::move(end)) : CallbackExecutor::of_process().run(std::move(end));
+  delivery->lane ? delivery->lane->run(std::move(end))
+                 : CallbackExecutor::of_process().run(std::move(end));
 }
 
 /// Who has waited for the call and has its future finds that completed too.
@@ -107,13 +120,15 @@ void NativeWork::wait_for_future() {
   const auto delivery = delivery_;
   if (!delivery || delivery->ended) return;
   lock.unlock();
-  if (delivery->lane && delivery->lane->runs_on_this_thread()) return;  // it comes after this callback
-  post(delivery);                                                       // whoever waits in a backward pass waits here on every rank
+  if (delivery->lane && delivery->lane->runs_on_this_thread())
+    return;        // it comes after this callback
+  post(delivery);  // whoever waits in a backward pass waits here on every rank
   lock.lock();
   completion_.wait_for(lock, kForTheFuture, [&] { return delivery->ended; });
 }
 
-/// A future of tensors on an accelerator remembers what its device is still to do on the current stream.
+/// A future of tensors on an accelerator remembers what its device is still to do on the current
+/// stream.
 void NativeWork::end(c10::ivalue::Future& future) {
   if (error_) {
     show_error();
@@ -127,7 +142,8 @@ void NativeWork::end(c10::ivalue::Future& future) {
 
 bool NativeWork::is_completed() {
   if (completed_.load(std::memory_order_acquire)) return true;
-  // The engine's notice may be just about to run on another thread: whoever sees the end first does what is left.
+  // The engine's notice may be just about to run on another thread: whoever sees the end first does
+  // what is left.
   if (!pending_->done()) return false;
   try_finish(pending_->wait(TimePoint::max()));
   return completed_.load(std::memory_order_acquire);
@@ -148,7 +164,9 @@ bool NativeWork::wait_until_completed(TimePoint deadline) {
 }
 
 void NativeWork::throw_late(Duration timeout, const Status& status) const {
-  raise(Status(Code::timed_out, std::string(name_) + " was not done within the " + describe(timeout) + " that wait() was given; it goes on",
+  raise(Status(Code::timed_out,
+               std::string(name_) + " was not done within the " + describe(timeout) +
+                   " that wait() was given; it goes on",
                status.ranks()));
 }
 
@@ -178,8 +196,9 @@ c10::intrusive_ptr<c10::ivalue::Future> NativeWork::get_future() {
   }
   const auto* device = staging_.device();
   const auto delivery = std::make_shared<Delivery>();
-  delivery->future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()),
-                                                              device != nullptr ? device->asynchronous() : std::vector<c10::Device>{});
+  delivery->future = c10::make_intrusive<c10::ivalue::Future>(
+      c10::ListType::create(c10::TensorType::get()),
+      device != nullptr ? device->asynchronous() : std::vector<c10::Device>{});
   if (!collective::is_message(staging_.args().op)) {
     delivery->lane = CallbackLane::of_this_job();
     if (!delivery->lane) delivery->lane = context_.callbacks;
@@ -204,7 +223,8 @@ c10::intrusive_ptr<c10::ivalue::Future> NativeWork::get_future() {
     delivery_ = delivery;
     if (!completed_.load(std::memory_order_relaxed)) return delivery->future;
   }
-  // It was completed before anybody asked. In a backward pass that makes no difference, or it would on some ranks alone.
+  // It was completed before anybody asked. In a backward pass that makes no difference, or it would
+  // on some ranks alone.
   if (delivery->gate) {
     deliver(delivery);
   } else {

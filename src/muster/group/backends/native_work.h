@@ -22,16 +22,20 @@ namespace muster::group {
 struct NativeContext {
   std::shared_ptr<collective::Communicator> communicator;
   std::shared_ptr<const std::vector<int>> ranks;  ///< of the default group, by position
-  std::shared_ptr<std::atomic<bool>> shown;       ///< whether anybody has seen a failure of the group
-  std::shared_ptr<CallbackLane> callbacks = {};   ///< the order in which the futures of collectives are completed
+  std::shared_ptr<std::atomic<bool>> shown;  ///< whether anybody has seen a failure of the group
+  std::shared_ptr<CallbackLane> callbacks =
+      {};  ///< the order in which the futures of collectives are completed
 };
 
-/// Of tensors on an accelerator it is completed once its outputs' copies are enqueued: they are usable on the stream that was current where
-/// the call was made, and after `wait` on the caller's current one.
+/// Of tensors on an accelerator it is completed once its outputs' copies are enqueued: they are
+/// usable on the stream that was current where the call was made, and after `wait` on the caller's
+/// current one.
 class NativeWork : public Work, public std::enable_shared_from_this<NativeWork> {
  public:
-  static std::shared_ptr<NativeWork> create(std::string_view name, Staging staging, NativeContext context, trace::Mark mark);
-  /// Once: what was started on `staging().args()`. From then on the call holds this Work until it is done.
+  static std::shared_ptr<NativeWork> create(std::string_view name, Staging staging,
+                                            NativeContext context, trace::Mark mark);
+  /// Once: what was started on `staging().args()`. From then on the call holds this Work until it
+  /// is done.
   void track(collective::PendingRef pending);
   const Staging& staging() const { return staging_; }
 
@@ -65,8 +69,9 @@ class NativeWork : public Work, public std::enable_shared_from_this<NativeWork> 
   collective::PendingRef pending_;
   Staging staging_;
   trace::Mark mark_;
-  std::exception_ptr error_;            // written before completed_
-  std::atomic<bool> claimed_{false};    // by the thread that does what is left once the engine is done
+  std::exception_ptr error_;  // written before completed_
+  std::atomic<bool> claimed_{
+      false};  // by the thread that does what is left once the engine is done
   std::atomic<bool> completed_{false};  // that is done; set under mutex_
   std::mutex mutex_;                    // no code of others runs under it
   std::condition_variable completion_;

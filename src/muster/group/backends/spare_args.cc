@@ -45,7 +45,8 @@ SpareArgs::~SpareArgs() {
   args_.inputs.clear();
   args_.outputs.clear();
   if (args_.inputs.capacity() > spare->inputs.capacity()) std::swap(args_.inputs, spare->inputs);
-  if (args_.outputs.capacity() > spare->outputs.capacity()) std::swap(args_.outputs, spare->outputs);
+  if (args_.outputs.capacity() > spare->outputs.capacity())
+    std::swap(args_.outputs, spare->outputs);
 }
 
 }  // namespace muster::group

@@ -8,10 +8,12 @@
 
 namespace muster::group {
 
-/// A thread's own Args while nobody has them; null also before they are first wanted, and after the thread's end.
+/// A thread's own Args while nobody has them; null also before they are first wanted, and after the
+/// thread's end.
 inline constinit thread_local collective::Args* spare_args = nullptr;
 
-/// This thread's own Args, for a call that ends before its function does; new ones where they are lent already.
+/// This thread's own Args, for a call that ends before its function does; new ones where they are
+/// lent already.
 class LentArgs {
  public:
   LentArgs() : args_(std::exchange(spare_args, nullptr)) {
@@ -43,7 +45,8 @@ class LentArgs {
   std::unique_ptr<collective::Args> own_;
 };
 
-/// Args whose lists are this thread's last ones, emptied. Any number at once, on any thread: where another has taken them, they are new.
+/// Args whose lists are this thread's last ones, emptied. Any number at once, on any thread: where
+/// another has taken them, they are new.
 class SpareArgs {
  public:
   SpareArgs();

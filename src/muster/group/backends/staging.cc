@@ -25,7 +25,9 @@ void each_part(const at::Tensor& flat, const Slice& slice, Visit visit) {
 }  // namespace
 
 Staging::Staging(Request& request, bool at_root)
-    : quiet_(request.quiet), inputs_(std::move(request.inputs)), outputs_(std::move(request.outputs)) {
+    : quiet_(request.quiet),
+      inputs_(std::move(request.inputs)),
+      outputs_(std::move(request.outputs)) {
   args_->op = request.op;
   args_->reduce = request.reduce_op.engine();
   args_->factor = request.reduce_op.factor();
@@ -38,8 +40,11 @@ Staging::Staging(Request& request, bool at_root)
     }
   }
   // In place: one buffer, filled, for both sides.
-  const bool in_place = request.op == Op::all_reduce || (request.op == Op::reduce && !outputs_.empty());
-  for (const auto& slice : outputs_) args_->outputs.push_back(stage_output(slice, in_place || (request.op == Op::broadcast && at_root)));
+  const bool in_place =
+      request.op == Op::all_reduce || (request.op == Op::reduce && !outputs_.empty());
+  for (const auto& slice : outputs_)
+    args_->outputs.push_back(
+        stage_output(slice, in_place || (request.op == Op::broadcast && at_root)));
   if (in_place) {
     args_->inputs.push_back(args_->outputs.front());
   } else {
@@ -59,7 +64,8 @@ at::Tensor Staging::flat_like(const Slice& slice) {
   std::int64_t elements = 0;
   for (const auto& tensor : slice) elements += tensor.numel();
   if (device_) return device_->host_memory(elements, slice.front().scalar_type());
-  return at::empty({elements}, slice.front().options().requires_grad(false).memory_format(at::MemoryFormat::Contiguous));
+  return at::empty({elements}, slice.front().options().requires_grad(false).memory_format(
+                                   at::MemoryFormat::Contiguous));
 }
 
 ConstBytes Staging::stage_input(const Slice& slice) {

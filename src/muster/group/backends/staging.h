@@ -12,8 +12,9 @@
 
 namespace muster::group {
 
-/// The memory that a request works on. A slice that is one contiguous tensor of the CPU is used where it is; any other goes through a flat
-/// copy, which for tensors on an accelerator is pinned memory of the host.
+/// The memory that a request works on. A slice that is one contiguous tensor of the CPU is used
+/// where it is; any other goes through a flat copy, which for tensors on an accelerator is pinned
+/// memory of the host.
 class Staging {
  public:
   /// Takes the request's tensors. `at_root` tells whether this member is the request's root.
@@ -22,10 +23,12 @@ class Staging {
   const collective::Args& args() const { return *args_; }
   /// Copies flat inputs anew from the tensors, for another run.
   void refill();
-  /// Whether `finish` runs operators of torch's, which may be slow, and the user's where a tensor is of a class of theirs.
+  /// Whether `finish` runs operators of torch's, which may be slow, and the user's where a tensor
+  /// is of a class of theirs.
   bool copies_back() const { return !copies_back_.empty(); }
-  /// After success: copies flat outputs back into the tensors, and tells autograd that they have changed unless the request is quiet. On an
-  /// accelerator the copies are enqueued on the stream that was current where the request was made.
+  /// After success: copies flat outputs back into the tensors, and tells autograd that they have
+  /// changed unless the request is quiet. On an accelerator the copies are enqueued on the stream
+  /// that was current where the request was made.
   void finish();
   /// The accelerator's side, or null where the tensors are on the CPU.
   const DeviceCopies* device() const { return device_.get(); }
