@@ -8,7 +8,7 @@
 #   make bench-gates every figure that muster promises, measured and judged; 35 minutes
 #   make docs        the pages of docs/ and the reference of the Python package, as HTML in build/docs
 #   make build       everything, optimised, in build/release
-#   make format      clang-format over all C++ files
+#   make format      clang-format over all C++ files, ruff over all Python
 #   make clean       remove the build folders (not .venv)
 #
 # Variables: CXX (default: clang++ where there is one, which compiles in little more than half of g++'s time; build/tsan is always g++'s; a
@@ -93,8 +93,8 @@ docs: setup
 	@echo "build/docs/index.html"
 
 format:
-	@command -v clang-format >/dev/null || { echo "make format needs clang-format: apt-get install clang-format" >&2; exit 1; }
-	@git ls-files -z --cached --others --exclude-standard -- '*.cc' '*.h' | xargs -0 clang-format -i
+	@MUSTER_CHECKS=ON tools/setup
+	@tools/check_format --mend
 
 clean:
 	rm -rf build
