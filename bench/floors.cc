@@ -20,10 +20,10 @@
 #include <system_error>
 
 #include "forked.h"
-#include "muster/base/cores.h"
 #include "muster/base/hardware_threads.h"
 #include "muster/cli/bench/cell.h"
 #include "muster/cli/parse.h"
+#include "muster/wait/topology.h"
 
 namespace {
 

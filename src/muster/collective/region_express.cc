@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "muster/base/hand_back.h"
-#include "muster/base/pause.h"
 #include "muster/collective/region_member.h"
 #include "muster/transport/core_sharing.h"
 #include "muster/transport/woken.h"

@@ -8,8 +8,8 @@
 #include <cmath>
 #include <filesystem>
 
-#include "muster/base/cores.h"
 #include "muster/base/hardware_threads.h"
+#include "muster/wait/topology.h"
 
 namespace muster::launch {
 int allowed_cores() {

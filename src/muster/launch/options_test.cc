@@ -4,8 +4,8 @@
 
 #include <cmath>
 
-#include "muster/base/cores.h"
 #include "muster/launch/host.h"
+#include "muster/wait/topology.h"
 
 namespace muster::launch {
 namespace {

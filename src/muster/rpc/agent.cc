@@ -7,6 +7,7 @@
 #include "muster/rpc/agent_closing.h"
 #include "muster/rpc/agent_parts.h"
 #include "muster/rpc/errors.h"
+#include "muster/wait/spin_wait.h"
 
 namespace muster::rpc {
 namespace {
@@ -228,7 +229,7 @@ Answer Agent::call_sync(Call call, const std::function<bool()>& unwanted) {
               : timeout_error(to, pending->name, limit.timeout);
     } else {
       // Somebody is just writing it.
-      while (!answered()) std::this_thread::yield();
+      yield_until(answered);
     }
   }
   if (outbound_count_.load(std::memory_order_relaxed) > 0) withdraw(number);

@@ -44,6 +44,7 @@
 #include "muster/rpc/options.h"
 #include "muster/rpc/value.h"
 #include "muster/transport/fabric.h"
+#include "muster/wait/core_offer.h"
 
 namespace muster::rpc {
 
@@ -370,7 +371,7 @@ class Agent : public std::enable_shared_from_this<Agent> {
   // Threads.
   std::thread listener_;
   std::atomic<int> pollers_{0};
-  std::atomic<int> looks_{64};  // before a waiting thread offers its core
+  std::atomic<int> idle_polls_{CoreOffer::kManyPolls};  // before a waiter offers its core
   std::atomic<std::uint64_t> poller_entries_{0};
   std::atomic<bool> dozing_{false};
   std::mutex pool_mutex_;

@@ -7,6 +7,8 @@
 #include "muster/rpc/agent_parts.h"
 #include "muster/rpc/errors.h"
 #include "muster/rpc/spare_memory.h"
+#include "muster/wait/core_offer.h"
+#include "muster/wait/spin_wait.h"
 
 namespace muster::rpc {
 namespace {
@@ -14,38 +16,6 @@ namespace {
 // How long the listener keeps away after it has seen a caller wait: callers that call again and
 // again need the core, and the messages, alone.
 constexpr Duration kStandBy = std::chrono::microseconds(250);
-
-// Looks without news after which a waiting thread offers its core: an answer from a peer that polls
-// on another core comes sooner, one from a peer that was put on the same core comes only then.
-// Where that has just been so, it is offered almost at once.
-constexpr int kLooks = 64;
-constexpr int kLooksOnOneCore = 2;
-// An offer that took as long was taken; for longer, and it was not the peer who took it.
-constexpr Duration kTaken = std::chrono::nanoseconds(1200);
-constexpr Duration kTakenByOthers = std::chrono::microseconds(100);
-
-/// How long a thread that waits has seen nothing. `limit` is the agent's.
-class Patience {
- public:
-  explicit Patience(std::atomic<int>& limit) : limit_(limit) {}
-  void looked(bool news) {
-    if (news) {
-      limit_.store(helped_ ? kLooksOnOneCore : kLooks, std::memory_order_relaxed);
-      looks_ = 0;
-      helped_ = false;
-    } else if (++looks_ > limit_.load(std::memory_order_relaxed)) {
-      const auto before = steady_clock().now();
-      std::this_thread::yield();
-      const auto took = steady_clock().now() - before;
-      helped_ = took > kTaken && took < kTakenByOthers;
-    }
-  }
-
- private:
-  std::atomic<int>& limit_;
-  int looks_ = 0;
-  bool helped_ = false;
-};
 
 thread_local const Agent* agent_of_worker_thread = nullptr;
 
@@ -58,13 +28,13 @@ bool Agent::wait(const std::function<bool()>& done, TimePoint deadline) {
   pollers_.fetch_add(1);
   poller_entries_.fetch_add(1, std::memory_order_relaxed);
   bool holds = false;
-  Patience patience(looks_);
+  CoreOffer offer(idle_polls_);
   const auto over = [&] {
     holds = done();
     if (!holds) {
       const bool moved = progress();
       holds = done();
-      patience.looked(moved || holds);
+      offer.polled(moved || holds);
     }
     return holds || state_.load(std::memory_order_relaxed) == State::stopped;
   };
@@ -94,10 +64,10 @@ void Agent::listen() {
       stand_by();
       continue;
     }
-    Patience patience(looks_);
+    CoreOffer offer(idle_polls_);
     fabric_->wait(
         [&] {
-          patience.looked(progress());
+          offer.polled(progress());
           return over() || pollers_.load(std::memory_order_relaxed) > 0;
         },
         TimePoint::max());
@@ -236,10 +206,10 @@ void Agent::stop() {
   if (listener_.joinable()) listener_.join();
   fail_all();
   // Whoever is inside sees the end and leaves; what it has begun meanwhile fails too.
-  while (users_.load() > 0) {
+  yield_until([this] {
     fabric_->wake();
-    std::this_thread::yield();
-  }
+    return users_.load() == 0;
+  });
   fail_all();
   for (auto& thread : pool_) thread.join();
   {

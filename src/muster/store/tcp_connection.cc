@@ -18,6 +18,7 @@
 #include "muster/base/log.h"
 #include "muster/base/socket_address.h"
 #include "muster/store/tcp_socket.h"
+#include "muster/wait/spin_wait.h"
 
 namespace muster::store {
 namespace {
@@ -32,9 +33,6 @@ constexpr std::size_t kLargeBufferBytes = std::size_t{1} << 20;
 constexpr Duration kTick = seconds(1);
 constexpr Duration kConnectLimit = seconds(5);
 constexpr Duration kGreetingLimit = seconds(3);
-/// So long a client looks for its answer before it sleeps: mostly the answer is there sooner than a
-/// sleeper would be woken.
-constexpr Duration kLook = std::chrono::microseconds(60);
 /// After misses in a row it does not look for twice as many answers each time, at most for 2 to the
 /// power of this.
 constexpr int kMostMisses = 6;
@@ -288,15 +286,14 @@ ssize_t TcpConnection::look() {
     errno = EAGAIN;
     return -1;
   }
-  const TimePoint until = now() + kLook;
+  SpinWait spin(SpinBudget::for_answer());
   do {
     const ssize_t n = ::recv(socket_.get(), buffer_.data(), buffer_.size(), MSG_DONTWAIT);
     if (n >= 0 || (errno != EAGAIN && errno != EINTR)) {
       misses_ = 0;
       return n;
     }
-    std::this_thread::yield();
-  } while (now() < until);
+  } while (spin.pause(now));
   misses_ = std::min(misses_ + 1, kMostMisses);
   unlooked_ = 1 << misses_;
   errno = EAGAIN;

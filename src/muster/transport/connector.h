@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "muster/base/clock.h"
-#include "muster/base/cores.h"
 #include "muster/base/status.h"
 #include "muster/transport/byte_stream.h"
 #include "muster/transport/host_region.h"
+#include "muster/wait/topology.h"
 
 namespace muster::transport {
 

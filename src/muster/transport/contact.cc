@@ -10,8 +10,8 @@
 #include <cstdio>
 
 #include "muster/base/bytes.h"
-#include "muster/base/cores.h"
 #include "muster/base/process_start.h"
+#include "muster/wait/topology.h"
 
 namespace muster::transport {
 namespace {

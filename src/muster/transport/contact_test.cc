@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "muster/base/cores.h"
 #include "muster/testing/fuzz.h"
+#include "muster/wait/topology.h"
 
 namespace muster::transport {
 namespace {

@@ -3,7 +3,6 @@
 #include <thread>
 #include <utility>
 
-#include "muster/base/pause.h"
 #include "muster/transport/engine.h"
 #include "muster/transport/headway.h"
 #include "muster/transport/watcher.h"
@@ -37,8 +36,6 @@ class ActivePoller {
 
 namespace {
 
-thread_local bool headway = false;
-
 // How long a waiting thread keeps its core before it gives it away, and then gives it away before
 // it sleeps. Longer than a sleeper takes to come back, which a machine that is shared may make some
 // hundred microseconds: else ranks that have slept once would find each other asleep at every call
@@ -53,9 +50,6 @@ void pause_briefly(bool others_look) {
 }
 
 }  // namespace
-
-void note_headway() { headway = true; }
-bool take_headway() { return std::exchange(headway, false); }
 
 bool Engine::wait(const std::function<bool()>& done, TimePoint deadline) {
   take_headway();  // of an earlier wait

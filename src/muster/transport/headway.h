@@ -1,15 +1,11 @@
-/// A thread that waits by looking, and gets on with what it waits for, shall go on looking.
+/// Moved to wait/.
 #pragma once
+
+#include "muster/wait/spin_wait.h"
 
 namespace muster::transport {
 
-/// Says that what this thread waits for in `Fabric::wait` has got on, if not to its end: a call of
-/// the group it waits in. It is not idle then, and does not sleep before it has been again for as
-/// long as that takes. Not for a thread that only looks after others' work: it would take the cores
-/// of those who compute.
-void note_headway();
-
-/// Whether that has been said since this thread last asked.
-bool take_headway();
+inline void note_headway() { note_progress(); }
+inline bool take_headway() { return take_progress(); }
 
 }  // namespace muster::transport

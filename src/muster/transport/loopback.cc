@@ -12,10 +12,10 @@
 #include <mutex>
 #include <utility>
 
-#include "muster/base/cores.h"
 #include "muster/base/fork_guard.h"
 #include "muster/transport/factory.h"
 #include "muster/transport/region_memory.h"
+#include "muster/wait/topology.h"
 
 namespace muster::transport {
 namespace {

@@ -10,15 +10,13 @@
 #include <utility>
 
 #include "muster/base/host_barrier.h"
-#include "muster/transport/woken.h"
+#include "muster/wait/spin_wait.h"
 
 namespace muster::transport {
 namespace {
 
 // Longer than anybody sleeps; keeps the seconds within what every kernel takes.
 constexpr Duration kLongestSleep = std::chrono::hours(1);
-
-thread_local bool woken = false;
 
 // Not FUTEX_PRIVATE: the word may lie in memory that several processes have mapped.
 void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t expected, Duration limit) {
@@ -56,10 +54,8 @@ void Mailbox::wake() {
   word.fetch_add(1, std::memory_order_acq_rel);
   if (syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr,
               nullptr, 0) > 0)
-    woken = true;
+    note_wakeup();
 }
-
-bool take_woken() { return std::exchange(woken, false); }
 
 std::uint32_t Mailbox::prepare_sleep() {
   sleepers.fetch_add(1, std::memory_order_seq_cst);

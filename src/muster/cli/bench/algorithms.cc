@@ -10,12 +10,12 @@
 #include <memory>
 #include <sstream>
 
-#include "muster/base/cores.h"
 #include "muster/base/temporary_folder.h"
 #include "muster/cli/bench/contestant.h"
 #include "muster/cli/bench/progress_line.h"
 #include "muster/cli/bench/results.h"
 #include "muster/transport/core_sharing.h"
+#include "muster/wait/topology.h"
 
 namespace muster::cli::bench {
 namespace {

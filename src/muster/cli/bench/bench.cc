@@ -12,7 +12,6 @@
 #include <memory>
 #include <set>
 
-#include "muster/base/cores.h"
 #include "muster/base/temporary_folder.h"
 #include "muster/cli/bench/algorithms.h"
 #include "muster/cli/bench/contestant.h"
@@ -21,6 +20,7 @@
 #include "muster/cli/bench/results.h"
 #include "muster/cli/bench/simulate.h"
 #include "muster/cli/parse.h"
+#include "muster/wait/topology.h"
 
 namespace muster::cli {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <sstream>
 
-#include "muster/base/cores.h"
+#include "muster/wait/topology.h"
 
 namespace muster::cli::bench {
 

@@ -2,13 +2,13 @@
 #include <filesystem>
 #include <utility>
 
-#include "muster/base/cores.h"
 #include "muster/base/env.h"
 #include "muster/base/secret.h"
 #include "muster/cli/bench/contestant.h"
 #include "muster/cli/bench/files.h"
 #include "muster/launch/host.h"
 #include "muster/launch/worker.h"
+#include "muster/wait/topology.h"
 
 namespace muster::cli::bench {
 namespace {

@@ -9,11 +9,11 @@
 #include <string>
 #include <vector>
 
-#include "muster/base/cores.h"
 #include "muster/base/temporary_folder.h"
 #include "muster/cli/bench/contestant.h"
 #include "muster/cli/launched.h"
 #include "muster/launch/worker.h"
+#include "muster/wait/topology.h"
 
 namespace muster::cli::testing {
 namespace {

@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "muster/base/clock.h"
-#include "muster/base/cores.h"
 #include "muster/base/descriptor.h"
 #include "muster/base/hardware_threads.h"
 #include "muster/base/socket_address.h"
+#include "muster/wait/topology.h"
 
 namespace muster::cli::bench {
 namespace {

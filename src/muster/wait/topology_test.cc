@@ -1,4 +1,4 @@
-#include "muster/base/cores.h"
+#include "muster/wait/topology.h"
 
 #include <gtest/gtest.h>
 
