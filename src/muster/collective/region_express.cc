@@ -10,10 +10,10 @@
 #include <thread>
 #include <utility>
 
-#include "muster/base/hand_back.h"
 #include "muster/collective/region_member.h"
+#include "muster/shm/hand_back.h"
 #include "muster/transport/core_sharing.h"
-#include "muster/transport/woken.h"
+#include "muster/wait/spin_wait.h"
 
 namespace muster::collective::region {
 namespace {
@@ -114,7 +114,7 @@ class RegionMember::Moment {
     if (my_.failed() || !my_.patient_) return false;
     if (my_.spins_) {
       if (paused_ >= most_) return false;
-      if (paused_ == 0 && transport::take_woken()) {
+      if (paused_ == 0 && take_wakeup()) {
         std::this_thread::yield();
         pauses = 1;
       } else {
@@ -258,7 +258,7 @@ bool RegionMember::express(const Args& args, const transport::Fingerprint& call,
   take_at_once(args, flow);
   published_ = false;
   if (size() == 2 && flow.gives && flow.last > 0 && !flow.scaled)
-    hand_back(line(1 - rank_, sequence_).payload, 1);  // its line, if only its first half
+    shm::hand_back(line(1 - rank_, sequence_).payload, 1);  // its line, if only its first half
   return true;
 }
 
@@ -304,7 +304,7 @@ void RegionMember::take_at_once(const Args& args, const Flow& flow) {
     const Source& from = sources_[static_cast<std::size_t>(source)];
     if (source == rank_ || from.bytes == 0) continue;
     if (flow.hands_back && is_staged(from.place)) {
-      copy_and_hand_back(taken(args, source).data(), from.data, from.bytes);
+      shm::copy_and_hand_back(taken(args, source).data(), from.data, from.bytes);
     } else {
       std::memcpy(taken(args, source).data(), from.data, from.bytes);
     }

@@ -355,7 +355,7 @@ TEST(RegionFailure, AFailedMemberWaitsForPeersThatMayBeStoringIntoItsOutput) {
 
 // The same of inputs in the arena whose reader writes their lines back.
 TEST(RegionFailure, AFailedMemberWaitsForPeersThatMayBeHandingItsInputsBack) {
-  if (!hands_back()) GTEST_SKIP() << "nobody hands back here";
+  if (!shm::hands_back()) GTEST_SKIP() << "nobody hands back here";
   expect_to_wait_for_whoever_has_begun(Op::reduce_scatter, 40'000);
 }
 
@@ -388,7 +388,7 @@ void expect_right_sums(Buffer& first, Buffer& second) {
 /// A member of three fails in a call that a peer has begun, and which that peer does not go on
 /// with; or its task is dropped there.
 void expect_what_is_lent_to_be_quarantined(Op op, bool dropped) {
-  transport::Arena& arena = **transport::Arena::of_process();
+  shm::Arena& arena = **shm::Arena::of_process();
   constexpr int kMembers = 3;
   constexpr std::size_t kEach = 400'000;
   RegionJob job(kMembers, {}, {}, false);
@@ -442,7 +442,7 @@ TEST(RegionFailure, WhatAPeerMayBeStoringIntoIsQuarantined) {
 }
 
 TEST(RegionFailure, WhatAPeerMayBeHandingBackIsQuarantined) {
-  if (!hands_back()) GTEST_SKIP() << "nobody hands back here";
+  if (!shm::hands_back()) GTEST_SKIP() << "nobody hands back here";
   for (const bool dropped : {false, true})
     expect_what_is_lent_to_be_quarantined(Op::reduce_scatter, dropped);
 }
@@ -450,7 +450,7 @@ TEST(RegionFailure, WhatAPeerMayBeHandingBackIsQuarantined) {
 // Who has all it needs, but one of whom has given up, does not touch what that one lent, and fails
 // with it.
 TEST(RegionFailure, NobodyReducesWhatWasLentByAMemberThatGaveUp) {
-  if (!hands_back()) GTEST_SKIP() << "nobody hands back here";
+  if (!shm::hands_back()) GTEST_SKIP() << "nobody hands back here";
   Random random(1);
   RegionJob job(2);
   for (auto& channel : job.channels) channel->spread = nullptr;

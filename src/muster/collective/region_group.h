@@ -13,9 +13,9 @@
 #include "muster/base/task.h"
 #include "muster/collective/communicator.h"
 #include "muster/collective/selection.h"
+#include "muster/shm/host_region.h"
 #include "muster/transport/channel.h"
 #include "muster/transport/fingerprint.h"
-#include "muster/transport/host_region.h"
 
 namespace muster::collective {
 
@@ -26,7 +26,7 @@ class RegionGroup {
 
   /// `segment` was claimed by one member, is zeroed, and its offset is the same on all; `channel`'s
   /// members are all in `region`. `selection` too. Local: waits for nobody.
-  static std::unique_ptr<RegionGroup> attach(transport::HostRegion& region, std::uint64_t segment,
+  static std::unique_ptr<RegionGroup> attach(shm::HostRegion& region, std::uint64_t segment,
                                              transport::Channel& channel,
                                              const Selection& selection);
   virtual ~RegionGroup() = default;

@@ -7,8 +7,8 @@
 #include <thread>
 #include <vector>
 
-#include "muster/base/copy_past_caches.h"
 #include "muster/collective/region_test_job.h"
+#include "muster/shm/copy_past_caches.h"
 #include "muster/testing/budget.h"
 #include "muster/testing/seed.h"
 
@@ -387,7 +387,7 @@ TEST(RegionGroup, WhatIsLargerThanTheCachesComesWhole) {
       shape.op = op;
       shape.dtype = DType::uint8;
       const auto size = static_cast<std::size_t>(members);
-      shape.count = kPastCaches / (op == Op::broadcast ? size : size * size) + 3;
+      shape.count = shm::kPastCaches / (op == Op::broadcast ? size : size * size) + 3;
       shape.arena = arena;
       TestCall call(shape, members, 1, random);
       std::vector<Task<Status>> tasks;
@@ -614,7 +614,7 @@ TEST(RegionGroup, RandomCallsBackToBack) {
 }
 
 // Waits as a real rank does: looks a few times, then sleeps until woken.
-Status drive(Task<Status>& task, transport::Mailbox& mailbox) {
+Status drive(Task<Status>& task, shm::Mailbox& mailbox) {
   for (;;) {
     for (int look = 0; look < 20; ++look) {
       if (task.step()) return task.result();

@@ -19,11 +19,10 @@ using region::RegionMember;
 
 std::size_t RegionGroup::segment_bytes(int members) { return region::Layout(members).total; }
 
-std::unique_ptr<RegionGroup> RegionGroup::attach(transport::HostRegion& region,
-                                                 std::uint64_t segment, transport::Channel& channel,
+std::unique_ptr<RegionGroup> RegionGroup::attach(shm::HostRegion& region, std::uint64_t segment,
+                                                 transport::Channel& channel,
                                                  const Selection& selection) {
-  return std::make_unique<RegionMember>(region, segment, channel, selection,
-                                        &transport::Arena::if_made);
+  return std::make_unique<RegionMember>(region, segment, channel, selection, &shm::Arena::if_made);
 }
 
 namespace region {
@@ -68,7 +67,7 @@ class Storing {
  public:
   explicit Storing(std::shared_ptr<void> region) : region_(std::move(region)) {}
   void add(const Progress& peer, Counter done, Position end,
-           std::shared_ptr<transport::ProcessEnd> process) {
+           std::shared_ptr<shm::ProcessEnd> process) {
     peers_.push_back({&peer, done, end, std::move(process)});
   }
   bool operator()() {
@@ -87,7 +86,7 @@ class Storing {
     const Progress* progress;
     Counter done;
     Position end;
-    std::shared_ptr<transport::ProcessEnd> process;
+    std::shared_ptr<shm::ProcessEnd> process;
   };
   std::shared_ptr<void>
       region_;  // where `progress` stands; of a group that failed no segment is given back
@@ -104,7 +103,7 @@ void fence_reads() {
 
 }  // namespace
 
-RegionMember::RegionMember(transport::HostRegion& region, std::uint64_t segment,
+RegionMember::RegionMember(shm::HostRegion& region, std::uint64_t segment,
                            transport::Channel& channel, const Selection& selection, ArenaOf arena)
     : region_(region),
       channel_(channel),
@@ -357,14 +356,14 @@ bool RegionMember::compare_by_rules(int member, const transport::Fingerprint& th
 
 bool RegionMember::others_send_barriers() const {
   return takes_host_barriers() &&
-         std::all_of(others_.begin(), others_.end(), [](const transport::Mailbox* mailbox) {
+         std::all_of(others_.begin(), others_.end(), [](const shm::Mailbox* mailbox) {
            return mailbox->sends_barriers.load(std::memory_order_relaxed) != 0;
          });
 }
 
 void RegionMember::wake_others() {
 #if defined(__SANITIZE_THREAD__)
-  for (transport::Mailbox* mailbox : others_) mailbox->wake();
+  for (shm::Mailbox* mailbox : others_) mailbox->wake();
 #else
   // One fence for all, if any: what was published stands before the look for sleepers (see
   // Mailbox::wake).
@@ -373,7 +372,7 @@ void RegionMember::wake_others() {
   } else {
     std::atomic_thread_fence(std::memory_order_seq_cst);
   }
-  for (transport::Mailbox* mailbox : others_) mailbox->wake_announced();
+  for (shm::Mailbox* mailbox : others_) mailbox->wake_announced();
 #endif
 }
 
@@ -476,7 +475,7 @@ void RegionMember::quarantine(const Args& args) noexcept try {
 
 // Unlike `quiet` takes nobody for dead whose process is there: it may only have been stopped.
 void RegionMember::quarantine(ConstBytes memory, Counter done, int only) {
-  transport::Arena* const arena = find_arena_();
+  shm::Arena* const arena = find_arena_();
   if (arena == nullptr) return;
   Storing storing(region_.memory());
   for (int member = 0; member < group_size(); ++member) {
@@ -498,13 +497,13 @@ bool RegionMember::pause_due(std::size_t bytes) {
 }
 
 std::optional<std::uint64_t> RegionMember::arena_offset(ConstBytes memory) const {
-  const transport::Arena* arena = memory.empty() ? nullptr : find_arena_();
+  const shm::Arena* arena = memory.empty() ? nullptr : find_arena_();
   return arena == nullptr ? std::nullopt : arena->offset_of(memory.data(), memory.size());
 }
 
 // The same for memory that peers may store into.
 std::optional<std::uint64_t> RegionMember::writable_offset(ConstBytes memory) const {
-  const transport::Arena* arena = memory.empty() ? nullptr : find_arena_();
+  const shm::Arena* arena = memory.empty() ? nullptr : find_arena_();
   return arena == nullptr || arena->is_read_only() ? std::nullopt
                                                    : arena->offset_of(memory.data(), memory.size());
 }

@@ -29,15 +29,15 @@
 #include "muster/collective/communicator.h"
 #include "muster/collective/region_group.h"
 #include "muster/collective/region_segment.h"
-#include "muster/transport/arena.h"
+#include "muster/shm/arena.h"
+#include "muster/shm/host_region.h"
 #include "muster/transport/channel.h"
-#include "muster/transport/host_region.h"
 
 namespace muster::collective::region {
 
 /// Finds out whether memory lies in the arena that peers can map: the process's own, another one in
 /// tests.
-using ArenaOf = transport::Arena* (*)();
+using ArenaOf = shm::Arena* (*)();
 
 /// Where those run that a member waits for.
 enum class Missing : std::uint8_t { nobody, elsewhere, here };
@@ -56,7 +56,7 @@ Missing missing_among(int first, int last, IsMissing is_missing, IsElsewhere is_
 
 class RegionMember final : public RegionGroup {
  public:
-  RegionMember(transport::HostRegion& region, std::uint64_t segment, transport::Channel& channel,
+  RegionMember(shm::HostRegion& region, std::uint64_t segment, transport::Channel& channel,
                const Selection& selection, ArenaOf arena);
 
   Task<Status> run(const Args& args, const transport::Fingerprint& call) override;
@@ -294,7 +294,7 @@ class RegionMember final : public RegionGroup {
   bool reduce_share(const Reduction& job, std::size_t round, Share share, std::byte* buffer);
   void copy_result(const Reduction& job, int member, std::size_t round);
 
-  transport::HostRegion& region_;
+  shm::HostRegion& region_;
   transport::Channel& channel_;
   const Selection selection_;
   const ArenaOf find_arena_;
@@ -306,7 +306,7 @@ class RegionMember final : public RegionGroup {
   const bool spins_;        // one: every rank has a core
   const bool two_cores_;    // at most, for all ranks of the host
   std::vector<int> local_;  // members' positions in the region
-  std::vector<transport::Mailbox*> others_;
+  std::vector<shm::Mailbox*> others_;
   bool barriers_ =
       false;  // whoever of them sleeps sends barriers, so that publishing needs no fence
 

@@ -15,10 +15,10 @@
 #include <vector>
 
 #include "muster/collective/communicator.h"
+#include "muster/shm/arena.h"
 #include "muster/testing/process_job.h"
 #include "muster/testing/rank_processes.h"
 #include "muster/testing/scratch_folder.h"
-#include "muster/transport/arena.h"
 
 namespace muster::collective {
 namespace {
@@ -33,7 +33,7 @@ std::string sum_on(int rank, unsigned in_arena, bool read_only, Communicator& wo
   std::vector<std::byte> own(bytes);
   std::byte* memory = own.data();
   if ((in_arena >> rank & 1) != 0) {
-    auto arena = transport::Arena::of_process();
+    auto arena = shm::Arena::of_process();
     if (!arena.ok()) return arena.status().message();
     if (read_only) (*arena)->make_read_only();
     auto block = (*arena)->allocate(bytes);
@@ -95,7 +95,7 @@ class StopAtTheFirstStore {
  public:
   static void arm(testing::SharedCounter& stopped) {
     stopped_ = &stopped;
-    const auto own = reinterpret_cast<std::uintptr_t>((*transport::Arena::of_process())->at(0, 1));
+    const auto own = reinterpret_cast<std::uintptr_t>((*shm::Arena::of_process())->at(0, 1));
     std::ifstream maps("/proc/self/maps");
     for (std::string line; std::getline(maps, line);) {
       std::uintptr_t begin = 0, end = 0;
@@ -179,7 +179,7 @@ class StoppedPeer {
     return world.run(args, steady_clock().now() + limit);
   }
   static std::byte* make(std::byte fill = {}) {
-    std::byte* const memory = (*transport::Arena::of_process())->allocate(kBytes).value();
+    std::byte* const memory = (*shm::Arena::of_process())->allocate(kBytes).value();
     std::fill_n(memory, kBytes, fill);
     return memory;
   }
@@ -210,7 +210,7 @@ class StoppedPeer {
     if (failed.code() != (run_.found_dead ? Code::peer_failed : Code::timed_out))
       return "the call ended with: " + failed.message();
 
-    transport::Arena& arena = **transport::Arena::of_process();
+    shm::Arena& arena = **shm::Arena::of_process();
     if (run_.keeps) {
       std::fill_n(output, kBytes, kPattern);
       refilled_.add(1);

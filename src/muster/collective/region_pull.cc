@@ -11,10 +11,10 @@
 #include <cstring>
 #include <utility>
 
-#include "muster/base/copy_past_caches.h"
-#include "muster/base/hand_back.h"
 #include "muster/collective/kernels.h"
 #include "muster/collective/region_member.h"
+#include "muster/shm/copy_past_caches.h"
+#include "muster/shm/hand_back.h"
 
 namespace muster::collective::region {
 namespace {
@@ -43,7 +43,7 @@ std::size_t chunks(std::size_t bytes, std::size_t chunk) {
 void copy(std::byte* to, const std::byte* from, std::size_t bytes, bool far = false) {
   if (bytes == 0 || to == from) return;
   if (far) {
-    copy_past_caches(to, from, bytes);
+    shm::copy_past_caches(to, from, bytes);
   } else {
     std::memcpy(to, from, bytes);
   }
@@ -84,7 +84,7 @@ RegionMember::Flow RegionMember::flow_of(const Args& args) const {
     if (!table.lists_output) break;  // the same for all
   }
   flow.hands_back = hands_back(args, flow);
-  flow.far = !flow.combines && written_together(args, size()) >= kPastCaches;
+  flow.far = !flow.combines && written_together(args, size()) >= shm::kPastCaches;
   return flow;
 }
 
@@ -106,13 +106,13 @@ bool RegionMember::several_hand_back(Op op, std::size_t written) const {
   const std::size_t most = op == Op::broadcast     ? kMostBroadcast
                            : size() <= kFewMembers ? kMostOfFew
                                                    : 0;
-  return kSeveralHandBack && two_cores_ && muster::hands_back() && written <= most;
+  return shm::kSeveralHandBack && two_cores_ && shm::hands_back() && written <= most;
 }
 
 /// Whether this member hands back what it reads in windows and slots: what is there for it alone,
 /// unless it is so little that it was fetched ahead, or what `several_hand_back`.
 bool RegionMember::hands_back(const Args& args, const Flow& flow) const {
-  if (!muster::hands_back() || flow.scaled) return false;  // a product is for its giver too
+  if (!shm::hands_back() || flow.scaled) return false;  // a product is for its giver too
   const bool read_by_several = args.op == Op::broadcast || (!flow.lists && flow.reader < 0);
   if (read_by_several && size() > 2 &&
       (flow.combines || !several_hand_back(args.op, written_together(args, size()))))
@@ -226,7 +226,7 @@ void RegionMember::place_slices(const Args& args, Flow& flow) {
                                  [&](ConstBytes input) { return readable(input); });
   // What one reader reduces is its own until it has said that it is through, lines and all, while
   // they stay in its caches.
-  const bool lends = flow.combines && muster::hands_back() && mine.bytes * size() <= kMostLent;
+  const bool lends = flow.combines && shm::hands_back() && mine.bytes * size() <= kMostLent;
   mine.place = mine.bytes == 0 ? Place::nothing : fits ? Place::slot : Place::window;
   auto* table = reinterpret_cast<Slice*>(slot(rank_));
   std::uint64_t at = layout_.table_bytes;
@@ -380,7 +380,7 @@ Status RegionMember::take(const Args& args, const Flow& flow, int source, std::s
   const std::size_t at = step * chunk_from(from, flow);
   const MutableBytes to = taken(args, source).subspan(at, bytes);
   if (flow.hands_back && is_staged(from.place)) {
-    copy_and_hand_back(to.data(), chunk_of(from, flow, source, step), bytes, flow.far);
+    shm::copy_and_hand_back(to.data(), chunk_of(from, flow, source, step), bytes, flow.far);
   } else if (from.place != Place::memory) {
     copy(to.data(), chunk_of(from, flow, source, step), bytes, flow.far);
   } else if (!region_.read(local_[static_cast<std::size_t>(source)], from.address + at, to)) {
@@ -423,12 +423,12 @@ void RegionMember::reduce_inputs(const Args& args, bool hands_back, std::byte* t
   };
   bool any = false;
   for (std::size_t member = 0; member < size(); ++member) any = any || comes_back(member);
-  const std::size_t most = any ? kHandedBlock : bytes;
+  const std::size_t most = any ? shm::kHandedBlock : bytes;
   for (std::size_t done = 0; done < bytes; done += most) {
     const std::size_t block = std::min(most, bytes - done);
     reduce_complete(to + done, inputs_, elements_in(block, args.dtype), args.dtype, args.reduce);
     for (std::size_t member = 0; any && member < size(); ++member) {
-      if (comes_back(member)) hand_back(inputs_[member], block);
+      if (comes_back(member)) shm::hand_back(inputs_[member], block);
       inputs_[member] += block;
     }
   }

@@ -13,9 +13,9 @@
 #include <algorithm>
 #include <cstring>
 
-#include "muster/base/hand_back.h"
 #include "muster/collective/kernels.h"
 #include "muster/collective/region_member.h"
+#include "muster/shm/hand_back.h"
 
 namespace muster::collective::region {
 
@@ -216,7 +216,7 @@ void RegionMember::copy_result(const Reduction& job, int member, std::size_t rou
   const std::byte* from = result(member, line(member, sequence_).first_result + round);
   std::byte* const to = job.args.outputs[0].data() + (job.start(round) + share.begin) * job.element;
   if (job.results_come_back) {
-    copy_and_hand_back(to, from, share.count() * job.element);
+    shm::copy_and_hand_back(to, from, share.count() * job.element);
   } else {
     std::memcpy(to, from, share.count() * job.element);
   }
@@ -232,7 +232,7 @@ Task<Status> RegionMember::reduce_shares(const Args& args, const transport::Fing
       job.root >= 0 && (size() == 2 || (per_core_ > 1 && job.input.size() <= kMostForRoot));
   job.cut(job.by_root ? round_for_root(size(), job.input.size()) : layout_.window_bytes);
   job.scaled = args.reduce == Reduce::premul_sum;
-  job.hands_back = muster::hands_back();
+  job.hands_back = shm::hands_back();
   job.results_come_back = job.hands_back && (job.root >= 0 || size() == 2 ||
                                              several_hand_back(args.op, size() * job.input.size()));
 

@@ -7,7 +7,7 @@
 ///   out), kWindows results (reduced slices)
 ///
 /// Everything has a single writer, its member, and nothing is ever reset. (Readers of staged memory
-/// hand its lines back, which leaves what stands there: `base/hand_back.h`.)
+/// hand its lines back, which leaves what stands there: `shm/hand_back.h`.)
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "muster/base/hand_back.h"
+#include "muster/shm/hand_back.h"
 
 namespace muster::collective::region {
 
@@ -33,7 +33,7 @@ inline constexpr std::size_t kSlotBytes = 16 * 1024;
 /// ones too, between two members for all.
 inline std::size_t read_bytes(std::size_t members) {
   constexpr std::size_t kNever = std::numeric_limits<std::size_t>::max(), kMiB = 1024 * 1024;
-  if (!hands_back()) return members == 2 ? kMiB : kMiB / 8;
+  if (!shm::hands_back()) return members == 2 ? kMiB : kMiB / 8;
   return members == 2 ? kNever : 2 * kMiB;
 }
 /// As much of them at a time: beyond that the call asks whether the group has failed.

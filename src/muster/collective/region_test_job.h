@@ -20,10 +20,10 @@
 #include "muster/collective/call.h"
 #include "muster/collective/kernels.h"
 #include "muster/collective/region_member.h"
+#include "muster/shm/arena.h"
+#include "muster/shm/region_memory.h"
 #include "muster/testing/seed.h"
-#include "muster/transport/arena.h"
 #include "muster/transport/fabric.h"
-#include "muster/transport/region_memory.h"
 
 namespace muster::collective::region {
 
@@ -39,7 +39,7 @@ class TestFabric final : public transport::Fabric {
   int world_size() const override { return 1; }
   const Clock& clock() const override { return steady_clock(); }
   std::span<const int> hosts() const override { return {}; }
-  transport::HostRegion* region() override { return nullptr; }
+  shm::HostRegion* region() override { return nullptr; }
   transport::Channel& bootstrap() override { std::abort(); }
   transport::Channel& agreements() override { std::abort(); }
   Result<std::shared_ptr<transport::Channel>> open(std::uint32_t, std::vector<int>) override {
@@ -133,22 +133,22 @@ class RegionJob {
   /// `reads`: whether members can read each other's memory where it is, as the system may forbid;
   /// by seed and size where it does not matter. `crowded`: whether the ranks share one core or have
   /// one each; else as on this machine.
-  explicit RegionJob(int size, const transport::ArenaLookup& lookup = {},
-                     std::optional<bool> reads = {}, std::optional<bool> crowded = {}) {
+  explicit RegionJob(int size, const shm::ArenaLookup& lookup = {}, std::optional<bool> reads = {},
+                     std::optional<bool> crowded = {}) {
     if (crowded) fabric.shared_cores = *crowded ? 1 : size;
-    transport::RegionShape shape;
+    shm::RegionShape shape;
     for (int member = 0; member < size; ++member) shape.ranks.push_back(job_rank(member));
     shape.ring_bytes = 4096;
     shape.readable =
         reads.value_or((testing::test_seed() + static_cast<std::uint64_t>(size)) % 2 == 0);
     shape.segment_bytes = 2 * std::bit_ceil(RegionGroup::segment_bytes(size));
-    const std::size_t bytes = transport::region_bytes(shape);
+    const std::size_t bytes = shm::region_bytes(shape);
     auto* memory = static_cast<std::byte*>(
         mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     owner_ = std::shared_ptr<void>(memory, [bytes](void* mapping) { munmap(mapping, bytes); });
-    transport::lay_out_region(memory, shape);
+    shm::lay_out_region(memory, shape);
     for (int member = 0; member < size; ++member) {
-      auto region = transport::open_region(memory, shape, member, owner_, lookup);
+      auto region = shm::open_region(memory, shape, member, owner_, lookup);
       EXPECT_TRUE(region.ok()) << region.status().message();
       regions.push_back(std::move(*region));
       channels.push_back(std::make_unique<TestChannel>(shape.ranks, member, fabric));
@@ -192,7 +192,7 @@ class RegionJob {
   }
 
   TestFabric fabric;
-  std::vector<std::unique_ptr<transport::HostRegion>> regions;
+  std::vector<std::unique_ptr<shm::HostRegion>> regions;
   std::vector<std::unique_ptr<TestChannel>> channels;
   std::vector<std::unique_ptr<RegionGroup>> groups;
 
@@ -224,7 +224,7 @@ class Buffer {
   Buffer(std::size_t bytes, bool in_arena) : bytes_(bytes) {
     const std::size_t whole = bytes + 2 * kGuard;
     if (in_arena) {
-      arena_ = *transport::Arena::of_process();
+      arena_ = *shm::Arena::of_process();
       memory_ = *arena_->allocate(whole);
     } else {
       memory_ = new std::byte[whole];
@@ -250,7 +250,7 @@ class Buffer {
  private:
   static constexpr std::size_t kGuard = 64;
   std::size_t bytes_;
-  transport::Arena* arena_ = nullptr;
+  shm::Arena* arena_ = nullptr;
   std::byte* memory_ = nullptr;
 };
 

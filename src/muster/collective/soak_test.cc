@@ -16,13 +16,13 @@
 #include <vector>
 
 #include "muster/collective/communicator.h"
+#include "muster/shm/arena.h"
 #include "muster/testing/budget.h"
 #include "muster/testing/process_job.h"
 #include "muster/testing/process_usage.h"
 #include "muster/testing/rank_processes.h"
 #include "muster/testing/scratch_folder.h"
 #include "muster/testing/seed.h"
-#include "muster/transport/arena.h"
 
 namespace muster::collective {
 namespace {
@@ -94,7 +94,7 @@ bool holds(std::span<const Value> values, Value first, Value times = 1) {
 class Buffers {
  public:
   Buffers() : own_(2 * kMost) {
-    auto* arena = *transport::Arena::of_process();
+    auto* arena = *shm::Arena::of_process();
     shared_ = {reinterpret_cast<Value*>(*arena->allocate(2 * kMost * sizeof(Value))), 2 * kMost};
     std::fill(shared_.begin(), shared_.end(), 0);
   }

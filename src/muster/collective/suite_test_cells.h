@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "muster/collective/communicator.h"
+#include "muster/shm/arena.h"
 #include "muster/testing/direct_reduction.h"
 #include "muster/testing/rank_threads.h"
 #include "muster/testing/seed.h"
-#include "muster/transport/arena.h"
 
 namespace muster::collective::suite {
 
@@ -66,7 +66,7 @@ class Memory {
   Memory(std::size_t bytes, bool arena) : bytes_(bytes) {
     const std::size_t whole = bytes + 2 * kGuard;
     if (arena) {
-      auto heap = transport::Arena::of_process();
+      auto heap = shm::Arena::of_process();
       if (heap.ok()) {
         arena_ = *heap;
         auto taken = arena_->allocate(whole);
@@ -95,7 +95,7 @@ class Memory {
 
  private:
   std::size_t bytes_;
-  transport::Arena* arena_ = nullptr;
+  shm::Arena* arena_ = nullptr;
   std::vector<std::byte> private_;
   std::byte* memory_ = nullptr;
 };

@@ -10,19 +10,19 @@
 
 #include "muster/base/env.h"
 #include "muster/group/errors.h"
-#include "muster/transport/arena.h"
+#include "muster/shm/arena.h"
 
 namespace muster {
 
 struct group::SharedSizes::Wanted {
-  transport::Arena* arena = nullptr;         // that keeps what is freed of them
+  shm::Arena* arena = nullptr;               // that keeps what is freed of them
   std::vector<std::size_t> sizes;            // ascending
   std::atomic<const void*> thread{nullptr};  // that has begun it: where its t_wanted stands
 };
 
 namespace {
 
-using transport::Arena;
+using shm::Arena;
 using Wanted = group::SharedSizes::Wanted;
 
 // What this thread makes in shared memory just now, and what it did before and has not put away.

@@ -1,5 +1,5 @@
 /// Every tensor shared: torch's CPU allocator, replaced by one that takes memory from the process's
-/// arena (`transport/arena.h`), which the other ranks of the host map. Collectives on ordinary
+/// arena (`shm/arena.h`), which the other ranks of the host map. Collectives on ordinary
 /// tensors then need no copying in and out, as on those of `empty_shared`. What it gives, what it
 /// costs and what is unsafe is told in docs/shared-memory.md.
 ///

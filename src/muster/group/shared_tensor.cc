@@ -4,7 +4,7 @@
 #include <c10/core/CPUAllocator.h>
 
 #include "muster/group/errors.h"
-#include "muster/transport/arena.h"
+#include "muster/shm/arena.h"
 
 namespace muster {
 
@@ -13,7 +13,7 @@ at::Tensor empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options)
     group::invalid("empty_shared: the arena holds CPU tensors only, not " + options.device().str());
   for (const auto size : sizes)
     if (size < 0) group::invalid("empty_shared: shape " + c10::str(sizes) + " has a negative size");
-  auto* arena = group::take(transport::Arena::of_process());
+  auto* arena = group::take(shm::Arena::of_process());
   std::uint64_t bytes = c10::elementSize(c10::typeMetaToScalarType(options.dtype()));
   for (const auto size : sizes)
     if (__builtin_mul_overflow(bytes, static_cast<std::uint64_t>(size), &bytes))
@@ -29,7 +29,7 @@ at::Tensor empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options)
 }
 
 bool in_shared_memory(const at::Tensor& tensor) {
-  const auto* const arena = transport::Arena::if_made();
+  const auto* const arena = shm::Arena::if_made();
   if (arena == nullptr || !tensor.defined() || !tensor.has_storage() || !tensor.is_cpu())
     return false;
   const auto& storage = tensor.storage();

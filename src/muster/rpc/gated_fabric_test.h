@@ -106,7 +106,7 @@ class GatedFabric final : public transport::Fabric {
   int cores() const override { return inner_->cores(); }
   const Clock& clock() const override { return inner_->clock(); }
   std::span<const int> hosts() const override { return inner_->hosts(); }
-  transport::HostRegion* region() override { return inner_->region(); }
+  shm::HostRegion* region() override { return inner_->region(); }
   transport::Channel& bootstrap() override { return inner_->bootstrap(); }
   Result<std::shared_ptr<transport::Channel>> open(std::uint32_t id,
                                                    std::vector<int> members) override {

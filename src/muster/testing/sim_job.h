@@ -11,17 +11,17 @@
 #include <utility>
 #include <vector>
 
+#include "muster/shm/region_memory.h"
 #include "muster/store/store_server.h"
 #include "muster/testing/fiber.h"
 #include "muster/testing/sim_network.h"
-#include "muster/transport/region_memory.h"
 
 namespace muster::testing {
 
+using shm::HostRegion;
+using shm::Mailbox;
 using transport::ByteStream;
 using transport::ConnectorEvents;
-using transport::HostRegion;
-using transport::Mailbox;
 
 class SimJob;
 

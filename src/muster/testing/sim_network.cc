@@ -109,21 +109,21 @@ SimJob::SimJob(const SimOptions& options)
   const std::size_t n = options_.hosts.size();
   pipes_.assign(n + 1, std::vector<std::shared_ptr<Pipe>>(n + 1));
   regions_.resize(n);
-  std::map<int, transport::RegionShape> shapes;
+  std::map<int, shm::RegionShape> shapes;
   for (std::size_t r = 0; r < n; ++r)
     shapes[options_.hosts[r]].ranks.push_back(static_cast<int>(r));
   for (auto& [host, shape] : shapes) {
     shape.segment_bytes = kSegmentBytes;
     shape.ring_bytes = 4096;
-    const std::size_t bytes = transport::region_bytes(shape);
+    const std::size_t bytes = shm::region_bytes(shape);
     void* raw = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (raw == MAP_FAILED) std::abort();
     memory_[host] = std::shared_ptr<void>(raw, [bytes](void* memory) { munmap(memory, bytes); });
-    transport::lay_out_region(static_cast<std::byte*>(raw), shape);
+    shm::lay_out_region(static_cast<std::byte*>(raw), shape);
     for (std::size_t local = 0; local < shape.ranks.size(); ++local) {
-      auto view = transport::open_region(static_cast<std::byte*>(raw), shape,
-                                         static_cast<int>(local), memory_[host]);
+      auto view = shm::open_region(static_cast<std::byte*>(raw), shape, static_cast<int>(local),
+                                   memory_[host]);
       if (!view) std::abort();
       const auto rank = static_cast<std::size_t>(shape.ranks[local]);
       regions_[rank] = std::move(*view);

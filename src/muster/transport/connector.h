@@ -10,8 +10,8 @@
 
 #include "muster/base/clock.h"
 #include "muster/base/status.h"
+#include "muster/shm/host_region.h"
 #include "muster/transport/byte_stream.h"
-#include "muster/transport/host_region.h"
 #include "muster/wait/topology.h"
 
 namespace muster::transport {
@@ -51,9 +51,9 @@ class Connector {
   /// them.
   virtual int cores() const { return usable_cores(); }
   /// This host's region; null where nothing is shared (then every pair uses streams only).
-  virtual HostRegion* region() = 0;
+  virtual shm::HostRegion* region() = 0;
   /// The mailbox of this rank, in the region where there is one. Never null after settle.
-  virtual Mailbox& mailbox() = 0;
+  virtual shm::Mailbox& mailbox() = 0;
 
   /// Asks for a stream to `peer`; answered by on_stream or on_connect_failed from a later poll.
   /// Never blocks.

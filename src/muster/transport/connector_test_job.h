@@ -19,9 +19,9 @@
 #include <set>
 #include <thread>
 
+#include "muster/shm/arena.h"
 #include "muster/testing/network_namespaces.h"
 #include "muster/testing/rank_processes.h"
-#include "muster/transport/arena.h"
 #include "muster/transport/factory.h"
 #include "muster/transport/socket_connector.h"
 #include "muster/transport/transfer_expectations.h"

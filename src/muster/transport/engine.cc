@@ -122,7 +122,7 @@ void Engine::shut_down() {
   if (watcher_) watcher_->stop();
   // Only now: who reads it looks for nothing more from us.
   if (!failed)
-    connector_->mailbox().aborted.store(unclosed ? Mailbox::kUnclosed : Mailbox::kLeft,
+    connector_->mailbox().aborted.store(unclosed ? shm::Mailbox::kUnclosed : shm::Mailbox::kLeft,
                                         std::memory_order_release);
   lock_.lock();
   for (auto& link : links_) {

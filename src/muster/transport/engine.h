@@ -243,7 +243,7 @@ class Engine final : public ConnectorEvents {
   ProcessMark mark_;
   std::unique_ptr<Connector> connector_;
   std::vector<int> hosts_;
-  HostRegion* region_ = nullptr;
+  shm::HostRegion* region_ = nullptr;
   std::vector<int> local_position_;  // of every rank in the region; -1: not there
   bool may_spin_ = false;            // every local rank has a core
   int ranks_per_core_ = 1;           // of this host, rounded up

@@ -30,10 +30,10 @@ std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
 
 Engine::Word Engine::word_of(int rank) {
   if (region_ == nullptr || !in_region(rank)) return Word::unknown;
-  const Mailbox& theirs = region_->mailbox(local_position_[static_cast<std::size_t>(rank)]);
+  const shm::Mailbox& theirs = region_->mailbox(local_position_[static_cast<std::size_t>(rank)]);
   switch (theirs.aborted.load(std::memory_order_acquire)) {
-    case Mailbox::kLeft: return Word::left;
-    case Mailbox::kUnclosed: return Word::left_unclosed;
+    case shm::Mailbox::kLeft: return Word::left;
+    case shm::Mailbox::kUnclosed: return Word::left_unclosed;
     default: break;
   }
   return theirs.troubled.load(std::memory_order_acquire) != 0 ? Word::troubled : Word::working;

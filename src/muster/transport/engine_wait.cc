@@ -6,7 +6,6 @@
 #include "muster/transport/engine.h"
 #include "muster/transport/headway.h"
 #include "muster/transport/watcher.h"
-#include "muster/transport/woken.h"
 
 namespace muster::transport {
 
@@ -78,7 +77,7 @@ bool Engine::wait(const std::function<bool()>& done, TimePoint deadline) {
     }
     if (idle_since == TimePoint::max()) {
       idle_since = now;
-      if (take_woken()) std::this_thread::yield();
+      if (take_wakeup()) std::this_thread::yield();
     }
     if (may_spin_ && now - idle_since < kSpin) {
       pause_briefly(looked == Looked::busy);
@@ -106,7 +105,7 @@ bool Engine::await_briefly(int rank) {
   if (place < 0) return false;
   for (int looks = 0; looks < kLooks; ++looks) {
     if (region_->holds_bytes_from(place)) return true;
-    looks == 0 && take_woken() ? std::this_thread::yield() : pause_once();
+    looks == 0 && take_wakeup() ? std::this_thread::yield() : pause_once();
   }
   return false;
 }
@@ -122,7 +121,7 @@ void Engine::take_in(int rank) {
 }
 
 bool Engine::sleep_until_news(TimePoint until, const std::function<bool()>& done, bool& finished) {
-  Mailbox& mailbox = connector_->mailbox();
+  shm::Mailbox& mailbox = connector_->mailbox();
   sleepers_.fetch_add(1);
   const std::uint32_t ticket = mailbox.prepare_sleep();
   const bool moved = poll(true);

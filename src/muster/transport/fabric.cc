@@ -17,7 +17,7 @@ class EngineFabric final : public Fabric {
   const Clock& clock() const override { return engine_->clock(); }
   std::span<const int> hosts() const override { return engine_->hosts(); }
   int cores() const override { return engine_->connector().cores(); }
-  HostRegion* region() override { return engine_->connector().region(); }
+  shm::HostRegion* region() override { return engine_->connector().region(); }
   Channel& bootstrap() override { return engine_->bootstrap(); }
   Channel& agreements() override { return engine_->agreements(); }
   Result<std::shared_ptr<Channel>> open(std::uint32_t id, std::vector<int> members) override {

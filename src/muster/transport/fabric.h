@@ -7,8 +7,7 @@
 ///
 /// What lives in `transport/`: streams (tcp, shm, loopback) and the connectors that make them,
 /// private behind `factory.h`; the message protocol over any stream (`link_protocol.h`: bytes in,
-/// bytes out); channels; the host region; the arena. May include base/ and store/. Test it alone:
-/// `ctest -R transport`.
+/// bytes out); channels. May include base/, store/ and shm/. Test it alone: `ctest -R transport`.
 #pragma once
 
 #include <cstdint>
@@ -94,7 +93,7 @@ class Fabric {
   /// ranks of a host.
   virtual int cores() const { return usable_cores(); }
   /// Null where nothing is shared on this host.
-  virtual HostRegion* region() = 0;
+  virtual shm::HostRegion* region() = 0;
 
   /// Channel 0, made by create: all ranks.
   virtual Channel& bootstrap() = 0;

@@ -266,7 +266,7 @@ TEST(StreamEnd, SaysThatItWasNotClosed) {
   const auto frames = take_frames(one->from_fabric);
   ASSERT_EQ(count(frames, FrameKind::goodbye), 1u);
   EXPECT_EQ(frames.back().header.amount, 1u);
-  EXPECT_EQ(job.net->mailbox.aborted.load(), Mailbox::kUnclosed);
+  EXPECT_EQ(job.net->mailbox.aborted.load(), shm::Mailbox::kUnclosed);
 }
 
 TEST(StreamEnd, OfANeighbourThatHasLeftUnseenDisturbsNobody) {

@@ -164,7 +164,7 @@ bool lies_down(Duration limit, const std::function<void()>& look) {
   bool lay = false;
   job.run([&](Fabric& fabric) {
     if (fabric.rank() != 0) return;
-    const Mailbox& mine = fabric.region()->mailbox(0);
+    const shm::Mailbox& mine = fabric.region()->mailbox(0);
     fabric.wait(
         [&] {
           look();

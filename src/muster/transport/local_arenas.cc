@@ -3,7 +3,7 @@
 #include "muster/base/clock.h"
 #include "muster/base/log.h"
 #include "muster/base/thread_start.h"
-#include "muster/transport/arena.h"
+#include "muster/shm/arena.h"
 #include "muster/transport/local_socket.h"
 
 namespace muster::transport {
@@ -31,10 +31,10 @@ std::byte* LocalArenas::at(int local_rank, std::uint64_t offset, std::size_t byt
   if (local_rank < 0 || static_cast<std::size_t>(local_rank) >= peers_.size()) return nullptr;
   Peer& peer = *peers_[static_cast<std::size_t>(local_rank)];
   if (peer.is_this_process) {
-    const Arena* const arena = Arena::if_made();
+    const shm::Arena* const arena = shm::Arena::if_made();
     return arena != nullptr ? arena->at(offset, bytes) : nullptr;
   }
-  SharedMapping* mapping = peer.mapped.load(std::memory_order_acquire);
+  shm::SharedMapping* mapping = peer.mapped.load(std::memory_order_acquire);
   if (mapping == nullptr) {
     // What was fetched ahead and could not be had is told once, then tried again.
     Fetch over = Fetch::over;
@@ -68,13 +68,13 @@ bool LocalArenas::ready(int local_rank, std::function<void()> done) {
   return true;
 }
 
-SharedMapping* LocalArenas::fetch(Peer& peer) {
+shm::SharedMapping* LocalArenas::fetch(Peer& peer) {
   const std::lock_guard hold(peer.fetching);
-  if (SharedMapping* const there = peer.mapped.load(std::memory_order_acquire)) return there;
+  if (shm::SharedMapping* const there = peer.mapped.load(std::memory_order_acquire)) return there;
   const auto file = fetch_locally(peer.local_name, Want::arena, hello_, secret_,
                                   steady_clock().now() + kFetchLimit);
-  auto mapping = file.ok() ? map_shared(file->get(), 1)
-                           : Result<std::shared_ptr<SharedMapping>>(file.status());
+  auto mapping = file.ok() ? shm::map_shared(file->get(), 1)
+                           : Result<std::shared_ptr<shm::SharedMapping>>(file.status());
   if (!mapping) {
     log(LogLevel::warning, "the shared arena of rank " + std::to_string(peer.rank) +
                                " cannot be mapped: " + mapping.status().message());

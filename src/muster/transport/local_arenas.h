@@ -13,8 +13,8 @@
 
 #include "muster/base/handshake.h"
 #include "muster/base/secret.h"
+#include "muster/shm/shared_mapping.h"
 #include "muster/transport/contact.h"
-#include "muster/transport/shared_mapping.h"
 
 namespace muster::transport {
 
@@ -40,10 +40,10 @@ class LocalArenas : public std::enable_shared_from_this<LocalArenas> {
     std::mutex fetching;
     std::atomic<Fetch> ahead{
         Fetch::idle};  // a fetch that `ready` began; over: `at` has its outcome
-    std::atomic<SharedMapping*> mapped{nullptr};
-    std::shared_ptr<SharedMapping> mapping;
+    std::atomic<shm::SharedMapping*> mapped{nullptr};
+    std::shared_ptr<shm::SharedMapping> mapping;
   };
-  SharedMapping* fetch(Peer& peer);
+  shm::SharedMapping* fetch(Peer& peer);
 
   Handshake::Hello hello_;
   Secret secret_;

@@ -13,8 +13,9 @@
 #include <utility>
 
 #include "muster/base/fork_guard.h"
+#include "muster/shm/region_memory.h"
 #include "muster/transport/factory.h"
-#include "muster/transport/region_memory.h"
+#include "muster/transport/shared_stream.h"
 #include "muster/wait/topology.h"
 
 namespace muster::transport {
@@ -89,7 +90,7 @@ struct Joint {
 
 class LoopbackStream final : public ByteStream {
  public:
-  LoopbackStream(std::shared_ptr<Joint> joint, int side, int peer, Mailbox& peers_mailbox,
+  LoopbackStream(std::shared_ptr<Joint> joint, int side, int peer, shm::Mailbox& peers_mailbox,
                  std::shared_ptr<void> owner)
       : joint_(std::move(joint)),
         side_(side),
@@ -131,7 +132,7 @@ class LoopbackStream final : public ByteStream {
   std::shared_ptr<Joint> joint_;
   int side_;
   int peer_;
-  Mailbox& peers_mailbox_;
+  shm::Mailbox& peers_mailbox_;
   std::shared_ptr<void> owner_;
 };
 
@@ -184,12 +185,12 @@ class Hub final : public LoopbackHub, public std::enable_shared_from_this<Hub> {
   int world_size() const { return static_cast<int>(seats_.size()); }
   int cores() const { return cores_; }
   /// The dead write nothing any more: a killed rank gets a mailbox that nobody else sees.
-  Mailbox& mailbox_of(int rank) {
+  shm::Mailbox& mailbox_of(int rank) {
     return region_memory_ && !seat(rank).killed.load()
                ? views_[static_cast<std::size_t>(rank)]->mailbox(rank)
                : seat(rank).mailbox;
   }
-  HostRegion* region_of(int rank) {
+  shm::HostRegion* region_of(int rank) {
     return region_memory_ ? views_[static_cast<std::size_t>(rank)].get() : nullptr;
   }
   void connect(int from, int to);
@@ -205,7 +206,7 @@ class Hub final : public LoopbackHub, public std::enable_shared_from_this<Hub> {
     int side = 0;
   };
   struct Seat {
-    Mailbox mailbox;
+    shm::Mailbox mailbox;
     std::atomic<bool> has_news{false};
     std::vector<News> news;
     std::map<int, End> ends;    // by peer
@@ -231,7 +232,7 @@ class Hub final : public LoopbackHub, public std::enable_shared_from_this<Hub> {
   std::map<std::string, Round> rounds_;
   bool anybody_killed_ = false;
   std::shared_ptr<void> region_memory_;
-  std::vector<std::unique_ptr<HostRegion>> views_;
+  std::vector<std::unique_ptr<shm::HostRegion>> views_;
 };
 
 class LoopbackConnector final : public Connector {
@@ -258,8 +259,8 @@ class LoopbackConnector final : public Connector {
   std::vector<int> hosts() const override {
     return std::vector<int>(static_cast<std::size_t>(hub_->world_size()), 0);
   }
-  HostRegion* region() override { return hub_->region_of(rank_); }
-  Mailbox& mailbox() override { return hub_->mailbox_of(rank_); }
+  shm::HostRegion* region() override { return hub_->region_of(rank_); }
+  shm::Mailbox& mailbox() override { return hub_->mailbox_of(rank_); }
   void connect(int peer, TimePoint) override { hub_->connect(rank_, peer); }
   bool poll(TimePoint) override {
     if (events_ == nullptr) return false;
@@ -286,17 +287,17 @@ std::unique_ptr<Connector> Hub::connector(int rank) {
 }
 
 void Hub::make_region() {
-  RegionShape shape;
+  shm::RegionShape shape;
   for (int r = 0; r < world_size(); ++r) shape.ranks.push_back(r);
   shape.segment_bytes = kSegmentBytes;
-  const std::size_t bytes = region_bytes(shape);
+  const std::size_t bytes = shm::region_bytes(shape);
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                       MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) return;  // then without one
   std::shared_ptr<void> owner(memory, [bytes](void* mapped) { munmap(mapped, bytes); });
-  lay_out_region(static_cast<std::byte*>(memory), shape);
+  shm::lay_out_region(static_cast<std::byte*>(memory), shape);
   for (int r = 0; r < world_size(); ++r) {
-    auto view = open_region(static_cast<std::byte*>(memory), shape, r, owner);
+    auto view = shm::open_region(static_cast<std::byte*>(memory), shape, r, owner);
     if (!view) return views_.clear();
     views_.push_back(std::move(*view));
   }
@@ -318,7 +319,7 @@ std::vector<Hub::News> Hub::news_of(int rank) {
 
 std::unique_ptr<ByteStream> Hub::side_of(const std::shared_ptr<Joint>& joint, int side, int me,
                                          int peer) {
-  if (HostRegion* region = region_of(me))
+  if (shm::HostRegion* region = region_of(me))
     return std::make_unique<RegionStream>(open_shared_stream(*region, peer), joint, side, peer);
   return std::make_unique<LoopbackStream>(joint, side, peer, mailbox_of(peer), shared_from_this());
 }

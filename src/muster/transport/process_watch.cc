@@ -29,15 +29,15 @@ void ProcessWatch::watch(int rank, std::uint32_t pid, std::uint64_t start_time, 
   waiting_.push_back({rank, pid, start_time, from});
 }
 
-FoundProcess ProcessWatch::look_for(const Waiting& wanted) {
+shm::FoundProcess ProcessWatch::look_for(const Waiting& wanted) {
   Descriptor process;
-  const FoundProcess found = open_process(wanted.pid, wanted.start_time, process);
-  if (found != FoundProcess::running) return found;
+  const shm::FoundProcess found = shm::open_process(wanted.pid, wanted.start_time, process);
+  if (found != shm::FoundProcess::running) return found;
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.fd = process.get();
   if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, process.get(), &event) != 0)
-    return lacks_room(errno) ? FoundProcess::no_room : FoundProcess::unknown;
+    return lacks_room(errno) ? shm::FoundProcess::no_room : shm::FoundProcess::unknown;
   const int fd = process.get();
   watched_.emplace(fd, Watched{wanted.rank, GuardedDescriptor(std::move(process))});
   return found;
@@ -48,14 +48,14 @@ bool ProcessWatch::poll(TimePoint now, const std::function<void(int rank, Seen s
   for (int looks = 0; looks < kLooksAPass && next_timer() <= now; ++looks) {
     Waiting wanted = waiting_.front();
     waiting_.pop_front();
-    const FoundProcess found = look_for(wanted);
-    if (found == FoundProcess::running) continue;
-    if (found == FoundProcess::no_room) {
+    const shm::FoundProcess found = look_for(wanted);
+    if (found == shm::FoundProcess::running) continue;
+    if (found == shm::FoundProcess::no_room) {
       wanted.from = now + kUntilRoom;
       waiting_.push_back(wanted);
       continue;
     }
-    told(wanted.rank, found == FoundProcess::gone ? Seen::gone : Seen::unknown);
+    told(wanted.rank, found == shm::FoundProcess::gone ? Seen::gone : Seen::unknown);
     moved = true;
   }
   if (watched_.empty()) return moved;

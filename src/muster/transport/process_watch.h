@@ -10,7 +10,7 @@
 #include "muster/base/clock.h"
 #include "muster/base/fork_guard.h"
 #include "muster/base/status.h"
-#include "muster/transport/process_end.h"
+#include "muster/shm/process_end.h"
 
 namespace muster::transport {
 
@@ -49,7 +49,7 @@ class ProcessWatch {
     int rank;
     GuardedDescriptor process;
   };
-  FoundProcess look_for(const Waiting& wanted);
+  shm::FoundProcess look_for(const Waiting& wanted);
 
   GuardedDescriptor epoll_;
   std::deque<Waiting> waiting_;

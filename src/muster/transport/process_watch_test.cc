@@ -101,7 +101,8 @@ TEST_F(Watching, WithoutDescriptorsLooksAgainLater) {
 // Asked instead: a process that is stopped is there, one that is killed is gone before anybody has
 // waited for it.
 TEST_F(Watching, ProcessEndTellsAnEndedProcessFromAStoppedOne) {
-  ProcessEnd asked_before(pid(), start()), asked_after(pid(), start()), another(pid(), start() + 1);
+  shm::ProcessEnd asked_before(pid(), start()), asked_after(pid(), start()),
+      another(pid(), start() + 1);
   EXPECT_TRUE(another.seen()) << "its number is another process's";
   other.kill(0, SIGSTOP);
   EXPECT_FALSE(asked_before.seen());
@@ -113,7 +114,7 @@ TEST_F(Watching, ProcessEndTellsAnEndedProcessFromAStoppedOne) {
   EXPECT_TRUE(asked_after.seen()) << "nobody has waited for it yet";
   const std::uint64_t began = start();
   kill_other();
-  EXPECT_TRUE(ProcessEnd(pid(), began).seen());
+  EXPECT_TRUE(shm::ProcessEnd(pid(), began).seen());
 }
 
 }  // namespace

@@ -143,7 +143,7 @@ class ScriptedStream final : public ByteStream {
 struct ScriptedNet {
   std::deque<std::function<void(ConnectorEvents&)>> news;
   std::map<int, int> connects;  ///< how often the fabric has asked for a stream, by peer
-  Mailbox mailbox;
+  shm::Mailbox mailbox;
 };
 
 class ScriptedConnector final : public Connector {
@@ -159,8 +159,8 @@ class ScriptedConnector final : public Connector {
     return {};
   }
   std::vector<int> hosts() const override { return hosts_; }
-  HostRegion* region() override { return nullptr; }
-  Mailbox& mailbox() override { return net_->mailbox; }
+  shm::HostRegion* region() override { return nullptr; }
+  shm::Mailbox& mailbox() override { return net_->mailbox; }
   void connect(int peer, TimePoint) override { ++net_->connects[peer]; }
   bool poll(TimePoint) override {
     const bool any = !net_->news.empty();

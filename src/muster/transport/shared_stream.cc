@@ -1,12 +1,13 @@
-/// A byte stream over the two rings of a pair of local ranks: one writer and one reader each.
+#include "muster/transport/shared_stream.h"
+
 #include <algorithm>
 #include <cstring>
 
 #include "muster/base/fork_guard.h"
-#include "muster/base/hand_back.h"
 #include "muster/base/host_barrier.h"
 #include "muster/base/words.h"
-#include "muster/transport/region_view.h"
+#include "muster/shm/hand_back.h"
+#include "muster/shm/region_view.h"
 
 namespace muster::transport {
 namespace {
@@ -19,7 +20,7 @@ constexpr std::size_t kFew = 96;
 
 class SharedStream final : public ByteStream {
  public:
-  SharedStream(RegionView& region, int peer)
+  SharedStream(shm::RegionView& region, int peer)
       : out_(region.ring(region.local_rank(), peer)),
         in_(region.ring(peer, region.local_rank())),
         peer_mailbox_(region.mailbox(peer)),
@@ -59,9 +60,9 @@ class SharedStream final : public ByteStream {
                       " holds impossible positions: something has overwritten the host region");
   }
 
-  SharedRing out_;
-  SharedRing in_;
-  Mailbox& peer_mailbox_;
+  shm::SharedRing out_;
+  shm::SharedRing in_;
+  shm::Mailbox& peer_mailbox_;
   int peer_;
   bool quietly_ = false;          // see announce()
   std::shared_ptr<void> memory_;  // may outlive the region's view
@@ -97,8 +98,8 @@ void SharedStream::put(ConstBytes piece) {
 void SharedStream::take(MutableBytes piece) {
   const std::size_t at = static_cast<std::size_t>(head_) & (in_.bytes - 1);
   const std::size_t first = std::min(piece.size(), in_.bytes - at);
-  copy_and_hand_back(piece.data(), in_.data + at, first);
-  copy_and_hand_back(piece.data() + first, in_.data, piece.size() - first);
+  shm::copy_and_hand_back(piece.data(), in_.data + at, first);
+  shm::copy_and_hand_back(piece.data() + first, in_.data, piece.size() - first);
   head_ += piece.size();
 }
 
@@ -120,8 +121,8 @@ std::array<ConstBytes, 2> SharedStream::look() {
 void SharedStream::drop(std::size_t bytes) {
   const std::size_t at = static_cast<std::size_t>(head_) & (in_.bytes - 1);
   const std::size_t first = std::min(bytes, in_.bytes - at);
-  hand_back(in_.data + at, first);
-  hand_back(in_.data, bytes - first);
+  shm::hand_back(in_.data + at, first);
+  shm::hand_back(in_.data, bytes - first);
   head_ += bytes;
   tell_writer();
 }
@@ -207,10 +208,10 @@ Result<std::size_t> SharedStream::read(std::span<const MutableBytes> pieces) {
 
 }  // namespace
 
-std::unique_ptr<ByteStream> open_shared_stream(HostRegion& region, int peer_local_rank) {
-  auto& view = static_cast<RegionView&>(region);
+std::unique_ptr<ByteStream> open_shared_stream(shm::HostRegion& region, int peer_local_rank) {
+  auto& view = static_cast<shm::RegionView&>(region);
   auto stream = std::make_unique<SharedStream>(view, peer_local_rank);
-  RingControl& out = *view.ring(view.local_rank(), peer_local_rank).control;
+  shm::RingControl& out = *view.ring(view.local_rank(), peer_local_rank).control;
   if (out.opened.exchange(1, std::memory_order_acq_rel) == 0) {
     view.doorbell(peer_local_rank).opened.fetch_add(1, std::memory_order_seq_cst);
     view.mailbox(peer_local_rank).wake();
@@ -218,13 +219,13 @@ std::unique_ptr<ByteStream> open_shared_stream(HostRegion& region, int peer_loca
   return stream;
 }
 
-std::uint32_t shared_stream_doorbell(HostRegion& region) {
-  auto& view = static_cast<RegionView&>(region);
+std::uint32_t shared_stream_doorbell(shm::HostRegion& region) {
+  auto& view = static_cast<shm::RegionView&>(region);
   return view.doorbell(view.local_rank()).opened.load(std::memory_order_acquire);
 }
 
-bool shared_stream_awaits(HostRegion& region, int peer_local_rank) {
-  auto& view = static_cast<RegionView&>(region);
+bool shared_stream_awaits(shm::HostRegion& region, int peer_local_rank) {
+  auto& view = static_cast<shm::RegionView&>(region);
   return view.ring(peer_local_rank, view.local_rank())
              .control->opened.load(std::memory_order_acquire) != 0;
 }

@@ -16,7 +16,7 @@
 #include "muster/base/host_barrier.h"
 #include "muster/base/log.h"
 #include "muster/base/thread_start.h"
-#include "muster/transport/arena.h"
+#include "muster/shm/arena.h"
 #include "muster/transport/core_sharing.h"
 #include "muster/transport/local_socket.h"
 
@@ -210,7 +210,7 @@ void SocketConnector::answer(GuardedDescriptor socket, const Handshake::Peer& pe
   switch (static_cast<Want>(peer.note)) {
     case Want::region: return answer_with(socket.get(), region_file_.get());
     case Want::arena: {
-      const Arena* const arena = Arena::if_made();
+      const shm::Arena* const arena = shm::Arena::if_made();
       return answer_with(socket.get(), arena != nullptr ? arena->descriptor() : -1);
     }
   }
@@ -281,9 +281,9 @@ std::vector<int> SocketConnector::candidates() const {
   return ranks;
 }
 
-RegionShape SocketConnector::shape_for(const std::vector<int>& ranks, std::size_t places,
-                                       int maker) const {
-  RegionShape shape;
+shm::RegionShape SocketConnector::shape_for(const std::vector<int>& ranks, std::size_t places,
+                                            int maker) const {
+  shm::RegionShape shape;
   shape.ranks = ranks;
   shape.ring_bytes = options_.ring_bytes;
   shape.segment_bytes = options_.segment_bytes;
@@ -293,12 +293,12 @@ RegionShape SocketConnector::shape_for(const std::vector<int>& ranks, std::size_
 }
 
 Status SocketConnector::make_region(const std::vector<int>& ranks) {
-  const RegionShape shape = shape_for(ranks, ranks.size(), options_.rank);
-  auto file = make_memory_file("muster-region", region_bytes(shape));
+  const shm::RegionShape shape = shape_for(ranks, ranks.size(), options_.rank);
+  auto file = shm::make_memory_file("muster-region", shm::region_bytes(shape));
   if (!file) return file.status();
-  auto mapping = map_shared(file->get(), region_bytes(shape));
+  auto mapping = shm::map_shared(file->get(), shm::region_bytes(shape));
   if (!mapping) return mapping.status();
-  lay_out_region((*mapping)->memory(), shape);
+  shm::lay_out_region((*mapping)->memory(), shape);
   region_mapping_ = std::move(*mapping);
   region_file_ = GuardedDescriptor(std::move(*file));
   return {};
@@ -306,13 +306,13 @@ Status SocketConnector::make_region(const std::vector<int>& ranks) {
 
 Status SocketConnector::fetch_region(const std::vector<int>& ranks, TimePoint deadline) {
   const int maker = ranks.front();
-  const RegionShape shape = shape_for(ranks, ranks.size(), maker);
+  const shm::RegionShape shape = shape_for(ranks, ranks.size(), maker);
   const auto file =
       fetch_locally(contact_of(maker).local_name, Want::region, local_hello_, secret_, deadline);
   if (!file) return file.status();
-  auto mapping = map_shared(file->get(), region_bytes(shape));
+  auto mapping = shm::map_shared(file->get(), shm::region_bytes(shape));
   if (!mapping) return mapping.status();
-  if (Status checked = check_region((*mapping)->memory(), shape); !checked) return checked;
+  if (Status checked = shm::check_region((*mapping)->memory(), shape); !checked) return checked;
   region_mapping_ = std::move(*mapping);
   return {};
 }
@@ -416,7 +416,7 @@ Status SocketConnector::open_settled_region(const std::vector<MeetingVerdict>& v
   }
   const int place = place_of_[static_cast<std::size_t>(options_.rank)];
   arenas_ = std::make_shared<LocalArenas>(place, ranks, contacts, local_hello_, secret_);
-  auto region = open_region(
+  auto region = shm::open_region(
       region_mapping_->memory(), shape_for(ranks, places_, own.maker), place, region_mapping_,
       [arenas = arenas_](int local_rank, std::uint64_t offset, std::size_t bytes) {
         return arenas->at(local_rank, offset, bytes);
@@ -427,10 +427,10 @@ Status SocketConnector::open_settled_region(const std::vector<MeetingVerdict>& v
               box->wake();
             });
       },
-      [this](int local_rank) -> std::shared_ptr<ProcessEnd> {
+      [this](int local_rank) -> std::shared_ptr<shm::ProcessEnd> {
         const Contact& other = contact_of(region_->ranks()[static_cast<std::size_t>(local_rank)]);
         const bool known = same_pids(mine(), other) && !same_process(mine(), other);
-        return known ? std::make_shared<ProcessEnd>(other.pid, other.start_time) : nullptr;
+        return known ? std::make_shared<shm::ProcessEnd>(other.pid, other.start_time) : nullptr;
       });
   if (!region) return region.status();
   region_ = std::move(*region);
@@ -535,7 +535,7 @@ Status SocketConnector::settle(std::span<const std::string> texts, ConnectorEven
   return {};
 }
 
-Mailbox& SocketConnector::mailbox() {
+shm::Mailbox& SocketConnector::mailbox() {
   return region_ ? region_->mailbox(region_->local_rank()) : own_mailbox_;
 }
 

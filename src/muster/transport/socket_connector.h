@@ -14,13 +14,13 @@
 #include <vector>
 
 #include "muster/base/fork_guard.h"
+#include "muster/shm/region_memory.h"
+#include "muster/shm/shared_mapping.h"
 #include "muster/transport/contact.h"
 #include "muster/transport/factory.h"
 #include "muster/transport/local_arenas.h"
 #include "muster/transport/process_watch.h"
 #include "muster/transport/reception.h"
-#include "muster/transport/region_memory.h"
-#include "muster/transport/shared_mapping.h"
 #include "muster/transport/socket_links.h"
 
 namespace muster::transport {
@@ -35,8 +35,8 @@ class SocketConnector final : public Connector {
   Status settle(std::span<const std::string> verdicts, ConnectorEvents& events) override;
   std::vector<int> hosts() const override { return hosts_; }
   int cores() const override { return cores_; }
-  HostRegion* region() override { return region_.get(); }
-  Mailbox& mailbox() override;
+  shm::HostRegion* region() override { return region_.get(); }
+  shm::Mailbox& mailbox() override;
   void connect(int peer, TimePoint deadline) override;
   bool poll(TimePoint now) override;
   int descriptor() const override { return epoll_.get(); }
@@ -50,7 +50,7 @@ class SocketConnector final : public Connector {
   Status check_contacts() const;
   Status check_reachable(int rank) const;
   std::vector<int> candidates() const;
-  RegionShape shape_for(const std::vector<int>& ranks, std::size_t places, int maker) const;
+  shm::RegionShape shape_for(const std::vector<int>& ranks, std::size_t places, int maker) const;
   Status make_region(const std::vector<int>& ranks);
   Status fetch_region(const std::vector<int>& ranks, TimePoint deadline);
   Status serve_locally();
@@ -89,12 +89,12 @@ class SocketConnector final : public Connector {
   GuardedDescriptor stop_server_;
 
   GuardedDescriptor region_file_;
-  std::shared_ptr<SharedMapping> region_mapping_;
+  std::shared_ptr<shm::SharedMapping> region_mapping_;
   std::size_t places_ = 0;
   MeetingVerdict verdict_;
   std::shared_ptr<LocalArenas> arenas_;
-  std::unique_ptr<HostRegion> region_;
-  Mailbox own_mailbox_;
+  std::unique_ptr<shm::HostRegion> region_;
+  shm::Mailbox own_mailbox_;
   std::vector<int> hosts_;
   int cores_ = 1;
   std::vector<int> place_of_;  // rank to its place in the region, or -1

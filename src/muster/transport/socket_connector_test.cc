@@ -60,14 +60,15 @@ TEST(SocketConnector, ThreadsShareOneMapping) {
   run_threads(3, [&](int me) {
     TestRank rank(options_of(me, 3), board);
     ASSERT_TRUE(rank.join().ok());
-    HostRegion& region = *rank.connector().region();
+    shm::HostRegion& region = *rank.connector().region();
     EXPECT_EQ(region.local_rank(), me);
     seen[static_cast<std::size_t>(me)] = region.at(0);
     // Their arena is one and the same as well.
-    std::byte* const memory = (*Arena::of_process())->allocate(64).value();
-    EXPECT_EQ(region.arena_at((me + 1) % 3, *(*Arena::of_process())->offset_of(memory, 64), 64),
-              memory);
-    (*Arena::of_process())->free(memory);
+    std::byte* const memory = (*shm::Arena::of_process())->allocate(64).value();
+    EXPECT_EQ(
+        region.arena_at((me + 1) % 3, *(*shm::Arena::of_process())->offset_of(memory, 64), 64),
+        memory);
+    (*shm::Arena::of_process())->free(memory);
     rank.barrier();
   });
   EXPECT_EQ(seen[0], seen[1]);
@@ -79,14 +80,14 @@ TEST(SocketConnector, ProcessesSeeEachOthersSegmentsAndArenas) {
   run_processes(2, [&](int me) {
     TestRank rank(options_of(me, 2), board);
     ASSERT_TRUE(rank.join().ok());
-    HostRegion& region = *rank.connector().region();
+    shm::HostRegion& region = *rank.connector().region();
     // Each answers while the other asks: a thread polls, as a fabric's watcher does.
     std::atomic<bool> stop{false};
     std::thread watcher([&] { rank.until([&] { return stop.load(); }); });
     EXPECT_EQ(region.arena_at(1 - me, 0, 1), nullptr) << "no arena is there yet";
     rank.barrier();
     // Made after the ranks have met; having asked in vain before does no harm.
-    Arena& arena = **Arena::of_process();
+    shm::Arena& arena = **shm::Arena::of_process();
     std::byte* const memory = arena.allocate(100'000).value();
     std::memset(memory, 10 + me, 100'000);
     const std::string offset = std::to_string(*arena.offset_of(memory, 100'000));

@@ -251,7 +251,7 @@ TEST_P(ProcessFabric, ARankThatRunsAnotherProgramIsNamedByAllOthers) {
           ::_exit(1);
         }
         // Where the system lets nobody read another's memory, the heartbeat tells it.
-        HostRegion* const region = fabric->region();
+        shm::HostRegion* const region = fabric->region();
         const bool reads = region == nullptr || region->can_read(region->local_rank());
         std::string never(8, 'x');
         const TransferRef receive = fabric->bootstrap().receive(1, 99, writable(never), {});

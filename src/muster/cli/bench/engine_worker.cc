@@ -11,8 +11,8 @@
 #include "muster/collective/communicator.h"
 #include "muster/collective/selection.h"
 #include "muster/launch/spawn.h"
+#include "muster/shm/arena.h"
 #include "muster/store/factory.h"
-#include "muster/transport/arena.h"
 #include "muster/transport/factory.h"
 
 namespace muster::cli::bench {
@@ -43,7 +43,7 @@ class Buffer {
       data_ = own_.data();
       return {};
     }
-    auto heap = transport::Arena::of_process();
+    auto heap = shm::Arena::of_process();
     if (!heap) return heap.status();
     auto taken = (*heap)->allocate(bytes);
     if (!taken) return taken.status();
@@ -60,7 +60,7 @@ class Buffer {
     own_ = {};
   }
   std::vector<std::byte> own_;
-  transport::Arena* arena_ = nullptr;
+  shm::Arena* arena_ = nullptr;
   std::byte* data_ = nullptr;
 };
 

@@ -1,0 +1,74 @@
+#include "muster/shm/mailbox.h"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+#include <utility>
+
+#include "muster/base/host_barrier.h"
+#include "muster/wait/spin_wait.h"
+
+namespace muster::shm {
+namespace {
+
+// Longer than anybody sleeps; keeps the seconds within what every kernel takes.
+constexpr Duration kLongestSleep = std::chrono::hours(1);
+
+// Not FUTEX_PRIVATE: the word may lie in memory that several processes have mapped.
+void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t expected, Duration limit) {
+  const auto nanoseconds = std::clamp(limit, Duration::zero(), kLongestSleep).count();
+  timespec relative{};
+  relative.tv_sec = nanoseconds / 1'000'000'000;
+  relative.tv_nsec = nanoseconds % 1'000'000'000;
+  syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAIT, expected, &relative,
+          nullptr, 0);
+}
+
+// ThreadSanitizer does not know fences; it does know read-modify-writes, which order the same way
+// here.
+#if defined(__SANITIZE_THREAD__)
+void full_fence(std::atomic<std::uint32_t>& word) { word.fetch_add(0, std::memory_order_seq_cst); }
+#else
+void full_fence(std::atomic<std::uint32_t>&) {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+}
+#endif
+
+}  // namespace
+
+static_assert(sizeof(Mailbox) == 64 && std::atomic<std::uint32_t>::is_always_lock_free &&
+                  std::atomic<std::uint64_t>::is_always_lock_free,
+              "a mailbox is one cache line that processes share");
+
+// Publish, fence, look for sleepers here; announce, fence, look at what was published there: one of
+// the two sees the other.
+void Mailbox::wake() {
+  full_fence(sleepers);
+  if (sleepers.load(std::memory_order_relaxed) == 0) return;
+  // A sleeper between its announcement and its sleep holds a ticket that is out of date from here
+  // on.
+  word.fetch_add(1, std::memory_order_acq_rel);
+  if (syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr,
+              nullptr, 0) > 0)
+    note_wakeup();
+}
+
+std::uint32_t Mailbox::prepare_sleep() {
+  sleepers.fetch_add(1, std::memory_order_seq_cst);
+  full_fence(sleepers);
+  if (sends_barriers.load(std::memory_order_relaxed) != 0) send_host_barrier();
+  return word.load(std::memory_order_acquire);
+}
+
+void Mailbox::sleep(std::uint32_t ticket, Duration limit) {
+  futex_wait(word, ticket, limit);
+  sleepers.fetch_sub(1, std::memory_order_release);
+}
+
+void Mailbox::cancel_sleep() { sleepers.fetch_sub(1, std::memory_order_release); }
+
+}  // namespace muster::shm

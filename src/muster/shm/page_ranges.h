@@ -1,0 +1,59 @@
+/// Ranges of an arena that do not overlap, few of them. Not thread-safe.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <iterator>
+#include <map>
+#include <vector>
+
+#include "muster/shm/arena_heap.h"
+
+namespace muster::shm {
+
+class PageRanges {
+ public:
+  using Range = FreePages::Range;
+
+  bool empty() const { return ends_.empty(); }
+  /// One that overlaps with none.
+  void insert(const Range& range) {
+    if (range.bytes > 0) ends_.emplace(range.offset, range.offset + range.bytes);
+  }
+  void erase(const Range& range) { ends_.erase(range.offset); }
+  /// Those that lie in `block`, taken out.
+  std::vector<Range> take_within(const Range& block) {
+    std::vector<Range> taken;
+    const auto first = ends_.lower_bound(block.offset);
+    auto last = first;
+    for (; last != ends_.end() && last->second <= block.offset + block.bytes; ++last)
+      taken.push_back({last->first, static_cast<std::size_t>(last->second - last->first)});
+    ends_.erase(first, last);
+    return taken;
+  }
+  bool touches(const Range& range) const {
+    std::size_t free = 0;
+    each_gap(range, [&](const Range& gap) { free += gap.bytes; });
+    return free < range.bytes;
+  }
+  /// Calls visit(Range) with each part of `range` that lies in none, in order.
+  template <class Visit>
+  void each_gap(const Range& range, Visit visit) const {
+    std::uint64_t at = range.offset;
+    const std::uint64_t end = range.offset + range.bytes;
+    auto next = ends_.upper_bound(at);
+    if (next != ends_.begin()) at = std::max(at, std::prev(next)->second);
+    for (; at < end; ++next) {
+      const bool none = next == ends_.end() || next->first >= end;
+      const std::uint64_t until = none ? end : next->first;
+      if (until > at) visit(Range{at, static_cast<std::size_t>(until - at)});
+      if (none) return;
+      at = next->second;
+    }
+  }
+
+ private:
+  std::map<std::uint64_t, std::uint64_t> ends_;  // by beginning
+};
+
+}  // namespace muster::shm

@@ -1,0 +1,43 @@
+/// Memory files (memfd) and their mappings. Ranks that are threads of one process meet the same
+/// file several times: they share ONE mapping of it, so that an address means the same to all of
+/// them.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "muster/base/descriptor.h"
+#include "muster/base/fork_guard.h"
+#include "muster/base/status.h"
+
+namespace muster::shm {
+
+/// A new memory file of `bytes`, sparse, close-on-exec, sealed against shrinking (no peer can make
+/// our mapping fault) and against other seals.
+Result<Descriptor> make_memory_file(const char* name, std::size_t bytes);
+
+class SharedMapping {
+ public:
+  SharedMapping(std::byte* memory, std::size_t bytes) : memory_(memory), bytes_(bytes) {}
+  SharedMapping(const SharedMapping&) = delete;
+  SharedMapping& operator=(const SharedMapping&) = delete;
+  ~SharedMapping();
+
+  std::byte* memory() const { return memory_; }
+  std::size_t bytes() const { return bytes_; }
+  /// True in a child of the process that made it: what stands there may be its own copy by now.
+  bool forked() const { return mark_.forked(); }
+
+ private:
+  std::byte* memory_;
+  std::size_t bytes_;
+  ProcessMark mark_;
+};
+
+/// The process's mapping of the whole file behind `descriptor`: made now, or the one that is there;
+/// for reading only where a descriptor that can do no more is the first. Code::refused where the
+/// file is smaller than `at_least` or could be shrunk by somebody (it must be a memory file with
+/// the seal). Thread-safe.
+Result<std::shared_ptr<SharedMapping>> map_shared(int descriptor, std::size_t at_least);
+
+}  // namespace muster::shm
