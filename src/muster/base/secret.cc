@@ -124,6 +124,19 @@ Result<std::string> host_key() {
   return Status(Code::refused, path + "/secret vanishes as soon as it is made");
 }
 
+Secret::Proof hmac(ConstBytes key, ConstBytes message) {
+  crypto_auth_hmacsha256_state state;
+  Secret::Proof proof;
+  static_assert(sizeof proof == crypto_auth_hmacsha256_BYTES);
+  crypto_auth_hmacsha256_init(&state, reinterpret_cast<const unsigned char*>(key.data()),
+                              key.size());
+  crypto_auth_hmacsha256_update(&state, reinterpret_cast<const unsigned char*>(message.data()),
+                                message.size());
+  crypto_auth_hmacsha256_final(&state, reinterpret_cast<unsigned char*>(proof.data()));
+  sodium_memzero(&state, sizeof state);
+  return proof;
+}
+
 }  // namespace
 
 Result<std::string> host_directory() {
@@ -161,17 +174,15 @@ std::string Secret::random_text() {
   return hexadecimal(bytes);
 }
 
-Secret::Proof Secret::prove(ConstBytes message) const {
-  crypto_auth_hmacsha256_state state;
-  Proof proof;
-  static_assert(sizeof proof == crypto_auth_hmacsha256_BYTES);
-  crypto_auth_hmacsha256_init(&state, reinterpret_cast<const unsigned char*>(key_.data()),
-                              key_.size());
-  crypto_auth_hmacsha256_update(&state, reinterpret_cast<const unsigned char*>(message.data()),
-                                message.size());
-  crypto_auth_hmacsha256_final(&state, reinterpret_cast<unsigned char*>(proof.data()));
-  sodium_memzero(&state, sizeof state);
-  return proof;
+Secret::Proof Secret::prove(ConstBytes message) const { return hmac(as_bytes(key_), message); }
+
+Secret::Proof Secret::derive(std::string_view purpose) const {
+  Proof extracted = hmac(as_bytes("muster"), as_bytes(key_));
+  std::string info(purpose);
+  info.push_back(1);  // the first block, and the only one
+  const Proof key = hmac(extracted, as_bytes(info));
+  sodium_memzero(extracted.data(), extracted.size());
+  return key;
 }
 
 bool equal_in_constant_time(ConstBytes a, ConstBytes b) {

@@ -14,6 +14,7 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "muster/base/bytes.h"
 #include "muster/base/status.h"
@@ -35,6 +36,9 @@ class Secret {
   Kind kind() const { return kind_; }
   /// HMAC-SHA256 of `message` keyed with the secret.
   Proof prove(ConstBytes message) const;
+  /// A key of its own for `purpose`, which tells nothing of the secret or of other keys
+  /// (HKDF-SHA256, RFC 5869).
+  Proof derive(std::string_view purpose) const;
 
  private:
   Secret(Kind kind, std::string key) : kind_(kind), key_(std::move(key)) {}

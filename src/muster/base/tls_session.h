@@ -1,0 +1,82 @@
+/// TLS 1.3 between two processes of a job, keyed with the job's secret. Bytes in, bytes out: no
+/// sockets, no clock, no threads of its own.
+///
+///   connector -> acceptor   Greeting (`greeting.h`), ClientHello
+///   acceptor  -> connector  Greeting, then a verdict byte that refuses, or ServerHello to Finished
+///   connector -> acceptor   Finished; encrypted: hash of both greetings
+///   acceptor  -> connector  encrypted: verdict byte, hash of both greetings
+///
+/// The pre-shared key is derived from the secret by HKDF for one role of one job; every connection
+/// also makes a Diffie-Hellman key (psk_dhe_ke), so a secret that leaks later opens no recorded
+/// connection. Greetings travel in the clear, so that both sides can say what differs; inside the
+/// connection both compare what they have seen of them. There are no certificates, tickets or early
+/// data. Sources: RFC 8446 and 9257 (external keys), RFC 5869 (HKDF).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "muster/base/bytes.h"
+#include "muster/base/handshake.h"
+#include "muster/base/secret.h"
+#include "muster/base/status.h"
+
+namespace muster {
+
+/// One side of one connection; not thread-safe.
+class TlsSession {
+ public:
+  using Side = Handshake::Side;
+  using Verdict = Handshake::Verdict;
+
+  /// AES-GCM is safe for 2^24.5 full records under one key (RFC 8446, 5.5); a new key is taken
+  /// after so many bytes, long before.
+  static constexpr std::uint64_t kBytesPerKey = std::uint64_t{64} << 30;
+
+  TlsSession(Side side, const Handshake::Hello& hello, const Secret& secret,
+             std::uint64_t bytes_per_key = kBytesPerKey);
+  ~TlsSession();
+  TlsSession(TlsSession&&) noexcept;
+  TlsSession& operator=(TlsSession&&) noexcept;
+
+  /// What has come from the other side; all of it is taken.
+  void feed(ConstBytes ciphertext);
+  /// The same without a copy: at least `bytes` of room, of which the first `came(n)` are then used.
+  MutableBytes room(std::size_t bytes);
+  void came(std::size_t bytes);
+  /// What has come and has not been decrypted yet: the caller stops feeding while this is large.
+  std::size_t unread() const;
+
+  /// What is to be sent, in order; it stays until `sent` says how much of it has gone.
+  ConstBytes output() const;
+  void sent(std::size_t bytes);
+  std::string take_output();
+
+  /// Both sides have proved the secret and agree on the greetings: `write` and `read` work.
+  bool done() const;
+  bool failed() const;
+  /// Code::refused with what differed and what to try; Code::network where bytes were changed on
+  /// the way.
+  const Status& failure() const;
+  Verdict verdict() const;
+  /// What the other side says of itself, to be trusted once `done`.
+  const Handshake::Peer& peer() const;
+  /// Acceptor: refuses a peer that is who it says but is not wanted now. Before `done`.
+  void set_unwelcome();
+
+  /// Encrypts from the pieces in order and says how many bytes; 0 while 256 KiB of output wait to
+  /// be sent. After a failure: that.
+  Result<std::size_t> write(std::span<const ConstBytes> pieces);
+  /// Decrypts into the pieces in order and says how many bytes; 0 where nothing whole has come.
+  Result<std::size_t> read(std::span<const MutableBytes> pieces);
+
+  struct Connection;  ///< private to tls_session.cc
+
+ private:
+  std::unique_ptr<Connection> connection_;
+};
+
+}  // namespace muster
