@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "muster/collective/plan/slices.h"
-#include "muster/collective/region_segment.h"
+#include "muster/shm/segment_layout.h"
 
 namespace muster::collective {
 namespace {

@@ -10,7 +10,7 @@
 #include "muster/collective/call.h"
 #include "muster/collective/communicator_test_job.h"
 #include "muster/collective/plan/cost.h"
-#include "muster/collective/region_segment.h"
+#include "muster/shm/segment_layout.h"
 #include "muster/collective/tuning.h"
 #include "muster/testing/scratch_folder.h"
 

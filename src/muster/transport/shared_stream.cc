@@ -6,7 +6,7 @@
 #include "muster/base/fork_guard.h"
 #include "muster/base/host_barrier.h"
 #include "muster/base/words.h"
-#include "muster/shm/hand_back.h"
+#include "muster/shm/reclaim_lines.h"
 #include "muster/shm/region_view.h"
 
 namespace muster::transport {

@@ -19,7 +19,7 @@
 
 #include "muster/collective/call.h"
 #include "muster/collective/kernels.h"
-#include "muster/collective/region_member.h"
+#include "muster/collective/region/region_member.h"
 #include "muster/shm/arena.h"
 #include "muster/shm/region_memory.h"
 #include "muster/testing/seed.h"

@@ -14,8 +14,8 @@
 #include <utility>
 #include <vector>
 
-#include "muster/collective/region_model_test.h"
-#include "muster/collective/region_segment.h"
+#include "muster/collective/region/region_model_test.h"
+#include "muster/shm/segment_layout.h"
 
 namespace muster::collective::region {
 namespace {

@@ -1,4 +1,4 @@
-#include "muster/shm/hand_back.h"
+#include "muster/shm/reclaim_lines.h"
 
 #include <cstring>
 

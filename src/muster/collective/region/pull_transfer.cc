@@ -12,9 +12,9 @@
 #include <utility>
 
 #include "muster/collective/kernels.h"
-#include "muster/collective/region_member.h"
+#include "muster/collective/region/region_member.h"
 #include "muster/shm/copy_past_caches.h"
-#include "muster/shm/hand_back.h"
+#include "muster/shm/reclaim_lines.h"
 
 namespace muster::collective::region {
 namespace {

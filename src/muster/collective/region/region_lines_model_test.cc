@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "muster/collective/region_model_test.h"
-#include "muster/collective/region_segment.h"
+#include "muster/collective/region/region_model_test.h"
+#include "muster/shm/segment_layout.h"
 #include "muster/testing/budget.h"
 
 namespace muster::collective::region {

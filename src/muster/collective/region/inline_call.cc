@@ -10,8 +10,8 @@
 #include <thread>
 #include <utility>
 
-#include "muster/collective/region_member.h"
-#include "muster/shm/hand_back.h"
+#include "muster/collective/region/region_member.h"
+#include "muster/shm/reclaim_lines.h"
 #include "muster/transport/core_sharing.h"
 #include "muster/wait/spin_wait.h"
 

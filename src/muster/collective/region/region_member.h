@@ -28,7 +28,7 @@
 #include "muster/collective/call.h"
 #include "muster/collective/communicator.h"
 #include "muster/collective/region_group.h"
-#include "muster/collective/region_segment.h"
+#include "muster/shm/segment_layout.h"
 #include "muster/shm/arena.h"
 #include "muster/shm/host_region.h"
 #include "muster/transport/channel.h"

@@ -7,7 +7,7 @@
 ///   out), kWindows results (reduced slices)
 ///
 /// Everything has a single writer, its member, and nothing is ever reset. (Readers of staged memory
-/// hand its lines back, which leaves what stands there: `shm/hand_back.h`.)
+/// hand its lines back, which leaves what stands there: `shm/reclaim_lines.h`.)
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "muster/shm/hand_back.h"
+#include "muster/shm/reclaim_lines.h"
 
 namespace muster::collective::region {
 

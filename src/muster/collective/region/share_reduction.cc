@@ -14,8 +14,8 @@
 #include <cstring>
 
 #include "muster/collective/kernels.h"
-#include "muster/collective/region_member.h"
-#include "muster/shm/hand_back.h"
+#include "muster/collective/region/region_member.h"
+#include "muster/shm/reclaim_lines.h"
 
 namespace muster::collective::region {
 

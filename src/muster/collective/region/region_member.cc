@@ -1,4 +1,4 @@
-#include "muster/collective/region_member.h"
+#include "muster/collective/region/region_member.h"
 
 #include <algorithm>
 #include <chrono>
