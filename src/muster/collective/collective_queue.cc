@@ -158,8 +158,8 @@ bool CollectiveQueue::express(Driver& driver, Underway& underway, const Args& ar
   if (control_.news()) control_.poll();
   if (group_.channel->failed()) return false;
   if (region_)
-    return region_->express(args, underway.call, underway) ||
-           (region_->patient() && !driver.busy() && in_region(underway, args));
+    return region_->try_inline(args, underway.call, underway) ||
+           (region_->may_block() && !driver.busy() && in_region(underway, args));
   if (group_.size() > 1) return !driver.busy() && over_links(underway, args);
   underway.begun();
   run_alone(args);
@@ -190,7 +190,7 @@ bool CollectiveQueue::in_region(Underway& underway, const Args& args) {
   group_.channel->begin(underway.call);
   if (!underway.told) underway.begun();
   Task<Status>& task = underway.task = region_->run(args, underway.call);
-  return region_->attend(task, underway.deadline) && task.peek().ok();
+  return region_->drive_until(task, underway.deadline) && task.peek().ok();
 }
 
 void CollectiveQueue::remove(Operation& operation) noexcept {

@@ -1,6 +1,6 @@
 /// The collectives of a group whose members all share one host region: one control line and a ring
-/// of staging slots per member, buffers in the arena used where they are. Used by `Communicator`
-/// alone.
+/// of staging slots per member; buffers in the arena are used where they are. Used by
+/// `Communicator` alone.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +25,7 @@ class RegionGroup {
   static std::size_t segment_bytes(int members);
 
   /// `segment` was claimed by one member, is zeroed, and its offset is the same on all; `channel`'s
-  /// members are all in `region`. `selection` too. Local: waits for nobody.
+  /// members are all in `region`. `selection` is the same on all too. Local: waits for nobody.
   static std::unique_ptr<RegionGroup> attach(shm::HostRegion& region, std::uint64_t segment,
                                              transport::Channel& channel,
                                              const Selection& selection);
@@ -34,28 +34,27 @@ class RegionGroup {
   /// One collective (any op of info() but send and recv), resumable; nothing inside blocks. `args`
   /// and `call` must outlive the task; `call.sequence` numbers the group's calls without gaps.
   /// Publishes `call`, compares it with every other member's (`Channel::compare`), and ends with
-  /// the channel's failure where the channel has failed (asked in every wait). A member that
-  /// returns success may overwrite its buffers at once, arena or not. Wakes the mailboxes of
-  /// members it has published something for.
+  /// the channel's failure if the channel has failed (asked in every wait). A member that returns
+  /// success may overwrite its buffers at once, arena or not. Wakes the mailboxes of members it has
+  /// published something for.
   virtual Task<Status> run(const Args& args, const transport::Fingerprint& call) = 0;
-  /// The whole of a small call at once, without a task: true when it is over, with success. Else
-  /// `run` must follow with the same call, before any other, and goes on from where this stopped.
-  /// Waits for the others for a moment at most (as long as `attend`). Tells `meanwhile` once it has
-  /// published the call, or before it waits for room to do so; where the call is not for this way,
-  /// nothing.
-  virtual bool express(const Args& args, const transport::Fingerprint& call,
-                       Meanwhile& meanwhile) = 0;
+  /// The whole of a small call, without a task: true if it has ended, with success. Else `run` must
+  /// follow with the same call, before any other, and goes on from where this stopped. Waits for
+  /// the others no longer than `drive_until`. Tells `meanwhile` once it has published the call, or
+  /// before it waits for room to do so. A call that is too large is not begun and tells nothing.
+  virtual bool try_inline(const Args& args, const transport::Fingerprint& call,
+                          Meanwhile& meanwhile) = 0;
   /// Whether the caller's thread may wait for the others: they are not its own fibers.
-  virtual bool patient() const = 0;
-  /// Goes on with a task of `run`, while the thread does nothing else, until it is over (true) or a
-  /// moment has passed: 50 us where every rank has a core, else 0.1 ms for each rank that shares
-  /// one, up to 0.8 ms; none where `express` has waited for the others in vain on a shared core.
-  /// Looks at `deadline` whenever the task has got on. `step()` goes on with what is left.
-  virtual bool attend(Task<Status>& task, TimePoint deadline) = 0;
+  virtual bool may_block() const = 0;
+  /// Goes on with a task of `run`, while the thread does nothing else, until it has ended (true) or
+  /// the time for that is used up: 50 us if every rank has a core, else 0.1 ms for each rank that
+  /// shares one, up to 0.8 ms; none if `try_inline` has waited for the others in vain on a shared
+  /// core. Looks at `deadline` whenever the task has got on. `step()` goes on with what is left.
+  virtual bool drive_until(Task<Status>& task, TimePoint deadline) = 0;
   /// Job ranks whose line the running task waits for: for deadline errors.
   virtual std::vector<int> awaited() const = 0;
   /// The latest call of the member at a position of the group that this member has looked at;
-  /// sequence 0 where it has seen none.
+  /// sequence 0 if it has seen none.
   virtual transport::Fingerprint heard(int member) const = 0;
 };
 

@@ -8,11 +8,14 @@
 /// - `arena.h`: the process's heap of memory that peers map (`arena_heap.h`, `page_ranges.h`).
 ///   `quarantine.h`: its memory that a stopped peer of a failed call may still write to.
 /// - `shared_mapping.h`: memory files (memfd), mapped once per process.
-/// - `hand_back.h`, `copy_past_caches.h`: copies that know who writes a cache line next.
+/// - `segment_layout.h`: what stands where in a group's segment of the region. One member's view of
+///   it: `group_segment.h`, `group_peers.h`, `buffer_ring.h`, `direct_reads.h`,
+///   `core_placement.h`, `outstanding_writers.h`.
+/// - `reclaim_lines.h`, `copy_past_caches.h`, `prefetch.h`: which core owns a cache line next.
 ///
-/// May include base/ and wait/ alone. It knows no message, no channel and no collective: how a rank gets a
-/// peer's descriptor, and what a group writes into its segment, stands in the layers above. Test it
-/// alone: `ctest -R '^shm\.'`.
+/// May include base/ and wait/ alone. It knows no message, no channel and no collective: how a rank
+/// gets a peer's descriptor, and the protocol of a group, stand in the layers above. Test it alone:
+/// `ctest -R '^shm\.'`.
 ///
 /// `HostRegion` is the memory that all ranks of one host and job share: a header, one mailbox per
 /// local rank, byte rings for every ordered pair (`transport/shared_stream.h`), and a heap of

@@ -1,5 +1,5 @@
 /// A cache line through vector registers, for copies that do more with it than memcpy. Private to
-/// base/; the functions are x86-64's only.
+/// shm/; the functions are x86-64's only.
 #pragma once
 
 #include <cstddef>

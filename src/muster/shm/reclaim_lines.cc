@@ -21,20 +21,20 @@ const bool quicker = is_quicker();
 
 }  // namespace
 
-bool hands_back() noexcept { return quicker; }
+bool writes_back_lines() noexcept { return quicker; }
 
-void hand_back(const std::byte* memory, std::size_t bytes) noexcept {
+void reclaim_lines(const std::byte* memory, std::size_t bytes) noexcept {
   if (!quicker) return;
   auto* const lines = const_cast<volatile std::byte*>(memory);
   for (std::size_t at = 0; at < bytes; at += kCopiedLine) lines[at] = lines[at];
 }
 
-void copy_and_hand_back(std::byte* to, const std::byte* from, std::size_t bytes,
-                        bool past_caches) noexcept {
+void copy_and_reclaim_lines(std::byte* to, const std::byte* from, std::size_t bytes,
+                            bool past_caches) noexcept {
   if (past_caches) {
     // One after the other: stores past the caches stall where others come between.
     copy_past_caches(to, from, bytes);
-    return hand_back(from, bytes);
+    return reclaim_lines(from, bytes);
   }
   std::size_t at = 0;
 #if defined(__x86_64__)
@@ -47,7 +47,7 @@ void copy_and_hand_back(std::byte* to, const std::byte* from, std::size_t bytes,
   }
 #endif
   std::memcpy(to + at, from + at, bytes - at);
-  hand_back(from + at, bytes - at);
+  reclaim_lines(from + at, bytes - at);
 }
 
 }  // namespace muster::shm

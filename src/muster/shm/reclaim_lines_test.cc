@@ -16,7 +16,7 @@ std::vector<std::byte> numbered(std::size_t bytes, int salt = 0) {
   return all;
 }
 
-TEST(HandBack, CopiesAndLeavesWhatStandsThere) {
+TEST(ReclaimLines, CopiesAndLeavesWhatStandsThere) {
   for (const std::size_t bytes : {0, 1, 63, 64, 65, 2047, 2048, 2049, 4095, 4096, 4097, 100'000}) {
     for (const std::size_t shift : {0, 1, 40}) {
       for (const bool past_caches : {false, true}) {
@@ -25,7 +25,7 @@ TEST(HandBack, CopiesAndLeavesWhatStandsThere) {
         const auto before = numbered(bytes + shift + 64);
         auto from = before;
         std::vector<std::byte> to(bytes + 2, std::byte{0xee});
-        copy_and_hand_back(to.data() + 1, from.data() + shift, bytes, past_caches);
+        copy_and_reclaim_lines(to.data() + 1, from.data() + shift, bytes, past_caches);
         EXPECT_EQ(from, before);
         EXPECT_EQ(to.front(), std::byte{0xee});
         EXPECT_EQ(to.back(), std::byte{0xee});
@@ -37,7 +37,7 @@ TEST(HandBack, CopiesAndLeavesWhatStandsThere) {
 }
 
 // Slices of several readers lie side by side, in the same lines too.
-TEST(HandBack, NeighboursInALineMayBeAnybodys) {
+TEST(ReclaimLines, NeighboursInALineMayBeAnybodys) {
   constexpr std::size_t kBytes = 1000;
   auto memory = numbered(2 * kBytes);
   const auto before = memory;
@@ -48,17 +48,17 @@ TEST(HandBack, NeighboursInALineMayBeAnybodys) {
   });
   std::vector<std::byte> copied(kBytes);
   for (int time = 0; time < 100; ++time) {
-    hand_back(memory.data(), kBytes);
-    copy_and_hand_back(copied.data(), memory.data(), kBytes);
+    reclaim_lines(memory.data(), kBytes);
+    copy_and_reclaim_lines(copied.data(), memory.data(), kBytes);
   }
   writer.join();
   EXPECT_TRUE(std::equal(memory.begin(), memory.begin() + kBytes, before.begin()));
   EXPECT_TRUE(std::equal(memory.begin() + kBytes, memory.end(), after.begin()));
 }
 
-TEST(HandBack, SeveralReadersHandTheSameBack) {
-  if (!kSeveralHandBack || !hands_back())
-    GTEST_SKIP() << "nobody hands back here, or a race detector is looking";
+TEST(ReclaimLines, SeveralReadersHandTheSameBack) {
+  if (!kSeveralReclaim || !writes_back_lines())
+    GTEST_SKIP() << "no reader reclaims lines here, or a race detector is looking";
   constexpr std::size_t kBytes = 10'000;
   auto memory = numbered(kBytes);
   const auto before = memory;
@@ -67,7 +67,7 @@ TEST(HandBack, SeveralReadersHandTheSameBack) {
   for (auto& copy : copies) {
     readers.emplace_back([&memory, &copy] {
       for (int time = 0; time < 100; ++time)
-        copy_and_hand_back(copy.data(), memory.data(), copy.size());
+        copy_and_reclaim_lines(copy.data(), memory.data(), copy.size());
     });
   }
   for (auto& reader : readers) reader.join();

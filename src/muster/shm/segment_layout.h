@@ -1,13 +1,12 @@
 /// What a group's segment of the host region looks like. Arithmetic and plain structs;
-/// `docs/shared-memory.md` tells the protocol.
-///
-///   lines      for every member a ring of control lines, one for each call under way
-///   progress   for every member one line of counters
-///   staging    for every member: a small slot for each line, kWindows windows (inputs on their way
+/// docs/shared-memory-engine.md explains the protocol.
+/// - lines: for every member a ring of control lines, one for each call under way
+/// - progress: for every member one line of counters
+/// - staging: for every member a small slot for each line, kWindows windows (inputs on their way
 ///   out), kWindows results (reduced slices)
 ///
 /// Everything has a single writer, its member, and nothing is ever reset. (Readers of staged memory
-/// hand its lines back, which leaves what stands there: `shm/reclaim_lines.h`.)
+/// reclaim its lines, which leaves what stands there: `shm/reclaim_lines.h`.)
 #pragma once
 
 #include <algorithm>
@@ -18,38 +17,37 @@
 
 #include "muster/shm/reclaim_lines.h"
 
-namespace muster::collective::region {
+namespace muster::shm {
 
-/// Calls that a member may be ahead of the slowest one: many, since where ranks share a core each
-/// wait for the others' turn costs as much as several calls. Fewer in groups of which each member
-/// would otherwise take much memory.
+/// Calls that a member may be ahead of the slowest one: many, since on a shared core each wait for
+/// the others' turn costs as much as several calls. Fewer in groups of more than 16 members, to
+/// bound their memory.
 inline constexpr std::uint64_t kMostSlots = 128, kFewSlots = 32;
-/// Payload inside the line.
+/// Data inside the line.
 inline constexpr std::size_t kInlineBytes = 72;
-/// Payload staged beside the line, as long-lived as it.
+/// Data staged beside the line, which lives as long as the line.
 inline constexpr std::size_t kSlotBytes = 16 * 1024;
-/// A member whose largest slice is at least that has its slices copied from its memory where
-/// readers can. Windows are quicker for smaller ones, and where lines are handed back for larger
-/// ones too, between two members for all.
-inline std::size_t read_bytes(std::size_t members) {
+/// Slices of at least this size are read directly from the giver's memory (process_vm_readv). Below
+/// it, staging is faster. On CPUs on which readers write lines back the threshold is higher, and
+/// with two members direct reads are never used.
+inline std::size_t direct_read_bytes(std::size_t members) {
   constexpr std::size_t kNever = std::numeric_limits<std::size_t>::max(), kMiB = 1024 * 1024;
-  if (!shm::hands_back()) return members == 2 ? kMiB : kMiB / 8;
+  if (!writes_back_lines()) return members == 2 ? kMiB : kMiB / 8;
   return members == 2 ? kNever : 2 * kMiB;
 }
-/// As much of them at a time: beyond that the call asks whether the group has failed.
-inline constexpr std::size_t kReadPiece = 4 * 1024 * 1024;
-/// Of the next call's slot so much is fetched while this call waits (`fetch_ahead`), so that needs
-/// no handing back. Beyond that the caches have better to do.
+/// Bytes of one direct read. Between two of them the call asks whether the group has failed.
+inline constexpr std::size_t kDirectReadPiece = 4 * 1024 * 1024;
+/// Bytes of the next call's slot that are prefetched while this call waits. They need no
+/// write-back.
 inline constexpr std::size_t kFetchedBytes = 1024;
 /// Windows that a member may have filled ahead of its readers.
 inline constexpr std::size_t kWindows = 4;
 inline constexpr std::size_t kCacheLine = 64;
-/// What is reduced, or handed on, at a time: it is still in the cache for what is done with it
-/// next.
+/// Bytes that are reduced or handed on at a time: they are still in the cache for the next step.
 inline constexpr std::size_t kBlockBytes = 8 * 1024;
 
 /// Where a member's data stands.
-enum class Place : std::uint8_t {
+enum class BufferLocation : std::uint8_t {
   nothing,   ///< no bytes
   line,      ///< in the control line
   slot,      ///< in the slot beside it
@@ -60,13 +58,21 @@ enum class Place : std::uint8_t {
   memory,    ///< where it is: at an address of the member's process, which its reader copies from
 };
 
-/// Whether readers go to the member's own memory: it must wait for them then.
-constexpr bool in_place(Place place) { return place == Place::arena || place == Place::memory; }
+/// Whether readers go to the member's own memory. It must wait for them then.
+constexpr bool in_place(BufferLocation location) {
+  return location == BufferLocation::arena || location == BufferLocation::memory;
+}
 
-/// Whether it stands in a slot or passes through windows: in lines that are the writer's again once
-/// all have read them.
-constexpr bool is_staged(Place place) {
-  return place == Place::slot || place == Place::slot_row || place == Place::window;
+/// Whether the data stands in a slot or passes through windows, whose lines the writer fills again
+/// once all have read them.
+constexpr bool is_staged(BufferLocation location) {
+  return location == BufferLocation::slot || location == BufferLocation::slot_row ||
+         location == BufferLocation::window;
+}
+
+/// Whether it is a row of equally long slices, one for each other member.
+constexpr bool is_row(BufferLocation location) {
+  return location == BufferLocation::line_row || location == BufferLocation::slot_row;
 }
 
 /// Which slice of a member's row is for `reader`.
@@ -78,15 +84,15 @@ constexpr std::size_t place_in_row(int member, int reader) {
 /// has `seen` it.
 struct alignas(2 * kCacheLine) Line {
   std::atomic<std::uint64_t> sequence;  ///< of the call that stands here
-  std::uint64_t seen;  ///< the writer has done with every member's lines up to this sequence
+  std::uint64_t seen;  ///< the writer has finished with every member's lines up to this sequence
   std::uint8_t op, dtype, reduce, flags;
   std::int32_t root;
   std::uint64_t count;
   std::uint64_t digest;
-  std::uint64_t bytes;  ///< of the input; of all slices together where there is one for each member
-  Place place;  ///< of the input; with slices: a row, `slot`, else `window`, whatever the table
-                ///< says of each
-  Place output_place;  ///< `arena` where peers may store results straight into the output
+  std::uint64_t bytes;  ///< of the input; of all slices together if there is one for each member
+  /// Of the input. With slices: a row, `slot` or else `window`, whatever the table says of each.
+  BufferLocation location;
+  BufferLocation output_location;  ///< `arena`: peers may store results straight into the output
   std::uint8_t first_window;
   std::uint8_t first_result;
   union {
@@ -94,15 +100,15 @@ struct alignas(2 * kCacheLine) Line {
       std::uint64_t input;   ///< arena offset, or address
       std::uint64_t output;  ///< arena offset
     };
-    std::byte payload[kInlineBytes];  ///< where `place` says that it stands in the line
+    std::byte payload[kInlineBytes];  ///< where `location` says that it stands in the line
   };
 };
 static_assert(sizeof(Line) == 2 * kCacheLine &&
               offsetof(Line, payload) + kInlineBytes == sizeof(Line));
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
-/// A point in the life of the group: call and step. Counters hold positions, so a member that is
-/// done with a call has passed all its steps whatever their number. Wraps around; compare with
+/// A point in the life of the group: call and step. Counters hold positions, so a member that has
+/// finished a call has passed all its steps, however many those were. Wraps around; compare with
 /// `reached`.
 using Position = std::uint64_t;
 constexpr Position position(std::uint64_t sequence, std::uint64_t step) {
@@ -112,8 +118,8 @@ constexpr Position end_of(std::uint64_t sequence) { return position(sequence + 1
 constexpr bool reached(Position counter, Position wanted) {
   return static_cast<std::int64_t>(counter - wanted) >= 0;
 }
-/// Positions compare over half of their range, 2^39 calls. So often every member brings up to date
-/// what it keeps of earlier ones.
+/// Positions compare over half of their range, 2^39 calls. After this many calls every member
+/// brings up to date what it keeps of earlier ones.
 inline constexpr std::uint64_t kRefreshEvery = std::uint64_t{1} << 32;
 
 enum class Counter : std::uint8_t {
@@ -125,23 +131,22 @@ inline constexpr int kCounters = 3;
 
 struct alignas(2 * kCacheLine) Progress {
   std::atomic<Position> counters[kCounters];
-  std::atomic<std::uint64_t>
-      seen;  ///< like Line::seen, brought up to date while the member waits for a free line
-  std::atomic<std::uint64_t>
-      gave_up;  ///< sequence of the call that failed on this member; 0: none has. Final.
-  std::atomic<std::uint32_t>
-      reads;  ///< 1: the member can copy from the memory of all others. Final.
-  std::atomic<std::uint32_t> core;  ///< 1 + the processor that the member was on when it last
-                                    ///< blocked in a call; 0: nobody knows
+  /// Like Line::seen, brought up to date while the member waits for a free line.
+  std::atomic<std::uint64_t> seen;
+  /// Sequence of the call that failed on this member; 0: none has. Final.
+  std::atomic<std::uint64_t> aborted;
+  /// 1: the member can copy from the memory of all others. Final.
+  std::atomic<std::uint32_t> reads;
+  /// 1 + the processor on which the member was when it last blocked in a call; 0: not known.
+  std::atomic<std::uint32_t> core;
 };
 
-/// An entry of the table at the start of a slot, where a member gives each member a slice of its
-/// own.
+/// An entry of the table at the start of a slot, if a member gives each member its own slice.
 struct Slice {
   std::uint64_t bytes;
   std::uint64_t where;  ///< byte of the slot, offset in the arena, or address
-  Place place;
-  bool lent;  ///< stands in the arena, and its reader hands its lines back
+  BufferLocation location;
+  bool granted;  ///< stands in the arena, and its only reader reclaims its lines
   std::byte spare[6];
 };
 static_assert(sizeof(Slice) == 24);
@@ -150,8 +155,8 @@ constexpr std::size_t align_up(std::size_t value, std::size_t to) {
   return (value + to - 1) / to * to;
 }
 
-struct Layout {
-  explicit constexpr Layout(int size)
+struct SegmentLayout {
+  explicit constexpr SegmentLayout(int size)
       : members(static_cast<std::size_t>(size)),
         slots(members <= 16 ? kMostSlots : kFewSlots),
         table_bytes(align_up(members * sizeof(Slice), kCacheLine)),
@@ -218,4 +223,4 @@ constexpr Share share_of(std::size_t length, std::size_t members, std::size_t me
   return {begin, length - begin < part ? length : begin + part};
 }
 
-}  // namespace muster::collective::region
+}  // namespace muster::shm

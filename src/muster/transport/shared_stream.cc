@@ -98,8 +98,8 @@ void SharedStream::put(ConstBytes piece) {
 void SharedStream::take(MutableBytes piece) {
   const std::size_t at = static_cast<std::size_t>(head_) & (in_.bytes - 1);
   const std::size_t first = std::min(piece.size(), in_.bytes - at);
-  shm::copy_and_hand_back(piece.data(), in_.data + at, first);
-  shm::copy_and_hand_back(piece.data() + first, in_.data, piece.size() - first);
+  shm::copy_and_reclaim_lines(piece.data(), in_.data + at, first);
+  shm::copy_and_reclaim_lines(piece.data() + first, in_.data, piece.size() - first);
   head_ += piece.size();
 }
 
@@ -121,8 +121,8 @@ std::array<ConstBytes, 2> SharedStream::look() {
 void SharedStream::drop(std::size_t bytes) {
   const std::size_t at = static_cast<std::size_t>(head_) & (in_.bytes - 1);
   const std::size_t first = std::min(bytes, in_.bytes - at);
-  shm::hand_back(in_.data + at, first);
-  shm::hand_back(in_.data, bytes - first);
+  shm::reclaim_lines(in_.data + at, first);
+  shm::reclaim_lines(in_.data, bytes - first);
   head_ += bytes;
   tell_writer();
 }

@@ -1,4 +1,4 @@
-// Windows, results and counters of the shared region (`RegionMember::pull`, `reduce_shares`) as a
+// Windows, results and counters of the shared region (`PullTransfer`, `ShareReduction`) as a
 // model, explored in every interleaving of its accesses to shared memory.
 //
 // Two windows and two results a member, so that each is reused within a few calls. In each state
@@ -19,6 +19,11 @@
 
 namespace muster::collective::region {
 namespace {
+
+using shm::end_of;
+using shm::Position;
+using shm::position;
+using shm::reached;
 
 // Reading includes handing back, which is over before the counter says that the reader is done:
 // nobody but readers is there meanwhile. A member is a list of steps; each touches shared memory

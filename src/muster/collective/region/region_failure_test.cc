@@ -123,7 +123,7 @@ TEST(RegionFailure, MemoryReadFromAMemberThatGaveUpIsNoSuccess) {
     SCOPED_TRACE(unmapped);
     Random random(1);
     RegionJob job(3, {}, true);
-    CallShape shape = shape_of(Op::scatter, read_bytes(3), 0);
+    CallShape shape = shape_of(Op::scatter, direct_read_bytes(3), 0);
     shape.dtype = DType::uint8;
     TestCall first(shape, 3, 1, random);
     auto tasks = start(job, first);
@@ -131,20 +131,21 @@ TEST(RegionFailure, MemoryReadFromAMemberThatGaveUpIsNoSuccess) {
 
     TestCall call(shape, 3, 2, random);
     Args given = call.args(0);
-    void* const mapping =
-        ::mmap(nullptr, read_bytes(3), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void* const mapping = ::mmap(nullptr, direct_read_bytes(3), PROT_READ | PROT_WRITE,
+                                 MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     ASSERT_NE(mapping, MAP_FAILED);
-    given.inputs[1] = {static_cast<const std::byte*>(mapping), read_bytes(3)};
+    given.inputs[1] = {static_cast<const std::byte*>(mapping), direct_read_bytes(3)};
     tasks[0] = job.run(0, given, call.fingerprint(0));
     tasks[1] = job.run(1, call.args(1), call.fingerprint(1));
     EXPECT_FALSE(tasks[0].step());
     if (unmapped) {
-      ::munmap(mapping, read_bytes(3));
+      ::munmap(mapping, direct_read_bytes(3));
       while (!tasks[1].step()) std::this_thread::yield();  // a better cause may come for a moment
       const Status status = tasks[1].result();
       EXPECT_EQ(status.code(), Code::peer_failed);
       EXPECT_EQ(status.ranks(), std::vector<int>{job_rank(0)});
-      EXPECT_NE(status.message().find(std::to_string(read_bytes(3)) + " bytes"), std::string::npos)
+      EXPECT_NE(status.message().find(std::to_string(direct_read_bytes(3)) + " bytes"),
+                std::string::npos)
           << status.message();
       ASSERT_TRUE(tasks[0].step());
       continue;
@@ -154,7 +155,7 @@ TEST(RegionFailure, MemoryReadFromAMemberThatGaveUpIsNoSuccess) {
     job.channels[1]->fail(Status(Code::timed_out, "too late", {10}));
     EXPECT_TRUE(tasks[1].step());
     EXPECT_EQ(tasks[1].result().code(), Code::timed_out);
-    ::munmap(mapping, read_bytes(3));
+    ::munmap(mapping, direct_read_bytes(3));
   }
 }
 
@@ -192,7 +193,7 @@ class OneGivesMuch {
 
  private:
   static constexpr int kMembers = 3;
-  static std::size_t bytes(int giver) { return giver == 0 ? read_bytes(kMembers) : 1000; }
+  static std::size_t bytes(int giver) { return giver == 0 ? direct_read_bytes(kMembers) : 1000; }
   std::deque<std::vector<std::byte>> memory_;
   std::vector<Args> args_;
   std::vector<transport::Fingerprint> calls_;
@@ -227,7 +228,7 @@ TEST(RegionFailure, WhoIsReadInItsMemoryLeavesItToThoseThatHaveBegun) {
 TEST(RegionFailure, ARootThatIsReadInItsMemoryFailsAtOnce) {
   Random random(1);
   RegionJob job(3, {}, true);
-  CallShape shape = shape_of(Op::scatter, read_bytes(3), 0);
+  CallShape shape = shape_of(Op::scatter, direct_read_bytes(3), 0);
   shape.dtype = DType::uint8;
   TestCall before(shape, 3, 1, random), call(shape, 3, 2, random);
   auto first = start(job, before);
@@ -288,7 +289,7 @@ TEST(RegionFailure, AGiverThatIsThroughSeesItAtItsNextCall) {
 TEST(RegionFailure, MemoryOfAProcessThatIsClosedToOthersGoesThroughWindows) {
   Random random(1);
   RegionJob job(3, {}, true);
-  CallShape shape = shape_of(Op::scatter, read_bytes(3), 0);
+  CallShape shape = shape_of(Op::scatter, direct_read_bytes(3), 0);
   shape.dtype = DType::uint8;
   for (std::uint64_t sequence = 1; sequence <= 4; ++sequence) {
     const bool closed = sequence == 3;
@@ -355,7 +356,7 @@ TEST(RegionFailure, AFailedMemberWaitsForPeersThatMayBeStoringIntoItsOutput) {
 
 // The same of inputs in the arena whose reader writes their lines back.
 TEST(RegionFailure, AFailedMemberWaitsForPeersThatMayBeHandingItsInputsBack) {
-  if (!shm::hands_back()) GTEST_SKIP() << "nobody hands back here";
+  if (!shm::writes_back_lines()) GTEST_SKIP() << "no reader reclaims lines here";
   expect_to_wait_for_whoever_has_begun(Op::reduce_scatter, 40'000);
 }
 
@@ -442,7 +443,7 @@ TEST(RegionFailure, WhatAPeerMayBeStoringIntoIsQuarantined) {
 }
 
 TEST(RegionFailure, WhatAPeerMayBeHandingBackIsQuarantined) {
-  if (!shm::hands_back()) GTEST_SKIP() << "nobody hands back here";
+  if (!shm::writes_back_lines()) GTEST_SKIP() << "no reader reclaims lines here";
   for (const bool dropped : {false, true})
     expect_what_is_lent_to_be_quarantined(Op::reduce_scatter, dropped);
 }
@@ -450,7 +451,7 @@ TEST(RegionFailure, WhatAPeerMayBeHandingBackIsQuarantined) {
 // Who has all it needs, but one of whom has given up, does not touch what that one lent, and fails
 // with it.
 TEST(RegionFailure, NobodyReducesWhatWasLentByAMemberThatGaveUp) {
-  if (!shm::hands_back()) GTEST_SKIP() << "nobody hands back here";
+  if (!shm::writes_back_lines()) GTEST_SKIP() << "no reader reclaims lines here";
   Random random(1);
   RegionJob job(2);
   for (auto& channel : job.channels) channel->spread = nullptr;

@@ -22,7 +22,7 @@ constexpr std::size_t kMostBytes =
 // Element counts around every border: the line, the slot, a share, a window, several windows.
 std::vector<std::size_t> counts_for(Op op, DType dtype, int members, Random& random) {
   const std::size_t element = size_of(dtype);
-  const Layout layout(members);
+  const SegmentLayout layout(members);
   const std::size_t chunk = info(op).lists_input ? layout.column_bytes : layout.window_bytes;
   std::vector<std::size_t> counts{
       0, 1, 2, 47, 4097 / element + 1, (2 * chunk + 8 * 1024) / element + draw(random, 100)};
@@ -166,7 +166,7 @@ CallShape random_shape(Random& random, int members, std::size_t most_bytes) {
 
 TEST(RegionGroup, AWindowOfAVeryLargeGroupHasAColumnForEveryMember) {
   for (const int members : {2, 16, 17, 4096, 4097, 10'000, 100'000}) {
-    const Layout layout(members);
+    const SegmentLayout layout(members);
     EXPECT_GE(layout.column_bytes, kCacheLine) << members;
     EXPECT_LE(layout.column_bytes * layout.members, layout.window_bytes) << members;
   }
@@ -218,7 +218,7 @@ TEST(RegionGroup, CallsGoOnAfterHalfOfAllPositions) {
 TEST(RegionGroup, SmallCallsOfManyMembersAreReducedWhole) {
   constexpr int kMembers = 32;
   constexpr std::size_t kLong = 3072;
-  ASSERT_GT(kLong * sizeof(float), Layout(kMembers).column_bytes);
+  ASSERT_GT(kLong * sizeof(float), SegmentLayout(kMembers).column_bytes);
   RegionJob job(kMembers);
   std::vector<std::vector<float>> inputs, outputs;
   std::vector<Args> args(kMembers);
@@ -239,8 +239,8 @@ TEST(RegionGroup, SmallCallsOfManyMembersAreReducedWhole) {
   const transport::Fingerprint fingerprint = fingerprint_of(args[0], 1);
   for (int member = 0; member < kMembers; ++member) {
     Told told;
-    const bool over =
-        job.groups[RegionJob::at(member)]->express(args[RegionJob::at(member)], fingerprint, told);
+    const bool over = job.groups[RegionJob::at(member)]->try_inline(args[RegionJob::at(member)],
+                                                                    fingerprint, told);
     EXPECT_EQ(over, member == kMembers - 1) << "member " << member;
     EXPECT_EQ(told.times, 1) << "member " << member;
   }
@@ -282,7 +282,7 @@ TEST(RegionGroup, AMemberWithNothingToTakeHasDoneWithTheOthersMemory) {
   EXPECT_FALSE(first.step());
   EXPECT_FALSE(second.step());
   Told told;
-  if (!job.groups[2]->express(args[2], fingerprint, told)) {
+  if (!job.groups[2]->try_inline(args[2], fingerprint, told)) {
     auto third = job.groups[2]->run(args[2], fingerprint);
     ASSERT_TRUE(third.step());
     ASSERT_TRUE(third.result().ok());
@@ -343,7 +343,7 @@ TEST(RegionGroup, LargeSlicesAreCopiedFromWhereTheyAre) {
     CallShape shape;
     shape.op = Op::scatter;
     shape.dtype = DType::uint8;
-    shape.count = read_bytes(3) + 1;
+    shape.count = direct_read_bytes(3) + 1;
     shape.arena = 0;
     for (std::uint64_t sequence = 1; sequence < 5; ++sequence) {
       SCOPED_TRACE(sequence);
@@ -482,7 +482,7 @@ TEST(RegionGroup, AThreadAttendsToItsCallForAMoment) {
       job.channels[RegionJob::at(member)]->begin(sum.fingerprint(member));
       tasks.push_back(
           job.groups[RegionJob::at(member)]->run(sum.args(member), sum.fingerprint(member)));
-      EXPECT_FALSE(job.groups[RegionJob::at(member)]->attend(tasks.back(), never))
+      EXPECT_FALSE(job.groups[RegionJob::at(member)]->drive_until(tasks.back(), never))
           << "others have shares to reduce";
     }
     ASSERT_TRUE(finish(tasks));
@@ -495,7 +495,7 @@ TEST(RegionGroup, AThreadAttendsToItsCallForAMoment) {
       job.channels[RegionJob::at(member)]->begin(news.fingerprint(member));
       Task<Status> task =
           job.groups[RegionJob::at(member)]->run(news.args(member), news.fingerprint(member));
-      EXPECT_TRUE(job.groups[RegionJob::at(member)]->attend(task, never))
+      EXPECT_TRUE(job.groups[RegionJob::at(member)]->drive_until(task, never))
           << "all that member " << member << " needs is there";
       EXPECT_TRUE(news.check(member));
     }
@@ -506,7 +506,7 @@ TEST(RegionGroup, AThreadAttendsToItsCallForAMoment) {
     Task<Status> task = job.groups[0]->run(failing.args(0), failing.fingerprint(0));
     EXPECT_FALSE(task.step());
     job.channels[1]->fail(Status(Code::aborted, "enough"));
-    EXPECT_TRUE(job.groups[0]->attend(task, never));
+    EXPECT_TRUE(job.groups[0]->drive_until(task, never));
     EXPECT_EQ(task.result().code(), Code::aborted);
   }
 }
@@ -531,7 +531,7 @@ TEST(RegionGroup, AThreadThatGetsOnLooksAtItsDeadline) {
           job.groups[RegionJob::at(member)]->run(call.args(member), call.fingerprint(member)));
     }
     EXPECT_FALSE(tasks[0].step());
-    EXPECT_FALSE(job.groups[1]->attend(tasks[1], steady_clock().now()));
+    EXPECT_FALSE(job.groups[1]->drive_until(tasks[1], steady_clock().now()));
     ASSERT_TRUE(finish(tasks));
     for (int member = 0; member < 2; ++member) EXPECT_TRUE(call.check(member));
   }
@@ -546,21 +546,21 @@ TEST(RegionGroup, ALateCallIsWaitedForOnce) {
     TestCall call({.op = Op::all_reduce, .dtype = DType::int32, .count = 2}, 2, 1, random);
     Told told;
     job.channels[0]->begin(call.fingerprint(0));
-    ASSERT_FALSE(job.groups[0]->express(call.args(0), call.fingerprint(0), told));
+    ASSERT_FALSE(job.groups[0]->try_inline(call.args(0), call.fingerprint(0), told));
     Task<Status> first = job.groups[0]->run(call.args(0), call.fingerprint(0));
     job.channels[1]->begin(call.fingerprint(1));
-    ASSERT_TRUE(job.groups[1]->express(call.args(1), call.fingerprint(1), told));
-    EXPECT_EQ(job.groups[0]->attend(first, TimePoint::max()), !crowded);
+    ASSERT_TRUE(job.groups[1]->try_inline(call.args(1), call.fingerprint(1), told));
+    EXPECT_EQ(job.groups[0]->drive_until(first, TimePoint::max()), !crowded);
     ASSERT_TRUE(first.step());
     for (int member = 0; member < 2; ++member) EXPECT_TRUE(call.check(member));
 
     // One that goes on without its moment leaves nothing behind for the next.
     TestCall late({.op = Op::all_reduce, .dtype = DType::int32, .count = 2}, 2, 2, random);
     job.channels[0]->begin(late.fingerprint(0));
-    ASSERT_FALSE(job.groups[0]->express(late.args(0), late.fingerprint(0), told));
+    ASSERT_FALSE(job.groups[0]->try_inline(late.args(0), late.fingerprint(0), told));
     first = job.groups[0]->run(late.args(0), late.fingerprint(0));
     job.channels[1]->begin(late.fingerprint(1));
-    ASSERT_TRUE(job.groups[1]->express(late.args(1), late.fingerprint(1), told));
+    ASSERT_TRUE(job.groups[1]->try_inline(late.args(1), late.fingerprint(1), told));
     ASSERT_TRUE(first.step());
     TestCall news(
         {.op = Op::broadcast, .dtype = DType::int32, .count = 64 * 1024, .root = 0, .arena = 0}, 2,
@@ -568,10 +568,10 @@ TEST(RegionGroup, ALateCallIsWaitedForOnce) {
     for (int member = 0; member < 2; ++member) {
       RegionGroup& group = *job.groups[RegionJob::at(member)];
       job.channels[RegionJob::at(member)]->begin(news.fingerprint(member));
-      ASSERT_FALSE(group.express(news.args(member), news.fingerprint(member), told))
+      ASSERT_FALSE(group.try_inline(news.args(member), news.fingerprint(member), told))
           << "more than fits beside a line";
       Task<Status> task = group.run(news.args(member), news.fingerprint(member));
-      EXPECT_TRUE(group.attend(task, TimePoint::max()));
+      EXPECT_TRUE(group.drive_until(task, TimePoint::max()));
     }
   }
 }

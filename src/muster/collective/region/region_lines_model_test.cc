@@ -1,4 +1,4 @@
-// Control lines of the shared region, run-ahead and late looks (`RegionMember::room_for_line`,
+// Control lines of the shared region, run-ahead and late looks (`ControlLines::has_room`,
 // `see`, `publish`) as a model, explored in every interleaving of its accesses to shared memory.
 //
 // Rings of two, so that every line is reused within a few calls. In each state that can be reached:

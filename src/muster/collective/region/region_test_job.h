@@ -27,6 +27,20 @@
 
 namespace muster::collective::region {
 
+using shm::BufferLocation;
+using shm::direct_read_bytes;
+using shm::kCacheLine;
+using shm::kInlineBytes;
+using shm::kMostSlots;
+using shm::kRefreshEvery;
+using shm::kSlotBytes;
+using shm::kWindows;
+using shm::Line;
+using shm::Missing;
+using shm::missing_among;
+using shm::SegmentLayout;
+using shm::Slice;
+
 using Random = std::mt19937_64;
 inline std::size_t draw(Random& random, std::size_t below) {
   return std::uniform_int_distribution<std::size_t>(0, below - 1)(random);
@@ -171,14 +185,15 @@ class RegionJob {
   /// a call whose slices do not fit its slot.
   bool stays(int giver, std::uint64_t sequence, int reader) {
     const auto begin =
-        align_up(reinterpret_cast<std::uintptr_t>(regions[0]->at(segment_)), sizeof(Line));
-    return reinterpret_cast<const Slice*>(begin + Layout(size()).slot(giver, sequence))[reader]
-               .place == Place::memory;
+        shm::align_up(reinterpret_cast<std::uintptr_t>(regions[0]->at(segment_)), sizeof(Line));
+    return reinterpret_cast<const Slice*>(begin +
+                                          SegmentLayout(size()).slot(giver, sequence))[reader]
+               .location == BufferLocation::memory;
   }
   /// Whether a giver's windows hold slices so long whole: it is done then before anybody has read
   /// them.
   bool windows_hold(std::size_t bytes) const {
-    return bytes <= kWindows * Layout(size()).column_bytes;
+    return bytes <= kWindows * SegmentLayout(size()).column_bytes;
   }
   int size() const { return static_cast<int>(groups.size()); }
   Task<Status> run(int member, const Args& args, const transport::Fingerprint& call) {
@@ -200,7 +215,7 @@ class RegionJob {
   static Task<Status> begin_expressly(RegionGroup& group, const Args& args,
                                       transport::Fingerprint call) {
     Told told;
-    if (group.express(args, call, told)) co_return Status();
+    if (group.try_inline(args, call, told)) co_return Status();
     co_return co_await group.run(args, call);
   }
 

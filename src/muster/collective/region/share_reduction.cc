@@ -1,206 +1,202 @@
-// Large all_reduces and reduces: each member reduces its share of every window and hands the result
-// to all, or to the root.
-//
-// An input in the arena is read where it is; a private one passes through its owner's windows, but
-// for the share that the owner reduces itself. A result is stored straight into outputs in the
-// arena; for private ones it stands in the reducer's result buffer until they have copied it. Every
-// mix of the two works, member by member. In place is safe: of a member's memory, only the reducer
-// of a share reads that share's input, and it stores the result after that.
-//
-// A private result has to be handed on, and a reduce's goes to one member only. So where the
-// others' cores would gain little, between two members or where members share cores, the root of a
-// reduce takes the shares of those with private inputs too. They give and are done.
-#include <algorithm>
+#include "muster/collective/region/share_reduction.h"
+
 #include <cstring>
+#include <optional>
+#include <utility>
 
 #include "muster/collective/kernels.h"
-#include "muster/collective/region/region_member.h"
 #include "muster/shm/reclaim_lines.h"
 
 namespace muster::collective::region {
-
 namespace {
 
-// Of members that share cores, beyond that the root's way through all inputs is the longer one.
+using shm::BufferLocation;
+using shm::Counter;
+using shm::Line;
+
+// If members share cores, the root's way through all inputs is the longer one beyond that.
 constexpr std::size_t kMostForRoot = 4 * 1024 * 1024;
 
-/// Bytes of a round where the root reduces for others: they fill some while it reduces one, and all
-/// of those stay in the caches.
+/// Bytes of a round if the root reduces for others: they fill some while it reduces one, and all of
+/// those stay in the caches.
 std::size_t round_for_root(std::size_t members, std::size_t bytes) {
   if (members > 2) return 256 * 1024;
-  return std::clamp(align_up(bytes / 16, kCacheLine), std::size_t{32 * 1024},
+  return std::clamp(shm::align_up(bytes / 16, shm::kCacheLine), std::size_t{32 * 1024},
                     std::size_t{128 * 1024});
 }
 
 }  // namespace
 
-struct RegionMember::Reduction {
-  const Args& args;
-  ConstBytes input;
-  std::size_t element = 1;
-  std::size_t grain = 1;  // elements in a cache line
-  std::size_t count = 0;
-  std::size_t window = 0;  // elements
-  std::size_t rounds = 0;
-  int root = -1;                   // the only one that wants the result; -1: all do
-  bool scaled = false;             // premul_sum: my windows hold the product, my own share too
-  bool staged = false;             // my input passes through my windows
-  bool copies = false;             // I copy results out of the others' buffers
-  bool offers = false;             // somebody copies results out of my buffer
-  bool hands_back = false;         // what I read of the others' windows
-  bool results_come_back = false;  // and of their results
-  bool by_root = false;            // the root reduces the shares of members with private inputs
-  bool late = false;  // the root fills its first window after its line: only then it knows that
-                      // others reduce
+ReductionPlan ShareReduction::plan(const Args& args) {
+  const std::size_t members = my_.segment.layout().members;
+  ReductionPlan plan{args, args.inputs[0]};
+  plan.element = size_of(args.dtype);
+  plan.grain = shm::kCacheLine / plan.element;
+  plan.count = plan.input.size() / plan.element;
+  plan.root = args.op == Op::reduce ? args.root : -1;
+  plan.by_root =
+      plan.root >= 0 &&
+      (members == 2 || (my_.topology.oversubscribed() && plan.input.size() <= kMostForRoot));
+  plan.cut(plan.by_root ? round_for_root(members, plan.input.size())
+                        : my_.segment.layout().window_bytes);
+  plan.scaled = args.reduce == Reduce::premul_sum;
+  plan.reclaims = shm::writes_back_lines();
+  plan.reclaims_results =
+      plan.reclaims && (plan.root >= 0 || members == 2 ||
+                        my_.planner.several_reclaim(args.op, members * plan.input.size()));
+  return plan;
+}
 
-  void cut(std::size_t bytes) {
-    window = bytes / element;
-    rounds = (count + window - 1) / window;
-  }
-  bool wants(int member) const { return root < 0 || root == member; }
-  std::size_t start(std::size_t round) const { return round * window; }
-  std::size_t length(std::size_t round) const { return std::min(window, count - start(round)); }
-  Share share(std::size_t round, std::size_t members, int member) const {
-    return share_of(length(round), members, static_cast<std::size_t>(member), grain);
-  }
-};
+/// Says in this member's line where its input and output stand.
+void ShareReduction::place(ReductionPlan& plan) {
+  const int rank = my_.segment.rank();
+  const auto input = plan.scaled || my_.planner.copies_from_arena(plan.args.op, plan.input.size())
+                         ? std::nullopt
+                         : my_.placement.arena_offset(plan.input);
+  const auto output =
+      plan.wants(rank) ? my_.placement.writable_offset(plan.args.outputs[0]) : std::nullopt;
+  plan.staged = !input;
+  plan.copies = plan.wants(rank) && !output;
+  if (output) my_.quiescence.expose_output();
+  Line& mine = my_.segment.my_line();
+  mine.bytes = plan.input.size();
+  mine.location = input ? BufferLocation::arena : BufferLocation::window;
+  mine.output_location = output ? BufferLocation::arena : BufferLocation::window;
+  mine.input = input.value_or(0);
+  mine.output = output.value_or(0);
+  mine.first_window = my_.windows.next();
+  mine.first_result = my_.results.next();
+  my_.sources[rank] = {mine.location, nullptr, mine.bytes, 0, mine.first_window};
+}
 
-/// Whether all memory of others that I am to read or write can be. All lines have been seen.
-bool RegionMember::all_mapped(const Reduction& job) {
+/// Whether all memory of others that this member is to read or write can be. All lines have been
+/// seen.
+bool ShareReduction::all_mapped(const ReductionPlan& plan) {
   bool all = true;
-  for (int member = 0; member < group_size(); ++member) {
-    if (member == rank_) continue;
-    const Line& theirs = line(member, sequence_);
-    const bool arena =
-        theirs.place == Place::arena || (job.wants(member) && theirs.output_place == Place::arena);
-    all = (!arena || arena_ready(member)) && all;
+  for (int member = 0; member < my_.segment.size(); ++member) {
+    if (member == my_.segment.rank()) continue;
+    const Line& theirs = my_.segment.line(member);
+    const bool arena = theirs.location == BufferLocation::arena ||
+                       (plan.wants(member) && theirs.output_location == BufferLocation::arena);
+    all = (!arena || my_.peers.arena_ready(member)) && all;
   }
   return all;
 }
 
 /// Reads from the lines, all seen by now, where the others' inputs and outputs stand.
-Status RegionMember::meet(Reduction& job) {
-  for (int member = 0; member < group_size(); ++member) {
-    const auto index = static_cast<std::size_t>(member);
-    outputs_[index] = nullptr;
-    if (member == rank_) continue;
-    const Line& theirs = line(member, sequence_);
-    Source& source = sources_[index];
-    source = {theirs.place, nullptr, theirs.bytes, 0, theirs.first_window};
-    if (source.bytes != job.input.size()) {
-      return refuse(
-          Status(Code::mismatch,
-                 what(job.args) + ": " + who(member) + " gives " + std::to_string(source.bytes) +
-                     " bytes, " + who(rank_) + " " + std::to_string(job.input.size()) +
-                     "; all members must give the same number",
-                 {channel_.members()[index], channel_.members()[static_cast<std::size_t>(rank_)]}));
-    }
-    if (source.place == Place::arena) {
-      read_in_place_ = true;
-      source.data = arena_of(member, theirs.input, source.bytes);
-      if (source.data == nullptr) return cannot_map(member, source.bytes);
-    }
-    if (!job.wants(member)) continue;
-    if (theirs.output_place == Place::arena) {
-      outputs_[index] = arena_of(member, theirs.output, source.bytes);
-      if (outputs_[index] == nullptr) return cannot_map(member, source.bytes);
+Status ShareReduction::resolve(ReductionPlan& plan) {
+  for (int member = 0; member < my_.segment.size(); ++member) {
+    std::byte*& output = outputs_[static_cast<std::size_t>(member)];
+    output = nullptr;
+    if (member == my_.segment.rank()) continue;
+    if (Status resolved = my_.sources.resolve_share(plan.args, member, plan.input.size());
+        !resolved)
+      return resolved;
+    if (!plan.wants(member)) continue;
+    const Line& theirs = my_.segment.line(member);
+    if (theirs.output_location == BufferLocation::arena) {
+      output = my_.peers.arena_at(member, theirs.output, plan.input.size());
+      if (output == nullptr) return my_.failure.cannot_map(member, plan.input.size());
     } else {
-      job.offers = true;
+      plan.offers = true;
     }
   }
   return {};
 }
 
-void RegionMember::fill_input(const Reduction& job, std::size_t round) {
-  const std::size_t number = next_window_++;
-  std::byte* to = window(rank_, number);
-  const std::byte* from = job.input.data() + job.start(round) * job.element;
-  const std::size_t length = job.length(round);
-  if (job.scaled) {
-    scale(to, from, length, job.args.dtype, job.args.factor);
-  } else if (job.by_root && rank_ != job.root) {
-    std::memcpy(to, from, length * job.element);
+void ShareReduction::fill_input(const ReductionPlan& plan, std::size_t round) {
+  const int rank = my_.segment.rank();
+  std::byte* const to = my_.segment.window(
+      rank, my_.windows.take(my_.segment.at_step(round + 1), Counter::reduced, -1));
+  const std::byte* const from = plan.input.data() + plan.start(round) * plan.element;
+  const std::size_t length = plan.length(round);
+  if (plan.scaled) {
+    scale(to, from, length, plan.args.dtype, plan.args.factor);
+  } else if (plan.by_root && rank != plan.root) {
+    std::memcpy(to, from, length * plan.element);
   } else {
-    const Share mine = job.share(round, size(), rank_);
-    std::memcpy(to, from, mine.begin * job.element);
-    std::memcpy(to + mine.end * job.element, from + mine.end * job.element,
-                (length - mine.end) * job.element);
+    const shm::Share mine = plan.share(round, my_.segment.layout().members, rank);
+    std::memcpy(to, from, mine.begin * plan.element);
+    std::memcpy(to + mine.end * plan.element, from + mine.end * plan.element,
+                (length - mine.end) * plan.element);
   }
-  window_uses_[number % kWindows] = {position(sequence_, round + 1), Counter::reduced, -1, true};
 }
 
-/// Who reduces `member`'s share. All lines have been seen.
-int RegionMember::reducer(const Reduction& job, int member) const {
-  return job.by_root && sources_[static_cast<std::size_t>(member)].place != Place::arena ? job.root
-                                                                                         : member;
+void ShareReduction::fill_and_tell(const ReductionPlan& plan, std::size_t round) {
+  fill_input(plan, round);
+  my_.segment.advance(Counter::filled, my_.segment.at_step(round + 1));
+  my_.peers.wake();
+}
+
+/// Which member reduces `member`'s share. All lines have been seen.
+int ShareReduction::reducer(const ReductionPlan& plan, int member) const {
+  return plan.by_root && my_.sources[member].location != BufferLocation::arena ? plan.root : member;
 }
 
 /// Now that all lines have been seen: whether there are other reducers than the root.
-void RegionMember::settle(Reduction& job) {
-  if (!job.by_root) return;
-  const auto others = std::count_if(sources_.begin(), sources_.end(),
-                                    [](const Source& each) { return each.place == Place::arena; });
-  if (others == group_size()) return job.cut(layout_.window_bytes);  // nobody has filled a window
-  job.late = others > 0 && sources_[static_cast<std::size_t>(job.root)].place == Place::window;
-  if (rank_ != job.root) return;
-  if (job.late) {
-    fill_input(job, 0);
-    advance(Counter::filled, position(sequence_, 1));
-    wake_others();
+void ShareReduction::settle(ReductionPlan& plan) {
+  if (!plan.by_root) return;
+  int others = 0;
+  for (int member = 0; member < my_.segment.size(); ++member)
+    others += my_.sources[member].location == BufferLocation::arena ? 1 : 0;
+  if (others == my_.segment.size())  // no member has filled a window
+    return plan.cut(my_.segment.layout().window_bytes);
+  plan.late = others > 0 && my_.sources[plan.root].location == BufferLocation::window;
+  if (my_.segment.rank() != plan.root) return;
+  if (plan.late) {
+    fill_and_tell(plan, 0);
   } else if (others == 0) {
-    job.staged = job.scaled;
-    job.copies = false;
-    advance(Counter::drained, end_of(sequence_));
+    plan.staged = plan.scaled;
+    plan.copies = false;
+    my_.segment.advance(Counter::drained, my_.segment.at_end());
   }
 }
 
-/// Reduces my shares of a round and hands them on; false where a member gave up on the way, whose
-/// memory must be left alone from then on.
-bool RegionMember::reduce_round(const Reduction& job, std::size_t round) {
+/// Reduces this member's shares of a round and hands them on. False if a peer has aborted
+/// meanwhile, whose memory must be left alone from then on.
+bool ShareReduction::reduce_shares(const ReductionPlan& plan, std::size_t round) {
+  const int rank = my_.segment.rank();
   std::byte* buffer = nullptr;
-  if (job.offers) {
-    const std::size_t number = next_result_++;
-    buffer = result(rank_, number);
-    result_uses_[number % kWindows] = {position(sequence_, round + 1), Counter::drained, job.root,
-                                       true};
-  }
-  for (int member = 0; member < group_size(); ++member) {
-    if (reducer(job, member) == rank_ &&
-        !reduce_share(job, round, job.share(round, size(), member), buffer))
+  if (plan.offers)
+    buffer = my_.segment.result(
+        rank, my_.results.take(my_.segment.at_step(round + 1), Counter::drained, plan.root));
+  for (int member = 0; member < my_.segment.size(); ++member) {
+    if (reducer(plan, member) == rank &&
+        !reduce_share(plan, round, plan.share(round, my_.segment.layout().members, member), buffer))
       return false;
   }
   return true;
 }
 
 /// Leaves the result in `buffer` too, unless that is null.
-bool RegionMember::reduce_share(const Reduction& job, std::size_t round, Share share,
-                                std::byte* buffer) {
-  const std::size_t first = (job.start(round) + share.begin) * job.element;  // byte of the whole
-  const std::size_t bytes = share.count() * job.element;
-  for (std::size_t at = 0; at < bytes; at += kBlockBytes) {
-    if (someone_gave_up(sequence_)) return false;
-    const std::size_t block = std::min(kBlockBytes, bytes - at);
-    for (int member = 0; member < group_size(); ++member) {
-      const auto index = static_cast<std::size_t>(member);
-      const Source& source = sources_[index];
-      const bool windowed = member == rank_ ? job.scaled : source.place == Place::window;
-      if (windowed) {
-        inputs_[index] =
-            window(member, source.first_window + round) + share.begin * job.element + at;
-      } else {
-        inputs_[index] = (member == rank_ ? job.input.data() : source.data) + first + at;
-      }
+bool ShareReduction::reduce_share(const ReductionPlan& plan, std::size_t round, shm::Share share,
+                                  std::byte* buffer) {
+  const int rank = my_.segment.rank();
+  const std::size_t first =
+      (plan.start(round) + share.begin) * plan.element;  // byte of the whole input
+  const std::size_t bytes = share.count() * plan.element;
+  for (std::size_t at = 0; at < bytes; at += shm::kBlockBytes) {
+    if (my_.segment.peer_aborted()) return false;
+    const std::size_t block = std::min(shm::kBlockBytes, bytes - at);
+    for (int member = 0; member < my_.segment.size(); ++member) {
+      const Source& source = my_.sources[member];
+      const bool windowed =
+          member == rank ? plan.scaled : source.location == BufferLocation::window;
+      my_.sources.input(member) =
+          windowed ? my_.segment.window(member, source.first_window + round) +
+                         share.begin * plan.element + at
+                   : (member == rank ? plan.input.data() : source.data) + first + at;
     }
     // The result stands first where it is wanted anyway.
     std::byte* to = nullptr;
-    if (job.wants(rank_)) {
-      to = job.args.outputs[0].data() + first + at;
+    if (plan.wants(rank)) {
+      to = plan.args.outputs[0].data() + first + at;
     } else if (buffer != nullptr) {
       to = buffer + at;
     } else {
-      to = outputs_[static_cast<std::size_t>(job.root)] + first + at;
+      to = outputs_[static_cast<std::size_t>(plan.root)] + first + at;
     }
-    reduce_inputs(job.args, job.hands_back, to, block);
+    my_.sources.reduce(plan.args, plan.reclaims, to, block);
     if (buffer != nullptr && to != buffer + at) std::memcpy(buffer + at, to, block);
     for (std::byte* output : outputs_) {
       if (output != nullptr && to != output + first + at)
@@ -210,122 +206,117 @@ bool RegionMember::reduce_share(const Reduction& job, std::size_t round, Share s
   return true;
 }
 
-/// Copies `member`'s share of a round from its result buffer into my output.
-void RegionMember::copy_result(const Reduction& job, int member, std::size_t round) {
-  const Share share = job.share(round, size(), member);
-  const std::byte* from = result(member, line(member, sequence_).first_result + round);
-  std::byte* const to = job.args.outputs[0].data() + (job.start(round) + share.begin) * job.element;
-  if (job.results_come_back) {
-    shm::copy_and_hand_back(to, from, share.count() * job.element);
+/// Copies `member`'s share of a round from its result buffer into this member's output.
+void ShareReduction::copy_result(const ReductionPlan& plan, int member, std::size_t round) {
+  const shm::Share share = plan.share(round, my_.segment.layout().members, member);
+  const std::byte* const from =
+      my_.segment.result(member, my_.segment.line(member).first_result + round);
+  std::byte* const to =
+      plan.args.outputs[0].data() + (plan.start(round) + share.begin) * plan.element;
+  const std::size_t bytes = share.count() * plan.element;
+  if (plan.reclaims_results) {
+    shm::copy_and_reclaim_lines(to, from, bytes);
   } else {
-    std::memcpy(to, from, share.count() * job.element);
+    std::memcpy(to, from, bytes);
   }
 }
 
-Task<Status> RegionMember::reduce_shares(const Args& args, const transport::Fingerprint& call) {
-  Reduction job{args, args.inputs[0]};
-  job.element = size_of(args.dtype);
-  job.grain = kCacheLine / job.element;
-  job.count = job.input.size() / job.element;
-  job.root = args.op == Op::reduce ? args.root : -1;
-  job.by_root =
-      job.root >= 0 && (size() == 2 || (per_core_ > 1 && job.input.size() <= kMostForRoot));
-  job.cut(job.by_root ? round_for_root(size(), job.input.size()) : layout_.window_bytes);
-  job.scaled = args.reduce == Reduce::premul_sum;
-  job.hands_back = shm::hands_back();
-  job.results_come_back = job.hands_back && (job.root >= 0 || size() == 2 ||
-                                             several_hand_back(args.op, size() * job.input.size()));
-
-  Line& mine = my_line();
-  const auto input = job.scaled || leaves_early(args.op, job.input.size())
-                         ? std::nullopt
-                         : arena_offset(job.input);
-  const auto output = job.wants(rank_) ? writable_offset(args.outputs[0]) : std::nullopt;
-  job.staged = !input;
-  job.copies = job.wants(rank_) && !output;
-  outputs_shared_ = output.has_value();
-  mine.bytes = job.input.size();
-  mine.place = input ? Place::arena : Place::window;
-  mine.output_place = output ? Place::arena : Place::window;
-  mine.input = input.value_or(0);
-  mine.output = output.value_or(0);
-  mine.first_window = static_cast<std::uint8_t>(next_window_ % kWindows);
-  mine.first_result = static_cast<std::uint8_t>(next_result_ % kWindows);
-  sources_[static_cast<std::size_t>(rank_)] = {mine.place, nullptr, mine.bytes, 0,
-                                               mine.first_window};
-  if (job.staged) {  // a root that reduces for all has to fill one too, if it learns that others
-                     // reduce (`settle`)
-    co_await come(until_emptied(sequence_ - 1));
-    if (failed()) co_return channel_.failure();
-    if (!job.by_root || job.root != rank_ || job.scaled) fill_input(job, 0);
+/// The rest of a member's part that reduces nothing.
+Task<Status> ShareReduction::give(const ReductionPlan& plan) {
+  for (std::size_t round = 1; round < plan.rounds; ++round) {
+    if (!co_await my_.wait.holds(my_.wait.is_emptied(my_.windows, my_.segment.sequence())))
+      co_return my_.channel.failure();
+    fill_and_tell(plan, round);
+    if (my_.meter.due(plan.length(round) * plan.element)) co_await YieldMeter::yield();
   }
-  const bool reduces = !job.by_root || job.root == rank_ || !job.staged;
-  if (!reduces) advance(Counter::reduced, end_of(sequence_));
-  if (!job.copies) advance(Counter::drained, end_of(sequence_));
-  publish(call);
-  for (std::size_t round = 1; !reduces && round < job.rounds; ++round) {
-    if (!co_await come(until_emptied(sequence_))) co_return channel_.failure();
-    fill_input(job, round);
-    advance(Counter::filled, position(sequence_, round + 1));
-    wake_others();
-    if (pause_due(job.length(round) * job.element)) co_await pause();
+  co_return Status();
+}
+
+/// Waits for the windows of a round, and for a result buffer, and reduces.
+Task<Status> ShareReduction::reduce_round(const ReductionPlan& plan, std::size_t round) {
+  shm::GroupSegment& segment = my_.segment;
+  for (int member = 0; member < segment.size(); ++member) {
+    if (round == 0 && !(plan.late && member == plan.root)) continue;  // filled before its line
+    if (member == segment.rank() || my_.sources[member].location != BufferLocation::window)
+      continue;
+    if (!co_await my_.wait.holds(
+            my_.wait.reached(Counter::filled, segment.at_step(round + 1), member)))
+      co_return my_.channel.failure();
   }
-  if (!reduces) co_return Status();
+  if (plan.offers) {
+    if (!co_await my_.wait.holds(my_.wait.is_free(my_.results))) co_return my_.channel.failure();
+  }
+  if (!reduce_shares(plan, round)) {
+    my_.failure.abort();  // the peer that aborted first waits to hear that this one stopped
+    co_return co_await my_.failure.cause();
+  }
+  segment.advance(Counter::reduced,
+                  round + 1 < plan.rounds ? segment.at_step(round + 1) : segment.at_end());
+  my_.peers.wake();
+  if (my_.meter.due(plan.length(round) * plan.element)) co_await YieldMeter::yield();
+  co_return Status();
+}
 
-  wait_ = {Wait::For::lines, Counter::filled, -1, 0};
-  if (!co_await come([&] { return see_all(sequence_); })) co_return channel_.failure();
-  if (!co_await come([&] { return all_mapped(job); })) co_return channel_.failure();
-  Status met = meet(job);
-  if (!met) co_return co_await refuse_late(std::move(met));
-  settle(job);
+/// Copies the others' results of a round.
+Task<Status> ShareReduction::copy_results(const ReductionPlan& plan, std::size_t round) {
+  shm::GroupSegment& segment = my_.segment;
+  for (int step = 1; step < segment.size(); ++step) {
+    const int member = (segment.rank() + step) % segment.size();
+    if (reducer(plan, member) == segment.rank()) continue;
+    if (!co_await my_.wait.holds(
+            my_.wait.reached(Counter::reduced, segment.at_step(round + 1), member)))
+      co_return my_.channel.failure();
+    copy_result(plan, member, round);
+  }
+  segment.advance(Counter::drained,
+                  round + 1 < plan.rounds ? segment.at_step(round + 1) : segment.at_end());
+  my_.peers.wake();
+  co_return Status();
+}
 
-  // Fill one window ahead of what is reduced, reduce one ahead of what is copied: nobody waits for
+Task<Status> ShareReduction::run(const Args& args, const transport::Fingerprint& call) {
+  shm::GroupSegment& segment = my_.segment;
+  ReductionPlan plan = this->plan(args);
+  place(plan);
+  const bool is_root = plan.root == segment.rank();
+  if (plan.staged) {
+    co_await my_.wait.holds(my_.wait.is_emptied(my_.windows, segment.sequence() - 1));
+    if (my_.channel.failed()) co_return my_.channel.failure();
+    // A root that reduces for all has to fill a window too if it learns that others reduce
+    // (`settle`).
+    if (!plan.by_root || !is_root || plan.scaled) fill_input(plan, 0);
+  }
+  const bool reduces = !plan.by_root || is_root || !plan.staged;
+  if (!reduces) segment.advance(Counter::reduced, segment.at_end());
+  if (!plan.copies) segment.advance(Counter::drained, segment.at_end());
+  my_.lines.publish(call);
+  if (!reduces) co_return co_await give(plan);
+
+  my_.wait.for_lines();
+  if (!co_await my_.wait.holds([&] { return my_.lines.see_all(segment.sequence()); }))
+    co_return my_.channel.failure();
+  if (!co_await my_.wait.holds([&] { return all_mapped(plan); })) co_return my_.channel.failure();
+  Status resolved = resolve(plan);
+  if (!resolved) co_return co_await my_.failure.refuse_late(std::move(resolved));
+  settle(plan);
+
+  // Filling is one window ahead of reducing, and reducing one ahead of copying: no member waits for
   // what has only just begun.
-  for (std::size_t turn = 0; turn < job.rounds + 1; ++turn) {
-    if (job.staged && turn + 1 < job.rounds) {
-      if (!co_await come(until_free(window_uses_[next_window_ % kWindows])))
-        co_return channel_.failure();
-      fill_input(job, turn + 1);
-      advance(Counter::filled, position(sequence_, turn + 2));
-      wake_others();
+  for (std::size_t turn = 0; turn < plan.rounds + 1; ++turn) {
+    if (plan.staged && turn + 1 < plan.rounds) {
+      if (!co_await my_.wait.holds(my_.wait.is_free(my_.windows))) co_return my_.channel.failure();
+      fill_and_tell(plan, turn + 1);
     }
-    if (turn < job.rounds) {
-      for (int member = 0; member < group_size(); ++member) {
-        if (turn == 0 && !(job.late && member == job.root)) continue;  // filled before its line
-        if (member == rank_ || sources_[static_cast<std::size_t>(member)].place != Place::window)
-          continue;
-        if (!co_await come(until_reached(Counter::filled, position(sequence_, turn + 1), member)))
-          co_return channel_.failure();
-      }
-      if (job.offers) {
-        if (!co_await come(until_free(result_uses_[next_result_ % kWindows])))
-          co_return channel_.failure();
-      }
-      if (!reduce_round(job, turn)) {
-        give_up();  // who gave up first waits to hear that I stopped
-        co_await until([&] { return failed(); });
-        co_return channel_.failure();
-      }
-      advance(Counter::reduced,
-              turn + 1 < job.rounds ? position(sequence_, turn + 1) : end_of(sequence_));
-      wake_others();
-      if (pause_due(job.length(turn) * job.element)) co_await pause();
+    if (turn < plan.rounds) {
+      if (Status reduced = co_await reduce_round(plan, turn); !reduced) co_return reduced;
     }
-    if (job.copies && turn > 0) {
-      for (int step = 1; step < group_size(); ++step) {
-        const int member = (rank_ + step) % group_size();
-        if (reducer(job, member) == rank_) continue;
-        if (!co_await come(until_reached(Counter::reduced, position(sequence_, turn), member)))
-          co_return channel_.failure();
-        copy_result(job, member, turn - 1);
-      }
-      advance(Counter::drained, turn < job.rounds ? position(sequence_, turn) : end_of(sequence_));
-      wake_others();
+    if (plan.copies && turn > 0) {
+      if (Status copied = co_await copy_results(plan, turn - 1); !copied) co_return copied;
     }
   }
-  if (!co_await come(until_reached(Counter::reduced, end_of(sequence_))))
-    co_return channel_.failure();
-  for (Use& use : window_uses_) use.pending = false;
+  if (!co_await my_.wait.holds(my_.wait.reached(Counter::reduced, segment.at_end())))
+    co_return my_.channel.failure();
+  my_.windows.release_all();
   co_return Status();
 }
 

@@ -1,0 +1,57 @@
+/// Where a member puts what it gives: in its line, in the slot beside it, through its windows, or
+/// not at all, if peers can read it where it is.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "muster/base/bytes.h"
+#include "muster/collective/communicator.h"
+#include "muster/collective/region/quiescence.h"
+#include "muster/collective/region/transfer_plan.h"
+#include "muster/shm/buffer_ring.h"
+#include "muster/shm/direct_reads.h"
+#include "muster/shm/group_segment.h"
+
+namespace muster::collective::region {
+
+class BufferPlacement {
+ public:
+  BufferPlacement(shm::GroupSegment& segment, shm::DirectReads& direct_reads,
+                  const shm::BufferRing& windows, Quiescence& quiescence,
+                  const TransferPlanner& planner, ArenaOf arena)
+      : segment_(segment),
+        direct_reads_(direct_reads),
+        windows_(windows),
+        quiescence_(quiescence),
+        planner_(planner),
+        arena_(arena) {}
+
+  /// Decides where this member's data of the call under way stands and says so in its line; puts it
+  /// there if that is the line or the slot. Returns the number of windows that the call has to
+  /// fill.
+  std::size_t place(const Args& args, const TransferPlan& plan);
+  /// Whether readers of what was placed go to memory that is not the segment's: this member must
+  /// wait for them.
+  bool readers_come_here(const TransferPlan& plan) const;
+
+  /// Where memory stands in the arena; nothing for memory elsewhere.
+  std::optional<std::uint64_t> arena_offset(ConstBytes memory) const;
+  /// The same for memory that peers may store into.
+  std::optional<std::uint64_t> writable_offset(ConstBytes memory) const;
+
+ private:
+  std::size_t place_input(const Args& args, const TransferPlan& plan);
+  std::size_t place_slices(const Args& args, const TransferPlan& plan);
+  void place_row(const Args& args, const TransferPlan& plan);
+
+  shm::GroupSegment& segment_;
+  shm::DirectReads& direct_reads_;
+  const shm::BufferRing& windows_;
+  Quiescence& quiescence_;
+  const TransferPlanner& planner_;
+  const ArenaOf arena_;
+};
+
+}  // namespace muster::collective::region

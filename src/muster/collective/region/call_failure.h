@@ -1,0 +1,57 @@
+/// How a member's call ends in failure: what it says, whom it names, what it tells its peers.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "muster/base/status.h"
+#include "muster/base/task.h"
+#include "muster/collective/communicator.h"
+#include "muster/shm/group_peers.h"
+#include "muster/shm/group_segment.h"
+#include "muster/transport/channel.h"
+
+namespace muster::collective::region {
+
+inline int job_rank(const transport::Channel& channel, int member) {
+  return channel.members()[static_cast<std::size_t>(member)];
+}
+/// "rank 3".
+std::string rank_text(const transport::Channel& channel, int member);
+
+class CallFailure {
+ public:
+  CallFailure(shm::GroupSegment& segment, shm::GroupPeers& peers, transport::Channel& channel)
+      : segment_(segment), peers_(peers), channel_(channel) {}
+
+  /// "all_reduce number 12".
+  std::string call_text(const Args& args) const;
+
+  /// Fails the channel; returns its first cause.
+  Status refuse(Status cause);
+  /// The same, but first waits for a better cause: a peer that cannot be reached may be dead, and a
+  /// peer that has aborted says why, or else the call's deadline ends this.
+  Task<Status> refuse_late(Status cause);
+  /// Says that this member's call ends in failure: whoever has read its memory must not trust that,
+  /// whoever stores into it must stop.
+  void abort();
+  /// Waits for the cause after a peer has aborted.
+  Task<Status> cause();
+
+  Status differing_sizes(const Args& args, int member, std::uint64_t theirs, std::uint64_t mine);
+  Status unexpected_size(const Args& args, int member, std::uint64_t given, std::uint64_t expected);
+  Status cannot_map(int member, std::uint64_t bytes) const;
+  Status cannot_read(int member, std::uint64_t bytes) const;
+  /// A cause that has no other words: what `args`' call met on this member.
+  Status failed_here(const Args& args, const Status& cause);
+
+ private:
+  std::string text(int member) const { return rank_text(channel_, member); }
+
+  shm::GroupSegment& segment_;
+  shm::GroupPeers& peers_;
+  transport::Channel& channel_;
+};
+
+}  // namespace muster::collective::region

@@ -1,0 +1,146 @@
+/// What a member's running task waits for: the conditions that it awaits, and which members have
+/// not met them yet.
+#pragma once
+
+#include <algorithm>
+#include <coroutine>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "muster/base/task.h"
+#include "muster/collective/region/control_lines.h"
+#include "muster/shm/buffer_ring.h"
+#include "muster/shm/group_segment.h"
+#include "muster/transport/channel.h"
+
+namespace muster::collective::region {
+
+class CallWait {
+ public:
+  CallWait(const shm::GroupSegment& segment, ControlLines& lines, const transport::Channel& channel)
+      : segment_(segment), lines_(lines), channel_(channel) {}
+  CallWait(const CallWait&) = delete;
+  CallWait& operator=(const CallWait&) = delete;
+
+  void for_nothing() { target_.what = What::nothing; }
+  void for_room() { target_ = {What::room}; }
+  /// `only`: one member's; -1: all members'.
+  void for_lines(int only = -1) { target_ = {What::lines, shm::Counter::filled, only}; }
+  void for_counter(shm::Counter counter, shm::Position until, int only = -1) {
+    target_ = {What::counter, counter, only, until};
+  }
+
+  /// Whether the counters of all peers, or of one, have reached a position.
+  class Reached {
+   public:
+    Reached(const shm::GroupSegment& segment, shm::Counter counter, shm::Position until, int only)
+        : segment_(segment),
+          counter_(counter),
+          until_(until),
+          next_(only < 0 ? 0 : only),
+          end_(only < 0 ? segment.size() : only + 1) {}
+    bool operator()() {
+      for (; next_ < end_; ++next_) {
+        if (next_ != segment_.rank() && !shm::reached(segment_.counter(next_, counter_), until_))
+          return false;
+      }
+      return true;
+    }
+
+   private:
+    const shm::GroupSegment& segment_;
+    shm::Counter counter_;
+    shm::Position until_;
+    int next_;
+    const int end_;
+  };
+  /// Whether the next buffer of a ring is free.
+  Reached is_free(const shm::BufferRing& ring) {
+    const shm::BufferUse& use = ring.last_use_of_next();
+    if (use.pending) return reached(use.counter, use.until, use.reader);
+    return {segment_, use.counter, 0, segment_.rank()};  // holds at once
+  }
+  Reached reached(shm::Counter counter, shm::Position until, int only = -1) {
+    for_counter(counter, until, only);
+    return {segment_, counter, until, only};
+  }
+  /// The same as `is_free`, and looks at the peers' lines up to `limit` meanwhile: a peer that has
+  /// called something else may never empty the buffer.
+  class FreeOrSeen {
+   public:
+    FreeOrSeen(Reached free, ControlLines& lines, std::uint64_t limit)
+        : free_(free), lines_(lines), limit_(limit) {}
+    bool operator()() {
+      if (free_()) return true;
+      lines_.see_all(limit_);
+      return false;
+    }
+
+   private:
+    Reached free_;
+    ControlLines& lines_;
+    std::uint64_t limit_;
+  };
+  FreeOrSeen is_emptied(const shm::BufferRing& ring, std::uint64_t limit) {
+    return {is_free(ring), lines_, limit};
+  }
+
+  /// `co_await holds(condition)` of a call that is published: waits until the condition holds, or
+  /// the channel has failed, and returns whether it holds. What was there before the failure
+  /// counts: the member that failed the channel had seen it, or done it.
+  template <class Condition>
+  class Holds {
+    struct Either {
+      Holds* wait;
+      bool operator()() { return wait->condition_() || wait->channel_.failed(); }
+    };
+
+   public:
+    Holds(const transport::Channel& channel, Condition condition)
+        : channel_(channel), condition_(std::move(condition)) {}
+    Holds(const Holds&) = delete;
+    Holds& operator=(const Holds&) = delete;
+    bool await_ready() { return either_.await_ready(); }
+    template <class Promise>
+    void await_suspend(std::coroutine_handle<Promise> self) {
+      either_.await_suspend(self);
+    }
+    bool await_resume() {
+      either_.await_resume();
+      return condition_();
+    }
+
+   private:
+    const transport::Channel& channel_;
+    Condition condition_;
+    until<Either> either_{Either{this}};
+  };
+  template <class Condition>
+  Holds<Condition> holds(Condition condition) const {
+    return Holds<Condition>(channel_, std::move(condition));
+  }
+
+  /// Whether `member` has not done yet what the task waits for, if only of another member. (A
+  /// member that has no part in it never does.)
+  bool is_behind(int member) const;
+  /// The job ranks that the task waits for; only those that have not begun the call, if there are
+  /// any.
+  std::vector<int> awaited() const;
+
+ private:
+  enum class What : std::uint8_t { nothing, room, lines, counter };
+  struct Target {
+    What what = What::nothing;
+    shm::Counter counter = shm::Counter::filled;
+    int only = -1;
+    shm::Position until = 0;
+  };
+
+  const shm::GroupSegment& segment_;
+  ControlLines& lines_;
+  const transport::Channel& channel_;
+  Target target_;
+};
+
+}  // namespace muster::collective::region

@@ -1,0 +1,227 @@
+#include "muster/collective/region/inline_transfer.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "muster/shm/prefetch.h"
+#include "muster/shm/reclaim_lines.h"
+#include "muster/transport/core_sharing.h"
+#include "muster/transport/fabric.h"
+#include "muster/wait/spin_wait.h"
+
+namespace muster::collective::region {
+namespace {
+
+using shm::BufferLocation;
+using shm::Line;
+using shm::Missing;
+
+constexpr int kPausesForRoom = 8;
+// Of so many givers the slots of their next call are sent for.
+constexpr int kFewSources = 8;
+// So many polls of a larger call for one look at the clock.
+constexpr int kPollsPerClock = 8;
+
+auto clock_of(const MemberParts& parts) {
+  return [&clock = parts.channel.fabric().clock()] { return clock.now(); };
+}
+
+}  // namespace
+
+/// Once this member has published its line, sends for what the others give it, if that is much:
+/// they mostly have written it just then too. And for what the next call will write, if that is as
+/// large as this one: lines that others have read have to come back from their caches first, which
+/// takes as long as the data itself.
+void InlineTransfer::prefetch_this_and_next(const TransferPlan& plan) const {
+  const shm::GroupSegment& segment = my_.segment;
+  const int rank = segment.rank();
+  const std::uint64_t next = segment.sequence() + 1;
+  const Line& mine = segment.my_line();
+  const bool row = mine.location == BufferLocation::slot_row;
+  const std::size_t staged =
+      row ? std::min<std::size_t>(mine.bytes, shm::kFetchedBytes)
+      : mine.location == BufferLocation::slot
+          ? segment.layout().table_bytes + std::min<std::size_t>(mine.bytes, shm::kFetchedBytes)
+          : 0;
+  if (staged > 0) {
+    const std::size_t part = row ? mine.bytes / (segment.layout().members - 1) : 0;
+    for (int source = plan.first; source < plan.last; ++source) {
+      if (source == rank) continue;
+      shm::prefetch_to_read(reinterpret_cast<const std::byte*>(&segment.line(source)),
+                            shm::kCacheLine);
+      shm::prefetch_to_read(segment.slot(source) + part * shm::place_in_row(source, rank),
+                            std::min(row ? part : staged, shm::kFetchedBytes));
+    }
+  }
+  const bool in_line =
+      mine.location == BufferLocation::line || mine.location == BufferLocation::line_row;
+  shm::prefetch_to_write(reinterpret_cast<const std::byte*>(&segment.line(rank, next)),
+                         offsetof(Line, payload) + (in_line ? mine.bytes : 0));
+  shm::prefetch_to_write(segment.slot(rank, next), staged);
+}
+
+/// A member that takes, gives nothing and finds the givers ahead sends for what they have given in
+/// the next call.
+void InlineTransfer::prefetch_next_of(const TransferPlan& plan) const {
+  const shm::GroupSegment& segment = my_.segment;
+  const std::uint64_t next = segment.sequence() + 1;
+  for (int source = plan.first; source < plan.last; ++source) {
+    if (source == segment.rank()) continue;
+    shm::prefetch_to_read(reinterpret_cast<const std::byte*>(&segment.line(source, next)),
+                          sizeof(Line));
+    const Line& theirs = segment.line(source);
+    if (shm::is_staged(theirs.location) && plan.last - plan.first <= kFewSources)
+      shm::prefetch_to_read(
+          segment.slot(source, next),
+          segment.layout().table_bytes + std::min<std::size_t>(theirs.bytes, shm::kFetchedBytes));
+  }
+}
+
+bool InlineTransfer::is_small(const Args& args) const {
+  std::size_t bytes = args.op == Op::broadcast ? args.outputs[0].size() : 0;
+  for (const ConstBytes input : args.inputs) bytes += input.size();
+  return bytes <= shm::kSlotBytes &&
+         (!info(args.op).reduces || info(args.op).lists_input || my_.one_shot(args.op, bytes));
+}
+
+/// A member that is ahead of the others by the whole ring polls less often: each look at their
+/// lines takes those from them.
+bool InlineTransfer::await_room() {
+  SpinWait spin(SpinBudget::for_peers(my_.topology));
+  while (may_wait() && spin.pause(clock_of(my_), kPausesForRoom)) {
+    if (my_.lines.has_room()) return true;
+  }
+  return false;
+}
+
+/// Polls for the lines of all that `plan` takes from. When oversubscribed, keeps spinning briefly
+/// if every missing peer runs on another core: peers on this core are waiting too, and yielding
+/// would cost a full scheduling round. `at_once`: whether all lines were there already.
+bool InlineTransfer::see_sources(const TransferPlan& plan, bool& at_once) {
+  const int rank = my_.segment.rank();
+  SpinWait spin(SpinBudget::for_peers(my_.topology));
+  int source = plan.first;
+  const bool all_on_shared_cores =
+      my_.topology.oversubscribed() && plan.last - plan.first == my_.segment.size();
+  for (at_once = true;; at_once = false) {
+    while (source < plan.last && (source == rank || my_.lines.see(source))) ++source;
+    if (source >= plan.last)
+      return my_.lines.agreed();  // an earlier call may have differed; this one reads nothing
+    const auto is_missing = [&](int member) { return member != rank && !my_.lines.see(member); };
+    const auto is_elsewhere = [&](int member) { return cores_.is_elsewhere(member); };
+    const bool keeps_core =
+        all_on_shared_cores &&
+        shm::missing_among(source, plan.last, is_missing, is_elsewhere) != Missing::here;
+    if (!may_wait() || !spin.pause(clock_of(my_), 1, keeps_core)) return false;
+  }
+}
+
+bool InlineTransfer::try_inline(const Args& args, const transport::Fingerprint& call,
+                                Meanwhile& meanwhile) {
+  waited_ = false;
+  shm::GroupSegment& segment = my_.segment;
+  if (segment.size() == 1 || my_.channel.failed() || call.sequence != segment.sequence() + 1 ||
+      (call.flags & kRefused) != 0)
+    return false;
+  const CachedPlan& cached = plans_(outline_of(args), [&] {
+    return is_small(args) ? CachedPlan{my_.planner.plan(args), true} : CachedPlan{};
+  });
+  if (!cached.is_small) return false;
+  const TransferPlan& plan = cached.transfer;
+  my_.begin_call(call.sequence);
+  const bool room = my_.lines.has_room();
+  if (!room) {
+    meanwhile.begun();
+    if (!await_room()) {
+      segment.set_sequence(call.sequence - 1);
+      waited_ = true;
+      return false;
+    }
+  }
+  my_.placement.place(args, plan);
+  my_.lines.publish(call);
+  published_ = true;
+  if (my_.topology.dedicated()) {
+    prefetch_this_and_next(plan);
+  } else {
+    cores_.publish();
+  }
+  if (room) meanwhile.begun();
+  if (!see_sources(plan, meanwhile.at_once)) {
+    waited_ = true;
+    return false;
+  }
+  if (meanwhile.at_once && !plan.gives) prefetch_next_of(plan);
+  meanwhile.at_once = meanwhile.at_once && room;
+  if (!take_staged(args, plan)) return false;
+  published_ = false;
+  if (segment.size() == 2 && plan.gives && plan.last > 0 && !plan.scaled)
+    shm::reclaim_lines(segment.line(1 - segment.rank()).payload,
+                       1);  // its line, the first half of it
+  return true;
+}
+
+/// Takes what all sources give. False, with nothing done, if something does not stand beside its
+/// line.
+bool InlineTransfer::take_staged(const Args& args, const TransferPlan& plan) {
+  const int rank = my_.segment.rank();
+  SourceTable& sources = my_.sources;
+  for (int source = plan.first; source < plan.last; ++source) {
+    if ((source != rank || plan.scaled) && !sources.resolve_staged(args, plan, source))
+      return false;
+  }
+  if (plan.combines) {
+    for (int source = plan.first; source < plan.last; ++source) {
+      sources.input(source) =
+          source != rank || plan.scaled ? sources[source].data : given_to(args, plan, rank).data();
+    }
+    if (plan.takes > 0)
+      sources.reduce(args, plan.reclaims, args.outputs[0].data(), args.outputs[0].size());
+    return true;
+  }
+  copy_own(args, plan, rank);
+  for (int source = plan.first; source < plan.last; ++source) {
+    const Source& from = sources[source];
+    if (source == rank || from.bytes == 0) continue;
+    std::byte* const to = taken_from(args, source).data();
+    if (plan.reclaims && shm::is_staged(from.location)) {
+      shm::copy_and_reclaim_lines(to, from.data, from.bytes);
+    } else {
+      std::memcpy(to, from.data, from.bytes);
+    }
+  }
+  return true;
+}
+
+bool InlineTransfer::drive_until(Task<Status>& task, TimePoint deadline) {
+  const bool shared_core = my_.topology.oversubscribed();
+  if (std::exchange(waited_, false) && shared_core) return false;
+  if (shared_core) cores_.publish();
+  const auto now = clock_of(my_);
+  const SpinBudget budget = SpinBudget::for_started_call(my_.topology);
+  const TimePoint end =
+      std::min(deadline, now() + (shared_core ? budget.yield : transport::kRoundTrip));
+  SpinWait spin(budget);
+  std::size_t turns = 0;
+  // Polls since no member is missing. The first finds what came meanwhile; after that it is not the
+  // members that are waited for.
+  int idle = 0;
+  for (int polls = 1; !task.step(); ++polls) {
+    const bool got_on = task.turns() != std::exchange(turns, task.turns());
+    if ((got_on || polls % kPollsPerClock == 0) && now() >= end) return false;
+    if (got_on) spin.keep_core_anew();
+    const Missing missing =
+        shared_core
+            ? shm::missing_among(
+                  0, my_.segment.size(), [&](int member) { return my_.wait.is_behind(member); },
+                  [&](int member) { return cores_.is_elsewhere(member); })
+            : Missing::elsewhere;
+    idle = missing == Missing::nobody ? idle + 1 : 0;
+    if (!may_wait() || !spin.pause(now, 1, missing == Missing::elsewhere || idle == 1))
+      return false;
+  }
+  return true;
+}
+
+}  // namespace muster::collective::region

@@ -1,0 +1,52 @@
+/// What a caller's thread does by itself: a small call without a task (`try_inline`), and the first
+/// moments of a larger one (`drive_until`).
+///
+/// A small call writes its line, polls for the others' lines and takes what they hold. If a peer is
+/// not that quick, or something is out of the ordinary, `RegionMember::run` goes on from there.
+#pragma once
+
+#include "muster/base/clock.h"
+#include "muster/base/task.h"
+#include "muster/collective/call.h"
+#include "muster/collective/communicator.h"
+#include "muster/collective/region/member_parts.h"
+#include "muster/shm/core_placement.h"
+#include "muster/transport/fingerprint.h"
+
+namespace muster::collective::region {
+
+class InlineTransfer {
+ public:
+  explicit InlineTransfer(MemberParts& parts) : my_(parts), cores_(parts.segment) {}
+
+  /// `RegionGroup::try_inline`.
+  bool try_inline(const Args& args, const transport::Fingerprint& call, Meanwhile& meanwhile);
+  /// `RegionGroup::drive_until`.
+  bool drive_until(Task<Status>& task, TimePoint deadline);
+  /// Whether `try_inline` has published the call under way and left the rest to a task.
+  bool is_published() const { return published_; }
+  /// The task has taken over.
+  void hand_over() { published_ = false; }
+
+ private:
+  struct CachedPlan {
+    TransferPlan transfer;
+    bool is_small = false;  // all that this member gives fits beside its line
+  };
+
+  bool is_small(const Args& args) const;
+  bool await_room();
+  bool see_sources(const TransferPlan& plan, bool& at_once);
+  bool take_staged(const Args& args, const TransferPlan& plan);
+  void prefetch_this_and_next(const TransferPlan& plan) const;
+  void prefetch_next_of(const TransferPlan& plan) const;
+  bool may_wait() const { return !my_.channel.failed() && my_.may_block; }
+
+  MemberParts& my_;
+  shm::CorePlacement cores_;
+  Recall<CachedPlan> plans_;
+  bool published_ = false;
+  bool waited_ = false;  // in vain, for the others' lines or for room
+};
+
+}  // namespace muster::collective::region

@@ -1,0 +1,66 @@
+#include "muster/collective/region/member_parts.h"
+
+#include "muster/transport/fabric.h"
+
+namespace muster::collective::region {
+namespace {
+
+// A task that has moved this much gives its thread away once, so that the thread can look after
+// other things.
+constexpr std::size_t kYieldBytes = 8 * 1024 * 1024;
+
+}  // namespace
+
+bool YieldMeter::due(std::size_t bytes) {
+  moved_ += bytes;
+  if (moved_ < kYieldBytes) return false;
+  moved_ = 0;
+  peers_.wake_self();  // nobody else will
+  return true;
+}
+
+MemberParts::MemberParts(shm::HostRegion& region, std::uint64_t segment_offset,
+                         transport::Channel& group_channel, const Selection& selected,
+                         ArenaOf arena)
+    : channel(group_channel),
+      selection(selected),
+      topology(region.ranks().size(), channel.fabric().cores()),
+      may_block(channel.fabric().threads()),
+      segment(region.at(segment_offset), channel.size(), channel.rank()),
+      peers(region, channel.members(), channel.rank()),
+      direct_reads(segment, peers),
+      lines(segment, peers, channel),
+      wait(segment, lines, channel),
+      failure(segment, peers, channel),
+      quiescence(segment, peers, channel, arena),
+      sources(segment, peers, failure),
+      planner(topology, segment.layout(), channel.rank()),
+      placement(segment, direct_reads, windows, quiescence, planner, arena),
+      meter(peers) {}
+
+void MemberParts::begin_call(std::uint64_t sequence) {
+  segment.set_sequence(sequence);
+  quiescence.begin_call();
+  sources.begin_call();
+  if (sequence % shm::kRefreshEvery == 0) [[unlikely]]
+    refresh();
+}
+
+// This member's counters have passed all earlier calls. Windows that were used before the ring of
+// lines has come round are free: all members have finished with those calls.
+void MemberParts::refresh() {
+  const shm::Position now = segment.at_step(0);
+  for (const shm::Counter each :
+       {shm::Counter::filled, shm::Counter::reduced, shm::Counter::drained})
+    segment.advance(each, now);
+  const shm::Position age = shm::position(segment.layout().slots + 1, 0);
+  windows.release_older(now, age);
+  results.release_older(now, age);
+}
+
+void MemberParts::count_from(std::uint64_t sequence) {
+  segment.set_sequence(sequence);
+  lines.count_from(sequence);
+}
+
+}  // namespace muster::collective::region

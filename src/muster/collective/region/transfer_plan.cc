@@ -1,0 +1,116 @@
+#include "muster/collective/region/transfer_plan.h"
+
+#include <algorithm>
+
+#include "muster/shm/reclaim_lines.h"
+
+namespace muster::collective::region {
+namespace {
+
+// Between two ranks: all windows together stay in the cache of a core, and several are under way.
+constexpr std::size_t kRelayedChunk = 128 * 1024, kLeastRelayed = 16 * 1024;
+
+// More than two members reclaim the same lines in calls in which all together write at most this
+// much: in a broadcast, and in other calls of few members.
+constexpr std::size_t kMostBroadcast = 4 * 1024 * 1024, kMostOfFew = 16 * 1024 * 1024,
+                      kFewMembers = 4;
+
+// All members together give at most this much in a call of which they stage copies.
+constexpr std::size_t kMostCopied = 2 * 1024 * 1024;
+
+/// By all members that take something: each takes as much as this one.
+std::size_t written_together(const Args& args, std::size_t members) {
+  std::size_t bytes = 0;
+  for (const MutableBytes output : args.outputs) bytes += output.size();
+  return args.op == Op::gather ? bytes : bytes * members;
+}
+
+}  // namespace
+
+TransferPlan TransferPlanner::plan(const Args& args) const {
+  const OpInfo& table = info(args.op);
+  const bool from_root = args.op == Op::broadcast || args.op == Op::scatter;
+  const bool to_root = args.op == Op::reduce || args.op == Op::gather;
+  const bool root = args.root == rank_;
+  TransferPlan plan;
+  plan.gives = from_root ? root : to_root ? !root : true;
+  plan.lists = table.lists_input;
+  plan.combines = table.reduces;
+  plan.scaled = table.reduces && args.reduce == Reduce::premul_sum;
+  plan.single_reader = !plan.combines && (plan.lists || (args.op == Op::all_gather && size() == 2));
+  plan.reader = to_root ? args.root : -1;
+  if (from_root && !root) {
+    plan.first = args.root;
+    plan.last = args.root + 1;
+  } else if (!from_root && (!to_root || root)) {
+    plan.last = size();
+  }
+  plan.chunk = plan.lists ? layout_.column_bytes : layout_.window_bytes;
+  if (size() == 2 && (from_root || to_root) && !plan.combines)
+    plan.chunk = std::min(plan.chunk, relayed_chunk(args, plan));
+  for (int source = plan.first; source < plan.last; ++source) {
+    if (source == rank_ && !plan.combines) continue;
+    plan.takes = std::max(plan.takes, chunks_in(taken_from(args, source).size(), plan.chunk));
+    if (!table.lists_output) break;  // the same for all
+  }
+  plan.reclaims = reclaims(args, plan);
+  plan.past_caches = !plan.combines && written_together(args, layout_.members) >= shm::kPastCaches;
+  // The windows of a large broadcast stand in all readers' caches. An ordinary store would have to
+  // take them from there, line by line.
+  plan.stages_past_caches = plan.past_caches && args.op == Op::broadcast && size() > 2;
+  return plan;
+}
+
+/// Between two members, one fills a window while the other empties the one before. Data that would
+/// fit into one goes in several too, as many as can be filled without waiting. (Several readers
+/// that share cores are better served by few windows.)
+std::size_t TransferPlanner::relayed_chunk(const Args& args, const TransferPlan& plan) const {
+  const int other = 1 - rank_;
+  const std::size_t bytes =
+      plan.gives ? given_to(args, plan, other).size() : taken_from(args, other).size();
+  return std::clamp(shm::align_up(bytes / shm::kWindows, shm::kCacheLine), kLeastRelayed,
+                    kRelayedChunk);
+}
+
+/// On hosts of two cores. Lines go back and forth between those then, which is quicker than their
+/// owner taking them from both, as long as what is written stays in the caches.
+bool TransferPlanner::several_reclaim(Op op, std::size_t written) const {
+  const std::size_t most = op == Op::broadcast              ? kMostBroadcast
+                           : layout_.members <= kFewMembers ? kMostOfFew
+                                                            : 0;
+  return shm::kSeveralReclaim && topology_.cores <= 2 && shm::writes_back_lines() &&
+         written <= most;
+}
+
+/// What stands in windows and slots for this member alone, unless it is so little that it was
+/// fetched ahead; and what `several_reclaim`.
+bool TransferPlanner::reclaims(const Args& args, const TransferPlan& plan) const {
+  if (!shm::writes_back_lines() || plan.scaled) return false;  // a product is for its giver too
+  const bool read_by_several = args.op == Op::broadcast || (!plan.lists && plan.reader < 0);
+  if (read_by_several && size() > 2 &&
+      (plan.combines || !several_reclaim(args.op, written_together(args, layout_.members))))
+    return false;
+  if (args.op == Op::broadcast) return true;
+  std::size_t most = 0;
+  for (int source = plan.first; source < plan.last; ++source) {
+    if (source != rank_) most = std::max(most, taken_from(args, source).size());
+  }
+  return most > shm::kFetchedBytes;
+}
+
+/// When ranks share cores, waiting until the last reader had its turn takes longer than the copy.
+bool TransferPlanner::copies_from_arena(Op op, std::size_t given) const {
+  return topology_.oversubscribed() &&
+         (op == Op::reduce || op == Op::reduce_scatter || op == Op::all_to_all) &&
+         given * layout_.members <= kMostCopied;
+}
+
+void copy_own(const Args& args, const TransferPlan& plan, int rank) {
+  if (plan.combines || args.op == Op::broadcast || args.op == Op::barrier) return;
+  if ((args.op == Op::gather || args.op == Op::scatter) && args.root != rank) return;
+  const ConstBytes mine = given_to(args, plan, rank);
+  const MutableBytes to = taken_from(args, rank);
+  copy_bytes(to.data(), mine.data(), std::min(mine.size(), to.size()), plan.past_caches);
+}
+
+}  // namespace muster::collective::region

@@ -1,0 +1,45 @@
+/// A member's windows or result buffers: which one comes next, and who may still read each.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "muster/shm/segment_layout.h"
+
+namespace muster::shm {
+
+/// The last use of a buffer. It is free again once `counter` of every peer, or of `reader`, has
+/// reached `until`.
+struct BufferUse {
+  Position until = 0;
+  Counter counter = Counter::drained;
+  int reader = -1;  ///< the only one; -1: all peers
+  bool pending = false;
+};
+
+class BufferRing {
+ public:
+  /// Where the next buffer stands in the ring, as a line tells it.
+  std::uint8_t next() const { return static_cast<std::uint8_t>(next_ % kWindows); }
+  const BufferUse& last_use_of_next() const { return uses_[next_ % kWindows]; }
+  /// Takes the next buffer, which must be free, and returns its number.
+  std::size_t take(Position until, Counter counter, int reader) {
+    uses_[next_ % kWindows] = {until, counter, reader, true};
+    return next_++;
+  }
+  /// Every peer has finished with all of them.
+  void release_all() {
+    for (BufferUse& use : uses_) use.pending = false;
+  }
+  /// The same for those whose last use is more than `age` before `now`.
+  void release_older(Position now, Position age) {
+    for (BufferUse& use : uses_) use.pending = use.pending && now - use.until <= age;
+  }
+
+ private:
+  std::size_t next_ = 0;
+  std::array<BufferUse, kWindows> uses_{};
+};
+
+}  // namespace muster::shm

@@ -1,0 +1,53 @@
+/// On which processors the members of a group run, as far as they have said.
+#pragma once
+
+#include <sched.h>
+
+#include <atomic>
+#include <cstdint>
+
+#include "muster/shm/group_segment.h"
+
+namespace muster::shm {
+
+/// Where the members run that a member waits for.
+enum class Missing : std::uint8_t {
+  nobody,
+  elsewhere,  ///< all of them on other processors than its own
+  here,       ///< some may need its processor
+};
+
+/// Of the members in [first, last).
+template <class IsMissing, class IsElsewhere>
+Missing missing_among(int first, int last, IsMissing is_missing, IsElsewhere is_elsewhere) {
+  Missing found = Missing::nobody;
+  for (int member = first; member < last; ++member) {
+    if (!is_missing(member)) continue;
+    if (!is_elsewhere(member)) return Missing::here;
+    found = Missing::elsewhere;
+  }
+  return found;
+}
+
+class CorePlacement {
+ public:
+  explicit CorePlacement(GroupSegment& segment) : segment_(segment) {}
+
+  /// Tells the peers on which processor this thread runs.
+  void publish() {
+    const auto core = static_cast<std::uint32_t>(::sched_getcpu() + 1);
+    if (core != core_)
+      segment_.progress(segment_.rank()).core.store(core_ = core, std::memory_order_relaxed);
+  }
+  /// Whether a member is known to run on another processor.
+  bool is_elsewhere(int member) const {
+    const std::uint32_t theirs = segment_.progress(member).core.load(std::memory_order_relaxed);
+    return core_ != 0 && theirs != 0 && theirs != core_;
+  }
+
+ private:
+  GroupSegment& segment_;
+  std::uint32_t core_ = 0;  // as published
+};
+
+}  // namespace muster::shm

@@ -1,0 +1,82 @@
+/// One member's view of its group's segment: where each line, counter and buffer stands, which call
+/// is under way, and who has aborted one.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "muster/shm/segment_layout.h"
+
+namespace muster::shm {
+
+/// Not thread-safe; other members see only what it stores in the segment.
+class GroupSegment {
+ public:
+  /// `segment`: `SegmentLayout::total` bytes, zeroed before any member sees them.
+  GroupSegment(std::byte* segment, int size, int rank)
+      : layout_(size), base_(aligned(segment)), rank_(rank) {}
+  GroupSegment(const GroupSegment&) = delete;
+  GroupSegment& operator=(const GroupSegment&) = delete;
+
+  int size() const { return static_cast<int>(layout_.members); }
+  int rank() const { return rank_; }
+  const SegmentLayout& layout() const { return layout_; }
+
+  /// The number of the call under way, or of the last one. 0: none yet.
+  std::uint64_t sequence() const { return sequence_; }
+  void set_sequence(std::uint64_t sequence) { sequence_ = sequence; }
+  /// A step of the call under way, and the end of that call.
+  Position at_step(std::uint64_t step) const { return position(sequence_, step); }
+  Position at_end() const { return end_of(sequence_); }
+
+  Line& line(int member, std::uint64_t sequence) const {
+    return *reinterpret_cast<Line*>(base_ + layout_.line(member, sequence));
+  }
+  Line& line(int member) const { return line(member, sequence_); }
+  Line& my_line() const { return line(rank_, sequence_); }
+  /// Whether a member has published its line of the call under way.
+  bool has_begun(int member) const {
+    return line(member).sequence.load(std::memory_order_acquire) == sequence_;
+  }
+
+  std::byte* slot(int member, std::uint64_t sequence) const {
+    return base_ + layout_.slot(member, sequence);
+  }
+  std::byte* slot(int member) const { return slot(member, sequence_); }
+  /// The table at the start of that slot: a slice for each member.
+  Slice* table(int member) const { return reinterpret_cast<Slice*>(slot(member)); }
+  std::byte* window(int member, std::size_t number) const {
+    return base_ + layout_.window(member, number);
+  }
+  std::byte* result(int member, std::size_t number) const {
+    return base_ + layout_.result(member, number);
+  }
+
+  Progress& progress(int member) const {
+    return *reinterpret_cast<Progress*>(base_ + layout_.progress(member));
+  }
+  Position counter(int member, Counter counter) const {
+    return progress(member).counters[static_cast<int>(counter)].load(std::memory_order_acquire);
+  }
+  void advance(Counter counter, Position position) {
+    progress(rank_).counters[static_cast<int>(counter)].store(position, std::memory_order_release);
+  }
+
+  /// Whether a peer has aborted the call under way or an earlier one.
+  bool peer_aborted() const;
+  /// Says that this member aborts the call under way. False where it has aborted one before.
+  bool mark_aborted();
+
+ private:
+  static std::byte* aligned(std::byte* memory) {
+    return reinterpret_cast<std::byte*>(
+        align_up(reinterpret_cast<std::uintptr_t>(memory), alignof(Line)));
+  }
+
+  const SegmentLayout layout_;
+  std::byte* const base_;
+  const int rank_;
+  std::uint64_t sequence_ = 0;
+};
+
+}  // namespace muster::shm

@@ -1,0 +1,29 @@
+/// Sends for memory that is touched soon, so that it is on its way while this thread does other
+/// things.
+#pragma once
+
+#include <cstddef>
+
+#include "muster/shm/segment_layout.h"
+
+namespace muster::shm {
+
+/// For memory that will be written: its lines are taken from other caches.
+inline void prefetch_to_write(const std::byte* memory, std::size_t bytes) {
+  for (std::size_t at = 0; at < bytes; at += kCacheLine) {
+#if defined(__x86_64__)
+    asm volatile("prefetchw %0"
+                 :
+                 : "m"(memory[at]));  // does nothing on a processor that does not know it
+#else
+    __builtin_prefetch(memory + at, 1);
+#endif
+  }
+}
+
+/// For memory that will be read.
+inline void prefetch_to_read(const std::byte* memory, std::size_t bytes) {
+  for (std::size_t at = 0; at < bytes; at += kCacheLine) __builtin_prefetch(memory + at, 0);
+}
+
+}  // namespace muster::shm
