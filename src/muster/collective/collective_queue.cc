@@ -405,12 +405,12 @@ struct CollectiveQueue::Ended {
 /// Under the drive lock.
 void CollectiveQueue::pass(Ended& ended, int self) {
   if (control_.news()) control_.poll();
-  std::optional<transport::Together> together;
+  std::optional<transport::SendBatch> batch;
   while (Operation* operation = front()) {
     // With others behind it, what it sends may travel with what they send; a call alone sends
     // sooner without.
-    if (!region_ && !together && state_.number() != operation->call_.sequence)
-      together.emplace(*group_.fabric);
+    if (!region_ && !batch && state_.number() != operation->call_.sequence)
+      batch.emplace(*group_.fabric);
     if (!operation->begun_) begin(*operation, links_);
     Task<Status>& task = operation->task_;
     const std::size_t turns = task.turns();

@@ -1,7 +1,7 @@
 /// The collectives of one communicator: numbered when they are called, run in that order by whoever
 /// waits. Over links, small calls that stand behind one another and share no memory are under way
 /// together: what one pass over them sends leaves in one write for each link
-/// (`transport/together.h`), and they end in their order.
+/// (`transport/send_batch.h`), and they end in their order.
 #pragma once
 
 #include <array>

@@ -59,7 +59,7 @@ class ProcessGroupBackend {
   /// do that, because the machine has cores to spare or a network moves the data.
   virtual std::shared_ptr<void> drive_here() { return nullptr; }
   /// While what it returns lives, small messages that the caller's thread sends travel together
-  /// (`transport::Together`, whose rules hold). Null: each goes by itself.
+  /// (`transport::SendBatch`, whose rules hold). Null: each goes by itself.
   virtual std::shared_ptr<void> send_together() { return nullptr; }
   /// Whether all members are on one host and read each other's memory, so that nothing need be
   /// copied of tensors in shared memory.

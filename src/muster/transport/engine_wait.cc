@@ -1,144 +1,113 @@
-/// How threads wait: passes while there is something to do, then a pause, then sleep.
+#include "muster/transport/engine_wait.h"
+
 #include <algorithm>
-#include <thread>
+#include <chrono>
 #include <utility>
 
-#include "muster/transport/engine.h"
-#include "muster/transport/headway.h"
-#include "muster/transport/watcher.h"
+#include "muster/transport/send_batch.h"
+#include "muster/wait/spin_wait.h"
 
 namespace muster::transport {
+namespace {
+
+constexpr Duration kLongestSleep = std::chrono::milliseconds(100);
+
+// Pauses between two polls. Fewer for the thread that makes the passes: what comes during its
+// pauses is seen that much later.
+constexpr int kPausesWhileOtherPolls = 8;
+constexpr int kPausesBetweenPasses = 2;
+
+}  // namespace
 
 /// Counts the threads that poll, so that the watcher keeps away.
-class ActivePoller {
+class EngineWait::Poller {
  public:
-  explicit ActivePoller(Engine& engine) : engine_(engine) { enter(); }
-  ~ActivePoller() {
+  explicit Poller(EngineWait& wait) : wait_(wait) { enter(); }
+  ~Poller() {
     if (!active_) return;
     leave();
     // Sleepers rely on the watcher from here on.
-    if (engine_.sleepers_.load() > 0 && engine_.watcher_) engine_.watcher_->rearm();
+    if (wait_.sleepers_.load() > 0) wait_.loop_.rearm_watcher();
   }
   void enter() {
-    engine_.active_pollers_.fetch_add(1);
+    wait_.loop_.enter_poller();
     active_ = true;
   }
   void leave() {
-    engine_.active_pollers_.fetch_sub(1);
+    wait_.loop_.leave_poller();
     active_ = false;
   }
 
  private:
-  Engine& engine_;
+  EngineWait& wait_;
   bool active_ = false;
 };
 
-namespace {
-
-// How long a waiting thread keeps its core before it gives it away, and then gives it away before
-// it sleeps. Longer than a sleeper takes to come back, which a machine that is shared may make some
-// hundred microseconds: else ranks that have slept once would find each other asleep at every call
-// from then on.
-constexpr Duration kSpin = std::chrono::microseconds(40);
-constexpr Duration kYield = std::chrono::milliseconds(1);
-constexpr Duration kLongestSleep = std::chrono::milliseconds(100);
-
-/// Shorter for the thread that looks itself: what comes meanwhile is seen late by as much.
-void pause_briefly(bool others_look) {
-  for (int i = others_look ? 8 : 2; i > 0; --i) pause_once();
-}
-
-}  // namespace
-
-bool Engine::wait(const std::function<bool()>& done, TimePoint deadline) {
-  take_headway();  // of an earlier wait
+bool EngineWait::wait(const std::function<bool()>& done, TimePoint deadline) {
+  take_progress();  // of an earlier wait
   if (done()) return true;
-  if (forked()) return false;
-  const Together::Aside aside;
-  ActivePoller active(*this);
-  TimePoint idle_since = TimePoint::max();
+  if (engine_.forked()) return false;
+  const SendBatch::Suspension batches;
+  Poller poller(*this);
+  SpinWait spin(SpinBudget::before_sleep(engine_.topology));
   for (;;) {
     TimePoint now;
-    const Looked looked = look(false, now);
+    const PassLoop::Looked looked = loop_.look(false, now);
     if (done()) return true;
     if (now >= deadline) return false;
-    if (take_headway() || looked == Looked::moved) {
-      idle_since = TimePoint::max();
+    if (take_progress() || looked == PassLoop::Looked::moved) {
+      spin.restart();
       continue;
     }
-    if (options_.idle) {
-      TimePoint until = deadline;
-      {
-        Entry entry(*this);
-        until = std::min(until, next_wake());
-      }
-      options_.idle(until);
+    if (engine_.options.idle) {
+      engine_.options.idle(std::min(deadline, loop_.next_wake()));
       continue;
     }
-    if (idle_since == TimePoint::max()) {
-      idle_since = now;
-      if (take_wakeup()) std::this_thread::yield();
-    }
-    if (may_spin_ && now - idle_since < kSpin) {
-      pause_briefly(looked == Looked::busy);
-      continue;
-    }
-    if (now - idle_since < kYield) {
-      std::this_thread::yield();
-      continue;
-    }
-    active.leave();
-    bool finished = false;
-    const bool got_on = sleep_until_news(std::min(deadline, now + kLongestSleep), done, finished);
-    active.enter();
-    if (finished) return true;
-    // Woken for nothing: look once, sleep again.
-    idle_since = got_on ? TimePoint::max() : clock().now() - kYield;
+    const int pauses =
+        looked == PassLoop::Looked::busy ? kPausesWhileOtherPolls : kPausesBetweenPasses;
+    if (spin.pause([now] { return now; }, pauses)) continue;
+    poller.leave();
+    const Slept slept = sleep_until_news(std::min(deadline, now + kLongestSleep), done);
+    poller.enter();
+    if (slept == Slept::done) return true;
+    // Woken for nothing: poll once, sleep again.
+    slept == Slept::progress ? spin.restart() : spin.finish();
   }
 }
 
-bool Engine::await_briefly(int rank) {
-  constexpr int kLooks = 200;
-  const int place = may_spin_ && region_ != nullptr && !forked()
-                        ? local_position_[static_cast<std::size_t>(rank)]
-                        : -1;
-  if (place < 0) return false;
-  for (int looks = 0; looks < kLooks; ++looks) {
-    if (region_->holds_bytes_from(place)) return true;
-    looks == 0 && take_wakeup() ? std::this_thread::yield() : pause_once();
-  }
+bool EngineWait::spin_for_peer(int rank) const {
+  const int position =
+      engine_.topology.dedicated() && engine_.region != nullptr && !engine_.forked()
+          ? engine_.region_position[static_cast<std::size_t>(rank)]
+          : -1;
+  if (position < 0) return false;
+  SpinWait spin(SpinBudget::for_peers(engine_.topology));
+  do {
+    if (engine_.region->holds_bytes_from(position)) return true;
+  } while (spin.pause([this] { return engine_.now(); }));
   return false;
 }
 
-void Engine::take_in(int rank) {
-  if (forked() || !lock_.try_lock()) return;
-  const auto link = std::find(plain_.begin(), plain_.end(), find_link(rank));
-  if (link != plain_.end() && *link != nullptr) {
-    read_plain(**link);
-    std::erase(plain_, nullptr);
-  }
-  leave_entry();
-}
-
-bool Engine::sleep_until_news(TimePoint until, const std::function<bool()>& done, bool& finished) {
-  shm::Mailbox& mailbox = connector_->mailbox();
+/// Announces a sleeper, makes one more pass, then sleeps: no wake-up is lost.
+EngineWait::Slept EngineWait::sleep_until_news(TimePoint until, const std::function<bool()>& done) {
+  shm::Mailbox& mailbox = engine_.mailbox();
   sleepers_.fetch_add(1);
   const std::uint32_t ticket = mailbox.prepare_sleep();
-  const bool moved = poll(true);
-  finished = done();
-  bool got_on = take_headway();
-  if (moved || finished || got_on) {
+  const bool moved = loop_.poll(true);
+  bool finished = done();
+  bool progress = take_progress();
+  if (moved || finished || progress) {
     mailbox.cancel_sleep();
   } else {
-    if (watcher_) watcher_->rearm();
-    mailbox.sleep(ticket, until - clock().now());
+    loop_.rearm_watcher();
+    mailbox.sleep(ticket, until - engine_.now());
     // Who woke us has mostly published all there was to wait for, in memory or by a pass of the
     // watcher: no pass of our own before that.
     finished = done();
-    got_on = take_headway();
+    progress = take_progress();
   }
   sleepers_.fetch_sub(1);
-  return got_on;
+  return finished ? Slept::done : progress ? Slept::progress : Slept::nothing;
 }
 
 }  // namespace muster::transport

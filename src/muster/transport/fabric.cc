@@ -12,46 +12,47 @@ class EngineFabric final : public Fabric {
 
   Status start() { return engine_->start(*this); }
 
-  int rank() const override { return engine_->rank(); }
-  int world_size() const override { return engine_->world_size(); }
-  const Clock& clock() const override { return engine_->clock(); }
-  std::span<const int> hosts() const override { return engine_->hosts(); }
+  int rank() const override { return engine_->context().rank(); }
+  int world_size() const override { return engine_->context().world_size(); }
+  const Clock& clock() const override { return *engine_->context().options.clock; }
+  std::span<const int> hosts() const override { return engine_->context().hosts; }
   int cores() const override { return engine_->connector().cores(); }
   shm::HostRegion* region() override { return engine_->connector().region(); }
-  Channel& bootstrap() override { return engine_->bootstrap(); }
-  Channel& agreements() override { return engine_->agreements(); }
+  Channel& bootstrap() override { return engine_->channels().bootstrap(); }
+  Channel& agreements() override { return engine_->channels().agreements(); }
   Result<std::shared_ptr<Channel>> open(std::uint32_t id, std::vector<int> members) override {
     return engine_->open(engine_, id, std::move(members));
   }
   std::uint32_t next_channel_id() const override { return engine_->next_channel_id(); }
-  bool threads() const override { return engine_->options().threads; }
+  bool threads() const override { return engine_->context().options.threads; }
   bool poll() override {
-    if (Together* const together = Together::of(*this)) together->write();
-    return engine_->poll(false);
+    flush_batch();
+    return engine_->loop().poll(false);
   }
   bool await_briefly(int rank) override {
-    if (Together* const together = Together::of(*this)) together->write();
-    return engine_->await_briefly(rank);
+    flush_batch();
+    return engine_->waiting().spin_for_peer(rank);
   }
-  void take_in(int rank) override { engine_->take_in(rank); }
+  void take_in(int rank) override { engine_->loop().poll_peer(rank); }
   bool wait(const std::function<bool()>& done, TimePoint deadline) override {
-    return engine_->wait(done, deadline);
+    return engine_->waiting().wait(done, deadline);
   }
-  void wake() override { engine_->wake(); }
+  void wake() override { engine_->connector().mailbox().wake(); }
   void leave_unclosed() override { engine_->leave_unclosed(); }
   void fail_rank(const std::string& why, const std::vector<int>& earlier) override {
     engine_->fail_rank(why, earlier);
   }
   Status death_of(int rank) const override { return engine_->death_of(rank); }
   Status gone(int rank) const override { return engine_->why_gone(rank); }
-  void declare_dead(int rank, Status evidence) override {
-    engine_->declare_dead(rank, std::move(evidence));
-  }
+  void declare_dead(int rank, Status evidence) override { engine_->declare_dead(rank, evidence); }
   Traffic traffic() const override { return engine_->traffic(); }
   void suspend_heartbeats(bool on) override { engine_->suspend_heartbeats(on); }
 
  private:
-  void write_gathered() override { engine_->write_gathered(); }
+  void write_batches() override { engine_->write_batches(); }
+  void flush_batch() {
+    if (SendBatch* const batch = SendBatch::of(*this)) batch->flush();
+  }
 
   // Channels that their users still hold keep it alive; all of them have failed by then.
   std::shared_ptr<Engine> engine_;

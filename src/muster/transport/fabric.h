@@ -24,7 +24,7 @@
 #include "muster/store/store.h"
 #include "muster/transport/channel.h"
 #include "muster/transport/connector.h"
-#include "muster/transport/together.h"
+#include "muster/transport/send_batch.h"
 
 namespace muster::transport {
 
@@ -125,8 +125,8 @@ class Fabric {
   virtual bool wait(const std::function<bool()>& done, TimePoint deadline) = 0;
   /// Wakes this rank's sleepers (something that they wait for has changed within the process).
   virtual void wake() = 0;
-  /// While the result lives, small messages that this thread sends travel together.
-  [[nodiscard]] Together together() { return Together(*this); }
+  /// While the result lives, small messages that this thread sends share writes.
+  [[nodiscard]] SendBatch batch_sends() { return SendBatch(*this); }
 
   /// Why `rank` is lost, or success while it is not.
   virtual Status death_of(int rank) const = 0;
@@ -157,10 +157,10 @@ class Fabric {
   virtual void suspend_heartbeats(bool on) = 0;
 
  private:
-  friend class Together;
+  friend class SendBatch;
   /// Writes what stands in links' buffers. A fabric that never keeps anything there has nothing to
   /// do.
-  virtual void write_gathered() {}
+  virtual void write_batches() {}
 
   std::mutex companion_lock_;
   std::shared_ptr<Companion> companion_;

@@ -115,8 +115,8 @@ TEST(StreamEnd, AGoodbyeIsNoDeath) {
   const TransferRef from_any = job.channel().receive(kAnyMember, 9, writable(any), {});
   job.wire(2);
   job.say(1, eager("late", 3));
-  job.say(1, frame_of(FrameKind::goodbye));
-  EXPECT_EQ(count(job.heard(1), FrameKind::farewell), 1u);
+  job.say(1, frame_of(FrameKind::close));
+  EXPECT_EQ(count(job.heard(1), FrameKind::close_ack), 1u);
   job.end(1);
   job.advance(seconds(1));
   ASSERT_TRUE(from_1->done());
@@ -130,7 +130,7 @@ TEST(StreamEnd, AGoodbyeIsNoDeath) {
   EXPECT_TRUE(job.channel().receive(1, 3, writable(late), {})->status().ok())
       << "what it sent before it left is still there";
   EXPECT_FALSE(from_any->done());
-  job.say(2, frame_of(FrameKind::goodbye));
+  job.say(2, frame_of(FrameKind::close));
   EXPECT_TRUE(from_any->done()) << "nobody is left to send to it";
 }
 
@@ -142,7 +142,7 @@ TEST(StreamEnd, WhatALeaverHadAnnouncedWillNeverCome) {
   job.say(1, request(1, 50'000, 1));
   job.say(1, request(2, 50'000, 2));
   job.say(1, fragment(1, 0, "begun"));
-  job.say(1, frame_of(FrameKind::goodbye));
+  job.say(1, frame_of(FrameKind::close));
   ASSERT_TRUE(from_any->done());
   EXPECT_EQ(from_any->status().code(), Code::closed);
   const TransferRef receive = job.channel().receive(1, 2, writable(later), {});
@@ -158,7 +158,7 @@ TEST(StreamEnd, SaysGoodbyeToAll) {
   const auto two = job.wires[2];
   job.fabric.reset();
   for (const auto& wire : {one, two}) {
-    EXPECT_EQ(count(take_frames(wire->from_fabric), FrameKind::goodbye), 1u);
+    EXPECT_EQ(count(take_frames(wire->from_fabric), FrameKind::close), 1u);
     EXPECT_TRUE(wire->closed);
   }
   EXPECT_NE(job.net->mailbox.aborted.load(), 0u);
@@ -181,7 +181,7 @@ TEST(OwnFailure, IsToldToAllWithItsReason) {
   for (const auto& wire : {one, two}) {
     const auto frames = take_frames(wire->from_fabric);
     EXPECT_EQ(count(frames, FrameKind::rank_failure), 1u);
-    EXPECT_EQ(count(frames, FrameKind::goodbye), 0u);
+    EXPECT_EQ(count(frames, FrameKind::close), 0u);
     for (const Frame& frame : frames) {
       if (frame.header.kind != FrameKind::rank_failure) continue;
       EXPECT_EQ(frame.header.message, 0u);
@@ -243,7 +243,7 @@ TEST(StreamEnd, ThatWasNotClosedIsToldSo) {
   const TransferRef receive = job.channel().receive(1, 0, writable(got), {});
   const TransferRef from_two = job.channel().receive(2, 0, writable(other), {});
   job.wire(1);
-  Frame goodbye = frame_of(FrameKind::goodbye);
+  Frame goodbye = frame_of(FrameKind::close);
   goodbye.header.amount = 1;
   job.say(1, goodbye);
   ASSERT_TRUE(receive->done());
@@ -264,7 +264,7 @@ TEST(StreamEnd, SaysThatItWasNotClosed) {
   job.fabric->leave_unclosed();
   job.fabric.reset();
   const auto frames = take_frames(one->from_fabric);
-  ASSERT_EQ(count(frames, FrameKind::goodbye), 1u);
+  ASSERT_EQ(count(frames, FrameKind::close), 1u);
   EXPECT_EQ(frames.back().header.amount, 1u);
   EXPECT_EQ(job.net->mailbox.aborted.load(), shm::Mailbox::kUnclosed);
 }
@@ -275,7 +275,7 @@ TEST(StreamEnd, OfANeighbourThatHasLeftUnseenDisturbsNobody) {
   ScriptedJob job(4, 1);
   std::string got(1, 'x');
   const TransferRef receive = job.channel().receive(0, 0, writable(got), {});
-  job.say(2, frame_of(FrameKind::goodbye));
+  job.say(2, frame_of(FrameKind::close));
   job.advance(milliseconds(300));
   ASSERT_EQ(job.net->connects[3], 1);
   job.net->news.push_back([](ConnectorEvents& events) {
@@ -489,7 +489,7 @@ TEST(News, ComeBeforeTheGoodbyeOnAStreamThatStandsOnlyLater) {
   ASSERT_EQ(frames.size(), 2u);
   EXPECT_EQ(frames[0].header.kind, FrameKind::rank_failure);
   EXPECT_EQ(frames[0].header.message, 3u);
-  EXPECT_EQ(frames[1].header.kind, FrameKind::goodbye);
+  EXPECT_EQ(frames[1].header.kind, FrameKind::close);
 }
 
 TEST(News, ReachAChannelBeforeItIsOpened) {

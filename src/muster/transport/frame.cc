@@ -39,8 +39,8 @@ const char* name_of(FrameKind kind) {
     case FrameKind::rank_failure: return "rank failure";
     case FrameKind::ping: return "ping";
     case FrameKind::pong: return "pong";
-    case FrameKind::goodbye: return "goodbye";
-    case FrameKind::farewell: return "farewell";
+    case FrameKind::close: return "close";
+    case FrameKind::close_ack: return "close_ack";
   }
   return "unknown";
 }

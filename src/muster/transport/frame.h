@@ -33,11 +33,11 @@ enum class FrameKind : std::uint8_t {
                     ///< cause
   ping,             ///< somebody wants to hear of us
   pong,
-  goodbye,   ///< nothing more will come; amount = 1: the sender's process ended and had not closed
-             ///< its groups
-  farewell,  ///< the answer to a goodbye: everything before it was read
+  close,      ///< nothing more will come; amount = 1: the sender's process ended and had not closed
+              ///< its groups
+  close_ack,  ///< the answer to a close: everything before it was read
 };
-inline constexpr std::uint8_t kLastFrameKind = static_cast<std::uint8_t>(FrameKind::farewell);
+inline constexpr std::uint8_t kLastFrameKind = static_cast<std::uint8_t>(FrameKind::close_ack);
 
 /// Copied to the wire as it is.
 struct FrameHeader {

@@ -40,7 +40,7 @@ Status feed(LinkProtocol& protocol, std::string_view bytes, std::size_t step,
             bool headers_alone = false) {
   while (!bytes.empty()) {
     std::array<MutableBytes, 2> pieces;
-    const std::size_t count = protocol.input(pieces, headers_alone);
+    const std::size_t count = protocol.in.input(pieces, headers_alone);
     std::size_t taken = 0;
     for (std::size_t i = 0; i < count; ++i) {
       const std::size_t take = std::min({pieces[i].size(), bytes.size() - taken, step - taken});
@@ -48,7 +48,7 @@ Status feed(LinkProtocol& protocol, std::string_view bytes, std::size_t step,
       taken += take;
     }
     bytes.remove_prefix(taken);
-    if (Status status = protocol.received(taken); !status) return status;
+    if (Status status = protocol.in.received(taken); !status) return status;
   }
   return {};
 }
@@ -57,16 +57,16 @@ Status feed(LinkProtocol& protocol, std::string_view bytes, std::size_t step,
 std::string drain(LinkProtocol& protocol, std::size_t step = SIZE_MAX,
                   std::size_t limit = SIZE_MAX) {
   std::string out;
-  while (protocol.has_output() && out.size() < limit) {
-    std::array<ConstBytes, LinkProtocol::kMaxPieces> pieces;
-    const std::size_t count = protocol.output(pieces);
+  while (protocol.out.has_output() && out.size() < limit) {
+    std::array<ConstBytes, FrameWriter::kMaxPieces> pieces;
+    const std::size_t count = protocol.out.output(pieces);
     std::size_t taken = 0;
     for (std::size_t i = 0; i < count; ++i) {
       const std::size_t take = std::min({pieces[i].size(), step - taken, limit - out.size()});
       out.append(as_text(pieces[i].first(take)));
       taken += take;
     }
-    protocol.sent(taken);
+    protocol.out.sent(taken);
   }
   return out;
 }
@@ -109,7 +109,7 @@ TEST(LinkProtocol, ReadsFramesCutAnywhere) {
     LinkProtocol alone(sparing);
     ASSERT_TRUE(feed(alone, bytes, step, true).ok());
     expect_same(sparing.frames, sample_frames());
-    EXPECT_TRUE(alone.between_frames());
+    EXPECT_TRUE(alone.in.between_frames());
   }
   // Every single cut of a shorter exchange into two.
   const std::string two = eager(pattern(300, 1), 5).bytes() + eager("tail", 6).bytes();
@@ -126,17 +126,17 @@ TEST(LinkProtocol, AHeaderAloneLeavesThePayloadToItsPlace) {
   Recorder recorder;
   LinkProtocol protocol(recorder);
   std::array<MutableBytes, 2> pieces;
-  ASSERT_EQ(protocol.input(pieces, true), 1u);
+  ASSERT_EQ(protocol.in.input(pieces, true), 1u);
   EXPECT_EQ(pieces[0].size(), sizeof(FrameHeader));
   const std::string bytes = eager(pattern(5000, 1)).bytes();
   std::memcpy(pieces[0].data(), bytes.data(), 10);
-  ASSERT_TRUE(protocol.received(10).ok());
-  EXPECT_FALSE(protocol.between_frames());
-  ASSERT_EQ(protocol.input(pieces, true), 1u);
+  ASSERT_TRUE(protocol.in.received(10).ok());
+  EXPECT_FALSE(protocol.in.between_frames());
+  ASSERT_EQ(protocol.in.input(pieces, true), 1u);
   EXPECT_EQ(pieces[0].size(), sizeof(FrameHeader) - 10) << "the rest of it";
   std::memcpy(pieces[0].data(), bytes.data() + 10, pieces[0].size());
-  ASSERT_TRUE(protocol.received(pieces[0].size()).ok());
-  ASSERT_EQ(protocol.input(pieces, true), 2u);
+  ASSERT_TRUE(protocol.in.received(pieces[0].size()).ok());
+  ASSERT_EQ(protocol.in.input(pieces, true), 2u);
   EXPECT_EQ(pieces[0].data(), reinterpret_cast<std::byte*>(recorder.sink.data()));
   EXPECT_EQ(pieces[0].size(), 5000u);
   EXPECT_EQ(pieces[1].size(), sizeof(FrameHeader)) << "of the next frame";
@@ -150,10 +150,10 @@ TEST(LinkProtocol, WritesFramesCutAnywhere) {
     Recorder out;
     LinkProtocol sender(out);
     auto owner = std::make_shared<int>(1);
-    sender.push_message(eager("", 1).header, as_bytes(small), owner);
+    sender.out.push_message(eager("", 1).header, as_bytes(small), owner);
     auto large_owner = std::make_shared<int>(2);
-    sender.push_stream(fragment(5, 0, "").header, as_bytes(large), large_owner);
-    sender.push_control(frame_of(FrameKind::ping).header);
+    sender.out.push_stream(fragment(5, 0, "").header, as_bytes(large), large_owner);
+    sender.out.push_control(frame_of(FrameKind::ping).header);
     std::string bytes = drain(sender, step);
     const auto frames = take_frames(bytes);
     ASSERT_EQ(frames.size(), 5u);
@@ -182,18 +182,18 @@ TEST(LinkProtocol, GatheredMessagesAreOnePieceInTheirPlace) {
       for (std::size_t i = 1; i < wanted.size(); ++i) {
         std::string text = wanted[i].payload;
         if (i == 3) {
-          protocol.push_message(wanted[i].header, as_bytes(large));
+          protocol.out.push_message(wanted[i].header, as_bytes(large));
           held = 0;
           continue;
         }
         held += sizeof(FrameHeader) + text.size();
-        EXPECT_EQ(protocol.gather_message(wanted[i].header, as_bytes(text)), held);
+        EXPECT_EQ(protocol.out.gather_message(wanted[i].header, as_bytes(text)), held);
         text.assign(text.size(), 'x');  // it has been copied
       }
-      protocol.push_control(wanted[0].header);
+      protocol.out.push_control(wanted[0].header);
       if (step == SIZE_MAX) {
-        std::array<ConstBytes, LinkProtocol::kMaxPieces> pieces;
-        EXPECT_EQ(protocol.output(pieces), 5u)
+        std::array<ConstBytes, FrameWriter::kMaxPieces> pieces;
+        EXPECT_EQ(protocol.out.output(pieces), 5u)
             << "control, one piece, header and payload, one piece";
       }
       std::string out = drain(protocol, step);
@@ -204,17 +204,17 @@ TEST(LinkProtocol, GatheredMessagesAreOnePieceInTheirPlace) {
 
 TEST(LinkProtocol, TheNewsOfAnEndDoesNotOvertakeWhatWasGathered) {
   for (const FrameKind kind :
-       {FrameKind::channel_failure, FrameKind::rank_failure, FrameKind::goodbye}) {
+       {FrameKind::channel_failure, FrameKind::rank_failure, FrameKind::close}) {
     Recorder recorder;
     LinkProtocol protocol(recorder);
-    protocol.gather_message(eager("one", 1).header, as_bytes(std::string_view("one")));
-    protocol.gather_message(eager("two", 2).header, as_bytes(std::string_view("two")));
-    protocol.push_control(frame_of(kind).header);
-    protocol.push_control(frame_of(FrameKind::ping).header);
+    protocol.out.gather_message(eager("one", 1).header, as_bytes(std::string_view("one")));
+    protocol.out.gather_message(eager("two", 2).header, as_bytes(std::string_view("two")));
+    protocol.out.push_control(frame_of(kind).header);
+    protocol.out.push_control(frame_of(FrameKind::ping).header);
     std::string out = drain(protocol);
     expect_same(take_frames(out),
                 {eager("one", 1), eager("two", 2), frame_of(kind), frame_of(FrameKind::ping)});
-    EXPECT_FALSE(protocol.has_output());
+    EXPECT_FALSE(protocol.out.has_output());
   }
 }
 
@@ -222,11 +222,11 @@ TEST(LinkProtocol, ControlAndMessagesOvertakeFragments) {
   Recorder recorder;
   LinkProtocol protocol(recorder);
   const std::string large = pattern(10 * kFragmentBytes, 1);
-  protocol.push_stream(fragment(1, 0, "").header, as_bytes(large), std::make_shared<int>());
+  protocol.out.push_stream(fragment(1, 0, "").header, as_bytes(large), std::make_shared<int>());
   std::string bytes = drain(protocol, 1000, 1000);  // the first fragment has begun
   const std::string small = "urgent";
-  protocol.push_message(eager("", 1).header, as_bytes(small), nullptr);
-  protocol.push_control(frame_of(FrameKind::pong).header);
+  protocol.out.push_message(eager("", 1).header, as_bytes(small), nullptr);
+  protocol.out.push_control(frame_of(FrameKind::pong).header);
   bytes += drain(protocol);
   const auto frames = take_frames(bytes);
   ASSERT_EQ(frames.size(), 12u);
@@ -239,8 +239,9 @@ TEST(LinkProtocol, AFloodOfMessagesLetsFragmentsThrough) {
   LinkProtocol protocol(recorder);
   const std::string small = pattern(kEagerBytes, 1);
   const std::string large = pattern(4 * kFragmentBytes, 2);
-  for (int i = 0; i < 200; ++i) protocol.push_message(eager("").header, as_bytes(small), nullptr);
-  protocol.push_stream(fragment(1, 0, "").header, as_bytes(large), std::make_shared<int>());
+  for (int i = 0; i < 200; ++i)
+    protocol.out.push_message(eager("").header, as_bytes(small), nullptr);
+  protocol.out.push_stream(fragment(1, 0, "").header, as_bytes(large), std::make_shared<int>());
   std::string bytes = drain(protocol);
   const auto frames = take_frames(bytes);
   std::size_t last = 0;
@@ -258,7 +259,7 @@ TEST(LinkProtocol, LargePayloadsTakeTurnsBetweenChannels) {
   // both have some.
   for (const auto& [message, channel] :
        {std::pair(1, 1), std::pair(2, 1), std::pair(3, 1), std::pair(4, 2)}) {
-    protocol.push_stream(
+    protocol.out.push_stream(
         fragment(static_cast<std::uint64_t>(message), 0, "", static_cast<std::uint32_t>(channel))
             .header,
         as_bytes(large), std::make_shared<int>());
@@ -277,12 +278,12 @@ TEST(LinkProtocol, DetachedBuffersAreNotReadAnyMore) {
   std::string large = pattern(3 * kFragmentBytes, 1);
   const std::string original = large;
   const auto owner = std::make_shared<int>();
-  protocol.push_stream(fragment(1, 0, "").header, as_bytes(large), owner);
+  protocol.out.push_stream(fragment(1, 0, "").header, as_bytes(large), owner);
   std::string bytes = drain(protocol, 1000, 1000);
-  const auto detached = protocol.detach(owner.get());
+  const auto detached = protocol.out.detach(owner.get());
   EXPECT_TRUE(detached.stream_cut);
   large.assign(large.size(), 'z');
-  protocol.push_control(frame_of(FrameKind::ping).header);
+  protocol.out.push_control(frame_of(FrameKind::ping).header);
   bytes += drain(protocol);
   const auto frames = take_frames(bytes);
   ASSERT_EQ(frames.size(), 2u) << "the fragment that had begun, then the ping";
@@ -292,9 +293,9 @@ TEST(LinkProtocol, DetachedBuffersAreNotReadAnyMore) {
   std::string small = "small";
   const auto other = std::make_shared<int>();
   for (int i = 0; i < 20; ++i)
-    protocol.push_message(eager("").header, as_bytes(original).first(10), nullptr);
-  protocol.push_message(eager("").header, as_bytes(small), other);
-  EXPECT_TRUE(protocol.detach(other.get()).message_dropped);
+    protocol.out.push_message(eager("").header, as_bytes(original).first(10), nullptr);
+  protocol.out.push_message(eager("").header, as_bytes(small), other);
+  EXPECT_TRUE(protocol.out.detach(other.get()).message_dropped);
   bytes += drain(protocol);
   EXPECT_EQ(take_frames(bytes).size(), 20u);
 }
@@ -314,7 +315,7 @@ TEST(LinkProtocol, DrainsWhatHasNoPlace) {
   LinkProtocol cut(other);
   const std::string bytes = eager(pattern(1000, 1)).bytes();
   ASSERT_TRUE(feed(cut, std::string_view(bytes).substr(0, 500), SIZE_MAX).ok());
-  cut.drain_payload();
+  cut.in.drain_payload();
   std::string reused = other.sink =
       std::string(1000, 'r');  // the buffer belongs to somebody else now
   ASSERT_TRUE(feed(cut, std::string_view(bytes).substr(500), SIZE_MAX).ok());
@@ -339,7 +340,7 @@ TEST(LinkProtocol, RefusesHeadersThatLie) {
   EXPECT_TRUE(refused(frame_of(FrameKind::rank_failure), kRecordBytes + 1));
   for (const FrameKind kind : {FrameKind::request, FrameKind::clear, FrameKind::withdraw,
                                FrameKind::refuse, FrameKind::credit, FrameKind::ping,
-                               FrameKind::pong, FrameKind::goodbye, FrameKind::farewell}) {
+                               FrameKind::pong, FrameKind::close, FrameKind::close_ack}) {
     EXPECT_TRUE(refused(frame_of(kind), 1)) << name_of(kind);
   }
   EXPECT_TRUE(refused(frame_of(static_cast<FrameKind>(0)), 0));

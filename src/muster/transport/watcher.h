@@ -1,45 +1,32 @@
 /// The thread that looks after a fabric while nobody waits in it: it sleeps in epoll on descriptors
-/// and timers, makes passes, and keeps away while user threads poll.
+/// and timers, makes passes, and keeps away while user threads poll. Private to `transport/`.
 #pragma once
 
 #include <atomic>
 #include <thread>
 
-#include "muster/base/clock.h"
 #include "muster/base/fork_guard.h"
 #include "muster/base/status.h"
+#include "muster/transport/pass_loop.h"
+#include "muster/transport/watcher_signal.h"
 
 namespace muster::transport {
 
-class Engine;
-
 class Watcher {
  public:
-  explicit Watcher(Engine& engine) : engine_(engine) {}
-  ~Watcher();
+  Watcher(PassLoop& loop, WatcherSignal& signal) : loop_(loop), signal_(signal) {}
+  ~Watcher() { stop(); }
 
-  /// `news`: a descriptor that is readable while there is something to do.
-  Status start(int news);
-  /// Joins the thread. In a forked child, where there is none, forgets it.
+  /// `rank`: for its log.
+  Status start(int rank);
+  /// Joins the thread. In a forked child, which has no such thread, forgets it.
   void stop();
-  /// Makes it look at its timers anew.
-  void kick();
-  /// From here on news wake it again; called by a poller that stops polling. One atomic load where
-  /// they do already.
-  void rearm();
-  /// Whether news wake it.
-  bool armed() const { return armed_.load(std::memory_order_acquire); }
 
  private:
-  void run();
-  void arm();
+  void run(int rank);
 
-  Engine& engine_;
-  GuardedDescriptor epoll_;
-  GuardedDescriptor kick_;
-  int news_ = -1;
-  std::atomic<bool> armed_{false};
-  std::atomic<bool> kicked_{false};
+  PassLoop& loop_;
+  WatcherSignal& signal_;
   std::atomic<bool> stop_{false};
   ProcessMark mark_;
   std::thread thread_;

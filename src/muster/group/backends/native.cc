@@ -106,9 +106,9 @@ std::shared_ptr<void> NativeBackend::drive_here() {
 std::shared_ptr<void> NativeBackend::send_together() {
   struct Stretch {
     explicit Stretch(std::shared_ptr<collective::Communicator> in)
-        : communicator(std::move(in)), together(communicator->channel().fabric()) {}
+        : communicator(std::move(in)), batch(communicator->channel().fabric()) {}
     const std::shared_ptr<collective::Communicator> communicator;  // and with it the fabric
-    transport::Together together;
+    transport::SendBatch batch;
   };
   return std::make_shared<Stretch>(communicator_);
 }

@@ -1,6 +1,6 @@
 // Small messages that one thread sends in one stretch leave in one write for each link, late by no
 // more than the stretch, and in order.
-#include "muster/transport/together.h"
+#include "muster/transport/send_batch.h"
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -39,13 +39,13 @@ void expect_patterns(const std::vector<Frame>& frames, std::uint64_t first_tag, 
   }
 }
 
-TEST(Together, SmallMessagesToAPeerAreOneWrite) {
+TEST(SendBatch, SmallMessagesToAPeerAreOneWrite) {
   ScriptedJob job(3);
   const ScriptedWire& one = job.wire(1);
   const ScriptedWire& two = job.wire(2);
   const int before_one = one.writes, before_two = two.writes;
   {
-    const Together together = job.fabric->together();
+    const SendBatch batch = job.fabric->batch_sends();
     for (std::uint64_t tag = 0; tag < 20; ++tag) {
       const TransferRef sent = send_copied(job, tag, tag == 7 ? 0 : tag * 13, tag < 15 ? 1 : 2);
       ASSERT_TRUE(sent->done());
@@ -60,9 +60,9 @@ TEST(Together, SmallMessagesToAPeerAreOneWrite) {
   expect_patterns(job.heard(2), 15, 5);
 }
 
-TEST(Together, StretchesOfTwoFabricsEndInAnyOrder) {
+TEST(SendBatch, StretchesOfTwoFabricsEndInAnyOrder) {
   ScriptedJob one(2), two(2);
-  std::optional<Together> first, second;
+  std::optional<SendBatch> first, second;
   first.emplace(*one.fabric);
   second.emplace(*two.fabric);
   first.reset();
@@ -75,25 +75,25 @@ TEST(Together, StretchesOfTwoFabricsEndInAnyOrder) {
   EXPECT_EQ(two.wire(1).writes, before_two + 1);
 }
 
-TEST(Together, ALoneMessageGoesAtOnceAndNothingCostsNothing) {
+TEST(SendBatch, ALoneMessageGoesAtOnceAndNothingCostsNothing) {
   ScriptedJob job;
   const ScriptedWire& wire = job.wire(1);
   const int before = wire.writes;
-  { const Together together = job.fabric->together(); }
+  { const SendBatch batch = job.fabric->batch_sends(); }
   EXPECT_EQ(wire.writes, before);
   EXPECT_TRUE(send_copied(job, 0, 4)->done());
   EXPECT_EQ(wire.writes, before + 1);
   expect_patterns(job.heard(1), 0, 1);
 }
 
-TEST(Together, LargerMessagesTakeAlongWhatStandsBeforeThem) {
+TEST(SendBatch, LargerMessagesTakeAlongWhatStandsBeforeThem) {
   ScriptedJob job;
   ScriptedWire& wire = job.wire(1);
   int writes = wire.writes;
   const std::string eager_one = pattern(20'000, 2), asks = pattern(100'000, 4);
   TransferRef large;
   {
-    const Together together = job.fabric->together();
+    const SendBatch batch = job.fabric->batch_sends();
     send_copied(job, 0, 8);
     send_copied(job, 1, 8);
     EXPECT_TRUE(job.channel().send(1, 2, as_bytes(eager_one), {})->done());
@@ -113,12 +113,12 @@ TEST(Together, LargerMessagesTakeAlongWhatStandsBeforeThem) {
   EXPECT_FALSE(large->done());
 }
 
-TEST(Together, EnoughForAWriteIsWritten) {
+TEST(SendBatch, EnoughForAWriteIsWritten) {
   ScriptedJob job;
   const ScriptedWire& wire = job.wire(1);
   const int before = wire.writes;
   {
-    const Together together = job.fabric->together();
+    const SendBatch batch = job.fabric->batch_sends();
     for (std::uint64_t tag = 0; tag < 40; ++tag) {
       send_copied(job, tag, 4096);
       EXPECT_GE(wire.from_fabric.size() + 36 * 1024, (tag + 1) * (sizeof(FrameHeader) + 4096))
@@ -129,10 +129,10 @@ TEST(Together, EnoughForAWriteIsWritten) {
   expect_patterns(job.heard(1), 0, 40);
 }
 
-TEST(Together, IsWrittenBeforeAPollAndAWait) {
+TEST(SendBatch, IsWrittenBeforeAPollAndAWait) {
   ScriptedJob job;
   const ScriptedWire& wire = job.wire(1);
-  const Together together = job.fabric->together();
+  const SendBatch batch = job.fabric->batch_sends();
   int writes = wire.writes;
   send_copied(job, 0, 4);
   EXPECT_EQ(wire.writes, writes);
@@ -156,18 +156,18 @@ TEST(Together, IsWrittenBeforeAPollAndAWait) {
   expect_patterns(job.heard(1), 0, 5);
 }
 
-TEST(Together, AnotherThreadsMessageKeepsItsPlaceAndIsNotHeldBack) {
+TEST(SendBatch, AnotherThreadsMessageKeepsItsPlaceAndIsNotHeldBack) {
   ScriptedJob job;
   const ScriptedWire& wire = job.wire(1);
   int writes = wire.writes;
   {
-    const Together together = job.fabric->together();
+    const SendBatch batch = job.fabric->batch_sends();
     send_copied(job, 0, 4);
     std::thread([&] { send_copied(job, 1, 4); }).join();
     EXPECT_EQ(wire.writes, ++writes);
     send_copied(job, 2, 4);
     std::thread([&] {
-      const Together theirs = job.fabric->together();
+      const SendBatch theirs = job.fabric->batch_sends();
       send_copied(job, 3, 4);
     }).join();
     EXPECT_EQ(wire.writes, ++writes);
@@ -179,23 +179,23 @@ TEST(Together, AnotherThreadsMessageKeepsItsPlaceAndIsNotHeldBack) {
   expect_patterns(job.heard(1), 0, 5);
 }
 
-TEST(Together, WithinAnotherItDoesNothing) {
+TEST(SendBatch, WithinAnotherItDoesNothing) {
   ScriptedJob job, other;
   const ScriptedWire& wire = job.wire(1);
   const ScriptedWire& others = other.wire(1);
   const int before = wire.writes, others_before = others.writes;
   {
-    const Together together = job.fabric->together();
+    const SendBatch batch = job.fabric->batch_sends();
     send_copied(job, 0, 4);
     {
-      const Together within = job.fabric->together();
+      const SendBatch within = job.fabric->batch_sends();
       send_copied(job, 1, 4);
     }
     EXPECT_EQ(wire.writes, before);
     send_copied(other, 0, 4);
     EXPECT_EQ(others.writes, others_before + 1) << "of one fabric only";
     {
-      const Together of_other = other.fabric->together();
+      const SendBatch of_other = other.fabric->batch_sends();
       send_copied(other, 1, 4);
       send_copied(job, 2, 4);
     }
@@ -207,18 +207,18 @@ TEST(Together, WithinAnotherItDoesNothing) {
   expect_patterns(other.heard(1), 0, 2);
 }
 
-TEST(Together, AFullStreamTakesTheRestLater) {
+TEST(SendBatch, AFullStreamTakesTheRestLater) {
   ScriptedJob job;
   ScriptedWire& wire = job.wire(1);
   wire.room = 100;
   {
-    const Together together = job.fabric->together();
+    const SendBatch batch = job.fabric->batch_sends();
     for (std::uint64_t tag = 0; tag < 5; ++tag) send_copied(job, tag, 50);
   }
   const std::string kept = pattern(50, 5);
   TransferRef waits;
   {
-    const Together together = job.fabric->together();
+    const SendBatch batch = job.fabric->batch_sends();
     waits = job.channel().send(1, 5, as_bytes(kept), {});
     EXPECT_FALSE(waits->done())
         << "behind what the stream could not take: the sender's own memory is the limit";
@@ -229,7 +229,7 @@ TEST(Together, AFullStreamTakesTheRestLater) {
   EXPECT_TRUE(waits->done());
 }
 
-TEST(Together, CreditLimitsItToo) {
+TEST(SendBatch, CreditLimitsItToo) {
   ScriptedJob job;
   job.wire(1);
   const std::size_t most = kEagerCredit / 4096;
@@ -237,7 +237,7 @@ TEST(Together, CreditLimitsItToo) {
   std::vector<TransferRef> sent;
   for (std::uint64_t tag = 0; tag < most + 10; ++tag) texts.push_back(pattern(4096, tag));
   {
-    const Together together = job.fabric->together();
+    const SendBatch batch = job.fabric->batch_sends();
     for (std::uint64_t tag = 0; tag < texts.size(); ++tag)
       sent.push_back(job.channel().send(1, tag, as_bytes(texts[tag]), {}));
   }
@@ -250,24 +250,24 @@ TEST(Together, CreditLimitsItToo) {
   }
 }
 
-TEST(Together, WaitsForALinkThatIsNotUpYet) {
+TEST(SendBatch, WaitsForALinkThatIsNotUpYet) {
   ScriptedJob job;
   const std::string texts[] = {pattern(4, 0), pattern(4, 1)};
   {
-    const Together together = job.fabric->together();
+    const SendBatch batch = job.fabric->batch_sends();
     for (std::uint64_t tag = 0; tag < 2; ++tag)
       EXPECT_FALSE(job.channel().send(1, tag, as_bytes(texts[tag]), {})->done());
   }
   expect_patterns(job.heard(1), 0, 2);
 }
 
-TEST(Together, ALinkThatBreaksMeanwhileFailsTheSendersChannel) {
+TEST(SendBatch, ALinkThatBreaksMeanwhileFailsTheSendersChannel) {
   ScriptedJob job;
   ScriptedWire& wire = job.wire(1);
   std::string text(4, 'x');
   const TransferRef receive = job.channel().receive(1, 9, writable(text), {});
   {
-    const Together together = job.fabric->together();
+    const SendBatch batch = job.fabric->batch_sends();
     send_copied(job, 0, 4);
     wire.ended = true;
     send_copied(job, 1, 4);
@@ -279,35 +279,35 @@ TEST(Together, ALinkThatBreaksMeanwhileFailsTheSendersChannel) {
   EXPECT_EQ(job.channel().failure().ranks(), std::vector<int>{1});
   ASSERT_TRUE(receive->done());
   EXPECT_EQ(receive->status().code(), Code::peer_failed);
-  const Together together = job.fabric->together();
+  const SendBatch batch = job.fabric->batch_sends();
   const TransferRef late = send_copied(job, 2, 4);
   ASSERT_TRUE(late->done());
   EXPECT_EQ(late->status().code(), Code::peer_failed);
 }
 
-TEST(Together, AForkedChildWritesNothingOfItsParents) {
+TEST(SendBatch, AForkedChildWritesNothingOfItsParents) {
   ScriptedJob job;
   const ScriptedWire& wire = job.wire(1);
-  std::optional<Together> together(std::in_place, *job.fabric);
+  std::optional<SendBatch> batch(std::in_place, *job.fabric);
   send_copied(job, 0, 4);
   const pid_t child = ::fork();
   if (child == 0) {
-    together.reset();
+    batch.reset();
     ::_exit(wire.from_fabric.empty() ? 0 : 1);
   }
   int status = 0;
   ASSERT_EQ(::waitpid(child, &status, 0), child);
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
-  together.reset();
+  batch.reset();
   expect_patterns(job.heard(1), 0, 1);
 }
 
-TEST(Together, TrafficCountsMessagesAndWrites) {
+TEST(SendBatch, TrafficCountsMessagesAndWrites) {
   ScriptedJob job;
   job.wire(1);
   const Traffic before = job.fabric->traffic();
   {
-    const Together together = job.fabric->together();
+    const SendBatch batch = job.fabric->batch_sends();
     for (std::uint64_t tag = 0; tag < 10; ++tag) send_copied(job, tag, 4);
   }
   send_copied(job, 10, 4);
@@ -347,10 +347,10 @@ TEST_P(TogetherOver, ThreadsKeepTheOrderOfTheirMessages) {
       }
       for (std::uint64_t i = 0; i < kMessages; ++i)
         transfers.push_back(channel.receive(peer, thread, writable(in[i]), {}));
-      std::optional<Together> together;
+      std::optional<SendBatch> batch;
       for (std::uint64_t i = 0; i < kMessages; ++i) {
-        if (random() % 8 == 0) together.reset();
-        if (random() % 8 == 0 && !together) together.emplace(fabric);
+        if (random() % 8 == 0) batch.reset();
+        if (random() % 8 == 0 && !batch) batch.emplace(fabric);
         if (random() % 32 == 0) fabric.poll();
         transfers.push_back(channel.send(peer, thread, as_bytes(out[i]), {}));
         if (random() % 64 == 0) {

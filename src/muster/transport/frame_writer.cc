@@ -1,7 +1,6 @@
-#include "muster/transport/link_protocol.h"
+#include "muster/transport/frame_writer.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 namespace muster::transport {
@@ -10,134 +9,19 @@ namespace {
 // How far ahead frames get their place in the byte stream: enough for one gathering write, little
 // enough to be overtaken soon.
 constexpr std::size_t kCommitBytes = 64 * 1024;
-constexpr std::size_t kCommitFrames = LinkProtocol::kMaxPieces / 2;
+constexpr std::size_t kCommitFrames = FrameWriter::kMaxPieces / 2;
 // A flood of small messages lets a fragment through after this much.
 constexpr std::size_t kMessageTurn = 256 * 1024;
-constexpr std::size_t kDrainBytes = 64 * 1024;
-
-/// Where payloads go that nobody wants. Never read.
-MutableBytes drain() {
-  thread_local const std::unique_ptr<std::byte[]> memory(new std::byte[kDrainBytes]);
-  return {memory.get(), kDrainBytes};
-}
 
 /// After it the receiver takes nothing more for a channel, or from this rank.
 bool ends_messages(FrameKind kind) {
   return kind == FrameKind::channel_failure || kind == FrameKind::rank_failure ||
-         kind == FrameKind::goodbye;
+         kind == FrameKind::close;
 }
 
 }  // namespace
 
-LinkProtocol::LinkProtocol(LinkEvents& events)
-    : events_(events), staging_(new std::byte[kStagingBytes]) {}
-
-// ---- in
-// ------------------------------------------------------------------------------------------------------------
-
-std::size_t LinkProtocol::input(std::array<MutableBytes, 2>& pieces, bool headers_alone) {
-  const std::size_t most =
-      headers_alone ? sizeof header_ : kStagingBytes;  // fewer than a header's are ever staged here
-  const MutableBytes staging(staging_.get() + staged_end_, most - staged_end_);
-  if (payload_left_ == 0) {
-    pieces[0] = staging;
-    return 1;
-  }
-  // Whatever was staged has been placed before: the staging buffer is empty here.
-  if (sink_.empty()) {
-    pieces[0] = drain().first(std::min(payload_left_, kDrainBytes));
-    return 1;
-  }
-  pieces[0] = sink_.first(std::min(sink_.size(), payload_left_));
-  if (sink_.size() < payload_left_) return 1;
-  pieces[1] = staging;
-  return 2;
-}
-
-Status LinkProtocol::received(std::size_t bytes) {
-  if (broken_) return Status(Code::internal, "the peer broke the protocol before");
-  if (payload_left_ > 0) {
-    const std::size_t direct =
-        std::min(bytes, sink_.empty() ? std::min(payload_left_, kDrainBytes)
-                                      : std::min(sink_.size(), payload_left_));
-    if (!sink_.empty()) sink_ = sink_.subspan(direct);
-    payload_left_ -= direct;
-    bytes -= direct;
-    if (payload_left_ == 0) {
-      if (Status status = finish_frame(); !status) return status;
-    }
-  }
-  staged_end_ += bytes;
-  return parse();
-}
-
-/// Puts staged bytes of the payload under way where they belong; says how many it took.
-std::size_t LinkProtocol::place(ConstBytes bytes) {
-  const std::size_t take = std::min(bytes.size(), payload_left_);
-  const std::size_t keep = std::min(take, sink_.size());
-  if (keep > 0) std::memcpy(sink_.data(), bytes.data(), keep);
-  sink_ = sink_.subspan(keep);
-  payload_left_ -= take;
-  return take;
-}
-
-Status LinkProtocol::parse() {
-  for (;;) {
-    const ConstBytes staged(staging_.get() + staged_begin_, staged_end_ - staged_begin_);
-    if (payload_left_ > 0) {
-      if (staged.empty()) break;
-      staged_begin_ += place(staged);
-      if (payload_left_ > 0) break;
-    } else {
-      if (staged.size() < sizeof header_) break;
-      std::memcpy(&header_, staged.data(), sizeof header_);
-      staged_begin_ += sizeof header_;
-      if (Status status = start_frame(); !status) return status;
-      if (payload_left_ > 0) continue;
-    }
-    if (Status status = finish_frame(); !status) return status;
-  }
-  // What is left is less than a header, or nothing.
-  const std::size_t left = staged_end_ - staged_begin_;
-  std::memmove(staging_.get(), staging_.get() + staged_begin_, left);
-  staged_begin_ = 0;
-  staged_end_ = left;
-  return {};
-}
-
-Status LinkProtocol::start_frame() {
-  broken_ = true;  // until proved otherwise
-  if (Status status = check_header(header_); !status) return status;
-  payload_left_ = header_.length;
-  sink_ = {};
-  if (payload_left_ > 0) {
-    if (header_.kind == FrameKind::eager || header_.kind == FrameKind::data) {
-      Result<MutableBytes> sink = events_.on_payload(header_);
-      if (!sink) return sink.status();
-      sink_ = *sink;
-    } else {
-      record_.resize(payload_left_);  // at most kRecordBytes
-      sink_ = std::as_writable_bytes(std::span(record_));
-    }
-  } else {
-    record_.clear();
-  }
-  broken_ = false;
-  return {};
-}
-
-Status LinkProtocol::finish_frame() {
-  sink_ = {};
-  const bool message = header_.kind == FrameKind::eager || header_.kind == FrameKind::data;
-  Status status = events_.on_frame(header_, message ? ConstBytes() : as_bytes(record_));
-  broken_ = !status.ok();
-  return status;
-}
-
-// ---- out
-// -----------------------------------------------------------------------------------------------------------
-
-void LinkProtocol::push_control(const FrameHeader& header, std::string record) {
+void FrameWriter::push_control(const FrameHeader& header, std::string record) {
   // Gathered messages are done for who sent them: the news that ends what they belong to shall not
   // overtake them.
   while (ends_messages(header.kind) && !messages_.empty() && messages_.front().gathered)
@@ -148,7 +32,7 @@ void LinkProtocol::push_control(const FrameHeader& header, std::string record) {
   frame.header.length = static_cast<std::uint32_t>(frame.copy.size());
 }
 
-void LinkProtocol::push_message(const FrameHeader& header, ConstBytes payload, Owner owner) {
+void FrameWriter::push_message(const FrameHeader& header, ConstBytes payload, Owner owner) {
   OutFrame& frame = messages_.emplace_back();
   frame.header = header;
   frame.header.length = static_cast<std::uint32_t>(payload.size());
@@ -156,7 +40,7 @@ void LinkProtocol::push_message(const FrameHeader& header, ConstBytes payload, O
   frame.owner = std::move(owner);
 }
 
-std::size_t LinkProtocol::gather_message(const FrameHeader& header, ConstBytes payload) {
+std::size_t FrameWriter::gather_message(const FrameHeader& header, ConstBytes payload) {
   if (messages_.empty() || !messages_.back().gathered) {
     OutFrame& fresh = messages_.emplace_back();
     fresh.gathered = true;
@@ -169,8 +53,8 @@ std::size_t LinkProtocol::gather_message(const FrameHeader& header, ConstBytes p
   return copy.size();
 }
 
-void LinkProtocol::push_begun(const FrameHeader& header, ConstBytes payload, Owner owner,
-                              std::size_t written) {
+void FrameWriter::push_begun(const FrameHeader& header, ConstBytes payload, Owner owner,
+                             std::size_t written) {
   OutFrame& frame = committed_.emplace_back();
   frame.header = header;
   frame.header.length = static_cast<std::uint32_t>(payload.size());
@@ -180,7 +64,7 @@ void LinkProtocol::push_begun(const FrameHeader& header, ConstBytes payload, Own
   written_ = written;
 }
 
-void LinkProtocol::push_stream(const FrameHeader& header, ConstBytes payload, Owner owner) {
+void FrameWriter::push_stream(const FrameHeader& header, ConstBytes payload, Owner owner) {
   auto channel = std::find_if(streams_.begin(), streams_.end(),
                               [&](const ChannelStreams& s) { return s.channel == header.channel; });
   if (channel == streams_.end()) {
@@ -192,7 +76,7 @@ void LinkProtocol::push_stream(const FrameHeader& header, ConstBytes payload, Ow
 
 /// Takes one fragment of the next payload of the next channel, and sends both to the end of their
 /// queues.
-void LinkProtocol::commit_fragment() {
+void FrameWriter::commit_fragment() {
   ChannelStreams channel = std::move(streams_.front());
   streams_.pop_front();
   OutStream stream = std::move(channel.waiting.front());
@@ -216,7 +100,7 @@ void LinkProtocol::commit_fragment() {
   messages_in_a_row_ = 0;
 }
 
-void LinkProtocol::commit_message() {
+void FrameWriter::commit_message() {
   OutFrame& frame = committed_.emplace_back(std::move(messages_.front()));
   messages_.pop_front();
   messages_in_a_row_ += frame.size();
@@ -224,13 +108,13 @@ void LinkProtocol::commit_message() {
 }
 
 /// Of what has just been given its place.
-void LinkProtocol::account(OutFrame& frame) {
+void FrameWriter::account(OutFrame& frame) {
   if (!frame.copy.empty()) frame.payload = as_bytes(frame.copy);
   committed_bytes_ += frame.size();
 }
 
 /// Gives frames their place in the byte stream, the most urgent first.
-void LinkProtocol::commit() {
+void FrameWriter::commit() {
   while (committed_bytes_ < kCommitBytes && committed_.size() < kCommitFrames) {
     const bool fragments_turn = messages_in_a_row_ >= kMessageTurn && !streams_.empty();
     if (!control_.empty()) {
@@ -248,7 +132,7 @@ void LinkProtocol::commit() {
   }
 }
 
-std::size_t LinkProtocol::output(std::array<ConstBytes, kMaxPieces>& pieces) {
+std::size_t FrameWriter::output(std::array<ConstBytes, kMaxPieces>& pieces) {
   commit();
   std::size_t count = 0;
   std::size_t skip = written_;
@@ -265,7 +149,7 @@ std::size_t LinkProtocol::output(std::array<ConstBytes, kMaxPieces>& pieces) {
   return count;
 }
 
-void LinkProtocol::sent(std::size_t bytes) {
+void FrameWriter::sent(std::size_t bytes) {
   written_ += bytes;
   while (!committed_.empty() && written_ >= committed_.front().size()) {
     OutFrame frame = std::move(committed_.front());
@@ -280,7 +164,7 @@ void LinkProtocol::sent(std::size_t bytes) {
   }
 }
 
-LinkProtocol::Detached LinkProtocol::detach(const void* owner) {
+FrameWriter::Detached FrameWriter::detach(const void* owner) {
   const auto theirs = [owner](const auto& item) { return item.owner.get() == owner; };
   Detached result;
   result.message_dropped = std::erase_if(messages_, theirs) > 0;
@@ -298,7 +182,7 @@ LinkProtocol::Detached LinkProtocol::detach(const void* owner) {
   return result;
 }
 
-bool LinkProtocol::queued(FrameKind kind) const {
+bool FrameWriter::queued(FrameKind kind) const {
   return std::any_of(control_.begin(), control_.end(),
                      [kind](const OutFrame& frame) { return frame.header.kind == kind; });
 }

@@ -1,0 +1,51 @@
+/// Compares the calls of a group's members. Private to `transport/`; under the engine's lock.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "muster/base/status.h"
+#include "muster/transport/fingerprint.h"
+
+namespace muster::transport {
+
+class CallComparator {
+ public:
+  using CallOfRank = std::pair<int, Fingerprint>;
+
+  /// `rules` may be null: then calls are equal or not.
+  CallComparator(const FingerprintRules* rules, int rank) : rules_(rules), rank_(rank) {}
+
+  /// This member makes `call`. Returns the calls of others under that number that came before.
+  std::vector<CallOfRank> begin(const Fingerprint& call);
+  /// A call of `source`. Success if it agrees with ours of the same number, or if we have not made
+  /// that (it is compared once we do); else a Code::mismatch that names both.
+  Status check(int source, const Fingerprint& call) {
+    return call.sequence == 0 ? Status() : check_numbered(source, call);
+  }
+  void forget_early() { early_.clear(); }
+  /// "all_reduce(SUM, float32, 1024 elements)", or "a message of float32".
+  std::string describe(const Fingerprint& call) const;
+
+ private:
+  struct Begun {
+    Fingerprint call;
+    bool valid = false;
+  };
+  static constexpr std::size_t kRememberedCalls = 128;
+
+  Status check_numbered(int source, const Fingerprint& call);
+  Status mismatch(int source, const Fingerprint& theirs, const Fingerprint& ours) const;
+
+  const FingerprintRules* const rules_;
+  const int rank_;
+  std::vector<Begun> begun_{kRememberedCalls};
+  std::uint64_t last_begun_ = 0;
+  std::map<std::uint64_t, std::vector<CallOfRank>> early_;  // calls of others not begun here
+};
+
+}  // namespace muster::transport

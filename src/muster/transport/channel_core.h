@@ -1,0 +1,58 @@
+/// What both halves of a channel work on, the sending and the receiving one. Private to
+/// `transport/`; under the engine's lock.
+///
+/// Peers are job ranks in here; positions in the group are only what the `Channel` interface
+/// speaks.
+#pragma once
+
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+#include "muster/transport/call_comparator.h"
+#include "muster/transport/credit.h"
+#include "muster/transport/links.h"
+#include "muster/transport/message_matcher.h"
+#include "muster/transport/transfer_list.h"
+
+namespace muster::transport {
+
+class ChannelCore {
+ public:
+  ChannelCore(EngineContext& engine_context, Links& engine_links, std::uint32_t channel)
+      : engine(engine_context),
+        links(engine_links),
+        id(channel),
+        calls(engine.options.rules, engine.rank()),
+        matcher(engine.ranks) {}
+
+  bool opened() const { return !members.empty(); }
+  bool has_member(int rank) const { return positions.contains(rank); }
+  int position_of(int rank) const;
+  int size() const { return static_cast<int>(members.size()); }
+
+  /// A transfer on this channel, not finished. `member` may be kAnyMember.
+  TransferStateRef start(bool sends, int member, std::uint64_t tag, const Fingerprint& call);
+  void finish(TransferState& transfer, Status status);
+  /// Completes a receive whose message (of `header`) is in its buffer.
+  void finish_receive(TransferState& transfer, int source, const FrameHeader& header,
+                      std::size_t bytes);
+  /// Compares a call of `source` with ours. False if they disagree; the channel has then failed.
+  bool check_call(int source, const Fingerprint& call);
+  /// Acts on what was seen of the peer before. Finishes the transfer if it can never succeed, and
+  /// says so.
+  bool is_hopeless(TransferState& transfer, int rank);
+
+  EngineContext& engine;
+  Links& links;
+  const std::uint32_t id;
+  std::vector<int> members;  ///< empty until the channel is opened
+  std::unordered_map<int, int> positions;
+  Status failure;  ///< set once, before `Channel::failed_`
+  TransferList transfers;
+  CallComparator calls;
+  CreditTable credits;
+  MessageMatcher matcher;
+};
+
+}  // namespace muster::transport

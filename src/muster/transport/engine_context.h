@@ -1,0 +1,64 @@
+/// What all parts of an engine share: the facts of the job, the pass under way and what is known of
+/// the ranks. A struct of data; who may call whom is in `engine.h`. Private to `transport/`.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "muster/base/fork_guard.h"
+#include "muster/transport/fabric.h"
+#include "muster/transport/failure_events.h"
+#include "muster/transport/pass_state.h"
+#include "muster/transport/rank_states.h"
+#include "muster/wait/topology.h"
+
+namespace muster::transport {
+
+inline std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
+
+/// How this rank's own part in the job ends.
+struct OwnEnd {
+  bool closing = false;   ///< from here on this rank judges nobody
+  bool unclosed = false;  ///< the close frame says that the groups were not closed
+  bool failed = false;    ///< all have been told that this rank has failed: no close frame
+};
+
+struct EngineContext {
+  EngineContext(const FabricOptions& fabric_options, Connector& fabric_connector)
+      : options(fabric_options), connector(fabric_connector), ranks(fabric_options.world_size) {}
+
+  // Set before anything starts, constant from then on.
+  const FabricOptions options;
+  Connector& connector;
+  const ProcessMark mark;
+  Fabric* fabric = nullptr;
+  std::vector<int> hosts;
+  shm::HostRegion* region = nullptr;
+  std::vector<int> region_position;  ///< of every rank; -1: not in the region
+  Topology topology;                 ///< of this host's ranks
+  FailureEvents* failures = nullptr;
+
+  // Under the engine's lock.
+  PassState pass;
+  RankStates ranks;
+  OwnEnd own;
+
+  int rank() const { return options.rank; }
+  int world_size() const { return options.world_size; }
+  TimePoint now() const { return options.clock->now(); }
+  shm::Mailbox& mailbox() const { return connector.mailbox(); }
+  /// In a forked child everything here is the parent's: nothing may be sent, and the lock may be
+  /// held for ever.
+  bool forked() const { return mark.forked(); }
+  bool in_region(int peer) const { return region_position[static_cast<std::size_t>(peer)] >= 0; }
+  bool has_heartbeats() const { return options.heartbeat_limit > Duration::zero(); }
+  /// Time between two heartbeats.
+  Duration heartbeat_interval() const {
+    return std::max<Duration>(options.heartbeat_limit / 10, std::chrono::milliseconds(1));
+  }
+  /// When what has just come has come: exact once a failure is known, since it matters then
+  /// whether that was before it; else when the last pass began.
+  TimePoint time_of_news() const { return pass.knows_failure ? now() : pass.time; }
+};
+
+}  // namespace muster::transport

@@ -1,0 +1,32 @@
+/// Messages on their way in. Private to `transport/`.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "muster/transport/frame.h"
+#include "muster/transport/match_table.h"
+#include "muster/transport/transfer_state.h"
+
+namespace muster::transport {
+
+/// A message that no receive has taken yet.
+struct Envelope {
+  MatchKey key;
+  Envelope* next_match = nullptr;
+  FrameHeader header;
+  std::unique_ptr<std::byte[]> payload;  ///< of an eager message
+  TransferStateRef local;                ///< a send to oneself, not copied
+  std::uint64_t arrival = 0;             ///< order of arrival within the channel
+};
+
+/// Where the payload that a link reads now belongs: to a receive, to an envelope, or to nobody.
+struct Arrival {
+  TransferStateRef receive;
+  std::unique_ptr<Envelope> envelope;
+  /// The message counts against its sender's credit until it is taken or dropped.
+  bool holds_credit = false;
+};
+
+}  // namespace muster::transport

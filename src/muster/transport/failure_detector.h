@@ -1,0 +1,75 @@
+/// Decides which ranks have died, which have left, and whose fault it is. Private to `transport/`;
+/// under the engine's lock. The rules are in docs/transport.md, "Who is to blame".
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "muster/transport/channel_table.h"
+#include "muster/transport/failure_news.h"
+
+namespace muster::transport {
+
+class FailureDetector final : public FailureEvents {
+ public:
+  FailureDetector(EngineContext& engine, Links& links, ChannelTable& channels)
+      : engine_(engine), links_(links), channels_(channels), news_(engine, links) {}
+
+  // FailureEvents.
+  void on_needed(int rank) override;
+  void on_channel_failure(std::uint32_t channel, const Status& cause) override;
+  void on_stream_end(Link& link, const Status& why) override;
+  void on_stream_begin(Link& link) override { news_.tell_earlier(link); }
+
+  // What the connector reports.
+  void on_connect_failed(int peer, const Status& cause);
+  void on_death(int peer, Status evidence);
+
+  // What peers say.
+  void on_close(Link& link, bool unclosed);
+  void fail_channel(ChannelState& channel, const Status& cause, int source);
+  void on_told_rank_failure(int source, int rank, const Status& cause, bool says_so_itself);
+
+  /// `rank` is lost: every channel that has it as a member fails, and every rank is told.
+  void declare_dead(int rank, const Status& evidence);
+  /// `rank` has said that it left; why, perhaps a failure that this rank does not know yet, may
+  /// still be on its way.
+  void suspect_left(int rank);
+  /// This rank has failed itself: its channels fail, and every rank is told why.
+  void fail_this_rank(const std::string& why, const std::vector<int>& earlier);
+  /// A channel that was not open had failed: now its members are known.
+  void spread_channel_failure(const ChannelState& channel, const Status& cause) {
+    news_.spread_channel_failure(channel.id(), channel.members(), cause, -1);
+  }
+
+  void judge_suspects(TimePoint now);
+  /// A failure too old to explain anything: this rank has not given up because of it.
+  void forget_old_cause(TimePoint now);
+
+ private:
+  struct Suspect {
+    TimePoint judge_at;
+    Status evidence;
+  };
+
+  void leave(int rank);
+  void blame(int rank, const Status& evidence);
+  void suspect(int rank, Duration hold, Status evidence);
+  void on_own_word(int source, int rank, const Status& cause);
+  void end_failed_rank(int rank);
+  void end_stream(int rank, const Status& cause);
+  void note_cause(const Status& cause);
+  std::optional<Status> explanation(int rank) const;
+
+  EngineContext& engine_;
+  Links& links_;
+  ChannelTable& channels_;
+  FailureNews news_;
+  std::map<int, Suspect> suspects_;
+  Status cause_;  // the latest failure heard of
+  TimePoint cause_at_ = TimePoint::min();
+};
+
+}  // namespace muster::transport

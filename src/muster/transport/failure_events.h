@@ -1,0 +1,27 @@
+/// What links and channels report upwards because it concerns more than themselves. Private to
+/// `transport/`; all under the engine's lock, none on the way of an ordinary message.
+#pragma once
+
+#include <cstdint>
+
+#include "muster/base/status.h"
+
+namespace muster::transport {
+
+class Link;
+
+class FailureEvents {
+ public:
+  /// Somebody needs `rank`, whose death was seen before and left without consequence.
+  virtual void on_needed(int rank) = 0;
+  /// The members of this channel contradict each other, or its user has failed it.
+  virtual void on_channel_failure(std::uint32_t channel, const Status& cause) = 0;
+  virtual void on_stream_end(Link& link, const Status& why) = 0;
+  /// A stream to the link's peer is asked for, or stands although nobody asked for it.
+  virtual void on_stream_begin(Link& link) = 0;
+
+ protected:
+  ~FailureEvents() = default;
+};
+
+}  // namespace muster::transport

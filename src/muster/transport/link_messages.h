@@ -1,0 +1,68 @@
+/// The messages under way on one link: those that ask first, by their ids, and the payload that is
+/// being read. Private to `transport/`; under the engine's lock.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <unordered_map>
+#include <utility>
+
+#include "muster/transport/envelope.h"
+
+namespace muster::transport {
+
+class LinkMessages {
+ public:
+  /// A message of the peer that asked first and that a receive takes.
+  struct Incoming {
+    TransferStateRef receive;  // null: its payload is dropped
+    FrameHeader header;        // of the request
+    std::size_t bytes = 0;
+    std::size_t got = 0;
+  };
+
+  // Ours, by the ids that we gave them.
+  std::uint64_t add_request(const TransferStateRef& send) {
+    requests_.emplace(next_id_, send);
+    return next_id_++;
+  }
+  bool was_announced(std::uint64_t id) const { return id < next_id_; }
+  /// Null once the message was taken back or sent.
+  TransferStateRef request(std::uint64_t id) const {
+    const auto found = requests_.find(id);
+    return found == requests_.end() ? nullptr : found->second;
+  }
+  void forget_request(std::uint64_t id) { requests_.erase(id); }
+
+  // The peer's, by the ids that it gave them.
+  void expect(const FrameHeader& request, const TransferStateRef& receive) {
+    incoming_.emplace(request.message,
+                      Incoming{receive, request, static_cast<std::size_t>(request.amount), 0});
+  }
+  Incoming* incoming(std::uint64_t id) {
+    const auto found = incoming_.find(id);
+    return found == incoming_.end() ? nullptr : &found->second;
+  }
+  Incoming take_incoming(std::uint64_t id) { return std::move(incoming_.extract(id).mapped()); }
+
+  /// What still comes for `receive` goes nowhere. True where that is the payload being read.
+  bool forget_receive(const TransferState& receive) {
+    for (auto& [id, message] : incoming_) {
+      if (message.receive.get() == &receive) message.receive = nullptr;
+    }
+    if (arrival.receive.get() != &receive) return false;
+    arrival.receive = nullptr;
+    return true;
+  }
+
+  bool empty() const { return requests_.empty() && incoming_.empty(); }
+
+  Arrival arrival;  ///< where the payload that is being read belongs
+
+ private:
+  std::unordered_map<std::uint64_t, TransferStateRef> requests_;
+  std::unordered_map<std::uint64_t, Incoming> incoming_;
+  std::uint64_t next_id_ = 1;
+};
+
+}  // namespace muster::transport

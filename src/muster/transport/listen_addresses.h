@@ -1,0 +1,20 @@
+/// Where a rank's links listen. Private to `transport/`.
+#pragma once
+
+#include <vector>
+
+#include "muster/base/clock.h"
+#include "muster/base/socket_address.h"
+#include "muster/base/status.h"
+#include "muster/transport/factory.h"
+
+namespace muster::transport {
+
+/// Nothing listens where it was not asked to: the interfaces named; else the address that routes to
+/// the store; else, if that is a file that other hosts may share, the one that routes to the world;
+/// else loopback. `others_may_come`: ranks of other hosts can prove that they belong to the job.
+/// May ask a resolver, up to the deadline.
+Result<std::vector<SocketAddress>> addresses_to_listen_on(const ConnectorOptions& options,
+                                                          bool others_may_come, TimePoint deadline);
+
+}  // namespace muster::transport

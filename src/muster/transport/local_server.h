@@ -1,0 +1,44 @@
+/// Hands memory files to the other ranks of this host, over an abstract Unix socket. Private to
+/// `transport/`.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "muster/base/fork_guard.h"
+#include "muster/transport/reception.h"
+
+namespace muster::transport {
+
+class LocalServer {
+ public:
+  ~LocalServer();
+
+  /// Listens under `name`. Only processes of the same user that prove the secret are answered.
+  Status listen(const std::string& name, const Handshake::Hello& hello, const Secret& secret);
+  bool listens() const { return acceptor_ != nullptr; }
+
+  /// What requests for the region get; without a file they are told that there is none.
+  void set_region(GuardedDescriptor file) { region_file_ = std::move(file); }
+  /// While the ranks meet a thread answers: nobody polls yet.
+  Status start_thread();
+  void stop_thread();
+
+  /// For epoll: readable when `poll` has something to do.
+  int descriptor() const { return acceptor_->descriptor(); }
+  bool poll(TimePoint now) { return acceptor_->poll(now); }
+  TimePoint next_timer() const { return acceptor_->next_timer(); }
+
+ private:
+  void answer(GuardedDescriptor socket, const Handshake::Peer& peer) const;
+  void serve();
+
+  std::unique_ptr<Reception> acceptor_;
+  GuardedDescriptor region_file_;
+  std::thread thread_;
+  GuardedDescriptor stop_;
+  ProcessMark mark_;
+};
+
+}  // namespace muster::transport

@@ -1,0 +1,35 @@
+/// What a rank of this host says of itself in its mailbox. Private to `transport/`.
+#pragma once
+
+#include <cstdint>
+
+#include "muster/transport/engine_context.h"
+
+namespace muster::transport {
+
+enum class OwnWord : std::uint8_t {
+  unknown,  ///< it has no mailbox in this rank's region
+  working,
+  troubled,       ///< it knows of a failure
+  left,           ///< it has ended in good order
+  left_unclosed,  ///< it has ended without closing its groups
+};
+
+inline bool has_left(OwnWord word) {
+  return word == OwnWord::left || word == OwnWord::left_unclosed;
+}
+
+inline OwnWord own_word_of(const EngineContext& engine, int rank) {
+  if (engine.region == nullptr || !engine.in_region(rank)) return OwnWord::unknown;
+  const shm::Mailbox& theirs =
+      engine.region->mailbox(engine.region_position[static_cast<std::size_t>(rank)]);
+  switch (theirs.aborted.load(std::memory_order_acquire)) {
+    case shm::Mailbox::kLeft: return OwnWord::left;
+    case shm::Mailbox::kUnclosed: return OwnWord::left_unclosed;
+    default: break;
+  }
+  return theirs.troubled.load(std::memory_order_acquire) != 0 ? OwnWord::troubled
+                                                              : OwnWord::working;
+}
+
+}  // namespace muster::transport
