@@ -4,38 +4,17 @@
 #include <thread>
 
 #include "muster/base/log.h"
+#include "muster/group/errors.h"
 #include "muster/rpc/agent_closing.h"
-#include "muster/rpc/agent_parts.h"
 #include "muster/rpc/errors.h"
+#include "muster/rpc/spare_memory.h"
 #include "muster/wait/spin_wait.h"
 
 namespace muster::rpc {
 namespace {
 
-/// Messages that may come before the next look takes them without waiting in the channel.
-constexpr std::size_t kSlots = 8;
+// Packing so little has taken no time worth a look at the clock.
 constexpr std::size_t kLittle = 4096;
-constexpr auto kNoExpiry = TimePoint::max().time_since_epoch().count();
-
-void check_names(const std::vector<std::string>& names) {
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    const auto& name = names[i];
-    const bool proper = !name.empty() && name.size() <= 128 &&
-                        std::all_of(name.begin(), name.end(), [](unsigned char c) {
-                          return std::isalnum(c) != 0 || c == '_' || c == '-' || c == ':';
-                        });
-    if (!proper)
-      group::invalid(
-          "init_rpc: '" + name + "' (rank " + std::to_string(i) +
-          ") is no name of a worker: letters, digits, '_', '-' and ':', 1 to 128 of them");
-    for (std::size_t j = 0; j < i; ++j) {
-      if (names[j] == name)
-        group::invalid("init_rpc: ranks " + std::to_string(j) + " and " + std::to_string(i) +
-                       " both call themselves '" + name +
-                       "'; every worker needs a name of its own");
-    }
-  }
-}
 
 }  // namespace
 
@@ -44,31 +23,23 @@ std::shared_ptr<Agent> Agent::create(std::shared_ptr<transport::Fabric> fabric,
   if (static_cast<int>(names.size()) != fabric->world_size())
     group::invalid("an agent needs one name for each of its " +
                    std::to_string(fabric->world_size()) + " workers");
-  check_names(names);
   return std::shared_ptr<Agent>(new Agent(std::move(fabric), names, std::move(options)));
 }
 
 Agent::Agent(std::shared_ptr<transport::Fabric> fabric, const std::vector<std::string>& names,
              AgentOptions options)
     : fabric_(std::move(fabric)),
-      channel_(fabric_->agreements()),
-      id_(fabric_->rank()),
+      workers_(names, fabric_->rank()),
       options_(std::move(options)),
       rpc_timeout_(options_.rpc_timeout.count()),
-      next_expiry_(kNoExpiry),
-      peers_(names.size()) {
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    workers_.push_back(WorkerInfo(names[i], static_cast<int>(i)));
-    by_name_[names[i]] = static_cast<int>(i);
-  }
-  peers_[static_cast<std::size_t>(id_)].known = true;  // as long as this one lives
-  slots_.resize(kSlots);
-  for (Slot& slot : slots_) {
-    slot.buffer.reset(new std::byte[kHeadBytes]);
-    post_slot(slot);
-  }
-  spares_.reserve(2 * kSlots);
-  closing_ = std::make_unique<Closing>(*this);
+      calls_(workers_.size()),
+      inbox_(fabric_->agreements(), workers_.self_id(), calls_, *this),
+      outbox_(fabric_->agreements(), workers_,
+              {.ours = options_.device_maps, .callers = options_.maps_of_callers}, inbox_),
+      pool_(this, options_.num_worker_threads, options_.bind_thread),
+      server_(*this, life_, outbox_, pool_),
+      listener_(*fabric_, [this] { return progress(); }),
+      closing_(std::make_unique<Closing>(*this)) {
   on(Kind::closing, {[this](Request request) { closing_->take(std::move(request)); },
                      [](const Request&) { return true; }});
 }
@@ -76,54 +47,10 @@ Agent::Agent(std::shared_ptr<transport::Fabric> fabric, const std::vector<std::s
 Agent::~Agent() { stop(); }
 
 void Agent::start() {
-  auto made = State::made;
-  if (!state_.compare_exchange_strong(made, State::running)) return;
-  if (fabric_->threads()) listener_ = std::thread([this] { listen(); });
-}
-
-const WorkerInfo& Agent::worker(const To& to) const {
-  if (to.name().empty()) {
-    if (to.id() >= 0 && to.id() < static_cast<int>(workers_.size()))
-      return workers_[static_cast<std::size_t>(to.id())];
-    group::invalid("there is no worker of rank " + std::to_string(to.id()) + "; there are " +
-                   std::to_string(workers_.size()) + ", from 0 on");
-  }
-  if (const auto found = by_name_.find(to.name()); found != by_name_.end())
-    return workers_[static_cast<std::size_t>(found->second)];
-  std::string known;
-  for (const auto& worker : workers_) known += (known.empty() ? "'" : ", '") + worker.name() + "'";
-  group::invalid("there is no worker '" + to.name() + "'; there are " + known);
-}
-
-std::string Agent::describe_worker(int id) const {
-  return "worker '" + workers_[static_cast<std::size_t>(id)].name() + "' (rank " +
-         std::to_string(id) + ")";
-}
-
-std::exception_ptr Agent::loss_error(int peer, const std::string& name, const Status& why) const {
-  auto ranks = why.ranks();
-  if (ranks.empty()) ranks.push_back(peer);
-  const Status failure(
-      why.code(),
-      "the call of '" + name + "' on " + describe_worker(peer) + " has failed: " + why.message(),
-      std::move(ranks));
-  try {
-    group::raise(failure);
-  } catch (...) {
-    return std::current_exception();
-  }
-}
-
-std::exception_ptr Agent::timeout_error(int peer, const std::string& name, Duration timeout) const {
-  return std::make_exception_ptr(
-      DistBackendError("the call of '" + name + "' on " + describe_worker(peer) +
-                           " had no answer within its timeout of " + describe(timeout) +
-                           "; give it a longer one, or look at what that worker does",
-                       Code::timed_out, {peer}));
+  if (life_.start() && fabric_->threads()) listener_.start(this, options_.bind_thread);
 }
 
 // ---- calling
-// ---------------------------------------------------------------------------------------------------------
 
 Agent::Limit Agent::limit_of(const CallOptions& options) const {
   Limit limit;
@@ -136,7 +63,7 @@ Agent::Limit Agent::limit_of(const CallOptions& options) const {
 
 std::uint64_t Agent::begin_call(Call& call, const Limit& limit, bool expires, Copies copies,
                                 Completion completion) {
-  if (call.to < 0 || call.to >= static_cast<int>(workers_.size())) worker(To(call.to));  // throws
+  if (!workers_.contains(call.to)) worker(To(call.to));  // throws
   const auto deadline = limit.deadline;
   Passage passage(this, call.to);
   Parcel parcel;
@@ -145,50 +72,30 @@ std::uint64_t Agent::begin_call(Call& call, const Limit& limit, bool expires, Co
   Head head;
   head.kind = call.kind;
   head.flags = Head::kWantsAnswer;
-  if (call.observed && observer_ && observer_->request_leaves(call.to, parcel))
+  Observer* const observer = call.observed ? server_.observer() : nullptr;
+  if (observer != nullptr && observer->request_leaves(call.to, parcel))
     head.flags |= Head::kObserved;
-  const auto number = head.call = next_call_.fetch_add(1, std::memory_order_relaxed);
+  const auto number = head.call = calls_.next_number();
   if (deadline != TimePoint::max()) {
-    // Packing so little has taken no time worth a look at the clock.
     const bool little = parcel.value.tensors.empty() && parcel.value.bytes.size() <= kLittle;
     head.time_left = little ? limit.timeout.count()
                             : std::max<std::int64_t>((deadline - clock().now()).count(), 0);
   }
-  auto message = prepare(call.to, std::move(head), std::move(parcel), copies);
+  auto message = outbox_.prepare(call.to, std::move(head), std::move(parcel), copies);
   message.is_call = true;
-  const Peer& peer = peers_[static_cast<std::size_t>(call.to)];
-  Status gone;
-  {
-    const std::lock_guard lock(calls_mutex_);
-    if (peer.gone.load(std::memory_order_relaxed)) {
-      gone = peer.why;
-    } else {
-      if (expires && deadline.time_since_epoch().count() < next_expiry_.load())
-        next_expiry_.store(deadline.time_since_epoch().count());
-      Pending pending{call.to, std::move(call.name), expires ? deadline : TimePoint::max(),
+  PendingCall pending{call.to, std::move(call.name), expires ? deadline : TimePoint::max(),
                       std::move(completion), passage.take()};
-      if (spare_call_.empty()) {
-        calls_.emplace(number, std::move(pending));
-      } else {
-        spare_call_.key() = number;
-        spare_call_.mapped() = std::move(pending);
-        calls_.insert(std::move(spare_call_));
-      }
-    }
-  }
-  if (!gone.ok()) {
-    Answer answer;
-    answer.error = loss_error(call.to, call.name, gone);
-    completion(std::move(answer));
+  if (const Status gone = calls_.add(number, pending); !gone.ok()) {
+    pending.fail(workers_.loss_error(pending.to, pending.name, gone));
     return number;
   }
-  sent_.fetch_add(1, std::memory_order_relaxed);
-  launch(std::move(message));
+  outbox_.count_sent();
+  outbox_.launch(std::move(message));
   return number;
 }
 
 std::uint64_t Agent::call(Call call, Completion completion) {
-  const Use use(*this);
+  const AgentLife::Use use(life_);
   if (!use)
     throw DistBackendError("RPC of worker '" + self().name() + "' has ended", Code::aborted);
   const auto limit = limit_of(call.options);
@@ -197,7 +104,7 @@ std::uint64_t Agent::call(Call call, Completion completion) {
     completion = [inner = std::move(completion), this, to = call.to, name = call.name,
                   timeout = limit.timeout](Answer answer) {
       if (!answer.error && !answer.passage)
-        answer.error = timeout_error(to, name, timeout);  // expired
+        answer.error = workers_.timeout_error(to, name, timeout);  // expired
       inner(std::move(answer));
     };
   }
@@ -205,7 +112,7 @@ std::uint64_t Agent::call(Call call, Completion completion) {
 }
 
 Answer Agent::call_sync(Call call, const std::function<bool()>& unwanted) {
-  const Use use(*this);
+  const AgentLife::Use use(life_);
   if (!use)
     throw DistBackendError("RPC of worker '" + self().name() + "' has ended", Code::aborted);
   struct Waiting {
@@ -221,68 +128,132 @@ Answer Agent::call_sync(Call call, const std::function<bool()>& unwanted) {
   const auto answered = [&waiting] { return waiting.done.load(std::memory_order_acquire); };
   const bool in_time = wait([&] { return answered() || (unwanted && unwanted()); }, limit.deadline);
   if (!answered()) {
-    if (auto pending = take_pending(number, to)) {
+    if (auto pending = calls_.take(number, to)) {
       give_up(to, number);
       waiting.answer.error =
           in_time
-              ? loss_error(to, pending->name, Status(Code::aborted, "it was given up here", {id_}))
-              : timeout_error(to, pending->name, limit.timeout);
+              ? workers_.loss_error(to, pending->name,
+                                    Status(Code::aborted, "it was given up here", {self().id()}))
+              : workers_.timeout_error(to, pending->name, limit.timeout);
     } else {
       // Somebody is just writing it.
       yield_until(answered);
     }
   }
-  if (outbound_count_.load(std::memory_order_relaxed) > 0) withdraw(number);
+  if (!outbox_.empty()) outbox_.withdraw(number);
   return std::move(waiting.answer);
 }
 
 /// Tells the other side that nobody waits any more.
 void Agent::give_up(int peer, std::uint64_t call) {
-  withdraw(call);
-  if (peers_[static_cast<std::size_t>(peer)].gone.load()) return;
+  outbox_.withdraw(call);
+  if (calls_.is_lost(peer)) return;
   Head head;
   head.kind = Kind::cancel;
   head.call = call;
-  launch(prepare(peer, std::move(head), {}, Copies::none));
+  outbox_.launch(outbox_.prepare(peer, std::move(head), {}, Copies::none));
 }
 
 void Agent::cancel(std::uint64_t call, std::exception_ptr error) {
-  const Use use(*this);
-  auto pending = take_pending(call, -1);
+  const AgentLife::Use use(life_);
+  auto pending = calls_.take(call, -1);
   if (!pending) return;
   if (use) give_up(pending->to, call);
-  Answer answer;
-  answer.error = std::move(error);
-  pending->completion(std::move(answer));
+  pending->fail(std::move(error));
   if (use) fabric_->wake();
 }
 
-std::optional<Agent::Pending> Agent::take_pending(std::uint64_t call, int from) {
-  const std::lock_guard lock(calls_mutex_);
-  const auto found = calls_.find(call);
-  if (found == calls_.end() || (from >= 0 && found->second.to != from)) return {};
-  std::optional<Pending> pending(std::move(found->second));
-  spare_call_ = calls_.extract(found);
-  return pending;
+void Agent::post(Call message) {
+  const AgentLife::Use use(life_);
+  if (!use) return;
+  Passage passage(this, message.to);
+  Parcel parcel;
+  parcel.name = std::move(message.name);
+  if (message.fill) message.fill(parcel.value, passage);
+  Head head;
+  head.kind = message.kind;
+  if (message.kind != Kind::closing && message.kind != Kind::cancel) outbox_.count_sent();
+  auto outbound = outbox_.prepare(message.to, std::move(head), std::move(parcel), Copies::all);
+  outbound.passage = passage.take();
+  if (!calls_.is_lost(message.to)) outbox_.launch(std::move(outbound));
 }
 
-void Agent::expire_calls(TimePoint now) {
-  if (now.time_since_epoch().count() < next_expiry_.load(std::memory_order_relaxed)) return;
-  std::vector<std::pair<std::uint64_t, Pending>> expired;
-  {
-    const std::lock_guard lock(calls_mutex_);
-    auto next = TimePoint::max();
-    for (auto at = calls_.begin(); at != calls_.end();) {
-      if (at->second.deadline > now) {
-        next = std::min(next, at->second.deadline);
-        ++at;
-        continue;
-      }
-      expired.emplace_back(at->first, std::move(at->second));
-      at = calls_.erase(at);
-    }
-    next_expiry_.store(next.time_since_epoch().count());
+// ---- what comes
+
+void Agent::on_message(int from, const Head& head, Parcel parcel) {
+  switch (head.kind) {
+    case Kind::reply:
+    case Kind::error: return on_answer(from, head, std::move(parcel));
+    case Kind::cancel: return server_.cancel(from, head.call);
+    default: return server_.take(from, head, std::move(parcel));
   }
+}
+
+void Agent::on_answer(int from, const Head& head, Parcel parcel) {
+  auto pending = calls_.take(head.call, from);
+  if (!pending) return;  // given up meanwhile
+  Answer answer;
+  answer.passage = std::make_shared<Passage>(this, from);
+  if (head.kind == Kind::error) {
+    auto error = decode_error(parcel.value.bytes);
+    if (!error) {
+      answer.error = workers_.loss_error(from, pending->name, error.status());
+    } else {
+      answer.error =
+          remote_exception(workers_.at(from).name(), from, pending->name, std::move(*error));
+    }
+  } else {
+    try {
+      if ((head.flags & Head::kObserved) != 0 && server_.observer() != nullptr)
+        server_.observer()->reply_arrives(from, parcel);
+    } catch (...) {
+      answer.error = std::current_exception();
+    }
+    answer.parcel = std::move(parcel);
+    if (pending->passage) pending->passage->arrived = true;
+  }
+  pending->completion(std::move(answer));
+  fabric_->wake();
+}
+
+void Agent::on_loss(int peer, const Status& why) {
+  auto calls = calls_.lose(
+      peer, why.ok() ? Status(Code::closed, workers_.describe(peer) + " has left", {peer}) : why);
+  if (!calls) return;
+  const Status cause = lost(peer);
+  if (logs(LogLevel::info))
+    log(LogLevel::info, "worker '" + self().name() + "' has lost " + workers_.describe(peer) +
+                            ": " + why.message());
+  for (auto& call : *calls) call.fail(workers_.loss_error(peer, call.name, cause));
+  server_.cancel_all_of(peer);
+  for (const auto& callback : loss_callbacks_)
+    run_later([callback, peer, cause] { callback(peer, cause); });
+  fabric_->wake();
+}
+
+void Agent::on_loss(std::function<void(int worker, const Status& why)> callback) {
+  loss_callbacks_.push_back(std::move(callback));
+}
+
+// ---- getting on
+
+bool Agent::progress() {
+  const bool moved = inbox_.look();
+  if (!outbox_.empty()) fail_refused();
+  if (server_.holds_back()) server_.send_held_back();
+  if (calls_.may_expire()) expire_calls();
+  return moved;
+}
+
+void Agent::fail_refused() {
+  for (const auto& refused : outbox_.sweep()) {
+    if (auto pending = calls_.take(refused.call, refused.to))
+      pending->fail(workers_.loss_error(refused.to, pending->name, refused.why));
+  }
+}
+
+void Agent::expire_calls() {
+  auto expired = calls_.take_expired(clock().now());
   for (auto& [number, pending] : expired) {
     give_up(pending.to, number);
     pending.completion({});  // what `call` makes of an empty answer is the timeout
@@ -290,86 +261,102 @@ void Agent::expire_calls(TimePoint now) {
   if (!expired.empty()) fabric_->wake();
 }
 
-// ---- lost workers
-// ----------------------------------------------------------------------------------------------------
-
-void Agent::lose(int peer, const Status& why) {
-  std::vector<Pending> failed;
+bool Agent::wait(const std::function<bool()>& done, TimePoint deadline) {
+  if (done()) return true;
+  const AgentLife::Use use(life_);
+  if (!use) return done();
+  bool holds = false;
   {
-    const std::lock_guard lock(calls_mutex_);
-    Peer& state = peers_[static_cast<std::size_t>(peer)];
-    if (state.gone.load()) return;
-    state.why = why.ok() ? Status(Code::closed, describe_worker(peer) + " has left", {peer}) : why;
-    state.gone.store(true, std::memory_order_release);
-    for (auto at = calls_.begin(); at != calls_.end();) {
-      if (at->second.to != peer) {
-        ++at;
-        continue;
+    const Listener::Driver driver(listener_);
+    CoreOffer offer(listener_.idle_polls());
+    const auto over = [&] {
+      holds = done();
+      if (!holds) {
+        const bool moved = progress();
+        holds = done();
+        offer.polled(moved || holds);
       }
-      failed.push_back(std::move(at->second));
-      at = calls_.erase(at);
-    }
+      return holds || life_.stopped();
+    };
+    fabric_->wait(std::ref(over), deadline);
   }
-  if (logs(LogLevel::info))
-    log(LogLevel::info,
-        "worker '" + self().name() + "' has lost " + describe_worker(peer) + ": " + why.message());
-  for (auto& pending : failed) {
-    Answer answer;
-    answer.error = loss_error(peer, pending.name, lost(peer));
-    pending.completion(std::move(answer));
-  }
-  {
-    // Nobody waits for what it asked for.
-    const std::lock_guard lock(serving_mutex_);
-    for (auto& [key, weak] : serving_) {
-      if (key.first != peer) continue;
-      if (auto answering = weak.lock()) answering->cancel();
-    }
-  }
-  for (const auto& callback : loss_callbacks_)
-    run_later([callback, peer, why = lost(peer)] { callback(peer, why); });
-  fabric_->wake();
+  return holds || done();
 }
 
-Status Agent::lost(int worker) const {
-  const std::lock_guard lock(calls_mutex_);
-  const Peer& peer = peers_[static_cast<std::size_t>(worker)];
-  return peer.gone.load() ? peer.why : Status();
+void Agent::wake() {
+  const AgentLife::Use use(life_);
+  if (use) fabric_->wake();
 }
 
-// ---- serving
-// ---------------------------------------------------------------------------------------------------------
-
-void Agent::on(Kind kind, Handler handler) {
-  const std::lock_guard lock(handlers_mutex_);
-  // Kept for good: a request may be running the one before.
-  all_handlers_.push_back(std::make_unique<const Handler>(std::move(handler)));
-  handlers_[static_cast<std::size_t>(kind)].store(all_handlers_.back().get(),
-                                                  std::memory_order_release);
-}
-
-void Agent::observe(std::shared_ptr<Observer> observer) { observer_ = std::move(observer); }
-void Agent::add_drain(std::shared_ptr<Drain> drain) { drains_.push_back(std::move(drain)); }
-void Agent::on_loss(std::function<void(int worker, const Status& why)> callback) {
-  loss_callbacks_.push_back(std::move(callback));
-}
+void Agent::add_drain(std::shared_ptr<Drain> drain) { closing_->add_drain(std::move(drain)); }
 
 Agent::Counts Agent::counts() const {
   Counts counts;
-  counts.calls = sent_.load();
-  counts.requests = handled_.load();
-  counts.inline_runs = inline_runs_.load();
-  const std::lock_guard lock(calls_mutex_);
+  counts.calls = outbox_.sent();
+  counts.requests = server_.handled();
+  counts.inline_runs = server_.inline_runs();
   counts.in_flight = calls_.size();
   return counts;
 }
 
-std::shared_ptr<void> Agent::companion_of(const std::type_info* type,
-                                          const std::function<std::shared_ptr<void>()>& make) {
-  const std::lock_guard lock(companions_mutex_);
-  auto& companion = companions_[type];
-  if (!companion) companion = make();
-  return companion;
+// ---- the end
+
+/// Nothing of this worker is under way.
+bool Agent::quiet() {
+  return pool_.idle() && server_.idle() && outbox_.empty() && calls_.size() == 0 && inbox_.empty();
+}
+
+void Agent::shut_down(Duration timeout) {
+  if (timeout < Duration::zero())
+    group::invalid("shutdown: a timeout must not be negative; zero is none");
+  if (AgentThread::runs_here(this))
+    group::invalid(
+        "shutdown was called by a function that runs on this worker; call it from the worker's own "
+        "thread");
+  if (!running()) return stop();
+  const auto deadline =
+      timeout == Duration::zero() ? TimePoint::max() : deadline_after(clock(), timeout);
+  Status status;
+  try {
+    status = closing_->run(deadline);
+  } catch (...) {
+    stop();
+    throw;
+  }
+  stop();
+  if (!status.ok()) group::raise(status);
+}
+
+void Agent::fail_all() {
+  const Status over(Code::aborted, "RPC of worker '" + self().name() + "' has ended",
+                    {self().id()});
+  for (auto& call : calls_.take_all()) call.fail(workers_.loss_error(call.to, call.name, over));
+}
+
+void Agent::stop() {
+  if (AgentThread::runs_here(this)) {
+    // The last handle went with a task of its own: a thread cannot wait for itself.
+    std::terminate();
+  }
+  const std::lock_guard one_ends(ending_mutex_);
+  if (!fabric_) return;
+  life_.stop();
+  pool_.stop();
+  listener_.stop();
+  fail_all();
+  // Threads that are inside see the end and leave; what they have begun meanwhile fails too.
+  yield_until([this] {
+    fabric_->wake();
+    return !life_.in_use();
+  });
+  fail_all();
+  pool_.join();
+  server_.clear();
+  outbox_.clear();
+  fabric_.reset();
+  companions_.by_type.clear();
+  options_.meeting_place.reset();
+  drop_spare_memory();
 }
 
 }  // namespace muster::rpc

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "muster/base/log.h"
-#include "muster/rpc/agent_parts.h"
 
 namespace muster::rpc {
 namespace {
@@ -17,8 +16,8 @@ constexpr Duration kLook = std::chrono::milliseconds(100);
 
 std::vector<int> Agent::Closing::alive() const {
   std::vector<int> workers;
-  for (const auto& peer : agent_.peers_) {
-    if (!peer.gone.load()) workers.push_back(static_cast<int>(&peer - agent_.peers_.data()));
+  for (int worker = 0; worker < agent_.workers_.size(); ++worker) {
+    if (!agent_.calls_.is_lost(worker)) workers.push_back(worker);
   }
   return workers;
 }
@@ -26,8 +25,8 @@ std::vector<int> Agent::Closing::alive() const {
 int Agent::Closing::leader() const { return alive().front(); }  // this worker is always among them
 
 void Agent::Closing::say(int to, Note note) {
-  note.from = agent_.id_;
-  if (to == agent_.id_) return hear(note);
+  note.from = agent_.workers_.self_id();
+  if (to == agent_.workers_.self_id()) return hear(note);
   Call message;
   message.to = to;
   message.kind = Kind::closing;
@@ -38,8 +37,8 @@ void Agent::Closing::say(int to, Note note) {
 void Agent::Closing::take(Request request) {
   auto note = decode_closing(request.parcel.value.bytes);
   if (!note)
-    return agent_.lose(request.from,
-                       Status(note.status().code(), note.status().message(), {request.from}));
+    return agent_.on_loss(request.from,
+                          Status(note.status().code(), note.status().message(), {request.from}));
   note->from = request.from;
   {
     const std::lock_guard lock(mutex_);
@@ -60,14 +59,14 @@ void Agent::Closing::hear(const Note& note) {
     case Word::begin:
       if (!begun_) {
         begun_ = true;
-        for (const auto& drain : agent_.drains_) drain->begin();
+        for (const auto& drain : drains_) drain->begin();
       }
       return;
     case Word::probe: {
       Note answer;
       answer.word = Word::counts;
       answer.round = note.round;
-      for (const auto& drain : agent_.drains_) {
+      for (const auto& drain : drains_) {
         if (drain->idle()) continue;
         answer.busy = true;
         const auto what = drain->waits_for();
@@ -78,13 +77,13 @@ void Agent::Closing::hear(const Note& note) {
         if (answer.waits_for.empty()) answer.waits_for = "calls under way";
       }
       // After the look, not before: what begins in between shows in the next round.
-      answer.handled = agent_.handled_.load();
-      answer.sent = agent_.sent_.load();
+      answer.handled = agent_.server_.handled();
+      answer.sent = agent_.outbox_.sent();
       say(note.from, std::move(answer));
       return;
     }
     case Word::counts:
-      if (note.round == round_) answers_[note.from] = note;
+      if (note.round == round_.number) round_.answers[note.from] = note;
       return;
     case Word::close: closed_ = true; return;
   }
@@ -92,9 +91,9 @@ void Agent::Closing::hear(const Note& note) {
 
 void Agent::Closing::new_leader() {
   leader_ = leader();
-  asked_ = false;
-  answers_.clear();
-  before_.clear();
+  round_.asked = false;
+  round_.answers.clear();
+  round_.before.clear();
   Note here;
   here.word = Word::here;
   say(leader_, std::move(here));
@@ -105,41 +104,42 @@ void Agent::Closing::lead(TimePoint now) {
   const auto workers = alive();
   if (!std::all_of(workers.begin(), workers.end(), [&](int w) { return here_.contains(w); }))
     return tell_whom(workers);
-  if (!asked_) {
-    if (now < next_round_) return;
-    asked_ = true;
-    answers_.clear();
-    ++round_;
+  if (!round_.asked) {
+    if (now < round_.next) return;
+    round_.asked = true;
+    round_.answers.clear();
+    ++round_.number;
     for (const int worker : workers) {
       Note begin;
       begin.word = Word::begin;
       say(worker, std::move(begin));
       Note probe;
       probe.word = Word::probe;
-      probe.round = round_;
+      probe.round = round_.number;
       say(worker, std::move(probe));
     }
   }
-  if (!std::all_of(workers.begin(), workers.end(), [&](int w) { return answers_.contains(w); }))
+  if (!std::all_of(workers.begin(), workers.end(),
+                   [&](int w) { return round_.answers.contains(w); }))
     return;
-  asked_ = false;
+  round_.asked = false;
   std::uint64_t sent = 0;
   std::uint64_t handled = 0;
-  bool still = before_.size() == answers_.size();
-  for (const auto& [worker, note] : answers_) {
+  bool still = round_.before.size() == round_.answers.size();
+  for (const auto& [worker, note] : round_.answers) {
     sent += note.sent;
     handled += note.handled;
-    const auto earlier = before_.find(worker);
-    still = still && !note.busy && earlier != before_.end() && !earlier->second.busy &&
+    const auto earlier = round_.before.find(worker);
+    still = still && !note.busy && earlier != round_.before.end() && !earlier->second.busy &&
             earlier->second.sent == note.sent && earlier->second.handled == note.handled;
   }
-  const bool whole =
-      workers.size() == agent_.workers_.size();  // the numbers of a lost worker are lost
-  before_ = answers_;
+  const bool whole = static_cast<int>(workers.size()) ==
+                     agent_.workers_.size();  // the numbers of a lost worker are lost
+  round_.before = round_.answers;
   if (!still || (whole && sent != handled)) {
     tell_whom(workers);
-    next_round_ = now + pause_;
-    pause_ = std::min(2 * pause_, kLongestPause);
+    round_.next = now + round_.pause;
+    round_.pause = std::min(2 * round_.pause, kLongestPause);
     return;
   }
   // Whoever starts anew at the same place must not find it as it was: it goes before anybody does.
@@ -157,7 +157,7 @@ void Agent::Closing::tell_whom(const std::vector<int>& workers) {
   if (text == told_ || text.empty()) return;
   told_ = std::move(text);
   for (const int worker : workers) {
-    if (worker == agent_.id_ || !here_.contains(worker)) continue;
+    if (worker == agent_.workers_.self_id() || !here_.contains(worker)) continue;
     Note note;
     note.word = Word::waiting;
     note.waits_for = told_;
@@ -169,10 +169,10 @@ void Agent::Closing::tell_whom(const std::vector<int>& workers) {
 Agent::Closing::Missing Agent::Closing::missing() const {
   Missing missing;
   const auto add = [&](int worker, const std::string& why) {
-    missing.text += (missing.text.empty() ? "" : ", ") + agent_.describe_worker(worker) + why;
+    missing.text += (missing.text.empty() ? "" : ", ") + agent_.workers_.describe(worker) + why;
     missing.workers.push_back(worker);
   };
-  if (leader_ != agent_.id_) {
+  if (leader_ != agent_.workers_.self_id()) {
     if (leader_says_.empty()) {
       add(leader_, ", which has not called shutdown");
     } else {
@@ -184,7 +184,7 @@ Agent::Closing::Missing Agent::Closing::missing() const {
     if (!here_.contains(worker)) add(worker, ", which has not called shutdown");
   }
   if (!missing.workers.empty()) return missing;
-  const auto& latest = before_.empty() ? answers_ : before_;
+  const auto& latest = round_.before.empty() ? round_.answers : round_.before;
   for (const int worker : alive()) {
     const auto note = latest.find(worker);
     if (note == latest.end()) {
@@ -201,7 +201,7 @@ Status Agent::Closing::run(TimePoint deadline) {
   auto warn_at = begin + kWarnAfter;
   new_leader();
   while (!closed_) {
-    const Use use(agent_);
+    const AgentLife::Use use(agent_.life_);
     if (!use)
       return Status(Code::aborted,
                     "shutdown: RPC of worker '" + agent_.self().name() + "' was ended meanwhile");
@@ -218,7 +218,7 @@ Status Agent::Closing::run(TimePoint deadline) {
       new_leader();
       continue;
     }
-    if (leader_ == agent_.id_) lead(now);
+    if (leader_ == agent_.workers_.self_id()) lead(now);
     if (closed_) break;
     if (now >= deadline) {
       auto whom = missing();
@@ -233,13 +233,9 @@ Status Agent::Closing::run(TimePoint deadline) {
           "shutdown: worker '" + agent_.self().name() + "' waits for " + missing().text);
     }
     auto until = std::min({deadline, warn_at, now + kLook});
-    if (leader_ == agent_.id_ && !asked_ && next_round_ > now) until = std::min(until, next_round_);
-    agent_.wait(
-        [this] {
-          return note_count_.load() > 0 ||
-                 agent_.peers_[static_cast<std::size_t>(leader_)].gone.load();
-        },
-        until);
+    if (leader_ == agent_.workers_.self_id() && !round_.asked && round_.next > now)
+      until = std::min(until, round_.next);
+    agent_.wait([this] { return note_count_.load() > 0 || agent_.calls_.is_lost(leader_); }, until);
   }
   return {};
 }

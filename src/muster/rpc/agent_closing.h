@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -27,6 +28,8 @@ namespace muster::rpc {
 class Agent::Closing {
  public:
   explicit Closing(Agent& agent) : agent_(agent) {}
+
+  void add_drain(std::shared_ptr<Drain> drain) { drains_.push_back(std::move(drain)); }
 
   /// On the thread that shuts down. Success once all may go; timed_out naming those that it waits
   /// for.
@@ -52,6 +55,7 @@ class Agent::Closing {
   void tell_whom(const std::vector<int>& workers);
 
   Agent& agent_;
+  std::vector<std::shared_ptr<Drain>> drains_;
   std::mutex mutex_;
   std::vector<Note> notes_;
   std::atomic<std::size_t> note_count_{0};
@@ -61,12 +65,15 @@ class Agent::Closing {
   bool closed_ = false;
   int leader_ = -1;
   std::set<int> here_;
-  std::uint64_t round_ = 0;
-  bool asked_ = false;
-  std::map<int, Note> answers_;
-  std::map<int, Note> before_;
-  TimePoint next_round_ = TimePoint::min();
-  Duration pause_ = std::chrono::microseconds(200);
+  /// The leader's questions.
+  struct {
+    std::uint64_t number = 0;
+    bool asked = false;
+    std::map<int, Note> answers;
+    std::map<int, Note> before;  // of the round before
+    TimePoint next = TimePoint::min();
+    Duration pause = std::chrono::microseconds(200);
+  } round_;
   std::string told_;         // whom the leader waits for, as it last said
   std::string leader_says_;  // the same, as this worker heard it
 };

@@ -142,7 +142,7 @@ void AutogradPass::finish(Done answered) {
   const std::string text = error_ ? std::string() : blocked();
   states_.clear();
   ready_.clear();
-  walked_alive_.clear();
+  walked_.clear();
   lock.unlock();
   for (const int peer : told) {
     tell(
@@ -214,8 +214,7 @@ void AutogradPass::walk(const Edges& entry, std::vector<std::pair<int, std::int6
     const Edges& edges = *open.back();
     open.pop_back();
     for (const autograd::Edge& edge : edges) {
-      if (!edge.is_valid() || !walked_.insert(edge.function.get()).second) continue;
-      walked_alive_.push_back(edge.function);
+      if (!edge.is_valid() || !walked_.emplace(edge.function.get(), edge.function).second) continue;
       if (const auto* receive = dynamic_cast<const ReceiveNode*>(edge.function.get())) {
         check_context(*receive);
         found.emplace_back(receive->from, receive->message);

@@ -108,8 +108,7 @@ class AutogradPass : public std::enable_shared_from_this<AutogradPass> {
   std::unordered_map<Node*, State> states_;
   std::multimap<std::uint64_t, State*> ready_;  // the youngest node last
   std::set<std::int64_t> marked_;
-  std::set<Node*> walked_;
-  std::vector<NodeRef> walked_alive_;
+  std::map<Node*, NodeRef> walked_;  // and keeps them alive
   std::set<int> told_;
 };
 

@@ -25,7 +25,7 @@ class WorkerInfo {
   friend bool operator==(const WorkerInfo&, const WorkerInfo&) = default;
 
  private:
-  friend class Agent;
+  friend class WorkerTable;
   WorkerInfo(std::string name, int id) : name_(std::move(name)), id_(id) {}
   std::string name_;
   int id_ = -1;

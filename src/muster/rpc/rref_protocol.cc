@@ -109,7 +109,7 @@ RRefMessage RRefLedger::numbered(std::int32_t to, RRefMessageKind kind, const RR
 }
 
 void RRefLedger::send(RRefMessage message) {
-  if (!alive(message.to)) return;
+  if (dead_.contains(message.to)) return;
   unacknowledged_.emplace(std::pair(message.to, message.number), message);
   effects_.send.push_back(std::move(message));
 }
@@ -130,7 +130,7 @@ RRefReference RRefLedger::create_here() {
 }
 
 Result<RRefLedger::Created> RRefLedger::create_at(std::int32_t owner) {
-  if (const auto dead = dead_.find(owner); dead != dead_.end()) return dead->second;
+  if (Status cause = dead_.cause(owner); !cause) return cause;
   if (owner == self_)
     return Status(Code::internal, "a value of this worker itself is made with create_here");
   const RRefId rref{self_, owner, ++next_rref_[owner]};
@@ -141,7 +141,7 @@ Result<RRefLedger::Created> RRefLedger::create_at(std::int32_t owner) {
 
 Result<RRefMessage> RRefLedger::fork(const RRefReference& held, std::int32_t to) {
   if (Status status = state(held); !status.ok()) return status;
-  if (const auto dead = dead_.find(to); dead != dead_.end()) return dead->second;
+  if (Status cause = dead_.cause(to); !cause) return cause;
   const ForkId child{self_, to, ++next_fork_[to]};
   if (held.fork) {
     forks_.at(*held.fork).children.insert(child);
@@ -218,7 +218,7 @@ Status RRefLedger::check(const RRefMessage& message) const {
 
 Result<std::optional<RRefLedger::Received>> RRefLedger::receive(const RRefMessage& message) {
   if (Status status = check(message); !status.ok()) return status;
-  if (!alive(message.from) || !messages_seen_[message.from].first(message.number))
+  if (dead_.contains(message.from) || !messages_seen_[message.from].first(message.number))
     return std::optional<Received>();
   switch (message.kind) {
     case RRefMessageKind::create: return on_create(message);
@@ -235,9 +235,9 @@ Result<std::optional<RRefLedger::Received>> RRefLedger::receive(const RRefMessag
 
 /// A value that somebody still refers to goes early only where who passed the reference on has
 /// died.
-std::string RRefLedger::deaths_text() const {
+std::string DeadWorkers::causes() const {
   std::string text;
-  for (const auto& [worker, cause] : dead_) text += "; " + cause.message();
+  for (const auto& [worker, cause] : all_) text += "; " + cause.message();
   return text;
 }
 
@@ -265,12 +265,11 @@ std::optional<RRefLedger::Received> RRefLedger::on_fork(const RRefMessage& messa
       if (was_created(message.rref)) {
         return Received{reference, Status(Code::closed,
                                           "the value of remote reference " + to_text(message.rref) +
-                                              " has been dropped already" + deaths_text())};
+                                              " has been dropped already" + dead_.causes())};
       }
-      if (const auto dead = dead_.find(message.rref.creator); dead != dead_.end()) {
-        return Received{reference,
-                        dead->second.with_context("the value of remote reference " +
-                                                  to_text(message.rref) + " was never made")};
+      if (const Status dead = dead_.cause(message.rref.creator); !dead) {
+        return Received{reference, dead.with_context("the value of remote reference " +
+                                                     to_text(message.rref) + " was never made")};
       }
     }
     ++owned_[message.rref].handles;
@@ -279,9 +278,9 @@ std::optional<RRefLedger::Received> RRefLedger::on_fork(const RRefMessage& messa
   Fork& fork = forks_[message.fork];
   fork.rref = message.rref;
   if (message.from != message.rref.owner) fork.parent = message.from;
-  if (const auto dead = dead_.find(message.rref.owner); dead != dead_.end()) {
+  if (const Status dead = dead_.cause(message.rref.owner); !dead) {
     fork.state = ForkState::failed;
-    fork.failure = dead->second;
+    fork.failure = dead;
     accept(fork, message.fork);
   } else if (message.counted) {
     fork.state = ForkState::confirmed;
@@ -298,11 +297,10 @@ void RRefLedger::on_register(const RRefMessage& message) {
       return send_gone(message.rref, message.fork,
                        "its value was dropped before the owner, worker " + std::to_string(self_) +
                            ", had heard of this reference: the worker that passed it on has ended" +
-                           deaths_text());
+                           dead_.causes());
     }
-    if (const auto dead = dead_.find(message.rref.creator); dead != dead_.end()) {
-      return send_gone(message.rref, message.fork,
-                       "its value was never made: " + dead->second.message());
+    if (const Status dead = dead_.cause(message.rref.creator); !dead) {
+      return send_gone(message.rref, message.fork, "its value was never made: " + dead.message());
     }
     owned_[message.rref].waiting.insert(message.fork);
     return;
@@ -397,7 +395,7 @@ void RRefLedger::withdraw_passed_on() {
 }
 
 void RRefLedger::worker_died(std::int32_t worker, const Status& cause) {
-  if (!dead_.emplace(worker, cause).second) return;
+  if (!dead_.add(worker, cause)) return;
   messages_seen_.erase(worker);
   std::erase_if(unacknowledged_, [&](const auto& entry) { return entry.first.first == worker; });
 
@@ -551,7 +549,7 @@ std::string RRefLedger::text() const {
   seen(" created", rrefs_seen_);
   for (const auto& [key, message] : unacknowledged_)
     out << " sent " << key.first << "#" << key.second;
-  for (const auto& [worker, cause] : dead_) out << " dead " << worker;
+  for (const auto& [worker, cause] : dead_.all()) out << " dead " << worker;
   out << "\n";
   return std::move(out).str();
 }

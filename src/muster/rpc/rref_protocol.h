@@ -127,6 +127,25 @@ struct RRefEffects {
       failed;  ///< references here that will never be good again; still to be let go
 };
 
+/// The workers that have died, and why.
+class DeadWorkers {
+ public:
+  /// False where that was known.
+  bool add(std::int32_t worker, const Status& cause) { return all_.emplace(worker, cause).second; }
+  bool contains(std::int32_t worker) const { return all_.contains(worker); }
+  /// Success while it lives.
+  Status cause(std::int32_t worker) const {
+    const auto found = all_.find(worker);
+    return found == all_.end() ? Status() : found->second;
+  }
+  /// "; <cause>" for each.
+  std::string causes() const;
+  const std::map<std::int32_t, Status>& all() const { return all_; }
+
+ private:
+  std::map<std::int32_t, Status> all_;
+};
+
 /// One worker's part. Not thread-safe. A value type: tests copy it at every step.
 class RRefLedger {
  public:
@@ -192,7 +211,7 @@ class RRefLedger {
   /// Whether a value of this worker is there or may still come: others may hear of it, and ask for
   /// it, before the call that makes it is here.
   bool expects(const RRefId& rref) const {
-    return owned_.contains(rref) || (!was_created(rref) && alive(rref.creator));
+    return owned_.contains(rref) || (!was_created(rref) && !dead_.contains(rref.creator));
   }
   /// Workers whose forks keep values here alive, or whose answers forks here wait for.
   std::set<std::int32_t> waiting_for() const;
@@ -222,11 +241,9 @@ class RRefLedger {
   void send(std::int32_t to, RRefMessageKind kind, const RRefId& rref, const ForkId& fork) {
     send(numbered(to, kind, rref, fork));
   }
-  bool alive(std::int32_t worker) const { return !dead_.contains(worker); }
   bool was_created(const RRefId& rref) const;
   Status malformed(const RRefMessage& message, const char* what) const;
   Status check(const RRefMessage& message) const;
-  std::string deaths_text() const;
 
   std::optional<Received> on_create(const RRefMessage& message);
   std::optional<Received> on_fork(const RRefMessage& message);
@@ -256,7 +273,7 @@ class RRefLedger {
       next_fork_;                                                   // per receiver, owner, holder
   std::map<std::int32_t, SeenNumbers> messages_seen_, rrefs_seen_;  // per sender, creator
   std::map<std::pair<std::int32_t, std::uint64_t>, RRefMessage> unacknowledged_;
-  std::map<std::int32_t, Status> dead_;
+  DeadWorkers dead_;
   RRefEffects effects_;
 };
 

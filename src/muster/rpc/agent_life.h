@@ -1,0 +1,45 @@
+/// Whether an agent runs, and who is inside.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace muster::rpc {
+
+class AgentLife {
+ public:
+  enum class State : std::uint8_t { made, running, stopped };
+
+  State state() const { return state_.load(); }
+  bool stopped() const { return state_.load(std::memory_order_relaxed) == State::stopped; }
+  /// False where it was started or stopped before.
+  bool start() {
+    auto made = State::made;
+    return state_.compare_exchange_strong(made, State::running);
+  }
+  void stop() { state_.store(State::stopped); }
+  bool in_use() const { return users_.load() > 0; }
+
+  /// While it lives the agent does not end. False where it has ended.
+  class Use {
+   public:
+    explicit Use(AgentLife& life) : life_(life) {
+      life_.users_.fetch_add(1);
+      running_ = life_.state_.load() != State::stopped;
+    }
+    ~Use() { life_.users_.fetch_sub(1); }
+    Use(const Use&) = delete;
+    Use& operator=(const Use&) = delete;
+    explicit operator bool() const { return running_; }
+
+   private:
+    AgentLife& life_;
+    bool running_ = false;
+  };
+
+ private:
+  std::atomic<State> state_{State::made};
+  std::atomic<int> users_{0};  // threads inside, which the end waits for
+};
+
+}  // namespace muster::rpc

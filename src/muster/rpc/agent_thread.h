@@ -1,0 +1,29 @@
+/// A thread of an agent, for as long as it runs.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+namespace muster::rpc {
+
+class Agent;
+
+/// Which worker a thread belongs to, where workers are threads of one process.
+using BindThread = std::function<std::shared_ptr<void>()>;
+
+class AgentThread {
+ public:
+  AgentThread(const Agent* agent, const BindThread& bind) : bound_(bind ? bind() : nullptr) {
+    current = agent;
+  }
+  AgentThread(const AgentThread&) = delete;
+  AgentThread& operator=(const AgentThread&) = delete;
+
+  static bool runs_here(const Agent* agent) { return current == agent; }
+
+ private:
+  static inline constinit thread_local const Agent* current = nullptr;
+  const std::shared_ptr<void> bound_;
+};
+
+}  // namespace muster::rpc

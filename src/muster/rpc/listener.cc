@@ -1,0 +1,76 @@
+#include "muster/rpc/listener.h"
+
+#include <chrono>
+
+namespace muster::rpc {
+namespace {
+
+// How long the listener keeps away after it has seen a caller wait: callers that call again and
+// again need the core, and the messages, alone.
+constexpr Duration kStandBy = std::chrono::microseconds(250);
+
+}  // namespace
+
+void Listener::start(const Agent* agent, const BindThread& bind) {
+  thread_ = std::thread([this, agent, bind] {
+    const AgentThread thread(agent, bind);
+    listen();
+  });
+}
+
+void Listener::stop() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopped_.store(true);
+  }
+  wanted_.notify_all();
+  fabric_.wake();
+  if (thread_.joinable()) thread_.join();
+}
+
+void Listener::listen() {
+  while (!stopped_.load()) {
+    if (drivers_.load() > 0) {
+      stand_by();
+      continue;
+    }
+    CoreOffer offer(idle_polls_);
+    fabric_.wait(
+        [&] {
+          offer.polled(progress_());
+          return stopped_.load() || drivers_.load(std::memory_order_relaxed) > 0;
+        },
+        TimePoint::max());
+  }
+}
+
+/// A caller drives the fabric. It may be back in a microsecond, or wait for an hour.
+void Listener::stand_by() {
+  const auto over = [this] { return stopped_.load(); };
+  auto entries = entries_.load();
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    wanted_.wait_for(lock, kStandBy, over);
+    if (over()) return;
+    const auto now = entries_.load();
+    const bool waits = drivers_.load() > 0;
+    if (now == entries && !waits) return;  // nobody has come for a while
+    if (now == entries) {
+      // One that waits for long: it says when it goes.
+      dozing_.store(true);
+      wanted_.wait(lock, [&] { return over() || drivers_.load() == 0; });
+      dozing_.store(false);
+      return;
+    }
+    entries = now;
+  }
+}
+
+/// What is still to be read is the listener's, unless another caller waits.
+void Listener::on_driver_left() {
+  if (drivers_.fetch_sub(1) != 1 || !dozing_.load()) return;
+  { const std::lock_guard lock(mutex_); }
+  wanted_.notify_one();
+}
+
+}  // namespace muster::rpc

@@ -1,0 +1,60 @@
+/// The thread that drives an agent's messages while no caller does.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+#include "muster/rpc/agent_thread.h"
+#include "muster/transport/fabric.h"
+#include "muster/wait/core_offer.h"
+
+namespace muster::rpc {
+
+class Listener {
+ public:
+  /// `progress`: takes what has come, and says whether there was anything.
+  Listener(transport::Fabric& fabric, std::function<bool()> progress)
+      : fabric_(fabric), progress_(std::move(progress)) {}
+
+  void start(const Agent* agent, const BindThread& bind);
+  void stop();
+
+  /// Around a caller that drives messages itself: the listener keeps away.
+  class Driver {
+   public:
+    explicit Driver(Listener& listener) : listener_(listener) {
+      listener_.drivers_.fetch_add(1);
+      listener_.entries_.fetch_add(1, std::memory_order_relaxed);
+    }
+    ~Driver() { listener_.on_driver_left(); }
+    Driver(const Driver&) = delete;
+    Driver& operator=(const Driver&) = delete;
+
+   private:
+    Listener& listener_;
+  };
+  /// Of all threads that wait here: see `CoreOffer`.
+  std::atomic<int>& idle_polls() { return idle_polls_; }
+
+ private:
+  void listen();
+  void stand_by();
+  void on_driver_left();
+
+  transport::Fabric& fabric_;
+  const std::function<bool()> progress_;
+  std::thread thread_;
+  std::atomic<bool> stopped_{false};
+  std::atomic<int> drivers_{0};
+  std::atomic<std::uint64_t> entries_{0};
+  std::atomic<int> idle_polls_{CoreOffer::kManyPolls};  // before a waiter offers its core
+  std::atomic<bool> dozing_{false};
+  std::mutex mutex_;
+  std::condition_variable wanted_;
+};
+
+}  // namespace muster::rpc

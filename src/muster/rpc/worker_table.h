@@ -1,0 +1,41 @@
+/// The workers of a job by name and number, and the errors that name them. Constant once made.
+#pragma once
+
+#include <exception>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "muster/base/clock.h"
+#include "muster/base/status.h"
+#include "muster/rpc/options.h"
+
+namespace muster::rpc {
+
+class WorkerTable {
+ public:
+  /// `names[rank]`. Throws where they are not all proper and different.
+  WorkerTable(const std::vector<std::string>& names, int self);
+
+  int self_id() const { return self_; }
+  const WorkerInfo& self() const { return at(self_); }
+  const WorkerInfo& at(int id) const { return workers_[static_cast<std::size_t>(id)]; }
+  std::span<const WorkerInfo> all() const { return workers_; }
+  int size() const { return static_cast<int>(workers_.size()); }
+  bool contains(int id) const { return id >= 0 && id < size(); }
+  /// Throws DistError naming those there are.
+  const WorkerInfo& find(const To& to) const;
+
+  /// "worker 'ps' (rank 3)".
+  std::string describe(int id) const;
+  std::exception_ptr loss_error(int peer, const std::string& call, const Status& why) const;
+  std::exception_ptr timeout_error(int peer, const std::string& call, Duration timeout) const;
+
+ private:
+  const int self_;
+  std::vector<WorkerInfo> workers_;
+  std::map<std::string, int, std::less<>> by_name_;
+};
+
+}  // namespace muster::rpc
