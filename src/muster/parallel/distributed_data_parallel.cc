@@ -89,6 +89,75 @@ struct Wrapped {
   bool trained;
 };
 
+/// The module as it was when it was wrapped.
+class WrappedModule {
+ public:
+  WrappedModule() = default;
+  explicit WrappedModule(const ModuleParts& parts)
+      : name_(parts.class_name), keeps_alive_(parts.keeps_alive), buffers_now_(parts.buffers_now) {
+    for (const Named& each : parts.parameters)
+      parameters_.push_back({each.tensor, each.tensor.sizes().vec(), each.tensor.scalar_type(),
+                             each.tensor.requires_grad()});
+  }
+
+  const std::string& name() const { return name_; }
+  void set_module(const torch::nn::Module& module) { module_ = &module; }
+  bool is(const torch::nn::Module& module) const { return &module == module_; }
+  /// Parameters, shared ones as often as they are registered.
+  std::size_t size() const { return parameters_.size(); }
+  /// Buffers may be other tensors than before.
+  void follow_buffers(std::vector<at::Tensor>& buffers) const {
+    if (buffers_now_) buffers = buffers_now_();
+  }
+  /// Throws where the parameters are not what they were. `low`: they are in low precision now.
+  void check_unchanged(const std::vector<at::Tensor>& present,
+                       const std::function<std::string(std::size_t)>& name_of, bool low,
+                       const DistributedDataParallelOptions& options) const;
+  static bool is_frozen(const std::vector<at::Tensor>& parameters) {
+    return std::ranges::none_of(parameters,
+                                [](const at::Tensor& each) { return each.requires_grad(); });
+  }
+
+ private:
+  std::string name_;
+  const torch::nn::Module* module_ = nullptr;  // null where it is not C++'s
+  std::vector<Wrapped> parameters_;            // by registration
+  std::shared_ptr<const void> keeps_alive_;
+  std::function<std::vector<at::Tensor>()> buffers_now_;  // null where they stay the same tensors
+};
+
+void WrappedModule::check_unchanged(const std::vector<at::Tensor>& present,
+                                    const std::function<std::string(std::size_t)>& name_of,
+                                    bool low, const DistributedDataParallelOptions& options) const {
+  if (present.size() < parameters_.size())
+    refuse_change("it has lost " + std::to_string(parameters_.size() - present.size()) +
+                  " of its parameters");
+  if (present.size() > parameters_.size()) {
+    for (std::size_t i = 0; i < present.size(); ++i)
+      if (std::none_of(parameters_.begin(), parameters_.end(),
+                       [&](const Wrapped& each) { return each.tensor.is_same(present[i]); }))
+        refuse_change("'" + name_of(i) + "' is new");
+    refuse_change("a parameter is registered once more");
+  }
+  const bool all_frozen = is_frozen(present);
+  for (std::size_t i = 0; i < present.size(); ++i) {
+    const at::Tensor& tensor = present[i];
+    const Wrapped& before = parameters_[i];
+    if (!tensor.is_same(before.tensor))
+      refuse_change("'" + name_of(i) + "' is another parameter than the one in its place then");
+    if (tensor.sizes() != before.sizes) refuse_change("'" + name_of(i) + "' has another shape");
+    if (tensor.scalar_type() != before.dtype && !low)
+      refuse_change("'" + name_of(i) + "' has another dtype");
+    if (tensor.requires_grad() && !before.trained)
+      refuse_change("'" + name_of(i) + "' was not trained then, and is now");
+    if (!tensor.requires_grad() && before.trained && !all_frozen &&
+        (!options.find_unused_parameters || options.static_graph))
+      refuse_change("'" + name_of(i) +
+                    "' was trained then, and is not now, while others are (find_unused_parameters "
+                    "allows that, and so does freezing all)");
+  }
+}
+
 }  // namespace
 
 struct DataParallelCore::State {
@@ -102,11 +171,7 @@ struct DataParallelCore::State {
   Group group;                // of this module alone
   std::vector<Group> groups;  // one for each reducer; `group` is the first
   std::vector<at::Tensor> parameters, buffers;
-  std::function<std::vector<at::Tensor>()> buffers_now;  // null where they stay the same tensors
-  std::shared_ptr<const void> keeps_alive;
-  const torch::nn::Module* module = nullptr;  // null where it is not C++'s
-  std::string class_name;
-  std::vector<Wrapped> wrapped;  // by registration, shared ones as often as they are registered
+  WrappedModule module;
   DistributedDataParallelOptions options;
   bool require_sync = true;
   bool buffers_may_differ = true;
@@ -121,7 +186,10 @@ struct DataParallelCore::State {
   void send_parameters(int group_rank) { packed.send_from(group, group_rank, parameters); }
   void send_buffers(int group_rank);
   void check_unchanged(const std::vector<at::Tensor>& present,
-                       const std::function<std::string(std::size_t)>& name_of);
+                       const std::function<std::string(std::size_t)>& name_of) {
+    module.check_unchanged(present, name_of, low && low->is_low(), options);
+    frozen = WrappedModule::is_frozen(present);
+  }
   void make_reducers(const std::vector<Named>& all, const BackwardFrame& frame);
   void add_reducer(std::vector<Named> parameters, ReducerOptions reducing);
   void log_block(const std::vector<Named>& all) const;
@@ -151,40 +219,6 @@ class DataParallelCore::Shadow final : public JoinHook {
   const JoinOptions options_;
 };
 
-void DataParallelCore::State::check_unchanged(
-    const std::vector<at::Tensor>& present,
-    const std::function<std::string(std::size_t)>& name_of) {
-  if (present.size() < wrapped.size())
-    refuse_change("it has lost " + std::to_string(wrapped.size() - present.size()) +
-                  " of its parameters");
-  if (present.size() > wrapped.size()) {
-    for (std::size_t i = 0; i < present.size(); ++i)
-      if (std::none_of(wrapped.begin(), wrapped.end(),
-                       [&](const Wrapped& each) { return each.tensor.is_same(present[i]); }))
-        refuse_change("'" + name_of(i) + "' is new");
-    refuse_change("a parameter is registered once more");
-  }
-  const bool all_frozen =
-      std::ranges::none_of(present, [](const at::Tensor& each) { return each.requires_grad(); });
-  for (std::size_t i = 0; i < present.size(); ++i) {
-    const at::Tensor& tensor = present[i];
-    const Wrapped& before = wrapped[i];
-    if (!tensor.is_same(before.tensor))
-      refuse_change("'" + name_of(i) + "' is another parameter than the one in its place then");
-    if (tensor.sizes() != before.sizes) refuse_change("'" + name_of(i) + "' has another shape");
-    if (tensor.scalar_type() != before.dtype && !(low && low->is_low()))
-      refuse_change("'" + name_of(i) + "' has another dtype");
-    if (tensor.requires_grad() && !before.trained)
-      refuse_change("'" + name_of(i) + "' was not trained then, and is now");
-    if (!tensor.requires_grad() && before.trained && !all_frozen &&
-        (!options.find_unused_parameters || options.static_graph))
-      refuse_change("'" + name_of(i) +
-                    "' was trained then, and is not now, while others are (find_unused_parameters "
-                    "allows that, and so does freezing all)");
-  }
-  frozen = all_frozen;
-}
-
 void DataParallelCore::State::add_reducer(std::vector<Named> of, ReducerOptions reducing) {
   std::vector<at::Tensor> trained;
   for (Named& parameter : of) {
@@ -210,7 +244,7 @@ void DataParallelCore::State::make_reducers(const std::vector<Named>& all,
     refuse("there is nothing to average: the module has no parameter that requires a gradient");
 
   ReducerOptions reducing;
-  reducing.model_name = class_name;
+  reducing.model_name = module.name();
   reducing.frame = frame;
   reducing.bucket_cap_bytes =
       static_cast<std::int64_t>(std::ceil(options.bucket_cap_mb * (1 << 20)));
@@ -235,7 +269,7 @@ void DataParallelCore::State::make_reducers(const std::vector<Named>& all,
 
 void DataParallelCore::State::log_block(const std::vector<Named>& all) const {
   ConstructionFacts facts;
-  facts.module_name = class_name;
+  facts.module_name = module.name();
   facts.rank = given->rank();
   facts.world_size = given->size();
   facts.backend_name = given->backend();
@@ -256,7 +290,7 @@ void DataParallelCore::State::log_block(const std::vector<Named>& all) const {
 DataParallelCore::DataParallelCore(torch::nn::Module& module,
                                    const DistributedDataParallelOptions& options)
     : DataParallelCore(parts_of(module), options, {}) {
-  state_->module = &module;
+  state_->module.set_module(module);
 }
 
 DataParallelCore::DataParallelCore(const ModuleParts& parts,
@@ -275,14 +309,9 @@ DataParallelCore::DataParallelCore(const ModuleParts& parts,
   state.options = options;
   if (has_devices(options) && !options.output_device)
     state.options.output_device = options.device_ids->front();
-  state.class_name = parts.class_name;
-  state.keeps_alive = parts.keeps_alive;
+  state.module = WrappedModule(parts);
   for (const Named& each : parameters) state.parameters.push_back(each.tensor);
   for (const Named& each : buffers) state.buffers.push_back(each.tensor);
-  state.buffers_now = parts.buffers_now;
-  for (const Named& each : parts.parameters)
-    state.wrapped.push_back({each.tensor, each.tensor.sizes().vec(), each.tensor.scalar_type(),
-                             each.tensor.requires_grad()});
 
   state.make_reducers(parameters, frame);
   if (options.init_sync) {
@@ -324,7 +353,7 @@ void DataParallelCore::State::prepare() {
 
 /// A graph of an earlier forward pass, whose backward is still to come, may hold them.
 void DataParallelCore::State::send_buffers(int group_rank) {
-  if (buffers_now) buffers = buffers_now();
+  module.follow_buffers(buffers);
   if (!buffers.empty())
     packed.send_from(group, group_rank, buffers, PackedBroadcast::Autograd::not_told);
 }
@@ -377,8 +406,8 @@ void DataParallelCore::begin_forward(Check check_unchanged) {
 
 void DataParallelCore::before_forward(const torch::nn::Module& module) {
   begin_forward([&] {
-    if (&module != state_->module) refuse_change("another module stands in its place");
-    state_->check_unchanged(parameters_of(module, state_->wrapped.size()), [&](std::size_t index) {
+    if (!state_->module.is(module)) refuse_change("another module stands in its place");
+    state_->check_unchanged(parameters_of(module, state_->module.size()), [&](std::size_t index) {
       return module.named_parameters().keys().at(index);
     });
   });

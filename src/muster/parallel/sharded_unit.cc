@@ -142,12 +142,14 @@ struct ShardedUnit::State : std::enable_shared_from_this<State> {
   bool was_root = false;            // the last time, outside of backward
   bool summoned = false;
   bool require_sync = true;
-  // Of a backward pass that has come to this unit.
-  bool awaits_end = false;
-  std::uint64_t pass = 1;
-  int parts = 0;      // calls whose part of the pass has begun and not ended
-  bool due = false;   // gradients may have come
-  bool owes = false;  // and were not reduced
+  /// A backward pass that has come to this unit.
+  struct {
+    bool awaits_end = false;
+    std::uint64_t number = 1;
+    int parts = 0;      // calls whose part of the pass has begun and not ended
+    bool due = false;   // gradients may have come
+    bool owes = false;  // and were not reduced
+  } pass;
   std::exception_ptr failure;
 };
 
@@ -223,7 +225,7 @@ void ShardedUnit::State::hook_parameters() {
     if (!parameters[i].requires_grad()) continue;
     parameters[i].register_hook([weak = weak_from_this(), i](const at::Tensor&) {
       const auto alive = weak.lock();
-      if (!alive || (alive->parameters.is_unsharded() && alive->awaits_end)) return;
+      if (!alive || (alive->parameters.is_unsharded() && alive->pass.awaits_end)) return;
       const auto check = [&] {
         if (alive->parameters.is_unsharded()) return;
         refuse("the gradient of '" + alive->parameters.name(i) +
@@ -234,7 +236,7 @@ void ShardedUnit::State::hook_parameters() {
       // Whole by unshard(), it may be used anywhere.
       alive->step_of_backward(check, [&] {
         alive->expect_end_of_pass();
-        alive->due = true;
+        alive->pass.due = true;
       });
     });
   }
@@ -274,15 +276,15 @@ void ShardedUnit::State::begin_part(Call& call) {
   };
   step_of_backward(check, [&] {
     expect_end_of_pass();
-    if (std::exchange(call.begun, pass) != pass) ++parts;
-    due = true;
+    if (std::exchange(call.begun, pass.number) != pass.number) ++pass.parts;
+    pass.due = true;
     parameters.unshard(/*gather_anew=*/false);
   });
 }
 
 /// A pass may end without having come to a gate.
 void ShardedUnit::State::expect_end_of_pass() {
-  if (std::exchange(awaits_end, true)) return;
+  if (std::exchange(pass.awaits_end, true)) return;
   const auto self = shared_from_this();
   at_end_of_backward([self] { self->end_pass(); },
                      [self]() noexcept { self->left_in_the_middle(); });
@@ -291,16 +293,16 @@ void ShardedUnit::State::expect_end_of_pass() {
 void ShardedUnit::State::end_part(Call& call) {
   step_of_backward([] {},
                    [&] {
-                     if (std::exchange(call.begun, 0) == pass) --parts;
-                     if (parts == 0) reduce_if_due();
+                     if (std::exchange(call.begun, 0) == pass.number) --pass.parts;
+                     if (pass.parts == 0) reduce_if_due();
                    });
 }
 
 void ShardedUnit::State::reduce_if_due() {
   if (parameters.is_unsharded()) parameters.collect_gradients(/*will_wait=*/!require_sync);
-  if (std::exchange(due, false)) owes = true;
-  if (owes && require_sync) {
-    owes = false;
+  if (std::exchange(pass.due, false)) pass.owes = true;
+  if (pass.owes && require_sync) {
+    pass.owes = false;
     parameters.reduce_gradients();
   }
   parameters.reshard(/*keep_memory=*/false);
@@ -309,9 +311,9 @@ void ShardedUnit::State::reduce_if_due() {
 void ShardedUnit::State::end_pass() {
   step_of_backward([] {},
                    [this] {
-                     awaits_end = false;
-                     ++pass;
-                     parts = 0;
+                     pass.awaits_end = false;
+                     ++pass.number;
+                     pass.parts = 0;
                      reduce_if_due();
                      reduce_what_is_owed();
                    });
@@ -323,13 +325,13 @@ void ShardedUnit::State::reduce_what_is_owed() {
     const auto unit = each.lock();
     if (!unit) continue;
     const std::lock_guard lock(unit->mutex);
-    if (unit->owes && unit->require_sync && !unit->awaits_end) unit->reduce_if_due();
+    if (unit->pass.owes && unit->require_sync && !unit->pass.awaits_end) unit->reduce_if_due();
   }
 }
 
 void ShardedUnit::State::left_in_the_middle() noexcept {
   const std::lock_guard lock(mutex);
-  awaits_end = false;
+  pass.awaits_end = false;
   if (failure) return;
   failure = std::make_exception_ptr(
       DistError("an exception ended backward in the middle, before all gradients were averaged",
@@ -458,7 +460,7 @@ void ShardedUnit::leave_forward() noexcept {
   if (state.in_forward.empty()) return;
   state.in_forward.pop_back();
   --state.family->in_forward;
-  if (state.in_forward.empty() && !state.awaits_end) state.parameters.reshard(false);
+  if (state.in_forward.empty() && !state.pass.awaits_end) state.parameters.reshard(false);
 }
 
 void ShardedUnit::unshard() {
@@ -470,7 +472,7 @@ void ShardedUnit::unshard() {
 
 void ShardedUnit::reshard() {
   const std::lock_guard lock(state_->mutex);
-  if (state_->in_forward.empty() && !state_->awaits_end && !state_->summoned)
+  if (state_->in_forward.empty() && !state_->pass.awaits_end && !state_->summoned)
     state_->parameters.reshard(false);
 }
 
@@ -479,7 +481,7 @@ bool ShardedUnit::require_sync() const { return state_->require_sync; }
 void ShardedUnit::drop_gradients() {
   const std::lock_guard lock(state_->mutex);
   state_->parameters.drop_gradients();
-  state_->owes = false;
+  state_->pass.owes = false;
 }
 ShardedParameters& ShardedUnit::parameters() { return state_->parameters; }
 const Group& ShardedUnit::group() const { return state_->group; }
@@ -488,7 +490,7 @@ void ShardedUnit::summon() {
   State& state = *state_;
   const std::lock_guard lock(state.mutex);
   state.check_failure();
-  if (!state.in_forward.empty() || state.awaits_end)
+  if (!state.in_forward.empty() || state.pass.awaits_end)
     refuse("the full parameters cannot be summoned inside of a forward or backward pass");
   if (state.parameters.is_unsharded() || state.summoned)
     refuse("the parameters are not sharded now: reshard(), or end the summoning before, first");
