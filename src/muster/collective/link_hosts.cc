@@ -13,29 +13,136 @@
 
 namespace muster::collective {
 
-class LinkGroup::HostReduction {
+namespace {
+
+std::size_t as_index(int index) { return static_cast<std::size_t>(index); }
+
+/// How the elements of a reduction are cut into lanes, runs and chunks. Chunk t of a lane is a part
+/// of its run t / (chunks of a run).
+class HostChunks {
  public:
-  HostReduction(LinkGroup& group, const Args& args)
-      : flight_(group.flight_),
-        args_(args),
-        plan_{group.rank_, group.size_, group.selection_.ranks_per_host()},
+  HostChunks(const plan::HostsPlan& plan, const Args& args)
+      : args_(args),
+        plan_(plan),
         width_(size_of(args.dtype)),
-        wide_(args.dtype == DType::float16 || args.dtype == DType::bfloat16),
-        scaled_(args.reduce == Reduce::premul_sum),
         listed_(args.op == Op::reduce_scatter),
         to_all_(args.op == Op::all_reduce) {
     std::size_t longest = 1;
     for (int place = 0; place < plan_.per_host; ++place) {
       for (int run = 0; run < runs(); ++run) longest = std::max(longest, whole(place, run).count);
     }
-    const std::size_t lane = longest * width_ * static_cast<std::size_t>(runs());
-    chunk_elements_ = std::min(longest, plan::HostsPlan::chunk_bytes(lane, plan_.hosts()) / width_);
-    chunks_ = plan::chunks_in(longest, chunk_elements_);
-    total_ = chunks_ * static_cast<std::size_t>(runs());
-    slot_bytes_ = round_up(chunk_elements_ * width_);
-    sum_bytes_ = round_up(chunk_elements_ * sum_width());
-    inputs_.resize(static_cast<std::size_t>(plan_.per_host) + 1);
-    memory_ = group.scratch(memory_bytes());
+    const std::size_t lane = longest * width_ * as_index(runs());
+    elements_ = std::min(longest, plan::HostsPlan::chunk_bytes(lane, plan_.hosts()) / width_);
+    of_run_ = plan::chunks_in(longest, elements_);
+  }
+
+  std::size_t width() const { return width_; }
+  /// Every member has a slice of its own.
+  bool listed() const { return listed_; }
+  bool to_all() const { return to_all_; }
+  /// The most elements of a chunk.
+  std::size_t elements() const { return elements_; }
+  /// Chunks of a lane.
+  std::size_t total() const { return of_run_ * as_index(runs()); }
+
+  int run_of(std::size_t t) const { return static_cast<int>(t / of_run_); }
+  std::size_t count(int place, std::size_t t) const { return chunk(place, t).count; }
+  /// The first of a run always, so that calls are compared even if it is empty.
+  bool exchanged(int place, std::size_t t) const { return t % of_run_ == 0 || count(place, t) > 0; }
+  ConstBytes input(int place, std::size_t t) const {
+    const plan::Slice part = chunk(place, t);
+    return args_.inputs[listed_ ? as_index(plan_.rank_of(run_of(t), place)) : 0].subspan(
+        part.begin * width_, part.count * width_);
+  }
+  MutableBytes output(int place, std::size_t t) const {
+    const plan::Slice part = chunk(place, t);
+    return args_.outputs[0].subspan(part.begin * width_, part.count * width_);
+  }
+  /// Gets the result of this member's lane from the last host; of an all_reduce all members do.
+  int target(std::size_t t) const {
+    return listed_ ? plan_.rank_of(run_of(t), plan_.place()) : args_.root;
+  }
+
+ private:
+  // A lane is one run of the tensor; in a reduce_scatter as many as there are hosts, of the members
+  // at its place.
+  int runs() const { return listed_ ? plan_.hosts() : 1; }
+  plan::Slice whole(int place, int run) const {
+    if (listed_) return {0, args_.inputs[as_index(plan_.rank_of(run, place))].size() / width_};
+    return plan::slice_of(args_.inputs[0].size() / width_, plan_.per_host, place);
+  }
+  // In elements of its input.
+  plan::Slice chunk(int place, std::size_t t) const {
+    const plan::Slice run = whole(place, run_of(t));
+    const plan::Slice part = plan::chunk_of(run.count, elements_, t % of_run_);
+    return {run.begin + part.begin, part.count};
+  }
+
+  const Args& args_;
+  const plan::HostsPlan plan_;
+  const std::size_t width_;
+  const bool listed_;
+  const bool to_all_;
+  std::size_t elements_ = 0;
+  std::size_t of_run_ = 0;  // chunks
+};
+
+/// Memory for chunks on their way: kDeep slots for every neighbour's parts, as many for products
+/// before they leave, two sums that come, two that go, and two more to make wide sums in.
+class HostScratch {
+ public:
+  static constexpr std::size_t kDeep = 2;
+
+  HostScratch(int per_host, bool scaled, bool wide, std::size_t slot_bytes, std::size_t sum_bytes)
+      : per_host_(per_host),
+        slots_(kDeep * as_index(per_host) * (scaled ? 2 : 1)),
+        sums_(2 * kDeep + (wide ? 2 : 0)),
+        slot_bytes_(round_up(slot_bytes)),
+        sum_bytes_(round_up(sum_bytes)) {}
+
+  std::size_t bytes() const { return slots_ * slot_bytes_ + sums_ * sum_bytes_; }
+  void set_memory(std::byte* memory) { memory_ = memory; }
+
+  std::byte* arrival(int place, std::size_t t) const {
+    return memory_ + slot_bytes_ * (kDeep * as_index(place) + t % kDeep);
+  }
+  std::byte* departure(int place, std::size_t t) const { return arrival(per_host_ + place, t); }
+  std::byte* sum_before(std::size_t t) const { return sum(t % kDeep); }
+  std::byte* going(std::size_t t) const { return sum(kDeep + t % kDeep); }
+  float* wide_sum() const { return reinterpret_cast<float*>(sum(2 * kDeep)); }
+  float* wide_part() const { return reinterpret_cast<float*>(sum(2 * kDeep + 1)); }
+
+ private:
+  static std::size_t round_up(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
+  std::byte* sum(std::size_t number) const {
+    return memory_ + slots_ * slot_bytes_ + number * sum_bytes_;
+  }
+
+  const int per_host_;
+  const std::size_t slots_;
+  const std::size_t sums_;
+  const std::size_t slot_bytes_;
+  const std::size_t sum_bytes_;
+  std::byte* memory_ = nullptr;
+};
+
+bool sums_are_wide(DType dtype) { return dtype == DType::float16 || dtype == DType::bfloat16; }
+
+}  // namespace
+
+class LinkGroup::HostReduction {
+ public:
+  HostReduction(LinkGroup& group, const Args& args)
+      : flight_(group.flight_),
+        args_(args),
+        plan_{group.rank_, group.size_, group.selection_.ranks_per_host()},
+        wide_(sums_are_wide(args.dtype)),
+        scaled_(args.reduce == Reduce::premul_sum),
+        chunks_(plan_, args),
+        scratch_(plan_.per_host, scaled_, wide_, chunks_.elements() * chunks_.width(),
+                 chunks_.elements() * sum_width()),
+        inputs_(as_index(plan_.per_host) + 1) {
+    scratch_.set_memory(group.scratch(scratch_.bytes()));
   }
 
   /// Does all that can be done now; whether that was anything.
@@ -45,11 +152,11 @@ class LinkGroup::HostReduction {
       moved = true;
     return moved;
   }
-  bool over() const { return summed_ == total_ && passed_ == total_; }
+  bool over() const { return summed_ == chunks_.total() && passed_ == chunks_.total(); }
 
  private:
   // Of each kind several: chunk t uses lane + t % kDeep, or t % kFar.
-  static constexpr std::size_t kDeep = 2, kFar = 4;
+  static constexpr std::size_t kDeep = HostScratch::kDeep, kFar = 4;
   enum Lane : int {
     kParts = 0,
     kDepartures = 2,
@@ -65,82 +172,29 @@ class LinkGroup::HostReduction {
   static int lane(Lane first, std::size_t chunk) {
     return static_cast<int>(first) + static_cast<int>(chunk % (first < kResults ? kDeep : kFar));
   }
-  static std::size_t round_up(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
-  static std::size_t at(int index) { return static_cast<std::size_t>(index); }
-  std::size_t sum_width() const { return wide_ ? sizeof(float) : width_; }
-
-  // A lane is one run of the tensor; in a reduce_scatter as many as there are hosts, of the members
-  // at its place.
-  int runs() const { return listed_ ? plan_.hosts() : 1; }
-  int run_of(std::size_t t) const { return static_cast<int>(t / chunks_); }
-  plan::Slice whole(int place, int run) const {
-    if (listed_) return {0, args_.inputs[at(plan_.rank_of(run, place))].size() / width_};
-    return plan::slice_of(args_.inputs[0].size() / width_, plan_.per_host, place);
-  }
-  // In elements of its input.
-  plan::Slice chunk(int place, std::size_t t) const {
-    const plan::Slice run = whole(place, run_of(t));
-    const plan::Slice part = plan::chunk_of(run.count, chunk_elements_, t % chunks_);
-    return {run.begin + part.begin, part.count};
-  }
-  std::size_t count(int place, std::size_t t) const { return chunk(place, t).count; }
-  // The first of a run always, so that calls are compared even where it is empty.
-  bool exchanged(int place, std::size_t t) const { return t % chunks_ == 0 || count(place, t) > 0; }
-  ConstBytes input(int place, std::size_t t) const {
-    const plan::Slice part = chunk(place, t);
-    return args_.inputs[listed_ ? at(plan_.rank_of(run_of(t), place)) : 0].subspan(
-        part.begin * width_, part.count * width_);
-  }
-  MutableBytes output(int place, std::size_t t) const {
-    const plan::Slice part = chunk(place, t);
-    return args_.outputs[0].subspan(part.begin * width_, part.count * width_);
-  }
-  // Who gets the result of this member's lane from the last host, which all members do of an
-  // all_reduce.
-  int target(std::size_t t) const {
-    return listed_ ? plan_.rank_of(run_of(t), plan_.place()) : args_.root;
-  }
-
-  // Two slots for every neighbour's parts, as many for products before they leave, two sums that
-  // come, two that go, and where sums are wide two more to make them in.
-  std::size_t slots() const { return kDeep * at(plan_.per_host) * (scaled_ ? 2 : 1); }
-  std::size_t memory_bytes() const {
-    return slots() * slot_bytes_ + (2 * kDeep + (wide_ ? 2 : 0)) * sum_bytes_;
-  }
-  std::byte* arrival(int place, std::size_t t) const {
-    return memory_ + slot_bytes_ * (kDeep * at(place) + t % kDeep);
-  }
-  std::byte* departure(int place, std::size_t t) const {
-    return arrival(plan_.per_host + place, t);
-  }
-  std::byte* sums(std::size_t number) const {
-    return memory_ + slots() * slot_bytes_ + number * sum_bytes_;
-  }
-  std::byte* sum_before(std::size_t t) const { return sums(t % kDeep); }
-  std::byte* going(std::size_t t) const { return sums(kDeep + t % kDeep); }
-  float* wide_sum() const { return reinterpret_cast<float*>(sums(2 * kDeep)); }
-  float* wide_part() const { return reinterpret_cast<float*>(sums(2 * kDeep + 1)); }
+  std::size_t sum_width() const { return wide_ ? sizeof(float) : chunks_.width(); }
 
   /// Sends the neighbours their parts of the next chunk, and awaits those of this member's lane.
   bool send_parts() {
     const std::size_t t = sent_;
-    if (t == total_ || t == summed_ + kDeep || !flight_.done(lane(kDepartures, t))) return false;
+    if (t == chunks_.total() || t == summed_ + kDeep || !flight_.done(lane(kDepartures, t)))
+      return false;
     const int own = plan_.place();
-    const std::size_t elements = count(own, t);
-    for (int place = 0; place < plan_.per_host && exchanged(own, t); ++place) {
+    const std::size_t elements = chunks_.count(own, t);
+    for (int place = 0; place < plan_.per_host && chunks_.exchanged(own, t); ++place) {
       if (place != own)
         flight_.receive(lane(kParts, t), plan_.neighbour(place), kPart,
-                        {arrival(place, t), elements * width_});
+                        {scratch_.arrival(place, t), elements * chunks_.width()});
     }
-    if (plan_.previous() >= 0 && exchanged(own, t))
+    if (plan_.previous() >= 0 && chunks_.exchanged(own, t))
       flight_.receive(lane(kSums, t), plan_.previous(), kSum,
-                      {sum_before(t), elements * sum_width()});
+                      {scratch_.sum_before(t), elements * sum_width()});
     for (int place = 0; place < plan_.per_host; ++place) {
-      if (place == own || !exchanged(place, t)) continue;
-      ConstBytes part = input(place, t);
+      if (place == own || !chunks_.exchanged(place, t)) continue;
+      ConstBytes part = chunks_.input(place, t);
       if (scaled_) {
-        contribute(departure(place, t), part, args_);
-        part = {departure(place, t), part.size()};
+        contribute(scratch_.departure(place, t), part, args_);
+        part = {scratch_.departure(place, t), part.size()};
       }
       flight_.send(lane(kDepartures, t), plan_.neighbour(place), kPart, part);
     }
@@ -154,11 +208,11 @@ class LinkGroup::HostReduction {
     if (t == sent_ || !flight_.done(lane(kParts, t)) || !flight_.done(lane(kSums, t)) ||
         !flight_.done(lane(kOut, t)) || !flight_.ok())
       return false;
-    if (exchanged(plan_.place(), t)) {
+    if (chunks_.exchanged(plan_.place(), t)) {
       if (plan_.next() >= 0) {
-        add_up(t, going(t));
+        add_up(t, scratch_.going(t));
         flight_.send(lane(kOut, t), plan_.next(), kSum,
-                     {going(t), count(plan_.place(), t) * sum_width()});
+                     {scratch_.going(t), chunks_.count(plan_.place(), t) * sum_width()});
       } else {
         finish_chunk(t);
       }
@@ -168,37 +222,38 @@ class LinkGroup::HostReduction {
   }
 
   void finish_chunk(std::size_t t) {
-    const MutableBytes mine =
-        to_all_ || target(t) == plan_.rank ? output(plan_.place(), t) : MutableBytes();
-    const std::size_t bytes = count(plan_.place(), t) * width_;
-    std::byte* result = mine.data() != nullptr ? mine.data() : going(t);
-    std::byte* sum = wide_ ? reinterpret_cast<std::byte*>(wide_sum()) : result;
+    const MutableBytes mine = chunks_.to_all() || chunks_.target(t) == plan_.rank
+                                  ? chunks_.output(plan_.place(), t)
+                                  : MutableBytes();
+    const std::size_t bytes = chunks_.count(plan_.place(), t) * chunks_.width();
+    std::byte* result = mine.data() != nullptr ? mine.data() : scratch_.going(t);
+    std::byte* sum = wide_ ? reinterpret_cast<std::byte*>(scratch_.wide_sum()) : result;
     add_up(t, sum);
-    const std::size_t elements = count(plan_.place(), t);
+    const std::size_t elements = chunks_.count(plan_.place(), t);
     const DType dtype = wide_ ? DType::float32 : args_.dtype;
     if (args_.reduce == Reduce::avg) finish_average(sum, elements, dtype, plan_.size);
-    if (wide_) narrow(result, wide_sum(), elements, args_.dtype);
-    if (result == going(t) && bytes > 0)
-      flight_.send(lane(kOut, t), target(t), kResult, {result, bytes});
+    if (wide_) narrow(result, scratch_.wide_sum(), elements, args_.dtype);
+    if (result == scratch_.going(t) && bytes > 0)
+      flight_.send(lane(kOut, t), chunks_.target(t), kResult, {result, bytes});
   }
 
   /// What has come from the host before, then this host's members in their order.
   void add_up(std::size_t t, std::byte* to) {
     std::size_t number = 0;
-    if (plan_.previous() >= 0) inputs_[number++] = sum_before(t);
+    if (plan_.previous() >= 0) inputs_[number++] = scratch_.sum_before(t);
     for (int place = 0; place < plan_.per_host; ++place) {
-      const std::byte* part = arrival(place, t);
+      const std::byte* part = scratch_.arrival(place, t);
       if (place == plan_.place()) {
-        const ConstBytes mine = input(place, t);
+        const ConstBytes mine = chunks_.input(place, t);
         if (scaled_) {
-          contribute(arrival(place, t), mine, args_);
+          contribute(scratch_.arrival(place, t), mine, args_);
         } else {
           part = mine.data();
         }
       }
       inputs_[number++] = part;
     }
-    const std::size_t elements = count(plan_.place(), t);
+    const std::size_t elements = chunks_.count(plan_.place(), t);
     if (!wide_)
       return reduce_many(to, {inputs_.data(), number}, elements, args_.dtype, args_.reduce);
     const std::byte* sum = nullptr;
@@ -210,8 +265,8 @@ class LinkGroup::HostReduction {
       } else if (sum == nullptr) {
         sum = inputs_[i];
       } else {
-        widen(wide_part(), inputs_[i], elements, args_.dtype);
-        const std::byte* two[] = {sum, reinterpret_cast<const std::byte*>(wide_part())};
+        widen(scratch_.wide_part(), inputs_[i], elements, args_.dtype);
+        const std::byte* two[] = {sum, reinterpret_cast<const std::byte*>(scratch_.wide_part())};
         reduce_many(to, two, elements, DType::float32, args_.reduce);
         sum = to;
       }
@@ -223,20 +278,22 @@ class LinkGroup::HostReduction {
   /// each other before they send would wait for ever.
   bool expect_results() {
     const std::size_t t = expected_;
-    if (t == total_ || t == passed_ + kFar || !flight_.done(lane(kNear, t)) || !flight_.ok())
+    if (t == chunks_.total() || t == passed_ + kFar || !flight_.done(lane(kNear, t)) ||
+        !flight_.ok())
       return false;
     const int last = plan_.hosts() - 1;
     const auto await = [&](Lane first, int from, int place) {
-      const MutableBytes to = count(place, t) > 0 ? output(place, t) : MutableBytes();
+      const MutableBytes to =
+          chunks_.count(place, t) > 0 ? chunks_.output(place, t) : MutableBytes();
       if (!to.empty()) flight_.receive(lane(first, t), from, kResult, to);
     };
-    if (to_all_) {
+    if (chunks_.to_all()) {
       if (plan_.next() >= 0) await(kResults, plan_.next(), plan_.place());
       for (int place = 0; place < plan_.per_host; ++place) {
         if (place != plan_.place()) await(kNear, plan_.neighbour(place), place);
       }
-    } else if (listed_) {
-      if (plan_.host() != last && run_of(t) == plan_.host())
+    } else if (chunks_.listed()) {
+      if (plan_.host() != last && chunks_.run_of(t) == plan_.host())
         await(kResults, plan_.rank_of(last, plan_.place()), plan_.place());
     } else if (plan_.rank == args_.root) {
       for (int place = 0; place < plan_.per_host; ++place) {
@@ -251,11 +308,11 @@ class LinkGroup::HostReduction {
   /// Sends the next chunk of an all_reduce's result back, and to the neighbours.
   bool pass_on() {
     const std::size_t t = passed_;
-    if (t == expected_ || (to_all_ && plan_.next() < 0 && t == summed_)) return false;
+    if (t == expected_ || (chunks_.to_all() && plan_.next() < 0 && t == summed_)) return false;
     if (!flight_.done(lane(kResults, t)) || !flight_.done(lane(kBack, t)) || !flight_.ok())
       return false;
-    if (to_all_ && count(plan_.place(), t) > 0) {
-      const MutableBytes result = output(plan_.place(), t);
+    if (chunks_.to_all() && chunks_.count(plan_.place(), t) > 0) {
+      const MutableBytes result = chunks_.output(plan_.place(), t);
       if (plan_.previous() >= 0) flight_.send(lane(kBack, t), plan_.previous(), kResult, result);
       for (int place = 0; place < plan_.per_host; ++place) {
         if (place != plan_.place())
@@ -269,16 +326,10 @@ class LinkGroup::HostReduction {
   Flight& flight_;
   const Args& args_;
   const plan::HostsPlan plan_;
-  const std::size_t width_;
   const bool wide_;    // sums are float32
   const bool scaled_;  // premul_sum: what is given is the product
-  const bool listed_;  // everybody has a slice of its own
-  const bool to_all_;
-  std::size_t chunk_elements_ = 0;
-  std::size_t chunks_ = 0;  // of a run
-  std::size_t total_ = 0;   // of a lane
-  std::size_t slot_bytes_ = 0, sum_bytes_ = 0;
-  std::byte* memory_ = nullptr;
+  const HostChunks chunks_;
+  HostScratch scratch_;
   std::vector<const std::byte*> inputs_;
   std::size_t sent_ = 0, summed_ = 0, expected_ = 0, passed_ = 0;  // chunks
 };

@@ -13,6 +13,7 @@
 #include <deque>
 #include <iostream>
 #include <limits>
+#include <span>
 #include <thread>
 
 #include "muster/base/socket_address.h"
@@ -60,6 +61,91 @@ struct Prepared {
   std::unique_ptr<NodeLink> link;  ///< with several nodes
 };
 
+/// What the agent sleeps on: descriptors and one timer.
+class Wakeups {
+ public:
+  Status open() {
+    epoll_.reset(::epoll_create1(EPOLL_CLOEXEC));
+    timer_.reset(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
+    if (!epoll_ || !timer_)
+      return Status(Code::exhausted, "no descriptor to wait for events: " + errno_text(errno));
+    watch(timer_.get(), false, pack(Source::timer, 0));
+    return {};
+  }
+  void watch(int fd, bool writable, std::uint64_t data) {
+    epoll_event event{};
+    event.events = writable ? EPOLLOUT : EPOLLIN;
+    event.data.u64 = data;
+    ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event);
+  }
+  void forget(int fd) { ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr); }
+  int wait(std::span<epoll_event> ready) {
+    return ::epoll_wait(epoll_.get(), ready.data(), static_cast<int>(ready.size()), -1);
+  }
+
+  void arm_timer(TimePoint at);
+  void take_timer() {
+    std::uint64_t times = 0;
+    [[maybe_unused]] const ssize_t got = ::read(timer_.get(), &times, sizeof times);
+    armed_ = TimePoint::max();
+  }
+
+ private:
+  Descriptor epoll_, timer_;
+  TimePoint armed_ = TimePoint::max();
+};
+
+void Wakeups::arm_timer(TimePoint at) {
+  if (at == armed_) return;
+  armed_ = at;
+  itimerspec when{};
+  if (armed_ != TimePoint::max()) {
+    const auto since = std::max(armed_.time_since_epoch(), Duration(1));
+    when.it_value.tv_sec = std::chrono::duration_cast<std::chrono::seconds>(since).count();
+    when.it_value.tv_nsec = (since % std::chrono::seconds(1)).count();
+  }
+  ::timerfd_settime(timer_.get(), TFD_TIMER_ABSTIME, &when, nullptr);
+}
+
+/// How workers are started.
+class WorkerCommands {
+ public:
+  explicit WorkerCommands(const RunOptions& options) : options_(options) {}
+
+  void set_program(const Program& program) {
+    program_ = program;
+    const auto python = first_python(program.pythons);
+    told.python = python ? *python : "python3";
+  }
+  const Program& program() const { return program_; }
+  WorkerCommand command_of(const WorkerRanks& ranks, int local_rank, int attempt) const;
+
+  JobEnvironment told;
+
+ private:
+  const RunOptions& options_;
+  Program program_;
+  Environment inherited_ = inherited_environment();
+};
+
+WorkerCommand WorkerCommands::command_of(const WorkerRanks& ranks, int local_rank,
+                                         int attempt) const {
+  WorkerCommand command;
+  command.file = program_.file;
+  command.arguments = program_.before;
+  if (options_.local_rank_argument != LocalRankArgument::none) {
+    const bool dash = options_.local_rank_argument == LocalRankArgument::dash;
+    command.arguments.push_back((dash ? "--local-rank=" : "--local_rank=") +
+                                std::to_string(local_rank));
+  }
+  command.arguments.insert(command.arguments.end(), options_.arguments.begin(),
+                           options_.arguments.end());
+  command.environment = flatten(worker_environment(inherited_, told, ranks, attempt));
+  // Several readers would fight for one terminal.
+  command.quiet_input = options_.workers > 1 || ::isatty(0) != 0;
+  return command;
+}
+
 class Agent {
  public:
   Agent(const RunOptions& options, Prepared prepared, SignalWatch& signals);
@@ -68,37 +154,30 @@ class Agent {
 
  private:
   Status open(const std::string& log_folder);
-  void watch(int fd, bool writable, std::uint64_t data);
-  void forget(int fd);
   void wait_and_dispatch();
   void read_ends(std::vector<int> local_ranks);
   void happen(const AgentEvent& event);
   void act(const AgentAction& action);
-  void arm_timer();
   void start_workers(int attempt);
   void take_another_port();
   Status start_one(int local_rank, int attempt, int* exit_code);
-  WorkerCommand command_of(int local_rank, int attempt) const;
   void signal_workers(int signal);
   void sweep();
   ReportFacts facts() const;
+  const std::string& host() const { return job_.nodes[static_cast<std::size_t>(job_.node)].host; }
   std::string traces() const;
   void report();
 
   const RunOptions& options_;
   NodeJob job_;
   SignalWatch& signals_;
-  Program program_;
-  std::string host_;
+  WorkerCommands commands_;
   std::string log_folder_;
-  Environment inherited_ = inherited_environment();
-  JobEnvironment told_;
   std::vector<WorkerRanks> ranks_;
   AgentRules rules_;
   AgentState state_;
   bool finished_ = false;
-  Descriptor epoll_, timer_;
-  TimePoint armed_ = TimePoint::max();
+  Wakeups wakeups_;
   std::unique_ptr<WorkerOutput> output_;
   std::unique_ptr<NodeLink> link_;
   std::vector<RunningWorker> workers_;
@@ -110,17 +189,19 @@ Agent::Agent(const RunOptions& options, Prepared prepared, SignalWatch& signals)
     : options_(options),
       job_(std::move(prepared.job)),
       signals_(signals),
+      commands_(options),
       link_(std::move(prepared.link)) {
-  host_ = job_.nodes[static_cast<std::size_t>(job_.node)].host;
   ranks_ = assign_ranks(job_.nodes, job_.node);
-  told_.master_addr = job_.program_addr;
-  told_.master_port = job_.program_port;
-  told_.run_id = job_.run_id;
-  told_.role = options_.role;
-  told_.max_restarts = options_.max_restarts;
-  if (options_.agent_store) told_.agent_store = endpoint_text({job_.master_addr, job_.master_port});
-  told_.secret = std::move(prepared.secret.hand_down);
-  if (options_.workers > 1) told_.threads = std::max(1, allowed_cores() / options_.workers);
+  commands_.told.master_addr = job_.program_addr;
+  commands_.told.master_port = job_.program_port;
+  commands_.told.run_id = job_.run_id;
+  commands_.told.role = options_.role;
+  commands_.told.max_restarts = options_.max_restarts;
+  if (options_.agent_store)
+    commands_.told.agent_store = endpoint_text({job_.master_addr, job_.master_port});
+  commands_.told.secret = std::move(prepared.secret.hand_down);
+  if (options_.workers > 1)
+    commands_.told.threads = std::max(1, allowed_cores() / options_.workers);
   rules_.workers = options_.workers;
   rules_.max_restarts = options_.max_restarts;
   rules_.shutdown_timeout = options_.shutdown_timeout;
@@ -129,37 +210,22 @@ Agent::Agent(const RunOptions& options, Prepared prepared, SignalWatch& signals)
   records_.resize(ranks_.size());
 }
 
-void Agent::watch(int fd, bool writable, std::uint64_t data) {
-  epoll_event event{};
-  event.events = writable ? EPOLLOUT : EPOLLIN;
-  event.data.u64 = data;
-  ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event);
-}
-
-void Agent::forget(int fd) { ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr); }
-
 Status Agent::open(const std::string& log_folder) {
-  epoll_.reset(::epoll_create1(EPOLL_CLOEXEC));
-  timer_.reset(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
-  if (!epoll_ || !timer_)
-    return Status(Code::exhausted, "no descriptor to wait for events: " + errno_text(errno));
-  watch(signals_.descriptor(), false, pack(Source::signals, 0));
-  watch(timer_.get(), false, pack(Source::timer, 0));
-  if (link_) watch(link_->descriptor(), false, pack(Source::nodes, 0));
+  if (Status opened = wakeups_.open(); !opened) return opened;
+  wakeups_.watch(signals_.descriptor(), false, pack(Source::signals, 0));
+  if (link_) wakeups_.watch(link_->descriptor(), false, pack(Source::nodes, 0));
   log_folder_ = log_folder;
   output_ = std::make_unique<WorkerOutput>(
       OutputPlan{options_.redirects, options_.tee, options_.shown_ranks, log_folder},
       EventSource{[this](int fd, bool writable, std::uint64_t token) {
-                    watch(fd, writable, pack(Source::output, token));
+                    wakeups_.watch(fd, writable, pack(Source::output, token));
                   },
-                  [this](int fd) { forget(fd); }});
+                  [this](int fd) { wakeups_.forget(fd); }});
   return {};
 }
 
 Result<int> Agent::run(const Program& program, const std::string& log_folder) {
-  program_ = program;
-  const auto python = first_python(program.pythons);
-  told_.python = python ? *python : "python3";
+  commands_.set_program(program);
   if (Status opened = open(log_folder); !opened) return opened;
   happen(Begin{});
   while (!finished_) wait_and_dispatch();
@@ -174,7 +240,7 @@ Result<int> Agent::run(const Program& program, const std::string& log_folder) {
 
 void Agent::wait_and_dispatch() {
   epoll_event ready[64];
-  const int count = ::epoll_wait(epoll_.get(), ready, 64, -1);
+  const int count = wakeups_.wait(ready);
   std::vector<int> ended;
   for (int i = 0; i < count; ++i) {
     const std::uint64_t index = ready[i].data.u64 & 0xffffffff;
@@ -186,13 +252,10 @@ void Agent::wait_and_dispatch() {
           happen(passed ? AgentEvent(PassedSignal{signal}) : AgentEvent(StopSignal{signal}));
         }
         break;
-      case Source::timer: {
-        std::uint64_t times = 0;
-        [[maybe_unused]] const ssize_t got = ::read(timer_.get(), &times, sizeof times);
-        armed_ = TimePoint::max();
+      case Source::timer:
+        wakeups_.take_timer();
         happen(TimerFired{});
         break;
-      }
       case Source::nodes:
         for (const AgentEvent& event : link_->take()) happen(event);
         break;
@@ -212,7 +275,7 @@ void Agent::read_ends(std::vector<int> local_ranks) {
     if (worker.ended) continue;
     auto exit = look_at_end(worker.pid);
     if (exit && !*exit) continue;
-    forget(worker.pidfd.get());
+    wakeups_.forget(worker.pidfd.get());
     worker.ended = true;
     records_[static_cast<std::size_t>(local_rank)].ended = std::chrono::system_clock::now();
     ends.push_back({local_rank, exit ? **exit : ProcessExit{.code = 1}});
@@ -232,19 +295,7 @@ void Agent::happen(const AgentEvent& event) {
     for (const AgentAction& action : decision.actions) act(action);
     events_.pop_front();
   }
-  arm_timer();
-}
-
-void Agent::arm_timer() {
-  if (state_.timer == armed_) return;
-  armed_ = state_.timer;
-  itimerspec when{};
-  if (armed_ != TimePoint::max()) {
-    const auto since = std::max(armed_.time_since_epoch(), Duration(1));
-    when.it_value.tv_sec = std::chrono::duration_cast<std::chrono::seconds>(since).count();
-    when.it_value.tv_nsec = (since % std::chrono::seconds(1)).count();
-  }
-  ::timerfd_settime(timer_.get(), TFD_TIMER_ABSTIME, &when, nullptr);
+  wakeups_.arm_timer(state_.timer);
 }
 
 void Agent::act(const AgentAction& action) {
@@ -264,7 +315,7 @@ void Agent::act(const AgentAction& action) {
         line.empty() ? "its launcher was stopped by " + signal_name(state_.stop_signal) : line;
     if (link_)
       link_->tell_failed(state_.exit_code,
-                         "node " + std::to_string(job_.node) + " (" + host_ + "): " + what);
+                         "node " + std::to_string(job_.node) + " (" + host() + "): " + what);
   } else if (std::holds_alternative<TellNodesEnded>(action)) {
     if (link_) link_->tell_ended();
   } else {
@@ -274,34 +325,18 @@ void Agent::act(const AgentAction& action) {
   }
 }
 
-WorkerCommand Agent::command_of(int local_rank, int attempt) const {
-  const auto& ranks = ranks_[static_cast<std::size_t>(local_rank)];
-  WorkerCommand command;
-  command.file = program_.file;
-  command.arguments = program_.before;
-  if (options_.local_rank_argument != LocalRankArgument::none) {
-    const bool dash = options_.local_rank_argument == LocalRankArgument::dash;
-    command.arguments.push_back((dash ? "--local-rank=" : "--local_rank=") +
-                                std::to_string(local_rank));
-  }
-  command.arguments.insert(command.arguments.end(), options_.arguments.begin(),
-                           options_.arguments.end());
-  command.environment = flatten(worker_environment(inherited_, told_, ranks, attempt));
-  // Several readers would fight for one terminal.
-  command.quiet_input = options_.workers > 1 || ::isatty(0) != 0;
-  return command;
-}
-
 Status Agent::start_one(int local_rank, int attempt, int* exit_code) {
   *exit_code = 1;
-  auto ends = output_->open(local_rank, ranks_[static_cast<std::size_t>(local_rank)].rank, attempt);
+  const WorkerRanks& ranks = ranks_[static_cast<std::size_t>(local_rank)];
+  auto ends = output_->open(local_rank, ranks.rank, attempt);
   if (!ends) return ends.status();
-  WorkerCommand command = command_of(local_rank, attempt);
+  WorkerCommand command = commands_.command_of(ranks, local_rank, attempt);
   command.out = ends->out.get();
   command.err = ends->err.get();
   auto started = start_worker(command, signals_.previous_mask(), exit_code);
   if (!started) return started.status();
-  watch(started->pidfd.get(), false, pack(Source::worker, static_cast<std::uint64_t>(local_rank)));
+  wakeups_.watch(started->pidfd.get(), false,
+                 pack(Source::worker, static_cast<std::uint64_t>(local_rank)));
   RunningWorker& worker = workers_[static_cast<std::size_t>(local_rank)];
   worker = RunningWorker{started->pid, std::move(started->pidfd), false};
   records_[static_cast<std::size_t>(local_rank)].pid = worker.pid;
@@ -339,7 +374,7 @@ void Agent::take_another_port() {
   if (!port)
     return output_->say(options_.command +
                         ": MASTER_PORT stays the same: " + port.status().message());
-  told_.master_port = port->number();
+  commands_.told.master_port = port->number();
   job_.reserved = std::make_shared<ReservedPort>(std::move(*port));
 }
 
@@ -367,11 +402,11 @@ void Agent::sweep() {
 }
 
 ReportFacts Agent::facts() const {
-  ReportFacts facts{options_.command, host_, ranks_, records_, {}, {}, log_folder_, {}};
+  ReportFacts facts{options_.command, host(), ranks_, records_, {}, {}, log_folder_, {}};
   if (state_.first_failure && output_)
     facts.tail = output_->tail(state_.ends[*state_.first_failure].local_rank);
-  if (program_.is_python)
-    facts.advice = explain_missing_module(facts.tail, program_.pythons, own_program());
+  if (commands_.program().is_python)
+    facts.advice = explain_missing_module(facts.tail, commands_.program().pythons, own_program());
   return facts;
 }
 
