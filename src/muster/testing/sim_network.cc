@@ -20,7 +20,7 @@ class SimConnector final : public Connector {
  public:
   SimConnector(SimJob& job, int rank) : job_(job), rank_(rank) {}
 
-  Result<std::string> contact(TimePoint) override { return std::string("sim"); }
+  Result<std::string> own_address(TimePoint) override { return std::string("sim"); }
   Result<std::string> meet(std::span<const std::string>, TimePoint) override {
     return std::string("sim");
   }

@@ -37,7 +37,7 @@ class Connector {
   /// Meeting, in three steps with an exchange among all ranks between them (the fabric does the
   /// exchanges):
   /// 1. what to publish: addresses, host identity, process; may ask a resolver, up to the deadline;
-  virtual Result<std::string> contact(TimePoint deadline) = 0;
+  virtual Result<std::string> own_address(TimePoint deadline) = 0;
   /// 2. given everybody's contacts, set up what this host shares; returns this rank's verdict for
   /// publication. Blocks, up to the deadline;
   virtual Result<std::string> meet(std::span<const std::string> contacts, TimePoint deadline) = 0;

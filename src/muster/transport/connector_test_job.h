@@ -83,7 +83,7 @@ class TestRank final : public ConnectorEvents {
         connector_(make_socket_connector(std::move(options), std::move(secret))) {}
 
   Status join() {
-    auto contact = connector_->contact(TimePoint::max());
+    auto contact = connector_->own_address(TimePoint::max());
     if (!contact) return contact.status();
     contacts = exchange(*contact);
     auto verdict = connector_->meet(contacts, soon());

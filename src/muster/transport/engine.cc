@@ -41,7 +41,7 @@ Status Engine::meet(const Exchange& exchange) {
   const std::size_t size = static_cast<std::size_t>(context_.world_size());
   const TimePoint deadline = std::min(
       deadline_after(*context_.options.clock, context_.options.timeout), context_.options.deadline);
-  Result<std::string> contact = connector_->contact(deadline);
+  Result<std::string> contact = connector_->own_address(deadline);
   if (!contact) return contact.status();
   auto contacts = exchange("contacts", *contact);
   if (contacts.status().code() == Code::mismatch) return contacts.status();

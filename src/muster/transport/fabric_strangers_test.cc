@@ -18,10 +18,10 @@
 #include "muster/testing/scratch_folder.h"
 #include "muster/testing/seed.h"
 #include "muster/testing/stranger.h"
-#include "muster/transport/contact.h"
 #include "muster/transport/fabric.h"
 #include "muster/transport/factory.h"
 #include "muster/transport/local_socket.h"
+#include "muster/transport/peer_address.h"
 #include "muster/transport/transfer_expectations.h"
 
 namespace muster::transport {
@@ -36,7 +36,7 @@ constexpr Duration kLong = seconds(60);
 
 Result<std::unique_ptr<Fabric>> join(int rank, int world_size, bool shared_memory,
                                      std::shared_ptr<store::Store> store,
-                                     std::vector<Contact>& book) {
+                                     std::vector<PeerAddress>& book) {
   ConnectorOptions options;
   options.rank = rank;
   options.world_size = world_size;
@@ -51,15 +51,15 @@ Result<std::unique_ptr<Fabric>> join(int rank, int world_size, bool shared_memor
   fabric_options.heartbeat_limit = Duration::zero();
   const Exchange over_store = exchange_over(std::move(store), "meeting", rank, world_size,
                                             deadline_after(steady_clock(), kLong));
-  return Fabric::create(fabric_options, make_socket_connector(options, Secret::given(kSecret)),
-                        [&](const std::string& round, const std::string& mine) {
-                          auto all = over_store(round, mine);
-                          for (std::size_t peer = 0;
-                               round == "contacts" && all.ok() && peer < all->size(); ++peer) {
-                            book.push_back(*decode_contact((*all)[peer], static_cast<int>(peer)));
-                          }
-                          return all;
-                        });
+  return Fabric::create(
+      fabric_options, make_socket_connector(options, Secret::given(kSecret)),
+      [&](const std::string& round, const std::string& mine) {
+        auto all = over_store(round, mine);
+        for (std::size_t peer = 0; round == "contacts" && all.ok() && peer < all->size(); ++peer) {
+          book.push_back(*decode_peer_address((*all)[peer], static_cast<int>(peer)));
+        }
+        return all;
+      });
 }
 
 /// What a stranger may aim at.
@@ -72,7 +72,7 @@ class FabricStrangers : public ::testing::TestWithParam<Door> {
 
   void SetUp() override {
     const auto store = store::make_hash_store(kLong);
-    std::vector<std::vector<Contact>> books(kRanks);
+    std::vector<std::vector<PeerAddress>> books(kRanks);
     fabrics.resize(kRanks);
     std::vector<std::thread> threads;
     for (int rank = 0; rank < kRanks; ++rank) {
@@ -143,7 +143,7 @@ class FabricStrangers : public ::testing::TestWithParam<Door> {
   }
 
   std::vector<std::unique_ptr<Fabric>> fabrics;
-  Contact contact;
+  PeerAddress contact;
   SocketAddress door;
 
  private:
@@ -221,7 +221,7 @@ std::string scarce_rank(int rank, int world_size, const std::string& path,
                         testing::SharedCounter& met) {
   const auto store = store::make_file_store(path, world_size, kLong);
   if (!store) return store.status().message();
-  std::vector<Contact> book;
+  std::vector<PeerAddress> book;
   auto fabric = join(rank, world_size, false, *store, book);
   if (!fabric) return fabric.status().message();
   if (rank == 0) {

@@ -14,10 +14,10 @@ constexpr Duration kFetchLimit = std::chrono::seconds(5);
 }  // namespace
 
 LocalArenas::LocalArenas(int local_rank, std::vector<int> ranks,
-                         const std::vector<Contact>& contacts, Handshake::Hello hello,
+                         const std::vector<PeerAddress>& contacts, Handshake::Hello hello,
                          Secret secret)
     : hello_(std::move(hello)), secret_(std::move(secret)) {
-  const Contact& mine = contacts[static_cast<std::size_t>(local_rank)];
+  const PeerAddress& mine = contacts[static_cast<std::size_t>(local_rank)];
   for (std::size_t place = 0; place < ranks.size(); ++place) {
     auto peer = std::make_unique<Peer>();
     peer->rank = ranks[place];

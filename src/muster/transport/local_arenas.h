@@ -14,14 +14,14 @@
 #include "muster/base/handshake.h"
 #include "muster/base/secret.h"
 #include "muster/shm/shared_mapping.h"
-#include "muster/transport/contact.h"
+#include "muster/transport/peer_address.h"
 
 namespace muster::transport {
 
 class LocalArenas : public std::enable_shared_from_this<LocalArenas> {
  public:
   /// `ranks` and `contacts`: of the ranks that share the region, in its order.
-  LocalArenas(int local_rank, std::vector<int> ranks, const std::vector<Contact>& contacts,
+  LocalArenas(int local_rank, std::vector<int> ranks, const std::vector<PeerAddress>& contacts,
               Handshake::Hello hello, Secret secret);
 
   /// `HostRegion::arena_at`. Thread-safe; a load and an addition once mapped. The first call for a

@@ -27,13 +27,13 @@ Status LocalServer::listen(const std::string& name, const Handshake::Hello& hell
                            const Secret& secret) {
   auto listener = listen_locally(name);
   if (!listener) return listener.status();
-  ReceptionOptions options;
+  AcceptorOptions options;
   options.hello = hello;
   options.admit = is_same_user;
   options.arrived = [this](GuardedDescriptor socket, const Handshake::Peer& peer) {
     answer(std::move(socket), peer);
   };
-  acceptor_ = std::make_unique<Reception>(std::move(options), secret);
+  acceptor_ = std::make_unique<Acceptor>(std::move(options), secret);
   return acceptor_->serve(std::move(*listener));
 }
 

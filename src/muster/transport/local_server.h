@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "muster/base/fork_guard.h"
-#include "muster/transport/reception.h"
+#include "muster/transport/acceptor.h"
 
 namespace muster::transport {
 
@@ -34,7 +34,7 @@ class LocalServer {
   void answer(GuardedDescriptor socket, const Handshake::Peer& peer) const;
   void serve();
 
-  std::unique_ptr<Reception> acceptor_;
+  std::unique_ptr<Acceptor> acceptor_;
   GuardedDescriptor region_file_;
   std::thread thread_;
   GuardedDescriptor stop_;

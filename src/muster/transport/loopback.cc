@@ -244,7 +244,7 @@ class LoopbackConnector final : public Connector {
                            // held for ever
   }
 
-  Result<std::string> contact(TimePoint) override { return std::string("loopback"); }
+  Result<std::string> own_address(TimePoint) override { return std::string("loopback"); }
   Result<std::string> meet(std::span<const std::string>, TimePoint) override {
     return std::string("loopback");
   }

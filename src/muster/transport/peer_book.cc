@@ -10,9 +10,9 @@ Result<PeerBook> PeerBook::decode(std::span<const std::string> contacts, int ran
         Code::invalid_argument,
         std::to_string(contacts.size()) + " contacts for a world of " + std::to_string(world_size));
   }
-  std::vector<Contact> decoded;
+  std::vector<PeerAddress> decoded;
   for (int each = 0; each < world_size; ++each) {
-    auto contact = decode_contact(contacts[static_cast<std::size_t>(each)], each);
+    auto contact = decode_peer_address(contacts[static_cast<std::size_t>(each)], each);
     if (!contact) return contact.status();
     decoded.push_back(std::move(*contact));
   }
@@ -20,7 +20,7 @@ Result<PeerBook> PeerBook::decode(std::span<const std::string> contacts, int ran
 }
 
 Status PeerBook::check_reachable(int rank, Secret::Kind secret) const {
-  const Contact& other = of(rank);
+  const PeerAddress& other = of(rank);
   // A label alone (of a test) makes no distance.
   if (mine().boot_id == other.boot_id && mine().network_namespace == other.network_namespace) {
     if (mine().user == other.user || secret != Secret::Kind::host) return {};
@@ -55,7 +55,7 @@ Status PeerBook::check_reachable(int rank, Secret::Kind secret) const {
 
 Status PeerBook::check(Secret::Kind secret) const {
   for (int rank = 0; rank < world_size(); ++rank) {
-    const Contact& other = of(rank);
+    const PeerAddress& other = of(rank);
     if (other.addresses.size() != of(0).addresses.size() || other.addresses.empty()) {
       return Status(Code::invalid_argument,
                     "the lists of network interfaces differ in length: " + name(rank) +
@@ -99,7 +99,7 @@ std::vector<int> PeerBook::hosts(const std::vector<MeetingVerdict>& verdicts) co
 
 /// Ranks that are bound to cores of their own have them all, together.
 int PeerBook::cores(const std::vector<int>& hosts) const {
-  std::vector<const Contact*> here;
+  std::vector<const PeerAddress*> here;
   for (std::size_t each = 0; each < hosts.size(); ++each) {
     if (hosts[each] == hosts[static_cast<std::size_t>(rank_)]) here.push_back(&contacts_[each]);
   }

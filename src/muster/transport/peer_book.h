@@ -9,7 +9,7 @@
 
 #include "muster/base/secret.h"
 #include "muster/base/status.h"
-#include "muster/transport/contact.h"
+#include "muster/transport/peer_address.h"
 
 namespace muster::transport {
 
@@ -21,8 +21,8 @@ class PeerBook {
 
   int rank() const { return rank_; }
   int world_size() const { return static_cast<int>(contacts_.size()); }
-  const Contact& mine() const { return of(rank_); }
-  const Contact& of(int rank) const { return contacts_[static_cast<std::size_t>(rank)]; }
+  const PeerAddress& mine() const { return of(rank_); }
+  const PeerAddress& of(int rank) const { return contacts_[static_cast<std::size_t>(rank)]; }
   /// "rank 3 (pid 1234 on node7)".
   std::string name(int rank) const { return name_of(rank, of(rank)); }
 
@@ -40,11 +40,12 @@ class PeerBook {
   }
 
  private:
-  PeerBook(int rank, std::vector<Contact> contacts) : rank_(rank), contacts_(std::move(contacts)) {}
+  PeerBook(int rank, std::vector<PeerAddress> contacts)
+      : rank_(rank), contacts_(std::move(contacts)) {}
   Status check_reachable(int rank, Secret::Kind secret) const;
 
   int rank_ = 0;
-  std::vector<Contact> contacts_;
+  std::vector<PeerAddress> contacts_;
 };
 
 }  // namespace muster::transport

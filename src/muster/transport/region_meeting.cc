@@ -85,7 +85,7 @@ Result<std::unique_ptr<RegionPeers>> RegionMeeting::settle(
   server_.set_region({});
   std::vector<int> places(verdicts.size(), -1);
   std::vector<int> ranks;
-  std::vector<Contact> contacts;
+  std::vector<PeerAddress> contacts;
   const MeetingVerdict& own = verdicts[static_cast<std::size_t>(book_.rank())];
   for (std::size_t rank = 0; own.mapped && rank < verdicts.size(); ++rank) {
     const MeetingVerdict& other = verdicts[rank];

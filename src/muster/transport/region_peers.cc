@@ -27,7 +27,7 @@ Result<std::unique_ptr<RegionPeers>> RegionPeers::open(std::shared_ptr<shm::Shar
       [self](int place) -> std::shared_ptr<shm::ProcessEnd> {
         const int rank = self->region_->ranks()[static_cast<std::size_t>(place)];
         if (!self->book_.is_process_here(rank)) return nullptr;
-        const Contact& other = self->book_.of(rank);
+        const PeerAddress& other = self->book_.of(rank);
         return std::make_shared<shm::ProcessEnd>(other.pid, other.start_time);
       });
   if (!region) return region.status();

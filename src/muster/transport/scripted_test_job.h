@@ -150,7 +150,7 @@ class ScriptedConnector final : public Connector {
  public:
   ScriptedConnector(std::shared_ptr<ScriptedNet> net, std::vector<int> hosts)
       : net_(std::move(net)), hosts_(std::move(hosts)) {}
-  Result<std::string> contact(TimePoint) override { return std::string(); }
+  Result<std::string> own_address(TimePoint) override { return std::string(); }
   Result<std::string> meet(std::span<const std::string>, TimePoint) override {
     return std::string();
   }

@@ -71,8 +71,8 @@ std::unique_ptr<Connector> make_socket_connector(ConnectorOptions options, Secre
 
 // ---- meeting
 
-Result<std::string> SocketConnector::contact(TimePoint deadline) {
-  Contact self;
+Result<std::string> SocketConnector::own_address(TimePoint deadline) {
+  PeerAddress self;
   if (Status described = describe_this_process(self); !described) return described;
   self.host_label = options_.host_label;
   self.secret_kind = secret_.kind();
@@ -138,7 +138,7 @@ Status SocketConnector::settle(std::span<const std::string> texts, ConnectorEven
   }
   std::vector<SocketLinks::Peer> peers;
   for (int rank = 0; rank < options_.world_size; ++rank) {
-    const Contact& contact = book_.of(rank);
+    const PeerAddress& contact = book_.of(rank);
     peers.push_back({book_.name(rank), contact.addresses, contact.nonce});
   }
   links_->settle(std::move(peers), events);
@@ -156,7 +156,7 @@ Status SocketConnector::watch_local_processes() {
   const TimePoint from = steady_clock().now() + kWatchAfter;
   const int host = hosts_[static_cast<std::size_t>(options_.rank)];
   for (int rank = 0; rank < options_.world_size; ++rank) {
-    const Contact& other = book_.of(rank);
+    const PeerAddress& other = book_.of(rank);
     if (hosts_[static_cast<std::size_t>(rank)] == host && book_.is_process_here(rank))
       processes_.watch(rank, other.pid, other.start_time, from);
   }

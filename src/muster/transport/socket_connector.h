@@ -28,7 +28,7 @@ class SocketConnector final : public Connector {
   SocketConnector(ConnectorOptions options, Secret secret)
       : options_(std::move(options)), secret_(std::move(secret)) {}
 
-  Result<std::string> contact(TimePoint deadline) override;
+  Result<std::string> own_address(TimePoint deadline) override;
   Result<std::string> meet(std::span<const std::string> contacts, TimePoint deadline) override;
   Status settle(std::span<const std::string> verdicts, ConnectorEvents& events) override;
   std::vector<int> hosts() const override { return hosts_; }

@@ -225,7 +225,7 @@ TEST(SocketConnector, SeveralInterfacesAreUsedInTurn) {
       for (const int peer : {1, 2}) {
         ASSERT_TRUE(rank.linked(peer));
         const auto addresses =
-            decode_contact(rank.contacts[static_cast<std::size_t>(peer)], peer)->addresses;
+            decode_peer_address(rank.contacts[static_cast<std::size_t>(peer)], peer)->addresses;
         ASSERT_EQ(addresses.size(), 2u);
         const std::string there = SocketAddress::peer_of(rank.streams[peer]->descriptor())->text();
         used.insert(there == addresses[0].text() ? 0u : 1u);
@@ -251,7 +251,7 @@ TEST(SocketConnector, ListensOnLoopbackWhereNothingElseWasAskedFor) {
   Blackboard board(1);
   TestRank rank(options_of(0, 1), board);
   ASSERT_TRUE(rank.join().ok());
-  const Contact contact = *decode_contact(rank.contacts[0], 0);
+  const PeerAddress contact = *decode_peer_address(rank.contacts[0], 0);
   ASSERT_EQ(contact.addresses.size(), 1u);
   EXPECT_TRUE(contact.addresses[0].is_loopback());
 }

@@ -18,9 +18,9 @@
 #include "muster/testing/network_namespaces.h"
 #include "muster/testing/rank_processes.h"
 #include "muster/testing/sampled_cells.h"
-#include "muster/transport/contact.h"
 #include "muster/transport/fabric.h"
 #include "muster/transport/factory.h"
+#include "muster/transport/peer_address.h"
 #include "muster/transport/transfer_expectations.h"
 
 namespace muster::transport {
@@ -312,7 +312,8 @@ TEST_P(ProcessFabric, StrangersDoNotDisturb) {
     ASSERT_NE(fabric, nullptr);
     std::vector<SocketAddress> ports;
     for (int peer = 0; peer < 2; ++peer)
-      ports.push_back(decode_contact(contacts[static_cast<std::size_t>(peer)], peer)->addresses[0]);
+      ports.push_back(
+          decode_peer_address(contacts[static_cast<std::size_t>(peer)], peer)->addresses[0]);
     std::vector<Descriptor> silent;
     for (int i = 0; i < 300; ++i) {
       const SocketAddress& port = ports[static_cast<std::size_t>(i % 2)];

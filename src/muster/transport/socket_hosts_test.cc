@@ -14,7 +14,7 @@ TEST(SocketConnectorStrangers, NobodyElseIsDisturbed) {
   run_threads(2, [&](int me) {
     TestRank rank(options_of(me, 2, false), board);
     ASSERT_TRUE(rank.join().ok());
-    const SocketAddress port = decode_contact(rank.contacts[0], 0)->addresses[0];
+    const SocketAddress port = decode_peer_address(rank.contacts[0], 0)->addresses[0];
     std::vector<Descriptor> silent;
     if (me == 1) {
       for (int i = 0; i < 100; ++i) {
@@ -42,8 +42,8 @@ TEST(SocketConnectorStrangers, WrongSecretOldLifeAndSecondStreamAreTurnedAway) {
   run_threads(2, [&](int me) {
     TestRank rank(options_of(me, 2, false), board);
     ASSERT_TRUE(rank.join().ok());
-    const Contact target = *decode_contact(rank.contacts[0], 0);
-    const Contact self = *decode_contact(rank.contacts[1], 1);
+    const PeerAddress target = *decode_peer_address(rank.contacts[0], 0);
+    const PeerAddress self = *decode_peer_address(rank.contacts[1], 1);
     if (me == 1) {
       EXPECT_TRUE(rank.linked(0));
       const auto attempt = [&](Secret secret, std::uint64_t nonce) {
@@ -110,7 +110,7 @@ TEST(SocketConnectorHosts, NetworkNamespacesAreHosts) {
     const Status joined = rank.join();
     ASSERT_TRUE(joined.ok()) << joined.message();
     EXPECT_EQ(rank.connector().hosts(), std::vector<int>({0, 0, 1, 1}));
-    EXPECT_EQ(decode_contact(rank.contacts[3], 3)->addresses[0].host(), (*net)->address(1))
+    EXPECT_EQ(decode_peer_address(rank.contacts[3], 3)->addresses[0].host(), (*net)->address(1))
         << "the address that routes to the store";
     ASSERT_NE(rank.connector().region(), nullptr);
     EXPECT_EQ(rank.connector().region()->ranks()[0], me / 2 * 2);
@@ -130,7 +130,7 @@ TEST(SocketConnectorHosts, TalkOverIPv6) {
     TestRank rank(options, board);
     const Status joined = rank.join();
     ASSERT_TRUE(joined.ok()) << joined.message();
-    EXPECT_EQ(decode_contact(rank.contacts[1], 1)->addresses[0].family(), AF_INET6);
+    EXPECT_EQ(decode_peer_address(rank.contacts[1], 1)->addresses[0].family(), AF_INET6);
     rank.connector().connect(1 - me, soon());
     EXPECT_TRUE(rank.talk(1 - me, 50'000));
     rank.barrier();
@@ -186,7 +186,7 @@ TEST(SocketConnectorHosts, WithoutAStoreAddressTheDefaultRouteIsTaken) {
     TestRank rank(options, board);
     const Status joined = rank.join();
     ASSERT_TRUE(joined.ok()) << joined.message();
-    EXPECT_EQ(decode_contact(rank.contacts[1], 1)->addresses[0].host(), net.address(1));
+    EXPECT_EQ(decode_peer_address(rank.contacts[1], 1)->addresses[0].host(), net.address(1));
     rank.connector().connect(1 - me, soon());
     EXPECT_TRUE(rank.talk(1 - me, 50'000));
     rank.barrier();

@@ -30,15 +30,15 @@ constexpr int kBacklog = 1024;
 SocketLinks::SocketLinks(Handshake::Hello hello, Secret secret)
     : hello_(hello),
       secret_(secret),
-      reception_(ReceptionOptions{
-                     .hello = hello,
-                     .admit = {},
-                     .welcome = [this](const Handshake::Peer& peer) { return welcomes(peer); },
-                     .arrived =
-                         [this](GuardedDescriptor socket, const Handshake::Peer& peer) {
-                           establish(peer.rank, std::move(socket));
-                         }},
-                 std::move(secret)) {}
+      acceptor_(
+          AcceptorOptions{.hello = hello,
+                          .admit = {},
+                          .welcome = [this](const Handshake::Peer& peer) { return welcomes(peer); },
+                          .arrived =
+                              [this](GuardedDescriptor socket, const Handshake::Peer& peer) {
+                                establish(peer.rank, std::move(socket));
+                              }},
+          std::move(secret)) {}
 
 Status SocketLinks::listen(const std::vector<SocketAddress>& addresses, bool pinned) {
   pinned_ = pinned;
@@ -49,12 +49,12 @@ Status SocketLinks::listen(const std::vector<SocketAddress>& addresses, bool pin
     auto bound = SocketAddress::local_of(listener->get());
     if (!bound) return bound.status();
     addresses_.push_back(*bound);
-    if (Status served = reception_.serve(std::move(*listener)); !served) return served;
+    if (Status served = acceptor_.serve(std::move(*listener)); !served) return served;
   }
   epoll_event event{};
   event.events = EPOLLIN;
-  event.data.fd = reception_.descriptor();
-  if (!epoll_ || ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, reception_.descriptor(), &event) != 0) {
+  event.data.fd = acceptor_.descriptor();
+  if (!epoll_ || ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, acceptor_.descriptor(), &event) != 0) {
     return Status(Code::exhausted, "cannot watch the listening sockets: " + errno_text(errno));
   }
   return {};
@@ -205,7 +205,7 @@ void SocketLinks::give_up(int peer, const Status& cause) {
 }
 
 bool SocketLinks::poll(TimePoint now) {
-  bool moved = reception_.poll(now);
+  bool moved = acceptor_.poll(now);
   std::array<epoll_event, 64> events;
   const int ready = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), 0);
   for (int i = 0; i < ready; ++i) {
@@ -251,7 +251,7 @@ bool SocketLinks::poll(TimePoint now) {
 }
 
 TimePoint SocketLinks::next_timer() const {
-  TimePoint next = reception_.next_timer();
+  TimePoint next = acceptor_.next_timer();
   for (const auto& [peer, attempt] : attempts_) {
     next = std::min(next, attempt.deadline);
     if (attempt.connection) {

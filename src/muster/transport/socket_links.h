@@ -16,9 +16,9 @@
 #include "muster/base/handshake.h"
 #include "muster/base/secret.h"
 #include "muster/base/socket_address.h"
+#include "muster/transport/acceptor.h"
 #include "muster/transport/connector.h"
 #include "muster/transport/pending_connection.h"
-#include "muster/transport/reception.h"
 
 namespace muster::transport {
 
@@ -76,7 +76,7 @@ class SocketLinks {
   Handshake::Hello hello_;
   Secret secret_;
   GuardedDescriptor epoll_;
-  Reception reception_;
+  Acceptor acceptor_;
   std::vector<SocketAddress> addresses_;
   bool pinned_ = false;
   std::vector<Peer> book_;

@@ -1,4 +1,4 @@
-#include "muster/transport/reception.h"
+#include "muster/transport/acceptor.h"
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -32,17 +32,17 @@ bool is_closed_by_peer(const Descriptor& socket) {
 class Hall {
  public:
   explicit Hall(std::size_t most = 256, Duration limit = std::chrono::seconds(5)) {
-    ReceptionOptions options;
+    AcceptorOptions options;
     options.hello = hello();
-    options.most_newcomers = most;
+    options.most_pending = most;
     options.handshake_limit = limit;
     options.arrived = [this](GuardedDescriptor socket, const Handshake::Peer&) {
       arrived.push_back(std::move(socket));
     };
-    reception = std::make_unique<Reception>(std::move(options), Secret::given(kSecret));
+    acceptor = std::make_unique<Acceptor>(std::move(options), Secret::given(kSecret));
     Descriptor listener = std::move(*listen_on(*SocketAddress::numeric("127.0.0.1", 0), 1024));
     address = *SocketAddress::local_of(listener.get());
-    EXPECT_TRUE(reception->serve(std::move(listener)).ok());
+    EXPECT_TRUE(acceptor->serve(std::move(listener)).ok());
   }
   static Handshake::Hello hello() {
     Handshake::Hello hello;
@@ -52,11 +52,11 @@ class Hall {
   bool until(const std::function<bool()>& done) {
     for (const TimePoint end = soon(); !done();) {
       if (steady_clock().now() > end) return false;
-      reception->poll(now());
+      acceptor->poll(now());
     }
     return true;
   }
-  /// The reception's clock: the real one, or a moment that the test holds on to.
+  /// The acceptor's clock: the real one, or a moment that the test holds on to.
   TimePoint now() const { return held.value_or(steady_clock().now()); }
   /// A peer with the secret gets through.
   bool serves() {
@@ -71,45 +71,44 @@ class Hall {
     });
   }
 
-  std::unique_ptr<Reception> reception;
+  std::unique_ptr<Acceptor> acceptor;
   std::optional<TimePoint> held;
   SocketAddress address;
   std::vector<GuardedDescriptor> arrived;
 };
 
-TEST(Reception, TheOldestNewcomerMakesRoomForANewOne) {
+TEST(Acceptor, TheOldestPendingOneMakesRoomForANewOne) {
   Hall hall(10);
   std::vector<Descriptor> silent;
   for (int i = 0; i < 25; ++i) {
     silent.push_back(testing::dial(hall.address));
     hall.until([&] {
-      return hall.reception->newcomers() >=
-             std::min<std::size_t>(static_cast<std::size_t>(i) + 1, 10);
+      return hall.acceptor->pending() >= std::min<std::size_t>(static_cast<std::size_t>(i) + 1, 10);
     });
   }
   EXPECT_TRUE(
       hall.until([&] { return is_closed_by_peer(silent[0]) && is_closed_by_peer(silent[14]); }));
   EXPECT_FALSE(is_closed_by_peer(silent[24]));
-  EXPECT_LE(hall.reception->newcomers(), 10u);
+  EXPECT_LE(hall.acceptor->pending(), 10u);
   EXPECT_TRUE(hall.serves());
 }
 
-TEST(Reception, WhoDoesNotFinishTheGreetingIsClosedAfterTheLimit) {
+TEST(Acceptor, WhoDoesNotFinishTheGreetingIsClosedAfterTheLimit) {
   Hall hall;
   const Descriptor slow = testing::dial(hall.address);
   EXPECT_EQ(::send(slow.get(), "m", 1, MSG_NOSIGNAL), 1);
-  EXPECT_TRUE(hall.until([&] { return hall.reception->newcomers() == 1; }));
-  const TimePoint timer = hall.reception->next_timer();
+  EXPECT_TRUE(hall.until([&] { return hall.acceptor->pending() == 1; }));
+  const TimePoint timer = hall.acceptor->next_timer();
   EXPECT_LE(timer, steady_clock().now() + std::chrono::seconds(5));
-  hall.reception->poll(timer - std::chrono::milliseconds(1));
-  EXPECT_EQ(hall.reception->newcomers(), 1u);
-  hall.reception->poll(timer);
-  EXPECT_EQ(hall.reception->newcomers(), 0u);
+  hall.acceptor->poll(timer - std::chrono::milliseconds(1));
+  EXPECT_EQ(hall.acceptor->pending(), 1u);
+  hall.acceptor->poll(timer);
+  EXPECT_EQ(hall.acceptor->pending(), 0u);
   EXPECT_TRUE(hall.until([&] { return is_closed_by_peer(slow); }));
   EXPECT_TRUE(hall.serves());
 }
 
-TEST(Reception, MalformedConnectionsLeaveNothingBehind) {
+TEST(Acceptor, MalformedConnectionsLeaveNothingBehind) {
   Hall hall;
   const Descriptor next_before(::dup(0));
   std::mt19937_64 random(3);
@@ -121,9 +120,9 @@ TEST(Reception, MalformedConnectionsLeaveNothingBehind) {
       noise.replace(0, std::min<std::size_t>(8, noise.size()),
                     std::string("muster\r\n").substr(0, noise.size()));
     EXPECT_GT(::send(stranger.get(), noise.data(), noise.size(), MSG_NOSIGNAL), 0);
-    hall.reception->poll(steady_clock().now());
+    hall.acceptor->poll(steady_clock().now());
   }
-  EXPECT_TRUE(hall.until([&] { return hall.reception->newcomers() == 0; }));
+  EXPECT_TRUE(hall.until([&] { return hall.acceptor->pending() == 0; }));
   EXPECT_TRUE(hall.arrived.empty());
   const Descriptor next_after(::dup(0));
   EXPECT_EQ(next_after.get(), next_before.get() + 1) << "descriptors were left behind";
@@ -144,7 +143,7 @@ class DescriptorLimit {
   rlimit before_{};
 };
 
-TEST(Reception, AThousandSilentStrangersDoNotKeepAPeerOut) {
+TEST(Acceptor, AThousandSilentConnectionsDoNotKeepAPeerOut) {
   const DescriptorLimit enough(4096);
   Hall hall;
   std::vector<Descriptor> silent;
@@ -155,11 +154,11 @@ TEST(Reception, AThousandSilentStrangersDoNotKeepAPeerOut) {
       EXPECT_TRUE(hall.serves());
     }
   }
-  EXPECT_LE(hall.reception->newcomers(), 256u);
+  EXPECT_LE(hall.acceptor->pending(), 256u);
   EXPECT_TRUE(hall.serves());
 }
 
-TEST(Reception, WithoutDescriptorsItWaitsAndRecovers) {
+TEST(Acceptor, WithoutDescriptorsItWaitsAndRecovers) {
   const DescriptorLimit few(256);
   Hall hall;
   for (int round = 0; round < 100; ++round) {
@@ -175,15 +174,15 @@ TEST(Reception, WithoutDescriptorsItWaitsAndRecovers) {
     // The one in reserve serves the first; then accepting pauses. However slow this machine is, the
     // first has only just come.
     hall.held = steady_clock().now();
-    EXPECT_TRUE(hall.until([&] { return hall.reception->newcomers() == 1; }));
-    for (int i = 0; i < 10; ++i) hall.reception->poll(hall.now());
-    EXPECT_EQ(hall.reception->newcomers(), 1u);
+    EXPECT_TRUE(hall.until([&] { return hall.acceptor->pending() == 1; }));
+    for (int i = 0; i < 10; ++i) hall.acceptor->poll(hall.now());
+    EXPECT_EQ(hall.acceptor->pending(), 1u);
     hogs.clear();
     *hall.held += std::chrono::milliseconds(100);
-    EXPECT_TRUE(hall.until([&] { return hall.reception->newcomers() == 2; })) << "round " << round;
+    EXPECT_TRUE(hall.until([&] { return hall.acceptor->pending() == 2; })) << "round " << round;
     EXPECT_EQ(::shutdown(first.get(), SHUT_RDWR), 0);
     EXPECT_EQ(::shutdown(second.get(), SHUT_RDWR), 0);
-    EXPECT_TRUE(hall.until([&] { return hall.reception->newcomers() == 0; }));
+    EXPECT_TRUE(hall.until([&] { return hall.acceptor->pending() == 0; }));
     // The reserve is open again before the next round.
     hall.held.reset();
     EXPECT_TRUE(hall.serves());

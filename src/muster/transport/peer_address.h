@@ -13,7 +13,7 @@
 
 namespace muster::transport {
 
-struct Contact {
+struct PeerAddress {
   // The machine: ranks with another boot id, network or user namespace, user or label cannot share
   // memory by way of our Unix socket.
   std::string boot_id;
@@ -38,24 +38,24 @@ struct Contact {
 };
 
 /// Machine and process of the caller; the rest is left as it is.
-Status describe_this_process(Contact& contact);
-std::string encode(const Contact& contact);
+Status describe_this_process(PeerAddress& contact);
+std::string encode(const PeerAddress& contact);
 /// `rank` published it: named in the error where it is malformed.
-Result<Contact> decode_contact(std::string_view text, int rank);
+Result<PeerAddress> decode_peer_address(std::string_view text, int rank);
 
 /// How many cores these processes have together, cut by the least of their quotas (`cores_within`),
 /// as of ranks of one control group.
-int cores_together(std::span<const Contact* const> contacts);
+int cores_together(std::span<const PeerAddress* const> contacts);
 /// Whether the two could meet at an abstract Unix socket of one machine and trust each other there.
-bool could_share_memory(const Contact& a, const Contact& b);
+bool could_share_memory(const PeerAddress& a, const PeerAddress& b);
 /// One running kernel and one network namespace: loopback addresses of one reach the other.
-bool same_network_stack(const Contact& a, const Contact& b);
+bool same_network_stack(const PeerAddress& a, const PeerAddress& b);
 /// The pid of the one means that process to the other too.
-bool same_pids(const Contact& a, const Contact& b);
+bool same_pids(const PeerAddress& a, const PeerAddress& b);
 /// The same process (ranks as threads).
-bool same_process(const Contact& a, const Contact& b);
+bool same_process(const PeerAddress& a, const PeerAddress& b);
 /// "rank 3 (pid 1234 on node7)".
-std::string name_of(int rank, const Contact& contact);
+std::string name_of(int rank, const PeerAddress& contact);
 
 /// A rank's word after meeting: which region it has mapped.
 struct MeetingVerdict {

@@ -1,4 +1,4 @@
-#include "muster/transport/reception.h"
+#include "muster/transport/acceptor.h"
 
 #include <fcntl.h>
 #include <sys/epoll.h>
@@ -19,8 +19,8 @@ namespace {
 constexpr int kAcceptsAPass = 64;
 constexpr Duration kQuiet = std::chrono::seconds(10);  // the log says it once
 constexpr Duration kPause = std::chrono::milliseconds(20);
-// A peer of ours has long finished; who is still there is a stranger or gone.
-constexpr Duration kPatienceWithoutDescriptors = std::chrono::milliseconds(250);
+// A peer of ours has long finished by then; what is still there is unauthenticated or gone.
+constexpr Duration kLimitWithoutDescriptors = std::chrono::milliseconds(250);
 
 GuardedDescriptor open_reserve() {
   return GuardedDescriptor(Descriptor(::open("/dev/null", O_RDONLY | O_CLOEXEC)));
@@ -28,7 +28,7 @@ GuardedDescriptor open_reserve() {
 
 }  // namespace
 
-Status Reception::serve(Descriptor listener) {
+Status Acceptor::serve(Descriptor listener) {
   if (!epoll_) {
     epoll_ = GuardedDescriptor(Descriptor(::epoll_create1(EPOLL_CLOEXEC)));
     if (!epoll_)
@@ -45,7 +45,7 @@ Status Reception::serve(Descriptor listener) {
   return {};
 }
 
-void Reception::watch_listeners(bool on) {
+void Acceptor::watch_listeners(bool on) {
   paused_ = !on;
   for (const auto& listener : listeners_) {
     epoll_event event{};
@@ -55,7 +55,7 @@ void Reception::watch_listeners(bool on) {
   }
 }
 
-bool Reception::poll(TimePoint now) {
+bool Acceptor::poll(TimePoint now) {
   bool moved = false;
   if (paused_ && resume_at_ <= now) {
     if (!reserve_) reserve_ = open_reserve();
@@ -65,9 +65,9 @@ bool Reception::poll(TimePoint now) {
   const int ready = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), 0);
   for (int i = 0; i < ready; ++i) {
     const int fd = events[static_cast<std::size_t>(i)].data.fd;
-    const auto newcomer = by_descriptor_.find(fd);
-    if (newcomer != by_descriptor_.end()) {
-      advance(newcomer->second);
+    const auto connection = by_descriptor_.find(fd);
+    if (connection != by_descriptor_.end()) {
+      advance(connection->second);
       moved = true;
       continue;
     }
@@ -77,14 +77,14 @@ bool Reception::poll(TimePoint now) {
       moved = true;
   }
   // Only now: what had arrived in time counts, also where this process was held up itself.
-  while (!newcomers_.empty() && newcomers_.front().limit() <= now) {
-    drop(newcomers_.begin());
+  while (!pending_.empty() && pending_.front().limit() <= now) {
+    drop(pending_.begin());
     moved = true;
   }
   return moved;
 }
 
-bool Reception::accept_from(int listener, TimePoint now) {
+bool Acceptor::accept_from(int listener, TimePoint now) {
   Descriptor socket(::accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
   if (!socket) {
     if (errno == EINTR || errno == ECONNABORTED) return true;
@@ -102,28 +102,28 @@ bool Reception::accept_from(int listener, TimePoint now) {
     return false;
   }
   if (options_.admit && !options_.admit(socket.get())) return true;
-  if (newcomers_.size() >= options_.most_newcomers) drop(newcomers_.begin());
+  if (pending_.size() >= options_.most_pending) drop(pending_.begin());
   const int fd = socket.get();
-  newcomers_.emplace_back(GuardedDescriptor(std::move(socket)), Handshake::Side::acceptor,
-                          options_.hello, secret_, false, now, now + options_.handshake_limit);
-  const auto newcomer = std::prev(newcomers_.end());
-  by_descriptor_[fd] = newcomer;
+  pending_.emplace_back(GuardedDescriptor(std::move(socket)), Handshake::Side::acceptor,
+                        options_.hello, secret_, false, now, now + options_.handshake_limit);
+  const auto connection = std::prev(pending_.end());
+  by_descriptor_[fd] = connection;
   epoll_event event{};
-  event.events = newcomer->epoll_events();
+  event.events = connection->epoll_events();
   event.data.fd = fd;
   if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
-    drop(newcomer);
+    drop(connection);
   } else {
-    advance(newcomer);
+    advance(connection);
   }
   return true;
 }
 
 /// Makes room for one more descriptor, if that can be done.
-bool Reception::find_descriptor(TimePoint now) {
+bool Acceptor::find_descriptor(TimePoint now) {
   const int error = errno;
-  if (!newcomers_.empty() && newcomers_.front().since() + kPatienceWithoutDescriptors <= now) {
-    drop(newcomers_.begin());
+  if (!pending_.empty() && pending_.front().since() + kLimitWithoutDescriptors <= now) {
+    drop(pending_.begin());
     return true;
   }
   if (reserve_) {
@@ -134,39 +134,39 @@ bool Reception::find_descriptor(TimePoint now) {
   return false;
 }
 
-void Reception::advance(Newcomers::iterator newcomer) {
-  switch (newcomer->advance(options_.welcome)) {
+void Acceptor::advance(Pending::iterator connection) {
+  switch (connection->advance(options_.welcome)) {
     case PendingConnection::Progress::waiting: {
       epoll_event event{};
-      event.events = newcomer->epoll_events();
-      event.data.fd = newcomer->descriptor();
-      ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, newcomer->descriptor(), &event);
+      event.events = connection->epoll_events();
+      event.data.fd = connection->descriptor();
+      ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, connection->descriptor(), &event);
       return;
     }
     case PendingConnection::Progress::failed:
       if (logs(LogLevel::debug))
-        log(LogLevel::debug, "a connection was turned away: " + newcomer->failure().message());
-      drop(newcomer);
+        log(LogLevel::debug, "a connection was turned away: " + connection->failure().message());
+      drop(connection);
       return;
     case PendingConnection::Progress::done: {
-      const Handshake::Peer peer = newcomer->handshake().peer();
-      ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, newcomer->descriptor(), nullptr);
-      by_descriptor_.erase(newcomer->descriptor());
-      GuardedDescriptor socket = newcomer->take_socket();
-      newcomers_.erase(newcomer);
+      const Handshake::Peer peer = connection->handshake().peer();
+      ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, connection->descriptor(), nullptr);
+      by_descriptor_.erase(connection->descriptor());
+      GuardedDescriptor socket = connection->take_socket();
+      pending_.erase(connection);
       options_.arrived(std::move(socket), peer);
       return;
     }
   }
 }
 
-void Reception::drop(Newcomers::iterator newcomer) {
-  by_descriptor_.erase(newcomer->descriptor());
-  newcomers_.erase(newcomer);  // closing a socket takes it out of the epoll set
+void Acceptor::drop(Pending::iterator connection) {
+  by_descriptor_.erase(connection->descriptor());
+  pending_.erase(connection);  // closing a socket takes it out of the epoll set
 }
 
-TimePoint Reception::next_timer() const {
-  TimePoint next = newcomers_.empty() ? TimePoint::max() : newcomers_.front().limit();
+TimePoint Acceptor::next_timer() const {
+  TimePoint next = pending_.empty() ? TimePoint::max() : pending_.front().limit();
   return paused_ ? std::min(next, resume_at_) : next;
 }
 

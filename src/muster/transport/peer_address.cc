@@ -1,4 +1,4 @@
-#include "muster/transport/contact.h"
+#include "muster/transport/peer_address.h"
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -47,7 +47,7 @@ Status malformed(const char* what, int rank) {
 
 }  // namespace
 
-Status describe_this_process(Contact& contact) {
+Status describe_this_process(PeerAddress& contact) {
   contact.boot_id = boot_id();
   std::array<char, 256> name{};
   if (::gethostname(name.data(), name.size() - 1) == 0) contact.host_name = name.data();
@@ -71,7 +71,7 @@ Status describe_this_process(Contact& contact) {
   return {};
 }
 
-std::string encode(const Contact& contact) {
+std::string encode(const PeerAddress& contact) {
   ByteWriter out;
   out.put(kContactVersion)
       .put_text(contact.boot_id)
@@ -93,9 +93,9 @@ std::string encode(const Contact& contact) {
   return out.take();
 }
 
-Result<Contact> decode_contact(std::string_view text, int rank) {
+Result<PeerAddress> decode_peer_address(std::string_view text, int rank) {
   ByteReader in(text);
-  Contact contact;
+  PeerAddress contact;
   if (in.get<std::uint8_t>() != kContactVersion) return malformed("contact", rank);
   contact.boot_id = in.get_text();
   contact.host_name = in.get_text();
@@ -127,10 +127,10 @@ Result<Contact> decode_contact(std::string_view text, int rank) {
   return contact;
 }
 
-int cores_together(std::span<const Contact* const> contacts) {
+int cores_together(std::span<const PeerAddress* const> contacts) {
   std::string all;
   double quota = 0;
-  for (const Contact* contact : contacts) {
+  for (const PeerAddress* contact : contacts) {
     if (contact->quota > 0 && (quota == 0 || contact->quota < quota)) quota = contact->quota;
     all.resize(std::max(all.size(), contact->cores.size()));
     for (std::size_t i = 0; i < contact->cores.size(); ++i)
@@ -141,25 +141,25 @@ int cores_together(std::span<const Contact* const> contacts) {
   return cores_within(static_cast<std::size_t>(cores), quota);
 }
 
-bool could_share_memory(const Contact& a, const Contact& b) {
+bool could_share_memory(const PeerAddress& a, const PeerAddress& b) {
   return a.shared_memory && b.shared_memory && same_network_stack(a, b) &&
          a.user_namespace == b.user_namespace && a.user == b.user;
 }
 
-bool same_network_stack(const Contact& a, const Contact& b) {
+bool same_network_stack(const PeerAddress& a, const PeerAddress& b) {
   return a.boot_id == b.boot_id && a.host_label == b.host_label &&
          a.network_namespace == b.network_namespace;
 }
 
-bool same_pids(const Contact& a, const Contact& b) {
+bool same_pids(const PeerAddress& a, const PeerAddress& b) {
   return a.boot_id == b.boot_id && a.pid_namespace == b.pid_namespace;
 }
 
-bool same_process(const Contact& a, const Contact& b) {
+bool same_process(const PeerAddress& a, const PeerAddress& b) {
   return same_pids(a, b) && a.pid == b.pid && a.start_time == b.start_time;
 }
 
-std::string name_of(int rank, const Contact& contact) {
+std::string name_of(int rank, const PeerAddress& contact) {
   return "rank " + std::to_string(rank) + " (pid " + std::to_string(contact.pid) + " on " +
          contact.host_name +
          (contact.host_label.empty() ? "" : ", labelled " + contact.host_label) + ")";

@@ -1,10 +1,11 @@
-/// Listens, accepts, and sees every newcomer through its handshake: nobody gets further who has not
-/// proved the job's secret.
+/// Listens, accepts, and takes every connection through its handshake: only peers that have proved
+/// the job's secret get further.
 ///
-/// Strangers cost little: a connection that has not finished its handshake holds no more than its
-/// socket and a few hundred bytes, is closed after five seconds, and makes room for a newer one
-/// where there are too many. When the process has no descriptor left, the oldest newcomers go
-/// first, then one held in reserve serves, then accepting pauses until there are descriptors again.
+/// Unauthenticated peers cost little. A connection that has not finished its handshake holds its
+/// socket and a few hundred bytes, is closed after five seconds, and makes room for a newer one if
+/// there are too many. When the process has no descriptor left, the oldest pending connections are
+/// closed first, then one descriptor held in reserve serves, then accepting pauses until there are
+/// descriptors again.
 #pragma once
 
 #include <functional>
@@ -22,9 +23,9 @@
 
 namespace muster::transport {
 
-struct ReceptionOptions {
+struct AcceptorOptions {
   Handshake::Hello hello;
-  std::size_t most_newcomers = 256;
+  std::size_t most_pending = 256;
   Duration handshake_limit = std::chrono::seconds(5);
   /// Looks at a socket before anything is read from it; false closes it. Empty: everybody may try.
   std::function<bool(int socket)> admit;
@@ -35,9 +36,9 @@ struct ReceptionOptions {
 };
 
 /// Not thread-safe.
-class Reception {
+class Acceptor {
  public:
-  Reception(ReceptionOptions options, Secret secret)
+  Acceptor(AcceptorOptions options, Secret secret)
       : options_(std::move(options)), secret_(std::move(secret)) {}
 
   /// Starts to serve a listening socket.
@@ -46,24 +47,24 @@ class Reception {
   int descriptor() const { return epoll_.get(); }
   bool poll(TimePoint now);
   TimePoint next_timer() const;
-  std::size_t newcomers() const { return newcomers_.size(); }
+  std::size_t pending() const { return pending_.size(); }
 
  private:
-  using Newcomers = std::list<PendingConnection>;  // oldest first
+  using Pending = std::list<PendingConnection>;  // oldest first
 
   bool accept_from(int listener, TimePoint now);
   bool find_descriptor(TimePoint now);
-  void advance(Newcomers::iterator newcomer);
-  void drop(Newcomers::iterator newcomer);
+  void advance(Pending::iterator connection);
+  void drop(Pending::iterator connection);
   void watch_listeners(bool on);
 
-  ReceptionOptions options_;
+  AcceptorOptions options_;
   Secret secret_;
   GuardedDescriptor epoll_;
   GuardedDescriptor reserve_;
   std::vector<GuardedDescriptor> listeners_;
-  Newcomers newcomers_;
-  std::unordered_map<int, Newcomers::iterator> by_descriptor_;
+  Pending pending_;
+  std::unordered_map<int, Pending::iterator> by_descriptor_;
   bool paused_ = false;
   TimePoint resume_at_{};
   TimePoint quiet_until_{};
