@@ -16,11 +16,12 @@
 namespace muster::transport {
 namespace {
 
-constexpr int kAcceptsAPass = 64;
-constexpr Duration kQuiet = std::chrono::seconds(10);  // the log says it once
-constexpr Duration kPause = std::chrono::milliseconds(20);
+constexpr int kAcceptsAPass = 64;                           // limit: fairness
+constexpr Duration kQuiet = std::chrono::seconds(10);       // the log says it once
+constexpr Duration kPause = std::chrono::milliseconds(20);  // limit: descriptors run out
 // A peer of ours has long finished by then; what is still there is unauthenticated or gone.
-constexpr Duration kLimitWithoutDescriptors = std::chrono::milliseconds(250);
+constexpr Duration kLimitWithoutDescriptors =
+    std::chrono::milliseconds(250);  // limit: of a handshake
 
 GuardedDescriptor open_reserve() {
   return GuardedDescriptor(Descriptor(::open("/dev/null", O_RDONLY | O_CLOEXEC)));

@@ -26,7 +26,7 @@ namespace muster::transport {
 struct AcceptorOptions {
   Handshake::Hello hello;
   std::size_t most_pending = 256;
-  Duration handshake_limit = std::chrono::seconds(5);
+  Duration handshake_limit = std::chrono::seconds(5);  // limit: of a handshake
   /// Looks at a socket before anything is read from it; false closes it. Empty: everybody may try.
   std::function<bool(int socket)> admit;
   /// Whether a peer is wanted now (`PendingConnection::Welcome`).

@@ -36,7 +36,7 @@ class CallComparator {
     Fingerprint call;
     bool valid = false;
   };
-  static constexpr std::size_t kRememberedCalls = 128;
+  static constexpr std::size_t kRememberedCalls = 128;  // limit: memory
 
   Status check_numbered(int source, const Fingerprint& call);
   Status mismatch(int source, const Fingerprint& theirs, const Fingerprint& ours) const;

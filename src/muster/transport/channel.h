@@ -21,6 +21,7 @@
 
 #include "muster/base/bytes.h"
 #include "muster/base/status.h"
+#include "muster/base/tunables.h"
 #include "muster/transport/fingerprint.h"
 
 namespace muster::transport {
@@ -28,7 +29,7 @@ namespace muster::transport {
 class Fabric;
 
 /// Messages up to this size travel with their envelope; larger ones ask first.
-inline constexpr std::size_t kEagerBytes = 64 * 1024;
+using fixed::kEagerBytes;
 
 inline constexpr int kAnyMember = -1;
 

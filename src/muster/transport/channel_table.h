@@ -49,7 +49,7 @@ class ChannelTable {
   static constexpr std::uint32_t kAgreements = ~std::uint32_t{0};
   // Channels that frames may name before they are opened here: far more than honest peers are ahead
   // of this rank.
-  static constexpr std::size_t kMaxUnopened = 4096;
+  static constexpr std::size_t kMaxUnopened = 4096;  // limit: memory
 
   Status check_members(const std::vector<int>& members) const;
   bool was_used(std::uint32_t id) const;

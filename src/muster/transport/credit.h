@@ -7,12 +7,14 @@
 #include <deque>
 #include <unordered_map>
 
+#include "muster/base/tunables.h"
 #include "muster/transport/transfer_state.h"
 
 namespace muster::transport {
 
-inline constexpr std::size_t kEagerCredit = 256 * 1024;  ///< bytes of eager messages
-inline constexpr std::uint32_t kEnvelopeCredit = 4096;   ///< messages, eager or announced
+inline constexpr std::size_t kEagerCredit = fixed::kFragmentBytes;  ///< bytes of eager messages
+inline constexpr std::uint32_t kEnvelopeCredit =
+    fixed::kEnvelopeCredit;  ///< messages, eager or announced
 
 /// A channel's account with one peer, as sender and as receiver.
 struct CreditState {

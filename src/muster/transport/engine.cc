@@ -10,7 +10,7 @@
 namespace muster::transport {
 namespace {
 
-constexpr Duration kCloseLimit = std::chrono::seconds(1);
+constexpr Duration kCloseLimit = std::chrono::seconds(1);  // limit: patience
 
 }  // namespace
 

@@ -10,12 +10,13 @@
 namespace muster::transport {
 namespace {
 
-constexpr Duration kLongestSleep = std::chrono::milliseconds(100);
+constexpr Duration kLongestSleep =
+    std::chrono::milliseconds(100);  // limit: no wake-up is relied on for ever
 
 // Pauses between two polls. Fewer for the thread that makes the passes: what comes during its
 // pauses is seen that much later.
-constexpr int kPausesWhileOtherPolls = 8;
-constexpr int kPausesBetweenPasses = 2;
+constexpr int kPausesWhileOtherPolls = 8;  // limit: of one lock
+constexpr int kPausesBetweenPasses = 2;    // limit: of one lock
 
 }  // namespace
 

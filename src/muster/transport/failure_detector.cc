@@ -12,15 +12,15 @@ namespace {
 
 // An end of stream without a close frame waits this long for a cause, so that nobody blames the
 // first to give up.
-constexpr Duration kHoldForCause = std::chrono::milliseconds(20);
+constexpr Duration kHoldForCause = std::chrono::milliseconds(20);  // limit: news on their way
 // A local rank that has said itself that it gave up: its cause is on its way.
-constexpr Duration kHoldForGivenUp = std::chrono::milliseconds(500);
+constexpr Duration kHoldForGivenUp = std::chrono::milliseconds(500);  // limit: news on their way
 // A rank has said that it has failed: so long the calls for which it had come may go on.
-constexpr Duration kHoldOwnFailure = std::chrono::milliseconds(50);
+constexpr Duration kHoldOwnFailure = std::chrono::milliseconds(50);  // limit: calls about to end
 // So long a cause may explain why another rank went, unless that one has sent messages since; those
 // that were in flight do not count.
-constexpr Duration kCauseExplains = std::chrono::seconds(2);
-constexpr Duration kInFlight = std::chrono::milliseconds(50);
+constexpr Duration kCauseExplains = std::chrono::seconds(2);   // limit: patience
+constexpr Duration kInFlight = std::chrono::milliseconds(50);  // limit: messages in flight
 
 }  // namespace
 

@@ -8,7 +8,7 @@ namespace muster::transport {
 namespace {
 
 // Failures that a stream which comes up later still hears of.
-constexpr std::size_t kNewsKept = 64;
+constexpr std::size_t kNewsKept = 64;  // limit: memory
 
 }  // namespace
 

@@ -6,8 +6,8 @@
 namespace muster::transport {
 namespace {
 
-constexpr std::size_t kMaxCulprits = 512;
-constexpr std::size_t kMaxText = 4 * 1024;
+constexpr std::size_t kMaxCulprits = 512;   // limit: of a record
+constexpr std::size_t kMaxText = 4 * 1024;  // limit: of a record
 
 Status broken(const FrameHeader& header, const std::string& what) {
   return Status(Code::internal, std::string("a ") + name_of(header.kind) + " frame " + what);

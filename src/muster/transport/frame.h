@@ -10,15 +10,16 @@
 
 #include "muster/base/bytes.h"
 #include "muster/base/status.h"
+#include "muster/base/tunables.h"
 #include "muster/transport/channel.h"
 #include "muster/transport/fingerprint.h"
 
 namespace muster::transport {
 
 /// Large payloads are cut into fragments of this size.
-inline constexpr std::size_t kFragmentBytes = 256 * 1024;
+using fixed::kFragmentBytes;
 /// Largest payload of a frame that carries a record (a cause of failure).
-inline constexpr std::size_t kRecordBytes = 8 * 1024;
+inline constexpr std::size_t kRecordBytes = 8 * 1024;  // limit: of a sentence
 
 enum class FrameKind : std::uint8_t {
   eager = 1,  ///< a whole message: tag, call, payload

@@ -1,4 +1,5 @@
 #include "muster/transport/frame_reader.h"
+#include "muster/base/tunables.h"
 
 #include <algorithm>
 #include <cstring>
@@ -6,7 +7,7 @@
 namespace muster::transport {
 namespace {
 
-constexpr std::size_t kDrainBytes = 64 * 1024;
+constexpr std::size_t kDrainBytes = fixed::kIoBuffer;
 
 /// Where payloads go that nobody wants. Never read.
 MutableBytes drain() {

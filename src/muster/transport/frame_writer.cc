@@ -1,4 +1,5 @@
 #include "muster/transport/frame_writer.h"
+#include "muster/base/tunables.h"
 
 #include <algorithm>
 #include <utility>
@@ -8,10 +9,10 @@ namespace {
 
 // How far ahead frames get their place in the byte stream: enough for one gathering write, little
 // enough to be overtaken soon.
-constexpr std::size_t kCommitBytes = 64 * 1024;
+constexpr std::size_t kCommitBytes = fixed::kEagerBytes;
 constexpr std::size_t kCommitFrames = FrameWriter::kMaxPieces / 2;
 // A flood of small messages lets a fragment through after this much.
-constexpr std::size_t kMessageTurn = 256 * 1024;
+constexpr std::size_t kMessageTurn = fixed::kFragmentBytes;
 
 /// After it the receiver takes nothing more for a channel, or from this rank.
 bool ends_messages(FrameKind kind) {

@@ -3,17 +3,11 @@
 #include <algorithm>
 #include <cstring>
 
+#include "muster/base/tunables.h"
 #include "muster/base/words.h"
 
 namespace muster::transport {
 namespace {
-
-// A link's share of one pass.
-constexpr std::size_t kReadShare = 1024 * 1024;
-constexpr std::size_t kWriteShare = 1024 * 1024;
-
-// From memory the header of a larger payload is read first, so that this is not copied twice.
-constexpr std::size_t kWorthTwoReads = 4 * 1024;
 
 template <class Bytes>
 std::size_t total_of(std::span<const Bytes> pieces) {
@@ -31,7 +25,7 @@ bool Link::header_alone() const {
   if (!protocol.in.between_frames() || front.size() < sizeof(FrameHeader)) return !front.empty();
   std::uint32_t length;
   std::memcpy(&length, front.data() + offsetof(FrameHeader, length), sizeof length);
-  return length > kWorthTwoReads;
+  return length > fixed::kSmallMessage;
 }
 
 // Where a descriptor tells when there is more, a stream that gave or took less than it might is not
@@ -40,7 +34,7 @@ bool Link::header_alone() const {
 bool Link::read_some() {
   const bool tells_of_news = has_descriptor();
   std::size_t total = 0;
-  while (up() && total < kReadShare) {
+  while (up() && total < fixed::kIoShare) {
     std::array<MutableBytes, 2> pieces;
     const std::size_t count = protocol.in.input(pieces, header_alone());
     const std::size_t room = total_of(std::span<const MutableBytes>(pieces.data(), count));
@@ -104,7 +98,7 @@ bool Link::write_some() {
   const bool tells_of_news = has_descriptor();
   std::size_t total = 0;
   flags.stuck = false;
-  while (up() && total < kWriteShare && protocol.out.has_output()) {
+  while (up() && total < fixed::kIoShare && protocol.out.has_output()) {
     std::array<ConstBytes, FrameWriter::kMaxPieces> pieces;
     const std::size_t count = protocol.out.output(pieces);
     const std::size_t offered = total_of(std::span<const ConstBytes>(pieces.data(), count));

@@ -57,9 +57,9 @@ class LinkPoller {
 
  private:
   // Passes of a spinning poller between two looks at all descriptors, where few links have one.
-  static constexpr std::uint64_t kPlainPasses = 64;
+  static constexpr std::uint64_t kPlainPasses = 64;  // limit: news on other descriptors
   // So few are read in every pass without asking epoll first: one system call less a message.
-  static constexpr std::size_t kFew = 2;
+  static constexpr std::size_t kFew = 2;  // limit: of system calls a pass
 
   template <class Writable>
   bool poll_ready(const Writable& writable) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "muster/base/tunables.h"
 #include "muster/transport/send_batch.h"
 
 namespace muster::transport {
@@ -19,14 +20,14 @@ void LinkWriter::push_control(Link& link, const FrameHeader& header, std::string
 }
 
 std::size_t LinkWriter::batch(Link& link, const FrameHeader& header, ConstBytes payload) {
-  if (payload.size() > kBatchedMessage || !link.up() || link.flags.dirty || link.flags.in_service ||
-      !link.write_failure.ok())
+  if (payload.size() > fixed::kSmallMessage || !link.up() || link.flags.dirty ||
+      link.flags.in_service || !link.write_failure.ok())
     return 0;
   SendBatch* const batch = SendBatch::of(*engine_.fabric);
   if (batch == nullptr) return 0;
   batch->note();
   if (!std::exchange(link.flags.batched, true)) batched_.push_back(&link);
-  if (link.protocol.out.gather_message(header, payload) >= kBatchedWrite) mark_dirty(link);
+  if (link.protocol.out.gather_message(header, payload) >= fixed::kGatheredWrite) mark_dirty(link);
   return sizeof header + payload.size();
 }
 

@@ -34,10 +34,6 @@ class LinkWriter {
   bool could_write_more() const;
 
  private:
-  // What a batch copies, and how much of it is written before the batch ends.
-  static constexpr std::size_t kBatchedMessage = 4 * 1024;
-  static constexpr std::size_t kBatchedWrite = 32 * 1024;
-
   EngineContext& engine_;
   LinkPoller& poller_;
   std::vector<Link*> dirty_;

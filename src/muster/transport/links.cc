@@ -7,7 +7,7 @@
 namespace muster::transport {
 namespace {
 
-constexpr Duration kShortestConnect = std::chrono::seconds(10);
+constexpr Duration kShortestConnect = std::chrono::seconds(10);  // limit: patience
 
 }  // namespace
 

@@ -9,7 +9,7 @@
 namespace muster::transport {
 namespace {
 
-constexpr Duration kFetchLimit = std::chrono::seconds(5);
+constexpr Duration kFetchLimit = std::chrono::seconds(5);  // limit: patience
 
 }  // namespace
 

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "muster/base/fork_guard.h"
+#include "muster/base/tunables.h"
 #include "muster/shm/region_memory.h"
 #include "muster/transport/factory.h"
 #include "muster/transport/shared_stream.h"
@@ -21,9 +22,9 @@
 namespace muster::transport {
 namespace {
 
-constexpr std::size_t kPipeBytes = 256 * 1024;
-constexpr std::size_t kSegmentBytes = std::size_t{1} << 32;
-constexpr auto kExchangeLimit = std::chrono::seconds(120);
+constexpr std::size_t kPipeBytes = fixed::kFragmentBytes;
+constexpr std::size_t kSegmentBytes = std::size_t{1} << 32;  // limit: address space
+constexpr auto kExchangeLimit = std::chrono::seconds(120);   // limit: patience
 
 /// One direction of a stream between two threads.
 class Pipe {

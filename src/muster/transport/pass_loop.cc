@@ -1,4 +1,5 @@
 #include "muster/transport/pass_loop.h"
+#include "muster/base/tunables.h"
 
 #include <algorithm>
 #include <chrono>
@@ -109,10 +110,9 @@ TimePoint PassLoop::due() const {
   // Links without descriptors: what comes on them while nobody waits. Deaths are told by
   // descriptors, and waiting threads are woken by the writer. Once nobody has used the fabric for a
   // second, the looks are as rare as heartbeats and mostly fall together with them.
-  constexpr Duration kLookAtPlain = std::chrono::milliseconds(50);
-  constexpr Duration kLookWhileIdle = std::chrono::milliseconds(250);
-  constexpr Duration kIdleAfter = std::chrono::seconds(1);
-  constexpr Duration kWhileUnwritten = std::chrono::milliseconds(5);
+  constexpr Duration kLookWhileIdle = std::chrono::milliseconds(250);  // limit: of a heartbeat
+  constexpr Duration kIdleAfter = std::chrono::seconds(1);             // limit: nothing moves
+  constexpr Duration kWhileUnwritten = std::chrono::milliseconds(5);   // limit: a stuck peer
   const PassState& state = engine_.pass;
   const TimePoint wake = std::min(state.next_duty, state.connector_timer);
   if (!engine_.options.threads) return wake;
@@ -122,7 +122,8 @@ TimePoint PassLoop::due() const {
   }
   if (!looks_at_plain()) return wake;
   const TimePoint now = engine_.now();
-  const Duration look = now - kIdleAfter < watched_.news ? kLookAtPlain : kLookWhileIdle;
+  const Duration look =
+      now - kIdleAfter < watched_.news ? tunables().progress_idle_tick : kLookWhileIdle;
   return std::min(
       wake, now + (engine_.has_heartbeats() ? std::min(look, engine_.heartbeat_interval()) : look));
 }

@@ -12,7 +12,7 @@ namespace muster::transport {
 struct PassState {
   /// Messages that may be taken from a ring without a pass. Then one is due: what others send must
   /// not wait for the watcher.
-  static constexpr int kTakenWithoutPass = 128;
+  static constexpr int kTakenWithoutPass = 128;  // limit: other peers wait so long
 
   TimePoint time{};        ///< when the pass under way, or the last one, began
   int taken_since = 0;     ///< messages taken since without a pass

@@ -17,7 +17,7 @@ namespace muster::transport {
 namespace {
 
 constexpr std::uint8_t kContactVersion = 4;
-constexpr std::uint32_t kMostAddresses = 64;
+constexpr std::uint32_t kMostAddresses = 64;  // limit: of a record
 
 // Of the calling thread, whose namespaces decide whom its sockets reach.
 std::uint64_t namespace_inode(const char* kind) {

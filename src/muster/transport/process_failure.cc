@@ -21,9 +21,9 @@ namespace {
 
 // A thread that terminates may hold any lock: the others are told by another one, for which it
 // waits so long.
-constexpr auto kTerminateLimit = std::chrono::milliseconds(1500);
+constexpr auto kTerminateLimit = std::chrono::milliseconds(1500);  // limit: of an ending process
 // Of a reason. What is longer helps nobody in the middle of another rank's error.
-constexpr std::size_t kMostText = 1000;
+constexpr std::size_t kMostText = 1000;  // limit: of a sentence
 
 struct Jobs {
   std::mutex mutex;

@@ -12,8 +12,8 @@ namespace muster::transport {
 namespace {
 
 // So many are looked for in one pass, which others may wait for.
-constexpr int kLooksAPass = 8;
-constexpr Duration kUntilRoom = std::chrono::seconds(1);
+constexpr int kLooksAPass = 8;                            // limit: fairness
+constexpr Duration kUntilRoom = std::chrono::seconds(1);  // limit: descriptors run out
 
 }  // namespace
 

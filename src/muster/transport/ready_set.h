@@ -29,7 +29,7 @@ class ReadySet {
   std::span<const Ready> poll();
 
  private:
-  static constexpr int kMost = 64;
+  static constexpr int kMost = 64;  // limit: of one look
   GuardedDescriptor epoll_;
   Ready ready_[kMost];
 };

@@ -5,6 +5,7 @@
 
 #include "muster/base/fork_guard.h"
 #include "muster/base/host_barrier.h"
+#include "muster/base/tunables.h"
 #include "muster/base/words.h"
 #include "muster/shm/reclaim_lines.h"
 #include "muster/shm/region_view.h"
@@ -13,7 +14,7 @@ namespace muster::transport {
 namespace {
 
 // After so many bytes the other side is told how far this one is: it copies meanwhile.
-constexpr std::size_t kStep = 16 * 1024;
+constexpr std::size_t kStep = fixed::kStreamStep;
 
 // Headers and the smallest messages.
 constexpr std::size_t kFew = 96;

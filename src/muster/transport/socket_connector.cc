@@ -10,6 +10,7 @@
 
 #include "muster/base/host_barrier.h"
 #include "muster/base/log.h"
+#include "muster/base/tunables.h"
 #include "muster/transport/listen_addresses.h"
 #include "muster/wait/topology.h"
 
@@ -17,14 +18,11 @@ namespace muster::transport {
 namespace {
 
 /// So few ranks of a host send barriers before they sleep also where they share cores.
-constexpr std::size_t kFewSleepers = 16;
+constexpr std::size_t kFewSleepers = fixed::kWideGroup;
 
-// A pass that finds nothing in memory looks at the descriptors no more often than this: it is a
-// system call.
-constexpr Duration kLookInterval = std::chrono::microseconds(50);
 // The others' processes are looked for when they have come through their meeting: the ranks of a
 // full host keep each other from it enough.
-constexpr Duration kWatchAfter = std::chrono::milliseconds(20);
+constexpr Duration kWatchAfter = std::chrono::milliseconds(20);  // limit: of starting a job
 
 /// "rank 3", or "ranks 0, 2, 3".
 std::string some_of(const std::vector<int>& ranks) {
@@ -251,7 +249,8 @@ bool SocketConnector::poll(TimePoint now) {
   if (events_ == nullptr || mark_.forked()) return false;
   bool moved = poll_region(now);
   if (now < next_look_ && now < next_timer()) return moved;
-  next_look_ = now + kLookInterval;
+  // Looking at the descriptors is a system call.
+  next_look_ = now + tunables().round_trip;
   if (wakeups_.any_ready() || next_timer() <= now) moved |= poll_descriptors(now);
   return moved;
 }

@@ -17,13 +17,13 @@
 namespace muster::transport {
 namespace {
 
-constexpr Duration kHandshakeLimit = std::chrono::seconds(5);
-constexpr Duration kFirstPause = std::chrono::milliseconds(5);
-constexpr Duration kLongestPause = std::chrono::milliseconds(500);
+constexpr Duration kHandshakeLimit = std::chrono::seconds(5);       // limit: of a handshake
+constexpr Duration kFirstPause = std::chrono::milliseconds(5);      // limit: of retries
+constexpr Duration kLongestPause = std::chrono::milliseconds(500);  // limit: of retries
 // A rank listens before anybody knows its address and for as long as it lives: this often in a row,
 // over a second, and it has gone.
-constexpr std::size_t kRefusalsThatTell = 9;
-constexpr int kBacklog = 1024;
+constexpr std::size_t kRefusalsThatTell = 9;  // limit: of retries
+constexpr int kBacklog = 1024;                // limit: of a socket
 
 }  // namespace
 

@@ -13,12 +13,13 @@
 #include <string>
 
 #include "muster/base/socket_address.h"
+#include "muster/base/tunables.h"
 
 namespace muster::transport {
 namespace {
 
-constexpr std::size_t kPiecesACall = 64;
-constexpr std::size_t kTogetherBytes = 1024;
+constexpr std::size_t kPiecesACall = 64;  // limit: of a system call
+constexpr std::size_t kTogetherBytes = fixed::kInlineCopy;
 
 class TcpStream final : public ByteStream {
  public:

@@ -8,15 +8,9 @@
 
 #include "muster/base/log.h"
 #include "muster/base/thread_start.h"
+#include "muster/base/tunables.h"
 
 namespace muster::transport {
-namespace {
-
-// While user threads poll, news do not wake the watcher. It looks this often whether they still do.
-constexpr Duration kAwayWhilePolled = std::chrono::milliseconds(1);
-
-}  // namespace
-
 Status Watcher::start(int rank) {
   auto thread = start_thread("the thread that watches the links", [this, rank] { run(rank); });
   if (!thread.ok()) return thread.status();
@@ -42,7 +36,8 @@ void Watcher::run(int rank) {
   std::uint64_t polls = loop_.polls();
   while (!stop_.load()) {
     const TimePoint now = steady_clock().now();
-    if (!signal_.armed()) wake = std::min(wake, now + kAwayWhilePolled);
+    // While user threads poll, news do not wake the watcher: it looks whether they still do.
+    if (!signal_.armed()) wake = std::min(wake, now + tunables().progress_tick);
     signal_.sleep(now, wake);
     if (stop_.load()) return;
     // Somebody polls, or has polled since the last look: the news are theirs.
