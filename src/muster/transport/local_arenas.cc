@@ -68,8 +68,9 @@ bool LocalArenas::ready(int local_rank, std::function<void()> done) {
   return true;
 }
 
+/// No lock is held while the peer is waited for: of two threads that fetch at once, one keeps what
+/// the other has installed.
 shm::SharedMapping* LocalArenas::fetch(Peer& peer) {
-  const std::lock_guard hold(peer.fetching);
   if (shm::SharedMapping* const there = peer.mapped.load(std::memory_order_acquire)) return there;
   const auto file = fetch_locally(peer.local_name, Want::arena, hello_, secret_,
                                   steady_clock().now() + kFetchLimit);
@@ -80,6 +81,8 @@ shm::SharedMapping* LocalArenas::fetch(Peer& peer) {
                                " cannot be mapped: " + mapping.status().message());
     return nullptr;
   }
+  const std::lock_guard guard(peer.installing);
+  if (peer.mapping != nullptr) return peer.mapping.get();
   peer.mapping = std::move(*mapping);
   peer.mapped.store(peer.mapping.get(), std::memory_order_release);
   return peer.mapping.get();

@@ -37,7 +37,7 @@ class LocalArenas : public std::enable_shared_from_this<LocalArenas> {
     int rank = -1;
     std::string local_name;
     bool is_this_process = false;
-    std::mutex fetching;
+    std::mutex installing;
     std::atomic<Fetch> ahead{
         Fetch::idle};  // a fetch that `ready` began; over: `at` has its outcome
     std::atomic<shm::SharedMapping*> mapped{nullptr};
