@@ -83,8 +83,8 @@ struct Reducer::State : std::enable_shared_from_this<State> {
   mutable std::mutex mutex;
   Pass pass;
   std::optional<group::SharedSizes> shared_sizes;  // of gradients that travel where they lie
-  std::shared_ptr<void> driving;  // from the first gradient to the end, where this thread is to
-                                  // move what travels
+  std::shared_ptr<void> driving;     // from the first gradient to the end, where this thread is to
+                                     // move what travels
   std::vector<std::size_t> arrived;  // order of the first pass
   bool has_rebuilt = false;
   std::exception_ptr failure;
