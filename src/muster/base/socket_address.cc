@@ -136,6 +136,12 @@ Result<std::vector<SocketAddress>> ask_resolver(const std::string& host, std::ui
   return look_up(host, port, 0);
 }
 
+bool is_of_this_host(const SocketAddress& address) {
+  auto unbound = SocketAddress::numeric(address.host(), 0);
+  const Descriptor probe(::socket(address.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  return probe && unbound && ::bind(probe.get(), unbound->raw(), unbound->length()) == 0;
+}
+
 Result<Descriptor> listen_on(const SocketAddress& address, int backlog, bool dual_stack) {
   Descriptor socket(::socket(address.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   const auto failed = [&](const char* what) {

@@ -73,6 +73,9 @@ class NameSearch {
 Result<std::vector<SocketAddress>> resolve(const std::string& host, std::uint16_t port,
                                            TimePoint deadline, Resolver resolver = ask_resolver);
 
+/// Whether the address belongs to this host, in this network namespace.
+bool is_of_this_host(const SocketAddress& address);
+
 /// Non-blocking, close-on-exec listening socket; port 0 picks a free one. IPv6 sockets are v6-only
 /// unless `dual_stack`.
 Result<Descriptor> listen_on(const SocketAddress& address, int backlog, bool dual_stack = false);

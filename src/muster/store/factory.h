@@ -30,6 +30,8 @@ struct TcpStoreOptions {
   std::string job;               ///< as in Handshake::Hello; empty unless the job has a name
   int host_rank =
       -1;  ///< the rank that hosts the server, named when the connection to it is lost; -1: no rank
+  /// A client on the server's host connects through a Unix socket; false: over TCP all the same.
+  bool within_host = true;
 };
 
 /// What a TCP store says beyond the interface.

@@ -139,6 +139,31 @@ TEST(StoreServerFuzz, AnythingEndsItsOwnConnectionAtMost) {
   EXPECT_EQ(bench.server.connections(), 1u);
 }
 
+// spec: C2 strangers: a server fed with anything instead of a TLS connection answers at most its
+// greeting, an alert or its half of a handshake, and serves nothing
+TEST(StoreServerFuzz, StrangersGetNowhereOverTcp) {
+  Fuzz fuzz(6);
+  Bench bench;
+  const Handshake::Hello hello{.job = "job", .build = kStoreBuild};
+  for (testing::FuzzRun run(500); run.goes_on();) {
+    const auto stranger = bench.open(Bench::Way::tcp);
+    TlsSession guess(TlsSession::Side::connector, hello, Secret::given("a guess of the secret"));
+    std::string bytes = fuzz.one_in(4)   ? fuzz.noise(300)
+                        : fuzz.one_in(2) ? guess.take_output() + fuzz.noise(64)
+                                         : fuzz.damaged(guess.take_output());
+    bytes += bench::set("key", "value", 1);
+    for (const auto piece : fuzz.pieces(bytes)) {
+      if (!bench.closed(stranger)) bench.feed(stranger, piece);
+    }
+    EXPECT_LE(bench.take(stranger).size(), 1000u);
+    if (!bench.closed(stranger)) bench.close(stranger);
+    ASSERT_EQ(bench.server.strangers(), 0u);
+  }
+  const auto friendly = bench.authenticated();
+  bench.feed(friendly, bench::get("key", 1));
+  EXPECT_TRUE(bench.replies(friendly).empty());  // nobody has set it
+}
+
 // spec: C2 strangers: a server fed with anything instead of a greeting answers at most its own
 // greeting and one byte
 TEST(StoreServerFuzz, StrangersGetNowhere) {

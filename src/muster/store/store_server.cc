@@ -1,7 +1,9 @@
 #include "muster/store/store_server.h"
 
 #include <algorithm>
+#include <array>
 #include <optional>
+#include <utility>
 
 #include "muster/base/log.h"
 
@@ -20,21 +22,34 @@ struct StoreServer::Client {
     }
   };
 
-  Client(Connection connection, std::string name, const Options& options)
-      : number(connection),
-        peer(std::move(name)),
-        handshake(std::in_place, Handshake::Side::acceptor,
-                  Handshake::Hello{.role = Handshake::Role::store,
-                                   .rank = -1,
-                                   .world_size = -1,
-                                   .job = options.job,
-                                   .build = kStoreBuild,
-                                   .note = 0},
-                  options.secret) {}
+  Client(Connection connection, std::string name) : number(connection), peer(std::move(name)) {}
+
+  /// Of output that is not encrypted.
+  void written(std::size_t count) {
+    output_bytes -= count;
+    output_at += count;
+    while (!output.empty() && output_at >= output.front().bytes().size()) {
+      output_at -= output.front().bytes().size();
+      output.pop_front();
+    }
+  }
+  std::vector<ConstBytes> pieces(std::size_t most) const {
+    std::vector<ConstBytes> first;
+    std::size_t at = output_at;
+    for (const Piece& piece : output) {
+      if (first.size() == most) break;
+      if (const auto bytes = as_bytes(piece.bytes()).subspan(at); !bytes.empty())
+        first.push_back(bytes);
+      at = 0;
+    }
+    return first;
+  }
 
   Connection number;
   std::string peer;
-  std::optional<Handshake> handshake;  // none once it is done
+  bool greeting = true;                // its secret is not proved yet
+  std::optional<Handshake> handshake;  // over a Unix socket
+  std::optional<TlsSession> tls;       // over TCP
   std::list<std::pair<TimePoint, Connection>>::iterator stranger;
   FrameReader input;
   std::deque<Piece> output;
@@ -50,21 +65,30 @@ StoreServer::StoreServer(Options options) : options_(std::move(options)) {
 }
 StoreServer::~StoreServer() = default;
 
-void StoreServer::on_open(Connection connection, std::string peer, bool same_host, TimePoint now) {
-  if (options_.secret.kind() == Secret::Kind::host && !same_host) {
+void StoreServer::on_open(Connection connection, std::string peer, Way way, TimePoint now) {
+  if (options_.secret.kind() == Secret::Kind::host && way == Way::tcp) {
     log(LogLevel::warning,
         "the store refused " + peer +
             ": it is not on this host, and without MUSTER_SECRET only this host's ranks may join");
-    const auto [entry, fresh] =
-        clients_.try_emplace(connection, connection, std::move(peer), options_);
-    entry->second.handshake.reset();
+    const auto [entry, fresh] = clients_.try_emplace(connection, connection, std::move(peer));
+    entry->second.greeting = false;
     entry->second.closing = true;
     changed_.insert(connection);
     return;
   }
   if (strangers_.size() >= options_.max_strangers) close(clients_.at(strangers_.front().second));
-  const auto [entry, fresh] =
-      clients_.try_emplace(connection, connection, std::move(peer), options_);
+  const auto [entry, fresh] = clients_.try_emplace(connection, connection, std::move(peer));
+  const Handshake::Hello hello{.role = Handshake::Role::store,
+                               .rank = -1,
+                               .world_size = -1,
+                               .job = options_.job,
+                               .build = kStoreBuild,
+                               .note = 0};
+  if (way == Way::unix_socket) {
+    entry->second.handshake.emplace(Handshake::Side::acceptor, hello, options_.secret);
+  } else {
+    entry->second.tls.emplace(Handshake::Side::acceptor, hello, options_.secret);
+  }
   entry->second.stranger =
       strangers_.emplace(strangers_.end(), now + options_.greeting_limit, connection);
 }
@@ -73,28 +97,61 @@ void StoreServer::on_bytes(Connection connection, ConstBytes bytes, TimePoint no
   const auto entry = clients_.find(connection);
   if (entry == clients_.end() || entry->second.closing) return;
   Client& client = entry->second;
-  if (client.handshake) greet(client, bytes);
-  if (client.handshake || client.closing) return;
+  if (client.tls) client.tls->feed(std::exchange(bytes, {}));
+  if (client.greeting) greet(client, bytes);
+  if (client.greeting || client.closing) return;
+  if (client.tls && !decrypt(client)) return;
   client.input.feed(bytes);
   serve(client, now);
   resume(now);
 }
 
 void StoreServer::greet(Client& client, ConstBytes& bytes) {
-  Handshake& handshake = *client.handshake;
-  bytes = bytes.subspan(handshake.feed(bytes));
-  if (std::string out = handshake.take_output(); !out.empty()) {
-    client.output_bytes += out.size();
-    client.output.push_back({std::move(out), nullptr});
-    changed_.insert(client.number);
+  if (client.handshake) {
+    bytes = bytes.subspan(client.handshake->feed(bytes));
+    if (std::string out = client.handshake->take_output(); !out.empty()) {
+      client.output_bytes += out.size();
+      client.output.push_back({std::move(out), nullptr});
+    }
   }
-  if (handshake.failed()) {
-    log(LogLevel::info, "the store refused " + client.peer + ": " + handshake.failure().message());
+  changed_.insert(client.number);
+  const bool failed = client.tls ? client.tls->failed() : client.handshake->failed();
+  if (failed) {
+    const Status& why = client.tls ? client.tls->failure() : client.handshake->failure();
+    log(LogLevel::info, "the store refused " + client.peer + ": " + why.message());
     return close(client);
   }
-  if (!handshake.done()) return;
+  if (client.tls ? !client.tls->done() : !client.handshake->done()) return;
   forget_stranger(client);
+  client.greeting = false;
   client.handshake.reset();
+}
+
+/// What has come so far; false where it was changed on the way, which ends the connection.
+bool StoreServer::decrypt(Client& client) {
+  std::array<std::byte, 16 * 1024> plain;
+  const MutableBytes piece(plain);
+  for (;;) {
+    const auto got = client.tls->read({&piece, 1});
+    if (!got) {
+      log(LogLevel::warning,
+          "the store closes its connection to " + client.peer + ": " + got.status().message());
+      close(client);
+      return false;
+    }
+    if (*got == 0) return true;
+    client.input.feed(ConstBytes(plain).first(*got));
+  }
+}
+
+/// As much of the output as may wait to be written.
+void StoreServer::encrypt(Client& client) {
+  while (!client.output.empty()) {
+    constexpr std::size_t kPieces = 64;
+    const auto taken = client.tls->write(client.pieces(kPieces));
+    if (!taken || *taken == 0) break;
+    client.written(*taken);
+  }
 }
 
 void StoreServer::serve(Client& client, TimePoint now) {
@@ -160,14 +217,14 @@ void StoreServer::send(Client& client, std::uint64_t id, Reply reply) {
     client.output_bytes += value->size();
     client.output.push_back({{}, std::move(value)});
   }
+  if (client.tls) encrypt(client);
   changed_.insert(client.number);
 }
 
 void StoreServer::close(Client& client) {
   if (client.closing) return;
   client.closing = true;
-  if (client.handshake) forget_stranger(client);
-  client.handshake.reset();
+  if (std::exchange(client.greeting, false)) forget_stranger(client);
   changed_.insert(client.number);
 }
 
@@ -176,7 +233,7 @@ void StoreServer::forget_stranger(Client& client) { strangers_.erase(client.stra
 void StoreServer::on_closed(Connection connection, TimePoint now) {
   const auto entry = clients_.find(connection);
   if (entry == clients_.end()) return;
-  if (entry->second.handshake) forget_stranger(entry->second);
+  if (entry->second.greeting) forget_stranger(entry->second);
   const std::set<Ticket> parked = std::move(entry->second.parked);
   clients_.erase(entry);
   changed_.erase(connection);
@@ -194,11 +251,11 @@ void StoreServer::on_written(Connection connection, std::size_t count, TimePoint
   if (entry == clients_.end()) return;
   Client& client = entry->second;
   const bool was_choked = choked(client);
-  client.output_bytes -= count;
-  client.output_at += count;
-  while (!client.output.empty() && client.output_at >= client.output.front().bytes().size()) {
-    client.output_at -= client.output.front().bytes().size();
-    client.output.pop_front();
+  if (client.tls) {
+    client.tls->sent(count);
+    encrypt(client);
+  } else {
+    client.written(count);
   }
   if (was_choked) resumable_.insert(connection);
   resume(now);
@@ -236,21 +293,17 @@ std::vector<StoreServer::Connection> StoreServer::take_changed() {
 }
 
 std::vector<ConstBytes> StoreServer::output(Connection connection, std::size_t most) const {
-  std::vector<ConstBytes> pieces;
   const auto entry = clients_.find(connection);
-  if (entry == clients_.end()) return pieces;
-  std::size_t at = entry->second.output_at;
-  for (const auto& piece : entry->second.output) {
-    if (pieces.size() == most) break;
-    if (const auto bytes = as_bytes(piece.bytes()).subspan(at); !bytes.empty())
-      pieces.push_back(bytes);
-    at = 0;
-  }
-  return pieces;
+  if (entry == clients_.end()) return {};
+  if (!entry->second.tls) return entry->second.pieces(most);
+  const ConstBytes encrypted = entry->second.tls->output();
+  return encrypted.empty() ? std::vector<ConstBytes>() : std::vector{encrypted};
 }
 
 bool StoreServer::choked(const Client& client) const {
-  return client.output_bytes > options_.max_output || client.parked.size() >= options_.max_parked;
+  const std::size_t encrypted = client.tls ? client.tls->output().size() : 0;
+  return client.output_bytes + encrypted > options_.max_output ||
+         client.parked.size() >= options_.max_parked;
 }
 
 bool StoreServer::wants_read(Connection connection) const {
@@ -272,7 +325,9 @@ TimePoint StoreServer::next_timer() const {
 
 std::size_t StoreServer::held(Connection connection) const {
   const auto entry = clients_.find(connection);
-  return entry == clients_.end() ? 0 : entry->second.input.held();
+  if (entry == clients_.end()) return 0;
+  const Client& client = entry->second;
+  return client.input.held() + (client.tls ? client.tls->unread() : 0);
 }
 
 }  // namespace muster::store

@@ -3,8 +3,9 @@
 /// thread at a time.
 ///
 /// What it promises whoever connects:
-///  - nothing is parsed before the fixed-size handshake proves the secret, within `greeting_limit`;
-///  at most `max_strangers` may be at it, the oldest goes first;
+///  - nothing is parsed before the secret is proved, within `greeting_limit`: over TCP by TLS
+///  (`base/tls_session.h`), over a Unix socket by the plain handshake; at most `max_strangers` may
+///  be at it, the oldest goes first;
 ///  - a connection that does not take its replies is not read from any more once `max_output` of
 ///  them wait; it holds up nobody else;
 ///  - only bytes that have come are held: a length that lies ends the connection.
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include "muster/base/handshake.h"
+#include "muster/base/tls_session.h"
 #include "muster/store/store_protocol.h"
 #include "muster/store/store_table.h"
 
@@ -39,9 +41,11 @@ class StoreServer {
   ~StoreServer();
 
   // What happened.
-  /// `peer` is for messages; `same_host` says whether it is a process of this host (the kind of
-  /// secret may demand it). Numbers are never used twice.
-  void on_open(Connection connection, std::string peer, bool same_host, TimePoint now);
+  /// How a connection has come. A Unix socket's other end is this user's process on this host, so
+  /// what crosses it need not be encrypted.
+  enum class Way : std::uint8_t { unix_socket, tcp_same_host, tcp };
+  /// `peer` is for messages. Numbers are never used twice.
+  void on_open(Connection connection, std::string peer, Way way, TimePoint now);
   void on_bytes(Connection connection, ConstBytes bytes, TimePoint now);
   /// The connection is gone for whatever reason.
   void on_closed(Connection connection, TimePoint now);
@@ -76,6 +80,8 @@ class StoreServer {
   };
 
   void greet(Client& client, ConstBytes& bytes);
+  bool decrypt(Client& client);
+  void encrypt(Client& client);
   void serve(Client& client, TimePoint now);
   void answer(StoreTable::Answers& answers);
   void send(Client& client, std::uint64_t id, Reply reply);

@@ -75,8 +75,8 @@ TEST(StoreServer, HostSecretWantsThisHost) {
   ASSERT_TRUE(secret.ok()) << secret.status().message();
   ASSERT_EQ(secret->kind(), Secret::Kind::host);
   Bench bench({.secret = *secret, .job = "job"});
-  EXPECT_TRUE(bench.closed(bench.open(false)));
-  EXPECT_FALSE(bench.closed(bench.open(true)));
+  EXPECT_TRUE(bench.closed(bench.open(Bench::Way::tcp)));
+  EXPECT_FALSE(bench.closed(bench.open(Bench::Way::tcp_same_host)));
 }
 
 // spec: C2 bounded output: who does not read is not read from, and goes on where it stopped

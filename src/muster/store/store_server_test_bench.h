@@ -26,9 +26,10 @@ class Bench {
   explicit Bench(StoreServer::Options options = {.secret = kSecret, .job = "job"})
       : server(std::move(options)) {}
 
-  Connection open(bool same_host = true) {
+  using Way = StoreServer::Way;
+  Connection open(Way way = Way::unix_socket) {
     ++last_;
-    server.on_open(last_, "peer " + std::to_string(last_), same_host, now);
+    server.on_open(last_, "peer " + std::to_string(last_), way, now);
     pump();
     return last_;
   }

@@ -61,9 +61,13 @@ TcpStoreOptions tcp_options(bool server, std::uint16_t port) {
 
 class TcpKind final : public Kind {
  public:
+  explicit TcpKind(bool within_host) : within_host_(within_host) {}
   std::shared_ptr<Store> user() override {
-    if (!server_) return server_ = made(make_tcp_store(tcp_options(true, 0)));
-    return made(make_tcp_store(tcp_options(false, server_->port())));
+    auto options = tcp_options(!server_, server_ ? server_->port() : 0);
+    options.within_host = within_host_;
+    auto store = made(make_tcp_store(options));
+    if (!server_) server_ = store;
+    return store;
   }
 
  private:
@@ -71,6 +75,7 @@ class TcpKind final : public Kind {
     EXPECT_TRUE(store.ok()) << store.status().message();
     return *store;
   }
+  const bool within_host_;
   std::shared_ptr<TcpStore> server_;
 };
 
@@ -104,6 +109,7 @@ class StoreSuite : public testing::TestWithParam<Named> {
  protected:
   std::shared_ptr<Store> user() { return kind_->user(); }
   std::string kind() const { return GetParam().name; }
+  bool is_tcp() const { return kind() == "tcp" || kind() == "tls"; }
   std::unique_ptr<Kind> kind_ = GetParam().make();
 };
 
@@ -111,7 +117,8 @@ INSTANTIATE_TEST_SUITE_P(
     Kinds, StoreSuite,
     testing::Values(Named{"hash", [] { return std::make_unique<HashKind>(); }},
                     Named{"prefix", [] { return std::make_unique<PrefixKind>(); }},
-                    Named{"tcp", [] { return std::make_unique<TcpKind>(); }},
+                    Named{"tcp", [] { return std::make_unique<TcpKind>(true); }},
+                    Named{"tls", [] { return std::make_unique<TcpKind>(false); }},
                     Named{"file", [] { return std::make_unique<FileKind>(); }}),
     [](const auto& info) { return info.param.name; });
 
@@ -366,7 +373,7 @@ TEST_P(StoreSuite, OneSetFreesAllWaiters) {
 // spec: C16 after one set: hash 1, file 1, prefix 1, tcp 2
 TEST_P(StoreSuite, NumKeys) {
   const auto store = user();
-  const int more = kind() == "tcp" ? 1 : 0;
+  const int more = is_tcp() ? 1 : 0;
   EXPECT_EQ(*store->num_keys(), 0 + more);
   ASSERT_OK(store->set("first", "1"));
   EXPECT_EQ(*store->num_keys(), 1 + more);
@@ -581,7 +588,7 @@ TEST_P(StoreSuite, TenThousandKeys) {
   ASSERT_OK(store->multi_set(std::span(keys).subspan(keys.size() / 2),
                              std::span(values).subspan(keys.size() / 2)));
   EXPECT_EQ(*all.get(), values);
-  EXPECT_EQ(*store->num_keys(), kKeys + (kind() == "tcp" ? 1 : 0));
+  EXPECT_EQ(*store->num_keys(), kKeys + (is_tcp() ? 1 : 0));
   EXPECT_EQ(store->list_keys()->size(), static_cast<std::size_t>(kKeys));
   ASSERT_OK(store->wait(keys));
 }

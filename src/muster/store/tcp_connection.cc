@@ -17,6 +17,7 @@
 #include "muster/base/interruption.h"
 #include "muster/base/log.h"
 #include "muster/base/socket_address.h"
+#include "muster/base/unix_socket.h"
 #include "muster/store/tcp_socket.h"
 #include "muster/wait/spin_wait.h"
 
@@ -79,6 +80,21 @@ Result<Descriptor> connect_to(const SocketAddress& address, TimePoint deadline) 
   if (error != 0)
     return Status(Code::network, "cannot connect to " + address.text() + ": " + errno_text(error));
   return socket;
+}
+
+/// The store's Unix socket, where its address is this host's and it has one; a blocking socket.
+Descriptor connect_within_host(const SocketAddress& address, TimePoint deadline) {
+  if (!is_of_this_host(address)) return {};
+  for (const std::string& name : {local_name_of(address), local_name_of(address.port())}) {
+    auto socket = connect_locally(name, deadline);
+    if (socket && is_same_user(socket->get())) return std::move(*socket);
+  }
+  return {};
+}
+
+void make_blocking(int socket) {
+  const int flags = ::fcntl(socket, F_GETFL);
+  ::fcntl(socket, F_SETFL, flags & ~O_NONBLOCK);
 }
 
 /// Tells once, when the attempts to reach a store have failed for so long that somebody should
@@ -166,18 +182,22 @@ Result<std::unique_ptr<TcpConnection>> TcpConnection::open(const TcpEndpoint& en
     const auto addresses = find(endpoint, deadline, impatience, resolver, last);
     Status met = addresses.status();  // in this attempt
     for (std::size_t i = 0; addresses && i < addresses->size(); ++i) {
-      auto socket = connect_to((*addresses)[i], std::min(deadline, now() + kConnectLimit));
+      const TimePoint limit = std::min(deadline, now() + kConnectLimit);
+      Descriptor local;
+      if (endpoint.within_host) local = connect_within_host((*addresses)[i], limit);
+      const Way way = local ? Way::unix_socket : Way::tcp;
+      auto socket =
+          local ? Result<Descriptor>(std::move(local)) : connect_to((*addresses)[i], limit);
       if (!socket) {
         met = both(met, socket.status());
         continue;
       }
-      const int flags = ::fcntl(socket->get(), F_GETFL);
-      ::fcntl(socket->get(), F_SETFL, flags & ~O_NONBLOCK);
-      tune_tcp(socket->get());
+      make_blocking(socket->get());
+      if (way == Way::tcp) tune_tcp(socket->get());
       std::unique_ptr<TcpConnection> connection(
           new TcpConnection(std::move(*socket), endpoint.name()));
       const Status greeted =
-          connection->shake_hands(endpoint, std::min(deadline, now() + kGreetingLimit));
+          connection->shake_hands(endpoint, way, std::min(deadline, now() + kGreetingLimit));
       if (greeted) return connection;
       if (greeted.code() == Code::refused) return greeted.with_context(endpoint.name());
       met = both(met, greeted);
@@ -215,26 +235,36 @@ Result<std::unique_ptr<TcpConnection>> TcpConnection::open(const TcpEndpoint& en
   }
 }
 
-Status TcpConnection::shake_hands(const TcpEndpoint& endpoint, TimePoint deadline) {
+Status TcpConnection::shake_hands(const TcpEndpoint& endpoint, Way way, TimePoint deadline) {
+  const Handshake::Hello hello{.role = Handshake::Role::store,
+                               .rank = -1,
+                               .world_size = -1,
+                               .job = endpoint.job,
+                               .build = kStoreBuild,
+                               .note = 0};
+  if (way == Way::unix_socket) {
+    Handshake handshake(Handshake::Side::connector, hello, endpoint.secret);
+    return shake_hands(handshake, deadline);
+  }
   if (Status same = check_same_host(socket_.get(), endpoint.secret); !same) return same;
-  Handshake handshake(Handshake::Side::connector,
-                      {.role = Handshake::Role::store,
-                       .rank = -1,
-                       .world_size = -1,
-                       .job = endpoint.job,
-                       .build = kStoreBuild,
-                       .note = 0},
-                      endpoint.secret);
+  TlsSession session(Handshake::Side::connector, hello, endpoint.secret);
+  const Status greeted = shake_hands(session, deadline);
+  tls_.emplace(std::move(session));
+  return greeted;
+}
+
+template <class Session>
+Status TcpConnection::shake_hands(Session& session, TimePoint deadline) {
   for (;;) {
-    if (const std::string out = handshake.take_output(); !out.empty()) {
-      if (Status sent = send_all({as_bytes(out)}, deadline); !sent) return sent;
+    if (const std::string out = session.take_output(); !out.empty()) {
+      ConstBytes bytes = as_bytes(out);
+      if (Status sent = send_bytes({&bytes, 1}, deadline); !sent) return sent;
     }
-    if (handshake.done()) return {};
-    if (handshake.failed()) return handshake.failure();
-    const auto bytes = receive(deadline);
+    if (session.done()) return {};
+    if (session.failed()) return session.failure();
+    const auto bytes = receive_bytes(deadline);
     if (!bytes) return bytes.status();
-    const std::size_t eaten = handshake.feed(*bytes);
-    if (eaten < bytes->size() && !handshake.failed()) frames_.feed(bytes->subspan(eaten));
+    session.feed(*bytes);  // the server says no more before it is asked
   }
 }
 
@@ -252,6 +282,24 @@ bool TcpConnection::arm(int option, Duration& armed, TimePoint deadline) {
 }
 
 Status TcpConnection::send_all(std::vector<ConstBytes> pieces, TimePoint deadline) {
+  if (!tls_) return send_bytes(pieces, deadline);
+  for (std::span<ConstBytes> left(pieces); !left.empty();) {
+    const auto taken = tls_->write(left);
+    if (!taken) return taken.status();
+    std::size_t gone = *taken;
+    while (!left.empty() && gone >= left.front().size()) {
+      gone -= left.front().size();
+      left = left.subspan(1);
+    }
+    if (!left.empty()) left.front() = left.front().subspan(gone);
+    ConstBytes encrypted = tls_->output();
+    if (Status sent = send_bytes({&encrypted, 1}, deadline); !sent) return sent;
+    tls_->sent(tls_->output().size());
+  }
+  return {};
+}
+
+Status TcpConnection::send_bytes(std::span<ConstBytes> pieces, TimePoint deadline) {
   constexpr std::size_t kPieces = 256;
   std::size_t first = 0;
   while (first < pieces.size()) {
@@ -301,6 +349,20 @@ ssize_t TcpConnection::look() {
 }
 
 Result<ConstBytes> TcpConnection::receive(TimePoint deadline) {
+  if (!tls_) return receive_bytes(deadline);
+  plain_.resize(buffer_.size());
+  for (;;) {
+    const MutableBytes piece(plain_);
+    const auto got = tls_->read({&piece, 1});
+    if (!got) return got.status().with_context(name_);
+    if (*got > 0) return ConstBytes(plain_).first(*got);
+    const auto bytes = receive_bytes(deadline);
+    if (!bytes) return bytes;
+    tls_->feed(*bytes);
+  }
+}
+
+Result<ConstBytes> TcpConnection::receive_bytes(TimePoint deadline) {
   for (;;) {
     if (!arm(SO_RCVTIMEO, receive_limit_, deadline))
       return Status(Code::timed_out, name_ + " did not answer in time");

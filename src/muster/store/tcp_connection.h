@@ -1,15 +1,19 @@
-/// A client's connection to a TCP store: blocking, one request at a time, with deadlines. One
-/// thread at a time.
+/// A client's connection to a TCP store: blocking, one request at a time, with deadlines. Within a
+/// host it goes over the Unix socket that the server has beside its port, else over TCP, encrypted
+/// (`base/tls_session.h`). One thread at a time.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "muster/base/fork_guard.h"
 #include "muster/base/secret.h"
 #include "muster/base/socket_address.h"
+#include "muster/base/tls_session.h"
 #include "muster/store/store_protocol.h"
 
 namespace muster::store {
@@ -19,6 +23,7 @@ struct TcpEndpoint {
   std::uint16_t port = 0;
   Secret secret;
   std::string job;
+  bool within_host = true;  ///< by the server's Unix socket where it is on this host
   /// "the store at node1:29500".
   std::string name() const;
 };
@@ -46,12 +51,17 @@ class TcpConnection {
   bool forked() const { return mark_.forked(); }
 
  private:
+  enum class Way : std::uint8_t { unix_socket, tcp };
   explicit TcpConnection(Descriptor socket, std::string name);
-  Status shake_hands(const TcpEndpoint& endpoint, TimePoint deadline);
+  Status shake_hands(const TcpEndpoint& endpoint, Way way, TimePoint deadline);
+  template <class Session>
+  Status shake_hands(Session& session, TimePoint deadline);
   Status send_all(std::vector<ConstBytes> pieces, TimePoint deadline);
+  Status send_bytes(std::span<ConstBytes> pieces, TimePoint deadline);
   ssize_t look();
   /// Receives what there is, waiting for the first byte.
   Result<ConstBytes> receive(TimePoint deadline);
+  Result<ConstBytes> receive_bytes(TimePoint deadline);
   /// How long the next call into the kernel may block; false when the deadline has passed.
   bool arm(int option, Duration& armed, TimePoint deadline);
   Reply fail(Status status);
@@ -59,7 +69,9 @@ class TcpConnection {
   GuardedDescriptor socket_;
   ProcessMark mark_;
   std::string name_;
+  std::optional<TlsSession> tls_;  // over TCP
   std::vector<std::byte> buffer_;
+  std::vector<std::byte> plain_;  // what was decrypted last
   FrameReader frames_;
   std::uint64_t next_id_ = 1;
   Duration receive_limit_{0};

@@ -28,6 +28,7 @@
 #include "muster/base/log.h"
 #include "muster/base/socket_address.h"
 #include "muster/base/thread_start.h"
+#include "muster/base/unix_socket.h"
 #include "muster/store/store_server.h"
 #include "muster/store/tcp_socket.h"
 
@@ -54,12 +55,6 @@ struct Watched {
   GuardedDescriptor socket;
 };
 
-bool is_local(const SocketAddress& address) {
-  auto unbound = SocketAddress::numeric(address.host(), 0);
-  const Descriptor probe(::socket(address.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  return probe && unbound && ::bind(probe.get(), unbound->raw(), unbound->length()) == 0;
-}
-
 Result<std::vector<Descriptor>> listen_everywhere(std::uint16_t port) {
   std::vector<Descriptor> sockets;
   auto six = listen_on(*SocketAddress::numeric("::", port), kBacklog, true);
@@ -84,7 +79,7 @@ Result<std::vector<Descriptor>> listen_at(const std::string& host, std::uint16_t
   std::string found;
   for (const SocketAddress& address : *addresses) {
     found += (found.empty() ? "" : ", ") + address.host();
-    if (!is_local(address)) continue;
+    if (!is_of_this_host(address)) continue;
     auto socket = listen_on(*SocketAddress::numeric(address.host(), chosen), kBacklog);
     if (!socket && port == 0 && !sockets.empty())
       continue;  // the free port of one family need not be free in the other
@@ -134,8 +129,13 @@ class AsioServer final : public TcpServer {
         pause_(io_),
         machine_({.secret = std::move(options.secret), .job = std::move(options.job)}) {
     if (const auto name = SocketAddress::local_of(listeners.front().get())) port_ = name->port();
-    for (Descriptor& each : listeners)
-      listeners_.push_back(std::make_unique<Watched>(io_, std::move(each)));
+    for (Descriptor& each : listeners) {
+      const auto name = SocketAddress::local_of(each.get());
+      listeners_.push_back(std::make_unique<Listener>(io_, std::move(each)));
+      if (!name) continue;
+      auto local = listen_locally(local_name_of(*name));
+      if (local) listeners_.push_back(std::make_unique<Listener>(io_, std::move(*local), true));
+    }
     for (auto& listener : listeners_) watch_listener(*listener);
   }
 
@@ -163,27 +163,37 @@ class AsioServer final : public TcpServer {
 
  private:
   using Connection = StoreServer::Connection;
+  /// A TCP socket, or the Unix socket beside it for clients of this host.
+  struct Listener : Watched {
+    Listener(asio::io_context& io, Descriptor fd, bool is_local = false)
+        : Watched(io, std::move(fd)), local(is_local) {}
+    const bool local;
+  };
   struct Session : Watched {
     using Watched::Watched;
     bool awaits_read = false;
     bool awaits_write = false;
   };
 
-  void watch_listener(Watched& listener) {
+  void watch_listener(Listener& listener) {
     listener.watch.async_wait(descriptor_base::wait_read,
                               [this, &listener](const asio::error_code& error) {
                                 if (!error && !ending_) accept_some(listener);
                               });
   }
 
-  void accept_some(Watched& listener) {
+  void accept_some(Listener& listener) {
     for (int i = 0; i < kAcceptsPerTurn; ++i) {
       sockaddr_storage name;
       socklen_t length = sizeof name;
       Descriptor socket(::accept4(listener.socket.get(), reinterpret_cast<sockaddr*>(&name),
                                   &length, SOCK_NONBLOCK | SOCK_CLOEXEC));
       if (socket) {
-        open(std::move(socket), SocketAddress(reinterpret_cast<const sockaddr*>(&name), length));
+        if (listener.local) {
+          open_local(std::move(socket));
+        } else {
+          open(std::move(socket), SocketAddress(reinterpret_cast<const sockaddr*>(&name), length));
+        }
         continue;
       }
       if (errno == EAGAIN || errno == EWOULDBLOCK) break;
@@ -194,7 +204,7 @@ class AsioServer final : public TcpServer {
   }
 
   /// Newcomers wait in the kernel's queue until somebody leaves; those inside go on undisturbed.
-  void pause_accepting(Watched& listener) {
+  void pause_accepting(Listener& listener) {
     if (now() >= next_warning_) {
       log(LogLevel::warning, "the store has no file descriptors left (" + errno_text(errno) +
                                  "); newcomers wait; raise the limit with ulimit -n");
@@ -215,10 +225,20 @@ class AsioServer final : public TcpServer {
     tune_tcp(socket.get());
     const auto own = SocketAddress::local_of(socket.get());
     const bool same_host = peer.is_loopback() || (own && own->host() == peer.host());
+    add(std::move(socket), peer.text(),
+        same_host ? StoreServer::Way::tcp_same_host : StoreServer::Way::tcp);
+  }
+
+  void open_local(Descriptor socket) {
+    if (is_same_user(socket.get()))
+      add(std::move(socket), "a process of this host", StoreServer::Way::unix_socket);
+  }
+
+  void add(Descriptor socket, std::string peer, StoreServer::Way way) {
     const Connection number = next_connection_++;
     const auto [entry, fresh] =
         sessions_.emplace(number, std::make_unique<Session>(io_, std::move(socket)));
-    machine_.on_open(number, peer.text(), same_host, now());
+    machine_.on_open(number, std::move(peer), way, now());
     watch_reading(number, *entry->second);
   }
 
@@ -355,7 +375,7 @@ class AsioServer final : public TcpServer {
   asio::steady_timer pause_;
   TimePoint timer_at_ = TimePoint::max();
   StoreServer machine_;
-  std::vector<std::unique_ptr<Watched>> listeners_;
+  std::vector<std::unique_ptr<Listener>> listeners_;
   std::unordered_map<Connection, std::unique_ptr<Session>> sessions_;
   Connection next_connection_ = 1;
   std::array<std::byte, kReadBytes> buffer_;

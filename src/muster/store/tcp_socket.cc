@@ -3,6 +3,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 namespace muster::store {
 
@@ -15,5 +16,21 @@ void tune_tcp(int socket) {
   ::setsockopt(socket, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
   ::setsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &user_timeout, sizeof user_timeout);
 }
+
+namespace {
+
+std::string local_name(const std::string& host, std::uint16_t port) {
+  return "muster-store-" + std::to_string(::geteuid()) + "-" + host + ":" + std::to_string(port);
+}
+
+}  // namespace
+
+std::string local_name_of(const SocketAddress& address) {
+  const std::string host = address.host();
+  return host == "::" || host == "0.0.0.0" ? local_name_of(address.port())
+                                           : local_name(host, address.port());
+}
+
+std::string local_name_of(std::uint16_t port) { return local_name("*", port); }
 
 }  // namespace muster::store

@@ -224,7 +224,8 @@ Result<std::shared_ptr<TcpStore>> make_tcp_store(TcpStoreOptions options) {
     if (!secret) return secret.status();
     options.secret = std::move(*secret);
   }
-  TcpEndpoint endpoint{options.host, options.port, *options.secret, options.job};
+  TcpEndpoint endpoint{options.host, options.port, *options.secret, options.job,
+                       options.within_host};
   std::shared_ptr<TcpServer> server;
   if (options.is_server) {
     TcpServerOptions wanted{options.host,    options.port, std::move(listener),

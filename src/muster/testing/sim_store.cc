@@ -119,7 +119,8 @@ const Secret& SimJob::secret() {
 std::unique_ptr<ByteStream> SimJob::reach_store(int rank) {
   auto stream = stream_between(rank, store_place());
   serving_[static_cast<std::size_t>(rank)] = stream_between(store_place(), rank);
-  server_.on_open(static_cast<std::uint64_t>(rank) + 1, "rank " + std::to_string(rank), true, now_);
+  server_.on_open(static_cast<std::uint64_t>(rank) + 1, "rank " + std::to_string(rank),
+                  store::StoreServer::Way::unix_socket, now_);
   return stream;
 }
 

@@ -22,6 +22,7 @@
 #include "muster/base/descriptor.h"
 #include "muster/base/handshake.h"
 #include "muster/base/socket_address.h"
+#include "muster/base/tls_session.h"
 
 namespace muster::testing {
 
@@ -59,12 +60,37 @@ class Stranger {
   }
   explicit Stranger(std::uint16_t port) : Stranger(loopback_address(port)) {}
 
+  /// Encrypted once it has been let in over TCP; so is what it reads with `read` and `read_some`.
   bool send(std::string_view bytes) {
+    if (!tls_) return send_plain(bytes);
+    while (!bytes.empty()) {
+      const ConstBytes piece = as_bytes(bytes);
+      const auto taken = tls_->write({&piece, 1});
+      if (!taken.ok()) return false;
+      bytes.remove_prefix(*taken);
+      if (!send_plain(tls_->take_output())) return false;
+    }
+    return true;
+  }
+  bool send_plain(std::string_view bytes) {
     return ::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) ==
            static_cast<ssize_t>(bytes.size());
   }
   /// What is there, waiting for the first byte; empty at the end of the stream or the limit.
   std::string read_some(std::size_t most = 4096, Duration limit = kLong) {
+    if (!tls_) return read_plain(most, limit);
+    for (;;) {
+      std::string some(most, '\0');
+      const MutableBytes piece(reinterpret_cast<std::byte*>(some.data()), most);
+      const auto got = tls_->read({&piece, 1});
+      some.resize(got.ok() ? *got : 0);
+      if (!some.empty() || !got.ok()) return some;
+      const std::string bytes = read_plain(4096, limit);
+      if (bytes.empty()) return bytes;
+      tls_->feed(as_bytes(bytes));
+    }
+  }
+  std::string read_plain(std::size_t most, Duration limit = kLong) {
     std::string some(most, '\0');
     pollfd waiting{socket_.get(), POLLIN, 0};
     const ssize_t n =
@@ -100,17 +126,20 @@ class Stranger {
       all.append(piece, static_cast<std::size_t>(n));
     }
   }
-  /// Goes through the greeting as a connector; true if it was let in.
+  /// Goes through the greeting of a TCP connection as a connector; true if it was let in.
   bool authenticate(const Secret& secret, const Handshake::Hello& hello) {
-    Handshake handshake(Handshake::Side::connector, hello, secret);
+    TlsSession session(TlsSession::Side::connector, hello, secret);
     for (;;) {
-      if (!send(handshake.take_output())) return false;
-      if (handshake.done()) return true;
-      if (handshake.failed()) return false;
-      const std::string bytes = read_some(128);
+      if (const std::string out = session.take_output(); !out.empty() && !send_plain(out))
+        return false;
+      if (session.failed()) return false;
+      if (session.done()) break;
+      const std::string bytes = read_plain(4096);
       if (bytes.empty()) return false;
-      handshake.feed(as_bytes(bytes));
+      session.feed(as_bytes(bytes));
     }
+    tls_.emplace(std::move(session));
+    return true;
   }
   /// Closes with a reset instead of an end.
   void reset() {
@@ -122,13 +151,14 @@ class Stranger {
 
  private:
   Descriptor socket_;
+  std::optional<TlsSession> tls_;
 };
 
 /// What somebody may send who does not know the secret of `hello`'s job: noise, cut or damaged
 /// greetings, more than a greeting, nothing.
 inline std::string malformed_greeting(std::mt19937_64& random, const Handshake::Hello& hello) {
-  Handshake guess(Handshake::Side::connector, hello,
-                  Secret::given("guess number " + std::to_string(random())));
+  TlsSession guess(TlsSession::Side::connector, hello,
+                   Secret::given("guess number " + std::to_string(random())));
   std::string bytes = guess.take_output();
   const std::string noise = [&] {
     std::string some(1 + random() % 400, '\0');

@@ -1,6 +1,5 @@
-/// Abstract Unix sockets: how processes of one host pass memory files to each other. No file
-/// system, no left-overs; reachable by any user of the same network namespace, so the other side's
-/// user is checked (SO_PEERCRED) and the secret proved.
+/// How processes of one host pass memory files to each other: over abstract Unix sockets, whose
+/// other side's user is checked and proves the secret.
 #pragma once
 
 #include <cstdint>
@@ -11,16 +10,9 @@
 #include "muster/base/handshake.h"
 #include "muster/base/secret.h"
 #include "muster/base/status.h"
+#include "muster/base/unix_socket.h"
 
 namespace muster::transport {
-
-/// Non-blocking and close-on-exec.
-Result<Descriptor> listen_locally(const std::string& name);
-/// Code::refused where nobody listens under that name here (it may in another network namespace);
-/// waits while its backlog is full.
-Result<Descriptor> connect_locally(const std::string& name, TimePoint deadline);
-/// Whether the other end is run by this process's user.
-bool is_same_user(int socket);
 
 /// What may be asked for: the note in the greeting.
 enum class Want : std::uint64_t { region = 1, arena = 2 };
